@@ -1,2 +1,106 @@
-//! Placeholder.
-fn main() {}
+//! `vellum`: the demonstration, the probe, and everyday work on a store file.
+//!
+//! Each command is a file in `command/`; `files/` keeps the files of a directory in a store, for
+//! `import` and `demo`. Every message goes through [`output`], because a reader that closes the
+//! pipe early is no error. Exit codes: 0 done, 1 failed (one line says why), 2 wrong usage.
+
+mod command;
+mod demo;
+mod error;
+mod files;
+mod key_text;
+mod options;
+mod output;
+mod progress;
+mod random;
+mod size;
+
+use std::io::Write;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use error::{Failure, Outcome};
+
+const AFTER_HELP: &str = "\
+Examples:
+  vellum demo --dir /usr/share --limit 256MiB   the whole round on real files
+  vellum probe                                  what this kernel offers, and what it costs
+  vellum put notes.vellum greeting hello        the file is created when it is not there
+  vellum get notes.vellum greeting
+  vellum import photos.vellum ~/photos          a directory, then: vellum scan photos.vellum
+  vellum dump notes.vellum | vellum load copy.vellum
+
+Sizes are bytes or take KiB, MiB, GiB, TiB (K, M, G, T): 512MiB, 1.5GiB.
+'vellum help COMMAND' explains each command.";
+
+#[derive(Parser)]
+#[command(
+    name = "vellum",
+    version,
+    about = "An embeddable store for data larger than memory: demonstration, probe and tools",
+    after_help = AFTER_HELP,
+    max_term_width = 100
+)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Demo(demo::Arguments),
+    Probe(command::probe::Arguments),
+    Import(command::import::Arguments),
+    Get(command::get::Arguments),
+    Put(command::put::Arguments),
+    Rm(command::rm::Arguments),
+    Scan(command::scan::Arguments),
+    Trees(command::trees::Arguments),
+    Stat(command::stat::Arguments),
+    Check(command::check::Arguments),
+    Dump(command::dump::Arguments),
+    Load(command::load::Arguments),
+}
+
+fn main() -> ExitCode {
+    let outcome = run(Arguments::parse().command);
+    match outcome {
+        Ok(()) | Err(Failure::OutputClosed) => ExitCode::SUCCESS,
+        Err(failure) => {
+            let line = failure.to_string().replace('\n', "; ");
+            // Without a standard error stream the exit code alone has to do.
+            let _ = writeln!(std::io::stderr(), "vellum: {line}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(command: Command) -> Outcome {
+    match command {
+        Command::Demo(arguments) => demo::run(&arguments),
+        Command::Probe(arguments) => command::probe::run(&arguments),
+        Command::Import(arguments) => command::import::run(&arguments),
+        Command::Get(arguments) => command::get::run(&arguments),
+        Command::Put(arguments) => command::put::run(&arguments),
+        Command::Rm(arguments) => command::rm::run(&arguments),
+        Command::Scan(arguments) => command::scan::run(&arguments),
+        Command::Trees(arguments) => command::trees::run(&arguments),
+        Command::Stat(arguments) => command::stat::run(&arguments),
+        Command::Check(arguments) => command::check::run(&arguments),
+        Command::Dump(arguments) => command::dump::run(&arguments),
+        Command::Load(arguments) => command::load::run(&arguments),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_commands_are_consistent() {
+        Arguments::command().debug_assert();
+    }
+}

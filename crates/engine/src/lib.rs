@@ -1,1 +1,7 @@
-//! Placeholder until the crate is written.
+//! An embeddable store.
+
+pub mod blob;
+pub mod bulk;
+mod bytes;
+pub mod node;
+pub mod page;

@@ -1,1 +1,35 @@
-//! Placeholder until the crate is written.
+//! Surfaces: explicit virtual memory on a stock Linux kernel.
+//!
+//! A [`Surface`] is a range of addresses as large as the storage behind it. The program, not the
+//! kernel, decides which of its pages hold memory: it *populates* and *releases* them in batches,
+//! *reads* files into them, *advises* the kernel and asks for *residency*. A [`Reservation`] is
+//! the growable mapping below, of use for arrays that are as long as the storage too.
+//!
+//! Which way pages come and go is a backend's business, chosen at run time by trying
+//! ([`BackendChoice`]); [`probe`] says what this machine offers and what a page costs, and
+//! [`memory_limit`] how much memory this process may use.
+//!
+//! Runs on Linux 5.10 and later with 4 KiB pages, on x86-64 and aarch64.
+
+mod backend;
+mod lane;
+mod limits;
+mod mapping;
+mod range;
+mod residency;
+mod scratch;
+mod surface;
+mod sys;
+
+pub mod memory_limit;
+pub mod probe;
+
+pub use backend::{BackendChoice, BackendKind, FaultBehaviour};
+pub use mapping::{Reservation, ReserveError};
+pub use range::{Entry, PageRange};
+pub use residency::Residency;
+pub use rustix::io::Errno;
+pub use surface::{Advice, END_OF_FILE, Surface, SurfaceError};
+
+/// Bytes of a page, the unit of everything here.
+pub const PAGE_SIZE: usize = 4096;

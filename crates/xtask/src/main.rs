@@ -1,2 +1,102 @@
-//! Placeholder.
-fn main() {}
+//! `cargo xtask`: set-up, tests, the project's own rules and other chores.
+//!
+//! The Makefile and `.ci/run` only call this program, so that what a developer runs and what the
+//! continuous integration runs cannot differ. It depends on nothing but clap, which keeps the time
+//! from a fresh clone to its first line short.
+
+mod demo;
+mod fuzz;
+mod setup;
+mod steps;
+mod testing;
+mod tidy;
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+use clap::{Parser, Subcommand};
+
+/// A chore ends well or with one line that says what is wrong and what to do.
+type Outcome<T = ()> = Result<T, String>;
+
+#[derive(Parser)]
+#[command(
+    name = "cargo xtask",
+    about = "Set-up, tests, rules and chores of the project",
+    version
+)]
+struct Arguments {
+    #[command(subcommand)]
+    chore: Chore,
+}
+
+#[derive(Subcommand)]
+enum Chore {
+    /// Install or name what the build and the tests need; silent when nothing is missing
+    Setup,
+    /// Format, rules, lints, every test, the model check and the documentation
+    Test {
+        /// Show the output of every step, not only of those that fail
+        #[arg(short, long)]
+        verbose: bool,
+    },
+    /// The long tests: everything with VELLUM_SOAK=1, ignored tests included
+    Soak {
+        /// Show the output of every step, not only of those that fail
+        #[arg(short, long)]
+        verbose: bool,
+    },
+    /// Check the project's own rules over the files of the repository
+    Tidy,
+    /// Build the release binary and run `vellum demo` with the arguments given
+    Demo {
+        /// Passed on to `vellum demo`
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
+    /// Run the fuzz targets with cargo-fuzz, on a nightly toolchain
+    Fuzz {
+        /// Seconds for each target
+        #[arg(long, default_value_t = 60)]
+        seconds: u32,
+        /// Only this target
+        target: Option<String>,
+    },
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    let root = root();
+    let outcome = match arguments.chore {
+        Chore::Setup => setup::ensure(setup::Need::Tests),
+        Chore::Test { verbose } => testing::test(&root, verbose),
+        Chore::Soak { verbose } => testing::soak(&root, verbose),
+        Chore::Tidy => tidy::run(&root),
+        Chore::Demo { arguments } => demo::run(&root, &arguments),
+        Chore::Fuzz { seconds, target } => fuzz::run(&root, seconds, target.as_deref()),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(message) => {
+            eprintln!("error: {message}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// The top folder of the repository, wherever the command is called from.
+fn root() -> PathBuf {
+    let crate_folder = Path::new(env!("CARGO_MANIFEST_DIR"));
+    crate_folder
+        .ancestors()
+        .nth(2)
+        .unwrap_or(crate_folder)
+        .to_path_buf()
+}
+
+/// The cargo that runs this program, in the top folder.
+fn cargo(root: &Path) -> Command {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.current_dir(root);
+    command
+}

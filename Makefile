@@ -1,0 +1,47 @@
+# Thin on purpose: the work is in `cargo xtask` (crates/xtask), which also sets the machine up.
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test soak tidy fmt clean toolchain
+
+# Passed on to `vellum demo`, as in: make demo ARGS="--dir /usr/share --limit 256MiB"
+ARGS ?=
+
+help:
+	@echo "make demo    store the files under /usr, read them back, compare, reopen, check"
+	@echo "             ARGS=\"--dir DIR --limit 512MiB\" and so on; all of them: make demo ARGS=--help"
+	@echo "make test    format, rules, lints, all tests, model check, documentation (minutes)"
+	@echo "make soak    the long tests (an hour or more)"
+	@echo "make tidy    the project's own rules alone"
+	@echo "make fmt     format the code"
+	@echo "make clean   remove what was built"
+
+demo: toolchain
+	@cargo xtask demo $(ARGS)
+
+test: toolchain
+	@cargo xtask test
+
+soak: toolchain
+	@cargo xtask soak
+
+tidy: toolchain
+	@cargo xtask tidy
+
+fmt: toolchain
+	@cargo fmt --all
+
+clean:
+	@cargo clean
+
+# What xtask itself needs before it can be compiled: cargo and a linker. The rest it does itself.
+toolchain:
+	@command -v cargo >/dev/null || { \
+	    echo "error: no cargo on the PATH; get a toolchain >= 1.90 from https://rustup.rs" >&2; \
+	    exit 1; }
+	@command -v cc >/dev/null || { \
+	    if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	        echo "installing build-essential"; apt-get -q update >/dev/null; \
+	        DEBIAN_FRONTEND=noninteractive apt-get -q install -y build-essential >/dev/null; \
+	    else \
+	        echo "error: no C linker; run: sudo apt-get install -y build-essential" >&2; exit 1; \
+	    fi; }

@@ -1,0 +1,68 @@
+//! `vellum check`: reads every page and says whether the store is sound.
+
+use vellum::CheckReport;
+
+use crate::command::stat::tree_rows;
+use crate::error::{AtStore, Failure, Outcome};
+use crate::options::StoreArguments;
+use crate::output::{Output, columns};
+use crate::progress::{Progress, Unit};
+
+const HELP: &str = "\
+Example:
+  vellum check notes.vellum && echo sound
+
+Every page is read and its checksum, its place in its tree, the order of keys and the map of free
+pages are checked. Damage is listed, all of it, and the exit code is 1. Pages that nothing refers to
+are counted as lost: they take space, but no data is missing.";
+
+/// Read every page of a store and say whether it is sound
+#[derive(clap::Args)]
+#[command(after_help = HELP)]
+pub struct Arguments {
+    #[command(flatten)]
+    store: StoreArguments,
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// When the store is damaged or cannot be read.
+pub fn run(arguments: &Arguments) -> Outcome {
+    let path = &arguments.store.path;
+    arguments.store.read(|store| {
+        let pages = store.stat().at(path)?.file_pages;
+        let progress = Progress::new("check", Unit::Items, pages);
+        let report = store.check(&mut |state| progress.set(state.pages_done)).at(path);
+        progress.finish();
+        let report = report?;
+        print(&report)?;
+        match report.damage.len() {
+            0 => Ok(()),
+            count => {
+                let shown = path.display();
+                Err(Failure::message(format!(
+                    "{shown}: damaged in {count} places; save what can be read with \
+                     'vellum dump --salvage'"
+                )))
+            }
+        }
+    })
+}
+
+fn print(report: &CheckReport) -> Outcome {
+    let mut output = Output::new();
+    for line in columns(&tree_rows(&report.trees)) {
+        output.line(&line)?;
+    }
+    for damage in &report.damage {
+        output.line(&format!("damage: {damage}"))?;
+    }
+    if report.lost_pages > 0 {
+        output.line(&format!("{} pages are lost: nothing refers to them", report.lost_pages))?;
+    }
+    if report.damage.is_empty() {
+        output.line(&format!("{} pages checked: sound", report.pages_checked))?;
+    }
+    output.finish()
+}

@@ -1,0 +1,109 @@
+//! `vellum dump`: writes trees in the text format of Berkeley DB and LMDB.
+
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use vellum::Store;
+
+use super::dump_format::{Encoding, Writer};
+use crate::error::{AtStore, Doing, Failure, Outcome};
+use crate::options::{StoreArguments, using};
+use crate::output::written;
+use crate::progress::say;
+
+const HELP: &str = "\
+Examples:
+  vellum dump notes.vellum > notes.dump
+  vellum dump notes.vellum --tree main --print | less
+  vellum dump notes.vellum --tree main | mdb_load -n notes.mdb
+  vellum dump broken.vellum --salvage -o rescued.dump
+
+The format is VERSION=3 of db_dump and mdb_dump, one section for each tree. --salvage opens a file
+that was not closed cleanly or is damaged, and passes over the pages that cannot be read.";
+
+/// Write trees in the text format of Berkeley DB and LMDB
+#[derive(clap::Args)]
+#[command(after_help = HELP)]
+pub struct Arguments {
+    #[command(flatten)]
+    store: StoreArguments,
+
+    /// Only this tree [default: all]
+    #[arg(long, value_name = "NAME")]
+    tree: Option<String>,
+
+    /// Printable text as it is, the rest escaped (format=print)
+    #[arg(long, short)]
+    print: bool,
+
+    /// Write to a file, which must not be there yet [default: standard output]
+    #[arg(long, short, value_name = "FILE")]
+    output: Option<PathBuf>,
+
+    /// Read what can be read of a damaged file
+    #[arg(long)]
+    salvage: bool,
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// When the store cannot be read or the output fails.
+pub fn run(arguments: &Arguments) -> Outcome {
+    let path = &arguments.store.path;
+    let options = arguments.store.pool.options();
+    let options = match arguments.salvage {
+        true => options.salvage(true),
+        false => options.read_only(true),
+    };
+    let store = Store::open(path, &options).at(path)?;
+    using(store, path, |store| {
+        let names = match &arguments.tree {
+            Some(name) => vec![name.clone()],
+            None => store.trees().at(path)?,
+        };
+        let sink: Box<dyn Write> = match &arguments.output {
+            Some(file) => Box::new(
+                File::create_new(file).doing(|| format!("creating {}", file.display()))?,
+            ),
+            None => Box::new(std::io::stdout().lock()),
+        };
+        let encoding = if arguments.print { Encoding::Print } else { Encoding::ByteValue };
+        let mut writer = Writer::new(BufWriter::with_capacity(1 << 16, sink), encoding);
+        for name in &names {
+            dump(store, name, arguments.salvage, &mut writer, path)?;
+        }
+        written(writer.finish())
+    })
+}
+
+fn dump<W: Write>(
+    store: &Store,
+    name: &str,
+    salvage: bool,
+    writer: &mut Writer<W>,
+    path: &Path,
+) -> Outcome {
+    if name.contains(['\n', '\r']) {
+        let (shown, name) = (path.display(), name.escape_debug());
+        return Err(Failure::message(format!("{shown}: the dump format has no way to name '{name}'")));
+    }
+    let tree = store.tree(name).at(path)?;
+    written(writer.begin(name))?;
+    let mut unreadable = 0;
+    for entry in tree.entries().at(path)? {
+        match entry {
+            Ok((key, value)) => written(writer.entry(&key, &value))?,
+            Err(error) if salvage => {
+                unreadable += 1;
+                say(&format!("vellum: tree '{name}': {error}"));
+            }
+            Err(error) => return Err(error).at(path),
+        }
+    }
+    if unreadable > 0 {
+        say(&format!("vellum: tree '{name}': {unreadable} places could not be read"));
+    }
+    written(writer.end())
+}

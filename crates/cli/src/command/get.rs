@@ -1,0 +1,78 @@
+//! `vellum get`: the value of a key, or a file that was imported.
+
+use std::ffi::OsString;
+
+use crate::error::{AtStore, Failure, Outcome};
+use crate::files::file_store::FileStore;
+use crate::key_text;
+use crate::options::{StoreArguments, TreeArguments};
+use crate::output::Output;
+
+const HELP: &str = "\
+Examples:
+  vellum get notes.vellum greeting             the value, byte for byte, without a line break
+  vellum get notes.vellum --hex 00ff           a key in hexadecimal
+  vellum get usr.vellum bin/env > env          a file of a store that 'import' or 'demo' made
+  vellum get usr.vellum bin/env --meta         its size, mode, time and kind
+
+In a store made by 'import' or 'demo', and without --tree, KEY is the path of a file.
+A key that is not there is an error (exit code 1).";
+
+/// Write the value of a key to standard output
+#[derive(clap::Args)]
+#[command(after_help = HELP)]
+pub struct Arguments {
+    #[command(flatten)]
+    store: StoreArguments,
+
+    /// The key, or the path of an imported file
+    key: OsString,
+
+    #[command(flatten)]
+    tree: TreeArguments,
+
+    /// The key is in hexadecimal
+    #[arg(long)]
+    hex: bool,
+
+    /// What is known of an imported file instead of its content
+    #[arg(long, conflicts_with_all = ["tree", "hex"])]
+    meta: bool,
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// When the key is not there, or the store or the output fails.
+pub fn run(arguments: &Arguments) -> Outcome {
+    let key = key_text::from_argument(&arguments.key, arguments.hex)?;
+    let path = &arguments.store.path;
+    let missing = || {
+        let (store, key) = (path.display(), key_text::printable(&key));
+        Failure::message(format!("{store}: there is no '{key}'"))
+    };
+    arguments.store.read(|store| {
+        let mut output = Output::new();
+        let files = match &arguments.tree.tree {
+            Some(_) => None,
+            None => FileStore::find(store).at(path)?,
+        };
+        if let Some(files) = files {
+            let record = files.record(&key).at(path)?.ok_or_else(missing)?;
+            if arguments.meta {
+                output.line(&record.describe())?;
+            } else {
+                files.read(&key, &record, path, &mut |bytes| output.bytes(bytes))?;
+            }
+            return output.finish();
+        }
+        if arguments.meta {
+            let store = path.display();
+            return Err(Failure::message(format!("{store}: no files were imported here")));
+        }
+        let tree = arguments.tree.find(store, path)?;
+        let value = tree.get(&key).at(path)?.ok_or_else(missing)?;
+        output.bytes(&value)?;
+        output.finish()
+    })
+}

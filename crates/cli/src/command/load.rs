@@ -1,0 +1,174 @@
+//! `vellum load`: reads trees in the text format of Berkeley DB and LMDB.
+//!
+//! Entries that come in the order of their keys build the tree from the bottom; from the first one
+//! out of order on, each is put in its place. A tree that a failed load has created is dropped
+//! again; of one that was there before, the message says how many entries it got.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+
+use vellum::{Store, Tree};
+
+use super::dump_format::{ReadError, Reader};
+use crate::error::{AtStore, Doing, Failure, Outcome};
+use crate::options::{CreateArguments, DEFAULT_TREE, StoreArguments};
+use crate::progress::say;
+
+const HELP: &str = "\
+Examples:
+  vellum load copy.vellum notes.dump
+  mdb_dump -a -n notes.mdb | vellum load notes.vellum
+  db_dump notes.db | vellum load notes.vellum --tree notes
+
+Each section goes to the tree that it names, or to the one given with --tree. The store and the
+trees are created when they are not there; keys that are there already get the new value.";
+
+/// Read trees in the text format of Berkeley DB and LMDB
+#[derive(clap::Args)]
+#[command(after_help = HELP)]
+pub struct Arguments {
+    #[command(flatten)]
+    store: StoreArguments,
+
+    /// The dump [default: standard input]
+    #[arg(value_name = "DUMP")]
+    dump: Option<PathBuf>,
+
+    /// Load into this tree, whatever the dump says
+    #[arg(long, value_name = "NAME")]
+    tree: Option<String>,
+
+    #[command(flatten)]
+    create: CreateArguments,
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// When the dump cannot be read (with the number of the line), or the store refuses something.
+pub fn run(arguments: &Arguments) -> Outcome {
+    let (source, name): (Box<dyn BufRead>, String) = match &arguments.dump {
+        Some(file) => {
+            let name = file.display().to_string();
+            let opened = File::open(file).doing(|| format!("opening {name}"))?;
+            (Box::new(BufReader::with_capacity(1 << 16, opened)), name)
+        }
+        None => (Box::new(std::io::stdin().lock()), "standard input".to_string()),
+    };
+    let mut reader = Reader::new(source);
+    // The first header is read before the store is created: a file that is no dump leaves nothing.
+    let unreadable = |error: ReadError| Failure::message(format!("{name}: {error}"));
+    let Some(first) = reader.section().map_err(unreadable)? else {
+        return Err(Failure::message(format!("{name}: the dump is empty")));
+    };
+    let path = &arguments.store.path;
+    arguments.store.write_or_create(&arguments.create, |store| {
+        let mut section = Some(first);
+        while let Some(header) = section {
+            let tree = arguments.tree.clone().or(header);
+            let tree = tree.unwrap_or_else(|| DEFAULT_TREE.to_string());
+            let count = load_tree(store, &tree, &mut reader, path)
+                .map_err(|failure| Failure::message(format!("{name}: {failure}")))?;
+            say(&format!("tree '{tree}': {count} entries"));
+            section = reader.section().map_err(unreadable)?;
+        }
+        Ok(())
+    })
+}
+
+/// Loads one section and returns the number of its entries.
+fn load_tree<R: BufRead>(
+    store: &Store,
+    name: &str,
+    reader: &mut Reader<R>,
+    path: &Path,
+) -> Outcome<u64> {
+    let existed = store.trees().at(path)?.iter().any(|known| known == name);
+    let tree = store.tree_or_create(name).at(path)?;
+    let mut loaded = 0;
+    let result = fill(&tree, reader, &mut loaded, path);
+    let Err(failure) = result else { return Ok(loaded) };
+    drop(tree);
+    let left = match existed {
+        true => format!("tree '{name}' got {loaded} entries before that"),
+        false => {
+            store.drop_tree(name).at(path)?;
+            format!("nothing of tree '{name}' was kept; trees before it in the dump were")
+        }
+    };
+    Err(Failure::message(format!("{failure}; {left}")))
+}
+
+/// Stores the entries of one section; `loaded` counts them, also when something fails.
+fn fill<R: BufRead>(
+    tree: &Tree,
+    reader: &mut Reader<R>,
+    loaded: &mut u64,
+    path: &Path,
+) -> Outcome {
+    if tree.cursor().first().at(path)? {
+        return fill_one_by_one(tree, reader, loaded, path);
+    }
+    let mut sorted = Sorted { reader, last: None, rest: None, failure: None };
+    *loaded = tree.bulk_load(&mut sorted).at(path)?;
+    let Sorted { rest, failure, .. } = sorted;
+    if let Some(error) = failure {
+        return Err(Failure::message(error.to_string()));
+    }
+    if let Some((key, value)) = rest {
+        tree.upsert(&key, &value).at(path)?;
+        *loaded += 1;
+        return fill_one_by_one(tree, reader, loaded, path);
+    }
+    Ok(())
+}
+
+fn fill_one_by_one<R: BufRead>(
+    tree: &Tree,
+    reader: &mut Reader<R>,
+    loaded: &mut u64,
+    path: &Path,
+) -> Outcome {
+    let unreadable = |error: ReadError| Failure::message(error.to_string());
+    while let Some((key, value)) = reader.entry().map_err(unreadable)? {
+        let line = reader.line_number();
+        tree.upsert(&key, &value)
+            .at(path)
+            .map_err(|failure| Failure::message(format!("line {line}: {failure}")))?;
+        *loaded += 1;
+    }
+    Ok(())
+}
+
+/// The entries up to the first that is out of order, which is then in `rest`, or to the first that
+/// cannot be read: then `failure` says why.
+struct Sorted<'a, R> {
+    reader: &'a mut Reader<R>,
+    last: Option<Vec<u8>>,
+    rest: Option<(Vec<u8>, Vec<u8>)>,
+    failure: Option<ReadError>,
+}
+
+impl<R: BufRead> Iterator for Sorted<'_, R> {
+    type Item = (Vec<u8>, Vec<u8>);
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.rest.is_some() || self.failure.is_some() {
+            return None;
+        }
+        let entry = match self.reader.entry() {
+            Ok(entry) => entry?,
+            Err(error) => {
+                self.failure = Some(error);
+                return None;
+            }
+        };
+        if self.last.as_ref().is_some_and(|last| *last >= entry.0) {
+            self.rest = Some(entry);
+            return None;
+        }
+        self.last = Some(entry.0.clone());
+        Some(entry)
+    }
+}

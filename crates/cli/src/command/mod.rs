@@ -1,0 +1,14 @@
+//! The everyday commands, one file each.
+
+pub mod check;
+pub mod dump;
+mod dump_format;
+pub mod get;
+pub mod import;
+pub mod load;
+pub mod probe;
+pub mod put;
+pub mod rm;
+pub mod scan;
+pub mod stat;
+pub mod trees;

@@ -1,0 +1,66 @@
+//! What a command fails with: one line, the cause and what to do.
+
+use std::io;
+use std::path::Path;
+
+/// The result of a command or of a part of one.
+pub type Outcome<T = ()> = Result<T, Failure>;
+
+/// Why a command failed.
+#[derive(Debug, thiserror::Error)]
+pub enum Failure {
+    /// The store refused; its own message says what to do.
+    #[error("{path}: {source}")]
+    Store {
+        /// The file as the user named it.
+        path: String,
+        /// What the store said.
+        source: vellum::Error,
+    },
+    /// An operation of the system failed.
+    #[error("{what}: {source}")]
+    System {
+        /// What was being done, with the file's name.
+        what: String,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// Anything else, said in full.
+    #[error("{0}")]
+    Message(String),
+    /// The reader of the output has gone: not an error, the command just ends.
+    #[error("the reader of the output has gone")]
+    OutputClosed,
+}
+
+impl Failure {
+    /// A failure that is explained by `text` alone.
+    pub fn message(text: impl Into<String>) -> Self {
+        Self::Message(text.into())
+    }
+}
+
+/// Adds the file to an error of the store.
+pub trait AtStore<T> {
+    /// Says that `path` is the store that the error is about.
+    fn at(self, path: &Path) -> Outcome<T>;
+}
+
+impl<T> AtStore<T> for vellum::Result<T> {
+    fn at(self, path: &Path) -> Outcome<T> {
+        let name = || path.display().to_string();
+        self.map_err(|source| Failure::Store { path: name(), source })
+    }
+}
+
+/// Adds what was being done to an error of the system.
+pub trait Doing<T> {
+    /// Says what was being done.
+    fn doing(self, what: impl FnOnce() -> String) -> Outcome<T>;
+}
+
+impl<T> Doing<T> for io::Result<T> {
+    fn doing(self, what: impl FnOnce() -> String) -> Outcome<T> {
+        self.map_err(|source| Failure::System { what: what(), source })
+    }
+}

@@ -1,0 +1,84 @@
+//! Where everything in a node lies (docs/format.md, "Node"), and the arithmetic of it.
+
+use crate::page::PAGE_HEADER;
+
+/// What was read makes no sense: on optimistic memory, the page changed meanwhile; on a page that
+/// is held under a lock, it is damaged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the node's bytes make no sense")]
+pub struct Torn;
+
+pub(crate) const COUNT: usize = PAGE_HEADER;
+pub(crate) const HEAP_TOP: usize = PAGE_HEADER + 2;
+pub(crate) const HEAP_USED: usize = PAGE_HEADER + 4;
+pub(crate) const PREFIX_LEN: usize = PAGE_HEADER + 6;
+pub(crate) const LOWER_OFFSET: usize = PAGE_HEADER + 8;
+pub(crate) const LOWER_LEN: usize = PAGE_HEADER + 10;
+pub(crate) const UPPER_OFFSET: usize = PAGE_HEADER + 12;
+pub(crate) const UPPER_LEN: usize = PAGE_HEADER + 14;
+pub(crate) const FENCE_FLAGS: usize = PAGE_HEADER + 16;
+pub(crate) const RESERVED: usize = PAGE_HEADER + 18;
+pub(crate) const UPPER_CHILD: usize = PAGE_HEADER + 24;
+pub(crate) const HINTS: usize = PAGE_HEADER + 32;
+pub(crate) const SLOTS: usize = HINTS + 4 * HINT_COUNT;
+
+/// The lower fence exists (the node is not the leftmost of its level).
+pub(crate) const HAS_LOWER: u16 = 1;
+/// The upper fence exists (the node is not the rightmost of its level).
+pub(crate) const HAS_UPPER: u16 = 2;
+
+/// A leaf's slot: head u32, offset u16, key length u16, payload length u16, flags u16.
+pub(crate) const LEAF_SLOT: usize = 12;
+/// An inner node's slot: head u32, offset u16, key length u16, child u64.
+pub(crate) const INNER_SLOT: usize = 16;
+pub(crate) const SLOT_OFFSET: usize = 4;
+pub(crate) const SLOT_KEY_LEN: usize = 6;
+pub(crate) const SLOT_PAYLOAD_LEN: usize = 8;
+pub(crate) const SLOT_FLAGS: usize = 10;
+pub(crate) const SLOT_CHILD: usize = 8;
+/// In a leaf slot's flags: the payload is a reference to a blob.
+pub(crate) const BLOB_FLAG: u16 = 1;
+
+pub(crate) const HINT_COUNT: usize = 16;
+/// Up to this many slots a node has no hints: the search is short anyway.
+pub(crate) const HINTS_FROM: usize = 2 * HINT_COUNT;
+
+/// Where the heap ends. Offsets are 16 bits wide, so the largest page leaves its last 8 bytes idle.
+#[inline(always)]
+pub(crate) const fn heap_end(page_len: usize) -> usize {
+    if page_len > 65528 { 65528 } else { page_len }
+}
+
+/// Bytes for slots, cells and fences in a page of this length.
+pub(crate) const fn capacity(page_len: usize) -> usize {
+    heap_end(page_len) - SLOTS
+}
+
+/// Bytes of one slot on this level.
+#[inline(always)]
+pub(crate) const fn slot_size(level: u8) -> usize {
+    if level == 0 { LEAF_SLOT } else { INNER_SLOT }
+}
+
+/// The first four bytes of a key suffix as a number that sorts as they do; short ones end in zeros.
+#[inline(always)]
+pub(crate) fn head_of(suffix: &[u8]) -> u32 {
+    match suffix.first_chunk() {
+        Some(bytes) => u32::from_be_bytes(*bytes),
+        None => suffix
+            .iter()
+            .enumerate()
+            .fold(0, |head, (at, byte)| head | u32::from(*byte) << (24 - 8 * at)),
+    }
+}
+
+/// Number of bytes that both begin with.
+pub(crate) fn common_prefix(one: &[u8], two: &[u8]) -> usize {
+    one.iter().zip(two).take_while(|(a, b)| a == b).count()
+}
+
+/// Distance in slots from one hint to the next.
+#[inline(always)]
+pub(crate) const fn hint_distance(count: usize) -> usize {
+    count / (HINT_COUNT + 1)
+}

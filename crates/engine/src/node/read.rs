@@ -1,0 +1,258 @@
+//! Reading nodes: search, keys, payloads, fences.
+
+use std::cmp::Ordering;
+
+use vellum_pool::PageReader;
+
+use super::layout::*;
+use crate::page::LEVEL;
+
+/// A view of a node's bytes, locked or not.
+#[derive(Clone, Copy, Debug)]
+pub struct Node<R> {
+    page: R,
+}
+
+/// Where a key is, or where it would be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Position {
+    /// The first slot whose key is not less than the one searched for; the count if none is.
+    pub index: usize,
+    /// The slot's key is the one searched for.
+    pub exact: bool,
+}
+
+/// A leaf's payload as it lies in the page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PayloadPlace {
+    pub offset: usize,
+    pub len: usize,
+    pub blob: bool,
+}
+
+impl<R: PageReader> Node<R> {
+    /// Reads `page` as a node.
+    #[inline(always)]
+    pub fn new(page: R) -> Node<R> {
+        Node { page }
+    }
+
+    #[inline(always)]
+    pub(crate) fn u16_at(self, offset: usize) -> Result<usize, Torn> {
+        self.page.u16(offset).map(usize::from).ok_or(Torn)
+    }
+
+    /// Height above the leaves.
+    #[inline(always)]
+    pub fn level(self) -> Result<u8, Torn> {
+        self.page.u8(LEVEL).ok_or(Torn)
+    }
+
+    /// Number of slots: entries in a leaf, separators in an inner node.
+    #[inline(always)]
+    pub fn count(self) -> Result<usize, Torn> {
+        self.u16_at(COUNT)
+    }
+
+    /// Length of the prefix that all keys of the node share.
+    #[inline(always)]
+    pub fn prefix_len(self) -> Result<usize, Torn> {
+        self.u16_at(PREFIX_LEN)
+    }
+
+    /// Bytes left for slots and cells, once the heap is compacted.
+    pub fn free_space(self) -> Result<usize, Torn> {
+        let slots = SLOTS + self.count()? * slot_size(self.level()?);
+        heap_end(self.page.len()).checked_sub(slots + self.u16_at(HEAP_USED)?).ok_or(Torn)
+    }
+
+    /// Finds a key in a leaf.
+    #[inline]
+    pub fn find(self, key: &[u8]) -> Result<Position, Torn> {
+        self.lower_bound::<LEAF_SLOT>(key)
+    }
+
+    /// Finds the place of a separator in an inner node: the child for `key` is the one at the
+    /// returned index.
+    #[inline]
+    pub fn find_child(self, key: &[u8]) -> Result<Position, Torn> {
+        self.lower_bound::<INNER_SLOT>(key)
+    }
+
+    /// [`find`](Self::find) or [`find_child`](Self::find_child), after the node's level.
+    pub fn find_slot(self, key: &[u8]) -> Result<Position, Torn> {
+        match self.level()? {
+            0 => self.lower_bound::<LEAF_SLOT>(key),
+            _ => self.lower_bound::<INNER_SLOT>(key),
+        }
+    }
+
+    /// The first slot not less than `key`. The caller has come here by the fences, so the key
+    /// begins with the node's prefix.
+    #[inline(always)]
+    fn lower_bound<const SLOT: usize>(self, key: &[u8]) -> Result<Position, Torn> {
+        let count = self.count()?;
+        if SLOTS + count * SLOT > self.page.len() {
+            return Err(Torn);
+        }
+        let suffix = key.get(self.prefix_len()?..).ok_or(Torn)?;
+        let head = head_of(suffix);
+        let (mut low, mut high) = match count > HINTS_FROM {
+            true => self.narrow(count, head)?,
+            false => (0, count),
+        };
+        while low < high {
+            let middle = (low + high) / 2;
+            let slot = SLOTS + middle * SLOT;
+            let order = match self.page.u32(slot).ok_or(Torn)?.cmp(&head) {
+                Ordering::Equal => {
+                    let offset = self.u16_at(slot + SLOT_OFFSET)?;
+                    let len = self.u16_at(slot + SLOT_KEY_LEN)?;
+                    self.page.compare(offset, len, suffix).ok_or(Torn)?
+                }
+                differ => differ,
+            };
+            match order {
+                Ordering::Less => low = middle + 1,
+                Ordering::Greater => high = middle,
+                Ordering::Equal => return Ok(Position { index: middle, exact: true }),
+            }
+        }
+        Ok(Position { index: low, exact: false })
+    }
+
+    /// The range of slots that the hints leave for a head.
+    #[inline(always)]
+    fn narrow(self, count: usize, head: u32) -> Result<(usize, usize), Torn> {
+        let distance = hint_distance(count);
+        let hint = |at: usize| self.page.u32(HINTS + 4 * at).ok_or(Torn);
+        let mut first = 0;
+        while first < HINT_COUNT && hint(first)? < head {
+            first += 1;
+        }
+        let mut last = first;
+        while last < HINT_COUNT && hint(last)? == head {
+            last += 1;
+        }
+        let high = if last < HINT_COUNT { (last + 1) * distance } else { count };
+        Ok((first * distance, high))
+    }
+
+    /// The child at `index`; the one at `count` is the upper child.
+    #[inline(always)]
+    pub fn child(self, index: usize) -> Result<u64, Torn> {
+        let count = self.count()?;
+        match index.cmp(&count) {
+            Ordering::Less => self.page.u64(SLOTS + index * INNER_SLOT + SLOT_CHILD).ok_or(Torn),
+            Ordering::Equal => self.page.u64(UPPER_CHILD).ok_or(Torn),
+            Ordering::Greater => Err(Torn),
+        }
+    }
+
+    /// Where the payload of a leaf's slot lies; its bounds are inside the page.
+    #[inline(always)]
+    pub(crate) fn payload_place(self, index: usize) -> Result<PayloadPlace, Torn> {
+        let slot = SLOTS + index * LEAF_SLOT;
+        let offset = self.u16_at(slot + SLOT_OFFSET)? + self.u16_at(slot + SLOT_KEY_LEN)?;
+        let len = self.u16_at(slot + SLOT_PAYLOAD_LEN)?;
+        if index >= self.count()? || offset + len > self.page.len() {
+            return Err(Torn);
+        }
+        let blob = self.u16_at(slot + SLOT_FLAGS)? & usize::from(BLOB_FLAG) != 0;
+        Ok(PayloadPlace { offset, len, blob })
+    }
+
+    /// Appends a slot's whole key to `key`, after clearing it.
+    pub fn key_into(self, index: usize, key: &mut Vec<u8>) -> Result<(), Torn> {
+        let slot = SLOTS + index * slot_size(self.level()?);
+        if index >= self.count()? {
+            return Err(Torn);
+        }
+        let prefix = self.prefix_len()?;
+        let (offset, len) = (self.u16_at(slot + SLOT_OFFSET)?, self.u16_at(slot + SLOT_KEY_LEN)?);
+        key.clear();
+        key.resize(prefix + len, 0);
+        let (start, suffix) = key.split_at_mut(prefix);
+        self.page.copy_to(self.u16_at(LOWER_OFFSET)?, start).ok_or(Torn)?;
+        self.page.copy_to(offset, suffix).ok_or(Torn)
+    }
+
+    /// Copies the payload at `place` to `value`, after clearing it.
+    pub(crate) fn payload_into(self, place: PayloadPlace, value: &mut Vec<u8>) -> Result<(), Torn> {
+        value.clear();
+        value.resize(place.len, 0);
+        self.page.copy_to(place.offset, value).ok_or(Torn)
+    }
+
+    /// Copies the lower fence to `key`; false if the node is the leftmost of its level.
+    pub fn lower_into(self, key: &mut Vec<u8>) -> Result<bool, Torn> {
+        self.fence_into(HAS_LOWER, LOWER_OFFSET, LOWER_LEN, key)
+    }
+
+    /// Copies the upper fence to `key`; false if the node is the rightmost of its level.
+    pub fn upper_into(self, key: &mut Vec<u8>) -> Result<bool, Torn> {
+        self.fence_into(HAS_UPPER, UPPER_OFFSET, UPPER_LEN, key)
+    }
+
+    fn fence_into(
+        self,
+        flag: u16,
+        offset: usize,
+        len: usize,
+        key: &mut Vec<u8>,
+    ) -> Result<bool, Torn> {
+        key.clear();
+        if self.u16_at(FENCE_FLAGS)? & usize::from(flag) == 0 {
+            return Ok(false);
+        }
+        key.resize(self.u16_at(len)?, 0);
+        self.page.copy_to(self.u16_at(offset)?, key).ok_or(Torn)?;
+        Ok(true)
+    }
+}
+
+/// Reading under a lock: slices instead of copies. The page's bounds were checked when it was read.
+impl<'a> Node<&'a [u8]> {
+    pub(crate) fn bytes(self) -> &'a [u8] {
+        self.page
+    }
+
+    fn slice(self, offset: usize, len: usize) -> Result<&'a [u8], Torn> {
+        self.page.get(offset..).and_then(|rest| rest.get(..len)).ok_or(Torn)
+    }
+
+    /// The part of a slot's key behind the prefix.
+    pub fn suffix(self, index: usize) -> Result<&'a [u8], Torn> {
+        if index >= self.count()? {
+            return Err(Torn);
+        }
+        let slot = SLOTS + index * slot_size(self.level()?);
+        self.slice(self.u16_at(slot + SLOT_OFFSET)?, self.u16_at(slot + SLOT_KEY_LEN)?)
+    }
+
+    /// What all keys of the node begin with.
+    pub fn prefix(self) -> Result<&'a [u8], Torn> {
+        self.slice(self.u16_at(LOWER_OFFSET)?, self.prefix_len()?)
+    }
+
+    /// The payload at `place`.
+    pub(crate) fn payload(self, place: PayloadPlace) -> Result<&'a [u8], Torn> {
+        self.slice(place.offset, place.len)
+    }
+
+    /// The fence below all keys, if there is one.
+    pub fn lower(self) -> Result<Option<&'a [u8]>, Torn> {
+        match self.u16_at(FENCE_FLAGS)? & usize::from(HAS_LOWER) {
+            0 => Ok(None),
+            _ => self.slice(self.u16_at(LOWER_OFFSET)?, self.u16_at(LOWER_LEN)?).map(Some),
+        }
+    }
+
+    /// The fence that no key exceeds, if there is one.
+    pub fn upper(self) -> Result<Option<&'a [u8]>, Torn> {
+        match self.u16_at(FENCE_FLAGS)? & usize::from(HAS_UPPER) {
+            0 => Ok(None),
+            _ => self.slice(self.u16_at(UPPER_OFFSET)?, self.u16_at(UPPER_LEN)?).map(Some),
+        }
+    }
+}

@@ -1,0 +1,277 @@
+//! Model tests: a node against `BTreeMap`, splits and merges, rubbish.
+
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+use vellum_pool::PageRef;
+
+use super::*;
+use crate::page::{self, PageKind};
+
+type Model = BTreeMap<Vec<u8>, Vec<u8>>;
+
+fn page_of(frames: u32) -> Vec<u8> {
+    let mut bytes = vec![0; frames as usize * 4096];
+    page::init(&mut bytes, PageRef::new(5, frames), PageKind::Leaf, 0, 1);
+    bytes
+}
+
+fn entries(bytes: &[u8]) -> Model {
+    let node = Node::new(bytes);
+    let mut key = Vec::new();
+    (0..node.count().unwrap())
+        .map(|index| {
+            node.key_into(index, &mut key).unwrap();
+            let mut value = Vec::new();
+            node.payload_into(node.payload_place(index).unwrap(), &mut value).unwrap();
+            (key.clone(), value)
+        })
+        .collect()
+}
+
+fn separators(bytes: &[u8]) -> (Vec<(Vec<u8>, u64)>, u64) {
+    let node = Node::new(bytes);
+    let count = node.count().unwrap();
+    let slots = (0..count).map(|index| {
+        let mut key = Vec::new();
+        node.key_into(index, &mut key).unwrap();
+        (key, node.child(index).unwrap())
+    });
+    (slots.collect(), node.child(count).unwrap())
+}
+
+/// Keys with long shared beginnings, zeros, and every length up to the limit.
+fn key(max: usize) -> impl Strategy<Value = Vec<u8>> {
+    let short = prop::collection::vec(prop::sample::select(&[0u8, 1, b'a', b'b', 255][..]), 0..6);
+    let shared = (prop::collection::vec(any::<u8>(), 0..4), 0..max.min(200)).prop_map(
+        move |(tail, len)| {
+            let mut key = vec![b'p'; len];
+            key.extend(tail);
+            key.truncate(max);
+            key
+        },
+    );
+    let random = prop::collection::vec(any::<u8>(), 0..=max);
+    prop_oneof![4 => short, 4 => shared, 1 => random]
+}
+
+#[derive(Clone, Debug)]
+enum Action {
+    Put(Vec<u8>, usize),
+    Remove(Vec<u8>),
+    RemoveNth(prop::sample::Index),
+}
+
+fn actions() -> impl Strategy<Value = (u32, Vec<Action>)> {
+    (1..=16u32).prop_flat_map(|frames| {
+        let limits = NodeLimits::for_page_size(frames as usize * 4096);
+        let action = prop_oneof![
+            6 => (key(limits.max_key), 0..limits.max_cell).prop_map(|(k, v)| Action::Put(k, v)),
+            6 => (key(limits.max_key), 0..20usize).prop_map(|(k, v)| Action::Put(k, v)),
+            1 => key(limits.max_key).prop_map(Action::Remove),
+            3 => any::<prop::sample::Index>().prop_map(Action::RemoveNth),
+        ];
+        (Just(frames), prop::collection::vec(action, 1..300))
+    })
+}
+
+/// Puts into the node as the tree does; false if there is no room.
+fn put(bytes: &mut [u8], key: &[u8], value: &[u8]) -> bool {
+    let position = Node::new(&*bytes).find(key).unwrap();
+    let mut node = NodeMut::new(bytes);
+    match position.exact {
+        true => node.replace(position.index, Payload::Inline(value)),
+        false => node.insert(position.index, key, Payload::Inline(value)),
+    }
+}
+
+fn run(bytes: &mut [u8], model: &mut Model, actions: &[Action], limits: NodeLimits) {
+    for action in actions {
+        match action {
+            Action::Put(key, len) => {
+                let len = (*len).min(limits.max_inline_value(key.len()));
+                let value = vec![len as u8; len];
+                if put(bytes, key, &value) {
+                    model.insert(key.clone(), value);
+                }
+            }
+            Action::Remove(key) => {
+                let position = Node::new(&*bytes).find(key).unwrap();
+                assert_eq!(position.exact, model.remove(key).is_some());
+                if position.exact {
+                    NodeMut::new(bytes).remove(position.index);
+                }
+            }
+            Action::RemoveNth(index) if !model.is_empty() => {
+                let index = index.index(model.len());
+                let key = model.keys().nth(index).unwrap().clone();
+                NodeMut::new(bytes).remove(index);
+                model.remove(&key);
+            }
+            Action::RemoveNth(_) => {}
+        }
+        check(bytes).unwrap();
+    }
+    assert_eq!(entries(bytes), *model);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(96))]
+
+    #[test]
+    fn a_leaf_behaves_like_a_map((frames, actions) in actions(), incoming in key(500)) {
+        let limits = NodeLimits::for_page_size(frames as usize * 4096);
+        let mut bytes = page_of(frames);
+        NodeMut::format(&mut bytes, 0, Fences::default(), 0);
+        let mut model = Model::new();
+        run(&mut bytes, &mut model, &actions, limits);
+        if model.is_empty() || model.contains_key(&incoming) {
+            return Ok(());
+        }
+
+        let split = plan_split(Node::new(&bytes[..]), &incoming).unwrap();
+        let mut left = page_of(frames);
+        split_off_left(&mut bytes, &mut left, &split).unwrap();
+        check(&left).unwrap();
+        check(&bytes).unwrap();
+        let mut both = entries(&left);
+        prop_assert!(both.keys().all(|key| *key <= split.separator));
+        prop_assert!(entries(&bytes).keys().all(|key| *key > split.separator));
+        both.extend(entries(&bytes));
+        prop_assert_eq!(&both, &model);
+
+        // More of the same in the half where it belongs, then a merge if it still fits.
+        let half = if incoming <= split.separator { &mut left } else { &mut bytes };
+        if put(half, &incoming, b"new") {
+            model.insert(incoming, b"new".to_vec());
+        }
+        check(half).unwrap();
+        if fits_merge(Node::new(&left), Node::new(&bytes), &split.separator).unwrap() {
+            merge_into_right(Node::new(&left), &mut bytes, &split.separator).unwrap();
+            check(&bytes).unwrap();
+            prop_assert_eq!(entries(&bytes), model);
+        }
+    }
+
+    #[test]
+    fn inner_nodes_split_and_merge(
+        frames in 1..=4u32,
+        keys in prop::collection::btree_set(key(600), 3..200),
+        incoming in key(600),
+    ) {
+        let mut bytes = page_of(frames);
+        let mut node = NodeMut::format(&mut bytes, 3, Fences::default(), 999);
+        let mut expected = Vec::new();
+        for (child, key) in (1..).zip(&keys) {
+            let index = node.node().find_child(key).unwrap().index;
+            if node.insert(index, key, Payload::Child(child)) {
+                expected.push((key.clone(), child));
+            }
+        }
+        check(&bytes).unwrap();
+        prop_assert_eq!(separators(&bytes), (expected.clone(), 999));
+        for probe in keys.iter().chain([&incoming]) {
+            let node = Node::new(&bytes[..]);
+            let child = node.child(node.find_child(probe).unwrap().index).unwrap();
+            let model = expected.iter().find(|(key, _)| probe <= key).map_or(999, |found| found.1);
+            prop_assert_eq!(child, model);
+        }
+
+        let split = plan_split(Node::new(&bytes[..]), &incoming).unwrap();
+        let mut left = page_of(frames);
+        split_off_left(&mut bytes, &mut left, &split).unwrap();
+        check(&left).unwrap();
+        check(&bytes).unwrap();
+        let ((mut both, middle), (right, upper)) = (separators(&left), separators(&bytes));
+        both.push((split.separator.clone(), middle));
+        both.extend(right);
+        prop_assert_eq!((both, upper), (expected.clone(), 999));
+
+        prop_assert!(fits_merge(Node::new(&left), Node::new(&bytes), &split.separator).unwrap());
+        merge_into_right(Node::new(&left), &mut bytes, &split.separator).unwrap();
+        check(&bytes).unwrap();
+        prop_assert_eq!(separators(&bytes), (expected, 999));
+    }
+
+    #[test]
+    fn rubbish_never_panics(
+        (frames, actions) in actions(),
+        flips in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..40),
+        header in prop::collection::vec((36..136usize, any::<u8>()), 0..8),
+        probe in key(600),
+    ) {
+        let limits = NodeLimits::for_page_size(frames as usize * 4096);
+        let mut bytes = page_of(frames);
+        NodeMut::format(&mut bytes, 0, Fences::default(), 0);
+        run(&mut bytes, &mut Model::new(), &actions, limits);
+        for (index, byte) in flips {
+            let at = index.index(bytes.len());
+            bytes[at] = byte;
+        }
+        for (at, byte) in header {
+            bytes[at] = byte;
+        }
+        let node = Node::new(&bytes[..]);
+        let (mut key, mut value) = (Vec::new(), Vec::new());
+        let _ = (node.find(&probe), node.find_child(&probe), node.free_space());
+        let _ = (node.lower_into(&mut key), node.upper_into(&mut key));
+        for index in 0..node.count().unwrap().min(300) {
+            let _ = (node.key_into(index, &mut key), node.child(index));
+            if let Ok(place) = node.payload_place(index) {
+                let _ = node.payload_into(place, &mut value);
+            }
+        }
+        let _ = check(&bytes);
+        // What passes the check of bounds may be changed without a panic, sound or not.
+        if check_bounds(&bytes).is_ok() {
+            if let Ok(split) = plan_split(node, &probe) {
+                let mut left = page_of(frames);
+                let mut right = bytes.clone();
+                let _ = split_off_left(&mut right, &mut left, &split);
+            }
+            let _ = fits_merge(node, node, &probe);
+            if bytes[38] == 0 && node.find(&probe).is_ok_and(|position| !position.exact) {
+                put(&mut bytes, &probe, b"value");
+                check_bounds(&bytes).unwrap();
+            }
+        }
+    }
+}
+
+#[test]
+fn ascending_and_descending_inserts_leave_full_leaves() {
+    for (numbers, full) in [((0..10_000u32).collect::<Vec<_>>(), 0), ((0..10_000).rev().collect(), 1)] {
+        let mut bytes = page_of(1);
+        NodeMut::format(&mut bytes, 0, Fences::default(), 0);
+        for number in numbers {
+            let key = number.to_be_bytes();
+            if put(&mut bytes, &key, b"value") {
+                continue;
+            }
+            let split = plan_split(Node::new(&bytes[..]), &key).unwrap();
+            let mut left = page_of(1);
+            split_off_left(&mut bytes, &mut left, &split).unwrap();
+            let (done, next) = if full == 0 { (left, bytes) } else { (bytes, left) };
+            let free = Node::new(&done[..]).free_space().unwrap();
+            assert!(free < 3 * capacity(4096) / 10, "{free} bytes are free in a leaf");
+            bytes = next;
+            assert_eq!(Node::new(&bytes[..]).count().unwrap(), 0);
+            assert!(put(&mut bytes, &key, b"value"));
+        }
+    }
+}
+
+#[test]
+fn an_empty_key_and_an_empty_value_are_entries_like_others() {
+    let mut bytes = page_of(16);
+    NodeMut::format(&mut bytes, 0, Fences::default(), 0);
+    assert!(put(&mut bytes, b"", b""));
+    check(&bytes).unwrap();
+    assert!(Node::new(&bytes[..]).find(b"").unwrap().exact);
+    assert!(put(&mut bytes, b"\0", b"x"));
+    let split = plan_split(Node::new(&bytes[..]), b"\0\0").unwrap();
+    let mut left = page_of(16);
+    split_off_left(&mut bytes, &mut left, &split).unwrap();
+    check(&left).unwrap();
+    check(&bytes).unwrap();
+}

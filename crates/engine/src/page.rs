@@ -1,0 +1,228 @@
+//! The header that every page of a store begins with, and the checks made when a page is read.
+//!
+//! Forty bytes, little endian (docs/format.md, "Page header"). The checksum covers everything
+//! behind itself, so it is computed from a private head and the body in place, without a copy.
+
+use crc_fast::{CrcAlgorithm, Digest};
+use vellum_pool::{PageDamage, PageId, PageRef};
+
+use crate::bytes::{get_u32, get_u64, put_u32, put_u64};
+
+/// Length of the page header in bytes.
+pub const PAGE_HEADER: usize = 40;
+/// Version of the format of pages that this code writes, and the only one it reads.
+pub const PAGE_VERSION: u8 = 1;
+/// First four bytes behind the numbers: "VLMP".
+pub const PAGE_MAGIC: u32 = u32::from_le_bytes(*b"VLMP");
+
+const CHECKSUM: usize = 0;
+const ID: usize = 8;
+const LSN: usize = 16;
+const FRAMES: usize = 24;
+const TREE: usize = 28;
+const MAGIC: usize = 32;
+const KIND: usize = 36;
+const VERSION: usize = 37;
+pub(crate) const LEVEL: usize = 38;
+
+/// What a page holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+#[repr(u8)]
+pub enum PageKind {
+    /// Page 0 or 1: the store's header.
+    Header = 1,
+    /// A tree node with children.
+    Inner = 2,
+    /// A tree node with entries.
+    Leaf = 3,
+    /// One value of any length.
+    Blob = 4,
+    /// A part of the list of unused ranges of the file.
+    FreeMap = 5,
+}
+
+impl PageKind {
+    /// The kind with this number on disk.
+    pub fn from_number(number: u8) -> Option<PageKind> {
+        match number {
+            1 => Some(PageKind::Header),
+            2 => Some(PageKind::Inner),
+            3 => Some(PageKind::Leaf),
+            4 => Some(PageKind::Blob),
+            5 => Some(PageKind::FreeMap),
+            _ => None,
+        }
+    }
+}
+
+/// The decoded page header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PageHeader {
+    /// CRC-64/NVME of all bytes behind the checksum.
+    pub checksum: u64,
+    /// The page's own position.
+    pub id: u64,
+    /// Log sequence number of the last change; zero until there is a log.
+    pub lsn: u64,
+    /// The page's length in units of 4 KiB.
+    pub frames: u32,
+    /// The tree that the page belongs to; 0 for pages of the store itself.
+    pub tree: u32,
+    /// What the page holds.
+    pub kind: PageKind,
+    /// Height above the leaves; 0 for everything but inner nodes.
+    pub level: u8,
+}
+
+/// Writes the header of a new page; the checksum follows when the page is sealed.
+pub fn init(bytes: &mut [u8], page: PageRef, kind: PageKind, level: u8, tree: u32) {
+    bytes[..PAGE_HEADER].fill(0);
+    put_u64(bytes, ID, page.id.0);
+    put_u32(bytes, FRAMES, page.frames);
+    put_u32(bytes, TREE, tree);
+    put_u32(bytes, MAGIC, PAGE_MAGIC);
+    bytes[KIND] = kind as u8;
+    bytes[VERSION] = PAGE_VERSION;
+    bytes[LEVEL] = level;
+}
+
+/// Changes kind and level, as when a root leaf becomes an inner node.
+pub(crate) fn set_kind(bytes: &mut [u8], kind: PageKind, level: u8) {
+    bytes[KIND] = kind as u8;
+    bytes[LEVEL] = level;
+}
+
+/// The number of the kind, whether it is a known one or not.
+pub(crate) fn kind_number(bytes: &[u8]) -> u8 {
+    bytes[KIND]
+}
+
+/// The tree a page belongs to.
+pub fn tree(bytes: &[u8]) -> u32 {
+    get_u32(bytes, TREE)
+}
+
+/// The log sequence number of a page's last change.
+pub fn lsn(bytes: &[u8]) -> u64 {
+    get_u64(bytes, LSN)
+}
+
+/// Completes a page before it is written: puts the checksum into `head`. Returns the LSN.
+///
+/// The page's bytes are `head` followed by `body`; `head` holds at least the page header.
+pub fn seal(head: &mut [u8], body: &[u8]) -> u64 {
+    let checksum = checksum(head, body);
+    put_u64(head, CHECKSUM, checksum);
+    lsn(head)
+}
+
+/// CRC-64/NVME of `head` behind the checksum field, followed by `body`.
+fn checksum(head: &[u8], body: &[u8]) -> u64 {
+    let mut digest = Digest::new(CrcAlgorithm::Crc64Nvme);
+    digest.update(&head[ID..]);
+    if !body.is_empty() {
+        digest.update(body);
+    }
+    digest.finalize()
+}
+
+/// Decodes the header of a page and checks everything in it against what `page` promises.
+///
+/// # Errors
+/// Names the page and the first thing that differs: magic, version, checksum, position, length or
+/// kind.
+pub fn verify(page: PageRef, bytes: &[u8]) -> Result<PageHeader, PageDamage> {
+    let damage = |what: String| PageDamage { page, what };
+    if bytes.len() < PAGE_HEADER || bytes.len() != page.bytes() {
+        return Err(damage(format!("it has {} bytes instead of {}", bytes.len(), page.bytes())));
+    }
+    if get_u32(bytes, MAGIC) != PAGE_MAGIC {
+        return Err(damage(match bytes.iter().all(|byte| *byte == 0) {
+            true => "it is all zeros, so it was never written".into(),
+            false => format!("its magic number is {:#010x}, not a page's", get_u32(bytes, MAGIC)),
+        }));
+    }
+    if bytes[VERSION] != PAGE_VERSION {
+        return Err(damage(format!(
+            "its format version is {}, this program reads {PAGE_VERSION}",
+            bytes[VERSION]
+        )));
+    }
+    let (stored, computed) = (get_u64(bytes, CHECKSUM), checksum(bytes, &[]));
+    if stored != computed {
+        return Err(damage(format!(
+            "its checksum is {stored:#018x}, but its bytes give {computed:#018x}"
+        )));
+    }
+    if get_u64(bytes, ID) != page.id.0 {
+        return Err(damage(format!("it says that it is page {}", get_u64(bytes, ID))));
+    }
+    if get_u32(bytes, FRAMES) != page.frames {
+        return Err(damage(format!(
+            "it says that it has {} frames instead of {}",
+            get_u32(bytes, FRAMES),
+            page.frames
+        )));
+    }
+    let kind = PageKind::from_number(bytes[KIND])
+        .ok_or_else(|| damage(format!("its kind is {}, which is unknown", bytes[KIND])))?;
+    Ok(PageHeader {
+        checksum: stored,
+        id: page.id.0,
+        lsn: lsn(bytes),
+        frames: page.frames,
+        tree: tree(bytes),
+        kind,
+        level: bytes[LEVEL],
+    })
+}
+
+/// The page reference that a page gives of itself, for reports on files of unknown state.
+pub fn claimed(bytes: &[u8]) -> Option<PageRef> {
+    (bytes.len() >= PAGE_HEADER && get_u32(bytes, MAGIC) == PAGE_MAGIC).then(|| PageRef {
+        id: PageId(get_u64(bytes, ID)),
+        frames: get_u32(bytes, FRAMES),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PAGE: PageRef = PageRef { id: PageId(7), frames: 2 };
+
+    fn sealed() -> Vec<u8> {
+        let mut bytes = vec![0xa5; 8192];
+        init(&mut bytes, PAGE, PageKind::Blob, 0, 9);
+        let (head, body) = bytes.split_at_mut(4096);
+        assert_eq!(seal(head, body), 0);
+        bytes
+    }
+
+    #[test]
+    fn a_sealed_page_verifies() {
+        let header = verify(PAGE, &sealed()).unwrap();
+        assert_eq!((header.kind, header.tree, header.frames), (PageKind::Blob, 9, 2));
+        assert_eq!(claimed(&sealed()), Some(PAGE));
+    }
+
+    #[test]
+    fn every_flipped_bit_is_noticed() {
+        let good = sealed();
+        for bit in (0..8192 * 8).step_by(7).chain(0..PAGE_HEADER * 8) {
+            let mut bad = good.clone();
+            bad[bit / 8] ^= 1 << (bit % 8);
+            assert!(verify(PAGE, &bad).is_err(), "bit {bit}");
+        }
+    }
+
+    #[test]
+    fn a_page_in_the_wrong_place_is_noticed() {
+        let error = verify(PageRef::new(8, 2), &sealed()).unwrap_err();
+        assert!(error.to_string().contains("says that it is page 7"), "{error}");
+        assert!(verify(PageRef::new(7, 1), &sealed()[..4096]).is_err());
+        let zeros = verify(PAGE, &[0; 8192]).unwrap_err();
+        assert!(zeros.to_string().contains("never written"), "{zeros}");
+    }
+}

@@ -1,0 +1,192 @@
+//! Allocating and freeing pages of the file.
+
+#![allow(unsafe_code)]
+
+use std::sync::atomic::Ordering;
+
+use vellum_vm::Entry;
+
+use crate::core::is_disk_full;
+use crate::counters::Event;
+use crate::error::PoolError;
+use crate::guard::ExclusiveGuard;
+use crate::page::{PageId, PageRef};
+use crate::page_state::{Leave, State};
+use crate::pool::Pool;
+use crate::sync::lock;
+
+/// The file grows by an eighth, by at most so many pages at once (64 MiB), at least by so many.
+const GROWTH_MAX: u64 = 16_384;
+const GROWTH_MIN: u64 = 16;
+
+/// From so many frames on, a new page's memory is populated by one call instead of by faults.
+const POPULATE_FROM: u32 = 4;
+
+impl Pool {
+    /// Allocates a page of `frames` frames, zeroed, held exclusively and dirty.
+    ///
+    /// # Errors
+    /// [`PoolError::DiskFull`] and [`PoolError::Exhausted`] among others; then nothing changed.
+    pub fn allocate(&self, frames: u32) -> Result<ExclusiveGuard<'_>, PoolError> {
+        self.check_writable()?;
+        self.free_deferred();
+        let capacity = self.core.budget.capacity();
+        if frames == 0 || u64::from(frames) > capacity || frames > PageRef::MAX_FRAMES {
+            return Err(PoolError::PageTooLarge { page: PageRef::new(0, frames), capacity });
+        }
+        let reserved = self.eviction.reserve(PageRef::new(0, frames))?;
+        let start = lock(&self.space).allocate(u64::from(frames));
+        let page = PageRef::new(start, frames);
+        if let Err(error) = self.make_room(start + u64::from(frames), frames) {
+            lock(&self.space).free(start, u64::from(frames))?;
+            return Err(error);
+        }
+        self.lock_unallocated(page)?;
+        reserved.keep();
+        if frames >= POPULATE_FROM {
+            // A failure to populate ahead is none: the first access populates.
+            self.core.surface.populate(&mut [Entry::new(page.range())]);
+        }
+        self.core.policy.admit(page);
+        self.core.counters.count(Event::Allocate);
+        Ok(ExclusiveGuard::new(&self.core, page, true))
+    }
+
+    /// Locks a page that was not allocated until now. No valid reference leads to it or into it;
+    /// if any of its frames is in use all the same, the file is damaged, and the range stays
+    /// allocated so that nothing is overwritten.
+    fn lock_unallocated(&self, page: PageRef) -> Result<(), PoolError> {
+        let in_use = |id: u64| {
+            let state = self.core.states.get(PageId(id)).map(|state| state.load().state());
+            !matches!(state, Some(State::Evicted | State::Free))
+        };
+        let inner = page.id.0 + 1..page.id.0 + u64::from(page.frames);
+        let state = self.core.held(page);
+        let seen = state.load();
+        if in_use(page.id.0) || inner.into_iter().any(in_use) || !state.try_lock(seen) {
+            return Err(PoolError::InUse(page));
+        }
+        Ok(())
+    }
+
+    /// Makes file, surface and page states reach to page `end`.
+    fn make_room(&self, end: u64, frames: u32) -> Result<(), PoolError> {
+        if end <= self.file_pages.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let _growing = lock(&self.growing);
+        let pages = self.file_pages.load(Ordering::Acquire);
+        if end <= pages {
+            return Ok(());
+        }
+        let generous = end.max(pages + (pages / 8).clamp(GROWTH_MIN, GROWTH_MAX));
+        let grown = self.grow_to(generous).or_else(|_| self.grow_to(end));
+        let pages = grown.map_err(|error| match error {
+            PoolError::Resize(source) if is_disk_full(&source) => {
+                PoolError::DiskFull { frames, source }
+            }
+            other => other,
+        })?;
+        self.file_pages.store(pages, Ordering::Release);
+        Ok(())
+    }
+
+    fn grow_to(&self, pages: u64) -> Result<u64, PoolError> {
+        self.core.surface.grow(pages)?;
+        self.core.states.grow(pages)?;
+        self.device.resize(pages).map_err(PoolError::Resize)?;
+        Ok(pages)
+    }
+
+    /// Frees a page that the caller holds. Its place in the file can be allocated again.
+    pub fn free(&self, guard: ExclusiveGuard<'_>) -> Result<(), PoolError> {
+        let page = guard.into_held();
+        self.retire(page, true)
+    }
+
+    /// Frees a page that the caller does not hold, without reading it.
+    ///
+    /// Never waits: while somebody holds the page (a reader of a blob, a write-back), it stays,
+    /// and is freed by a later call of this pool.
+    pub fn free_page(&self, page: PageRef) -> Result<(), PoolError> {
+        self.check_writable()?;
+        self.free_deferred();
+        if !self.try_free(page)? {
+            lock(&self.deferred).push(page);
+        }
+        Ok(())
+    }
+
+    /// Frees a page unless somebody holds it; true if it is free.
+    fn try_free(&self, page: PageRef) -> Result<bool, PoolError> {
+        let state = self.core.state(page)?;
+        loop {
+            let seen = state.load();
+            match seen.state() {
+                State::Locked | State::Shared(_) => return Ok(false),
+                State::Free => return Err(PoolError::PageFree(page.id)),
+                now => {
+                    if state.try_lock(seen) {
+                        self.retire(page, now != State::Evicted)?;
+                        return Ok(true);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Frees what could not be freed before, as far as nobody holds it now.
+    pub(crate) fn free_deferred(&self) {
+        let waiting = std::mem::take(&mut *lock(&self.deferred));
+        for page in waiting {
+            if !matches!(self.try_free(page), Ok(true)) {
+                lock(&self.deferred).push(page);
+            }
+        }
+    }
+
+    /// Ends the life of a page that the caller has locked.
+    fn retire(&self, page: PageRef, resident: bool) -> Result<(), PoolError> {
+        if resident {
+            let released = self.core.release(std::iter::once(page));
+            if let Some(Err(error)) = released.first().map(|entry| entry.result) {
+                self.core.unlock(page, Leave::Unlocked, false);
+                return Err(PoolError::Release { page, source: error.into() });
+            }
+            self.core.policy.forget(page);
+            self.core.budget.put_back(u64::from(page.frames));
+        }
+        self.core.unlock(page, Leave::Free, false);
+        self.core.counters.count(Event::Free);
+        lock(&self.space).free(page.id.0, u64::from(page.frames))?;
+        Ok(())
+    }
+
+    /// Gives the file's tail back to the file system, as far as it is not allocated.
+    ///
+    /// Returns the file's new length in pages of 4 KiB.
+    pub fn trim(&self) -> Result<u64, PoolError> {
+        self.check_writable()?;
+        self.free_deferred();
+        // The space stays locked: nobody allocates what is being cut off.
+        let mut space = lock(&self.space);
+        let _growing = lock(&self.growing);
+        space.trim();
+        let end = space.end();
+        if end < self.file_pages.load(Ordering::Acquire) {
+            self.device.resize(end).map_err(PoolError::Resize)?;
+            self.file_pages.store(end, Ordering::Release);
+        }
+        Ok(end)
+    }
+
+    /// The map of allocated pages as bytes, for [`Space::decode`](crate::Space::decode).
+    pub fn encode_space(&self) -> Vec<u8> {
+        lock(&self.space).encode()
+    }
+
+    /// Reads the map of allocated pages.
+    pub fn with_space<R>(&self, read: impl FnOnce(&crate::Space) -> R) -> R {
+        read(&lock(&self.space))
+    }
+}

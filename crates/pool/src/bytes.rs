@@ -1,0 +1,227 @@
+//! Reading a page's bytes: under a lock as a plain slice, optimistically as [`RacyBytes`].
+//!
+//! An optimistic reader races with writers by design and throws away what it read when the version
+//! changed. Rust knows no such race, so all of it goes through one type that reads memory with
+//! volatile loads: the compiler neither invents, tears beyond a word, nor repeats them, and no
+//! reference to the contested bytes ever exists. Code that reads pages is written once, against
+//! [`PageReader`].
+
+#![allow(unsafe_code)]
+
+use std::cmp::Ordering;
+use std::marker::PhantomData;
+
+use crate::sync::interleave;
+
+/// Read-only access to the bytes of a page. Integers are little endian. Nothing panics: an access
+/// outside the page is `None`, because what an optimistic reader takes for an offset may be
+/// rubbish.
+pub trait PageReader: Copy {
+    /// The page's length in bytes.
+    fn len(&self) -> usize;
+    /// A page is never empty, but clippy likes to ask.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+    /// The byte at `offset`.
+    fn u8(&self, offset: usize) -> Option<u8>;
+    /// Two bytes at `offset`, at any alignment.
+    fn u16(&self, offset: usize) -> Option<u16>;
+    /// Four bytes at `offset`, at any alignment.
+    fn u32(&self, offset: usize) -> Option<u32>;
+    /// Eight bytes at `offset`, at any alignment.
+    fn u64(&self, offset: usize) -> Option<u64>;
+    /// Copies `target.len()` bytes from `offset` on.
+    fn copy_to(&self, offset: usize, target: &mut [u8]) -> Option<()>;
+    /// Compares `len` bytes at `offset` with `key`, as slices of bytes compare.
+    fn compare(&self, offset: usize, len: usize, key: &[u8]) -> Option<Ordering>;
+}
+
+impl PageReader for &[u8] {
+    #[inline(always)]
+    fn len(&self) -> usize {
+        <[u8]>::len(self)
+    }
+
+    #[inline(always)]
+    fn u8(&self, offset: usize) -> Option<u8> {
+        self.get(offset).copied()
+    }
+
+    #[inline(always)]
+    fn u16(&self, offset: usize) -> Option<u16> {
+        Some(u16::from_le_bytes(*self.get(offset..)?.first_chunk()?))
+    }
+
+    #[inline(always)]
+    fn u32(&self, offset: usize) -> Option<u32> {
+        Some(u32::from_le_bytes(*self.get(offset..)?.first_chunk()?))
+    }
+
+    #[inline(always)]
+    fn u64(&self, offset: usize) -> Option<u64> {
+        Some(u64::from_le_bytes(*self.get(offset..)?.first_chunk()?))
+    }
+
+    #[inline(always)]
+    fn copy_to(&self, offset: usize, target: &mut [u8]) -> Option<()> {
+        target.copy_from_slice(self.get(offset..)?.get(..target.len())?);
+        Some(())
+    }
+
+    #[inline(always)]
+    fn compare(&self, offset: usize, len: usize, key: &[u8]) -> Option<Ordering> {
+        Some(self.get(offset..)?.get(..len)?.cmp(key))
+    }
+}
+
+/// The bytes of a page that others may be changing at this moment.
+///
+/// What is read means nothing until [`OptimisticGuard::validate`](crate::OptimisticGuard::validate)
+/// says so. The memory itself always exists: a page that was evicted meanwhile reads as zeros.
+#[derive(Clone, Copy, Debug)]
+pub struct RacyBytes<'a> {
+    base: *const u8,
+    len: usize,
+    page: PhantomData<&'a ()>,
+}
+
+// SAFETY: it only reads, through volatile loads that are valid from any thread.
+unsafe impl Send for RacyBytes<'_> {}
+// SAFETY: as above.
+unsafe impl Sync for RacyBytes<'_> {}
+
+/// An integer at any alignment: the volatile load of a packed struct is one instruction.
+#[repr(C, packed)]
+#[derive(Clone, Copy)]
+struct Unaligned<T>(T);
+
+impl<'a> RacyBytes<'a> {
+    /// # Safety
+    /// `base..base + len` is mapped and readable for `'a`, whatever it contains.
+    pub(crate) unsafe fn new(base: *const u8, len: usize) -> RacyBytes<'a> {
+        RacyBytes { base, len, page: PhantomData }
+    }
+
+    #[inline(always)]
+    fn load<T: Copy>(&self, offset: usize) -> Option<T> {
+        let end = offset.checked_add(size_of::<T>())?;
+        if end > self.len {
+            return None;
+        }
+        interleave();
+        // SAFETY: in bounds by the check above, mapped by the contract of `new`; `Unaligned` has
+        // alignment 1, and T is an integer (this function is private), so any bits are a value.
+        Some(unsafe { self.base.add(offset).cast::<Unaligned<T>>().read_volatile() }.0)
+    }
+}
+
+impl PageReader for RacyBytes<'_> {
+    #[inline(always)]
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    #[inline(always)]
+    fn u8(&self, offset: usize) -> Option<u8> {
+        self.load(offset)
+    }
+
+    #[inline(always)]
+    fn u16(&self, offset: usize) -> Option<u16> {
+        self.load(offset).map(u16::from_le)
+    }
+
+    #[inline(always)]
+    fn u32(&self, offset: usize) -> Option<u32> {
+        self.load(offset).map(u32::from_le)
+    }
+
+    #[inline(always)]
+    fn u64(&self, offset: usize) -> Option<u64> {
+        self.load(offset).map(u64::from_le)
+    }
+
+    #[inline]
+    fn copy_to(&self, offset: usize, target: &mut [u8]) -> Option<()> {
+        if offset.checked_add(target.len())? > self.len {
+            return None;
+        }
+        let (words, rest) = target.as_chunks_mut::<8>();
+        let mut at = offset;
+        for word in words {
+            *word = self.u64(at)?.to_le_bytes();
+            at += 8;
+        }
+        for byte in rest {
+            *byte = self.u8(at)?;
+            at += 1;
+        }
+        Some(())
+    }
+
+    #[inline]
+    fn compare(&self, offset: usize, len: usize, key: &[u8]) -> Option<Ordering> {
+        if offset.checked_add(len)? > self.len {
+            return None;
+        }
+        let common = len.min(key.len());
+        let (words, rest) = key[..common].as_chunks::<8>();
+        let mut at = offset;
+        for word in words {
+            let ours = self.u64(at)?.swap_bytes();
+            match ours.cmp(&u64::from_be_bytes(*word)) {
+                Ordering::Equal => at += 8,
+                differ => return Some(differ),
+            }
+        }
+        for byte in rest {
+            match self.u8(at)?.cmp(byte) {
+                Ordering::Equal => at += 1,
+                differ => return Some(differ),
+            }
+        }
+        Some(len.cmp(&key.len()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn racy(bytes: &[u8]) -> RacyBytes<'_> {
+        // SAFETY: a slice is mapped and readable for its lifetime.
+        unsafe { RacyBytes::new(bytes.as_ptr(), bytes.len()) }
+    }
+
+    #[test]
+    fn both_readers_agree_on_everything() {
+        let page: Vec<u8> = (0..100u32).map(|n| (n * 37 % 251) as u8).collect();
+        let (slice, racy) = (page.as_slice(), racy(&page));
+        for offset in (0..110).chain([usize::MAX, usize::MAX - 7]) {
+            assert_eq!(slice.u8(offset), PageReader::u8(&racy, offset));
+            assert_eq!(slice.u16(offset), racy.u16(offset));
+            assert_eq!(slice.u32(offset), racy.u32(offset));
+            assert_eq!(slice.u64(offset), racy.u64(offset));
+            for len in [0, 1, 7, 8, 9, 33] {
+                let (mut one, mut two) = (vec![0; len], vec![0; len]);
+                assert_eq!(slice.copy_to(offset, &mut one), racy.copy_to(offset, &mut two));
+                assert_eq!(one, two);
+            }
+        }
+    }
+
+    #[test]
+    fn comparing_is_comparing_slices() {
+        let page = b"abcdefgh\0ijklmnop";
+        for key in [&b""[..], b"a", b"abcdefgh", b"abcdefgh\0", b"abcdefgi", b"abcdefg\xff", b"b"] {
+            for len in 0..=page.len() {
+                let expected = page[..len].cmp(key);
+                assert_eq!(page.as_slice().compare(0, len, key), Some(expected));
+                assert_eq!(racy(page).compare(0, len, key), Some(expected), "{len} {key:?}");
+            }
+        }
+        assert_eq!(racy(page).compare(1, page.len(), b"x"), None);
+        assert_eq!(racy(page).compare(usize::MAX, 2, b"x"), None);
+    }
+}

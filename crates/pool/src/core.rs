@@ -1,0 +1,256 @@
+//! The memory side of a pool: surface, page states, budget, and what every operation needs of them.
+//!
+//! Nothing here knows the device. So whoever completes a read on the device's own thread may hold
+//! this part of the pool, and the device never waits for itself to end.
+
+#![allow(unsafe_code)]
+
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use vellum_vm::{Entry, PAGE_SIZE, Surface};
+
+use crate::counters::{Counters, Event};
+use crate::error::PoolError;
+use crate::format::PageFormat;
+use crate::frame_budget::FrameBudget;
+use crate::histogram::Histogram;
+use crate::page::PageRef;
+use crate::page_state::{Leave, PageState, State, Word};
+use crate::parking::ParkingLot;
+use crate::replacement::{Chance, ReplacementPolicy, Residents};
+use crate::state_array::StateArray;
+
+/// See the module's documentation.
+#[derive(Debug)]
+pub(crate) struct Core {
+    pub(crate) surface: Surface,
+    pub(crate) states: StateArray,
+    pub(crate) parking: ParkingLot,
+    pub(crate) budget: FrameBudget,
+    pub(crate) policy: Box<dyn ReplacementPolicy>,
+    pub(crate) format: Arc<dyn PageFormat>,
+    pub(crate) counters: Counters,
+    pub(crate) read_latency: Histogram,
+    pub(crate) write_latency: Histogram,
+    /// Release batches and the pages in them, for the mean batch size.
+    pub(crate) release_batches: AtomicU64,
+    /// Set once, by the first failed write or sync.
+    poison: OnceLock<Arc<str>>,
+}
+
+/// What a waiter waits for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Wanted {
+    /// Any access beside a writer.
+    NotLocked,
+    /// A place among the shared holders.
+    SharedPlace,
+    /// Nobody else.
+    Alone,
+}
+
+impl Wanted {
+    /// `word` makes the waiter wait.
+    pub(crate) fn is_blocked(self, word: Word) -> bool {
+        match (self, word.state()) {
+            (_, State::Locked) => true,
+            (Wanted::SharedPlace, State::Shared(holders)) => {
+                holders == crate::page_state::SHARED_HOLDERS_MAX
+            }
+            (Wanted::Alone, State::Shared(_)) => true,
+            _ => false,
+        }
+    }
+}
+
+impl Core {
+    pub(crate) fn new(
+        surface: Surface,
+        states: StateArray,
+        capacity: u64,
+        policy: Box<dyn ReplacementPolicy>,
+        format: Arc<dyn PageFormat>,
+    ) -> Core {
+        Core {
+            surface,
+            states,
+            parking: ParkingLot::new(),
+            budget: FrameBudget::new(capacity),
+            policy,
+            format,
+            counters: Counters::new(),
+            read_latency: Histogram::new(),
+            write_latency: Histogram::new(),
+            release_batches: AtomicU64::new(0),
+            poison: OnceLock::new(),
+        }
+    }
+
+    /// The state word of a page that lies in the file and fits the pool.
+    #[inline(always)]
+    pub(crate) fn state(&self, page: PageRef) -> Result<&PageState, PoolError> {
+        match self.states.get(page.id) {
+            Some(state) if page.frames == 1 => Ok(state),
+            state => self.state_of_large(page, state),
+        }
+    }
+
+    #[cold]
+    fn state_of_large<'a>(
+        &self,
+        page: PageRef,
+        state: Option<&'a PageState>,
+    ) -> Result<&'a PageState, PoolError> {
+        let pages = self.states.pages();
+        let end = page.id.0.checked_add(u64::from(page.frames));
+        let state = state
+            .filter(|_| page.frames > 0 && end.is_some_and(|end| end <= pages))
+            .ok_or(PoolError::OutOfRange { page, pages })?;
+        let capacity = self.budget.capacity();
+        if u64::from(page.frames) > capacity {
+            return Err(PoolError::PageTooLarge { page, capacity });
+        }
+        Ok(state)
+    }
+
+    /// The state word of a page that the caller holds.
+    pub(crate) fn held(&self, page: PageRef) -> &PageState {
+        self.states.get(page.id).expect("a page that is held lies in the file")
+    }
+
+    /// Where the page is, or would be, in memory.
+    #[inline(always)]
+    pub(crate) fn address(&self, page: PageRef) -> *mut u8 {
+        // Within the surface, which is as long as the state array that `page` was found in.
+        self.surface.base().as_ptr().wrapping_add(page.id.0 as usize * PAGE_SIZE)
+    }
+
+    /// The bytes of a page that the caller holds, shared or exclusively.
+    ///
+    /// # Safety
+    /// The page is resident, and held for as long as `'a`.
+    pub(crate) unsafe fn bytes<'a>(&self, page: PageRef) -> &'a [u8] {
+        // SAFETY: `page` lies on the surface (it passed `state`), its memory is resident and, by
+        // the lock that the caller holds, nobody writes to it.
+        unsafe { std::slice::from_raw_parts(self.address(page), page.bytes()) }
+    }
+
+    /// Waits until `wanted` may be possible. `seen` is the word that made the caller wait.
+    #[cold]
+    pub(crate) fn wait(&self, page: PageRef, state: &PageState, seen: Word, wanted: Wanted) {
+        if state.try_announce_waiter(seen) {
+            self.counters.count(Event::Wait);
+            self.parking.park(page.id, || {
+                let now = state.load();
+                now.has_waiters() && wanted.is_blocked(now)
+            });
+        }
+    }
+
+    /// As [`wait`](Core::wait), for a task. False if there is nothing to wait for any more.
+    pub(crate) fn wait_task(
+        &self,
+        page: PageRef,
+        state: &PageState,
+        seen: Word,
+        wanted: Wanted,
+        waker: &std::task::Waker,
+    ) -> bool {
+        if !state.try_announce_waiter(seen) {
+            return false;
+        }
+        self.counters.count(Event::Wait);
+        self.parking.park_task(page.id, waker, || {
+            let now = state.load();
+            now.has_waiters() && wanted.is_blocked(now)
+        })
+    }
+
+    /// Ends an exclusive hold and wakes who waited for it.
+    pub(crate) fn unlock(&self, page: PageRef, leave: Leave, dirty: bool) {
+        if self.held(page).unlock(leave, dirty) {
+            self.parking.wake(page.id);
+        }
+    }
+
+    /// Ends a shared hold and wakes who waited for it.
+    pub(crate) fn unlock_shared(&self, page: PageRef) {
+        if self.held(page).unlock_shared() {
+            self.parking.wake(page.id);
+        }
+    }
+
+    /// Takes the memory of pages away, with one call for all of them; a result for each. The
+    /// caller holds them exclusively, and no reference to their bytes is left.
+    pub(crate) fn release(&self, pages: impl Iterator<Item = PageRef>) -> Vec<Entry> {
+        let mut entries: Vec<Entry> = pages.map(|page| Entry::new(page.range())).collect();
+        if !entries.is_empty() {
+            self.release_batches.fetch_add(1, Ordering::Relaxed);
+            // SAFETY: the caller holds the pages exclusively, so only optimistic readers look at
+            // them, and what those read is discarded.
+            unsafe { self.surface.release(&mut entries) };
+        }
+        entries
+    }
+
+    /// A read into an evicted page has ended: checks the page and admits it.
+    ///
+    /// The caller holds the page exclusively and has taken its frames out of the budget; after an
+    /// error the memory is gone again, and both are still the caller's to give back.
+    pub(crate) fn finish_read(
+        &self,
+        page: PageRef,
+        result: io::Result<()>,
+    ) -> Result<(), PoolError> {
+        let outcome = result.map_err(|source| PoolError::Read { page, source }).and_then(|()| {
+            // SAFETY: the page was just read and is held exclusively.
+            let bytes = unsafe { self.bytes(page) };
+            Ok(self.format.verify(page, bytes)?)
+        });
+        match outcome {
+            Ok(()) => self.policy.admit(page),
+            Err(_) => drop(self.release(std::iter::once(page))),
+        }
+        outcome
+    }
+
+    /// Refuses changes after a failed write or sync.
+    pub(crate) fn check_poison(&self) -> Result<(), PoolError> {
+        self.poison.get().map_or(Ok(()), |first| Err(PoolError::Poisoned(first.clone())))
+    }
+
+    /// Remembers the first failure after which the file's contents are unknown.
+    ///
+    /// A full disk is none: the page stays dirty in memory, and can be written once there is room.
+    pub(crate) fn poison(&self, error: &PoolError) {
+        let full = match error {
+            PoolError::Write { source, .. } => is_disk_full(source),
+            _ => false,
+        };
+        if !full && self.poison.set(error.to_string().into()).is_ok() {
+            tracing::error!("{error}; changes are refused from now on");
+        }
+    }
+}
+
+/// No space on the disk, in the quota, or under the file size limit.
+pub(crate) fn is_disk_full(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge
+    )
+}
+
+impl Residents for Core {
+    fn second_chance(&self, page: PageRef) -> Chance {
+        let Some(state) = self.states.get(page.id) else { return Chance::InUse };
+        let seen = state.load();
+        match seen.state() {
+            State::Marked => Chance::Spent,
+            State::Unlocked if state.try_mark(seen) => Chance::Given,
+            _ => Chance::InUse,
+        }
+    }
+}

@@ -1,0 +1,153 @@
+//! What the pool counts, cheaply enough for the hit path.
+//!
+//! Each counter exists once per stripe, and a thread that owns a stripe adds to it with a load and
+//! a store, no locked instruction. The first [`STRIPES`] living threads of the process own one;
+//! further threads share the last one, with atomic additions. So counts are exact.
+
+use std::cell::Cell;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Threads that count without a locked instruction.
+const STRIPES: usize = 64;
+
+/// What is counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(usize)]
+pub enum Event {
+    /// A fix or an optimistic access found its page resident.
+    Hit,
+    /// A page had to be read.
+    Miss,
+    /// A page was read ahead of need.
+    Prefetch,
+    /// A page left memory.
+    Evict,
+    /// ... because a thread that needed a frame found none, and evicted by itself.
+    EvictInline,
+    /// A dirty page was written.
+    WriteBack,
+    /// An optimistic read had to start again.
+    Restart,
+    /// An optimistic read gave up and took the shared lock.
+    Starve,
+    /// A thread or task waited for a page's lock.
+    Wait,
+    /// A thread or task waited for a frame.
+    FrameWait,
+    /// A page was allocated.
+    Allocate,
+    /// A page was freed.
+    Free,
+}
+
+const EVENTS: usize = Event::Free as usize + 1;
+
+#[repr(align(128))]
+#[derive(Debug, Default)]
+struct Stripe([AtomicU64; EVENTS]);
+
+/// One set of counters.
+#[derive(Debug)]
+pub(crate) struct Counters {
+    stripes: Box<[Stripe]>,
+}
+
+impl Counters {
+    pub(crate) fn new() -> Counters {
+        Counters { stripes: (0..=STRIPES).map(|_| Stripe::default()).collect() }
+    }
+
+    /// Counts one event.
+    #[inline(always)]
+    pub(crate) fn count(&self, event: Event) {
+        self.add(event, 1);
+    }
+
+    /// Counts several.
+    #[inline(always)]
+    pub(crate) fn add(&self, event: Event, by: u64) {
+        let stripe = STRIPE.try_with(|stripe| stripe.0.get()).unwrap_or(STRIPES);
+        let counter = &self.stripes[stripe.min(STRIPES)].0[event as usize];
+        if stripe < STRIPES {
+            counter.store(counter.load(Ordering::Relaxed).wrapping_add(by), Ordering::Relaxed);
+        } else {
+            self.add_shared(event, by);
+        }
+    }
+
+    #[cold]
+    fn add_shared(&self, event: Event, by: u64) {
+        let stripe = STRIPE.try_with(|stripe| {
+            if stripe.0.get() == UNASSIGNED {
+                stripe.0.set(acquire_stripe());
+            }
+            stripe.0.get()
+        });
+        let stripe = stripe.unwrap_or(STRIPES); // the thread is ending
+        // A newly owned stripe may be counted atomically once; nobody else writes to it.
+        self.stripes[stripe].0[event as usize].fetch_add(by, Ordering::Relaxed);
+    }
+
+    /// The sum over all threads.
+    pub(crate) fn total(&self, event: Event) -> u64 {
+        self.stripes.iter().map(|stripe| stripe.0[event as usize].load(Ordering::Relaxed)).sum()
+    }
+}
+
+const UNASSIGNED: usize = usize::MAX;
+
+/// The stripe that this thread counts in.
+struct StripeOfThread(Cell<usize>);
+
+thread_local! {
+    static STRIPE: StripeOfThread = const { StripeOfThread(Cell::new(UNASSIGNED)) };
+}
+
+/// A bit for each stripe that a living thread owns.
+static OWNED: AtomicU64 = AtomicU64::new(0);
+
+fn acquire_stripe() -> usize {
+    let mut owned = OWNED.load(Ordering::Relaxed);
+    while owned != u64::MAX {
+        let stripe = owned.trailing_ones();
+        match OWNED.compare_exchange(
+            owned,
+            owned | (1 << stripe),
+            Ordering::Acquire,
+            Ordering::Relaxed,
+        ) {
+            Ok(_) => return stripe as usize,
+            Err(now) => owned = now,
+        }
+    }
+    STRIPES
+}
+
+impl Drop for StripeOfThread {
+    fn drop(&mut self) {
+        if self.0.get() < STRIPES {
+            OWNED.fetch_and(!(1 << self.0.get()), Ordering::Release);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+
+    #[test]
+    fn exact_with_more_threads_than_stripes() {
+        let counters = Arc::new(Counters::new());
+        for _ in 0..3 {
+            std::thread::scope(|scope| {
+                for _ in 0..STRIPES + 10 {
+                    scope.spawn(|| (0..1000).for_each(|_| counters.count(Event::Hit)));
+                }
+            });
+        }
+        assert_eq!(counters.total(Event::Hit), 3 * 1000 * (STRIPES as u64 + 10));
+        assert_eq!(counters.total(Event::Miss), 0);
+    }
+}

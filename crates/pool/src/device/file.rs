@@ -1,0 +1,240 @@
+//! Pages in a file or on a block device.
+//!
+//! Blocking reads go straight through the surface; everything else goes through an [`Engine`].
+#![allow(unsafe_code)]
+
+use std::fmt;
+use std::fs::File;
+use std::io::{self, Seek, SeekFrom};
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+
+use rustix::fs::FallocateFlags;
+use rustix::io::Errno;
+use vellum_vm::{END_OF_FILE, Entry, FaultBehaviour, PAGE_SIZE, PageRange, Surface};
+
+use super::file_open::{EngineChoice, FileOptions, Opened, open};
+use super::threads::ThreadEngine;
+use super::transfer::{ReadRequest, file_offset};
+use super::uring::UringEngine;
+use super::workers::lock;
+use super::{Device, DeviceError, DeviceInfo, ReadDone, Write};
+
+/// What moves bytes between memory and the file.
+pub(super) trait Engine: Send + Sync + fmt::Debug {
+    fn name(&self) -> &'static str;
+    /// Starts reads; each request's `done` is called once. Dropping the engine waits for all.
+    fn start_reads(&self, reads: Vec<ReadRequest>);
+    /// Writes, and gives every entry its result.
+    fn write(&self, batch: &mut [Write<'_>]);
+}
+
+/// A file or a block device; page `p` is at byte `p * 4096`.
+#[derive(Debug)]
+pub struct FileDevice {
+    // Dropped first: waits for the reads in flight. It holds the file too.
+    engine: Box<dyn Engine>,
+    file: Arc<File>,
+    path: PathBuf,
+    read_only: bool,
+    is_block_device: bool,
+    direct: Result<(), String>,
+    /// Held while the length changes.
+    resizing: Mutex<()>,
+}
+
+impl FileDevice {
+    /// Makes a new, empty file, whose name is durable when this returns. The path may also be that
+    /// of a block device, which is then opened.
+    ///
+    /// # Errors
+    /// [`DeviceError`]; among others if the file exists, or cannot be locked.
+    pub fn create(path: impl AsRef<Path>, options: FileOptions) -> Result<Self, DeviceError> {
+        Self::with(path.as_ref(), options, true)
+    }
+
+    /// Opens a file or a block device.
+    ///
+    /// # Errors
+    /// [`DeviceError`]; among others [`DeviceError::InUse`] while somebody else has it open.
+    pub fn open(path: impl AsRef<Path>, options: FileOptions) -> Result<Self, DeviceError> {
+        Self::with(path.as_ref(), options, false)
+    }
+
+    fn with(path: &Path, options: FileOptions, create: bool) -> Result<Self, DeviceError> {
+        let Opened { file, is_block_device, direct } = open(path, options, create)?;
+        let file = Arc::new(file);
+        Ok(Self {
+            engine: start_engine(&file, options.engine)?,
+            file,
+            path: path.to_path_buf(),
+            read_only: options.read_only,
+            is_block_device,
+            direct,
+            resizing: Mutex::new(()),
+        })
+    }
+
+    /// The length in bytes.
+    fn len(&self) -> io::Result<u64> {
+        if self.is_block_device {
+            // The end of a block device is where seeking to the end leads. Nothing here depends on
+            // the file's position.
+            return (&*self.file).seek(SeekFrom::End(0));
+        }
+        Ok(self.file.metadata()?.len())
+    }
+
+    fn check_writable(&self) -> io::Result<()> {
+        if self.read_only {
+            let cause = format!("{} is open read-only", self.path.display());
+            return Err(io::Error::new(io::ErrorKind::PermissionDenied, cause));
+        }
+        Ok(())
+    }
+
+    /// Makes the file longer, from `old` to `new` bytes.
+    fn grow(&self, old: u64, new: u64) -> io::Result<()> {
+        let result = loop {
+            match rustix::fs::fallocate(&*self.file, FallocateFlags::empty(), old, new - old) {
+                Err(Errno::INTR) => {}
+                result => break result,
+            }
+        };
+        match result {
+            Ok(()) => Ok(()),
+            // Without the call, space can only be found missing by writing.
+            Err(Errno::OPNOTSUPP | Errno::NOSYS) => self.file.set_len(new),
+            Err(error) => {
+                // Some file systems keep what they had allocated when the space ran out.
+                self.file.set_len(old)?;
+                Err(error.into())
+            }
+        }
+    }
+
+    /// The request that reads a range, or why there can be none.
+    fn request(
+        &self,
+        surface: &Surface,
+        range: PageRange,
+        done: ReadDone,
+    ) -> Result<ReadRequest, (ReadDone, io::Error)> {
+        let offset = match file_offset(range.start) {
+            Ok(offset) if range.is_within(surface.pages()) => offset,
+            Ok(_) => return Err((done, Errno::INVAL.into())),
+            Err(error) => return Err((done, error)),
+        };
+        // Reading populates by itself where touching a released page does.
+        if surface.fault_behaviour() != FaultBehaviour::ReadsZeros {
+            let mut entry = [Entry::new(range)];
+            surface.populate(&mut entry);
+            if let Err(error) = entry[0].result {
+                return Err((done, error.into()));
+            }
+        }
+        let address = surface.base().as_ptr().wrapping_add(offset as usize);
+        // SAFETY: the range is within the surface (checked), and the caller of `start_reads`
+        // keeps it mapped and to itself until `done` is called.
+        Ok(unsafe { ReadRequest::new(address, range.bytes(), offset, done) })
+    }
+}
+
+/// Starts the engine that was chosen.
+fn start_engine(file: &Arc<File>, choice: EngineChoice) -> Result<Box<dyn Engine>, DeviceError> {
+    let uring = || UringEngine::new(Arc::clone(file));
+    let threads = || match ThreadEngine::new(Arc::clone(file)) {
+        Ok(engine) => Ok(Box::new(engine) as Box<dyn Engine>),
+        Err(source) => Err(DeviceError::Engine { engine: "threads", source }),
+    };
+    match choice {
+        EngineChoice::Threads => threads(),
+        EngineChoice::Uring => match uring() {
+            Ok(engine) => Ok(Box::new(engine)),
+            Err(source) => Err(DeviceError::Engine { engine: "io_uring", source }),
+        },
+        EngineChoice::Auto => match uring() {
+            Ok(engine) => Ok(Box::new(engine)),
+            Err(error) => {
+                tracing::info!(%error, "io_uring is not available: threads do the I/O");
+                threads()
+            }
+        },
+    }
+}
+
+impl Device for FileDevice {
+    fn read(&self, surface: &Surface, range: PageRange) -> io::Result<()> {
+        let mut entry = [Entry::new(range)];
+        // SAFETY: the contract of `Device::read`: the caller has the range to itself.
+        unsafe { surface.read(self.file.as_fd(), 0, &mut entry) };
+        entry[0].result.map_err(|error| match error {
+            END_OF_FILE => io::ErrorKind::UnexpectedEof.into(),
+            error => error.into(),
+        })
+    }
+
+    fn start_reads(&self, surface: &Surface, reads: Vec<(PageRange, ReadDone)>) {
+        let mut requests = Vec::with_capacity(reads.len());
+        let mut refused = Vec::new();
+        for (range, done) in reads {
+            match self.request(surface, range, done) {
+                Ok(request) => requests.push(request),
+                Err(why) => refused.push(why),
+            }
+        }
+        self.engine.start_reads(requests);
+        for (done, error) in refused {
+            done.call(Err(error));
+        }
+    }
+
+    fn write(&self, batch: &mut [Write<'_>]) {
+        if self.check_writable().is_ok() {
+            self.engine.write(batch);
+        } else {
+            for write in batch {
+                write.result = self.check_writable();
+            }
+        }
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        // `fdatasync` covers the size and the allocation as far as they are needed to read back.
+        match self.read_only {
+            true => Ok(()),
+            false => self.file.sync_data(),
+        }
+    }
+
+    fn pages(&self) -> io::Result<u64> {
+        Ok(self.len()? / PAGE_SIZE as u64)
+    }
+
+    fn resize(&self, pages: u64) -> io::Result<()> {
+        self.check_writable()?;
+        let _one_at_a_time = lock(&self.resizing);
+        let (old, new) = (self.len()?, file_offset(pages)?);
+        if self.is_block_device {
+            if new <= old {
+                return Ok(());
+            }
+            let cause = format!(
+                "{pages} pages do not fit on {}, which has {}",
+                self.path.display(),
+                old / PAGE_SIZE as u64
+            );
+            return Err(io::Error::new(io::ErrorKind::StorageFull, cause));
+        }
+        if new > old { self.grow(old, new) } else { self.file.set_len(new) }
+    }
+
+    fn info(&self) -> DeviceInfo {
+        DeviceInfo {
+            path: Some(self.path.clone()),
+            direct: self.direct.clone(),
+            engine: self.engine.name(),
+        }
+    }
+}

@@ -1,0 +1,175 @@
+//! Where pages live when they are not in memory.
+//!
+//! A [`Device`] moves pages between a surface and storage. Page `p` of the surface is page `p` of
+//! the storage, always: a page identifier is a position in both.
+//!
+//! - [`FileDevice`]: a file or a block device, past the kernel's page cache where it allows that,
+//!   with io_uring or a few threads below;
+//! - [`MemoryDevice`]: bytes in memory, for tests and stores that need not last;
+//! - [`FaultyDevice`]: another device that fails by plan.
+//!
+//! What every device promises: a [`ReadDone`] is called exactly once, with no lock of the device
+//! held; nothing touches the caller's memory after `read` or `write` returned or a `ReadDone` was
+//! called; dropping a device waits for the reads in flight and calls their `ReadDone`s.
+
+use std::fmt;
+use std::io;
+use std::path::PathBuf;
+
+use vellum_vm::{PageRange, Surface};
+
+mod error;
+mod faulty;
+mod faulty_plan;
+mod file;
+mod file_open;
+mod memory;
+mod threads;
+mod transfer;
+mod uring;
+mod uring_reads;
+mod workers;
+
+pub use error::DeviceError;
+pub use faulty::FaultyDevice;
+pub use faulty_plan::{Fault, Operation, OperationCounts, Plan};
+pub use file::FileDevice;
+pub use file_open::{Direct, EngineChoice, FileOptions};
+pub use memory::{Completion, MemoryDevice};
+
+/// Storage for pages of 4 KiB.
+///
+/// # Contract of the callers
+///
+/// `read` and `start_reads` write into the surface's memory. Whoever calls them holds the pages of
+/// the range exclusively (no other thread reads them but optimistically, none writes them) from
+/// the call until it returns or, for `start_reads`, until the range's [`ReadDone`] is called; and
+/// keeps the surface mapped and the range populated or free to be populated for as long. The pool
+/// owns its surface and holds the page's latch in the state Locked, which is what makes these safe
+/// functions sound.
+pub trait Device: Send + Sync + fmt::Debug + 'static {
+    /// Reads `range` into the surface and populates it. Blocks.
+    ///
+    /// # Errors
+    /// The whole range was read or the result is an error; then the contents of the range are
+    /// undefined. `UnexpectedEof` if the range does not lie wholly within the storage.
+    fn read(&self, surface: &Surface, range: PageRange) -> io::Result<()>;
+
+    /// Starts reading each range into the surface and returns. Each [`ReadDone`] is called exactly
+    /// once with what [`read`](Device::read) would have returned, on any thread, also on the
+    /// calling one before this returns. It may call the device again; it should not block.
+    fn start_reads(&self, surface: &Surface, reads: Vec<(PageRange, ReadDone)>);
+
+    /// Writes all entries, in flight together, and blocks until all are done. Each entry gets its
+    /// own result. Entries must not overlap one another. Written does not mean durable: see
+    /// [`sync`](Device::sync).
+    fn write(&self, batch: &mut [Write<'_>]);
+
+    /// Makes everything durable that was written, and the size, before this was called.
+    ///
+    /// # Errors
+    /// After a failure it is unknown what is durable, and asking again does not help: the kernel
+    /// may have dropped the data that it could not write.
+    fn sync(&self) -> io::Result<()>;
+
+    /// The length of the storage in pages, rounded down.
+    ///
+    /// # Errors
+    /// What the kernel said.
+    fn pages(&self) -> io::Result<u64>;
+
+    /// Makes the storage exactly `pages` pages long. Growing allocates the space, so that a full
+    /// disk is found here and not when a page is written back; shrinking gives the tail back. New
+    /// pages read as zeros. A block device keeps its length: any `pages` within it is accepted.
+    ///
+    /// # Errors
+    /// `StorageFull` if there is no space; the length is then what it was before.
+    fn resize(&self, pages: u64) -> io::Result<()>;
+
+    /// What this device is and how it does its work.
+    fn info(&self) -> DeviceInfo;
+}
+
+/// One entry of a batch of writes: `parts`, one after the other, to the place of `page`.
+#[derive(Debug)]
+pub struct Write<'a> {
+    /// The first page written.
+    pub page: u64,
+    /// The bytes: the second part follows the first in the file and may be empty. Lengths are
+    /// multiples of 4096 bytes, addresses of parts that are not empty are aligned to 4096.
+    pub parts: [&'a [u8]; 2],
+    /// How it went. Meaningful after [`Device::write`]; it starts as `Ok`.
+    pub result: io::Result<()>,
+}
+
+impl<'a> Write<'a> {
+    /// An entry to be written.
+    pub fn new(page: u64, parts: [&'a [u8]; 2]) -> Self {
+        Self { page, parts, result: Ok(()) }
+    }
+
+    /// Length of all parts, in bytes.
+    pub fn len(&self) -> usize {
+        self.parts[0].len() + self.parts[1].len()
+    }
+
+    /// Whether there is nothing to write.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// What to call when a read is done: exactly once, on any thread. One that is dropped uncalled
+/// calls itself with an error, so that nobody waits for a read that will not come.
+pub struct ReadDone(Option<Box<dyn FnOnce(io::Result<()>) + Send>>);
+
+impl ReadDone {
+    /// Wraps a function.
+    pub fn new(done: impl FnOnce(io::Result<()>) + Send + 'static) -> Self {
+        Self(Some(Box::new(done)))
+    }
+
+    /// Says how the read went.
+    pub fn call(mut self, result: io::Result<()>) {
+        if let Some(done) = self.0.take() {
+            done(result);
+        }
+    }
+}
+
+impl Drop for ReadDone {
+    fn drop(&mut self) {
+        if let Some(done) = self.0.take() {
+            done(Err(io::Error::other("read abandoned")));
+        }
+    }
+}
+
+impl fmt::Debug for ReadDone {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("ReadDone")
+    }
+}
+
+/// What a device is and how it does its work.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct DeviceInfo {
+    /// The file, if there is one.
+    pub path: Option<PathBuf>,
+    /// `Ok` if I/O goes past the kernel's page cache; otherwise the reason why it does not.
+    pub direct: Result<(), String>,
+    /// What moves the bytes: `io_uring`, `threads`, `memory`, ...
+    pub engine: &'static str,
+}
+
+impl DeviceInfo {
+    /// For devices outside this crate.
+    pub fn new(
+        path: Option<PathBuf>,
+        direct: Result<(), String>,
+        engine: &'static str,
+    ) -> DeviceInfo {
+        DeviceInfo { path, direct, engine }
+    }
+}

@@ -1,0 +1,121 @@
+//! The I/O engine for kernels and sandboxes without io_uring: a few threads that read and write.
+
+use std::fs::File;
+use std::io;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+
+use super::Write;
+use super::file::Engine;
+use super::transfer::{ReadRequest, write_blocking};
+use super::workers::{Job, Workers, lock, wait};
+
+/// Threads per device. Each keeps one read or write in flight; writers help themselves too.
+const THREADS: usize = 4;
+
+/// Reads and writes by threads.
+#[derive(Debug)]
+pub(super) struct ThreadEngine {
+    file: Arc<File>,
+    workers: Workers,
+}
+
+impl ThreadEngine {
+    /// Starts the threads.
+    pub(super) fn new(file: Arc<File>) -> io::Result<Self> {
+        Ok(Self { file, workers: Workers::start(THREADS)? })
+    }
+}
+
+impl Engine for ThreadEngine {
+    fn name(&self) -> &'static str {
+        "threads"
+    }
+
+    fn start_reads(&self, reads: Vec<ReadRequest>) {
+        self.workers.run(reads.into_iter().map(|read| {
+            let file = Arc::clone(&self.file);
+            Box::new(move || read.run(&file)) as Job
+        }));
+    }
+
+    fn write(&self, batch: &mut [Write<'_>]) {
+        let helpers = self.workers.count().min(batch.len().saturating_sub(1));
+        let shared = Arc::new(Batch::new(Arc::clone(&self.file), batch));
+        self.workers.run((0..helpers).map(|_| {
+            let shared = Arc::clone(&shared);
+            Box::new(move || shared.help()) as Job
+        }));
+        shared.help();
+        for (write, result) in batch.iter_mut().zip(shared.finish()) {
+            write.result = result;
+        }
+    }
+}
+
+/// One batch of writes that several threads work on. Its lifetime is erased: entries are only
+/// looked at between being claimed and being finished, and the owner waits for all to finish.
+struct Batch {
+    file: Arc<File>,
+    entries: *const Write<'static>,
+    len: usize,
+    next: AtomicUsize,
+    results: Mutex<Results>,
+    all_done: Condvar,
+}
+
+struct Results {
+    results: Vec<io::Result<()>>,
+    done: usize,
+}
+
+#[allow(unsafe_code)]
+// SAFETY: the entries are only read, and only while the owner of the borrow waits in `finish`.
+unsafe impl Send for Batch {}
+#[allow(unsafe_code)]
+// SAFETY: as above; everything else is Sync by itself.
+unsafe impl Sync for Batch {}
+
+impl Batch {
+    fn new(file: Arc<File>, batch: &[Write<'_>]) -> Self {
+        let results = batch.iter().map(|_| Ok(())).collect();
+        Self {
+            file,
+            entries: batch.as_ptr().cast(),
+            len: batch.len(),
+            next: AtomicUsize::new(0),
+            results: Mutex::new(Results { results, done: 0 }),
+            all_done: Condvar::new(),
+        }
+    }
+
+    /// Writes entries until none is unclaimed. Helpers that come late find none.
+    fn help(&self) {
+        loop {
+            let index = self.next.fetch_add(1, Ordering::Relaxed);
+            if index >= self.len {
+                return;
+            }
+            #[allow(unsafe_code)]
+            // SAFETY: the index is within the batch and was claimed by this thread alone, and the
+            // batch's owner keeps the entries in place until this entry counts as done, below.
+            let write = unsafe { &*self.entries.add(index) };
+            let result = write_blocking(&self.file, write);
+            let mut results = lock(&self.results);
+            results.results[index] = result;
+            results.done += 1;
+            if results.done == self.len {
+                self.all_done.notify_all();
+            }
+        }
+    }
+
+    /// Waits until all entries are done.
+    fn finish(&self) -> Vec<io::Result<()>> {
+        let mut results = lock(&self.results);
+        while results.done < self.len {
+            results = wait(&self.all_done, results);
+        }
+        std::mem::take(&mut results.results)
+    }
+}

@@ -1,0 +1,131 @@
+//! What can go wrong in the buffer manager.
+
+use std::io;
+use std::sync::Arc;
+
+use vellum_vm::{ReserveError, SurfaceError};
+
+use crate::format::PageDamage;
+use crate::page::{PageId, PageRef};
+
+/// An optimistic read saw a page change under it: start again. Nothing is wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the page changed during an optimistic read")]
+pub struct Restart;
+
+/// Why the pool could not do what it was asked.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PoolError {
+    /// The reference points past the end of the file: it is not from this file, or damaged.
+    #[error("{page} lies beyond the end of the file, which has {pages} pages")]
+    OutOfRange {
+        /// What was asked for.
+        page: PageRef,
+        /// The file's length in pages of 4 KiB.
+        pages: u64,
+    },
+    /// The reference points to a page that was freed.
+    #[error("page {0} is not allocated: the reference to it is stale")]
+    PageFree(PageId),
+    /// A page was read, but its contents are wrong.
+    #[error(transparent)]
+    Damaged(#[from] PageDamage),
+    /// The device did not deliver a page.
+    #[error("reading {page} failed: {source}")]
+    Read {
+        /// What was asked for.
+        page: PageRef,
+        /// What the device said.
+        source: io::Error,
+    },
+    /// The device did not take a page. It stays in memory and stays dirty.
+    #[error("writing {page} failed: {source}")]
+    Write {
+        /// What was to be written.
+        page: PageRef,
+        /// What the device said.
+        source: io::Error,
+    },
+    /// The log did not become durable, so no dirty page may leave.
+    #[error("the log could not be made durable before writing pages: {0}")]
+    WriteAhead(#[source] io::Error),
+    /// The device could not promise that what was written is durable.
+    #[error("making the file durable failed: {0}")]
+    Sync(#[source] io::Error),
+    /// No space for more pages. Nothing was changed.
+    #[error("no space left for {frames} more pages of 4 KiB: free some space on the disk")]
+    DiskFull {
+        /// How many were asked for.
+        frames: u32,
+        /// What the device said.
+        source: io::Error,
+    },
+    /// The file could not be made longer or shorter.
+    #[error("changing the file's size failed: {0}")]
+    Resize(#[source] io::Error),
+    /// All of the pool is held by guards, or cannot be written back.
+    #[error(
+        "the pool of {capacity} frames is exhausted: {wanted} more are needed, {used} are in use \
+         and none could be evicted{}; drop guards, or open with a larger pool",
+        .because.as_deref().map(|why| format!(" (writing back failed: {why})")).unwrap_or_default()
+    )]
+    Exhausted {
+        /// The pool's size in frames.
+        capacity: u64,
+        /// Frames that were asked for.
+        wanted: u32,
+        /// Frames in use.
+        used: u64,
+        /// The last failed write-back, if that is what keeps pages in memory.
+        because: Option<String>,
+    },
+    /// A page that is larger than the pool.
+    #[error("{page} does not fit a pool of {capacity} frames: open with a larger pool")]
+    PageTooLarge {
+        /// What was asked for.
+        page: PageRef,
+        /// The pool's size in frames.
+        capacity: u64,
+    },
+    /// The pool was asked to be smaller than it can be.
+    #[error("a pool of {frames} frames is below the minimum of {min}")]
+    PoolTooSmall {
+        /// What was asked for, in frames.
+        frames: u64,
+        /// The minimum, in frames.
+        min: u64,
+    },
+    /// How much memory there is could not be learnt.
+    #[error("cannot tell how much memory there is: {0}; give the pool's size")]
+    MemoryLimit(#[source] io::Error),
+    /// An earlier write or sync failed; what the file holds is no longer known.
+    #[error(
+        "an earlier failure poisoned this handle: {0}; reads still work, changes are refused: \
+         save what you need, close, and check the device"
+    )]
+    Poisoned(Arc<str>),
+    /// A change was asked of a file that was opened to be read.
+    #[error("the file is open read-only")]
+    ReadOnly,
+    /// The map of allocated pages does not agree with what was asked.
+    #[error("the map of allocated pages is inconsistent: {0}")]
+    Space(#[from] crate::space::SpaceError),
+    /// A page that the map of allocated pages calls free is in use: the file is damaged.
+    #[error("{0} is in use though it is not allocated: the file is damaged; dump it and load anew")]
+    InUse(PageRef),
+    /// The kernel did not take the memory of a page back.
+    #[error("releasing the memory of {page} failed: {source}")]
+    Release {
+        /// What was to be released.
+        page: PageRef,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// Address space or a batch of page-table changes was refused.
+    #[error(transparent)]
+    Surface(#[from] SurfaceError),
+    /// Address space for the page states was refused.
+    #[error(transparent)]
+    Reserve(#[from] ReserveError),
+}

@@ -1,0 +1,269 @@
+//! Eviction: who finds frames for pages that come, and how pages leave.
+//!
+//! Batches go through the paper's five steps (SIGMOD'23, section 3.4): take candidates and hold
+//! the dirty ones shared; write those; lock all exclusively, or leave them be; release their
+//! memory with one call; retire them. Background threads keep some frames free; a thread that
+//! finds none evicts a batch by itself.
+
+use std::sync::Arc;
+
+use crate::core::Core;
+use crate::counters::Event;
+use crate::device::Device;
+use crate::error::PoolError;
+use crate::frame_budget::Reserved;
+use crate::page::PageRef;
+use crate::page_state::{Leave, State};
+use crate::sync::{AtomicBool, Condvar, Mutex, Ordering, lock, wait};
+use crate::write_back::Writer;
+
+/// Evicts pages of one pool.
+#[derive(Debug)]
+pub(crate) struct Eviction {
+    core: Arc<Core>,
+    device: Arc<dyn Device>,
+    pub(crate) writer: Writer,
+    batch: usize,
+    /// Background eviction begins when fewer frames than this are free ...
+    low: u64,
+    /// ... and ends when so many are.
+    high: u64,
+    /// Rounds of about a millisecond that a thread waits before the pool counts as exhausted.
+    patience: u32,
+    background: Background,
+    /// Why the last write-back failed, until one succeeds.
+    failure: Mutex<Option<String>>,
+}
+
+#[derive(Debug, Default)]
+struct Background {
+    threads: u64,
+    asleep: AtomicBool,
+    state: Mutex<BackgroundState>,
+    wake_up: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct BackgroundState {
+    wanted: bool,
+    ended: bool,
+}
+
+impl Eviction {
+    pub(crate) fn new(
+        core: Arc<Core>,
+        device: Arc<dyn Device>,
+        batch: usize,
+        threads: u64,
+        patience: u32,
+    ) -> Eviction {
+        let capacity = core.budget.capacity();
+        let low = (capacity / 64).max(batch as u64).min(capacity / 8).max(1);
+        Eviction {
+            core,
+            device,
+            writer: Writer::new(batch),
+            batch,
+            low,
+            high: low * 2,
+            patience,
+            background: Background { threads, ..Background::default() },
+            failure: Mutex::new(None),
+        }
+    }
+
+    /// Takes frames for a page that comes, evicting others if need be.
+    pub(crate) fn reserve(&self, page: PageRef) -> Result<Reserved<'_>, PoolError> {
+        match self.core.budget.try_reserve(page.frames) {
+            Some(reserved) => {
+                self.evict_ahead();
+                Ok(reserved)
+            }
+            None => self.reserve_by_evicting(page),
+        }
+    }
+
+    /// As [`reserve`](Eviction::reserve), but gives up at once if there are none.
+    pub(crate) fn try_reserve(&self, page: PageRef) -> Option<Reserved<'_>> {
+        let reserved = self.core.budget.try_reserve(page.frames);
+        self.evict_ahead();
+        reserved
+    }
+
+    #[cold]
+    fn reserve_by_evicting(&self, page: PageRef) -> Result<Reserved<'_>, PoolError> {
+        let mut rounds = 0;
+        while rounds < self.patience {
+            let evicted = self.evict_batch(u64::from(page.frames).max(self.batch as u64));
+            self.core.counters.add(Event::EvictInline, evicted.pages);
+            if let Some(reserved) = self.core.budget.try_reserve(page.frames) {
+                return Ok(reserved);
+            }
+            if evicted.frames == 0 {
+                rounds += 1;
+                self.core.counters.count(Event::FrameWait);
+                self.core.budget.wait_briefly();
+            }
+        }
+        Err(self.exhausted(page))
+    }
+
+    /// The error for a page that found no frames.
+    pub(crate) fn exhausted(&self, page: PageRef) -> PoolError {
+        PoolError::Exhausted {
+            capacity: self.core.budget.capacity(),
+            wanted: page.frames,
+            used: self.core.budget.used(),
+            because: lock(&self.failure).clone(),
+        }
+    }
+
+    /// How long a task may wait for frames before the pool counts as exhausted.
+    pub(crate) fn patience(&self) -> u32 {
+        self.patience
+    }
+
+    /// There are threads that evict in the background.
+    pub(crate) fn has_background(&self) -> bool {
+        self.background.threads > 0
+    }
+
+    /// Evicts one batch: up to `frames` frames, and up to the batch size in pages.
+    pub(crate) fn evict_batch(&self, frames: u64) -> Evicted {
+        let core = &*self.core;
+        let mut candidates = Vec::with_capacity(self.batch);
+        core.policy.candidates(core, frames, self.batch, &mut candidates);
+
+        let (clean, dirty) = self.hold_dirty(&candidates);
+        let written = self.write(&dirty);
+        let locked = self.lock_exclusively(&clean, &dirty, &written);
+        let released = core.release(locked.iter().copied());
+
+        let mut evicted = Evicted::default();
+        for (page, entry) in locked.into_iter().zip(released) {
+            if entry.result.is_ok() {
+                core.policy.forget(page);
+                core.unlock(page, Leave::Evicted, false);
+                evicted.pages += 1;
+                evicted.frames += u64::from(page.frames);
+            } else {
+                core.unlock(page, Leave::Unlocked, false);
+            }
+        }
+        core.counters.add(Event::Evict, evicted.pages);
+        core.budget.put_back(evicted.frames);
+        evicted
+    }
+
+    /// Step 1: the candidates that are still marked, clean ones and, held shared, dirty ones.
+    fn hold_dirty(&self, candidates: &[PageRef]) -> (Vec<PageRef>, Vec<PageRef>) {
+        let (mut clean, mut dirty) = (Vec::new(), Vec::new());
+        for &page in candidates {
+            let state = self.core.held(page);
+            let seen = state.load();
+            if seen.state() == State::Marked {
+                if !seen.is_dirty() {
+                    clean.push(page);
+                } else if state.try_lock_shared(seen) {
+                    dirty.push(page);
+                }
+            }
+        }
+        (clean, dirty)
+    }
+
+    /// Step 2: writes the dirty ones. True for those that are clean now.
+    fn write(&self, dirty: &[PageRef]) -> Vec<bool> {
+        let results = self.writer.write(&self.core, &*self.device, dirty);
+        if let Some(Err(error)) = results.iter().find(|result| result.is_err()) {
+            *lock(&self.failure) = Some(error.to_string());
+        } else if !dirty.is_empty() {
+            *lock(&self.failure) = None;
+        }
+        results.into_iter().map(|result| result.is_ok()).collect()
+    }
+
+    /// Step 3: whatever nobody used meanwhile is locked exclusively; the rest stays.
+    fn lock_exclusively(
+        &self,
+        clean: &[PageRef],
+        dirty: &[PageRef],
+        written: &[bool],
+    ) -> Vec<PageRef> {
+        let mut locked = Vec::with_capacity(clean.len() + dirty.len());
+        for &page in clean {
+            let state = self.core.held(page);
+            let seen = state.load();
+            if seen.state() == State::Marked && !seen.is_dirty() && state.try_lock(seen) {
+                locked.push(page);
+            }
+        }
+        for (&page, &written) in dirty.iter().zip(written) {
+            if written && self.core.held(page).try_upgrade() {
+                locked.push(page);
+            } else {
+                self.core.unlock_shared(page);
+            }
+        }
+        locked
+    }
+
+    /// Wakes the background threads if frames run short.
+    #[inline]
+    pub(crate) fn evict_ahead(&self) {
+        if self.core.budget.available() < self.low && self.background.asleep.load(Ordering::Relaxed)
+        {
+            self.wake_background();
+        }
+    }
+
+    /// Wakes the background threads.
+    #[cold]
+    pub(crate) fn wake_background(&self) {
+        lock(&self.background.state).wanted = true;
+        self.background.wake_up.notify_all();
+    }
+
+    /// Ends the background threads; they return soon after.
+    pub(crate) fn end_background(&self) {
+        lock(&self.background.state).ended = true;
+        self.background.wake_up.notify_all();
+    }
+
+    /// What a background thread does until it is ended.
+    pub(crate) fn run_background(&self) {
+        loop {
+            let mut state = lock(&self.background.state);
+            while !state.wanted && !state.ended {
+                self.background.asleep.store(true, Ordering::Relaxed);
+                state = wait(&self.background.wake_up, state);
+            }
+            if state.ended {
+                return;
+            }
+            state.wanted = false;
+            self.background.asleep.store(false, Ordering::Relaxed);
+            drop(state);
+            self.evict_until_high();
+        }
+    }
+
+    fn evict_until_high(&self) {
+        while self.core.budget.available() < self.high && !lock(&self.background.state).ended {
+            let missing = self.high - self.core.budget.available().min(self.high);
+            if self.evict_batch(missing.max(1)).frames == 0 {
+                // Nothing can go now: whoever waits for frames looks again, and asks again.
+                self.core.budget.wait_briefly();
+                self.core.budget.wake();
+                return;
+            }
+        }
+    }
+}
+
+/// What a batch evicted.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Evicted {
+    pub(crate) pages: u64,
+    pub(crate) frames: u64,
+}

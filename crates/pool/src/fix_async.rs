@@ -1,0 +1,153 @@
+//! Fixing pages from asynchronous code, on any executor.
+//!
+//! A hit is ready at the first poll. A miss starts a read and gives the thread back; whoever
+//! completes the read wakes the task. No future ever blocks its thread, except that a pool without
+//! background eviction evicts in the poll that found no frame.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use crate::core::Wanted;
+use crate::counters::Event;
+use crate::error::PoolError;
+use crate::guard::{ExclusiveGuard, SharedGuard};
+use crate::load::LoadFailure;
+use crate::page::PageRef;
+use crate::page_state::{State, Word};
+use crate::pool::Pool;
+
+/// Waits for the shared lock of a page; see [`Pool::fix_shared_async`].
+///
+/// Dropping it before it is ready is fine: a read that it started completes, and the page stays.
+#[derive(Debug)]
+#[must_use = "futures do nothing unless polled"]
+pub struct FixShared<'a>(Fix<'a>);
+
+/// Waits for the exclusive lock of a page; see [`Pool::fix_exclusive_async`].
+///
+/// Dropping it before it is ready is fine: a read that it started completes, and the page stays.
+#[derive(Debug)]
+#[must_use = "futures do nothing unless polled"]
+pub struct FixExclusive<'a>(Fix<'a>);
+
+impl Pool {
+    /// As [`fix_shared`](Pool::fix_shared), without blocking.
+    pub fn fix_shared_async(&self, page: PageRef) -> FixShared<'_> {
+        FixShared(Fix { pool: self, page, wanted: Wanted::SharedPlace, read: None, frame_waits: 0 })
+    }
+
+    /// As [`fix_exclusive`](Pool::fix_exclusive), without blocking.
+    pub fn fix_exclusive_async(&self, page: PageRef) -> FixExclusive<'_> {
+        FixExclusive(Fix { pool: self, page, wanted: Wanted::Alone, read: None, frame_waits: 0 })
+    }
+}
+
+impl<'a> Future for FixShared<'a> {
+    type Output = Result<SharedGuard<'a>, PoolError>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        self.0.poll(cx).map_ok(|()| SharedGuard::new(&self.0.pool.core, self.0.page))
+    }
+}
+
+impl<'a> Future for FixExclusive<'a> {
+    type Output = Result<ExclusiveGuard<'a>, PoolError>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        self.0.poll(cx).map_ok(|()| ExclusiveGuard::new(&self.0.pool.core, self.0.page, false))
+    }
+}
+
+/// The part that both kinds share: ready means that the lock is taken.
+#[derive(Debug)]
+struct Fix<'a> {
+    pool: &'a Pool,
+    page: PageRef,
+    wanted: Wanted,
+    /// The read that this task started, if it did.
+    read: Option<Arc<LoadFailure>>,
+    frame_waits: u32,
+}
+
+enum Step {
+    Locked,
+    Again,
+    Pending,
+}
+
+impl Fix<'_> {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), PoolError>> {
+        loop {
+            match self.step(cx) {
+                Err(error) => return Poll::Ready(Err(error)),
+                Ok(Step::Locked) => return Poll::Ready(Ok(())),
+                Ok(Step::Pending) => return Poll::Pending,
+                Ok(Step::Again) => {}
+            }
+        }
+    }
+
+    fn step(&mut self, cx: &mut Context<'_>) -> Result<Step, PoolError> {
+        let core = &*self.pool.core;
+        let state = core.state(self.page)?;
+        if let Some(error) = self.read.as_ref().and_then(|read| read.take()) {
+            return Err(error);
+        }
+        let seen = state.load();
+        match seen.state() {
+            State::Free => return Err(PoolError::PageFree(self.page.id)),
+            State::Evicted => return self.start_read(seen, cx),
+            _ => {}
+        }
+        if self.wanted.is_blocked(seen) {
+            let waits = core.wait_task(self.page, state, seen, self.wanted, cx.waker());
+            return Ok(if waits { Step::Pending } else { Step::Again });
+        }
+        let locked = match self.wanted {
+            Wanted::Alone => state.try_lock(seen),
+            _ => state.try_lock_shared(seen),
+        };
+        if locked && self.read.is_none() {
+            core.counters.count(Event::Hit);
+        }
+        Ok(if locked { Step::Locked } else { Step::Again })
+    }
+
+    fn start_read(&mut self, seen: Word, cx: &mut Context<'_>) -> Result<Step, PoolError> {
+        let core = &*self.pool.core;
+        let failure = Arc::new(LoadFailure::default());
+        let load = self.pool.prepare_load(self.page, Event::Miss, Some(failure.clone()))?;
+        if let Some(load) = load {
+            self.read = Some(failure);
+            self.pool.start_loads(vec![load]);
+            return Ok(Step::Again);
+        }
+        let still_evicted = core.state(self.page)?.load() == seen;
+        if !still_evicted || core.budget.available() >= u64::from(self.page.frames) {
+            return Ok(Step::Again);
+        }
+        self.wait_for_frames(cx)
+    }
+
+    fn wait_for_frames(&mut self, cx: &mut Context<'_>) -> Result<Step, PoolError> {
+        let eviction = &self.pool.eviction;
+        let core = &*self.pool.core;
+        self.frame_waits += 1;
+        if self.frame_waits > eviction.patience() {
+            return Err(eviction.exhausted(self.page));
+        }
+        if !eviction.has_background() {
+            // Fails once the patience is used up; the frames go to the next attempt.
+            drop(eviction.reserve(self.page)?);
+            return Ok(Step::Again);
+        }
+        core.counters.count(Event::FrameWait);
+        if !core.budget.await_release(self.page.frames, cx.waker()) {
+            return Ok(Step::Again);
+        }
+        eviction.wake_background();
+        Ok(Step::Pending)
+    }
+}

@@ -1,0 +1,215 @@
+//! Access to pages: exclusive, shared and optimistic, as guards that release themselves.
+
+#![allow(unsafe_code)]
+
+use std::ops::{Deref, DerefMut};
+
+use crate::bytes::RacyBytes;
+use crate::core::{Core, Wanted};
+use crate::counters::Event;
+use crate::error::Restart;
+use crate::page::PageRef;
+use crate::page_state::{Leave, State, Word};
+
+/// A page that nobody else can change, read under lock, or evict.
+///
+/// Writing through it (`DerefMut`) marks the page dirty. Dropping it unlocks the page.
+#[derive(Debug)]
+#[must_use]
+pub struct ExclusiveGuard<'a> {
+    core: &'a Core,
+    page: PageRef,
+    dirty: bool,
+}
+
+impl<'a> ExclusiveGuard<'a> {
+    /// For a resident page that the caller has locked exclusively.
+    pub(crate) fn new(core: &'a Core, page: PageRef, dirty: bool) -> ExclusiveGuard<'a> {
+        ExclusiveGuard { core, page, dirty }
+    }
+
+    /// The page.
+    pub fn page(&self) -> PageRef {
+        self.page
+    }
+
+    /// Keeps the page, shared: nothing can change between the two locks.
+    pub fn downgrade(self) -> SharedGuard<'a> {
+        let (core, page, dirty) = (self.core, self.page, self.dirty);
+        std::mem::forget(self);
+        core.unlock(page, Leave::Shared, dirty);
+        SharedGuard { core, page }
+    }
+
+    /// Hands the lock over, without unlocking.
+    pub(crate) fn into_held(self) -> PageRef {
+        let page = self.page;
+        std::mem::forget(self);
+        page
+    }
+}
+
+impl Deref for ExclusiveGuard<'_> {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        // SAFETY: the page is resident and held exclusively as long as the guard lives.
+        unsafe { self.core.bytes(self.page) }
+    }
+}
+
+impl DerefMut for ExclusiveGuard<'_> {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        self.dirty = true;
+        // SAFETY: the page is resident and held exclusively, so nobody has a reference to it;
+        // optimistic readers read it through `RacyBytes` alone.
+        unsafe { std::slice::from_raw_parts_mut(self.core.address(self.page), self.page.bytes()) }
+    }
+}
+
+impl Drop for ExclusiveGuard<'_> {
+    fn drop(&mut self) {
+        self.core.unlock(self.page, Leave::Unlocked, self.dirty);
+    }
+}
+
+/// A page that nobody can change or evict; others may hold it shared, too.
+#[derive(Debug)]
+#[must_use]
+pub struct SharedGuard<'a> {
+    core: &'a Core,
+    page: PageRef,
+}
+
+impl<'a> SharedGuard<'a> {
+    /// For a resident page that the caller has locked shared.
+    pub(crate) fn new(core: &'a Core, page: PageRef) -> SharedGuard<'a> {
+        SharedGuard { core, page }
+    }
+
+    /// The page.
+    pub fn page(&self) -> PageRef {
+        self.page
+    }
+
+    /// The bytes, as the code for optimistic readers wants them.
+    pub fn bytes(&self) -> RacyBytes<'_> {
+        // SAFETY: the page lies on the surface, which is mapped as long as the pool lives.
+        unsafe { RacyBytes::new(self.core.address(self.page), self.page.bytes()) }
+    }
+
+    /// From shared to exclusive, if nobody else holds the page. Otherwise the guard comes back:
+    /// drop it before you try another way, or two upgrades wait for each other.
+    pub fn try_upgrade(self) -> Result<ExclusiveGuard<'a>, SharedGuard<'a>> {
+        if !self.core.held(self.page).try_upgrade() {
+            return Err(self);
+        }
+        let (core, page) = (self.core, self.page);
+        std::mem::forget(self);
+        Ok(ExclusiveGuard { core, page, dirty: false })
+    }
+}
+
+impl Deref for SharedGuard<'_> {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        // SAFETY: the page is resident and held shared as long as the guard lives.
+        unsafe { self.core.bytes(self.page) }
+    }
+}
+
+impl Drop for SharedGuard<'_> {
+    fn drop(&mut self) {
+        self.core.unlock_shared(self.page);
+    }
+}
+
+/// A page that is read without any lock (SIGMOD'23, section 3.3).
+///
+/// Others may change or evict the page meanwhile, so nothing that was read counts before
+/// [`validate`](OptimisticGuard::validate) succeeded. The guard holds nothing: it costs nothing to
+/// copy or drop.
+#[derive(Clone, Copy, Debug)]
+#[must_use]
+pub struct OptimisticGuard<'a> {
+    core: &'a Core,
+    page: PageRef,
+    seen: Word,
+}
+
+impl<'a> OptimisticGuard<'a> {
+    /// For a page whose word was `seen`, resident and not locked.
+    #[inline(always)]
+    pub(crate) fn new(core: &'a Core, page: PageRef, seen: Word) -> OptimisticGuard<'a> {
+        OptimisticGuard { core, page, seen }
+    }
+
+    /// The page.
+    #[inline(always)]
+    pub fn page(&self) -> PageRef {
+        self.page
+    }
+
+    /// The bytes, as they are now.
+    #[inline(always)]
+    pub fn bytes(&self) -> RacyBytes<'a> {
+        // SAFETY: the page lies on the surface, which is mapped as long as the pool lives; what
+        // was released reads as zeros.
+        unsafe { RacyBytes::new(self.core.address(self.page), self.page.bytes()) }
+    }
+
+    /// The page was resident, and the same, ever since the guard was taken.
+    #[inline(always)]
+    pub fn validate(&self) -> Result<(), Restart> {
+        if self.seen.validates(self.core.held(self.page).load_after_reads()) {
+            return Ok(());
+        }
+        Err(self.restart())
+    }
+
+    #[cold]
+    fn restart(&self) -> Restart {
+        self.core.counters.count(Event::Restart);
+        Restart
+    }
+
+    /// Locks the page exclusively, if it is still the same.
+    ///
+    /// Waits for shared holders to leave (a page that is being written back has one), never for
+    /// another writer. Take locks from the root downwards and from left to right, and no two
+    /// upgrades wait for each other.
+    pub fn upgrade(self) -> Result<ExclusiveGuard<'a>, Restart> {
+        let state = self.core.held(self.page);
+        loop {
+            let seen = state.load();
+            if !self.seen.validates(seen) {
+                return Err(self.restart());
+            }
+            match seen.state() {
+                State::Shared(_) => self.core.wait(self.page, state, seen, Wanted::Alone),
+                _ if state.try_lock(seen) => {
+                    return Ok(ExclusiveGuard::new(self.core, self.page, false));
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// Locks the page shared, if it is still the same. Never waits for a writer.
+    pub fn upgrade_shared(self) -> Result<SharedGuard<'a>, Restart> {
+        let state = self.core.held(self.page);
+        loop {
+            let seen = state.load();
+            if !self.seen.validates(seen) {
+                return Err(self.restart());
+            }
+            if state.try_lock_shared(seen) {
+                return Ok(SharedGuard::new(self.core, self.page));
+            }
+            if Wanted::SharedPlace.is_blocked(seen) {
+                self.core.wait(self.page, state, seen, Wanted::SharedPlace);
+            }
+        }
+    }
+}

@@ -1,0 +1,74 @@
+//! How a pool is opened.
+
+use std::io;
+
+use vellum_vm::{BackendChoice, PAGE_SIZE, memory_limit};
+
+use crate::replacement::ReplacementPolicy;
+
+/// How much memory a pool may use for pages.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum PoolSize {
+    /// Half of what the process may use: the memory cgroup's limit, or the machine's memory.
+    #[default]
+    Auto,
+    /// So many bytes, rounded down to whole frames of 4 KiB.
+    Bytes(u64),
+}
+
+impl PoolSize {
+    /// The size in frames of 4 KiB.
+    ///
+    /// # Errors
+    /// With [`PoolSize::Auto`], if the limit cannot be read.
+    pub fn frames(self) -> io::Result<u64> {
+        let bytes = match self {
+            PoolSize::Auto => memory_limit::effective()?.bytes / 2,
+            PoolSize::Bytes(bytes) => bytes,
+        };
+        Ok(bytes / PAGE_SIZE as u64)
+    }
+}
+
+/// How a pool is opened. `PoolOptions::default()` suits most.
+#[derive(Debug)]
+pub struct PoolOptions {
+    /// Memory for pages. What is resident never exceeds it. On top come the state words (8 bytes
+    /// for each page of the file that was ever used), the resident set (12 bytes for each frame of
+    /// the pool), the kernel's page tables (8 bytes for each page of the file that was ever used)
+    /// and buffers for one batch of writes per evicting thread.
+    pub size: PoolSize,
+    /// Which way to populate and release pages.
+    pub backend: BackendChoice,
+    /// Threads that keep frames free ahead of need. With 0, whoever needs a frame evicts.
+    pub evictors: u64,
+    /// Pages that are written, and released, together. At most an eighth of the pool is used.
+    pub eviction_batch: usize,
+    /// How long a fix waits for a frame, in rounds of about a millisecond, before it fails with
+    /// [`PoolError::Exhausted`](crate::PoolError::Exhausted).
+    pub patience: u32,
+    /// Which page leaves; `None` is [`Clock`](crate::Clock).
+    pub policy: Option<Box<dyn ReplacementPolicy>>,
+    /// Refuse to allocate and to write.
+    pub read_only: bool,
+}
+
+impl PoolOptions {
+    /// The smallest pool, in frames: a split of a tree's node holds five pages.
+    pub const MIN_FRAMES: u64 = 8;
+}
+
+impl Default for PoolOptions {
+    fn default() -> PoolOptions {
+        PoolOptions {
+            size: PoolSize::Auto,
+            backend: BackendChoice::Auto,
+            evictors: 1,
+            eviction_batch: 64,
+            patience: 5_000,
+            policy: None,
+            read_only: false,
+        }
+    }
+}

@@ -1,0 +1,365 @@
+//! The state word of a page: lock, clock mark, dirtiness and version in 64 bits.
+//!
+//! ```text
+//!  63      56  55        54      53                    0
+//! +----------+---------+-------+------------------------+
+//! |  state   | waiters | dirty |        version         |
+//! +----------+---------+-------+------------------------+
+//! ```
+//!
+//! From SIGMOD'23, sections 3.2 and 3.3, with three changes. Evicted is zero, so that a fresh,
+//! lazily backed array of words means "nothing is resident". A dirty bit stands beside the state,
+//! so that eviction need not touch a page to learn whether it was written to. And a page that is
+//! not allocated is `Free`: an optimistic reader that follows a stale reference cannot bring it
+//! back, which is what makes reuse of page ranges safe without epochs.
+//!
+//! What holds:
+//! - Only the holder of the exclusive lock leaves `Locked`; only it changes the version.
+//! - Every exclusive unlock, eviction and free adds one to the version, so a reader whose version
+//!   still matches saw one state of the page, and it was resident throughout.
+//! - The dirty bit changes only under the shared or the exclusive lock.
+//! - The waiters bit is set by whoever is about to park; whoever makes the page lockable clears
+//!   it and wakes them.
+
+use crate::sync::{AtomicU64, Ordering, fence};
+
+const STATE_SHIFT: u32 = 56;
+const WAITERS: u64 = 1 << 55;
+const DIRTY: u64 = 1 << 54;
+const VERSION: u64 = DIRTY - 1;
+
+const EVICTED: u64 = 0;
+const UNLOCKED: u64 = 1;
+const SHARED_MAX: u64 = 251;
+const FREE: u64 = 252;
+const LOCKED: u64 = 253;
+const MARKED: u64 = 254;
+
+/// What a state word says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// Allocated, not resident: the file has it.
+    Evicted,
+    /// Resident, nobody holds it.
+    Unlocked,
+    /// Resident, this many hold it shared (1 to 250).
+    Shared(u8),
+    /// Not allocated.
+    Free,
+    /// Held exclusively, or in transit between file and memory.
+    Locked,
+    /// Resident, not used since the clock passed.
+    Marked,
+}
+
+/// The most holders of one page's shared lock.
+pub const SHARED_HOLDERS_MAX: u8 = (SHARED_MAX - UNLOCKED) as u8;
+
+/// One reading of a state word.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Word(u64);
+
+impl Word {
+    const fn raw_state(self) -> u64 {
+        self.0 >> STATE_SHIFT
+    }
+
+    const fn with_raw_state(self, state: u64) -> Word {
+        Word((self.0 & !(0xff << STATE_SHIFT)) | (state << STATE_SHIFT))
+    }
+
+    /// What it says of the page.
+    pub const fn state(self) -> State {
+        match self.raw_state() {
+            EVICTED => State::Evicted,
+            UNLOCKED => State::Unlocked,
+            FREE => State::Free,
+            LOCKED => State::Locked,
+            MARKED => State::Marked,
+            shared if shared <= SHARED_MAX => State::Shared((shared - UNLOCKED) as u8),
+            _ => State::Locked, // 255 is never written
+        }
+    }
+
+    /// Memory differs from the file.
+    pub const fn is_dirty(self) -> bool {
+        self.0 & DIRTY != 0
+    }
+
+    /// Somebody is parked, or about to park, until this page's lock is released.
+    pub const fn has_waiters(self) -> bool {
+        self.0 & WAITERS != 0
+    }
+
+    /// Goes up by one whenever an exclusive hold ends (54 bits, wrapping).
+    pub const fn version(self) -> u64 {
+        self.0 & VERSION
+    }
+
+    /// Nobody writes to the page at this moment and it is not marked: the common case of an
+    /// optimistic read, in one comparison.
+    #[inline(always)]
+    pub const fn is_readable_unmarked(self) -> bool {
+        self.raw_state().wrapping_sub(UNLOCKED) <= SHARED_MAX - UNLOCKED
+    }
+
+    /// The page was readable with this version from the one reading to the other.
+    #[inline(always)]
+    pub const fn validates(self, later: Word) -> bool {
+        self.version() == later.version()
+            && (later.is_readable_unmarked() || later.raw_state() == MARKED)
+    }
+
+    const fn next_version(self) -> Word {
+        Word((self.0 & !VERSION) | (self.0.wrapping_add(1) & VERSION))
+    }
+}
+
+impl std::fmt::Debug for Word {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:?} v{}", self.state(), self.version())?;
+        write!(f, "{}", if self.is_dirty() { " dirty" } else { "" })?;
+        write!(f, "{}", if self.has_waiters() { " waiters" } else { "" })
+    }
+}
+
+/// How an exclusive hold ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Leave {
+    /// The page stays, resident and unlocked.
+    Unlocked,
+    /// The page stays, held shared by the caller alone.
+    Shared,
+    /// The page is no longer resident.
+    Evicted,
+    /// The page is no longer allocated.
+    Free,
+}
+
+/// The state word of one page. All operations are one attempt: they never wait.
+#[repr(transparent)]
+#[derive(Debug)]
+pub struct PageState(AtomicU64);
+
+impl PageState {
+    /// An evicted page of version zero: what zeroed memory holds.
+    #[cfg(any(test, feature = "model"))]
+    pub(crate) fn evicted() -> PageState {
+        PageState(AtomicU64::new(0))
+    }
+
+    /// Reads the word; what was published before it was written is visible afterwards.
+    #[inline(always)]
+    pub fn load(&self) -> Word {
+        Word(self.0.load(Ordering::Acquire))
+    }
+
+    /// Reads the word after everything that this thread read before (the reader's half of a
+    /// sequence lock).
+    #[inline(always)]
+    pub fn load_after_reads(&self) -> Word {
+        fence(Ordering::Acquire);
+        Word(self.0.load(Ordering::Relaxed))
+    }
+
+    fn swap_if(&self, seen: Word, new: Word) -> bool {
+        self.0.compare_exchange(seen.0, new.0, Ordering::Acquire, Ordering::Relaxed).is_ok()
+    }
+
+    /// Locks exclusively if the word is still `seen`, which must be of a page that nobody holds:
+    /// unlocked, marked, evicted or free.
+    pub fn try_lock(&self, seen: Word) -> bool {
+        debug_assert!(!matches!(seen.state(), State::Locked | State::Shared(_)), "{seen:?}");
+        let locked = self.swap_if(seen, seen.with_raw_state(LOCKED));
+        // The writer's half of the sequence lock: no write to the page may overtake the lock.
+        fence(Ordering::Release);
+        locked
+    }
+
+    /// Locks shared if the word is still `seen`, a resident page with room for one more holder.
+    /// Clears the clock's mark.
+    pub fn try_lock_shared(&self, seen: Word) -> bool {
+        let new = match seen.raw_state() {
+            UNLOCKED | MARKED => UNLOCKED + 1,
+            shared if seen.is_readable_unmarked() && shared < SHARED_MAX => shared + 1,
+            _ => return false,
+        };
+        self.swap_if(seen, seen.with_raw_state(new))
+    }
+
+    /// From the only shared holder's lock to the exclusive one.
+    pub fn try_upgrade(&self) -> bool {
+        let seen = self.load();
+        let upgraded = seen.raw_state() == UNLOCKED + 1
+            && self.swap_if(seen, seen.with_raw_state(LOCKED));
+        fence(Ordering::Release);
+        upgraded
+    }
+
+    /// Ends an exclusive hold. True if there are waiters to wake.
+    #[must_use = "waiters sleep until they are woken"]
+    pub fn unlock(&self, leave: Leave, dirty: bool) -> bool {
+        let held = Word(self.0.load(Ordering::Relaxed));
+        debug_assert_eq!(held.state(), State::Locked);
+        let state = match leave {
+            Leave::Unlocked => UNLOCKED,
+            Leave::Shared => UNLOCKED + 1,
+            Leave::Evicted => EVICTED,
+            Leave::Free => FREE,
+        };
+        let mut new = held.next_version().with_raw_state(state).0 & !WAITERS;
+        if dirty {
+            new |= DIRTY;
+        }
+        if matches!(leave, Leave::Evicted | Leave::Free) {
+            new &= !DIRTY;
+        }
+        // Under the exclusive lock only the waiters bit can change beside us.
+        Word(self.0.swap(new, Ordering::Release)).has_waiters()
+    }
+
+    /// Ends one shared hold. True if there are waiters to wake.
+    #[must_use = "waiters sleep until they are woken"]
+    pub fn unlock_shared(&self) -> bool {
+        loop {
+            let seen = Word(self.0.load(Ordering::Relaxed));
+            let State::Shared(holders) = seen.state() else {
+                unreachable!("a shared hold ends on a page that is {seen:?}");
+            };
+            let mut new = seen.with_raw_state(seen.raw_state() - 1);
+            // The last one out wakes writers; leaving a full house wakes readers.
+            let wake = seen.has_waiters() && (holders == 1 || holders == SHARED_HOLDERS_MAX);
+            if wake {
+                new = Word(new.0 & !WAITERS);
+            }
+            let released = Ordering::Release;
+            if self.0.compare_exchange(seen.0, new.0, released, Ordering::Relaxed).is_ok() {
+                return wake;
+            }
+        }
+    }
+
+    /// Takes the second chance from an unlocked page.
+    pub fn try_mark(&self, seen: Word) -> bool {
+        seen.raw_state() == UNLOCKED && self.swap_if(seen, seen.with_raw_state(MARKED))
+    }
+
+    /// Gives a marked page its second chance.
+    pub fn try_unmark(&self, seen: Word) -> bool {
+        seen.raw_state() == MARKED && self.swap_if(seen, seen.with_raw_state(UNLOCKED))
+    }
+
+    /// Announces a waiter, if the word is still `seen`. Then it may park.
+    pub fn try_announce_waiter(&self, seen: Word) -> bool {
+        seen.has_waiters() || self.swap_if(seen, Word(seen.0 | WAITERS))
+    }
+
+    /// The file has what memory has. The caller holds the page, shared or exclusively.
+    pub fn clear_dirty(&self) {
+        self.0.fetch_and(!DIRTY, Ordering::Relaxed);
+    }
+}
+
+#[cfg(all(test, not(feature = "model")))]
+mod tests {
+    use super::*;
+
+    fn resident() -> PageState {
+        let page = PageState::evicted();
+        assert!(page.try_lock(page.load()));
+        assert!(!page.unlock(Leave::Unlocked, false));
+        page
+    }
+
+    #[test]
+    fn zeroed_memory_is_an_evicted_page() {
+        assert_eq!(Word(0).state(), State::Evicted);
+        assert!(!Word(0).is_dirty() && !Word(0).has_waiters());
+    }
+
+    #[test]
+    fn every_exclusive_hold_ends_with_another_version() {
+        for leave in [Leave::Unlocked, Leave::Shared, Leave::Evicted, Leave::Free] {
+            let page = resident();
+            let before = page.load();
+            assert!(page.try_lock(before));
+            assert!(!before.validates(page.load_after_reads()));
+            let _ = page.unlock(leave, false);
+            assert!(!before.validates(page.load_after_reads()), "{leave:?}");
+            assert_eq!(page.load().version(), before.version() + 1);
+        }
+    }
+
+    #[test]
+    fn the_version_wraps_without_touching_its_neighbours() {
+        let page = PageState(AtomicU64::new((LOCKED << STATE_SHIFT) | DIRTY | VERSION));
+        assert!(!page.unlock(Leave::Unlocked, false));
+        assert_eq!(page.load().version(), 0);
+        assert!(page.load().is_dirty());
+        assert_eq!(page.load().state(), State::Unlocked);
+    }
+
+    #[test]
+    fn shared_holders_are_counted_to_the_limit_and_back() {
+        let page = resident();
+        let before = page.load();
+        for held in 1..=SHARED_HOLDERS_MAX {
+            assert!(page.try_lock_shared(page.load()));
+            assert_eq!(page.load().state(), State::Shared(held));
+            assert!(before.validates(page.load_after_reads()), "shared locks change nothing");
+        }
+        assert!(!page.try_lock_shared(page.load()));
+        assert!(page.try_announce_waiter(page.load()));
+        assert!(page.unlock_shared(), "a place became free");
+        for _ in 1..SHARED_HOLDERS_MAX {
+            assert!(!page.unlock_shared());
+        }
+        assert_eq!(page.load().state(), State::Unlocked);
+    }
+
+    #[test]
+    fn only_a_lone_shared_holder_upgrades() {
+        let page = resident();
+        assert!(!page.try_upgrade());
+        assert!(page.try_lock_shared(page.load()) && page.try_lock_shared(page.load()));
+        assert!(!page.try_upgrade());
+        assert!(!page.unlock_shared());
+        assert!(page.try_upgrade());
+        assert_eq!(page.load().state(), State::Locked);
+    }
+
+    #[test]
+    fn the_dirty_bit_survives_locks_and_goes_with_the_page() {
+        let page = resident();
+        assert!(page.try_lock(page.load()));
+        assert!(!page.unlock(Leave::Unlocked, true));
+        assert!(page.try_lock(page.load()));
+        assert!(!page.unlock(Leave::Unlocked, false), "not dirtied again, but still dirty");
+        assert!(page.load().is_dirty());
+        assert!(page.try_lock(page.load()));
+        assert!(!page.unlock(Leave::Free, true));
+        assert!(!page.load().is_dirty());
+    }
+
+    #[test]
+    fn waiters_are_reported_once_to_the_one_who_unlocks() {
+        let page = resident();
+        assert!(page.try_lock(page.load()));
+        assert!(page.try_announce_waiter(page.load()));
+        assert!(page.unlock(Leave::Unlocked, false));
+        assert!(!page.load().has_waiters());
+    }
+
+    #[test]
+    fn a_mark_is_cleared_by_every_kind_of_access() {
+        let page = resident();
+        let read = page.load();
+        assert!(page.try_mark(page.load()));
+        assert!(read.validates(page.load_after_reads()), "marking moves nothing");
+        assert!(page.try_lock_shared(page.load()));
+        assert!(!page.unlock_shared());
+        assert_eq!(page.load().state(), State::Unlocked);
+        assert!(page.try_mark(page.load()) && page.try_unmark(page.load()));
+        assert_eq!(page.load().state(), State::Unlocked);
+    }
+}

@@ -1,0 +1,78 @@
+//! The parking lot: where threads and tasks wait for a page's lock.
+//!
+//! A page has one bit for its waiters; the queues are here, in a fixed number of buckets shared by
+//! all pages (SIGMOD'23, section 3.3, after Boehm et al., DaMoN'20). A wake-up reaches everybody
+//! in the bucket, so waiting is always a loop that looks at the page again.
+
+use std::task::Waker;
+
+use crate::page::PageId;
+use crate::sync::{Condvar, Mutex, lock, wait};
+
+const BUCKETS: usize = if cfg!(feature = "model") { 2 } else { 256 };
+
+#[repr(align(128))]
+#[derive(Debug, Default)]
+struct Bucket {
+    tasks: Mutex<Vec<(PageId, Waker)>>,
+    wake_up: Condvar,
+}
+
+/// Queues of waiting threads and tasks, by page.
+#[derive(Debug)]
+pub(crate) struct ParkingLot {
+    buckets: Box<[Bucket]>,
+}
+
+impl ParkingLot {
+    pub(crate) fn new() -> ParkingLot {
+        ParkingLot { buckets: (0..BUCKETS).map(|_| Bucket::default()).collect() }
+    }
+
+    fn bucket(&self, page: PageId) -> &Bucket {
+        let hash = page.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+        &self.buckets[hash as usize % BUCKETS]
+    }
+
+    /// Parks the thread until `page` is woken, unless `blocked` no longer holds.
+    ///
+    /// `blocked` is asked under the bucket's lock, and a waker takes that lock after it changed
+    /// the page: so either `blocked` sees the change, or the wake-up finds the thread parked.
+    pub(crate) fn park(&self, page: PageId, blocked: impl FnOnce() -> bool) {
+        let bucket = self.bucket(page);
+        let queue = lock(&bucket.tasks);
+        if blocked() {
+            drop(wait(&bucket.wake_up, queue));
+        }
+    }
+
+    /// Queues `waker` until `page` is woken. False, and not queued, if `blocked` no longer holds.
+    pub(crate) fn park_task(
+        &self,
+        page: PageId,
+        waker: &Waker,
+        blocked: impl FnOnce() -> bool,
+    ) -> bool {
+        let mut tasks = lock(&self.bucket(page).tasks);
+        if !blocked() {
+            return false;
+        }
+        if !tasks.iter().any(|(queued, task)| *queued == page && task.will_wake(waker)) {
+            tasks.push((page, waker.clone()));
+        }
+        true
+    }
+
+    /// Wakes all who wait for `page`.
+    pub(crate) fn wake(&self, page: PageId) {
+        let bucket = self.bucket(page);
+        let mut tasks = lock(&bucket.tasks);
+        let woken: Vec<Waker> =
+            tasks.extract_if(.., |(queued, _)| *queued == page).map(|(_, task)| task).collect();
+        bucket.wake_up.notify_all();
+        drop(tasks);
+        for task in woken {
+            task.wake();
+        }
+    }
+}

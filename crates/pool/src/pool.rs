@@ -1,0 +1,365 @@
+//! The buffer manager: [`Pool`].
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use vellum_vm::{BackendKind, Surface};
+
+use crate::bytes::RacyBytes;
+use crate::core::{Core, Wanted};
+use crate::counters::Event;
+use crate::device::{Device, DeviceInfo};
+use crate::error::{PoolError, Restart};
+use crate::eviction::Eviction;
+use crate::format::PageFormat;
+use crate::guard::{ExclusiveGuard, OptimisticGuard, SharedGuard};
+use crate::options::PoolOptions;
+use crate::page::PageRef;
+use crate::page_state::{Leave, State, Word};
+use crate::replacement::Clock;
+use crate::space::Space;
+use crate::state_array::StateArray;
+use crate::sync::{Mutex, lock, thread};
+
+/// Restarts of one optimistic read before it takes the shared lock.
+const RESTARTS_MAX: u32 = 16;
+
+/// A buffer manager that lets the MMU translate page identifiers (vmcache; SIGMOD'23, section 3).
+///
+/// Every page of the file has its place on a surface of virtual memory; which of them are in
+/// memory is the pool's decision. All methods may be called from any thread.
+#[derive(Debug)]
+pub struct Pool {
+    pub(crate) eviction: Arc<Eviction>,
+    background: Vec<thread::JoinHandle<()>>,
+    pub(crate) core: Arc<Core>,
+    pub(crate) device: Arc<dyn Device>,
+    pub(crate) space: Mutex<Space>,
+    pub(crate) deferred: Mutex<Vec<PageRef>>,
+    pub(crate) file_pages: AtomicU64,
+    pub(crate) growing: Mutex<()>,
+    read_only: bool,
+}
+
+impl Pool {
+    /// A pool over a device. `format` gives its pages a meaning, `space` says which are allocated.
+    ///
+    /// # Errors
+    /// A pool below [`PoolOptions::MIN_FRAMES`], a device that does not tell its length, or no
+    /// address space.
+    pub fn open(
+        device: Arc<dyn Device>,
+        format: Arc<dyn PageFormat>,
+        space: Space,
+        options: PoolOptions,
+    ) -> Result<Pool, PoolError> {
+        let frames = options.size.frames().map_err(PoolError::MemoryLimit)?;
+        if frames < PoolOptions::MIN_FRAMES {
+            return Err(PoolError::PoolTooSmall { frames, min: PoolOptions::MIN_FRAMES });
+        }
+        let file_pages = device.pages().map_err(PoolError::Resize)?;
+        let pages = file_pages.max(space.end()).max(1);
+        let policy = options.policy.unwrap_or_else(|| Box::new(Clock::new(frames)));
+        let surface = Surface::reserve(pages, options.backend)?;
+        let states = StateArray::new(pages)?;
+        let core = Arc::new(Core::new(surface, states, frames, policy, format));
+
+        let batch = options.eviction_batch.clamp(1, usize::try_from(frames / 8).unwrap_or(1));
+        let eviction = Arc::new(Eviction::new(
+            core.clone(),
+            device.clone(),
+            batch,
+            options.evictors,
+            options.patience.max(1),
+        ));
+        let background = (0..options.evictors).map(|_| spawn_evictor(&eviction)).collect();
+        Ok(Pool {
+            eviction,
+            background,
+            core,
+            device,
+            space: Mutex::new(space),
+            deferred: Mutex::new(Vec::new()),
+            file_pages: AtomicU64::new(file_pages),
+            growing: Mutex::new(()),
+            read_only: options.read_only,
+        })
+    }
+
+    /// Refuses changes on a read-only or poisoned pool.
+    pub fn check_writable(&self) -> Result<(), PoolError> {
+        if self.read_only {
+            return Err(PoolError::ReadOnly);
+        }
+        self.core.check_poison()
+    }
+
+    /// Reads a page without any lock, bringing it in if need be.
+    #[inline]
+    pub fn optimistic(&self, page: PageRef) -> Result<OptimisticGuard<'_>, PoolError> {
+        let seen = self.core.state(page)?.load();
+        if seen.is_readable_unmarked() {
+            self.core.counters.count(Event::Hit);
+            return Ok(OptimisticGuard::new(&self.core, page, seen));
+        }
+        self.optimistic_slow(page, seen)
+    }
+
+    #[cold]
+    fn optimistic_slow(
+        &self,
+        page: PageRef,
+        mut seen: Word,
+    ) -> Result<OptimisticGuard<'_>, PoolError> {
+        let state = self.core.state(page)?;
+        loop {
+            match seen.state() {
+                State::Unlocked | State::Shared(_) => {
+                    return Ok(OptimisticGuard::new(&self.core, page, seen));
+                }
+                State::Marked => {
+                    if state.try_unmark(seen) {
+                        self.core.counters.count(Event::Hit);
+                    }
+                }
+                State::Locked => self.core.wait(page, state, seen, Wanted::NotLocked),
+                State::Free => return Err(PoolError::PageFree(page.id)),
+                State::Evicted => {
+                    if state.try_lock(seen) {
+                        self.load(page)?;
+                        self.core.unlock(page, Leave::Unlocked, false);
+                    }
+                }
+            }
+            seen = state.load();
+        }
+    }
+
+    /// Locks a page shared, bringing it in if need be. Waits for writers.
+    pub fn fix_shared(&self, page: PageRef) -> Result<SharedGuard<'_>, PoolError> {
+        let state = self.core.state(page)?;
+        loop {
+            let seen = state.load();
+            match seen.state() {
+                State::Unlocked | State::Marked | State::Shared(_) => {
+                    if state.try_lock_shared(seen) {
+                        self.core.counters.count(Event::Hit);
+                        return Ok(SharedGuard::new(&self.core, page));
+                    }
+                    if matches!(seen.state(), State::Shared(_)) {
+                        self.wait_if_full(page, seen)?;
+                    }
+                }
+                State::Locked => self.core.wait(page, state, seen, Wanted::NotLocked),
+                State::Free => return Err(PoolError::PageFree(page.id)),
+                State::Evicted => {
+                    if state.try_lock(seen) {
+                        self.load(page)?;
+                        self.core.unlock(page, Leave::Shared, false);
+                        return Ok(SharedGuard::new(&self.core, page));
+                    }
+                }
+            }
+        }
+    }
+
+    #[cold]
+    fn wait_if_full(&self, page: PageRef, seen: Word) -> Result<(), PoolError> {
+        if seen.state() == State::Shared(crate::page_state::SHARED_HOLDERS_MAX) {
+            self.core.wait(page, self.core.state(page)?, seen, Wanted::SharedPlace);
+        }
+        Ok(())
+    }
+
+    /// Locks a page exclusively, bringing it in if need be. Waits for all others.
+    pub fn fix_exclusive(&self, page: PageRef) -> Result<ExclusiveGuard<'_>, PoolError> {
+        let state = self.core.state(page)?;
+        loop {
+            let seen = state.load();
+            match seen.state() {
+                State::Unlocked | State::Marked => {
+                    if state.try_lock(seen) {
+                        self.core.counters.count(Event::Hit);
+                        return Ok(ExclusiveGuard::new(&self.core, page, false));
+                    }
+                }
+                State::Locked | State::Shared(_) => {
+                    self.core.wait(page, state, seen, Wanted::Alone);
+                }
+                State::Free => return Err(PoolError::PageFree(page.id)),
+                State::Evicted => {
+                    if state.try_lock(seen) {
+                        self.load(page)?;
+                        return Ok(ExclusiveGuard::new(&self.core, page, false));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Runs `read` on a page until one run saw a consistent page (SIGMOD'23, listing 2).
+    ///
+    /// `read` may see rubbish; it asks for another run with [`Restart`]. After a number of runs in
+    /// vain the page is locked shared instead, so that writers cannot starve a reader; then what
+    /// `read` sees is consistent, and a [`Restart`] from it is passed on as damage would be.
+    pub fn read<R>(
+        &self,
+        page: PageRef,
+        mut read: impl FnMut(RacyBytes<'_>) -> Result<R, Restart>,
+    ) -> Result<Result<R, Restart>, PoolError> {
+        for _ in 0..RESTARTS_MAX {
+            let guard = self.optimistic(page)?;
+            let outcome = read(guard.bytes());
+            if guard.validate().is_ok()
+                && let Ok(value) = outcome
+            {
+                return Ok(Ok(value));
+            }
+        }
+        self.count_starvation();
+        let guard = self.fix_shared(page)?;
+        Ok(read(guard.bytes()))
+    }
+
+    /// An optimistic operation above the pool gave up after too many restarts: counted.
+    pub fn count_starvation(&self) {
+        self.core.counters.count(Event::Starve);
+    }
+
+    /// Whether a page is in memory (or on its way) at this moment.
+    pub fn is_resident(&self, page: PageRef) -> bool {
+        let state = self.core.state(page).map(|state| state.load().state());
+        !matches!(state, Ok(State::Evicted | State::Free) | Err(_))
+    }
+
+    /// Writes every dirty page and makes the file durable.
+    ///
+    /// Covers all changes whose exclusive guards were dropped before the call. Waits for pages
+    /// that are held exclusively: a thread that holds one must not call this.
+    ///
+    /// # Errors
+    /// A failed write or sync poisons the pool (except for a full disk). What was not written is
+    /// still in memory, still dirty.
+    pub fn sync(&self) -> Result<(), PoolError> {
+        self.check_writable()?;
+        self.free_deferred();
+        self.write_all_dirty()?;
+        self.device.sync().map_err(|error| {
+            let error = PoolError::Sync(error);
+            self.core.poison(&error);
+            error
+        })
+    }
+
+    fn write_all_dirty(&self) -> Result<(), PoolError> {
+        let mut pages = Vec::new();
+        self.core.policy.for_each(&mut |page| {
+            let seen = self.core.held(page).load();
+            if seen.is_dirty() || seen.state() == State::Locked {
+                pages.push(page);
+            }
+        });
+        pages.sort_unstable();
+        for batch in pages.chunks(self.eviction.writer.batch()) {
+            let (held, busy): (Vec<_>, Vec<_>) =
+                batch.iter().partition(|page| self.try_hold_dirty(**page) == Hold::Held);
+            self.write_held(&held)?;
+            for page in busy {
+                if self.wait_to_hold_dirty(page) {
+                    self.write_held(&[page])?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes pages that are held shared, and lets go of them.
+    fn write_held(&self, held: &[PageRef]) -> Result<(), PoolError> {
+        let results = self.eviction.writer.write(&self.core, &*self.device, held);
+        held.iter().for_each(|page| self.core.unlock_shared(*page));
+        results.into_iter().collect()
+    }
+
+    /// Holds a page shared if it is dirty and nobody writes to it.
+    fn try_hold_dirty(&self, page: PageRef) -> Hold {
+        let state = self.core.held(page);
+        loop {
+            let seen = state.load();
+            match seen.state() {
+                State::Locked => return Hold::Busy(seen),
+                _ if !seen.is_dirty() => return Hold::Clean,
+                State::Shared(crate::page_state::SHARED_HOLDERS_MAX) => return Hold::Busy(seen),
+                _ if state.try_lock_shared(seen) => return Hold::Held,
+                _ => {}
+            }
+        }
+    }
+
+    /// As `try_hold_dirty`, but waits for writers. The caller holds nothing else. False if the
+    /// page is clean.
+    fn wait_to_hold_dirty(&self, page: PageRef) -> bool {
+        loop {
+            match self.try_hold_dirty(page) {
+                Hold::Held => return true,
+                Hold::Clean => return false,
+                Hold::Busy(seen) => {
+                    self.core.wait(page, self.core.held(page), seen, Wanted::SharedPlace);
+                }
+            }
+        }
+    }
+
+    /// The pool's size in frames of 4 KiB.
+    pub fn capacity(&self) -> u64 {
+        self.core.budget.capacity()
+    }
+
+    /// How pages are populated and released.
+    pub fn backend(&self) -> BackendKind {
+        self.core.surface.backend()
+    }
+
+    /// The surface that the pages lie on.
+    pub fn surface(&self) -> &Surface {
+        &self.core.surface
+    }
+
+    /// What the device says of itself.
+    pub fn device_info(&self) -> DeviceInfo {
+        self.device.info()
+    }
+
+    /// The file's length in pages of 4 KiB.
+    pub fn file_pages(&self) -> u64 {
+        self.file_pages.load(std::sync::atomic::Ordering::Acquire)
+    }
+
+    /// The end of the part of the file that pages were allocated in, in pages of 4 KiB.
+    pub fn end(&self) -> u64 {
+        lock(&self.space).end()
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Hold {
+    Held,
+    Clean,
+    Busy(Word),
+}
+
+fn spawn_evictor(eviction: &Arc<Eviction>) -> thread::JoinHandle<()> {
+    let eviction = eviction.clone();
+    let builder = thread::Builder::new().name("vellum-evict".into());
+    builder.spawn(move || eviction.run_background()).expect("a thread can be started")
+}
+
+impl Drop for Pool {
+    /// Ends the background threads. Dirty pages are not written: call [`Pool::sync`] before.
+    fn drop(&mut self) {
+        self.eviction.end_background();
+        for thread in self.background.drain(..) {
+            // A background thread that panicked has printed why; there is nothing to add.
+            let _ = thread.join();
+        }
+    }
+}

@@ -1,0 +1,135 @@
+//! Clock with second chance over the resident set (SIGMOD'23, section 3.4).
+//!
+//! The hand goes round the set's slots. A page it finds unlocked is marked, one it finds still
+//! marked is proposed; every access clears the mark. Threads that evict at once share the hand,
+//! each looking at the slots that it stepped over.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use super::{Chance, ReplacementPolicy, ResidentSet, Residents};
+use crate::page::PageRef;
+
+/// The default policy.
+#[derive(Debug)]
+pub struct Clock {
+    resident: ResidentSet,
+    hand: AtomicUsize,
+}
+
+impl Clock {
+    /// A clock for a pool of `frames` frames.
+    pub fn new(frames: u64) -> Clock {
+        Clock { resident: ResidentSet::new(frames), hand: AtomicUsize::new(0) }
+    }
+}
+
+impl ReplacementPolicy for Clock {
+    fn admit(&self, page: PageRef) {
+        self.resident.insert(page);
+    }
+
+    fn forget(&self, page: PageRef) {
+        self.resident.remove(page);
+    }
+
+    fn candidates(
+        &self,
+        residents: &dyn Residents,
+        frames: u64,
+        pages: usize,
+        candidates: &mut Vec<PageRef>,
+    ) {
+        let slots = self.resident.slots();
+        let mut found_frames = 0;
+        // Once round to mark everything and once more to find it still marked, less one slot: so
+        // a page that stays unused is found, and none is proposed twice.
+        for _ in 1..2 * slots {
+            let slot = self.hand.fetch_add(1, Ordering::Relaxed) % slots;
+            let Some(page) = self.resident.at(slot) else { continue };
+            if residents.second_chance(page) == Chance::Spent && !candidates.contains(&page) {
+                found_frames += u64::from(page.frames);
+                candidates.push(page);
+                if candidates.len() >= pages || found_frames >= frames {
+                    return;
+                }
+            }
+        }
+    }
+
+    fn for_each(&self, visit: &mut dyn FnMut(PageRef)) {
+        self.resident.for_each(visit);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+    use std::collections::HashSet;
+
+    use super::*;
+
+    #[derive(Default)]
+    struct Marks {
+        marked: RefCell<HashSet<PageRef>>,
+        in_use: HashSet<PageRef>,
+    }
+
+    impl Residents for Marks {
+        fn second_chance(&self, page: PageRef) -> Chance {
+            if self.in_use.contains(&page) {
+                Chance::InUse
+            } else if self.marked.borrow_mut().insert(page) {
+                Chance::Given
+            } else {
+                Chance::Spent
+            }
+        }
+    }
+
+    fn page(id: u64) -> PageRef {
+        PageRef::new(id, 1)
+    }
+
+    #[test]
+    fn every_page_gets_a_second_chance() {
+        let clock = Clock::new(10);
+        (0..10).for_each(|id| clock.admit(page(id)));
+        let marks = Marks::default();
+        let mut candidates = Vec::new();
+        clock.candidates(&marks, 3, 64, &mut candidates);
+        assert_eq!(candidates.len(), 3);
+        assert_eq!(marks.marked.borrow().len(), 10, "the hand went round once before");
+    }
+
+    #[test]
+    fn used_pages_stay_and_the_search_ends() {
+        let clock = Clock::new(10);
+        (0..10).for_each(|id| clock.admit(page(id)));
+        let marks = Marks { in_use: (0..9).map(page).collect(), ..Marks::default() };
+        let mut candidates = Vec::new();
+        clock.candidates(&marks, 10, 64, &mut candidates);
+        assert_eq!(candidates, [page(9)]);
+    }
+
+    #[test]
+    fn the_hand_goes_on_where_it_stopped() {
+        let clock = Clock::new(10);
+        (0..10).for_each(|id| clock.admit(page(id)));
+        let marks = Marks::default();
+        let mut left = Vec::new();
+        for _ in 0..10 {
+            clock.candidates(&marks, 1, 1, &mut left);
+        }
+        let distinct: HashSet<PageRef> = left.iter().copied().collect();
+        assert_eq!(distinct.len(), 10, "each page was proposed once: {left:?}");
+    }
+
+    #[test]
+    fn frames_are_counted_not_pages() {
+        let clock = Clock::new(100);
+        (0..10).for_each(|id| clock.admit(PageRef::new(id * 10, 10)));
+        let mut candidates = Vec::new();
+        clock.candidates(&Marks::default(), 25, 64, &mut candidates);
+        assert_eq!(candidates.len(), 3);
+    }
+}

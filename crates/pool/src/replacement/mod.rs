@@ -1,0 +1,58 @@
+//! Which resident page leaves next: the trait, its default, and the set of resident pages.
+//!
+//! A policy never touches pages or their states; it keeps track of what is resident and proposes.
+//! The pool asks each proposed page, through [`Residents`], whether it may go.
+
+mod clock;
+mod resident_set;
+
+use std::fmt;
+
+pub use clock::Clock;
+pub use resident_set::ResidentSet;
+
+use crate::page::PageRef;
+
+/// What became of a page that a policy looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Chance {
+    /// It was unused since the last look, or new: it is marked now, and goes at the next look
+    /// unless somebody uses it before.
+    Given,
+    /// Nobody used it since it was marked: it can go.
+    Spent,
+    /// Somebody holds it.
+    InUse,
+}
+
+/// The pool's side of the conversation.
+pub trait Residents {
+    /// Looks at a page, as a clock's hand does.
+    fn second_chance(&self, page: PageRef) -> Chance;
+}
+
+/// A replacement policy. All methods are called from many threads at once.
+///
+/// The pool guarantees: between `admit` and `forget` of a page there is no second `admit` of it;
+/// `forget` is called only for admitted pages, with the same `PageRef`; there are never more
+/// admitted frames than the capacity that the policy was made for.
+pub trait ReplacementPolicy: Send + Sync + fmt::Debug + 'static {
+    /// A page became resident.
+    fn admit(&self, page: PageRef);
+
+    /// A page is no longer resident.
+    fn forget(&self, page: PageRef);
+
+    /// Proposes pages whose chance is spent, adding up to `frames` frames or a little more, at
+    /// most `pages` pages; fewer if a bounded search does not find them. No page twice.
+    fn candidates(
+        &self,
+        residents: &dyn Residents,
+        frames: u64,
+        pages: usize,
+        candidates: &mut Vec<PageRef>,
+    );
+
+    /// Visits every page that is resident during the whole call; others may or may not be visited.
+    fn for_each(&self, visit: &mut dyn FnMut(PageRef));
+}

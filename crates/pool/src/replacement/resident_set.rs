@@ -1,0 +1,170 @@
+//! The set of resident pages: its size follows memory, not storage (SIGMOD'23, section 3.4).
+//!
+//! An open-addressing table of one word per slot, insertions and removals by compare-and-exchange.
+//! It is not consulted on hits; it exists to be iterated by the clock's hand, which a dense array
+//! makes cheap. Removed entries leave a tombstone that the next insertion reuses, so entries never
+//! move, and an entry that is there throughout an iteration is seen by it.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::page::PageRef;
+
+const EMPTY: u64 = 0;
+const TOMBSTONE: u64 = u64::MAX;
+const FRAMES_BITS: u32 = 24;
+
+/// A concurrent set of [`PageRef`]s with a fixed capacity.
+#[derive(Debug)]
+pub struct ResidentSet {
+    slots: Box<[AtomicU64]>,
+}
+
+impl ResidentSet {
+    /// A set for up to `pages` pages, in 12 bytes each.
+    pub fn new(pages: u64) -> ResidentSet {
+        let slots = usize::try_from(pages + pages / 2 + 8).unwrap_or(usize::MAX);
+        ResidentSet { slots: (0..slots).map(|_| AtomicU64::new(EMPTY)).collect() }
+    }
+
+    /// How many slots there are, for the clock's hand to go round.
+    pub fn slots(&self) -> usize {
+        self.slots.len()
+    }
+
+    fn encode(page: PageRef) -> u64 {
+        debug_assert!(page.frames > 0 && page.frames <= PageRef::MAX_FRAMES);
+        debug_assert!(page.id.0 < PageRef::MAX_ID);
+        (page.id.0 << FRAMES_BITS) | u64::from(page.frames)
+    }
+
+    fn decode(entry: u64) -> Option<PageRef> {
+        (entry != EMPTY && entry != TOMBSTONE).then(|| {
+            let frames = entry & u64::from(PageRef::MAX_FRAMES);
+            PageRef::new(entry >> FRAMES_BITS, frames as u32)
+        })
+    }
+
+    fn first_slot(&self, entry: u64) -> usize {
+        let hash = (entry >> FRAMES_BITS).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        ((u128::from(hash) * self.slots.len() as u128) >> 64) as usize
+    }
+
+    fn probe(&self, entry: u64) -> impl Iterator<Item = &AtomicU64> {
+        let (before, after) = self.slots.split_at(self.first_slot(entry));
+        after.iter().chain(before)
+    }
+
+    /// Adds a page that is not in the set.
+    ///
+    /// # Panics
+    /// If there are more pages than the set was made for.
+    pub fn insert(&self, page: PageRef) {
+        let entry = Self::encode(page);
+        for slot in self.probe(entry) {
+            let seen = slot.load(Ordering::Relaxed);
+            if (seen == EMPTY || seen == TOMBSTONE)
+                && slot.compare_exchange(seen, entry, Ordering::Release, Ordering::Relaxed).is_ok()
+            {
+                return;
+            }
+        }
+        panic!("more resident pages than the resident set has slots");
+    }
+
+    /// Takes out a page that is in the set.
+    ///
+    /// # Panics
+    /// If it is not.
+    pub fn remove(&self, page: PageRef) {
+        let entry = Self::encode(page);
+        let slot = self.probe(entry).find(|slot| slot.load(Ordering::Relaxed) == entry);
+        let slot = slot.unwrap_or_else(|| panic!("{page} is not in the resident set"));
+        slot.store(TOMBSTONE, Ordering::Release);
+    }
+
+    /// The page in a slot, if there is one.
+    pub fn at(&self, slot: usize) -> Option<PageRef> {
+        Self::decode(self.slots[slot].load(Ordering::Acquire))
+    }
+
+    /// Visits what is in the set.
+    pub fn for_each(&self, visit: &mut dyn FnMut(PageRef)) {
+        (0..self.slots()).filter_map(|slot| self.at(slot)).for_each(visit);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn contents(set: &ResidentSet) -> BTreeSet<PageRef> {
+        let mut pages = BTreeSet::new();
+        set.for_each(&mut |page| assert!(pages.insert(page), "{page} is there twice"));
+        pages
+    }
+
+    proptest! {
+        #[test]
+        fn behaves_like_a_set(steps in prop::collection::vec((0u64..40, 1u32..4), 1..400)) {
+            let set = ResidentSet::new(40);
+            let mut model = BTreeSet::new();
+            for (id, frames) in steps {
+                let resident = model.iter().find(|page: &&PageRef| page.id.0 == id).copied();
+                match resident {
+                    Some(page) => {
+                        set.remove(page);
+                        model.remove(&page);
+                    }
+                    None => {
+                        set.insert(PageRef::new(id, frames));
+                        model.insert(PageRef::new(id, frames));
+                    }
+                }
+            }
+            prop_assert_eq!(contents(&set), model);
+        }
+    }
+
+    #[test]
+    fn a_full_set_that_turned_over_many_times_still_finds_everything() {
+        let set = ResidentSet::new(100);
+        (0..100).for_each(|id| set.insert(PageRef::new(id, 1)));
+        for id in 0..100_000 {
+            set.remove(PageRef::new(id, 1));
+            set.insert(PageRef::new(id + 100, 1));
+        }
+        assert_eq!(contents(&set), (100_000..100_100).map(|id| PageRef::new(id, 1)).collect());
+    }
+
+    #[test]
+    fn threads_share_it() {
+        let set = ResidentSet::new(64);
+        std::thread::scope(|scope| {
+            for thread in 0..4u64 {
+                let set = &set;
+                scope.spawn(move || {
+                    for round in 0..20_000 {
+                        let page = PageRef::new(thread * 1_000_000 + round % 97, 1);
+                        set.insert(page);
+                        set.remove(page);
+                    }
+                    set.insert(PageRef::new(thread, 7));
+                });
+            }
+        });
+        assert_eq!(contents(&set), (0..4).map(|id| PageRef::new(id, 7)).collect());
+    }
+
+    #[test]
+    fn the_largest_reference_fits() {
+        let set = ResidentSet::new(1);
+        let page = PageRef::new(PageRef::MAX_ID - 1, PageRef::MAX_FRAMES);
+        set.insert(PageRef::new(0, 1));
+        set.insert(page);
+        assert_eq!(contents(&set).last(), Some(&page));
+    }
+}

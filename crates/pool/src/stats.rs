@@ -1,0 +1,85 @@
+//! What a pool has done so far, as numbers: [`PoolStats`].
+
+use std::sync::atomic::Ordering;
+
+use crate::counters::Event;
+use crate::histogram::Latency;
+use crate::pool::Pool;
+
+/// A reading of a pool's counters. They only grow, except for what is resident.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PoolStats {
+    /// The pool's size in frames of 4 KiB.
+    pub capacity_frames: u64,
+    /// Frames in use, or taken for a page on its way in.
+    pub resident_frames: u64,
+    /// The most frames that were ever in use.
+    pub resident_frames_peak: u64,
+    /// Accesses that found their page in memory.
+    pub hits: u64,
+    /// Accesses that had to read their page.
+    pub misses: u64,
+    /// Pages read ahead of need.
+    pub prefetches: u64,
+    /// Pages that left memory.
+    pub evictions: u64,
+    /// ... of these, by the thread that needed the frame.
+    pub evictions_inline: u64,
+    /// Calls that released memory; `evictions / release_batches` is the mean batch.
+    pub release_batches: u64,
+    /// Dirty pages written.
+    pub write_backs: u64,
+    /// Optimistic reads that started again.
+    pub restarts: u64,
+    /// Optimistic reads that took a lock after too many restarts.
+    pub starvations: u64,
+    /// Waits for a page's lock.
+    pub lock_waits: u64,
+    /// Waits for a free frame.
+    pub frame_waits: u64,
+    /// Pages allocated.
+    pub allocations: u64,
+    /// Pages freed.
+    pub frees: u64,
+    /// Time from the start of a read to its end.
+    pub read_latency: Latency,
+    /// Time that a page's write took, as part of its batch.
+    pub write_latency: Latency,
+}
+
+impl PoolStats {
+    /// The share of accesses that found their page in memory, 0 to 1.
+    pub fn hit_rate(&self) -> f64 {
+        let accesses = self.hits + self.misses;
+        if accesses == 0 { 1.0 } else { self.hits as f64 / accesses as f64 }
+    }
+}
+
+impl Pool {
+    /// Reads all counters. Not a snapshot: threads go on counting meanwhile.
+    pub fn stats(&self) -> PoolStats {
+        let core = &*self.core;
+        let total = |event| core.counters.total(event);
+        PoolStats {
+            capacity_frames: core.budget.capacity(),
+            resident_frames: core.budget.used(),
+            resident_frames_peak: core.budget.peak(),
+            hits: total(Event::Hit),
+            misses: total(Event::Miss),
+            prefetches: total(Event::Prefetch),
+            evictions: total(Event::Evict),
+            evictions_inline: total(Event::EvictInline),
+            release_batches: core.release_batches.load(Ordering::Relaxed),
+            write_backs: total(Event::WriteBack),
+            restarts: total(Event::Restart),
+            starvations: total(Event::Starve),
+            lock_waits: total(Event::Wait),
+            frame_waits: total(Event::FrameWait),
+            allocations: total(Event::Allocate),
+            frees: total(Event::Free),
+            read_latency: core.read_latency.summary(),
+            write_latency: core.write_latency.summary(),
+        }
+    }
+}

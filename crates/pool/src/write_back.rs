@@ -1,0 +1,137 @@
+//! Writing dirty pages to the device, in batches.
+//!
+//! A page is written while it is held shared: readers go on, writers wait. Its first 4 KiB, where
+//! formats keep their checksum, are copied and sealed in the copy, so that no byte changes under
+//! readers; the rest goes out of the surface as it is.
+
+#![allow(unsafe_code)]
+
+use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::ptr::NonNull;
+use std::sync::Mutex;
+use std::time::Instant;
+
+use vellum_vm::PAGE_SIZE;
+
+use crate::core::Core;
+use crate::counters::Event;
+use crate::device::{Device, Write};
+use crate::error::PoolError;
+use crate::page::PageRef;
+
+/// Writes batches of dirty pages; keeps the buffers for their heads.
+#[derive(Debug)]
+pub(crate) struct Writer {
+    batch: usize,
+    idle: Mutex<Vec<Heads>>,
+}
+
+impl Writer {
+    /// For batches of up to `batch` pages.
+    pub(crate) fn new(batch: usize) -> Writer {
+        Writer { batch, idle: Mutex::new(Vec::new()) }
+    }
+
+    /// The most pages that are written together.
+    pub(crate) fn batch(&self) -> usize {
+        self.batch
+    }
+
+    /// Writes pages that the caller holds shared, at most a batch of them. Those that were
+    /// written are no longer dirty. The results are in the order of the pages.
+    pub(crate) fn write(
+        &self,
+        core: &Core,
+        device: &dyn Device,
+        pages: &[PageRef],
+    ) -> Vec<Result<(), PoolError>> {
+        assert!(pages.len() <= self.batch);
+        if pages.is_empty() {
+            return Vec::new();
+        }
+        let mut heads = self.take_heads();
+        let results = write_sealed(core, device, pages, &mut heads);
+        self.idle.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).push(heads);
+        for (page, result) in pages.iter().zip(&results) {
+            match result {
+                Ok(()) => {
+                    core.held(*page).clear_dirty();
+                    core.counters.count(Event::WriteBack);
+                }
+                Err(error) => core.poison(error),
+            }
+        }
+        results
+    }
+
+    fn take_heads(&self) -> Heads {
+        let idle = self.idle.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).pop();
+        idle.unwrap_or_else(|| Heads::new(self.batch))
+    }
+}
+
+fn write_sealed(
+    core: &Core,
+    device: &dyn Device,
+    pages: &[PageRef],
+    heads: &mut Heads,
+) -> Vec<Result<(), PoolError>> {
+    let mut newest_lsn = 0;
+    let mut writes = Vec::with_capacity(pages.len());
+    for (page, head) in pages.iter().zip(heads.iter_mut()) {
+        // SAFETY: the caller holds the page shared, and it is resident because it is held.
+        let (in_memory, body) = unsafe { core.bytes(*page) }.split_at(PAGE_SIZE);
+        head.copy_from_slice(in_memory);
+        newest_lsn = newest_lsn.max(core.format.seal(*page, head, body));
+        writes.push(Write { page: page.id.0, parts: [head, body], result: Ok(()) });
+    }
+    if let Err(error) = core.format.write_ahead(newest_lsn) {
+        let again = || std::io::Error::new(error.kind(), error.to_string());
+        return pages.iter().map(|_| Err(PoolError::WriteAhead(again()))).collect();
+    }
+    let started = Instant::now();
+    device.write(&mut writes);
+    core.write_latency.record(started.elapsed(), pages.len() as u64);
+    let results = writes.into_iter().zip(pages);
+    results
+        .map(|(write, &page)| write.result.map_err(|source| PoolError::Write { page, source }))
+        .collect()
+}
+
+/// Aligned buffers of 4 KiB each.
+#[derive(Debug)]
+struct Heads {
+    base: NonNull<u8>,
+    count: usize,
+}
+
+// SAFETY: it owns its memory as a boxed slice does.
+unsafe impl Send for Heads {}
+
+impl Heads {
+    fn layout(count: usize) -> Layout {
+        Layout::from_size_align(count * PAGE_SIZE, PAGE_SIZE).expect("a batch is far below 2^63")
+    }
+
+    fn new(count: usize) -> Heads {
+        let layout = Self::layout(count.max(1));
+        // SAFETY: the layout is not empty.
+        let base = unsafe { alloc_zeroed(layout) };
+        let base = NonNull::new(base).unwrap_or_else(|| handle_alloc_error(layout));
+        Heads { base, count: count.max(1) }
+    }
+
+    fn iter_mut(&mut self) -> impl Iterator<Item = &mut [u8]> {
+        let bytes = self.count * PAGE_SIZE;
+        // SAFETY: this memory is ours, `bytes` long and initialised (to zeros) when it was allocated.
+        unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr(), bytes) }
+            .chunks_exact_mut(PAGE_SIZE)
+    }
+}
+
+impl Drop for Heads {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `new` with the same layout.
+        unsafe { dealloc(self.base.as_ptr(), Self::layout(self.count)) };
+    }
+}

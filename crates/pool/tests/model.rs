@@ -1,0 +1,274 @@
+//! Model checks of the page-state protocol: the real pool, on shuttle's scheduler.
+//!
+//! `cargo test -p vellum-pool --features model --release --test model`
+//!
+//! Every lock, state word, parking bucket and budget of the pool is a scheduling point here, and so
+//! is every word of an optimistic read and each half of an I/O. Shuttle runs each scenario under
+//! thousands of schedules, random ones and ones with few, well-placed preemptions (PCT), and fails
+//! on a wrong result as well as on a deadlock. A failing schedule is printed; replay it with
+//! `shuttle::replay`. `VELLUM_MODEL_SCHEDULES` sets how many are tried (default 300 of each kind).
+
+#![cfg(feature = "model")]
+
+use std::io;
+use std::sync::Arc;
+
+use shuttle::rand::Rng;
+use shuttle::thread;
+use vellum_pool::device::{Device, DeviceInfo, MemoryDevice, ReadDone, Write};
+use vellum_pool::{
+    PageReader, PageRef, Pool, PoolError, PoolOptions, PoolSize, RawPages, Restart, Space,
+};
+use vellum_vm::{PageRange, Surface};
+
+/// Frames of a page: the smallest pool, of eight frames, then holds two pages.
+const FRAMES: u32 = 4;
+
+fn schedules() -> usize {
+    std::env::var("VELLUM_MODEL_SCHEDULES").ok().and_then(|n| n.parse().ok()).unwrap_or(300)
+}
+
+fn check(scenario: impl Fn() + Send + Sync + 'static) {
+    let scenario = Arc::new(scenario);
+    let again = scenario.clone();
+    shuttle::check_random(move || again(), schedules());
+    shuttle::check_pct(move || scenario(), schedules(), 3);
+}
+
+/// A device whose reads and writes let other threads run in their midst, and whose asynchronous
+/// reads are completed by a thread.
+#[derive(Debug)]
+struct SlowDevice(Arc<MemoryDevice>);
+
+impl Device for SlowDevice {
+    fn read(&self, surface: &Surface, range: PageRange) -> io::Result<()> {
+        let (first, rest) = (PageRange { count: 1, ..range }, range.start + 1);
+        self.0.read(surface, first)?;
+        thread::yield_now();
+        self.0.read(surface, PageRange { start: rest, count: range.count - 1 })
+    }
+
+    fn start_reads(&self, surface: &Surface, reads: Vec<(PageRange, ReadDone)>) {
+        for (range, done) in reads {
+            let result = self.0.read(surface, range);
+            thread::spawn(move || {
+                thread::yield_now();
+                done.call(result);
+            });
+        }
+    }
+
+    fn write(&self, batch: &mut [Write<'_>]) {
+        for write in batch {
+            let page = write.page;
+            for (at, part) in [(page, write.parts[0]), (page + 1, write.parts[1])] {
+                let mut half = [Write::new(at, [part, &[]])];
+                self.0.write(&mut half);
+                let [half] = half;
+                write.result = std::mem::replace(&mut write.result, Ok(())).and(half.result);
+                thread::yield_now();
+            }
+        }
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.0.sync()
+    }
+
+    fn pages(&self) -> io::Result<u64> {
+        self.0.pages()
+    }
+
+    fn resize(&self, pages: u64) -> io::Result<()> {
+        self.0.resize(pages)
+    }
+
+    fn info(&self) -> DeviceInfo {
+        self.0.info()
+    }
+}
+
+fn pool(evictors: u64) -> Pool {
+    let options = PoolOptions {
+        size: PoolSize::Bytes(u64::from(FRAMES) * 2 * 4096),
+        evictors,
+        patience: 1_000,
+        ..PoolOptions::default()
+    };
+    let device = Arc::new(SlowDevice(Arc::new(MemoryDevice::new())));
+    Pool::open(device, Arc::new(RawPages), Space::new(0), options).unwrap()
+}
+
+/// The invariant of every page in these scenarios: its first and its last word are equal.
+const FIRST: usize = 0;
+const LAST: usize = FRAMES as usize * 4096 - 8;
+
+fn set(page: &mut [u8], value: u64) {
+    page[FIRST..FIRST + 8].copy_from_slice(&value.to_le_bytes());
+    thread::yield_now();
+    page[LAST..].copy_from_slice(&value.to_le_bytes());
+}
+
+fn get(page: &[u8]) -> u64 {
+    let (first, last) = (page.u64(FIRST).unwrap(), page.u64(LAST).unwrap());
+    assert_eq!(first, last, "a locked page is torn");
+    first
+}
+
+fn new_pages(pool: &Pool, count: usize) -> Vec<PageRef> {
+    (0..count).map(|_| pool.allocate(FRAMES).unwrap().page()).collect()
+}
+
+fn threads(bodies: Vec<Box<dyn FnOnce() + Send>>) {
+    let running: Vec<_> = bodies.into_iter().map(|body| thread::spawn(body)).collect();
+    running.into_iter().for_each(|thread| thread.join().unwrap());
+}
+
+#[test]
+fn no_update_is_lost_between_eviction_and_writers() {
+    check(|| {
+        let pool = Arc::new(pool(1));
+        let pages = new_pages(&pool, 4);
+        let body = |rounds: u64| -> Box<dyn FnOnce() + Send> {
+            let (pool, pages) = (pool.clone(), pages.clone());
+            Box::new(move || {
+                for _ in 0..rounds {
+                    let page = pages[shuttle::rand::thread_rng().gen_range(0..pages.len())];
+                    let mut guard = pool.fix_exclusive(page).unwrap();
+                    let value = get(&guard);
+                    set(&mut guard, value + 1);
+                }
+            })
+        };
+        threads(vec![body(3), body(3)]);
+        pool.sync().unwrap();
+        let total: u64 = pages.iter().map(|page| get(&pool.fix_shared(*page).unwrap())).sum();
+        assert_eq!(total, 6);
+        assert!(pool.stats().resident_frames_peak <= u64::from(FRAMES) * 2);
+    });
+}
+
+#[test]
+fn no_read_of_a_page_in_transit_passes_validation() {
+    check(|| {
+        let pool = Arc::new(pool(1));
+        let pages = new_pages(&pool, 3);
+        let (writer, churner, reader) = (pool.clone(), pool.clone(), pool.clone());
+        let all = pages.clone();
+        threads(vec![
+            Box::new({
+                let page = pages[0];
+                move || (1..4).for_each(|n| set(&mut writer.fix_exclusive(page).unwrap(), n))
+            }),
+            Box::new(move || {
+                for page in all.iter().cycle().take(5) {
+                    get(&churner.fix_shared(*page).unwrap());
+                }
+            }),
+            Box::new({
+                let page = pages[0];
+                move || {
+                    let mut newest = 0;
+                    for _ in 0..3 {
+                        let pair = reader.read(page, |bytes| {
+                            let first = bytes.u64(FIRST).ok_or(Restart)?;
+                            Ok((first, bytes.u64(LAST).ok_or(Restart)?))
+                        });
+                        let (first, last) = pair.unwrap().unwrap();
+                        assert_eq!(first, last, "a torn read passed validation");
+                        assert!(first >= newest, "went back from {newest} to {first}");
+                        newest = first;
+                    }
+                }
+            }),
+        ]);
+    });
+}
+
+#[test]
+fn eviction_upgrades_and_sync_do_not_deadlock() {
+    check(|| {
+        let pool = Arc::new(pool(2));
+        let pages = new_pages(&pool, 3);
+        let upgrader = |page: PageRef| -> Box<dyn FnOnce() + Send> {
+            let pool = pool.clone();
+            Box::new(move || {
+                let mut done = 0;
+                while done < 2 {
+                    let Ok(mut guard) = pool.optimistic(page).unwrap().upgrade() else { continue };
+                    let value = get(&guard);
+                    set(&mut guard, value + 1);
+                    done += 1;
+                }
+                // From shared, too: both may hold it, and then neither gets it.
+                if let Ok(mut guard) = pool.fix_shared(page).unwrap().try_upgrade() {
+                    let value = get(&guard);
+                    set(&mut guard, value);
+                }
+            })
+        };
+        let syncer = pool.clone();
+        threads(vec![
+            upgrader(pages[0]),
+            upgrader(pages[0]),
+            Box::new(move || syncer.sync().unwrap()),
+            upgrader(pages[2]),
+        ]);
+        assert_eq!(get(&pool.fix_shared(pages[0]).unwrap()), 4);
+        assert_eq!(get(&pool.fix_shared(pages[2]).unwrap()), 2);
+    });
+}
+
+#[test]
+fn a_stale_reader_never_sees_a_reused_page_as_its_own() {
+    check(|| {
+        let pool = Arc::new(pool(1));
+        let old = new_pages(&pool, 1)[0];
+        set(&mut pool.fix_exclusive(old).unwrap(), 7);
+        let (owner, reader) = (pool.clone(), pool.clone());
+        threads(vec![
+            Box::new(move || {
+                owner.free_page(old).unwrap();
+                let mut new = owner.allocate(FRAMES).unwrap();
+                assert!(new.iter().all(|byte| *byte == 0), "a reused page is not zeroed");
+                set(&mut new, 8);
+            }),
+            Box::new(move || match reader.optimistic(old) {
+                Ok(guard) => {
+                    let first = guard.bytes().u64(FIRST).unwrap();
+                    let last = guard.bytes().u64(LAST).unwrap();
+                    if guard.validate().is_ok() {
+                        assert!(first == last && (first == 7 || first == 8), "{first} {last}");
+                    }
+                }
+                Err(PoolError::PageFree(_)) => {}
+                Err(error) => panic!("{error}"),
+            }),
+        ]);
+    });
+}
+
+#[test]
+fn asynchronous_fixes_and_prefetches_wake_everybody() {
+    check(|| {
+        let pool = Arc::new(pool(1));
+        let pages = new_pages(&pool, 3);
+        let task = |order: [usize; 3]| -> Box<dyn FnOnce() + Send> {
+            let (pool, pages) = (pool.clone(), pages.clone());
+            Box::new(move || {
+                for index in order {
+                    pool.prefetch(&[pages[(index + 1) % 3]]);
+                    let fix = pool.fix_exclusive_async(pages[index]);
+                    let mut guard = shuttle::future::block_on(fix).unwrap();
+                    let value = get(&guard);
+                    set(&mut guard, value + 1);
+                }
+            })
+        };
+        threads(vec![task([0, 1, 2]), task([2, 1, 0])]);
+        for page in &pages {
+            let guard = shuttle::future::block_on(pool.fix_shared_async(*page)).unwrap();
+            assert_eq!(get(&guard), 2);
+        }
+    });
+}

@@ -1,0 +1,203 @@
+//! The backend for kernels that take vectors: `process_madvise` on the own process.
+//!
+//! A vector of scattered pages costs one call and, from Linux 6.16 on, one flush of the other
+//! processors' TLBs, where `madvise` costs one of each per range. The kernel works through a
+//! vector in order, stops at the first element that fails and returns the bytes it finished, or
+//! the errno where that was the first element. So an errno always speaks of the first element:
+//! after a partial result the next call starts with the element that stopped the last one, gets
+//! its errno, and goes on behind it.
+#![allow(unsafe_code)]
+
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::ptr::NonNull;
+
+use libc::MADV_POPULATE_WRITE;
+use rustix::io::Errno;
+use rustix::process::{PidfdFlags, getpid, pidfd_open};
+
+use super::madvise::{AGAIN_LIMIT, Madvise, address};
+use super::{Backend, BackendKind};
+use crate::range::{Entry, PageRange};
+use crate::{PAGE_SIZE, sys};
+
+/// Elements that the kernel takes per call (UIO_MAXIOV).
+const VECTOR_LIMIT: usize = 1024;
+/// Pages per call. The kernel silently cuts a vector off at 2 GiB; staying below keeps the byte
+/// count meaningful, and bounds how long one call holds the address space.
+const CALL_PAGES: u64 = (1 << 30) / PAGE_SIZE as u64;
+
+/// Names the own process to `process_madvise`.
+#[derive(Debug)]
+pub(crate) struct OwnProcess {
+    raw: RawFd,
+    /// None where the kernel knows the constant for "this process" (Linux 6.14).
+    _pidfd: Option<OwnedFd>,
+}
+
+impl OwnProcess {
+    /// A name for this process that the kernel takes.
+    ///
+    /// The constant is preferred: it costs no descriptor, and after a fork it means the child,
+    /// where a pidfd would still mean the parent.
+    ///
+    /// # Errors
+    /// The errno of `process_madvise` or `pidfd_open`, e.g. `ENOSYS`, or `EPERM` in a sandbox.
+    pub(crate) fn open() -> Result<Self, Errno> {
+        // SAFETY: an empty vector gives advice on nothing.
+        let constant =
+            unsafe { sys::process_madvise(sys::PIDFD_SELF_PROCESS, &[], libc::MADV_COLD) };
+        match constant {
+            Ok(_) => Ok(Self { raw: sys::PIDFD_SELF_PROCESS, _pidfd: None }),
+            Err(Errno::NOSYS) => Err(Errno::NOSYS),
+            Err(_) => {
+                let pidfd = pidfd_open(getpid(), PidfdFlags::empty())?;
+                Ok(Self { raw: pidfd.as_raw_fd(), _pidfd: Some(pidfd) })
+            }
+        }
+    }
+
+    /// Gives advice on all entries whose result is `Ok`, with as few calls as the kernel allows.
+    ///
+    /// # Safety
+    /// Those entries lie within a live mapping at `base`, and nobody relies on what the advice
+    /// takes away.
+    pub(crate) unsafe fn advise(&self, base: NonNull<u8>, entries: &mut [Entry], advice: i32) {
+        let mut at = Position::default();
+        let mut vector = Vec::with_capacity(entries.len().min(VECTOR_LIMIT));
+        let mut again = 0;
+        loop {
+            fill(&mut vector, base, entries, at);
+            if vector.is_empty() {
+                return;
+            }
+            // SAFETY: the elements are parts of entries (caller's promise), and the kernel may be
+            // asked twice for one: both kinds of advice may be repeated.
+            match unsafe { sys::process_madvise(self.raw, &vector, advice) } {
+                Ok(bytes) if bytes >= PAGE_SIZE => {
+                    again = 0;
+                    at = at.advanced(entries, (bytes / PAGE_SIZE) as u64);
+                }
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) if again < AGAIN_LIMIT => {
+                    again += 1;
+                    std::thread::yield_now();
+                }
+                // The kernel never finishes less than a page of a vector that is not empty; were
+                // it to, repeating the call would never end.
+                stopped => at = at.failed(entries, stopped.err().unwrap_or(Errno::IO)),
+            }
+        }
+    }
+}
+
+/// How far a batch has come: everything before this is done or has failed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Position {
+    /// Index of the entry.
+    entry: usize,
+    /// Pages of that entry that are done.
+    done: u64,
+}
+
+impl Position {
+    /// The position after `pages` more pages of entries that are being worked on.
+    fn advanced(mut self, entries: &[Entry], mut pages: u64) -> Self {
+        while pages > 0 && self.entry < entries.len() {
+            let left = remaining(&entries[self.entry], self.done);
+            if pages < left {
+                self.done += pages;
+                return self;
+            }
+            pages -= left;
+            self = Self { entry: self.entry + 1, done: 0 };
+        }
+        self
+    }
+
+    /// The position after the first entry that still has pages to be done, which gets `errno`.
+    fn failed(mut self, entries: &mut [Entry], errno: Errno) -> Self {
+        while let Some(entry) = entries.get_mut(self.entry) {
+            let left = remaining(entry, self.done);
+            self = Self { entry: self.entry + 1, done: 0 };
+            if left > 0 {
+                entry.result = Err(errno);
+                break;
+            }
+        }
+        self
+    }
+}
+
+/// Pages of an entry that are still to be done: none where it was found bad or has failed.
+fn remaining(entry: &Entry, done: u64) -> u64 {
+    if entry.result.is_ok() { entry.range.count - done } else { 0 }
+}
+
+/// Fills the vector with what comes next, up to the limits of one call.
+fn fill(vector: &mut Vec<libc::iovec>, base: NonNull<u8>, entries: &[Entry], at: Position) {
+    vector.clear();
+    let mut budget = CALL_PAGES;
+    let mut done = at.done;
+    for entry in &entries[at.entry..] {
+        let left = remaining(entry, done);
+        if left > 0 {
+            let part = PageRange::new(entry.range.start + done, left.min(budget));
+            vector.push(libc::iovec {
+                iov_base: address(base, part.start).cast(),
+                iov_len: part.bytes(),
+            });
+            budget -= part.count;
+            if budget == 0 || vector.len() == VECTOR_LIMIT {
+                return;
+            }
+        }
+        done = 0;
+    }
+}
+
+/// Vectored release, and vectored populate where the kernel takes that too.
+#[derive(Debug)]
+pub(crate) struct ProcessMadvise {
+    process: OwnProcess,
+    /// Whether the kernel populates vectors; otherwise `single` populates one by one.
+    populates: bool,
+    /// For batches of one, and for populating where vectors are not taken.
+    single: Madvise,
+}
+
+impl ProcessMadvise {
+    /// The backend; `populates` says whether vectored `MADV_POPULATE_WRITE` works.
+    ///
+    /// # Errors
+    /// As [`OwnProcess::open`].
+    pub(crate) fn new(populates: bool) -> Result<Self, Errno> {
+        Ok(Self { process: OwnProcess::open()?, populates, single: Madvise::new() })
+    }
+}
+
+impl Backend for ProcessMadvise {
+    fn kind(&self) -> BackendKind {
+        BackendKind::ProcessMadvise
+    }
+
+    unsafe fn populate(&self, base: NonNull<u8>, entries: &mut [Entry]) {
+        // One range is a little cheaper through `madvise`, which need not look the process up.
+        if self.populates && entries.len() > 1 {
+            // SAFETY: the caller's promise; populating takes nothing away.
+            unsafe { self.process.advise(base, entries, MADV_POPULATE_WRITE) };
+        } else {
+            // SAFETY: the caller's promise.
+            unsafe { self.single.populate(base, entries) };
+        }
+    }
+
+    unsafe fn release(&self, base: NonNull<u8>, entries: &mut [Entry]) {
+        if entries.len() > 1 {
+            // SAFETY: the caller's promise.
+            unsafe { self.process.advise(base, entries, libc::MADV_DONTNEED) };
+        } else {
+            // SAFETY: the caller's promise.
+            unsafe { self.single.release(base, entries) };
+        }
+    }
+}

@@ -1,0 +1,282 @@
+//! A private anonymous mapping that grows in place.
+//!
+//! What holds: the base never moves and bytes `0..len` are always mapped readable and writable;
+//! memory is used only where something was written; a forked child does not have the mapping (a
+//! copy-on-write copy would double the memory and hide writes), a core dump does not contain it,
+//! and huge pages never fill it behind the owner's back. Only what is asked for is mapped, rounded
+//! up to [`STEP`], so no overcommit setting is needed and no terabytes are taken up front.
+#![allow(unsafe_code)]
+
+use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use rustix::io::Errno;
+use rustix::process::Pid;
+
+use crate::PAGE_SIZE;
+use crate::lane::Lane;
+use crate::limits;
+use crate::sys;
+
+/// Mappings grow by multiples of this many bytes, so that growing page by page costs few calls.
+pub const STEP: usize = 64 << 20;
+
+/// Why a mapping could not be made or grown.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ReserveError {
+    /// The system's pages are not 4 KiB.
+    #[error(
+        "this system has pages of {found} bytes, but 4096 are needed; use a kernel built with \
+         4 KiB pages"
+    )]
+    PageSize {
+        /// Bytes of a page here.
+        found: usize,
+    },
+    /// More bytes than an address space can hold.
+    #[error("{purpose}: {bytes} bytes do not fit into the address space; ask for less")]
+    TooLarge {
+        /// What the mapping is for.
+        purpose: &'static str,
+        /// Bytes asked for in all.
+        bytes: usize,
+    },
+    /// RLIMIT_AS is too low.
+    #[error(
+        "{purpose}: mapping {bytes} bytes would exceed the address-space limit of {limit} bytes \
+         (RLIMIT_AS); raise it with `ulimit -v unlimited` (no memory is used by the mapping itself)"
+    )]
+    AddressSpaceLimit {
+        /// What the mapping is for.
+        purpose: &'static str,
+        /// Bytes asked for in all.
+        bytes: usize,
+        /// The limit in bytes.
+        limit: u64,
+    },
+    /// RLIMIT_DATA is too low; Linux counts private writable mappings against it.
+    #[error(
+        "{purpose}: mapping {bytes} bytes would exceed the data limit of {limit} bytes \
+         (RLIMIT_DATA); raise it with `ulimit -d unlimited` (no memory is used by the mapping \
+         itself)"
+    )]
+    DataLimit {
+        /// What the mapping is for.
+        purpose: &'static str,
+        /// Bytes asked for in all.
+        bytes: usize,
+        /// The limit in bytes.
+        limit: u64,
+    },
+    /// `vm.overcommit_memory` is 2 and the commit limit is reached.
+    #[error(
+        "{purpose}: mapping {bytes} bytes was refused because vm.overcommit_memory is 2, which \
+         charges address space as if it were memory; set it to 0 (sysctl vm.overcommit_memory=0) \
+         or raise vm.overcommit_ratio"
+    )]
+    Overcommit {
+        /// What the mapping is for.
+        purpose: &'static str,
+        /// Bytes asked for in all.
+        bytes: usize,
+    },
+    /// Another mapping lies where this one would have to grow.
+    #[error(
+        "{purpose}: cannot grow to {bytes} bytes in place, because the addresses from {address:#x} \
+         on are used by another mapping; close and open it again, which places it elsewhere"
+    )]
+    AddressTaken {
+        /// What the mapping is for.
+        purpose: &'static str,
+        /// Bytes asked for in all.
+        bytes: usize,
+        /// The first address that would have been needed.
+        address: usize,
+    },
+    /// The kernel refused for another reason.
+    #[error(
+        "{purpose}: the kernel refused to map {bytes} bytes: {errno}; with ENOMEM look at \
+         vm.max_map_count and the process's limits"
+    )]
+    Refused {
+        /// What the mapping is for.
+        purpose: &'static str,
+        /// Bytes asked for in all.
+        bytes: usize,
+        /// What the kernel said.
+        errno: Errno,
+    },
+}
+
+/// A growable private anonymous mapping whose base never moves.
+///
+/// Fresh bytes are zero. The memory behind it is managed by its owner (see `Surface`); dropping
+/// the reservation unmaps everything. A forked child has no such mapping and must not touch it.
+#[derive(Debug)]
+pub struct Reservation {
+    base: NonNull<u8>,
+    /// Bytes that the owner may use; a multiple of the page size.
+    len: AtomicUsize,
+    /// Bytes that are mapped: `len <= mapped`. The lock makes growing one at a time.
+    mapped: Mutex<usize>,
+    purpose: &'static str,
+    /// The process that made it; a forked child must not unmap what it does not have.
+    owner: Pid,
+    /// None where the kernel chose the address.
+    _lane: Option<Lane>,
+}
+
+// SAFETY: the reservation only owns addresses; it never reads or writes the memory behind them,
+// and its own fields are atomic or locked.
+unsafe impl Send for Reservation {}
+// SAFETY: as above.
+unsafe impl Sync for Reservation {}
+
+impl Reservation {
+    /// Maps `bytes` (rounded up to whole pages; 0 is allowed and can grow later).
+    ///
+    /// `purpose` says in error messages what the mapping is for, e.g. `"page states"`.
+    ///
+    /// # Errors
+    /// [`ReserveError`], which names the limit in the way. Nothing is left behind.
+    pub fn new(bytes: usize, purpose: &'static str) -> Result<Self, ReserveError> {
+        let found = rustix::param::page_size();
+        if found != PAGE_SIZE {
+            return Err(ReserveError::PageSize { found });
+        }
+        let len = whole_pages(bytes, purpose)?;
+        let generous = len.checked_next_multiple_of(STEP).unwrap_or(len).max(STEP);
+        let exact = len.max(PAGE_SIZE);
+        // The exact size is for address spaces too tight for a step.
+        let placed = place(generous)
+            .map(|(base, lane)| (base, lane, generous))
+            .or_else(|_| place(exact).map(|(base, lane)| (base, lane, exact)));
+        let (base, lane, mapped) =
+            placed.map_err(|errno| limits::explain(errno, purpose, bytes, exact))?;
+        Ok(Self {
+            base,
+            len: AtomicUsize::new(len),
+            mapped: Mutex::new(mapped),
+            purpose,
+            owner: rustix::process::getpid(),
+            _lane: lane,
+        })
+    }
+
+    /// Makes the mapping at least `bytes` long in all (rounded up to whole pages), in place.
+    ///
+    /// Does nothing where it is that long already; never shrinks. May be called by many threads.
+    ///
+    /// # Errors
+    /// [`ReserveError`]; the mapping then has the length it had.
+    pub fn grow(&self, bytes: usize) -> Result<(), ReserveError> {
+        let len = whole_pages(bytes, self.purpose)?;
+        if len <= self.len() {
+            return Ok(());
+        }
+        let mut mapped = self.mapped.lock().unwrap_or_else(PoisonError::into_inner);
+        if len > *mapped {
+            let generous = len.checked_next_multiple_of(STEP).unwrap_or(len);
+            let end = self.base.as_ptr().wrapping_add(*mapped);
+            let grown = map_at(end, generous - *mapped)
+                .map(|()| generous)
+                .or_else(|_| map_at(end, len - *mapped).map(|()| len));
+            *mapped = grown.map_err(|errno| match errno {
+                Errno::EXIST => {
+                    ReserveError::AddressTaken { purpose: self.purpose, bytes, address: end.addr() }
+                }
+                errno => limits::explain(errno, self.purpose, bytes, len - *mapped),
+            })?;
+        }
+        self.len.fetch_max(len, Ordering::Release);
+        Ok(())
+    }
+
+    /// The first byte; the same for the whole life of the reservation, and page-aligned.
+    pub fn base(&self) -> NonNull<u8> {
+        self.base
+    }
+
+    /// Bytes that may be used: what was asked for, rounded up to whole pages.
+    pub fn len(&self) -> usize {
+        self.len.load(Ordering::Acquire)
+    }
+
+    /// Whether nothing may be used yet.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        if rustix::process::getpid() != self.owner {
+            return;
+        }
+        let mapped = *self.mapped.get_mut().unwrap_or_else(PoisonError::into_inner);
+        // SAFETY: the range is ours, and the owner gives up every pointer into it with the value.
+        // A failure would leave addresses behind, no memory; there is nobody to tell.
+        let _ = unsafe { sys::unmap(self.base.as_ptr(), mapped) };
+    }
+}
+
+/// Rounds up to whole pages.
+fn whole_pages(bytes: usize, purpose: &'static str) -> Result<usize, ReserveError> {
+    bytes
+        .checked_next_multiple_of(PAGE_SIZE)
+        .filter(|len| *len <= isize::MAX as usize)
+        .ok_or(ReserveError::TooLarge { purpose, bytes })
+}
+
+/// Maps `bytes` in a lane of its own, or where the kernel likes when no lane can be had (small
+/// address spaces, tools that do not know `MAP_FIXED_NOREPLACE`).
+fn place(bytes: usize) -> Result<(NonNull<u8>, Option<Lane>), Errno> {
+    let in_lane = Lane::claim(|address| {
+        let start = ptr::without_provenance_mut::<u8>(address);
+        match map_at(start, bytes) {
+            Ok(()) => Ok(NonNull::new(start)),
+            Err(Errno::EXIST) => Ok(None),
+            Err(errno) => Err(errno),
+        }
+    });
+    if let Ok(Some((lane, base))) = in_lane {
+        return Ok((base, Some(lane)));
+    }
+    // SAFETY: without MAP_FIXED the kernel takes addresses that nobody uses.
+    let base = unsafe { sys::map_anonymous(ptr::null_mut(), bytes, 0)? };
+    prepare(base.as_ptr(), bytes)?;
+    Ok((base, None))
+}
+
+/// Maps `bytes` exactly at `start`; EEXIST where anything is there already.
+fn map_at(start: *mut u8, bytes: usize) -> Result<(), Errno> {
+    // SAFETY: NOREPLACE never replaces a mapping.
+    let found = unsafe { sys::map_anonymous(start, bytes, libc::MAP_FIXED_NOREPLACE)? };
+    if found.as_ptr() != start {
+        // Kernels before 4.17 and some tools take the flag for a hint and put it elsewhere.
+        // SAFETY: the mapping was made by the call above and nobody knows it.
+        unsafe { sys::unmap(found.as_ptr(), bytes)? };
+        return Err(Errno::EXIST);
+    }
+    prepare(start, bytes)
+}
+
+/// Sets the properties that every piece of a reservation has; unmaps the piece if that fails.
+fn prepare(start: *mut u8, bytes: usize) -> Result<(), Errno> {
+    for advice in [libc::MADV_DONTFORK, libc::MADV_DONTDUMP, libc::MADV_NOHUGEPAGE] {
+        // SAFETY: a fresh piece that nobody else knows; none of the three touches contents.
+        match unsafe { sys::madvise(start, bytes, advice) } {
+            Ok(()) => {}
+            // A kernel without transparent huge pages does not know the advice, nor needs it.
+            Err(Errno::INVAL) if advice == libc::MADV_NOHUGEPAGE => {}
+            Err(errno) => {
+                // SAFETY: as above.
+                let _ = unsafe { sys::unmap(start, bytes) };
+                return Err(errno);
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,95 @@
+//! A few pages of memory to try things on: safe, because nobody else knows their addresses.
+#![allow(unsafe_code)]
+
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use rustix::io::Errno;
+
+use crate::PAGE_SIZE;
+use crate::backend::process_madvise::OwnProcess;
+use crate::backend::{BackendChoice, BackendKind};
+use crate::mapping::Reservation;
+use crate::range::{Entry, PageRange};
+use crate::residency;
+use crate::surface::{Surface, SurfaceError};
+
+/// A small mapping of its own; every operation is safe, whatever it does to the contents.
+#[derive(Debug)]
+pub(crate) struct Scratch {
+    memory: Reservation,
+}
+
+impl Scratch {
+    /// Maps `pages` zero pages.
+    pub(crate) fn new(pages: u64) -> Result<Self, Errno> {
+        let memory = Reservation::new(pages as usize * PAGE_SIZE, "scratch memory of a probe")
+            .map_err(|_| Errno::NOMEM)?;
+        Ok(Self { memory })
+    }
+
+    /// The address of a page, as a number.
+    pub(crate) fn address(&self, page: u64) -> usize {
+        self.memory.base().addr().get() + page as usize * PAGE_SIZE
+    }
+
+    fn byte(&self, page: u64) -> &AtomicU8 {
+        let offset = page as usize * PAGE_SIZE;
+        assert!(offset < self.memory.len(), "page {page} of a smaller scratch");
+        // SAFETY: within the live mapping, and only ever accessed atomically.
+        unsafe { AtomicU8::from_ptr(self.memory.base().as_ptr().add(offset)) }
+    }
+
+    /// Writes the first byte of a page.
+    pub(crate) fn write(&self, page: u64, value: u8) {
+        self.byte(page).store(value, Ordering::Relaxed);
+    }
+
+    /// Reads the first byte of a page.
+    pub(crate) fn read(&self, page: u64) -> u8 {
+        self.byte(page).load(Ordering::Relaxed)
+    }
+
+    /// Gives any advice on a range.
+    pub(crate) fn advise(&self, range: PageRange, advice: i32) -> Result<(), Errno> {
+        assert!(range.is_within((self.memory.len() / PAGE_SIZE) as u64));
+        // SAFETY: within the mapping, whose contents nobody relies on.
+        unsafe { crate::backend::madvise::advise(self.memory.base(), range, advice) }
+    }
+
+    /// Gives any advice on many ranges through `process_madvise`.
+    pub(crate) fn advise_vector(&self, process: &OwnProcess, entries: &mut [Entry], advice: i32) {
+        let pages = (self.memory.len() / PAGE_SIZE) as u64;
+        assert!(entries.iter().all(|entry| entry.range.is_within(pages)));
+        // SAFETY: within the mapping, whose contents nobody relies on.
+        unsafe { process.advise(self.memory.base(), entries, advice) };
+    }
+
+    /// How many pages of a range hold memory; None where that cannot be found out.
+    pub(crate) fn resident(&self, range: PageRange) -> Option<u64> {
+        residency::count(self.memory.base(), range).ok()
+    }
+}
+
+/// A surface of its own whose pages nobody relies on, which makes releasing safe.
+#[derive(Debug)]
+pub(crate) struct ScratchSurface {
+    surface: Surface,
+}
+
+impl ScratchSurface {
+    /// Reserves `pages` pages on the given backend.
+    pub(crate) fn new(pages: u64, backend: BackendKind) -> Result<Self, SurfaceError> {
+        Ok(Self { surface: Surface::reserve(pages, BackendChoice::Only(backend))? })
+    }
+
+    /// See [`Surface::populate`].
+    pub(crate) fn populate(&self, entries: &mut [Entry]) -> usize {
+        self.surface.populate(entries)
+    }
+
+    /// See [`Surface::release`].
+    pub(crate) fn release(&self, entries: &mut [Entry]) -> usize {
+        // SAFETY: the surface is private to this value, which gives out no reference to its pages.
+        unsafe { self.surface.release(entries) }
+    }
+}

@@ -1,0 +1,303 @@
+//! Surfaces: ranges of addresses as large as the storage, on which memory is placed and taken off
+//! page by page, in batches.
+//!
+//! What holds: the base never moves; `pages()` only grows; a released page holds no memory and
+//! reads as zeros; populating never alters contents; one entry's failure never stops the others.
+#![allow(unsafe_code)]
+
+use std::os::fd::BorrowedFd;
+use std::ptr::NonNull;
+
+use rustix::io::Errno;
+
+use crate::backend::{Backend, BackendChoice, BackendKind, FaultBehaviour};
+use crate::mapping::{Reservation, ReserveError};
+use crate::range::{Entry, PageRange, failures};
+use crate::residency::{self, Residency};
+use crate::{PAGE_SIZE, probe, sys};
+
+/// The error of an entry of [`Surface::read`] whose range goes past the end of the file.
+pub const END_OF_FILE: Errno = Errno::NODATA;
+
+/// What the program expects to do with pages. None of it alters contents.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Advice {
+    /// Pages in swap are needed soon.
+    WillNeed,
+    /// Not needed soon: first to go when the kernel must swap (Linux 5.4).
+    Cold,
+    /// Swap out now (Linux 5.4).
+    PageOut,
+    /// Let huge pages fill the range. Touching one page may then make 512 resident, so this is
+    /// only for ranges that are never released page by page.
+    HugePage,
+    /// Undo [`Advice::HugePage`]; how every surface starts.
+    NoHugePage,
+    /// Put the pages of the range into huge pages now, as far as possible (Linux 6.1).
+    Collapse,
+}
+
+impl Advice {
+    /// The number of the advice in the kernel's interface.
+    fn raw(self) -> i32 {
+        match self {
+            Self::WillNeed => libc::MADV_WILLNEED,
+            Self::Cold => libc::MADV_COLD,
+            Self::PageOut => libc::MADV_PAGEOUT,
+            Self::HugePage => libc::MADV_HUGEPAGE,
+            Self::NoHugePage => libc::MADV_NOHUGEPAGE,
+            Self::Collapse => sys::MADV_COLLAPSE,
+        }
+    }
+}
+
+/// Why something could not be done with a surface.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SurfaceError {
+    /// The addresses could not be had.
+    #[error(transparent)]
+    Reserve(#[from] ReserveError),
+    /// The chosen backend does not work here.
+    #[error("the {backend} backend does not work here: {reason}; choose another, or auto")]
+    BackendUnavailable {
+        /// The backend asked for.
+        backend: BackendKind,
+        /// What happened when it was tried.
+        reason: String,
+    },
+    /// The range is not within the surface.
+    #[error("pages {}+{} are not within a surface of {pages} pages", range.start, range.count)]
+    OutOfRange {
+        /// The range asked for.
+        range: PageRange,
+        /// Pages of the surface.
+        pages: u64,
+    },
+    /// The kernel refused the advice.
+    #[error("the kernel refused the advice {advice:?}: {errno}; it may be too old for it")]
+    AdviceRefused {
+        /// The advice.
+        advice: Advice,
+        /// What the kernel said.
+        errno: Errno,
+    },
+    /// Residency could not be found out.
+    #[error("cannot read /proc/self/pagemap: {errno}; is /proc mounted?")]
+    Pagemap {
+        /// What the kernel said.
+        errno: Errno,
+    },
+}
+
+/// A private range of addresses with a page-wise life of its own.
+///
+/// All methods may be called by many threads at a time. Which thread may touch which page when is
+/// the caller's business: the surface hands out addresses, not references. Touching a released
+/// page is not an error on today's backends: see [`FaultBehaviour`].
+#[derive(Debug)]
+pub struct Surface {
+    memory: Reservation,
+    backend: Box<dyn Backend>,
+}
+
+impl Surface {
+    /// Reserves a surface of `pages` pages, none of them populated.
+    ///
+    /// # Errors
+    /// [`SurfaceError::Reserve`] names the limit in the way;
+    /// [`SurfaceError::BackendUnavailable`] is possible with [`BackendChoice::Only`].
+    pub fn reserve(pages: u64, backend: BackendChoice) -> Result<Self, SurfaceError> {
+        Self::with_backend(pages, probe::open(backend)?)
+    }
+
+    /// Reserves a surface on a given backend.
+    pub(crate) fn with_backend(
+        pages: u64,
+        backend: Box<dyn Backend>,
+    ) -> Result<Self, SurfaceError> {
+        Ok(Self { memory: Reservation::new(bytes_of(pages)?, PURPOSE)?, backend })
+    }
+
+    /// Makes the surface at least `pages` pages in all. The base does not move, pages in use are
+    /// not disturbed, and a surface that is long enough is left as it is.
+    ///
+    /// # Errors
+    /// [`SurfaceError::Reserve`]; the surface then has the length it had.
+    pub fn grow(&self, pages: u64) -> Result<(), SurfaceError> {
+        Ok(self.memory.grow(bytes_of(pages)?)?)
+    }
+
+    /// Pages of the surface.
+    pub fn pages(&self) -> u64 {
+        (self.memory.len() / PAGE_SIZE) as u64
+    }
+
+    /// The address of page 0; the same for the whole life of the surface.
+    pub fn base(&self) -> NonNull<u8> {
+        self.memory.base()
+    }
+
+    /// The address of a page.
+    ///
+    /// # Panics
+    /// If the page is not within the surface: a programming error.
+    pub fn address(&self, page: u64) -> NonNull<u8> {
+        assert!(page < self.pages(), "page {page} is not within {} pages", self.pages());
+        // SAFETY: within the mapping, which is one allocation.
+        unsafe { self.base().add(page as usize * PAGE_SIZE) }
+    }
+
+    /// Puts memory behind all pages of the entries; returns how many entries failed.
+    ///
+    /// Contents are never altered, whether a page was populated before or not, so this may run
+    /// while others read and write. `ENOMEM` after a failed allocation, `EINVAL` for a range that
+    /// is not within the surface.
+    pub fn populate(&self, entries: &mut [Entry]) -> usize {
+        self.check(entries);
+        // SAFETY: checked; the mapping lives as long as `self`.
+        unsafe { self.backend.populate(self.base(), entries) };
+        failures(entries)
+    }
+
+    /// Takes the memory of all pages of the entries away; returns how many entries failed.
+    ///
+    /// Afterwards they hold no memory and read as zeros. Releasing a released page is allowed.
+    /// The kernel's order is: clear the page-table entries, flush the TLBs, free the memory.
+    ///
+    /// # Safety
+    /// Nobody relies on the contents of the pages: no reference into them is alive, and no I/O
+    /// into or out of them is under way. Racy readers that validate afterwards are fine.
+    pub unsafe fn release(&self, entries: &mut [Entry]) -> usize {
+        self.check(entries);
+        // SAFETY: checked; the rest is the caller's promise.
+        unsafe { self.backend.release(self.base(), entries) };
+        failures(entries)
+    }
+
+    /// Populates the ranges and reads each from the file, page `n` from byte
+    /// `offset_of_page_zero + n * 4096`; returns how many entries failed.
+    ///
+    /// Reads whole ranges: an entry that ends past the end of the file fails with
+    /// [`END_OF_FILE`], with what there was in place. A failed entry may leave pages populated.
+    /// Works with `O_DIRECT` files when `offset_of_page_zero` is aligned as the file needs.
+    ///
+    /// # Safety
+    /// Nobody else writes the pages or relies on their contents until the call returns, and no
+    /// reference into them is alive.
+    pub unsafe fn read(
+        &self,
+        file: BorrowedFd<'_>,
+        offset_of_page_zero: u64,
+        entries: &mut [Entry],
+    ) -> usize {
+        self.populate(entries);
+        for entry in entries.iter_mut().filter(|entry| entry.result.is_ok()) {
+            let position = entry
+                .range
+                .start
+                .checked_mul(PAGE_SIZE as u64)
+                .and_then(|offset| offset.checked_add(offset_of_page_zero));
+            entry.result = match position {
+                // SAFETY: the range was checked by `populate`; the rest is the caller's promise.
+                Some(offset) => unsafe { self.read_range(file, offset, entry.range) },
+                None => Err(Errno::OVERFLOW),
+            };
+        }
+        failures(entries)
+    }
+
+    /// Reads one range from `offset` on.
+    ///
+    /// # Safety
+    /// As [`Self::read`], and the range is within the surface.
+    unsafe fn read_range(
+        &self,
+        file: BorrowedFd<'_>,
+        offset: u64,
+        range: PageRange,
+    ) -> Result<(), Errno> {
+        let start = self.base().as_ptr().wrapping_add(range.start as usize * PAGE_SIZE);
+        let mut done = 0;
+        while done < range.bytes() {
+            let left = range.bytes() - done;
+            // SAFETY: within the range (caller).
+            match unsafe { sys::pread(file, start.wrapping_add(done), left, offset + done as u64) }
+            {
+                Ok(0) => return Err(END_OF_FILE),
+                Ok(bytes) => done += bytes,
+                Err(Errno::INTR) => {}
+                // A direct read that stopped at an unaligned end of file cannot be continued.
+                Err(Errno::INVAL) if done % PAGE_SIZE != 0 => return Err(END_OF_FILE),
+                Err(errno) => return Err(errno),
+            }
+        }
+        Ok(())
+    }
+
+    /// Tells the kernel what to expect of a range.
+    ///
+    /// # Errors
+    /// [`SurfaceError::OutOfRange`], or [`SurfaceError::AdviceRefused`] where the kernel does not
+    /// know the advice or cannot follow it.
+    pub fn advise(&self, range: PageRange, advice: Advice) -> Result<(), SurfaceError> {
+        self.check_range(range)?;
+        // SAFETY: within the mapping; no kind of `Advice` alters contents.
+        unsafe { crate::backend::madvise::advise(self.base(), range, advice.raw()) }
+            .map_err(|errno| SurfaceError::AdviceRefused { advice, errno })
+    }
+
+    /// Which pages of a range hold memory of their own. Never-written pages that were only read
+    /// share the kernel's zero page and do not count; neither do pages in swap.
+    ///
+    /// # Errors
+    /// [`SurfaceError::OutOfRange`] or [`SurfaceError::Pagemap`].
+    pub fn residency(&self, range: PageRange) -> Result<Residency, SurfaceError> {
+        self.check_range(range)?;
+        residency::of(self.base(), range).map_err(|errno| SurfaceError::Pagemap { errno })
+    }
+
+    /// How many pages of a range hold memory of their own.
+    ///
+    /// # Errors
+    /// As [`Self::residency`].
+    pub fn resident_pages(&self, range: PageRange) -> Result<u64, SurfaceError> {
+        self.check_range(range)?;
+        residency::count(self.base(), range).map_err(|errno| SurfaceError::Pagemap { errno })
+    }
+
+    /// The backend in use.
+    pub fn backend(&self) -> BackendKind {
+        self.backend.kind()
+    }
+
+    /// What touching a released page does.
+    pub fn fault_behaviour(&self) -> FaultBehaviour {
+        self.backend.fault_behaviour()
+    }
+
+    /// Gives every entry its first result: EINVAL where it is not within the surface.
+    fn check(&self, entries: &mut [Entry]) {
+        let pages = self.pages();
+        for entry in entries {
+            entry.result = if entry.range.is_within(pages) { Ok(()) } else { Err(Errno::INVAL) };
+        }
+    }
+
+    fn check_range(&self, range: PageRange) -> Result<(), SurfaceError> {
+        let pages = self.pages();
+        if range.is_within(pages) { Ok(()) } else { Err(SurfaceError::OutOfRange { range, pages }) }
+    }
+}
+
+/// What a surface's mapping is for, in error messages.
+const PURPOSE: &str = "surface";
+
+/// Bytes of that many pages.
+fn bytes_of(pages: u64) -> Result<usize, ReserveError> {
+    usize::try_from(pages)
+        .ok()
+        .and_then(|pages| pages.checked_mul(PAGE_SIZE))
+        .ok_or(ReserveError::TooLarge { purpose: PURPOSE, bytes: usize::MAX })
+}

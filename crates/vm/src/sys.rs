@@ -1,0 +1,162 @@
+//! The system calls that rustix does not offer, or offers only for slices of Rust memory.
+//!
+//! A page that other threads may read at the same time must never be behind a `&mut [u8]`, so
+//! everything here takes raw addresses. Each function is one call and turns `-1` into an
+//! [`Errno`]; nothing retries.
+#![allow(unsafe_code)]
+
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::ptr::NonNull;
+
+use rustix::io::Errno;
+
+/// Collapse a range into huge pages (Linux 6.1). Named here because not every libc has it.
+pub(crate) const MADV_COLLAPSE: i32 = 25;
+
+/// The calling process instead of a pidfd (Linux 6.14), see `pidfd_open(2)`.
+pub(crate) const PIDFD_SELF_PROCESS: RawFd = -10_001;
+
+/// The last errno as an [`Errno`].
+fn last_errno() -> Errno {
+    let raw = std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO);
+    Errno::from_raw_os_error(raw)
+}
+
+/// `madvise(2)`.
+///
+/// # Safety
+/// The caller owns the range, and nobody relies on what the advice takes away.
+pub(crate) unsafe fn madvise(address: *mut u8, bytes: usize, advice: i32) -> Result<(), Errno> {
+    // SAFETY: the caller's promise; the kernel checks the range itself.
+    match unsafe { libc::madvise(address.cast(), bytes, advice) } {
+        0 => Ok(()),
+        _ => Err(last_errno()),
+    }
+}
+
+/// `process_madvise(2)` on the process that `target` names; returns the bytes advised.
+///
+/// # Safety
+/// As [`madvise`], for every element of the vector; `target` names the calling process.
+pub(crate) unsafe fn process_madvise(
+    target: RawFd,
+    vector: &[libc::iovec],
+    advice: i32,
+) -> Result<usize, Errno> {
+    // SAFETY: the vector outlives the call and is only read; the ranges are the caller's promise.
+    let done = unsafe {
+        libc::syscall(
+            libc::SYS_process_madvise,
+            libc::c_long::from(target),
+            vector.as_ptr(),
+            vector.len(),
+            libc::c_long::from(advice),
+            0_usize,
+        )
+    };
+    usize::try_from(done).map_err(|_| last_errno())
+}
+
+/// `pread(2)` to a raw address; returns the bytes read, 0 at the end of the file.
+///
+/// # Safety
+/// `address..address + bytes` is writable memory that nobody else writes or relies on.
+pub(crate) unsafe fn pread(
+    file: BorrowedFd<'_>,
+    address: *mut u8,
+    bytes: usize,
+    offset: u64,
+) -> Result<usize, Errno> {
+    let offset = libc::off64_t::try_from(offset).map_err(|_| Errno::OVERFLOW)?;
+    // SAFETY: the caller's promise; the descriptor is borrowed for the call.
+    let read = unsafe { libc::pread64(file.as_raw_fd(), address.cast(), bytes, offset) };
+    usize::try_from(read).map_err(|_| last_errno())
+}
+
+/// Reserves nothing and maps `bytes` of private anonymous memory at or near `address`.
+///
+/// # Safety
+/// With `MAP_FIXED` in `extra_flags` the range must be the caller's; without it the call can only
+/// take addresses that nobody uses.
+pub(crate) unsafe fn map_anonymous(
+    address: *mut u8,
+    bytes: usize,
+    extra_flags: i32,
+) -> Result<NonNull<u8>, Errno> {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | extra_flags;
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    // SAFETY: the caller's promise.
+    let found = unsafe { libc::mmap(address.cast(), bytes, protection, flags, -1, 0) };
+    if found == libc::MAP_FAILED {
+        return Err(last_errno());
+    }
+    NonNull::new(found.cast()).ok_or(Errno::NOMEM)
+}
+
+/// `munmap(2)`.
+///
+/// # Safety
+/// The caller owns the range and nothing points into it any more.
+pub(crate) unsafe fn unmap(address: *mut u8, bytes: usize) -> Result<(), Errno> {
+    // SAFETY: the caller's promise.
+    match unsafe { libc::munmap(address.cast(), bytes) } {
+        0 => Ok(()),
+        _ => Err(last_errno()),
+    }
+}
+
+/// Tries `io_uring_setup(2)` with one entry and closes the ring again.
+pub(crate) fn try_io_uring() -> Result<(), Errno> {
+    // struct io_uring_params is 120 bytes; all zero asks for the defaults.
+    let mut parameters = [0_u64; 15];
+    // SAFETY: the kernel writes at most the 120 bytes of the parameters.
+    let ring = unsafe { libc::syscall(libc::SYS_io_uring_setup, 1_usize, parameters.as_mut_ptr()) };
+    close_new(ring)
+}
+
+/// Tries `userfaultfd(2)`, for faults from user mode only, and closes the descriptor again.
+pub(crate) fn try_userfaultfd() -> Result<(), Errno> {
+    const UFFD_USER_MODE_ONLY: i32 = 1;
+    let flags = libc::O_CLOEXEC | UFFD_USER_MODE_ONLY;
+    // SAFETY: the call takes no pointer.
+    let descriptor = unsafe { libc::syscall(libc::SYS_userfaultfd, libc::c_long::from(flags)) };
+    close_new(descriptor)
+}
+
+/// Closes a descriptor that a system call has just returned, or says why there is none.
+fn close_new(returned: libc::c_long) -> Result<(), Errno> {
+    match RawFd::try_from(returned) {
+        // SAFETY: the descriptor is fresh and nobody else knows it.
+        Ok(raw) if raw >= 0 => drop(unsafe { OwnedFd::from_raw_fd(raw) }),
+        _ => return Err(last_errno()),
+    }
+    Ok(())
+}
+
+/// Tries the `PAGEMAP_SCAN` ioctl (Linux 6.7) on one range; returns how many regions it reported.
+pub(crate) fn pagemap_scan(
+    pagemap: BorrowedFd<'_>,
+    address: usize,
+    bytes: usize,
+) -> Result<usize, Errno> {
+    const PAGE_IS_PRESENT: u64 = 1 << 3;
+    // _IOWR('f', 16, struct pm_scan_arg), 96 bytes.
+    const PAGEMAP_SCAN: u64 = 0xC060_6610;
+    let mut regions = [[0_u64; 3]; 16];
+    let start = address as u64;
+    // size, flags, start, end, walk_end, vec, vec_len, max_pages, category_inverted,
+    // category_mask, category_anyof_mask, return_mask
+    let mut argument: [u64; 12] = [0; 12];
+    argument[0] = size_of_val(&argument) as u64;
+    argument[2] = start;
+    argument[3] = start + bytes as u64;
+    argument[5] = regions.as_mut_ptr() as u64;
+    argument[6] = regions.len() as u64;
+    argument[9] = PAGE_IS_PRESENT;
+    argument[11] = PAGE_IS_PRESENT;
+    // SAFETY: the kernel reads and writes the argument and writes at most vec_len regions.
+    let found = unsafe {
+        libc::ioctl(pagemap.as_raw_fd(), PAGEMAP_SCAN as libc::Ioctl, argument.as_mut_ptr())
+    };
+    usize::try_from(found).map_err(|_| last_errno())
+}

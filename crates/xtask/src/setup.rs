@@ -1,0 +1,154 @@
+//! What the build and the tests need from the machine, installed when that is possible.
+//!
+//! Nothing is done, and nothing printed, when everything is there. As root the missing Debian
+//! packages are installed; otherwise the message is the command that installs them.
+
+use std::process::{Command, Stdio};
+
+use crate::Outcome;
+
+/// The oldest compiler that builds the workspace (`rust-version` in Cargo.toml).
+const OLDEST_RUST: (u32, u32) = (1, 90);
+
+/// Programs that must be on the PATH, and the Debian package that has each.
+const PROGRAMS: &[(&str, &str)] = &[("cc", "build-essential"), ("git", "git")];
+
+/// What the caller is about to do.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Need {
+    /// Compile and run the binaries.
+    Build,
+    /// Run the whole of `cargo xtask test`: formatter and linter as well.
+    Tests,
+}
+
+/// Makes sure that the machine has what `need` takes.
+///
+/// # Errors
+/// Names what is missing and the command that gets it.
+pub fn ensure(need: Need) -> Outcome {
+    check_compiler()?;
+    install_programs()?;
+    if need == Need::Tests {
+        check_component("fmt", "rustfmt")?;
+        check_component("clippy", "clippy")?;
+    }
+    Ok(())
+}
+
+fn check_compiler() -> Outcome {
+    let advice = format!(
+        "get a toolchain >= {}.{} from https://rustup.rs (Debian's own is too old)",
+        OLDEST_RUST.0, OLDEST_RUST.1
+    );
+    let output = Command::new("rustc")
+        .arg("--version")
+        .output()
+        .map_err(|error| format!("rustc does not run ({error}); {advice}"))?;
+    let line = String::from_utf8_lossy(&output.stdout).into_owned();
+    match compiler_version(&line) {
+        Some(version) if version >= OLDEST_RUST => Ok(()),
+        _ => Err(format!("'{}' is not new enough; {advice}", line.trim())),
+    }
+}
+
+/// Major and minor number of a line such as `rustc 1.95.0 (f2d3ce0bd 2026-03-21)`.
+fn compiler_version(line: &str) -> Option<(u32, u32)> {
+    let mut numbers = line.split_whitespace().nth(1)?.split('.');
+    Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
+}
+
+fn install_programs() -> Outcome {
+    let mut packages: Vec<&str> = PROGRAMS
+        .iter()
+        .filter(|(program, _)| !on_path(program))
+        .map(|entry| entry.1)
+        .collect();
+    packages.dedup();
+    if packages.is_empty() {
+        return Ok(());
+    }
+    let list = packages.join(" ");
+    if !is_root() || !on_path("apt-get") {
+        return Err(format!(
+            "missing packages; run: sudo apt-get install -y {list}"
+        ));
+    }
+    println!("installing {list}");
+    apt_get(&["update"])?;
+    let mut install = vec!["install", "-y", "--no-install-recommends"];
+    install.extend(packages);
+    apt_get(&install)
+}
+
+fn apt_get(arguments: &[&str]) -> Outcome {
+    let output = Command::new("apt-get")
+        .arg("-q")
+        .args(arguments)
+        .env("DEBIAN_FRONTEND", "noninteractive")
+        .stdin(Stdio::null())
+        .output()
+        .map_err(|error| format!("apt-get does not run: {error}"))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let reason = String::from_utf8_lossy(&output.stderr).into_owned();
+    Err(format!("apt-get {} failed:\n{reason}", arguments.join(" ")))
+}
+
+fn check_component(subcommand: &str, component: &str) -> Outcome {
+    let present = || succeeds(Command::new("cargo").args([subcommand, "--version"]));
+    if present() {
+        return Ok(());
+    }
+    if on_path("rustup") {
+        println!("installing the {component} component");
+        if succeeds(Command::new("rustup").args(["component", "add", component])) && present() {
+            return Ok(());
+        }
+    }
+    Err(format!(
+        "cargo {subcommand} does not run; run: rustup component add {component}"
+    ))
+}
+
+/// Whether `program` is an executable file in a folder of the PATH.
+pub fn on_path(program: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).any(|folder| folder.join(program).is_file())
+}
+
+fn is_root() -> bool {
+    let output = Command::new("id").arg("-u").output();
+    output.is_ok_and(|output| output.stdout.trim_ascii() == b"0")
+}
+
+/// Runs a command for its exit status alone.
+pub fn succeeds(command: &mut Command) -> bool {
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status()
+        .is_ok_and(|status| status.success())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn compiler_versions_are_compared_as_numbers() {
+        let version = compiler_version("rustc 1.95.0 (f2d3ce0bd 2026-03-21)");
+        assert_eq!(version, Some((1, 95)));
+        assert!(compiler_version("rustc 1.9.0").unwrap() < OLDEST_RUST);
+        assert!(compiler_version("rustc 2.0.0-nightly").unwrap() > OLDEST_RUST);
+        assert_eq!(compiler_version("not a version"), None);
+    }
+
+    #[test]
+    fn programs_are_looked_up_on_the_path() {
+        assert!(on_path("cargo"));
+        assert!(!on_path("a-program-that-nobody-has"));
+    }
+}

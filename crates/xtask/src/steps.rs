@@ -1,0 +1,217 @@
+//! Runs a list of steps one after the other, each with a progress line and its time.
+//!
+//! The output of a step is shown only when it fails, or for all of them on demand. The results of
+//! libtest are summed over all steps. A step that fails without a failed test (a lint, a compile
+//! error, a test binary killed by a signal) counts as one failure, so that the closing line never
+//! claims a success that was not.
+
+use std::io::{BufRead, BufReader, PipeReader, Write};
+use std::process::{Command, Stdio};
+use std::time::Instant;
+
+use crate::Outcome;
+
+/// Named work of one step.
+pub struct Step {
+    name: &'static str,
+    action: Action,
+}
+
+enum Action {
+    Program(Command),
+    Function(Box<dyn FnOnce() -> Outcome>),
+}
+
+impl Step {
+    /// A step that runs a program and succeeds when that does.
+    pub fn program(name: &'static str, command: Command) -> Self {
+        Self {
+            name,
+            action: Action::Program(command),
+        }
+    }
+
+    /// A step inside this process.
+    pub fn function(name: &'static str, work: impl FnOnce() -> Outcome + 'static) -> Self {
+        Self {
+            name,
+            action: Action::Function(Box::new(work)),
+        }
+    }
+}
+
+/// Tests counted over all steps.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+struct Tally {
+    passed: u64,
+    failed: u64,
+}
+
+/// Runs all steps, also after one has failed, and prints `N passed, N failed` as the last line.
+///
+/// # Errors
+/// Names the steps that failed.
+pub fn run(steps: Vec<Step>, verbose: bool) -> Outcome {
+    let count = steps.len();
+    let mut tally = Tally::default();
+    let mut failures = Vec::new();
+    let start = Instant::now();
+    for (index, step) in steps.into_iter().enumerate() {
+        print!("[{}/{count}] {:<24}", index + 1, step.name);
+        if verbose {
+            println!();
+        }
+        std::io::stdout()
+            .flush()
+            .map_err(|error| error.to_string())?;
+        let (ok, seconds, counted) = perform(step.action, verbose);
+        println!("{} {seconds:7.1} s", if ok { "ok    " } else { "FAILED" });
+        tally.passed += counted.passed;
+        tally.failed += counted.failed;
+        if !ok {
+            failures.push(step.name);
+            tally.failed += u64::from(counted.failed == 0);
+        }
+    }
+    let seconds = start.elapsed().as_secs_f64();
+    println!(
+        "{} of {count} steps ok, {seconds:.1} s",
+        count - failures.len()
+    );
+    // The error goes to the other stream first: the tally is the last line of this one.
+    let outcome = if failures.is_empty() {
+        Ok(())
+    } else {
+        Err(failures.join(", "))
+    };
+    println!("{} passed, {} failed", tally.passed, tally.failed);
+    outcome.map_err(|names| format!("failed: {names}"))
+}
+
+fn perform(action: Action, verbose: bool) -> (bool, f64, Tally) {
+    let start = Instant::now();
+    let (ok, lines) = match action {
+        Action::Program(command) => match program(command, verbose) {
+            Ok(result) => result,
+            Err(reason) => (false, vec![reason]),
+        },
+        Action::Function(work) => match work() {
+            Ok(()) => (true, Vec::new()),
+            Err(reason) => (false, vec![reason]),
+        },
+    };
+    if !ok && !verbose {
+        println!();
+        for line in &lines {
+            println!("    {line}");
+        }
+    }
+    (ok, start.elapsed().as_secs_f64(), tally(&lines))
+}
+
+/// Runs a program with both of its output streams in one pipe; returns its success and its lines.
+fn program(mut command: Command, verbose: bool) -> Outcome<(bool, Vec<String>)> {
+    let describe = |error: std::io::Error| format!("the step does not start: {error}");
+    let (reader, writer) = std::io::pipe().map_err(describe)?;
+    command.stdin(Stdio::null());
+    command
+        .stdout(writer.try_clone().map_err(describe)?)
+        .stderr(writer);
+    let mut child = command.spawn().map_err(describe)?;
+    // The command owns the writing ends; while it lives the pipe would never end.
+    drop(command);
+    let lines = read_lines(reader, verbose);
+    let status = child.wait().map_err(describe)?;
+    Ok((status.success(), lines))
+}
+
+fn read_lines(reader: PipeReader, echo: bool) -> Vec<String> {
+    let mut lines = Vec::new();
+    for line in BufReader::new(reader).split(b'\n').map_while(Result::ok) {
+        let line = String::from_utf8_lossy(&line).into_owned();
+        if echo {
+            println!("    {line}");
+        }
+        lines.push(line);
+    }
+    lines
+}
+
+/// Sums libtest's closing lines: `test result: ok. 12 passed; 0 failed; 1 ignored; ...`.
+fn tally(lines: &[String]) -> Tally {
+    let mut sum = Tally::default();
+    for line in lines {
+        let Some(result) = line.trim_start().strip_prefix("test result: ") else {
+            continue;
+        };
+        for part in result.split(&['.', ';'][..]) {
+            let mut words = part.split_whitespace();
+            let number = words.next().and_then(|word| word.parse::<u64>().ok());
+            match (number, words.next()) {
+                (Some(number), Some("passed")) => sum.passed += number,
+                (Some(number), Some("failed")) => sum.failed += number,
+                _ => {}
+            }
+        }
+    }
+    sum
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shell(script: &str) -> Command {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]);
+        command
+    }
+
+    #[test]
+    fn results_of_several_test_binaries_are_summed() {
+        let lines = [
+            "running 3 tests",
+            "test result: ok. 3 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out",
+            "test result: FAILED. 10 passed; 2 failed; 0 ignored; 0 measured; 7 filtered out",
+            "the test result: ok. 99 passed",
+        ];
+        let lines: Vec<String> = lines.iter().map(|line| (*line).to_string()).collect();
+        assert_eq!(
+            tally(&lines),
+            Tally {
+                passed: 13,
+                failed: 2
+            }
+        );
+    }
+
+    #[test]
+    fn both_streams_are_kept() {
+        let (ok, mut lines) = program(shell("echo out; echo err >&2"), false).unwrap();
+        lines.sort();
+        assert!(ok);
+        assert_eq!(lines, ["err", "out"]);
+    }
+
+    #[test]
+    fn a_failing_program_fails_its_step() {
+        assert!(!program(shell("exit 3"), false).unwrap().0);
+        assert!(!program(shell("kill -9 $$"), false).unwrap().0);
+        assert!(program(Command::new("a-program-that-nobody-has"), false).is_err());
+    }
+
+    #[test]
+    fn one_failed_step_fails_the_run() {
+        let steps = |broken: bool| {
+            vec![
+                Step::program("good", shell("true")),
+                Step::function(
+                    "function",
+                    move || if broken { Err("no".into()) } else { Ok(()) },
+                ),
+            ]
+        };
+        assert!(run(steps(false), false).is_ok());
+        assert_eq!(run(steps(true), false), Err("failed: function".into()));
+    }
+}

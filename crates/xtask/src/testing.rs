@@ -1,0 +1,93 @@
+//! The steps of `cargo xtask test` and `cargo xtask soak`.
+
+use std::path::Path;
+use std::process::Command;
+
+use crate::steps::{self, Step};
+use crate::{Outcome, cargo, setup, tidy};
+
+/// Everything a change must pass: format, rules, lints, tests, model check, documentation, smoke.
+///
+/// # Errors
+/// Names the steps that failed; their output has been printed.
+pub fn test(root: &Path, verbose: bool) -> Outcome {
+    setup::ensure(setup::Need::Tests)?;
+    let folder = root.to_path_buf();
+    let mut list = vec![
+        Step::program("format", command(root, "fmt --all --check")),
+        Step::function("tidy", move || tidy::run(&folder)),
+        Step::program(
+            "clippy",
+            command(
+                root,
+                "clippy --workspace --all-targets --quiet -- -D warnings",
+            ),
+        ),
+        Step::program("tests", command(root, "test --workspace --no-fail-fast")),
+    ];
+    if model_check_exists(root) {
+        list.push(Step::program("model check", model_check(root)));
+    }
+    list.push(Step::program("documentation", documentation(root)));
+    if fuzz_smoke_exists(root) {
+        list.push(Step::program("fuzz smoke", fuzz_smoke(root)));
+    }
+    steps::run(list, verbose)
+}
+
+/// The same tests for longer: `VELLUM_SOAK=1` lengthens them, and ignored tests run as well.
+///
+/// # Errors
+/// Names the steps that failed; their output has been printed.
+pub fn soak(root: &Path, verbose: bool) -> Outcome {
+    setup::ensure(setup::Need::Build)?;
+    // Documentation examples marked `ignore` are not meant to run: libraries, binaries and tests.
+    let targets = "test --workspace --release --no-fail-fast --lib --bins --tests";
+    let mut long_tests = command(root, targets);
+    long_tests
+        .args(["--", "--include-ignored"])
+        .env("VELLUM_SOAK", "1");
+    let mut list = vec![Step::program("long tests", long_tests)];
+    if model_check_exists(root) {
+        let mut model = model_check(root);
+        model
+            .args(["--", "--include-ignored"])
+            .env("VELLUM_SOAK", "1");
+        list.push(Step::program("long model check", model));
+    }
+    steps::run(list, verbose)
+}
+
+/// A cargo command from its words.
+fn command(root: &Path, words: &str) -> Command {
+    let mut command = cargo(root);
+    command.args(words.split(' '));
+    command
+}
+
+fn model_check_exists(root: &Path) -> bool {
+    root.join("crates/pool/tests/model.rs").exists()
+}
+
+/// The page-state protocol under shuttle: the pool with its primitives replaced.
+fn model_check(root: &Path) -> Command {
+    command(
+        root,
+        "test -p vellum-pool --features model --release --test model",
+    )
+}
+
+fn documentation(root: &Path) -> Command {
+    let mut command = command(root, "doc --workspace --no-deps --quiet");
+    command.env("RUSTDOCFLAGS", "-D warnings");
+    command
+}
+
+fn fuzz_smoke_exists(root: &Path) -> bool {
+    root.join("crates/cli/tests/fuzz_smoke.rs").exists()
+}
+
+/// Damaged stores and damaged dumps given to the real binary; thousands more with the fuzzer.
+fn fuzz_smoke(root: &Path) -> Command {
+    command(root, "test -p vellum-cli --test fuzz_smoke -- --ignored")
+}

@@ -1,0 +1,92 @@
+//! What the crates' manifests must say: dependencies one way, the workspace's lints.
+
+use super::Finding;
+use super::tree::{File, Tree};
+
+/// The crates that each crate must not know: arrows go `cli -> engine -> pool -> vm`.
+const MUST_NOT_KNOW: &[(&str, &[&str])] = &[
+    (
+        "crates/vm/Cargo.toml",
+        &["vellum-pool", "vellum", "vellum-cli"],
+    ),
+    ("crates/pool/Cargo.toml", &["vellum", "vellum-cli"]),
+    ("crates/engine/Cargo.toml", &["vellum-cli"]),
+];
+
+/// Dependencies go one way.
+pub fn arrows(tree: &Tree) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for (path, forbidden) in MUST_NOT_KNOW {
+        let Some(file) = tree.files.iter().find(|file| file.path == *path) else {
+            continue;
+        };
+        for (number, name) in dependencies(file) {
+            if forbidden.contains(&name) {
+                let message = format!("must not depend on {name}: arrows go cli, engine, pool, vm");
+                findings.push(Finding::new(path, number, message));
+            }
+        }
+    }
+    findings
+}
+
+/// Names of the dependencies of every kind, with their lines.
+fn dependencies(file: &File) -> Vec<(usize, &str)> {
+    let mut names = Vec::new();
+    let mut inside = false;
+    for (number, line) in file.lines() {
+        let line = line.trim();
+        if let Some(section) = line.strip_prefix('[') {
+            let section = section.trim_end_matches(']');
+            inside = section.ends_with("dependencies");
+            // `[dependencies.name]` is a table of its own.
+            if let Some((kind, name)) = section.rsplit_once('.')
+                && kind.ends_with("dependencies")
+            {
+                names.push((number, name));
+            }
+        } else if inside && !line.starts_with('#') {
+            let end = line.find(['.', '=', ' ']).unwrap_or(line.len());
+            names.push((number, line[..end].trim_matches('"')));
+        }
+    }
+    names
+}
+
+/// Every crate takes the lints of the workspace.
+pub fn lints(tree: &Tree) -> Vec<Finding> {
+    tree.files
+        .iter()
+        .filter(|file| file.path.starts_with("crates/") && file.path.ends_with("/Cargo.toml"))
+        .filter(|file| !file.text.contains("[lints]\nworkspace = true\n"))
+        .map(|file| Finding::new(&file.path, 0, "no '[lints] workspace = true'"))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arrows_the_wrong_way_are_found() {
+        let lines = |text: &str| -> Vec<usize> {
+            let tree = Tree::of(&[("crates/pool/Cargo.toml", text)]);
+            arrows(&tree).iter().map(|finding| finding.line).collect()
+        };
+        assert!(lines("[dependencies]\nvellum-vm.workspace = true\nlibc = \"1\"\n").is_empty());
+        assert_eq!(lines("[dependencies]\nvellum.workspace = true\n"), [2]);
+        assert_eq!(
+            lines("[dev-dependencies]\nvellum = { path = \"../engine\" }\n"),
+            [2]
+        );
+        assert_eq!(lines("[dependencies.vellum]\nworkspace = true\n"), [1]);
+        assert!(lines("[package]\nvellum = 1\n").is_empty());
+    }
+
+    #[test]
+    fn missing_lints_are_found() {
+        let found = |text: &str| lints(&Tree::of(&[("crates/x/Cargo.toml", text)])).len();
+        assert_eq!(found("[package]\nname = \"x\"\n"), 1);
+        assert_eq!(found("[lints]\nworkspace = true\n"), 0);
+    }
+}

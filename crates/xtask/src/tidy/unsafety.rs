@@ -1,0 +1,176 @@
+//! Where `unsafe` may stand and what must stand before it.
+
+use super::Finding;
+use super::rust_text::{find_words, line_of};
+use super::tree::{File, Tree};
+
+/// The files and folders (with a `/` at the end) that may use `unsafe`, and what for. The list is
+/// the project's containment: a new entry is a decision, and an entry without need must go.
+const CONTAINMENT: &[(&str, &str)] = &[];
+
+/// How far above an `unsafe` its comment may start when the statement is spread over lines.
+const REACH: usize = 12;
+
+/// `unsafe` stands only in the files of the containment list, and each of them needs it.
+pub fn containment(tree: &Tree) -> Vec<Finding> {
+    contained(tree, CONTAINMENT)
+}
+
+fn contained(tree: &Tree, list: &[(&str, &str)]) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    let mut used = vec![false; list.len()];
+    for file in tree.rust_files() {
+        let places = places(file);
+        let Some(first) = places.first() else {
+            continue;
+        };
+        match list.iter().position(|(path, _)| covers(path, &file.path)) {
+            Some(entry) => used[entry] = true,
+            None => {
+                let allowed: Vec<&str> = list.iter().map(|(path, _)| *path).collect();
+                let message = format!(
+                    "unsafe outside the containment list (unsafety.rs of xtask): {}",
+                    allowed.join(", ")
+                );
+                findings.push(Finding::new(&file.path, *first, message));
+            }
+        }
+    }
+    for ((path, reason), used) in list.iter().zip(used) {
+        if !used {
+            let message = format!("no longer unsafe ({reason}): take it off the containment list");
+            findings.push(Finding::new(path, 0, message));
+        }
+    }
+    findings
+}
+
+fn covers(entry: &str, path: &str) -> bool {
+    if entry.ends_with('/') {
+        path.starts_with(entry)
+    } else {
+        path == entry
+    }
+}
+
+/// Every `unsafe` block and implementation comes after a `// SAFETY:` comment.
+pub fn safety_comments(tree: &Tree) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for file in tree.rust_files() {
+        let text = file.rust();
+        let code: Vec<&str> = text.code.split('\n').collect();
+        let comments: Vec<&str> = text.comments.split('\n').collect();
+        for number in places(file) {
+            let line = code[number - 1];
+            let needs_one = ["unsafe {", "unsafe impl"]
+                .iter()
+                .any(|start| line.contains(start))
+                || line.trim_end().ends_with("unsafe");
+            if needs_one && !is_explained(&code, &comments, number - 1) {
+                findings.push(Finding::new(
+                    &file.path,
+                    number,
+                    "no '// SAFETY:' comment before it",
+                ));
+            }
+        }
+    }
+    findings
+}
+
+/// Numbers of the lines that use the keyword `unsafe` for a block, function or implementation.
+fn places(file: &File) -> Vec<usize> {
+    let code = file.rust().code;
+    // `#[unsafe(no_mangle)]` and the lints' names are not what the rule is about.
+    let attribute = |at: &usize| code[at + "unsafe".len()..].starts_with('(');
+    find_words(&code, "unsafe")
+        .filter(|at| !attribute(at))
+        .map(|at| line_of(&code, at))
+        .collect()
+}
+
+/// Whether a comment with `SAFETY:` stands on line `index` or right above the statement that it is
+/// a part of: attributes and unfinished lines of the statement may lie between.
+fn is_explained(code: &[&str], comments: &[&str], index: usize) -> bool {
+    if comments[index].contains("SAFETY:") {
+        return true;
+    }
+    for above in (index.saturating_sub(REACH)..index).rev() {
+        let is_comment = !comments[above].trim().is_empty() && code[above].trim().is_empty();
+        if is_comment {
+            let block = comments[..=above].iter().zip(&code[..=above]).rev();
+            return block
+                .take_while(|(comment, code)| !comment.trim().is_empty() && code.trim().is_empty())
+                .any(|(comment, _)| comment.contains("SAFETY:"));
+        }
+        if code[above].trim_end().ends_with([';', '}']) {
+            return false;
+        }
+    }
+    false
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PATH: &str = "crates/x/src/lib.rs";
+
+    fn lines(findings: &[Finding]) -> Vec<usize> {
+        findings.iter().map(|finding| finding.line).collect()
+    }
+
+    fn uncommented(text: &str) -> Vec<usize> {
+        lines(&safety_comments(&Tree::of(&[(PATH, text)])))
+    }
+
+    #[test]
+    fn unsafe_without_a_reason_is_found() {
+        assert_eq!(uncommented("fn f() {\n    unsafe { g() }\n}\n"), [2]);
+        assert_eq!(
+            uncommented("// Sent to others.\nunsafe impl Send for A {}\n"),
+            [2]
+        );
+        assert_eq!(
+            uncommented("// SAFETY: old.\nlet a = 1;\nunsafe { g() }\n"),
+            [3]
+        );
+        let two = "// SAFETY: one.\nunsafe impl Send for A {}\nunsafe impl Sync for A {}\n";
+        assert_eq!(uncommented(two), [3]);
+    }
+
+    #[test]
+    fn unsafe_with_a_reason_passes() {
+        assert!(uncommented("// SAFETY: because\n// of this.\nunsafe { g() }\n").is_empty());
+        assert!(uncommented("// SAFETY: because.\nlet a =\n    unsafe { g() };\n").is_empty());
+        assert!(uncommented("// SAFETY: because.\n#[x]\nunsafe impl Send for A {}\n").is_empty());
+        assert!(uncommented("unsafe { g() } // SAFETY: because.\n").is_empty());
+        // A function's contract is in its documentation; the lints ask for it.
+        assert!(uncommented("unsafe fn f() {}\n#![allow(unsafe_code)]\n\"unsafe {\"").is_empty());
+    }
+
+    #[test]
+    fn unsafe_outside_the_list_is_found() {
+        let tree = Tree::of(&[
+            ("crates/x/src/a.rs", "//! A.\nunsafe fn f() {}\n"),
+            ("crates/x/tests/b.rs", "unsafe { f() }\n"),
+            ("crates/x/src/c.rs", "#![deny(unsafe_code)] // unsafe\n"),
+        ]);
+        let list = |entries: &[&'static str]| -> Vec<(&str, &str)> {
+            entries.iter().map(|path| (*path, "reason")).collect()
+        };
+        let found = contained(&tree, &list(&["crates/x/tests/"]));
+        assert_eq!(
+            (found.len(), found[0].path.as_str()),
+            (1, "crates/x/src/a.rs")
+        );
+        assert!(contained(&tree, &list(&["crates/x/tests/", "crates/x/src/a.rs"])).is_empty());
+    }
+
+    #[test]
+    fn entries_that_are_no_longer_needed_are_found() {
+        let tree = Tree::of(&[(PATH, "fn f() {}\n")]);
+        assert_eq!(contained(&tree, &[(PATH, "reason")]).len(), 1);
+        assert!(contained(&tree, &[]).is_empty());
+    }
+}
