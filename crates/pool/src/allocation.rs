@@ -38,7 +38,9 @@ impl Pool {
         let start = lock(&self.space).allocate(u64::from(frames));
         let page = PageRef::new(start, frames);
         if let Err(error) = self.make_room(start + u64::from(frames), frames) {
-            lock(&self.space).free(start, u64::from(frames))?;
+            let mut space = lock(&self.space);
+            space.free(start, u64::from(frames))?;
+            space.trim();
             return Err(error);
         }
         self.lock_unallocated(page)?;
@@ -100,6 +102,7 @@ impl Pool {
 
     /// Frees a page that the caller holds. Its place in the file can be allocated again.
     pub fn free(&self, guard: ExclusiveGuard<'_>) -> Result<(), PoolError> {
+        self.check_writable()?;
         let page = guard.into_held();
         self.retire(page, true)
     }
@@ -112,7 +115,11 @@ impl Pool {
         self.check_writable()?;
         self.free_deferred();
         if !self.try_free(page)? {
-            lock(&self.deferred).push(page);
+            let mut deferred = lock(&self.deferred);
+            if deferred.iter().any(|waiting| waiting.id == page.id) {
+                return Err(PoolError::PageFree(page.id));
+            }
+            deferred.push(page);
         }
         Ok(())
     }
@@ -139,8 +146,11 @@ impl Pool {
     pub(crate) fn free_deferred(&self) {
         let waiting = std::mem::take(&mut *lock(&self.deferred));
         for page in waiting {
-            if !matches!(self.try_free(page), Ok(true)) {
-                lock(&self.deferred).push(page);
+            match self.try_free(page) {
+                Ok(true) => {}
+                Ok(false) | Err(PoolError::Release { .. }) => lock(&self.deferred).push(page),
+                // Tried again, it might hit whoever is given this place next.
+                Err(error) => tracing::warn!("{page} could not be freed: {error}"),
             }
         }
     }
@@ -148,6 +158,10 @@ impl Pool {
     /// Ends the life of a page that the caller has locked.
     fn retire(&self, page: PageRef, resident: bool) -> Result<(), PoolError> {
         if resident {
+            if !self.core.policy.contains(page) {
+                self.core.unlock(page, Leave::Unlocked, false);
+                return Err(PoolError::WrongSize(page));
+            }
             let released = self.core.release(std::iter::once(page));
             if let Some(Err(error)) = released.first().map(|entry| entry.result) {
                 self.core.unlock(page, Leave::Unlocked, false);

@@ -165,7 +165,11 @@ impl Eviction {
                 if !seen.is_dirty() {
                     clean.push(page);
                 } else if state.try_lock_shared(seen) {
-                    dirty.push(page);
+                    if self.core.policy.contains(page) {
+                        dirty.push(page);
+                    } else {
+                        self.core.unlock_shared(page);
+                    }
                 }
             }
         }
@@ -195,7 +199,12 @@ impl Eviction {
             let state = self.core.held(page);
             let seen = state.load();
             if seen.state() == State::Marked && !seen.is_dirty() && state.try_lock(seen) {
-                locked.push(page);
+                // Since it was proposed, it may have been freed and its place used again.
+                if self.core.policy.contains(page) {
+                    locked.push(page);
+                } else {
+                    self.core.unlock(page, Leave::Unlocked, false);
+                }
             }
         }
         for (&page, &written) in dirty.iter().zip(written) {
@@ -251,7 +260,7 @@ impl Eviction {
     fn evict_until_high(&self) {
         while self.core.budget.available() < self.high && !lock(&self.background.state).ended {
             let missing = self.high - self.core.budget.available().min(self.high);
-            if self.evict_batch(missing.max(1)).frames == 0 {
+            if self.evict_batch(missing.max(self.batch as u64)).frames == 0 {
                 // Nothing can go now: whoever waits for frames looks again, and asks again.
                 self.core.budget.wait_briefly();
                 self.core.budget.wake();

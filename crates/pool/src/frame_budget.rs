@@ -65,12 +65,8 @@ impl FrameBudget {
             if wanted > self.capacity {
                 return None;
             }
-            match self.used.compare_exchange_weak(
-                used,
-                wanted,
-                Ordering::AcqRel,
-                Ordering::Relaxed,
-            ) {
+            match self.used.compare_exchange_weak(used, wanted, Ordering::AcqRel, Ordering::Relaxed)
+            {
                 Ok(_) => {
                     if wanted > self.peak.load(Ordering::Relaxed) {
                         self.peak.fetch_max(wanted, Ordering::Relaxed);

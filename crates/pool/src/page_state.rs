@@ -190,8 +190,8 @@ impl PageState {
     /// From the only shared holder's lock to the exclusive one.
     pub fn try_upgrade(&self) -> bool {
         let seen = self.load();
-        let upgraded = seen.raw_state() == UNLOCKED + 1
-            && self.swap_if(seen, seen.with_raw_state(LOCKED));
+        let upgraded =
+            seen.raw_state() == UNLOCKED + 1 && self.swap_if(seen, seen.with_raw_state(LOCKED));
         fence(Ordering::Release);
         upgraded
     }

@@ -289,7 +289,14 @@ impl Pool {
                 State::Locked => return Hold::Busy(seen),
                 _ if !seen.is_dirty() => return Hold::Clean,
                 State::Shared(crate::page_state::SHARED_HOLDERS_MAX) => return Hold::Busy(seen),
-                _ if state.try_lock_shared(seen) => return Hold::Held,
+                _ if state.try_lock_shared(seen) => {
+                    if self.core.policy.contains(page) {
+                        return Hold::Held;
+                    }
+                    // Freed since the list was made, and its place used again with another size.
+                    self.core.unlock_shared(page);
+                    return Hold::Clean;
+                }
                 _ => {}
             }
         }

@@ -8,7 +8,9 @@
 
 use std::mem::size_of;
 
-use vellum_vm::{ReserveError, Reservation};
+#[cfg(not(feature = "model"))]
+use vellum_vm::Reservation;
+use vellum_vm::ReserveError;
 
 use crate::page::PageId;
 use crate::page_state::PageState;

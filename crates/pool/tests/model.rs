@@ -6,7 +6,7 @@
 //! is every word of an optimistic read and each half of an I/O. Shuttle runs each scenario under
 //! thousands of schedules, random ones and ones with few, well-placed preemptions (PCT), and fails
 //! on a wrong result as well as on a deadlock. A failing schedule is printed; replay it with
-//! `shuttle::replay`. `VELLUM_MODEL_SCHEDULES` sets how many are tried (default 300 of each kind).
+//! `shuttle::replay`. `VELLUM_MODEL_SCHEDULES` sets how many are tried (default 2,000 of each kind).
 
 #![cfg(feature = "model")]
 
@@ -25,7 +25,7 @@ use vellum_vm::{PageRange, Surface};
 const FRAMES: u32 = 4;
 
 fn schedules() -> usize {
-    std::env::var("VELLUM_MODEL_SCHEDULES").ok().and_then(|n| n.parse().ok()).unwrap_or(300)
+    std::env::var("VELLUM_MODEL_SCHEDULES").ok().and_then(|n| n.parse().ok()).unwrap_or(2_000)
 }
 
 fn check(scenario: impl Fn() + Send + Sync + 'static) {

@@ -3,112 +3,128 @@
 //! The kernel places ordinary mappings from the top of the address space downwards, so a mapping
 //! that it placed has a neighbour right above it and can never grow. Here the middle of the lower
 //! 47 bits, which the kernel reaches last, is divided among the growable mappings of the process:
-//! the first gets the bottom, the second the middle, then the quarters, and so on. Each new lane
-//! halves the widest gap that is left: with up to 16 mappings alive each can grow to 4 TiB, with
-//! up to 64 to 1 TiB. Nothing is mapped ahead of need; a lane is only a place to start from.
+//! each new one goes into the middle of the widest gap that is left, so that it and the one below
+//! have the same room. With 16 mappings alive each can grow to about 4 TiB, with 64 to 1 TiB.
+//! Nothing is mapped ahead of need; a lane is only a place to start from.
 
+use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
-/// The bottom of the divided span: above AddressSanitizer's shadow, which ends at 16 TiB + 2 GiB
-/// (the one lane that touches it is found taken and skipped).
-const SPAN_START: usize = 1 << 44;
-/// Bits of the size of the span: 64 TiB, which ends below where position-independent executables
-/// and their heaps are placed (85 TiB on x86-64).
-const SPAN_BITS: u32 = 46;
-/// Bits of the number of lanes: 65,536, so that the narrowest are 1 GiB.
-const LANE_BITS: u32 = 16;
-/// Lanes that may be found taken by somebody else before the search ends.
+/// The divided span: from above AddressSanitizer's shadow, which ends at 16 TiB + 2 GiB, to below
+/// where position-independent executables and their heaps are placed (85 TiB on x86-64).
+const SPAN: (usize, usize) = (17 << 40, 81 << 40);
+/// Lanes start at multiples of this, so that each has page tables of its own.
+const ALIGN: usize = 1 << 30;
+/// Places that may be found taken by somebody else before the search ends.
 const TRIES: usize = 64;
 
-/// Which lanes are in use in this process, by lane number.
-static IN_USE: Mutex<Vec<bool>> = Mutex::new(Vec::new());
+/// The addresses that lanes of this process use: start to end.
+type Used = BTreeMap<usize, usize>;
 
-/// A starting place in the address space; given back when dropped.
+static USED: Mutex<Used> = Mutex::new(Used::new());
+
+/// A place in the address space; given back when dropped.
 #[derive(Debug)]
 pub(crate) struct Lane {
-    number: usize,
+    start: usize,
 }
 
 impl Lane {
-    /// The address where a mapping in this lane starts.
-    pub(crate) fn address(&self) -> usize {
-        address_of(self.number)
-    }
-
-    /// Takes the first free lane in which `place` succeeds.
+    /// Takes a place for `bytes` in which `map` succeeds.
     ///
-    /// `place` says `Ok(None)` where the lane is taken by something else, which moves on to the
-    /// next one, and an error where no lane can work. `Ok(None)` comes back when all that were
-    /// tried were taken.
+    /// `map` says `Ok(None)` where something else is in the way, which moves on to another place,
+    /// and an error where no place can work. `Ok(None)` comes back when no place was found.
     pub(crate) fn claim<T, E>(
-        mut place: impl FnMut(usize) -> Result<Option<T>, E>,
+        bytes: usize,
+        mut map: impl FnMut(usize) -> Result<Option<T>, E>,
     ) -> Result<Option<(Self, T)>, E> {
-        let mut from = 0;
+        let mut used = USED.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut avoided = used.clone();
         for _ in 0..TRIES {
-            let Some(lane) = Self::next_free(from) else {
-                break;
-            };
-            if let Some(placed) = place(lane.address())? {
-                return Ok(Some((lane, placed)));
+            let Some(start) = best_start(&avoided, bytes) else { break };
+            if let Some(mapped) = map(start)? {
+                used.insert(start, start + bytes);
+                return Ok(Some((Self { start }, mapped)));
             }
-            from = lane.number + 1;
+            avoided.insert(start, start + bytes.max(ALIGN));
         }
         Ok(None)
     }
 
-    /// Marks the first free lane at or after `from` as used.
-    fn next_free(from: usize) -> Option<Self> {
-        let mut in_use = IN_USE.lock().unwrap_or_else(PoisonError::into_inner);
-        let free = in_use.iter().skip(from).position(|used| !used);
-        let number = free.map_or(in_use.len().max(from), |skipped| from + skipped);
-        if number >= 1 << LANE_BITS {
-            return None;
-        }
-        if number >= in_use.len() {
-            in_use.resize(number + 1, false);
-        }
-        in_use[number] = true;
-        Some(Self { number })
+    /// Notes that the mapping in this lane now has `bytes`.
+    pub(crate) fn grown_to(&self, bytes: usize) {
+        let mut used = USED.lock().unwrap_or_else(PoisonError::into_inner);
+        used.insert(self.start, self.start + bytes);
     }
 }
 
 impl Drop for Lane {
     fn drop(&mut self) {
-        let mut in_use = IN_USE.lock().unwrap_or_else(PoisonError::into_inner);
-        in_use[self.number] = false;
+        USED.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.start);
     }
 }
 
-/// The address of a lane: its number with the bits reversed is its position in the span.
-fn address_of(number: usize) -> usize {
-    let reversed = number.reverse_bits() >> (usize::BITS - LANE_BITS);
-    SPAN_START + (reversed << (SPAN_BITS - LANE_BITS))
+/// The middle of the widest gap in which `bytes` fit; the bottom of the lowest one, because
+/// nothing below it wants to grow.
+fn best_start(used: &Used, bytes: usize) -> Option<usize> {
+    let mut best = None;
+    let mut widest = bytes.checked_sub(1)?;
+    let mut below = SPAN.0;
+    for (&start, &end) in used.iter().chain([(&SPAN.1, &SPAN.1)]) {
+        let first = below.next_multiple_of(ALIGN);
+        let gap = start.saturating_sub(first);
+        if gap > widest {
+            let skip = if below == SPAN.0 { 0 } else { (gap - bytes) / 2 / ALIGN * ALIGN };
+            best = Some(first + skip);
+            widest = gap;
+        }
+        below = end;
+    }
+    best
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    const TIB: usize = 1 << 40;
+
     #[test]
-    fn the_first_sixteen_lanes_are_four_tebibytes_apart() {
-        let mut starts: Vec<usize> = (0..16).map(address_of).collect();
+    fn sixteen_lanes_have_nearly_four_tebibytes_each() {
+        let mut used = Used::new();
+        for _ in 0..16 {
+            let start = best_start(&used, ALIGN).unwrap();
+            assert!(start.is_multiple_of(ALIGN) && !used.contains_key(&start));
+            used.insert(start, start + ALIGN);
+        }
+        let mut starts: Vec<usize> = used.into_keys().chain([SPAN.1]).collect();
         starts.sort_unstable();
-        assert_eq!(starts[0], SPAN_START);
-        assert!(starts.windows(2).all(|pair| pair[1] - pair[0] == 4 << 40));
-        assert!(starts[15] + (4 << 40) < 0x5555_5555_4000);
+        assert_eq!(starts[0], SPAN.0);
+        assert!(starts.windows(2).all(|pair| pair[1] - pair[0] > 4 * TIB - 20 * ALIGN));
+        assert!(SPAN.1 < 0x5555_5555_4000);
     }
 
     #[test]
-    fn taken_lanes_are_skipped_and_dropped_ones_are_found_again() {
+    fn a_large_neighbour_is_given_room_and_a_large_mapping_finds_it() {
+        let used = Used::from([(SPAN.0, SPAN.0 + 40 * TIB)]);
+        assert_eq!(best_start(&used, 2 * TIB), Some(SPAN.0 + 40 * TIB + 11 * TIB));
+        assert_eq!(best_start(&used, 24 * TIB), Some(SPAN.0 + 40 * TIB));
+        assert_eq!(best_start(&used, 24 * TIB + 1), None);
+        assert_eq!(best_start(&Used::new(), 64 * TIB), Some(SPAN.0));
+        assert_eq!(best_start(&Used::new(), usize::MAX), None);
+    }
+
+    #[test]
+    fn taken_places_are_skipped() {
         let mut seen = Vec::new();
-        let claimed = Lane::claim(|address| {
+        let claimed = Lane::claim(ALIGN, |address| {
             seen.push(address);
             Ok::<_, ()>((seen.len() == 3).then_some(address))
         });
         let (lane, address) = claimed.unwrap().unwrap();
-        assert_eq!(seen.len(), 3);
-        assert_eq!(lane.address(), address);
-        assert_eq!(Lane::claim(|_| Err::<Option<()>, _>("no")).unwrap_err(), "no");
-        assert!(Lane::claim(|_| Ok::<Option<()>, ()>(None)).unwrap().is_none());
+        seen.dedup();
+        assert_eq!((seen.len(), lane.start), (3, address));
+        assert_eq!(Lane::claim(ALIGN, |_| Err::<Option<()>, _>("no")).unwrap_err(), "no");
+        assert!(Lane::claim(ALIGN, |_| Ok::<Option<()>, ()>(None)).unwrap().is_none());
     }
 }

@@ -9,6 +9,19 @@
 //! ([`BackendChoice`]); [`probe`] says what this machine offers and what a page costs, and
 //! [`memory_limit`] how much memory this process may use.
 //!
+//! ```
+//! use vellum_vm::{BackendChoice, Entry, PageRange, Surface};
+//!
+//! let surface = Surface::reserve(1000, BackendChoice::Auto)?;
+//! let mut batch = [Entry::page(7), Entry::new(PageRange::new(100, 4))];
+//! assert_eq!(surface.populate(&mut batch), 0);
+//! assert_eq!(surface.resident_pages(PageRange::new(0, 1000))?, 5);
+//! // SAFETY: nobody uses these pages.
+//! unsafe { surface.release(&mut batch) };
+//! surface.grow(1_000_000)?;
+//! # Ok::<(), vellum_vm::SurfaceError>(())
+//! ```
+//!
 //! Runs on Linux 5.10 and later with 4 KiB pages, on x86-64 and aarch64.
 
 mod backend;

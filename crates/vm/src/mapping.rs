@@ -125,7 +125,7 @@ pub struct Reservation {
     /// The process that made it; a forked child must not unmap what it does not have.
     owner: Pid,
     /// None where the kernel chose the address.
-    _lane: Option<Lane>,
+    lane: Option<Lane>,
 }
 
 // SAFETY: the reservation only owns addresses; it never reads or writes the memory behind them,
@@ -146,14 +146,23 @@ impl Reservation {
         if found != PAGE_SIZE {
             return Err(ReserveError::PageSize { found });
         }
+        Self::placed(bytes, purpose, place)
+    }
+
+    /// Maps `bytes` where `place` puts them.
+    fn placed(
+        bytes: usize,
+        purpose: &'static str,
+        place: impl Fn(usize) -> Result<(NonNull<u8>, Option<Lane>), Errno>,
+    ) -> Result<Self, ReserveError> {
         let len = whole_pages(bytes, purpose)?;
         let generous = len.checked_next_multiple_of(STEP).unwrap_or(len).max(STEP);
         let exact = len.max(PAGE_SIZE);
         // The exact size is for address spaces too tight for a step.
         let placed = place(generous)
-            .map(|(base, lane)| (base, lane, generous))
-            .or_else(|_| place(exact).map(|(base, lane)| (base, lane, exact)));
-        let (base, lane, mapped) =
+            .map(|placed| (placed, generous))
+            .or_else(|_| place(exact).map(|placed| (placed, exact)));
+        let ((base, lane), mapped) =
             placed.map_err(|errno| limits::explain(errno, purpose, bytes, exact))?;
         Ok(Self {
             base,
@@ -161,7 +170,7 @@ impl Reservation {
             mapped: Mutex::new(mapped),
             purpose,
             owner: rustix::process::getpid(),
-            _lane: lane,
+            lane,
         })
     }
 
@@ -189,6 +198,9 @@ impl Reservation {
                 }
                 errno => limits::explain(errno, self.purpose, bytes, len - *mapped),
             })?;
+            if let Some(lane) = &self.lane {
+                lane.grown_to(*mapped);
+            }
         }
         self.len.fetch_max(len, Ordering::Release);
         Ok(())
@@ -233,7 +245,7 @@ fn whole_pages(bytes: usize, purpose: &'static str) -> Result<usize, ReserveErro
 /// Maps `bytes` in a lane of its own, or where the kernel likes when no lane can be had (small
 /// address spaces, tools that do not know `MAP_FIXED_NOREPLACE`).
 fn place(bytes: usize) -> Result<(NonNull<u8>, Option<Lane>), Errno> {
-    let in_lane = Lane::claim(|address| {
+    let in_lane = Lane::claim(bytes, |address| {
         let start = ptr::without_provenance_mut::<u8>(address);
         match map_at(start, bytes) {
             Ok(()) => Ok(NonNull::new(start)),
@@ -244,6 +256,11 @@ fn place(bytes: usize) -> Result<(NonNull<u8>, Option<Lane>), Errno> {
     if let Ok(Some((lane, base))) = in_lane {
         return Ok((base, Some(lane)));
     }
+    place_anywhere(bytes)
+}
+
+/// Maps `bytes` where the kernel likes.
+fn place_anywhere(bytes: usize) -> Result<(NonNull<u8>, Option<Lane>), Errno> {
     // SAFETY: without MAP_FIXED the kernel takes addresses that nobody uses.
     let base = unsafe { sys::map_anonymous(ptr::null_mut(), bytes, 0)? };
     prepare(base.as_ptr(), bytes)?;
@@ -279,4 +296,35 @@ fn prepare(start: *mut u8, bytes: usize) -> Result<(), Errno> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn works_where_the_kernel_chooses_the_address() {
+        let reservation = Reservation::placed(PAGE_SIZE, "test", place_anywhere).unwrap();
+        assert!(reservation.lane.is_none());
+        reservation.grow(STEP).unwrap();
+        // SAFETY: within the reservation, which nobody else uses.
+        unsafe { reservation.base().add(STEP - 1).write(1) };
+        match reservation.grow(STEP + 1) {
+            Ok(()) => assert_eq!(reservation.len(), STEP + PAGE_SIZE),
+            Err(error) => {
+                assert!(matches!(error, ReserveError::AddressTaken { .. }), "{error:?}");
+                assert_eq!(reservation.len(), STEP);
+            }
+        }
+    }
+
+    #[test]
+    fn a_place_that_is_taken_is_never_replaced() {
+        let first = Reservation::new(PAGE_SIZE, "test").unwrap();
+        // SAFETY: within the reservation, which nobody else uses.
+        unsafe { first.base().write(7) };
+        assert_eq!(map_at(first.base().as_ptr(), STEP), Err(Errno::EXIST));
+        // SAFETY: as above.
+        assert_eq!(unsafe { first.base().read() }, 7);
+    }
 }

@@ -110,9 +110,10 @@ fn fill<R: BufRead>(
     if tree.cursor().first().at(path)? {
         return fill_one_by_one(tree, reader, loaded, path);
     }
-    let mut sorted = Sorted { reader, last: None, rest: None, failure: None };
-    *loaded = tree.bulk_load(&mut sorted).at(path)?;
-    let Sorted { rest, failure, .. } = sorted;
+    let mut sorted = Sorted { reader, last: None, rest: None, failure: None, ended: false };
+    let result = tree.bulk_load(&mut sorted).at(path);
+    let Sorted { reader, rest, failure, .. } = sorted;
+    *loaded = result.map_err(|failure| at_line(reader.line_number(), &failure))?;
     if let Some(error) = failure {
         return Err(Failure::message(error.to_string()));
     }
@@ -133,12 +134,14 @@ fn fill_one_by_one<R: BufRead>(
     let unreadable = |error: ReadError| Failure::message(error.to_string());
     while let Some((key, value)) = reader.entry().map_err(unreadable)? {
         let line = reader.line_number();
-        tree.upsert(&key, &value)
-            .at(path)
-            .map_err(|failure| Failure::message(format!("line {line}: {failure}")))?;
+        tree.upsert(&key, &value).at(path).map_err(|failure| at_line(line, &failure))?;
         *loaded += 1;
     }
     Ok(())
+}
+
+fn at_line(line: u64, failure: &Failure) -> Failure {
+    Failure::message(format!("line {line}: {failure}"))
 }
 
 /// The entries up to the first that is out of order, which is then in `rest`, or to the first that
@@ -148,27 +151,25 @@ struct Sorted<'a, R> {
     last: Option<Vec<u8>>,
     rest: Option<(Vec<u8>, Vec<u8>)>,
     failure: Option<ReadError>,
+    ended: bool,
 }
 
 impl<R: BufRead> Iterator for Sorted<'_, R> {
     type Item = (Vec<u8>, Vec<u8>);
 
     fn next(&mut self) -> Option<Self::Item> {
-        if self.rest.is_some() || self.failure.is_some() {
+        if self.ended {
             return None;
         }
-        let entry = match self.reader.entry() {
-            Ok(entry) => entry?,
-            Err(error) => {
-                self.failure = Some(error);
-                return None;
+        match self.reader.entry() {
+            Ok(Some(entry)) if self.last.as_ref().is_none_or(|last| *last < entry.0) => {
+                self.last = Some(entry.0.clone());
+                return Some(entry);
             }
-        };
-        if self.last.as_ref().is_some_and(|last| *last >= entry.0) {
-            self.rest = Some(entry);
-            return None;
+            Ok(rest) => self.rest = rest,
+            Err(error) => self.failure = Some(error),
         }
-        self.last = Some(entry.0.clone());
-        Some(entry)
+        self.ended = true;
+        None
     }
 }

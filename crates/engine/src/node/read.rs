@@ -66,6 +66,12 @@ impl<R: PageReader> Node<R> {
         heap_end(self.page.len()).checked_sub(slots + self.u16_at(HEAP_USED)?).ok_or(Torn)
     }
 
+    /// Whether an entry fits that has a key of `key_len` bytes and `payload` bytes in the heap.
+    pub fn has_room(self, key_len: usize, payload: usize) -> Result<bool, Torn> {
+        let suffix = key_len.checked_sub(self.prefix_len()?).ok_or(Torn)?;
+        Ok(slot_size(self.level()?) + suffix + payload <= self.free_space()?)
+    }
+
     /// Finds a key in a leaf.
     #[inline]
     pub fn find(self, key: &[u8]) -> Result<Position, Torn> {

@@ -139,11 +139,6 @@ impl<'a> NodeMut<'a> {
         self.get(HEAP_TOP) - self.slot(self.count())
     }
 
-    /// Whether an entry with this key and payload fits, after compaction if need be.
-    pub fn fits(&self, key_len: usize, payload: &Payload<'_>) -> bool {
-        self.needed(key_len, payload) <= self.free()
-    }
-
     /// Inserts an entry before the slot at `index`. False, and nothing changed, if it does not fit.
     pub fn insert(&mut self, index: usize, key: &[u8], payload: Payload<'_>) -> bool {
         let needed = self.needed(key.len(), &payload);

@@ -96,6 +96,11 @@ impl FileDevice {
 
     /// Makes the file longer, from `old` to `new` bytes.
     fn grow(&self, old: u64, new: u64) -> io::Result<()> {
+        // Beyond this limit the kernel would not only refuse but also kill the process (SIGXFSZ).
+        let limit = rustix::process::getrlimit(rustix::process::Resource::Fsize);
+        if limit.current.is_some_and(|limit| new > limit) {
+            return Err(Errno::FBIG.into());
+        }
         let result = loop {
             match rustix::fs::fallocate(&*self.file, FallocateFlags::empty(), old, new - old) {
                 Err(Errno::INTR) => {}

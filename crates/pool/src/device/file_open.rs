@@ -52,12 +52,7 @@ pub struct FileOptions {
 
 impl Default for FileOptions {
     fn default() -> Self {
-        Self {
-            read_only: false,
-            direct: Direct::Auto,
-            engine: EngineChoice::Auto,
-            lock: true,
-        }
+        Self { read_only: false, direct: Direct::Auto, engine: EngineChoice::Auto, lock: true }
     }
 }
 
@@ -71,9 +66,7 @@ pub(super) struct Opened {
 
 /// Opens a file; `create` makes a new one, or takes a block device that is there.
 pub(super) fn open(path: &Path, options: FileOptions, create: bool) -> Result<Opened, DeviceError> {
-    let failed = |doing| {
-        move |source| DeviceError::Io { doing, path: path.to_path_buf(), source }
-    };
+    let failed = |doing| move |source| DeviceError::Io { doing, path: path.to_path_buf(), source };
     let existing = match path.metadata() {
         Ok(metadata) => Some(metadata),
         Err(error) if error.kind() == io::ErrorKind::NotFound => None,
@@ -100,8 +93,14 @@ pub(super) fn open(path: &Path, options: FileOptions, create: bool) -> Result<Op
         let source = io::Error::other("it was replaced while it was being opened");
         return Err(failed("opening")(source));
     }
-    if options.lock {
-        lock(&file, path, options.read_only, &opened)?;
+    if options.lock
+        && let Err(error) = lock(&file, path, options.read_only, &opened)
+    {
+        if new && !matches!(error, DeviceError::InUse { .. }) {
+            // The caller may try again without a lock, and then it must not be there already.
+            drop(std::fs::remove_file(path));
+        }
+        return Err(error);
     }
     if new {
         sync_directory_of(path).map_err(failed("making durable the directory entry of"))?;
@@ -145,12 +144,7 @@ fn open_failed(path: &Path, read_only: bool, source: io::Error) -> DeviceError {
 }
 
 /// Locks the open file: shared to read, alone to write. The lock goes with the descriptor.
-fn lock(
-    file: &File,
-    path: &Path,
-    read_only: bool,
-    metadata: &Metadata,
-) -> Result<(), DeviceError> {
+fn lock(file: &File, path: &Path, read_only: bool, metadata: &Metadata) -> Result<(), DeviceError> {
     let operation = if read_only {
         FlockOperation::NonBlockingLockShared
     } else {

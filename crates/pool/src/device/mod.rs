@@ -15,6 +15,7 @@
 use std::fmt;
 use std::io;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use vellum_vm::{PageRange, Surface};
 
@@ -171,5 +172,36 @@ impl DeviceInfo {
         engine: &'static str,
     ) -> DeviceInfo {
         DeviceInfo { path, direct, engine }
+    }
+}
+
+/// A shared device is a device, so that a test can keep a hand on the one that a pool uses.
+impl<D: Device + ?Sized> Device for Arc<D> {
+    fn read(&self, surface: &Surface, range: PageRange) -> io::Result<()> {
+        (**self).read(surface, range)
+    }
+
+    fn start_reads(&self, surface: &Surface, reads: Vec<(PageRange, ReadDone)>) {
+        (**self).start_reads(surface, reads);
+    }
+
+    fn write(&self, batch: &mut [Write<'_>]) {
+        (**self).write(batch);
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        (**self).sync()
+    }
+
+    fn pages(&self) -> io::Result<u64> {
+        (**self).pages()
+    }
+
+    fn resize(&self, pages: u64) -> io::Result<()> {
+        (**self).resize(pages)
+    }
+
+    fn info(&self) -> DeviceInfo {
+        (**self).info()
     }
 }

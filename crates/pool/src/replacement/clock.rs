@@ -32,6 +32,10 @@ impl ReplacementPolicy for Clock {
         self.resident.remove(page);
     }
 
+    fn contains(&self, page: PageRef) -> bool {
+        self.resident.contains(page)
+    }
+
     fn candidates(
         &self,
         residents: &dyn Residents,

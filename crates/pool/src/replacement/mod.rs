@@ -43,6 +43,10 @@ pub trait ReplacementPolicy: Send + Sync + fmt::Debug + 'static {
     /// A page is no longer resident.
     fn forget(&self, page: PageRef);
 
+    /// Whether the page is admitted, and with this size. The pool asks while it holds the page, to
+    /// find out whether a reference that it got some time ago still fits.
+    fn contains(&self, page: PageRef) -> bool;
+
     /// Proposes pages whose chance is spent, adding up to `frames` frames or a little more, at
     /// most `pages` pages; fewer if a bounded search does not find them. No page twice.
     fn candidates(

@@ -82,6 +82,13 @@ impl ResidentSet {
         slot.store(TOMBSTONE, Ordering::Release);
     }
 
+    /// Whether a page is in the set, with this size. If it is, the first slots that are looked at
+    /// hold it; only where it is not, all are.
+    pub fn contains(&self, page: PageRef) -> bool {
+        let entry = Self::encode(page);
+        self.probe(entry).any(|slot| slot.load(Ordering::Acquire) == entry)
+    }
+
     /// The page in a slot, if there is one.
     pub fn at(&self, slot: usize) -> Option<PageRef> {
         Self::decode(self.slots[slot].load(Ordering::Acquire))

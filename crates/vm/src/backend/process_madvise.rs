@@ -49,11 +49,14 @@ impl OwnProcess {
         match constant {
             Ok(_) => Ok(Self { raw: sys::PIDFD_SELF_PROCESS, _pidfd: None }),
             Err(Errno::NOSYS) => Err(Errno::NOSYS),
-            Err(_) => {
-                let pidfd = pidfd_open(getpid(), PidfdFlags::empty())?;
-                Ok(Self { raw: pidfd.as_raw_fd(), _pidfd: Some(pidfd) })
-            }
+            Err(_) => Self::by_pidfd(),
         }
+    }
+
+    /// Names the process by a descriptor, as kernels before 6.14 need it.
+    fn by_pidfd() -> Result<Self, Errno> {
+        let pidfd = pidfd_open(getpid(), PidfdFlags::empty())?;
+        Ok(Self { raw: pidfd.as_raw_fd(), _pidfd: Some(pidfd) })
     }
 
     /// Gives advice on all entries whose result is `Ok`, with as few calls as the kernel allows.
@@ -141,7 +144,7 @@ fn fill(vector: &mut Vec<libc::iovec>, base: NonNull<u8>, entries: &[Entry], at:
     for entry in &entries[at.entry..] {
         let left = remaining(entry, done);
         if left > 0 {
-            let part = PageRange::new(entry.range.start + done, left.min(budget));
+            let part = PageRange::new(entry.range.start + done, left);
             vector.push(libc::iovec {
                 iov_base: address(base, part.start).cast(),
                 iov_len: part.bytes(),
@@ -199,5 +202,86 @@ impl Backend for ProcessMadvise {
             // SAFETY: the caller's promise.
             unsafe { self.single.release(base, entries) };
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Surface, probe};
+
+    fn entries<const N: usize>(ranges: [(u64, u64); N]) -> [Entry; N] {
+        ranges.map(|(start, count)| Entry::new(PageRange::new(start, count)))
+    }
+
+    #[test]
+    fn a_position_steps_over_what_is_done_or_bad() {
+        let mut batch = entries([(0, 3), (9, 1), (20, 0), (30, 2)]);
+        batch[1].result = Err(Errno::INVAL);
+        let start = Position::default();
+        assert_eq!(start.advanced(&batch, 0), start);
+        assert_eq!(start.advanced(&batch, 2), Position { entry: 0, done: 2 });
+        assert_eq!(start.advanced(&batch, 3), Position { entry: 1, done: 0 });
+        assert_eq!(start.advanced(&batch, 4), Position { entry: 3, done: 1 });
+        assert_eq!(start.advanced(&batch, 5), Position { entry: 4, done: 0 });
+        let failed = Position { entry: 1, done: 0 }.failed(&mut batch, Errno::NOMEM);
+        assert_eq!(failed, Position { entry: 4, done: 0 });
+        assert_eq!(batch[3].result, Err(Errno::NOMEM));
+        assert_eq!(batch[1].result, Err(Errno::INVAL));
+        assert_eq!((batch[0].result, batch[2].result), (Ok(()), Ok(())));
+    }
+
+    #[test]
+    fn a_vector_is_cut_at_the_limits_of_a_call_and_continued() {
+        let base = NonNull::dangling();
+        let batch = entries([(0, 3), (100, CALL_PAGES), (7, 1)]);
+        let mut vector = Vec::new();
+        fill(&mut vector, base, &batch, Position { entry: 0, done: 1 });
+        let lengths = |vector: &[libc::iovec]| -> Vec<usize> {
+            vector.iter().map(|part| part.iov_len / PAGE_SIZE).collect()
+        };
+        assert_eq!(lengths(&vector), [2, CALL_PAGES as usize - 2]);
+        fill(&mut vector, base, &batch, Position { entry: 1, done: CALL_PAGES - 2 });
+        assert_eq!(lengths(&vector), [2, 1]);
+        let first = vector[0].iov_base.addr() - base.addr().get();
+        assert_eq!(first / PAGE_SIZE, 100 + CALL_PAGES as usize - 2);
+        let many: Vec<Entry> = (0..2_000).map(Entry::page).collect();
+        fill(&mut vector, base, &many, Position::default());
+        assert_eq!(vector.len(), VECTOR_LIMIT);
+        fill(&mut vector, base, &many, Position { entry: 2_000, done: 0 });
+        assert!(vector.is_empty());
+    }
+
+    /// Populates and releases scattered pages on a backend for kernels between 6.13 and this one.
+    fn scattered_pages_come_and_go(process: OwnProcess, populates: bool) {
+        let backend = ProcessMadvise { process, populates, single: Madvise::new() };
+        let surface = Surface::with_backend(64, Box::new(backend)).unwrap();
+        let mut batch = entries([(1, 1), (5, 3), (70, 1), (9, 1)]);
+        let all = PageRange::new(0, 64);
+        assert_eq!(surface.populate(&mut batch), 1);
+        assert_eq!(surface.resident_pages(all), Ok(5));
+        // SAFETY: nobody uses the pages.
+        assert_eq!(unsafe { surface.release(&mut batch) }, 1);
+        assert_eq!(surface.resident_pages(all), Ok(0));
+    }
+
+    #[test]
+    fn works_by_pidfd_and_without_vectored_populate() {
+        if let Err(reason) = probe::works(BackendKind::ProcessMadvise) {
+            eprintln!("skipped: process_madvise does not work here: {reason}");
+            return;
+        }
+        scattered_pages_come_and_go(OwnProcess::by_pidfd().unwrap(), true);
+        scattered_pages_come_and_go(OwnProcess::open().unwrap(), false);
+    }
+
+    #[test]
+    fn an_errno_of_the_whole_call_is_given_to_every_entry() {
+        let process = OwnProcess { raw: -1, _pidfd: None };
+        let backend = ProcessMadvise { process, populates: true, single: Madvise::new() };
+        let surface = Surface::with_backend(64, Box::new(backend)).unwrap();
+        let mut batch = entries([(1, 1), (5, 3), (9, 1)]);
+        assert_eq!(surface.populate(&mut batch), 3);
+        assert!(batch.iter().all(|entry| entry.result.is_err()), "{batch:?}");
     }
 }

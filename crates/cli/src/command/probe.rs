@@ -1,0 +1,172 @@
+//! `vellum probe`: what this machine offers, what was chosen, what a page costs.
+
+mod json;
+
+use std::path::PathBuf;
+
+use vellum_pool::device::{DeviceInfo, FileDevice, FileOptions};
+use vellum_vm::memory_limit::{self, MemoryLimit};
+use vellum_vm::probe::cost::{self, Cost, Setting};
+use vellum_vm::probe::{self, Facilities};
+use vellum_vm::{BackendKind, PAGE_SIZE};
+
+use crate::error::{Failure, Outcome};
+use crate::output::{Output, columns};
+use crate::size;
+
+const HELP: &str = "\
+Examples:
+  vellum probe
+  vellum probe --dir /data         can files there be read past the page cache?
+  vellum probe --json | jq .costs
+
+Every facility is tried out, none is guessed from the kernel's version. The costs are the medians of
+rounds in which the backends take turns; smallest and largest are in parentheses. Releasing a page
+makes the other processors forget it, so it costs more when several threads of the process run.";
+
+/// Show what this kernel offers, what was chosen and why, and what a page costs
+#[derive(clap::Args)]
+#[command(after_help = HELP)]
+pub struct Arguments {
+    /// The directory whose file system is looked at
+    #[arg(long, default_value = ".")]
+    dir: PathBuf,
+
+    /// Machine-readable output
+    #[arg(long)]
+    json: bool,
+
+    /// Pages that each thread populates and releases in a round
+    #[arg(long, value_name = "N", default_value_t = 2048, value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
+    pages: u64,
+
+    /// Rounds that are counted
+    #[arg(long, value_name = "N", default_value_t = 9, value_parser = clap::value_parser!(u16).range(1..=1000))]
+    rounds: u16,
+}
+
+/// All that was found.
+struct Findings {
+    facilities: Facilities,
+    memory: Result<MemoryLimit, String>,
+    /// How files in the directory are read and written.
+    device: Result<DeviceInfo, String>,
+    /// One entry per backend, for one and for two threads.
+    costs: Vec<Cost>,
+}
+
+impl Findings {
+    /// How many times the cost on `madvise` is that on `process_madvise`, to populate and release.
+    fn ratio(&self, threads: usize) -> Option<(f64, f64)> {
+        let cost = |backend: BackendKind| {
+            let mut costs = self.costs.iter();
+            costs.find(|cost| cost.backend == backend && cost.setting.threads == threads)
+        };
+        let (slow, fast) = (cost(BackendKind::Madvise)?, cost(BackendKind::ProcessMadvise)?);
+        Some((
+            slow.populate_ns.median / fast.populate_ns.median,
+            slow.release_ns.median / fast.release_ns.median,
+        ))
+    }
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// When the costs cannot be measured, or the output fails.
+pub fn run(arguments: &Arguments) -> Outcome {
+    let findings = look(arguments)?;
+    let mut output = Output::new();
+    if arguments.json {
+        output.line(&json::text(&findings))?;
+    } else {
+        for line in text(arguments, &findings) {
+            output.line(&line)?;
+        }
+    }
+    output.finish()
+}
+
+fn look(arguments: &Arguments) -> Outcome<Findings> {
+    let facilities = probe::facilities();
+    let backends = probe::backends();
+    let mut costs = Vec::new();
+    for threads in [1, 2] {
+        let setting = Setting {
+            threads,
+            pages: arguments.pages,
+            rounds: arguments.rounds.into(),
+            ..Setting::default()
+        };
+        let measured = cost::measure(&backends, setting).map_err(|error| {
+            Failure::message(format!("the costs could not be measured: {error}"))
+        })?;
+        costs.extend(measured);
+    }
+    Ok(Findings {
+        facilities,
+        memory: memory_limit::effective().map_err(|error| error.to_string()),
+        device: device(arguments),
+        costs,
+    })
+}
+
+/// Makes a file in the directory, to see how it would be read and written.
+fn device(arguments: &Arguments) -> Result<DeviceInfo, String> {
+    use vellum_pool::device::Device;
+    let path = arguments.dir.join(format!(".vellum-probe-{}", std::process::id()));
+    let device = FileDevice::create(&path, FileOptions::default());
+    let info = device.map(|device| device.info()).map_err(|error| error.to_string());
+    let _ = std::fs::remove_file(&path);
+    info
+}
+
+fn text(arguments: &Arguments, findings: &Findings) -> Vec<String> {
+    let facilities = &findings.facilities;
+    let mut lines = vec![format!("kernel   {}", facilities.kernel_release)];
+    lines.push(match &findings.memory {
+        Ok(limit) => format!("memory   {} ({})", size::show(limit.bytes), limit.source.display()),
+        Err(why) => format!("memory   unknown: {why}"),
+    });
+    let dir = arguments.dir.display();
+    lines.push(match &findings.device {
+        Ok(info) => match &info.direct {
+            Ok(()) => format!("files    {dir}: {}, past the page cache (O_DIRECT)", info.engine),
+            Err(why) => format!("files    {dir}: {}, through the page cache: {why}", info.engine),
+        },
+        Err(why) => format!("files    {dir}: {why}"),
+    });
+    lines.push(format!("backend  {}: {}", facilities.choice.backend, facilities.choice.reason));
+    lines.push(String::new());
+    for facility in &facilities.list {
+        let found = if facility.found { "yes" } else { "no" };
+        lines.push(format!("{:<32} {found:<4} {}", facility.name, facility.reason));
+    }
+    lines.push(String::new());
+    lines.push(format!("nanoseconds per page of {PAGE_SIZE} bytes: median (smallest to largest)"));
+    lines.extend(columns(&cost_rows(findings)));
+    lines
+}
+
+fn cost_rows(findings: &Findings) -> Vec<Vec<String>> {
+    let row = |cells: &[&str]| cells.iter().map(|cell| (*cell).to_string()).collect();
+    let mut rows: Vec<Vec<String>> = vec![row(&["backend", "threads", "populate", "release"])];
+    for threads in [1, 2] {
+        for cost in findings.costs.iter().filter(|cost| cost.setting.threads == threads) {
+            let spread = |spread: cost::Spread| {
+                format!("{:.0} ({:.0} to {:.0})", spread.median, spread.min, spread.max)
+            };
+            rows.push(vec![
+                cost.backend.to_string(),
+                threads.to_string(),
+                spread(cost.populate_ns),
+                spread(cost.release_ns),
+            ]);
+        }
+        if let Some((populate, release)) = findings.ratio(threads) {
+            let (populate, release) = (format!("{populate:.1} x"), format!("{release:.1} x"));
+            rows.push(row(&["madvise / process_madvise", &threads.to_string(), &populate, &release]));
+        }
+    }
+    rows
+}

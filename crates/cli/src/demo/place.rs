@@ -1,0 +1,215 @@
+//! Where the demonstration keeps its store, so that nothing half-done stays behind.
+//!
+//! A temporary store loses its name as soon as it is open; the program reaches it through its own
+//! file descriptor from then on. So the kernel frees it however the program ends, by Ctrl-C or
+//! SIGKILL too. A store that the user keeps is named FILE.partial until it is complete.
+
+use std::fs::{self, File};
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::statfs;
+
+use crate::error::{Doing, Failure, Outcome};
+use crate::progress::say;
+use crate::size;
+
+/// Numbers of file systems that are memory (`statfs(2)`).
+const TMPFS: i64 = 0x0102_1994;
+const RAMFS: i64 = 0x8584_58f6;
+
+/// The store's file.
+pub enum Place {
+    /// Gone when this is dropped.
+    Temporary {
+        folder: PathBuf,
+        /// Keeps the content alive while the file has no name.
+        open: Option<File>,
+        path: PathBuf,
+    },
+    /// Kept: renamed to `target` at the end.
+    Kept { partial: PathBuf, target: PathBuf },
+}
+
+impl Place {
+    /// Chooses a place with room for `bytes`.
+    ///
+    /// # Errors
+    /// When the file is there already, or there is no room.
+    pub fn choose(store: Option<&Path>, bytes: u64) -> Outcome<Self> {
+        match store {
+            Some(target) => Self::kept(target, bytes),
+            None => Self::temporary(bytes),
+        }
+    }
+
+    fn kept(target: &Path, bytes: u64) -> Outcome<Self> {
+        if target.exists() {
+            let shown = target.display();
+            return Err(Failure::message(format!("{shown} is there already; remove it first")));
+        }
+        let folder = match target.parent() {
+            Some(parent) if !parent.as_os_str().is_empty() => parent,
+            _ => Path::new("."),
+        };
+        require_space(folder, bytes)?;
+        let mut partial = target.as_os_str().to_owned();
+        partial.push(".partial");
+        let partial = PathBuf::from(partial);
+        // Left by a demonstration that was interrupted.
+        match fs::remove_file(&partial) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                Err(error).doing(|| format!("removing {}", partial.display()))?;
+            }
+            _ => {}
+        }
+        say(&format!("until it is complete the store is named {}", partial.display()));
+        Ok(Self::Kept { partial, target: target.to_path_buf() })
+    }
+
+    fn temporary(bytes: u64) -> Outcome<Self> {
+        let parent = temporary_parent(bytes)?;
+        let folder = parent.join(format!("vellum-demo-{}", std::process::id()));
+        fs::create_dir(&folder).doing(|| format!("creating {}", folder.display()))?;
+        let path = folder.join("store.vellum");
+        Ok(Self::Temporary { folder, open: None, path })
+    }
+
+    /// The path by which the store is to be created or opened.
+    pub fn path(&self) -> &Path {
+        match self {
+            Self::Temporary { path, .. } => path,
+            Self::Kept { partial, .. } => partial,
+        }
+    }
+
+    /// To be called once the store is created and open: takes a temporary one's name away.
+    pub fn created(&mut self) {
+        let Self::Temporary { folder, open, path } = self else { return };
+        let Ok(file) = File::options().read(true).write(true).open(&*path) else { return };
+        let by_descriptor = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
+        // Without /proc the name stays, and goes when this is dropped.
+        if File::open(&by_descriptor).is_err() {
+            return;
+        }
+        if fs::remove_file(&*path).is_ok() {
+            let _ = fs::remove_dir(&*folder);
+            *open = Some(file);
+            *path = by_descriptor;
+        }
+    }
+
+    /// To be called when all is done: gives a kept store its name.
+    ///
+    /// # Errors
+    /// When it cannot be renamed.
+    pub fn complete(self) -> Outcome {
+        if let Self::Kept { partial, target } = &self {
+            fs::rename(partial, target).doing(|| format!("naming {}", target.display()))?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        match self {
+            Self::Temporary { open: Some(_), .. } => {}
+            Self::Temporary { folder, path, .. } => {
+                let _ = fs::remove_file(path);
+                let _ = fs::remove_dir(folder);
+            }
+            Self::Kept { partial, .. } => {
+                // After a failure the file is of no use to anybody; after success it has its name.
+                let _ = fs::remove_file(partial);
+            }
+        }
+    }
+}
+
+/// The first folder for temporary files that is on a disk and has the room.
+fn temporary_parent(bytes: u64) -> Outcome<PathBuf> {
+    let named = std::env::var_os("TMPDIR").map(PathBuf::from);
+    let usual = ["/var/tmp", "/tmp", "."].map(PathBuf::from);
+    let mut reasons = Vec::new();
+    for folder in named.into_iter().chain(usual) {
+        let shown = folder.display();
+        if is_memory(&folder) {
+            reasons.push(format!("{shown} is in memory"));
+            continue;
+        }
+        match require_space(&folder, bytes) {
+            Ok(()) => return Ok(folder),
+            Err(failure) => reasons.push(failure.to_string()),
+        }
+    }
+    let reasons = reasons.join("; ");
+    Err(Failure::message(format!(
+        "no place for a temporary store ({reasons}); name a file with --store, or lower --limit"
+    )))
+}
+
+fn is_memory(folder: &Path) -> bool {
+    // The type's width depends on the architecture.
+    #[allow(clippy::unnecessary_cast)]
+    statfs(folder).is_ok_and(|system| matches!(system.f_type as i64, TMPFS | RAMFS))
+}
+
+fn require_space(folder: &Path, bytes: u64) -> Outcome {
+    let shown = folder.display();
+    let system = rustix::fs::statvfs(folder)
+        .map_err(std::io::Error::from)
+        .doing(|| format!("looking for free space in {shown}"))?;
+    let free = system.f_bavail.saturating_mul(system.f_frsize);
+    if free >= bytes {
+        return Ok(());
+    }
+    let (needed, free) = (size::show(bytes), size::show(free));
+    Err(Failure::message(format!("{shown} has {free} free and the store needs {needed}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_temporary_store_loses_its_name_and_keeps_its_content() {
+        let mut place = Place::choose(None, 1).unwrap();
+        let named = place.path().to_path_buf();
+        fs::write(&named, b"content").unwrap();
+        place.created();
+        assert!(!named.exists() && !named.parent().unwrap().exists());
+        assert_eq!(fs::read(place.path()).unwrap(), b"content");
+    }
+
+    #[test]
+    fn a_kept_store_gets_its_name_at_the_end() {
+        let folder = tempfile::tempdir().unwrap();
+        let target = folder.path().join("a.vellum");
+        let place = Place::choose(Some(&target), 1).unwrap();
+        fs::write(place.path(), b"content").unwrap();
+        assert!(!target.exists());
+        place.complete().unwrap();
+        assert_eq!(fs::read(&target).unwrap(), b"content");
+        assert!(Place::choose(Some(&target), 1).is_err());
+    }
+
+    #[test]
+    fn what_is_not_completed_is_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let target = folder.path().join("a.vellum");
+        let place = Place::choose(Some(&target), 1).unwrap();
+        fs::write(place.path(), b"content").unwrap();
+        drop(place);
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn too_little_space_is_said_before_anything_is_written() {
+        let folder = tempfile::tempdir().unwrap();
+        let target = folder.path().join("a.vellum");
+        let failure = Place::choose(Some(&target), u64::MAX).err().unwrap();
+        assert!(failure.to_string().contains("free and the store needs"), "{failure}");
+        assert!(Place::choose(None, u64::MAX).is_err());
+    }
+}

@@ -1,0 +1,222 @@
+//! The phases that look up, read, scan and update, from several threads, each operation verified.
+
+use std::path::Path;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use vellum::Store;
+
+use super::figures::{Phase, Running};
+use super::fingerprint::fingerprint;
+use super::updates::{self, ChunkId, Generations, TRAILER};
+use crate::error::{AtStore, Failure, Outcome};
+use crate::files::file_store::{FileStore, chunk_key};
+use crate::files::listing::Found;
+use crate::files::workers;
+use crate::key_text::printable;
+use crate::random::Random;
+
+/// What the phases work on.
+pub struct Workload<'a> {
+    pub store: &'a Store,
+    pub files: &'a FileStore,
+    /// The files in the store, in the order of their paths.
+    pub found: &'a [Found],
+    /// Fingerprints of each file's chunks, taken when they were read from the file system.
+    pub prints: &'a [Vec<u64>],
+    /// The store as the user knows it, for messages.
+    pub name: &'a Path,
+    pub threads: usize,
+    pub time: Duration,
+    pub seed: u64,
+}
+
+/// One in so many updates removes the chunk and inserts it again.
+const REINSERT_ONE_IN: usize = 8;
+
+impl Workload<'_> {
+    /// Point lookups of records.
+    ///
+    /// # Errors
+    /// When the store fails or a record is not what it should be.
+    pub fn look_up(&self) -> Outcome<Phase> {
+        self.phase("look up records", |random, _| {
+            let index = random.below(self.found.len());
+            let found = &self.found[index];
+            let record = self.files.record(&found.path).at(self.name)?;
+            let right = record.is_some_and(|record| {
+                record.stamp == found.stamp && record.chunks as usize == self.prints[index].len()
+            });
+            if right { Ok(0) } else { Err(self.wrong(found, "the record is wrong")) }
+        })
+    }
+
+    /// Reads of whole chunks.
+    ///
+    /// # Errors
+    /// When the store fails or a chunk is not what it should be.
+    pub fn read(&self) -> Outcome<Phase> {
+        let chunks = self.chunks();
+        self.phase("read chunks", |random, _| {
+            let (index, chunk) = chunks[random.below(chunks.len())];
+            let found = &self.found[index];
+            let value = self.files.chunk(&found.path, chunk).at(self.name)?;
+            match value {
+                Some(bytes) if fingerprint(&bytes) == self.prints[index][chunk as usize] => {
+                    Ok(bytes.len() as u64)
+                }
+                Some(_) => Err(self.wrong(found, &format!("chunk {chunk} is wrong"))),
+                None => Err(self.wrong(found, &format!("chunk {chunk} is missing"))),
+            }
+        })
+    }
+
+    /// Scans of all paths with a prefix: what they find must be exactly what the listing has.
+    ///
+    /// # Errors
+    /// When the store fails, or a path is missing or too many.
+    pub fn scan(&self) -> Outcome<Phase> {
+        self.phase("scan folders", |random, _| {
+            let path = &self.found[random.below(self.found.len())].path;
+            let end = path.iter().rposition(|byte| *byte == b'/').map_or(0, |slash| slash + 1);
+            // A file in the top folder stands for itself: the top has everything under it.
+            let prefix = if end == 0 { &path[..] } else { &path[..end] };
+            let first = self.found.partition_point(|found| found.path.as_slice() < prefix);
+            let mut expected =
+                self.found[first..].iter().take_while(|found| found.path.starts_with(prefix));
+            let mut bytes = 0;
+            for entry in self.files.meta.prefix(prefix).at(self.name)? {
+                let (key, value) = entry.at(self.name)?;
+                bytes += (key.len() + value.len()) as u64;
+                if expected.next().is_none_or(|found| found.path != key) {
+                    let prefix = printable(prefix);
+                    let key = printable(&key);
+                    return Err(Failure::message(format!("scan of '{prefix}': unexpected '{key}'")));
+                }
+            }
+            match expected.next() {
+                None => Ok(bytes),
+                Some(found) => Err(self.wrong(found, "a scan did not find it")),
+            }
+        })
+    }
+
+    /// Updates of chunks, each of which first verifies what the one before left. Threads have
+    /// chunks of their own, neighbours in the tree, so they meet on every page of it.
+    ///
+    /// # Errors
+    /// When the store fails or a chunk is not what it should be.
+    pub fn update(&self) -> Outcome<(Phase, Generations)> {
+        let chunks = self.chunks();
+        let all = Mutex::new(Generations::new());
+        let states: Vec<Mutex<Generations>> = (0..self.threads).map(|_| Mutex::default()).collect();
+        let phase = self.phase("update chunks", |random, thread| {
+            let own = chunks.len().saturating_sub(thread).div_ceil(self.threads);
+            if own == 0 {
+                std::thread::yield_now();
+                return Ok(0);
+            }
+            let id = chunks[random.below(own) * self.threads + thread];
+            // Nobody else takes this lock: it is there because threads cannot lend a table.
+            let mut generations = lock(&states[thread]);
+            let before = generations.get(&id).copied().unwrap_or(0);
+            let bytes = self.update_one(id, before, random.below(REINSERT_ONE_IN) == 0)?;
+            generations.insert(id, before + 1);
+            Ok(bytes)
+        })?;
+        for state in &states {
+            lock(&all).extend(lock(state).drain());
+        }
+        let generations = std::mem::take(&mut *lock(&all));
+        Ok((phase, generations))
+    }
+
+    fn update_one(&self, id: ChunkId, before: u64, reinsert: bool) -> Outcome<u64> {
+        let (found, key) = (&self.found[id.0], chunk_key(&self.found[id.0].path, id.1));
+        let mut content = Vec::new();
+        let there = self.files.content.get_into(&key, &mut content).at(self.name)?;
+        let print = self.prints[id.0][id.1 as usize];
+        if !there || !updates::undo(&mut content, before) || fingerprint(&content) != print {
+            let what = format!("chunk {} is not what update {before} left", id.1);
+            return Err(self.wrong(found, &what));
+        }
+        updates::apply(&mut content, before + 1);
+        if reinsert {
+            self.files.content.remove(&key).at(self.name)?;
+            self.files.content.insert(&key, &content).at(self.name)?;
+        } else if !self.files.content.upsert(&key, &content).at(self.name)? {
+            return Err(self.wrong(found, "an update found nothing to replace"));
+        }
+        Ok(content.len() as u64)
+    }
+
+    /// Reads every chunk that was updated and compares it with what the last update wrote.
+    ///
+    /// # Errors
+    /// When the store fails or a chunk is not what it should be.
+    pub fn verify_updates(&self, generations: &Generations) -> Outcome<Phase> {
+        let running = Running::start("verify updates", self.store);
+        let bytes = AtomicU64::new(0);
+        let updated: Vec<(&ChunkId, &u64)> = generations.iter().collect();
+        workers::for_each(self.threads, updated.len(), |index| {
+            let (id, generation) = updated[index];
+            let found = &self.found[id.0];
+            let value = self.files.chunk(&found.path, id.1).at(self.name)?;
+            let Some(value) = value else {
+                return Err(self.wrong(found, &format!("chunk {} is missing", id.1)));
+            };
+            let mut content = value.to_vec();
+            let undone = updates::undo(&mut content, *generation);
+            if !undone || fingerprint(&content) != self.prints[id.0][id.1 as usize] {
+                return Err(self.wrong(found, &format!("chunk {}: an update was lost", id.1)));
+            }
+            bytes.fetch_add((content.len() + TRAILER) as u64, Ordering::Relaxed);
+            Ok(())
+        })?;
+        Ok(running.end(self.store, updated.len() as u64, bytes.into_inner()))
+    }
+
+    /// Every chunk of every file.
+    fn chunks(&self) -> Vec<ChunkId> {
+        let of_file = |(index, prints): (usize, &Vec<u64>)| {
+            (0..prints.len()).map(move |chunk| (index, chunk as u32))
+        };
+        self.prints.iter().enumerate().flat_map(of_file).collect()
+    }
+
+    /// Runs `operation` from all threads until the time is over; it returns the bytes it handled.
+    fn phase(
+        &self,
+        name: &'static str,
+        operation: impl Fn(&mut Random, usize) -> Outcome<u64> + Sync,
+    ) -> Outcome<Phase> {
+        let running = Running::start(name, self.store);
+        let deadline = Instant::now() + self.time;
+        let (operations, bytes) = (AtomicU64::new(0), AtomicU64::new(0));
+        workers::each_thread(self.threads, |thread, stop: &AtomicBool| {
+            let mut random = Random::new(self.seed, thread as u64);
+            let (mut count, mut handled) = (0, 0);
+            // At least one operation, however short the time.
+            loop {
+                handled += operation(&mut random, thread)?;
+                count += 1;
+                if stop.load(Ordering::Relaxed) || Instant::now() >= deadline {
+                    break;
+                }
+            }
+            operations.fetch_add(count, Ordering::Relaxed);
+            bytes.fetch_add(handled, Ordering::Relaxed);
+            Ok(())
+        })?;
+        Ok(running.end(self.store, operations.into_inner(), bytes.into_inner()))
+    }
+
+    fn wrong(&self, found: &Found, what: &str) -> Failure {
+        Failure::message(format!("MISMATCH: {}: {what}", printable(&found.path)))
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}

@@ -1,0 +1,110 @@
+//! Compares stored files with those of the file system, byte by byte.
+
+use std::fs::{self, File};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use super::file_store::FileStore;
+use super::importer::open;
+use super::listing::Found;
+use super::record::{FileRecord, Kind, Stamp};
+
+/// What a comparison found.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// Every byte is the same.
+    Same,
+    /// The file itself is another one by now; there is nothing to compare with.
+    Changed,
+    /// The store holds something else than the file does; what and where.
+    Different(String),
+}
+
+/// Compares files; threads may share it.
+pub struct Comparer<'a> {
+    pub files: &'a FileStore,
+    pub root: &'a Path,
+}
+
+impl Comparer<'_> {
+    /// Compares one file. `expected` turns what the file system has into what the store should
+    /// have: it gets the number of the chunk and may change the bytes.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub fn compare(
+        &self,
+        found: &Found,
+        expected: &dyn Fn(u32, &mut Vec<u8>),
+    ) -> vellum::Result<Verdict> {
+        let verdict = self.content(found, expected)?;
+        // A file that changed while it was compared is no witness against the store.
+        if matches!(verdict, Verdict::Different(_)) && !self.is_unchanged(found) {
+            return Ok(Verdict::Changed);
+        }
+        Ok(verdict)
+    }
+
+    fn content(
+        &self,
+        found: &Found,
+        expected: &dyn Fn(u32, &mut Vec<u8>),
+    ) -> vellum::Result<Verdict> {
+        if !self.is_unchanged(found) {
+            return Ok(Verdict::Changed);
+        }
+        let Some(record) = self.files.record(&found.path)? else {
+            return Ok(Verdict::Different("it has no record".into()));
+        };
+        if (record.kind, record.mode, record.stamp) != (found.kind, found.mode, found.stamp) {
+            return Ok(Verdict::Different(format!("its record says {}", record.describe())));
+        }
+        let place = found.place(self.root);
+        if found.kind == Kind::Link {
+            return Ok(match fs::read_link(place) {
+                Ok(target) if target.as_os_str().as_bytes() == record.target => Verdict::Same,
+                Ok(_) => Verdict::Different("it has another target".into()),
+                Err(_) => Verdict::Changed,
+            });
+        }
+        match open(&place) {
+            Ok(file) => self.chunks(found, &record, &file, expected),
+            Err(_) => Ok(Verdict::Changed),
+        }
+    }
+
+    fn chunks(
+        &self,
+        found: &Found,
+        record: &FileRecord,
+        file: &File,
+        expected: &dyn Fn(u32, &mut Vec<u8>),
+    ) -> vellum::Result<Verdict> {
+        let mut buffer = Vec::new();
+        for chunk in 0..record.chunks {
+            let length = record.chunk_len(chunk).unwrap_or(0);
+            let offset = u64::from(chunk) * u64::from(record.chunk_bytes);
+            buffer.clear();
+            buffer.resize(length, 0);
+            if file.read_exact_at(&mut buffer, offset).is_err() {
+                return Ok(Verdict::Changed);
+            }
+            expected(chunk, &mut buffer);
+            let Some(stored) = self.files.chunk(&found.path, chunk)? else {
+                return Ok(Verdict::Different(format!("chunk {chunk} is missing")));
+            };
+            if *stored != *buffer {
+                let at = stored.iter().zip(&buffer).take_while(|(a, b)| a == b).count();
+                let at = offset + at as u64;
+                return Ok(Verdict::Different(format!("chunk {chunk} differs from byte {at} on")));
+            }
+        }
+        Ok(Verdict::Same)
+    }
+
+    fn is_unchanged(&self, found: &Found) -> bool {
+        fs::symlink_metadata(found.place(self.root))
+            .is_ok_and(|metadata| Stamp::of(&metadata) == found.stamp)
+    }
+}

@@ -1,0 +1,210 @@
+//! What can go wrong in a store: one enum, each message with its cause and what to do.
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use vellum_pool::device::DeviceError;
+use vellum_pool::{PageDamage, PageRef, PoolError};
+
+use crate::node::Torn;
+
+/// What operations of this crate return.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Why a store could not do what it was asked.
+///
+/// After an error of a change nothing of that change is in the store.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The file is something else.
+    #[error("this is not a Vellum store: {0}")]
+    NotAStore(String),
+    /// The file was written by a program that knows another format.
+    #[error("the store has format version {found}; this program reads {known}: use a matching one")]
+    UnknownFormat {
+        /// The version that the file records.
+        found: u32,
+        /// The version that this program reads.
+        known: u32,
+    },
+    /// A part of the file is missing.
+    #[error(
+        "the file was cut off: it has {found} pages of 4 KiB, but its header says {expected}; \
+         restore it from a copy, or save what is left of it (open it for salvage, or vellum dump \
+         --salvage)"
+    )]
+    Truncated {
+        /// Length of the file in pages of 4 KiB.
+        found: u64,
+        /// Length that the header records.
+        expected: u64,
+    },
+    /// A page does not hold what it should.
+    #[error(
+        "{page} is damaged: {what}; restore the store from a copy, or save the rest of it (open \
+         it for salvage, or vellum dump --salvage)"
+    )]
+    Damaged {
+        /// The page.
+        page: PageRef,
+        /// What is wrong with it.
+        what: String,
+    },
+    /// The program that used the store last did not close it.
+    #[error(
+        "the store was not closed cleanly, so its pages may not fit together: load a dump into a \
+         new store, or save what can be read (open it for salvage, or vellum dump --salvage)"
+    )]
+    UncleanShutdown,
+    /// Another handle or process has the file open.
+    #[error("{0}")]
+    InUse(String),
+    /// A change was asked of a store that is open read-only.
+    #[error("the store is open read-only: open it for writing to change it")]
+    ReadOnly,
+    /// The key is too long for a page of this store.
+    #[error(
+        "the key has {len} bytes, the limit of this store is {max}: use shorter keys, or create \
+         the store with larger pages"
+    )]
+    KeyTooLong {
+        /// Length of the key in bytes.
+        len: usize,
+        /// Greatest length of a key in bytes.
+        max: usize,
+    },
+    /// The value is too long for the pool.
+    #[error(
+        "the value has {len} bytes, the limit is {max} (a quarter of the pool): open the store \
+         with a larger pool, or divide the value"
+    )]
+    ValueTooLong {
+        /// Length of the value in bytes.
+        len: u64,
+        /// Greatest length of a value in bytes.
+        max: u64,
+    },
+    /// The pool is below the minimum.
+    #[error("a pool of {bytes} bytes is too small for this store: it needs at least {min}")]
+    PoolTooSmall {
+        /// Size that was asked for, in bytes.
+        bytes: u64,
+        /// The minimum in bytes.
+        min: u64,
+    },
+    /// All of the pool is held.
+    #[error("{0}")]
+    PoolExhausted(#[source] Box<PoolError>),
+    /// There is no space for more pages.
+    #[error("{0}")]
+    DiskFull(#[source] Box<PoolError>),
+    /// The file or the device failed.
+    #[error("{0}")]
+    Io(#[source] Box<PoolError>),
+    /// Reading the input of a change failed. The store is unchanged.
+    #[error("the value could not be read: {0}")]
+    Input(#[source] io::Error),
+    /// An earlier write or sync failed.
+    #[error(
+        "an earlier failure stopped all changes: {0}; reading goes on: save what you need, close \
+         the store and check the device"
+    )]
+    Poisoned(Arc<str>),
+    /// The file to create is there already.
+    #[error("{} exists already: open it, or choose another name", .0.display())]
+    Exists(PathBuf),
+    /// The file to open is not there.
+    #[error("{} does not exist: create it first", .0.display())]
+    NotFound(PathBuf),
+    /// There is no tree of this name.
+    #[error("the store has no tree named {0:?}: create it, or list the trees that there are")]
+    NoSuchTree(String),
+    /// There is a tree of this name already.
+    #[error("the store has a tree named {0:?} already: open it, or choose another name")]
+    TreeExists(String),
+    /// The key to insert is there already.
+    #[error("the key is in the tree already: use upsert to replace its value")]
+    KeyExists,
+    /// A bulk load into a tree that has entries.
+    #[error("the tree has entries: bulk loading needs an empty tree")]
+    NotEmpty,
+    /// A bulk load of keys that do not ascend.
+    #[error("entry {entry} is not above the one before it: sort the input and remove duplicates")]
+    NotSorted {
+        /// Number of the entry, from 0.
+        entry: u64,
+    },
+    /// The store was closed through another handle.
+    #[error("the store is closed")]
+    Closed,
+    /// An option that makes no sense.
+    #[error("{0}")]
+    BadOption(String),
+    /// Opening the file failed.
+    #[error(transparent)]
+    Open(Box<DeviceError>),
+    /// Anything else that the pool reports.
+    #[error(transparent)]
+    Pool(Box<PoolError>),
+}
+
+impl Error {
+    /// A page under a lock whose bytes make no sense.
+    pub(crate) fn torn(page: PageRef, _: Torn) -> Error {
+        Error::damaged(page, "its node makes no sense")
+    }
+
+    /// A page that contradicts what is known of it.
+    pub(crate) fn damaged(page: PageRef, what: impl Into<String>) -> Error {
+        Error::Damaged { page, what: what.into() }
+    }
+}
+
+impl From<PageDamage> for Error {
+    fn from(damage: PageDamage) -> Error {
+        Error::Damaged { page: damage.page, what: damage.what }
+    }
+}
+
+impl From<PoolError> for Error {
+    fn from(error: PoolError) -> Error {
+        match error {
+            PoolError::Damaged(damage) => damage.into(),
+            PoolError::OutOfRange { page, pages } => {
+                Error::damaged(page, format!("it lies beyond the end of the file ({pages} pages)"))
+            }
+            PoolError::PageFree(id) => {
+                Error::damaged(PageRef { id, frames: 1 }, "it is not allocated")
+            }
+            PoolError::InUse(page) => Error::damaged(page, "it is in use without being allocated"),
+            PoolError::Exhausted { .. } | PoolError::PageTooLarge { .. } => {
+                Error::PoolExhausted(Box::new(error))
+            }
+            PoolError::DiskFull { .. } => Error::DiskFull(Box::new(error)),
+            PoolError::Read { .. }
+            | PoolError::Write { .. }
+            | PoolError::WriteAhead(_)
+            | PoolError::Sync(_)
+            | PoolError::Resize(_) => Error::Io(Box::new(error)),
+            PoolError::Poisoned(first) => Error::Poisoned(first),
+            PoolError::ReadOnly => Error::ReadOnly,
+            PoolError::PoolTooSmall { frames, min } => {
+                Error::PoolTooSmall { bytes: frames * 4096, min: min * 4096 }
+            }
+            _ => Error::Pool(Box::new(error)),
+        }
+    }
+}
+
+impl From<DeviceError> for Error {
+    fn from(error: DeviceError) -> Error {
+        match error {
+            DeviceError::InUse { .. } => Error::InUse(error.to_string()),
+            DeviceError::AlreadyExists { path } => Error::Exists(path),
+            DeviceError::NotFound { path } => Error::NotFound(path),
+            other => Error::Open(Box::new(other)),
+        }
+    }
+}

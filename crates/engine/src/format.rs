@@ -1,0 +1,40 @@
+//! What the pool is told about pages: how they are sealed and checked.
+
+use std::io;
+
+use vellum_pool::{PageDamage, PageFormat, PageRef};
+
+use crate::blob;
+use crate::node::check_bounds;
+use crate::page::{self, PageKind};
+
+/// The format of a store's pages, for the pool.
+#[derive(Debug)]
+pub(crate) struct StoreFormat;
+
+impl PageFormat for StoreFormat {
+    fn seal(&self, _page: PageRef, head: &mut [u8], body: &[u8]) -> u64 {
+        page::seal(head, body)
+    }
+
+    /// Admits only pages that code under a lock can use as they are: the header is right, and
+    /// whatever a node refers to lies inside it.
+    fn verify(&self, page: PageRef, bytes: &[u8]) -> Result<(), PageDamage> {
+        let header = page::verify(page, bytes)?;
+        let damage = |what: String| Err(PageDamage { page, what });
+        match header.kind {
+            PageKind::Inner | PageKind::Leaf => {
+                check_bounds(bytes).or_else(|found| damage(found.to_string()))
+            }
+            PageKind::Blob if blob::len(bytes) > (bytes.len() - blob::BLOB_DATA) as u64 => {
+                damage(format!("it says that its value has {} bytes", blob::len(bytes)))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Pages may leave at any time: there is no log yet.
+    fn write_ahead(&self, _lsn: u64) -> io::Result<()> {
+        Ok(())
+    }
+}

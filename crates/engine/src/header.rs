@@ -1,0 +1,170 @@
+//! The store's header: pages 0 and 1, written in turn (docs/format.md, "Header pages").
+//!
+//! The one with the larger sequence number counts. A header says either "clean", then every page
+//! is in the file and the free map is valid, or "in use". The first change after a clean header
+//! writes one that says "in use" to the other page, durably, before anything else is written.
+
+use vellum_pool::device::Write;
+use vellum_pool::{PAGE_SIZE, PageDamage, PageRef};
+
+use crate::bytes::{get_u32, get_u64, put_u32, put_u64};
+use crate::page::{self, PAGE_HEADER, PageKind};
+
+/// Version of the store's format that this code writes, and the only one it reads.
+pub(crate) const FORMAT_VERSION: u32 = 1;
+/// Number of header pages at the beginning of the file.
+pub(crate) const HEADER_PAGES: u64 = 2;
+const MAGIC: &[u8; 8] = b"VELLUMDB";
+const CLEAN: u64 = 1;
+
+const AT_MAGIC: usize = PAGE_HEADER;
+const AT_VERSION: usize = PAGE_HEADER + 8;
+const AT_PAGE_FRAMES: usize = PAGE_HEADER + 12;
+const AT_STORE_ID: usize = PAGE_HEADER + 16;
+const AT_SEQUENCE: usize = PAGE_HEADER + 32;
+const AT_FLAGS: usize = PAGE_HEADER + 40;
+const AT_CATALOG: usize = PAGE_HEADER + 48;
+const AT_FREE_MAP: usize = PAGE_HEADER + 56;
+const AT_FILE_PAGES: usize = PAGE_HEADER + 64;
+const AT_NEXT_TREE: usize = PAGE_HEADER + 72;
+
+/// The decoded header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Header {
+    /// Length of tree pages in units of 4 KiB.
+    pub page_frames: u32,
+    /// Tells stores apart.
+    pub store_id: u128,
+    /// Goes up with every header that is written; its last bit says to which page.
+    pub sequence: u64,
+    /// Everything is in the file.
+    pub clean: bool,
+    /// Root page of the catalog.
+    pub catalog: u64,
+    /// First page of the free map, 0 if there is none; valid only if clean.
+    pub free_map: u64,
+    /// Length of the file in pages of 4 KiB when this was written.
+    pub file_pages: u64,
+    /// Number of the next tree to be created.
+    pub next_tree: u32,
+}
+
+/// What a header page holds.
+#[derive(Debug)]
+pub(crate) enum HeaderPage {
+    /// A header of this program's format.
+    Valid(Header),
+    /// A header of another format version.
+    OtherVersion(u32),
+    /// A header page that is damaged.
+    Damaged(PageDamage),
+    /// Nothing that looks like a header.
+    Foreign,
+}
+
+/// A buffer that devices take: aligned to its size.
+#[repr(C, align(4096))]
+pub(crate) struct Block(pub [u8; PAGE_SIZE]);
+
+impl Header {
+    /// The page that this header belongs to.
+    pub(crate) fn page(&self) -> PageRef {
+        PageRef::new(self.sequence % HEADER_PAGES, 1)
+    }
+
+    /// The sealed page.
+    pub(crate) fn encode(&self) -> Box<Block> {
+        let mut block = Box::new(Block([0; PAGE_SIZE]));
+        let bytes = &mut block.0;
+        page::init(bytes, self.page(), PageKind::Header, 0, 0);
+        bytes[AT_MAGIC..AT_VERSION].copy_from_slice(MAGIC);
+        put_u32(bytes, AT_VERSION, FORMAT_VERSION);
+        put_u32(bytes, AT_PAGE_FRAMES, self.page_frames);
+        bytes[AT_STORE_ID..AT_SEQUENCE].copy_from_slice(&self.store_id.to_le_bytes());
+        put_u64(bytes, AT_SEQUENCE, self.sequence);
+        put_u64(bytes, AT_FLAGS, if self.clean { CLEAN } else { 0 });
+        put_u64(bytes, AT_CATALOG, self.catalog);
+        put_u64(bytes, AT_FREE_MAP, self.free_map);
+        put_u64(bytes, AT_FILE_PAGES, self.file_pages);
+        put_u32(bytes, AT_NEXT_TREE, self.next_tree);
+        page::seal(bytes, &[]);
+        block
+    }
+
+    /// Decodes page `number`, 0 or 1.
+    pub(crate) fn decode(number: u64, bytes: &[u8]) -> HeaderPage {
+        let at = PageRef::new(number, 1);
+        let damaged = |what: &str| HeaderPage::Damaged(PageDamage { page: at, what: what.into() });
+        let looks_like_one = bytes.len() == PAGE_SIZE && &bytes[AT_MAGIC..AT_VERSION] == MAGIC;
+        let verified = page::verify(at, bytes);
+        if !looks_like_one {
+            return match verified {
+                Ok(_) => damaged("it is no header page"),
+                Err(damage) if page::claimed(bytes).is_some() => HeaderPage::Damaged(damage),
+                Err(_) => HeaderPage::Foreign,
+            };
+        }
+        match verified {
+            Err(damage) => return HeaderPage::Damaged(damage),
+            Ok(header) if header.kind != PageKind::Header => return damaged("it is no header page"),
+            Ok(_) => {}
+        }
+        if get_u32(bytes, AT_VERSION) != FORMAT_VERSION {
+            return HeaderPage::OtherVersion(get_u32(bytes, AT_VERSION));
+        }
+        let mut store_id = [0; 16];
+        store_id.copy_from_slice(&bytes[AT_STORE_ID..AT_SEQUENCE]);
+        let header = Header {
+            page_frames: get_u32(bytes, AT_PAGE_FRAMES),
+            store_id: u128::from_le_bytes(store_id),
+            sequence: get_u64(bytes, AT_SEQUENCE),
+            clean: get_u64(bytes, AT_FLAGS) & CLEAN != 0,
+            catalog: get_u64(bytes, AT_CATALOG),
+            free_map: get_u64(bytes, AT_FREE_MAP),
+            file_pages: get_u64(bytes, AT_FILE_PAGES),
+            next_tree: get_u32(bytes, AT_NEXT_TREE),
+        };
+        if header.page() != at || !(1..=16).contains(&header.page_frames) {
+            return damaged("its fields contradict each other");
+        }
+        HeaderPage::Valid(header)
+    }
+
+    /// Writes the header to its page. Not durable before the device is synced.
+    pub(crate) fn write(&self, device: &dyn vellum_pool::device::Device) -> std::io::Result<()> {
+        let block = self.encode();
+        let mut writes = [Write::new(self.page().id.0, [&block.0, &[]])];
+        device.write(&mut writes);
+        let [write] = writes;
+        write.result
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn headers_survive_a_round_trip_and_no_flipped_bit() {
+        let header = Header {
+            page_frames: 4,
+            store_id: 0x1234_5678_9abc_def0_1122_3344_5566_7788,
+            sequence: 7,
+            clean: true,
+            catalog: 2,
+            free_map: 99,
+            file_pages: 1000,
+            next_tree: 5,
+        };
+        let block = header.encode();
+        let HeaderPage::Valid(decoded) = Header::decode(1, &block.0) else { panic!("not valid") };
+        assert_eq!(decoded, header);
+        assert!(matches!(Header::decode(0, &block.0), HeaderPage::Damaged(_)));
+        for bit in 0..200 * 8 {
+            let mut bytes = block.0;
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            assert!(!matches!(Header::decode(1, &bytes), HeaderPage::Valid(_)), "bit {bit}");
+        }
+        assert!(matches!(Header::decode(0, &[7; PAGE_SIZE]), HeaderPage::Foreign));
+    }
+}

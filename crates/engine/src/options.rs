@@ -1,0 +1,110 @@
+//! How a store is opened: [`Options`].
+
+use vellum_pool::device::Direct;
+use vellum_pool::{BackendChoice, PAGE_SIZE, PoolOptions, PoolSize};
+
+use crate::error::{Error, Result};
+
+/// The longest tree pages, in units of 4 KiB.
+pub(crate) const PAGE_FRAMES_MAX: u32 = 16;
+
+/// How a store is opened. `Options::new()` suits most.
+#[derive(Clone, Debug)]
+pub struct Options {
+    pub(crate) pool: PoolSize,
+    pub(crate) page_frames: u32,
+    pub(crate) read_only: bool,
+    pub(crate) salvage: bool,
+    pub(crate) backend: BackendChoice,
+    pub(crate) direct: Direct,
+    pub(crate) evictors: u64,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options {
+            pool: PoolSize::Auto,
+            page_frames: 1,
+            read_only: false,
+            salvage: false,
+            backend: BackendChoice::Auto,
+            direct: Direct::default(),
+            evictors: 1,
+        }
+    }
+}
+
+impl Options {
+    /// A pool that follows the process' memory limit, pages of 4 KiB, reading and writing.
+    pub fn new() -> Options {
+        Options::default()
+    }
+
+    /// Memory for pages, in bytes. What is resident never exceeds it.
+    pub fn pool_bytes(mut self, bytes: u64) -> Options {
+        self.pool = PoolSize::Bytes(bytes);
+        self
+    }
+
+    /// Size of the tree pages of a store that is created, in units of 4 KiB, 1 to 16.
+    pub fn page_frames(mut self, frames: u32) -> Options {
+        self.page_frames = frames;
+        self
+    }
+
+    /// Opens without the right to change anything. Several may do so at once.
+    pub fn read_only(mut self, yes: bool) -> Options {
+        self.read_only = yes;
+        self
+    }
+
+    /// Opens what would be refused, a store that was not closed or has lost pages, to read what
+    /// is left. Implies [`read_only`](Options::read_only). Ranges and cursors skip damaged pages.
+    pub fn salvage(mut self, yes: bool) -> Options {
+        self.salvage = yes;
+        self
+    }
+
+    /// Which way to populate and release pages.
+    pub fn backend(mut self, backend: BackendChoice) -> Options {
+        self.backend = backend;
+        self
+    }
+
+    /// Whether to go past the kernel's page cache.
+    pub fn direct(mut self, direct: Direct) -> Options {
+        self.direct = direct;
+        self
+    }
+
+    /// Threads that keep frames free ahead of need.
+    pub fn evictors(mut self, threads: u64) -> Options {
+        self.evictors = threads;
+        self
+    }
+
+    pub(crate) fn is_read_only(&self) -> bool {
+        self.read_only || self.salvage
+    }
+
+    /// Options for a pool whose tree pages have `page_frames` frames.
+    pub(crate) fn pool_options(&self, page_frames: u32) -> Result<PoolOptions> {
+        let (frames, min) = (self.pool.frames(), min_pool_frames(page_frames));
+        if frames < min {
+            let page = PAGE_SIZE as u64;
+            return Err(Error::PoolTooSmall { bytes: frames * page, min: min * page });
+        }
+        Ok(PoolOptions {
+            size: self.pool,
+            backend: self.backend,
+            evictors: self.evictors,
+            read_only: self.is_read_only(),
+            ..PoolOptions::default()
+        })
+    }
+}
+
+/// The smallest pool: the pool's own minimum, in tree pages.
+pub(crate) fn min_pool_frames(page_frames: u32) -> u64 {
+    PoolOptions::MIN_FRAMES * u64::from(page_frames)
+}

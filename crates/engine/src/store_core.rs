@@ -1,0 +1,287 @@
+//! What all handles of a store share, and the two states of its file: clean and in use.
+//!
+//! A [`Change`] is the right to change pages. The first one after a checkpoint writes a header
+//! that says "in use" and makes it durable before it returns, so that a file whose pages do not
+//! fit together is never taken for a clean one. [`StoreCore::checkpoint`] goes back: all pages,
+//! then the free map, then durably a clean header.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use vellum_pool::device::Device;
+use vellum_pool::{PAGE_SIZE, PageRef, Pool, PoolError};
+
+use crate::blob::BLOB_DATA;
+use crate::error::{Error, Result};
+use crate::free_map;
+use crate::gate::{Gate, Hold, Passage};
+use crate::header::Header;
+use crate::node::NodeLimits;
+use crate::options::min_pool_frames;
+use crate::tree::TreeState;
+
+/// Below so many tree pages, a pool is too small for two changes of structure at a time.
+const SMALL_POOL_PAGES: u64 = 64;
+
+/// See the module's documentation.
+#[derive(Debug)]
+pub(crate) struct StoreCore {
+    pub pool: Pool,
+    pub device: Arc<dyn Device>,
+    /// Length of tree pages in units of 4 KiB. All pages but headers are multiples of it.
+    pub page_frames: u32,
+    pub limits: NodeLimits,
+    /// Greatest length of a value in bytes.
+    pub max_blob: u64,
+    pub salvage: bool,
+    pub catalog: Arc<TreeState>,
+    pub open_trees: Mutex<HashMap<String, Arc<TreeState>>>,
+    gate: Gate,
+    file: Mutex<FileState>,
+    /// The header in the file says "in use"; changes may begin at once.
+    in_use: AtomicBool,
+    closed: AtomicBool,
+    /// The first failure to write a header or the free map.
+    poison: OnceLock<Arc<str>>,
+    small_pool: Option<Mutex<()>>,
+}
+
+/// What is known of the file beside its pages.
+#[derive(Debug)]
+struct FileState {
+    header: Header,
+    /// The pages of the free map that `header` refers to.
+    free_map: Vec<PageRef>,
+}
+
+/// The right to change pages of a store.
+#[derive(Debug)]
+pub(crate) struct Change<'a> {
+    _passage: Option<Passage<'a>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl StoreCore {
+    pub(crate) fn new(
+        pool: Pool,
+        device: Arc<dyn Device>,
+        header: Header,
+        free_map: Vec<PageRef>,
+        salvage: bool,
+    ) -> StoreCore {
+        let page_frames = header.page_frames;
+        let capacity = pool.capacity();
+        // Whole tree pages, so that every page of the file is a multiple of them.
+        let blob_frames = capacity / 4 / u64::from(page_frames) * u64::from(page_frames);
+        let blob_frames = blob_frames.min(u64::from(PageRef::MAX_FRAMES - PageRef::MAX_FRAMES % 16));
+        let small = capacity < min_pool_frames(page_frames) / 8 * SMALL_POOL_PAGES;
+        StoreCore {
+            pool,
+            device,
+            page_frames,
+            limits: NodeLimits::for_page_size(page_frames as usize * PAGE_SIZE),
+            max_blob: blob_frames * PAGE_SIZE as u64 - BLOB_DATA as u64,
+            salvage,
+            catalog: Arc::new(TreeState::catalog(PageRef::new(header.catalog, page_frames))),
+            open_trees: Mutex::default(),
+            gate: Gate::default(),
+            in_use: AtomicBool::new(!header.clean),
+            file: Mutex::new(FileState { header, free_map }),
+            closed: AtomicBool::new(false),
+            poison: OnceLock::new(),
+            small_pool: small.then(Mutex::default),
+        }
+    }
+
+    /// Frames of the page for a value of `len` bytes: whole tree pages.
+    pub(crate) fn blob_frames(&self, len: u64) -> u32 {
+        let frames = (len + BLOB_DATA as u64).div_ceil(PAGE_SIZE as u64);
+        frames.next_multiple_of(u64::from(self.page_frames)) as u32
+    }
+
+    /// In a small pool changes of structure take turns, so that together they do not hold it all.
+    pub(crate) fn structure_lock(&self) -> Option<MutexGuard<'_, ()>> {
+        self.small_pool.as_ref().map(lock)
+    }
+
+    pub(crate) fn trees(&self) -> MutexGuard<'_, HashMap<String, Arc<TreeState>>> {
+        lock(&self.open_trees)
+    }
+
+    pub(crate) fn header(&self) -> Header {
+        lock(&self.file).header
+    }
+
+    /// The pages of the free map in the file.
+    pub(crate) fn free_map_pages(&self) -> Vec<PageRef> {
+        lock(&self.file).free_map.clone()
+    }
+
+    /// The number for a tree that is created.
+    pub(crate) fn next_tree_id(&self) -> u32 {
+        let mut file = lock(&self.file);
+        let id = file.header.next_tree;
+        file.header.next_tree += 1;
+        id
+    }
+
+    pub(crate) fn check_open(&self) -> Result<()> {
+        match self.closed.load(Ordering::Relaxed) {
+            false => Ok(()),
+            true => Err(Error::Closed),
+        }
+    }
+
+    fn check_writable(&self) -> Result<()> {
+        self.check_open()?;
+        self.pool.check_writable()?;
+        self.poison.get().map_or(Ok(()), |first| Err(Error::Poisoned(first.clone())))
+    }
+
+    fn poison(&self, error: PoolError) -> Error {
+        if self.poison.set(error.to_string().into()).is_ok() {
+            tracing::error!("{error}; changes are refused from now on");
+        }
+        error.into()
+    }
+
+    /// Begins a change. Waits while a snapshot lives.
+    #[inline]
+    pub(crate) fn change(&self) -> Result<Change<'_>> {
+        self.check_writable()?;
+        let passage = self.gate.pass();
+        self.begin(Some(passage))
+    }
+
+    /// The right to change, for the one who holds the gate.
+    pub(crate) fn change_alone<'a>(&'a self, _hold: &'a Hold<'_>) -> Result<Change<'a>> {
+        self.check_writable()?;
+        self.begin(None)
+    }
+
+    #[inline]
+    fn begin<'a>(&'a self, passage: Option<Passage<'a>>) -> Result<Change<'a>> {
+        if !self.in_use.load(Ordering::Acquire) {
+            self.check_open()?;
+            self.mark_in_use()?;
+        }
+        Ok(Change { _passage: passage })
+    }
+
+    /// No change is under way while the result lives.
+    pub(crate) fn hold(&self) -> Hold<'_> {
+        self.gate.hold()
+    }
+
+    #[cold]
+    fn mark_in_use(&self) -> Result<()> {
+        let mut file = lock(&self.file);
+        if self.in_use.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let mut header = file.header;
+        header.sequence += 1;
+        header.clean = false;
+        header.free_map = 0;
+        self.write_header(&header)?;
+        file.header = header;
+        for page in std::mem::take(&mut file.free_map) {
+            self.pool.free_page(page)?;
+        }
+        self.in_use.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    fn write_header(&self, header: &Header) -> Result<()> {
+        let page = header.page();
+        header
+            .write(&*self.device)
+            .map_err(|source| self.poison(PoolError::Write { page, source }))?;
+        self.device.sync().map_err(|source| self.poison(PoolError::Sync(source)))
+    }
+
+    /// Writes everything and makes it durable; afterwards the file is clean. `trim` gives the
+    /// file's unused tail back.
+    pub(crate) fn checkpoint(&self, hold: &Hold<'_>, trim: bool) -> Result<()> {
+        self.check_writable()?;
+        if !self.in_use.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let change = self.change_alone(hold)?;
+        let free_map = free_map::allocate(self, &change)?;
+        let written = self.write_checkpoint(&change, &free_map, trim);
+        let mut file = lock(&self.file);
+        match written {
+            Ok(header) => {
+                file.header = header;
+                file.free_map = free_map;
+                self.in_use.store(false, Ordering::Release);
+                Ok(())
+            }
+            Err(error) => {
+                drop(file);
+                for page in free_map {
+                    let _ = self.pool.free_page(page);
+                }
+                Err(error)
+            }
+        }
+    }
+
+    fn write_checkpoint(
+        &self,
+        change: &Change<'_>,
+        free_map: &[PageRef],
+        trim: bool,
+    ) -> Result<Header> {
+        if trim {
+            self.pool.trim()?;
+        }
+        free_map::write(self, change, free_map)?;
+        self.pool.sync()?;
+        let mut header = lock(&self.file).header;
+        header.sequence += 1;
+        header.clean = true;
+        header.free_map = free_map.first().map_or(0, |page| page.id.0);
+        header.file_pages = self.pool.file_pages();
+        self.write_header(&header)?;
+        Ok(header)
+    }
+
+    /// Checkpoints and refuses everything afterwards.
+    pub(crate) fn close(&self) -> Result<()> {
+        let hold = self.hold();
+        if self.closed.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let outcome = match self.check_writable() {
+            Err(Error::ReadOnly) => Ok(()),
+            _ => self.checkpoint(&hold, true),
+        };
+        self.closed.store(true, Ordering::Relaxed);
+        outcome
+    }
+
+    /// Nothing has to be written before the store can go.
+    pub(crate) fn is_settled(&self) -> bool {
+        self.closed.load(Ordering::Relaxed) || !self.in_use.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for StoreCore {
+    /// Who forgets to close loses nothing. After a panic the store stays as the file has it.
+    fn drop(&mut self) {
+        if self.is_settled() || std::thread::panicking() || self.salvage {
+            return;
+        }
+        if let Err(error) = self.close()
+            && !matches!(error, Error::ReadOnly)
+        {
+            tracing::error!("closing the store failed: {error}");
+        }
+    }
+}

@@ -1,0 +1,329 @@
+//! Cursors: walking over entries while others change the tree.
+//!
+//! A cursor has a private copy of its leaf and remembers the version that it copied. A step within
+//! an unchanged leaf is a step within the copy. If the leaf changed, or ended, the cursor descends
+//! again: by its key, or by the leaf's fence, which is where the neighbour begins. So it holds no
+//! lock, needs no pointers between leaves, and every entry that it returns was there at that moment.
+
+use std::borrow::Cow;
+
+use vellum_pool::{OptimisticGuard, PageReader};
+
+use super::Access;
+use super::descend::{Reached, Step, Target};
+use crate::blob::BlobRef;
+use crate::error::{Error, Result};
+use crate::node::Node;
+use crate::value::Value;
+
+/// Where a cursor stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// Nowhere yet.
+    Fresh,
+    /// On the entry `index` of the copied leaf.
+    On(usize),
+    /// Behind the last entry.
+    AtEnd,
+    /// Before the first entry.
+    AtStart,
+}
+
+/// A place in a tree that can move forward and backward. It stays valid whatever others do.
+///
+/// Each entry was in the tree when the method that moved to it returned.
+#[derive(Debug)]
+pub struct Cursor<'a> {
+    access: Access<'a>,
+    state: State,
+    /// A copy of the leaf, and the guard of the version it was copied from.
+    leaf: Vec<u8>,
+    guard: Option<OptimisticGuard<'a>>,
+    /// The key of the entry that the cursor stands on.
+    key: Vec<u8>,
+    /// A buffer for the keys of descents.
+    scratch: Vec<u8>,
+    /// Leaves to read ahead, and how many of them are on their way.
+    read_ahead: usize,
+    ahead: usize,
+}
+
+impl<'a> Cursor<'a> {
+    pub(crate) fn new(access: Access<'a>) -> Cursor<'a> {
+        Cursor {
+            access,
+            state: State::Fresh,
+            leaf: Vec::new(),
+            guard: None,
+            key: Vec::new(),
+            scratch: Vec::new(),
+            read_ahead: 0,
+            ahead: 0,
+        }
+    }
+
+    /// Starts reading so many of the next leaves when moving forward. At most an eighth of the pool.
+    pub fn read_ahead(mut self, leaves: usize) -> Cursor<'a> {
+        let core = self.access.core;
+        let most = core.pool.capacity() / 8 / u64::from(core.page_frames);
+        self.read_ahead = leaves.min(usize::try_from(most).unwrap_or(leaves));
+        self
+    }
+
+    /// Moves to the first entry whose key is not less than `key`; false if there is none.
+    ///
+    /// # Errors
+    /// Damage or a failed read.
+    pub fn seek(&mut self, key: &[u8]) -> Result<bool> {
+        self.ahead = 0;
+        self.load(Target::Key(key))?;
+        let index = self.find(key)?.0;
+        self.settle_forward(index)
+    }
+
+    /// Moves to the last entry whose key is not greater than `key`; false if there is none.
+    ///
+    /// # Errors
+    /// Damage or a failed read.
+    pub fn seek_back(&mut self, key: &[u8]) -> Result<bool> {
+        self.load(Target::Key(key))?;
+        let (index, exact) = self.find(key)?;
+        self.settle_backward(index + usize::from(exact))
+    }
+
+    /// Moves to the first entry; false if there is none.
+    ///
+    /// # Errors
+    /// Damage or a failed read.
+    pub fn first(&mut self) -> Result<bool> {
+        self.seek(&[])
+    }
+
+    /// Moves to the last entry; false if there is none.
+    ///
+    /// # Errors
+    /// Damage or a failed read.
+    pub fn last(&mut self) -> Result<bool> {
+        self.load(Target::Last)?;
+        let count = self.node().count().map_err(|torn| self.torn(torn))?;
+        self.settle_backward(count)
+    }
+
+    /// Moves to the next entry, from a fresh cursor to the first; false at the end.
+    ///
+    /// # Errors
+    /// Damage or a failed read.
+    pub fn forward(&mut self) -> Result<bool> {
+        match self.state {
+            State::Fresh | State::AtStart => self.first(),
+            State::AtEnd => Ok(false),
+            State::On(index) if self.is_current() => self.settle_forward(index + 1),
+            State::On(_) => {
+                let key = std::mem::take(&mut self.key);
+                self.load(Target::Key(&key))?;
+                let (index, exact) = self.find(&key)?;
+                self.key = key;
+                self.settle_forward(index + usize::from(exact))
+            }
+        }
+    }
+
+    /// Moves to the previous entry, from a fresh cursor to the last; false at the start.
+    ///
+    /// # Errors
+    /// Damage or a failed read.
+    pub fn backward(&mut self) -> Result<bool> {
+        match self.state {
+            State::Fresh | State::AtEnd => self.last(),
+            State::AtStart => Ok(false),
+            State::On(index) if self.is_current() => self.settle_backward(index),
+            State::On(_) => {
+                let key = std::mem::take(&mut self.key);
+                self.load(Target::Key(&key))?;
+                let index = self.find(&key)?.0;
+                self.key = key;
+                self.settle_backward(index)
+            }
+        }
+    }
+
+    /// The cursor stands on an entry.
+    pub fn is_on_entry(&self) -> bool {
+        matches!(self.state, State::On(_))
+    }
+
+    /// The key of the entry that the cursor stands on; empty if it stands on none.
+    pub fn key(&self) -> &[u8] {
+        match self.state {
+            State::On(_) => &self.key,
+            _ => &[],
+        }
+    }
+
+    /// Length of the entry's value in bytes, known without reading a blob; 0 if on none.
+    pub fn value_len(&self) -> u64 {
+        match self.blob() {
+            Some(blob) => blob.len,
+            None => self.payload().map_or(0, |(bytes, _)| bytes.len() as u64),
+        }
+    }
+
+    /// The value has pages of its own.
+    pub fn is_blob(&self) -> bool {
+        self.payload().is_some_and(|(_, blob)| blob)
+    }
+
+    /// The value of the entry that the cursor stands on. A short one is as it was when the cursor
+    /// moved here, a blob as it is now; `None` if that was removed meanwhile, or if the cursor
+    /// stands on no entry.
+    ///
+    /// # Errors
+    /// Damage, a failed read, a pool that is full of guards.
+    pub fn value(&self) -> Result<Option<Value<'_>>> {
+        match self.payload() {
+            Some((bytes, false)) => Ok(Some(Value::Inline(Cow::Borrowed(bytes)))),
+            Some((_, true)) => self.access.get(&self.key),
+            None => Ok(None),
+        }
+    }
+
+    /// As [`value`](Cursor::value), but independent of the cursor.
+    pub(crate) fn owned_value(&self) -> Result<Option<Value<'a>>> {
+        match self.payload() {
+            Some((bytes, false)) => Ok(Some(Value::Inline(Cow::Owned(bytes.to_vec())))),
+            Some((_, true)) => self.access.get(&self.key),
+            None => Ok(None),
+        }
+    }
+
+    fn payload(&self) -> Option<(&[u8], bool)> {
+        let State::On(index) = self.state else { return None };
+        let place = self.node().payload_place(index).ok()?;
+        Some((self.node().payload(place).ok()?, place.blob))
+    }
+
+    fn blob(&self) -> Option<BlobRef> {
+        self.payload().filter(|(_, blob)| *blob).and_then(|(bytes, _)| BlobRef::decode(bytes))
+    }
+
+    fn node(&self) -> Node<&[u8]> {
+        Node::new(&self.leaf[..])
+    }
+
+    #[cold]
+    fn torn(&self, torn: crate::node::Torn) -> Error {
+        Error::torn(self.guard.map_or(self.access.tree.root, |guard| guard.page()), torn)
+    }
+
+    fn find(&self, key: &[u8]) -> Result<(usize, bool)> {
+        let position = self.node().find(key).map_err(|torn| self.torn(torn))?;
+        Ok((position.index, position.exact))
+    }
+
+    /// The leaf is still what was copied.
+    fn is_current(&self) -> bool {
+        self.guard.is_some_and(|guard| guard.validate().is_ok())
+    }
+
+    /// Copies the leaf for `target`.
+    fn load(&mut self, target: Target<'_>) -> Result<()> {
+        self.access.core.check_open()?;
+        let access = self.access;
+        let copied = access.attempt(|| {
+            let reached = access.leaf(target)?;
+            self.copy(reached)?;
+            self.prefetch_next(reached)?;
+            Ok(())
+        })?;
+        if copied.is_none() {
+            let leaf = access.shared_leaf(target)?;
+            self.leaf.clear();
+            self.leaf.extend_from_slice(&leaf);
+            // Taken while the leaf is held, so it is of the version that was copied.
+            self.guard = Some(access.core.pool.optimistic(leaf.page())?);
+        }
+        Ok(())
+    }
+
+    fn copy(&mut self, reached: Reached<'a>) -> Step<()> {
+        let bytes = reached.node.bytes();
+        self.leaf.resize(bytes.len(), 0);
+        bytes.copy_to(0, &mut self.leaf);
+        reached.node.validate()?;
+        self.guard = Some(reached.node);
+        Ok(())
+    }
+
+    /// Keeps the next leaves on their way, as far as they have the same parent.
+    fn prefetch_next(&mut self, reached: Reached<'a>) -> Step<()> {
+        let Some((parent, index)) = reached.parent else { return Ok(()) };
+        self.ahead = self.ahead.saturating_sub(1);
+        if self.read_ahead == 0 || self.ahead > self.read_ahead / 2 {
+            return Ok(());
+        }
+        let access = self.access;
+        let mut pages = Vec::with_capacity(self.read_ahead);
+        access.read(parent, |node| {
+            let last = node.count()?.min(index + self.read_ahead);
+            for next in index + 1..=last {
+                pages.push(access.page(node.child(next)?));
+            }
+            Ok(())
+        })?;
+        parent.validate()?;
+        self.ahead = pages.len();
+        pages.retain(|page| !access.core.pool.is_resident(*page));
+        access.core.pool.prefetch(&pages);
+        Ok(())
+    }
+
+    /// Stands on the entry `index` of the leaf, or on the first one behind the leaf.
+    fn settle_forward(&mut self, mut index: usize) -> Result<bool> {
+        loop {
+            let count = self.node().count().map_err(|torn| self.torn(torn))?;
+            if index < count {
+                return self.stand_on(index);
+            }
+            // The next leaf has the smallest key above this one's upper fence.
+            let mut above = std::mem::take(&mut self.scratch);
+            if !self.node().upper_into(&mut above).map_err(|torn| self.torn(torn))? {
+                self.scratch = above;
+                self.state = State::AtEnd;
+                return Ok(false);
+            }
+            above.push(0);
+            self.load(Target::Key(&above))?;
+            index = self.find(&above)?.0;
+            self.scratch = above;
+        }
+    }
+
+    /// Stands on the entry before `index` of the leaf, or on the last one before the leaf.
+    fn settle_backward(&mut self, mut index: usize) -> Result<bool> {
+        loop {
+            if index > 0 {
+                return self.stand_on(index - 1);
+            }
+            // The previous leaf is the one whose upper fence is this one's lower fence.
+            let mut below = std::mem::take(&mut self.scratch);
+            if !self.node().lower_into(&mut below).map_err(|torn| self.torn(torn))? {
+                self.scratch = below;
+                self.state = State::AtStart;
+                return Ok(false);
+            }
+            self.load(Target::Key(&below))?;
+            let (at, exact) = self.find(&below)?;
+            index = at + usize::from(exact);
+            self.scratch = below;
+        }
+    }
+
+    fn stand_on(&mut self, index: usize) -> Result<bool> {
+        let mut key = std::mem::take(&mut self.key);
+        let read = self.node().key_into(index, &mut key);
+        self.key = key;
+        read.map_err(|torn| self.torn(torn))?;
+        self.state = State::On(index);
+        Ok(true)
+    }
+}

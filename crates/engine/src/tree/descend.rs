@@ -1,0 +1,286 @@
+//! From the root to a leaf: without locks, and with them when that starves.
+//!
+//! Optimistic lock coupling (SIGMOD'23, section 3.3): read the child's number, validate the node
+//! it came from, take the child's guard, validate the node again. Only then is the child known to
+//! be the right one, and only between the two validations may an error of the child be believed.
+//!
+//! Locks are taken from the root downwards, and whoever waits for a page holds nothing below it.
+//! So waits form no circle.
+
+use vellum_pool::{ExclusiveGuard, OptimisticGuard, PageReader, PageRef, RacyBytes, Restart};
+use vellum_pool::{PageId, SharedGuard};
+
+use super::Access;
+use crate::error::{Error, Result};
+use crate::node::{Node, Torn};
+
+/// Optimistic attempts before locks are taken.
+pub(crate) const ATTEMPTS: u32 = 64;
+
+/// Why an optimistic attempt ended.
+#[derive(Debug)]
+pub(crate) enum Stop {
+    /// A page changed meanwhile: try again.
+    Restart,
+    /// Something is wrong.
+    Fail(Error),
+}
+
+impl From<Restart> for Stop {
+    fn from(_: Restart) -> Stop {
+        Stop::Restart
+    }
+}
+
+impl From<Error> for Stop {
+    fn from(error: Error) -> Stop {
+        Stop::Fail(error)
+    }
+}
+
+/// What an optimistic attempt returns.
+pub(crate) type Step<T> = Result<T, Stop>;
+
+/// Where a descent goes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Target<'k> {
+    /// To the leaf that has, or would have, this key.
+    Key(&'k [u8]),
+    /// To the last leaf.
+    Last,
+}
+
+/// A node that was reached optimistically.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Reached<'a> {
+    pub node: OptimisticGuard<'a>,
+    /// The parent, and the node's number among its children.
+    pub parent: Option<(OptimisticGuard<'a>, usize)>,
+}
+
+/// A node and its parent, both held exclusively.
+#[derive(Debug)]
+pub(crate) struct Pair<'a> {
+    /// The parent, and the node's number among its children; none for the root.
+    pub parent: Option<(ExclusiveGuard<'a>, usize)>,
+    pub node: ExclusiveGuard<'a>,
+}
+
+/// The number of the child that leads to the target, and its page.
+#[inline(always)]
+fn step<R: PageReader>(node: Node<R>, target: Target<'_>) -> Result<(usize, u64), Torn> {
+    let index = match target {
+        Target::Key(key) => node.find_child(key)?.index,
+        Target::Last => node.count()?,
+    };
+    Ok((index, node.child(index)?))
+}
+
+impl<'a> Access<'a> {
+    /// The tree's page with this number.
+    #[inline(always)]
+    pub(crate) fn page(self, id: u64) -> PageRef {
+        PageRef { id: PageId(id), frames: self.core.page_frames }
+    }
+
+    /// Reads a node optimistically. What makes no sense is damage only if the page did not change.
+    #[inline(always)]
+    pub(crate) fn read<T>(
+        self,
+        guard: OptimisticGuard<'a>,
+        read: impl FnOnce(Node<RacyBytes<'a>>) -> Result<T, Torn>,
+    ) -> Step<T> {
+        match read(Node::new(guard.bytes())) {
+            Ok(value) => Ok(value),
+            Err(torn) => Err(self.torn(guard, torn)),
+        }
+    }
+
+    #[cold]
+    fn torn(self, guard: OptimisticGuard<'a>, torn: Torn) -> Stop {
+        match guard.validate() {
+            Ok(()) => Stop::Fail(Error::torn(guard.page(), torn)),
+            Err(Restart) => Stop::Restart,
+        }
+    }
+
+    #[inline(always)]
+    fn root(self) -> Step<OptimisticGuard<'a>> {
+        let root = self.core.pool.optimistic(self.tree.root);
+        // The tree is marked before its pages go: a guard that is older than the mark is the
+        // tree's root, and the validations find out whether it still is.
+        self.check_dropped()?;
+        Ok(root.map_err(Error::from)?)
+    }
+
+    /// The guard of a child that `parent` named. The parent is as it was when this returns.
+    #[inline(always)]
+    pub(crate) fn child(self, parent: OptimisticGuard<'a>, id: u64) -> Step<OptimisticGuard<'a>> {
+        // Without this a number read from a page in motion could bring in any page of the file.
+        parent.validate()?;
+        let child = self.core.pool.optimistic(self.page(id));
+        parent.validate()?;
+        Ok(child.map_err(Error::from)?)
+    }
+
+    /// Descends to the leaf for `target`.
+    #[inline]
+    pub(crate) fn leaf(self, target: Target<'_>) -> Step<Reached<'a>> {
+        let (mut node, mut parent) = (self.root()?, None);
+        let mut level = self.read(node, Node::level)?;
+        while level > 0 {
+            let (index, id) = self.read(node, |node| step(node, target))?;
+            let child = self.child(node, id)?;
+            let below = self.read(child, Node::level)?;
+            if below + 1 != level {
+                return Err(self.wrong_level(child, below, level - 1));
+            }
+            (parent, node, level) = (Some((node, index)), child, below);
+        }
+        Ok(Reached { node, parent })
+    }
+
+    #[cold]
+    fn wrong_level(self, guard: OptimisticGuard<'a>, found: u8, expected: u8) -> Stop {
+        match guard.validate() {
+            Err(Restart) => Stop::Restart,
+            Ok(()) => Stop::Fail(level_error(guard.page(), found, expected)),
+        }
+    }
+
+    /// The first page on the way to the leaf for `key` that is not in memory, if there is one.
+    pub(crate) fn first_missing(self, key: &[u8]) -> Step<Option<PageRef>> {
+        let mut node = self.root()?;
+        let mut level = self.read(node, Node::level)?;
+        while level > 0 {
+            let (_, id) = self.read(node, |node| step(node, Target::Key(key)))?;
+            node.validate()?;
+            if !self.core.pool.is_resident(self.page(id)) {
+                return Ok(Some(self.page(id)));
+            }
+            node = self.child(node, id)?;
+            level = level.min(self.read(node, Node::level)? + 1) - 1;
+        }
+        Ok(None)
+    }
+
+    /// Repeats `attempt` until it is not restarted any more; `None` if it starves.
+    #[inline(always)]
+    pub(crate) fn attempt<T>(self, mut attempt: impl FnMut() -> Step<T>) -> Result<Option<T>> {
+        for _ in 0..ATTEMPTS {
+            match attempt() {
+                Ok(value) => return Ok(Some(value)),
+                Err(Stop::Restart) => {}
+                Err(Stop::Fail(error)) => return Err(error),
+            }
+        }
+        self.core.pool.count_starvation();
+        Ok(None)
+    }
+
+    /// The leaf for `target`, held shared; lock coupling all the way.
+    pub(crate) fn shared_leaf(self, target: Target<'_>) -> Result<SharedGuard<'a>> {
+        let mut node = self.shared_root()?;
+        let mut level = self.level_of(&node, node.page())?;
+        while level > 0 {
+            let child = self.next(&node, node.page(), target)?.1;
+            let child = self.core.pool.fix_shared(self.page(child))?;
+            let below = self.level_of(&child, child.page())?;
+            if below + 1 != level {
+                return Err(level_error(child.page(), below, level - 1));
+            }
+            (node, level) = (child, below);
+        }
+        Ok(node)
+    }
+
+    fn shared_root(self) -> Result<SharedGuard<'a>> {
+        let root = self.core.pool.fix_shared(self.tree.root);
+        self.check_dropped()?;
+        Ok(root?)
+    }
+
+    /// The node of `level` for `key` and its parent, both held exclusively; `None` if the tree
+    /// is lower than that.
+    pub(crate) fn exclusive_pair(self, key: &[u8], level: u8) -> Result<Option<Pair<'a>>> {
+        let target = Target::Key(key);
+        let mut above = self.shared_root()?;
+        let mut above_level = self.level_of(&above, above.page())?;
+        if above_level <= level + 1 {
+            drop(above);
+            let root = self.core.pool.fix_exclusive(self.tree.root)?;
+            let root_level = self.level_of(&root, root.page())?;
+            return match root_level {
+                now if now < level => Ok(None),
+                now if now == level => Ok(Some(Pair { parent: None, node: root })),
+                now if now == level + 1 => self.pair_below(root, target).map(Some),
+                // The tree has grown while nothing was held.
+                _ => {
+                    drop(root);
+                    self.exclusive_pair(key, level)
+                }
+            };
+        }
+        while above_level > level + 2 {
+            let child = self.next(&above, above.page(), target)?.1;
+            let child = self.core.pool.fix_shared(self.page(child))?;
+            let below = self.level_of(&child, child.page())?;
+            if below + 1 != above_level {
+                return Err(level_error(child.page(), below, above_level - 1));
+            }
+            (above, above_level) = (child, below);
+        }
+        let parent = self.next(&above, above.page(), target)?.1;
+        let parent = self.core.pool.fix_exclusive(self.page(parent))?;
+        drop(above);
+        let found = self.level_of(&parent, parent.page())?;
+        if found != level + 1 {
+            return Err(level_error(parent.page(), found, level + 1));
+        }
+        self.pair_below(parent, target).map(Some)
+    }
+
+    /// Adds the child for `target` to its parent.
+    fn pair_below(self, parent: ExclusiveGuard<'a>, target: Target<'_>) -> Result<Pair<'a>> {
+        let (index, child) = self.next(&parent, parent.page(), target)?;
+        let node = self.core.pool.fix_exclusive(self.page(child))?;
+        let (found, level) = (self.level_of(&node, node.page())?, parent[crate::page::LEVEL]);
+        if found + 1 != level {
+            return Err(level_error(node.page(), found, level - 1));
+        }
+        Ok(Pair { parent: Some((parent, index)), node })
+    }
+
+    fn level_of(self, bytes: &[u8], page: PageRef) -> Result<u8> {
+        Node::new(bytes).level().map_err(|torn| Error::torn(page, torn))
+    }
+
+    fn next(self, bytes: &[u8], page: PageRef, target: Target<'_>) -> Result<(usize, u64)> {
+        step(Node::new(bytes), target).map_err(|torn| Error::torn(page, torn))
+    }
+
+    /// The leaf for `key`, held exclusively.
+    #[inline]
+    pub(crate) fn exclusive_leaf(self, key: &[u8]) -> Result<ExclusiveGuard<'a>> {
+        let leaf = self.attempt(|| Ok(self.leaf(Target::Key(key))?.node.upgrade()?))?;
+        match leaf {
+            Some(leaf) => Ok(leaf),
+            None => self.exclusive_leaf_locked(key),
+        }
+    }
+
+    #[cold]
+    fn exclusive_leaf_locked(self, key: &[u8]) -> Result<ExclusiveGuard<'a>> {
+        let _alone = self.core.structure_lock();
+        loop {
+            if let Some(pair) = self.exclusive_pair(key, 0)? {
+                return Ok(pair.node);
+            }
+        }
+    }
+}
+
+#[cold]
+fn level_error(page: PageRef, found: u8, expected: u8) -> Error {
+    Error::damaged(page, format!("its level is {found} where {expected} is due"))
+}

@@ -1,0 +1,74 @@
+//! B+trees on the buffer manager: [`Tree`].
+//!
+//! Nodes have fence keys and no pointers to their siblings. Readers take no locks (optimistic lock
+//! coupling); changes lock the leaf, and for splits and merges its parent and neighbour as well. The
+//! root's page never changes, so a tree is found by one number for all of its life.
+
+mod apply;
+mod bulk_load;
+mod check;
+mod cursor;
+mod descend;
+mod drop_tree;
+mod entries;
+mod handle;
+mod modify;
+mod multi_get;
+mod read;
+mod salvage;
+mod structure;
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use vellum_pool::PageRef;
+
+pub(crate) use apply::{apply, init, Action};
+pub use check::TreeStat;
+pub(crate) use check::Visitor;
+pub use cursor::Cursor;
+pub use entries::Entries;
+pub use handle::Tree;
+pub(crate) use modify::{Existing, Incoming};
+
+use crate::error::{Error, Result};
+use crate::store_core::StoreCore;
+
+/// Number of the catalog, the tree of the trees.
+pub(crate) const CATALOG: u32 = 1;
+
+/// What all handles of a tree share.
+#[derive(Debug)]
+pub(crate) struct TreeState {
+    pub id: u32,
+    pub name: String,
+    pub root: PageRef,
+    /// Set before the tree's pages are freed.
+    pub dropped: AtomicBool,
+}
+
+impl TreeState {
+    pub(crate) fn new(id: u32, name: String, root: PageRef) -> TreeState {
+        TreeState { id, name, root, dropped: AtomicBool::new(false) }
+    }
+
+    pub(crate) fn catalog(root: PageRef) -> TreeState {
+        TreeState::new(CATALOG, "(catalog)".into(), root)
+    }
+}
+
+/// A tree and its store: what every operation works on.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Access<'a> {
+    pub core: &'a StoreCore,
+    pub tree: &'a TreeState,
+}
+
+impl Access<'_> {
+    #[inline(always)]
+    pub(crate) fn check_dropped(self) -> Result<()> {
+        match self.tree.dropped.load(Ordering::Acquire) {
+            false => Ok(()),
+            true => Err(Error::NoSuchTree(self.tree.name.clone())),
+        }
+    }
+}

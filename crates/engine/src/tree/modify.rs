@@ -1,0 +1,232 @@
+//! Insert, upsert and remove: the change of one leaf.
+//!
+//! Everything a change needs is there before the first byte changes: a blob is allocated and
+//! filled first, a page for a split before the split. So a full pool or disk is an error and
+//! nothing else.
+
+use std::io;
+
+use vellum_pool::ExclusiveGuard;
+
+use super::Access;
+use super::apply::{Action, apply, init};
+use crate::blob::{self, BLOB_DATA, BLOB_REF, BlobRef};
+use crate::error::{Error, Result};
+use crate::node::{Node, Payload, Torn};
+use crate::page::PageKind;
+use crate::store_core::Change;
+
+/// What to do if the key is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Existing {
+    Refuse,
+    Replace,
+}
+
+/// A value that is on its way in.
+pub(crate) enum Incoming<'v> {
+    Bytes(&'v [u8]),
+    /// So many bytes, which the function writes.
+    Fill(usize, &'v mut dyn FnMut(&mut [u8]) -> io::Result<()>),
+}
+
+impl Incoming<'_> {
+    pub(crate) fn len(&self) -> usize {
+        match self {
+            Incoming::Bytes(bytes) => bytes.len(),
+            Incoming::Fill(len, _) => *len,
+        }
+    }
+
+    fn write(self, target: &mut [u8]) -> Result<()> {
+        match self {
+            Incoming::Bytes(bytes) => target.copy_from_slice(bytes),
+            Incoming::Fill(_, fill) => fill(target).map_err(Error::Input)?,
+        }
+        Ok(())
+    }
+}
+
+impl<'a> Access<'a> {
+    /// Stores a value; true if it replaced one.
+    pub(crate) fn put(self, key: &[u8], value: Incoming<'_>, existing: Existing) -> Result<bool> {
+        self.check_key(key)?;
+        self.check_value(value.len() as u64)?;
+        let change = self.core.change()?;
+        self.check_dropped()?;
+        self.put_in(&change, key, value, existing)
+    }
+
+    /// As [`put`](Self::put), within a change; key and value were checked.
+    pub(crate) fn put_in(
+        self,
+        change: &Change<'_>,
+        key: &[u8],
+        value: Incoming<'_>,
+        existing: Existing,
+    ) -> Result<bool> {
+        let inline = value.len() <= self.core.limits.max_inline_value(key.len());
+        if let (true, Incoming::Bytes(bytes)) = (inline, &value) {
+            return self.put_payload(change, key, Payload::Inline(bytes), existing);
+        }
+        if inline {
+            let mut bytes = vec![0; value.len()];
+            value.write(&mut bytes)?;
+            return self.put_payload(change, key, Payload::Inline(&bytes), existing);
+        }
+        if existing == Existing::Refuse && self.contains(key)? {
+            return Err(Error::KeyExists);
+        }
+        let blob = self.store_blob(change, value)?;
+        let stored = self.put_payload(change, key, Payload::Blob(&blob.encode()), existing);
+        if stored.is_err() {
+            self.free_blob(change, blob);
+        }
+        stored
+    }
+
+    fn put_payload(
+        self,
+        change: &Change<'_>,
+        key: &[u8],
+        payload: Payload<'_>,
+        existing: Existing,
+    ) -> Result<bool> {
+        loop {
+            let mut leaf = self.exclusive_leaf(key)?;
+            let torn = |torn| Error::torn(leaf.page(), torn);
+            let position = Node::new(&leaf[..]).find(key).map_err(torn)?;
+            if position.exact && existing == Existing::Refuse {
+                return Err(Error::KeyExists);
+            }
+            let (index, mut old_blob) = (position.index, None);
+            if position.exact {
+                old_blob = self.blob_at(&leaf, index)?;
+            }
+            let action = match position.exact {
+                true => Action::Replace { index, payload },
+                false => Action::Insert { index, key, payload },
+            };
+            if apply(change, &mut leaf, action)? {
+                drop(leaf);
+                if let Some(blob) = old_blob {
+                    self.free_blob(change, blob);
+                }
+                return Ok(position.exact);
+            }
+            drop(leaf);
+            self.make_room(change, key, 0, &|leaf| leaf_has_room(leaf, key, payload))?;
+        }
+    }
+
+    /// Removes an entry; true if it was there.
+    pub(crate) fn remove(self, key: &[u8]) -> Result<bool> {
+        let change = self.core.change()?;
+        self.check_dropped()?;
+        self.remove_in(&change, key)
+    }
+
+    /// As [`remove`](Self::remove), within a change.
+    pub(crate) fn remove_in(self, change: &Change<'_>, key: &[u8]) -> Result<bool> {
+        let mut leaf = self.exclusive_leaf(key)?;
+        let torn = |torn| Error::torn(leaf.page(), torn);
+        let position = Node::new(&leaf[..]).find(key).map_err(torn)?;
+        if !position.exact {
+            return Ok(false);
+        }
+        let old_blob = self.blob_at(&leaf, position.index)?;
+        apply(change, &mut leaf, Action::Remove { index: position.index })?;
+        let underfull = self.is_underfull(Node::new(&leaf[..]));
+        drop(leaf);
+        if let Some(blob) = old_blob {
+            self.free_blob(change, blob);
+        }
+        if underfull && let Err(error) = self.merge(change, key) {
+            // The entry is gone; the tree only has one more page than it needs.
+            tracing::warn!("merging pages of tree {:?} failed: {error}", self.tree.name);
+        }
+        Ok(true)
+    }
+
+    /// The blob that a leaf's entry refers to, if it does.
+    pub(crate) fn blob_at(
+        self,
+        leaf: &ExclusiveGuard<'a>,
+        index: usize,
+    ) -> Result<Option<BlobRef>> {
+        let torn = |torn| Error::torn(leaf.page(), torn);
+        let node = Node::new(&leaf[..]);
+        let place = node.payload_place(index).map_err(torn)?;
+        if !place.blob {
+            return Ok(None);
+        }
+        let payload = node.payload(place).map_err(torn)?;
+        let sense = || Error::damaged(leaf.page(), "a reference to a blob makes no sense");
+        BlobRef::decode(payload).ok_or_else(sense).map(Some)
+    }
+
+    /// Allocates a blob and fills it.
+    pub(crate) fn store_blob(self, change: &Change<'_>, value: Incoming<'_>) -> Result<BlobRef> {
+        let len = value.len();
+        let mut guard = self.core.pool.allocate(self.core.blob_frames(len as u64))?;
+        let page = init(change, &mut guard, PageKind::Blob, 0, self.tree.id);
+        blob::put_len(&mut guard, len as u64);
+        let written = value.write(&mut guard[BLOB_DATA..BLOB_DATA + len]);
+        if let Err(error) = written {
+            self.free_page(change, guard);
+            return Err(error);
+        }
+        Ok(BlobRef { page, len: len as u64 })
+    }
+
+    /// Frees a blob that nothing refers to any more; readers that still hold it keep it.
+    pub(crate) fn free_blob(self, _change: &Change<'_>, blob: BlobRef) {
+        if let Err(error) = self.core.pool.free_page(blob.page) {
+            tracing::warn!("{} could not be freed and stays unused: {error}", blob.page);
+        }
+    }
+
+    /// Frees a page that nothing refers to any more.
+    pub(crate) fn free_page(self, _change: &Change<'_>, guard: ExclusiveGuard<'a>) {
+        let page = guard.page();
+        if let Err(error) = self.core.pool.free(guard) {
+            tracing::warn!("{page} could not be freed and stays unused: {error}");
+        }
+    }
+
+    fn check_key(self, key: &[u8]) -> Result<()> {
+        let max = self.core.limits.max_key;
+        match key.len() <= max {
+            true => Ok(()),
+            false => Err(Error::KeyTooLong { len: key.len(), max }),
+        }
+    }
+
+    fn check_value(self, len: u64) -> Result<()> {
+        let max = self.core.max_blob;
+        match len <= max {
+            true => Ok(()),
+            false => Err(Error::ValueTooLong { len, max }),
+        }
+    }
+
+    /// Checks an entry against the limits; true if its value becomes a blob.
+    pub(crate) fn check_entry(self, key: &[u8], value: &[u8]) -> Result<bool> {
+        self.check_key(key)?;
+        self.check_value(value.len() as u64)?;
+        Ok(value.len() > self.core.limits.max_inline_value(key.len()))
+    }
+}
+
+/// Whether an entry, new or in place of an old one, fits a leaf.
+fn leaf_has_room(leaf: Node<&[u8]>, key: &[u8], payload: Payload<'_>) -> Result<bool, Torn> {
+    let new = match payload {
+        Payload::Inline(bytes) | Payload::Blob(bytes) => bytes.len(),
+        Payload::Child(_) => BLOB_REF,
+    };
+    let position = leaf.find(key)?;
+    if position.exact {
+        return Ok(new <= leaf.free_space()? + leaf.payload_place(position.index)?.len);
+    }
+    leaf.has_room(key.len(), new)
+}

@@ -1,0 +1,221 @@
+//! Splits and merges: changes of a node, its neighbour and their parent.
+//!
+//! They are rare, so they go down with locks (`exclusive_pair`) and need no restarts. The root
+//! keeps its page: when it is full its contents move to a new child, and when it has one child
+//! left, that one's contents move up.
+
+use vellum_pool::ExclusiveGuard;
+
+use super::Access;
+use super::apply::{Action, apply, init};
+use super::descend::Pair;
+use crate::error::{Error, Result};
+use crate::node::{Node, Payload, Torn, fits_merge, plan_split};
+use crate::page::PageKind;
+use crate::store_core::Change;
+
+/// Whether a node has the room that a change needs.
+type HasRoom<'f> = &'f dyn Fn(Node<&[u8]>) -> Result<bool, Torn>;
+
+/// What one attempt to split came to.
+enum Outcome {
+    /// The node was split, or has room already.
+    Done,
+    /// The root's contents moved down: now there is a parent to split with.
+    Raised,
+    /// The parent has no room for a separator of this length.
+    ParentFull(usize),
+}
+
+/// What one attempt to merge came to.
+enum Merged {
+    Done,
+    /// The parent lost a separator and may itself be merged.
+    ParentUnderfull,
+}
+
+impl<'a> Access<'a> {
+    /// Splits the node of `level` for `key`, and its ancestors if need be, until it has room.
+    pub(crate) fn make_room(
+        self,
+        change: &Change<'_>,
+        key: &[u8],
+        level: u8,
+        has_room: HasRoom<'_>,
+    ) -> Result<()> {
+        let _alone = self.core.structure_lock();
+        self.make_room_alone(change, key, level, has_room)
+    }
+
+    fn make_room_alone(
+        self,
+        change: &Change<'_>,
+        key: &[u8],
+        level: u8,
+        has_room: HasRoom<'_>,
+    ) -> Result<()> {
+        loop {
+            match self.split_once(change, key, level, has_room)? {
+                Outcome::Done => return Ok(()),
+                Outcome::Raised => {}
+                Outcome::ParentFull(len) => {
+                    self.make_room_alone(change, key, level + 1, &|node| node.has_room(len, 0))?;
+                }
+            }
+        }
+    }
+
+    fn split_once(
+        self,
+        change: &Change<'_>,
+        key: &[u8],
+        level: u8,
+        has_room: HasRoom<'_>,
+    ) -> Result<Outcome> {
+        // Before anything is held: whoever waits for a frame holds as little as possible.
+        let mut spare = self.core.pool.allocate(self.core.page_frames)?;
+        let kind = if level == 0 { PageKind::Leaf } else { PageKind::Inner };
+        init(change, &mut spare, kind, level, self.tree.id);
+        let pair = match self.exclusive_pair(key, level) {
+            Ok(Some(pair)) => pair,
+            other => {
+                self.free_page(change, spare);
+                return other.map(|_| Outcome::Done);
+            }
+        };
+        match self.split_pair(change, key, has_room, pair, &mut spare) {
+            Ok((outcome, true)) => Ok(outcome),
+            other => {
+                self.free_page(change, spare);
+                other.map(|(outcome, _)| outcome)
+            }
+        }
+    }
+
+    /// The outcome, and whether `spare` is in use now.
+    fn split_pair(
+        self,
+        change: &Change<'_>,
+        key: &[u8],
+        has_room: HasRoom<'_>,
+        mut pair: Pair<'a>,
+        spare: &mut ExclusiveGuard<'a>,
+    ) -> Result<(Outcome, bool)> {
+        let place = pair.node.page();
+        let torn = |torn| Error::torn(place, torn);
+        let node = Node::new(&pair.node[..]);
+        if has_room(node).map_err(torn)? {
+            return Ok((Outcome::Done, false));
+        }
+        let Some((parent, index)) = &mut pair.parent else {
+            apply(change, spare, Action::Image { image: &pair.node })?;
+            let level = node.level().map_err(torn)? + 1;
+            let child = spare.page().id.0;
+            apply(change, &mut pair.node, Action::Raise { level, child })?;
+            return Ok((Outcome::Raised, true));
+        };
+        let split = plan_split(node, key).map_err(torn)?;
+        let parent_torn = |torn| Error::torn(parent.page(), torn);
+        let len = split.separator.len();
+        if !Node::new(&parent[..]).has_room(len, 0).map_err(parent_torn)? {
+            return Ok((Outcome::ParentFull(len), false));
+        }
+        let child = Payload::Child(spare.page().id.0);
+        apply(change, &mut pair.node, Action::SplitOff { left: &mut spare[..], split: &split })?;
+        let insert = Action::Insert { index: *index, key: &split.separator, payload: child };
+        apply(change, parent, insert)?;
+        Ok((Outcome::Done, true))
+    }
+
+    /// Less than a third of the node is used.
+    pub(crate) fn is_underfull(self, node: Node<&[u8]>) -> bool {
+        let capacity = self.core.limits.capacity;
+        node.free_space().is_ok_and(|free| 3 * (capacity - free.min(capacity)) < capacity)
+    }
+
+    /// Merges the leaf for `key` with a neighbour if it is underfull, then its ancestors.
+    pub(crate) fn merge(self, change: &Change<'_>, key: &[u8]) -> Result<()> {
+        let _alone = self.core.structure_lock();
+        let mut level = 0;
+        while let Merged::ParentUnderfull = self.merge_once(change, key, level)? {
+            level += 1;
+        }
+        Ok(())
+    }
+
+    fn merge_once(self, change: &Change<'_>, key: &[u8], level: u8) -> Result<Merged> {
+        let Some(Pair { parent: Some((mut parent, index)), node }) =
+            self.exclusive_pair(key, level)?
+        else {
+            return Ok(Merged::Done);
+        };
+        if !self.is_underfull(Node::new(&node[..])) {
+            return Ok(Merged::Done);
+        }
+        let parent_torn = |torn| Error::torn(parent.page(), torn);
+        let count = Node::new(&parent[..]).count().map_err(parent_torn)?;
+        if count == 0 {
+            return self.pull_up(change, parent, node);
+        }
+        // The parent is held, so nobody who holds one of its children waits for another of them.
+        let mut node = Some(node);
+        for left in [index, index.wrapping_sub(1)] {
+            if left >= count {
+                continue;
+            }
+            let other = if left == index { index + 1 } else { left };
+            let other = Node::new(&parent[..]).child(other).map_err(parent_torn)?;
+            let other = self.core.pool.fix_exclusive(self.page(other))?;
+            let Some(held) = node.take() else { break };
+            let (one, two) = if left == index { (held, other) } else { (other, held) };
+            match self.merge_pair(change, &mut parent, left, one, two)? {
+                Ok(right) if count == 1 => return self.pull_up(change, parent, right),
+                Ok(_) => {
+                    let underfull = self.is_underfull(Node::new(&parent[..]));
+                    return Ok(if underfull { Merged::ParentUnderfull } else { Merged::Done });
+                }
+                Err((one, two)) => node = Some(if left == index { one } else { two }),
+            }
+        }
+        Ok(Merged::Done)
+    }
+
+    /// Merges two neighbours if they fit one page; gives them back if they do not.
+    #[allow(clippy::type_complexity)]
+    fn merge_pair(
+        self,
+        change: &Change<'_>,
+        parent: &mut ExclusiveGuard<'a>,
+        index: usize,
+        left: ExclusiveGuard<'a>,
+        mut right: ExclusiveGuard<'a>,
+    ) -> Result<Result<ExclusiveGuard<'a>, (ExclusiveGuard<'a>, ExclusiveGuard<'a>)>> {
+        let mut separator = Vec::new();
+        let torn = |torn| Error::torn(left.page(), torn);
+        Node::new(&parent[..]).key_into(index, &mut separator).map_err(torn)?;
+        let fits = fits_merge(Node::new(&left[..]), Node::new(&right[..]), &separator);
+        if !fits.map_err(torn)? {
+            return Ok(Err((left, right)));
+        }
+        let merge = Action::MergeFrom { left: &left, separator: &separator };
+        apply(change, &mut right, merge)?;
+        apply(change, parent, Action::Remove { index })?;
+        self.free_page(change, left);
+        Ok(Ok(right))
+    }
+
+    /// A parent with one child left: if it is the root, the child's contents move up.
+    fn pull_up(
+        self,
+        change: &Change<'_>,
+        mut parent: ExclusiveGuard<'a>,
+        child: ExclusiveGuard<'a>,
+    ) -> Result<Merged> {
+        if parent.page() != self.tree.root {
+            return Ok(Merged::ParentUnderfull);
+        }
+        apply(change, &mut parent, Action::Image { image: &child })?;
+        self.free_page(change, child);
+        Ok(Merged::Done)
+    }
+}

@@ -1,0 +1,362 @@
+//! Which page ranges of a file are allocated.
+//!
+//! The pages below `end` are either allocated or in one of the free extents; beyond `end` there is
+//! nothing. What holds: free extents are not empty, lie between `first` and `end`, and do not touch
+//! one another (neighbours are merged), so the free map of a given allocation is unique. All
+//! operations take O(log n) steps for n free extents.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+/// No space is longer than this: byte positions in a file are signed 64-bit numbers.
+pub const MAX_PAGES: u64 = 1 << 51;
+
+const VERSION: u32 = 1;
+const HEADER_BYTES: usize = 32;
+const EXTENT_BYTES: usize = 16;
+
+/// What is wrong with a range to be freed, or with an encoded space.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SpaceError {
+    /// The range is empty, or not within the pages that can be allocated.
+    #[error("pages {start}+{count} are not within the allocatable pages {first}..{end}")]
+    OutOfRange {
+        /// First page to free.
+        start: u64,
+        /// How many pages.
+        count: u64,
+        /// First page that can be allocated.
+        first: u64,
+        /// First page past the end.
+        end: u64,
+    },
+    /// Part of the range is free already.
+    #[error(
+        "pages {start}+{count} are not all allocated: {free_start}+{free_count} is free already"
+    )]
+    AlreadyFree {
+        /// First page to free.
+        start: u64,
+        /// How many pages.
+        count: u64,
+        /// Start of the free extent in the way.
+        free_start: u64,
+        /// Its length.
+        free_count: u64,
+    },
+    /// The encoded bytes are of another version.
+    #[error("the free map has version {found}, this program knows version {VERSION}")]
+    Version {
+        /// What was found.
+        found: u32,
+    },
+    /// The encoded bytes are not a space.
+    #[error("the free map is damaged: {0}")]
+    Damaged(&'static str),
+}
+
+/// The allocated and free pages of a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Space {
+    first: u64,
+    end: u64,
+    /// Free extents: start to count.
+    by_start: BTreeMap<u64, u64>,
+    /// The same as (count, start).
+    by_size: BTreeSet<(u64, u64)>,
+    free_pages: u64,
+}
+
+impl Space {
+    /// An empty space that starts at page `first_usable_page`: the pages before it are never
+    /// handed out.
+    ///
+    /// # Panics
+    /// If it starts beyond [`MAX_PAGES`]: a programming error.
+    pub fn new(first_usable_page: u64) -> Self {
+        assert!(first_usable_page <= MAX_PAGES, "a space cannot start at {first_usable_page}");
+        Self {
+            first: first_usable_page,
+            end: first_usable_page,
+            by_start: BTreeMap::new(),
+            by_size: BTreeSet::new(),
+            free_pages: 0,
+        }
+    }
+
+    /// Allocates `count` pages in a row and returns the first.
+    ///
+    /// They come from the smallest free extent that is large enough, of several the one with the
+    /// lowest address; if there is none, from the end, which moves up.
+    ///
+    /// # Panics
+    /// If `count` is 0 or more than [`MAX_PAGES`]: a programming error.
+    pub fn allocate(&mut self, count: u64) -> u64 {
+        assert!((1..=MAX_PAGES).contains(&count), "a range of {count} pages cannot be allocated");
+        if let Some(&(size, start)) = self.by_size.range((count, 0)..).next() {
+            self.remove(start, size);
+            if size > count {
+                self.insert(start + count, size - count);
+            }
+            return start;
+        }
+        let start = match self.free_tail() {
+            Some((start, size)) => {
+                self.remove(start, size);
+                start
+            }
+            None => self.end,
+        };
+        self.end = start + count;
+        start
+    }
+
+    /// Frees `count` pages from `start`, which need not have been allocated in one piece.
+    ///
+    /// # Errors
+    /// [`SpaceError::OutOfRange`] or [`SpaceError::AlreadyFree`]; nothing was changed then.
+    pub fn free(&mut self, start: u64, count: u64) -> Result<(), SpaceError> {
+        let within = start >= self.first && count > 0;
+        let Some(end) = start.checked_add(count).filter(|&end| within && end <= self.end) else {
+            return Err(SpaceError::OutOfRange { start, count, first: self.first, end: self.end });
+        };
+        let before = self.by_start.range(..end).next_back().map(|(&start, &count)| (start, count));
+        if let Some((free_start, free_count)) = before
+            && free_start + free_count > start
+        {
+            return Err(SpaceError::AlreadyFree { start, count, free_start, free_count });
+        }
+        let (mut merged_start, mut merged_count) = (start, count);
+        if let Some((free_start, free_count)) = before
+            && free_start + free_count == start
+        {
+            self.remove(free_start, free_count);
+            merged_start = free_start;
+            merged_count += free_count;
+        }
+        if let Some(&free_count) = self.by_start.get(&end) {
+            self.remove(end, free_count);
+            merged_count += free_count;
+        }
+        self.insert(merged_start, merged_count);
+        Ok(())
+    }
+
+    /// The first page that can ever be allocated.
+    pub fn first(&self) -> u64 {
+        self.first
+    }
+
+    /// The first page past all allocated and free ones: how long the file must be, in pages.
+    pub fn end(&self) -> u64 {
+        self.end
+    }
+
+    /// If the last pages are free, cuts them off and returns the new end.
+    pub fn trim(&mut self) -> Option<u64> {
+        let (start, count) = self.free_tail()?;
+        self.remove(start, count);
+        self.end = start;
+        Some(start)
+    }
+
+    /// How many pages are free.
+    pub fn free_pages(&self) -> u64 {
+        self.free_pages
+    }
+
+    /// How many pages are allocated, without those before the first that can be.
+    pub fn allocated_pages(&self) -> u64 {
+        self.end - self.first - self.free_pages
+    }
+
+    /// The size of the largest free extent in pages, 0 if there is none.
+    pub fn largest_free(&self) -> u64 {
+        self.by_size.last().map_or(0, |&(count, _)| count)
+    }
+
+    /// Whether a page lies in a free extent. Pages past the end are not free: they do not exist.
+    pub fn is_free(&self, page: u64) -> bool {
+        let extent = self.by_start.range(..=page).next_back();
+        extent.is_some_and(|(&start, &count)| page - start < count)
+    }
+
+    /// The free extents as (start, count), by address.
+    pub fn free_extents(&self) -> impl ExactSizeIterator<Item = (u64, u64)> + '_ {
+        self.by_start.iter().map(|(&start, &count)| (start, count))
+    }
+
+    /// The space as bytes, all numbers little-endian: version (u32), 0 (u32), first page, end,
+    /// number of free extents (u64 each), then start and count (u64 each) of every free extent,
+    /// by address.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(HEADER_BYTES + EXTENT_BYTES * self.by_start.len());
+        bytes.extend(VERSION.to_le_bytes());
+        bytes.extend(0_u32.to_le_bytes());
+        for number in [self.first, self.end, self.by_start.len() as u64] {
+            bytes.extend(number.to_le_bytes());
+        }
+        for (start, count) in self.free_extents() {
+            bytes.extend(start.to_le_bytes());
+            bytes.extend(count.to_le_bytes());
+        }
+        bytes
+    }
+
+    /// Reads what [`encode`](Self::encode) wrote. Every space has one encoding only, and memory is
+    /// used in proportion to the bytes given, whatever they say.
+    ///
+    /// # Errors
+    /// [`SpaceError::Version`] or [`SpaceError::Damaged`].
+    pub fn decode(bytes: &[u8]) -> Result<Self, SpaceError> {
+        let (header, extents) =
+            bytes.split_at_checked(HEADER_BYTES).ok_or(SpaceError::Damaged("it is too short"))?;
+        let version = number(header, 0) as u32;
+        if version != VERSION {
+            return Err(SpaceError::Version { found: version });
+        }
+        if number(header, 0) >> 32 != 0 {
+            return Err(SpaceError::Damaged("a reserved field is not zero"));
+        }
+        let [first, end, count] = [number(header, 8), number(header, 16), number(header, 24)];
+        if first > end || end > MAX_PAGES {
+            return Err(SpaceError::Damaged("its first page and its end do not fit together"));
+        }
+        if !extents.len().is_multiple_of(EXTENT_BYTES)
+            || (extents.len() / EXTENT_BYTES) as u64 != count
+        {
+            return Err(SpaceError::Damaged("its length and its number of extents differ"));
+        }
+        let mut space = Self::new(first);
+        space.end = end;
+        let mut lowest = first;
+        for extent in extents.chunks_exact(EXTENT_BYTES) {
+            let (start, count) = (number(extent, 0), number(extent, 8));
+            let within = start.checked_add(count).filter(|&after| count > 0 && after <= end);
+            let Some(after) = within.filter(|_| start >= lowest) else {
+                return Err(SpaceError::Damaged(
+                    "an extent is empty, out of range, out of order or touches another",
+                ));
+            };
+            space.insert(start, count);
+            lowest = after + 1;
+        }
+        Ok(space)
+    }
+
+    /// The free extent that ends at the end.
+    fn free_tail(&self) -> Option<(u64, u64)> {
+        let (&start, &count) = self.by_start.last_key_value()?;
+        (start + count == self.end).then_some((start, count))
+    }
+
+    fn insert(&mut self, start: u64, count: u64) {
+        self.by_start.insert(start, count);
+        self.by_size.insert((count, start));
+        self.free_pages += count;
+    }
+
+    fn remove(&mut self, start: u64, count: u64) {
+        self.by_start.remove(&start);
+        self.by_size.remove(&(count, start));
+        self.free_pages -= count;
+    }
+}
+
+/// The number at a position that is within the bytes.
+fn number(bytes: &[u8], at: usize) -> u64 {
+    let mut number = [0; 8];
+    number.copy_from_slice(&bytes[at..at + 8]);
+    u64::from_le_bytes(number)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_best_fit_at_the_lowest_address_is_taken() {
+        let mut space = Space::new(2);
+        for count in [4, 1, 2, 1, 2, 1, 8, 1] {
+            space.allocate(count);
+        }
+        assert_eq!(space.end(), 22);
+        for (start, count) in [(2, 4), (7, 2), (10, 2), (13, 8)] {
+            space.free(start, count).unwrap();
+        }
+        assert_eq!((space.free_pages(), space.largest_free()), (16, 8));
+        assert_eq!([2, 1, 1, 5, 9].map(|count| space.allocate(count)), [7, 10, 11, 13, 22]);
+        assert_eq!((space.end(), space.free_pages(), space.allocated_pages()), (31, 7, 22));
+    }
+
+    #[test]
+    fn a_free_tail_is_used_when_growing_and_cut_off_when_trimming() {
+        let mut space = Space::new(0);
+        space.allocate(3);
+        space.free(1, 2).unwrap();
+        assert_eq!((space.allocate(5), space.end()), (1, 6));
+        assert_eq!(space.trim(), None);
+        space.free(1, 2).unwrap();
+        assert_eq!(space.trim(), None);
+        space.free(3, 3).unwrap();
+        assert_eq!((space.trim(), space.end(), space.free_pages()), (Some(1), 1, 0));
+        space.free(0, 1).unwrap();
+        assert_eq!((space.trim(), space.trim()), (Some(0), None));
+        assert_eq!(space, Space::new(0));
+    }
+
+    #[test]
+    fn what_cannot_be_freed_changes_nothing() {
+        let mut space = Space::new(4);
+        space.allocate(10);
+        space.free(6, 2).unwrap();
+        let before = space.clone();
+        for (start, count) in
+            [(3, 1), (0, 20), (4, 0), (14, 1), (13, 2), (u64::MAX, 2), (5, u64::MAX)]
+        {
+            let error = space.free(start, count).unwrap_err();
+            assert!(matches!(error, SpaceError::OutOfRange { .. }), "{start}+{count}: {error}");
+        }
+        for (start, count) in [(6, 2), (6, 1), (7, 1), (5, 2), (7, 3), (4, 10)] {
+            let error = space.free(start, count).unwrap_err();
+            assert!(matches!(error, SpaceError::AlreadyFree { free_start: 6, .. }), "{error}");
+        }
+        assert_eq!(space, before);
+        assert!(space.is_free(7) && !space.is_free(5) && !space.is_free(8) && !space.is_free(99));
+    }
+
+    /// Encodes numbers of one's own choice.
+    fn encoded(words: &[u64]) -> Vec<u8> {
+        words.iter().flat_map(|word| word.to_le_bytes()).collect()
+    }
+
+    #[test]
+    fn encoded_spaces_are_checked() {
+        let good = encoded(&[1, 1, 9, 2, 2, 3, 6, 1]);
+        assert_eq!(Space::decode(&good).unwrap().encode(), good);
+        assert_eq!(Space::decode(&encoded(&[2, 1, 9, 0])), Err(SpaceError::Version { found: 2 }));
+        let bad: &[&[u64]] = &[
+            &[],
+            &[1, 1, 9],
+            &[1 | 1 << 32, 1, 9, 0],
+            &[1, 9, 1, 0],
+            &[1, 1, MAX_PAGES + 1, 0],
+            &[1, 1, 9, 1],
+            &[1, 1, 9, u64::MAX],
+            &[1, 1, 9, 0, 2, 3],
+            &[1, 1, 9, 1, 2, 3, 6],
+            &[1, 1, 9, 1, 2, 0],
+            &[1, 1, 9, 1, 0, 3],
+            &[1, 1, 9, 1, 8, 2],
+            &[1, 1, 9, 1, 2, u64::MAX],
+            &[1, 1, 9, 2, 6, 1, 2, 3],
+            &[1, 1, 9, 2, 2, 3, 4, 1],
+            &[1, 1, 9, 2, 2, 3, 5, 1],
+        ];
+        for words in bad {
+            let error = Space::decode(&encoded(words)).unwrap_err();
+            assert!(matches!(error, SpaceError::Damaged(_)), "{words:?}: {error}");
+        }
+        assert!(Space::decode(&good[..good.len() - 1]).is_err());
+    }
+}

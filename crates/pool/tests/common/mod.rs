@@ -1,0 +1,208 @@
+//! What the pool's integration tests share: storage of every kind, stamped pages, a random
+//! generator, and a small executor.
+
+#![allow(dead_code)] // each test program uses a part
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+use vellum_pool::device::{
+    Completion, Device, Direct, EngineChoice, FaultyDevice, FileDevice, FileOptions, MemoryDevice,
+    Plan,
+};
+use vellum_pool::{
+    BackendChoice, BackendKind, PAGE_SIZE, PageFormat, PageReader, PageRef, Pool, PoolOptions,
+    PoolSize, RawPages, Space,
+};
+
+pub mod tasks;
+
+/// Longer than anything takes that is not stuck.
+pub const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Options for a pool of `frames` frames that gives up soon when it is exhausted.
+pub fn options(frames: u64) -> PoolOptions {
+    let size = PoolSize::Bytes(frames * PAGE_SIZE as u64);
+    PoolOptions { size, patience: 2_000, ..PoolOptions::default() }
+}
+
+/// A pool of raw pages over an empty device.
+pub fn open(device: Arc<dyn Device>, options: PoolOptions) -> Pool {
+    Pool::open(device, Arc::new(RawPages), Space::new(0), options).unwrap()
+}
+
+/// A pool of raw pages, all in memory, and the plan of what goes wrong below it.
+pub fn faulty(options: PoolOptions) -> (Pool, Plan) {
+    faulty_with(Arc::new(RawPages), options)
+}
+
+/// As [`faulty`], with a format of the caller's.
+pub fn faulty_with(format: Arc<dyn PageFormat>, options: PoolOptions) -> (Pool, Plan) {
+    let memory = MemoryDevice::new().completing(Completion::Thread).unwrap();
+    let device = FaultyDevice::new(memory, 1).unwrap();
+    let plan = device.plan();
+    (Pool::open(Arc::new(device), format, Space::new(0), options).unwrap(), plan)
+}
+
+/// Where pages are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Storage {
+    Memory,
+    MemoryWithThread,
+    File(EngineChoice, Direct),
+}
+
+impl Storage {
+    /// Those that work on this machine.
+    pub fn all() -> Vec<Storage> {
+        let files = [
+            Storage::File(EngineChoice::Threads, Direct::Auto),
+            Storage::File(EngineChoice::Uring, Direct::Auto),
+            Storage::File(EngineChoice::Uring, Direct::Never),
+        ];
+        let works = |storage: &Storage| {
+            let dir = scratch_dir();
+            storage.try_create(&dir).is_some()
+        };
+        let mut all = vec![Storage::Memory, Storage::MemoryWithThread];
+        all.extend(files.into_iter().filter(works));
+        all
+    }
+
+    fn try_create(self, dir: &TempDir) -> Option<Arc<dyn Device>> {
+        Some(match self {
+            Storage::Memory => Arc::new(MemoryDevice::new()),
+            Storage::MemoryWithThread => {
+                Arc::new(MemoryDevice::new().completing(Completion::Thread).unwrap())
+            }
+            Storage::File(engine, direct) => {
+                let options = FileOptions { engine, direct, ..FileOptions::default() };
+                Arc::new(FileDevice::create(dir.path().join("pages"), options).ok()?)
+            }
+        })
+    }
+
+    /// An empty device; the directory is where its file is, if it has one.
+    pub fn create(self, dir: &TempDir) -> Arc<dyn Device> {
+        self.try_create(dir).unwrap_or_else(|| panic!("{self:?} does not work here"))
+    }
+}
+
+/// A directory on a disk (not on tmpfs, as /tmp may be), removed when dropped.
+pub fn scratch_dir() -> TempDir {
+    tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
+}
+
+/// The backends that this kernel has.
+pub fn backends() -> Vec<BackendChoice> {
+    [BackendKind::Madvise, BackendKind::ProcessMadvise]
+        .into_iter()
+        .map(BackendChoice::Only)
+        .filter(|backend| vellum_vm::Surface::reserve(1, *backend).is_ok())
+        .collect()
+}
+
+/// Writes page and generation into both ends of every frame.
+pub fn stamp(bytes: &mut [u8], page: PageRef, generation: u64) {
+    for (index, frame) in bytes.chunks_exact_mut(PAGE_SIZE).enumerate() {
+        let place = page.id.0 + index as u64;
+        frame[..8].copy_from_slice(&place.to_le_bytes());
+        frame[8..16].copy_from_slice(&generation.to_le_bytes());
+        frame[PAGE_SIZE - 8..].copy_from_slice(&generation.to_le_bytes());
+    }
+}
+
+/// The generation that a page is stamped with, if all of its frames agree on it and on the place.
+pub fn stamped(bytes: impl PageReader, page: PageRef) -> Option<u64> {
+    if bytes.len() != page.bytes() {
+        return None;
+    }
+    let generation = bytes.u64(8)?;
+    for index in 0..page.frames as usize {
+        let start = index * PAGE_SIZE;
+        let whole = bytes.u64(start)? == page.id.0 + index as u64
+            && bytes.u64(start + 8)? == generation
+            && bytes.u64(start + PAGE_SIZE - 8)? == generation;
+        if !whole {
+            return None;
+        }
+    }
+    Some(generation)
+}
+
+/// Allocates a page and stamps it.
+pub fn new_page(pool: &Pool, frames: u32, generation: u64) -> PageRef {
+    let mut guard = pool.allocate(frames).unwrap();
+    let page = guard.page();
+    stamp(&mut guard, page, generation);
+    page
+}
+
+/// Allocates `count` pages of one frame, stamped with generation 1, and makes them durable.
+pub fn filled(pool: &Pool, count: usize) -> Vec<PageRef> {
+    let pages = (0..count).map(|_| new_page(pool, 1, 1)).collect();
+    pool.sync().unwrap();
+    pages
+}
+
+/// The generation of a page, read under the shared lock.
+pub fn generation(pool: &Pool, page: PageRef) -> Option<u64> {
+    stamped(&*pool.fix_shared(page).unwrap(), page)
+}
+
+/// Fixes `others` until `page` has left memory.
+pub fn push_out(pool: &Pool, page: PageRef, others: &[PageRef]) {
+    let deadline = Instant::now() + PATIENCE;
+    while pool.is_resident(page) {
+        assert!(Instant::now() < deadline, "{page} does not leave");
+        for other in others.iter().filter(|other| **other != page) {
+            drop(pool.fix_shared(*other).unwrap());
+        }
+    }
+}
+
+/// Waits until `condition` holds, or fails.
+#[track_caller]
+pub fn eventually(what: &str, condition: impl Fn() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !condition() {
+        assert!(Instant::now() < deadline, "not within {PATIENCE:?}: {what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Runs a test's body on a thread of its own, and fails instead of hanging if it does not end.
+pub fn within(patience: Duration, body: impl FnOnce() + Send + 'static) {
+    let running = std::thread::spawn(body);
+    let deadline = Instant::now() + patience;
+    while !running.is_finished() {
+        assert!(Instant::now() < deadline, "not done within {patience:?}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    if let Err(panic) = running.join() {
+        std::panic::resume_unwind(panic);
+    }
+}
+
+/// Splitmix64 (Steele, Lea, Flood, OOPSLA'14).
+#[derive(Clone, Debug)]
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    pub fn below(&mut self, bound: usize) -> usize {
+        (self.next() % bound as u64) as usize
+    }
+
+    pub fn pick<T: Copy>(&mut self, from: &[T]) -> T {
+        from[self.below(from.len())]
+    }
+}

@@ -1,0 +1,260 @@
+//! Page ranges that are freed and used again with other sizes, while somebody still has the old
+//! reference in hand: a sync under way, an eviction under way, a deferred free, a wrong caller.
+
+#![cfg(not(feature = "model"))]
+
+mod common;
+
+use std::io;
+use std::sync::{Arc, Mutex};
+
+use common::{PATIENCE, faulty, faulty_with, generation, new_page, options, stamp};
+use vellum_pool::device::{Device, MemoryDevice, Operation};
+use vellum_pool::{
+    Clock, PageDamage, PageFormat, PageRef, Pool, PoolError, PoolOptions, RawPages,
+    ReplacementPolicy, Residents, Space,
+};
+
+/// One page per batch, and nobody evicts unasked: what happens when is the test's decision.
+fn single_steps() -> PoolOptions {
+    PoolOptions { eviction_batch: 1, evictors: 0, ..options(64) }
+}
+
+/// Remembers which pages were about to be written.
+#[derive(Debug, Default)]
+struct Recorder(Mutex<Vec<PageRef>>);
+
+impl PageFormat for Recorder {
+    fn seal(&self, page: PageRef, _head: &mut [u8], _body: &[u8]) -> u64 {
+        self.0.lock().unwrap().push(page);
+        0
+    }
+
+    fn verify(&self, _page: PageRef, _bytes: &[u8]) -> Result<(), PageDamage> {
+        Ok(())
+    }
+
+    fn write_ahead(&self, _lsn: u64) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn a_range_reused_as_a_longer_page_during_a_sync_is_written_whole() {
+    let memory = Arc::new(MemoryDevice::new());
+    let device = vellum_pool::device::FaultyDevice::new(memory.clone(), 1).unwrap();
+    let plan = device.plan();
+    let pool = common::open(Arc::new(device), single_steps());
+    let pages: Vec<_> = (0..5).map(|_| new_page(&pool, 1, 1)).collect();
+
+    plan.hold(Operation::Write);
+    let long = std::thread::scope(|scope| {
+        let sync = scope.spawn(|| pool.sync());
+        // The sync has made its list and is writing page 0.
+        assert!(plan.wait_until_held(Operation::Write, 1, PATIENCE));
+        pages[1..].iter().for_each(|page| pool.free_page(*page).unwrap());
+        let long = new_page(&pool, 4, 2);
+        assert_eq!(long, PageRef::new(1, 4));
+        plan.release(Operation::Write);
+        sync.join().unwrap().unwrap();
+        long
+    });
+
+    pool.sync().unwrap();
+    drop(pool);
+    let pool = common::open(memory, options(64));
+    assert_eq!(generation(&pool, long), Some(2));
+}
+
+#[test]
+fn a_range_reused_as_shorter_pages_during_a_sync_is_not_written_as_the_long_one() {
+    let format = Arc::new(Recorder::default());
+    let (pool, plan) = faulty_with(format.clone(), single_steps());
+    new_page(&pool, 1, 1);
+    let long = new_page(&pool, 4, 1);
+
+    plan.hold(Operation::Write);
+    std::thread::scope(|scope| {
+        let sync = scope.spawn(|| pool.sync());
+        assert!(plan.wait_until_held(Operation::Write, 1, PATIENCE));
+        pool.free_page(long).unwrap();
+        let short: Vec<_> = (0..4).map(|_| new_page(&pool, 1, 2)).collect();
+        assert_eq!(short[0], PageRef::new(1, 1));
+        let mut half_written = pool.fix_exclusive(short[2]).unwrap();
+        half_written[0] = 0xff;
+        plan.release(Operation::Write);
+        sync.join().unwrap().unwrap();
+        drop(half_written);
+    });
+    let written = format.0.lock().unwrap();
+    assert!(!written.contains(&long), "pages that others write to were written: {written:?}");
+}
+
+/// Proposes a reference that is out of date, as a thread does that was interrupted between asking
+/// the policy and looking at the page.
+#[derive(Debug)]
+struct Late {
+    clock: Clock,
+    stale: Arc<Mutex<Option<PageRef>>>,
+}
+
+impl ReplacementPolicy for Late {
+    fn admit(&self, page: PageRef) {
+        self.clock.admit(page);
+    }
+
+    fn forget(&self, page: PageRef) {
+        self.clock.forget(page);
+    }
+
+    fn contains(&self, page: PageRef) -> bool {
+        self.clock.contains(page)
+    }
+
+    fn candidates(
+        &self,
+        residents: &dyn Residents,
+        frames: u64,
+        pages: usize,
+        candidates: &mut Vec<PageRef>,
+    ) {
+        match *self.stale.lock().unwrap() {
+            Some(stale) => {
+                while residents.second_chance(stale) != vellum_pool::Chance::Spent {}
+                candidates.push(stale);
+            }
+            None => self.clock.candidates(residents, frames, pages, candidates),
+        }
+    }
+
+    fn for_each(&self, visit: &mut dyn FnMut(PageRef)) {
+        self.clock.for_each(visit);
+    }
+}
+
+fn evicts_by_a_stale_reference(dirty: bool) {
+    let stale = Arc::new(Mutex::new(None));
+    let policy = Late { clock: Clock::new(8), stale: stale.clone() };
+    let options = PoolOptions { policy: Some(Box::new(policy)), evictors: 0, ..options(8) };
+    let memory = Arc::new(MemoryDevice::new());
+    let pool = common::open(memory.clone(), PoolOptions { patience: 3, ..options });
+    let page = new_page(&pool, 8, 1);
+    if !dirty {
+        pool.sync().unwrap();
+    }
+    *stale.lock().unwrap() = Some(PageRef::new(page.id.0, 1));
+    assert!(matches!(pool.allocate(1), Err(PoolError::Exhausted { .. })));
+    *stale.lock().unwrap() = None;
+    assert_eq!(generation(&pool, page), Some(1));
+    new_page(&pool, 8, 2); // evicts the first one
+    assert_eq!(generation(&pool, page), Some(1), "dirty: {dirty}");
+}
+
+#[test]
+fn an_eviction_that_comes_late_does_not_take_a_part_of_another_page() {
+    evicts_by_a_stale_reference(false);
+}
+
+#[test]
+fn an_eviction_that_comes_late_does_not_write_a_part_of_another_page() {
+    evicts_by_a_stale_reference(true);
+}
+
+#[test]
+fn a_page_that_is_freed_twice_while_it_is_held_is_freed_once() {
+    let (pool, _) = faulty(single_steps());
+    let page = new_page(&pool, 1, 1);
+    let held = pool.fix_shared(page).unwrap();
+    pool.free_page(page).unwrap();
+    assert!(matches!(pool.free_page(page), Err(PoolError::PageFree(_))));
+    assert_eq!(pool.stats().frees, 0, "it is held");
+    drop(held);
+
+    let again = new_page(&pool, 1, 7);
+    assert_eq!(again, page, "freed by now, and used again");
+    for _ in 0..3 {
+        new_page(&pool, 1, 1);
+    }
+    assert_eq!(generation(&pool, page), Some(7), "the new page was freed by the old call");
+    assert_eq!(pool.stats().frees, 1);
+}
+
+#[test]
+fn a_page_freed_with_a_wrong_length_is_an_error_and_stays() {
+    let (pool, _) = faulty(single_steps());
+    let pages = [new_page(&pool, 2, 1), new_page(&pool, 2, 1)];
+    for wrong in [1, 3, 4] {
+        let reference = PageRef::new(pages[0].id.0, wrong);
+        let error = pool.free_page(reference).unwrap_err();
+        assert!(matches!(error, PoolError::WrongSize(page) if page == reference), "{error}");
+    }
+    assert_eq!(generation(&pool, pages[0]), Some(1));
+    pool.free_page(pages[0]).unwrap();
+    assert_eq!(generation(&pool, pages[1]), Some(1));
+}
+
+#[test]
+fn a_page_held_shared_is_freed_later() {
+    let (pool, _) = faulty(single_steps());
+    let page = new_page(&pool, 3, 1);
+    let held = pool.fix_shared(page).unwrap();
+    pool.free_page(page).unwrap();
+    assert_eq!(common::stamped(&*held, page), Some(1), "the reader goes on");
+    assert_eq!(pool.stats().frees, 0);
+    assert_eq!(pool.with_space(Space::free_pages), 0);
+    drop(held);
+    pool.sync().unwrap();
+    assert_eq!(pool.stats().frees, 1);
+    assert_eq!(pool.with_space(Space::free_pages), 3);
+    assert!(matches!(pool.fix_shared(page), Err(PoolError::PageFree(_))));
+    assert_eq!(pool.stats().resident_frames, 0);
+}
+
+#[test]
+fn a_freed_page_is_gone_and_its_range_comes_back_zeroed_in_other_sizes() {
+    let (pool, _) = faulty(single_steps());
+    let mut random = common::Random(3);
+    let mut live: Vec<(PageRef, u64)> = Vec::new();
+    for round in 1..2_000 {
+        if live.len() > 12 || (random.below(2) == 0 && !live.is_empty()) {
+            let (page, generation) = live.swap_remove(random.below(live.len()));
+            assert_eq!(common::generation(&pool, page), Some(generation));
+            pool.free_page(page).unwrap();
+            assert!(matches!(pool.optimistic(page), Err(PoolError::PageFree(_))));
+            assert!(matches!(pool.free_page(page), Err(PoolError::PageFree(_))));
+        } else {
+            let frames = 1 + random.below(5) as u32;
+            let mut guard = pool.allocate(frames).unwrap();
+            assert!(guard.iter().all(|byte| *byte == 0), "{} is not zeroed", guard.page());
+            let page = guard.page();
+            stamp(&mut guard, page, round);
+            live.push((page, round));
+        }
+    }
+    let taken: u64 = live.iter().map(|(page, _)| u64::from(page.frames)).sum();
+    assert_eq!(pool.with_space(Space::allocated_pages), taken);
+    assert!(pool.end() < 150, "ranges are not reused: {}", pool.end());
+    for (page, generation) in live {
+        assert_eq!(common::generation(&pool, page), Some(generation));
+    }
+}
+
+#[test]
+fn the_map_of_pages_survives_a_reopening() {
+    let device: Arc<dyn Device> = Arc::new(MemoryDevice::new());
+    let pool = common::open(device.clone(), single_steps());
+    let pages: Vec<_> = (1..6).map(|frames| new_page(&pool, frames, u64::from(frames))).collect();
+    pool.free_page(pages[1]).unwrap();
+    pool.free_page(pages[3]).unwrap();
+    pool.sync().unwrap();
+    let map = pool.encode_space();
+    drop(pool);
+
+    let space = Space::decode(&map).unwrap();
+    let pool = Pool::open(device, Arc::new(RawPages), space, single_steps()).unwrap();
+    for index in [0, 2, 4] {
+        assert_eq!(generation(&pool, pages[index]), Some(u64::from(pages[index].frames)));
+    }
+    assert_eq!(new_page(&pool, 4, 9).id, pages[3].id);
+    assert_eq!(new_page(&pool, 2, 9).id, pages[1].id);
+}

@@ -1,0 +1,100 @@
+//! A surface whose pages the test alone touches, which makes its operations safe to call.
+
+use std::os::fd::AsFd;
+
+use vellum_vm::{BackendChoice, BackendKind, Entry, PAGE_SIZE, PageRange, Surface, probe};
+
+/// A surface under test. A page is only touched by one thread at a time; tests see to that by
+/// giving threads pages of their own.
+#[derive(Debug)]
+pub struct Own {
+    pub surface: Surface,
+}
+
+impl Own {
+    pub fn new(pages: u64, backend: BackendKind) -> Self {
+        Self { surface: Surface::reserve(pages, BackendChoice::Only(backend)).unwrap() }
+    }
+
+    /// Fills a page with bytes that belong to the value.
+    pub fn fill(&self, page: u64, value: u8) {
+        // SAFETY: the page is within the surface and no one else touches it (see `Own`).
+        unsafe { self.surface.address(page).write_bytes(value, PAGE_SIZE) };
+    }
+
+    /// A copy of a page.
+    pub fn copy(&self, page: u64) -> Vec<u8> {
+        let mut bytes = vec![0_u8; PAGE_SIZE];
+        let from = self.surface.address(page).as_ptr();
+        // SAFETY: as above.
+        unsafe { from.copy_to_nonoverlapping(bytes.as_mut_ptr(), PAGE_SIZE) };
+        bytes
+    }
+
+    /// Whether all bytes of a page have the value.
+    pub fn holds(&self, page: u64, value: u8) -> bool {
+        self.copy(page).iter().all(|byte| *byte == value)
+    }
+
+    pub fn release(&self, entries: &mut [Entry]) -> usize {
+        // SAFETY: `Own` hands out no references into pages.
+        unsafe { self.surface.release(entries) }
+    }
+
+    pub fn read(&self, file: impl AsFd, offset: u64, entries: &mut [Entry]) -> usize {
+        // SAFETY: as above.
+        unsafe { self.surface.read(file.as_fd(), offset, entries) }
+    }
+
+    /// Resident pages of the whole surface.
+    pub fn resident(&self) -> u64 {
+        self.surface.resident_pages(PageRange::new(0, self.surface.pages())).unwrap()
+    }
+}
+
+/// Entries from `(start, count)` pairs.
+pub fn entries<const N: usize>(ranges: [(u64, u64); N]) -> [Entry; N] {
+    ranges.map(|(start, count)| Entry::new(PageRange::new(start, count)))
+}
+
+/// Runs a test if the kernel has the backend, and says so if not.
+pub fn on(backend: BackendKind, test: fn(BackendKind)) {
+    match probe::works(backend) {
+        Ok(()) => test(backend),
+        Err(reason) => eprintln!("skipped: {backend} does not work here: {reason}"),
+    }
+}
+
+/// Kilobytes of a field of `/proc/self/smaps`, summed over the mappings within an address range.
+pub fn smaps(from: usize, bytes: usize, field: &str) -> u64 {
+    let text = std::fs::read_to_string("/proc/self/smaps").unwrap();
+    let mut inside = false;
+    let mut sum = 0;
+    for line in text.lines() {
+        let mut words = line.split_ascii_whitespace();
+        let Some(first) = words.next() else { continue };
+        let parse = |text: &str| usize::from_str_radix(text, 16).ok();
+        if let Some((start, end)) = first.split_once('-')
+            && let (Some(start), Some(end)) = (parse(start), parse(end))
+        {
+            inside = start >= from && end <= from + bytes;
+        } else if inside && first.strip_suffix(':') == Some(field) {
+            sum += words.next().unwrap().parse::<u64>().unwrap();
+        }
+    }
+    sum
+}
+
+/// Declares every test once per backend.
+macro_rules! on_every_backend {
+    ($($test:ident),* $(,)?) => {
+        mod madvise {
+            $(#[test] fn $test() { crate::common::on(vellum_vm::BackendKind::Madvise, super::$test) })*
+        }
+        mod process_madvise {
+            $(#[test] fn $test() {
+                crate::common::on(vellum_vm::BackendKind::ProcessMadvise, super::$test)
+            })*
+        }
+    };
+}

@@ -1,0 +1,94 @@
+//! Kernels that lack the newer calls, played by a seccomp filter: the tests of the madvise
+//! backend run again in a process in which `process_madvise` does not exist and
+//! `MADV_POPULATE_WRITE` is unknown, as on Linux 5.10 in a narrow sandbox.
+
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
+use crate::common::{Own, entries};
+use vellum_vm::{BackendChoice, BackendKind, PageRange, Surface, SurfaceError, probe};
+
+/// Refuses the newer calls to this process from now on.
+fn become_old() -> std::io::Result<()> {
+    let statement = |code: u32, k: u32| libc::sock_filter { code: code as u16, jt: 0, jf: 0, k };
+    let jump = |k: u32, jt: u8, jf: u8| libc::sock_filter {
+        code: (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16,
+        jt,
+        jf,
+        k,
+    };
+    let load = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
+    let answer = libc::BPF_RET | libc::BPF_K;
+    // struct seccomp_data: the number at byte 0, the low half of the third argument at byte 32.
+    let mut filter = [
+        statement(load, 0),
+        jump(libc::SYS_process_madvise as u32, 3, 0),
+        jump(libc::SYS_madvise as u32, 0, 4),
+        statement(load, 32),
+        jump(libc::MADV_POPULATE_WRITE as u32, 1, 2),
+        statement(answer, libc::SECCOMP_RET_ERRNO | libc::ENOSYS as u32),
+        statement(answer, libc::SECCOMP_RET_ERRNO | libc::EINVAL as u32),
+        statement(answer, libc::SECCOMP_RET_ALLOW),
+    ];
+    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
+    // SAFETY: both calls change only what this process may call; the program is read at once.
+    let done = unsafe {
+        libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
+            && libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program) == 0
+    };
+    if done { Ok(()) } else { Err(std::io::Error::last_os_error()) }
+}
+
+#[test]
+fn everything_holds_on_an_old_kernel() {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["madvise::", "with_a_filter", "--include-ignored"]);
+    // SAFETY: the child only makes two system calls before it runs the new program.
+    unsafe { command.pre_exec(become_old) };
+    let output = command.output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{text}");
+    for test in ["with_a_filter_the_choice_is_madvise", "batches::madvise::bad_entries_fail_alone"]
+    {
+        assert!(text.lines().any(|line| line.contains(test) && line.ends_with("ok")), "{text}");
+    }
+}
+
+#[test]
+#[ignore = "needs a filter; run by everything_holds_on_an_old_kernel"]
+fn with_a_filter_the_choice_is_madvise() {
+    let choice = probe::choice();
+    assert_eq!(choice.backend, BackendKind::Madvise);
+    assert!(choice.reason.contains("process_madvise does not work here"), "{choice:?}");
+    let facilities = probe::facilities();
+    for name in
+        ["MADV_POPULATE_WRITE", "process_madvise DONTNEED", "process_madvise POPULATE_WRITE"]
+    {
+        assert!(!facilities.get(name).unwrap().found, "{name}");
+    }
+    assert_eq!(probe::backends(), [BackendKind::Madvise]);
+}
+
+#[test]
+#[ignore = "needs a filter; run by everything_holds_on_an_old_kernel"]
+fn with_a_filter_forcing_is_an_error_with_a_reason() {
+    let forced = BackendChoice::Only(BackendKind::ProcessMadvise);
+    let error = Surface::reserve(1, forced).unwrap_err();
+    let SurfaceError::BackendUnavailable { backend: BackendKind::ProcessMadvise, reason } = &error
+    else {
+        panic!("{error:?}");
+    };
+    assert!(reason.contains("not implemented"), "{reason}");
+}
+
+#[test]
+#[ignore = "needs a filter; run by everything_holds_on_an_old_kernel"]
+fn with_a_filter_pages_are_populated_by_touching() {
+    let own = Own::new(64, BackendKind::Madvise);
+    own.fill(3, 8);
+    assert_eq!(own.surface.populate(&mut entries([(0, 8), (20, 1), (64, 1)])), 1);
+    assert_eq!(own.resident(), 9);
+    assert!(own.holds(3, 8) && own.holds(2, 0));
+    assert_eq!(own.release(&mut entries([(0, 8)])), 0);
+    assert_eq!(own.surface.resident_pages(PageRange::new(0, 64)), Ok(1));
+}
