@@ -122,11 +122,7 @@ impl StoreArguments {
 ///
 /// # Errors
 /// The error of `work`, or else that of closing.
-pub fn using<T>(
-    store: Store,
-    path: &Path,
-    work: impl FnOnce(&Store) -> Outcome<T>,
-) -> Outcome<T> {
+pub fn using<T>(store: Store, path: &Path, work: impl FnOnce(&Store) -> Outcome<T>) -> Outcome<T> {
     let result = work(&store);
     let closed = store.close().at(path);
     let value = result?;

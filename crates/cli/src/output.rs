@@ -54,7 +54,8 @@ pub fn written(result: io::Result<()>) -> Outcome {
 pub fn columns(rows: &[Vec<String>]) -> Vec<String> {
     let count = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width = |column: usize| {
-        let lengths = rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count());
+        let lengths =
+            rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count());
         lengths.max().unwrap_or(0)
     };
     let widths: Vec<usize> = (0..count).map(width).collect();

@@ -102,8 +102,10 @@ pub fn say(line: &str) {
 
 fn bar(label: &'static str, unit: Unit, total: u64) -> ProgressBar {
     let template = match unit {
-        Unit::Bytes => "{msg:<22} [{bar:30}] {binary_bytes} of {binary_total_bytes}, \
-                        {binary_bytes_per_sec}, {eta} left",
+        Unit::Bytes => {
+            "{msg:<22} [{bar:30}] {binary_bytes} of {binary_total_bytes}, \
+                        {binary_bytes_per_sec}, {eta} left"
+        }
         Unit::Items => "{msg:<22} [{bar:30}] {pos} of {len}, {eta} left",
     };
     let style = ProgressStyle::with_template(template);

@@ -181,7 +181,8 @@ impl<S: PageSink> BulkBuilder<S> {
         let mut size = self.levels[level].size;
         let mut cells = pending.len() - 1;
         loop {
-            size -= Self::slot(level) + pending[cells].key.len() + pending[cells].payload.heap_len();
+            size -=
+                Self::slot(level) + pending[cells].key.len() + pending[cells].payload.heap_len();
             let upper = match level {
                 0 => separator(&pending[cells - 1].key, &pending[cells].key),
                 _ => &pending[cells].key,

@@ -70,7 +70,7 @@ impl Gate {
     pub(crate) fn hold(&self) -> Hold<'_> {
         self.word.fetch_add(HOLDER, Ordering::Acquire);
         let mut sleeping = self.lock();
-        while self.word.load(Ordering::Acquire) % HOLDER != 0 {
+        while !self.word.load(Ordering::Acquire).is_multiple_of(HOLDER) {
             sleeping = self.changed.wait(sleeping).unwrap_or_else(PoisonError::into_inner);
         }
         Hold(self)

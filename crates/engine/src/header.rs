@@ -106,7 +106,9 @@ impl Header {
         }
         match verified {
             Err(damage) => return HeaderPage::Damaged(damage),
-            Ok(header) if header.kind != PageKind::Header => return damaged("it is no header page"),
+            Ok(header) if header.kind != PageKind::Header => {
+                return damaged("it is no header page");
+            }
             Ok(_) => {}
         }
         if get_u32(bytes, AT_VERSION) != FORMAT_VERSION {

@@ -1,7 +1,7 @@
 //! How a store is opened: [`Options`].
 
 use vellum_pool::device::Direct;
-use vellum_pool::{BackendChoice, PAGE_SIZE, PoolOptions, PoolSize};
+use vellum_pool::{BackendChoice, PAGE_SIZE, PoolError, PoolOptions, PoolSize};
 
 use crate::error::{Error, Result};
 
@@ -89,7 +89,8 @@ impl Options {
 
     /// Options for a pool whose tree pages have `page_frames` frames.
     pub(crate) fn pool_options(&self, page_frames: u32) -> Result<PoolOptions> {
-        let (frames, min) = (self.pool.frames(), min_pool_frames(page_frames));
+        let frames = self.pool.frames().map_err(PoolError::MemoryLimit)?;
+        let min = min_pool_frames(page_frames);
         if frames < min {
             let page = PAGE_SIZE as u64;
             return Err(Error::PoolTooSmall { bytes: frames * page, min: min * page });

@@ -180,10 +180,8 @@ pub fn verify(page: PageRef, bytes: &[u8]) -> Result<PageHeader, PageDamage> {
 
 /// The page reference that a page gives of itself, for reports on files of unknown state.
 pub fn claimed(bytes: &[u8]) -> Option<PageRef> {
-    (bytes.len() >= PAGE_HEADER && get_u32(bytes, MAGIC) == PAGE_MAGIC).then(|| PageRef {
-        id: PageId(get_u64(bytes, ID)),
-        frames: get_u32(bytes, FRAMES),
-    })
+    (bytes.len() >= PAGE_HEADER && get_u32(bytes, MAGIC) == PAGE_MAGIC)
+        .then(|| PageRef { id: PageId(get_u64(bytes, ID)), frames: get_u32(bytes, FRAMES) })
 }
 
 #[cfg(test)]

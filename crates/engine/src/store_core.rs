@@ -76,8 +76,8 @@ impl StoreCore {
         let page_frames = header.page_frames;
         let capacity = pool.capacity();
         // Whole tree pages, so that every page of the file is a multiple of them.
-        let blob_frames = capacity / 4 / u64::from(page_frames) * u64::from(page_frames);
-        let blob_frames = blob_frames.min(u64::from(PageRef::MAX_FRAMES - PageRef::MAX_FRAMES % 16));
+        let blob_frames = (capacity / 4).min(u64::from(PageRef::MAX_FRAMES));
+        let blob_frames = blob_frames / u64::from(page_frames) * u64::from(page_frames);
         let small = capacity < min_pool_frames(page_frames) / 8 * SMALL_POOL_PAGES;
         StoreCore {
             pool,

@@ -109,7 +109,7 @@ impl Core {
             .filter(|_| page.frames > 0 && end.is_some_and(|end| end <= pages))
             .ok_or(PoolError::OutOfRange { page, pages })?;
         let capacity = self.budget.capacity();
-        if u64::from(page.frames) > capacity {
+        if u64::from(page.frames) > capacity || page.frames > PageRef::MAX_FRAMES {
             return Err(PoolError::PageTooLarge { page, capacity });
         }
         Ok(state)

@@ -99,6 +99,9 @@ pub enum PoolError {
     /// How much memory there is could not be learnt.
     #[error("cannot tell how much memory there is: {0}; give the pool's size")]
     MemoryLimit(#[source] io::Error),
+    /// A thread for eviction in the background could not be started.
+    #[error("starting a background thread failed: {0}; ask for fewer, or raise the limit")]
+    Thread(#[source] io::Error),
     /// An earlier write or sync failed; what the file holds is no longer known.
     #[error(
         "an earlier failure poisoned this handle: {0}; reads still work, changes are refused: \

@@ -45,7 +45,8 @@ struct Background {
 
 #[derive(Debug, Default)]
 struct BackgroundState {
-    wanted: bool,
+    /// So many frames shall be free; 0 while nobody asks.
+    wanted: u64,
     ended: bool,
 }
 
@@ -100,9 +101,8 @@ impl Eviction {
                 return Ok(reserved);
             }
             if evicted.frames == 0 {
-                rounds += 1;
                 self.core.counters.count(Event::FrameWait);
-                self.core.budget.wait_briefly();
+                rounds += u32::from(!self.core.budget.wait_briefly());
             }
         }
         Err(self.exhausted(page))
@@ -222,14 +222,16 @@ impl Eviction {
     pub(crate) fn evict_ahead(&self) {
         if self.core.budget.available() < self.low && self.background.asleep.load(Ordering::Relaxed)
         {
-            self.wake_background();
+            self.wake_background(self.high);
         }
     }
 
-    /// Wakes the background threads.
+    /// Wakes the background threads, so that at least `frames` frames become free.
     #[cold]
-    pub(crate) fn wake_background(&self) {
-        lock(&self.background.state).wanted = true;
+    pub(crate) fn wake_background(&self, frames: u64) {
+        let mut state = lock(&self.background.state);
+        state.wanted = state.wanted.max(frames);
+        drop(state);
         self.background.wake_up.notify_all();
     }
 
@@ -243,23 +245,23 @@ impl Eviction {
     pub(crate) fn run_background(&self) {
         loop {
             let mut state = lock(&self.background.state);
-            while !state.wanted && !state.ended {
+            while state.wanted == 0 && !state.ended {
                 self.background.asleep.store(true, Ordering::Relaxed);
                 state = wait(&self.background.wake_up, state);
             }
             if state.ended {
                 return;
             }
-            state.wanted = false;
+            let wanted = std::mem::take(&mut state.wanted).max(self.high);
             self.background.asleep.store(false, Ordering::Relaxed);
             drop(state);
-            self.evict_until_high();
+            self.evict_until_free(wanted);
         }
     }
 
-    fn evict_until_high(&self) {
-        while self.core.budget.available() < self.high && !lock(&self.background.state).ended {
-            let missing = self.high - self.core.budget.available().min(self.high);
+    fn evict_until_free(&self, wanted: u64) {
+        while self.core.budget.available() < wanted && !lock(&self.background.state).ended {
+            let missing = wanted - self.core.budget.available().min(wanted);
             if self.evict_batch(missing.max(self.batch as u64)).frames == 0 {
                 // Nothing can go now: whoever waits for frames looks again, and asks again.
                 self.core.budget.wait_briefly();
@@ -275,4 +277,86 @@ impl Eviction {
 pub(crate) struct Evicted {
     pub(crate) pages: u64,
     pub(crate) frames: u64,
+}
+
+#[cfg(all(test, not(feature = "model")))]
+mod tests {
+    use std::io;
+    use std::sync::OnceLock;
+
+    use vellum_vm::{PageRange, Surface};
+
+    use super::*;
+    use crate::device::{DeviceInfo, MemoryDevice, ReadDone, Write};
+    use crate::{Pool, PoolOptions, PoolSize, RawPages, Space};
+
+    type Hook = Box<dyn Fn() + Send + Sync>;
+
+    /// Runs a hook in the midst of every batch of writes.
+    #[derive(Default)]
+    struct Interrupted {
+        memory: MemoryDevice,
+        hook: OnceLock<Hook>,
+    }
+
+    impl std::fmt::Debug for Interrupted {
+        fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            f.write_str("Interrupted")
+        }
+    }
+
+    impl Device for Interrupted {
+        fn read(&self, surface: &Surface, range: PageRange) -> io::Result<()> {
+            self.memory.read(surface, range)
+        }
+        fn start_reads(&self, surface: &Surface, reads: Vec<(PageRange, ReadDone)>) {
+            self.memory.start_reads(surface, reads);
+        }
+        fn write(&self, batch: &mut [Write<'_>]) {
+            self.memory.write(batch);
+            if let Some(hook) = self.hook.get() {
+                hook();
+            }
+        }
+        fn sync(&self) -> io::Result<()> {
+            self.memory.sync()
+        }
+        fn pages(&self) -> io::Result<u64> {
+            self.memory.pages()
+        }
+        fn resize(&self, pages: u64) -> io::Result<()> {
+            self.memory.resize(pages)
+        }
+        fn info(&self) -> DeviceInfo {
+            self.memory.info()
+        }
+    }
+
+    /// A batch of one clean and one dirty page; while the dirty one is written, somebody writes to
+    /// the clean one, and another clock's hand marks it again.
+    #[test]
+    fn a_page_that_was_dirtied_while_its_batch_was_written_stays() {
+        let device = Arc::new(Interrupted::default());
+        let options =
+            PoolOptions { size: PoolSize::Bytes(16 * 4096), evictors: 0, ..PoolOptions::default() };
+        let pool = Pool::open(device.clone(), Arc::new(RawPages), Space::new(0), options);
+        let pool = Arc::new(pool.unwrap());
+        let clean = pool.allocate(1).unwrap().page();
+        let dirty = pool.allocate(1).unwrap().page();
+        pool.sync().unwrap();
+        pool.fix_exclusive(dirty).unwrap()[0] = 1;
+
+        let meanwhile = pool.clone();
+        let hook: Hook = Box::new(move || {
+            meanwhile.fix_exclusive(clean).unwrap()[0] = 2;
+            let state = meanwhile.core.held(clean);
+            assert!(state.try_mark(state.load()));
+        });
+        assert!(device.hook.set(hook).is_ok());
+        let evicted = pool.eviction.evict_batch(2);
+        assert_eq!(evicted.pages, 1, "the dirty page is written now and goes");
+        assert!(pool.is_resident(clean) && !pool.is_resident(dirty));
+        assert_eq!(pool.fix_shared(clean).unwrap()[0], 2);
+        assert_eq!(pool.fix_shared(dirty).unwrap()[0], 1);
+    }
 }

@@ -35,12 +35,12 @@ pub struct FixExclusive<'a>(Fix<'a>);
 impl Pool {
     /// As [`fix_shared`](Pool::fix_shared), without blocking.
     pub fn fix_shared_async(&self, page: PageRef) -> FixShared<'_> {
-        FixShared(Fix { pool: self, page, wanted: Wanted::SharedPlace, read: None, frame_waits: 0 })
+        FixShared(Fix::new(self, page, Wanted::SharedPlace))
     }
 
     /// As [`fix_exclusive`](Pool::fix_exclusive), without blocking.
     pub fn fix_exclusive_async(&self, page: PageRef) -> FixExclusive<'_> {
-        FixExclusive(Fix { pool: self, page, wanted: Wanted::Alone, read: None, frame_waits: 0 })
+        FixExclusive(Fix::new(self, page, Wanted::Alone))
     }
 }
 
@@ -68,7 +68,9 @@ struct Fix<'a> {
     wanted: Wanted,
     /// The read that this task started, if it did.
     read: Option<Arc<LoadFailure>>,
+    /// Waits for frames in which none were put back, and the budget's progress at the last one.
     frame_waits: u32,
+    progress: u64,
 }
 
 enum Step {
@@ -77,7 +79,11 @@ enum Step {
     Pending,
 }
 
-impl Fix<'_> {
+impl<'a> Fix<'a> {
+    fn new(pool: &'a Pool, page: PageRef, wanted: Wanted) -> Fix<'a> {
+        Fix { pool, page, wanted, read: None, frame_waits: 0, progress: 0 }
+    }
+
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), PoolError>> {
         loop {
             match self.step(cx) {
@@ -134,7 +140,9 @@ impl Fix<'_> {
     fn wait_for_frames(&mut self, cx: &mut Context<'_>) -> Result<Step, PoolError> {
         let eviction = &self.pool.eviction;
         let core = &*self.pool.core;
-        self.frame_waits += 1;
+        let progress = core.budget.progress();
+        self.frame_waits += u32::from(progress == self.progress);
+        self.progress = progress;
         if self.frame_waits > eviction.patience() {
             return Err(eviction.exhausted(self.page));
         }
@@ -147,7 +155,7 @@ impl Fix<'_> {
         if !core.budget.await_release(self.page.frames, cx.waker()) {
             return Ok(Step::Again);
         }
-        eviction.wake_background();
+        eviction.wake_background(u64::from(self.page.frames));
         Ok(Step::Pending)
     }
 }

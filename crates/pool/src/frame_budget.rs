@@ -16,6 +16,8 @@ pub(crate) struct FrameBudget {
     /// The most that was ever in use.
     peak: Statistic,
     awaited: AtomicBool,
+    /// How often frames were put back while somebody waited.
+    progress: Statistic,
     tasks: Mutex<Vec<Waker>>,
     released: Condvar,
 }
@@ -35,6 +37,7 @@ impl FrameBudget {
             used: AtomicU64::new(0),
             peak: Statistic::new(0),
             awaited: AtomicBool::new(false),
+            progress: Statistic::new(0),
             tasks: Mutex::new(Vec::new()),
             released: Condvar::new(),
         }
@@ -85,6 +88,7 @@ impl FrameBudget {
         }
         self.used.fetch_sub(frames, Ordering::SeqCst);
         if self.awaited.load(Ordering::SeqCst) {
+            self.progress.fetch_add(1, Ordering::Relaxed);
             self.wake();
         }
     }
@@ -101,11 +105,19 @@ impl FrameBudget {
         }
     }
 
-    /// Waits about a millisecond, less if frames are put back meanwhile.
-    pub(crate) fn wait_briefly(&self) {
+    /// Waits about a millisecond, less if frames are put back meanwhile. False if none were: then
+    /// the pool may be exhausted; otherwise others were quicker, and it is not.
+    pub(crate) fn wait_briefly(&self) -> bool {
         let tasks = lock(&self.tasks);
         self.awaited.store(true, Ordering::SeqCst);
+        let before = self.progress();
         wait_briefly(&self.released, tasks);
+        self.progress() != before
+    }
+
+    /// Goes up whenever frames are put back for which somebody waits.
+    pub(crate) fn progress(&self) -> u64 {
+        self.progress.load(Ordering::Relaxed)
     }
 
     /// Wakes `waker` when frames are put back. False if there are `frames` already.

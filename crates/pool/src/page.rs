@@ -31,7 +31,7 @@ pub struct PageRef {
 impl PageRef {
     /// The longest page: 2^24 - 1 frames, just under 64 GiB.
     pub const MAX_FRAMES: u32 = (1 << 24) - 1;
-    /// Page identifiers stay below this: 2^40 frames, 4 PiB of storage.
+    /// Pages end at or below this: 2^40 frames, 4 PiB of storage.
     pub const MAX_ID: u64 = 1 << 40;
 
     /// A page of `frames` frames that begins at `id`.

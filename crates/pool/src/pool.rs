@@ -1,5 +1,6 @@
 //! The buffer manager: [`Pool`].
 
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
@@ -72,10 +73,9 @@ impl Pool {
             options.evictors,
             options.patience.max(1),
         ));
-        let background = (0..options.evictors).map(|_| spawn_evictor(&eviction)).collect();
-        Ok(Pool {
+        let mut pool = Pool {
             eviction,
-            background,
+            background: Vec::new(),
             core,
             device,
             space: Mutex::new(space),
@@ -83,7 +83,12 @@ impl Pool {
             file_pages: AtomicU64::new(file_pages),
             growing: Mutex::new(()),
             read_only: options.read_only,
-        })
+        };
+        for _ in 0..options.evictors {
+            // Should one fail to start, dropping the pool ends those before it.
+            pool.background.push(spawn_evictor(&pool.eviction).map_err(PoolError::Thread)?);
+        }
+        Ok(pool)
     }
 
     /// Refuses changes on a read-only or poisoned pool.
@@ -354,10 +359,10 @@ enum Hold {
     Busy(Word),
 }
 
-fn spawn_evictor(eviction: &Arc<Eviction>) -> thread::JoinHandle<()> {
+fn spawn_evictor(eviction: &Arc<Eviction>) -> io::Result<thread::JoinHandle<()>> {
     let eviction = eviction.clone();
     let builder = thread::Builder::new().name("vellum-evict".into());
-    builder.spawn(move || eviction.run_background()).expect("a thread can be started")
+    builder.spawn(move || eviction.run_background())
 }
 
 impl Drop for Pool {

@@ -1,5 +1,8 @@
 //! The devices for tests do what they say.
 
+#![cfg(not(feature = "model"))]
+#![allow(clippy::unwrap_used)]
+
 mod device_support;
 
 use std::io;

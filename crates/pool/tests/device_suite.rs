@@ -1,5 +1,8 @@
 //! One suite for all devices: what a pool relies on, whatever is below it.
 
+#![cfg(not(feature = "model"))]
+#![allow(clippy::unwrap_used)]
+
 mod device_support;
 
 use std::io;

@@ -6,6 +6,7 @@
 mod common;
 
 use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use common::{PATIENCE, faulty, faulty_with, generation, new_page, options, stamp};
@@ -237,6 +238,67 @@ fn a_freed_page_is_gone_and_its_range_comes_back_zeroed_in_other_sizes() {
     for (page, generation) in live {
         assert_eq!(common::generation(&pool, page), Some(generation));
     }
+}
+
+/// Threads that allocate and free pages of changing sizes, so that ranges are cut and joined all
+/// the time, while eviction and syncs are under way.
+#[test]
+fn reuse_in_other_sizes_beside_eviction_and_syncs_keeps_every_page_whole() {
+    let memory = Arc::new(MemoryDevice::new());
+    let pool = common::open(memory.clone(), PoolOptions { eviction_batch: 4, ..options(48) });
+    let stop = AtomicBool::new(false);
+    let live = std::thread::scope(|scope| {
+        let (pool, stop) = (&pool, &stop);
+        scope.spawn(move || {
+            while !stop.load(Ordering::Relaxed) {
+                pool.sync().unwrap();
+            }
+        });
+        let owners: Vec<_> = (0..3).map(|thread| scope.spawn(move || own(pool, thread))).collect();
+        let live: Vec<_> = owners.into_iter().map(|owner| owner.join()).collect();
+        stop.store(true, Ordering::Relaxed);
+        live.into_iter().flat_map(Result::unwrap).collect::<Vec<_>>()
+    });
+    pool.sync().unwrap();
+    let space = pool.with_space(Space::clone);
+    drop(pool);
+    let pool = Pool::open(memory, Arc::new(RawPages), space, options(48)).unwrap();
+    for (page, expected) in live {
+        assert_eq!(generation(&pool, page), Some(expected), "{page} in the file");
+    }
+}
+
+/// What one of those threads does; returns the pages that it did not free.
+fn own(pool: &Pool, thread: u64) -> Vec<(PageRef, u64)> {
+    let mut random = common::Random(thread);
+    let mut live: Vec<(PageRef, u64)> = Vec::new();
+    for round in 1..3_000 {
+        match random.below(4) {
+            0 | 1 if live.len() < 25 => {
+                let round = round << 8 | thread;
+                live.push((new_page(pool, 1 + random.below(6) as u32, round), round));
+            }
+            0 | 1 => {
+                let (page, expected) = live.swap_remove(random.below(live.len()));
+                assert_eq!(generation(pool, page), Some(expected), "{page}");
+                pool.free_page(page).unwrap();
+            }
+            _ if live.is_empty() => {}
+            2 => {
+                let index = random.below(live.len());
+                let (page, expected) = live[index];
+                let mut guard = pool.fix_exclusive(page).unwrap();
+                assert_eq!(common::stamped(&*guard, page), Some(expected), "{page}");
+                stamp(&mut guard, page, expected + (1 << 32));
+                live[index].1 += 1 << 32;
+            }
+            _ => {
+                let (page, expected) = random.pick(&live);
+                assert_eq!(generation(pool, page), Some(expected), "{page}");
+            }
+        }
+    }
+    live
 }
 
 #[test]

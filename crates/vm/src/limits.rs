@@ -6,6 +6,21 @@ use rustix::process::{Resource, getrlimit};
 use crate::PAGE_SIZE;
 use crate::mapping::ReserveError;
 
+/// What bears on whether the kernel maps more.
+#[derive(Clone, Copy, Debug, Default)]
+struct Limits {
+    /// Bytes of the address space in use.
+    total: u64,
+    /// Bytes of its private writable part.
+    data: u64,
+    /// RLIMIT_AS; None if unlimited.
+    total_limit: Option<u64>,
+    /// RLIMIT_DATA; None if unlimited.
+    data_limit: Option<u64>,
+    /// `vm.overcommit_memory`.
+    overcommit: Option<u32>,
+}
+
 /// Turns the errno of a failed mapping of `needed` more bytes into an error that names the cause.
 ///
 /// Linux says ENOMEM for all of them, so the limits are looked up; `bytes` is what the caller
@@ -16,25 +31,39 @@ pub(crate) fn explain(
     bytes: usize,
     needed: usize,
 ) -> ReserveError {
+    let (total, data) = mapped_bytes().unwrap_or((0, 0));
+    let limits = Limits {
+        total,
+        data,
+        total_limit: getrlimit(Resource::As).current,
+        data_limit: getrlimit(Resource::Data).current,
+        overcommit: overcommit_mode(),
+    };
+    cause(errno, purpose, bytes, needed as u64, limits)
+}
+
+/// The error for a failed mapping under the given limits.
+fn cause(
+    errno: Errno,
+    purpose: &'static str,
+    bytes: usize,
+    needed: u64,
+    limits: Limits,
+) -> ReserveError {
     if errno != Errno::NOMEM {
         return ReserveError::Refused { purpose, bytes, errno };
     }
-    let (total, data) = mapped_bytes().unwrap_or((0, 0));
-    let needed = needed as u64;
-    if let Some(limit) = getrlimit(Resource::As).current
-        && total.saturating_add(needed) > limit
-    {
+    let exceeds = |used: u64, limit: &u64| used.saturating_add(needed) > *limit;
+    if let Some(limit) = limits.total_limit.filter(|limit| exceeds(limits.total, limit)) {
         return ReserveError::AddressSpaceLimit { purpose, bytes, limit };
     }
-    if let Some(limit) = getrlimit(Resource::Data).current
-        && data.saturating_add(needed) > limit
-    {
+    if let Some(limit) = limits.data_limit.filter(|limit| exceeds(limits.data, limit)) {
         return ReserveError::DataLimit { purpose, bytes, limit };
     }
-    match overcommit_mode() {
-        Some(2) => ReserveError::Overcommit { purpose, bytes },
-        _ => ReserveError::Refused { purpose, bytes, errno },
+    if limits.overcommit == Some(2) {
+        return ReserveError::Overcommit { purpose, bytes };
     }
+    ReserveError::Refused { purpose, bytes, errno }
 }
 
 /// Bytes of this process's address space and of the private writable part of it.
@@ -68,11 +97,25 @@ mod tests {
     }
 
     #[test]
-    fn other_errnos_are_passed_on() {
-        let error = explain(Errno::ACCESS, "test", 4096, 4096);
+    fn the_limit_that_is_exceeded_is_the_cause() {
+        let why = |errno, limits| cause(errno, "test", 100, 100, limits);
+        let used = Limits { total: 1_000, data: 500, ..Limits::default() };
+        let refused = |errno| ReserveError::Refused { purpose: "test", bytes: 100, errno };
+        assert_eq!(why(Errno::NOMEM, used), refused(Errno::NOMEM));
+        let total = Limits { total_limit: Some(1_099), overcommit: Some(2), ..used };
         assert_eq!(
-            error,
-            ReserveError::Refused { purpose: "test", bytes: 4096, errno: Errno::ACCESS }
+            why(Errno::NOMEM, total),
+            ReserveError::AddressSpaceLimit { purpose: "test", bytes: 100, limit: 1_099 }
         );
+        assert_eq!(why(Errno::ACCESS, total), refused(Errno::ACCESS));
+        let data = Limits { total_limit: Some(1_100), data_limit: Some(599), ..used };
+        assert_eq!(
+            why(Errno::NOMEM, data),
+            ReserveError::DataLimit { purpose: "test", bytes: 100, limit: 599 }
+        );
+        let never = Limits { data_limit: Some(600), overcommit: Some(2), ..used };
+        let error = why(Errno::NOMEM, never);
+        assert_eq!(error, ReserveError::Overcommit { purpose: "test", bytes: 100 });
+        assert!(error.to_string().contains("vm.overcommit_memory=0"), "{error}");
     }
 }

@@ -142,7 +142,7 @@ impl Reservation {
     /// # Errors
     /// [`ReserveError`], which names the limit in the way. Nothing is left behind.
     pub fn new(bytes: usize, purpose: &'static str) -> Result<Self, ReserveError> {
-        let found = rustix::param::page_size();
+        let found = sys::page_size();
         if found != PAGE_SIZE {
             return Err(ReserveError::PageSize { found });
         }

@@ -22,6 +22,13 @@ fn last_errno() -> Errno {
     Errno::from_raw_os_error(raw)
 }
 
+/// Bytes of a system page. (rustix finds it in the auxiliary vector, which crashes under valgrind.)
+pub(crate) fn page_size() -> usize {
+    // SAFETY: the call takes no pointer.
+    let bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    usize::try_from(bytes).unwrap_or(0)
+}
+
 /// `madvise(2)`.
 ///
 /// # Safety

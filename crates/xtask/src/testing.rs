@@ -6,7 +6,7 @@ use std::process::Command;
 use crate::steps::{self, Step};
 use crate::{Outcome, cargo, setup, tidy};
 
-/// Everything a change must pass: format, rules, lints, tests, model check, documentation, smoke.
+/// Everything a change must pass: format, rules, lints, tests, model check, documentation.
 ///
 /// # Errors
 /// Names the steps that failed; their output has been printed.
@@ -29,9 +29,6 @@ pub fn test(root: &Path, verbose: bool) -> Outcome {
         list.push(Step::program("model check", model_check(root)));
     }
     list.push(Step::program("documentation", documentation(root)));
-    if fuzz_smoke_exists(root) {
-        list.push(Step::program("fuzz smoke", fuzz_smoke(root)));
-    }
     steps::run(list, verbose)
 }
 
@@ -81,13 +78,4 @@ fn documentation(root: &Path) -> Command {
     let mut command = command(root, "doc --workspace --no-deps --quiet");
     command.env("RUSTDOCFLAGS", "-D warnings");
     command
-}
-
-fn fuzz_smoke_exists(root: &Path) -> bool {
-    root.join("crates/cli/tests/fuzz_smoke.rs").exists()
-}
-
-/// Damaged stores and damaged dumps given to the real binary; thousands more with the fuzzer.
-fn fuzz_smoke(root: &Path) -> Command {
-    command(root, "test -p vellum-cli --test fuzz_smoke -- --ignored")
 }

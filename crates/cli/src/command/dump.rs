@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
-use vellum::Store;
+use vellum::{Store, Tree};
 
 use super::dump_format::{Encoding, Writer};
 use crate::error::{AtStore, Doing, Failure, Outcome};
@@ -64,9 +64,9 @@ pub fn run(arguments: &Arguments) -> Outcome {
             None => store.trees().at(path)?,
         };
         let sink: Box<dyn Write> = match &arguments.output {
-            Some(file) => Box::new(
-                File::create_new(file).doing(|| format!("creating {}", file.display()))?,
-            ),
+            Some(file) => {
+                Box::new(File::create_new(file).doing(|| format!("creating {}", file.display()))?)
+            }
             None => Box::new(std::io::stdout().lock()),
         };
         let encoding = if arguments.print { Encoding::Print } else { Encoding::ByteValue };
@@ -87,23 +87,42 @@ fn dump<W: Write>(
 ) -> Outcome {
     if name.contains(['\n', '\r']) {
         let (shown, name) = (path.display(), name.escape_debug());
-        return Err(Failure::message(format!("{shown}: the dump format has no way to name '{name}'")));
+        return Err(Failure::message(format!(
+            "{shown}: the dump format has no way to name '{name}'"
+        )));
     }
     let tree = store.tree(name).at(path)?;
     written(writer.begin(name))?;
-    let mut unreadable = 0;
-    for entry in tree.entries().at(path)? {
-        match entry {
-            Ok((key, value)) => written(writer.entry(&key, &value))?,
-            Err(error) if salvage => {
-                unreadable += 1;
-                say(&format!("vellum: tree '{name}': {error}"));
-            }
-            Err(error) => return Err(error).at(path),
+    if salvage {
+        salvage_entries(&tree, writer)?;
+    } else {
+        for entry in tree.entries() {
+            let (key, value) = entry.at(path)?;
+            written(writer.entry(&key, &value))?;
         }
     }
-    if unreadable > 0 {
-        say(&format!("vellum: tree '{name}': {unreadable} places could not be read"));
-    }
     written(writer.end())
+}
+
+/// Writes what can be read of a tree, and says on standard error what cannot.
+fn salvage_entries<W: Write>(tree: &Tree, writer: &mut Writer<W>) -> Outcome {
+    let (mut saved, mut damaged) = (0_u64, 0_u64);
+    let mut outcome = Ok(());
+    let name = tree.name();
+    tree.salvage(&mut |entry| {
+        match entry {
+            Ok((key, value)) => {
+                outcome = written(writer.entry(key, value));
+                saved += 1;
+            }
+            Err(error) => {
+                damaged += 1;
+                say(&format!("tree '{name}': {error}"));
+            }
+        }
+        outcome.is_ok()
+    });
+    outcome?;
+    say(&format!("tree '{name}': {saved} entries saved, {damaged} damaged places passed over"));
+    Ok(())
 }

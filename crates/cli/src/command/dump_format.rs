@@ -75,6 +75,9 @@ impl<W: Write> Writer<W> {
     }
 }
 
+/// A key and its value.
+pub type Entry = (Vec<u8>, Vec<u8>);
+
 /// Why a dump cannot be read on.
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
@@ -162,7 +165,7 @@ impl<R: BufRead> Reader<R> {
     ///
     /// # Errors
     /// When the text is not an entry.
-    pub fn entry(&mut self) -> Result<Option<(Vec<u8>, Vec<u8>)>, ReadError> {
+    pub fn entry(&mut self) -> Result<Option<Entry>, ReadError> {
         if !self.next_line()? {
             return Err(self.problem("the dump ends before DATA=END: it is cut off"));
         }
@@ -215,12 +218,12 @@ impl<R: BufRead> Reader<R> {
 mod tests {
     use super::*;
 
-    fn read(text: &str) -> Result<Vec<(String, Vec<u8>, Vec<u8>)>, ReadError> {
+    fn read(text: &str) -> Result<Vec<(String, Entry)>, ReadError> {
         let mut reader = Reader::new(text.as_bytes());
         let mut entries = Vec::new();
         while let Some(name) = reader.section()? {
-            while let Some((key, value)) = reader.entry()? {
-                entries.push((name.clone().unwrap_or_default(), key, value));
+            while let Some(entry) = reader.entry()? {
+                entries.push((name.clone().unwrap_or_default(), entry));
             }
         }
         Ok(entries)
@@ -242,7 +245,7 @@ mod tests {
             let entries = read(std::str::from_utf8(&text).unwrap()).unwrap();
             let expected = ["a", "b c"].iter().flat_map(|tree| {
                 let name = (*tree).to_string();
-                [(name.clone(), vec![], all.clone()), (name, all.clone(), vec![])]
+                [(name.clone(), (vec![], all.clone())), (name, (all.clone(), vec![]))]
             });
             assert_eq!(entries, expected.collect::<Vec<_>>());
         }
@@ -252,7 +255,7 @@ mod tests {
     fn foreign_header_lines_are_passed_over() {
         let text = "VERSION=3\nformat=print\ntype=btree\nmapsize=1048576\nmaxreaders=126\n\
                     db_pagesize=4096\nHEADER=END\n a\\00\n b\\\\\nDATA=END\n";
-        assert_eq!(read(text).unwrap(), [(String::new(), b"a\0".to_vec(), b"b\\".to_vec())]);
+        assert_eq!(read(text).unwrap(), [(String::new(), (b"a\0".to_vec(), b"b\\".to_vec()))]);
         assert!(read("").unwrap().is_empty());
     }
 

@@ -57,7 +57,6 @@ pub fn run(arguments: &Arguments) -> Outcome {
     // A directory that is not there creates no store.
     let skip = identity(&arguments.store.path);
     let mut listing = listing::list(&arguments.dir, arguments.limit, &skip)?;
-    let path = &arguments.store.path;
     arguments.store.write_or_create(&arguments.create, |store| {
         let longest = max_path(store.limits().max_key);
         let too_long = drop_long_paths(&mut listing, longest);
@@ -94,19 +93,19 @@ fn import(arguments: &Arguments, store: &Store, listing: &Listing) -> Outcome<Co
     let path = &arguments.store.path;
     let files = FileStore::create(store).at(path)?;
     let pool = store.stat().at(path)?.pool_bytes;
-    let importer =
-        Importer { files: &files, root: &arguments.dir, chunk_bytes: chunk_bytes(pool) };
+    let importer = Importer { files: &files, root: &arguments.dir, chunk_bytes: chunk_bytes(pool) };
     let counts = Counts::default();
     let progress = Progress::new("import", Unit::Bytes, listing.bytes);
     let result = workers::for_each(arguments.threads.into(), listing.files.len(), |index| {
         let found = &listing.files[index];
-        let count = match importer.store(found, &mut |_, bytes| progress.advance(bytes.len() as u64)) {
-            Ok(Stored::Yes) => &counts.stored,
-            Ok(Stored::Unchanged) => &counts.unchanged,
-            Ok(Stored::Changing) => &counts.changing,
-            Ok(Stored::Unreadable) => &counts.unreadable,
-            Err(error) => return Err(error).at(path),
-        };
+        let count =
+            match importer.store(found, &mut |_, bytes| progress.advance(bytes.len() as u64)) {
+                Ok(Stored::Yes) => &counts.stored,
+                Ok(Stored::Unchanged) => &counts.unchanged,
+                Ok(Stored::Changing) => &counts.changing,
+                Ok(Stored::Unreadable) => &counts.unreadable,
+                Err(error) => return Err(error).at(path),
+            };
         count.fetch_add(1, Ordering::Relaxed);
         Ok(())
     });

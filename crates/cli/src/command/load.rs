@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use vellum::{Store, Tree};
 
-use super::dump_format::{ReadError, Reader};
+use super::dump_format::{Entry, ReadError, Reader};
 use crate::error::{AtStore, Doing, Failure, Outcome};
 use crate::options::{CreateArguments, DEFAULT_TREE, StoreArguments};
 use crate::progress::say;
@@ -101,12 +101,7 @@ fn load_tree<R: BufRead>(
 }
 
 /// Stores the entries of one section; `loaded` counts them, also when something fails.
-fn fill<R: BufRead>(
-    tree: &Tree,
-    reader: &mut Reader<R>,
-    loaded: &mut u64,
-    path: &Path,
-) -> Outcome {
+fn fill<R: BufRead>(tree: &Tree, reader: &mut Reader<R>, loaded: &mut u64, path: &Path) -> Outcome {
     if tree.cursor().first().at(path)? {
         return fill_one_by_one(tree, reader, loaded, path);
     }
@@ -149,13 +144,13 @@ fn at_line(line: u64, failure: &Failure) -> Failure {
 struct Sorted<'a, R> {
     reader: &'a mut Reader<R>,
     last: Option<Vec<u8>>,
-    rest: Option<(Vec<u8>, Vec<u8>)>,
+    rest: Option<Entry>,
     failure: Option<ReadError>,
     ended: bool,
 }
 
 impl<R: BufRead> Iterator for Sorted<'_, R> {
-    type Item = (Vec<u8>, Vec<u8>);
+    type Item = Entry;
 
     fn next(&mut self) -> Option<Self::Item> {
         if self.ended {

@@ -40,6 +40,10 @@ pub struct Arguments {
     #[arg(long, value_name = "N", default_value_t = 2048, value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
     pages: u64,
 
+    /// Pages per call
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..))]
+    batch: u16,
+
     /// Rounds that are counted
     #[arg(long, value_name = "N", default_value_t = 9, value_parser = clap::value_parser!(u16).range(1..=1000))]
     rounds: u16,
@@ -95,8 +99,8 @@ fn look(arguments: &Arguments) -> Outcome<Findings> {
         let setting = Setting {
             threads,
             pages: arguments.pages,
+            batch: arguments.batch.into(),
             rounds: arguments.rounds.into(),
-            ..Setting::default()
         };
         let measured = cost::measure(&backends, setting).map_err(|error| {
             Failure::message(format!("the costs could not be measured: {error}"))
@@ -143,7 +147,10 @@ fn text(arguments: &Arguments, findings: &Findings) -> Vec<String> {
         lines.push(format!("{:<32} {found:<4} {}", facility.name, facility.reason));
     }
     lines.push(String::new());
-    lines.push(format!("nanoseconds per page of {PAGE_SIZE} bytes: median (smallest to largest)"));
+    lines.push(format!(
+        "nanoseconds per page of {PAGE_SIZE} bytes, {} pages per call: median (smallest to largest)",
+        arguments.batch
+    ));
     lines.extend(columns(&cost_rows(findings)));
     lines
 }
@@ -165,7 +172,12 @@ fn cost_rows(findings: &Findings) -> Vec<Vec<String>> {
         }
         if let Some((populate, release)) = findings.ratio(threads) {
             let (populate, release) = (format!("{populate:.1} x"), format!("{release:.1} x"));
-            rows.push(row(&["madvise / process_madvise", &threads.to_string(), &populate, &release]));
+            rows.push(row(&[
+                "madvise / process_madvise",
+                &threads.to_string(),
+                &populate,
+                &release,
+            ]));
         }
     }
     rows

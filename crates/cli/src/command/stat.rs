@@ -58,6 +58,7 @@ fn store_rows(store: &Store, path: &Path) -> Outcome<Vec<Vec<String>>> {
         row("store id", format!("{:032x}", stat.store_id)),
         row("page size of trees", show(u64::from(stat.page_bytes))),
         row("file", pages(stat.file_pages)),
+        row("in use", pages(stat.used_pages)),
         row("free inside", pages(stat.free_pages)),
         row("trees", stat.trees.to_string()),
         row("pool", show(stat.pool_bytes)),
@@ -84,7 +85,7 @@ pub fn tree_rows(trees: &[(String, TreeStat)]) -> Vec<Vec<String>> {
             show(stat.key_bytes),
             show(stat.value_bytes),
             stat.blobs.to_string(),
-            show(stat.blob_bytes),
+            show(stat.blob_page_bytes),
         ]);
     }
     rows

@@ -60,13 +60,13 @@ fn summary(report: &Report) -> Vec<(&'static str, String)> {
     let (hits, misses) = (total(|phase| phase.hits), total(|phase| phase.misses));
     let share = report.bytes as f64 / report.pool_bytes as f64;
     let mut rows = vec![
-        ("data", format!("{} in {} files, {} links", show(report.bytes), report.files, report.links)),
+        (
+            "data",
+            format!("{} in {} files, {} links", show(report.bytes), report.files, report.links),
+        ),
         ("store", format!("{} on the disk", show(report.file_bytes))),
         ("pool", format!("{} (the data is {share:.1} times as large)", show(report.pool_bytes))),
-        (
-            "resident peak",
-            format!("{} by the pool's count, {by_kernel}", show(watch.pool_peak)),
-        ),
+        ("resident peak", format!("{} by the pool's count, {by_kernel}", show(watch.pool_peak))),
         (
             "process peak",
             format!("{} of private memory, {} of it beside the pool", show(process), show(beside)),

@@ -210,7 +210,9 @@ impl Demo<'_> {
         self.unreadable += unreadable.into_inner();
         let mut imported = Imported { found: Vec::new(), prints: Vec::new() };
         for (found, result) in listing.files.iter().zip(results) {
-            if let Some(prints) = result.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner()) {
+            if let Some(prints) =
+                result.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner())
+            {
                 imported.found.push(found.clone());
                 imported.prints.push(prints);
             }

@@ -86,13 +86,15 @@ impl Workload<'_> {
             let mut expected =
                 self.found[first..].iter().take_while(|found| found.path.starts_with(prefix));
             let mut bytes = 0;
-            for entry in self.files.meta.prefix(prefix).at(self.name)? {
+            for entry in self.files.meta.prefix(prefix) {
                 let (key, value) = entry.at(self.name)?;
                 bytes += (key.len() + value.len()) as u64;
                 if expected.next().is_none_or(|found| found.path != key) {
                     let prefix = printable(prefix);
                     let key = printable(&key);
-                    return Err(Failure::message(format!("scan of '{prefix}': unexpected '{key}'")));
+                    return Err(Failure::message(format!(
+                        "scan of '{prefix}': unexpected '{key}'"
+                    )));
                 }
             }
             match expected.next() {

@@ -108,3 +108,76 @@ impl Comparer<'_> {
             .is_ok_and(|metadata| Stamp::of(&metadata) == found.stamp)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use vellum::{Options, Store};
+
+    use super::*;
+    use crate::files::file_store::chunk_key;
+    use crate::files::importer::{Importer, Stored};
+    use crate::files::listing;
+
+    const CHUNK: u32 = 5000;
+
+    /// A folder with a file and a link, stored; `change` may then change either side.
+    fn verdicts(change: impl FnOnce(&FileStore, &Path)) -> Vec<Verdict> {
+        let root = tempfile::tempdir().unwrap();
+        fs::write(root.path().join("file"), vec![7; 12_000]).unwrap();
+        std::os::unix::fs::symlink("file", root.path().join("link")).unwrap();
+        let listing = listing::list(root.path(), 1 << 20, &[]).unwrap();
+        let place = tempfile::tempdir().unwrap();
+        let options = Options::new().pool_bytes(1 << 20);
+        let store = Store::create(place.path().join("store"), &options).unwrap();
+        let files = FileStore::create(&store).unwrap();
+        let importer = Importer { files: &files, root: root.path(), chunk_bytes: CHUNK };
+        for found in &listing.files {
+            assert!(matches!(importer.store(found, &mut |_, _| {}), Ok(Stored::Yes)));
+        }
+        change(&files, root.path());
+        let comparer = Comparer { files: &files, root: root.path() };
+        let compare = |found| comparer.compare(found, &|_, _| {}).unwrap();
+        listing.files.iter().map(compare).collect()
+    }
+
+    #[test]
+    fn what_was_stored_is_the_same() {
+        assert_eq!(verdicts(|_, _| {}), [Verdict::Same, Verdict::Same]);
+    }
+
+    #[test]
+    fn a_wrong_byte_in_the_store_is_found() {
+        let verdicts = verdicts(|files, _| {
+            let mut chunk = vec![7; 5000];
+            chunk[123] = 8;
+            files.content.upsert(&chunk_key(b"file", 1), &chunk).unwrap();
+        });
+        let what = "chunk 1 differs from byte 5123 on".to_string();
+        assert_eq!(verdicts, [Verdict::Different(what), Verdict::Same]);
+    }
+
+    #[test]
+    fn missing_and_short_chunks_and_records_are_found() {
+        let first = |change: &dyn Fn(&FileStore)| verdicts(|files, _| change(files)).remove(0);
+        let different = |what: &str| Verdict::Different(what.to_string());
+        let missing = first(&|files| files.remove_chunks(b"file", 2, 3).unwrap());
+        assert_eq!(missing, different("chunk 2 is missing"));
+        let short = first(&|files| {
+            files.content.upsert(&chunk_key(b"file", 0), &[7; 4999]).unwrap();
+        });
+        assert_eq!(short, different("chunk 0 differs from byte 4999 on"));
+        let no_record = first(&|files| _ = files.meta.remove(b"file").unwrap());
+        assert_eq!(no_record, different("it has no record"));
+    }
+
+    #[test]
+    fn a_file_that_changed_is_no_witness() {
+        let changed = verdicts(|_, root| fs::write(root.join("file"), vec![8; 12_001]).unwrap());
+        assert_eq!(changed, [Verdict::Changed, Verdict::Same]);
+        let gone = verdicts(|_, root| {
+            fs::remove_file(root.join("file")).unwrap();
+            fs::remove_file(root.join("link")).unwrap();
+        });
+        assert_eq!(gone, [Verdict::Changed, Verdict::Changed]);
+    }
+}

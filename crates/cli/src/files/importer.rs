@@ -50,11 +50,7 @@ impl Importer<'_> {
     ///
     /// # Errors
     /// Only those of the store. What the file system refuses is in the result.
-    pub fn store(
-        &self,
-        found: &Found,
-        seen: &mut dyn FnMut(u32, &[u8]),
-    ) -> vellum::Result<Stored> {
+    pub fn store(&self, found: &Found, seen: &mut dyn FnMut(u32, &[u8])) -> vellum::Result<Stored> {
         let before = self.files.record(&found.path)?;
         if before.as_ref().is_some_and(|record| {
             record.kind == found.kind && record.stamp == found.stamp && record.mode == found.mode

@@ -96,7 +96,8 @@ impl Walk<'_> {
             self.listing.left_out.unreadable += 1;
             return Vec::new();
         };
-        let mut names: Vec<_> = entries.filter_map(Result::ok).map(|entry| entry.file_name()).collect();
+        let mut names: Vec<_> =
+            entries.filter_map(Result::ok).map(|entry| entry.file_name()).collect();
         names.sort();
         let mut folders = Vec::new();
         for name in names {

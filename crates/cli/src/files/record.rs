@@ -82,10 +82,7 @@ impl FileRecord {
         };
         let u32_at = |at: usize| Some(u32::from_le_bytes(*bytes.get(at..)?.first_chunk()?));
         let u64_at = |at: usize| Some(u64::from_le_bytes(*bytes.get(at..)?.first_chunk()?));
-        let stamp = Stamp {
-            size: u64_at(8)?,
-            modified: (u64_at(16)?.cast_signed(), u32_at(24)?),
-        };
+        let stamp = Stamp { size: u64_at(8)?, modified: (u64_at(16)?.cast_signed(), u32_at(24)?) };
         Some(Self {
             kind,
             mode: u32_at(4)?,

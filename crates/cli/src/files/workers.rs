@@ -10,11 +10,7 @@ use crate::error::{Failure, Outcome};
 ///
 /// # Errors
 /// The first failure.
-pub fn for_each(
-    threads: usize,
-    count: usize,
-    work: impl Fn(usize) -> Outcome + Sync,
-) -> Outcome {
+pub fn for_each(threads: usize, count: usize, work: impl Fn(usize) -> Outcome + Sync) -> Outcome {
     let next = AtomicUsize::new(0);
     each_thread(threads, |_, stop| {
         while !stop.load(Ordering::Relaxed) {
@@ -33,10 +29,7 @@ pub fn for_each(
 ///
 /// # Errors
 /// The first failure.
-pub fn each_thread(
-    threads: usize,
-    work: impl Fn(usize, &AtomicBool) -> Outcome + Sync,
-) -> Outcome {
+pub fn each_thread(threads: usize, work: impl Fn(usize, &AtomicBool) -> Outcome + Sync) -> Outcome {
     let stop = AtomicBool::new(false);
     let first: Mutex<Option<Failure>> = Mutex::new(None);
     std::thread::scope(|scope| {

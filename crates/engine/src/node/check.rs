@@ -58,7 +58,7 @@ impl Header {
 /// The first violation.
 pub fn check_bounds(bytes: &[u8]) -> Result<(), NodeDamage> {
     ensure!(
-        bytes.len() >= 4096 && bytes.len() % 4096 == 0 && bytes.len() <= 65536,
+        bytes.len() >= 4096 && bytes.len().is_multiple_of(4096) && bytes.len() <= 65536,
         "a node has 4 KiB to 64 KiB, not {} bytes",
         bytes.len()
     );
@@ -74,7 +74,8 @@ pub fn check_bounds(bytes: &[u8]) -> Result<(), NodeDamage> {
     ensure!(header.flags & !(HAS_LOWER | HAS_UPPER) == 0, "it has unknown flags");
     let inside = |(offset, len): (usize, usize)| offset >= header.heap_top && offset + len <= end;
     let mut used = 0;
-    for (flag, fence, name) in [(HAS_LOWER, header.lower, "lower"), (HAS_UPPER, header.upper, "upper")]
+    for (flag, fence, name) in
+        [(HAS_LOWER, header.lower, "lower"), (HAS_UPPER, header.upper, "upper")]
     {
         if header.flags & flag == 0 {
             ensure!(fence == (0, 0), "it has an absent {name} fence of some length");
@@ -155,7 +156,10 @@ fn check_slot(bytes: &[u8], header: &Header, slot: usize, index: usize) -> Resul
     ensure!(flags & !BLOB_FLAG == 0, "slot {index} has unknown flags");
     let len = usize::from(get_u16(bytes, slot + SLOT_PAYLOAD_LEN));
     let blob = flags & BLOB_FLAG != 0;
-    ensure!(!blob || len == crate::blob::BLOB_REF, "the blob reference of slot {index} is {len} bytes long");
+    ensure!(
+        !blob || len == crate::blob::BLOB_REF,
+        "the blob reference of slot {index} is {len} bytes long"
+    );
     Ok(())
 }
 

@@ -9,11 +9,7 @@ use super::write::{Fences, NodeMut, Payload, cell};
 ///
 /// # Errors
 /// [`Torn`] if one of the nodes is damaged.
-pub fn fits_merge(
-    left: Node<&[u8]>,
-    right: Node<&[u8]>,
-    separator: &[u8],
-) -> Result<bool, Torn> {
+pub fn fits_merge(left: Node<&[u8]>, right: Node<&[u8]>, separator: &[u8]) -> Result<bool, Torn> {
     let fences = Fences { lower: left.lower()?, upper: right.upper()? };
     let prefix = fences.prefix_len();
     let mut size = fences.size() + grown(left, prefix)? + grown(right, prefix)?;

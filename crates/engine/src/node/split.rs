@@ -1,7 +1,7 @@
 //! Dividing a full node into two.
 
 use super::layout::*;
-use super::read::Node;
+use super::read::{Node, Position};
 use super::write::{Fences, NodeMut, cell};
 
 /// How a node is to be divided.
@@ -23,8 +23,8 @@ pub fn separator<'a>(low: &'a [u8], high: &'a [u8]) -> &'a [u8] {
 /// Chooses where to divide `node` so that an entry with key `incoming` finds room.
 ///
 /// The halves have about the same size; around that point the shortest separator wins. At the ends
-/// of a level, where keys arrive in ascending or descending order, the node is divided at its
-/// very end, so that full nodes stay behind.
+/// of a level, where keys arrive in ascending or descending order, the node is divided as close to
+/// its end as the new fences allow, so that full nodes stay behind.
 ///
 /// # Errors
 /// [`Torn`] if the node is damaged.
@@ -33,36 +33,74 @@ pub fn plan_split(node: Node<&[u8]>, incoming: &[u8]) -> Result<Split, Torn> {
     if count == 0 {
         return Err(Torn);
     }
-    let at = node.find_slot(incoming)?.index;
+    let Position { index: at, exact } = node.find_slot(incoming)?;
     let ascending = at == count && node.upper()?.is_none();
-    let descending = at == 0 && node.lower()?.is_none();
-    let mut key = Vec::new();
-    if leaf && (ascending || descending || count < 2) {
-        let left = if at == 0 { 0 } else { count };
-        let neighbour = if at == 0 { 0 } else { count - 1 };
-        node.key_into(neighbour, &mut key)?;
-        let separator = match at {
-            0 => separator(incoming, &key),
-            _ => separator(&key, incoming),
+    // An entry that is there already, and grows, is no neighbour of the others.
+    let descending = at == 0 && !exact && node.lower()?.is_none();
+    if !leaf {
+        let left = match (ascending, descending) {
+            (true, _) => count - 1,
+            (_, true) => 0,
+            _ => balanced(node, leaf, count)?.0,
         };
-        return Ok(Split { left, separator: separator.to_vec() });
+        let mut separator = Vec::new();
+        node.key_into(left, &mut separator)?;
+        return Ok(Split { left, separator });
     }
-    let left = match (ascending, descending) {
-        (true, _) => count - 1,
-        (_, true) => 0,
-        _ => balanced(node, leaf, count)?,
+    let candidates = match (ascending, descending) {
+        _ if count < 2 && exact => return Err(Torn),
+        _ if count < 2 => [at, at],
+        (true, _) => [count, count - 1],
+        (_, true) => [0, 1],
+        _ => balanced(node, leaf, count)?.into(),
     };
-    node.key_into(left, &mut key)?;
-    if leaf {
-        let mut low = Vec::new();
-        node.key_into(left - 1, &mut low)?;
-        key = separator(&low, &key).to_vec();
+    for left in candidates {
+        let split = split_leaf_at(node, left, incoming)?;
+        if halves_fit(node, &split)? {
+            return Ok(split);
+        }
     }
-    Ok(Split { left, separator: key })
+    // A long fence for a full node: by bytes, which always fits.
+    split_leaf_at(node, balanced(node, leaf, count)?.1, incoming)
 }
 
-/// The slot near the middle (by bytes) with the shortest separator before it, or in it.
-fn balanced(node: Node<&[u8]>, leaf: bool, count: usize) -> Result<usize, Torn> {
+/// A split of a leaf between two of its slots, or between its last one and `incoming`.
+fn split_leaf_at(node: Node<&[u8]>, left: usize, incoming: &[u8]) -> Result<Split, Torn> {
+    let (mut low, mut high) = (incoming.to_vec(), incoming.to_vec());
+    if left > 0 {
+        node.key_into(left - 1, &mut low)?;
+    }
+    if left < node.count()? {
+        node.key_into(left, &mut high)?;
+    }
+    Ok(Split { left, separator: separator(&low, &high).to_vec() })
+}
+
+/// Whether both halves of a leaf fit their pages, with the separator as a new fence.
+fn halves_fit(node: Node<&[u8]>, split: &Split) -> Result<bool, Torn> {
+    let (lower, upper) = (node.lower()?, node.upper()?);
+    let middle = Some(&split.separator[..]);
+    let halves = [
+        (0..split.left, Fences { lower, upper: middle }),
+        (split.left..node.count()?, Fences { lower: middle, upper }),
+    ];
+    for (slots, fences) in halves {
+        let longer = fences.prefix_len().checked_sub(node.prefix_len()?).ok_or(Torn)?;
+        let mut size = fences.size();
+        for index in slots {
+            let suffix = node.suffix(index)?.len().checked_sub(longer).ok_or(Torn)?;
+            size += LEAF_SLOT + suffix + node.payload_place(index)?.len;
+        }
+        if size > capacity(node.bytes().len()) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// The slot near the middle with the shortest separator before it, or in it, and the slot in the
+/// middle, by bytes.
+fn balanced(node: Node<&[u8]>, leaf: bool, count: usize) -> Result<(usize, usize), Torn> {
     let size = |index| -> Result<usize, Torn> {
         let payload = if leaf { node.payload_place(index)?.len } else { 0 };
         Ok(slot_size(u8::from(!leaf)) + node.suffix(index)?.len() + payload)
@@ -93,7 +131,7 @@ fn balanced(node: Node<&[u8]>, leaf: bool, count: usize) -> Result<usize, Torn> 
             (best, shortest) = (index, len);
         }
     }
-    Ok(best)
+    Ok((best, middle.max(least)))
 }
 
 /// Moves the slots left of the split to `left`, a new page, and keeps the others in `page`.

@@ -43,14 +43,13 @@ fn separators(bytes: &[u8]) -> (Vec<(Vec<u8>, u64)>, u64) {
 /// Keys with long shared beginnings, zeros, and every length up to the limit.
 fn key(max: usize) -> impl Strategy<Value = Vec<u8>> {
     let short = prop::collection::vec(prop::sample::select(&[0u8, 1, b'a', b'b', 255][..]), 0..6);
-    let shared = (prop::collection::vec(any::<u8>(), 0..4), 0..max.min(200)).prop_map(
-        move |(tail, len)| {
+    let shared =
+        (prop::collection::vec(any::<u8>(), 0..4), 0..max.min(200)).prop_map(move |(tail, len)| {
             let mut key = vec![b'p'; len];
             key.extend(tail);
             key.truncate(max);
             key
-        },
-    );
+        });
     let random = prop::collection::vec(any::<u8>(), 0..=max);
     prop_oneof![4 => short, 4 => shared, 1 => random]
 }
@@ -240,25 +239,76 @@ proptest! {
 
 #[test]
 fn ascending_and_descending_inserts_leave_full_leaves() {
-    for (numbers, full) in [((0..10_000u32).collect::<Vec<_>>(), 0), ((0..10_000).rev().collect(), 1)] {
+    // With every length of value, so that leaves are full to the last byte in some cases: then
+    // there is no room for the new fence, and the split moves away from the end.
+    for (descending, len) in (0..200).map(|n| (n % 2 == 1, n / 2)) {
+        let value = vec![1; len];
         let mut bytes = page_of(1);
         NodeMut::format(&mut bytes, 0, Fences::default(), 0);
-        for number in numbers {
+        for number in 0..1000u32 {
+            let number = if descending { u32::MAX - number } else { number };
             let key = number.to_be_bytes();
-            if put(&mut bytes, &key, b"value") {
+            if put(&mut bytes, &key, &value) {
                 continue;
             }
             let split = plan_split(Node::new(&bytes[..]), &key).unwrap();
             let mut left = page_of(1);
             split_off_left(&mut bytes, &mut left, &split).unwrap();
-            let (done, next) = if full == 0 { (left, bytes) } else { (bytes, left) };
+            check(&left).unwrap();
+            check(&bytes).unwrap();
+            let (done, next) = if descending { (bytes, left) } else { (left, bytes) };
             let free = Node::new(&done[..]).free_space().unwrap();
-            assert!(free < 3 * capacity(4096) / 10, "{free} bytes are free in a leaf");
+            // The prefix appears only with the second fence: three bytes of every key.
+            let gained = 3 * Node::new(&done[..]).count().unwrap();
+            assert!(free < 2 * (len + 16) + gained, "{free} bytes are free in a leaf");
             bytes = next;
-            assert_eq!(Node::new(&bytes[..]).count().unwrap(), 0);
-            assert!(put(&mut bytes, &key, b"value"));
+            assert!(Node::new(&bytes[..]).count().unwrap() <= 1);
+            assert!(put(&mut bytes, &key, &value));
         }
     }
+}
+
+#[test]
+fn skewed_leaves_split_into_halves_that_fit() {
+    // Long keys and values on one side, short ones on the other, all lengths around the limits.
+    let limits = NodeLimits::for_page_size(4096);
+    for (tiny, long_first) in (0..200).map(|n| (n / 2, n % 2 == 0)) {
+        let mut bytes = page_of(1);
+        NodeMut::format(&mut bytes, 0, Fences::default(), 0);
+        let long = if long_first { b'a' } else { b'z' };
+        for n in 0..tiny {
+            assert!(put(&mut bytes, &[b'm', n], b""));
+        }
+        for n in 0..8u8 {
+            let mut key = vec![long; limits.max_key];
+            key[1] = n;
+            if !put(&mut bytes, &key, &vec![n; limits.max_inline_value(key.len())]) {
+                let split = plan_split(Node::new(&bytes[..]), &key).unwrap();
+                let mut left = page_of(1);
+                split_off_left(&mut bytes, &mut left, &split).unwrap();
+                check(&left).unwrap();
+                check(&bytes).unwrap();
+                break;
+            }
+        }
+    }
+}
+
+#[test]
+fn the_first_entry_may_grow_until_its_leaf_splits() {
+    // Growing in place is no descending insert: the entry must not end up beside itself.
+    let mut bytes = page_of(1);
+    NodeMut::format(&mut bytes, 0, Fences::default(), 0);
+    for n in 0..8u8 {
+        assert!(put(&mut bytes, &[n][..usize::from(n.min(1))], &[n; 400]));
+    }
+    assert!(!put(&mut bytes, b"", &[9; 950]));
+    let split = plan_split(Node::new(&bytes[..]), b"").unwrap();
+    let mut left = page_of(1);
+    split_off_left(&mut bytes, &mut left, &split).unwrap();
+    check(&left).unwrap();
+    check(&bytes).unwrap();
+    assert!(put(&mut left, b"", &[9; 950]));
 }
 
 #[test]

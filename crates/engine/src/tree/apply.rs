@@ -56,8 +56,9 @@ pub(crate) fn apply(
         Action::Raise { level, child } => {
             NodeMut::format(bytes, level, Default::default(), child);
         }
-        Action::SplitOff { left, split } => split_off_left(bytes, left, split)
-            .map_err(|torn| Error::torn(place, torn))?,
+        Action::SplitOff { left, split } => {
+            split_off_left(bytes, left, split).map_err(|torn| Error::torn(place, torn))?
+        }
         Action::MergeFrom { left, separator } => {
             merge_into_right(Node::new(left), bytes, separator)
                 .map_err(|torn| Error::torn(place, torn))?;

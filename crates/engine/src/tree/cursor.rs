@@ -31,7 +31,8 @@ enum State {
 
 /// A place in a tree that can move forward and backward. It stays valid whatever others do.
 ///
-/// Each entry was in the tree when the method that moved to it returned.
+/// Each entry was in the tree when the method that moved to it returned. After an error the cursor
+/// stands nowhere, as a fresh one.
 #[derive(Debug)]
 pub struct Cursor<'a> {
     access: Access<'a>,
@@ -119,10 +120,7 @@ impl<'a> Cursor<'a> {
             State::AtEnd => Ok(false),
             State::On(index) if self.is_current() => self.settle_forward(index + 1),
             State::On(_) => {
-                let key = std::mem::take(&mut self.key);
-                self.load(Target::Key(&key))?;
-                let (index, exact) = self.find(&key)?;
-                self.key = key;
+                let (index, exact) = self.seek_key()?;
                 self.settle_forward(index + usize::from(exact))
             }
         }
@@ -138,10 +136,7 @@ impl<'a> Cursor<'a> {
             State::AtStart => Ok(false),
             State::On(index) if self.is_current() => self.settle_backward(index),
             State::On(_) => {
-                let key = std::mem::take(&mut self.key);
-                self.load(Target::Key(&key))?;
-                let index = self.find(&key)?.0;
-                self.key = key;
+                let index = self.seek_key()?.0;
                 self.settle_backward(index)
             }
         }
@@ -225,8 +220,17 @@ impl<'a> Cursor<'a> {
         self.guard.is_some_and(|guard| guard.validate().is_ok())
     }
 
-    /// Copies the leaf for `target`.
+    /// Copies the leaf of the current key, which has changed, and finds the key's place in it.
+    fn seek_key(&mut self) -> Result<(usize, bool)> {
+        let key = std::mem::take(&mut self.key);
+        let found = self.load(Target::Key(&key)).and_then(|()| self.find(&key));
+        self.key = key;
+        found
+    }
+
+    /// Copies the leaf for `target`. After an error the cursor stands nowhere.
     fn load(&mut self, target: Target<'_>) -> Result<()> {
+        self.state = State::Fresh;
         self.access.core.check_open()?;
         let access = self.access;
         let copied = access.attempt(|| {

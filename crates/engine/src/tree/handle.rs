@@ -4,7 +4,9 @@ use std::io;
 use std::ops::Bound;
 use std::sync::Arc;
 
+use super::check::Strict;
 use super::modify::{Existing, Incoming};
+use super::salvage::Visit;
 use super::{Access, Cursor, Entries, TreeStat, TreeState};
 use crate::error::Result;
 use crate::store_core::StoreCore;
@@ -176,7 +178,7 @@ impl Tree {
         &self,
         sorted: impl IntoIterator<Item = Result<(K, V)>>,
     ) -> Result<u64> {
-        self.access().bulk_load(sorted)
+        self.access().bulk_load(sorted.into_iter())
     }
 
     /// Counts what the tree has. Changes wait meanwhile.
@@ -195,12 +197,12 @@ impl Tree {
         let _still = self.core.hold();
         let access = self.open_access()?;
         access.check_dropped()?;
-        access.check(&mut |_| Ok(()))
+        access.check(&mut Strict)
     }
 
     /// Visits whatever can be read of the tree, in order, and the damage that was met between.
     /// For stores that were opened for salvage; `visit` returns false to end.
-    pub fn salvage(&self, visit: &mut dyn FnMut(Result<(&[u8], &[u8])>) -> bool) {
+    pub fn salvage(&self, visit: Visit<'_>) {
         self.access().salvage(visit);
     }
 }

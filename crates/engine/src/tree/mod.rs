@@ -22,13 +22,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use vellum_pool::PageRef;
 
-pub(crate) use apply::{apply, init, Action};
+pub(crate) use apply::{Action, apply, init};
 pub use check::TreeStat;
 pub(crate) use check::Visitor;
 pub use cursor::Cursor;
 pub use entries::Entries;
 pub use handle::Tree;
 pub(crate) use modify::{Existing, Incoming};
+pub use salvage::Visit;
 
 use crate::error::{Error, Result};
 use crate::store_core::StoreCore;

@@ -152,7 +152,8 @@ impl<'a> Access<'a> {
         if !self.is_underfull(Node::new(&node[..])) {
             return Ok(Merged::Done);
         }
-        let parent_torn = |torn| Error::torn(parent.page(), torn);
+        let parent_page = parent.page();
+        let parent_torn = |torn| Error::torn(parent_page, torn);
         let count = Node::new(&parent[..]).count().map_err(parent_torn)?;
         if count == 0 {
             return self.pull_up(change, parent, node);

@@ -14,7 +14,7 @@ use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 use vellum_vm::{END_OF_FILE, Entry, FaultBehaviour, PAGE_SIZE, PageRange, Surface};
 
-use super::file_open::{EngineChoice, FileOptions, Opened, open};
+use super::file_open::{EngineChoice, FileLock, FileOptions, Opened, open};
 use super::threads::ThreadEngine;
 use super::transfer::{ReadRequest, file_offset};
 use super::uring::UringEngine;
@@ -40,6 +40,8 @@ pub struct FileDevice {
     read_only: bool,
     is_block_device: bool,
     direct: Result<(), String>,
+    /// Dropped after the engine: nothing is in flight when the file is unlocked.
+    _lock: Option<FileLock>,
     /// Held while the length changes.
     resizing: Mutex<()>,
 }
@@ -63,8 +65,7 @@ impl FileDevice {
     }
 
     fn with(path: &Path, options: FileOptions, create: bool) -> Result<Self, DeviceError> {
-        let Opened { file, is_block_device, direct } = open(path, options, create)?;
-        let file = Arc::new(file);
+        let Opened { file, lock, is_block_device, direct } = open(path, options, create)?;
         Ok(Self {
             engine: start_engine(&file, options.engine)?,
             file,
@@ -72,6 +73,7 @@ impl FileDevice {
             read_only: options.read_only,
             is_block_device,
             direct,
+            _lock: lock,
             resizing: Mutex::new(()),
         })
     }

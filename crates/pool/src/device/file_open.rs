@@ -5,6 +5,8 @@ use std::fs::{File, Metadata, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
 
 use rustix::fs::{AtFlags, FlockOperation, OFlags, StatxFlags};
 use rustix::io::Errno;
@@ -59,9 +61,24 @@ impl Default for FileOptions {
 /// An open, locked file.
 #[derive(Debug)]
 pub(super) struct Opened {
-    pub(super) file: File,
+    pub(super) file: Arc<File>,
+    pub(super) lock: Option<FileLock>,
     pub(super) is_block_device: bool,
     pub(super) direct: Result<(), String>,
+}
+
+/// The lock on a file. Dropping it unlocks the file at once. Closing the file would do that only
+/// when the kernel's last reference goes: io_uring may hold one for a moment after an operation is
+/// done, and so may a child process between fork and exec.
+#[derive(Debug)]
+pub(super) struct FileLock(Arc<File>);
+
+impl Drop for FileLock {
+    fn drop(&mut self) {
+        if let Err(error) = rustix::fs::flock(&*self.0, FlockOperation::Unlock) {
+            tracing::warn!(%error, "unlocking a file failed: it is unlocked when it is closed");
+        }
+    }
 }
 
 /// Opens a file; `create` makes a new one, or takes a block device that is there.
@@ -87,21 +104,23 @@ pub(super) fn open(path: &Path, options: FileOptions, create: bool) -> Result<Op
         // Refused while the device is mounted or otherwise in the system's use.
         how.custom_flags(libc::O_EXCL);
     }
-    let file = how.open(path).map_err(|error| open_failed(path, options.read_only, error))?;
+    let file = open_patiently(&how, path, is_block_device)
+        .map_err(|error| open_failed(path, options.read_only, error))?;
     let opened = file.metadata().map_err(failed("looking at"))?;
     if self::is_block_device(path, &opened)? != is_block_device {
         let source = io::Error::other("it was replaced while it was being opened");
         return Err(failed("opening")(source));
     }
-    if options.lock
-        && let Err(error) = lock(&file, path, options.read_only, &opened)
-    {
-        if new && !matches!(error, DeviceError::InUse { .. }) {
-            // The caller may try again without a lock, and then it must not be there already.
-            drop(std::fs::remove_file(path));
-        }
-        return Err(error);
+    let file = Arc::new(file);
+    let lock = match options.lock {
+        true => lock(&file, path, options.read_only, &opened).map(Some),
+        false => Ok(None),
+    };
+    if new && matches!(lock, Err(DeviceError::NoLocks { .. })) {
+        // The caller may try again without a lock, and then it must not be there already.
+        drop(std::fs::remove_file(path));
     }
+    let lock = lock?;
     if new {
         sync_directory_of(path).map_err(failed("making durable the directory entry of"))?;
     }
@@ -112,7 +131,21 @@ pub(super) fn open(path: &Path, options: FileOptions, create: bool) -> Result<Op
     if let (Err(reason), Direct::Auto) = (&direct, options.direct) {
         tracing::warn!(path = %path.display(), %reason, "I/O goes through the kernel's page cache");
     }
-    Ok(Opened { file, is_block_device, direct })
+    Ok(Opened { file, lock, is_block_device, direct })
+}
+
+/// Opens, and tries again for a moment if a block device is busy: the kernel's claim on one that
+/// was just closed goes with its last reference, which io_uring may still hold.
+fn open_patiently(how: &OpenOptions, path: &Path, is_block_device: bool) -> io::Result<File> {
+    for _ in 0..20 {
+        match how.open(path) {
+            Err(error) if is_block_device && error.kind() == io::ErrorKind::ResourceBusy => {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            result => return result,
+        }
+    }
+    how.open(path)
 }
 
 /// Whether it is a block device; an error for what is no regular file either.
@@ -143,8 +176,13 @@ fn open_failed(path: &Path, read_only: bool, source: io::Error) -> DeviceError {
     }
 }
 
-/// Locks the open file: shared to read, alone to write. The lock goes with the descriptor.
-fn lock(file: &File, path: &Path, read_only: bool, metadata: &Metadata) -> Result<(), DeviceError> {
+/// Locks the open file: shared to read, alone to write.
+fn lock(
+    file: &Arc<File>,
+    path: &Path,
+    read_only: bool,
+    metadata: &Metadata,
+) -> Result<FileLock, DeviceError> {
     let operation = if read_only {
         FlockOperation::NonBlockingLockShared
     } else {
@@ -152,8 +190,8 @@ fn lock(file: &File, path: &Path, read_only: bool, metadata: &Metadata) -> Resul
     };
     let path = path.to_path_buf();
     loop {
-        return match rustix::fs::flock(file, operation) {
-            Ok(()) => Ok(()),
+        return match rustix::fs::flock(&**file, operation) {
+            Ok(()) => Ok(FileLock(Arc::clone(file))),
             Err(Errno::INTR) => continue,
             Err(Errno::WOULDBLOCK) => {
                 Err(DeviceError::InUse { path, holder: lock_holder(metadata) })

@@ -33,7 +33,7 @@ impl ResidentSet {
 
     fn encode(page: PageRef) -> u64 {
         debug_assert!(page.frames > 0 && page.frames <= PageRef::MAX_FRAMES);
-        debug_assert!(page.id.0 < PageRef::MAX_ID);
+        debug_assert!(page.id.0 + u64::from(page.frames) <= PageRef::MAX_ID);
         (page.id.0 << FRAMES_BITS) | u64::from(page.frames)
     }
 
@@ -169,7 +169,8 @@ mod tests {
     #[test]
     fn the_largest_reference_fits() {
         let set = ResidentSet::new(1);
-        let page = PageRef::new(PageRef::MAX_ID - 1, PageRef::MAX_FRAMES);
+        let frames = PageRef::MAX_FRAMES;
+        let page = PageRef::new(PageRef::MAX_ID - u64::from(frames), frames);
         set.insert(PageRef::new(0, 1));
         set.insert(page);
         assert_eq!(contents(&set).last(), Some(&page));

@@ -16,6 +16,7 @@ use vellum_pool::{
     PoolSize, RawPages, Space,
 };
 
+pub mod churn;
 pub mod tasks;
 
 /// Longer than anything takes that is not stuck.
@@ -205,4 +206,27 @@ impl Random {
     pub fn pick<T: Copy>(&mut self, from: &[T]) -> T {
         from[self.below(from.len())]
     }
+}
+
+/// References that no pool of these tests can have, from the ends of the numbers.
+pub fn hostile_references(pool: &Pool) -> Vec<PageRef> {
+    let end = pool.surface().pages();
+    [
+        (0, 0),
+        (0, u32::MAX),
+        (1, u32::MAX),
+        (0, PageRef::MAX_FRAMES),
+        (0, PageRef::MAX_FRAMES + 1),
+        (end, 1),
+        (end - 1, 2),
+        (end + 1_000_000, 1),
+        (PageRef::MAX_ID, 1),
+        (1 << 52, 1),
+        (u64::MAX, 1),
+        (u64::MAX, 0),
+        (u64::MAX, u32::MAX),
+        (u64::MAX - 1, 2),
+    ]
+    .map(|(id, frames)| PageRef::new(id, frames))
+    .to_vec()
 }

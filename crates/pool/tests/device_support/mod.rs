@@ -1,5 +1,5 @@
 //! What the tests of devices share: aligned memory, known contents, counting callbacks, mounts.
-#![allow(unsafe_code, dead_code)]
+#![allow(unsafe_code, dead_code, clippy::unwrap_used)]
 
 use std::ffi::CString;
 use std::io;

@@ -144,7 +144,7 @@ fn fill(vector: &mut Vec<libc::iovec>, base: NonNull<u8>, entries: &[Entry], at:
     for entry in &entries[at.entry..] {
         let left = remaining(entry, done);
         if left > 0 {
-            let part = PageRange::new(entry.range.start + done, left);
+            let part = PageRange::new(entry.range.start + done, left.min(budget));
             vector.push(libc::iovec {
                 iov_base: address(base, part.start).cast(),
                 iov_len: part.bytes(),

@@ -1,0 +1,168 @@
+//! Files that are no stores, damaged stores, stores in use, closed pipes, full devices.
+
+mod support;
+
+use std::fs::{self, File};
+use std::io::Read;
+use std::process::Stdio;
+
+use support::{Folder, checked, command, failed, fails, noise, ok, run_with_input, succeeded};
+
+/// Every command that opens a store, with arguments that would work.
+fn commands(store: &str) -> Vec<Vec<String>> {
+    let lines = [
+        "get STORE k",
+        "put STORE k v",
+        "rm STORE k",
+        "scan STORE",
+        "trees STORE",
+        "stat STORE",
+        "check STORE",
+        "dump STORE",
+    ];
+    let words = |line: &&str| {
+        line.split(' ').map(|word| if word == "STORE" { store } else { word }.to_string()).collect()
+    };
+    lines.iter().map(words).collect()
+}
+
+#[test]
+fn what_is_no_store_is_refused_and_left_alone() {
+    let folder = Folder::new();
+    for (name, bytes) in [
+        ("text", b"hello, this is a text\n".to_vec()),
+        ("empty", Vec::new()),
+        ("zeros", vec![0; 1 << 20]),
+        ("noise", noise(1 << 20, 1)),
+        ("odd", noise(12_345, 2)),
+    ] {
+        fs::write(folder.path(name), &bytes).unwrap();
+        for arguments in commands(&folder.name(name)) {
+            let error = fails(&arguments);
+            assert!(error.contains(name), "{arguments:?}: {error}");
+        }
+        assert!(fs::read(folder.path(name)).unwrap() == bytes, "{name} was changed");
+    }
+}
+
+#[test]
+fn what_is_not_there_is_said() {
+    let folder = Folder::new();
+    for arguments in commands(&folder.name("none")) {
+        if arguments[0] != "put" {
+            let error = fails(&arguments);
+            assert!(error.contains("none"), "{arguments:?}: {error}");
+        }
+    }
+    assert!(!folder.path("none").exists());
+    for arguments in commands(&folder.name("no/such/folder")) {
+        fails(&arguments);
+    }
+    // A directory is no store either.
+    for arguments in commands(&folder.name("")) {
+        fails(&arguments);
+    }
+}
+
+#[test]
+fn a_store_that_was_cut_off_is_recognised() {
+    let folder = Folder::new();
+    let store = folder.name("a.vellum");
+    for number in 0..50 {
+        ok(&["put", &store, &format!("key{number}"), &"v".repeat(3000)]);
+    }
+    let whole = fs::read(&store).unwrap();
+    for length in [whole.len() - 4096, whole.len() / 2, 4096, 100] {
+        fs::write(&store, &whole[..length]).unwrap();
+        for arguments in commands(&store) {
+            fails(&arguments);
+        }
+    }
+    fs::write(&store, &whole).unwrap();
+    ok(&["check", &store]);
+}
+
+#[test]
+fn a_store_in_use_is_not_opened_twice() {
+    let folder = Folder::new();
+    let store = folder.name("a.vellum");
+    ok(&["put", &store, "k", &"v".repeat(100_000)]);
+    ok(&["put", &store, "l", &"v".repeat(100_000)]);
+    // More than a pipe takes: it holds the store open until somebody reads.
+    let mut scan = command(&["scan", &store, "--full"]).stdout(Stdio::piped()).spawn().unwrap();
+    let mut first = [0; 1];
+    scan.stdout.as_mut().unwrap().read_exact(&mut first).unwrap();
+    let error = fails(&["put", &store, "k", "new"]);
+    assert!(error.contains("use"), "{error}");
+    // Readers do not mind each other.
+    assert_eq!(ok(&["get", &store, "k"]).len(), 100_000);
+    let mut rest = Vec::new();
+    scan.stdout.as_mut().unwrap().read_to_end(&mut rest).unwrap();
+    assert!(scan.wait().unwrap().success());
+    ok(&["put", &store, "k", "new"]);
+}
+
+#[test]
+fn a_reader_that_goes_away_is_no_error() {
+    let folder = Folder::new();
+    let store = folder.name("a.vellum");
+    succeeded(run_with_input(&["put", &store, "k"], &[b'v'; 500_000]));
+    for arguments in [
+        &["get", &store, "k"][..],
+        &["scan", &store, "--full"],
+        &["dump", &store],
+        &["dump", &store, "--print"],
+        &["stat", &store],
+        &["--help"],
+        &["probe", "--pages", "64", "--rounds", "1"],
+    ] {
+        let mut command = command(arguments);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        drop(child.stdout.take());
+        let output = checked(child.wait_with_output().unwrap());
+        assert_eq!(output.status.code(), Some(0), "{arguments:?}");
+        assert_eq!(String::from_utf8_lossy(&output.stderr), "", "{arguments:?}");
+    }
+    ok(&["check", &store]);
+}
+
+#[test]
+fn output_that_cannot_be_written_is_an_error() {
+    let folder = Folder::new();
+    let store = folder.name("a.vellum");
+    succeeded(run_with_input(&["put", &store, "k"], &[b'v'; 500_000]));
+    for arguments in [&["get", &store, "k"][..], &["dump", &store], &["stat", &store]] {
+        let full = File::options().write(true).open("/dev/full").unwrap();
+        let output = command(arguments).stdout(full).output().unwrap();
+        let error = failed(checked(output));
+        assert!(error.contains("writing the output"), "{error}");
+    }
+}
+
+#[test]
+fn a_file_that_cannot_be_written_is_an_error() {
+    // Nobody, not even root, can create files there.
+    let error = fails(&["put", "/proc/self/store.vellum", "k", "v"]);
+    assert!(error.contains("/proc/self/store.vellum"), "{error}");
+    let error = fails(&["put", "/dev/null", "k", "v"]);
+    assert!(error.contains("/dev/null"), "{error}");
+}
+
+#[test]
+fn a_value_file_that_is_not_there_creates_no_store() {
+    let folder = Folder::new();
+    fails(&["put", &folder.name("a"), "k", "--file", &folder.name("none")]);
+    assert!(!folder.path("a").exists());
+}
+
+#[test]
+fn a_key_that_is_too_long_changes_nothing() {
+    let folder = Folder::new();
+    let store = folder.name("a.vellum");
+    ok(&["put", &store, "k", "v"]);
+    let error = fails(&["put", &store, &"k".repeat(5000), "v"]);
+    assert!(error.contains("5000"), "{error}");
+    succeeded(run_with_input(&["put", &store, "empty"], b""));
+    ok(&["check", &store]);
+}

@@ -1,0 +1,84 @@
+//! The demonstration on small trees of files, with a pool an eighth of the data.
+
+mod support;
+
+use support::{Folder, checked, command, failed, fails, make_files, ok, run, text};
+
+#[test]
+fn the_whole_round_on_a_small_tree() {
+    let folder = Folder::new();
+    let files = folder.path("files");
+    make_files(&files);
+    let store = folder.name("kept.vellum");
+    let arguments =
+        ["demo", "--dir", files.to_str().unwrap(), "--seconds", "0.3", "--store", &store];
+    let output = run(&arguments);
+    let (table, progress) =
+        (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert_eq!(output.status.code(), Some(0), "{progress}");
+    assert!(table.contains("every byte right"), "{table}");
+    assert!(table.contains("(the data is 8.0 times as large)"), "{table}");
+    for row in ["resident peak", "hit rate", "backend", "device", "update chunks", "compare again"]
+    {
+        assert!(table.contains(row), "{row}: {table}");
+    }
+    let row = |name: &str| {
+        let line = table.lines().find(|line| line.starts_with(name)).unwrap();
+        line.split_whitespace().last().unwrap().parse::<u64>().unwrap()
+    };
+    assert!(row("evictions") > 0 && row("write-backs") > 0, "{table}");
+    // What is left is a whole store under its name.
+    assert!(!folder.path("kept.vellum.partial").exists());
+    ok(&["check", &store]);
+    let meta = text(&["get", &store, "large", "--meta"]);
+    assert!(meta.contains("2500000 bytes"), "{meta}");
+    let error = fails(&arguments);
+    assert!(error.contains("is there already"), "{error}");
+}
+
+#[test]
+fn a_temporary_store_leaves_nothing() {
+    let folder = Folder::new();
+    let (files, temporary) = (folder.path("files"), folder.path("temporary"));
+    make_files(&files);
+    std::fs::create_dir(&temporary).unwrap();
+    let mut demo = command(&["demo", "--seconds", "0.1", "--threads", "3", "--backend", "madvise"]);
+    demo.args(["--pool", "1MiB", "--dir"]).arg(&files).env("TMPDIR", &temporary);
+    let output = checked(demo.output().unwrap());
+    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(std::fs::read_dir(&temporary).unwrap().count(), 0);
+}
+
+#[test]
+fn killed_in_the_middle_it_leaves_nothing() {
+    let folder = Folder::new();
+    let (files, temporary) = (folder.path("files"), folder.path("temporary"));
+    make_files(&files);
+    std::fs::create_dir(&temporary).unwrap();
+    let mut demo = command(&["demo", "--seconds", "60", "--dir"]);
+    demo.arg(&files).env("TMPDIR", &temporary);
+    demo.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::piped());
+    let mut child = demo.spawn().unwrap();
+    // Once it reports progress of the import, the store is there.
+    let mut lines = std::io::BufRead::lines(std::io::BufReader::new(child.stderr.take().unwrap()));
+    lines.find(|line| line.as_ref().unwrap().starts_with("import")).unwrap().unwrap();
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert_eq!(std::fs::read_dir(&temporary).unwrap().count(), 0);
+}
+
+#[test]
+fn what_it_cannot_do_is_said() {
+    let folder = Folder::new();
+    let error = fails(&["demo", "--dir", &folder.name("none")]);
+    assert!(error.contains("none"), "{error}");
+    std::fs::create_dir(folder.path("empty")).unwrap();
+    let error = fails(&["demo", "--dir", &folder.name("empty")]);
+    assert!(error.contains("no files"), "{error}");
+    let files = folder.path("files");
+    make_files(&files);
+    let mut demo = command(&["demo", "--pool", "8KiB", "--dir"]);
+    let error = failed(checked(demo.arg(&files).output().unwrap()));
+    assert!(error.contains("pool"), "{error}");
+    assert!(!error.contains("MISMATCH"), "{error}");
+}

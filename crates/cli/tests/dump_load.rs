@@ -1,0 +1,142 @@
+//! Dump and load: what comes back, what other programs make of it, what is refused.
+
+mod support;
+
+use std::process::{Command, Stdio};
+
+use support::{Folder, fails, noise, ok, run_with_input, succeeded, text};
+
+/// A store with keys and values of all bytes, in two trees.
+fn fill(store: &str) {
+    let mut dump = Vec::new();
+    for tree in ["binary", "plain"] {
+        dump.extend(format!("VERSION=3\nformat=bytevalue\ndatabase={tree}\n").into_bytes());
+        dump.extend(b"type=btree\nHEADER=END\n");
+        for number in 0..300_usize {
+            let key = [&noise(number % 9, number as u64)[..], &number.to_be_bytes()].concat();
+            // Up to some 90 KB: blobs too.
+            for bytes in [key, noise(number * number, number as u64)] {
+                let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+                dump.extend(format!(" {hex}\n").into_bytes());
+            }
+        }
+        dump.extend(b"DATA=END\n");
+    }
+    succeeded(run_with_input(&["load", store, "--pool", "4MiB"], &dump));
+}
+
+#[test]
+fn everything_survives_in_both_formats() {
+    let folder = Folder::new();
+    let store = folder.name("a.vellum");
+    fill(&store);
+    let dump = ok(&["dump", &store]);
+    for format in ["bytevalue", "print"] {
+        let copy = folder.name(&format!("{format}.vellum"));
+        let arguments =
+            if format == "print" { vec!["dump", &store, "-p"] } else { vec!["dump", &store] };
+        succeeded(run_with_input(&["load", &copy], &ok(&arguments)));
+        assert!(ok(&["dump", &copy]) == dump, "{format}");
+        ok(&["check", &copy]);
+    }
+}
+
+#[test]
+fn one_tree_can_be_dumped_and_loaded_under_another_name() {
+    let folder = Folder::new();
+    let (store, file) = (folder.name("a.vellum"), folder.name("dump"));
+    ok(&["put", &store, "k", "v", "--tree", "x"]);
+    ok(&["put", &store, "k", "w", "--tree", "y"]);
+    ok(&["dump", &store, "--tree", "y", "-o", &file]);
+    ok(&["load", &store, &file, "--tree", "z"]);
+    assert_eq!(ok(&["get", &store, "k", "--tree", "z"]), b"w");
+    assert_eq!(text(&["trees", &store]), "x\ny\nz\n");
+    let error = fails(&["dump", &store, "-o", &file]);
+    assert!(error.contains("creating"), "{error}");
+    let error = fails(&["dump", &store, "--tree", "none"]);
+    assert!(error.contains("none"), "{error}");
+}
+
+#[test]
+fn unsorted_entries_and_full_trees_are_loaded_one_by_one() {
+    let folder = Folder::new();
+    let store = folder.name("a.vellum");
+    let head = "VERSION=3\nformat=print\nHEADER=END\n";
+    let dump = format!("{head} b\n 1\n c\n 2\n a\n 3\n c\n 4\nDATA=END\n");
+    succeeded(run_with_input(&["load", &store], dump.as_bytes()));
+    assert_eq!(text(&["scan", &store]), "a\t3\nb\t1\nc\t4\n");
+    let dump = format!("{head} b\n 5\n d\n 6\nDATA=END\n");
+    succeeded(run_with_input(&["load", &store], dump.as_bytes()));
+    assert_eq!(text(&["scan", &store]), "a\t3\nb\t5\nc\t4\nd\t6\n");
+}
+
+#[test]
+fn a_bad_line_is_named_and_nothing_stays_half_loaded() {
+    let folder = Folder::new();
+    let store = folder.name("a.vellum");
+    let head = "VERSION=3\nformat=print\ndatabase=t\nHEADER=END\n";
+    let bad = format!("{head} a\n 1\n b\nno blank\nDATA=END\n");
+    let error = support::failed(run_with_input(&["load", &store], bad.as_bytes()));
+    assert!(error.contains("line 8") && error.contains("nothing of tree 't' was kept"), "{error}");
+    assert_eq!(text(&["trees", &store]), "");
+    // Into a tree that is there: the message says how much it got.
+    ok(&["put", &store, "old", "0", "--tree", "t"]);
+    let error = support::failed(run_with_input(&["load", &store], bad.as_bytes()));
+    assert!(error.contains("line 8") && error.contains("got 1 entries"), "{error}");
+    assert_eq!(text(&["scan", &store]), "a\t1\nold\t0\n");
+    ok(&["check", &store]);
+}
+
+#[test]
+fn what_is_no_dump_creates_no_store() {
+    let folder = Folder::new();
+    let store = folder.name("a.vellum");
+    for input in [&b"hello\n"[..], b"", b"VERSION=2\n", b"VERSION=3\nformat=xml\n"] {
+        support::failed(run_with_input(&["load", &store], input));
+        assert!(!folder.path("a.vellum").exists());
+    }
+    let error = fails(&["load", &store, &folder.name("none")]);
+    assert!(error.contains("opening"), "{error}");
+}
+
+#[test]
+fn a_key_that_is_too_long_is_refused_with_its_line() {
+    let folder = Folder::new();
+    let store = folder.name("a.vellum");
+    let key = "k".repeat(5000);
+    let dump = format!("VERSION=3\nformat=print\nHEADER=END\n a\n 1\n {key}\n 2\nDATA=END\n");
+    let error = support::failed(run_with_input(&["load", &store], dump.as_bytes()));
+    assert!(error.contains("line 7"), "{error}");
+    assert_eq!(text(&["trees", &store]), "");
+}
+
+/// Berkeley DB's and LMDB's own tools read our dumps and we read theirs, where they are installed.
+#[test]
+fn other_programs_read_and_write_the_same_format() {
+    let folder = Folder::new();
+    let store = folder.name("a.vellum");
+    let mut dump = String::from("VERSION=3\nformat=print\nHEADER=END\n");
+    for number in 0..500 {
+        dump.push_str(&format!(" {number:04}\\00\\ff\n value\\0a{number}\n"));
+    }
+    dump.push_str("DATA=END\n");
+    succeeded(run_with_input(&["load", &store], dump.as_bytes()));
+    for (load, dump, flag) in [("mdb_load", "mdb_dump", Some("-n")), ("db_load", "db_dump", None)] {
+        if Command::new(load).arg("-V").output().is_err() {
+            println!("{load} is not installed: not compared");
+            continue;
+        }
+        let database = folder.name(&format!("{load}.db"));
+        let mut child =
+            Command::new(load).args(flag).arg(&database).stdin(Stdio::piped()).spawn().unwrap();
+        let mut section = text(&["dump", &store, "--tree", "main"]);
+        // Without a name the other side has one unnamed database.
+        section = section.replace("database=main\n", "");
+        std::io::Write::write_all(&mut child.stdin.take().unwrap(), section.as_bytes()).unwrap();
+        assert!(child.wait().unwrap().success());
+        let back = Command::new(dump).args(flag).arg(&database).output().unwrap().stdout;
+        let copy = folder.name(&format!("{load}.vellum"));
+        succeeded(run_with_input(&["load", &copy], &back));
+        assert!(ok(&["dump", &copy]) == ok(&["dump", &store]), "{load}");
+    }
+}

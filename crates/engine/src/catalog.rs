@@ -1,0 +1,101 @@
+//! The catalog: which trees there are. Itself a tree, from a tree's name to its number and root.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use vellum_pool::PageRef;
+
+use crate::bytes::{get_u32, get_u64, put_u32, put_u64};
+use crate::error::{Error, Result};
+use crate::gate::Hold;
+use crate::page::PageKind;
+use crate::store_core::{Change, StoreCore};
+use crate::tree::{Access, Action, Existing, Incoming, TreeState, apply, init};
+
+/// Bytes of a tree's entry: number u32, 0 u32, root page u64.
+const ENTRY: usize = 16;
+
+fn encode(id: u32, root: u64) -> [u8; ENTRY] {
+    let mut entry = [0; ENTRY];
+    put_u32(&mut entry, 0, id);
+    put_u64(&mut entry, 8, root);
+    entry
+}
+
+impl StoreCore {
+    pub(crate) fn catalog(&self) -> Access<'_> {
+        Access { core: self, tree: &self.catalog }
+    }
+
+    /// Decodes a catalog entry.
+    pub(crate) fn decode_tree(&self, name: &[u8], entry: &[u8]) -> Result<TreeState> {
+        let name = std::str::from_utf8(name);
+        match (name, entry.len()) {
+            (Ok(name), ENTRY) => {
+                let root = PageRef::new(get_u64(entry, 8), self.page_frames);
+                Ok(TreeState::new(get_u32(entry, 0), name.into(), root))
+            }
+            _ => Err(Error::damaged(self.catalog.root, "the catalog has an entry of no sense")),
+        }
+    }
+
+    /// The tree of this name.
+    pub(crate) fn open_tree(&self, name: &str) -> Result<Arc<TreeState>> {
+        self.check_open()?;
+        let mut trees = self.trees();
+        if let Some(tree) = trees.get(name) {
+            return Ok(tree.clone());
+        }
+        let mut entry = Vec::new();
+        if !self.catalog().get_into(name.as_bytes(), &mut entry)? {
+            return Err(Error::NoSuchTree(name.into()));
+        }
+        let tree = Arc::new(self.decode_tree(name.as_bytes(), &entry)?);
+        trees.insert(name.into(), tree.clone());
+        Ok(tree)
+    }
+
+    /// Creates a tree.
+    pub(crate) fn create_tree(&self, name: &str) -> Result<Arc<TreeState>> {
+        let max = self.limits.max_key;
+        if name.len() > max {
+            return Err(Error::KeyTooLong { len: name.len(), max });
+        }
+        let change = self.change()?;
+        let mut trees = self.trees();
+        if self.catalog().contains(name.as_bytes())? {
+            return Err(Error::TreeExists(name.into()));
+        }
+        let id = self.next_tree_id();
+        let root = self.create_root(&change, id)?;
+        let entry = encode(id, root.id.0);
+        let value = Incoming::Bytes(&entry);
+        let stored = self.catalog().put_in(&change, name.as_bytes(), value, Existing::Refuse);
+        if let Err(error) = stored {
+            self.pool.free_page(root)?;
+            return Err(error);
+        }
+        let tree = Arc::new(TreeState::new(id, name.into(), root));
+        trees.insert(name.into(), tree.clone());
+        Ok(tree)
+    }
+
+    /// An empty leaf as the root of a tree.
+    fn create_root(&self, change: &Change<'_>, id: u32) -> Result<PageRef> {
+        let mut guard = self.pool.allocate(self.page_frames)?;
+        let root = init(change, &mut guard, PageKind::Leaf, 0, id);
+        apply(change, &mut guard, Action::Raise { level: 0, child: 0 })?;
+        Ok(root)
+    }
+
+    /// Removes a tree and frees its pages, while no change is under way.
+    pub(crate) fn drop_tree(&self, hold: &Hold<'_>, name: &str) -> Result<()> {
+        let change = self.change_alone(hold)?;
+        let tree = self.open_tree(name)?;
+        let mut trees = self.trees();
+        self.catalog().remove_in(&change, name.as_bytes())?;
+        trees.remove(name);
+        tree.dropped.store(true, Ordering::Release);
+        Access { core: self, tree: &tree }.free_all(&change)
+    }
+}

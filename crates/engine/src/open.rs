@@ -1,0 +1,186 @@
+//! From a file to a store: which header counts, what is refused, and where the free map is.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use vellum_pool::device::{Device, FileDevice, FileOptions};
+use vellum_pool::{PageRef, Pool, PoolOptions, PoolSize, RawPages, Space};
+
+use crate::error::{Error, Result};
+use crate::format::StoreFormat;
+use crate::free_map;
+use crate::header::{FORMAT_VERSION, HEADER_PAGES, Header, HeaderPage};
+use crate::node::{Fences, NodeMut};
+use crate::options::{Options, PAGE_FRAMES_MAX, min_pool_frames};
+use crate::page::{self, PageKind};
+use crate::store_core::StoreCore;
+use crate::tree::CATALOG;
+
+/// Opens the file as a device.
+pub(crate) fn open_file(path: &Path, options: &Options) -> Result<Arc<dyn Device>> {
+    Ok(Arc::new(FileDevice::open(path, file_options(options))?))
+}
+
+/// Creates the file.
+pub(crate) fn create_file(path: &Path, options: &Options) -> Result<Arc<dyn Device>> {
+    if options.is_read_only() {
+        return Err(Error::ReadOnly);
+    }
+    Ok(Arc::new(FileDevice::create(path, file_options(options))?))
+}
+
+fn file_options(options: &Options) -> FileOptions {
+    FileOptions {
+        read_only: options.is_read_only(),
+        direct: options.direct,
+        ..FileOptions::default()
+    }
+}
+
+/// Makes a device an empty store, durably.
+pub(crate) fn create(device: Arc<dyn Device>, options: &Options) -> Result<StoreCore> {
+    let page_frames = options.page_frames;
+    if !(1..=PAGE_FRAMES_MAX).contains(&page_frames) {
+        return Err(Error::BadOption(format!(
+            "tree pages of {page_frames} frames: choose 1 to {PAGE_FRAMES_MAX} (4 to 64 KiB)"
+        )));
+    }
+    if options.is_read_only() {
+        return Err(Error::ReadOnly);
+    }
+    let pool_options = options.pool_options(page_frames)?;
+    let space = Space::new(HEADER_PAGES);
+    let pool = Pool::open(device.clone(), Arc::new(StoreFormat), space, pool_options)?;
+
+    let mut root = pool.allocate(page_frames)?;
+    let catalog = root.page();
+    page::init(&mut root, catalog, PageKind::Leaf, 0, CATALOG);
+    NodeMut::format(&mut root, 0, Fences::default(), 0);
+    drop(root);
+    let mut header = Header {
+        page_frames,
+        store_id: random_id(),
+        sequence: 0,
+        clean: false,
+        catalog: catalog.id.0,
+        free_map: 0,
+        file_pages: pool.file_pages(),
+        next_tree: CATALOG + 1,
+    };
+    for sequence in 0..HEADER_PAGES {
+        header.sequence = sequence;
+        let page = header.page();
+        let write = |source| vellum_pool::PoolError::Write { page, source };
+        header.write(&*device).map_err(write)?;
+    }
+    let core = StoreCore::new(pool, device, header, Vec::new(), false);
+    core.checkpoint(&core.hold(), false)?;
+    Ok(core)
+}
+
+/// A number that tells stores apart.
+fn random_id() -> u128 {
+    use std::hash::{BuildHasher, RandomState};
+    // The standard library seeds it from the system's random numbers.
+    let half = || u128::from(RandomState::new().hash_one(std::process::id()));
+    half() << 64 | half()
+}
+
+/// Opens the store on a device.
+pub(crate) fn open(device: Arc<dyn Device>, options: &Options) -> Result<StoreCore> {
+    let pages = device.pages().map_err(vellum_pool::PoolError::Resize)?;
+    let header = read_header(&device, pages, options.salvage)?;
+    let pool_options = options.pool_options(header.page_frames)?;
+    if !options.salvage {
+        if pages < header.file_pages {
+            return Err(Error::Truncated { found: pages, expected: header.file_pages });
+        }
+        if !header.clean {
+            return Err(Error::UncleanShutdown);
+        }
+    }
+    let (free_map, space) = match options.salvage {
+        true => (Vec::new(), Space::new(pages)),
+        false => read_free_map(&device, &header)?,
+    };
+    let pool = Pool::open(device.clone(), Arc::new(StoreFormat), space, pool_options)?;
+    Ok(StoreCore::new(pool, device, header, free_map, options.salvage))
+}
+
+/// A pool only to look at a few pages, before it is known which are allocated.
+fn small_pool(
+    device: &Arc<dyn Device>,
+    format: Arc<dyn vellum_pool::PageFormat>,
+    page_frames: u32,
+) -> Result<Pool> {
+    let options = PoolOptions {
+        size: PoolSize::Bytes(min_pool_frames(page_frames) * vellum_pool::PAGE_SIZE as u64),
+        evictors: 0,
+        read_only: true,
+        ..PoolOptions::default()
+    };
+    Ok(Pool::open(device.clone(), format, Space::new(0), options)?)
+}
+
+/// The two header pages.
+pub(crate) fn header_pages(device: &Arc<dyn Device>, pages: u64) -> Result<Vec<HeaderPage>> {
+    let pool = small_pool(device, Arc::new(RawPages), 1)?;
+    let numbers = 0..pages.min(HEADER_PAGES);
+    numbers
+        .map(|number| Ok(Header::decode(number, &pool.fix_shared(PageRef::new(number, 1))?)))
+        .collect()
+}
+
+/// The header that counts. Both must be sound: were the newer one lost, the older one would
+/// promise what is no longer so.
+fn read_header(device: &Arc<dyn Device>, pages: u64, salvage: bool) -> Result<Header> {
+    if pages == 0 {
+        return Err(Error::NotAStore("the file is shorter than one page".into()));
+    }
+    let (mut newest, mut wrong): (Option<Header>, Option<Error>) = (None, None);
+    let mut foreign = 0;
+    let found = header_pages(device, pages)?;
+    for (number, page) in (0..).zip(&found) {
+        match page {
+            HeaderPage::Valid(header) => {
+                if newest.is_none_or(|newest| newest.sequence < header.sequence) {
+                    newest = Some(*header);
+                }
+            }
+            HeaderPage::OtherVersion(version) => {
+                return Err(Error::UnknownFormat { found: *version, known: FORMAT_VERSION });
+            }
+            HeaderPage::Damaged(damage) => wrong = Some(damage.clone().into()),
+            HeaderPage::Foreign => {
+                foreign += 1;
+                let what = "it is no header page";
+                wrong = wrong.or(Some(Error::damaged(PageRef::new(number, 1), what)));
+            }
+        }
+    }
+    if foreign == found.len() {
+        return Err(Error::NotAStore("its first pages are no header of a store".into()));
+    }
+    match (newest, wrong) {
+        (Some(newest), _) if salvage => Ok(newest),
+        (_, Some(wrong)) => Err(wrong),
+        (Some(newest), None) if pages < HEADER_PAGES => {
+            Err(Error::Truncated { found: pages, expected: newest.file_pages })
+        }
+        (Some(newest), None) => Ok(newest),
+        (None, None) => Err(Error::NotAStore("it has no header".into())),
+    }
+}
+
+/// The pages of the free map, and the space that it describes.
+fn read_free_map(device: &Arc<dyn Device>, header: &Header) -> Result<(Vec<PageRef>, Space)> {
+    let pool = small_pool(device, Arc::new(StoreFormat), header.page_frames)?;
+    let (pages, bytes) = free_map::read(&pool, header.free_map, header.page_frames)?;
+    let first = PageRef::new(header.free_map, header.page_frames);
+    let damaged = |what: String| Error::damaged(first, what);
+    let space = Space::decode(&bytes).map_err(|error| damaged(error.to_string()))?;
+    if space.first() != HEADER_PAGES || space.end() > pool.file_pages() {
+        return Err(damaged("the free map is of another file".into()));
+    }
+    Ok((pages, space))
+}

@@ -1,0 +1,39 @@
+//! A view of a store that stands still: [`Snapshot`].
+
+use crate::error::Result;
+use crate::gate::Hold;
+use crate::store::Store;
+use crate::tree::Tree;
+
+/// While this lives the store does not change: whatever is read fits together.
+///
+/// For now changes simply wait, those of other threads until the snapshot is dropped; the thread
+/// that has it must not change the store itself, for that would wait for ever. Reading is not
+/// affected, and several snapshots may live at once.
+#[derive(Debug)]
+pub struct Snapshot<'a> {
+    store: &'a Store,
+    _still: Hold<'a>,
+}
+
+impl<'a> Snapshot<'a> {
+    pub(crate) fn new(store: &'a Store, still: Hold<'a>) -> Snapshot<'a> {
+        Snapshot { store, _still: still }
+    }
+
+    /// The tree of this name, as it is.
+    ///
+    /// # Errors
+    /// [`NoSuchTree`](crate::Error::NoSuchTree), damage, a failed read.
+    pub fn tree(&self, name: &str) -> Result<Tree> {
+        self.store.tree(name)
+    }
+
+    /// The names of all trees, sorted.
+    ///
+    /// # Errors
+    /// Damage or a failed read.
+    pub fn trees(&self) -> Result<Vec<String>> {
+        self.store.trees()
+    }
+}

@@ -1,0 +1,247 @@
+//! The public face of a store.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use vellum_pool::device::Device;
+use vellum_pool::{PAGE_SIZE, Pool, PoolStats};
+
+use crate::error::{Error, Result};
+use crate::open;
+use crate::options::Options;
+use crate::snapshot::Snapshot;
+use crate::store_core::StoreCore;
+use crate::tree::Tree;
+
+/// An open store: named trees in one file. A cheap handle; clone it, send it, share it.
+///
+/// [`close`](Store::close) it at the end. If all handles are dropped instead the same happens, but
+/// errors only go to the log. A store that the process left behind otherwise is refused when it is
+/// opened again, until there is a log to recover it from.
+#[derive(Clone, Debug)]
+pub struct Store {
+    pub(crate) core: Arc<StoreCore>,
+}
+
+/// How long keys and values of a store may be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Limits {
+    /// Greatest length of a key in bytes; follows from the page size.
+    pub max_key: usize,
+    /// Greatest length of a value in bytes: a quarter of the pool.
+    pub max_value: u64,
+    /// Key, value and bookkeeping of an entry up to this size are kept in a leaf; a longer value
+    /// gets pages of its own.
+    pub max_inline_entry: usize,
+}
+
+/// What a store is and has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct StoreStat {
+    /// Tells stores apart.
+    pub store_id: u128,
+    /// Version of the file's format.
+    pub format_version: u32,
+    /// Size of tree pages in bytes.
+    pub page_bytes: u32,
+    /// Length of the file in pages of 4 KiB.
+    pub file_pages: u64,
+    /// Pages of 4 KiB that are in use, headers included.
+    pub used_pages: u64,
+    /// Pages of 4 KiB that can be allocated without a longer file.
+    pub free_pages: u64,
+    /// Memory for pages, in bytes.
+    pub pool_bytes: u64,
+    /// Number of trees.
+    pub trees: u64,
+    /// The file was clean when its header was written last: no change since then.
+    pub clean: bool,
+}
+
+impl Store {
+    /// Creates a store in a new file.
+    ///
+    /// # Errors
+    /// [`Exists`](Error::Exists), a full disk, options that make no sense. Then there is no file.
+    pub fn create(path: impl AsRef<Path>, options: &Options) -> Result<Store> {
+        let path = path.as_ref();
+        let device = open::create_file(path, options)?;
+        open::create(device, options).map(Store::from_core).inspect_err(|_| {
+            // What was begun here is nobody's store.
+            if path.is_file() {
+                let _ = std::fs::remove_file(path);
+            }
+        })
+    }
+
+    /// Opens the store in a file.
+    ///
+    /// # Errors
+    /// [`NotFound`](Error::NotFound), [`InUse`](Error::InUse); whatever is wrong with the file:
+    /// [`NotAStore`](Error::NotAStore), [`Truncated`](Error::Truncated),
+    /// [`Damaged`](Error::Damaged), [`UncleanShutdown`](Error::UncleanShutdown).
+    pub fn open(path: impl AsRef<Path>, options: &Options) -> Result<Store> {
+        Store::open_on(open::open_file(path.as_ref(), options)?, options)
+    }
+
+    /// Opens the store in a file, or creates it if there is none.
+    ///
+    /// # Errors
+    /// As [`open`](Store::open) and [`create`](Store::create).
+    pub fn open_or_create(path: impl AsRef<Path>, options: &Options) -> Result<Store> {
+        match Store::open(path.as_ref(), options) {
+            Err(Error::NotFound(_)) => Store::create(path, options),
+            other => other,
+        }
+    }
+
+    /// Creates a store on a device, whatever that holds.
+    ///
+    /// # Errors
+    /// As [`create`](Store::create).
+    pub fn create_on(device: Arc<dyn Device>, options: &Options) -> Result<Store> {
+        open::create(device, options).map(Store::from_core)
+    }
+
+    /// Opens the store on a device.
+    ///
+    /// # Errors
+    /// As [`open`](Store::open).
+    pub fn open_on(device: Arc<dyn Device>, options: &Options) -> Result<Store> {
+        open::open(device, options).map(Store::from_core)
+    }
+
+    fn from_core(core: StoreCore) -> Store {
+        Store { core: Arc::new(core) }
+    }
+
+    /// The tree of this name.
+    ///
+    /// # Errors
+    /// [`NoSuchTree`](Error::NoSuchTree), damage, a failed read.
+    pub fn tree(&self, name: &str) -> Result<Tree> {
+        Ok(Tree::new(self.core.clone(), self.core.open_tree(name)?))
+    }
+
+    /// Creates an empty tree.
+    ///
+    /// # Errors
+    /// [`TreeExists`](Error::TreeExists), a full disk or pool.
+    pub fn create_tree(&self, name: &str) -> Result<Tree> {
+        Ok(Tree::new(self.core.clone(), self.core.create_tree(name)?))
+    }
+
+    /// The tree of this name; an empty one if there was none.
+    ///
+    /// # Errors
+    /// As [`tree`](Store::tree) and [`create_tree`](Store::create_tree).
+    pub fn tree_or_create(&self, name: &str) -> Result<Tree> {
+        loop {
+            match self.tree(name) {
+                Err(Error::NoSuchTree(_)) => {}
+                other => return other,
+            }
+            match self.create_tree(name) {
+                // Somebody else was faster.
+                Err(Error::TreeExists(_)) => {}
+                other => return other,
+            }
+        }
+    }
+
+    /// Removes a tree and all of its entries. Its handles fail with
+    /// [`NoSuchTree`](Error::NoSuchTree) from then on.
+    ///
+    /// # Errors
+    /// [`NoSuchTree`](Error::NoSuchTree). Damage on the way: then the tree is gone all the same,
+    /// but what could not be read stays unused space.
+    pub fn drop_tree(&self, name: &str) -> Result<()> {
+        let hold = self.core.hold();
+        self.core.drop_tree(&hold, name)
+    }
+
+    /// The names of all trees, sorted.
+    ///
+    /// # Errors
+    /// Damage or a failed read.
+    pub fn trees(&self) -> Result<Vec<String>> {
+        self.core.check_open()?;
+        let entries = crate::tree::Entries::prefix(self.core.catalog(), b"");
+        entries
+            .map(|entry| {
+                let (name, value) = entry?;
+                Ok(self.core.decode_tree(&name, &value)?.name)
+            })
+            .collect()
+    }
+
+    /// A view of the store that stands still. Changes wait while it lives.
+    ///
+    /// # Errors
+    /// [`Closed`](Error::Closed).
+    pub fn snapshot(&self) -> Result<Snapshot<'_>> {
+        self.core.check_open()?;
+        Ok(Snapshot::new(self, self.core.hold()))
+    }
+
+    /// Makes everything durable that was changed before. Changes wait meanwhile. Afterwards the
+    /// file is clean, until the next change.
+    ///
+    /// # Errors
+    /// A failed write or sync, which poisons the store; a full disk, which does not.
+    pub fn sync(&self) -> Result<()> {
+        self.core.checkpoint(&self.core.hold(), false)
+    }
+
+    /// Makes everything durable, gives the unused tail of the file back and ends the use of all
+    /// handles. The file is unlocked when the last of them is dropped.
+    ///
+    /// # Errors
+    /// As [`sync`](Store::sync).
+    pub fn close(self) -> Result<()> {
+        self.core.close()
+    }
+
+    /// What the store is and has.
+    ///
+    /// # Errors
+    /// Damage or a failed read.
+    pub fn stat(&self) -> Result<StoreStat> {
+        let trees = self.trees()?.len() as u64;
+        let (core, header) = (&self.core, self.core.header());
+        let file_pages = core.pool.file_pages();
+        let used = core.pool.with_space(|space| space.allocated_pages() + space.first());
+        Ok(StoreStat {
+            store_id: header.store_id,
+            format_version: crate::header::FORMAT_VERSION,
+            page_bytes: header.page_frames * PAGE_SIZE as u32,
+            file_pages,
+            used_pages: used,
+            free_pages: file_pages.saturating_sub(used),
+            pool_bytes: core.pool.capacity() * PAGE_SIZE as u64,
+            trees,
+            clean: header.clean,
+        })
+    }
+
+    /// How long keys and values may be.
+    pub fn limits(&self) -> Limits {
+        Limits {
+            max_key: self.core.limits.max_key,
+            max_value: self.core.max_blob,
+            max_inline_entry: self.core.limits.max_cell,
+        }
+    }
+
+    /// The counters of the buffer manager.
+    pub fn pool_stats(&self) -> PoolStats {
+        self.core.pool.stats()
+    }
+
+    /// The buffer manager, to look at.
+    pub fn pool(&self) -> &Pool {
+        &self.core.pool
+    }
+}

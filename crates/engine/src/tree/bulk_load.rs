@@ -1,0 +1,121 @@
+//! Filling an empty tree with sorted entries.
+
+use vellum_pool::{PageId, PageRef};
+
+use super::Access;
+use super::apply::{Action, apply, init};
+use super::modify::Incoming;
+use crate::bulk::{BulkBuilder, PageSink};
+use crate::error::{Error, Result};
+use crate::node::{Node, Payload};
+use crate::page::{LEVEL, PageKind};
+use crate::store_core::Change;
+
+/// How full leaves and inner pages become, in percent: room for a few later inserts.
+const FILL: u8 = 95;
+
+/// Stores the builder's nodes in new pages, and remembers them.
+struct Pages<'a, 'c> {
+    access: Access<'a>,
+    change: &'c Change<'a>,
+    pages: Vec<PageRef>,
+}
+
+impl PageSink for Pages<'_, '_> {
+    type Error = Error;
+
+    fn store(&mut self, image: &[u8]) -> Result<PageId> {
+        let level = image[LEVEL];
+        let kind = if level == 0 { PageKind::Leaf } else { PageKind::Inner };
+        let core = self.access.core;
+        let mut guard = core.pool.allocate(core.page_frames)?;
+        let page = init(self.change, &mut guard, kind, level, self.access.tree.id);
+        self.pages.push(page);
+        apply(self.change, &mut guard, Action::Image { image })?;
+        Ok(page.id)
+    }
+}
+
+impl Pages<'_, '_> {
+    /// Frees everything again: the load has failed.
+    fn abandon(self) {
+        for page in self.pages {
+            if let Err(error) = self.access.core.pool.free_page(page) {
+                tracing::warn!("{page} could not be freed and stays unused: {error}");
+            }
+        }
+    }
+}
+
+impl Access<'_> {
+    /// Loads sorted entries into an empty tree; returns how many.
+    pub(crate) fn bulk_load<K: AsRef<[u8]>, V: AsRef<[u8]>>(
+        self,
+        sorted: impl Iterator<Item = Result<(K, V)>>,
+    ) -> Result<u64> {
+        let change = self.core.change()?;
+        self.check_dropped()?;
+        if !is_empty(&self.core.pool.fix_shared(self.tree.root)?) {
+            return Err(Error::NotEmpty);
+        }
+        let pages = Pages { access: self, change: &change, pages: Vec::new() };
+        let page_len = self.page(0).bytes();
+        let mut builder = BulkBuilder::new(pages, page_len, FILL);
+        for entry in sorted {
+            let pushed = entry.and_then(|(key, value)| {
+                self.load_entry(&change, &mut builder, key.as_ref(), value.as_ref())
+            });
+            if let Err(error) = pushed {
+                builder.into_sink().abandon();
+                return Err(error);
+            }
+        }
+        let entries = builder.entries();
+        let (image, pages) = match builder.finish() {
+            Ok(finished) => finished,
+            Err((error, pages)) => {
+                pages.abandon();
+                return Err(error);
+            }
+        };
+        match self.install(&change, &image) {
+            Ok(()) => Ok(entries),
+            Err(error) => {
+                pages.abandon();
+                Err(error)
+            }
+        }
+    }
+
+    fn load_entry(
+        self,
+        change: &Change<'_>,
+        builder: &mut BulkBuilder<Pages<'_, '_>>,
+        key: &[u8],
+        value: &[u8],
+    ) -> Result<()> {
+        if builder.last_key().is_some_and(|last| key <= last) {
+            return Err(Error::NotSorted { entry: builder.entries() });
+        }
+        if !self.check_entry(key, value)? {
+            return builder.push(key, Payload::Inline(value));
+        }
+        let blob = self.store_blob(change, Incoming::Bytes(value))?;
+        builder.sink().pages.push(blob.page);
+        builder.push(key, Payload::Blob(&blob.encode()))
+    }
+
+    /// Makes `image` the root, if the tree is still empty.
+    fn install(self, change: &Change<'_>, image: &[u8]) -> Result<()> {
+        let mut root = self.core.pool.fix_exclusive(self.tree.root)?;
+        if !is_empty(&root) {
+            return Err(Error::NotEmpty);
+        }
+        apply(change, &mut root, Action::Image { image }).map(drop)
+    }
+}
+
+fn is_empty(root: &[u8]) -> bool {
+    let node = Node::new(root);
+    node.level() == Ok(0) && node.count() == Ok(0)
+}

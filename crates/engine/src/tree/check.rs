@@ -1,0 +1,187 @@
+//! Walking over a whole tree to check it and to count what it has.
+
+use vellum_pool::{PageId, PageRef};
+
+use super::Access;
+use crate::blob::{BLOB_DATA, BlobRef};
+use crate::error::{Error, Result};
+use crate::node::{self, Node};
+use crate::page;
+
+/// What a tree has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct TreeStat {
+    /// Number of entries.
+    pub entries: u64,
+    /// Number of levels; 1 if the root is a leaf.
+    pub height: u32,
+    /// Pages with children.
+    pub inner_pages: u64,
+    /// Pages with entries.
+    pub leaf_pages: u64,
+    /// Values with pages of their own.
+    pub blobs: u64,
+    /// Bytes of the file that these pages take.
+    pub blob_page_bytes: u64,
+    /// Bytes of all keys.
+    pub key_bytes: u64,
+    /// Bytes of all values, blobs included.
+    pub value_bytes: u64,
+    /// Bytes used in inner pages and leaves.
+    pub used_bytes: u64,
+    /// Bytes that inner pages and leaves have.
+    pub page_bytes: u64,
+}
+
+/// Who is told of what the walk meets. An error ends the walk.
+pub(crate) trait Visitor {
+    /// A page that the tree refers to.
+    fn page(&mut self, page: PageRef) -> Result<()>;
+    /// A page that is damaged or cannot be read; what is below it is not visited.
+    fn damage(&mut self, error: Error) -> Result<()>;
+}
+
+/// Ends at the first damage.
+pub(crate) struct Strict;
+
+impl Visitor for Strict {
+    fn page(&mut self, _page: PageRef) -> Result<()> {
+        Ok(())
+    }
+
+    fn damage(&mut self, error: Error) -> Result<()> {
+        Err(error)
+    }
+}
+
+type Fence = Option<Vec<u8>>;
+
+struct Walk<'a, 'v> {
+    access: Access<'a>,
+    visitor: &'v mut dyn Visitor,
+    stat: TreeStat,
+}
+
+impl Access<'_> {
+    /// Visits every page of the tree. Nothing may change meanwhile.
+    pub(crate) fn check(self, visitor: &mut dyn Visitor) -> Result<TreeStat> {
+        let mut walk = Walk { access: self, visitor, stat: TreeStat::default() };
+        walk.node(self.tree.root, None, (None, None))?;
+        Ok(walk.stat)
+    }
+}
+
+impl Walk<'_, '_> {
+    /// Visits a node and what is below it; its level and fences are known but for the root's.
+    fn node(&mut self, page: PageRef, level: Option<u8>, fences: (Fence, Fence)) -> Result<()> {
+        self.visitor.page(page)?;
+        // A copy, so that the walk holds no page while it visits others.
+        let bytes = match self.access.core.pool.fix_shared(page) {
+            Ok(guard) => guard.to_vec(),
+            Err(error) => return self.visitor.damage(error.into()),
+        };
+        if let Err(what) = self.check_node(&bytes, level, &fences) {
+            return self.visitor.damage(Error::damaged(page, what));
+        }
+        let torn = |torn| Error::torn(page, torn);
+        let node = Node::new(&bytes[..]);
+        let level = node.level().map_err(torn)?;
+        self.count_node(node, level, bytes.len()).map_err(torn)?;
+        if level == 0 {
+            return self.leaf(page, node);
+        }
+        let (mut lower, upper) = fences;
+        let count = node.count().map_err(torn)?;
+        for index in 0..=count {
+            let mut bound = upper.clone();
+            if index < count {
+                let mut key = Vec::new();
+                node.key_into(index, &mut key).map_err(torn)?;
+                bound = Some(key);
+            }
+            let child = PageRef { id: PageId(node.child(index).map_err(torn)?), ..page };
+            self.node(child, Some(level - 1), (lower, bound.clone()))?;
+            lower = bound;
+        }
+        Ok(())
+    }
+
+    fn check_node(
+        &self,
+        bytes: &[u8],
+        level: Option<u8>,
+        fences: &(Fence, Fence),
+    ) -> Result<(), String> {
+        node::check(bytes).map_err(|damage| damage.to_string())?;
+        let (found, tree) = (bytes[page::LEVEL], self.access.tree.id);
+        if page::tree(bytes) != tree {
+            return Err(format!("it belongs to tree {}, not {tree}", page::tree(bytes)));
+        }
+        if let Some(level) = level.filter(|level| *level != found) {
+            return Err(format!("its level is {found}, but {level} is due"));
+        }
+        let node = Node::new(bytes);
+        let lower = node.lower().map_err(|torn| torn.to_string())?;
+        let upper = node.upper().map_err(|torn| torn.to_string())?;
+        if lower != fences.0.as_deref() || upper != fences.1.as_deref() {
+            return Err("its fences are not the separators beside it in its parent".into());
+        }
+        Ok(())
+    }
+
+    fn count_node(&mut self, node: Node<&[u8]>, level: u8, len: usize) -> Result<(), node::Torn> {
+        let stat = &mut self.stat;
+        stat.height = stat.height.max(u32::from(level) + 1);
+        stat.page_bytes += len as u64;
+        stat.used_bytes += (len - node.free_space()?) as u64;
+        match level {
+            0 => stat.leaf_pages += 1,
+            _ => stat.inner_pages += 1,
+        }
+        Ok(())
+    }
+
+    fn leaf(&mut self, page: PageRef, node: Node<&[u8]>) -> Result<()> {
+        let torn = |torn| Error::torn(page, torn);
+        let count = node.count().map_err(torn)?;
+        let prefix = node.prefix_len().map_err(torn)?;
+        for index in 0..count {
+            self.stat.entries += 1;
+            self.stat.key_bytes += (prefix + node.suffix(index).map_err(torn)?.len()) as u64;
+            let place = node.payload_place(index).map_err(torn)?;
+            if !place.blob {
+                self.stat.value_bytes += place.len as u64;
+                continue;
+            }
+            let payload = node.payload(place).map_err(torn)?;
+            match BlobRef::decode(payload) {
+                Some(blob) => self.blob(blob)?,
+                None => {
+                    let what = format!("the blob reference of entry {index} makes no sense");
+                    self.visitor.damage(Error::damaged(page, what))?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn blob(&mut self, blob: BlobRef) -> Result<()> {
+        self.visitor.page(blob.page)?;
+        self.stat.blobs += 1;
+        self.stat.value_bytes += blob.len;
+        self.stat.blob_page_bytes += blob.page.bytes() as u64;
+        let tree = self.access.tree.id;
+        let checked = self.access.core.pool.fix_shared(blob.page).map_err(Error::from);
+        let checked = checked.and_then(|guard| match page::tree(&guard) {
+            found if found != tree => {
+                let what = format!("it belongs to tree {found}, not {tree}");
+                Err(Error::damaged(blob.page, what))
+            }
+            _ => Ok(()),
+        });
+        let checked = checked.and_then(|()| self.access.open_blob(blob).map(drop));
+        debug_assert!(blob.page.bytes() >= BLOB_DATA);
+        checked.or_else(|error| self.visitor.damage(error))
+    }
+}

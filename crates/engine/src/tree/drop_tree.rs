@@ -1,0 +1,52 @@
+//! Freeing all pages of a tree.
+
+use vellum_pool::PageRef;
+
+use super::Access;
+use crate::error::{Error, Result};
+use crate::node::Node;
+use crate::store_core::Change;
+
+impl Access<'_> {
+    /// Frees every page of the tree, which is marked as dropped and no longer in the catalog. The
+    /// caller holds the gate: readers may still be about, changes not.
+    ///
+    /// A page goes before its children, so no reader gets to a child any more that is not there
+    /// already, and those find out by its version.
+    ///
+    /// # Errors
+    /// The first damage or failed read; what was not freed then stays unused for good.
+    pub(crate) fn free_all(self, change: &Change<'_>) -> Result<()> {
+        self.free_below(change, self.tree.root, u8::MAX)
+    }
+
+    fn free_below(self, change: &Change<'_>, page: PageRef, level_max: u8) -> Result<()> {
+        let torn = |torn| Error::torn(page, torn);
+        let guard = self.core.pool.fix_exclusive(page)?;
+        let node = Node::new(&guard[..]);
+        let (level, count) = (node.level().map_err(torn)?, node.count().map_err(torn)?);
+        if level > level_max {
+            return Err(Error::damaged(page, format!("its level is {level}")));
+        }
+        let (mut children, mut blobs) = (Vec::new(), Vec::new());
+        if level > 0 {
+            for index in 0..=count {
+                children.push(node.child(index).map_err(torn)?);
+            }
+        } else {
+            for index in 0..count {
+                blobs.extend(self.blob_at(&guard, index)?);
+            }
+        }
+        self.free_page(change, guard);
+        for blob in blobs {
+            self.free_blob(change, blob);
+        }
+        let mut outcome = Ok(());
+        for child in children {
+            let freed = self.free_below(change, self.page(child), level - 1);
+            outcome = outcome.and(freed);
+        }
+        outcome
+    }
+}

@@ -1,0 +1,76 @@
+//! Reading what is left of a tree that is damaged.
+
+use vellum_pool::PageRef;
+
+use super::Access;
+use crate::blob::BlobRef;
+use crate::error::{Error, Result};
+use crate::node::Node;
+
+/// Called with every entry that can be read and every damage that is met; false ends the walk.
+pub type Visit<'v> = &'v mut dyn FnMut(Result<(&[u8], &[u8])>) -> bool;
+
+impl Access<'_> {
+    /// Visits what can be read of the tree, in order, skipping what cannot.
+    pub(crate) fn salvage(self, visit: Visit<'_>) {
+        self.salvage_node(self.tree.root, u8::MAX, visit);
+    }
+
+    /// False to end the walk.
+    fn salvage_node(self, page: PageRef, level_max: u8, visit: Visit<'_>) -> bool {
+        let bytes = match self.core.pool.fix_shared(page) {
+            Ok(guard) => guard.to_vec(),
+            Err(error) => return visit(Err(error.into())),
+        };
+        let node = Node::new(&bytes[..]);
+        let outcome = self.salvage_read(page, node, level_max, visit);
+        outcome.unwrap_or_else(|error| visit(Err(error)))
+    }
+
+    fn salvage_read(
+        self,
+        page: PageRef,
+        node: Node<&[u8]>,
+        level_max: u8,
+        visit: Visit<'_>,
+    ) -> Result<bool> {
+        let torn = |torn| Error::torn(page, torn);
+        let (level, count) = (node.level().map_err(torn)?, node.count().map_err(torn)?);
+        if level > level_max {
+            let what = format!("its level is {level} where {level_max} is due");
+            return Err(Error::damaged(page, what));
+        }
+        if level > 0 {
+            for index in 0..=count {
+                let child = node.child(index).map_err(torn)?;
+                if !self.salvage_node(self.page(child), level - 1, visit) {
+                    return Ok(false);
+                }
+            }
+            return Ok(true);
+        }
+        let mut key = Vec::new();
+        for index in 0..count {
+            node.key_into(index, &mut key).map_err(torn)?;
+            let place = node.payload_place(index).map_err(torn)?;
+            let payload = node.payload(place).map_err(torn)?;
+            let go_on = match place.blob {
+                false => visit(Ok((&key, payload))),
+                true => self.salvage_blob(page, &key, payload, visit),
+            };
+            if !go_on {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    fn salvage_blob(self, leaf: PageRef, key: &[u8], reference: &[u8], visit: Visit<'_>) -> bool {
+        let sense = || Error::damaged(leaf, "a reference to a blob makes no sense");
+        let blob = BlobRef::decode(reference).ok_or_else(sense);
+        match blob.and_then(|blob| self.open_blob(blob)) {
+            Ok(value) => visit(Ok((key, &value))),
+            Err(error) => visit(Err(error)),
+        }
+    }
+}

@@ -1,0 +1,338 @@
+//! Bad files, bad options and failing devices: every one an error that names the cause, and
+//! nothing that was there is lost.
+
+mod common;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use common::{Random, assert_sound, memory_store, options};
+use rustix::io::Errno;
+use vellum::{Device, Error, Options, Store};
+use vellum_pool::device::{Fault, FaultyDevice, MemoryDevice, Operation};
+
+fn small_store(directory: &Path) -> PathBuf {
+    let path = directory.join("store");
+    let store = Store::create(&path, &Options::new().pool_bytes(1 << 20)).unwrap();
+    let tree = store.create_tree("t").unwrap();
+    for n in 0..2000u32 {
+        tree.insert(&n.to_be_bytes(), &[n as u8; 30]).unwrap();
+    }
+    tree.insert(b"blob", &[9; 20_000]).unwrap();
+    drop(tree);
+    store.close().unwrap();
+    path
+}
+
+fn open(path: &Path) -> Result<Store, Error> {
+    Store::open(path, &Options::new().pool_bytes(1 << 20))
+}
+
+fn salvage(path: &Path) -> Store {
+    Store::open(path, &Options::new().pool_bytes(1 << 20).salvage(true)).unwrap()
+}
+
+#[test]
+fn what_is_no_store_is_named() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("file");
+    assert!(matches!(open(&path), Err(Error::NotFound(_))));
+    let mut random = Random(3);
+    let noise: Vec<u8> = (0..50_000).map(|_| random.next() as u8).collect();
+    for contents in [&b""[..], b"short", &[0; 8192], &[b'x'; 100_000], &noise] {
+        fs::write(&path, contents).unwrap();
+        let error = open(&path).unwrap_err();
+        assert!(matches!(error, Error::NotAStore(_)), "{error}");
+        assert_eq!(fs::read(&path).unwrap(), contents, "and it is left alone");
+    }
+    assert!(open(directory.path()).is_err());
+    // Creating does not overwrite it either.
+    let error = Store::create(&path, &Options::new()).unwrap_err();
+    assert!(matches!(error, Error::Exists(_)), "{error}");
+    assert_eq!(fs::read(&path).unwrap(), noise);
+}
+
+#[test]
+fn a_truncated_store_is_named_and_can_be_salvaged() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = small_store(directory.path());
+    let whole = fs::read(&path).unwrap();
+    for len in [whole.len() - 4096, whole.len() - 1, whole.len() / 2, 8192, 4096] {
+        fs::write(&path, &whole[..len]).unwrap();
+        let error = open(&path).unwrap_err();
+        assert!(matches!(error, Error::Truncated { .. } | Error::Damaged { .. }), "{len}: {error}");
+    }
+    fs::write(&path, &whole[..whole.len() / 2]).unwrap();
+    let store = salvage(&path);
+    let (mut entries, mut damage) = (0, 0);
+    if let Ok(tree) = store.tree("t") {
+        tree.salvage(&mut |found| {
+            match found {
+                Ok(_) => entries += 1,
+                Err(_) => damage += 1,
+            }
+            true
+        });
+        assert!(damage > 0);
+    }
+    drop(store);
+    fs::write(&path, &whole).unwrap();
+    assert_sound(&open(&path).unwrap());
+}
+
+#[test]
+fn a_flipped_bit_in_any_page_is_found() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = small_store(directory.path());
+    let whole = fs::read(&path).unwrap();
+    let store = open(&path).unwrap();
+    let free: Vec<bool> = (0..whole.len() as u64 / 4096)
+        .map(|page| store.pool().with_space(|space| space.is_free(page) || page >= space.end()))
+        .collect();
+    drop(store);
+    let mut random = Random(7);
+    for page in (0..free.len()).filter(|page| !free[*page]) {
+        let mut bytes = whole.clone();
+        let bit = page * 4096 * 8 + random.below(4096 * 8) as usize;
+        bytes[bit / 8] ^= 1 << (bit % 8);
+        fs::write(&path, &bytes).unwrap();
+        match open(&path) {
+            Err(Error::Damaged { page: found, .. }) => assert_eq!(found.id.0, page as u64),
+            Err(error) => panic!("page {page}: {error}"),
+            Ok(store) => {
+                let report = store.check(&mut |_| {}).unwrap();
+                assert!(!report.is_sound(), "a flipped bit in page {page} was not found");
+                // The rest of the store can be read.
+                let mut entries = 0;
+                if let Ok(tree) = store.tree("t") {
+                    tree.salvage(&mut |found| {
+                        entries += u32::from(found.is_ok());
+                        true
+                    });
+                    assert!(entries > 1500 || report.damage.len() == 1, "{entries} entries");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_store_that_was_not_closed_is_refused_and_can_be_salvaged() {
+    let device = Arc::new(MemoryDevice::new());
+    let store = Store::create_on(device.clone(), &options(64, 1)).unwrap();
+    let tree = store.create_tree("t").unwrap();
+    for n in 0..3000u32 {
+        tree.insert(&n.to_be_bytes(), b"value").unwrap();
+    }
+    store.sync().unwrap();
+    let synced = device.snapshot();
+    tree.insert(b"more", b"value").unwrap();
+    let in_use = device.snapshot();
+
+    // What the file had at the sync is a store; what it had after the next change is none.
+    let copy = Arc::new(MemoryDevice::from_snapshot(synced));
+    let opened = Store::open_on(copy, &options(64, 1)).unwrap();
+    assert_eq!(opened.tree("t").unwrap().entries().count(), 3000);
+    assert_sound(&opened);
+    let copy = Arc::new(MemoryDevice::from_snapshot(in_use));
+    let error = Store::open_on(copy.clone(), &options(64, 1)).unwrap_err();
+    assert!(matches!(error, Error::UncleanShutdown), "{error}");
+    assert!(error.to_string().contains("salvage"), "{error}");
+    let opened = Store::open_on(copy, &options(64, 1).salvage(true)).unwrap();
+    assert_eq!(opened.tree("t").unwrap().entries().count(), 3000);
+    assert!(matches!(opened.tree("t").unwrap().remove(b"x"), Err(Error::ReadOnly)));
+}
+
+#[test]
+fn one_file_is_open_once_for_writing() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = small_store(directory.path());
+    let read_only = Options::new().pool_bytes(1 << 20).read_only(true);
+    let store = open(&path).unwrap();
+    assert!(matches!(open(&path), Err(Error::InUse(_))));
+    assert!(matches!(Store::open(&path, &read_only), Err(Error::InUse(_))));
+    drop(store);
+    let one = Store::open(&path, &read_only).unwrap();
+    let two = Store::open(&path, &read_only).unwrap();
+    assert!(matches!(open(&path), Err(Error::InUse(_))));
+    for store in [one, two] {
+        let tree = store.tree("t").unwrap();
+        assert_eq!(tree.entries().count(), 2001);
+        assert!(matches!(tree.insert(b"x", b"y"), Err(Error::ReadOnly)));
+        assert!(matches!(store.create_tree("u"), Err(Error::ReadOnly)));
+        assert!(matches!(store.drop_tree("t"), Err(Error::ReadOnly)));
+        assert!(matches!(store.sync(), Err(Error::ReadOnly)));
+        assert_sound(&store);
+        store.close().unwrap();
+    }
+    open(&path).unwrap();
+}
+
+#[test]
+fn options_that_make_no_sense_are_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("store");
+    let small = Options::new().pool_bytes(7 * 4096);
+    let error = Store::create(&path, &small).unwrap_err();
+    assert!(matches!(error, Error::PoolTooSmall { min: 32_768, .. }), "{error}");
+    for frames in [0, 17] {
+        let error = Store::create(&path, &Options::new().page_frames(frames)).unwrap_err();
+        assert!(matches!(error, Error::BadOption(_)), "{error}");
+    }
+    assert!(matches!(Store::create(&path, &Options::new().read_only(true)), Err(Error::ReadOnly)));
+    assert!(!path.exists(), "nothing is left of a store that was not created");
+    Store::create(&path, &options(64, 4)).unwrap().close().unwrap();
+    let error = Store::open(&path, &options(31, 1)).unwrap_err();
+    assert!(matches!(error, Error::PoolTooSmall { min: 131_072, .. }), "{error}");
+}
+
+#[test]
+fn a_full_disk_is_an_error_that_loses_nothing() {
+    for frames in [1, 2] {
+        let device = Arc::new(MemoryDevice::new().limited_to(200));
+        let store = Store::create_on(device.clone(), &options(32, frames)).unwrap();
+        let tree = store.create_tree("t").unwrap();
+        let mut stored = 0u32;
+        let error = loop {
+            match tree.insert(&(stored ^ 0x5555).to_be_bytes(), &[1; 200]) {
+                Ok(()) => stored += 1,
+                Err(error) => break error,
+            }
+        };
+        assert!(matches!(error, Error::DiskFull(_)), "{error}");
+        assert!(stored > 1000, "{stored} entries");
+        assert!(matches!(tree.upsert(b"blob", &[0; 30_000]), Err(Error::DiskFull(_))));
+        assert_eq!(tree.check().unwrap().entries, u64::from(stored));
+        assert_sound(&store);
+        // There is room again as soon as something goes.
+        for n in 0..stored / 2 {
+            assert!(tree.remove(&(n ^ 0x5555).to_be_bytes()).unwrap());
+        }
+        tree.upsert(b"blob", &[0; 30_000]).unwrap();
+        drop(tree);
+        store.close().unwrap();
+        let store = Store::open_on(device, &options(32, frames)).unwrap();
+        assert_eq!(store.tree("t").unwrap().entries().count() as u32, stored - stored / 2 + 1);
+        assert_sound(&store);
+    }
+}
+
+#[test]
+fn a_store_on_a_full_disk_is_not_created() {
+    let device = Arc::new(MemoryDevice::new().limited_to(3));
+    let error = Store::create_on(device, &options(32, 4)).unwrap_err();
+    assert!(matches!(error, Error::DiskFull(_)), "{error}");
+}
+
+#[test]
+fn failing_reads_are_errors_and_pass() {
+    let (memory, store) = memory_store(32, 1);
+    let tree = store.create_tree("t").unwrap();
+    tree.bulk_load((0..20_000u32).map(|n| (n.to_be_bytes(), [5; 40]))).unwrap();
+    drop(tree);
+    store.close().unwrap();
+    let memory = Arc::into_inner(memory).unwrap();
+    let device = Arc::new(FaultyDevice::new(memory, 5).unwrap());
+    let store = Store::open_on(device.clone(), &options(32, 1)).unwrap();
+    let tree = store.tree("t").unwrap();
+    for fault in [Fault::Error(Errno::IO), Fault::FlippedBit, Fault::Misdirected] {
+        device.plan().fail_randomly(Operation::Read, 0.2, fault);
+        let mut random = Random(11);
+        let (mut good, mut bad) = (0, 0);
+        for _ in 0..500 {
+            let n = random.below(20_000) as u32;
+            match tree.get(&n.to_be_bytes()) {
+                Ok(value) => {
+                    assert_eq!(value.as_deref(), Some(&[5; 40][..]));
+                    good += 1;
+                }
+                Err(Error::Io(_) | Error::Damaged { .. }) => bad += 1,
+                Err(error) => panic!("{error}"),
+            }
+        }
+        assert!(good > 50 && bad > 20, "{good} good, {bad} bad");
+        device.plan().clear();
+    }
+    // Changes that met a failed read are not there, the others are, and all goes on.
+    device.plan().fail_randomly(Operation::Read, 0.1, Fault::Error(Errno::IO));
+    let mut random = Random(12);
+    let mut entries = 20_000;
+    for _ in 0..2000 {
+        let key = random.below(40_000) as u32;
+        match tree.remove(&key.to_be_bytes()) {
+            Ok(true) => entries -= 1,
+            Ok(false) | Err(Error::Io(_)) => {}
+            Err(error) => panic!("{error}"),
+        }
+        match tree.upsert(&key.to_le_bytes(), &[1; 100]) {
+            Ok(false) => entries += 1,
+            Ok(true) | Err(Error::Io(_)) => {}
+            Err(error) => panic!("{error}"),
+        }
+    }
+    device.plan().clear();
+    assert_eq!(tree.check().unwrap().entries, entries);
+    assert_sound(&store);
+}
+
+#[test]
+fn a_failed_write_stops_changes_and_not_reading() {
+    for operation in [Operation::Write, Operation::Sync] {
+        let device = Arc::new(FaultyDevice::new(MemoryDevice::new(), 5).unwrap());
+        let store = Store::create_on(device.clone(), &options(32, 1)).unwrap();
+        let tree = store.create_tree("t").unwrap();
+        for n in 0..5000u32 {
+            tree.insert(&n.to_be_bytes(), &[3; 20]).unwrap();
+        }
+        store.sync().unwrap();
+        tree.insert(b"more", b"").unwrap();
+        device.plan().fail_nth(operation, 1, Fault::Error(Errno::IO));
+        let error = store.sync().unwrap_err();
+        assert!(matches!(error, Error::Io(_)), "{operation:?}: {error}");
+        let error = tree.insert(b"another", b"").unwrap_err();
+        assert!(matches!(error, Error::Poisoned(_)), "{operation:?}: {error}");
+        assert!(matches!(store.sync(), Err(Error::Poisoned(_))));
+        assert_eq!(tree.entries().filter(Result::is_ok).count(), 5001);
+        // Whatever the file has now, it is not taken for a clean store.
+        assert!(store.close().is_err());
+        drop(tree);
+        let copy: Arc<dyn Device> = device;
+        assert!(Store::open_on(copy, &options(32, 1)).is_err());
+    }
+}
+
+#[test]
+fn a_header_that_cannot_be_written_prevents_the_change() {
+    let device = Arc::new(FaultyDevice::new(MemoryDevice::new(), 5).unwrap());
+    let store = Store::create_on(device.clone(), &options(32, 1)).unwrap();
+    store.create_tree("t").unwrap();
+    store.sync().unwrap();
+    let clean = device.inner().snapshot();
+    device.plan().fail_nth(Operation::Write, 1, Fault::Error(Errno::IO));
+    let error = store.tree("t").unwrap().insert(b"key", b"").unwrap_err();
+    assert!(matches!(error, Error::Io(_)), "{error}");
+    assert!(matches!(store.create_tree("u"), Err(Error::Poisoned(_))));
+    assert!(store.tree("t").unwrap().get(b"key").unwrap().is_none());
+    assert!(device.inner().snapshot() == clean, "the file is what it was");
+}
+
+#[test]
+fn a_pool_full_of_guards_is_an_error() {
+    let (_, store) = memory_store(16, 1);
+    let tree = store.create_tree("t").unwrap();
+    for n in 0..10u8 {
+        tree.insert(&[n], &[n; 12_000]).unwrap();
+    }
+    let mut held = Vec::new();
+    let error = loop {
+        match tree.get(&[held.len() as u8 % 10]) {
+            Ok(value) => held.push(value),
+            Err(error) => break error,
+        }
+        assert!(held.len() < 10);
+    };
+    assert!(matches!(error, Error::PoolExhausted(_)), "{error}");
+    held.clear();
+    assert_eq!(tree.get(&[5]).unwrap().as_deref(), Some(&[5; 12_000][..]));
+}

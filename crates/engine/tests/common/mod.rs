@@ -1,0 +1,43 @@
+//! What the tests share.
+#![allow(dead_code)]
+
+use std::sync::Arc;
+
+use vellum::{Options, Store};
+use vellum_pool::device::MemoryDevice;
+
+/// A store in memory with a pool of so many tree pages.
+pub fn memory_store(pool_pages: u64, page_frames: u32) -> (Arc<MemoryDevice>, Store) {
+    let device = Arc::new(MemoryDevice::new());
+    let store = Store::create_on(device.clone(), &options(pool_pages, page_frames)).unwrap();
+    (device, store)
+}
+
+pub fn options(pool_pages: u64, page_frames: u32) -> Options {
+    let bytes = pool_pages * u64::from(page_frames) * 4096;
+    Options::new().pool_bytes(bytes).page_frames(page_frames)
+}
+
+/// Splitmix64 (Steele, Lea, Flood, OOPSLA'14).
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    pub fn below(&mut self, bound: u64) -> u64 {
+        self.next() % bound
+    }
+}
+
+/// Every page of the store is sound and none is lost.
+pub fn assert_sound(store: &Store) {
+    let report = store.check(&mut |_| {}).unwrap();
+    assert!(report.is_sound(), "{:?}", report.damage);
+    assert_eq!(report.lost_pages, 0);
+}

@@ -1,0 +1,283 @@
+//! Several threads on one tree: histories, invariants, structure.
+
+mod common;
+
+use std::collections::HashMap;
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use common::{Random, assert_sound, memory_store};
+use vellum::Tree;
+
+/// One operation on one key: when it began and ended, and what it saw or did.
+#[derive(Clone, Copy, Debug)]
+struct Event {
+    begin: u64,
+    end: u64,
+    /// `Some(state)` that a write left (0: absent), or that a read saw.
+    write: bool,
+    state: u64,
+    /// What a write replaced: whether there was a value.
+    had: Option<bool>,
+}
+
+/// Whether some order of the events that respects real time explains all of them (Wing and Gong,
+/// 1993), beginning with an absent key. Per key there are few enough.
+fn is_linearizable(events: &[Event]) -> bool {
+    fn search(
+        events: &[Event],
+        done: u128,
+        state: u64,
+        failed: &mut std::collections::HashSet<(u128, u64)>,
+    ) -> bool {
+        if done.count_ones() as usize == events.len() {
+            return true;
+        }
+        if failed.contains(&(done, state)) {
+            return false;
+        }
+        let pending = |at: &usize| done & (1 << at) == 0;
+        let open = (0..events.len()).filter(pending);
+        let horizon = open.clone().map(|at| events[at].end).min().unwrap_or(u64::MAX);
+        for at in open.filter(|at| events[*at].begin <= horizon) {
+            let event = &events[at];
+            let fits = match event.write {
+                true => event.had.is_none_or(|had| had == (state != 0)),
+                false => event.state == state,
+            };
+            let next = if event.write { event.state } else { state };
+            if fits && search(events, done | (1 << at), next, failed) {
+                return true;
+            }
+        }
+        failed.insert((done, state));
+        false
+    }
+    assert!(events.len() <= 128);
+    search(events, 0, 0, &mut Default::default())
+}
+
+#[test]
+fn the_checker_tells_good_histories_from_bad_ones() {
+    let event = |begin, end, write, state, had| Event { begin, end, write, state, had };
+    let good = [
+        event(0, 3, true, 7, Some(false)),
+        event(1, 2, false, 0, None),
+        event(4, 5, false, 7, None),
+        event(6, 7, true, 0, Some(true)),
+    ];
+    assert!(is_linearizable(&good));
+    let stale = [event(0, 1, true, 7, Some(false)), event(2, 3, false, 0, None)];
+    assert!(!is_linearizable(&stale));
+    let lost = [event(0, 1, true, 7, Some(false)), event(2, 3, true, 8, Some(false))];
+    assert!(!is_linearizable(&lost));
+}
+
+/// A value that cannot be mistaken for a mixture of two: its number all the way, in a length that
+/// depends on it.
+fn value_of(number: u64) -> Vec<u8> {
+    let len = 8 * (1 + number % 40) as usize + if number % 97 == 0 { 6000 } else { 0 };
+    number.to_le_bytes().into_iter().cycle().take(len).collect()
+}
+
+fn number_of(value: &[u8]) -> u64 {
+    let number = u64::from_le_bytes(value[..8].try_into().unwrap());
+    assert!(value == value_of(number), "a torn value");
+    number
+}
+
+fn key_of(number: u64) -> Vec<u8> {
+    format!("{:04}/{}", number, "x".repeat((number % 60) as usize)).into_bytes()
+}
+
+fn one_thread(
+    tree: &Tree,
+    thread: u64,
+    clock: &AtomicU64,
+    keys: u64,
+    steps: u64,
+) -> Vec<(u64, Event)> {
+    let mut random = Random(thread * 7919 + 1);
+    let mut history = Vec::new();
+    for step in 0..steps {
+        let number = random.below(keys);
+        let key = key_of(number);
+        let begin = clock.fetch_add(1, Ordering::SeqCst);
+        let (write, state, had) = match random.below(10) {
+            0..=3 => {
+                let state = (thread + 1) * 1_000_000 + step;
+                let had = tree.upsert(&key, &value_of(state)).unwrap();
+                (true, state, Some(had))
+            }
+            4..=5 => (true, 0, Some(tree.remove(&key).unwrap())),
+            6..=7 => {
+                let value = tree.get(&key).unwrap();
+                (false, value.map_or(0, |value| number_of(&value)), None)
+            }
+            8 => {
+                let mut buffer = Vec::new();
+                let found = tree.get_into(&key, &mut buffer).unwrap();
+                (false, if found { number_of(&buffer) } else { 0 }, None)
+            }
+            _ => {
+                let seen = tree.with(&key, number_of).unwrap();
+                (false, seen.unwrap_or(0), None)
+            }
+        };
+        let end = clock.fetch_add(1, Ordering::SeqCst);
+        history.push((number, Event { begin, end, write, state, had }));
+    }
+    history
+}
+
+fn run_histories(pool_pages: u64, page_frames: u32, threads: u64, steps: u64) {
+    let (_, store) = memory_store(pool_pages, page_frames);
+    let tree = store.create_tree("t").unwrap();
+    let clock = AtomicU64::new(1);
+    let keys = threads * steps / 60;
+    let barrier = Barrier::new(threads as usize);
+    let histories: Vec<_> = std::thread::scope(|scope| {
+        let run = |thread| {
+            let (tree, clock, barrier) = (&tree, &clock, &barrier);
+            scope.spawn(move || {
+                barrier.wait();
+                one_thread(tree, thread, clock, keys, steps)
+            })
+        };
+        let handles: Vec<_> = (0..threads).map(run).collect();
+        handles.into_iter().flat_map(|handle| handle.join().unwrap()).collect()
+    });
+    let mut by_key: HashMap<u64, Vec<Event>> = HashMap::new();
+    for (key, event) in histories {
+        by_key.entry(key).or_default().push(event);
+    }
+    for (key, mut events) in by_key {
+        events.sort_by_key(|event| event.begin);
+        events.truncate(120);
+        let last = events.len() == 120;
+        assert!(last || is_linearizable(&events), "key {key}: {events:#?}");
+    }
+    assert_sound(&store);
+}
+
+#[test]
+fn histories_on_a_roomy_pool_are_linearizable() {
+    run_histories(4096, 1, 4, 6000);
+}
+
+#[test]
+fn histories_on_a_pool_that_always_evicts_are_linearizable() {
+    run_histories(24, 1, 3, 4000);
+    run_histories(12, 4, 2, 3000);
+}
+
+#[test]
+fn threads_that_insert_and_remove_everywhere_leave_a_sound_tree() {
+    let (_, store) = memory_store(256, 1);
+    let tree = store.create_tree("t").unwrap();
+    let (threads, each) = (4u32, 4000u32);
+    std::thread::scope(|scope| {
+        for thread in 0..threads {
+            let tree = &tree;
+            scope.spawn(move || {
+                let key = |n: u32| n.wrapping_mul(2_654_435_761).to_be_bytes();
+                let mine = || (0..each).map(|n| n * threads + thread);
+                for round in 0..2 {
+                    for n in mine() {
+                        tree.insert(&key(n), &n.to_be_bytes()).unwrap();
+                    }
+                    for n in mine().filter(|n| round == 0 || n % 16 >= 4) {
+                        assert!(tree.remove(&key(n)).unwrap());
+                    }
+                }
+            });
+        }
+    });
+    assert_eq!(tree.check().unwrap().entries, u64::from(threads * each / 4));
+    assert_sound(&store);
+}
+
+#[test]
+fn cursors_see_every_entry_that_stays() {
+    let (_, store) = memory_store(64, 1);
+    let tree = store.create_tree("t").unwrap();
+    // Even numbers stay, odd ones come and go.
+    for n in (0..6000u32).step_by(2) {
+        tree.insert(&n.to_be_bytes(), &n.to_be_bytes()).unwrap();
+    }
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for thread in 0..2u64 {
+            let (tree, stop) = (&tree, &stop);
+            scope.spawn(move || {
+                let mut random = Random(thread);
+                while !stop.load(Ordering::Relaxed) {
+                    let n = (random.below(3000) * 2 + 1) as u32;
+                    match random.below(2) {
+                        0 => tree
+                            .upsert(&n.to_be_bytes(), &vec![0; random.below(400) as usize])
+                            .map(drop),
+                        _ => tree.remove(&n.to_be_bytes()).map(drop),
+                    }
+                    .unwrap();
+                }
+            });
+        }
+        let number = |key: &[u8]| u32::from_be_bytes(key.try_into().unwrap());
+        for _ in 0..15 {
+            let mut even = 0;
+            let mut before = None;
+            for entry in tree.entries() {
+                let (key, value) = entry.unwrap();
+                assert!(before.is_none_or(|before| before < key), "out of order");
+                if number(&key) % 2 == 0 {
+                    assert_eq!(number(&key), even);
+                    assert_eq!(*value, *key);
+                    even += 2;
+                }
+                before = Some(key);
+            }
+            assert_eq!(even, 6000);
+            let mut cursor = tree.cursor();
+            while cursor.backward().unwrap() {
+                if number(cursor.key()) % 2 == 0 {
+                    even -= 2;
+                    assert_eq!(number(cursor.key()), even);
+                }
+            }
+            assert_eq!(even, 0);
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+    assert_sound(&store);
+}
+
+#[test]
+fn readers_and_a_tree_that_is_dropped() {
+    let (_, store) = memory_store(64, 1);
+    for round in 0..10u32 {
+        let tree = store.create_tree("t").unwrap();
+        tree.bulk_load((0..3000u32).map(|n| (n.to_be_bytes(), [round as u8; 100]))).unwrap();
+        std::thread::scope(|scope| {
+            for seed in 0..3 {
+                let tree = &tree;
+                scope.spawn(move || {
+                    let mut random = Random(seed);
+                    loop {
+                        match tree.get(&(random.below(3000) as u32).to_be_bytes()) {
+                            Ok(value) => assert_eq!(*value.unwrap(), [round as u8; 100]),
+                            Err(vellum::Error::NoSuchTree(_)) => break,
+                            Err(error) => panic!("{error}"),
+                        }
+                    }
+                });
+            }
+            store.drop_tree("t").unwrap();
+            // Its pages are used at once by another tree.
+            let other = store.create_tree("other").unwrap();
+            other.bulk_load((0..3000u32).map(|n| (n.to_be_bytes(), [0xee; 100]))).unwrap();
+        });
+        store.drop_tree("other").unwrap();
+    }
+    assert_sound(&store);
+}

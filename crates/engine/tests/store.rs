@@ -1,0 +1,188 @@
+//! Stores as files: creating, closing, opening again, many trees, snapshots.
+
+mod common;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use common::{assert_sound, memory_store, options};
+use vellum::{Error, Options, Store};
+
+#[test]
+fn a_closed_store_opens_with_everything_in_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("store");
+    let options = Options::new().pool_bytes(1 << 20);
+    let large: Vec<u8> = (0..200_000u32).map(|n| (n % 251) as u8).collect();
+    let store = Store::create(&path, &options).unwrap();
+    let id = store.stat().unwrap().store_id;
+    let tree = store.create_tree("files").unwrap();
+    for n in 0..20_000u32 {
+        tree.insert(format!("key {n}").as_bytes(), &n.to_le_bytes()).unwrap();
+    }
+    tree.insert(b"large", &large).unwrap();
+    drop(tree);
+    store.close().unwrap();
+
+    let store = Store::open(&path, &options).unwrap();
+    assert!(store.stat().unwrap().clean);
+    assert_eq!(store.stat().unwrap().store_id, id);
+    assert_sound(&store);
+    let tree = store.tree("files").unwrap();
+    for n in 0..20_000u32 {
+        let value = tree.get(format!("key {n}").as_bytes()).unwrap();
+        assert_eq!(value.as_deref(), Some(&n.to_le_bytes()[..]));
+    }
+    assert_eq!(tree.get(b"large").unwrap().as_deref(), Some(&large[..]));
+    assert!(store.stat().unwrap().clean, "reading changes nothing");
+
+    // The file's tail is given back: an emptied store is a small file.
+    drop(tree);
+    let before = std::fs::metadata(&path).unwrap().len();
+    store.drop_tree("files").unwrap();
+    assert!(!store.stat().unwrap().clean);
+    assert_sound(&store);
+    store.close().unwrap();
+    let after = std::fs::metadata(&path).unwrap().len();
+    assert!(after < 20 * 4096 && after < before / 10, "{before} bytes before, {after} after");
+    let store = Store::open(&path, &options).unwrap();
+    assert_eq!(store.trees().unwrap(), Vec::<String>::new());
+    assert_sound(&store);
+}
+
+#[test]
+fn handles_that_are_dropped_close_the_store() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("store");
+    let options = Options::new().pool_bytes(1 << 20);
+    let store = Store::create(&path, &options).unwrap();
+    let tree = store.create_tree("t").unwrap();
+    drop(store);
+    tree.insert(b"key", b"value").unwrap();
+    assert!(matches!(Store::open(&path, &options), Err(Error::InUse(_))));
+    drop(tree);
+    let store = Store::open(&path, &options).unwrap();
+    assert!(store.tree("t").unwrap().contains(b"key").unwrap());
+}
+
+#[test]
+fn a_closed_store_refuses_everything() {
+    let (_, store) = memory_store(64, 1);
+    let tree = store.create_tree("t").unwrap();
+    tree.insert(b"key", b"value").unwrap();
+    let other = store.clone();
+    store.close().unwrap();
+    assert!(matches!(tree.get(b"key"), Err(Error::Closed)));
+    assert!(matches!(tree.get_into(b"key", &mut Vec::new()), Err(Error::Closed)));
+    assert!(matches!(tree.insert(b"key", b""), Err(Error::Closed)));
+    assert!(matches!(tree.cursor().first(), Err(Error::Closed)));
+    assert!(matches!(tree.entries().next(), Some(Err(Error::Closed))));
+    assert!(matches!(other.trees(), Err(Error::Closed)));
+    assert!(matches!(other.sync(), Err(Error::Closed)));
+    assert!(other.close().is_ok(), "closing twice is closing");
+}
+
+#[test]
+fn trees_come_and_go_by_name() {
+    let (device, store) = memory_store(64, 2);
+    for name in ["b", "a", "", "größe"] {
+        store.create_tree(name).unwrap().insert(b"name", name.as_bytes()).unwrap();
+    }
+    assert_eq!(store.trees().unwrap(), ["", "a", "b", "größe"]);
+    assert!(matches!(store.create_tree("a"), Err(Error::TreeExists(name)) if name == "a"));
+    assert!(matches!(store.tree("c"), Err(Error::NoSuchTree(name)) if name == "c"));
+    assert!(matches!(store.drop_tree("c"), Err(Error::NoSuchTree(_))));
+    assert!(matches!(store.create_tree(&"x".repeat(9000)), Err(Error::KeyTooLong { .. })));
+
+    let dropped = store.tree("a").unwrap();
+    store.drop_tree("a").unwrap();
+    assert!(matches!(dropped.get(b"name"), Err(Error::NoSuchTree(_))));
+    assert!(matches!(dropped.insert(b"x", b"y"), Err(Error::NoSuchTree(_))));
+    assert!(matches!(dropped.cursor().first(), Err(Error::NoSuchTree(_))));
+    // Another one of the same name is another one.
+    assert!(store.tree_or_create("a").unwrap().get(b"name").unwrap().is_none());
+    assert!(matches!(dropped.get(b"name"), Err(Error::NoSuchTree(_))));
+    drop(dropped);
+    store.close().unwrap();
+
+    let store = Store::open_on(device, &options(64, 2)).unwrap();
+    assert_eq!(store.trees().unwrap(), ["", "a", "b", "größe"]);
+    let value = store.tree("größe").unwrap().get(b"name").unwrap().unwrap().into_vec();
+    assert_eq!(value, "größe".as_bytes());
+    assert_sound(&store);
+}
+
+#[test]
+fn freed_pages_are_used_again_across_restarts() {
+    let (device, mut store) = memory_store(32, 1);
+    let mut sizes = Vec::new();
+    for round in 0..6u32 {
+        let tree = store.tree_or_create("t").unwrap();
+        for n in 0..3000u32 {
+            tree.upsert(&(n * 7).to_be_bytes(), &[round as u8; 100]).unwrap();
+        }
+        for n in 0..3000u32 {
+            assert!(tree.remove(&(n * 7).to_be_bytes()).unwrap());
+        }
+        drop(tree);
+        store.sync().unwrap();
+        assert_sound(&store);
+        sizes.push(store.stat().unwrap().file_pages);
+        store.close().unwrap();
+        store = Store::open_on(device.clone(), &options(32, 1)).unwrap();
+    }
+    assert!(sizes.iter().all(|size| *size <= sizes[0] + 32), "{sizes:?}");
+}
+
+#[test]
+fn a_snapshot_makes_changes_wait() {
+    let (_, store) = memory_store(64, 1);
+    let tree = store.create_tree("t").unwrap();
+    tree.insert(b"a", b"1").unwrap();
+    let written = Arc::new(AtomicBool::new(false));
+    let snapshot = store.snapshot().unwrap();
+    let second = store.snapshot().unwrap();
+    let thread = {
+        let (tree, written) = (tree.clone(), written.clone());
+        std::thread::spawn(move || {
+            tree.insert(b"b", b"2").unwrap();
+            written.store(true, Ordering::SeqCst);
+        })
+    };
+    std::thread::sleep(Duration::from_millis(50));
+    assert!(!written.load(Ordering::SeqCst));
+    assert_eq!(snapshot.trees().unwrap(), ["t"]);
+    assert_eq!(snapshot.tree("t").unwrap().entries().count(), 1);
+    drop(snapshot);
+    std::thread::sleep(Duration::from_millis(20));
+    assert!(!written.load(Ordering::SeqCst));
+    drop(second);
+    thread.join().unwrap();
+    assert!(tree.contains(b"b").unwrap());
+}
+
+#[test]
+fn blobs_have_the_length_they_were_given() {
+    for page_frames in [1, 3, 16] {
+        let (_, store) = memory_store(64, page_frames);
+        let tree = store.create_tree("t").unwrap();
+        let max = store.limits().max_value;
+        let around = [4000, 4048, 4049, 4096, 8143, 8144, 8145, 65_000, max - 1, max];
+        for len in around {
+            let value: Vec<u8> = (0..len).map(|at| (at % 253) as u8).collect();
+            tree.upsert(&len.to_be_bytes(), &value).unwrap();
+            assert_eq!(tree.get(&len.to_be_bytes()).unwrap().as_deref(), Some(&value[..]));
+        }
+        let error = tree.upsert(b"x", &vec![0; max as usize + 1]).unwrap_err();
+        assert!(matches!(error, Error::ValueTooLong { max: limit, .. } if limit == max), "{error}");
+        let max_key = store.limits().max_key;
+        assert!(tree.upsert(&vec![1; max_key], &[1; 5000]).is_ok());
+        let error = tree.upsert(&vec![1; max_key + 1], b"").unwrap_err();
+        assert!(matches!(error, Error::KeyTooLong { max, .. } if max == max_key), "{error}");
+        // A key over the limit can be asked for; it is just not there.
+        assert!(tree.get(&vec![1; max_key + 1]).unwrap().is_none());
+        assert!(!tree.remove(&vec![1; max_key + 1]).unwrap());
+        assert_sound(&store);
+    }
+}

@@ -1,0 +1,220 @@
+//! Locks and optimistic reads among many threads.
+
+#![cfg(not(feature = "model"))]
+
+mod common;
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use common::{
+    PATIENCE, Storage, eventually, faulty, filled, generation, new_page, open, options,
+    scratch_dir, stamp, stamped, within,
+};
+use vellum_pool::{PageReader, Pool, PoolOptions, Restart};
+
+fn word(bytes: impl PageReader) -> u64 {
+    bytes.u64(64).unwrap()
+}
+
+fn add_one(bytes: &mut [u8]) {
+    let next = word(&*bytes) + 1;
+    bytes[64..72].copy_from_slice(&next.to_le_bytes());
+}
+
+#[test]
+fn a_starving_optimistic_read_takes_the_lock() {
+    let (pool, _) = faulty(options(16));
+    let page = new_page(&pool, 1, 0);
+    let mut runs = 0;
+    // A writer comes in the midst of each optimistic run; under the lock none could.
+    let seen = pool.read(page, |bytes| {
+        runs += 1;
+        if runs <= 16 {
+            add_one(&mut pool.fix_exclusive(page).unwrap());
+        }
+        Ok(word(bytes))
+    });
+    assert_eq!((seen.unwrap(), runs), (Ok(16), 17));
+    assert_eq!(pool.stats().starvations, 1);
+    assert_eq!(pool.stats().restarts, 16);
+    // A reader that is never content comes back with that.
+    assert_eq!(pool.read(page, |_| Err::<(), _>(Restart)).unwrap(), Err(Restart));
+}
+
+#[test]
+fn readers_get_through_while_a_writer_hammers_the_page() {
+    let (pool, _) = faulty(options(16));
+    let page = new_page(&pool, 4, 0);
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut generation = 0;
+            while !stop.load(Ordering::Relaxed) {
+                generation += 1;
+                stamp(&mut pool.fix_exclusive(page).unwrap(), page, generation);
+            }
+        });
+        let mut newest = 0;
+        for _ in 0..3_000 {
+            let seen = pool.read(page, |bytes| stamped(bytes, page).ok_or(Restart));
+            let seen = seen.unwrap().expect("torn");
+            assert!(seen >= newest);
+            newest = seen;
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+}
+
+#[test]
+fn storms_of_upgrades_lose_nothing() {
+    const THREADS: u64 = 8;
+    const EACH: u64 = 500;
+    let (pool, _) = faulty(options(8));
+    let page = new_page(&pool, 1, 0);
+    thread::scope(|scope| {
+        for _ in 0..THREADS {
+            scope.spawn(|| {
+                let mut done = 0;
+                while done < EACH {
+                    if done % 2 == 0 {
+                        let Ok(mut guard) = pool.optimistic(page).unwrap().upgrade() else {
+                            continue;
+                        };
+                        add_one(&mut guard);
+                    } else {
+                        let shared = pool.fix_shared(page).unwrap();
+                        let Ok(mut guard) = shared.try_upgrade() else { continue };
+                        add_one(&mut guard);
+                        assert!(word(&*guard.downgrade()) > 0);
+                    }
+                    done += 1;
+                }
+            });
+        }
+    });
+    assert_eq!(word(&*pool.fix_shared(page).unwrap()), THREADS * EACH);
+}
+
+#[test]
+fn the_251st_shared_holder_waits_for_a_place() {
+    within(PATIENCE, || {
+        let (pool, _) = faulty(options(16));
+        let page = new_page(&pool, 1, 3);
+        let mut guards: Vec<_> = (0..250).map(|_| pool.fix_shared(page).unwrap()).collect();
+        let got_it = AtomicU64::new(0);
+        let optimistic = pool.optimistic(page).unwrap();
+        optimistic.validate().unwrap();
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                assert_eq!(generation(&pool, page), Some(3));
+                got_it.fetch_add(1, Ordering::SeqCst);
+            });
+            scope.spawn(|| {
+                drop(optimistic.upgrade_shared().unwrap());
+                got_it.fetch_add(1, Ordering::SeqCst);
+            });
+            scope.spawn(|| {
+                drop(common::tasks::block_on(pool.fix_shared_async(page)).unwrap());
+                got_it.fetch_add(1, Ordering::SeqCst);
+            });
+            thread::sleep(Duration::from_millis(20));
+            assert_eq!(got_it.load(Ordering::SeqCst), 0);
+            guards.pop();
+            eventually("all get the one place in turn", || got_it.load(Ordering::SeqCst) == 3);
+            // A writer waits for all of them to go; a sync needs a place of its own.
+            let writer = scope.spawn(|| stamp(&mut pool.fix_exclusive(page).unwrap(), page, 4));
+            guards.clear();
+            writer.join().unwrap();
+        });
+        assert_eq!(generation(&pool, page), Some(4));
+    });
+}
+
+#[test]
+fn a_sync_waits_for_a_place_among_250_readers() {
+    within(PATIENCE, || {
+        let (pool, plan) = faulty(options(16));
+        let page = new_page(&pool, 1, 3);
+        let guards: Vec<_> = (0..250).map(|_| pool.fix_shared(page).unwrap()).collect();
+        thread::scope(|scope| {
+            let sync = scope.spawn(|| pool.sync());
+            eventually("the sync waits", || pool.stats().lock_waits > 0);
+            assert_eq!(plan.counts().writes, 0);
+            drop(guards);
+            sync.join().unwrap().unwrap();
+        });
+        assert_eq!(plan.counts().writes, 1);
+    });
+}
+
+/// More threads than the counters have stripes, or this machine processors.
+#[test]
+fn a_hundred_threads_count_on_the_same_pages() {
+    const THREADS: u64 = 100;
+    const EACH: u64 = 60;
+    let dir = scratch_dir();
+    let pool = open(Storage::Memory.create(&dir), options(16));
+    let pages: Vec<_> = (0..40).map(|_| new_page(&pool, 1, 0)).collect();
+    let before = pool.stats();
+    thread::scope(|scope| {
+        for thread in 0..THREADS {
+            let (pool, pages) = (&pool, &pages);
+            scope.spawn(move || {
+                for round in 0..EACH {
+                    let page = pages[((thread * 7 + round) % pages.len() as u64) as usize];
+                    add_one(&mut pool.fix_exclusive(page).unwrap());
+                }
+            });
+        }
+    });
+    let after = pool.stats();
+    let accesses = after.hits + after.misses - before.hits - before.misses;
+    assert_eq!(accesses, THREADS * EACH, "each fix is a hit or a miss");
+    let total: u64 = pages.iter().map(|page| word(&*pool.fix_shared(*page).unwrap())).sum();
+    assert_eq!(total, THREADS * EACH);
+}
+
+#[test]
+fn statistics_add_up() {
+    let (pool, plan) = faulty(PoolOptions { evictors: 0, ..options(16) });
+    let pages = filled(&pool, 50);
+    for page in &pages {
+        drop(pool.fix_shared(*page).unwrap());
+        drop(pool.fix_shared(*page).unwrap());
+    }
+    let stats = pool.stats();
+    assert_eq!((stats.allocations, stats.frees), (50, 0));
+    assert_eq!(stats.hits + stats.misses, 100);
+    assert_eq!(stats.misses, plan.counts().reads);
+    assert_eq!(stats.write_backs, plan.counts().writes);
+    assert_eq!(stats.allocations + stats.misses - stats.evictions, stats.resident_frames);
+    assert_eq!(stats.evictions, stats.evictions_inline);
+    assert!(stats.release_batches <= stats.evictions);
+    assert!(stats.hit_rate() >= 0.5 && stats.hit_rate() < 1.0);
+}
+
+/// Guards may end on another thread than they began on.
+#[test]
+fn guards_travel_between_threads() {
+    let (pool, _) = faulty(options(16));
+    let page = new_page(&pool, 1, 1);
+    thread::scope(|scope| {
+        let mut guard = pool.fix_exclusive(page).unwrap();
+        scope.spawn(move || stamp(&mut guard, page, 2)).join().unwrap();
+        let guard = pool.fix_shared(page).unwrap();
+        scope.spawn(move || assert_eq!(stamped(guard.bytes(), page), Some(2))).join().unwrap();
+    });
+    drop(pool.fix_exclusive(page).unwrap());
+}
+
+fn assert_send_and_sync<T: Send + Sync>() {}
+
+#[test]
+fn what_may_be_shared_is() {
+    assert_send_and_sync::<Pool>();
+    assert_send_and_sync::<vellum_pool::SharedGuard<'_>>();
+    assert_send_and_sync::<vellum_pool::ExclusiveGuard<'_>>();
+    assert_send_and_sync::<vellum_pool::FixShared<'_>>();
+}

@@ -1,0 +1,297 @@
+//! Too little of something: frames, disk, sense in a reference. All of it is an error, none of it
+//! changes anything, and things go on when there is enough again.
+
+#![cfg(not(feature = "model"))]
+
+mod common;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use common::{
+    Random, Storage, faulty, filled, generation, hostile_references, new_page, open, options,
+    push_out, scratch_dir, stamped,
+};
+use vellum_pool::device::{
+    Direct, EngineChoice, Fault, FileDevice, FileOptions, MemoryDevice, Operation,
+};
+use vellum_pool::{PageRef, Pool, PoolError, PoolOptions, PoolSize, RawPages, Space};
+use vellum_vm::Errno;
+
+#[test]
+fn guards_on_everything_are_exhaustion_and_dropping_them_ends_it() {
+    for evictors in [0, 1] {
+        let (pool, _) = faulty(PoolOptions { evictors, patience: 30, ..options(16) });
+        let pages = filled(&pool, 64);
+        let exclusive: Vec<_> =
+            pages[..8].iter().map(|page| pool.fix_exclusive(*page).unwrap()).collect();
+        let shared: Vec<_> =
+            pages[8..16].iter().map(|page| pool.fix_shared(*page).unwrap()).collect();
+        let allocations = pool.stats().allocations;
+        for _ in 0..2 {
+            let started = Instant::now();
+            let error = pool.fix_shared(pages[20]).unwrap_err();
+            assert!(
+                matches!(error, PoolError::Exhausted { capacity: 16, wanted: 1, used: 16, .. }),
+                "{error}"
+            );
+            assert!(started.elapsed() < Duration::from_secs(5));
+            assert!(!pool.is_resident(pages[20]));
+            assert!(matches!(pool.allocate(2), Err(PoolError::Exhausted { wanted: 2, .. })));
+            assert!(pool.optimistic(pages[21]).is_err());
+        }
+        let stats = pool.stats();
+        assert_eq!((stats.resident_frames, stats.allocations), (16, allocations));
+        assert_eq!(pool.with_space(Space::allocated_pages), 64);
+        drop(exclusive);
+        drop(shared);
+        let all = new_page(&pool, 16, 2);
+        assert_eq!(generation(&pool, all), Some(2));
+        pages.iter().for_each(|page| assert_eq!(generation(&pool, *page), Some(1)));
+    }
+}
+
+#[test]
+fn pages_larger_than_the_pool_and_pools_below_the_minimum_are_refused() {
+    let (pool, _) = faulty(options(16));
+    filled(&pool, 64);
+    for frames in [17, 64] {
+        let page = PageRef::new(0, frames);
+        assert!(matches!(pool.fix_shared(page), Err(PoolError::PageTooLarge { .. })));
+        assert!(matches!(pool.allocate(frames), Err(PoolError::PageTooLarge { .. })));
+    }
+    for frames in [0, PageRef::MAX_FRAMES, PageRef::MAX_FRAMES + 1, u32::MAX] {
+        assert!(pool.allocate(frames).is_err(), "{frames}");
+    }
+    assert_eq!(pool.with_space(Space::allocated_pages), 64);
+
+    for bytes in [0, 4095, 7 * 4096, 8 * 4096 - 1] {
+        let options = PoolOptions { size: PoolSize::Bytes(bytes), ..PoolOptions::default() };
+        let device = Arc::new(MemoryDevice::new());
+        let refused = Pool::open(device, Arc::new(RawPages), Space::new(0), options);
+        assert!(matches!(refused, Err(PoolError::PoolTooSmall { min: 8, .. })));
+    }
+}
+
+#[test]
+fn references_from_nowhere_are_errors_everywhere() {
+    let (pool, plan) = faulty(options(16));
+    let page = new_page(&pool, 1, 1);
+    let before = (pool.stats().resident_frames, plan.counts().reads, pool.encode_space());
+    for bad in hostile_references(&pool) {
+        assert!(pool.fix_shared(bad).is_err(), "{bad}");
+        assert!(pool.fix_exclusive(bad).is_err(), "{bad}");
+        assert!(pool.optimistic(bad).is_err(), "{bad}");
+        assert!(pool.read(bad, |_| Ok(())).is_err(), "{bad}");
+        assert!(pool.free_page(bad).is_err(), "{bad}");
+        assert!(!pool.is_resident(bad), "{bad}");
+        pool.prefetch(&[bad]);
+    }
+    assert_eq!(before, (pool.stats().resident_frames, plan.counts().reads, pool.encode_space()));
+    assert_eq!(generation(&pool, page), Some(1));
+}
+
+#[test]
+fn a_reference_longer_than_any_page_is_an_error_even_in_a_huge_pool() {
+    /// Keeps nothing, so that the pool may be of any size.
+    #[derive(Debug)]
+    struct Nothing;
+    impl vellum_pool::ReplacementPolicy for Nothing {
+        fn admit(&self, _: PageRef) {}
+        fn forget(&self, _: PageRef) {}
+        fn contains(&self, _: PageRef) -> bool {
+            true
+        }
+        fn candidates(
+            &self,
+            _: &dyn vellum_pool::Residents,
+            _: u64,
+            _: usize,
+            _: &mut Vec<PageRef>,
+        ) {
+        }
+        fn for_each(&self, _: &mut dyn FnMut(PageRef)) {}
+    }
+    let policy: Option<Box<dyn vellum_pool::ReplacementPolicy>> = Some(Box::new(Nothing));
+    let options = PoolOptions { policy, evictors: 0, ..options(1 << 25) };
+    let device = Arc::new(MemoryDevice::new());
+    let pool = Pool::open(device, Arc::new(RawPages), Space::new(1 << 25), options).unwrap();
+    for frames in [PageRef::MAX_FRAMES + 1, 1 << 25] {
+        let page = PageRef::new(0, frames);
+        assert!(matches!(pool.fix_shared(page), Err(PoolError::PageTooLarge { .. })));
+    }
+    assert_eq!(pool.stats().resident_frames, 0);
+}
+
+#[test]
+fn a_full_disk_at_allocation_changes_nothing() {
+    let limited = Arc::new(MemoryDevice::new().limited_to(40));
+    let pool = open(limited, options(64));
+    let pages: Vec<_> = (0..40).map(|_| new_page(&pool, 1, 1)).collect();
+    let before = (pool.encode_space(), pool.end(), pool.file_pages());
+    for frames in [1, 3, 16] {
+        let error = pool.allocate(frames).unwrap_err();
+        assert!(
+            matches!(error, PoolError::DiskFull { frames: wanted, .. } if wanted == frames),
+            "{error}"
+        );
+    }
+    assert_eq!(before, (pool.encode_space(), pool.end(), pool.file_pages()));
+    assert_eq!(pool.stats().resident_frames, 40);
+    pool.sync().unwrap();
+    pool.free_page(pages[7]).unwrap();
+    assert_eq!(new_page(&pool, 1, 2).id, pages[7].id);
+}
+
+#[test]
+fn other_failures_to_grow_change_nothing_either() {
+    let (pool, plan) = faulty(options(32));
+    new_page(&pool, 1, 1);
+    let before = (pool.encode_space(), pool.file_pages(), pool.stats().resident_frames);
+    plan.fail_always(Operation::Resize, Fault::Error(Errno::IO));
+    assert!(matches!(pool.allocate(30), Err(PoolError::Resize(_))));
+    assert_eq!(before, (pool.encode_space(), pool.file_pages(), pool.stats().resident_frames));
+    plan.clear();
+    new_page(&pool, 30, 1);
+}
+
+#[test]
+fn trimming_gives_the_tail_back_and_the_file_grows_again() {
+    for storage in Storage::all() {
+        let dir = scratch_dir();
+        let device = storage.create(&dir);
+        let pool = open(device.clone(), options(32));
+        let pages = filled(&pool, 100);
+        pages[50..].iter().for_each(|page| pool.free_page(*page).unwrap());
+        pool.free_page(pages[10]).unwrap();
+        assert_eq!(pool.trim().unwrap(), 50);
+        assert_eq!((device.pages().unwrap(), pool.file_pages(), pool.end()), (50, 50, 50));
+        assert!(matches!(pool.fix_shared(pages[70]), Err(PoolError::PageFree(_))));
+        let again: Vec<_> = (0..30).map(|n| new_page(&pool, 1 + n % 4, 2)).collect();
+        for page in &again {
+            assert_eq!(generation(&pool, *page), Some(2), "{storage:?}");
+        }
+        for page in pages[..50].iter().filter(|page| **page != pages[10] && !again.contains(page)) {
+            assert_eq!(generation(&pool, *page), Some(1), "{storage:?}");
+        }
+    }
+}
+
+#[test]
+fn trimming_beside_allocation_takes_nothing_away() {
+    let dir = scratch_dir();
+    let pool = open(Storage::all().last().unwrap().create(&dir), options(64));
+    std::thread::scope(|scope| {
+        for thread in 0..2 {
+            let pool = &pool;
+            scope.spawn(move || {
+                let mut random = Random(thread);
+                let mut mine: Vec<(PageRef, u64)> = Vec::new();
+                for round in 0..300 {
+                    mine.push((new_page(pool, 1 + random.below(4) as u32, round), round));
+                    if mine.len() > 10 {
+                        let (page, expected) = mine.swap_remove(random.below(mine.len()));
+                        assert_eq!(generation(pool, page), Some(expected));
+                        pool.free_page(page).unwrap();
+                    }
+                }
+                for (page, expected) in mine {
+                    assert_eq!(generation(pool, page), Some(expected));
+                    pool.free_page(page).unwrap();
+                }
+            });
+        }
+        for _ in 0..100 {
+            assert!(pool.trim().unwrap() <= pool.surface().pages());
+        }
+    });
+    pool.trim().unwrap();
+    assert_eq!((pool.end(), pool.file_pages()), (0, 0));
+    assert_eq!(pool.stats().resident_frames, 0);
+}
+
+#[test]
+fn a_read_only_pool_refuses_changes() {
+    let dir = scratch_dir();
+    let path = dir.path().join("pages");
+    let options_of = |read_only| FileOptions {
+        read_only,
+        direct: Direct::Auto,
+        engine: EngineChoice::Threads,
+        lock: true,
+    };
+    let device = FileDevice::create(&path, options_of(false)).unwrap();
+    let pool = open(Arc::new(device), options(16));
+    let pages = filled(&pool, 40);
+    let space = pool.with_space(Space::clone);
+    drop(pool);
+
+    let device = Arc::new(FileDevice::open(&path, options_of(true)).unwrap());
+    let options = PoolOptions { read_only: true, ..options(16) };
+    let pool = Pool::open(device, Arc::new(RawPages), space, options).unwrap();
+    pages.iter().for_each(|page| assert_eq!(generation(&pool, *page), Some(1)));
+    assert!(matches!(pool.allocate(1), Err(PoolError::ReadOnly)));
+    assert!(matches!(pool.free_page(pages[0]), Err(PoolError::ReadOnly)));
+    let guard = pool.fix_exclusive(pages[0]).unwrap();
+    assert!(matches!(pool.free(guard), Err(PoolError::ReadOnly)));
+    assert!(matches!(pool.trim(), Err(PoolError::ReadOnly)));
+    assert!(matches!(pool.sync(), Err(PoolError::ReadOnly)));
+    assert_eq!(generation(&pool, pages[0]), Some(1));
+}
+
+/// Many threads in a tiny pool wait for frames all the time, but frames do come: nobody may take
+/// that for exhaustion.
+#[test]
+fn a_crowd_in_a_tiny_pool_is_not_exhaustion() {
+    for evictors in [0, 1] {
+        let pool = open(
+            Storage::Memory.create(&scratch_dir()),
+            PoolOptions { evictors, patience: 500, ..options(8) },
+        );
+        let pages = filled(&pool, 200);
+        std::thread::scope(|scope| {
+            for thread in 0..48 {
+                let (pool, pages) = (&pool, &pages);
+                scope.spawn(move || {
+                    let mut random = Random(thread);
+                    for _ in 0..300 {
+                        let page = random.pick(pages);
+                        let guard = pool.fix_shared(page).unwrap_or_else(|error| panic!("{error}"));
+                        assert_eq!(stamped(&*guard, page), Some(1));
+                        std::thread::yield_now();
+                    }
+                });
+            }
+        });
+        assert_eq!(pool.stats().resident_frames_peak, 8);
+    }
+}
+
+/// A page of most of the pool comes in while others keep taking single frames.
+#[test]
+fn a_large_page_gets_its_frames_among_small_ones() {
+    let pool = open(Storage::Memory.create(&scratch_dir()), options(64));
+    let large = new_page(&pool, 48, 7);
+    let pages = filled(&pool, 500);
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for thread in 0..2 {
+            let (pool, pages, stop) = (&pool, &pages, &stop);
+            scope.spawn(move || {
+                let mut random = Random(thread);
+                while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                    drop(pool.fix_shared(random.pick(pages)).unwrap());
+                }
+            });
+        }
+        for _ in 0..20 {
+            assert_eq!(generation(&pool, large), Some(7));
+            let deadline = Instant::now() + common::PATIENCE;
+            while pool.is_resident(large) && Instant::now() < deadline {
+                std::thread::yield_now();
+            }
+        }
+        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+    });
+    push_out(&pool, large, &pages);
+}

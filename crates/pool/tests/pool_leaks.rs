@@ -1,0 +1,47 @@
+//! Nothing of a pool is left when it is gone: no descriptor, no thread, no address space. One test
+//! in a program of its own, because it counts what the whole process has.
+
+#![cfg(not(feature = "model"))]
+
+mod common;
+
+use common::{Random, Storage, filled, open, options, scratch_dir, stamp};
+use vellum_pool::PoolOptions;
+
+fn entries(directory: &str) -> usize {
+    std::fs::read_dir(directory).unwrap().count()
+}
+
+fn address_space_kib() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|line| line.starts_with("VmSize:")).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse().unwrap()
+}
+
+fn open_use_and_drop(storage: Storage, rounds: u64) {
+    for round in 0..rounds {
+        let dir = scratch_dir();
+        let pool = open(storage.create(&dir), PoolOptions { evictors: 2, ..options(16) });
+        let pages = filled(&pool, 40);
+        let mut random = Random(round);
+        for _ in 0..20 {
+            let page = random.pick(&pages);
+            stamp(&mut pool.fix_exclusive(page).unwrap(), page, 2);
+            pool.prefetch(&[random.pick(&pages)]);
+        }
+    }
+}
+
+#[test]
+fn a_pool_leaves_nothing_behind() {
+    for storage in Storage::all() {
+        open_use_and_drop(storage, 3);
+        let before = (entries("/proc/self/fd"), entries("/proc/self/task"), address_space_kib());
+        open_use_and_drop(storage, 20);
+        // Threads that were joined leave /proc a moment later.
+        common::eventually("all threads are gone", || entries("/proc/self/task") <= before.1);
+        assert!(entries("/proc/self/fd") <= before.0, "{storage:?}");
+        let grown = address_space_kib().saturating_sub(before.2);
+        assert!(grown < 256 << 10, "{storage:?}: {grown} KiB of address space are gone");
+    }
+}

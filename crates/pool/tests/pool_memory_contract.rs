@@ -1,0 +1,130 @@
+//! The memory contract: what is resident never exceeds the pool's size, and contents survive.
+//!
+//! `VELLUM_SOAK_EVICTIONS=10000000 cargo test -p vellum-pool --release --test
+//! pool_memory_contract -- --ignored` is the long version.
+
+#![cfg(not(feature = "model"))]
+
+mod common;
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use common::churn::Churn;
+use common::{Random, Storage, options, scratch_dir};
+use vellum_pool::{BackendChoice, Pool, PoolOptions};
+use vellum_vm::PageRange;
+
+const CAPACITY: u64 = 256;
+const BATCH: u64 = 32;
+const THREADS: u64 = 2;
+
+fn resident(pool: &Pool) -> u64 {
+    let whole = PageRange::new(0, pool.surface().pages());
+    pool.surface().resident_pages(whole).unwrap()
+}
+
+/// Looks at the page tables while others work. A page that leaves and one that comes during a look
+/// may both be counted, so a look allows for what was evicted meanwhile, and for the batches that
+/// are released but not counted yet.
+fn watch(pool: &Pool, stop: &AtomicBool) {
+    let mut looks = 0;
+    while !stop.load(Ordering::Relaxed) {
+        let before = pool.stats().evictions;
+        let resident = resident(pool);
+        let meanwhile = pool.stats().evictions - before + (THREADS + 1) * BATCH;
+        assert!(resident <= CAPACITY + meanwhile, "{resident} resident, {meanwhile} evicted");
+        looks += 1;
+        thread::sleep(Duration::from_millis(1));
+    }
+    assert!(looks > 0);
+}
+
+/// A value of /proc/self/status in KiB.
+fn status_kib(field: &str) -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|line| line.starts_with(field)).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse().unwrap()
+}
+
+fn keeps_the_contract(storage: Storage, evictions: u64, backend: BackendChoice) {
+    let dir = scratch_dir();
+    let options = PoolOptions { eviction_batch: BATCH as usize, backend, ..options(CAPACITY) };
+    let pool = common::open(storage.create(&dir), options);
+    let churn = Churn::new(&pool, 4_500, &[1]);
+    let rounds = 10;
+    let mut memory_after_first_round = 0;
+    for round in 1..=rounds {
+        let stop = AtomicBool::new(false);
+        let running = AtomicBool::new(true);
+        thread::scope(|scope| {
+            let workers: Vec<_> = (0..THREADS)
+                .map(|thread| {
+                    let (pool, churn, running) = (&pool, &churn, &running);
+                    scope.spawn(move || {
+                        let mut random = Random(thread << 32 | round);
+                        while running.load(Ordering::Relaxed) {
+                            (0..64).for_each(|_| churn.step(pool, &mut random));
+                            if pool.stats().evictions >= evictions * round / rounds {
+                                running.store(false, Ordering::Relaxed);
+                            }
+                        }
+                    })
+                })
+                .collect();
+            let watcher = scope.spawn(|| watch(&pool, &stop));
+            let done = workers.into_iter().map(|worker| worker.join()).collect::<Vec<_>>();
+            stop.store(true, Ordering::Relaxed);
+            watcher.join().unwrap();
+            done.into_iter().for_each(|worker| worker.unwrap());
+        });
+        if round == 1 {
+            memory_after_first_round = status_kib("RssAnon");
+        }
+    }
+    common::eventually("background eviction rests", || {
+        let stats = pool.stats();
+        resident(&pool) <= stats.resident_frames && stats.resident_frames <= CAPACITY
+    });
+    let stats = pool.stats();
+    assert!(stats.resident_frames_peak <= CAPACITY, "{stats:?}");
+    assert!(stats.evictions >= evictions, "{stats:?}");
+    assert!(stats.write_backs > evictions / 20, "{stats:?}");
+    let grown = status_kib("RssAnon").saturating_sub(memory_after_first_round);
+    assert!(grown < 16 << 10, "the process grew by {grown} KiB");
+    churn.check(&pool);
+}
+
+#[test]
+fn resident_pages_never_exceed_the_pool_in_memory() {
+    let backends = common::backends();
+    for backend in &backends {
+        keeps_the_contract(Storage::Memory, 220_000 / backends.len() as u64, *backend);
+    }
+}
+
+#[test]
+fn resident_pages_never_exceed_the_pool_on_files() {
+    for storage in Storage::all() {
+        if matches!(storage, Storage::File(..)) {
+            keeps_the_contract(storage, 6_000, BackendChoice::Auto);
+        }
+    }
+}
+
+#[test]
+#[ignore = "a soak test: minutes to hours"]
+fn soak() {
+    let evictions = std::env::var("VELLUM_SOAK_EVICTIONS").ok();
+    let evictions = evictions.and_then(|text| text.parse().ok()).unwrap_or(10_000_000);
+    let before = status_kib("RssAnon");
+    keeps_the_contract(Storage::Memory, evictions, BackendChoice::Auto);
+    // The device's own 4,500 pages (some copies of them while it grew), and all the rest.
+    let grown = status_kib("RssAnon").saturating_sub(before);
+    assert!(grown < 96 << 10, "the process grew by {grown} KiB");
+    let file = Storage::all().into_iter().rfind(|storage| matches!(storage, Storage::File(..)));
+    if let Some(file) = file {
+        keeps_the_contract(file, evictions / 20, BackendChoice::Auto);
+    }
+}

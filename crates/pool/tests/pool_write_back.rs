@@ -1,0 +1,258 @@
+//! Writing dirty pages: what goes to the device, when, and what happens when it is refused.
+
+#![cfg(not(feature = "model"))]
+
+mod common;
+
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use common::{faulty, faulty_with, filled, generation, new_page, open, options, push_out, stamp};
+use vellum_pool::device::{Fault, FaultyDevice, MemoryDevice, Operation};
+use vellum_pool::{PAGE_SIZE, PageDamage, PageFormat, PageReader, PageRef, PoolError, PoolOptions};
+use vellum_vm::Errno;
+
+/// Where a page of this test keeps its log sequence number, and where sealing puts a mark.
+const LSN: usize = 32;
+const MARK: usize = 40;
+const SEALED: u64 = 0x5ea1_ed00_5ea1_ed00;
+
+/// A format with log sequence numbers, whose log can refuse.
+#[derive(Debug, Default)]
+struct Logged {
+    log_fails: AtomicBool,
+    sealed: Mutex<Vec<(PageRef, usize)>>,
+    durable_up_to: Mutex<Vec<u64>>,
+}
+
+impl PageFormat for Logged {
+    fn seal(&self, page: PageRef, head: &mut [u8], body: &[u8]) -> u64 {
+        assert_eq!(head.len(), PAGE_SIZE);
+        head[MARK..MARK + 8].copy_from_slice(&SEALED.to_le_bytes());
+        self.sealed.lock().unwrap().push((page, head.len() + body.len()));
+        (&*head).u64(LSN).unwrap()
+    }
+
+    fn verify(&self, page: PageRef, bytes: &[u8]) -> Result<(), PageDamage> {
+        match bytes.u64(MARK) {
+            Some(SEALED) => Ok(()),
+            _ => Err(PageDamage { page, what: "it is not sealed".into() }),
+        }
+    }
+
+    fn write_ahead(&self, lsn: u64) -> io::Result<()> {
+        self.durable_up_to.lock().unwrap().push(lsn);
+        if self.log_fails.load(Ordering::SeqCst) {
+            return Err(io::Error::other("the log is broken"));
+        }
+        Ok(())
+    }
+}
+
+fn set_lsn(pool: &vellum_pool::Pool, page: PageRef, lsn: u64) {
+    pool.fix_exclusive(page).unwrap()[LSN..LSN + 8].copy_from_slice(&lsn.to_le_bytes());
+}
+
+#[test]
+fn the_log_is_asked_for_the_greatest_number_before_each_batch() {
+    let format = Arc::new(Logged::default());
+    let options = PoolOptions { evictors: 0, eviction_batch: 4, ..options(64) };
+    let (pool, plan) = faulty_with(format.clone(), options);
+    let pages: Vec<_> = (0..8).map(|n| new_page(&pool, 1 + n % 3, 1)).collect();
+    for (page, lsn) in pages.iter().zip([5, 70, 3, 9, 2, 1, 80, 4]) {
+        set_lsn(&pool, *page, lsn);
+    }
+    // The log has the number before the device has a page.
+    plan.hold(Operation::Write);
+    std::thread::scope(|scope| {
+        let sync = scope.spawn(|| pool.sync());
+        assert!(plan.wait_until_held(Operation::Write, 1, common::PATIENCE));
+        assert_eq!(*format.durable_up_to.lock().unwrap(), [70]);
+        assert_eq!(plan.counts().writes, 0);
+        plan.release(Operation::Write);
+        sync.join().unwrap().unwrap();
+    });
+    assert_eq!(*format.durable_up_to.lock().unwrap(), [70, 80]);
+    let sealed = format.sealed.lock().unwrap().clone();
+    assert_eq!(sealed, pages.iter().map(|page| (*page, page.bytes())).collect::<Vec<_>>());
+    assert_eq!(plan.counts().syncs, 1);
+}
+
+#[test]
+fn a_log_that_fails_keeps_pages_dirty_and_in_memory() {
+    let format = Arc::new(Logged::default());
+    let options = PoolOptions { evictors: 0, patience: 20, ..options(16) };
+    let (pool, plan) = faulty_with(format.clone(), options);
+    format.log_fails.store(true, Ordering::SeqCst);
+    let pages: Vec<_> = (0..16).map(|_| new_page(&pool, 1, 1)).collect();
+    assert!(matches!(pool.allocate(1), Err(PoolError::Exhausted { because: Some(_), .. })));
+    assert_eq!(plan.counts().writes, 0);
+    pages.iter().for_each(|page| assert_eq!(generation(&pool, *page), Some(1)));
+    let error = pool.sync().unwrap_err();
+    assert!(matches!(error, PoolError::WriteAhead(_) | PoolError::Poisoned(_)), "{error}");
+    assert_eq!(pool.stats().resident_frames, 16);
+    assert_eq!(pool.stats().write_backs, 0);
+}
+
+#[test]
+fn sealing_changes_the_file_and_not_the_memory() {
+    let format = Arc::new(Logged::default());
+    let memory = Arc::new(MemoryDevice::new());
+    let space = vellum_pool::Space::new(0);
+    let pool = vellum_pool::Pool::open(memory.clone(), format, space, options(64)).unwrap();
+    let pages = [new_page(&pool, 1, 1), new_page(&pool, 3, 1)];
+    pool.sync().unwrap();
+    let file = memory.snapshot();
+    for page in pages {
+        assert_eq!((&*pool.fix_shared(page).unwrap()).u64(MARK), Some(0));
+        let start = page.id.0 as usize * PAGE_SIZE;
+        let stored = &file[start..start + page.bytes()];
+        assert_eq!(stored.u64(MARK), Some(SEALED));
+        assert_eq!(common::stamped(stored, page), Some(1));
+    }
+}
+
+#[test]
+fn clean_pages_are_not_written_again() {
+    let (pool, plan) = faulty(PoolOptions { evictors: 0, ..options(32) });
+    let pages = filled(&pool, 20);
+    let writes = plan.counts().writes;
+    for page in &pages {
+        let guard = pool.fix_exclusive(*page).unwrap();
+        assert_eq!(guard.len(), PAGE_SIZE); // looking is not writing
+    }
+    pool.sync().unwrap();
+    assert_eq!(plan.counts().writes, writes);
+    for page in &pages[..5] {
+        stamp(&mut pool.fix_exclusive(*page).unwrap(), *page, 2);
+    }
+    pool.fix_exclusive(pages[7]).unwrap()[0] = 1;
+    pool.sync().unwrap();
+    assert_eq!(plan.counts().writes, writes + 6);
+}
+
+#[test]
+fn downgrading_keeps_the_changes() {
+    let (pool, _) = faulty(PoolOptions { evictors: 0, ..options(16) });
+    let pages = filled(&pool, 64);
+    let mut guard = pool.fix_exclusive(pages[0]).unwrap();
+    stamp(&mut guard, pages[0], 2);
+    let shared = guard.downgrade();
+    assert!(matches!(shared.try_upgrade(), Ok(_)));
+    push_out(&pool, pages[0], &pages[1..]);
+    assert_eq!(generation(&pool, pages[0]), Some(2));
+}
+
+#[test]
+fn after_a_failed_write_changes_are_refused_and_reads_go_on() {
+    let (pool, plan) = faulty(PoolOptions { evictors: 0, ..options(16) });
+    let pages = filled(&pool, 12);
+    for page in &pages[..4] {
+        stamp(&mut pool.fix_exclusive(*page).unwrap(), *page, 2);
+    }
+    plan.fail_nth(Operation::Write, 2, Fault::Error(Errno::IO));
+    let error = pool.sync().unwrap_err();
+    assert!(matches!(error, PoolError::Write { .. }), "{error}");
+    assert!(matches!(pool.sync(), Err(PoolError::Poisoned(_))));
+    assert!(matches!(pool.allocate(1), Err(PoolError::Poisoned(_))));
+    assert!(matches!(pool.free_page(pages[9]), Err(PoolError::Poisoned(_))));
+    assert!(matches!(pool.trim(), Err(PoolError::Poisoned(_))));
+    let guard = pool.fix_exclusive(pages[9]).unwrap();
+    assert!(matches!(pool.free(guard), Err(PoolError::Poisoned(_))));
+    assert!(matches!(pool.check_writable(), Err(PoolError::Poisoned(_))));
+    for (index, page) in pages.iter().enumerate() {
+        assert_eq!(generation(&pool, *page), Some(if index < 4 { 2 } else { 1 }));
+    }
+}
+
+#[test]
+fn a_failed_write_in_the_background_is_found_out() {
+    let (pool, plan) = faulty(PoolOptions { patience: 50, ..options(16) });
+    let pages = filled(&pool, 64);
+    plan.fail_always(Operation::Write, Fault::Error(Errno::IO));
+    let mut dirtied = Vec::new();
+    for page in &pages {
+        let Ok(mut guard) = pool.fix_exclusive(*page) else { break };
+        stamp(&mut guard, *page, 2);
+        dirtied.push(*page);
+    }
+    assert!(dirtied.len() < pages.len(), "more dirty pages than frames, and none could leave");
+    assert!(matches!(pool.sync(), Err(PoolError::Poisoned(_))));
+    dirtied.iter().for_each(|page| assert_eq!(generation(&pool, *page), Some(2)));
+}
+
+#[test]
+fn a_full_disk_poisons_nothing_and_passes() {
+    for errno in [Errno::NOSPC, Errno::DQUOT, Errno::FBIG] {
+        let (pool, plan) = faulty(PoolOptions { evictors: 0, patience: 20, ..options(16) });
+        let pages = filled(&pool, 64);
+        plan.fail_always(Operation::Write, Fault::Error(errno));
+        for page in &pages[..16] {
+            stamp(&mut pool.fix_exclusive(*page).unwrap(), *page, 2);
+        }
+        let error = pool.sync().unwrap_err();
+        assert!(matches!(error, PoolError::Write { .. }), "{error}");
+        let error = pool.fix_shared(pages[40]).unwrap_err();
+        let said = format!("{error}");
+        assert!(matches!(error, PoolError::Exhausted { because: Some(_), .. }), "{said}");
+        pool.check_writable().unwrap();
+        plan.clear();
+        assert_eq!(generation(&pool, pages[40]), Some(1));
+        pool.sync().unwrap();
+        pages[..16].iter().for_each(|page| assert_eq!(generation(&pool, *page), Some(2)));
+    }
+}
+
+#[test]
+fn a_failed_sync_poisons() {
+    let (pool, plan) = faulty(options(16));
+    let page = new_page(&pool, 1, 1);
+    plan.fail_nth(Operation::Sync, 1, Fault::Error(Errno::IO));
+    assert!(matches!(pool.sync(), Err(PoolError::Sync(_))));
+    let error = pool.sync().unwrap_err();
+    assert!(matches!(error, PoolError::Poisoned(_)), "{error}");
+    assert_eq!(generation(&pool, page), Some(1));
+}
+
+/// The file must have, after every sync, what was finished before it: under steady writing, with
+/// eviction writing at the same time.
+#[test]
+fn a_sync_covers_what_was_finished_before_it() {
+    let memory = Arc::new(MemoryDevice::new());
+    let device = FaultyDevice::new(memory.clone(), 1).unwrap();
+    let pool = open(Arc::new(device), PoolOptions { eviction_batch: 4, ..options(32) });
+    let pages: Vec<_> = (0..60).map(|_| new_page(&pool, 1, 0)).collect();
+    let finished: Vec<_> = pages.iter().map(|_| AtomicU64::new(0)).collect();
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for thread in 0..2 {
+            let (pool, pages, finished, stop) = (&pool, &pages, &finished, &stop);
+            scope.spawn(move || {
+                let mut random = common::Random(thread);
+                while !stop.load(Ordering::Relaxed) {
+                    // Each thread has its own half of the pages.
+                    let index = random.below(30) * 2 + thread as usize;
+                    let next = finished[index].load(Ordering::SeqCst) + 1;
+                    stamp(&mut pool.fix_exclusive(pages[index]).unwrap(), pages[index], next);
+                    finished[index].store(next, Ordering::SeqCst);
+                }
+            });
+        }
+        for _ in 0..100 {
+            let before: Vec<_> =
+                finished.iter().map(|generation| generation.load(Ordering::SeqCst)).collect();
+            pool.sync().unwrap();
+            let file = memory.snapshot();
+            for (page, before) in pages.iter().zip(before) {
+                let start = page.id.0 as usize * PAGE_SIZE;
+                let stored = common::stamped(&file[start..start + PAGE_SIZE], *page);
+                assert!(
+                    stored >= Some(before),
+                    "{page}: {stored:?} in the file, {before} finished"
+                );
+            }
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+}
