@@ -56,6 +56,17 @@ impl PoolArguments {
     }
 }
 
+/// Reads a number of threads.
+///
+/// # Errors
+/// Says how many there may be.
+pub fn threads(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(threads @ 1..=64) => Ok(threads),
+        _ => Err("write a number of threads, from 1 to 64".into()),
+    }
+}
+
 /// A store file and how to open it.
 #[derive(Args, Clone, Debug)]
 pub struct StoreArguments {

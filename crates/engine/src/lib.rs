@@ -22,8 +22,8 @@
 //! Trees are for many threads at a time: readers take no locks, changes lock a leaf. Values that
 //! are too long for a leaf become blobs and come back as one slice, in place, under a guard.
 //!
-//! The bytes on disk are described in docs/format.md. Transactions and a log are a later step; until
-//! then a store has to be closed, or synced after its last change, to be opened again.
+//! The bytes on disk are described in docs/format.md. Transactions and a log are a later step;
+//! until then a store has to be closed, or synced after its last change, to be opened again.
 
 mod blob;
 pub mod bulk;

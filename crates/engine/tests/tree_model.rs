@@ -46,7 +46,8 @@ fn action() -> impl Strategy<Value = Action> {
         8 => (key(), value_len()).prop_map(|(k, v)| Action::Insert(k, v)),
         3 => key().prop_map(Action::Remove),
         8 => any::<prop::sample::Index>().prop_map(Action::RemoveNth),
-        1 => (any::<prop::sample::Index>(), 1..150usize).prop_map(|(i, n)| Action::RemoveRange(i, n)),
+        1 => (any::<prop::sample::Index>(), 1..150usize)
+            .prop_map(|(i, n)| Action::RemoveRange(i, n)),
         4 => key().prop_map(Action::Get),
         1 => (key(), 0..60usize).prop_map(|(k, n)| Action::Forward(k, n)),
         1 => (key(), 0..60usize).prop_map(|(k, n)| Action::Backward(k, n)),
@@ -148,7 +149,10 @@ fn assert_same(tree: &Tree, model: &Model) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(64) })]
+    #![proptest_config(ProptestConfig {
+        failure_persistence: None,
+        ..ProptestConfig::with_cases(64)
+    })]
 
     #[test]
     fn a_tree_behaves_like_a_map(

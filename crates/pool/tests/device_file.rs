@@ -267,7 +267,12 @@ impl Loop {
 
 impl Drop for Loop {
     fn drop(&mut self) {
-        drop(Command::new("umount").arg(self.directory.path().join("mounted")).output());
+        drop(
+            Command::new("umount")
+                .arg("--lazy")
+                .arg(self.directory.path().join("mounted"))
+                .output(),
+        );
         drop(Command::new("losetup").arg("--detach").arg(&self.device).status());
     }
 }

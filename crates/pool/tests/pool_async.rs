@@ -1,6 +1,7 @@
 //! Asynchronous fixes: reads that overlap, errors, dropped futures, waiting for locks and frames.
 
 #![cfg(not(feature = "model"))]
+#![allow(clippy::unwrap_used)] // helpers of tests may, as tests may
 
 mod common;
 

@@ -1,6 +1,7 @@
 //! Locks and optimistic reads among many threads.
 
 #![cfg(not(feature = "model"))]
+#![allow(clippy::unwrap_used)] // helpers of tests may, as tests may
 
 mod common;
 

@@ -2,6 +2,7 @@
 //! page sizes, every backend of this kernel, every kind of storage.
 
 #![cfg(not(feature = "model"))]
+#![allow(clippy::unwrap_used)] // helpers of tests may, as tests may
 
 mod common;
 

@@ -2,6 +2,7 @@
 //! changes anything, and things go on when there is enough again.
 
 #![cfg(not(feature = "model"))]
+#![allow(clippy::unwrap_used)] // helpers of tests may, as tests may
 
 mod common;
 

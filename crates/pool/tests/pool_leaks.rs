@@ -2,6 +2,7 @@
 //! in a program of its own, because it counts what the whole process has.
 
 #![cfg(not(feature = "model"))]
+#![allow(clippy::unwrap_used)] // helpers of tests may, as tests may
 
 mod common;
 

@@ -1,6 +1,7 @@
 //! Pools that come and go: with reads in flight, with eviction under way, many at a time.
 
 #![cfg(not(feature = "model"))]
+#![allow(clippy::unwrap_used)] // helpers of tests may, as tests may
 
 mod common;
 

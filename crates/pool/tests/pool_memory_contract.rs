@@ -4,6 +4,7 @@
 //! pool_memory_contract -- --ignored` is the long version.
 
 #![cfg(not(feature = "model"))]
+#![allow(clippy::unwrap_used)] // helpers of tests may, as tests may
 
 mod common;
 

@@ -1,6 +1,7 @@
 //! Misses that go wrong, and reads ahead of need.
 
 #![cfg(not(feature = "model"))]
+#![allow(clippy::unwrap_used)] // helpers of tests may, as tests may
 
 mod common;
 

@@ -1,6 +1,7 @@
 //! Random sequences of operations on a pool of eight frames, against a model.
 
 #![cfg(not(feature = "model"))]
+#![allow(clippy::unwrap_used)] // helpers of tests may, as tests may
 
 mod common;
 

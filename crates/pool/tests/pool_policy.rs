@@ -1,6 +1,7 @@
 //! A replacement policy of the caller's own.
 
 #![cfg(not(feature = "model"))]
+#![allow(clippy::unwrap_used)] // helpers of tests may, as tests may
 
 mod common;
 

@@ -2,6 +2,7 @@
 //! reference in hand: a sync under way, an eviction under way, a deferred free, a wrong caller.
 
 #![cfg(not(feature = "model"))]
+#![allow(clippy::unwrap_used)] // helpers of tests may, as tests may
 
 mod common;
 

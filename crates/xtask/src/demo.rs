@@ -11,21 +11,8 @@ use crate::{Outcome, cargo, setup};
 pub fn run(root: &Path, arguments: &[String]) -> Outcome {
     setup::ensure(setup::Need::Build)?;
     let mut command = cargo(root);
-    command.args([
-        "run",
-        "--release",
-        "--package",
-        "vellum-cli",
-        "--bin",
-        "vellum",
-    ]);
+    command.args(["run", "--release", "--package", "vellum-cli", "--bin", "vellum"]);
     command.args(["--", "demo"]).args(arguments);
-    let status = command
-        .status()
-        .map_err(|error| format!("cargo does not run: {error}"))?;
-    if status.success() {
-        Ok(())
-    } else {
-        Err(format!("vellum demo: {status}"))
-    }
+    let status = command.status().map_err(|error| format!("cargo does not run: {error}"))?;
+    if status.success() { Ok(()) } else { Err(format!("vellum demo: {status}")) }
 }

@@ -13,15 +13,10 @@ use crate::{Outcome, setup};
 pub fn run(root: &Path, seconds: u32, only: Option<&str>) -> Outcome {
     let folder = root.join("fuzz");
     let targets = targets(&folder)?;
-    let chosen: Vec<&String> = targets
-        .iter()
-        .filter(|name| only.is_none_or(|only| only == name.as_str()))
-        .collect();
+    let chosen: Vec<&String> =
+        targets.iter().filter(|name| only.is_none_or(|only| only == name.as_str())).collect();
     if chosen.is_empty() {
-        return Err(format!(
-            "no such fuzz target; there are: {}",
-            targets.join(", ")
-        ));
+        return Err(format!("no such fuzz target; there are: {}", targets.join(", ")));
     }
     check_tools()?;
     for target in chosen {
@@ -44,13 +39,7 @@ fn targets(folder: &Path) -> Outcome<Vec<String>> {
         .map_err(|error| format!("there are no fuzz targets in fuzz/fuzz_targets: {error}"))?;
     let mut names: Vec<String> = listing
         .filter_map(Result::ok)
-        .filter_map(|entry| {
-            entry
-                .file_name()
-                .to_str()?
-                .strip_suffix(".rs")
-                .map(str::to_owned)
-        })
+        .filter_map(|entry| entry.file_name().to_str()?.strip_suffix(".rs").map(str::to_owned))
         .collect();
     names.sort();
     Ok(names)

@@ -20,11 +20,7 @@ use clap::{Parser, Subcommand};
 type Outcome<T = ()> = Result<T, String>;
 
 #[derive(Parser)]
-#[command(
-    name = "cargo xtask",
-    about = "Set-up, tests, rules and chores of the project",
-    version
-)]
+#[command(name = "cargo xtask", about = "Set-up, tests, rules and chores of the project", version)]
 struct Arguments {
     #[command(subcommand)]
     chore: Chore,
@@ -87,11 +83,7 @@ fn main() -> ExitCode {
 /// The top folder of the repository, wherever the command is called from.
 fn root() -> PathBuf {
     let crate_folder = Path::new(env!("CARGO_MANIFEST_DIR"));
-    crate_folder
-        .ancestors()
-        .nth(2)
-        .unwrap_or(crate_folder)
-        .to_path_buf()
+    crate_folder.ancestors().nth(2).unwrap_or(crate_folder).to_path_buf()
 }
 
 /// The cargo that runs this program, in the top folder.

@@ -59,20 +59,15 @@ fn compiler_version(line: &str) -> Option<(u32, u32)> {
 }
 
 fn install_programs() -> Outcome {
-    let mut packages: Vec<&str> = PROGRAMS
-        .iter()
-        .filter(|(program, _)| !on_path(program))
-        .map(|entry| entry.1)
-        .collect();
+    let mut packages: Vec<&str> =
+        PROGRAMS.iter().filter(|(program, _)| !on_path(program)).map(|entry| entry.1).collect();
     packages.dedup();
     if packages.is_empty() {
         return Ok(());
     }
     let list = packages.join(" ");
     if !is_root() || !on_path("apt-get") {
-        return Err(format!(
-            "missing packages; run: sudo apt-get install -y {list}"
-        ));
+        return Err(format!("missing packages; run: sudo apt-get install -y {list}"));
     }
     println!("installing {list}");
     apt_get(&["update"])?;
@@ -107,9 +102,7 @@ fn check_component(subcommand: &str, component: &str) -> Outcome {
             return Ok(());
         }
     }
-    Err(format!(
-        "cargo {subcommand} does not run; run: rustup component add {component}"
-    ))
+    Err(format!("cargo {subcommand} does not run; run: rustup component add {component}"))
 }
 
 /// Whether `program` is an executable file in a folder of the PATH.

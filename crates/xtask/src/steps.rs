@@ -25,18 +25,12 @@ enum Action {
 impl Step {
     /// A step that runs a program and succeeds when that does.
     pub fn program(name: &'static str, command: Command) -> Self {
-        Self {
-            name,
-            action: Action::Program(command),
-        }
+        Self { name, action: Action::Program(command) }
     }
 
     /// A step inside this process.
     pub fn function(name: &'static str, work: impl FnOnce() -> Outcome + 'static) -> Self {
-        Self {
-            name,
-            action: Action::Function(Box::new(work)),
-        }
+        Self { name, action: Action::Function(Box::new(work)) }
     }
 }
 
@@ -61,9 +55,7 @@ pub fn run(steps: Vec<Step>, verbose: bool) -> Outcome {
         if verbose {
             println!();
         }
-        std::io::stdout()
-            .flush()
-            .map_err(|error| error.to_string())?;
+        std::io::stdout().flush().map_err(|error| error.to_string())?;
         let (ok, seconds, counted) = perform(step.action, verbose);
         println!("{} {seconds:7.1} s", if ok { "ok    " } else { "FAILED" });
         tally.passed += counted.passed;
@@ -74,16 +66,9 @@ pub fn run(steps: Vec<Step>, verbose: bool) -> Outcome {
         }
     }
     let seconds = start.elapsed().as_secs_f64();
-    println!(
-        "{} of {count} steps ok, {seconds:.1} s",
-        count - failures.len()
-    );
+    println!("{} of {count} steps ok, {seconds:.1} s", count - failures.len());
     // The error goes to the other stream first: the tally is the last line of this one.
-    let outcome = if failures.is_empty() {
-        Ok(())
-    } else {
-        Err(failures.join(", "))
-    };
+    let outcome = if failures.is_empty() { Ok(()) } else { Err(failures.join(", ")) };
     println!("{} passed, {} failed", tally.passed, tally.failed);
     outcome.map_err(|names| format!("failed: {names}"))
 }
@@ -114,9 +99,7 @@ fn program(mut command: Command, verbose: bool) -> Outcome<(bool, Vec<String>)> 
     let describe = |error: std::io::Error| format!("the step does not start: {error}");
     let (reader, writer) = std::io::pipe().map_err(describe)?;
     command.stdin(Stdio::null());
-    command
-        .stdout(writer.try_clone().map_err(describe)?)
-        .stderr(writer);
+    command.stdout(writer.try_clone().map_err(describe)?).stderr(writer);
     let mut child = command.spawn().map_err(describe)?;
     // The command owns the writing ends; while it lives the pipe would never end.
     drop(command);
@@ -176,13 +159,7 @@ mod tests {
             "the test result: ok. 99 passed",
         ];
         let lines: Vec<String> = lines.iter().map(|line| (*line).to_string()).collect();
-        assert_eq!(
-            tally(&lines),
-            Tally {
-                passed: 13,
-                failed: 2
-            }
-        );
+        assert_eq!(tally(&lines), Tally { passed: 13, failed: 2 });
     }
 
     #[test]
@@ -205,10 +182,7 @@ mod tests {
         let steps = |broken: bool| {
             vec![
                 Step::program("good", shell("true")),
-                Step::function(
-                    "function",
-                    move || if broken { Err("no".into()) } else { Ok(()) },
-                ),
+                Step::function("function", move || if broken { Err("no".into()) } else { Ok(()) }),
             ]
         };
         assert!(run(steps(false), false).is_ok());

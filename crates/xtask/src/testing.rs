@@ -18,10 +18,7 @@ pub fn test(root: &Path, verbose: bool) -> Outcome {
         Step::function("tidy", move || tidy::run(&folder)),
         Step::program(
             "clippy",
-            command(
-                root,
-                "clippy --workspace --all-targets --quiet -- -D warnings",
-            ),
+            command(root, "clippy --workspace --all-targets --quiet -- -D warnings"),
         ),
         Step::program("tests", command(root, "test --workspace --no-fail-fast")),
     ];
@@ -41,15 +38,11 @@ pub fn soak(root: &Path, verbose: bool) -> Outcome {
     // Documentation examples marked `ignore` are not meant to run: libraries, binaries and tests.
     let targets = "test --workspace --release --no-fail-fast --lib --bins --tests";
     let mut long_tests = command(root, targets);
-    long_tests
-        .args(["--", "--include-ignored"])
-        .env("VELLUM_SOAK", "1");
+    long_tests.args(["--", "--include-ignored"]).env("VELLUM_SOAK", "1");
     let mut list = vec![Step::program("long tests", long_tests)];
     if model_check_exists(root) {
         let mut model = model_check(root);
-        model
-            .args(["--", "--include-ignored"])
-            .env("VELLUM_SOAK", "1");
+        model.args(["--", "--include-ignored"]).env("VELLUM_SOAK", "1");
         list.push(Step::program("long model check", model));
     }
     steps::run(list, verbose)
@@ -68,10 +61,7 @@ fn model_check_exists(root: &Path) -> bool {
 
 /// The page-state protocol under shuttle: the pool with its primitives replaced.
 fn model_check(root: &Path) -> Command {
-    command(
-        root,
-        "test -p vellum-pool --features model --release --test model",
-    )
+    command(root, "test -p vellum-pool --features model --release --test model")
 }
 
 fn documentation(root: &Path) -> Command {

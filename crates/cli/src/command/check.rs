@@ -31,7 +31,7 @@ pub struct Arguments {
 pub fn run(arguments: &Arguments) -> Outcome {
     let path = &arguments.store.path;
     arguments.store.read(|store| {
-        let pages = store.stat().at(path)?.file_pages;
+        let pages = store.stat().at(path)?.used_pages;
         let progress = Progress::new("check", Unit::Items, pages);
         let report = store.check(&mut |state| progress.set(state.pages_done)).at(path);
         progress.finish();

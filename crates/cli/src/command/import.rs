@@ -11,7 +11,7 @@ use crate::files::file_store::{FileStore, chunk_bytes, max_path};
 use crate::files::importer::{Importer, Stored};
 use crate::files::listing::{self, Listing};
 use crate::files::workers;
-use crate::options::{CreateArguments, StoreArguments};
+use crate::options::{CreateArguments, StoreArguments, threads};
 use crate::output::Output;
 use crate::progress::{Progress, Unit};
 use crate::size;
@@ -42,8 +42,8 @@ pub struct Arguments {
     limit: u64,
 
     /// Threads that read and store
-    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=64))]
-    threads: u16,
+    #[arg(long, value_name = "N", default_value = "2", value_parser = threads)]
+    threads: usize,
 
     #[command(flatten)]
     create: CreateArguments,
@@ -96,7 +96,7 @@ fn import(arguments: &Arguments, store: &Store, listing: &Listing) -> Outcome<Co
     let importer = Importer { files: &files, root: &arguments.dir, chunk_bytes: chunk_bytes(pool) };
     let counts = Counts::default();
     let progress = Progress::new("import", Unit::Bytes, listing.bytes);
-    let result = workers::for_each(arguments.threads.into(), listing.files.len(), |index| {
+    let result = workers::for_each(arguments.threads, listing.files.len(), |index| {
         let found = &listing.files[index];
         let count =
             match importer.store(found, &mut |_, bytes| progress.advance(bytes.len() as u64)) {

@@ -37,16 +37,23 @@ pub struct Arguments {
     json: bool,
 
     /// Pages that each thread populates and releases in a round
-    #[arg(long, value_name = "N", default_value_t = 2048, value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
-    pages: u64,
+    #[arg(long, value_name = "N", default_value = "2048", value_parser = count)]
+    pages: u32,
 
     /// Pages per call
-    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..))]
-    batch: u16,
+    #[arg(long, value_name = "N", default_value = "64", value_parser = count)]
+    batch: u32,
 
     /// Rounds that are counted
-    #[arg(long, value_name = "N", default_value_t = 9, value_parser = clap::value_parser!(u16).range(1..=1000))]
-    rounds: u16,
+    #[arg(long, value_name = "N", default_value = "9", value_parser = count)]
+    rounds: u32,
+}
+
+fn count(text: &str) -> Result<u32, String> {
+    match text.parse() {
+        Ok(count @ 1..=1_000_000) => Ok(count),
+        _ => Err("write a number from 1 to 1000000".into()),
+    }
 }
 
 /// All that was found.
@@ -98,9 +105,9 @@ fn look(arguments: &Arguments) -> Outcome<Findings> {
     for threads in [1, 2] {
         let setting = Setting {
             threads,
-            pages: arguments.pages,
-            batch: arguments.batch.into(),
-            rounds: arguments.rounds.into(),
+            pages: arguments.pages.into(),
+            batch: arguments.batch as usize,
+            rounds: arguments.rounds as usize,
         };
         let measured = cost::measure(&backends, setting).map_err(|error| {
             Failure::message(format!("the costs could not be measured: {error}"))
@@ -148,7 +155,7 @@ fn text(arguments: &Arguments, findings: &Findings) -> Vec<String> {
     }
     lines.push(String::new());
     lines.push(format!(
-        "nanoseconds per page of {PAGE_SIZE} bytes, {} pages per call: median (smallest to largest)",
+        "nanoseconds per page of {PAGE_SIZE} bytes, {} pages per call: median (least to most)",
         arguments.batch
     ));
     lines.extend(columns(&cost_rows(findings)));

@@ -18,7 +18,7 @@ mod workload;
 use std::path::PathBuf;
 
 use crate::error::Outcome;
-use crate::options::Backend;
+use crate::options::{Backend, threads};
 use crate::size;
 
 const HELP: &str = "\
@@ -56,8 +56,8 @@ pub struct Arguments {
     backend: Backend,
 
     /// Threads that work on the store
-    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=64))]
-    threads: u16,
+    #[arg(long, value_name = "N", default_value = "2", value_parser = threads)]
+    threads: usize,
 
     /// Length of each of the phases that look up, scan and update
     #[arg(long, value_name = "SECONDS", default_value_t = 3.0, value_parser = seconds)]

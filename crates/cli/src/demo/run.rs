@@ -77,7 +77,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
         arguments,
         plan,
         name: arguments.store.clone().unwrap_or_else(|| "the temporary store".into()),
-        threads: arguments.threads.into(),
+        threads: arguments.threads,
         watch: Watch::new(),
         phases: Vec::new(),
         changed: 0,
@@ -147,7 +147,7 @@ impl Demo<'_> {
         generations: &Generations,
     ) -> Outcome<u64> {
         let running = Running::start("check", store);
-        let pages = store.stat().at(&self.name)?.file_pages;
+        let pages = store.stat().at(&self.name)?.used_pages;
         let progress = Progress::new("check every page", Unit::Items, pages);
         let report = self.watch.during(|| store.check(&mut |state| progress.set(state.pages_done)));
         progress.finish();

@@ -57,7 +57,7 @@ pub(crate) fn apply(
             NodeMut::format(bytes, level, Default::default(), child);
         }
         Action::SplitOff { left, split } => {
-            split_off_left(bytes, left, split).map_err(|torn| Error::torn(place, torn))?
+            split_off_left(bytes, left, split).map_err(|torn| Error::torn(place, torn))?;
         }
         Action::MergeFrom { left, separator } => {
             merge_into_right(Node::new(left), bytes, separator)

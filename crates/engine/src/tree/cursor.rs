@@ -3,7 +3,8 @@
 //! A cursor has a private copy of its leaf and remembers the version that it copied. A step within
 //! an unchanged leaf is a step within the copy. If the leaf changed, or ended, the cursor descends
 //! again: by its key, or by the leaf's fence, which is where the neighbour begins. So it holds no
-//! lock, needs no pointers between leaves, and every entry that it returns was there at that moment.
+//! lock, needs no pointers between leaves, and every entry that it returns was there at that
+//! moment.
 
 use std::borrow::Cow;
 
@@ -63,7 +64,8 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// Starts reading so many of the next leaves when moving forward. At most an eighth of the pool.
+    /// Starts reading so many of the next leaves when moving forward, at most an eighth of the
+    /// pool.
     pub fn read_ahead(mut self, leaves: usize) -> Cursor<'a> {
         let core = self.access.core;
         let most = core.pool.capacity() / 8 / u64::from(core.page_frames);

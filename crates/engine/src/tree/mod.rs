@@ -1,8 +1,8 @@
 //! B+trees on the buffer manager: [`Tree`].
 //!
 //! Nodes have fence keys and no pointers to their siblings. Readers take no locks (optimistic lock
-//! coupling); changes lock the leaf, and for splits and merges its parent and neighbour as well. The
-//! root's page never changes, so a tree is found by one number for all of its life.
+//! coupling); changes lock the leaf, and for splits and merges its parent and neighbour as well.
+//! The root's page never changes, so a tree is found by one number for all of its life.
 
 mod apply;
 mod bulk_load;

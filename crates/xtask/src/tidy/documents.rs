@@ -9,11 +9,7 @@ const README_LINES: usize = 120;
 /// A folder's README says what the part is for, promises and must not know, in 120 lines.
 pub fn folder_readme_length(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
-    for file in tree
-        .files
-        .iter()
-        .filter(|file| file.path.ends_with("/README.md"))
-    {
+    for file in tree.files.iter().filter(|file| file.path.ends_with("/README.md")) {
         let lines = file.text.lines().count();
         if lines > README_LINES {
             let message = format!("{lines} lines; a folder's README has at most {README_LINES}");
@@ -100,11 +96,7 @@ mod tests {
         let text = "[a](testing.md) [b](../README.md#top) [c](https://x/y) [d](#here)\n\
                     [e](missing.md)\n`[f](code.md)`\n```\n[g](code.md)\n```\n\
                     [h](../../outside.md) [i](../docs) [j](../docs/)\n";
-        let tree = Tree::of(&[
-            ("README.md", ""),
-            ("docs/testing.md", ""),
-            ("docs/a.md", text),
-        ]);
+        let tree = Tree::of(&[("README.md", ""), ("docs/testing.md", ""), ("docs/a.md", text)]);
         let lines: Vec<usize> = links(&tree).iter().map(|finding| finding.line).collect();
         assert_eq!(lines, [2, 7]);
     }

@@ -76,10 +76,7 @@ mod tests {
 
     fn found(text: &str) -> Vec<String> {
         let tree = Tree::of(&[("crates/x/src/lib.rs", text)]);
-        function_length(&tree)
-            .into_iter()
-            .map(|finding| finding.message)
-            .collect()
+        function_length(&tree).into_iter().map(|finding| finding.message).collect()
     }
 
     fn function(signature: &str, lines: usize) -> String {
@@ -89,21 +86,14 @@ mod tests {
     #[test]
     fn long_functions_are_found() {
         assert!(found(&function("fn short()", 80)).is_empty());
-        assert_eq!(
-            found(&function("fn long()", 81)),
-            ["function long has 81 lines; at most 80"]
-        );
+        assert_eq!(found(&function("fn long()", 81)), ["function long has 81 lines; at most 80"]);
         let generic = "pub fn g<A, B>(a: [A; { 1 + 2 }]) -> B where A: Into<B>, B: Copy";
         assert_eq!(found(&function(generic, 90)).len(), 1);
     }
 
     #[test]
     fn braces_in_strings_and_declarations_do_not_confuse() {
-        let text = format!(
-            "{}{}",
-            "fn a() { f('{', \"{{{\"); }\n",
-            function("fn b()", 70)
-        );
+        let text = format!("{}{}", "fn a() { f('{', \"{{{\"); }\n", function("fn b()", 70));
         assert!(found(&text).is_empty());
         let body = "x\n".repeat(100);
         assert!(found(&format!("trait T {{ fn a(&self);\n{body} }}")).is_empty());

@@ -32,9 +32,7 @@ pub fn line_length(tree: &Tree) -> Vec<Finding> {
 
 fn is_table_row(line: &str) -> bool {
     let line = line.trim_start();
-    ["//! |", "/// |", "// |"]
-        .iter()
-        .any(|start| line.starts_with(start))
+    ["//! |", "/// |", "// |"].iter().any(|start| line.starts_with(start))
 }
 
 /// A file of more than 500 lines says why in its first lines; none has more than 1000.
@@ -82,20 +80,13 @@ pub fn white_space(tree: &Tree) -> Vec<Finding> {
 /// Every Rust file of a crate starts with `//!`: what is here, what holds.
 pub fn header(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
-    for file in tree
-        .rust_files()
-        .filter(|file| file.path.starts_with("crates/"))
-    {
+    for file in tree.rust_files().filter(|file| file.path.starts_with("crates/")) {
         let first = file.text.lines().find(|line| {
             let line = line.trim();
             !line.is_empty() && !line.starts_with("#![")
         });
         if !first.is_some_and(|line| line.starts_with("//!")) {
-            findings.push(Finding::new(
-                &file.path,
-                1,
-                "no '//!' header: what is here, what holds",
-            ));
+            findings.push(Finding::new(&file.path, 1, "no '//!' header: what is here, what holds"));
         }
     }
     findings
@@ -108,10 +99,7 @@ mod tests {
     const PATH: &str = "crates/x/src/lib.rs";
 
     fn lines_found(rule: super::super::Rule, text: &str) -> Vec<usize> {
-        rule(&Tree::of(&[(PATH, text)]))
-            .iter()
-            .map(|finding| finding.line)
-            .collect()
+        rule(&Tree::of(&[(PATH, text)])).iter().map(|finding| finding.line).collect()
     }
 
     #[test]

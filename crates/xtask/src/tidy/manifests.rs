@@ -5,10 +5,7 @@ use super::tree::{File, Tree};
 
 /// The crates that each crate must not know: arrows go `cli -> engine -> pool -> vm`.
 const MUST_NOT_KNOW: &[(&str, &[&str])] = &[
-    (
-        "crates/vm/Cargo.toml",
-        &["vellum-pool", "vellum", "vellum-cli"],
-    ),
+    ("crates/vm/Cargo.toml", &["vellum-pool", "vellum", "vellum-cli"]),
     ("crates/pool/Cargo.toml", &["vellum", "vellum-cli"]),
     ("crates/engine/Cargo.toml", &["vellum-cli"]),
 ];
@@ -75,10 +72,7 @@ mod tests {
         };
         assert!(lines("[dependencies]\nvellum-vm.workspace = true\nlibc = \"1\"\n").is_empty());
         assert_eq!(lines("[dependencies]\nvellum.workspace = true\n"), [2]);
-        assert_eq!(
-            lines("[dev-dependencies]\nvellum = { path = \"../engine\" }\n"),
-            [2]
-        );
+        assert_eq!(lines("[dev-dependencies]\nvellum = { path = \"../engine\" }\n"), [2]);
         assert_eq!(lines("[dependencies.vellum]\nworkspace = true\n"), [1]);
         assert!(lines("[package]\nvellum = 1\n").is_empty());
     }

@@ -30,11 +30,7 @@ struct Finding {
 
 impl Finding {
     fn new(path: &str, line: usize, message: impl Into<String>) -> Self {
-        Self {
-            path: path.to_string(),
-            line,
-            message: message.into(),
-        }
+        Self { path: path.to_string(), line, message: message.into() }
     }
 }
 
@@ -72,11 +68,7 @@ pub fn run(root: &Path) -> Outcome {
         .iter()
         .map(|finding| format!("{}:{}: {}", finding.path, finding.line, finding.message))
         .collect();
-    Err(format!(
-        "{} findings of tidy\n{}",
-        lines.len(),
-        lines.join("\n")
-    ))
+    Err(format!("{} findings of tidy\n{}", lines.len(), lines.join("\n")))
 }
 
 fn check(tree: &Tree) -> Vec<Finding> {

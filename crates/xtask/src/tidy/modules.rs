@@ -8,16 +8,9 @@ use super::tree::{File, Tree};
 
 /// No file lies under `crates/*/src` without a `mod` declaration that leads to it.
 pub fn dead_files(tree: &Tree) -> Vec<Finding> {
-    let sources: Vec<&File> = tree
-        .rust_files()
-        .filter(|file| is_source(&file.path))
-        .collect();
+    let sources: Vec<&File> = tree.rust_files().filter(|file| is_source(&file.path)).collect();
     let mut reached = BTreeSet::new();
-    let mut open: Vec<&File> = sources
-        .iter()
-        .copied()
-        .filter(|file| is_root(&file.path))
-        .collect();
+    let mut open: Vec<&File> = sources.iter().copied().filter(|file| is_root(&file.path)).collect();
     while let Some(file) = open.pop() {
         if !reached.insert(file.path.as_str()) {
             continue;
@@ -40,10 +33,7 @@ fn is_source(path: &str) -> bool {
 /// What cargo compiles by itself: `src/lib.rs`, `src/main.rs`, `src/bin/*.rs`.
 fn is_root(path: &str) -> bool {
     let inside: Vec<&str> = path.split('/').skip(3).collect();
-    matches!(
-        inside[..],
-        ["lib.rs" | "main.rs"] | ["bin", _] | ["bin", _, "main.rs"]
-    )
+    matches!(inside[..], ["lib.rs" | "main.rs"] | ["bin", _] | ["bin", _, "main.rs"])
 }
 
 /// The paths that the file's `mod name;` declarations may stand for.
@@ -61,10 +51,7 @@ fn declared(file: &File) -> Vec<String> {
         let Some((module, _)) = rest.split_once(';') else {
             continue;
         };
-        if module
-            .chars()
-            .all(|letter| letter.is_alphanumeric() || letter == '_')
-        {
+        if module.chars().all(|letter| letter.is_alphanumeric() || letter == '_') {
             paths.push(format!("{inner}/{module}.rs"));
             paths.push(format!("{inner}/{module}/mod.rs"));
         }
@@ -75,9 +62,7 @@ fn declared(file: &File) -> Vec<String> {
 
 /// The values of `#[path = "..."]` attributes.
 fn attributed(text: &str) -> impl Iterator<Item = &str> {
-    text.split("#[path = \"")
-        .skip(1)
-        .filter_map(|rest| rest.split_once('"').map(|parts| parts.0))
+    text.split("#[path = \"").skip(1).filter_map(|rest| rest.split_once('"').map(|parts| parts.0))
 }
 
 #[cfg(test)]
@@ -87,14 +72,8 @@ mod tests {
     #[test]
     fn dead_files_are_found() {
         let tree = Tree::of(&[
-            (
-                "crates/x/src/lib.rs",
-                "pub mod a;\n// mod dead;\nmod inline { fn f() {} }\n",
-            ),
-            (
-                "crates/x/src/a.rs",
-                "pub(crate) mod b;\n#[path = \"odd.rs\"]\nmod c;\n",
-            ),
+            ("crates/x/src/lib.rs", "pub mod a;\n// mod dead;\nmod inline { fn f() {} }\n"),
+            ("crates/x/src/a.rs", "pub(crate) mod b;\n#[path = \"odd.rs\"]\nmod c;\n"),
             ("crates/x/src/a/b/mod.rs", "mod d;\n"),
             ("crates/x/src/a/b/d.rs", ""),
             ("crates/x/src/odd.rs", ""),
@@ -102,10 +81,7 @@ mod tests {
             ("crates/x/src/dead.rs", ""),
             ("crates/x/tests/free.rs", ""),
         ]);
-        let found: Vec<String> = dead_files(&tree)
-            .into_iter()
-            .map(|found| found.path)
-            .collect();
+        let found: Vec<String> = dead_files(&tree).into_iter().map(|found| found.path).collect();
         assert_eq!(found, ["crates/x/src/dead.rs"]);
     }
 }

@@ -39,38 +39,26 @@ pub fn take_apart(text: &str) -> RustText {
         at = end;
     }
     let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
-    RustText {
-        code: text(code),
-        comments: text(comments),
-    }
+    RustText { code: text(code), comments: text(comments) }
 }
 
 /// Whether `word` stands in `code` as a whole identifier, and where.
 pub fn find_words<'a>(code: &'a str, word: &'a str) -> impl Iterator<Item = usize> + 'a {
     let bytes = code.as_bytes();
-    code.match_indices(word)
-        .map(|found| found.0)
-        .filter(move |&start| {
-            let end = start + word.len();
-            let before = start > 0 && is_identifier(bytes[start - 1]);
-            !before && !bytes.get(end).copied().is_some_and(is_identifier)
-        })
+    code.match_indices(word).map(|found| found.0).filter(move |&start| {
+        let end = start + word.len();
+        let before = start > 0 && is_identifier(bytes[start - 1]);
+        !before && !bytes.get(end).copied().is_some_and(is_identifier)
+    })
 }
 
 /// The number of the line, counted from 1, that byte `at` of `text` is on.
 pub fn line_of(text: &str, at: usize) -> usize {
-    text.as_bytes()[..at]
-        .iter()
-        .filter(|byte| **byte == b'\n')
-        .count()
-        + 1
+    text.as_bytes()[..at].iter().filter(|byte| **byte == b'\n').count() + 1
 }
 
 fn blank(bytes: &[u8]) -> Vec<u8> {
-    bytes
-        .iter()
-        .map(|byte| if *byte == b'\n' { b'\n' } else { b' ' })
-        .collect()
+    bytes.iter().map(|byte| if *byte == b'\n' { b'\n' } else { b' ' }).collect()
 }
 
 fn is_identifier(byte: u8) -> bool {
@@ -78,9 +66,7 @@ fn is_identifier(byte: u8) -> bool {
 }
 
 fn line_comment(rest: &[u8]) -> usize {
-    rest.iter()
-        .position(|byte| *byte == b'\n')
-        .unwrap_or(rest.len())
+    rest.iter().position(|byte| *byte == b'\n').unwrap_or(rest.len())
 }
 
 fn block_comment(rest: &[u8]) -> usize {
@@ -109,10 +95,7 @@ fn raw_string(bytes: &[u8], at: usize) -> Option<usize> {
     if bytes[at] != b'r' || joined {
         return None;
     }
-    let hashes = bytes[at + 1..]
-        .iter()
-        .take_while(|byte| **byte == b'#')
-        .count();
+    let hashes = bytes[at + 1..].iter().take_while(|byte| **byte == b'#').count();
     let open = at + 1 + hashes;
     if bytes.get(open) != Some(&b'"') {
         return None;
@@ -163,11 +146,7 @@ mod tests {
     use super::*;
 
     fn code(text: &str) -> String {
-        take_apart(text)
-            .code
-            .split_whitespace()
-            .collect::<Vec<_>>()
-            .join(" ")
+        take_apart(text).code.split_whitespace().collect::<Vec<_>>().join(" ")
     }
 
     #[test]
@@ -180,10 +159,7 @@ mod tests {
 
     #[test]
     fn characters_are_told_from_lifetimes() {
-        assert_eq!(
-            code("fn f<'a>(x: &'a str) -> 'b {'{'}"),
-            "fn f<'a>(x: &'a str) -> 'b { }"
-        );
+        assert_eq!(code("fn f<'a>(x: &'a str) -> 'b {'{'}"), "fn f<'a>(x: &'a str) -> 'b { }");
         assert_eq!(code(r"['\'', '\\', b'{', 'é', '→']"), "[ , , b , , ]");
     }
 

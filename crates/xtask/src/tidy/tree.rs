@@ -27,10 +27,7 @@ impl File {
 
     /// Lines with their numbers, counted from 1.
     pub fn lines(&self) -> impl Iterator<Item = (usize, &str)> {
-        self.text
-            .split('\n')
-            .enumerate()
-            .map(|(index, line)| (index + 1, line))
+        self.text.split('\n').enumerate().map(|(index, line)| (index + 1, line))
     }
 
     /// The file taken apart into code and comments; only useful for Rust.
@@ -53,13 +50,7 @@ impl Tree {
             // A checkout that belongs to another user is fine: nothing in it is run by git here.
             .arg("-c")
             .arg(format!("safe.directory={}", root.display()))
-            .args([
-                "ls-files",
-                "-z",
-                "--cached",
-                "--others",
-                "--exclude-standard",
-            ])
+            .args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"])
             .current_dir(root)
             .output()
             .map_err(|error| format!("git does not run: {error}"))?;
@@ -77,31 +68,19 @@ impl Tree {
             };
             paths.push(path.to_string());
             if let Ok(text) = String::from_utf8(bytes) {
-                files.push(File {
-                    path: path.to_string(),
-                    text,
-                });
+                files.push(File { path: path.to_string(), text });
             }
         }
-        Ok(Self {
-            files,
-            names: names(&paths),
-        })
+        Ok(Self { files, names: names(&paths) })
     }
 
     /// A tree of the given paths and texts, to show a rule what it is for.
     #[cfg(test)]
     pub fn of(entries: &[(&str, &str)]) -> Self {
-        let file = |entry: &(&str, &str)| File {
-            path: entry.0.into(),
-            text: entry.1.into(),
-        };
+        let file = |entry: &(&str, &str)| File { path: entry.0.into(), text: entry.1.into() };
         let files: Vec<File> = entries.iter().map(file).collect();
         let paths: Vec<String> = files.iter().map(|file| file.path.clone()).collect();
-        Self {
-            files,
-            names: names(&paths),
-        }
+        Self { files, names: names(&paths) }
     }
 
     /// Whether `path` is a file of the repository or a folder with one.

@@ -7,21 +7,14 @@ use super::rust_text::{find_words, line_of};
 use super::tree::{File, Tree};
 
 /// Marks of work that is not done.
-const LEFTOVERS: &[&str] = &[
-    concat!("TO", "DO"),
-    concat!("FIX", "ME"),
-    concat!("XX", "X"),
-];
+const LEFTOVERS: &[&str] = &[concat!("TO", "DO"), concat!("FIX", "ME"), concat!("XX", "X")];
 
 /// Macros that belong into work that is not done.
 const LEFTOVER_MACROS: &[&str] = &[concat!("db", "g"), "todo", "unimplemented"];
 
 /// Folders of one machine; nobody else has them.
-const MACHINE_PATHS: &[&str] = &[
-    concat!("/wo", "rk"),
-    concat!("/tmp/tar", "get"),
-    concat!("/ro", "ot"),
-];
+const MACHINE_PATHS: &[&str] =
+    &[concat!("/wo", "rk"), concat!("/tmp/tar", "get"), concat!("/ro", "ot")];
 
 /// Words that promise instead of saying, and words that the project has better ones for.
 const BANNED: &[&str] = &[
@@ -115,34 +108,20 @@ mod tests {
     use super::*;
 
     fn found(rule: super::super::Rule, path: &str, text: &str) -> Vec<usize> {
-        rule(&Tree::of(&[(path, text)]))
-            .iter()
-            .map(|finding| finding.line)
-            .collect()
+        rule(&Tree::of(&[(path, text)])).iter().map(|finding| finding.line).collect()
     }
 
     #[test]
     fn leftovers_are_found() {
         for word in LEFTOVERS {
-            assert_eq!(
-                found(leftovers, "README.md", &format!("a\nb {word}: c\n")),
-                [2]
-            );
+            assert_eq!(found(leftovers, "README.md", &format!("a\nb {word}: c\n")), [2]);
             assert!(found(leftovers, "README.md", &format!("not{word}")).is_empty());
             assert!(found(leftovers, "Cargo.lock", word).is_empty());
         }
         for name in LEFTOVER_MACROS {
-            assert_eq!(
-                found(leftovers, "a.rs", &format!("fn f() {{\n{name}!(1) }}")),
-                [2]
-            );
+            assert_eq!(found(leftovers, "a.rs", &format!("fn f() {{\n{name}!(1) }}")), [2]);
             assert!(
-                found(
-                    leftovers,
-                    "a.rs",
-                    &format!("// {name}!(1)\nlet {name} = 1;")
-                )
-                .is_empty()
+                found(leftovers, "a.rs", &format!("// {name}!(1)\nlet {name} = 1;")).is_empty()
             );
         }
     }
@@ -150,29 +129,18 @@ mod tests {
     #[test]
     fn paths_of_one_machine_are_found() {
         for path in MACHINE_PATHS {
-            assert_eq!(
-                found(machine_paths, "a.md", &format!("see\n`{path}/x`")).len(),
-                1
-            );
+            assert_eq!(found(machine_paths, "a.md", &format!("see\n`{path}/x`")).len(), 1);
         }
         let own = concat!("/wo", "rk");
         assert!(
-            found(
-                machine_paths,
-                "a.md",
-                &format!("{own}space x{own}/y frame{own}")
-            )
-            .is_empty()
+            found(machine_paths, "a.md", &format!("{own}space x{own}/y frame{own}")).is_empty()
         );
     }
 
     #[test]
     fn banned_words_are_found() {
         for word in BANNED {
-            assert_eq!(
-                found(banned_words, "a.md", &format!("a\n{}", word.to_uppercase())),
-                [2]
-            );
+            assert_eq!(found(banned_words, "a.md", &format!("a\n{}", word.to_uppercase())), [2]);
         }
         assert!(found(banned_words, "a.md", "plain words").is_empty());
     }
