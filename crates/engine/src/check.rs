@@ -64,7 +64,7 @@ impl Collect<'_> {
 }
 
 impl Visitor for Collect<'_> {
-    fn page(&mut self, page: PageRef) -> Result<()> {
+    fn page(&mut self, page: PageRef) -> Result<bool> {
         let range = page.range();
         let mut fresh = true;
         for frame in range.start..range.start.saturating_add(range.count) {
@@ -81,7 +81,7 @@ impl Visitor for Collect<'_> {
         self.report.pages_checked += u64::from(page.frames);
         let (pages_done, pages_total) = (self.report.pages_checked, self.total);
         (self.progress)(CheckProgress { pages_done, pages_total });
-        Ok(())
+        Ok(fresh)
     }
 
     fn damage(&mut self, error: Error) -> Result<()> {

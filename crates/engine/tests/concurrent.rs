@@ -1,4 +1,5 @@
 //! Several threads on one tree: histories, invariants, structure.
+#![allow(clippy::unwrap_used)]
 
 mod common;
 
@@ -76,7 +77,7 @@ fn the_checker_tells_good_histories_from_bad_ones() {
 /// A value that cannot be mistaken for a mixture of two: its number all the way, in a length that
 /// depends on it.
 fn value_of(number: u64) -> Vec<u8> {
-    let len = 8 * (1 + number % 40) as usize + if number % 97 == 0 { 6000 } else { 0 };
+    let len = 8 * (1 + number % 40) as usize + if number.is_multiple_of(97) { 6000 } else { 0 };
     number.to_le_bytes().into_iter().cycle().take(len).collect()
 }
 

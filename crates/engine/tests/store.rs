@@ -1,4 +1,5 @@
 //! Stores as files: creating, closing, opening again, many trees, snapshots.
+#![allow(clippy::unwrap_used)]
 
 mod common;
 

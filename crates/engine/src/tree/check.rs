@@ -3,7 +3,7 @@
 use vellum_pool::{PageId, PageRef};
 
 use super::Access;
-use crate::blob::{BLOB_DATA, BlobRef};
+use crate::blob::BlobRef;
 use crate::error::{Error, Result};
 use crate::node::{self, Node};
 use crate::page;
@@ -36,18 +36,38 @@ pub struct TreeStat {
 
 /// Who is told of what the walk meets. An error ends the walk.
 pub(crate) trait Visitor {
-    /// A page that the tree refers to.
-    fn page(&mut self, page: PageRef) -> Result<()>;
+    /// A page that the tree refers to; false if it is not to be visited.
+    fn page(&mut self, page: PageRef) -> Result<bool>;
+    /// Whether blobs are to be read.
+    fn reads_blobs(&self) -> bool {
+        true
+    }
     /// A page that is damaged or cannot be read; what is below it is not visited.
     fn damage(&mut self, error: Error) -> Result<()>;
 }
 
 /// Ends at the first damage.
-pub(crate) struct Strict;
+pub(crate) struct Strict {
+    reads_blobs: bool,
+    /// Pages that may still come: more than the file has are a circle, or worse.
+    pages_left: u64,
+}
+
+impl Strict {
+    pub(crate) fn new(access: Access<'_>, reads_blobs: bool) -> Strict {
+        Strict { reads_blobs, pages_left: access.core.pool.file_pages() }
+    }
+}
 
 impl Visitor for Strict {
-    fn page(&mut self, _page: PageRef) -> Result<()> {
-        Ok(())
+    fn page(&mut self, page: PageRef) -> Result<bool> {
+        let left = self.pages_left.checked_sub(1);
+        self.pages_left = left.ok_or_else(|| Error::damaged(page, "it is referred to twice"))?;
+        Ok(true)
+    }
+
+    fn reads_blobs(&self) -> bool {
+        self.reads_blobs
     }
 
     fn damage(&mut self, error: Error) -> Result<()> {
@@ -75,7 +95,9 @@ impl Access<'_> {
 impl Walk<'_, '_> {
     /// Visits a node and what is below it; its level and fences are known but for the root's.
     fn node(&mut self, page: PageRef, level: Option<u8>, fences: (Fence, Fence)) -> Result<()> {
-        self.visitor.page(page)?;
+        if !self.visitor.page(page)? {
+            return Ok(());
+        }
         // A copy, so that the walk holds no page while it visits others.
         let bytes = match self.access.core.pool.fix_shared(page) {
             Ok(guard) => guard.to_vec(),
@@ -167,10 +189,12 @@ impl Walk<'_, '_> {
     }
 
     fn blob(&mut self, blob: BlobRef) -> Result<()> {
-        self.visitor.page(blob.page)?;
         self.stat.blobs += 1;
         self.stat.value_bytes += blob.len;
         self.stat.blob_page_bytes += blob.page.bytes() as u64;
+        if !self.visitor.page(blob.page)? || !self.visitor.reads_blobs() {
+            return Ok(());
+        }
         let tree = self.access.tree.id;
         let checked = self.access.core.pool.fix_shared(blob.page).map_err(Error::from);
         let checked = checked.and_then(|guard| match page::tree(&guard) {
@@ -181,7 +205,6 @@ impl Walk<'_, '_> {
             _ => Ok(()),
         });
         let checked = checked.and_then(|()| self.access.open_blob(blob).map(drop));
-        debug_assert!(blob.page.bytes() >= BLOB_DATA);
         checked.or_else(|error| self.visitor.damage(error))
     }
 }

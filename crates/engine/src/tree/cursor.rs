@@ -14,7 +14,7 @@ use super::Access;
 use super::descend::{Reached, Step, Target};
 use crate::blob::BlobRef;
 use crate::error::{Error, Result};
-use crate::node::Node;
+use crate::node::{Node, Torn};
 use crate::value::Value;
 
 /// Where a cursor stands.
@@ -208,7 +208,7 @@ impl<'a> Cursor<'a> {
     }
 
     #[cold]
-    fn torn(&self, torn: crate::node::Torn) -> Error {
+    fn torn(&self, torn: Torn) -> Error {
         Error::torn(self.guard.map_or(self.access.tree.root, |guard| guard.page()), torn)
     }
 
@@ -299,6 +299,11 @@ impl<'a> Cursor<'a> {
             }
             above.push(0);
             self.load(Target::Key(&above))?;
+            // Always true of a sound tree; without it a damaged one could lead in a circle.
+            let upper = self.node().upper().map_err(|torn| self.torn(torn))?;
+            if upper.is_some_and(|upper| *upper < above[..]) {
+                return Err(self.torn(Torn));
+            }
             index = self.find(&above)?.0;
             self.scratch = above;
         }
@@ -318,6 +323,10 @@ impl<'a> Cursor<'a> {
                 return Ok(false);
             }
             self.load(Target::Key(&below))?;
+            let lower = self.node().lower().map_err(|torn| self.torn(torn))?;
+            if lower.is_some_and(|lower| *lower >= below[..]) {
+                return Err(self.torn(Torn));
+            }
             let (at, exact) = self.find(&below)?;
             index = at + usize::from(exact);
             self.scratch = below;

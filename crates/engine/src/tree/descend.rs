@@ -132,7 +132,7 @@ impl<'a> Access<'a> {
             let (index, id) = self.read(node, |node| step(node, target))?;
             let child = self.child(node, id)?;
             let below = self.read(child, Node::level)?;
-            if below + 1 != level {
+            if below != level - 1 {
                 return Err(self.wrong_level(child, below, level - 1));
             }
             (parent, node, level) = (Some((node, index)), child, below);
@@ -159,7 +159,8 @@ impl<'a> Access<'a> {
                 return Ok(Some(self.page(id)));
             }
             node = self.child(node, id)?;
-            level = level.min(self.read(node, Node::level)? + 1) - 1;
+            // Lower by one at least, whatever a page in motion says.
+            level = self.read(node, Node::level)?.min(level - 1);
         }
         Ok(None)
     }
@@ -186,7 +187,7 @@ impl<'a> Access<'a> {
             let child = self.next(&node, node.page(), target)?.1;
             let child = self.core.pool.fix_shared(self.page(child))?;
             let below = self.level_of(&child, child.page())?;
-            if below + 1 != level {
+            if below != level - 1 {
                 return Err(level_error(child.page(), below, level - 1));
             }
             (node, level) = (child, below);
@@ -225,7 +226,7 @@ impl<'a> Access<'a> {
             let child = self.next(&above, above.page(), target)?.1;
             let child = self.core.pool.fix_shared(self.page(child))?;
             let below = self.level_of(&child, child.page())?;
-            if below + 1 != above_level {
+            if below != above_level - 1 {
                 return Err(level_error(child.page(), below, above_level - 1));
             }
             (above, above_level) = (child, below);
@@ -245,7 +246,7 @@ impl<'a> Access<'a> {
         let (index, child) = self.next(&parent, parent.page(), target)?;
         let node = self.core.pool.fix_exclusive(self.page(child))?;
         let (found, level) = (self.level_of(&node, node.page())?, parent[crate::page::LEVEL]);
-        if found + 1 != level {
+        if found != level - 1 {
             return Err(level_error(node.page(), found, level - 1));
         }
         Ok(Pair { parent: Some((parent, index)), node })

@@ -13,17 +13,30 @@ pub type Visit<'v> = &'v mut dyn FnMut(Result<(&[u8], &[u8])>) -> bool;
 impl Access<'_> {
     /// Visits what can be read of the tree, in order, skipping what cannot.
     pub(crate) fn salvage(self, visit: Visit<'_>) {
-        self.salvage_node(self.tree.root, u8::MAX, visit);
+        // A tree has no more pages than its file; references that say otherwise run in circles.
+        let mut pages_left = self.core.pool.file_pages();
+        self.salvage_node(self.tree.root, u8::MAX, &mut pages_left, visit);
     }
 
     /// False to end the walk.
-    fn salvage_node(self, page: PageRef, level_max: u8, visit: Visit<'_>) -> bool {
+    fn salvage_node(
+        self,
+        page: PageRef,
+        level_max: u8,
+        pages_left: &mut u64,
+        visit: Visit<'_>,
+    ) -> bool {
+        if *pages_left == 0 {
+            visit(Err(Error::damaged(page, "it is referred to twice")));
+            return false;
+        }
+        *pages_left -= 1;
         let bytes = match self.core.pool.fix_shared(page) {
             Ok(guard) => guard.to_vec(),
             Err(error) => return visit(Err(error.into())),
         };
         let node = Node::new(&bytes[..]);
-        let outcome = self.salvage_read(page, node, level_max, visit);
+        let outcome = self.salvage_read(page, node, level_max, pages_left, visit);
         outcome.unwrap_or_else(|error| visit(Err(error)))
     }
 
@@ -32,6 +45,7 @@ impl Access<'_> {
         page: PageRef,
         node: Node<&[u8]>,
         level_max: u8,
+        pages_left: &mut u64,
         visit: Visit<'_>,
     ) -> Result<bool> {
         let torn = |torn| Error::torn(page, torn);
@@ -43,7 +57,7 @@ impl Access<'_> {
         if level > 0 {
             for index in 0..=count {
                 let child = node.child(index).map_err(torn)?;
-                if !self.salvage_node(self.page(child), level - 1, visit) {
+                if !self.salvage_node(self.page(child), level - 1, pages_left, visit) {
                     return Ok(false);
                 }
             }

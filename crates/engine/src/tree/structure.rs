@@ -108,8 +108,8 @@ impl<'a> Access<'a> {
             return Ok((Outcome::Done, false));
         }
         let Some((parent, index)) = &mut pair.parent else {
+            let level = node.level().map_err(torn)?.checked_add(1).ok_or(torn(Torn))?;
             apply(change, spare, Action::Image { image: &pair.node })?;
-            let level = node.level().map_err(torn)? + 1;
             let child = spare.page().id.0;
             apply(change, &mut pair.node, Action::Raise { level, child })?;
             return Ok((Outcome::Raised, true));
