@@ -72,12 +72,12 @@ impl Progress {
         self.advance(done.saturating_sub(before));
     }
 
-    /// Takes the bar away, or prints the last line.
+    /// Takes the bar away and prints the last line.
     pub fn finish(self) {
-        match &self.shown {
-            Shown::Bar(bar) => bar.finish_and_clear(),
-            Shown::Lines(_) => self.print(self.done.load(Ordering::Relaxed)),
+        if let Shown::Bar(bar) = &self.shown {
+            bar.finish_and_clear();
         }
+        self.print(self.done.load(Ordering::Relaxed));
     }
 
     fn print(&self, done: u64) {

@@ -3,7 +3,7 @@
 mod support;
 
 use std::fs::{self, File};
-use std::io::Read;
+use std::io::{Read, Write};
 use std::process::Stdio;
 
 use support::{Folder, checked, command, failed, fails, noise, ok, run_with_input, succeeded};
@@ -165,4 +165,27 @@ fn a_key_that_is_too_long_changes_nothing() {
     assert!(error.contains("5000"), "{error}");
     succeeded(run_with_input(&["put", &store, "empty"], b""));
     ok(&["check", &store]);
+}
+
+#[test]
+fn a_store_that_was_not_closed_is_refused_and_can_be_salvaged() {
+    let folder = Folder::new();
+    let store = folder.name("a.vellum");
+    let mut load = command(&["load", &store]);
+    load.stdin(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = load.spawn().unwrap();
+    let head = "VERSION=3\nformat=print\nHEADER=END\n";
+    let mut input = child.stdin.take().unwrap();
+    write!(input, "{head} key\n value\nDATA=END\n{head}").unwrap();
+    // It says so once the first section is loaded; then it waits for the second.
+    let mut said = [0; 1];
+    child.stderr.as_mut().unwrap().read_exact(&mut said).unwrap();
+    child.kill().unwrap();
+    child.wait().unwrap();
+    for arguments in commands(&store) {
+        let error = fails(&arguments);
+        assert!(error.contains("not closed cleanly") && error.contains("--salvage"), "{error}");
+    }
+    let dump = ok(&["dump", &store, "--salvage"]);
+    assert!(dump.is_empty() || dump.starts_with(b"VERSION=3\n"));
 }

@@ -208,7 +208,7 @@ impl StoreCore {
     /// file's unused tail back.
     pub(crate) fn checkpoint(&self, hold: &Hold<'_>, trim: bool) -> Result<()> {
         self.check_writable()?;
-        if !self.in_use.load(Ordering::Acquire) {
+        if !self.in_use.load(Ordering::Acquire) && !(trim && self.has_free_tail()) {
             return Ok(());
         }
         let change = self.change_alone(hold)?;
@@ -230,6 +230,16 @@ impl StoreCore {
                 Err(error)
             }
         }
+    }
+
+    /// The file ends with pages that are not in use.
+    fn has_free_tail(&self) -> bool {
+        let file_pages = self.pool.file_pages();
+        self.pool.with_space(|space| {
+            let last = space.free_extents().last();
+            file_pages > space.end()
+                || last.is_some_and(|(start, count)| start + count == space.end())
+        })
     }
 
     fn write_checkpoint(

@@ -4,11 +4,12 @@
 mod common;
 
 use std::collections::HashMap;
-use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Barrier};
 
-use common::{Random, assert_sound, memory_store};
-use vellum::Tree;
+use common::{Random, assert_sound, memory_store, options, rounds, seed};
+use vellum::{Store, Tree};
+use vellum_pool::device::MemoryDevice;
 
 /// One operation on one key: when it began and ended, and what it saw or did.
 #[derive(Clone, Copy, Debug)]
@@ -93,12 +94,13 @@ fn key_of(number: u64) -> Vec<u8> {
 
 fn one_thread(
     tree: &Tree,
+    seed: u64,
     thread: u64,
     clock: &AtomicU64,
     keys: u64,
     steps: u64,
 ) -> Vec<(u64, Event)> {
-    let mut random = Random(thread * 7919 + 1);
+    let mut random = Random(seed.wrapping_mul(97) + thread * 7919 + 1);
     let mut history = Vec::new();
     for step in 0..steps {
         let number = random.below(keys);
@@ -131,7 +133,7 @@ fn one_thread(
     history
 }
 
-fn run_histories(pool_pages: u64, page_frames: u32, threads: u64, steps: u64) {
+fn run_histories(seed: u64, pool_pages: u64, page_frames: u32, threads: u64, steps: u64) {
     let (_, store) = memory_store(pool_pages, page_frames);
     let tree = store.create_tree("t").unwrap();
     let clock = AtomicU64::new(1);
@@ -142,7 +144,7 @@ fn run_histories(pool_pages: u64, page_frames: u32, threads: u64, steps: u64) {
             let (tree, clock, barrier) = (&tree, &clock, &barrier);
             scope.spawn(move || {
                 barrier.wait();
-                one_thread(tree, thread, clock, keys, steps)
+                one_thread(tree, seed, thread, clock, keys, steps)
             })
         };
         let handles: Vec<_> = (0..threads).map(run).collect();
@@ -163,13 +165,17 @@ fn run_histories(pool_pages: u64, page_frames: u32, threads: u64, steps: u64) {
 
 #[test]
 fn histories_on_a_roomy_pool_are_linearizable() {
-    run_histories(4096, 1, 4, 6000);
+    for seed in (seed(1)..).take(rounds(300) as usize) {
+        run_histories(seed, 4096, 1, 4, 6000);
+    }
 }
 
 #[test]
 fn histories_on_a_pool_that_always_evicts_are_linearizable() {
-    run_histories(24, 1, 3, 4000);
-    run_histories(12, 4, 2, 3000);
+    for seed in (seed(1)..).take(rounds(300) as usize) {
+        run_histories(seed, 24, 1, 3, 4000);
+        run_histories(seed, 12, 4, 2, 3000);
+    }
 }
 
 #[test]
@@ -225,7 +231,7 @@ fn cursors_see_every_entry_that_stays() {
             });
         }
         let number = |key: &[u8]| u32::from_be_bytes(key.try_into().unwrap());
-        for _ in 0..15 {
+        for _ in 0..15 * rounds(100) {
             let mut even = 0;
             let mut before = None;
             for entry in tree.entries() {
@@ -256,7 +262,7 @@ fn cursors_see_every_entry_that_stays() {
 #[test]
 fn readers_and_a_tree_that_is_dropped() {
     let (_, store) = memory_store(64, 1);
-    for round in 0..10u32 {
+    for round in 0..10 * rounds(50) {
         let tree = store.create_tree("t").unwrap();
         tree.bulk_load((0..3000u32).map(|n| (n.to_be_bytes(), [round as u8; 100]))).unwrap();
         std::thread::scope(|scope| {
@@ -281,4 +287,66 @@ fn readers_and_a_tree_that_is_dropped() {
         store.drop_tree("other").unwrap();
     }
     assert_sound(&store);
+}
+
+#[test]
+fn every_checkpoint_between_changes_is_a_sound_store() {
+    let (device, store) = memory_store(48, 1);
+    let tree = store.create_tree("t").unwrap();
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for thread in 0..2u64 {
+            let (tree, stop) = (&tree, &stop);
+            scope.spawn(move || {
+                let mut random = Random(thread + 40);
+                while !stop.load(Ordering::Relaxed) {
+                    let key = key_of(random.below(2000));
+                    match random.below(3) {
+                        0 => tree.remove(&key).map(drop),
+                        _ => tree.upsert(&key, &value_of(random.below(1000))).map(drop),
+                    }
+                    .unwrap();
+                }
+            });
+        }
+        for _ in 0..20 * rounds(50) {
+            let still = store.snapshot().unwrap();
+            let entries = still.tree("t").unwrap().entries().count();
+            store.sync().unwrap();
+            let copy = MemoryDevice::from_snapshot(device.snapshot());
+            drop(still);
+            let copy = Store::open_on(Arc::new(copy), &options(48, 1)).unwrap();
+            assert_sound(&copy);
+            assert_eq!(copy.tree("t").unwrap().entries().count(), entries);
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+}
+
+#[test]
+fn a_file_that_many_threads_wrote_opens_with_all_of_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("store");
+    let store = Store::create(&path, &options(64, 1)).unwrap();
+    let tree = store.create_tree("t").unwrap();
+    let threads = 3u64;
+    std::thread::scope(|scope| {
+        for thread in 0..threads {
+            let tree = &tree;
+            scope.spawn(move || {
+                for n in (0..6000).filter(|n| n % threads == thread) {
+                    tree.insert(&key_of(n), &value_of(n)).unwrap();
+                    assert_eq!(number_of(&tree.get(&key_of(n)).unwrap().unwrap()), n);
+                }
+            });
+        }
+    });
+    drop(tree);
+    store.close().unwrap();
+    let store = Store::open(&path, &options(64, 1)).unwrap();
+    assert_sound(&store);
+    let tree = store.tree("t").unwrap();
+    for n in 0..6000 {
+        assert_eq!(number_of(&tree.get(&key_of(n)).unwrap().unwrap()), n);
+    }
 }

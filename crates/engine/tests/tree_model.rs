@@ -151,8 +151,10 @@ fn assert_same(tree: &Tree, model: &Model) {
 
 proptest! {
     #![proptest_config(ProptestConfig {
-        failure_persistence: None,
-        ..ProptestConfig::with_cases(64)
+        failure_persistence: Some(Box::new(
+            proptest::test_runner::FileFailurePersistence::Direct("proptest-regressions/tree.txt"),
+        )),
+        ..ProptestConfig::with_cases(64 * common::rounds(100))
     })]
 
     #[test]
@@ -364,4 +366,24 @@ fn a_cursor_goes_both_ways_and_survives_changes() {
     assert!(cursor.first().unwrap() && !cursor.backward().unwrap());
     assert!(cursor.forward().unwrap());
     assert_eq!(cursor.key(), 0u32.to_be_bytes());
+}
+
+#[test]
+fn a_range_reads_its_blobs_ahead() {
+    let (device, store) = memory_store(256, 1);
+    let tree = store.create_tree("t").unwrap();
+    for n in 0..300usize {
+        tree.insert(format!("{n:04}").as_bytes(), &value(2000 + 37 * n, n)).unwrap();
+    }
+    drop(tree);
+    store.close().unwrap();
+    let store = Store::open_on(device, &options(256, 1)).unwrap();
+    let tree = store.tree("t").unwrap();
+    for (n, entry) in tree.entries().enumerate() {
+        let (key, found) = entry.unwrap();
+        assert_eq!(key, format!("{n:04}").as_bytes());
+        assert!(*found == value(2000 + 37 * n, n));
+    }
+    let stats = store.pool_stats();
+    assert!(stats.prefetches > 200, "{stats:?}");
 }

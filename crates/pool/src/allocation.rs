@@ -1,7 +1,5 @@
 //! Allocating and freeing pages of the file.
 
-#![allow(unsafe_code)]
-
 use std::sync::atomic::Ordering;
 
 use vellum_vm::Entry;
@@ -10,7 +8,7 @@ use crate::core::is_disk_full;
 use crate::counters::Event;
 use crate::error::PoolError;
 use crate::guard::ExclusiveGuard;
-use crate::page::{PageId, PageRef};
+use crate::page::PageRef;
 use crate::page_state::{Leave, State};
 use crate::pool::Pool;
 use crate::sync::lock;
@@ -58,17 +56,20 @@ impl Pool {
     /// if any of its frames is in use all the same, the file is damaged, and the range stays
     /// allocated so that nothing is overwritten.
     fn lock_unallocated(&self, page: PageRef) -> Result<(), PoolError> {
-        let in_use = |id: u64| {
-            let state = self.core.states.get(PageId(id)).map(|state| state.load().state());
-            !matches!(state, Some(State::Evicted | State::Free))
-        };
-        let inner = page.id.0 + 1..page.id.0 + u64::from(page.frames);
         let state = self.core.held(page);
         let seen = state.load();
-        if in_use(page.id.0) || inner.into_iter().any(in_use) || !state.try_lock(seen) {
+        let leave = match seen.state() {
+            State::Evicted => Leave::Evicted,
+            State::Free => Leave::Free,
+            _ => return Err(PoolError::InUse(page)),
+        };
+        if !state.try_lock(seen) {
             return Err(PoolError::InUse(page));
         }
-        Ok(())
+        self.core.enclose(page).map_err(|_| {
+            self.core.unlock(page, leave, false);
+            PoolError::InUse(page)
+        })
     }
 
     /// Makes file, surface and page states reach to page `end`.
@@ -132,6 +133,7 @@ impl Pool {
             match seen.state() {
                 State::Locked | State::Shared(_) => return Ok(false),
                 State::Free => return Err(PoolError::PageFree(page.id)),
+                State::Inner => return Err(PoolError::WrongSize(page)),
                 now => {
                     if state.try_lock(seen) {
                         self.retire(page, now != State::Evicted)?;
@@ -170,7 +172,10 @@ impl Pool {
             self.core.policy.forget(page);
             self.core.budget.put_back(u64::from(page.frames));
         }
-        self.core.unlock(page, Leave::Free, false);
+        match resident {
+            true => self.core.unlock_released(page, Leave::Free),
+            false => self.core.unlock(page, Leave::Free, false),
+        }
         self.core.counters.count(Event::Free);
         lock(&self.space).free(page.id.0, u64::from(page.frames))?;
         Ok(())

@@ -16,7 +16,7 @@ use crate::error::PoolError;
 use crate::format::PageFormat;
 use crate::frame_budget::FrameBudget;
 use crate::histogram::Histogram;
-use crate::page::PageRef;
+use crate::page::{PageId, PageRef};
 use crate::page_state::{Leave, PageState, State, Word};
 use crate::parking::ParkingLot;
 use crate::replacement::{Chance, ReplacementPolicy, Residents};
@@ -115,6 +115,35 @@ impl Core {
         Ok(state)
     }
 
+    /// The words of a page's frames behind its head.
+    fn inner(&self, page: PageRef) -> impl Iterator<Item = &PageState> {
+        let frames = page.id.0 + 1..page.id.0 + u64::from(page.frames);
+        frames.filter_map(|id| self.states.get(PageId(id)))
+    }
+
+    /// Makes the frames behind the head part of the page, before it becomes resident. The caller
+    /// has locked the head. Fails, and changes nothing, if one of them is a page of its own.
+    pub(crate) fn enclose(&self, page: PageRef) -> Result<(), PoolError> {
+        let mut enclosed = Vec::with_capacity(page.frames as usize - 1);
+        for inner in self.inner(page) {
+            match inner.try_enclose() {
+                Some(leave) => enclosed.push(leave),
+                None => {
+                    self.inner(page).zip(enclosed).for_each(|(inner, leave)| inner.disclose(leave));
+                    return Err(PoolError::WrongSize(page));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// All of the page is resident, and of this page: a reference of the right length. True of
+    /// any page of one frame. The caller holds the head, or validates it afterwards.
+    #[inline]
+    pub(crate) fn is_whole(&self, page: PageRef) -> bool {
+        page.frames == 1 || self.inner(page).all(|inner| inner.load().state() == State::Inner)
+    }
+
     /// The state word of a page that the caller holds.
     pub(crate) fn held(&self, page: PageRef) -> &PageState {
         self.states.get(page.id).expect("a page that is held lies in the file")
@@ -166,6 +195,12 @@ impl Core {
             let now = state.load();
             now.has_waiters() && wanted.is_blocked(now)
         })
+    }
+
+    /// Ends an exclusive hold of a page whose memory is gone, and wakes who waited for it.
+    pub(crate) fn unlock_released(&self, page: PageRef, leave: Leave) {
+        self.inner(page).for_each(|inner| inner.disclose(leave));
+        self.unlock(page, leave, false);
     }
 
     /// Ends an exclusive hold and wakes who waited for it.
@@ -226,7 +261,7 @@ impl Core {
     /// A full disk is none: the page stays dirty in memory, and can be written once there is room.
     pub(crate) fn poison(&self, error: &PoolError) {
         let full = match error {
-            PoolError::Write { source, .. } => is_disk_full(source),
+            PoolError::Write { source, .. } | PoolError::WriteAhead(source) => is_disk_full(source),
             _ => false,
         };
         if !full && self.poison.set(error.to_string().into()).is_ok() {

@@ -117,8 +117,8 @@ pub enum PoolError {
     /// A page that the map of allocated pages calls free is in use: the file is damaged.
     #[error("{0} is in use though it is not allocated: the file is damaged; dump it and load anew")]
     InUse(PageRef),
-    /// The page at this place is in memory with another size: the reference is stale or damaged.
-    #[error("{0} is a page of another size: the reference to it is stale or damaged")]
+    /// A page of another size is in memory at this place, or a page that begins elsewhere.
+    #[error("{0} is not a page of this size: the reference to it is stale or damaged")]
     WrongSize(PageRef),
     /// The kernel did not take the memory of a page back.
     #[error("releasing the memory of {page} failed: {source}")]

@@ -143,7 +143,7 @@ impl Eviction {
         for (page, entry) in locked.into_iter().zip(released) {
             if entry.result.is_ok() {
                 core.policy.forget(page);
-                core.unlock(page, Leave::Evicted, false);
+                core.unlock_released(page, Leave::Evicted);
                 evicted.pages += 1;
                 evicted.frames += u64::from(page.frames);
             } else {

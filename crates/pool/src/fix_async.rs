@@ -48,7 +48,11 @@ impl<'a> Future for FixShared<'a> {
     type Output = Result<SharedGuard<'a>, PoolError>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        self.0.poll(cx).map_ok(|()| SharedGuard::new(&self.0.pool.core, self.0.page))
+        let Fix { pool, page, .. } = self.0;
+        self.0.poll(cx).map(|locked| {
+            let guard = locked.map(|()| SharedGuard::new(&pool.core, page))?;
+            pool.check_whole(page).map(|()| guard)
+        })
     }
 }
 
@@ -56,7 +60,14 @@ impl<'a> Future for FixExclusive<'a> {
     type Output = Result<ExclusiveGuard<'a>, PoolError>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        self.0.poll(cx).map_ok(|()| ExclusiveGuard::new(&self.0.pool.core, self.0.page, false))
+        let Fix { pool, page, .. } = self.0;
+        if pool.is_read_only() {
+            return Poll::Ready(Err(PoolError::ReadOnly));
+        }
+        self.0.poll(cx).map(|locked| {
+            let guard = locked.map(|()| ExclusiveGuard::new(&pool.core, page, false))?;
+            pool.check_whole(page).map(|()| guard)
+        })
     }
 }
 
@@ -104,6 +115,7 @@ impl<'a> Fix<'a> {
         let seen = state.load();
         match seen.state() {
             State::Free => return Err(PoolError::PageFree(self.page.id)),
+            State::Inner => return Err(PoolError::WrongSize(self.page)),
             State::Evicted => return self.start_read(seen, cx),
             _ => {}
         }

@@ -8,7 +8,8 @@ use crate::page::PageRef;
 /// Seals pages before they are written and checks them when they were read.
 ///
 /// The pool moves pages; what their bytes say is the format's business. The hooks run on any
-/// thread, background threads included, and must not call the pool.
+/// thread, background threads included, must not call the pool, and must not panic: a page whose
+/// hook panicked stays locked.
 pub trait PageFormat: Send + Sync + fmt::Debug + 'static {
     /// Completes a page that is about to be written (checksum and the like) and returns its log
     /// sequence number, or 0.

@@ -2,6 +2,7 @@
 
 #![allow(unsafe_code)]
 
+use std::fmt;
 use std::ops::{Deref, DerefMut};
 
 use crate::bytes::RacyBytes;
@@ -14,7 +15,6 @@ use crate::page_state::{Leave, State, Word};
 /// A page that nobody else can change, read under lock, or evict.
 ///
 /// Writing through it (`DerefMut`) marks the page dirty. Dropping it unlocks the page.
-#[derive(Debug)]
 #[must_use]
 pub struct ExclusiveGuard<'a> {
     core: &'a Core,
@@ -74,7 +74,6 @@ impl Drop for ExclusiveGuard<'_> {
 }
 
 /// A page that nobody can change or evict; others may hold it shared, too.
-#[derive(Debug)]
 #[must_use]
 pub struct SharedGuard<'a> {
     core: &'a Core,
@@ -130,7 +129,7 @@ impl Drop for SharedGuard<'_> {
 /// Others may change or evict the page meanwhile, so nothing that was read counts before
 /// [`validate`](OptimisticGuard::validate) succeeded. The guard holds nothing: it costs nothing to
 /// copy or drop.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 #[must_use]
 pub struct OptimisticGuard<'a> {
     core: &'a Core,
@@ -211,5 +210,23 @@ impl<'a> OptimisticGuard<'a> {
                 self.core.wait(self.page, state, seen, Wanted::SharedPlace);
             }
         }
+    }
+}
+
+impl fmt::Debug for ExclusiveGuard<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ExclusiveGuard({})", self.page)
+    }
+}
+
+impl fmt::Debug for SharedGuard<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "SharedGuard({})", self.page)
+    }
+}
+
+impl fmt::Debug for OptimisticGuard<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "OptimisticGuard({}, {:?})", self.page, self.seen)
     }
 }

@@ -61,4 +61,4 @@ pub use pool::Pool;
 pub use replacement::{Chance, Clock, ReplacementPolicy, ResidentSet, Residents};
 pub use space::{Space, SpaceError};
 pub use stats::PoolStats;
-pub use vellum_vm::{BackendChoice, BackendKind, PAGE_SIZE};
+pub use vellum_vm::{BackendChoice, BackendKind, PAGE_SIZE, PageRange, Residency};

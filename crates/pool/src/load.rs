@@ -33,6 +33,10 @@ impl Pool {
     #[cold]
     pub(crate) fn load(&self, page: PageRef) -> Result<(), PoolError> {
         let core = &*self.core;
+        if let Err(error) = core.enclose(page) {
+            core.unlock(page, Leave::Evicted, false);
+            return Err(error);
+        }
         let outcome = self.eviction.reserve(page).and_then(|reserved| {
             let started = Instant::now();
             let result = self.device.read(&core.surface, page.range());
@@ -43,7 +47,7 @@ impl Pool {
             Ok(())
         });
         if outcome.is_err() {
-            core.unlock(page, Leave::Evicted, false);
+            core.unlock_released(page, Leave::Evicted);
         }
         outcome
     }
@@ -63,6 +67,10 @@ impl Pool {
         let Some(reserved) = self.eviction.try_reserve(page) else { return Ok(None) };
         if !state.try_lock(seen) {
             return Ok(None);
+        }
+        if let Err(error) = self.core.enclose(page) {
+            self.core.unlock(page, Leave::Evicted, false);
+            return Err(error);
         }
         reserved.keep();
         let core = self.core.clone();
@@ -111,7 +119,7 @@ fn complete(
                 *failure.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = Some(error);
             }
             core.budget.put_back(u64::from(page.frames));
-            core.unlock(page, Leave::Evicted, false);
+            core.unlock_released(page, Leave::Evicted);
         }
     }
 }

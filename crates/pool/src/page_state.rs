@@ -7,11 +7,13 @@
 //! +----------+---------+-------+------------------------+
 //! ```
 //!
-//! From SIGMOD'23, sections 3.2 and 3.3, with three changes. Evicted is zero, so that a fresh,
+//! From SIGMOD'23, sections 3.2 and 3.3, with four changes. Evicted is zero, so that a fresh,
 //! lazily backed array of words means "nothing is resident". A dirty bit stands beside the state,
-//! so that eviction need not touch a page to learn whether it was written to. And a page that is
-//! not allocated is `Free`: an optimistic reader that follows a stale reference cannot bring it
-//! back, which is what makes reuse of page ranges safe without epochs.
+//! so that eviction need not touch a page to learn whether it was written to. A page that is not
+//! allocated is `Free`: an optimistic reader that follows a stale reference cannot bring it back,
+//! which makes reuse of page ranges safe without epochs. And the words behind the head of a
+//! resident page of several frames say `Inner`: no other page can be made of its frames, and a
+//! reference of another length is found out.
 //!
 //! What holds:
 //! - Only the holder of the exclusive lock leaves `Locked`; only it changes the version.
@@ -34,6 +36,7 @@ const SHARED_MAX: u64 = 251;
 const FREE: u64 = 252;
 const LOCKED: u64 = 253;
 const MARKED: u64 = 254;
+const INNER: u64 = 255;
 
 /// What a state word says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,6 +53,8 @@ pub enum State {
     Locked,
     /// Resident, not used since the clock passed.
     Marked,
+    /// Not a page of its own: a frame behind the head of a resident page.
+    Inner,
 }
 
 /// The most holders of one page's shared lock.
@@ -77,7 +82,7 @@ impl Word {
             LOCKED => State::Locked,
             MARKED => State::Marked,
             shared if shared <= SHARED_MAX => State::Shared((shared - UNLOCKED) as u8),
-            _ => State::Locked, // 255 is never written
+            _ => State::Inner,
         }
     }
 
@@ -169,7 +174,7 @@ impl PageState {
     /// Locks exclusively if the word is still `seen`, which must be of a page that nobody holds:
     /// unlocked, marked, evicted or free.
     pub fn try_lock(&self, seen: Word) -> bool {
-        debug_assert!(!matches!(seen.state(), State::Locked | State::Shared(_)), "{seen:?}");
+        debug_assert!(!matches!(seen.state(), State::Locked | State::Shared(_) | State::Inner));
         let locked = self.swap_if(seen, seen.with_raw_state(LOCKED));
         // The writer's half of the sequence lock: no write to the page may overtake the lock.
         fence(Ordering::Release);
@@ -252,6 +257,27 @@ impl PageState {
     /// Announces a waiter, if the word is still `seen`. Then it may park.
     pub fn try_announce_waiter(&self, seen: Word) -> bool {
         seen.has_waiters() || self.swap_if(seen, Word(seen.0 | WAITERS))
+    }
+
+    /// Makes an evicted or free page a frame of the page before it, whose head the caller has
+    /// locked. Returns how to leave that state again; `None` if the page is anything else.
+    pub fn try_enclose(&self) -> Option<Leave> {
+        let seen = self.load();
+        let leave = match seen.state() {
+            State::Evicted => Leave::Evicted,
+            State::Free => Leave::Free,
+            _ => return None,
+        };
+        self.swap_if(seen, seen.with_raw_state(INNER)).then_some(leave)
+    }
+
+    /// Ends what [`try_enclose`](PageState::try_enclose) began; the head is still locked.
+    pub fn disclose(&self, leave: Leave) {
+        let held = Word(self.0.load(Ordering::Relaxed));
+        debug_assert_eq!(held.state(), State::Inner);
+        let state = if leave == Leave::Free { FREE } else { EVICTED };
+        // Nobody else changes an inner word.
+        self.0.store(held.next_version().with_raw_state(state).0, Ordering::Release);
     }
 
     /// The file has what memory has. The caller holds the page, shared or exclusively.

@@ -4,7 +4,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use vellum_vm::{BackendKind, Surface};
+use vellum_vm::{BackendKind, PageRange, Residency, Surface};
 
 use crate::bytes::RacyBytes;
 use crate::core::{Core, Wanted};
@@ -91,6 +91,10 @@ impl Pool {
         Ok(pool)
     }
 
+    pub(crate) fn is_read_only(&self) -> bool {
+        self.read_only
+    }
+
     /// Refuses changes on a read-only or poisoned pool.
     pub fn check_writable(&self) -> Result<(), PoolError> {
         if self.read_only {
@@ -103,7 +107,7 @@ impl Pool {
     #[inline]
     pub fn optimistic(&self, page: PageRef) -> Result<OptimisticGuard<'_>, PoolError> {
         let seen = self.core.state(page)?.load();
-        if seen.is_readable_unmarked() {
+        if seen.is_readable_unmarked() && self.core.is_whole(page) {
             self.core.counters.count(Event::Hit);
             return Ok(OptimisticGuard::new(&self.core, page, seen));
         }
@@ -120,8 +124,14 @@ impl Pool {
         loop {
             match seen.state() {
                 State::Unlocked | State::Shared(_) => {
-                    return Ok(OptimisticGuard::new(&self.core, page, seen));
+                    if self.core.is_whole(page) {
+                        return Ok(OptimisticGuard::new(&self.core, page, seen));
+                    }
+                    if seen.validates(state.load_after_reads()) {
+                        return Err(PoolError::WrongSize(page));
+                    }
                 }
+                State::Inner => return Err(PoolError::WrongSize(page)),
                 State::Marked => {
                     if state.try_unmark(seen) {
                         self.core.counters.count(Event::Hit);
@@ -149,7 +159,8 @@ impl Pool {
                 State::Unlocked | State::Marked | State::Shared(_) => {
                     if state.try_lock_shared(seen) {
                         self.core.counters.count(Event::Hit);
-                        return Ok(SharedGuard::new(&self.core, page));
+                        let guard = SharedGuard::new(&self.core, page);
+                        return self.check_whole(page).map(|()| guard);
                     }
                     if matches!(seen.state(), State::Shared(_)) {
                         self.wait_if_full(page, seen)?;
@@ -157,6 +168,7 @@ impl Pool {
                 }
                 State::Locked => self.core.wait(page, state, seen, Wanted::NotLocked),
                 State::Free => return Err(PoolError::PageFree(page.id)),
+                State::Inner => return Err(PoolError::WrongSize(page)),
                 State::Evicted => {
                     if state.try_lock(seen) {
                         self.load(page)?;
@@ -168,6 +180,12 @@ impl Pool {
         }
     }
 
+    /// For a page that is held: the reference has the length that the page has.
+    #[inline]
+    pub(crate) fn check_whole(&self, page: PageRef) -> Result<(), PoolError> {
+        if self.core.is_whole(page) { Ok(()) } else { Err(PoolError::WrongSize(page)) }
+    }
+
     #[cold]
     fn wait_if_full(&self, page: PageRef, seen: Word) -> Result<(), PoolError> {
         if seen.state() == State::Shared(crate::page_state::SHARED_HOLDERS_MAX) {
@@ -177,7 +195,13 @@ impl Pool {
     }
 
     /// Locks a page exclusively, bringing it in if need be. Waits for all others.
+    ///
+    /// # Errors
+    /// [`PoolError::ReadOnly`] among others.
     pub fn fix_exclusive(&self, page: PageRef) -> Result<ExclusiveGuard<'_>, PoolError> {
+        if self.read_only {
+            return Err(PoolError::ReadOnly);
+        }
         let state = self.core.state(page)?;
         loop {
             let seen = state.load();
@@ -185,13 +209,15 @@ impl Pool {
                 State::Unlocked | State::Marked => {
                     if state.try_lock(seen) {
                         self.core.counters.count(Event::Hit);
-                        return Ok(ExclusiveGuard::new(&self.core, page, false));
+                        let guard = ExclusiveGuard::new(&self.core, page, false);
+                        return self.check_whole(page).map(|()| guard);
                     }
                 }
                 State::Locked | State::Shared(_) => {
                     self.core.wait(page, state, seen, Wanted::Alone);
                 }
                 State::Free => return Err(PoolError::PageFree(page.id)),
+                State::Inner => return Err(PoolError::WrongSize(page)),
                 State::Evicted => {
                     if state.try_lock(seen) {
                         self.load(page)?;
@@ -234,7 +260,7 @@ impl Pool {
     /// Whether a page is in memory (or on its way) at this moment.
     pub fn is_resident(&self, page: PageRef) -> bool {
         let state = self.core.state(page).map(|state| state.load().state());
-        !matches!(state, Ok(State::Evicted | State::Free) | Err(_))
+        !matches!(state, Ok(State::Evicted | State::Free | State::Inner) | Err(_))
     }
 
     /// Writes every dirty page and makes the file durable.
@@ -331,9 +357,17 @@ impl Pool {
         self.core.surface.backend()
     }
 
-    /// The surface that the pages lie on.
-    pub fn surface(&self) -> &Surface {
-        &self.core.surface
+    /// Which of these pages of 4 KiB hold memory, by the kernel's own page tables: a check of
+    /// [`PoolStats::resident_frames`](crate::PoolStats::resident_frames) that shares no code with
+    /// it. Slow: it reads `/proc/self/pagemap`.
+    pub fn kernel_residency(&self, range: PageRange) -> Result<Residency, PoolError> {
+        Ok(self.core.surface.residency(range)?)
+    }
+
+    /// How many pages of 4 KiB hold memory, by the kernel's own page tables.
+    pub fn kernel_resident_pages(&self) -> Result<u64, PoolError> {
+        let surface = &self.core.surface;
+        Ok(surface.resident_pages(PageRange { start: 0, count: surface.pages() })?)
     }
 
     /// What the device says of itself.

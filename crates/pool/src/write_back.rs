@@ -123,7 +123,7 @@ impl Heads {
 
     fn iter_mut(&mut self) -> impl Iterator<Item = &mut [u8]> {
         let bytes = self.count * PAGE_SIZE;
-        // SAFETY: this memory is ours, `bytes` long and initialised (to zeros) when it was allocated.
+        // SAFETY: this memory is ours, `bytes` long, and was zeroed when it was allocated.
         unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr(), bytes) }
             .chunks_exact_mut(PAGE_SIZE)
     }

@@ -6,7 +6,7 @@
 //! is every word of an optimistic read and each half of an I/O. Shuttle runs each scenario under
 //! thousands of schedules, random ones and ones with few, well-placed preemptions (PCT), and fails
 //! on a wrong result as well as on a deadlock. A failing schedule is printed; replay it with
-//! `shuttle::replay`. `VELLUM_MODEL_SCHEDULES` sets how many are tried (default 2,000 of each kind).
+//! `shuttle::replay`. `VELLUM_MODEL_SCHEDULES` sets how many are tried (2,000 of each).
 
 #![cfg(feature = "model")]
 

@@ -15,15 +15,13 @@ use std::time::Duration;
 use common::churn::Churn;
 use common::{Random, Storage, options, scratch_dir};
 use vellum_pool::{BackendChoice, Pool, PoolOptions};
-use vellum_vm::PageRange;
 
 const CAPACITY: u64 = 256;
 const BATCH: u64 = 32;
 const THREADS: u64 = 2;
 
 fn resident(pool: &Pool) -> u64 {
-    let whole = PageRange::new(0, pool.surface().pages());
-    pool.surface().resident_pages(whole).unwrap()
+    pool.kernel_resident_pages().unwrap()
 }
 
 /// Looks at the page tables while others work. A page that leaves and one that comes during a look

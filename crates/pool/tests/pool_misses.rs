@@ -64,7 +64,7 @@ fn a_failed_read_is_an_error_and_leaves_nothing_in_memory() {
     assert!(after.resident_frames <= before.resident_frames, "{after:?}");
     assert_eq!(after.misses, before.misses);
     let range = large.range();
-    assert_eq!(pool.surface().resident_pages(range).unwrap(), 0, "memory was left behind");
+    assert_eq!(pool.kernel_residency(range).unwrap().resident(), 0, "memory was left behind");
     plan.clear();
     assert_eq!(generation(&pool, large), Some(4));
 }
@@ -213,5 +213,5 @@ fn what_was_read_before_an_eviction_does_not_validate() {
     assert_eq!(generation(&pool, pages[0]), Some(1));
     assert_eq!(guard.validate(), Err(Restart));
     assert!(guard.upgrade_shared().is_err());
-    assert_eq!(pool.surface().resident_pages(PageRange::new(0, 1)).unwrap(), 1);
+    assert_eq!(pool.kernel_residency(PageRange::new(0, 1)).unwrap().resident(), 1);
 }

@@ -12,7 +12,6 @@ use common::{options, stamp, stamped};
 use proptest::prelude::*;
 use vellum_pool::device::{Device, MemoryDevice};
 use vellum_pool::{PageRef, Pool, PoolError, PoolOptions, RawPages, Restart, Space};
-use vellum_vm::PageRange;
 
 #[derive(Clone, Debug)]
 enum Step {
@@ -197,8 +196,7 @@ impl World {
         assert_eq!(self.device.pages().unwrap(), self.pool.file_pages());
         let stats = self.pool.stats();
         assert!(stats.resident_frames_peak <= 8, "{stats:?}");
-        let whole = PageRange::new(0, self.pool.surface().pages());
-        assert!(self.pool.surface().resident_pages(whole).unwrap() <= 8);
+        assert!(self.pool.kernel_resident_pages().unwrap() <= 8);
     }
 }
 

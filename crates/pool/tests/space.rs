@@ -154,7 +154,10 @@ proptest! {
     }
 
     #[test]
-    fn any_bytes_never_panic(mut bytes in vec(any::<u8>(), 0..200), small in vec(0_u64..40, 0..16)) {
+    fn any_bytes_never_panic(
+        mut bytes in vec(any::<u8>(), 0..200),
+        small in vec(0_u64..40, 0..16),
+    ) {
         use_hostile(&bytes)?;
         // Small numbers behind a good start get further.
         bytes.clear();

@@ -11,6 +11,9 @@ use std::time::Instant;
 
 use crate::Outcome;
 
+/// Lines that are shown from each end of a failed step's output.
+const SHOWN_LINES: usize = 200;
+
 /// Named work of one step.
 pub struct Step {
     name: &'static str,
@@ -87,11 +90,29 @@ fn perform(action: Action, verbose: bool) -> (bool, f64, Tally) {
     };
     if !ok && !verbose {
         println!();
-        for line in &lines {
+        for line in excerpt(&lines) {
             println!("    {line}");
         }
     }
     (ok, start.elapsed().as_secs_f64(), tally(&lines))
+}
+
+/// What is worth showing of a failed step: all but the tests that passed, and of very much output
+/// the beginning and the end.
+fn excerpt(lines: &[String]) -> Vec<String> {
+    let passed = |line: &&String| line.starts_with("test ") && line.ends_with("... ok");
+    let rest: Vec<&String> = lines.iter().filter(|line| !passed(line)).collect();
+    let hidden = rest.len().saturating_sub(2 * SHOWN_LINES);
+    let (head, tail) = match hidden {
+        0 => (&rest[..], &rest[..0]),
+        _ => (&rest[..SHOWN_LINES], &rest[rest.len() - SHOWN_LINES..]),
+    };
+    let mut shown: Vec<String> = head.iter().map(|line| (*line).clone()).collect();
+    if hidden > 0 {
+        shown.push(format!("... {hidden} lines left out; -v shows all ..."));
+    }
+    shown.extend(tail.iter().map(|line| (*line).clone()));
+    shown
 }
 
 /// Runs a program with both of its output streams in one pipe; returns its success and its lines.
@@ -160,6 +181,21 @@ mod tests {
         ];
         let lines: Vec<String> = lines.iter().map(|line| (*line).to_string()).collect();
         assert_eq!(tally(&lines), Tally { passed: 13, failed: 2 });
+    }
+
+    #[test]
+    fn failures_are_shown_without_what_passed() {
+        let line = |number: usize| match number % 2 {
+            0 => format!("test number{number} ... ok"),
+            _ => format!("test number{number} ... FAILED"),
+        };
+        let few: Vec<String> = (0..10).map(line).collect();
+        assert_eq!(excerpt(&few).len(), 5);
+        let many: Vec<String> = (0..10_000).map(line).collect();
+        let shown = excerpt(&many);
+        assert_eq!(shown.len(), 2 * SHOWN_LINES + 1);
+        assert_eq!(shown[SHOWN_LINES], "... 4600 lines left out; -v shows all ...");
+        assert_eq!(shown[2 * SHOWN_LINES], line(9999));
     }
 
     #[test]

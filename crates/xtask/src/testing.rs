@@ -42,7 +42,8 @@ pub fn soak(root: &Path, verbose: bool) -> Outcome {
     let mut list = vec![Step::program("long tests", long_tests)];
     if model_check_exists(root) {
         let mut model = model_check(root);
-        model.args(["--", "--include-ignored"]).env("VELLUM_SOAK", "1");
+        model.args(["--", "--include-ignored"]);
+        model.env("VELLUM_SOAK", "1").env("VELLUM_MODEL_SCHEDULES", "50000");
         list.push(Step::program("long model check", model));
     }
     steps::run(list, verbose)

@@ -25,8 +25,8 @@ Examples:
 
 Regular files and symbolic links are stored, relative to DIR; other kinds, what cannot be read, and
 folders on other file systems are passed over and counted. Tree 'meta' has a record for each path,
-tree 'content' the bytes in chunks. A store whose import was interrupted was not closed and cannot be
-opened: delete it and import again.";
+tree 'content' the bytes in chunks. A store whose import was interrupted was not closed and cannot
+be opened: delete it and import again.";
 
 /// Store the files under a directory
 #[derive(clap::Args)]

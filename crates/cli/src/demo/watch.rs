@@ -62,9 +62,7 @@ impl Watch {
         let bytes = |frames: u64| frames * PAGE_SIZE as u64;
         let capacity = bytes(stats.capacity_frames);
         self.pool_peak = self.pool_peak.max(bytes(stats.resident_frames_peak));
-        let surface = store.pool().surface();
-        let resident = surface.resident_pages(PageRange::new(0, surface.pages()));
-        if let Ok(pages) = resident {
+        if let Ok(pages) = store.pool().kernel_resident_pages() {
             self.surface_peak = self.surface_peak.max(Some(bytes(pages)));
         }
         let most = self.pool_peak.max(self.surface_peak.unwrap_or(0));

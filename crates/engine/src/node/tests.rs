@@ -299,7 +299,7 @@ fn the_first_entry_may_grow_until_its_leaf_splits() {
     // Growing in place is no descending insert: the entry must not end up beside itself.
     let mut bytes = page_of(1);
     NodeMut::format(&mut bytes, 0, Fences::default(), 0);
-    for n in 0..8u8 {
+    for n in 0..9u8 {
         assert!(put(&mut bytes, &[n][..usize::from(n.min(1))], &[n; 400]));
     }
     assert!(!put(&mut bytes, b"", &[9; 950]));
@@ -309,6 +309,18 @@ fn the_first_entry_may_grow_until_its_leaf_splits() {
     check(&left).unwrap();
     check(&bytes).unwrap();
     assert!(put(&mut left, b"", &[9; 950]));
+}
+
+#[test]
+fn an_entry_without_bytes_stays_when_its_neighbour_goes() {
+    // Both cells begin at the heap's top; removing the longer one moves the top up.
+    let mut bytes = page_of(1);
+    NodeMut::format(&mut bytes, 0, Fences::default(), 0);
+    assert!(put(&mut bytes, b"key", b"value"));
+    assert!(put(&mut bytes, b"", b""));
+    NodeMut::new(&mut bytes).remove(1);
+    check(&bytes).unwrap();
+    assert_eq!(entries(&bytes), Model::from([(vec![], vec![])]));
 }
 
 #[test]

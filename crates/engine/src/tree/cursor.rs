@@ -48,6 +48,8 @@ pub struct Cursor<'a> {
     /// Leaves to read ahead, and how many of them are on their way.
     read_ahead: usize,
     ahead: usize,
+    /// Blobs of the entries before this one are on their way.
+    blobs_until: usize,
 }
 
 impl<'a> Cursor<'a> {
@@ -61,11 +63,12 @@ impl<'a> Cursor<'a> {
             scratch: Vec::new(),
             read_ahead: 0,
             ahead: 0,
+            blobs_until: 0,
         }
     }
 
     /// Starts reading so many of the next leaves when moving forward, at most an eighth of the
-    /// pool.
+    /// pool; and the next blobs, another eighth.
     pub fn read_ahead(mut self, leaves: usize) -> Cursor<'a> {
         let core = self.access.core;
         let most = core.pool.capacity() / 8 / u64::from(core.page_frames);
@@ -159,9 +162,10 @@ impl<'a> Cursor<'a> {
 
     /// Length of the entry's value in bytes, known without reading a blob; 0 if on none.
     pub fn value_len(&self) -> u64 {
-        match self.blob() {
-            Some(blob) => blob.len,
-            None => self.payload().map_or(0, |(bytes, _)| bytes.len() as u64),
+        match self.payload() {
+            Some((bytes, true)) => BlobRef::decode(bytes).map_or(0, |blob| blob.len),
+            Some((bytes, false)) => bytes.len() as u64,
+            None => 0,
         }
     }
 
@@ -194,13 +198,20 @@ impl<'a> Cursor<'a> {
     }
 
     fn payload(&self) -> Option<(&[u8], bool)> {
-        let State::On(index) = self.state else { return None };
+        match self.state {
+            State::On(index) => self.payload_at(index),
+            _ => None,
+        }
+    }
+
+    fn payload_at(&self, index: usize) -> Option<(&[u8], bool)> {
         let place = self.node().payload_place(index).ok()?;
         Some((self.node().payload(place).ok()?, place.blob))
     }
 
-    fn blob(&self) -> Option<BlobRef> {
-        self.payload().filter(|(_, blob)| *blob).and_then(|(bytes, _)| BlobRef::decode(bytes))
+    fn blob_at(&self, index: usize) -> Option<BlobRef> {
+        let (bytes, blob) = self.payload_at(index)?;
+        if blob { BlobRef::decode(bytes) } else { None }
     }
 
     fn node(&self) -> Node<&[u8]> {
@@ -233,6 +244,7 @@ impl<'a> Cursor<'a> {
     /// Copies the leaf for `target`. After an error the cursor stands nowhere.
     fn load(&mut self, target: Target<'_>) -> Result<()> {
         self.state = State::Fresh;
+        self.blobs_until = 0;
         self.access.core.check_open()?;
         let access = self.access;
         let copied = access.attempt(|| {
@@ -283,11 +295,39 @@ impl<'a> Cursor<'a> {
         Ok(())
     }
 
+    /// Keeps the blobs of the next entries on their way, as far as they are in this leaf.
+    fn prefetch_blobs(&mut self, index: usize, count: usize) {
+        let pool = &self.access.core.pool;
+        if self.read_ahead == 0 || index < self.blobs_until {
+            return;
+        }
+        self.blobs_until = count;
+        // A reference is good as long as its leaf is held, and this is the leaf that was copied.
+        let Some(Ok(_leaf)) = self.guard.map(OptimisticGuard::upgrade_shared) else { return };
+        let mut frames_left = pool.capacity() / 8;
+        let mut pages = Vec::new();
+        for next in index..count {
+            let Some(blob) = self.blob_at(next) else { continue };
+            let frames = u64::from(blob.page.frames);
+            if frames > frames_left {
+                // One that is too large is left to whoever wants it.
+                self.blobs_until = next.max(index + 1);
+                break;
+            }
+            frames_left -= frames;
+            if !pool.is_resident(blob.page) {
+                pages.push(blob.page);
+            }
+        }
+        pool.prefetch(&pages);
+    }
+
     /// Stands on the entry `index` of the leaf, or on the first one behind the leaf.
     fn settle_forward(&mut self, mut index: usize) -> Result<bool> {
         loop {
             let count = self.node().count().map_err(|torn| self.torn(torn))?;
             if index < count {
+                self.prefetch_blobs(index, count);
                 return self.stand_on(index);
             }
             // The next leaf has the smallest key above this one's upper fence.

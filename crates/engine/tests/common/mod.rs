@@ -35,8 +35,25 @@ impl Random {
     }
 }
 
+/// How often a test repeats what it does at random: once, or so many times with `VELLUM_SOAK=1`.
+pub fn rounds(soak: u32) -> u32 {
+    if std::env::var_os("VELLUM_SOAK").is_some() { soak } else { 1 }
+}
+
+/// The seed of a test's random choices, from `VELLUM_SEED` if that is set. Printed, so that a
+/// failure can be replayed.
+pub fn seed(default: u64) -> u64 {
+    let given = std::env::var("VELLUM_SEED").ok().and_then(|seed| seed.parse().ok());
+    let seed = given.unwrap_or(default);
+    println!("VELLUM_SEED={seed}");
+    seed
+}
+
 /// Every page of the store is sound and none is lost.
 pub fn assert_sound(store: &Store) {
+    // Pages that were in use when they were freed (read, or written back at that moment) are free
+    // only after a later call. A read-only store has none.
+    let _ = store.sync();
     let report = store.check(&mut |_| {}).unwrap();
     assert!(report.is_sound(), "{:?}", report.damage);
     assert_eq!(report.lost_pages, 0);

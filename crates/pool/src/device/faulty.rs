@@ -137,7 +137,7 @@ struct Memory {
     len: usize,
 }
 
-// SAFETY: given to the read exclusively until it is done, on whatever thread (contract of `Device`).
+// SAFETY: the read alone has it until it is done, on whatever thread (contract of `Device`).
 unsafe impl Send for Memory {}
 
 impl Memory {

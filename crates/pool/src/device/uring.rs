@@ -105,7 +105,7 @@ impl Engine for UringEngine {
                 return;
             }
             let unwritten = run.unwritten();
-            // Entries the kernel has not seen are still in the ring: it must never be entered again.
+            // Entries that the kernel has not seen are still in the ring: never enter it again.
             drop(ring);
             self.no_more_rings.store(true, Ordering::Relaxed);
             for index in unwritten {

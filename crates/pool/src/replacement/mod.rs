@@ -35,7 +35,7 @@ pub trait Residents {
 ///
 /// The pool guarantees: between `admit` and `forget` of a page there is no second `admit` of it;
 /// `forget` is called only for admitted pages, with the same `PageRef`; there are never more
-/// admitted frames than the capacity that the policy was made for.
+/// admitted frames than the capacity that the policy was made for. The policy must not panic.
 pub trait ReplacementPolicy: Send + Sync + fmt::Debug + 'static {
     /// A page became resident.
     fn admit(&self, page: PageRef);

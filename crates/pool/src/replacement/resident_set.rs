@@ -12,6 +12,8 @@ use crate::page::PageRef;
 const EMPTY: u64 = 0;
 const TOMBSTONE: u64 = u64::MAX;
 const FRAMES_BITS: u32 = 24;
+/// Looks at the whole set for a free slot before that counts as a broken promise.
+const PASSES: u32 = 8;
 
 /// A concurrent set of [`PageRef`]s with a fixed capacity.
 #[derive(Debug)]
@@ -60,7 +62,8 @@ impl ResidentSet {
     /// If there are more pages than the set was made for.
     pub fn insert(&self, page: PageRef) {
         let entry = Self::encode(page);
-        for slot in self.probe(entry) {
+        // A third of the slots is free at any time, but not the same ones: look again.
+        for slot in (0..PASSES).flat_map(|_| self.probe(entry)) {
             let seen = slot.load(Ordering::Relaxed);
             if (seen == EMPTY || seen == TOMBSTONE)
                 && slot.compare_exchange(seen, entry, Ordering::Release, Ordering::Relaxed).is_ok()

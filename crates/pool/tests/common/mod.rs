@@ -210,7 +210,7 @@ impl Random {
 
 /// References that no pool of these tests can have, from the ends of the numbers.
 pub fn hostile_references(pool: &Pool) -> Vec<PageRef> {
-    let end = pool.surface().pages();
+    let end = pool.file_pages().max(pool.end());
     [
         (0, 0),
         (0, u32::MAX),
