@@ -196,7 +196,8 @@ impl Store {
     }
 
     /// Makes everything durable, gives the unused tail of the file back and ends the use of all
-    /// handles. The file is unlocked when the last of them is dropped.
+    /// handles. The file is unlocked when the last of them is dropped. A blob that was replaced or
+    /// removed but is still held as a [`Value`](crate::Value) stays in the file, unused.
     ///
     /// # Errors
     /// As [`sync`](Store::sync).

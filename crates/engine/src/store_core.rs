@@ -212,6 +212,10 @@ impl StoreCore {
             return Ok(());
         }
         let change = self.change_alone(hold)?;
+        if trim {
+            // Pages that were being written back when they were freed are free after this.
+            self.pool.sync()?;
+        }
         let free_map = free_map::allocate(self, &change)?;
         let written = self.write_checkpoint(&change, &free_map, trim);
         let mut file = lock(&self.file);

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use vellum::Store;
-use vellum_vm::{PAGE_SIZE, PageRange};
+use vellum_vm::PAGE_SIZE;
 
 use crate::error::{Failure, Outcome};
 use crate::size;

@@ -61,6 +61,12 @@ pub fn list(root: &Path, limit: u64, skip: &[(u64, u64)]) -> Outcome<Listing> {
         return Err(Failure::message(format!("{} is not a directory", root.display())));
     }
     fs::read_dir(root).doing(name)?;
+    if is_pseudo(root) {
+        let shown = root.display();
+        return Err(Failure::message(format!(
+            "{shown} shows the kernel's state, whose files never hold still; choose another"
+        )));
+    }
     let mut walk = Walk { root, device: top.dev(), limit, skip, listing: Listing::default() };
     let mut folders = vec![PathBuf::new()];
     while let Some(folder) = folders.pop() {
@@ -74,6 +80,15 @@ pub fn list(root: &Path, limit: u64, skip: &[(u64, u64)]) -> Outcome<Listing> {
     let mut listing = walk.listing;
     listing.files.sort_by(|a, b| a.path.cmp(&b.path));
     Ok(listing)
+}
+
+/// Whether `folder` is in proc or sysfs: their files have no sizes and change without a trace.
+fn is_pseudo(folder: &Path) -> bool {
+    const PROC: i64 = 0x9fa0;
+    const SYSFS: i64 = 0x6265_6572;
+    // The type's width depends on the architecture.
+    #[allow(clippy::unnecessary_cast)]
+    rustix::fs::statfs(folder).is_ok_and(|system| matches!(system.f_type as i64, PROC | SYSFS))
 }
 
 struct Walk<'a> {
@@ -191,5 +206,6 @@ mod tests {
         let root = tree();
         assert!(list(&root.path().join("a"), 1, &[]).is_err());
         assert!(list(&root.path().join("none"), 1, &[]).is_err());
+        assert!(list(Path::new("/proc/self"), 1, &[]).is_err());
     }
 }

@@ -6,10 +6,10 @@
 //! | [`process_madvise`] | 6.13, or a permissive older one | one call per 1,024 entries; from 6.16 one flush |
 //!
 //! **The place of exmap.** A backend on a kernel module gets a file `exmap.rs` here, a variant in
-//! [`BackendKind`], and cases in `probe::works` and `probe::open`. Its surface is not a `Reservation` but
-//! a mapping of a device, and touching a released page raises a signal instead of reading zeros:
-//! that is why [`Backend::fault_behaviour`] belongs to the backend. Nothing outside this folder
-//! and `surface.rs` asks which backend is in use.
+//! [`BackendKind`], and cases in `probe::works` and `probe::open`. Its surface is not a
+//! `Reservation` but a mapping of a device, and touching a released page raises a signal instead of
+//! reading zeros: that is why [`Backend::fault_behaviour`] belongs to the backend. Nothing outside
+//! this folder and `surface.rs` asks which backend is in use.
 //!
 //! The trait is sealed: it is visible only inside the crate, because its methods trust that the
 //! surface has checked every range.

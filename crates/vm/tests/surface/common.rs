@@ -89,7 +89,10 @@ pub fn smaps(from: usize, bytes: usize, field: &str) -> u64 {
 macro_rules! on_every_backend {
     ($($test:ident),* $(,)?) => {
         mod madvise {
-            $(#[test] fn $test() { crate::common::on(vellum_vm::BackendKind::Madvise, super::$test) })*
+            $(#[test] fn $test() { crate::common::on(
+                vellum_vm::BackendKind::Madvise,
+                super::$test,
+            ) })*
         }
         mod process_madvise {
             $(#[test] fn $test() {

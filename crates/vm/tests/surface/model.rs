@@ -109,7 +109,8 @@ fn check(own: &Own, model: &Model) {
 
 fn a_surface_behaves_like_its_model(backend: BackendKind) {
     let config = ProptestConfig { cases: 128, failure_persistence: None, ..Default::default() };
-    proptest!(config, |(start in 0..MAX_PAGES, operations in prop::collection::vec(operation(), 1..60))| {
+    let operations = prop::collection::vec(operation(), 1..60);
+    proptest!(config, |(start in 0..MAX_PAGES, operations in operations)| {
         let own = Own::new(start, backend);
         let mut model: Model = vec![None; start as usize];
         for operation in &operations {
