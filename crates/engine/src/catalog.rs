@@ -7,7 +7,7 @@ use vellum_pool::PageRef;
 
 use crate::bytes::{get_u32, get_u64, put_u32, put_u64};
 use crate::error::{Error, Result};
-use crate::gate::Hold;
+use crate::gate::Alone;
 use crate::page::PageKind;
 use crate::store_core::{Change, StoreCore};
 use crate::tree::{Access, Action, Existing, Incoming, TreeState, apply, init};
@@ -88,9 +88,9 @@ impl StoreCore {
         Ok(root)
     }
 
-    /// Removes a tree and frees its pages, while no change is under way.
-    pub(crate) fn drop_tree(&self, hold: &Hold<'_>, name: &str) -> Result<()> {
-        let change = self.change_alone(hold)?;
+    /// Removes a tree and frees its pages, while nobody else changes or holds the store.
+    pub(crate) fn drop_tree(&self, alone: &Alone<'_>, name: &str) -> Result<()> {
+        let change = self.change_alone(alone)?;
         let tree = self.open_tree(name)?;
         let mut trees = self.trees();
         self.catalog().remove_in(&change, name.as_bytes())?;

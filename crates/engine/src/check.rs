@@ -102,6 +102,7 @@ impl Store {
     pub fn check(&self, progress: &mut dyn FnMut(CheckProgress)) -> Result<CheckReport> {
         self.core.check_open()?;
         let _still = self.core.hold();
+        let _no_checkpoint = self.core.checkpoint_lock();
         let pool = &self.core.pool;
         let total = pool.with_space(|space| space.allocated_pages() + space.first());
         let words = pool.file_pages().max(pool.end()).div_ceil(64) as usize;

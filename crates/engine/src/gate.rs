@@ -2,11 +2,11 @@
 //! still.
 //!
 //! Changes only count themselves in one word; who finds the gate held waits on a condition
-//! variable. Several may hold it at once. Until there are versions of pages, this is what a
-//! snapshot is made of.
+//! variable. Several may hold it at once, and one may ask to be alone: neither changes nor other
+//! holders. Until there are versions of pages, this is what a snapshot is made of.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 /// Holders are counted above the changes under way.
 const HOLDER: u64 = 1 << 32;
@@ -18,6 +18,8 @@ pub(crate) struct Gate {
     word: AtomicU64,
     sleepers: Mutex<()>,
     changed: Condvar,
+    /// Held by the one that is, or wants to be, alone: two would wait for each other.
+    solitude: Mutex<()>,
 }
 
 /// A change under way.
@@ -27,6 +29,13 @@ pub(crate) struct Passage<'a>(&'a Gate);
 /// While this lives no change is under way.
 #[derive(Debug)]
 pub(crate) struct Hold<'a>(&'a Gate);
+
+/// While this lives there is neither a change under way nor another holder.
+#[derive(Debug)]
+pub(crate) struct Alone<'a> {
+    gate: &'a Gate,
+    _solitude: MutexGuard<'a, ()>,
+}
 
 impl Gate {
     /// Begins a change; waits while the gate is held.
@@ -57,6 +66,12 @@ impl Gate {
         }
     }
 
+    fn release(&self, held: u64) {
+        self.word.fetch_sub(held, Ordering::Release);
+        drop(self.lock());
+        self.changed.notify_all();
+    }
+
     fn leave(&self) {
         let before = self.word.fetch_sub(1, Ordering::Release);
         if before >= HOLDER && before % HOLDER == 1 {
@@ -76,7 +91,20 @@ impl Gate {
         Hold(self)
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, ()> {
+    /// Keeps changes and other holders out and waits for those that are there.
+    pub(crate) fn alone(&self) -> Alone<'_> {
+        let solitude = self.solitude.lock().unwrap_or_else(PoisonError::into_inner);
+        self.word.fetch_add(HOLDER, Ordering::Acquire);
+        let mut sleeping = self.lock();
+        // As a holder it keeps changes out, as a change other holders.
+        let (mine, ok, relaxed) = (HOLDER + 1, Ordering::Acquire, Ordering::Relaxed);
+        while self.word.compare_exchange(HOLDER, mine, ok, relaxed).is_err() {
+            sleeping = self.changed.wait(sleeping).unwrap_or_else(PoisonError::into_inner);
+        }
+        Alone { gate: self, _solitude: solitude }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, ()> {
         self.sleepers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -90,9 +118,13 @@ impl Drop for Passage<'_> {
 
 impl Drop for Hold<'_> {
     fn drop(&mut self) {
-        self.0.word.fetch_sub(HOLDER, Ordering::Release);
-        drop(self.0.lock());
-        self.0.changed.notify_all();
+        self.0.release(HOLDER);
+    }
+}
+
+impl Drop for Alone<'_> {
+    fn drop(&mut self) {
+        self.gate.release(HOLDER + 1);
     }
 }
 
@@ -113,6 +145,16 @@ mod tests {
                         let _passage = gate.pass();
                         value.fetch_add(1, Ordering::Relaxed);
                         std::hint::spin_loop();
+                        value.fetch_add(1, Ordering::Relaxed);
+                    }
+                });
+            }
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    while !stop.load(Ordering::Relaxed) {
+                        let _alone = gate.alone();
+                        value.fetch_add(1, Ordering::Relaxed);
+                        std::thread::yield_now();
                         value.fetch_add(1, Ordering::Relaxed);
                     }
                 });

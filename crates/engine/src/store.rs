@@ -151,15 +151,15 @@ impl Store {
         }
     }
 
-    /// Removes a tree and all of its entries. Its handles fail with
+    /// Removes a tree and all of its entries, once no snapshot is left. Its handles fail with
     /// [`NoSuchTree`](Error::NoSuchTree) from then on.
     ///
     /// # Errors
     /// [`NoSuchTree`](Error::NoSuchTree). Damage on the way: then the tree is gone all the same,
     /// but what could not be read stays unused space.
     pub fn drop_tree(&self, name: &str) -> Result<()> {
-        let hold = self.core.hold();
-        self.core.drop_tree(&hold, name)
+        let alone = self.core.alone();
+        self.core.drop_tree(&alone, name)
     }
 
     /// The names of all trees, sorted.

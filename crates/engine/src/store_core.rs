@@ -15,7 +15,7 @@ use vellum_pool::{PAGE_SIZE, PageRef, Pool, PoolError};
 use crate::blob::BLOB_DATA;
 use crate::error::{Error, Result};
 use crate::free_map;
-use crate::gate::{Gate, Hold, Passage};
+use crate::gate::{Alone, Gate, Hold, Passage};
 use crate::header::Header;
 use crate::node::NodeLimits;
 use crate::options::min_pool_frames;
@@ -39,6 +39,8 @@ pub(crate) struct StoreCore {
     pub open_trees: Mutex<HashMap<String, Arc<TreeState>>>,
     gate: Gate,
     file: Mutex<FileState>,
+    /// Held during a checkpoint: two may hold the gate at a time.
+    checkpointing: Mutex<()>,
     /// The header in the file says "in use"; changes may begin at once.
     in_use: AtomicBool,
     closed: AtomicBool,
@@ -91,6 +93,7 @@ impl StoreCore {
             gate: Gate::default(),
             in_use: AtomicBool::new(!header.clean),
             file: Mutex::new(FileState { header, free_map }),
+            checkpointing: Mutex::default(),
             closed: AtomicBool::new(false),
             poison: OnceLock::new(),
             small_pool: small.then(Mutex::default),
@@ -157,8 +160,8 @@ impl StoreCore {
         self.begin(Some(passage))
     }
 
-    /// The right to change, for the one who holds the gate.
-    pub(crate) fn change_alone<'a>(&'a self, _hold: &'a Hold<'_>) -> Result<Change<'a>> {
+    /// The right to change, for the one who has the store alone.
+    pub(crate) fn change_alone<'a>(&'a self, _alone: &'a Alone<'_>) -> Result<Change<'a>> {
         self.check_writable()?;
         self.begin(None)
     }
@@ -175,6 +178,16 @@ impl StoreCore {
     /// No change is under way while the result lives.
     pub(crate) fn hold(&self) -> Hold<'_> {
         self.gate.hold()
+    }
+
+    /// Neither changes nor snapshots nor checkpoints are there while the result lives.
+    pub(crate) fn alone(&self) -> Alone<'_> {
+        self.gate.alone()
+    }
+
+    /// No checkpoint is under way while the result lives.
+    pub(crate) fn checkpoint_lock(&self) -> MutexGuard<'_, ()> {
+        lock(&self.checkpointing)
     }
 
     #[cold]
@@ -206,12 +219,15 @@ impl StoreCore {
 
     /// Writes everything and makes it durable; afterwards the file is clean. `trim` gives the
     /// file's unused tail back.
-    pub(crate) fn checkpoint(&self, hold: &Hold<'_>, trim: bool) -> Result<()> {
+    pub(crate) fn checkpoint(&self, _hold: &Hold<'_>, trim: bool) -> Result<()> {
         self.check_writable()?;
-        if !self.in_use.load(Ordering::Acquire) && !(trim && self.has_free_tail()) {
+        let _one_at_a_time = self.checkpoint_lock();
+        let settled = !self.in_use.load(Ordering::Acquire);
+        if settled && !(trim && self.has_free_tail()) {
             return Ok(());
         }
-        let change = self.change_alone(hold)?;
+        // A change of the file, but not of what the store has: snapshots do not mind.
+        let change = self.begin(None)?;
         if trim {
             // Pages that were being written back when they were freed are free after this.
             self.pool.sync()?;

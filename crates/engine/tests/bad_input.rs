@@ -55,6 +55,21 @@ fn what_is_no_store_is_named() {
 }
 
 #[test]
+fn a_store_of_another_format_version_is_named() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = small_store(directory.path());
+    let mut bytes = fs::read(&path).unwrap();
+    for page in 0..2 {
+        let page = &mut bytes[page * 4096..][..4096];
+        page[48] = 2;
+        vellum::page::seal(page, &[]);
+    }
+    fs::write(&path, &bytes).unwrap();
+    let error = open(&path).unwrap_err();
+    assert!(matches!(error, Error::UnknownFormat { found: 2, known: 1 }), "{error}");
+}
+
+#[test]
 fn a_truncated_store_is_named_and_can_be_salvaged() {
     let directory = tempfile::tempdir().unwrap();
     let path = small_store(directory.path());

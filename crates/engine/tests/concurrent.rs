@@ -350,3 +350,32 @@ fn a_file_that_many_threads_wrote_opens_with_all_of_it() {
         assert_eq!(number_of(&tree.get(&key_of(n)).unwrap().unwrap()), n);
     }
 }
+
+#[test]
+fn one_leaf_that_everybody_writes_to_starves_nobody() {
+    let (_, store) = memory_store(64, 1);
+    let tree = store.create_tree("t").unwrap();
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for thread in 0..3u64 {
+            let (tree, stop) = (&tree, &stop);
+            scope.spawn(move || {
+                let mut n = 0;
+                while !stop.load(Ordering::Relaxed) {
+                    n += 1;
+                    tree.upsert(b"hot", &value_of(thread * 97_000 + n % 90 + 1)).unwrap();
+                }
+            });
+        }
+        while !tree.contains(b"hot").unwrap() {}
+        for _ in 0..20_000 * rounds(50) {
+            let value = tree.get(b"hot").unwrap().unwrap();
+            number_of(&value);
+            let mut cursor = tree.cursor();
+            assert!(cursor.forward().unwrap());
+            number_of(&cursor.value().unwrap().unwrap());
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+    assert_sound(&store);
+}

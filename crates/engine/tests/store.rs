@@ -140,6 +140,7 @@ fn freed_pages_are_used_again_across_restarts() {
 fn a_snapshot_makes_changes_wait() {
     let (_, store) = memory_store(64, 1);
     let tree = store.create_tree("t").unwrap();
+    store.create_tree("u").unwrap();
     tree.insert(b"a", b"1").unwrap();
     let written = Arc::new(AtomicBool::new(false));
     let snapshot = store.snapshot().unwrap();
@@ -153,13 +154,22 @@ fn a_snapshot_makes_changes_wait() {
     };
     std::thread::sleep(Duration::from_millis(50));
     assert!(!written.load(Ordering::SeqCst));
-    assert_eq!(snapshot.trees().unwrap(), ["t"]);
+    assert_eq!(snapshot.trees().unwrap(), ["t", "u"]);
     assert_eq!(snapshot.tree("t").unwrap().entries().count(), 1);
+    // Dropping a tree is a change; a checkpoint is none.
+    store.sync().unwrap();
+    let dropping = {
+        let store = store.clone();
+        std::thread::spawn(move || store.drop_tree("u").unwrap())
+    };
     drop(snapshot);
     std::thread::sleep(Duration::from_millis(20));
     assert!(!written.load(Ordering::SeqCst));
+    assert_eq!(second.tree("u").unwrap().entries().count(), 0);
     drop(second);
     thread.join().unwrap();
+    dropping.join().unwrap();
+    assert_eq!(store.trees().unwrap(), ["t"]);
     assert!(tree.contains(b"b").unwrap());
 }
 
@@ -186,4 +196,34 @@ fn blobs_have_the_length_they_were_given() {
         assert!(!tree.remove(&vec![1; max_key + 1]).unwrap());
         assert_sound(&store);
     }
+}
+
+#[test]
+fn many_threads_may_sync_check_and_change_at_once() {
+    let (device, store) = memory_store(64, 1);
+    let tree = store.create_tree("t").unwrap();
+    std::thread::scope(|scope| {
+        for thread in 0..4u32 {
+            let (store, tree) = (&store, &tree);
+            scope.spawn(move || {
+                for n in 0..50u32 {
+                    tree.upsert(&(n * 4 + thread).to_be_bytes(), &[1; 700]).unwrap();
+                    match (n + thread) % 5 {
+                        0 => assert!(store.check(&mut |_| {}).unwrap().is_sound()),
+                        1..=3 => store.sync().unwrap(),
+                        _ => {
+                            store.create_tree(&format!("{thread}")).unwrap();
+                            store.drop_tree(&format!("{thread}")).unwrap();
+                        }
+                    }
+                }
+            });
+        }
+    });
+    drop(tree);
+    assert_sound(&store);
+    store.close().unwrap();
+    let store = Store::open_on(device, &options(64, 1)).unwrap();
+    assert_sound(&store);
+    assert_eq!(store.tree("t").unwrap().entries().count(), 200);
 }

@@ -72,7 +72,7 @@ impl Space {
     /// handed out.
     ///
     /// # Panics
-    /// If it starts beyond [`MAX_PAGES`]: a programming error.
+    /// If it starts beyond 2^51: a programming error.
     pub fn new(first_usable_page: u64) -> Self {
         assert!(first_usable_page <= MAX_PAGES, "a space cannot start at {first_usable_page}");
         Self {
@@ -90,7 +90,7 @@ impl Space {
     /// lowest address; if there is none, from the end, which moves up.
     ///
     /// # Panics
-    /// If `count` is 0 or more than [`MAX_PAGES`]: a programming error.
+    /// If `count` is 0 or more than 2^51: a programming error.
     pub fn allocate(&mut self, count: u64) -> u64 {
         assert!((1..=MAX_PAGES).contains(&count), "a range of {count} pages cannot be allocated");
         if let Some(&(size, start)) = self.by_size.range((count, 0)..).next() {

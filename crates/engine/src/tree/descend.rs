@@ -271,7 +271,7 @@ impl<'a> Access<'a> {
     }
 
     #[cold]
-    fn exclusive_leaf_locked(self, key: &[u8]) -> Result<ExclusiveGuard<'a>> {
+    pub(crate) fn exclusive_leaf_locked(self, key: &[u8]) -> Result<ExclusiveGuard<'a>> {
         let _alone = self.core.structure_lock();
         loop {
             if let Some(pair) = self.exclusive_pair(key, 0)? {

@@ -17,6 +17,8 @@ mod multi_get;
 mod read;
 mod salvage;
 mod structure;
+#[cfg(test)]
+mod tests;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 

@@ -40,7 +40,7 @@ impl<'a> Access<'a> {
         Ok(Some(Value::Inline(Cow::Owned(value))))
     }
 
-    fn get_locked(self, key: &[u8]) -> Result<Option<Value<'a>>> {
+    pub(crate) fn get_locked(self, key: &[u8]) -> Result<Option<Value<'a>>> {
         let leaf = self.shared_leaf(Target::Key(key))?;
         let torn = |torn| Error::torn(leaf.page(), torn);
         let position = Node::new(&leaf[..]).find(key).map_err(torn)?;

@@ -1,0 +1,60 @@
+//! The ways that are taken only when optimistic attempts starve: they must agree with the others.
+
+use std::sync::Arc;
+
+use vellum_pool::device::MemoryDevice;
+
+use super::descend::Target;
+use crate::node::Node;
+use crate::{Options, Store, Tree};
+
+fn tree() -> (Store, Tree) {
+    let options = Options::new().pool_bytes(1 << 18);
+    let store = Store::create_on(Arc::new(MemoryDevice::new()), &options).unwrap();
+    let tree = store.create_tree("t").unwrap();
+    for n in 0..3000u32 {
+        let len = if n % 100 == 0 { 3000 } else { 300 };
+        tree.insert(&(2 * n).to_be_bytes(), &vec![n as u8; len]).unwrap();
+    }
+    assert!(tree.stat().unwrap().height >= 3);
+    (store, tree)
+}
+
+#[test]
+fn reading_with_locks_finds_the_same() {
+    let (_store, tree) = tree();
+    let access = tree.access();
+    for n in 0..6001u32 {
+        let key = n.to_be_bytes();
+        let (one, two) = (access.get(&key).unwrap(), access.get_locked(&key).unwrap());
+        assert_eq!(one.as_deref(), two.as_deref());
+        assert_eq!(one.is_some(), n % 2 == 0 && n < 6000);
+        let optimistic = access.leaf(Target::Key(&key)).unwrap().node.page();
+        assert_eq!(access.shared_leaf(Target::Key(&key)).unwrap().page(), optimistic);
+        assert_eq!(access.exclusive_leaf_locked(&key).unwrap().page(), optimistic);
+    }
+    let last = access.leaf(Target::Last).unwrap().node.page();
+    assert_eq!(access.shared_leaf(Target::Last).unwrap().page(), last);
+}
+
+#[test]
+fn pairs_are_parent_and_child_on_every_level() {
+    let (_store, tree) = tree();
+    let access = tree.access();
+    let height = tree.stat().unwrap().height as u8;
+    for n in (0..6000u32).step_by(7) {
+        let key = n.to_be_bytes();
+        for level in 0..height {
+            let pair = access.exclusive_pair(&key, level).unwrap().expect("the tree is so high");
+            assert_eq!(Node::new(&pair.node[..]).level(), Ok(level));
+            let Some((parent, index)) = pair.parent else {
+                assert_eq!((pair.node.page(), level + 1), (access.tree.root, height));
+                continue;
+            };
+            let parent = Node::new(&parent[..]);
+            assert_eq!(parent.level(), Ok(level + 1));
+            assert_eq!(parent.child(index), Ok(pair.node.page().id.0));
+        }
+        assert!(access.exclusive_pair(&key, height).unwrap().is_none());
+    }
+}
