@@ -175,6 +175,7 @@ fn histories_on_a_pool_that_always_evicts_are_linearizable() {
     for seed in (seed(1)..).take(rounds(300) as usize) {
         run_histories(seed, 24, 1, 3, 4000);
         run_histories(seed, 12, 4, 2, 3000);
+        run_histories(seed, 8, 1, 4, 1500);
     }
 }
 

@@ -346,8 +346,9 @@ mod tests {
         pool.sync().unwrap();
         pool.fix_exclusive(dirty).unwrap()[0] = 1;
 
-        let meanwhile = pool.clone();
+        let meanwhile = Arc::downgrade(&pool);
         let hook: Hook = Box::new(move || {
+            let Some(meanwhile) = meanwhile.upgrade() else { return };
             meanwhile.fix_exclusive(clean).unwrap()[0] = 2;
             let state = meanwhile.core.held(clean);
             assert!(state.try_mark(state.load()));

@@ -46,6 +46,11 @@ pub fn soak(root: &Path, verbose: bool) -> Outcome {
         model.env("VELLUM_SOAK", "1").env("VELLUM_MODEL_SCHEDULES", "50000");
         list.push(Step::program("long model check", model));
     }
+    if setup::succeeds(Command::new("cargo").args(["+nightly", "--version"])) {
+        list.push(Step::program("address sanitizer", address_sanitizer(root)));
+    } else {
+        println!("no nightly compiler: the step with the address sanitizer is left out");
+    }
     steps::run(list, verbose)
 }
 
@@ -63,6 +68,17 @@ fn model_check_exists(root: &Path) -> bool {
 /// The page-state protocol under shuttle: the pool with its primitives replaced.
 fn model_check(root: &Path) -> Command {
     command(root, "test -p vellum-pool --features model --release --test model")
+}
+
+/// The pool's and the store's tests with every access to memory checked, and leaks. Not those of
+/// the surfaces: the sanitizer's own mappings exceed the limits that they set.
+fn address_sanitizer(root: &Path) -> Command {
+    let mut command = Command::new("cargo");
+    let target = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
+    command.current_dir(root).args(["+nightly", "test", "--no-fail-fast", "--target", &target]);
+    command.args(["-p", "vellum-pool", "-p", "vellum", "--lib", "--tests"]);
+    command.args(["--target-dir", "target/sanitizer"]).env("RUSTFLAGS", "-Zsanitizer=address");
+    command
 }
 
 fn documentation(root: &Path) -> Command {

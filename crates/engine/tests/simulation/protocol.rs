@@ -1,0 +1,204 @@
+//! Who may be at work at the same time as whom, and what an error leaves behind: each of these was
+//! a way in which a store could be lost.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use rustix::io::Errno;
+use vellum::{Error, Store};
+use vellum_pool::device::{Fault, FaultyDevice, MemoryDevice, Operation};
+
+use crate::support::options;
+use crate::world::assert_same;
+
+fn fill(store: &Store, name: &str, entries: u32) {
+    let tree = store.tree_or_create(name).unwrap();
+    for n in 0..entries {
+        tree.upsert(&n.to_be_bytes(), &[7; 100]).unwrap();
+    }
+}
+
+/// A snapshot stands still though a tree is dropped.
+#[test]
+fn dropping_a_tree_waits_for_snapshots() {
+    let device = Arc::new(MemoryDevice::new());
+    let store = Store::create_on(device, &options(64, 1)).unwrap();
+    fill(&store, "t", 500);
+    let snapshot = store.snapshot().unwrap();
+    let (other, dropped) = (store.clone(), AtomicBool::new(false));
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            other.drop_tree("t").unwrap();
+            dropped.store(true, Ordering::Release);
+        });
+        thread::sleep(Duration::from_millis(100));
+        assert!(!dropped.load(Ordering::Acquire), "the snapshot has changed");
+        assert_eq!(snapshot.trees().unwrap(), ["t"]);
+        assert_eq!(snapshot.tree("t").unwrap().entries().filter(|e| e.is_ok()).count(), 500);
+        // The same thread may take another one meanwhile.
+        drop(store.snapshot().unwrap());
+        drop(snapshot);
+    });
+    assert!(store.trees().unwrap().is_empty());
+}
+
+/// Checkpoints, drops and checks keep out of each other's way; whatever is left by a sync opens.
+#[test]
+fn checkpoints_drops_and_checks_take_turns() {
+    let device = Arc::new(MemoryDevice::new());
+    let store = Store::create_on(device.clone(), &options(64, 1)).unwrap();
+    let end = std::time::Instant::now() + Duration::from_millis(1500);
+    let is_over = || std::time::Instant::now() > end;
+    thread::scope(|scope| {
+        for name in ["a", "b"] {
+            let store = store.clone();
+            scope.spawn(move || {
+                while !is_over() {
+                    fill(&store, name, 300);
+                    store.drop_tree(name).unwrap();
+                }
+            });
+        }
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while !is_over() {
+                    store.sync().unwrap();
+                }
+            });
+        }
+        scope.spawn(|| {
+            while !is_over() {
+                let report = store.check(&mut |_| {}).unwrap();
+                assert!(report.is_sound(), "{:?}", report.damage);
+                assert_eq!(report.lost_pages, 0);
+            }
+        });
+    });
+    store.close().unwrap();
+    let store = Store::open_on(device, &options(64, 1)).unwrap();
+    assert_same(&store, &BTreeMap::new());
+}
+
+/// Of two that drop a tree one finds it and the other does not.
+#[test]
+fn a_tree_is_dropped_once() {
+    let device = Arc::new(MemoryDevice::new());
+    let store = Store::create_on(device, &options(256, 1)).unwrap();
+    for _ in 0..30 {
+        fill(&store, "t", 200);
+        let drop_it = || store.drop_tree("t");
+        let (one, two) = thread::scope(|scope| {
+            let other = scope.spawn(drop_it);
+            (drop_it(), other.join().unwrap())
+        });
+        let gone = [one, two].into_iter().filter_map(Result::err).collect::<Vec<_>>();
+        assert!(matches!(&gone[..], [Error::NoSuchTree(_)]), "{gone:?}");
+    }
+    assert_same(&store, &BTreeMap::new());
+}
+
+/// A change that waited for a checkpoint does not go on when that has failed: the header that it
+/// wrote may be in the file, and says that the file is clean.
+#[test]
+fn a_change_that_waits_for_a_failing_checkpoint_is_refused() {
+    let memory = Arc::new(MemoryDevice::new());
+    let device = Arc::new(FaultyDevice::new(memory.clone(), 1).unwrap());
+    let store = Store::create_on(device.clone(), &options(16, 1)).unwrap();
+    fill(&store, "t", 1000);
+    let tree = store.tree("t").unwrap();
+    let plan = device.plan();
+    plan.hold(Operation::Sync);
+    plan.fail_nth(Operation::Sync, 2, Fault::Error(Errno::IO));
+    thread::scope(|scope| {
+        let sync = scope.spawn(|| store.sync());
+        assert!(plan.wait_until_held(Operation::Sync, 1, Duration::from_secs(10)));
+        let change = scope.spawn(|| tree.upsert(&0u32.to_be_bytes(), b"after"));
+        thread::sleep(Duration::from_millis(100));
+        plan.release(Operation::Sync);
+        assert!(matches!(sync.join().unwrap(), Err(Error::Io(_))));
+        let changed = change.join().unwrap();
+        assert!(matches!(changed, Err(Error::Poisoned(_))), "{changed:?}");
+    });
+    // Everything is evicted once more.
+    assert_eq!(tree.entries().count(), 1000);
+    if let Ok(store) = Store::open_on(
+        Arc::new(MemoryDevice::from_snapshot(memory.snapshot())),
+        &options(16, 1),
+    ) {
+        let value = store.tree("t").unwrap().get(&0u32.to_be_bytes()).unwrap().unwrap().into_vec();
+        assert_eq!(value, [7; 100]);
+    }
+}
+
+/// When the disk is full everything that is in the store can be made durable.
+#[test]
+fn a_full_disk_does_not_keep_a_store_from_closing() {
+    for limit in [30, 64, 100] {
+        let device = Arc::new(MemoryDevice::new().limited_to(limit));
+        let store = Store::create_on(device.clone(), &options(16, 1)).unwrap();
+        let tree = store.create_tree("t").unwrap();
+        let mut stored = 0u32;
+        loop {
+            match tree.upsert(&stored.to_be_bytes(), &[7; 100]) {
+                Ok(_) => stored += 1,
+                Err(error) => {
+                    assert!(matches!(error, Error::DiskFull(_)), "{error}");
+                    break;
+                }
+            }
+        }
+        drop(tree);
+        store.close().unwrap();
+        let store = Store::open_on(device, &options(16, 1)).unwrap();
+        assert_eq!(store.tree("t").unwrap().entries().count(), stored as usize);
+        assert_eq!(store.check(&mut |_| {}).unwrap().lost_pages, 0);
+    }
+}
+
+/// A bulk load whose input panics, and a value whose writer does, leave no pages behind.
+#[test]
+fn a_panic_of_the_caller_loses_no_pages() {
+    let device = Arc::new(MemoryDevice::new());
+    let store = Store::create_on(device, &options(64, 1)).unwrap();
+    let tree = store.create_tree("t").unwrap();
+    let panicking = (0..2000u32).map(|n| {
+        if n == 1500 {
+            std::panic::resume_unwind(Box::new("the input"));
+        }
+        (n.to_be_bytes(), vec![n as u8; if n % 500 == 0 { 5000 } else { 50 }])
+    });
+    let loaded = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        let _ = tree.bulk_load(panicking);
+    }));
+    assert!(loaded.is_err());
+    assert_eq!(tree.entries().count(), 0);
+    let filled = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        let _ = tree.upsert_with(b"key", 5000, |_| std::panic::resume_unwind(Box::new("a value")));
+    }));
+    assert!(filled.is_err());
+    store.sync().unwrap();
+    assert_eq!(store.check(&mut |_| {}).unwrap().lost_pages, 0);
+    tree.upsert(b"key", b"value").unwrap();
+}
+
+/// The space of a value that is larger than the pool comes back.
+#[test]
+fn a_value_that_a_smaller_pool_cannot_read_can_be_removed() {
+    let device = Arc::new(MemoryDevice::new());
+    let store = Store::create_on(device.clone(), &options(256, 1)).unwrap();
+    store.create_tree("t").unwrap().upsert(b"long", &vec![1; 60 * 4096]).unwrap();
+    store.create_tree("u").unwrap().upsert(b"long", &vec![1; 60 * 4096]).unwrap();
+    store.close().unwrap();
+    let store = Store::open_on(device, &options(16, 1)).unwrap();
+    let tree = store.tree("t").unwrap();
+    let error = tree.get(b"long").unwrap_err();
+    assert!(matches!(error, Error::PoolExhausted(_)), "{error}");
+    assert!(tree.remove(b"long").unwrap());
+    store.drop_tree("u").unwrap();
+    store.sync().unwrap();
+    assert_eq!(store.check(&mut |_| {}).unwrap().lost_pages, 0);
+    assert!(store.stat().unwrap().used_pages < 20);
+}

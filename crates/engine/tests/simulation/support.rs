@@ -1,0 +1,156 @@
+//! Seeds, random choices, and keys and values that are hard on a tree.
+
+use vellum::Options;
+
+/// Splitmix64 (Steele, Lea, Flood, OOPSLA'14).
+#[derive(Clone, Debug)]
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    pub fn below(&mut self, bound: u64) -> u64 {
+        self.next() % bound.max(1)
+    }
+
+    pub fn index(&mut self, len: usize) -> usize {
+        self.below(len as u64) as usize
+    }
+
+    /// True once in so many times.
+    pub fn once_in(&mut self, times: u64) -> bool {
+        self.below(times) == 0
+    }
+}
+
+/// Names the seed if the test fails.
+struct Named(u64);
+
+impl Drop for Named {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("replay with VELLUM_SEED={}", self.0);
+        }
+    }
+}
+
+/// Runs a simulation for each seed: the one of `VELLUM_SEED`, or so many as `VELLUM_SEEDS` says.
+pub fn each_seed(count: u64, run: impl Fn(u64)) {
+    let number = |name: &str| std::env::var(name).ok()?.parse::<u64>().ok();
+    let seeds = match number("VELLUM_SEED") {
+        Some(seed) => seed..=seed,
+        None => 1..=number("VELLUM_SEEDS").unwrap_or(count),
+    };
+    for seed in seeds {
+        let _named = Named(seed);
+        run(seed);
+    }
+}
+
+/// Options for a pool of so many tree pages, in which nothing happens but by the calling thread.
+pub fn options(pool_pages: u64, page_frames: u32) -> Options {
+    let bytes = pool_pages * u64::from(page_frames) * 4096;
+    Options::new().pool_bytes(bytes).page_frames(page_frames).evictors(0)
+}
+
+/// Keys of one shape, by number.
+#[derive(Clone, Copy, Debug)]
+pub struct Keys {
+    shape: u64,
+    count: u64,
+    max: usize,
+}
+
+impl Keys {
+    pub fn new(random: &mut Random, max: usize) -> Keys {
+        let count = [12, 60, 300, 1500][random.index(4)];
+        Keys { shape: random.below(8), count, max }
+    }
+
+    pub fn any(&self, random: &mut Random) -> Vec<u8> {
+        self.key(random.below(self.count))
+    }
+
+    pub fn key(&self, number: u64) -> Vec<u8> {
+        let (shape, n) = match self.shape {
+            7 => (number % 7, number / 7),
+            shape => (shape, number),
+        };
+        let max = self.max;
+        match shape {
+            0 => (n as u16).to_be_bytes().to_vec(),
+            // Runs of one byte: each is the beginning of the next; the empty key is one of them.
+            1 => {
+                let len = n as usize / 4 * 7 % (max + 1);
+                vec![[0, 255, b'a', 1][n as usize % 4]; len]
+            }
+            // As long as can be, differing in the last bytes alone.
+            2 => [&vec![b'x'; max - 2][..], &(n as u16).to_be_bytes()].concat(),
+            // As long as can be, differing at once.
+            3 => [&(n as u16).to_be_bytes()[..], &vec![255; max - 2]].concat(),
+            // Only zeros and 255s, of any length.
+            4 => {
+                let bits = 64 - (n + 1).leading_zeros() - 1;
+                (0..bits).map(|bit| if n >> bit & 1 == 0 { 0 } else { 255 }).chain([0]).collect()
+            }
+            // Groups with long prefixes of their own.
+            5 => {
+                let group = (n % 5) as u8;
+                let prefix = vec![group; max / 8 * usize::from(group)];
+                [&prefix[..], &(n / 5).to_be_bytes()].concat()
+            }
+            _ => format!("key {n}").into_bytes(),
+        }
+    }
+}
+
+/// Values of all lengths, each different from all others.
+#[derive(Clone, Debug)]
+pub struct Values {
+    made: u64,
+    pub max: u64,
+    pub max_inline: usize,
+    /// Once in how many times a value is a blob.
+    pub blobs: u64,
+}
+
+impl Values {
+    pub fn next(&mut self, random: &mut Random) -> Vec<u8> {
+        let around = |len: u64, random: &mut Random| (len + random.below(5)).saturating_sub(2);
+        let len = match random.below(self.blobs) {
+            0 => match random.below(8) {
+                0 => self.max,
+                1..=3 => around(4096 * (1 + random.below(4)) - 48, random),
+                _ => self.max_inline as u64 + random.below(6000),
+            },
+            // Around the limit of what stays in a leaf.
+            1 => around(self.max_inline as u64 - random.below(40), random),
+            2 => random.below(400),
+            _ => random.below(40),
+        };
+        self.of(len.min(self.max) as usize)
+    }
+
+    /// A value of this length; different from all others if that leaves room.
+    pub fn of(&mut self, len: usize) -> Vec<u8> {
+        self.made += 1;
+        let mut bytes = Random(self.made);
+        let mut value = self.made.to_le_bytes().to_vec();
+        while value.len() < len {
+            value.extend(bytes.next().to_le_bytes());
+        }
+        value.truncate(len);
+        value
+    }
+
+    pub fn new(store: &vellum::Store, blobs: u64) -> Values {
+        let limits = store.limits();
+        Values { made: 0, max: limits.max_value, max_inline: limits.max_inline_entry - 12, blobs }
+    }
+}

@@ -1,0 +1,391 @@
+//! A store beside a model of it: every operation is done to both, and their answers compared.
+
+use std::collections::{BTreeMap, HashSet};
+use std::ops::Bound;
+use std::sync::Arc;
+
+use vellum::{Device, Error, Options, Store, Tree};
+
+use crate::support::{Keys, Random, Values};
+
+pub type Entries = BTreeMap<Vec<u8>, Vec<u8>>;
+pub type Model = BTreeMap<String, Entries>;
+
+/// Names of trees.
+const NAMES: [&str; 4] = ["", "a", "tree", "another tree with a name of some length"];
+
+/// A store and its model.
+pub struct World {
+    pub store: Store,
+    pub device: Arc<dyn Device>,
+    pub options: Options,
+    pub model: Model,
+    /// What the last completed sync covered.
+    pub synced: Model,
+    /// No change was begun since then.
+    pub is_clean: bool,
+    /// Every value that was ever stored, and every key.
+    pub once: HashSet<Vec<u8>>,
+    /// Errors of the device are answers, too.
+    pub tolerant: bool,
+    pub failures: u64,
+    pub keys: Keys,
+    pub values: Values,
+}
+
+/// The device, or what it did to the store, is the reason of this error.
+pub fn is_fault(error: &Error) -> bool {
+    matches!(
+        error,
+        Error::Io(_)
+            | Error::Damaged { .. }
+            | Error::DiskFull(_)
+            | Error::PoolExhausted(_)
+            | Error::Poisoned(_)
+    )
+}
+
+impl World {
+    pub fn new(device: Arc<dyn Device>, options: &Options, random: &mut Random) -> World {
+        let store = Store::create_on(device.clone(), options).unwrap();
+        let keys = Keys::new(random, store.limits().max_key);
+        let values = Values::new(&store, [3, 12, 60][random.index(3)]);
+        World {
+            store,
+            device,
+            options: options.clone(),
+            model: Model::new(),
+            synced: Model::new(),
+            is_clean: true,
+            once: HashSet::new(),
+            tolerant: false,
+            failures: 0,
+            keys,
+            values,
+        }
+    }
+
+    /// The value, or `None` for an error that the device may be blamed for.
+    pub fn accept<T>(&mut self, result: Result<T, Error>) -> Option<T> {
+        match result {
+            Ok(value) => Some(value),
+            Err(error) if self.tolerant && is_fault(&error) => {
+                self.failures += 1;
+                None
+            }
+            Err(error) => panic!("{error:?}"),
+        }
+    }
+
+    /// One operation, chosen at random.
+    pub fn step(&mut self, random: &mut Random) {
+        match random.below(100) {
+            0 => self.drop_or_create(random),
+            1..=3 => self.sync(),
+            4 => self.reopen(),
+            _ => {
+                let name = NAMES[random.index(NAMES.len())];
+                if !self.model.contains_key(name) {
+                    return self.create(name);
+                }
+                let tree = self.store.tree(name);
+                let Some(tree) = self.accept(tree) else { return };
+                self.tree_step(name, &tree, random);
+            }
+        }
+    }
+
+    fn tree_step(&mut self, name: &str, tree: &Tree, random: &mut Random) {
+        match random.below(100) {
+            0..40 => self.put(name, tree, random),
+            40..65 => self.remove(name, tree, random),
+            65..67 => self.remove_range(name, tree, random),
+            67..80 => self.get(name, tree, random),
+            80..84 => self.multi_get(name, tree, random),
+            84..94 => self.walk(name, tree, random),
+            94..97 => self.prefix(name, tree, random),
+            _ => self.bulk_load(name, tree, random),
+        }
+    }
+
+    fn create(&mut self, name: &str) {
+        self.is_clean = false;
+        let created = self.store.create_tree(name).map(drop);
+        if self.accept(created).is_some() {
+            self.model.insert(name.into(), Entries::new());
+        }
+    }
+
+    fn drop_or_create(&mut self, random: &mut Random) {
+        let name = NAMES[random.index(NAMES.len())];
+        self.is_clean = false;
+        if !self.model.contains_key(name) {
+            let error = self.store.drop_tree(name).unwrap_err();
+            assert!(matches!(error, Error::NoSuchTree(_)) || is_fault(&error), "{error}");
+            return self.create(name);
+        }
+        if !self.tolerant {
+            let error = self.store.create_tree(name).unwrap_err();
+            assert!(matches!(error, Error::TreeExists(_)), "{error}");
+        } else {
+            // A drop that met an error half way is told of, but the tree is gone.
+            return;
+        }
+        let old = self.store.tree(name).unwrap();
+        self.store.drop_tree(name).unwrap();
+        self.model.remove(name);
+        assert!(matches!(old.get(b""), Err(Error::NoSuchTree(_))));
+        assert!(matches!(old.upsert(b"", b""), Err(Error::NoSuchTree(_))));
+        if random.once_in(2) {
+            self.create(name);
+            assert!(matches!(old.get(b""), Err(Error::NoSuchTree(_))));
+        }
+    }
+
+    pub fn sync(&mut self) {
+        let synced = self.store.sync();
+        if self.accept(synced).is_some() {
+            self.synced = self.model.clone();
+            self.is_clean = true;
+        }
+    }
+
+    /// Closes and opens again; everything is compared.
+    pub fn reopen(&mut self) {
+        let closed = self.store.clone().close();
+        if self.accept(closed).is_none() {
+            return;
+        }
+        self.synced = self.model.clone();
+        self.is_clean = true;
+        assert!(matches!(self.store.sync(), Err(Error::Closed)));
+        let opened = Store::open_on(self.device.clone(), &self.options);
+        if self.tolerant && opened.is_err() {
+            self.failures += 1;
+            return;
+        }
+        self.store = opened.unwrap();
+        if !self.tolerant {
+            assert_same(&self.store, &self.model);
+        }
+    }
+
+    fn put(&mut self, name: &str, tree: &Tree, random: &mut Random) {
+        let (key, value) = (self.keys.any(random), self.values.next(random));
+        self.is_clean = false;
+        self.once.insert(value.clone());
+        let there = self.model[name].contains_key(&key);
+        let replaced = match random.below(3) {
+            0 => match tree.insert(&key, &value) {
+                Err(Error::KeyExists) => {
+                    assert!(there);
+                    return;
+                }
+                other => other.map(|()| false),
+            },
+            1 => tree.upsert(&key, &value),
+            _ => tree.upsert_with(&key, value.len(), |target| {
+                assert!(target.iter().all(|byte| *byte == 0));
+                target.copy_from_slice(&value);
+                Ok(())
+            }),
+        };
+        if let Some(replaced) = self.accept(replaced) {
+            assert_eq!(replaced, there);
+            self.model.get_mut(name).unwrap().insert(key, value);
+        }
+    }
+
+    fn remove(&mut self, name: &str, tree: &Tree, random: &mut Random) {
+        let key = match self.model[name].range(self.keys.any(random)..).next() {
+            Some((key, _)) if !random.once_in(4) => key.clone(),
+            _ => self.keys.any(random),
+        };
+        self.is_clean = false;
+        let removed = tree.remove(&key);
+        if let Some(removed) = self.accept(removed) {
+            let expected = self.model.get_mut(name).unwrap().remove(&key);
+            assert_eq!(removed, expected.is_some());
+        }
+    }
+
+    fn remove_range(&mut self, name: &str, tree: &Tree, random: &mut Random) {
+        let (from, most) = (self.keys.any(random), random.index(80));
+        let keys = self.model[name].range(from..).take(most);
+        let keys: Vec<_> = keys.map(|(key, _)| key.clone()).collect();
+        self.is_clean = false;
+        for key in keys {
+            let removed = tree.remove(&key);
+            if let Some(removed) = self.accept(removed) {
+                assert!(removed);
+                self.model.get_mut(name).unwrap().remove(&key);
+            }
+        }
+    }
+
+    fn get(&mut self, name: &str, tree: &Tree, random: &mut Random) {
+        let key = self.keys.any(random);
+        let expected = self.model[name].get(&key).cloned();
+        let expected = expected.as_deref();
+        match random.below(4) {
+            0 => {
+                let mut value = Vec::new();
+                let found = tree.get_into(&key, &mut value);
+                if let Some(found) = self.accept(found) {
+                    assert!(found.then_some(&value[..]) == expected, "{key:?}");
+                }
+            }
+            1 => {
+                let found = tree.contains(&key);
+                if let Some(found) = self.accept(found) {
+                    assert_eq!(found, expected.is_some());
+                }
+            }
+            2 => {
+                let found = tree.with(&key, <[u8]>::to_vec);
+                if let Some(found) = self.accept(found) {
+                    assert!(found.as_deref() == expected, "{key:?}");
+                }
+            }
+            _ => {
+                let found = tree.get(&key);
+                if let Some(found) = self.accept(found) {
+                    assert!(found.as_deref() == expected, "{key:?}");
+                }
+            }
+        }
+    }
+
+    fn multi_get(&mut self, name: &str, tree: &Tree, random: &mut Random) {
+        let mut keys: Vec<_> = (0..random.below(12)).map(|_| self.keys.any(random)).collect();
+        let model = &self.model[name];
+        // All blobs are held together: as many as the smallest pool has room for.
+        let is_long = |key: &Vec<u8>| model.get(key).is_some_and(|value| value.len() > 900);
+        keys.retain(|key| !is_long(key) || model[key].len() < 5000 && key.len() % 3 == 0);
+        if keys.iter().filter(|key| is_long(key)).count() > 1 {
+            keys.retain(|key| !is_long(key));
+        }
+        let found = tree.multi_get(&keys.iter().map(|key| &key[..]).collect::<Vec<_>>());
+        if let Some(found) = self.accept(found) {
+            assert_eq!(found.len(), keys.len());
+            for (key, value) in keys.iter().zip(found) {
+                assert!(value.as_deref() == self.model[name].get(key).map(|value| &value[..]));
+            }
+        }
+    }
+
+    /// A cursor from anywhere, some steps in either direction.
+    fn walk(&mut self, name: &str, tree: &Tree, random: &mut Random) {
+        let (from, forward) = (self.keys.any(random), random.once_in(2));
+        let steps = random.index(40);
+        let mut cursor = tree.cursor().read_ahead(random.index(5));
+        let bounds = match forward {
+            true => (Bound::Included(from.clone()), Bound::Unbounded),
+            false => (Bound::Unbounded, Bound::Included(from.clone())),
+        };
+        let expected = self.model[name].range(bounds);
+        let expected: Vec<_> = match forward {
+            true => expected.take(steps).map(|(k, v)| (k.clone(), v.clone())).collect(),
+            false => expected.rev().take(steps).map(|(k, v)| (k.clone(), v.clone())).collect(),
+        };
+        let mut there = match forward {
+            true => cursor.seek(&from),
+            false => cursor.seek_back(&from),
+        };
+        for (key, value) in expected {
+            let Some(found) = self.accept(there) else { return };
+            assert!(found, "{key:?} is missing");
+            assert_eq!(cursor.key(), key);
+            assert_eq!(cursor.value_len(), value.len() as u64);
+            if let Some(found) = self.accept(cursor.value()) {
+                assert!(found.as_deref() == Some(&value[..]), "{key:?}");
+            }
+            there = if forward { cursor.forward() } else { cursor.backward() };
+        }
+    }
+
+    fn prefix(&mut self, name: &str, tree: &Tree, random: &mut Random) {
+        let key = self.keys.any(random);
+        let prefix = &key[..random.index(key.len() + 1)];
+        let mut expected = self.model[name].range(prefix.to_vec()..).filter(|(key, _)| {
+            key.starts_with(prefix)
+        });
+        for entry in tree.prefix(prefix) {
+            match entry {
+                Ok((key, value)) => {
+                    let expected = expected.next().map(|(key, value)| (&key[..], &value[..]));
+                    assert!(Some((&key[..], &value[..])) == expected, "{key:?}");
+                }
+                Err(error) => {
+                    assert!(self.tolerant && is_fault(&error), "{error}");
+                    self.failures += 1;
+                    return;
+                }
+            }
+        }
+        assert!(expected.next().is_none());
+    }
+
+    fn bulk_load(&mut self, name: &str, tree: &Tree, random: &mut Random) {
+        self.is_clean = false;
+        let mut entries = Entries::new();
+        for _ in 0..random.below(200) {
+            entries.insert(self.keys.any(random), self.values.next(random));
+        }
+        self.once.extend(entries.values().cloned());
+        let (empty, unsorted) = (self.model[name].is_empty(), random.once_in(4));
+        let mut sorted: Vec<_> = entries.iter().collect();
+        if unsorted && sorted.len() > 1 {
+            sorted.push(sorted[random.index(sorted.len())]);
+        }
+        match tree.bulk_load(sorted.iter().map(|(key, value)| (&key[..], &value[..]))) {
+            Err(Error::NotEmpty) => assert!(!empty || self.tolerant),
+            Err(Error::NotSorted { entry }) => assert_eq!(entry, sorted.len() as u64 - 1),
+            loaded => {
+                if let Some(count) = self.accept(loaded) {
+                    assert!(empty && count == entries.len() as u64 && sorted.len() == entries.len());
+                    self.model.insert(name.into(), entries);
+                }
+            }
+        }
+    }
+}
+
+/// The store holds exactly what the model does, and every page of it is sound.
+pub fn assert_same(store: &Store, model: &Model) {
+    if let Some(difference) = difference(store, model) {
+        panic!("{difference}");
+    }
+}
+
+/// How a store differs from a model, if it does.
+pub fn difference(store: &Store, model: &Model) -> Option<String> {
+    let names = match store.trees() {
+        Ok(names) => names,
+        Err(error) => return Some(format!("the catalog: {error}")),
+    };
+    if !names.iter().eq(model.keys()) {
+        return Some(format!("trees {names:?} instead of {:?}", model.keys()));
+    }
+    for (name, entries) in model {
+        let tree = store.tree(name).unwrap();
+        let mut expected = entries.iter();
+        for entry in tree.entries() {
+            let (key, value) = match entry {
+                Ok(entry) => entry,
+                Err(error) => return Some(format!("tree {name:?}: {error}")),
+            };
+            if expected.next() != Some((&key, &value.into_vec())) {
+                return Some(format!("tree {name:?} differs at {key:?}"));
+            }
+        }
+        if let Some((key, _)) = expected.next() {
+            return Some(format!("tree {name:?} has lost {key:?}"));
+        }
+    }
+    let report = store.check(&mut |_| {}).unwrap();
+    if !report.is_sound() || report.lost_pages > 0 {
+        return Some(format!("{:?}, {} pages lost", report.damage, report.lost_pages));
+    }
+    None
+}
