@@ -11,16 +11,16 @@ use std::sync::{Arc, OnceLock};
 
 use vellum_vm::{Entry, PAGE_SIZE, Surface};
 
-use crate::counters::{Counters, Event};
 use crate::error::PoolError;
-use crate::format::PageFormat;
-use crate::frame_budget::FrameBudget;
-use crate::histogram::Histogram;
+use crate::eviction::frame_budget::FrameBudget;
+use crate::page::format::PageFormat;
+use crate::page::parking::ParkingLot;
+use crate::page::state::{Leave, PageState, State, Word};
+use crate::page::state_array::StateArray;
 use crate::page::{PageId, PageRef};
-use crate::page_state::{Leave, PageState, State, Word};
-use crate::parking::ParkingLot;
 use crate::replacement::{Chance, ReplacementPolicy, Residents};
-use crate::state_array::StateArray;
+use crate::statistics::counters::{Counters, Event};
+use crate::statistics::histogram::Histogram;
 
 /// See the module's documentation.
 #[derive(Debug)]
@@ -57,7 +57,7 @@ impl Wanted {
         match (self, word.state()) {
             (_, State::Locked) => true,
             (Wanted::SharedPlace, State::Shared(holders)) => {
-                holders == crate::page_state::SHARED_HOLDERS_MAX
+                holders == crate::page::state::SHARED_HOLDERS_MAX
             }
             (Wanted::Alone, State::Shared(_)) => true,
             _ => false,

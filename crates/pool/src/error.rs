@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use vellum_vm::{ReserveError, SurfaceError};
 
-use crate::format::PageDamage;
+use crate::page::format::PageDamage;
 use crate::page::{PageId, PageRef};
 
 /// An optimistic read saw a page change under it: start again. Nothing is wrong.

@@ -24,41 +24,27 @@
 //! # Ok::<(), vellum_pool::PoolError>(())
 //! ```
 
-mod allocation;
-mod bytes;
 mod core;
-mod counters;
 pub mod device;
 mod error;
 mod eviction;
-mod fix_async;
-mod format;
-mod frame_budget;
-mod guard;
-mod histogram;
-mod load;
-mod options;
 mod page;
-mod page_state;
-mod parking;
 mod pool;
 mod replacement;
 mod space;
-mod state_array;
-mod stats;
+mod statistics;
 mod sync;
-mod write_back;
 
-pub use bytes::{PageReader, RacyBytes};
 pub use error::{PoolError, Restart};
-pub use fix_async::{FixExclusive, FixShared};
-pub use format::{PageDamage, PageFormat, RawPages};
-pub use guard::{ExclusiveGuard, OptimisticGuard, SharedGuard};
-pub use histogram::Latency;
-pub use options::{PoolOptions, PoolSize};
+pub use page::bytes::{PageReader, RacyBytes};
+pub use page::format::{PageDamage, PageFormat, RawPages};
 pub use page::{PageId, PageRef};
 pub use pool::Pool;
+pub use pool::fix_async::{FixExclusive, FixShared};
+pub use pool::guard::{ExclusiveGuard, OptimisticGuard, SharedGuard};
+pub use pool::options::{PoolOptions, PoolSize};
 pub use replacement::{Chance, Clock, ReplacementPolicy, ResidentSet, Residents};
 pub use space::{Space, SpaceError};
-pub use stats::PoolStats;
+pub use statistics::PoolStats;
+pub use statistics::histogram::Latency;
 pub use vellum_vm::{BackendChoice, BackendKind, PAGE_SIZE, PageRange, Residency};

@@ -13,7 +13,7 @@ use vellum_vm::Reservation;
 use vellum_vm::ReserveError;
 
 use crate::page::PageId;
-use crate::page_state::PageState;
+use crate::page::state::PageState;
 use crate::sync::{AtomicU64, Ordering};
 
 /// The state words of all pages.

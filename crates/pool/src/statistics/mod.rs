@@ -1,10 +1,13 @@
 //! What a pool has done so far, as numbers: [`PoolStats`].
 
+pub(crate) mod counters;
+pub(crate) mod histogram;
+
 use std::sync::atomic::Ordering;
 
-use crate::counters::Event;
-use crate::histogram::Latency;
 use crate::pool::Pool;
+use crate::statistics::counters::Event;
+use crate::statistics::histogram::Latency;
 
 /// A reading of a pool's counters. They only grow, except for what is resident.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

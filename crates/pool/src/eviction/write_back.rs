@@ -14,10 +14,10 @@ use std::time::Instant;
 use vellum_vm::PAGE_SIZE;
 
 use crate::core::Core;
-use crate::counters::Event;
 use crate::device::{Device, Write};
 use crate::error::PoolError;
 use crate::page::PageRef;
+use crate::statistics::counters::Event;
 
 /// Writes batches of dirty pages; keeps the buffers for their heads.
 #[derive(Debug)]

@@ -1,25 +1,31 @@
 //! The buffer manager: [`Pool`].
 
+mod allocation;
+pub mod fix_async;
+pub mod guard;
+pub(crate) mod load;
+pub mod options;
+
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use vellum_vm::{BackendKind, PageRange, Residency, Surface};
 
-use crate::bytes::RacyBytes;
 use crate::core::{Core, Wanted};
-use crate::counters::Event;
 use crate::device::{Device, DeviceInfo};
 use crate::error::{PoolError, Restart};
 use crate::eviction::Eviction;
-use crate::format::PageFormat;
-use crate::guard::{ExclusiveGuard, OptimisticGuard, SharedGuard};
-use crate::options::PoolOptions;
 use crate::page::PageRef;
-use crate::page_state::{Leave, State, Word};
+use crate::page::bytes::RacyBytes;
+use crate::page::format::PageFormat;
+use crate::page::state::{Leave, State, Word};
+use crate::page::state_array::StateArray;
+use crate::pool::guard::{ExclusiveGuard, OptimisticGuard, SharedGuard};
+use crate::pool::options::PoolOptions;
 use crate::replacement::Clock;
 use crate::space::Space;
-use crate::state_array::StateArray;
+use crate::statistics::counters::Event;
 use crate::sync::{Mutex, lock, thread};
 
 /// Restarts of one optimistic read before it takes the shared lock.
@@ -188,7 +194,7 @@ impl Pool {
 
     #[cold]
     fn wait_if_full(&self, page: PageRef, seen: Word) -> Result<(), PoolError> {
-        if seen.state() == State::Shared(crate::page_state::SHARED_HOLDERS_MAX) {
+        if seen.state() == State::Shared(crate::page::state::SHARED_HOLDERS_MAX) {
             self.core.wait(page, self.core.state(page)?, seen, Wanted::SharedPlace);
         }
         Ok(())
@@ -319,7 +325,7 @@ impl Pool {
             match seen.state() {
                 State::Locked => return Hold::Busy(seen),
                 _ if !seen.is_dirty() => return Hold::Clean,
-                State::Shared(crate::page_state::SHARED_HOLDERS_MAX) => return Hold::Busy(seen),
+                State::Shared(crate::page::state::SHARED_HOLDERS_MAX) => return Hold::Busy(seen),
                 _ if state.try_lock_shared(seen) => {
                     if self.core.policy.contains(page) {
                         return Hold::Held;

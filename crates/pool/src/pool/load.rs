@@ -4,12 +4,12 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use crate::core::Core;
-use crate::counters::Event;
 use crate::device::ReadDone;
 use crate::error::PoolError;
 use crate::page::PageRef;
-use crate::page_state::{Leave, State};
+use crate::page::state::{Leave, State};
 use crate::pool::Pool;
+use crate::statistics::counters::Event;
 
 /// How an asynchronous read ended, for the one who started it.
 #[derive(Debug, Default)]

@@ -5,12 +5,12 @@ use std::sync::atomic::Ordering;
 use vellum_vm::Entry;
 
 use crate::core::is_disk_full;
-use crate::counters::Event;
 use crate::error::PoolError;
-use crate::guard::ExclusiveGuard;
 use crate::page::PageRef;
-use crate::page_state::{Leave, State};
+use crate::page::state::{Leave, State};
 use crate::pool::Pool;
+use crate::pool::guard::ExclusiveGuard;
+use crate::statistics::counters::Event;
 use crate::sync::lock;
 
 /// The file grows by an eighth, by at most so many pages at once (64 MiB), at least by so many.

@@ -10,13 +10,13 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use crate::core::Wanted;
-use crate::counters::Event;
 use crate::error::PoolError;
-use crate::guard::{ExclusiveGuard, SharedGuard};
-use crate::load::LoadFailure;
 use crate::page::PageRef;
-use crate::page_state::{State, Word};
+use crate::page::state::{State, Word};
 use crate::pool::Pool;
+use crate::pool::guard::{ExclusiveGuard, SharedGuard};
+use crate::pool::load::LoadFailure;
+use crate::statistics::counters::Event;
 
 /// Waits for the shared lock of a page; see [`Pool::fix_shared_async`].
 ///

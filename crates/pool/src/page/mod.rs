@@ -1,5 +1,11 @@
 //! How a page is named: [`PageId`] and [`PageRef`].
 
+pub mod bytes;
+pub mod format;
+pub(crate) mod parking;
+pub mod state;
+pub(crate) mod state_array;
+
 use std::fmt;
 
 use vellum_vm::{PAGE_SIZE, PageRange};

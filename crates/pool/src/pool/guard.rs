@@ -5,12 +5,12 @@
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 
-use crate::bytes::RacyBytes;
 use crate::core::{Core, Wanted};
-use crate::counters::Event;
 use crate::error::Restart;
 use crate::page::PageRef;
-use crate::page_state::{Leave, State, Word};
+use crate::page::bytes::RacyBytes;
+use crate::page::state::{Leave, State, Word};
+use crate::statistics::counters::Event;
 
 /// A page that nobody else can change, read under lock, or evict.
 ///

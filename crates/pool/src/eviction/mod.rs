@@ -5,17 +5,20 @@
 //! memory with one call; retire them. Background threads keep some frames free; a thread that
 //! finds none evicts a batch by itself.
 
+pub(crate) mod frame_budget;
+pub(crate) mod write_back;
+
 use std::sync::Arc;
 
 use crate::core::Core;
-use crate::counters::Event;
 use crate::device::Device;
 use crate::error::PoolError;
-use crate::frame_budget::Reserved;
+use crate::eviction::frame_budget::Reserved;
+use crate::eviction::write_back::Writer;
 use crate::page::PageRef;
-use crate::page_state::{Leave, State};
+use crate::page::state::{Leave, State};
+use crate::statistics::counters::Event;
 use crate::sync::{AtomicBool, Condvar, Mutex, Ordering, lock, wait};
-use crate::write_back::Writer;
 
 /// Evicts pages of one pool.
 #[derive(Debug)]
