@@ -1,1 +1,311 @@
-//! Not yet.
+//! What the fuzz targets run, shared with the simulation tests: any bytes whatever may come in, and
+//! no panic, no endless loop and no wrong arithmetic may come of it.
+
+use std::sync::{Arc, OnceLock};
+
+use vellum::node::{
+    Node, NodeLimits, NodeMut, Payload, check, check_bounds, fits_merge, merge_into_right,
+    plan_split, split_off_left,
+};
+use vellum::page::{self, PageKind};
+use vellum::{Options, PageRef, Store, Tree};
+use vellum_pool::device::MemoryDevice;
+use vellum_pool::{PAGE_SIZE, Space};
+
+/// More entries than any of these files has: a walk that gets here runs in a circle.
+const ENTRIES_MAX: usize = 200_000;
+
+/// Bytes to make choices of; zeros when they are used up.
+struct Source<'a>(&'a [u8]);
+
+impl<'a> Source<'a> {
+    fn take(&mut self, len: usize) -> &'a [u8] {
+        let (taken, rest) = self.0.split_at(len.min(self.0.len()));
+        self.0 = rest;
+        taken
+    }
+
+    fn number(&mut self) -> usize {
+        self.take(2).iter().fold(0, |number, byte| number << 8 | usize::from(*byte))
+    }
+}
+
+/// Decodes one page, and if its bounds are sound does to it all that can be done to a node.
+///
+/// The first two bytes choose the page's length and what is put right before it is decoded; then
+/// come a few bytes of choices and the page from its front and its end.
+pub fn page_decoder(bytes: &[u8]) {
+    let mut source = Source(bytes);
+    let choice = source.number();
+    let frames = [1, 2, 16][choice % 3];
+    let mut changes = Source(source.take(24));
+    let mut image = vec![0; frames as usize * PAGE_SIZE];
+    let half = source.0.len() / 2;
+    let (front, back) = source.0.split_at(half.min(image.len() / 2));
+    image[..front.len()].copy_from_slice(front);
+    let back = &back[..back.len().min(image.len() / 2)];
+    let end = image.len() - back.len();
+    image[end..].copy_from_slice(back);
+
+    let place = PageRef::new(7, frames);
+    let _ = page::verify(place, &image);
+    if choice & 0x100 != 0 {
+        let level = image[38];
+        let kind = if level == 0 { PageKind::Leaf } else { PageKind::Inner };
+        page::init(&mut image, place, kind, level, 2);
+    }
+    let _ = page::seal(&mut image, &[]);
+    let _ = page::verify(place, &image);
+    read_node(&image);
+    if check_bounds(&image).is_ok() {
+        let sound = check(&image).is_ok();
+        change_node(&mut image, &mut changes, sound);
+    }
+}
+
+/// Everything that optimistic readers may do to rubbish.
+fn read_node(image: &[u8]) {
+    let node = Node::new(image);
+    let mut key = Vec::new();
+    let _ = (node.level(), node.prefix_len(), node.free_space(), node.has_room(30, 30));
+    let _ = (node.lower_into(&mut key), node.upper_into(&mut key), node.prefix());
+    for name in [&b""[..], b"a", &[255; 700], &image[100..140]] {
+        let _ = (node.find(name), node.find_child(name), node.find_slot(name));
+    }
+    for index in 0..node.count().unwrap_or(0).min(5000) {
+        let _ = (node.key_into(index, &mut key), node.suffix(index), node.child(index));
+    }
+}
+
+/// Changes of a node whose bounds are sound: they stay so, and a sound node stays sound.
+fn change_node(image: &mut [u8], source: &mut Source<'_>, sound: bool) {
+    let limits = NodeLimits::for_page_size(image.len());
+    let right = |image: &[u8]| {
+        assert_eq!(check_bounds(image), Ok(()));
+        if sound {
+            assert_eq!(check(image), Ok(()));
+        }
+    };
+    let is_leaf = Node::new(&*image).level() == Ok(0);
+    while let [_, ..] = source.0 {
+        let choice = source.number();
+        let mut key = Vec::new();
+        let node = Node::new(&*image);
+        let count = node.count().unwrap_or(0);
+        if count > 0 && !choice.is_multiple_of(3) {
+            let _ = node.key_into(choice / 3 % count, &mut key);
+        }
+        key.extend(source.take(choice / 16 % 5));
+        key.truncate(limits.max_key);
+        // The tree comes here by the fences alone.
+        let below = node.lower().is_ok_and(|lower| lower.is_none_or(|lower| *lower < key[..]));
+        let above = node.upper().is_ok_and(|upper| upper.is_none_or(|upper| key[..] <= *upper));
+        let Ok(found) = node.find_slot(&key) else { continue };
+        if !below || !above {
+            continue;
+        }
+        let value = vec![7; choice % (limits.max_inline_value(key.len()) + 1)];
+        let mut node = NodeMut::new(image);
+        match (is_leaf, found.exact) {
+            (true, true) if choice.is_multiple_of(2) => node.remove(found.index),
+            (true, true) => _ = node.replace(found.index, Payload::Inline(&value)),
+            (true, false) => _ = node.insert(found.index, &key, Payload::Inline(&value)),
+            (false, true) => node.remove(found.index),
+            (false, false) if node.node().upper().is_ok_and(|upper| upper != Some(&key[..])) => {
+                let _ = node.insert(found.index, &key, Payload::Child(9));
+            }
+            _ => {}
+        }
+        right(image);
+    }
+    split_and_merge(image, right);
+}
+
+fn split_and_merge(image: &[u8], right: impl Fn(&[u8])) {
+    let Ok(split) = plan_split(Node::new(image), b"key") else { return };
+    let (mut one, mut two) = (vec![0; image.len()], image.to_vec());
+    let level = image[38];
+    let kind = if level == 0 { PageKind::Leaf } else { PageKind::Inner };
+    page::init(&mut one, PageRef::new(9, (image.len() / PAGE_SIZE) as u32), kind, level, 2);
+    if split_off_left(&mut two, &mut one, &split).is_err() {
+        return;
+    }
+    // A node that is not sorted may give halves whose fences are the wrong way round.
+    let sorted = check(&one).is_ok() && check(&two).is_ok();
+    if check(image).is_ok() && Node::new(image).find_slot(b"key").is_ok() {
+        right(&one);
+        right(&two);
+    }
+    let fits = fits_merge(Node::new(&one), Node::new(&two), &split.separator);
+    if fits == Ok(true) {
+        let merged = merge_into_right(Node::new(&one), &mut two, &split.separator);
+        assert!(merged.is_ok() || !sorted);
+        if merged.is_ok() && sorted {
+            assert_eq!(check(&two), Ok(()));
+        }
+    }
+}
+
+/// Decodes a map of free ranges; what is accepted can be used, and is encoded as it was.
+pub fn space_decoder(bytes: &[u8]) {
+    let Ok(mut space) = Space::decode(bytes) else { return };
+    assert_eq!(space.encode(), bytes);
+    let free: Vec<_> = space.free_extents().collect();
+    assert_eq!(free.iter().map(|(_, count)| count).sum::<u64>(), space.free_pages());
+    for (start, count) in free {
+        assert!(start >= space.first() && start + count <= space.end());
+        assert!(space.free(start, 1).is_err() && space.is_free(start));
+    }
+    let (before, used) = (space.clone(), space.allocated_pages());
+    if before.end() < 1 << 50 {
+        for count in [1, 7, 1000] {
+            let start = space.allocate(count);
+            assert!(start >= before.first() && !space.is_free(start));
+            space.free(start, count).unwrap();
+        }
+        assert_eq!(space.allocated_pages(), used);
+    }
+    space.trim();
+    let _ = (space.free(0, 1), space.free(u64::MAX, u64::MAX), space.largest_free());
+}
+
+/// Opens a file of any bytes, or a sound store of which some bytes are others.
+///
+/// The first byte chooses: 0 takes the rest as the file. Otherwise each five bytes that follow are
+/// a page, a position in it and a byte to put there; the last bit of the position's first byte says
+/// whether the page gets a new checksum.
+pub fn store_opener(bytes: &[u8]) {
+    let Some((choice, rest)) = bytes.split_first() else { return };
+    let page_frames = 1 + u32::from(choice % 2);
+    if *choice == 0 {
+        return exercise(rest.to_vec(), 1);
+    }
+    let mut image = sound_store(page_frames).to_vec();
+    let pages = image.len() / PAGE_SIZE;
+    for mutation in rest.chunks_exact(5).take(64) {
+        let page = usize::from(mutation[0]) % pages;
+        let offset = usize::from(mutation[2]) << 8 | usize::from(mutation[3]);
+        // Half of them hit the fields at the front of the page.
+        let offset = if mutation[1] & 2 == 0 { offset % 256 } else { offset % PAGE_SIZE };
+        image[page * PAGE_SIZE + offset] = mutation[4];
+        if mutation[1] & 1 == 0 {
+            reseal(&mut image, page);
+        }
+    }
+    if choice & 0x80 != 0 {
+        let len = image.len() - usize::from(*choice) * 97 % image.len();
+        image.truncate(len);
+    }
+    exercise(image, page_frames);
+}
+
+/// Gives the page at this position a checksum that is right.
+pub fn reseal(image: &mut [u8], page: usize) {
+    let start = page * PAGE_SIZE;
+    let Some(bytes) = image.get_mut(start..) else { return };
+    let Some(frames) = bytes.get(24..28) else { return };
+    let frames = u32::from_le_bytes([frames[0], frames[1], frames[2], frames[3]]) as usize;
+    let len = frames.clamp(1, bytes.len() / PAGE_SIZE) * PAGE_SIZE;
+    page::seal(&mut bytes[..len], &[]);
+}
+
+fn options(page_frames: u32) -> Options {
+    // Larger than any of these files: what lies is found out by its place, not by waiting.
+    Options::new().pool_bytes(256 * 4096 * u64::from(page_frames)).evictors(0)
+}
+
+/// A small store of three levels, blobs and two trees, closed.
+pub fn sound_store(page_frames: u32) -> &'static [u8] {
+    static STORES: [OnceLock<Vec<u8>>; 2] = [OnceLock::new(), OnceLock::new()];
+    STORES[page_frames as usize - 1].get_or_init(|| {
+        let device = Arc::new(MemoryDevice::new());
+        let options = options(page_frames).page_frames(page_frames);
+        let store = Store::create_on(device.clone(), &options).unwrap();
+        let (tree, other) = (store.create_tree("t").unwrap(), store.create_tree("u").unwrap());
+        let count = 40 * page_frames;
+        for n in 0..count {
+            // Long keys that differ early give low fan-out, and so more levels.
+            let key = [&(n * 7 % count).to_be_bytes()[2..], &[b'k'; 500]].concat();
+            tree.upsert(&key, &[n as u8; 60]).unwrap();
+            other.upsert(format!("key {n}").as_bytes(), &[n as u8; 50]).unwrap();
+        }
+        for n in 0..3u8 {
+            other.upsert(&[n], &vec![n; 3000 + 3000 * usize::from(n)]).unwrap();
+        }
+        // Some free space, too.
+        for n in 0..count / 4 {
+            other.remove(format!("key {n}").as_bytes()).unwrap();
+        }
+        other.remove(&[1]).unwrap();
+        store.close().unwrap();
+        device.snapshot()
+    })
+}
+
+/// Does everything to a file that may be anything: as a store, and by salvage.
+pub fn exercise(image: Vec<u8>, page_frames: u32) {
+    let open = |options: Options| {
+        let device = Arc::new(MemoryDevice::from_snapshot(image.clone()));
+        Store::open_on(device, &options)
+    };
+    if let Ok(store) = open(options(page_frames).salvage(true)) {
+        for tree in trees(&store) {
+            let mut visited = 0;
+            tree.salvage(&mut |_| {
+                visited += 1;
+                visited < ENTRIES_MAX
+            });
+            read(&tree);
+        }
+        let _ = (store.check(&mut |_| {}), store.close());
+    }
+    let Ok(store) = open(options(page_frames)) else { return };
+    let _ = (store.check(&mut |_| {}), store.stat());
+    for tree in trees(&store) {
+        read(&tree);
+        change(&tree);
+        read(&tree);
+    }
+    let _ = (store.create_tree("new"), store.drop_tree("u"), store.sync());
+    let _ = store.check(&mut |_| {});
+    let _ = (store.drop_tree("t"), store.tree_or_create("t"), store.close());
+}
+
+fn trees(store: &Store) -> Vec<Tree> {
+    let names = store.trees().unwrap_or_else(|_| vec!["t".into(), "u".into()]);
+    names.iter().filter_map(|name| store.tree(name).ok()).collect()
+}
+
+fn read(tree: &Tree) {
+    let _ = (tree.check(), tree.stat());
+    let forward = tree.entries().map_while(Result::ok).take(ENTRIES_MAX).count();
+    let mut cursor = tree.cursor().read_ahead(4);
+    let mut backward = 0;
+    while backward < ENTRIES_MAX && matches!(cursor.backward(), Ok(true)) {
+        let _ = cursor.value();
+        backward += 1;
+    }
+    assert!(forward.max(backward) < ENTRIES_MAX, "a walk in a circle");
+    let keys: [&[u8]; 5] = [b"", b"key 7", &[2], &[0, 9, b'k'], &[255; 600]];
+    let mut value = Vec::new();
+    for key in keys {
+        let _ = (tree.get(key).map(drop), tree.contains(key), tree.get_into(key, &mut value));
+        let _ = (tree.with(key, <[u8]>::len), tree.cursor().seek_back(key));
+    }
+    let _ = tree.multi_get(&keys).map(drop);
+}
+
+fn change(tree: &Tree) {
+    for n in 0..40u32 {
+        let long = [&(n * 7 % 80).to_be_bytes()[2..], &[b'k'; 500]].concat();
+        let key = format!("key {}", n * 3);
+        let _ = tree.upsert(&long, &[1; 200]);
+        let _ = tree.upsert(key.as_bytes(), &vec![2; if n % 9 == 0 { 5000 } else { 300 }]);
+        let _ = tree.insert(&n.to_be_bytes(), b"new");
+    }
+    for n in 0..80u32 {
+        let long = [&n.to_be_bytes()[2..], &[b'k'; 500]].concat();
+        let _ = (tree.remove(&long), tree.remove(format!("key {n}").as_bytes()));
+        let _ = tree.remove(&[n as u8]);
+    }
+}

@@ -22,26 +22,20 @@ fn capacity(page_frames: u32) -> usize {
     page_frames as usize * PAGE_SIZE - DATA
 }
 
-/// Allocates pages for the map of free ranges as it will be then.
-pub(crate) fn allocate(core: &StoreCore, change: &Change<'_>) -> Result<Vec<PageRef>> {
-    let mut pages = Vec::new();
+/// Allocates pages beside those that there are, for the map of free ranges as it will be then.
+pub(crate) fn allocate(
+    core: &StoreCore,
+    change: &Change<'_>,
+    pages: &mut Vec<PageRef>,
+) -> Result<()> {
     loop {
         // Allocating takes from the ranges, so the map hardly grows by it.
         let needed = core.pool.encode_space().len().div_ceil(capacity(core.page_frames));
         if needed <= pages.len() {
-            return Ok(pages);
+            return Ok(());
         }
-        match core.pool.allocate(core.page_frames) {
-            Ok(mut page) => {
-                pages.push(init(change, &mut page, PageKind::FreeMap, 0, 0));
-            }
-            Err(error) => {
-                for page in pages {
-                    core.pool.free_page(page)?;
-                }
-                return Err(error.into());
-            }
-        }
+        let mut page = core.pool.allocate(core.page_frames)?;
+        pages.push(init(change, &mut page, PageKind::FreeMap, 0, 0));
     }
 }
 
@@ -71,7 +65,9 @@ pub(crate) fn read(pool: &Pool, first: u64, page_frames: u32) -> Result<(Vec<Pag
         if kind != PageKind::FreeMap as u8 || len > capacity(page_frames) as u64 {
             return Err(Error::damaged(place, "it is no page of the free map"));
         }
-        if pages.len() as u64 > pool.file_pages() {
+        // A map of the longest kind, every other page free, takes 8 bytes for a page.
+        let most = 32 + 8 * pool.file_pages();
+        if pages.len() as u64 > pool.file_pages() || bytes.len() as u64 > most {
             return Err(Error::damaged(place, "the free map runs in a circle"));
         }
         bytes.extend_from_slice(&page[DATA..DATA + len as usize]);

@@ -73,6 +73,8 @@ pub(crate) fn create(device: Arc<dyn Device>, options: &Options) -> Result<Store
         let write = |source| vellum_pool::PoolError::Write { page, source };
         header.write(&*device).map_err(write)?;
     }
+    // Before any page: what was on the device must not be taken for a store any more.
+    device.sync().map_err(vellum_pool::PoolError::Sync)?;
     let core = StoreCore::new(pool, device, header, Vec::new(), false);
     core.checkpoint(&core.hold(), false)?;
     Ok(core)
@@ -92,11 +94,12 @@ pub(crate) fn open(device: Arc<dyn Device>, options: &Options) -> Result<StoreCo
     let header = read_header(&device, pages, options.salvage)?;
     let pool_options = options.pool_options(header.page_frames)?;
     if !options.salvage {
-        if pages < header.file_pages {
-            return Err(Error::Truncated { found: pages, expected: header.file_pages });
-        }
+        // First this: a header that says "in use" may know nothing of the file's length.
         if !header.clean {
             return Err(Error::UncleanShutdown);
+        }
+        if pages < header.file_pages {
+            return Err(Error::Truncated { found: pages, expected: header.file_pages });
         }
     }
     let (free_map, space) = match options.salvage {
@@ -164,11 +167,24 @@ fn read_header(device: &Arc<dyn Device>, pages: u64, salvage: bool) -> Result<He
     match (newest, wrong) {
         (Some(newest), _) if salvage => Ok(newest),
         (_, Some(wrong)) => Err(wrong),
+        (Some(newest), None) if !are_consecutive(&found) => {
+            Err(Error::damaged(newest.page(), "the headers are not one after the other"))
+        }
         (Some(newest), None) if pages < HEADER_PAGES => {
             Err(Error::Truncated { found: pages, expected: newest.file_pages })
         }
         (Some(newest), None) => Ok(newest),
         (None, None) => Err(Error::NotAStore("it has no header".into())),
+    }
+}
+
+/// Two headers of one store, of which the one was written right after the other.
+fn are_consecutive(found: &[HeaderPage]) -> bool {
+    match found {
+        [HeaderPage::Valid(one), HeaderPage::Valid(two)] => {
+            one.store_id == two.store_id && one.sequence.abs_diff(two.sequence) == 1
+        }
+        _ => true,
     }
 }
 

@@ -21,7 +21,7 @@ const LSN: usize = 16;
 const FRAMES: usize = 24;
 const TREE: usize = 28;
 const MAGIC: usize = 32;
-const KIND: usize = 36;
+pub(crate) const KIND: usize = 36;
 const VERSION: usize = 37;
 pub(crate) const LEVEL: usize = 38;
 

@@ -200,7 +200,8 @@ impl Store {
     /// removed but is still held as a [`Value`](crate::Value) stays in the file, unused.
     ///
     /// # Errors
-    /// As [`sync`](Store::sync).
+    /// As [`sync`](Store::sync). Unless the store is poisoned it stays open then: its other handles
+    /// go on and may close it again, and dropping the last of them tries once more.
     pub fn close(self) -> Result<()> {
         self.core.close()
     }

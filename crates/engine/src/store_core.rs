@@ -53,7 +53,8 @@ pub(crate) struct StoreCore {
 #[derive(Debug)]
 struct FileState {
     header: Header,
-    /// The pages of the free map that `header` refers to.
+    /// The pages of the free map that the last clean header refers to. They stay its pages while
+    /// the store is in use, so that the next checkpoint needs no space of a full disk.
     free_map: Vec<PageRef>,
 }
 
@@ -155,8 +156,10 @@ impl StoreCore {
     /// Begins a change. Waits while a snapshot lives.
     #[inline]
     pub(crate) fn change(&self) -> Result<Change<'_>> {
-        self.check_writable()?;
         let passage = self.gate.pass();
+        // Behind the gate: the checkpoint that was waited for may have failed half way, and then
+        // the file may be a clean one that no change must reach.
+        self.check_writable()?;
         self.begin(Some(passage))
     }
 
@@ -169,7 +172,6 @@ impl StoreCore {
     #[inline]
     fn begin<'a>(&'a self, passage: Option<Passage<'a>>) -> Result<Change<'a>> {
         if !self.in_use.load(Ordering::Acquire) {
-            self.check_open()?;
             self.mark_in_use()?;
         }
         Ok(Change { _passage: passage })
@@ -202,9 +204,6 @@ impl StoreCore {
         header.free_map = 0;
         self.write_header(&header)?;
         file.header = header;
-        for page in std::mem::take(&mut file.free_map) {
-            self.pool.free_page(page)?;
-        }
         self.in_use.store(true, Ordering::Release);
         Ok(())
     }
@@ -228,28 +227,13 @@ impl StoreCore {
         }
         // A change of the file, but not of what the store has: snapshots do not mind.
         let change = self.begin(None)?;
-        if trim {
-            // Pages that were being written back when they were freed are free after this.
-            self.pool.sync()?;
-        }
-        let free_map = free_map::allocate(self, &change)?;
-        let written = self.write_checkpoint(&change, &free_map, trim);
+        let mut free_map = std::mem::take(&mut lock(&self.file).free_map);
+        let written = self.write_checkpoint(&change, &mut free_map, trim);
         let mut file = lock(&self.file);
-        match written {
-            Ok(header) => {
-                file.header = header;
-                file.free_map = free_map;
-                self.in_use.store(false, Ordering::Release);
-                Ok(())
-            }
-            Err(error) => {
-                drop(file);
-                for page in free_map {
-                    let _ = self.pool.free_page(page);
-                }
-                Err(error)
-            }
-        }
+        file.free_map = free_map;
+        file.header = written?;
+        self.in_use.store(false, Ordering::Release);
+        Ok(())
     }
 
     /// The file ends with pages that are not in use.
@@ -265,12 +249,21 @@ impl StoreCore {
     fn write_checkpoint(
         &self,
         change: &Change<'_>,
-        free_map: &[PageRef],
+        free_map: &mut Vec<PageRef>,
         trim: bool,
     ) -> Result<Header> {
         if trim {
+            // Pages that were being written back when they were freed are free after this.
+            self.pool.sync()?;
+            // The map may be in the way of the file's new end.
+            while let Some(page) = free_map.pop() {
+                self.pool.free_page(page)?;
+            }
+            free_map::allocate(self, change, free_map)?;
             self.pool.trim()?;
         }
+        // After the trimming: that may free pages which a reader held until now.
+        free_map::allocate(self, change, free_map)?;
         free_map::write(self, change, free_map)?;
         self.pool.sync()?;
         let mut header = lock(&self.file).header;
@@ -292,7 +285,10 @@ impl StoreCore {
             Err(Error::ReadOnly) => Ok(()),
             _ => self.checkpoint(&hold, true),
         };
-        self.closed.store(true, Ordering::Relaxed);
+        // What could not be saved for want of space or memory can be saved yet: the store stays
+        // open, unless it is poisoned.
+        let over = outcome.is_ok() || self.check_writable().is_err();
+        self.closed.store(over, Ordering::Relaxed);
         outcome
     }
 

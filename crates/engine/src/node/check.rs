@@ -2,6 +2,7 @@
 //! invariants.
 
 use super::layout::*;
+use super::limits::NodeLimits;
 use super::read::Node;
 use crate::bytes::{get_u16, get_u32, get_u64};
 use crate::page::{LEVEL, PageKind, kind_number};
@@ -65,6 +66,8 @@ pub fn check_bounds(bytes: &[u8]) -> Result<(), NodeDamage> {
     let (header, end) = (Header::read(bytes), heap_end(bytes.len()));
     let kind = if header.level == 0 { PageKind::Leaf } else { PageKind::Inner };
     ensure!(kind_number(bytes) == kind as u8, "its level {} does not fit its kind", header.level);
+    ensure!(header.level <= LEVEL_MAX, "its level is {}", header.level);
+    let limits = NodeLimits::for_page_size(bytes.len());
     ensure!(
         header.slots_end() <= header.heap_top && header.heap_top <= end,
         "its {} slots and its heap from {} overlap",
@@ -84,19 +87,30 @@ pub fn check_bounds(bytes: &[u8]) -> Result<(), NodeDamage> {
             ensure!(fence == (0, 0), "it has an absent {name} fence of some length");
         } else {
             ensure!(inside(fence), "its {name} fence lies outside its heap");
-            ensure!(header.prefix_len <= fence.1, "its prefix is longer than its {name} fence");
+            ensure!(fence.1 <= limits.max_key, "its {name} fence is {} bytes long", fence.1);
             used += fence.1;
         }
     }
-    let both = header.flags == HAS_LOWER | HAS_UPPER;
-    ensure!(header.prefix_len == 0 || both, "it has a prefix without fences");
+    let fence = |(offset, len)| &bytes[offset..offset + len];
+    let prefix_len = match header.flags == HAS_LOWER | HAS_UPPER {
+        true => common_prefix(fence(header.lower), fence(header.upper)),
+        false => 0,
+    };
+    ensure!(header.prefix_len == prefix_len, "its prefix is {} bytes long", header.prefix_len);
     for index in 0..header.count {
         let slot = SLOTS + index * slot_size(header.level);
         let payload = match header.level {
             0 => usize::from(get_u16(bytes, slot + SLOT_PAYLOAD_LEN)),
             _ => 0,
         };
-        let len = usize::from(get_u16(bytes, slot + SLOT_KEY_LEN)) + payload;
+        let key_len = header.prefix_len + usize::from(get_u16(bytes, slot + SLOT_KEY_LEN));
+        ensure!(key_len <= limits.max_key, "the key of slot {index} is {key_len} bytes long");
+        let cell = LEAF_SLOT + key_len + payload;
+        ensure!(
+            header.level > 0 || cell <= limits.max_cell,
+            "its cell {index} is {cell} bytes long"
+        );
+        let len = key_len - header.prefix_len + payload;
         ensure!(
             inside((usize::from(get_u16(bytes, slot + SLOT_OFFSET)), len)),
             "its cell {index} lies outside its heap"

@@ -39,6 +39,9 @@ pub(crate) const SLOT_CHILD: usize = 8;
 /// In a leaf slot's flags: the payload is a reference to a blob.
 pub(crate) const BLOB_FLAG: u16 = 1;
 
+/// No tree is higher: every level at least doubles the number of pages.
+pub(crate) const LEVEL_MAX: u8 = 64;
+
 pub(crate) const HINT_COUNT: usize = 16;
 /// Up to this many slots a node has no hints: the search is short anyway.
 pub(crate) const HINTS_FROM: usize = 2 * HINT_COUNT;

@@ -5,7 +5,7 @@ use std::cmp::Ordering;
 use vellum_pool::PageReader;
 
 use super::layout::*;
-use crate::page::LEVEL;
+use crate::page::{KIND, PageKind};
 
 /// A view of a node's bytes, locked or not.
 #[derive(Clone, Copy, Debug)]
@@ -42,10 +42,13 @@ impl<R: PageReader> Node<R> {
         self.page.u16(offset).map(usize::from).ok_or(Torn)
     }
 
-    /// Height above the leaves.
+    /// Height above the leaves. Of a page that is no node at all it makes no sense.
     #[inline(always)]
     pub fn level(self) -> Result<u8, Torn> {
-        self.page.u8(LEVEL).ok_or(Torn)
+        // Kind, version and level, in one load.
+        let [kind, _, level, _] = self.page.u32(KIND).ok_or(Torn)?.to_le_bytes();
+        let expected = if level == 0 { PageKind::Leaf } else { PageKind::Inner };
+        if kind == expected as u8 { Ok(level) } else { Err(Torn) }
     }
 
     /// Number of slots: entries in a leaf, separators in an inner node.

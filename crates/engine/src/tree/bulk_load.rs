@@ -36,10 +36,10 @@ impl PageSink for Pages<'_, '_> {
     }
 }
 
-impl Pages<'_, '_> {
-    /// Frees everything again: the load has failed.
-    fn abandon(self) {
-        for page in self.pages {
+impl Drop for Pages<'_, '_> {
+    /// Frees everything again, unless it was installed: the load has failed, or its input panics.
+    fn drop(&mut self) {
+        for page in self.pages.drain(..) {
             if let Err(error) = self.access.core.pool.free_page(page) {
                 tracing::warn!("{page} could not be freed and stays unused: {error}");
             }
@@ -62,29 +62,14 @@ impl Access<'_> {
         let page_len = self.page(0).bytes();
         let mut builder = BulkBuilder::new(pages, page_len, FILL);
         for entry in sorted {
-            let pushed = entry.and_then(|(key, value)| {
-                self.load_entry(&change, &mut builder, key.as_ref(), value.as_ref())
-            });
-            if let Err(error) = pushed {
-                builder.into_sink().abandon();
-                return Err(error);
-            }
+            let (key, value) = entry?;
+            self.load_entry(&change, &mut builder, key.as_ref(), value.as_ref())?;
         }
         let entries = builder.entries();
-        let (image, pages) = match builder.finish() {
-            Ok(finished) => finished,
-            Err((error, pages)) => {
-                pages.abandon();
-                return Err(error);
-            }
-        };
-        match self.install(&change, &image) {
-            Ok(()) => Ok(entries),
-            Err(error) => {
-                pages.abandon();
-                Err(error)
-            }
-        }
+        let (image, mut pages) = builder.finish().map_err(|(error, _)| error)?;
+        self.install(&change, &image)?;
+        pages.pages.clear();
+        Ok(entries)
     }
 
     fn load_entry(

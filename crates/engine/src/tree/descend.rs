@@ -257,7 +257,13 @@ impl<'a> Access<'a> {
     }
 
     fn next(self, bytes: &[u8], page: PageRef, target: Target<'_>) -> Result<(usize, u64)> {
-        step(Node::new(bytes), target).map_err(|torn| Error::torn(page, torn))
+        let (index, child) =
+            step(Node::new(bytes), target).map_err(|torn| Error::torn(page, torn))?;
+        match child == page.id.0 {
+            // Whoever holds it would wait for himself.
+            true => Err(Error::damaged(page, "it is its own child")),
+            false => Ok((index, child)),
+        }
     }
 
     /// The leaf for `key`, held exclusively.

@@ -47,6 +47,21 @@ impl Incoming<'_> {
     }
 }
 
+/// A new page that is freed again if the value does not come, also when its writer panics.
+struct Unwritten<'a, 'c> {
+    access: Access<'a>,
+    change: &'c Change<'c>,
+    guard: Option<ExclusiveGuard<'a>>,
+}
+
+impl Drop for Unwritten<'_, '_> {
+    fn drop(&mut self) {
+        if let Some(guard) = self.guard.take() {
+            self.access.free_page(self.change, guard);
+        }
+    }
+}
+
 impl<'a> Access<'a> {
     /// Stores a value; true if it replaced one.
     pub(crate) fn put(self, key: &[u8], value: Incoming<'_>, existing: Existing) -> Result<bool> {
@@ -171,11 +186,11 @@ impl<'a> Access<'a> {
         let mut guard = self.core.pool.allocate(self.core.blob_frames(len as u64))?;
         let page = init(change, &mut guard, PageKind::Blob, 0, self.tree.id);
         blob::put_len(&mut guard, len as u64);
-        let written = value.write(&mut guard[BLOB_DATA..BLOB_DATA + len]);
-        if let Err(error) = written {
-            self.free_page(change, guard);
-            return Err(error);
+        let mut unwritten = Unwritten { access: self, change, guard: Some(guard) };
+        if let Some(guard) = &mut unwritten.guard {
+            value.write(&mut guard[BLOB_DATA..BLOB_DATA + len])?;
         }
+        unwritten.guard = None;
         Ok(BlobRef { page, len: len as u64 })
     }
 

@@ -165,9 +165,13 @@ impl<'a> Access<'a> {
                 continue;
             }
             let other = if left == index { index + 1 } else { left };
-            let other = Node::new(&parent[..]).child(other).map_err(parent_torn)?;
-            let other = self.core.pool.fix_exclusive(self.page(other))?;
+            let other = self.page(Node::new(&parent[..]).child(other).map_err(parent_torn)?);
             let Some(held) = node.take() else { break };
+            if other == held.page() || other == parent_page {
+                // To wait for it would be to wait for ever.
+                return Err(Error::damaged(other, "it is referred to twice"));
+            }
+            let other = self.core.pool.fix_exclusive(other)?;
             let (one, two) = if left == index { (held, other) } else { (other, held) };
             match self.merge_pair(change, &mut parent, left, one, two)? {
                 Ok(right) if count == 1 => return self.pull_up(change, parent, right),

@@ -1,1 +1,131 @@
-//! Not yet.
+//! Crashes and losses of power: what opens again is what a completed sync left, and nothing else.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use vellum::{Error, Options, Store};
+use vellum_pool::device::MemoryDevice;
+
+use crate::power::PowerDevice;
+use crate::support::{Random, each_seed, options};
+use crate::world::{Model, World, difference};
+
+/// What is in a file that is found after a crash: one of `allowed` if it opens.
+fn judge(image: Vec<u8>, options: &Options, allowed: &[&Model]) -> Result<(), Error> {
+    let store = Store::open_on(Arc::new(MemoryDevice::from_snapshot(image)), options);
+    let store = match store {
+        Ok(store) => store,
+        Err(error) => {
+            let refused = matches!(
+                error,
+                Error::UncleanShutdown
+                    | Error::Damaged { .. }
+                    | Error::Truncated { .. }
+                    | Error::NotAStore(_)
+            );
+            assert!(refused, "{error:?}");
+            return Err(error);
+        }
+    };
+    let differences: Vec<_> = allowed.iter().map(|model| difference(&store, model)).collect();
+    assert!(differences.iter().any(Option::is_none), "it opens, but {differences:?}");
+    Ok(())
+}
+
+/// Salvaging ends, and gives only what was once stored.
+pub fn salvage(image: Vec<u8>, options: &Options, once: &HashSet<Vec<u8>>) {
+    let options = options.clone().salvage(true);
+    let device = Arc::new(MemoryDevice::from_snapshot(image));
+    let Ok(store) = Store::open_on(device, &options) else { return };
+    let Ok(names) = store.trees() else { return };
+    for name in names {
+        let Ok(tree) = store.tree(&name) else { continue };
+        let mut visited = 0;
+        tree.salvage(&mut |found| {
+            visited += 1;
+            if let Ok((_, value)) = found {
+                assert!(once.contains(value), "a value that never was: {} bytes", value.len());
+            }
+            visited < 20_000
+        });
+        for entry in tree.entries().take(20_000) {
+            let Ok((_, value)) = entry else { break };
+            assert!(once.contains(&value[..]));
+        }
+    }
+}
+
+fn run(seed: u64, steps: u64) {
+    let mut random = Random(seed);
+    let page_frames = 1 + random.below(3) as u32;
+    let options = options([8, 12, 40][random.index(3)], page_frames);
+    let device = Arc::new(PowerDevice::new(seed, [5, 50, 400][random.index(3)]));
+    let mut world = World::new(device.clone(), &options, &mut random);
+    let mut opened = 0;
+    for image in device.take_images() {
+        opened += u32::from(judge(image, &options, &[&Model::new()]).is_ok());
+    }
+    for _ in 0..steps {
+        let (before, was_clean) = (world.synced.clone(), world.is_clean);
+        world.step(&mut random);
+        for image in device.take_images() {
+            // In the midst of a step: either the state before it, or, of a sync, the one after it.
+            opened += u32::from(judge(image, &options, &[&before, &world.synced]).is_ok());
+        }
+        if world.is_clean && (!was_clean || random.once_in(20)) {
+            // Nothing was changed since: it has to open.
+            judge(device.image(), &options, &[&world.synced]).unwrap();
+            judge(device.snapshot(), &options, &[&world.synced]).unwrap();
+            opened += 2;
+        } else if random.once_in(20) {
+            let (image, crashed) = (device.image(), device.snapshot());
+            salvage(image.clone(), &options, &world.once);
+            salvage(crashed.clone(), &options, &world.once);
+            let _ = judge(image, &options, &[&world.synced]);
+            let _ = judge(crashed, &options, &[&world.synced]);
+        }
+    }
+    assert!(opened > 0);
+}
+
+#[test]
+fn what_opens_after_a_crash_is_what_was_synced() {
+    each_seed(20, |seed| run(seed, 300));
+}
+
+#[test]
+#[ignore = "long"]
+fn what_opens_after_a_crash_is_what_was_synced_for_long() {
+    each_seed(3000, |seed| run(seed, 1000));
+}
+
+/// A store that is created over another one, and the power goes: the old one is there, untouched,
+/// or it is none.
+#[test]
+fn creating_over_an_old_store() {
+    each_seed(60, |seed| {
+        let (mut random, options) = (Random(seed), options(16, 1));
+        let device = Arc::new(PowerDevice::new(seed, 0));
+        let mut world = World::new(device.clone(), &options, &mut random);
+        for _ in 0..30 + random.below(100) {
+            world.step(&mut random);
+        }
+        for _ in 0..random.below(3) {
+            world.is_clean = false;
+            let tree = world.store.tree_or_create("").unwrap();
+            tree.upsert(b"k", b"v").unwrap();
+            world.model.entry(String::new()).or_default().insert(b"k".into(), b"v".into());
+            world.sync();
+        }
+        world.reopen();
+        let World { store, synced, .. } = world;
+        drop(store);
+        let old = Arc::new(PowerDevice::new(seed, 2));
+        old.write_all(device.snapshot());
+        let store = Store::create_on(old.clone(), &options).unwrap();
+        for image in old.take_images() {
+            let _ = judge(image, &options, &[&synced, &Model::new()]);
+        }
+        drop(store);
+    });
+}

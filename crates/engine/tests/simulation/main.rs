@@ -20,6 +20,5 @@ mod linear;
 mod power;
 mod protocol;
 mod single;
-mod space;
 mod support;
 mod world;

@@ -1,1 +1,189 @@
-//! Not yet.
+//! A device that loses its power: what was written since the last sync is there in part, torn, or
+//! not at all.
+
+use std::io;
+use std::sync::Mutex;
+
+use vellum_pool::device::{Device, DeviceInfo, MemoryDevice, ReadDone, Write};
+use vellum_pool::{PAGE_SIZE, PageRange};
+use vellum_vm::Surface;
+
+use crate::support::Random;
+
+/// The smallest part of a write that is written whole.
+const SECTOR: usize = 512;
+
+/// What was done since the last sync.
+#[derive(Clone, Debug)]
+enum Unsynced {
+    Write(usize, Vec<u8>),
+    Resize(usize),
+}
+
+#[derive(Debug)]
+struct State {
+    durable: Vec<u8>,
+    unsynced: Vec<Unsynced>,
+    random: Random,
+    /// Once in so many operations there is an image of what the power left; 0 for never.
+    image_every: u64,
+    images: Vec<Vec<u8>>,
+}
+
+/// Memory, and what of it would outlive a loss of power.
+#[derive(Debug)]
+pub struct PowerDevice {
+    memory: MemoryDevice,
+    state: Mutex<State>,
+}
+
+impl PowerDevice {
+    pub fn new(seed: u64, image_every: u64) -> PowerDevice {
+        PowerDevice {
+            memory: MemoryDevice::new(),
+            state: Mutex::new(State {
+                durable: Vec::new(),
+                unsynced: Vec::new(),
+                random: Random(seed),
+                image_every,
+                images: Vec::new(),
+            }),
+        }
+    }
+
+    /// What may be left if the power goes now.
+    pub fn image(&self) -> Vec<u8> {
+        self.state.lock().unwrap().image()
+    }
+
+    /// What would have been left at moments since the last call.
+    pub fn take_images(&self) -> Vec<Vec<u8>> {
+        std::mem::take(&mut self.state.lock().unwrap().images)
+    }
+
+    /// Everything that was written, as after a crash of the process alone.
+    pub fn snapshot(&self) -> Vec<u8> {
+        self.memory.snapshot()
+    }
+
+    fn before(&self) {
+        let mut state = self.state.lock().unwrap();
+        if state.image_every > 0 && state.images.len() < 4 {
+            let every = state.image_every;
+            if state.random.once_in(every) {
+                let image = state.image();
+                state.images.push(image);
+            }
+        }
+    }
+}
+
+impl State {
+    fn image(&mut self) -> Vec<u8> {
+        let (mut bytes, random) = (self.durable.clone(), &mut self.random);
+        // From all of it to nothing.
+        let kept = random.below(5);
+        for unsynced in &self.unsynced {
+            if random.below(4) >= kept {
+                continue;
+            }
+            match unsynced {
+                Unsynced::Resize(len) => bytes.resize(*len, 0),
+                Unsynced::Write(at, data) => {
+                    let torn = random.once_in(8);
+                    if bytes.len() < at + data.len() {
+                        bytes.resize(at + data.len(), 0);
+                    }
+                    for (sector, data) in data.chunks(SECTOR).enumerate() {
+                        if !torn || random.once_in(2) {
+                            let at = at + sector * SECTOR;
+                            bytes[at..at + data.len()].copy_from_slice(data);
+                        }
+                    }
+                }
+            }
+        }
+        bytes
+    }
+
+    fn apply(&mut self) {
+        for unsynced in self.unsynced.drain(..) {
+            match unsynced {
+                Unsynced::Resize(len) => self.durable.resize(len, 0),
+                Unsynced::Write(at, data) => {
+                    if self.durable.len() < at + data.len() {
+                        self.durable.resize(at + data.len(), 0);
+                    }
+                    self.durable[at..at + data.len()].copy_from_slice(&data);
+                }
+            }
+        }
+    }
+}
+
+impl Device for PowerDevice {
+    fn read(&self, surface: &Surface, range: PageRange) -> io::Result<()> {
+        self.memory.read(surface, range)
+    }
+
+    fn start_reads(&self, surface: &Surface, reads: Vec<(PageRange, ReadDone)>) {
+        self.memory.start_reads(surface, reads);
+    }
+
+    fn write(&self, batch: &mut [Write<'_>]) {
+        self.before();
+        let mut state = self.state.lock().unwrap();
+        for write in batch.iter() {
+            let at = write.page as usize * PAGE_SIZE;
+            state.unsynced.push(Unsynced::Write(at, write.parts.concat()));
+        }
+        drop(state);
+        self.memory.write(batch);
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.before();
+        self.state.lock().unwrap().apply();
+        self.before();
+        Ok(())
+    }
+
+    fn pages(&self) -> io::Result<u64> {
+        self.memory.pages()
+    }
+
+    fn resize(&self, pages: u64) -> io::Result<()> {
+        self.before();
+        self.memory.resize(pages)?;
+        let len = pages as usize * PAGE_SIZE;
+        self.state.lock().unwrap().unsynced.push(Unsynced::Resize(len));
+        Ok(())
+    }
+
+    fn info(&self) -> DeviceInfo {
+        self.memory.info()
+    }
+}
+
+impl PowerDevice {
+    /// The device with these contents, durably.
+    pub fn write_all(&self, bytes: Vec<u8>) {
+        let mut pages = Pages(vec![Page([0; PAGE_SIZE]); bytes.len() / PAGE_SIZE]);
+        for (page, bytes) in pages.0.iter_mut().zip(bytes.chunks(PAGE_SIZE)) {
+            page.0.copy_from_slice(bytes);
+        }
+        for (number, page) in pages.0.iter().enumerate() {
+            self.memory.write(&mut [Write::new(number as u64, [&page.0, &[]])]);
+        }
+        let mut state = self.state.lock().unwrap();
+        state.unsynced.clear();
+        state.durable = bytes;
+    }
+}
+
+/// Whole pages that lie as devices want them.
+struct Pages(Vec<Page>);
+
+#[derive(Clone)]
+#[repr(align(4096))]
+struct Page([u8; PAGE_SIZE]);

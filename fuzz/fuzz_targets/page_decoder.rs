@@ -1,0 +1,4 @@
+//! See `page_decoder` in `src/entry.rs`.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| vellum_fuzz::entry::page_decoder(bytes));

@@ -1,0 +1,4 @@
+//! See `store_opener` in `src/entry.rs`.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| vellum_fuzz::entry::store_opener(bytes));

@@ -1,0 +1,4 @@
+//! The entry functions of the fuzz targets.
+#![allow(clippy::unwrap_used)]
+
+pub mod entry;
