@@ -59,7 +59,8 @@ impl Options {
     }
 
     /// Opens what would be refused, a store that was not closed or has lost pages, to read what
-    /// is left. Implies [`read_only`](Options::read_only). Ranges and cursors skip damaged pages.
+    /// is left. Implies [`read_only`](Options::read_only). Ranges and cursors end
+    /// with an error at a damaged page; [`Tree::salvage`](crate::Tree::salvage) goes round it.
     pub fn salvage(mut self, yes: bool) -> Options {
         self.salvage = yes;
         self

@@ -158,7 +158,8 @@ impl Tree {
     }
 
     /// Fills an empty tree with sorted entries, bottom-up: every page is written once, and full.
-    /// Returns the number of entries. Other changes of the tree wait, or make this fail.
+    /// Returns the number of entries. Other changes of the tree wait, or make this fail. `sorted`
+    /// must not change the store: it would wait for a checkpoint that waits for this load.
     ///
     /// # Errors
     /// [`NotEmpty`](crate::Error::NotEmpty), [`NotSorted`](crate::Error::NotSorted); limits; a

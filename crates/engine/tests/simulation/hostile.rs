@@ -1,6 +1,8 @@
 //! Files that somebody made to do harm: every checksum is right, and what the pages say is not.
 
-use vellum::node::Node;
+use vellum::PageRef;
+use vellum::node::{Fences, Node, NodeMut, Payload, check_bounds};
+use vellum::page::{PageKind, init};
 
 use crate::entry::{exercise, reseal, sound_store};
 use crate::support::{Random, each_seed};
@@ -109,4 +111,49 @@ fn fields_at_their_extremes() {
         let byte = [0, 1, 0x7f, 0x80, 0xff][random.index(5)];
         changed(|image| put(image, page, at, &vec![byte; len]));
     });
+}
+
+/// A blob of two bytes whose page reads as a leaf of two empty keys and a heap that is nowhere.
+#[test]
+fn a_blob_that_poses_as_an_empty_leaf() {
+    let image = sound_store(1);
+    let (inner, blob) = (pages_of(image, 2), pages_of(image, 4)[0]);
+    changed(|image| {
+        put(image, blob, COUNT, &[0; 4096 - COUNT]);
+        put(image, blob, COUNT, &[2]);
+        for parent in &inner {
+            for slot in 0..2 {
+                put(image, *parent, SLOTS + 16 * slot + 8, &(blob as u64).to_le_bytes());
+            }
+            put(image, *parent, UPPER_CHILD, &(blob as u64).to_le_bytes());
+        }
+    });
+}
+
+/// What a change of a node relies on is checked when its page is read.
+#[test]
+fn bounds_cover_what_changes_rely_on() {
+    let mut page = vec![0; 4096];
+    init(&mut page, PageRef::new(7, 1), PageKind::Leaf, 0, 2);
+    let fences = Fences { lower: Some(b"prefix a"), upper: Some(b"prefix b") };
+    let mut node = NodeMut::format(&mut page, 0, fences, 0);
+    assert!(node.insert(0, b"prefix b", Payload::Inline(b"value")));
+    assert_eq!(check_bounds(&page), Ok(()));
+    // A prefix that is not the fences' is another one once the heap is compacted.
+    let mut lie = page.clone();
+    lie[COUNT + 6] = 3;
+    assert!(check_bounds(&lie).is_err());
+    // Keys, cells and fences beyond the limits may leave no room for a split.
+    for (fences, key) in [(Fences::default(), 2000), (Fences::default(), 645)] {
+        let mut long = page.clone();
+        let mut node = NodeMut::format(&mut long, 0, fences, 0);
+        assert!(node.insert(0, &vec![1; key], Payload::Inline(b"")));
+        assert!(check_bounds(&long).is_err(), "{key}");
+    }
+    let mut long = page.clone();
+    NodeMut::format(&mut long, 0, Fences { lower: Some(&[1; 2000]), upper: None }, 0);
+    assert!(check_bounds(&long).is_err());
+    let mut high = page;
+    NodeMut::format(&mut high, 200, Fences::default(), 9);
+    assert!(check_bounds(&high).is_err());
 }

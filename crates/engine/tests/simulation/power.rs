@@ -4,9 +4,8 @@
 use std::io;
 use std::sync::Mutex;
 
-use vellum_pool::device::{Device, DeviceInfo, MemoryDevice, ReadDone, Write};
-use vellum_pool::{PAGE_SIZE, PageRange};
-use vellum_vm::Surface;
+use vellum_pool::PAGE_SIZE;
+use vellum_pool::device::{Device, DeviceInfo, MemoryDevice, PageRange, ReadDone, Surface, Write};
 
 use crate::support::Random;
 

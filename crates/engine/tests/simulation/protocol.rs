@@ -185,7 +185,6 @@ fn a_panic_of_the_caller_loses_no_pages() {
 
 /// The space of a value that is larger than the pool comes back.
 #[test]
-#[ignore = "the pool does not free pages that are larger than itself yet"]
 fn a_value_that_a_smaller_pool_cannot_read_can_be_removed() {
     let device = Arc::new(MemoryDevice::new());
     let store = Store::create_on(device.clone(), &options(256, 1)).unwrap();

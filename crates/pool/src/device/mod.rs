@@ -17,7 +17,7 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use vellum_vm::{PageRange, Surface};
+pub use vellum_vm::{PageRange, Surface};
 
 mod error;
 mod faulty;

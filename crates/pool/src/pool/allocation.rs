@@ -127,7 +127,11 @@ impl Pool {
 
     /// Frees a page unless somebody holds it; true if it is free.
     fn try_free(&self, page: PageRef) -> Result<bool, PoolError> {
-        let state = self.core.state(page)?;
+        let state = match self.core.state(page) {
+            // It lies in the file, and was never resident in a pool of this size.
+            Err(PoolError::PageTooLarge { .. }) => self.core.held(page),
+            state => state?,
+        };
         loop {
             let seen = state.load();
             match seen.state() {
