@@ -25,30 +25,17 @@
 //! The bytes on disk are described in docs/format.md. Transactions and a log are a later step;
 //! until then a store has to be closed, or synced after its last change, to be opened again.
 
-mod blob;
-pub mod bulk;
-mod bytes;
-mod catalog;
-mod check;
 mod error;
-mod format;
-mod free_map;
-mod gate;
-mod header;
 pub mod node;
-mod open;
-mod options;
 pub mod page;
-mod snapshot;
 mod store;
-mod store_core;
 mod tree;
 mod value;
 
-pub use check::{CheckProgress, CheckReport};
 pub use error::{Error, Result};
-pub use options::Options;
-pub use snapshot::Snapshot;
+pub use store::check::{CheckProgress, CheckReport};
+pub use store::options::Options;
+pub use store::snapshot::Snapshot;
 pub use store::{Limits, Store, StoreStat};
 pub use tree::{Cursor, Entries, Tree, TreeStat, Visit};
 pub use value::{Blob, Value};

@@ -5,7 +5,7 @@ use std::ops::Deref;
 
 use vellum_pool::SharedGuard;
 
-use crate::blob::BLOB_DATA;
+use crate::page::blob::BLOB_DATA;
 
 /// A value. Short ones are copies, long ones lie in the pool and are held there.
 ///

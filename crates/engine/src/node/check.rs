@@ -4,7 +4,7 @@
 use super::layout::*;
 use super::limits::NodeLimits;
 use super::read::Node;
-use crate::bytes::{get_u16, get_u32, get_u64};
+use crate::page::bytes::{get_u16, get_u32, get_u64};
 use crate::page::{LEVEL, PageKind, kind_number};
 
 /// An invariant that a node violates.
@@ -174,7 +174,7 @@ fn check_slot(bytes: &[u8], header: &Header, slot: usize, index: usize) -> Resul
     let len = usize::from(get_u16(bytes, slot + SLOT_PAYLOAD_LEN));
     let blob = flags & BLOB_FLAG != 0;
     ensure!(
-        !blob || len == crate::blob::BLOB_REF,
+        !blob || len == crate::page::blob::BLOB_REF,
         "the blob reference of slot {index} is {len} bytes long"
     );
     Ok(())

@@ -9,6 +9,7 @@
 //! checked, rubbish gives [`Torn`], never a panic or an endless loop. [`NodeMut`] changes a page
 //! that is exclusively held and whose bounds [`check_bounds`] accepted when it was read.
 
+pub mod bulk;
 mod check;
 mod layout;
 mod limits;

@@ -5,7 +5,7 @@
 
 use super::layout::*;
 use super::read::Node;
-use crate::bytes::{get_u16, get_u32, get_u64, put_u16, put_u32, put_u64};
+use crate::page::bytes::{get_u16, get_u32, get_u64, put_u16, put_u32, put_u64};
 use crate::page::{LEVEL, PAGE_HEADER, PageKind, set_kind};
 
 /// The keys that bound a node: all of its keys are greater than `lower` and at most `upper`.

@@ -5,11 +5,11 @@ use vellum_pool::{PageId, PageRef};
 use super::Access;
 use super::apply::{Action, apply, init};
 use super::modify::Incoming;
-use crate::bulk::{BulkBuilder, PageSink};
 use crate::error::{Error, Result};
+use crate::node::bulk::{BulkBuilder, PageSink};
 use crate::node::{Node, Payload};
 use crate::page::{LEVEL, PageKind};
-use crate::store_core::Change;
+use crate::store::core::Change;
 
 /// How full leaves and inner pages become, in percent: room for a few later inserts.
 const FILL: u8 = 95;

@@ -3,10 +3,10 @@
 use vellum_pool::{PageId, PageRef};
 
 use super::Access;
-use crate::blob::BlobRef;
 use crate::error::{Error, Result};
 use crate::node::{self, Node};
 use crate::page;
+use crate::page::blob::BlobRef;
 
 /// What a tree has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

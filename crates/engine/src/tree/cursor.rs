@@ -12,9 +12,9 @@ use vellum_pool::{OptimisticGuard, PageReader};
 
 use super::Access;
 use super::descend::{Reached, Step, Target};
-use crate::blob::BlobRef;
 use crate::error::{Error, Result};
 use crate::node::{Node, Torn};
+use crate::page::blob::BlobRef;
 use crate::value::Value;
 
 /// Where a cursor stands.

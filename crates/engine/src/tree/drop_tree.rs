@@ -5,7 +5,7 @@ use vellum_pool::PageRef;
 use super::Access;
 use crate::error::{Error, Result};
 use crate::node::Node;
-use crate::store_core::Change;
+use crate::store::core::Change;
 
 impl Access<'_> {
     /// Frees every page of the tree, which is marked as dropped and no longer in the catalog. The

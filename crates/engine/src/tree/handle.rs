@@ -9,7 +9,7 @@ use super::modify::{Existing, Incoming};
 use super::salvage::Visit;
 use super::{Access, Cursor, Entries, TreeStat, TreeState};
 use crate::error::Result;
-use crate::store_core::StoreCore;
+use crate::store::core::StoreCore;
 use crate::value::Value;
 
 /// An ordered map from keys to values, both strings of bytes. A cheap handle; clone it, send it,

@@ -34,7 +34,7 @@ pub(crate) use modify::{Existing, Incoming};
 pub use salvage::Visit;
 
 use crate::error::{Error, Result};
-use crate::store_core::StoreCore;
+use crate::store::core::StoreCore;
 
 /// Number of the catalog, the tree of the trees.
 pub(crate) const CATALOG: u32 = 1;

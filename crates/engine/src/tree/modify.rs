@@ -10,11 +10,11 @@ use vellum_pool::ExclusiveGuard;
 
 use super::Access;
 use super::apply::{Action, apply, init};
-use crate::blob::{self, BLOB_DATA, BLOB_REF, BlobRef};
 use crate::error::{Error, Result};
 use crate::node::{Node, Payload, Torn};
 use crate::page::PageKind;
-use crate::store_core::Change;
+use crate::page::blob::{self, BLOB_DATA, BLOB_REF, BlobRef};
+use crate::store::core::Change;
 
 /// What to do if the key is there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -2,9 +2,9 @@
 
 use super::Access;
 use super::descend::{Stop, Target};
-use crate::blob::{BLOB_REF, BlobRef};
 use crate::error::{Error, Result};
 use crate::node::Node;
+use crate::page::blob::{BLOB_REF, BlobRef};
 use crate::value::Value;
 
 impl<'a> Access<'a> {

@@ -6,9 +6,9 @@ use vellum_pool::SharedGuard;
 
 use super::Access;
 use super::descend::{Step, Target};
-use crate::blob::{self, BlobRef};
 use crate::error::{Error, Result};
 use crate::node::Node;
+use crate::page::blob::{self, BlobRef};
 use crate::value::{Blob, Value};
 
 impl<'a> Access<'a> {

@@ -3,9 +3,9 @@
 use vellum_pool::PageRef;
 
 use super::Access;
-use crate::blob::BlobRef;
 use crate::error::{Error, Result};
 use crate::node::Node;
+use crate::page::blob::BlobRef;
 
 /// Called with every entry that can be read and every damage that is met; false ends the walk.
 pub type Visit<'v> = &'v mut dyn FnMut(Result<(&[u8], &[u8])>) -> bool;

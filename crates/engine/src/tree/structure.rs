@@ -12,7 +12,7 @@ use super::descend::Pair;
 use crate::error::{Error, Result};
 use crate::node::{Node, Payload, Torn, fits_merge, plan_split};
 use crate::page::PageKind;
-use crate::store_core::Change;
+use crate::store::core::Change;
 
 /// Whether a node has the room that a change needs.
 type HasRoom<'f> = &'f dyn Fn(Node<&[u8]>) -> Result<bool, Torn>;

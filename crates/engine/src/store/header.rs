@@ -7,7 +7,7 @@
 use vellum_pool::device::Write;
 use vellum_pool::{PAGE_SIZE, PageDamage, PageRef};
 
-use crate::bytes::{get_u32, get_u64, put_u32, put_u64};
+use crate::page::bytes::{get_u32, get_u64, put_u32, put_u64};
 use crate::page::{self, PAGE_HEADER, PageKind};
 
 /// Version of the store's format that this code writes, and the only one it reads.

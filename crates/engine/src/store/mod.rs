@@ -1,5 +1,15 @@
 //! The public face of a store.
 
+pub(crate) mod catalog;
+pub(crate) mod check;
+pub(crate) mod core;
+pub(crate) mod free_map;
+pub(crate) mod gate;
+pub(crate) mod header;
+pub(crate) mod open;
+pub(crate) mod options;
+pub(crate) mod snapshot;
+
 use std::path::Path;
 use std::sync::Arc;
 
@@ -7,10 +17,9 @@ use vellum_pool::device::Device;
 use vellum_pool::{PAGE_SIZE, Pool, PoolStats};
 
 use crate::error::{Error, Result};
-use crate::open;
-use crate::options::Options;
-use crate::snapshot::Snapshot;
-use crate::store_core::StoreCore;
+use crate::store::core::StoreCore;
+use crate::store::options::Options;
+use crate::store::snapshot::Snapshot;
 use crate::tree::Tree;
 
 /// An open store: named trees in one file. A cheap handle; clone it, send it, share it.
@@ -217,7 +226,7 @@ impl Store {
         let used = core.pool.with_space(|space| space.allocated_pages() + space.first());
         Ok(StoreStat {
             store_id: header.store_id,
-            format_version: crate::header::FORMAT_VERSION,
+            format_version: header::FORMAT_VERSION,
             page_bytes: header.page_frames * PAGE_SIZE as u32,
             file_pages,
             used_pages: used,

@@ -3,9 +3,9 @@
 use vellum_pool::PageRef;
 
 use crate::error::{Error, Result};
-use crate::header::HeaderPage;
-use crate::open;
 use crate::store::Store;
+use crate::store::header::HeaderPage;
+use crate::store::open;
 use crate::tree::{Access, Entries, TreeStat, Visitor};
 
 /// How far a check has come.

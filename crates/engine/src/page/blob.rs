@@ -5,8 +5,8 @@
 
 use vellum_pool::{PageId, PageRef};
 
-use crate::bytes::{get_u32, get_u64, put_u32, put_u64};
 use crate::page::PAGE_HEADER;
+use crate::page::bytes::{get_u32, get_u64, put_u32, put_u64};
 
 /// Bytes of a reference to a blob, as a leaf holds it.
 pub(crate) const BLOB_REF: usize = 20;

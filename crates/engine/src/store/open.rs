@@ -7,13 +7,13 @@ use vellum_pool::device::{Device, FileDevice, FileOptions};
 use vellum_pool::{PageRef, Pool, PoolOptions, PoolSize, RawPages, Space};
 
 use crate::error::{Error, Result};
-use crate::format::StoreFormat;
-use crate::free_map;
-use crate::header::{FORMAT_VERSION, HEADER_PAGES, Header, HeaderPage};
 use crate::node::{Fences, NodeMut};
-use crate::options::{Options, PAGE_FRAMES_MAX, min_pool_frames};
+use crate::page::format::StoreFormat;
 use crate::page::{self, PageKind};
-use crate::store_core::StoreCore;
+use crate::store::core::StoreCore;
+use crate::store::free_map;
+use crate::store::header::{FORMAT_VERSION, HEADER_PAGES, Header, HeaderPage};
+use crate::store::options::{Options, PAGE_FRAMES_MAX, min_pool_frames};
 use crate::tree::CATALOG;
 
 /// Opens the file as a device.

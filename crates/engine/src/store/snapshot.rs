@@ -1,8 +1,8 @@
 //! A view of a store that stands still: [`Snapshot`].
 
 use crate::error::Result;
-use crate::gate::Hold;
 use crate::store::Store;
+use crate::store::gate::Hold;
 use crate::tree::Tree;
 
 /// While this lives the store does not change: whatever is read fits together.

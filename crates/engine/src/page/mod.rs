@@ -3,10 +3,14 @@
 //! Forty bytes, little endian (docs/format.md, "Page header"). The checksum covers everything
 //! behind itself, so it is computed from a private head and the body in place, without a copy.
 
+pub(crate) mod blob;
+pub(crate) mod bytes;
+pub(crate) mod format;
+
 use crc_fast::{CrcAlgorithm, Digest};
 use vellum_pool::{PageDamage, PageId, PageRef};
 
-use crate::bytes::{get_u32, get_u64, put_u32, put_u64};
+use crate::page::bytes::{get_u32, get_u64, put_u32, put_u64};
 
 /// Length of the page header in bytes.
 pub const PAGE_HEADER: usize = 40;

@@ -4,8 +4,8 @@ use std::io;
 
 use vellum_pool::{PageDamage, PageFormat, PageRef};
 
-use crate::blob;
 use crate::node::check_bounds;
+use crate::page::blob;
 use crate::page::{self, PageKind};
 
 /// The format of a store's pages, for the pool.

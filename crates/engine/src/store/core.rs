@@ -12,13 +12,13 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use vellum_pool::device::Device;
 use vellum_pool::{PAGE_SIZE, PageRef, Pool, PoolError};
 
-use crate::blob::BLOB_DATA;
 use crate::error::{Error, Result};
-use crate::free_map;
-use crate::gate::{Alone, Gate, Hold, Passage};
-use crate::header::Header;
 use crate::node::NodeLimits;
-use crate::options::min_pool_frames;
+use crate::page::blob::BLOB_DATA;
+use crate::store::free_map;
+use crate::store::gate::{Alone, Gate, Hold, Passage};
+use crate::store::header::Header;
+use crate::store::options::min_pool_frames;
 use crate::tree::TreeState;
 
 /// Below so many tree pages, a pool is too small for two changes of structure at a time.

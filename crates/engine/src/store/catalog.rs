@@ -5,11 +5,11 @@ use std::sync::atomic::Ordering;
 
 use vellum_pool::PageRef;
 
-use crate::bytes::{get_u32, get_u64, put_u32, put_u64};
 use crate::error::{Error, Result};
-use crate::gate::Alone;
 use crate::page::PageKind;
-use crate::store_core::{Change, StoreCore};
+use crate::page::bytes::{get_u32, get_u64, put_u32, put_u64};
+use crate::store::core::{Change, StoreCore};
+use crate::store::gate::Alone;
 use crate::tree::{Access, Action, Existing, Incoming, TreeState, apply, init};
 
 /// Bytes of a tree's entry: number u32, 0 u32, root page u64.

@@ -8,10 +8,10 @@
 
 use vellum_pool::{PAGE_SIZE, PageRef, Pool};
 
-use crate::bytes::{get_u64, put_u64};
 use crate::error::{Error, Result};
+use crate::page::bytes::{get_u64, put_u64};
 use crate::page::{self, PAGE_HEADER, PageKind};
-use crate::store_core::{Change, StoreCore};
+use crate::store::core::{Change, StoreCore};
 use crate::tree::init;
 
 const NEXT: usize = PAGE_HEADER;
