@@ -123,18 +123,24 @@ impl Core {
 
     /// Makes the frames behind the head part of the page, before it becomes resident. The caller
     /// has locked the head. Fails, and changes nothing, if one of them is a page of its own.
-    pub(crate) fn enclose(&self, page: PageRef) -> Result<(), PoolError> {
+    ///
+    /// Returns what they were, for [`unlock_unread`](Core::unlock_unread).
+    pub(crate) fn enclose(&self, page: PageRef) -> Result<Vec<Leave>, PoolError> {
         let mut enclosed = Vec::with_capacity(page.frames as usize - 1);
         for inner in self.inner(page) {
             match inner.try_enclose() {
                 Some(leave) => enclosed.push(leave),
                 None => {
-                    self.inner(page).zip(enclosed).for_each(|(inner, leave)| inner.disclose(leave));
+                    self.disclose(page, enclosed);
                     return Err(PoolError::WrongSize(page));
                 }
             }
         }
-        Ok(())
+        Ok(enclosed)
+    }
+
+    fn disclose(&self, page: PageRef, leaves: impl IntoIterator<Item = Leave>) {
+        self.inner(page).zip(leaves).for_each(|(inner, leave)| inner.disclose(leave));
     }
 
     /// All of the page is resident, and of this page: a reference of the right length. True of
@@ -198,9 +204,19 @@ impl Core {
     }
 
     /// Ends an exclusive hold of a page whose memory is gone, and wakes who waited for it.
+    ///
+    /// The frames behind the head are free then, evicted page or not: none of them is a page, and
+    /// a stale reader that knew one when it was must not bring it in.
     pub(crate) fn unlock_released(&self, page: PageRef, leave: Leave) {
-        self.inner(page).for_each(|inner| inner.disclose(leave));
+        self.disclose(page, std::iter::repeat(Leave::Free));
         self.unlock(page, leave, false);
+    }
+
+    /// Ends an exclusive hold of a page that could not be read. The reference to it may be wrong,
+    /// so the frames behind the head are again what they were before [`enclose`](Core::enclose).
+    pub(crate) fn unlock_unread(&self, page: PageRef, enclosed: Vec<Leave>) {
+        self.disclose(page, enclosed);
+        self.unlock(page, Leave::Evicted, false);
     }
 
     /// Ends an exclusive hold and wakes who waited for it.

@@ -104,3 +104,33 @@ fn exclusive_access_to_a_read_only_pool_is_refused() {
     assert!(matches!(fix, Err(PoolError::ReadOnly)));
     assert_eq!(pool.fix_shared(page).unwrap()[0], 0);
 }
+
+/// A page that became the inside of another, which was evicted and then freed without being read:
+/// whoever still knows it must find it free, or it would be in the way of the next allocation.
+#[test]
+fn what_was_inside_an_evicted_page_is_no_page() {
+    let device = Arc::new(MemoryDevice::new());
+    let options = PoolOptions {
+        size: PoolSize::Bytes(8 << 12),
+        evictors: 0,
+        eviction_batch: 1,
+        ..PoolOptions::default()
+    };
+    let pool = Pool::open(device, Arc::new(RawPages), Space::new(0), options).unwrap();
+    let old: Vec<PageRef> = (0..4).map(|_| pool.allocate(1).unwrap().page()).collect();
+    old.iter().for_each(|page| pool.free_page(*page).unwrap());
+    let large = pool.allocate(4).unwrap().page();
+    assert_eq!(large, PageRef::new(0, 4));
+    let others: Vec<PageRef> = (0..16).map(|_| pool.allocate(1).unwrap().page()).collect();
+    others.iter().for_each(|page| drop(pool.fix_shared(*page).unwrap()));
+    assert!(!pool.is_resident(large));
+    for stale in &old[1..] {
+        pool.prefetch(&[*stale]);
+        assert!(matches!(pool.optimistic(*stale), Err(PoolError::PageFree(_))));
+    }
+    pool.free_page(large).unwrap();
+    for stale in &old {
+        assert!(matches!(pool.optimistic(*stale), Err(PoolError::PageFree(_))));
+    }
+    assert_eq!(pool.allocate(4).unwrap().page(), large);
+}

@@ -104,6 +104,8 @@ impl Store {
         let _still = self.core.hold();
         let _no_checkpoint = self.core.checkpoint_lock();
         let pool = &self.core.pool;
+        // Freed, but held by a reader or a write-back at that moment: not in use, and not lost.
+        let to_free = pool.frames_to_free();
         let total = pool.with_space(|space| space.allocated_pages() + space.first());
         let words = pool.file_pages().max(pool.end()).div_ceil(64) as usize;
         let mut collect = Collect {
@@ -133,7 +135,7 @@ impl Store {
             }
         }
         let mut report = collect.report;
-        report.lost_pages = total.saturating_sub(report.pages_checked);
+        report.lost_pages = total.saturating_sub(report.pages_checked + to_free);
         Ok(report)
     }
 

@@ -2,9 +2,9 @@
 
 use vellum_pool::{PageId, PageRef};
 
-use super::Access;
 use super::apply::{Action, apply, init};
 use super::modify::Incoming;
+use super::{Access, Cursor};
 use crate::error::{Error, Result};
 use crate::node::bulk::{BulkBuilder, PageSink};
 use crate::node::{Node, Payload};
@@ -13,6 +13,9 @@ use crate::store::core::Change;
 
 /// How full leaves and inner pages become, in percent: room for a few later inserts.
 const FILL: u8 = 95;
+
+/// Merges that are tried on an empty tree of several pages; each takes away a leaf.
+const COLLAPSE_TRIES: u32 = 1000;
 
 /// Stores the builder's nodes in new pages, and remembers them.
 struct Pages<'a, 'c> {
@@ -55,9 +58,7 @@ impl Access<'_> {
     ) -> Result<u64> {
         let change = self.core.change()?;
         self.check_dropped()?;
-        if !is_empty(&self.core.pool.fix_shared(self.tree.root)?) {
-            return Err(Error::NotEmpty);
-        }
+        self.collapse(&change)?;
         let pages = Pages { access: self, change: &change, pages: Vec::new() };
         let page_len = self.page(0).bytes();
         let mut builder = BulkBuilder::new(pages, page_len, FILL);
@@ -88,6 +89,19 @@ impl Access<'_> {
         let blob = self.store_blob(change, Incoming::Bytes(value))?;
         builder.sink().pages.push(blob.page);
         builder.push(key, Payload::Blob(&blob.encode()))
+    }
+
+    /// Makes a tree without entries a tree of one page, if it is not: a merge that found no frame
+    /// leaves more.
+    fn collapse(self, change: &Change<'_>) -> Result<()> {
+        let mut tries = 0..COLLAPSE_TRIES;
+        while !is_empty(&self.core.pool.fix_shared(self.tree.root)?) {
+            if tries.next().is_none() || Cursor::new(self).first()? {
+                return Err(Error::NotEmpty);
+            }
+            self.merge(change, &[])?;
+        }
+        Ok(())
     }
 
     /// Makes `image` the root, if the tree is still empty.

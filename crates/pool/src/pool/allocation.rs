@@ -66,7 +66,7 @@ impl Pool {
         if !state.try_lock(seen) {
             return Err(PoolError::InUse(page));
         }
-        self.core.enclose(page).map_err(|_| {
+        self.core.enclose(page).map(drop).map_err(|_| {
             self.core.unlock(page, leave, false);
             PoolError::InUse(page)
         })
@@ -159,6 +159,14 @@ impl Pool {
                 Err(error) => tracing::warn!("{page} could not be freed: {error}"),
             }
         }
+    }
+
+    /// Frames of pages that were freed while somebody held them, and still are: after another try.
+    pub fn frames_to_free(&self) -> u64 {
+        if self.check_writable().is_ok() {
+            self.free_deferred();
+        }
+        lock(&self.deferred).iter().map(|page| u64::from(page.frames)).sum()
     }
 
     /// Ends the life of a page that the caller has locked.

@@ -33,10 +33,9 @@ impl Pool {
     #[cold]
     pub(crate) fn load(&self, page: PageRef) -> Result<(), PoolError> {
         let core = &*self.core;
-        if let Err(error) = core.enclose(page) {
+        let enclosed = core.enclose(page).inspect_err(|_| {
             core.unlock(page, Leave::Evicted, false);
-            return Err(error);
-        }
+        })?;
         let outcome = self.eviction.reserve(page).and_then(|reserved| {
             let started = Instant::now();
             let result = self.device.read(&core.surface, page.range());
@@ -47,7 +46,7 @@ impl Pool {
             Ok(())
         });
         if outcome.is_err() {
-            core.unlock_released(page, Leave::Evicted);
+            core.unlock_unread(page, enclosed);
         }
         outcome
     }
@@ -68,16 +67,15 @@ impl Pool {
         if !state.try_lock(seen) {
             return Ok(None);
         }
-        if let Err(error) = self.core.enclose(page) {
+        let enclosed = self.core.enclose(page).inspect_err(|_| {
             self.core.unlock(page, Leave::Evicted, false);
-            return Err(error);
-        }
+        })?;
         reserved.keep();
         let core = self.core.clone();
         let started = Instant::now();
         let done = ReadDone::new(move |result| {
             core.read_latency.record(started.elapsed(), 1);
-            complete(&core, page, result, event, failure);
+            complete(&core, page, enclosed, result, event, failure);
         });
         Ok(Some(Load { page, done }))
     }
@@ -105,6 +103,7 @@ impl Pool {
 fn complete(
     core: &Core,
     page: PageRef,
+    enclosed: Vec<Leave>,
     result: std::io::Result<()>,
     event: Event,
     failure: Option<Arc<LoadFailure>>,
@@ -119,7 +118,7 @@ fn complete(
                 *failure.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = Some(error);
             }
             core.budget.put_back(u64::from(page.frames));
-            core.unlock_released(page, Leave::Evicted);
+            core.unlock_unread(page, enclosed);
         }
     }
 }
