@@ -93,6 +93,13 @@ fn what_opens_after_a_crash_is_what_was_synced() {
     each_seed(20, |seed| run(seed, 300));
 }
 
+/// A merge finds no frame, so the tree that is emptied afterwards keeps several pages: it is empty
+/// all the same, and can be bulk loaded.
+#[test]
+fn an_emptied_tree_of_several_pages_is_empty() {
+    run(836, 1000);
+}
+
 #[test]
 #[ignore = "long"]
 fn what_opens_after_a_crash_is_what_was_synced_for_long() {
