@@ -8,7 +8,6 @@
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ptr::NonNull;
-use std::sync::Mutex;
 use std::time::Instant;
 
 use vellum_vm::PAGE_SIZE;
@@ -18,6 +17,7 @@ use crate::device::{Device, Write};
 use crate::error::PoolError;
 use crate::page::PageRef;
 use crate::statistics::counters::Event;
+use crate::sync::{Mutex, lock};
 
 /// Writes batches of dirty pages; keeps the buffers for their heads.
 #[derive(Debug)]
@@ -51,7 +51,7 @@ impl Writer {
         }
         let mut heads = self.take_heads();
         let results = write_sealed(core, device, pages, &mut heads);
-        self.idle.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).push(heads);
+        lock(&self.idle).push(heads);
         for (page, result) in pages.iter().zip(&results) {
             match result {
                 Ok(()) => {
@@ -65,7 +65,7 @@ impl Writer {
     }
 
     fn take_heads(&self) -> Heads {
-        let idle = self.idle.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).pop();
+        let idle = lock(&self.idle).pop();
         idle.unwrap_or_else(|| Heads::new(self.batch))
     }
 }

@@ -1,6 +1,6 @@
 //! Misses: bringing pages in, one by one and waiting, or many at once and not waiting.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Instant;
 
 use crate::core::Core;
@@ -10,6 +10,7 @@ use crate::page::PageRef;
 use crate::page::state::{Leave, State};
 use crate::pool::Pool;
 use crate::statistics::counters::Event;
+use crate::sync::{Mutex, lock};
 
 /// How an asynchronous read ended, for the one who started it.
 #[derive(Debug, Default)]
@@ -17,7 +18,7 @@ pub(crate) struct LoadFailure(Mutex<Option<PoolError>>);
 
 impl LoadFailure {
     pub(crate) fn take(&self) -> Option<PoolError> {
-        self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take()
+        lock(&self.0).take()
     }
 }
 
@@ -115,7 +116,7 @@ fn complete(
         }
         Err(error) => {
             if let Some(failure) = failure {
-                *failure.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = Some(error);
+                *lock(&failure.0) = Some(error);
             }
             core.budget.put_back(u64::from(page.frames));
             core.unlock_unread(page, enclosed);
