@@ -25,6 +25,7 @@
 //! Runs on Linux 5.10 and later with 4 KiB pages, on x86-64 and aarch64.
 
 mod backend;
+mod huge_page;
 mod lane;
 mod limits;
 mod mapping;
@@ -38,6 +39,7 @@ pub mod memory_limit;
 pub mod probe;
 
 pub use backend::{BackendChoice, BackendKind, FaultBehaviour};
+pub use huge_page::{Asked, HUGE_PAGE_SIZE, HUGE_PAGES};
 pub use mapping::{Reservation, ReserveError};
 pub use range::{Entry, PageRange};
 pub use residency::Residency;

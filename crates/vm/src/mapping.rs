@@ -3,8 +3,9 @@
 //! What holds: the base never moves and bytes `0..len` are always mapped readable and writable;
 //! memory is used only where something was written; a forked child does not have the mapping (a
 //! copy-on-write copy would double the memory and hide writes), a core dump does not contain it,
-//! and huge pages never fill it behind the owner's back. Only what is asked for is mapped, rounded
-//! up to [`STEP`], so no overcommit setting is needed and no terabytes are taken up front.
+//! and huge pages never fill it behind the owner's back, only where it asked for them. Only what is
+//! asked for is mapped, rounded up to [`STEP`], so no overcommit setting is needed and no terabytes
+//! are taken up front.
 #![allow(unsafe_code)]
 
 use std::ptr::{self, NonNull};
@@ -15,6 +16,7 @@ use rustix::io::Errno;
 use rustix::process::Pid;
 
 use crate::PAGE_SIZE;
+use crate::huge_page::HUGE_PAGE_SIZE;
 use crate::lane::Lane;
 use crate::limits;
 use crate::sys;
@@ -121,6 +123,8 @@ pub struct Reservation {
     len: AtomicUsize,
     /// Bytes that are mapped: `len <= mapped`. The lock makes growing one at a time.
     mapped: Mutex<usize>,
+    /// Bytes from the base on that huge pages may fill.
+    huge: AtomicUsize,
     purpose: &'static str,
     /// The process that made it; a forked child must not unmap what it does not have.
     owner: Pid,
@@ -168,6 +172,7 @@ impl Reservation {
             base,
             len: AtomicUsize::new(len),
             mapped: Mutex::new(mapped),
+            huge: AtomicUsize::new(0),
             purpose,
             owner: rustix::process::getpid(),
             lane,
@@ -204,6 +209,31 @@ impl Reservation {
         }
         self.len.fetch_max(len, Ordering::Release);
         Ok(())
+    }
+
+    /// Lets huge pages fill the first `bytes` (rounded down to whole huge pages), and puts what
+    /// holds memory there now into some: from now on the first write to one of them brings 2 MiB.
+    ///
+    /// For arrays that are accessed without pattern: they then miss the TLB far less often. May go
+    /// past [`len`](Self::len), as far as addresses are mapped. Contents are never altered, and
+    /// others may use them meanwhile. A wish: nothing happens where the base is not aligned to
+    /// 2 MiB or transparent huge pages are switched off, and the kernel may have none to give.
+    pub fn use_huge_pages(&self, bytes: usize) {
+        let mapped = self.mapped.lock().unwrap_or_else(PoisonError::into_inner);
+        let bytes = bytes.min(*mapped) / HUGE_PAGE_SIZE * HUGE_PAGE_SIZE;
+        let from = self.huge.load(Ordering::Relaxed);
+        if bytes <= from || !self.base.addr().get().is_multiple_of(HUGE_PAGE_SIZE) {
+            return;
+        }
+        let start = self.base.as_ptr().wrapping_add(from);
+        // SAFETY: within the mapping; neither advice touches contents.
+        let allowed = unsafe { sys::madvise(start, bytes - from, libc::MADV_HUGEPAGE) };
+        if allowed.is_ok() {
+            self.huge.store(bytes, Ordering::Relaxed);
+            // Not known before Linux 6.1, and no answer is needed: what is small stays small.
+            // SAFETY: as above.
+            let _ = unsafe { sys::madvise(start, bytes - from, sys::MADV_COLLAPSE) };
+        }
     }
 
     /// The first byte; the same for the whole life of the reservation, and page-aligned.

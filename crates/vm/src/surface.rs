@@ -5,8 +5,10 @@
 //! reads as zeros; populating never alters contents; one entry's failure never stops the others.
 #![allow(unsafe_code)]
 
+use std::fs::File;
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
+use std::sync::OnceLock;
 
 use rustix::io::Errno;
 
@@ -75,6 +77,15 @@ pub enum SurfaceError {
         /// Pages of the surface.
         pages: u64,
     },
+    /// The range does not start and end at a multiple of [`HUGE_PAGES`](crate::HUGE_PAGES).
+    #[error(
+        "pages {}+{} are no whole huge pages; start and end at multiples of 512",
+        range.start, range.count
+    )]
+    Unaligned {
+        /// The range asked for.
+        range: PageRange,
+    },
     /// The kernel refused the advice.
     #[error("the kernel refused the advice {advice:?}: {errno}; it may be too old for it")]
     AdviceRefused {
@@ -100,6 +111,8 @@ pub enum SurfaceError {
 pub struct Surface {
     memory: Reservation,
     backend: Box<dyn Backend>,
+    /// The own page tables as a file, opened by the first who looks into them.
+    pagemap: OnceLock<File>,
 }
 
 impl Surface {
@@ -117,7 +130,8 @@ impl Surface {
         pages: u64,
         backend: Box<dyn Backend>,
     ) -> Result<Self, SurfaceError> {
-        Ok(Self { memory: Reservation::new(bytes_of(pages)?, PURPOSE)?, backend })
+        let memory = Reservation::new(bytes_of(pages)?, PURPOSE)?;
+        Ok(Self { memory, backend, pagemap: OnceLock::new() })
     }
 
     /// Makes the surface at least `pages` pages in all. The base does not move, pages in use are
@@ -252,6 +266,26 @@ impl Surface {
             .map_err(|errno| SurfaceError::AdviceRefused { advice, errno })
     }
 
+    /// As [`Self::advise`], on a range that is known to lie within the surface, and with EAGAIN
+    /// for an answer.
+    pub(crate) fn ask_once(&self, range: PageRange, advice: Advice) -> Result<(), Errno> {
+        let start = self.address(range.start).as_ptr();
+        debug_assert!(range.is_within(self.pages()));
+        // SAFETY: within the mapping; no kind of `Advice` alters contents.
+        unsafe { sys::madvise(start, range.bytes(), advice.raw()) }
+    }
+
+    /// The own page tables as a file. A forked child must not use it: it shows the parent's.
+    pub(crate) fn pagemap(&self) -> Result<&File, SurfaceError> {
+        if let Some(pagemap) = self.pagemap.get() {
+            return Ok(pagemap);
+        }
+        let errno = |error: std::io::Error| Errno::from_io_error(&error).unwrap_or(Errno::IO);
+        let opened = File::open("/proc/self/pagemap")
+            .map_err(|error| SurfaceError::Pagemap { errno: errno(error) })?;
+        Ok(self.pagemap.get_or_init(|| opened))
+    }
+
     /// Which pages of a range hold memory of their own. Never-written pages that were only read
     /// share the kernel's zero page and do not count; neither do pages in swap.
     ///
@@ -289,7 +323,7 @@ impl Surface {
         }
     }
 
-    fn check_range(&self, range: PageRange) -> Result<(), SurfaceError> {
+    pub(crate) fn check_range(&self, range: PageRange) -> Result<(), SurfaceError> {
         let pages = self.pages();
         if range.is_within(pages) { Ok(()) } else { Err(SurfaceError::OutOfRange { range, pages }) }
     }

@@ -140,13 +140,19 @@ fn close_new(returned: libc::c_long) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Tries the `PAGEMAP_SCAN` ioctl (Linux 6.7) on one range; returns how many regions it reported.
+/// A category of `PAGEMAP_SCAN`: pages that are mapped.
+pub(crate) const PAGE_IS_PRESENT: u64 = 1 << 3;
+/// A category of `PAGEMAP_SCAN`: pages that are mapped as a part of a huge page.
+pub(crate) const PAGE_IS_HUGE: u64 = 1 << 6;
+
+/// The `PAGEMAP_SCAN` ioctl (Linux 6.7) on one range; returns how many regions of pages of the
+/// category it reported, at most 16.
 pub(crate) fn pagemap_scan(
     pagemap: BorrowedFd<'_>,
     address: usize,
     bytes: usize,
+    category: u64,
 ) -> Result<usize, Errno> {
-    const PAGE_IS_PRESENT: u64 = 1 << 3;
     // _IOWR('f', 16, struct pm_scan_arg), 96 bytes.
     const PAGEMAP_SCAN: u64 = 0xC060_6610;
     let mut regions = [[0_u64; 3]; 16];
@@ -159,8 +165,8 @@ pub(crate) fn pagemap_scan(
     argument[3] = start + bytes as u64;
     argument[5] = regions.as_mut_ptr() as u64;
     argument[6] = regions.len() as u64;
-    argument[9] = PAGE_IS_PRESENT;
-    argument[11] = PAGE_IS_PRESENT;
+    argument[9] = category;
+    argument[11] = category;
     // SAFETY: the kernel reads and writes the argument and writes at most vec_len regions.
     let found = unsafe {
         libc::ioctl(pagemap.as_raw_fd(), PAGEMAP_SCAN as libc::Ioctl, argument.as_mut_ptr())

@@ -59,7 +59,7 @@ pub(super) fn look() -> Facilities {
         tried("process_madvise POPULATE_WRITE", trial::vectored_populate()),
         tried("pagemap", pagemap()),
         tried("PAGEMAP_SCAN", pagemap_scan()),
-        tried("MADV_COLLAPSE", collapse()),
+        collapse(),
         transparent_huge_pages(),
         io_uring(),
         tried("userfaultfd", sys::try_userfaultfd().map_err(said)),
@@ -102,24 +102,27 @@ fn pagemap_scan() -> Result<(), String> {
     let pagemap = File::open("/proc/self/pagemap").map_err(|error| error.to_string())?;
     let scratch = Scratch::new(8).map_err(said)?;
     scratch.write(2, 1);
-    let regions = sys::pagemap_scan(pagemap.as_fd(), scratch.address(0), 8 * PAGE_SIZE);
+    let bytes = 8 * PAGE_SIZE;
+    let regions =
+        sys::pagemap_scan(pagemap.as_fd(), scratch.address(0), bytes, sys::PAGE_IS_PRESENT);
     match regions.map_err(said)? {
         1 => Ok(()),
         other => Err(format!("it reported {other} regions where 1 is")),
     }
 }
 
-/// Collapses one huge page's worth of memory.
-fn collapse() -> Result<(), String> {
-    const HUGE: usize = 2 << 20;
-    let scratch = Scratch::new(2 * (HUGE / PAGE_SIZE) as u64).map_err(said)?;
-    let aligned = scratch.address(0).next_multiple_of(HUGE);
-    let first = ((aligned - scratch.address(0)) / PAGE_SIZE) as u64;
-    let range = PageRange::new(first, (HUGE / PAGE_SIZE) as u64);
-    // The scratch is a reservation, which starts without huge pages.
-    scratch.advise(range, libc::MADV_HUGEPAGE).map_err(said)?;
-    scratch.write(first, 1);
-    scratch.advise(range, sys::MADV_COLLAPSE).map_err(said)
+/// Whether huge pages can be put together and taken apart, and what that costs.
+fn collapse() -> Facility {
+    let outcome = trial::huge_pages();
+    let reason = match &outcome {
+        Ok(cost) => format!(
+            "tried, works; 2 MiB collapsed in {} us, split in {} us",
+            cost.collapse.as_micros(),
+            cost.split.as_micros()
+        ),
+        Err(reason) => reason.clone(),
+    };
+    Facility { name: "MADV_COLLAPSE", found: outcome.is_ok(), reason }
 }
 
 fn transparent_huge_pages() -> Facility {

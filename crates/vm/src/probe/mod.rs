@@ -12,6 +12,7 @@ use std::sync::OnceLock;
 
 pub use facilities::{Facilities, Facility};
 pub(crate) use trial::populate_write;
+pub use trial::{HugePageCost, huge_pages};
 
 use crate::backend::madvise::Madvise;
 use crate::backend::process_madvise::ProcessMadvise;

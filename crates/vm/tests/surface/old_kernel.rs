@@ -1,12 +1,17 @@
 //! Kernels that lack the newer calls, played by a seccomp filter: the tests of the madvise
 //! backend run again in a process in which `process_madvise` does not exist and
-//! `MADV_POPULATE_WRITE` is unknown, as on Linux 5.10 in a narrow sandbox.
+//! `MADV_POPULATE_WRITE` and `MADV_COLLAPSE` are unknown, as on Linux 5.10 in a narrow sandbox.
 
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
 use crate::common::{Own, entries};
-use vellum_vm::{BackendChoice, BackendKind, PageRange, Surface, SurfaceError, probe};
+use vellum_vm::{
+    Asked, BackendChoice, BackendKind, HUGE_PAGES, PageRange, Surface, SurfaceError, probe,
+};
+
+/// Not every libc names it.
+const MADV_COLLAPSE: u32 = 25;
 
 /// Refuses the newer calls to this process from now on.
 fn become_old() -> std::io::Result<()> {
@@ -22,9 +27,10 @@ fn become_old() -> std::io::Result<()> {
     // struct seccomp_data: the number at byte 0, the low half of the third argument at byte 32.
     let mut filter = [
         statement(load, 0),
-        jump(libc::SYS_process_madvise as u32, 3, 0),
-        jump(libc::SYS_madvise as u32, 0, 4),
+        jump(libc::SYS_process_madvise as u32, 4, 0),
+        jump(libc::SYS_madvise as u32, 0, 5),
         statement(load, 32),
+        jump(MADV_COLLAPSE, 2, 0),
         jump(libc::MADV_POPULATE_WRITE as u32, 1, 2),
         statement(answer, libc::SECCOMP_RET_ERRNO | libc::ENOSYS as u32),
         statement(answer, libc::SECCOMP_RET_ERRNO | libc::EINVAL as u32),
@@ -61,12 +67,26 @@ fn with_a_filter_the_choice_is_madvise() {
     assert_eq!(choice.backend, BackendKind::Madvise);
     assert!(choice.reason.contains("process_madvise does not work here"), "{choice:?}");
     let facilities = probe::facilities();
-    for name in
-        ["MADV_POPULATE_WRITE", "process_madvise DONTNEED", "process_madvise POPULATE_WRITE"]
-    {
+    for name in [
+        "MADV_POPULATE_WRITE",
+        "MADV_COLLAPSE",
+        "process_madvise DONTNEED",
+        "process_madvise POPULATE_WRITE",
+    ] {
         assert!(!facilities.get(name).unwrap().found, "{name}");
     }
     assert_eq!(probe::backends(), [BackendKind::Madvise]);
+}
+
+#[test]
+#[ignore = "needs a filter; run by everything_holds_on_an_old_kernel"]
+fn with_a_filter_there_are_no_huge_pages() {
+    let own = Own::new(HUGE_PAGES, BackendKind::Madvise);
+    (0..HUGE_PAGES).for_each(|page| own.fill(page, 5));
+    assert!(!own.surface.can_collapse());
+    let asked = own.surface.collapse(PageRange::new(0, HUGE_PAGES)).unwrap();
+    assert_eq!(asked, Asked::NotNow(vellum_vm::Errno::INVAL));
+    assert!((0..HUGE_PAGES).all(|page| own.holds(page, 5)));
 }
 
 #[test]
