@@ -13,6 +13,7 @@ use vellum_vm::{Entry, PAGE_SIZE, Surface};
 
 use crate::error::PoolError;
 use crate::eviction::frame_budget::FrameBudget;
+use crate::huge::{HugeChunks, HugePages};
 use crate::page::format::PageFormat;
 use crate::page::parking::ParkingLot;
 use crate::page::state::{Leave, PageState, State, Word};
@@ -32,6 +33,8 @@ pub(crate) struct Core {
     pub(crate) policy: Box<dyn ReplacementPolicy>,
     pub(crate) format: Arc<dyn PageFormat>,
     pub(crate) counters: Counters,
+    /// None in a pool without huge pages.
+    pub(crate) huge: Option<HugeChunks>,
     pub(crate) read_latency: Histogram,
     pub(crate) write_latency: Histogram,
     /// Release batches and the pages in them, for the mean batch size.
@@ -81,10 +84,31 @@ impl Core {
             policy,
             format,
             counters: Counters::new(),
+            huge: None,
             read_latency: Histogram::new(),
             write_latency: Histogram::new(),
             release_batches: AtomicU64::new(0),
             poison: OnceLock::new(),
+        }
+    }
+
+    /// Puts pages that stay, and the states of all, into huge pages where that is possible and
+    /// wanted. `threads` are those that the pool may have in the background.
+    pub(crate) fn with_huge_pages(mut self, wanted: HugePages, threads: u64) -> Core {
+        let frames = self.budget.capacity();
+        if wanted == HugePages::Auto {
+            self.states.use_huge_pages(frames * PAGE_SIZE as u64 / StateArray::HUGE_SHARE);
+            let suits = frames >= HugeChunks::MIN_FRAMES && threads > 0;
+            let works = suits && !cfg!(feature = "model") && self.surface.can_collapse();
+            self.huge = works.then(HugeChunks::new);
+        }
+        self
+    }
+
+    /// Ends the thread that collapses, if there is one; it returns soon after.
+    pub(crate) fn end_huge_pages(&self) {
+        if let Some(huge) = &self.huge {
+            huge.candidates.end();
         }
     }
 
@@ -233,17 +257,53 @@ impl Core {
         }
     }
 
-    /// Takes the memory of pages away, with one call for all of them; a result for each. The
-    /// caller holds them exclusively, and no reference to their bytes is left.
+    /// A page became resident: its memory is there, or comes as it is written. The caller holds it
+    /// exclusively and has taken its frames out of the budget.
+    pub(crate) fn admit(&self, page: PageRef) {
+        self.policy.admit(page);
+        if let Some(huge) = &self.huge {
+            huge.come(page.range());
+        }
+    }
+
+    /// Takes the memory of admitted pages away, with one call for all of them; a result for each.
+    /// The caller holds them exclusively, and no reference to their bytes is left.
+    ///
+    /// EBUSY is an ordinary answer: the page lies in a huge page on which others have I/O under
+    /// way, or which is just put together. Like any page that fails to be released, it stays.
     pub(crate) fn release(&self, pages: impl Iterator<Item = PageRef>) -> Vec<Entry> {
         let mut entries: Vec<Entry> = pages.map(|page| Entry::new(page.range())).collect();
+        match &self.huge {
+            Some(huge) => {
+                huge.release(&self.surface, &mut entries, |entries| self.release_small(entries));
+            }
+            None => self.release_small(&mut entries),
+        }
+        entries
+    }
+
+    /// As [`release`](Core::release), for a page that is freed, and cannot stay for another try:
+    /// waits a little where that would say EBUSY.
+    pub(crate) fn release_freed(&self, page: PageRef) -> io::Result<()> {
+        let mut entry = Entry::new(page.range());
+        match &self.huge {
+            Some(huge) => {
+                let release = |entries: &mut [Entry]| self.release_small(entries);
+                huge.release_freed(&self.surface, &mut entry, release);
+            }
+            None => self.release_small(std::slice::from_mut(&mut entry)),
+        }
+        Ok(entry.result?)
+    }
+
+    /// Releases pages that the caller holds, and that lie in no huge page, or with all of one.
+    fn release_small(&self, entries: &mut [Entry]) {
         if !entries.is_empty() {
             self.release_batches.fetch_add(1, Ordering::Relaxed);
             // SAFETY: the caller holds the pages exclusively, so only optimistic readers look at
             // them, and what those read is discarded.
-            unsafe { self.surface.release(&mut entries) };
+            unsafe { self.surface.release(entries) };
         }
-        entries
     }
 
     /// A read into an evicted page has ended: checks the page and admits it.
@@ -261,8 +321,9 @@ impl Core {
             Ok(self.format.verify(page, bytes)?)
         });
         match outcome {
-            Ok(()) => self.policy.admit(page),
-            Err(_) => drop(self.release(std::iter::once(page))),
+            Ok(()) => self.admit(page),
+            // It was not admitted, so it is in no huge page.
+            Err(_) => self.release_small(&mut [Entry::new(page.range())]),
         }
         outcome
     }

@@ -25,7 +25,7 @@ fn in_child(test: &str) -> bool {
     false
 }
 
-/// Makes a system call fail with `EPERM`, for this thread and those it starts.
+/// Makes a system call fail with `EPERM`, for all threads of the process.
 fn forbid(syscall: libc::c_long) -> bool {
     // SAFETY: these only fill in structs, and the filter lives through the calls.
     unsafe {
@@ -40,8 +40,12 @@ fn forbid(syscall: libc::c_long) -> bool {
         ];
         let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
         let forbidden = libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
-            && libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program)
-                == 0;
+            && libc::syscall(
+                libc::SYS_seccomp,
+                libc::SECCOMP_SET_MODE_FILTER,
+                libc::SECCOMP_FILTER_FLAG_TSYNC,
+                &raw const program,
+            ) == 0;
         if !forbidden {
             println!("skipped: no seccomp here: {}", std::io::Error::last_os_error());
         }
@@ -95,14 +99,17 @@ fn a_sandbox_that_closes_later_fails_reads_but_nothing_hangs_or_is_lost() {
     if !forbid(libc::SYS_io_uring_enter) {
         return;
     }
-    // These wait behind the others, and the device's own thread is not in the sandbox.
+    // These may wait behind the others; what the kernel has is read, and the rest fails.
     before.start(&device, &surface, &ranges[..10]);
     assert_eq!(before.wait().len(), 610);
     for _ in 0..2 {
         let mut after = Reads::new();
         after.start(&device, &surface, &ranges);
-        for result in after.wait() {
-            assert_eq!(result.unwrap_err().kind(), std::io::ErrorKind::PermissionDenied);
+        let failed: Vec<_> = after.wait().into_iter().filter_map(Result::err).collect();
+        // One may be read on the spot, to see how long that takes.
+        assert!(failed.len() + 1 >= ranges.len());
+        for error in failed {
+            assert_eq!(error.kind(), std::io::ErrorKind::PermissionDenied);
         }
     }
     for generation in 2..5 {

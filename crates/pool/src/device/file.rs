@@ -15,6 +15,7 @@ use rustix::io::Errno;
 use vellum_vm::{END_OF_FILE, Entry, FaultBehaviour, PAGE_SIZE, PageRange, Surface};
 
 use super::file_open::{EngineChoice, FileLock, FileOptions, Opened, open};
+use super::promptness::Promptness;
 use super::threads::ThreadEngine;
 use super::transfer::{ReadRequest, file_offset};
 use super::uring::UringEngine;
@@ -40,6 +41,7 @@ pub struct FileDevice {
     read_only: bool,
     is_block_device: bool,
     direct: Result<(), String>,
+    promptness: Promptness,
     /// Dropped after the engine: nothing is in flight when the file is unlocked.
     _lock: Option<FileLock>,
     /// Held while the length changes.
@@ -73,6 +75,7 @@ impl FileDevice {
             read_only: options.read_only,
             is_block_device,
             direct,
+            promptness: Promptness::default(),
             _lock: lock,
             resizing: Mutex::new(()),
         })
@@ -119,6 +122,22 @@ impl FileDevice {
                 Err(error.into())
             }
         }
+    }
+
+    /// Starts requests; where the storage answers at once, they are done when this returns.
+    fn start(&self, mut requests: Vec<ReadRequest>) {
+        if self.promptness.is_prompt() {
+            let count = requests.len();
+            let run = || requests.into_iter().for_each(|request| request.run(&self.file));
+            self.promptness.watch(count, run);
+            return;
+        }
+        if self.promptness.trial_is_due()
+            && let Some(request) = requests.pop()
+        {
+            self.promptness.watch(1, || request.run(&self.file));
+        }
+        self.engine.start_reads(requests);
     }
 
     /// The request that reads a range, or why there can be none.
@@ -191,7 +210,7 @@ impl Device for FileDevice {
                 Err(why) => refused.push(why),
             }
         }
-        self.engine.start_reads(requests);
+        self.start(ReadRequest::merge(requests));
         for (done, error) in refused {
             done.call(Err(error));
         }

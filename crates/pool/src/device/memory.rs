@@ -5,10 +5,13 @@ use std::io;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use rustix::io::Errno;
-use vellum_vm::{Entry, PAGE_SIZE, PageRange, Surface};
+use vellum_vm::{Entry, FaultBehaviour, PAGE_SIZE, PageRange, Surface};
 
 use super::workers::{Job, Workers};
 use super::{Device, DeviceInfo, ReadDone, Write};
+
+/// From so many pages on one call that populates them is cheaper than their faults.
+const POPULATE_FROM: u64 = 8;
 
 /// Where the [`ReadDone`]s of a [`MemoryDevice`] are called.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -117,11 +120,18 @@ impl MemoryDevice {
         Ok(())
     }
 
-    /// The memory of a range, populated.
+    /// The memory of a range, populated or about to be.
     fn target(surface: &Surface, range: PageRange) -> io::Result<Target> {
-        let mut entry = [Entry::new(range)];
-        surface.populate(&mut entry);
-        entry[0].result?;
+        if !range.is_within(surface.pages()) {
+            return Err(Errno::INVAL.into());
+        }
+        // Where touching a released page populates it, filling few pages needs no call for that.
+        let by_touching = surface.fault_behaviour() == FaultBehaviour::ReadsZeros;
+        if !by_touching || range.count >= POPULATE_FROM {
+            let mut entry = [Entry::new(range)];
+            surface.populate(&mut entry);
+            entry[0].result?;
+        }
         let address = surface.base().as_ptr().wrapping_add(position(range.start)?);
         Ok(Target { address, position: position(range.start)?, len: range.bytes() })
     }
@@ -152,8 +162,8 @@ impl Target {
             .checked_add(self.len)
             .and_then(|end| bytes.get(self.position..end))
             .ok_or(io::ErrorKind::UnexpectedEof)?;
-        // SAFETY: the target is `len` populated bytes that nobody else uses until the read is done
-        // (contract of `Device`), and not part of the device's own bytes.
+        // SAFETY: the target is `len` bytes of the surface that nobody else uses until the read is
+        // done (contract of `Device`), and not part of the device's own bytes.
         unsafe { std::ptr::copy_nonoverlapping(source.as_ptr(), self.address, self.len) };
         Ok(())
     }

@@ -25,6 +25,7 @@ mod faulty_plan;
 mod file;
 mod file_open;
 mod memory;
+mod promptness;
 mod threads;
 mod transfer;
 mod uring;
@@ -58,7 +59,9 @@ pub trait Device: Send + Sync + fmt::Debug + 'static {
 
     /// Starts reading each range into the surface and returns. Each [`ReadDone`] is called exactly
     /// once with what [`read`](Device::read) would have returned, on any thread, also on the
-    /// calling one before this returns. It may call the device again; it should not block.
+    /// calling one before this returns. It may call the device again; it should not block. Nor
+    /// does the start block, unless the storage answers without making a thread sleep: such reads
+    /// are cheapest where they are asked for.
     fn start_reads(&self, surface: &Surface, reads: Vec<(PageRange, ReadDone)>);
 
     /// Writes all entries, in flight together, and blocks until all are done. Each entry gets its

@@ -2,12 +2,13 @@
 
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 
 use super::Write;
 use super::file::Engine;
-use super::transfer::{ReadRequest, write_blocking};
+use super::transfer::{ReadRequest, write_blocking, write_runs};
 use super::workers::{Job, Workers, lock, wait};
 
 /// Threads per device. Each keeps one read or write in flight; writers help themselves too.
@@ -40,8 +41,8 @@ impl Engine for ThreadEngine {
     }
 
     fn write(&self, batch: &mut [Write<'_>]) {
-        let helpers = self.workers.count().min(batch.len().saturating_sub(1));
         let shared = Arc::new(Batch::new(Arc::clone(&self.file), batch));
+        let helpers = self.workers.count().min(shared.runs.len().saturating_sub(1));
         self.workers.run((0..helpers).map(|_| {
             let shared = Arc::clone(&shared);
             Box::new(move || shared.help()) as Job
@@ -53,12 +54,14 @@ impl Engine for ThreadEngine {
     }
 }
 
-/// One batch of writes that several threads work on. Its lifetime is erased: entries are only
-/// looked at between being claimed and being finished, and the owner waits for all to finish.
+/// One batch of writes that several threads work on, run by run. Its lifetime is erased: entries
+/// are only looked at between being claimed and being finished, and the owner waits for all to
+/// finish.
 struct Batch {
     file: Arc<File>,
     entries: *const Write<'static>,
     len: usize,
+    runs: Vec<Range<usize>>,
     next: AtomicUsize,
     results: Mutex<Results>,
     all_done: Condvar,
@@ -83,27 +86,33 @@ impl Batch {
             file,
             entries: batch.as_ptr().cast(),
             len: batch.len(),
+            runs: write_runs(batch),
             next: AtomicUsize::new(0),
             results: Mutex::new(Results { results, done: 0 }),
             all_done: Condvar::new(),
         }
     }
 
-    /// Writes entries until none is unclaimed. Helpers that come late find none.
+    /// Writes runs until none is unclaimed. Helpers that come late find none.
     fn help(&self) {
-        loop {
-            let index = self.next.fetch_add(1, Ordering::Relaxed);
-            if index >= self.len {
-                return;
-            }
+        while let Some(run) = self.runs.get(self.next.fetch_add(1, Ordering::Relaxed)) {
             #[allow(unsafe_code)]
-            // SAFETY: the index is within the batch and was claimed by this thread alone, and the
-            // batch's owner keeps the entries in place until this entry counts as done, below.
-            let write = unsafe { &*self.entries.add(index) };
-            let result = write_blocking(&self.file, write);
+            // SAFETY: the run is within the batch and was claimed by this thread alone, and the
+            // batch's owner keeps the entries in place until these count as done, below.
+            let entries =
+                unsafe { std::slice::from_raw_parts(self.entries.add(run.start), run.len()) };
+            let whole = write_blocking(&self.file, entries);
+            // Each entry is told what became of itself.
+            let written: Vec<_> = match whole {
+                Err(_) if entries.len() > 1 => {
+                    entries.chunks(1).map(|entry| write_blocking(&self.file, entry)).collect()
+                }
+                Err(error) => vec![Err(error)],
+                Ok(()) => entries.iter().map(|_| Ok(())).collect(),
+            };
             let mut results = lock(&self.results);
-            results.results[index] = result;
-            results.done += 1;
+            results.done += written.len();
+            results.results.splice(run.clone(), written);
             if results.done == self.len {
                 self.all_done.notify_all();
             }

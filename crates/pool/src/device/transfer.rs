@@ -6,11 +6,13 @@
 
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::os::fd::AsRawFd;
 
 use rustix::io::Errno;
 use vellum_vm::PAGE_SIZE;
 
+use super::workers::run_foreign;
 use super::{ReadDone, Write};
 
 /// Most bytes asked of the kernel at once; it would not move 2 GiB in one go anyway.
@@ -109,13 +111,29 @@ impl Transfer {
     }
 }
 
-/// A read into memory that its owner keeps in place until `done` is called.
+/// Most bytes that neighbouring reads, or writes, are merged into.
+pub(super) const MERGED_MAX: usize = 256 << 10;
+
+/// Whom to tell of a read, and what.
+pub(super) type Finished = Vec<(ReadDone, io::Result<()>)>;
+
+/// Tells the owners of reads. The caller holds no lock.
+pub(super) fn call(finished: Finished) {
+    for (done, result) in finished {
+        run_foreign(|| done.call(result));
+    }
+}
+
+/// A read into memory that its owners keep in place until their `done`s are called.
 #[derive(Debug)]
 pub(super) struct ReadRequest {
     pub(super) transfer: Transfer,
     address: *mut u8,
     offset: u64,
-    pub(super) done: ReadDone,
+    done: ReadDone,
+    /// The lengths and owners of reads that were merged into this one: each follows the one
+    /// before it, in memory and in the file. The first is before all of them.
+    merged: Vec<(usize, ReadDone)>,
 }
 
 // SAFETY: the memory behind the address is given to the request exclusively until `done` is called
@@ -129,7 +147,13 @@ impl ReadRequest {
     /// `len` bytes at `address` stay mapped, and nobody else writes them or relies on their
     /// contents, until `done` is called.
     pub(super) unsafe fn new(address: *mut u8, len: usize, offset: u64, done: ReadDone) -> Self {
-        Self { transfer: Transfer::new(Direction::Read, len), address, offset, done }
+        let transfer = Transfer::new(Direction::Read, len);
+        Self { transfer, address, offset, done, merged: Vec::new() }
+    }
+
+    /// Where in the file it begins.
+    pub(super) fn offset(&self) -> u64 {
+        self.offset
     }
 
     /// Where the next bytes go.
@@ -142,9 +166,81 @@ impl ReadRequest {
         self.offset + self.transfer.done() as u64
     }
 
-    /// Reads all of it, blocking, and says so to its owner.
+    /// Makes one request of those that are neighbours in memory and in the file.
+    pub(super) fn merge(mut requests: Vec<ReadRequest>) -> Vec<ReadRequest> {
+        if requests.len() < 2 {
+            return requests;
+        }
+        requests.sort_unstable_by_key(ReadRequest::offset);
+        let mut merged: Vec<ReadRequest> = Vec::with_capacity(requests.len());
+        for request in requests {
+            match merged.last_mut() {
+                Some(last) if last.is_followed_by(&request) => last.append(request),
+                _ => merged.push(request),
+            }
+        }
+        merged
+    }
+
+    fn is_followed_by(&self, next: &ReadRequest) -> bool {
+        let len = self.transfer.len;
+        len + next.transfer.len <= MERGED_MAX
+            && self.offset + len as u64 == next.offset
+            && self.address.wrapping_add(len) == next.address
+    }
+
+    /// Takes in a request that follows this one; neither has begun.
+    fn append(&mut self, next: ReadRequest) {
+        self.merged.push((next.transfer.len, next.done));
+        self.merged.extend(next.merged);
+        let len = self.transfer.len + next.transfer.len;
+        self.transfer = Transfer::new(Direction::Read, len);
+    }
+
+    /// The read has ended: adds whom to tell to `finished`.
+    ///
+    /// If it failed and was merged, nobody is told: its parts come back, to be read one by one, so
+    /// that each owner learns what became of its own bytes.
+    pub(super) fn end(self, result: io::Result<()>, finished: &mut Finished) -> Vec<ReadRequest> {
+        if result.is_err() && !self.merged.is_empty() {
+            return self.split();
+        }
+        finished.push((self.done, result));
+        finished.extend(self.merged.into_iter().map(|(_, done)| (done, Ok(()))));
+        Vec::new()
+    }
+
+    /// It will not be read: adds all owners to `finished`.
+    pub(super) fn give_up(self, error: impl Fn() -> io::Error, finished: &mut Finished) {
+        finished.push((self.done, Err(error())));
+        finished.extend(self.merged.into_iter().map(|(_, done)| (done, Err(error()))));
+    }
+
+    fn split(self) -> Vec<ReadRequest> {
+        let all: usize = self.merged.iter().map(|(len, _)| len).sum();
+        let first = (self.transfer.len - all, self.done);
+        let mut start = 0;
+        let parts = std::iter::once(first).chain(self.merged).map(|(len, done)| {
+            let (address, offset) = (self.address.wrapping_add(start), self.offset + start as u64);
+            start += len;
+            // SAFETY: these bytes are what this owner gave to the request that was merged.
+            unsafe { ReadRequest::new(address, len, offset, done) }
+        });
+        parts.collect()
+    }
+
+    /// Reads all of it, blocking, and says so to its owners.
     pub(super) fn run(mut self, file: &File) {
-        let result = loop {
+        let result = self.read_blocking(file);
+        let mut finished = Finished::new();
+        for part in self.end(result, &mut finished) {
+            part.run(file);
+        }
+        call(finished);
+    }
+
+    fn read_blocking(&mut self, file: &File) -> io::Result<()> {
+        loop {
             // SAFETY: the bytes from `next_address` on are the request's own (see `new`), and
             // `next_len` stays within them.
             let moved = unsafe {
@@ -156,44 +252,63 @@ impl ReadRequest {
                 )
             };
             match self.transfer.advance(answer(moved)) {
-                Step::Done => break Ok(()),
+                Step::Done => return Ok(()),
                 Step::Again => {}
-                Step::Failed(error) => break Err(error),
+                Step::Failed(error) => return Err(error),
             }
-        };
-        self.done.call(result);
+        }
     }
 }
 
-/// The two vectors for the bytes of `parts` from `done` on, and how many of them are in use.
-pub(super) fn vectors(parts: [&[u8]; 2], done: usize) -> ([libc::iovec; 2], usize) {
-    let first = parts[0].get(done..).unwrap_or_default();
-    let second = &parts[1][done.saturating_sub(parts[0].len())..];
-    let vector = |bytes: &[u8]| libc::iovec {
-        iov_base: bytes.as_ptr().cast_mut().cast(),
-        iov_len: bytes.len(),
-    };
-    if first.is_empty() {
-        ([vector(second), vector(&[])], 1)
-    } else if second.is_empty() {
-        ([vector(first), vector(&[])], 1)
-    } else {
-        ([vector(first), vector(second)], 2)
+/// The lengths of the runs that a batch of writes is made of: entries that follow one another in
+/// the file, and are written by one call.
+pub(super) fn write_runs(batch: &[Write<'_>]) -> Vec<Range<usize>> {
+    let mut runs: Vec<Range<usize>> = Vec::with_capacity(batch.len());
+    let (mut bytes, mut end) = (0, None);
+    for (index, write) in batch.iter().enumerate() {
+        let follows = end == Some(write.page) && !write.is_empty();
+        match runs.last_mut() {
+            Some(run) if follows && bytes + write.len() <= MERGED_MAX => {
+                run.end += 1;
+                bytes += write.len();
+            }
+            _ => {
+                runs.push(index..index + 1);
+                bytes = write.len();
+            }
+        }
+        end = write.page.checked_add((write.len() / PAGE_SIZE) as u64).filter(|_| bytes > 0);
     }
+    runs
 }
 
-/// Writes one entry, blocking.
-pub(super) fn write_blocking(file: &File, write: &Write<'_>) -> io::Result<()> {
-    let mut transfer = Transfer::new(Direction::Write, write.len());
-    let offset = file_offset(write.page)?;
+/// The vectors for the bytes of a run from `done` on.
+pub(super) fn vectors(run: &[Write<'_>], mut done: usize) -> Vec<libc::iovec> {
+    let mut vectors = Vec::with_capacity(run.len() * 2);
+    for part in run.iter().flat_map(|write| write.parts) {
+        let bytes = &part[done.min(part.len())..];
+        done = done.saturating_sub(part.len());
+        if !bytes.is_empty() {
+            let iov_base = bytes.as_ptr().cast_mut().cast();
+            vectors.push(libc::iovec { iov_base, iov_len: bytes.len() });
+        }
+    }
+    vectors
+}
+
+/// Writes a run, blocking. After a failure nothing is known of any entry.
+pub(super) fn write_blocking(file: &File, run: &[Write<'_>]) -> io::Result<()> {
+    let Some(first) = run.first() else { return Ok(()) };
+    let mut transfer = Transfer::new(Direction::Write, run.iter().map(Write::len).sum());
+    let offset = file_offset(first.page)?;
     loop {
-        let (vectors, count) = vectors(write.parts, transfer.done());
+        let vectors = vectors(run, transfer.done());
         // SAFETY: the vectors point into the borrowed parts, and writing only reads them.
         let moved = unsafe {
             libc::pwritev(
                 file.as_raw_fd(),
                 vectors.as_ptr(),
-                count as i32,
+                vectors.len() as i32,
                 (offset + transfer.done() as u64).cast_signed(),
             )
         };
@@ -203,6 +318,15 @@ pub(super) fn write_blocking(file: &File, write: &Write<'_>) -> io::Result<()> {
             Step::Failed(error) => return Err(error),
         }
     }
+}
+
+/// How often this thread gave up its processor to wait for something, so far.
+pub(super) fn sleeps_of_this_thread() -> i64 {
+    // SAFETY: numbers, for which zeros are valid.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    // SAFETY: fills in the structure. It cannot fail for the calling thread.
+    unsafe { libc::getrusage(libc::RUSAGE_THREAD, &mut usage) };
+    usage.ru_nvcsw
 }
 
 /// The byte offset of a page, if a file can be that long.
@@ -269,18 +393,79 @@ mod tests {
 
     #[test]
     fn vectors_start_where_the_transfer_is() {
-        let bytes = [7_u8; 3 * PAGE_SIZE];
-        let (head, body) = bytes.split_at(PAGE_SIZE);
+        let bytes = [7_u8; 5 * PAGE_SIZE];
+        let parts = |from: usize, to: usize| &bytes[from * PAGE_SIZE..to * PAGE_SIZE];
+        let run = [
+            Write::new(0, [parts(0, 1), parts(1, 3)]),
+            Write::new(3, [parts(3, 3), parts(3, 4)]),
+            Write::new(4, [parts(4, 5), parts(5, 5)]),
+        ];
         for (done, lens) in [
-            (0, vec![PAGE_SIZE, 2 * PAGE_SIZE]),
-            (PAGE_SIZE, vec![2 * PAGE_SIZE]),
-            (2 * PAGE_SIZE, vec![PAGE_SIZE]),
+            (0, vec![1, 2, 1, 1]),
+            (1, vec![2, 1, 1]),
+            (2, vec![1, 1, 1]),
+            (3, vec![1, 1]),
+            (4, vec![1]),
         ] {
-            let (vectors, count) = vectors([head, body], done);
-            let got: Vec<_> = vectors[..count].iter().map(|vector| vector.iov_len).collect();
+            let vectors = vectors(&run, done * PAGE_SIZE);
+            let got: Vec<_> = vectors.iter().map(|vector| vector.iov_len / PAGE_SIZE).collect();
             assert_eq!(got, lens);
-            assert_eq!(vectors[0].iov_base.cast_const(), bytes[done..].as_ptr().cast());
+            let first = vectors[0].iov_base.cast_const();
+            assert_eq!(first, bytes[done * PAGE_SIZE..].as_ptr().cast());
         }
-        assert_eq!(vectors([head, &[]], 0).1, 1);
+        assert!(vectors(&run, bytes.len()).is_empty());
+    }
+
+    #[test]
+    fn runs_are_neighbours_in_the_file_up_to_a_limit() {
+        let page = [0_u8; PAGE_SIZE];
+        let write = |number, pages| match pages {
+            0 => Write::new(number, [&[], &[]]),
+            1 => Write::new(number, [&page, &[]]),
+            _ => Write::new(number, [&page, &page]),
+        };
+        let batch = [write(1, 1), write(2, 2), write(4, 1), write(6, 1), write(7, 0), write(7, 1)];
+        assert_eq!(write_runs(&batch), [0..3, 3..4, 4..5, 5..6]);
+        assert_eq!(write_runs(&[write(u64::MAX, 1), write(0, 1)]), [0..1, 1..2]);
+        let many: Vec<_> = (0..200).map(|number| write(number, 1)).collect();
+        assert_eq!(write_runs(&many), [0..64, 64..128, 128..192, 192..200]);
+        assert!(write_runs(&[]).is_empty());
+    }
+
+    /// Requests for pages of a file; none of them is ever read, so the addresses are only numbers.
+    fn requests(pages: &[(u64, usize)]) -> Vec<ReadRequest> {
+        let request = |&(page, count): &(u64, usize)| {
+            let (offset, len) = (page * PAGE_SIZE as u64, count * PAGE_SIZE);
+            let address = std::ptr::without_provenance_mut(offset as usize + (1 << 30));
+            // SAFETY: nothing is read.
+            unsafe { ReadRequest::new(address, len, offset, ReadDone::new(|_| {})) }
+        };
+        pages.iter().map(request).collect()
+    }
+
+    fn places(requests: &[ReadRequest]) -> Vec<(u64, usize)> {
+        let place = |request: &ReadRequest| {
+            (request.offset / PAGE_SIZE as u64, request.transfer.len / PAGE_SIZE)
+        };
+        requests.iter().map(place).collect()
+    }
+
+    #[test]
+    fn neighbouring_reads_are_merged_and_split_again() {
+        let asked = [(9, 1), (3, 2), (5, 1), (8, 1), (6, 1), (20, 4)];
+        let merged = ReadRequest::merge(requests(&asked));
+        assert_eq!(places(&merged), [(3, 4), (8, 2), (20, 4)]);
+        let mut finished = Finished::new();
+        let [first, second, third] = <[ReadRequest; 3]>::try_from(merged).unwrap();
+        let parts = first.end(Err(io::ErrorKind::Other.into()), &mut finished);
+        assert_eq!(places(&parts), [(3, 2), (5, 1), (6, 1)]);
+        assert!(second.end(Ok(()), &mut finished).is_empty());
+        assert!(third.end(Err(io::ErrorKind::Other.into()), &mut finished).is_empty());
+        let results: Vec<bool> = finished.iter().map(|(_, result)| result.is_ok()).collect();
+        assert_eq!(results, [true, true, false]);
+
+        let many: Vec<_> = (0..150).map(|page| (page, 1)).collect();
+        let merged = ReadRequest::merge(requests(&many));
+        assert_eq!(places(&merged), [(0, 64), (64, 64), (128, 22)]);
     }
 }

@@ -6,8 +6,9 @@
 
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::os::fd::AsRawFd;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -16,13 +17,19 @@ use io_uring::{IoUring, Probe, opcode, squeue, types};
 use super::Write;
 use super::file::Engine;
 use super::transfer::{
-    Direction, ReadRequest, Step, Transfer, file_offset, vectors, write_blocking,
+    Direction, ReadRequest, Step, Transfer, file_offset, vectors, write_blocking, write_runs,
 };
 use super::uring_reads::ReadRing;
 use super::workers::lock;
 
 /// Writes that one ring keeps in flight; longer batches go through it in turns.
 const WRITE_RING_ENTRIES: u32 = 64;
+
+/// The most rings for reads, each with a thread of its own.
+const READ_RINGS: usize = 4;
+
+/// Reads of one batch that go to the same ring.
+const READS_PER_RING: usize = 32;
 
 /// Rings kept for the next batch. More exist while more threads than this write at the same time.
 const SPARE_RINGS: usize = 8;
@@ -34,7 +41,8 @@ pub(super) const SUBMIT_PATIENCE: u32 = 1000;
 #[derive(Debug)]
 pub(super) struct UringEngine {
     file: Arc<File>,
-    reads: ReadRing,
+    /// Several, because submitting to fast storage keeps a processor busy.
+    reads: Vec<ReadRing>,
     write_rings: Mutex<Vec<WriteRing>>,
     /// Rings cannot be had any more: batches are written without.
     no_more_rings: AtomicBool,
@@ -56,8 +64,10 @@ impl UringEngine {
         }
         let mut ring = WriteRing(ring);
         ring.try_out()?;
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        let reads = (0..processors.min(READ_RINGS)).map(|_| ReadRing::start(Arc::clone(&file)));
         Ok(Self {
-            reads: ReadRing::start(Arc::clone(&file))?,
+            reads: reads.collect::<io::Result<_>>()?,
             file,
             write_rings: Mutex::new(vec![ring]),
             no_more_rings: AtomicBool::new(false),
@@ -93,8 +103,17 @@ impl Engine for UringEngine {
         "io_uring"
     }
 
-    fn start_reads(&self, reads: Vec<ReadRequest>) {
-        self.reads.start_reads(reads);
+    fn start_reads(&self, mut reads: Vec<ReadRequest>) {
+        // A thread keeps to its ring, so that threads do not wake each other's; the rest of a long
+        // batch goes to the next one.
+        let mut ring = number_of_this_thread();
+        while reads.len() > READS_PER_RING {
+            let rest = reads.split_off(READS_PER_RING);
+            self.reads[ring % self.reads.len()].start_reads(reads);
+            reads = rest;
+            ring = ring.wrapping_add(1);
+        }
+        self.reads[ring % self.reads.len()].start_reads(reads);
     }
 
     fn write(&self, batch: &mut [Write<'_>]) {
@@ -109,18 +128,27 @@ impl Engine for UringEngine {
             drop(ring);
             self.no_more_rings.store(true, Ordering::Relaxed);
             for index in unwritten {
-                batch[index].result = write_blocking(&self.file, &batch[index]);
+                batch[index].result = write_blocking(&self.file, &batch[index..=index]);
             }
         } else {
             for write in batch {
-                write.result = write_blocking(&self.file, write);
+                write.result = write_blocking(&self.file, std::slice::from_ref(write));
             }
         }
     }
 }
 
+/// Numbers of threads, in the order in which they first read.
+fn number_of_this_thread() -> usize {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    thread_local! {
+        static NUMBER: usize = NEXT.fetch_add(1, Ordering::Relaxed);
+    }
+    NUMBER.try_with(|number| *number).unwrap_or(0) // the thread is ending
+}
+
 /// A new ring; the kernel may make it smaller than asked.
-pub(super) fn new_ring(entries: u32) -> io::Result<IoUring> {
+fn new_ring(entries: u32) -> io::Result<IoUring> {
     IoUring::builder().setup_clamp().build(entries)
 }
 
@@ -176,30 +204,41 @@ impl Drop for InFlight {
     }
 }
 
-/// One batch of writes on its way through one ring.
+/// One batch of writes on its way through one ring, a run of neighbours by each operation.
 struct Batch<'a, 'b> {
     file: &'a File,
     entries: &'a mut [Write<'b>],
-    transfers: Vec<Transfer>,
-    /// What the operations in flight point to; kept in place until they are done.
-    vectors: Vec<[libc::iovec; 2]>,
+    runs: Vec<Run>,
     finished: Vec<bool>,
-    /// Indices of entries to submit, the next one last.
+    /// Indices of runs to submit, the next one last.
     waiting: Vec<usize>,
     in_flight: InFlight,
 }
 
+/// Entries that are written by one operation.
+struct Run {
+    entries: Range<usize>,
+    transfer: Transfer,
+    /// What the operation in flight points to; kept in place until it is done.
+    vectors: Vec<libc::iovec>,
+}
+
+impl Run {
+    fn new(all: &[Write<'_>], entries: Range<usize>) -> Run {
+        let len = all[entries.clone()].iter().map(Write::len).sum();
+        Run { entries, transfer: Transfer::new(Direction::Write, len), vectors: Vec::new() }
+    }
+}
+
 impl<'a, 'b> Batch<'a, 'b> {
     fn new(file: &'a File, entries: &'a mut [Write<'b>]) -> Self {
-        let transfers =
-            entries.iter().map(|write| Transfer::new(Direction::Write, write.len())).collect();
-        let nowhere = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
+        let runs: Vec<Run> =
+            write_runs(entries).into_iter().map(|run| Run::new(entries, run)).collect();
         Self {
             file,
-            transfers,
-            vectors: vec![[nowhere; 2]; entries.len()],
+            waiting: (0..runs.len()).rev().collect(),
+            runs,
             finished: vec![false; entries.len()],
-            waiting: (0..entries.len()).rev().collect(),
             in_flight: InFlight(0),
             entries,
         }
@@ -239,8 +278,10 @@ impl<'a, 'b> Batch<'a, 'b> {
         let mut queue = ring.submission();
         while self.in_flight.0 < limit && !queue.is_full() {
             let Some(index) = self.waiting.pop() else { return };
-            let offset = match file_offset(self.entries[index].page) {
-                Ok(offset) if !self.entries[index].is_empty() => offset,
+            let entries = self.runs[index].entries.clone();
+            let first = &self.entries[entries.start];
+            let offset = match file_offset(first.page) {
+                Ok(offset) if !first.is_empty() => offset,
                 other => {
                     self.finish(index, other.map(drop));
                     continue;
@@ -258,20 +299,18 @@ impl<'a, 'b> Batch<'a, 'b> {
         }
     }
 
-    /// The operation that writes what is left of an entry.
+    /// The operation that writes what is left of a run.
     fn operation(&mut self, index: usize, offset: u64) -> squeue::Entry {
-        let transfer = &self.transfers[index];
+        let Run { entries, transfer, vectors: kept } = &mut self.runs[index];
         let offset = offset + transfer.done() as u64;
         let file = types::Fd(self.file.as_raw_fd());
-        let (vectors, count) = vectors(self.entries[index].parts, transfer.done());
-        self.vectors[index] = vectors;
-        let [first, _] = vectors;
-        let entry = if count == 1 {
-            let len = first.iov_len.min(transfer.next_len()) as u32;
-            opcode::Write::new(file, first.iov_base.cast(), len).offset(offset).build()
-        } else {
-            let vectors = self.vectors[index].as_ptr();
-            opcode::Writev::new(file, vectors, count as u32).offset(offset).build()
+        *kept = vectors(&self.entries[entries.clone()], transfer.done());
+        let entry = match kept[..] {
+            [only] => {
+                let len = only.iov_len.min(transfer.next_len()) as u32;
+                opcode::Write::new(file, only.iov_base.cast(), len).offset(offset).build()
+            }
+            _ => opcode::Writev::new(file, kept.as_ptr(), kept.len() as u32).offset(offset).build(),
         };
         entry.user_data(index as u64)
     }
@@ -281,7 +320,7 @@ impl<'a, 'b> Batch<'a, 'b> {
         for completion in ring.completion() {
             let index = completion.user_data() as usize;
             self.in_flight.0 -= 1;
-            match self.transfers[index].advance(completion.result()) {
+            match self.runs[index].transfer.advance(completion.result()) {
                 Step::Done => self.finish(index, Ok(())),
                 Step::Again => self.waiting.push(index),
                 Step::Failed(error) => self.finish(index, Err(error)),
@@ -303,9 +342,23 @@ impl<'a, 'b> Batch<'a, 'b> {
         }
     }
 
+    /// A run is written, or failed. The entries of one that failed are then written one by one,
+    /// so that each is told what became of itself.
     fn finish(&mut self, index: usize, result: io::Result<()>) {
-        self.entries[index].result = result;
-        self.finished[index] = true;
+        let entries = self.runs[index].entries.clone();
+        if result.is_err() && entries.len() > 1 {
+            for entry in entries {
+                self.waiting.push(self.runs.len());
+                self.runs.push(Run::new(self.entries, entry..entry + 1));
+            }
+            return;
+        }
+        self.finished[entries.clone()].fill(true);
+        // A failed run has one entry.
+        let mut result = Some(result);
+        for entry in &mut self.entries[entries] {
+            entry.result = result.take().unwrap_or(Ok(()));
+        }
     }
 
     /// The entries that got no result.

@@ -1,12 +1,14 @@
-//! The io_uring engine: asynchronous reads, all on one ring.
+//! The io_uring engine: asynchronous reads, all on one ring, which one thread serves.
 //!
-//! Whoever starts reads submits them; one thread, the reactor, takes in completions, starts what
-//! had to wait, and calls the [`ReadDone`]s. A read that answers short, or that the kernel cancels
-//! because the thread that started it ended, is submitted again by the reactor.
+//! Whoever starts reads queues them and wakes that thread, the reactor, if it sleeps. The reactor
+//! submits what is queued and takes in completions with the same system call, and calls the
+//! [`ReadDone`]s. It is the only one that submits because the kernel hands a completion to the
+//! thread that submitted the operation: any other would be interrupted, or woken, for each of
+//! them, only to pass it on. A read that answers short is submitted again.
 //!
 //! What holds: at most [`IN_FLIGHT`] operations are with the kernel, so the completion queue never
-//! overflows; between two holders of the lock the submission queue is empty; no lock is held while
-//! a `ReadDone` runs; the reactor ends when the ring was dropped and nothing is in flight.
+//! overflows; no lock is held while a `ReadDone` runs; the reactor ends when the ring was dropped
+//! and nothing is in flight, or when the ring broke and nothing is in flight.
 //!
 //! [`ReadDone`]: super::ReadDone
 #![allow(unsafe_code)]
@@ -14,20 +16,23 @@
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use io_uring::{EnterFlags, IoUring, opcode, squeue, types};
+use io_uring::{IoUring, opcode, squeue, types};
+use rustix::event::{EventfdFlags, eventfd};
 
-use super::ReadDone;
-use super::transfer::{ReadRequest, Step};
-use super::uring::{SUBMIT_PATIENCE, new_ring, passes};
-use super::workers::{join, lock, run_foreign};
+use super::transfer::{Finished, ReadRequest, Step, call};
+use super::uring::{SUBMIT_PATIENCE, passes};
+use super::workers::{join, lock};
 
-/// Reads with the kernel at a time. The completion queue is twice as long.
+/// Operations with the kernel at a time. The completion queue is twice as long.
 const IN_FLIGHT: u32 = 256;
+
+/// Reads that are submitted before completions are looked at again.
+const SUBMIT_MAX: usize = 32;
 
 /// Marks the operation that wakes the reactor.
 const WAKE: u64 = u64::MAX;
@@ -42,226 +47,267 @@ pub(super) struct ReadRing {
 impl ReadRing {
     /// Sets up the ring and starts the reactor.
     pub(super) fn start(file: Arc<File>) -> io::Result<Self> {
-        let ring = new_ring(IN_FLIGHT)?;
-        let limit = ring.params().sq_entries() as usize;
-        let shared = Arc::new(Shared { ring, file, limit, state: Mutex::default() });
-        let for_reactor = Arc::clone(&shared);
-        let reactor = thread::Builder::new()
-            .name("vellum-io".into())
-            .spawn(move || for_reactor.react_until_closed())?;
+        let event = eventfd(0, EventfdFlags::CLOEXEC)?;
+        let shared = Arc::new(Shared { event, queue: Mutex::default() });
+        let mut reactor = Reactor::new(Arc::clone(&shared), file, new_read_ring()?);
+        let thread = thread::Builder::new().name("vellum-io".into());
+        let reactor = thread.spawn(move || reactor.run())?;
         Ok(Self { shared, reactor: Some(reactor) })
     }
 
     /// Starts reads; those beyond the limit wait their turn.
     pub(super) fn start_reads(&self, reads: Vec<ReadRequest>) {
-        let mut state = lock(&self.shared.state);
-        state.backlog.extend(reads);
-        let failed = self.shared.submit(&mut state);
-        drop(state);
-        call(failed);
+        if reads.is_empty() {
+            return;
+        }
+        let mut queue = lock(&self.shared.queue);
+        if let Some(number) = queue.broken {
+            drop(queue);
+            return call(refuse(reads, number));
+        }
+        queue.reads.extend(reads);
+        let wake = std::mem::take(&mut queue.asleep);
+        drop(queue);
+        if wake {
+            self.shared.wake();
+        }
     }
+}
+
+/// A ring whose owner is not interrupted for completions: it looks for them by itself.
+fn new_read_ring() -> io::Result<IoUring> {
+    let quiet = IoUring::builder().setup_clamp().setup_coop_taskrun().build(IN_FLIGHT);
+    quiet.or_else(|_| IoUring::builder().setup_clamp().build(IN_FLIGHT)) // before Linux 5.19
 }
 
 impl Drop for ReadRing {
     fn drop(&mut self) {
-        let mut state = lock(&self.shared.state);
-        state.closing = true;
-        let failed = self.shared.submit(&mut state);
-        let unwakeable = state.broken.is_some() && state.in_flight == 0;
-        drop(state);
-        call(failed);
-        // A reactor asleep on a broken ring with nothing in flight never wakes; leave it there.
-        if !unwakeable {
-            join(self.reactor.take());
-        }
+        lock(&self.shared.queue).closing = true;
+        self.shared.wake();
+        join(self.reactor.take());
     }
 }
 
+/// What the reactor shares with those who start reads.
+#[derive(Debug)]
 struct Shared {
-    ring: IoUring,
-    file: Arc<File>,
-    limit: usize,
-    /// Guards the submission queue too.
-    state: Mutex<State>,
+    /// Wakes the reactor when written to.
+    event: OwnedFd,
+    queue: Mutex<Queue>,
 }
 
-#[derive(Default)]
-struct State {
-    /// What is with the kernel, by the number it was submitted under.
-    slots: Vec<Option<ReadRequest>>,
-    free_slots: Vec<usize>,
-    backlog: VecDeque<ReadRequest>,
-    /// Operations with the kernel, the waking one too.
-    in_flight: usize,
+#[derive(Debug, Default)]
+struct Queue {
+    reads: VecDeque<ReadRequest>,
+    /// The reactor sleeps, or is about to, and nobody has woken it yet.
+    asleep: bool,
     closing: bool,
-    woken: bool,
     /// Why the ring is not used any more: the number of the error.
     broken: Option<i32>,
 }
 
-type Finished = Vec<(ReadDone, io::Result<()>)>;
-
-/// Tells the owners of reads, without a lock.
-fn call(finished: Finished) {
-    for (done, result) in finished {
-        done.call(result);
+impl Shared {
+    fn wake(&self) {
+        // A number that is not zero in any byte order. The counter cannot overflow: it is read
+        // whenever the reactor wakes.
+        if let Err(error) = rustix::io::write(&self.event, &[1, 0, 0, 0, 0, 0, 0, 0]) {
+            tracing::error!(%error, "the thread that reads cannot be woken");
+        }
     }
 }
 
-impl Shared {
-    /// Gives as much of the backlog to the kernel as allowed; returns what failed for good.
-    fn submit(&self, state: &mut State) -> Finished {
-        if state.broken.is_none() {
-            let pushed = self.push(state);
-            if let Err(error) = self.enter(pushed.len()) {
-                tracing::error!(%error, "io_uring stopped working: reads will fail");
-                state.broken = Some(error.raw_os_error().unwrap_or(libc::EIO));
-                self.take_back(state, &pushed);
-            }
+/// Fails reads that never were with the kernel, or came back from it.
+fn refuse(reads: impl IntoIterator<Item = ReadRequest>, number: i32) -> Finished {
+    let mut finished = Finished::new();
+    for read in reads {
+        read.give_up(|| io::Error::from_raw_os_error(number), &mut finished);
+    }
+    finished
+}
+
+/// The thread that serves the ring, and what it alone knows.
+struct Reactor {
+    ring: IoUring,
+    file: Arc<File>,
+    shared: Arc<Shared>,
+    limit: usize,
+    /// What is in the ring, by the number that its operation has.
+    slots: Vec<Option<ReadRequest>>,
+    free_slots: Vec<usize>,
+    /// Not in the ring yet, or again to be read.
+    waiting: VecDeque<ReadRequest>,
+    /// Numbers of the operations that the kernel has not taken yet, in order.
+    unsubmitted: VecDeque<u64>,
+    /// Operations in the ring, the waking one too.
+    in_flight: usize,
+    /// The waking operation is in the ring: it reads the event's counter to `counter`.
+    armed: bool,
+    counter: Box<[u8; 8]>,
+}
+
+impl Reactor {
+    fn new(shared: Arc<Shared>, file: Arc<File>, ring: IoUring) -> Self {
+        Self {
+            limit: ring.params().sq_entries() as usize,
+            ring,
+            file,
+            shared,
+            slots: Vec::new(),
+            free_slots: Vec::new(),
+            waiting: VecDeque::new(),
+            unsubmitted: VecDeque::new(),
+            in_flight: 0,
+            armed: false,
+            counter: Box::default(),
         }
-        let Some(number) = state.broken else { return Finished::new() };
-        let backlog = state.backlog.drain(..);
-        backlog.map(|read| (read.done, Err(io::Error::from_raw_os_error(number)))).collect()
     }
 
-    /// Moves operations from the backlog to the submission queue; returns their numbers.
-    fn push(&self, state: &mut State) -> Vec<u64> {
-        let mut pushed = Vec::new();
-        // SAFETY: the caller holds the lock on the state, so this is the only submission queue.
-        let mut queue = unsafe { self.ring.submission_shared() };
-        while state.in_flight < self.limit {
-            let Some(read) = state.backlog.pop_front() else { break };
-            let slot = state.free_slots.pop().unwrap_or(state.slots.len());
-            if slot == state.slots.len() {
-                state.slots.push(None);
-            }
-            // SAFETY: the request owns its memory until its `done` is called, which happens only
-            // after the completion; the file stays open as long as `self`, and the reactor keeps
-            // `self` until nothing is in flight.
-            if unsafe { queue.push(&self.operation(&read).user_data(slot as u64)) }.is_err() {
-                state.backlog.push_front(read);
-                state.free_slots.push(slot);
-                break;
-            }
-            state.slots[slot] = Some(read);
-            state.in_flight += 1;
-            pushed.push(slot as u64);
-        }
-        if state.closing && !state.woken {
-            let wake = opcode::Nop::new().build().user_data(WAKE);
-            // SAFETY: the operation refers to no memory.
-            if unsafe { queue.push(&wake) }.is_ok() {
-                state.woken = true;
-                state.in_flight += 1;
-                pushed.push(WAKE);
-            }
-        }
-        pushed
-    }
-
-    /// The operation that reads what is left of a request.
-    fn operation(&self, read: &ReadRequest) -> squeue::Entry {
-        let len = read.transfer.next_len() as u32;
-        opcode::Read::new(types::Fd(self.file.as_raw_fd()), read.next_address(), len)
-            .offset(read.next_offset())
-            .build()
-    }
-
-    /// Makes the kernel take all of the submission queue, which holds `count` operations.
-    fn enter(&self, count: usize) -> io::Result<()> {
-        let mut left = count;
+    fn run(&mut self) {
         let mut failures = 0;
-        while left > 0 {
-            match self.ring.submit() {
-                Ok(taken) => left -= taken.min(left),
+        loop {
+            let Some(wanted) = self.fill() else { return };
+            match self.ring.submit_and_wait(wanted) {
+                Ok(_) => failures = 0,
                 Err(error) if passes(&error) && failures < SUBMIT_PATIENCE => {
                     if error.raw_os_error() != Some(libc::EINTR) {
                         failures += 1;
                         thread::sleep(Duration::from_millis(1));
                     }
                 }
-                Err(error) => return Err(error),
+                Err(error) => return self.end_broken(&error),
+            }
+            let left = self.ring.submission().len();
+            self.unsubmitted.drain(..self.unsubmitted.len().saturating_sub(left));
+            let finished = self.reap();
+            call(finished);
+        }
+    }
+
+    /// Fills the submission queue. Returns for how many completions to wait, or none when there
+    /// is nothing left to do, for ever.
+    fn fill(&mut self) -> Option<usize> {
+        let closing = self.take_queued();
+        // One place stays free for the waking operation.
+        let places = self.limit.saturating_sub(self.in_flight + 1);
+        for _ in 0..places.min(SUBMIT_MAX) {
+            let Some(read) = self.waiting.pop_front() else { break };
+            if let Err(read) = self.push_read(read) {
+                self.waiting.push_front(read);
+                break;
             }
         }
+        if closing && self.waiting.is_empty() && self.in_flight == usize::from(self.armed) {
+            // Whoever closed has written to the event, so the waking operation ends by itself.
+            return self.armed.then_some(1);
+        }
+        if !self.armed && !closing {
+            let event = types::Fd(self.shared.event.as_raw_fd());
+            let read = opcode::Read::new(event, self.counter.as_mut_ptr(), 8).build();
+            self.armed = self.push(&read.user_data(WAKE));
+        }
+        if self.in_flight + 1 >= self.limit {
+            return Some(1);
+        }
+        let idle = self.waiting.is_empty() && (closing || self.may_sleep());
+        Some(usize::from(idle))
+    }
+
+    /// Takes what was queued. Returns whether nothing more will be.
+    fn take_queued(&mut self) -> bool {
+        let mut queue = lock(&self.shared.queue);
+        queue.asleep = false;
+        self.waiting.append(&mut queue.reads);
+        queue.closing
+    }
+
+    /// Nothing was queued meanwhile, and whoever queues something from now on wakes the reactor.
+    fn may_sleep(&self) -> bool {
+        let mut queue = lock(&self.shared.queue);
+        queue.asleep = self.armed && queue.reads.is_empty() && !queue.closing;
+        queue.asleep
+    }
+
+    /// Puts a read into the submission queue, unless that is full.
+    fn push_read(&mut self, read: ReadRequest) -> Result<(), ReadRequest> {
+        let slot = self.free_slots.pop().unwrap_or(self.slots.len());
+        if slot == self.slots.len() {
+            self.slots.push(None);
+        }
+        let file = types::Fd(self.file.as_raw_fd());
+        let len = read.transfer.next_len() as u32;
+        let operation = opcode::Read::new(file, read.next_address(), len)
+            .offset(read.next_offset())
+            .build()
+            .user_data(slot as u64);
+        if !self.push(&operation) {
+            self.free_slots.push(slot);
+            return Err(read);
+        }
+        self.slots[slot] = Some(read);
         Ok(())
     }
 
-    /// Puts operations that the kernel did not take back into the backlog. As the ring is never
-    /// entered to submit again, it will not take them later either.
-    fn take_back(&self, state: &mut State, pushed: &[u64]) {
-        // SAFETY: the caller holds the lock on the state, so this is the only submission queue.
-        let not_taken = unsafe { self.ring.submission_shared() }.len();
-        for &number in pushed.iter().rev().take(not_taken) {
-            state.in_flight -= 1;
-            if number != WAKE {
-                let slot = number as usize;
-                state.backlog.extend(state.slots[slot].take());
-                state.free_slots.push(slot);
-            }
+    /// False if the submission queue is full.
+    fn push(&mut self, operation: &squeue::Entry) -> bool {
+        // SAFETY: a request owns its memory until its `done` is called, which happens only after
+        // the completion; the counter and both files live as long as `self`, and `run` does not
+        // return before nothing is in flight.
+        let pushed = unsafe { self.ring.submission().push(operation) }.is_ok();
+        if pushed {
+            self.unsubmitted.push_back(operation.get_user_data());
+            self.in_flight += 1;
         }
+        pushed
     }
 
-    /// The reactor.
-    fn react_until_closed(&self) {
-        loop {
-            self.wait_for_completions();
-            let (finished, closed) = self.react();
-            for (done, result) in finished {
-                run_foreign(|| done.call(result));
-            }
-            if closed {
-                return;
-            }
-        }
-    }
-
-    /// Takes in what is done and starts what waited; returns whose `done` to call, and whether
-    /// that was all there will ever be.
-    fn react(&self) -> (Finished, bool) {
-        // SAFETY: only the reactor looks at the completion queue.
-        let answers: Vec<(u64, i32)> = unsafe { self.ring.completion_shared() }
-            .map(|completion| (completion.user_data(), completion.result()))
-            .collect();
-        let mut finished = Finished::with_capacity(answers.len());
-        let mut state = lock(&self.state);
-        for (number, answer) in answers {
-            state.in_flight -= 1;
+    /// Takes in what is done; returns whom to tell.
+    fn reap(&mut self) -> Finished {
+        let mut finished = Finished::new();
+        for completion in self.ring.completion() {
+            self.in_flight -= 1;
+            let number = completion.user_data();
             if number == WAKE {
+                self.armed = false;
                 continue;
             }
             let slot = number as usize;
-            let Some(mut read) = state.slots[slot].take() else { continue };
-            state.free_slots.push(slot);
-            match read.transfer.advance(answer) {
-                Step::Done => finished.push((read.done, Ok(()))),
-                Step::Failed(error) => finished.push((read.done, Err(error))),
-                Step::Again => state.backlog.push_front(read),
+            let Some(mut read) = self.slots[slot].take() else { continue };
+            self.free_slots.push(slot);
+            match read.transfer.advance(completion.result()) {
+                Step::Done => drop(read.end(Ok(()), &mut finished)),
+                Step::Failed(error) => self.waiting.extend(read.end(Err(error), &mut finished)),
+                Step::Again => self.waiting.push_front(read),
             }
         }
-        finished.extend(self.submit(&mut state));
-        (finished, state.closing && state.in_flight == 0 && state.backlog.is_empty())
+        finished
     }
 
-    /// Sleeps until there is a completion, or for a moment.
-    fn wait_for_completions(&self) {
-        if lock(&self.state).broken.is_some() {
-            thread::sleep(Duration::from_millis(5));
-            return;
+    /// The kernel refuses to work: waits, without its help, until it has nothing in its hands, and
+    /// fails everything else. What it did not take yet it will not take any more.
+    fn end_broken(&mut self, error: &io::Error) {
+        tracing::error!(%error, "io_uring stopped working: reads will fail");
+        let number = error.raw_os_error().unwrap_or(libc::EIO);
+        lock(&self.shared.queue).broken = Some(number);
+        let not_taken = self.ring.submission().len();
+        let taken = self.unsubmitted.len().saturating_sub(not_taken);
+        for number in self.unsubmitted.drain(..).skip(taken) {
+            self.in_flight -= 1;
+            match number {
+                WAKE => self.armed = false,
+                slot => self.waiting.extend(self.slots[slot as usize].take()),
+            }
         }
-        let flags = EnterFlags::GETEVENTS.bits();
-        // SAFETY: waits only: no operation is submitted, and there is no signal mask.
-        let waited = unsafe { self.ring.submitter().enter::<libc::sigset_t>(0, 1, flags, None) };
-        if let Err(error) = waited
-            && error.raw_os_error() != Some(libc::EINTR)
-        {
-            // Nothing else can be done than to look again later: reads may be in flight.
+        self.shared.wake();
+        loop {
+            let finished = self.reap();
+            let queued = std::mem::take(&mut lock(&self.shared.queue).reads);
+            call(finished);
+            call(refuse(queued.into_iter().chain(self.waiting.drain(..)), number));
+            if self.in_flight == 0 {
+                return;
+            }
+            // The kernel delivers completions when the thread enters it, for whatever reason.
             thread::sleep(Duration::from_millis(1));
         }
-    }
-}
-
-impl std::fmt::Debug for Shared {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("ReadRing").field("limit", &self.limit).finish_non_exhaustive()
     }
 }

@@ -41,6 +41,7 @@ pub(crate) struct Eviction {
 #[derive(Debug, Default)]
 struct Background {
     threads: u64,
+    /// One of the threads sleeps, and nobody has woken it yet.
     asleep: AtomicBool,
     state: Mutex<BackgroundState>,
     wake_up: Condvar,
@@ -50,6 +51,8 @@ struct Background {
 struct BackgroundState {
     /// So many frames shall be free; 0 while nobody asks.
     wanted: u64,
+    /// Threads that sleep, or that were woken and do not run yet.
+    sleeping: u64,
     ended: bool,
 }
 
@@ -158,7 +161,8 @@ impl Eviction {
         evicted
     }
 
-    /// Step 1: the candidates that are still marked, clean ones and, held shared, dirty ones.
+    /// Step 1: the candidates that are still marked, clean ones and, held shared, dirty ones in
+    /// the order of the file.
     fn hold_dirty(&self, candidates: &[PageRef]) -> (Vec<PageRef>, Vec<PageRef>) {
         let (mut clean, mut dirty) = (Vec::new(), Vec::new());
         for &page in candidates {
@@ -176,6 +180,8 @@ impl Eviction {
                 }
             }
         }
+        // Devices write what follows one another in the file with one operation.
+        dirty.sort_unstable();
         (clean, dirty)
     }
 
@@ -220,7 +226,7 @@ impl Eviction {
         locked
     }
 
-    /// Wakes the background threads if frames run short.
+    /// Wakes a background thread if frames run short.
     #[inline]
     pub(crate) fn evict_ahead(&self) {
         if self.core.budget.available() < self.low && self.background.asleep.load(Ordering::Relaxed)
@@ -229,13 +235,15 @@ impl Eviction {
         }
     }
 
-    /// Wakes the background threads, so that at least `frames` frames become free.
+    /// Wakes a background thread, so that at least `frames` frames become free.
     #[cold]
     pub(crate) fn wake_background(&self, frames: u64) {
         let mut state = lock(&self.background.state);
         state.wanted = state.wanted.max(frames);
+        // Until the woken thread runs, nobody else need spend a system call on waking it.
+        self.background.asleep.store(false, Ordering::Relaxed);
         drop(state);
-        self.background.wake_up.notify_all();
+        self.background.wake_up.notify_one();
     }
 
     /// Ends the background threads; they return soon after.
@@ -249,14 +257,17 @@ impl Eviction {
         loop {
             let mut state = lock(&self.background.state);
             while state.wanted == 0 && !state.ended {
+                state.sleeping += 1;
                 self.background.asleep.store(true, Ordering::Relaxed);
                 state = wait(&self.background.wake_up, state);
+                state.sleeping -= 1;
             }
             if state.ended {
                 return;
             }
             let wanted = std::mem::take(&mut state.wanted).max(self.high);
-            self.background.asleep.store(false, Ordering::Relaxed);
+            // If this thread alone does not keep up, the next one is woken.
+            self.background.asleep.store(state.sleeping > 0, Ordering::Relaxed);
             drop(state);
             self.evict_until_free(wanted);
         }

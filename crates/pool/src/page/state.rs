@@ -108,11 +108,22 @@ impl Word {
         self.raw_state().wrapping_sub(UNLOCKED) <= SHARED_MAX - UNLOCKED
     }
 
+    /// Resident, and nobody writes to the page at this moment.
+    #[inline(always)]
+    pub const fn is_readable(self) -> bool {
+        self.is_readable_unmarked() || self.raw_state() == MARKED
+    }
+
+    /// Resident, and nobody holds the page at this moment.
+    #[inline(always)]
+    pub const fn is_resident_unheld(self) -> bool {
+        matches!(self.raw_state(), UNLOCKED | MARKED)
+    }
+
     /// The page was readable with this version from the one reading to the other.
     #[inline(always)]
     pub const fn validates(self, later: Word) -> bool {
-        self.version() == later.version()
-            && (later.is_readable_unmarked() || later.raw_state() == MARKED)
+        self.version() == later.version() && later.is_readable()
     }
 
     const fn next_version(self) -> Word {
@@ -167,12 +178,14 @@ impl PageState {
         Word(self.0.load(Ordering::Relaxed))
     }
 
+    #[inline]
     fn swap_if(&self, seen: Word, new: Word) -> bool {
         self.0.compare_exchange(seen.0, new.0, Ordering::Acquire, Ordering::Relaxed).is_ok()
     }
 
     /// Locks exclusively if the word is still `seen`, which must be of a page that nobody holds:
     /// unlocked, marked, evicted or free.
+    #[inline]
     pub fn try_lock(&self, seen: Word) -> bool {
         debug_assert!(!matches!(seen.state(), State::Locked | State::Shared(_) | State::Inner));
         let locked = self.swap_if(seen, seen.with_raw_state(LOCKED));
@@ -183,6 +196,7 @@ impl PageState {
 
     /// Locks shared if the word is still `seen`, a resident page with room for one more holder.
     /// Clears the clock's mark.
+    #[inline]
     pub fn try_lock_shared(&self, seen: Word) -> bool {
         let new = match seen.raw_state() {
             UNLOCKED | MARKED => UNLOCKED + 1,
@@ -203,6 +217,7 @@ impl PageState {
 
     /// Ends an exclusive hold. True if there are waiters to wake.
     #[must_use = "waiters sleep until they are woken"]
+    #[inline]
     pub fn unlock(&self, leave: Leave, dirty: bool) -> bool {
         let held = Word(self.0.load(Ordering::Relaxed));
         debug_assert_eq!(held.state(), State::Locked);
@@ -225,6 +240,7 @@ impl PageState {
 
     /// Ends one shared hold. True if there are waiters to wake.
     #[must_use = "waiters sleep until they are woken"]
+    #[inline]
     pub fn unlock_shared(&self) -> bool {
         loop {
             let seen = Word(self.0.load(Ordering::Relaxed));

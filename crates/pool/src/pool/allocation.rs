@@ -47,7 +47,7 @@ impl Pool {
             // A failure to populate ahead is none: the first access populates.
             self.core.surface.populate(&mut [Entry::new(page.range())]);
         }
-        self.core.policy.admit(page);
+        self.core.admit(page);
         self.core.counters.count(Event::Allocate);
         Ok(ExclusiveGuard::new(&self.core, page, true))
     }
@@ -176,10 +176,9 @@ impl Pool {
                 self.core.unlock(page, Leave::Unlocked, false);
                 return Err(PoolError::WrongSize(page));
             }
-            let released = self.core.release(std::iter::once(page));
-            if let Some(Err(error)) = released.first().map(|entry| entry.result) {
+            if let Err(source) = self.core.release_freed(page) {
                 self.core.unlock(page, Leave::Unlocked, false);
-                return Err(PoolError::Release { page, source: error.into() });
+                return Err(PoolError::Release { page, source });
             }
             self.core.policy.forget(page);
             self.core.budget.put_back(u64::from(page.frames));

@@ -9,7 +9,7 @@ use crate::core::{Core, Wanted};
 use crate::error::Restart;
 use crate::page::PageRef;
 use crate::page::bytes::RacyBytes;
-use crate::page::state::{Leave, State, Word};
+use crate::page::state::{Leave, PageState, State, Word};
 use crate::statistics::counters::Event;
 
 /// A page that nobody else can change, read under lock, or evict.
@@ -133,15 +133,21 @@ impl Drop for SharedGuard<'_> {
 #[must_use]
 pub struct OptimisticGuard<'a> {
     core: &'a Core,
+    state: &'a PageState,
     page: PageRef,
     seen: Word,
 }
 
 impl<'a> OptimisticGuard<'a> {
-    /// For a page whose word was `seen`, resident and not locked.
+    /// For a page whose word, `state`, was `seen`: resident and not locked.
     #[inline(always)]
-    pub(crate) fn new(core: &'a Core, page: PageRef, seen: Word) -> OptimisticGuard<'a> {
-        OptimisticGuard { core, page, seen }
+    pub(crate) fn new(
+        core: &'a Core,
+        state: &'a PageState,
+        page: PageRef,
+        seen: Word,
+    ) -> OptimisticGuard<'a> {
+        OptimisticGuard { core, state, page, seen }
     }
 
     /// The page.
@@ -161,16 +167,9 @@ impl<'a> OptimisticGuard<'a> {
     /// The page was resident, and the same, ever since the guard was taken.
     #[inline(always)]
     pub fn validate(&self) -> Result<(), Restart> {
-        if self.seen.validates(self.core.held(self.page).load_after_reads()) {
-            return Ok(());
-        }
-        Err(self.restart())
-    }
-
-    #[cold]
-    fn restart(&self) -> Restart {
-        self.core.counters.count(Event::Restart);
-        Restart
+        let now = self.state.load_after_reads();
+        // Mostly the whole word is what it was; then nothing of it needs to be looked at.
+        if now == self.seen { Ok(()) } else { validate_changed(self.core, self.seen, now) }
     }
 
     /// Locks the page exclusively, if it is still the same.
@@ -179,11 +178,11 @@ impl<'a> OptimisticGuard<'a> {
     /// another writer. Take locks from the root downwards and from left to right, and no two
     /// upgrades wait for each other.
     pub fn upgrade(self) -> Result<ExclusiveGuard<'a>, Restart> {
-        let state = self.core.held(self.page);
+        let state = self.state;
         loop {
             let seen = state.load();
             if !self.seen.validates(seen) {
-                return Err(self.restart());
+                return Err(restart(self.core));
             }
             match seen.state() {
                 State::Shared(_) => self.core.wait(self.page, state, seen, Wanted::Alone),
@@ -197,11 +196,11 @@ impl<'a> OptimisticGuard<'a> {
 
     /// Locks the page shared, if it is still the same. Never waits for a writer.
     pub fn upgrade_shared(self) -> Result<SharedGuard<'a>, Restart> {
-        let state = self.core.held(self.page);
+        let state = self.state;
         loop {
             let seen = state.load();
             if !self.seen.validates(seen) {
-                return Err(self.restart());
+                return Err(restart(self.core));
             }
             if state.try_lock_shared(seen) {
                 return Ok(SharedGuard::new(self.core, self.page));
@@ -211,6 +210,21 @@ impl<'a> OptimisticGuard<'a> {
             }
         }
     }
+}
+
+/// Another word than the one that was seen may be of the same page still: a lock for readers, a
+/// mark, a dirty bit that went.
+///
+/// By value, so that no guard has an address and all of it stays in registers.
+#[cold]
+#[inline(never)]
+fn validate_changed(core: &Core, seen: Word, now: Word) -> Result<(), Restart> {
+    if seen.validates(now) { Ok(()) } else { Err(restart(core)) }
+}
+
+fn restart(core: &Core) -> Restart {
+    core.counters.count(Event::Restart);
+    Restart
 }
 
 impl fmt::Debug for ExclusiveGuard<'_> {

@@ -1,5 +1,6 @@
 //! The buffer manager: [`Pool`].
 
+mod ahead;
 mod allocation;
 pub mod fix_async;
 pub mod guard;
@@ -16,10 +17,11 @@ use crate::core::{Core, Wanted};
 use crate::device::{Device, DeviceInfo};
 use crate::error::{PoolError, Restart};
 use crate::eviction::Eviction;
+use crate::huge::collapser;
 use crate::page::PageRef;
 use crate::page::bytes::RacyBytes;
 use crate::page::format::PageFormat;
-use crate::page::state::{Leave, State, Word};
+use crate::page::state::{Leave, PageState, SHARED_HOLDERS_MAX, State, Word};
 use crate::page::state_array::StateArray;
 use crate::pool::guard::{ExclusiveGuard, OptimisticGuard, SharedGuard};
 use crate::pool::options::PoolOptions;
@@ -69,7 +71,9 @@ impl Pool {
         let policy = options.policy.unwrap_or_else(|| Box::new(Clock::new(frames)));
         let surface = Surface::reserve(pages, options.backend)?;
         let states = StateArray::new(pages)?;
-        let core = Arc::new(Core::new(surface, states, frames, policy, format));
+        let core = Core::new(surface, states, frames, policy, format)
+            .with_huge_pages(options.huge_pages, options.evictors);
+        let core = Arc::new(core);
 
         let batch = options.eviction_batch.clamp(1, usize::try_from(frames / 8).unwrap_or(1));
         let eviction = Arc::new(Eviction::new(
@@ -94,6 +98,7 @@ impl Pool {
             // Should one fail to start, dropping the pool ends those before it.
             pool.background.push(spawn_evictor(&pool.eviction).map_err(PoolError::Thread)?);
         }
+        pool.background.extend(collapser::spawn(&pool.core).map_err(PoolError::Thread)?);
         Ok(pool)
     }
 
@@ -110,44 +115,48 @@ impl Pool {
     }
 
     /// Reads a page without any lock, bringing it in if need be.
-    #[inline]
+    ///
+    /// A hit is a handful of instructions that write nothing (docs/hit-path.md), so it is not
+    /// counted either; see [`count_optimistic`](Pool::count_optimistic).
+    #[inline(always)]
     pub fn optimistic(&self, page: PageRef) -> Result<OptimisticGuard<'_>, PoolError> {
-        let seen = self.core.state(page)?.load();
-        if seen.is_readable_unmarked() && self.core.is_whole(page) {
-            self.core.counters.count(Event::Hit);
-            return Ok(OptimisticGuard::new(&self.core, page, seen));
+        let core = &*self.core;
+        let state = core.state(page)?;
+        let mut seen = state.load();
+        if !(seen.is_readable_unmarked() && core.is_whole(page)) {
+            seen = self.optimistic_slow(page, state, seen)?;
         }
-        self.optimistic_slow(page, seen)
+        Ok(OptimisticGuard::new(core, state, page, seen))
     }
 
+    /// The word of a page that was not readable at first sight, once it is. Only the word is
+    /// returned: a guard from here would make the compiler keep every guard in memory.
     #[cold]
+    #[inline(never)]
     fn optimistic_slow(
         &self,
         page: PageRef,
+        state: &PageState,
         mut seen: Word,
-    ) -> Result<OptimisticGuard<'_>, PoolError> {
-        let state = self.core.state(page)?;
+    ) -> Result<Word, PoolError> {
         loop {
             match seen.state() {
                 State::Unlocked | State::Shared(_) => {
                     if self.core.is_whole(page) {
-                        return Ok(OptimisticGuard::new(&self.core, page, seen));
+                        return Ok(seen);
                     }
                     if seen.validates(state.load_after_reads()) {
                         return Err(PoolError::WrongSize(page));
                     }
                 }
                 State::Inner => return Err(PoolError::WrongSize(page)),
-                State::Marked => {
-                    if state.try_unmark(seen) {
-                        self.core.counters.count(Event::Hit);
-                    }
-                }
+                State::Marked => _ = state.try_unmark(seen),
                 State::Locked => self.core.wait(page, state, seen, Wanted::NotLocked),
                 State::Free => return Err(PoolError::PageFree(page.id)),
                 State::Evicted => {
                     if state.try_lock(seen) {
                         self.load(page)?;
+                        self.core.counters.count(Event::OptimisticMiss);
                         self.core.unlock(page, Leave::Unlocked, false);
                     }
                 }
@@ -157,19 +166,33 @@ impl Pool {
     }
 
     /// Locks a page shared, bringing it in if need be. Waits for writers.
+    #[inline]
     pub fn fix_shared(&self, page: PageRef) -> Result<SharedGuard<'_>, PoolError> {
         let state = self.core.state(page)?;
+        let seen = state.load();
+        if page.frames == 1 && seen.is_readable() && state.try_lock_shared(seen) {
+            self.core.counters.count(Event::Hit);
+        } else {
+            self.lock_shared(page, state)?;
+        }
+        Ok(SharedGuard::new(&self.core, page))
+    }
+
+    /// As [`fix_shared`](Pool::fix_shared), whatever the page's state; returns with the lock.
+    #[cold]
+    fn lock_shared(&self, page: PageRef, state: &PageState) -> Result<(), PoolError> {
         loop {
             let seen = state.load();
             match seen.state() {
                 State::Unlocked | State::Marked | State::Shared(_) => {
                     if state.try_lock_shared(seen) {
                         self.core.counters.count(Event::Hit);
-                        let guard = SharedGuard::new(&self.core, page);
-                        return self.check_whole(page).map(|()| guard);
+                        return self.check_whole(page).inspect_err(|_| {
+                            self.core.unlock_shared(page);
+                        });
                     }
-                    if matches!(seen.state(), State::Shared(_)) {
-                        self.wait_if_full(page, seen)?;
+                    if seen.state() == State::Shared(SHARED_HOLDERS_MAX) {
+                        self.core.wait(page, state, seen, Wanted::SharedPlace);
                     }
                 }
                 State::Locked => self.core.wait(page, state, seen, Wanted::NotLocked),
@@ -179,7 +202,7 @@ impl Pool {
                     if state.try_lock(seen) {
                         self.load(page)?;
                         self.core.unlock(page, Leave::Shared, false);
-                        return Ok(SharedGuard::new(&self.core, page));
+                        return Ok(());
                     }
                 }
             }
@@ -192,31 +215,37 @@ impl Pool {
         if self.core.is_whole(page) { Ok(()) } else { Err(PoolError::WrongSize(page)) }
     }
 
-    #[cold]
-    fn wait_if_full(&self, page: PageRef, seen: Word) -> Result<(), PoolError> {
-        if seen.state() == State::Shared(crate::page::state::SHARED_HOLDERS_MAX) {
-            self.core.wait(page, self.core.state(page)?, seen, Wanted::SharedPlace);
-        }
-        Ok(())
-    }
-
     /// Locks a page exclusively, bringing it in if need be. Waits for all others.
     ///
     /// # Errors
     /// [`PoolError::ReadOnly`] among others.
+    #[inline]
     pub fn fix_exclusive(&self, page: PageRef) -> Result<ExclusiveGuard<'_>, PoolError> {
         if self.read_only {
             return Err(PoolError::ReadOnly);
         }
         let state = self.core.state(page)?;
+        let seen = state.load();
+        if page.frames == 1 && seen.is_resident_unheld() && state.try_lock(seen) {
+            self.core.counters.count(Event::Hit);
+        } else {
+            self.lock_exclusive(page, state)?;
+        }
+        Ok(ExclusiveGuard::new(&self.core, page, false))
+    }
+
+    /// As [`fix_exclusive`](Pool::fix_exclusive), whatever the page's state; returns with the lock.
+    #[cold]
+    fn lock_exclusive(&self, page: PageRef, state: &PageState) -> Result<(), PoolError> {
         loop {
             let seen = state.load();
             match seen.state() {
                 State::Unlocked | State::Marked => {
                     if state.try_lock(seen) {
                         self.core.counters.count(Event::Hit);
-                        let guard = ExclusiveGuard::new(&self.core, page, false);
-                        return self.check_whole(page).map(|()| guard);
+                        return self.check_whole(page).inspect_err(|_| {
+                            self.core.unlock(page, Leave::Unlocked, false);
+                        });
                     }
                 }
                 State::Locked | State::Shared(_) => {
@@ -226,8 +255,7 @@ impl Pool {
                 State::Inner => return Err(PoolError::WrongSize(page)),
                 State::Evicted => {
                     if state.try_lock(seen) {
-                        self.load(page)?;
-                        return Ok(ExclusiveGuard::new(&self.core, page, false));
+                        return self.load(page);
                     }
                 }
             }
@@ -246,6 +274,7 @@ impl Pool {
     ) -> Result<Result<R, Restart>, PoolError> {
         for _ in 0..RESTARTS_MAX {
             let guard = self.optimistic(page)?;
+            self.count_optimistic(1);
             let outcome = read(guard.bytes());
             if guard.validate().is_ok()
                 && let Ok(value) = outcome
@@ -256,6 +285,15 @@ impl Pool {
         self.count_starvation();
         let guard = self.fix_shared(page)?;
         Ok(read(guard.bytes()))
+    }
+
+    /// Counts optimistic reads, which do not count themselves: so many were made, whether their
+    /// pages were in memory or not. Whoever makes several in one operation reports them at once,
+    /// for the price of one addition to a counter of this thread; [`PoolStats`](crate::PoolStats)
+    /// has no hits of reads that nobody reports.
+    #[inline(always)]
+    pub fn count_optimistic(&self, reads: u64) {
+        self.core.counters.add(Event::Optimistic, reads);
     }
 
     /// An optimistic operation above the pool gave up after too many restarts: counted.
@@ -325,7 +363,7 @@ impl Pool {
             match seen.state() {
                 State::Locked => return Hold::Busy(seen),
                 _ if !seen.is_dirty() => return Hold::Clean,
-                State::Shared(crate::page::state::SHARED_HOLDERS_MAX) => return Hold::Busy(seen),
+                State::Shared(SHARED_HOLDERS_MAX) => return Hold::Busy(seen),
                 _ if state.try_lock_shared(seen) => {
                     if self.core.policy.contains(page) {
                         return Hold::Held;
@@ -409,6 +447,7 @@ impl Drop for Pool {
     /// Ends the background threads. Dirty pages are not written: call [`Pool::sync`] before.
     fn drop(&mut self) {
         self.eviction.end_background();
+        self.core.end_huge_pages();
         for thread in self.background.drain(..) {
             // A background thread that panicked has printed why; there is nothing to add.
             let _ = thread.join();

@@ -4,6 +4,7 @@ use std::io;
 
 use vellum_vm::{BackendChoice, PAGE_SIZE, memory_limit};
 
+use crate::huge::HugePages;
 use crate::replacement::ReplacementPolicy;
 
 /// How much memory a pool may use for pages.
@@ -50,6 +51,11 @@ pub struct PoolOptions {
     pub patience: u32,
     /// Which page leaves; `None` is [`Clock`](crate::Clock).
     pub policy: Option<Box<dyn ReplacementPolicy>>,
+    /// Whether pages that stay are put into huge pages, where random access costs less. One more
+    /// thread does that; it takes 512 frames (2 MiB) of the pool for a moment, and none where so
+    /// many are not free. The states of the file's first pages, up to a 64th of the pool's size,
+    /// then come 2 MiB at a time.
+    pub huge_pages: HugePages,
     /// Refuse to allocate and to write.
     pub read_only: bool,
 }
@@ -68,6 +74,7 @@ impl Default for PoolOptions {
             eviction_batch: 64,
             patience: 5_000,
             policy: None,
+            huge_pages: HugePages::Auto,
             read_only: false,
         }
     }

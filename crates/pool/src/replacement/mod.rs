@@ -5,11 +5,13 @@
 
 mod clock;
 mod resident_set;
+mod s3_fifo;
 
 use std::fmt;
 
 pub use clock::Clock;
 pub use resident_set::ResidentSet;
+pub use s3_fifo::S3Fifo;
 
 use crate::page::PageRef;
 

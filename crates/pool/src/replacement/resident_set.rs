@@ -4,6 +4,10 @@
 //! It is not consulted on hits; it exists to be iterated by the clock's hand, which a dense array
 //! makes cheap. Removed entries leave a tombstone that the next insertion reuses, so entries never
 //! move, and an entry that is there throughout an iteration is seen by it.
+//!
+//! The iteration goes from one cache line of slots to another far away. If it went along, the hand
+//! would empty the slots behind it and leave those ahead full: insertions there would search a good
+//! part of the set, in time that grows with the pool (measured: 200 us in a set of 2^18 pages).
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -15,22 +19,48 @@ const FRAMES_BITS: u32 = 24;
 /// Looks at the whole set for a free slot before that counts as a broken promise.
 const PASSES: u32 = 8;
 
+/// Slots in a cache line.
+const LINE: usize = 8;
+
+fn are_coprime(a: usize, b: usize) -> bool {
+    let (mut a, mut b) = (a, b);
+    while b != 0 {
+        (a, b) = (b, a % b);
+    }
+    a == 1
+}
+
 /// A concurrent set of [`PageRef`]s with a fixed capacity.
 #[derive(Debug)]
 pub struct ResidentSet {
     slots: Box<[AtomicU64]>,
+    /// From one line to the next in the order of the iteration; without a common divisor with the
+    /// number of lines, so that it comes to all.
+    stride: usize,
 }
 
 impl ResidentSet {
     /// A set for up to `pages` pages, in 12 bytes each.
     pub fn new(pages: u64) -> ResidentSet {
         let slots = usize::try_from(pages + pages / 2 + 8).unwrap_or(usize::MAX);
-        ResidentSet { slots: (0..slots).map(|_| AtomicU64::new(EMPTY)).collect() }
+        let lines = slots.div_ceil(LINE);
+        // The golden section, so that the lines that follow each other lie evenly spread.
+        let golden = (lines as f64 * 0.618_034) as usize;
+        let stride = (golden.max(1)..).find(|stride| are_coprime(*stride, lines)).unwrap_or(1);
+        ResidentSet { slots: (0..lines * LINE).map(|_| AtomicU64::new(EMPTY)).collect(), stride }
     }
 
     /// How many slots there are, for the clock's hand to go round.
     pub fn slots(&self) -> usize {
         self.slots.len()
+    }
+
+    /// The slot at a position of the iteration.
+    fn at_position(&self, position: usize) -> &AtomicU64 {
+        let lines = self.slots.len() / LINE;
+        // No overflow below 2^32 lines, which is a pool of 90 TiB.
+        let line = (position / LINE).wrapping_mul(self.stride) % lines;
+        &self.slots[line * LINE + position % LINE]
     }
 
     fn encode(page: PageRef) -> u64 {
@@ -92,14 +122,16 @@ impl ResidentSet {
         self.probe(entry).any(|slot| slot.load(Ordering::Acquire) == entry)
     }
 
-    /// The page in a slot, if there is one.
-    pub fn at(&self, slot: usize) -> Option<PageRef> {
-        Self::decode(self.slots[slot].load(Ordering::Acquire))
+    /// The page at a position of the iteration, below [`slots`](ResidentSet::slots), if there is
+    /// one.
+    pub fn at(&self, position: usize) -> Option<PageRef> {
+        Self::decode(self.at_position(position).load(Ordering::Acquire))
     }
 
     /// Visits what is in the set.
     pub fn for_each(&self, visit: &mut dyn FnMut(PageRef)) {
-        (0..self.slots()).filter_map(|slot| self.at(slot)).for_each(visit);
+        let entries = self.slots.iter().map(|slot| slot.load(Ordering::Acquire));
+        entries.filter_map(Self::decode).for_each(visit);
     }
 }
 
@@ -167,6 +199,40 @@ mod tests {
             }
         });
         assert_eq!(contents(&set), (0..4).map(|id| PageRef::new(id, 7)).collect());
+    }
+
+    #[test]
+    fn the_iteration_comes_to_every_slot_once() {
+        for pages in [0, 1, 7, 8, 9, 100, 1_000, 4_096, 10_007] {
+            let set = ResidentSet::new(pages);
+            let slots: BTreeSet<usize> = (0..set.slots())
+                .map(|position| std::ptr::from_ref(set.at_position(position)).addr())
+                .collect();
+            assert_eq!(slots.len(), set.slots());
+        }
+    }
+
+    /// Pages leave in the order of the iteration, as a clock's hand finds them.
+    #[test]
+    fn searches_stay_short_behind_the_hand_and_ahead_of_it() {
+        let set = ResidentSet::new(20_000);
+        (0..20_000).for_each(|id| set.insert(PageRef::new(id, 1)));
+        let mut hand = 0;
+        let mut searched = 0;
+        for id in 20_000..220_000 {
+            let gone = (0..).find_map(|_| {
+                hand = (hand + 1) % set.slots();
+                set.at(hand)
+            });
+            set.remove(gone.unwrap());
+            let entry = ResidentSet::encode(PageRef::new(id, 1));
+            searched += set
+                .probe(entry)
+                .position(|slot| matches!(slot.load(Ordering::Relaxed), EMPTY | TOMBSTONE))
+                .unwrap();
+            set.insert(PageRef::new(id, 1));
+        }
+        assert!(searched < 200_000 * 5, "{} slots per insertion", searched / 200_000);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! What the pool counts, cheaply enough for the hit path.
+//! What the pool counts: everything but optimistic reads, which cost less than counting them.
 //!
 //! Each counter exists once per stripe, and a thread that owns a stripe adds to it with a load and
 //! a store, no locked instruction. The first [`STRIPES`] living threads of the process own one;
@@ -14,8 +14,12 @@ const STRIPES: usize = 64;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 pub enum Event {
-    /// A fix or an optimistic access found its page resident.
+    /// A fix found its page resident.
     Hit,
+    /// An optimistic read was made; reported by whoever made it.
+    Optimistic,
+    /// An optimistic read brought its page in; a `Miss`, too.
+    OptimisticMiss,
     /// A page had to be read.
     Miss,
     /// A page was read ahead of need.
@@ -49,12 +53,12 @@ struct Stripe([AtomicU64; EVENTS]);
 /// One set of counters.
 #[derive(Debug)]
 pub(crate) struct Counters {
-    stripes: Box<[Stripe]>,
+    stripes: Box<[Stripe; STRIPES + 1]>,
 }
 
 impl Counters {
     pub(crate) fn new() -> Counters {
-        Counters { stripes: (0..=STRIPES).map(|_| Stripe::default()).collect() }
+        Counters { stripes: Box::new(std::array::from_fn(|_| Stripe::default())) }
     }
 
     /// Counts one event.
@@ -66,9 +70,9 @@ impl Counters {
     /// Counts several.
     #[inline(always)]
     pub(crate) fn add(&self, event: Event, by: u64) {
-        let stripe = STRIPE.try_with(|stripe| stripe.0.get()).unwrap_or(STRIPES);
-        let counter = &self.stripes[stripe.min(STRIPES)].0[event as usize];
+        let stripe = STRIPE.get();
         if stripe < STRIPES {
+            let counter = &self.stripes[stripe].0[event as usize];
             counter.store(counter.load(Ordering::Relaxed).wrapping_add(by), Ordering::Relaxed);
         } else {
             self.add_shared(event, by);
@@ -76,14 +80,13 @@ impl Counters {
     }
 
     #[cold]
+    #[inline(never)]
     fn add_shared(&self, event: Event, by: u64) {
-        let stripe = STRIPE.try_with(|stripe| {
-            if stripe.0.get() == UNASSIGNED {
-                stripe.0.set(acquire_stripe());
-            }
-            stripe.0.get()
-        });
-        let stripe = stripe.unwrap_or(STRIPES); // the thread is ending
+        if STRIPE.get() == UNASSIGNED {
+            // Without a lease, because the thread is ending, it stays unassigned.
+            let _ = LEASE.try_with(|lease| STRIPE.set(lease.0));
+        }
+        let stripe = STRIPE.get().min(STRIPES);
         // A newly owned stripe may be counted atomically once; nobody else writes to it.
         self.stripes[stripe].0[event as usize].fetch_add(by, Ordering::Relaxed);
     }
@@ -96,11 +99,15 @@ impl Counters {
 
 const UNASSIGNED: usize = usize::MAX;
 
-/// The stripe that this thread counts in.
-struct StripeOfThread(Cell<usize>);
+/// A thread's right to a stripe, until the thread ends. [`STRIPES`] is the one that all others
+/// share.
+struct Lease(usize);
 
 thread_local! {
-    static STRIPE: StripeOfThread = const { StripeOfThread(Cell::new(UNASSIGNED)) };
+    /// The stripe that this thread counts in. Beside its lease, because looking at a value that is
+    /// dropped with its thread costs more.
+    static STRIPE: Cell<usize> = const { Cell::new(UNASSIGNED) };
+    static LEASE: Lease = Lease(acquire_stripe());
 }
 
 /// A bit for each stripe that a living thread owns.
@@ -123,10 +130,12 @@ fn acquire_stripe() -> usize {
     STRIPES
 }
 
-impl Drop for StripeOfThread {
+impl Drop for Lease {
     fn drop(&mut self) {
-        if self.0.get() < STRIPES {
-            OWNED.fetch_and(!(1 << self.0.get()), Ordering::Release);
+        // What the thread still counts, in other destructors, it counts atomically.
+        STRIPE.set(STRIPES);
+        if self.0 < STRIPES {
+            OWNED.fetch_and(!(1 << self.0), Ordering::Release);
         }
     }
 }

@@ -19,9 +19,11 @@ pub struct PoolStats {
     pub resident_frames: u64,
     /// The most frames that were ever in use.
     pub resident_frames_peak: u64,
-    /// Accesses that found their page in memory.
+    /// Accesses that found their page in memory: fixes, and those optimistic reads that were
+    /// reported with [`Pool::count_optimistic`]. One that is not reported leaves no trace here,
+    /// because counting costs more than reading.
     pub hits: u64,
-    /// Accesses that had to read their page.
+    /// Accesses that had to read their page, optimistic ones too.
     pub misses: u64,
     /// Pages read ahead of need.
     pub prefetches: u64,
@@ -52,7 +54,8 @@ pub struct PoolStats {
 }
 
 impl PoolStats {
-    /// The share of accesses that found their page in memory, 0 to 1.
+    /// The share of accesses that found their page in memory, 0 to 1. Of all accesses only if the
+    /// optimistic ones are reported, as a store's trees do.
     pub fn hit_rate(&self) -> f64 {
         let accesses = self.hits + self.misses;
         if accesses == 0 { 1.0 } else { self.hits as f64 / accesses as f64 }
@@ -64,11 +67,14 @@ impl Pool {
     pub fn stats(&self) -> PoolStats {
         let core = &*self.core;
         let total = |event| core.counters.total(event);
+        // Misses first: a read that is under way was counted in neither, or in both.
+        let missed = total(Event::OptimisticMiss);
+        let reported_hits = total(Event::Optimistic).saturating_sub(missed);
         PoolStats {
             capacity_frames: core.budget.capacity(),
             resident_frames: core.budget.used(),
             resident_frames_peak: core.budget.peak(),
-            hits: total(Event::Hit),
+            hits: total(Event::Hit) + reported_hits,
             misses: total(Event::Miss),
             prefetches: total(Event::Prefetch),
             evictions: total(Event::Evict),

@@ -1,0 +1,399 @@
+//! Huge pages: where all 512 pages of an aligned 2 MiB of the surface, a *chunk*, are resident and
+//! stay so, their memory is put into one huge page, and random accesses to them miss the TLB less.
+//!
+//! A page's state, its latch, its eviction remain its own: only the memory behind is one piece. So
+//! before a page of a collapsed chunk is released, the chunk is split; otherwise the release would
+//! give addresses back and no memory (see [`Surface::split`]).
+//!
+//! What it costs (Linux 6.18, one core): a collapse copies 2 MiB and takes about half a
+//! millisecond of the collapser's thread, up to ten times that where a hypervisor has yet to back
+//! the new page; whoever touches the chunk just then waits for the copy. A split takes 0.2 ms of
+//! the evicting thread. A random read gains some ten nanoseconds. So a collapse pays if the chunk
+//! stays for some ten thousand reads, twenty for each page. Nobody counts those, hits being free
+//! of bookkeeping; the policy is to expect of a chunk what it did before:
+//!
+//! - In a pool that has frames free, a chunk is collapsed as soon as it is whole. In one that
+//!   evicts, it has to stay whole for a second before that.
+//! - A chunk that was split within a minute, or that the kernel declined to collapse, has to stay
+//!   whole for half a second the next time, then for one, two, ... up to 17 minutes. One that
+//!   lasted starts afresh. So a pool under steady pressure does not thrash.
+//! - One chunk after the other, by one thread, which rests in between. It takes 512 frames out of
+//!   the budget for the new page while the old ones are still there: what is resident stays within
+//!   the pool's size, and a pool without so many free frames collapses nothing.
+//!
+//! What holds: a chunk's word counts the frames of its pages that are admitted, in the same order
+//! as the budget does (down before they are released, up after they were populated); pages are
+//! released only from small chunks, or with the whole of a huge one.
+
+pub(crate) mod candidates;
+mod chunk;
+pub(crate) mod collapser;
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use vellum_vm::{Asked, Entry, Errno, HUGE_PAGES, PageRange, Surface};
+
+use crate::eviction::frame_budget::FrameBudget;
+use crate::pool::Pool;
+use candidates::Candidates;
+use chunk::{Chunk, ChunkTable, Leaving, Phase, Seen};
+
+/// Whether a pool puts its memory into huge pages.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum HugePages {
+    /// Where the kernel can collapse them and split them again (Linux 6.7, by trying), and where
+    /// `/sys/kernel/mm/transparent_hugepage/enabled` is not `never`; in pools of 32 MiB and more
+    /// that have a background thread.
+    #[default]
+    Auto,
+    /// Never.
+    Off,
+}
+
+/// What a pool's huge pages did so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct HugePageStats {
+    /// Chunks of 512 frames that are collapsed now. The kernel may have split some by itself,
+    /// to swap them or because memory ran short.
+    pub collapsed: u64,
+    /// Chunks that were collapsed.
+    pub collapses: u64,
+    /// Chunks that were split, or released as a whole.
+    pub splits: u64,
+    /// Collapses and splits that the kernel declined, because of I/O on one of the pages or for
+    /// want of memory.
+    pub declined: u64,
+}
+
+/// A chunk that lasted so long was worth its collapse, in milliseconds.
+const LASTED: u32 = 60_000;
+/// A chunk with one failure has to stay whole so long, in milliseconds; with two, twice as long.
+const FIRST_WAIT: u32 = 500;
+/// In a pool that evicts, a chunk is treated as if it had failed so many times more.
+const PRESSED: u32 = 2;
+/// Neighbours that one call collapses at most. The kernel drains the other processors' page caches
+/// once per call, and where these are busy that takes longer than all the copying.
+const RUN: u64 = 16;
+/// How long a page that is freed waits for its chunk to split, before it goes without.
+const SPLIT_PATIENCE: Duration = Duration::from_millis(50);
+
+/// The huge pages of one pool.
+#[derive(Debug)]
+pub(crate) struct HugeChunks {
+    chunks: ChunkTable,
+    pub(crate) candidates: Candidates,
+    opened: Instant,
+    /// Notified when a collapse or a split has ended.
+    in_transit: Mutex<()>,
+    arrived: Condvar,
+    collapses: AtomicU64,
+    splits: AtomicU64,
+    declined: AtomicU64,
+}
+
+/// The part of a page range that lies in one chunk.
+#[derive(Clone, Copy, Debug)]
+struct Part {
+    chunk: u64,
+    first: u64,
+    pages: u64,
+}
+
+/// The parts of a range, chunk by chunk.
+fn parts(range: PageRange) -> impl DoubleEndedIterator<Item = Part> {
+    let end = range.start + range.count;
+    let chunks = range.start / HUGE_PAGES..end.div_ceil(HUGE_PAGES);
+    chunks.map(move |chunk| {
+        let first = range.start.max(chunk * HUGE_PAGES);
+        Part { chunk, first, pages: end.min((chunk + 1) * HUGE_PAGES) - first }
+    })
+}
+
+impl HugeChunks {
+    /// A pool of fewer frames than this (32 MiB) has no huge pages: the frames for one collapse
+    /// would be too large a part of it.
+    pub(crate) const MIN_FRAMES: u64 = 16 * HUGE_PAGES;
+
+    pub(crate) fn new() -> HugeChunks {
+        HugeChunks {
+            chunks: ChunkTable::new(),
+            candidates: Candidates::default(),
+            opened: Instant::now(),
+            in_transit: Mutex::new(()),
+            arrived: Condvar::new(),
+            collapses: AtomicU64::new(0),
+            splits: AtomicU64::new(0),
+            declined: AtomicU64::new(0),
+        }
+    }
+
+    /// Milliseconds since the pool was opened; wraps after 49 days, as do all uses of it.
+    fn now(&self) -> u32 {
+        self.opened.elapsed().as_millis() as u32
+    }
+
+    pub(crate) fn stats(&self) -> HugePageStats {
+        let splits = self.splits.load(Ordering::Acquire);
+        let collapses = self.collapses.load(Ordering::Acquire);
+        HugePageStats {
+            collapsed: collapses.saturating_sub(splits),
+            collapses,
+            splits,
+            declined: self.declined.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Pages of the range became resident, and are held by the caller.
+    pub(crate) fn come(&self, range: PageRange) {
+        parts(range).for_each(|part| self.come_part(part));
+    }
+
+    fn come_part(&self, part: Part) {
+        let chunk = self.chunks.get(part.chunk);
+        // The clock is read for the page that makes a chunk whole, not for every one.
+        let completes = chunk.load().resident() + part.pages >= HUGE_PAGES;
+        let now = if completes { self.now() } else { 0 };
+        if chunk.come(part.pages, now) {
+            self.candidates.add(part.chunk);
+        }
+    }
+
+    /// Releases pages that the caller holds exclusively. An entry whose pages lie in a huge page
+    /// that cannot be split at once fails with EBUSY; its pages stay, as they do after any error.
+    /// `release` is what releases pages that lie in no huge page, or with all of one.
+    pub(crate) fn release(
+        &self,
+        surface: &Surface,
+        entries: &mut [Entry],
+        release: impl Fn(&mut [Entry]),
+    ) {
+        for entry in entries.iter_mut() {
+            entry.result = self.leave(surface, entry.range);
+        }
+        if entries.iter().all(|entry| entry.result.is_ok()) {
+            self.release_left(entries, release);
+            return;
+        }
+        let may_go = entries.iter().filter(|entry| entry.result.is_ok());
+        let mut left: Vec<Entry> = may_go.cloned().collect();
+        self.release_left(&mut left, release);
+        let going = entries.iter_mut().filter(|entry| entry.result.is_ok());
+        going.zip(left).for_each(|(entry, left)| entry.result = left.result);
+    }
+
+    /// Releases the pages of one entry, which will not be needed again: waits a little for its
+    /// chunks to be split. Where I/O of others on the same chunk takes longer, the pages go all
+    /// the same, and the kernel keeps their memory until another page of the chunk leaves.
+    pub(crate) fn release_freed(
+        &self,
+        surface: &Surface,
+        entry: &mut Entry,
+        release: impl Fn(&mut [Entry]),
+    ) {
+        let deadline = Instant::now() + SPLIT_PATIENCE;
+        entry.result = self.leave(surface, entry.range);
+        while entry.result.is_err() && Instant::now() < deadline {
+            self.wait_for_arrival();
+            entry.result = self.leave(surface, entry.range);
+        }
+        if entry.result.is_err() {
+            tracing::debug!("{:?} leaves a huge page that is in use by I/O", entry.range);
+            parts(entry.range).for_each(|part| self.leave_unsplit(part));
+            entry.result = Ok(());
+        }
+        self.release_left(std::slice::from_mut(entry), release);
+    }
+
+    /// Counts pages as gone, if they can be released now: their chunks are small, or go as a whole.
+    fn leave(&self, surface: &Surface, range: PageRange) -> Result<(), Errno> {
+        for part in parts(range) {
+            if let Err(errno) = self.leave_part(surface, part) {
+                let before = parts(range).take_while(|earlier| earlier.chunk < part.chunk);
+                before.for_each(|earlier| self.stay(earlier));
+                return Err(errno);
+            }
+        }
+        Ok(())
+    }
+
+    fn leave_part(&self, surface: &Surface, part: Part) -> Result<(), Errno> {
+        let chunk = self.chunks.get(part.chunk);
+        loop {
+            match chunk.leave(part.pages) {
+                Leaving::Go => return Ok(()),
+                Leaving::GoWhole(huge) => {
+                    self.splits.fetch_add(1, Ordering::AcqRel);
+                    chunk.set_failures(self.judge(huge));
+                    return Ok(());
+                }
+                Leaving::Split(huge) => self.split(surface, part, chunk, huge)?,
+                Leaving::Busy => return Err(Errno::BUSY),
+            }
+        }
+    }
+
+    /// Splits a chunk whose word says that this thread does.
+    fn split(&self, surface: &Surface, part: Part, chunk: &Chunk, huge: Seen) -> Result<(), Errno> {
+        let asked = surface.split(part.first);
+        let done = matches!(asked, Ok(Asked::Done));
+        if done {
+            chunk.set_failures(self.judge(huge));
+            self.splits.fetch_add(1, Ordering::AcqRel);
+        } else {
+            self.declined.fetch_add(1, Ordering::Relaxed);
+        }
+        chunk.finish_split(done);
+        self.arrive();
+        if done { Ok(()) } else { Err(Errno::BUSY) }
+    }
+
+    /// Whether the collapse of a chunk that comes to its end was worth it: its failures since one
+    /// was.
+    fn judge(&self, huge: Seen) -> u32 {
+        let lasted = self.now().wrapping_sub(huge.since()) >= LASTED;
+        if lasted { 0 } else { huge.failures() + 1 }
+    }
+
+    /// Counts pages as gone whatever their chunk is made of.
+    fn leave_unsplit(&self, part: Part) {
+        let chunk = self.chunks.get(part.chunk);
+        loop {
+            match chunk.leave(part.pages) {
+                Leaving::Go => return,
+                Leaving::GoWhole(_) => {
+                    self.splits.fetch_add(1, Ordering::AcqRel);
+                    return;
+                }
+                Leaving::Split(_) => {
+                    chunk.leave_unsplit(part.pages);
+                    chunk.finish_split(false);
+                    self.arrive();
+                    return;
+                }
+                // A collapse or a split ends by itself, whatever I/O is under way.
+                Leaving::Busy => self.wait_for_arrival(),
+            }
+        }
+    }
+
+    /// Releases pages that were counted as gone; those that stay after all are counted again.
+    fn release_left(&self, entries: &mut [Entry], release: impl Fn(&mut [Entry])) {
+        release(entries);
+        for entry in entries.iter().filter(|entry| entry.result.is_err()) {
+            parts(entry.range).for_each(|part| self.stay(part));
+        }
+    }
+
+    /// Pages that were counted as gone stay. Whether a huge page that would have left as a whole
+    /// is still one is not known; so it is split, at no cost, before a part of it leaves.
+    fn stay(&self, part: Part) {
+        if part.pages == HUGE_PAGES {
+            self.collapses.fetch_add(1, Ordering::AcqRel);
+            self.chunks.get(part.chunk).stay_huge();
+        } else {
+            self.come_part(part);
+        }
+    }
+
+    /// Tells those who wait that a collapse or a split has ended.
+    fn arrive(&self) {
+        drop(self.in_transit.lock().unwrap_or_else(PoisonError::into_inner));
+        self.arrived.notify_all();
+    }
+
+    /// Waits until some collapse or split has ended, a millisecond at most.
+    fn wait_for_arrival(&self) {
+        let waiting = self.in_transit.lock().unwrap_or_else(PoisonError::into_inner);
+        drop(self.arrived.wait_timeout(waiting, Duration::from_millis(1)));
+    }
+
+    /// Collapses a candidate if its time has come, and its neighbours if theirs has too.
+    fn try_collapse(&self, surface: &Surface, budget: &FrameBudget, place: u64) -> Attempt {
+        let chunk = self.chunks.get(place);
+        let seen = chunk.load();
+        if !(seen.is_whole() && seen.phase() == Phase::Small) {
+            return if chunk.try_dismiss() { Attempt::Dismissed } else { Attempt::Later(0) };
+        }
+        let (now, pressed) = (self.now(), is_pressed(budget));
+        let left = time_left(seen, now, pressed);
+        if left > 0 {
+            return Attempt::Later(left);
+        }
+        let Some(_frames) = budget.try_reserve(HUGE_PAGES as u32) else {
+            return Attempt::Later(FIRST_WAIT << PRESSED);
+        };
+        let ripe = |seen: Seen| seen.is_queued() && time_left(seen, now, pressed) == 0;
+        let run = place..place + RUN;
+        let claimed = run.take_while(|place| self.chunks.get(*place).try_claim(ripe).is_ok());
+        let chunks = claimed.count() as u64;
+        if chunks == 0 {
+            return Attempt::Later(0);
+        }
+        let asked = surface.collapse(PageRange::new(place * HUGE_PAGES, chunks * HUGE_PAGES));
+        let all = matches!(asked, Ok(Asked::Done));
+        let mut first = None;
+        for place in place..place + chunks {
+            let done = all || surface.is_huge(place * HUGE_PAGES).unwrap_or(false);
+            let wait = self.finish_collapse(place, done, first.is_none(), pressed);
+            first.get_or_insert(wait);
+        }
+        self.arrive();
+        if let Err(error) = asked {
+            tracing::warn!("no more huge pages from now on: {error}");
+            self.candidates.end();
+        }
+        first.flatten().map_or(Attempt::Collapsed(chunks), Attempt::Declined)
+    }
+
+    /// Ends the collapse of a chunk, done or not; if not, returns in how many milliseconds to look
+    /// at it again. `popped` says whether it was taken out of the queue.
+    fn finish_collapse(&self, place: u64, done: bool, popped: bool, pressed: bool) -> Option<u32> {
+        let chunk = self.chunks.get(place);
+        if done {
+            self.collapses.fetch_add(1, Ordering::AcqRel);
+            chunk.finish_collapse(self.now(), popped);
+            return None;
+        }
+        self.declined.fetch_add(1, Ordering::Relaxed);
+        let seen = chunk.abandon_collapse(self.now());
+        Some(time_left(seen, seen.since(), pressed))
+    }
+}
+
+impl Pool {
+    /// What the pool's huge pages did so far; all zero where it has none.
+    pub fn huge_page_stats(&self) -> HugePageStats {
+        self.core.huge.as_ref().map_or_else(HugePageStats::default, HugeChunks::stats)
+    }
+}
+
+/// What became of a candidate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Attempt {
+    /// So many chunks, it and those behind it, were collapsed, as far as the kernel did not decline.
+    Collapsed(u64),
+    /// It is no candidate any more.
+    Dismissed,
+    /// Its time has not come: to be looked at again in so many milliseconds.
+    Later(u32),
+    /// The kernel declined; as above.
+    Declined(u32),
+}
+
+/// How long a candidate still has to stay whole before it is collapsed, in milliseconds.
+fn time_left(seen: Seen, now: u32, pressed: bool) -> u32 {
+    let wait = match seen.failures() + if pressed { PRESSED } else { 0 } {
+        0 => 0,
+        failures => FIRST_WAIT << (failures - 1),
+    };
+    wait.saturating_sub(now.wrapping_sub(seen.since()))
+}
+
+/// The pool evicts, or will soon: not even the frames that eviction keeps free are all there.
+fn is_pressed(budget: &FrameBudget) -> bool {
+    budget.available() < budget.capacity() / 16 + HUGE_PAGES
+}

@@ -1,0 +1,177 @@
+//! S3-FIFO over marks: scan and loop resistant, and hits stay what they are.
+//!
+//! After Yang et al., "FIFO queues are all you need for cache eviction" (SOSP'23): a small queue
+//! in which new pages prove themselves, a main queue for those that did, and ghosts, the names of
+//! those that left the small queue and may come back. A page that is read once, by a scan, passes
+//! through the small queue alone; what is in the main queue is not disturbed.
+//!
+//! The paper counts accesses on every hit. Here a hit only clears a page's mark (SIGMOD'23, section
+//! 3.4), so the policy learns no more than "accessed since I looked". What follows from that:
+//!
+//! - *New pages are marked a while after they came.* The load that brings a page in is an access, and so are the
+//!   next few by the same transaction. A page is marked when 30 % of the small queue came
+//!   after it; only an access after that moves it to the main queue.
+//! - *Credit in the main queue* is gained by a look that finds the page accessed and spent by one
+//!   that does not, up to three: a clock that tells warm pages from hot ones.
+//! - *The first pages go to the main queue* until the pool is full for the first time, all but the
+//!   last twelfth. A loop that is longer than the pool finds most of them again on every turn.
+//! - *Proposed pages* join the main queue at its end, whether or not they are evicted then: none is
+//!   lost, and no other thread proposes it meanwhile.
+//!
+//! The pages are spread over shards by hash. Each has its lock, which is held for one page when it
+//! comes or goes, and for a few looks when a batch is sought. Frames are counted, not pages.
+//!
+//! Memory: 21.3 bytes per frame of the pool for the table, 5 bytes per frame for the ghosts; none
+//! of it follows the size of the file.
+
+mod ghosts;
+mod shard;
+mod table;
+#[cfg(all(test, not(feature = "model")))]
+mod tests;
+
+use std::fmt;
+
+use self::shard::{Effort, LOOKS_PER_PAGE, Shard, Wanted};
+use super::{ReplacementPolicy, Residents};
+use crate::page::PageRef;
+use crate::sync::{AtomicBool, AtomicU64, Mutex, MutexGuard, Ordering, lock};
+
+/// A shard has at least so many frames: its queues should behave like those of the whole.
+const FRAMES_PER_SHARD: u64 = 4_096;
+const SHARDS_MAX: u64 = 64;
+/// A shard's table has room for fewer than 2^28 pages.
+const FRAMES_PER_SHARD_MAX: u64 = 1 << 26;
+/// Ghosts, as a part of the pool's frames. New pages and ghosts together reach back as far as the
+/// memory of LRU does: a working set that LRU would keep is recognised when it comes again.
+const GHOSTS: (u64, u64) = (15, 16);
+/// Candidates from a shard of average size before the next one is asked.
+const VISIT: usize = 32;
+/// Looks at pages during such a visit.
+const LOOKS: usize = 256;
+/// The policy. See the [module](self)'s documentation.
+pub struct S3Fifo {
+    shards: Box<[Lane]>,
+    frames_per_shard: u64,
+    /// Where the next search begins.
+    turn: AtomicU64,
+    /// Nobody asked for candidates yet.
+    filling: AtomicBool,
+}
+
+/// A shard in cache lines of its own.
+#[repr(align(128))]
+struct Lane(Mutex<Shard>);
+
+impl S3Fifo {
+    /// For a pool of `frames` frames.
+    pub fn new(frames: u64) -> S3Fifo {
+        let fewest = frames.div_ceil(FRAMES_PER_SHARD_MAX);
+        let shards = (frames / FRAMES_PER_SHARD).clamp(1, SHARDS_MAX).max(fewest);
+        S3Fifo::with_shards(frames, shards)
+    }
+
+    fn with_shards(frames: u64, shards: u64) -> S3Fifo {
+        let each = frames.div_ceil(shards).max(1);
+        let shard = |_| Lane(Mutex::new(Shard::new(each, each * GHOSTS.0 / GHOSTS.1)));
+        S3Fifo {
+            shards: (0..shards).map(shard).collect(),
+            frames_per_shard: each,
+            turn: AtomicU64::new(0),
+            filling: AtomicBool::new(true),
+        }
+    }
+
+    fn shard_of(&self, page: PageRef) -> MutexGuard<'_, Shard> {
+        let shard = (u128::from(table::hash(page)) * self.shards.len() as u128) >> 64;
+        lock(&self.shards[shard as usize].0)
+    }
+
+    /// Asks the shards in turn, beginning with `start`, until nothing is wanted any more; each is
+    /// asked once, for as much as `effort` says, which may be nothing.
+    fn ask_shards(
+        &self,
+        start: u64,
+        effort: impl Fn(&Shard) -> Option<Effort>,
+        residents: &dyn Residents,
+        mut wanted: Wanted,
+        candidates: &mut Vec<PageRef>,
+    ) {
+        let shards = self.shards.len();
+        for step in 0..shards {
+            if wanted.is_nothing() {
+                return;
+            }
+            let at = (start % shards as u64) as usize + step;
+            let mut shard = lock(&self.shards[at % shards].0);
+            if let Some(effort) = effort(&shard) {
+                shard.propose(residents, effort, &mut wanted, candidates);
+            }
+        }
+    }
+}
+
+impl ReplacementPolicy for S3Fifo {
+    fn admit(&self, page: PageRef) {
+        let filling = self.filling.load(Ordering::Relaxed);
+        self.shard_of(page).admit(page, filling);
+    }
+
+    fn forget(&self, page: PageRef) {
+        self.shard_of(page).forget(page);
+    }
+
+    fn contains(&self, page: PageRef) -> bool {
+        self.shard_of(page).contains(page)
+    }
+
+    fn candidates(
+        &self,
+        residents: &dyn Residents,
+        frames: u64,
+        pages: usize,
+        candidates: &mut Vec<PageRef>,
+    ) {
+        if self.filling.load(Ordering::Relaxed) {
+            self.filling.store(false, Ordering::Relaxed);
+        }
+        let wanted = Wanted { frames, pages: pages.saturating_sub(candidates.len()) };
+        let before = candidates.len();
+        // Small pools have few shards: then each has to give more.
+        let visit = VISIT.max(wanted.pages.div_ceil(self.shards.len()));
+        // Threads that search at once begin at different shards.
+        let start = self.turn.fetch_add(wanted.pages.div_ceil(visit) as u64, Ordering::Relaxed);
+        // A shard that has more gives more, and one that has few gives none: all keep their size.
+        let share = self.frames_per_shard;
+        let in_proportion = |shard: &Shard| {
+            let pages = (visit as u64 * shard.frames()).div_ceil(share) as usize;
+            (shard.frames() >= share - share / 16).then_some(Effort { pages, looks: LOOKS })
+        };
+        self.ask_shards(start, in_proportion, residents, wanted, candidates);
+        // If all that was looked at is in use: look at everything, until something is not. What
+        // the first round marked, the second one finds.
+        let all = |shard: &Shard| {
+            let looks = (LOOKS_PER_PAGE + 2) * shard.len();
+            Some(Effort { pages: visit, looks })
+        };
+        for _ in 0..2 {
+            if candidates.len() == before {
+                self.ask_shards(start, all, residents, wanted, candidates);
+            }
+        }
+    }
+
+    fn for_each(&self, visit: &mut dyn FnMut(PageRef)) {
+        for shard in &self.shards {
+            // Whoever is called may ask the policy in turn.
+            let pages: Vec<PageRef> = lock(&shard.0).pages().collect();
+            pages.into_iter().for_each(&mut *visit);
+        }
+    }
+}
+
+impl fmt::Debug for S3Fifo {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "S3Fifo({} shards of {} frames)", self.shards.len(), self.frames_per_shard)
+    }
+}

@@ -1,0 +1,177 @@
+//! The rules, for the pages of one shard. Whoever calls holds the shard's lock.
+
+use super::ghosts::Ghosts;
+use super::table::{Note, PageTable, Queue, Slot, hash};
+use crate::page::PageRef;
+use crate::replacement::{Chance, Residents};
+
+/// New pages have this part of the frames; what they have beyond is let go first ...
+const NEW_PART: u64 = 16;
+/// ... but while the pool fills up, this part: so they, not others, make room at first.
+const NEW_PART_FILLING: u64 = 12;
+/// Of the frames of new pages, this part holds pages that nobody looked at yet.
+const YOUNG: (u64, u64) = (3, 10);
+/// The most credit that a page of the main queue can gain.
+const CREDIT_MAX: u8 = 3;
+/// Looks after which a page of the main queue that stays unused can go: one that marks it, one for
+/// each credit, one that finds it without any.
+pub(super) const LOOKS_PER_PAGE: usize = CREDIT_MAX as usize + 3;
+
+/// How many pages and frames are still wanted.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Wanted {
+    pub(super) frames: u64,
+    pub(super) pages: usize,
+}
+
+impl Wanted {
+    pub(super) fn is_nothing(self) -> bool {
+        self.frames == 0 || self.pages == 0
+    }
+
+    fn found(&mut self, page: PageRef) {
+        self.frames = self.frames.saturating_sub(u64::from(page.frames));
+        self.pages -= 1;
+    }
+}
+
+/// How much a shard shall do at most.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Effort {
+    /// Pages to propose.
+    pub(super) pages: usize,
+    /// Looks to find them.
+    pub(super) looks: usize,
+}
+
+/// A part of the resident pages, chosen by their hash, with its own queues and ghosts.
+pub(super) struct Shard {
+    table: PageTable,
+    ghosts: Ghosts,
+}
+
+impl Shard {
+    /// A shard for about `frames` frames that remembers `ghosts` frames.
+    pub(super) fn new(frames: u64, ghosts: u64) -> Shard {
+        let pages = usize::try_from(frames).unwrap_or(usize::MAX);
+        Shard { table: PageTable::new(pages), ghosts: Ghosts::new(ghosts) }
+    }
+
+    /// How many pages there are.
+    pub(super) fn len(&self) -> usize {
+        self.table.len()
+    }
+
+    /// How many frames they have.
+    pub(super) fn frames(&self) -> u64 {
+        self.new_frames() + self.table.frames(Queue::Main)
+    }
+
+    /// All pages, in no order.
+    pub(super) fn pages(&self) -> impl Iterator<Item = PageRef> {
+        self.table.pages()
+    }
+
+    pub(super) fn contains(&self, page: PageRef) -> bool {
+        self.table.find(page).is_some()
+    }
+
+    fn new_frames(&self) -> u64 {
+        self.table.frames(Queue::Young) + self.table.frames(Queue::Old)
+    }
+
+    /// New pages have more than one `part`th of the frames.
+    fn new_exceed(&self, part: u64) -> bool {
+        self.new_frames() * part > self.frames()
+    }
+
+    pub(super) fn admit(&mut self, page: PageRef, filling: bool) {
+        let queue = if self.ghosts.take(hash(page)) { Queue::Main } else { Queue::Young };
+        self.table.insert(page, queue);
+        while filling && self.new_exceed(NEW_PART_FILLING) {
+            let oldest = self.table.oldest(Queue::Old).or(self.table.oldest(Queue::Young));
+            let Some(slot) = oldest else { break };
+            self.table.renew(slot, Note::default());
+        }
+    }
+
+    pub(super) fn forget(&mut self, page: PageRef) {
+        let Some(slot) = self.table.find(page) else {
+            debug_assert!(false, "{page} is forgotten, but was not admitted");
+            return;
+        };
+        if self.table.note(slot).leaves_ghost {
+            self.ghosts.add(hash(page), page.frames);
+        }
+        self.table.remove(slot);
+    }
+
+    /// Proposes pages whose chance is spent. Then marks new pages ahead, so that there is time to
+    /// access them again before the next visit.
+    pub(super) fn propose(
+        &mut self,
+        residents: &dyn Residents,
+        effort: Effort,
+        wanted: &mut Wanted,
+        candidates: &mut Vec<PageRef>,
+    ) {
+        let first = candidates.len();
+        // Once round the main queue, proposed pages come up again.
+        let (mut first_proposed, mut is_round) = (None, false);
+        // If none of the main queue can go even without its credit, new pages have to.
+        let mut main_looks = LOOKS_PER_PAGE * self.table.len();
+        for _ in 0..effort.looks {
+            if wanted.is_nothing() || candidates.len() - first >= effort.pages {
+                break;
+            }
+            let main = self.table.oldest(Queue::Main).filter(|_| main_looks > 0);
+            let proposed = match main {
+                Some(_) if self.new_exceed(NEW_PART) => self.look_at_new(residents),
+                None => self.look_at_new(residents),
+                Some(slot) => {
+                    is_round |= main == first_proposed;
+                    main_looks -= 1;
+                    self.look_at_main(slot, residents)
+                }
+            };
+            let Some(slot) = proposed else { continue };
+            let page = self.table.page(slot);
+            if !(is_round && candidates[first..].contains(&page)) {
+                first_proposed = first_proposed.or(Some(slot));
+                wanted.found(page);
+                candidates.push(page);
+            }
+        }
+        while self.table.frames(Queue::Young) * YOUNG.1 > self.new_frames() * YOUNG.0 {
+            let Some(slot) = self.table.oldest(Queue::Young) else { break };
+            self.mark(slot, residents);
+        }
+    }
+
+    /// Marks a young page: what follows tells an access from the load that brought it in.
+    fn mark(&mut self, slot: Slot, residents: &dyn Residents) {
+        residents.second_chance(self.table.page(slot));
+        self.table.age(slot);
+    }
+
+    /// Looks at the oldest new page; returns it if it can go. Whatever becomes of it, it is in the
+    /// main queue then, last in line: others do not propose it, and it is there if it stays.
+    fn look_at_new(&mut self, residents: &dyn Residents) -> Option<Slot> {
+        let Some(slot) = self.table.oldest(Queue::Old) else {
+            self.mark(self.table.oldest(Queue::Young)?, residents);
+            return None;
+        };
+        let spent = residents.second_chance(self.table.page(slot)) == Chance::Spent;
+        self.table.renew(slot, Note { credit: 0, leaves_ghost: spent });
+        spent.then_some(slot)
+    }
+
+    /// Looks at a page of the main queue, which becomes the last in line; returns it if it can go.
+    fn look_at_main(&mut self, slot: Slot, residents: &dyn Residents) -> Option<Slot> {
+        let credit = self.table.note(slot).credit;
+        let spent = residents.second_chance(self.table.page(slot)) == Chance::Spent;
+        let left = if spent { credit.saturating_sub(1) } else { (credit + 1).min(CREDIT_MAX) };
+        self.table.renew(slot, Note { credit: left, leaves_ghost: false });
+        (spent && credit == 0).then_some(slot)
+    }
+}

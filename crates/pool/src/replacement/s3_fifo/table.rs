@@ -1,0 +1,402 @@
+//! The resident pages of one shard: found by their place, and in three queues.
+//!
+//! An open-addressing table of 16 bytes per slot. A slot's first word is the page, its second one
+//! links it into one of the queues and holds what the policy notes about it. Pages do not move
+//! while they are in the table, except when it grows. The old pages and the young ones behind them
+//! are one chain, so that a page becomes old without a write to any other.
+
+use crate::page::PageRef;
+
+/// A queue of the policy. Pages come at the newest end and are looked at from the oldest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Queue {
+    /// New pages that nobody looked at yet.
+    Young,
+    /// New pages that were marked, to see whether anybody accesses them again.
+    Old,
+    /// Pages that were accessed again.
+    Main,
+}
+
+/// What the policy notes about a page.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Note {
+    /// So often its chance may be spent before it goes: 0 to 3.
+    pub(super) credit: u8,
+    /// It was proposed out of the queues of new pages: a ghost remembers it when it goes.
+    pub(super) leaves_ghost: bool,
+}
+
+/// A slot of the table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Slot(u32);
+
+/// No slot; at the same time the most slots that a table can have, which is 1 TiB of pages.
+const NONE: u32 = (1 << LINK_BITS) - 1;
+const LINK_BITS: u32 = 28;
+const FRAMES_BITS: u32 = 24;
+const FREE: [u64; 2] = [0; 2];
+
+/// The second word of a slot, unpacked.
+#[derive(Clone, Copy)]
+struct Links {
+    older: u32,
+    newer: u32,
+    queue: Queue,
+    note: Note,
+}
+
+impl Links {
+    fn pack(self) -> u64 {
+        let note = u64::from(self.note.credit) | u64::from(self.note.leaves_ghost) << 2;
+        let links = u64::from(self.older) | u64::from(self.newer) << LINK_BITS;
+        links | (self.queue as u64) << (2 * LINK_BITS) | note << (2 * LINK_BITS + 2)
+    }
+
+    fn unpack(word: u64) -> Links {
+        let bits = word >> (2 * LINK_BITS);
+        let queue = match bits & 3 {
+            0 => Queue::Young,
+            1 => Queue::Old,
+            _ => Queue::Main,
+        };
+        let note = Note { credit: (bits >> 2 & 3) as u8, leaves_ghost: bits >> 4 & 1 == 1 };
+        let older = (word & u64::from(NONE)) as u32;
+        Links { older, newer: (word >> LINK_BITS & u64::from(NONE)) as u32, queue, note }
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Ends {
+    oldest: u32,
+    newest: u32,
+}
+
+const EMPTY: Ends = Ends { oldest: NONE, newest: NONE };
+
+/// See the module's documentation.
+pub(super) struct PageTable {
+    slots: Vec<[u64; 2]>,
+    pages: usize,
+    /// No page is further from its first slot than this.
+    reach: usize,
+    /// Old and young pages.
+    new: Ends,
+    main: Ends,
+    /// The oldest of the young pages.
+    young: u32,
+    /// Of the pages in each queue.
+    frames: [u64; 3],
+}
+
+/// Scatters the places of pages (the finalizer of SplitMix64). Its top byte chooses the shard.
+pub(super) fn hash(page: PageRef) -> u64 {
+    let mut z = page.id.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+fn encode(page: PageRef) -> u64 {
+    debug_assert!(page.frames > 0 && page.frames <= PageRef::MAX_FRAMES);
+    (page.id.0 << FRAMES_BITS) | u64::from(page.frames)
+}
+
+fn decode(word: u64) -> PageRef {
+    PageRef::new(word >> FRAMES_BITS, (word & u64::from(PageRef::MAX_FRAMES)) as u32)
+}
+
+/// Slots for so many pages: a quarter stays free.
+fn slots_for(pages: usize) -> usize {
+    (pages + pages / 3 + 8).min(NONE as usize)
+}
+
+impl PageTable {
+    /// For `pages` pages; it grows if more come.
+    pub(super) fn new(pages: usize) -> PageTable {
+        PageTable {
+            slots: vec![FREE; slots_for(pages)],
+            pages: 0,
+            reach: 0,
+            new: EMPTY,
+            main: EMPTY,
+            young: NONE,
+            frames: [0; 3],
+        }
+    }
+
+    /// How many pages there are.
+    pub(super) fn len(&self) -> usize {
+        self.pages
+    }
+
+    /// Frames of the pages in a queue.
+    pub(super) fn frames(&self, queue: Queue) -> u64 {
+        self.frames[queue as usize]
+    }
+
+    /// The page in a slot that is not free.
+    pub(super) fn page(&self, slot: Slot) -> PageRef {
+        decode(self.slots[slot.0 as usize][0])
+    }
+
+    fn links(&self, slot: u32) -> Links {
+        Links::unpack(self.slots[slot as usize][1])
+    }
+
+    fn change_links(&mut self, slot: u32, change: impl FnOnce(&mut Links)) {
+        let mut links = self.links(slot);
+        change(&mut links);
+        self.slots[slot as usize][1] = links.pack();
+    }
+
+    /// What is noted about the page in a slot.
+    pub(super) fn note(&self, slot: Slot) -> Note {
+        self.links(slot.0).note
+    }
+
+    fn first_slot(&self, page: PageRef) -> usize {
+        let below_shard = hash(page) << 8;
+        ((u128::from(below_shard) * self.slots.len() as u128) >> 64) as usize
+    }
+
+    /// Where a page is, if it is there with this size.
+    pub(super) fn find(&self, page: PageRef) -> Option<Slot> {
+        let wanted = encode(page);
+        let mut slot = self.first_slot(page);
+        for _ in 0..=self.reach {
+            if self.slots[slot][0] == wanted {
+                return Some(Slot(slot as u32));
+            }
+            slot = self.after(slot);
+        }
+        None
+    }
+
+    fn after(&self, slot: usize) -> usize {
+        if slot + 1 < self.slots.len() { slot + 1 } else { 0 }
+    }
+
+    /// Adds a page that is not in the table, as the newest of the young pages or of the main queue.
+    pub(super) fn insert(&mut self, page: PageRef, queue: Queue) {
+        debug_assert_ne!(queue, Queue::Old);
+        if self.pages >= self.slots.len() - self.slots.len() / 8 {
+            self.grow();
+        }
+        self.place(page, queue, Note::default());
+    }
+
+    fn place(&mut self, page: PageRef, queue: Queue, note: Note) {
+        let (mut slot, mut distance) = (self.first_slot(page), 0);
+        // It ends: an eighth of the slots is free, or the table had grown.
+        while self.slots[slot][0] != 0 {
+            slot = self.after(slot);
+            distance += 1;
+        }
+        self.reach = self.reach.max(distance);
+        self.pages += 1;
+        self.slots[slot][0] = encode(page);
+        self.link(slot as u32, queue, note);
+    }
+
+    fn grow(&mut self) {
+        let larger = PageTable::new(self.slots.len() + self.slots.len() / 4);
+        let smaller = std::mem::replace(self, larger);
+        for mut next in [smaller.new.oldest, smaller.main.oldest] {
+            while next != NONE {
+                let links = smaller.links(next);
+                self.place(smaller.page(Slot(next)), links.queue, links.note);
+                next = links.newer;
+            }
+        }
+    }
+
+    /// Takes a page out.
+    pub(super) fn remove(&mut self, slot: Slot) {
+        self.unlink(slot.0);
+        self.slots[slot.0 as usize] = FREE;
+        self.pages -= 1;
+    }
+
+    /// The oldest page of a queue.
+    pub(super) fn oldest(&self, queue: Queue) -> Option<Slot> {
+        let oldest = match queue {
+            Queue::Young => self.young,
+            Queue::Old if self.new.oldest == self.young => NONE,
+            Queue::Old => self.new.oldest,
+            Queue::Main => self.main.oldest,
+        };
+        (oldest != NONE).then_some(Slot(oldest))
+    }
+
+    /// Makes the oldest of the young pages the newest of the old ones.
+    pub(super) fn age(&mut self, slot: Slot) {
+        debug_assert_eq!(slot.0, self.young);
+        let frames = u64::from(self.page(slot).frames);
+        self.frames[Queue::Young as usize] -= frames;
+        self.frames[Queue::Old as usize] += frames;
+        self.young = self.links(slot.0).newer;
+        self.change_links(slot.0, |links| links.queue = Queue::Old);
+    }
+
+    /// Makes a page the newest of the main queue, which it may have been in before.
+    pub(super) fn renew(&mut self, slot: Slot, note: Note) {
+        self.unlink(slot.0);
+        self.link(slot.0, Queue::Main, note);
+    }
+
+    fn ends(&mut self, queue: Queue) -> &mut Ends {
+        if queue == Queue::Main { &mut self.main } else { &mut self.new }
+    }
+
+    fn unlink(&mut self, slot: u32) {
+        let Links { older, newer, queue, .. } = self.links(slot);
+        self.frames[queue as usize] -= u64::from(self.page(Slot(slot)).frames);
+        if slot == self.young {
+            self.young = newer;
+        }
+        match older {
+            NONE => self.ends(queue).oldest = newer,
+            older => self.change_links(older, |links| links.newer = newer),
+        }
+        match newer {
+            NONE => self.ends(queue).newest = older,
+            newer => self.change_links(newer, |links| links.older = older),
+        }
+    }
+
+    /// Old pages are linked only before there are young ones.
+    fn link(&mut self, slot: u32, queue: Queue, note: Note) {
+        self.frames[queue as usize] += u64::from(self.page(Slot(slot)).frames);
+        if queue == Queue::Young && self.young == NONE {
+            self.young = slot;
+        }
+        let older = std::mem::replace(&mut self.ends(queue).newest, slot);
+        match older {
+            NONE => self.ends(queue).oldest = slot,
+            older => self.change_links(older, |links| links.newer = slot),
+        }
+        self.slots[slot as usize][1] = Links { older, newer: NONE, queue, note }.pack();
+    }
+
+    /// All pages, in no order.
+    pub(super) fn pages(&self) -> impl Iterator<Item = PageRef> {
+        self.slots.iter().filter(|slot| slot[0] != 0).map(|slot| decode(slot[0]))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const QUEUES: [Queue; 3] = [Queue::Young, Queue::Old, Queue::Main];
+
+    fn contents(table: &PageTable) -> [Vec<PageRef>; 3] {
+        let mut queues: [Vec<PageRef>; 3] = Default::default();
+        for ends in [table.new, table.main] {
+            let (mut next, mut older) = (ends.oldest, NONE);
+            while next != NONE {
+                let links = table.links(next);
+                assert_eq!(links.older, older);
+                assert!(links.queue != Queue::Old || queues[Queue::Young as usize].is_empty());
+                queues[links.queue as usize].push(table.page(Slot(next)));
+                (older, next) = (next, links.newer);
+            }
+            assert_eq!(ends.newest, older);
+        }
+        for queue in QUEUES {
+            let pages = &queues[queue as usize];
+            let frames: u64 = pages.iter().map(|page| u64::from(page.frames)).sum();
+            assert_eq!(table.frames(queue), frames);
+            let oldest = table.oldest(queue).map(|slot| table.page(slot));
+            assert_eq!(oldest, pages.first().copied());
+        }
+        queues
+    }
+
+    proptest! {
+        /// Made for two pages, so that it grows, too.
+        #[test]
+        fn behaves_like_three_queues(
+            steps in prop::collection::vec((0u8..5, 0u64..60, 1u32..5), 1..300),
+        ) {
+            let mut table = PageTable::new(2);
+            let mut model: [VecDeque<PageRef>; 3] = Default::default();
+            let remove = |model: &mut [VecDeque<PageRef>; 3], page: PageRef| {
+                model.iter_mut().for_each(|queue| queue.retain(|other| *other != page));
+            };
+            for (step, id, frames) in steps {
+                let known = model.iter().flatten().find(|page| page.id.0 == id).copied();
+                match (step, known) {
+                    (0, _) => {
+                        let young = model[0].pop_front();
+                        prop_assert_eq!(table.oldest(Queue::Young).is_some(), young.is_some());
+                        table.oldest(Queue::Young).into_iter().for_each(|slot| table.age(slot));
+                        model[1].extend(young);
+                    }
+                    (_, None) => {
+                        let page = PageRef::new(id, frames);
+                        prop_assert!(table.find(page).is_none());
+                        let queue = if step == 1 { Queue::Main } else { Queue::Young };
+                        table.insert(page, queue);
+                        model[queue as usize].push_back(page);
+                    }
+                    (1, Some(page)) => {
+                        table.remove(table.find(page).unwrap());
+                        remove(&mut model, page);
+                    }
+                    (_, Some(page)) => {
+                        let slot = table.find(page).unwrap();
+                        prop_assert!(table.find(PageRef::new(id, page.frames + 1)).is_none());
+                        let note = Note { credit: (id % 4) as u8, leaves_ghost: frames == 1 };
+                        table.renew(slot, note);
+                        prop_assert_eq!(table.note(slot), note);
+                        remove(&mut model, page);
+                        model[2].push_back(page);
+                    }
+                }
+                prop_assert_eq!(contents(&table), model.clone().map(Vec::from));
+            }
+            prop_assert_eq!(table.len(), model.iter().map(VecDeque::len).sum::<usize>());
+            prop_assert_eq!(table.pages().count(), table.len());
+        }
+    }
+
+    #[test]
+    fn a_table_that_turned_over_many_times_still_finds_quickly() {
+        let mut table = PageTable::new(3_000);
+        for id in 0..300_000 {
+            table.insert(PageRef::new(id, 1), Queue::Young);
+            if id >= 3_000 {
+                table.remove(table.find(PageRef::new(id - 3_000, 1)).unwrap());
+            }
+        }
+        assert_eq!(table.len(), 3_000);
+        assert_eq!(table.slots.len(), slots_for(3_000), "it need not grow");
+        assert!(table.reach < 300, "the longest search: {}", table.reach);
+    }
+
+    #[test]
+    fn notes_survive_growth() {
+        let mut table = PageTable::new(1);
+        let noted = Note { credit: 3, leaves_ghost: true };
+        table.insert(PageRef::new(0, 1), Queue::Main);
+        table.renew(table.find(PageRef::new(0, 1)).unwrap(), noted);
+        (1..1_000).for_each(|id| table.insert(PageRef::new(id, 1), Queue::Main));
+        assert_eq!(table.note(table.find(PageRef::new(0, 1)).unwrap()), noted);
+    }
+
+    #[test]
+    fn the_largest_reference_fits() {
+        let page = PageRef::new(PageRef::MAX_ID - 7, 7);
+        let large = PageRef::new(0, PageRef::MAX_FRAMES);
+        let mut table = PageTable::new(2);
+        table.insert(page, Queue::Young);
+        table.insert(large, Queue::Young);
+        assert_eq!(contents(&table)[0], [page, large]);
+    }
+}

@@ -1,0 +1,371 @@
+//! Huge pages of a pool: they come by themselves, nothing is lost by them, and what is resident
+//! stays within the pool's size by the kernel's own counts.
+
+#![cfg(not(feature = "model"))]
+#![allow(unsafe_code)]
+#![allow(clippy::unwrap_used)] // helpers of tests may, as tests may
+
+mod common;
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use common::churn::Churn;
+use common::{Random, Storage, eventually, options, scratch_dir};
+use vellum_pool::device::Direct;
+use vellum_pool::{BackendChoice, HugePageStats, HugePages, PAGE_SIZE, PageRef, Pool, PoolOptions};
+
+/// Pages of a chunk.
+const CHUNK: u64 = 512;
+/// Frames of the pools of these tests: 48 MiB.
+const CAPACITY: u64 = 24 * CHUNK;
+/// What the pool wants free before it collapses without waiting.
+const ROOM: u64 = CAPACITY / 16 + CHUNK;
+const BATCH: u64 = 64;
+
+/// Whether the kernel has what it takes; says so if not.
+fn works() -> bool {
+    let works = vellum_vm::probe::huge_pages();
+    if let Err(reason) = &works {
+        eprintln!("skipped: no huge pages here: {reason}");
+    }
+    works.is_ok()
+}
+
+fn pool_options(backend: BackendChoice) -> PoolOptions {
+    PoolOptions { backend, eviction_batch: BATCH as usize, ..options(CAPACITY) }
+}
+
+fn pool() -> Pool {
+    common::open(Storage::Memory.create(&scratch_dir()), pool_options(BackendChoice::Auto))
+}
+
+fn stats(pool: &Pool) -> HugePageStats {
+    pool.huge_page_stats()
+}
+
+/// Waits until so many chunks are collapsed.
+#[track_caller]
+fn collapsed(pool: &Pool, chunks: u64) {
+    eventually("chunks are collapsed", || stats(pool).collapsed >= chunks);
+    assert_eq!(stats(pool).collapsed, chunks, "{:?}", stats(pool));
+}
+
+/// KiB of huge pages in the mapping that a page lies in, by the kernel's count.
+fn huge_kib(pool: &Pool, page: PageRef) -> u64 {
+    let address = pool.fix_shared(page).unwrap().as_ptr().addr();
+    let hex = |text: &str| usize::from_str_radix(text, 16).ok();
+    let text = std::fs::read_to_string("/proc/self/smaps").unwrap();
+    let mut inside = false;
+    let mut sum = 0;
+    for line in text.lines() {
+        let first = line.split(' ').next().unwrap_or("");
+        if let Some((start, end)) = first.split_once('-')
+            && let (Some(start), Some(end)) = (hex(start), hex(end))
+        {
+            inside = (start..end).contains(&address);
+        } else if inside && first == "AnonHugePages:" {
+            sum += line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap();
+        }
+    }
+    sum
+}
+
+fn new_pages(pool: &Pool, count: u64, generation: u64) -> Vec<PageRef> {
+    (0..count).map(|_| common::new_page(pool, 1, generation)).collect()
+}
+
+#[track_caller]
+fn all_have(pool: &Pool, pages: &[PageRef], generation: u64) {
+    for page in pages {
+        assert_eq!(common::generation(pool, *page), Some(generation), "{page}");
+    }
+}
+
+#[test]
+fn whole_chunks_are_collapsed_and_split_when_a_page_is_freed() {
+    if !works() {
+        return;
+    }
+    let pool = pool();
+    let pages = new_pages(&pool, 5 * CHUNK + 100, 1);
+    collapsed(&pool, 5);
+    eventually("the kernel has them", || huge_kib(&pool, pages[0]) == 5 * 2048);
+    all_have(&pool, &pages, 1);
+    assert!(pool.kernel_resident_pages().unwrap() <= pool.stats().resident_frames);
+
+    let freed = pages[3 * CHUNK as usize + 7];
+    pool.free_page(freed).unwrap();
+    assert_eq!((stats(&pool).collapsed, stats(&pool).splits), (4, 1));
+    assert_eq!(huge_kib(&pool, pages[0]), 4 * 2048);
+    let guard = pool.allocate(1).unwrap();
+    assert_eq!(guard.page(), freed, "the hole is filled first");
+    assert!(guard.iter().all(|byte| *byte == 0), "a reused page is not zeroed");
+    drop(guard);
+
+    // It is whole again, but did not last: the collapse comes with a delay.
+    thread::sleep(Duration::from_millis(250));
+    assert_eq!(stats(&pool).collapses, 5);
+    collapsed(&pool, 5);
+    let others: Vec<_> = pages.into_iter().filter(|page| *page != freed).collect();
+    all_have(&pool, &others, 1);
+}
+
+#[test]
+fn a_chunk_that_does_not_last_waits_longer_each_time() {
+    if !works() {
+        return;
+    }
+    let pool = pool();
+    let pages = new_pages(&pool, CHUNK, 1);
+    collapsed(&pool, 1);
+    let mut before = Duration::ZERO;
+    for _ in 0..2 {
+        pool.free_page(pages[9]).unwrap();
+        assert_eq!(pool.allocate(1).unwrap().page(), pages[9]);
+        let start = Instant::now();
+        collapsed(&pool, 1);
+        let waited = start.elapsed();
+        assert!(waited > before + Duration::from_millis(400), "{waited:?} after {before:?}");
+        before = waited;
+    }
+}
+
+#[test]
+fn pools_that_must_not_have_none() {
+    let without = [
+        PoolOptions { huge_pages: HugePages::Off, ..pool_options(BackendChoice::Auto) },
+        PoolOptions { evictors: 0, ..pool_options(BackendChoice::Auto) },
+        options(15 * CHUNK),
+    ];
+    for options in without {
+        let pool = common::open(Storage::Memory.create(&scratch_dir()), options);
+        let pages = new_pages(&pool, 3 * CHUNK, 1);
+        thread::sleep(Duration::from_millis(50));
+        assert_eq!((stats(&pool), huge_kib(&pool, pages[0])), (HugePageStats::default(), 0));
+    }
+}
+
+/// Pages of several frames that lie across chunks, fill them, and contain them.
+#[test]
+fn pages_of_all_lengths_come_and_go() {
+    if !works() {
+        return;
+    }
+    let pool = pool();
+    let mut random = Random(7);
+    let mut living: Vec<PageRef> = Vec::new();
+    let mut frames = 0;
+    for round in 0..400 {
+        if frames < CAPACITY - ROOM - 3 * CHUNK && (random.below(5) > 1 || living.is_empty()) {
+            let count = random.pick(&[1, 2, 3, 100, 511, 512, 513, 1024, 1500]);
+            let guard = pool.allocate(count).unwrap();
+            assert!(guard.iter().step_by(64).all(|byte| *byte == 0), "not zeroed");
+            let page = guard.page();
+            drop(guard);
+            common::stamp(&mut pool.fix_exclusive(page).unwrap(), page, page.id.0);
+            frames += u64::from(count);
+            living.push(page);
+        } else {
+            let page = living.swap_remove(random.below(living.len()));
+            assert_eq!(common::generation(&pool, page), Some(page.id.0));
+            pool.free_page(page).unwrap();
+            frames -= u64::from(page.frames);
+        }
+        if round % 16 == 0 {
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+    eventually("something is collapsed", || stats(&pool).collapsed > 0);
+    living.iter().for_each(|page| {
+        assert_eq!(common::generation(&pool, *page), Some(page.id.0));
+    });
+    living.iter().for_each(|page| pool.free_page(*page).unwrap());
+    assert_eq!(pool.frames_to_free(), 0);
+    eventually("nothing is left", || pool.stats().resident_frames == 0);
+    assert_eq!((pool.kernel_resident_pages().unwrap(), stats(&pool).collapsed), (0, 0));
+}
+
+/// Accesses of all kinds by a thread for each churn, until `done`.
+fn churn_until(pool: &Pool, churns: &[&Churn], done: impl Fn() -> bool) {
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        for (seed, churn) in churns.iter().enumerate() {
+            let stop = &stop;
+            scope.spawn(move || {
+                let mut random = Random(seed as u64);
+                while !stop.load(Ordering::Relaxed) {
+                    (0..64).for_each(|_| churn.step(pool, &mut random));
+                }
+            });
+        }
+        let deadline = Instant::now() + common::PATIENCE;
+        while !done() && Instant::now() < deadline {
+            thread::sleep(Duration::from_millis(1));
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+}
+
+/// By turns a set of pages that fits, which is collapsed, and with another that does not, which
+/// splits it; all the while pages are read, written and written back.
+fn contents_survive(storage: Storage, backend: BackendChoice, rounds: u32) {
+    let dir = scratch_dir();
+    let pool = common::open(storage.create(&dir), pool_options(backend));
+    let fits = Churn::new(&pool, 10 * CHUNK as usize, &[1]);
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let watcher = scope.spawn(|| watch(&pool, &stop));
+        for round in 0..rounds {
+            churn_until(&pool, &[&fits, &fits], || stats(&pool).collapsed >= 10);
+            assert!(stats(&pool).collapsed >= 10, "round {round}: {:?}", stats(&pool));
+            let before = stats(&pool).splits;
+            let other = Churn::new(&pool, CAPACITY as usize, &[1]);
+            let deadline = Instant::now() + Duration::from_millis(400);
+            churn_until(&pool, &[&other, &fits], || Instant::now() > deadline);
+            assert!(stats(&pool).splits >= before + 8, "{:?}", stats(&pool));
+            other.check(&pool);
+            other.pages.iter().for_each(|page| pool.free_page(*page).unwrap());
+            pool.sync().unwrap();
+        }
+        stop.store(true, Ordering::Relaxed);
+        watcher.join().unwrap();
+    });
+    fits.check(&pool);
+    let stats = pool.stats();
+    assert!(stats.resident_frames_peak <= CAPACITY, "{stats:?}");
+}
+
+/// As in `pool_memory_contract`: a look at the page tables while pages come and go.
+fn watch(pool: &Pool, stop: &AtomicBool) {
+    while !stop.load(Ordering::Relaxed) {
+        let gone = || pool.stats().evictions + pool.stats().frees;
+        let before = gone();
+        let resident = pool.kernel_resident_pages().unwrap();
+        let meanwhile = gone() - before + 4 * BATCH;
+        assert!(resident <= CAPACITY + meanwhile, "{resident} resident, {meanwhile} gone");
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn contents_survive_in_memory() {
+    if works() {
+        common::backends().into_iter().for_each(|it| contents_survive(Storage::Memory, it, 2));
+    }
+}
+
+#[test]
+fn contents_survive_on_files() {
+    if works() {
+        let direct = |storage: &Storage| matches!(storage, Storage::File(_, Direct::Auto));
+        let storages = Storage::all().into_iter().filter(direct);
+        storages.for_each(|it| contents_survive(it, BackendChoice::Auto, 1));
+    }
+}
+
+/// Somebody has I/O under way from a page of a huge page: others of it cannot leave, so those of
+/// other chunks do, and a page that is freed does not wait for long.
+#[test]
+fn pages_beside_one_under_io_stay() {
+    if !works() {
+        return;
+    }
+    let pool = pool();
+    let pages = new_pages(&pool, 12 * CHUNK, 1);
+    collapsed(&pool, 12);
+    let held = pages[4 * CHUNK as usize + 3];
+    let guard = pool.fix_shared(held).unwrap();
+    let mut ends = [-1; 2];
+    // SAFETY: two descriptors are written.
+    assert_eq!(unsafe { libc::pipe(ends.as_mut_ptr()) }, 0);
+    let part = libc::iovec { iov_base: guard.as_ptr().cast_mut().cast(), iov_len: PAGE_SIZE };
+    // SAFETY: the page is held, and not changed until the pipe is closed.
+    let spliced = unsafe { libc::vmsplice(ends[1], &raw const part, 1, 0) };
+    assert_eq!(spliced, PAGE_SIZE as isize);
+
+    let more = new_pages(&pool, 2 * CAPACITY, 2);
+    all_have(&pool, &more, 2);
+    let beside = pages[4 * CHUNK as usize + 100];
+    assert!(stats(&pool).declined > 0 && pool.is_resident(beside), "{:?}", stats(&pool));
+    let start = Instant::now();
+    pool.free_page(beside).unwrap();
+    assert!(start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
+    assert!(!pool.is_resident(beside));
+    for end in ends {
+        // SAFETY: the descriptors are the test's own.
+        assert_eq!(unsafe { libc::close(end) }, 0);
+    }
+    drop(guard);
+    let others: Vec<_> = pages.into_iter().filter(|page| *page != beside).collect();
+    common::push_out(&pool, held, &more);
+    all_have(&pool, &others, 1);
+    all_have(&pool, &more, 2);
+}
+
+/// How the names of these tests' control groups begin.
+const GROUP: &str = "vellum-pool-test-";
+
+/// A memory control group (version 1) for this process, where it may make one.
+fn own_group() -> Option<PathBuf> {
+    let group = format!("/sys/fs/cgroup/memory/{GROUP}{}", std::process::id());
+    let group = PathBuf::from(group);
+    std::fs::create_dir(&group).ok()?;
+    std::fs::write(group.join("cgroup.procs"), std::process::id().to_string()).ok()?;
+    Some(group)
+}
+
+/// In a process of its own, since a group counts the memory of whole processes.
+#[test]
+fn the_memory_contract_holds_by_the_count_of_the_group() {
+    let output = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "in_a_group", "--ignored", "--nocapture"])
+        .output()
+        .unwrap();
+    let groups = std::fs::read_dir("/sys/fs/cgroup/memory").into_iter().flatten().flatten();
+    for group in groups.filter(|it| it.file_name().to_string_lossy().starts_with(GROUP)) {
+        // Those of processes that still run stay.
+        let _ = std::fs::remove_dir(group.path());
+    }
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && text.contains("1 passed"), "{output:?}");
+}
+
+#[test]
+#[ignore = "needs a process of its own"]
+fn in_a_group() {
+    let (Some(group), true) = (own_group(), works()) else {
+        eprintln!("skipped: no memory control group can be made here");
+        return;
+    };
+    let frames = |file: &str| -> u64 {
+        let text = std::fs::read_to_string(group.join(file)).unwrap();
+        text.trim().parse::<u64>().unwrap() / PAGE_SIZE as u64
+    };
+    let dir = scratch_dir();
+    let direct = |storage: &Storage| matches!(storage, Storage::File(_, Direct::Auto));
+    let Some(storage) = Storage::all().into_iter().find(direct) else { return };
+    let device = storage.create(&dir);
+    let pool = common::open(device, pool_options(BackendChoice::Auto));
+    let before = frames("memory.usage_in_bytes");
+    let fits = Churn::new(&pool, 10 * CHUNK as usize, &[1]);
+    collapsed(&pool, 10);
+    // What else is used: the threads, page tables and states, and what the kernel charges ahead.
+    let slack = 4 * CHUNK;
+    for _ in 0..2 {
+        let other = Churn::new(&pool, CAPACITY as usize, &[1]);
+        let deadline = Instant::now() + Duration::from_millis(500);
+        churn_until(&pool, &[&other, &fits], || Instant::now() > deadline);
+        let most = frames("memory.max_usage_in_bytes") - before;
+        assert!(most <= CAPACITY + slack, "{most} frames of {CAPACITY}: {:?}", stats(&pool));
+        other.pages.iter().for_each(|page| pool.free_page(*page).unwrap());
+        let used = frames("memory.usage_in_bytes").saturating_sub(before);
+        let resident = pool.stats().resident_frames;
+        assert!(used <= resident + slack, "{used} frames for {resident}: {:?}", stats(&pool));
+        churn_until(&pool, &[&fits, &fits], || stats(&pool).collapsed >= 10);
+    }
+    assert!(stats(&pool).splits > 8, "{:?}", stats(&pool));
+}
