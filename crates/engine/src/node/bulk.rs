@@ -233,7 +233,7 @@ impl<S: PageSink> BulkBuilder<S> {
         for cell in &source.pending[..cut.cells] {
             node.push([&cell.key[prefix..], &[]], cell.payload.borrow());
         }
-        node.make_hints();
+        node.finish();
         self.image = image;
     }
 }

@@ -27,6 +27,7 @@ struct Header {
     heap_top: usize,
     heap_used: usize,
     prefix_len: usize,
+    skip: usize,
     flags: u16,
     lower: (usize, usize),
     upper: (usize, usize),
@@ -41,6 +42,7 @@ impl Header {
             heap_top: field(HEAP_TOP),
             heap_used: field(HEAP_USED),
             prefix_len: field(PREFIX_LEN),
+            skip: field(SKIP),
             flags: get_u16(bytes, FENCE_FLAGS),
             lower: (field(LOWER_OFFSET), field(LOWER_LEN)),
             upper: (field(UPPER_OFFSET), field(UPPER_LEN)),
@@ -103,7 +105,9 @@ pub fn check_bounds(bytes: &[u8]) -> Result<(), NodeDamage> {
             0 => usize::from(get_u16(bytes, slot + SLOT_PAYLOAD_LEN)),
             _ => 0,
         };
-        let key_len = header.prefix_len + usize::from(get_u16(bytes, slot + SLOT_KEY_LEN));
+        let suffix_len = usize::from(get_u16(bytes, slot + SLOT_KEY_LEN));
+        ensure!(suffix_len >= header.skip, "the key of slot {index} is shorter than what is skipped");
+        let key_len = header.prefix_len + suffix_len;
         ensure!(key_len <= limits.max_key, "the key of slot {index} is {key_len} bytes long");
         let cell = LEAF_SLOT + key_len + payload;
         ensure!(
@@ -145,11 +149,16 @@ pub fn check(bytes: &[u8]) -> Result<(), NodeDamage> {
         prefix_len = common_prefix(lower, upper);
     }
     ensure!(header.prefix_len == prefix_len, "its prefix is {} bytes long", header.prefix_len);
+    ensure!(header.count > 0 || header.skip == 0, "it skips bytes of no slot");
     let (mut before, mut key) = (lower.map(<[u8]>::to_vec), Vec::new());
     for index in 0..header.count {
         let slot = SLOTS + index * slot_size(header.level);
         let suffix = node.suffix(index).map_err(torn)?;
-        ensure!(get_u32(bytes, slot) == head_of(suffix), "the head of slot {index} is wrong");
+        let first = node.suffix(0).map_err(torn)?;
+        let skip = header.skip;
+        ensure!(first[..skip] == suffix[..skip], "slot {index} differs in what is skipped");
+        let head = head_of(&suffix[skip..]);
+        ensure!(get_u32(bytes, slot) == head, "the head of slot {index} is wrong");
         node.key_into(index, &mut key).map_err(torn)?;
         ensure!(before.as_ref().is_none_or(|before| *before < key), "slot {index} is out of order");
         check_slot(bytes, &header, slot, index)?;

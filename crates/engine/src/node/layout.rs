@@ -17,10 +17,14 @@ pub(crate) const LOWER_LEN: usize = PAGE_HEADER + 10;
 pub(crate) const UPPER_OFFSET: usize = PAGE_HEADER + 12;
 pub(crate) const UPPER_LEN: usize = PAGE_HEADER + 14;
 pub(crate) const FENCE_FLAGS: usize = PAGE_HEADER + 16;
-pub(crate) const RESERVED: usize = PAGE_HEADER + 18;
+/// So many bytes behind the prefix are the same in all slots; heads are taken behind them.
+pub(crate) const SKIP: usize = PAGE_HEADER + 18;
+pub(crate) const RESERVED: usize = PAGE_HEADER + 20;
 pub(crate) const UPPER_CHILD: usize = PAGE_HEADER + 24;
 pub(crate) const HINTS: usize = PAGE_HEADER + 32;
 pub(crate) const SLOTS: usize = HINTS + 4 * HINT_COUNT;
+/// Where header and hints end: what a search of any node begins with.
+pub(crate) const HINTS_END: usize = SLOTS;
 
 /// The lower fence exists (the node is not the leftmost of its level).
 pub(crate) const HAS_LOWER: u16 = 1;
@@ -36,6 +40,8 @@ pub(crate) const SLOT_KEY_LEN: usize = 6;
 pub(crate) const SLOT_PAYLOAD_LEN: usize = 8;
 pub(crate) const SLOT_FLAGS: usize = 10;
 pub(crate) const SLOT_CHILD: usize = 8;
+/// Bytes of a key in the head of its slot.
+pub(crate) const HEAD_LEN: usize = 4;
 /// In a leaf slot's flags: the payload is a reference to a blob.
 pub(crate) const BLOB_FLAG: u16 = 1;
 

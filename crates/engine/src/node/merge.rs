@@ -48,7 +48,7 @@ pub fn merge_into_right(left: Node<&[u8]>, right: &mut [u8], separator: &[u8]) -
         target.push([separator.get(prefix..).ok_or(Torn)?, &[]], Payload::Child(middle));
     }
     append(&mut target, old)?;
-    target.make_hints();
+    target.finish();
     right.copy_from_slice(&image);
     Ok(())
 }

@@ -15,6 +15,7 @@ mod layout;
 mod limits;
 mod merge;
 mod read;
+mod search;
 mod split;
 #[cfg(test)]
 mod tests;
@@ -28,4 +29,6 @@ pub use read::{Node, Position};
 pub use split::{Split, plan_split, separator, split_off_left};
 pub use write::{Fences, NodeMut, Payload};
 
-pub(crate) use layout::{INNER_SLOT, LEAF_SLOT, capacity, common_prefix};
+pub(crate) use layout::{HINTS_END, HINTS_FROM, INNER_SLOT, LEAF_SLOT, capacity, common_prefix};
+pub(crate) use read::PayloadPlace;
+pub(crate) use search::Search;

@@ -1,4 +1,4 @@
-//! Reading nodes: search, keys, payloads, fences.
+//! Reading nodes: keys, payloads, fences.
 
 use std::cmp::Ordering;
 
@@ -10,7 +10,7 @@ use crate::page::{KIND, PageKind};
 /// A view of a node's bytes, locked or not.
 #[derive(Clone, Copy, Debug)]
 pub struct Node<R> {
-    page: R,
+    pub(super) page: R,
 }
 
 /// Where a key is, or where it would be.
@@ -75,78 +75,6 @@ impl<R: PageReader> Node<R> {
         Ok(slot_size(self.level()?) + suffix + payload <= self.free_space()?)
     }
 
-    /// Finds a key in a leaf.
-    #[inline]
-    pub fn find(self, key: &[u8]) -> Result<Position, Torn> {
-        self.lower_bound::<LEAF_SLOT>(key)
-    }
-
-    /// Finds the place of a separator in an inner node: the child for `key` is the one at the
-    /// returned index.
-    #[inline]
-    pub fn find_child(self, key: &[u8]) -> Result<Position, Torn> {
-        self.lower_bound::<INNER_SLOT>(key)
-    }
-
-    /// [`find`](Self::find) or [`find_child`](Self::find_child), after the node's level.
-    pub fn find_slot(self, key: &[u8]) -> Result<Position, Torn> {
-        match self.level()? {
-            0 => self.lower_bound::<LEAF_SLOT>(key),
-            _ => self.lower_bound::<INNER_SLOT>(key),
-        }
-    }
-
-    /// The first slot not less than `key`. The caller has come here by the fences, so the key
-    /// begins with the node's prefix.
-    #[inline(always)]
-    fn lower_bound<const SLOT: usize>(self, key: &[u8]) -> Result<Position, Torn> {
-        let count = self.count()?;
-        if SLOTS + count * SLOT > self.page.len() {
-            return Err(Torn);
-        }
-        let suffix = key.get(self.prefix_len()?..).ok_or(Torn)?;
-        let head = head_of(suffix);
-        let (mut low, mut high) = match count > HINTS_FROM {
-            true => self.narrow(count, head)?,
-            false => (0, count),
-        };
-        while low < high {
-            let middle = (low + high) / 2;
-            let slot = SLOTS + middle * SLOT;
-            let order = match self.page.u32(slot).ok_or(Torn)?.cmp(&head) {
-                Ordering::Equal => {
-                    let offset = self.u16_at(slot + SLOT_OFFSET)?;
-                    let len = self.u16_at(slot + SLOT_KEY_LEN)?;
-                    self.page.compare(offset, len, suffix).ok_or(Torn)?
-                }
-                differ => differ,
-            };
-            match order {
-                Ordering::Less => low = middle + 1,
-                Ordering::Greater => high = middle,
-                Ordering::Equal => return Ok(Position { index: middle, exact: true }),
-            }
-        }
-        Ok(Position { index: low, exact: false })
-    }
-
-    /// The range of slots that the hints leave for a head.
-    #[inline(always)]
-    fn narrow(self, count: usize, head: u32) -> Result<(usize, usize), Torn> {
-        let distance = hint_distance(count);
-        let hint = |at: usize| self.page.u32(HINTS + 4 * at).ok_or(Torn);
-        let mut first = 0;
-        while first < HINT_COUNT && hint(first)? < head {
-            first += 1;
-        }
-        let mut last = first;
-        while last < HINT_COUNT && hint(last)? == head {
-            last += 1;
-        }
-        let high = if last < HINT_COUNT { (last + 1) * distance } else { count };
-        Ok((first * distance, high))
-    }
-
     /// The child at `index`; the one at `count` is the upper child.
     #[inline(always)]
     pub fn child(self, index: usize) -> Result<u64, Torn> {
@@ -161,14 +89,10 @@ impl<R: PageReader> Node<R> {
     /// Where the payload of a leaf's slot lies; its bounds are inside the page.
     #[inline(always)]
     pub(crate) fn payload_place(self, index: usize) -> Result<PayloadPlace, Torn> {
-        let slot = SLOTS + index * LEAF_SLOT;
-        let offset = self.u16_at(slot + SLOT_OFFSET)? + self.u16_at(slot + SLOT_KEY_LEN)?;
-        let len = self.u16_at(slot + SLOT_PAYLOAD_LEN)?;
-        if index >= self.count()? || offset + len > self.page.len() {
-            return Err(Torn);
+        match index < self.count()? {
+            true => self.place_at(index),
+            false => Err(Torn),
         }
-        let blob = self.u16_at(slot + SLOT_FLAGS)? & usize::from(BLOB_FLAG) != 0;
-        Ok(PayloadPlace { offset, len, blob })
     }
 
     /// Appends a slot's whole key to `key`, after clearing it.
@@ -186,10 +110,21 @@ impl<R: PageReader> Node<R> {
         self.page.copy_to(offset, suffix).ok_or(Torn)
     }
 
-    /// Copies the payload at `place` to `value`, after clearing it.
+    /// Copies the payload at `place` to `value`, in place of what is there.
+    #[inline(always)]
     pub(crate) fn payload_into(self, place: PayloadPlace, value: &mut Vec<u8>) -> Result<(), Torn> {
-        value.clear();
-        value.resize(place.len, 0);
+        // What is there is overwritten: only what is missing has to be filled up.
+        if value.len() > place.len {
+            value.truncate(place.len);
+        } else if value.len() < place.len {
+            value.resize(place.len, 0);
+        }
+        self.payload_to(place, value)
+    }
+
+    /// Copies the payload at `place` to `value`, which has its length.
+    #[inline(always)]
+    pub(crate) fn payload_to(self, place: PayloadPlace, value: &mut [u8]) -> Result<(), Torn> {
         self.page.copy_to(place.offset, value).ok_or(Torn)
     }
 
@@ -226,8 +161,22 @@ impl<'a> Node<&'a [u8]> {
         self.page
     }
 
+    #[inline(always)]
     fn slice(self, offset: usize, len: usize) -> Result<&'a [u8], Torn> {
         self.page.get(offset..).and_then(|rest| rest.get(..len)).ok_or(Torn)
+    }
+
+    /// Makes `key`, which begins with the node's prefix, a leaf's slot's whole key.
+    #[inline(always)]
+    pub(crate) fn suffix_into(self, index: usize, key: &mut Vec<u8>) -> Result<(), Torn> {
+        if index >= self.count()? {
+            return Err(Torn);
+        }
+        let slot = self.page.u64(SLOTS + index * LEAF_SLOT).ok_or(Torn)?;
+        let (offset, len) = (usize::from((slot >> 32) as u16), usize::from((slot >> 48) as u16));
+        key.truncate(self.prefix_len()?);
+        key.extend_from_slice(self.slice(offset, len)?);
+        Ok(())
     }
 
     /// The part of a slot's key behind the prefix.

@@ -168,7 +168,7 @@ fn fill(
         let (suffix, payload) = cell(source, index)?;
         target.push([suffix.get(longer..).ok_or(Torn)?, &[]], payload);
     }
-    target.make_hints();
+    target.finish();
     Ok(())
 }
 

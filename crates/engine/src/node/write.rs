@@ -153,13 +153,69 @@ impl<'a> NodeMut<'a> {
         self.bytes.copy_within(slot..self.slot(count), slot + size);
         self.put(COUNT, count + 1);
         let prefix = self.get(PREFIX_LEN);
-        self.put_cell(index, [&key[prefix..], &[]], payload);
-        self.make_hints_from(index, count);
+        let shared = self.shared_with(index, count, &key[prefix..]);
+        if shared != self.get(SKIP) {
+            // Written with the others' heads below.
+            self.put(SKIP, 0);
+            self.put_cell(index, [&key[prefix..], &[]], payload);
+            self.make_heads(shared);
+            self.make_hints();
+        } else {
+            self.put_cell(index, [&key[prefix..], &[]], payload);
+            self.make_hints_from(index, count);
+        }
         true
     }
 
-    /// Appends an entry whose suffix is given in two parts; the hints are left for the end.
-    /// The caller knows that it fits.
+    /// What all suffixes share once `suffix` is among them: as much of what they shared as it has,
+    /// and with a single other one all that both have. The slot at `index` is free.
+    fn shared_with(&self, index: usize, others: usize, suffix: &[u8]) -> usize {
+        let skip = self.get(SKIP);
+        if others == 0 || (others > 1 && skip == 0) {
+            return 0;
+        }
+        let slot = self.slot(usize::from(index == 0));
+        let (offset, len) = (self.get(slot + SLOT_OFFSET), self.get(slot + SLOT_KEY_LEN));
+        let most = if others == 1 { len } else { skip };
+        self.worth_skipping(common_prefix(&self.bytes[offset..offset + most], suffix))
+    }
+
+    /// So many of the bytes that all suffixes share as pay: what is skipped has to be compared with
+    /// a cell, which in a leaf may mean to wait for memory.
+    fn worth_skipping(&self, shared: usize) -> usize {
+        let least = if self.level() == 0 { HEAD_LEN } else { 2 };
+        if shared < least { 0 } else { shared }
+    }
+
+    /// Takes the heads of all slots behind the first `skip` bytes, which their suffixes share.
+    fn make_heads(&mut self, skip: usize) {
+        self.put(SKIP, skip);
+        for index in 0..self.count() {
+            let slot = self.slot(index);
+            let (offset, len) = (self.get(slot + SLOT_OFFSET), self.get(slot + SLOT_KEY_LEN));
+            let head = head_of(&self.bytes[offset + skip..offset + len]);
+            put_u32(self.bytes, slot, head);
+        }
+    }
+
+    /// Ends the filling of a node: heads and hints.
+    pub(crate) fn finish(&mut self) {
+        let suffix = |index: usize| {
+            let slot = self.slot(index);
+            let offset = self.get(slot + SLOT_OFFSET);
+            &self.bytes[offset..offset + self.get(slot + SLOT_KEY_LEN)]
+        };
+        let shared = match self.count() {
+            0 | 1 => 0,
+            // They are sorted: what these two share all of them do.
+            count => self.worth_skipping(common_prefix(suffix(0), suffix(count - 1))),
+        };
+        self.make_heads(shared);
+        self.make_hints();
+    }
+
+    /// Appends an entry whose suffix is given in two parts. The caller knows that it fits, and
+    /// calls [`finish`](NodeMut::finish) at the end.
     pub(crate) fn push(&mut self, suffix: [&[u8]; 2], payload: Payload<'_>) {
         let index = self.count();
         self.put(COUNT, index + 1);
@@ -174,7 +230,7 @@ impl<'a> NodeMut<'a> {
         let (middle, end) = (offset + suffix[0].len(), offset + key_len);
         self.bytes[offset..middle].copy_from_slice(suffix[0]);
         self.bytes[middle..end].copy_from_slice(suffix[1]);
-        let head = head_of(&self.bytes[offset..end]);
+        let head = head_of(&self.bytes[offset + self.get(SKIP)..end]);
         put_u32(self.bytes, slot, head);
         self.put(slot + SLOT_OFFSET, offset);
         self.put(slot + SLOT_KEY_LEN, key_len);
@@ -236,6 +292,9 @@ impl<'a> NodeMut<'a> {
         self.put(HEAP_USED, self.get(HEAP_USED) - freed);
         self.bytes.copy_within(slot + size..self.slot(count), slot);
         self.put(COUNT, count - 1);
+        if count == 1 {
+            self.put(SKIP, 0);
+        }
         self.make_hints_from(index, count);
     }
 
@@ -263,11 +322,11 @@ impl<'a> NodeMut<'a> {
             let Ok((suffix, payload)) = cell(old, index) else { break };
             node.push([suffix, &[]], payload);
         }
-        node.make_hints();
+        node.finish();
     }
 
     /// Writes all hints.
-    pub(crate) fn make_hints(&mut self) {
+    fn make_hints(&mut self) {
         let count = self.count();
         if count <= HINTS_FROM {
             self.bytes[HINTS..SLOTS].fill(0);

@@ -23,11 +23,26 @@ const CHECKSUM: usize = 0;
 const ID: usize = 8;
 const LSN: usize = 16;
 const FRAMES: usize = 24;
-const TREE: usize = 28;
+pub(crate) const TREE: usize = 28;
 const MAGIC: usize = 32;
 pub(crate) const KIND: usize = 36;
 const VERSION: usize = 37;
 pub(crate) const LEVEL: usize = 38;
+
+/// Tree and magic number as they stand in a page of this tree, one behind the other.
+#[inline(always)]
+pub(crate) const fn tree_and_magic(tree: u32) -> u64 {
+    tree as u64 | (PAGE_MAGIC as u64) << 32
+}
+
+/// Kind, version and level as they stand in a node of this level, in four bytes.
+#[inline(always)]
+pub(crate) const fn kind_and_level(level: u8) -> u32 {
+    let kind = if level == 0 { PageKind::Leaf } else { PageKind::Inner };
+    u32::from_le_bytes([kind as u8, PAGE_VERSION, level, 0])
+}
+
+const _: () = assert!(MAGIC == TREE + 4 && VERSION == KIND + 1 && LEVEL == KIND + 2);
 
 /// What a page holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -12,6 +12,7 @@ use vellum_pool::{OptimisticGuard, PageReader};
 
 use super::Access;
 use super::descend::{Reached, Step, Target};
+use super::read_ahead::{Direction, ReadAhead};
 use crate::error::{Error, Result};
 use crate::node::{Node, Torn};
 use crate::page::blob::BlobRef;
@@ -45,10 +46,11 @@ pub struct Cursor<'a> {
     key: Vec<u8>,
     /// A buffer for the keys of descents.
     scratch: Vec<u8>,
-    /// Leaves to read ahead, and how many of them are on their way.
-    read_ahead: usize,
-    ahead: usize,
-    /// Blobs of the entries before this one are on their way.
+    /// The key's beginning is the leaf's prefix.
+    has_prefix: bool,
+    ahead: ReadAhead<'a>,
+    /// Blobs are read ahead, too; those of the entries before this one are on their way.
+    reads_blobs: bool,
     blobs_until: usize,
 }
 
@@ -61,18 +63,21 @@ impl<'a> Cursor<'a> {
             guard: None,
             key: Vec::new(),
             scratch: Vec::new(),
-            read_ahead: 0,
-            ahead: 0,
+            has_prefix: false,
+            ahead: ReadAhead::new(access),
+            reads_blobs: false,
             blobs_until: 0,
         }
     }
 
-    /// Starts reading so many of the next leaves when moving forward, at most an eighth of the
-    /// pool; and the next blobs, another eighth.
+    /// Reads at most so many leaves ahead, 0 for none, and at most an eighth of the pool; and, unless
+    /// it is 0, the blobs of the next entries, another eighth.
+    ///
+    /// Without this call it is as many leaves as suits the pool, up to 256, and no blobs. Either
+    /// way reading ahead begins at the second leaf in a row, with a few.
     pub fn read_ahead(mut self, leaves: usize) -> Cursor<'a> {
-        let core = self.access.core;
-        let most = core.pool.capacity() / 8 / u64::from(core.page_frames);
-        self.read_ahead = leaves.min(usize::try_from(most).unwrap_or(leaves));
+        self.ahead.limit(self.access, leaves);
+        self.reads_blobs = leaves > 0;
         self
     }
 
@@ -81,8 +86,7 @@ impl<'a> Cursor<'a> {
     /// # Errors
     /// Damage or a failed read.
     pub fn seek(&mut self, key: &[u8]) -> Result<bool> {
-        self.ahead = 0;
-        self.load(Target::Key(key))?;
+        self.load(Target::Key(key), None)?;
         let index = self.find(key)?.0;
         self.settle_forward(index)
     }
@@ -92,7 +96,7 @@ impl<'a> Cursor<'a> {
     /// # Errors
     /// Damage or a failed read.
     pub fn seek_back(&mut self, key: &[u8]) -> Result<bool> {
-        self.load(Target::Key(key))?;
+        self.load(Target::Key(key), None)?;
         let (index, exact) = self.find(key)?;
         self.settle_backward(index + usize::from(exact))
     }
@@ -110,7 +114,7 @@ impl<'a> Cursor<'a> {
     /// # Errors
     /// Damage or a failed read.
     pub fn last(&mut self) -> Result<bool> {
-        self.load(Target::Last)?;
+        self.load(Target::Last, None)?;
         let count = self.node().count().map_err(|torn| self.torn(torn))?;
         self.settle_backward(count)
     }
@@ -236,21 +240,41 @@ impl<'a> Cursor<'a> {
     /// Copies the leaf of the current key, which has changed, and finds the key's place in it.
     fn seek_key(&mut self) -> Result<(usize, bool)> {
         let key = std::mem::take(&mut self.key);
-        let found = self.load(Target::Key(&key)).and_then(|()| self.find(&key));
+        let found = self.reload(&key).and_then(|()| self.find(&key));
         self.key = key;
         found
     }
 
-    /// Copies the leaf for `target`. After an error the cursor stands nowhere.
-    fn load(&mut self, target: Target<'_>) -> Result<()> {
+    /// Copies the leaf for `key` again; reading ahead goes on.
+    fn reload(&mut self, key: &[u8]) -> Result<()> {
+        self.load_with(Target::Key(key), |_, _| ())
+    }
+
+    /// Copies the leaf for `target`. `direction` is that of a scan from a neighbour of the leaf;
+    /// none begins anew.
+    fn load(&mut self, target: Target<'_>, direction: Option<Direction>) -> Result<()> {
+        self.load_with(target, |cursor, reached| match direction {
+            Some(direction) => cursor.ahead.step(cursor.access, direction, reached),
+            None => cursor.ahead.restart(),
+        })
+    }
+
+    /// Copies the leaf for `target`, and calls `look_ahead` with it. After an error the cursor
+    /// stands nowhere.
+    fn load_with(
+        &mut self,
+        target: Target<'_>,
+        mut look_ahead: impl FnMut(&mut Cursor<'a>, Reached<'a>),
+    ) -> Result<()> {
         self.state = State::Fresh;
         self.blobs_until = 0;
+        self.has_prefix = false;
         self.access.core.check_open()?;
         let access = self.access;
         let copied = access.attempt(|| {
             let reached = access.leaf(target)?;
             self.copy(reached)?;
-            self.prefetch_next(reached)?;
+            look_ahead(self, reached);
             Ok(())
         })?;
         if copied.is_none() {
@@ -272,33 +296,10 @@ impl<'a> Cursor<'a> {
         Ok(())
     }
 
-    /// Keeps the next leaves on their way, as far as they have the same parent.
-    fn prefetch_next(&mut self, reached: Reached<'a>) -> Step<()> {
-        let Some((parent, index)) = reached.parent else { return Ok(()) };
-        self.ahead = self.ahead.saturating_sub(1);
-        if self.read_ahead == 0 || self.ahead > self.read_ahead / 2 {
-            return Ok(());
-        }
-        let access = self.access;
-        let mut pages = Vec::with_capacity(self.read_ahead);
-        access.read(parent, |node| {
-            let last = node.count()?.min(index + self.read_ahead);
-            for next in index + 1..=last {
-                pages.push(access.page(node.child(next)?));
-            }
-            Ok(())
-        })?;
-        parent.validate()?;
-        self.ahead = pages.len();
-        pages.retain(|page| !access.core.pool.is_resident(*page));
-        access.core.pool.prefetch(&pages);
-        Ok(())
-    }
-
     /// Keeps the blobs of the next entries on their way, as far as they are in this leaf.
     fn prefetch_blobs(&mut self, index: usize, count: usize) {
         let pool = &self.access.core.pool;
-        if self.read_ahead == 0 || index < self.blobs_until {
+        if !self.reads_blobs || index < self.blobs_until {
             return;
         }
         self.blobs_until = count;
@@ -338,7 +339,7 @@ impl<'a> Cursor<'a> {
                 return Ok(false);
             }
             above.push(0);
-            self.load(Target::Key(&above))?;
+            self.load(Target::Key(&above), Some(Direction::Forward))?;
             // Always true of a sound tree; without it a damaged one could lead in a circle.
             let upper = self.node().upper().map_err(|torn| self.torn(torn))?;
             if upper.is_some_and(|upper| *upper < above[..]) {
@@ -362,7 +363,7 @@ impl<'a> Cursor<'a> {
                 self.state = State::AtStart;
                 return Ok(false);
             }
-            self.load(Target::Key(&below))?;
+            self.load(Target::Key(&below), Some(Direction::Backward))?;
             let lower = self.node().lower().map_err(|torn| self.torn(torn))?;
             if lower.is_some_and(|lower| *lower >= below[..]) {
                 return Err(self.torn(Torn));
@@ -373,10 +374,14 @@ impl<'a> Cursor<'a> {
         }
     }
 
+    #[inline(always)]
     fn stand_on(&mut self, index: usize) -> Result<bool> {
-        let mut key = std::mem::take(&mut self.key);
-        let read = self.node().key_into(index, &mut key);
-        self.key = key;
+        let node = Node::new(&self.leaf[..]);
+        let read = match self.has_prefix {
+            true => node.suffix_into(index, &mut self.key),
+            false => node.key_into(index, &mut self.key),
+        };
+        self.has_prefix = read.is_ok();
         read.map_err(|torn| self.torn(torn))?;
         self.state = State::On(index);
         Ok(true)

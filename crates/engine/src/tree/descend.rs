@@ -12,7 +12,8 @@ use vellum_pool::{PageId, SharedGuard};
 
 use super::Access;
 use crate::error::{Error, Result};
-use crate::node::{Node, Torn};
+use crate::node::{HINTS_END, HINTS_FROM, LEAF_SLOT, Node, Torn};
+use crate::page as header;
 
 /// Optimistic attempts before locks are taken.
 pub(crate) const ATTEMPTS: u32 = 64;
@@ -69,12 +70,17 @@ pub(crate) struct Pair<'a> {
 /// The number of the child that leads to the target, and its page.
 #[inline(always)]
 fn step<R: PageReader>(node: Node<R>, target: Target<'_>) -> Result<(usize, u64), Torn> {
-    let index = match target {
-        Target::Key(key) => node.find_child(key)?.index,
-        Target::Last => node.count()?,
-    };
-    Ok((index, node.child(index)?))
+    match target {
+        Target::Key(key) => node.child_for(key),
+        Target::Last => {
+            let index = node.count()?;
+            Ok((index, node.child(index)?))
+        }
+    }
 }
+
+/// What a search in a leaf without hints looks at: header and slots.
+const LEAF_BEGIN: usize = HINTS_END + HINTS_FROM * LEAF_SLOT;
 
 impl<'a> Access<'a> {
     /// The tree's page with this number.
@@ -104,17 +110,74 @@ impl<'a> Access<'a> {
         }
     }
 
+    /// The root and its level.
     #[inline(always)]
-    fn root(self) -> Step<OptimisticGuard<'a>> {
+    pub(crate) fn root(self) -> Step<(OptimisticGuard<'a>, u8)> {
         let root = self.core.pool.optimistic(self.tree.root);
         // The tree is marked before its pages go: a guard that is older than the mark is the
         // tree's root, and the validations find out whether it still is.
         self.check_dropped()?;
-        Ok(root.map_err(Error::from)?)
+        let root = root.map_err(Error::from)?;
+        let level = self.read(root, Node::level)?;
+        self.check_node(root, level)?;
+        Ok((root, level))
     }
 
-    /// The guard of a child that `parent` named. The parent is as it was when this returns.
+    /// A page that was reached is a node of this tree and level.
     #[inline(always)]
+    pub(crate) fn check_node(self, guard: OptimisticGuard<'a>, level: u8) -> Step<()> {
+        match Node::new(guard.bytes()).is_of(self.tree.id, level) {
+            true => Ok(()),
+            false => Err(self.wrong_node(guard, level)),
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn wrong_node(self, guard: OptimisticGuard<'a>, level: u8) -> Stop {
+        let bytes = guard.bytes();
+        let found = (bytes.u32(header::TREE), Node::new(bytes).level());
+        match (guard.validate(), found) {
+            (Err(Restart), _) => Stop::Restart,
+            (Ok(()), (Some(tree), Ok(_))) if tree != self.tree.id => {
+                Stop::Fail(tree_error(guard.page(), tree, self.tree.id))
+            }
+            (Ok(()), (_, Ok(found))) => Stop::Fail(level_error(guard.page(), found, level)),
+            (Ok(()), _) => Stop::Fail(Error::torn(guard.page(), Torn)),
+        }
+    }
+
+    /// Asks the processor for what a search in a node of this level begins with.
+    #[inline(always)]
+    pub(crate) fn touch_node(self, page: PageRef, level: u8) {
+        let bytes = if level == 0 { LEAF_BEGIN } else { HINTS_END };
+        self.core.pool.touch(page, 0, bytes);
+    }
+
+    /// The child of `level` that `parent` named. The parent is as it was when this returns.
+    #[inline(always)]
+    fn below(
+        self,
+        parent: OptimisticGuard<'a>,
+        id: u64,
+        level: u8,
+    ) -> Step<OptimisticGuard<'a>> {
+        let page = self.page(id);
+        self.touch_node(page, level);
+        let child = match self.core.pool.glance(page) {
+            Some(child) => {
+                parent.validate()?;
+                child
+            }
+            None => self.child(parent, id)?,
+        };
+        self.check_node(child, level)?;
+        Ok(child)
+    }
+
+    /// The guard of a child that `parent` named, brought in if need be. The parent is as it was
+    /// when this returns.
+    #[cold]
     pub(crate) fn child(self, parent: OptimisticGuard<'a>, id: u64) -> Step<OptimisticGuard<'a>> {
         // Without this a number read from a page in motion could bring in any page of the file.
         parent.validate()?;
@@ -124,45 +187,39 @@ impl<'a> Access<'a> {
     }
 
     /// Descends to the leaf for `target`.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn leaf(self, target: Target<'_>) -> Step<Reached<'a>> {
-        let (mut node, mut parent) = (self.root()?, None);
-        let mut level = self.read(node, Node::level)?;
+        let (mut node, top) = self.root()?;
+        let (mut parent, mut level) = (None, top);
         while level > 0 {
             let (index, id) = self.read(node, |node| step(node, target))?;
-            let child = self.child(node, id)?;
-            let below = self.read(child, Node::level)?;
-            if below != level - 1 {
-                return Err(self.wrong_level(child, below, level - 1));
-            }
-            (parent, node, level) = (Some((node, index)), child, below);
+            level -= 1;
+            (parent, node) = (Some((node, index)), self.below(node, id, level)?);
         }
+        self.core.pool.count_optimistic(u64::from(top) + 1);
         Ok(Reached { node, parent })
     }
 
-    #[cold]
-    fn wrong_level(self, guard: OptimisticGuard<'a>, found: u8, expected: u8) -> Stop {
-        match guard.validate() {
-            Err(Restart) => Stop::Restart,
-            Ok(()) => Stop::Fail(level_error(guard.page(), found, expected)),
-        }
-    }
-
-    /// The first page on the way to the leaf for `key` that is not in memory, if there is one.
-    pub(crate) fn first_missing(self, key: &[u8]) -> Step<Option<PageRef>> {
-        let mut node = self.root()?;
-        let mut level = self.read(node, Node::level)?;
-        while level > 0 {
-            let (_, id) = self.read(node, |node| step(node, Target::Key(key)))?;
+    /// The parent of the leaf for `key` and the number of its last child, or the page on the way
+    /// there that is not in memory.
+    pub(crate) fn parent_of_leaves(
+        self,
+        key: &[u8],
+    ) -> Step<Result<(OptimisticGuard<'a>, usize), PageRef>> {
+        let (mut node, mut level) = self.root()?;
+        while level > 1 {
+            let page = self.page(self.read(node, |node| node.child_for(key))?.1);
+            let child = self.core.pool.glance(page);
             node.validate()?;
-            if !self.core.pool.is_resident(self.page(id)) {
-                return Ok(Some(self.page(id)));
-            }
-            node = self.child(node, id)?;
-            // Lower by one at least, whatever a page in motion says.
-            level = self.read(node, Node::level)?.min(level - 1);
+            let Some(child) = child else { return Ok(Err(page)) };
+            level -= 1;
+            self.check_node(child, level)?;
+            node = child;
         }
-        Ok(None)
+        // The tree may have become a single leaf.
+        let last = if level == 1 { self.read(node, Node::count)? } else { return Err(Stop::Restart) };
+        node.validate()?;
+        Ok(Ok((node, last)))
     }
 
     /// Repeats `attempt` until it is not restarted any more; `None` if it starves.
@@ -245,14 +302,19 @@ impl<'a> Access<'a> {
     fn pair_below(self, parent: ExclusiveGuard<'a>, target: Target<'_>) -> Result<Pair<'a>> {
         let (index, child) = self.next(&parent, parent.page(), target)?;
         let node = self.core.pool.fix_exclusive(self.page(child))?;
-        let (found, level) = (self.level_of(&node, node.page())?, parent[crate::page::LEVEL]);
+        let (found, level) = (self.level_of(&node, node.page())?, parent[header::LEVEL]);
         if found != level - 1 {
             return Err(level_error(node.page(), found, level - 1));
         }
         Ok(Pair { parent: Some((parent, index)), node })
     }
 
+    /// The level of a node that is held; it is one of this tree.
     fn level_of(self, bytes: &[u8], page: PageRef) -> Result<u8> {
+        let tree = header::tree(bytes);
+        if tree != self.tree.id {
+            return Err(tree_error(page, tree, self.tree.id));
+        }
         Node::new(bytes).level().map_err(|torn| Error::torn(page, torn))
     }
 
@@ -285,6 +347,12 @@ impl<'a> Access<'a> {
             }
         }
     }
+}
+
+/// A sound page of another tree, as when the device lost the write of this one.
+#[cold]
+fn tree_error(page: PageRef, found: u32, expected: u32) -> Error {
+    Error::damaged(page, format!("it belongs to tree {found} where one of {expected} is due"))
 }
 
 #[cold]

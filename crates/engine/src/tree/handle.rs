@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use super::check::Strict;
 use super::modify::{Existing, Incoming};
+use super::multi_get::Found;
 use super::salvage::Visit;
 use super::{Access, Cursor, Entries, TreeStat, TreeState};
 use crate::error::Result;
@@ -92,6 +93,28 @@ impl Tree {
         self.open_access()?.multi_get(keys)
     }
 
+    /// Calls `visit` for each key, in any order: with the key's number and its value, or none if
+    /// there is none. Nothing is allocated for a key whose value lies in a leaf of 4 KiB.
+    ///
+    /// The lookups are interleaved: while one waits for memory or the device the others go on. A
+    /// change that comes between restarts the one lookup that it concerns. `visit` must not change
+    /// the key that it was called for, whose value it may hold.
+    ///
+    /// # Errors
+    /// As [`get`](Tree::get); then `visit` was called for some keys only.
+    #[inline]
+    pub fn multi_get_with<K: AsRef<[u8]>>(
+        &self,
+        keys: &[K],
+        mut visit: impl FnMut(usize, Option<&[u8]>),
+    ) -> Result<()> {
+        self.open_access()?.multi_get_with(keys, |index, found| match found {
+            Found::Nothing => visit(index, None),
+            Found::Inline(bytes) => visit(index, Some(bytes)),
+            Found::Held(value) => visit(index, Some(&value)),
+        })
+    }
+
     /// Stores a value for a new key.
     ///
     /// # Errors
@@ -127,6 +150,18 @@ impl Tree {
             None => Err(io::Error::other("a value was asked for twice")),
         };
         self.access().put(key, Incoming::Fill(len, &mut once), Existing::Replace)
+    }
+
+    /// Changes the value of `key`, keeping its length, as one step: no other change comes between
+    /// what `change` reads and what it writes. False if there is no value.
+    ///
+    /// `change` gets a copy and may get another one, if a change of a long value was overtaken. It
+    /// must not call the store.
+    ///
+    /// # Errors
+    /// Damage or a failed read; of long values also a full disk or pool. Then nothing changed.
+    pub fn update(&self, key: &[u8], mut change: impl FnMut(&mut [u8])) -> Result<bool> {
+        self.access().update(key, &mut change)
     }
 
     /// Removes an entry; true if it was there.

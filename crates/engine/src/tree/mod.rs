@@ -15,10 +15,12 @@ mod handle;
 mod modify;
 mod multi_get;
 mod read;
+mod read_ahead;
 mod salvage;
 mod structure;
 #[cfg(test)]
 mod tests;
+mod update;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 

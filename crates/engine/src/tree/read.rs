@@ -64,6 +64,24 @@ impl<'a> Access<'a> {
         self.open_blob(blob).map(Value::Blob)
     }
 
+    /// The blob of `key` and its reference; none if there is no value, or it lies in the leaf.
+    pub(crate) fn get_blob(self, key: &[u8]) -> Result<Option<(BlobRef, Blob<'a>)>> {
+        let leaf = self.shared_leaf(Target::Key(key))?;
+        let torn = |torn| Error::torn(leaf.page(), torn);
+        let node = Node::new(&leaf[..]);
+        let position = node.find(key).map_err(torn)?;
+        if !position.exact {
+            return Ok(None);
+        }
+        let place = node.payload_place(position.index).map_err(torn)?;
+        if !place.blob {
+            return Ok(None);
+        }
+        let blob = BlobRef::decode(node.payload(place).map_err(torn)?)
+            .ok_or_else(|| Error::damaged(leaf.page(), "a reference to a blob makes no sense"))?;
+        Ok(Some((blob, self.open_blob(blob)?)))
+    }
+
     /// Holds a blob whose reference is held.
     pub(crate) fn open_blob(self, blob: BlobRef) -> Result<Blob<'a>> {
         let guard = self.core.pool.fix_shared(blob.page)?;
@@ -92,25 +110,18 @@ impl<'a> Access<'a> {
     }
 
     /// `None` if the value is a blob.
-    #[inline]
+    #[inline(always)]
     fn try_get_into(self, key: &[u8], value: &mut Vec<u8>) -> Step<Option<bool>> {
         let leaf = self.leaf(Target::Key(key))?.node;
-        let (place, found) = self.read(leaf, |node| {
-            let position = node.find(key)?;
-            match position.exact {
-                true => Ok((Some(node.payload_place(position.index)?), true)),
-                false => Ok((None, false)),
-            }
+        let place = self.read(leaf, |node| match node.payload_for(key)? {
+            Some(place) if !place.blob => node.payload_into(place, value).map(|()| Some(place)),
+            other => Ok(other),
         })?;
-        if let Some(place) = place {
-            if place.blob {
-                leaf.validate()?;
-                return Ok(None);
-            }
-            self.read(leaf, |node| node.payload_into(place, value))?;
-        }
         leaf.validate()?;
-        Ok(Some(found))
+        Ok(match place {
+            Some(place) if place.blob => None,
+            place => Some(place.is_some()),
+        })
     }
 
     /// Whether `key` has a value.
