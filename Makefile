@@ -1,15 +1,17 @@
 # Thin on purpose: the work is in `cargo xtask` (crates/xtask), which also sets the machine up.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test soak tidy fmt clean toolchain
+.PHONY: help demo test bench soak tidy fmt clean toolchain
 
-# Passed on to `vellum demo`, as in: make demo ARGS="--dir /usr/share --limit 256MiB"
+# Passed on to `vellum demo` or `vellum bench`: make demo ARGS="--dir /usr/share --limit 256MiB"
 ARGS ?=
 
 help:
 	@echo "make demo    store the files under /usr, read them back, compare, reopen, check"
 	@echo "             ARGS=\"--dir DIR --limit 512MiB\" and so on; all of them: make demo ARGS=--help"
 	@echo "make test    format, rules, lints, all tests, model check, documentation (minutes)"
+	@echo "make bench   measurements beside other engines; ARGS=\"table2 --quick\"; alone: lists them"
+	@echo "             with RocksDB: make bench ROCKSDB=1 ARGS=..."
 	@echo "make soak    the long tests (an hour or more)"
 	@echo "make tidy    the project's own rules alone"
 	@echo "make fmt     format the code"
@@ -20,6 +22,9 @@ demo: toolchain
 
 test: toolchain
 	@cargo xtask test
+
+bench: toolchain
+	@cargo xtask bench $(if $(ROCKSDB),--rocksdb) $(ARGS)
 
 soak: toolchain
 	@cargo xtask soak

@@ -26,6 +26,7 @@ const AFTER_HELP: &str = "\
 Examples:
   vellum demo --dir /usr/share --limit 256MiB   the whole round on real files
   vellum probe                                  what this kernel offers, and what it costs
+  vellum bench list                             measurements, beside other engines
   vellum put notes.vellum greeting hello        the file is created when it is not there
   vellum get notes.vellum greeting
   vellum import photos.vellum ~/photos          a directory, then: vellum scan photos.vellum
@@ -51,6 +52,10 @@ struct Arguments {
 enum Command {
     Demo(demo::Arguments),
     Probe(command::probe::Arguments),
+    Bench(vellum_bench::command::Arguments),
+    /// How the benchmarks start this program again, as a worker
+    #[command(name = vellum_bench::worker::NAME, hide = true)]
+    BenchWorker,
     Import(command::import::Arguments),
     Get(command::get::Arguments),
     Put(command::put::Arguments),
@@ -80,6 +85,8 @@ fn run(command: Command) -> Outcome {
     match command {
         Command::Demo(arguments) => demo::run(&arguments),
         Command::Probe(arguments) => command::probe::run(&arguments),
+        Command::Bench(arguments) => command::bench::run(&arguments),
+        Command::BenchWorker => command::bench::work(),
         Command::Import(arguments) => command::import::run(&arguments),
         Command::Get(arguments) => command::get::run(&arguments),
         Command::Put(arguments) => command::put::run(&arguments),

@@ -4,6 +4,7 @@
 //! continuous integration runs cannot differ. It depends on nothing but clap, which keeps the time
 //! from a fresh clone to its first line short.
 
+mod bench;
 mod demo;
 mod fuzz;
 mod setup;
@@ -50,6 +51,15 @@ enum Chore {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
+    /// Build the release binary with other engines and run `vellum bench` with the arguments given
+    Bench {
+        /// RocksDB among the other engines: needs libclang, and builds for twenty minutes
+        #[arg(long)]
+        rocksdb: bool,
+        /// Passed on to `vellum bench`
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
     /// Run the fuzz targets with cargo-fuzz, on a nightly toolchain
     Fuzz {
         /// Seconds for each target
@@ -69,6 +79,7 @@ fn main() -> ExitCode {
         Chore::Soak { verbose } => testing::soak(&root, verbose),
         Chore::Tidy => tidy::run(&root),
         Chore::Demo { arguments } => demo::run(&root, &arguments),
+        Chore::Bench { rocksdb, arguments } => bench::run(&root, &arguments, rocksdb),
         Chore::Fuzz { seconds, target } => fuzz::run(&root, seconds, target.as_deref()),
     };
     match outcome {

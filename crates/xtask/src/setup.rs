@@ -13,11 +13,16 @@ const OLDEST_RUST: (u32, u32) = (1, 90);
 /// Programs that must be on the PATH, and the Debian package that has each.
 const PROGRAMS: &[(&str, &str)] = &[("cc", "build-essential"), ("git", "git")];
 
+/// As above, for RocksDB: the compiler's package has the library that generates bindings.
+const ROCKSDB_PROGRAMS: &[(&str, &str)] = &[("clang-14", "clang-14 libclang-14-dev")];
+
 /// What the caller is about to do.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Need {
     /// Compile and run the binaries.
     Build,
+    /// Compile RocksDB as well, whose bindings are generated.
+    RocksDb,
     /// Run the whole of `cargo xtask test`: formatter and linter as well.
     Tests,
 }
@@ -28,7 +33,10 @@ pub enum Need {
 /// Names what is missing and the command that gets it.
 pub fn ensure(need: Need) -> Outcome {
     check_compiler()?;
-    install_programs()?;
+    install_programs(PROGRAMS)?;
+    if need == Need::RocksDb {
+        install_programs(ROCKSDB_PROGRAMS)?;
+    }
     if need == Need::Tests {
         check_component("fmt", "rustfmt")?;
         check_component("clippy", "clippy")?;
@@ -58,9 +66,9 @@ fn compiler_version(line: &str) -> Option<(u32, u32)> {
     Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
 }
 
-fn install_programs() -> Outcome {
-    let mut packages: Vec<&str> =
-        PROGRAMS.iter().filter(|(program, _)| !on_path(program)).map(|entry| entry.1).collect();
+fn install_programs(programs: &[(&str, &str)]) -> Outcome {
+    let missing = programs.iter().filter(|(program, _)| !on_path(program));
+    let mut packages: Vec<&str> = missing.flat_map(|entry| entry.1.split(' ')).collect();
     packages.dedup();
     if packages.is_empty() {
         return Ok(());

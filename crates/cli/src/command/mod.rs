@@ -1,5 +1,6 @@
 //! The everyday commands, one file each.
 
+pub mod bench;
 pub mod check;
 pub mod dump;
 mod dump_format;

@@ -4,11 +4,18 @@ use super::Finding;
 use super::tree::{File, Tree};
 
 /// The crates that each crate must not know: arrows go `cli -> engine -> pool -> vm`.
+/// The benchmarks know all of these and nobody but the command knows the benchmarks; the peers are
+/// known to the command alone.
 const MUST_NOT_KNOW: &[(&str, &[&str])] = &[
-    ("crates/vm/Cargo.toml", &["vellum-pool", "vellum", "vellum-cli"]),
-    ("crates/pool/Cargo.toml", &["vellum", "vellum-cli"]),
-    ("crates/engine/Cargo.toml", &["vellum-cli"]),
+    ("crates/vm/Cargo.toml", &["vellum-pool", "vellum", "vellum-cli", BENCH, PEERS]),
+    ("crates/pool/Cargo.toml", &["vellum", "vellum-cli", BENCH, PEERS]),
+    ("crates/engine/Cargo.toml", &["vellum-cli", BENCH, PEERS]),
+    ("crates/bench/Cargo.toml", &["vellum-cli", PEERS]),
+    ("crates/bench-peers/Cargo.toml", &["vellum-cli"]),
 ];
+
+const BENCH: &str = "vellum-bench";
+const PEERS: &str = "vellum-bench-peers";
 
 /// Dependencies go one way.
 pub fn arrows(tree: &Tree) -> Vec<Finding> {

@@ -17,9 +17,14 @@ const CONTAINMENT: &[(&str, &str)] = &[
     ("crates/pool/src/core.rs", "bytes of pages that are held"),
     ("crates/pool/src/pool/guard.rs", "slices under a latch"),
     ("crates/pool/src/page/bytes.rs", "optimistic reads of bytes that others may change"),
+    ("crates/pool/src/pool/ahead.rs", "asking the processor for lines of its caches"),
     ("crates/pool/src/eviction/write_back.rs", "sealing a copy of a page's head"),
     ("crates/pool/src/device/", "the kernel and other threads fill and read pages"),
     ("crates/pool/tests/", "tests are the holders of pages"),
+    ("crates/bench/src/machine/device_rate/", "the kernel fills fixed buffers"),
+    ("crates/bench/src/experiment/page_access/", "plain reads to compare optimistic ones with"),
+    ("crates/bench/src/experiment/fig4.rs", "touching and releasing pages without a pool"),
+    ("crates/bench-peers/src/", "what other engines' interfaces ask for"),
 ];
 
 /// How far above an `unsafe` its comment may start when the statement is spread over lines.

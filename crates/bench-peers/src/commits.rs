@@ -1,0 +1,28 @@
+//! Counts commits, so that a session may keep its read transaction while nothing changed.
+//!
+//! A single read is a transaction of its own. Engines that have to open one for it (LMDB, redb,
+//! SQLite) would open the same snapshot again and again while nobody writes. A session reads the
+//! counter before it opens a snapshot, and goes on with the snapshot for as long as the counter
+//! stands still. Whoever commits moves the counter before the operation returns, so a read that
+//! begins after a write ended never sees what was there before it.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// The number of commits so far, on cache lines of its own: readers look at it at every read.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+pub(crate) struct Commits(AtomicU64);
+
+impl Commits {
+    /// How many there were. To be read before the snapshot that it goes with is opened.
+    #[inline]
+    pub(crate) fn now(&self) -> u64 {
+        self.0.load(Ordering::Acquire)
+    }
+
+    /// Counts one. To be called after the commit and before its operation returns.
+    #[inline]
+    pub(crate) fn made(&self) {
+        self.0.fetch_add(1, Ordering::Release);
+    }
+}

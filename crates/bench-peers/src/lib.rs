@@ -1,0 +1,32 @@
+//! Other engines behind the trait of `vellum-bench`, each in a file.
+//!
+//! Each is set up as it is fastest in the class that all engines run in: nothing is logged that can
+//! be left out, and nothing has to survive a crash before `settle` returns. The header of each file
+//! says what was chosen, and why.
+
+mod commits;
+mod fjall;
+mod lmdb;
+mod redb;
+#[cfg(feature = "rocksdb")]
+mod rocksdb;
+mod sqlite;
+
+use vellum_bench::engine::Factory;
+
+pub use fjall::FJALL;
+pub use lmdb::LMDB;
+pub use redb::REDB;
+#[cfg(feature = "rocksdb")]
+pub use rocksdb::ROCKSDB;
+pub use sqlite::SQLITE;
+
+/// The peers that were built in.
+pub const ALL: &[Factory] = &[
+    LMDB,
+    REDB,
+    FJALL,
+    SQLITE,
+    #[cfg(feature = "rocksdb")]
+    ROCKSDB,
+];

@@ -1,0 +1,326 @@
+//! redb behind the trait.
+//!
+//! Durability class: every commit is `Durability::None`; the one of `settle` is `Immediate`.
+//!
+//! Memory: redb has a cache of its own and reads its file through the kernel's page cache, without
+//! direct I/O. Under one limit a large own cache is the better one: a hit costs no system call, and
+//! the kernel gives up pages of files before anything else. So it is counted among the `direct`
+//! ones, and its cache gets all that the harness gives (redb itself bounds dirty pages by half).
+//!
+//! A table is opened once in a transaction, when it is first used. A read transaction is kept, with
+//! its tables: over a whole reading transaction, and between single reads while nothing is
+//! committed. redb has one writer at a time. There is no bulk load; sorted inserts are one.
+#![allow(unsafe_code)]
+
+use std::ops::Bound;
+use std::ptr::NonNull;
+
+use anyhow::{Context as _, Result, bail};
+use redb::{
+    Database, Durability, Range, ReadOnlyTable, ReadTransaction, ReadableDatabase as _,
+    ReadableTable, Table, TableDefinition, WriteTransaction,
+};
+use vellum_bench::engine::{Access, Direction, Engine, Factory, Pair, Session, Setting};
+
+use crate::commits::Commits;
+
+/// redb with commits that need not be durable.
+pub const REDB: Factory =
+    Factory { name: "redb", about: "redb 4.5, Durability::None, own cache", direct: true, open };
+
+/// Bytes that a transaction of a load puts in at most.
+const LOAD_BYTES: usize = 64 << 20;
+
+type Bytes = &'static [u8];
+
+struct Redb {
+    database: Database,
+    names: Vec<String>,
+    commits: Commits,
+}
+
+/// Opens or creates `data.redb` in the directory. No options.
+fn open(setting: &Setting) -> Result<Box<dyn Engine>> {
+    setting.check_options(&[])?;
+    let cache = usize::try_from(setting.cache_bytes).context("the cache is too large")?;
+    let file = setting.directory.join("data.redb");
+    let database = Database::builder().set_cache_size(cache).create(file)?;
+    let engine = Redb { database, names: setting.tables.clone(), commits: Commits::default() };
+    let mut writer = Writer::begin(&engine)?;
+    for table in 0..engine.names.len() {
+        writer.table(&engine, table)?;
+    }
+    writer.commit(&engine)?;
+    Ok(Box::new(engine))
+}
+
+impl Redb {
+    fn definition(&self, table: usize) -> TableDefinition<'_, Bytes, Bytes> {
+        TableDefinition::new(&self.names[table])
+    }
+}
+
+impl Engine for Redb {
+    fn load(&self, table: usize, entries: &mut dyn Iterator<Item = Pair>) -> Result<()> {
+        let mut entries = entries.peekable();
+        while entries.peek().is_some() {
+            let mut writer = Writer::begin(self)?;
+            let (mut bytes, into) = (0, writer.table(self, table)?);
+            for (key, value) in entries.by_ref() {
+                into.insert(&*key, &*value)?;
+                bytes += key.len() + value.len();
+                if bytes >= LOAD_BYTES {
+                    break;
+                }
+            }
+            writer.commit(self)?;
+        }
+        Ok(())
+    }
+
+    fn settle(&self) -> Result<()> {
+        let mut transaction = self.database.begin_write()?;
+        transaction.set_durability(Durability::Immediate)?;
+        Ok(transaction.commit()?)
+    }
+
+    fn session(&self) -> Result<Box<dyn Session + '_>> {
+        Ok(Box::new(RedbSession { engine: self, state: State::Idle, value: Vec::new() }))
+    }
+}
+
+/// A read transaction with the tables that were used in it.
+struct Reader {
+    tables: Vec<Option<ReadOnlyTable<Bytes, Bytes>>>,
+    transaction: ReadTransaction,
+}
+
+impl Reader {
+    fn begin(engine: &Redb) -> Result<Reader> {
+        let tables = engine.names.iter().map(|_| None).collect();
+        Ok(Reader { tables, transaction: engine.database.begin_read()? })
+    }
+
+    #[inline]
+    fn table(&mut self, engine: &Redb, table: usize) -> Result<&ReadOnlyTable<Bytes, Bytes>> {
+        let place = &mut self.tables[table];
+        if place.is_none() {
+            *place = Some(self.transaction.open_table(engine.definition(table))?);
+        }
+        place.as_ref().context("the table was just opened")
+    }
+}
+
+/// A write transaction with the tables that were used in it, which borrow it.
+struct Writer {
+    tables: Vec<Option<Table<'static, Bytes, Bytes>>>,
+    /// From a box; none once it was committed.
+    transaction: Option<NonNull<WriteTransaction>>,
+}
+
+impl Writer {
+    fn begin(engine: &Redb) -> Result<Writer> {
+        let mut transaction = engine.database.begin_write()?;
+        transaction.set_durability(Durability::None)?;
+        let transaction = Some(NonNull::from(Box::leak(Box::new(transaction))));
+        Ok(Writer { tables: engine.names.iter().map(|_| None).collect(), transaction })
+    }
+
+    fn table(&mut self, engine: &Redb, table: usize) -> Result<&mut Table<'static, Bytes, Bytes>> {
+        let place = &mut self.tables[table];
+        if place.is_none() {
+            let transaction = self.transaction.context("the transaction has ended")?;
+            // SAFETY: it stays where it is until `end` frees it, and `end` first drops all tables,
+            // the only ones that borrow it; nobody gets a `&mut` to it before.
+            let transaction: &'static WriteTransaction = unsafe { transaction.as_ref() };
+            *place = Some(transaction.open_table(engine.definition(table))?);
+        }
+        place.as_mut().context("the table was just opened")
+    }
+
+    fn commit(mut self, engine: &Redb) -> Result<()> {
+        if let Some(transaction) = self.end() {
+            transaction.commit()?;
+            engine.commits.made();
+        }
+        Ok(())
+    }
+
+    /// Closes the tables; the transaction, unless it was taken before.
+    fn end(&mut self) -> Option<Box<WriteTransaction>> {
+        self.tables.clear();
+        let transaction = self.transaction.take()?;
+        // SAFETY: the pointer came from a box, and `take` hands it out once. No table is left that
+        // borrows what it points to.
+        Some(unsafe { Box::from_raw(transaction.as_ptr()) })
+    }
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        drop(self.end());
+    }
+}
+
+enum State {
+    /// No transaction is open.
+    Idle,
+    /// A read transaction is left over, from when there had been so many commits.
+    Kept(u64, Reader),
+    Reading(Reader),
+    Writing(Writer),
+}
+
+struct RedbSession<'a> {
+    engine: &'a Redb,
+    state: State,
+    /// Where a value is changed.
+    value: Vec<u8>,
+}
+
+impl RedbSession<'_> {
+    /// Makes sure that there is a transaction that sees the newest state.
+    #[inline]
+    fn refresh(&mut self) -> Result<()> {
+        if let State::Idle | State::Kept(..) = self.state {
+            let now = self.engine.commits.now();
+            if !matches!(self.state, State::Kept(at, _) if at == now) {
+                self.state = State::Idle;
+                self.state = State::Kept(now, Reader::begin(self.engine)?);
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs `change` in the transaction under way, or in one of its own.
+    fn write<T>(
+        &mut self,
+        table: usize,
+        change: impl FnOnce(&mut Table<'static, Bytes, Bytes>, &mut Vec<u8>) -> Result<T>,
+    ) -> Result<T> {
+        match &mut self.state {
+            State::Writing(writer) => change(writer.table(self.engine, table)?, &mut self.value),
+            State::Reading(_) => bail!("a transaction that only reads cannot write"),
+            State::Idle | State::Kept(..) => {
+                self.state = State::Idle;
+                let mut writer = Writer::begin(self.engine)?;
+                let result = change(writer.table(self.engine, table)?, &mut self.value)?;
+                writer.commit(self.engine)?;
+                Ok(result)
+            }
+        }
+    }
+}
+
+impl Session for RedbSession<'_> {
+    fn begin(&mut self, access: Access) -> Result<()> {
+        self.state = State::Idle;
+        self.state = match access {
+            Access::Read => State::Reading(Reader::begin(self.engine)?),
+            Access::Write => State::Writing(Writer::begin(self.engine)?),
+        };
+        Ok(())
+    }
+
+    fn commit(&mut self) -> Result<()> {
+        match std::mem::replace(&mut self.state, State::Idle) {
+            State::Writing(writer) => writer.commit(self.engine),
+            _ => Ok(()),
+        }
+    }
+
+    fn get(&mut self, table: usize, key: &[u8], read: &mut dyn FnMut(&[u8])) -> Result<bool> {
+        self.refresh()?;
+        match &mut self.state {
+            State::Kept(_, reader) | State::Reading(reader) => {
+                show(reader.table(self.engine, table)?, key, read)
+            }
+            State::Writing(writer) => show(writer.table(self.engine, table)?, key, read),
+            State::Idle => bail!("no transaction is open"),
+        }
+    }
+
+    fn put(&mut self, table: usize, key: &[u8], value: &[u8]) -> Result<()> {
+        self.write(table, |table, _| {
+            table.insert(key, value)?;
+            Ok(())
+        })
+    }
+
+    fn update(
+        &mut self,
+        table: usize,
+        key: &[u8],
+        change: &mut dyn FnMut(&mut [u8]),
+    ) -> Result<bool> {
+        self.write(table, |table, buffer| {
+            buffer.clear();
+            match table.get(key)? {
+                Some(value) => buffer.extend_from_slice(value.value()),
+                None => return Ok(false),
+            }
+            change(buffer);
+            table.insert(key, &**buffer)?;
+            Ok(true)
+        })
+    }
+
+    fn remove(&mut self, table: usize, key: &[u8]) -> Result<bool> {
+        self.write(table, |table, _| Ok(table.remove(key)?.is_some()))
+    }
+
+    fn scan(
+        &mut self,
+        table: usize,
+        from: &[u8],
+        direction: Direction,
+        visit: &mut dyn FnMut(&[u8], &[u8]) -> bool,
+    ) -> Result<()> {
+        self.refresh()?;
+        match &mut self.state {
+            State::Kept(_, reader) | State::Reading(reader) => {
+                walk(reader.table(self.engine, table)?, from, direction, visit)
+            }
+            State::Writing(writer) => {
+                walk(writer.table(self.engine, table)?, from, direction, visit)
+            }
+            State::Idle => bail!("no transaction is open"),
+        }
+    }
+}
+
+#[inline]
+fn show(
+    table: &impl ReadableTable<Bytes, Bytes>,
+    key: &[u8],
+    read: &mut dyn FnMut(&[u8]),
+) -> Result<bool> {
+    match table.get(key)? {
+        Some(value) => read(value.value()),
+        None => return Ok(false),
+    }
+    Ok(true)
+}
+
+fn walk(
+    table: &impl ReadableTable<Bytes, Bytes>,
+    from: &[u8],
+    direction: Direction,
+    visit: &mut dyn FnMut(&[u8], &[u8]) -> bool,
+) -> Result<()> {
+    let mut entries: Range<'_, Bytes, Bytes> = match direction {
+        Direction::Forward => table.range::<&[u8]>(from..)?,
+        Direction::Backward => table.range::<&[u8]>((Bound::Unbounded, Bound::Included(from)))?,
+    };
+    loop {
+        let entry = match direction {
+            Direction::Forward => entries.next(),
+            Direction::Backward => entries.next_back(),
+        };
+        let Some(entry) = entry else { return Ok(()) };
+        let (key, value) = entry?;
+        if !visit(key.value(), value.value()) {
+            return Ok(());
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! Vellum behind the trait.
+
+use anyhow::{Context as _, Result};
+use vellum::{BackendChoice, BackendKind, Options, Store, Tree};
+
+use super::{Direction, Engine, Pair, Session, Setting};
+
+struct Vellum {
+    store: Store,
+    trees: Vec<Tree>,
+}
+
+/// Opens or creates `data.vellum` in the directory. Options: `backend`, `evictors`.
+pub(super) fn open(setting: &Setting) -> Result<Box<dyn Engine>> {
+    setting.check_options(&["backend", "evictors"])?;
+    let mut options = Options::new().pool_bytes(setting.cache_bytes);
+    if let Some(name) = setting.options.get("backend") {
+        options = options.backend(backend(name)?);
+    }
+    if let Some(threads) = setting.options.get("evictors") {
+        options = options.evictors(threads.parse().context("option 'evictors'")?);
+    }
+    let store = Store::open_or_create(setting.directory.join("data.vellum"), &options)?;
+    let trees = setting.tables.iter().map(|name| Ok(store.tree_or_create(name)?));
+    let trees = trees.collect::<Result<Vec<Tree>>>()?;
+    Ok(Box::new(Vellum { store, trees }))
+}
+
+fn backend(name: &str) -> Result<BackendChoice> {
+    match name {
+        "madvise" => Ok(BackendChoice::Only(BackendKind::Madvise)),
+        "process_madvise" => Ok(BackendChoice::Only(BackendKind::ProcessMadvise)),
+        _ => anyhow::bail!("option 'backend': no '{name}'; madvise or process_madvise"),
+    }
+}
+
+impl Engine for Vellum {
+    fn load(&self, table: usize, entries: &mut dyn Iterator<Item = Pair>) -> Result<()> {
+        self.trees[table].bulk_load(entries)?;
+        Ok(())
+    }
+
+    fn settle(&self) -> Result<()> {
+        Ok(self.store.sync()?)
+    }
+
+    fn session(&self) -> Result<Box<dyn Session + '_>> {
+        Ok(Box::new(VellumSession { engine: self, value: Vec::new() }))
+    }
+}
+
+struct VellumSession<'a> {
+    engine: &'a Vellum,
+    value: Vec<u8>,
+}
+
+impl Session for VellumSession<'_> {
+    fn get(&mut self, table: usize, key: &[u8], read: &mut dyn FnMut(&[u8])) -> Result<bool> {
+        let found = self.engine.trees[table].get_into(key, &mut self.value)?;
+        if found {
+            read(&self.value);
+        }
+        Ok(found)
+    }
+
+    fn put(&mut self, table: usize, key: &[u8], value: &[u8]) -> Result<()> {
+        self.engine.trees[table].upsert(key, value)?;
+        Ok(())
+    }
+
+    fn update(
+        &mut self,
+        table: usize,
+        key: &[u8],
+        change: &mut dyn FnMut(&mut [u8]),
+    ) -> Result<bool> {
+        Ok(self.engine.trees[table].update(key, change)?)
+    }
+
+    fn remove(&mut self, table: usize, key: &[u8]) -> Result<bool> {
+        Ok(self.engine.trees[table].remove(key)?)
+    }
+
+    fn scan(
+        &mut self,
+        table: usize,
+        from: &[u8],
+        direction: Direction,
+        visit: &mut dyn FnMut(&[u8], &[u8]) -> bool,
+    ) -> Result<()> {
+        let mut cursor = self.engine.trees[table].cursor();
+        let mut there = match direction {
+            Direction::Forward => cursor.seek(from)?,
+            Direction::Backward => cursor.seek_back(from)?,
+        };
+        while there {
+            let Some(value) = cursor.value()? else { break };
+            if !visit(cursor.key(), &value) {
+                break;
+            }
+            drop(value);
+            there = match direction {
+                Direction::Forward => cursor.forward()?,
+                Direction::Backward => cursor.backward()?,
+            };
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,151 @@
+//! Figure 4: how many pages a second the kernel gives and takes, by thread and by way.
+//!
+//! Every thread has a stretch of one surface to itself. It makes all of its pages resident by
+//! touching them, as the paper does, and releases them: one by one, or in batches with one call.
+#![allow(unsafe_code)]
+
+use std::sync::Barrier;
+use std::time::Instant;
+
+use anyhow::{Result, anyhow};
+use vellum_vm::{BackendChoice, BackendKind, Entry, PageRange, Surface};
+
+use super::{Context, Experiment, count};
+use crate::measure::{Contestant, alternate};
+use crate::report::{Axis, Chart, Line, Outcome, Row};
+
+/// The experiment.
+pub const FIG4: Experiment = Experiment {
+    name: "fig4",
+    shows: "pages allocated and released a second, page by page and in batches",
+    source: "SIGMOD'23, figure 4",
+    run,
+};
+
+/// Pages of a thread's stretch: 32 MiB.
+const STRETCH: u64 = 8192;
+
+/// A way to allocate and release.
+#[derive(Clone, Copy)]
+struct Way {
+    name: &'static str,
+    backend: BackendKind,
+    batch: u64,
+}
+
+/// The paper's line comes first: the others are compared with it.
+const WAYS: [Way; 4] = [
+    Way { name: "madvise", backend: BackendKind::Madvise, batch: 1 },
+    Way { name: "process_madvise, batches of 16", backend: BackendKind::ProcessMadvise, batch: 16 },
+    Way { name: "process_madvise, batches of 64", backend: BackendKind::ProcessMadvise, batch: 64 },
+    Way {
+        name: "process_madvise, batches of 512",
+        backend: BackendKind::ProcessMadvise,
+        batch: 512,
+    },
+];
+
+fn run(context: &Context<'_>) -> Result<Outcome> {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let rounds = context.pick(1, 4);
+    let mut outcome = Outcome::default();
+    let mut lines: Vec<Line> =
+        WAYS.iter().map(|way| Line { name: way.name.to_owned(), points: Vec::new() }).collect();
+    for threads in thread_counts(cores) {
+        let surfaces = WAYS
+            .iter()
+            .map(|way| Surface::reserve(STRETCH * threads as u64, BackendChoice::Only(way.backend)))
+            .collect::<Result<Vec<Surface>, _>>()?;
+        let contestants = WAYS.iter().zip(&surfaces).map(|(way, surface)| {
+            let name = format!("{}, {}", way.name, count(threads, "thread"));
+            Contestant::new(name, move || turn_over(surface, *way, threads, rounds))
+        });
+        let samples = alternate(context.rounds(), &context.progress, contestants.collect())?;
+        for (line, of_way) in lines.iter_mut().zip(&samples) {
+            line.points.push((threads as f64, of_way.median()));
+            outcome.rows.push(Row::of(of_way, "pages/s").against(of_way, &samples[0]));
+        }
+    }
+    outcome.charts.push(Chart {
+        title: "Pages allocated and released a second".to_owned(),
+        x: Axis::linear("threads"),
+        y: Axis::linear("pages/s"),
+        lines,
+    });
+    outcome.notes.push(
+        "A page is allocated by touching it: the kernel finds and zeroes it. Batches only cover \
+         the release."
+            .to_owned(),
+    );
+    Ok(outcome)
+}
+
+/// 1, 2, 4, ... and all cores.
+fn thread_counts(cores: usize) -> Vec<usize> {
+    let doubled = std::iter::successors(Some(1), |threads| Some(threads * 2));
+    doubled.take_while(|threads| *threads < cores).chain([cores]).collect()
+}
+
+/// Every thread touches and releases its stretch `rounds` times; pages a second of all.
+fn turn_over(surface: &Surface, way: Way, threads: usize, rounds: usize) -> Result<f64> {
+    let begin = Barrier::new(threads + 1);
+    std::thread::scope(|scope| {
+        let started: Vec<_> = (0..threads as u64)
+            .map(|thread| {
+                let begin = &begin;
+                scope.spawn(move || {
+                    begin.wait();
+                    (0..rounds).try_for_each(|_| turn_over_stretch(surface, way, thread * STRETCH))
+                })
+            })
+            .collect();
+        begin.wait();
+        let start = Instant::now();
+        for thread in started {
+            thread.join().map_err(|_| anyhow!("a thread panicked"))??;
+        }
+        let pages = STRETCH as usize * threads * rounds;
+        Ok(pages as f64 / start.elapsed().as_secs_f64())
+    })
+}
+
+fn turn_over_stretch(surface: &Surface, way: Way, first: u64) -> Result<()> {
+    for page in first..first + STRETCH {
+        // SAFETY: the page lies on the surface, and on this thread's stretch of it.
+        unsafe { surface.address(page).as_ptr().write_volatile(1) };
+    }
+    let mut entries = Vec::with_capacity(way.batch as usize);
+    for batch in (first..first + STRETCH).step_by(way.batch as usize) {
+        entries.clear();
+        let pages = batch..batch + way.batch;
+        entries.extend(pages.map(|start| Entry::new(PageRange { start, count: 1 })));
+        // SAFETY: nobody else knows these pages, and no reference into them exists.
+        let failed = unsafe { surface.release(&mut entries) };
+        if failed > 0 {
+            return Err(anyhow!("releasing {failed} of {} pages failed", entries.len()));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_way_leaves_nothing_resident() {
+        for way in WAYS {
+            let surface = Surface::reserve(2 * STRETCH, BackendChoice::Only(way.backend)).unwrap();
+            assert!(turn_over(&surface, way, 2, 1).unwrap() > 0.0);
+            let all = PageRange { start: 0, count: surface.pages() };
+            assert_eq!(surface.resident_pages(all).unwrap(), 0, "{}", way.name);
+        }
+    }
+
+    #[test]
+    fn thread_counts_end_with_all_cores() {
+        assert_eq!(thread_counts(1), [1]);
+        assert_eq!(thread_counts(2), [1, 2]);
+        assert_eq!(thread_counts(6), [1, 2, 4, 6]);
+    }
+}

@@ -1,0 +1,67 @@
+//! A device whose pages are made up: each is full of the number of the page to read next,
+//! but for its first word.
+//!
+//! It needs no storage, so the pool above it can be as large as memory, and its pages come in by
+//! the pool's own way: a miss, a read, a page fault.
+
+#![allow(unsafe_code)]
+
+use std::io;
+
+use vellum_pool::device::{Device, DeviceInfo, PageRange, ReadDone, Surface, Write};
+
+use super::Chain;
+
+/// Words of a page.
+const WORDS: usize = 512;
+
+/// The first word of a page: where a design that keeps state in the page would have it. Says
+/// "unlocked, version 1", see [`forms`](super::forms).
+pub const HEADER: u64 = (1 << 56) | 1;
+
+/// See the module's documentation. It cannot be written to.
+#[derive(Debug)]
+pub struct PatternDevice(pub Chain);
+
+impl Device for PatternDevice {
+    fn read(&self, surface: &Surface, range: PageRange) -> io::Result<()> {
+        if !range.is_within(surface.pages().min(self.0.range())) {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        for page in range.start..range.start + range.count {
+            let next = self.0.next(page);
+            let words = surface.address(page).cast::<u64>();
+            // SAFETY: within the page, which lies on the surface (checked above) and which the
+            // caller of a device holds exclusively.
+            unsafe {
+                words.write(HEADER);
+                (1..WORDS).for_each(|word| words.add(word).write(next));
+            }
+        }
+        Ok(())
+    }
+
+    fn start_reads(&self, surface: &Surface, reads: Vec<(PageRange, ReadDone)>) {
+        reads.into_iter().for_each(|(range, done)| done.call(self.read(surface, range)));
+    }
+
+    fn write(&self, batch: &mut [Write<'_>]) {
+        batch.iter_mut().for_each(|write| write.result = Err(io::ErrorKind::Unsupported.into()));
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn pages(&self) -> io::Result<u64> {
+        Ok(self.0.range())
+    }
+
+    fn resize(&self, _pages: u64) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    fn info(&self) -> DeviceInfo {
+        DeviceInfo::new(None, Ok(()), "pattern")
+    }
+}

@@ -1,0 +1,117 @@
+//! A pool all of whose pages are in memory, and that memory as a plain array.
+
+#![allow(unsafe_code)]
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result};
+use vellum_pool::{HugePages, PAGE_SIZE, PageRef, Pool, PoolOptions, PoolSize, RawPages, Space};
+
+use super::Chain;
+use super::memory::Memory;
+use super::pattern_device::PatternDevice;
+
+/// How long the pool may take until its memory is in huge pages.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// How long nothing may change meanwhile.
+const STANDSTILL: Duration = Duration::from_secs(5);
+
+/// See the module's documentation.
+#[derive(Debug)]
+pub struct Resident {
+    chain: Chain,
+    pool: Pool,
+    /// Where page 0 is, or would be.
+    base: *const u8,
+}
+
+impl Resident {
+    /// Opens a pool over a [`PatternDevice`] and brings in the pages of its chain, into pages of
+    /// 4 KiB.
+    ///
+    /// # Errors
+    /// No memory, no address space.
+    pub fn new(chain: Chain) -> Result<Resident> {
+        Resident::open(chain, HugePages::Off)
+    }
+
+    /// As [`new`](Resident::new), but waits until the pool has put nine tenths of the pages into
+    /// huge ones; none if it does not.
+    ///
+    /// # Errors
+    /// No memory, no address space.
+    pub fn in_huge_pages(chain: Chain) -> Result<Option<Resident>> {
+        let before = Memory::now()?;
+        let pages = Resident::open(chain, HugePages::Auto)?;
+        let wanted = chain.pages() * PAGE_SIZE as u64 / 10 * 9;
+        let started = Instant::now();
+        let (mut most, mut since) = (0, started);
+        loop {
+            let huge = Memory::now()?.since(before).huge;
+            if huge >= wanted {
+                return Ok(Some(pages));
+            }
+            if huge > most {
+                (most, since) = (huge, Instant::now());
+            }
+            if since.elapsed() > STANDSTILL || started.elapsed() > PATIENCE {
+                return Ok(None);
+            }
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    }
+
+    fn open(chain: Chain, huge_pages: HugePages) -> Result<Resident> {
+        // So many more frames that nothing leaves, and that collapsing has room.
+        let frames = chain.pages() + chain.pages() / 8 + 1024;
+        let options = PoolOptions {
+            size: PoolSize::Bytes(frames * PAGE_SIZE as u64),
+            // Without a thread in the background a pool has no huge pages.
+            evictors: u64::from(huge_pages != HugePages::Off),
+            huge_pages,
+            ..PoolOptions::default()
+        };
+        let device = Arc::new(PatternDevice(chain));
+        let space = Space::new(chain.range());
+        let pool = Pool::open(device, Arc::new(RawPages), space, options)
+            .context("opening a pool for the pages")?;
+        let mut base = std::ptr::null();
+        for place in chain.places() {
+            let page = pool.fix_shared(PageRef::new(place, 1))?;
+            base = page.as_ptr().wrapping_sub(place as usize * PAGE_SIZE);
+        }
+        let stats = pool.stats();
+        anyhow::ensure!(
+            stats.evictions == 0 && stats.misses == chain.pages(),
+            "of {} pages {} were read and {} left again",
+            chain.pages(),
+            stats.misses,
+            stats.evictions
+        );
+        Ok(Resident { chain, pool, base })
+    }
+
+    /// The pool.
+    pub fn pool(&self) -> &Pool {
+        &self.pool
+    }
+
+    /// The order of its pages.
+    pub fn chain(&self) -> Chain {
+        self.chain
+    }
+
+    /// Eight bytes of a page through a pointer, asking nobody.
+    ///
+    /// # Safety
+    /// The page is one of the chain's, and `offset..offset + 8` lies within it, aligned to 8.
+    #[inline(always)]
+    pub unsafe fn plain(&self, page: u64, offset: usize) -> u64 {
+        // SAFETY: the caller's promise; the pages of the chain are in memory as long as the pool
+        // is, since it has room for all of them, and nobody writes to them.
+        unsafe {
+            self.base.add(page as usize * PAGE_SIZE).add(offset).cast::<u64>().read_volatile()
+        }
+    }
+}

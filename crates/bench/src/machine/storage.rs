@@ -1,0 +1,54 @@
+//! The storage of an experiment that asks for a fast device.
+
+use std::path::{Path, PathBuf};
+
+use super::ram_disk::RamDisk;
+
+/// Where an experiment has its files, and what that is.
+#[derive(Debug)]
+pub struct Storage {
+    directory: PathBuf,
+    about: String,
+    /// Torn down with this.
+    _disk: Option<RamDisk>,
+}
+
+impl Storage {
+    /// The disk that `directory` is on.
+    pub fn disk(directory: &Path) -> Storage {
+        Storage {
+            directory: directory.to_owned(),
+            about: format!("the disk of {}", directory.display()),
+            _disk: None,
+        }
+    }
+
+    /// A RAM disk for `bytes` of files, or the disk that `directory` is on where there can be none.
+    pub fn fast(bytes: u64, directory: &Path) -> Storage {
+        // Room for what the file system keeps of itself.
+        match RamDisk::set_up(bytes + bytes / 16 + (64 << 20)) {
+            Ok(disk) => Storage {
+                directory: disk.path(),
+                about: format!(
+                    "zram (RAM), ext4 on a device of {} MiB; incompressible data",
+                    disk.bytes() >> 20
+                ),
+                _disk: Some(disk),
+            },
+            Err(error) => {
+                let disk = Storage::disk(directory);
+                Storage { about: format!("{}, because: {error:#}", disk.about), ..disk }
+            }
+        }
+    }
+
+    /// Where files go.
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// What it is, for a note.
+    pub fn about(&self) -> &str {
+        &self.about
+    }
+}

@@ -1,0 +1,7 @@
+//! Alternating measurements, and what is said of several samples.
+
+mod alternate;
+mod samples;
+
+pub use alternate::{Contestant, alternate};
+pub use samples::Samples;

@@ -1,0 +1,46 @@
+//! Charts as data: axes and lines. How they are drawn is for [`html`](super::html) to know.
+
+use serde::{Deserialize, Serialize};
+
+/// An axis.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Axis {
+    /// What it shows and in which unit.
+    pub label: String,
+    /// Logarithmic; all values are above zero then.
+    pub logarithmic: bool,
+}
+
+impl Axis {
+    /// A linear axis.
+    pub fn linear(label: &str) -> Axis {
+        Axis { label: label.to_owned(), logarithmic: false }
+    }
+
+    /// A logarithmic axis.
+    pub fn logarithmic(label: &str) -> Axis {
+        Axis { label: label.to_owned(), logarithmic: true }
+    }
+}
+
+/// A line of a chart.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Line {
+    /// Its name in the legend.
+    pub name: String,
+    /// Its points, x ascending.
+    pub points: Vec<(f64, f64)>,
+}
+
+/// A line chart.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Chart {
+    /// What it shows.
+    pub title: String,
+    /// The axis to the right.
+    pub x: Axis,
+    /// The axis upwards.
+    pub y: Axis,
+    /// The lines.
+    pub lines: Vec<Line>,
+}

@@ -1,0 +1,113 @@
+//! What an experiment returns, [`Outcome`], and the forms it is shown in: a table, JSON, HTML.
+
+pub mod chart;
+mod draw;
+pub mod html;
+pub mod json;
+pub mod text;
+
+use serde::{Deserialize, Serialize};
+
+pub use chart::{Axis, Chart, Line};
+
+use crate::measure::Samples;
+
+/// One figure.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Row {
+    /// What was measured, such as `version check, 8 GiB`.
+    pub name: String,
+    /// The median.
+    pub value: f64,
+    /// Of the value, such as `ns` or `lookups/s`.
+    pub unit: String,
+    /// The lowest sample.
+    pub low: f64,
+    /// The highest sample.
+    pub high: f64,
+    /// Samples behind the median.
+    pub samples: usize,
+    /// The median of the ratios to `against`, each within one round.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub ratio: Option<f64>,
+    /// The row that the ratio refers to.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub against: Option<String>,
+}
+
+impl Row {
+    /// A row of several samples.
+    pub fn of(samples: &Samples, unit: &str) -> Row {
+        Row {
+            name: samples.name.clone(),
+            value: samples.median(),
+            unit: unit.to_owned(),
+            low: samples.lowest(),
+            high: samples.highest(),
+            samples: samples.values.len(),
+            ratio: None,
+            against: None,
+        }
+    }
+
+    /// A row of one figure that has no spread, such as a count.
+    pub fn count(name: impl Into<String>, value: f64, unit: &str) -> Row {
+        Row {
+            name: name.into(),
+            value,
+            unit: unit.to_owned(),
+            low: value,
+            high: value,
+            samples: 1,
+            ratio: None,
+            against: None,
+        }
+    }
+
+    /// Adds the ratio of `samples` to `reference`, which was measured in the same rounds.
+    pub fn against(mut self, samples: &Samples, reference: &Samples) -> Row {
+        self.ratio = Some(samples.ratio_to(reference).median());
+        self.against = Some(reference.name.clone());
+        self
+    }
+
+    /// Adds a ratio that the caller computed.
+    pub fn with_ratio(mut self, ratio: f64, against: impl Into<String>) -> Row {
+        self.ratio = Some(ratio);
+        self.against = Some(against.into());
+        self
+    }
+}
+
+/// What an experiment found.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Outcome {
+    /// The figures.
+    pub rows: Vec<Row>,
+    /// The pictures.
+    pub charts: Vec<Chart>,
+    /// What a reader has to know: the storage, sizes, limits, what was left out and why.
+    pub notes: Vec<String>,
+}
+
+/// An experiment's outcome together with where it was made.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Record {
+    /// The experiment's name.
+    pub experiment: String,
+    /// What it shows, in a line.
+    pub shows: String,
+    /// The paper's table or figure, or what else it answers to.
+    pub source: String,
+    /// Whether it was the short form.
+    pub quick: bool,
+    /// The machine, in words.
+    pub machine: String,
+    /// The command that makes it again.
+    pub command: String,
+    /// How long it took.
+    pub seconds: f64,
+    /// What it found.
+    #[serde(flatten)]
+    pub outcome: Outcome,
+}

@@ -1,0 +1,122 @@
+//! Runs of the members of a team, alternating.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use anyhow::Result;
+
+use super::Team;
+use crate::experiment::Progress;
+use crate::measure::{Contestant, Samples, alternate};
+use crate::report::Row;
+use crate::workload::{Plan, Workload};
+
+/// What one contestant did, round by round.
+#[derive(Clone, Debug)]
+pub struct Series {
+    /// Operations a second.
+    pub rate: Samples,
+    /// The latency that 99 of 100 operations did not exceed, in microseconds; empty for those who
+    /// are no workers.
+    pub p99: Samples,
+    /// Bytes a second that the worker read from devices; empty for those who are no workers.
+    pub read: Samples,
+}
+
+impl Series {
+    /// The rate as a row.
+    pub fn row(&self, unit: &str) -> Row {
+        Row::of(&self.rate, unit)
+    }
+
+    /// How many times the other's rate this one is, as a row.
+    pub fn times(&self, other: &Series) -> Row {
+        times(&self.rate, &other.rate)
+    }
+}
+
+/// How many times the other's samples these are, round by round, as a row.
+pub fn times(samples: &Samples, reference: &Samples) -> Row {
+    Row::of(&samples.ratio_to(reference), "x").against(samples, reference)
+}
+
+/// The same samples in another unit, under a name that tells.
+pub fn scaled(samples: &Samples, factor: f64, what: &str) -> Samples {
+    let values = samples.values.iter().map(|value| value * factor).collect();
+    Samples { name: format!("{}{what}", samples.name), values }
+}
+
+/// Contestants that are gathered and then measured in rounds.
+#[derive(Debug)]
+pub struct Contest<'a> {
+    team: &'a Team,
+    contestants: Vec<Contestant<'a>>,
+    /// By contestant: latencies and reads of all rounds, the one that does not count included.
+    noted: Vec<Rc<RefCell<Noted>>>,
+}
+
+#[derive(Debug, Default)]
+struct Noted {
+    p99: Vec<f64>,
+    read: Vec<f64>,
+}
+
+impl<'a> Contest<'a> {
+    /// One without contestants.
+    pub fn of(team: &'a Team) -> Contest<'a> {
+        Contest { team, contestants: Vec::new(), noted: Vec::new() }
+    }
+
+    /// Adds runs of a workload by a member. Every round has a seed of its own, the same for all.
+    pub fn add(&mut self, label: impl Into<String>, member: &str, workload: Workload, plan: Plan) {
+        let (team, member) = (self.team, member.to_owned());
+        let noted = Rc::new(RefCell::new(Noted::default()));
+        self.noted.push(Rc::clone(&noted));
+        let mut seeds = plan.seed..;
+        let measure = move || {
+            let plan = Plan { seed: seeds.next().unwrap_or_default(), ..plan };
+            let mut worker = team.worker(&member)?;
+            let before = worker.seen();
+            let measured = worker.run(&workload, &plan)?;
+            let read = worker.seen().read.saturating_sub(before.read);
+            let mut noted = noted.borrow_mut();
+            noted.p99.push(measured.latency.p99 as f64 / 1000.0);
+            noted.read.push(read as f64 / measured.seconds);
+            Ok(measured.rate())
+        };
+        self.contestants.push(Contestant::new(label, measure));
+    }
+
+    /// Adds something else that is measured in the same rounds.
+    pub fn add_other(
+        &mut self,
+        label: impl Into<String>,
+        measure: impl FnMut() -> Result<f64> + 'a,
+    ) {
+        self.contestants.push(Contestant::new(label, measure));
+        self.noted.push(Rc::default());
+    }
+
+    /// Measures all of them; a series each, in the order in which they were added.
+    ///
+    /// # Errors
+    /// The first that a contestant returns.
+    pub fn hold(self, rounds: usize, progress: &Progress) -> Result<Vec<Series>> {
+        let rates = alternate(rounds, progress, self.contestants)?;
+        let series = rates.into_iter().zip(self.noted).map(|(rate, noted)| {
+            let counted = |values: &[f64], what: &str| Samples {
+                name: format!("{}, {what}", rate.name),
+                values: values.iter().skip(1).copied().collect(),
+            };
+            let noted = noted.borrow();
+            let (p99, read) = (counted(&noted.p99, "p99"), counted(&noted.read, "read"));
+            Series { p99, read, rate }
+        });
+        Ok(series.collect())
+    }
+}
+
+/// The series of that name.
+pub fn named<'a>(all: &'a [Series], name: &str) -> Option<&'a Series> {
+    all.iter().find(|series| series.rate.name == name)
+}

@@ -1,0 +1,59 @@
+//! Where teams play: the storage under test, how workers are started, and who cleans up.
+
+use std::path::Path;
+
+use anyhow::Result;
+
+use super::{Keeper, Launcher};
+use crate::machine::Storage;
+
+/// Storage and what workers are started with.
+#[derive(Debug)]
+pub struct Ground {
+    launcher: Launcher,
+    storage: Storage,
+    /// After the storage: it has nothing to do when that is gone.
+    _keeper: Keeper,
+}
+
+impl Ground {
+    /// Room for `bytes` of files in memory, or on the disk of `directory` where that cannot be.
+    ///
+    /// # Errors
+    /// If this program cannot be started again.
+    pub fn fast(bytes: u64, directory: &Path) -> Result<Ground> {
+        let launcher = Launcher::this_program()?;
+        Ground::with(launcher, || Storage::fast(bytes, directory))
+    }
+
+    /// On the disk of `directory`.
+    ///
+    /// # Errors
+    /// If this program cannot be started again.
+    pub fn disk(directory: &Path) -> Result<Ground> {
+        Ground::with(Launcher::this_program()?, || Storage::disk(directory))
+    }
+
+    /// With workers that are started in another way.
+    ///
+    /// # Errors
+    /// If they cannot be started.
+    pub fn with(launcher: Launcher, storage: impl FnOnce() -> Storage) -> Result<Ground> {
+        let keeper = Keeper::start(&launcher)?;
+        Ok(Ground { launcher, storage: storage(), _keeper: keeper })
+    }
+
+    /// Where files go.
+    pub fn directory(&self) -> &Path {
+        self.storage.directory()
+    }
+
+    /// The storage, for a note.
+    pub fn about(&self) -> String {
+        format!("Storage: {}.", self.storage.about())
+    }
+
+    pub(super) fn launcher(&self) -> &Launcher {
+        &self.launcher
+    }
+}

@@ -1,0 +1,381 @@
+//! The parent's side of one worker.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::io::{BufRead, BufReader, Read, Write as _};
+use std::process::{Child, ChildStdin, Command};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, anyhow, bail};
+
+use super::Launcher;
+use super::message::{GREETING, Request, Response, Usage};
+use crate::engine::Setting;
+use crate::machine::MemoryCgroup;
+use crate::machine::memory_cgroup::MemoryUse;
+use crate::workload::{Measured, Plan, Workload};
+
+/// How long a worker may take to come up, to open or to close an engine.
+const SHORT: Duration = Duration::from_secs(120);
+
+/// How long it may load, settle or check: engines that compact take their time under a limit.
+const LONG: Duration = Duration::from_secs(1800);
+
+/// Lines of the standard error stream that are remembered.
+const LAST_WORDS: usize = 5;
+
+/// What a worker had done at some moment of a run.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Moment {
+    /// Since the run was asked for.
+    pub seconds: f64,
+    /// What it used by then.
+    pub usage: Usage,
+}
+
+/// A process that runs an engine. It is killed on drop.
+pub struct Worker {
+    name: String,
+    child: Child,
+    input: ChildStdin,
+    output: Receiver<String>,
+    last_words: Arc<Mutex<VecDeque<String>>>,
+    /// After the child: a group goes when nobody is in it.
+    group: Option<MemoryCgroup>,
+}
+
+impl fmt::Debug for Worker {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "Worker({}, process {})", self.name, self.child.id())
+    }
+}
+
+impl Worker {
+    /// Starts a process, within `limit` bytes of memory if there is one. `name` is what errors call
+    /// it. It lives no longer than the thread that started it.
+    ///
+    /// # Errors
+    /// If it does not come up, or the limit cannot be set.
+    pub fn start(launcher: &Launcher, name: &str, limit: Option<u64>) -> Result<Worker> {
+        Worker::of(launcher.command(), name, limit)
+    }
+
+    pub(super) fn of(mut command: Command, name: &str, limit: Option<u64>) -> Result<Worker> {
+        let group = limit.map(MemoryCgroup::create).transpose()?;
+        let start = || format!("starting the worker '{name}'");
+        let mut child = command.spawn().with_context(start)?;
+        let streams = (child.stdin.take(), child.stdout.take(), child.stderr.take());
+        let (Some(input), Some(output), Some(errors)) = streams else {
+            bail!("{}: no pipes", start());
+        };
+        let (lines, received) = channel();
+        thread::spawn(move || each_line(output, |line| lines.send(line).is_ok()));
+        let last_words = Arc::new(Mutex::new(VecDeque::new()));
+        let (heard, speaker) = (Arc::clone(&last_words), name.to_owned());
+        thread::spawn(move || each_line(errors, |line| hear(&speaker, line, &heard)));
+        let name = name.to_owned();
+        let mut worker = Worker { name, child, input, output: received, last_words, group };
+        if let Some(group) = &worker.group {
+            group.add(worker.child.id())?;
+        }
+        let end = Instant::now() + SHORT;
+        while !worker.receive("starting", end)?.ends_with(GREETING) {}
+        Ok(worker)
+    }
+
+    /// Opens an engine.
+    ///
+    /// # Errors
+    /// Whatever the engine says; a worker that died or hangs, with its last words. This holds for
+    /// all requests.
+    pub fn open(&mut self, engine: &str, setting: &Setting) -> Result<()> {
+        let request = Request::Open { engine: engine.to_owned(), setting: setting.clone() };
+        self.do_it(&request, SHORT)
+    }
+
+    /// Fills the engine.
+    ///
+    /// # Errors
+    /// As [`open`](Worker::open).
+    pub fn load(&mut self, workload: &Workload) -> Result<()> {
+        self.do_it(&Request::Load(workload.clone()), LONG)
+    }
+
+    /// Writes everything and ends what the engine still has to do.
+    ///
+    /// # Errors
+    /// As [`open`](Worker::open).
+    pub fn settle(&mut self) -> Result<()> {
+        self.do_it(&Request::Settle, LONG)
+    }
+
+    /// Closes the engine.
+    ///
+    /// # Errors
+    /// As [`open`](Worker::open).
+    pub fn close(&mut self) -> Result<()> {
+        self.do_it(&Request::Close, LONG)
+    }
+
+    /// Runs operations.
+    ///
+    /// # Errors
+    /// As [`open`](Worker::open).
+    pub fn run(&mut self, workload: &Workload, plan: &Plan) -> Result<Measured> {
+        self.send(&Request::Run(workload.clone(), plan.clone()))?;
+        let answer = self.receive("running", Instant::now() + allowed(plan))?;
+        self.ran(&answer)
+    }
+
+    /// Runs operations and looks at the process `every` so often.
+    ///
+    /// # Errors
+    /// As [`open`](Worker::open).
+    pub fn run_watched(
+        &mut self,
+        workload: &Workload,
+        plan: &Plan,
+        every: Duration,
+    ) -> Result<(Measured, Vec<Moment>)> {
+        let start = Instant::now();
+        let mut moments = vec![Moment { seconds: 0.0, usage: self.seen() }];
+        self.send(&Request::Run(workload.clone(), plan.clone()))?;
+        let end = start + allowed(plan);
+        loop {
+            let next = start + every * u32::try_from(moments.len()).unwrap_or(u32::MAX);
+            match self.output.recv_timeout(next.saturating_duration_since(Instant::now())) {
+                Ok(answer) => return Ok((self.ran(&answer)?, moments)),
+                Err(RecvTimeoutError::Timeout) if next < end => {
+                    let seconds = start.elapsed().as_secs_f64();
+                    moments.push(Moment { seconds, usage: self.seen() });
+                }
+                Err(error) => return Err(self.lost("running", error)),
+            }
+        }
+    }
+
+    /// Checks what must hold after runs; what was checked.
+    ///
+    /// # Errors
+    /// As [`open`](Worker::open), and what does not hold.
+    pub fn check(&mut self, workload: &Workload) -> Result<Vec<String>> {
+        match self.ask(&Request::Check(workload.clone()), LONG)? {
+            Response::Checked(what) => Ok(what),
+            other => Err(self.unexpected(&other)),
+        }
+    }
+
+    /// What the process uses, and its group if it has a limit.
+    ///
+    /// # Errors
+    /// As [`open`](Worker::open).
+    pub fn usage(&mut self) -> Result<(Usage, Option<MemoryUse>)> {
+        match self.ask(&Request::Usage, SHORT)? {
+            Response::Used(usage) => {
+                Ok((usage, self.group.as_ref().map(MemoryCgroup::usage).transpose()?))
+            }
+            other => Err(self.unexpected(&other)),
+        }
+    }
+
+    /// Makes it a keeper, which asks nothing and is asked nothing any more.
+    pub(super) fn keep(&mut self) -> Result<()> {
+        self.do_it(&Request::Keep, SHORT)
+    }
+
+    /// What the process uses at this moment, without asking it.
+    pub fn seen(&self) -> Usage {
+        Usage::of(&self.child.id().to_string())
+    }
+
+    /// The number of its process.
+    pub fn process(&self) -> u32 {
+        self.child.id()
+    }
+
+    fn do_it(&mut self, request: &Request, patience: Duration) -> Result<()> {
+        match self.ask(request, patience)? {
+            Response::Done => Ok(()),
+            other => Err(self.unexpected(&other)),
+        }
+    }
+
+    fn ask(&mut self, request: &Request, patience: Duration) -> Result<Response> {
+        self.send(request)?;
+        let answer = self.receive(verb(request), Instant::now() + patience)?;
+        self.understand(&answer)
+    }
+
+    fn send(&mut self, request: &Request) -> Result<()> {
+        let line = serde_json::to_string(request)? + "\n";
+        // A worker that died says why below; the broken pipe does not.
+        match self.input.write_all(line.as_bytes()) {
+            Ok(()) => Ok(()),
+            Err(_) => Err(self.lost(verb(request), RecvTimeoutError::Disconnected)),
+        }
+    }
+
+    fn receive(&mut self, doing: &str, end: Instant) -> Result<String> {
+        let patience = end.saturating_duration_since(Instant::now());
+        self.output.recv_timeout(patience).map_err(|error| self.lost(doing, error))
+    }
+
+    fn ran(&mut self, answer: &str) -> Result<Measured> {
+        match self.understand(answer)? {
+            Response::Ran(measured) => Ok(measured),
+            other => Err(self.unexpected(&other)),
+        }
+    }
+
+    fn understand(&mut self, answer: &str) -> Result<Response> {
+        match serde_json::from_str(answer) {
+            Ok(Response::Failed(why)) => {
+                Err(anyhow!(why).context(format!("worker '{}'", self.name)))
+            }
+            Ok(response) => Ok(response),
+            Err(error) => {
+                Err(anyhow!(error).context(format!("the worker '{}' said '{answer}'", self.name)))
+            }
+        }
+    }
+
+    fn unexpected(&self, response: &Response) -> anyhow::Error {
+        anyhow!("the worker '{}' answered something else: {response:?}", self.name)
+    }
+
+    /// What became of a worker that does not answer any more.
+    fn lost(&mut self, doing: &str, error: RecvTimeoutError) -> anyhow::Error {
+        let hangs = error == RecvTimeoutError::Timeout;
+        let ended = if hangs { Ok(None) } else { self.wait() };
+        // Whatever it still says would be taken for the answer to something else.
+        let _ = self.child.kill();
+        let killed = self.group.as_ref().and_then(|group| group.usage().ok());
+        let mut text = match ended {
+            _ if hangs => format!("the worker '{}' hangs, {doing}", self.name),
+            Ok(Some(status)) => format!("the worker '{}' died, {doing}: {status}", self.name),
+            _ => format!("the worker '{}' is silent, {doing}", self.name),
+        };
+        if killed.is_some_and(|usage| usage.killed > 0) {
+            text += "; killed by the kernel, because it needs more memory than its limit";
+        }
+        let words = self.last_words.lock().unwrap_or_else(PoisonError::into_inner);
+        if !words.is_empty() {
+            let words: Vec<&str> = words.iter().map(String::as_str).collect();
+            text += &format!("; its last words: {}", words.join(" | "));
+        }
+        anyhow!(text)
+    }
+
+    /// Waits for a worker that closed its output: it is about to end.
+    fn wait(&mut self) -> std::io::Result<Option<std::process::ExitStatus>> {
+        for _ in 0..100 {
+            if let Some(status) = self.child.try_wait()? {
+                // The thread that hears the last words needs a moment.
+                thread::sleep(Duration::from_millis(50));
+                return Ok(Some(status));
+            }
+            thread::sleep(Duration::from_millis(20));
+        }
+        Ok(None)
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        // It may have ended; there is nothing to be done about anything else.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// How long a run may take: threads end between operations, which may be long.
+fn allowed(plan: &Plan) -> Duration {
+    Duration::from_secs_f64(plan.seconds * 4.0) + SHORT
+}
+
+fn verb(request: &Request) -> &'static str {
+    match request {
+        Request::Open { .. } => "opening",
+        Request::Load(_) => "loading",
+        Request::Settle => "settling",
+        Request::Run(..) => "running",
+        Request::Check(_) => "checking",
+        Request::Usage => "telling what it uses",
+        Request::Close => "closing",
+        Request::Keep => "keeping",
+    }
+}
+
+/// Calls `take` with every line until there are no more, or it has had enough.
+fn each_line(stream: impl Read, mut take: impl FnMut(String) -> bool) {
+    let mut stream = BufReader::new(stream);
+    let mut line = Vec::new();
+    while stream.read_until(b'\n', &mut line).is_ok_and(|bytes| bytes > 0) {
+        let text = String::from_utf8_lossy(&line).trim_end().to_owned();
+        line.clear();
+        if !take(text) {
+            return;
+        }
+    }
+}
+
+/// Passes a line of the standard error stream on, and remembers it.
+fn hear(speaker: &str, line: String, last_words: &Mutex<VecDeque<String>>) -> bool {
+    eprintln!("{speaker}: {line}");
+    let mut words = last_words.lock().unwrap_or_else(PoisonError::into_inner);
+    if words.len() == LAST_WORDS {
+        words.pop_front();
+    }
+    words.push_back(line);
+    true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shell(script: &str) -> Worker {
+        let script = format!("echo noise; echo {GREETING}; {script}");
+        Worker::start(&Launcher::new("sh".into(), &["-c", &script]), "shell", None).unwrap()
+    }
+
+    #[test]
+    fn a_worker_that_hangs_is_an_error_and_is_killed() {
+        let mut worker = shell("exec sleep 100");
+        let error = worker.receive("dreaming", Instant::now() + Duration::from_millis(50));
+        assert_eq!(error.unwrap_err().to_string(), "the worker 'shell' hangs, dreaming");
+        assert!(!worker.child.wait().unwrap().success());
+    }
+
+    #[test]
+    fn a_worker_that_dies_says_how_and_why() {
+        let mut worker = shell("read request; echo one >&2; echo two words >&2; exit 3");
+        let text = worker.settle().unwrap_err().to_string();
+        assert!(text.contains("the worker 'shell' died, settling: exit status: 3"), "{text}");
+        assert!(text.ends_with("its last words: one | two words"), "{text}");
+        // And is still dead.
+        assert!(worker.usage().unwrap_err().to_string().contains("died, telling"));
+    }
+
+    #[test]
+    fn an_answer_that_is_none_is_told() {
+        let mut worker = shell("read request; echo hm; read request; echo '\"Done\"'");
+        let error = worker.settle().unwrap_err().to_string();
+        assert_eq!(error, "the worker 'shell' said 'hm'");
+        let error = worker.usage().unwrap_err().to_string();
+        assert_eq!(error, "the worker 'shell' answered something else: Done");
+    }
+
+    #[test]
+    fn a_program_that_is_no_worker_is_told() {
+        let launcher = Launcher::new("sh".into(), &["-c", "echo I am busy; echo go away >&2"]);
+        let error = Worker::start(&launcher, "shell", None).unwrap_err().to_string();
+        assert!(error.contains("died, starting: exit status: 0"), "{error}");
+        let launcher = Launcher::new("no-such-program".into(), &[]);
+        let error = Worker::start(&launcher, "shell", None).unwrap_err().to_string();
+        assert_eq!(error, "starting the worker 'shell'");
+    }
+}

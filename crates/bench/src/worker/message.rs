@@ -1,0 +1,108 @@
+//! What is said between a worker and its parent.
+
+use std::fs;
+
+use serde::{Deserialize, Serialize};
+
+use crate::engine::Setting;
+use crate::machine::kib;
+use crate::workload::{Measured, Plan, Workload};
+
+/// How the first line of a worker ends. What comes before is not the worker's: whoever starts the
+/// program may have something to say.
+pub const GREETING: &str = "vellum bench worker 1";
+
+/// What a worker is asked to do. Each request is answered before the next one is read.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum Request {
+    /// Open an engine by name. There is none open.
+    Open {
+        /// Its name.
+        engine: String,
+        /// How.
+        setting: Setting,
+    },
+    /// Fill it.
+    Load(Workload),
+    /// Write everything, and end what it still has to do.
+    Settle,
+    /// Run operations.
+    Run(Workload, Plan),
+    /// Check what must hold after runs.
+    Check(Workload),
+    /// Tell what this process uses.
+    Usage,
+    /// Close the engine.
+    Close,
+    /// Wait until the parent ends, then remove what is left behind by processes that were killed.
+    Keep,
+}
+
+/// What a worker answers.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Response {
+    /// Done.
+    Done,
+    /// What a run did.
+    Ran(Measured),
+    /// What was checked.
+    Checked(Vec<String>),
+    /// What this process uses.
+    Used(Usage),
+    /// Why it was not done. The worker lives on.
+    Failed(String),
+}
+
+/// What a process uses and has done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Usage {
+    /// Bytes of memory that are mapped and present, shared ones and those of mapped files included.
+    pub resident: u64,
+    /// Bytes that it made the kernel read from devices since it began.
+    pub read: u64,
+    /// Bytes that it gave the kernel to write to devices since it began.
+    pub written: u64,
+}
+
+impl Usage {
+    /// Of a process that runs: by number, or `self`. What cannot be read is 0.
+    pub fn of(process: &str) -> Usage {
+        let io = fs::read_to_string(format!("/proc/{process}/io")).unwrap_or_default();
+        let field = |name: &str| {
+            let value = io.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok());
+            value.unwrap_or(0)
+        };
+        Usage {
+            resident: kib(&format!("/proc/{process}/status"), "VmRSS").unwrap_or(0) * 1024,
+            read: field("read_bytes:"),
+            written: field("write_bytes:"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_and_responses_survive_a_line() {
+        let setting = Setting::new(std::path::Path::new("a b"), 1 << 20);
+        let open = Request::Open { engine: "vellum".to_owned(), setting };
+        let line = serde_json::to_string(&open).unwrap();
+        assert!(!line.contains('\n'));
+        assert_eq!(
+            format!("{:?}", serde_json::from_str::<Request>(&line).unwrap()),
+            format!("{open:?}")
+        );
+        let failed = Response::Failed("two\nlines".to_owned());
+        let line = serde_json::to_string(&failed).unwrap();
+        assert!(!line.contains('\n'));
+        assert_eq!(serde_json::from_str::<Response>(&line).unwrap(), failed);
+    }
+
+    #[test]
+    fn this_process_uses_memory() {
+        assert!(Usage::of("self").resident > 1 << 20);
+        assert_eq!(Usage::of("0"), Usage::default());
+    }
+}

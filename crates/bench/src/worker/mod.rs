@@ -1,0 +1,29 @@
+//! Child processes that each run one engine under a memory limit.
+//!
+//! A worker is this program again, started with a hidden command. It gets [`Request`]s and gives
+//! [`Response`]s, one JSON text a line, through its standard input and output. It is in its memory
+//! cgroup before it opens anything, and is killed when its parent goes. The parent keeps several
+//! alive and lets them run alternately ([`Team`]).
+
+mod contest;
+mod ground;
+mod handle;
+mod keeper;
+mod launcher;
+mod message;
+mod serve;
+mod share;
+mod team;
+
+pub use contest::{Contest, Series, named, scaled, times};
+pub use ground::Ground;
+pub use handle::{Moment, Worker};
+pub use keeper::Keeper;
+pub use launcher::Launcher;
+pub use message::{GREETING, Request, Response, Usage};
+pub use serve::main;
+pub use share::{cache_bytes, limit_for};
+pub use team::{Member, Team, Terms};
+
+/// The hidden command by which a worker is started.
+pub const NAME: &str = "bench-worker";

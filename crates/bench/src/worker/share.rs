@@ -1,0 +1,42 @@
+//! How much of a memory limit an engine's own cache gets.
+
+use crate::engine::Factory;
+
+/// What a process has beside its cache: program, stacks, buffers for I/O.
+const FIXED: u64 = 8 << 20;
+
+/// The least that is given to a cache.
+const LEAST: u64 = 1 << 20;
+
+/// Bytes for the cache of an engine that runs within `limit` bytes.
+///
+/// Engines that pass the page cache get four fifths of it, less 8 MiB. The fifth that is left
+/// holds what grows with the data: Vellum needs 1/256 of the stored bytes (a state word of 8 bytes
+/// and a page table entry of 8 bytes for each page of 4 KiB), so it suffices for more than thirty
+/// times the limit. Engines that rely on the page cache get an eighth: the kernel counts the pages
+/// that it caches for them towards the same limit, and needs the rest.
+pub fn cache_bytes(engine: &Factory, limit: u64) -> u64 {
+    let share = if engine.direct { (limit / 5 * 4).saturating_sub(FIXED) } else { limit / 8 };
+    share.max(LEAST)
+}
+
+/// The limit under which an engine that passes the page cache gets a cache of `bytes`.
+pub fn limit_for(bytes: u64) -> u64 {
+    ((bytes + FIXED) / 4 + 1) * 5
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::VELLUM;
+
+    #[test]
+    fn the_limit_gives_the_cache_that_it_was_made_for() {
+        for bytes in [LEAST, 100 << 20, 4 << 30] {
+            let cache = cache_bytes(&VELLUM, limit_for(bytes));
+            assert!((bytes..bytes + 64).contains(&cache), "{cache}, not {bytes}");
+        }
+        assert_eq!(cache_bytes(&Factory { direct: false, ..VELLUM }, 256 << 20), 32 << 20);
+        assert_eq!(cache_bytes(&VELLUM, 4 << 20), LEAST);
+    }
+}

@@ -1,0 +1,212 @@
+//! Several workers with the same data, alive side by side.
+
+use std::cell::{RefCell, RefMut};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use anyhow::{Context as _, Result, bail};
+
+use super::{Ground, Worker, cache_bytes};
+use crate::engine::{Engines, Factory, Setting, VELLUM};
+use crate::experiment::Progress;
+use crate::machine::{MemoryCgroup, page_cache};
+use crate::workload::{Plan, Workload};
+
+/// Who is in a team.
+#[derive(Clone, Debug)]
+pub struct Member {
+    /// What rows call it.
+    pub name: String,
+    /// Its engine.
+    pub engine: Factory,
+    /// Bytes of the engine's cache; what the limit leaves for it if nothing is said.
+    pub cache_bytes: Option<u64>,
+    /// What only this engine understands.
+    pub options: BTreeMap<String, String>,
+}
+
+impl Member {
+    /// An engine under its own name, with nothing special.
+    pub fn plain(engine: &Factory) -> Member {
+        Member {
+            name: engine.name.to_owned(),
+            engine: *engine,
+            cache_bytes: None,
+            options: BTreeMap::new(),
+        }
+    }
+
+    /// All engines of a run, under their own names.
+    pub fn all(engines: &Engines) -> Vec<Member> {
+        engines.all().iter().map(Member::plain).collect()
+    }
+
+    /// An engine with an option, under a name that tells.
+    pub fn with_option(engine: &Factory, name: &str, value: &str) -> Member {
+        let mut member = Member::plain(engine);
+        member.name = format!("{} {value}", engine.name);
+        member.options.insert(name.to_owned(), value.to_owned());
+        member
+    }
+}
+
+/// What the members of a team have in common.
+#[derive(Debug)]
+pub struct Terms<'a> {
+    /// Where they play.
+    pub ground: &'a Ground,
+    /// The memory limit of each, in bytes; none if memory is not what the experiment is about.
+    pub limit: Option<u64>,
+    /// What they are filled with.
+    pub workload: &'a Workload,
+    /// How the data is brought to a steady state before anything counts.
+    pub warm_up: Plan,
+    /// Engines are opened anew and cached pages dropped between loading and warming up.
+    pub cold: bool,
+}
+
+/// Workers, each with an engine that is open and filled.
+#[derive(Debug)]
+pub struct Team {
+    seats: Vec<Seat>,
+    limit: Option<u64>,
+    notes: Vec<String>,
+}
+
+#[derive(Debug)]
+struct Seat {
+    member: Member,
+    setting: Setting,
+    worker: RefCell<Worker>,
+    /// Bytes of its files once it was loaded.
+    stored: u64,
+    /// After the worker, which has them open.
+    _files: Files,
+}
+
+/// A directory that goes, with all that is in it.
+#[derive(Debug)]
+struct Files(PathBuf);
+
+impl Drop for Files {
+    fn drop(&mut self) {
+        if let Err(error) = std::fs::remove_dir_all(&self.0) {
+            eprintln!("vellum bench: cannot remove {}: {error}", self.0.display());
+        }
+    }
+}
+
+impl Team {
+    /// Starts, fills and warms up everybody, one after the other. A peer that fails is left out,
+    /// and a note says why.
+    ///
+    /// # Errors
+    /// If Vellum fails.
+    pub fn start(members: &[Member], terms: &Terms<'_>, progress: &Progress) -> Result<Team> {
+        let mut team = Team { seats: Vec::new(), limit: terms.limit, notes: Vec::new() };
+        if let Some(bytes) = terms.limit
+            && let Err(error) = MemoryCgroup::create(bytes)
+        {
+            team.limit = None;
+            team.notes.push(format!(
+                "NO MEMORY LIMIT: {error:#}. Engines that rely on the page cache had all memory."
+            ));
+        }
+        for (at, member) in members.iter().enumerate() {
+            progress.at(at, members.len(), &format!("loading {}", member.name));
+            match Seat::take(member, terms, team.limit, at) {
+                Ok(seat) => team.seats.push(seat),
+                Err(error) if member.engine.name != VELLUM.name => {
+                    team.notes.push(format!("{} was left out: {error:#}.", member.name));
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(team)
+    }
+
+    /// Names of those who are in, in their order.
+    pub fn names(&self) -> Vec<&str> {
+        self.seats.iter().map(|seat| &seat.member.name[..]).collect()
+    }
+
+    /// The worker of a member.
+    ///
+    /// # Errors
+    /// If there is none of that name, or it is at work.
+    pub fn worker(&self, name: &str) -> Result<RefMut<'_, Worker>> {
+        let seat = self.seat(name)?;
+        seat.worker.try_borrow_mut().with_context(|| format!("'{name}' is at work"))
+    }
+
+    /// The store of a Vellum member: the file that the device is measured with.
+    ///
+    /// # Errors
+    /// If there is none of that name.
+    pub fn store(&self, name: &str) -> Result<PathBuf> {
+        Ok(self.seat(name)?.setting.directory.join("data.vellum"))
+    }
+
+    /// What a reader has to know: limits, caches, sizes of files, who was left out.
+    pub fn notes(&self) -> Vec<String> {
+        let mib = |bytes: u64| bytes >> 20;
+        let mut notes = self.notes.clone();
+        if let Some(limit) = self.limit {
+            notes.push(format!(
+                "Each engine in a process of its own within a memory cgroup of {} MiB, in which it \
+                 also loaded its data.",
+                mib(limit)
+            ));
+        }
+        let seats = self.seats.iter().map(|seat| {
+            format!(
+                "{} (cache {} MiB, files {} MiB)",
+                seat.member.name,
+                mib(seat.setting.cache_bytes),
+                mib(seat.stored)
+            )
+        });
+        notes.push(format!("Engines: {}.", seats.collect::<Vec<_>>().join(", ")));
+        notes
+    }
+
+    fn seat(&self, name: &str) -> Result<&Seat> {
+        match self.seats.iter().find(|seat| seat.member.name == name) {
+            Some(seat) => Ok(seat),
+            None => bail!("'{name}' is not in the team: {}", self.names().join(", ")),
+        }
+    }
+}
+
+impl Seat {
+    fn take(member: &Member, terms: &Terms<'_>, limit: Option<u64>, at: usize) -> Result<Seat> {
+        let work = terms.workload.work();
+        let directory = terms.ground.directory().join(format!("{at}-{}", member.engine.name));
+        std::fs::create_dir_all(&directory)
+            .with_context(|| format!("cannot make {}", directory.display()))?;
+        let files = Files(directory.clone());
+        let share = || cache_bytes(&member.engine, terms.limit.unwrap_or(1 << 30));
+        let setting = Setting {
+            cache_bytes: member.cache_bytes.unwrap_or_else(share),
+            tables: work.tables(),
+            options: member.options.clone(),
+            ..Setting::new(&directory, 0)
+        };
+        let mut worker = Worker::start(terms.ground.launcher(), &member.name, limit)?;
+        let engine = member.engine.name;
+        worker.open(engine, &setting)?;
+        worker.load(terms.workload)?;
+        worker.settle()?;
+        if terms.cold {
+            worker.close()?;
+            page_cache::drop_cached(&directory)?;
+            worker.open(engine, &setting)?;
+        }
+        if terms.warm_up.seconds > 0.0 {
+            worker.run(terms.workload, &terms.warm_up)?;
+        }
+        let stored = page_cache::bytes_stored(&directory)?;
+        let (member, worker) = (member.clone(), RefCell::new(worker));
+        Ok(Seat { member, setting, worker, stored, _files: files })
+    }
+}

@@ -1,0 +1,133 @@
+//! What engines are asked to do: data to load and operations to run, the same for every engine.
+//!
+//! A [`Workload`] is plain data, so that it can be sent to the process that has the engine. Keys,
+//! values and choices follow from the seed alone: two engines that are given the same workload see
+//! the same data and the same operations.
+
+pub mod blob;
+mod drive;
+pub mod graph;
+pub mod lookup;
+pub mod scan;
+pub mod tpcc;
+pub mod values;
+pub mod ycsb;
+pub mod zipf;
+
+use std::collections::BTreeMap;
+
+use anyhow::Result;
+use serde::{Deserialize, Serialize};
+
+pub use blob::Blob;
+pub use drive::{Operation, drive};
+pub use lookup::Lookup;
+pub use scan::Scan;
+pub use tpcc::Tpcc;
+pub use ycsb::Ycsb;
+
+use crate::engine::Engine;
+
+/// What to load, and what to run on it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum Workload {
+    /// Random point lookups.
+    Lookup(Lookup),
+    /// YCSB A to F.
+    Ycsb(Ycsb),
+    /// Range scans.
+    Scan(Scan),
+    /// Large values.
+    Blob(Blob),
+    /// TPC-C.
+    Tpcc(Tpcc),
+}
+
+/// How a workload is run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Plan {
+    /// Threads, each with a session of its own.
+    pub threads: usize,
+    /// How long.
+    pub seconds: f64,
+    /// Where the random numbers begin.
+    pub seed: u64,
+}
+
+/// What a run of a workload did.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Measured {
+    /// Operations of all threads.
+    pub operations: u64,
+    /// From the first to the last.
+    pub seconds: f64,
+    /// Latencies of a sample of the operations, in nanoseconds.
+    pub latency: Latency,
+    /// Operations in each tenth of a second.
+    pub over_time: Vec<u64>,
+    /// What a workload counts of itself, such as transactions by kind.
+    pub counts: BTreeMap<String, u64>,
+}
+
+impl Measured {
+    /// Operations a second.
+    pub fn rate(&self) -> f64 {
+        self.operations as f64 / self.seconds
+    }
+}
+
+/// Latencies in nanoseconds.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Latency {
+    /// Half of the operations took no longer.
+    pub p50: u64,
+    /// 99 of 100.
+    pub p99: u64,
+    /// 999 of 1,000.
+    pub p999: u64,
+    /// All.
+    pub max: u64,
+}
+
+/// What every kind of workload can do.
+pub trait Work {
+    /// The tables that it needs, in the order of their index.
+    fn tables(&self) -> Vec<String>;
+
+    /// Bytes of keys and values that [`load`](Work::load) stores.
+    fn bytes(&self) -> u64;
+
+    /// Fills an empty engine.
+    ///
+    /// # Errors
+    /// Whatever the engine says.
+    fn load(&self, engine: &dyn Engine) -> Result<()>;
+
+    /// Runs operations as planned.
+    ///
+    /// # Errors
+    /// Whatever the engine says, and any answer that is not what was loaded.
+    fn run(&self, engine: &dyn Engine, plan: &Plan) -> Result<Measured>;
+
+    /// Checks what must hold after runs; names what was checked.
+    ///
+    /// # Errors
+    /// What does not hold.
+    fn check(&self, _engine: &dyn Engine) -> Result<Vec<String>> {
+        Ok(Vec::new())
+    }
+}
+
+impl Workload {
+    /// What this kind can do.
+    pub fn work(&self) -> &dyn Work {
+        match self {
+            Workload::Lookup(lookup) => lookup,
+            Workload::Ycsb(ycsb) => ycsb,
+            Workload::Scan(scan) => scan,
+            Workload::Blob(blob) => blob,
+            Workload::Tpcc(tpcc) => tpcc,
+        }
+    }
+}

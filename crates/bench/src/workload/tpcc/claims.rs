@@ -1,0 +1,78 @@
+//! Which new order a district delivers next.
+//!
+//! Orders get their numbers one after the other, but their NEW-ORDER rows may come out of order:
+//! numbers are taken by an atomic update, and nothing else is held. A delivery that took the lowest
+//! row it sees could overtake an order that is still being written, and the numbers of the rows
+//! would have a gap (condition 3 of clause 3.3.2.3). As every number that was taken will become a
+//! row, the next to be delivered is always known: the last one and 1. Deliveries of a district wait
+//! for one another while they claim it, and leave the district out while its row is not yet there.
+
+use std::sync::{Mutex, PoisonError};
+
+use anyhow::{Result, bail};
+
+use super::keys::{self, NEW_ORDER, Place};
+use super::layout::district;
+use super::{Tpcc, load};
+use crate::engine::{Access, Direction, Session};
+
+/// The next order to be delivered of every district.
+#[derive(Debug)]
+pub struct Claims {
+    next: Vec<Mutex<u32>>,
+}
+
+impl Claims {
+    /// Reads them while no transactions run.
+    ///
+    /// # Errors
+    /// Whatever the engine says, and a district that is missing.
+    pub fn new(tpcc: &Tpcc, session: &mut dyn Session) -> Result<Claims> {
+        session.begin(Access::Read)?;
+        let next: Result<Vec<_>> = load::places(tpcc.warehouses)
+            .map(|place| {
+                if let Some(order) = oldest(session, place, 0)? {
+                    return Ok(Mutex::new(order));
+                }
+                let mut next = 0;
+                let read = &mut |record: &[u8]| next = district::NEXT_O_ID.get_u32(record);
+                if !session.get(keys::DISTRICT, &keys::district(place), read)? {
+                    bail!("{place:?} is missing: was this engine loaded with that many?");
+                }
+                Ok(Mutex::new(next))
+            })
+            .collect();
+        session.commit()?;
+        Ok(Claims { next: next? })
+    }
+
+    /// Takes the oldest new order of a district out of its table: its number, or none if there is
+    /// none or it is not there yet.
+    ///
+    /// # Errors
+    /// Whatever the engine says, and a row that vanishes between being seen and being removed.
+    pub fn claim(&self, place: Place, session: &mut dyn Session) -> Result<Option<u32>> {
+        let index = (place.warehouse as usize - 1) * 10 + usize::from(place.district) - 1;
+        let mut next = self.next[index].lock().unwrap_or_else(PoisonError::into_inner);
+        match oldest(session, place, *next)? {
+            Some(order) if order == *next => {}
+            _ => return Ok(None),
+        }
+        if !session.remove(NEW_ORDER, &keys::order(place, *next))? {
+            bail!("new order {next} of {place:?} was removed by somebody else");
+        }
+        let claimed = *next;
+        *next += 1;
+        Ok(Some(claimed))
+    }
+}
+
+/// The first new order of a district from a number on.
+fn oldest(session: &mut dyn Session, place: Place, from: u32) -> Result<Option<u32>> {
+    let mut found = None;
+    session.scan(NEW_ORDER, &keys::order(place, from), Direction::Forward, &mut |key, _| {
+        found = (keys::place_of(key) == place).then(|| keys::number_at(key, keys::PLACE));
+        false
+    })?;
+    Ok(found)
+}

@@ -1,0 +1,232 @@
+//! Tables and their keys: big-endian numbers one after the other, so that bytes order as columns.
+//!
+//! Beside the nine tables there are two indexes that the transactions need: customers by name, and
+//! orders by customer. Both have everything in the key and no value, as has NEW-ORDER.
+
+/// WAREHOUSE, by [`warehouse`].
+pub const WAREHOUSE: usize = 0;
+/// DISTRICT, by [`district`].
+pub const DISTRICT: usize = 1;
+/// CUSTOMER, by [`customer`].
+pub const CUSTOMER: usize = 2;
+/// Customers by name, by [`customer_name`].
+pub const CUSTOMER_NAME: usize = 3;
+/// HISTORY, by [`history`].
+pub const HISTORY: usize = 4;
+/// NEW-ORDER, by [`order`].
+pub const NEW_ORDER: usize = 5;
+/// ORDER, by [`order`].
+pub const ORDER: usize = 6;
+/// Orders by customer, by [`customer_order`].
+pub const CUSTOMER_ORDER: usize = 7;
+/// ORDER-LINE, by [`order_line`].
+pub const ORDER_LINE: usize = 8;
+/// ITEM, by [`item`].
+pub const ITEM: usize = 9;
+/// STOCK, by [`stock`].
+pub const STOCK: usize = 10;
+
+/// The names of the tables, by their index.
+pub const TABLES: [&str; 11] = [
+    "warehouse",
+    "district",
+    "customer",
+    "customer_name",
+    "history",
+    "new_order",
+    "order",
+    "customer_order",
+    "order_line",
+    "item",
+    "stock",
+];
+
+/// A district: warehouse and number, both from 1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Place {
+    /// The warehouse.
+    pub warehouse: u32,
+    /// The district in it, 1 to 10.
+    pub district: u8,
+}
+
+/// Bytes of the key of a [`Place`], with which the keys of all that is in it begin.
+pub const PLACE: usize = 5;
+
+/// Puts keys together, part by part.
+struct Parts<const N: usize> {
+    key: [u8; N],
+    length: usize,
+}
+
+impl<const N: usize> Parts<N> {
+    #[inline]
+    fn new() -> Self {
+        Parts { key: [0; N], length: 0 }
+    }
+
+    #[inline]
+    fn then(mut self, part: &[u8]) -> Self {
+        self.key[self.length..self.length + part.len()].copy_from_slice(part);
+        self.length += part.len();
+        self
+    }
+
+    #[inline]
+    fn place(self, place: Place) -> Self {
+        self.then(&place.warehouse.to_be_bytes()).then(&[place.district])
+    }
+
+    #[inline]
+    fn end(self) -> [u8; N] {
+        debug_assert_eq!(self.length, N);
+        self.key
+    }
+}
+
+/// The key of a warehouse.
+#[inline]
+pub fn warehouse(warehouse: u32) -> [u8; 4] {
+    warehouse.to_be_bytes()
+}
+
+/// The key of a district.
+#[inline]
+pub fn district(place: Place) -> [u8; PLACE] {
+    Parts::new().place(place).end()
+}
+
+/// The key of a customer.
+#[inline]
+pub fn customer(place: Place, customer: u32) -> [u8; 9] {
+    Parts::new().place(place).then(&customer.to_be_bytes()).end()
+}
+
+/// The key of a customer by last name, first name (both filled up with zeros) and number.
+#[inline]
+pub fn customer_name(place: Place, last: &[u8; 16], first: &[u8; 16], customer: u32) -> [u8; 41] {
+    Parts::new().place(place).then(last).then(first).then(&customer.to_be_bytes()).end()
+}
+
+/// The part of [`customer_name`]'s key that all customers of a name share.
+#[inline]
+pub fn customer_name_prefix(place: Place, last: &[u8; 16]) -> [u8; 21] {
+    Parts::new().place(place).then(last).end()
+}
+
+/// The key of a payment: who noted it, and a running number. HISTORY has no key in the
+/// specification; here rows are appended, by each terminal at an end of its own.
+#[inline]
+pub fn history(terminal: u16, number: u64) -> [u8; 10] {
+    Parts::new().then(&terminal.to_be_bytes()).then(&number.to_be_bytes()).end()
+}
+
+/// The key of an order, and of a new order.
+#[inline]
+pub fn order(place: Place, order: u32) -> [u8; 9] {
+    Parts::new().place(place).then(&order.to_be_bytes()).end()
+}
+
+/// The key of a customer's order.
+#[inline]
+pub fn customer_order(place: Place, customer: u32, order: u32) -> [u8; 13] {
+    Parts::new().place(place).then(&customer.to_be_bytes()).then(&order.to_be_bytes()).end()
+}
+
+/// The key of an order line.
+#[inline]
+pub fn order_line(place: Place, order: u32, line: u8) -> [u8; 10] {
+    Parts::new().place(place).then(&order.to_be_bytes()).then(&[line]).end()
+}
+
+/// The key of an item.
+#[inline]
+pub fn item(item: u32) -> [u8; 4] {
+    item.to_be_bytes()
+}
+
+/// The key of an item's stock in a warehouse.
+#[inline]
+pub fn stock(warehouse: u32, item: u32) -> [u8; 8] {
+    Parts::new().then(&warehouse.to_be_bytes()).then(&item.to_be_bytes()).end()
+}
+
+/// The number in the four bytes of `key` from `at`; 0 if it is too short.
+#[inline]
+pub fn number_at(key: &[u8], at: usize) -> u32 {
+    let bytes = key.get(at..).and_then(|rest| rest.first_chunk());
+    bytes.map_or(0, |bytes| u32::from_be_bytes(*bytes))
+}
+
+/// The district that a key begins with; zeros if it is too short.
+#[inline]
+pub fn place_of(key: &[u8]) -> Place {
+    Place { warehouse: number_at(key, 0), district: key.get(4).copied().unwrap_or_default() }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn place() -> impl Strategy<Value = Place> {
+        (1..600_u32, 1..=10_u8).prop_map(|(warehouse, district)| Place { warehouse, district })
+    }
+
+    /// Names of few letters, so that one is often another's beginning.
+    fn name() -> impl Strategy<Value = [u8; 16]> {
+        proptest::collection::vec(b'A'..=b'C', 0..16).prop_map(|text| {
+            let mut name = [0; 16];
+            name[..text.len()].copy_from_slice(&text);
+            name
+        })
+    }
+
+    type Columns = (Place, u32, u32, u8, [u8; 16], [u8; 16]);
+
+    fn columns() -> impl Strategy<Value = Columns> {
+        let number = || prop_oneof![0..4_u32, any::<u32>()];
+        (place(), number(), number(), any::<u8>(), name(), name())
+    }
+
+    proptest! {
+        #[test]
+        fn keys_order_as_their_columns(a in columns(), b in columns()) {
+            let ((pa, na, ma, la, xa, ya), (pb, nb, mb, lb, xb, yb)) = (a, b);
+            prop_assert_eq!(district(pa).cmp(&district(pb)), pa.cmp(&pb));
+            prop_assert_eq!(customer(pa, na).cmp(&customer(pb, nb)), (pa, na).cmp(&(pb, nb)));
+            prop_assert_eq!(order(pa, na).cmp(&order(pb, nb)), (pa, na).cmp(&(pb, nb)));
+            prop_assert_eq!(
+                customer_order(pa, na, ma).cmp(&customer_order(pb, nb, mb)),
+                (pa, na, ma).cmp(&(pb, nb, mb))
+            );
+            prop_assert_eq!(
+                order_line(pa, na, la).cmp(&order_line(pb, nb, lb)),
+                (pa, na, la).cmp(&(pb, nb, lb))
+            );
+            prop_assert_eq!(
+                customer_name(pa, &xa, &ya, na).cmp(&customer_name(pb, &xb, &yb, nb)),
+                (pa, xa, ya, na).cmp(&(pb, xb, yb, nb))
+            );
+            prop_assert_eq!(stock(na, ma).cmp(&stock(nb, mb)), (na, ma).cmp(&(nb, mb)));
+            prop_assert_eq!(item(na).cmp(&item(nb)), na.cmp(&nb));
+            prop_assert_eq!(warehouse(na).cmp(&warehouse(nb)), na.cmp(&nb));
+            let numbers = (u64::from(na), u64::from(nb));
+            prop_assert_eq!(
+                history(ma as u16, numbers.0).cmp(&history(mb as u16, numbers.1)),
+                (ma as u16, numbers.0).cmp(&(mb as u16, numbers.1))
+            );
+        }
+
+        #[test]
+        fn parts_are_found_again((place, number, other, line, last, first) in columns()) {
+            let key = customer_name(place, &last, &first, number);
+            prop_assert!(key.starts_with(&customer_name_prefix(place, &last)));
+            prop_assert_eq!((place_of(&key), number_at(&key, 37)), (place, number));
+            let key = order_line(place, number, line);
+            prop_assert!(key.starts_with(&order(place, number)));
+            prop_assert_eq!(number_at(&customer_order(place, other, number), 9), number);
+        }
+    }
+}

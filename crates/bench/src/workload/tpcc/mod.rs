@@ -1,0 +1,135 @@
+//! TPC-C, revision 5.11: a wholesale supplier with warehouses, five transactions, standard mix.
+//!
+//! What differs from the specification, and why:
+//! - There are no think times and no screens: a thread runs transactions one after the other, each
+//!   as one of the terminals of the thread's warehouses, and uses what it read only to answer.
+//! - An engine here need not be able to roll back, nor to isolate more than single operations. So a
+//!   new order looks up its items *before* it writes anything, and ends there if one is unknown
+//!   (1 %). Changes of a record are one atomic operation each. What a transaction refers to is
+//!   written before what refers to it, the NEW-ORDER row last.
+//! - Deliveries of a district claim new orders one by one in the order of their numbers, under a
+//!   lock of the workload ([`Claims`]).
+//! - Delivery is run at once, not queued. Stock level and order status read without isolation from
+//!   the transactions beside them where the engine gives none.
+//!
+//! The specification's consistency conditions (clause 3.3.2) hold whenever no transaction is under
+//! way, and are [checked](Work::check) by reading all tables.
+
+mod check;
+mod claims;
+mod field;
+mod input;
+mod keys;
+mod layout;
+mod load;
+mod random;
+mod rows;
+mod terminal;
+#[cfg(test)]
+mod tests;
+mod transaction;
+
+use anyhow::Result;
+use serde::{Deserialize, Serialize};
+
+pub use claims::Claims;
+
+use super::{Measured, Plan, Work, drive};
+use crate::engine::Engine;
+use keys::TABLES;
+use terminal::{Counts, Terminal};
+
+/// A date that is null, and a carrier that is.
+const NOT_DELIVERED: u64 = 0;
+
+/// TPC-C of some size.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Tpcc {
+    /// Warehouses; about 80 MB of keys and values each.
+    pub warehouses: u32,
+    /// How much a warehouse has.
+    pub scale: Scale,
+    /// Where the random numbers of the load begin.
+    pub seed: u64,
+}
+
+/// How much there is of what the specification fixes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Scale {
+    items: u32,
+    customers: u32,
+}
+
+impl Scale {
+    /// 100,000 items; 3,000 customers and orders in a district, 900 of these new.
+    pub const SPECIFIED: Scale = Scale { items: 100_000, customers: 3_000 };
+
+    /// Less than the specification says, for tests: at least 10 customers in a district.
+    pub fn off_spec(items: u32, customers: u32) -> Scale {
+        Scale { items: items.max(1), customers: customers.max(10) }
+    }
+
+    /// The first order that was not delivered before the beginning.
+    fn first_new_order(self) -> u32 {
+        self.customers - self.customers * 3 / 10 + 1
+    }
+}
+
+impl Tpcc {
+    /// Warehouses as the specification has them.
+    pub fn specified(warehouses: u32) -> Tpcc {
+        Tpcc { warehouses, scale: Scale::SPECIFIED, seed: 1 }
+    }
+
+    /// The warehouses that a thread is the terminals of: every so many-th, or, if there are more
+    /// threads than warehouses, one that it shares.
+    fn homes(&self, thread: usize, threads: usize) -> Vec<u32> {
+        if threads > self.warehouses as usize {
+            return vec![(thread % self.warehouses as usize) as u32 + 1];
+        }
+        (1..=self.warehouses).skip(thread).step_by(threads).collect()
+    }
+}
+
+impl Work for Tpcc {
+    fn tables(&self) -> Vec<String> {
+        TABLES.map(str::to_owned).to_vec()
+    }
+
+    fn bytes(&self) -> u64 {
+        use layout::*;
+        let (customers, items) = (u64::from(self.scale.customers), u64::from(self.scale.items));
+        let customer = customer::BYTES + 9 + 41 + history::BYTES + 10;
+        // Orders have ten lines on average.
+        let order = order::BYTES + 9 + 13 + 10 * (order_line::BYTES + 10);
+        let district = (customer + order) as u64 * customers + 9 * (customers * 3 / 10);
+        let warehouse = 10 * district + (stock::BYTES + 8) as u64 * items;
+        u64::from(self.warehouses) * warehouse + (item::BYTES + 4) as u64 * items
+    }
+
+    fn load(&self, engine: &dyn Engine) -> Result<()> {
+        load::load(self, engine)
+    }
+
+    /// An operation is a transaction of any kind. `counts` has them by kind (`new_order` with those
+    /// that were given up), `rolled_back` of the new orders, and `skipped` deliveries of districts
+    /// that had nothing to deliver.
+    fn run(&self, engine: &dyn Engine, plan: &Plan) -> Result<Measured> {
+        let claims = Claims::new(self, &mut *engine.session()?)?;
+        let counts: Vec<Counts> = (0..plan.threads).map(|_| Counts::default()).collect();
+        let mut measured = drive(engine, plan, |thread| {
+            let homes = self.homes(thread, plan.threads);
+            let mut terminal = Terminal::new(self, homes, thread, &claims, &counts[thread]);
+            Box::new(move |session, random| terminal.transaction(session, random).map(|()| 1))
+        })?;
+        for (name, count) in counts.iter().flat_map(Counts::named) {
+            *measured.counts.entry(name.to_owned()).or_default() += count;
+        }
+        Ok(measured)
+    }
+
+    /// Conditions 1 to 10 and 12 of clause 3.3.2.
+    fn check(&self, engine: &dyn Engine) -> Result<Vec<String>> {
+        check::check(self, &mut *engine.session()?)
+    }
+}

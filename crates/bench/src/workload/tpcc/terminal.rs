@@ -1,0 +1,115 @@
+//! Terminals: what one thread does, transaction after transaction.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use anyhow::{Context as _, Result};
+
+use super::input::{Delivery, Kind, NewOrder, OrderStatus, Payment, StockLevel};
+use super::keys::{self, HISTORY};
+use super::transaction::{Desk, Ended};
+use super::{Claims, Tpcc};
+use crate::engine::{Direction, Session};
+use crate::workload::values::Random;
+
+/// The terminals of the warehouses that a thread has.
+#[derive(Debug)]
+pub struct Terminal<'a> {
+    tpcc: &'a Tpcc,
+    homes: Vec<u32>,
+    /// Looks for the end of its history first.
+    begun: bool,
+    desk: Desk<'a>,
+    counts: &'a Counts,
+}
+
+impl<'a> Terminal<'a> {
+    /// The terminals of `homes`, which has at least one.
+    pub fn new(
+        tpcc: &'a Tpcc,
+        homes: Vec<u32>,
+        thread: usize,
+        claims: &'a Claims,
+        counts: &'a Counts,
+    ) -> Self {
+        let desk = Desk::new(thread as u16 + 1, claims);
+        Terminal { tpcc, homes, begun: false, desk, counts }
+    }
+
+    /// Runs a transaction of the mix.
+    ///
+    /// # Errors
+    /// Whatever the engine says, and rows that are missing; names the kind.
+    pub fn transaction(&mut self, session: &mut dyn Session, random: &mut Random) -> Result<()> {
+        if !self.begun {
+            self.desk.payments = payments_of(self.desk.number, session)?;
+            self.begun = true;
+        }
+        let kind = Kind::choose(random);
+        let ended = self.run(kind, session, random).with_context(|| format!("in {kind:?}"))?;
+        self.counts.kinds[kind as usize].fetch_add(1, Ordering::Relaxed);
+        match ended {
+            Ended::Committed => {}
+            Ended::RolledBack => {
+                self.counts.rolled_back.fetch_add(1, Ordering::Relaxed);
+            }
+            Ended::Skipped(districts) => {
+                self.counts.skipped.fetch_add(districts, Ordering::Relaxed);
+            }
+        }
+        Ok(())
+    }
+
+    fn run(&mut self, kind: Kind, session: &mut dyn Session, random: &mut Random) -> Result<Ended> {
+        let home = self.homes[random.below(self.homes.len() as u64) as usize];
+        let desk = &mut self.desk;
+        match kind {
+            Kind::NewOrder => desk.new_order(&NewOrder::new(self.tpcc, home, random), session),
+            Kind::Payment => desk.payment(&Payment::new(self.tpcc, home, random), session),
+            Kind::OrderStatus => {
+                desk.order_status(&OrderStatus::new(self.tpcc, home, random), session)
+            }
+            Kind::Delivery => desk.delivery(&Delivery::new(home, random), session),
+            Kind::StockLevel => desk.stock_level(&StockLevel::new(home, random), session),
+        }
+    }
+}
+
+/// How many rows of history a terminal has written, in this run or earlier ones.
+fn payments_of(terminal: u16, session: &mut dyn Session) -> Result<u64> {
+    let mut next = 0;
+    let last = keys::history(terminal, u64::MAX);
+    session.scan(HISTORY, &last, Direction::Backward, &mut |key, _| {
+        if key.starts_with(&terminal.to_be_bytes()) {
+            let number = key.last_chunk().map_or(0, |bytes| u64::from_be_bytes(*bytes));
+            next = number + 1;
+        }
+        false
+    })?;
+    Ok(next)
+}
+
+/// How often what happened, of one thread.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+pub struct Counts {
+    kinds: [AtomicU64; 5],
+    rolled_back: AtomicU64,
+    skipped: AtomicU64,
+}
+
+impl Counts {
+    /// All with their names.
+    pub fn named(&self) -> [(&'static str, u64); 7] {
+        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let kind = |kind: Kind| count(&self.kinds[kind as usize]);
+        [
+            ("new_order", kind(Kind::NewOrder)),
+            ("payment", kind(Kind::Payment)),
+            ("order_status", kind(Kind::OrderStatus)),
+            ("delivery", kind(Kind::Delivery)),
+            ("stock_level", kind(Kind::StockLevel)),
+            ("rolled_back", count(&self.rolled_back)),
+            ("skipped", count(&self.skipped)),
+        ]
+    }
+}

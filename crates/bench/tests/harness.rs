@@ -1,0 +1,368 @@
+//! The harness against the real kernel: workers, memory cgroups, RAM disks, and what is left when
+//! somebody is killed. What needs root says so and passes without it.
+//!
+//! Workers are this very program: [`worker_process`] is a test only in name.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use vellum_bench::engine::{Setting, VELLUM};
+use vellum_bench::experiment::Progress;
+use vellum_bench::machine::{self, MemoryCgroup, RamDisk, Storage};
+use vellum_bench::worker::{
+    Contest, Ground, Keeper, Launcher, Member, Team, Terms, Worker, cache_bytes,
+};
+use vellum_bench::workload::{Lookup, Plan, Workload};
+
+/// Set in processes that are workers or otherwise somebody else.
+const ROLE: &str = "VELLUM_BENCH_TEST_ROLE";
+
+/// RAM disks and leftovers are of the whole machine: one test at a time.
+static MACHINE: Mutex<()> = Mutex::new(());
+
+fn machine() -> MutexGuard<'static, ()> {
+    MACHINE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[test]
+fn worker_process() {
+    match std::env::var(ROLE).as_deref() {
+        Ok("worker") => vellum_bench::worker::main(&[]).unwrap(),
+        Ok("hog") => hog(),
+        Ok("owner") => own_and_wait(),
+        _ => {}
+    }
+}
+
+fn arguments() -> [&'static str; 4] {
+    ["worker_process", "--exact", "--nocapture", "--test-threads=1"]
+}
+
+fn launcher() -> Launcher {
+    Launcher::new(std::env::current_exe().unwrap(), &arguments()).env(ROLE, "worker")
+}
+
+fn somebody(role: &str) -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(arguments()).env(ROLE, role);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+    command
+}
+
+/// Waits until something holds.
+fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !holds() {
+        assert!(start.elapsed() < Duration::from_secs(20), "never: {what}");
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+fn alive(process: u32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+    stat.rsplit(')').next().is_some_and(|rest| !rest.is_empty() && !rest.starts_with(" Z"))
+}
+
+fn lookups(entries: u64) -> Workload {
+    Workload::Lookup(Lookup { entries, batch: 1 })
+}
+
+fn plan(seconds: f64) -> Plan {
+    Plan { threads: 2, seconds, seed: 1 }
+}
+
+fn loaded(worker: &mut Worker, directory: &Path, entries: u64) {
+    worker.open("vellum", &Setting::new(directory, 4 << 20)).unwrap();
+    worker.load(&lookups(entries)).unwrap();
+    worker.settle().unwrap();
+}
+
+/// Whether this machine lets us; says so if not.
+fn allowed<T>(what: anyhow::Result<T>) -> Option<T> {
+    match what {
+        Ok(thing) => Some(thing),
+        Err(error) => {
+            eprintln!("skipped: {error:#}");
+            assert!(!rustix::process::geteuid().is_root() || is_container(), "{error:#}");
+            None
+        }
+    }
+}
+
+/// Root of a container may be nobody outside.
+fn is_container() -> bool {
+    !Path::new("/sys/class/zram-control").exists() || !Path::new("/sys/fs/cgroup").exists()
+}
+
+#[test]
+fn a_worker_runs_an_engine() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut worker = Worker::start(&launcher(), "vellum", None).unwrap();
+    loaded(&mut worker, directory.path(), 20_000);
+    let measured = worker.run(&lookups(20_000), &plan(0.2)).unwrap();
+    assert!(measured.operations > 1000, "{measured:?}");
+    let every = Duration::from_millis(50);
+    let (measured, moments) = worker.run_watched(&lookups(20_000), &plan(0.5), every).unwrap();
+    assert!(measured.operations > 1000 && moments.len() >= 5, "{moments:?}");
+    assert!(moments.is_sorted_by(|a, b| a.seconds < b.seconds && a.usage.read <= b.usage.read));
+    assert!(worker.check(&lookups(20_000)).unwrap().is_empty());
+    let (usage, group) = worker.usage().unwrap();
+    assert!(usage.resident > 1 << 20 && group.is_none());
+    worker.close().unwrap();
+}
+
+#[test]
+fn what_an_engine_says_is_an_error_and_the_worker_goes_on() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut worker = Worker::start(&launcher(), "some", None).unwrap();
+    let setting = Setting::new(directory.path(), 4 << 20);
+    let error = format!("{:#}", worker.open("oracle", &setting).unwrap_err());
+    assert!(error.starts_with("worker 'some': no engine 'oracle' here, only vellum"), "{error}");
+    assert!(worker.load(&lookups(10)).is_err());
+    loaded(&mut worker, directory.path(), 1000);
+    assert!(worker.run(&lookups(2000), &plan(0.1)).is_err());
+    worker.run(&lookups(1000), &plan(0.1)).unwrap();
+}
+
+#[test]
+fn a_worker_that_is_killed_while_it_runs_is_an_error_at_once() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut worker = Worker::start(&launcher(), "vellum", None).unwrap();
+    loaded(&mut worker, directory.path(), 1000);
+    let process = Pid::from_raw(worker.process() as i32).unwrap();
+    let killer = thread::spawn(move || {
+        thread::sleep(Duration::from_millis(200));
+        kill_process(process, Signal::KILL).unwrap();
+    });
+    let start = Instant::now();
+    let error = worker.run(&lookups(1000), &plan(60.0)).unwrap_err().to_string();
+    assert!(error.contains("the worker 'vellum' died, running: signal: 9"), "{error}");
+    assert!(start.elapsed() < Duration::from_secs(20));
+    killer.join().unwrap();
+}
+
+#[test]
+fn a_worker_within_a_limit_stays_within_it() {
+    let limit = 32 << 20;
+    let Some(group) = allowed(MemoryCgroup::create(limit)) else { return };
+    drop(group);
+    let directory = tempfile::tempdir().unwrap();
+    let mut worker = Worker::start(&launcher(), "vellum", Some(limit)).unwrap();
+    let cache = cache_bytes(&VELLUM, limit);
+    let entries = 4 * limit / 128;
+    worker.open("vellum", &Setting::new(directory.path(), cache)).unwrap();
+    worker.load(&lookups(entries)).unwrap();
+    worker.settle().unwrap();
+    worker.run(&lookups(entries), &plan(0.5)).unwrap();
+    let (usage, group) = worker.usage().unwrap();
+    let group = group.unwrap();
+    assert!(usage.resident > cache / 2, "{usage:?}");
+    assert!(group.bytes <= limit && group.peak <= limit, "{group:?}");
+    assert!(group.bytes > cache / 2 && group.killed == 0, "{group:?}");
+    assert!(usage.written > limit && usage.read > 0, "{usage:?}");
+}
+
+/// Takes memory, more and more, and says how many MiB it has.
+fn hog() {
+    let mut line = String::new();
+    std::io::stdin().read_line(&mut line).unwrap();
+    let mut all = Vec::new();
+    for taken in 1..=256 {
+        all.push(vec![taken as u8; 1 << 20]);
+        println!("has {taken}");
+    }
+    assert!(all.iter().all(|part| part[77] > 0 || part[78] == 0));
+}
+
+#[test]
+fn a_limit_limits() {
+    use std::io::{Read as _, Write as _};
+
+    let Some(group) = allowed(MemoryCgroup::create(32 << 20)) else { return };
+    let mut child = somebody("hog").spawn().unwrap();
+    group.add(child.id()).unwrap();
+    child.stdin.take().unwrap().write_all(b"go\n").unwrap();
+    let mut said = String::new();
+    child.stdout.take().unwrap().read_to_string(&mut said).unwrap();
+    let status = child.wait().unwrap();
+    assert!(!status.success(), "it took 256 MiB of 32");
+    let has = said.lines().filter(|line| line.starts_with("has")).count();
+    assert!((16..=32).contains(&has), "{has} MiB");
+    let usage = group.usage().unwrap();
+    assert!(usage.killed >= 1 && usage.limit_met >= 1 && usage.peak <= 32 << 20, "{usage:?}");
+}
+
+#[test]
+fn a_group_takes_its_processes_with_it() {
+    let Some(group) = allowed(MemoryCgroup::create(32 << 20)) else { return };
+    let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
+    group.add(child.id()).unwrap();
+    let error = group.add(u32::MAX / 4).unwrap_err();
+    assert!(format!("{error:#}").contains("cgroup.procs"), "{error:#}");
+    drop(group);
+    assert!(!child.wait().unwrap().success());
+}
+
+#[test]
+fn a_worker_that_needs_more_than_its_limit_says_so() {
+    let Some(group) = allowed(MemoryCgroup::create(24 << 20)) else { return };
+    drop(group);
+    let directory = tempfile::tempdir().unwrap();
+    let mut worker = Worker::start(&launcher(), "vellum", Some(24 << 20)).unwrap();
+    let open = worker.open("vellum", &Setting::new(directory.path(), 256 << 20));
+    let error = open.and_then(|()| worker.load(&lookups(1_000_000))).unwrap_err().to_string();
+    assert!(error.contains("needs more memory than its limit"), "{error}");
+}
+
+#[test]
+fn a_ram_disk_comes_and_goes_twice() {
+    let _one_at_a_time = machine();
+    for round in 0..2 {
+        let Some(disk) = allowed(RamDisk::set_up(64 << 20)) else { return };
+        let (path, device) = (disk.path(), disk.device());
+        let file = path.join("data");
+        let bytes = vec![round + 1; 8 << 20];
+        fs::write(&file, &bytes).unwrap();
+        assert_eq!(fs::read(&file).unwrap(), bytes);
+        // A full disk is an error like on any other.
+        let full = fs::write(path.join("more"), vec![3; 80 << 20]).unwrap_err();
+        assert_eq!(full.kind(), std::io::ErrorKind::StorageFull);
+        drop(disk);
+        assert!(!path.exists() && !size_of_device(&device).is_some_and(|size| size > 0));
+    }
+}
+
+fn size_of_device(device: &Path) -> Option<u64> {
+    let name = device.file_name()?;
+    let size = fs::read_to_string(Path::new("/sys/block").join(name).join("disksize")).ok()?;
+    size.trim().parse().ok()
+}
+
+#[test]
+fn storage_falls_back_to_the_directory_and_says_so() {
+    let directory = tempfile::tempdir().unwrap();
+    let storage = Storage::fast(1 << 50, directory.path());
+    assert_eq!(storage.directory(), directory.path());
+    assert!(storage.about().contains("because"), "{}", storage.about());
+}
+
+/// Makes a RAM disk and a group, tells where, and waits to be killed.
+fn own_and_wait() {
+    let keeper = std::env::var("KEEPER").is_ok().then(|| Keeper::start(&launcher()).unwrap());
+    let disk = RamDisk::set_up(32 << 20).unwrap();
+    let _group = MemoryCgroup::create(64 << 20);
+    let worker = Worker::start(&launcher(), "worker", None).unwrap();
+    fs::write(disk.path().join("data"), "x").unwrap();
+    println!("\nowner {} {} {}", worker.process(), disk.path().display(), keeper.is_some());
+    thread::sleep(Duration::from_secs(1000));
+}
+
+/// Starts one who owns things, and kills it; its worker, and the RAM disk's directory.
+fn owner_killed(with_keeper: bool, signal: Signal) -> (u32, PathBuf) {
+    let mut command = somebody("owner");
+    if with_keeper {
+        command.env("KEEPER", "1");
+    }
+    let mut owner = command.spawn().unwrap();
+    let (worker, disk) = owned(&mut owner);
+    assert!(disk.join("data").exists() && alive(worker));
+    kill_process(Pid::from_raw(owner.id() as i32).unwrap(), signal).unwrap();
+    owner.wait().unwrap();
+    (worker, disk)
+}
+
+fn owned(owner: &mut Child) -> (u32, PathBuf) {
+    use std::io::BufRead as _;
+
+    let output = std::io::BufReader::new(owner.stdout.take().unwrap());
+    let line = output.lines().map_while(Result::ok).find(|line| line.starts_with("owner "));
+    let line = line.expect("the owner failed");
+    let words: Vec<&str> = line.split(' ').collect();
+    (words[1].parse().unwrap(), words[2].into())
+}
+
+#[test]
+fn what_a_killed_run_leaves_is_removed_by_the_next() {
+    let _one_at_a_time = machine();
+    let Some(disk) = allowed(RamDisk::set_up(16 << 20)) else { return };
+    let (worker, left) = owner_killed(false, Signal::KILL);
+    eventually("the worker of a killed parent goes", || !alive(worker));
+    assert!(left.join("data").exists(), "nobody cleans up without a keeper");
+    assert!(machine::remove_leftovers() >= 1);
+    assert!(!left.exists());
+    // What belongs to somebody who lives stays.
+    assert!(disk.path().exists() && size_of_device(&disk.device()) == Some(16 << 20));
+}
+
+#[test]
+fn a_keeper_cleans_up_after_signals() {
+    let _one_at_a_time = machine();
+    let Some(disk) = allowed(RamDisk::set_up(16 << 20)) else { return };
+    drop(disk);
+    for signal in [Signal::KILL, Signal::INT, Signal::TERM] {
+        let (worker, left) = owner_killed(true, signal);
+        eventually("the keeper removes the RAM disk", || !left.exists());
+        assert!(!alive(worker));
+    }
+}
+
+fn ground(directory: &Path) -> Ground {
+    Ground::with(launcher(), || Storage::disk(directory)).unwrap()
+}
+
+#[test]
+fn a_team_competes() {
+    let directory = tempfile::tempdir().unwrap();
+    let (ground, workload) = (ground(directory.path()), lookups(20_000));
+    let terms = Terms {
+        ground: &ground,
+        limit: None,
+        workload: &workload,
+        warm_up: plan(0.05),
+        cold: true,
+    };
+    let members = [Member::plain(&VELLUM), Member::with_option(&VELLUM, "backend", "madvise")];
+    let team = Team::start(&members, &terms, &Progress::hidden()).unwrap();
+    assert_eq!(team.names(), ["vellum", "vellum madvise"]);
+    let mut contest = Contest::of(&team);
+    for name in team.names() {
+        contest.add(name, name, workload.clone(), plan(0.05));
+    }
+    contest.add_other("nothing", || Ok(1.0));
+    let series = contest.hold(3, &Progress::hidden()).unwrap();
+    assert!(series[0].rate.values.len() == 3 && series[0].p99.values.len() == 3);
+    assert!(series[2].p99.values.is_empty());
+    let row = series[1].times(&series[0]);
+    assert!(row.value > 0.0 && row.ratio == Some(row.value), "{row:?}");
+    assert_eq!((&row.name[..], &row.unit[..]), ("vellum madvise / vellum", "x"));
+    assert!(team.notes().iter().any(|note| note.contains("vellum madvise (cache")));
+    assert!(team.worker("lmdb").is_err());
+    drop(team);
+    assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0, "files are left");
+}
+
+#[test]
+fn a_peer_that_fails_is_left_out_and_vellum_is_not() {
+    let directory = tempfile::tempdir().unwrap();
+    let (ground, workload) = (ground(directory.path()), lookups(1000));
+    let terms = Terms {
+        ground: &ground,
+        limit: None,
+        workload: &workload,
+        warm_up: plan(0.0),
+        cold: false,
+    };
+    let mut peer = VELLUM;
+    peer.name = "nobody";
+    let members = [Member::plain(&VELLUM), Member::plain(&peer)];
+    let team = Team::start(&members, &terms, &Progress::hidden()).unwrap();
+    assert_eq!(team.names(), ["vellum"]);
+    assert!(team.notes()[0].starts_with("nobody was left out: "), "{:?}", team.notes());
+    let broken = [Member::with_option(&VELLUM, "backend", "magic")];
+    assert!(Team::start(&broken, &terms, &Progress::hidden()).is_err());
+}
