@@ -10,15 +10,18 @@
 //!
 //! Threads: all writes go through one connection, under a lock of the adapter, because SQLite drops
 //! the cache and the map of a connection whenever another one has written. Reading transactions
-//! have a connection of their thread, so they run in parallel; writers wait until they end. A
-//! single read takes the writing connection while there are writes, and its own after [`QUIET`]
-//! reads without any. As the adapter's lock keeps writers out, the files need no locks (`unix-none`).
+//! have a connection of their session, so they run in parallel; writers wait until they end. A
+//! single read takes the writing connection while there are writes, and its session's after
+//! [`QUIET`] reads without any. The adapter's lock keeps writers out, so the files need no locks
+//! (`unix-none`).
 //!
-//! Memory: reads go through a map of the file (SQLite's limit is 2 GiB, what lies beyond is read
-//! into the cache); most memory is the kernel's page cache. What the harness offers as cache is
-//! divided among the connections.
+//! Memory: a file that fits is read through a map (SQLite's limit is 2 GiB, what lies beyond is read
+//! into the cache), so most memory is the kernel's page cache. A larger one is not: a fault in the
+//! map reads what lies around it, and SQLite cannot tell the kernel not to, which made it hundreds
+//! of times slower than reads of pages. What the harness offers as cache is divided among the
+//! connections; as that is an eighth of the memory limit, [`FITS`] tells which files fit.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use anyhow::{Context as _, Result, bail};
@@ -30,7 +33,7 @@ use crate::commits::Commits;
 /// SQLite without log and flushes.
 pub const SQLITE: Factory = Factory {
     name: "sqlite",
-    about: "SQLite 3.54 (rusqlite 0.41), WITHOUT ROWID, journal in memory, no sync, mapped",
+    about: "SQLite 3.54 (rusqlite 0.41), WITHOUT ROWID, journal in memory, no sync",
     direct: false,
     open,
 };
@@ -41,13 +44,17 @@ const MAP_BYTES: u64 = 1 << 40;
 /// The cache is divided by so many: each connection has its own.
 const SHARES: u64 = 4;
 
+/// A file of at most so many times what is offered as cache fits the memory limit.
+const FITS: u64 = 6;
+
 /// Reads without a write between them, after which a session trusts its own connection again.
 const QUIET: u32 = 1000;
 
 struct Sqlite {
     file: PathBuf,
     cache_bytes: u64,
-    mapped: bool,
+    /// Whether the file is mapped; none if its size says it.
+    mapped: Option<bool>,
     statements: Vec<Statements>,
     /// Held by those who read on a connection of their own; alone by who has the main one.
     lock: RwLock<()>,
@@ -82,42 +89,42 @@ impl Statements {
 /// Opens or creates the database in the directory. Option: `mapped` (`yes` or `no`).
 fn open(setting: &Setting) -> Result<Box<dyn Engine>> {
     setting.check_options(&["mapped"])?;
-    let mapped = match setting.options.get("mapped").map_or("yes", String::as_str) {
-        "yes" => true,
-        "no" => false,
-        other => bail!("option 'mapped': '{other}' is neither yes nor no"),
+    let mapped = match setting.options.get("mapped").map(String::as_str) {
+        None => None,
+        Some("yes") => Some(true),
+        Some("no") => Some(false),
+        Some(other) => bail!("option 'mapped': '{other}' is neither yes nor no"),
     };
     let file = setting.directory.join("data.sqlite");
-    let share = setting.cache_bytes / SHARES;
-    let main = connect(&file, share, mapped)?;
+    let main = connect(&file, setting.cache_bytes)?;
     for name in &setting.tables {
         main.execute_batch(&format!(
             "CREATE TABLE IF NOT EXISTS \"{}\" (key BLOB PRIMARY KEY, value BLOB) WITHOUT ROWID",
             name.replace('"', "\"\"")
         ))?;
     }
-    Ok(Box::new(Sqlite {
+    let engine = Sqlite {
         file,
-        cache_bytes: share,
+        cache_bytes: setting.cache_bytes,
         mapped,
         statements: setting.tables.iter().map(|name| Statements::new(name)).collect(),
         lock: RwLock::new(()),
         main: Mutex::new(main),
         commits: Commits::default(),
-    }))
+    };
+    engine.map(&engine.alone().connection)?;
+    Ok(Box::new(engine))
 }
 
-fn connect(file: &std::path::Path, cache_bytes: u64, mapped: bool) -> Result<Connection> {
+fn connect(file: &Path, cache_bytes: u64) -> Result<Connection> {
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE
         | OpenFlags::SQLITE_OPEN_CREATE
         | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let connection = Connection::open_with_flags_and_vfs(file, flags, "unix-none")?;
     connection.set_prepared_statement_cache_capacity(128);
+    let cache = (cache_bytes / SHARES / 1024).max(256);
     connection.execute_batch(&format!(
-        "PRAGMA journal_mode = MEMORY; PRAGMA synchronous = OFF;
-         PRAGMA cache_size = -{}; PRAGMA mmap_size = {};",
-        (cache_bytes >> 10).max(256),
-        if mapped { MAP_BYTES } else { 0 },
+        "PRAGMA journal_mode = MEMORY; PRAGMA synchronous = OFF; PRAGMA cache_size = -{cache};"
     ))?;
     Ok(connection)
 }
@@ -145,6 +152,14 @@ impl Sqlite {
 
     fn shared(&self) -> RwLockReadGuard<'_, ()> {
         self.lock.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Has the connection map the file, or no longer, as its size wants it.
+    fn map(&self, connection: &Connection) -> Result<()> {
+        let length = std::fs::metadata(&self.file).context("asking for the file's size")?.len();
+        let mapped = self.mapped.unwrap_or(length <= self.cache_bytes.saturating_mul(FITS));
+        let bytes = if mapped { MAP_BYTES } else { 0 };
+        Ok(connection.execute_batch(&format!("PRAGMA mmap_size = {bytes};"))?)
     }
 
     /// Sets the page size for the first entries that come in.
@@ -180,13 +195,16 @@ impl Engine for Sqlite {
     fn settle(&self) -> Result<()> {
         let main = self.alone();
         main.connection.cache_flush()?;
+        self.map(&main.connection)?;
         std::fs::File::open(&self.file)?.sync_all().context("syncing SQLite's file")
     }
 
     fn session(&self) -> Result<Box<dyn Session + '_>> {
+        let own = connect(&self.file, self.cache_bytes)?;
+        self.map(&own)?;
         Ok(Box::new(SqliteSession {
             engine: self,
-            own: connect(&self.file, self.cache_bytes, self.mapped)?,
+            own,
             state: State::Idle,
             seen: 0,
             quiet: 0,

@@ -1,14 +1,17 @@
 //! What every engine must do alike, on real files: Vellum and all peers that were built.
 
+#![allow(clippy::unwrap_used)]
+
 use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::path::Path;
 use std::thread;
 
 use vellum_bench::engine::{Access, Direction, Engine, Factory, Pair, Session, Setting, VELLUM};
+use vellum_bench::workload::tpcc::Scale;
 use vellum_bench::workload::values::Random;
 use vellum_bench::workload::ycsb::Kind;
-use vellum_bench::workload::{Lookup, Plan, Scan, Work, Ycsb};
+use vellum_bench::workload::{Lookup, Plan, Scan, Tpcc, Work, Ycsb};
 use vellum_bench_peers::ALL;
 
 /// Those whose transactions others see as one step.
@@ -341,6 +344,23 @@ fn workloads_run() {
             engine.settle().unwrap();
             assert!(ycsb.run(engine, &plan).unwrap().operations > 10);
         });
+    }
+}
+
+/// The specification's consistency conditions say more than any made-up test of transactions.
+#[test]
+fn tpcc_leaves_consistent_tables() {
+    let tpcc = Tpcc { warehouses: 2, scale: Scale::off_spec(500, 30), seed: 4 };
+    for factory in engines() {
+        println!("{}", factory.name);
+        let directory = tempfile::tempdir().unwrap();
+        let setting = Setting { tables: tpcc.tables(), ..Setting::new(directory.path(), CACHE) };
+        let engine = (factory.open)(&setting).unwrap();
+        tpcc.load(&*engine).unwrap();
+        engine.settle().unwrap();
+        let measured = tpcc.run(&*engine, &Plan { threads: 2, seconds: 0.3, seed: 5 }).unwrap();
+        assert!(measured.operations > 10, "{measured:?}");
+        assert!(tpcc.check(&*engine).unwrap().len() >= 4);
     }
 }
 

@@ -3,6 +3,8 @@
 //!
 //! Workers are this very program: [`worker_process`] is a test only in name.
 
+#![allow(clippy::unwrap_used)]
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -11,7 +13,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
-use vellum_bench::engine::{Setting, VELLUM};
+use vellum_bench::engine::{Factory, Setting, VELLUM};
 use vellum_bench::experiment::Progress;
 use vellum_bench::machine::{self, MemoryCgroup, RamDisk, Storage};
 use vellum_bench::worker::{
@@ -21,6 +23,9 @@ use vellum_bench::workload::{Lookup, Plan, Workload};
 
 /// Set in processes that are workers or otherwise somebody else.
 const ROLE: &str = "VELLUM_BENCH_TEST_ROLE";
+
+/// A peer, as workers of this program know it.
+const TWIN: Factory = Factory { name: "twin", ..VELLUM };
 
 /// RAM disks and leftovers are of the whole machine: one test at a time.
 static MACHINE: Mutex<()> = Mutex::new(());
@@ -32,7 +37,7 @@ fn machine() -> MutexGuard<'static, ()> {
 #[test]
 fn worker_process() {
     match std::env::var(ROLE).as_deref() {
-        Ok("worker") => vellum_bench::worker::main(&[]).unwrap(),
+        Ok("worker") => vellum_bench::worker::main(&[TWIN]).unwrap(),
         Ok("hog") => hog(),
         Ok("owner") => own_and_wait(),
         _ => {}
@@ -233,7 +238,7 @@ fn a_ram_disk_comes_and_goes_twice() {
         let full = fs::write(path.join("more"), vec![3; 80 << 20]).unwrap_err();
         assert_eq!(full.kind(), std::io::ErrorKind::StorageFull);
         drop(disk);
-        assert!(!path.exists() && !size_of_device(&device).is_some_and(|size| size > 0));
+        assert!(!path.exists() && size_of_device(&device).is_none_or(|size| size == 0));
     }
 }
 
@@ -365,4 +370,38 @@ fn a_peer_that_fails_is_left_out_and_vellum_is_not() {
     assert!(team.notes()[0].starts_with("nobody was left out: "), "{:?}", team.notes());
     let broken = [Member::with_option(&VELLUM, "backend", "magic")];
     assert!(Team::start(&broken, &terms, &Progress::hidden()).is_err());
+}
+
+#[test]
+fn a_peer_that_dies_in_a_contest_is_out_and_the_others_go_on() {
+    let directory = tempfile::tempdir().unwrap();
+    let (ground, workload) = (ground(directory.path()), lookups(1000));
+    let terms = Terms {
+        ground: &ground,
+        limit: None,
+        workload: &workload,
+        warm_up: plan(0.0),
+        cold: false,
+    };
+    let members = [Member::plain(&VELLUM), Member::plain(&TWIN)];
+    let team = Team::start(&members, &terms, &Progress::hidden()).unwrap();
+    assert_eq!(team.names(), ["vellum", "twin"]);
+    let mut contest = Contest::of(&team);
+    for name in team.names() {
+        contest.add(name, name, workload.clone(), plan(0.05));
+    }
+    let kill = |name: &str| {
+        let process = team.worker(name).unwrap().process();
+        kill_process(Pid::from_raw(process as i32).unwrap(), Signal::KILL).unwrap();
+    };
+    kill("twin");
+    let series = contest.hold(3, &Progress::hidden()).unwrap();
+    assert_eq!((series.len(), &series[0].rate.name[..]), (1, "vellum"));
+    assert_eq!(team.names(), ["vellum"]);
+    let notes = team.notes().join("\n");
+    assert!(notes.contains("twin is out: the worker 'twin' died, running"), "{notes}");
+    let mut contest = Contest::of(&team);
+    contest.add("vellum", "vellum", workload.clone(), plan(0.05));
+    kill("vellum");
+    assert!(contest.hold(1, &Progress::hidden()).is_err());
 }

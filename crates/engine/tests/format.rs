@@ -45,6 +45,8 @@ impl File {
         let (count, prefix_len) = (self.u16(page + 40), self.u16(page + 46));
         let lower = page + self.u16(page + 48);
         let prefix = if prefix_len > 0 { self.bytes(lower, prefix_len) } else { &[] };
+        let skip = self.u16(page + 58);
+        let skipped = self.bytes(page + self.u16(page + 140), skip);
         for slot in 0..count {
             let slot = page + 136 + slot * if level == 0 { 12 } else { 16 };
             if level > 0 {
@@ -53,8 +55,9 @@ impl File {
             }
             let (cell, key_len) = (page + self.u16(slot + 4), self.u16(slot + 6));
             let suffix = self.bytes(cell, key_len);
-            let mut head = [0; 4];
-            head[..key_len.min(4)].copy_from_slice(&suffix[..key_len.min(4)]);
+            assert_eq!(&suffix[..skip], skipped);
+            let (mut head, len) = ([0; 4], (key_len - skip).min(4));
+            head[..len].copy_from_slice(&suffix[skip..skip + len]);
             assert_eq!(self.u32(slot), u32::from_be_bytes(head));
             let (value, len) = (cell + key_len, self.u16(slot + 8));
             let value = match self.u16(slot + 10) {

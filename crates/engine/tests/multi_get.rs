@@ -8,11 +8,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use common::{Random, assert_sound, memory_store, options, rounds, seed};
+use common::{Random, assert_sound, cold, memory_store, options, rounds, seed};
 use rustix::io::Errno;
 use vellum::page::{self, PageKind};
 use vellum::{Error, Store, Tree};
-use vellum_pool::device::{Completion, Fault, FaultyDevice, MemoryDevice, Operation};
+use vellum_pool::device::{Completion, Fault, MemoryDevice, Operation};
 
 /// Keys of many lengths; half of them share a long beginning.
 fn key_of(number: u64) -> Vec<u8> {
@@ -118,7 +118,8 @@ fn beside_writers(seed: u64, pool_pages: u64) {
         }
         let mut random = Random(seed + 7);
         for _ in 0..if pool_pages > 100 { 400 } else { 80 } {
-            let numbers: Vec<u64> = (0..1 + random.below(150)).map(|_| random.below(KEYS)).collect();
+            let numbers: Vec<u64> =
+                (0..1 + random.below(150)).map(|_| random.below(KEYS)).collect();
             let keys: Vec<_> = numbers.iter().map(|number| key_of(*number)).collect();
             let mut visits = 0;
             tree.multi_get_with(&keys, |index, found| {
@@ -142,20 +143,6 @@ fn finds_what_is_there_beside_writers() {
         beside_writers(seed(5 + round), 2000);
         beside_writers(seed(105 + round), 40);
     }
-}
-
-/// A tree of numbers on a device that fails by plan; next to nothing of it is in memory.
-fn cold(entries: u64, pool_pages: u64) -> (Arc<FaultyDevice<MemoryDevice>>, Store, Tree) {
-    let memory = Arc::new(MemoryDevice::new());
-    let store = Store::create_on(memory.clone(), &options(4000, 1)).unwrap();
-    let sorted = (0..entries).map(|number| (number.to_be_bytes(), [number as u8; 120]));
-    store.create_tree("t").unwrap().bulk_load(sorted).unwrap();
-    store.close().unwrap();
-    let memory = MemoryDevice::from_snapshot(memory.snapshot());
-    let device = Arc::new(FaultyDevice::new(memory, 5).unwrap());
-    let store = Store::open_on(device.clone(), &options(pool_pages, 1)).unwrap();
-    let tree = store.tree("t").unwrap();
-    (device, store, tree)
 }
 
 #[test]

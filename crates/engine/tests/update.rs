@@ -1,4 +1,5 @@
 //! `Tree::update`: read, change and write as one step, whatever comes between.
+#![allow(clippy::unwrap_used)]
 
 use std::sync::atomic::{AtomicBool, Ordering};
 

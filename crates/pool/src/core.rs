@@ -96,11 +96,10 @@ impl Core {
     /// wanted. `threads` are those that the pool may have in the background.
     pub(crate) fn with_huge_pages(mut self, wanted: HugePages, threads: u64) -> Core {
         let frames = self.budget.capacity();
-        if wanted == HugePages::Auto {
+        let works = !cfg!(feature = "model") && frames >= HugeChunks::MIN_FRAMES;
+        if wanted == HugePages::Auto && works && self.surface.can_collapse() {
             self.states.use_huge_pages(frames * PAGE_SIZE as u64 / StateArray::HUGE_SHARE);
-            let suits = frames >= HugeChunks::MIN_FRAMES && threads > 0;
-            let works = suits && !cfg!(feature = "model") && self.surface.can_collapse();
-            self.huge = works.then(HugeChunks::new);
+            self.huge = (threads > 0).then(HugeChunks::new);
         }
         self
     }

@@ -32,9 +32,9 @@ fn hot_pages_around_a_scan(policy: Box<dyn ReplacementPolicy>) -> (usize, usize)
     let pool = pool(policy, FRAMES as u64, 0);
     let hot = filled(&pool, FRAMES / 2);
     let cold = filled(&pool, 8 * FRAMES);
-    for _ in 0..4 {
+    for others in cold.chunks(FRAMES / 2).take(8) {
         read_all(&pool, &hot);
-        read_all(&pool, &cold[..FRAMES / 8]);
+        read_all(&pool, others);
     }
     let before = resident(&pool, &hot);
     read_all(&pool, &cold);

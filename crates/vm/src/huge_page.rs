@@ -2,12 +2,12 @@
 //!
 //! A reservation is marked `MADV_NOHUGEPAGE`, so that populating one page never brings 512, even
 //! with transparent huge pages set to `always`. `MADV_COLLAPSE` (Linux 6.1) refuses ranges with
-//! that mark, so collapsing lifts it from the range alone and puts it back: two calls of 5 and
-//! 20 µs around one of about half a millisecond (6.18; the copy of 2 MiB; ten times that where a
-//! hypervisor has yet to back the memory, and up to some 20 ms of waiting for the other
-//! processors' page caches to be drained where these are busy). The huge page survives the mark.
-//! For that time the mapping is in up to three pieces (`vm.max_map_count`), merged again
-//! afterwards.
+//! that mark, so collapsing lifts it from the range alone and puts it back; the huge page survives
+//! that. For this time the mapping is in up to three pieces (`vm.max_map_count`), merged again
+//! afterwards. Measured on 6.18: 5 and 20 µs for the mark, and 0.6 to 1 ms of processor time for
+//! the 2 MiB between them; 5 ms where a hypervisor has yet to back the new memory. A call also
+//! drains the other processors' page caches and waits for that, 5 to 25 ms where these are busy:
+//! so neighbours are better collapsed by one call.
 //!
 //! `MADV_DONTNEED` of a part of a huge page takes that part's addresses away but keeps *all* of
 //! its memory charged: the kernel splits the page only once memory runs short, and residency by

@@ -63,6 +63,15 @@ impl Session for VellumSession<'_> {
         Ok(found)
     }
 
+    fn multi_get(
+        &mut self,
+        table: usize,
+        keys: &[&[u8]],
+        read: &mut dyn FnMut(usize, Option<&[u8]>),
+    ) -> Result<()> {
+        Ok(self.engine.trees[table].multi_get_with(keys, read)?)
+    }
+
     fn put(&mut self, table: usize, key: &[u8], value: &[u8]) -> Result<()> {
         self.engine.trees[table].upsert(key, value)?;
         Ok(())

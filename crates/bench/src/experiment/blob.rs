@@ -18,7 +18,8 @@ pub const BLOB: Experiment = Experiment {
 
 fn run(context: &Context<'_>) -> Result<Outcome> {
     let limit: u64 = context.pick(64 << 20, 512 << 20);
-    let sizes: &[usize] = context.pick(&[4 << 10, 1 << 20], &[4 << 10, 64 << 10, 1 << 20, 64 << 20]);
+    let sizes: &[usize] =
+        context.pick(&[4 << 10, 1 << 20], &[4 << 10, 64 << 10, 1 << 20, 64 << 20]);
     let members = Member::all(context.engines);
     let mut outcome = Outcome::default();
     let mut lines: Vec<Line> = members

@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow, ensure};
 use vellum_pool::device::{FileDevice, FileOptions};
-use vellum_pool::{PAGE_SIZE, PageId, PageReader, PageRef, Pool, PoolOptions, PoolSize, RawPages, Space};
+use vellum_pool::{
+    PAGE_SIZE, PageId, PageReader, PageRef, Pool, PoolOptions, PoolSize, RawPages, Space,
+};
 
 use super::{Context, Experiment, count};
 use crate::machine::device_rate::{DeviceRate, Way};
@@ -49,7 +51,9 @@ fn run(context: &Context<'_>) -> Result<Outcome> {
         let label = |way: usize| format!("{}, {}", names[way], count(threads, "thread"));
         let contestants = vec![
             Contestant::new(label(0), move || device.random(threads, Way::Wait, time, seed)),
-            Contestant::new(label(1), move || device.random(threads, Way::Queue(depth), time, seed)),
+            Contestant::new(label(1), move || {
+                device.random(threads, Way::Queue(depth), time, seed)
+            }),
             Contestant::new(label(2), move || read_pages(pool, threads, time, 1)),
             Contestant::new(label(3), move || read_pages(pool, threads, time, DEPTH)),
         ];
@@ -112,7 +116,8 @@ fn look_at_pages(pool: &Pool, thread: u64, end: Instant, batch: usize) -> Result
     while Instant::now() < end {
         for _ in 0..(64 / batch).max(1) {
             wanted.clear();
-            wanted.extend((0..batch).map(|_| PageRef { id: PageId(random.below(pages)), frames: 1 }));
+            wanted
+                .extend((0..batch).map(|_| PageRef { id: PageId(random.below(pages)), frames: 1 }));
             if batch > 1 {
                 pool.prefetch(&wanted);
             }

@@ -86,8 +86,10 @@ fn one_workload(
     figure.bound(bound, plan.seconds);
     for (at, name) in team.names().into_iter().enumerate() {
         context.progress.at(at, team.names().len(), name);
-        let (measured, moments) = team.worker(name)?.run_watched(workload, &plan, every)?;
-        figure.add(name, &measured, &moments, every);
+        let run = team.with(name, |worker| worker.run_watched(workload, &plan, every))?;
+        if let Some((measured, moments)) = run {
+            figure.add(name, &measured, &moments, every);
+        }
     }
     let mut outcome = figure.outcome(workload);
     outcome.notes.extend(team.notes());

@@ -7,7 +7,7 @@ use super::out_of_memory::ROOM;
 use super::{Context, Experiment};
 use crate::engine::VELLUM;
 use crate::report::{Axis, Chart, Line, Outcome, Row};
-use crate::worker::{Contest, Ground, Member, Series, Team, Terms};
+use crate::worker::{Contest, Ground, Member, Series, Team, Terms, named};
 use crate::workload::lookup::ENTRY;
 use crate::workload::{Lookup, Plan, Workload};
 
@@ -77,29 +77,32 @@ fn one_ratio(
     let mut contest = Contest::of(&team);
     for name in team.names() {
         let plan = Plan { threads: THREADS, seconds: context.pick(0.2, 1.0), seed: 1 };
-        contest.add(format!("{ratio}x {name}"), name, workload.clone(), plan);
+        contest.add(label(ratio, name), name, workload.clone(), plan);
     }
     let series = contest.hold(context.rounds(), &context.progress)?;
-    for (name, series) in team.names().into_iter().zip(&series) {
+    for series in &series {
         outcome.rows.push(series.row("lookups/s"));
         outcome.rows.push(Row::of(&series.p99, "us"));
-        if let Some(curve) = curves.iter_mut().find(|curve| curve.engine == name) {
+    }
+    for curve in curves {
+        if let Some(series) = named(&series, &label(ratio, curve.engine)) {
             curve.rates.push((ratio, series.rate.median()));
             curve.latencies.push((ratio, series.p99.median()));
         }
     }
-    outcome.rows.extend(over_others(&series));
+    outcome.rows.extend(over_others(ratio, &series));
     outcome.notes.extend(team.notes().into_iter().map(|note| format!("{ratio} x: {note}")));
     outcome.notes.push(format!("{ratio} x: {}", ground.about()));
     Ok(())
 }
 
+fn label(ratio: f64, engine: &str) -> String {
+    format!("{ratio}x {engine}")
+}
+
 /// How many times the others' rates Vellum's is.
-fn over_others(series: &[Series]) -> Vec<Row> {
-    let end = format!(" {}", VELLUM.name);
-    let Some(vellum) = series.iter().find(|series| series.rate.name.ends_with(&end)) else {
-        return Vec::new();
-    };
+fn over_others(ratio: f64, series: &[Series]) -> Vec<Row> {
+    let Some(vellum) = named(series, &label(ratio, VELLUM.name)) else { return Vec::new() };
     let others = series.iter().filter(|series| series.rate.name != vellum.rate.name);
     others.map(|other| vellum.times(other)).collect()
 }

@@ -59,7 +59,7 @@ fn run(context: &Context<'_>) -> Result<Outcome> {
         if page % 4096 == 0 {
             context.progress.at(page as usize, pages as usize, "using every page");
         }
-        drop(pool.optimistic(PageRef { id: PageId(page), frames: 1 })?);
+        pool.optimistic(PageRef { id: PageId(page), frames: 1 })?;
     }
     let used = Taken::now()?;
     let resident = pool.stats().resident_frames * PAGE_SIZE as u64;
@@ -69,8 +69,7 @@ fn run(context: &Context<'_>) -> Result<Outcome> {
     let states = 8 * pages;
     let tables = used.page_tables.saturating_sub(before.page_tables);
     let per = |bytes: u64, pages: u64| bytes as f64 / pages as f64;
-    let mut outcome = Outcome::default();
-    outcome.rows = vec![
+    let rows = vec![
         Row::count("stored page: kernel's page tables", per(tables, pages), "bytes"),
         Row::count(
             "stored page: all else that grew while every page was used",
@@ -80,13 +79,13 @@ fn run(context: &Context<'_>) -> Result<Outcome> {
         Row::count("cached page: taken when the pool was opened", per(of_frames, frames), "bytes"),
         Row::count("all, per byte of the pool", per(beside + tables, 1) / resident as f64, "bytes"),
     ];
-    outcome.notes.push(format!(
+    let note = format!(
         "{pages} pages ({} GiB), pool of {frames} frames, every page used once. State words are 8 \
          bytes each, {} MiB; memory for them and for page tables comes in pieces of 4 KiB, or of 2 \
          MiB where huge pages back them, so a page that was never used costs nothing unless a \
          neighbour was. By RssAnon and VmPTE.",
         (pages * PAGE_SIZE as u64) >> 30,
         states >> 20
-    ));
-    Ok(outcome)
+    );
+    Ok(Outcome { rows, notes: vec![note], ..Outcome::default() })
 }

@@ -13,8 +13,11 @@ mod in_memory;
 mod in_memory_scaling;
 mod memory;
 mod out_of_memory;
+mod page_access;
 mod policy;
 mod progress;
+mod states;
+mod table2;
 mod tpcc;
 mod ycsb;
 
@@ -42,6 +45,8 @@ pub struct Experiment {
 
 /// All experiments, in the order of `vellum bench list`.
 pub const ALL: &[Experiment] = &[
+    table2::TABLE2,
+    states::STATES,
     fig4::FIG4,
     fig10::FIG10,
     graph::GRAPH,

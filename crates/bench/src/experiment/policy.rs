@@ -50,8 +50,8 @@ fn run(context: &Context<'_>) -> Result<Outcome> {
     let means = sums.map(|sum| sum / (SIZES.len() * Kind::ALL.len()) as f64);
     outcome.rows.extend(hit_rows("mean of all", means));
     outcome.notes.push(format!(
-        "{pages} pages of one frame, {accesses} accesses, hits counted after the first quarter; the \
-         cache evicts batches of at most 64, as the pool does"
+        "{pages} pages of one frame, {accesses} accesses, hits counted after the first quarter; \
+         the cache evicts batches of at most 64, as the pool does"
     ));
     outcome.notes.push("loops: as many pages as the cache holds, times a factor".to_owned());
     costs(context, &mut outcome)?;

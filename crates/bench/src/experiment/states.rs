@@ -70,7 +70,7 @@ fn measure(
         ("two bits, version in the page", Form::TwoBits(&bits)),
         ("state in the page", Form::InPage),
     ];
-    let mut starts = (0..).map(|at| Walk::new(chain.place(at * 77 & (chain.pages() - 1))));
+    let mut starts = chain.starts().map(Walk::new);
     let ways = Ways { pages, table: None };
     let mut all = Vec::new();
     type Way = fn(&mut Walk, u64, &Ways<'_>) -> Result<f64, PoolError>;

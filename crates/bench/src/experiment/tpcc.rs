@@ -50,8 +50,8 @@ impl Size {
             tpcc: Tpcc::specified(context.pick(1, 4)),
             pool: None,
             threads: context.pick(&[2], &[1, 2]),
-            seconds: context.pick(0.3, 1.5),
-            warm_up: context.pick(0.3, 2.0),
+            seconds: context.pick(0.2, 1.5),
+            warm_up: context.pick(0.2, 2.0),
         }
     }
 
@@ -62,8 +62,8 @@ impl Size {
             pool: Some(tpcc.bytes() / FACTOR),
             tpcc,
             threads: context.pick(&[2], &[1, 2]),
-            seconds: context.pick(0.3, 2.0),
-            warm_up: context.pick(0.3, 4.0),
+            seconds: context.pick(0.2, 2.0),
+            warm_up: context.pick(0.2, 4.0),
         }
     }
 
@@ -76,9 +76,12 @@ impl Size {
     }
 
     fn label(&self, engine: &str, threads: usize) -> String {
-        let plural = if threads == 1 { "" } else { "s" };
-        format!("{engine}, {threads} thread{plural}, {}", self.name)
+        format!("{engine}, {}, {}", plural(threads as u64, "thread"), self.name)
     }
+}
+
+fn plural(count: u64, what: &str) -> String {
+    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }
 
 fn run(context: &Context<'_>) -> Result<Outcome> {
@@ -121,9 +124,9 @@ fn measure(context: &Context<'_>, size: &Size, outcome: &mut Outcome) -> Result<
     let entries = hold(context, size, &team, &workload)?;
     outcome.rows.extend(rows(&entries));
     outcome.notes.push(format!(
-        "{}: {} warehouses, {} MiB of keys and values{}.",
+        "{}: {}, {} MiB of keys and values{}.",
         size.name,
-        size.tpcc.warehouses,
+        plural(size.tpcc.warehouses.into(), "warehouse"),
         size.tpcc.bytes() >> 20,
         size.pool.map_or(String::new(), |pool| format!(", pool {} MiB", pool >> 20))
     ));
@@ -220,20 +223,20 @@ fn checked(team: &Team, name: &str, workload: &Workload) -> Result<String> {
              Isolation: {about}."
         )),
         Err(error) if name == VELLUM.name => {
-            Err(error).context("Vellum's data is inconsistent after the runs")
+            Err(error).context("Vellum's data is not shown to be consistent after the runs")
         }
-        Err(error) => Ok(format!("{name}: INCONSISTENT after the runs: {error:#}.")),
+        Err(error) => Ok(format!("{name}: NOT SHOWN to be consistent after the runs: {error:#}.")),
     }
 }
 
 /// What the engines' transactions are isolated from, as they are used here.
 fn isolation(engine: &str) -> &'static str {
     match engine {
-        "vellum" => "single operations are atomic, transactions are not isolated",
+        "vellum" | "rocksdb" => "single operations are atomic, transactions are not isolated",
         "lmdb" | "redb" | "fjall" | "sqlite" => {
             "serialisable, one transaction that writes at a time"
         }
-        _ => "single operations are atomic, as its adapter makes them",
+        _ => "what its adapter says",
     }
 }
 

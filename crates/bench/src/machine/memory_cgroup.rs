@@ -67,8 +67,9 @@ impl MemoryCgroup {
         match self.version {
             Version::One => {
                 self.write("memory.limit_in_bytes", &bytes)?;
-                self.write_if_there("memory.swappiness", "0")?;
-                self.write_if_there("memory.memsw.limit_in_bytes", &bytes)
+                // A limit on memory and swap together would do as well, but the kernel does not
+                // count how often that one is met.
+                self.write_if_there("memory.swappiness", "0")
             }
             Version::Two => {
                 self.write("memory.max", &bytes)?;
@@ -94,9 +95,7 @@ impl MemoryCgroup {
             Version::One => MemoryUse {
                 bytes: self.number("memory.usage_in_bytes")?,
                 peak: self.number("memory.max_usage_in_bytes")?,
-                // With the limit for memory and swap the same, it is the second that is met.
-                limit_met: self.number("memory.failcnt")?
-                    + self.number("memory.memsw.failcnt").unwrap_or(0),
+                limit_met: self.number("memory.failcnt")?,
                 killed: self.field("memory.oom_control", "oom_kill")?,
             },
             Version::Two => MemoryUse {
@@ -214,8 +213,7 @@ mod tests {
         let put = |name: &str, text: &str| fs::write(directory.path().join(name), text).unwrap();
         put("memory.usage_in_bytes", "4096\n");
         put("memory.max_usage_in_bytes", "8192\n");
-        put("memory.failcnt", "1\n");
-        put("memory.memsw.failcnt", "2\n");
+        put("memory.failcnt", "3\n");
         put("memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n");
         put("memory.current", "12288\n");
         put("memory.peak", "16384\n");

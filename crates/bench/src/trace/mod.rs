@@ -1,10 +1,10 @@
 //! Traces of page accesses, and how many of them a cache of a given size answers.
 //!
 //! All but [`cost`] is pure and seeded: the same numbers on every machine. [`Kind`] says which
-//! traces there are and makes them; [`reference`](mod@reference) counts the hits of FIFO, exact
-//! LRU and of Belady's optimum; [`simulate`] those of any
-//! [`ReplacementPolicy`](vellum_pool::ReplacementPolicy), driven as the pool drives it; [`cost`] takes the time that it takes, from several
-//! threads.
+//! traces there are and makes them; [`reference`](mod@reference) counts the hits of FIFO, exact LRU
+//! and of Belady's optimum; [`simulate`] those of any
+//! [`ReplacementPolicy`](vellum_pool::ReplacementPolicy), driven as the pool drives it. [`cost`]
+//! measures what a policy costs a miss, from several threads.
 
 pub mod cost;
 mod kind;

@@ -68,6 +68,7 @@ impl<'a> Contest<'a> {
     }
 
     /// Adds runs of a workload by a member. Every round has a seed of its own, the same for all.
+    /// A peer that fails in one of them has no series in the end.
     pub fn add(&mut self, label: impl Into<String>, member: &str, workload: Workload, plan: Plan) {
         let (team, member) = (self.team, member.to_owned());
         let noted = Rc::new(RefCell::new(Noted::default()));
@@ -75,10 +76,12 @@ impl<'a> Contest<'a> {
         let mut seeds = plan.seed..;
         let measure = move || {
             let plan = Plan { seed: seeds.next().unwrap_or_default(), ..plan };
-            let mut worker = team.worker(&member)?;
-            let before = worker.seen();
-            let measured = worker.run(&workload, &plan)?;
-            let read = worker.seen().read.saturating_sub(before.read);
+            let run = team.with(&member, |worker| {
+                let before = worker.seen().read;
+                let measured = worker.run(&workload, &plan)?;
+                Ok((measured, worker.seen().read.saturating_sub(before)))
+            });
+            let Some((measured, read)) = run? else { return Ok(f64::NAN) };
             let mut noted = noted.borrow_mut();
             noted.p99.push(measured.latency.p99 as f64 / 1000.0);
             noted.read.push(read as f64 / measured.seconds);
@@ -97,7 +100,8 @@ impl<'a> Contest<'a> {
         self.noted.push(Rc::default());
     }
 
-    /// Measures all of them; a series each, in the order in which they were added.
+    /// Measures all of them; a series each, in the order in which they were added, without those
+    /// who failed.
     ///
     /// # Errors
     /// The first that a contestant returns.
@@ -112,7 +116,7 @@ impl<'a> Contest<'a> {
             let (p99, read) = (counted(&noted.p99, "p99"), counted(&noted.read, "read"));
             Series { p99, read, rate }
         });
-        Ok(series.collect())
+        Ok(series.filter(|series| !series.rate.values.iter().any(|rate| rate.is_nan())).collect())
     }
 }
 

@@ -78,6 +78,8 @@ struct Seat {
     member: Member,
     setting: Setting,
     worker: RefCell<Worker>,
+    /// Why it is out, if it is.
+    failed: RefCell<Option<String>>,
     /// Bytes of its files once it was loaded.
     stored: u64,
     /// After the worker, which has them open.
@@ -127,7 +129,32 @@ impl Team {
 
     /// Names of those who are in, in their order.
     pub fn names(&self) -> Vec<&str> {
-        self.seats.iter().map(|seat| &seat.member.name[..]).collect()
+        let there = self.seats.iter().filter(|seat| seat.failed.borrow().is_none());
+        there.map(|seat| &seat.member.name[..]).collect()
+    }
+
+    /// Works with a member. A peer that fails is out from then on, and a note says why; there is no
+    /// result then.
+    ///
+    /// # Errors
+    /// If Vellum fails, or there is no member of that name.
+    pub fn with<T>(
+        &self,
+        name: &str,
+        work: impl FnOnce(&mut Worker) -> Result<T>,
+    ) -> Result<Option<T>> {
+        let seat = self.seat(name)?;
+        if seat.failed.borrow().is_some() {
+            return Ok(None);
+        }
+        match work(&mut *self.worker(name)?) {
+            Ok(result) => Ok(Some(result)),
+            Err(error) if seat.member.engine.name != VELLUM.name => {
+                *seat.failed.borrow_mut() = Some(format!("{error:#}"));
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
     }
 
     /// The worker of a member.
@@ -167,6 +194,10 @@ impl Team {
             )
         });
         notes.push(format!("Engines: {}.", seats.collect::<Vec<_>>().join(", ")));
+        notes.extend(self.seats.iter().filter_map(|seat| {
+            let failed = seat.failed.borrow();
+            Some(format!("{} is out: {}.", seat.member.name, failed.as_ref()?))
+        }));
         notes
     }
 
@@ -207,6 +238,7 @@ impl Seat {
         }
         let stored = page_cache::bytes_stored(&directory)?;
         let (member, worker) = (member.clone(), RefCell::new(worker));
-        Ok(Seat { member, setting, worker, stored, _files: files })
+        let failed = RefCell::default();
+        Ok(Seat { member, setting, worker, failed, stored, _files: files })
     }
 }

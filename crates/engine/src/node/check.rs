@@ -106,7 +106,10 @@ pub fn check_bounds(bytes: &[u8]) -> Result<(), NodeDamage> {
             _ => 0,
         };
         let suffix_len = usize::from(get_u16(bytes, slot + SLOT_KEY_LEN));
-        ensure!(suffix_len >= header.skip, "the key of slot {index} is shorter than what is skipped");
+        ensure!(
+            suffix_len >= header.skip,
+            "the key of slot {index} is shorter than what is skipped"
+        );
         let key_len = header.prefix_len + suffix_len;
         ensure!(key_len <= limits.max_key, "the key of slot {index} is {key_len} bytes long");
         let cell = LEAF_SLOT + key_len + payload;

@@ -161,11 +161,7 @@ impl<R: PageReader> Node<R> {
 
     /// The slot at `low` has the key's head but is less: others behind it may have that head, too.
     #[inline(never)]
-    fn resolve_run<const SLOT: usize>(
-        self,
-        search: Search,
-        key: &[u8],
-    ) -> Result<Position, Torn> {
+    fn resolve_run<const SLOT: usize>(self, search: Search, key: &[u8]) -> Result<Position, Torn> {
         let (mut low, mut high) = (search.low as usize + 1, search.count as usize);
         while low < high {
             let middle = (low + high) / 2;

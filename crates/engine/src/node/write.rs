@@ -205,11 +205,17 @@ impl<'a> NodeMut<'a> {
             let offset = self.get(slot + SLOT_OFFSET);
             &self.bytes[offset..offset + self.get(slot + SLOT_KEY_LEN)]
         };
-        let shared = match self.count() {
+        let count = self.count();
+        let shared = match count {
             0 | 1 => 0,
-            // They are sorted: what these two share all of them do.
-            count => self.worth_skipping(common_prefix(suffix(0), suffix(count - 1))),
+            // They are sorted: what these two share all of them do. On a damaged page they may
+            // not be, but even there nothing is skipped that is not there.
+            _ => {
+                let shortest = (0..count).map(|index| suffix(index).len()).min().unwrap_or(0);
+                common_prefix(suffix(0), suffix(count - 1)).min(shortest)
+            }
         };
+        let shared = self.worth_skipping(shared);
         self.make_heads(shared);
         self.make_hints();
     }

@@ -39,7 +39,7 @@ pub(crate) const fn tree_and_magic(tree: u32) -> u64 {
 #[inline(always)]
 pub(crate) const fn kind_and_level(level: u8) -> u32 {
     let kind = if level == 0 { PageKind::Leaf } else { PageKind::Inner };
-    u32::from_le_bytes([kind as u8, PAGE_VERSION, level, 0])
+    kind as u32 | (PAGE_VERSION as u32) << 8 | (level as u32) << 16
 }
 
 const _: () = assert!(MAGIC == TREE + 4 && VERSION == KIND + 1 && LEVEL == KIND + 2);

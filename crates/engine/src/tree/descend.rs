@@ -98,15 +98,7 @@ impl<'a> Access<'a> {
     ) -> Step<T> {
         match read(Node::new(guard.bytes())) {
             Ok(value) => Ok(value),
-            Err(torn) => Err(self.torn(guard, torn)),
-        }
-    }
-
-    #[cold]
-    fn torn(self, guard: OptimisticGuard<'a>, torn: Torn) -> Stop {
-        match guard.validate() {
-            Ok(()) => Stop::Fail(Error::torn(guard.page(), torn)),
-            Err(Restart) => Stop::Restart,
+            Err(Torn) => Err(torn_stop(guard.validate(), guard.page())),
         }
     }
 
@@ -128,40 +120,24 @@ impl<'a> Access<'a> {
     pub(crate) fn check_node(self, guard: OptimisticGuard<'a>, level: u8) -> Step<()> {
         match Node::new(guard.bytes()).is_of(self.tree.id, level) {
             true => Ok(()),
-            false => Err(self.wrong_node(guard, level)),
-        }
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn wrong_node(self, guard: OptimisticGuard<'a>, level: u8) -> Stop {
-        let bytes = guard.bytes();
-        let found = (bytes.u32(header::TREE), Node::new(bytes).level());
-        match (guard.validate(), found) {
-            (Err(Restart), _) => Stop::Restart,
-            (Ok(()), (Some(tree), Ok(_))) if tree != self.tree.id => {
-                Stop::Fail(tree_error(guard.page(), tree, self.tree.id))
+            false => {
+                Err(stranger(guard.validate(), guard.page(), guard.bytes(), self.tree.id, level))
             }
-            (Ok(()), (_, Ok(found))) => Stop::Fail(level_error(guard.page(), found, level)),
-            (Ok(()), _) => Stop::Fail(Error::torn(guard.page(), Torn)),
         }
     }
 
     /// Asks the processor for what a search in a node of this level begins with.
     #[inline(always)]
     pub(crate) fn touch_node(self, page: PageRef, level: u8) {
-        let bytes = if level == 0 { LEAF_BEGIN } else { HINTS_END };
-        self.core.pool.touch(page, 0, bytes);
+        match level {
+            0 => self.core.pool.touch(page, 0, LEAF_BEGIN),
+            _ => self.core.pool.touch(page, 0, HINTS_END),
+        }
     }
 
     /// The child of `level` that `parent` named. The parent is as it was when this returns.
     #[inline(always)]
-    fn below(
-        self,
-        parent: OptimisticGuard<'a>,
-        id: u64,
-        level: u8,
-    ) -> Step<OptimisticGuard<'a>> {
+    fn below(self, parent: OptimisticGuard<'a>, id: u64, level: u8) -> Step<OptimisticGuard<'a>> {
         let page = self.page(id);
         self.touch_node(page, level);
         let child = match self.core.pool.glance(page) {
@@ -177,7 +153,7 @@ impl<'a> Access<'a> {
 
     /// The guard of a child that `parent` named, brought in if need be. The parent is as it was
     /// when this returns.
-    #[cold]
+    #[inline(always)]
     pub(crate) fn child(self, parent: OptimisticGuard<'a>, id: u64) -> Step<OptimisticGuard<'a>> {
         // Without this a number read from a page in motion could bring in any page of the file.
         parent.validate()?;
@@ -217,7 +193,8 @@ impl<'a> Access<'a> {
             node = child;
         }
         // The tree may have become a single leaf.
-        let last = if level == 1 { self.read(node, Node::count)? } else { return Err(Stop::Restart) };
+        let last =
+            if level == 1 { self.read(node, Node::count)? } else { return Err(Stop::Restart) };
         node.validate()?;
         Ok(Ok((node, last)))
     }
@@ -347,6 +324,38 @@ impl<'a> Access<'a> {
             }
         }
     }
+}
+
+// What follows takes no guards: one whose address is taken would have to be in memory always.
+
+/// Why a read made no sense.
+#[cold]
+#[inline(never)]
+fn torn_stop(unchanged: Result<(), Restart>, page: PageRef) -> Stop {
+    match unchanged {
+        Ok(()) => Stop::Fail(Error::torn(page, Torn)),
+        Err(Restart) => Stop::Restart,
+    }
+}
+
+/// Why a page is not the node of this tree and level that was to be found there.
+#[cold]
+#[inline(never)]
+fn stranger(
+    unchanged: Result<(), Restart>,
+    page: PageRef,
+    bytes: RacyBytes<'_>,
+    tree: u32,
+    level: u8,
+) -> Stop {
+    if unchanged.is_err() {
+        return Stop::Restart;
+    }
+    Stop::Fail(match (bytes.u32(header::TREE), Node::new(bytes).level()) {
+        (Some(found), Ok(_)) if found != tree => tree_error(page, found, tree),
+        (_, Ok(found)) => level_error(page, found, level),
+        (_, Err(torn)) => Error::torn(page, torn),
+    })
 }
 
 /// A sound page of another tree, as when the device lost the write of this one.

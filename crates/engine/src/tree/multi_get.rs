@@ -229,10 +229,10 @@ impl<'a, K: AsRef<[u8]>, V: FnMut(usize, Found<'_, 'a>)> Batch<'a, '_, K, V> {
         let (access, key) = (self.access, self.keys[lookup.index].as_ref());
         let pool = &access.core.pool;
         loop {
-            let (node, level) = (lookup.node, lookup.level);
+            let level = lookup.level;
             match lookup.stage {
                 Stage::Begin => {
-                    let search = access.read(node, |node| match level {
+                    let search = access.read(lookup.node, |node| match level {
                         0 => node.narrow::<LEAF_SLOT>(key),
                         _ => node.narrow::<INNER_SLOT>(key),
                     })?;
@@ -240,12 +240,12 @@ impl<'a, K: AsRef<[u8]>, V: FnMut(usize, Found<'_, 'a>)> Batch<'a, '_, K, V> {
                     // The nodes above the parents of leaves are few, and at hand.
                     if level < 2 && search.has_hints() {
                         let (offset, len) = search.slots_left(level);
-                        pool.touch(node.page(), offset, len);
+                        pool.touch(lookup.node.page(), offset, len);
                         return Ok(Turn::Later);
                     }
                 }
                 Stage::Search(mut search) if level > 0 => {
-                    let id = access.read(node, |node| {
+                    let id = access.read(lookup.node, |node| {
                         node.probe::<INNER_SLOT>(&mut search)?;
                         Ok(node.resolve_child(search, key)?.1)
                     })?;
@@ -262,13 +262,13 @@ impl<'a, K: AsRef<[u8]>, V: FnMut(usize, Found<'_, 'a>)> Batch<'a, '_, K, V> {
                     }
                 }
                 Stage::Search(mut search) => {
-                    let cell = access.read(node, |node| {
+                    let cell = access.read(lookup.node, |node| {
                         node.probe::<LEAF_SLOT>(&mut search)?;
                         node.cell_at(search)
                     })?;
                     lookup.stage = Stage::Take(search);
                     if let Some((offset, len)) = cell {
-                        pool.touch(node.page(), offset, len.min(SHORT));
+                        pool.touch(lookup.node.page(), offset, len.min(SHORT));
                         return Ok(Turn::Later);
                     }
                 }

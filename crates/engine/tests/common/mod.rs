@@ -3,14 +3,28 @@
 
 use std::sync::Arc;
 
-use vellum::{Options, Store};
-use vellum_pool::device::MemoryDevice;
+use vellum::{Options, Store, Tree};
+use vellum_pool::device::{FaultyDevice, MemoryDevice};
 
 /// A store in memory with a pool of so many tree pages.
 pub fn memory_store(pool_pages: u64, page_frames: u32) -> (Arc<MemoryDevice>, Store) {
     let device = Arc::new(MemoryDevice::new());
     let store = Store::create_on(device.clone(), &options(pool_pages, page_frames)).unwrap();
     (device, store)
+}
+
+/// A tree of numbers on a device that fails by plan; next to nothing of it is in memory.
+pub fn cold(entries: u64, pool_pages: u64) -> (Arc<FaultyDevice<MemoryDevice>>, Store, Tree) {
+    let memory = Arc::new(MemoryDevice::new());
+    let store = Store::create_on(memory.clone(), &options(4000, 1)).unwrap();
+    let sorted = (0..entries).map(|number| (number.to_be_bytes(), [number as u8; 120]));
+    store.create_tree("t").unwrap().bulk_load(sorted).unwrap();
+    store.close().unwrap();
+    let memory = MemoryDevice::from_snapshot(memory.snapshot());
+    let device = Arc::new(FaultyDevice::new(memory, 5).unwrap());
+    let store = Store::open_on(device.clone(), &options(pool_pages, 1)).unwrap();
+    let tree = store.tree("t").unwrap();
+    (device, store, tree)
 }
 
 pub fn options(pool_pages: u64, page_frames: u32) -> Options {

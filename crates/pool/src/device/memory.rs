@@ -120,14 +120,14 @@ impl MemoryDevice {
         Ok(())
     }
 
-    /// The memory of a range, populated or about to be.
-    fn target(surface: &Surface, range: PageRange) -> io::Result<Target> {
+    /// The memory of a range, populated, unless this thread is about to fill it and that is enough.
+    fn target(surface: &Surface, range: PageRange, here: bool) -> io::Result<Target> {
         if !range.is_within(surface.pages()) {
             return Err(Errno::INVAL.into());
         }
         // Where touching a released page populates it, filling few pages needs no call for that.
         let by_touching = surface.fault_behaviour() == FaultBehaviour::ReadsZeros;
-        if !by_touching || range.count >= POPULATE_FROM {
+        if !(here && by_touching) || range.count >= POPULATE_FROM {
             let mut entry = [Entry::new(range)];
             surface.populate(&mut entry);
             entry[0].result?;
@@ -171,12 +171,12 @@ impl Target {
 
 impl Device for MemoryDevice {
     fn read(&self, surface: &Surface, range: PageRange) -> io::Result<()> {
-        Self::target(surface, range)?.fill(&self.bytes)
+        Self::target(surface, range, true)?.fill(&self.bytes)
     }
 
     fn start_reads(&self, surface: &Surface, reads: Vec<(PageRange, ReadDone)>) {
         for (range, done) in reads {
-            let target = match Self::target(surface, range) {
+            let target = match Self::target(surface, range, self.workers.is_none()) {
                 Ok(target) => target,
                 Err(error) => {
                     done.call(Err(error));

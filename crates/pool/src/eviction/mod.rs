@@ -311,6 +311,8 @@ mod tests {
     struct Interrupted {
         memory: MemoryDevice,
         hook: OnceLock<Hook>,
+        /// The pages of each batch.
+        written: Mutex<Vec<Vec<u64>>>,
     }
 
     impl std::fmt::Debug for Interrupted {
@@ -328,6 +330,7 @@ mod tests {
         }
         fn write(&self, batch: &mut [Write<'_>]) {
             self.memory.write(batch);
+            lock(&self.written).push(batch.iter().map(|write| write.page).collect());
             if let Some(hook) = self.hook.get() {
                 hook();
             }
@@ -373,5 +376,37 @@ mod tests {
         assert!(pool.is_resident(clean) && !pool.is_resident(dirty));
         assert_eq!(pool.fix_shared(clean).unwrap()[0], 2);
         assert_eq!(pool.fix_shared(dirty).unwrap()[0], 1);
+    }
+
+    #[test]
+    fn a_batch_is_written_in_the_order_of_the_file() {
+        let device = Arc::new(Interrupted::default());
+        let options =
+            PoolOptions { size: PoolSize::Bytes(64 * 4096), evictors: 0, ..PoolOptions::default() };
+        let pool = Pool::open(device.clone(), Arc::new(RawPages), Space::new(0), options).unwrap();
+        (0..60).for_each(|_| drop(pool.allocate(1).unwrap()));
+        let evicted: u64 = (0..20).map(|_| pool.eviction.evict_batch(8).pages).sum();
+        assert_eq!(evicted, 60);
+        let written = lock(&device.written);
+        assert!(written.iter().all(|pages| pages.is_sorted()), "{written:?}");
+        assert_eq!(written.iter().map(Vec::len).sum::<usize>(), 60);
+        assert!(written.iter().any(|pages| pages.len() > 1));
+    }
+
+    #[test]
+    fn a_thread_that_was_woken_is_not_woken_again_before_it_runs() {
+        let options =
+            PoolOptions { size: PoolSize::Bytes(16 * 4096), evictors: 0, ..PoolOptions::default() };
+        let device = Arc::new(MemoryDevice::new());
+        let pool = Pool::open(device, Arc::new(RawPages), Space::new(0), options).unwrap();
+        let background = &pool.eviction.background;
+        background.asleep.store(true, Ordering::Relaxed);
+        let pages: Vec<_> = (0..16).map(|_| pool.allocate(1).unwrap()).collect();
+        assert!(!background.asleep.load(Ordering::Relaxed), "frames ran short");
+        assert_eq!(lock(&background.state).wanted, pool.eviction.high);
+        lock(&background.state).wanted = 0;
+        pool.eviction.evict_ahead();
+        assert_eq!(lock(&background.state).wanted, 0, "it is awake already");
+        drop(pages);
     }
 }

@@ -109,10 +109,18 @@ impl<'a> RacyBytes<'a> {
         if end > self.len {
             return None;
         }
+        // SAFETY: in bounds by the check above.
+        Some(unsafe { self.load_within(offset) })
+    }
+
+    /// # Safety
+    /// `offset + size_of::<T>()` is at most the length.
+    #[inline(always)]
+    unsafe fn load_within<T: Copy>(&self, offset: usize) -> T {
         interleave();
-        // SAFETY: in bounds by the check above, mapped by the contract of `new`; `Unaligned` has
+        // SAFETY: in bounds by this function's contract, mapped by that of `new`; `Unaligned` has
         // alignment 1, and T is an integer (this function is private), so any bits are a value.
-        Some(unsafe { self.base.add(offset).cast::<Unaligned<T>>().read_volatile() }.0)
+        unsafe { self.base.add(offset).cast::<Unaligned<T>>().read_volatile() }.0
     }
 }
 
@@ -147,10 +155,22 @@ impl PageReader for RacyBytes<'_> {
         if offset.checked_add(target.len())? > self.len {
             return None;
         }
-        let (words, rest) = target.as_chunks_mut::<8>();
         let mut at = offset;
+        let (lines, rest) = target.as_chunks_mut::<64>();
+        for line in lines {
+            // Eight words without a look at the length between them.
+            for (index, word) in line.as_chunks_mut::<8>().0.iter_mut().enumerate() {
+                // SAFETY: all of the target's length behind `offset` is in bounds, see above.
+                let loaded: u64 = unsafe { self.load_within(at + 8 * index) };
+                *word = u64::from_le(loaded).to_le_bytes();
+            }
+            at += 64;
+        }
+        let (words, rest) = rest.as_chunks_mut::<8>();
         for word in words {
-            *word = self.u64(at)?.to_le_bytes();
+            // SAFETY: as above.
+            let loaded: u64 = unsafe { self.load_within(at) };
+            *word = u64::from_le(loaded).to_le_bytes();
             at += 8;
         }
         for byte in rest {

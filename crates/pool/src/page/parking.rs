@@ -14,8 +14,15 @@ const BUCKETS: usize = if cfg!(feature = "model") { 2 } else { 256 };
 #[repr(align(128))]
 #[derive(Debug, Default)]
 struct Bucket {
-    tasks: Mutex<Vec<(PageId, Waker)>>,
+    queue: Mutex<Queue>,
     wake_up: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    tasks: Vec<(PageId, Waker)>,
+    /// Threads that are parked: without any, waking them needs no system call.
+    threads: usize,
 }
 
 /// Queues of waiting threads and tasks, by page.
@@ -40,9 +47,11 @@ impl ParkingLot {
     /// the page: so either `blocked` sees the change, or the wake-up finds the thread parked.
     pub(crate) fn park(&self, page: PageId, blocked: impl FnOnce() -> bool) {
         let bucket = self.bucket(page);
-        let queue = lock(&bucket.tasks);
+        let mut queue = lock(&bucket.queue);
         if blocked() {
-            drop(wait(&bucket.wake_up, queue));
+            queue.threads += 1;
+            queue = wait(&bucket.wake_up, queue);
+            queue.threads -= 1;
         }
     }
 
@@ -53,10 +62,11 @@ impl ParkingLot {
         waker: &Waker,
         blocked: impl FnOnce() -> bool,
     ) -> bool {
-        let mut tasks = lock(&self.bucket(page).tasks);
+        let mut queue = lock(&self.bucket(page).queue);
         if !blocked() {
             return false;
         }
+        let tasks = &mut queue.tasks;
         if !tasks.iter().any(|(queued, task)| *queued == page && task.will_wake(waker)) {
             tasks.push((page, waker.clone()));
         }
@@ -66,11 +76,14 @@ impl ParkingLot {
     /// Wakes all who wait for `page`.
     pub(crate) fn wake(&self, page: PageId) {
         let bucket = self.bucket(page);
-        let mut tasks = lock(&bucket.tasks);
-        let woken: Vec<Waker> =
-            tasks.extract_if(.., |(queued, _)| *queued == page).map(|(_, task)| task).collect();
-        bucket.wake_up.notify_all();
-        drop(tasks);
+        let mut queue = lock(&bucket.queue);
+        let waits = |(queued, _): &mut (PageId, Waker)| *queued == page;
+        let woken: Vec<Waker> = queue.tasks.extract_if(.., waits).map(|(_, task)| task).collect();
+        let parked = queue.threads > 0;
+        drop(queue);
+        if parked {
+            bucket.wake_up.notify_all();
+        }
         for task in woken {
             task.wake();
         }

@@ -320,6 +320,19 @@ mod tests {
     }
 
     #[test]
+    fn the_quick_questions_agree_with_the_state() {
+        for raw in 0..=255 {
+            let word = Word((raw << STATE_SHIFT) | DIRTY | 7);
+            let state = word.state();
+            let unmarked = matches!(state, State::Unlocked | State::Shared(_));
+            assert_eq!(word.is_readable_unmarked(), unmarked, "{word:?}");
+            assert_eq!(word.is_readable(), unmarked || state == State::Marked, "{word:?}");
+            let unheld = matches!(state, State::Unlocked | State::Marked);
+            assert_eq!(word.is_resident_unheld(), unheld, "{word:?}");
+        }
+    }
+
+    #[test]
     fn every_exclusive_hold_ends_with_another_version() {
         for leave in [Leave::Unlocked, Leave::Shared, Leave::Evicted, Leave::Free] {
             let page = resident();

@@ -8,7 +8,9 @@
 //! with huge pages the first part of the array, up to a 64th of the pool's size, comes 2 MiB at a
 //! time: states of 1 GiB of the file. That holds all states of a file up to eight times as large
 //! as its pool, and costs at most 1.6 % of the pool where few of them are used. The array's last
-//! 2 MiB count only once half of them are in use, so a file below 512 MiB has none.
+//! 2 MiB count only once half of them are in use, so a file below 512 MiB has none. It brings
+//! nothing at 2 GiB of pages, where the TLB holds the states' 1,000 small pages as well; 2 to 6 %
+//! of a random read at 8 GiB and 5 to 10 % at 32 GiB (the more if the pages are huge too).
 
 #![allow(unsafe_code)]
 
@@ -109,6 +111,7 @@ impl StateArray {
 }
 
 #[cfg(all(test, not(feature = "model")))]
+#[allow(clippy::unwrap_used)] // helpers of tests may, as tests may
 mod tests {
     use super::*;
 

@@ -110,8 +110,8 @@ impl Pool {
 
     /// Frees a page that the caller does not hold, without reading it.
     ///
-    /// Never waits: while somebody holds the page (a reader of a blob, a write-back), it stays,
-    /// and is freed by a later call of this pool.
+    /// Waits for no holder, but up to 50 ms for a huge page to split: while somebody holds the page
+    /// (a reader of a blob, a write-back), it stays, and is freed by a later call of this pool.
     pub fn free_page(&self, page: PageRef) -> Result<(), PoolError> {
         self.check_writable()?;
         self.free_deferred();

@@ -75,7 +75,8 @@ impl Pool {
             .with_huge_pages(options.huge_pages, options.evictors);
         let core = Arc::new(core);
 
-        let batch = options.eviction_batch.clamp(1, usize::try_from(frames / 8).unwrap_or(1));
+        let batch =
+            options.eviction_batch.clamp(1, usize::try_from(frames / 16).unwrap_or(1).max(1));
         let eviction = Arc::new(Eviction::new(
             core.clone(),
             device.clone(),

@@ -45,12 +45,17 @@ impl ReplacementPolicy for Clock {
     ) {
         let slots = self.resident.slots();
         let mut found_frames = 0;
+        let mut first = None;
         // Once round to mark everything and once more to find it still marked, less one slot: so
         // a page that stays unused is found, and none is proposed twice.
         for _ in 1..2 * slots {
-            let slot = self.hand.fetch_add(1, Ordering::Relaxed) % slots;
-            let Some(page) = self.resident.at(slot) else { continue };
-            if residents.second_chance(page) == Chance::Spent && !candidates.contains(&page) {
+            let step = self.hand.fetch_add(1, Ordering::Relaxed);
+            // Only where the hand came round, others' steps included, can a page be there already.
+            let is_round = step.wrapping_sub(*first.get_or_insert(step)) >= slots;
+            let Some(page) = self.resident.at(step % slots) else { continue };
+            if residents.second_chance(page) == Chance::Spent
+                && !(is_round && candidates.contains(&page))
+            {
                 found_frames += u64::from(page.frames);
                 candidates.push(page);
                 if candidates.len() >= pages || found_frames >= frames {

@@ -125,12 +125,20 @@ fn collapse() -> Facility {
     Facility { name: "MADV_COLLAPSE", found: outcome.is_ok(), reason }
 }
 
+/// Where the machine's owner says what becomes of transparent huge pages.
+const HUGE_PAGE_MODE: &str = "/sys/kernel/mm/transparent_hugepage/enabled";
+
+/// What the machine's owner said: `always`, `madvise` or `never`.
+pub(super) fn huge_page_mode() -> Option<String> {
+    let text = std::fs::read_to_string(HUGE_PAGE_MODE).ok()?;
+    selected(&text).map(str::to_owned)
+}
+
 fn transparent_huge_pages() -> Facility {
     let name = "transparent huge pages";
-    let path = "/sys/kernel/mm/transparent_hugepage/enabled";
-    match std::fs::read_to_string(path).ok().as_deref().and_then(selected) {
+    match huge_page_mode() {
         Some(mode) => Facility { name, found: mode != "never", reason: format!("mode {mode}") },
-        None => Facility { name, found: false, reason: format!("no {path}") },
+        None => Facility { name, found: false, reason: format!("no {HUGE_PAGE_MODE}") },
     }
 }
 

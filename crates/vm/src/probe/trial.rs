@@ -72,7 +72,8 @@ pub struct HugePageCost {
 }
 
 /// Whether huge pages can be put together in memory that is marked against them, be taken apart
-/// again, and be told from others; tried once per process.
+/// again, and be told from others; tried once per process. `MADV_COLLAPSE` would work where they
+/// are switched off (mode `never`); that is taken for the owner's wish, and counts as no.
 ///
 /// # Errors
 /// The reason, in one line.
@@ -85,6 +86,9 @@ pub fn huge_pages() -> Result<HugePageCost, String> {
 const ROUNDS: u64 = 3;
 
 fn try_huge_pages() -> Result<HugePageCost, String> {
+    if super::facilities::huge_page_mode().as_deref() == Some("never") {
+        return Err("transparent huge pages are switched off (mode never)".to_owned());
+    }
     let said = |errno: rustix::io::Errno| errno.to_string();
     let scratch = Scratch::new(2 * HUGE_PAGES).map_err(said)?;
     let unaligned = scratch.address(0).next_multiple_of(HUGE_PAGE_SIZE) - scratch.address(0);

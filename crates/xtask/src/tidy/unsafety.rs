@@ -24,6 +24,7 @@ const CONTAINMENT: &[(&str, &str)] = &[
     ("crates/bench/src/machine/device_rate/", "the kernel fills fixed buffers"),
     ("crates/bench/src/experiment/page_access/", "plain reads to compare optimistic ones with"),
     ("crates/bench/src/experiment/fig4.rs", "touching and releasing pages without a pool"),
+    ("crates/bench/tests/get_hit.rs", "counts allocations, forbids system calls"),
     ("crates/bench-peers/src/", "what other engines' interfaces ask for"),
 ];
 

@@ -75,6 +75,12 @@ impl Chain {
         (0..self.pages()).map(move |index| self.place(index))
     }
 
+    /// Pages to begin at, far enough from each other that no walk finds what another one left in a
+    /// cache.
+    pub fn starts(self) -> impl Iterator<Item = u64> {
+        (0u64..).map(move |number| self.place(number.wrapping_mul(77) & self.mask()))
+    }
+
     /// The page to read after `place`.
     pub fn next(self, place: u64) -> u64 {
         let number = self.unmix((place >> self.spread) & self.mask());

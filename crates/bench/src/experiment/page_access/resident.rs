@@ -13,9 +13,9 @@ use super::memory::Memory;
 use super::pattern_device::PatternDevice;
 
 /// How long the pool may take until its memory is in huge pages.
-const PATIENCE: Duration = Duration::from_secs(120);
+const PATIENCE: Duration = Duration::from_secs(180);
 /// How long nothing may change meanwhile.
-const STANDSTILL: Duration = Duration::from_secs(5);
+const STANDSTILL: Duration = Duration::from_secs(15);
 
 /// See the module's documentation.
 #[derive(Debug)]
@@ -36,27 +36,24 @@ impl Resident {
         Resident::open(chain, HugePages::Off)
     }
 
-    /// As [`new`](Resident::new), but waits until the pool has put nine tenths of the pages into
-    /// huge ones; none if it does not.
+    /// As [`new`](Resident::new), but waits until the pool has put the pages into huge ones, or
+    /// gets no further. Also returns which share of them is, 0 to 1.
     ///
     /// # Errors
     /// No memory, no address space.
-    pub fn in_huge_pages(chain: Chain) -> Result<Option<Resident>> {
+    pub fn in_huge_pages(chain: Chain) -> Result<(Resident, f64)> {
         let before = Memory::now()?;
         let pages = Resident::open(chain, HugePages::Auto)?;
-        let wanted = chain.pages() * PAGE_SIZE as u64 / 10 * 9;
+        let all = (chain.pages() * PAGE_SIZE as u64) as f64;
         let started = Instant::now();
-        let (mut most, mut since) = (0, started);
+        let (mut share, mut since) = (0.0, started);
         loop {
-            let huge = Memory::now()?.since(before).huge;
-            if huge >= wanted {
-                return Ok(Some(pages));
+            let now = Memory::now()?.since(before).huge as f64 / all;
+            if now > share {
+                (share, since) = (now.min(1.0), Instant::now());
             }
-            if huge > most {
-                (most, since) = (huge, Instant::now());
-            }
-            if since.elapsed() > STANDSTILL || started.elapsed() > PATIENCE {
-                return Ok(None);
+            if share == 1.0 || since.elapsed() > STANDSTILL || started.elapsed() > PATIENCE {
+                return Ok((pages, share));
             }
             std::thread::sleep(Duration::from_millis(100));
         }

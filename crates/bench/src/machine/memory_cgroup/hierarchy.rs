@@ -60,7 +60,7 @@ fn mount_point(mounts: &str, kind: &str, controller: Option<&str>) -> Option<Pat
     mounts.lines().find_map(|line| {
         let (before, after) = line.split_once(" - ")?;
         let mut after = after.split(' ');
-        let options = (after.next()? == kind).then(|| after.last())??;
+        let options = (after.next()? == kind).then(|| after.next_back())??;
         let fits = controller.is_none_or(|name| options.split(',').any(|option| option == name));
         fits.then(|| before.split(' ').nth(4).map(PathBuf::from))?
     })

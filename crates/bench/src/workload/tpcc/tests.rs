@@ -58,6 +58,7 @@ fn what_is_loaded_is_there_and_consistent() {
 fn conditions_hold_after_runs_of_one_and_of_four_threads() {
     let (tpcc, directory) = (small(2), TempDir::new().unwrap());
     let engine = loaded(&tpcc, &directory);
+    let (mut new_orders, mut rolled_back, mut deliveries) = (0, 0, 0);
     for threads in [1, 4] {
         // Twice: a run goes on where the one before it ended.
         for _ in 0..2 {
@@ -67,10 +68,15 @@ fn conditions_hold_after_runs_of_one_and_of_four_threads() {
             let kinds = ["new_order", "payment", "order_status", "delivery", "stock_level"];
             let sum: u64 = kinds.into_iter().map(count).sum();
             assert_eq!(sum, measured.operations);
-            assert!(count("new_order") > 100 && count("delivery") > 5, "{measured:?}");
-            assert!(count("rolled_back") > 0 && count("rolled_back") < count("new_order") / 20);
+            new_orders += count("new_order");
+            rolled_back += count("rolled_back");
+            deliveries += count("delivery");
         }
     }
+    assert!(new_orders > 100 && deliveries > 5, "{new_orders}, {deliveries}");
+    assert!(rolled_back <= new_orders / 20, "{rolled_back} of {new_orders}");
+    // One of a hundred: none of a thousand does not happen.
+    assert!(rolled_back > 0 || new_orders < 1_000);
 }
 
 #[test]
@@ -170,7 +176,7 @@ impl Session for BrokenSession<'_> {
     fn put(&mut self, table: usize, key: &[u8], value: &[u8]) -> Result<()> {
         if matches!(self.fault, Fault::PutsOf(broken) if broken == table) {
             self.puts += 1;
-            if self.puts.is_multiple_of(50) {
+            if self.puts.is_multiple_of(10) {
                 return Ok(());
             }
         }
@@ -218,7 +224,11 @@ fn caught(fault: Fault) -> String {
     let (tpcc, directory) = (small(1), TempDir::new().unwrap());
     let engine = loaded(&tpcc, &directory);
     let broken = Broken { engine: &*engine, fault };
-    tpcc.run(&broken, &Plan { seconds: 0.2, ..plan(1) }).unwrap();
+    let mut operations = 0;
+    // On a machine with other work too.
+    while operations < 500 {
+        operations += tpcc.run(&broken, &Plan { seconds: 0.2, ..plan(1) }).unwrap().operations;
+    }
     tpcc.check(&*engine).unwrap_err().to_string()
 }
 

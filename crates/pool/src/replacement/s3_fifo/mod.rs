@@ -8,11 +8,13 @@
 //! The paper counts accesses on every hit. Here a hit only clears a page's mark (SIGMOD'23, section
 //! 3.4), so the policy learns no more than "accessed since I looked". What follows from that:
 //!
-//! - *New pages are marked a while after they came.* The load that brings a page in is an access, and so are the
-//!   next few by the same transaction. A page is marked when 30 % of the small queue came
-//!   after it; only an access after that moves it to the main queue.
+//! - *New pages are marked a while after they came.* The load that brings a page in is an access,
+//!   and so are the next few by the same transaction. A page is marked when 30 % of the small queue
+//!   came after it; only an access after that moves it to the main queue.
 //! - *Credit in the main queue* is gained by a look that finds the page accessed and spent by one
 //!   that does not, up to three: a clock that tells warm pages from hot ones.
+//! - *The main queue ages*, slowly, even while new pages make all the room: with every 32 of them
+//!   one of its pages is looked at. What was hot once leaves in the end.
 //! - *The first pages go to the main queue* until the pool is full for the first time, all but the
 //!   last twelfth. A loop that is longer than the pool finds most of them again on every turn.
 //! - *Proposed pages* join the main queue at its end, whether or not they are evicted then: none is

@@ -9,6 +9,9 @@ use crate::replacement::{Chance, Residents};
 const NEW_PART: u64 = 16;
 /// ... but while the pool fills up, this part: so they, not others, make room at first.
 const NEW_PART_FILLING: u64 = 12;
+/// New pages that are looked at before one of the main queue is, even if new ones make all the
+/// room: what was hot once and is dead leaves in the end.
+const AGING: u32 = 32;
 /// Of the frames of new pages, this part holds pages that nobody looked at yet.
 const YOUNG: (u64, u64) = (3, 10);
 /// The most credit that a page of the main queue can gain.
@@ -48,13 +51,15 @@ pub(super) struct Effort {
 pub(super) struct Shard {
     table: PageTable,
     ghosts: Ghosts,
+    /// New pages that were looked at since one of the main queue was.
+    since_main: u32,
 }
 
 impl Shard {
     /// A shard for about `frames` frames that remembers `ghosts` frames.
     pub(super) fn new(frames: u64, ghosts: u64) -> Shard {
         let pages = usize::try_from(frames).unwrap_or(usize::MAX);
-        Shard { table: PageTable::new(pages), ghosts: Ghosts::new(ghosts) }
+        Shard { table: PageTable::new(pages), ghosts: Ghosts::new(ghosts), since_main: 0 }
     }
 
     /// How many pages there are.
@@ -126,11 +131,15 @@ impl Shard {
             }
             let main = self.table.oldest(Queue::Main).filter(|_| main_looks > 0);
             let proposed = match main {
-                Some(_) if self.new_exceed(NEW_PART) => self.look_at_new(residents),
+                Some(_) if self.since_main < AGING && self.new_exceed(NEW_PART) => {
+                    self.since_main += 1;
+                    self.look_at_new(residents)
+                }
                 None => self.look_at_new(residents),
                 Some(slot) => {
                     is_round |= main == first_proposed;
                     main_looks -= 1;
+                    self.since_main = 0;
                     self.look_at_main(slot, residents)
                 }
             };

@@ -107,6 +107,16 @@ fn a_scan_leaves_the_main_queue_alone() {
 }
 
 #[test]
+fn what_was_hot_once_leaves_in_the_end() {
+    let cache = Cache::with_hot_pages(500, 250);
+    cache.hits(SCAN);
+    let kept = (0..250).filter(|id| cache.is_resident(*id)).count();
+    assert!(kept > 225, "{kept} of 250: a scan over eight times the cache is none of the end");
+    cache.hits(100_000..200_000);
+    assert_eq!((0..250).filter(|id| cache.is_resident(*id)).count(), 0);
+}
+
+#[test]
 fn an_access_soon_after_the_load_is_part_of_it() {
     let cache = Cache::with_hot_pages(1_000, 500);
     for id in SCAN {

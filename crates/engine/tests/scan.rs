@@ -1,0 +1,150 @@
+//! Scans of trees that are not in memory: what they read ahead, how, and that it changes nothing.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::ops::Bound;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use common::{Random, assert_sound, cold, memory_store};
+use rustix::io::Errno;
+use vellum::{Cursor, Error};
+use vellum_pool::device::{Fault, Operation};
+
+const ENTRIES: u64 = 30_000;
+
+/// The keys that a cursor comes to in one direction, from where it stands.
+fn keys(cursor: &mut Cursor<'_>, forward: bool) -> Vec<u64> {
+    let mut keys = Vec::new();
+    while if forward { cursor.forward() } else { cursor.backward() }.unwrap() {
+        let key = u64::from_be_bytes(cursor.key().try_into().unwrap());
+        assert_eq!(&*cursor.value().unwrap().unwrap(), &[key as u8; 120]);
+        keys.push(key);
+    }
+    keys
+}
+
+#[test]
+fn a_scan_reads_ahead_in_large_reads() {
+    let up: Vec<u64> = (0..ENTRIES).collect();
+    let down: Vec<u64> = (0..ENTRIES).rev().collect();
+    for (forward, expected) in [(true, &up), (false, &down)] {
+        let (device, store, tree) = cold(ENTRIES, 700);
+        let before = device.plan().counts().reads;
+        assert_eq!(&keys(&mut tree.cursor(), forward), expected);
+        let stats = store.pool_stats();
+        let reads = device.plan().counts().reads - before;
+        assert!(stats.prefetches > 900, "{stats:?}");
+        assert!(stats.misses < 30, "only the first leaves are waited for: {stats:?}");
+        assert!(reads < 150, "{reads} reads for some 1100 leaves");
+        let (device, store, tree) = cold(ENTRIES, 700);
+        assert_eq!(&keys(&mut tree.cursor().read_ahead(0), forward), expected);
+        assert_eq!(store.pool_stats().prefetches, 0);
+        assert!(device.plan().counts().reads > 1000);
+    }
+}
+
+#[test]
+fn a_short_range_reads_little_ahead() {
+    let (_, store, tree) = cold(ENTRIES, 700);
+    for start in (0..ENTRIES).step_by(4000) {
+        let from = start.to_be_bytes();
+        let range = tree.range((Bound::Included(&from), Bound::Unbounded));
+        assert_eq!(range.take(20).map(|entry| entry.unwrap().1.len()).sum::<usize>(), 20 * 120);
+    }
+    let stats = store.pool_stats();
+    assert!(stats.prefetches < 30, "{stats:?}");
+}
+
+#[test]
+fn a_pool_of_a_few_pages_is_enough() {
+    for pool_pages in [8, 12, 20, 60] {
+        let (_, store, tree) = cold(6000, pool_pages);
+        let mut cursor = tree.cursor();
+        assert_eq!(keys(&mut cursor, true), (0..6000).collect::<Vec<_>>());
+        assert_eq!(keys(&mut cursor, false), (0..6000).rev().collect::<Vec<_>>());
+        // To and fro, so that what was read ahead is of no use.
+        let mut random = Random(3);
+        for _ in 0..40 {
+            let from = random.below(6000);
+            assert!(cursor.seek(&from.to_be_bytes()).unwrap());
+            for step in 1..random.below(200).min(6000 - from) {
+                assert!(cursor.forward().unwrap());
+                assert_eq!(cursor.key(), (from + step).to_be_bytes());
+            }
+            for _ in 0..random.below(30) {
+                cursor.backward().unwrap();
+            }
+        }
+        let stats = store.pool_stats();
+        assert!(stats.resident_frames_peak <= stats.capacity_frames, "{stats:?}");
+    }
+}
+
+#[test]
+fn a_leaf_that_cannot_be_read_ends_the_scan_with_its_error() {
+    let (device, store, tree) = cold(ENTRIES, 300);
+    let plan = device.plan();
+    let scan = || -> Result<u64, Error> {
+        let (mut cursor, mut count) = (tree.cursor(), 0);
+        while cursor.forward()? {
+            assert_eq!(cursor.key(), u64::to_be_bytes(count));
+            count += 1;
+        }
+        Ok(count)
+    };
+    let mut failed = 0;
+    for round in 0..10 {
+        plan.fail_randomly(Operation::Read, 0.004 * f64::from(round), Fault::Error(Errno::IO));
+        match scan() {
+            Ok(count) => assert_eq!(count, ENTRIES),
+            Err(Error::Io(_)) => failed += 1,
+            Err(error) => panic!("{error}"),
+        }
+        plan.clear();
+    }
+    assert!(failed > 0, "a failed read ahead is tried again, but not for ever");
+    assert_eq!(scan().unwrap(), ENTRIES);
+    assert_sound(&store);
+}
+
+/// What stays is seen by every scan, in order, whatever comes and goes around it.
+#[test]
+fn scans_beside_writers_see_all_that_stays() {
+    let (_, store) = memory_store(80, 1);
+    let tree = store.create_tree("t").unwrap();
+    for number in 0..4000u64 {
+        tree.upsert(&(number * 2).to_be_bytes(), &[1; 100]).unwrap();
+    }
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut random = Random(9);
+            while !stop.load(Ordering::Relaxed) {
+                let first = random.below(4000);
+                let inserts = random.below(2) == 0;
+                for number in first..first + 150 {
+                    let key = (number * 2 + 1).to_be_bytes();
+                    match inserts {
+                        true => _ = tree.upsert(&key, &[2; 150]).unwrap(),
+                        false => _ = tree.remove(&key).unwrap(),
+                    }
+                }
+            }
+        });
+        for round in 0..12 {
+            let (mut cursor, mut seen) = (tree.cursor(), Vec::new());
+            while if round % 2 == 0 { cursor.forward() } else { cursor.backward() }.unwrap() {
+                seen.push(u64::from_be_bytes(cursor.key().try_into().unwrap()));
+            }
+            if round % 2 == 1 {
+                seen.reverse();
+            }
+            assert!(seen.is_sorted_by(|one, two| one < two));
+            seen.retain(|number| number % 2 == 0);
+            assert_eq!(seen, (0..4000).map(|number| number * 2).collect::<Vec<_>>());
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+    assert_sound(&store);
+}
