@@ -37,6 +37,9 @@ pub struct Arguments {
     /// The short form of each: smaller data, fewer rounds, under 40 seconds
     #[arg(long)]
     quick: bool,
+    /// Only these engines, where several are compared, such as vellum,lmdb
+    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
+    engines: Vec<String>,
     /// The file that collects results; those of the same experiment are replaced
     #[arg(long, value_name = "FILE", default_value = RESULTS)]
     json: PathBuf,
@@ -53,7 +56,7 @@ pub struct Arguments {
 /// # Errors
 /// Unknown names, and the first experiment that fails; results of those before it are kept.
 pub fn run(arguments: &Arguments, peers: &[Factory]) -> Result<()> {
-    let engines = Engines::new(peers);
+    let engines = Engines::new(peers).only(&arguments.engines)?;
     if arguments.names == ["list"] {
         print!("{}", list(&engines));
         return Ok(());

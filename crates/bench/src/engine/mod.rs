@@ -81,6 +81,21 @@ impl Engines {
         Engines(std::iter::once(VELLUM).chain(peers.iter().copied()).collect())
     }
 
+    /// Only those of these names, Vellum always among them; all if there are no names.
+    ///
+    /// # Errors
+    /// As [`get`](Engines::get).
+    pub fn only(self, names: &[String]) -> Result<Engines> {
+        if names.is_empty() {
+            return Ok(self);
+        }
+        names.iter().try_for_each(|name| self.get(name).map(drop))?;
+        let wanted = |factory: &Factory| {
+            factory.name == VELLUM.name || names.iter().any(|name| name == factory.name)
+        };
+        Ok(Engines(self.0.into_iter().filter(wanted).collect()))
+    }
+
     /// All of them, Vellum first.
     pub fn all(&self) -> &[Factory] {
         &self.0

@@ -7,7 +7,7 @@ use crate::engine::VELLUM;
 use crate::report::{Outcome, Row};
 use crate::worker::{Contest, Ground, Member, Series, Team, Terms, named};
 use crate::workload::lookup::ENTRY;
-use crate::workload::{Lookup, Plan, Workload};
+use crate::workload::{Lookup, Plan, Scan, Workload};
 
 /// The experiment.
 pub const IN_MEMORY: Experiment = Experiment {
@@ -24,6 +24,7 @@ fn run(context: &Context<'_>) -> Result<Outcome> {
     let entries = context.pick(1_000_000, 10_000_000);
     let ground = Ground::disk(&context.directory)?;
     let team = team(context, &ground, &single(entries))?;
+    read_everything(context, &team, entries)?;
     let mut contest = Contest::of(&team);
     for threads in [1, 2] {
         let plan = Plan { threads, seconds: context.pick(0.3, 1.0), seed: 1 };
@@ -42,8 +43,8 @@ fn run(context: &Context<'_>) -> Result<Outcome> {
     Ok(outcome)
 }
 
-/// All engines with caches that hold everything, filled. They stay as the load left them, and run
-/// for a while before anything counts.
+/// All engines with caches that hold everything, filled. They run for a while before anything
+/// counts.
 pub(super) fn team(context: &Context<'_>, ground: &Ground, workload: &Workload) -> Result<Team> {
     let mut members = Member::all(context.engines);
     for member in &mut members {
@@ -58,6 +59,16 @@ pub(super) fn team(context: &Context<'_>, ground: &Ground, workload: &Workload) 
         cold: false,
     };
     Team::start(&members, &terms, &context.progress)
+}
+
+/// One scan of everything by everybody: what was loaded is not in every engine's cache.
+pub(super) fn read_everything(context: &Context<'_>, team: &Team, entries: u64) -> Result<()> {
+    let scan = Workload::Scan(Scan { entries, length: entries, backward: false });
+    for name in team.names() {
+        context.progress.doing(&format!("{name} reads everything"));
+        team.worker(name)?.run(&scan, &Plan { threads: 1, seconds: 0.0, seed: 1 })?;
+    }
+    Ok(())
 }
 
 /// What a reader has to know of a team that has everything in memory.

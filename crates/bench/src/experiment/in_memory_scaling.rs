@@ -83,7 +83,7 @@ fn one_panel(context: &Context<'_>, panel: Panel, outcome: &mut Outcome) -> Resu
     let label = |name: &str, threads| format!("{}: {name}, threads {threads}", panel.title);
     let mut contest = Contest::of(&team);
     for &threads in &counts {
-        let plan = Plan { threads, seconds: context.pick(0.3, 1.0), seed: 1 };
+        let plan = Plan { threads, seconds: context.pick(0.2, 1.0), seed: 1 };
         for name in team.names() {
             contest.add(label(name, threads), name, panel.workload.clone(), plan.clone());
         }

@@ -84,7 +84,7 @@ impl Context<'_> {
 
     /// Rounds of alternation.
     pub fn rounds(&self) -> usize {
-        self.pick(3, 7)
+        self.pick(3, 5)
     }
 
     /// A directory of its own for `what`, made now.

@@ -60,7 +60,7 @@ fn one_size(context: &Context<'_>, factor: u64, outcome: &mut Outcome) -> Result
         ground: &ground,
         limit: Some(limit_for(pool)),
         workload: &Workload::Lookup(Lookup { entries, batch: 1 }),
-        warm_up: Plan { threads: 2, seconds: context.pick(0.5, 3.0), seed: 77 },
+        warm_up: Plan { threads: 2, seconds: context.pick(0.3, 3.0), seed: 77 },
         cold: true,
     };
     let team = Team::start(&members, &terms, &context.progress)?;
@@ -89,7 +89,7 @@ fn members(engines: &Engines) -> Vec<Member> {
 }
 
 fn measure(context: &Context<'_>, team: &Team, entries: u64, names: &Names) -> Result<Vec<Series>> {
-    let seconds = context.pick(0.2, 1.0);
+    let seconds = context.pick(0.15, 1.0);
     let device = DeviceRate::open(&team.store(VELLUM.name)?)?;
     let device = &device;
     let time = Duration::from_secs_f64(seconds);

@@ -24,7 +24,7 @@ const TICK: Duration = Duration::from_millis(100);
 pub type Operation<'a> = dyn FnMut(&mut dyn Session, &mut Random) -> Result<u64> + 'a;
 
 /// Runs `threads` threads for `seconds`, each with a session and the operation that `make` makes
-/// for its number.
+/// for its number. Every thread does at least one.
 ///
 /// # Errors
 /// The first of any thread; all stop then.
@@ -98,14 +98,19 @@ fn repeat(
 ) -> Result<Histogram<u64>> {
     let mut latencies = histogram()?;
     let mut done = 0;
-    while !stop.load(Ordering::Relaxed) {
-        let start = Instant::now();
-        done += operation(session, &mut random)?;
-        latencies.saturating_record(start.elapsed().as_nanos() as u64);
-        for _ in 1..TIMED {
+    for number in 0.. {
+        if number % TIMED == 0 {
+            let start = Instant::now();
+            done += operation(session, &mut random)?;
+            latencies.saturating_record(start.elapsed().as_nanos() as u64);
+        } else {
             done += operation(session, &mut random)?;
         }
         count.store(done, Ordering::Relaxed);
+        // Looked at after the operation: there is at least one.
+        if stop.load(Ordering::Relaxed) {
+            break;
+        }
     }
     Ok(latencies)
 }
