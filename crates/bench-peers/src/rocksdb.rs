@@ -10,7 +10,10 @@
 //! compression, as the data do not compress. Full Bloom filters of 10 bits a key let lookups skip
 //! levels; the last level has none, because lookups are expected to find their key. `multi_get` is
 //! the batched MultiGet. Without liburing, which the crate's build leaves out, it reads blocks one
-//! after the other.
+//! after the other. Measured and chosen: the clock cache (LRU has up to 0.9 of its lookups with two
+//! threads), hash indexes in blocks (1.1 to 1.2 times the lookups). Measured and left out: Bloom
+//! filters in memtables and smaller memtables (0.7 of TPC-C's rate). Blocks are cold after a load,
+//! as it goes past the cache.
 //!
 //! Loads are sorted files that are ingested. RocksDB itself has no transactions (its
 //! `TransactionDB` would cost every write a lock and a log): `begin` and `commit` do nothing, and

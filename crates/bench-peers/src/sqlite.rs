@@ -16,10 +16,10 @@
 //! (`unix-none`).
 //!
 //! Memory: a file that fits is read through a map (SQLite's limit is 2 GiB, what lies beyond is
-//! read into the cache), so most memory is the kernel's page cache. A larger one is not: a fault in the
-//! map reads what lies around it, and SQLite cannot tell the kernel not to, which made it hundreds
-//! of times slower than reads of pages. What the harness offers as cache is divided among the
-//! connections; as that is an eighth of the memory limit, [`FITS`] tells which files fit.
+//! read into the cache), so most memory is the kernel's page cache. A larger one is not: a fault in
+//! the map reads what lies around it, and SQLite cannot tell the kernel not to, which made it
+//! hundreds of times slower than reads of pages. What the harness offers as cache is divided among
+//! the connections; as that is an eighth of the memory limit, [`FITS`] tells which files fit.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};

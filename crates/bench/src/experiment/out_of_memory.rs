@@ -81,10 +81,12 @@ fn one_size(context: &Context<'_>, factor: u64, outcome: &mut Outcome) -> Result
     Ok(())
 }
 
-/// Vellum with both ways of releasing pages, and everybody else.
+/// Vellum with both ways of releasing pages, and without a thread that evicts ahead of need, and
+/// everybody else.
 fn members(engines: &Engines) -> Vec<Member> {
     let mut members = Member::all(engines);
     members.insert(1, Member::with_option(&VELLUM, "backend", "madvise"));
+    members.insert(2, Member::with_option(&VELLUM, "evictors", "0"));
     members
 }
 

@@ -44,7 +44,10 @@ impl Member {
     /// An engine with an option, under a name that tells.
     pub fn with_option(engine: &Factory, name: &str, value: &str) -> Member {
         let mut member = Member::plain(engine);
-        member.name = format!("{} {value}", engine.name);
+        member.name = match value.parse::<u64>() {
+            Ok(number) => format!("{} {name} {number}", engine.name),
+            Err(_) => format!("{} {value}", engine.name),
+        };
         member.options.insert(name.to_owned(), value.to_owned());
         member
     }
