@@ -6,9 +6,9 @@
 use std::fs::File;
 use std::sync::Arc;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, anyhow};
 use vellum_pool::device::{FileDevice, FileOptions};
-use vellum_pool::{PAGE_SIZE, PageId, PageRef, Pool, PoolOptions, PoolSize, RawPages, Space};
+use vellum_pool::{PAGE_SIZE, PageId, PageReader, PageRef, Pool, PoolOptions, PoolSize, RawPages, Space};
 
 use super::{Context, Experiment};
 use crate::machine::kib;
@@ -59,7 +59,8 @@ fn run(context: &Context<'_>) -> Result<Outcome> {
         if page % 4096 == 0 {
             context.progress.at(page as usize, pages as usize, "using every page");
         }
-        pool.optimistic(PageRef { id: PageId(page), frames: 1 })?;
+        let page = PageRef { id: PageId(page), frames: 1 };
+        pool.read(page, |bytes| Ok(bytes.u64(0)))?.map_err(|_| anyhow!("{page} has no bytes"))?;
     }
     let used = Taken::now()?;
     let resident = pool.stats().resident_frames * PAGE_SIZE as u64;

@@ -355,7 +355,7 @@ mod tests {
     fn a_page_that_was_dirtied_while_its_batch_was_written_stays() {
         let device = Arc::new(Interrupted::default());
         let options =
-            PoolOptions { size: PoolSize::Bytes(16 * 4096), evictors: 0, ..PoolOptions::default() };
+            PoolOptions { size: PoolSize::Bytes(32 * 4096), evictors: 0, ..PoolOptions::default() };
         let pool = Pool::open(device.clone(), Arc::new(RawPages), Space::new(0), options);
         let pool = Arc::new(pool.unwrap());
         let clean = pool.allocate(1).unwrap().page();
