@@ -51,7 +51,8 @@ const GHOSTS: (u64, u64) = (15, 16);
 const VISIT: usize = 32;
 /// Looks at pages during such a visit.
 const LOOKS: usize = 256;
-/// The policy. See the [module](self)'s documentation.
+/// A policy of two queues, after S3-FIFO (Yang et al., SOSP'23): new pages pass a small one, and
+/// only what is used again, or comes back soon after it left, gets to the main one.
 pub struct S3Fifo {
     shards: Box<[Lane]>,
     frames_per_shard: u64,
