@@ -8,7 +8,9 @@ use std::sync::Arc;
 
 use anyhow::{Context as _, Result, anyhow};
 use vellum_pool::device::{FileDevice, FileOptions};
-use vellum_pool::{PAGE_SIZE, PageId, PageReader, PageRef, Pool, PoolOptions, PoolSize, RawPages, Space};
+use vellum_pool::{
+    PAGE_SIZE, PageId, PageReader, PageRef, Pool, PoolOptions, PoolSize, RawPages, Space,
+};
 
 use super::{Context, Experiment};
 use crate::machine::kib;
