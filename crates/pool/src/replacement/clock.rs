@@ -46,9 +46,9 @@ impl ReplacementPolicy for Clock {
         let slots = self.resident.slots();
         let mut found_frames = 0;
         let mut first = None;
-        // Once round to mark everything and once more to find it still marked, less one slot: so
-        // a page that stays unused is found, and none is proposed twice.
-        for _ in 1..2 * slots {
+        // Once round to mark everything and once more to find it still marked: so a page that stays
+        // unused is found.
+        for _ in 0..2 * slots {
             let step = self.hand.fetch_add(1, Ordering::Relaxed);
             // Only where the hand came round, others' steps included, can a page be there already.
             let is_round = step.wrapping_sub(*first.get_or_insert(step)) >= slots;

