@@ -30,17 +30,17 @@ fn a_scan_reads_ahead_in_large_reads() {
     let down: Vec<u64> = (0..ENTRIES).rev().collect();
     for (forward, expected) in [(true, &up), (false, &down)] {
         let (device, store, tree) = cold(ENTRIES, 700);
-        let before = device.plan().counts().reads;
+        let before = device.plan().counts().read_runs;
         assert_eq!(&keys(&mut tree.cursor(), forward), expected);
         let stats = store.pool_stats();
-        let reads = device.plan().counts().reads - before;
+        let reads = device.plan().counts().read_runs - before;
         assert!(stats.prefetches > 900, "{stats:?}");
         assert!(stats.misses < 30, "only the first leaves are waited for: {stats:?}");
         assert!(reads < 150, "{reads} reads for some 1100 leaves");
         let (device, store, tree) = cold(ENTRIES, 700);
         assert_eq!(&keys(&mut tree.cursor().read_ahead(0), forward), expected);
         assert_eq!(store.pool_stats().prefetches, 0);
-        assert!(device.plan().counts().reads > 1000);
+        assert!(device.plan().counts().read_runs > 1000);
     }
 }
 

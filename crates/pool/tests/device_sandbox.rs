@@ -1,57 +1,14 @@
 //! Files in sandboxes that forbid io_uring, from the start or from some moment on.
 
 #![cfg(not(feature = "model"))]
-#![allow(unsafe_code, clippy::unwrap_used)]
+#![allow(clippy::unwrap_used)]
 
 mod device_support;
 
-use std::process::Command;
-
 use device_support::{Reads, assert_holds, range, release, surface, write_all};
 use vellum_pool::device::{Device, DeviceError, EngineChoice, FileDevice, FileOptions};
-
-/// Set for the child processes that the tests start.
-const ROLE: &str = "VELLUM_TEST_CHILD";
-
-/// Runs a test in a process of its own, because a sandbox cannot be left. True within it.
-fn in_child(test: &str) -> bool {
-    if std::env::var_os(ROLE).is_some() {
-        return true;
-    }
-    let mut child = Command::new(std::env::current_exe().unwrap());
-    let output = child.args([test, "--exact", "--nocapture"]).env(ROLE, "1").output().unwrap();
-    print!("{}", String::from_utf8_lossy(&output.stdout));
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    false
-}
-
-/// Makes a system call fail with `EPERM`, for all threads of the process.
-fn forbid(syscall: libc::c_long) -> bool {
-    // SAFETY: these only fill in structs, and the filter lives through the calls.
-    unsafe {
-        let load = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
-        let equal = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
-        let give = (libc::BPF_RET | libc::BPF_K) as u16;
-        let mut filter = [
-            libc::BPF_STMT(load, 0),
-            libc::BPF_JUMP(equal, syscall as u32, 0, 1),
-            libc::BPF_STMT(give, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32),
-            libc::BPF_STMT(give, libc::SECCOMP_RET_ALLOW),
-        ];
-        let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
-        let forbidden = libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
-            && libc::syscall(
-                libc::SYS_seccomp,
-                libc::SECCOMP_SET_MODE_FILTER,
-                libc::SECCOMP_FILTER_FLAG_TSYNC,
-                &raw const program,
-            ) == 0;
-        if !forbidden {
-            println!("skipped: no seccomp here: {}", std::io::Error::last_os_error());
-        }
-        forbidden
-    }
-}
+use vellum_testing::own_process::entered;
+use vellum_testing::system_calls::forbid;
 
 fn options(engine: EngineChoice) -> FileOptions {
     FileOptions { engine, ..FileOptions::default() }
@@ -59,7 +16,7 @@ fn options(engine: EngineChoice) -> FileOptions {
 
 #[test]
 fn where_io_uring_is_forbidden_threads_do_the_work() {
-    if !in_child("where_io_uring_is_forbidden_threads_do_the_work") {
+    if !entered("where_io_uring_is_forbidden_threads_do_the_work") {
         return;
     }
     // What is used last is forbidden first, so that each is found missing once.
@@ -81,7 +38,7 @@ fn where_io_uring_is_forbidden_threads_do_the_work() {
 
 #[test]
 fn a_sandbox_that_closes_later_fails_reads_but_nothing_hangs_or_is_lost() {
-    if !in_child("a_sandbox_that_closes_later_fails_reads_but_nothing_hangs_or_is_lost") {
+    if !entered("a_sandbox_that_closes_later_fails_reads_but_nothing_hangs_or_is_lost") {
         return;
     }
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();

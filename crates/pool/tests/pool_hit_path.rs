@@ -4,38 +4,17 @@
 //! process at the first one. docs/hit-path.md has instruction counts.
 
 #![cfg(not(feature = "model"))]
-#![allow(unsafe_code, clippy::unwrap_used)]
+#![allow(clippy::unwrap_used)]
 
 mod common;
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
 use std::os::unix::process::ExitStatusExt;
-use std::process::{Command, ExitStatus};
 
 use common::{faulty, filled, options};
 use vellum_pool::{PageReader, PageRef, Pool, PoolOptions};
-
-/// Counts the allocations of each thread.
-struct Counting;
-
-thread_local! {
-    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
-}
-
-// SAFETY: hands everything to the system's allocator; counting touches a plain cell of the thread.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
-        // SAFETY: the caller's promise.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promise.
-        unsafe { System.dealloc(memory, layout) }
-    }
-}
+use vellum_testing::allocations::{Counting, allocations};
+use vellum_testing::own_process;
+use vellum_testing::system_calls::{SURVIVED, forbid_all, survive};
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
@@ -64,61 +43,17 @@ fn hit_all(pool: &Pool, pages: &[PageRef]) {
 fn a_hit_allocates_nothing() {
     let (pool, pages) = resident();
     hit_all(&pool, &pages); // the first count of a thread gives it a stripe of the counters
-    let before = ALLOCATIONS.get();
+    let before = allocations();
     (0..100).for_each(|_| hit_all(&pool, &pages));
-    assert_eq!(ALLOCATIONS.get() - before, 0);
+    assert_eq!(allocations() - before, 0);
     drop(vec![1]);
-    assert_eq!(ALLOCATIONS.get() - before, 1, "the count counts");
-}
-
-/// Set for the child processes that the tests start.
-const ROLE: &str = "VELLUM_TEST_CHILD";
-/// What a child exits with that got to its end.
-const SURVIVED: i32 = 42;
-/// The kernel's answer to a forbidden system call.
-const SIGSYS: i32 = libc::SIGSYS;
-
-/// Runs a test in a process of its own, because a sandbox cannot be left. None within it.
-fn in_child(test: &str) -> Option<ExitStatus> {
-    if std::env::var_os(ROLE).is_some() {
-        return None;
-    }
-    let mut child = Command::new(std::env::current_exe().unwrap());
-    Some(child.args([test, "--exact"]).env(ROLE, "1").output().unwrap().status)
-}
-
-/// From now on each system call of this thread ends the process, but for the one that exits it.
-fn forbid_all() {
-    // SAFETY: these only fill in structs, and the filter lives through the calls.
-    let forbidden = unsafe {
-        let load = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
-        let equal = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
-        let give = (libc::BPF_RET | libc::BPF_K) as u16;
-        let mut filter = [
-            libc::BPF_STMT(load, 0),
-            libc::BPF_JUMP(equal, libc::SYS_exit_group as u32, 0, 1),
-            libc::BPF_STMT(give, libc::SECCOMP_RET_ALLOW),
-            libc::BPF_STMT(give, libc::SECCOMP_RET_KILL_PROCESS),
-        ];
-        let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
-        libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
-            && libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program) == 0
-    };
-    if !forbidden {
-        println!("skipped: no seccomp here: {}", std::io::Error::last_os_error());
-        std::process::exit(SURVIVED);
-    }
-}
-
-fn survive() -> ! {
-    // SAFETY: ends the process; nothing that matters is left to be done.
-    unsafe { libc::_exit(SURVIVED) }
+    assert_eq!(allocations() - before, 1, "the count counts");
 }
 
 #[test]
 fn a_hit_makes_no_system_call() {
-    if let Some(status) = in_child("a_hit_makes_no_system_call") {
-        assert_eq!(status.code(), Some(SURVIVED), "{status}");
+    if let Some(output) = own_process::run("a_hit_makes_no_system_call") {
+        assert_eq!(output.status.code(), Some(SURVIVED), "{output:?}");
         return;
     }
     let (pool, pages) = resident();
@@ -131,9 +66,9 @@ fn a_hit_makes_no_system_call() {
 /// The same with a page that is not resident: the witness above is not asleep.
 #[test]
 fn a_miss_makes_some() {
-    if let Some(status) = in_child("a_miss_makes_some") {
-        let killed = status.signal() == Some(SIGSYS);
-        assert!(killed || status.code() == Some(SURVIVED), "{status}");
+    if let Some(output) = own_process::run("a_miss_makes_some") {
+        let killed = output.status.signal() == Some(libc::SIGSYS);
+        assert!(killed || output.status.code() == Some(SURVIVED), "{output:?}");
         return;
     }
     let (pool, _) = faulty(PoolOptions { evictors: 0, ..options(16) });

@@ -7,8 +7,6 @@
 
 mod common;
 
-use std::path::PathBuf;
-use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -17,6 +15,7 @@ use common::churn::Churn;
 use common::{Random, Storage, eventually, options, scratch_dir};
 use vellum_pool::device::Direct;
 use vellum_pool::{BackendChoice, HugePageStats, HugePages, PAGE_SIZE, PageRef, Pool, PoolOptions};
+use vellum_testing::memory_group::MemoryGroup;
 
 /// Pages of a chunk.
 const CHUNK: u64 = 512;
@@ -325,45 +324,11 @@ fn pages_beside_one_under_io_stay() {
     all_have(&pool, &more, 2);
 }
 
-/// How the names of these tests' control groups begin.
-const GROUP: &str = "vellum-pool-test-";
-
-/// A memory control group (version 1) for this process, where it may make one.
-fn own_group() -> Option<PathBuf> {
-    let group = format!("/sys/fs/cgroup/memory/{GROUP}{}", std::process::id());
-    let group = PathBuf::from(group);
-    std::fs::create_dir(&group).ok()?;
-    std::fs::write(group.join("cgroup.procs"), std::process::id().to_string()).ok()?;
-    Some(group)
-}
-
-/// In a process of its own, since a group counts the memory of whole processes.
 #[test]
 fn the_memory_contract_holds_by_the_count_of_the_group() {
-    let output = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "in_a_group", "--ignored", "--nocapture"])
-        .output()
-        .unwrap();
-    let groups = std::fs::read_dir("/sys/fs/cgroup/memory").into_iter().flatten().flatten();
-    for group in groups.filter(|it| it.file_name().to_string_lossy().starts_with(GROUP)) {
-        // Those of processes that still run stay.
-        let _ = std::fs::remove_dir(group.path());
-    }
-    let text = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success() && text.contains("1 passed"), "{output:?}");
-}
-
-#[test]
-#[ignore = "needs a process of its own"]
-fn in_a_group() {
-    let (Some(group), true) = (own_group(), works()) else {
-        eprintln!("skipped: no memory control group can be made here");
-        return;
-    };
-    let frames = |file: &str| -> u64 {
-        let text = std::fs::read_to_string(group.join(file)).unwrap();
-        text.trim().parse::<u64>().unwrap() / PAGE_SIZE as u64
-    };
+    let test = "the_memory_contract_holds_by_the_count_of_the_group";
+    let Some(group) = works().then(|| MemoryGroup::entered(test)).flatten() else { return };
+    let frames = |file| group.bytes(file) / PAGE_SIZE as u64;
     let dir = scratch_dir();
     let direct = |storage: &Storage| matches!(storage, Storage::File(_, Direct::Auto));
     let Some(storage) = Storage::all().into_iter().find(direct) else { return };

@@ -320,7 +320,7 @@ impl<'a> Cursor<'a> {
                 pages.push(blob.page);
             }
         }
-        pool.prefetch(&pages);
+        pool.bring_in(&pages);
     }
 
     /// Stands on the entry `index` of the leaf, or on the first one behind the leaf.

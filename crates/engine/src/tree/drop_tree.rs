@@ -3,6 +3,7 @@
 use vellum_pool::PageRef;
 
 use super::Access;
+use super::held_leaf::HeldLeaf;
 use crate::error::{Error, Result};
 use crate::node::Node;
 use crate::store::core::Change;
@@ -35,7 +36,7 @@ impl Access<'_> {
             }
         } else {
             for index in 0..count {
-                blobs.extend(self.blob_at(&guard, index)?);
+                blobs.extend(HeldLeaf::from(&guard).value(index)?.blob());
             }
         }
         self.free_page(change, guard);

@@ -12,6 +12,7 @@ mod descend;
 mod drop_tree;
 mod entries;
 mod handle;
+mod held_leaf;
 mod modify;
 mod multi_get;
 mod read;

@@ -10,6 +10,7 @@ use vellum_pool::ExclusiveGuard;
 
 use super::Access;
 use super::apply::{Action, apply, init};
+use super::held_leaf::HeldLeaf;
 use crate::error::{Error, Result};
 use crate::node::{Node, Payload, Torn};
 use crate::page::PageKind;
@@ -109,14 +110,14 @@ impl<'a> Access<'a> {
     ) -> Result<bool> {
         loop {
             let mut leaf = self.exclusive_leaf(key)?;
-            let torn = |torn| Error::torn(leaf.page(), torn);
-            let position = Node::new(&leaf[..]).find(key).map_err(torn)?;
+            let held = HeldLeaf::from(&leaf);
+            let position = held.position(key)?;
             if position.exact && existing == Existing::Refuse {
                 return Err(Error::KeyExists);
             }
             let (index, mut old_blob) = (position.index, None);
             if position.exact {
-                old_blob = self.blob_at(&leaf, index)?;
+                old_blob = held.value(index)?.blob();
             }
             let action = match position.exact {
                 true => Action::Replace { index, payload },
@@ -144,13 +145,9 @@ impl<'a> Access<'a> {
     /// As [`remove`](Self::remove), within a change.
     pub(crate) fn remove_in(self, change: &Change<'_>, key: &[u8]) -> Result<bool> {
         let mut leaf = self.exclusive_leaf(key)?;
-        let torn = |torn| Error::torn(leaf.page(), torn);
-        let position = Node::new(&leaf[..]).find(key).map_err(torn)?;
-        if !position.exact {
-            return Ok(false);
-        }
-        let old_blob = self.blob_at(&leaf, position.index)?;
-        apply(change, &mut leaf, Action::Remove { index: position.index })?;
+        let Some((index, held)) = HeldLeaf::from(&leaf).find(key)? else { return Ok(false) };
+        let old_blob = held.blob();
+        apply(change, &mut leaf, Action::Remove { index })?;
         let underfull = self.is_underfull(Node::new(&leaf[..]));
         drop(leaf);
         if let Some(blob) = old_blob {
@@ -161,23 +158,6 @@ impl<'a> Access<'a> {
             tracing::warn!("merging pages of tree {:?} failed: {error}", self.tree.name);
         }
         Ok(true)
-    }
-
-    /// The blob that a leaf's entry refers to, if it does.
-    pub(crate) fn blob_at(
-        self,
-        leaf: &ExclusiveGuard<'a>,
-        index: usize,
-    ) -> Result<Option<BlobRef>> {
-        let torn = |torn| Error::torn(leaf.page(), torn);
-        let node = Node::new(&leaf[..]);
-        let place = node.payload_place(index).map_err(torn)?;
-        if !place.blob {
-            return Ok(None);
-        }
-        let payload = node.payload(place).map_err(torn)?;
-        let sense = || Error::damaged(leaf.page(), "a reference to a blob makes no sense");
-        BlobRef::decode(payload).ok_or_else(sense).map(Some)
     }
 
     /// Allocates a blob and fills it.

@@ -14,9 +14,9 @@ use vellum_pool::{OptimisticGuard, PageRef};
 
 use super::Access;
 use super::descend::{Step, Stop};
+use super::held_leaf::HeldLeaf;
 use crate::error::{Error, Result};
 use crate::node::{INNER_SLOT, LEAF_SLOT, Node, PayloadPlace, Search};
-use crate::page::blob::BlobRef;
 use crate::value::Value;
 
 /// Lookups under way at a time: enough to hide the latency of memory, and so few that what they
@@ -329,9 +329,7 @@ impl<'a, K: AsRef<[u8]>, V: FnMut(usize, Found<'_, 'a>)> Batch<'a, '_, K, V> {
         let leaf = lookup.node.upgrade_shared()?;
         let torn = |torn| Error::torn(leaf.page(), torn);
         let payload = Node::new(&leaf[..]).payload(place).map_err(torn)?;
-        let Some(blob) = BlobRef::decode(payload) else {
-            return Err(Error::damaged(leaf.page(), "a reference to a blob makes no sense").into());
-        };
+        let blob = HeldLeaf::from(&leaf).blob(payload)?;
         let (frames, most) = (u64::from(blob.page.frames), pool.capacity() / 8);
         if frames <= most && !pool.is_resident(blob.page) {
             if self.blob_frames + frames > most {
@@ -341,7 +339,7 @@ impl<'a, K: AsRef<[u8]>, V: FnMut(usize, Found<'_, 'a>)> Batch<'a, '_, K, V> {
                 return Ok(Turn::Later);
             }
             self.blob_frames += frames;
-            pool.bring_in(&mut [blob.page]);
+            pool.bring_in(&[blob.page]);
         }
         self.blobs.push(lookup.index);
         Ok(Turn::Done)
@@ -399,7 +397,7 @@ impl<'a, K: AsRef<[u8]>, V: FnMut(usize, Found<'_, 'a>)> Batch<'a, '_, K, V> {
 
     fn bring_in(&mut self) {
         if !self.missing.is_empty() {
-            self.access.core.pool.bring_in(&mut self.missing);
+            self.access.core.pool.bring_in(&self.missing);
             self.missing.clear();
         }
     }

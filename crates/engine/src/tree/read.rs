@@ -2,12 +2,10 @@
 
 use std::borrow::Cow;
 
-use vellum_pool::SharedGuard;
-
 use super::Access;
 use super::descend::{Step, Target};
+use super::held_leaf::{Held, HeldLeaf};
 use crate::error::{Error, Result};
-use crate::node::Node;
 use crate::page::blob::{self, BlobRef};
 use crate::value::{Blob, Value};
 
@@ -32,7 +30,7 @@ impl<'a> Access<'a> {
             // A blob's page is as large as its reference says only as long as the reference is
             // there: the leaf is held until the blob is.
             let leaf = leaf.upgrade_shared()?;
-            return Ok(Some(self.value_at(&leaf, position.index)?));
+            return Ok(Some(self.value_of(HeldLeaf::from(&leaf).value(position.index)?)?));
         }
         let mut value = Vec::new();
         self.read(leaf, |node| node.payload_into(place, &mut value))?;
@@ -42,44 +40,25 @@ impl<'a> Access<'a> {
 
     pub(crate) fn get_locked(self, key: &[u8]) -> Result<Option<Value<'a>>> {
         let leaf = self.shared_leaf(Target::Key(key))?;
-        let torn = |torn| Error::torn(leaf.page(), torn);
-        let position = Node::new(&leaf[..]).find(key).map_err(torn)?;
-        match position.exact {
-            true => self.value_at(&leaf, position.index).map(Some),
-            false => Ok(None),
-        }
+        let found = HeldLeaf::from(&leaf).find(key)?;
+        found.map(|(_, held)| self.value_of(held)).transpose()
     }
 
-    /// The value of an entry in a leaf that is held.
-    fn value_at(self, leaf: &SharedGuard<'a>, index: usize) -> Result<Value<'a>> {
-        let torn = |torn| Error::torn(leaf.page(), torn);
-        let node = Node::new(&leaf[..]);
-        let place = node.payload_place(index).map_err(torn)?;
-        let payload = node.payload(place).map_err(torn)?;
-        if !place.blob {
-            return Ok(Value::Inline(Cow::Owned(payload.to_vec())));
+    /// The value of an entry whose leaf is held.
+    fn value_of(self, held: Held<'_>) -> Result<Value<'a>> {
+        match held {
+            Held::Inline(value) => Ok(Value::Inline(Cow::Owned(value.to_vec()))),
+            Held::Blob(blob) => self.open_blob(blob).map(Value::Blob),
         }
-        let blob = BlobRef::decode(payload)
-            .ok_or_else(|| Error::damaged(leaf.page(), "a reference to a blob makes no sense"))?;
-        self.open_blob(blob).map(Value::Blob)
     }
 
     /// The blob of `key` and its reference; none if there is no value, or it lies in the leaf.
     pub(crate) fn get_blob(self, key: &[u8]) -> Result<Option<(BlobRef, Blob<'a>)>> {
         let leaf = self.shared_leaf(Target::Key(key))?;
-        let torn = |torn| Error::torn(leaf.page(), torn);
-        let node = Node::new(&leaf[..]);
-        let position = node.find(key).map_err(torn)?;
-        if !position.exact {
-            return Ok(None);
+        match HeldLeaf::from(&leaf).find(key)? {
+            Some((_, Held::Blob(blob))) => Ok(Some((blob, self.open_blob(blob)?))),
+            _ => Ok(None),
         }
-        let place = node.payload_place(position.index).map_err(torn)?;
-        if !place.blob {
-            return Ok(None);
-        }
-        let blob = BlobRef::decode(node.payload(place).map_err(torn)?)
-            .ok_or_else(|| Error::damaged(leaf.page(), "a reference to a blob makes no sense"))?;
-        Ok(Some((blob, self.open_blob(blob)?)))
     }
 
     /// Holds a blob whose reference is held.
@@ -145,18 +124,14 @@ impl<'a> Access<'a> {
             Some(leaf) => leaf,
             None => self.shared_leaf(Target::Key(key))?,
         };
-        let torn = |torn| Error::torn(leaf.page(), torn);
-        let node = Node::new(&leaf[..]);
-        let position = node.find(key).map_err(torn)?;
-        if !position.exact {
-            return Ok(None);
+        match HeldLeaf::from(&leaf).find(key)? {
+            None => Ok(None),
+            Some((_, Held::Inline(value))) => Ok(Some(read(value))),
+            Some((_, Held::Blob(blob))) => {
+                let value = self.open_blob(blob)?;
+                drop(leaf);
+                Ok(Some(read(&value)))
+            }
         }
-        let place = node.payload_place(position.index).map_err(torn)?;
-        if place.blob {
-            let value = self.value_at(&leaf, position.index)?;
-            drop(leaf);
-            return Ok(Some(read(&value)));
-        }
-        Ok(Some(read(node.payload(place).map_err(torn)?)))
     }
 }

@@ -181,7 +181,7 @@ impl<'a> ReadAhead<'a> {
                 Ok(true)
             }
             Err(page) => {
-                access.core.pool.bring_in(&mut [page]);
+                access.core.pool.bring_in(&[page]);
                 Ok(false)
             }
         }
@@ -195,7 +195,7 @@ impl<'a> ReadAhead<'a> {
         self.missing.extend(new.filter(|page| !pool.is_resident(**page)));
         self.started = ahead;
         if !self.missing.is_empty() {
-            pool.bring_in(&mut self.missing);
+            pool.bring_in(&self.missing);
             self.missing.clear();
         }
     }

@@ -3,6 +3,7 @@
 use vellum_pool::PageRef;
 
 use super::Access;
+use super::held_leaf::HeldLeaf;
 use crate::error::{Error, Result};
 use crate::node::Node;
 use crate::page::blob::BlobRef;
@@ -70,7 +71,10 @@ impl Access<'_> {
             let payload = node.payload(place).map_err(torn)?;
             let go_on = match place.blob {
                 false => visit(Ok((&key, payload))),
-                true => self.salvage_blob(page, &key, payload, visit),
+                true => {
+                    let leaf = HeldLeaf { page, bytes: node.bytes() };
+                    self.salvage_blob(leaf.blob(payload), &key, visit)
+                }
             };
             if !go_on {
                 return Ok(false);
@@ -79,9 +83,7 @@ impl Access<'_> {
         Ok(true)
     }
 
-    fn salvage_blob(self, leaf: PageRef, key: &[u8], reference: &[u8], visit: Visit<'_>) -> bool {
-        let sense = || Error::damaged(leaf, "a reference to a blob makes no sense");
-        let blob = BlobRef::decode(reference).ok_or_else(sense);
+    fn salvage_blob(self, blob: Result<BlobRef>, key: &[u8], visit: Visit<'_>) -> bool {
         match blob.and_then(|blob| self.open_blob(blob)) {
             Ok(value) => visit(Ok((key, &value))),
             Err(error) => visit(Err(error)),

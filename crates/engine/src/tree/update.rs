@@ -1,12 +1,11 @@
 //! Changing a value where it is: read, change and write as one step.
 
-use vellum_pool::ExclusiveGuard;
-
 use super::Access;
 use super::apply::{Action, apply};
+use super::held_leaf::{Held, HeldLeaf};
 use super::modify::Incoming;
-use crate::error::{Error, Result};
-use crate::node::{Node, Payload};
+use crate::error::Result;
+use crate::node::Payload;
 use crate::store::core::Change;
 
 /// What an attempt under the leaf's lock found.
@@ -36,12 +35,12 @@ impl<'a> Access<'a> {
         change: &mut dyn FnMut(&mut [u8]),
     ) -> Result<Found> {
         let mut leaf = self.exclusive_leaf(key)?;
-        let Some((index, mut value)) = inline_value(&leaf, key)? else {
-            let torn = |torn| Error::torn(leaf.page(), torn);
-            let there = Node::new(&leaf[..]).find(key).map_err(torn)?.exact;
-            return Ok(if there { Found::Blob } else { Found::Nothing });
-        };
         // On a copy: should `change` panic, the page is as it was.
+        let (index, mut value) = match HeldLeaf::from(&leaf).find(key)? {
+            None => return Ok(Found::Nothing),
+            Some((_, Held::Blob(_))) => return Ok(Found::Blob),
+            Some((index, Held::Inline(value))) => (index, value.to_vec()),
+        };
         change(&mut value);
         apply(begun, &mut leaf, Action::Replace { index, payload: Payload::Inline(&value) })?;
         Ok(Found::Changed)
@@ -78,12 +77,13 @@ impl<'a> Access<'a> {
                     return Err(error);
                 }
             };
-            let torn = |torn| Error::torn(leaf.page(), torn);
-            let position = Node::new(&leaf[..]).find(key).map_err(torn)?;
-            if position.exact && self.blob_at(&leaf, position.index)? == Some(old) {
+            let found = HeldLeaf::from(&leaf).find(key)?;
+            if let Some((index, Held::Blob(blob))) = found
+                && blob == old
+            {
                 let payload = new.encode();
                 let payload = Payload::Blob(&payload);
-                apply(begun, &mut leaf, Action::Replace { index: position.index, payload })?;
+                apply(begun, &mut leaf, Action::Replace { index, payload })?;
                 drop((leaf, value));
                 self.free_blob(begun, old);
                 return Ok(true);
@@ -92,19 +92,4 @@ impl<'a> Access<'a> {
             self.free_blob(begun, new);
         }
     }
-}
-
-/// The entry's index and a copy of its value; none if there is no entry, or its value is a blob.
-fn inline_value(leaf: &ExclusiveGuard<'_>, key: &[u8]) -> Result<Option<(usize, Vec<u8>)>> {
-    let torn = |torn| Error::torn(leaf.page(), torn);
-    let node = Node::new(&leaf[..]);
-    let position = node.find(key).map_err(torn)?;
-    if !position.exact {
-        return Ok(None);
-    }
-    let place = node.payload_place(position.index).map_err(torn)?;
-    if place.blob {
-        return Ok(None);
-    }
-    Ok(Some((position.index, node.payload(place).map_err(torn)?.to_vec())))
 }

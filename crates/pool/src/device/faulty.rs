@@ -276,6 +276,7 @@ impl Pages {
 impl<D: Device> Device for FaultyDevice<D> {
     fn read(&self, surface: &Surface, range: PageRange) -> io::Result<()> {
         self.plan.pass(Operation::Read);
+        self.plan.count_read_runs(vec![range]);
         let fault = self.plan.decide(Operation::Read);
         thread::sleep(self.plan.delay());
         self.shared.inner.read(surface, range)?;
@@ -286,6 +287,7 @@ impl<D: Device> Device for FaultyDevice<D> {
     }
 
     fn start_reads(&self, surface: &Surface, reads: Vec<(PageRange, ReadDone)>) {
+        self.plan.count_read_runs(reads.iter().map(|(range, _)| *range).collect());
         let reads = reads
             .into_iter()
             .map(|(range, done)| (range, self.interpose(range, Memory::of(surface, range), done)));

@@ -6,7 +6,7 @@ use std::io;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
-use vellum_vm::Errno;
+use vellum_vm::{Errno, PageRange};
 
 use super::workers::{Job, lock, run_foreign, wait};
 
@@ -63,6 +63,9 @@ impl Fault {
 pub struct OperationCounts {
     /// Ranges read, blocking or not.
     pub reads: u64,
+    /// The same, but of ranges that were started together neighbours count as one: a file is read
+    /// that way, as far as its limit of bytes goes.
+    pub read_runs: u64,
     /// Entries written.
     pub writes: u64,
     /// Batches of writes.
@@ -237,6 +240,13 @@ impl Plan {
         });
         counts.faults += u64::from(decision.is_some());
         decision
+    }
+
+    /// Counts the runs of neighbours among ranges that are read together.
+    pub(super) fn count_read_runs(&self, mut ranges: Vec<PageRange>) {
+        ranges.sort_unstable_by_key(|range| range.start);
+        let runs = ranges.chunk_by(|one, next| one.end() == Some(next.start)).count();
+        lock(&self.shared.state).counts.read_runs += runs as u64;
     }
 
     /// Counts a batch of writes.

@@ -3,28 +3,21 @@
 //! [`Pool::glance`] and [`Pool::touch`] are for code that works on many pages at a time and turns
 //! to another one where it would wait (group prefetching, Chen, Ailamaki, Gibbons and Mowry,
 //! ICDE'04; asynchronous memory access chaining, Kocberber, Falsafi and Grot, VLDB'15).
-//! [`Pool::bring_in`] starts reads, and makes one of those of neighbours.
+//! [`Pool::bring_in`] starts reads, for which it makes room.
 
 #![allow(unsafe_code)]
-
-use std::io;
-use std::time::Instant;
 
 use vellum_vm::PAGE_SIZE;
 
 use crate::core::Core;
-use crate::device::{PageRange, ReadDone};
 use crate::page::PageRef;
-use crate::page::state::{Leave, PageState, State, Word};
+use crate::page::state::{PageState, State, Word};
 use crate::pool::Pool;
 use crate::pool::guard::OptimisticGuard;
 use crate::statistics::counters::Event;
 
 /// Bytes of a line of the processor's caches.
 const LINE: usize = 64;
-
-/// The most frames of neighbouring pages that one read brings in: 256 KiB.
-const MERGED_FRAMES: u64 = 64;
 
 impl Pool {
     /// As [`optimistic`](Pool::optimistic), but never waits and never reads: none if the page is
@@ -62,29 +55,10 @@ impl Pool {
         }
     }
 
-    /// Starts reading pages that will be needed soon, all at once, and returns without waiting for
-    /// them. Pages that follow one another in the file are read together.
-    ///
-    /// Unlike [`prefetch`](Pool::prefetch) it evicts to make room, which may wait for writes. It
-    /// is a hint all the same: a failed read is silent, and whoever fixes the page meets the error.
-    /// Sorts the pages. Returns the number of those that are on their way now.
-    pub fn bring_in(&self, pages: &mut [PageRef]) -> usize {
-        pages.sort_unstable();
+    /// As [`prefetch`](Pool::prefetch), but evicts to make room, which may wait for writes.
+    pub fn bring_in(&self, pages: &[PageRef]) {
         self.evict_for(pages.iter().map(|page| u64::from(page.frames)).sum());
-        let (mut reads, mut run, mut started) = (Vec::new(), Run::default(), 0);
-        for page in pages {
-            let Some(coming) = self.claim(*page) else { continue };
-            started += 1;
-            if !run.takes(&coming) {
-                self.end_run(&mut run, &mut reads);
-            }
-            run.pages.push(coming);
-        }
-        self.end_run(&mut run, &mut reads);
-        if !reads.is_empty() {
-            self.device.start_reads(&self.core.surface, reads);
-        }
-        started
+        self.prefetch(pages);
     }
 
     /// Evicts until there are `frames` frames, as far as that is easy.
@@ -98,89 +72,6 @@ impl Pool {
                 return;
             }
         }
-    }
-
-    /// Locks a page that is not in memory and takes frames for it; none if that is not possible.
-    fn claim(&self, page: PageRef) -> Option<Coming> {
-        let state = self.core.state(page).ok()?;
-        let seen = state.load();
-        if seen.state() != State::Evicted {
-            return None;
-        }
-        let reserved = self.eviction.try_reserve(page)?;
-        if !state.try_lock(seen) {
-            return None;
-        }
-        match self.core.enclose(page) {
-            Ok(enclosed) => {
-                reserved.keep();
-                Some(Coming { page, enclosed })
-            }
-            Err(_) => {
-                self.core.unlock(page, Leave::Evicted, false);
-                None
-            }
-        }
-    }
-
-    /// Makes the collected neighbours one read.
-    fn end_run(&self, run: &mut Run, reads: &mut Vec<(PageRange, ReadDone)>) {
-        let pages = std::mem::take(&mut run.pages);
-        let Some(first) = pages.first() else { return };
-        let frames = pages.iter().map(|coming| u64::from(coming.page.frames)).sum();
-        let range = PageRange::new(first.page.id.0, frames);
-        let (core, started) = (self.core.clone(), Instant::now());
-        let done = ReadDone::new(move |result| {
-            core.read_latency.record(started.elapsed(), pages.len() as u64);
-            for coming in pages {
-                coming.arrive(&core, again(&result));
-            }
-        });
-        reads.push((range, done));
-    }
-}
-
-/// A page that is locked until its read is done; its frames are taken.
-struct Coming {
-    page: PageRef,
-    enclosed: Vec<Leave>,
-}
-
-impl Coming {
-    fn arrive(self, core: &Core, result: io::Result<()>) {
-        if core.finish_read(self.page, result).is_ok() {
-            core.counters.count(Event::Prefetch);
-            core.unlock(self.page, Leave::Unlocked, false);
-        } else {
-            core.budget.put_back(u64::from(self.page.frames));
-            core.unlock_unread(self.page, self.enclosed);
-        }
-    }
-}
-
-/// Pages that follow one another.
-#[derive(Default)]
-struct Run {
-    pages: Vec<Coming>,
-}
-
-impl Run {
-    fn takes(&self, next: &Coming) -> bool {
-        let Some((first, last)) = self.pages.first().zip(self.pages.last()) else { return true };
-        let end = last.page.range().end();
-        let frames = next.page.id.0 - first.page.id.0 + u64::from(next.page.frames);
-        end == Some(next.page.id.0) && frames <= MERGED_FRAMES
-    }
-}
-
-/// The result of a read, for one of its pages.
-fn again(result: &io::Result<()>) -> io::Result<()> {
-    match result {
-        Ok(()) => Ok(()),
-        Err(error) => Err(match error.raw_os_error() {
-            Some(number) => io::Error::from_raw_os_error(number),
-            None => error.kind().into(),
-        }),
     }
 }
 
