@@ -56,6 +56,19 @@ fn a_short_range_reads_little_ahead() {
     assert!(stats.prefetches < 30, "{stats:?}");
 }
 
+/// However long the range, at most half of what it used is read in vain.
+#[test]
+fn what_is_read_ahead_is_mostly_used() {
+    let each = ENTRIES / cold(ENTRIES, 1500).2.stat().unwrap().leaf_pages;
+    for leaves in [4, 10, 30, 100, 300] {
+        let (_, store, tree) = cold(ENTRIES, 1500);
+        assert_eq!(tree.entries().take((leaves * each) as usize).count() as u64, leaves * each);
+        let stats = store.pool_stats();
+        let read = stats.misses + stats.prefetches;
+        assert!(read <= leaves * 3 / 2 + 10, "{read} pages for {leaves} leaves: {stats:?}");
+    }
+}
+
 #[test]
 fn a_pool_of_a_few_pages_is_enough() {
     for pool_pages in [8, 12, 20, 60] {

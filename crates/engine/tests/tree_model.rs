@@ -387,3 +387,19 @@ fn a_range_reads_its_blobs_ahead() {
     let stats = store.pool_stats();
     assert!(stats.prefetches > 200, "{stats:?}");
 }
+
+/// YCSB's records: as blobs, each with a page of its own, they took four times the memory.
+#[test]
+fn records_of_a_thousand_bytes_lie_in_leaves() {
+    let (_, store) = memory_store(600, 1);
+    let tree = store.create_tree("t").unwrap();
+    let entries = (0..900u64).map(|key| (key.to_be_bytes(), value(1000, key as usize)));
+    tree.bulk_load(entries).unwrap();
+    let stat = tree.stat().unwrap();
+    assert_eq!((stat.blobs, stat.leaf_pages), (0, 300));
+    for key in (0..900u64).rev() {
+        tree.upsert(&key.to_be_bytes(), &value(1001, key as usize)).unwrap();
+    }
+    assert_eq!(tree.stat().unwrap().blobs, 0);
+    assert_sound(&store);
+}

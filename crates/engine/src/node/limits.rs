@@ -21,7 +21,7 @@ impl NodeLimits {
     pub const fn for_page_size(page_len: usize) -> NodeLimits {
         let capacity = capacity(page_len);
         let max_key = capacity / 6 - INNER_SLOT;
-        NodeLimits { capacity, max_key, max_cell: capacity / 4 }
+        NodeLimits { capacity, max_key, max_cell: capacity / 3 }
     }
 
     /// Greatest length of a value that is kept beside a key of this length.

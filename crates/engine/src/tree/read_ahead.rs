@@ -1,9 +1,10 @@
 //! Keeping the leaves that a scan comes to next on their way.
 //!
 //! A scan that has gone from one leaf to its neighbour is likely to go on. From its second leaf on
-//! the next ones are read ahead, a few at first and twice as many each time, so that a short range
-//! costs little and a long one keeps the device busy. What is read ahead and not yet used is
-//! bounded ([`ReadAhead::LEAVES`], [`ReadAhead::FRAMES`], an eighth of the pool).
+//! the next ones are read ahead, half as many as it has come through: so what a scan reads in vain
+//! is at most half of what it used, a short range costs little and a long one keeps the device
+//! busy. It is bounded as well ([`ReadAhead::LEAVES`], [`ReadAhead::FRAMES`], an eighth of the
+//! pool).
 //!
 //! The numbers of the leaves come from their parents. Leaves that were loaded in bulk lie one
 //! behind the other in the file, and are read together.
@@ -37,7 +38,9 @@ impl Direction {
 pub(crate) struct ReadAhead<'a> {
     /// The most leaves to be ahead; 0 if nothing is to be read ahead.
     most: usize,
-    /// The leaves to be ahead now; 0 before the second leaf in a row.
+    /// Leaves in a row that the scan has come to, the first not counted.
+    steps: usize,
+    /// The leaves to be ahead now.
     window: usize,
     direction: Direction,
     /// The leaves behind the one that the scan is in, the next one first.
@@ -61,6 +64,7 @@ impl<'a> ReadAhead<'a> {
     pub(crate) fn new(access: Access<'a>) -> ReadAhead<'a> {
         let mut ahead = ReadAhead {
             most: 0,
+            steps: 0,
             window: 0,
             direction: Direction::Forward,
             leaves: VecDeque::new(),
@@ -83,7 +87,7 @@ impl<'a> ReadAhead<'a> {
 
     /// The scan begins anew.
     pub(crate) fn restart(&mut self) {
-        self.window = 0;
+        (self.steps, self.window) = (0, 0);
         self.forget();
     }
 
@@ -109,8 +113,9 @@ impl<'a> ReadAhead<'a> {
             self.forget();
             self.parent = reached.parent.map(|(parent, index)| (parent, direction.beside(index)));
         }
+        self.steps += 1;
         if self.started <= self.window / 2 {
-            self.window = (self.window * 2).max(2).min(self.most);
+            self.window = (self.steps / 2).max(2).min(self.most);
             self.collect(access);
             self.start(access);
         }
