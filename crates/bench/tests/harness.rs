@@ -320,17 +320,15 @@ fn ground(directory: &Path) -> Ground {
     Ground::with(launcher(), || Storage::disk(directory)).unwrap()
 }
 
+fn terms<'a>(ground: &'a Ground, workload: &'a Workload) -> Terms<'a> {
+    Terms { ground, limit: None, workload, warm_up: plan(0.0), cold: false }
+}
+
 #[test]
 fn a_team_competes() {
     let directory = tempfile::tempdir().unwrap();
     let (ground, workload) = (ground(directory.path()), lookups(20_000));
-    let terms = Terms {
-        ground: &ground,
-        limit: None,
-        workload: &workload,
-        warm_up: plan(0.05),
-        cold: true,
-    };
+    let terms = Terms { warm_up: plan(0.05), cold: true, ..terms(&ground, &workload) };
     let members = [Member::plain(&VELLUM), Member::with_option(&VELLUM, "backend", "madvise")];
     let team = Team::start(&members, &terms, &Progress::hidden()).unwrap();
     assert_eq!(team.names(), ["vellum", "vellum madvise"]);
@@ -355,13 +353,7 @@ fn a_team_competes() {
 fn a_peer_that_fails_is_left_out_and_vellum_is_not() {
     let directory = tempfile::tempdir().unwrap();
     let (ground, workload) = (ground(directory.path()), lookups(1000));
-    let terms = Terms {
-        ground: &ground,
-        limit: None,
-        workload: &workload,
-        warm_up: plan(0.0),
-        cold: false,
-    };
+    let terms = terms(&ground, &workload);
     let mut peer = VELLUM;
     peer.name = "nobody";
     let members = [Member::plain(&VELLUM), Member::plain(&peer)];
@@ -376,13 +368,7 @@ fn a_peer_that_fails_is_left_out_and_vellum_is_not() {
 fn a_peer_that_dies_in_a_contest_is_out_and_the_others_go_on() {
     let directory = tempfile::tempdir().unwrap();
     let (ground, workload) = (ground(directory.path()), lookups(1000));
-    let terms = Terms {
-        ground: &ground,
-        limit: None,
-        workload: &workload,
-        warm_up: plan(0.0),
-        cold: false,
-    };
+    let terms = terms(&ground, &workload);
     let members = [Member::plain(&VELLUM), Member::plain(&TWIN)];
     let team = Team::start(&members, &terms, &Progress::hidden()).unwrap();
     assert_eq!(team.names(), ["vellum", "twin"]);

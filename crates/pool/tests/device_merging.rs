@@ -11,28 +11,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread;
 
-use device_support::{
-    Buffer, PATIENCE, Reads, assert_holds, directories, range, release, surface, write_all,
-};
-use vellum_pool::device::{
-    Device, Direct, EngineChoice, FileDevice, FileOptions, ReadDone, Surface, Write,
-};
+use device_support::{Buffer, PATIENCE, Reads, assert_holds, range, release, surface, write_all};
+use vellum_pool::device::{Device, FileDevice, FileOptions, ReadDone, Surface, Write};
 use vellum_vm::{PAGE_SIZE, PageRange};
 
-/// Runs a test on files of all kinds and with all engines.
 fn on_all_files(test: impl Fn(&FileDevice)) {
-    for directory in directories() {
-        for engine in [EngineChoice::Uring, EngineChoice::Threads] {
-            for direct in [Direct::Auto, Direct::Never] {
-                let path = directory.path().join(format!("{engine:?}{direct:?}"));
-                let options = FileOptions { engine, direct, ..FileOptions::default() };
-                match FileDevice::create(&path, options) {
-                    Ok(device) => test(&device),
-                    Err(error) => println!("skipped: {error}"),
-                }
-            }
-        }
-    }
+    device_support::on_all_files(|device| test(&device));
 }
 
 fn single_pages(pages: impl IntoIterator<Item = u64>) -> Vec<PageRange> {

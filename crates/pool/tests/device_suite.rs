@@ -11,31 +11,14 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use device_support::{
-    Buffer, PATIENCE, Reads, assert_holds, bytes, directories, range, release, surface, write_all,
+    Buffer, PATIENCE, Reads, assert_holds, bytes, on_all_files, range, release, surface, write_all,
 };
-use vellum_pool::device::{
-    Completion, Device, Direct, EngineChoice, FaultyDevice, FileDevice, FileOptions, MemoryDevice,
-    ReadDone, Write,
-};
+use vellum_pool::device::{Completion, Device, FaultyDevice, MemoryDevice, ReadDone, Write};
 use vellum_vm::{PAGE_SIZE, PageRange};
 
 /// Runs a test on every device there is.
 fn on_all_devices(test: impl Fn(Arc<dyn Device>)) {
-    for directory in directories() {
-        for engine in [EngineChoice::Uring, EngineChoice::Threads] {
-            for direct in [Direct::Auto, Direct::Never] {
-                let path = directory.path().join(format!("{engine:?}{direct:?}"));
-                let options = FileOptions { engine, direct, ..FileOptions::default() };
-                match FileDevice::create(&path, options) {
-                    Ok(device) => {
-                        println!("{:?}", device.info());
-                        test(Arc::new(device));
-                    }
-                    Err(error) => println!("skipped: {error}"),
-                }
-            }
-        }
-    }
+    on_all_files(|device| test(Arc::new(device)));
     println!("memory");
     test(Arc::new(MemoryDevice::new()));
     test(Arc::new(MemoryDevice::new().completing(Completion::Thread).unwrap()));

@@ -8,7 +8,7 @@ mod common;
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex};
 
-use common::{Random, Storage, filled, generation, new_page, open, options, scratch_dir};
+use common::{Storage, filled, generation, new_page, open, options, scratch_dir};
 use vellum_pool::{Chance, PageRef, PoolOptions, ReplacementPolicy, Residents};
 
 #[derive(Debug, Default)]
@@ -104,20 +104,7 @@ fn the_pool_keeps_its_promises_to_policies() {
         PoolOptions { policy: Some(Box::new(policy.clone())), evictors: 1, ..options(48) };
     let pool = open(Storage::MemoryWithThread.create(&scratch_dir()), options);
     let churn = common::churn::Churn::new(&pool, 100, &[1, 3, 1, 8]);
-    std::thread::scope(|scope| {
-        for thread in 0..3 {
-            let (pool, churn) = (&pool, &churn);
-            scope.spawn(move || {
-                let mut random = Random(thread);
-                for _ in 0..1_500 {
-                    churn.step(pool, &mut random);
-                    let frames = 1 + random.below(3) as u32;
-                    let page = new_page(pool, frames, 1);
-                    pool.free_page(page).unwrap();
-                }
-            });
-        }
-    });
+    churn.crowd(&pool);
     churn.check(&pool);
     let log = policy.0.lock().unwrap();
     assert!(log.calls > 100);

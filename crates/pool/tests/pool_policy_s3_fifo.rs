@@ -6,7 +6,7 @@
 mod common;
 
 use common::churn::Churn;
-use common::{Random, Storage, filled, generation, new_page, open, options, scratch_dir};
+use common::{Storage, filled, generation, open, options, scratch_dir};
 use vellum_pool::{Clock, PageRef, Pool, PoolOptions, ReplacementPolicy, S3Fifo};
 
 const FRAMES: usize = 256;
@@ -54,19 +54,7 @@ fn a_scan_does_not_flush_the_pool() {
 fn every_way_to_use_pages_works_beside_it() {
     let pool = pool(Box::new(S3Fifo::new(48)), 48, 1);
     let churn = Churn::new(&pool, 100, &[1, 3, 1, 8]);
-    std::thread::scope(|scope| {
-        for thread in 0..3 {
-            let (pool, churn) = (&pool, &churn);
-            scope.spawn(move || {
-                let mut random = Random(thread);
-                for _ in 0..1_500 {
-                    churn.step(pool, &mut random);
-                    let page = new_page(pool, 1 + random.below(3) as u32, 1);
-                    pool.free_page(page).unwrap();
-                }
-            });
-        }
-    });
+    churn.crowd(&pool);
     churn.check(&pool);
     assert!(pool.stats().resident_frames_peak <= 48);
 }

@@ -51,6 +51,22 @@ impl Churn {
         }
     }
 
+    /// Such accesses by three threads, beside which each has pages that come and go.
+    pub fn crowd(&self, pool: &Pool) {
+        std::thread::scope(|scope| {
+            for thread in 0..3 {
+                scope.spawn(move || {
+                    let mut random = Random(thread);
+                    for _ in 0..1_500 {
+                        self.step(pool, &mut random);
+                        let page = new_page(pool, 1 + random.below(3) as u32, 1);
+                        pool.free_page(page).unwrap();
+                    }
+                });
+            }
+        });
+    }
+
     fn read_optimistically(&self, pool: &Pool, index: usize) {
         let page = self.pages[index];
         let before = self.expected(index);

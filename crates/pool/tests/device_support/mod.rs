@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
-use vellum_pool::device::{Device, ReadDone, Write};
+use vellum_pool::device::{Device, Direct, EngineChoice, FileDevice, FileOptions, ReadDone, Write};
 use vellum_vm::{BackendChoice, PAGE_SIZE, PageRange, Surface};
 
 pub const PATIENCE: Duration = Duration::from_secs(30);
@@ -172,4 +172,23 @@ impl Drop for Mounted {
 pub fn directories() -> Vec<tempfile::TempDir> {
     let parents = [PathBuf::from(env!("CARGO_TARGET_TMPDIR")), PathBuf::from("/dev/shm")];
     parents.iter().filter_map(|parent| tempfile::tempdir_in(parent).ok()).collect()
+}
+
+/// Runs a test on files of all kinds and with all engines.
+pub fn on_all_files(test: impl Fn(FileDevice)) {
+    for directory in directories() {
+        for engine in [EngineChoice::Uring, EngineChoice::Threads] {
+            for direct in [Direct::Auto, Direct::Never] {
+                let path = directory.path().join(format!("{engine:?}{direct:?}"));
+                let options = FileOptions { engine, direct, ..FileOptions::default() };
+                match FileDevice::create(&path, options) {
+                    Ok(device) => {
+                        println!("{:?}", device.info());
+                        test(device);
+                    }
+                    Err(error) => println!("skipped: {error}"),
+                }
+            }
+        }
+    }
 }

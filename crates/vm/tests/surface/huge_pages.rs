@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use crate::common::{Own, entries, smaps};
+use vellum_testing::memory_group::MemoryGroup;
 use vellum_vm::{
     Asked, BackendKind, Entry, HUGE_PAGE_SIZE, HUGE_PAGES, PAGE_SIZE, PageRange, Reservation,
     SurfaceError, probe,
@@ -244,9 +245,6 @@ fn readers_writers_and_neighbours_go_on(backend: BackendKind) {
     untouched.for_each(|page| assert!(own.holds(page, value(page)), "page {page}"));
 }
 
-/// How the names of these tests' control groups begin.
-const GROUP: &str = "vellum-vm-test-";
-
 /// All the others skip themselves where this is not so.
 #[test]
 fn a_kernel_that_can_see_huge_pages_can_make_them() {
@@ -257,43 +255,11 @@ fn a_kernel_that_can_see_huge_pages_can_make_them() {
     }
 }
 
-/// A memory control group (version 1) for this process, where it may make one; whoever started the
-/// process removes it.
-fn own_group() -> Option<std::path::PathBuf> {
-    let group = format!("/sys/fs/cgroup/memory/{GROUP}{}", std::process::id());
-    let group = std::path::PathBuf::from(group);
-    std::fs::create_dir(&group).ok()?;
-    std::fs::write(group.join("cgroup.procs"), std::process::id().to_string()).ok()?;
-    Some(group)
-}
-
-/// In a process of its own, since a group counts the memory of whole processes.
 #[test]
 fn a_split_gives_memory_back_to_the_group() {
-    let output = std::process::Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "huge_pages::in_a_group", "--ignored", "--nocapture"])
-        .output()
-        .unwrap();
-    let groups = std::fs::read_dir("/sys/fs/cgroup/memory").into_iter().flatten().flatten();
-    for group in groups.filter(|it| it.file_name().to_string_lossy().starts_with(GROUP)) {
-        // Those of processes that still run stay.
-        let _ = std::fs::remove_dir(group.path());
-    }
-    let text = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success() && text.contains("1 passed"), "{output:?}");
-}
-
-#[test]
-#[ignore = "needs a process of its own; run by a_split_gives_memory_back_to_the_group"]
-fn in_a_group() {
-    let Some(group) = own_group() else {
-        eprintln!("skipped: no memory control group can be made here");
-        return;
-    };
-    let usage = || -> i64 {
-        let text = std::fs::read_to_string(group.join("memory.usage_in_bytes")).unwrap();
-        text.trim().parse::<i64>().unwrap() / PAGE_SIZE as i64
-    };
+    let test = "huge_pages::a_split_gives_memory_back_to_the_group";
+    let Some(group) = MemoryGroup::entered(test) else { return };
+    let usage = || group.bytes("memory.usage_in_bytes") as i64 / PAGE_SIZE as i64;
     const COUNT: u64 = 32;
     for backend in probe::backends() {
         let Some(own) = filled(COUNT, backend) else { return };

@@ -6,6 +6,7 @@ use std::os::unix::process::CommandExt;
 use std::process::Command;
 
 use crate::common::{Own, entries};
+use vellum_testing::system_calls::{answer, compare, install, load};
 use vellum_vm::{
     Asked, BackendChoice, BackendKind, HUGE_PAGES, PageRange, Surface, SurfaceError, probe,
 };
@@ -15,34 +16,18 @@ const MADV_COLLAPSE: u32 = 25;
 
 /// Refuses the newer calls to this process from now on.
 fn become_old() -> std::io::Result<()> {
-    let statement = |code: u32, k: u32| libc::sock_filter { code: code as u16, jt: 0, jf: 0, k };
-    let jump = |k: u32, jt: u8, jf: u8| libc::sock_filter {
-        code: (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16,
-        jt,
-        jf,
-        k,
-    };
-    let load = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
-    let answer = libc::BPF_RET | libc::BPF_K;
-    // struct seccomp_data: the number at byte 0, the low half of the third argument at byte 32.
-    let mut filter = [
-        statement(load, 0),
-        jump(libc::SYS_process_madvise as u32, 4, 0),
-        jump(libc::SYS_madvise as u32, 0, 5),
-        statement(load, 32),
-        jump(MADV_COLLAPSE, 2, 0),
-        jump(libc::MADV_POPULATE_WRITE as u32, 1, 2),
-        statement(answer, libc::SECCOMP_RET_ERRNO | libc::ENOSYS as u32),
-        statement(answer, libc::SECCOMP_RET_ERRNO | libc::EINVAL as u32),
-        statement(answer, libc::SECCOMP_RET_ALLOW),
+    let filter = [
+        load(0),
+        compare(libc::SYS_process_madvise as u32, 4, 0),
+        compare(libc::SYS_madvise as u32, 0, 5),
+        load(16 + 8 * 2),
+        compare(MADV_COLLAPSE, 2, 0),
+        compare(libc::MADV_POPULATE_WRITE as u32, 1, 2),
+        answer(libc::SECCOMP_RET_ERRNO | libc::ENOSYS as u32),
+        answer(libc::SECCOMP_RET_ERRNO | libc::EINVAL as u32),
+        answer(libc::SECCOMP_RET_ALLOW),
     ];
-    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
-    // SAFETY: both calls change only what this process may call; the program is read at once.
-    let done = unsafe {
-        libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
-            && libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program) == 0
-    };
-    if done { Ok(()) } else { Err(std::io::Error::last_os_error()) }
+    install(&filter, 0)
 }
 
 #[test]

@@ -1,8 +1,9 @@
 //! Reservations: growth in place, limits, neighbours.
 
-use std::process::Command;
+use rustix::process::{Resource, Rlimit, setrlimit};
 
 use crate::common::smaps;
+use vellum_testing::own_process::entered;
 use vellum_vm::{BackendChoice, PAGE_SIZE, Reservation, ReserveError, Surface, SurfaceError};
 
 /// Bytes that a small reservation maps ahead.
@@ -132,12 +133,9 @@ fn map_at(address: usize) -> *mut libc::c_void {
 
 #[test]
 fn dropping_unmaps_everything() {
-    under("true", "with_nobody_else");
-}
-
-#[test]
-#[ignore = "needs a process of its own; run by dropping_unmaps_everything"]
-fn with_nobody_else() {
+    if !entered("reservation::dropping_unmaps_everything") {
+        return;
+    }
     let reservation = Reservation::new(PAGE_SIZE, "test").unwrap();
     reservation.grow(3 * STEP).unwrap();
     let base = reservation.base().addr().get();
@@ -147,34 +145,19 @@ fn with_nobody_else() {
     assert_eq!(Reservation::new(1, "test").unwrap().base().addr().get(), base);
 }
 
-/// Runs one ignored test of this file in a process with limits set by the shell.
-fn under(limits: &str, test: &str) {
-    let this = std::env::current_exe().unwrap();
-    let output = Command::new("sh")
-        .arg("-c")
-        .arg(format!("{limits} && exec \"$0\" \"$@\""))
-        .arg(this)
-        .args(["--exact", &format!("reservation::{test}"), "--ignored", "--nocapture"])
-        .output()
-        .unwrap();
-    let text = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success() && text.contains("1 passed"), "{output:?}");
+/// Limits this process, as `ulimit` does, and returns the limit in bytes.
+fn limited(resource: Resource, kib: u64) -> u64 {
+    let limit = Some(kib * 1024);
+    setrlimit(resource, Rlimit { current: limit, maximum: limit }).unwrap();
+    kib * 1024
 }
 
 #[test]
 fn the_address_space_limit_is_named() {
-    under("ulimit -v 2000000", "with_an_address_space_limit");
-}
-
-#[test]
-fn the_data_limit_is_named() {
-    under("ulimit -d 1000000", "with_a_data_limit");
-}
-
-#[test]
-#[ignore = "needs a limit; run by the_address_space_limit_is_named"]
-fn with_an_address_space_limit() {
-    let limit = 2_000_000 * 1024;
+    if !entered("reservation::the_address_space_limit_is_named") {
+        return;
+    }
+    let limit = limited(Resource::As, 2_000_000);
     let error = Reservation::new(64 << 30, "test").unwrap_err();
     assert_eq!(error, ReserveError::AddressSpaceLimit { purpose: "test", bytes: 64 << 30, limit });
     assert!(error.to_string().contains("ulimit -v unlimited"), "{error}");
@@ -201,9 +184,11 @@ fn with_an_address_space_limit() {
 }
 
 #[test]
-#[ignore = "needs a limit; run by the_data_limit_is_named"]
-fn with_a_data_limit() {
-    let limit = 1_000_000 * 1024;
+fn the_data_limit_is_named() {
+    if !entered("reservation::the_data_limit_is_named") {
+        return;
+    }
+    let limit = limited(Resource::Data, 1_000_000);
     let error = Reservation::new(64 << 30, "test").unwrap_err();
     assert_eq!(error, ReserveError::DataLimit { purpose: "test", bytes: 64 << 30, limit });
     Reservation::new(PAGE_SIZE, "test").unwrap();

@@ -5,17 +5,24 @@ use super::tree::{File, Tree};
 
 /// The crates that each crate must not know: arrows go `cli -> engine -> pool -> vm`.
 /// The benchmarks know all of these and nobody but the command knows the benchmarks; the peers are
-/// known to the command alone.
+/// known to the command alone. What tests share knows nobody.
 const MUST_NOT_KNOW: &[(&str, &[&str])] = &[
     ("crates/vm/Cargo.toml", &["vellum-pool", "vellum", "vellum-cli", BENCH, PEERS]),
     ("crates/pool/Cargo.toml", &["vellum", "vellum-cli", BENCH, PEERS]),
     ("crates/engine/Cargo.toml", &["vellum-cli", BENCH, PEERS]),
     ("crates/bench/Cargo.toml", &["vellum-cli", PEERS]),
     ("crates/bench-peers/Cargo.toml", &["vellum-cli"]),
+    (
+        "crates/testing/Cargo.toml",
+        &["vellum-vm", "vellum-pool", "vellum", "vellum-cli", BENCH, PEERS],
+    ),
 ];
 
 const BENCH: &str = "vellum-bench";
 const PEERS: &str = "vellum-bench-peers";
+
+/// What only tests may know.
+const TESTING: &str = "vellum-testing";
 
 /// Dependencies go one way.
 pub fn arrows(tree: &Tree) -> Vec<Finding> {
@@ -24,7 +31,7 @@ pub fn arrows(tree: &Tree) -> Vec<Finding> {
         let Some(file) = tree.files.iter().find(|file| file.path == *path) else {
             continue;
         };
-        for (number, name) in dependencies(file) {
+        for (number, _, name) in dependencies(file) {
             if forbidden.contains(&name) {
                 let message = format!("must not depend on {name}: arrows go cli, engine, pool, vm");
                 findings.push(Finding::new(path, number, message));
@@ -34,24 +41,44 @@ pub fn arrows(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// Names of the dependencies of every kind, with their lines.
-fn dependencies(file: &File) -> Vec<(usize, &str)> {
+/// What tests share is a dependency of tests alone.
+pub fn testing_in_tests(tree: &Tree) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for file in tree.files.iter().filter(|file| is_manifest(file)) {
+        for (number, kind, name) in dependencies(file) {
+            if name == TESTING && kind != "dev-dependencies" {
+                let message = format!("{TESTING} is for tests: it belongs to [dev-dependencies]");
+                findings.push(Finding::new(&file.path, number, message));
+            }
+        }
+    }
+    findings
+}
+
+fn is_manifest(file: &File) -> bool {
+    file.path.starts_with("crates/") && file.path.ends_with("/Cargo.toml")
+}
+
+/// The dependencies of every kind: line, kind and name.
+fn dependencies(file: &File) -> Vec<(usize, &str, &str)> {
     let mut names = Vec::new();
-    let mut inside = false;
+    let mut inside = None;
     for (number, line) in file.lines() {
         let line = line.trim();
         if let Some(section) = line.strip_prefix('[') {
             let section = section.trim_end_matches(']');
-            inside = section.ends_with("dependencies");
+            inside = Some(section).filter(|section| section.ends_with("dependencies"));
             // `[dependencies.name]` is a table of its own.
             if let Some((kind, name)) = section.rsplit_once('.')
                 && kind.ends_with("dependencies")
             {
-                names.push((number, name));
+                names.push((number, kind, name));
             }
-        } else if inside && !line.starts_with('#') {
+        } else if let Some(kind) = inside
+            && !line.starts_with('#')
+        {
             let end = line.find(['.', '=', ' ']).unwrap_or(line.len());
-            names.push((number, line[..end].trim_matches('"')));
+            names.push((number, kind, line[..end].trim_matches('"')));
         }
     }
     names
@@ -61,7 +88,7 @@ fn dependencies(file: &File) -> Vec<(usize, &str)> {
 pub fn lints(tree: &Tree) -> Vec<Finding> {
     tree.files
         .iter()
-        .filter(|file| file.path.starts_with("crates/") && file.path.ends_with("/Cargo.toml"))
+        .filter(|file| is_manifest(file))
         .filter(|file| !file.text.contains("[lints]\nworkspace = true\n"))
         .map(|file| Finding::new(&file.path, 0, "no '[lints] workspace = true'"))
         .collect()
@@ -82,6 +109,18 @@ mod tests {
         assert_eq!(lines("[dev-dependencies]\nvellum = { path = \"../engine\" }\n"), [2]);
         assert_eq!(lines("[dependencies.vellum]\nworkspace = true\n"), [1]);
         assert!(lines("[package]\nvellum = 1\n").is_empty());
+    }
+
+    #[test]
+    fn what_tests_share_is_found_elsewhere() {
+        let lines = |text: &str| -> Vec<usize> {
+            let tree = Tree::of(&[("crates/x/Cargo.toml", text)]);
+            testing_in_tests(&tree).iter().map(|finding| finding.line).collect()
+        };
+        assert!(lines("[dev-dependencies]\nvellum-testing.workspace = true\n").is_empty());
+        assert!(lines("[dev-dependencies.vellum-testing]\nworkspace = true\n").is_empty());
+        assert_eq!(lines("[dependencies]\nlibc = \"1\"\nvellum-testing.workspace = true\n"), [3]);
+        assert_eq!(lines("[dependencies.vellum-testing]\nworkspace = true\n"), [1]);
     }
 
     #[test]

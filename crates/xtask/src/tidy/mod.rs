@@ -50,6 +50,7 @@ const RULES: &[Rule] = &[
     unsafety::containment,
     modules::dead_files,
     manifests::arrows,
+    manifests::testing_in_tests,
     manifests::lints,
     documents::folder_readme_length,
     documents::links,

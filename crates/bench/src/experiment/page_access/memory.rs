@@ -53,11 +53,15 @@ mod tests {
 
     #[test]
     fn memory_that_is_written_to_is_counted() {
+        // Other tests of the same process would give memory back meanwhile.
+        let test = "experiment::page_access::memory::tests::memory_that_is_written_to_is_counted";
+        if !vellum_testing::own_process::entered(test) {
+            return;
+        }
         let before = Memory::now().unwrap();
-        let bytes = vec![1u8; 64 << 20];
+        let bytes = std::hint::black_box(vec![1u8; 64 << 20]);
         let added = Memory::now().unwrap().since(before);
         drop(bytes);
-        // Other tests of this process give memory back meanwhile.
-        assert!(added.anonymous > 32 << 20, "{added:?}");
+        assert!(added.anonymous > 60 << 20, "{added:?}");
     }
 }

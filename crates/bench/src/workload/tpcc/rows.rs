@@ -4,6 +4,7 @@
 //! be loaded one after the other, each in the order of its keys, and those that have the same facts
 //! (an order, its lines, its customer) agree without anything being kept.
 
+use super::field::Text;
 use super::keys::{
     CUSTOMER, CUSTOMER_ORDER, DISTRICT, HISTORY, ITEM, ORDER, ORDER_LINE, Place, STOCK, WAREHOUSE,
 };
@@ -30,6 +31,21 @@ pub struct Rows {
     pub seed: u64,
 }
 
+/// An address: the streets and the city, the state, and the zip code.
+fn address(
+    random: &mut Random,
+    record: &mut [u8],
+    streets_and_city: [Text<20>; 3],
+    state: Text<2>,
+    zip_code: Text<9>,
+) {
+    for field in streets_and_city {
+        a_string(random, field.get_mut(record), 10, 20);
+    }
+    a_string(random, state.get_mut(record), 2, 2);
+    zip(random, zip_code.get_mut(record));
+}
+
 impl Rows {
     fn random(&self, table: usize, high: u32, low: u64) -> Random {
         let table = mix(self.seed ^ ((table as u64) << 56));
@@ -46,11 +62,7 @@ impl Rows {
         let mut random = self.random(WAREHOUSE, number, 0);
         let mut record = vec![0; BYTES];
         a_string(&mut random, NAME.get_mut(&mut record), 6, 10);
-        for street in [STREET_1, STREET_2, CITY] {
-            a_string(&mut random, street.get_mut(&mut record), 10, 20);
-        }
-        a_string(&mut random, STATE.get_mut(&mut record), 2, 2);
-        zip(&mut random, ZIP.get_mut(&mut record));
+        address(&mut random, &mut record, [STREET_1, STREET_2, CITY], STATE, ZIP);
         TAX.set(&mut record, uniform(&mut random, 0, 2000));
         YTD.set(&mut record, 10 * i64::from(self.scale.customers) * PAID);
         record
@@ -62,11 +74,7 @@ impl Rows {
         let mut random = self.random_in(DISTRICT, place, 0);
         let mut record = vec![0; BYTES];
         a_string(&mut random, NAME.get_mut(&mut record), 6, 10);
-        for street in [STREET_1, STREET_2, CITY] {
-            a_string(&mut random, street.get_mut(&mut record), 10, 20);
-        }
-        a_string(&mut random, STATE.get_mut(&mut record), 2, 2);
-        zip(&mut random, ZIP.get_mut(&mut record));
+        address(&mut random, &mut record, [STREET_1, STREET_2, CITY], STATE, ZIP);
         TAX.set(&mut record, uniform(&mut random, 0, 2000));
         YTD.set(&mut record, i64::from(self.scale.customers) * PAID);
         NEXT_O_ID.set(&mut record, self.scale.customers + 1);
@@ -113,11 +121,7 @@ impl Rows {
         FIRST.set(&mut record, &first);
         MIDDLE.set(&mut record, b"OE");
         LAST.set(&mut record, &last);
-        for street in [STREET_1, STREET_2, CITY] {
-            a_string(&mut random, street.get_mut(&mut record), 10, 20);
-        }
-        a_string(&mut random, STATE.get_mut(&mut record), 2, 2);
-        zip(&mut random, ZIP.get_mut(&mut record));
+        address(&mut random, &mut record, [STREET_1, STREET_2, CITY], STATE, ZIP);
         n_string(&mut random, PHONE.get_mut(&mut record));
         a_string(&mut random, DATA.get_mut(&mut record), 300, 500);
         record
