@@ -45,7 +45,9 @@ pub use pool::Pool;
 pub use pool::fix_async::{FixExclusive, FixShared};
 pub use pool::guard::{ExclusiveGuard, OptimisticGuard, SharedGuard};
 pub use pool::options::{PoolOptions, PoolSize};
-pub use replacement::{Chance, Clock, ReplacementPolicy, ResidentSet, Residents, S3Fifo};
+pub use replacement::{
+    Chance, Clock, Replacement, ReplacementPolicy, ResidentSet, Residents, S3Fifo,
+};
 pub use space::{Space, SpaceError};
 pub use statistics::PoolStats;
 pub use statistics::histogram::Latency;

@@ -1,7 +1,7 @@
 //! Vellum behind the trait.
 
 use anyhow::{Context as _, Result};
-use vellum::{BackendChoice, BackendKind, Options, Store, Tree};
+use vellum::{BackendChoice, BackendKind, Options, Replacement, Store, Tree};
 
 use super::{Direction, Engine, Pair, Session, Setting};
 
@@ -10,15 +10,18 @@ struct Vellum {
     trees: Vec<Tree>,
 }
 
-/// Opens or creates `data.vellum` in the directory. Options: `backend`, `evictors`.
+/// Opens or creates `data.vellum` in the directory. Options: `backend`, `evictors`, `policy`.
 pub(super) fn open(setting: &Setting) -> Result<Box<dyn Engine>> {
-    setting.check_options(&["backend", "evictors"])?;
+    setting.check_options(&["backend", "evictors", "policy"])?;
     let mut options = Options::new().pool_bytes(setting.cache_bytes);
     if let Some(name) = setting.options.get("backend") {
         options = options.backend(backend(name)?);
     }
     if let Some(threads) = setting.options.get("evictors") {
         options = options.evictors(threads.parse().context("option 'evictors'")?);
+    }
+    if let Some(name) = setting.options.get("policy") {
+        options = options.replacement(replacement(name)?);
     }
     let store = Store::open_or_create(setting.directory.join("data.vellum"), &options)?;
     let trees = setting.tables.iter().map(|name| Ok(store.tree_or_create(name)?));
@@ -31,6 +34,14 @@ fn backend(name: &str) -> Result<BackendChoice> {
         "madvise" => Ok(BackendChoice::Only(BackendKind::Madvise)),
         "process_madvise" => Ok(BackendChoice::Only(BackendKind::ProcessMadvise)),
         _ => anyhow::bail!("option 'backend': no '{name}'; madvise or process_madvise"),
+    }
+}
+
+fn replacement(name: &str) -> Result<Replacement> {
+    match name {
+        "clock" => Ok(Replacement::Clock),
+        "s3-fifo" => Ok(Replacement::S3Fifo),
+        _ => anyhow::bail!("option 'policy': no '{name}'; clock or s3-fifo"),
     }
 }
 

@@ -41,9 +41,10 @@ fn compare(context: &Context<'_>, outcome: &mut Outcome, name: &str, ratio: f64)
     let ycsb = |kind| Ycsb { kind, records };
     let workload = Workload::Ycsb(ycsb(Kind::C));
     let bytes = ycsb(Kind::C).bytes();
-    let engines = context.engines.all();
+    let mut members = Member::all(context.engines);
+    members.insert(1, Member::with_option(&VELLUM, "policy", "s3-fifo"));
     let each = bytes * 5 / 2 + INSERTED;
-    let ground = Ground::fast(each * engines.len() as u64, &context.directory)?;
+    let ground = Ground::fast(each * members.len() as u64, &context.directory)?;
     let seconds = context.pick(0.1, 1.0);
     let terms = Terms {
         ground: &ground,
@@ -52,7 +53,7 @@ fn compare(context: &Context<'_>, outcome: &mut Outcome, name: &str, ratio: f64)
         warm_up: Plan { threads: 2, seconds: seconds * 2.0, seed: 1 },
         cold: false,
     };
-    let team = Team::start(&Member::all(context.engines), &terms, &context.progress)?;
+    let team = Team::start(&members, &terms, &context.progress)?;
     for kind in ORDER {
         let mut contest = Contest::of(&team);
         for member in team.names() {

@@ -1,7 +1,7 @@
 //! How a store is opened: [`Options`].
 
 use vellum_pool::device::Direct;
-use vellum_pool::{BackendChoice, PAGE_SIZE, PoolError, PoolOptions, PoolSize};
+use vellum_pool::{BackendChoice, PAGE_SIZE, PoolError, PoolOptions, PoolSize, Replacement};
 
 use crate::error::{Error, Result};
 
@@ -18,6 +18,7 @@ pub struct Options {
     pub(crate) backend: BackendChoice,
     pub(crate) direct: Direct,
     pub(crate) evictors: u64,
+    pub(crate) replacement: Replacement,
 }
 
 impl Default for Options {
@@ -30,6 +31,7 @@ impl Default for Options {
             backend: BackendChoice::Auto,
             direct: Direct::default(),
             evictors: 1,
+            replacement: Replacement::default(),
         }
     }
 }
@@ -84,6 +86,12 @@ impl Options {
         self
     }
 
+    /// Which page leaves memory when another one comes.
+    pub fn replacement(mut self, replacement: Replacement) -> Options {
+        self.replacement = replacement;
+        self
+    }
+
     pub(crate) fn is_read_only(&self) -> bool {
         self.read_only || self.salvage
     }
@@ -100,6 +108,7 @@ impl Options {
             size: self.pool,
             backend: self.backend,
             evictors: self.evictors,
+            policy: Some(self.replacement.policy(frames)),
             read_only: self.is_read_only(),
             ..PoolOptions::default()
         })

@@ -25,7 +25,7 @@ use crate::page::state::{Leave, PageState, SHARED_HOLDERS_MAX, State, Word};
 use crate::page::state_array::StateArray;
 use crate::pool::guard::{ExclusiveGuard, OptimisticGuard, SharedGuard};
 use crate::pool::options::PoolOptions;
-use crate::replacement::Clock;
+use crate::replacement::Replacement;
 use crate::space::Space;
 use crate::statistics::counters::Event;
 use crate::sync::{Mutex, lock, thread};
@@ -68,7 +68,7 @@ impl Pool {
         }
         let file_pages = device.pages().map_err(PoolError::Resize)?;
         let pages = file_pages.max(space.end()).max(1);
-        let policy = options.policy.unwrap_or_else(|| Box::new(Clock::new(frames)));
+        let policy = options.policy.unwrap_or_else(|| Replacement::default().policy(frames));
         let surface = Surface::reserve(pages, options.backend)?;
         let states = StateArray::new(pages)?;
         let core = Core::new(surface, states, frames, policy, format)

@@ -37,7 +37,7 @@ impl PoolSize {
 pub struct PoolOptions {
     /// Memory for pages. What is resident never exceeds it. On top come the state words (8 bytes
     /// for each page of the file that was ever used), the resident set (12 bytes for each frame of
-    /// the pool), the kernel's page tables (8 bytes for each page of the file that was ever used)
+    /// the pool, with S3-FIFO 26), the kernel's page tables (8 bytes for each page of the file that was ever used)
     /// and buffers for one batch of writes per evicting thread.
     pub size: PoolSize,
     /// Which way to populate and release pages.
@@ -50,7 +50,8 @@ pub struct PoolOptions {
     /// How long a fix waits for a frame, in rounds of about a millisecond, before it fails with
     /// [`PoolError::Exhausted`](crate::PoolError::Exhausted).
     pub patience: u32,
-    /// Which page leaves; `None` is [`Clock`](crate::Clock).
+    /// Which page leaves; `None` is [`Replacement::default`](crate::Replacement), and
+    /// [`Replacement::policy`](crate::Replacement::policy) makes others.
     pub policy: Option<Box<dyn ReplacementPolicy>>,
     /// Whether pages that stay are put into huge pages, where random access costs less. One more
     /// thread does that; it takes 512 frames (2 MiB) of the pool for a moment, and none where so
