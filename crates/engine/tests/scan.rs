@@ -56,7 +56,7 @@ fn a_short_range_reads_little_ahead() {
     assert!(stats.prefetches < 30, "{stats:?}");
 }
 
-/// However long the range, at most half of what it used is read in vain.
+/// At most half of what a short range used is read in vain, of a long one as much as it used.
 #[test]
 fn what_is_read_ahead_is_mostly_used() {
     let each = ENTRIES / cold(ENTRIES, 1500).2.stat().unwrap().leaf_pages;
@@ -65,7 +65,8 @@ fn what_is_read_ahead_is_mostly_used() {
         assert_eq!(tree.entries().take((leaves * each) as usize).count() as u64, leaves * each);
         let stats = store.pool_stats();
         let read = stats.misses + stats.prefetches;
-        assert!(read <= leaves * 3 / 2 + 10, "{read} pages for {leaves} leaves: {stats:?}");
+        let most = if leaves < 32 { leaves * 3 / 2 + 4 } else { leaves * 2 + 4 };
+        assert!(read <= most, "{read} pages for {leaves} leaves: {stats:?}");
     }
 }
 

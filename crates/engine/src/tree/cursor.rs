@@ -73,7 +73,7 @@ impl<'a> Cursor<'a> {
     /// Reads at most so many leaves ahead, 0 for none, and at most an eighth of the pool; and,
     /// unless it is 0, the blobs of the next entries, another eighth.
     ///
-    /// Without this call it is as many leaves as suits the pool, up to 256, and no blobs. Either
+    /// Without this call it is as many leaves as suits the pool, up to 1,024, and no blobs. Either
     /// way reading ahead begins at the second leaf in a row, with a few.
     pub fn read_ahead(mut self, leaves: usize) -> Cursor<'a> {
         self.ahead.limit(self.access, leaves);

@@ -1,9 +1,9 @@
 //! Keeping the leaves that a scan comes to next on their way.
 //!
 //! A scan that has gone from one leaf to its neighbour is likely to go on. From its second leaf on
-//! the next ones are read ahead, half as many as it has come through: so what a scan reads in vain
-//! is at most half of what it used, a short range costs little and a long one keeps the device
-//! busy. It is bounded as well ([`ReadAhead::LEAVES`], [`ReadAhead::FRAMES`], an eighth of the
+//! the next ones are read ahead: half as many as it has come through, and as many once these are
+//! [`ReadAhead::LONG`]. So a short range reads little in vain, and a long one soon keeps the device
+//! busy. What is ahead is bounded ([`ReadAhead::LEAVES`], [`ReadAhead::FRAMES`], an eighth of the
 //! pool).
 //!
 //! The numbers of the leaves come from their parents. Leaves that were loaded in bulk lie one
@@ -56,7 +56,9 @@ pub(crate) struct ReadAhead<'a> {
 
 impl<'a> ReadAhead<'a> {
     /// The most leaves that are ahead, however large the pool.
-    pub(crate) const LEAVES: usize = 256;
+    pub(crate) const LEAVES: usize = 1024;
+    /// Leaves in a row that make a scan a long one.
+    const LONG: usize = 32;
     /// The most frames that they have together: 4 MiB.
     const FRAMES: u32 = 1024;
 
@@ -115,7 +117,8 @@ impl<'a> ReadAhead<'a> {
         }
         self.steps += 1;
         if self.started <= self.window / 2 {
-            self.window = (self.steps / 2).max(2).min(self.most);
+            let wanted = if self.steps < ReadAhead::LONG { self.steps / 2 } else { self.steps };
+            self.window = wanted.max(2).min(self.most);
             self.collect(access);
             self.start(access);
         }
