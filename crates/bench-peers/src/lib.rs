@@ -6,6 +6,8 @@
 
 mod commits;
 mod fjall;
+#[cfg(feature = "rocksdb")]
+mod heap;
 mod lmdb;
 mod redb;
 #[cfg(feature = "rocksdb")]

@@ -3,8 +3,11 @@
 //! Durability class: no write-ahead log; `settle` flushes memtables and waits for compactions.
 //!
 //! Memory: reads, flushes and compactions use direct I/O. One cache holds blocks, indexes and
-//! filters, and memtables are charged to it through a write buffer manager (at most a quarter), so
-//! that all of RocksDB's memory is what the harness gives.
+//! filters, and memtables are charged to it through a write buffer manager (at most a quarter).
+//! What is not charged has to fit beside it, so it is kept small where the cache is: files (while
+//! one is written, its index and a hash of each key are in memory), the buffers of compactions and
+//! their number. And all threads share one heap (`heap.rs`): with glibc's several the process came
+//! to need twice its cache for lookups alone. So it stays within 1.2 times its cache and 8 MiB.
 //!
 //! Blocks have 4 KiB and are aligned to pages, so a miss reads one page instead of two. There is no
 //! compression, as the data do not compress. Full Bloom filters of 10 bits a key let lookups skip
@@ -19,8 +22,10 @@
 //! `TransactionDB` would cost every write a lock and a log): `begin` and `commit` do nothing, and
 //! what reads before it writes is a single step by locks of the adapter, striped over keys.
 
+use std::num::NonZero;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
 
 use anyhow::{Context as _, Result, bail};
 use rocksdb::{
@@ -29,6 +34,8 @@ use rocksdb::{
     SstFileWriter, WaitForCompactOptions, WriteBufferManager, WriteOptions,
 };
 use vellum_bench::engine::{Direction, Engine, Factory, Pair, Session, Setting};
+
+use crate::heap;
 
 /// RocksDB without log, with direct I/O.
 pub const ROCKSDB: Factory = Factory {
@@ -47,6 +54,18 @@ const STRIPES: usize = 256;
 /// Bounds of a memtable's size.
 const MEMTABLE: (usize, usize) = (1 << 20, 64 << 20);
 
+/// Bounds of a file's size in the upper levels: an eighth of the cache.
+const FILE: (usize, usize) = (2 << 20, 64 << 20);
+
+/// Bounds of what a compaction reads of a file at once: a 128th of the cache.
+const READ_AHEAD: (usize, usize) = (128 << 10, 2 << 20);
+
+/// Bounds of what is gathered of a file before it is written: a 128th of the cache.
+const WRITE_BEHIND: (usize, usize) = (128 << 10, 1 << 20);
+
+/// For every so many bytes of cache one more flush or compaction may run at a time.
+const CACHE_PER_JOB: usize = 32 << 20;
+
 struct Rocks {
     database: DB,
     names: Vec<String>,
@@ -60,6 +79,9 @@ struct Rocks {
 /// (`yes` or `no`: hash indexes in blocks).
 fn open(setting: &Setting) -> Result<Box<dyn Engine>> {
     setting.check_options(&["cache", "hash"])?;
+    if !heap::share_one() {
+        bail!("the allocator does not let all threads share one heap");
+    }
     let options = options(setting)?;
     let directory = setting.directory.join("rocksdb");
     let families = setting.tables.iter();
@@ -111,8 +133,14 @@ fn options(setting: &Setting) -> Result<Options> {
     options.set_use_direct_reads(true);
     options.set_use_direct_io_for_flush_and_compaction(true);
     options.set_optimize_filters_for_hits(true);
-    options.set_max_background_jobs(4);
-    options.set_max_subcompactions(2);
+    options.set_target_file_size_base((bytes / 8).clamp(FILE.0, FILE.1) as u64);
+    options.set_compaction_readahead_size((bytes / 128).clamp(READ_AHEAD.0, READ_AHEAD.1));
+    options.set_writable_file_max_buffer_size(
+        (bytes / 128).clamp(WRITE_BEHIND.0, WRITE_BEHIND.1) as u64
+    );
+    let processors = thread::available_parallelism().map_or(1, NonZero::get);
+    let jobs = (bytes / CACHE_PER_JOB).min(processors).max(2);
+    options.set_max_background_jobs(i32::try_from(jobs).unwrap_or(i32::MAX));
     options.set_stats_dump_period_sec(0);
     options.set_block_based_table_factory(&blocks);
     // The crate has no function for this one; what was set before stays.

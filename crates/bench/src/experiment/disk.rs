@@ -8,7 +8,7 @@ use super::{Context, Experiment};
 use crate::engine::VELLUM;
 use crate::machine::device_rate::{DeviceRate, PAGE, Way};
 use crate::report::{Outcome, Row};
-use crate::worker::{Contest, Ground, Member, Team, Terms, limit_for, scaled, times};
+use crate::worker::{Contest, Ground, Member, Team, Terms, limit_for_data, scaled, times};
 use crate::workload::lookup::ENTRY;
 use crate::workload::{Lookup, Plan, Scan, Workload};
 
@@ -36,12 +36,13 @@ fn run(context: &Context<'_>) -> Result<Outcome> {
     let entries = data / ENTRY;
     let terms = Terms {
         ground: &ground,
-        limit: Some(limit_for(pool)),
+        limit: Some(limit_for_data(pool, data)),
         workload: &Workload::Lookup(Lookup { entries, batch: 1 }),
         warm_up: Plan { threads: THREADS, seconds: 0.5, seed: 77 },
         cold: true,
     };
-    let team = Team::start(&[Member::plain(&VELLUM)], &terms, &context.progress)?;
+    let member = Member { cache_bytes: Some(pool), ..Member::plain(&VELLUM) };
+    let team = Team::start(&[member], &terms, &context.progress)?;
     let device = DeviceRate::open(&team.store(VELLUM.name)?)?;
     let mut outcome = Outcome::default();
     random(context, &team, &device, entries, &mut outcome.rows)?;
@@ -56,6 +57,11 @@ fn run(context: &Context<'_>) -> Result<Outcome> {
     outcome.notes.push(
         "'read' is what the process made the kernel read from the device: lookups that found \
          their page in the pool are not in it, read-ahead is."
+            .to_owned(),
+    );
+    outcome.notes.push(
+        "The memory limit leaves, beside the pool, room for what grows with the file whatever the \
+         pool's size: a state word and a page table entry, 16 bytes in all, for each page of 4 KiB."
             .to_owned(),
     );
     outcome.notes.extend(team.notes());

@@ -12,7 +12,7 @@ use super::{Context, Experiment};
 use crate::engine::VELLUM;
 use crate::measure::Samples;
 use crate::report::{Outcome, Row};
-use crate::worker::{Contest, Ground, Member, Team, Terms, limit_for, times};
+use crate::worker::{Contest, Ground, Member, Team, Terms, limit_for, named, times};
 use crate::workload::{Measured, Plan, Tpcc, Work, Workload};
 
 /// The experiment.
@@ -174,7 +174,9 @@ fn hold(
             contest.add_other(size.label(&name, threads), move || {
                 let seed = seeds.next().unwrap_or_default();
                 let plan = Plan { threads, seconds, seed };
-                let measured = team.worker(&name)?.run(&workload, &plan)?;
+                let run = team.with(&name, |worker| worker.run(&workload, &plan))?;
+                // A peer that failed has no series in the end.
+                let Some(measured) = run else { return Ok(f64::NAN) };
                 let rate = measured.rate();
                 runs.borrow_mut().push(measured);
                 Ok(rate)
@@ -182,10 +184,11 @@ fn hold(
         }
     }
     let series = contest.hold(context.rounds(), &context.progress)?;
-    let entries = series.into_iter().zip(noted).map(|(series, (engine, threads, runs))| {
+    let entries = noted.into_iter().filter_map(|(engine, threads, runs)| {
+        let rate = named(&series, &size.label(&engine, threads))?.rate.clone();
         // The first round does not count.
         let runs = runs.borrow().iter().skip(1).cloned().collect();
-        Entry { engine, threads, rate: series.rate, runs }
+        Some(Entry { engine, threads, rate, runs })
     });
     Ok(entries.collect())
 }

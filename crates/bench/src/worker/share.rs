@@ -5,6 +5,10 @@ use crate::engine::Factory;
 /// What a process has beside its cache: program, stacks, buffers for I/O.
 const FIXED: u64 = 8 << 20;
 
+/// Of so many bytes of data one is needed in memory whatever the cache's size; see
+/// [`limit_for_data`].
+const GROWS: u64 = 128;
+
 /// The least that is given to a cache.
 const LEAST: u64 = 1 << 20;
 
@@ -25,6 +29,13 @@ pub fn limit_for(bytes: u64) -> u64 {
     ((bytes + FIXED) / 4 + 1) * 5
 }
 
+/// The limit for a cache of `bytes` and `data` bytes of keys and values that may be more than a
+/// fifth of [`limit_for`] suffices for: beside the cache there is a 128th of the data then, for
+/// files that are up to twice as large.
+pub fn limit_for_data(bytes: u64, data: u64) -> u64 {
+    limit_for(bytes).max(bytes + FIXED + data / GROWS)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -38,5 +49,17 @@ mod tests {
         }
         assert_eq!(cache_bytes(&Factory { direct: false, ..VELLUM }, 256 << 20), 32 << 20);
         assert_eq!(cache_bytes(&VELLUM, 4 << 20), LEAST);
+    }
+
+    #[test]
+    fn much_data_raises_the_limit() {
+        let pool = 64 << 20;
+        assert_eq!(limit_for_data(pool, 30 * pool), limit_for(pool));
+        for data in [40 * pool, 64 * pool, 1 << 40] {
+            // A state word and a page table entry for each page of files that are twice as large.
+            let needed = pool + FIXED + 2 * data / 4096 * 16;
+            assert_eq!(limit_for_data(pool, data), needed);
+            assert!(needed > limit_for(pool));
+        }
     }
 }

@@ -1,9 +1,10 @@
 //! Filling an empty tree with sorted entries.
 
-use vellum_pool::{PageId, PageRef};
+use vellum_pool::PageId;
 
 use super::apply::{Action, apply, init};
 use super::modify::Incoming;
+use super::page_runs::PageRuns;
 use super::{Access, Cursor};
 use crate::error::{Error, Result};
 use crate::node::bulk::{BulkBuilder, PageSink};
@@ -21,7 +22,7 @@ const COLLAPSE_TRIES: u32 = 1000;
 struct Pages<'a, 'c> {
     access: Access<'a>,
     change: &'c Change<'a>,
-    pages: Vec<PageRef>,
+    pages: PageRuns,
 }
 
 impl PageSink for Pages<'_, '_> {
@@ -42,7 +43,7 @@ impl PageSink for Pages<'_, '_> {
 impl Drop for Pages<'_, '_> {
     /// Frees everything again, unless it was installed: the load has failed, or its input panics.
     fn drop(&mut self) {
-        for page in self.pages.drain(..) {
+        for page in self.pages.iter() {
             if let Err(error) = self.access.core.pool.free_page(page) {
                 tracing::warn!("{page} could not be freed and stays unused: {error}");
             }
@@ -59,7 +60,7 @@ impl Access<'_> {
         let change = self.core.change()?;
         self.check_dropped()?;
         self.collapse(&change)?;
-        let pages = Pages { access: self, change: &change, pages: Vec::new() };
+        let pages = Pages { access: self, change: &change, pages: PageRuns::default() };
         let page_len = self.page(0).bytes();
         let mut builder = BulkBuilder::new(pages, page_len, FILL);
         for entry in sorted {

@@ -15,6 +15,7 @@ mod handle;
 mod held_leaf;
 mod modify;
 mod multi_get;
+mod page_runs;
 mod read;
 mod read_ahead;
 mod salvage;

@@ -36,9 +36,9 @@ impl PoolSize {
 #[derive(Debug)]
 pub struct PoolOptions {
     /// Memory for pages. What is resident never exceeds it. On top come the state words (8 bytes
-    /// for each page of the file that was ever used), the resident set (12 bytes for each frame of
-    /// the pool, with S3-FIFO 26), the kernel's page tables (8 bytes for each page of the file that was ever used)
-    /// and buffers for one batch of writes per evicting thread.
+    /// for each page of the file that was ever used), the kernel's page tables (as many), the
+    /// resident set (12 bytes for each frame of the pool, with S3-FIFO 26) and buffers for one
+    /// batch of writes per evicting thread.
     pub size: PoolSize,
     /// Which way to populate and release pages.
     pub backend: BackendChoice,

@@ -1,0 +1,51 @@
+//! The process's allocator, for engines that cache in allocated memory.
+//!
+//! glibc gives each thread a heap of its own. What a thread caches comes from its heap and goes
+//! back there, whoever evicts it, and only a heap's end goes back to the kernel: after some threads
+//! have come and gone, a full cache lies in heaps that are half empty. One heap for all threads is
+//! what such a cache needs where memory is limited. Its lock is held for nanoseconds, beside a
+//! block that is read for microseconds.
+
+#![allow(unsafe_code)]
+
+use std::ffi::c_int;
+
+#[cfg(target_env = "gnu")]
+unsafe extern "C" {
+    fn mallopt(parameter: c_int, value: c_int) -> c_int;
+}
+
+/// Other allocators have other heaps, and are left as they are.
+#[cfg(not(target_env = "gnu"))]
+unsafe fn mallopt(_: c_int, _: c_int) -> c_int {
+    1
+}
+
+/// From this size on, allocations are mappings of their own, which go back to the kernel: glibc's
+/// own threshold, which it would raise with every one of them that is freed.
+const MAPPED_FROM: c_int = 128 << 10;
+
+/// Names of `malloc.h`.
+const M_MMAP_THRESHOLD: c_int = -3;
+const M_ARENA_MAX: c_int = -8;
+
+/// Lets the threads that begin from now on share one heap, and large allocations go back to the
+/// kernel. True if the allocator agrees.
+pub fn share_one() -> bool {
+    let set = |parameter, value| {
+        // SAFETY: the function takes two numbers, and has a lock of its own against allocations
+        // that go on meanwhile.
+        unsafe { mallopt(parameter, value) == 1 }
+    };
+    set(M_ARENA_MAX, 1) & set(M_MMAP_THRESHOLD, MAPPED_FROM)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_allocator_knows_what_is_set() {
+        assert!(share_one());
+    }
+}

@@ -1,0 +1,72 @@
+//! Many pages in little memory: runs of pages of one length, each behind the one before.
+
+use vellum_pool::{PageId, PageRef};
+
+/// Pages in the order in which they came. Those that were allocated one behind the other, as in a
+/// file that grows, take the memory of one. A list would need 16 bytes a page, as much as states
+/// and page tables take for it, which the pool's size does not bound either.
+#[derive(Debug, Default)]
+pub(super) struct PageRuns(Vec<Run>);
+
+#[derive(Debug)]
+struct Run {
+    first: PageId,
+    /// Length of each page.
+    frames: u32,
+    pages: u32,
+}
+
+impl PageRuns {
+    pub(super) fn push(&mut self, page: PageRef) {
+        if let Some(last) = self.0.last_mut()
+            && last.nth(last.pages) == page
+            && last.pages < u32::MAX
+        {
+            last.pages += 1;
+            return;
+        }
+        self.0.push(Run { first: page.id, frames: page.frames, pages: 1 });
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = PageRef> {
+        self.0.iter().flat_map(|run| (0..run.pages).map(|number| run.nth(number)))
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.0.clear();
+    }
+}
+
+impl Run {
+    fn nth(&self, number: u32) -> PageRef {
+        PageRef::new(self.first.0 + u64::from(number) * u64::from(self.frames), self.frames)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn what_went_in_comes_out(pages in prop::collection::vec((0u64..30, 1u32..4), 0..200)) {
+            let pages: Vec<_> = pages.iter().map(|(id, len)| PageRef::new(*id, *len)).collect();
+            let mut runs = PageRuns::default();
+            pages.iter().for_each(|page| runs.push(*page));
+            prop_assert_eq!(runs.iter().collect::<Vec<_>>(), pages);
+        }
+    }
+
+    #[test]
+    fn pages_of_a_growing_file_are_few_runs() {
+        let mut runs = PageRuns::default();
+        (7..100_007).for_each(|id| runs.push(PageRef::new(id, 1)));
+        (0..100_000).for_each(|number| runs.push(PageRef::new(100_007 + 4 * number, 4)));
+        assert_eq!(runs.0.len(), 2);
+        assert_eq!(runs.iter().last(), Some(PageRef::new(100_007 + 4 * 99_999, 4)));
+        runs.clear();
+        assert_eq!(runs.iter().count(), 0);
+    }
+}
