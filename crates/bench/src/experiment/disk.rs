@@ -21,13 +21,13 @@ pub const DISK: Experiment = Experiment {
 };
 
 /// Keys of one multi_get, and reads that each thread keeps under way.
-const DEPTHS: [u32; 4] = [32, 64, 128, 256];
+const DEPTHS: [u32; 4] = [32, 128, 512, 1024];
 
 /// Threads of the random reads.
 const THREADS: usize = 2;
 
-/// Entries of one scan: 12 MiB, so that a run ends soon after its time.
-const SCAN: u64 = 100_000;
+/// Entries of one scan: 122 MiB, some tenths of a second.
+const SCAN: u64 = 1_000_000;
 
 fn run(context: &Context<'_>) -> Result<Outcome> {
     let pool: u64 = context.pick(16 << 20, 64 << 20);

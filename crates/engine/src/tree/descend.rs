@@ -59,6 +59,24 @@ pub(crate) struct Reached<'a> {
     pub parent: Option<(OptimisticGuard<'a>, usize)>,
 }
 
+/// The parent of some leaves. `above` is its own parent and its number among the children there.
+#[derive(Debug)]
+pub(crate) enum ParentOfLeaves<'a> {
+    Resident {
+        parent: OptimisticGuard<'a>,
+        /// The number of its last child.
+        last: usize,
+        /// None if it is the root.
+        above: Option<(OptimisticGuard<'a>, usize)>,
+    },
+    Missing {
+        /// The page on the way there that is not in memory.
+        page: PageRef,
+        /// None if that is another page than the parent.
+        above: Option<(OptimisticGuard<'a>, usize)>,
+    },
+}
+
 /// A node and its parent, both held exclusively.
 #[derive(Debug)]
 pub(crate) struct Pair<'a> {
@@ -176,19 +194,18 @@ impl<'a> Access<'a> {
         Ok(Reached { node, parent })
     }
 
-    /// The parent of the leaf for `key` and the number of its last child, or the page on the way
-    /// there that is not in memory.
-    pub(crate) fn parent_of_leaves(
-        self,
-        key: &[u8],
-    ) -> Step<Result<(OptimisticGuard<'a>, usize), PageRef>> {
+    /// The parent of the leaf for `key`, as far as that can be had without waiting.
+    pub(crate) fn parent_of_leaves(self, key: &[u8]) -> Step<ParentOfLeaves<'a>> {
         let (mut node, mut level) = self.root()?;
+        let mut above = None;
         while level > 1 {
-            let page = self.page(self.read(node, |node| node.child_for(key))?.1);
+            let (index, child) = self.read(node, |node| node.child_for(key))?;
+            let page = self.page(child);
             let child = self.core.pool.glance(page);
             node.validate()?;
-            let Some(child) = child else { return Ok(Err(page)) };
             level -= 1;
+            above = (level == 1).then_some((node, index));
+            let Some(child) = child else { return Ok(ParentOfLeaves::Missing { page, above }) };
             self.check_node(child, level)?;
             node = child;
         }
@@ -196,7 +213,7 @@ impl<'a> Access<'a> {
         let last =
             if level == 1 { self.read(node, Node::count)? } else { return Err(Stop::Restart) };
         node.validate()?;
-        Ok(Ok((node, last)))
+        Ok(ParentOfLeaves::Resident { parent: node, last, above })
     }
 
     /// Repeats `attempt` until it is not restarted any more; `None` if it starves.

@@ -6,7 +6,7 @@
 //! busy. What is ahead is bounded ([`ReadAhead::LEAVES`], [`ReadAhead::FRAMES`], an eighth of the
 //! pool).
 //!
-//! The numbers of the leaves come from their parents. Leaves that were loaded in bulk lie one
+//! The numbers of the leaves come from their parents, which are read ahead as well. Leaves that were loaded in bulk lie one
 //! behind the other in the file, and are read together.
 
 use std::collections::VecDeque;
@@ -14,7 +14,7 @@ use std::collections::VecDeque;
 use vellum_pool::{OptimisticGuard, PageRef};
 
 use super::Access;
-use super::descend::{Reached, Step};
+use super::descend::{ParentOfLeaves, Reached, Step};
 
 /// Where a scan goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -183,16 +183,43 @@ impl<'a> ReadAhead<'a> {
             key.push(0);
         }
         match access.parent_of_leaves(key)? {
-            Ok((parent, count)) => {
-                let first = if direction == Direction::Forward { 0 } else { count };
+            ParentOfLeaves::Resident { parent, last, above } => {
+                let first = if direction == Direction::Forward { 0 } else { last };
                 self.parent = Some((parent, Some(first)));
+                self.start_parents(access, above, self.window / (last + 1))?;
                 Ok(true)
             }
-            Err(page) => {
+            ParentOfLeaves::Missing { page, above } => {
                 access.core.pool.bring_in(&[page]);
+                self.start_parents(access, above, 0)?;
                 Ok(false)
             }
         }
+    }
+
+    /// Starts the parents that come next, one and `more`: to wait for each of them when its turn
+    /// comes would let the device run dry.
+    fn start_parents(
+        &mut self,
+        access: Access<'a>,
+        above: Option<(OptimisticGuard<'a>, usize)>,
+        more: usize,
+    ) -> Step<()> {
+        let Some((above, index)) = above else { return Ok(()) };
+        let (direction, pool) = (self.direction, &access.core.pool);
+        let mut missing = Vec::new();
+        access.read(above, |node| {
+            let count = node.count()?;
+            let next = std::iter::successors(direction.beside(index), |at| direction.beside(*at));
+            for at in next.take_while(|at| *at <= count).take(1 + more) {
+                missing.push(access.page(node.child(at)?));
+            }
+            Ok(())
+        })?;
+        above.validate()?;
+        missing.retain(|page| !pool.is_resident(*page));
+        pool.bring_in(&missing);
+        Ok(())
     }
 
     /// Starts the leaves of the window that are not in memory.
