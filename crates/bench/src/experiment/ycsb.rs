@@ -70,6 +70,11 @@ fn compare(context: &Context<'_>, outcome: &mut Outcome, name: &str, ratio: f64)
         bytes >> 20,
         ground.about()
     ));
+    outcome.notes.push(
+        "D and E insert, the faster an engine is the more: what was in memory before may not be \
+         any more."
+            .to_owned(),
+    );
     outcome.notes.extend(team.notes());
     Ok(())
 }
