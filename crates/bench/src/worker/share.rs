@@ -36,6 +36,13 @@ pub fn limit_for_data(bytes: u64, data: u64) -> u64 {
     limit_for(bytes).max(bytes + FIXED + data / GROWS)
 }
 
+/// The pool that Vellum has room for within `limit` bytes, with `data` bytes of keys and values. A
+/// pool is never exceeded, so there need not be a fifth for what an allocator keeps: it is the
+/// limit less what [`limit_for_data`] counts.
+pub fn pool_for(limit: u64, data: u64) -> u64 {
+    limit.saturating_sub(FIXED + data / GROWS).max(LEAST)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -49,6 +56,14 @@ mod tests {
         }
         assert_eq!(cache_bytes(&Factory { direct: false, ..VELLUM }, 256 << 20), 32 << 20);
         assert_eq!(cache_bytes(&VELLUM, 4 << 20), LEAST);
+    }
+
+    #[test]
+    fn a_pool_and_what_comes_with_it_take_the_limit() {
+        let (limit, data) = (128 << 20, 1280 << 20);
+        let pool = pool_for(limit, data);
+        assert_eq!(pool + FIXED + 2 * data / 4096 * 16, limit);
+        assert_eq!(pool_for(4 << 20, data), LEAST);
     }
 
     #[test]
