@@ -1,7 +1,7 @@
 # Thin on purpose: the work is in `cargo xtask` (crates/xtask), which also sets the machine up.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench soak tidy fmt clean toolchain
+.PHONY: help demo test bench lab soak tidy fmt clean toolchain
 
 # Passed on to `vellum demo` or `vellum bench`: make demo ARGS="--dir /usr/share --limit 256MiB"
 ARGS ?=
@@ -12,6 +12,8 @@ help:
 	@echo "make test    format, rules, lints, all tests, model check, documentation (minutes)"
 	@echo "make bench   measurements beside other engines; ARGS=\"table2 --quick\"; alone: lists them"
 	@echo "             with RocksDB: make bench ROCKSDB=1 ARGS=..."
+	@echo "make lab     the tests of crates/vm on stock Debian kernels, in an emulator"
+	@echo "             one kernel, some tests: make lab KERNEL=6.12 TEST=batches"
 	@echo "make soak    the long tests (an hour or more)"
 	@echo "make tidy    the project's own rules alone"
 	@echo "make fmt     format the code"
@@ -25,6 +27,9 @@ test: toolchain
 
 bench: toolchain
 	@cargo xtask bench $(if $(ROCKSDB),--rocksdb) $(ARGS)
+
+lab: toolchain
+	@cargo xtask lab $(if $(KERNEL),--kernel $(KERNEL)) $(TEST)
 
 soak: toolchain
 	@cargo xtask soak

@@ -16,6 +16,14 @@ const PROGRAMS: &[(&str, &str)] = &[("cc", "build-essential"), ("git", "git")];
 /// As above, for RocksDB: the compiler's package has the library that generates bindings.
 const ROCKSDB_PROGRAMS: &[(&str, &str)] = &[("clang-14", "clang-14 libclang-14-dev")];
 
+/// As above, for the kernel lab.
+const LAB_PROGRAMS: &[(&str, &str)] = &[
+    ("qemu-system-x86_64", "qemu-system-x86"),
+    ("busybox", "busybox-static"),
+    ("xz", "xz-utils"),
+    ("depmod", "kmod"),
+];
+
 /// What the caller is about to do.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Need {
@@ -23,6 +31,8 @@ pub enum Need {
     Build,
     /// Compile RocksDB as well, whose bindings are generated.
     RocksDb,
+    /// Boot kernels in an emulator.
+    Lab,
     /// Run the whole of `cargo xtask test`: formatter and linter as well.
     Tests,
 }
@@ -36,6 +46,9 @@ pub fn ensure(need: Need) -> Outcome {
     install_programs(PROGRAMS)?;
     if need == Need::RocksDb {
         install_programs(ROCKSDB_PROGRAMS)?;
+    }
+    if need == Need::Lab {
+        install_programs(LAB_PROGRAMS)?;
     }
     if need == Need::Tests {
         check_component("fmt", "rustfmt")?;

@@ -6,8 +6,8 @@
 //! busy. What is ahead is bounded ([`ReadAhead::LEAVES`], [`ReadAhead::FRAMES`], an eighth of the
 //! pool).
 //!
-//! The numbers of the leaves come from their parents, which are read ahead as well. Leaves that were loaded in bulk lie one
-//! behind the other in the file, and are read together.
+//! The numbers of the leaves come from their parents, which are read ahead as well. Leaves that
+//! were loaded in bulk lie one behind the other in the file, and are read together.
 
 use std::collections::VecDeque;
 

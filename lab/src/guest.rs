@@ -1,0 +1,107 @@
+//! What is inside the guest: busybox, modules, and test programs with the libraries they need.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, Result, ensure};
+
+use crate::archive::Archive;
+use crate::kernel::Kernel;
+use crate::modules;
+use crate::packages::finish;
+
+/// The first process.
+const INIT: &[u8] = include_bytes!("../guest/init");
+
+/// A statically linked busybox: the guest's shell and tools.
+const BUSYBOX: &str = "/bin/busybox";
+
+/// Modules that every guest has. The first one is what the next one looks for by a name that no
+/// list of modules has.
+const MODULES: [&str; 6] = ["crc32c_generic", "ext4", "nvme", "null_blk", "brd", "loop"];
+
+/// A program to be run inside.
+#[derive(Clone, Debug)]
+pub struct Test {
+    /// What it is called there.
+    pub name: String,
+    /// The program on this machine.
+    pub program: PathBuf,
+    /// Its arguments.
+    pub arguments: Vec<String>,
+}
+
+/// What the guest does.
+#[derive(Clone, Debug)]
+pub enum Work {
+    /// Runs these one after the other.
+    Tests(Vec<Test>),
+    /// Gives a shell to whoever sits before it.
+    Shell,
+}
+
+/// The guest's first file system for this work, as an archive. Its disk is mounted at `scratch`.
+///
+/// # Errors
+/// If a program, a library or a module cannot be read.
+pub fn archive(kernel: &Kernel, work: &Work, scratch: &Path) -> Result<Vec<u8>> {
+    let mut archive = Archive::default();
+    for folder in ["proc", "sys", "dev", "tmp", "mnt", "etc", "modules", "tests"] {
+        archive.folder(folder);
+    }
+    archive.file("init", 0o755, INIT);
+    archive.file("scratch", 0o644, scratch.as_os_str().as_encoded_bytes());
+    busybox(&mut archive)?;
+    let mut order = String::new();
+    for module in modules::closure(kernel, &MODULES)? {
+        archive.file(&format!("modules/{}.ko", module.name), 0o644, &module.contents);
+        order.push_str(&module.name);
+        order.push('\n');
+    }
+    archive.file("modules/order", 0o644, order.as_bytes());
+    match work {
+        Work::Shell => archive.file("shell", 0o644, &[]),
+        Work::Tests(tests) => programs(&mut archive, tests)?,
+    }
+    Ok(archive.finish())
+}
+
+fn busybox(archive: &mut Archive) -> Result<()> {
+    archive.copy(Path::new(BUSYBOX), "bin/busybox").context("install busybox-static")?;
+    let applets = finish(Command::new(BUSYBOX).arg("--list"))?;
+    for applet in applets.lines().filter(|applet| *applet != "busybox") {
+        archive.link(&format!("bin/{applet}"), "busybox");
+    }
+    Ok(())
+}
+
+fn programs(archive: &mut Archive, tests: &[Test]) -> Result<()> {
+    let mut list = String::new();
+    let mut libraries = BTreeSet::new();
+    for test in tests {
+        archive.copy(&test.program, &format!("tests/{}", test.name))?;
+        list.push_str(&format!("{} {}\n", test.name, test.arguments.join(" ")));
+        libraries.extend(libraries_of(&test.program)?);
+    }
+    for library in libraries {
+        let name = library.strip_prefix("/").unwrap_or(&library);
+        archive.copy(&library, &name.to_string_lossy())?;
+    }
+    archive.file("tests/list", 0o644, list.as_bytes());
+    Ok(())
+}
+
+/// The shared libraries of a program, the dynamic linker among them; none if it needs none.
+fn libraries_of(program: &Path) -> Result<Vec<PathBuf>> {
+    let output = Command::new("ldd").arg(program).output().context("starting ldd")?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    if said.contains("not a dynamic executable") {
+        return Ok(Vec::new());
+    }
+    ensure!(output.status.success(), "ldd {}: {}", program.display(), said.trim_end());
+    let text = String::from_utf8_lossy(&output.stdout);
+    let path =
+        |line: &str| line.split_whitespace().find(|word| word.starts_with('/')).map(PathBuf::from);
+    Ok(text.lines().filter_map(path).collect())
+}

@@ -1,0 +1,70 @@
+//! The emulated machine.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use anyhow::{Context as _, Result};
+
+use crate::kernel::Kernel;
+
+/// The emulator.
+pub const QEMU: &str = "qemu-system-x86_64";
+
+/// What the machine has.
+#[derive(Clone, Debug)]
+pub struct Machine {
+    /// Processors.
+    pub processors: u32,
+    /// Memory in MiB.
+    pub memory_mib: u32,
+}
+
+/// Files of one run, in a folder of its own.
+#[derive(Clone, Copy, Debug)]
+pub struct Files<'a> {
+    /// The guest's first file system.
+    pub archive: &'a Path,
+    /// Contents of its NVMe disk; changes are not kept.
+    pub disk: &'a Path,
+    /// Where the kernel's messages go.
+    pub messages: &'a Path,
+}
+
+impl Machine {
+    /// Starts the machine. What runs inside talks through its standard streams.
+    ///
+    /// # Errors
+    /// If the emulator does not start.
+    pub fn start(&self, kernel: &Kernel, files: Files<'_>, interactive: bool) -> Result<Child> {
+        let mut command = Command::new(QEMU);
+        command.args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]);
+        command.args(accelerator());
+        command.args(["-smp", &self.processors.to_string()]);
+        command.args(["-m", &format!("{}M", self.memory_mib)]);
+        command.arg("-kernel").arg(&kernel.image);
+        command.arg("-initrd").arg(files.archive);
+        command.args(["-append", "console=ttyS1 loglevel=7 panic=-1 oops=panic rdinit=/init"]);
+        command.args(["-serial", "stdio"]);
+        command.args(["-serial", &format!("file:{}", files.messages.display())]);
+        let disk = format!("if=none,id=disk,format=raw,snapshot=on,file={}", files.disk.display());
+        command.args(["-drive", &disk, "-device", "nvme,serial=lab,drive=disk"]);
+        if !interactive {
+            command.stdin(Stdio::null()).stdout(Stdio::piped());
+        }
+        command.spawn().with_context(|| format!("starting {QEMU}"))
+    }
+}
+
+/// Hardware virtualisation where the processor has it and it may be used, otherwise emulation with
+/// a thread for each processor. The device alone says little: there are machines without the
+/// processor's help on which it opens and a guest does not start.
+fn accelerator() -> [&'static str; 4] {
+    let flags = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let has_help = flags.split_whitespace().any(|flag| flag == "vmx" || flag == "svm");
+    let opens = fs::OpenOptions::new().read(true).write(true).open("/dev/kvm").is_ok();
+    match has_help && opens {
+        true => ["-accel", "kvm", "-cpu", "host"],
+        false => ["-accel", "tcg,thread=multi", "-cpu", "max"],
+    }
+}

@@ -1,0 +1,110 @@
+//! Debian packages, fetched and unpacked beside the system: nothing is installed, and the
+//! system's own list of sources is neither read nor changed.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, Result, bail, ensure};
+
+/// Who signed what is downloaded. Debian's package of keys has this file.
+const KEYS: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
+
+/// A place with an apt of its own that knows some suites of Debian and nothing else.
+#[derive(Debug)]
+pub struct Packages {
+    root: PathBuf,
+}
+
+impl Packages {
+    /// An apt in the folder `root`, for sources such as
+    /// `http://deb.debian.org/debian bookworm main`. Fetches the lists if there are none.
+    ///
+    /// # Errors
+    /// If the folder cannot be made, or the lists do not come.
+    pub fn open(root: &Path, sources: &[&str]) -> Result<Packages> {
+        let packages = Packages { root: root.to_path_buf() };
+        let listed = root.join("listed");
+        let lines: String =
+            sources.iter().map(|source| format!("deb [signed-by={KEYS}] {source}\n")).collect();
+        if fs::read_to_string(&listed).is_ok_and(|before| before == lines) {
+            return Ok(packages);
+        }
+        ensure!(Path::new(KEYS).exists(), "no {KEYS}: install debian-archive-keyring");
+        for folder in ["etc/apt/apt.conf.d", "etc/apt/preferences.d", "var/lib/dpkg", "debs"] {
+            fs::create_dir_all(root.join(folder))
+                .with_context(|| format!("creating {folder} in {}", root.display()))?;
+        }
+        for folder in ["var/lib/apt/lists/partial", "var/cache/apt/archives/partial"] {
+            fs::create_dir_all(root.join(folder))?;
+        }
+        fs::write(root.join("var/lib/dpkg/status"), "")?;
+        fs::write(root.join("etc/apt/sources.list"), &lines)?;
+        packages.run("apt-get", &["-q", "update"])?;
+        fs::write(listed, lines)?;
+        Ok(packages)
+    }
+
+    /// The package that a package without contents of its own, such as `linux-image-amd64`, stands
+    /// for: the first one that it depends on whose name begins with `prefix`.
+    ///
+    /// # Errors
+    /// If there is none.
+    pub fn resolve(&self, package: &str, prefix: &str) -> Result<String> {
+        let text = self.run("apt-cache", &["depends", package])?;
+        let mut names = text.lines().filter_map(|line| line.trim().strip_prefix("Depends: "));
+        let found = names.find(|name| name.starts_with(prefix));
+        found.map(str::to_owned).with_context(|| format!("{package} depends on no {prefix}*"))
+    }
+
+    /// Fetches a package and unpacks it into `folder`.
+    ///
+    /// # Errors
+    /// If it does not come, or cannot be unpacked.
+    pub fn unpack(&self, package: &str, folder: &Path) -> Result<()> {
+        self.run("apt-get", &["-q", "download", package])?;
+        let prefix = format!("{package}_");
+        let debs = self.root.join("debs");
+        let named = |path: &PathBuf| {
+            path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(&prefix))
+        };
+        let files = fs::read_dir(&debs)?.flatten().map(|entry| entry.path());
+        let deb = files.into_iter().find(named);
+        let deb = deb.with_context(|| format!("{package} is not in {}", debs.display()))?;
+        let mut unpack = Command::new("dpkg-deb");
+        unpack.arg("-x").arg(&deb).arg(folder);
+        finish(&mut unpack)?;
+        fs::remove_file(&deb)?;
+        Ok(())
+    }
+
+    fn run(&self, program: &str, arguments: &[&str]) -> Result<String> {
+        let mut command = Command::new(program);
+        let option = |name: &str, value: &Path| format!("{name}={}", value.display());
+        command
+            .arg("-o")
+            .arg(option("Dir", &self.root))
+            .arg("-o")
+            .arg(option("Dir::State::status", &self.root.join("var/lib/dpkg/status")))
+            // Where root works for itself, the user that apt would change to may not.
+            .args(["-o", "APT::Sandbox::User=root", "-o", "Acquire::Languages=none"])
+            .args(arguments)
+            .current_dir(self.root.join("debs"))
+            .env("LC_ALL", "C");
+        finish(&mut command)
+    }
+}
+
+/// Runs a program to its end and returns what it printed.
+///
+/// # Errors
+/// If it does not start or says that it failed; with what it printed.
+pub fn finish(command: &mut Command) -> Result<String> {
+    let name = command.get_program().to_string_lossy().into_owned();
+    let output = command.output().with_context(|| format!("starting {name}"))?;
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr);
+        bail!("{command:?}: {}\n{}", output.status, said.trim_end());
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}

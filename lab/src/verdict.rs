@@ -1,0 +1,148 @@
+//! What a run has shown: the tests' own words, and what the kernel complained about.
+
+/// Words in the kernel's messages that never belong to a sound run.
+const TROUBLE: [&str; 14] = [
+    "BUG:",
+    "BUG ",
+    "WARNING:",
+    "Oops",
+    "Kernel panic",
+    "general protection fault",
+    "Bad page state",
+    "bad page map",
+    "Bad rss-counter",
+    "non-zero pgtables_bytes",
+    "possible circular locking",
+    "suspicious RCU usage",
+    "blocked for more than",
+    "rcu: INFO: rcu_preempt detected stalls",
+];
+
+/// What is known of a run so far.
+#[derive(Debug, Default)]
+pub struct Verdict {
+    /// Tests that passed, of all programs.
+    pub passed: u64,
+    /// Tests that failed; a program that did not end well without saying so counts as one.
+    pub failed: u64,
+    /// What went wrong, in words.
+    pub troubles: Vec<String>,
+    running: Option<Program>,
+    is_done: bool,
+}
+
+#[derive(Debug)]
+struct Program {
+    name: String,
+    failed: u64,
+}
+
+impl Verdict {
+    /// Takes in a line that came from the guest.
+    pub fn line(&mut self, line: &str) {
+        let line = line.trim_end();
+        if let Some(words) = line.strip_prefix("lab: ") {
+            self.told(words);
+        } else if let Some(counts) = line.strip_prefix("test result: ") {
+            let (passed, failed) = (count(counts, "passed"), count(counts, "failed"));
+            self.passed += passed;
+            self.failed += failed;
+            if let Some(program) = &mut self.running {
+                program.failed += failed;
+            }
+        }
+    }
+
+    fn told(&mut self, words: &str) {
+        let mut parts = words.splitn(3, ' ');
+        match (parts.next(), parts.next(), parts.next()) {
+            (Some("begin"), Some(name), _) => {
+                self.running = Some(Program { name: name.to_owned(), failed: 0 });
+            }
+            (Some("end"), Some(name), Some(status)) => {
+                let said = self.running.take().map_or(0, |program| program.failed);
+                if status != "0" && said == 0 {
+                    self.fail(format!("{name} ended with status {status}"));
+                }
+            }
+            (Some("failed"), ..) => self.fail(words.to_owned()),
+            (Some("done"), ..) => self.is_done = true,
+            _ => {}
+        }
+    }
+
+    /// The machine is off; `messages` is all that its kernel said.
+    pub fn end(&mut self, messages: &str) {
+        if let Some(program) = self.running.take() {
+            self.fail(format!("the machine ended while {} ran", program.name));
+        } else if !self.is_done {
+            self.fail("the machine ended before its work".to_owned());
+        }
+        for line in messages.lines() {
+            if TROUBLE.iter().any(|words| line.contains(words)) {
+                self.fail(format!("the kernel said: {}", line.trim_end()));
+            }
+        }
+    }
+
+    /// Something is wrong that no test counted.
+    pub fn fail(&mut self, what: String) {
+        self.failed += 1;
+        self.troubles.push(what);
+    }
+}
+
+/// The number before `what` in a line such as `ok. 12 passed; 0 failed; ...`.
+fn count(line: &str, what: &str) -> u64 {
+    let parts = line.split(['.', ';']).map(str::trim);
+    let mut numbers = parts.filter_map(|part| part.strip_suffix(what)?.trim().parse().ok());
+    numbers.next().unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn verdict(lines: &[&str], messages: &str) -> Verdict {
+        let mut verdict = Verdict::default();
+        lines.iter().for_each(|line| verdict.line(line));
+        verdict.end(messages);
+        verdict
+    }
+
+    const RESULT: &str = "test result: ok. 12 passed; 0 failed; 3 ignored; 0 measured";
+
+    #[test]
+    fn tests_are_counted() {
+        let lines = ["lab: begin vm", RESULT, "lab: end vm 0", "lab: done\r"];
+        let verdict = verdict(&lines, "[    0.1] Linux version 6.1\n");
+        assert_eq!((verdict.passed, verdict.failed), (12, 0), "{verdict:?}");
+        assert!(verdict.troubles.is_empty());
+    }
+
+    #[test]
+    fn failures_count_once() {
+        let failed = "test result: FAILED. 10 passed; 2 failed; 0 ignored";
+        let lines = ["lab: begin vm", failed, "lab: end vm 101", "lab: done"];
+        assert_eq!(verdict(&lines, "").failed, 2);
+        let lines = ["lab: begin vm", "lab: end vm 139", "lab: done"];
+        let killed = verdict(&lines, "");
+        assert_eq!((killed.failed, killed.troubles.len()), (1, 1));
+        assert_eq!(verdict(&["lab: failed to load brd", "lab: done"], "").failed, 1);
+    }
+
+    #[test]
+    fn a_machine_that_ends_early_has_failed() {
+        assert_eq!(verdict(&["lab: begin vm", RESULT], "").failed, 1);
+        assert_eq!(verdict(&[], "").failed, 1);
+    }
+
+    #[test]
+    fn what_the_kernel_complains_about_is_a_failure() {
+        for words in ["BUG: kernel NULL pointer dereference", "WARNING: CPU: 1 PID: 1 at mm/"] {
+            let verdict = verdict(&["lab: done"], &format!("[    1.0] {words}\n"));
+            assert_eq!(verdict.failed, 1, "{words}");
+            assert!(verdict.troubles[0].contains(words));
+        }
+    }
+}
