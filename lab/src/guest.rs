@@ -1,6 +1,5 @@
 //! What is inside the guest: busybox, modules, and test programs with the libraries they need.
 
-use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -32,6 +31,24 @@ pub struct Test {
     pub arguments: Vec<String>,
 }
 
+/// Modules for persistent memory.
+const PMEM_MODULES: [&str; 2] = ["nfit", "nd_pmem"];
+
+/// Programs that set persistent memory up, with the package that has each.
+const PMEM_PROGRAMS: [(&str, &str); 2] =
+    [("/usr/bin/ndctl", "ndctl"), ("/sbin/mke2fs", "e2fsprogs")];
+
+/// What the guest has beside what every guest has.
+#[derive(Clone, Debug)]
+pub struct Equipment {
+    /// Where its disk is mounted.
+    pub scratch: PathBuf,
+    /// Its persistent memory is set up for DAX, and mounted at `/pmem`.
+    pub pmem: bool,
+    /// More modules, by name.
+    pub modules: Vec<String>,
+}
+
 /// What the guest does.
 #[derive(Clone, Debug)]
 pub enum Work {
@@ -41,20 +58,27 @@ pub enum Work {
     Shell,
 }
 
-/// The guest's first file system for this work, as an archive. Its disk is mounted at `scratch`.
+/// The guest's first file system for this work, as an archive.
 ///
 /// # Errors
 /// If a program, a library or a module cannot be read.
-pub fn archive(kernel: &Kernel, work: &Work, scratch: &Path) -> Result<Vec<u8>> {
+pub fn archive(kernel: &Kernel, work: &Work, equipment: &Equipment) -> Result<Vec<u8>> {
     let mut archive = Archive::default();
     for folder in ["proc", "sys", "dev", "tmp", "mnt", "etc", "modules", "tests"] {
         archive.folder(folder);
     }
     archive.file("init", 0o755, INIT);
-    archive.file("scratch", 0o644, scratch.as_os_str().as_encoded_bytes());
+    let scratch = equipment.scratch.as_os_str().as_encoded_bytes();
+    archive.file("scratch", 0o644, scratch);
     busybox(&mut archive)?;
+    let mut wanted = MODULES.to_vec();
+    if equipment.pmem {
+        wanted.extend(PMEM_MODULES);
+        pmem(&mut archive)?;
+    }
+    wanted.extend(equipment.modules.iter().map(String::as_str));
     let mut order = String::new();
-    for module in modules::closure(kernel, &MODULES)? {
+    for module in modules::closure(kernel, &wanted)? {
         archive.file(&format!("modules/{}.ko", module.name), 0o644, &module.contents);
         order.push_str(&module.name);
         order.push('\n');
@@ -76,17 +100,36 @@ fn busybox(archive: &mut Archive) -> Result<()> {
     Ok(())
 }
 
+fn pmem(archive: &mut Archive) -> Result<()> {
+    archive.folder("pmem");
+    for (path, package) in PMEM_PROGRAMS {
+        let name = path.rsplit('/').next().unwrap_or(path);
+        program(archive, Path::new(path), &format!("sbin/{name}"))
+            .with_context(|| format!("install {package}"))?;
+    }
+    // Both read how they are configured, if only to find that there is nothing.
+    for file in ["/etc/mke2fs.conf", "/etc/ndctl.conf"] {
+        if Path::new(file).exists() {
+            archive.copy(Path::new(file), file.trim_start_matches('/'))?;
+        }
+    }
+    Ok(())
+}
+
+/// A program and the libraries that it needs.
+fn program(archive: &mut Archive, path: &Path, name: &str) -> Result<()> {
+    archive.copy(path, name)?;
+    for library in libraries_of(path)? {
+        archive.copy(&library, &library.to_string_lossy()[1..])?;
+    }
+    Ok(())
+}
+
 fn programs(archive: &mut Archive, tests: &[Test]) -> Result<()> {
     let mut list = String::new();
-    let mut libraries = BTreeSet::new();
     for test in tests {
-        archive.copy(&test.program, &format!("tests/{}", test.name))?;
+        program(archive, &test.program, &format!("tests/{}", test.name))?;
         list.push_str(&format!("{} {}\n", test.name, test.arguments.join(" ")));
-        libraries.extend(libraries_of(&test.program)?);
-    }
-    for library in libraries {
-        let name = library.strip_prefix("/").unwrap_or(&library);
-        archive.copy(&library, &name.to_string_lossy())?;
     }
     archive.file("tests/list", 0o644, list.as_bytes());
     Ok(())

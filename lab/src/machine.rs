@@ -18,6 +18,9 @@ pub struct Machine {
     pub processors: u32,
     /// Memory in MiB.
     pub memory_mib: u32,
+    /// Runs one instruction after the other, each in the same time, so that the guest's clock
+    /// counts them: a nanosecond is an instruction.
+    pub counts_instructions: bool,
 }
 
 /// Files of one run, in a folder of its own.
@@ -27,6 +30,8 @@ pub struct Files<'a> {
     pub archive: &'a Path,
     /// Contents of its NVMe disk; changes are not kept.
     pub disk: &'a Path,
+    /// Contents of its persistent memory, if it has some; changes are kept.
+    pub pmem: Option<&'a Path>,
     /// Where the kernel's messages go.
     pub messages: &'a Path,
 }
@@ -39,9 +44,23 @@ impl Machine {
     pub fn start(&self, kernel: &Kernel, files: Files<'_>, interactive: bool) -> Result<Child> {
         let mut command = Command::new(QEMU);
         command.args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]);
-        command.args(accelerator());
+        match self.counts_instructions {
+            true => command.args(["-accel", "tcg,thread=single", "-cpu", "max"]),
+            false => command.args(accelerator()),
+        };
+        if self.counts_instructions {
+            command.args(["-icount", "shift=0,sleep=off"]);
+        }
         command.args(["-smp", &self.processors.to_string()]);
-        command.args(["-m", &format!("{}M", self.memory_mib)]);
+        command.args(["-machine", "pc,nvdimm=on"]);
+        command.args(["-m", &format!("{}M,slots=2,maxmem=16G", self.memory_mib)]);
+        if let Some(pmem) = files.pmem {
+            let size = fs::metadata(pmem).context("the file for persistent memory")?.len();
+            let path = pmem.display();
+            let memory =
+                format!("memory-backend-file,id=pmem,share=on,size={size},mem-path={path}");
+            command.args(["-object", &memory, "-device", "nvdimm,memdev=pmem"]);
+        }
         command.arg("-kernel").arg(&kernel.image);
         command.arg("-initrd").arg(files.archive);
         command.args(["-append", "console=ttyS1 loglevel=7 panic=-1 oops=panic rdinit=/init"]);

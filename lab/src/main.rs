@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail, ensure};
 use clap::{Parser, Subcommand};
 
-use crate::guest::{Test, Work};
+use crate::guest::{Equipment, Test, Work};
 use crate::kernel::{Kernel, STOCK, Stock};
 use crate::machine::{Files, Machine};
 use crate::packages::finish;
@@ -43,6 +43,16 @@ struct Arguments {
     /// Memory of the machine in MiB
     #[arg(long, default_value_t = 3072, global = true)]
     memory: u32,
+    /// Run instruction by instruction: a nanosecond of the guest's clock is an instruction; slow
+    #[arg(long, global = true)]
+    count_instructions: bool,
+    /// Persistent memory of 256 MiB, mounted for DAX at /pmem; with a file, that has its contents
+    /// and keeps the changes
+    #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true, global = true)]
+    pmem: Option<Option<PathBuf>>,
+    /// More of the kernel's modules to load, such as kvm-amd
+    #[arg(long = "module", value_name = "NAME", global = true)]
+    modules: Vec<String>,
     /// Where the guest's disk is mounted
     #[arg(long, default_value = "/mnt", global = true)]
     scratch: PathBuf,
@@ -90,18 +100,29 @@ fn perform(arguments: &Arguments) -> Result<bool> {
     let kernels = chosen(&arguments.kernels)?;
     let fetched = kernels.iter().map(|stock| stock.fetch(&cache));
     let kernels: Vec<Kernel> = fetched.collect::<Result<_>>()?;
-    let machine = Machine { processors: arguments.processors, memory_mib: arguments.memory };
+    let machine = Machine {
+        processors: arguments.processors,
+        memory_mib: arguments.memory,
+        counts_instructions: arguments.count_instructions,
+    };
+    let equipment = Equipment {
+        scratch: arguments.scratch.clone(),
+        pmem: arguments.pmem.is_some(),
+        modules: arguments.modules.iter().map(|name| name.replace('-', "_")).collect(),
+    };
+    let kept = arguments.pmem.clone().flatten();
+    let prepare =
+        |kernel, work: &Work| Run::prepare(&cache, kernel, work, &equipment, kept.as_deref());
     match &arguments.work {
         Chore::Fetch => Ok(true),
         Chore::Shell => {
-            let run = Run::prepare(&cache, &kernels[0], &Work::Shell, &arguments.scratch)?;
+            let run = prepare(&kernels[0], &Work::Shell)?;
             Ok(run.start(&machine, true)?.wait()?.success())
         }
         Chore::Run { patience, arguments: given, tests } => {
             let tests = tests.iter().map(|test| parse(test, given)).collect::<Result<_>>()?;
             let (work, patience) = (Work::Tests(tests), Duration::from_secs(*patience));
-            let prepare = |kernel| Run::prepare(&cache, kernel, &work, &arguments.scratch);
-            run_all(&kernels, &machine, patience, prepare)
+            run_all(&kernels, &machine, patience, |kernel| prepare(kernel, &work))
         }
     }
 }
@@ -155,27 +176,45 @@ fn run_all<'a>(
 struct Run<'a> {
     kernel: &'a Kernel,
     folder: tempfile::TempDir,
+    pmem: Option<PathBuf>,
 }
 
 /// Bytes of the guest's disk.
 const DISK: u64 = 1 << 30;
 
+/// Bytes of its persistent memory.
+const PMEM: u64 = 256 << 20;
+
 impl<'a> Run<'a> {
-    fn prepare(cache: &Path, kernel: &'a Kernel, work: &Work, scratch: &Path) -> Result<Run<'a>> {
+    fn prepare(
+        cache: &Path,
+        kernel: &'a Kernel,
+        work: &Work,
+        equipment: &Equipment,
+        kept: Option<&Path>,
+    ) -> Result<Run<'a>> {
         let folder = tempfile::Builder::new().prefix("run-").tempdir_in(cache)?;
-        fs::write(folder.path().join("archive"), guest::archive(kernel, work, scratch)?)?;
+        fs::write(folder.path().join("archive"), guest::archive(kernel, work, equipment)?)?;
         let disk = folder.path().join("disk");
         fs::File::create(&disk)?.set_len(DISK)?;
         let mut format = Command::new("/sbin/mke2fs");
         finish(format.args(["-q", "-F", "-t", "ext4"]).arg(&disk))
             .context("formatting the disk")?;
-        Ok(Run { kernel, folder })
+        let own = folder.path().join("pmem");
+        let pmem = equipment.pmem.then(|| kept.map_or(own, Path::to_path_buf));
+        if let Some(path) = pmem.as_ref().filter(|path| !path.exists()) {
+            fs::File::create(path)
+                .and_then(|file| file.set_len(PMEM))
+                .with_context(|| format!("creating {}", path.display()))?;
+        }
+        Ok(Run { kernel, folder, pmem })
     }
 
     fn start(&self, machine: &Machine, interactive: bool) -> Result<std::process::Child> {
         let file = |name: &str| self.folder.path().join(name);
         let (archive, disk, messages) = (file("archive"), file("disk"), file("messages"));
-        let files = Files { archive: &archive, disk: &disk, messages: &messages };
+        let pmem = self.pmem.as_deref();
+        let files = Files { archive: &archive, disk: &disk, pmem, messages: &messages };
         machine.start(self.kernel, files, interactive)
     }
 

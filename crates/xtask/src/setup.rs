@@ -22,6 +22,7 @@ const LAB_PROGRAMS: &[(&str, &str)] = &[
     ("busybox", "busybox-static"),
     ("xz", "xz-utils"),
     ("depmod", "kmod"),
+    ("ndctl", "ndctl"),
 ];
 
 /// What the caller is about to do.

@@ -56,20 +56,36 @@ impl Engine for Vellum {
     }
 
     fn session(&self) -> Result<Box<dyn Session + '_>> {
-        Ok(Box::new(VellumSession { engine: self, value: Vec::new() }))
+        let in_place = vec![false; self.trees.len()];
+        Ok(Box::new(VellumSession { engine: self, value: Vec::new(), in_place }))
     }
 }
 
 struct VellumSession<'a> {
     engine: &'a Vellum,
     value: Vec<u8>,
+    /// Of each table, whether its values are blobs: those are shown where they are.
+    in_place: Vec<bool>,
 }
+
+/// A value that is longer than this is a blob, whatever the page size.
+const SURELY_BLOB: usize = 64 << 10;
 
 impl Session for VellumSession<'_> {
     fn get(&mut self, table: usize, key: &[u8], read: &mut dyn FnMut(&[u8])) -> Result<bool> {
-        let found = self.engine.trees[table].get_into(key, &mut self.value)?;
+        let tree = &self.engine.trees[table];
+        if self.in_place[table] {
+            let value = tree.get(key)?;
+            value.iter().for_each(|value| read(value));
+            return Ok(value.is_some());
+        }
+        let found = tree.get_into(key, &mut self.value)?;
         if found {
             read(&self.value);
+            if self.value.len() > SURELY_BLOB {
+                self.in_place[table] = true;
+                self.value = Vec::new();
+            }
         }
         Ok(found)
     }

@@ -5,7 +5,7 @@ use anyhow::Result;
 use super::{Context, Experiment};
 use crate::engine::VELLUM;
 use crate::report::{Axis, Chart, Line, Outcome, Row};
-use crate::worker::{Contest, Ground, Member, Team, Terms, named};
+use crate::worker::{Contest, Ground, Member, Team, Terms, cache_bytes, named};
 use crate::workload::{Blob, Plan, Work, Workload};
 
 /// The experiment.
@@ -16,11 +16,17 @@ pub const BLOB: Experiment = Experiment {
     run,
 };
 
+/// Threads that read or write.
+const THREADS: usize = 2;
+
 fn run(context: &Context<'_>) -> Result<Outcome> {
     let limit: u64 = context.pick(64 << 20, 512 << 20);
     let sizes: &[usize] =
         context.pick(&[4 << 10, 1 << 20], &[4 << 10, 64 << 10, 1 << 20, 64 << 20]);
-    let members = Member::all(context.engines);
+    let mut members = Member::all(context.engines);
+    for member in &mut members {
+        member.cache_bytes = Some(cache_bytes(&member.engine, limit));
+    }
     let mut outcome = Outcome::default();
     let mut lines: Vec<Line> = members
         .iter()
@@ -33,9 +39,10 @@ fn run(context: &Context<'_>) -> Result<Outcome> {
         let seconds = context.pick(0.3, 2.0);
         let terms = Terms {
             ground: &ground,
-            limit: Some(limit),
+            // Each thread that writes has a value of its own, whatever the engine.
+            limit: Some(limit + THREADS as u64 * bytes_each as u64),
             workload: &workload,
-            warm_up: Plan { threads: 2, seconds, seed: 1 },
+            warm_up: Plan { threads: THREADS, seconds, seed: 1 },
             cold: false,
         };
         let team = Team::start(&members, &terms, &context.progress)?;
@@ -45,7 +52,8 @@ fn run(context: &Context<'_>) -> Result<Outcome> {
             let mut contest = Contest::of(&team);
             for member in team.names() {
                 let workload = Workload::Blob(Blob { write, ..blob.clone() });
-                contest.add(name(member), member, workload, Plan { threads: 2, seconds, seed: 10 });
+                let plan = Plan { threads: THREADS, seconds, seed: 10 };
+                contest.add(name(member), member, workload, plan);
             }
             let all = contest.hold(context.rounds(), &context.progress)?;
             let vellum = named(&all, &name(VELLUM.name));

@@ -1,0 +1,60 @@
+//! What the lab promises of a guest, looked at from inside: `make lab` runs this there first.
+//! Outside of a guest there is nothing to see.
+#![allow(clippy::unwrap_used)]
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+/// Whether this is a guest of the lab.
+fn inside() -> bool {
+    let inside = Path::new("/modules/order").exists();
+    if !inside {
+        eprintln!("skipped: not in a guest of the lab");
+    }
+    inside
+}
+
+fn is_mounted(folder: &str, options: &str) -> bool {
+    let mounts = fs::read_to_string("/proc/mounts").unwrap();
+    mounts.lines().any(|line| {
+        let words: Vec<&str> = line.split(' ').collect();
+        words[1] == folder && words[2] == "ext4" && words[3].contains(options)
+    })
+}
+
+#[test]
+fn the_devices_are_there() {
+    if inside() {
+        for device in ["nvme0n1", "nullb0", "ram0", "loop0"] {
+            assert!(Path::new("/dev").join(device).exists(), "{device}");
+        }
+        let scratch = fs::read_to_string("/scratch").unwrap();
+        assert!(is_mounted(&scratch, ""), "{scratch}");
+    }
+}
+
+#[test]
+fn every_module_in_the_list_is_loaded() {
+    if inside() {
+        let loaded = fs::read_to_string("/proc/modules").unwrap();
+        for module in fs::read_to_string("/modules/order").unwrap().lines() {
+            let found = loaded.lines().any(|line| line.split(' ').next() == Some(module));
+            assert!(found, "{module}");
+        }
+    }
+}
+
+#[test]
+fn persistent_memory_is_mapped_without_a_page_cache_and_kept() {
+    if !inside() || !Path::new("/pmem").exists() {
+        eprintln!("skipped: no persistent memory");
+        return;
+    }
+    assert!(is_mounted("/pmem", "dax"), "{}", fs::read_to_string("/proc/mounts").unwrap());
+    let starts = Path::new("/pmem/starts");
+    let before: u32 = fs::read_to_string(starts).map_or(0, |text| text.parse().unwrap());
+    fs::write(starts, (before + 1).to_string()).unwrap();
+    assert!(Command::new("sync").status().unwrap().success());
+    println!("persistent memory has seen {} starts", before + 1);
+}
