@@ -4,7 +4,7 @@
 
 use anyhow::Result;
 
-use super::in_memory::{data, notes, single, team};
+use super::in_memory::{data, notes, read_everything, single, team};
 use super::{Context, Experiment};
 use crate::engine::VELLUM;
 use crate::machine::processors;
@@ -79,6 +79,9 @@ fn run(context: &Context<'_>) -> Result<Outcome> {
 fn one_panel(context: &Context<'_>, panel: Panel, outcome: &mut Outcome) -> Result<()> {
     let ground = Ground::disk(&context.directory)?;
     let team = team(context, &ground, &panel.workload)?;
+    if let Workload::Lookup(lookups) = &panel.workload {
+        read_everything(context, &team, lookups.entries)?;
+    }
     let counts = thread_counts(processors());
     let label = |name: &str, threads| format!("{}: {name}, threads {threads}", panel.title);
     let mut contest = Contest::of(&team);
