@@ -38,9 +38,10 @@ pub fn limit_for_data(bytes: u64, data: u64) -> u64 {
 
 /// The pool that Vellum has room for within `limit` bytes, with `data` bytes of keys and values. A
 /// pool is never exceeded, so there need not be a fifth for what an allocator keeps: it is the
-/// limit less what [`limit_for_data`] counts.
+/// limit less a 128th of the data and twice [`FIXED`], because the kernel's own memory for the
+/// process counts as well (with 8 MiB and much writing one was killed).
 pub fn pool_for(limit: u64, data: u64) -> u64 {
-    limit.saturating_sub(FIXED + data / GROWS).max(LEAST)
+    limit.saturating_sub(2 * FIXED + data / GROWS).max(LEAST)
 }
 
 #[cfg(test)]
@@ -62,7 +63,7 @@ mod tests {
     fn a_pool_and_what_comes_with_it_take_the_limit() {
         let (limit, data) = (128 << 20, 1280 << 20);
         let pool = pool_for(limit, data);
-        assert_eq!(pool + FIXED + 2 * data / 4096 * 16, limit);
+        assert_eq!(pool + 2 * FIXED + 2 * data / 4096 * 16, limit);
         assert_eq!(pool_for(4 << 20, data), LEAST);
     }
 
