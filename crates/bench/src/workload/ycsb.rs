@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use anyhow::{Result, bail};
+use anyhow::{Context as _, Result, bail};
 use serde::{Deserialize, Serialize};
 
 use super::values::{Random, fill, key, mix};
@@ -84,11 +84,14 @@ impl Work for Ycsb {
     }
 
     fn load(&self, engine: &dyn Engine) -> Result<()> {
-        let mut hashed: Vec<(u64, u64)> =
-            (0..self.records).map(|number| (mix(number), number)).collect();
-        hashed.sort_unstable();
-        let mut entries =
-            hashed.into_iter().map(|(hash, number)| (key(hash).to_vec(), record(number)));
+        // In little memory: it counts towards the engine's limit.
+        let records = u32::try_from(self.records).context("too many records")?;
+        let mut numbers: Vec<u32> = (0..records).collect();
+        numbers.sort_unstable_by_key(|number| mix(u64::from(*number)));
+        let mut entries = numbers.into_iter().map(u64::from).map(|number| {
+            let key = key(mix(number));
+            (key.to_vec(), record(number))
+        });
         engine.load(0, &mut entries)
     }
 
