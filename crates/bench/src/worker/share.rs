@@ -38,8 +38,8 @@ pub fn limit_for_data(bytes: u64, data: u64) -> u64 {
 
 /// The pool that Vellum has room for within `limit` bytes, with `data` bytes of keys and values. A
 /// pool is never exceeded, so there need not be a fifth for what an allocator keeps: it is the
-/// limit less a 128th of the data and twice [`FIXED`], because the kernel's own memory for the
-/// process counts as well (with 8 MiB and much writing one was killed).
+/// limit less a 128th of the data and 16 MiB, because the kernel's own memory for the process
+/// counts as well (with 8 MiB and much writing one was killed).
 pub fn pool_for(limit: u64, data: u64) -> u64 {
     limit.saturating_sub(2 * FIXED + data / GROWS).max(LEAST)
 }
