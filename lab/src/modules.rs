@@ -75,13 +75,10 @@ fn contents(path: &Path) -> Result<Vec<u8>> {
 
 #[cfg(test)]
 mod tests {
-    use std::path::PathBuf;
-    use std::slice;
-
     use super::*;
 
     fn kernel(folder: &Path) -> Kernel {
-        let modules: PathBuf = folder.to_path_buf();
+        let modules = folder.to_path_buf();
         Kernel { name: "0.1", release: "0.1-test".into(), image: "none".into(), modules }
     }
 
@@ -103,7 +100,7 @@ mod tests {
         let names: Vec<_> = modules.iter().map(|module| &module.name[..]).collect();
         assert_eq!(names, ["crc_16", "jbd2", "ext4", "ext2"]);
         assert_eq!(modules[0].contents, b"lib/crc-16.ko");
-        let error = closure(&kernel, slice::from_ref(&"xfs")).unwrap_err();
+        let error = closure(&kernel, &["xfs"]).unwrap_err();
         assert!(error.to_string().contains("no module xfs"), "{error}");
     }
 }

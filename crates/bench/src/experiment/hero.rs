@@ -7,7 +7,7 @@ use super::out_of_memory::ROOM;
 use super::{Context, Experiment};
 use crate::engine::VELLUM;
 use crate::report::{Axis, Chart, Line, Outcome, Row};
-use crate::worker::{Contest, Ground, Member, Series, Team, Terms, named, pool_for};
+use crate::worker::{Contest, Ground, Member, Series, Team, Terms, named};
 use crate::workload::lookup::ENTRY;
 use crate::workload::{Lookup, Plan, Workload};
 
@@ -64,9 +64,7 @@ fn one_ratio(
     let data = (limit as f64 * ratio) as u64;
     let entries = data / ENTRY;
     let mut members = Member::all(context.engines);
-    for member in members.iter_mut().filter(|member| member.engine.name == VELLUM.name) {
-        member.cache_bytes = Some(pool_for(limit, data));
-    }
+    Member::fill_limit(&mut members, limit, data);
     let ground = Ground::fast(data * members.len() as u64 * ROOM / 4, &context.directory)?;
     let workload = Workload::Lookup(Lookup { entries, batch: 1 });
     let terms = Terms {

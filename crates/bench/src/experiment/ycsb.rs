@@ -6,7 +6,7 @@ use anyhow::Result;
 use super::{Context, Experiment};
 use crate::engine::VELLUM;
 use crate::report::{Outcome, Row};
-use crate::worker::{Contest, Ground, Member, Series, Team, Terms, named, pool_for};
+use crate::worker::{Contest, Ground, Member, Series, Team, Terms, named};
 use crate::workload::ycsb::Kind;
 use crate::workload::{Plan, Work, Workload, Ycsb};
 
@@ -43,9 +43,7 @@ fn compare(context: &Context<'_>, outcome: &mut Outcome, name: &str, ratio: f64)
     let bytes = ycsb(Kind::C).bytes();
     let mut members = Member::all(context.engines);
     members.insert(1, Member::with_option(&VELLUM, "policy", "s3-fifo"));
-    for member in members.iter_mut().filter(|member| member.engine.name == VELLUM.name) {
-        member.cache_bytes = Some(pool_for(limit, bytes));
-    }
+    Member::fill_limit(&mut members, limit, bytes);
     let each = bytes * 5 / 2 + INSERTED;
     let ground = Ground::fast(each * members.len() as u64, &context.directory)?;
     let seconds = context.pick(0.1, 1.0);

@@ -22,7 +22,7 @@ pub use keeper::Keeper;
 pub use launcher::Launcher;
 pub use message::{GREETING, Request, Response, Usage};
 pub use serve::main;
-pub use share::{cache_bytes, limit_for, limit_for_data, pool_for};
+pub use share::{cache_bytes, limit_for, limit_for_data};
 pub use team::{Member, Team, Terms};
 
 /// The hidden command by which a worker is started.

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context as _, Result, bail};
 
+use super::share::pool_for;
 use super::{Ground, Worker, cache_bytes};
 use crate::engine::{Engines, Factory, Setting, VELLUM};
 use crate::experiment::Progress;
@@ -50,6 +51,14 @@ impl Member {
         };
         member.options.insert(name.to_owned(), value.to_owned());
         member
+    }
+
+    /// Gives Vellum, with whatever options, the pool that it has room for within `limit` bytes
+    /// with `data` bytes of keys and values.
+    pub fn fill_limit(members: &mut [Member], limit: u64, data: u64) {
+        for member in members.iter_mut().filter(|member| member.engine.name == VELLUM.name) {
+            member.cache_bytes = Some(pool_for(limit, data));
+        }
     }
 }
 
