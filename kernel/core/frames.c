@@ -1,0 +1,361 @@
+// SPDX-License-Identifier: GPL-2.0
+/* The pool of frames. See frames.h for what holds. */
+
+#include <linux/memcontrol.h>
+#include <linux/mm.h>
+#include <linux/sched.h>
+#include <linux/sched/signal.h>
+#include <linux/slab.h>
+
+#include "core/frames.h"
+
+/*
+ * A bundle in one word: number of the stack's frame, and how many are on the stack. The same in the
+ * page->private of a bundle on the shared list, with the next one's frame. The list's head has a
+ * tag in place of the count, which is advanced by every push: what was popped and pushed again
+ * between somebody's look and his exchange is not taken for what it was.
+ */
+#define FRAME_BITS	40
+#define FRAME_MASK	((1ULL << FRAME_BITS) - 1)
+
+static u64 pack(u64 frame, u64 count_or_tag)
+{
+	return frame | count_or_tag << FRAME_BITS;
+}
+
+static u64 frame_of(u64 *stack)
+{
+	return page_to_pfn(virt_to_page(stack));
+}
+
+static u64 *memory_of(u64 frame)
+{
+	return page_address(pfn_to_page(frame));
+}
+
+static struct frame_bundle unpack(u64 word)
+{
+	struct frame_bundle bundle = {};
+
+	if (word) {
+		bundle.stack = memory_of(word & FRAME_MASK);
+		bundle.count = word >> FRAME_BITS;
+	}
+	return bundle;
+}
+
+static void push_shared(struct frame_pool *pool, struct frame_bundle *bundle)
+{
+	u64 frame = frame_of(bundle->stack);
+	s64 head = atomic64_read(&pool->shared);
+	u64 tag;
+
+	do {
+		set_page_private(pfn_to_page(frame), pack(head & FRAME_MASK, bundle->count));
+		tag = ((u64)head >> FRAME_BITS) + 1;
+	} while (!atomic64_try_cmpxchg(&pool->shared, &head, pack(frame, tag)));
+	bundle->stack = NULL;
+	bundle->count = 0;
+}
+
+static bool pop_shared(struct frame_pool *pool, struct frame_bundle *bundle)
+{
+	u64 frame, word, tag;
+	s64 head;
+
+	/* Between look and exchange the tag must not come round. */
+	preempt_disable();
+	head = atomic64_read(&pool->shared);
+	do {
+		frame = head & FRAME_MASK;
+		if (!frame)
+			break;
+		word = READ_ONCE(pfn_to_page(frame)->private);
+		tag = (u64)head >> FRAME_BITS;
+	} while (!atomic64_try_cmpxchg(&pool->shared, &head, pack(word & FRAME_MASK, tag)));
+	preempt_enable();
+	if (!frame)
+		return false;
+	set_page_private(pfn_to_page(frame), 0);
+	bundle->stack = memory_of(frame);
+	bundle->count = word >> FRAME_BITS;
+	return true;
+}
+
+/* Moves so many numbers from one stack to the other, and leaves none behind. */
+static void move(struct frame_bundle *from, struct frame_bundle *to, unsigned int count)
+{
+	from->count -= count;
+	memcpy(to->stack + to->count, from->stack + from->count, count * sizeof(u64));
+	memset(from->stack + from->count, 0, count * sizeof(u64));
+	to->count += count;
+}
+
+static void push(struct frame_pool *pool, struct frame_bundle *bundle, u64 frame)
+{
+	if (bundle->stack && bundle->count == FRAME_BUNDLE)
+		push_shared(pool, bundle);
+	if (bundle->stack)
+		bundle->stack[bundle->count++] = frame;
+	else
+		bundle->stack = memory_of(frame);
+}
+
+void frame_take_begin(struct frame_pool *pool, struct frame_lane *lane,
+		      struct frame_bundle *bundle)
+{
+	*bundle = unpack(atomic64_xchg(&lane->idle, 0));
+}
+
+void frame_take_end(struct frame_pool *pool, struct frame_lane *lane, struct frame_bundle *bundle)
+{
+	if (bundle->stack)
+		atomic64_set_release(&lane->idle, pack(frame_of(bundle->stack), bundle->count));
+}
+
+void frame_take_back(struct frame_pool *pool, struct frame_bundle *bundle, u64 frame)
+{
+	push(pool, bundle, frame);
+}
+
+static bool take_idle(struct frame_pool *pool, struct frame_lane *lane,
+		      struct frame_bundle *bundle)
+{
+	unsigned int first = lane - pool->lanes;
+	unsigned int i;
+
+	for (i = 1; i < pool->count; i++) {
+		struct frame_lane *other = &pool->lanes[(first + i) % pool->count];
+
+		if (!atomic64_read(&other->idle))
+			continue;
+		*bundle = unpack(atomic64_xchg(&other->idle, 0));
+		if (bundle->stack)
+			return true;
+	}
+	return false;
+}
+
+/* Frames that were pinned when they were freed, and no longer are. */
+static bool take_unpinned(struct frame_pool *pool, struct frame_bundle *bundle)
+{
+	struct page *page, *next;
+
+	if (!READ_ONCE(pool->pinned_count))
+		return false;
+	spin_lock(&pool->lock);
+	list_for_each_entry_safe(page, next, &pool->pinned, lru) {
+		if (page_ref_count(page) != 1)
+			continue;
+		list_move(&page->lru, &pool->all);
+		pool->pinned_count--;
+		push(pool, bundle, page_to_pfn(page));
+		break;
+	}
+	spin_unlock(&pool->lock);
+	return bundle->stack;
+}
+
+/* The slow part of taking: the lane's bundle has nothing on its stack. */
+u64 __frame_take(struct frame_pool *pool, struct frame_lane *lane, struct frame_bundle *bundle)
+{
+	unsigned int attempt;
+	u64 frame;
+
+	for (attempt = 0; !bundle->stack; attempt++) {
+		lane->refills++;
+		if (pop_shared(pool, bundle) || take_idle(pool, lane, bundle) ||
+		    take_unpinned(pool, bundle))
+			break;
+		/* What is free may be in the hands of others for a moment. */
+		if (attempt == 1000 || frame_pool_resident(pool) >= pool->frames ||
+		    fatal_signal_pending(current))
+			return 0;
+		cond_resched();
+	}
+	if (bundle->count)
+		return frame_take(pool, lane, bundle);
+	frame = frame_of(bundle->stack);
+	bundle->stack = NULL;
+	return frame;
+}
+
+/* A frame for another stack of pending frames: any that is free. */
+static u64 *take_stack(struct frame_pool *pool, struct frame_lane *lane)
+{
+	struct frame_bundle bundle;
+	u64 frame = 0;
+
+	frame_take_begin(pool, lane, &bundle);
+	if (bundle.stack || pop_shared(pool, &bundle))
+		frame = frame_take(pool, lane, &bundle);
+	frame_take_end(pool, lane, &bundle);
+	return frame ? memory_of(frame) : NULL;
+}
+
+/*
+ * Keeps the number of a frame that was taken off. True: there is room for no more, so flush and
+ * settle before the next.
+ */
+bool frame_pend(struct frame_pool *pool, struct frame_lane *lane, u64 frame)
+{
+	struct frame_bundle *pending = &lane->pending;
+	u64 *stack;
+
+	pending->stack[pending->count++] = frame;
+	if (pending->count < FRAME_BUNDLE)
+		return false;
+	stack = take_stack(pool, lane);
+	if (!stack)
+		return true;
+	set_page_private(virt_to_page(pending->stack), pack(lane->pending_full, FRAME_BUNDLE));
+	lane->pending_full = frame_of(pending->stack);
+	pending->stack = stack;
+	pending->count = 0;
+	return false;
+}
+
+/* Keeps aside what somebody pinned after it was found not to be, and before it was taken off. */
+static void set_pinned_aside(struct frame_pool *pool, struct frame_bundle *bundle)
+{
+	unsigned int i, kept = 0;
+
+	for (i = 0; i < bundle->count; i++) {
+		struct page *page = pfn_to_page(bundle->stack[i]);
+
+		if (likely(page_ref_count(page) == 1)) {
+			bundle->stack[kept++] = bundle->stack[i];
+			continue;
+		}
+		spin_lock(&pool->lock);
+		list_move(&page->lru, &pool->pinned);
+		pool->pinned_count++;
+		spin_unlock(&pool->lock);
+	}
+	memset(bundle->stack + kept, 0, (bundle->count - kept) * sizeof(u64));
+	bundle->count = kept;
+}
+
+/* The lane's pending frames become its bundle, together with what it has. */
+static void settle_pending(struct frame_pool *pool, struct frame_lane *lane)
+{
+	struct frame_bundle more = lane->pending, less;
+
+	if (!more.count)
+		return;
+	frame_take_begin(pool, lane, &less);
+	if (less.stack && less.count > more.count)
+		swap(less, more);
+	if (less.stack && more.count + less.count <= FRAME_BUNDLE) {
+		/* All on the fuller stack; the other is empty and is the next for pending frames. */
+		move(&less, &more, less.count);
+		lane->pending = less;
+	} else {
+		if (less.stack) {
+			move(&less, &more, FRAME_BUNDLE - more.count);
+			push_shared(pool, &more);
+			more = less;
+		}
+		lane->pending.stack = memory_of(more.stack[--more.count]);
+		lane->pending.count = 0;
+		more.stack[more.count] = 0;
+	}
+	frame_take_end(pool, lane, &more);
+}
+
+/* After the flush: what was pended is free. */
+void frame_settle(struct frame_pool *pool, struct frame_lane *lane, bool may_be_pinned)
+{
+	while (lane->pending_full) {
+		struct page *page = pfn_to_page(lane->pending_full);
+		struct frame_bundle full = { page_address(page), FRAME_BUNDLE };
+
+		lane->pending_full = page_private(page) & FRAME_MASK;
+		if (may_be_pinned)
+			set_pinned_aside(pool, &full);
+		push_shared(pool, &full);
+	}
+	if (may_be_pinned)
+		set_pinned_aside(pool, &lane->pending);
+	settle_pending(pool, lane);
+}
+
+/* Frames in the hands of users, as far as they have said. */
+u64 frame_pool_resident(struct frame_pool *pool)
+{
+	u64 resident = 0;
+	unsigned int i;
+
+	for (i = 0; i < pool->count; i++)
+		resident += READ_ONCE(pool->lanes[i].taken) - READ_ONCE(pool->lanes[i].given);
+	return resident;
+}
+
+/* Failing is better than killing some process for it. */
+#define FRAME_GFP (GFP_KERNEL_ACCOUNT | __GFP_ZERO | __GFP_RETRY_MAYFAIL | __GFP_NOWARN)
+
+static struct page *frame_from_kernel(struct frame_pool *pool)
+{
+	struct page *page = alloc_page(FRAME_GFP);
+
+	if (page)
+		list_add(&page->lru, &pool->all);
+	return page;
+}
+
+/* Takes the frames from the kernel, zeroed. */
+int frame_pool_init(struct frame_pool *pool, u64 frames, unsigned int lanes)
+{
+	struct frame_bundle bundle = {};
+	struct page *page;
+	unsigned int lane;
+	u64 i;
+
+	spin_lock_init(&pool->lock);
+	INIT_LIST_HEAD(&pool->all);
+	INIT_LIST_HEAD(&pool->pinned);
+	atomic64_set(&pool->shared, 0);
+	pool->lanes = kvcalloc(lanes, sizeof(*pool->lanes), GFP_KERNEL_ACCOUNT);
+	if (!pool->lanes)
+		return -ENOMEM;
+	pool->frames = frames;
+	pool->count = lanes;
+	for (lane = 0; lane < lanes; lane++) {
+		page = frame_from_kernel(pool);
+		if (!page)
+			goto failed;
+		pool->lanes[lane].pending.stack = page_address(page);
+	}
+	for (i = 0; i < frames; i++) {
+		page = fatal_signal_pending(current) ? NULL : frame_from_kernel(pool);
+		if (!page)
+			goto failed;
+		push(pool, &bundle, page_to_pfn(page));
+		if (!(i % FRAME_BUNDLE))
+			cond_resched();
+	}
+	push_shared(pool, &bundle);
+	return 0;
+failed:
+	frame_pool_destroy(pool);
+	return fatal_signal_pending(current) ? -EINTR : -ENOMEM;
+}
+
+/* Gives all frames back, wherever they are. Nothing maps them any more. */
+void frame_pool_destroy(struct frame_pool *pool)
+{
+	struct page *page, *next;
+
+	if (!pool->lanes)
+		return;
+	list_splice_init(&pool->pinned, &pool->all);
+	list_for_each_entry_safe(page, next, &pool->all, lru) {
+		list_del(&page->lru);
+		set_page_private(page, 0);
+		/* Whoever has it pinned still keeps it alive. */
+		put_page(page);
+		cond_resched();
+	}
+	kvfree(pool->lanes);
+	pool->lanes = NULL;
+}

@@ -1,0 +1,90 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/*
+ * A pool of page frames, taken from the kernel when it is made and given back when it ends; in
+ * between they only change hands between the pool and its user.
+ *
+ * Frames travel in bundles: a free frame whose memory is a stack of the numbers of up to 512 other
+ * free frames (refined exmap, section III-B). Each of the pool's users has a lane, and is alone in
+ * it. A lane keeps one bundle, and visits the list that all share for one of 513 frames. A lane
+ * that finds that list empty takes the bundle of one that is idle, so that a frame which is free is
+ * found.
+ *
+ * What holds:
+ * - a frame is in one place: in a bundle, in the hands of a lane's user, or kept aside while
+ *   something has it pinned;
+ * - a frame comes into a bundle only after TLBs were flushed: nobody but the kernel can still write
+ *   it, and what a stack says is true;
+ * - a frame that is handed out does not have numbers of other frames in it;
+ * - all frames are on one list, so that none is lost, whatever became of its user.
+ */
+#ifndef VELLUM_FRAMES_H
+#define VELLUM_FRAMES_H
+
+#include <linux/atomic.h>
+#include <linux/cache.h>
+#include <linux/list.h>
+#include <linux/spinlock.h>
+#include <linux/types.h>
+
+#define FRAME_BUNDLE	512
+
+/* Free frames in somebody's hands. The frame that the stack lies in is one more of them. */
+struct frame_bundle {
+	u64		*stack;		/* NULL: none at all */
+	unsigned int	count;		/* numbers on the stack */
+};
+
+struct frame_lane {
+	/* The lane's bundle while its user does nothing: packed into a word, taken by exchange. */
+	atomic64_t		idle;
+	/* Frames that were freed and wait for the flush. The stack's frame is not one of them. */
+	struct frame_bundle	pending;
+	u64			pending_full;	/* more of them: first of a chain of full bundles */
+	/* Frames, and visits to what is shared; written by the lane's user alone. */
+	u64			taken, given, refills;
+} ____cacheline_aligned_in_smp;
+
+struct frame_pool {
+	u64			frames;		/* that users may have */
+	unsigned int		count;		/* of lanes */
+	struct frame_lane	*lanes;
+
+	/* The bundles that no lane has: number of the first one's frame, and a tag. */
+	atomic64_t		shared ____cacheline_aligned_in_smp;
+
+	spinlock_t		lock;		/* protects the lists */
+	struct list_head	all;		/* frames, through page->lru */
+	struct list_head	pinned;		/* those that were freed while something had them */
+	unsigned long		pinned_count;
+};
+
+int frame_pool_init(struct frame_pool *pool, u64 frames, unsigned int lanes);
+void frame_pool_destroy(struct frame_pool *pool);
+u64 frame_pool_resident(struct frame_pool *pool);
+
+/* Taking frames, with the lane's bundle in the caller's hands from begin to end. */
+void frame_take_begin(struct frame_pool *pool, struct frame_lane *lane,
+		      struct frame_bundle *bundle);
+u64 __frame_take(struct frame_pool *pool, struct frame_lane *lane, struct frame_bundle *bundle);
+void frame_take_back(struct frame_pool *pool, struct frame_bundle *bundle, u64 frame);
+void frame_take_end(struct frame_pool *pool, struct frame_lane *lane,
+		    struct frame_bundle *bundle);
+
+/* Giving frames back: pended while they may be in TLBs, settled after the flush. */
+bool frame_pend(struct frame_pool *pool, struct frame_lane *lane, u64 frame);
+void frame_settle(struct frame_pool *pool, struct frame_lane *lane, bool may_be_pinned);
+
+/* The number of a free frame; 0 when there is none. */
+static inline u64 frame_take(struct frame_pool *pool, struct frame_lane *lane,
+			     struct frame_bundle *bundle)
+{
+	u64 frame;
+
+	if (unlikely(!bundle->count))
+		return __frame_take(pool, lane, bundle);
+	frame = bundle->stack[--bundle->count];
+	bundle->stack[bundle->count] = 0;
+	return frame;
+}
+
+#endif /* VELLUM_FRAMES_H */

@@ -1,0 +1,100 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/*
+ * What differs between the kernels that the module is built for: all of it is here, so that the
+ * rest of the module has no #if on versions.
+ */
+#ifndef VELLUM_PT_COMPAT_H
+#define VELLUM_PT_COMPAT_H
+
+#include <linux/mm.h>
+#include <linux/sched.h>
+#include <linux/version.h>
+
+#ifndef CONFIG_X86_64
+#error "vellum: page tables are written for x86-64"
+#endif
+
+/*
+ * The core takes the lock that lives in a table's struct page, and counts tables there; the
+ * constructor of the level sets both up. Level 1 is the table whose entries are pages.
+ */
+static inline bool pt_table_construct(struct page *page, unsigned int level)
+{
+#if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 6, 0)
+	switch (level) {
+	case 1:
+		return pagetable_pte_ctor(page_ptdesc(page));
+	case 2:
+		return pagetable_pmd_ctor(page_ptdesc(page));
+	case 3:
+		/* Without it, a table of this level that the core frees is a page in a bad state. */
+		pagetable_pud_ctor(page_ptdesc(page));
+		return true;
+	}
+#else
+	switch (level) {
+	case 1:
+		return pgtable_pte_page_ctor(page);
+	case 2:
+		return pgtable_pmd_page_ctor(page);
+	}
+#endif
+	return true;
+}
+
+static inline void pt_table_destruct(struct page *page, unsigned int level)
+{
+#if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 6, 0)
+	switch (level) {
+	case 1:
+		pagetable_pte_dtor(page_ptdesc(page));
+		break;
+	case 2:
+		pagetable_pmd_dtor(page_ptdesc(page));
+		break;
+	case 3:
+		pagetable_pud_dtor(page_ptdesc(page));
+		break;
+	}
+#else
+	switch (level) {
+	case 1:
+		pgtable_pte_page_dtor(page);
+		break;
+	case 2:
+		pgtable_pmd_page_dtor(page);
+		break;
+	}
+#endif
+}
+
+static inline void pt_vma_change_flags(struct vm_area_struct *vma, unsigned long set,
+				       unsigned long clear)
+{
+#if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 3, 0)
+	vm_flags_mod(vma, set, clear);
+#else
+	vma->vm_flags = (vma->vm_flags | set) & ~clear;
+#endif
+}
+
+/* Faults that hold only the VMA's own lock wait until this one lets go of the mmap lock. */
+static inline void pt_vma_start_write(struct vm_area_struct *vma)
+{
+#if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 4, 0)
+	vma_start_write(vma);
+#endif
+}
+
+static inline unsigned long pt_get_unmapped_area(struct file *file, unsigned long addr,
+						 unsigned long len, unsigned long pgoff,
+						 unsigned long flags)
+{
+#if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 10, 0)
+	return mm_get_unmapped_area(current->mm, file, addr, len, pgoff, flags);
+#else
+	return current->mm->get_unmapped_area(file, addr, len, pgoff, flags);
+#endif
+}
+
+#endif /* VELLUM_PT_COMPAT_H */

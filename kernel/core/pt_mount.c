@@ -1,0 +1,342 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * The life of a mount. See pt_mount.h.
+ *
+ * Locks: mmap lock > mount->lock > locks of page tables. A notifier may run without the mmap lock;
+ * so whether a mount is attached is decided under mount->lock, by the protocol of interval
+ * notifiers: an entry is set only if no invalidation has begun since we looked.
+ */
+
+#include <linux/file.h>
+#include <linux/mman.h>
+#include <linux/sched/mm.h>
+#include <linux/slab.h>
+
+#include "core/pt_compat.h"
+#include "core/pt_flush.h"
+#include "core/pt_mount.h"
+#include "core/pt_slot.h"
+
+void pt_mount_init(struct pt_mount *mount, struct pt_tree *tree)
+{
+	memset(mount, 0, sizeof(*mount));
+	mount->tree = tree;
+	mount->tail = U64_MAX;
+	spin_lock_init(&mount->lock);
+}
+
+/* Copies the tree's leaves of the tail to where the process sees them. */
+static void fill_tail(struct pt_mount *mount)
+{
+	u64 i;
+
+	for (i = 0; i < mount->tree->pages - mount->tail; i++)
+		WRITE_ONCE(mount->tail_mirror[i], READ_ONCE(mount->tail_leaves[i]));
+}
+
+void __pt_mount_mirror(struct pt_mount *mount, u64 page)
+{
+	u64 i = page - mount->tail;
+
+	spin_lock(&mount->lock);
+	if (mount->attached)
+		WRITE_ONCE(mount->tail_mirror[i], READ_ONCE(mount->tail_leaves[i]));
+	spin_unlock(&mount->lock);
+}
+
+static void detach_locked(struct pt_mount *mount)
+{
+	unsigned int i;
+
+	lockdep_assert_held(&mount->lock);
+	if (!mount->attached)
+		return;
+	for (i = 0; i < mount->count; i++)
+		pt_slot_set(mount->mm, mount->pieces[i].addr, mount->pieces[i].level, 0);
+	if (mount->tail_mirror)
+		memset(mount->tail_mirror, 0, (mount->tree->pages - mount->tail) * sizeof(u64));
+	mount->tail_mirror = NULL;
+	mount->attached = false;
+	mount->detaches++;
+	pt_flush_tables(mount->mm, mount->start, mount->end);
+}
+
+static void detach(struct pt_mount *mount)
+{
+	spin_lock(&mount->lock);
+	detach_locked(mount);
+	spin_unlock(&mount->lock);
+}
+
+/* Empties the slots of what the core has put there, and makes the tables above them. */
+static int prepare_slots(struct pt_mount *mount, u64 **mirror)
+{
+	unsigned int i;
+	int error;
+
+	for (i = 0; i < mount->count; i++) {
+		const struct pt_piece *piece = &mount->pieces[i];
+
+		error = pt_slot_prepare(mount->mm, piece->addr, piece->level);
+		if (!error)
+			error = pt_slot_reclaim(mount->mm, piece->addr, piece->level);
+		if (error)
+			return error;
+	}
+	*mirror = NULL;
+	if (mount->tail_leaves) {
+		*mirror = pt_slot_own_table(mount->mm, mount->start + (mount->tail << PAGE_SHIFT));
+		if (!*mirror)
+			return -ENOMEM;
+	}
+	return 0;
+}
+
+/* Puts the tree into the process' page tables. The mmap lock is held for writing. */
+static int attach(struct pt_mount *mount)
+{
+	unsigned long sequence;
+	unsigned int i;
+	u64 *mirror;
+	int error;
+
+	mmap_assert_write_locked(mount->mm);
+	if (mount->attached)
+		return 0;
+	error = prepare_slots(mount, &mirror);
+	if (error)
+		return error;
+	do {
+		sequence = mmu_interval_read_begin(&mount->notifier);
+		spin_lock(&mount->lock);
+		if (!mmu_interval_read_retry(&mount->notifier, sequence))
+			break;
+		spin_unlock(&mount->lock);
+	} while (true);
+	if (mount->dead) {
+		error = -ESRCH;
+	} else {
+		mount->tail_mirror = mirror;
+		if (mirror)
+			fill_tail(mount);
+		for (i = 0; i < mount->count; i++)
+			pt_slot_set(mount->mm, mount->pieces[i].addr, mount->pieces[i].level,
+				    pt_table_entry(mount->pieces[i].table));
+		mount->attached = true;
+		mount->attaches++;
+	}
+	spin_unlock(&mount->lock);
+	return error;
+}
+
+/* The core is about to walk page tables in the range. Must not sleep. */
+static bool invalidate(struct mmu_interval_notifier *notifier,
+		       const struct mmu_notifier_range *range, unsigned long sequence)
+{
+	struct pt_mount *mount = container_of(notifier, struct pt_mount, notifier);
+
+	spin_lock(&mount->lock);
+	mmu_interval_set_seq(notifier, sequence);
+	detach_locked(mount);
+	if (range->event == MMU_NOTIFY_RELEASE)
+		mount->dead = true;
+	spin_unlock(&mount->lock);
+	return true;
+}
+
+static const struct mmu_interval_notifier_ops notifier_ops = { .invalidate = invalidate };
+
+/*
+ * Finds out by which entries a table goes into the process: itself, if the mapping covers all of
+ * it, or else what is below it. Counts them if there is no place for them yet.
+ */
+static int divide(struct pt_mount *mount, u64 *table, unsigned int level, u64 page)
+{
+	unsigned long addr = mount->start + (page << PAGE_SHIFT);
+	unsigned long size = pt_slot_size(level);
+	unsigned int i;
+	int error = 0;
+
+	if (level <= 3 && IS_ALIGNED(addr, size) && size <= mount->end - addr) {
+		if (mount->pieces)
+			mount->pieces[mount->count] = (struct pt_piece){ addr, level, table };
+		mount->count++;
+		return 0;
+	}
+	if (level == 1) {
+		mount->tail = page;
+		mount->tail_leaves = table;
+		return 0;
+	}
+	for (i = 0; !error && i < PT_ENTRIES && page < mount->tree->pages; i++) {
+		/* Only tables of level 1 may be missing. */
+		if (!table[i] && !pt_tree_make_leaf(mount->tree, page))
+			return -ENOMEM;
+		error = divide(mount, pt_entry_table(table[i]), level - 1, page);
+		page += pt_entry_pages(level);
+	}
+	return error;
+}
+
+static int find_pieces(struct pt_mount *mount)
+{
+	int error;
+
+	mount->count = 0;
+	error = divide(mount, mount->tree->root, mount->tree->order, 0);
+	if (error)
+		return error;
+	mount->pieces = kvcalloc(mount->count, sizeof(*mount->pieces), GFP_KERNEL_ACCOUNT);
+	if (!mount->pieces && mount->count)
+		return -ENOMEM;
+	mount->count = 0;
+	return divide(mount, mount->tree->root, mount->tree->order, 0);
+}
+
+static void forget(struct pt_mount *mount)
+{
+	kvfree(mount->pieces);
+	mount->pieces = NULL;
+	mount->count = 0;
+	mount->mm = NULL;
+}
+
+/* To what an address must be aligned: the largest table that fits, up to level 3. */
+static unsigned long alignment(unsigned long len)
+{
+	unsigned int level = 3;
+
+	while (level > 1 && pt_slot_size(level) > len)
+		level--;
+	return pt_slot_size(level);
+}
+
+/*
+ * Mounts the tree over the whole VMA, in ->mmap. The VMA's length is the tree's.
+ *
+ * Errors: EBUSY mounted already, or something is in the way; EINVAL the address is not aligned, or
+ * the length is another; ENOMEM.
+ */
+int pt_mount_create(struct pt_mount *mount, struct vm_area_struct *vma)
+{
+	unsigned long len = vma->vm_end - vma->vm_start;
+	/* A surface of several tables of level 3 may begin in the midst of one. */
+	unsigned long needed = min(alignment(len), pt_slot_size(2));
+	int error;
+
+	if (mount->mm)
+		return -EBUSY;
+	if (len >> PAGE_SHIFT != mount->tree->pages || !IS_ALIGNED(vma->vm_start, needed))
+		return -EINVAL;
+	mount->mm = vma->vm_mm;
+	mount->start = vma->vm_start;
+	mount->end = vma->vm_end;
+	mount->tail = U64_MAX;
+	mount->tail_leaves = NULL;
+	mount->dead = false;
+	mount->failed = false;
+	error = find_pieces(mount);
+	if (error)
+		goto failed;
+	error = mmu_interval_notifier_insert_locked(&mount->notifier, mount->mm, mount->start, len,
+						    &notifier_ops);
+	if (error)
+		goto failed;
+	error = attach(mount);
+	if (error) {
+		mmu_interval_notifier_remove(&mount->notifier);
+		goto failed;
+	}
+	vma->vm_private_data = mount;
+	return 0;
+failed:
+	forget(mount);
+	return error;
+}
+
+/*
+ * A fault in a mount whose tree has the page, or can show it: attaches the mount again if that is
+ * what is missing. The core has by now put tables of its own into our slots; to take them out, no
+ * other fault may be under way.
+ */
+vm_fault_t pt_mount_refault(struct pt_mount *mount, struct vm_fault *vmf)
+{
+	struct file *file = vmf->vma->vm_file;
+	struct mm_struct *mm = mount->mm;
+	unsigned long start = mount->start;
+	struct vm_area_struct *vma;
+
+	if (READ_ONCE(mount->attached))
+		return VM_FAULT_NOPAGE;
+	if (mount->failed) {
+		mount->failed = false;
+		return VM_FAULT_SIGBUS;
+	}
+	if (!(vmf->flags & FAULT_FLAG_ALLOW_RETRY) || (vmf->flags & FAULT_FLAG_RETRY_NOWAIT))
+		return VM_FAULT_SIGBUS;
+	/* Keeps the mount while no lock does. */
+	get_file(file);
+	mmap_read_unlock(mm);
+	if (!mmap_write_lock_killable(mm)) {
+		vma = find_vma(mm, start);
+		if (vma && vma->vm_file == file && vma->vm_private_data == mount) {
+			pt_vma_start_write(vma);
+			mount->failed = attach(mount) != 0;
+		}
+		mmap_write_unlock(mm);
+	}
+	fput(file);
+	return VM_FAULT_RETRY;
+}
+
+/* A place for a mapping, aligned so that few entries mount it. */
+unsigned long pt_mount_area(struct file *file, unsigned long addr, unsigned long len,
+			    unsigned long pgoff, unsigned long flags)
+{
+	unsigned long align = alignment(len);
+	unsigned long found;
+
+	if (flags & MAP_FIXED)
+		return IS_ALIGNED(addr, min(align, pt_slot_size(2))) ? addr : -EINVAL;
+	if (len + align < len)
+		return -ENOMEM;
+	found = pt_get_unmapped_area(file, 0, len + align, pgoff, flags);
+	return IS_ERR_VALUE(found) ? found : ALIGN(found, align);
+}
+
+/*
+ * The VMA was copied, by fork or mremap, and the core is about to copy or move what the page tables
+ * have: nothing. The copy is a mapping of nothing.
+ */
+void pt_mount_vm_open(struct vm_area_struct *vma)
+{
+	struct pt_mount *mount = vma->vm_private_data;
+
+	if (mount)
+		detach(mount);
+	vma->vm_private_data = NULL;
+}
+
+/* The VMA is gone, or mmap failed after all. */
+void pt_mount_vm_close(struct vm_area_struct *vma)
+{
+	struct pt_mount *mount = vma->vm_private_data;
+
+	if (!mount)
+		return;
+	detach(mount);
+	mmu_interval_notifier_remove(&mount->notifier);
+	forget(mount);
+	vma->vm_private_data = NULL;
+}
+
+/* A part of a tree cannot be unmapped: an entry is there or not. */
+int pt_mount_vm_may_split(struct vm_area_struct *vma, unsigned long addr)
+{
+	return -EINVAL;
+}
+
+int pt_mount_vm_mremap(struct vm_area_struct *vma)
+{
+	return -EINVAL;
+}

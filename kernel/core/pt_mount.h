@@ -1,0 +1,76 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/*
+ * A mount: a tree in the page tables of one process.
+ *
+ * The tree is put there by as few entries as its length allows: one, if the mapping is exactly as
+ * long as a table's extent; otherwise one for each table that the mapping covers as a whole. The
+ * pages at the end that fill no table of level 1, the tail, get a table of the process' own that
+ * mirrors the tree's, because other mappings may use the rest of it.
+ *
+ * Detached is what a mount may be at any time: before the core walks page tables in the range for
+ * whatever reason, the entries are taken out, so that it finds nothing there. The next fault
+ * attaches it again. The tree goes on living meanwhile; only nobody sees it.
+ *
+ *	mmap                 pt_mount_create     attached
+ *	notifier, fork, ...  (own hooks)         detached
+ *	fault                pt_mount_refault    attached
+ *	munmap, exit         (own hooks)         gone
+ */
+#ifndef VELLUM_PT_MOUNT_H
+#define VELLUM_PT_MOUNT_H
+
+#include <linux/mm.h>
+#include <linux/mmu_notifier.h>
+#include <linux/spinlock.h>
+
+#include "core/pt_tree.h"
+
+struct pt_piece {
+	unsigned long	addr;
+	unsigned int	level;
+	u64		*table;
+};
+
+struct pt_mount {
+	struct pt_tree		*tree;
+	/* Whose page tables; NULL: not mounted. Changes under the mmap lock, held for writing. */
+	struct mm_struct	*mm;
+	unsigned long		start, end;
+	struct mmu_interval_notifier notifier;
+
+	/* Where the tables go; unchanged while mounted. */
+	struct pt_piece		*pieces;
+	unsigned int		count;
+	/* Pages from here on are in the tail. */
+	u64			tail;
+	u64			*tail_leaves;
+
+	spinlock_t		lock;	/* protects all below, and the entries of the pieces */
+	bool			attached;
+	bool			dead;		/* the process ends */
+	bool			failed;		/* the last attempt to attach */
+	u64			*tail_mirror;	/* while attached */
+	u64			attaches, detaches;
+};
+
+void pt_mount_init(struct pt_mount *mount, struct pt_tree *tree);
+int pt_mount_create(struct pt_mount *mount, struct vm_area_struct *vma);
+vm_fault_t pt_mount_refault(struct pt_mount *mount, struct vm_fault *vmf);
+unsigned long pt_mount_area(struct file *file, unsigned long addr, unsigned long len,
+			    unsigned long pgoff, unsigned long flags);
+void __pt_mount_mirror(struct pt_mount *mount, u64 page);
+
+/* For vm_operations_struct; the VMA's private data is the mount. */
+void pt_mount_vm_open(struct vm_area_struct *vma);
+void pt_mount_vm_close(struct vm_area_struct *vma);
+int pt_mount_vm_may_split(struct vm_area_struct *vma, unsigned long addr);
+int pt_mount_vm_mremap(struct vm_area_struct *vma);
+
+/* To be called after a leaf changed, and before TLBs are flushed. */
+static inline void pt_mount_leaf_changed(struct pt_mount *mount, u64 page)
+{
+	if (unlikely(page >= mount->tail))
+		__pt_mount_mirror(mount, page);
+}
+
+#endif /* VELLUM_PT_MOUNT_H */

@@ -1,0 +1,228 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * Slots in a process' page tables: written with what kernel headers define in line, because the
+ * core's own functions for it are not exported. Locks and counts are the core's.
+ */
+
+#include <linux/mm.h>
+#include <asm/pgalloc.h>
+
+#include "core/pt_compat.h"
+#include "core/pt_flush.h"
+#include "core/pt_slot.h"
+#include "core/pt_tree.h"
+
+static p4d_t *make_p4d(struct mm_struct *mm, unsigned long addr)
+{
+	pgd_t *pgd = pgd_offset(mm, addr);
+	u64 *table;
+
+	if (pgtable_l5_enabled() && pgd_none(*pgd)) {
+		table = pt_table_alloc(4);
+		if (!table)
+			return NULL;
+		spin_lock(&mm->page_table_lock);
+		if (pgd_none(*pgd)) {
+			smp_wmb(); /* zeroed before it is walked */
+			pgd_populate(mm, pgd, (p4d_t *)table);
+			table = NULL;
+		}
+		spin_unlock(&mm->page_table_lock);
+		if (table)
+			pt_table_free(table, 4);
+	}
+	return p4d_offset(pgd, addr);
+}
+
+static pud_t *make_pud(struct mm_struct *mm, unsigned long addr)
+{
+	p4d_t *p4d = make_p4d(mm, addr);
+	u64 *table;
+
+	if (!p4d)
+		return NULL;
+	if (p4d_none(*p4d)) {
+		table = pt_table_alloc(3);
+		if (!table)
+			return NULL;
+		spin_lock(&mm->page_table_lock);
+		if (p4d_none(*p4d)) {
+			mm_inc_nr_puds(mm);
+			smp_wmb(); /* zeroed before it is walked */
+			p4d_populate(mm, p4d, (pud_t *)table);
+			table = NULL;
+		}
+		spin_unlock(&mm->page_table_lock);
+		if (table)
+			pt_table_free(table, 3);
+	}
+	return pud_offset(p4d, addr);
+}
+
+static pmd_t *make_pmd(struct mm_struct *mm, unsigned long addr)
+{
+	pud_t *pud = make_pud(mm, addr);
+	spinlock_t *lock;
+	u64 *table;
+
+	if (!pud)
+		return NULL;
+	if (pud_none(*pud)) {
+		table = pt_table_alloc(2);
+		if (!table)
+			return NULL;
+		lock = pud_lock(mm, pud);
+		if (pud_none(*pud)) {
+			mm_inc_nr_pmds(mm);
+			smp_wmb(); /* zeroed before it is walked */
+			pud_populate(mm, pud, (pmd_t *)table);
+			table = NULL;
+		}
+		spin_unlock(lock);
+		if (table)
+			pt_table_free(table, 2);
+	}
+	return pmd_offset(pud, addr);
+}
+
+u64 *pt_slot_own_table(struct mm_struct *mm, unsigned long addr)
+{
+	pmd_t *pmd = make_pmd(mm, addr);
+	spinlock_t *lock;
+	u64 *table;
+
+	if (!pmd)
+		return NULL;
+	if (pmd_none(*pmd)) {
+		table = pt_table_alloc(1);
+		if (!table)
+			return NULL;
+		lock = pmd_lock(mm, pmd);
+		if (pmd_none(*pmd)) {
+			mm_inc_nr_ptes(mm);
+			smp_wmb(); /* zeroed before it is walked */
+			pmd_populate(mm, pmd, virt_to_page(table));
+			table = NULL;
+		}
+		spin_unlock(lock);
+		if (table)
+			pt_table_free(table, 1);
+	}
+	return (u64 *)pmd_page_vaddr(*pmd);
+}
+
+/* Makes the tables above the slot. */
+int pt_slot_prepare(struct mm_struct *mm, unsigned long addr, unsigned int level)
+{
+	switch (level) {
+	case 1:
+		return make_pmd(mm, addr) ? 0 : -ENOMEM;
+	case 2:
+		return make_pud(mm, addr) ? 0 : -ENOMEM;
+	case 3:
+		return make_p4d(mm, addr) ? 0 : -ENOMEM;
+	}
+	return -EINVAL;
+}
+
+/* What is in the slot; 0 where it is empty, or a table above is missing. */
+u64 pt_slot_get(struct mm_struct *mm, unsigned long addr, unsigned int level)
+{
+	pgd_t *pgd = pgd_offset(mm, addr);
+	p4d_t *p4d;
+	pud_t *pud;
+
+	if (pgtable_l5_enabled() && pgd_none(*pgd))
+		return 0;
+	p4d = p4d_offset(pgd, addr);
+	if (level == 3 || p4d_none(*p4d))
+		return p4d_val(*p4d);
+	pud = pud_offset(p4d, addr);
+	if (level == 2 || pud_none(*pud))
+		return pud_val(*pud);
+	return pmd_val(*pmd_offset(pud, addr));
+}
+
+/* Fills or empties the slot. The tables above are there. */
+void pt_slot_set(struct mm_struct *mm, unsigned long addr, unsigned int level, u64 entry)
+{
+	p4d_t *p4d = p4d_offset(pgd_offset(mm, addr), addr);
+	spinlock_t *lock;
+	pud_t *pud;
+	pmd_t *pmd;
+
+	if (level == 3) {
+		spin_lock(&mm->page_table_lock);
+		set_p4d(p4d, __p4d(entry));
+		spin_unlock(&mm->page_table_lock);
+		return;
+	}
+	pud = pud_offset(p4d, addr);
+	if (level == 2) {
+		lock = pud_lock(mm, pud);
+		set_pud(pud, __pud(entry));
+		spin_unlock(lock);
+		return;
+	}
+	pmd = pmd_offset(pud, addr);
+	lock = pmd_lock(mm, pmd);
+	set_pmd(pmd, __pmd(entry));
+	spin_unlock(lock);
+}
+
+/* Whether the table of the core has nothing but empty tables below it. */
+static bool is_empty(u64 *table, unsigned int level)
+{
+	unsigned int i;
+
+	for (i = 0; i < PT_ENTRIES; i++) {
+		if (!table[i])
+			continue;
+		if (level == 1 || (table[i] & _PAGE_PSE) ||
+		    !is_empty(pt_entry_table(table[i]), level - 1))
+			return false;
+	}
+	return true;
+}
+
+static void free_own(struct mm_struct *mm, u64 *table, unsigned int level)
+{
+	unsigned int i;
+
+	for (i = 0; level > 1 && i < PT_ENTRIES; i++)
+		if (table[i])
+			free_own(mm, pt_entry_table(table[i]), level - 1);
+	switch (level) {
+	case 1:
+		mm_dec_nr_ptes(mm);
+		break;
+	case 2:
+		mm_dec_nr_pmds(mm);
+		break;
+	case 3:
+		mm_dec_nr_puds(mm);
+		break;
+	}
+	pt_table_free(table, level);
+}
+
+/*
+ * Frees the empty tables that the core has put into a slot of ours while nothing was mounted there:
+ * it does so on a fault before it asks us. The mmap lock is held for writing, and no fault is under
+ * way. EBUSY if something is mapped there.
+ */
+int pt_slot_reclaim(struct mm_struct *mm, unsigned long addr, unsigned int level)
+{
+	u64 entry = pt_slot_get(mm, addr, level);
+
+	if (!entry)
+		return 0;
+	if ((entry & _PAGE_PSE) || !is_empty(pt_entry_table(entry), level))
+		return -EBUSY;
+	pt_slot_set(mm, addr, level, 0);
+	pt_flush_tables(mm, addr, addr + pt_slot_size(level));
+	/* The core walks page tables under RCU, without locks. */
+	synchronize_rcu();
+	free_own(mm, pt_entry_table(entry), level);
+	return 0;
+}

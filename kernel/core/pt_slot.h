@@ -1,0 +1,34 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/*
+ * Slots: entries in a process' own page tables that can hold a table of ours.
+ *
+ * The slot of level n at an address is the entry that points to the table of level n there: for
+ * level 1 an entry of a PMD table, and so on. The tables above belong to the process; where they
+ * are missing they are made and counted as the core does it, and the core frees them with the
+ * mapping.
+ *
+ * All of these are called with the mmap lock held, for writing where they make tables, or from
+ * where the core is about to walk these tables itself (a notifier). Tables above a slot stay for as
+ * long as a mapping covers the slot.
+ */
+#ifndef VELLUM_PT_SLOT_H
+#define VELLUM_PT_SLOT_H
+
+#include <linux/mm_types.h>
+#include <linux/types.h>
+
+int pt_slot_prepare(struct mm_struct *mm, unsigned long addr, unsigned int level);
+u64 pt_slot_get(struct mm_struct *mm, unsigned long addr, unsigned int level);
+void pt_slot_set(struct mm_struct *mm, unsigned long addr, unsigned int level, u64 entry);
+int pt_slot_reclaim(struct mm_struct *mm, unsigned long addr, unsigned int level);
+
+/* The table of level 1 at the address, the process' own; made where there is none. */
+u64 *pt_slot_own_table(struct mm_struct *mm, unsigned long addr);
+
+/* Bytes that a table of this level covers. */
+static inline unsigned long pt_slot_size(unsigned int level)
+{
+	return PAGE_SIZE << (9 * level);
+}
+
+#endif /* VELLUM_PT_SLOT_H */

@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: GPL-2.0
+/* Subtrees of page tables: made, walked, freed. See pt_tree.h for what holds. */
+
+#include <linux/memcontrol.h>
+#include <linux/rcupdate.h>
+#include <linux/sched.h>
+
+#include "core/pt_compat.h"
+#include "core/pt_tree.h"
+
+u64 *pt_table_alloc(unsigned int level)
+{
+	struct page *page = alloc_page(GFP_KERNEL_ACCOUNT | __GFP_ZERO);
+
+	if (!page)
+		return NULL;
+	if (!pt_table_construct(page, level)) {
+		__free_page(page);
+		return NULL;
+	}
+	return page_address(page);
+}
+
+void pt_table_free(u64 *table, unsigned int level)
+{
+	struct page *page = virt_to_page(table);
+
+	pt_table_destruct(page, level);
+	__free_page(page);
+}
+
+/* The table below the entry, made if there is none. Whoever loses the race frees his. */
+static u64 *table_below(struct pt_tree *tree, u64 *entry, unsigned int level)
+{
+	u64 value = READ_ONCE(*entry);
+	u64 *table;
+
+	if (value)
+		return pt_entry_table(value);
+	table = pt_table_alloc(level);
+	if (!table)
+		return NULL;
+	/* A full barrier: the table is zeroed before anybody can walk into it. */
+	value = cmpxchg64(entry, 0, pt_table_entry(table));
+	if (value) {
+		pt_table_free(table, level);
+		return pt_entry_table(value);
+	}
+	atomic_long_inc(&tree->tables);
+	return table;
+}
+
+/* The leaf of a page; NULL when there is no memory for its table. May sleep. */
+u64 *pt_tree_make_leaf(struct pt_tree *tree, u64 page)
+{
+	u64 *table = tree->root;
+	unsigned int level;
+
+	for (level = tree->order; table && level > 1; level--) {
+		u64 index = (page >> (PT_INDEX_BITS * (level - 1))) & (PT_ENTRIES - 1);
+
+		table = table_below(tree, table + index, level - 1);
+	}
+	return table ? table + (page & (PT_ENTRIES - 1)) : NULL;
+}
+
+/* Frees a table and all below it; what the leaves refer to is the owner's business. */
+static void free_below(struct pt_tree *tree, u64 *table, unsigned int level)
+{
+	unsigned int i;
+
+	for (i = 0; level > 1 && i < PT_ENTRIES; i++)
+		if (table[i])
+			free_below(tree, pt_entry_table(table[i]), level - 1);
+	pt_table_free(table, level);
+	atomic_long_dec(&tree->tables);
+	cond_resched();
+}
+
+void pt_tree_destroy(struct pt_tree *tree)
+{
+	if (!tree->root)
+		return;
+	/* The core walks page tables under RCU, without locks. */
+	synchronize_rcu();
+	free_below(tree, tree->root, tree->order);
+	WARN_ON_ONCE(atomic_long_read(&tree->tables));
+	tree->root = NULL;
+}
+
+/* Makes a tree for so many pages, without leaves. */
+int pt_tree_init(struct pt_tree *tree, u64 pages)
+{
+	u64 page;
+
+	if (!pages || pages > 1ULL << (PT_INDEX_BITS * PT_MAX_ORDER))
+		return -EINVAL;
+	tree->order = 1;
+	while (1ULL << (PT_INDEX_BITS * tree->order) < pages)
+		tree->order++;
+	tree->pages = pages;
+	tree->root = pt_table_alloc(tree->order);
+	if (!tree->root)
+		return -ENOMEM;
+	atomic_long_set(&tree->tables, 1);
+
+	for (page = 0; tree->order > 2 && page < pages; page += pt_entry_pages(3)) {
+		u64 *table = tree->root;
+		unsigned int level;
+
+		for (level = tree->order; table && level > 2; level--) {
+			u64 index = (page >> (PT_INDEX_BITS * (level - 1))) & (PT_ENTRIES - 1);
+
+			table = table_below(tree, table + index, level - 1);
+		}
+		if (!table || fatal_signal_pending(current)) {
+			pt_tree_destroy(tree);
+			return -ENOMEM;
+		}
+		cond_resched();
+	}
+	return 0;
+}

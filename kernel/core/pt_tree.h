@@ -1,0 +1,94 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/*
+ * Subtrees of page tables that the module owns.
+ *
+ * A tree of order n is a table of level n and what hangs below it: level 1 is the table whose
+ * entries are pages, one of level n covers 512^n pages. It is built, filled and emptied without
+ * regard to whether a process has it mounted (pt_mount.h): its entries are what the processor
+ * reads, so that a frame put here is visible wherever the tree is mounted.
+ *
+ * What holds:
+ * - an entry changes from none to a table once and never back: whoever found a table may go on
+ *   using it for as long as the tree lives;
+ * - leaves change by atomic operations alone, so that each change has one winner;
+ * - tables of level 2 and above are all there from the start. The core would otherwise put tables
+ *   of its own into ours, and count them for the process.
+ */
+#ifndef VELLUM_PT_TREE_H
+#define VELLUM_PT_TREE_H
+
+#include <linux/io.h>
+#include <linux/mm.h>
+#include <linux/types.h>
+
+#define PT_ENTRIES	512
+#define PT_INDEX_BITS	9
+#define PT_MAX_ORDER	4
+
+/*
+ * The entry that points to a table. With less than these rights the core takes an entry for a
+ * damaged one and clears it; rights are restricted in the leaves.
+ */
+#define PT_TABLE_FLAGS	(_KERNPG_TABLE | _PAGE_USER)
+
+/*
+ * Rights and state of a leaf. Accessed and dirty from the start: so no access needs to set them,
+ * and the core never finds a reason to write the entry.
+ */
+#define PT_LEAF_FLAGS \
+	(_PAGE_PRESENT | _PAGE_RW | _PAGE_USER | _PAGE_ACCESSED | _PAGE_DIRTY | _PAGE_NX | _PAGE_ENC)
+
+struct pt_tree {
+	unsigned int	order;
+	u64		pages;		/* that may have a leaf; the extent may be larger */
+	u64		*root;
+	atomic_long_t	tables;
+};
+
+int pt_tree_init(struct pt_tree *tree, u64 pages);
+void pt_tree_destroy(struct pt_tree *tree);
+u64 *pt_tree_make_leaf(struct pt_tree *tree, u64 page);
+
+/* Tables on their own. */
+u64 *pt_table_alloc(unsigned int level);
+void pt_table_free(u64 *table, unsigned int level);
+
+/* Pages that an entry of a table of this level covers. */
+static inline u64 pt_entry_pages(unsigned int level)
+{
+	return 1ULL << (PT_INDEX_BITS * (level - 1));
+}
+
+static inline u64 *pt_entry_table(u64 entry)
+{
+	return __va(entry & PTE_PFN_MASK);
+}
+
+static inline u64 pt_table_entry(u64 *table)
+{
+	return __pa(table) | PT_TABLE_FLAGS;
+}
+
+static inline u64 pt_leaf_pfn(u64 leaf)
+{
+	return (leaf & PTE_PFN_MASK) >> PAGE_SHIFT;
+}
+
+/* The leaf of a page, or NULL where there is no table for it yet. */
+static inline u64 *pt_tree_leaf(struct pt_tree *tree, u64 page)
+{
+	u64 *table = tree->root;
+	unsigned int level;
+
+	for (level = tree->order; level > 1; level--) {
+		u64 entry = READ_ONCE(table[(page >> (PT_INDEX_BITS * (level - 1))) &
+					    (PT_ENTRIES - 1)]);
+
+		if (!entry)
+			return NULL;
+		table = pt_entry_table(entry);
+	}
+	return table + (page & (PT_ENTRIES - 1));
+}
+
+#endif /* VELLUM_PT_TREE_H */

@@ -1,0 +1,385 @@
+// SPDX-License-Identifier: GPL-2.0
+/* The device: one open is one exmap. See include/uapi/vellum/exmap.h for what it promises. */
+
+#include <linux/anon_inodes.h>
+#include <linux/capability.h>
+#include <linux/file.h>
+#include <linux/miscdevice.h>
+#include <linux/mm.h>
+#include <linux/module.h>
+#include <linux/sched/signal.h>
+#include <linux/sched/user.h>
+#include <linux/slab.h>
+#include <linux/uaccess.h>
+
+#include "core/pt_compat.h"
+#include "exmap/exmap.h"
+
+static struct exmap *make_exmap(void)
+{
+	struct exmap *exmap = kzalloc(sizeof(*exmap), GFP_KERNEL_ACCOUNT);
+
+	if (!exmap)
+		return NULL;
+	kref_init(&exmap->references);
+	mutex_init(&exmap->setup);
+	pt_mount_init(&exmap->mount, &exmap->tree);
+	return exmap;
+}
+
+/* Charges frames to the user, as locked memory; beyond the limit only with CAP_IPC_LOCK. */
+static int charge(struct exmap *exmap, u64 frames)
+{
+	u64 limit = rlimit(RLIMIT_MEMLOCK) >> PAGE_SHIFT;
+	struct user_struct *user = get_uid(current_user());
+	long before = atomic_long_read(&user->locked_vm);
+
+	if (capable(CAP_IPC_LOCK)) {
+		free_uid(user);
+		return 0;
+	}
+	do {
+		if (before + frames > limit) {
+			free_uid(user);
+			return -EPERM;
+		}
+	} while (!atomic_long_try_cmpxchg(&user->locked_vm, &before, before + frames));
+	exmap->user = user;
+	exmap->charged = frames;
+	return 0;
+}
+
+static void uncharge(struct exmap *exmap)
+{
+	if (!exmap->user)
+		return;
+	atomic_long_sub(exmap->charged, &exmap->user->locked_vm);
+	free_uid(exmap->user);
+	exmap->user = NULL;
+}
+
+static void free_interfaces(struct exmap_interface *interface, unsigned int count)
+{
+	unsigned int i;
+
+	for (i = 0; i < count; i++)
+		free_page((unsigned long)interface[i].vector);
+	kvfree(interface);
+}
+
+static struct exmap_interface *make_interfaces(unsigned int count)
+{
+	struct exmap_interface *interface = kvcalloc(count, sizeof(*interface), GFP_KERNEL_ACCOUNT);
+	unsigned int i;
+
+	if (!interface)
+		return NULL;
+	for (i = 0; i < count; i++) {
+		mutex_init(&interface[i].lock);
+		interface[i].vector = (u64 *)get_zeroed_page(GFP_KERNEL_ACCOUNT);
+		if (!interface[i].vector) {
+			free_interfaces(interface, i);
+			return NULL;
+		}
+	}
+	return interface;
+}
+
+static void destroy(struct kref *references)
+{
+	struct exmap *exmap = container_of(references, struct exmap, references);
+
+	exmap_surface_destroy(exmap);
+	frame_pool_destroy(&exmap->pool);
+	if (exmap->interface)
+		free_interfaces(exmap->interface, exmap->interfaces);
+	uncharge(exmap);
+	mutex_destroy(&exmap->setup);
+	kfree(exmap);
+}
+
+static int create_locked(struct exmap *exmap, const struct vellum_exmap_create *create)
+{
+	struct exmap_interface *interface;
+	int error;
+
+	if (exmap->interface)
+		return -EBUSY;
+	/* Only a pinnable surface may be mapped before. */
+	if (exmap->tree.root && !(create->flags & VELLUM_EXMAP_PINNABLE))
+		return -EBUSY;
+	error = charge(exmap, create->frames);
+	if (error)
+		return error;
+	interface = make_interfaces(create->interfaces);
+	error = interface ? frame_pool_init(&exmap->pool, create->frames, create->interfaces) :
+			    -ENOMEM;
+	if (error) {
+		if (interface)
+			free_interfaces(interface, create->interfaces);
+		uncharge(exmap);
+		return error;
+	}
+	exmap->flags = create->flags;
+	exmap->interfaces = create->interfaces;
+	/* From here on it is used. */
+	smp_store_release(&exmap->interface, interface);
+	return 0;
+}
+
+/* Gives the exmap its pool and its interfaces. */
+int exmap_create(struct exmap *exmap, const struct vellum_exmap_create *create)
+{
+	int error;
+
+	if (create->flags & ~(u64)EXMAP_FLAGS || create->reserved || !create->interfaces ||
+	    create->interfaces > VELLUM_EXMAP_MAX_INTERFACES || !create->frames)
+		return -EINVAL;
+	if (create->frames > totalram_pages())
+		return -ENOMEM;
+	if (create->backing >= 0)
+		return -EOPNOTSUPP;
+	if (mutex_lock_killable(&exmap->setup))
+		return -EINTR;
+	error = create_locked(exmap, create);
+	mutex_unlock(&exmap->setup);
+	return error;
+}
+
+/* Whether the caller may change the surface, and there is one. */
+int exmap_may_command(struct exmap *exmap)
+{
+	struct mm_struct *mm = READ_ONCE(exmap->mount.mm);
+
+	if (!exmap_is_created(exmap) || !mm)
+		return -ENODEV;
+	return mm == current->mm ? 0 : -EPERM;
+}
+
+/* Copies a structure whose size its first word says; what we do not know of it must be zero. */
+static int copy_sized(void *to, size_t known, unsigned long from)
+{
+	u32 size;
+
+	if (get_user(size, (u32 __user *)from))
+		return -EFAULT;
+	if (size < known)
+		return -EINVAL;
+	return copy_struct_from_user(to, known, (void __user *)from, size);
+}
+
+static long ioctl_query(unsigned long argument)
+{
+	struct vellum_exmap_query query;
+	int error = copy_sized(&query, sizeof(query), argument);
+
+	if (error)
+		return error;
+	query = (struct vellum_exmap_query){
+		.size = sizeof(query),
+		.version = 1,
+		.flags = EXMAP_FLAGS,
+		.max_interfaces = VELLUM_EXMAP_MAX_INTERFACES,
+		.vector_entries = VELLUM_EXMAP_VECTOR_ENTRIES,
+	};
+	return copy_to_user((void __user *)argument, &query, sizeof(query)) ? -EFAULT : 0;
+}
+
+static long ioctl_create(struct exmap *exmap, unsigned long argument)
+{
+	struct vellum_exmap_create create;
+	int error = copy_sized(&create, sizeof(create), argument);
+
+	return error ? error : exmap_create(exmap, &create);
+}
+
+static long ioctl_stat(struct exmap *exmap, unsigned long argument)
+{
+	struct vellum_exmap_stat stat;
+	int error = copy_sized(&stat, sizeof(stat), argument);
+	unsigned int i;
+
+	if (error)
+		return error;
+	if (!exmap_is_created(exmap))
+		return -ENODEV;
+	stat = (struct vellum_exmap_stat){
+		.size = sizeof(stat),
+		.interfaces = exmap->interfaces,
+		.frames = exmap->pool.frames,
+		.resident = frame_pool_resident(&exmap->pool),
+		.surface = READ_ONCE(exmap->tree.pages),
+		.tables = atomic_long_read(&exmap->tree.tables),
+		.attached = READ_ONCE(exmap->mount.attaches),
+		.detached = READ_ONCE(exmap->mount.detaches),
+	};
+	for (i = 0; i < exmap->interfaces; i++) {
+		const struct exmap_interface *interface = &exmap->interface[i];
+		const struct frame_lane *lane = &exmap->pool.lanes[i];
+
+		stat.allocated += READ_ONCE(lane->taken);
+		stat.freed += READ_ONCE(lane->given);
+		stat.refills += READ_ONCE(lane->refills);
+		stat.conflicts += READ_ONCE(interface->conflicts);
+		stat.busy += READ_ONCE(interface->busy);
+		stat.flushes += READ_ONCE(interface->flushes);
+	}
+	return copy_to_user((void __user *)argument, &stat, sizeof(stat)) ? -EFAULT : 0;
+}
+
+static long vectored(struct exmap *exmap, unsigned int command, unsigned long argument)
+{
+	unsigned int interface = argument & 0xffff;
+	unsigned int entries = argument >> 16;
+	int error = exmap_may_command(exmap);
+
+	if (error)
+		return error;
+	if (argument >> 32 || interface >= exmap->interfaces ||
+	    entries > VELLUM_EXMAP_VECTOR_ENTRIES)
+		return -EINVAL;
+	return command == VELLUM_EXMAP_ALLOC ? exmap_alloc(exmap, interface, entries) :
+					       exmap_free(exmap, interface, entries);
+}
+
+static struct exmap_handle *make_handle(struct exmap *exmap)
+{
+	struct exmap_handle *handle = kzalloc(sizeof(*handle), GFP_KERNEL_ACCOUNT);
+
+	if (handle)
+		handle->exmap = handle->own = exmap;
+	return handle;
+}
+
+/* Another descriptor for the same exmap. */
+static long clone(struct exmap *exmap)
+{
+	struct exmap_handle *handle = make_handle(exmap);
+	int descriptor;
+
+	if (!handle)
+		return -ENOMEM;
+	kref_get(&exmap->references);
+	descriptor = anon_inode_getfd("[exmap]", &exmap_operations, handle, O_RDWR | O_CLOEXEC);
+	if (descriptor < 0) {
+		kref_put(&exmap->references, destroy);
+		kfree(handle);
+	}
+	return descriptor;
+}
+
+/*
+ * Makes a descriptor one for another's exmap, once, and only if it was not used for its own. That
+ * stays until the descriptor is closed, as others may just be looking at it.
+ */
+int exmap_become_clone(struct file *file, struct file *other)
+{
+	struct exmap_handle *handle = file->private_data;
+	struct exmap *own = handle->own, *exmap;
+
+	if (other->f_op != &exmap_operations)
+		return -EINVAL;
+	exmap = exmap_of(other);
+	if (exmap == own || own->tree.root || exmap_is_created(own))
+		return -EINVAL;
+	kref_get(&exmap->references);
+	if (cmpxchg(&handle->exmap, own, exmap) != own) {
+		kref_put(&exmap->references, destroy);
+		return -EBUSY;
+	}
+	return 0;
+}
+
+static long ioctl(struct file *file, unsigned int command, unsigned long argument)
+{
+	struct exmap *exmap = exmap_of(file);
+
+	switch (command) {
+	case VELLUM_EXMAP_ALLOC:
+	case VELLUM_EXMAP_FREE:
+		return vectored(exmap, command, argument);
+	case VELLUM_EXMAP_QUERY:
+		return ioctl_query(argument);
+	case VELLUM_EXMAP_CREATE:
+		return ioctl_create(exmap, argument);
+	case VELLUM_EXMAP_STAT:
+		return ioctl_stat(exmap, argument);
+	case VELLUM_EXMAP_CLONE:
+		return argument ? -EINVAL : clone(exmap);
+	}
+	return exmap_published_knows(command) ? exmap_published_ioctl(file, command, argument) :
+						-ENOTTY;
+}
+
+static int map(struct file *file, struct vm_area_struct *vma)
+{
+	struct exmap *exmap = exmap_of(file);
+	u64 offset = (u64)vma->vm_pgoff << PAGE_SHIFT;
+	u64 first = VELLUM_EXMAP_OFFSET_INTERFACE(0);
+
+	if (offset == VELLUM_EXMAP_OFFSET_SURFACE)
+		return exmap_map_surface(exmap, vma);
+	if (offset >= first)
+		return exmap_map_vector(exmap, vma, (offset - first) >> PAGE_SHIFT);
+	return -EINVAL;
+}
+
+static unsigned long area(struct file *file, unsigned long addr, unsigned long len,
+			  unsigned long pgoff, unsigned long flags)
+{
+	if (!pgoff)
+		return pt_mount_area(file, addr, len, pgoff, flags);
+	return pt_get_unmapped_area(file, addr, len, pgoff, flags);
+}
+
+static int open(struct inode *inode, struct file *file)
+{
+	struct exmap *exmap = make_exmap();
+
+	if (!exmap)
+		return -ENOMEM;
+	file->private_data = make_handle(exmap);
+	if (!file->private_data) {
+		kref_put(&exmap->references, destroy);
+		return -ENOMEM;
+	}
+	return 0;
+}
+
+static int release(struct inode *inode, struct file *file)
+{
+	struct exmap_handle *handle = file->private_data;
+
+	if (handle->own != handle->exmap)
+		kref_put(&handle->own->references, destroy);
+	kref_put(&handle->exmap->references, destroy);
+	kfree(handle);
+	return 0;
+}
+
+const struct file_operations exmap_operations = {
+	.owner = THIS_MODULE,
+	.open = open,
+	.release = release,
+	.unlocked_ioctl = ioctl,
+	.mmap = map,
+	.get_unmapped_area = area,
+	.llseek = noop_llseek,
+};
+
+static struct miscdevice device = {
+	.minor = MISC_DYNAMIC_MINOR,
+	.name = "exmap",
+	.fops = &exmap_operations,
+	.mode = 0600,
+};
+
+int exmap_init(void)
+{
+	return misc_register(&device);
+}
+
+void exmap_exit(void)
+{
+	misc_deregister(&device);
+}

@@ -1,0 +1,93 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/*
+ * An exmap: a surface, which is a tree with one mount; a pool of frames; and interfaces, each of
+ * which is for one thread at a time and has a lane of the pool.
+ *
+ *	device.c	the device: open, ioctl, and who may do what
+ *	surface.c	mapping the surface and the vectors, faults
+ *	vector.c	ALLOC and FREE
+ *	published.c	the interface of the published module
+ */
+#ifndef VELLUM_EXMAP_H
+#define VELLUM_EXMAP_H
+
+#include <linux/fs.h>
+#include <linux/kref.h>
+#include <linux/mutex.h>
+#include <linux/types.h>
+#include <vellum/exmap.h>
+
+#include "core/frames.h"
+#include "core/pt_mount.h"
+#include "core/pt_tree.h"
+
+struct exmap_interface {
+	struct mutex	lock;		/* whoever carries out a vector; protects all below */
+	u64		*vector;	/* a page that the process has mapped */
+	u64		conflicts, busy, flushes;
+} ____cacheline_aligned_in_smp;
+
+struct exmap {
+	struct kref		references;
+	struct mutex		setup;	/* creation and mapping, one at a time */
+
+	/* Set by creation, which is done when there are interfaces; unchanged afterwards. */
+	u64			flags;
+	unsigned int		interfaces;
+	struct exmap_interface	*interface;
+	struct frame_pool	pool;
+	struct user_struct	*user;		/* who is charged for the frames, or NULL */
+	u64			charged;
+
+	/* Set when the surface is first mapped; then unchanged, but for what the core changes. */
+	bool			pinnable;
+	u64			leaf_flags;
+	u64			zero_leaf;	/* shows a page of zeros; 0: there is none */
+	struct page		*zeros;
+	struct pt_tree		tree;
+	struct pt_mount		mount;
+};
+
+/* What a descriptor refers to. A clone has an exmap of its own until it becomes a clone. */
+struct exmap_handle {
+	struct exmap	*exmap;
+	struct exmap	*own;
+};
+
+/* Flags of creation that this module knows. */
+#define EXMAP_FLAGS \
+	(VELLUM_EXMAP_PINNABLE | VELLUM_EXMAP_READS_ZEROS | VELLUM_EXMAP_FLUSH_EACH)
+
+static inline struct exmap *exmap_of(struct file *file)
+{
+	struct exmap_handle *handle = file->private_data;
+
+	return smp_load_acquire(&handle->exmap);
+}
+
+/* Whether it has its pool and its interfaces. */
+static inline bool exmap_is_created(struct exmap *exmap)
+{
+	return smp_load_acquire(&exmap->interface);
+}
+
+int exmap_create(struct exmap *exmap, const struct vellum_exmap_create *create);
+int exmap_become_clone(struct file *file, struct file *other);
+
+int exmap_map_surface(struct exmap *exmap, struct vm_area_struct *vma);
+int exmap_map_vector(struct exmap *exmap, struct vm_area_struct *vma, unsigned long index);
+void exmap_surface_destroy(struct exmap *exmap);
+
+int exmap_may_command(struct exmap *exmap);
+long exmap_alloc(struct exmap *exmap, unsigned int index, unsigned int entries);
+long exmap_free(struct exmap *exmap, unsigned int index, unsigned int entries);
+
+bool exmap_published_knows(unsigned int command);
+long exmap_published_ioctl(struct file *file, unsigned int command, unsigned long argument);
+
+extern const struct file_operations exmap_operations;
+
+int exmap_init(void);
+void exmap_exit(void);
+
+#endif /* VELLUM_EXMAP_H */

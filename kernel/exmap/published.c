@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: GPL-2.0
+/* The interface of the published module. See include/uapi/vellum/exmap_published.h. */
+
+#include <linux/file.h>
+#include <linux/uaccess.h>
+#include <vellum/exmap_published.h>
+
+#include "exmap/exmap.h"
+
+static long setup(struct exmap *exmap, unsigned long argument)
+{
+	struct exmap_published_setup setup;
+
+	if (copy_from_user(&setup, (void __user *)argument, sizeof(setup)))
+		return -EFAULT;
+	/* Its flags are not looked at: programs leave them as they find them. */
+	return exmap_create(exmap, &(struct vellum_exmap_create){
+		.interfaces = setup.max_interfaces,
+		.flags = VELLUM_EXMAP_PINNABLE,
+		.frames = setup.buffer_size,
+		.backing = setup.fd,
+	});
+}
+
+static long action(struct exmap *exmap, unsigned long argument)
+{
+	struct exmap_published_action action;
+	int error;
+
+	if (copy_from_user(&action, (void __user *)argument, sizeof(action)))
+		return -EFAULT;
+	error = exmap_may_command(exmap);
+	if (error)
+		return error;
+	if (action.interface >= exmap->interfaces ||
+	    action.iov_len > VELLUM_EXMAP_VECTOR_ENTRIES)
+		return -EINVAL;
+	switch (action.opcode) {
+	case EXMAP_PUBLISHED_OP_ALLOC:
+		return exmap_alloc(exmap, action.interface, action.iov_len);
+	case EXMAP_PUBLISHED_OP_FREE:
+		return exmap_free(exmap, action.interface, action.iov_len);
+	}
+	return -EINVAL;
+}
+
+static long clone(struct file *file, unsigned long argument)
+{
+	struct file *other = fget(argument);
+	int error;
+
+	if (!other)
+		return -EBADF;
+	error = exmap_become_clone(file, other);
+	fput(other);
+	return error;
+}
+
+static long stats(struct exmap *exmap, unsigned long argument)
+{
+	struct exmap_published_stats stats = {};
+
+	if (exmap_is_created(exmap)) {
+		stats.flags = 1;
+		stats.buffer_size = exmap->pool.frames;
+		stats.alloc_count = frame_pool_resident(&exmap->pool);
+		stats.max_interfaces = exmap->interfaces;
+	}
+	return copy_to_user((void __user *)argument, &stats, sizeof(stats)) ? -EFAULT : 0;
+}
+
+bool exmap_published_knows(unsigned int command)
+{
+	return _IOC_TYPE(command) == 'k';
+}
+
+long exmap_published_ioctl(struct file *file, unsigned int command, unsigned long argument)
+{
+	struct exmap *exmap = exmap_of(file);
+
+	switch (command) {
+	case EXMAP_PUBLISHED_SETUP:
+		return setup(exmap, argument);
+	case EXMAP_PUBLISHED_ACTION:
+		return action(exmap, argument);
+	case EXMAP_PUBLISHED_CLONE:
+		return clone(file, argument);
+	case EXMAP_PUBLISHED_STATS:
+		return stats(exmap, argument);
+	}
+	return -ENOTTY;
+}

@@ -1,0 +1,50 @@
+/* SPDX-License-Identifier: GPL-2.0 WITH Linux-syscall-note */
+/*
+ * The interface of the exmap module that came with the papers (SIGMOD 2023 and IEEE Access 2023),
+ * which /dev/exmap speaks as well, so that programs written for it run unchanged. The numbers and
+ * layouts are theirs; new programs use exmap.h.
+ *
+ * Such a surface is pinnable (VELLUM_EXMAP_PINNABLE), and it may be mapped before SETUP.
+ */
+#ifndef _UAPI_VELLUM_EXMAP_PUBLISHED_H
+#define _UAPI_VELLUM_EXMAP_PUBLISHED_H
+
+#include <linux/ioctl.h>
+#include <linux/types.h>
+
+struct exmap_published_setup {
+	__s32 fd;		/* -1: none */
+	__s32 max_interfaces;
+	__u64 buffer_size;	/* frames */
+	__u64 flags;
+};
+
+struct exmap_published_action {
+	__u16 interface;
+	__u16 iov_len;
+	__u16 opcode;
+	__u16 padding;
+	__u64 flags;
+};
+
+struct exmap_published_stats {
+	__u64 flags;
+	__u64 buffer_size;
+	__u64 alloc_count;
+	__u32 max_interfaces;
+	__u32 padding;
+};
+
+/* Opcodes of ACTION, and of the offset that pread and preadv are given: interface | opcode << 8. */
+#define EXMAP_PUBLISHED_OP_READ		0
+#define EXMAP_PUBLISHED_OP_ALLOC	1
+#define EXMAP_PUBLISHED_OP_FREE		2
+#define EXMAP_PUBLISHED_OP_WRITE	3
+
+#define EXMAP_PUBLISHED_SETUP	_IOC(_IOC_WRITE, 'k', 1, sizeof(struct exmap_published_setup))
+#define EXMAP_PUBLISHED_ACTION	_IOC(_IOC_WRITE, 'k', 2, sizeof(struct exmap_published_action))
+/* The argument is the number of the descriptor that this one becomes a private descriptor of. */
+#define EXMAP_PUBLISHED_CLONE	_IOC(_IOC_WRITE, 'k', 3, sizeof(int))
+#define EXMAP_PUBLISHED_STATS	_IOC(_IOC_WRITE, 'k', 4, sizeof(struct exmap_published_stats))
+
+#endif /* _UAPI_VELLUM_EXMAP_PUBLISHED_H */

@@ -1,0 +1,188 @@
+//! Accesses to addresses at which there may be nothing: by an instruction of the program, which
+//! ends in a signal, and by the kernel on the program's behalf, which ends in `EFAULT`.
+#![allow(unsafe_code)]
+
+use std::arch::asm;
+use std::cell::OnceCell;
+use std::fs::File;
+use std::os::fd::{AsFd as _, FromRawFd as _};
+use std::sync::Once;
+
+use rustix::io::Errno;
+
+use crate::{PAGE, sys};
+
+/// What a signal said of an access.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fault {
+    /// `SIGSEGV` or `SIGBUS`.
+    pub signal: i32,
+    /// The address.
+    pub address: usize,
+}
+
+/// Loads a byte.
+pub fn load(address: usize) -> Result<u8, Fault> {
+    prepare();
+    let (mut signal, mut found): (u64, u64) = (0, MAGIC);
+    let value: u8;
+    // SAFETY: an access to what is not there is skipped by the handler, which knows it by MAGIC in
+    // r10, goes on where r11 says, and answers in rax and r10. Loading changes nothing.
+    unsafe {
+        asm!(
+            "lea r11, [rip + 2f]",
+            "mov {value}, byte ptr [{address}]",
+            "2:",
+            address = in(reg) address,
+            value = out(reg_byte) value,
+            inout("r10") found,
+            inout("rax") signal,
+            out("r11") _,
+            options(nostack, readonly),
+        );
+    }
+    outcome(signal, found, value)
+}
+
+/// Stores a byte.
+pub fn store(address: usize, value: u8) -> Result<(), Fault> {
+    prepare();
+    let (mut signal, mut found): (u64, u64) = (0, MAGIC);
+    // SAFETY: as above; the addresses that tests store to are those of surfaces and of memory that
+    // they mapped for it.
+    unsafe {
+        asm!(
+            "lea r11, [rip + 2f]",
+            "mov byte ptr [{address}], {value}",
+            "2:",
+            address = in(reg) address,
+            value = in(reg_byte) value,
+            inout("r10") found,
+            inout("rax") signal,
+            out("r11") _,
+            options(nostack),
+        );
+    }
+    outcome(signal, found, ())
+}
+
+fn outcome<T>(signal: u64, found: u64, value: T) -> Result<T, Fault> {
+    match signal {
+        0 => Ok(value),
+        _ => Err(Fault { signal: signal as i32, address: found as usize }),
+    }
+}
+
+/// In r10 while an access is tried.
+const MAGIC: u64 = 0x7665_6c6c_756d_0a0a;
+
+extern "C" fn handler(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    let context: *mut libc::ucontext_t = context.cast();
+    // SAFETY: the kernel passes both, for as long as the handler runs.
+    let (registers, address) =
+        unsafe { (&mut (*context).uc_mcontext.gregs, (*info).si_addr().addr()) };
+    if registers[libc::REG_R10 as usize].cast_unsigned() == MAGIC {
+        registers[libc::REG_RAX as usize] = signal.into();
+        registers[libc::REG_R10 as usize] = address as i64;
+        registers[libc::REG_RIP as usize] = registers[libc::REG_R11 as usize];
+    } else {
+        // Some other fault: it happens again, and ends the program.
+        // SAFETY: setting a signal's default is allowed in a handler.
+        unsafe { libc::signal(signal, libc::SIG_DFL) };
+    }
+}
+
+/// Sets the handler, once in a program.
+fn prepare() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        for signal in [libc::SIGSEGV, libc::SIGBUS] {
+            let entry: extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void) = handler;
+            // SAFETY: all zeros is a valid value of this structure.
+            let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+            action.sa_sigaction = entry as usize;
+            action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_NODEFER;
+            // SAFETY: the handler touches only what it is given.
+            let set = unsafe { libc::sigaction(signal, &raw const action, std::ptr::null_mut()) };
+            assert_eq!(set, 0);
+        }
+    });
+}
+
+thread_local! {
+    /// A file in memory through which bytes go.
+    static FILE: OnceCell<File> = const { OnceCell::new() };
+}
+
+fn with_file<T>(action: impl FnOnce(&File) -> T) -> T {
+    let create = || {
+        // SAFETY: the name ends with a zero.
+        let fd = unsafe { libc::memfd_create(c"access".as_ptr(), libc::MFD_CLOEXEC) };
+        assert!(fd >= 0, "memfd_create: {}", sys::last_error());
+        // SAFETY: the descriptor is new and nobody else's.
+        unsafe { File::from_raw_fd(fd) }
+    };
+    FILE.with(|file| action(file.get_or_init(create)))
+}
+
+/// Has the kernel load `length` bytes.
+pub fn kernel_load(address: usize, length: usize) -> Result<Vec<u8>, Errno> {
+    with_file(|file| {
+        let taken = sys::pwrite(file.as_fd(), address, length, 0)?;
+        if taken as usize != length {
+            return Err(Errno::FAULT);
+        }
+        let mut bytes = vec![0; length];
+        let read = sys::pread(file.as_fd(), bytes.as_mut_ptr().expose_provenance(), length, 0)?;
+        assert_eq!(read as usize, length);
+        Ok(bytes)
+    })
+}
+
+/// Has the kernel store bytes.
+pub fn kernel_store(address: usize, bytes: &[u8]) -> Result<(), Errno> {
+    with_file(|file| {
+        let taken = sys::pwrite(file.as_fd(), bytes.as_ptr().expose_provenance(), bytes.len(), 0)?;
+        assert_eq!(taken as usize, bytes.len());
+        let stored = sys::pread(file.as_fd(), address, bytes.len(), 0)?;
+        if stored as usize == bytes.len() { Ok(()) } else { Err(Errno::FAULT) }
+    })
+}
+
+/// A page full of what a stamp makes of it, so that each byte is looked at.
+pub fn stamped(stamp: u64) -> Vec<u8> {
+    let word = |index: u64| (stamp ^ index.wrapping_mul(0x9e37_79b9_7f4a_7c15)).to_le_bytes();
+    (0..PAGE as u64 / 8).flat_map(word).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Mapping;
+
+    #[test]
+    fn what_is_there_is_loaded_and_stored() {
+        let memory = Mapping::anonymous(None, PAGE).unwrap();
+        assert_eq!(store(memory.start() + 5, 77), Ok(()));
+        assert_eq!(load(memory.start() + 5), Ok(77));
+        assert_eq!(kernel_load(memory.start(), 6).unwrap(), [0, 0, 0, 0, 0, 77]);
+        kernel_store(memory.start(), &stamped(3)).unwrap();
+        assert_eq!(kernel_load(memory.start(), PAGE).unwrap(), stamped(3));
+    }
+
+    #[test]
+    fn what_is_not_there_is_a_fault() {
+        let memory = Mapping::anonymous(None, PAGE).unwrap();
+        sys::mprotect(memory.start(), PAGE, libc::PROT_READ).unwrap();
+        let address = memory.start() + 9;
+        let fault = Fault { signal: libc::SIGSEGV, address };
+        for _ in 0..3 {
+            assert_eq!(store(address, 1), Err(fault));
+            assert_eq!(load(address), Ok(0));
+            assert_eq!(kernel_store(address, &[1]), Err(Errno::FAULT));
+        }
+        sys::mprotect(memory.start(), PAGE, libc::PROT_NONE).unwrap();
+        assert_eq!(load(address), Err(fault));
+        assert_eq!(kernel_load(address, 1), Err(Errno::FAULT));
+    }
+}

@@ -1,0 +1,139 @@
+//! Children: what a test does in a process of its own, however that ends.
+#![allow(unsafe_code)]
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::{Duration, Instant};
+
+use crate::sys;
+
+/// How a process ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// By itself, with a status; a child that panicked has 101.
+    Status(i32),
+    /// By a signal.
+    Signal(i32),
+}
+
+/// A child of this process.
+#[derive(Debug)]
+pub struct Child {
+    process: i32,
+}
+
+/// How long a child may take before it counts as stuck.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+impl Child {
+    /// Starts a process that does `work` and ends with the status that it returns. It has this
+    /// process' memory, as of now, and this thread alone.
+    pub fn start(work: impl FnOnce() -> i32) -> Self {
+        // SAFETY: the C library sees to it that memory can be allocated afterwards; the child uses
+        // no lock that another thread of a test may hold, as tests take turns.
+        let process = unsafe { libc::fork() };
+        assert!(process >= 0, "fork: {}", sys::last_error());
+        if process == 0 {
+            // The harness would keep a panic's message to itself.
+            std::panic::set_hook(Box::new(|panic| say(&format!("in a child: {panic}\n"))));
+            let status = catch_unwind(AssertUnwindSafe(work)).unwrap_or(101);
+            // SAFETY: nothing of this process is needed any more.
+            unsafe { libc::_exit(status) };
+        }
+        Self { process }
+    }
+
+    /// Its number.
+    pub fn process(&self) -> i32 {
+        self.process
+    }
+
+    /// Sends it a signal.
+    pub fn signal(&self, signal: i32) {
+        // SAFETY: it is a child that nobody has waited for.
+        let sent = unsafe { libc::kill(self.process, signal) };
+        assert_eq!(sent, 0, "kill: {}", sys::last_error());
+    }
+
+    /// Waits for its end.
+    pub fn wait(self) -> End {
+        let start = Instant::now();
+        loop {
+            let mut status = 0;
+            // SAFETY: `status` is this function's.
+            let waited = unsafe { libc::waitpid(self.process, &raw mut status, libc::WNOHANG) };
+            assert!(waited >= 0, "waitpid: {}", sys::last_error());
+            if waited == self.process {
+                return match libc::WIFSIGNALED(status) {
+                    true => End::Signal(libc::WTERMSIG(status)),
+                    false => End::Status(libc::WEXITSTATUS(status)),
+                };
+            }
+            assert!(start.elapsed() < PATIENCE, "child {} is stuck", self.process);
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    /// Ends it by `SIGKILL`.
+    pub fn kill(self) {
+        self.signal(libc::SIGKILL);
+        assert_eq!(self.wait(), End::Signal(libc::SIGKILL));
+    }
+}
+
+/// Writes to the standard error, past the harness.
+fn say(text: &str) {
+    // SAFETY: the text is there, and as long as it says.
+    unsafe { libc::write(2, text.as_ptr().cast(), text.len()) };
+}
+
+/// Does `work` in a child, which has to come to its end.
+#[track_caller]
+pub fn in_child(work: impl FnOnce()) {
+    let child = Child::start(|| {
+        work();
+        0
+    });
+    assert_eq!(child.wait(), End::Status(0));
+}
+
+/// Makes this process, which should be a child, an ordinary user's, with a bound on the memory
+/// that it may lock.
+pub fn become_user(lock_limit: u64) {
+    let limit = libc::rlimit { rlim_cur: lock_limit, rlim_max: lock_limit };
+    // SAFETY: the calls take numbers, and one a structure that is there.
+    unsafe {
+        assert_eq!(libc::setrlimit(libc::RLIMIT_MEMLOCK, &raw const limit), 0);
+        assert_eq!(libc::setgroups(0, std::ptr::null()), 0);
+        assert_eq!(libc::setgid(NOBODY), 0);
+        assert_eq!(libc::setuid(NOBODY), 0);
+    }
+}
+
+/// A user who may nothing.
+const NOBODY: u32 = 65534;
+
+/// Makes this process another program, without arguments.
+pub fn execute(path: &std::ffi::CStr) -> ! {
+    let arguments = [path.as_ptr(), std::ptr::null()];
+    // SAFETY: the list ends with a null pointer, and its strings with a zero.
+    unsafe { libc::execv(path.as_ptr(), arguments.as_ptr()) };
+    panic!("execv: {}", sys::last_error());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ends_are_told_apart() {
+        assert_eq!(Child::start(|| 7).wait(), End::Status(7));
+        assert_eq!(Child::start(|| panic!("on purpose")).wait(), End::Status(101));
+        Child::start(|| {
+            loop {
+                std::thread::sleep(Duration::from_secs(1));
+            }
+        })
+        .kill();
+        in_child(|| ());
+    }
+}

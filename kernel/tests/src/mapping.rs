@@ -1,0 +1,79 @@
+//! A range of addresses that a test mapped.
+
+use std::os::fd::BorrowedFd;
+
+use rustix::io::Errno;
+
+use crate::PAGE;
+use crate::sys::{self, Request};
+
+/// It is unmapped when it is dropped.
+#[derive(Debug)]
+pub struct Mapping {
+    start: usize,
+    length: usize,
+}
+
+impl Mapping {
+    /// Carries the request out.
+    pub fn new(request: Request<'_>) -> Result<Self, Errno> {
+        let start = sys::mmap(request)?;
+        Ok(Self { start, length: request.length })
+    }
+
+    /// `length` bytes of a device, shared, readable and writable, wherever there is room.
+    pub fn of_device(fd: BorrowedFd<'_>, offset: u64, length: usize) -> Result<Self, Errno> {
+        let (protection, flags) = (sys::READ_WRITE, libc::MAP_SHARED);
+        Self::new(Request { address: 0, length, protection, flags, fd: Some(fd), offset })
+    }
+
+    /// Ordinary memory, wherever there is room, or at an address where nothing else may be.
+    pub fn anonymous(address: Option<usize>, length: usize) -> Result<Self, Errno> {
+        let mut flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        if address.is_some() {
+            flags |= libc::MAP_FIXED_NOREPLACE;
+        }
+        let (address, protection) = (address.unwrap_or(0), sys::READ_WRITE);
+        Self::new(Request { address, length, protection, flags, fd: None, offset: 0 })
+    }
+
+    /// Its first address.
+    pub fn start(&self) -> usize {
+        self.start
+    }
+
+    /// Its bytes.
+    pub fn length(&self) -> usize {
+        self.length
+    }
+
+    /// The address behind it.
+    pub fn end(&self) -> usize {
+        self.start + self.length
+    }
+
+    /// The address of a page, in it or not.
+    pub fn page(&self, page: u64) -> usize {
+        self.start + usize::try_from(page).expect("pages fit the address space") * PAGE
+    }
+
+    /// Unmaps it now.
+    pub fn unmap(self) -> Result<(), Errno> {
+        let (start, length) = (self.start, self.length);
+        self.leave();
+        sys::munmap(start, length)
+    }
+
+    /// Leaves it to the end of the process, or to whoever has mapped something else there.
+    pub fn leave(self) {
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // A test that fails may be one that finds that this cannot be done.
+        let unmapped = sys::munmap(self.start, self.length);
+        assert!(unmapped.is_ok() || std::thread::panicking(), "munmap of {self:?}: {unmapped:?}");
+    }
+}

@@ -1,0 +1,151 @@
+//! A surface with everything that belongs to it, for tests that are about something else.
+
+use rustix::io::Errno;
+use vellum_uapi::exmap::{self, Entry, Stat};
+
+use crate::access::{self, Fault};
+use crate::{Exmap, Mapping, PAGE, Vector};
+
+/// What became of an entry: an error, which is 0 or negative, and a number of pages.
+pub type Outcome = (i32, u16);
+
+/// What a surface is to be like.
+#[derive(Clone, Copy, Debug)]
+pub struct Plan {
+    /// Pages of the surface.
+    pub pages: u64,
+    /// Frames of the pool.
+    pub frames: u64,
+    /// Interfaces.
+    pub interfaces: u32,
+    /// Of CREATE.
+    pub flags: u64,
+}
+
+impl Plan {
+    /// With one interface and no flags.
+    pub fn new(pages: u64, frames: u64) -> Self {
+        Self { pages, frames, interfaces: 1, flags: 0 }
+    }
+
+    /// With so many interfaces.
+    pub fn interfaces(self, interfaces: u32) -> Self {
+        Self { interfaces, ..self }
+    }
+
+    /// With these flags.
+    pub fn flags(self, flags: u64) -> Self {
+        Self { flags, ..self }
+    }
+
+    /// Makes one.
+    #[track_caller]
+    pub fn make(self) -> Surface {
+        let exmap = Exmap::with(self.frames, self.interfaces, self.flags);
+        let mapping = exmap.map(self.pages).expect("the surface");
+        let vector = |interface| exmap.vector(interface).expect("a vector");
+        let vectors = (0..self.interfaces).map(vector).collect();
+        Surface { vectors, mapping, exmap }
+    }
+}
+
+/// An exmap whose surface and vectors are mapped.
+#[derive(Debug)]
+pub struct Surface {
+    /// The vectors of all interfaces.
+    pub vectors: Vec<Vector>,
+    /// Its addresses.
+    pub mapping: Mapping,
+    /// The descriptor.
+    pub exmap: Exmap,
+}
+
+impl Surface {
+    /// Has a command carried out for ranges, given by first page and count, all in one vector.
+    #[track_caller]
+    pub fn run(&self, command: u32, interface: usize, ranges: &[(u64, u64)]) -> Vec<Outcome> {
+        let vector = &self.vectors[interface];
+        for (index, &(page, count)) in ranges.iter().enumerate() {
+            vector.set(index, Entry::new(page, count));
+        }
+        let failed = vector.run(&self.exmap, command, ranges.len()).expect("a vectored command");
+        let outcome = |entry: Entry| (entry.result(), entry.pages());
+        let outcomes: Vec<Outcome> =
+            (0..ranges.len()).map(|index| outcome(vector.get(index))).collect();
+        let errors = outcomes.iter().filter(|(error, _)| *error != 0).count();
+        assert_eq!(failed, errors as u64, "what the command returned, {outcomes:?}");
+        outcomes
+    }
+
+    /// Puts frames on ranges of pages.
+    #[track_caller]
+    pub fn alloc(&self, interface: usize, ranges: &[(u64, u64)]) -> Vec<Outcome> {
+        self.run(exmap::ALLOC, interface, ranges)
+    }
+
+    /// Takes frames off.
+    #[track_caller]
+    pub fn free(&self, interface: usize, ranges: &[(u64, u64)]) -> Vec<Outcome> {
+        self.run(exmap::FREE, interface, ranges)
+    }
+
+    /// The counters.
+    #[track_caller]
+    pub fn stat(&self) -> Stat {
+        self.exmap.stat().expect("STAT")
+    }
+
+    /// Loads the first byte of a page.
+    pub fn load(&self, page: u64) -> Result<u8, Fault> {
+        access::load(self.mapping.page(page))
+    }
+
+    /// Stores the first byte of a page.
+    pub fn store(&self, page: u64, value: u8) -> Result<(), Fault> {
+        access::store(self.mapping.page(page), value)
+    }
+
+    /// What an access to a page that is not there ends with.
+    pub fn fault(&self, page: u64) -> Fault {
+        Fault { signal: libc::SIGSEGV, address: self.mapping.page(page) }
+    }
+
+    /// Whether a page has a frame. Nobody else may store to it meanwhile.
+    pub fn is_there(&self, page: u64) -> bool {
+        self.load(page).is_ok_and(|byte| self.store(page, byte).is_ok())
+    }
+
+    /// Fills a page with what belongs to a stamp.
+    #[track_caller]
+    pub fn stamp(&self, page: u64, stamp: u64) {
+        let stored = access::kernel_store(self.mapping.page(page), &access::stamped(stamp));
+        assert_eq!(stored, Ok(()), "page {page}");
+    }
+
+    /// Fails unless a page is full of what belongs to a stamp.
+    #[track_caller]
+    pub fn assert_stamped(&self, page: u64, stamp: u64) {
+        let found = self.contents(page).expect("a page that is there");
+        let wanted = access::stamped(stamp);
+        let differs = found.iter().zip(&wanted).position(|(found, wanted)| found != wanted);
+        assert_eq!(differs, None, "page {page} is not as stamp {stamp:#x} has it");
+    }
+
+    /// All bytes of a page.
+    pub fn contents(&self, page: u64) -> Result<Vec<u8>, Errno> {
+        access::kernel_load(self.mapping.page(page), PAGE)
+    }
+
+    /// Fails unless everything works: pages come, hold what is put there, and go.
+    #[track_caller]
+    pub fn assert_works(&self) {
+        let before = self.stat().resident;
+        let page = (0..).find(|page| !self.is_there(*page)).expect("a page without a frame");
+        assert_eq!(self.alloc(0, &[(page, 1)]), [(0, 1)]);
+        self.stamp(page, page ^ 0x55);
+        self.assert_stamped(page, page ^ 0x55);
+        assert_eq!(self.free(0, &[(page, 1)]), [(0, 1)]);
+        assert_eq!(self.store(page, 1), Err(self.fault(page)));
+        assert_eq!(self.stat().resident, before);
+    }
+}

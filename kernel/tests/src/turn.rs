@@ -1,0 +1,25 @@
+//! Tests take turns: what the kernel counts is counted for all of them together.
+
+use std::path::Path;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::DEVICE;
+
+static TURNS: Mutex<()> = Mutex::new(());
+
+/// While it lives no other test of this program runs.
+#[derive(Debug)]
+pub struct Turn {
+    _alone: MutexGuard<'static, ()>,
+}
+
+/// Waits until no other test runs. `None` where there is no device to be tested, which is said.
+#[must_use]
+pub fn turn() -> Option<Turn> {
+    if !Path::new(DEVICE).exists() {
+        eprintln!("skipped: no {DEVICE}");
+        return None;
+    }
+    // A test that failed has nothing to do with the next one.
+    Some(Turn { _alone: TURNS.lock().unwrap_or_else(PoisonError::into_inner) })
+}
