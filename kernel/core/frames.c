@@ -193,19 +193,12 @@ static u64 *take_stack(struct frame_pool *pool, struct frame_lane *lane)
 	return frame ? memory_of(frame) : NULL;
 }
 
-/*
- * Keeps the number of a frame that was taken off. True: there is room for no more, so flush and
- * settle before the next.
- */
-bool frame_pend(struct frame_pool *pool, struct frame_lane *lane, u64 frame)
+/* The stack of pending frames is full: starts another. True: there is no frame for it. */
+bool __frame_pend_more(struct frame_pool *pool, struct frame_lane *lane)
 {
 	struct frame_bundle *pending = &lane->pending;
-	u64 *stack;
+	u64 *stack = take_stack(pool, lane);
 
-	pending->stack[pending->count++] = frame;
-	if (pending->count < FRAME_BUNDLE)
-		return false;
-	stack = take_stack(pool, lane);
 	if (!stack)
 		return true;
 	set_page_private(virt_to_page(pending->stack), pack(lane->pending_full, FRAME_BUNDLE));

@@ -71,7 +71,7 @@ void frame_take_end(struct frame_pool *pool, struct frame_lane *lane,
 		    struct frame_bundle *bundle);
 
 /* Giving frames back: pended while they may be in TLBs, settled after the flush. */
-bool frame_pend(struct frame_pool *pool, struct frame_lane *lane, u64 frame);
+bool __frame_pend_more(struct frame_pool *pool, struct frame_lane *lane);
 void frame_settle(struct frame_pool *pool, struct frame_lane *lane, bool may_be_pinned);
 
 /* The number of a free frame; 0 when there is none. */
@@ -85,6 +85,16 @@ static inline u64 frame_take(struct frame_pool *pool, struct frame_lane *lane,
 	frame = bundle->stack[--bundle->count];
 	bundle->stack[bundle->count] = 0;
 	return frame;
+}
+
+/*
+ * Keeps the number of a frame that was taken off. True: there is room for no more, so flush and
+ * settle before the next.
+ */
+static inline bool frame_pend(struct frame_pool *pool, struct frame_lane *lane, u64 frame)
+{
+	lane->pending.stack[lane->pending.count++] = frame;
+	return unlikely(lane->pending.count == FRAME_BUNDLE) && __frame_pend_more(pool, lane);
 }
 
 #endif /* VELLUM_FRAMES_H */

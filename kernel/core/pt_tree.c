@@ -50,8 +50,7 @@ static u64 *table_below(struct pt_tree *tree, u64 *entry, unsigned int level)
 	return table;
 }
 
-/* The leaf of a page; NULL when there is no memory for its table. May sleep. */
-u64 *pt_tree_make_leaf(struct pt_tree *tree, u64 page)
+u64 *__pt_tree_make_leaf(struct pt_tree *tree, u64 page)
 {
 	u64 *table = tree->root;
 	unsigned int level;

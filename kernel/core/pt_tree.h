@@ -47,7 +47,7 @@ struct pt_tree {
 
 int pt_tree_init(struct pt_tree *tree, u64 pages);
 void pt_tree_destroy(struct pt_tree *tree);
-u64 *pt_tree_make_leaf(struct pt_tree *tree, u64 page);
+u64 *__pt_tree_make_leaf(struct pt_tree *tree, u64 page);
 
 /* Tables on their own. */
 u64 *pt_table_alloc(unsigned int level);
@@ -89,6 +89,14 @@ static inline u64 *pt_tree_leaf(struct pt_tree *tree, u64 page)
 		table = pt_entry_table(entry);
 	}
 	return table + (page & (PT_ENTRIES - 1));
+}
+
+/* The leaf of a page; NULL when there is no memory for its table. May sleep. */
+static inline u64 *pt_tree_make_leaf(struct pt_tree *tree, u64 page)
+{
+	u64 *leaf = pt_tree_leaf(tree, page);
+
+	return likely(leaf) ? leaf : __pt_tree_make_leaf(tree, page);
 }
 
 #endif /* VELLUM_PT_TREE_H */

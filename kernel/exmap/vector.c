@@ -17,18 +17,15 @@
 /* As the kernel's own bound: beyond so many pages all translations are flushed. */
 #define FLUSH_PAGES	33
 
+/* Pages between two offers to let others run. */
+#define PATIENCE	4096
+
 struct page_range {
 	u64		page;
 	unsigned int	count;
 };
 
-/* What a vector has taken off and not yet flushed. */
-struct cleared {
-	u64		first, last;
-	bool		any;
-};
-
-static bool decode(const struct exmap *exmap, u64 entry, struct page_range *range)
+static __always_inline bool decode(const struct exmap *exmap, u64 entry, struct page_range *range)
 {
 	range->page = entry & ((1ULL << 52) - 1);
 	range->count = entry >> 52;
@@ -36,60 +33,64 @@ static bool decode(const struct exmap *exmap, u64 entry, struct page_range *rang
 	       range->count <= exmap->tree.pages - range->page;
 }
 
-static u64 encode(int error, unsigned int pages)
+static __always_inline u64 encode(int error, unsigned int pages)
 {
 	return (u32)error | (u64)pages << 32;
 }
 
-/* Pages of the range that lie in the same table as its first. */
-static unsigned int in_table(const struct page_range *range)
+static __always_inline bool has_frame(const struct exmap *exmap, u64 leaf)
 {
-	return min_t(unsigned int, range->count, PT_ENTRIES - (range->page & (PT_ENTRIES - 1)));
+	return leaf && leaf != exmap->zero_leaf;
 }
 
-/* Puts a frame on a page. False: another one is there. */
-static bool place(struct exmap *exmap, u64 *leaf, u64 page, u64 frame, bool *was_zeros)
+/* The next page's leaf: beside the last one, or in another table. */
+static __always_inline u64 *next_leaf(u64 *leaf, u64 page)
 {
+	return leaf && (page & (PT_ENTRIES - 1)) ? leaf + 1 : NULL;
+}
+
+/* What a thread that allocates has in its hands. */
+struct allocation {
+	struct exmap		*exmap;
+	struct frame_lane	*lane;
+	struct frame_bundle	bundle;
+	bool			over_zeros;	/* a page that showed zeros has a frame now */
+};
+
+/* Puts a frame on the page. False: it has one. */
+static __always_inline bool place(struct allocation *allocation, u64 *leaf, u64 page, u64 frame)
+{
+	struct exmap *exmap = allocation->exmap;
 	u64 old = READ_ONCE(*leaf);
 
-	if (old && old != exmap->zero_leaf)
-		return false;
-	if (!try_cmpxchg64(leaf, &old, frame << PAGE_SHIFT | exmap->leaf_flags))
-		return false;
-	*was_zeros |= old != 0;
+	do {
+		if (has_frame(exmap, old))
+			return false;
+	} while (!try_cmpxchg64(leaf, &old, frame << PAGE_SHIFT | exmap->leaf_flags));
+	allocation->over_zeros |= old != 0;
 	pt_mount_leaf_changed(&exmap->mount, page);
 	return true;
 }
 
-static bool is_free(struct exmap *exmap, u64 leaf)
+static __always_inline int alloc_range(struct allocation *allocation, struct page_range range,
+				       unsigned int *done)
 {
-	return !leaf || leaf == exmap->zero_leaf;
-}
+	struct exmap *exmap = allocation->exmap;
+	u64 *leaf = NULL, frame;
 
-static int alloc_range(struct exmap *exmap, struct frame_lane *lane, struct frame_bundle *bundle,
-		       struct page_range range, unsigned int *done, bool *was_zeros)
-{
-	unsigned int run, i;
-	u64 *leaf, frame;
-
-	while (range.count) {
-		leaf = pt_tree_make_leaf(&exmap->tree, range.page);
-		if (!leaf)
+	for (; range.count; range.page++, range.count--) {
+		leaf = next_leaf(leaf, range.page) ?: pt_tree_make_leaf(&exmap->tree, range.page);
+		if (unlikely(!leaf))
 			return -ENOMEM;
-		run = in_table(&range);
-		for (i = 0; i < run; i++) {
-			if (!is_free(exmap, READ_ONCE(leaf[i])))
-				continue;
-			frame = frame_take(&exmap->pool, lane, bundle);
-			if (!frame)
-				return -ENOMEM;
-			if (place(exmap, leaf + i, range.page + i, frame, was_zeros))
-				(*done)++;
-			else
-				frame_take_back(&exmap->pool, bundle, frame);
-		}
-		range.page += run;
-		range.count -= run;
+		if (has_frame(exmap, READ_ONCE(*leaf)))
+			continue;
+		frame = frame_take(&exmap->pool, allocation->lane, &allocation->bundle);
+		if (unlikely(!frame))
+			return -ENOMEM;
+		if (likely(place(allocation, leaf, range.page, frame)))
+			(*done)++;
+		else
+			frame_take_back(&exmap->pool, &allocation->bundle, frame);
 	}
 	return 0;
 }
@@ -101,33 +102,34 @@ static int alloc_range(struct exmap *exmap, struct frame_lane *lane, struct fram
 long exmap_alloc(struct exmap *exmap, unsigned int index, unsigned int entries)
 {
 	struct exmap_interface *interface = &exmap->interface[index];
-	struct frame_lane *lane = &exmap->pool.lanes[index];
-	struct frame_bundle bundle;
-	bool was_zeros = false;
+	struct allocation allocation = { .exmap = exmap, .lane = &exmap->pool.lanes[index] };
+	unsigned int i, since = 0;
 	long failed = 0;
-	unsigned int i;
 
 	if (mutex_lock_killable(&interface->lock))
 		return -EINTR;
-	frame_take_begin(&exmap->pool, lane, &bundle);
+	frame_take_begin(&exmap->pool, allocation.lane, &allocation.bundle);
 	for (i = 0; i < entries; i++) {
-		u64 *entry = &interface->vector[i];
 		struct page_range range;
 		unsigned int done = 0;
 		int error = -EINVAL;
 
-		if (decode(exmap, READ_ONCE(*entry), &range)) {
-			error = alloc_range(exmap, lane, &bundle, range, &done, &was_zeros);
-			if (!error)
+		if (likely(decode(exmap, READ_ONCE(interface->vector[i]), &range))) {
+			error = alloc_range(&allocation, range, &done);
+			allocation.lane->taken += done;
+			if (unlikely(!error && done != range.count))
 				interface->conflicts += range.count - done;
+			since += range.count;
+		}
+		failed += error != 0;
+		WRITE_ONCE(interface->vector[i], encode(error, done));
+		if (unlikely(since >= PATIENCE)) {
+			since = 0;
 			cond_resched();
 		}
-		lane->taken += done;
-		failed += error != 0;
-		WRITE_ONCE(*entry, encode(error, done));
 	}
-	frame_take_end(&exmap->pool, lane, &bundle);
-	if (was_zeros) {
+	frame_take_end(&exmap->pool, allocation.lane, &allocation.bundle);
+	if (allocation.over_zeros) {
 		pt_flush_range(current->mm, 0, TLB_FLUSH_ALL);
 		interface->flushes++;
 	}
@@ -135,32 +137,44 @@ long exmap_alloc(struct exmap *exmap, unsigned int index, unsigned int entries)
 	return failed;
 }
 
-static void flush(struct exmap *exmap, unsigned int index, struct cleared *cleared)
+/* What a thread that frees has taken off and not yet flushed. */
+struct clearance {
+	struct exmap		*exmap;
+	struct frame_lane	*lane;
+	struct exmap_interface	*interface;
+	u64			first, last;	/* pages; first > last: none */
+};
+
+static void flush(struct clearance *clearance)
 {
+	struct exmap *exmap = clearance->exmap;
 	unsigned long start = exmap->mount.start;
 
-	if (!cleared->any)
+	if (clearance->first > clearance->last)
 		return;
-	if (cleared->last - cleared->first < FLUSH_PAGES)
-		pt_flush_range(current->mm, start + (cleared->first << PAGE_SHIFT),
-			       start + ((cleared->last + 1) << PAGE_SHIFT));
+	if (clearance->last - clearance->first < FLUSH_PAGES)
+		pt_flush_range(current->mm, start + (clearance->first << PAGE_SHIFT),
+			       start + ((clearance->last + 1) << PAGE_SHIFT));
 	else
 		pt_flush_range(current->mm, 0, TLB_FLUSH_ALL);
-	frame_settle(&exmap->pool, &exmap->pool.lanes[index], exmap->pinnable);
-	exmap->interface[index].flushes++;
-	cleared->any = false;
+	frame_settle(&exmap->pool, clearance->lane, exmap->pinnable);
+	clearance->interface->flushes++;
+	clearance->first = U64_MAX;
+	clearance->last = 0;
 }
 
 /* Takes a page's frame off: its number; 0 if there is none, or it must stay. */
-static u64 take_off(struct exmap *exmap, u64 *leaf, u64 page, bool *is_busy)
+static __always_inline u64 take_off(struct clearance *clearance, u64 *leaf, u64 page, bool *busy)
 {
+	struct exmap *exmap = clearance->exmap;
 	u64 old = READ_ONCE(*leaf);
 
 	do {
-		if (is_free(exmap, old))
+		if (!has_frame(exmap, old))
 			return 0;
 		if (exmap->pinnable && page_ref_count(pfn_to_page(pt_leaf_pfn(old))) != 1) {
-			*is_busy = true;
+			clearance->interface->busy++;
+			*busy = true;
 			return 0;
 		}
 	} while (!try_cmpxchg64(leaf, &old, 0));
@@ -168,75 +182,64 @@ static u64 take_off(struct exmap *exmap, u64 *leaf, u64 page, bool *is_busy)
 	return pt_leaf_pfn(old);
 }
 
-static void note(struct cleared *cleared, u64 page)
+static __always_inline int free_range(struct clearance *clearance, struct page_range range,
+				      unsigned int *done)
 {
-	if (!cleared->any)
-		cleared->first = cleared->last = page;
-	cleared->any = true;
-	cleared->first = min(cleared->first, page);
-	cleared->last = max(cleared->last, page);
-}
+	struct exmap *exmap = clearance->exmap;
+	u64 *leaf = NULL, frame;
+	bool busy = false;
 
-static unsigned int free_range(struct exmap *exmap, unsigned int index, struct page_range range,
-			       struct cleared *cleared, bool *is_busy)
-{
-	struct exmap_interface *interface = &exmap->interface[index];
-	struct frame_lane *lane = &exmap->pool.lanes[index];
-	unsigned int run, i, done = 0;
-	u64 *leaf, frame;
-
-	for (; range.count; range.page += run, range.count -= run) {
-		run = in_table(&range);
-		leaf = pt_tree_leaf(&exmap->tree, range.page);
-		for (i = 0; leaf && i < run; i++) {
-			bool stays = false;
-
-			frame = take_off(exmap, leaf + i, range.page + i, &stays);
-			if (stays) {
-				interface->busy++;
-				*is_busy = true;
-			}
-			if (!frame)
-				continue;
-			done++;
-			note(cleared, range.page + i);
-			if (frame_pend(&exmap->pool, lane, frame))
-				flush(exmap, index, cleared);
-		}
+	for (; range.count; range.page++, range.count--) {
+		leaf = next_leaf(leaf, range.page) ?: pt_tree_leaf(&exmap->tree, range.page);
+		if (unlikely(!leaf))
+			continue;
+		frame = take_off(clearance, leaf, range.page, &busy);
+		if (!frame)
+			continue;
+		(*done)++;
+		clearance->first = min(clearance->first, range.page);
+		clearance->last = max(clearance->last, range.page);
+		if (frame_pend(&exmap->pool, clearance->lane, frame))
+			flush(clearance);
 	}
-	return done;
+	return busy ? -EBUSY : 0;
 }
 
-/* As exmap_alloc. The frames are free when this returns, and TLBs were flushed before. */
+/* As exmap_alloc. When this returns, TLBs were flushed, and then the frames became free. */
 long exmap_free(struct exmap *exmap, unsigned int index, unsigned int entries)
 {
 	struct exmap_interface *interface = &exmap->interface[index];
-	struct frame_lane *lane = &exmap->pool.lanes[index];
-	struct cleared cleared = {};
+	struct clearance clearance = {
+		.exmap = exmap,
+		.lane = &exmap->pool.lanes[index],
+		.interface = interface,
+		.first = U64_MAX,
+	};
+	unsigned int i, since = 0;
 	long failed = 0;
-	unsigned int i;
 
 	if (mutex_lock_killable(&interface->lock))
 		return -EINTR;
 	for (i = 0; i < entries; i++) {
-		u64 *entry = &interface->vector[i];
 		struct page_range range;
 		unsigned int done = 0;
-		bool is_busy = false;
 		int error = -EINVAL;
 
-		if (decode(exmap, READ_ONCE(*entry), &range)) {
-			done = free_range(exmap, index, range, &cleared, &is_busy);
-			error = is_busy ? -EBUSY : 0;
+		if (likely(decode(exmap, READ_ONCE(interface->vector[i]), &range))) {
+			error = free_range(&clearance, range, &done);
+			clearance.lane->given += done;
+			since += range.count;
+		}
+		failed += error != 0;
+		WRITE_ONCE(interface->vector[i], encode(error, done));
+		if (unlikely(exmap->flags & VELLUM_EXMAP_FLUSH_EACH))
+			flush(&clearance);
+		if (unlikely(since >= PATIENCE)) {
+			since = 0;
 			cond_resched();
 		}
-		lane->given += done;
-		failed += error != 0;
-		WRITE_ONCE(*entry, encode(error, done));
-		if (exmap->flags & VELLUM_EXMAP_FLUSH_EACH)
-			flush(exmap, index, &cleared);
 	}
-	flush(exmap, index, &cleared);
+	flush(&clearance);
 	mutex_unlock(&interface->lock);
 	return failed;
 }
