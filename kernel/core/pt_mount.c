@@ -12,7 +12,7 @@
 #include <linux/sched/mm.h>
 #include <linux/slab.h>
 
-#include "core/pt_compat.h"
+#include "core/compat.h"
 #include "core/pt_flush.h"
 #include "core/pt_mount.h"
 #include "core/pt_slot.h"

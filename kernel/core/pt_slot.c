@@ -7,7 +7,7 @@
 #include <linux/mm.h>
 #include <asm/pgalloc.h>
 
-#include "core/pt_compat.h"
+#include "core/compat.h"
 #include "core/pt_flush.h"
 #include "core/pt_slot.h"
 #include "core/pt_tree.h"

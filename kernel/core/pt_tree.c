@@ -5,7 +5,7 @@
 #include <linux/rcupdate.h>
 #include <linux/sched.h>
 
-#include "core/pt_compat.h"
+#include "core/compat.h"
 #include "core/pt_tree.h"
 
 u64 *pt_table_alloc(unsigned int level)

@@ -12,7 +12,7 @@
 #include <linux/slab.h>
 #include <linux/uaccess.h>
 
-#include "core/pt_compat.h"
+#include "core/compat.h"
 #include "exmap/exmap.h"
 
 static struct exmap *make_exmap(void)
@@ -62,8 +62,11 @@ static void free_interfaces(struct exmap_interface *interface, unsigned int coun
 {
 	unsigned int i;
 
-	for (i = 0; i < count; i++)
+	for (i = 0; i < count; i++) {
 		free_page((unsigned long)interface[i].vector);
+		kvfree(interface[i].ranges);
+		kvfree(interface[i].results);
+	}
 	kvfree(interface);
 }
 
@@ -72,13 +75,17 @@ static struct exmap_interface *make_interfaces(unsigned int count)
 	struct exmap_interface *interface = kvcalloc(count, sizeof(*interface), GFP_KERNEL_ACCOUNT);
 	unsigned int i;
 
-	if (!interface)
-		return NULL;
-	for (i = 0; i < count; i++) {
-		mutex_init(&interface[i].lock);
-		interface[i].vector = (u64 *)get_zeroed_page(GFP_KERNEL_ACCOUNT);
-		if (!interface[i].vector) {
-			free_interfaces(interface, i);
+	for (i = 0; interface && i < count; i++) {
+		struct exmap_interface *one = &interface[i];
+
+		mutex_init(&one->lock);
+		one->vector = (u64 *)get_zeroed_page(GFP_KERNEL_ACCOUNT);
+		one->ranges = kvcalloc(VELLUM_EXMAP_VECTOR_ENTRIES, sizeof(*one->ranges),
+				       GFP_KERNEL_ACCOUNT);
+		one->results = kvcalloc(VELLUM_EXMAP_VECTOR_ENTRIES, sizeof(*one->results),
+					GFP_KERNEL_ACCOUNT);
+		if (!one->vector || !one->ranges || !one->results) {
+			free_interfaces(interface, count);
 			return NULL;
 		}
 	}
@@ -93,12 +100,32 @@ static void destroy(struct kref *references)
 	frame_pool_destroy(&exmap->pool);
 	if (exmap->interface)
 		free_interfaces(exmap->interface, exmap->interfaces);
+	if (exmap->backing)
+		fput(exmap->backing);
 	uncharge(exmap);
 	mutex_destroy(&exmap->setup);
 	kfree(exmap);
 }
 
-static int create_locked(struct exmap *exmap, const struct vellum_exmap_create *create)
+/* The file that pages are read from and written to; NULL for none. */
+static struct file *backing_file(int descriptor)
+{
+	struct file *file;
+
+	if (descriptor < 0)
+		return NULL;
+	file = fget(descriptor);
+	if (!file)
+		return ERR_PTR(-EBADF);
+	if ((S_ISREG(file_inode(file)->i_mode) || S_ISBLK(file_inode(file)->i_mode)) &&
+	    (file->f_mode & FMODE_READ) && file->f_op->read_iter)
+		return file;
+	fput(file);
+	return ERR_PTR(-EBADF);
+}
+
+static int create_locked(struct exmap *exmap, const struct vellum_exmap_create *create,
+			 struct file *backing)
 {
 	struct exmap_interface *interface;
 	int error;
@@ -122,6 +149,7 @@ static int create_locked(struct exmap *exmap, const struct vellum_exmap_create *
 	}
 	exmap->flags = create->flags;
 	exmap->interfaces = create->interfaces;
+	exmap->backing = backing;
 	/* From here on it is used. */
 	smp_store_release(&exmap->interface, interface);
 	return 0;
@@ -130,19 +158,23 @@ static int create_locked(struct exmap *exmap, const struct vellum_exmap_create *
 /* Gives the exmap its pool and its interfaces. */
 int exmap_create(struct exmap *exmap, const struct vellum_exmap_create *create)
 {
-	int error;
+	struct file *backing;
+	int error = -EINTR;
 
 	if (create->flags & ~(u64)EXMAP_FLAGS || create->reserved || !create->interfaces ||
 	    create->interfaces > VELLUM_EXMAP_MAX_INTERFACES || !create->frames)
 		return -EINVAL;
 	if (create->frames > totalram_pages())
 		return -ENOMEM;
-	if (create->backing >= 0)
-		return -EOPNOTSUPP;
-	if (mutex_lock_killable(&exmap->setup))
-		return -EINTR;
-	error = create_locked(exmap, create);
-	mutex_unlock(&exmap->setup);
+	backing = backing_file(create->backing);
+	if (IS_ERR(backing))
+		return PTR_ERR(backing);
+	if (!mutex_lock_killable(&exmap->setup)) {
+		error = create_locked(exmap, create, backing);
+		mutex_unlock(&exmap->setup);
+	}
+	if (error && backing)
+		fput(backing);
 	return error;
 }
 
@@ -178,6 +210,7 @@ static long ioctl_query(unsigned long argument)
 	query = (struct vellum_exmap_query){
 		.size = sizeof(query),
 		.version = 1,
+		.features = VELLUM_EXMAP_CAN_READ | VELLUM_EXMAP_CAN_WRITE,
 		.flags = EXMAP_FLAGS,
 		.max_interfaces = VELLUM_EXMAP_MAX_INTERFACES,
 		.vector_entries = VELLUM_EXMAP_VECTOR_ENTRIES,
@@ -223,23 +256,17 @@ static long ioctl_stat(struct exmap *exmap, unsigned long argument)
 		stat.conflicts += READ_ONCE(interface->conflicts);
 		stat.busy += READ_ONCE(interface->busy);
 		stat.flushes += READ_ONCE(interface->flushes);
+		stat.read += READ_ONCE(interface->read);
+		stat.written += READ_ONCE(interface->written);
 	}
 	return copy_to_user((void __user *)argument, &stat, sizeof(stat)) ? -EFAULT : 0;
 }
 
-static long vectored(struct exmap *exmap, unsigned int command, unsigned long argument)
+static long ioctl_vector(struct exmap *exmap, unsigned int command, unsigned long argument)
 {
-	unsigned int interface = argument & 0xffff;
-	unsigned int entries = argument >> 16;
-	int error = exmap_may_command(exmap);
-
-	if (error)
-		return error;
-	if (argument >> 32 || interface >= exmap->interfaces ||
-	    entries > VELLUM_EXMAP_VECTOR_ENTRIES)
+	if (argument >> 32)
 		return -EINVAL;
-	return command == VELLUM_EXMAP_ALLOC ? exmap_alloc(exmap, interface, entries) :
-					       exmap_free(exmap, interface, entries);
+	return exmap_vector(exmap, command, argument & 0xffff, argument >> 16);
 }
 
 static struct exmap_handle *make_handle(struct exmap *exmap)
@@ -255,16 +282,26 @@ static struct exmap_handle *make_handle(struct exmap *exmap)
 static long clone(struct exmap *exmap)
 {
 	struct exmap_handle *handle = make_handle(exmap);
+	struct file *file;
 	int descriptor;
 
 	if (!handle)
 		return -ENOMEM;
-	kref_get(&exmap->references);
-	descriptor = anon_inode_getfd("[exmap]", &exmap_operations, handle, O_RDWR | O_CLOEXEC);
+	descriptor = get_unused_fd_flags(O_CLOEXEC);
 	if (descriptor < 0) {
-		kref_put(&exmap->references, destroy);
 		kfree(handle);
+		return descriptor;
 	}
+	file = anon_inode_getfile("[exmap]", &exmap_operations, handle, O_RDWR);
+	if (IS_ERR(file)) {
+		put_unused_fd(descriptor);
+		kfree(handle);
+		return PTR_ERR(file);
+	}
+	/* It has a position as little as the device has, but pread takes it for more. */
+	file->f_mode |= FMODE_PREAD | FMODE_PWRITE;
+	kref_get(&exmap->references);
+	fd_install(descriptor, file);
 	return descriptor;
 }
 
@@ -297,7 +334,9 @@ static long ioctl(struct file *file, unsigned int command, unsigned long argumen
 	switch (command) {
 	case VELLUM_EXMAP_ALLOC:
 	case VELLUM_EXMAP_FREE:
-		return vectored(exmap, command, argument);
+	case VELLUM_EXMAP_READ:
+	case VELLUM_EXMAP_WRITE:
+		return ioctl_vector(exmap, command, argument);
 	case VELLUM_EXMAP_QUERY:
 		return ioctl_query(argument);
 	case VELLUM_EXMAP_CREATE:
@@ -361,6 +400,8 @@ const struct file_operations exmap_operations = {
 	.owner = THIS_MODULE,
 	.open = open,
 	.release = release,
+	.read_iter = exmap_read_iter,
+	.write_iter = exmap_write_iter,
 	.unlocked_ioctl = ioctl,
 	.mmap = map,
 	.get_unmapped_area = area,

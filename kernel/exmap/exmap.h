@@ -5,7 +5,10 @@
  *
  *	device.c	the device: open, ioctl, and who may do what
  *	surface.c	mapping the surface and the vectors, faults
- *	vector.c	ALLOC and FREE
+ *	alloc.c, free.c	frames come to the surface and leave it
+ *	transfer.c	reading and writing pages
+ *	vector.c	commands as vectors
+ *	proxy.c		commands as pread, preadv, pwrite and pwritev
  *	published.c	the interface of the published module
  */
 #ifndef VELLUM_EXMAP_H
@@ -21,10 +24,24 @@
 #include "core/pt_mount.h"
 #include "core/pt_tree.h"
 
+/* Pages that a command is for. */
+struct page_range {
+	u64		page;
+	unsigned int	count;
+};
+
+/* What has become of them. */
+struct exmap_result {
+	int		error;
+	unsigned int	pages;		/* for which it was carried out */
+};
+
 struct exmap_interface {
 	struct mutex	lock;		/* whoever carries out a vector; protects all below */
 	u64		*vector;	/* a page that the process has mapped */
-	u64		conflicts, busy, flushes;
+	struct page_range *ranges;	/* the vector's entries, as read */
+	struct exmap_result *results;	/* what becomes of them */
+	u64		conflicts, busy, flushes, read, written;
 } ____cacheline_aligned_in_smp;
 
 struct exmap {
@@ -38,6 +55,10 @@ struct exmap {
 	struct frame_pool	pool;
 	struct user_struct	*user;		/* who is charged for the frames, or NULL */
 	u64			charged;
+	struct file		*backing;	/* or NULL */
+
+	/* Batches that hold pages of the surface, which then must not be reused. */
+	atomic_t		holders;
 
 	/* Set when the surface is first mapped; then unchanged, but for what the core changes. */
 	bool			pinnable;
@@ -79,8 +100,18 @@ int exmap_map_vector(struct exmap *exmap, struct vm_area_struct *vma, unsigned l
 void exmap_surface_destroy(struct exmap *exmap);
 
 int exmap_may_command(struct exmap *exmap);
-long exmap_alloc(struct exmap *exmap, unsigned int index, unsigned int entries);
-long exmap_free(struct exmap *exmap, unsigned int index, unsigned int entries);
+long exmap_vector(struct exmap *exmap, unsigned int command, unsigned int index,
+		  unsigned int entries);
+
+/* The interface's lock is held, and the ranges are within the surface. */
+void exmap_alloc(struct exmap *exmap, unsigned int index, const struct page_range *ranges,
+		 struct exmap_result *results, unsigned int count);
+void exmap_free(struct exmap *exmap, unsigned int index, const struct page_range *ranges,
+		struct exmap_result *results, unsigned int count);
+void exmap_flush_zeros(struct exmap_interface *interface);
+
+ssize_t exmap_read_iter(struct kiocb *kiocb, struct iov_iter *iter);
+ssize_t exmap_write_iter(struct kiocb *kiocb, struct iov_iter *iter);
 
 bool exmap_published_knows(unsigned int command);
 long exmap_published_ioctl(struct file *file, unsigned int command, unsigned long argument);
@@ -89,5 +120,37 @@ extern const struct file_operations exmap_operations;
 
 int exmap_init(void);
 void exmap_exit(void);
+
+static __always_inline bool exmap_contains(const struct exmap *exmap, struct page_range range)
+{
+	return range.count && range.page < exmap->tree.pages &&
+	       range.count <= exmap->tree.pages - range.page;
+}
+
+static __always_inline bool exmap_has_frame(const struct exmap *exmap, u64 leaf)
+{
+	return leaf && leaf != exmap->zero_leaf;
+}
+
+/* The next page's leaf: beside the last one, or NULL where another table begins. */
+static __always_inline u64 *exmap_next_leaf(u64 *leaf, u64 page)
+{
+	return leaf && (page & (PT_ENTRIES - 1)) ? leaf + 1 : NULL;
+}
+
+/* Puts a frame on a page. False: it has one. */
+static __always_inline bool exmap_place(struct exmap *exmap, u64 *leaf, u64 page, u64 frame,
+					bool *over_zeros)
+{
+	u64 old = READ_ONCE(*leaf);
+
+	do {
+		if (exmap_has_frame(exmap, old))
+			return false;
+	} while (!try_cmpxchg64(leaf, &old, frame << PAGE_SHIFT | exmap->leaf_flags));
+	*over_zeros |= old != 0;
+	pt_mount_leaf_changed(&exmap->mount, page);
+	return true;
+}
 
 #endif /* VELLUM_EXMAP_H */

@@ -24,24 +24,17 @@ static long setup(struct exmap *exmap, unsigned long argument)
 
 static long action(struct exmap *exmap, unsigned long argument)
 {
+	static const unsigned int commands[] = {
+		[EXMAP_PUBLISHED_OP_ALLOC] = VELLUM_EXMAP_ALLOC,
+		[EXMAP_PUBLISHED_OP_FREE] = VELLUM_EXMAP_FREE,
+	};
 	struct exmap_published_action action;
-	int error;
 
 	if (copy_from_user(&action, (void __user *)argument, sizeof(action)))
 		return -EFAULT;
-	error = exmap_may_command(exmap);
-	if (error)
-		return error;
-	if (action.interface >= exmap->interfaces ||
-	    action.iov_len > VELLUM_EXMAP_VECTOR_ENTRIES)
+	if (action.opcode >= ARRAY_SIZE(commands) || !commands[action.opcode])
 		return -EINVAL;
-	switch (action.opcode) {
-	case EXMAP_PUBLISHED_OP_ALLOC:
-		return exmap_alloc(exmap, action.interface, action.iov_len);
-	case EXMAP_PUBLISHED_OP_FREE:
-		return exmap_free(exmap, action.interface, action.iov_len);
-	}
-	return -EINVAL;
+	return exmap_vector(exmap, commands[action.opcode], action.interface, action.iov_len);
 }
 
 static long clone(struct file *file, unsigned long argument)

@@ -4,7 +4,7 @@
 #include <linux/mm.h>
 #include <linux/mman.h>
 
-#include "core/pt_compat.h"
+#include "core/compat.h"
 #include "exmap/exmap.h"
 
 /* Pages of the longest surface: 16 TiB. Its tables of level 2 take a 262,144th of it. */

@@ -3,11 +3,12 @@
  * What differs between the kernels that the module is built for: all of it is here, so that the
  * rest of the module has no #if on versions.
  */
-#ifndef VELLUM_PT_COMPAT_H
-#define VELLUM_PT_COMPAT_H
+#ifndef VELLUM_COMPAT_H
+#define VELLUM_COMPAT_H
 
 #include <linux/mm.h>
 #include <linux/sched.h>
+#include <linux/uio.h>
 #include <linux/version.h>
 
 #ifndef CONFIG_X86_64
@@ -97,4 +98,25 @@ static inline unsigned long pt_get_unmapped_area(struct file *file, unsigned lon
 #endif
 }
 
-#endif /* VELLUM_PT_COMPAT_H */
+/* Where the user memory of an iterator's next segment is, and how much there is. */
+static inline void __user *segment_address(const struct iov_iter *iter)
+{
+#if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 4, 0)
+	return iter_iov_addr(iter);
+#else
+	return (iter_is_ubuf(iter) ? iter->ubuf : iter->iov->iov_base) + iter->iov_offset;
+#endif
+}
+
+static inline size_t segment_length(const struct iov_iter *iter)
+{
+#if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 4, 0)
+	return iter_iov_len(iter);
+#else
+	if (iter_is_ubuf(iter))
+		return iov_iter_count(iter);
+	return min(iter->iov->iov_len - iter->iov_offset, iov_iter_count(iter));
+#endif
+}
+
+#endif /* VELLUM_COMPAT_H */

@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * Frames leave the surface: entries are cleared, TLBs are flushed once, and then the frames are
+ * free. What something has pinned stays where it is.
+ */
+
+#include <linux/mm.h>
+#include <linux/sched.h>
+#include <asm/tlbflush.h>
+
+#include "core/pt_flush.h"
+#include "exmap/exmap.h"
+
+/* As the kernel's own bound: beyond so many pages all translations are flushed. */
+#define FLUSH_PAGES	33
+
+/* What a thread that frees has taken off and not yet flushed. */
+struct clearance {
+	struct exmap		*exmap;
+	struct frame_lane	*lane;
+	struct exmap_interface	*interface;
+	u64			first, last;	/* pages; first > last: none */
+	bool			pins;		/* pages may be pinned */
+};
+
+static bool may_be_pinned(struct exmap *exmap)
+{
+	return exmap->pinnable || atomic_read(&exmap->holders);
+}
+
+static void flush(struct clearance *clearance)
+{
+	struct exmap *exmap = clearance->exmap;
+	unsigned long start = exmap->mount.start;
+
+	if (clearance->first > clearance->last)
+		return;
+	if (clearance->last - clearance->first < FLUSH_PAGES)
+		pt_flush_range(current->mm, start + (clearance->first << PAGE_SHIFT),
+			       start + ((clearance->last + 1) << PAGE_SHIFT));
+	else
+		pt_flush_range(current->mm, 0, TLB_FLUSH_ALL);
+	/* Who began to hold pages since we looked is seen now, or has seen that they are gone. */
+	smp_mb();
+	frame_settle(&exmap->pool, clearance->lane, may_be_pinned(exmap));
+	clearance->interface->flushes++;
+	clearance->first = U64_MAX;
+	clearance->last = 0;
+}
+
+/* Takes a page's frame off: its number; 0 if there is none, or it must stay. */
+static __always_inline u64 take_off(struct clearance *clearance, u64 *leaf, u64 page,
+				    struct exmap_result *result)
+{
+	struct exmap *exmap = clearance->exmap;
+	u64 old = READ_ONCE(*leaf);
+
+	do {
+		if (!exmap_has_frame(exmap, old))
+			return 0;
+		if (clearance->pins && page_ref_count(pfn_to_page(pt_leaf_pfn(old))) != 1) {
+			clearance->interface->busy++;
+			result->error = -EBUSY;
+			return 0;
+		}
+	} while (!try_cmpxchg64(leaf, &old, 0));
+	pt_mount_leaf_changed(&exmap->mount, page);
+	return pt_leaf_pfn(old);
+}
+
+static __always_inline struct exmap_result free_range(struct clearance *clearance,
+						      struct page_range range)
+{
+	struct exmap *exmap = clearance->exmap;
+	struct exmap_result result = {};
+	u64 *leaf = NULL, frame;
+
+	for (; range.count; range.page++, range.count--) {
+		leaf = exmap_next_leaf(leaf, range.page) ?:
+		       pt_tree_leaf(&exmap->tree, range.page);
+		if (unlikely(!leaf))
+			continue;
+		frame = take_off(clearance, leaf, range.page, &result);
+		if (!frame)
+			continue;
+		result.pages++;
+		clearance->first = min(clearance->first, range.page);
+		clearance->last = max(clearance->last, range.page);
+		if (frame_pend(&exmap->pool, clearance->lane, frame))
+			flush(clearance);
+	}
+	return result;
+}
+
+void exmap_free(struct exmap *exmap, unsigned int index, const struct page_range *ranges,
+		struct exmap_result *results, unsigned int count)
+{
+	struct clearance clearance = {
+		.exmap = exmap,
+		.lane = &exmap->pool.lanes[index],
+		.interface = &exmap->interface[index],
+		.first = U64_MAX,
+		.pins = may_be_pinned(exmap),
+	};
+	unsigned int i;
+
+	for (i = 0; i < count; i++) {
+		results[i] = free_range(&clearance, ranges[i]);
+		clearance.lane->given += results[i].pages;
+		if (unlikely(exmap->flags & VELLUM_EXMAP_FLUSH_EACH))
+			flush(&clearance);
+		if (unlikely(ranges[i].count > 1))
+			cond_resched();
+	}
+	flush(&clearance);
+}

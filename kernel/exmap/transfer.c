@@ -1,0 +1,301 @@
+// SPDX-License-Identifier: GPL-2.0
+/* Transfers between a surface and its backing file. See transfer.h for what holds. */
+
+#include <linux/bio.h>
+#include <linux/blkdev.h>
+#include <linux/bvec.h>
+#include <linux/fs.h>
+#include <linux/slab.h>
+#include <linux/uio.h>
+
+#include "exmap/transfer.h"
+
+/* Pages of the longest transfer: 1 MiB. */
+#define TRANSFER_PAGES	256
+
+struct transfer {
+	struct kiocb		kiocb;
+	struct transfer_batch	*batch;
+	struct list_head	node;
+	struct exmap_result	*result;	/* of the range that it is part of */
+	enum transfer_kind	kind;
+	u64			page;
+	unsigned int		count;
+	long			outcome;	/* bytes, or an error */
+	struct bio_vec		pages[];
+};
+
+void transfer_begin(struct transfer_batch *batch, struct exmap *exmap, unsigned int index)
+{
+	batch->exmap = exmap;
+	batch->index = index;
+	batch->holds = false;
+	batch->over_zeros = false;
+	INIT_LIST_HEAD(&batch->transfers);
+	atomic_set(&batch->left, 1);
+	init_completion(&batch->done);
+	frame_take_begin(&exmap->pool, &exmap->pool.lanes[index], &batch->bundle);
+}
+
+static struct transfer *add_transfer(struct transfer_batch *batch, enum transfer_kind kind,
+				     struct page_range range, struct exmap_result *result)
+{
+	unsigned int room = min_t(unsigned int, range.count, TRANSFER_PAGES);
+	struct transfer *transfer = kzalloc(struct_size(transfer, pages, room), GFP_KERNEL_ACCOUNT);
+
+	if (!transfer) {
+		result->error = -ENOMEM;
+		return NULL;
+	}
+	transfer->batch = batch;
+	transfer->result = result;
+	transfer->kind = kind;
+	transfer->page = range.page;
+	list_add_tail(&transfer->node, &batch->transfers);
+	return transfer;
+}
+
+static void add_page(struct transfer *transfer, struct page *page)
+{
+	transfer->pages[transfer->count++] = (struct bio_vec){ .bv_page = page,
+							       .bv_len = PAGE_SIZE };
+}
+
+/*
+ * Holds the frame of a page that is there. Whoever frees the page either finds it held, or we find
+ * it gone: both look at what the other does after they have done their own.
+ */
+static struct page *hold(struct transfer_batch *batch, u64 *leaf)
+{
+	struct exmap *exmap = batch->exmap;
+	struct page *page;
+	u64 value;
+
+	if (!batch->holds) {
+		atomic_inc(&exmap->holders);
+		smp_mb__after_atomic();
+		batch->holds = true;
+	}
+	for (;;) {
+		value = READ_ONCE(*leaf);
+		if (!exmap_has_frame(exmap, value))
+			return NULL;
+		page = pfn_to_page(pt_leaf_pfn(value));
+		get_page(page);
+		smp_mb__after_atomic();
+		if (pt_leaf_pfn(READ_ONCE(*leaf)) == pt_leaf_pfn(value))
+			return page;
+		put_page(page);
+	}
+}
+
+/*
+ * Plans to read what of the range is not there, and with refresh what is there as well. A page for
+ * which there is no frame ends the range.
+ */
+void transfer_fill(struct transfer_batch *batch, struct page_range range, bool refresh,
+		   struct exmap_result *result)
+{
+	struct exmap *exmap = batch->exmap;
+	struct frame_lane *lane = &exmap->pool.lanes[batch->index];
+	struct transfer *transfer = NULL;
+
+	for (; range.count; range.page++, range.count--) {
+		u64 *leaf = pt_tree_make_leaf(&exmap->tree, range.page);
+		enum transfer_kind kind = TRANSFER_FILL;
+		struct page *page = NULL;
+		u64 frame = 0;
+
+		if (!leaf) {
+			result->error = -ENOMEM;
+			return;
+		}
+		if (exmap_has_frame(exmap, READ_ONCE(*leaf))) {
+			page = refresh ? hold(batch, leaf) : NULL;
+			kind = TRANSFER_REFRESH;
+			if (!page) {
+				transfer = NULL;
+				continue;
+			}
+		}
+		if (!transfer || transfer->kind != kind || transfer->count == TRANSFER_PAGES)
+			transfer = add_transfer(batch, kind, range, result);
+		if (transfer && kind == TRANSFER_FILL) {
+			frame = frame_take(&exmap->pool, lane, &batch->bundle);
+			page = frame ? pfn_to_page(frame) : NULL;
+			lane->taken += frame != 0;
+		}
+		if (!transfer || !page) {
+			if (page)
+				put_page(page);
+			result->error = -ENOMEM;
+			return;
+		}
+		add_page(transfer, page);
+	}
+}
+
+static void let_go(struct transfer *transfer)
+{
+	unsigned int i;
+
+	for (i = 0; i < transfer->count; i++)
+		put_page(transfer->pages[i].bv_page);
+	transfer->count = 0;
+}
+
+/* Plans to write the range, all of which must be there. */
+void transfer_write(struct transfer_batch *batch, struct page_range range,
+		    struct exmap_result *result)
+{
+	struct list_head *before = batch->transfers.prev;
+	struct transfer *transfer = NULL;
+
+	for (; range.count; range.page++, range.count--) {
+		u64 *leaf = pt_tree_leaf(&batch->exmap->tree, range.page);
+		struct page *page = leaf ? hold(batch, leaf) : NULL;
+
+		if (!page) {
+			result->error = -ENOENT;
+			break;
+		}
+		if (!transfer || transfer->count == TRANSFER_PAGES)
+			transfer = add_transfer(batch, TRANSFER_WRITE, range, result);
+		if (!transfer) {
+			put_page(page);
+			break;
+		}
+		add_page(transfer, page);
+	}
+	/* Nothing of a range that is not there as a whole. */
+	while (result->error && batch->transfers.prev != before) {
+		transfer = list_last_entry(&batch->transfers, struct transfer, node);
+		let_go(transfer);
+		list_del(&transfer->node);
+		kfree(transfer);
+	}
+}
+
+static void one_less(struct transfer_batch *batch)
+{
+	if (atomic_dec_and_test(&batch->left))
+		complete(&batch->done);
+}
+
+static void completed(struct kiocb *kiocb, long outcome)
+{
+	struct transfer *transfer = container_of(kiocb, struct transfer, kiocb);
+
+	transfer->outcome = outcome;
+	one_less(transfer->batch);
+}
+
+static void submit(struct transfer *transfer, struct file *file)
+{
+	struct kiocb *kiocb = &transfer->kiocb;
+	bool write = transfer->kind == TRANSFER_WRITE;
+	struct iov_iter iter;
+	long outcome;
+
+	init_sync_kiocb(kiocb, file);
+	kiocb->ki_pos = transfer->page << PAGE_SHIFT;
+	kiocb->ki_complete = completed;
+	iov_iter_bvec(&iter, write ? WRITE : READ, transfer->pages, transfer->count,
+		      (size_t)transfer->count << PAGE_SHIFT);
+	if (write)
+		kiocb->ki_flags |= IOCB_WRITE;
+	outcome = write ? vfs_iocb_iter_write(file, kiocb, &iter) :
+			  vfs_iocb_iter_read(file, kiocb, &iter);
+	if (outcome != -EIOCBQUEUED)
+		completed(kiocb, outcome);
+}
+
+static void submit_and_wait(struct transfer_batch *batch, struct file *file)
+{
+	struct transfer *transfer;
+	struct blk_plug plug;
+	bool writes = false;
+
+	list_for_each_entry(transfer, &batch->transfers, node)
+		writes |= transfer->kind == TRANSFER_WRITE;
+	if (writes)
+		file_start_write(file);
+	blk_start_plug(&plug);
+	list_for_each_entry(transfer, &batch->transfers, node) {
+		if (!transfer->count)
+			continue;
+		atomic_inc(&batch->left);
+		submit(transfer, file);
+	}
+	blk_finish_plug(&plug);
+	one_less(batch);
+	wait_for_completion_io(&batch->done);
+	if (writes)
+		file_end_write(file);
+}
+
+/* Brings what was read to the surface; what was not, or comes too late, goes back to the pool. */
+static unsigned int publish(struct transfer_batch *batch, struct transfer *transfer,
+			    unsigned int good)
+{
+	struct exmap *exmap = batch->exmap;
+	unsigned int i, published = 0;
+
+	for (i = 0; i < transfer->count; i++) {
+		u64 frame = page_to_pfn(transfer->pages[i].bv_page);
+		u64 page = transfer->page + i;
+
+		if (i < good && exmap_place(exmap, pt_tree_leaf(&exmap->tree, page), page, frame,
+					    &batch->over_zeros)) {
+			published++;
+			continue;
+		}
+		frame_take_back(&exmap->pool, &batch->bundle, frame);
+		exmap->pool.lanes[batch->index].given++;
+	}
+	return published;
+}
+
+static void conclude(struct transfer_batch *batch, struct transfer *transfer)
+{
+	struct exmap_interface *interface = &batch->exmap->interface[batch->index];
+	unsigned int good = transfer->outcome < 0 ? 0 : transfer->outcome >> PAGE_SHIFT;
+	struct exmap_result *result = transfer->result;
+
+	if (good < transfer->count && !result->error) {
+		result->error = transfer->outcome < 0 ? transfer->outcome :
+				transfer->kind == TRANSFER_WRITE ? -EIO : -ENODATA;
+	}
+	if (transfer->kind == TRANSFER_FILL)
+		good = publish(batch, transfer, good);
+	else
+		let_go(transfer);
+	result->pages += good;
+	if (transfer->kind == TRANSFER_WRITE)
+		interface->written += good;
+	else
+		interface->read += good;
+}
+
+/* Carries out the batch and waits for it. */
+void transfer_finish(struct transfer_batch *batch)
+{
+	struct exmap *exmap = batch->exmap;
+	struct frame_lane *lane = &exmap->pool.lanes[batch->index];
+	struct transfer *transfer, *next;
+
+	/* Others may have the lane's frames while we wait. */
+	frame_take_end(&exmap->pool, lane, &batch->bundle);
+	if (!list_empty(&batch->transfers))
+		submit_and_wait(batch, exmap->backing);
+	frame_take_begin(&exmap->pool, lane, &batch->bundle);
+	list_for_each_entry_safe(transfer, next, &batch->transfers, node) {
+		conclude(batch, transfer);
+		kfree(transfer);
+	}
+	if (batch->over_zeros)
+		exmap_flush_zeros(&exmap->interface[batch->index]);
+	if (batch->holds)
+		atomic_dec(&exmap->holders);
+	frame_take_end(&exmap->pool, lane, &batch->bundle);
+}

@@ -1,0 +1,47 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/*
+ * Transfers between pages of a surface and the same pages of its backing file: page n is at byte
+ * n * 4096. The kernel reads into frames and writes from them as such; the process' page tables are
+ * not walked, and it need not be possible to pin what they show.
+ *
+ * A transfer is a run of pages, a batch is what one call has asked for; all of a batch is under way
+ * at the same time if the file can do that (O_DIRECT).
+ *
+ * What holds:
+ * - a page that is read for the first time comes to the surface when its data is there, and not at
+ *   all if it could not be read;
+ * - a page that is on the surface and takes part is held: it can be neither freed nor reused.
+ */
+#ifndef VELLUM_EXMAP_TRANSFER_H
+#define VELLUM_EXMAP_TRANSFER_H
+
+#include <linux/completion.h>
+#include <linux/list.h>
+
+#include "exmap/exmap.h"
+
+enum transfer_kind {
+	TRANSFER_FILL,		/* read into frames that then come to the surface */
+	TRANSFER_REFRESH,	/* read into pages that are there */
+	TRANSFER_WRITE,		/* write pages that are there */
+};
+
+struct transfer_batch {
+	struct exmap		*exmap;
+	unsigned int		index;		/* of the interface, whose lock is held */
+	struct frame_bundle	bundle;		/* of its lane */
+	struct list_head	transfers;
+	atomic_t		left;
+	struct completion	done;
+	bool			holds;		/* pages of the surface */
+	bool			over_zeros;	/* a page that showed zeros has a frame now */
+};
+
+void transfer_begin(struct transfer_batch *batch, struct exmap *exmap, unsigned int index);
+void transfer_fill(struct transfer_batch *batch, struct page_range range, bool refresh,
+		   struct exmap_result *result);
+void transfer_write(struct transfer_batch *batch, struct page_range range,
+		    struct exmap_result *result);
+void transfer_finish(struct transfer_batch *batch);
+
+#endif /* VELLUM_EXMAP_TRANSFER_H */
