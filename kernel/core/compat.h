@@ -69,6 +69,16 @@ static inline void pt_table_destruct(struct page *page, unsigned int level)
 #endif
 }
 
+/* The lock of the table that the entry is in. */
+static inline spinlock_t *pt_table_lock(void *entry)
+{
+#if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 6, 0)
+	return ptlock_ptr(virt_to_ptdesc(entry));
+#else
+	return ptlock_ptr(virt_to_page(entry));
+#endif
+}
+
 static inline void pt_vma_change_flags(struct vm_area_struct *vma, unsigned long set,
 				       unsigned long clear)
 {

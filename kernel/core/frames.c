@@ -102,20 +102,42 @@ static void push(struct frame_pool *pool, struct frame_bundle *bundle, u64 frame
 }
 
 void frame_take_begin(struct frame_pool *pool, struct frame_lane *lane,
-		      struct frame_bundle *bundle)
+		      struct frame_bundle *bundle, unsigned int want)
 {
-	*bundle = unpack(atomic64_xchg(&lane->idle, 0));
+	if (pool->design == FRAMES_BUNDLES)
+		*bundle = unpack(atomic64_xchg(&lane->idle, 0));
+	else
+		*bundle = (struct frame_bundle){ .stack = lane->scratch };
+	bundle->want = want;
+}
+
+/* Keeps or gives back what is in a bundle of one of the designs for comparison. */
+static void drain(struct frame_pool *pool, struct frame_lane *lane, struct frame_bundle *bundle)
+{
+	if (pool->design == FRAMES_STEALING)
+		frame_steal_drain(lane, bundle);
+	else
+		frame_kernel_drain(pool, bundle);
 }
 
 void frame_take_end(struct frame_pool *pool, struct frame_lane *lane, struct frame_bundle *bundle)
 {
-	if (bundle->stack)
+	if (pool->design != FRAMES_BUNDLES)
+		drain(pool, lane, bundle);
+	else if (bundle->stack)
 		atomic64_set_release(&lane->idle, pack(frame_of(bundle->stack), bundle->count));
 }
 
-void frame_take_back(struct frame_pool *pool, struct frame_bundle *bundle, u64 frame)
+void frame_take_back(struct frame_pool *pool, struct frame_lane *lane,
+		     struct frame_bundle *bundle, u64 frame)
 {
-	push(pool, bundle, frame);
+	if (pool->design == FRAMES_BUNDLES) {
+		push(pool, bundle, frame);
+		return;
+	}
+	if (bundle->count == FRAME_BUNDLE)
+		drain(pool, lane, bundle);
+	bundle->stack[bundle->count++] = frame;
 }
 
 static bool take_idle(struct frame_pool *pool, struct frame_lane *lane,
@@ -156,12 +178,25 @@ static bool take_unpinned(struct frame_pool *pool, struct frame_bundle *bundle)
 	return bundle->stack;
 }
 
+static u64 take_otherwise(struct frame_pool *pool, struct frame_lane *lane,
+			  struct frame_bundle *bundle)
+{
+	bool filled;
+
+	lane->refills++;
+	filled = pool->design == FRAMES_STEALING ? frame_steal_fill(pool, lane, bundle) :
+						   frame_kernel_fill(pool, bundle);
+	return filled ? frame_take(pool, lane, bundle) : 0;
+}
+
 /* The slow part of taking: the lane's bundle has nothing on its stack. */
 u64 __frame_take(struct frame_pool *pool, struct frame_lane *lane, struct frame_bundle *bundle)
 {
 	unsigned int attempt;
 	u64 frame;
 
+	if (pool->design != FRAMES_BUNDLES)
+		return take_otherwise(pool, lane, bundle);
 	for (attempt = 0; !bundle->stack; attempt++) {
 		lane->refills++;
 		if (pop_shared(pool, bundle) || take_idle(pool, lane, bundle) ||
@@ -186,7 +221,9 @@ static u64 *take_stack(struct frame_pool *pool, struct frame_lane *lane)
 	struct frame_bundle bundle;
 	u64 frame = 0;
 
-	frame_take_begin(pool, lane, &bundle);
+	if (pool->design != FRAMES_BUNDLES)
+		return NULL;
+	frame_take_begin(pool, lane, &bundle, 1);
 	if (bundle.stack || pop_shared(pool, &bundle))
 		frame = frame_take(pool, lane, &bundle);
 	frame_take_end(pool, lane, &bundle);
@@ -236,7 +273,7 @@ static void settle_pending(struct frame_pool *pool, struct frame_lane *lane)
 
 	if (!more.count)
 		return;
-	frame_take_begin(pool, lane, &less);
+	frame_take_begin(pool, lane, &less, 0);
 	if (less.stack && less.count > more.count)
 		swap(less, more);
 	if (less.stack && more.count + less.count <= FRAME_BUNDLE) {
@@ -259,6 +296,8 @@ static void settle_pending(struct frame_pool *pool, struct frame_lane *lane)
 /* After the flush: what was pended is free. */
 void frame_settle(struct frame_pool *pool, struct frame_lane *lane, bool may_be_pinned)
 {
+	/* The kernel looks after those that go back to it. */
+	may_be_pinned &= pool->design != FRAMES_FROM_KERNEL;
 	while (lane->pending_full) {
 		struct page *page = pfn_to_page(lane->pending_full);
 		struct frame_bundle full = { page_address(page), FRAME_BUNDLE };
@@ -270,7 +309,10 @@ void frame_settle(struct frame_pool *pool, struct frame_lane *lane, bool may_be_
 	}
 	if (may_be_pinned)
 		set_pinned_aside(pool, &lane->pending);
-	settle_pending(pool, lane);
+	if (pool->design == FRAMES_BUNDLES)
+		settle_pending(pool, lane);
+	else
+		drain(pool, lane, &lane->pending);
 }
 
 /* Frames in the hands of users, as far as they have said. */
@@ -284,9 +326,6 @@ u64 frame_pool_resident(struct frame_pool *pool)
 	return resident;
 }
 
-/* Failing is better than killing some process for it. */
-#define FRAME_GFP (GFP_KERNEL_ACCOUNT | __GFP_ZERO | __GFP_RETRY_MAYFAIL | __GFP_NOWARN)
-
 static struct page *frame_from_kernel(struct frame_pool *pool)
 {
 	struct page *page = alloc_page(FRAME_GFP);
@@ -296,39 +335,65 @@ static struct page *frame_from_kernel(struct frame_pool *pool)
 	return page;
 }
 
-/* Takes the frames from the kernel, zeroed. */
-int frame_pool_init(struct frame_pool *pool, u64 frames, unsigned int lanes)
+static bool make_lane(struct frame_pool *pool, struct frame_lane *lane)
+{
+	struct page *pending = frame_from_kernel(pool);
+	struct page *scratch = frame_from_kernel(pool);
+
+	if (!pending || !scratch)
+		return false;
+	spin_lock_init(&lane->lock);
+	lane->pending.stack = page_address(pending);
+	lane->scratch = page_address(scratch);
+	return true;
+}
+
+/* Gives the users' frames to where they are taken from. */
+static bool fill(struct frame_pool *pool)
 {
 	struct frame_bundle bundle = {};
 	struct page *page;
-	unsigned int lane;
 	u64 i;
+
+	for (i = 0; i < pool->frames; i++) {
+		page = fatal_signal_pending(current) ? NULL : frame_from_kernel(pool);
+		if (!page)
+			return false;
+		if (pool->design == FRAMES_STEALING) {
+			frame_steal_add(&pool->lanes[i % pool->count], page);
+			continue;
+		}
+		push(pool, &bundle, page_to_pfn(page));
+		if (!(i % FRAME_BUNDLE))
+			cond_resched();
+	}
+	if (bundle.stack)
+		push_shared(pool, &bundle);
+	return true;
+}
+
+/* Takes the frames from the kernel, zeroed. */
+int frame_pool_init(struct frame_pool *pool, enum frame_design design, u64 frames,
+		    unsigned int lanes)
+{
+	unsigned int lane;
 
 	spin_lock_init(&pool->lock);
 	INIT_LIST_HEAD(&pool->all);
 	INIT_LIST_HEAD(&pool->pinned);
 	atomic64_set(&pool->shared, 0);
+	atomic64_set(&pool->outstanding, 0);
 	pool->lanes = kvcalloc(lanes, sizeof(*pool->lanes), GFP_KERNEL_ACCOUNT);
 	if (!pool->lanes)
 		return -ENOMEM;
+	pool->design = design;
 	pool->frames = frames;
 	pool->count = lanes;
-	for (lane = 0; lane < lanes; lane++) {
-		page = frame_from_kernel(pool);
-		if (!page)
+	for (lane = 0; lane < lanes; lane++)
+		if (!make_lane(pool, &pool->lanes[lane]))
 			goto failed;
-		pool->lanes[lane].pending.stack = page_address(page);
-	}
-	for (i = 0; i < frames; i++) {
-		page = fatal_signal_pending(current) ? NULL : frame_from_kernel(pool);
-		if (!page)
-			goto failed;
-		push(pool, &bundle, page_to_pfn(page));
-		if (!(i % FRAME_BUNDLE))
-			cond_resched();
-	}
-	push_shared(pool, &bundle);
-	return 0;
+	if (design == FRAMES_FROM_KERNEL || fill(pool))
+		return 0;
 failed:
 	frame_pool_destroy(pool);
 	return fatal_signal_pending(current) ? -EINTR : -ENOMEM;

@@ -23,15 +23,27 @@
 #include <linux/atomic.h>
 #include <linux/cache.h>
 #include <linux/list.h>
+#include <linux/mm_types.h>
 #include <linux/spinlock.h>
 #include <linux/types.h>
 
 #define FRAME_BUNDLE	512
 
+/* Failing is better than killing some process for it. */
+#define FRAME_GFP (GFP_KERNEL_ACCOUNT | __GFP_ZERO | __GFP_RETRY_MAYFAIL | __GFP_NOWARN)
+
 /* Free frames in somebody's hands. The frame that the stack lies in is one more of them. */
 struct frame_bundle {
 	u64		*stack;		/* NULL: none at all */
 	unsigned int	count;		/* numbers on the stack */
+	unsigned int	want;		/* how many the user is going to take, as far as he knows */
+};
+
+/* How frames are kept. All but the first are for comparison. */
+enum frame_design {
+	FRAMES_BUNDLES,		/* as said above */
+	FRAMES_STEALING,	/* a list in each lane; lanes steal (SIGMOD 2023, 4.4): frames_steal.c */
+	FRAMES_FROM_KERNEL,	/* each from the kernel and back to it: frames_kernel.c */
 };
 
 struct frame_lane {
@@ -42,9 +54,17 @@ struct frame_lane {
 	u64			pending_full;	/* more of them: first of a chain of full bundles */
 	/* Frames, and visits to what is shared; written by the lane's user alone. */
 	u64			taken, given, refills;
+
+	/* The designs for comparison: what the user's bundle lies in, which is never handed out. */
+	u64			*scratch;
+	/* FRAMES_STEALING: a chain through page->private, and how long it is. */
+	spinlock_t		lock;
+	u64			first, length;
+	unsigned int		victim;		/* from whom the lane stole last */
 } ____cacheline_aligned_in_smp;
 
 struct frame_pool {
+	enum frame_design	design;
 	u64			frames;		/* that users may have */
 	unsigned int		count;		/* of lanes */
 	struct frame_lane	*lanes;
@@ -56,23 +76,38 @@ struct frame_pool {
 	struct list_head	all;		/* frames, through page->lru */
 	struct list_head	pinned;		/* those that were freed while something had them */
 	unsigned long		pinned_count;
+
+	atomic64_t		outstanding;	/* FRAMES_FROM_KERNEL: frames that users have */
 };
 
-int frame_pool_init(struct frame_pool *pool, u64 frames, unsigned int lanes);
+int frame_pool_init(struct frame_pool *pool, enum frame_design design, u64 frames,
+		    unsigned int lanes);
 void frame_pool_destroy(struct frame_pool *pool);
 u64 frame_pool_resident(struct frame_pool *pool);
 
+/* A frame that a user had when everything ends. Only for FRAMES_FROM_KERNEL, which has no list. */
+void frame_pool_forget(struct frame_pool *pool, u64 frame);
+
 /* Taking frames, with the lane's bundle in the caller's hands from begin to end. */
 void frame_take_begin(struct frame_pool *pool, struct frame_lane *lane,
-		      struct frame_bundle *bundle);
+		      struct frame_bundle *bundle, unsigned int want);
 u64 __frame_take(struct frame_pool *pool, struct frame_lane *lane, struct frame_bundle *bundle);
-void frame_take_back(struct frame_pool *pool, struct frame_bundle *bundle, u64 frame);
+void frame_take_back(struct frame_pool *pool, struct frame_lane *lane,
+		     struct frame_bundle *bundle, u64 frame);
 void frame_take_end(struct frame_pool *pool, struct frame_lane *lane,
 		    struct frame_bundle *bundle);
 
 /* Giving frames back: pended while they may be in TLBs, settled after the flush. */
 bool __frame_pend_more(struct frame_pool *pool, struct frame_lane *lane);
 void frame_settle(struct frame_pool *pool, struct frame_lane *lane, bool may_be_pinned);
+
+/* The other designs: fill an empty bundle, take back what is left of it, and what was freed. */
+void frame_steal_add(struct frame_lane *lane, struct page *page);
+bool frame_steal_fill(struct frame_pool *pool, struct frame_lane *lane,
+		      struct frame_bundle *bundle);
+void frame_steal_drain(struct frame_lane *lane, struct frame_bundle *bundle);
+bool frame_kernel_fill(struct frame_pool *pool, struct frame_bundle *bundle);
+void frame_kernel_drain(struct frame_pool *pool, struct frame_bundle *bundle);
 
 /* The number of a free frame; 0 when there is none. */
 static inline u64 frame_take(struct frame_pool *pool, struct frame_lane *lane,

@@ -63,6 +63,24 @@ u64 *__pt_tree_make_leaf(struct pt_tree *tree, u64 page)
 	return table ? table + (page & (PT_ENTRIES - 1)) : NULL;
 }
 
+/* Shows all leaves that are not empty, in order. */
+void pt_tree_each_leaf(struct pt_tree *tree, void (*visit)(void *data, u64 page, u64 leaf),
+		       void *data)
+{
+	u64 page = 0, *leaf, value;
+	unsigned int i;
+
+	for (; tree->root && page < tree->pages; page += PT_ENTRIES) {
+		leaf = pt_tree_leaf(tree, page);
+		cond_resched();
+		for (i = 0; leaf && i < PT_ENTRIES; i++) {
+			value = READ_ONCE(leaf[i]);
+			if (value)
+				visit(data, page + i, value);
+		}
+	}
+}
+
 /* Frees a table and all below it; what the leaves refer to is the owner's business. */
 static void free_below(struct pt_tree *tree, u64 *table, unsigned int level)
 {

@@ -48,6 +48,8 @@ struct pt_tree {
 int pt_tree_init(struct pt_tree *tree, u64 pages);
 void pt_tree_destroy(struct pt_tree *tree);
 u64 *__pt_tree_make_leaf(struct pt_tree *tree, u64 page);
+void pt_tree_each_leaf(struct pt_tree *tree, void (*visit)(void *data, u64 page, u64 leaf),
+		       void *data);
 
 /* Tables on their own. */
 u64 *pt_table_alloc(unsigned int level);

@@ -49,7 +49,8 @@ static __always_inline struct exmap_result alloc_range(struct allocation *alloca
 		if (likely(exmap_place(exmap, leaf, range.page, frame, &allocation->over_zeros)))
 			result.pages++;
 		else
-			frame_take_back(&exmap->pool, &allocation->bundle, frame);
+			frame_take_back(&exmap->pool, allocation->lane, &allocation->bundle,
+					frame);
 	}
 	return result;
 }
@@ -68,7 +69,7 @@ void exmap_alloc(struct exmap *exmap, unsigned int index, const struct page_rang
 	struct exmap_interface *interface = &exmap->interface[index];
 	unsigned int i;
 
-	frame_take_begin(&exmap->pool, allocation.lane, &allocation.bundle);
+	frame_take_begin(&exmap->pool, allocation.lane, &allocation.bundle, count);
 	for (i = 0; i < count; i++) {
 		results[i] = alloc_range(&allocation, ranges[i]);
 		allocation.lane->taken += results[i].pages;

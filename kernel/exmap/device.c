@@ -124,6 +124,13 @@ static struct file *backing_file(int descriptor)
 	return ERR_PTR(-EBADF);
 }
 
+static enum frame_design design(u64 flags)
+{
+	if (flags & VELLUM_EXMAP_NO_POOL)
+		return FRAMES_FROM_KERNEL;
+	return flags & VELLUM_EXMAP_STEALING ? FRAMES_STEALING : FRAMES_BUNDLES;
+}
+
 static int create_locked(struct exmap *exmap, const struct vellum_exmap_create *create,
 			 struct file *backing)
 {
@@ -139,7 +146,8 @@ static int create_locked(struct exmap *exmap, const struct vellum_exmap_create *
 	if (error)
 		return error;
 	interface = make_interfaces(create->interfaces);
-	error = interface ? frame_pool_init(&exmap->pool, create->frames, create->interfaces) :
+	error = interface ? frame_pool_init(&exmap->pool, design(create->flags), create->frames,
+					    create->interfaces) :
 			    -ENOMEM;
 	if (error) {
 		if (interface)
@@ -210,7 +218,8 @@ static long ioctl_query(unsigned long argument)
 	query = (struct vellum_exmap_query){
 		.size = sizeof(query),
 		.version = 1,
-		.features = VELLUM_EXMAP_CAN_READ | VELLUM_EXMAP_CAN_WRITE,
+		.features = VELLUM_EXMAP_CAN_READ | VELLUM_EXMAP_CAN_WRITE |
+			    VELLUM_EXMAP_CAN_SHOW_TABLES,
 		.flags = EXMAP_FLAGS,
 		.max_interfaces = VELLUM_EXMAP_MAX_INTERFACES,
 		.vector_entries = VELLUM_EXMAP_VECTOR_ENTRIES,
@@ -358,6 +367,8 @@ static int map(struct file *file, struct vm_area_struct *vma)
 
 	if (offset == VELLUM_EXMAP_OFFSET_SURFACE)
 		return exmap_map_surface(exmap, vma);
+	if (offset == VELLUM_EXMAP_OFFSET_TABLES)
+		return exmap_map_tables(exmap, vma);
 	if (offset >= first)
 		return exmap_map_vector(exmap, vma, (offset - first) >> PAGE_SHIFT);
 	return -EINVAL;

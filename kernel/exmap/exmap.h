@@ -5,6 +5,7 @@
  *
  *	device.c	the device: open, ioctl, and who may do what
  *	surface.c	mapping the surface and the vectors, faults
+ *	tables.c	the surface's page tables, shown to the process
  *	alloc.c, free.c	frames come to the surface and leave it
  *	transfer.c	reading and writing pages
  *	vector.c	commands as vectors
@@ -20,6 +21,7 @@
 #include <linux/types.h>
 #include <vellum/exmap.h>
 
+#include "core/compat.h"
 #include "core/frames.h"
 #include "core/pt_mount.h"
 #include "core/pt_tree.h"
@@ -77,7 +79,8 @@ struct exmap_handle {
 
 /* Flags of creation that this module knows. */
 #define EXMAP_FLAGS \
-	(VELLUM_EXMAP_PINNABLE | VELLUM_EXMAP_READS_ZEROS | VELLUM_EXMAP_FLUSH_EACH)
+	(VELLUM_EXMAP_PINNABLE | VELLUM_EXMAP_READS_ZEROS | VELLUM_EXMAP_STEALING | \
+	 VELLUM_EXMAP_NO_POOL | VELLUM_EXMAP_FLUSH_EACH | VELLUM_EXMAP_LOCK_TABLES)
 
 static inline struct exmap *exmap_of(struct file *file)
 {
@@ -96,6 +99,7 @@ int exmap_create(struct exmap *exmap, const struct vellum_exmap_create *create);
 int exmap_become_clone(struct file *file, struct file *other);
 
 int exmap_map_surface(struct exmap *exmap, struct vm_area_struct *vma);
+int exmap_map_tables(struct exmap *exmap, struct vm_area_struct *vma);
 int exmap_map_vector(struct exmap *exmap, struct vm_area_struct *vma, unsigned long index);
 void exmap_surface_destroy(struct exmap *exmap);
 
@@ -138,19 +142,40 @@ static __always_inline u64 *exmap_next_leaf(u64 *leaf, u64 page)
 	return leaf && (page & (PT_ENTRIES - 1)) ? leaf + 1 : NULL;
 }
 
+/* For comparison only: the lock that the core takes to change entries of the table; or NULL. */
+static __always_inline spinlock_t *exmap_lock_table(const struct exmap *exmap, u64 *leaf)
+{
+	spinlock_t *lock = NULL;
+
+	if (unlikely(exmap->flags & VELLUM_EXMAP_LOCK_TABLES)) {
+		lock = pt_table_lock(leaf);
+		spin_lock(lock);
+	}
+	return lock;
+}
+
+static __always_inline void exmap_unlock_table(spinlock_t *lock)
+{
+	if (unlikely(lock))
+		spin_unlock(lock);
+}
+
 /* Puts a frame on a page. False: it has one. */
 static __always_inline bool exmap_place(struct exmap *exmap, u64 *leaf, u64 page, u64 frame,
 					bool *over_zeros)
 {
+	spinlock_t *lock = exmap_lock_table(exmap, leaf);
 	u64 old = READ_ONCE(*leaf);
+	bool placed = false;
 
-	do {
-		if (exmap_has_frame(exmap, old))
-			return false;
-	} while (!try_cmpxchg64(leaf, &old, frame << PAGE_SHIFT | exmap->leaf_flags));
-	*over_zeros |= old != 0;
-	pt_mount_leaf_changed(&exmap->mount, page);
-	return true;
+	while (!exmap_has_frame(exmap, old) && !placed)
+		placed = try_cmpxchg64(leaf, &old, frame << PAGE_SHIFT | exmap->leaf_flags);
+	exmap_unlock_table(lock);
+	if (placed) {
+		*over_zeros |= old != 0;
+		pt_mount_leaf_changed(&exmap->mount, page);
+	}
+	return placed;
 }
 
 #endif /* VELLUM_EXMAP_H */

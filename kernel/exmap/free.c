@@ -54,16 +54,22 @@ static __always_inline u64 take_off(struct clearance *clearance, u64 *leaf, u64 
 {
 	struct exmap *exmap = clearance->exmap;
 	u64 old = READ_ONCE(*leaf);
+	bool cleared = false;
+	spinlock_t *lock;
 
-	do {
-		if (!exmap_has_frame(exmap, old))
-			return 0;
-		if (clearance->pins && page_ref_count(pfn_to_page(pt_leaf_pfn(old))) != 1) {
-			clearance->interface->busy++;
-			result->error = -EBUSY;
-			return 0;
-		}
-	} while (!try_cmpxchg64(leaf, &old, 0));
+	if (!exmap_has_frame(exmap, old))
+		return 0;
+	if (clearance->pins && page_ref_count(pfn_to_page(pt_leaf_pfn(old))) != 1) {
+		clearance->interface->busy++;
+		result->error = -EBUSY;
+		return 0;
+	}
+	lock = exmap_lock_table(exmap, leaf);
+	while (exmap_has_frame(exmap, old) && !cleared)
+		cleared = try_cmpxchg64(leaf, &old, 0);
+	exmap_unlock_table(lock);
+	if (!cleared)
+		return 0;
 	pt_mount_leaf_changed(&exmap->mount, page);
 	return pt_leaf_pfn(old);
 }

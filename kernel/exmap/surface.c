@@ -105,20 +105,19 @@ static int first_mapping(struct exmap *exmap, u64 pages)
 static int map_locked(struct exmap *exmap, struct vm_area_struct *vma)
 {
 	unsigned long flags = VM_DONTEXPAND | VM_DONTDUMP | VM_DONTCOPY | VM_NOHUGEPAGE;
+	bool is_first = !exmap->tree.root;
 	int error;
 
-	if (!exmap->tree.root) {
-		error = first_mapping(exmap, (vma->vm_end - vma->vm_start) >> PAGE_SHIFT);
-		if (error) {
-			exmap_surface_destroy(exmap);
-			return error;
-		}
+	error = is_first ? first_mapping(exmap, vma_pages(vma)) : 0;
+	if (!error) {
+		flags |= exmap->pinnable ? VM_MIXEDMAP : VM_PFNMAP | VM_IO;
+		pt_vma_change_flags(vma, flags, VM_MAYEXEC);
+		error = pt_mount_create(&exmap->mount, vma);
 	}
-	flags |= exmap->pinnable ? VM_MIXEDMAP : VM_PFNMAP | VM_IO;
-	pt_vma_change_flags(vma, flags, VM_MAYEXEC);
-	error = pt_mount_create(&exmap->mount, vma);
 	if (!error)
 		vma->vm_ops = &surface_operations;
+	else if (is_first)
+		exmap_surface_destroy(exmap);
 	return error;
 }
 
@@ -135,9 +134,19 @@ int exmap_map_surface(struct exmap *exmap, struct vm_area_struct *vma)
 	return error;
 }
 
+static void forget_frame(void *data, u64 page, u64 leaf)
+{
+	struct exmap *exmap = data;
+
+	if (exmap_has_frame(exmap, leaf))
+		frame_pool_forget(&exmap->pool, pt_leaf_pfn(leaf));
+}
+
 /* Nothing maps the surface, and nobody has the exmap. */
 void exmap_surface_destroy(struct exmap *exmap)
 {
+	if (exmap->flags & VELLUM_EXMAP_NO_POOL)
+		pt_tree_each_leaf(&exmap->tree, forget_frame, exmap);
 	pt_tree_destroy(&exmap->tree);
 	if (exmap->zeros)
 		__free_page(exmap->zeros);

@@ -34,7 +34,7 @@ void transfer_begin(struct transfer_batch *batch, struct exmap *exmap, unsigned 
 	INIT_LIST_HEAD(&batch->transfers);
 	atomic_set(&batch->left, 1);
 	init_completion(&batch->done);
-	frame_take_begin(&exmap->pool, &exmap->pool.lanes[index], &batch->bundle);
+	frame_take_begin(&exmap->pool, &exmap->pool.lanes[index], &batch->bundle, 0);
 }
 
 static struct transfer *add_transfer(struct transfer_batch *batch, enum transfer_kind kind,
@@ -239,6 +239,7 @@ static unsigned int publish(struct transfer_batch *batch, struct transfer *trans
 			    unsigned int good)
 {
 	struct exmap *exmap = batch->exmap;
+	struct frame_lane *lane = &exmap->pool.lanes[batch->index];
 	unsigned int i, published = 0;
 
 	for (i = 0; i < transfer->count; i++) {
@@ -250,8 +251,8 @@ static unsigned int publish(struct transfer_batch *batch, struct transfer *trans
 			published++;
 			continue;
 		}
-		frame_take_back(&exmap->pool, &batch->bundle, frame);
-		exmap->pool.lanes[batch->index].given++;
+		frame_take_back(&exmap->pool, lane, &batch->bundle, frame);
+		lane->given++;
 	}
 	return published;
 }
@@ -288,7 +289,7 @@ void transfer_finish(struct transfer_batch *batch)
 	frame_take_end(&exmap->pool, lane, &batch->bundle);
 	if (!list_empty(&batch->transfers))
 		submit_and_wait(batch, exmap->backing);
-	frame_take_begin(&exmap->pool, lane, &batch->bundle);
+	frame_take_begin(&exmap->pool, lane, &batch->bundle, 0);
 	list_for_each_entry_safe(transfer, next, &batch->transfers, node) {
 		conclude(batch, transfer);
 		kfree(transfer);

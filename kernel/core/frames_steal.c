@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * The pool of the first paper (SIGMOD 2023, 4.4): each lane has a list of free frames under a lock.
+ * Whose list is empty steals from others, more than he needs: from the one from whom he stole last,
+ * from the richer of two at random, and at last from one after the other. Kept for comparison.
+ */
+
+#include <linux/mm.h>
+#include <linux/random.h>
+
+#include "core/frames.h"
+
+/* Frames that are stolen at a time, if there are so many. */
+#define LOOT	512
+
+/* Part of a lane's list. */
+struct chain {
+	u64	first, last, length;
+};
+
+static void put(struct frame_lane *lane, struct chain chain)
+{
+	if (!chain.length)
+		return;
+	spin_lock(&lane->lock);
+	set_page_private(pfn_to_page(chain.last), lane->first);
+	lane->first = chain.first;
+	lane->length += chain.length;
+	spin_unlock(&lane->lock);
+}
+
+/* Up to so many frames from the front of the list. */
+static struct chain get(struct frame_lane *lane, u64 most)
+{
+	struct chain chain = {};
+
+	if (!READ_ONCE(lane->length))
+		return chain;
+	spin_lock(&lane->lock);
+	chain.first = lane->first;
+	while (lane->first && chain.length < most) {
+		chain.last = lane->first;
+		chain.length++;
+		lane->first = page_private(pfn_to_page(lane->first));
+	}
+	lane->length -= chain.length;
+	spin_unlock(&lane->lock);
+	return chain;
+}
+
+static bool steal(struct frame_pool *pool, struct frame_lane *lane, unsigned int from, u64 want)
+{
+	struct frame_lane *victim = &pool->lanes[from % pool->count];
+	struct chain loot = {};
+
+	if (victim != lane)
+		loot = get(victim, max_t(u64, want, LOOT));
+	put(lane, loot);
+	if (loot.length)
+		lane->victim = from % pool->count;
+	return lane->length >= want;
+}
+
+static void steal_enough(struct frame_pool *pool, struct frame_lane *lane, u64 want)
+{
+	unsigned int one = get_random_u32() % pool->count;
+	unsigned int other = get_random_u32() % pool->count;
+	unsigned int i;
+
+	if (steal(pool, lane, lane->victim, want))
+		return;
+	if (READ_ONCE(pool->lanes[other].length) > READ_ONCE(pool->lanes[one].length))
+		one = other;
+	if (steal(pool, lane, one, want))
+		return;
+	for (i = 1; i < pool->count; i++)
+		if (steal(pool, lane, lane - pool->lanes + i, want))
+			return;
+}
+
+bool frame_steal_fill(struct frame_pool *pool, struct frame_lane *lane,
+		      struct frame_bundle *bundle)
+{
+	u64 want = clamp_t(u64, bundle->want, 1, FRAME_BUNDLE);
+	struct chain chain;
+	u64 frame, next;
+
+	if (READ_ONCE(lane->length) < want)
+		steal_enough(pool, lane, want);
+	chain = get(lane, want);
+	for (frame = chain.first; chain.length; chain.length--, frame = next) {
+		next = page_private(pfn_to_page(frame));
+		set_page_private(pfn_to_page(frame), 0);
+		bundle->stack[bundle->count++] = frame;
+	}
+	return bundle->count;
+}
+
+void frame_steal_drain(struct frame_lane *lane, struct frame_bundle *bundle)
+{
+	struct chain chain = { .length = bundle->count };
+	unsigned int i;
+
+	for (i = 0; i < bundle->count; i++) {
+		u64 frame = bundle->stack[i];
+
+		if (!chain.last)
+			chain.last = frame;
+		set_page_private(pfn_to_page(frame), chain.first);
+		chain.first = frame;
+	}
+	bundle->count = 0;
+	put(lane, chain);
+}
+
+void frame_steal_add(struct frame_lane *lane, struct page *page)
+{
+	u64 frame = page_to_pfn(page);
+
+	put(lane, (struct chain){ frame, frame, 1 });
+}
