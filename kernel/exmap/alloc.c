@@ -56,9 +56,9 @@ static __always_inline struct exmap_result alloc_range(struct allocation *alloca
 }
 
 /* Other processors may remember that pages showed zeros. */
-void exmap_flush_zeros(struct exmap_interface *interface)
+void exmap_flush_zeros(struct exmap_interface *interface, struct mm_struct *mm)
 {
-	pt_flush_range(current->mm, 0, TLB_FLUSH_ALL);
+	pt_flush_range(mm, 0, TLB_FLUSH_ALL);
 	interface->flushes++;
 }
 
@@ -80,5 +80,5 @@ void exmap_alloc(struct exmap *exmap, unsigned int index, const struct page_rang
 	}
 	frame_take_end(&exmap->pool, allocation.lane, &allocation.bundle);
 	if (unlikely(allocation.over_zeros))
-		exmap_flush_zeros(interface);
+		exmap_flush_zeros(interface, current->mm);
 }

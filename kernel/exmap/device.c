@@ -11,6 +11,7 @@
 #include <linux/sched/user.h>
 #include <linux/slab.h>
 #include <linux/uaccess.h>
+#include <linux/workqueue.h>
 
 #include "core/compat.h"
 #include "exmap/exmap.h"
@@ -254,6 +255,7 @@ static long ioctl_stat(struct exmap *exmap, unsigned long argument)
 		.tables = atomic_long_read(&exmap->tree.tables),
 		.attached = READ_ONCE(exmap->mount.attaches),
 		.detached = READ_ONCE(exmap->mount.detaches),
+		.read = atomic64_read(&exmap->read_quickly),
 	};
 	for (i = 0; i < exmap->interfaces; i++) {
 		const struct exmap_interface *interface = &exmap->interface[i];
@@ -287,6 +289,12 @@ static struct exmap_handle *make_handle(struct exmap *exmap)
 	return handle;
 }
 
+/* As pread and pwrite have it, and io_uring may start reads without a thread of its own. */
+static void set_modes(struct file *file)
+{
+	file->f_mode |= FMODE_PREAD | FMODE_PWRITE | FMODE_NOWAIT;
+}
+
 /* Another descriptor for the same exmap. */
 static long clone(struct exmap *exmap)
 {
@@ -307,8 +315,7 @@ static long clone(struct exmap *exmap)
 		kfree(handle);
 		return PTR_ERR(file);
 	}
-	/* It has a position as little as the device has, but pread takes it for more. */
-	file->f_mode |= FMODE_PREAD | FMODE_PWRITE;
+	set_modes(file);
 	kref_get(&exmap->references);
 	fd_install(descriptor, file);
 	return descriptor;
@@ -393,6 +400,7 @@ static int open(struct inode *inode, struct file *file)
 		kref_put(&exmap->references, destroy);
 		return -ENOMEM;
 	}
+	set_modes(file);
 	return 0;
 }
 
@@ -426,12 +434,23 @@ static struct miscdevice device = {
 	.mode = 0600,
 };
 
+struct workqueue_struct *exmap_work;
+
 int exmap_init(void)
 {
-	return misc_register(&device);
+	int error;
+
+	exmap_work = alloc_workqueue("exmap", WQ_UNBOUND | WQ_HIGHPRI, 0);
+	if (!exmap_work)
+		return -ENOMEM;
+	error = misc_register(&device);
+	if (error)
+		destroy_workqueue(exmap_work);
+	return error;
 }
 
 void exmap_exit(void)
 {
 	misc_deregister(&device);
+	destroy_workqueue(exmap_work);
 }

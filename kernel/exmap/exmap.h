@@ -61,6 +61,7 @@ struct exmap {
 
 	/* Batches that hold pages of the surface, which then must not be reused. */
 	atomic_t		holders;
+	atomic64_t		read_quickly;	/* pages, without an interface's lock */
 
 	/* Set when the surface is first mapped; then unchanged, but for what the core changes. */
 	bool			pinnable;
@@ -112,7 +113,7 @@ void exmap_alloc(struct exmap *exmap, unsigned int index, const struct page_rang
 		 struct exmap_result *results, unsigned int count);
 void exmap_free(struct exmap *exmap, unsigned int index, const struct page_range *ranges,
 		struct exmap_result *results, unsigned int count);
-void exmap_flush_zeros(struct exmap_interface *interface);
+void exmap_flush_zeros(struct exmap_interface *interface, struct mm_struct *mm);
 
 ssize_t exmap_read_iter(struct kiocb *kiocb, struct iov_iter *iter);
 ssize_t exmap_write_iter(struct kiocb *kiocb, struct iov_iter *iter);
@@ -121,6 +122,9 @@ bool exmap_published_knows(unsigned int command);
 long exmap_published_ioctl(struct file *file, unsigned int command, unsigned long argument);
 
 extern const struct file_operations exmap_operations;
+
+/* For what is left of asynchronous calls. */
+extern struct workqueue_struct *exmap_work;
 
 int exmap_init(void);
 void exmap_exit(void);

@@ -12,8 +12,10 @@
 
 #include <linux/fs.h>
 #include <linux/mm.h>
+#include <linux/sched/mm.h>
 #include <linux/slab.h>
 #include <linux/uio.h>
+#include <linux/workqueue.h>
 #include <vellum/exmap_published.h>
 
 #include "core/compat.h"
@@ -49,8 +51,8 @@ static int read_segments(struct exmap *exmap, struct iov_iter *iter, struct segm
 	int error = 0;
 
 	segments->count = 0;
-	segments->ranges = kvmalloc_array(most, sizeof(*segments->ranges), GFP_KERNEL_ACCOUNT);
-	segments->results = kvcalloc(most, sizeof(*segments->results), GFP_KERNEL_ACCOUNT);
+	segments->ranges = kmalloc_array(most, sizeof(*segments->ranges), GFP_KERNEL_ACCOUNT);
+	segments->results = kcalloc(most, sizeof(*segments->results), GFP_KERNEL_ACCOUNT);
 	if (!segments->ranges || !segments->results)
 		return -ENOMEM;
 	while (!error && iov_iter_count(iter)) {
@@ -76,23 +78,133 @@ static ssize_t bytes_done(const struct segments *segments)
 	return bytes;
 }
 
-static ssize_t transfer(struct exmap *exmap, unsigned int index, struct segments *segments,
-			bool write)
+/* A call that returned before it was carried out. */
+struct asynchronous {
+	struct transfer_batch	batch;
+	struct segments		segments;
+	struct kiocb		*kiocb;
+	struct mm_struct	*mm;		/* NULL: not needed */
+	struct work_struct	work;
+};
+
+static void free_segments(struct segments *segments)
 {
-	struct transfer_batch batch;
+	kfree(segments->ranges);
+	kfree(segments->results);
+}
+
+static void answer(struct asynchronous *call)
+{
+	struct kiocb *kiocb = call->kiocb;
+	ssize_t outcome = bytes_done(&call->segments);
+
+	free_segments(&call->segments);
+	kfree(call);
+	/* The exmap may be gone after this. */
+	kiocb->ki_complete(kiocb, outcome);
+}
+
+static void conclude_later(struct work_struct *work)
+{
+	struct asynchronous *call = container_of(work, struct asynchronous, work);
+	struct exmap_interface *interface = &call->batch.exmap->interface[call->batch.index];
+
+	mutex_lock(&interface->lock);
+	transfer_conclude(&call->batch, call->mm);
+	mutex_unlock(&interface->lock);
+	if (call->mm)
+		mmdrop(call->mm);
+	answer(call);
+}
+
+static void finished(struct transfer_batch *batch)
+{
+	struct asynchronous *call = container_of(batch, struct asynchronous, batch);
+
+	if (transfer_conclude_quickly(batch))
+		answer(call);
+	else
+		queue_work(exmap_work, &call->work);
+}
+
+static bool can_transfer(struct exmap *exmap, bool write)
+{
+	return exmap->backing && exmap->backing->f_mode & (write ? FMODE_WRITE : FMODE_READ);
+}
+
+static void plan(struct transfer_batch *batch, struct exmap *exmap, unsigned int index,
+		 struct segments *segments, bool write)
+{
 	unsigned int i;
 
-	if (!exmap->backing || !(exmap->backing->f_mode & (write ? FMODE_WRITE : FMODE_READ)))
-		return -EBADF;
-	transfer_begin(&batch, exmap, index);
+	transfer_begin(batch, exmap, index);
 	for (i = 0; i < segments->count; i++) {
 		if (write)
-			transfer_write(&batch, segments->ranges[i], &segments->results[i]);
+			transfer_write(batch, segments->ranges[i], &segments->results[i]);
 		else
-			transfer_fill(&batch, segments->ranges[i], true, &segments->results[i]);
+			transfer_fill(batch, segments->ranges[i], true, &segments->results[i]);
 	}
+}
+
+/* Reads without waiting. The segments are the call's from here on. */
+static ssize_t read_later(struct exmap *exmap, unsigned int index, struct segments *segments,
+			  struct kiocb *kiocb)
+{
+	struct asynchronous *call = kzalloc(sizeof(*call), GFP_KERNEL_ACCOUNT);
+
+	if (!call)
+		return -ENOMEM;
+	call->segments = *segments;
+	*segments = (struct segments){};
+	call->kiocb = kiocb;
+	if (exmap->zero_leaf) {
+		call->mm = current->mm;
+		mmgrab(call->mm);
+	}
+	INIT_WORK(&call->work, conclude_later);
+	plan(&call->batch, exmap, index, &call->segments, false);
+	transfer_start(&call->batch, finished);
+	return -EIOCBQUEUED;
+}
+
+static ssize_t transfer(struct exmap *exmap, unsigned int index, struct segments *segments,
+			struct kiocb *kiocb, bool write)
+{
+	struct transfer_batch batch;
+
+	if (!can_transfer(exmap, write))
+		return -EBADF;
+	if (!write && !is_sync_kiocb(kiocb) && (exmap->backing->f_flags & O_DIRECT))
+		return read_later(exmap, index, segments, kiocb);
+	plan(&batch, exmap, index, segments, write);
 	transfer_finish(&batch);
 	return bytes_done(segments);
+}
+
+static ssize_t carry_out(struct exmap *exmap, unsigned int index, unsigned int opcode,
+			 struct segments *segments, struct kiocb *kiocb, bool write)
+{
+	if (opcode == EXMAP_PUBLISHED_OP_ALLOC && !write) {
+		exmap_alloc(exmap, index, segments->ranges, segments->results, segments->count);
+		return bytes_done(segments);
+	}
+	if (opcode == EXMAP_PUBLISHED_OP_READ || (opcode == EXMAP_PUBLISHED_OP_WRITE && write))
+		return transfer(exmap, index, segments, kiocb, write);
+	return -EINVAL;
+}
+
+/* Whether the call may have to wait for something other than memory, or the interface. */
+static bool may_wait(struct exmap *exmap, unsigned int opcode, bool write)
+{
+	return write || (opcode != EXMAP_PUBLISHED_OP_ALLOC &&
+			 !(exmap->backing && (exmap->backing->f_flags & O_DIRECT)));
+}
+
+static int lock_interface(struct exmap_interface *interface, const struct kiocb *kiocb)
+{
+	if (kiocb->ki_flags & IOCB_NOWAIT)
+		return mutex_trylock(&interface->lock) ? 0 : -EAGAIN;
+	return mutex_lock_killable(&interface->lock) ? -EINTR : 0;
 }
 
 static ssize_t proxy(struct kiocb *kiocb, struct iov_iter *iter, bool write)
@@ -107,26 +219,16 @@ static ssize_t proxy(struct kiocb *kiocb, struct iov_iter *iter, bool write)
 		return outcome;
 	if (index >= exmap->interfaces || !user_backed_iter(iter))
 		return -EINVAL;
-	if (kiocb->ki_flags & IOCB_NOWAIT)
+	if ((kiocb->ki_flags & IOCB_NOWAIT) && may_wait(exmap, opcode, write))
 		return -EAGAIN;
 	outcome = read_segments(exmap, iter, &segments);
-	if (!outcome && mutex_lock_killable(&exmap->interface[index].lock))
-		outcome = -EINTR;
-	if (outcome)
-		goto out;
-	if (opcode == EXMAP_PUBLISHED_OP_ALLOC && !write) {
-		exmap_alloc(exmap, index, segments.ranges, segments.results, segments.count);
-		outcome = bytes_done(&segments);
-	} else if (opcode == EXMAP_PUBLISHED_OP_READ ||
-		   (write && opcode == EXMAP_PUBLISHED_OP_WRITE)) {
-		outcome = transfer(exmap, index, &segments, write);
-	} else {
-		outcome = -EINVAL;
+	if (!outcome)
+		outcome = lock_interface(&exmap->interface[index], kiocb);
+	if (!outcome) {
+		outcome = carry_out(exmap, index, opcode, &segments, kiocb, write);
+		mutex_unlock(&exmap->interface[index].lock);
 	}
-	mutex_unlock(&exmap->interface[index].lock);
-out:
-	kvfree(segments.ranges);
-	kvfree(segments.results);
+	free_segments(&segments);
 	return outcome;
 }
 

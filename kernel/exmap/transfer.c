@@ -33,6 +33,7 @@ void transfer_begin(struct transfer_batch *batch, struct exmap *exmap, unsigned 
 	batch->over_zeros = false;
 	INIT_LIST_HEAD(&batch->transfers);
 	atomic_set(&batch->left, 1);
+	batch->finished = NULL;
 	init_completion(&batch->done);
 	frame_take_begin(&exmap->pool, &exmap->pool.lanes[index], &batch->bundle, 0);
 }
@@ -178,7 +179,11 @@ void transfer_write(struct transfer_batch *batch, struct page_range range,
 
 static void one_less(struct transfer_batch *batch)
 {
-	if (atomic_dec_and_test(&batch->left))
+	if (!atomic_dec_and_test(&batch->left))
+		return;
+	if (batch->finished)
+		batch->finished(batch);
+	else
 		complete(&batch->done);
 }
 
@@ -210,28 +215,24 @@ static void submit(struct transfer *transfer, struct file *file)
 		completed(kiocb, outcome);
 }
 
-static void submit_and_wait(struct transfer_batch *batch, struct file *file)
+static void submit_all(struct transfer_batch *batch)
 {
 	struct transfer *transfer;
 	struct blk_plug plug;
-	bool writes = false;
 
-	list_for_each_entry(transfer, &batch->transfers, node)
-		writes |= transfer->kind == TRANSFER_WRITE;
-	if (writes)
-		file_start_write(file);
+	/* Others may have the lane's frames meanwhile. */
+	frame_take_end(&batch->exmap->pool, &batch->exmap->pool.lanes[batch->index],
+		       &batch->bundle);
 	blk_start_plug(&plug);
 	list_for_each_entry(transfer, &batch->transfers, node) {
 		if (!transfer->count)
 			continue;
 		atomic_inc(&batch->left);
-		submit(transfer, file);
+		submit(transfer, batch->exmap->backing);
 	}
 	blk_finish_plug(&plug);
+	/* The batch may be gone after this. */
 	one_less(batch);
-	wait_for_completion_io(&batch->done);
-	if (writes)
-		file_end_write(file);
 }
 
 /* Brings what was read to the surface; what was not, or comes too late, goes back to the pool. */
@@ -278,25 +279,94 @@ static void conclude(struct transfer_batch *batch, struct transfer *transfer)
 		interface->read += good;
 }
 
-/* Carries out the batch and waits for it. */
-void transfer_finish(struct transfer_batch *batch)
+static void forget(struct transfer_batch *batch)
+{
+	struct transfer *transfer, *next;
+
+	list_for_each_entry_safe(transfer, next, &batch->transfers, node)
+		kfree(transfer);
+	if (batch->holds)
+		atomic_dec(&batch->exmap->holders);
+}
+
+/* Concludes what has an outcome. The interface's lock is held. */
+void transfer_conclude(struct transfer_batch *batch, struct mm_struct *mm)
 {
 	struct exmap *exmap = batch->exmap;
 	struct frame_lane *lane = &exmap->pool.lanes[batch->index];
-	struct transfer *transfer, *next;
+	struct transfer *transfer;
 
-	/* Others may have the lane's frames while we wait. */
-	frame_take_end(&exmap->pool, lane, &batch->bundle);
-	if (!list_empty(&batch->transfers))
-		submit_and_wait(batch, exmap->backing);
 	frame_take_begin(&exmap->pool, lane, &batch->bundle, 0);
-	list_for_each_entry_safe(transfer, next, &batch->transfers, node) {
+	list_for_each_entry(transfer, &batch->transfers, node)
 		conclude(batch, transfer);
-		kfree(transfer);
-	}
-	if (batch->over_zeros)
-		exmap_flush_zeros(&exmap->interface[batch->index]);
-	if (batch->holds)
-		atomic_dec(&exmap->holders);
 	frame_take_end(&exmap->pool, lane, &batch->bundle);
+	if (batch->over_zeros)
+		exmap_flush_zeros(&exmap->interface[batch->index], mm);
+	forget(batch);
+}
+
+/*
+ * Concludes a batch in which all went well and nobody was in the way: then entries of page tables
+ * change, and nothing else. False: something is left.
+ */
+bool transfer_conclude_quickly(struct transfer_batch *batch)
+{
+	struct exmap *exmap = batch->exmap;
+	struct transfer *transfer = list_first_entry_or_null(&batch->transfers, struct transfer, node);
+	bool over_zeros = false;
+	unsigned int i;
+
+	if (!transfer || !list_is_singular(&batch->transfers) || exmap->zero_leaf ||
+	    exmap->flags & VELLUM_EXMAP_LOCK_TABLES ||
+	    transfer->kind != TRANSFER_FILL || transfer->result->error ||
+	    transfer->outcome != (long)transfer->count << PAGE_SHIFT ||
+	    transfer->page + transfer->count > exmap->mount.tail)
+		return false;
+	for (i = 0; i < transfer->count; i++) {
+		u64 page = transfer->page + i;
+
+		if (!exmap_place(exmap, pt_tree_leaf(&exmap->tree, page), page,
+				 page_to_pfn(transfer->pages[i].bv_page), &over_zeros))
+			break;
+	}
+	transfer->result->pages += i;
+	atomic64_add(i, &exmap->read_quickly);
+	if (i < transfer->count) {
+		/* What is left begins with the page that somebody else has brought. */
+		transfer->page += i;
+		transfer->count -= i;
+		transfer->outcome -= (long)i << PAGE_SHIFT;
+		memmove(transfer->pages, transfer->pages + i,
+			transfer->count * sizeof(*transfer->pages));
+		return false;
+	}
+	forget(batch);
+	return true;
+}
+
+void transfer_start(struct transfer_batch *batch, void (*finished)(struct transfer_batch *))
+{
+	batch->finished = finished;
+	submit_all(batch);
+}
+
+static bool writes(struct transfer_batch *batch)
+{
+	struct transfer *first = list_first_entry_or_null(&batch->transfers, struct transfer, node);
+
+	return first && first->kind == TRANSFER_WRITE;
+}
+
+void transfer_finish(struct transfer_batch *batch)
+{
+	struct file *file = batch->exmap->backing;
+	bool is_write = writes(batch);
+
+	if (is_write)
+		file_start_write(file);
+	submit_all(batch);
+	wait_for_completion_io(&batch->done);
+	if (is_write)
+		file_end_write(file);
+	transfer_conclude(batch, current->mm);
 }

@@ -32,6 +32,8 @@ struct transfer_batch {
 	struct frame_bundle	bundle;		/* of its lane */
 	struct list_head	transfers;
 	atomic_t		left;
+	/* Called when all transfers have an outcome, in any context; NULL: somebody waits. */
+	void			(*finished)(struct transfer_batch *batch);
 	struct completion	done;
 	bool			holds;		/* pages of the surface */
 	bool			over_zeros;	/* a page that showed zeros has a frame now */
@@ -42,6 +44,16 @@ void transfer_fill(struct transfer_batch *batch, struct page_range range, bool r
 		   struct exmap_result *result);
 void transfer_write(struct transfer_batch *batch, struct page_range range,
 		    struct exmap_result *result);
+
+/* Carries the batch out and waits for it. */
 void transfer_finish(struct transfer_batch *batch);
+
+/*
+ * Or without waiting: starts it; when it is finished, what needs no lock is done at once, and if
+ * something is left the rest with the interface's lock held.
+ */
+void transfer_start(struct transfer_batch *batch, void (*finished)(struct transfer_batch *));
+bool transfer_conclude_quickly(struct transfer_batch *batch);
+void transfer_conclude(struct transfer_batch *batch, struct mm_struct *mm);
 
 #endif /* VELLUM_EXMAP_TRANSFER_H */
