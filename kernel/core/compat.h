@@ -11,6 +11,12 @@
 #include <linux/uio.h>
 #include <linux/version.h>
 
+#if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 8, 0)
+#include <linux/io_uring/cmd.h>
+#else
+#include <linux/io_uring.h>
+#endif
+
 #ifndef CONFIG_X86_64
 #error "vellum: page tables are written for x86-64"
 #endif
@@ -126,6 +132,16 @@ static inline size_t segment_length(const struct iov_iter *iter)
 	if (iter_is_ubuf(iter))
 		return iov_iter_count(iter);
 	return min(iter->iov->iov_len - iter->iov_offset, iov_iter_count(iter));
+#endif
+}
+
+/* What a command of io_uring carries. */
+static inline const void *uring_cmd_data(const struct io_uring_cmd *command)
+{
+#if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 4, 0)
+	return io_uring_sqe_cmd(command->sqe);
+#else
+	return command->cmd;
 #endif
 }
 

@@ -25,6 +25,7 @@ static struct exmap *make_exmap(void)
 	kref_init(&exmap->references);
 	mutex_init(&exmap->setup);
 	pt_mount_init(&exmap->mount, &exmap->tree);
+	exmap_check_add(exmap);
 	return exmap;
 }
 
@@ -97,6 +98,7 @@ static void destroy(struct kref *references)
 {
 	struct exmap *exmap = container_of(references, struct exmap, references);
 
+	exmap_check_remove(exmap);
 	exmap_surface_destroy(exmap);
 	frame_pool_destroy(&exmap->pool);
 	if (exmap->interface)
@@ -421,6 +423,7 @@ const struct file_operations exmap_operations = {
 	.release = release,
 	.read_iter = exmap_read_iter,
 	.write_iter = exmap_write_iter,
+	.uring_cmd = exmap_uring_cmd,
 	.unlocked_ioctl = ioctl,
 	.mmap = map,
 	.get_unmapped_area = area,
@@ -446,11 +449,14 @@ int exmap_init(void)
 	error = misc_register(&device);
 	if (error)
 		destroy_workqueue(exmap_work);
+	else
+		exmap_check_init();
 	return error;
 }
 
 void exmap_exit(void)
 {
+	exmap_check_exit();
 	misc_deregister(&device);
 	destroy_workqueue(exmap_work);
 }

@@ -10,6 +10,8 @@
  *	transfer.c	reading and writing pages
  *	vector.c	commands as vectors
  *	proxy.c		commands as pread, preadv, pwrite and pwritev
+ *	uring.c		commands through io_uring
+ *	check.c		self-check in debugfs
  *	published.c	the interface of the published module
  */
 #ifndef VELLUM_EXMAP_H
@@ -47,6 +49,7 @@ struct exmap_interface {
 } ____cacheline_aligned_in_smp;
 
 struct exmap {
+	struct list_head	node;	/* in the list of all */
 	struct kref		references;
 	struct mutex		setup;	/* creation and mapping, one at a time */
 
@@ -118,6 +121,13 @@ void exmap_flush_zeros(struct exmap_interface *interface, struct mm_struct *mm);
 ssize_t exmap_read_iter(struct kiocb *kiocb, struct iov_iter *iter);
 ssize_t exmap_write_iter(struct kiocb *kiocb, struct iov_iter *iter);
 
+int exmap_uring_cmd(struct io_uring_cmd *command, unsigned int issue_flags);
+
+void exmap_check_add(struct exmap *exmap);
+void exmap_check_remove(struct exmap *exmap);
+void exmap_check_init(void);
+void exmap_check_exit(void);
+
 bool exmap_published_knows(unsigned int command);
 long exmap_published_ioctl(struct file *file, unsigned int command, unsigned long argument);
 
@@ -133,6 +143,26 @@ static __always_inline bool exmap_contains(const struct exmap *exmap, struct pag
 {
 	return range.count && range.page < exmap->tree.pages &&
 	       range.count <= exmap->tree.pages - range.page;
+}
+
+/* An entry of a vector; a range that is not within the surface becomes an empty one. */
+static __always_inline struct page_range exmap_decode(const struct exmap *exmap, u64 entry)
+{
+	struct page_range range = { entry & ((1ULL << 52) - 1), entry >> 52 };
+
+	if (unlikely(!exmap_contains(exmap, range)))
+		range.count = 0;
+	return range;
+}
+
+/* What has become of it, as the process reads it; counts those with an error. */
+static __always_inline u64 exmap_encode(struct page_range range, struct exmap_result result,
+					long *failed)
+{
+	if (unlikely(!range.count))
+		result.error = -EINVAL;
+	*failed += result.error != 0;
+	return (u32)result.error | (u64)result.pages << 32;
 }
 
 static __always_inline bool exmap_has_frame(const struct exmap *exmap, u64 leaf)

@@ -6,32 +6,14 @@
 #include "exmap/exmap.h"
 #include "exmap/transfer.h"
 
-static __always_inline struct page_range decode(u64 entry)
-{
-	return (struct page_range){ entry & ((1ULL << 52) - 1), entry >> 52 };
-}
-
-static __always_inline u64 encode(struct exmap_result result)
-{
-	return (u32)result.error | (u64)result.pages << 32;
-}
-
-/*
- * Reads the vector, each entry once, as the process may go on writing it; ranges that are not
- * within the surface are empty from here on.
- */
+/* Reads the vector, each entry once, as the process may go on writing it. */
 static void read_vector(struct exmap *exmap, struct exmap_interface *interface,
 			unsigned int entries)
 {
 	unsigned int i;
 
-	for (i = 0; i < entries; i++) {
-		struct page_range range = decode(READ_ONCE(interface->vector[i]));
-
-		if (unlikely(!exmap_contains(exmap, range)))
-			range.count = 0;
-		interface->ranges[i] = range;
-	}
+	for (i = 0; i < entries; i++)
+		interface->ranges[i] = exmap_decode(exmap, READ_ONCE(interface->vector[i]));
 }
 
 static long write_results(struct exmap_interface *interface, unsigned int entries)
@@ -39,14 +21,9 @@ static long write_results(struct exmap_interface *interface, unsigned int entrie
 	unsigned int i;
 	long failed = 0;
 
-	for (i = 0; i < entries; i++) {
-		struct exmap_result result = interface->results[i];
-
-		if (unlikely(!interface->ranges[i].count))
-			result.error = -EINVAL;
-		failed += result.error != 0;
-		WRITE_ONCE(interface->vector[i], encode(result));
-	}
+	for (i = 0; i < entries; i++)
+		WRITE_ONCE(interface->vector[i],
+			   exmap_encode(interface->ranges[i], interface->results[i], &failed));
 	return failed;
 }
 

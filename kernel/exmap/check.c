@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * Self-check: /sys/kernel/debug/vellum/exmaps has a line for each exmap, with what does not add up.
+ * Where commands are under way meanwhile the sums may differ by what is in their hands.
+ */
+
+#include <linux/debugfs.h>
+#include <linux/mm.h>
+#include <linux/sched/mm.h>
+#include <linux/seq_file.h>
+#include <linux/sort.h>
+
+#include "core/pt_slot.h"
+#include "exmap/exmap.h"
+
+static LIST_HEAD(exmaps);
+static DEFINE_MUTEX(exmaps_lock);	/* protects the list */
+static struct dentry *folder;
+
+void exmap_check_add(struct exmap *exmap)
+{
+	mutex_lock(&exmaps_lock);
+	list_add_tail(&exmap->node, &exmaps);
+	mutex_unlock(&exmaps_lock);
+}
+
+void exmap_check_remove(struct exmap *exmap)
+{
+	mutex_lock(&exmaps_lock);
+	list_del(&exmap->node);
+	mutex_unlock(&exmaps_lock);
+}
+
+/* Frames on the surface, as its tables have them. */
+struct census {
+	struct exmap	*exmap;
+	u64		*frames;
+	u64		room, count;
+};
+
+static void count_frame(void *data, u64 page, u64 leaf)
+{
+	struct census *census = data;
+
+	if (!exmap_has_frame(census->exmap, leaf))
+		return;
+	if (census->count < census->room)
+		census->frames[census->count] = pt_leaf_pfn(leaf);
+	census->count++;
+}
+
+static int by_number(const void *a, const void *b)
+{
+	u64 left = *(const u64 *)a, right = *(const u64 *)b;
+
+	return left < right ? -1 : left > right;
+}
+
+static u64 shared_frames(struct census *census)
+{
+	u64 i, shared = 0;
+
+	sort(census->frames, min(census->count, census->room), sizeof(u64), by_number, NULL);
+	for (i = 1; i < min(census->count, census->room); i++)
+		shared += census->frames[i] == census->frames[i - 1];
+	return shared;
+}
+
+/* Entries of the process that are not what the mount's state says. */
+static unsigned int wrong_slots(struct pt_mount *mount)
+{
+	struct mm_struct *mm = mount->mm;
+	unsigned int i, wrong = 0;
+	u64 entry, ours;
+
+	spin_lock(&mount->lock);
+	for (i = 0; i < mount->count && mount->attached; i++) {
+		entry = pt_slot_get(mm, mount->pieces[i].addr, mount->pieces[i].level);
+		ours = pt_table_entry(mount->pieces[i].table);
+		/* The processor sets the accessed bit of what it walks through. */
+		wrong += ((entry ^ ours) & ~(u64)(_PAGE_ACCESSED | _PAGE_DIRTY | _PAGE_NX)) != 0;
+	}
+	spin_unlock(&mount->lock);
+	return wrong;
+}
+
+static unsigned int check_mount(struct exmap *exmap)
+{
+	struct mm_struct *mm = exmap->mount.mm;
+	unsigned int wrong = 0;
+
+	if (!mm || !mmget_not_zero(mm))
+		return 0;
+	/* Who maps holds the mmap lock, and waits for the one that we hold. */
+	if (mmap_read_trylock(mm)) {
+		if (exmap->mount.mm == mm)
+			wrong = wrong_slots(&exmap->mount);
+		mmap_read_unlock(mm);
+	}
+	mmput(mm);
+	return wrong;
+}
+
+static void show_exmap(struct seq_file *file, struct exmap *exmap)
+{
+	struct census census = { .exmap = exmap, .room = exmap->pool.frames };
+
+	census.frames = kvmalloc_array(census.room ?: 1, sizeof(u64), GFP_KERNEL);
+	if (!census.frames)
+		census.room = 0;
+	pt_tree_each_leaf(&exmap->tree, count_frame, &census);
+	seq_printf(file, "frames %llu resident %llu on surface %llu twice %llu pinned %lu pages %llu ",
+		   exmap->pool.frames,
+		   exmap_is_created(exmap) ? frame_pool_resident(&exmap->pool) : 0, census.count,
+		   shared_frames(&census), exmap->pool.pinned_count, exmap->tree.pages);
+	seq_printf(file, "tables %ld entries %u wrong %u attached %d\n",
+		   atomic_long_read(&exmap->tree.tables), exmap->mount.count, check_mount(exmap),
+		   exmap->mount.attached);
+	kvfree(census.frames);
+}
+
+static int exmaps_show(struct seq_file *file, void *unused)
+{
+	struct exmap *exmap;
+
+	mutex_lock(&exmaps_lock);
+	list_for_each_entry(exmap, &exmaps, node) {
+		/* Neither created nor mapped nor ended meanwhile. */
+		mutex_lock(&exmap->setup);
+		show_exmap(file, exmap);
+		mutex_unlock(&exmap->setup);
+	}
+	mutex_unlock(&exmaps_lock);
+	return 0;
+}
+DEFINE_SHOW_ATTRIBUTE(exmaps);
+
+void exmap_check_init(void)
+{
+	folder = debugfs_create_dir("vellum", NULL);
+	debugfs_create_file("exmaps", 0400, folder, NULL, &exmaps_fops);
+}
+
+void exmap_check_exit(void)
+{
+	debugfs_remove_recursive(folder);
+}

@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * Commands through io_uring (refined exmap, section III-A), as the published module has them:
+ *
+ *	cmd_op = interface | opcode << 8
+ *
+ * with a struct iovec in the command. That is a part of the surface; or, with a registered buffer
+ * (IORING_URING_CMD_FIXED), a part of the buffer which holds entries, and gets the results in their
+ * place. Carried out when it is submitted.
+ */
+
+#include <linux/mm.h>
+#include <linux/uio.h>
+#include <vellum/exmap_published.h>
+
+#include "core/compat.h"
+#include "exmap/exmap.h"
+
+/* Reads the entries of a registered buffer into the interface's ranges. */
+static int read_buffer(struct exmap *exmap, struct exmap_interface *interface,
+		       struct io_uring_cmd *command, struct iovec buffer)
+{
+	unsigned int i, entries = buffer.iov_len / sizeof(u64);
+	struct iov_iter iter;
+	int error;
+	u64 entry;
+
+	if (buffer.iov_len % sizeof(u64) || buffer.iov_len / sizeof(u64) > VELLUM_EXMAP_VECTOR_ENTRIES)
+		return -EINVAL;
+	error = io_uring_cmd_import_fixed((unsigned long)buffer.iov_base, buffer.iov_len, WRITE,
+					  &iter, command);
+	for (i = 0; !error && i < entries; i++) {
+		if (copy_from_iter(&entry, sizeof(entry), &iter) != sizeof(entry))
+			return -EFAULT;
+		interface->ranges[i] = exmap_decode(exmap, entry);
+	}
+	return error ? error : entries;
+}
+
+static long write_buffer(struct exmap_interface *interface, struct io_uring_cmd *command,
+			 struct iovec buffer, unsigned int entries)
+{
+	struct iov_iter iter;
+	unsigned int i;
+	long failed = 0;
+	int error;
+
+	error = io_uring_cmd_import_fixed((unsigned long)buffer.iov_base, buffer.iov_len, READ,
+					  &iter, command);
+	for (i = 0; !error && i < entries; i++) {
+		u64 entry = exmap_encode(interface->ranges[i], interface->results[i], &failed);
+
+		if (copy_to_iter(&entry, sizeof(entry), &iter) != sizeof(entry))
+			return -EFAULT;
+	}
+	return error ? error : failed;
+}
+
+static long carry_out(struct exmap *exmap, unsigned int index, unsigned int opcode,
+		      unsigned int entries)
+{
+	struct exmap_interface *interface = &exmap->interface[index];
+
+	switch (opcode) {
+	case EXMAP_PUBLISHED_OP_ALLOC:
+		exmap_alloc(exmap, index, interface->ranges, interface->results, entries);
+		return 0;
+	case EXMAP_PUBLISHED_OP_FREE:
+		exmap_free(exmap, index, interface->ranges, interface->results, entries);
+		return 0;
+	}
+	return -EINVAL;
+}
+
+static long range_command(struct exmap *exmap, unsigned int index, unsigned int opcode,
+			  struct iovec range)
+{
+	struct exmap_interface *interface = &exmap->interface[index];
+	unsigned long offset = (unsigned long)range.iov_base - exmap->mount.start;
+	long error;
+
+	interface->ranges[0] = (struct page_range){ offset >> PAGE_SHIFT,
+						    range.iov_len >> PAGE_SHIFT };
+	if (!PAGE_ALIGNED(offset | range.iov_len) || range.iov_len >> PAGE_SHIFT > UINT_MAX ||
+	    !exmap_contains(exmap, interface->ranges[0]))
+		return -EINVAL;
+	error = carry_out(exmap, index, opcode, 1);
+	if (!error)
+		error = interface->results[0].error;
+	return error ? error : (long)interface->results[0].pages;
+}
+
+static long buffer_command(struct exmap *exmap, unsigned int index, unsigned int opcode,
+			   struct io_uring_cmd *command, struct iovec buffer)
+{
+	struct exmap_interface *interface = &exmap->interface[index];
+	int entries = read_buffer(exmap, interface, command, buffer);
+	long error;
+
+	if (entries < 0)
+		return entries;
+	error = carry_out(exmap, index, opcode, entries);
+	return error ? error : write_buffer(interface, command, buffer, entries);
+}
+
+int exmap_uring_cmd(struct io_uring_cmd *command, unsigned int issue_flags)
+{
+	struct exmap *exmap = exmap_of(command->file);
+	unsigned int index = command->cmd_op & 0xff;
+	unsigned int opcode = command->cmd_op >> 8;
+	const struct iovec *given = uring_cmd_data(command);
+	struct iovec part = { READ_ONCE(given->iov_base), READ_ONCE(given->iov_len) };
+	struct exmap_interface *interface;
+	long outcome = exmap_may_command(exmap);
+
+	if (outcome)
+		return outcome;
+	if (index >= exmap->interfaces)
+		return -EINVAL;
+	interface = &exmap->interface[index];
+	if (issue_flags & IO_URING_F_NONBLOCK) {
+		if (!mutex_trylock(&interface->lock))
+			return -EAGAIN;
+	} else if (mutex_lock_killable(&interface->lock)) {
+		return -EINTR;
+	}
+	if (command->flags & IORING_URING_CMD_FIXED)
+		outcome = buffer_command(exmap, index, opcode, command, part);
+	else
+		outcome = range_command(exmap, index, opcode, part);
+	mutex_unlock(&interface->lock);
+	/* EAGAIN would mean to try once more. */
+	return outcome == -EAGAIN ? -EBUSY : outcome;
+}
