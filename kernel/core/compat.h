@@ -8,6 +8,7 @@
 
 #include <linux/mm.h>
 #include <linux/sched.h>
+#include <linux/shrinker.h>
 #include <linux/uio.h>
 #include <linux/version.h>
 
@@ -144,5 +145,36 @@ static inline const void *uring_cmd_data(const struct io_uring_cmd *command)
 	return command->cmd;
 #endif
 }
+
+/* A shrinker: registered by one call, and by three where it was allocated. */
+#if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 7, 0)
+static inline struct shrinker *shrinker_start(const char *name, const struct shrinker *like)
+{
+	struct shrinker *shrinker = shrinker_alloc(0, "%s", name);
+
+	if (!shrinker)
+		return NULL;
+	shrinker->count_objects = like->count_objects;
+	shrinker->scan_objects = like->scan_objects;
+	shrinker->seeks = like->seeks;
+	shrinker_register(shrinker);
+	return shrinker;
+}
+
+static inline void shrinker_stop(struct shrinker *shrinker)
+{
+	shrinker_free(shrinker);
+}
+#else
+static inline struct shrinker *shrinker_start(const char *name, struct shrinker *like)
+{
+	return register_shrinker(like, "%s", name) ? NULL : like;
+}
+
+static inline void shrinker_stop(struct shrinker *shrinker)
+{
+	unregister_shrinker(shrinker);
+}
+#endif
 
 #endif /* VELLUM_COMPAT_H */

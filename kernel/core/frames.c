@@ -330,9 +330,51 @@ static struct page *frame_from_kernel(struct frame_pool *pool)
 {
 	struct page *page = alloc_page(FRAME_GFP);
 
-	if (page)
+	if (page) {
+		spin_lock(&pool->lock);
 		list_add(&page->lru, &pool->all);
+		spin_unlock(&pool->lock);
+	}
 	return page;
+}
+
+static void frame_to_kernel(struct frame_pool *pool, struct page *page)
+{
+	spin_lock(&pool->lock);
+	list_del(&page->lru);
+	spin_unlock(&pool->lock);
+	put_page(page);
+}
+
+u64 frame_pool_resize(struct frame_pool *pool, struct frame_lane *lane, u64 frames)
+{
+	struct frame_bundle bundle;
+	struct page *page;
+	u64 frame;
+
+	if (pool->design == FRAMES_FROM_KERNEL) {
+		WRITE_ONCE(pool->frames, frames);
+		return frames;
+	}
+	frame_take_begin(pool, lane, &bundle, 1);
+	while (pool->frames < frames && !fatal_signal_pending(current)) {
+		page = frame_from_kernel(pool);
+		if (!page)
+			break;
+		frame_take_back(pool, lane, &bundle, page_to_pfn(page));
+		WRITE_ONCE(pool->frames, pool->frames + 1);
+		cond_resched();
+	}
+	while (pool->frames > frames) {
+		frame = frame_take(pool, lane, &bundle);
+		if (!frame)
+			break;
+		frame_to_kernel(pool, pfn_to_page(frame));
+		WRITE_ONCE(pool->frames, pool->frames - 1);
+		cond_resched();
+	}
+	frame_take_end(pool, lane, &bundle);
+	return pool->frames;
 }
 
 static bool make_lane(struct frame_pool *pool, struct frame_lane *lane)

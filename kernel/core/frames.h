@@ -85,6 +85,12 @@ int frame_pool_init(struct frame_pool *pool, enum frame_design design, u64 frame
 void frame_pool_destroy(struct frame_pool *pool);
 u64 frame_pool_resident(struct frame_pool *pool);
 
+/*
+ * More frames, or fewer, of those that are free; the caller is the lane's user. Returns how many
+ * frames the pool has then.
+ */
+u64 frame_pool_resize(struct frame_pool *pool, struct frame_lane *lane, u64 frames);
+
 /* A frame that a user had when everything ends. Only for FRAMES_FROM_KERNEL, which has no list. */
 void frame_pool_forget(struct frame_pool *pool, u64 frame);
 

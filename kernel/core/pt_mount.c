@@ -28,20 +28,75 @@ void pt_mount_init(struct pt_mount *mount, struct pt_tree *tree)
 /* Copies the tree's leaves of the tail to where the process sees them. */
 static void fill_tail(struct pt_mount *mount)
 {
+	spinlock_t *lock = pt_table_lock(mount->tail_mirror);
 	u64 i;
 
+	/* The core changes entries of the process' own table under this. */
+	spin_lock(lock);
 	for (i = 0; i < mount->tree->pages - mount->tail; i++)
 		WRITE_ONCE(mount->tail_mirror[i], READ_ONCE(mount->tail_leaves[i]));
+	spin_unlock(lock);
 }
 
 void __pt_mount_mirror(struct pt_mount *mount, u64 page)
 {
 	u64 i = page - mount->tail;
+	spinlock_t *lock;
 
 	spin_lock(&mount->lock);
-	if (mount->attached)
+	if (mount->attached) {
+		lock = pt_table_lock(mount->tail_mirror);
+		spin_lock(lock);
 		WRITE_ONCE(mount->tail_mirror[i], READ_ONCE(mount->tail_leaves[i]));
+		spin_unlock(lock);
+	}
 	spin_unlock(&mount->lock);
+}
+
+#define NOTED	((u64)(_PAGE_ACCESSED | _PAGE_DIRTY))
+
+static void set_bits(u64 *entry, u64 bits)
+{
+	u64 old = READ_ONCE(*entry);
+
+	while (old && (old & bits) != bits && !try_cmpxchg64(entry, &old, old | bits))
+		;
+}
+
+u64 __pt_mount_tail_bits(struct pt_mount *mount, u64 page, u64 clear)
+{
+	u64 noted = 0;
+	u64 *entry;
+	spinlock_t *lock;
+
+	spin_lock(&mount->lock);
+	if (mount->attached) {
+		lock = pt_table_lock(mount->tail_mirror);
+		spin_lock(lock);
+		entry = mount->tail_mirror + (page - mount->tail);
+		noted = READ_ONCE(*entry);
+		while (!try_cmpxchg64(entry, &noted, noted & ~clear))
+			;
+		spin_unlock(lock);
+	}
+	spin_unlock(&mount->lock);
+	return noted & NOTED;
+}
+
+/* Takes the tail away from the process; what processors have noted there goes to the tree. */
+static void empty_tail(struct pt_mount *mount)
+{
+	spinlock_t *lock;
+	u64 i;
+
+	if (!mount->tail_mirror)
+		return;
+	lock = pt_table_lock(mount->tail_mirror);
+	spin_lock(lock);
+	for (i = 0; i < mount->tree->pages - mount->tail; i++)
+		set_bits(mount->tail_leaves + i, xchg(mount->tail_mirror + i, 0) & NOTED);
+	spin_unlock(lock);
+	mount->tail_mirror = NULL;
 }
 
 static void detach_locked(struct pt_mount *mount)
@@ -53,9 +108,7 @@ static void detach_locked(struct pt_mount *mount)
 		return;
 	for (i = 0; i < mount->count; i++)
 		pt_slot_set(mount->mm, mount->pieces[i].addr, mount->pieces[i].level, 0);
-	if (mount->tail_mirror)
-		memset(mount->tail_mirror, 0, (mount->tree->pages - mount->tail) * sizeof(u64));
-	mount->tail_mirror = NULL;
+	empty_tail(mount);
 	mount->attached = false;
 	mount->detaches++;
 	pt_flush_tables(mount->mm, mount->start, mount->end);

@@ -59,6 +59,7 @@ vm_fault_t pt_mount_refault(struct pt_mount *mount, struct vm_fault *vmf);
 unsigned long pt_mount_area(struct file *file, unsigned long addr, unsigned long len,
 			    unsigned long pgoff, unsigned long flags);
 void __pt_mount_mirror(struct pt_mount *mount, u64 page);
+u64 __pt_mount_tail_bits(struct pt_mount *mount, u64 page, u64 clear);
 
 /* For vm_operations_struct; the VMA's private data is the mount. */
 void pt_mount_vm_open(struct vm_area_struct *vma);
@@ -71,6 +72,15 @@ static inline void pt_mount_leaf_changed(struct pt_mount *mount, u64 page)
 {
 	if (unlikely(page >= mount->tail))
 		__pt_mount_mirror(mount, page);
+}
+
+/*
+ * What processors have noted of a page apart from the tree's leaf, accessed or dirty; clears those
+ * that are to be cleared.
+ */
+static inline u64 pt_mount_bits(struct pt_mount *mount, u64 page, u64 clear)
+{
+	return unlikely(page >= mount->tail) ? __pt_mount_tail_bits(mount, page, clear) : 0;
 }
 
 #endif /* VELLUM_PT_MOUNT_H */

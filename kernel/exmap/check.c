@@ -31,6 +31,24 @@ void exmap_check_remove(struct exmap *exmap)
 	mutex_unlock(&exmaps_lock);
 }
 
+static void each(bool (*visit)(struct exmap *exmap, void *data), void *data)
+{
+	struct exmap *exmap;
+
+	list_for_each_entry(exmap, &exmaps, node)
+		if (!visit(exmap, data))
+			break;
+}
+
+bool exmap_try_each(bool (*visit)(struct exmap *exmap, void *data), void *data)
+{
+	if (!mutex_trylock(&exmaps_lock))
+		return false;
+	each(visit, data);
+	mutex_unlock(&exmaps_lock);
+	return true;
+}
+
 /* Frames on the surface, as its tables have them. */
 struct census {
 	struct exmap	*exmap;
@@ -119,17 +137,19 @@ static void show_exmap(struct seq_file *file, struct exmap *exmap)
 	kvfree(census.frames);
 }
 
+static bool show(struct exmap *exmap, void *file)
+{
+	/* Neither created nor mapped meanwhile. */
+	mutex_lock(&exmap->setup);
+	show_exmap(file, exmap);
+	mutex_unlock(&exmap->setup);
+	return true;
+}
+
 static int exmaps_show(struct seq_file *file, void *unused)
 {
-	struct exmap *exmap;
-
 	mutex_lock(&exmaps_lock);
-	list_for_each_entry(exmap, &exmaps, node) {
-		/* Neither created nor mapped nor ended meanwhile. */
-		mutex_lock(&exmap->setup);
-		show_exmap(file, exmap);
-		mutex_unlock(&exmap->setup);
-	}
+	each(show, file);
 	mutex_unlock(&exmaps_lock);
 	return 0;
 }

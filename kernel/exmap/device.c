@@ -29,37 +29,6 @@ static struct exmap *make_exmap(void)
 	return exmap;
 }
 
-/* Charges frames to the user, as locked memory; beyond the limit only with CAP_IPC_LOCK. */
-static int charge(struct exmap *exmap, u64 frames)
-{
-	u64 limit = rlimit(RLIMIT_MEMLOCK) >> PAGE_SHIFT;
-	struct user_struct *user = get_uid(current_user());
-	long before = atomic_long_read(&user->locked_vm);
-
-	if (capable(CAP_IPC_LOCK)) {
-		free_uid(user);
-		return 0;
-	}
-	do {
-		if (before + frames > limit) {
-			free_uid(user);
-			return -EPERM;
-		}
-	} while (!atomic_long_try_cmpxchg(&user->locked_vm, &before, before + frames));
-	exmap->user = user;
-	exmap->charged = frames;
-	return 0;
-}
-
-static void uncharge(struct exmap *exmap)
-{
-	if (!exmap->user)
-		return;
-	atomic_long_sub(exmap->charged, &exmap->user->locked_vm);
-	free_uid(exmap->user);
-	exmap->user = NULL;
-}
-
 static void free_interfaces(struct exmap_interface *interface, unsigned int count)
 {
 	unsigned int i;
@@ -105,7 +74,9 @@ static void destroy(struct kref *references)
 		free_interfaces(exmap->interface, exmap->interfaces);
 	if (exmap->backing)
 		fput(exmap->backing);
-	uncharge(exmap);
+	exmap_uncharge(exmap, exmap->charged);
+	if (exmap->user)
+		free_uid(exmap->user);
 	mutex_destroy(&exmap->setup);
 	kfree(exmap);
 }
@@ -145,7 +116,7 @@ static int create_locked(struct exmap *exmap, const struct vellum_exmap_create *
 	/* Only a pinnable surface may be mapped before. */
 	if (exmap->tree.root && !(create->flags & VELLUM_EXMAP_PINNABLE))
 		return -EBUSY;
-	error = charge(exmap, create->frames);
+	error = exmap_charge(exmap, create->frames);
 	if (error)
 		return error;
 	interface = make_interfaces(create->interfaces);
@@ -155,7 +126,7 @@ static int create_locked(struct exmap *exmap, const struct vellum_exmap_create *
 	if (error) {
 		if (interface)
 			free_interfaces(interface, create->interfaces);
-		uncharge(exmap);
+		exmap_uncharge(exmap, create->frames);
 		return error;
 	}
 	exmap->flags = create->flags;
@@ -282,6 +253,22 @@ static long ioctl_vector(struct exmap *exmap, unsigned int command, unsigned lon
 	return exmap_vector(exmap, command, argument & 0xffff, argument >> 16);
 }
 
+static long ioctl_harvest(struct exmap *exmap, unsigned long argument)
+{
+	struct vellum_exmap_harvest harvest;
+	int error = copy_sized(&harvest, sizeof(harvest), argument);
+
+	return error ? error : exmap_harvest(exmap, &harvest);
+}
+
+static long ioctl_move(struct exmap *exmap, unsigned long argument)
+{
+	struct vellum_exmap_move move;
+	int error = copy_sized(&move, sizeof(move), argument);
+
+	return error ? error : exmap_move(exmap, &move);
+}
+
 static struct exmap_handle *make_handle(struct exmap *exmap)
 {
 	struct exmap_handle *handle = kzalloc(sizeof(*handle), GFP_KERNEL_ACCOUNT);
@@ -361,6 +348,12 @@ static long ioctl(struct file *file, unsigned int command, unsigned long argumen
 		return ioctl_create(exmap, argument);
 	case VELLUM_EXMAP_STAT:
 		return ioctl_stat(exmap, argument);
+	case VELLUM_EXMAP_HARVEST:
+		return ioctl_harvest(exmap, argument);
+	case VELLUM_EXMAP_MOVE:
+		return ioctl_move(exmap, argument);
+	case VELLUM_EXMAP_RESIZE:
+		return exmap_resize(exmap, argument);
 	case VELLUM_EXMAP_CLONE:
 		return argument ? -EINVAL : clone(exmap);
 	}
@@ -441,16 +434,23 @@ struct workqueue_struct *exmap_work;
 
 int exmap_init(void)
 {
-	int error;
+	int error = -ENOMEM;
 
 	exmap_work = alloc_workqueue("exmap", WQ_UNBOUND | WQ_HIGHPRI, 0);
 	if (!exmap_work)
-		return -ENOMEM;
+		return error;
+	error = exmap_shrinker_init();
+	if (error)
+		goto no_shrinker;
 	error = misc_register(&device);
 	if (error)
-		destroy_workqueue(exmap_work);
-	else
-		exmap_check_init();
+		goto no_device;
+	exmap_check_init();
+	return 0;
+no_device:
+	exmap_shrinker_exit();
+no_shrinker:
+	destroy_workqueue(exmap_work);
 	return error;
 }
 
@@ -458,5 +458,6 @@ void exmap_exit(void)
 {
 	exmap_check_exit();
 	misc_deregister(&device);
+	exmap_shrinker_exit();
 	destroy_workqueue(exmap_work);
 }

@@ -8,6 +8,9 @@
  *	tables.c	the surface's page tables, shown to the process
  *	alloc.c, free.c	frames come to the surface and leave it
  *	transfer.c	reading and writing pages
+ *	harvest.c	which pages were accessed and written
+ *	move.c		frames go from page to page
+ *	resize.c	the pool grows and shrinks
  *	vector.c	commands as vectors
  *	proxy.c		commands as pread, preadv, pwrite and pwritev
  *	uring.c		commands through io_uring
@@ -84,7 +87,11 @@ struct exmap_handle {
 /* Flags of creation that this module knows. */
 #define EXMAP_FLAGS \
 	(VELLUM_EXMAP_PINNABLE | VELLUM_EXMAP_READS_ZEROS | VELLUM_EXMAP_STEALING | \
-	 VELLUM_EXMAP_NO_POOL | VELLUM_EXMAP_FLUSH_EACH | VELLUM_EXMAP_LOCK_TABLES)
+	 VELLUM_EXMAP_TRACKS | VELLUM_EXMAP_SHRINKS | VELLUM_EXMAP_NO_POOL | \
+	 VELLUM_EXMAP_FLUSH_EACH | VELLUM_EXMAP_LOCK_TABLES)
+
+/* Those with which entries change under their table's lock; the second for comparison. */
+#define EXMAP_LOCKS	(VELLUM_EXMAP_TRACKS | VELLUM_EXMAP_LOCK_TABLES)
 
 static inline struct exmap *exmap_of(struct file *file)
 {
@@ -116,13 +123,29 @@ void exmap_alloc(struct exmap *exmap, unsigned int index, const struct page_rang
 		 struct exmap_result *results, unsigned int count);
 void exmap_free(struct exmap *exmap, unsigned int index, const struct page_range *ranges,
 		struct exmap_result *results, unsigned int count);
+void exmap_flush(struct exmap *exmap, u64 first, u64 last);
+u64 exmap_take_off(struct exmap *exmap, u64 *leaf, u64 page, bool pins, bool *busy);
+bool exmap_may_be_pinned(struct exmap *exmap);
 void exmap_flush_zeros(struct exmap_interface *interface, struct mm_struct *mm);
+
+long exmap_harvest(struct exmap *exmap, const struct vellum_exmap_harvest *harvest);
+long exmap_move(struct exmap *exmap, const struct vellum_exmap_move *move);
+long exmap_resize(struct exmap *exmap, u64 frames);
+int exmap_charge(struct exmap *exmap, u64 frames);
+void exmap_uncharge(struct exmap *exmap, u64 frames);
+int exmap_shrinker_init(void);
+void exmap_shrinker_exit(void);
 
 ssize_t exmap_read_iter(struct kiocb *kiocb, struct iov_iter *iter);
 ssize_t exmap_write_iter(struct kiocb *kiocb, struct iov_iter *iter);
 
 int exmap_uring_cmd(struct io_uring_cmd *command, unsigned int issue_flags);
 
+/*
+ * Shows all exmaps to the function, until it returns false; returns false if somebody else has the
+ * list. What is on it does not end meanwhile.
+ */
+bool exmap_try_each(bool (*visit)(struct exmap *exmap, void *data), void *data);
 void exmap_check_add(struct exmap *exmap);
 void exmap_check_remove(struct exmap *exmap);
 void exmap_check_init(void);
@@ -176,12 +199,16 @@ static __always_inline u64 *exmap_next_leaf(u64 *leaf, u64 page)
 	return leaf && (page & (PT_ENTRIES - 1)) ? leaf + 1 : NULL;
 }
 
-/* For comparison only: the lock that the core takes to change entries of the table; or NULL. */
+/*
+ * The lock that the core takes to change entries of the table; NULL where none is needed. On a fault
+ * the core sets the accessed and dirty bits of an entry that lacks them by writing all of it: so
+ * where they may be lacking nobody else may change it meanwhile.
+ */
 static __always_inline spinlock_t *exmap_lock_table(const struct exmap *exmap, u64 *leaf)
 {
 	spinlock_t *lock = NULL;
 
-	if (unlikely(exmap->flags & VELLUM_EXMAP_LOCK_TABLES)) {
+	if (unlikely(exmap->flags & EXMAP_LOCKS)) {
 		lock = pt_table_lock(leaf);
 		spin_lock(lock);
 	}

@@ -23,45 +23,49 @@ struct clearance {
 	bool			pins;		/* pages may be pinned */
 };
 
-static bool may_be_pinned(struct exmap *exmap)
+bool exmap_may_be_pinned(struct exmap *exmap)
 {
 	return exmap->pinnable || atomic_read(&exmap->holders);
+}
+
+/* Flushes translations of the pages from first to last. */
+void exmap_flush(struct exmap *exmap, u64 first, u64 last)
+{
+	unsigned long start = exmap->mount.start;
+
+	if (last - first < FLUSH_PAGES)
+		pt_flush_range(current->mm, start + (first << PAGE_SHIFT),
+			       start + ((last + 1) << PAGE_SHIFT));
+	else
+		pt_flush_range(current->mm, 0, TLB_FLUSH_ALL);
 }
 
 static void flush(struct clearance *clearance)
 {
 	struct exmap *exmap = clearance->exmap;
-	unsigned long start = exmap->mount.start;
 
 	if (clearance->first > clearance->last)
 		return;
-	if (clearance->last - clearance->first < FLUSH_PAGES)
-		pt_flush_range(current->mm, start + (clearance->first << PAGE_SHIFT),
-			       start + ((clearance->last + 1) << PAGE_SHIFT));
-	else
-		pt_flush_range(current->mm, 0, TLB_FLUSH_ALL);
+	exmap_flush(exmap, clearance->first, clearance->last);
 	/* Who began to hold pages since we looked is seen now, or has seen that they are gone. */
 	smp_mb();
-	frame_settle(&exmap->pool, clearance->lane, may_be_pinned(exmap));
+	frame_settle(&exmap->pool, clearance->lane, exmap_may_be_pinned(exmap));
 	clearance->interface->flushes++;
 	clearance->first = U64_MAX;
 	clearance->last = 0;
 }
 
 /* Takes a page's frame off: its number; 0 if there is none, or it must stay. */
-static __always_inline u64 take_off(struct clearance *clearance, u64 *leaf, u64 page,
-				    struct exmap_result *result)
+static __always_inline u64 take_off(struct exmap *exmap, u64 *leaf, u64 page, bool pins, bool *busy)
 {
-	struct exmap *exmap = clearance->exmap;
 	u64 old = READ_ONCE(*leaf);
 	bool cleared = false;
 	spinlock_t *lock;
 
 	if (!exmap_has_frame(exmap, old))
 		return 0;
-	if (clearance->pins && page_ref_count(pfn_to_page(pt_leaf_pfn(old))) != 1) {
-		clearance->interface->busy++;
-		result->error = -EBUSY;
+	if (pins && page_ref_count(pfn_to_page(pt_leaf_pfn(old))) != 1) {
+		*busy = true;
 		return 0;
 	}
 	lock = exmap_lock_table(exmap, leaf);
@@ -74,19 +78,30 @@ static __always_inline u64 take_off(struct clearance *clearance, u64 *leaf, u64 
 	return pt_leaf_pfn(old);
 }
 
+u64 exmap_take_off(struct exmap *exmap, u64 *leaf, u64 page, bool pins, bool *busy)
+{
+	return take_off(exmap, leaf, page, pins, busy);
+}
+
 static __always_inline struct exmap_result free_range(struct clearance *clearance,
 						      struct page_range range)
 {
 	struct exmap *exmap = clearance->exmap;
 	struct exmap_result result = {};
 	u64 *leaf = NULL, frame;
+	bool busy;
 
 	for (; range.count; range.page++, range.count--) {
 		leaf = exmap_next_leaf(leaf, range.page) ?:
 		       pt_tree_leaf(&exmap->tree, range.page);
 		if (unlikely(!leaf))
 			continue;
-		frame = take_off(clearance, leaf, range.page, &result);
+		busy = false;
+		frame = take_off(exmap, leaf, range.page, clearance->pins, &busy);
+		if (unlikely(busy)) {
+			clearance->interface->busy++;
+			result.error = -EBUSY;
+		}
 		if (!frame)
 			continue;
 		result.pages++;
@@ -106,7 +121,7 @@ void exmap_free(struct exmap *exmap, unsigned int index, const struct page_range
 		.lane = &exmap->pool.lanes[index],
 		.interface = &exmap->interface[index],
 		.first = U64_MAX,
-		.pins = may_be_pinned(exmap),
+		.pins = exmap_may_be_pinned(exmap),
 	};
 	unsigned int i;
 

@@ -98,6 +98,8 @@ static int first_mapping(struct exmap *exmap, u64 pages)
 	/* Programs for the published interface map the surface first, and expect that. */
 	exmap->pinnable = !exmap->interface || (exmap->flags & VELLUM_EXMAP_PINNABLE);
 	exmap->leaf_flags = PT_LEAF_FLAGS | (exmap->pinnable ? 0 : _PAGE_SPECIAL);
+	if (exmap->flags & VELLUM_EXMAP_TRACKS)
+		exmap->leaf_flags &= ~(u64)(_PAGE_ACCESSED | _PAGE_DIRTY);
 	error = make_zeros(exmap);
 	return error ? error : pt_tree_init(&exmap->tree, pages);
 }

@@ -317,7 +317,7 @@ bool transfer_conclude_quickly(struct transfer_batch *batch)
 	unsigned int i;
 
 	if (!transfer || !list_is_singular(&batch->transfers) || exmap->zero_leaf ||
-	    exmap->flags & VELLUM_EXMAP_LOCK_TABLES ||
+	    exmap->flags & EXMAP_LOCKS ||
 	    transfer->kind != TRANSFER_FILL || transfer->result->error ||
 	    transfer->outcome != (long)transfer->count << PAGE_SHIFT ||
 	    transfer->page + transfer->count > exmap->mount.tail)

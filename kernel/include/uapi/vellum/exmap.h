@@ -98,12 +98,55 @@ struct vellum_exmap_create {
 #define VELLUM_EXMAP_READS_ZEROS	(1ULL << 1)
 /* The frames are on lists of the interfaces, which steal from each other (SIGMOD 2023, 4.4). */
 #define VELLUM_EXMAP_STEALING		(1ULL << 2)
+/*
+ * HARVEST says which pages were accessed and written since they came to the surface, or since the
+ * last time. Without it pages count as accessed and written from the start.
+ */
+#define VELLUM_EXMAP_TRACKS		(1ULL << 6)
+/* When the machine is short of memory, the kernel may take free frames out of the pool. */
+#define VELLUM_EXMAP_SHRINKS		(1ULL << 7)
 /* For experiments: frames come from the kernel and go back to it. */
 #define VELLUM_EXMAP_NO_POOL		(1ULL << 3)
 /* For experiments: TLBs are flushed for every entry of a vector. */
 #define VELLUM_EXMAP_FLUSH_EACH		(1ULL << 4)
 /* For experiments: page-table entries change under the lock of their table. */
 #define VELLUM_EXMAP_LOCK_TABLES	(1ULL << 5)
+
+/*
+ * Which pages of a range were accessed and which were written, as the processors have noted it in
+ * the page tables: a bit a page, the first page's in bit 0 of the first word. Pages that are not
+ * there have neither. A null pointer: that is not asked for. Returns how many pages are there.
+ *
+ * Errors: EINVAL the range is not within the surface, or unknown flags; ENODEV, EPERM as for
+ * vectored commands; EFAULT.
+ */
+struct vellum_exmap_harvest {
+	__u32 size;		/* of this structure */
+	__u32 flags;		/* VELLUM_EXMAP_CLEAR_* */
+	__u64 page;
+	__u64 count;
+	__u64 accessed;		/* pointers to (count + 63) / 64 words */
+	__u64 written;
+};
+
+/*
+ * Forget it; TLBs are flushed once, so that what happens from then on is noted. A write that happens
+ * meanwhile is in this harvest or in the next one.
+ */
+#define VELLUM_EXMAP_CLEAR_ACCESSED	(1U << 0)
+#define VELLUM_EXMAP_CLEAR_WRITTEN	(1U << 1)
+
+/*
+ * Moves frames with their contents to other pages. Pages that are not there are left out; where the
+ * other page is there, or the frame is pinned, it stays. Meanwhile neither page is there. Returns
+ * how many have been moved. The ranges must not overlap.
+ */
+struct vellum_exmap_move {
+	__u32 size;		/* of this structure */
+	__u32 interface;
+	__u64 from, to;		/* first pages */
+	__u64 count;
+};
 
 /* Counters since CREATE; those of vectored commands are in pages. */
 struct vellum_exmap_stat {
@@ -134,6 +177,15 @@ struct vellum_exmap_stat {
  * count references in the same word. Argument: 0. Returns the descriptor, closed on exec.
  */
 #define VELLUM_EXMAP_CLONE		_IO(VELLUM_EXMAP_IOC, 0x03)
+
+#define VELLUM_EXMAP_HARVEST		_IOW(VELLUM_EXMAP_IOC, 0x04, struct vellum_exmap_harvest)
+#define VELLUM_EXMAP_MOVE		_IOW(VELLUM_EXMAP_IOC, 0x05, struct vellum_exmap_move)
+/*
+ * Gives the pool more frames, or takes free ones out of it. The argument is how many it is to have,
+ * at least 1. Returns 0, or ENOMEM if there is no memory, or EBUSY if so many are on the surface;
+ * the pool has then come as near to it as it could (STAT). EPERM as for CREATE.
+ */
+#define VELLUM_EXMAP_RESIZE		_IO(VELLUM_EXMAP_IOC, 0x06)
 
 /*
  * Vectored commands. The argument is a VELLUM_EXMAP_VECTOR. They return how many entries have an

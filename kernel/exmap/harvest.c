@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: GPL-2.0
+/* Which pages were accessed and written, as the processors note it in the page tables. */
+
+#include <linux/mm.h>
+#include <linux/uaccess.h>
+
+#include "exmap/exmap.h"
+
+#define KNOWN_FLAGS	(VELLUM_EXMAP_CLEAR_ACCESSED | VELLUM_EXMAP_CLEAR_WRITTEN)
+
+/* Pages whose bits fit into a word. */
+#define WORD		64
+
+struct words {
+	u64	accessed, written;
+	u64	present, cleared;	/* pages */
+};
+
+static u64 to_clear(u32 flags)
+{
+	u64 bits = 0;
+
+	if (flags & VELLUM_EXMAP_CLEAR_ACCESSED)
+		bits |= _PAGE_ACCESSED;
+	if (flags & VELLUM_EXMAP_CLEAR_WRITTEN)
+		bits |= _PAGE_DIRTY;
+	return bits;
+}
+
+static void look(struct exmap *exmap, u64 page, u64 clear, unsigned int bit, struct words *words)
+{
+	u64 *leaf = pt_tree_leaf(&exmap->tree, page);
+	spinlock_t *lock;
+	u64 old, noted;
+
+	if (!leaf || !exmap_has_frame(exmap, READ_ONCE(*leaf)))
+		return;
+	lock = exmap_lock_table(exmap, leaf);
+	old = READ_ONCE(*leaf);
+	while (exmap_has_frame(exmap, old) && (old & clear) &&
+	       !try_cmpxchg64(leaf, &old, old & ~clear))
+		;
+	exmap_unlock_table(lock);
+	if (!exmap_has_frame(exmap, old))
+		return;
+	noted = old | pt_mount_bits(&exmap->mount, page, clear);
+	words->present++;
+	words->cleared += (noted & clear) != 0;
+	if (noted & _PAGE_ACCESSED)
+		words->accessed |= 1ULL << bit;
+	if (noted & _PAGE_DIRTY)
+		words->written |= 1ULL << bit;
+}
+
+static int put_words(const struct vellum_exmap_harvest *harvest, u64 index,
+		     const struct words *words)
+{
+	u64 __user *accessed = u64_to_user_ptr(harvest->accessed);
+	u64 __user *written = u64_to_user_ptr(harvest->written);
+
+	if (accessed && put_user(words->accessed, accessed + index))
+		return -EFAULT;
+	return written && put_user(words->written, written + index) ? -EFAULT : 0;
+}
+
+long exmap_harvest(struct exmap *exmap, const struct vellum_exmap_harvest *harvest)
+{
+	/* Without tracking nobody expects entries that lack these bits. */
+	u64 clear = exmap->flags & VELLUM_EXMAP_TRACKS ? to_clear(harvest->flags) : 0;
+	long error = exmap_may_command(exmap);
+	u64 index, present = 0, cleared = 0;
+	unsigned int bit;
+
+	if (error)
+		return error;
+	if (harvest->flags & ~KNOWN_FLAGS || harvest->page > exmap->tree.pages ||
+	    harvest->count > exmap->tree.pages - harvest->page)
+		return -EINVAL;
+	for (index = 0; !error && index * WORD < harvest->count; index++) {
+		u64 left = min_t(u64, harvest->count - index * WORD, WORD);
+		struct words words = {};
+
+		for (bit = 0; bit < left; bit++)
+			look(exmap, harvest->page + index * WORD + bit, clear, bit, &words);
+		present += words.present;
+		cleared += words.cleared;
+		error = put_words(harvest, index, &words);
+		cond_resched();
+	}
+	if (cleared)
+		exmap_flush(exmap, harvest->page, harvest->page + harvest->count - 1);
+	return error ? error : (long)present;
+}

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * Frames go from page to page with their contents: taken off, TLBs flushed, put down. Who writes to
+ * the old page until the flush writes to the frame, who writes later has a fault.
+ */
+
+#include <linux/mm.h>
+#include <linux/slab.h>
+
+#include "exmap/exmap.h"
+
+/* Pages between two flushes. */
+#define STRIDE	512
+
+/* Puts a frame down: on the new page, or back, or if both are taken into the pool. */
+static bool put_down(struct exmap *exmap, struct frame_lane *lane, u64 from, u64 to, u64 frame)
+{
+	u64 *leaf = pt_tree_make_leaf(&exmap->tree, to);
+	struct frame_bundle bundle;
+	bool over_zeros = false;
+	bool moved = leaf && exmap_place(exmap, leaf, to, frame, &over_zeros);
+
+	if (!moved && !exmap_place(exmap, pt_tree_leaf(&exmap->tree, from), from, frame,
+				   &over_zeros)) {
+		frame_take_begin(&exmap->pool, lane, &bundle, 0);
+		frame_take_back(&exmap->pool, lane, &bundle, frame);
+		frame_take_end(&exmap->pool, lane, &bundle);
+		lane->given++;
+	}
+	if (over_zeros)
+		exmap_flush(exmap, moved ? to : from, moved ? to : from);
+	return moved;
+}
+
+static unsigned int move_some(struct exmap *exmap, struct frame_lane *lane, u64 from, u64 to,
+			      unsigned int count, u64 *frames)
+{
+	unsigned int i, taken = 0, moved = 0;
+
+	for (i = 0; i < count; i++) {
+		u64 *target = pt_tree_leaf(&exmap->tree, to + i);
+		u64 *leaf = pt_tree_leaf(&exmap->tree, from + i);
+		bool busy = false;
+
+		frames[i] = 0;
+		if (!leaf || (target && exmap_has_frame(exmap, READ_ONCE(*target))))
+			continue;
+		/* It keeps its contents, so it may be that somebody looks at it through a pin. */
+		frames[i] = exmap_take_off(exmap, leaf, from + i, exmap_may_be_pinned(exmap), &busy);
+		taken += frames[i] != 0;
+	}
+	if (taken)
+		exmap_flush(exmap, from, from + count - 1);
+	for (i = 0; i < count; i++)
+		if (frames[i])
+			moved += put_down(exmap, lane, from + i, to + i, frames[i]);
+	return moved;
+}
+
+static bool overlap(const struct vellum_exmap_move *move)
+{
+	return move->from < move->to + move->count && move->to < move->from + move->count;
+}
+
+long exmap_move(struct exmap *exmap, const struct vellum_exmap_move *move)
+{
+	u64 pages = exmap->tree.pages, done, moved = 0;
+	long error = exmap_may_command(exmap);
+	struct exmap_interface *interface;
+	u64 *frames;
+
+	if (error)
+		return error;
+	if (move->interface >= exmap->interfaces || move->count > pages ||
+	    move->from > pages - move->count || move->to > pages - move->count || overlap(move))
+		return -EINVAL;
+	frames = kmalloc_array(STRIDE, sizeof(*frames), GFP_KERNEL_ACCOUNT);
+	if (!frames)
+		return -ENOMEM;
+	interface = &exmap->interface[move->interface];
+	if (mutex_lock_killable(&interface->lock)) {
+		kfree(frames);
+		return -EINTR;
+	}
+	for (done = 0; done < move->count; done += STRIDE) {
+		moved += move_some(exmap, &exmap->pool.lanes[move->interface], move->from + done,
+				   move->to + done, min_t(u64, STRIDE, move->count - done), frames);
+		cond_resched();
+	}
+	mutex_unlock(&interface->lock);
+	kfree(frames);
+	return moved;
+}

@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: GPL-2.0
+/* How many frames the pool has, who is charged for them, and who may take some away. */
+
+#include <linux/capability.h>
+#include <linux/mm.h>
+#include <linux/sched/signal.h>
+#include <linux/sched/user.h>
+
+#include "core/compat.h"
+#include "exmap/exmap.h"
+
+/*
+ * Charges frames to the user as locked memory; beyond the limit only with CAP_IPC_LOCK. It is who
+ * created the exmap who is charged, whoever makes it larger.
+ */
+int exmap_charge(struct exmap *exmap, u64 frames)
+{
+	u64 limit = rlimit(RLIMIT_MEMLOCK) >> PAGE_SHIFT;
+	long before;
+
+	if (!exmap->user)
+		exmap->user = get_uid(current_user());
+	before = atomic_long_read(&exmap->user->locked_vm);
+	do {
+		if (before + frames > limit && !capable(CAP_IPC_LOCK))
+			return -EPERM;
+	} while (!atomic_long_try_cmpxchg(&exmap->user->locked_vm, &before, before + frames));
+	exmap->charged += frames;
+	return 0;
+}
+
+void exmap_uncharge(struct exmap *exmap, u64 frames)
+{
+	if (frames)
+		atomic_long_sub(frames, &exmap->user->locked_vm);
+	exmap->charged -= frames;
+}
+
+static long resize_locked(struct exmap *exmap, u64 frames)
+{
+	u64 before = exmap->pool.frames, now;
+	int error = 0;
+
+	if (frames > before)
+		error = exmap_charge(exmap, frames - before);
+	if (error)
+		return error;
+	now = frame_pool_resize(&exmap->pool, &exmap->pool.lanes[0], frames);
+	exmap_uncharge(exmap, max(frames, before) - now);
+	if (now == frames)
+		return 0;
+	return now < frames ? -ENOMEM : -EBUSY;
+}
+
+long exmap_resize(struct exmap *exmap, u64 frames)
+{
+	long error = -EINTR;
+
+	if (!exmap_is_created(exmap))
+		return -ENODEV;
+	if (!frames)
+		return -EINVAL;
+	if (frames > totalram_pages())
+		return -ENOMEM;
+	/* Its lane is the one through which frames come and go. */
+	if (mutex_lock_killable(&exmap->setup))
+		return error;
+	if (!mutex_lock_killable(&exmap->interface[0].lock)) {
+		error = resize_locked(exmap, frames);
+		mutex_unlock(&exmap->interface[0].lock);
+	}
+	mutex_unlock(&exmap->setup);
+	return error;
+}
+
+static u64 free_frames(struct exmap *exmap)
+{
+	u64 resident;
+
+	if (!exmap_is_created(exmap) || !(exmap->flags & VELLUM_EXMAP_SHRINKS))
+		return 0;
+	resident = frame_pool_resident(&exmap->pool);
+	return exmap->pool.frames > resident ? exmap->pool.frames - resident : 0;
+}
+
+static bool count_one(struct exmap *exmap, void *data)
+{
+	*(unsigned long *)data += free_frames(exmap);
+	return true;
+}
+
+static unsigned long count_objects(struct shrinker *shrinker, struct shrink_control *control)
+{
+	unsigned long count = 0;
+
+	if (!exmap_try_each(count_one, &count))
+		return 0;
+	return count ?: SHRINK_EMPTY;
+}
+
+/* The last frame stays, so that there is a pool. */
+static bool shrink_one(struct exmap *exmap, void *data)
+{
+	struct shrink_control *control = data;
+	u64 before, most = free_frames(exmap);
+
+	if (!most || !mutex_trylock(&exmap->setup))
+		return true;
+	if (mutex_trylock(&exmap->interface[0].lock)) {
+		before = exmap->pool.frames;
+		most = min3(most, (u64)control->nr_to_scan - control->nr_scanned, before - 1);
+		resize_locked(exmap, before - most);
+		control->nr_scanned += before - exmap->pool.frames;
+		mutex_unlock(&exmap->interface[0].lock);
+	}
+	mutex_unlock(&exmap->setup);
+	return control->nr_scanned < control->nr_to_scan;
+}
+
+static unsigned long scan_objects(struct shrinker *shrinker, struct shrink_control *control)
+{
+	control->nr_scanned = 0;
+	if (!exmap_try_each(shrink_one, control) || !control->nr_scanned)
+		return SHRINK_STOP;
+	return control->nr_scanned;
+}
+
+static struct shrinker like = {
+	.count_objects = count_objects,
+	.scan_objects = scan_objects,
+	.seeks = DEFAULT_SEEKS,
+};
+
+static struct shrinker *shrinker;
+
+int exmap_shrinker_init(void)
+{
+	shrinker = shrinker_start("vellum-exmap", &like);
+	return shrinker ? 0 : -ENOMEM;
+}
+
+void exmap_shrinker_exit(void)
+{
+	shrinker_stop(shrinker);
+}
