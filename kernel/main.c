@@ -6,6 +6,9 @@
 #include "core/pt_flush.h"
 #include "exmap/exmap.h"
 
+#define CREATE_TRACE_POINTS
+#include "trace.h"
+
 static int __init vellum_init(void)
 {
 	int error = pt_flush_init();

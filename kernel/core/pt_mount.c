@@ -16,6 +16,7 @@
 #include "core/pt_flush.h"
 #include "core/pt_mount.h"
 #include "core/pt_slot.h"
+#include "trace.h"
 
 void pt_mount_init(struct pt_mount *mount, struct pt_tree *tree)
 {
@@ -111,6 +112,7 @@ static void detach_locked(struct pt_mount *mount)
 	empty_tail(mount);
 	mount->attached = false;
 	mount->detaches++;
+	trace_mount_detach(mount->start, mount->end, mount->count);
 	pt_flush_tables(mount->mm, mount->start, mount->end);
 }
 
@@ -177,6 +179,7 @@ static int attach(struct pt_mount *mount)
 				    pt_table_entry(mount->pieces[i].table));
 		mount->attached = true;
 		mount->attaches++;
+		trace_mount_attach(mount->start, mount->end, mount->count);
 	}
 	spin_unlock(&mount->lock);
 	return error;

@@ -16,6 +16,7 @@
 
 #include "core/pt_flush.h"
 #include "exmap/exmap.h"
+#include "trace.h"
 
 /* What a thread that allocates has in its hands. */
 struct allocation {
@@ -67,6 +68,7 @@ void exmap_alloc(struct exmap *exmap, unsigned int index, const struct page_rang
 {
 	struct allocation allocation = { .exmap = exmap, .lane = &exmap->pool.lanes[index] };
 	struct exmap_interface *interface = &exmap->interface[index];
+	u64 before = allocation.lane->taken;
 	unsigned int i;
 
 	frame_take_begin(&exmap->pool, allocation.lane, &allocation.bundle, count);
@@ -79,6 +81,7 @@ void exmap_alloc(struct exmap *exmap, unsigned int index, const struct page_rang
 			cond_resched();
 	}
 	frame_take_end(&exmap->pool, allocation.lane, &allocation.bundle);
+	trace_exmap_alloc(index, count, allocation.lane->taken - before);
 	if (unlikely(allocation.over_zeros))
 		exmap_flush_zeros(interface, current->mm);
 }

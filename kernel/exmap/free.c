@@ -10,6 +10,7 @@
 
 #include "core/pt_flush.h"
 #include "exmap/exmap.h"
+#include "trace.h"
 
 /* As the kernel's own bound: beyond so many pages all translations are flushed. */
 #define FLUSH_PAGES	33
@@ -123,6 +124,7 @@ void exmap_free(struct exmap *exmap, unsigned int index, const struct page_range
 		.first = U64_MAX,
 		.pins = exmap_may_be_pinned(exmap),
 	};
+	u64 before = clearance.lane->given;
 	unsigned int i;
 
 	for (i = 0; i < count; i++) {
@@ -134,4 +136,5 @@ void exmap_free(struct exmap *exmap, unsigned int index, const struct page_range
 			cond_resched();
 	}
 	flush(&clearance);
+	trace_exmap_free(index, count, clearance.lane->given - before);
 }

@@ -9,6 +9,7 @@
 #include <linux/uio.h>
 
 #include "exmap/transfer.h"
+#include "trace.h"
 
 /* Pages of the longest transfer: 1 MiB. */
 #define TRANSFER_PAGES	256
@@ -192,6 +193,7 @@ static void completed(struct kiocb *kiocb, long outcome)
 	struct transfer *transfer = container_of(kiocb, struct transfer, kiocb);
 
 	transfer->outcome = outcome;
+	trace_exmap_transfer(transfer->batch->index, transfer->page, transfer->count, outcome);
 	one_less(transfer->batch);
 }
 
