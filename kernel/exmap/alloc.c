@@ -63,25 +63,65 @@ void exmap_flush_zeros(struct exmap_interface *interface, struct mm_struct *mm)
 	interface->flushes++;
 }
 
+static __always_inline void begin(struct allocation *allocation, struct exmap *exmap,
+				  unsigned int index, unsigned int ranges)
+{
+	*allocation = (struct allocation){ .exmap = exmap, .lane = &exmap->pool.lanes[index] };
+	frame_take_begin(&exmap->pool, allocation->lane, &allocation->bundle, ranges);
+}
+
+/* A range, which is empty if it is not within the surface. */
+static __always_inline struct exmap_result alloc_one(struct allocation *allocation,
+						     struct exmap_interface *interface,
+						     struct page_range range)
+{
+	struct exmap_result result = alloc_range(allocation, range);
+
+	allocation->lane->taken += result.pages;
+	if (unlikely(!result.error && result.pages != range.count))
+		interface->conflicts += range.count - result.pages;
+	if (unlikely(range.count > 1))
+		cond_resched();
+	return result;
+}
+
+static void end(struct allocation *allocation, struct exmap_interface *interface)
+{
+	frame_take_end(&allocation->exmap->pool, allocation->lane, &allocation->bundle);
+	if (unlikely(allocation->over_zeros))
+		exmap_flush_zeros(interface, current->mm);
+}
+
 void exmap_alloc(struct exmap *exmap, unsigned int index, const struct page_range *ranges,
 		 struct exmap_result *results, unsigned int count)
 {
-	struct allocation allocation = { .exmap = exmap, .lane = &exmap->pool.lanes[index] };
 	struct exmap_interface *interface = &exmap->interface[index];
-	u64 before = allocation.lane->taken;
+	struct allocation allocation;
 	unsigned int i;
 
-	frame_take_begin(&exmap->pool, allocation.lane, &allocation.bundle, count);
-	for (i = 0; i < count; i++) {
-		results[i] = alloc_range(&allocation, ranges[i]);
-		allocation.lane->taken += results[i].pages;
-		if (unlikely(!results[i].error && results[i].pages != ranges[i].count))
-			interface->conflicts += ranges[i].count - results[i].pages;
-		if (unlikely(ranges[i].count > 1))
-			cond_resched();
+	begin(&allocation, exmap, index, count);
+	for (i = 0; i < count; i++)
+		results[i] = alloc_one(&allocation, interface, ranges[i]);
+	end(&allocation, interface);
+}
+
+/* The same for the interface's vector; returns how many entries have an error. */
+long exmap_alloc_vector(struct exmap *exmap, unsigned int index, unsigned int entries)
+{
+	struct exmap_interface *interface = &exmap->interface[index];
+	struct allocation allocation;
+	struct page_range range;
+	u64 before, *entry;
+	long failed = 0;
+
+	begin(&allocation, exmap, index, entries);
+	before = allocation.lane->taken;
+	for (entry = interface->vector; entry < interface->vector + entries; entry++) {
+		range = exmap_decode(exmap, READ_ONCE(*entry));
+		WRITE_ONCE(*entry, exmap_encode(range, alloc_one(&allocation, interface, range),
+						&failed));
 	}
-	frame_take_end(&exmap->pool, allocation.lane, &allocation.bundle);
-	trace_exmap_alloc(index, count, allocation.lane->taken - before);
-	if (unlikely(allocation.over_zeros))
-		exmap_flush_zeros(interface, current->mm);
+	trace_exmap_alloc(index, entries, allocation.lane->taken - before);
+	end(&allocation, interface);
+	return failed;
 }

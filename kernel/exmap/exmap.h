@@ -123,6 +123,8 @@ void exmap_alloc(struct exmap *exmap, unsigned int index, const struct page_rang
 		 struct exmap_result *results, unsigned int count);
 void exmap_free(struct exmap *exmap, unsigned int index, const struct page_range *ranges,
 		struct exmap_result *results, unsigned int count);
+long exmap_alloc_vector(struct exmap *exmap, unsigned int index, unsigned int entries);
+long exmap_free_vector(struct exmap *exmap, unsigned int index, unsigned int entries);
 void exmap_flush(struct exmap *exmap, u64 first, u64 last);
 u64 exmap_take_off(struct exmap *exmap, u64 *leaf, u64 page, bool pins, bool *busy);
 bool exmap_may_be_pinned(struct exmap *exmap);

@@ -114,27 +114,60 @@ static __always_inline struct exmap_result free_range(struct clearance *clearanc
 	return result;
 }
 
-void exmap_free(struct exmap *exmap, unsigned int index, const struct page_range *ranges,
-		struct exmap_result *results, unsigned int count)
+static __always_inline void begin(struct clearance *clearance, struct exmap *exmap,
+				  unsigned int index)
 {
-	struct clearance clearance = {
+	*clearance = (struct clearance){
 		.exmap = exmap,
 		.lane = &exmap->pool.lanes[index],
 		.interface = &exmap->interface[index],
 		.first = U64_MAX,
 		.pins = exmap_may_be_pinned(exmap),
 	};
-	u64 before = clearance.lane->given;
+}
+
+/* A range, which is empty if it is not within the surface. */
+static __always_inline struct exmap_result free_one(struct clearance *clearance,
+						    struct page_range range)
+{
+	struct exmap_result result = free_range(clearance, range);
+
+	clearance->lane->given += result.pages;
+	if (unlikely(clearance->exmap->flags & VELLUM_EXMAP_FLUSH_EACH))
+		flush(clearance);
+	if (unlikely(range.count > 1))
+		cond_resched();
+	return result;
+}
+
+void exmap_free(struct exmap *exmap, unsigned int index, const struct page_range *ranges,
+		struct exmap_result *results, unsigned int count)
+{
+	struct clearance clearance;
 	unsigned int i;
 
-	for (i = 0; i < count; i++) {
-		results[i] = free_range(&clearance, ranges[i]);
-		clearance.lane->given += results[i].pages;
-		if (unlikely(exmap->flags & VELLUM_EXMAP_FLUSH_EACH))
-			flush(&clearance);
-		if (unlikely(ranges[i].count > 1))
-			cond_resched();
+	begin(&clearance, exmap, index);
+	for (i = 0; i < count; i++)
+		results[i] = free_one(&clearance, ranges[i]);
+	flush(&clearance);
+}
+
+/* The same for the interface's vector; returns how many entries have an error. */
+long exmap_free_vector(struct exmap *exmap, unsigned int index, unsigned int entries)
+{
+	struct exmap_interface *interface = &exmap->interface[index];
+	struct clearance clearance;
+	struct page_range range;
+	u64 before, *entry;
+	long failed = 0;
+
+	begin(&clearance, exmap, index);
+	before = clearance.lane->given;
+	for (entry = interface->vector; entry < interface->vector + entries; entry++) {
+		range = exmap_decode(exmap, READ_ONCE(*entry));
+		WRITE_ONCE(*entry, exmap_encode(range, free_one(&clearance, range), &failed));
 	}
 	flush(&clearance);
-	trace_exmap_free(index, count, clearance.lane->given - before);
+	trace_exmap_free(index, entries, clearance.lane->given - before);
+	return failed;
 }

@@ -35,6 +35,7 @@ static long transfer(struct exmap *exmap, unsigned int index, unsigned int entri
 
 	if (!exmap->backing || !(exmap->backing->f_mode & (write ? FMODE_WRITE : FMODE_READ)))
 		return -EBADF;
+	read_vector(exmap, interface, entries);
 	memset(interface->results, 0, entries * sizeof(*interface->results));
 	transfer_begin(&batch, exmap, index);
 	for (i = 0; i < entries; i++) {
@@ -44,7 +45,7 @@ static long transfer(struct exmap *exmap, unsigned int index, unsigned int entri
 			transfer_fill(&batch, interface->ranges[i], false, &interface->results[i]);
 	}
 	transfer_finish(&batch);
-	return 0;
+	return write_results(interface, entries);
 }
 
 /* Carries out the interface's vector; returns how many entries have an error. */
@@ -61,13 +62,12 @@ long exmap_vector(struct exmap *exmap, unsigned int command, unsigned int index,
 	interface = &exmap->interface[index];
 	if (mutex_lock_killable(&interface->lock))
 		return -EINTR;
-	read_vector(exmap, interface, entries);
 	switch (command) {
 	case VELLUM_EXMAP_ALLOC:
-		exmap_alloc(exmap, index, interface->ranges, interface->results, entries);
+		outcome = exmap_alloc_vector(exmap, index, entries);
 		break;
 	case VELLUM_EXMAP_FREE:
-		exmap_free(exmap, index, interface->ranges, interface->results, entries);
+		outcome = exmap_free_vector(exmap, index, entries);
 		break;
 	case VELLUM_EXMAP_READ:
 	case VELLUM_EXMAP_WRITE:
@@ -76,8 +76,6 @@ long exmap_vector(struct exmap *exmap, unsigned int command, unsigned int index,
 	default:
 		outcome = -EINVAL;
 	}
-	if (!outcome)
-		outcome = write_results(interface, entries);
 	mutex_unlock(&interface->lock);
 	return outcome;
 }
