@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /* The pool of frames. See frames.h for what holds. */
 
+#include <linux/delay.h>
 #include <linux/memcontrol.h>
 #include <linux/mm.h>
 #include <linux/sched.h>
@@ -17,6 +18,9 @@
  */
 #define FRAME_BITS	40
 #define FRAME_MASK	((1ULL << FRAME_BITS) - 1)
+
+/* How often a lane looks for a frame that should be there; with the waits some seconds. */
+#define ATTEMPTS	10000
 
 static u64 pack(u64 frame, u64 count_or_tag)
 {
@@ -189,24 +193,37 @@ static u64 take_otherwise(struct frame_pool *pool, struct frame_lane *lane,
 	return filled ? frame_take(pool, lane, bundle) : 0;
 }
 
+/*
+ * What is free may be in the hands of others, who may have lost their processor: waits a moment.
+ * False when that is not so, or has gone on for too long.
+ */
+static bool wait_for_others(struct frame_pool *pool, unsigned int attempt)
+{
+	if (frame_pool_resident(pool) >= READ_ONCE(pool->frames) || attempt == ATTEMPTS ||
+	    fatal_signal_pending(current))
+		return false;
+	if (attempt < ATTEMPTS / 10)
+		cond_resched();
+	else
+		usleep_range(100, 200);
+	return true;
+}
+
 /* The slow part of taking: the lane's bundle has nothing on its stack. */
 u64 __frame_take(struct frame_pool *pool, struct frame_lane *lane, struct frame_bundle *bundle)
 {
-	unsigned int attempt;
+	unsigned int attempt = 0;
 	u64 frame;
 
 	if (pool->design != FRAMES_BUNDLES)
 		return take_otherwise(pool, lane, bundle);
-	for (attempt = 0; !bundle->stack; attempt++) {
+	while (!bundle->stack) {
 		lane->refills++;
 		if (pop_shared(pool, bundle) || take_idle(pool, lane, bundle) ||
 		    take_unpinned(pool, bundle))
 			break;
-		/* What is free may be in the hands of others for a moment. */
-		if (attempt == 1000 || frame_pool_resident(pool) >= pool->frames ||
-		    fatal_signal_pending(current))
+		if (!wait_for_others(pool, attempt++))
 			return 0;
-		cond_resched();
 	}
 	if (bundle->count)
 		return frame_take(pool, lane, bundle);
@@ -277,7 +294,7 @@ static void settle_pending(struct frame_pool *pool, struct frame_lane *lane)
 	if (less.stack && less.count > more.count)
 		swap(less, more);
 	if (less.stack && more.count + less.count <= FRAME_BUNDLE) {
-		/* All on the fuller stack; the other is empty and is the next for pending frames. */
+		/* All on the fuller stack; the other one is the next for pending frames. */
 		move(&less, &more, less.count);
 		lane->pending = less;
 	} else {
@@ -300,7 +317,7 @@ void frame_settle(struct frame_pool *pool, struct frame_lane *lane, bool may_be_
 	may_be_pinned &= pool->design != FRAMES_FROM_KERNEL;
 	while (lane->pending_full) {
 		struct page *page = pfn_to_page(lane->pending_full);
-		struct frame_bundle full = { page_address(page), FRAME_BUNDLE };
+		struct frame_bundle full = { .stack = page_address(page), .count = FRAME_BUNDLE };
 
 		lane->pending_full = page_private(page) & FRAME_MASK;
 		if (may_be_pinned)

@@ -42,7 +42,7 @@ struct frame_bundle {
 /* How frames are kept. All but the first are for comparison. */
 enum frame_design {
 	FRAMES_BUNDLES,		/* as said above */
-	FRAMES_STEALING,	/* a list in each lane; lanes steal (SIGMOD 2023, 4.4): frames_steal.c */
+	FRAMES_STEALING,	/* a list in each lane; lanes steal: frames_steal.c */
 	FRAMES_FROM_KERNEL,	/* each from the kernel and back to it: frames_kernel.c */
 };
 

@@ -7,9 +7,9 @@
  * checks targets of branches (the function's landing pad is removed at boot, because nothing takes
  * its address). This is the only symbol that the module looks up.
  *
- * Where that fails, or is not wanted (parameter flush=exported), the generation of the address space
- * is advanced and every processor that runs it flushes everything: all that needs is exported. A
- * processor that does not run it compares generations before it does.
+ * Where that fails, or is not wanted (parameter flush=exported), the generation of the address
+ * space is advanced and every processor that runs it flushes everything: what that needs is
+ * exported. A processor that does not run it compares generations before it does.
  */
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
 
@@ -25,7 +25,7 @@
 
 static char *flush = "direct";
 module_param(flush, charp, 0444);
-MODULE_PARM_DESC(flush, "direct: the kernel's own function (default); exported: slower, looks nothing up");
+MODULE_PARM_DESC(flush, "direct: the kernel's own way (default); exported: slower");
 
 static void flush_this_processor(void *unused)
 {
@@ -40,7 +40,7 @@ static void flush_exported(struct mm_struct *mm, unsigned long start, unsigned l
 	/* Entries were cleared before; the generation must not be seen to advance before that. */
 	smp_mb__before_atomic();
 	atomic64_inc(&mm->context.tlb_gen);
-	smp_mb__after_atomic();
+	smp_mb__after_atomic(); /* advanced before it is seen which processors run it */
 	on_each_cpu_cond_mask(NULL, flush_this_processor, NULL, true, mm_cpumask(mm));
 }
 

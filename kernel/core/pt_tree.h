@@ -36,7 +36,8 @@
  * and the core never finds a reason to write the entry.
  */
 #define PT_LEAF_FLAGS \
-	(_PAGE_PRESENT | _PAGE_RW | _PAGE_USER | _PAGE_ACCESSED | _PAGE_DIRTY | _PAGE_NX | _PAGE_ENC)
+	(_PAGE_PRESENT | _PAGE_RW | _PAGE_USER | _PAGE_ACCESSED | _PAGE_DIRTY | _PAGE_NX | \
+	 _PAGE_ENC)
 
 struct pt_tree {
 	unsigned int	order;
@@ -79,14 +80,13 @@ static inline u64 pt_leaf_pfn(u64 leaf)
 /* The leaf of a page, or NULL where there is no table for it yet. */
 static inline u64 *pt_tree_leaf(struct pt_tree *tree, u64 page)
 {
+	unsigned int shift = PT_INDEX_BITS * (tree->order - 1);
 	u64 *table = tree->root;
-	unsigned int level;
 
-	for (level = tree->order; level > 1; level--) {
-		u64 entry = READ_ONCE(table[(page >> (PT_INDEX_BITS * (level - 1))) &
-					    (PT_ENTRIES - 1)]);
+	for (; shift; shift -= PT_INDEX_BITS) {
+		u64 entry = READ_ONCE(table[(page >> shift) & (PT_ENTRIES - 1)]);
 
-		if (!entry)
+		if (unlikely(!entry))
 			return NULL;
 		table = pt_entry_table(entry);
 	}

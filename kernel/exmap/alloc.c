@@ -2,9 +2,8 @@
 /*
  * Frames come to the surface.
  *
- * Entries of page tables change by single atomic operations, for runs of pages as well: an entry
- * changed under the table's lock by a plain store could undo what somebody else does to it without.
- * Each change has one winner, who has the frame.
+ * An entry that is none is changed by a single atomic operation and without a lock, for runs of
+ * pages as well: the core does not write such entries, and of several who bring a frame one wins.
  *
  * A processor does not remember that a page was not there. So nothing is flushed, unless a page
  * showed zeros before.
@@ -26,33 +25,40 @@ struct allocation {
 	bool			over_zeros;
 };
 
-static __always_inline struct exmap_result alloc_range(struct allocation *allocation,
-						       struct page_range range)
+/* Brings a frame to the page, if it has none. False: there is no memory for it. */
+static __always_inline bool alloc_leaf(struct allocation *allocation, u64 *leaf, u64 page,
+				       struct exmap_result *result)
 {
 	struct exmap *exmap = allocation->exmap;
-	struct exmap_result result = {};
-	u64 *leaf = NULL, frame;
+	u64 frame;
 
-	for (; range.count; range.page++, range.count--) {
+	if (unlikely(!leaf))
+		return false;
+	if (exmap_has_frame(exmap, READ_ONCE(*leaf)))
+		return true;
+	frame = frame_take(&exmap->pool, allocation->lane, &allocation->bundle);
+	if (unlikely(!frame))
+		return false;
+	if (likely(exmap_place(exmap, leaf, page, frame, &allocation->over_zeros)))
+		result->pages++;
+	else
+		frame_take_back(&exmap->pool, allocation->lane, &allocation->bundle, frame);
+	return true;
+}
+
+static noinline struct exmap_result alloc_run(struct allocation *allocation,
+					      struct page_range range)
+{
+	struct exmap_result result = {};
+	u64 *leaf = NULL;
+
+	for (; range.count && !result.error; range.page++, range.count--) {
 		leaf = exmap_next_leaf(leaf, range.page) ?:
-		       pt_tree_make_leaf(&exmap->tree, range.page);
-		if (unlikely(!leaf)) {
+		       pt_tree_make_leaf(&allocation->exmap->tree, range.page);
+		if (!alloc_leaf(allocation, leaf, range.page, &result))
 			result.error = -ENOMEM;
-			break;
-		}
-		if (exmap_has_frame(exmap, READ_ONCE(*leaf)))
-			continue;
-		frame = frame_take(&exmap->pool, allocation->lane, &allocation->bundle);
-		if (unlikely(!frame)) {
-			result.error = -ENOMEM;
-			break;
-		}
-		if (likely(exmap_place(exmap, leaf, range.page, frame, &allocation->over_zeros)))
-			result.pages++;
-		else
-			frame_take_back(&exmap->pool, allocation->lane, &allocation->bundle,
-					frame);
 	}
+	cond_resched();
 	return result;
 }
 
@@ -75,13 +81,19 @@ static __always_inline struct exmap_result alloc_one(struct allocation *allocati
 						     struct exmap_interface *interface,
 						     struct page_range range)
 {
-	struct exmap_result result = alloc_range(allocation, range);
+	struct exmap_result result = {};
+	u64 *leaf;
 
+	if (likely(range.count == 1)) {
+		leaf = pt_tree_make_leaf(&allocation->exmap->tree, range.page);
+		if (unlikely(!alloc_leaf(allocation, leaf, range.page, &result)))
+			result.error = -ENOMEM;
+	} else {
+		result = alloc_run(allocation, range);
+	}
 	allocation->lane->taken += result.pages;
 	if (unlikely(!result.error && result.pages != range.count))
 		interface->conflicts += range.count - result.pages;
-	if (unlikely(range.count > 1))
-		cond_resched();
 	return result;
 }
 

@@ -86,7 +86,7 @@ static struct file *backing_file(int descriptor)
 {
 	struct file *file;
 
-	if (descriptor < 0)
+	if (descriptor == -1)
 		return NULL;
 	file = fget(descriptor);
 	if (!file)

@@ -90,19 +90,18 @@ struct exmap_handle {
 	 VELLUM_EXMAP_TRACKS | VELLUM_EXMAP_SHRINKS | VELLUM_EXMAP_NO_POOL | \
 	 VELLUM_EXMAP_FLUSH_EACH | VELLUM_EXMAP_LOCK_TABLES)
 
-/* Those with which entries change under their table's lock; the second for comparison. */
-#define EXMAP_LOCKS	(VELLUM_EXMAP_TRACKS | VELLUM_EXMAP_LOCK_TABLES)
-
 static inline struct exmap *exmap_of(struct file *file)
 {
 	struct exmap_handle *handle = file->private_data;
 
+	/* Pairs with the exchange by which a descriptor becomes another's. */
 	return smp_load_acquire(&handle->exmap);
 }
 
 /* Whether it has its pool and its interfaces. */
 static inline bool exmap_is_created(struct exmap *exmap)
 {
+	/* Pairs with the release at the end of creation. */
 	return smp_load_acquire(&exmap->interface);
 }
 
@@ -201,26 +200,25 @@ static __always_inline u64 *exmap_next_leaf(u64 *leaf, u64 page)
 	return leaf && (page & (PT_ENTRIES - 1)) ? leaf + 1 : NULL;
 }
 
-/*
- * The lock that the core takes to change entries of the table; NULL where none is needed. On a fault
- * the core sets the accessed and dirty bits of an entry that lacks them by writing all of it: so
- * where they may be lacking nobody else may change it meanwhile.
- */
+/* For comparison: the lock of the table, which is needed only to take frames off; or NULL. */
 static __always_inline spinlock_t *exmap_lock_table(const struct exmap *exmap, u64 *leaf)
 {
 	spinlock_t *lock = NULL;
 
-	if (unlikely(exmap->flags & EXMAP_LOCKS)) {
+	if (unlikely(exmap->flags & VELLUM_EXMAP_LOCK_TABLES)) {
 		lock = pt_table_lock(leaf);
 		spin_lock(lock);
+		__release(lock); /* for sparse, which cannot know when it is held */
 	}
 	return lock;
 }
 
 static __always_inline void exmap_unlock_table(spinlock_t *lock)
 {
-	if (unlikely(lock))
+	if (unlikely(lock)) {
+		__acquire(lock);
 		spin_unlock(lock);
+	}
 }
 
 /* Puts a frame on a page. False: it has one. */

@@ -20,7 +20,9 @@ struct clearance {
 	struct exmap		*exmap;
 	struct frame_lane	*lane;
 	struct exmap_interface	*interface;
-	u64			first, last;	/* pages; first > last: none */
+	unsigned int		pages;
+	u64			first, last;	/* while there are few */
+	u64			given;		/* in all */
 	bool			pins;		/* pages may be pinned */
 };
 
@@ -45,36 +47,45 @@ static void flush(struct clearance *clearance)
 {
 	struct exmap *exmap = clearance->exmap;
 
-	if (clearance->first > clearance->last)
+	if (!clearance->pages)
 		return;
-	exmap_flush(exmap, clearance->first, clearance->last);
+	if (clearance->pages <= FLUSH_PAGES)
+		exmap_flush(exmap, clearance->first, clearance->last);
+	else
+		pt_flush_range(current->mm, 0, TLB_FLUSH_ALL);
 	/* Who began to hold pages since we looked is seen now, or has seen that they are gone. */
 	smp_mb();
 	frame_settle(&exmap->pool, clearance->lane, exmap_may_be_pinned(exmap));
 	clearance->interface->flushes++;
-	clearance->first = U64_MAX;
-	clearance->last = 0;
+	clearance->pages = 0;
 }
 
-/* Takes a page's frame off: its number; 0 if there is none, or it must stay. */
+/*
+ * Takes a page's frame off: its number; 0 if there is none, or it must stay.
+ *
+ * Under the lock of the table, unlike what puts frames on. A thread whose access failed before the
+ * frame came finds it there in the core's fault handler, which then writes the entry as it has read
+ * it: under this lock, and without looking once more. What was taken off meanwhile would be back.
+ */
 static __always_inline u64 take_off(struct exmap *exmap, u64 *leaf, u64 page, bool pins, bool *busy)
 {
 	u64 old = READ_ONCE(*leaf);
-	bool cleared = false;
 	spinlock_t *lock;
 
 	if (!exmap_has_frame(exmap, old))
 		return 0;
-	if (pins && page_ref_count(pfn_to_page(pt_leaf_pfn(old))) != 1) {
+	if (unlikely(pins) && page_ref_count(pfn_to_page(pt_leaf_pfn(old))) != 1) {
 		*busy = true;
 		return 0;
 	}
-	lock = exmap_lock_table(exmap, leaf);
-	while (exmap_has_frame(exmap, old) && !cleared)
-		cleared = try_cmpxchg64(leaf, &old, 0);
-	exmap_unlock_table(lock);
-	if (!cleared)
-		return 0;
+	lock = pt_table_lock(leaf);
+	spin_lock(lock);
+	old = READ_ONCE(*leaf);
+	if (likely(exmap_has_frame(exmap, old)))
+		xchg(leaf, 0);
+	else
+		old = 0;
+	spin_unlock(lock);
 	pt_mount_leaf_changed(&exmap->mount, page);
 	return pt_leaf_pfn(old);
 }
@@ -84,33 +95,64 @@ u64 exmap_take_off(struct exmap *exmap, u64 *leaf, u64 page, bool pins, bool *bu
 	return take_off(exmap, leaf, page, pins, busy);
 }
 
-static __always_inline struct exmap_result free_range(struct clearance *clearance,
-						      struct page_range range)
+static __always_inline void note(struct clearance *clearance, u64 page)
 {
-	struct exmap *exmap = clearance->exmap;
+	if (likely(clearance->pages++ >= FLUSH_PAGES))
+		return;
+	if (clearance->pages == 1)
+		clearance->first = clearance->last = page;
+	clearance->first = min(clearance->first, page);
+	clearance->last = max(clearance->last, page);
+}
+
+static __always_inline void free_leaf(struct clearance *clearance, u64 *leaf, u64 page,
+				      struct exmap_result *result)
+{
+	bool busy = false;
+	u64 frame = take_off(clearance->exmap, leaf, page, clearance->pins, &busy);
+
+	if (unlikely(busy)) {
+		clearance->interface->busy++;
+		result->error = -EBUSY;
+	}
+	if (!frame)
+		return;
+	result->pages++;
+	note(clearance, page);
+	if (frame_pend(&clearance->exmap->pool, clearance->lane, frame))
+		flush(clearance);
+}
+
+static noinline struct exmap_result free_run(struct clearance *clearance, struct page_range range)
+{
 	struct exmap_result result = {};
-	u64 *leaf = NULL, frame;
-	bool busy;
+	u64 *leaf = NULL;
 
 	for (; range.count; range.page++, range.count--) {
 		leaf = exmap_next_leaf(leaf, range.page) ?:
-		       pt_tree_leaf(&exmap->tree, range.page);
-		if (unlikely(!leaf))
-			continue;
-		busy = false;
-		frame = take_off(exmap, leaf, range.page, clearance->pins, &busy);
-		if (unlikely(busy)) {
-			clearance->interface->busy++;
-			result.error = -EBUSY;
-		}
-		if (!frame)
-			continue;
-		result.pages++;
-		clearance->first = min(clearance->first, range.page);
-		clearance->last = max(clearance->last, range.page);
-		if (frame_pend(&exmap->pool, clearance->lane, frame))
-			flush(clearance);
+		       pt_tree_leaf(&clearance->exmap->tree, range.page);
+		if (leaf)
+			free_leaf(clearance, leaf, range.page, &result);
 	}
+	cond_resched();
+	return result;
+}
+
+/* A range, which is empty if it is not within the surface. */
+static __always_inline struct exmap_result free_one(struct clearance *clearance,
+						    struct page_range range)
+{
+	struct exmap_result result = {};
+	u64 *leaf;
+
+	if (likely(range.count == 1)) {
+		leaf = pt_tree_leaf(&clearance->exmap->tree, range.page);
+		if (likely(leaf))
+			free_leaf(clearance, leaf, range.page, &result);
+	} else {
+		result = free_run(clearance, range);
+	}
+	clearance->given += result.pages;
 	return result;
 }
 
@@ -121,23 +163,14 @@ static __always_inline void begin(struct clearance *clearance, struct exmap *exm
 		.exmap = exmap,
 		.lane = &exmap->pool.lanes[index],
 		.interface = &exmap->interface[index],
-		.first = U64_MAX,
 		.pins = exmap_may_be_pinned(exmap),
 	};
 }
 
-/* A range, which is empty if it is not within the surface. */
-static __always_inline struct exmap_result free_one(struct clearance *clearance,
-						    struct page_range range)
+static void end(struct clearance *clearance)
 {
-	struct exmap_result result = free_range(clearance, range);
-
-	clearance->lane->given += result.pages;
-	if (unlikely(clearance->exmap->flags & VELLUM_EXMAP_FLUSH_EACH))
-		flush(clearance);
-	if (unlikely(range.count > 1))
-		cond_resched();
-	return result;
+	clearance->lane->given += clearance->given;
+	flush(clearance);
 }
 
 void exmap_free(struct exmap *exmap, unsigned int index, const struct page_range *ranges,
@@ -149,25 +182,27 @@ void exmap_free(struct exmap *exmap, unsigned int index, const struct page_range
 	begin(&clearance, exmap, index);
 	for (i = 0; i < count; i++)
 		results[i] = free_one(&clearance, ranges[i]);
-	flush(&clearance);
+	end(&clearance);
 }
 
 /* The same for the interface's vector; returns how many entries have an error. */
 long exmap_free_vector(struct exmap *exmap, unsigned int index, unsigned int entries)
 {
 	struct exmap_interface *interface = &exmap->interface[index];
+	bool each = exmap->flags & VELLUM_EXMAP_FLUSH_EACH;
 	struct clearance clearance;
 	struct page_range range;
-	u64 before, *entry;
 	long failed = 0;
+	u64 *entry;
 
 	begin(&clearance, exmap, index);
-	before = clearance.lane->given;
 	for (entry = interface->vector; entry < interface->vector + entries; entry++) {
 		range = exmap_decode(exmap, READ_ONCE(*entry));
 		WRITE_ONCE(*entry, exmap_encode(range, free_one(&clearance, range), &failed));
+		if (unlikely(each))
+			flush(&clearance);
 	}
-	flush(&clearance);
-	trace_exmap_free(index, entries, clearance.lane->given - before);
+	end(&clearance);
+	trace_exmap_free(index, entries, clearance.given);
 	return failed;
 }

@@ -35,12 +35,13 @@ static void look(struct exmap *exmap, u64 page, u64 clear, unsigned int bit, str
 
 	if (!leaf || !exmap_has_frame(exmap, READ_ONCE(*leaf)))
 		return;
-	lock = exmap_lock_table(exmap, leaf);
+	lock = pt_table_lock(leaf);
+	spin_lock(lock);
 	old = READ_ONCE(*leaf);
 	while (exmap_has_frame(exmap, old) && (old & clear) &&
 	       !try_cmpxchg64(leaf, &old, old & ~clear))
 		;
-	exmap_unlock_table(lock);
+	spin_unlock(lock);
 	if (!exmap_has_frame(exmap, old))
 		return;
 	noted = old | pt_mount_bits(&exmap->mount, page, clear);

@@ -35,6 +35,7 @@ static bool put_down(struct exmap *exmap, struct frame_lane *lane, u64 from, u64
 static unsigned int move_some(struct exmap *exmap, struct frame_lane *lane, u64 from, u64 to,
 			      unsigned int count, u64 *frames)
 {
+	bool pins = exmap_may_be_pinned(exmap);
 	unsigned int i, taken = 0, moved = 0;
 
 	for (i = 0; i < count; i++) {
@@ -45,8 +46,8 @@ static unsigned int move_some(struct exmap *exmap, struct frame_lane *lane, u64 
 		frames[i] = 0;
 		if (!leaf || (target && exmap_has_frame(exmap, READ_ONCE(*target))))
 			continue;
-		/* It keeps its contents, so it may be that somebody looks at it through a pin. */
-		frames[i] = exmap_take_off(exmap, leaf, from + i, exmap_may_be_pinned(exmap), &busy);
+		/* Whoever has it pinned expects to see it at the old place. */
+		frames[i] = exmap_take_off(exmap, leaf, from + i, pins, &busy);
 		taken += frames[i] != 0;
 	}
 	if (taken)

@@ -181,7 +181,7 @@ static ssize_t transfer(struct exmap *exmap, unsigned int index, struct segments
 	return bytes_done(segments);
 }
 
-static ssize_t carry_out(struct exmap *exmap, unsigned int index, unsigned int opcode,
+static ssize_t carry_out(struct exmap *exmap, unsigned int index, u64 opcode,
 			 struct segments *segments, struct kiocb *kiocb, bool write)
 {
 	if (opcode == EXMAP_PUBLISHED_OP_ALLOC && !write) {
@@ -194,7 +194,7 @@ static ssize_t carry_out(struct exmap *exmap, unsigned int index, unsigned int o
 }
 
 /* Whether the call may have to wait for something other than memory, or the interface. */
-static bool may_wait(struct exmap *exmap, unsigned int opcode, bool write)
+static bool may_wait(struct exmap *exmap, u64 opcode, bool write)
 {
 	return write || (opcode != EXMAP_PUBLISHED_OP_ALLOC &&
 			 !(exmap->backing && (exmap->backing->f_flags & O_DIRECT)));
@@ -211,7 +211,7 @@ static ssize_t proxy(struct kiocb *kiocb, struct iov_iter *iter, bool write)
 {
 	struct exmap *exmap = exmap_of(kiocb->ki_filp);
 	unsigned int index = kiocb->ki_pos & 0xff;
-	unsigned int opcode = kiocb->ki_pos >> 8;
+	u64 opcode = kiocb->ki_pos >> 8;
 	struct segments segments = {};
 	ssize_t outcome = exmap_may_command(exmap);
 

@@ -18,7 +18,7 @@ static long setup(struct exmap *exmap, unsigned long argument)
 		.interfaces = setup.max_interfaces,
 		.flags = VELLUM_EXMAP_PINNABLE,
 		.frames = setup.buffer_size,
-		.backing = setup.fd,
+		.backing = max(setup.fd, -1),
 	});
 }
 

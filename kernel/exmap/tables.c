@@ -2,8 +2,8 @@
 /*
  * The last level of the surface's page tables, shown to the process (refined exmap, section III-C):
  * an entry a page, of which the process reads whether the page is there. What it sees is what the
- * processor walks, so nobody may ever write it: the mapping cannot be made writable by mprotect, and
- * what writes for a debugger is refused as well.
+ * processor walks, so nobody may ever write it: the mapping cannot be made writable by mprotect,
+ * and what writes for a debugger is refused as well.
  */
 
 #include <linux/capability.h>

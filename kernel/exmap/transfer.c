@@ -75,7 +75,7 @@ static struct page *hold(struct transfer_batch *batch, u64 *leaf)
 
 	if (!batch->holds) {
 		atomic_inc(&exmap->holders);
-		smp_mb__after_atomic();
+		smp_mb__after_atomic(); /* said before we look; see exmap_may_be_pinned() */
 		batch->holds = true;
 	}
 	for (;;) {
@@ -84,7 +84,7 @@ static struct page *hold(struct transfer_batch *batch, u64 *leaf)
 			return NULL;
 		page = pfn_to_page(pt_leaf_pfn(value));
 		get_page(page);
-		smp_mb__after_atomic();
+		smp_mb__after_atomic(); /* held before we look again */
 		if (pt_leaf_pfn(READ_ONCE(*leaf)) == pt_leaf_pfn(value))
 			return page;
 		put_page(page);
@@ -307,6 +307,11 @@ void transfer_conclude(struct transfer_batch *batch, struct mm_struct *mm)
 	forget(batch);
 }
 
+static struct transfer *first_of(struct transfer_batch *batch)
+{
+	return list_first_entry_or_null(&batch->transfers, struct transfer, node);
+}
+
 /*
  * Concludes a batch in which all went well and nobody was in the way: then entries of page tables
  * change, and nothing else. False: something is left.
@@ -314,12 +319,12 @@ void transfer_conclude(struct transfer_batch *batch, struct mm_struct *mm)
 bool transfer_conclude_quickly(struct transfer_batch *batch)
 {
 	struct exmap *exmap = batch->exmap;
-	struct transfer *transfer = list_first_entry_or_null(&batch->transfers, struct transfer, node);
+	struct transfer *transfer = first_of(batch);
 	bool over_zeros = false;
 	unsigned int i;
 
 	if (!transfer || !list_is_singular(&batch->transfers) || exmap->zero_leaf ||
-	    exmap->flags & EXMAP_LOCKS ||
+	    exmap->flags & VELLUM_EXMAP_LOCK_TABLES ||
 	    transfer->kind != TRANSFER_FILL || transfer->result->error ||
 	    transfer->outcome != (long)transfer->count << PAGE_SHIFT ||
 	    transfer->page + transfer->count > exmap->mount.tail)
@@ -354,7 +359,7 @@ void transfer_start(struct transfer_batch *batch, void (*finished)(struct transf
 
 static bool writes(struct transfer_batch *batch)
 {
-	struct transfer *first = list_first_entry_or_null(&batch->transfers, struct transfer, node);
+	struct transfer *first = first_of(batch);
 
 	return first && first->kind == TRANSFER_WRITE;
 }

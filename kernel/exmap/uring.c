@@ -20,12 +20,12 @@
 static int read_buffer(struct exmap *exmap, struct exmap_interface *interface,
 		       struct io_uring_cmd *command, struct iovec buffer)
 {
-	unsigned int i, entries = buffer.iov_len / sizeof(u64);
+	size_t i, entries = buffer.iov_len / sizeof(u64);
 	struct iov_iter iter;
 	int error;
 	u64 entry;
 
-	if (buffer.iov_len % sizeof(u64) || buffer.iov_len / sizeof(u64) > VELLUM_EXMAP_VECTOR_ENTRIES)
+	if (buffer.iov_len % sizeof(u64) || entries > VELLUM_EXMAP_VECTOR_ENTRIES)
 		return -EINVAL;
 	error = io_uring_cmd_import_fixed((unsigned long)buffer.iov_base, buffer.iov_len, WRITE,
 					  &iter, command);
@@ -34,7 +34,7 @@ static int read_buffer(struct exmap *exmap, struct exmap_interface *interface,
 			return -EFAULT;
 		interface->ranges[i] = exmap_decode(exmap, entry);
 	}
-	return error ? error : entries;
+	return error ? error : (int)entries;
 }
 
 static long write_buffer(struct exmap_interface *interface, struct io_uring_cmd *command,

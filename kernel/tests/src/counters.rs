@@ -3,6 +3,8 @@
 use std::fs;
 use std::time::{Duration, Instant};
 
+use crate::PAGE;
+
 /// Interrupts by which processors ask each other for something, one number for each processor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Interrupts {
@@ -47,15 +49,38 @@ pub fn field(path: &str, name: &str) -> u64 {
     number.unwrap_or(0)
 }
 
-/// KiB that this process has locked or pinned.
-pub fn locked_kib() -> u64 {
-    field("/proc/self/status", "VmLck") + field("/proc/self/status", "VmPin")
+/// How long what the kernel does in its own time may take.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// What the module finds when it checks each exmap that there is, a line for each.
+fn exmaps() -> Vec<String> {
+    // Not every kernel has it.
+    let text = fs::read_to_string("/sys/kernel/debug/vellum/exmaps").unwrap_or_default();
+    text.lines().map(str::to_owned).collect()
 }
 
-/// Frees the kernel's caches of files, so that what is free can be compared.
-fn drop_caches() {
-    // Only root may; others compare what there is.
-    let _ = fs::write("/proc/sys/vm/drop_caches", "3");
+/// Fails unless what the module finds adds up, for all exmaps. Nobody may use one meanwhile.
+#[track_caller]
+pub fn assert_exmaps_are_sound() {
+    for line in exmaps() {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let number = |name: &str| {
+            let at = words.iter().position(|word| *word == name)?;
+            words.get(at + 1)?.parse::<u64>().ok()
+        };
+        assert_eq!(number("resident"), number("surface"), "{line}");
+        assert_eq!((number("twice"), number("wrong")), (Some(0), Some(0)), "{line}");
+    }
+}
+
+/// Fails unless all exmaps come to an end; what was closed goes in its own time.
+#[track_caller]
+pub fn assert_no_exmaps() {
+    let start = Instant::now();
+    while !exmaps().is_empty() {
+        assert!(start.elapsed() < PATIENCE, "left behind: {:?}", exmaps());
+        std::thread::sleep(Duration::from_millis(20));
+    }
 }
 
 /// Free memory and page tables, to be compared with later.
@@ -68,31 +93,43 @@ pub struct Memory {
 impl Memory {
     /// As it is.
     pub fn now() -> Self {
-        drop_caches();
-        let free_kib = field("/proc/meminfo", "MemFree");
+        // Files that the kernel keeps are no leak. Only root may; others compare what there is.
+        let _ = fs::write("/proc/sys/vm/drop_caches", "3");
+        let free_kib = field("/proc/meminfo", "MemFree") + processors_lists_kib();
         Self { free_kib, tables: field("/proc/vmstat", "nr_page_table_pages") }
     }
 
-    /// Fails unless memory is free again, but for `tolerance_kib`, and page tables are, but for a
-    /// few. What the kernel frees in its own time is waited for.
+    /// Fails unless memory is free again, and page tables are, but for a little. What the kernel
+    /// frees in its own time is waited for.
     #[track_caller]
-    pub fn assert_back(&self, tolerance_kib: u64) {
+    pub fn assert_back(&self) {
         let start = Instant::now();
         loop {
             let now = Self::now();
-            let is_free = now.free_kib + tolerance_kib >= self.free_kib;
+            let is_free = now.free_kib + TOLERANCE_KIB >= self.free_kib;
             let has_tables = now.tables > self.tables + TABLES;
             if is_free && !has_tables {
                 return;
             }
-            assert!(start.elapsed() < Duration::from_secs(10), "before {self:?}, after {now:?}");
+            assert!(start.elapsed() < PATIENCE, "before {self:?}, after {now:?}");
             std::thread::sleep(Duration::from_millis(100));
         }
     }
 }
 
+/// Memory that may come and go with anything: stacks, the kernel's small objects.
+const TOLERANCE_KIB: u64 = 2 << 10;
+
 /// Page tables that may come and go with anything.
 const TABLES: u64 = 64;
+
+/// Free memory that processors keep for themselves, tens of MiB, which is not in `MemFree`.
+fn processors_lists_kib() -> u64 {
+    let text = fs::read_to_string("/proc/zoneinfo").unwrap_or_default();
+    let counts = text.lines().filter_map(|line| line.trim().strip_prefix("count:"));
+    let pages: u64 = counts.filter_map(|count| count.trim().parse::<u64>().ok()).sum();
+    pages * (PAGE as u64 >> 10)
+}
 
 #[cfg(test)]
 mod tests {

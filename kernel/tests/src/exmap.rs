@@ -104,6 +104,15 @@ impl From<Exmap> for OwnedFd {
     }
 }
 
+/// Whether CREATE knows these flags; if it does not, that is said.
+pub fn knows(flags: u64) -> bool {
+    let unknown = flags & !Exmap::open().query().flags;
+    if unknown != 0 {
+        eprintln!("skipped: the module does not know the flags {unknown:#x}");
+    }
+    unknown == 0
+}
+
 /// What CREATE takes for an exmap without a backing.
 pub fn plan(frames: u64, interfaces: u32, flags: u64) -> Create {
     let size = size_of::<Create>() as u32;

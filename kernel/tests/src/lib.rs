@@ -1,11 +1,12 @@
 //! What the tests of the kernel module share: an exmap and its parts, accesses that may fault,
 //! children that may die, and the kernel's counters.
 //!
-//! The tests run in a guest of the lab. Where there is no `/dev/exmap` each says that it is skipped.
+//! The tests run in a guest of the lab. Where there is no `/dev/exmap` each says so and is skipped.
 //! What fails here, panics, unless a test wants to see how it fails: then it is an [`Errno`].
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 
 pub mod access;
+pub mod backing;
 pub mod child;
 pub mod counters;
 pub mod exmap;
@@ -16,11 +17,11 @@ pub mod sys;
 pub mod threads;
 mod turn;
 
-pub use exmap::{DEVICE, Exmap, Vector};
+pub use exmap::{DEVICE, Exmap, Vector, knows};
 pub use mapping::Mapping;
 pub use rustix::io::Errno;
 pub use surface::{Outcome, Plan, Surface};
-pub use turn::{Turn, turn};
+pub use turn::{Turn, turn, turn_for};
 
 /// Bytes of a page.
 pub const PAGE: usize = 4096;

@@ -1,10 +1,14 @@
 //! A surface with everything that belongs to it, for tests that are about something else.
 
+use std::fs::File;
+use std::os::fd::AsRawFd as _;
+
 use rustix::io::Errno;
-use vellum_uapi::exmap::{self, Entry, Stat};
+use vellum_uapi::exmap::{self, Create, Entry, Stat};
 
 use crate::access::{self, Fault};
-use crate::{Exmap, Mapping, PAGE, Vector};
+use crate::exmap::plan;
+use crate::{Exmap, Mapping, PAGE, Vector, counters};
 
 /// What became of an entry: an error, which is 0 or negative, and a number of pages.
 pub type Outcome = (i32, u16);
@@ -20,12 +24,14 @@ pub struct Plan {
     pub interfaces: u32,
     /// Of CREATE.
     pub flags: u64,
+    /// A descriptor to read from, or -1.
+    pub backing: i32,
 }
 
 impl Plan {
     /// With one interface and no flags.
     pub fn new(pages: u64, frames: u64) -> Self {
-        Self { pages, frames, interfaces: 1, flags: 0 }
+        Self { pages, frames, interfaces: 1, flags: 0, backing: -1 }
     }
 
     /// With so many interfaces.
@@ -38,10 +44,17 @@ impl Plan {
         Self { flags, ..self }
     }
 
+    /// With something to read from and to write to.
+    pub fn backing(self, file: &File) -> Self {
+        Self { backing: file.as_raw_fd(), ..self }
+    }
+
     /// Makes one.
     #[track_caller]
     pub fn make(self) -> Surface {
-        let exmap = Exmap::with(self.frames, self.interfaces, self.flags);
+        let exmap = Exmap::open();
+        let create = plan(self.frames, self.interfaces, self.flags);
+        exmap.create(&Create { backing: self.backing, ..create }).expect("CREATE");
         let mapping = exmap.map(self.pages).expect("the surface");
         let vector = |interface| exmap.vector(interface).expect("a vector");
         let vectors = (0..self.interfaces).map(vector).collect();
@@ -89,6 +102,18 @@ impl Surface {
         self.run(exmap::FREE, interface, ranges)
     }
 
+    /// Reads pages that are not there.
+    #[track_caller]
+    pub fn read(&self, interface: usize, ranges: &[(u64, u64)]) -> Vec<Outcome> {
+        self.run(exmap::READ, interface, ranges)
+    }
+
+    /// Writes pages that are there.
+    #[track_caller]
+    pub fn write(&self, interface: usize, ranges: &[(u64, u64)]) -> Vec<Outcome> {
+        self.run(exmap::WRITE, interface, ranges)
+    }
+
     /// The counters.
     #[track_caller]
     pub fn stat(&self) -> Stat {
@@ -134,6 +159,26 @@ impl Surface {
     /// All bytes of a page.
     pub fn contents(&self, page: u64) -> Result<Vec<u8>, Errno> {
         access::kernel_load(self.mapping.page(page), PAGE)
+    }
+
+    /// The pages that have a frame; fails if a frame is on two of them, or their number is not what
+    /// is counted. What they hold is lost.
+    #[track_caller]
+    pub fn assert_counted(&self) -> Vec<u64> {
+        counters::assert_exmaps_are_sound();
+        let stat = self.stat();
+        let there: Vec<u64> = (0..stat.surface).filter(|page| self.is_there(*page)).collect();
+        let address = |page: u64| self.mapping.page(page);
+        for page in &there {
+            assert_eq!(access::kernel_store(address(*page), &page.to_le_bytes()), Ok(()));
+        }
+        for page in &there {
+            let found = access::kernel_load(address(*page), 8).expect("a page that is there");
+            assert_eq!(found, page.to_le_bytes(), "page {page} has another's frame");
+        }
+        assert_eq!(there.len() as u64, stat.resident, "pages that are there; {stat:?}");
+        assert_eq!(stat.allocated - stat.freed, stat.resident, "{stat:?}");
+        there
     }
 
     /// Fails unless everything works: pages come, hold what is put there, and go.

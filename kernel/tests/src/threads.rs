@@ -1,5 +1,6 @@
 //! Threads on processors of their own.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
@@ -33,6 +34,38 @@ impl Drop for Place {
     fn drop(&mut self) {
         // The thread ends with its test; a place that cannot be left does no harm.
         let _ = sched_setaffinity(None, &self.0);
+    }
+}
+
+/// Says to other threads that they are done, when this thread is, also if it is because of a panic.
+#[derive(Debug, Default)]
+pub struct Stop(AtomicBool);
+
+impl Stop {
+    /// Whether the others are done.
+    pub fn is_said(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    /// Says so when what this returns is dropped.
+    pub fn at_end(&self) -> impl Drop + '_ {
+        struct AtEnd<'a>(&'a Stop);
+        impl Drop for AtEnd<'_> {
+            fn drop(&mut self) {
+                self.0.0.store(true, Ordering::Relaxed);
+            }
+        }
+        AtEnd(self)
+    }
+}
+
+/// Waits until something that another thread does has come true.
+#[track_caller]
+pub fn wait_until(check: impl Fn() -> bool) {
+    let deadline = Deadline::after_ms(60_000);
+    while !check() {
+        assert!(!deadline.is_over(), "the other thread does not come that far");
+        std::thread::yield_now();
     }
 }
 

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::DEVICE;
+use crate::{DEVICE, Exmap, counters};
 
 static TURNS: Mutex<()> = Mutex::new(());
 
@@ -11,6 +11,15 @@ static TURNS: Mutex<()> = Mutex::new(());
 #[derive(Debug)]
 pub struct Turn {
     _alone: MutexGuard<'static, ()>,
+}
+
+impl Drop for Turn {
+    /// Whoever had a turn has left nothing in the kernel.
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            counters::assert_no_exmaps();
+        }
+    }
 }
 
 /// Waits until no other test runs. `None` where there is no device to be tested, which is said.
@@ -22,4 +31,15 @@ pub fn turn() -> Option<Turn> {
     }
     // A test that failed has nothing to do with the next one.
     Some(Turn { _alone: TURNS.lock().unwrap_or_else(PoisonError::into_inner) })
+}
+
+/// A turn, if the module has these features.
+#[must_use]
+pub fn turn_for(features: u64) -> Option<Turn> {
+    let turn = turn()?;
+    let missing = features & !Exmap::open().query().features;
+    if missing != 0 {
+        eprintln!("skipped: the module does not have the features {missing:#x}");
+    }
+    (missing == 0).then_some(turn)
 }

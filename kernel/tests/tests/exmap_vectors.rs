@@ -1,12 +1,12 @@
 //! Vectors: every entry is looked at on its own, and none makes the kernel look elsewhere.
 #![allow(clippy::unwrap_used)]
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::os::fd::AsFd as _;
 
 use rustix::io::Errno;
 use vellum_kernel_tests::random::Random;
-use vellum_kernel_tests::threads::Deadline;
-use vellum_kernel_tests::{Exmap, Plan, turn};
+use vellum_kernel_tests::threads::{Deadline, Stop};
+use vellum_kernel_tests::{Exmap, Mapping, PAGE, Plan, turn};
 use vellum_uapi::exmap::{self, Entry};
 
 const EINVAL: (i32, u16) = (-libc::EINVAL, 0);
@@ -58,6 +58,9 @@ fn ranges_that_are_not_within_the_surface_are_refused() {
     let pages = 1000;
     let surface = Plan::new(pages, 1000).make();
     let last = (1 << 52) - 1;
+    // Pages whose addresses wrap around, to zero or into the kernel's half.
+    let start = surface.mapping.start() as u64 >> 12;
+    let (zero, kernel) = ((1 << 52) - start, (0xffff_ffff_8000_0000 >> 12) - start);
     let wrong = [
         (0, 0),
         (pages, 0),
@@ -69,29 +72,24 @@ fn ranges_that_are_not_within_the_surface_are_refused() {
         (last, 2),
         (last, 4095),
         (last - 4093, 4095),
-        // Pages whose addresses wrap around, to the surface or into the kernel.
         (1 << 51, 1),
         (1 << 36, 1),
-        ((1 << 52) - (surface.mapping.start() as u64 >> 12), 1),
-        (0x000f_ffff_8000_0000 - (surface.mapping.start() as u64 >> 12), 1),
+        (zero, 1),
+        (zero - 1, 2),
+        (kernel, 1),
     ];
     for command in [exmap::ALLOC, exmap::FREE] {
         assert_eq!(surface.run(command, 0, &wrong), vec![EINVAL; wrong.len()]);
-        for range in wrong {
-            assert_eq!(surface.run(command, 0, &[(3, 1), range, (7, 2)]), [(0, 1), EINVAL, (0, 2)]);
+    }
+    // Those beside it are carried out.
+    for range in wrong {
+        for command in [exmap::ALLOC, exmap::FREE] {
+            let outcomes = surface.run(command, 0, &[(3, 1), range, (7, 2)]);
+            assert_eq!(outcomes, [(0, 1), EINVAL, (0, 2)], "{range:?}");
         }
-        // The outcome of the loop's first round decides what the next ones find.
-        break_even(&surface, command);
     }
     assert_eq!(surface.stat().resident, 0);
     surface.assert_works();
-}
-
-/// Leaves the surface as the next command of the loop above needs it.
-fn break_even(surface: &vellum_kernel_tests::Surface, command: u32) {
-    if command == exmap::ALLOC {
-        assert_eq!(surface.stat().resident, 3);
-    }
 }
 
 #[test]
@@ -133,11 +131,10 @@ fn interfaces_have_vectors_of_their_own() {
         assert_eq!((vector.get(0).result(), vector.get(0).pages()), (0, 1));
     }
     assert_eq!(surface.stat().resident, 256);
-    for offset in [256, 257, 1 << 20, (1 << 48) - 1] {
-        let (fd, offset) = (&surface.exmap, exmap::offset_interface(offset));
-        let mapped =
-            vellum_kernel_tests::Mapping::of_device(std::os::fd::AsFd::as_fd(fd), offset, 4096);
-        assert!(mapped.is_err(), "offset {offset:#x}");
+    for interface in [256, 257, 1 << 20, (1 << 48) - 1] {
+        let offset = exmap::offset_interface(interface);
+        let mapped = Mapping::of_device(surface.exmap.as_fd(), offset, PAGE);
+        assert!(mapped.is_err(), "interface {interface:#x}");
     }
 }
 
@@ -169,26 +166,26 @@ fn a_vector_may_change_while_it_is_read() {
     let Some(_turn) = turn() else { return };
     let pages = 5000;
     let surface = Plan::new(pages, 2000).make();
-    let (vector, is_over) = (&surface.vectors[0], AtomicBool::new(false));
+    let (vector, stop) = (&surface.vectors[0], Stop::default());
     let mut random = Random::of_this_run();
+    let mut other = Random::new(random.number());
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            let mut random = Random::new(random.clone().number());
-            while !is_over.load(Ordering::Relaxed) {
-                let entry = match random.one_in(4) {
-                    true => Entry::from_bits(random.number()),
-                    false => Entry::new(random.below(pages + 10), random.below(30)),
+            while !stop.is_said() {
+                let entry = match other.one_in(4) {
+                    true => Entry::from_bits(other.number()),
+                    false => Entry::new(other.below(pages + 10), other.below(30)),
                 };
-                vector.set(random.below(512) as usize, entry);
+                vector.set(other.below(512) as usize, entry);
             }
         });
+        let _at_end = stop.at_end();
         let deadline = Deadline::after_ms(4000);
         while !deadline.is_over() {
             let command = random.pick(&[exmap::ALLOC, exmap::FREE]);
             let failed = vector.run(&surface.exmap, command, 512).unwrap();
             assert!(failed <= 512);
         }
-        is_over.store(true, Ordering::Relaxed);
     });
     let stat = surface.stat();
     assert_eq!(stat.allocated - stat.freed, stat.resident, "{stat:?}");

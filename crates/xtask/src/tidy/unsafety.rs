@@ -24,9 +24,11 @@ const CONTAINMENT: &[(&str, &str)] = &[
     ("crates/bench/src/machine/device_rate/", "the kernel fills fixed buffers"),
     ("crates/bench/src/experiment/page_access/", "plain reads to compare optimistic ones with"),
     ("crates/bench/src/experiment/fig4.rs", "touching and releasing pages without a pool"),
+    ("crates/bench/src/experiment/exmap/", "the device without a pool"),
     ("crates/bench-peers/src/", "what other engines' interfaces ask for"),
     ("crates/testing/src/allocations.rs", "an allocator that counts"),
     ("crates/testing/src/system_calls.rs", "filters of system calls"),
+    ("kernel/tests/", "tests go where no sound program goes"),
 ];
 
 /// How far above an `unsafe` its comment may start when the statement is spread over lines.

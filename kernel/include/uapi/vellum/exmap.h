@@ -68,10 +68,9 @@ struct vellum_exmap_query {
 	__u32 vector_entries;
 };
 
-#define VELLUM_EXMAP_CAN_READ		(1ULL << 0)	/* READ, pread and readv on the descriptor */
-#define VELLUM_EXMAP_CAN_WRITE		(1ULL << 1)	/* WRITE, pwrite and writev */
+#define VELLUM_EXMAP_CAN_READ		(1ULL << 0)	/* READ, pread and preadv */
+#define VELLUM_EXMAP_CAN_WRITE		(1ULL << 1)	/* WRITE, pwrite and pwritev */
 #define VELLUM_EXMAP_CAN_SHOW_TABLES	(1ULL << 2)	/* VELLUM_EXMAP_OFFSET_TABLES */
-
 
 /*
  * Gives the exmap its pool and its interfaces. Once, and before the surface is mapped.
@@ -130,8 +129,8 @@ struct vellum_exmap_harvest {
 };
 
 /*
- * Forget it; TLBs are flushed once, so that what happens from then on is noted. A write that happens
- * meanwhile is in this harvest or in the next one.
+ * Forget it; TLBs are flushed once, so that what happens from then on is noted. A write that
+ * happens meanwhile is in this harvest or in the next one. Only with VELLUM_EXMAP_TRACKS.
  */
 #define VELLUM_EXMAP_CLEAR_ACCESSED	(1U << 0)
 #define VELLUM_EXMAP_CLEAR_WRITTEN	(1U << 1)

@@ -1,0 +1,199 @@
+//! The Rust view and the headers are the same. A C program made from the headers prints every
+//! constant, size and offset; what it prints must be what this crate has, and nothing that the
+//! headers define may be missing here.
+#![allow(clippy::unwrap_used)]
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::mem::offset_of;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use vellum_uapi::{exmap, exmap_published};
+
+/// What the Rust view says, by the expression that says the same in C.
+type View = BTreeMap<String, u64>;
+
+fn constants(view: &mut View, prefix: &str, all: &[(&str, u64)]) {
+    view.extend(all.iter().map(|(name, value)| (format!("{prefix}{name}"), *value)));
+}
+
+/// Size of a structure and where its fields are.
+macro_rules! structure {
+    ($view:ident, $name:literal, $type:ty, $($field:ident)+) => {
+        $view.insert(format!("sizeof(struct {})", $name), size_of::<$type>() as u64);
+        $(
+            let field = stringify!($field);
+            $view.insert(
+                format!("offsetof(struct {}, {field})", $name),
+                offset_of!($type, $field) as u64,
+            );
+        )+
+    };
+}
+
+macro_rules! named {
+    ($module:path; $($name:ident)+) => {{
+        use $module as module;
+        [$((stringify!($name), u64::from(module::$name))),+]
+    }};
+}
+
+fn view_of_exmap() -> View {
+    let mut view = View::new();
+    constants(
+        &mut view,
+        "VELLUM_EXMAP_",
+        &named!(vellum_uapi::exmap;
+            OFFSET_SURFACE OFFSET_TABLES MAX_INTERFACES VECTOR_ENTRIES ENTRY_PAGES
+            CAN_READ CAN_WRITE CAN_SHOW_TABLES
+            PINNABLE READS_ZEROS STEALING TRACKS SHRINKS NO_POOL FLUSH_EACH LOCK_TABLES
+            CLEAR_ACCESSED CLEAR_WRITTEN
+            IOC QUERY CREATE STAT CLONE HARVEST MOVE RESIZE ALLOC FREE READ WRITE),
+    );
+    structure!(view, "vellum_exmap_query", exmap::Query,
+        size version features flags max_interfaces vector_entries);
+    structure!(view, "vellum_exmap_create", exmap::Create,
+        size interfaces flags frames backing reserved);
+    structure!(view, "vellum_exmap_harvest", exmap::Harvest,
+        size flags page count accessed written);
+    structure!(view, "vellum_exmap_move", exmap::Move, size interface from to count);
+    structure!(view, "vellum_exmap_stat", exmap::Stat,
+        size interfaces frames resident surface tables allocated freed conflicts busy read written
+        flushes refills attached detached);
+    view
+}
+
+fn view_of_published() -> View {
+    let mut view = View::new();
+    constants(
+        &mut view,
+        "EXMAP_PUBLISHED_",
+        &named!(vellum_uapi::exmap_published;
+            OP_READ OP_ALLOC OP_FREE OP_WRITE SETUP ACTION CLONE STATS),
+    );
+    structure!(view, "exmap_published_setup", exmap_published::Setup,
+        fd max_interfaces buffer_size flags);
+    structure!(view, "exmap_published_action", exmap_published::Action,
+        interface iov_len opcode padding flags);
+    structure!(view, "exmap_published_stats", exmap_published::Stats,
+        flags buffer_size alloc_count max_interfaces padding);
+    view
+}
+
+fn headers() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../kernel/include/uapi")
+}
+
+/// The values of C expressions, as unsigned 64-bit numbers.
+fn evaluate(header: &str, expressions: &BTreeSet<String>) -> View {
+    let folder = tempfile::tempdir().unwrap();
+    let (source, program) = (folder.path().join("print.c"), folder.path().join("print"));
+    let mut text = format!("#include <vellum/{header}>\n#include <stddef.h>\n#include <stdio.h>\n");
+    text.push_str("int main(void)\n{\n");
+    for expression in expressions {
+        text.push_str(&format!(
+            "printf(\"%llu {expression}\\n\", (unsigned long long)({expression}));\n"
+        ));
+    }
+    text.push_str("return 0;\n}\n");
+    fs::write(&source, text).unwrap();
+    let compiler = std::env::var_os("CC").unwrap_or_else(|| "cc".into());
+    let mut command = Command::new(compiler);
+    command.args(["-std=c11", "-Wall", "-Wextra", "-Werror", "-pedantic", "-I"]).arg(headers());
+    assert!(command.arg("-o").arg(&program).arg(&source).status().unwrap().success());
+    let output = String::from_utf8(Command::new(&program).output().unwrap().stdout).unwrap();
+    let values = output.lines().map(|line| line.split_once(' ').unwrap());
+    values.map(|(value, name)| (name.to_owned(), value.parse().unwrap())).collect()
+}
+
+/// A header without its comments.
+fn code_of(header: &str) -> String {
+    let text = fs::read_to_string(headers().join("vellum").join(header)).unwrap();
+    let mut parts = text.split("/*");
+    let mut code = parts.next().unwrap().to_owned();
+    parts.for_each(|part| code.push_str(part.split_once("*/").unwrap().1));
+    code
+}
+
+/// What a header defines: its macros without parameters, its structures and their fields.
+fn defined(header: &str) -> BTreeSet<String> {
+    let mut found = BTreeSet::new();
+    let mut structure = None;
+    for line in code_of(header).lines() {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        match words[..] {
+            ["#define", name, _, ..] if !name.contains('(') => {
+                found.insert(name.to_owned());
+            }
+            ["struct", name, "{"] => {
+                found.insert(format!("sizeof(struct {name})"));
+                structure = Some(name.to_owned());
+            }
+            ["};"] => structure = None,
+            [_, ..] if structure.is_some() => {
+                let fields = line.trim().trim_end_matches(';').split_once(' ').unwrap().1;
+                let name = structure.as_deref().unwrap_or_default();
+                let field = |field: &str| format!("offsetof(struct {name}, {})", field.trim());
+                found.extend(fields.split(',').map(field));
+            }
+            _ => {}
+        }
+    }
+    found
+}
+
+fn assert_same(header: &str, view: &View) {
+    let known: BTreeSet<String> = view.keys().cloned().collect();
+    let defined = defined(header);
+    assert!(defined.len() > 10, "{defined:?}");
+    let missing: Vec<&String> = defined.difference(&known).collect();
+    assert!(missing.is_empty(), "{header} has what the Rust view has not: {missing:?}");
+    let values = evaluate(header, &known);
+    for (name, value) in view {
+        assert_eq!(values[name], *value, "{name}: {:#x} in C, {value:#x} here", values[name]);
+    }
+}
+
+#[test]
+fn the_exmap_header_is_as_the_rust_view() {
+    assert_same("exmap.h", &view_of_exmap());
+}
+
+#[test]
+fn the_published_header_is_as_the_rust_view() {
+    assert_same("exmap_published.h", &view_of_published());
+}
+
+/// What takes parameters in C is a function here.
+#[test]
+fn entries_vectors_and_offsets_are_packed_alike() {
+    let mut view = View::new();
+    for (page, count) in [(0, 0), (5, 1), ((1 << 52) - 1, 4095), (1 << 52, 4096), (0xabc, 513)] {
+        let expression = format!("VELLUM_EXMAP_ENTRY({page}ULL, {count}ULL)");
+        view.insert(expression, exmap::Entry::new(page, count).bits());
+    }
+    for bits in [0, 0xffff_ffff, 0x1_ffff_fff4, 0xabcd_0fff_8000_0000, u64::MAX] {
+        let entry = exmap::Entry::from_bits(bits);
+        let result = i64::from(entry.result()).cast_unsigned();
+        view.insert(format!("VELLUM_EXMAP_RESULT({bits}ULL)"), result);
+        view.insert(format!("VELLUM_EXMAP_PAGES({bits}ULL)"), entry.pages().into());
+    }
+    for number in [0, 1, 255, 256] {
+        let expression = format!("VELLUM_EXMAP_OFFSET_INTERFACE({number})");
+        view.insert(expression, exmap::offset_interface(number));
+        let expression = format!("VELLUM_EXMAP_VECTOR({number}, 512)");
+        view.insert(expression, exmap::vector(number, 512));
+    }
+    let values = evaluate("exmap.h", &view.keys().cloned().collect());
+    assert_eq!(values, view);
+}
+
+#[test]
+fn what_goes_into_an_entry_comes_out() {
+    let entry = exmap::Entry::new(0x0000_1234_5678, 77);
+    assert_eq!((entry.page(), entry.count()), (0x1234_5678, 77));
+    let answer = exmap::Entry::from_bits((3 << 32) | 0xffff_fff4);
+    assert_eq!((answer.result(), answer.pages()), (-12, 3));
+    assert_eq!(format!("{:?}", exmap::Entry::new(1, 2)), "Entry(in: 1+2, out: 1 for 0)");
+}

@@ -1,0 +1,232 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * Threads take and give frames of one pool, each in a lane of its own, and look at each frame that
+ * they get: nobody else may have it, and it may hold nothing that the pool has written.
+ *
+ *	frames DESIGN SEED
+ */
+
+#include "kernel.h"
+#include "core/frames.h"
+
+#define FRAMES	7000
+#define LANES	4
+#define ROUNDS	2000
+#define MOST	700	/* frames that a thread has at a time */
+
+/* Frames of the pool, those of its lanes, and as many again for the design without a pool. */
+struct page host_pages[2 * FRAMES];
+char host_memory[2 * FRAMES][PAGE_SIZE] __attribute__((aligned(PAGE_SIZE)));
+
+static pthread_mutex_t host_lock = PTHREAD_MUTEX_INITIALIZER;
+static bool host_used[2 * FRAMES];
+static u64 host_count, host_hint;
+
+/* What users write; anything else but zeros is the pool's. */
+#define OURS	0x5a5a5a5a5a5a5a5aULL
+
+void (*host_meanwhile)(void);
+
+static struct frame_pool pool;
+static int owner[2 * FRAMES];	/* 0: nobody */
+static u64 seed;
+
+static void fail(const char *what, u64 frame)
+{
+	fprintf(stderr, "%s: frame %lu\n", what, frame);
+	abort();
+}
+
+struct page *host_alloc_page(void)
+{
+	struct page *page = NULL;
+	u64 frame, i;
+
+	pthread_mutex_lock(&host_lock);
+	for (i = 0; i < 2 * FRAMES && !page; i++) {
+		frame = host_hint++ % (2 * FRAMES);
+		if (frame && !host_used[frame])
+			page = &host_pages[frame];
+	}
+	if (page) {
+		host_used[page - host_pages] = true;
+		host_count++;
+		page->references = 1;
+		page->private = 0;
+		memset(page_address(page), 0, PAGE_SIZE);
+	}
+	pthread_mutex_unlock(&host_lock);
+	return page;
+}
+
+void host_put_page(struct page *page)
+{
+	pthread_mutex_lock(&host_lock);
+	if (!host_used[page - host_pages])
+		fail("freed twice", page - host_pages);
+	host_used[page - host_pages] = false;
+	host_count--;
+	pthread_mutex_unlock(&host_lock);
+}
+
+static void got(u64 frame, int who)
+{
+	u64 *memory = page_address(pfn_to_page(frame));
+	unsigned int i;
+
+	if (__atomic_exchange_n(&owner[frame], who, __ATOMIC_ACQUIRE))
+		fail("somebody else has it", frame);
+	for (i = 0; i < PAGE_SIZE / sizeof(u64); i++)
+		if (memory[i] && memory[i] != OURS)
+			fail("it holds what the pool has written", frame);
+	memory[0] = memory[frame % 512] = memory[511] = OURS;
+}
+
+static u64 next(u64 *state)
+{
+	*state ^= *state << 13;
+	*state ^= *state >> 7;
+	*state ^= *state << 17;
+	return *state;
+}
+
+/* Up to so many, until one comes whose number the given one divides: that goes back unused. */
+static unsigned int take_but(struct frame_lane *lane, u64 *mine, unsigned int want, int who,
+			     u64 refused)
+{
+	struct frame_bundle bundle;
+	unsigned int have = 0;
+	u64 frame;
+
+	frame_take_begin(&pool, lane, &bundle, want);
+	while (have < want && (frame = frame_take(&pool, lane, &bundle))) {
+		got(frame, who);
+		if (refused && frame % refused == 0) {
+			__atomic_store_n(&owner[frame], 0, __ATOMIC_RELEASE);
+			frame_take_back(&pool, lane, &bundle, frame);
+			break;
+		}
+		WRITE_ONCE(lane->taken, lane->taken + 1);
+		mine[have++] = frame;
+	}
+	frame_take_end(&pool, lane, &bundle);
+	return have;
+}
+
+static unsigned int take(struct frame_lane *lane, u64 *mine, unsigned int want, int who)
+{
+	return take_but(lane, mine, want, who, 0);
+}
+
+static unsigned int give(struct frame_lane *lane, u64 *mine, unsigned int have, unsigned int count)
+{
+	while (count-- && have) {
+		u64 frame = mine[--have];
+
+		__atomic_store_n(&owner[frame], 0, __ATOMIC_RELEASE);
+		WRITE_ONCE(lane->given, lane->given + 1);
+		if (frame_pend(&pool, lane, frame))
+			frame_settle(&pool, lane, true);
+	}
+	frame_settle(&pool, lane, true);
+	return have;
+}
+
+static void *work(void *argument)
+{
+	int who = (int)(intptr_t)argument;
+	struct frame_lane *lane = &pool.lanes[who - 1];
+	u64 state = seed * 7919 + who, mine[MOST];
+	unsigned int have = 0;
+	int round;
+
+	for (round = 0; round < ROUNDS; round++) {
+		unsigned int size = next(&state) % 3 ? 512 : 5;
+		unsigned int count = next(&state) % size + 1;
+
+		if (next(&state) % 2)
+			have += take_but(lane, mine + have,
+					 min_t(unsigned int, count, MOST - have), who, 37);
+		else
+			have = give(lane, mine, have, count);
+	}
+	give(lane, mine, have, have);
+	return NULL;
+}
+
+/* Every frame can be had, once. */
+static void count_all(void)
+{
+	static u64 mine[2 * FRAMES];
+	unsigned int found = take(&pool.lanes[0], mine, 2 * FRAMES, 99);
+
+	if (found != pool.frames)
+		fail("frames are lost", pool.frames - found);
+	give(&pool.lanes[0], mine, found, found);
+}
+
+/*
+ * Frames come back to a lane that has none: one of them becomes the next stack for pending frames,
+ * and its number must not stay behind on the stack that is handed out at last.
+ */
+static void check_that_no_number_stays(void)
+{
+	static u64 mine[2 * FRAMES];
+	unsigned int have = take(&pool.lanes[0], mine, 2 * FRAMES, 99);
+
+	have = give(&pool.lanes[0], mine, have, 10);
+	have += take(&pool.lanes[0], mine + have, 10, 1);
+	give(&pool.lanes[0], mine, have, have);
+}
+
+/* Frames that the second lane has for what follows. */
+static u64 spare[300];
+
+/* One lane pops the bundle that is on top, another the next one, and the first comes back. */
+static void pop_two_and_push_one(void)
+{
+	u64 rest[MOST], other[1];
+	unsigned int have = take(&pool.lanes[1], rest, 214, 2);
+	unsigned int one = take(&pool.lanes[2], other, 1, 3);
+
+	give(&pool.lanes[1], spare, 300, 300);
+	give(&pool.lanes[1], rest, have, have);
+	give(&pool.lanes[2], other, one, one);
+}
+
+static void check_that_tags_tell_bundles_apart(void)
+{
+	u64 mine[1];
+
+	if (take(&pool.lanes[1], spare, 300, 2) != 300)
+		fail("frames are lost", 0);
+	host_meanwhile = pop_two_and_push_one;
+	give(&pool.lanes[3], mine, take(&pool.lanes[3], mine, 1, 4), 1);
+	count_all();
+}
+
+int main(int count, char **arguments)
+{
+	enum frame_design design = count > 1 ? atoi(arguments[1]) : FRAMES_BUNDLES;
+	pthread_t threads[LANES];
+	int i;
+
+	seed = count > 2 ? strtoull(arguments[2], NULL, 10) : 1;
+	if (frame_pool_init(&pool, design, FRAMES, LANES))
+		return 1;
+	if (design == FRAMES_BUNDLES) {
+		check_that_tags_tell_bundles_apart();
+		check_that_no_number_stays();
+	}
+	for (i = 0; i < LANES; i++)
+		pthread_create(&threads[i], NULL, work, (void *)(intptr_t)(i + 1));
+	for (i = 0; i < LANES; i++)
+		pthread_join(threads[i], NULL);
+	if (frame_pool_resident(&pool))
+		fail("frames are missing", frame_pool_resident(&pool));
+	count_all();
+	frame_pool_destroy(&pool);
+	if (host_count)
+		fail("frames are not given back", host_count);
+	return 0;
+}

@@ -1,0 +1,217 @@
+//! Which pages were accessed and written, and frames that move to other pages.
+#![allow(clippy::unwrap_used)]
+
+use std::sync::Barrier;
+
+use rustix::io::Errno;
+use vellum_kernel_tests::{Plan, Surface, access, knows, turn};
+use vellum_uapi::exmap::{self, Harvest, Move};
+
+/// Pages that were accessed and those that were written, and how many are there.
+type Noted = (Vec<u64>, Vec<u64>, u64);
+
+fn harvest(surface: &Surface, page: u64, count: u64, flags: u32) -> Noted {
+    let words = (count as usize).div_ceil(64);
+    let (mut accessed, mut written) = (vec![0_u64; words + 1], vec![0_u64; words + 1]);
+    let harvest = Harvest {
+        size: size_of::<Harvest>() as u32,
+        flags,
+        page,
+        count,
+        accessed: accessed.as_mut_ptr().expose_provenance() as u64,
+        written: written.as_mut_ptr().expose_provenance() as u64,
+    };
+    let there = pass(surface, &harvest).unwrap();
+    assert_eq!((accessed[words], written[words]), (0, 0), "more than was asked for");
+    let pages = |words: &[u64]| {
+        let bit = |index: u64| words[index as usize / 64] >> (index % 64) & 1 == 1;
+        (0..words.len() as u64 * 64).filter(|index| bit(*index)).map(|index| page + index).collect()
+    };
+    (pages(&accessed), pages(&written), there)
+}
+
+fn pass(surface: &Surface, harvest: &Harvest) -> Result<u64, Errno> {
+    surface.exmap.pass(exmap::HARVEST, std::ptr::from_ref(harvest).expose_provenance())
+}
+
+const BOTH: u32 = exmap::CLEAR_ACCESSED | exmap::CLEAR_WRITTEN;
+
+#[test]
+fn accesses_and_writes_are_noted_and_forgotten() {
+    let Some(_turn) = turn() else { return };
+    if !knows(exmap::TRACKS) {
+        return;
+    }
+    for flags in [exmap::TRACKS, exmap::TRACKS | exmap::PINNABLE] {
+        // The last pages are in a table that is not all the surface's.
+        let surface = Plan::new(1200, 300).flags(flags).make();
+        for first in [0, 470, 1100] {
+            let range = (first, 100);
+            assert_eq!(surface.alloc(0, &[range]), [(0, 100)]);
+            assert_eq!(harvest(&surface, first, 100, 0), (vec![], vec![], 100));
+            surface.load(first + 3).unwrap();
+            surface.store(first + 70, 1).unwrap();
+            let noted = (vec![first + 3, first + 70], vec![first + 70], 100);
+            assert_eq!(harvest(&surface, first, 100, 0), noted);
+            assert_eq!(harvest(&surface, first, 100, exmap::CLEAR_WRITTEN), noted);
+            let accessed = (vec![first + 3, first + 70], vec![], 100);
+            assert_eq!(harvest(&surface, first, 100, exmap::CLEAR_ACCESSED), accessed);
+            assert_eq!(harvest(&surface, first, 100, BOTH), (vec![], vec![], 100));
+            // Translations were forgotten, too: what comes now is noted again.
+            surface.store(first + 70, 2).unwrap();
+            surface.load(first + 3).unwrap();
+            assert_eq!(harvest(&surface, first, 100, BOTH), noted);
+            assert_eq!(surface.free(0, &[range]), [(0, 100)]);
+            assert_eq!(harvest(&surface, first, 100, 0), (vec![], vec![], 0));
+        }
+    }
+}
+
+#[test]
+fn writes_of_another_thread_are_noted() {
+    let Some(_turn) = turn() else { return };
+    if !knows(exmap::TRACKS) {
+        return;
+    }
+    let surface = Plan::new(1200, 300).flags(exmap::TRACKS).make();
+    assert_eq!(surface.alloc(0, &[(5, 2), (1190, 2)]), [(0, 2), (0, 2)]);
+    let step = Barrier::new(2);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for round in 0..60 {
+                step.wait();
+                surface.store(5, round).unwrap();
+                surface.store(1190, round).unwrap();
+                step.wait();
+            }
+        });
+        for round in 0..60 {
+            step.wait();
+            step.wait();
+            let (_, written, _) = harvest(&surface, 0, 1200, BOTH);
+            assert_eq!(written, [5, 1190], "round {round}");
+        }
+    });
+}
+
+#[test]
+fn without_tracking_what_is_there_counts_as_written() {
+    let Some(_turn) = turn() else { return };
+    if !knows(exmap::TRACKS) {
+        return;
+    }
+    let surface = Plan::new(1200, 300).make();
+    assert_eq!(surface.alloc(0, &[(5, 2), (1190, 1)]), [(0, 2), (0, 1)]);
+    for flags in [0, BOTH, 0] {
+        let all = vec![5, 6, 1190];
+        assert_eq!(harvest(&surface, 0, 1200, flags), (all.clone(), all, 3));
+    }
+}
+
+#[test]
+fn a_harvest_is_of_pages_of_the_surface() {
+    let Some(_turn) = turn() else { return };
+    if !knows(exmap::TRACKS) {
+        return;
+    }
+    let surface = Plan::new(1200, 300).flags(exmap::TRACKS).make();
+    surface.alloc(0, &[(5, 2)]);
+    let size = size_of::<Harvest>() as u32;
+    let right = Harvest { size, flags: 0, page: 0, count: 1200, accessed: 0, written: 0 };
+    assert_eq!(pass(&surface, &right), Ok(2));
+    for (page, count) in [(0, 1201), (1200, 1), (1, 1200), (u64::MAX, 2), (2, u64::MAX)] {
+        let wrong = Harvest { page, count, ..right };
+        assert_eq!(pass(&surface, &wrong), Err(Errno::INVAL), "{count} from {page}");
+    }
+    assert_eq!(pass(&surface, &Harvest { flags: 4, ..right }), Err(Errno::INVAL));
+    assert_eq!(pass(&surface, &Harvest { size: 8, ..right }), Err(Errno::INVAL));
+    for at in [8, 0xffff_8000_0000_0000, u64::MAX - 7] {
+        assert_eq!(pass(&surface, &Harvest { accessed: at, ..right }), Err(Errno::FAULT));
+        assert_eq!(pass(&surface, &Harvest { written: at, ..right }), Err(Errno::FAULT));
+    }
+    // Words may be wanted on the surface itself, where there is a page or none.
+    let at = surface.mapping.page(5) as u64;
+    assert_eq!(pass(&surface, &Harvest { written: at, ..right }), Ok(2));
+    let at = surface.mapping.page(9) as u64;
+    assert_eq!(pass(&surface, &Harvest { written: at, ..right }), Err(Errno::FAULT));
+    surface.assert_works();
+}
+
+fn shift(surface: &Surface, from: u64, to: u64, count: u64) -> Result<u64, Errno> {
+    let size = size_of::<Move>() as u32;
+    let request = Move { size, interface: 0, from, to, count };
+    surface.exmap.pass(exmap::MOVE, (&raw const request).expose_provenance())
+}
+
+#[test]
+fn frames_move_with_what_they_hold() {
+    let Some(_turn) = turn() else { return };
+    if !knows(exmap::TRACKS) {
+        return;
+    }
+    for flags in [0, exmap::PINNABLE, exmap::READS_ZEROS, exmap::TRACKS] {
+        let surface = Plan::new(1200, 64).flags(flags).make();
+        assert_eq!(surface.alloc(0, &[(0, 4), (6, 2), (1101, 1)]), [(0, 4), (0, 2), (0, 1)]);
+        let pages = [0, 1, 2, 3, 6, 7, 1101];
+        pages.iter().for_each(|page| surface.stamp(*page, *page));
+        // One has none, and at another's place there is one.
+        assert_eq!(shift(&surface, 0, 1100, 8), Ok(5));
+        for (from, to) in [(0, 1100), (2, 1102), (3, 1103), (6, 1106), (7, 1107)] {
+            surface.assert_stamped(to, from);
+            assert_eq!(surface.store(from, 1), Err(surface.fault(from)));
+        }
+        surface.assert_stamped(1, 1);
+        surface.assert_stamped(1101, 1101);
+        assert_eq!(surface.stat().resident, 7);
+        for (from, to, count) in [
+            (0, 4, 5),
+            (5, 1, 5),
+            (0, 0, 1),
+            (0, 600, 601),
+            (600, 1199, 2),
+            (1200, 0, 1),
+            (u64::MAX, 0, 2),
+            (0, u64::MAX - 3, 8),
+            (0, 2, u64::MAX),
+        ] {
+            let refused = shift(&surface, from, to, count);
+            assert_eq!(refused, Err(Errno::INVAL), "{count} from {from} to {to}");
+        }
+        surface.assert_works();
+        assert_eq!(surface.assert_counted().len(), 7);
+    }
+}
+
+/// Frames go back and forth under threads that store to both places.
+#[test]
+fn frames_move_while_they_are_used() {
+    let Some(_turn) = turn() else { return };
+    if !knows(exmap::TRACKS) {
+        return;
+    }
+    for flags in [0, exmap::PINNABLE, exmap::READS_ZEROS, exmap::TRACKS] {
+        let surface = Plan::new(1200, 40).interfaces(2).flags(flags).make();
+        assert_eq!(surface.alloc(0, &[(500, 20)]), [(0, 20)]);
+        let stop = vellum_kernel_tests::threads::Stop::default();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !stop.is_said() {
+                    for page in (500..520).chain(1100..1120) {
+                        let _ = access::kernel_store(surface.mapping.page(page) + 8, &[1; 8]);
+                    }
+                }
+            });
+            let _at_end = stop.at_end();
+            for round in 0..200 {
+                (500..520).for_each(|page| assert!(surface.store(page, round as u8).is_ok()));
+                let there = shift(&surface, 500, 1100, 20);
+                assert_eq!(there, Ok(20), "round {round}, flags {flags:#x}");
+                let found = (1100..1120).map(|page| surface.load(page));
+                assert!(found.into_iter().all(|byte| byte == Ok(round as u8)), "round {round}");
+                let back = shift(&surface, 1100, 500, 20);
+                assert_eq!(back, Ok(20), "round {round}, flags {flags:#x}");
+            }
+        });
+        assert_eq!(surface.assert_counted(), (500..520).collect::<Vec<u64>>());
+    }
+}

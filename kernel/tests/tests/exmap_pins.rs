@@ -1,0 +1,168 @@
+//! Pages as the memory of direct I/O and of whatever else takes hold of pages: refused, or, if
+//! the surface is pinnable, possible, and then a page is not freed while somebody has hold of it.
+#![allow(clippy::unwrap_used, unsafe_code)]
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{PipeReader, PipeWriter, Read as _, pipe};
+use std::os::fd::{AsFd as _, AsRawFd as _};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::PathBuf;
+
+use rustix::io::Errno;
+use vellum_kernel_tests::child::{Child, End};
+use vellum_kernel_tests::counters::Memory;
+use vellum_kernel_tests::{Mapping, PAGE, Plan, Surface, access, sys, turn};
+use vellum_uapi::exmap;
+
+fn pinnable(frames: u64) -> Surface {
+    Plan::new(2000, frames).flags(exmap::PINNABLE).make()
+}
+
+/// A file for direct I/O, on the guest's disk.
+fn direct_file(name: &str) -> (PathBuf, File) {
+    let folder = fs::read_to_string("/scratch").unwrap();
+    let path = PathBuf::from(folder.trim()).join(name);
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).create(true).truncate(true).custom_flags(libc::O_DIRECT);
+    let file = options.open(&path).unwrap();
+    (path, file)
+}
+
+#[test]
+fn nobody_takes_hold_of_pages_unless_asked_for() {
+    let Some(_turn) = turn() else { return };
+    let surface = Plan::new(2000, 16).make();
+    surface.alloc(0, &[(5, 2)]);
+    surface.stamp(5, 5);
+    let (path, file) = direct_file("refused");
+    let at = surface.mapping.page(5);
+    assert_eq!(sys::pwrite(file.as_fd(), at, PAGE, 0), Err(Errno::FAULT));
+    // A file with a page of its own: what a hole has comes without anybody's hold.
+    let ordinary = Mapping::anonymous(None, PAGE).unwrap();
+    access::store(ordinary.start(), 1).unwrap();
+    assert_eq!(sys::pwrite(file.as_fd(), ordinary.start(), PAGE, 0), Ok(PAGE as u64));
+    assert_eq!(sys::pread(file.as_fd(), at, PAGE, 0), Err(Errno::FAULT));
+    let own = std::process::id() as i32;
+    assert_eq!(sys::process_vm_readv(own, at, &mut [0; 8]), Err(Errno::FAULT));
+    let (_reader, writer) = pipe().unwrap();
+    assert_eq!(hold(&writer, at), Err(Errno::FAULT));
+    surface.assert_stamped(5, 5);
+    assert_eq!(surface.free(0, &[(5, 2)]), [(0, 2)]);
+    fs::remove_file(path).unwrap();
+}
+
+#[test]
+fn a_pinnable_page_is_the_memory_of_direct_io() {
+    let Some(_turn) = turn() else { return };
+    let surface = pinnable(600);
+    let (path, file) = direct_file("direct");
+    assert_eq!(surface.alloc(0, &[(0, 530)]), [(0, 530)]);
+    for page in [0, 500, 529] {
+        surface.stamp(page, page);
+    }
+    let length = 530 * PAGE;
+    assert_eq!(sys::pwrite(file.as_fd(), surface.mapping.start(), length, 0), Ok(length as u64));
+    assert_eq!(surface.free(0, &[(0, 530)]), [(0, 530)]);
+    assert_eq!(surface.alloc(0, &[(1000, 530)]), [(0, 530)]);
+    let to = surface.mapping.page(1000);
+    assert_eq!(sys::pread(file.as_fd(), to, length, 0), Ok(length as u64));
+    for page in [0, 500, 529] {
+        surface.assert_stamped(1000 + page, page);
+    }
+    // One of the pages is not there.
+    assert_eq!(surface.free(0, &[(1003, 1)]), [(0, 1)]);
+    let short = sys::pread(file.as_fd(), to, 8 * PAGE, 0);
+    assert!(short == Err(Errno::FAULT) || short == Ok(3 * PAGE as u64), "{short:?}");
+    let own = std::process::id() as i32;
+    let mut bytes = vec![0; PAGE];
+    assert_eq!(sys::process_vm_readv(own, to, &mut bytes), Ok(PAGE as u64));
+    assert_eq!(bytes, access::stamped(0));
+    let missing = surface.mapping.page(1003);
+    assert_eq!(sys::process_vm_readv(own, missing, &mut bytes), Err(Errno::FAULT));
+    assert_eq!(surface.free(0, &[(1000, 530)]), [(0, 529)]);
+    fs::remove_file(path).unwrap();
+}
+
+/// Takes hold of a page: it is in the pipe itself, not as a copy, until it is read.
+fn hold(pipe: &PipeWriter, at: usize) -> Result<u64, Errno> {
+    let part = libc::iovec { iov_base: std::ptr::with_exposed_provenance_mut(at), iov_len: PAGE };
+    // SAFETY: the kernel checks the address.
+    sys::checked(unsafe { libc::vmsplice(pipe.as_raw_fd(), &raw const part, 1, 0) } as i64)
+}
+
+fn let_go(pipe: &mut PipeReader) -> Vec<u8> {
+    let mut bytes = vec![0; PAGE];
+    pipe.read_exact(&mut bytes).unwrap();
+    bytes
+}
+
+#[test]
+fn a_page_that_is_held_is_not_freed() {
+    let Some(_turn) = turn() else { return };
+    let surface = pinnable(8);
+    let (mut reader, writer) = pipe().unwrap();
+    for round in 1..=3 {
+        assert_eq!(surface.alloc(0, &[(4, 3)]), [(0, 3)]);
+        surface.stamp(5, round);
+        assert_eq!(hold(&writer, surface.mapping.page(5)), Ok(PAGE as u64));
+        let busy = -libc::EBUSY;
+        assert_eq!(surface.free(0, &[(5, 1), (4, 3)]), [(busy, 0), (busy, 2)]);
+        let stat = surface.stat();
+        assert_eq!((stat.resident, stat.busy), (1, 2 * round));
+        surface.assert_stamped(5, round);
+        // All other frames are used, and none of them is that one.
+        assert_eq!(surface.alloc(0, &[(100, 8)]), [(-libc::ENOMEM, 7)]);
+        (100..107).for_each(|page| surface.stamp(page, 99));
+        surface.assert_stamped(5, round);
+        assert!(let_go(&mut reader) == access::stamped(round), "what was held has changed");
+        assert_eq!(surface.free(0, &[(5, 1), (100, 7)]), [(0, 1), (0, 7)]);
+    }
+    assert_eq!(surface.stat().resident, 0);
+}
+
+#[test]
+fn a_page_may_be_held_longer_than_the_surface_lives() {
+    let Some(_turn) = turn() else { return };
+    let before = Memory::now();
+    for round in 0..20 {
+        let (mut reader, writer) = pipe().unwrap();
+        let surface = pinnable(512);
+        assert_eq!(surface.alloc(0, &[(100, 512)]), [(0, 512)]);
+        surface.stamp(300, round);
+        assert_eq!(hold(&writer, surface.mapping.page(300)), Ok(PAGE as u64));
+        let Surface { vectors, mapping, exmap } = surface;
+        match round % 2 {
+            0 => drop((mapping, vectors, exmap)),
+            _ => drop((exmap, vectors, mapping)),
+        }
+        // Memory that is used anew is not that page.
+        let other = pinnable(512);
+        assert_eq!(other.alloc(0, &[(0, 512)]), [(0, 512)]);
+        (0..512).for_each(|page| other.stamp(page, 77));
+        assert!(let_go(&mut reader) == access::stamped(round), "what was held has changed");
+    }
+    before.assert_back();
+}
+
+#[test]
+fn a_page_may_be_held_longer_than_its_process_lives() {
+    let Some(_turn) = turn() else { return };
+    let before = Memory::now();
+    for round in 0..10 {
+        let (mut reader, writer) = pipe().unwrap();
+        let child = Child::start(|| {
+            let surface = pinnable(512);
+            surface.alloc(0, &[(100, 512)]);
+            surface.stamp(300, round);
+            assert_eq!(hold(&writer, surface.mapping.page(300)), Ok(PAGE as u64));
+            std::mem::forget(surface);
+            0
+        });
+        assert_eq!(child.wait(), End::Status(0));
+        let other = pinnable(512);
+        assert_eq!(other.alloc(0, &[(0, 512)]), [(0, 512)]);
+        (0..512).for_each(|page| other.stamp(page, 77));
+        assert!(let_go(&mut reader) == access::stamped(round), "what was held has changed");
+    }
+    before.assert_back();
+}

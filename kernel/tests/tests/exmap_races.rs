@@ -1,0 +1,228 @@
+//! Threads that do different things to one surface at the same time. Whatever comes first, what is
+//! counted is right, and a page belongs to whom it was given.
+#![allow(clippy::unwrap_used)]
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rustix::io::Errno;
+use vellum_kernel_tests::child::{Child, End};
+use vellum_kernel_tests::random::Random;
+use vellum_kernel_tests::threads::{Deadline, Stop};
+use vellum_kernel_tests::{Mapping, PAGE, Plan, Surface, access, knows, turn};
+use vellum_uapi::exmap::{self, Entry};
+
+/// Pages that threads go for; few, so that they meet.
+const PAGES: u64 = 1500;
+
+/// One thread's part: goes for random pages, stamps those that it was given, and frees them once
+/// they were found to be as it left them.
+fn own_and_check(surface: &Surface, interface: usize, mut random: Random, deadline: Deadline) {
+    let mut owned: Vec<(u64, u64)> = Vec::new();
+    while !deadline.is_over() {
+        let ranges: Vec<(u64, u64)> =
+            (0..1 + random.below(40)).map(|_| (random.below(PAGES), 1)).collect();
+        let outcomes = surface.alloc(interface, &ranges);
+        for ((page, _), (error, pages)) in ranges.iter().zip(outcomes) {
+            assert!([0, -libc::ENOMEM].contains(&error), "{error}");
+            if pages == 1 {
+                let stamp = random.number();
+                surface.stamp(*page, stamp);
+                owned.push((*page, stamp));
+            }
+        }
+        while owned.len() > 200 || (!owned.is_empty() && random.one_in(2)) {
+            let leaving: Vec<(u64, u64)> =
+                owned.drain(..owned.len().min(1 + random.below(60) as usize)).collect();
+            leaving.iter().for_each(|(page, stamp)| surface.assert_stamped(*page, *stamp));
+            let ranges: Vec<(u64, u64)> = leaving.iter().map(|(page, _)| (*page, 1)).collect();
+            assert_eq!(surface.free(interface, &ranges), vec![(0, 1); ranges.len()]);
+        }
+    }
+    for (page, stamp) in owned {
+        surface.assert_stamped(page, stamp);
+        assert_eq!(surface.free(interface, &[(page, 1)]), [(0, 1)]);
+    }
+}
+
+fn assert_owners_are_alone(flags: u64, threads: u32, random: &mut Random) {
+    let surface = Plan::new(PAGES, 700).interfaces(threads).flags(flags).make();
+    let deadline = Deadline::after_ms(900);
+    std::thread::scope(|scope| {
+        for interface in 0..threads as usize {
+            let (surface, random) = (&surface, Random::new(random.number()));
+            scope.spawn(move || own_and_check(surface, interface, random, deadline));
+        }
+    });
+    let stat = surface.stat();
+    assert_eq!((stat.resident, stat.allocated), (0, stat.freed), "{stat:?}");
+    assert!(stat.allocated > 0);
+    println!("flags {flags:#x}, {threads} threads: {stat:?}");
+}
+
+/// For every kind of surface, and every way that frames and entries can take.
+#[test]
+fn who_is_given_a_page_has_it_alone() {
+    let Some(_turn) = turn() else { return };
+    let mut random = Random::of_this_run();
+    let (pool, each, lock) = (exmap::NO_POOL, exmap::FLUSH_EACH, exmap::LOCK_TABLES);
+    let (pinnable, zeros, stealing) = (exmap::PINNABLE, exmap::READS_ZEROS, exmap::STEALING);
+    for flags in [0, pinnable, zeros, stealing, pool, each, lock, pool | each | lock, 0x7] {
+        if !knows(flags) {
+            continue;
+        }
+        assert_owners_are_alone(flags, 2, &mut random);
+        assert_owners_are_alone(flags, 4, &mut random);
+    }
+}
+
+/// Pages that threads store to while they come and go.
+const FEW: u64 = 48;
+
+/// The kernel looks at an entry, and writes it back as it was, when somebody stores to a page that
+/// comes just then. What has gone meanwhile must not come back with that.
+#[test]
+fn faults_bring_nothing_back() {
+    let Some(_turn) = turn() else { return };
+    for flags in [0, exmap::PINNABLE, exmap::READS_ZEROS] {
+        // In a table that is all the surface's, and in one that is not.
+        for first in [500, 1900] {
+            let surface = Plan::new(2000, FEW).interfaces(2).flags(flags).make();
+            let stop = Stop::default();
+            std::thread::scope(|scope| {
+                for thread in 0..3 {
+                    let (surface, stop) = (&surface, &stop);
+                    let mut random = Random::new(thread);
+                    scope.spawn(move || {
+                        while !stop.is_said() {
+                            let at = surface.mapping.page(first + random.below(FEW));
+                            let _ = access::kernel_store(at, &[0xff; 8]);
+                        }
+                    });
+                }
+                let _at_end = stop.at_end();
+                come_and_go(&surface, first);
+            });
+            assert!(surface.assert_counted().is_empty());
+        }
+    }
+}
+
+fn come_and_go(surface: &Surface, first: u64) {
+    let deadline = Deadline::after_ms(1500);
+    let pages: Vec<(u64, u64)> = (first..first + FEW).map(|page| (page, 1)).collect();
+    let (all, mut rounds) = (vec![(0, 1); pages.len()], 0);
+    while !deadline.is_over() {
+        assert!(surface.alloc(0, &pages) == all, "something was there in round {rounds}");
+        assert!(surface.free(0, &pages) == all, "something was gone in round {rounds}");
+        rounds += 1;
+        if rounds % 8 == 0 {
+            // All frames are elsewhere for a moment; none of them may be stored to.
+            assert_eq!(surface.alloc(1, &[(0, FEW)]), [(0, FEW as u16)]);
+            (0..FEW).for_each(|page| surface.stamp(page, page));
+            (0..FEW).for_each(|page| surface.assert_stamped(page, page));
+            assert_eq!(surface.free(1, &[(0, FEW)]), [(0, FEW as u16)]);
+        }
+    }
+    println!("{rounds} rounds");
+}
+
+/// The surface comes and goes while other threads use it.
+#[test]
+fn a_surface_may_be_unmapped_while_it_is_used() {
+    let Some(_turn) = turn() else { return };
+    let Surface { vectors, mapping, exmap } = Plan::new(3000, 600).interfaces(2).make();
+    mapping.unmap().unwrap();
+    let (deadline, commands) = (Deadline::after_ms(4000), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        for vector in &vectors {
+            let (exmap, commands) = (&exmap, &commands);
+            let mut random = Random::new(vector.interface().into());
+            scope.spawn(move || {
+                while !deadline.is_over() {
+                    for index in 0..64 {
+                        vector.set(index, Entry::new(random.below(3000), 1 + random.below(8)));
+                    }
+                    let command = random.pick(&[exmap::ALLOC, exmap::FREE]);
+                    match vector.run(exmap, command, 64) {
+                        Ok(_) => _ = commands.fetch_add(1, Ordering::Relaxed),
+                        Err(error) => assert_eq!(error, Errno::NODEV),
+                    }
+                }
+            });
+        }
+        let mut random = Random::new(7);
+        while !deadline.is_over() {
+            match exmap.map(3000) {
+                Ok(mapping) => {
+                    for _ in 0..random.below(40) {
+                        let _ = access::store(mapping.page(random.below(3000)), 1);
+                    }
+                    mapping.unmap().unwrap();
+                }
+                // A command is not done yet.
+                Err(error) => assert!([Errno::BUSY, Errno::NODEV].contains(&error), "{error}"),
+            }
+        }
+    });
+    println!("{} commands were carried out", commands.load(Ordering::Relaxed));
+    let Ok(mapping) = exmap.map(3000) else { return };
+    let surface = Surface { vectors, mapping, exmap };
+    let there = surface.assert_counted();
+    assert_eq!(surface.free(0, &[(0, 3000)]), [(0, there.len() as u16)]);
+    assert_eq!(surface.alloc(0, &[(0, 700)]), [(-libc::ENOMEM, 600)]);
+}
+
+/// What else changes the process' memory meanwhile: mappings beside the surface, and children.
+#[test]
+fn a_process_may_fork_and_map_while_pages_come_and_go() {
+    let Some(_turn) = turn() else { return };
+    let surface = Plan::new(PAGES, 700).interfaces(2).make();
+    let deadline = Deadline::after_ms(5000);
+    let stop = Stop::default();
+    std::thread::scope(|scope| {
+        for interface in 0..2 {
+            let surface = &surface;
+            scope.spawn(move || {
+                own_and_check(surface, interface, Random::new(interface as u64), deadline);
+            });
+        }
+        scope.spawn(|| {
+            while !stop.is_said() {
+                let beside = Mapping::anonymous(None, 600 * PAGE).unwrap();
+                access::store(beside.start(), 1).unwrap();
+                access::store(beside.end() - 1, 1).unwrap();
+            }
+        });
+        let _at_end = stop.at_end();
+        while !deadline.is_over() {
+            let child = Child::start(|| i32::from(surface.load(0).is_ok()));
+            assert_eq!(child.wait(), End::Status(0), "a child has the surface");
+        }
+    });
+    assert_eq!(surface.stat().resident, 0);
+}
+
+/// Exmaps come and go in several threads of a process at once.
+#[test]
+fn exmaps_may_come_and_go_in_parallel() {
+    let Some(_turn) = turn() else { return };
+    let deadline = Deadline::after_ms(3000);
+    let rounds = Mutex::new([0; 3]);
+    std::thread::scope(|scope| {
+        for index in 0..3 {
+            let rounds = &rounds;
+            scope.spawn(move || {
+                while !deadline.is_over() {
+                    let surface = Plan::new(600 + index as u64, 64).make();
+                    surface.alloc(0, &[(0, 5), (590, 10)]);
+                    surface.stamp(599, index as u64);
+                    surface.assert_stamped(599, index as u64);
+                    drop(surface);
+                    rounds.lock().unwrap()[index] += 1;
+                }
+            });
+        }
+    });
+    println!("rounds: {:?}", rounds.lock().unwrap());
+}

@@ -1,0 +1,217 @@
+//! Pages are read from a backing: by vectors, and by calls on the descriptor. A page is there when
+//! its data is.
+#![allow(clippy::unwrap_used)]
+
+use std::fs::File;
+use std::os::fd::{AsFd as _, AsRawFd as _};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rustix::io::Errno;
+use vellum_kernel_tests::backing::Backing;
+use vellum_kernel_tests::child::Child;
+use vellum_kernel_tests::counters::Memory;
+use vellum_kernel_tests::exmap::plan;
+use vellum_kernel_tests::threads::Stop;
+use vellum_kernel_tests::{Exmap, PAGE, Plan, access, sys, turn_for};
+use vellum_uapi::exmap::{self, Create};
+
+#[test]
+fn pages_are_read_from_files_and_devices() {
+    let Some(_turn) = turn_for(exmap::CAN_READ) else { return };
+    for flags in [0, exmap::PINNABLE, exmap::READS_ZEROS] {
+        for backing in Backing::all(2000) {
+            let surface = Plan::new(2000, 700).flags(flags).backing(&backing.file).make();
+            let ranges = [(0, 1), (10, 5), (511, 2), (1999, 1), (1000, 600)];
+            let read = [(0, 1), (0, 5), (0, 2), (0, 1), (0, 600)];
+            for _ in 0..2 {
+                assert_eq!(surface.read(0, &ranges), read, "{}", backing.name);
+                for page in [0, 10, 14, 511, 512, 1999, 1000, 1255, 1256, 1599] {
+                    surface.assert_stamped(page, page);
+                }
+                assert_eq!(surface.stat().resident, 609);
+                assert_eq!(surface.free(0, &ranges), read);
+            }
+            assert_eq!(surface.stat().read, 2 * 609);
+            assert!(!surface.is_there(10));
+        }
+    }
+}
+
+#[test]
+fn pages_that_are_there_are_left_alone() {
+    let Some(_turn) = turn_for(exmap::CAN_READ) else { return };
+    let backing = Backing::direct(100);
+    let surface = Plan::new(100, 50).backing(&backing.file).make();
+    assert_eq!(surface.alloc(0, &[(11, 1)]), [(0, 1)]);
+    surface.stamp(11, 999);
+    assert_eq!(surface.read(0, &[(10, 3), (10, 3), (12, 2)]), [(0, 2), (0, 0), (0, 1)]);
+    surface.assert_stamped(11, 999);
+    for page in [10, 12, 13] {
+        surface.assert_stamped(page, page);
+    }
+    assert_eq!(surface.stat().resident, 4);
+}
+
+#[test]
+fn a_file_that_is_shorter_has_no_data() {
+    let Some(_turn) = turn_for(exmap::CAN_READ) else { return };
+    for backing in [Backing::cached(100), Backing::direct(100)] {
+        let surface = Plan::new(200, 50).backing(&backing.file).make();
+        let outcomes = surface.read(0, &[(150, 2), (98, 4), (5, 1)]);
+        let none = -libc::ENODATA;
+        assert_eq!(outcomes, [(none, 0), (none, 2), (0, 1)], "{}", backing.name);
+        let there: Vec<u64> = (0..200).filter(|page| surface.is_there(*page)).collect();
+        assert_eq!(there, [5, 98, 99], "{}", backing.name);
+        there.iter().for_each(|page| surface.assert_stamped(*page, *page));
+        assert_eq!(surface.stat().resident, 3);
+        // Frames that were to hold what is not there are free.
+        assert_eq!(surface.alloc(0, &[(110, 47)]), [(0, 47)]);
+    }
+}
+
+#[test]
+fn an_empty_pool_is_said() {
+    let Some(_turn) = turn_for(exmap::CAN_READ) else { return };
+    let backing = Backing::direct(100);
+    let surface = Plan::new(100, 10).backing(&backing.file).make();
+    let outcomes = surface.read(0, &[(0, 4), (20, 10), (50, 1)]);
+    assert_eq!(outcomes, [(0, 4), (-libc::ENOMEM, 6), (-libc::ENOMEM, 0)]);
+    for page in [0, 3, 20, 25] {
+        surface.assert_stamped(page, page);
+    }
+    assert_eq!(surface.stat().resident, 10);
+    assert!(!surface.is_there(26));
+}
+
+#[test]
+fn without_a_backing_there_is_nothing_to_read() {
+    let Some(_turn) = turn_for(exmap::CAN_READ) else { return };
+    let surface = Plan::new(100, 10).make();
+    let (vector, read) = (&surface.vectors[0], exmap::READ);
+    vector.set(0, exmap::Entry::new(5, 1));
+    assert!(vector.run(&surface.exmap, read, 1) != Ok(0), "a page came from nowhere");
+    assert_eq!(surface.stat().resident, 0);
+    // What is no file of pages is no backing.
+    let (mut ends, folder) = (std::io::pipe().unwrap(), File::open("/tmp").unwrap());
+    let null = File::open("/dev/null").unwrap();
+    std::io::Write::write_all(&mut ends.1, b"x").unwrap();
+    let wrong = [ends.0.as_raw_fd(), folder.as_raw_fd(), null.as_raw_fd()];
+    for backing in [&wrong[..], &[surface.exmap.as_fd().as_raw_fd()]].concat() {
+        let created = Exmap::open().create(&Create { backing, ..plan(10, 1, 0) });
+        assert!(created.is_err(), "descriptor {backing}");
+    }
+}
+
+/// Another thread waits for the pages, and never finds one that is not yet as it should be.
+#[test]
+fn a_page_is_there_when_its_data_is() {
+    let Some(_turn) = turn_for(exmap::CAN_READ) else { return };
+    for backing in Backing::all(600) {
+        let surface = Plan::new(600, 100).backing(&backing.file).make();
+        let (stop, found) = (Stop::default(), AtomicU64::new(0));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !stop.is_said() {
+                    for page in 505..520 {
+                        if let Ok(bytes) = surface.contents(page) {
+                            assert!(bytes == access::stamped(page), "page {page} came early");
+                            found.fetch_add(1, Ordering::Relaxed);
+                        }
+                    }
+                }
+            });
+            let _at_end = stop.at_end();
+            for _ in 0..150 {
+                assert_eq!(surface.read(0, &[(505, 15)]), [(0, 15)]);
+                surface.assert_stamped(510, 510);
+                assert_eq!(surface.free(0, &[(505, 15)]), [(0, 15)]);
+            }
+        });
+        println!("{}: {} pages were found", backing.name, found.load(Ordering::Relaxed));
+    }
+}
+
+/// Each page comes once, whoever asks for it.
+#[test]
+fn threads_may_read_the_same_pages() {
+    let Some(_turn) = turn_for(exmap::CAN_READ) else { return };
+    for backing in Backing::all(600) {
+        let surface = Plan::new(600, 4000).interfaces(2).backing(&backing.file).make();
+        for round in 0..40 {
+            let start = std::sync::Barrier::new(2);
+            let read = |interface| {
+                start.wait();
+                let ranges: Vec<(u64, u64)> = (0..100).map(|index| (index * 2, 2)).collect();
+                let outcomes = surface.read(interface, &ranges);
+                assert!(outcomes.iter().all(|(error, _)| *error == 0), "{outcomes:?}");
+                outcomes.iter().map(|(_, pages)| u64::from(*pages)).sum::<u64>()
+            };
+            let total = std::thread::scope(|scope| {
+                let other = scope.spawn(|| read(1));
+                read(0) + other.join().unwrap()
+            });
+            assert_eq!((total, surface.stat().resident), (200, 200), "round {round}");
+            (0..200).step_by(23).for_each(|page| surface.assert_stamped(page, page));
+            assert_eq!(surface.free(0, &[(0, 200)]), [(0, 200)]);
+        }
+    }
+}
+
+/// The offset names the interface, and the buffer's place on the surface what is to be read.
+#[test]
+fn calls_on_the_descriptor_read() {
+    let Some(_turn) = turn_for(exmap::CAN_READ) else { return };
+    let backing = Backing::direct(1000);
+    let surface = Plan::new(1000, 100).interfaces(2).backing(&backing.file).make();
+    let (fd, at) = (surface.exmap.as_fd(), |page| surface.mapping.page(page));
+    assert_eq!(sys::pread(fd, at(7), 3 * PAGE, 0), Ok(3 * PAGE as u64));
+    let parts = [(at(999), PAGE), (at(510), 4 * PAGE), (at(0), PAGE)];
+    assert_eq!(sys::preadv(fd, &parts, 1), Ok(6 * PAGE as u64));
+    for page in [7, 9, 999, 510, 513, 0] {
+        surface.assert_stamped(page, page);
+    }
+    assert_eq!(surface.stat().resident, 9);
+    let own = vec![0_u8; 2 * PAGE];
+    let own = own.as_ptr().expose_provenance();
+    for (address, length, offset) in [
+        (own, PAGE, 0),
+        (at(20) + 1, PAGE, 0),
+        (at(20) + 8, PAGE, 0),
+        (at(20), PAGE - 8, 0),
+        (at(999), 2 * PAGE, 0),
+        (at(0) - PAGE, 2 * PAGE, 0),
+        (at(20), PAGE, 2),
+        (at(20), PAGE, 9 << 8),
+        (at(20), PAGE, 1 << 40),
+        (0, PAGE, 0),
+    ] {
+        let read = sys::pread(fd, address, length, offset);
+        assert!(read.is_err(), "{length:#x} bytes at {address:#x} by {offset:#x}: {read:?}");
+    }
+    assert_eq!(surface.stat().resident, 9);
+    assert_eq!(sys::pread(fd, at(20), 0, 0), Ok(0));
+    let none = Plan::new(100, 10).make();
+    let read = sys::pread(none.exmap.as_fd(), none.mapping.page(0), PAGE, 0);
+    assert_eq!(read, Err(Errno::BADF));
+}
+
+#[test]
+fn a_process_may_be_killed_while_it_reads() {
+    let Some(_turn) = turn_for(exmap::CAN_READ) else { return };
+    let backing = Backing::direct(2000);
+    let round = |wait| {
+        let child = Child::start(|| {
+            let surface = Plan::new(2000, 1500).backing(&backing.file).make();
+            loop {
+                surface.read(0, &[(0, 700), (800, 700)]);
+                surface.free(0, &[(0, 2000)]);
+            }
+        });
+        std::thread::sleep(std::time::Duration::from_millis(wait));
+        child.kill();
+    };
+    round(100);
+    let before = Memory::now();
+    (0..10).for_each(|index| round(20 + index * 13));
+    before.assert_back();
+}
