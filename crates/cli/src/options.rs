@@ -15,12 +15,14 @@ pub const DEFAULT_TREE: &str = "main";
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 #[value(rename_all = "snake_case")]
 pub enum Backend {
-    /// The fastest that this kernel takes
+    /// The fastest that this kernel takes; exmap only for a pool whose size is given
     Auto,
     /// One call per range, on every kernel
     Madvise,
     /// Many ranges per call, from Linux 6.13 on
     ProcessMadvise,
+    /// Vellum's kernel module: the pool's memory is taken at once, and locked
+    Exmap,
 }
 
 impl Backend {
@@ -29,6 +31,7 @@ impl Backend {
             Self::Auto => BackendChoice::Auto,
             Self::Madvise => BackendChoice::Only(BackendKind::Madvise),
             Self::ProcessMadvise => BackendChoice::Only(BackendKind::ProcessMadvise),
+            Self::Exmap => BackendChoice::Only(BackendKind::Exmap),
         }
     }
 }

@@ -23,6 +23,9 @@ use crate::replacement::{Chance, ReplacementPolicy, Residents};
 use crate::statistics::counters::{Counters, Event};
 use crate::statistics::histogram::Histogram;
 
+/// From so many frames on, a new page's memory is populated by one call instead of by faults.
+const POPULATE_FROM: u32 = 4;
+
 /// See the module's documentation.
 #[derive(Debug)]
 pub(crate) struct Core {
@@ -96,10 +99,10 @@ impl Core {
     /// wanted. `threads` are those that the pool may have in the background.
     pub(crate) fn with_huge_pages(mut self, wanted: HugePages, threads: u64) -> Core {
         let frames = self.budget.capacity();
-        let works = !cfg!(feature = "model") && frames >= HugeChunks::MIN_FRAMES;
-        if wanted == HugePages::Auto && works && self.surface.can_collapse() {
+        let large = !cfg!(feature = "model") && frames >= HugeChunks::MIN_FRAMES;
+        if wanted == HugePages::Auto && large && vellum_vm::probe::huge_pages().is_ok() {
             self.states.use_huge_pages(frames * PAGE_SIZE as u64 / StateArray::HUGE_SHARE);
-            self.huge = (threads > 0).then(HugeChunks::new);
+            self.huge = (threads > 0 && self.surface.can_collapse()).then(HugeChunks::new);
         }
         self
     }
@@ -256,6 +259,37 @@ impl Core {
         }
     }
 
+    /// Puts zeroed memory behind a page that has none, or leaves that to whoever writes it first.
+    /// The caller holds it exclusively and has taken its frames out of the budget.
+    ///
+    /// # Errors
+    /// What the kernel said; a part of the page may have memory then.
+    pub(crate) fn populate_zeroed(&self, page: PageRef) -> io::Result<()> {
+        let by_writing = self.surface.fault_behaviour().writing_populates();
+        if by_writing && page.frames < POPULATE_FROM {
+            return Ok(());
+        }
+        let mut entry = [Entry::new(page.range())];
+        self.surface.populate(&mut entry);
+        if by_writing {
+            // Failing to populate ahead is no failure: the first write populates.
+            return Ok(());
+        }
+        entry[0].result?;
+        if !self.surface.fresh_pages_are_zeroed() {
+            // SAFETY: the page lies on the surface, its memory is resident and it is held
+            // exclusively; what optimistic readers read of it is discarded.
+            unsafe { self.address(page).write_bytes(0, page.bytes()) };
+        }
+        Ok(())
+    }
+
+    /// Takes the memory of a page away that was not admitted, as far as it has some. It lies in no
+    /// huge page. Where the kernel refuses, it is found there when the page comes the next time.
+    pub(crate) fn release_unadmitted(&self, page: PageRef) {
+        self.release_small(&mut [Entry::new(page.range())]);
+    }
+
     /// A page became resident: its memory is there, or comes as it is written. The caller holds it
     /// exclusively and has taken its frames out of the budget.
     pub(crate) fn admit(&self, page: PageRef) {
@@ -269,7 +303,8 @@ impl Core {
     /// The caller holds them exclusively, and no reference to their bytes is left.
     ///
     /// EBUSY is an ordinary answer: the page lies in a huge page on which others have I/O under
-    /// way, or which is just put together. Like any page that fails to be released, it stays.
+    /// way, or which is just put together; or, on exmap, its own I/O has not let go of it yet.
+    /// Like any page that fails to be released, it stays.
     pub(crate) fn release(&self, pages: impl Iterator<Item = PageRef>) -> Vec<Entry> {
         let mut entries: Vec<Entry> = pages.map(|page| Entry::new(page.range())).collect();
         match &self.huge {
@@ -321,8 +356,7 @@ impl Core {
         });
         match outcome {
             Ok(()) => self.admit(page),
-            // It was not admitted, so it is in no huge page.
-            Err(_) => self.release_small(&mut [Entry::new(page.range())]),
+            Err(_) => self.release_unadmitted(page),
         }
         outcome
     }

@@ -120,6 +120,14 @@ pub enum PoolError {
     /// A page of another size is in memory at this place, or a page that begins elsewhere.
     #[error("{0} is not a page of this size: the reference to it is stale or damaged")]
     WrongSize(PageRef),
+    /// The kernel did not put memory behind a page. Nothing was changed.
+    #[error("no memory can be put behind {page}: {source}")]
+    Populate {
+        /// The page that was to come.
+        page: PageRef,
+        /// What the kernel said.
+        source: io::Error,
+    },
     /// The kernel did not take the memory of a page back.
     #[error("releasing the memory of {page} failed: {source}")]
     Release {

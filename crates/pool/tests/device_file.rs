@@ -12,7 +12,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use device_support::{Buffer, Mounted, Reads, assert_holds, range, surface, write_all};
+use device_support::{
+    Buffer, Mounted, Reads, assert_holds, range, surface, surface_with_frames, write_all,
+};
 use vellum_pool::device::{
     Device, DeviceError, Direct, EngineChoice, FileDevice, FileOptions, Write,
 };
@@ -94,7 +96,7 @@ fn the_lock_is_gone_as_soon_as_the_device_is() {
                 let device = FileDevice::open(&path, options).unwrap();
                 let ranges: Vec<_> = (0..64).map(|n| range(64 * round + n, 1)).collect();
                 write_all(&device, &ranges, round);
-                let surface = surface(64 * 100);
+                let surface = surface_with_frames(64 * 100, 64);
                 let mut reads = Reads::new();
                 reads.start(&device, &surface, &ranges);
                 drop(device);

@@ -11,7 +11,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread;
 
-use device_support::{Buffer, PATIENCE, Reads, assert_holds, range, release, surface, write_all};
+use device_support::{
+    Buffer, PATIENCE, Reads, assert_holds, ordinary_surface, range, release, surface, write_all,
+};
 use vellum_pool::device::{Device, FileDevice, FileOptions, ReadDone, Surface, Write};
 use vellum_vm::{PAGE_SIZE, PageRange};
 
@@ -92,7 +94,7 @@ fn a_page_that_cannot_be_read_fails_alone() {
     on_all_files(|device| {
         device.resize(20).unwrap();
         write_all(device, &[range(0, 20)], 3);
-        let surface = surface(20);
+        let surface = ordinary_surface(20);
         protect(&surface, 9, libc::PROT_NONE);
         let asked = single_pages(4..16);
         for _ in 0..2 {
@@ -117,7 +119,7 @@ fn a_page_that_cannot_be_written_fails_alone() {
         device.resize(200).unwrap();
         write_all(device, &[range(0, 200)], 4);
         // The bytes of page 9 are out of reach.
-        let surface = surface(1);
+        let surface = ordinary_surface(1);
         protect(&surface, 0, libc::PROT_NONE);
         // SAFETY: only the kernel is given this slice, and it checks for itself.
         let bad = unsafe { std::slice::from_raw_parts(surface.address(0).as_ptr(), PAGE_SIZE) };

@@ -14,7 +14,9 @@ use std::time::{Duration, Instant};
 use common::churn::Churn;
 use common::{Random, Storage, eventually, options, scratch_dir};
 use vellum_pool::device::Direct;
-use vellum_pool::{BackendChoice, HugePageStats, HugePages, PAGE_SIZE, PageRef, Pool, PoolOptions};
+use vellum_pool::{
+    BackendChoice, BackendKind, HugePageStats, HugePages, PAGE_SIZE, PageRef, Pool, PoolOptions,
+};
 use vellum_testing::memory_group::MemoryGroup;
 
 /// Pages of a chunk.
@@ -34,12 +36,17 @@ fn works() -> bool {
     works.is_ok()
 }
 
+/// What a pool with huge pages is on by itself: not exmap, which has none.
+fn with_huge_pages() -> BackendChoice {
+    BackendChoice::Only(vellum_vm::probe::choice_without_exmap().backend)
+}
+
 fn pool_options(backend: BackendChoice) -> PoolOptions {
     PoolOptions { backend, eviction_batch: BATCH as usize, ..options(CAPACITY) }
 }
 
 fn pool() -> Pool {
-    common::open(Storage::Memory.create(&scratch_dir()), pool_options(BackendChoice::Auto))
+    common::open(Storage::Memory.create(&scratch_dir()), pool_options(with_huge_pages()))
 }
 
 fn stats(pool: &Pool) -> HugePageStats {
@@ -132,11 +139,15 @@ fn a_chunk_that_does_not_last_waits_longer_each_time() {
 
 #[test]
 fn pools_that_must_not_have_none() {
-    let without = [
-        PoolOptions { huge_pages: HugePages::Off, ..pool_options(BackendChoice::Auto) },
-        PoolOptions { evictors: 0, ..pool_options(BackendChoice::Auto) },
+    let mut without = vec![
+        PoolOptions { huge_pages: HugePages::Off, ..pool_options(with_huge_pages()) },
+        PoolOptions { evictors: 0, ..pool_options(with_huge_pages()) },
         options(15 * CHUNK),
     ];
+    let exmap = BackendChoice::Only(BackendKind::Exmap);
+    if common::backends().contains(&exmap) {
+        without.push(pool_options(exmap));
+    }
     for options in without {
         let pool = common::open(Storage::Memory.create(&scratch_dir()), options);
         let pages = new_pages(&pool, 3 * CHUNK, 1);
@@ -250,7 +261,9 @@ fn watch(pool: &Pool, stop: &AtomicBool) {
 #[test]
 fn contents_survive_in_memory() {
     if works() {
-        common::backends().into_iter().for_each(|it| contents_survive(Storage::Memory, it, 2));
+        let exmap = BackendChoice::Only(BackendKind::Exmap);
+        let backends = common::backends().into_iter().filter(|backend| *backend != exmap);
+        backends.for_each(|it| contents_survive(Storage::Memory, it, 2));
     }
 }
 
@@ -259,7 +272,7 @@ fn contents_survive_on_files() {
     if works() {
         let direct = |storage: &Storage| matches!(storage, Storage::File(_, Direct::Auto));
         let storages = Storage::all().into_iter().filter(direct);
-        storages.for_each(|it| contents_survive(it, BackendChoice::Auto, 1));
+        storages.for_each(|it| contents_survive(it, with_huge_pages(), 1));
     }
 }
 
@@ -333,7 +346,7 @@ fn the_memory_contract_holds_by_the_count_of_the_group() {
     let direct = |storage: &Storage| matches!(storage, Storage::File(_, Direct::Auto));
     let Some(storage) = Storage::all().into_iter().find(direct) else { return };
     let device = storage.create(&dir);
-    let pool = common::open(device, pool_options(BackendChoice::Auto));
+    let pool = common::open(device, pool_options(with_huge_pages()));
     let before = frames("memory.usage_in_bytes");
     let fits = Churn::new(&pool, 10 * CHUNK as usize, &[1]);
     collapsed(&pool, 10);

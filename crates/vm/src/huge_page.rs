@@ -54,8 +54,10 @@ impl Asked {
 impl Surface {
     /// Whether huge pages can be had here, and taken apart again: tried once per process, and
     /// needs the surface to lie at a multiple of 2 MiB, which it does in an ordinary address space.
+    /// False on an exmap, whose frames are pages of 4 KiB.
     pub fn can_collapse(&self) -> bool {
-        self.base().addr().get().is_multiple_of(HUGE_PAGE_SIZE) && probe::huge_pages().is_ok()
+        let aligned = self.base().addr().get().is_multiple_of(HUGE_PAGE_SIZE);
+        self.takes_advice() && aligned && probe::huge_pages().is_ok()
     }
 
     /// Puts the memory of a range into huge pages. The range starts at a multiple of
@@ -69,7 +71,7 @@ impl Surface {
     /// call has returned could bring a huge page with it.
     ///
     /// # Errors
-    /// [`SurfaceError::OutOfRange`], [`SurfaceError::Unaligned`], or
+    /// [`SurfaceError::OutOfRange`], [`SurfaceError::Unaligned`], [`SurfaceError::NoAdvice`], or
     /// [`SurfaceError::AdviceRefused`] if the range stays open to huge pages, since the kernel
     /// would not take its leave back: stop using huge pages then.
     pub fn collapse(&self, range: PageRange) -> Result<Asked, SurfaceError> {
@@ -77,6 +79,7 @@ impl Surface {
         if !range.start.is_multiple_of(HUGE_PAGES) || !range.count.is_multiple_of(HUGE_PAGES) {
             return Err(SurfaceError::Unaligned { range });
         }
+        self.check_advice(Advice::Collapse)?;
         if let Err(errno) = self.ask_once(range, Advice::HugePage) {
             return Ok(Asked::NotNow(errno));
         }
@@ -93,7 +96,7 @@ impl Surface {
     /// may share the kernel's zero page afterwards, as if they had never been written (6.12).
     ///
     /// # Errors
-    /// [`SurfaceError::OutOfRange`]; [`SurfaceError::AdviceRefused`] or
+    /// [`SurfaceError::OutOfRange`]; [`SurfaceError::NoAdvice`], [`SurfaceError::AdviceRefused`] or
     /// [`SurfaceError::Pagemap`] where [`can_collapse`](Self::can_collapse) is false.
     pub fn split(&self, page: u64) -> Result<Asked, SurfaceError> {
         // A split may fail after the page-table entries were taken apart, because somebody took

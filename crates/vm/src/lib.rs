@@ -29,6 +29,7 @@ mod huge_page;
 mod lane;
 mod limits;
 mod mapping;
+mod memory;
 mod range;
 mod residency;
 mod scratch;

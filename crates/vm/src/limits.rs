@@ -79,6 +79,24 @@ fn parse_statm(text: &str) -> Option<(u64, u64)> {
     Some((total * PAGE_SIZE as u64, data * PAGE_SIZE as u64))
 }
 
+/// How much memory this user may lock, in words.
+pub(crate) fn lockable() -> String {
+    /// The number of the capability to lock any amount (CAP_IPC_LOCK).
+    const IPC_LOCK: u32 = 14;
+    let status = std::fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
+    match getrlimit(Resource::Memlock).current {
+        None => "any amount".to_owned(),
+        Some(_) if effective_capabilities(&status) >> IPC_LOCK & 1 == 1 => "any amount".to_owned(),
+        Some(bytes) => format!("{} KiB in all (RLIMIT_MEMLOCK)", bytes >> 10),
+    }
+}
+
+/// The field CapEff of `/proc/thread-self/status`; none where it is not there.
+fn effective_capabilities(status: &str) -> u64 {
+    let field = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    field.and_then(|text| u64::from_str_radix(text.trim(), 16).ok()).unwrap_or(0)
+}
+
 /// `vm.overcommit_memory`: 0 heuristic, 1 always, 2 never; None where it cannot be read.
 pub(crate) fn overcommit_mode() -> Option<u32> {
     std::fs::read_to_string("/proc/sys/vm/overcommit_memory").ok()?.trim().parse().ok()
@@ -94,6 +112,14 @@ mod tests {
         assert_eq!(parse_statm("1000 10"), None);
         let (total, data) = mapped_bytes().unwrap();
         assert!(total > data && data > 0);
+    }
+
+    #[test]
+    fn capabilities_are_read_in_hexadecimal() {
+        assert_eq!(effective_capabilities("Uid:\t0\nCapEff:\t000001ffffffffff\n") >> 14 & 1, 1);
+        assert_eq!(effective_capabilities("CapEff:\t0000000000000000\n"), 0);
+        assert_eq!(effective_capabilities(""), 0);
+        assert!(!lockable().is_empty());
     }
 
     #[test]

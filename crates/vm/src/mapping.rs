@@ -97,6 +97,19 @@ pub enum ReserveError {
         /// The first address that would have been needed.
         address: usize,
     },
+    /// A mapping that is made once, with room to grow, has none left.
+    #[error(
+        "{purpose}: cannot grow to {bytes} bytes in place, because it was mapped once, with room \
+         for {mapped}; close and open it again, which maps more"
+    )]
+    RoomUsedUp {
+        /// What the mapping is for.
+        purpose: &'static str,
+        /// Bytes asked for in all.
+        bytes: usize,
+        /// Bytes that are mapped.
+        mapped: usize,
+    },
     /// The kernel refused for another reason.
     #[error(
         "{purpose}: the kernel refused to map {bytes} bytes: {errno}; with ENOMEM look at \
@@ -265,7 +278,7 @@ impl Drop for Reservation {
 }
 
 /// Rounds up to whole pages.
-fn whole_pages(bytes: usize, purpose: &'static str) -> Result<usize, ReserveError> {
+pub(crate) fn whole_pages(bytes: usize, purpose: &'static str) -> Result<usize, ReserveError> {
     bytes
         .checked_next_multiple_of(PAGE_SIZE)
         .filter(|len| *len <= isize::MAX as usize)

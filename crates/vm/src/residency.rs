@@ -2,8 +2,9 @@
 //!
 //! The file has eight bytes per page of address space. A page holds memory of its own when it is
 //! present (bit 63) and mapped by this process alone (bit 56): a page that was only read maps the
-//! kernel's shared zero page, which is present but not exclusive. Both bits are given to
-//! unprivileged processes.
+//! kernel's shared zero page, which is present but not exclusive. The frames of an exmap are said
+//! to be mapped by nobody, but of a file (bit 61), which nothing else on a surface is; the page
+//! of zeros that it shows is neither. All three bits are given to unprivileged processes.
 
 use std::fs::File;
 use std::ops::Range;
@@ -16,6 +17,7 @@ use crate::PAGE_SIZE;
 use crate::range::PageRange;
 
 const PRESENT: u64 = 1 << 63;
+const OF_FILE: u64 = 1 << 61;
 const EXCLUSIVE: u64 = 1 << 56;
 /// Bytes of an entry of the file.
 const ENTRY: usize = size_of::<u64>();
@@ -95,7 +97,7 @@ fn each_resident(
             // The file holds the kernel's own words.
             #[allow(clippy::host_endian_bytes)]
             let flags = u64::from_ne_bytes(*word);
-            if flags & (PRESENT | EXCLUSIVE) == PRESENT | EXCLUSIVE {
+            if flags & PRESENT != 0 && flags & (EXCLUSIVE | OF_FILE) != 0 {
                 found(index);
             }
         }

@@ -77,9 +77,35 @@ pub(crate) struct ScratchSurface {
 }
 
 impl ScratchSurface {
-    /// Reserves `pages` pages on the given backend.
-    pub(crate) fn new(pages: u64, backend: BackendKind) -> Result<Self, SurfaceError> {
-        Ok(Self { surface: Surface::reserve(pages, BackendChoice::Only(backend))? })
+    /// Reserves `pages` pages on the given backend, of which `frames` are populated at a time.
+    pub(crate) fn new(pages: u64, frames: u64, backend: BackendKind) -> Result<Self, SurfaceError> {
+        let backend = BackendChoice::Only(backend);
+        Ok(Self::on(Surface::reserve_with_frames(pages, frames, backend)?))
+    }
+
+    /// Takes a surface that nobody else has.
+    pub(crate) fn on(surface: Surface) -> Self {
+        Self { surface }
+    }
+
+    fn byte(&self, page: u64) -> &AtomicU8 {
+        // SAFETY: within the surface, and only ever accessed atomically.
+        unsafe { AtomicU8::from_ptr(self.surface.address(page).as_ptr()) }
+    }
+
+    /// Writes the first byte of a page. It must be populated where that is needed for writing.
+    pub(crate) fn write(&self, page: u64, value: u8) {
+        self.byte(page).store(value, Ordering::Relaxed);
+    }
+
+    /// Reads the first byte of a page.
+    pub(crate) fn read(&self, page: u64) -> u8 {
+        self.byte(page).load(Ordering::Relaxed)
+    }
+
+    /// How many pages hold memory; None where that cannot be found out.
+    pub(crate) fn resident(&self) -> Option<u64> {
+        self.surface.resident_pages(PageRange::new(0, self.surface.pages())).ok()
     }
 
     /// See [`Surface::populate`].

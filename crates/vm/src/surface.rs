@@ -2,7 +2,8 @@
 //! page by page, in batches.
 //!
 //! What holds: the base never moves; `pages()` only grows; a released page holds no memory and
-//! reads as zeros; populating never alters contents; one entry's failure never stops the others.
+//! reads as zeros; populating never alters the contents of a page that holds memory; one entry's
+//! failure never stops the others.
 #![allow(unsafe_code)]
 
 use std::fs::File;
@@ -14,6 +15,7 @@ use rustix::io::Errno;
 
 use crate::backend::{Backend, BackendChoice, BackendKind, FaultBehaviour};
 use crate::mapping::{Reservation, ReserveError};
+use crate::memory::Memory;
 use crate::range::{Entry, PageRange, failures};
 use crate::residency::{self, Residency};
 use crate::{PAGE_SIZE, probe, sys};
@@ -94,6 +96,14 @@ pub enum SurfaceError {
         /// What the kernel said.
         errno: Errno,
     },
+    /// The backend takes no advice: its pages are not the kernel's to swap or to put together.
+    #[error("the {backend} backend takes no advice, so not {advice:?} either")]
+    NoAdvice {
+        /// The advice.
+        advice: Advice,
+        /// The backend in use.
+        backend: BackendKind,
+    },
     /// Residency could not be found out.
     #[error("cannot read /proc/self/pagemap: {errno}; is /proc mounted?")]
     Pagemap {
@@ -105,11 +115,11 @@ pub enum SurfaceError {
 /// A private range of addresses with a page-wise life of its own.
 ///
 /// All methods may be called by many threads at a time. Which thread may touch which page when is
-/// the caller's business: the surface hands out addresses, not references. Touching a released
-/// page is not an error on today's backends: see [`FaultBehaviour`].
+/// the caller's business: the surface hands out addresses, not references. Reading a released page
+/// is not an error; writing one may be: see [`FaultBehaviour`].
 #[derive(Debug)]
 pub struct Surface {
-    memory: Reservation,
+    memory: Memory,
     backend: Box<dyn Backend>,
     /// The own page tables as a file, opened by the first who looks into them.
     pagemap: OnceLock<File>,
@@ -118,20 +128,48 @@ pub struct Surface {
 impl Surface {
     /// Reserves a surface of `pages` pages, none of them populated.
     ///
+    /// A backend that has frames of its own gets as many as there are pages, but at least
+    /// [`MIN_FRAMES`](Self::MIN_FRAMES) and at most [`MAX_FRAMES`](Self::MAX_FRAMES); who knows
+    /// better uses [`reserve_with_frames`](Self::reserve_with_frames).
+    ///
     /// # Errors
     /// [`SurfaceError::Reserve`] names the limit in the way;
     /// [`SurfaceError::BackendUnavailable`] is possible with [`BackendChoice::Only`].
     pub fn reserve(pages: u64, backend: BackendChoice) -> Result<Self, SurfaceError> {
-        Self::with_backend(pages, probe::open(backend)?)
+        probe::open(backend, pages, None)
     }
 
-    /// Reserves a surface on a given backend.
+    /// As [`reserve`](Self::reserve), for one that never has more than `frames` pages populated at
+    /// a time: pages beyond fail with `ENOMEM` where the backend has frames of its own. Others do
+    /// not count.
+    ///
+    /// # Errors
+    /// As [`reserve`](Self::reserve).
+    pub fn reserve_with_frames(
+        pages: u64,
+        frames: u64,
+        backend: BackendChoice,
+    ) -> Result<Self, SurfaceError> {
+        probe::open(backend, pages, Some(frames))
+    }
+
+    /// Frames of a short surface that was not told how many it needs: 1 MiB.
+    pub const MIN_FRAMES: u64 = 256;
+    /// Frames of a long surface that was not told how many it needs: 64 MiB.
+    pub const MAX_FRAMES: u64 = 16_384;
+
+    /// A surface on a backend that does with ordinary memory.
     pub(crate) fn with_backend(
         pages: u64,
         backend: Box<dyn Backend>,
     ) -> Result<Self, SurfaceError> {
-        let memory = Reservation::new(bytes_of(pages)?, PURPOSE)?;
-        Ok(Self { memory, backend, pagemap: OnceLock::new() })
+        let memory = Memory::Reserved(Reservation::new(bytes_of(pages)?, PURPOSE)?);
+        Ok(Self::on(memory, backend))
+    }
+
+    /// A surface in memory that its backend knows what to do with.
+    pub(crate) fn on(memory: Memory, backend: Box<dyn Backend>) -> Self {
+        Self { memory, backend, pagemap: OnceLock::new() }
     }
 
     /// Makes the surface at least `pages` pages in all. The base does not move, pages in use are
@@ -165,9 +203,10 @@ impl Surface {
 
     /// Puts memory behind all pages of the entries; returns how many entries failed.
     ///
-    /// Contents are never altered, whether a page was populated before or not, so this may run
-    /// while others read and write. `ENOMEM` after a failed allocation, `EINVAL` for a range that
-    /// is not within the surface.
+    /// The contents of a page that was populated before are never altered, so this may run while
+    /// others read and write. One that was not holds zeros, or anything at all: see
+    /// [`fresh_pages_are_zeroed`](Self::fresh_pages_are_zeroed). `ENOMEM` after a failed
+    /// allocation, `EINVAL` for a range that is not within the surface.
     pub fn populate(&self, entries: &mut [Entry]) -> usize {
         self.check(entries);
         // SAFETY: checked; the mapping lives as long as `self`.
@@ -179,6 +218,7 @@ impl Surface {
     ///
     /// Afterwards they hold no memory and read as zeros. Releasing a released page is allowed.
     /// The kernel's order is: clear the page-table entries, flush the TLBs, free the memory.
+    /// `EBUSY` where the kernel still uses a page, on backends that look (exmap): it stays.
     ///
     /// # Safety
     /// Nobody relies on the contents of the pages: no reference into them is alive, and no I/O
@@ -194,7 +234,8 @@ impl Surface {
     /// `offset_of_page_zero + n * 4096`; returns how many entries failed.
     ///
     /// Reads whole ranges: an entry that ends past the end of the file fails with
-    /// [`END_OF_FILE`], with what there was in place. A failed entry may leave pages populated.
+    /// [`END_OF_FILE`], with what there was in place. A failed entry may leave pages populated,
+    /// and contents of any kind where nothing was read to.
     /// Works with `O_DIRECT` files when `offset_of_page_zero` is aligned as the file needs.
     ///
     /// # Safety
@@ -209,7 +250,7 @@ impl Surface {
         let pages: u64 = entries.iter().map(|entry| entry.range.count).fold(0, u64::saturating_add);
         match self.fault_behaviour() {
             FaultBehaviour::ReadsZeros if pages < POPULATE_FROM => self.check(entries),
-            _ => _ = self.populate(entries),
+            FaultBehaviour::ReadsZeros | FaultBehaviour::WritesFault => _ = self.populate(entries),
         }
         for entry in entries.iter_mut().filter(|entry| entry.result.is_ok()) {
             let position = entry
@@ -257,17 +298,30 @@ impl Surface {
     /// Tells the kernel what to expect of a range.
     ///
     /// # Errors
-    /// [`SurfaceError::OutOfRange`], or [`SurfaceError::AdviceRefused`] where the kernel does not
-    /// know the advice or cannot follow it.
+    /// [`SurfaceError::OutOfRange`]; [`SurfaceError::NoAdvice`] on an exmap, or
+    /// [`SurfaceError::AdviceRefused`] where the kernel does not know the advice or cannot follow
+    /// it.
     pub fn advise(&self, range: PageRange, advice: Advice) -> Result<(), SurfaceError> {
         self.check_range(range)?;
+        self.check_advice(advice)?;
         // SAFETY: within the mapping; no kind of `Advice` alters contents.
         unsafe { crate::backend::madvise::advise(self.base(), range, advice.raw()) }
             .map_err(|errno| SurfaceError::AdviceRefused { advice, errno })
     }
 
-    /// As [`Self::advise`], on a range that is known to lie within the surface, and with EAGAIN
-    /// for an answer.
+    /// Refuses advice where the backend takes none.
+    pub(crate) fn check_advice(&self, advice: Advice) -> Result<(), SurfaceError> {
+        let backend = self.backend();
+        if self.takes_advice() { Ok(()) } else { Err(SurfaceError::NoAdvice { advice, backend }) }
+    }
+
+    /// Whether [`advise`](Self::advise) and huge pages make sense at all.
+    pub(crate) fn takes_advice(&self) -> bool {
+        self.backend.takes_advice()
+    }
+
+    /// As [`Self::advise`], on a range that is known to lie within the surface and a backend that
+    /// takes advice, and with EAGAIN for an answer.
     pub(crate) fn ask_once(&self, range: PageRange, advice: Advice) -> Result<(), Errno> {
         let start = self.address(range.start).as_ptr();
         debug_assert!(range.is_within(self.pages()));
@@ -287,7 +341,7 @@ impl Surface {
     }
 
     /// Which pages of a range hold memory of their own. Never-written pages that were only read
-    /// share the kernel's zero page and do not count; neither do pages in swap.
+    /// share a page of zeros and do not count; neither do pages in swap.
     ///
     /// # Errors
     /// [`SurfaceError::OutOfRange`] or [`SurfaceError::Pagemap`].
@@ -315,6 +369,12 @@ impl Surface {
         self.backend.fault_behaviour()
     }
 
+    /// Whether a page that held no memory holds zeros once it was populated. Where not, it holds
+    /// what another page of this surface held before, or zeros.
+    pub fn fresh_pages_are_zeroed(&self) -> bool {
+        self.backend.fresh_pages_are_zeroed()
+    }
+
     /// Gives every entry its first result: EINVAL where it is not within the surface.
     fn check(&self, entries: &mut [Entry]) {
         let pages = self.pages();
@@ -330,14 +390,14 @@ impl Surface {
 }
 
 /// What a surface's mapping is for, in error messages.
-const PURPOSE: &str = "surface";
+pub(crate) const PURPOSE: &str = "surface";
 
 /// Batches of so many pages are populated by a call of their own before they are read. For fewer
 /// the kernel's own faults during the read are cheaper than another call (measured on 6.18).
 const POPULATE_FROM: u64 = 8;
 
 /// Bytes of that many pages.
-fn bytes_of(pages: u64) -> Result<usize, ReserveError> {
+pub(crate) fn bytes_of(pages: u64) -> Result<usize, ReserveError> {
     usize::try_from(pages)
         .ok()
         .and_then(|pages| pages.checked_mul(PAGE_SIZE))

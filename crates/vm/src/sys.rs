@@ -100,6 +100,48 @@ pub(crate) unsafe fn map_anonymous(
     NonNull::new(found.cast()).ok_or(Errno::NOMEM)
 }
 
+/// Maps `bytes` of a device from `offset` on, shared, to read and write, where the kernel likes.
+pub(crate) fn map_device(
+    device: BorrowedFd<'_>,
+    bytes: usize,
+    offset: u64,
+) -> Result<NonNull<u8>, Errno> {
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    let offset = offset.cast_signed();
+    // SAFETY: without MAP_FIXED the kernel takes addresses that nobody uses.
+    let found = unsafe {
+        libc::mmap64(
+            std::ptr::null_mut(),
+            bytes,
+            protection,
+            libc::MAP_SHARED,
+            device.as_raw_fd(),
+            offset,
+        )
+    };
+    if found == libc::MAP_FAILED {
+        return Err(last_errno());
+    }
+    NonNull::new(found.cast()).ok_or(Errno::NOMEM)
+}
+
+/// `ioctl(2)`; returns what the device answers, which is not negative.
+///
+/// # Safety
+/// The argument is what the device takes with this command: where it is an address, what lies there
+/// may be read and written by the call, and nobody relies on what the command takes away.
+pub(crate) unsafe fn ioctl(
+    device: BorrowedFd<'_>,
+    command: u32,
+    argument: u64,
+) -> Result<u32, Errno> {
+    #[allow(clippy::cast_lossless)] // how long the number is depends on the C library
+    let command = command as libc::Ioctl;
+    // SAFETY: the caller's promise.
+    let answer = unsafe { libc::ioctl(device.as_raw_fd(), command, argument) };
+    u32::try_from(answer).map_err(|_| last_errno())
+}
+
 /// `munmap(2)`.
 ///
 /// # Safety

@@ -22,7 +22,8 @@ Examples:
 
 Every facility is tried out, none is guessed from the kernel's version. The costs are the medians of
 rounds in which the backends take turns; smallest and largest are in parentheses. Releasing a page
-makes the other processors forget it, so it costs more when several threads of the process run.";
+makes the other processors forget it, so it costs more when several threads of the process run.
+Populating includes zeroing the page, except on exmap, where whoever needs zeros writes them.";
 
 /// Show what this kernel offers, what was chosen and why, and what a page costs
 #[derive(clap::Args)]
@@ -56,6 +57,9 @@ fn count(text: &str) -> Result<u32, String> {
     }
 }
 
+/// The backends that are compared with the plainest.
+const OTHERS: [BackendKind; 2] = [BackendKind::ProcessMadvise, BackendKind::Exmap];
+
 /// All that was found.
 struct Findings {
     facilities: Facilities,
@@ -67,13 +71,13 @@ struct Findings {
 }
 
 impl Findings {
-    /// How many times the cost on `madvise` is that on `process_madvise`, to populate and release.
-    fn ratio(&self, threads: usize) -> Option<(f64, f64)> {
+    /// How many times the cost on `madvise` is that on another backend, to populate and release.
+    fn ratio(&self, threads: usize, other: BackendKind) -> Option<(f64, f64)> {
         let cost = |backend: BackendKind| {
             let mut costs = self.costs.iter();
             costs.find(|cost| cost.backend == backend && cost.setting.threads == threads)
         };
-        let (slow, fast) = (cost(BackendKind::Madvise)?, cost(BackendKind::ProcessMadvise)?);
+        let (slow, fast) = (cost(BackendKind::Madvise)?, cost(other)?);
         Some((
             slow.populate_ns.median / fast.populate_ns.median,
             slow.release_ns.median / fast.release_ns.median,
@@ -177,14 +181,11 @@ fn cost_rows(findings: &Findings) -> Vec<Vec<String>> {
                 spread(cost.release_ns),
             ]);
         }
-        if let Some((populate, release)) = findings.ratio(threads) {
+        for other in OTHERS {
+            let Some((populate, release)) = findings.ratio(threads, other) else { continue };
+            let name = format!("{} / {other}", BackendKind::Madvise);
             let (populate, release) = (format!("{populate:.1} x"), format!("{release:.1} x"));
-            rows.push(row(&[
-                "madvise / process_madvise",
-                &threads.to_string(),
-                &populate,
-                &release,
-            ]));
+            rows.push(row(&[&name, &threads.to_string(), &populate, &release]));
         }
     }
     rows

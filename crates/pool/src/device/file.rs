@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex};
 
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
-use vellum_vm::{END_OF_FILE, Entry, FaultBehaviour, PAGE_SIZE, PageRange, Surface};
+use vellum_vm::{END_OF_FILE, Entry, PAGE_SIZE, PageRange, Surface};
 
 use super::file_open::{EngineChoice, FileLock, FileOptions, Opened, open};
 use super::promptness::Promptness;
@@ -140,25 +140,30 @@ impl FileDevice {
         self.engine.start_reads(requests);
     }
 
-    /// The request that reads a range, or why there can be none.
+    /// Populates all ranges by one call, unless reading populates by itself: then nothing is done.
+    fn populate(&self, surface: &Surface, reads: &[(PageRange, ReadDone)]) -> Vec<Entry> {
+        let mut entries: Vec<Entry> = reads.iter().map(|(range, _)| Entry::new(*range)).collect();
+        if !surface.fault_behaviour().writing_populates() {
+            surface.populate(&mut entries);
+        }
+        entries
+    }
+
+    /// The request that reads a range which was populated, or why there can be none.
     fn request(
         &self,
         surface: &Surface,
-        range: PageRange,
+        populated: &Entry,
         done: ReadDone,
     ) -> Result<ReadRequest, (ReadDone, io::Error)> {
+        let range = populated.range;
         let offset = match file_offset(range.start) {
             Ok(offset) if range.is_within(surface.pages()) => offset,
             Ok(_) => return Err((done, Errno::INVAL.into())),
             Err(error) => return Err((done, error)),
         };
-        // Reading populates by itself where touching a released page does.
-        if surface.fault_behaviour() != FaultBehaviour::ReadsZeros {
-            let mut entry = [Entry::new(range)];
-            surface.populate(&mut entry);
-            if let Err(error) = entry[0].result {
-                return Err((done, error.into()));
-            }
+        if let Err(errno) = populated.result {
+            return Err((done, errno.into()));
         }
         let address = surface.base().as_ptr().wrapping_add(offset as usize);
         // SAFETY: the range is within the surface (checked), and the caller of `start_reads`
@@ -204,8 +209,9 @@ impl Device for FileDevice {
     fn start_reads(&self, surface: &Surface, reads: Vec<(PageRange, ReadDone)>) {
         let mut requests = Vec::with_capacity(reads.len());
         let mut refused = Vec::new();
-        for (range, done) in reads {
-            match self.request(surface, range, done) {
+        let populated = self.populate(surface, &reads);
+        for (populated, (_, done)) in populated.iter().zip(reads) {
+            match self.request(surface, populated, done) {
                 Ok(request) => requests.push(request),
                 Err(why) => refused.push(why),
             }

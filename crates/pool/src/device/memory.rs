@@ -5,7 +5,7 @@ use std::io;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use rustix::io::Errno;
-use vellum_vm::{Entry, FaultBehaviour, PAGE_SIZE, PageRange, Surface};
+use vellum_vm::{Entry, PAGE_SIZE, PageRange, Surface};
 
 use super::workers::{Job, Workers};
 use super::{Device, DeviceInfo, ReadDone, Write};
@@ -126,7 +126,7 @@ impl MemoryDevice {
             return Err(Errno::INVAL.into());
         }
         // Where touching a released page populates it, filling few pages needs no call for that.
-        let by_touching = surface.fault_behaviour() == FaultBehaviour::ReadsZeros;
+        let by_touching = surface.fault_behaviour().writing_populates();
         if !(here && by_touching) || range.count >= POPULATE_FROM {
             let mut entry = [Entry::new(range)];
             surface.populate(&mut entry);

@@ -49,6 +49,12 @@ pub use memory::{Completion, MemoryDevice};
 /// keeps the surface mapped and the range populated or free to be populated for as long. The pool
 /// owns its surface and holds the page's latch in the state Locked, which is what makes these safe
 /// functions sound.
+///
+/// # What a device has to see to
+///
+/// Before a range is written to, by the device or by the kernel for it, it has to be populated:
+/// on some surfaces a write to a released page is a fault
+/// ([`Surface::fault_behaviour`](vellum_vm::FaultBehaviour)). What it held is of no interest.
 pub trait Device: Send + Sync + fmt::Debug + 'static {
     /// Reads `range` into the surface and populates it. Blocks.
     ///

@@ -2,8 +2,6 @@
 
 use std::sync::atomic::Ordering;
 
-use vellum_vm::Entry;
-
 use crate::core::is_disk_full;
 use crate::error::PoolError;
 use crate::page::PageRef;
@@ -16,9 +14,6 @@ use crate::sync::lock;
 /// The file grows by an eighth, by at most so many pages at once (64 MiB), at least by so many.
 const GROWTH_MAX: u64 = 16_384;
 const GROWTH_MIN: u64 = 16;
-
-/// From so many frames on, a new page's memory is populated by one call instead of by faults.
-const POPULATE_FROM: u32 = 4;
 
 impl Pool {
     /// Allocates a page of `frames` frames, zeroed, held exclusively and dirty.
@@ -36,20 +31,28 @@ impl Pool {
         let start = lock(&self.space).allocate(u64::from(frames));
         let page = PageRef::new(start, frames);
         if let Err(error) = self.make_room(start + u64::from(frames), frames) {
-            let mut space = lock(&self.space);
-            space.free(start, u64::from(frames))?;
-            space.trim();
+            self.give_place_up(page)?;
             return Err(error);
         }
         self.lock_unallocated(page)?;
-        reserved.keep();
-        if frames >= POPULATE_FROM {
-            // A failure to populate ahead is none: the first access populates.
-            self.core.surface.populate(&mut [Entry::new(page.range())]);
+        if let Err(source) = self.core.populate_zeroed(page) {
+            self.core.release_unadmitted(page);
+            self.core.unlock_released(page, Leave::Free);
+            self.give_place_up(page)?;
+            return Err(PoolError::Populate { page, source });
         }
+        reserved.keep();
         self.core.admit(page);
         self.core.counters.count(Event::Allocate);
         Ok(ExclusiveGuard::new(&self.core, page, true))
+    }
+
+    /// Gives the place of a page back that did not come to be.
+    fn give_place_up(&self, page: PageRef) -> Result<(), PoolError> {
+        let mut space = lock(&self.space);
+        space.free(page.id.0, u64::from(page.frames))?;
+        space.trim();
+        Ok(())
     }
 
     /// Locks a page that was not allocated until now. No valid reference leads to it or into it;
@@ -218,5 +221,51 @@ impl Pool {
     /// Reads the map of allocated pages.
     pub fn with_space<R>(&self, read: impl FnOnce(&crate::Space) -> R) -> R {
         read(&lock(&self.space))
+    }
+}
+
+#[cfg(all(test, not(feature = "model")))]
+mod tests {
+    use std::sync::Arc;
+
+    use vellum_vm::{BackendChoice, BackendKind, Entry, PageRange, probe};
+
+    use super::*;
+    use crate::device::MemoryDevice;
+    use crate::{PoolOptions, PoolSize, RawPages, Space};
+
+    /// Takes frames of an exmap away behind the pool's back, so that pages find none.
+    #[test]
+    fn a_page_without_memory_is_an_error_that_changes_nothing() {
+        if let Err(reason) = probe::works(BackendKind::Exmap) {
+            eprintln!("skipped: exmap does not work here: {reason}");
+            return;
+        }
+        let options = PoolOptions {
+            size: PoolSize::Bytes(32 * 4096),
+            backend: BackendChoice::Only(BackendKind::Exmap),
+            evictors: 0,
+            eviction_batch: 1,
+            ..PoolOptions::default()
+        };
+        let device = Arc::new(MemoryDevice::new());
+        let pool = Pool::open(device, Arc::new(RawPages), Space::new(0), options).unwrap();
+        let first = pool.allocate(2).unwrap().page();
+        let surface = &pool.core.surface;
+        surface.grow(10_000).unwrap();
+        // One frame is left.
+        let mut taken = [Entry::new(PageRange::new(9_000, 30))];
+        assert_eq!(surface.populate(&mut taken), 0);
+        let (used, end) = (pool.core.budget.used(), pool.end());
+        for _ in 0..2 {
+            let error = pool.allocate(2).unwrap_err();
+            assert!(matches!(error, PoolError::Populate { .. }), "{error}");
+            assert_eq!((pool.core.budget.used(), pool.end()), (used, end));
+        }
+        drop(pool.allocate(1).unwrap());
+        pool.core.release_unadmitted(PageRef::new(9_000, 30));
+        assert!(pool.allocate(2).unwrap().iter().all(|byte| *byte == 0));
+        assert!(pool.fix_shared(first).is_ok());
+        assert_eq!(pool.kernel_resident_pages().unwrap(), 5);
     }
 }

@@ -11,7 +11,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use vellum_vm::{BackendKind, PageRange, Residency, Surface};
+use vellum_vm::{BackendChoice, BackendKind, PageRange, Residency, Surface};
 
 use crate::core::{Core, Wanted};
 use crate::device::{Device, DeviceInfo};
@@ -24,7 +24,7 @@ use crate::page::format::PageFormat;
 use crate::page::state::{Leave, PageState, SHARED_HOLDERS_MAX, State, Word};
 use crate::page::state_array::StateArray;
 use crate::pool::guard::{ExclusiveGuard, OptimisticGuard, SharedGuard};
-use crate::pool::options::PoolOptions;
+use crate::pool::options::{PoolOptions, PoolSize};
 use crate::replacement::Replacement;
 use crate::space::Space;
 use crate::statistics::counters::Event;
@@ -69,14 +69,18 @@ impl Pool {
         let file_pages = device.pages().map_err(PoolError::Resize)?;
         let pages = file_pages.max(space.end()).max(1);
         let policy = options.policy.unwrap_or_else(|| Replacement::default().policy(frames));
-        let surface = Surface::reserve(pages, options.backend)?;
+        let batch =
+            options.eviction_batch.clamp(1, usize::try_from(frames / 16).unwrap_or(1).max(1));
+        let surface = match (options.size, options.backend) {
+            // Nobody has asked for memory that is taken at once.
+            (PoolSize::Auto, BackendChoice::Auto) => Surface::reserve(pages, options.backend)?,
+            // One batch more: what the contract allows, for frames that come back late.
+            _ => Surface::reserve_with_frames(pages, frames + batch as u64, options.backend)?,
+        };
         let states = StateArray::new(pages)?;
         let core = Core::new(surface, states, frames, policy, format)
             .with_huge_pages(options.huge_pages, options.evictors);
         let core = Arc::new(core);
-
-        let batch =
-            options.eviction_batch.clamp(1, usize::try_from(frames / 16).unwrap_or(1).max(1));
         let eviction = Arc::new(Eviction::new(
             core.clone(),
             device.clone(),

@@ -40,7 +40,9 @@ pub struct PoolOptions {
     /// resident set (12 bytes for each frame of the pool, with S3-FIFO 26) and buffers for one
     /// batch of writes per evicting thread.
     pub size: PoolSize,
-    /// Which way to populate and release pages.
+    /// Which way to populate and release pages. On exmap all frames of the pool, and one batch
+    /// more, are taken from the machine at once and locked; that is only chosen by itself
+    /// ([`BackendChoice::Auto`]) for a `size` in bytes.
     pub backend: BackendChoice,
     /// Threads that keep frames free ahead of need. With 0, whoever needs a frame evicts.
     pub evictors: u64,
@@ -56,7 +58,7 @@ pub struct PoolOptions {
     /// Whether pages that stay are put into huge pages, where random access costs less. One more
     /// thread does that; it takes 512 frames (2 MiB) of the pool for a moment, and none where so
     /// many are not free. The states of the file's first pages, up to a 64th of the pool's size,
-    /// then come 2 MiB at a time.
+    /// then come 2 MiB at a time. Only those do on exmap.
     pub huge_pages: HugePages,
     /// Refuse to allocate and to write.
     pub read_only: bool,

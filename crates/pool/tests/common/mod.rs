@@ -19,8 +19,8 @@ use vellum_pool::{
 pub mod churn;
 pub mod tasks;
 
-/// Longer than anything takes that is not stuck.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+/// Longer than anything takes that is not stuck, on an emulated machine too.
+pub const PATIENCE: Duration = Duration::from_secs(200);
 
 /// Options for a pool of `frames` frames that gives up soon when it is exhausted.
 pub fn options(frames: u64) -> PoolOptions {
@@ -97,7 +97,7 @@ pub fn scratch_dir() -> TempDir {
 
 /// The backends that this kernel has.
 pub fn backends() -> Vec<BackendChoice> {
-    [BackendKind::Madvise, BackendKind::ProcessMadvise]
+    BackendKind::ALL
         .into_iter()
         .map(BackendChoice::Only)
         .filter(|backend| vellum_vm::Surface::reserve(1, *backend).is_ok())

@@ -10,7 +10,7 @@ use std::time::Duration;
 use vellum_pool::device::{Device, Direct, EngineChoice, FileDevice, FileOptions, ReadDone, Write};
 use vellum_vm::{BackendChoice, PAGE_SIZE, PageRange, Surface};
 
-pub const PATIENCE: Duration = Duration::from_secs(30);
+pub const PATIENCE: Duration = Duration::from_secs(200);
 
 #[repr(align(4096))]
 #[derive(Clone)]
@@ -46,7 +46,18 @@ pub fn range(start: u64, count: u64) -> PageRange {
     PageRange { start, count }
 }
 
+/// A surface such as a pool has, all of whose pages can be in memory.
 pub fn surface(pages: u64) -> Surface {
+    surface_with_frames(pages, pages)
+}
+
+/// As [`surface`], with so many pages in memory at a time.
+pub fn surface_with_frames(pages: u64, frames: u64) -> Surface {
+    Surface::reserve_with_frames(pages, frames, BackendChoice::Auto).unwrap()
+}
+
+/// A surface of ordinary memory, the rights of whose pages can be changed.
+pub fn ordinary_surface(pages: u64) -> Surface {
     Surface::reserve(pages, BackendChoice::Auto).unwrap()
 }
 

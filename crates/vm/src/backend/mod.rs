@@ -4,12 +4,12 @@
 //! |---|---|---|
 //! | [`madvise`] | any kernel | one call and one TLB flush per entry |
 //! | [`process_madvise`] | 6.13, or a permissive older one | one call per 1,024 entries; from 6.16 one flush |
+//! | [`exmap`] | Vellum's kernel module | one call and one flush per 512 entries; no memory comes or goes |
 //!
-//! **The place of exmap.** A backend on a kernel module gets a file `exmap.rs` here, a variant in
-//! [`BackendKind`], and cases in `probe::works` and `probe::open`. Its surface is not a
-//! `Reservation` but a mapping of a device, and touching a released page raises a signal instead of
-//! reading zeros: that is why [`Backend::fault_behaviour`] belongs to the backend. Nothing outside
-//! this folder and `surface.rs` asks which backend is in use.
+//! The surface of an exmap is not a `Reservation` but a mapping of a device, its pages must be
+//! populated before they are written, and they are not zeroed then: that is why these are answers
+//! of the backend. Nothing outside this folder, `memory.rs` and the probe asks which backend is in
+//! use.
 //!
 //! The trait is sealed: it is visible only inside the crate, because its methods trust that the
 //! surface has checked every range.
@@ -20,6 +20,7 @@ use std::ptr::NonNull;
 
 use crate::range::Entry;
 
+pub(crate) mod exmap;
 pub(crate) mod madvise;
 pub(crate) mod process_madvise;
 
@@ -32,17 +33,26 @@ pub enum BackendKind {
     /// `process_madvise` on the own process, up to 1,024 entries per call. Allowed from Linux
     /// 6.13; from 6.16 on a call flushes the TLBs of the other processors once.
     ProcessMadvise,
+    /// Vellum's kernel module, `/dev/exmap`: up to 512 entries per call, and frames of the
+    /// surface's own, which are taken from the kernel once and locked (`RLIMIT_MEMLOCK`).
+    Exmap,
 }
 
 impl BackendKind {
     /// All kinds that this crate knows, the plainest first.
-    pub const ALL: [Self; 2] = [Self::Madvise, Self::ProcessMadvise];
+    pub const ALL: [Self; 3] = [Self::Madvise, Self::ProcessMadvise, Self::Exmap];
+
+    /// The kind of that name.
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| kind.name() == name)
+    }
 
     /// The name used in options and reports.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Madvise => "madvise",
             Self::ProcessMadvise => "process_madvise",
+            Self::Exmap => "exmap",
         }
     }
 }
@@ -58,6 +68,10 @@ impl fmt::Display for BackendKind {
 #[non_exhaustive]
 pub enum BackendChoice {
     /// The fastest that works here, found by trying them once per process.
+    ///
+    /// That is exmap only where a surface says how many frames it needs
+    /// ([`Surface::reserve_with_frames`](crate::Surface::reserve_with_frames)) and they can be had
+    /// and locked: an exmap takes its memory at once, which nobody wants who did not say how much.
     #[default]
     Auto,
     /// This one, or an error that says why it does not work here.
@@ -71,6 +85,16 @@ pub enum FaultBehaviour {
     /// It reads as zeros, and a write puts a fresh zeroed page there. Optimistic readers are
     /// therefore safe: they read zeros and find out when they validate.
     ReadsZeros,
+    /// It reads as zeros, too, but a write is a segmentation fault (`EFAULT` where the kernel
+    /// writes, as when it reads from a file): populate a page before anybody writes it.
+    WritesFault,
+}
+
+impl FaultBehaviour {
+    /// Whether a write to a released page puts memory there.
+    pub const fn writing_populates(self) -> bool {
+        matches!(self, Self::ReadsZeros)
+    }
 }
 
 /// A way of populating and releasing the pages of a range of addresses.
@@ -86,7 +110,17 @@ pub(crate) trait Backend: fmt::Debug + Send + Sync {
         FaultBehaviour::ReadsZeros
     }
 
-    /// Puts memory behind the pages, without altering their contents.
+    /// Whether a page holds zeros after it was populated, if it held nothing before.
+    fn fresh_pages_are_zeroed(&self) -> bool {
+        true
+    }
+
+    /// Whether the kernel takes advice on the pages.
+    fn takes_advice(&self) -> bool {
+        true
+    }
+
+    /// Puts memory behind the pages, without altering the contents of those that have some.
     ///
     /// # Safety
     /// Entries whose result is `Ok` lie within a live mapping at `base`.
@@ -97,4 +131,17 @@ pub(crate) trait Backend: fmt::Debug + Send + Sync {
     /// # Safety
     /// As [`Self::populate`], and nobody relies on the contents of the pages.
     unsafe fn release(&self, base: NonNull<u8>, entries: &mut [Entry]);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kinds_are_found_by_their_names() {
+        for kind in BackendKind::ALL {
+            assert_eq!(BackendKind::named(kind.name()), Some(kind));
+        }
+        assert_eq!(BackendKind::named("auto"), None);
+    }
 }

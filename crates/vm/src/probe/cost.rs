@@ -68,7 +68,7 @@ pub struct Cost {
     pub backend: BackendKind,
     /// How it was measured.
     pub setting: Setting,
-    /// Nanoseconds per page populated, zeroing included.
+    /// Nanoseconds per page populated. Zeroing is included where pages are zeroed: not on exmap.
     pub populate_ns: Spread,
     /// Nanoseconds per page released.
     pub release_ns: Spread,
@@ -89,7 +89,9 @@ pub fn measure(backends: &[BackendKind], setting: Setting) -> Result<Vec<Cost>, 
     };
     let mut lanes = Vec::new();
     for backend in backends {
-        let surface = ScratchSurface::new(setting.pages * setting.threads as u64, *backend)?;
+        let threads = setting.threads as u64;
+        let frames = (setting.batch as u64).min(setting.pages) * threads;
+        let surface = ScratchSurface::new(setting.pages * threads, frames, *backend)?;
         lanes.push((*backend, surface, Vec::new(), Vec::new()));
     }
     for round in 0..=setting.rounds {

@@ -7,7 +7,8 @@ use std::path::Path;
 
 use rustix::io::Errno;
 
-use super::{Choice, choice, trial};
+use super::{Choice, choice, trial, works};
+use crate::backend::{BackendKind, exmap};
 use crate::range::PageRange;
 use crate::scratch::Scratch;
 use crate::{PAGE_SIZE, limits, sys};
@@ -64,7 +65,7 @@ pub(super) fn look() -> Facilities {
         io_uring(),
         tried("userfaultfd", sys::try_userfaultfd().map_err(said)),
         overcommit(),
-        device("/dev/exmap"),
+        exmap(),
         device("/dev/kvm"),
     ];
     let system = rustix::system::uname();
@@ -123,6 +124,14 @@ fn collapse() -> Facility {
         Err(reason) => reason.clone(),
     };
     Facility { name: "MADV_COLLAPSE", found: outcome.is_ok(), reason }
+}
+
+/// Whether the kernel module is there and can be used.
+fn exmap() -> Facility {
+    let outcome = works(BackendKind::Exmap);
+    let found = outcome.is_ok();
+    let works = || format!("tried, works; this user may lock {}", limits::lockable());
+    Facility { name: exmap::PATH, found, reason: outcome.err().unwrap_or_else(works) }
 }
 
 /// Where the machine's owner says what becomes of transparent huge pages.

@@ -14,10 +14,13 @@ pub use facilities::{Facilities, Facility};
 pub(crate) use trial::populate_write;
 pub use trial::{HugePageCost, huge_pages};
 
+use crate::backend::exmap::Exmap;
 use crate::backend::madvise::Madvise;
 use crate::backend::process_madvise::ProcessMadvise;
 use crate::backend::{Backend, BackendChoice, BackendKind};
-use crate::surface::SurfaceError;
+use crate::limits;
+use crate::memory::Memory;
+use crate::surface::{Surface, SurfaceError};
 
 /// The backend that [`BackendChoice::Auto`] means here.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,7 +38,28 @@ pub fn facilities() -> Facilities {
 }
 
 /// The backend that [`BackendChoice::Auto`] means here; found out once per process.
+///
+/// Where that is exmap, it is so for surfaces that say how many frames they need, if those can be
+/// had; for others it is what [`choice_without_exmap`] says.
 pub fn choice() -> &'static Choice {
+    static CHOICE: OnceLock<Choice> = OnceLock::new();
+    CHOICE.get_or_init(|| match works(BackendKind::Exmap) {
+        Ok(()) => Choice {
+            backend: BackendKind::Exmap,
+            reason: format!(
+                "it was seen to work; this user may lock {}; what does not fit, and what does not \
+                 say its size, is on {}",
+                limits::lockable(),
+                choice_without_exmap().backend
+            ),
+        },
+        Err(_) => choice_without_exmap().clone(),
+    })
+}
+
+/// The backend for surfaces that do not say how many frames they need, and for those whose frames
+/// cannot be had; found out once per process.
+pub fn choice_without_exmap() -> &'static Choice {
     static CHOICE: OnceLock<Choice> = OnceLock::new();
     CHOICE.get_or_init(|| match works(BackendKind::ProcessMadvise) {
         Ok(()) => Choice {
@@ -57,6 +81,7 @@ pub fn works(backend: BackendKind) -> Result<(), String> {
     match backend {
         BackendKind::Madvise => Ok(()),
         BackendKind::ProcessMadvise => trial::vectored_release(),
+        BackendKind::Exmap => trial::exmap(),
     }
 }
 
@@ -65,15 +90,21 @@ pub fn backends() -> Vec<BackendKind> {
     BackendKind::ALL.into_iter().filter(|kind| works(*kind).is_ok()).collect()
 }
 
-/// Makes the backend for a new surface.
-pub(crate) fn open(wanted: BackendChoice) -> Result<Box<dyn Backend>, SurfaceError> {
-    let kind = match wanted {
-        BackendChoice::Auto => choice().backend,
-        BackendChoice::Only(kind) => kind,
+/// Makes a surface of so many pages. `frames` says how many pages are populated at a time, at most,
+/// if that is known.
+pub(crate) fn open(
+    wanted: BackendChoice,
+    pages: u64,
+    frames: Option<u64>,
+) -> Result<Surface, SurfaceError> {
+    let kind = match (wanted, frames) {
+        (BackendChoice::Only(kind), _) => kind,
+        (BackendChoice::Auto, Some(_)) => choice().backend,
+        (BackendChoice::Auto, None) => choice_without_exmap().backend,
     };
     let unavailable = |reason| SurfaceError::BackendUnavailable { backend: kind, reason };
     works(kind).map_err(unavailable)?;
-    Ok(match kind {
+    let backend: Box<dyn Backend> = match kind {
         BackendKind::Madvise => Box::new(Madvise::new()),
         BackendKind::ProcessMadvise => {
             let populates = trial::vectored_populate().is_ok();
@@ -81,5 +112,15 @@ pub(crate) fn open(wanted: BackendChoice) -> Result<Box<dyn Backend>, SurfaceErr
                 ProcessMadvise::new(populates).map_err(|errno| unavailable(errno.to_string()))?,
             )
         }
-    })
+        BackendKind::Exmap => {
+            let frames = frames.unwrap_or(pages.clamp(Surface::MIN_FRAMES, Surface::MAX_FRAMES));
+            return match (Exmap::open(pages, frames), wanted) {
+                (Ok((exmap, memory)), _) => Ok(Surface::on(Memory::Exmap(memory), Box::new(exmap))),
+                // No frames to be had, or none to be locked.
+                (Err(_), BackendChoice::Auto) => open(wanted, pages, None),
+                (Err(error), BackendChoice::Only(_)) => Err(error),
+            };
+        }
+    };
+    Surface::with_backend(pages, backend)
 }

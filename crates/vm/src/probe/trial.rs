@@ -5,10 +5,13 @@ use std::fs::File;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
+use crate::backend::exmap::Exmap;
 use crate::backend::process_madvise::OwnProcess;
 use crate::huge_page::{self, HUGE_PAGE_SIZE, HUGE_PAGES};
+use crate::memory::Memory;
 use crate::range::{Entry, PageRange};
-use crate::scratch::Scratch;
+use crate::scratch::{Scratch, ScratchSurface};
+use crate::surface::{Surface, SurfaceError};
 use crate::{PAGE_SIZE, sys};
 
 /// Why a trial failed, in one line; Ok if it did not.
@@ -60,6 +63,12 @@ pub(crate) fn vectored_populate() -> Outcome {
 pub(crate) fn vectored_release() -> Outcome {
     static OUTCOME: OnceLock<Outcome> = OnceLock::new();
     OUTCOME.get_or_init(try_vectored_release).clone()
+}
+
+/// Whether an exmap can be made here, and does what the backend needs.
+pub(crate) fn exmap() -> Outcome {
+    static OUTCOME: OnceLock<Outcome> = OnceLock::new();
+    OUTCOME.get_or_init(try_exmap).clone()
 }
 
 /// What a huge page costs here: the quickest of a few trials.
@@ -160,6 +169,35 @@ fn try_vectored_release() -> Outcome {
     }
     if (0..PAGES).any(|page| scratch.read(page) != u8::from(!is_scattered(page))) {
         return Err("released pages do not read as zeros".to_owned());
+    }
+    Ok(())
+}
+
+fn try_exmap() -> Outcome {
+    let (exmap, memory) = Exmap::open(PAGES, PAGES).map_err(|error| match error {
+        SurfaceError::BackendUnavailable { reason, .. } => reason,
+        other => other.to_string(),
+    })?;
+    let surface = ScratchSurface::on(Surface::on(Memory::Exmap(memory), Box::new(exmap)));
+    let mut entries = scattered();
+    surface.populate(&mut entries);
+    all_done(&entries)?;
+    (0..PAGES).filter(|page| is_scattered(*page)).for_each(|page| surface.write(page, 9));
+    surface.populate(&mut entries);
+    all_done(&entries)?;
+    if (0..PAGES).any(|page| surface.read(page) != if is_scattered(page) { 9 } else { 0 }) {
+        return Err("it altered contents".to_owned());
+    }
+    if surface.resident().is_some_and(|resident| resident != 4) {
+        return Err("it reported success but populated other pages".to_owned());
+    }
+    surface.release(&mut entries);
+    all_done(&entries)?;
+    if (0..PAGES).any(|page| surface.read(page) != 0) {
+        return Err("released pages do not read as zeros".to_owned());
+    }
+    if surface.resident().is_some_and(|resident| resident != 0) {
+        return Err("it reported success but released nothing".to_owned());
     }
     Ok(())
 }

@@ -1,8 +1,8 @@
 //! A surface whose pages the test alone touches, which makes its operations safe to call.
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
-use vellum_vm::{BackendChoice, BackendKind, Entry, PAGE_SIZE, PageRange, Surface, probe};
+use vellum_vm::{BackendChoice, BackendKind, Entry, Errno, PAGE_SIZE, PageRange, Surface, probe};
 
 /// A surface under test. A page is only touched by one thread at a time; tests see to that by
 /// giving threads pages of their own.
@@ -16,8 +16,17 @@ impl Own {
         Self { surface: Surface::reserve(pages, BackendChoice::Only(backend)).unwrap() }
     }
 
-    /// Fills a page with bytes that belong to the value.
+    /// As [`new`](Self::new), with so many frames where the backend has its own.
+    pub fn with_frames(pages: u64, frames: u64, backend: BackendKind) -> Self {
+        let backend = BackendChoice::Only(backend);
+        Self { surface: Surface::reserve_with_frames(pages, frames, backend).unwrap() }
+    }
+
+    /// Fills a page with bytes that belong to the value; populates it first where a write does not.
     pub fn fill(&self, page: u64, value: u8) {
+        if !self.surface.fault_behaviour().writing_populates() {
+            assert_eq!(self.surface.populate(&mut [Entry::page(page)]), 0, "page {page}");
+        }
         // SAFETY: the page is within the surface and no one else touches it (see `Own`).
         unsafe { self.surface.address(page).write_bytes(value, PAGE_SIZE) };
     }
@@ -46,9 +55,45 @@ impl Own {
         unsafe { self.surface.read(file.as_fd(), offset, entries) }
     }
 
+    /// Whether a page that was just populated holds what it is to hold: zeros, or anything at all.
+    pub fn is_fresh(&self, page: u64) -> bool {
+        !self.surface.fresh_pages_are_zeroed() || self.holds(page, 0)
+    }
+
     /// Resident pages of the whole surface.
     pub fn resident(&self) -> u64 {
         self.surface.resident_pages(PageRange::new(0, self.surface.pages())).unwrap()
+    }
+}
+
+/// Pages that the kernel refuses to release for as long as this lives: locked in memory, or, on an
+/// exmap, on their way through a pipe, which pins them.
+#[derive(Debug, Default)]
+pub struct Refused {
+    ends: Vec<OwnedFd>,
+}
+
+impl Refused {
+    /// What the kernel says when a page of that backend is to be released.
+    pub fn errno(backend: BackendKind) -> Errno {
+        if backend == BackendKind::Exmap { Errno::BUSY } else { Errno::INVAL }
+    }
+
+    /// One more page.
+    pub fn add(&mut self, own: &Own, page: u64) {
+        let address = own.surface.address(page).as_ptr().cast();
+        if own.surface.backend() != BackendKind::Exmap {
+            // SAFETY: a page of the surface; locking alters nothing.
+            let locked = unsafe { libc::mlock(address, PAGE_SIZE) };
+            assert_eq!(locked, 0, "mlock: {}", std::io::Error::last_os_error());
+            return;
+        }
+        let (reader, writer) = std::io::pipe().unwrap();
+        let part = libc::iovec { iov_base: address, iov_len: PAGE_SIZE };
+        // SAFETY: the page is the test's, and is only read.
+        let held = unsafe { libc::vmsplice(writer.as_raw_fd(), &raw const part, 1, 0) };
+        assert_eq!(held, PAGE_SIZE as isize, "vmsplice: {}", std::io::Error::last_os_error());
+        self.ends.extend([reader.into(), writer.into()]);
     }
 }
 
@@ -65,7 +110,8 @@ pub fn on(backend: BackendKind, test: fn(BackendKind)) {
     }
 }
 
-/// Kilobytes of a field of `/proc/self/smaps`, summed over the mappings within an address range.
+/// Kilobytes of a field of `/proc/self/smaps`, summed over the mappings that begin in an address
+/// range.
 pub fn smaps(from: usize, bytes: usize, field: &str) -> u64 {
     let text = std::fs::read_to_string("/proc/self/smaps").unwrap();
     let mut inside = false;
@@ -75,9 +121,9 @@ pub fn smaps(from: usize, bytes: usize, field: &str) -> u64 {
         let Some(first) = words.next() else { continue };
         let parse = |text: &str| usize::from_str_radix(text, 16).ok();
         if let Some((start, end)) = first.split_once('-')
-            && let (Some(start), Some(end)) = (parse(start), parse(end))
+            && let (Some(start), Some(_)) = (parse(start), parse(end))
         {
-            inside = start >= from && end <= from + bytes;
+            inside = (from..from + bytes).contains(&start);
         } else if inside && first.strip_suffix(':') == Some(field) {
             sum += words.next().unwrap().parse::<u64>().unwrap();
         }
@@ -98,6 +144,12 @@ macro_rules! on_every_backend {
             $(#[test] fn $test() {
                 crate::common::on(vellum_vm::BackendKind::ProcessMadvise, super::$test)
             })*
+        }
+        mod exmap {
+            $(#[test] fn $test() { crate::common::on(
+                vellum_vm::BackendKind::Exmap,
+                super::$test,
+            ) })*
         }
     };
 }

@@ -6,6 +6,7 @@
 mod common;
 
 mod batches;
+mod exmap;
 mod huge_pages;
 mod model;
 mod old_kernel;

@@ -75,9 +75,13 @@ fn apply(own: &Own, model: &mut Model, operation: &Operation) {
         Operation::Write(..) | Operation::Read(_) => {}
         Operation::Populate(ranges) => {
             for range in batch(pages, ranges, |entries| own.surface.populate(entries)) {
-                for held in &mut model[pages_of(range)] {
-                    *held = held.or(Some(0));
+                for page in pages_of(range).filter(|page| model[*page].is_none()) {
+                    // As whoever needs zeros does where there are none.
+                    if !own.surface.fresh_pages_are_zeroed() {
+                        own.fill(page as u64, 0);
+                    }
                 }
+                model[pages_of(range)].iter_mut().for_each(|held| *held = held.or(Some(0)));
             }
         }
         Operation::Release(ranges) => {
@@ -87,7 +91,8 @@ fn apply(own: &Own, model: &mut Model, operation: &Operation) {
         }
         Operation::Advise(range) => {
             let done = own.surface.advise(*range, Advice::Cold);
-            assert_eq!(done.is_ok(), range.is_within(pages));
+            let takes_advice = own.surface.backend() != BackendKind::Exmap;
+            assert_eq!(done.is_ok(), takes_advice && range.is_within(pages));
         }
         Operation::Grow(wanted) => {
             own.surface.grow(*wanted).unwrap();

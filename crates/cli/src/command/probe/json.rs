@@ -28,22 +28,24 @@ pub fn text(findings: &Findings) -> String {
         }
         Err(why) => format!("{{\"error\": {}}}", quoted(why)),
     };
-    let ratios = [1, 2].into_iter().filter_map(|threads| {
-        let (populate, release) = findings.ratio(threads)?;
-        Some(format!(
-            "{{\"threads\": {threads}, \"populate\": {populate:.2}, \"release\": {release:.2}}}"
-        ))
+    let ratios = super::OTHERS.map(|other| {
+        let ratios = [1, 2].into_iter().filter_map(|threads| {
+            let (populate, release) = findings.ratio(threads, other)?;
+            let both = format!("\"populate\": {populate:.2}, \"release\": {release:.2}");
+            Some(format!("{{\"threads\": {threads}, {both}}}"))
+        });
+        format!("\"madvise_over_{other}\": {}", array(ratios))
     });
     let choice = &facilities.choice;
     let (backend, reason) = (quoted(choice.backend.name()), quoted(&choice.reason));
     format!(
         "{{\n  \"kernel\": {},\n  \"memory\": {memory},\n  \"files\": {files},\n  \
          \"backend\": {{\"name\": {backend}, \"reason\": {reason}}},\n  \"facilities\": {},\n  \
-         \"costs\": {},\n  \"madvise_over_process_madvise\": {}\n}}",
+         \"costs\": {},\n  {}\n}}",
         quoted(&facilities.kernel_release),
         array(list),
         array(findings.costs.iter().map(cost)),
-        array(ratios),
+        ratios.join(",\n  "),
     )
 }
 

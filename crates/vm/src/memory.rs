@@ -1,0 +1,41 @@
+//! Where a surface lies: most in a mapping that grows in place, some in what their backend maps.
+
+use std::ptr::NonNull;
+
+use crate::backend::exmap::ExmapMemory;
+use crate::mapping::{Reservation, ReserveError};
+
+/// The addresses of a surface.
+#[derive(Debug)]
+pub(crate) enum Memory {
+    /// Private anonymous memory.
+    Reserved(Reservation),
+    /// The surface of an exmap.
+    Exmap(ExmapMemory),
+}
+
+impl Memory {
+    /// The first byte; always the same.
+    pub(crate) fn base(&self) -> NonNull<u8> {
+        match self {
+            Self::Reserved(reservation) => reservation.base(),
+            Self::Exmap(exmap) => exmap.base(),
+        }
+    }
+
+    /// Bytes that may be used.
+    pub(crate) fn len(&self) -> usize {
+        match self {
+            Self::Reserved(reservation) => reservation.len(),
+            Self::Exmap(exmap) => exmap.len(),
+        }
+    }
+
+    /// As [`Reservation::grow`].
+    pub(crate) fn grow(&self, bytes: usize) -> Result<(), ReserveError> {
+        match self {
+            Self::Reserved(reservation) => reservation.grow(bytes),
+            Self::Exmap(exmap) => exmap.grow(bytes),
+        }
+    }
+}
