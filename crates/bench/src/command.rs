@@ -49,6 +49,12 @@ pub struct Arguments {
     /// Where files under test are made: the storage that is measured
     #[arg(long, value_name = "DIR", default_value = "target/bench")]
     dir: PathBuf,
+    /// The block device that exmap-read reads from: /dev/nullb0 or /dev/ram0 unless one is named
+    #[arg(long, value_name = "DEVICE")]
+    device: Option<PathBuf>,
+    /// Show no bar while an experiment runs
+    #[arg(long)]
+    no_progress: bool,
 }
 
 /// Runs the command with Vellum and `peers`.
@@ -113,8 +119,12 @@ fn run_one(experiment: &Experiment, arguments: &Arguments, engines: &Engines) ->
     let context = Context {
         quick: arguments.quick,
         directory: scratch.0.clone(),
+        device: arguments.device.clone(),
         engines,
-        progress: Progress::shown(experiment.name),
+        progress: match arguments.no_progress {
+            true => Progress::hidden(),
+            false => Progress::shown(experiment.name),
+        },
     };
     let start = Instant::now();
     let outcome = (experiment.run)(&context);

@@ -30,11 +30,11 @@ pub(super) fn open(setting: &Setting) -> Result<Box<dyn Engine>> {
 }
 
 fn backend(name: &str) -> Result<BackendChoice> {
-    match name {
-        "madvise" => Ok(BackendChoice::Only(BackendKind::Madvise)),
-        "process_madvise" => Ok(BackendChoice::Only(BackendKind::ProcessMadvise)),
-        _ => anyhow::bail!("option 'backend': no '{name}'; madvise or process_madvise"),
-    }
+    let kind = BackendKind::named(name).with_context(|| {
+        let known = BackendKind::ALL.map(BackendKind::name).join(", ");
+        format!("option 'backend': no '{name}'; one of {known}")
+    })?;
+    Ok(BackendChoice::Only(kind))
 }
 
 fn replacement(name: &str) -> Result<Replacement> {

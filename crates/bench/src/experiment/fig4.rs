@@ -81,7 +81,7 @@ fn run(context: &Context<'_>) -> Result<Outcome> {
 }
 
 /// 1, 2, 4, ... and all cores.
-fn thread_counts(cores: usize) -> Vec<usize> {
+pub(super) fn thread_counts(cores: usize) -> Vec<usize> {
     let doubled = std::iter::successors(Some(1), |threads| Some(threads * 2));
     doubled.take_while(|threads| *threads < cores).chain([cores]).collect()
 }

@@ -4,6 +4,7 @@
 
 mod blob;
 mod disk;
+mod exmap;
 mod fig10;
 mod fig4;
 mod fig8;
@@ -61,6 +62,13 @@ pub const ALL: &[Experiment] = &[
     disk::DISK,
     tpcc::TPCC,
     hero::HERO,
+    exmap::ALLOCATION,
+    exmap::INTERFACES,
+    exmap::TABLES,
+    exmap::POOL,
+    exmap::ABLATION,
+    exmap::READ,
+    exmap::COST,
 ];
 
 /// What an experiment runs with.
@@ -70,6 +78,8 @@ pub struct Context<'a> {
     pub quick: bool,
     /// Where files may be made, on the storage under test. Removed afterwards.
     pub directory: PathBuf,
+    /// The block device to read from, for experiments that take one.
+    pub device: Option<PathBuf>,
     /// Vellum and the peers that were built in.
     pub engines: &'a Engines,
     /// Where it stands.

@@ -9,6 +9,7 @@
 use std::io;
 
 use vellum_pool::device::{Device, DeviceInfo, PageRange, ReadDone, Surface, Write};
+use vellum_vm::Entry;
 
 use super::Chain;
 
@@ -28,6 +29,11 @@ impl Device for PatternDevice {
         if !range.is_within(surface.pages().min(self.0.range())) {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
+        let mut entry = [Entry::new(range)];
+        if !surface.fault_behaviour().writing_populates() {
+            surface.populate(&mut entry);
+        }
+        entry[0].result?;
         for page in range.start..range.start + range.count {
             let next = self.0.next(page);
             let words = surface.address(page).cast::<u64>();
