@@ -1,7 +1,7 @@
 # Thin on purpose: the work is in `cargo xtask` (crates/xtask), which also sets the machine up.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench lab soak tidy fmt clean toolchain
+.PHONY: help demo test bench lab lab-debug soak tidy fmt clean toolchain
 
 # Passed on to `vellum demo` or `vellum bench`: make demo ARGS="--dir /usr/share --limit 256MiB"
 ARGS ?=
@@ -12,8 +12,9 @@ help:
 	@echo "make test    format, rules, lints, all tests, model check, documentation (minutes)"
 	@echo "make bench   measurements beside other engines; ARGS=\"table2 --quick\"; alone: lists them"
 	@echo "             with RocksDB: make bench ROCKSDB=1 ARGS=..."
-	@echo "make lab     the tests of crates/vm on stock Debian kernels, in an emulator"
-	@echo "             one kernel, some tests: make lab KERNEL=6.12 TEST=batches"
+	@echo "make lab     the module and its tests, and those of crates/vm, on stock Debian kernels, in"
+	@echo "             an emulator; some of it: make lab KERNEL=6.12 PROCESSORS=1,4 TEST=batches"
+	@echo "make lab-debug  the same on a kernel that checks itself; the first time builds it (an hour)"
 	@echo "make soak    the long tests (an hour or more)"
 	@echo "make tidy    the project's own rules alone"
 	@echo "make fmt     format the code"
@@ -29,7 +30,11 @@ bench: toolchain
 	@cargo xtask bench $(if $(ROCKSDB),--rocksdb) $(ARGS)
 
 lab: toolchain
-	@cargo xtask lab $(if $(KERNEL),--kernel $(KERNEL)) $(TEST)
+	@cargo xtask lab $(if $(KERNEL),--kernel $(KERNEL)) \
+	    $(if $(PROCESSORS),--processors $(PROCESSORS)) $(TEST)
+
+lab-debug:
+	@$(MAKE) --no-print-directory lab KERNEL=debug
 
 soak: toolchain
 	@cargo xtask soak

@@ -1,11 +1,13 @@
 //! What is inside the guest: busybox, modules, and test programs with the libraries they need.
 
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
 
 use crate::archive::Archive;
+use crate::build::{self, Built};
 use crate::kernel::Kernel;
 use crate::modules;
 use crate::packages::finish;
@@ -45,8 +47,12 @@ pub struct Equipment {
     pub scratch: PathBuf,
     /// Its persistent memory is set up for DAX, and mounted at `/pmem`.
     pub pmem: bool,
-    /// More modules, by name.
+    /// More of the kernel's modules, by name.
     pub modules: Vec<String>,
+    /// A folder whose modules are built, loaded before the tests and unloaded after.
+    pub folder: Option<PathBuf>,
+    /// What those modules are told when they are loaded.
+    pub parameters: String,
 }
 
 /// What the guest does.
@@ -61,7 +67,7 @@ pub enum Work {
 /// The guest's first file system for this work, as an archive.
 ///
 /// # Errors
-/// If a program, a library or a module cannot be read.
+/// If a program, a library or a module cannot be read, or a module does not build.
 pub fn archive(kernel: &Kernel, work: &Work, equipment: &Equipment) -> Result<Vec<u8>> {
     let mut archive = Archive::default();
     for folder in ["proc", "sys", "dev", "tmp", "mnt", "etc", "modules", "tests"] {
@@ -84,11 +90,25 @@ pub fn archive(kernel: &Kernel, work: &Work, equipment: &Equipment) -> Result<Ve
         order.push('\n');
     }
     archive.file("modules/order", 0o644, order.as_bytes());
+    if let Some(folder) = &equipment.folder {
+        own_modules(&mut archive, &build::build(kernel, folder)?, &equipment.parameters);
+    }
     match work {
         Work::Shell => archive.file("shell", 0o644, &[]),
         Work::Tests(tests) => programs(&mut archive, tests)?,
     }
     Ok(archive.finish())
+}
+
+fn own_modules(archive: &mut Archive, modules: &[Built], parameters: &str) {
+    let mut list = String::new();
+    for module in modules {
+        archive.file(&format!("modules/{}.ko", module.name), 0o644, &module.contents);
+        list.push_str(&module.name);
+        list.push('\n');
+    }
+    archive.file("modules/own", 0o644, list.as_bytes());
+    archive.file("modules/parameters", 0o644, parameters.as_bytes());
 }
 
 fn busybox(archive: &mut Archive) -> Result<()> {
@@ -118,7 +138,10 @@ fn pmem(archive: &mut Archive) -> Result<()> {
 
 /// A program and the libraries that it needs.
 fn program(archive: &mut Archive, path: &Path, name: &str) -> Result<()> {
-    archive.copy(path, name)?;
+    match slim(path) {
+        Some(contents) => archive.file(name, 0o755, &contents),
+        None => archive.copy(path, name)?,
+    }
     for library in libraries_of(path)? {
         archive.copy(&library, &library.to_string_lossy()[1..])?;
     }
@@ -133,6 +156,15 @@ fn programs(archive: &mut Archive, tests: &[Test]) -> Result<()> {
     }
     archive.file("tests/list", 0o644, list.as_bytes());
     Ok(())
+}
+
+/// The program without what only a debugger reads, which is most of a test: all of it would have
+/// to fit into the guest's memory. None if it has nothing of that kind.
+fn slim(program: &Path) -> Option<Vec<u8>> {
+    let to = tempfile::NamedTempFile::new().ok()?;
+    let mut strip = Command::new("strip");
+    finish(strip.arg("--strip-debug").arg("-o").arg(to.path()).arg(program)).ok()?;
+    fs::read(to.path()).ok()
 }
 
 /// The shared libraries of a program, the dynamic linker among them; none if it needs none.

@@ -1,38 +1,16 @@
-//! The kernels of the lab: Debian's own, as they come.
+//! The kernels of the lab, as the rest of it sees them.
 
-use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use anyhow::{Context as _, Result};
 
-use crate::packages::{Packages, finish};
-
-/// One of Debian's kernels.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stock {
-    /// What it is called here: its series.
-    pub name: &'static str,
-    /// Where its packages come from.
-    sources: &'static [&'static str],
-}
-
-/// All of them.
-pub const STOCK: [Stock; 2] = [
-    Stock {
-        name: "6.1",
-        sources: &[
-            "http://deb.debian.org/debian bookworm main",
-            "http://deb.debian.org/debian-security bookworm-security main",
-        ],
-    },
-    Stock { name: "6.12", sources: &["http://deb.debian.org/debian bookworm-backports main"] },
-];
+use crate::debug;
+use crate::stock::STOCK;
 
 /// A kernel that is unpacked and can be booted.
 #[derive(Clone, Debug)]
 pub struct Kernel {
-    /// Its series.
+    /// What it is called here: its series.
     pub name: &'static str,
     /// Its whole name, such as `6.1.0-42-amd64`.
     pub release: String,
@@ -40,47 +18,49 @@ pub struct Kernel {
     pub image: PathBuf,
     /// Its modules, with the list of what each needs.
     pub modules: PathBuf,
+    /// What modules are built against.
+    pub headers: PathBuf,
+    /// Where its things are kept between runs.
+    pub folder: PathBuf,
+    /// It checks itself at every step.
+    pub is_debug: bool,
 }
 
-impl Stock {
-    /// Fetches and unpacks the kernel below `cache`, unless it is there already.
-    ///
-    /// # Errors
-    /// If the packages do not come.
-    pub fn fetch(self, cache: &Path) -> Result<Kernel> {
-        let folder = cache.join(self.name);
-        let unpacked = folder.join("root");
-        let stamp = folder.join("release");
-        let release = match fs::read_to_string(&stamp) {
-            Ok(release) => release,
-            Err(_) => {
-                println!("fetching Debian's kernel {}", self.name);
-                let release = self.unpack(&folder, &unpacked)?;
-                // Last: what is there only in part is fetched again.
-                fs::write(&stamp, &release)?;
-                release
-            }
-        };
-        Ok(Kernel {
-            name: self.name,
-            image: unpacked.join(format!("boot/vmlinuz-{release}")),
-            modules: unpacked.join(format!("lib/modules/{release}")),
-            release,
-        })
+impl Kernel {
+    /// How many times longer than a stock kernel it may take.
+    pub fn slowness(&self) -> u32 {
+        if self.is_debug { 5 } else { 1 }
     }
 
-    fn unpack(self, folder: &Path, root: &Path) -> Result<String> {
-        let packages = Packages::open(&folder.join("apt"), self.sources)?;
-        let image = packages.resolve("linux-image-amd64", "linux-image-")?;
-        let release = image.strip_prefix("linux-image-").unwrap_or(&image).to_owned();
-        if root.exists() {
-            fs::remove_dir_all(root)?;
-        }
-        fs::create_dir_all(root)?;
-        packages.unpack(&image, root)?;
-        // Debian makes this list when the package is installed.
-        let mut depmod = Command::new("/sbin/depmod");
-        finish(depmod.arg("-b").arg(root).arg(&release)).context("listing modules")?;
-        Ok(release)
+    /// What it is told when it starts, beside what every kernel is told: freed pages are filled
+    /// and looked at when they are used again, so that a write through an old translation shows.
+    pub fn boot_arguments(&self) -> &'static str {
+        if self.is_debug { "page_poison=1" } else { "" }
     }
+
+    /// Its symbols for a debugger, if it has some.
+    pub fn symbols(&self) -> Option<PathBuf> {
+        self.is_debug.then(|| self.image.with_file_name(format!("vmlinux-{}", self.release)))
+    }
+}
+
+/// The kernels of these names, or every stock one: fetched and unpacked below `cache` unless they
+/// are there.
+///
+/// # Errors
+/// If there is no kernel of a name, or one does not come.
+pub fn chosen(names: &[String], cache: &Path) -> Result<Vec<Kernel>> {
+    if names.is_empty() {
+        return STOCK.iter().map(|stock| stock.fetch(cache)).collect();
+    }
+    let find = |name: &String| {
+        if name == debug::NAME {
+            return debug::fetch(cache);
+        }
+        let found = STOCK.iter().find(|stock| stock.name == name);
+        let known = STOCK.map(|stock| stock.name).join(", ");
+        let unknown = || format!("no kernel '{name}'; there are {known} and {}", debug::NAME);
+        found.with_context(unknown)?.fetch(cache)
+    };
+    names.iter().map(find).collect()
 }

@@ -11,6 +11,16 @@ use crate::kernel::Kernel;
 /// The emulator.
 pub const QEMU: &str = "qemu-system-x86_64";
 
+/// Where a machine that waits for a debugger does so.
+pub const GDB_PORT: u16 = 1234;
+
+/// What every kernel is told: its messages go to the second serial line; it does not go on after
+/// what it cannot mend; and what seems stuck may only be slow, as an emulated processor is, on a
+/// machine that has other work, too.
+const BOOT_ARGUMENTS: &str = "console=ttyS1 loglevel=7 panic=-1 oops=panic rdinit=/init \
+    watchdog_thresh=60 workqueue.watchdog_thresh=120 rcupdate.rcu_cpu_stall_timeout=120 \
+    sysctl.kernel.hung_task_timeout_secs=300";
+
 /// What the machine has.
 #[derive(Clone, Debug)]
 pub struct Machine {
@@ -21,6 +31,8 @@ pub struct Machine {
     /// Runs one instruction after the other, each in the same time, so that the guest's clock
     /// counts them: a nanosecond is an instruction.
     pub counts_instructions: bool,
+    /// Stands still until a debugger lets it run.
+    pub waits_for_gdb: bool,
 }
 
 /// Files of one run, in a folder of its own.
@@ -63,7 +75,13 @@ impl Machine {
         }
         command.arg("-kernel").arg(&kernel.image);
         command.arg("-initrd").arg(files.archive);
-        command.args(["-append", "console=ttyS1 loglevel=7 panic=-1 oops=panic rdinit=/init"]);
+        let mut told = format!("{BOOT_ARGUMENTS} {}", kernel.boot_arguments());
+        if self.waits_for_gdb {
+            command.args(["-S", "-gdb", &format!("tcp:127.0.0.1:{GDB_PORT}")]);
+            // Symbols are where they were linked.
+            told.push_str(" nokaslr");
+        }
+        command.args(["-append", &told]);
         command.args(["-serial", "stdio"]);
         command.args(["-serial", &format!("file:{}", files.messages.display())]);
         let disk = format!("if=none,id=disk,format=raw,snapshot=on,file={}", files.disk.display());
@@ -72,6 +90,11 @@ impl Machine {
             command.stdin(Stdio::null()).stdout(Stdio::piped());
         }
         command.spawn().with_context(|| format!("starting {QEMU}"))
+    }
+
+    /// How many times longer than others it may take.
+    pub fn slowness(&self) -> u32 {
+        if self.counts_instructions { 4 } else { 1 }
     }
 }
 

@@ -78,8 +78,15 @@ mod tests {
     use super::*;
 
     fn kernel(folder: &Path) -> Kernel {
-        let modules = folder.to_path_buf();
-        Kernel { name: "0.1", release: "0.1-test".into(), image: "none".into(), modules }
+        Kernel {
+            name: "0.1",
+            release: "0.1-test".into(),
+            image: "none".into(),
+            modules: folder.to_path_buf(),
+            headers: "none".into(),
+            folder: "none".into(),
+            is_debug: false,
+        }
     }
 
     #[test]

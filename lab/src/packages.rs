@@ -18,18 +18,15 @@ pub struct Packages {
 
 impl Packages {
     /// An apt in the folder `root`, for sources such as
-    /// `http://deb.debian.org/debian bookworm main`. Fetches the lists if there are none.
+    /// `http://deb.debian.org/debian bookworm main`. Fetches the lists: an old one names packages
+    /// that are no longer there.
     ///
     /// # Errors
     /// If the folder cannot be made, or the lists do not come.
     pub fn open(root: &Path, sources: &[&str]) -> Result<Packages> {
         let packages = Packages { root: root.to_path_buf() };
-        let listed = root.join("listed");
         let lines: String =
             sources.iter().map(|source| format!("deb [signed-by={KEYS}] {source}\n")).collect();
-        if fs::read_to_string(&listed).is_ok_and(|before| before == lines) {
-            return Ok(packages);
-        }
         ensure!(Path::new(KEYS).exists(), "no {KEYS}: install debian-archive-keyring");
         for folder in ["etc/apt/apt.conf.d", "etc/apt/preferences.d", "var/lib/dpkg", "debs"] {
             fs::create_dir_all(root.join(folder))
@@ -41,7 +38,6 @@ impl Packages {
         fs::write(root.join("var/lib/dpkg/status"), "")?;
         fs::write(root.join("etc/apt/sources.list"), &lines)?;
         packages.run("apt-get", &["-q", "update"])?;
-        fs::write(listed, lines)?;
         Ok(packages)
     }
 
@@ -51,10 +47,25 @@ impl Packages {
     /// # Errors
     /// If there is none.
     pub fn resolve(&self, package: &str, prefix: &str) -> Result<String> {
+        let found = self.depends(package)?.into_iter().find(|name| name.starts_with(prefix));
+        found.with_context(|| format!("{package} depends on no {prefix}*"))
+    }
+
+    /// What a package depends on, without choices.
+    ///
+    /// # Errors
+    /// If there is no such package.
+    pub fn depends(&self, package: &str) -> Result<Vec<String>> {
         let text = self.run("apt-cache", &["depends", package])?;
-        let mut names = text.lines().filter_map(|line| line.trim().strip_prefix("Depends: "));
-        let found = names.find(|name| name.starts_with(prefix));
-        found.map(str::to_owned).with_context(|| format!("{package} depends on no {prefix}*"))
+        let names = text.lines().filter_map(|line| line.trim().strip_prefix("Depends: "));
+        Ok(names.map(str::to_owned).collect())
+    }
+
+    /// The version of a package that would be fetched; none if there is no such package.
+    pub fn version(&self, package: &str) -> Option<String> {
+        let text = self.run("apt-cache", &["show", "--no-all-versions", package]).ok()?;
+        let version = text.lines().find_map(|line| line.strip_prefix("Version: "));
+        version.map(str::to_owned)
     }
 
     /// Fetches a package and unpacks it into `folder`.

@@ -1,21 +1,34 @@
 //! What a run has shown: the tests' own words, and what the kernel complained about.
 
 /// Words in the kernel's messages that never belong to a sound run.
-const TROUBLE: [&str; 14] = [
+const TROUBLE: &[&str] = &[
     "BUG:",
     "BUG ",
     "WARNING:",
     "Oops",
     "Kernel panic",
     "general protection fault",
+    "UBSAN:",
+    "ODEBUG:",
+    "pagealloc: ",
+    "unreferenced object",
     "Bad page state",
     "bad page map",
+    "bad pmd ",
+    "bad pud ",
+    "bad p4d ",
+    "bad pgd ",
     "Bad rss-counter",
     "non-zero pgtables_bytes",
     "possible circular locking",
+    "inconsistent lock state",
     "suspicious RCU usage",
+    "lock inversion dependency",
     "blocked for more than",
-    "rcu: INFO: rcu_preempt detected stalls",
+    "blocked in I/O wait for more than",
+    "workqueue lockup",
+    "detected stalls",
+    "self-detected stall",
 ];
 
 /// What is known of a run so far.
@@ -28,7 +41,18 @@ pub struct Verdict {
     /// What went wrong, in words.
     pub troubles: Vec<String>,
     running: Option<Program>,
-    is_done: bool,
+    ending: Ending,
+}
+
+/// How the run has ended, as far as it has.
+#[derive(Debug, Default, PartialEq, Eq)]
+enum Ending {
+    #[default]
+    NotYet,
+    /// The guest was done.
+    Done,
+    /// The machine was killed, as it should be.
+    Killed,
 }
 
 #[derive(Debug)]
@@ -38,12 +62,15 @@ struct Program {
 }
 
 impl Verdict {
-    /// Takes in a line that came from the guest.
-    pub fn line(&mut self, line: &str) {
+    /// Takes in a line that came from the guest; true if it says that a program begins or has
+    /// ended.
+    pub fn line(&mut self, line: &str) -> bool {
         let line = line.trim_end();
         if let Some(words) = line.strip_prefix("lab: ") {
             self.told(words);
-        } else if let Some(counts) = line.strip_prefix("test result: ") {
+            return words.starts_with("begin ") || words.starts_with("end ");
+        }
+        if let Some(counts) = line.strip_prefix("test result: ") {
             let (passed, failed) = (count(counts, "passed"), count(counts, "failed"));
             self.passed += passed;
             self.failed += failed;
@@ -51,6 +78,7 @@ impl Verdict {
                 program.failed += failed;
             }
         }
+        false
     }
 
     fn told(&mut self, words: &str) {
@@ -66,23 +94,43 @@ impl Verdict {
                 }
             }
             (Some("failed"), ..) => self.fail(words.to_owned()),
-            (Some("done"), ..) => self.is_done = true,
+            (Some("done"), ..) => self.ending = Ending::Done,
             _ => {}
         }
     }
 
+    /// The machine is killed now, in the midst of its work, as it should be.
+    pub fn killed(&mut self) {
+        self.ending = Ending::Killed;
+    }
+
+    /// Whether it was.
+    pub fn was_killed(&self) -> bool {
+        self.ending == Ending::Killed
+    }
+
     /// The machine is off; `messages` is all that its kernel said.
     pub fn end(&mut self, messages: &str) {
-        if let Some(program) = self.running.take() {
-            self.fail(format!("the machine ended while {} ran", program.name));
-        } else if !self.is_done {
-            self.fail("the machine ended before its work".to_owned());
+        let program = self.running.take();
+        match (&self.ending, program) {
+            (Ending::Killed, _) | (Ending::Done, None) => {}
+            (_, Some(program)) => {
+                self.fail(format!("the machine ended while {} ran", program.name));
+            }
+            (_, None) => self.fail("the machine ended before its work".to_owned()),
         }
         for line in messages.lines() {
             if TROUBLE.iter().any(|words| line.contains(words)) {
                 self.fail(format!("the kernel said: {}", line.trim_end()));
             }
         }
+    }
+
+    /// Adds what another run has shown.
+    pub fn add(&mut self, other: Verdict) {
+        self.passed += other.passed;
+        self.failed += other.failed;
+        self.troubles.extend(other.troubles);
     }
 
     /// Something is wrong that no test counted.
@@ -105,7 +153,9 @@ mod tests {
 
     fn verdict(lines: &[&str], messages: &str) -> Verdict {
         let mut verdict = Verdict::default();
-        lines.iter().for_each(|line| verdict.line(line));
+        for line in lines {
+            verdict.line(line);
+        }
         verdict.end(messages);
         verdict
     }

@@ -38,7 +38,9 @@ fn the_devices_are_there() {
 fn every_module_in_the_list_is_loaded() {
     if inside() {
         let loaded = fs::read_to_string("/proc/modules").unwrap();
-        for module in fs::read_to_string("/modules/order").unwrap().lines() {
+        let order = fs::read_to_string("/modules/order").unwrap();
+        let own = fs::read_to_string("/modules/own").unwrap_or_default();
+        for module in order.lines().chain(own.lines()) {
             let found = loaded.lines().any(|line| line.split(' ').next() == Some(module));
             assert!(found, "{module}");
         }

@@ -61,17 +61,8 @@ enum Chore {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
-    /// Run the tests of a package on stock Debian kernels, in an emulator
-    Lab {
-        /// The package
-        #[arg(long, default_value = "vellum-vm")]
-        package: String,
-        /// Kernels by series, such as 6.1; all of them if none is named
-        #[arg(long = "kernel", value_name = "SERIES")]
-        kernels: Vec<String>,
-        /// Only tests whose names contain this
-        filter: Option<String>,
-    },
+    /// Run tests on Debian kernels in an emulator, with the module
+    Lab(lab::Options),
     /// Run the fuzz targets with cargo-fuzz, on a nightly toolchain
     Fuzz {
         /// Seconds for each target
@@ -92,9 +83,7 @@ fn main() -> ExitCode {
         Chore::Tidy => tidy::run(&root),
         Chore::Demo { arguments } => demo::run(&root, &arguments),
         Chore::Bench { rocksdb, arguments } => bench::run(&root, &arguments, rocksdb),
-        Chore::Lab { package, kernels, filter } => {
-            lab::run(&root, &package, &kernels, filter.as_deref())
-        }
+        Chore::Lab(options) => lab::run(&root, &options),
         Chore::Fuzz { seconds, target } => fuzz::run(&root, seconds, target.as_deref()),
     };
     match outcome {

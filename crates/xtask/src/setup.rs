@@ -10,7 +10,7 @@ use crate::Outcome;
 /// The oldest compiler that builds the workspace (`rust-version` in Cargo.toml).
 const OLDEST_RUST: (u32, u32) = (1, 90);
 
-/// Programs that must be on the PATH, and the Debian package that has each.
+/// Programs that must be on the PATH, or files, and the Debian package that has each.
 const PROGRAMS: &[(&str, &str)] = &[("cc", "build-essential"), ("git", "git")];
 
 /// As above, for RocksDB: the compiler's package has the library that generates bindings.
@@ -23,7 +23,13 @@ const LAB_PROGRAMS: &[(&str, &str)] = &[
     ("xz", "xz-utils"),
     ("depmod", "kmod"),
     ("ndctl", "ndctl"),
+    // Modules are built with what built their kernels, and looked through by one of its programs.
+    ("gcc-12", "gcc-12"),
+    ("/usr/include/libelf.h", "libelf-dev"),
 ];
+
+/// As above, for a kernel of the lab's own.
+const KERNEL_PROGRAMS: &[(&str, &str)] = &[("flex", "flex"), ("bison", "bison"), ("bc", "bc")];
 
 /// What the caller is about to do.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -34,6 +40,8 @@ pub enum Need {
     RocksDb,
     /// Boot kernels in an emulator.
     Lab,
+    /// Build one, beside that.
+    KernelBuild,
     /// Run the whole of `cargo xtask test`: formatter and linter as well.
     Tests,
 }
@@ -50,6 +58,9 @@ pub fn ensure(need: Need) -> Outcome {
     }
     if need == Need::Lab {
         install_programs(LAB_PROGRAMS)?;
+    }
+    if need == Need::KernelBuild {
+        install_programs(KERNEL_PROGRAMS)?;
     }
     if need == Need::Tests {
         check_component("fmt", "rustfmt")?;
@@ -127,7 +138,7 @@ fn check_component(subcommand: &str, component: &str) -> Outcome {
     Err(format!("cargo {subcommand} does not run; run: rustup component add {component}"))
 }
 
-/// Whether `program` is an executable file in a folder of the PATH.
+/// Whether `program` is a file in a folder of the PATH or, if its name is a whole path, there.
 pub fn on_path(program: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path).any(|folder| folder.join(program).is_file())
@@ -163,7 +174,8 @@ mod tests {
 
     #[test]
     fn programs_are_looked_up_on_the_path() {
-        assert!(on_path("cargo"));
+        assert!(on_path("cargo") && on_path("/bin/sh"));
+        assert!(!on_path("/bin/a-program-that-nobody-has"));
         assert!(!on_path("a-program-that-nobody-has"));
     }
 }

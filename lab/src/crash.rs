@@ -1,0 +1,120 @@
+//! Kills a machine in the midst of its work, and lets another one look at what has become of the
+//! persistent memory.
+//!
+//! What the guest has stored is in the file when the machine is gone, whether it was flushed or
+//! not: this is the death of all programs and of the kernel at any instruction, not of the power.
+
+use std::hash::{BuildHasher as _, RandomState};
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use clap::Args;
+
+use crate::guest::{Equipment, Work};
+use crate::kernel::Kernel;
+use crate::machine::Machine;
+use crate::options::{self, Arguments};
+use crate::run::{Limits, Run};
+use crate::suite;
+use crate::verdict::Verdict;
+
+/// Milliseconds among which a random time is chosen.
+const MOMENTS: std::ops::Range<u64> = 200..3000;
+
+/// What is killed, when, and who looks.
+#[derive(Args, Debug)]
+pub struct Crash {
+    /// Milliseconds from the first program's beginning, or from where one says 'lab: ready', to the
+    /// end; another random time in each round if not given
+    #[arg(long, value_name = "MILLISECONDS")]
+    after: Option<u64>,
+    /// Kills, each followed by a look, all on the same memory
+    #[arg(long, default_value_t = 1)]
+    rounds: u32,
+    /// Seconds for the start and for each program that looks
+    #[arg(long, default_value_t = 600)]
+    patience: u64,
+    /// Programs that look at the memory afterwards
+    #[arg(long = "then", required = true, value_name = "NAME=PROGRAM")]
+    then: Vec<String>,
+    /// Programs that are killed; they should not end by themselves
+    #[arg(required = true, value_name = "NAME=PROGRAM")]
+    tests: Vec<String>,
+}
+
+/// Does that on every kernel; true if nothing failed.
+///
+/// # Errors
+/// If a machine cannot be put together or started.
+pub fn run_all(arguments: &Arguments, kernels: &[Kernel], crash: &Crash) -> Result<bool> {
+    let equipment = arguments.equipment();
+    ensure!(equipment.pmem, "without --pmem nothing outlives the machine");
+    let work = Work::Tests(options::tests(&crash.tests, &[])?);
+    let then = Work::Tests(options::tests(&crash.then, &[])?);
+    suite::everywhere(arguments, kernels, |kernel, machine| {
+        let own = tempfile::tempdir_in(&kernel.folder)?;
+        let own = own.path().join("pmem");
+        let scene = Scene {
+            kernel,
+            machine,
+            equipment: &equipment,
+            pmem: arguments.kept().unwrap_or(&own),
+            patience: suite::patience_for(kernel, machine, crash.patience),
+        };
+        let mut sum = Verdict::default();
+        for _ in 0..crash.rounds {
+            scene.round(crash.after, &work, &then, &mut sum)?;
+        }
+        Ok(sum)
+    })
+}
+
+/// Where it happens.
+#[derive(Debug)]
+struct Scene<'a> {
+    kernel: &'a Kernel,
+    machine: &'a Machine,
+    equipment: &'a Equipment,
+    pmem: &'a Path,
+    patience: Duration,
+}
+
+impl Scene<'_> {
+    fn round(&self, after: Option<u64>, work: &Work, then: &Work, sum: &mut Verdict) -> Result<()> {
+        let after = after.unwrap_or_else(moment);
+        println!("killed after {after} ms:");
+        let mut killed = self.start(work, Some(Duration::from_millis(after)))?;
+        if !killed.was_killed() {
+            killed.fail(format!("the machine ended by itself before {after} ms"));
+        }
+        // What it had passed before is not what this is about.
+        killed.passed = 0;
+        sum.add(killed);
+        println!("what is left:");
+        sum.add(self.start(then, None)?);
+        Ok(())
+    }
+
+    fn start(&self, work: &Work, kill_after: Option<Duration>) -> Result<Verdict> {
+        let run = Run::prepare(self.kernel, work, self.equipment, Some(self.pmem))?;
+        run.watch(self.machine, Limits { patience: self.patience, kill_after })
+    }
+}
+
+/// A random time to die.
+fn moment() -> u64 {
+    // Each such state is another one, which is all the chance that is needed.
+    MOMENTS.start + RandomState::new().hash_one(0) % (MOMENTS.end - MOMENTS.start)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn moments_differ_and_stay_in_their_range() {
+        let found: std::collections::BTreeSet<u64> = (0..100).map(|_| moment()).collect();
+        assert!(found.len() > 1 && found.iter().all(|moment| MOMENTS.contains(moment)));
+    }
+}

@@ -1,0 +1,114 @@
+//! Cleans up behind this process however it ends, also when it is killed: a small process that
+//! waits until it hears nothing more.
+
+use std::fs;
+use std::io::Write as _;
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use anyhow::{Context as _, Result};
+
+/// Reads processes to watch over, the last of which counts; at the end of its input kills that one
+/// and removes the folder. Nobody there is the empty line.
+const SCRIPT: &str = r#"
+    while read -r line; do process=$line; done
+    [ -z "$process" ] || kill -9 "$process" 2>/dev/null
+    rm -rf "$0"
+"#;
+
+/// A folder that is there as long as this value or, if this process ends without dropping it, as
+/// long as the process.
+#[derive(Debug)]
+pub struct Keeper {
+    folder: PathBuf,
+    child: Child,
+}
+
+impl Keeper {
+    /// Creates a new folder inside `place`.
+    ///
+    /// # Errors
+    /// If there can be no folder, or no process.
+    pub fn new(place: &Path) -> Result<Keeper> {
+        let folder = tempfile::Builder::new().prefix("run-").tempdir_in(place)?.keep();
+        let mut command = Command::new("/bin/sh");
+        command.args(["-c", SCRIPT]).arg(&folder).stdin(Stdio::piped());
+        // What a terminal sends to this process when it is interrupted does not reach the other.
+        command.process_group(0);
+        match command.spawn() {
+            Ok(child) => Ok(Keeper { folder, child }),
+            Err(error) => {
+                fs::remove_dir_all(&folder).ok();
+                Err(error).context("starting a shell")
+            }
+        }
+    }
+
+    /// The folder.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// Has `process` killed, too, if this one ends.
+    ///
+    /// # Errors
+    /// If the keeper is gone.
+    pub fn watch_over(&mut self, process: u32) -> Result<()> {
+        self.say(&process.to_string())
+    }
+
+    /// The process has ended: its number may soon be another's.
+    ///
+    /// # Errors
+    /// If the keeper is gone.
+    pub fn release(&mut self) -> Result<()> {
+        self.say("")
+    }
+
+    fn say(&mut self, line: &str) -> Result<()> {
+        let input = self.child.stdin.as_mut().context("the keeper does not listen")?;
+        writeln!(input, "{line}").context("the keeper is gone")
+    }
+}
+
+impl Drop for Keeper {
+    fn drop(&mut self) {
+        drop(self.child.stdin.take());
+        self.child.wait().ok();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sleeper() -> Child {
+        Command::new("sleep").arg("600").spawn().unwrap()
+    }
+
+    #[test]
+    fn nothing_is_left_when_the_input_ends() {
+        let place = tempfile::tempdir().unwrap();
+        let mut sleeper = sleeper();
+        let mut keeper = Keeper::new(place.path()).unwrap();
+        fs::write(keeper.folder().join("file"), "").unwrap();
+        keeper.watch_over(sleeper.id()).unwrap();
+        drop(keeper);
+        assert!(!sleeper.wait().unwrap().success());
+        assert_eq!(fs::read_dir(place.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_process_that_was_released_lives() {
+        let place = tempfile::tempdir().unwrap();
+        let mut sleeper = sleeper();
+        let mut keeper = Keeper::new(place.path()).unwrap();
+        keeper.watch_over(sleeper.id()).unwrap();
+        keeper.release().unwrap();
+        drop(keeper);
+        assert!(sleeper.try_wait().unwrap().is_none());
+        sleeper.kill().unwrap();
+        sleeper.wait().unwrap();
+    }
+}

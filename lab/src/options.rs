@@ -1,0 +1,157 @@
+//! What the lab is asked to do.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result, ensure};
+use clap::{Parser, Subcommand};
+
+use crate::crash::Crash;
+use crate::guest::{Equipment, Test};
+use crate::machine::Machine;
+
+/// The command line.
+#[derive(Debug, Parser)]
+#[command(name = "lab", about = "Boots Debian kernels in an emulator and runs tests inside")]
+pub struct Arguments {
+    /// Where kernels are kept between runs
+    #[arg(long, default_value = "target/lab", global = true)]
+    pub cache: PathBuf,
+    /// Kernels by series, such as 6.1, or 'debug'; both stock ones if none is named
+    #[arg(long = "kernel", value_name = "SERIES", global = true)]
+    pub kernels: Vec<String>,
+    /// Processors of the machine; several numbers are several runs
+    #[arg(long, default_value = "2", value_delimiter = ',', global = true)]
+    pub processors: Vec<u32>,
+    /// Memory of the machine in MiB
+    #[arg(long, default_value_t = 3072, global = true)]
+    memory: u32,
+    /// Run instruction by instruction: a nanosecond of the guest's clock is an instruction; slow
+    #[arg(long, global = true)]
+    count_instructions: bool,
+    /// Persistent memory of 256 MiB, mounted for DAX at /pmem; with a file, that has its contents
+    /// and keeps the changes
+    #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true, global = true)]
+    pmem: Option<Option<PathBuf>>,
+    /// More of the kernel's modules to load, such as kvm-amd
+    #[arg(long = "module", value_name = "NAME", global = true)]
+    modules: Vec<String>,
+    /// Build the modules of this folder, load them before the tests, unload them after
+    #[arg(long, value_name = "FOLDER", global = true)]
+    build: Option<PathBuf>,
+    /// Parameters for the modules that are built, such as 'level=2 trace=1'
+    #[arg(long, default_value = "", allow_hyphen_values = true, global = true)]
+    module_parameters: String,
+    /// Where the guest's disk is mounted
+    #[arg(long, default_value = "/mnt", global = true)]
+    scratch: PathBuf,
+    /// What is to be done.
+    #[command(subcommand)]
+    pub chore: Chore,
+}
+
+/// What is to be done.
+#[derive(Debug, Subcommand)]
+pub enum Chore {
+    /// Run test programs, each given as NAME=PROGRAM, and say 'N passed, N failed'
+    Run {
+        /// Give up when a program, the start or the end takes so many seconds; slow machines get
+        /// several times that
+        #[arg(long, default_value_t = 600)]
+        patience: u64,
+        /// Arguments for every program, such as the names of tests
+        #[arg(long, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+        /// The programs, each with its own arguments if they are in the same word
+        #[arg(required = true, value_name = "NAME=PROGRAM")]
+        tests: Vec<String>,
+    },
+    /// Kill the machine while programs run, then let others look at what its persistent memory has
+    Crash(Crash),
+    /// A shell in the guest
+    Shell,
+    /// A shell in the guest, whose kernel waits for gdb
+    Gdb,
+    /// Fetch the kernels and do no more
+    Fetch,
+    /// Build the modules of a folder with a Kbuild file for each kernel; say where they are
+    Build {
+        /// The folder
+        folder: PathBuf,
+    },
+}
+
+impl Arguments {
+    /// The machine.
+    pub fn machine(&self, processors: u32) -> Machine {
+        Machine {
+            processors,
+            memory_mib: self.memory,
+            counts_instructions: self.count_instructions,
+            waits_for_gdb: false,
+        }
+    }
+
+    /// What the guest has.
+    pub fn equipment(&self) -> Equipment {
+        Equipment {
+            scratch: self.scratch.clone(),
+            pmem: self.pmem.is_some(),
+            modules: self.modules.iter().map(|name| name.replace('-', "_")).collect(),
+            folder: self.build.clone(),
+            parameters: self.module_parameters.clone(),
+        }
+    }
+
+    /// The file that keeps the persistent memory.
+    pub fn kept(&self) -> Option<&Path> {
+        self.pmem.as_ref()?.as_deref()
+    }
+}
+
+/// Programs given as `NAME=PROGRAM`, with arguments of their own behind a space and others that
+/// all of them get.
+///
+/// # Errors
+/// If one is given otherwise, or is not there.
+pub fn tests(given: &[String], arguments: &[String]) -> Result<Vec<Test>> {
+    let parse = |test: &String| {
+        let parts = test.split_once('=');
+        let (name, call) = parts.with_context(|| format!("'{test}' is not NAME=PROGRAM"))?;
+        let mut words = call.split(' ');
+        let program = words.next().unwrap_or_default();
+        ensure!(Path::new(program).is_file(), "no program {program}");
+        let arguments = words.map(str::to_owned).chain(arguments.iter().cloned()).collect();
+        Ok(Test { name: name.to_owned(), program: program.into(), arguments })
+    };
+    given.iter().map(parse).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn processors_are_a_list() {
+        let arguments = Arguments::parse_from(["lab", "fetch", "--processors", "1,2,4"]);
+        assert_eq!(arguments.processors, [1, 2, 4]);
+        assert_eq!(Arguments::parse_from(["lab", "fetch"]).processors, [2]);
+    }
+
+    #[test]
+    fn programs_have_names_and_arguments() {
+        let found = tests(&["shell=/bin/sh".to_owned()], &["-c".to_owned()]).unwrap();
+        assert_eq!(
+            (&found[0].name[..], &found[0].arguments[..]),
+            ("shell", &["-c".to_owned()][..])
+        );
+        assert!(tests(&["/bin/sh".to_owned()], &[]).is_err());
+        assert!(tests(&["a=/nowhere/program".to_owned()], &[]).is_err());
+    }
+}

@@ -1,0 +1,203 @@
+//! One start of a machine: what it gets, and watching it until it is off.
+
+use std::fs;
+use std::io::{BufRead as _, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::guest::{self, Equipment, Work};
+use crate::keeper::Keeper;
+use crate::kernel::Kernel;
+use crate::machine::{Files, Machine};
+use crate::packages::finish;
+use crate::verdict::Verdict;
+
+/// Bytes of the guest's disk.
+const DISK: u64 = 1 << 30;
+
+/// Bytes of its persistent memory.
+const PMEM: u64 = 256 << 20;
+
+/// A machine that can be started, with a folder of its own.
+#[derive(Debug)]
+pub struct Run<'a> {
+    kernel: &'a Kernel,
+    keeper: Keeper,
+    pmem: Option<PathBuf>,
+}
+
+/// When a machine is not waited for any longer.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// So long for the start, for each program, and for the end.
+    pub patience: Duration,
+    /// It is killed so long after its first program has begun or, if one says `lab: ready`, after
+    /// that, and that is no failure.
+    pub kill_after: Option<Duration>,
+}
+
+impl<'a> Run<'a> {
+    /// Puts together what the machine is started with. What `kept` names holds the persistent
+    /// memory and outlives the run.
+    ///
+    /// # Errors
+    /// If something is missing, or a module does not build.
+    pub fn prepare(
+        kernel: &'a Kernel,
+        work: &Work,
+        equipment: &Equipment,
+        kept: Option<&Path>,
+    ) -> Result<Run<'a>> {
+        let archive = guest::archive(kernel, work, equipment)?;
+        let keeper = Keeper::new(&kernel.folder)?;
+        let file = |name: &str| keeper.folder().join(name);
+        fs::write(file("archive"), archive)?;
+        fs::File::create(file("disk"))?.set_len(DISK)?;
+        let mut format = Command::new("/sbin/mke2fs");
+        finish(format.args(["-q", "-F", "-t", "ext4"]).arg(file("disk")))
+            .context("formatting the disk")?;
+        let pmem = equipment.pmem.then(|| kept.map_or(file("pmem"), Path::to_path_buf));
+        if let Some(path) = pmem.as_ref().filter(|path| !path.exists()) {
+            fs::File::create(path)
+                .and_then(|file| file.set_len(PMEM))
+                .with_context(|| format!("creating {}", path.display()))?;
+        }
+        Ok(Run { kernel, keeper, pmem })
+    }
+
+    /// Lets whoever sits before it work with the machine until it is off.
+    ///
+    /// # Errors
+    /// If the emulator does not start.
+    pub fn attend(mut self, machine: &Machine) -> Result<ExitStatus> {
+        let status = self.start(machine, true)?.wait()?;
+        self.keeper.release()?;
+        Ok(status)
+    }
+
+    /// Shows what the guest says until it is off or a limit is reached.
+    ///
+    /// # Errors
+    /// If the emulator does not start.
+    pub fn watch(mut self, machine: &Machine, limits: Limits) -> Result<Verdict> {
+        let mut child = self.start(machine, false)?;
+        let (lines, reader) = lines_of(&mut child)?;
+        let mut verdict = Verdict::default();
+        follow(&lines, limits, &mut verdict);
+        // It is off already unless a limit was reached.
+        child.kill()?;
+        child.wait()?;
+        self.keeper.release()?;
+        drop(lines);
+        if reader.join().is_err() {
+            bail!("reading the emulator's output failed");
+        }
+        let messages = fs::read(self.keeper.folder().join("messages")).unwrap_or_default();
+        let messages = String::from_utf8_lossy(&messages);
+        verdict.end(&messages);
+        let name = format!("messages-{}", self.kernel.name);
+        let kept = self.kernel.folder.with_file_name(name);
+        fs::write(&kept, messages.as_bytes())?;
+        if !verdict.troubles.is_empty() {
+            println!("the kernel's messages are in {}", kept.display());
+        }
+        Ok(verdict)
+    }
+
+    fn start(&mut self, machine: &Machine, interactive: bool) -> Result<Child> {
+        let file = |name: &str| self.keeper.folder().join(name);
+        let (archive, disk, messages) = (file("archive"), file("disk"), file("messages"));
+        let pmem = self.pmem.as_deref();
+        let files = Files { archive: &archive, disk: &disk, pmem, messages: &messages };
+        let child = machine.start(self.kernel, files, interactive)?;
+        self.keeper.watch_over(child.id())?;
+        Ok(child)
+    }
+}
+
+/// The lines that the guest says, which end when the machine is off.
+fn lines_of(child: &mut Child) -> Result<(Receiver<String>, JoinHandle<()>)> {
+    let output = child.stdout.take().context("the emulator has no output")?;
+    let (sender, lines) = mpsc::channel();
+    let reader = thread::spawn(move || {
+        for line in BufReader::new(output).split(b'\n').map_while(Result::ok) {
+            if sender.send(String::from_utf8_lossy(&line).into_owned()).is_err() {
+                break;
+            }
+        }
+    });
+    Ok((lines, reader))
+}
+
+/// Takes in and shows lines until there are no more or a limit is reached.
+fn follow(lines: &Receiver<String>, limits: Limits, verdict: &mut Verdict) {
+    let mut deadline = Instant::now() + limits.patience;
+    let mut death = None;
+    loop {
+        let until = death.map_or(deadline, |death| deadline.min(death));
+        match lines.recv_timeout(until.saturating_duration_since(Instant::now())) {
+            Ok(line) => {
+                println!("    {}", line.trim_end());
+                let after = limits.kill_after.map(|after| Instant::now() + after);
+                if verdict.line(&line) {
+                    deadline = Instant::now() + limits.patience;
+                    death = death.or(after);
+                } else if line.trim_end() == "lab: ready" {
+                    death = after;
+                }
+            }
+            Err(RecvTimeoutError::Disconnected) => break,
+            Err(RecvTimeoutError::Timeout) if death.is_some_and(|death| death <= deadline) => {
+                verdict.killed();
+                break;
+            }
+            Err(RecvTimeoutError::Timeout) => {
+                let seconds = limits.patience.as_secs();
+                verdict.fail(format!("nothing new for {seconds} s; --patience may be longer"));
+                break;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn said(lines: &[&'static str], limits: Limits) -> (Verdict, Duration) {
+        let (sender, receiver) = mpsc::channel();
+        lines.iter().for_each(|line| sender.send((*line).to_owned()).unwrap());
+        let start = Instant::now();
+        let mut verdict = Verdict::default();
+        follow(&receiver, limits, &mut verdict);
+        // Only now would the machine be off.
+        drop(sender);
+        (verdict, start.elapsed())
+    }
+
+    const SHORT: Duration = Duration::from_millis(50);
+
+    #[test]
+    fn patience_ends() {
+        let limits = Limits { patience: SHORT, kill_after: None };
+        let (mut verdict, time) = said(&["lab: begin a"], limits);
+        verdict.end("");
+        assert!(time >= SHORT);
+        assert!(verdict.troubles[0].contains("nothing new"), "{:?}", verdict.troubles);
+    }
+
+    #[test]
+    fn a_machine_is_killed_after_its_program_has_begun() {
+        let patience = Duration::from_secs(600);
+        let limits = Limits { patience, kill_after: Some(SHORT) };
+        let (mut verdict, time) = said(&["lab: running 6.1", "lab: begin a"], limits);
+        verdict.end("");
+        assert!(time >= SHORT);
+        assert_eq!(verdict.failed, 0, "{:?}", verdict.troubles);
+    }
+}

@@ -1,0 +1,197 @@
+//! What the lab promises to whoever calls it, seen from outside. Each test starts a machine, so
+//! they are not for every day: `make lab` runs them before all others, `make lab-debug` what is
+//! promised of the debug kernel.
+#![allow(clippy::unwrap_used)]
+
+use std::fs;
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// The newest stock kernel.
+const KERNEL: &str = "6.12";
+
+fn cache() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/lab")
+}
+
+fn lab(arguments: &[&str]) -> Command {
+    lab_with(KERNEL, arguments)
+}
+
+fn lab_with(kernel: &str, arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_lab"));
+    command.args(["--kernel", kernel, "--cache"]).arg(cache()).args(arguments);
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+fn text(output: &Output) -> String {
+    let both = [&output.stdout[..], &output.stderr[..]].concat();
+    String::from_utf8_lossy(&both).into_owned()
+}
+
+/// A folder with a module of this name, which does `init` when it is loaded.
+fn module(name: &str, init: &str, exit: &str) -> tempfile::TempDir {
+    let folder = tempfile::Builder::new().prefix(name).tempdir().unwrap();
+    let kbuild = format!("obj-m := {name}.o\n");
+    fs::write(folder.path().join("Kbuild"), kbuild).unwrap();
+    let source = format!(
+        "#include <linux/module.h>\n\
+         #include <linux/slab.h>\n\
+         static int level;\n\
+         module_param(level, int, 0444);\n\
+         static int __init start(void)\n{{\n{init}\nreturn 0;\n}}\n\
+         module_init(start);\n\
+         {exit}\n\
+         MODULE_DESCRIPTION(\"A test of the lab\");\n\
+         MODULE_LICENSE(\"GPL\");\n"
+    );
+    fs::write(folder.path().join(format!("{name}.c")), source).unwrap();
+    folder
+}
+
+const EXIT: &str = "static void __exit stop(void)\n{\n}\nmodule_exit(stop);";
+
+/// A program that says something and that one test has passed.
+fn script(folder: &Path, line: &str) -> String {
+    let path = folder.join("script");
+    let text = format!("#!/bin/sh\n{line}\necho 'test result: ok. 1 passed; 0 failed'\n");
+    fs::write(&path, text).unwrap();
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    fs::set_permissions(&path, mode).unwrap();
+    format!("script={}", path.display())
+}
+
+/// Runs that program beside the module; true if the lab says that all is well, and all it says.
+fn run(folder: &Path, line: &str) -> (bool, String) {
+    run_on(KERNEL, folder, line)
+}
+
+fn run_on(kernel: &str, folder: &Path, line: &str) -> (bool, String) {
+    let script = script(folder, line);
+    let build = folder.display().to_string();
+    let arguments = ["--build", &build, "--module-parameters", "level=7", "run", &script];
+    let output = lab_with(kernel, &arguments).output().unwrap();
+    (output.status.success(), text(&output))
+}
+
+/// What keeps the files of running labs: those that this process started.
+fn folders() -> Vec<PathBuf> {
+    let entries = fs::read_dir(cache().join(KERNEL)).unwrap().flatten();
+    let paths = entries.map(|entry| entry.path());
+    paths.filter(|path| path.to_string_lossy().contains("/run-")).collect()
+}
+
+#[test]
+#[ignore = "starts a machine"]
+fn a_module_is_there_with_its_parameters_and_gone_afterwards() {
+    let folder = module("labgood", "pr_info(\"level %d\\n\", level);", EXIT);
+    let (is_well, said) = run(folder.path(), "cat /sys/module/labgood/parameters/level");
+    assert!(is_well, "{said}");
+    assert!(said.lines().any(|line| line.trim() == "7"), "{said}");
+    assert!(said.ends_with("1 passed, 0 failed\n"), "{said}");
+}
+
+#[test]
+#[ignore = "starts a machine"]
+fn a_module_that_cannot_be_unloaded_is_a_failure() {
+    let folder = module("labstays", "", "");
+    let (is_well, said) = run(folder.path(), "true");
+    assert!(!is_well && said.contains("failed to unload labstays"), "{said}");
+}
+
+#[test]
+#[ignore = "starts a machine"]
+fn a_warning_of_the_kernel_is_a_failure() {
+    let folder = module("labwarns", "WARN_ON(level == 7);", EXIT);
+    let (is_well, said) = run(folder.path(), "true");
+    assert!(!is_well && said.contains("the kernel said: "), "{said}");
+    assert!(said.ends_with("1 passed, 1 failed\n"), "{said}");
+}
+
+#[test]
+#[ignore = "starts a machine with the debug kernel"]
+fn debug_finds_leaks_and_memory_that_is_not_ours() {
+    let init = "u8 *leaked = kmalloc(100, GFP_KERNEL), *freed = kmalloc(100, GFP_KERNEL);\n\
+                OPTIMIZER_HIDE_VAR(leaked);\n\
+                kfree(freed);\n\
+                OPTIMIZER_HIDE_VAR(freed);\n\
+                level += READ_ONCE(freed[10]);\n";
+    let folder = module("lableaks", init, EXIT);
+    let (is_well, said) = run_on("debug", folder.path(), "true");
+    assert!(!is_well && said.contains("BUG: KASAN: slab-use-after-free"), "{said}");
+    assert!(said.contains("unreferenced object"), "{said}");
+    assert!(said.contains("failed to free all memory"), "{said}");
+}
+
+#[test]
+#[ignore = "builds a module"]
+fn a_warning_of_the_compiler_is_an_error_with_the_place() {
+    let folder = module("labunclean", "int unused;", EXIT);
+    let output = lab(&["build", &folder.path().display().to_string()]).output().unwrap();
+    let said = text(&output);
+    assert!(!output.status.success(), "{said}");
+    let place = folder.path().canonicalize().unwrap().join("labunclean.c");
+    assert!(said.contains(&format!("{}:", place.display())), "{said}");
+    assert!(!folder.path().join("labunclean.o").exists(), "the folder stays as it is");
+}
+
+#[test]
+#[ignore = "starts a machine"]
+fn a_shell_answers() {
+    let mut child = lab(&["shell"]).stdin(Stdio::piped()).spawn().unwrap();
+    let mut input = child.stdin.take().unwrap();
+    let has_answered = Arc::new(AtomicBool::new(false));
+    let is_enough = Arc::clone(&has_answered);
+    // What is said before the shell listens is lost: asked again and again.
+    let asker = std::thread::spawn(move || {
+        loop {
+            let question: &[u8] = match is_enough.load(Ordering::SeqCst) {
+                true => b"exit\n",
+                false => b"echo answer=$((40 + 2))\n",
+            };
+            if input.write_all(question).is_err() {
+                break;
+            }
+            std::thread::sleep(Duration::from_secs(1));
+        }
+    });
+    let mut lines = lines(&mut child);
+    assert!(lines.any(|line| line.trim() == "answer=42"));
+    has_answered.store(true, Ordering::SeqCst);
+    assert!(lines.any(|line| line.trim() == "lab: done"));
+    assert!(child.wait().unwrap().success());
+    asker.join().unwrap();
+}
+
+#[test]
+#[ignore = "starts a machine"]
+fn nothing_is_left_of_a_lab_that_is_killed() {
+    let folder = tempfile::tempdir().unwrap();
+    let others = folders();
+    let script = script(folder.path(), "sleep 600");
+    let mut child = lab(&["run", &script]).spawn().unwrap();
+    lines(&mut child).find(|line| line.contains("lab: begin"));
+    let ours: Vec<_> = folders().into_iter().filter(|path| !others.contains(path)).collect();
+    assert!(!ours.is_empty());
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while ours.iter().any(|path| path.exists()) {
+        assert!(Instant::now() < deadline, "{ours:?}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+fn lines(child: &mut Child) -> impl Iterator<Item = String> + use<> {
+    let output = child.stdout.take().unwrap();
+    BufReader::new(output).split(b'\n').map_while(Result::ok).map(|line| {
+        let line = String::from_utf8_lossy(&line).into_owned();
+        println!("{line}");
+        line
+    })
+}
