@@ -1,7 +1,7 @@
 # Thin on purpose: the work is in `cargo xtask` (crates/xtask), which also sets the machine up.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench lab lab-debug soak tidy fmt clean toolchain
+.PHONY: help demo test bench lab lab-debug deb soak tidy fmt clean toolchain
 
 # Passed on to `vellum demo` or `vellum bench`: make demo ARGS="--dir /usr/share --limit 256MiB"
 ARGS ?=
@@ -15,6 +15,7 @@ help:
 	@echo "make lab     the module and its tests, and those of crates/vm, on stock Debian kernels, in"
 	@echo "             an emulator; some of it: make lab KERNEL=6.12 PROCESSORS=1,4 TEST=batches"
 	@echo "make lab-debug  the same on a kernel that checks itself; the first time builds it (an hour)"
+	@echo "make deb     the Debian package of the module, for DKMS, built and checked"
 	@echo "make soak    the long tests (an hour or more)"
 	@echo "make tidy    the project's own rules alone"
 	@echo "make fmt     format the code"
@@ -35,6 +36,9 @@ lab: toolchain
 
 lab-debug:
 	@$(MAKE) --no-print-directory lab KERNEL=debug
+
+deb: toolchain
+	@cargo xtask deb
 
 soak: toolchain
 	@cargo xtask soak

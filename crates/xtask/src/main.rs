@@ -5,6 +5,7 @@
 //! from a fresh clone to its first line short.
 
 mod bench;
+mod deb;
 mod demo;
 mod fuzz;
 mod lab;
@@ -63,6 +64,8 @@ enum Chore {
     },
     /// Run tests on Debian kernels in an emulator, with the module
     Lab(lab::Options),
+    /// Build the Debian package of the kernel module, for DKMS, and check it
+    Deb,
     /// Run the fuzz targets with cargo-fuzz, on a nightly toolchain
     Fuzz {
         /// Seconds for each target
@@ -84,6 +87,7 @@ fn main() -> ExitCode {
         Chore::Demo { arguments } => demo::run(&root, &arguments),
         Chore::Bench { rocksdb, arguments } => bench::run(&root, &arguments, rocksdb),
         Chore::Lab(options) => lab::run(&root, &options),
+        Chore::Deb => deb::run(&root),
         Chore::Fuzz { seconds, target } => fuzz::run(&root, seconds, target.as_deref()),
     };
     match outcome {

@@ -31,6 +31,10 @@ const LAB_PROGRAMS: &[(&str, &str)] = &[
 /// As above, for a kernel of the lab's own.
 const KERNEL_PROGRAMS: &[(&str, &str)] = &[("flex", "flex"), ("bison", "bison"), ("bc", "bc")];
 
+/// As above, for the package of the module.
+const PACKAGE_PROGRAMS: &[(&str, &str)] =
+    &[("dh", "debhelper"), ("dh_dkms", "dh-dkms"), ("lintian", "lintian")];
+
 /// What the caller is about to do.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Need {
@@ -42,6 +46,8 @@ pub enum Need {
     Lab,
     /// Build one, beside that.
     KernelBuild,
+    /// Build the Debian package of the module.
+    Package,
     /// Run the whole of `cargo xtask test`: formatter and linter as well.
     Tests,
 }
@@ -61,6 +67,9 @@ pub fn ensure(need: Need) -> Outcome {
     }
     if need == Need::KernelBuild {
         install_programs(KERNEL_PROGRAMS)?;
+    }
+    if need == Need::Package {
+        install_programs(PACKAGE_PROGRAMS)?;
     }
     if need == Need::Tests {
         check_component("fmt", "rustfmt")?;
