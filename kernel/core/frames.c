@@ -332,15 +332,22 @@ void frame_settle(struct frame_pool *pool, struct frame_lane *lane, bool may_be_
 		drain(pool, lane, &lane->pending);
 }
 
-/* Frames in the hands of users, as far as they have said. */
+/*
+ * Frames in the hands of users, as far as they have said; so many at least. A frame that changes
+ * hands meanwhile may be given before we look and taken again after that, and must not count twice:
+ * so what was taken is counted first.
+ */
 u64 frame_pool_resident(struct frame_pool *pool)
 {
-	u64 resident = 0;
+	u64 taken = 0, given = 0;
 	unsigned int i;
 
 	for (i = 0; i < pool->count; i++)
-		resident += READ_ONCE(pool->lanes[i].taken) - READ_ONCE(pool->lanes[i].given);
-	return resident;
+		taken += READ_ONCE(pool->lanes[i].taken);
+	smp_rmb(); /* as said above */
+	for (i = 0; i < pool->count; i++)
+		given += READ_ONCE(pool->lanes[i].given);
+	return taken > given ? taken - given : 0;
 }
 
 static struct page *frame_from_kernel(struct frame_pool *pool)
