@@ -45,10 +45,8 @@ fn kernel_files(root: &Path) -> Outcome<Vec<String>> {
 }
 
 fn copy(from: &Path, to: &Path) -> Outcome {
-    let copied = to
-        .parent()
-        .map_or(Ok(()), fs::create_dir_all)
-        .and_then(|()| fs::copy(from, to).map(drop));
+    let copied =
+        to.parent().map_or(Ok(()), fs::create_dir_all).and_then(|()| fs::copy(from, to).map(drop));
     copied.map_err(|error| format!("copying {}: {error}", from.display()))
 }
 

@@ -12,10 +12,7 @@ const MUST_NOT_KNOW: &[(&str, &[&str])] = &[
     ("crates/engine/Cargo.toml", &["vellum-cli", BENCH, PEERS]),
     ("crates/bench/Cargo.toml", &["vellum-cli", PEERS]),
     ("crates/bench-peers/Cargo.toml", &["vellum-cli"]),
-    (
-        "crates/uapi/Cargo.toml",
-        &["vellum-vm", "vellum-pool", "vellum", "vellum-cli", BENCH, PEERS],
-    ),
+    ("crates/uapi/Cargo.toml", &["vellum-vm", "vellum-pool", "vellum", "vellum-cli", BENCH, PEERS]),
     (
         "crates/testing/Cargo.toml",
         &["vellum-vm", "vellum-pool", "vellum", "vellum-cli", BENCH, PEERS],
