@@ -9,11 +9,11 @@ use crate::{Outcome, setup};
 /// Parts of `kernel/` that are not for users of the package.
 const LEFT_OUT: [&str; 2] = ["kernel/tests/", "kernel/README.md"];
 
-/// Builds the package in `target/deb`, has lintian look at it, and says where it is.
+/// Builds the package in `target/deb` and has lintian look at it; returns where it is.
 ///
 /// # Errors
 /// When something is missing, the build fails, or lintian finds an error or a warning.
-pub fn run(root: &Path) -> Outcome {
+pub fn run(root: &Path) -> Outcome<PathBuf> {
     setup::ensure(setup::Need::Package)?;
     let place = root.join("target/deb");
     if place.exists() {
@@ -29,8 +29,7 @@ pub fn run(root: &Path) -> Outcome {
     let package = find(&place, ".deb")?;
     let mut check = Command::new("lintian");
     quietly(check.args(["--fail-on", "error,warning", "--allow-root"]).arg(&package))?;
-    println!("{}: lintian has nothing to say", package.display());
-    Ok(())
+    Ok(package)
 }
 
 /// The files that git knows below `kernel/`, but for those that are left out.

@@ -28,7 +28,7 @@ pub fn test(root: &Path, verbose: bool) -> Outcome {
     }
     list.push(Step::program("documentation", documentation(root)));
     let folder = root.to_path_buf();
-    list.push(Step::function("kernel package", move || deb::run(&folder)));
+    list.push(Step::function("kernel package", move || deb::run(&folder).map(drop)));
     list.push(Step::program("kernel lab", command(root, "run --quiet --package xtask -- lab")));
     steps::run(list, verbose)
 }
