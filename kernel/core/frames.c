@@ -232,36 +232,6 @@ u64 __frame_take(struct frame_pool *pool, struct frame_lane *lane, struct frame_
 	return frame;
 }
 
-/* A frame for another stack of pending frames: any that is free. */
-static u64 *take_stack(struct frame_pool *pool, struct frame_lane *lane)
-{
-	struct frame_bundle bundle;
-	u64 frame = 0;
-
-	if (pool->design != FRAMES_BUNDLES)
-		return NULL;
-	frame_take_begin(pool, lane, &bundle, 1);
-	if (bundle.stack || pop_shared(pool, &bundle))
-		frame = frame_take(pool, lane, &bundle);
-	frame_take_end(pool, lane, &bundle);
-	return frame ? memory_of(frame) : NULL;
-}
-
-/* The stack of pending frames is full: starts another. True: there is no frame for it. */
-bool __frame_pend_more(struct frame_pool *pool, struct frame_lane *lane)
-{
-	struct frame_bundle *pending = &lane->pending;
-	u64 *stack = take_stack(pool, lane);
-
-	if (!stack)
-		return true;
-	set_page_private(virt_to_page(pending->stack), pack(lane->pending_full, FRAME_BUNDLE));
-	lane->pending_full = frame_of(pending->stack);
-	pending->stack = stack;
-	pending->count = 0;
-	return false;
-}
-
 /* Keeps aside what somebody pinned after it was found not to be, and before it was taken off. */
 static void set_pinned_aside(struct frame_pool *pool, struct frame_bundle *bundle)
 {
@@ -315,15 +285,6 @@ void frame_settle(struct frame_pool *pool, struct frame_lane *lane, bool may_be_
 {
 	/* The kernel looks after those that go back to it. */
 	may_be_pinned &= pool->design != FRAMES_FROM_KERNEL;
-	while (lane->pending_full) {
-		struct page *page = pfn_to_page(lane->pending_full);
-		struct frame_bundle full = { .stack = page_address(page), .count = FRAME_BUNDLE };
-
-		lane->pending_full = page_private(page) & FRAME_MASK;
-		if (may_be_pinned)
-			set_pinned_aside(pool, &full);
-		push_shared(pool, &full);
-	}
 	if (may_be_pinned)
 		set_pinned_aside(pool, &lane->pending);
 	if (pool->design == FRAMES_BUNDLES)

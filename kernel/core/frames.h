@@ -51,7 +51,6 @@ struct frame_lane {
 	atomic64_t		idle;
 	/* Frames that were freed and wait for the flush. The stack's frame is not one of them. */
 	struct frame_bundle	pending;
-	u64			pending_full;	/* more of them: first of a chain of full bundles */
 	/* Frames, and visits to what is shared; written by the lane's user alone. */
 	u64			taken, given, refills;
 
@@ -104,7 +103,6 @@ void frame_take_end(struct frame_pool *pool, struct frame_lane *lane,
 		    struct frame_bundle *bundle);
 
 /* Giving frames back: pended while they may be in TLBs, settled after the flush. */
-bool __frame_pend_more(struct frame_pool *pool, struct frame_lane *lane);
 void frame_settle(struct frame_pool *pool, struct frame_lane *lane, bool may_be_pinned);
 
 /* The other designs: fill an empty bundle, take back what is left of it, and what was freed. */
@@ -132,10 +130,10 @@ static inline u64 frame_take(struct frame_pool *pool, struct frame_lane *lane,
  * Keeps the number of a frame that was taken off. True: there is room for no more, so flush and
  * settle before the next.
  */
-static inline bool frame_pend(struct frame_pool *pool, struct frame_lane *lane, u64 frame)
+static inline bool frame_pend(struct frame_lane *lane, u64 frame)
 {
 	lane->pending.stack[lane->pending.count++] = frame;
-	return unlikely(lane->pending.count == FRAME_BUNDLE) && __frame_pend_more(pool, lane);
+	return unlikely(lane->pending.count == FRAME_BUNDLE);
 }
 
 #endif /* VELLUM_FRAMES_H */

@@ -30,6 +30,7 @@ static __always_inline bool alloc_leaf(struct allocation *allocation, u64 *leaf,
 				       struct exmap_result *result)
 {
 	struct exmap *exmap = allocation->exmap;
+	bool placed;
 	u64 frame;
 
 	if (unlikely(!leaf))
@@ -39,7 +40,12 @@ static __always_inline bool alloc_leaf(struct allocation *allocation, u64 *leaf,
 	frame = frame_take(&exmap->pool, allocation->lane, &allocation->bundle);
 	if (unlikely(!frame))
 		return false;
-	if (likely(exmap_place(exmap, leaf, page, frame, &allocation->over_zeros)))
+	placed = exmap_place(exmap, leaf, page, frame, &allocation->over_zeros);
+	while (unlikely(!placed && !exmap_has_frame(exmap, READ_ONCE(*leaf)))) {
+		exmap_wait_for_flush(leaf);
+		placed = exmap_place(exmap, leaf, page, frame, &allocation->over_zeros);
+	}
+	if (likely(placed))
 		result->pages++;
 	else
 		frame_take_back(&exmap->pool, allocation->lane, &allocation->bundle, frame);

@@ -37,6 +37,7 @@ static void free_interfaces(struct exmap_interface *interface, unsigned int coun
 		free_page((unsigned long)interface[i].vector);
 		kvfree(interface[i].ranges);
 		kvfree(interface[i].results);
+		kvfree(interface[i].leaving);
 	}
 	kvfree(interface);
 }
@@ -55,7 +56,8 @@ static struct exmap_interface *make_interfaces(unsigned int count)
 				       GFP_KERNEL_ACCOUNT);
 		one->results = kvcalloc(VELLUM_EXMAP_VECTOR_ENTRIES, sizeof(*one->results),
 					GFP_KERNEL_ACCOUNT);
-		if (!one->vector || !one->ranges || !one->results) {
+		one->leaving = kvcalloc(FRAME_BUNDLE, sizeof(*one->leaving), GFP_KERNEL_ACCOUNT);
+		if (!one->vector || !one->ranges || !one->results || !one->leaving) {
 			free_interfaces(interface, count);
 			return NULL;
 		}

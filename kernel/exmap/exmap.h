@@ -48,6 +48,7 @@ struct exmap_interface {
 	u64		*vector;	/* a page that the process has mapped */
 	struct page_range *ranges;	/* the vector's entries, as read */
 	struct exmap_result *results;	/* what becomes of them */
+	u64		**leaving;	/* entries that wait for the flush */
 	u64		conflicts, busy, flushes, read, written;
 } ____cacheline_aligned_in_smp;
 
@@ -191,7 +192,22 @@ static __always_inline u64 exmap_encode(struct page_range range, struct exmap_re
 
 static __always_inline bool exmap_has_frame(const struct exmap *exmap, u64 leaf)
 {
-	return leaf && leaf != exmap->zero_leaf;
+	return (leaf & _PAGE_PRESENT) && leaf != exmap->zero_leaf;
+}
+
+/*
+ * What an entry is from when its frame was taken off until TLBs were flushed: nobody may put a frame
+ * there before, as he could be sent to the old one. For the core and the processor it is none.
+ */
+#define EXMAP_LEAVING	((u64)_PAGE_ACCESSED)
+
+/* Waits until nothing is leaving the page. */
+static inline void exmap_wait_for_flush(u64 *leaf)
+{
+	while (READ_ONCE(*leaf) == EXMAP_LEAVING) {
+		cpu_relax();
+		cond_resched();
+	}
 }
 
 /* The next page's leaf: beside the last one, or NULL where another table begins. */
@@ -221,7 +237,7 @@ static __always_inline void exmap_unlock_table(spinlock_t *lock)
 	}
 }
 
-/* Puts a frame on a page. False: it has one. */
+/* Puts a frame on a page. False: it has one, or one that is just leaving. */
 static __always_inline bool exmap_place(struct exmap *exmap, u64 *leaf, u64 page, u64 frame,
 					bool *over_zeros)
 {
@@ -229,7 +245,7 @@ static __always_inline bool exmap_place(struct exmap *exmap, u64 *leaf, u64 page
 	u64 old = READ_ONCE(*leaf);
 	bool placed = false;
 
-	while (!exmap_has_frame(exmap, old) && !placed)
+	while (!exmap_has_frame(exmap, old) && old != EXMAP_LEAVING && !placed)
 		placed = try_cmpxchg64(leaf, &old, frame << PAGE_SHIFT | exmap->leaf_flags);
 	exmap_unlock_table(lock);
 	if (placed) {

@@ -46,6 +46,7 @@ void exmap_flush(struct exmap *exmap, u64 first, u64 last)
 static void flush(struct clearance *clearance)
 {
 	struct exmap *exmap = clearance->exmap;
+	unsigned int i;
 
 	if (!clearance->pages)
 		return;
@@ -53,6 +54,8 @@ static void flush(struct clearance *clearance)
 		exmap_flush(exmap, clearance->first, clearance->last);
 	else
 		pt_flush_range(current->mm, 0, TLB_FLUSH_ALL);
+	for (i = 0; i < clearance->pages; i++)
+		WRITE_ONCE(*clearance->interface->leaving[i], 0);
 	/* Who began to hold pages since we looked is seen now, or has seen that they are gone. */
 	smp_mb();
 	frame_settle(&exmap->pool, clearance->lane, exmap_may_be_pinned(exmap));
@@ -61,7 +64,8 @@ static void flush(struct clearance *clearance)
 }
 
 /*
- * Takes a page's frame off: its number; 0 if there is none, or it must stay.
+ * Takes a page's frame off: its number; 0 if there is none, or it must stay. The entry is leaving
+ * until the caller has flushed and made it none.
  *
  * Under the lock of the table, unlike what puts frames on. A thread whose access failed before the
  * frame came finds it there in the core's fault handler, which then writes the entry as it has read
@@ -82,7 +86,7 @@ static __always_inline u64 take_off(struct exmap *exmap, u64 *leaf, u64 page, bo
 	spin_lock(lock);
 	old = READ_ONCE(*leaf);
 	if (likely(exmap_has_frame(exmap, old)))
-		xchg(leaf, 0);
+		xchg(leaf, EXMAP_LEAVING);
 	else
 		old = 0;
 	spin_unlock(lock);
@@ -118,8 +122,9 @@ static __always_inline void free_leaf(struct clearance *clearance, u64 *leaf, u6
 	if (!frame)
 		return;
 	result->pages++;
+	clearance->interface->leaving[clearance->pages] = leaf;
 	note(clearance, page);
-	if (frame_pend(&clearance->exmap->pool, clearance->lane, frame))
+	if (frame_pend(clearance->lane, frame))
 		flush(clearance);
 }
 

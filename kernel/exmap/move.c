@@ -54,6 +54,9 @@ static unsigned int move_some(struct exmap *exmap, struct frame_lane *lane, u64 
 		exmap_flush(exmap, from, from + count - 1);
 	for (i = 0; i < count; i++)
 		if (frames[i])
+			WRITE_ONCE(*pt_tree_leaf(&exmap->tree, from + i), 0);
+	for (i = 0; i < count; i++)
+		if (frames[i])
 			moved += put_down(exmap, lane, from + i, to + i, frames[i]);
 	return moved;
 }

@@ -22,7 +22,7 @@ static vm_fault_t surface_fault(struct vm_fault *vmf)
 	exmap = container_of(mount, struct exmap, mount);
 	page = (vmf->address - mount->start) >> PAGE_SHIFT;
 	leaf = pt_tree_leaf(&exmap->tree, page);
-	if (leaf && READ_ONCE(*leaf))
+	if (leaf && READ_ONCE(*leaf) & _PAGE_PRESENT)
 		return pt_mount_refault(mount, vmf);
 	if (!exmap->zero_leaf || (vmf->flags & FAULT_FLAG_WRITE))
 		return VM_FAULT_SIGSEGV;
@@ -47,7 +47,7 @@ static vm_fault_t surface_write_to_zeros(struct vm_fault *vmf)
 	if (!exmap)
 		return VM_FAULT_SIGSEGV;
 	leaf = pt_tree_leaf(&exmap->tree, (vmf->address - mount->start) >> PAGE_SHIFT);
-	/* A frame has come there meanwhile: he tries again. */
+	/* A frame has come there meanwhile, or nothing is there: he tries again. */
 	if (leaf && READ_ONCE(*leaf) != exmap->zero_leaf)
 		return VM_FAULT_NOPAGE;
 	return VM_FAULT_SIGSEGV;

@@ -248,9 +248,14 @@ static unsigned int publish(struct transfer_batch *batch, struct transfer *trans
 	for (i = 0; i < transfer->count; i++) {
 		u64 frame = page_to_pfn(transfer->pages[i].bv_page);
 		u64 page = transfer->page + i;
+		u64 *leaf = pt_tree_leaf(&exmap->tree, page);
+		bool placed = false;
 
-		if (i < good && exmap_place(exmap, pt_tree_leaf(&exmap->tree, page), page, frame,
-					    &batch->over_zeros)) {
+		while (i < good && !placed && !exmap_has_frame(exmap, READ_ONCE(*leaf))) {
+			exmap_wait_for_flush(leaf);
+			placed = exmap_place(exmap, leaf, page, frame, &batch->over_zeros);
+		}
+		if (placed) {
 			published++;
 			continue;
 		}

@@ -125,7 +125,7 @@ static unsigned int give(struct frame_lane *lane, u64 *mine, unsigned int have, 
 
 		__atomic_store_n(&owner[frame], 0, __ATOMIC_RELEASE);
 		WRITE_ONCE(lane->given, lane->given + 1);
-		if (frame_pend(&pool, lane, frame))
+		if (frame_pend(lane, frame))
 			frame_settle(&pool, lane, true);
 	}
 	frame_settle(&pool, lane, true);

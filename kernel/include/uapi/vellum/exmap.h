@@ -200,7 +200,8 @@ struct vellum_exmap_stat {
 #define VELLUM_EXMAP_ALLOC		_IO(VELLUM_EXMAP_IOC, 0x10)
 /*
  * Takes the frames off. Fewer pages than asked: the others were not there. EBUSY pages of the
- * range are pinned and stay; the others are gone. TLBs are flushed once, after all entries.
+ * range are pinned and stay; the others are gone. TLBs are flushed once after all entries, and once
+ * more for each 512 pages.
  */
 #define VELLUM_EXMAP_FREE		_IO(VELLUM_EXMAP_IOC, 0x11)
 /*
