@@ -24,6 +24,7 @@ static struct exmap *make_exmap(void)
 		return NULL;
 	kref_init(&exmap->references);
 	mutex_init(&exmap->setup);
+	mutex_init(&exmap->sizing);
 	pt_mount_init(&exmap->mount, &exmap->tree);
 	exmap_check_add(exmap);
 	return exmap;
@@ -79,6 +80,7 @@ static void destroy(struct kref *references)
 	exmap_uncharge(exmap, exmap->charged);
 	if (exmap->user)
 		free_uid(exmap->user);
+	mutex_destroy(&exmap->sizing);
 	mutex_destroy(&exmap->setup);
 	kfree(exmap);
 }

@@ -56,6 +56,11 @@ struct exmap {
 	struct list_head	node;	/* in the list of all */
 	struct kref		references;
 	struct mutex		setup;	/* creation and mapping, one at a time */
+	/*
+	 * The pool's size. Not the one above, which is taken with the mmap lock held: this one is
+	 * held while an interface's is waited for, whose holder may wait for a file's.
+	 */
+	struct mutex		sizing;
 
 	/* Set by creation, which is done when there are interfaces; unchanged afterwards. */
 	u64			flags;

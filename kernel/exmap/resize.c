@@ -63,13 +63,13 @@ long exmap_resize(struct exmap *exmap, u64 frames)
 	if (frames > totalram_pages())
 		return -ENOMEM;
 	/* Its lane is the one through which frames come and go. */
-	if (mutex_lock_killable(&exmap->setup))
+	if (mutex_lock_killable(&exmap->sizing))
 		return error;
 	if (!mutex_lock_killable(&exmap->interface[0].lock)) {
 		error = resize_locked(exmap, frames);
 		mutex_unlock(&exmap->interface[0].lock);
 	}
-	mutex_unlock(&exmap->setup);
+	mutex_unlock(&exmap->sizing);
 	return error;
 }
 
@@ -104,7 +104,7 @@ static bool shrink_one(struct exmap *exmap, void *data)
 	struct shrink_control *control = data;
 	u64 before, most = free_frames(exmap);
 
-	if (!most || !mutex_trylock(&exmap->setup))
+	if (!most || !mutex_trylock(&exmap->sizing))
 		return true;
 	if (mutex_trylock(&exmap->interface[0].lock)) {
 		before = exmap->pool.frames;
@@ -113,7 +113,7 @@ static bool shrink_one(struct exmap *exmap, void *data)
 		control->nr_scanned += before - exmap->pool.frames;
 		mutex_unlock(&exmap->interface[0].lock);
 	}
-	mutex_unlock(&exmap->setup);
+	mutex_unlock(&exmap->sizing);
 	return control->nr_scanned < control->nr_to_scan;
 }
 
