@@ -56,11 +56,12 @@ void __pt_mount_mirror(struct pt_mount *mount, u64 page)
 
 #define NOTED	((u64)(_PAGE_ACCESSED | _PAGE_DIRTY))
 
+/* Of a page that is there: what stands in other entries is their owner's business. */
 static void set_bits(u64 *entry, u64 bits)
 {
 	u64 old = READ_ONCE(*entry);
 
-	while (old && (old & bits) != bits && !try_cmpxchg64(entry, &old, old | bits))
+	while ((old & _PAGE_PRESENT) && (old & bits) != bits && !try_cmpxchg64(entry, &old, old | bits))
 		;
 }
 
