@@ -364,14 +364,15 @@ u64 frame_pool_resize(struct frame_pool *pool, struct frame_lane *lane, u64 fram
 
 static bool make_lane(struct frame_pool *pool, struct frame_lane *lane)
 {
+	bool needs_scratch = pool->design != FRAMES_BUNDLES;
 	struct page *pending = frame_from_kernel(pool);
-	struct page *scratch = frame_from_kernel(pool);
+	struct page *scratch = needs_scratch ? frame_from_kernel(pool) : NULL;
 
-	if (!pending || !scratch)
+	if (!pending || (needs_scratch && !scratch))
 		return false;
 	spin_lock_init(&lane->lock);
 	lane->pending.stack = page_address(pending);
-	lane->scratch = page_address(scratch);
+	lane->scratch = scratch ? page_address(scratch) : NULL;
 	return true;
 }
 

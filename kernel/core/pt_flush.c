@@ -95,6 +95,11 @@ void pt_flush_range(struct mm_struct *mm, unsigned long start, unsigned long end
 	static_call(vellum_flush)(mm, start, end, PAGE_SHIFT, false);
 }
 
+void pt_flush_all(struct mm_struct *mm)
+{
+	pt_flush_range(mm, 0, TLB_FLUSH_ALL);
+}
+
 void pt_flush_tables(struct mm_struct *mm, unsigned long start, unsigned long end)
 {
 	static_call(vellum_flush)(mm, start, end, PAGE_SHIFT, true);

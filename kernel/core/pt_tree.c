@@ -50,16 +50,24 @@ static u64 *table_below(struct pt_tree *tree, u64 *entry, unsigned int level)
 	return table;
 }
 
-u64 *__pt_tree_make_leaf(struct pt_tree *tree, u64 page)
+/* The table of this level that the page is in; NULL when there is no memory for it. */
+static u64 *make_table(struct pt_tree *tree, u64 page, unsigned int lowest)
 {
 	u64 *table = tree->root;
 	unsigned int level;
 
-	for (level = tree->order; table && level > 1; level--) {
+	for (level = tree->order; table && level > lowest; level--) {
 		u64 index = (page >> (PT_INDEX_BITS * (level - 1))) & (PT_ENTRIES - 1);
 
 		table = table_below(tree, table + index, level - 1);
 	}
+	return table;
+}
+
+u64 *__pt_tree_make_leaf(struct pt_tree *tree, u64 page)
+{
+	u64 *table = make_table(tree, page, 1);
+
 	return table ? table + (page & (PT_ENTRIES - 1)) : NULL;
 }
 
@@ -122,15 +130,7 @@ int pt_tree_init(struct pt_tree *tree, u64 pages)
 	atomic_long_set(&tree->tables, 1);
 
 	for (page = 0; tree->order > 2 && page < pages; page += pt_entry_pages(3)) {
-		u64 *table = tree->root;
-		unsigned int level;
-
-		for (level = tree->order; table && level > 2; level--) {
-			u64 index = (page >> (PT_INDEX_BITS * (level - 1))) & (PT_ENTRIES - 1);
-
-			table = table_below(tree, table + index, level - 1);
-		}
-		if (!table || fatal_signal_pending(current)) {
+		if (!make_table(tree, page, 2) || fatal_signal_pending(current)) {
 			pt_tree_destroy(tree);
 			return -ENOMEM;
 		}

@@ -11,7 +11,6 @@
 
 #include <linux/mm.h>
 #include <linux/sched.h>
-#include <asm/tlbflush.h>
 
 #include "core/pt_flush.h"
 #include "exmap/exmap.h"
@@ -71,7 +70,7 @@ static noinline struct exmap_result alloc_run(struct allocation *allocation,
 /* Other processors may remember that pages showed zeros. */
 void exmap_flush_zeros(struct exmap_interface *interface, struct mm_struct *mm)
 {
-	pt_flush_range(mm, 0, TLB_FLUSH_ALL);
+	pt_flush_all(mm);
 	interface->flushes++;
 }
 

@@ -174,6 +174,23 @@ int exmap_may_command(struct exmap *exmap)
 	return mm == current->mm ? 0 : -EPERM;
 }
 
+/* The interface, for a caller who may change the surface; or an error. */
+struct exmap_interface *exmap_find_interface(struct exmap *exmap, unsigned int index)
+{
+	int error = exmap_may_command(exmap);
+
+	if (error)
+		return ERR_PTR(error);
+	return index < exmap->interfaces ? &exmap->interface[index] : ERR_PTR(-EINVAL);
+}
+
+int exmap_lock_interface(struct exmap_interface *interface, bool may_wait)
+{
+	if (!may_wait)
+		return mutex_trylock(&interface->lock) ? 0 : -EAGAIN;
+	return mutex_lock_killable(&interface->lock) ? -EINTR : 0;
+}
+
 /* Copies a structure whose size its first word says; what we do not know of it must be zero. */
 static int copy_sized(void *to, size_t known, unsigned long from)
 {

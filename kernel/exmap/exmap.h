@@ -120,6 +120,8 @@ int exmap_map_vector(struct exmap *exmap, struct vm_area_struct *vma, unsigned l
 void exmap_surface_destroy(struct exmap *exmap);
 
 int exmap_may_command(struct exmap *exmap);
+struct exmap_interface *exmap_find_interface(struct exmap *exmap, unsigned int index);
+int exmap_lock_interface(struct exmap_interface *interface, bool may_wait);
 long exmap_vector(struct exmap *exmap, unsigned int command, unsigned int index,
 		  unsigned int entries);
 

@@ -6,7 +6,6 @@
 
 #include <linux/mm.h>
 #include <linux/sched.h>
-#include <asm/tlbflush.h>
 
 #include "core/pt_flush.h"
 #include "exmap/exmap.h"
@@ -40,7 +39,7 @@ void exmap_flush(struct exmap *exmap, u64 first, u64 last)
 		pt_flush_range(current->mm, start + (first << PAGE_SHIFT),
 			       start + ((last + 1) << PAGE_SHIFT));
 	else
-		pt_flush_range(current->mm, 0, TLB_FLUSH_ALL);
+		pt_flush_all(current->mm);
 }
 
 static void flush(struct clearance *clearance)
@@ -53,7 +52,7 @@ static void flush(struct clearance *clearance)
 	if (clearance->pages <= FLUSH_PAGES)
 		exmap_flush(exmap, clearance->first, clearance->last);
 	else
-		pt_flush_range(current->mm, 0, TLB_FLUSH_ALL);
+		pt_flush_all(current->mm);
 	for (i = 0; i < clearance->pages; i++)
 		WRITE_ONCE(*clearance->interface->leaving[i], 0);
 	/* Who began to hold pages since we looked is seen now, or has seen that they are gone. */

@@ -68,21 +68,19 @@ static bool overlap(const struct vellum_exmap_move *move)
 
 long exmap_move(struct exmap *exmap, const struct vellum_exmap_move *move)
 {
+	struct exmap_interface *interface = exmap_find_interface(exmap, move->interface);
 	u64 pages = exmap->tree.pages, done, moved = 0;
-	long error = exmap_may_command(exmap);
-	struct exmap_interface *interface;
 	u64 *frames;
 
-	if (error)
-		return error;
-	if (move->interface >= exmap->interfaces || move->count > pages ||
-	    move->from > pages - move->count || move->to > pages - move->count || overlap(move))
+	if (IS_ERR(interface))
+		return PTR_ERR(interface);
+	if (move->count > pages || move->from > pages - move->count ||
+	    move->to > pages - move->count || overlap(move))
 		return -EINVAL;
 	frames = kmalloc_array(STRIDE, sizeof(*frames), GFP_KERNEL_ACCOUNT);
 	if (!frames)
 		return -ENOMEM;
-	interface = &exmap->interface[move->interface];
-	if (mutex_lock_killable(&interface->lock)) {
+	if (exmap_lock_interface(interface, true)) {
 		kfree(frames);
 		return -EINTR;
 	}

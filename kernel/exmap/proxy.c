@@ -127,23 +127,11 @@ static void finished(struct transfer_batch *batch)
 		queue_work(exmap_work, &call->work);
 }
 
-static bool can_transfer(struct exmap *exmap, bool write)
-{
-	return exmap->backing && exmap->backing->f_mode & (write ? FMODE_WRITE : FMODE_READ);
-}
-
 static void plan(struct transfer_batch *batch, struct exmap *exmap, unsigned int index,
 		 struct segments *segments, bool write)
 {
-	unsigned int i;
-
-	transfer_begin(batch, exmap, index);
-	for (i = 0; i < segments->count; i++) {
-		if (write)
-			transfer_write(batch, segments->ranges[i], &segments->results[i]);
-		else
-			transfer_fill(batch, segments->ranges[i], true, &segments->results[i]);
-	}
+	transfer_plan(batch, exmap, index, write ? TRANSFER_WRITE : TRANSFER_REFRESH,
+		      segments->ranges, segments->results, segments->count);
 }
 
 /* Reads without waiting. The segments are the call's from here on. */
@@ -172,7 +160,7 @@ static ssize_t transfer(struct exmap *exmap, unsigned int index, struct segments
 {
 	struct transfer_batch batch;
 
-	if (!can_transfer(exmap, write))
+	if (!transfer_is_possible(exmap, write))
 		return -EBADF;
 	if (!write && !is_sync_kiocb(kiocb) && (exmap->backing->f_flags & O_DIRECT))
 		return read_later(exmap, index, segments, kiocb);
@@ -200,33 +188,28 @@ static bool may_wait(struct exmap *exmap, u64 opcode, bool write)
 			 !(exmap->backing && (exmap->backing->f_flags & O_DIRECT)));
 }
 
-static int lock_interface(struct exmap_interface *interface, const struct kiocb *kiocb)
-{
-	if (kiocb->ki_flags & IOCB_NOWAIT)
-		return mutex_trylock(&interface->lock) ? 0 : -EAGAIN;
-	return mutex_lock_killable(&interface->lock) ? -EINTR : 0;
-}
-
 static ssize_t proxy(struct kiocb *kiocb, struct iov_iter *iter, bool write)
 {
 	struct exmap *exmap = exmap_of(kiocb->ki_filp);
 	unsigned int index = kiocb->ki_pos & 0xff;
 	u64 opcode = kiocb->ki_pos >> 8;
 	struct segments segments = {};
-	ssize_t outcome = exmap_may_command(exmap);
+	struct exmap_interface *interface = exmap_find_interface(exmap, index);
+	bool nowait = kiocb->ki_flags & IOCB_NOWAIT;
+	ssize_t outcome;
 
-	if (outcome)
-		return outcome;
-	if (index >= exmap->interfaces || !user_backed_iter(iter))
+	if (IS_ERR(interface))
+		return PTR_ERR(interface);
+	if (!user_backed_iter(iter))
 		return -EINVAL;
-	if ((kiocb->ki_flags & IOCB_NOWAIT) && may_wait(exmap, opcode, write))
+	if (nowait && may_wait(exmap, opcode, write))
 		return -EAGAIN;
 	outcome = read_segments(exmap, iter, &segments);
 	if (!outcome)
-		outcome = lock_interface(&exmap->interface[index], kiocb);
+		outcome = exmap_lock_interface(interface, !nowait);
 	if (!outcome) {
 		outcome = carry_out(exmap, index, opcode, &segments, kiocb, write);
-		mutex_unlock(&exmap->interface[index].lock);
+		mutex_unlock(&interface->lock);
 	}
 	free_segments(&segments);
 	return outcome;

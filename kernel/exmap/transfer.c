@@ -26,7 +26,12 @@ struct transfer {
 	struct bio_vec		pages[];
 };
 
-void transfer_begin(struct transfer_batch *batch, struct exmap *exmap, unsigned int index)
+bool transfer_is_possible(struct exmap *exmap, bool write)
+{
+	return exmap->backing && exmap->backing->f_mode & (write ? FMODE_WRITE : FMODE_READ);
+}
+
+static void begin(struct transfer_batch *batch, struct exmap *exmap, unsigned int index)
 {
 	batch->exmap = exmap;
 	batch->index = index;
@@ -95,8 +100,8 @@ static struct page *hold(struct transfer_batch *batch, u64 *leaf)
  * Plans to read what of the range is not there, and with refresh what is there as well. A page for
  * which there is no frame ends the range.
  */
-void transfer_fill(struct transfer_batch *batch, struct page_range range, bool refresh,
-		   struct exmap_result *result)
+static void fill(struct transfer_batch *batch, struct page_range range, bool refresh,
+		 struct exmap_result *result)
 {
 	struct exmap *exmap = batch->exmap;
 	struct frame_lane *lane = &exmap->pool.lanes[batch->index];
@@ -147,8 +152,8 @@ static void let_go(struct transfer *transfer)
 }
 
 /* Plans to write the range, all of which must be there. */
-void transfer_write(struct transfer_batch *batch, struct page_range range,
-		    struct exmap_result *result)
+static void write(struct transfer_batch *batch, struct page_range range,
+		  struct exmap_result *result)
 {
 	struct list_head *before = batch->transfers.prev;
 	struct transfer *transfer = NULL;
@@ -175,6 +180,21 @@ void transfer_write(struct transfer_batch *batch, struct page_range range,
 		let_go(transfer);
 		list_del(&transfer->node);
 		kfree(transfer);
+	}
+}
+
+void transfer_plan(struct transfer_batch *batch, struct exmap *exmap, unsigned int index,
+		   enum transfer_kind kind, const struct page_range *ranges,
+		   struct exmap_result *results, unsigned int count)
+{
+	unsigned int i;
+
+	begin(batch, exmap, index);
+	for (i = 0; i < count; i++) {
+		if (kind == TRANSFER_WRITE)
+			write(batch, ranges[i], &results[i]);
+		else
+			fill(batch, ranges[i], kind == TRANSFER_REFRESH, &results[i]);
 	}
 }
 

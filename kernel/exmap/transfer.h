@@ -39,11 +39,16 @@ struct transfer_batch {
 	bool			over_zeros;	/* a page that showed zeros has a frame now */
 };
 
-void transfer_begin(struct transfer_batch *batch, struct exmap *exmap, unsigned int index);
-void transfer_fill(struct transfer_batch *batch, struct page_range range, bool refresh,
-		   struct exmap_result *result);
-void transfer_write(struct transfer_batch *batch, struct page_range range,
-		    struct exmap_result *result);
+/* Whether there is a file that can be read, or written. */
+bool transfer_is_possible(struct exmap *exmap, bool write);
+
+/*
+ * Plans a batch for these ranges. What is there already is read again with TRANSFER_REFRESH, and
+ * left alone with TRANSFER_FILL.
+ */
+void transfer_plan(struct transfer_batch *batch, struct exmap *exmap, unsigned int index,
+		   enum transfer_kind kind, const struct page_range *ranges,
+		   struct exmap_result *results, unsigned int count);
 
 /* Carries the batch out and waits for it. */
 void transfer_finish(struct transfer_batch *batch);

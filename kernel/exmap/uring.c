@@ -110,20 +110,14 @@ int exmap_uring_cmd(struct io_uring_cmd *command, unsigned int issue_flags)
 	unsigned int opcode = command->cmd_op >> 8;
 	const struct iovec *given = uring_cmd_data(command);
 	struct iovec part = { READ_ONCE(given->iov_base), READ_ONCE(given->iov_len) };
-	struct exmap_interface *interface;
-	long outcome = exmap_may_command(exmap);
+	struct exmap_interface *interface = exmap_find_interface(exmap, index);
+	long outcome;
 
+	if (IS_ERR(interface))
+		return PTR_ERR(interface);
+	outcome = exmap_lock_interface(interface, !(issue_flags & IO_URING_F_NONBLOCK));
 	if (outcome)
 		return outcome;
-	if (index >= exmap->interfaces)
-		return -EINVAL;
-	interface = &exmap->interface[index];
-	if (issue_flags & IO_URING_F_NONBLOCK) {
-		if (!mutex_trylock(&interface->lock))
-			return -EAGAIN;
-	} else if (mutex_lock_killable(&interface->lock)) {
-		return -EINTR;
-	}
 	if (command->flags & IORING_URING_CMD_FIXED)
 		outcome = buffer_command(exmap, index, opcode, command, part);
 	else

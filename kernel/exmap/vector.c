@@ -31,19 +31,13 @@ static long transfer(struct exmap *exmap, unsigned int index, unsigned int entri
 {
 	struct exmap_interface *interface = &exmap->interface[index];
 	struct transfer_batch batch;
-	unsigned int i;
 
-	if (!exmap->backing || !(exmap->backing->f_mode & (write ? FMODE_WRITE : FMODE_READ)))
+	if (!transfer_is_possible(exmap, write))
 		return -EBADF;
 	read_vector(exmap, interface, entries);
 	memset(interface->results, 0, entries * sizeof(*interface->results));
-	transfer_begin(&batch, exmap, index);
-	for (i = 0; i < entries; i++) {
-		if (write)
-			transfer_write(&batch, interface->ranges[i], &interface->results[i]);
-		else
-			transfer_fill(&batch, interface->ranges[i], false, &interface->results[i]);
-	}
+	transfer_plan(&batch, exmap, index, write ? TRANSFER_WRITE : TRANSFER_FILL,
+		      interface->ranges, interface->results, entries);
 	transfer_finish(&batch);
 	return write_results(interface, entries);
 }
@@ -52,16 +46,16 @@ static long transfer(struct exmap *exmap, unsigned int index, unsigned int entri
 long exmap_vector(struct exmap *exmap, unsigned int command, unsigned int index,
 		  unsigned int entries)
 {
-	struct exmap_interface *interface;
-	long outcome = exmap_may_command(exmap);
+	struct exmap_interface *interface = exmap_find_interface(exmap, index);
+	long outcome;
 
+	if (IS_ERR(interface))
+		return PTR_ERR(interface);
+	if (entries > VELLUM_EXMAP_VECTOR_ENTRIES)
+		return -EINVAL;
+	outcome = exmap_lock_interface(interface, true);
 	if (outcome)
 		return outcome;
-	if (index >= exmap->interfaces || entries > VELLUM_EXMAP_VECTOR_ENTRIES)
-		return -EINVAL;
-	interface = &exmap->interface[index];
-	if (mutex_lock_killable(&interface->lock))
-		return -EINTR;
 	switch (command) {
 	case VELLUM_EXMAP_ALLOC:
 		outcome = exmap_alloc_vector(exmap, index, entries);
