@@ -6,6 +6,7 @@
 #ifndef VELLUM_COMPAT_H
 #define VELLUM_COMPAT_H
 
+#include <linux/fs.h>
 #include <linux/mm.h>
 #include <linux/sched.h>
 #include <linux/shrinker.h>
@@ -176,5 +177,25 @@ static inline void shrinker_stop(struct shrinker *shrinker)
 	unregister_shrinker(shrinker);
 }
 #endif
+
+/*
+ * Starts a write that may go on after the call. The file system cannot be frozen before it ends,
+ * which for one that goes on (EIOCBQUEUED) is said by kiocb_end_write in its completion.
+ */
+static inline ssize_t file_begin_write(struct file *file, struct kiocb *kiocb,
+				       struct iov_iter *iter)
+{
+#if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 8, 0)
+	return vfs_iocb_iter_write(file, kiocb, iter);
+#else
+	ssize_t outcome;
+
+	kiocb_start_write(kiocb);
+	outcome = vfs_iocb_iter_write(file, kiocb, iter);
+	if (outcome != -EIOCBQUEUED)
+		kiocb_end_write(kiocb);
+	return outcome;
+#endif
+}
 
 #endif /* VELLUM_COMPAT_H */

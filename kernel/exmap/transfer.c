@@ -208,13 +208,20 @@ static void one_less(struct transfer_batch *batch)
 		complete(&batch->done);
 }
 
+static void end(struct transfer *transfer, long outcome)
+{
+	transfer->outcome = outcome;
+	trace_exmap_transfer(transfer->batch->index, transfer->page, transfer->count, outcome);
+	one_less(transfer->batch);
+}
+
 static void completed(struct kiocb *kiocb, long outcome)
 {
 	struct transfer *transfer = container_of(kiocb, struct transfer, kiocb);
 
-	transfer->outcome = outcome;
-	trace_exmap_transfer(transfer->batch->index, transfer->page, transfer->count, outcome);
-	one_less(transfer->batch);
+	if (transfer->kind == TRANSFER_WRITE)
+		kiocb_end_write(kiocb);
+	end(transfer, outcome);
 }
 
 static void submit(struct transfer *transfer, struct file *file)
@@ -231,10 +238,10 @@ static void submit(struct transfer *transfer, struct file *file)
 		      (size_t)transfer->count << PAGE_SHIFT);
 	if (write)
 		kiocb->ki_flags |= IOCB_WRITE;
-	outcome = write ? vfs_iocb_iter_write(file, kiocb, &iter) :
+	outcome = write ? file_begin_write(file, kiocb, &iter) :
 			  vfs_iocb_iter_read(file, kiocb, &iter);
 	if (outcome != -EIOCBQUEUED)
-		completed(kiocb, outcome);
+		end(transfer, outcome);
 }
 
 static void submit_all(struct transfer_batch *batch)
@@ -382,23 +389,9 @@ void transfer_start(struct transfer_batch *batch, void (*finished)(struct transf
 	submit_all(batch);
 }
 
-static bool writes(struct transfer_batch *batch)
-{
-	struct transfer *first = first_of(batch);
-
-	return first && first->kind == TRANSFER_WRITE;
-}
-
 void transfer_finish(struct transfer_batch *batch)
 {
-	struct file *file = batch->exmap->backing;
-	bool is_write = writes(batch);
-
-	if (is_write)
-		file_start_write(file);
 	submit_all(batch);
 	wait_for_completion_io(&batch->done);
-	if (is_write)
-		file_end_write(file);
 	transfer_conclude(batch, current->mm);
 }

@@ -39,6 +39,24 @@ fn what_is_written_is_read_again() {
     }
 }
 
+/// Freezing waits for all writes that have begun, and those that have ended must not count.
+#[test]
+fn a_file_system_can_be_frozen_after_writes() {
+    const FREEZE: u32 = 0xc004_5877;
+    const THAW: u32 = 0xc004_5878;
+    let Some(_turn) = turn_for(CAN) else { return };
+    for backing in [Backing::cached(100), Backing::direct(100)] {
+        let surface = Plan::new(100, 50).backing(&backing.file).make();
+        assert_eq!(surface.alloc(0, &[(3, 1), (7, 4)]), [(0, 1), (0, 4)]);
+        assert_eq!(surface.write(0, &[(3, 1), (7, 4)]), [(0, 1), (0, 4)]);
+        match sys::ioctl(backing.file.as_fd(), FREEZE, 0) {
+            Err(Errno::OPNOTSUPP) => return println!("skipped: this file system does not freeze"),
+            frozen => assert_eq!(frozen, Ok(0), "{}", backing.name),
+        }
+        assert_eq!(sys::ioctl(backing.file.as_fd(), THAW, 0), Ok(0));
+    }
+}
+
 #[test]
 fn an_entry_with_a_page_that_is_not_there_is_not_written() {
     let Some(_turn) = turn_for(CAN) else { return };
