@@ -6,31 +6,32 @@
 #![allow(unsafe_code)]
 
 use std::io;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::ptr::NonNull;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
 
-use vellum_vm::{Entry, PAGE_SIZE, Surface};
+use vellum_vm::{PAGE_SIZE, Surface};
 
 use crate::error::PoolError;
 use crate::eviction::frame_budget::FrameBudget;
 use crate::huge::{HugeChunks, HugePages};
+use crate::page::PageRef;
 use crate::page::format::PageFormat;
 use crate::page::parking::ParkingLot;
 use crate::page::state::{Leave, PageState, State, Word};
 use crate::page::state_array::StateArray;
-use crate::page::{PageId, PageRef};
+use crate::page::states::States;
 use crate::replacement::{Chance, ReplacementPolicy, Residents};
 use crate::statistics::counters::{Counters, Event};
 use crate::statistics::histogram::Histogram;
 
-/// From so many frames on, a new page's memory is populated by one call instead of by faults.
-const POPULATE_FROM: u32 = 4;
-
 /// See the module's documentation.
 #[derive(Debug)]
 pub(crate) struct Core {
+    /// Where the surface is: it never moves.
+    base: NonNull<u8>,
     pub(crate) surface: Surface,
-    pub(crate) states: StateArray,
+    pub(crate) states: States,
     pub(crate) parking: ParkingLot,
     pub(crate) budget: FrameBudget,
     pub(crate) policy: Box<dyn ReplacementPolicy>,
@@ -45,6 +46,11 @@ pub(crate) struct Core {
     /// Set once, by the first failed write or sync.
     poison: OnceLock<Arc<str>>,
 }
+
+// SAFETY: the address is that of the surface, which may be sent and shared.
+unsafe impl Send for Core {}
+// SAFETY: as above.
+unsafe impl Sync for Core {}
 
 /// What a waiter waits for.
 #[derive(Clone, Copy, Debug)]
@@ -74,12 +80,13 @@ impl Wanted {
 impl Core {
     pub(crate) fn new(
         surface: Surface,
-        states: StateArray,
+        states: States,
         capacity: u64,
         policy: Box<dyn ReplacementPolicy>,
         format: Arc<dyn PageFormat>,
     ) -> Core {
         Core {
+            base: surface.base(),
             surface,
             states,
             parking: ParkingLot::new(),
@@ -101,7 +108,9 @@ impl Core {
         let frames = self.budget.capacity();
         let large = !cfg!(feature = "model") && frames >= HugeChunks::MIN_FRAMES;
         if wanted == HugePages::Auto && large && vellum_vm::probe::huge_pages().is_ok() {
-            self.states.use_huge_pages(frames * PAGE_SIZE as u64 / StateArray::HUGE_SHARE);
+            if let States::Pages(states) = &self.states {
+                states.use_huge_pages(frames * PAGE_SIZE as u64 / StateArray::HUGE_SHARE);
+            }
             self.huge = (threads > 0 && self.surface.can_collapse()).then(HugeChunks::new);
         }
         self
@@ -114,78 +123,64 @@ impl Core {
         }
     }
 
-    /// The state word of a page that lies in the file and fits the pool.
+    /// The state word of a page that lies in the file and fits the pool, and what it said; see
+    /// [`States::look`].
     #[inline(always)]
-    pub(crate) fn state(&self, page: PageRef) -> Result<&PageState, PoolError> {
-        match self.states.get(page.id) {
-            Some(state) if page.frames == 1 => Ok(state),
-            state => self.state_of_large(page, state),
+    pub(crate) fn look(&self, page: PageRef) -> Result<(&PageState, Word), PoolError> {
+        match self.states.look(page.id) {
+            Some(sight) if page.frames == 1 => Ok(sight),
+            sight => self.look_at_large(page, sight),
         }
     }
 
     #[cold]
-    fn state_of_large<'a>(
+    fn look_at_large<'a>(
         &self,
         page: PageRef,
-        state: Option<&'a PageState>,
-    ) -> Result<&'a PageState, PoolError> {
+        sight: Option<(&'a PageState, Word)>,
+    ) -> Result<(&'a PageState, Word), PoolError> {
         let pages = self.states.pages();
         let end = page.id.0.checked_add(u64::from(page.frames));
-        let state = state
+        let sight = sight
             .filter(|_| page.frames > 0 && end.is_some_and(|end| end <= pages))
             .ok_or(PoolError::OutOfRange { page, pages })?;
         let capacity = self.budget.capacity();
         if u64::from(page.frames) > capacity || page.frames > PageRef::MAX_FRAMES {
             return Err(PoolError::PageTooLarge { page, capacity });
         }
-        Ok(state)
+        Ok(sight)
     }
 
-    /// The words of a page's frames behind its head.
-    fn inner(&self, page: PageRef) -> impl Iterator<Item = &PageState> {
-        let frames = page.id.0 + 1..page.id.0 + u64::from(page.frames);
-        frames.filter_map(|id| self.states.get(PageId(id)))
-    }
-
-    /// Makes the frames behind the head part of the page, before it becomes resident. The caller
-    /// has locked the head. Fails, and changes nothing, if one of them is a page of its own.
-    ///
-    /// Returns what they were, for [`unlock_unread`](Core::unlock_unread).
-    pub(crate) fn enclose(&self, page: PageRef) -> Result<Vec<Leave>, PoolError> {
-        let mut enclosed = Vec::with_capacity(page.frames as usize - 1);
-        for inner in self.inner(page) {
-            match inner.try_enclose() {
-                Some(leave) => enclosed.push(leave),
-                None => {
-                    self.disclose(page, enclosed);
-                    return Err(PoolError::WrongSize(page));
-                }
-            }
-        }
-        Ok(enclosed)
-    }
-
-    fn disclose(&self, page: PageRef, leaves: impl IntoIterator<Item = Leave>) {
-        self.inner(page).zip(leaves).for_each(|(inner, leave)| inner.disclose(leave));
+    /// As [`look`](Core::look), for a page that is known to lie in the file.
+    #[inline]
+    pub(crate) fn look_at_known(&self, page: PageRef) -> (&PageState, Word) {
+        self.states.look(page.id).expect("a page that is known lies in the file")
     }
 
     /// All of the page is resident, and of this page: a reference of the right length. True of
     /// any page of one frame. The caller holds the head, or validates it afterwards.
     #[inline]
     pub(crate) fn is_whole(&self, page: PageRef) -> bool {
-        page.frames == 1 || self.inner(page).all(|inner| inner.load().state() == State::Inner)
+        page.frames == 1 || self.inner(page).all(|(_, word)| word.state() == State::Inner)
     }
 
     /// The state word of a page that the caller holds.
+    #[inline]
     pub(crate) fn held(&self, page: PageRef) -> &PageState {
-        self.states.get(page.id).expect("a page that is held lies in the file")
+        self.states.held(page.id)
+    }
+
+    /// Where page 0 is, or would be, in memory.
+    #[inline(always)]
+    pub(crate) fn base(&self) -> *mut u8 {
+        self.base.as_ptr()
     }
 
     /// Where the page is, or would be, in memory.
     #[inline(always)]
     pub(crate) fn address(&self, page: PageRef) -> *mut u8 {
         // Within the surface, which is as long as the state array that `page` was found in.
-        self.surface.base().as_ptr().wrapping_add(page.id.0 as usize * PAGE_SIZE)
+        self.base.as_ptr().wrapping_add(page.id.0 as usize * PAGE_SIZE)
     }
 
     /// The bytes of a page that the caller holds, shared or exclusively.
@@ -203,10 +198,7 @@ impl Core {
     pub(crate) fn wait(&self, page: PageRef, state: &PageState, seen: Word, wanted: Wanted) {
         if state.try_announce_waiter(seen) {
             self.counters.count(Event::Wait);
-            self.parking.park(page.id, || {
-                let now = state.load();
-                now.has_waiters() && wanted.is_blocked(now)
-            });
+            self.parking.park(page.id, || self.is_blocked(page, wanted));
         }
     }
 
@@ -223,142 +215,39 @@ impl Core {
             return false;
         }
         self.counters.count(Event::Wait);
-        self.parking.park_task(page.id, waker, || {
-            let now = state.load();
-            now.has_waiters() && wanted.is_blocked(now)
-        })
+        self.parking.park_task(page.id, waker, || self.is_blocked(page, wanted))
     }
 
-    /// Ends an exclusive hold of a page whose memory is gone, and wakes who waited for it.
-    ///
-    /// The frames behind the head are free then, evicted page or not: none of them is a page, and
-    /// a stale reader that knew one when it was must not bring it in.
-    pub(crate) fn unlock_released(&self, page: PageRef, leave: Leave) {
-        self.disclose(page, std::iter::repeat(Leave::Free));
-        self.unlock(page, leave, false);
-    }
-
-    /// Ends an exclusive hold of a page that could not be read. The reference to it may be wrong,
-    /// so the frames behind the head are again what they were before [`enclose`](Core::enclose).
-    pub(crate) fn unlock_unread(&self, page: PageRef, enclosed: Vec<Leave>) {
-        self.disclose(page, enclosed);
-        self.unlock(page, Leave::Evicted, false);
+    /// Whoever unlocks or releases the page will wake those who wait for it.
+    fn is_blocked(&self, page: PageRef, wanted: Wanted) -> bool {
+        let (_, now) = self.look_at_known(page);
+        now.has_waiters() && wanted.is_blocked(now)
     }
 
     /// Ends an exclusive hold and wakes who waited for it.
     pub(crate) fn unlock(&self, page: PageRef, leave: Leave, dirty: bool) {
-        if self.held(page).unlock(leave, dirty) {
+        self.unlock_state(page, self.held(page), leave, dirty);
+    }
+
+    /// As [`unlock`](Core::unlock), by who has the word at hand.
+    #[inline]
+    pub(crate) fn unlock_state(&self, page: PageRef, state: &PageState, leave: Leave, dirty: bool) {
+        if state.unlock(leave, dirty) {
             self.parking.wake(page.id);
         }
     }
 
     /// Ends a shared hold and wakes who waited for it.
     pub(crate) fn unlock_shared(&self, page: PageRef) {
-        if self.held(page).unlock_shared() {
+        self.unlock_shared_state(page, self.held(page));
+    }
+
+    /// As [`unlock_shared`](Core::unlock_shared), by who has the word at hand.
+    #[inline]
+    pub(crate) fn unlock_shared_state(&self, page: PageRef, state: &PageState) {
+        if state.unlock_shared() {
             self.parking.wake(page.id);
         }
-    }
-
-    /// Puts zeroed memory behind a page that has none, or leaves that to whoever writes it first.
-    /// The caller holds it exclusively and has taken its frames out of the budget.
-    ///
-    /// # Errors
-    /// What the kernel said; a part of the page may have memory then.
-    pub(crate) fn populate_zeroed(&self, page: PageRef) -> io::Result<()> {
-        let by_writing = self.surface.fault_behaviour().writing_populates();
-        if by_writing && page.frames < POPULATE_FROM {
-            return Ok(());
-        }
-        let mut entry = [Entry::new(page.range())];
-        self.surface.populate(&mut entry);
-        if by_writing {
-            // Failing to populate ahead is no failure: the first write populates.
-            return Ok(());
-        }
-        entry[0].result?;
-        if !self.surface.fresh_pages_are_zeroed() {
-            // SAFETY: the page lies on the surface, its memory is resident and it is held
-            // exclusively; what optimistic readers read of it is discarded.
-            unsafe { self.address(page).write_bytes(0, page.bytes()) };
-        }
-        Ok(())
-    }
-
-    /// Takes the memory of a page away that was not admitted, as far as it has some. It lies in no
-    /// huge page. Where the kernel refuses, it is found there when the page comes the next time.
-    pub(crate) fn release_unadmitted(&self, page: PageRef) {
-        self.release_small(&mut [Entry::new(page.range())]);
-    }
-
-    /// A page became resident: its memory is there, or comes as it is written. The caller holds it
-    /// exclusively and has taken its frames out of the budget.
-    pub(crate) fn admit(&self, page: PageRef) {
-        self.policy.admit(page);
-        if let Some(huge) = &self.huge {
-            huge.come(page.range());
-        }
-    }
-
-    /// Takes the memory of admitted pages away, with one call for all of them; a result for each.
-    /// The caller holds them exclusively, and no reference to their bytes is left.
-    ///
-    /// EBUSY is an ordinary answer: the page lies in a huge page on which others have I/O under
-    /// way, or which is just put together; or, on exmap, its own I/O has not let go of it yet.
-    /// Like any page that fails to be released, it stays.
-    pub(crate) fn release(&self, pages: impl Iterator<Item = PageRef>) -> Vec<Entry> {
-        let mut entries: Vec<Entry> = pages.map(|page| Entry::new(page.range())).collect();
-        match &self.huge {
-            Some(huge) => {
-                huge.release(&self.surface, &mut entries, |entries| self.release_small(entries));
-            }
-            None => self.release_small(&mut entries),
-        }
-        entries
-    }
-
-    /// As [`release`](Core::release), for a page that is freed, and cannot stay for another try:
-    /// waits a little where that would say EBUSY.
-    pub(crate) fn release_freed(&self, page: PageRef) -> io::Result<()> {
-        let mut entry = Entry::new(page.range());
-        match &self.huge {
-            Some(huge) => {
-                let release = |entries: &mut [Entry]| self.release_small(entries);
-                huge.release_freed(&self.surface, &mut entry, release);
-            }
-            None => self.release_small(std::slice::from_mut(&mut entry)),
-        }
-        Ok(entry.result?)
-    }
-
-    /// Releases pages that the caller holds, and that lie in no huge page, or with all of one.
-    fn release_small(&self, entries: &mut [Entry]) {
-        if !entries.is_empty() {
-            self.release_batches.fetch_add(1, Ordering::Relaxed);
-            // SAFETY: the caller holds the pages exclusively, so only optimistic readers look at
-            // them, and what those read is discarded.
-            unsafe { self.surface.release(entries) };
-        }
-    }
-
-    /// A read into an evicted page has ended: checks the page and admits it.
-    ///
-    /// The caller holds the page exclusively and has taken its frames out of the budget; after an
-    /// error the memory is gone again, and both are still the caller's to give back.
-    pub(crate) fn finish_read(
-        &self,
-        page: PageRef,
-        result: io::Result<()>,
-    ) -> Result<(), PoolError> {
-        let outcome = result.map_err(|source| PoolError::Read { page, source }).and_then(|()| {
-            // SAFETY: the page was just read and is held exclusively.
-            let bytes = unsafe { self.bytes(page) };
-            Ok(self.format.verify(page, bytes)?)
-        });
-        match outcome {
-            Ok(()) => self.admit(page),
-            Err(_) => self.release_unadmitted(page),
-        }
-        outcome
     }
 
     /// Refuses changes after a failed write or sync.
@@ -390,8 +279,7 @@ pub(crate) fn is_disk_full(error: &io::Error) -> bool {
 
 impl Residents for Core {
     fn second_chance(&self, page: PageRef) -> Chance {
-        let Some(state) = self.states.get(page.id) else { return Chance::InUse };
-        let seen = state.load();
+        let Some((state, seen)) = self.states.look(page.id) else { return Chance::InUse };
         match seen.state() {
             State::Marked => Chance::Spent,
             State::Unlocked if state.try_mark(seen) => Chance::Given,

@@ -10,6 +10,7 @@
 
 #![cfg(feature = "model")]
 
+use std::cell::Cell;
 use std::io;
 use std::sync::Arc;
 
@@ -17,7 +18,8 @@ use shuttle::rand::Rng;
 use shuttle::thread;
 use vellum_pool::device::{Device, DeviceInfo, MemoryDevice, ReadDone, Write};
 use vellum_pool::{
-    PageReader, PageRef, Pool, PoolError, PoolOptions, PoolSize, RawPages, Restart, Space,
+    PageDamage, PageFormat, PageReader, PageRef, Pool, PoolError, PoolOptions, PoolSize, RawPages,
+    Restart, Space, StatePlace,
 };
 use vellum_vm::{PageRange, Surface};
 
@@ -28,11 +30,20 @@ fn schedules() -> usize {
     std::env::var("VELLUM_MODEL_SCHEDULES").ok().and_then(|n| n.parse().ok()).unwrap_or(2_000)
 }
 
+std::thread_local! {
+    /// Where the pools of this test have their states. All of a model runs on one thread.
+    static PLACE: Cell<StatePlace> = const { Cell::new(StatePlace::Pages) };
+}
+
+/// Tries a scenario with the states in either place.
 fn check(scenario: impl Fn() + Send + Sync + 'static) {
     let scenario = Arc::new(scenario);
-    let again = scenario.clone();
-    shuttle::check_random(move || again(), schedules());
-    shuttle::check_pct(move || scenario(), schedules(), 3);
+    for place in [StatePlace::Pages, StatePlace::Frames] {
+        PLACE.set(place);
+        let (random, pct) = (scenario.clone(), scenario.clone());
+        shuttle::check_random(move || random(), schedules());
+        shuttle::check_pct(move || pct(), schedules(), 3);
+    }
 }
 
 /// A device whose reads and writes let other threads run in their midst, and whose asynchronous
@@ -89,14 +100,40 @@ impl Device for SlowDevice {
 }
 
 fn pool(evictors: u64) -> Pool {
+    pool_of(evictors, Arc::new(RawPages))
+}
+
+/// Pages on the device say how long they are.
+#[derive(Debug)]
+struct Lengths;
+
+impl PageFormat for Lengths {
+    fn seal(&self, page: PageRef, head: &mut [u8], _body: &[u8]) -> u64 {
+        head[8..12].copy_from_slice(&page.frames.to_le_bytes());
+        0
+    }
+
+    fn verify(&self, page: PageRef, bytes: &[u8]) -> Result<(), PageDamage> {
+        let is_this = bytes[8..12] == page.frames.to_le_bytes();
+        let what = || "another length".to_owned();
+        if is_this { Ok(()) } else { Err(PageDamage { page, what: what() }) }
+    }
+
+    fn write_ahead(&self, _lsn: u64) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+fn pool_of(evictors: u64, format: Arc<dyn PageFormat>) -> Pool {
     let options = PoolOptions {
         size: PoolSize::Bytes(u64::from(FRAMES) * 2 * 4096),
         evictors,
         patience: 1_000,
+        states: PLACE.get(),
         ..PoolOptions::default()
     };
     let device = Arc::new(SlowDevice(Arc::new(MemoryDevice::new())));
-    Pool::open(device, Arc::new(RawPages), Space::new(0), options).unwrap()
+    Pool::open(device, format, Space::new(0), options).unwrap()
 }
 
 /// The invariant of every page in these scenarios: its first and its last word are equal.
@@ -245,6 +282,45 @@ fn a_stale_reader_never_sees_a_reused_page_as_its_own() {
                 Err(error) => panic!("{error}"),
             }),
         ]);
+    });
+}
+
+#[test]
+fn a_place_is_used_again_by_pages_of_other_sizes() {
+    check(|| {
+        let pool = Arc::new(pool_of(1, Arc::new(Lengths)));
+        let pages = new_pages(&pool, 2);
+        let large = pages[0];
+        let (owner, reader, churner) = (pool.clone(), pool.clone(), pool.clone());
+        let stale = move |page: PageRef| match reader.fix_shared(page) {
+            Ok(guard) => drop(guard),
+            Err(PoolError::PageFree(_) | PoolError::WrongSize(_) | PoolError::Damaged(_)) => {}
+            Err(error) => panic!("{error}"),
+        };
+        threads(vec![
+            Box::new(move || {
+                owner.free_page(large).unwrap();
+                let small: Vec<_> = (0..3).map(|_| owner.allocate(1).unwrap().page()).collect();
+                for page in &small {
+                    owner.fix_exclusive(*page).unwrap()[..8].fill(page.id.0 as u8 + 1);
+                }
+                for page in small {
+                    let guard = owner.fix_shared(page).unwrap();
+                    assert_eq!(guard[..8], [page.id.0 as u8 + 1; 8]);
+                }
+            }),
+            Box::new(move || {
+                stale(large);
+                stale(PageRef::new(large.id.0 + 1, 1));
+                stale(large);
+            }),
+            Box::new(move || {
+                (0..2).for_each(|_| drop(churner.fix_shared(pages[1]).unwrap()));
+                drop(churner.allocate(FRAMES).unwrap());
+            }),
+        ]);
+        pool.sync().unwrap();
+        assert!(pool.stats().resident_frames <= u64::from(FRAMES) * 2);
     });
 }
 

@@ -145,7 +145,8 @@ fn a_large_page_finds_frames_though_the_background_threads_have_enough() {
             let stats = pool.stats();
             stats.capacity_frames - stats.resident_frames
         };
-        eventually("background eviction rests", || free(&pool) >= 32);
+        // It begins below 16, and goes on to 32; in between it may rest.
+        eventually("background eviction rests", || free(&pool) >= 16);
         assert!(free(&pool) < 128, "{}", free(&pool));
         assert_eq!(stamped(&*block_on(pool.fix_shared_async(large)).unwrap(), large), Some(3));
     });

@@ -39,6 +39,7 @@ mod sys;
 pub mod memory_limit;
 pub mod probe;
 
+pub use backend::exmap::PageTables;
 pub use backend::{BackendChoice, BackendKind, FaultBehaviour};
 pub use huge_page::{Asked, HUGE_PAGE_SIZE, HUGE_PAGES};
 pub use mapping::{Reservation, ReserveError};

@@ -13,6 +13,7 @@ use std::sync::OnceLock;
 
 use rustix::io::Errno;
 
+use crate::backend::exmap::PageTables;
 use crate::backend::{Backend, BackendChoice, BackendKind, FaultBehaviour};
 use crate::mapping::{Reservation, ReserveError};
 use crate::memory::Memory;
@@ -103,6 +104,12 @@ pub enum SurfaceError {
         advice: Advice,
         /// The backend in use.
         backend: BackendKind,
+    },
+    /// The page tables of the surface cannot be shown.
+    #[error("no look into the surface's page tables: {reason}")]
+    NoPageTables {
+        /// Why, and what to do.
+        reason: String,
     },
     /// Residency could not be found out.
     #[error("cannot read /proc/self/pagemap: {errno}; is /proc mounted?")]
@@ -212,6 +219,32 @@ impl Surface {
         // SAFETY: checked; the mapping lives as long as `self`.
         unsafe { self.backend.populate(self.base(), entries) };
         failures(entries)
+    }
+
+    /// Puts memory behind pages that hold none; returns how many entries failed.
+    ///
+    /// Each entry is of one page, and fails with `EXIST` if that held memory. Of several threads
+    /// that claim a page at the same time one succeeds. Contents are as after
+    /// [`populate`](Self::populate). Only an exmap can do this; others say `OPNOTSUPP`.
+    ///
+    /// # Panics
+    /// If an entry is not of one page.
+    pub fn claim(&self, entries: &mut [Entry]) -> usize {
+        assert!(entries.iter().all(|entry| entry.range.count == 1), "pages are claimed one by one");
+        self.check(entries);
+        // SAFETY: checked; the mapping lives as long as `self`.
+        unsafe { self.backend.claim(self.base(), entries) };
+        failures(entries)
+    }
+
+    /// The page tables that the processor uses for this surface, to be read by this process.
+    ///
+    /// # Errors
+    /// [`SurfaceError::NoPageTables`]: it is not on an exmap, or the process may not
+    /// (`CAP_SYS_ADMIN`).
+    pub fn page_tables(&self) -> Result<PageTables, SurfaceError> {
+        let tables = self.backend.page_tables(&self.memory);
+        tables.map_err(|reason| SurfaceError::NoPageTables { reason })
     }
 
     /// Takes the memory of all pages of the entries away; returns how many entries failed.

@@ -143,18 +143,12 @@ impl Eviction {
         let (clean, dirty) = self.hold_dirty(&candidates);
         let written = self.write(&dirty);
         let locked = self.lock_exclusively(&clean, &dirty, &written);
-        let released = core.release(locked.iter().copied());
+        let results = core.evict(&locked);
 
         let mut evicted = Evicted::default();
-        for (page, entry) in locked.into_iter().zip(released) {
-            if entry.result.is_ok() {
-                core.policy.forget(page);
-                core.unlock_released(page, Leave::Evicted);
-                evicted.pages += 1;
-                evicted.frames += u64::from(page.frames);
-            } else {
-                core.unlock(page, Leave::Unlocked, false);
-            }
+        for (page, _) in locked.iter().zip(results).filter(|(_, result)| result.is_ok()) {
+            evicted.pages += 1;
+            evicted.frames += u64::from(page.frames);
         }
         core.counters.add(Event::Evict, evicted.pages);
         core.budget.put_back(evicted.frames);
@@ -166,8 +160,7 @@ impl Eviction {
     fn hold_dirty(&self, candidates: &[PageRef]) -> (Vec<PageRef>, Vec<PageRef>) {
         let (mut clean, mut dirty) = (Vec::new(), Vec::new());
         for &page in candidates {
-            let state = self.core.held(page);
-            let seen = state.load();
+            let (state, seen) = self.core.look_at_known(page);
             if seen.state() == State::Marked {
                 if !seen.is_dirty() {
                     clean.push(page);
@@ -205,8 +198,7 @@ impl Eviction {
     ) -> Vec<PageRef> {
         let mut locked = Vec::with_capacity(clean.len() + dirty.len());
         for &page in clean {
-            let state = self.core.held(page);
-            let seen = state.load();
+            let (state, seen) = self.core.look_at_known(page);
             if seen.state() == State::Marked && !seen.is_dirty() && state.try_lock(seen) {
                 // Since it was proposed, it may have been freed and its place used again.
                 if self.core.policy.contains(page) {

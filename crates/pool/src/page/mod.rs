@@ -2,9 +2,13 @@
 
 pub mod bytes;
 pub mod format;
+pub(crate) mod frame_states;
+mod frame_tables;
+mod free_bits;
 pub(crate) mod parking;
 pub mod state;
 pub(crate) mod state_array;
+pub(crate) mod states;
 
 use std::fmt;
 

@@ -65,6 +65,21 @@ pub const SHARED_HOLDERS_MAX: u8 = (SHARED_MAX - UNLOCKED) as u8;
 pub struct Word(u64);
 
 impl Word {
+    /// Of a page that is not resident and has no word of its own.
+    pub(crate) const EVICTED: Word = Word(EVICTED << STATE_SHIFT);
+    /// Of a page that is not allocated and has no word of its own.
+    pub(crate) const FREE: Word = Word(FREE << STATE_SHIFT);
+
+    /// Nobody has ever written the word.
+    pub(crate) const fn is_untouched(self) -> bool {
+        self.0 == 0
+    }
+
+    /// As it will be when whoever just takes it into use has locked it.
+    pub(crate) const fn as_locked(self) -> Word {
+        self.with_raw_state(LOCKED)
+    }
+
     const fn raw_state(self) -> u64 {
         self.0 >> STATE_SHIFT
     }
@@ -162,6 +177,11 @@ impl PageState {
     #[cfg(any(test, feature = "model"))]
     pub(crate) fn evicted() -> PageState {
         PageState(AtomicU64::new(0))
+    }
+
+    /// A word that no page has: nothing that anybody saw ever equals it, so every attempt fails.
+    pub(crate) fn nowhere() -> PageState {
+        PageState(AtomicU64::new((INNER << STATE_SHIFT) | WAITERS | DIRTY | VERSION))
     }
 
     /// Reads the word; what was published before it was written is visible afterwards.
@@ -275,25 +295,33 @@ impl PageState {
         seen.has_waiters() || self.swap_if(seen, Word(seen.0 | WAITERS))
     }
 
-    /// Makes an evicted or free page a frame of the page before it, whose head the caller has
-    /// locked. Returns how to leave that state again; `None` if the page is anything else.
-    pub fn try_enclose(&self) -> Option<Leave> {
-        let seen = self.load();
-        let leave = match seen.state() {
-            State::Evicted => Leave::Evicted,
-            State::Free => Leave::Free,
-            _ => return None,
-        };
-        self.swap_if(seen, seen.with_raw_state(INNER)).then_some(leave)
-    }
-
-    /// Ends what [`try_enclose`](PageState::try_enclose) began; the head is still locked.
-    pub fn disclose(&self, leave: Leave) {
+    /// A frame behind the head is free: its page is gone, and the head still locked.
+    pub fn disclose(&self) {
         let held = Word(self.0.load(Ordering::Relaxed));
         debug_assert_eq!(held.state(), State::Inner);
-        let state = if leave == Leave::Free { FREE } else { EVICTED };
         // Nobody else changes an inner word.
-        self.0.store(held.next_version().with_raw_state(state).0, Ordering::Release);
+        self.0.store(held.next_version().with_raw_state(FREE).0, Ordering::Release);
+    }
+
+    /// Makes a word locked, or with `inner` part of the page before it, whatever it was: the caller
+    /// owns it, and nobody but announcers of waiters changes it. True if there are waiters to wake,
+    /// which a word that stays locked keeps.
+    #[must_use = "waiters sleep until they are woken"]
+    pub(crate) fn take_over(&self, inner: bool) -> bool {
+        loop {
+            let seen = Word(self.0.load(Ordering::Relaxed));
+            let state = if inner { INNER } else { LOCKED };
+            let mut new = seen.with_raw_state(state).0 & !DIRTY;
+            if inner {
+                new &= !WAITERS;
+            }
+            // The writer's half of the sequence lock, as in `try_lock`.
+            let (done, failed) = (Ordering::AcqRel, Ordering::Relaxed);
+            if self.0.compare_exchange(seen.0, new, done, failed).is_ok() {
+                fence(Ordering::Release);
+                return inner && seen.has_waiters();
+            }
+        }
     }
 
     /// The file has what memory has. The caller holds the page, shared or exclusively.

@@ -26,19 +26,18 @@ impl Pool {
     #[inline(always)]
     pub fn glance(&self, page: PageRef) -> Option<OptimisticGuard<'_>> {
         let core = &*self.core;
-        let state = core.state(page).ok()?;
-        let mut seen = state.load();
+        let (mut state, mut seen) = core.look(page).ok()?;
         if !(seen.is_readable_unmarked() && core.is_whole(page)) {
-            seen = glance_again(core, state, page)?;
+            (state, seen) = glance_again(core, page)?;
         }
         Some(OptimisticGuard::new(core, state, page, seen))
     }
 
-    /// Asks the processor for the page's state word.
+    /// Asks the processor for the page's state word, or for what leads to it.
     #[inline(always)]
     pub fn touch_state(&self, page: PageRef) {
-        if let Some(state) = self.core.states.get(page.id) {
-            touch_line(std::ptr::from_ref(state).cast());
+        if let Some(line) = self.core.states.line(page.id) {
+            touch_line(line);
         }
     }
 
@@ -48,7 +47,7 @@ impl Pool {
     pub fn touch(&self, page: PageRef, offset: usize, len: usize) {
         // What an optimistic reader takes for a number may be rubbish.
         let place = (page.id.0 as usize).wrapping_mul(PAGE_SIZE);
-        let base: *const u8 = self.core.surface.base().as_ptr().wrapping_add(place);
+        let base: *const u8 = self.core.base().wrapping_add(place);
         let first = offset / LINE;
         for line in first..(offset + len).div_ceil(LINE) {
             touch_line(base.wrapping_add(line * LINE));
@@ -78,11 +77,13 @@ impl Pool {
 /// The word of a page that was not readable at first sight, if it is readable after all.
 #[cold]
 #[inline(never)]
-fn glance_again(core: &Core, state: &PageState, page: PageRef) -> Option<Word> {
+fn glance_again(core: &Core, page: PageRef) -> Option<(&PageState, Word)> {
     loop {
-        let seen = state.load();
+        let (state, seen) = core.look(page).ok()?;
         match seen.state() {
-            State::Unlocked | State::Shared(_) => return core.is_whole(page).then_some(seen),
+            State::Unlocked | State::Shared(_) => {
+                return core.is_whole(page).then_some((state, seen));
+            }
             State::Marked => _ = state.try_unmark(seen),
             State::Locked | State::Evicted | State::Free | State::Inner => return None,
         }

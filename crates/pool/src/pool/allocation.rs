@@ -34,17 +34,20 @@ impl Pool {
             self.give_place_up(page)?;
             return Err(error);
         }
-        self.lock_unallocated(page)?;
-        if let Err(source) = self.core.populate_zeroed(page) {
-            self.core.release_unadmitted(page);
-            self.core.unlock_released(page, Leave::Free);
-            self.give_place_up(page)?;
-            return Err(PoolError::Populate { page, source });
+        match self.core.claim_unallocated(page) {
+            Err(error @ PoolError::Populate { .. }) => {
+                self.give_place_up(page)?;
+                return Err(error);
+            }
+            // No valid reference leads to it or into it. If any of its frames is in use all the
+            // same, the file is damaged, and the range stays allocated so that nothing is
+            // overwritten.
+            claimed => claimed?,
         }
         reserved.keep();
         self.core.admit(page);
         self.core.counters.count(Event::Allocate);
-        Ok(ExclusiveGuard::new(&self.core, page, true))
+        Ok(ExclusiveGuard::new(&self.core, self.core.held(page), page, true))
     }
 
     /// Gives the place of a page back that did not come to be.
@@ -53,26 +56,6 @@ impl Pool {
         space.free(page.id.0, u64::from(page.frames))?;
         space.trim();
         Ok(())
-    }
-
-    /// Locks a page that was not allocated until now. No valid reference leads to it or into it;
-    /// if any of its frames is in use all the same, the file is damaged, and the range stays
-    /// allocated so that nothing is overwritten.
-    fn lock_unallocated(&self, page: PageRef) -> Result<(), PoolError> {
-        let state = self.core.held(page);
-        let seen = state.load();
-        let leave = match seen.state() {
-            State::Evicted => Leave::Evicted,
-            State::Free => Leave::Free,
-            _ => return Err(PoolError::InUse(page)),
-        };
-        if !state.try_lock(seen) {
-            return Err(PoolError::InUse(page));
-        }
-        self.core.enclose(page).map(drop).map_err(|_| {
-            self.core.unlock(page, leave, false);
-            PoolError::InUse(page)
-        })
     }
 
     /// Makes file, surface and page states reach to page `end`.
@@ -108,7 +91,7 @@ impl Pool {
     pub fn free(&self, guard: ExclusiveGuard<'_>) -> Result<(), PoolError> {
         self.check_writable()?;
         let page = guard.into_held();
-        self.retire(page, true)
+        self.retire(page)
     }
 
     /// Frees a page that the caller does not hold, without reading it.
@@ -130,21 +113,24 @@ impl Pool {
 
     /// Frees a page unless somebody holds it; true if it is free.
     fn try_free(&self, page: PageRef) -> Result<bool, PoolError> {
-        let state = match self.core.state(page) {
-            // It lies in the file, and was never resident in a pool of this size.
-            Err(PoolError::PageTooLarge { .. }) => self.core.held(page),
-            state => state?,
-        };
         loop {
-            let seen = state.load();
+            let (state, seen) = match self.core.look(page) {
+                // It lies in the file, and was never resident in a pool of this size.
+                Err(PoolError::PageTooLarge { .. }) => self.core.look_at_known(page),
+                sight => sight?,
+            };
             match seen.state() {
                 State::Locked | State::Shared(_) => return Ok(false),
                 State::Free => return Err(PoolError::PageFree(page.id)),
                 State::Inner => return Err(PoolError::WrongSize(page)),
-                now => {
+                State::Evicted => {
+                    if let Some(free) = self.core.free_evicted(page, state, seen)? {
+                        return if free { self.retired(page).map(|()| true) } else { Ok(false) };
+                    }
+                }
+                State::Unlocked | State::Marked => {
                     if state.try_lock(seen) {
-                        self.retire(page, now != State::Evicted)?;
-                        return Ok(true);
+                        return self.retire(page).map(|()| true);
                     }
                 }
             }
@@ -172,24 +158,20 @@ impl Pool {
         lock(&self.deferred).iter().map(|page| u64::from(page.frames)).sum()
     }
 
-    /// Ends the life of a page that the caller has locked.
-    fn retire(&self, page: PageRef, resident: bool) -> Result<(), PoolError> {
-        if resident {
-            if !self.core.policy.contains(page) {
-                self.core.unlock(page, Leave::Unlocked, false);
-                return Err(PoolError::WrongSize(page));
-            }
-            if let Err(source) = self.core.release_freed(page) {
-                self.core.unlock(page, Leave::Unlocked, false);
-                return Err(PoolError::Release { page, source });
-            }
-            self.core.policy.forget(page);
-            self.core.budget.put_back(u64::from(page.frames));
+    /// Ends the life of a resident page that the caller has locked.
+    fn retire(&self, page: PageRef) -> Result<(), PoolError> {
+        if !self.core.policy.contains(page) {
+            self.core.unlock(page, Leave::Unlocked, false);
+            return Err(PoolError::WrongSize(page));
         }
-        match resident {
-            true => self.core.unlock_released(page, Leave::Free),
-            false => self.core.unlock(page, Leave::Free, false),
-        }
+        let dismissed = self.core.dismiss_freed(page);
+        dismissed.map_err(|source| PoolError::Release { page, source })?;
+        self.core.budget.put_back(u64::from(page.frames));
+        self.retired(page)
+    }
+
+    /// A page is free, and its memory gone: its place can be allocated again.
+    fn retired(&self, page: PageRef) -> Result<(), PoolError> {
         self.core.counters.count(Event::Free);
         lock(&self.space).free(page.id.0, u64::from(page.frames))?;
         Ok(())
@@ -225,6 +207,7 @@ impl Pool {
 }
 
 #[cfg(all(test, not(feature = "model")))]
+#[allow(unsafe_code)]
 mod tests {
     use std::sync::Arc;
 
@@ -263,7 +246,8 @@ mod tests {
             assert_eq!((pool.core.budget.used(), pool.end()), (used, end));
         }
         drop(pool.allocate(1).unwrap());
-        pool.core.release_unadmitted(PageRef::new(9_000, 30));
+        // SAFETY: no page of the pool is there.
+        assert_eq!(unsafe { surface.release(&mut taken) }, 0);
         assert!(pool.allocate(2).unwrap().iter().all(|byte| *byte == 0));
         assert!(pool.fix_shared(first).is_ok());
         assert_eq!(pool.kernel_resident_pages().unwrap(), 5);

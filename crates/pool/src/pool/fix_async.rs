@@ -50,7 +50,8 @@ impl<'a> Future for FixShared<'a> {
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let Fix { pool, page, .. } = self.0;
         self.0.poll(cx).map(|locked| {
-            let guard = locked.map(|()| SharedGuard::new(&pool.core, page))?;
+            let guard =
+                locked.map(|()| SharedGuard::new(&pool.core, pool.core.held(page), page))?;
             pool.check_whole(page).map(|()| guard)
         })
     }
@@ -65,7 +66,8 @@ impl<'a> Future for FixExclusive<'a> {
             return Poll::Ready(Err(PoolError::ReadOnly));
         }
         self.0.poll(cx).map(|locked| {
-            let guard = locked.map(|()| ExclusiveGuard::new(&pool.core, page, false))?;
+            let guard = locked
+                .map(|()| ExclusiveGuard::new(&pool.core, pool.core.held(page), page, false))?;
             pool.check_whole(page).map(|()| guard)
         })
     }
@@ -108,11 +110,10 @@ impl<'a> Fix<'a> {
 
     fn step(&mut self, cx: &mut Context<'_>) -> Result<Step, PoolError> {
         let core = &*self.pool.core;
-        let state = core.state(self.page)?;
         if let Some(error) = self.read.as_ref().and_then(|read| read.take()) {
             return Err(error);
         }
-        let seen = state.load();
+        let (state, seen) = core.look(self.page)?;
         match seen.state() {
             State::Free => return Err(PoolError::PageFree(self.page.id)),
             State::Inner => return Err(PoolError::WrongSize(self.page)),
@@ -142,7 +143,7 @@ impl<'a> Fix<'a> {
             self.pool.start_loads(vec![load]);
             return Ok(Step::Again);
         }
-        let still_evicted = core.state(self.page)?.load() == seen;
+        let still_evicted = core.look(self.page)?.1 == seen;
         if !still_evicted || core.budget.available() >= u64::from(self.page.frames) {
             return Ok(Step::Again);
         }

@@ -18,14 +18,21 @@ use crate::statistics::counters::Event;
 #[must_use]
 pub struct ExclusiveGuard<'a> {
     core: &'a Core,
+    state: &'a PageState,
     page: PageRef,
     dirty: bool,
 }
 
 impl<'a> ExclusiveGuard<'a> {
     /// For a resident page that the caller has locked exclusively.
-    pub(crate) fn new(core: &'a Core, page: PageRef, dirty: bool) -> ExclusiveGuard<'a> {
-        ExclusiveGuard { core, page, dirty }
+    #[inline]
+    pub(crate) fn new(
+        core: &'a Core,
+        state: &'a PageState,
+        page: PageRef,
+        dirty: bool,
+    ) -> ExclusiveGuard<'a> {
+        ExclusiveGuard { core, state, page, dirty }
     }
 
     /// The page.
@@ -35,10 +42,10 @@ impl<'a> ExclusiveGuard<'a> {
 
     /// Keeps the page, shared: nothing can change between the two locks.
     pub fn downgrade(self) -> SharedGuard<'a> {
-        let (core, page, dirty) = (self.core, self.page, self.dirty);
+        let (core, state, page, dirty) = (self.core, self.state, self.page, self.dirty);
         std::mem::forget(self);
-        core.unlock(page, Leave::Shared, dirty);
-        SharedGuard { core, page }
+        core.unlock_state(page, state, Leave::Shared, dirty);
+        SharedGuard { core, state, page }
     }
 
     /// Hands the lock over, without unlocking.
@@ -69,7 +76,7 @@ impl DerefMut for ExclusiveGuard<'_> {
 
 impl Drop for ExclusiveGuard<'_> {
     fn drop(&mut self) {
-        self.core.unlock(self.page, Leave::Unlocked, self.dirty);
+        self.core.unlock_state(self.page, self.state, Leave::Unlocked, self.dirty);
     }
 }
 
@@ -77,13 +84,15 @@ impl Drop for ExclusiveGuard<'_> {
 #[must_use]
 pub struct SharedGuard<'a> {
     core: &'a Core,
+    state: &'a PageState,
     page: PageRef,
 }
 
 impl<'a> SharedGuard<'a> {
     /// For a resident page that the caller has locked shared.
-    pub(crate) fn new(core: &'a Core, page: PageRef) -> SharedGuard<'a> {
-        SharedGuard { core, page }
+    #[inline]
+    pub(crate) fn new(core: &'a Core, state: &'a PageState, page: PageRef) -> SharedGuard<'a> {
+        SharedGuard { core, state, page }
     }
 
     /// The page.
@@ -100,12 +109,12 @@ impl<'a> SharedGuard<'a> {
     /// From shared to exclusive, if nobody else holds the page. Otherwise the guard comes back:
     /// drop it before you try another way, or two upgrades wait for each other.
     pub fn try_upgrade(self) -> Result<ExclusiveGuard<'a>, SharedGuard<'a>> {
-        if !self.core.held(self.page).try_upgrade() {
+        if !self.state.try_upgrade() {
             return Err(self);
         }
-        let (core, page) = (self.core, self.page);
+        let (core, state, page) = (self.core, self.state, self.page);
         std::mem::forget(self);
-        Ok(ExclusiveGuard { core, page, dirty: false })
+        Ok(ExclusiveGuard { core, state, page, dirty: false })
     }
 }
 
@@ -120,7 +129,7 @@ impl Deref for SharedGuard<'_> {
 
 impl Drop for SharedGuard<'_> {
     fn drop(&mut self) {
-        self.core.unlock_shared(self.page);
+        self.core.unlock_shared_state(self.page, self.state);
     }
 }
 
@@ -187,7 +196,7 @@ impl<'a> OptimisticGuard<'a> {
             match seen.state() {
                 State::Shared(_) => self.core.wait(self.page, state, seen, Wanted::Alone),
                 _ if state.try_lock(seen) => {
-                    return Ok(ExclusiveGuard::new(self.core, self.page, false));
+                    return Ok(ExclusiveGuard::new(self.core, state, self.page, false));
                 }
                 _ => {}
             }
@@ -203,7 +212,7 @@ impl<'a> OptimisticGuard<'a> {
                 return Err(restart(self.core));
             }
             if state.try_lock_shared(seen) {
-                return Ok(SharedGuard::new(self.core, self.page));
+                return Ok(SharedGuard::new(self.core, state, self.page));
             }
             if Wanted::SharedPlace.is_blocked(seen) {
                 self.core.wait(self.page, state, seen, Wanted::SharedPlace);

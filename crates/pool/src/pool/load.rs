@@ -7,8 +7,9 @@ use crate::core::Core;
 use crate::device::ReadDone;
 use crate::error::PoolError;
 use crate::page::PageRef;
-use crate::page::state::{Leave, State};
+use crate::page::state::{Leave, PageState, State, Word};
 use crate::pool::Pool;
+use crate::residence::{Coming, Enclosed, LOOKS};
 use crate::statistics::counters::Event;
 use crate::sync::{Mutex, lock};
 
@@ -29,27 +30,54 @@ pub(crate) struct Load {
 }
 
 impl Pool {
-    /// Reads an evicted page that the caller has locked. It stays locked; after an error it is
-    /// evicted and unlocked again.
+    /// Reads an evicted page, whose word was `seen`. Then the caller holds it exclusively. False if
+    /// somebody else was first.
     #[cold]
-    pub(crate) fn load(&self, page: PageRef) -> Result<(), PoolError> {
+    pub(crate) fn load(
+        &self,
+        page: PageRef,
+        state: &PageState,
+        seen: Word,
+    ) -> Result<bool, PoolError> {
         let core = &*self.core;
-        let enclosed = core.enclose(page).inspect_err(|_| {
-            core.unlock(page, Leave::Evicted, false);
-        })?;
-        let outcome = self.eviction.reserve(page).and_then(|reserved| {
-            let started = Instant::now();
-            let result = self.device.read(&core.surface, page.range());
-            core.read_latency.record(started.elapsed(), 1);
-            core.finish_read(page, result)?;
-            reserved.keep();
-            core.counters.count(Event::Miss);
-            Ok(())
-        });
-        if outcome.is_err() {
-            core.unlock_unread(page, enclosed);
+        let early = core.claim_brings_memory().then(|| self.eviction.reserve(page)).transpose()?;
+        let enclosed = match core.claim(page, state, seen)? {
+            Coming::Ours(enclosed) => enclosed,
+            Coming::Lost => return Ok(false),
+            Coming::Blocked => {
+                drop(early);
+                return self.wait_for_inner(page);
+            }
+        };
+        let reserved = match early.map_or_else(|| self.eviction.reserve(page), Ok) {
+            Ok(reserved) => reserved,
+            Err(error) => {
+                core.abandon(page, enclosed);
+                return Err(error);
+            }
+        };
+        let started = Instant::now();
+        let result = self.device.read(&core.surface, page.range());
+        core.read_latency.record(started.elapsed(), 1);
+        if let Err(error) = core.finish_read(page, result) {
+            core.abandon(page, enclosed);
+            return Err(error);
         }
-        outcome
+        reserved.keep();
+        core.counters.count(Event::Miss);
+        Ok(true)
+    }
+
+    /// Waits a moment for somebody with an old reference to leave a frame of the page. False, or an
+    /// error where that may take forever.
+    fn wait_for_inner(&self, page: PageRef) -> Result<bool, PoolError> {
+        for _ in 0..LOOKS {
+            if !self.core.inner(page).any(|(_, word)| word.state() == State::Locked) {
+                return Ok(false);
+            }
+            self.core.budget.wait_briefly();
+        }
+        Err(PoolError::WrongSize(page))
     }
 
     /// Prepares the asynchronous read of a page, if it is evicted and there are frames for it.
@@ -59,18 +87,17 @@ impl Pool {
         event: Event,
         failure: Option<Arc<LoadFailure>>,
     ) -> Result<Option<Load>, PoolError> {
-        let state = self.core.state(page)?;
-        let seen = state.load();
+        let (state, seen) = self.core.look(page)?;
         if seen.state() != State::Evicted {
             return Ok(None);
         }
         let Some(reserved) = self.eviction.try_reserve(page) else { return Ok(None) };
-        if !state.try_lock(seen) {
-            return Ok(None);
-        }
-        let enclosed = self.core.enclose(page).inspect_err(|_| {
-            self.core.unlock(page, Leave::Evicted, false);
-        })?;
+        let enclosed = match self.core.claim(page, state, seen)? {
+            Coming::Ours(enclosed) => enclosed,
+            Coming::Lost => return Ok(None),
+            // Nothing here waits.
+            Coming::Blocked => return Err(PoolError::WrongSize(page)),
+        };
         reserved.keep();
         let core = self.core.clone();
         let started = Instant::now();
@@ -104,7 +131,7 @@ impl Pool {
 fn complete(
     core: &Core,
     page: PageRef,
-    enclosed: Vec<Leave>,
+    enclosed: Enclosed,
     result: std::io::Result<()>,
     event: Event,
     failure: Option<Arc<LoadFailure>>,
@@ -118,8 +145,8 @@ fn complete(
             if let Some(failure) = failure {
                 *lock(&failure.0) = Some(error);
             }
+            core.abandon(page, enclosed);
             core.budget.put_back(u64::from(page.frames));
-            core.unlock_unread(page, enclosed);
         }
     }
 }

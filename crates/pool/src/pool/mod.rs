@@ -22,7 +22,7 @@ use crate::page::PageRef;
 use crate::page::bytes::RacyBytes;
 use crate::page::format::PageFormat;
 use crate::page::state::{Leave, PageState, SHARED_HOLDERS_MAX, State, Word};
-use crate::page::state_array::StateArray;
+use crate::page::states::{StatePlace, States};
 use crate::pool::guard::{ExclusiveGuard, OptimisticGuard, SharedGuard};
 use crate::pool::options::{PoolOptions, PoolSize};
 use crate::replacement::Replacement;
@@ -77,7 +77,7 @@ impl Pool {
             // One batch more: what the contract allows, for frames that come back late.
             _ => Surface::reserve_with_frames(pages, frames + batch as u64, options.backend)?,
         };
-        let states = StateArray::new(pages)?;
+        let states = States::new(options.states, &surface, frames + batch as u64, pages)?;
         let core = Core::new(surface, states, frames, policy, format)
             .with_huge_pages(options.huge_pages, options.evictors);
         let core = Arc::new(core);
@@ -126,10 +126,9 @@ impl Pool {
     #[inline(always)]
     pub fn optimistic(&self, page: PageRef) -> Result<OptimisticGuard<'_>, PoolError> {
         let core = &*self.core;
-        let state = core.state(page)?;
-        let mut seen = state.load();
+        let (mut state, mut seen) = core.look(page)?;
         if !(seen.is_readable_unmarked() && core.is_whole(page)) {
-            seen = self.optimistic_slow(page, state, seen)?;
+            (state, seen) = self.optimistic_slow(page)?;
         }
         Ok(OptimisticGuard::new(core, state, page, seen))
     }
@@ -138,17 +137,13 @@ impl Pool {
     /// returned: a guard from here would make the compiler keep every guard in memory.
     #[cold]
     #[inline(never)]
-    fn optimistic_slow(
-        &self,
-        page: PageRef,
-        state: &PageState,
-        mut seen: Word,
-    ) -> Result<Word, PoolError> {
+    fn optimistic_slow(&self, page: PageRef) -> Result<(&PageState, Word), PoolError> {
         loop {
+            let (state, seen) = self.core.look(page)?;
             match seen.state() {
                 State::Unlocked | State::Shared(_) => {
                     if self.core.is_whole(page) {
-                        return Ok(seen);
+                        return Ok((state, seen));
                     }
                     if seen.validates(state.load_after_reads()) {
                         return Err(PoolError::WrongSize(page));
@@ -159,35 +154,32 @@ impl Pool {
                 State::Locked => self.core.wait(page, state, seen, Wanted::NotLocked),
                 State::Free => return Err(PoolError::PageFree(page.id)),
                 State::Evicted => {
-                    if state.try_lock(seen) {
-                        self.load(page)?;
+                    if self.load(page, state, seen)? {
                         self.core.counters.count(Event::OptimisticMiss);
                         self.core.unlock(page, Leave::Unlocked, false);
                     }
                 }
             }
-            seen = state.load();
         }
     }
 
     /// Locks a page shared, bringing it in if need be. Waits for writers.
     #[inline]
     pub fn fix_shared(&self, page: PageRef) -> Result<SharedGuard<'_>, PoolError> {
-        let state = self.core.state(page)?;
-        let seen = state.load();
+        let (state, seen) = self.core.look(page)?;
         if page.frames == 1 && seen.is_readable() && state.try_lock_shared(seen) {
             self.core.counters.count(Event::Hit);
-        } else {
-            self.lock_shared(page, state)?;
+            return Ok(SharedGuard::new(&self.core, state, page));
         }
-        Ok(SharedGuard::new(&self.core, page))
+        self.lock_shared(page)?;
+        Ok(SharedGuard::new(&self.core, self.core.held(page), page))
     }
 
     /// As [`fix_shared`](Pool::fix_shared), whatever the page's state; returns with the lock.
     #[cold]
-    fn lock_shared(&self, page: PageRef, state: &PageState) -> Result<(), PoolError> {
+    fn lock_shared(&self, page: PageRef) -> Result<(), PoolError> {
         loop {
-            let seen = state.load();
+            let (state, seen) = self.core.look(page)?;
             match seen.state() {
                 State::Unlocked | State::Marked | State::Shared(_) => {
                     if state.try_lock_shared(seen) {
@@ -204,8 +196,7 @@ impl Pool {
                 State::Free => return Err(PoolError::PageFree(page.id)),
                 State::Inner => return Err(PoolError::WrongSize(page)),
                 State::Evicted => {
-                    if state.try_lock(seen) {
-                        self.load(page)?;
+                    if self.load(page, state, seen)? {
                         self.core.unlock(page, Leave::Shared, false);
                         return Ok(());
                     }
@@ -229,21 +220,20 @@ impl Pool {
         if self.read_only {
             return Err(PoolError::ReadOnly);
         }
-        let state = self.core.state(page)?;
-        let seen = state.load();
+        let (state, seen) = self.core.look(page)?;
         if page.frames == 1 && seen.is_resident_unheld() && state.try_lock(seen) {
             self.core.counters.count(Event::Hit);
-        } else {
-            self.lock_exclusive(page, state)?;
+            return Ok(ExclusiveGuard::new(&self.core, state, page, false));
         }
-        Ok(ExclusiveGuard::new(&self.core, page, false))
+        self.lock_exclusive(page)?;
+        Ok(ExclusiveGuard::new(&self.core, self.core.held(page), page, false))
     }
 
     /// As [`fix_exclusive`](Pool::fix_exclusive), whatever the page's state; returns with the lock.
     #[cold]
-    fn lock_exclusive(&self, page: PageRef, state: &PageState) -> Result<(), PoolError> {
+    fn lock_exclusive(&self, page: PageRef) -> Result<(), PoolError> {
         loop {
-            let seen = state.load();
+            let (state, seen) = self.core.look(page)?;
             match seen.state() {
                 State::Unlocked | State::Marked => {
                     if state.try_lock(seen) {
@@ -259,8 +249,8 @@ impl Pool {
                 State::Free => return Err(PoolError::PageFree(page.id)),
                 State::Inner => return Err(PoolError::WrongSize(page)),
                 State::Evicted => {
-                    if state.try_lock(seen) {
-                        return self.load(page);
+                    if self.load(page, state, seen)? {
+                        return Ok(());
                     }
                 }
             }
@@ -308,7 +298,7 @@ impl Pool {
 
     /// Whether a page is in memory (or on its way) at this moment.
     pub fn is_resident(&self, page: PageRef) -> bool {
-        let state = self.core.state(page).map(|state| state.load().state());
+        let state = self.core.look(page).map(|(_, word)| word.state());
         !matches!(state, Ok(State::Evicted | State::Free | State::Inner) | Err(_))
     }
 
@@ -334,7 +324,7 @@ impl Pool {
     fn write_all_dirty(&self) -> Result<(), PoolError> {
         let mut pages = Vec::new();
         self.core.policy.for_each(&mut |page| {
-            let seen = self.core.held(page).load();
+            let (_, seen) = self.core.look_at_known(page);
             if seen.is_dirty() || seen.state() == State::Locked {
                 pages.push(page);
             }
@@ -342,7 +332,7 @@ impl Pool {
         pages.sort_unstable();
         for batch in pages.chunks(self.eviction.writer.batch()) {
             let (held, busy): (Vec<_>, Vec<_>) =
-                batch.iter().partition(|page| self.try_hold_dirty(**page) == Hold::Held);
+                batch.iter().partition(|page| matches!(self.try_hold_dirty(**page), Hold::Held));
             self.write_held(&held)?;
             for page in busy {
                 if self.wait_to_hold_dirty(page) {
@@ -361,14 +351,13 @@ impl Pool {
     }
 
     /// Holds a page shared if it is dirty and nobody writes to it.
-    fn try_hold_dirty(&self, page: PageRef) -> Hold {
-        let state = self.core.held(page);
+    fn try_hold_dirty(&self, page: PageRef) -> Hold<'_> {
         loop {
-            let seen = state.load();
+            let (state, seen) = self.core.look_at_known(page);
             match seen.state() {
-                State::Locked => return Hold::Busy(seen),
+                State::Locked => return Hold::Busy(state, seen),
                 _ if !seen.is_dirty() => return Hold::Clean,
-                State::Shared(SHARED_HOLDERS_MAX) => return Hold::Busy(seen),
+                State::Shared(SHARED_HOLDERS_MAX) => return Hold::Busy(state, seen),
                 _ if state.try_lock_shared(seen) => {
                     if self.core.policy.contains(page) {
                         return Hold::Held;
@@ -389,8 +378,8 @@ impl Pool {
             match self.try_hold_dirty(page) {
                 Hold::Held => return true,
                 Hold::Clean => return false,
-                Hold::Busy(seen) => {
-                    self.core.wait(page, self.core.held(page), seen, Wanted::SharedPlace);
+                Hold::Busy(state, seen) => {
+                    self.core.wait(page, state, seen, Wanted::SharedPlace);
                 }
             }
         }
@@ -404,6 +393,11 @@ impl Pool {
     /// How pages are populated and released.
     pub fn backend(&self) -> BackendKind {
         self.core.surface.backend()
+    }
+
+    /// Where the state words of pages are.
+    pub fn state_place(&self) -> StatePlace {
+        self.core.states.place()
     }
 
     /// Which of these pages of 4 KiB hold memory, by the kernel's own page tables: a check of
@@ -435,11 +429,11 @@ impl Pool {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Hold {
+#[derive(Clone, Copy, Debug)]
+enum Hold<'a> {
     Held,
     Clean,
-    Busy(Word),
+    Busy(&'a PageState, Word),
 }
 
 fn spawn_evictor(eviction: &Arc<Eviction>) -> io::Result<thread::JoinHandle<()>> {

@@ -5,6 +5,7 @@ use std::io;
 use vellum_vm::{BackendChoice, PAGE_SIZE, memory_limit};
 
 use crate::huge::HugePages;
+use crate::page::states::StatePlace;
 use crate::replacement::ReplacementPolicy;
 
 /// How much memory a pool may use for pages.
@@ -60,6 +61,8 @@ pub struct PoolOptions {
     /// many are not free. The states of the file's first pages, up to a 64th of the pool's size,
     /// then come 2 MiB at a time. Only those do on exmap.
     pub huge_pages: HugePages,
+    /// Where the state words of pages are.
+    pub states: StatePlace,
     /// Refuse to allocate and to write.
     pub read_only: bool,
 }
@@ -79,6 +82,7 @@ impl Default for PoolOptions {
             patience: 5_000,
             policy: None,
             huge_pages: HugePages::Auto,
+            states: StatePlace::Pages,
             read_only: false,
         }
     }

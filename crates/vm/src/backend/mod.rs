@@ -18,6 +18,10 @@
 use std::fmt;
 use std::ptr::NonNull;
 
+use rustix::io::Errno;
+
+use self::exmap::PageTables;
+use crate::memory::Memory;
 use crate::range::Entry;
 
 pub(crate) mod exmap;
@@ -125,6 +129,20 @@ pub(crate) trait Backend: fmt::Debug + Send + Sync {
     /// # Safety
     /// Entries whose result is `Ok` lie within a live mapping at `base`.
     unsafe fn populate(&self, base: NonNull<u8>, entries: &mut [Entry]);
+
+    /// As [`Self::populate`] for entries of one page each, which fail with `EXIST` if it held
+    /// memory before; of several threads one succeeds. `OPNOTSUPP` where that cannot be told.
+    ///
+    /// # Safety
+    /// As [`Self::populate`].
+    unsafe fn claim(&self, _base: NonNull<u8>, entries: &mut [Entry]) {
+        entries.iter_mut().for_each(|entry| entry.result = Err(Errno::OPNOTSUPP));
+    }
+
+    /// The page tables of the surface, which lies in that memory; or in one line why not.
+    fn page_tables(&self, _memory: &Memory) -> Result<PageTables, String> {
+        Err("only an exmap shows the page tables of its surface".to_owned())
+    }
 
     /// Takes the memory away; the pages read as zeros afterwards.
     ///

@@ -72,6 +72,15 @@ fn favourite() -> usize {
     NUMBER.try_with(|number| *number).unwrap_or(0)
 }
 
+/// What it means to bring a page and find it there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Found {
+    /// All is well: there it is.
+    Fine,
+    /// The entry fails with `EXIST`: somebody else has brought it.
+    Fails,
+}
+
 /// The vector of an interface, in the hands of one thread.
 #[derive(Debug)]
 pub(super) struct Vector {
@@ -106,6 +115,7 @@ impl Vector {
         &mut self,
         device: &Device,
         command: u32,
+        found: Found,
         entries: &mut [Entry],
     ) -> bool {
         if !self.is_used {
@@ -122,8 +132,9 @@ impl Vector {
             let descriptor = self.private.as_ref().map_or(device.as_fd(), OwnedFd::as_fd);
             // SAFETY: the vector has parts of entries; the rest is the caller's promise.
             match unsafe { carry_out(descriptor, command, self.interface, filled) } {
-                Ok(0) => continue,
-                Ok(_) => self.take_results(entries, filled),
+                Ok(0) if found == Found::Fine => continue,
+                Ok(0) if self.all_were_brought(entries, filled) => continue,
+                Ok(_) => self.take_results(entries, filled, found),
                 Err(errno) => {
                     let owners = &self.owners[..filled];
                     owners.iter().for_each(|owner| entries[*owner].result = Err(errno));
@@ -146,12 +157,26 @@ impl Vector {
         filled
     }
 
+    /// The result of each entry of the vector: an error or 0, and pages; and whose entry it is.
+    fn results(&self, filled: usize) -> impl Iterator<Item = (exmap::Entry, usize)> + '_ {
+        let slots = self.slots()[..filled].iter().zip(&self.owners[..]);
+        slots.map(|(slot, owner)| (exmap::Entry::from_bits(slot.load(Ordering::Relaxed)), *owner))
+    }
+
+    /// No entry's page was there before; each entry of the batch is of one page.
+    fn all_were_brought(&self, entries: &[Entry], filled: usize) -> bool {
+        debug_assert!(entries.iter().all(|entry| entry.range.count == 1));
+        self.results(filled).all(|(result, _)| result.pages() == 1)
+    }
+
     /// Gives the batch the errors that the kernel left in the vector.
-    fn take_results(&self, entries: &mut [Entry], filled: usize) {
-        for (slot, owner) in self.slots()[..filled].iter().zip(&self.owners[..]) {
-            let error = exmap::Entry::from_bits(slot.load(Ordering::Relaxed)).result();
+    fn take_results(&self, entries: &mut [Entry], filled: usize, found: Found) {
+        for (result, owner) in self.results(filled) {
+            let error = result.result();
             if error != 0 {
-                entries[*owner].result = Err(Errno::from_raw_os_error(error.wrapping_neg()));
+                entries[owner].result = Err(Errno::from_raw_os_error(error.wrapping_neg()));
+            } else if found == Found::Fails && result.pages() == 0 {
+                entries[owner].result = Err(Errno::EXIST);
             }
         }
     }

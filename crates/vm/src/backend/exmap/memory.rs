@@ -104,6 +104,11 @@ impl ExmapMemory {
         self.len.load(Ordering::Acquire)
     }
 
+    /// Bytes that are mapped: what it may grow to.
+    pub(super) fn mapped_bytes(&self) -> usize {
+        self.mapped.bytes
+    }
+
     /// Takes more of the mapping into use.
     pub(crate) fn grow(&self, bytes: usize) -> Result<(), ReserveError> {
         let len = whole_pages(bytes, PURPOSE)?;

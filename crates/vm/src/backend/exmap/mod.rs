@@ -34,6 +34,7 @@
 mod device;
 mod interfaces;
 mod memory;
+mod tables;
 
 use std::os::fd::AsFd;
 use std::ptr::NonNull;
@@ -45,9 +46,11 @@ use vellum_uapi::exmap::{ALLOC, FREE};
 
 use self::device::Device;
 pub(crate) use self::device::PATH;
-use self::interfaces::Interfaces;
+use self::interfaces::{Found, Interfaces};
 pub(crate) use self::memory::ExmapMemory;
+pub use self::tables::PageTables;
 use super::{Backend, BackendKind, FaultBehaviour};
+use crate::memory::Memory;
 use crate::range::Entry;
 use crate::surface::{SurfaceError, bytes_of};
 
@@ -89,9 +92,9 @@ impl Exmap {
     /// # Safety
     /// Entries whose result is `Ok` lie within the surface, and nobody relies on what the command
     /// takes away.
-    unsafe fn run(&self, command: u32, entries: &mut [Entry]) -> bool {
+    unsafe fn run(&self, command: u32, found: Found, entries: &mut [Entry]) -> bool {
         // SAFETY: the caller's promise.
-        unsafe { self.interfaces.take().run(&self.device, command, entries) }
+        unsafe { self.interfaces.take().run(&self.device, command, found, entries) }
     }
 
     /// Asks again for the pages of those entries that are busy.
@@ -113,7 +116,7 @@ impl Exmap {
             let busy = entries.iter().filter(|entry| is_busy(entry));
             let mut again: Vec<Entry> = busy.map(|entry| Entry::new(entry.range)).collect();
             // SAFETY: the caller's promise.
-            unsafe { self.run(FREE, &mut again) };
+            unsafe { self.run(FREE, Found::Fine, &mut again) };
             let busy = entries.iter_mut().filter(|entry| is_busy(entry));
             busy.zip(again).for_each(|(entry, again)| entry.result = again.result);
         }
@@ -139,12 +142,24 @@ impl Backend for Exmap {
 
     unsafe fn populate(&self, _base: NonNull<u8>, entries: &mut [Entry]) {
         // SAFETY: the caller's promise; nothing is taken away.
-        unsafe { self.run(ALLOC, entries) };
+        unsafe { self.run(ALLOC, Found::Fine, entries) };
+    }
+
+    unsafe fn claim(&self, _base: NonNull<u8>, entries: &mut [Entry]) {
+        // SAFETY: the caller's promise; nothing is taken away.
+        unsafe { self.run(ALLOC, Found::Fails, entries) };
+    }
+
+    fn page_tables(&self, memory: &Memory) -> Result<PageTables, String> {
+        match memory {
+            Memory::Exmap(memory) => PageTables::map(&self.device, memory),
+            Memory::Reserved(_) => Err("this surface is not the exmap's".to_owned()),
+        }
     }
 
     unsafe fn release(&self, _base: NonNull<u8>, entries: &mut [Entry]) {
         // SAFETY: the caller's promise.
-        if !unsafe { self.run(FREE, entries) } {
+        if !unsafe { self.run(FREE, Found::Fine, entries) } {
             // SAFETY: as above.
             unsafe { self.release_busy(entries) };
         }

@@ -1,0 +1,320 @@
+//! State words by frame: a word for each frame of the pool, none for pages that have no frame.
+//!
+//! The array of `state_array.rs` has a word for each page of the file. With the page tables in view
+//! (refined exmap, "PtMap", section III-C) the pool knows without it which page is in which frame,
+//! so that 8 bytes a frame do. The paper puts the word into the page instead. Here that would be
+//! wrong: a lock is taken by a write, which may come when the page has just gone, and kills the
+//! process then; reading a page from the file would overwrite its lock; a stale reference into a
+//! page of several frames would take somebody's data for a lock; and files would have 8 bytes less
+//! a page than those of other backends. A frame's word is always there.
+//!
+//! What holds:
+//! - A frame that no page has is locked, or nobody has ever written its word. So whoever claims a
+//!   page, which of several threads one does, has it locked at the moment at which others see it.
+//! - A word's version never goes back, whatever page has the frame. A page that is seen in the same
+//!   frame before and after its word was read had that word in between. So whoever exchanges the
+//!   word that he saw, or finds its version unchanged, still has the same page before him.
+//! - Pages that were freed, and frames behind a page's head, are known by a bit each. Whoever frees
+//!   a page that is not resident sets the bit and then looks for the page; whoever claims one looks
+//!   for the bit afterwards. At least one of them sees the other.
+//! - Waiting is for a page, not for a frame: whoever releases a page wakes all who wait for it.
+
+#![allow(unsafe_code)]
+
+#[cfg(not(feature = "model"))]
+use vellum_vm::Reservation;
+use vellum_vm::{Entry, Errno, ReserveError, Surface};
+
+use crate::error::PoolError;
+use crate::page::frame_tables::FrameTables;
+use crate::page::free_bits::FreeBits;
+use crate::page::parking::ParkingLot;
+use crate::page::state::{Leave, PageState, State, Word};
+use crate::page::{PageId, PageRef};
+use crate::sync::{AtomicU64, Ordering, thread};
+
+/// See the module's documentation.
+#[derive(Debug)]
+pub(crate) struct FrameStates {
+    tables: FrameTables,
+    words: Words,
+    unfit: FreeBits,
+    /// Stands for the word of pages that have none.
+    nowhere: PageState,
+    pages: AtomicU64,
+}
+
+#[cfg(not(feature = "model"))]
+type Words = Reservation;
+#[cfg(feature = "model")]
+type Words = Vec<PageState>;
+
+/// How claiming a page went.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Claim {
+    /// It is the caller's, all of its frames locked, and has memory with any contents.
+    Ours,
+    /// Somebody else has it, or had it just now: look again.
+    Lost,
+    /// A frame behind its head is somebody else's.
+    Blocked,
+    /// There is no memory for it.
+    Failed(Errno),
+}
+
+impl FrameStates {
+    /// States of the pages of a surface that has so many frames.
+    ///
+    /// # Errors
+    /// Where the surface's page tables cannot be seen.
+    pub(crate) fn new(surface: &Surface, frames: u64, pages: u64) -> Result<Self, PoolError> {
+        let tables = FrameTables::new(surface, frames)?;
+        Ok(FrameStates {
+            words: Self::words(tables.frames())?,
+            tables,
+            unfit: FreeBits::new(pages)?,
+            nowhere: PageState::nowhere(),
+            pages: AtomicU64::new(pages),
+        })
+    }
+
+    #[cfg(not(feature = "model"))]
+    fn words(frames: u64) -> Result<Words, ReserveError> {
+        let bytes = usize::try_from(frames).unwrap_or(usize::MAX).saturating_mul(8);
+        Reservation::new(bytes, "frame states")
+    }
+
+    #[cfg(feature = "model")]
+    fn words(frames: u64) -> Result<Words, ReserveError> {
+        Ok((0..frames).map(|_| PageState::evicted()).collect())
+    }
+
+    /// Takes so many pages into view; never shrinks. The surface has them already.
+    pub(crate) fn grow(&self, pages: u64) -> Result<(), ReserveError> {
+        self.unfit.grow(pages)?;
+        self.pages.fetch_max(pages, Ordering::AcqRel);
+        Ok(())
+    }
+
+    /// How many pages are in view.
+    pub(crate) fn pages(&self) -> u64 {
+        self.pages.load(Ordering::Acquire)
+    }
+
+    #[inline(always)]
+    fn word(&self, frame: u64) -> &PageState {
+        #[cfg(not(feature = "model"))]
+        {
+            assert!(frame < self.tables.frames(), "a frame that this machine does not have");
+            // SAFETY: within the reservation, aligned, and any bit pattern is a valid word.
+            unsafe { &*self.words.base().as_ptr().cast::<PageState>().add(frame as usize) }
+        }
+        #[cfg(feature = "model")]
+        &self.words[frame as usize]
+    }
+
+    /// The word of a page and what it said, if the file is that long.
+    #[inline(always)]
+    pub(crate) fn look(&self, page: PageId) -> Option<(&PageState, Word)> {
+        if page.0 >= self.pages.load(Ordering::Acquire) {
+            return None;
+        }
+        if let Some(frame) = self.tables.frame(page.0) {
+            let state = self.word(frame);
+            let seen = state.load();
+            if !seen.is_untouched() && self.tables.frame(page.0) == Some(frame) {
+                return Some((state, seen));
+            }
+        }
+        Some(self.look_again(page))
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn look_again(&self, page: PageId) -> (&PageState, Word) {
+        loop {
+            let Some(frame) = self.tables.frame(page.0) else {
+                let unfit = self.unfit.contains(page);
+                return (&self.nowhere, if unfit { Word::FREE } else { Word::EVICTED });
+            };
+            let state = self.word(frame);
+            let seen = state.load();
+            if self.tables.frame(page.0) != Some(frame) {
+                continue;
+            }
+            if seen.is_untouched() {
+                // Whoever has claimed the page is about to lock it.
+                thread::yield_now();
+                return (state, seen.as_locked());
+            }
+            return (state, seen);
+        }
+    }
+
+    /// The word of a page that the caller holds.
+    #[inline(always)]
+    pub(crate) fn held(&self, page: PageId) -> &PageState {
+        self.word(self.tables.frame(page.0).expect("a page that is held has a frame"))
+    }
+
+    /// What to look at soon to find the page's word.
+    #[inline(always)]
+    pub(crate) fn entry(&self, page: PageId) -> Option<*const u8> {
+        let known = page.0 < self.pages.load(Ordering::Relaxed);
+        #[cfg(not(feature = "model"))]
+        return known.then(|| self.tables.entry(page.0).cast());
+        #[cfg(feature = "model")]
+        known.then(std::ptr::null)
+    }
+
+    /// Brings memory to an evicted page that nobody has locked, and locks it. Its contents are to
+    /// come; the caller has taken its frames out of the budget.
+    pub(crate) fn claim(&self, surface: &Surface, parking: &ParkingLot, page: PageRef) -> Claim {
+        let claim = self.claim_any(surface, parking, page);
+        if claim == Claim::Ours && self.unfit.contains(page.id) {
+            // Freed since the caller saw it.
+            self.give_up(surface, parking, page);
+            return Claim::Lost;
+        }
+        claim
+    }
+
+    /// As [`claim`](Self::claim), for a page that is just being allocated. Lost or blocked means
+    /// that somebody who had an old reference is still looking at a part of it, or uses it.
+    pub(crate) fn claim_free(
+        &self,
+        surface: &Surface,
+        parking: &ParkingLot,
+        page: PageRef,
+    ) -> Claim {
+        let were_fit: Vec<PageId> = ids(page).filter(|id| self.unfit.set(*id)).collect();
+        let claim = self.claim_any(surface, parking, page);
+        if claim == Claim::Ours {
+            self.unfit.clear(page.id);
+        } else {
+            were_fit.into_iter().for_each(|id| self.unfit.clear(id));
+        }
+        claim
+    }
+
+    /// The head first, so that of several who bring the same page one goes on.
+    fn claim_any(&self, surface: &Surface, parking: &ParkingLot, page: PageRef) -> Claim {
+        match self.claim_each(surface, &mut [Entry::page(page.id.0)]) {
+            Ok(()) => _ = self.held(page.id).take_over(false),
+            Err(Errno::EXIST) => return Claim::Lost,
+            Err(errno) => return Claim::Failed(errno),
+        }
+        if page.frames == 1 {
+            return Claim::Ours;
+        }
+        let mut inner: Vec<Entry> = ids(page).skip(1).map(|id| Entry::page(id.0)).collect();
+        let Err(errno) = self.claim_each(surface, &mut inner) else {
+            ids(page).skip(1).for_each(|id| _ = self.held(id).take_over(false));
+            return Claim::Ours;
+        };
+        inner.retain(|entry| entry.result.is_ok());
+        inner.push(Entry::page(page.id.0));
+        self.give_back(surface, parking, &mut inner);
+        if errno == Errno::EXIST { Claim::Blocked } else { Claim::Failed(errno) }
+    }
+
+    /// Brings memory to pages that have none, or takes what is left over there. Fails with the
+    /// worst of what their entries say.
+    fn claim_each(&self, surface: &Surface, entries: &mut [Entry]) -> Result<(), Errno> {
+        self.tables.claim(surface, entries);
+        let mut worst = Ok(());
+        for entry in entries {
+            if entry.result == Err(Errno::EXIST) && self.take_left_over(entry_id(entry)) {
+                entry.result = Ok(());
+            }
+            if entry.result.is_err() && matches!(worst, Ok(()) | Err(Errno::EXIST)) {
+                worst = entry.result;
+            }
+        }
+        worst
+    }
+
+    /// Locks a page that has memory left over from when it could not be released.
+    fn take_left_over(&self, page: PageId) -> bool {
+        let (state, seen) = self.look_again(page);
+        seen.state() == State::Evicted && state.try_lock(seen)
+    }
+
+    /// Takes the memory of a page away that was claimed and did not come to be.
+    pub(crate) fn give_up(&self, surface: &Surface, parking: &ParkingLot, page: PageRef) {
+        let mut entries: Vec<Entry> = ids(page).map(|id| Entry::page(id.0)).collect();
+        self.give_back(surface, parking, &mut entries);
+    }
+
+    /// Takes the memory of claimed pages away, each on its own. What the kernel does not release
+    /// stays with them until they are claimed again.
+    fn give_back(&self, surface: &Surface, parking: &ParkingLot, entries: &mut [Entry]) {
+        for entry in entries.iter() {
+            let _ = self.held(entry_id(entry)).take_over(false);
+        }
+        // SAFETY: the pages are the caller's alone; what optimistic readers read is discarded.
+        unsafe { surface.release(entries) };
+        self.tables.released(entries);
+        for entry in entries {
+            if entry.result.is_err() {
+                let _ = self.held(entry_id(entry)).unlock(Leave::Evicted, false);
+            }
+            parking.wake(entry_id(entry));
+        }
+    }
+
+    /// Prepares the release of a page that the caller holds exclusively.
+    pub(crate) fn leave(&self, page: PageRef, leave: Leave) {
+        if leave == Leave::Free {
+            self.unfit.set(page.id);
+        }
+        for id in ids(page).skip(1) {
+            self.unfit.set(id);
+            let _ = self.held(id).take_over(false);
+        }
+    }
+
+    /// The kernel has not released the page after all.
+    pub(crate) fn stay(&self, parking: &ParkingLot, page: PageRef, leave: Leave) {
+        for id in ids(page).skip(1) {
+            if self.held(id).take_over(true) {
+                parking.wake(id);
+            }
+        }
+        if leave == Leave::Free {
+            self.unfit.clear(page.id);
+        }
+    }
+
+    /// The page has been released: whoever waits for it looks again.
+    pub(crate) fn left(&self, parking: &ParkingLot, page: PageRef) {
+        ids(page).for_each(|id| parking.wake(id));
+    }
+
+    /// Told of pages that have just been released.
+    pub(crate) fn released(&self, entries: &[Entry]) {
+        self.tables.released(entries);
+    }
+
+    /// Frees a page that was seen not to be resident. False if somebody brings it just now; true if
+    /// it is free.
+    pub(crate) fn free_absent(&self, page: PageId) -> Result<bool, PoolError> {
+        if !self.unfit.set(page) {
+            return Err(PoolError::PageFree(page));
+        }
+        if self.tables.frame(page.0).is_none() {
+            return Ok(true);
+        }
+        self.unfit.clear(page);
+        Ok(false)
+    }
+}
+
+/// The frames of a page, by their places.
+fn ids(page: PageRef) -> impl Iterator<Item = PageId> {
+    (page.id.0..page.id.0 + u64::from(page.frames)).map(PageId)
+}
+
+fn entry_id(entry: &Entry) -> PageId {
+    PageId(entry.range.start)
+}

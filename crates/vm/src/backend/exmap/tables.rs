@@ -1,0 +1,121 @@
+//! The page tables of an exmap's surface, as the process may read them (refined exmap, "PtMap",
+//! section III-C): whether a page is there, and in which frame, for the price of one load.
+
+use std::fs;
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rustix::io::Errno;
+use vellum_uapi::exmap::OFFSET_TABLES;
+
+use super::Device;
+use super::memory::{ExmapMemory, Mapped};
+use crate::PAGE_SIZE;
+
+/// Entries of a table.
+const ENTRIES: u64 = 512;
+/// The processor's bits of an entry: there is a page, and it may be written.
+const PRESENT: u64 = 1 << 0;
+const WRITABLE: u64 = 1 << 1;
+/// Bits of an entry that are the frame's address.
+const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
+
+/// The last level of a surface's page tables, read-only. See
+/// [`Surface::page_tables`](crate::Surface::page_tables).
+///
+/// What it says of a page was true at the moment of the load; whoever needs it to last makes sure
+/// by other means that nobody populates or releases the page.
+#[derive(Debug)]
+pub struct PageTables {
+    mapped: Mapped,
+    pages: u64,
+    frames: u64,
+}
+
+impl PageTables {
+    pub(super) fn map(device: &Device, memory: &ExmapMemory) -> Result<Self, String> {
+        let pages = (memory.mapped_bytes() / PAGE_SIZE) as u64;
+        let bytes = pages.div_ceil(ENTRIES) as usize * PAGE_SIZE;
+        let mapped = Mapped::new(device.as_fd(), bytes, OFFSET_TABLES).map_err(why_not)?;
+        let frames = fs::read_to_string("/proc/zoneinfo")
+            .and_then(|text| frames_of(&text).ok_or_else(|| io::ErrorKind::InvalidData.into()))
+            .map_err(|error| format!("/proc/zoneinfo does not say how much memory is: {error}"))?;
+        Ok(Self { mapped, pages, frames })
+    }
+
+    /// Pages that have an entry, as far as the surface can ever grow.
+    pub fn pages(&self) -> u64 {
+        self.pages
+    }
+
+    /// Numbers of frames are below this.
+    pub fn frames(&self) -> u64 {
+        self.frames
+    }
+
+    /// The number of the frame that holds the page, if it is populated. What the process writes
+    /// after it saw a page go or come is not visible to others before the page is seen so by them.
+    ///
+    /// # Panics
+    /// If the page has no entry.
+    #[inline(always)]
+    pub fn frame(&self, page: u64) -> Option<u64> {
+        let entry = self.entry(page).load(Ordering::Acquire);
+        // An entry that may not be written shows the page of zeros that readers of a released page
+        // are given.
+        let populated = entry & (PRESENT | WRITABLE) == PRESENT | WRITABLE;
+        populated.then_some((entry & ADDRESS) / PAGE_SIZE as u64)
+    }
+
+    /// The entry of a page, for its place among the caches: see [`frame`](Self::frame).
+    #[inline(always)]
+    pub fn entry(&self, page: u64) -> &AtomicU64 {
+        assert!(page < self.pages);
+        // SAFETY: within the mapping, which lives as long as `self`, aligned; nobody stores through
+        // a reference, as the mapping refuses that, and the kernel changes entries by whole words.
+        unsafe { self.mapped.base().cast::<AtomicU64>().add(page as usize).as_ref() }
+    }
+}
+
+fn why_not(errno: Errno) -> String {
+    match errno {
+        Errno::PERM => "page tables show physical addresses, so reading them needs CAP_SYS_ADMIN; \
+                        without it, keep page states in an array"
+            .to_owned(),
+        errno => format!("the page tables of the surface cannot be mapped: {errno}"),
+    }
+}
+
+/// One more than the highest number of a frame, by what `/proc/zoneinfo` says of all zones.
+fn frames_of(zoneinfo: &str) -> Option<u64> {
+    let mut spanned = 0;
+    let mut highest = None;
+    for line in zoneinfo.lines() {
+        let mut words = line.split_whitespace();
+        match (words.next(), words.next().and_then(|word| word.parse::<u64>().ok())) {
+            (Some("spanned"), Some(frames)) => spanned = frames,
+            (Some("start_pfn:"), Some(first)) => {
+                highest = highest.max(Some(first + std::mem::take(&mut spanned)));
+            }
+            _ => {}
+        }
+    }
+    highest.filter(|frames| *frames > 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_highest_frame_is_that_of_the_highest_zone() {
+        let text = "Node 0, zone DMA\n  pages free 3\n  spanned  4095\n  start_pfn: 1\n\
+                    Node 0, zone Normal\n  spanned  1000\n  managed 9\n  start_pfn: 1048576\n\
+                    Node 0, zone Movable\n  spanned  0\n  start_pfn: 0\n";
+        assert_eq!(frames_of(text), Some(1_049_576));
+        assert_eq!(frames_of(""), None);
+        let here = fs::read_to_string("/proc/zoneinfo").unwrap();
+        assert!(frames_of(&here).unwrap() >= 1 << 15, "{here}");
+    }
+}
