@@ -10,7 +10,7 @@ use std::collections::HashSet;
 use std::thread;
 
 use common::churn::Churn;
-use common::{Random, Storage, new_page, open, options, scratch_dir};
+use common::{Random, Storage, new_page, open, options, options_on, scratch_dir};
 use vellum_pool::{PageReader, PageRef, Pool, PoolOptions, Restart};
 
 fn survives(storage: Storage, options: PoolOptions, steps: usize) {
@@ -47,7 +47,7 @@ fn survives(storage: Storage, options: PoolOptions, steps: usize) {
 #[test]
 fn on_every_backend() {
     for backend in common::backends() {
-        survives(Storage::Memory, PoolOptions { backend, ..options(96) }, 4_000);
+        survives(Storage::Memory, options_on(backend, 96), 4_000);
     }
 }
 

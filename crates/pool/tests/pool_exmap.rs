@@ -5,8 +5,9 @@
 
 mod common;
 
-use common::{Storage, new_page, open, options, scratch_dir};
-use vellum_pool::{BackendKind, PoolOptions, PoolSize};
+use common::churn::Churn;
+use common::{Storage, new_page, open, options, options_on, scratch_dir};
+use vellum_pool::{BackendChoice, BackendKind, PoolOptions, PoolSize, StatePlace};
 use vellum_vm::probe;
 
 /// On exmap a new page's frame holds what another page held before.
@@ -15,7 +16,7 @@ fn new_pages_are_zeroed_whatever_their_frames_held() {
     for backend in common::backends() {
         let pool = open(
             Storage::Memory.create(&scratch_dir()),
-            PoolOptions { backend, eviction_batch: 4, ..options(64) },
+            PoolOptions { eviction_batch: 4, ..options_on(backend, 64) },
         );
         for round in 0..4 {
             let pages: Vec<_> = (0..200).map(|_| new_page(&pool, 1, u64::MAX)).collect();
@@ -39,8 +40,36 @@ fn new_pages_are_zeroed_whatever_their_frames_held() {
 fn a_pool_that_follows_the_machines_memory_is_not_on_exmap_by_itself() {
     let given = open(Storage::Memory.create(&scratch_dir()), options(64));
     assert_eq!(given.backend(), probe::choice().backend);
-    let follows = PoolOptions { size: PoolSize::Auto, ..options(64) };
+    let follows = PoolOptions { size: PoolSize::Auto, states: StatePlace::Pages, ..options(64) };
     let follows = open(Storage::Memory.create(&scratch_dir()), follows);
     assert_eq!(follows.backend(), probe::choice_without_exmap().backend);
     assert_ne!(follows.backend(), BackendKind::Exmap);
+}
+
+/// States are where the options say, and wherever that is, threads see the same pages.
+#[test]
+fn states_may_be_in_an_array_or_with_the_frames() {
+    let exmap = BackendChoice::Only(BackendKind::Exmap);
+    if !common::backends().contains(&exmap) {
+        return println!("skipped: there is no exmap here");
+    }
+    for states in [StatePlace::Pages, StatePlace::Frames] {
+        let options = PoolOptions { states, ..options_on(exmap, 64) };
+        let pool = open(Storage::Memory.create(&scratch_dir()), options);
+        assert_eq!(pool.state_place(), states);
+        let churn = Churn::new(&pool, 60, &[1, 1, 2, 5]);
+        churn.crowd(&pool);
+        churn.check(&pool);
+    }
+}
+
+#[test]
+fn states_are_with_the_frames_only_where_page_tables_are_seen() {
+    let other = BackendChoice::Only(probe::choice_without_exmap().backend);
+    let options = PoolOptions { states: StatePlace::Frames, ..options_on(other, 64) };
+    let space = vellum_pool::Space::new(0);
+    let format = std::sync::Arc::new(vellum_pool::RawPages);
+    let device = Storage::Memory.create(&scratch_dir());
+    let error = vellum_pool::Pool::open(device, format, space, options).unwrap_err();
+    assert!(error.to_string().contains("page tables"), "{error}");
 }

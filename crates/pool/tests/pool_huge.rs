@@ -12,7 +12,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use common::churn::Churn;
-use common::{Random, Storage, eventually, options, scratch_dir};
+use common::{Random, Storage, eventually, options, options_on, scratch_dir};
 use vellum_pool::device::Direct;
 use vellum_pool::{
     BackendChoice, BackendKind, HugePageStats, HugePages, PAGE_SIZE, PageRef, Pool, PoolOptions,
@@ -42,7 +42,7 @@ fn with_huge_pages() -> BackendChoice {
 }
 
 fn pool_options(backend: BackendChoice) -> PoolOptions {
-    PoolOptions { backend, eviction_batch: BATCH as usize, ..options(CAPACITY) }
+    PoolOptions { eviction_batch: BATCH as usize, ..options_on(backend, CAPACITY) }
 }
 
 fn pool() -> Pool {

@@ -13,7 +13,7 @@ use std::thread;
 use std::time::Duration;
 
 use common::churn::Churn;
-use common::{Random, Storage, options, scratch_dir};
+use common::{Random, Storage, options_on, scratch_dir};
 use vellum_pool::{BackendChoice, Pool, PoolOptions};
 
 const CAPACITY: u64 = 256;
@@ -50,7 +50,7 @@ fn memory_kib() -> u64 {
 /// Returns by how many KiB the process grew once all was warm.
 fn keeps_the_contract(storage: Storage, evictions: u64, backend: BackendChoice) -> u64 {
     let dir = scratch_dir();
-    let options = PoolOptions { eviction_batch: BATCH as usize, backend, ..options(CAPACITY) };
+    let options = PoolOptions { eviction_batch: BATCH as usize, ..options_on(backend, CAPACITY) };
     let pool = common::open(storage.create(&dir), options);
     let churn = Churn::new(&pool, 4_500, &[1]);
     let rounds = 10;

@@ -3,7 +3,7 @@
 
 #![allow(dead_code)] // each test program uses a part
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
@@ -13,8 +13,9 @@ use vellum_pool::device::{
 };
 use vellum_pool::{
     BackendChoice, BackendKind, PAGE_SIZE, PageFormat, PageReader, PageRef, Pool, PoolOptions,
-    PoolSize, RawPages, Space,
+    PoolSize, RawPages, Space, StatePlace,
 };
+use vellum_vm::{Surface, probe};
 
 pub mod churn;
 pub mod tasks;
@@ -24,8 +25,25 @@ pub const PATIENCE: Duration = Duration::from_secs(200);
 
 /// Options for a pool of `frames` frames that gives up soon when it is exhausted.
 pub fn options(frames: u64) -> PoolOptions {
+    options_on(BackendChoice::Auto, frames)
+}
+
+/// The same on a certain backend. States are with the frames where that is possible, and in an
+/// array elsewhere: the suite runs in guests with the module and on machines without it.
+pub fn options_on(backend: BackendChoice, frames: u64) -> PoolOptions {
     let size = PoolSize::Bytes(frames * PAGE_SIZE as u64);
-    PoolOptions { size, patience: 2_000, ..PoolOptions::default() }
+    let states = if shows_tables(backend) { StatePlace::Frames } else { StatePlace::Pages };
+    PoolOptions { size, backend, states, patience: 2_000, ..PoolOptions::default() }
+}
+
+/// Whether surfaces of that backend show their page tables to this process.
+pub fn shows_tables(backend: BackendChoice) -> bool {
+    static EXMAP: OnceLock<bool> = OnceLock::new();
+    let exmap = BackendChoice::Only(BackendKind::Exmap);
+    let is_exmap = backend == exmap
+        || backend == BackendChoice::Auto && probe::choice().backend == BackendKind::Exmap;
+    let shows = || Surface::reserve(1, exmap).is_ok_and(|it| it.page_tables().is_ok());
+    is_exmap && *EXMAP.get_or_init(shows)
 }
 
 /// A pool of raw pages over an empty device.
@@ -100,7 +118,7 @@ pub fn backends() -> Vec<BackendChoice> {
     BackendKind::ALL
         .into_iter()
         .map(BackendChoice::Only)
-        .filter(|backend| vellum_vm::Surface::reserve(1, *backend).is_ok())
+        .filter(|backend| Surface::reserve(1, *backend).is_ok())
         .collect()
 }
 
