@@ -256,26 +256,25 @@ impl Loop {
         let directory = directory();
         let image = directory.path().join("image");
         File::create(&image).unwrap().set_len(bytes).unwrap();
-        let output = Command::new("losetup").args(["--find", "--show"]).arg(&image).output();
-        let output = output.ok().filter(|output| output.status.success());
-        let Some(output) = output else {
-            println!("skipped: losetup failed");
-            return None;
-        };
-        let device = String::from_utf8(output.stdout).unwrap().trim().into();
-        Some(Self { device, directory })
+        // In words that every losetup knows. Another test may have taken the device meanwhile.
+        for _ in 0..10 {
+            let free = Command::new("losetup").arg("-f").output();
+            let Some(free) = free.ok().filter(|output| output.status.success()) else { break };
+            let device = PathBuf::from(String::from_utf8(free.stdout).unwrap().trim());
+            let attached = Command::new("losetup").arg(&device).arg(&image).output();
+            if attached.is_ok_and(|output| output.status.success()) {
+                return Some(Self { device, directory });
+            }
+        }
+        println!("skipped: losetup failed");
+        None
     }
 }
 
 impl Drop for Loop {
     fn drop(&mut self) {
-        drop(
-            Command::new("umount")
-                .arg("--lazy")
-                .arg(self.directory.path().join("mounted"))
-                .output(),
-        );
-        drop(Command::new("losetup").arg("--detach").arg(&self.device).status());
+        drop(Command::new("umount").arg("-l").arg(self.directory.path().join("mounted")).output());
+        drop(Command::new("losetup").arg("-d").arg(&self.device).status());
     }
 }
 
@@ -285,8 +284,8 @@ fn a_full_ext4_is_found_when_growing() {
     let mount_point = disk.directory.path().join("mounted");
     fs::create_dir(&mount_point).unwrap();
     for step in [
-        Command::new("mkfs.ext4").arg("-q").arg(&disk.device),
-        Command::new("mount").arg(&disk.device).arg(&mount_point),
+        Command::new("mke2fs").args(["-q", "-t", "ext4"]).arg(&disk.device),
+        Command::new("mount").args(["-t", "ext4"]).arg(&disk.device).arg(&mount_point),
     ] {
         if !step.status().is_ok_and(|status| status.success()) {
             println!("skipped: {step:?} failed");

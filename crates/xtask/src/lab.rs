@@ -49,6 +49,9 @@ impl Suite {
 /// The kernel of what runs on one, if none is named.
 const NEWEST: &str = "6.12";
 
+/// Seconds for a program of a package that is named: long ones are among them.
+const PATIENCE: &str = "2400";
+
 /// What is run where.
 #[derive(clap::Args)]
 pub struct Options {
@@ -81,7 +84,8 @@ pub struct Options {
 /// When something is missing, the build fails or a test does.
 pub fn run(root: &Path, options: &Options) -> Outcome {
     setup::ensure(setup::Need::Lab)?;
-    if options.kernels.iter().any(|kernel| kernel == "debug") {
+    let is_debug = options.kernels.iter().any(|kernel| kernel == "debug");
+    if is_debug {
         setup::ensure(setup::Need::KernelBuild)?;
     }
     if let Some(name) = &options.bench {
@@ -103,7 +107,11 @@ pub fn run(root: &Path, options: &Options) -> Outcome {
     let mut programs = first;
     programs.extend(of_suites(root, Kernels::All)?);
     let on_all = run_tests(root, options, &options.kernels, &programs);
-    let programs = of_suites(root, Kernels::One)?;
+    if is_debug {
+        // An hour there: on demand.
+        return on_all;
+    }
+    let programs = programs::without(of_suites(root, Kernels::One)?, programs::LONG);
     let on_one = run_tests(root, options, &[one_of(&options.kernels)], &programs);
     on_all.and(on_one)
 }
@@ -150,6 +158,9 @@ fn run_tests(root: &Path, options: &Options, kernels: &[String], programs: &[Pro
     let target = first.path.ancestors().nth(3).unwrap_or(root);
     command.arg("--scratch").arg(target.join("tmp"));
     command.args(["--pmem", "--module", "kvm-amd", "run"]);
+    if !options.packages.is_empty() {
+        command.args(["--patience", PATIENCE]);
+    }
     if let Some(filter) = &options.filter {
         command.args(["--arguments", filter]);
     }

@@ -4,11 +4,20 @@ use std::path::{Path, PathBuf};
 
 use crate::{Outcome, cargo};
 
-/// Test programs that are for the host, and why.
+/// Programs that are left out, each with the reason.
+pub type LeftOut = [(&'static str, &'static str)];
+
+/// Test programs that are for the host.
 const NOT_FOR_GUESTS: [(&str, &str); 3] = [
     ("vellum-kernel-tests/frames_on_the_host", "it calls the compiler, and wants real threads"),
     ("vellum-pool/model", "its locks and threads are a model's: the kernel has no part in it"),
     ("vellum-pool/policy_contract", "it calls the policies alone, without a pool or any memory"),
+];
+
+/// Test programs that are only run when their package is named.
+pub const LONG: &LeftOut = &[
+    ("vellum/simulation", "ten minutes in an emulator; runs with PACKAGE=vellum"),
+    ("vellum/bad_input", "two minutes in an emulator; runs with PACKAGE=vellum"),
 ];
 
 /// A test program.
@@ -34,15 +43,20 @@ pub fn of_tests(root: &Path, package: &str, selection: &[&str]) -> Outcome<Vec<P
     }
     let paths = text.lines().filter_map(executable).map(|path| root.join(path));
     let program = |path: PathBuf| Program { name: format!("{package}/{}", name_of(&path)), path };
-    let mut programs: Vec<Program> = paths.map(program).collect();
-    programs.retain(|program| match reason_against(&program.name) {
-        Some(reason) => {
-            println!("left out: {}: {reason}", program.name);
-            false
-        }
-        None => true,
-    });
+    let programs = without(paths.map(program).collect(), &NOT_FOR_GUESTS);
     if programs.is_empty() { Err(format!("no tests in {package}")) } else { Ok(programs) }
+}
+
+/// Programs without some of them, of which it says so.
+pub fn without(mut programs: Vec<Program>, left_out: &LeftOut) -> Vec<Program> {
+    programs.retain(|program| {
+        let reason = left_out.iter().find(|(name, _)| *name == program.name);
+        if let Some((name, reason)) = reason {
+            println!("left out: {name}: {reason}");
+        }
+        reason.is_none()
+    });
+    programs
 }
 
 /// Builds the release binary, `vellum`.
@@ -61,12 +75,6 @@ pub fn release(root: &Path) -> Outcome<PathBuf> {
     let text = String::from_utf8_lossy(&output.stdout);
     let path = text.lines().filter_map(built).next_back().map(PathBuf::from);
     path.ok_or_else(|| "cargo does not say where vellum is".to_owned())
-}
-
-/// Why a program is not for guests.
-fn reason_against(name: &str) -> Option<&'static str> {
-    let found = NOT_FOR_GUESTS.iter().find(|(program, _)| *program == name);
-    found.map(|(_, reason)| *reason)
 }
 
 /// The path in a line such as `  Executable tests/a.rs (target/debug/deps/a-0123456789abcdef)`.
@@ -102,15 +110,25 @@ mod tests {
     }
 
     #[test]
-    fn programs_that_are_not_for_guests_are_there() {
-        for (name, _) in NOT_FOR_GUESTS {
+    fn programs_are_left_out_by_name() {
+        let program = |name: &str| Program { name: name.to_owned(), path: PathBuf::new() };
+        let programs = vec![program("vellum/store"), program("vellum/simulation")];
+        let names: Vec<String> = without(programs, LONG).into_iter().map(|it| it.name).collect();
+        assert_eq!(names, ["vellum/store"]);
+    }
+
+    #[test]
+    fn programs_that_are_left_out_are_there() {
+        for (name, _) in NOT_FOR_GUESTS.iter().chain(LONG) {
             let (package, program) = name.split_once('/').unwrap();
             let folder = match package {
                 "vellum-kernel-tests" => "kernel/tests",
-                _ => "crates/pool",
+                "vellum-pool" => "crates/pool",
+                _ => "crates/engine",
             };
-            let source = format!("{folder}/tests/{program}.rs");
-            assert!(crate::root().join(&source).exists(), "{source}");
+            let tests = crate::root().join(folder).join("tests");
+            let is_there = tests.join(program).join("main.rs").exists();
+            assert!(is_there || tests.join(format!("{program}.rs")).exists(), "{name}");
         }
     }
 }
