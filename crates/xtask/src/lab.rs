@@ -1,4 +1,4 @@
-//! `cargo xtask lab`: the tests of packages on Debian kernels, in an emulator, with the module.
+//! `cargo xtask lab`: tests, or a measurement, on Debian kernels in an emulator, with the module.
 
 mod bench;
 mod programs;
