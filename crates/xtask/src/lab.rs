@@ -108,7 +108,7 @@ pub fn run(root: &Path, options: &Options) -> Outcome {
     programs.extend(of_suites(root, Kernels::All)?);
     let on_all = run_tests(root, options, &options.kernels, &programs);
     if is_debug {
-        // An hour there: on demand.
+        // They take several times as long there: on demand.
         return on_all;
     }
     let programs = programs::without(of_suites(root, Kernels::One)?, programs::LONG);
