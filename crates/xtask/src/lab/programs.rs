@@ -14,8 +14,11 @@ const NOT_FOR_GUESTS: [(&str, &str); 3] = [
     ("vellum-pool/policy_contract", "it calls the policies alone, without a pool or any memory"),
 ];
 
-/// Test programs that are only run when their package is named.
+/// Test programs that are only run when their package is named: each takes its time.
 pub const LONG: &LeftOut = &[
+    ("vellum-pool/device_suite", "storage without a pool; runs with PACKAGE=vellum-pool"),
+    ("vellum-pool/device_file", "storage without a pool; runs with PACKAGE=vellum-pool"),
+    ("vellum-pool/device_merging", "storage without a pool; runs with PACKAGE=vellum-pool"),
     ("vellum/simulation", "ten minutes in an emulator; runs with PACKAGE=vellum"),
     ("vellum/bad_input", "two minutes in an emulator; runs with PACKAGE=vellum"),
 ];
