@@ -12,8 +12,10 @@ help:
 	@echo "make test    format, rules, lints, all tests, model check, documentation (minutes)"
 	@echo "make bench   measurements beside other engines; ARGS=\"table2 --quick\"; alone: lists them"
 	@echo "             with RocksDB: make bench ROCKSDB=1 ARGS=..."
-	@echo "make lab     the module and its tests, and those of crates/vm, on stock Debian kernels, in"
-	@echo "             an emulator; some of it: make lab KERNEL=6.12 PROCESSORS=1,4 TEST=batches"
+	@echo "make lab     the module and its tests on stock Debian kernels, in an emulator; there, too,"
+	@echo "             on exmap, those of vm, pool and engine, and a short TPC-C; some of it:"
+	@echo "             make lab KERNEL=6.12 PROCESSORS=1,4 PACKAGE=vellum-pool TEST=batches"
+	@echo "             an experiment there: make lab BENCH=exmap-pool; COUNT=1 counts instructions"
 	@echo "make lab-debug  the same on a kernel that checks itself; the first time builds it (an hour)"
 	@echo "make deb     the Debian package of the module, for DKMS, built and checked"
 	@echo "make soak    the long tests (an hour or more)"
@@ -32,7 +34,9 @@ bench: toolchain
 
 lab: toolchain
 	@cargo xtask lab $(if $(KERNEL),--kernel $(KERNEL)) \
-	    $(if $(PROCESSORS),--processors $(PROCESSORS)) $(TEST)
+	    $(if $(PROCESSORS),--processors $(PROCESSORS)) $(foreach name,$(PACKAGE),--package $(name)) \
+	    $(if $(COUNT),--count-instructions) $(if $(BENCH),--bench $(BENCH)) $(TEST) \
+	    $(if $(ARGS),-- $(ARGS))
 
 lab-debug:
 	@$(MAKE) --no-print-directory lab KERNEL=debug

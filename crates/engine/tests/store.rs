@@ -52,6 +52,16 @@ fn a_closed_store_opens_with_everything_in_it() {
     assert_sound(&store);
 }
 
+/// A guest of the lab has the kernel module: all these tests are on it there.
+#[test]
+fn a_store_is_on_exmap_where_that_is() {
+    let (_, store) = memory_store(64, 1);
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let is_mapped = maps.lines().any(|line| line.ends_with("/dev/exmap"));
+    assert_eq!(is_mapped, std::path::Path::new("/sys/module/vellum").exists());
+    assert_sound(&store);
+}
+
 #[test]
 fn handles_that_are_dropped_close_the_store() {
     let directory = tempfile::tempdir().unwrap();

@@ -136,7 +136,7 @@ fn a_task_waits_for_a_thread_s_locks() {
 #[test]
 fn a_large_page_finds_frames_though_the_background_threads_have_enough() {
     within(PATIENCE, || {
-        let (pool, _) = faulty(options(256));
+        let (pool, _) = faulty(PoolOptions { eviction_batch: 16, ..options(256) });
         let large = new_page(&pool, 128, 3);
         let small: Vec<_> = (0..512).map(|_| new_page(&pool, 1, 1)).collect();
         push_out(&pool, large, &small);

@@ -40,6 +40,11 @@ fn new_pages_are_zeroed_whatever_their_frames_held() {
 fn a_pool_that_follows_the_machines_memory_is_not_on_exmap_by_itself() {
     let given = open(Storage::Memory.create(&scratch_dir()), options(64));
     assert_eq!(given.backend(), probe::choice().backend);
+    // So all the suites of pools and stores are on it there.
+    if std::path::Path::new("/sys/module/vellum").exists() {
+        assert_eq!(given.backend(), BackendKind::Exmap);
+        println!("exmap is what pools of a fixed size are on");
+    }
     let follows = PoolOptions { size: PoolSize::Auto, states: StatePlace::Pages, ..options(64) };
     let follows = open(Storage::Memory.create(&scratch_dir()), follows);
     assert_eq!(follows.backend(), probe::choice_without_exmap().backend);

@@ -1,18 +1,61 @@
-//! `cargo xtask lab`: the tests of packages on Debian kernels, in an emulator, with the module.
+//! `cargo xtask lab`: tests, or a measurement, on Debian kernels in an emulator, with the module.
 
-use std::path::{Path, PathBuf};
+mod bench;
+mod programs;
+
+use std::path::Path;
 use std::process::Command;
 
 use crate::{Outcome, cargo, setup};
+use programs::Program;
 
-/// Packages whose tests run if none is named; those that are not there are left out.
-const PACKAGES: [(&str, &str); 2] =
-    [("vellum-vm", "crates/vm"), ("vellum-kernel-tests", "kernel/tests")];
+/// What runs if no package is named: tests of a package that cargo selects, on which kernels.
+struct Suite {
+    package: &'static str,
+    folder: &'static str,
+    selection: &'static [&'static str],
+    kernels: Kernels,
+}
+
+/// Kernels that a suite is for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kernels {
+    /// Every one: its own interfaces are what is looked at.
+    All,
+    /// One, the newest if none is named: what is above the surfaces, which the others look at.
+    One,
+}
+
+const SUITES: [Suite; 5] = [
+    Suite::new("vellum-vm", "crates/vm", &["--tests"], Kernels::All),
+    Suite::new("vellum-kernel-tests", "kernel/tests", &["--tests"], Kernels::All),
+    Suite::new("vellum-pool", "crates/pool", &["--tests"], Kernels::One),
+    Suite::new("vellum", "crates/engine", &["--tests"], Kernels::One),
+    // A short TPC-C, with its consistency conditions.
+    Suite::new("vellum-bench", "crates/bench", &["--test", "tpcc_beyond_memory"], Kernels::One),
+];
+
+impl Suite {
+    const fn new(
+        package: &'static str,
+        folder: &'static str,
+        selection: &'static [&'static str],
+        kernels: Kernels,
+    ) -> Self {
+        Self { package, folder, selection, kernels }
+    }
+}
+
+/// The kernel of what runs on one, if none is named.
+const NEWEST: &str = "6.12";
+
+/// Seconds for a program of a package that is named: long ones are among them.
+const PATIENCE: &str = "2400";
 
 /// What is run where.
 #[derive(clap::Args)]
 pub struct Options {
-    /// Packages; what concerns the kernel if none is named
+    /// Packages, with all of their tests; what concerns the kernel if none is named
     #[arg(long = "package", value_name = "PACKAGE")]
     packages: Vec<String>,
     /// Kernels by series, such as 6.1, or 'debug'; both stock ones if none is named
@@ -21,47 +64,108 @@ pub struct Options {
     /// Processors of the guest; several numbers, such as 1,2,4, are several runs
     #[arg(long, default_value = "2")]
     processors: String,
+    /// No tests: `vellum bench NAME --quick`, on 6.12 if no kernel is named
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["packages", "filter"])]
+    bench: Option<String>,
+    /// Instruction by instruction: a nanosecond of the guest's clock is an instruction; slow
+    #[arg(long)]
+    count_instructions: bool,
     /// Only tests whose names contain this
     filter: Option<String>,
+    /// Passed on to `vellum bench`
+    #[arg(last = true, requires = "bench", allow_hyphen_values = true)]
+    arguments: Vec<String>,
 }
 
 /// Builds the test programs of the packages and runs them on the kernels, with the module loaded
-/// where there is one.
+/// where there is one; or measures there.
 ///
 /// # Errors
 /// When something is missing, the build fails or a test does.
 pub fn run(root: &Path, options: &Options) -> Outcome {
     setup::ensure(setup::Need::Lab)?;
-    if options.kernels.iter().any(|kernel| kernel == "debug") {
+    let is_debug = options.kernels.iter().any(|kernel| kernel == "debug");
+    if is_debug {
         setup::ensure(setup::Need::KernelBuild)?;
     }
+    if let Some(name) = &options.bench {
+        return bench::run(root, options, name);
+    }
+    // What the lab itself promises is looked at first.
+    let first = programs::of_tests(root, "vellum-lab", &["--test", "guest"])?;
+    if !options.packages.is_empty() {
+        let mut programs = first;
+        for package in &options.packages {
+            programs.extend(programs::of_tests(root, package, &["--tests"])?);
+        }
+        return run_tests(root, options, &options.kernels, &programs);
+    }
+    if options.filter.is_none() {
+        promises(root, &options.kernels)?;
+        crash(root, options)?;
+    }
+    let mut programs = first;
+    programs.extend(of_suites(root, Kernels::All)?);
+    let on_all = run_tests(root, options, &options.kernels, &programs);
+    if is_debug {
+        // They take several times as long there: on demand.
+        return on_all;
+    }
+    let programs = programs::without(of_suites(root, Kernels::One)?, programs::LONG);
+    let on_one = run_tests(root, options, &[one_of(&options.kernels)], &programs);
+    on_all.and(on_one)
+}
+
+/// The programs of the suites that are for so many kernels, as far as they are there.
+fn of_suites(root: &Path, kernels: Kernels) -> Outcome<Vec<Program>> {
+    let mut programs = Vec::new();
+    for suite in suites(root).filter(|suite| suite.kernels == kernels) {
+        programs.extend(programs::of_tests(root, suite.package, suite.selection)?);
+    }
+    Ok(programs)
+}
+
+fn suites(root: &Path) -> impl Iterator<Item = &'static Suite> {
+    SUITES.iter().filter(|suite| root.join(suite.folder).join("Cargo.toml").exists())
+}
+
+/// The kernel for what runs on one.
+fn one_of(kernels: &[String]) -> String {
+    kernels.first().map_or(NEWEST, String::as_str).to_owned()
+}
+
+/// The lab, with the machine and the module that are asked for.
+fn lab(root: &Path, options: &Options, kernels: &[String]) -> Command {
     let mut command = cargo(root);
     command.args(["run", "--quiet", "--package", "vellum-lab", "--"]);
     command.args(["--processors", &options.processors]);
-    for kernel in &options.kernels {
+    for kernel in kernels {
         command.args(["--kernel", kernel]);
+    }
+    if options.count_instructions {
+        command.arg("--count-instructions");
     }
     if root.join("kernel/Kbuild").exists() {
         command.args(["--build", "kernel"]);
     }
-    // What the lab itself promises is looked at first.
-    let mut programs = test_programs(root, "vellum-lab", &["--test", "guest"])?;
-    for package in packages(root, &options.packages) {
-        programs.extend(test_programs(root, &package, &["--tests"])?);
-    }
+    command
+}
+
+fn run_tests(root: &Path, options: &Options, kernels: &[String], programs: &[Program]) -> Outcome {
+    let Some(first) = programs.first() else { return Ok(()) };
+    let mut command = lab(root, options, kernels);
     // Integration tests make their files where cargo says: beside what was built.
-    let target = programs[0].path.ancestors().nth(3).unwrap_or(root);
+    let target = first.path.ancestors().nth(3).unwrap_or(root);
     command.arg("--scratch").arg(target.join("tmp"));
     command.args(["--pmem", "--module", "kvm-amd", "run"]);
+    if !options.packages.is_empty() {
+        command.args(["--patience", PATIENCE]);
+    }
     if let Some(filter) = &options.filter {
         command.args(["--arguments", filter]);
     }
     for program in programs {
         command.arg(format!("{}={}", program.name, program.path.display()));
-    }
-    if options.filter.is_none() && options.packages.is_empty() {
-        promises(root, &options.kernels)?;
-        crash(root, options)?;
     }
     finish(command)
 }
@@ -82,13 +186,13 @@ fn promises(root: &Path, kernels: &[String]) -> Outcome {
 
 /// Kills a machine that counts, twice, and has another one look at what it has counted.
 fn crash(root: &Path, options: &Options) -> Outcome {
-    let program = test_programs(root, "vellum-lab", &["--test", "crash"])?.remove(0);
+    let program = programs::of_tests(root, "vellum-lab", &["--test", "crash"])?.remove(0);
     let path = program.path.display();
     let mut command = cargo(root);
     command.args(["run", "--quiet", "--package", "vellum-lab", "--"]);
     // Of one kernel: it is the emulator that is looked at.
-    let kernel = options.kernels.first().map_or("6.12", String::as_str);
-    command.args(["--kernel", kernel, "--pmem", "crash", "--rounds", "2", "--then"]);
+    let kernel = one_of(&options.kernels);
+    command.args(["--kernel", &kernel, "--pmem", "crash", "--rounds", "2", "--then"]);
     command.arg(format!("look={path} --ignored look")).arg(format!("count={path} --ignored count"));
     finish(command)
 }
@@ -98,65 +202,20 @@ fn finish(mut command: Command) -> Outcome {
     if status.success() { Ok(()) } else { Err(format!("lab: {status}")) }
 }
 
-fn packages(root: &Path, named: &[String]) -> Vec<String> {
-    if !named.is_empty() {
-        return named.to_vec();
-    }
-    let there = |(_, folder): &&(&str, &str)| root.join(folder).join("Cargo.toml").exists();
-    PACKAGES.iter().filter(there).map(|(name, _)| (*name).to_owned()).collect()
-}
-
-/// A test program.
-struct Program {
-    /// The package and the test's own name: several packages may have one of a name.
-    name: String,
-    path: PathBuf,
-}
-
-/// Builds the tests of a package that cargo selects by `selection`.
-fn test_programs(root: &Path, package: &str, selection: &[&str]) -> Outcome<Vec<Program>> {
-    let mut command = cargo(root);
-    command.args(["test", "--no-run", "--package", package]).args(selection);
-    let output = command.output().map_err(|error| format!("cargo does not run: {error}"))?;
-    let text = String::from_utf8_lossy(&output.stderr);
-    if !output.status.success() {
-        return Err(format!("the tests of {package} do not build:\n{text}"));
-    }
-    let paths = text.lines().filter_map(executable).map(|path| root.join(path));
-    let program = |path: PathBuf| Program { name: format!("{package}/{}", name_of(&path)), path };
-    let programs: Vec<Program> = paths.map(program).collect();
-    if programs.is_empty() { Err(format!("no tests in {package}")) } else { Ok(programs) }
-}
-
-/// The path in a line such as `  Executable tests/a.rs (target/debug/deps/a-0123456789abcdef)`.
-fn executable(line: &str) -> Option<&str> {
-    let rest = line.trim_start().strip_prefix("Executable ")?;
-    Some(rest.rsplit_once('(')?.1.trim_end_matches(')'))
-}
-
-/// A program's name without what cargo adds to it.
-fn name_of(program: &Path) -> String {
-    let name = program.file_name().unwrap_or_default().to_string_lossy();
-    name.rsplit_once('-').map_or(&*name, |(name, _)| name).to_owned()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn packages_that_are_not_there_are_left_out() {
-        let nowhere = Path::new("/nowhere");
-        assert!(packages(nowhere, &[]).is_empty());
-        assert_eq!(packages(nowhere, &["a".to_owned()]), ["a"]);
-        assert!(packages(&crate::root(), &[]).contains(&"vellum-vm".to_owned()));
+    fn suites_that_are_not_there_are_left_out() {
+        assert_eq!(suites(Path::new("/nowhere")).count(), 0);
+        let there: Vec<&str> = suites(&crate::root()).map(|suite| suite.package).collect();
+        assert!(there.contains(&"vellum-vm") && there.contains(&"vellum-pool"), "{there:?}");
     }
 
     #[test]
-    fn programs_are_found_in_what_cargo_says() {
-        let line = "  Executable tests/surface/main.rs (target/debug/deps/surface-0af1)";
-        assert_eq!(executable(line), Some("target/debug/deps/surface-0af1"));
-        assert_eq!(executable("   Compiling vellum-vm v0.1.0 (/somewhere)"), None);
-        assert_eq!(name_of(Path::new("target/debug/deps/vellum_vm-0af1")), "vellum_vm");
+    fn what_runs_on_one_kernel_runs_on_one_that_was_named() {
+        assert_eq!(one_of(&[]), NEWEST);
+        assert_eq!(one_of(&["6.1".to_owned(), "6.12".to_owned()]), "6.1");
     }
 }

@@ -2,13 +2,15 @@
 //!
 //! Every thread has a stretch of one surface to itself. It makes all of its pages resident by
 //! touching them, as the paper does, and releases them: one by one, or in batches with one call.
+//! Where the kernel module is loaded there is a line for exmap, as in the paper: it brings pages in
+//! batches, too.
 #![allow(unsafe_code)]
 
 use std::sync::Barrier;
 use std::time::Instant;
 
-use anyhow::{Result, anyhow};
-use vellum_vm::{BackendChoice, BackendKind, Entry, PageRange, Surface};
+use anyhow::{Result, anyhow, ensure};
+use vellum_vm::{BackendChoice, BackendKind, Entry, PageRange, Surface, probe};
 
 use super::{Context, Experiment, count};
 use crate::measure::{Contestant, alternate};
@@ -33,8 +35,9 @@ struct Way {
     batch: u64,
 }
 
-/// The paper's line comes first: the others are compared with it.
-const WAYS: [Way; 4] = [
+/// The paper's line comes first: the others are compared with it. Exmap's pool is as large as its
+/// surface, so that it never runs out of frames.
+const WAYS: [Way; 5] = [
     Way { name: "madvise", backend: BackendKind::Madvise, batch: 1 },
     Way { name: "process_madvise, batches of 16", backend: BackendKind::ProcessMadvise, batch: 16 },
     Way { name: "process_madvise, batches of 64", backend: BackendKind::ProcessMadvise, batch: 64 },
@@ -43,20 +46,34 @@ const WAYS: [Way; 4] = [
         backend: BackendKind::ProcessMadvise,
         batch: 512,
     },
+    Way { name: "exmap, batches of 512", backend: BackendKind::Exmap, batch: 512 },
 ];
 
+/// The ways that this kernel has.
+fn ways() -> Vec<Way> {
+    WAYS.into_iter().filter(|way| probe::works(way.backend).is_ok()).collect()
+}
+
+impl Way {
+    fn surface(self, pages: u64) -> Result<Surface> {
+        let backend = BackendChoice::Only(self.backend);
+        Ok(Surface::reserve_with_frames(pages, pages, backend)?)
+    }
+}
+
 fn run(context: &Context<'_>) -> Result<Outcome> {
+    let ways = ways();
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let rounds = context.pick(1, 4);
     let mut outcome = Outcome::default();
     let mut lines: Vec<Line> =
-        WAYS.iter().map(|way| Line { name: way.name.to_owned(), points: Vec::new() }).collect();
+        ways.iter().map(|way| Line { name: way.name.to_owned(), points: Vec::new() }).collect();
     for threads in thread_counts(cores) {
-        let surfaces = WAYS
+        let surfaces = ways
             .iter()
-            .map(|way| Surface::reserve(STRETCH * threads as u64, BackendChoice::Only(way.backend)))
-            .collect::<Result<Vec<Surface>, _>>()?;
-        let contestants = WAYS.iter().zip(&surfaces).map(|(way, surface)| {
+            .map(|way| way.surface(STRETCH * threads as u64))
+            .collect::<Result<Vec<Surface>>>()?;
+        let contestants = ways.iter().zip(&surfaces).map(|(way, surface)| {
             let name = format!("{}, {}", way.name, count(threads, "thread"));
             Contestant::new(name, move || turn_over(surface, *way, threads, rounds))
         });
@@ -77,6 +94,16 @@ fn run(context: &Context<'_>) -> Result<Outcome> {
          the release."
             .to_owned(),
     );
+    if ways.iter().any(|way| way.backend == BackendKind::Exmap) {
+        outcome.notes.push(
+            "With exmap batches cover both, and a page is touched when its batch has come; its \
+             frame is not zeroed."
+                .to_owned(),
+        );
+    }
+    if let Err(reason) = probe::works(BackendKind::ProcessMadvise) {
+        outcome.notes.push(format!("process_madvise does not work here: {reason}."));
+    }
     Ok(outcome)
 }
 
@@ -110,20 +137,30 @@ fn turn_over(surface: &Surface, way: Way, threads: usize, rounds: usize) -> Resu
 }
 
 fn turn_over_stretch(surface: &Surface, way: Way, first: u64) -> Result<()> {
-    for page in first..first + STRETCH {
-        // SAFETY: the page lies on the surface, and on this thread's stretch of it.
-        unsafe { surface.address(page).as_ptr().write_volatile(1) };
-    }
+    let batches = || (first..first + STRETCH).step_by(way.batch as usize);
+    let touching_brings = surface.fault_behaviour().writing_populates();
     let mut entries = Vec::with_capacity(way.batch as usize);
-    for batch in (first..first + STRETCH).step_by(way.batch as usize) {
+    let fill = |entries: &mut Vec<Entry>, batch: u64| {
         entries.clear();
         let pages = batch..batch + way.batch;
         entries.extend(pages.map(|start| Entry::new(PageRange { start, count: 1 })));
+    };
+    for batch in batches() {
+        if !touching_brings {
+            fill(&mut entries, batch);
+            let failed = surface.populate(&mut entries);
+            ensure!(failed == 0, "allocating {failed} of {} pages failed", entries.len());
+        }
+        for page in batch..batch + way.batch {
+            // SAFETY: the page lies on the surface, and on this thread's stretch of it.
+            unsafe { surface.address(page).as_ptr().write_volatile(1) };
+        }
+    }
+    for batch in batches() {
+        fill(&mut entries, batch);
         // SAFETY: nobody else knows these pages, and no reference into them exists.
         let failed = unsafe { surface.release(&mut entries) };
-        if failed > 0 {
-            return Err(anyhow!("releasing {failed} of {} pages failed", entries.len()));
-        }
+        ensure!(failed == 0, "releasing {failed} of {} pages failed", entries.len());
     }
     Ok(())
 }
@@ -134,12 +171,20 @@ mod tests {
 
     #[test]
     fn every_way_leaves_nothing_resident() {
-        for way in WAYS {
-            let surface = Surface::reserve(2 * STRETCH, BackendChoice::Only(way.backend)).unwrap();
+        for way in ways() {
+            let surface = way.surface(2 * STRETCH).unwrap();
             assert!(turn_over(&surface, way, 2, 1).unwrap() > 0.0);
             let all = PageRange { start: 0, count: surface.pages() };
             assert_eq!(surface.resident_pages(all).unwrap(), 0, "{}", way.name);
         }
+    }
+
+    #[test]
+    fn madvise_is_always_first_and_exmap_last_where_the_module_is_loaded() {
+        let ways = ways();
+        assert_eq!(ways[0].name, "madvise");
+        let loaded = std::path::Path::new("/dev/exmap").exists();
+        assert_eq!(ways[ways.len() - 1].backend == BackendKind::Exmap, loaded);
     }
 
     #[test]

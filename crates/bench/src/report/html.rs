@@ -1,6 +1,5 @@
 //! The report: one HTML file that needs nothing else, with the charts as SVG inside.
 
-use std::fs;
 use std::path::Path;
 
 use anyhow::{Context as _, Result};
@@ -14,7 +13,7 @@ use super::{Record, Row, draw, text};
 /// If a chart cannot be drawn or the file cannot be written.
 pub fn write(path: &Path, records: &[Record]) -> Result<()> {
     let page = render(records)?;
-    fs::write(path, page).with_context(|| format!("cannot write {}", path.display()))
+    super::write(path, &page)
 }
 
 fn render(records: &[Record]) -> Result<String> {

@@ -13,7 +13,7 @@ use super::Record;
 /// If the file cannot be written.
 pub fn write(path: &Path, records: &[Record]) -> Result<()> {
     let text = serde_json::to_string_pretty(records)?;
-    fs::write(path, text + "\n").with_context(|| format!("cannot write {}", path.display()))
+    super::write(path, &(text + "\n"))
 }
 
 /// Reads records from a file; none if there is no such file.
@@ -69,7 +69,7 @@ mod tests {
     #[test]
     fn records_survive_a_file() {
         let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("r.json");
+        let path = directory.path().join("not/there/r.json");
         assert!(read(&path).unwrap().is_empty());
         let records = vec![record("a", 1.0), record("b", 2.0)];
         write(&path, &records).unwrap();

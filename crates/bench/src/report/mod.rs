@@ -6,11 +6,23 @@ pub mod html;
 pub mod json;
 pub mod text;
 
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context as _, Result};
 use serde::{Deserialize, Serialize};
 
 pub use chart::{Axis, Chart, Line};
 
 use crate::measure::Samples;
+
+/// Writes a file, in a folder that is made if it is not there.
+fn write(path: &Path, text: &str) -> Result<()> {
+    let folder = path.parent().map_or(Ok(()), fs::create_dir_all);
+    folder
+        .and_then(|()| fs::write(path, text))
+        .with_context(|| format!("cannot write {}", path.display()))
+}
 
 /// One figure.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

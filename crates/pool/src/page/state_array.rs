@@ -11,6 +11,10 @@
 //! 2 MiB count only once half of them are in use, so a file below 512 MiB has none. It brings
 //! nothing at 2 GiB of pages, where the TLB holds the states' 1,000 small pages as well; 2 to 6 %
 //! of a random read at 8 GiB and 5 to 10 % at 32 GiB (the more if the pages are huge too).
+//!
+//! Up to Linux 6.12 that is so only where states were in use when the array grew over them. A part
+//! that is read first, as states are, is a huge page of zeros then, which the first write takes
+//! apart into small pages; they stay small until the kernel's own search for huge pages finds them.
 
 #![allow(unsafe_code)]
 
@@ -125,11 +129,38 @@ mod tests {
             assert!(state.try_lock(seen), "the word of page {page} was changed: {seen:?}");
             let _ = state.unlock(crate::page::state::Leave::Evicted, false);
         });
-        let start = format!("{:x}-", states.words.base().addr().get());
-        let text = std::fs::read_to_string("/proc/self/smaps").unwrap();
-        let first = text.lines().skip_while(|line| !line.starts_with(&start));
-        let huge = first.into_iter().find_map(|line| line.strip_prefix("AnonHugePages:"));
-        huge.unwrap().trim().trim_end_matches(" kB").trim().parse().unwrap()
+        huge_kib(&states.words)
+    }
+
+    /// KiB in huge pages at these addresses, by the kernel's count.
+    fn huge_kib(words: &Reservation) -> u64 {
+        let start = words.base().addr().get();
+        let array = start..start + words.len();
+        let hex = |text: &str| usize::from_str_radix(text, 16).ok();
+        let (mut inside, mut sum) = (false, 0);
+        // What was let be huge at different times may be several mappings.
+        for line in std::fs::read_to_string("/proc/self/smaps").unwrap().lines() {
+            let mut words = line.split_whitespace();
+            let first = words.next().unwrap_or("");
+            if let Some((from, to)) = first.split_once('-')
+                && let (Some(from), Some(to)) = (hex(from), hex(to))
+            {
+                inside = from < array.end && array.start < to;
+            } else if inside && first == "AnonHugePages:" {
+                sum += words.next().unwrap().parse::<u64>().unwrap();
+            }
+        }
+        sum
+    }
+
+    /// Whether memory that may be huge becomes so when it is written to after it was read.
+    fn reading_first_is_fine() -> bool {
+        let words = Reservation::new(2 << 20, "a trial").unwrap();
+        words.use_huge_pages(2 << 20);
+        // SAFETY: the reservation holds the word, and nobody else knows it; zeros are a number.
+        let word = unsafe { &*words.base().as_ptr().cast::<AtomicU64>() };
+        word.store(word.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+        huge_kib(&words) > 0
     }
 
     /// Nothing can be said where the kernel does not give huge pages.
@@ -157,7 +188,14 @@ mod tests {
             states.grow(pages).unwrap();
             assert_eq!(filled(&states), 0);
         }
-        for (pages, huge) in [(GIB / 2, 2), (GIB, 2), (GIB * 3 / 2, 4), (3 * GIB, 4)] {
+        // The first 2 MiB hold memory when they are let be huge; the others are read first.
+        let both = if reading_first_is_fine() {
+            4
+        } else {
+            println!("here a huge page is none any more when it is written to after it was read");
+            2
+        };
+        for (pages, huge) in [(GIB / 2, 2), (GIB, 2), (GIB * 3 / 2, both), (3 * GIB, both)] {
             states.grow(pages).unwrap();
             assert_eq!(found(filled(&states)), found(huge << 10), "{pages}");
         }
