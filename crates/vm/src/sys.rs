@@ -100,13 +100,24 @@ pub(crate) unsafe fn map_anonymous(
     NonNull::new(found.cast()).ok_or(Errno::NOMEM)
 }
 
-/// Maps `bytes` of a device from `offset` on, shared, to read and write, where the kernel likes.
+/// What may be done with a mapping.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Rights {
+    Read,
+    ReadAndWrite,
+}
+
+/// Maps `bytes` of a device from `offset` on, shared, where the kernel likes.
 pub(crate) fn map_device(
     device: BorrowedFd<'_>,
     bytes: usize,
     offset: u64,
+    rights: Rights,
 ) -> Result<NonNull<u8>, Errno> {
-    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    let protection = match rights {
+        Rights::Read => libc::PROT_READ,
+        Rights::ReadAndWrite => libc::PROT_READ | libc::PROT_WRITE,
+    };
     let offset = offset.cast_signed();
     // SAFETY: without MAP_FIXED the kernel takes addresses that nobody uses.
     let found = unsafe {

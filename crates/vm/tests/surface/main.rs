@@ -10,5 +10,6 @@ mod exmap;
 mod huge_pages;
 mod model;
 mod old_kernel;
+mod page_tables;
 mod read;
 mod reservation;

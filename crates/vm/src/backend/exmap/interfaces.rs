@@ -19,6 +19,7 @@ use super::device::{Device, carry_out};
 use super::memory::Mapped;
 use crate::PAGE_SIZE;
 use crate::range::{Entry, PageRange};
+use crate::sys::Rights;
 
 /// Entries of a vector.
 const ENTRIES: usize = VECTOR_ENTRIES as usize;
@@ -95,7 +96,12 @@ pub(super) struct Vector {
 
 impl Vector {
     fn map(device: &Device, interface: u32) -> Result<Self, Errno> {
-        let page = Mapped::new(device.as_fd(), PAGE_SIZE, offset_interface(interface.into()))?;
+        let page = Mapped::new(
+            device.as_fd(),
+            PAGE_SIZE,
+            offset_interface(interface.into()),
+            Rights::ReadAndWrite,
+        )?;
         let owners = Box::new([0; ENTRIES]);
         Ok(Self { interface, page, owners, private: None, is_used: false })
     }

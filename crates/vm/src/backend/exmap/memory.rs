@@ -19,6 +19,7 @@ use vellum_uapi::exmap::OFFSET_SURFACE;
 
 use crate::mapping::{ReserveError, whole_pages};
 use crate::surface::PURPOSE;
+use crate::sys::Rights;
 use crate::{PAGE_SIZE, limits, sys};
 
 /// Bytes of the longest surface that the module maps.
@@ -43,8 +44,13 @@ unsafe impl Sync for Mapped {}
 
 impl Mapped {
     /// Maps what the device shows at an offset.
-    pub(super) fn new(device: BorrowedFd<'_>, bytes: usize, offset: u64) -> Result<Self, Errno> {
-        Ok(Self { base: sys::map_device(device, bytes, offset)?, bytes, owner: getpid() })
+    pub(super) fn new(
+        device: BorrowedFd<'_>,
+        bytes: usize,
+        offset: u64,
+        rights: Rights,
+    ) -> Result<Self, Errno> {
+        Ok(Self { base: sys::map_device(device, bytes, offset, rights)?, bytes, owner: getpid() })
     }
 
     /// Where it begins.
@@ -83,7 +89,7 @@ impl ExmapMemory {
         for length in
             lengths(len, frames).ok_or(ReserveError::TooLarge { purpose: PURPOSE, bytes })?
         {
-            match Mapped::new(device, length, OFFSET_SURFACE) {
+            match Mapped::new(device, length, OFFSET_SURFACE, Rights::ReadAndWrite) {
                 Ok(mapped) => return Ok(Self { mapped, len: AtomicUsize::new(len) }),
                 Err(errno) => refused = errno,
             }

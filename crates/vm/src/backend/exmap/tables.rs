@@ -12,6 +12,7 @@ use vellum_uapi::exmap::OFFSET_TABLES;
 use super::Device;
 use super::memory::{ExmapMemory, Mapped};
 use crate::PAGE_SIZE;
+use crate::sys::Rights;
 
 /// Entries of a table.
 const ENTRIES: u64 = 512;
@@ -37,7 +38,8 @@ impl PageTables {
     pub(super) fn map(device: &Device, memory: &ExmapMemory) -> Result<Self, String> {
         let pages = (memory.mapped_bytes() / PAGE_SIZE) as u64;
         let bytes = pages.div_ceil(ENTRIES) as usize * PAGE_SIZE;
-        let mapped = Mapped::new(device.as_fd(), bytes, OFFSET_TABLES).map_err(why_not)?;
+        let mapped =
+            Mapped::new(device.as_fd(), bytes, OFFSET_TABLES, Rights::Read).map_err(why_not)?;
         let frames = fs::read_to_string("/proc/zoneinfo")
             .and_then(|text| frames_of(&text).ok_or_else(|| io::ErrorKind::InvalidData.into()))
             .map_err(|error| format!("/proc/zoneinfo does not say how much memory is: {error}"))?;
