@@ -40,4 +40,6 @@ pub use store::{Limits, Store, StoreStat};
 pub use tree::{Cursor, Entries, Tree, TreeStat, Visit};
 pub use value::{Blob, Value};
 pub use vellum_pool::device::{Device, DeviceInfo, Direct};
-pub use vellum_pool::{BackendChoice, BackendKind, PageId, PageRef, Pool, PoolStats, Replacement};
+pub use vellum_pool::{
+    BackendChoice, BackendKind, PageId, PageRef, Pool, PoolStats, Replacement, StatePlace,
+};

@@ -19,6 +19,8 @@ use crate::PAGE_SIZE;
 use crate::huge_page::HUGE_PAGE_SIZE;
 use crate::lane::Lane;
 use crate::limits;
+use crate::range::PageRange;
+use crate::residency;
 use crate::sys;
 
 /// Mappings grow by multiples of this many bytes, so that growing page by page costs few calls.
@@ -190,6 +192,15 @@ impl Reservation {
             owner: rustix::process::getpid(),
             lane,
         })
+    }
+
+    /// Bytes of it that hold memory, by the kernel's page tables. Slow: it reads an entry a page.
+    ///
+    /// # Errors
+    /// If `/proc/self/pagemap` cannot be read.
+    pub fn resident_bytes(&self) -> Result<u64, Errno> {
+        let pages = PageRange::new(0, (self.len() / PAGE_SIZE) as u64);
+        Ok(residency::count(self.base, pages)? * PAGE_SIZE as u64)
     }
 
     /// Makes the mapping at least `bytes` long in all (rounded up to whole pages), in place.

@@ -1,7 +1,7 @@
 //! Vellum behind the trait.
 
 use anyhow::{Context as _, Result};
-use vellum::{BackendChoice, BackendKind, Options, Replacement, Store, Tree};
+use vellum::{BackendChoice, BackendKind, Options, Replacement, StatePlace, Store, Tree};
 
 use super::{Direction, Engine, Pair, Session, Setting};
 
@@ -10,9 +10,10 @@ struct Vellum {
     trees: Vec<Tree>,
 }
 
-/// Opens or creates `data.vellum` in the directory. Options: `backend`, `evictors`, `policy`.
+/// Opens or creates `data.vellum` in the directory. Options: `backend`, `evictors`, `policy`,
+/// `states`.
 pub(super) fn open(setting: &Setting) -> Result<Box<dyn Engine>> {
-    setting.check_options(&["backend", "evictors", "policy"])?;
+    setting.check_options(&["backend", "evictors", "policy", "states"])?;
     let mut options = Options::new().pool_bytes(setting.cache_bytes);
     if let Some(name) = setting.options.get("backend") {
         options = options.backend(backend(name)?);
@@ -22,6 +23,9 @@ pub(super) fn open(setting: &Setting) -> Result<Box<dyn Engine>> {
     }
     if let Some(name) = setting.options.get("policy") {
         options = options.replacement(replacement(name)?);
+    }
+    if let Some(name) = setting.options.get("states") {
+        options = options.states(states(name)?);
     }
     let store = Store::open_or_create(setting.directory.join("data.vellum"), &options)?;
     let trees = setting.tables.iter().map(|name| Ok(store.tree_or_create(name)?));
@@ -42,6 +46,14 @@ fn replacement(name: &str) -> Result<Replacement> {
         "clock" => Ok(Replacement::Clock),
         "s3-fifo" => Ok(Replacement::S3Fifo),
         _ => anyhow::bail!("option 'policy': no '{name}'; clock or s3-fifo"),
+    }
+}
+
+fn states(name: &str) -> Result<StatePlace> {
+    match name {
+        "pages" => Ok(StatePlace::Pages),
+        "frames" => Ok(StatePlace::Frames),
+        _ => anyhow::bail!("option 'states': no '{name}'; pages or frames"),
     }
 }
 

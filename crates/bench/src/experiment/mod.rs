@@ -68,6 +68,7 @@ pub const ALL: &[Experiment] = &[
     exmap::POOL,
     exmap::ABLATION,
     exmap::READ,
+    exmap::LOOKUP,
     exmap::COST,
 ];
 

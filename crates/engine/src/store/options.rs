@@ -1,7 +1,9 @@
 //! How a store is opened: [`Options`].
 
 use vellum_pool::device::Direct;
-use vellum_pool::{BackendChoice, PAGE_SIZE, PoolError, PoolOptions, PoolSize, Replacement};
+use vellum_pool::{
+    BackendChoice, PAGE_SIZE, PoolError, PoolOptions, PoolSize, Replacement, StatePlace,
+};
 
 use crate::error::{Error, Result};
 
@@ -19,6 +21,7 @@ pub struct Options {
     pub(crate) direct: Direct,
     pub(crate) evictors: u64,
     pub(crate) replacement: Replacement,
+    pub(crate) states: StatePlace,
 }
 
 impl Default for Options {
@@ -32,6 +35,7 @@ impl Default for Options {
             direct: Direct::default(),
             evictors: 1,
             replacement: Replacement::default(),
+            states: StatePlace::default(),
         }
     }
 }
@@ -92,6 +96,13 @@ impl Options {
         self
     }
 
+    /// Where the state words of pages are: 8 bytes for each page of the file, or for each frame of
+    /// the pool, which needs exmap and the right to see page tables.
+    pub fn states(mut self, place: StatePlace) -> Options {
+        self.states = place;
+        self
+    }
+
     pub(crate) fn is_read_only(&self) -> bool {
         self.read_only || self.salvage
     }
@@ -109,6 +120,7 @@ impl Options {
             backend: self.backend,
             evictors: self.evictors,
             policy: Some(self.replacement.policy(frames)),
+            states: self.states,
             read_only: self.is_read_only(),
             ..PoolOptions::default()
         })

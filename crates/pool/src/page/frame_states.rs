@@ -96,6 +96,14 @@ impl FrameStates {
         Ok(())
     }
 
+    /// Bytes of memory that words and bits take at this moment.
+    pub(crate) fn resident_bytes(&self) -> Result<u64, Errno> {
+        #[cfg(not(feature = "model"))]
+        return Ok(self.words.resident_bytes()? + self.unfit.resident_bytes()?);
+        #[cfg(feature = "model")]
+        self.unfit.resident_bytes()
+    }
+
     /// How many pages are in view.
     pub(crate) fn pages(&self) -> u64 {
         self.pages.load(Ordering::Acquire)

@@ -7,7 +7,7 @@
 
 #[cfg(not(feature = "model"))]
 use vellum_vm::Reservation;
-use vellum_vm::ReserveError;
+use vellum_vm::{Errno, ReserveError};
 
 use crate::page::PageId;
 use crate::sync::{AtomicU64, Ordering};
@@ -48,6 +48,14 @@ impl FreeBits {
             assert!(pages <= 8 * 64);
             Ok(())
         }
+    }
+
+    /// Bytes of memory that the bits take at this moment.
+    pub(crate) fn resident_bytes(&self) -> Result<u64, Errno> {
+        #[cfg(not(feature = "model"))]
+        return self.words.resident_bytes();
+        #[cfg(feature = "model")]
+        Ok(0)
     }
 
     /// The word that has a page's bit, and the bit.

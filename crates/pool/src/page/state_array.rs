@@ -20,7 +20,7 @@
 
 use std::mem::size_of;
 
-use vellum_vm::ReserveError;
+use vellum_vm::{Errno, ReserveError};
 #[cfg(not(feature = "model"))]
 use vellum_vm::{HUGE_PAGE_SIZE, Reservation};
 
@@ -90,6 +90,14 @@ impl StateArray {
             // Rounded down to whole huge pages, and nothing where it was asked for before.
             self.words.use_huge_pages(used.min(limit));
         }
+    }
+
+    /// Bytes of memory that the words take at this moment.
+    pub(crate) fn resident_bytes(&self) -> Result<u64, Errno> {
+        #[cfg(not(feature = "model"))]
+        return self.words.resident_bytes();
+        #[cfg(feature = "model")]
+        Ok(0)
     }
 
     /// How many pages have a word.

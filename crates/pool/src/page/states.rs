@@ -1,7 +1,7 @@
 //! Where the state words of pages are: in an array, one for each page of the file, or with the
 //! frames, one for each frame of the pool.
 
-use vellum_vm::{ReserveError, Surface};
+use vellum_vm::{Errno, ReserveError, Surface};
 
 use crate::error::PoolError;
 use crate::page::PageId;
@@ -58,6 +58,14 @@ impl States {
         match self {
             States::Pages(states) => states.grow(pages),
             States::Frames(states) => states.grow(pages),
+        }
+    }
+
+    /// Bytes of memory that they take at this moment.
+    pub(crate) fn resident_bytes(&self) -> Result<u64, Errno> {
+        match self {
+            States::Pages(states) => states.resident_bytes(),
+            States::Frames(states) => states.resident_bytes(),
         }
     }
 

@@ -11,7 +11,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use vellum_vm::{BackendChoice, BackendKind, PageRange, Residency, Surface};
+use vellum_vm::{BackendChoice, BackendKind, PageRange, Residency, Surface, SurfaceError};
 
 use crate::core::{Core, Wanted};
 use crate::device::{Device, DeviceInfo};
@@ -398,6 +398,13 @@ impl Pool {
     /// Where the state words of pages are.
     pub fn state_place(&self) -> StatePlace {
         self.core.states.place()
+    }
+
+    /// Bytes of memory that the state words take, by the kernel's page tables. Slow: it reads
+    /// `/proc/self/pagemap`.
+    pub fn state_bytes(&self) -> Result<u64, PoolError> {
+        let bytes = self.core.states.resident_bytes();
+        bytes.map_err(|errno| PoolError::Surface(SurfaceError::Pagemap { errno }))
     }
 
     /// Which of these pages of 4 KiB hold memory, by the kernel's own page tables: a check of

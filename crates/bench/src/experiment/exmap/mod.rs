@@ -1,7 +1,7 @@
 //! Experiments with `/dev/exmap`: figures 9 to 11 of the first paper (SIGMOD'23), 5 to 11 of the
-//! second (IEEE Access 2023).
+//! second (IEEE Access 2023), and 12 of that.
 //!
-//! All but the reads are one benchmark, that of the second paper: a [`crew`] of threads works on a
+//! All but reads and lookups are one benchmark, that of the second paper: a [`crew`] of threads works on a
 //! [`ground`] by a [`pattern`]. Where the module is not loaded an experiment says so and has no
 //! figures.
 
@@ -13,6 +13,7 @@ mod crew;
 mod device;
 mod ground;
 mod interfaces;
+mod lookup;
 mod pattern;
 mod place;
 mod pool;
@@ -32,6 +33,7 @@ pub use ablation::ABLATION;
 pub use allocation::ALLOCATION;
 pub use cost::COST;
 pub use interfaces::INTERFACES;
+pub use lookup::LOOKUP;
 pub use pool::POOL;
 pub use read::READ;
 pub use tables::TABLES;
@@ -141,6 +143,6 @@ mod tests {
             assert!(outcome.notes.len() == 1 && outcome.notes[0].contains("module"));
             count += 1;
         }
-        assert_eq!(count, 7);
+        assert_eq!(count, 8);
     }
 }
