@@ -82,6 +82,35 @@ DEFINE_EVENT(mount, mount_detach,
 	TP_ARGS(start, end, entries)
 );
 
+DECLARE_EVENT_CLASS(huge,
+	TP_PROTO(unsigned long address, u64 frame),
+	TP_ARGS(address, frame),
+	TP_STRUCT__entry(
+		__field(unsigned long, address)
+		__field(u64, frame)
+	),
+	TP_fast_assign(
+		__entry->address = address;
+		__entry->frame = frame;
+	),
+	TP_printk("address=%lx frame=%llx", __entry->address, __entry->frame)
+);
+
+DEFINE_EVENT(huge, huge_put,
+	TP_PROTO(unsigned long address, u64 frame),
+	TP_ARGS(address, frame)
+);
+
+DEFINE_EVENT(huge, huge_take_off,
+	TP_PROTO(unsigned long address, u64 frame),
+	TP_ARGS(address, frame)
+);
+
+DEFINE_EVENT(huge, huge_split,
+	TP_PROTO(unsigned long address, u64 frame),
+	TP_ARGS(address, frame)
+);
+
 #endif /* VELLUM_TRACE_H */
 
 #undef TRACE_INCLUDE_PATH

@@ -116,6 +116,39 @@ static inline unsigned long pt_get_unmapped_area(struct file *file, unsigned lon
 #endif
 }
 
+/*
+ * A leaf of 2 MiB that nothing may pin: the core's fast way to pages refuses it. Where there is no
+ * bit that says so for such leaves, it is taken for a device's memory, and no device has it.
+ */
+#ifdef CONFIG_ARCH_SUPPORTS_PMD_PFNMAP
+#define PT_HUGE_UNPINNABLE	_PAGE_SPECIAL
+#else
+#define PT_HUGE_UNPINNABLE	_PAGE_DEVMAP
+#endif
+
+/*
+ * Before 6.5 the core looks at an entry of level 2 once and then again for the table: in between a
+ * leaf must not come there, as it would be walked like a table. So faults are kept out, as the core
+ * does it for its own huge pages. Later ones look once.
+ */
+static inline bool pt_keep_faults_out(struct mm_struct *mm)
+{
+#if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 5, 0)
+	/* For lockdep, which then knows of the others' order here as well. */
+	might_lock(&mm->mmap_lock);
+	return true;
+#else
+	return !mmap_write_lock_killable(mm);
+#endif
+}
+
+static inline void pt_let_faults_in(struct mm_struct *mm)
+{
+#if LINUX_VERSION_CODE < KERNEL_VERSION(6, 5, 0)
+	mmap_write_unlock(mm);
+#endif
+}
+
 /* Where the user memory of an iterator's next segment is, and how much there is. */
 static inline void __user *segment_address(const struct iov_iter *iter)
 {

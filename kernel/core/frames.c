@@ -135,6 +135,8 @@ void frame_take_end(struct frame_pool *pool, struct frame_lane *lane, struct fra
 void frame_take_back(struct frame_pool *pool, struct frame_lane *lane,
 		     struct frame_bundle *bundle, u64 frame)
 {
+	if (unlikely(pool->blocks) && frame_block_take_back(pool, lane, frame))
+		return;
 	if (pool->design == FRAMES_BUNDLES) {
 		push(pool, bundle, frame);
 		return;
@@ -171,10 +173,8 @@ static bool take_unpinned(struct frame_pool *pool, struct frame_bundle *bundle)
 		return false;
 	spin_lock(&pool->lock);
 	list_for_each_entry_safe(page, next, &pool->pinned, lru) {
-		if (page_ref_count(page) != 1)
+		if (!frame_is_unpinned(pool, page))
 			continue;
-		list_move(&page->lru, &pool->all);
-		pool->pinned_count--;
 		push(pool, bundle, page_to_pfn(page));
 		break;
 	}
@@ -199,7 +199,7 @@ static u64 take_otherwise(struct frame_pool *pool, struct frame_lane *lane,
  */
 static bool wait_for_others(struct frame_pool *pool, unsigned int attempt)
 {
-	if (frame_pool_resident(pool) >= READ_ONCE(pool->frames) || attempt == ATTEMPTS ||
+	if (frame_pool_lent(pool) >= READ_ONCE(pool->frames) || attempt == ATTEMPTS ||
 	    fatal_signal_pending(current))
 		return false;
 	if (attempt < ATTEMPTS / 10)
@@ -233,8 +233,9 @@ u64 __frame_take(struct frame_pool *pool, struct frame_lane *lane, struct frame_
 }
 
 /* Keeps aside what somebody pinned after it was found not to be, and before it was taken off. */
-static void set_pinned_aside(struct frame_pool *pool, struct frame_bundle *bundle)
+static void set_pinned_aside(struct frame_pool *pool, struct frame_lane *lane)
 {
+	struct frame_bundle *bundle = &lane->pending;
 	unsigned int i, kept = 0;
 
 	for (i = 0; i < bundle->count; i++) {
@@ -245,8 +246,8 @@ static void set_pinned_aside(struct frame_pool *pool, struct frame_bundle *bundl
 			continue;
 		}
 		spin_lock(&pool->lock);
-		list_move(&page->lru, &pool->pinned);
-		pool->pinned_count++;
+		frame_set_aside(pool, page);
+		lane->block_given += pool->blocks && page_private(page);
 		spin_unlock(&pool->lock);
 	}
 	memset(bundle->stack + kept, 0, (bundle->count - kept) * sizeof(u64));
@@ -286,7 +287,9 @@ void frame_settle(struct frame_pool *pool, struct frame_lane *lane, bool may_be_
 	/* The kernel looks after those that go back to it. */
 	may_be_pinned &= pool->design != FRAMES_FROM_KERNEL;
 	if (may_be_pinned)
-		set_pinned_aside(pool, &lane->pending);
+		set_pinned_aside(pool, lane);
+	if (unlikely(pool->blocks))
+		frame_blocks_collect(pool, lane, &lane->pending);
 	if (pool->design == FRAMES_BUNDLES)
 		settle_pending(pool, lane);
 	else
@@ -296,19 +299,35 @@ void frame_settle(struct frame_pool *pool, struct frame_lane *lane, bool may_be_
 /*
  * Frames in the hands of users, as far as they have said; so many at least. A frame that changes
  * hands meanwhile may be given before we look and taken again after that, and must not count twice:
- * so what was taken is counted first.
+ * so what was taken is counted first. What is not to count, those of blocks, the other way round.
  */
-u64 frame_pool_resident(struct frame_pool *pool)
+static u64 count_lent(struct frame_pool *pool, bool blocks)
 {
 	u64 taken = 0, given = 0;
 	unsigned int i;
 
-	for (i = 0; i < pool->count; i++)
-		taken += READ_ONCE(pool->lanes[i].taken);
+	for (i = 0; i < pool->count; i++) {
+		const struct frame_lane *lane = &pool->lanes[i];
+
+		taken += READ_ONCE(lane->taken) + (blocks ? 0 : READ_ONCE(lane->block_given));
+	}
 	smp_rmb(); /* as said above */
-	for (i = 0; i < pool->count; i++)
-		given += READ_ONCE(pool->lanes[i].given);
+	for (i = 0; i < pool->count; i++) {
+		const struct frame_lane *lane = &pool->lanes[i];
+
+		given += READ_ONCE(lane->given) + (blocks ? 0 : READ_ONCE(lane->block_taken));
+	}
 	return taken > given ? taken - given : 0;
+}
+
+u64 frame_pool_resident(struct frame_pool *pool)
+{
+	return count_lent(pool, true);
+}
+
+u64 frame_pool_lent(struct frame_pool *pool)
+{
+	return count_lent(pool, false);
 }
 
 static struct page *frame_from_kernel(struct frame_pool *pool)
@@ -442,6 +461,10 @@ void frame_pool_destroy(struct frame_pool *pool)
 		put_page(page);
 		cond_resched();
 	}
+	kvfree(pool->blocks);
+	pool->blocks = NULL;
+	pool->block_count = pool->free_block = pool->blocks_free = 0;
+	pool->blocks_loose = pool->blocks_pinned = 0;
 	kvfree(pool->lanes);
 	pool->lanes = NULL;
 }

@@ -15,6 +15,7 @@
  * - a frame comes into a bundle only after TLBs were flushed: nobody but the kernel can still write
  *   it, and what a stack says is true;
  * - a frame that is handed out does not have numbers of other frames in it;
+ * - frames of blocks (frames_blocks.c) are never among those of bundles;
  * - all frames are on one list, so that none is lost, whatever became of its user.
  */
 #ifndef VELLUM_FRAMES_H
@@ -28,6 +29,8 @@
 #include <linux/types.h>
 
 #define FRAME_BUNDLE	512
+/* Frames of a block. */
+#define FRAME_BLOCK	512
 
 /* Failing is better than killing some process for it. */
 #define FRAME_GFP (GFP_KERNEL_ACCOUNT | __GFP_ZERO | __GFP_RETRY_MAYFAIL | __GFP_NOWARN)
@@ -53,6 +56,8 @@ struct frame_lane {
 	struct frame_bundle	pending;
 	/* Frames, and visits to what is shared; written by the lane's user alone. */
 	u64			taken, given, refills;
+	/* Those among them that are of blocks. */
+	u64			block_taken, block_given;
 
 	/* The designs for comparison: what the user's bundle lies in, which is never handed out. */
 	u64			*scratch;
@@ -62,9 +67,15 @@ struct frame_lane {
 	unsigned int		victim;		/* from whom the lane stole last */
 } ____cacheline_aligned_in_smp;
 
+struct frame_block {
+	u64		frame;		/* the first */
+	u32		back;		/* frames that nobody has */
+	u32		next;		/* of those that are whole; 0: none */
+};
+
 struct frame_pool {
 	enum frame_design	design;
-	u64			frames;		/* that users may have */
+	u64			frames;		/* that users may have, but for those of blocks */
 	unsigned int		count;		/* of lanes */
 	struct frame_lane	*lanes;
 
@@ -76,6 +87,14 @@ struct frame_pool {
 	struct list_head	pinned;		/* those that were freed while something had them */
 	unsigned long		pinned_count;
 
+	/* Under the lock, but for the first two. */
+	struct frame_block	*blocks;	/* NULL: there are none, and never will be */
+	u32			block_count;
+	u32			free_block;	/* the first of those that are whole; 0: none */
+	u32			blocks_free;	/* how many of them there are */
+	u64			blocks_loose;	/* frames that are back, of blocks that are not */
+	u64			blocks_pinned;	/* frames that are among the pinned ones */
+
 	atomic64_t		outstanding;	/* FRAMES_FROM_KERNEL: frames that users have */
 };
 
@@ -83,6 +102,8 @@ int frame_pool_init(struct frame_pool *pool, enum frame_design design, u64 frame
 		    unsigned int lanes);
 void frame_pool_destroy(struct frame_pool *pool);
 u64 frame_pool_resident(struct frame_pool *pool);
+/* The same without those of blocks. */
+u64 frame_pool_lent(struct frame_pool *pool);
 
 /*
  * More frames, or fewer, of those that are free; the caller is the lane's user. Returns how many
@@ -104,6 +125,29 @@ void frame_take_end(struct frame_pool *pool, struct frame_lane *lane,
 
 /* Giving frames back: pended while they may be in TLBs, settled after the flush. */
 void frame_settle(struct frame_pool *pool, struct frame_lane *lane, bool may_be_pinned);
+
+/*
+ * Blocks, for a pool that has just been made. There are fewer than asked for where the kernel does
+ * not have so many frames in a row.
+ */
+int frame_blocks_init(struct frame_pool *pool, u32 count);
+
+/*
+ * The first frame of a block; 0 when no block is whole. Given back after the flush. The user counts
+ * them in his lane.
+ */
+u64 frame_block_take(struct frame_pool *pool);
+void frame_block_give(struct frame_pool *pool, u64 frame, bool may_be_pinned);
+bool frame_block_is_pinned(u64 frame);
+
+/* A single frame; false if it is of no block. And all that are in a bundle. */
+bool frame_block_take_back(struct frame_pool *pool, struct frame_lane *lane, u64 frame);
+void frame_blocks_collect(struct frame_pool *pool, struct frame_lane *lane,
+			  struct frame_bundle *bundle);
+
+/* Frames that something has pinned; the lock is held. True: it is free, and the caller's. */
+void frame_set_aside(struct frame_pool *pool, struct page *page);
+bool frame_is_unpinned(struct frame_pool *pool, struct page *page);
 
 /* The other designs: fill an empty bundle, take back what is left of it, and what was freed. */
 void frame_steal_add(struct frame_lane *lane, struct page *page);

@@ -95,6 +95,11 @@ void pt_flush_range(struct mm_struct *mm, unsigned long start, unsigned long end
 	static_call(vellum_flush)(mm, start, end, PAGE_SHIFT, false);
 }
 
+void pt_flush_huge(struct mm_struct *mm, unsigned long start)
+{
+	static_call(vellum_flush)(mm, start, start + PMD_SIZE, PMD_SHIFT, false);
+}
+
 void pt_flush_all(struct mm_struct *mm)
 {
 	pt_flush_range(mm, 0, TLB_FLUSH_ALL);

@@ -15,6 +15,8 @@ bool pt_flush_is_direct(void);
 
 /* Translations of pages in the range. */
 void pt_flush_range(struct mm_struct *mm, unsigned long start, unsigned long end);
+/* The translation of the 2 MiB at the address, by one entry. */
+void pt_flush_huge(struct mm_struct *mm, unsigned long start);
 /* Translations of all pages. */
 void pt_flush_all(struct mm_struct *mm);
 /* Translations in the range, and what the processors keep of the tables above. */

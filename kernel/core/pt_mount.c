@@ -54,6 +54,39 @@ void __pt_mount_mirror(struct pt_mount *mount, u64 page)
 	spin_unlock(&mount->lock);
 }
 
+/* What is in the slot of a piece while the mount is attached. */
+u64 pt_piece_slot(const struct pt_piece *piece)
+{
+	return piece->entry ? READ_ONCE(*piece->entry) : pt_table_entry(piece->table);
+}
+
+static void fill_slot(struct pt_mount *mount, const struct pt_piece *piece)
+{
+	pt_slot_set(mount->mm, piece->addr, piece->level, pt_piece_slot(piece));
+}
+
+void pt_mount_entry_changed(struct pt_mount *mount, u64 page)
+{
+	unsigned int low = 0, high, middle;
+	unsigned long addr;
+
+	spin_lock(&mount->lock);
+	if (mount->attached) {
+		/* The last piece that begins no later; pieces are in order. */
+		addr = mount->start + (page << PAGE_SHIFT);
+		for (high = mount->count; high - low > 1;) {
+			middle = low + (high - low) / 2;
+			if (mount->pieces[middle].addr <= addr)
+				low = middle;
+			else
+				high = middle;
+		}
+		if (mount->count && mount->pieces[low].level == 1)
+			fill_slot(mount, &mount->pieces[low]);
+	}
+	spin_unlock(&mount->lock);
+}
+
 #define NOTED	((u64)(_PAGE_ACCESSED | _PAGE_DIRTY))
 
 /* Of a page that is there: what stands in other entries is their owner's business. */
@@ -176,8 +209,7 @@ static int attach(struct pt_mount *mount)
 		if (mirror)
 			fill_tail(mount);
 		for (i = 0; i < mount->count; i++)
-			pt_slot_set(mount->mm, mount->pieces[i].addr, mount->pieces[i].level,
-				    pt_table_entry(mount->pieces[i].table));
+			fill_slot(mount, &mount->pieces[i]);
 		mount->attached = true;
 		mount->attaches++;
 		trace_mount_attach(mount->start, mount->end, mount->count);
@@ -207,16 +239,18 @@ static const struct mmu_interval_notifier_ops notifier_ops = { .invalidate = inv
  * Finds out by which entries a table goes into the process: itself, if the mapping covers all of
  * it, or else what is below it. Counts them if there is no place for them yet.
  */
-static int divide(struct pt_mount *mount, u64 *table, unsigned int level, u64 page)
+static int divide(struct pt_mount *mount, u64 *table, u64 *entry, unsigned int level, u64 page)
 {
 	unsigned long addr = mount->start + (page << PAGE_SHIFT);
 	unsigned long size = pt_slot_size(level);
 	unsigned int i;
 	int error = 0;
+	u64 *below;
 
 	if (level <= 3 && IS_ALIGNED(addr, size) && size <= mount->end - addr) {
 		if (mount->pieces)
-			mount->pieces[mount->count] = (struct pt_piece){ addr, level, table };
+			mount->pieces[mount->count] = (struct pt_piece){
+				addr, level, table, level == 1 ? entry : NULL };
 		mount->count++;
 		return 0;
 	}
@@ -229,7 +263,8 @@ static int divide(struct pt_mount *mount, u64 *table, unsigned int level, u64 pa
 		/* Only tables of level 1 may be missing. */
 		if (!table[i] && !pt_tree_make_leaf(mount->tree, page))
 			return -ENOMEM;
-		error = divide(mount, pt_entry_table(table[i]), level - 1, page);
+		below = pt_tree_table(mount->tree, READ_ONCE(table[i]), page);
+		error = divide(mount, below, table + i, level - 1, page);
 		page += pt_entry_pages(level);
 	}
 	return error;
@@ -240,14 +275,14 @@ static int find_pieces(struct pt_mount *mount)
 	int error;
 
 	mount->count = 0;
-	error = divide(mount, mount->tree->root, mount->tree->order, 0);
+	error = divide(mount, mount->tree->root, NULL, mount->tree->order, 0);
 	if (error)
 		return error;
 	mount->pieces = kvcalloc(mount->count, sizeof(*mount->pieces), GFP_KERNEL_ACCOUNT);
 	if (!mount->pieces && mount->count)
 		return -ENOMEM;
 	mount->count = 0;
-	return divide(mount, mount->tree->root, mount->tree->order, 0);
+	return divide(mount, mount->tree->root, NULL, mount->tree->order, 0);
 }
 
 static void forget(struct pt_mount *mount)

@@ -29,6 +29,8 @@ struct pt_piece {
 	unsigned long	addr;
 	unsigned int	level;
 	u64		*table;
+	/* The tree's entry for a table of level 1: what is there, is in the slot. Or NULL. */
+	u64		*entry;
 };
 
 struct pt_mount {
@@ -59,6 +61,13 @@ vm_fault_t pt_mount_refault(struct pt_mount *mount, struct vm_fault *vmf);
 unsigned long pt_mount_area(struct file *file, unsigned long addr, unsigned long len,
 			    unsigned long pgoff, unsigned long flags);
 void __pt_mount_mirror(struct pt_mount *mount, u64 page);
+u64 pt_piece_slot(const struct pt_piece *piece);
+
+/*
+ * To be called after an entry of level 2 changed, between a table and a leaf, and before TLBs are
+ * flushed: where its table is mounted by itself, the process has an entry of its own.
+ */
+void pt_mount_entry_changed(struct pt_mount *mount, u64 page);
 u64 __pt_mount_tail_bits(struct pt_mount *mount, u64 page, u64 clear);
 
 /* For vm_operations_struct; the VMA's private data is the mount. */

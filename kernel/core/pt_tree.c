@@ -36,7 +36,7 @@ static u64 *table_below(struct pt_tree *tree, u64 *entry, unsigned int level)
 	u64 *table;
 
 	if (value)
-		return pt_entry_table(value);
+		return pt_entry_is_table(value) ? pt_entry_table(value) : NULL;
 	table = pt_table_alloc(level);
 	if (!table)
 		return NULL;
@@ -44,13 +44,16 @@ static u64 *table_below(struct pt_tree *tree, u64 *entry, unsigned int level)
 	value = cmpxchg64(entry, 0, pt_table_entry(table));
 	if (value) {
 		pt_table_free(table, level);
-		return pt_entry_table(value);
+		return pt_entry_is_table(value) ? pt_entry_table(value) : NULL;
 	}
 	atomic_long_inc(&tree->tables);
 	return table;
 }
 
-/* The table of this level that the page is in; NULL when there is no memory for it. */
+/*
+ * The table of this level that the page is in; NULL when there is no memory for it, or a leaf in
+ * its place.
+ */
 static u64 *make_table(struct pt_tree *tree, u64 page, unsigned int lowest)
 {
 	u64 *table = tree->root;
@@ -71,18 +74,26 @@ u64 *__pt_tree_make_leaf(struct pt_tree *tree, u64 page)
 	return table ? table + (page & (PT_ENTRIES - 1)) : NULL;
 }
 
-/* Shows all leaves that are not empty, in order. */
+u64 *pt_tree_table(struct pt_tree *tree, u64 entry, u64 page)
+{
+	return pt_entry_is_table(entry) ? pt_entry_table(entry) :
+					  xa_load(&tree->deposits, page / PT_ENTRIES);
+}
+
+/* Shows all leaves that are not empty, in order; one of 2 MiB as 512. */
 void pt_tree_each_leaf(struct pt_tree *tree, void (*visit)(void *data, u64 page, u64 leaf),
 		       void *data)
 {
-	u64 page = 0, *leaf, value;
+	u64 page = 0, *leaf, value, huge;
 	unsigned int i;
 
 	for (; tree->root && page < tree->pages; page += PT_ENTRIES) {
 		leaf = pt_tree_leaf(tree, page);
+		huge = leaf ? 0 : pt_tree_huge(tree, page);
 		cond_resched();
-		for (i = 0; leaf && i < PT_ENTRIES; i++) {
-			value = READ_ONCE(leaf[i]);
+		for (i = 0; (leaf || huge) && i < PT_ENTRIES; i++) {
+			value = leaf ? READ_ONCE(leaf[i]) :
+				       (huge & ~(u64)_PAGE_PSE) + ((u64)i << PAGE_SHIFT);
 			if (value)
 				visit(data, page + i, value);
 		}
@@ -90,13 +101,13 @@ void pt_tree_each_leaf(struct pt_tree *tree, void (*visit)(void *data, u64 page,
 }
 
 /* Frees a table and all below it; what the leaves refer to is the owner's business. */
-static void free_below(struct pt_tree *tree, u64 *table, unsigned int level)
+static void free_below(struct pt_tree *tree, u64 *table, unsigned int level, u64 page)
 {
 	unsigned int i;
 
-	for (i = 0; level > 1 && i < PT_ENTRIES; i++)
+	for (i = 0; level > 1 && i < PT_ENTRIES; i++, page += pt_entry_pages(level))
 		if (table[i])
-			free_below(tree, pt_entry_table(table[i]), level - 1);
+			free_below(tree, pt_tree_table(tree, table[i], page), level - 1, page);
 	pt_table_free(table, level);
 	atomic_long_dec(&tree->tables);
 	cond_resched();
@@ -108,8 +119,9 @@ void pt_tree_destroy(struct pt_tree *tree)
 		return;
 	/* The core walks page tables under RCU, without locks. */
 	synchronize_rcu();
-	free_below(tree, tree->root, tree->order);
+	free_below(tree, tree->root, tree->order, 0);
 	WARN_ON_ONCE(atomic_long_read(&tree->tables));
+	xa_destroy(&tree->deposits);
 	tree->root = NULL;
 }
 
@@ -128,6 +140,9 @@ int pt_tree_init(struct pt_tree *tree, u64 pages)
 	if (!tree->root)
 		return -ENOMEM;
 	atomic_long_set(&tree->tables, 1);
+	atomic_long_set(&tree->huge, 0);
+	atomic_long_set(&tree->splits, 0);
+	xa_init_flags(&tree->deposits, XA_FLAGS_ACCOUNT);
 
 	for (page = 0; tree->order > 2 && page < pages; page += pt_entry_pages(3)) {
 		if (!make_table(tree, page, 2) || fatal_signal_pending(current)) {

@@ -9,7 +9,8 @@
  *
  * What holds:
  * - an entry changes from none to a table once and never back: whoever found a table may go on
- *   using it for as long as the tree lives;
+ *   using it for as long as the tree lives. While 512 pages have a leaf of 2 MiB instead of the
+ *   table (pt_huge.h), the table is kept beside the tree, and nothing can be put into it;
  * - leaves change by atomic operations alone, so that each change has one winner;
  * - tables of level 2 and above are all there from the start. The core would otherwise put tables
  *   of its own into ours, and count them for the process.
@@ -20,6 +21,7 @@
 #include <linux/io.h>
 #include <linux/mm.h>
 #include <linux/types.h>
+#include <linux/xarray.h>
 
 #define PT_ENTRIES	512
 #define PT_INDEX_BITS	9
@@ -44,6 +46,10 @@ struct pt_tree {
 	u64		pages;		/* that may have a leaf; the extent may be larger */
 	u64		*root;
 	atomic_long_t	tables;
+
+	/* Tables in whose place there is, or was, a leaf of 2 MiB; by the number of 512 pages. */
+	struct xarray	deposits;
+	atomic_long_t	huge, splits;	/* such leaves now; how many became 512 leaves */
 };
 
 int pt_tree_init(struct pt_tree *tree, u64 pages);
@@ -51,6 +57,9 @@ void pt_tree_destroy(struct pt_tree *tree);
 u64 *__pt_tree_make_leaf(struct pt_tree *tree, u64 page);
 void pt_tree_each_leaf(struct pt_tree *tree, void (*visit)(void *data, u64 page, u64 leaf),
 		       void *data);
+
+/* The table that an entry above leads to for this page, also where a leaf is in its place. */
+u64 *pt_tree_table(struct pt_tree *tree, u64 entry, u64 page);
 
 /* Tables on their own. */
 u64 *pt_table_alloc(unsigned int level);
@@ -72,12 +81,43 @@ static inline u64 pt_table_entry(u64 *table)
 	return __pa(table) | PT_TABLE_FLAGS;
 }
 
+/* Neither none nor a leaf of 2 MiB. */
+static inline bool pt_entry_is_table(u64 entry)
+{
+	return (entry & (_PAGE_PRESENT | _PAGE_PSE)) == _PAGE_PRESENT;
+}
+
 static inline u64 pt_leaf_pfn(u64 leaf)
 {
 	return (leaf & PTE_PFN_MASK) >> PAGE_SHIFT;
 }
 
-/* The leaf of a page, or NULL where there is no table for it yet. */
+/*
+ * The entry of level 2 that the page is below, or NULL in a tree that has none. The page is one of
+ * the tree's.
+ */
+static inline u64 *pt_tree_entry(struct pt_tree *tree, u64 page)
+{
+	unsigned int shift = PT_INDEX_BITS * (tree->order - 1);
+	u64 *table = tree->root;
+
+	if (!shift)
+		return NULL;
+	for (; shift > PT_INDEX_BITS; shift -= PT_INDEX_BITS)
+		table = pt_entry_table(READ_ONCE(table[(page >> shift) & (PT_ENTRIES - 1)]));
+	return table + ((page >> shift) & (PT_ENTRIES - 1));
+}
+
+/* The leaf of 2 MiB that the page is in, or 0. */
+static inline u64 pt_tree_huge(struct pt_tree *tree, u64 page)
+{
+	u64 *entry = pt_tree_entry(tree, page);
+	u64 value = entry ? READ_ONCE(*entry) : 0;
+
+	return value & _PAGE_PSE ? value : 0;
+}
+
+/* The leaf of a page, or NULL where there is no table for it yet, or it is in a leaf of 2 MiB. */
 static inline u64 *pt_tree_leaf(struct pt_tree *tree, u64 page)
 {
 	unsigned int shift = PT_INDEX_BITS * (tree->order - 1);
@@ -86,14 +126,17 @@ static inline u64 *pt_tree_leaf(struct pt_tree *tree, u64 page)
 	for (; shift; shift -= PT_INDEX_BITS) {
 		u64 entry = READ_ONCE(table[(page >> shift) & (PT_ENTRIES - 1)]);
 
-		if (unlikely(!entry))
+		if (unlikely(!pt_entry_is_table(entry)))
 			return NULL;
 		table = pt_entry_table(entry);
 	}
 	return table + (page & (PT_ENTRIES - 1));
 }
 
-/* The leaf of a page; NULL when there is no memory for its table. May sleep. */
+/*
+ * The leaf of a page; NULL when there is no memory for its table, or it is in a leaf of 2 MiB. May
+ * sleep.
+ */
 static inline u64 *pt_tree_make_leaf(struct pt_tree *tree, u64 page)
 {
 	u64 *leaf = pt_tree_leaf(tree, page);

@@ -19,6 +19,7 @@
 /* What a thread that allocates has in its hands. */
 struct allocation {
 	struct exmap		*exmap;
+	unsigned int		index;
 	struct frame_lane	*lane;
 	struct frame_bundle	bundle;
 	bool			over_zeros;
@@ -29,11 +30,14 @@ static __always_inline bool alloc_leaf(struct allocation *allocation, u64 *leaf,
 				       struct exmap_result *result)
 {
 	struct exmap *exmap = allocation->exmap;
-	bool placed;
+	bool placed, is_huge;
 	u64 frame;
 
-	if (unlikely(!leaf))
-		return false;
+	if (unlikely(!leaf)) {
+		leaf = exmap_make_leaf(exmap, page, &is_huge);
+		if (!leaf)
+			return is_huge;
+	}
 	if (exmap_has_frame(exmap, READ_ONCE(*leaf)))
 		return true;
 	frame = frame_take(&exmap->pool, allocation->lane, &allocation->bundle);
@@ -41,7 +45,8 @@ static __always_inline bool alloc_leaf(struct allocation *allocation, u64 *leaf,
 		return false;
 	placed = exmap_place(exmap, leaf, page, frame, &allocation->over_zeros);
 	while (unlikely(!placed && !exmap_has_frame(exmap, READ_ONCE(*leaf)))) {
-		exmap_wait_for_flush(leaf);
+		if (!exmap_wait(exmap, leaf, page))
+			break;
 		placed = exmap_place(exmap, leaf, page, frame, &allocation->over_zeros);
 	}
 	if (likely(placed))
@@ -51,8 +56,7 @@ static __always_inline bool alloc_leaf(struct allocation *allocation, u64 *leaf,
 	return true;
 }
 
-static noinline struct exmap_result alloc_run(struct allocation *allocation,
-					      struct page_range range)
+static struct exmap_result alloc_small(struct allocation *allocation, struct page_range range)
 {
 	struct exmap_result result = {};
 	u64 *leaf = NULL;
@@ -63,6 +67,53 @@ static noinline struct exmap_result alloc_run(struct allocation *allocation,
 		if (!alloc_leaf(allocation, leaf, range.page, &result))
 			result.error = -ENOMEM;
 	}
+	allocation->lane->taken += result.pages;
+	return result;
+}
+
+/* The pages up to where 2 MiB begin, or all. */
+static struct page_range up_to_extent(struct page_range range)
+{
+	unsigned int before = -range.page % PT_ENTRIES ?: PT_ENTRIES;
+
+	range.count = min(range.count, before);
+	return range;
+}
+
+/* A range in a surface with blocks: each 2 MiB of it as a whole if that can be, or by pages. */
+static noinline struct exmap_result alloc_parts(struct allocation *allocation,
+						struct page_range range)
+{
+	struct exmap_result result = {}, small;
+	struct page_range part;
+	bool is_there;
+
+	while (range.count && !result.error) {
+		part = up_to_extent(range);
+		is_there = false;
+		small = (struct exmap_result){};
+		if (exmap_is_extent(allocation->exmap, part))
+			small.pages = exmap_alloc_huge(allocation->exmap, allocation->index,
+						       part.page, &is_there);
+		if (!small.pages && !is_there)
+			small = alloc_small(allocation, part);
+		result.pages += small.pages;
+		result.error = small.error;
+		range.page += part.count;
+		range.count -= part.count;
+		cond_resched();
+	}
+	return result;
+}
+
+static noinline struct exmap_result alloc_run(struct allocation *allocation,
+					      struct page_range range)
+{
+	struct exmap_result result;
+
+	if (unlikely(allocation->exmap->pool.blocks))
+		return alloc_parts(allocation, range);
+	result = alloc_small(allocation, range);
 	cond_resched();
 	return result;
 }
@@ -77,7 +128,8 @@ void exmap_flush_zeros(struct exmap_interface *interface, struct mm_struct *mm)
 static __always_inline void begin(struct allocation *allocation, struct exmap *exmap,
 				  unsigned int index, unsigned int ranges)
 {
-	*allocation = (struct allocation){ .exmap = exmap, .lane = &exmap->pool.lanes[index] };
+	*allocation = (struct allocation){ .exmap = exmap, .index = index,
+					   .lane = &exmap->pool.lanes[index] };
 	frame_take_begin(&exmap->pool, allocation->lane, &allocation->bundle, ranges);
 }
 
@@ -93,10 +145,10 @@ static __always_inline struct exmap_result alloc_one(struct allocation *allocati
 		leaf = pt_tree_make_leaf(&allocation->exmap->tree, range.page);
 		if (unlikely(!alloc_leaf(allocation, leaf, range.page, &result)))
 			result.error = -ENOMEM;
+		allocation->lane->taken += result.pages;
 	} else {
 		result = alloc_run(allocation, range);
 	}
-	allocation->lane->taken += result.pages;
 	if (unlikely(!result.error && result.pages != range.count))
 		interface->conflicts += range.count - result.pages;
 	return result;

@@ -54,14 +54,19 @@ struct census {
 	struct exmap	*exmap;
 	u64		*frames;
 	u64		room, count;
+	u64		of_blocks;	/* among them */
+	u64		stuck;		/* entries that somebody has claimed */
 };
 
 static void count_frame(void *data, u64 page, u64 leaf)
 {
 	struct census *census = data;
 
+	census->stuck += leaf == PT_CLAIMED || leaf == PT_SPLITTING;
 	if (!exmap_has_frame(census->exmap, leaf))
 		return;
+	census->of_blocks += census->exmap->pool.blocks &&
+			     page_private(pfn_to_page(pt_leaf_pfn(leaf)));
 	if (census->count < census->room)
 		census->frames[census->count] = pt_leaf_pfn(leaf);
 	census->count++;
@@ -94,7 +99,7 @@ static unsigned int wrong_slots(struct pt_mount *mount)
 	spin_lock(&mount->lock);
 	for (i = 0; i < mount->count && mount->attached; i++) {
 		entry = pt_slot_get(mm, mount->pieces[i].addr, mount->pieces[i].level);
-		ours = pt_table_entry(mount->pieces[i].table);
+		ours = pt_piece_slot(&mount->pieces[i]);
 		/* The processor sets the accessed bit of what it walks through. */
 		wrong += ((entry ^ ours) & ~(u64)(_PAGE_ACCESSED | _PAGE_DIRTY | _PAGE_NX)) != 0;
 	}
@@ -119,9 +124,29 @@ static unsigned int check_mount(struct exmap *exmap)
 	return wrong;
 }
 
+/* Frames of blocks must be with a block, on the surface, or pinned; tables in some state. */
+static void show_blocks(struct seq_file *file, const struct census *census)
+{
+	struct frame_pool *pool = &census->exmap->pool;
+	u64 known;
+
+	spin_lock(&pool->lock);
+	known = (u64)pool->blocks_free * FRAME_BLOCK + pool->blocks_loose + pool->blocks_pinned +
+		census->of_blocks;
+	spin_unlock(&pool->lock);
+	seq_printf(file, " blocks %u huge %ld free %u loose %llu lost %lld stuck %llu\n",
+		   pool->block_count, atomic_long_read(&census->exmap->tree.huge),
+		   pool->blocks_free, pool->blocks_loose,
+		   (s64)((u64)pool->block_count * FRAME_BLOCK - known),
+		   census->stuck + pt_huge_wrong(&census->exmap->tree));
+}
+
 static void show_exmap(struct seq_file *file, struct exmap *exmap)
 {
-	struct census census = { .exmap = exmap, .room = exmap->pool.frames };
+	struct census census = {
+		.exmap = exmap,
+		.room = exmap->pool.frames + (u64)exmap->pool.block_count * FRAME_BLOCK,
+	};
 
 	census.frames = kvmalloc_array(census.room ?: 1, sizeof(u64), GFP_KERNEL);
 	if (!census.frames)
@@ -131,9 +156,10 @@ static void show_exmap(struct seq_file *file, struct exmap *exmap)
 		   exmap->pool.frames,
 		   exmap_is_created(exmap) ? frame_pool_resident(&exmap->pool) : 0, census.count,
 		   shared_frames(&census), exmap->pool.pinned_count, exmap->tree.pages);
-	seq_printf(file, "tables %ld entries %u wrong %u attached %d\n",
+	seq_printf(file, "tables %ld entries %u wrong %u attached %d",
 		   atomic_long_read(&exmap->tree.tables), exmap->mount.count, check_mount(exmap),
 		   exmap->mount.attached);
+	show_blocks(file, &census);
 	kvfree(census.frames);
 }
 

@@ -102,13 +102,6 @@ static struct file *backing_file(int descriptor)
 	return ERR_PTR(-EBADF);
 }
 
-static enum frame_design design(u64 flags)
-{
-	if (flags & VELLUM_EXMAP_NO_POOL)
-		return FRAMES_FROM_KERNEL;
-	return flags & VELLUM_EXMAP_STEALING ? FRAMES_STEALING : FRAMES_BUNDLES;
-}
-
 static int create_locked(struct exmap *exmap, const struct vellum_exmap_create *create,
 			 struct file *backing)
 {
@@ -120,17 +113,11 @@ static int create_locked(struct exmap *exmap, const struct vellum_exmap_create *
 	/* Only a pinnable surface may be mapped before. */
 	if (exmap->tree.root && !(create->flags & VELLUM_EXMAP_PINNABLE))
 		return -EBUSY;
-	error = exmap_charge(exmap, create->frames);
-	if (error)
-		return error;
 	interface = make_interfaces(create->interfaces);
-	error = interface ? frame_pool_init(&exmap->pool, design(create->flags), create->frames,
-					    create->interfaces) :
-			    -ENOMEM;
+	error = interface ? exmap_make_pool(exmap, create) : -ENOMEM;
 	if (error) {
 		if (interface)
 			free_interfaces(interface, create->interfaces);
-		exmap_uncharge(exmap, create->frames);
 		return error;
 	}
 	exmap->flags = create->flags;
@@ -147,11 +134,10 @@ int exmap_create(struct exmap *exmap, const struct vellum_exmap_create *create)
 	struct file *backing;
 	int error = -EINTR;
 
-	if (create->flags & ~(u64)EXMAP_FLAGS || create->reserved || !create->interfaces ||
-	    create->interfaces > VELLUM_EXMAP_MAX_INTERFACES || !create->frames)
+	if (create->flags & ~(u64)EXMAP_FLAGS || !create->interfaces ||
+	    create->interfaces > VELLUM_EXMAP_MAX_INTERFACES || !create->frames ||
+	    !exmap_huge_is_right(create))
 		return -EINVAL;
-	if (create->frames > totalram_pages())
-		return -ENOMEM;
 	backing = backing_file(create->backing);
 	if (IS_ERR(backing))
 		return PTR_ERR(backing);
@@ -250,6 +236,10 @@ static long ioctl_stat(struct exmap *exmap, unsigned long argument)
 		.attached = READ_ONCE(exmap->mount.attaches),
 		.detached = READ_ONCE(exmap->mount.detaches),
 		.read = atomic64_read(&exmap->read_quickly),
+		.blocks = exmap->pool.block_count,
+		.blocks_free = READ_ONCE(exmap->pool.blocks_free),
+		.huge = atomic_long_read(&exmap->tree.huge),
+		.splits = atomic_long_read(&exmap->tree.splits),
 	};
 	for (i = 0; i < exmap->interfaces; i++) {
 		const struct exmap_interface *interface = &exmap->interface[i];

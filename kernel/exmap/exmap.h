@@ -9,6 +9,7 @@
  *	alloc.c, free.c	frames come to the surface and leave it
  *	transfer.c	reading and writing pages
  *	harvest.c	which pages were accessed and written
+ *	huge.c		pages that are part of 2 MiB
  *	move.c		frames go from page to page
  *	resize.c	the pool grows and shrinks
  *	vector.c	commands as vectors
@@ -28,6 +29,7 @@
 
 #include "core/compat.h"
 #include "core/frames.h"
+#include "core/pt_huge.h"
 #include "core/pt_mount.h"
 #include "core/pt_tree.h"
 
@@ -43,12 +45,21 @@ struct exmap_result {
 	unsigned int	pages;		/* for which it was carried out */
 };
 
+/* 2 MiB that were taken off and wait for the flush. */
+struct exmap_extent {
+	u64	page, frame;
+};
+
+/* So many of them wait for the same flush. */
+#define EXMAP_EXTENTS	16
+
 struct exmap_interface {
 	struct mutex	lock;		/* whoever carries out a vector; protects all below */
 	u64		*vector;	/* a page that the process has mapped */
 	struct page_range *ranges;	/* the vector's entries, as read */
 	struct exmap_result *results;	/* what becomes of them */
 	u64		**leaving;	/* entries that wait for the flush */
+	struct exmap_extent extents[EXMAP_EXTENTS];
 	u64		conflicts, busy, flushes, read, written;
 } ____cacheline_aligned_in_smp;
 
@@ -94,7 +105,8 @@ struct exmap_handle {
 #define EXMAP_FLAGS \
 	(VELLUM_EXMAP_PINNABLE | VELLUM_EXMAP_READS_ZEROS | VELLUM_EXMAP_STEALING | \
 	 VELLUM_EXMAP_TRACKS | VELLUM_EXMAP_SHRINKS | VELLUM_EXMAP_NO_POOL | \
-	 VELLUM_EXMAP_FLUSH_EACH | VELLUM_EXMAP_LOCK_TABLES)
+	 VELLUM_EXMAP_FLUSH_EACH | VELLUM_EXMAP_LOCK_TABLES | \
+	 (PT_HUGE_IS_POSSIBLE ? VELLUM_EXMAP_HUGE : 0))
 
 static inline struct exmap *exmap_of(struct file *file)
 {
@@ -137,10 +149,20 @@ u64 exmap_take_off(struct exmap *exmap, u64 *leaf, u64 page, bool pins, bool *bu
 bool exmap_may_be_pinned(struct exmap *exmap);
 void exmap_flush_zeros(struct exmap_interface *interface, struct mm_struct *mm);
 
+bool exmap_huge_is_right(const struct vellum_exmap_create *create);
+unsigned int exmap_alloc_huge(struct exmap *exmap, unsigned int index, u64 page, bool *is_there);
+u64 exmap_take_off_huge(struct exmap *exmap, u64 page, bool pins);
+u64 *exmap_make_leaf(struct exmap *exmap, u64 page, bool *is_huge);
+u64 *exmap_reach(struct exmap *exmap, u64 page);
+u64 exmap_wait_for_split(u64 *leaf);
+bool exmap_wait(struct exmap *exmap, u64 *leaf, u64 page);
+u64 exmap_frame(struct exmap *exmap, u64 page);
+bool exmap_may_be_huge(struct exmap *exmap, u64 page);
+
 long exmap_harvest(struct exmap *exmap, const struct vellum_exmap_harvest *harvest);
 long exmap_move(struct exmap *exmap, const struct vellum_exmap_move *move);
 long exmap_resize(struct exmap *exmap, u64 frames);
-int exmap_charge(struct exmap *exmap, u64 frames);
+int exmap_make_pool(struct exmap *exmap, const struct vellum_exmap_create *create);
 void exmap_uncharge(struct exmap *exmap, u64 frames);
 int exmap_shrinker_init(void);
 void exmap_shrinker_exit(void);
@@ -204,17 +226,16 @@ static __always_inline bool exmap_has_frame(const struct exmap *exmap, u64 leaf)
 
 /*
  * What an entry is from when its frame was taken off until TLBs were flushed: nobody may put a frame
- * there before, as he could be sent to the old one. For the core and the processor it is none.
+ * there before, as he could be sent to the old one. For the core and the processor it is none. Two
+ * more such states are those of pt_huge.h.
  */
 #define EXMAP_LEAVING	((u64)_PAGE_ACCESSED)
 
-/* Waits until nothing is leaving the page. */
-static inline void exmap_wait_for_flush(u64 *leaf)
+/* Whether the range begins with all of 2 MiB, and there may be blocks for it. */
+static __always_inline bool exmap_is_extent(const struct exmap *exmap, struct page_range range)
 {
-	while (READ_ONCE(*leaf) == EXMAP_LEAVING) {
-		cpu_relax();
-		cond_resched();
-	}
+	return unlikely(exmap->pool.blocks) && !(range.page % PT_ENTRIES) &&
+	       range.count >= PT_ENTRIES;
 }
 
 /* The next page's leaf: beside the last one, or NULL where another table begins. */
@@ -244,7 +265,7 @@ static __always_inline void exmap_unlock_table(spinlock_t *lock)
 	}
 }
 
-/* Puts a frame on a page. False: it has one, or one that is just leaving. */
+/* Puts a frame on a page. False: it has one, or the entry is somebody else's for the moment. */
 static __always_inline bool exmap_place(struct exmap *exmap, u64 *leaf, u64 page, u64 frame,
 					bool *over_zeros)
 {
@@ -252,7 +273,7 @@ static __always_inline bool exmap_place(struct exmap *exmap, u64 *leaf, u64 page
 	u64 old = READ_ONCE(*leaf);
 	bool placed = false;
 
-	while (!exmap_has_frame(exmap, old) && old != EXMAP_LEAVING && !placed)
+	while ((!old || old == exmap->zero_leaf) && !placed)
 		placed = try_cmpxchg64(leaf, &old, frame << PAGE_SHIFT | exmap->leaf_flags);
 	exmap_unlock_table(lock);
 	if (placed) {

@@ -20,6 +20,7 @@ struct clearance {
 	struct frame_lane	*lane;
 	struct exmap_interface	*interface;
 	unsigned int		pages;
+	unsigned int		extents;	/* of 2 MiB; their pages are not among those */
 	u64			first, last;	/* while there are few */
 	u64			given;		/* in all */
 	bool			pins;		/* pages may be pinned */
@@ -42,14 +43,42 @@ void exmap_flush(struct exmap *exmap, u64 first, u64 last)
 		pt_flush_all(current->mm);
 }
 
-static void flush(struct clearance *clearance)
+/* Flushes where 2 MiB have been taken off by an entry, and opens their tables. */
+static noinline void flush_extents(struct clearance *clearance)
 {
+	const struct exmap_extent *extents = clearance->interface->extents;
 	struct exmap *exmap = clearance->exmap;
 	unsigned int i;
 
-	if (!clearance->pages)
+	if (clearance->extents == 1 && !clearance->pages)
+		pt_flush_huge(current->mm, exmap->mount.start + (extents->page << PAGE_SHIFT));
+	else
+		pt_flush_all(current->mm);
+	for (i = 0; i < clearance->extents; i++)
+		pt_huge_open(&exmap->mount, extents[i].page);
+}
+
+static noinline void give_extents(struct clearance *clearance, bool may_be_pinned)
+{
+	const struct exmap_extent *extent = clearance->interface->extents;
+
+	clearance->lane->given += (u64)clearance->extents * FRAME_BLOCK;
+	clearance->lane->block_given += (u64)clearance->extents * FRAME_BLOCK;
+	for (; clearance->extents; clearance->extents--, extent++)
+		frame_block_give(&clearance->exmap->pool, extent->frame, may_be_pinned);
+}
+
+static void flush(struct clearance *clearance)
+{
+	struct exmap *exmap = clearance->exmap;
+	bool may_be_pinned;
+	unsigned int i;
+
+	if (!(clearance->pages | clearance->extents))
 		return;
-	if (clearance->pages <= FLUSH_PAGES)
+	if (unlikely(clearance->extents))
+		flush_extents(clearance);
+	else if (clearance->pages <= FLUSH_PAGES)
 		exmap_flush(exmap, clearance->first, clearance->last);
 	else
 		pt_flush_all(current->mm);
@@ -57,9 +86,13 @@ static void flush(struct clearance *clearance)
 		WRITE_ONCE(*clearance->interface->leaving[i], 0);
 	/* Who began to hold pages since we looked is seen now, or has seen that they are gone. */
 	smp_mb();
-	frame_settle(&exmap->pool, clearance->lane, exmap_may_be_pinned(exmap));
+	may_be_pinned = exmap_may_be_pinned(exmap);
+	clearance->lane->given += clearance->pages;
+	frame_settle(&exmap->pool, clearance->lane, may_be_pinned);
 	clearance->interface->flushes++;
 	clearance->pages = 0;
+	if (unlikely(clearance->extents))
+		give_extents(clearance, may_be_pinned);
 }
 
 /*
@@ -75,8 +108,13 @@ static __always_inline u64 take_off(struct exmap *exmap, u64 *leaf, u64 page, bo
 	u64 old = READ_ONCE(*leaf);
 	spinlock_t *lock;
 
-	if (!exmap_has_frame(exmap, old))
-		return 0;
+	if (unlikely(!exmap_has_frame(exmap, old))) {
+		/* Claimed: it is leaving, or coming, with all 2 MiB. Splitting: it is there. */
+		if (old == PT_SPLITTING)
+			old = exmap_wait_for_split(leaf);
+		if (!exmap_has_frame(exmap, old))
+			return 0;
+	}
 	if (unlikely(pins) && page_ref_count(pfn_to_page(pt_leaf_pfn(old))) != 1) {
 		*busy = true;
 		return 0;
@@ -127,14 +165,37 @@ static __always_inline void free_leaf(struct clearance *clearance, u64 *leaf, u6
 		flush(clearance);
 }
 
+/* Takes 2 MiB off by one entry, if they are mapped by one. */
+static bool free_extent(struct clearance *clearance, u64 page)
+{
+	u64 frame = exmap_take_off_huge(clearance->exmap, page, clearance->pins);
+
+	if (!frame)
+		return false;
+	clearance->interface->extents[clearance->extents++] = (struct exmap_extent){ page, frame };
+	if (clearance->extents == EXMAP_EXTENTS)
+		flush(clearance);
+	return true;
+}
+
 static noinline struct exmap_result free_run(struct clearance *clearance, struct page_range range)
 {
 	struct exmap_result result = {};
+	unsigned int pages;
 	u64 *leaf = NULL;
 
-	for (; range.count; range.page++, range.count--) {
+	for (; range.count; range.page += pages, range.count -= pages) {
+		if (exmap_is_extent(clearance->exmap, range) &&
+		    free_extent(clearance, range.page)) {
+			pages = PT_ENTRIES;
+			result.pages += pages;
+			leaf = NULL;
+			continue;
+		}
+		pages = 1;
 		leaf = exmap_next_leaf(leaf, range.page) ?:
-		       pt_tree_leaf(&clearance->exmap->tree, range.page);
+		       pt_tree_leaf(&clearance->exmap->tree, range.page) ?:
+		       exmap_reach(clearance->exmap, range.page);
 		if (leaf)
 			free_leaf(clearance, leaf, range.page, &result);
 	}
@@ -151,6 +212,8 @@ static __always_inline struct exmap_result free_one(struct clearance *clearance,
 
 	if (likely(range.count == 1)) {
 		leaf = pt_tree_leaf(&clearance->exmap->tree, range.page);
+		if (unlikely(!leaf))
+			leaf = exmap_reach(clearance->exmap, range.page);
 		if (likely(leaf))
 			free_leaf(clearance, leaf, range.page, &result);
 	} else {
@@ -171,12 +234,6 @@ static __always_inline void begin(struct clearance *clearance, struct exmap *exm
 	};
 }
 
-static void end(struct clearance *clearance)
-{
-	clearance->lane->given += clearance->given;
-	flush(clearance);
-}
-
 void exmap_free(struct exmap *exmap, unsigned int index, const struct page_range *ranges,
 		struct exmap_result *results, unsigned int count)
 {
@@ -186,7 +243,7 @@ void exmap_free(struct exmap *exmap, unsigned int index, const struct page_range
 	begin(&clearance, exmap, index);
 	for (i = 0; i < count; i++)
 		results[i] = free_one(&clearance, ranges[i]);
-	end(&clearance);
+	flush(&clearance);
 }
 
 /* The same for the interface's vector; returns how many entries have an error. */
@@ -206,7 +263,7 @@ long exmap_free_vector(struct exmap *exmap, unsigned int index, unsigned int ent
 		if (unlikely(each))
 			flush(&clearance);
 	}
-	end(&clearance);
+	flush(&clearance);
 	trace_exmap_free(index, entries, clearance.given);
 	return failed;
 }

@@ -27,13 +27,27 @@ static u64 to_clear(u32 flags)
 	return bits;
 }
 
+/* A surface with such pages does not track: they count as accessed and written from the start. */
+static void look_at_huge(struct exmap *exmap, u64 page, unsigned int bit, struct words *words)
+{
+	if (!exmap_frame(exmap, page))
+		return;
+	words->present++;
+	words->accessed |= 1ULL << bit;
+	words->written |= 1ULL << bit;
+}
+
 static void look(struct exmap *exmap, u64 page, u64 clear, unsigned int bit, struct words *words)
 {
 	u64 *leaf = pt_tree_leaf(&exmap->tree, page);
 	spinlock_t *lock;
 	u64 old, noted;
 
-	if (!leaf || !exmap_has_frame(exmap, READ_ONCE(*leaf)))
+	if (!leaf || READ_ONCE(*leaf) == PT_SPLITTING) {
+		look_at_huge(exmap, page, bit, words);
+		return;
+	}
+	if (!exmap_has_frame(exmap, READ_ONCE(*leaf)))
 		return;
 	lock = pt_table_lock(leaf);
 	spin_lock(lock);

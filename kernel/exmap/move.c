@@ -20,8 +20,9 @@ static bool put_down(struct exmap *exmap, struct frame_lane *lane, u64 from, u64
 	bool over_zeros = false;
 	bool moved = leaf && exmap_place(exmap, leaf, to, frame, &over_zeros);
 
-	if (!moved && !exmap_place(exmap, pt_tree_leaf(&exmap->tree, from), from, frame,
-				   &over_zeros)) {
+	if (!moved)
+		leaf = pt_tree_leaf(&exmap->tree, from);
+	if (!moved && !(leaf && exmap_place(exmap, leaf, from, frame, &over_zeros))) {
 		frame_take_begin(&exmap->pool, lane, &bundle, 0);
 		frame_take_back(&exmap->pool, lane, &bundle, frame);
 		frame_take_end(&exmap->pool, lane, &bundle);
@@ -39,12 +40,14 @@ static unsigned int move_some(struct exmap *exmap, struct frame_lane *lane, u64 
 	unsigned int i, taken = 0, moved = 0;
 
 	for (i = 0; i < count; i++) {
-		u64 *target = pt_tree_leaf(&exmap->tree, to + i);
-		u64 *leaf = pt_tree_leaf(&exmap->tree, from + i);
 		bool busy = false;
+		u64 *leaf;
 
 		frames[i] = 0;
-		if (!leaf || (target && exmap_has_frame(exmap, READ_ONCE(*target))))
+		if (exmap_frame(exmap, to + i))
+			continue;
+		leaf = exmap_reach(exmap, from + i);
+		if (!leaf)
 			continue;
 		/* Whoever has it pinned expects to see it at the old place. */
 		frames[i] = exmap_take_off(exmap, leaf, from + i, pins, &busy);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-/* How many frames the pool has, who is charged for them, and who may take some away. */
+/* The pool: how many frames it has, who is charged for them, and who may take some away. */
 
 #include <linux/capability.h>
 #include <linux/mm.h>
@@ -13,7 +13,7 @@
  * Charges frames to the user as locked memory; beyond the limit only with CAP_IPC_LOCK. It is who
  * created the exmap who is charged, whoever makes it larger.
  */
-int exmap_charge(struct exmap *exmap, u64 frames)
+static int charge(struct exmap *exmap, u64 frames)
 {
 	u64 limit = rlimit(RLIMIT_MEMLOCK) >> PAGE_SHIFT;
 	long before;
@@ -36,13 +36,54 @@ void exmap_uncharge(struct exmap *exmap, u64 frames)
 	exmap->charged -= frames;
 }
 
+static enum frame_design design(u64 flags)
+{
+	if (flags & VELLUM_EXMAP_NO_POOL)
+		return FRAMES_FROM_KERNEL;
+	return flags & VELLUM_EXMAP_STEALING ? FRAMES_STEALING : FRAMES_BUNDLES;
+}
+
+/* Where there are not so many blocks there are as many frames more. */
+static int fill(struct frame_pool *pool, const struct vellum_exmap_create *create)
+{
+	u64 frames;
+	int error = frame_pool_init(pool, design(create->flags), create->frames,
+				    create->interfaces);
+
+	if (error)
+		return error;
+	error = frame_blocks_init(pool, create->blocks);
+	frames = create->frames + (u64)(create->blocks - pool->block_count) * FRAME_BLOCK;
+	if (!error && frame_pool_resize(pool, pool->lanes, frames) != frames)
+		error = -ENOMEM;
+	if (error)
+		frame_pool_destroy(pool);
+	return error;
+}
+
+int exmap_make_pool(struct exmap *exmap, const struct vellum_exmap_create *create)
+{
+	u64 frames = create->frames + (u64)create->blocks * FRAME_BLOCK;
+	int error;
+
+	if (create->frames > totalram_pages() || frames > totalram_pages())
+		return -ENOMEM;
+	error = charge(exmap, frames);
+	if (error)
+		return error;
+	error = fill(&exmap->pool, create);
+	if (error)
+		exmap_uncharge(exmap, frames);
+	return error;
+}
+
 static long resize_locked(struct exmap *exmap, u64 frames)
 {
 	u64 before = exmap->pool.frames, now;
 	int error = 0;
 
 	if (frames > before)
-		error = exmap_charge(exmap, frames - before);
+		error = charge(exmap, frames - before);
 	if (error)
 		return error;
 	now = frame_pool_resize(&exmap->pool, &exmap->pool.lanes[0], frames);
@@ -79,7 +120,7 @@ static u64 free_frames(struct exmap *exmap)
 
 	if (!exmap_is_created(exmap) || !(exmap->flags & VELLUM_EXMAP_SHRINKS))
 		return 0;
-	resident = frame_pool_resident(&exmap->pool);
+	resident = frame_pool_lent(&exmap->pool);
 	return exmap->pool.frames > resident ? exmap->pool.frames - resident : 0;
 }
 

@@ -15,6 +15,7 @@ static vm_fault_t surface_fault(struct vm_fault *vmf)
 	struct pt_mount *mount = vmf->vma->vm_private_data;
 	struct exmap *exmap;
 	u64 *leaf, page;
+	bool is_huge;
 
 	/* A child's, or one that was to be moved: nothing is mapped there. */
 	if (!mount)
@@ -24,11 +25,14 @@ static vm_fault_t surface_fault(struct vm_fault *vmf)
 	leaf = pt_tree_leaf(&exmap->tree, page);
 	if (leaf && READ_ONCE(*leaf) & _PAGE_PRESENT)
 		return pt_mount_refault(mount, vmf);
+	/* A part of 2 MiB, perhaps by an entry that this processor did not know yet. */
+	if (unlikely(exmap->pool.blocks) && exmap_may_be_huge(exmap, page))
+		return pt_mount_refault(mount, vmf);
 	if (!exmap->zero_leaf || (vmf->flags & FAULT_FLAG_WRITE))
 		return VM_FAULT_SIGSEGV;
-	leaf = pt_tree_make_leaf(&exmap->tree, page);
+	leaf = exmap_make_leaf(exmap, page, &is_huge);
 	if (!leaf)
-		return VM_FAULT_OOM;
+		return is_huge ? VM_FAULT_NOPAGE : VM_FAULT_OOM;
 	cmpxchg64(leaf, 0, exmap->zero_leaf);
 	pt_mount_leaf_changed(mount, page);
 	return pt_mount_refault(mount, vmf);
@@ -48,7 +52,7 @@ static vm_fault_t surface_write_to_zeros(struct vm_fault *vmf)
 		return VM_FAULT_SIGSEGV;
 	leaf = pt_tree_leaf(&exmap->tree, (vmf->address - mount->start) >> PAGE_SHIFT);
 	/* A frame has come there meanwhile, or nothing is there: he tries again. */
-	if (leaf && READ_ONCE(*leaf) != exmap->zero_leaf)
+	if (!leaf || READ_ONCE(*leaf) != exmap->zero_leaf)
 		return VM_FAULT_NOPAGE;
 	return VM_FAULT_SIGSEGV;
 }

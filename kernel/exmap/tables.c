@@ -32,6 +32,9 @@ int exmap_map_tables(struct exmap *exmap, struct vm_area_struct *vma)
 		return -EPERM;
 	if (!(vma->vm_flags & VM_SHARED) || vma->vm_flags & (VM_WRITE | VM_EXEC))
 		return -EACCES;
+	/* 2 MiB that are one entry have no table. */
+	if (exmap->flags & VELLUM_EXMAP_HUGE)
+		return -EOPNOTSUPP;
 	/* While the surface is mapped it has all of its tables but the last level's. */
 	if (READ_ONCE(exmap->mount.mm) != vma->vm_mm)
 		return -ENODEV;

@@ -72,11 +72,11 @@ static void add_page(struct transfer *transfer, struct page *page)
  * Holds the frame of a page that is there. Whoever frees the page either finds it held, or we find
  * it gone: both look at what the other does after they have done their own.
  */
-static struct page *hold(struct transfer_batch *batch, u64 *leaf)
+static struct page *hold(struct transfer_batch *batch, u64 number)
 {
 	struct exmap *exmap = batch->exmap;
 	struct page *page;
-	u64 value;
+	u64 frame;
 
 	if (!batch->holds) {
 		atomic_inc(&exmap->holders);
@@ -84,13 +84,13 @@ static struct page *hold(struct transfer_batch *batch, u64 *leaf)
 		batch->holds = true;
 	}
 	for (;;) {
-		value = READ_ONCE(*leaf);
-		if (!exmap_has_frame(exmap, value))
+		frame = exmap_frame(exmap, number);
+		if (!frame)
 			return NULL;
-		page = pfn_to_page(pt_leaf_pfn(value));
+		page = pfn_to_page(frame);
 		get_page(page);
 		smp_mb__after_atomic(); /* held before we look again */
-		if (pt_leaf_pfn(READ_ONCE(*leaf)) == pt_leaf_pfn(value))
+		if (exmap_frame(exmap, number) == frame)
 			return page;
 		put_page(page);
 	}
@@ -108,17 +108,19 @@ static void fill(struct transfer_batch *batch, struct page_range range, bool ref
 	struct transfer *transfer = NULL;
 
 	for (; range.count; range.page++, range.count--) {
-		u64 *leaf = pt_tree_make_leaf(&exmap->tree, range.page);
+		bool is_huge;
+		u64 *leaf = exmap_make_leaf(exmap, range.page, &is_huge);
 		enum transfer_kind kind = TRANSFER_FILL;
 		struct page *page = NULL;
 		u64 frame = 0;
 
-		if (!leaf) {
+		if (!leaf && !is_huge) {
 			result->error = -ENOMEM;
 			return;
 		}
-		if (exmap_has_frame(exmap, READ_ONCE(*leaf))) {
-			page = refresh ? hold(batch, leaf) : NULL;
+		/* An entry that is none is not looked into any further. */
+		if (!leaf || (READ_ONCE(*leaf) && exmap_frame(exmap, range.page))) {
+			page = refresh ? hold(batch, range.page) : NULL;
 			kind = TRANSFER_REFRESH;
 			if (!page) {
 				transfer = NULL;
@@ -159,8 +161,7 @@ static void write(struct transfer_batch *batch, struct page_range range,
 	struct transfer *transfer = NULL;
 
 	for (; range.count; range.page++, range.count--) {
-		u64 *leaf = pt_tree_leaf(&batch->exmap->tree, range.page);
-		struct page *page = leaf ? hold(batch, leaf) : NULL;
+		struct page *page = hold(batch, range.page);
 
 		if (!page) {
 			result->error = -ENOENT;
@@ -278,8 +279,10 @@ static unsigned int publish(struct transfer_batch *batch, struct transfer *trans
 		u64 *leaf = pt_tree_leaf(&exmap->tree, page);
 		bool placed = false;
 
-		while (i < good && !placed && !exmap_has_frame(exmap, READ_ONCE(*leaf))) {
-			exmap_wait_for_flush(leaf);
+		/* Or it has become part of 2 MiB meanwhile. */
+		while (i < good && !placed && leaf && !exmap_has_frame(exmap, READ_ONCE(*leaf))) {
+			if (!exmap_wait(exmap, leaf, page))
+				break;
 			placed = exmap_place(exmap, leaf, page, frame, &batch->over_zeros);
 		}
 		if (placed) {
@@ -363,9 +366,10 @@ bool transfer_conclude_quickly(struct transfer_batch *batch)
 		return false;
 	for (i = 0; i < transfer->count; i++) {
 		u64 page = transfer->page + i;
+		u64 *leaf = pt_tree_leaf(&exmap->tree, page);
 
-		if (!exmap_place(exmap, pt_tree_leaf(&exmap->tree, page), page,
-				 page_to_pfn(transfer->pages[i].bv_page), &over_zeros))
+		if (!leaf || !exmap_place(exmap, leaf, page,
+					  page_to_pfn(transfer->pages[i].bv_page), &over_zeros))
 			break;
 	}
 	transfer->result->pages += i;

@@ -119,8 +119,8 @@ pub struct Create {
     pub frames: u64,
     /// A descriptor to read from, or -1.
     pub backing: i32,
-    /// 0.
-    pub reserved: u32,
+    /// Of 512 frames, with [`HUGE`]; otherwise 0.
+    pub blocks: u32,
 }
 
 /// Pages may be the memory of direct I/O.
@@ -133,6 +133,8 @@ pub const STEALING: u64 = 1 << 2;
 pub const TRACKS: u64 = 1 << 6;
 /// The kernel may take free frames out of the pool when it is short of memory.
 pub const SHRINKS: u64 = 1 << 7;
+/// Pages may be mapped by entries of 2 MiB.
+pub const HUGE: u64 = 1 << 8;
 /// Frames come from the kernel and go back to it.
 pub const NO_POOL: u64 = 1 << 3;
 /// TLBs are flushed for every entry of a vector.
@@ -215,6 +217,14 @@ pub struct Stat {
     pub attached: u64,
     /// Times that it was taken out of them.
     pub detached: u64,
+    /// Blocks of the pool.
+    pub blocks: u64,
+    /// Blocks of which all frames are there.
+    pub blocks_free: u64,
+    /// Entries of 2 MiB on the surface.
+    pub huge: u64,
+    /// Entries of 2 MiB that became 512.
+    pub splits: u64,
 }
 
 /// The letter of the commands.
@@ -246,8 +256,8 @@ const _: () = {
     assert!(size_of::<Entry>() == 8);
     assert!(size_of::<Query>() == 32 && offset_of!(Query, max_interfaces) == 24);
     assert!(size_of::<Create>() == 32 && offset_of!(Create, frames) == 16);
-    assert!(offset_of!(Create, backing) == 24 && offset_of!(Create, reserved) == 28);
+    assert!(offset_of!(Create, backing) == 24 && offset_of!(Create, blocks) == 28);
     assert!(size_of::<Harvest>() == 40 && offset_of!(Harvest, accessed) == 24);
     assert!(size_of::<Move>() == 32 && offset_of!(Move, count) == 24);
-    assert!(size_of::<Stat>() == 120 && offset_of!(Stat, detached) == 112);
+    assert!(size_of::<Stat>() == 152 && offset_of!(Stat, splits) == 144);
 };

@@ -47,20 +47,20 @@ fn view_of_exmap() -> View {
         &named!(vellum_uapi::exmap;
             OFFSET_SURFACE OFFSET_TABLES MAX_INTERFACES VECTOR_ENTRIES ENTRY_PAGES
             CAN_READ CAN_WRITE CAN_SHOW_TABLES
-            PINNABLE READS_ZEROS STEALING TRACKS SHRINKS NO_POOL FLUSH_EACH LOCK_TABLES
+            PINNABLE READS_ZEROS STEALING TRACKS SHRINKS HUGE NO_POOL FLUSH_EACH LOCK_TABLES
             CLEAR_ACCESSED CLEAR_WRITTEN
             IOC QUERY CREATE STAT CLONE HARVEST MOVE RESIZE ALLOC FREE READ WRITE),
     );
     structure!(view, "vellum_exmap_query", exmap::Query,
         size version features flags max_interfaces vector_entries);
     structure!(view, "vellum_exmap_create", exmap::Create,
-        size interfaces flags frames backing reserved);
+        size interfaces flags frames backing blocks);
     structure!(view, "vellum_exmap_harvest", exmap::Harvest,
         size flags page count accessed written);
     structure!(view, "vellum_exmap_move", exmap::Move, size interface from to count);
     structure!(view, "vellum_exmap_stat", exmap::Stat,
         size interfaces frames resident surface tables allocated freed conflicts busy read written
-        flushes refills attached detached);
+        flushes refills attached detached blocks blocks_free huge splits);
     view
 }
 

@@ -13,6 +13,7 @@
 #define LANES	4
 #define ROUNDS	2000
 #define MOST	700	/* frames that a thread has at a time */
+#define BLOCKS	2
 
 /* Frames of the pool, those of its lanes, and as many again for the design without a pool. */
 struct page host_pages[2 * FRAMES];
@@ -57,6 +58,28 @@ struct page *host_alloc_page(void)
 	}
 	pthread_mutex_unlock(&host_lock);
 	return page;
+}
+
+/* In a row, at the end, where the others do not come so soon; each is given back alone. */
+struct page *host_alloc_pages(unsigned int order)
+{
+	static u64 first = 2 * FRAMES;
+	struct page *page;
+	u64 i;
+
+	first -= 1 << order;
+	pthread_mutex_lock(&host_lock);
+	for (i = first; i < first + (1 << order); i++) {
+		if (host_used[i])
+			fail("there is not so much in a row", i);
+		host_used[i] = true;
+		host_count++;
+		page = &host_pages[i];
+		page->references = 1;
+		page->private = 0;
+	}
+	pthread_mutex_unlock(&host_lock);
+	return &host_pages[first];
 }
 
 void host_put_page(struct page *page)
@@ -132,6 +155,28 @@ static unsigned int give(struct frame_lane *lane, u64 *mine, unsigned int have, 
 	return have;
 }
 
+/* A block: all of it is the thread's; it goes back as a whole, or frame by frame among others. */
+static void use_block(struct frame_lane *lane, int who, bool whole)
+{
+	u64 i, frame = frame_block_take(&pool), mine[FRAME_BLOCK];
+
+	if (!frame)
+		return;
+	WRITE_ONCE(lane->block_taken, lane->block_taken + FRAME_BLOCK);
+	WRITE_ONCE(lane->taken, lane->taken + FRAME_BLOCK);
+	for (i = 0; i < FRAME_BLOCK; i++)
+		got(mine[i] = frame + i, who);
+	if (!whole) {
+		give(lane, mine, FRAME_BLOCK, FRAME_BLOCK);
+		return;
+	}
+	for (i = 0; i < FRAME_BLOCK; i++)
+		__atomic_store_n(&owner[frame + i], 0, __ATOMIC_RELEASE);
+	WRITE_ONCE(lane->given, lane->given + FRAME_BLOCK);
+	WRITE_ONCE(lane->block_given, lane->block_given + FRAME_BLOCK);
+	frame_block_give(&pool, frame, true);
+}
+
 static void *work(void *argument)
 {
 	int who = (int)(intptr_t)argument;
@@ -144,6 +189,8 @@ static void *work(void *argument)
 		unsigned int size = next(&state) % 3 ? 512 : 5;
 		unsigned int count = next(&state) % size + 1;
 
+		if (pool.blocks && next(&state) % 8 == 0)
+			use_block(lane, who, next(&state) % 2);
 		if (next(&state) % 2)
 			have += take_but(lane, mine + have,
 					 min_t(unsigned int, count, MOST - have), who, 37);
@@ -215,6 +262,8 @@ int main(int count, char **arguments)
 	if (frame_pool_init(&pool, design, FRAMES, LANES))
 		return 1;
 	if (design == FRAMES_BUNDLES) {
+		if (frame_blocks_init(&pool, BLOCKS) || pool.block_count != BLOCKS)
+			return 1;
 		check_that_tags_tell_bundles_apart();
 		check_that_no_number_stays();
 	}
@@ -224,6 +273,8 @@ int main(int count, char **arguments)
 		pthread_join(threads[i], NULL);
 	if (frame_pool_resident(&pool))
 		fail("frames are missing", frame_pool_resident(&pool));
+	if (pool.blocks_free != pool.block_count || pool.blocks_loose || frame_pool_lent(&pool))
+		fail("blocks are missing", pool.blocks_free);
 	count_all();
 	frame_pool_destroy(&pool);
 	if (host_count)

@@ -117,6 +117,7 @@ struct page {
 extern struct page host_pages[];
 extern char host_memory[][PAGE_SIZE];
 struct page *host_alloc_page(void);
+struct page *host_alloc_pages(unsigned int order);
 void host_put_page(struct page *page);
 
 #define GFP_KERNEL_ACCOUNT	0
@@ -124,6 +125,8 @@ void host_put_page(struct page *page);
 #define __GFP_RETRY_MAYFAIL	0
 #define __GFP_NOWARN		0
 #define alloc_page(flags)	host_alloc_page()
+#define alloc_pages(flags, order) host_alloc_pages(order)
+#define split_page(page, order)	do { } while (0)
 #define put_page(page)		host_put_page(page)
 #define page_to_pfn(page)	((u64)((page) - host_pages))
 #define pfn_to_page(frame)	(&host_pages[frame])

@@ -116,7 +116,7 @@ pub fn knows(flags: u64) -> bool {
 /// What CREATE takes for an exmap without a backing.
 pub fn plan(frames: u64, interfaces: u32, flags: u64) -> Create {
     let size = size_of::<Create>() as u32;
-    Create { size, interfaces, flags, frames, backing: -1, reserved: 0 }
+    Create { size, interfaces, flags, frames, backing: -1, blocks: 0 }
 }
 
 /// The mapped vector of an interface.

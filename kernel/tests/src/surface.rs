@@ -26,12 +26,14 @@ pub struct Plan {
     pub flags: u64,
     /// A descriptor to read from, or -1.
     pub backing: i32,
+    /// Blocks of 512 frames.
+    pub blocks: u32,
 }
 
 impl Plan {
     /// With one interface and no flags.
     pub fn new(pages: u64, frames: u64) -> Self {
-        Self { pages, frames, interfaces: 1, flags: 0, backing: -1 }
+        Self { pages, frames, interfaces: 1, flags: 0, backing: -1, blocks: 0 }
     }
 
     /// With so many interfaces.
@@ -44,6 +46,11 @@ impl Plan {
         Self { flags, ..self }
     }
 
+    /// With blocks, which are mapped by entries of 2 MiB.
+    pub fn blocks(self, blocks: u32) -> Self {
+        Self { blocks, flags: self.flags | exmap::HUGE, ..self }
+    }
+
     /// With something to read from and to write to.
     pub fn backing(self, file: &File) -> Self {
         Self { backing: file.as_raw_fd(), ..self }
@@ -54,7 +61,8 @@ impl Plan {
     pub fn make(self) -> Surface {
         let exmap = Exmap::open();
         let create = plan(self.frames, self.interfaces, self.flags);
-        exmap.create(&Create { backing: self.backing, ..create }).expect("CREATE");
+        let create = Create { backing: self.backing, blocks: self.blocks, ..create };
+        exmap.create(&create).expect("CREATE");
         let mapping = exmap.map(self.pages).expect("the surface");
         let vector = |interface| exmap.vector(interface).expect("a vector");
         let vectors = (0..self.interfaces).map(vector).collect();

@@ -87,7 +87,7 @@ impl Caller {
             _ => self.memory.page(self.random.below(3)),
         };
         let room = (self.memory.page(3) - at).min(128);
-        let size = self.random.pick(&[0, 8, 24, 32, 33, 120, 121, 4096]);
+        let size = self.random.pick(&[0, 8, 24, 32, 33, 120, 152, 4096]);
         let mut bytes = Vec::new();
         while bytes.len() < room {
             // Halves, as most fields are that wide.
@@ -95,8 +95,11 @@ impl Caller {
             bytes.extend((u64::from(low) | u64::from(high) << 32).to_le_bytes());
         }
         if !self.random.one_in(4) {
-            // A right size, small interfaces, no flags, few frames: what gets further.
-            let right = [size | (2 << 32), 0, self.random.below(64), 0xffff_ffff];
+            // A right size, small interfaces, few frames, no flags or blocks: what gets further.
+            let flags = self.random.pick(&[0, 0, exmap::HUGE]);
+            let blocks = if flags == 0 { 0 } else { self.random.below(3) };
+            let right =
+                [size | (2 << 32), flags, self.random.below(64), 0xffff_ffff | (blocks << 32)];
             let words = right.into_iter().flat_map(u64::to_le_bytes);
             bytes.iter_mut().zip(words).for_each(|(byte, word)| *byte = word);
         }
@@ -117,7 +120,7 @@ impl Caller {
         let (letter, number) = (self.random.pick(&[0xe9, 0x6b, 0]), self.random.below(64) as u32);
         match self.random.below(3) {
             0 => {
-                let size = self.random.pick(&[0, 1, 4, 8, 16, 24, 32, 33, 120, 0x3fff]);
+                let size = self.random.pick(&[0, 1, 4, 8, 16, 24, 32, 33, 152, 0x3fff]);
                 (self.random.below(4) as u32) << 30 | size << 16 | letter << 8 | number
             }
             _ => self.random.pick(&KNOWN),

@@ -37,7 +37,27 @@ fn what_is_written_is_as_long_as_the_caller_says() {
     let Some(_turn) = turn() else { return };
     let exmap = Exmap::with(10, 1, 0);
     for (command, known) in [(exmap::QUERY, size_of::<Query>()), (exmap::STAT, size_of::<Stat>())] {
-        for size in [0_u32, 1, 4, 8, 12, 16, 24, 31, 32, 64, 119, 120, 121, 200, 4096, u32::MAX] {
+        for size in [
+            0_u32,
+            1,
+            4,
+            8,
+            12,
+            16,
+            24,
+            31,
+            32,
+            64,
+            119,
+            120,
+            121,
+            151,
+            152,
+            153,
+            200,
+            4096,
+            u32::MAX,
+        ] {
             let mut memory = vec![0xee_u8; 8192];
             memory[..4].copy_from_slice(&size.to_le_bytes());
             let address = memory.as_mut_ptr().expose_provenance();
@@ -74,8 +94,8 @@ fn fields_out_of_bounds_are_refused() {
     for frames in [u64::MAX, 1 << 63, 1 << 52, 1 << 51, 1 << 40, (1 << 52) + 1] {
         refuse(Create { frames, ..right }, &[Errno::INVAL, Errno::NOMEM, Errno::PERM]);
     }
-    for reserved in [1, 1 << 31, u32::MAX] {
-        refuse(Create { reserved, ..right }, invalid);
+    for blocks in [1, 1 << 31, u32::MAX] {
+        refuse(Create { blocks, ..right }, invalid);
     }
     for size in [0, 4, 31] {
         refuse(Create { size, ..right }, invalid);

@@ -10,7 +10,8 @@ fn build(sanitizers: &str) -> PathBuf {
     let tests = Path::new(env!("CARGO_MANIFEST_DIR"));
     let kernel = tests.parent().unwrap();
     let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("frames-{sanitizers}"));
-    let sources = ["tests/host/frames.c", "core/frames.c", "core/frames_steal.c"];
+    let sources =
+        ["tests/host/frames.c", "core/frames.c", "core/frames_blocks.c", "core/frames_steal.c"];
     let built = Command::new("cc")
         .current_dir(kernel)
         .args(["-O1", "-g", "-Wall"])

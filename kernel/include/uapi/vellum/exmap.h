@@ -75,17 +75,17 @@ struct vellum_exmap_query {
 /*
  * Gives the exmap its pool and its interfaces. Once, and before the surface is mapped.
  *
- * Errors: EBUSY there are some already; EINVAL a field is out of bounds, or an unknown flag or a
- * nonzero reserved field is given; EBADF no such descriptor, or it cannot be read; ENOMEM the
+ * Errors: EBUSY there are some already; EINVAL a field is out of bounds, or flags are given that
+ * are unknown or cannot be had together; EBADF no such descriptor, or it cannot be read; ENOMEM the
  * memory is not there; EPERM more than the caller may lock (RLIMIT_MEMLOCK).
  */
 struct vellum_exmap_create {
 	__u32 size;		/* of this structure */
 	__u32 interfaces;	/* 1 to VELLUM_EXMAP_MAX_INTERFACES; one a thread */
 	__u64 flags;		/* VELLUM_EXMAP_* below */
-	__u64 frames;		/* of the pool, at least 1 */
+	__u64 frames;		/* of the pool, at least 1; without those of blocks */
 	__s32 backing;		/* descriptor of the file or block device to read from, or -1 */
-	__u32 reserved;		/* 0 */
+	__u32 blocks;		/* of 512 frames, with VELLUM_EXMAP_HUGE; otherwise 0 */
 };
 
 /*
@@ -104,6 +104,22 @@ struct vellum_exmap_create {
 #define VELLUM_EXMAP_TRACKS		(1ULL << 6)
 /* When the machine is short of memory, the kernel may take free frames out of the pool. */
 #define VELLUM_EXMAP_SHRINKS		(1ULL << 7)
+/*
+ * Pages may be mapped by entries of 2 MiB: ALLOC of all 512 pages from a multiple of 512 on, none
+ * of which is there, maps a block of the pool by one entry, if one is free; otherwise page by page,
+ * as ever. FREE of all of them takes that entry off; FREE or MOVE of a part splits it into 512
+ * entries before, which flushes TLBs. The frames of a block come back to it, and are nobody's until
+ * all of them are there: blocks are for entries of 2 MiB, the pool's other frames for single pages.
+ * A page that is read is one of those.
+ *
+ * Where the kernel does not have so many blocks in a row, the pool gets 512 more frames for each
+ * that is missing (STAT says how many there are). Blocks are charged as 512 frames each; RESIZE
+ * does not count them.
+ *
+ * Not together with PINNABLE, TRACKS, STEALING, NO_POOL and LOCK_TABLES (EINVAL); the tables of
+ * such a surface cannot be mapped (EOPNOTSUPP).
+ */
+#define VELLUM_EXMAP_HUGE		(1ULL << 8)
 /* For experiments: frames come from the kernel and go back to it. */
 #define VELLUM_EXMAP_NO_POOL		(1ULL << 3)
 /* For experiments: TLBs are flushed for every entry of a vector. */
@@ -151,7 +167,7 @@ struct vellum_exmap_move {
 struct vellum_exmap_stat {
 	__u32 size;		/* in: of this structure */
 	__u32 interfaces;
-	__u64 frames;		/* of the pool */
+	__u64 frames;		/* of the pool; without those of blocks */
 	__u64 resident;		/* frames on the surface */
 	__u64 surface;		/* pages of the surface, 0 before it is mapped */
 	__u64 tables;		/* page tables of the surface */
@@ -165,6 +181,10 @@ struct vellum_exmap_stat {
 	__u64 refills;		/* visits of an interface to what all share */
 	__u64 attached;		/* times that the surface was put into the process' page tables */
 	__u64 detached;
+	__u64 blocks;		/* of the pool */
+	__u64 blocks_free;	/* of which all frames are there */
+	__u64 huge;		/* entries of 2 MiB on the surface */
+	__u64 splits;		/* entries of 2 MiB that became 512 */
 };
 
 #define VELLUM_EXMAP_IOC		0xe9
@@ -201,7 +221,7 @@ struct vellum_exmap_stat {
 /*
  * Takes the frames off. Fewer pages than asked: the others were not there. EBUSY pages of the
  * range are pinned and stay; the others are gone. TLBs are flushed once after all entries, and once
- * more for each 512 pages.
+ * more for each 512 pages, or each 16 entries of 2 MiB.
  */
 #define VELLUM_EXMAP_FREE		_IO(VELLUM_EXMAP_IOC, 0x11)
 /*

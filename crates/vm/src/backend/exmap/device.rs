@@ -85,7 +85,7 @@ impl Device {
             flags: FLAGS,
             frames,
             backing: -1,
-            reserved: 0,
+            blocks: 0,
         };
         let address = (&raw const create).expose_provenance() as u64;
         // SAFETY: the command reads the structure, which lives through the call.

@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * Blocks: 512 frames in a row, which can be mapped by one entry of 2 MiB.
+ *
+ * They are beside the pool's other frames, and are handed out whole. They may come back one by one:
+ * then they wait until all of their block are back, and are given to nobody for anything else; so a
+ * block never falls apart. Each frame is the kernel's as if it had been taken alone, and is on the
+ * pool's list of all; page->private has the number of its block, from 1.
+ *
+ * Blocks change hands seldom, by 2 MiB at a time: under the lock of the lists.
+ */
+
+#include <linux/mm.h>
+#include <linux/sched/signal.h>
+#include <linux/slab.h>
+
+#include "core/frames.h"
+
+#define BLOCK_ORDER	9
+
+static void put_free(struct frame_pool *pool, u32 number)
+{
+	struct frame_block *block = &pool->blocks[number - 1];
+
+	block->next = pool->free_block;
+	pool->free_block = number;
+	pool->blocks_free++;
+}
+
+/* A frame is back with its block. The lock is held. */
+static void put_back(struct frame_pool *pool, struct page *page)
+{
+	u32 number = page_private(page);
+
+	pool->blocks_loose++;
+	if (++pool->blocks[number - 1].back < FRAME_BLOCK)
+		return;
+	pool->blocks_loose -= FRAME_BLOCK;
+	put_free(pool, number);
+}
+
+void frame_set_aside(struct frame_pool *pool, struct page *page)
+{
+	list_move(&page->lru, &pool->pinned);
+	pool->pinned_count++;
+	pool->blocks_pinned += pool->blocks && page_private(page);
+}
+
+bool frame_is_unpinned(struct frame_pool *pool, struct page *page)
+{
+	if (page_ref_count(page) != 1)
+		return false;
+	list_move(&page->lru, &pool->all);
+	pool->pinned_count--;
+	if (!pool->blocks || !page_private(page))
+		return true;
+	pool->blocks_pinned--;
+	put_back(pool, page);
+	return false;
+}
+
+static bool make_block(struct frame_pool *pool, u32 number)
+{
+	struct page *page = alloc_pages(FRAME_GFP, BLOCK_ORDER);
+	unsigned int i;
+
+	if (!page)
+		return false;
+	split_page(page, BLOCK_ORDER);
+	spin_lock(&pool->lock);
+	for (i = 0; i < FRAME_BLOCK; i++) {
+		set_page_private(page + i, number);
+		list_add(&page[i].lru, &pool->all);
+	}
+	pool->blocks[number - 1] = (struct frame_block){ page_to_pfn(page), FRAME_BLOCK, 0 };
+	put_free(pool, number);
+	spin_unlock(&pool->lock);
+	return true;
+}
+
+int frame_blocks_init(struct frame_pool *pool, u32 count)
+{
+	if (!count)
+		return 0;
+	pool->blocks = kvcalloc(count, sizeof(*pool->blocks), GFP_KERNEL_ACCOUNT);
+	if (!pool->blocks)
+		return -ENOMEM;
+	while (pool->block_count < count && !fatal_signal_pending(current) &&
+	       make_block(pool, pool->block_count + 1))
+		pool->block_count++;
+	return fatal_signal_pending(current) ? -EINTR : 0;
+}
+
+/* Frames of blocks that were pinned when they came back, and no longer are. */
+static void look_for_unpinned(struct frame_pool *pool)
+{
+	struct page *page, *next;
+
+	list_for_each_entry_safe(page, next, &pool->pinned, lru)
+		if (page_private(page))
+			frame_is_unpinned(pool, page);
+}
+
+u64 frame_block_take(struct frame_pool *pool)
+{
+	struct frame_block *block = NULL;
+
+	spin_lock(&pool->lock);
+	if (!pool->free_block && pool->blocks_pinned)
+		look_for_unpinned(pool);
+	if (pool->free_block) {
+		block = &pool->blocks[pool->free_block - 1];
+		pool->free_block = block->next;
+		pool->blocks_free--;
+		block->back = 0;
+	}
+	spin_unlock(&pool->lock);
+	return block ? block->frame : 0;
+}
+
+void frame_block_give(struct frame_pool *pool, u64 frame, bool may_be_pinned)
+{
+	struct page *page = pfn_to_page(frame);
+	unsigned int i;
+
+	spin_lock(&pool->lock);
+	for (i = 0; i < FRAME_BLOCK; i++, page++) {
+		if (unlikely(may_be_pinned && page_ref_count(page) != 1))
+			frame_set_aside(pool, page);
+		else
+			put_back(pool, page);
+	}
+	spin_unlock(&pool->lock);
+}
+
+bool frame_block_is_pinned(u64 frame)
+{
+	struct page *page = pfn_to_page(frame);
+	unsigned int i;
+
+	for (i = 0; i < FRAME_BLOCK; i++)
+		if (page_ref_count(page + i) != 1)
+			return true;
+	return false;
+}
+
+bool frame_block_take_back(struct frame_pool *pool, struct frame_lane *lane, u64 frame)
+{
+	struct page *page = pfn_to_page(frame);
+
+	if (!page_private(page))
+		return false;
+	spin_lock(&pool->lock);
+	put_back(pool, page);
+	spin_unlock(&pool->lock);
+	WRITE_ONCE(lane->block_given, lane->block_given + 1);
+	return true;
+}
+
+void frame_blocks_collect(struct frame_pool *pool, struct frame_lane *lane,
+			  struct frame_bundle *bundle)
+{
+	unsigned int i, kept = 0;
+
+	for (i = 0; i < bundle->count; i++)
+		if (!frame_block_take_back(pool, lane, bundle->stack[i]))
+			bundle->stack[kept++] = bundle->stack[i];
+	memset(bundle->stack + kept, 0, (bundle->count - kept) * sizeof(u64));
+	bundle->count = kept;
+}

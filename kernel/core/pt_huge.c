@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: GPL-2.0
+/* Leaves of 2 MiB: put, taken off, split. See pt_huge.h for what holds. */
+
+#include <linux/sched.h>
+
+#include "core/compat.h"
+#include "core/pt_flush.h"
+#include "core/pt_huge.h"
+#include "trace.h"
+
+/*
+ * Nothing pins them; accessed and dirty as leaves of 4 KiB are, and in the core's own sense too, so
+ * that it has nothing to add.
+ */
+#define HUGE_FLAGS	(PT_LEAF_FLAGS | _PAGE_PSE | _PAGE_SOFT_DIRTY | PT_HUGE_UNPINNABLE)
+
+static u64 *deposit_of(struct pt_tree *tree, u64 page)
+{
+	return xa_load(&tree->deposits, page / PT_ENTRIES);
+}
+
+static unsigned long address_of(const struct pt_mount *mount, u64 page)
+{
+	return mount->start + (page << PAGE_SHIFT);
+}
+
+/* Keeps the table where it is found when a leaf is in its place; from the first time on for good */
+static int keep(struct pt_tree *tree, u64 page, u64 *table)
+{
+	int error;
+
+	if (deposit_of(tree, page))
+		return 0;
+	error = xa_insert(&tree->deposits, page / PT_ENTRIES, table, GFP_KERNEL);
+	return error == -EBUSY ? 0 : error;
+}
+
+/* The first entry that is not none; 0: all are. */
+static u64 first_of(const u64 *table)
+{
+	unsigned int i;
+	u64 value = 0;
+
+	for (i = 0; i < PT_ENTRIES && !value; i++)
+		value = READ_ONCE(table[i]);
+	return value;
+}
+
+/* Somebody else has claimed it for 2 MiB, or has not opened all entries yet; or it is a page's. */
+static int why_not(u64 value)
+{
+	return value == PT_CLAIMED ? -EAGAIN : -EBUSY;
+}
+
+static void set_all(u64 *table, u64 value)
+{
+	unsigned int i;
+
+	for (i = 0; i < PT_ENTRIES; i++)
+		WRITE_ONCE(table[i], value);
+}
+
+/* All entries, or none. Of several who want the same, who has the first gets them all. */
+static int claim(u64 *table)
+{
+	unsigned int i;
+	u64 old = 0;
+
+	for (i = 0; i < PT_ENTRIES && !old; i++)
+		old = cmpxchg64(table + i, 0, PT_CLAIMED);
+	if (!old)
+		return 0;
+	for (i--; i--;)
+		WRITE_ONCE(table[i], 0);
+	return why_not(old);
+}
+
+static int put_locked(struct pt_mount *mount, u64 *entry, u64 *table, u64 page, u64 frame)
+{
+	spinlock_t *lock;
+	int error;
+
+	/* Unmapped meanwhile; perhaps mapped by another process, whose faults are not kept out. */
+	if (READ_ONCE(mount->mm) != current->mm)
+		return -EBUSY;
+	error = claim(table);
+	if (error)
+		return error;
+	lock = pt_table_lock(entry);
+	spin_lock(lock);
+	xchg(entry, frame << PAGE_SHIFT | HUGE_FLAGS);
+	spin_unlock(lock);
+	pt_mount_entry_changed(mount, page);
+	atomic_long_inc(&mount->tree->huge);
+	trace_huge_put(address_of(mount, page), frame);
+	return 0;
+}
+
+int pt_huge_put(struct pt_mount *mount, u64 page, u64 frame)
+{
+	struct pt_tree *tree = mount->tree;
+	u64 *entry = pt_tree_entry(tree, page);
+	u64 *table, value;
+	int error;
+
+	if (!PT_HUGE_IS_POSSIBLE || !entry || (page | frame) % PT_ENTRIES ||
+	    tree->pages < PT_ENTRIES || page > tree->pages - PT_ENTRIES)
+		return -EINVAL;
+	table = pt_tree_make_leaf(tree, page);
+	value = READ_ONCE(*entry);
+	if (!table && pt_entry_is_table(value))
+		return -EAGAIN;
+	if (!table)
+		return value ? -EEXIST : -ENOMEM;
+	/* A look before others are disturbed. */
+	value = first_of(table);
+	if (value)
+		return why_not(value);
+	error = keep(tree, page, table);
+	if (error)
+		return error;
+	if (!pt_keep_faults_out(current->mm))
+		return -EBUSY;
+	error = put_locked(mount, entry, table, page, frame);
+	pt_let_faults_in(current->mm);
+	return error;
+}
+
+/*
+ * Exchanges the leaf for its table, whose entries are in this state then; returns the leaf, or 0 if
+ * there is none.
+ */
+static u64 exchange(struct pt_mount *mount, u64 page, u64 *table, u64 state)
+{
+	u64 *entry = pt_tree_entry(mount->tree, page);
+	spinlock_t *lock = pt_table_lock(entry);
+	u64 old;
+
+	spin_lock(lock);
+	old = READ_ONCE(*entry) & _PAGE_PSE ? READ_ONCE(*entry) : 0;
+	if (old) {
+		if (state != PT_CLAIMED)
+			set_all(table, state);
+		xchg(entry, pt_table_entry(table));
+	}
+	spin_unlock(lock);
+	if (old) {
+		pt_mount_entry_changed(mount, page);
+		atomic_long_dec(&mount->tree->huge);
+	}
+	return old;
+}
+
+u64 pt_huge_take_off(struct pt_mount *mount, u64 page)
+{
+	u64 *table = deposit_of(mount->tree, page);
+	u64 old = table ? exchange(mount, page, table, PT_CLAIMED) : 0;
+
+	if (!old)
+		return 0;
+	trace_huge_take_off(address_of(mount, page), pt_leaf_pfn(old));
+	return pt_leaf_pfn(old);
+}
+
+void pt_huge_open(struct pt_mount *mount, u64 page)
+{
+	set_all(deposit_of(mount->tree, page), 0);
+}
+
+bool pt_huge_split(struct pt_mount *mount, u64 page, u64 flags)
+{
+	u64 first = round_down(page, PT_ENTRIES);
+	u64 *table = deposit_of(mount->tree, first);
+	u64 old = table ? exchange(mount, first, table, PT_SPLITTING) : 0;
+	unsigned int i;
+
+	if (!old)
+		return false;
+	pt_flush_huge(current->mm, address_of(mount, first));
+	for (i = 0; i < PT_ENTRIES; i++)
+		WRITE_ONCE(table[i], (pt_leaf_pfn(old) + i) << PAGE_SHIFT | flags);
+	atomic_long_inc(&mount->tree->splits);
+	trace_huge_split(address_of(mount, first), pt_leaf_pfn(old));
+	return true;
+}
+
+static bool is_claimed(const u64 *table)
+{
+	unsigned int i;
+
+	for (i = 0; table && i < PT_ENTRIES; i++)
+		if (READ_ONCE(table[i]) != PT_CLAIMED)
+			return false;
+	return table;
+}
+
+u64 pt_huge_wrong(struct pt_tree *tree)
+{
+	u64 page, found = 0, wrong = 0;
+
+	for (page = 0; tree->root && page < tree->pages; page += PT_ENTRIES) {
+		if (pt_tree_huge(tree, page)) {
+			found++;
+			wrong += !is_claimed(deposit_of(tree, page));
+		}
+		cond_resched();
+	}
+	return wrong + (found != atomic_long_read(&tree->huge));
+}

@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * Pages of a surface that are part of 2 MiB: what commands do where an entry is not one page's.
+ *
+ * All of it is off the way of single pages: these find out by an entry that they cannot use.
+ */
+
+#include <linux/mm.h>
+#include <linux/sched.h>
+
+#include "core/pt_huge.h"
+#include "exmap/exmap.h"
+
+/* What cannot be had together with it. */
+#define NOT_WITH_HUGE \
+	(VELLUM_EXMAP_PINNABLE | VELLUM_EXMAP_TRACKS | VELLUM_EXMAP_STEALING | \
+	 VELLUM_EXMAP_NO_POOL | VELLUM_EXMAP_LOCK_TABLES)
+
+bool exmap_huge_is_right(const struct vellum_exmap_create *create)
+{
+	if (!(create->flags & VELLUM_EXMAP_HUGE))
+		return !create->blocks;
+	return PT_HUGE_IS_POSSIBLE && !(create->flags & NOT_WITH_HUGE);
+}
+
+/* Brings a block to the 512 pages from this one; returns how many pages now have a frame by it. */
+unsigned int exmap_alloc_huge(struct exmap *exmap, unsigned int index, u64 page, bool *is_there)
+{
+	struct frame_lane *lane = &exmap->pool.lanes[index];
+	u64 frame = 0;
+	int error;
+
+	/* A look before a block is taken for nothing. */
+	*is_there = pt_tree_huge(&exmap->tree, page);
+	if (!*is_there)
+		frame = frame_block_take(&exmap->pool);
+	if (!frame)
+		return 0;
+	while ((error = pt_huge_put(&exmap->mount, page, frame)) == -EAGAIN) {
+		cpu_relax();
+		cond_resched();
+	}
+	if (error) {
+		*is_there = error == -EEXIST;
+		frame_block_give(&exmap->pool, frame, false);
+		return 0;
+	}
+	lane->block_taken += FRAME_BLOCK;
+	lane->taken += FRAME_BLOCK;
+	return FRAME_BLOCK;
+}
+
+/*
+ * Takes a block off; returns its first frame, or 0 where there is none, or something holds a part
+ * of it. The caller flushes, and gives it back.
+ */
+u64 exmap_take_off_huge(struct exmap *exmap, u64 page, bool pins)
+{
+	u64 leaf = pt_tree_huge(&exmap->tree, page);
+
+	if (!leaf || (pins && frame_block_is_pinned(pt_leaf_pfn(leaf))))
+		return 0;
+	return pt_huge_take_off(&exmap->mount, page);
+}
+
+/*
+ * The leaf of a page, made where there is none; NULL when there is no memory for its table, or it
+ * is part of 2 MiB. What is found may be another thing a moment later, but memory is not said to be
+ * missing for that.
+ */
+u64 *exmap_make_leaf(struct exmap *exmap, u64 page, bool *is_huge)
+{
+	u64 *entry = pt_tree_entry(&exmap->tree, page);
+	u64 *leaf;
+
+	for (;;) {
+		leaf = pt_tree_make_leaf(&exmap->tree, page);
+		*is_huge = !leaf && pt_tree_huge(&exmap->tree, page);
+		if (leaf || *is_huge || !entry || !READ_ONCE(*entry))
+			return leaf;
+	}
+}
+
+/* The leaf of a page, after 2 MiB that it was part of have been split; NULL: there is no table. */
+u64 *exmap_reach(struct exmap *exmap, u64 page)
+{
+	u64 *leaf;
+
+	while (!(leaf = pt_tree_leaf(&exmap->tree, page)) && pt_tree_huge(&exmap->tree, page))
+		pt_huge_split(&exmap->mount, page, exmap->leaf_flags);
+	return leaf;
+}
+
+/* Waits until the entry is not just splitting, and returns what it is. */
+u64 exmap_wait_for_split(u64 *leaf)
+{
+	u64 value;
+
+	while ((value = READ_ONCE(*leaf)) == PT_SPLITTING) {
+		cpu_relax();
+		cond_resched();
+	}
+	return value;
+}
+
+/*
+ * Waits until a frame can be put on the page, or has been. False: it has one that is part of 2 MiB.
+ */
+bool exmap_wait(struct exmap *exmap, u64 *leaf, u64 page)
+{
+	for (;;) {
+		u64 value = READ_ONCE(*leaf);
+
+		if (value != EXMAP_LEAVING && value != PT_CLAIMED && value != PT_SPLITTING)
+			return true;
+		if (value == PT_CLAIMED && pt_tree_huge(&exmap->tree, page))
+			return false;
+		cpu_relax();
+		cond_resched();
+	}
+}
+
+/* The frame of a page, however it is mapped; 0: it has none. */
+u64 exmap_frame(struct exmap *exmap, u64 page)
+{
+	for (;;) {
+		u64 *leaf = pt_tree_leaf(&exmap->tree, page);
+		u64 value = leaf ? READ_ONCE(*leaf) : 0;
+		u64 huge;
+
+		if (exmap_has_frame(exmap, value))
+			return pt_leaf_pfn(value);
+		if (value == PT_SPLITTING) {
+			exmap_wait_for_split(leaf);
+			continue;
+		}
+		if (leaf && value != PT_CLAIMED)
+			return 0;
+		huge = pt_tree_huge(&exmap->tree, page);
+		if (huge)
+			return pt_leaf_pfn(huge) + page % PT_ENTRIES;
+		/* It may have been split after we looked. */
+		if (leaf ? READ_ONCE(*leaf) == PT_CLAIMED : !pt_tree_leaf(&exmap->tree, page))
+			return 0;
+	}
+}
+
+/*
+ * Whether a fault at a page that had no frame by an entry of its own is to be tried again: it is
+ * part of 2 MiB, or that is just changing, or has just changed.
+ */
+bool exmap_may_be_huge(struct exmap *exmap, u64 page)
+{
+	u64 *leaf = pt_tree_leaf(&exmap->tree, page);
+	u64 value = leaf ? READ_ONCE(*leaf) : 0;
+
+	if (leaf)
+		return value == PT_CLAIMED || value == PT_SPLITTING || value & _PAGE_PRESENT;
+	return pt_tree_huge(&exmap->tree, page) || pt_tree_leaf(&exmap->tree, page);
+}
