@@ -178,12 +178,36 @@ static bool free_extent(struct clearance *clearance, u64 page)
 	return true;
 }
 
+/* Whether something holds a page of the range. */
+static bool is_held(struct exmap *exmap, struct page_range range)
+{
+	u64 frame;
+
+	for (; range.count; range.page++, range.count--) {
+		frame = exmap_frame(exmap, range.page);
+		if (frame && page_ref_count(pfn_to_page(frame)) != 1)
+			return true;
+	}
+	return false;
+}
+
+/*
+ * All of it goes, or none of it: to its owner it may be a single page. What something begins to hold
+ * after the look goes, too, and its frame is kept aside.
+ */
 static noinline struct exmap_result free_run(struct clearance *clearance, struct page_range range)
 {
 	struct exmap_result result = {};
+	bool pins = clearance->pins;
 	unsigned int pages;
 	u64 *leaf = NULL;
 
+	if (pins && is_held(clearance->exmap, range)) {
+		clearance->interface->busy++;
+		result.error = -EBUSY;
+		return result;
+	}
+	clearance->pins = false;
 	for (; range.count; range.page += pages, range.count -= pages) {
 		if (exmap_is_extent(clearance->exmap, range) &&
 		    free_extent(clearance, range.page)) {
@@ -199,6 +223,7 @@ static noinline struct exmap_result free_run(struct clearance *clearance, struct
 		if (leaf)
 			free_leaf(clearance, leaf, range.page, &result);
 	}
+	clearance->pins = pins;
 	cond_resched();
 	return result;
 }

@@ -88,7 +88,9 @@ static struct page *hold(struct transfer_batch *batch, u64 number)
 		if (!frame)
 			return NULL;
 		page = pfn_to_page(frame);
-		get_page(page);
+		/* The pool may have shrunk since, by this very frame. */
+		if (!get_page_unless_zero(page))
+			continue;
 		smp_mb__after_atomic(); /* held before we look again */
 		if (exmap_frame(exmap, number) == frame)
 			return page;

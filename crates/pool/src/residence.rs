@@ -12,7 +12,7 @@
 use std::io;
 use std::sync::atomic::Ordering;
 
-use vellum_vm::{Entry, Errno};
+use vellum_vm::{Entry, Errno, PageRange};
 
 use crate::core::Core;
 use crate::error::PoolError;
@@ -258,17 +258,14 @@ impl Core {
     /// Like any page that fails to be released, it stays, unlocked.
     pub(crate) fn evict(&self, pages: &[PageRef]) -> Vec<Result<(), Errno>> {
         pages.iter().for_each(|page| self.prepare_to_go(*page, Leave::Evicted));
-        let mut entries: Vec<Entry> = pages.iter().map(|page| Entry::new(page.range())).collect();
+        let mut entries: Vec<Entry> = pages.iter().map(|page| self.entry(*page)).collect();
         match &self.huge {
             Some(huge) => {
                 huge.release(&self.surface, &mut entries, |entries| self.release_small(entries));
             }
             None => self.release_small(&mut entries),
         }
-        let gone = |(page, entry): (&PageRef, Entry)| {
-            self.go(*page, Leave::Evicted, entry.result);
-            entry.result
-        };
+        let gone = |(page, entry): (&PageRef, Entry)| self.go(*page, Leave::Evicted, entry.result);
         pages.iter().zip(entries).map(gone).collect()
     }
 
@@ -276,7 +273,7 @@ impl Core {
     /// waits a little where that would say EBUSY. If it stays all the same, it is unlocked.
     pub(crate) fn dismiss_freed(&self, page: PageRef) -> io::Result<()> {
         self.prepare_to_go(page, Leave::Free);
-        let mut entry = Entry::new(page.range());
+        let mut entry = self.entry(page);
         match &self.huge {
             Some(huge) => {
                 let release = |entries: &mut [Entry]| self.release_small(entries);
@@ -284,8 +281,7 @@ impl Core {
             }
             None => self.release_small(std::slice::from_mut(&mut entry)),
         }
-        self.go(page, Leave::Free, entry.result);
-        Ok(entry.result?)
+        Ok(self.go(page, Leave::Free, entry.result)?)
     }
 
     /// Frees an evicted page, whose word was `seen`. None if that has changed; false if somebody is
@@ -316,25 +312,45 @@ impl Core {
         }
     }
 
+    /// What is to be released of a page with one call. If that fails, all of it is still there; what
+    /// is too long for that is taken away when the page goes, bit by bit, or has holes then.
+    fn entry(&self, page: PageRef) -> Entry {
+        match &self.states {
+            States::Frames(_) if self.is_long(page) => Entry::new(PageRange::new(page.id.0, 0)),
+            _ => Entry::new(page.range()),
+        }
+    }
+
+    fn is_long(&self, page: PageRef) -> bool {
+        u64::from(page.frames) > self.surface.released_whole()
+    }
+
     /// Ends the exclusive hold of a page whose memory is gone, or is not.
     ///
     /// The frames behind the head are free then, evicted page or not: none of them is a page, and
     /// a stale reader that knew one when it was must not bring it in.
-    fn go(&self, page: PageRef, leave: Leave, result: Result<(), Errno>) {
-        match (&self.states, result) {
-            (States::Frames(states), Ok(())) => states.left(&self.parking, page),
-            (States::Frames(states), Err(_)) => {
+    fn go(&self, page: PageRef, leave: Leave, released: Result<(), Errno>) -> Result<(), Errno> {
+        // What may have holes is no page any more. What is left of it is found when it comes back.
+        if released.is_err() && !self.is_long(page) {
+            if let States::Frames(states) = &self.states {
                 self.policy.admit(page);
                 states.stay(&self.parking, page, leave);
-                self.unlock(page, Leave::Unlocked, false);
             }
-            (States::Pages(_), Ok(())) => {
+            self.unlock(page, Leave::Unlocked, false);
+            return released;
+        }
+        match &self.states {
+            States::Frames(states) if self.is_long(page) => {
+                states.give_up(&self.surface, &self.parking, page);
+            }
+            States::Frames(states) => states.left(&self.parking, page),
+            States::Pages(_) => {
                 self.policy.forget(page);
                 inner_pages(page).for_each(|inner| self.held(inner).disclose());
                 self.unlock(page, leave, false);
             }
-            (States::Pages(_), Err(_)) => self.unlock(page, Leave::Unlocked, false),
         }
+        Ok(())
     }
 
     /// Releases pages that the caller holds, and that lie in no huge page, or with all of one.

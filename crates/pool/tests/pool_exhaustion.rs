@@ -16,7 +16,9 @@ use common::{
 use vellum_pool::device::{
     Direct, EngineChoice, Fault, FileDevice, FileOptions, MemoryDevice, Operation,
 };
-use vellum_pool::{PageRef, Pool, PoolError, PoolOptions, PoolSize, RawPages, Space};
+use vellum_pool::{
+    BackendChoice, PageRef, Pool, PoolError, PoolOptions, PoolSize, RawPages, Space,
+};
 use vellum_vm::Errno;
 
 #[test]
@@ -114,7 +116,9 @@ fn a_reference_longer_than_any_page_is_an_error_even_in_a_huge_pool() {
         fn for_each(&self, _: &mut dyn FnMut(PageRef)) {}
     }
     let policy: Option<Box<dyn vellum_pool::ReplacementPolicy>> = Some(Box::new(Nothing));
-    let options = PoolOptions { policy, evictors: 0, ..options(1 << 25) };
+    // No machine has that many frames to give at once.
+    let backend = BackendChoice::Only(vellum_vm::probe::choice_without_exmap().backend);
+    let options = PoolOptions { policy, evictors: 0, ..options_on(backend, 1 << 25) };
     let device = Arc::new(MemoryDevice::new());
     let pool = Pool::open(device, Arc::new(RawPages), Space::new(1 << 25), options).unwrap();
     for frames in [PageRef::MAX_FRAMES + 1, 1 << 25] {

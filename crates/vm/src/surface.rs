@@ -263,6 +263,12 @@ impl Surface {
         failures(entries)
     }
 
+    /// The longest range, in pages, of which a release that says `EBUSY` has taken nothing away. Of
+    /// longer ones a part may be gone.
+    pub fn released_whole(&self) -> u64 {
+        self.backend.released_whole()
+    }
+
     /// Populates the ranges and reads each from the file, page `n` from byte
     /// `offset_of_page_zero + n * 4096`; returns how many entries failed.
     ///

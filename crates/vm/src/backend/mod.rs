@@ -144,6 +144,11 @@ pub(crate) trait Backend: fmt::Debug + Send + Sync {
         Err("only an exmap shows the page tables of its surface".to_owned())
     }
 
+    /// The longest range of which a failed release has taken nothing away.
+    fn released_whole(&self) -> u64 {
+        u64::MAX
+    }
+
     /// Takes the memory away; the pages read as zeros afterwards.
     ///
     /// # Safety

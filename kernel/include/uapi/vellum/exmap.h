@@ -219,8 +219,8 @@ struct vellum_exmap_stat {
  */
 #define VELLUM_EXMAP_ALLOC		_IO(VELLUM_EXMAP_IOC, 0x10)
 /*
- * Takes the frames off. Fewer pages than asked: the others were not there. EBUSY pages of the
- * range are pinned and stay; the others are gone. TLBs are flushed once after all entries, and once
+ * Takes the frames off. Fewer pages than asked: the others were not there. EBUSY a page of the
+ * range is pinned, and all of the range stays. TLBs are flushed once after all entries, and once
  * more for each 512 pages, or each 16 entries of 2 MiB.
  */
 #define VELLUM_EXMAP_FREE		_IO(VELLUM_EXMAP_IOC, 0x11)

@@ -42,7 +42,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
-use vellum_uapi::exmap::{ALLOC, FREE};
+use vellum_uapi::exmap::{ALLOC, ENTRY_PAGES, FREE};
 
 use self::device::Device;
 pub(crate) use self::device::PATH;
@@ -143,6 +143,10 @@ impl Backend for Exmap {
     unsafe fn populate(&self, _base: NonNull<u8>, entries: &mut [Entry]) {
         // SAFETY: the caller's promise; nothing is taken away.
         unsafe { self.run(ALLOC, Found::Fine, entries) };
+    }
+
+    fn released_whole(&self) -> u64 {
+        ENTRY_PAGES
     }
 
     unsafe fn claim(&self, _base: NonNull<u8>, entries: &mut [Entry]) {
