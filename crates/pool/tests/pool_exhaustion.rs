@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use common::{
     Random, Storage, faulty, filled, generation, hostile_references, new_page, open, options,
-    push_out, scratch_dir, stamped,
+    options_on, push_out, scratch_dir, stamped,
 };
 use vellum_pool::device::{
     Direct, EngineChoice, Fault, FileDevice, FileOptions, MemoryDevice, Operation,

@@ -10,6 +10,7 @@ use std::fs::File;
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::io::Errno;
 
@@ -130,6 +131,8 @@ pub struct Surface {
     backend: Box<dyn Backend>,
     /// The own page tables as a file, opened by the first who looks into them.
     pagemap: OnceLock<File>,
+    /// Whoever reads into a page finds it populated.
+    claimed: AtomicBool,
 }
 
 impl Surface {
@@ -176,7 +179,7 @@ impl Surface {
 
     /// A surface in memory that its backend knows what to do with.
     pub(crate) fn on(memory: Memory, backend: Box<dyn Backend>) -> Self {
-        Self { memory, backend, pagemap: OnceLock::new() }
+        Self { memory, backend, pagemap: OnceLock::new(), claimed: AtomicBool::new(false) }
     }
 
     /// Makes the surface at least `pages` pages in all. The base does not move, pages in use are
@@ -289,6 +292,7 @@ impl Surface {
         let pages: u64 = entries.iter().map(|entry| entry.range.count).fold(0, u64::saturating_add);
         match self.fault_behaviour() {
             FaultBehaviour::ReadsZeros if pages < POPULATE_FROM => self.check(entries),
+            FaultBehaviour::WritesFault if !self.must_be_populated() => self.check(entries),
             FaultBehaviour::ReadsZeros | FaultBehaviour::WritesFault => _ = self.populate(entries),
         }
         for entry in entries.iter_mut().filter(|entry| entry.result.is_ok()) {
@@ -406,6 +410,17 @@ impl Surface {
     /// What touching a released page does.
     pub fn fault_behaviour(&self) -> FaultBehaviour {
         self.backend.fault_behaviour()
+    }
+
+    /// Whether whoever writes a page, or has the kernel write it, has to populate it before: not
+    /// where writing populates, nor where the owner has [claimed](Self::claim) it.
+    pub fn must_be_populated(&self) -> bool {
+        !self.fault_behaviour().writing_populates() && !self.claimed.load(Ordering::Relaxed)
+    }
+
+    /// The owner says that he claims each page before anybody reads into it.
+    pub fn claimed_by_owner(&self) {
+        self.claimed.store(true, Ordering::Relaxed);
     }
 
     /// Whether a page that held no memory holds zeros once it was populated. Where not, it holds

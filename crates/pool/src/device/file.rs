@@ -143,7 +143,7 @@ impl FileDevice {
     /// Populates all ranges by one call, unless reading populates by itself: then nothing is done.
     fn populate(&self, surface: &Surface, reads: &[(PageRange, ReadDone)]) -> Vec<Entry> {
         let mut entries: Vec<Entry> = reads.iter().map(|(range, _)| Entry::new(*range)).collect();
-        if !surface.fault_behaviour().writing_populates() {
+        if surface.must_be_populated() {
             surface.populate(&mut entries);
         }
         entries

@@ -126,7 +126,7 @@ impl MemoryDevice {
             return Err(Errno::INVAL.into());
         }
         // Where touching a released page populates it, filling few pages needs no call for that.
-        let by_touching = surface.fault_behaviour().writing_populates();
+        let by_touching = !surface.must_be_populated();
         if !(here && by_touching) || range.count >= POPULATE_FROM {
             let mut entry = [Entry::new(range)];
             surface.populate(&mut entry);

@@ -69,6 +69,7 @@ impl FrameStates {
     /// Where the surface's page tables cannot be seen.
     pub(crate) fn new(surface: &Surface, frames: u64, pages: u64) -> Result<Self, PoolError> {
         let tables = FrameTables::new(surface, frames)?;
+        surface.claimed_by_owner();
         Ok(FrameStates {
             words: Self::words(tables.frames())?,
             tables,

@@ -68,7 +68,7 @@ impl Exmap {
             flags: plan.flags,
             frames: plan.frames,
             backing: plan.backing.map_or(-1, |backing| backing.as_raw_fd()),
-            reserved: 0,
+            blocks: 0,
         };
         pass(file.as_fd(), uapi::CREATE, (&raw const create).expose_provenance() as u64)
             .with_context(|| format!("creating an exmap: {plan:?}"))?;

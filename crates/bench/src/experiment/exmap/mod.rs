@@ -1,9 +1,9 @@
 //! Experiments with `/dev/exmap`: figures 9 to 11 of the first paper (SIGMOD'23), 5 to 11 of the
 //! second (IEEE Access 2023), and 12 of that.
 //!
-//! All but reads and lookups are one benchmark, that of the second paper: a [`crew`] of threads works on a
-//! [`ground`] by a [`pattern`]. Where the module is not loaded an experiment says so and has no
-//! figures.
+//! All but reads and lookups are one benchmark, that of the second paper: a [`crew`] of threads
+//! works on a [`ground`] by a [`pattern`]. Where the module is not loaded an experiment says so and
+//! has no figures.
 
 mod ablation;
 mod allocation;

@@ -30,7 +30,7 @@ impl Device for PatternDevice {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
         let mut entry = [Entry::new(range)];
-        if !surface.fault_behaviour().writing_populates() {
+        if surface.must_be_populated() {
             surface.populate(&mut entry);
         }
         entry[0].result?;
