@@ -13,41 +13,7 @@
 #include "core/pt_slot.h"
 #include "exmap/exmap.h"
 
-static LIST_HEAD(exmaps);
-static DEFINE_MUTEX(exmaps_lock);	/* protects the list */
 static struct dentry *folder;
-
-void exmap_check_add(struct exmap *exmap)
-{
-	mutex_lock(&exmaps_lock);
-	list_add_tail(&exmap->node, &exmaps);
-	mutex_unlock(&exmaps_lock);
-}
-
-void exmap_check_remove(struct exmap *exmap)
-{
-	mutex_lock(&exmaps_lock);
-	list_del(&exmap->node);
-	mutex_unlock(&exmaps_lock);
-}
-
-static void each(bool (*visit)(struct exmap *exmap, void *data), void *data)
-{
-	struct exmap *exmap;
-
-	list_for_each_entry(exmap, &exmaps, node)
-		if (!visit(exmap, data))
-			break;
-}
-
-bool exmap_try_each(bool (*visit)(struct exmap *exmap, void *data), void *data)
-{
-	if (!mutex_trylock(&exmaps_lock))
-		return false;
-	each(visit, data);
-	mutex_unlock(&exmaps_lock);
-	return true;
-}
 
 /* Frames on the surface, as its tables have them. */
 struct census {
@@ -174,9 +140,7 @@ static bool show(struct exmap *exmap, void *file)
 
 static int exmaps_show(struct seq_file *file, void *unused)
 {
-	mutex_lock(&exmaps_lock);
-	each(show, file);
-	mutex_unlock(&exmaps_lock);
+	exmap_each(show, file);
 	return 0;
 }
 DEFINE_SHOW_ATTRIBUTE(exmaps);

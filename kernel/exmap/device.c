@@ -26,7 +26,7 @@ static struct exmap *make_exmap(void)
 	mutex_init(&exmap->setup);
 	mutex_init(&exmap->sizing);
 	pt_mount_init(&exmap->mount, &exmap->tree);
-	exmap_check_add(exmap);
+	exmap_register(exmap);
 	return exmap;
 }
 
@@ -70,7 +70,7 @@ static void destroy(struct kref *references)
 {
 	struct exmap *exmap = container_of(references, struct exmap, references);
 
-	exmap_check_remove(exmap);
+	exmap_unregister(exmap);
 	exmap_surface_destroy(exmap);
 	frame_pool_destroy(&exmap->pool);
 	if (exmap->interface)

@@ -15,6 +15,7 @@
  *	vector.c	commands as vectors
  *	proxy.c		commands as pread, preadv, pwrite and pwritev
  *	uring.c		commands through io_uring
+ *	registry.c	all exmaps
  *	check.c		self-check in debugfs
  *	published.c	the interface of the published module
  */
@@ -173,12 +174,14 @@ ssize_t exmap_write_iter(struct kiocb *kiocb, struct iov_iter *iter);
 int exmap_uring_cmd(struct io_uring_cmd *command, unsigned int issue_flags);
 
 /*
- * Shows all exmaps to the function, until it returns false; returns false if somebody else has the
- * list. What is on it does not end meanwhile.
+ * Show all exmaps to the function, until it returns false. What is registered does not end
+ * meanwhile. The second returns false if somebody else has the list.
  */
+void exmap_each(bool (*visit)(struct exmap *exmap, void *data), void *data);
 bool exmap_try_each(bool (*visit)(struct exmap *exmap, void *data), void *data);
-void exmap_check_add(struct exmap *exmap);
-void exmap_check_remove(struct exmap *exmap);
+void exmap_register(struct exmap *exmap);
+void exmap_unregister(struct exmap *exmap);
+
 void exmap_check_init(void);
 void exmap_check_exit(void);
 
