@@ -254,7 +254,8 @@ impl Surface {
     ///
     /// Afterwards they hold no memory and read as zeros. Releasing a released page is allowed.
     /// The kernel's order is: clear the page-table entries, flush the TLBs, free the memory.
-    /// `EBUSY` where the kernel still uses a page, on backends that look (exmap): it stays.
+    /// `EBUSY` where the kernel still uses a page, on backends that look (exmap): all of the entry
+    /// stays, up to a [length](Self::released_whole).
     ///
     /// # Safety
     /// Nobody relies on the contents of the pages: no reference into them is alive, and no I/O
