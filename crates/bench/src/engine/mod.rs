@@ -5,7 +5,7 @@
 //! engines run in the same durability class: nothing is logged, and nothing has to survive a crash
 //! before [`Engine::settle`] returns.
 
-mod vellum;
+pub(crate) mod vellum;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

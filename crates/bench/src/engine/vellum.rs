@@ -33,7 +33,7 @@ pub(super) fn open(setting: &Setting) -> Result<Box<dyn Engine>> {
     Ok(Box::new(Vellum { store, trees }))
 }
 
-fn backend(name: &str) -> Result<BackendChoice> {
+pub(crate) fn backend(name: &str) -> Result<BackendChoice> {
     let kind = BackendKind::named(name).with_context(|| {
         let known = BackendKind::ALL.map(BackendKind::name).join(", ");
         format!("option 'backend': no '{name}'; one of {known}")
@@ -49,7 +49,7 @@ fn replacement(name: &str) -> Result<Replacement> {
     }
 }
 
-fn states(name: &str) -> Result<StatePlace> {
+pub(crate) fn states(name: &str) -> Result<StatePlace> {
     match name {
         "pages" => Ok(StatePlace::Pages),
         "frames" => Ok(StatePlace::Frames),

@@ -90,7 +90,7 @@ fn pool(path: &Path, bytes: u64) -> Result<Pool> {
 
 /// Pages read from the device a second by threads that look at random pages, `batch` of which they
 /// ask for at a time. Pages that are in the pool are no reads and do not count.
-fn read_pages(pool: &Pool, threads: usize, time: Duration, batch: usize) -> Result<f64> {
+pub(super) fn read_pages(pool: &Pool, threads: usize, time: Duration, batch: usize) -> Result<f64> {
     let before = pool.stats();
     let start = Instant::now();
     std::thread::scope(|scope| {

@@ -70,6 +70,7 @@ impl FrameStates {
     pub(crate) fn new(surface: &Surface, frames: u64, pages: u64) -> Result<Self, PoolError> {
         let tables = FrameTables::new(surface, frames)?;
         surface.claimed_by_owner();
+        assert!(pages <= tables.pages(), "a surface is no longer than its tables");
         Ok(FrameStates {
             words: Self::words(tables.frames())?,
             tables,
@@ -93,6 +94,7 @@ impl FrameStates {
     /// Takes so many pages into view; never shrinks. The surface has them already.
     pub(crate) fn grow(&self, pages: u64) -> Result<(), ReserveError> {
         self.unfit.grow(pages)?;
+        assert!(pages <= self.tables.pages(), "a surface is no longer than its tables");
         self.pages.fetch_max(pages, Ordering::AcqRel);
         Ok(())
     }
@@ -122,16 +124,19 @@ impl FrameStates {
         &self.words[frame as usize]
     }
 
-    /// The word of a page and what it said, if the file is that long.
+    /// The word of a page and what it said, if the file is that long. A word that nobody has ever
+    /// written says evicted for a moment; whoever then claims the page finds that somebody has.
     #[inline(always)]
     pub(crate) fn look(&self, page: PageId) -> Option<(&PageState, Word)> {
         if page.0 >= self.pages.load(Ordering::Acquire) {
             return None;
         }
-        if let Some(frame) = self.tables.frame(page.0) {
+        // SAFETY: all pages in view have an entry, as `new` and `grow` see to.
+        let frame_now = || unsafe { self.tables.frame_unchecked(page.0) };
+        if let Some(frame) = frame_now() {
             let state = self.word(frame);
             let seen = state.load();
-            if !seen.is_untouched() && self.tables.frame(page.0) == Some(frame) {
+            if frame_now() == Some(frame) {
                 return Some((state, seen));
             }
         }

@@ -1,5 +1,7 @@
 //! Which frame a page is in: the page tables of an exmap's surface, or a model of them.
 
+#![allow(unsafe_code)]
+
 #[cfg(feature = "model")]
 pub(crate) use self::model::FrameTables;
 #[cfg(not(feature = "model"))]
@@ -30,6 +32,21 @@ mod real {
         #[inline(always)]
         pub(crate) fn frame(&self, page: u64) -> Option<u64> {
             self.0.frame(page)
+        }
+
+        /// The same without a look whether the page has an entry.
+        ///
+        /// # Safety
+        /// It is below [`pages`](Self::pages).
+        #[inline(always)]
+        pub(crate) unsafe fn frame_unchecked(&self, page: u64) -> Option<u64> {
+            // SAFETY: the caller's promise.
+            unsafe { self.0.frame_unchecked(page) }
+        }
+
+        /// Pages that have an entry.
+        pub(crate) fn pages(&self) -> u64 {
+            self.0.pages()
         }
 
         /// What to look at soon to know the frame.
@@ -71,6 +88,14 @@ mod model {
 
         pub(crate) fn frames(&self) -> u64 {
             64
+        }
+
+        pub(crate) unsafe fn frame_unchecked(&self, page: u64) -> Option<u64> {
+            self.frame(page)
+        }
+
+        pub(crate) fn pages(&self) -> u64 {
+            self.entries.len() as u64
         }
 
         pub(crate) fn frame(&self, page: u64) -> Option<u64> {

@@ -1,16 +1,21 @@
 //! Random lookups in a store on exmap and on madvise, in memory and out of it, with the page states
 //! in an array or with the frames: figure 12 of the second paper.
 
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::Result;
 use vellum::StatePlace;
+use vellum_pool::device::{Device as _, FileDevice, FileOptions};
 use vellum_pool::{
-    BackendChoice, BackendKind, PageRef, Pool, PoolOptions, PoolSize, RawPages, Space,
+    BackendChoice, BackendKind, PAGE_SIZE, PageRef, Pool, PoolOptions, PoolSize, RawPages, Space,
 };
 
 use super::{device, without_module};
+use crate::engine::vellum as engine;
 use crate::engine::{Engine, Setting, VELLUM};
+use crate::experiment::fig10::read_pages;
 use crate::experiment::page_access::Chain;
 use crate::experiment::page_access::pattern_device::PatternDevice;
 use crate::experiment::{Context, Experiment, count};
@@ -40,6 +45,9 @@ const WAYS: [Way; 3] = [
     Way { name: "exmap, states with the frames", backend: "exmap", states: "frames" },
 ];
 
+/// The block device that is taken unless one is named; all of it is read.
+const DEVICE: &str = "/dev/ram0";
+
 /// The pool is so many times smaller than the data where that does not fit.
 const SMALLER: u64 = 8;
 
@@ -59,6 +67,7 @@ fn run(context: &Context<'_>) -> Result<Outcome> {
     for (label, bytes) in [("in memory", in_memory), ("out of memory", lookup.bytes() / SMALLER)] {
         compare(context, &lookup, label, bytes, &mut outcome)?;
     }
+    misses(context, &mut outcome)?;
     outcome.rows.extend(memory_rows(context.pick(18, 22))?);
     outcome.notes.push(format!(
         "{} entries of 8 + 120 bytes, every value checked; in memory a pool that holds all, out of \
@@ -99,6 +108,42 @@ fn compare(
         outcome.rows.push(Row::count(what, ratio, "times"));
     }
     Ok(())
+}
+
+/// The pool alone, out of memory, on a block device that is fast: what a miss costs.
+fn misses(context: &Context<'_>, outcome: &mut Outcome) -> Result<()> {
+    let path = context.device.clone().unwrap_or_else(|| PathBuf::from(DEVICE));
+    if !path.exists() {
+        outcome.notes.push(format!("No {DEVICE} for the pool alone: name a device by --device."));
+        return Ok(());
+    }
+    let pools = WAYS.iter().map(|way| pool(&path, way)).collect::<Result<Vec<_>>>()?;
+    let time = Duration::from_millis(context.pick(300, 1000));
+    for threads in [1, 2] {
+        let what = format!("pool on {}, {}", path.display(), count(threads, "thread"));
+        let contestants = WAYS.iter().zip(&pools).map(|(way, pool)| {
+            let name = format!("{}, {what}", way.name);
+            Contestant::new(name, move || read_pages(pool, threads, time, 1))
+        });
+        let samples = alternate(context.rounds(), &context.progress, contestants.collect())?;
+        let rows = samples.iter().map(|of| Row::of(of, "reads/s").against(of, &samples[0]));
+        outcome.rows.extend(rows);
+    }
+    Ok(())
+}
+
+/// A pool of an eighth of the device.
+fn pool(path: &Path, way: &Way) -> Result<Pool> {
+    let device = FileDevice::open(path, FileOptions { read_only: true, ..Default::default() })?;
+    let pages = device.pages()?;
+    let options = PoolOptions {
+        size: PoolSize::Bytes(pages * PAGE_SIZE as u64 / SMALLER),
+        backend: engine::backend(way.backend)?,
+        states: engine::states(way.states)?,
+        read_only: true,
+        ..PoolOptions::default()
+    };
+    Ok(Pool::open(Arc::new(device), Arc::new(RawPages), Space::new(pages), options)?)
 }
 
 /// What the states of pages take, in a pool that has seen many more pages than it holds.

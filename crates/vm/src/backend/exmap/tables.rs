@@ -63,7 +63,19 @@ impl PageTables {
     /// If the page has no entry.
     #[inline(always)]
     pub fn frame(&self, page: u64) -> Option<u64> {
-        let entry = self.entry(page).load(Ordering::Acquire);
+        assert!(page < self.pages);
+        // SAFETY: just checked.
+        unsafe { self.frame_unchecked(page) }
+    }
+
+    /// As [`frame`](Self::frame), for who knows that the page has an entry.
+    ///
+    /// # Safety
+    /// `page` is below [`pages`](Self::pages).
+    #[inline(always)]
+    pub unsafe fn frame_unchecked(&self, page: u64) -> Option<u64> {
+        // SAFETY: the caller's promise.
+        let entry = unsafe { self.entry_unchecked(page) }.load(Ordering::Acquire);
         // An entry that may not be written shows the page of zeros that readers of a released page
         // are given.
         let populated = entry & (PRESENT | WRITABLE) == PRESENT | WRITABLE;
@@ -74,6 +86,15 @@ impl PageTables {
     #[inline(always)]
     pub fn entry(&self, page: u64) -> &AtomicU64 {
         assert!(page < self.pages);
+        // SAFETY: just checked.
+        unsafe { self.entry_unchecked(page) }
+    }
+
+    /// # Safety
+    /// `page` is below `self.pages`.
+    #[inline(always)]
+    unsafe fn entry_unchecked(&self, page: u64) -> &AtomicU64 {
+        debug_assert!(page < self.pages);
         // SAFETY: within the mapping, which lives as long as `self`, aligned; nobody stores through
         // a reference, as the mapping refuses that, and the kernel changes entries by whole words.
         unsafe { self.mapped.base().cast::<AtomicU64>().add(page as usize).as_ref() }
