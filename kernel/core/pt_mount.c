@@ -332,6 +332,9 @@ int pt_mount_create(struct pt_mount *mount, struct vm_area_struct *vma)
 		goto failed;
 	error = mmu_interval_notifier_insert_locked(&mount->notifier, mount->mm, mount->start, len,
 						    &notifier_ops);
+	/* A signal, or work of io_uring, came first. Who calls mmap does not expect to hear of that. */
+	if (error == -EINTR)
+		error = -ERESTARTNOINTR;
 	if (error)
 		goto failed;
 	error = attach(mount);

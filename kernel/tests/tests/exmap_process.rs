@@ -1,5 +1,5 @@
 //! Processes: a surface belongs to one, and ends with it however it ends.
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, unsafe_code)]
 
 use std::io::{Read as _, Write as _, pipe};
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -23,6 +23,34 @@ fn populated() -> Surface {
 fn assert_unchanged(surface: &Surface) {
     [0, 511, 512].iter().for_each(|page| surface.assert_stamped(*page, *page));
     surface.assert_works();
+}
+
+extern "C" fn nothing(_signal: i32) {}
+
+/// Sends this process SIGALRM all the time, which does nothing.
+fn be_disturbed() {
+    let every = libc::timeval { tv_sec: 0, tv_usec: 100 };
+    let timer = libc::itimerval { it_interval: every, it_value: every };
+    // SAFETY: the handler does nothing, so it may run at any time.
+    unsafe {
+        libc::signal(libc::SIGALRM, nothing as *const () as libc::sighandler_t);
+        libc::setitimer(libc::ITIMER_REAL, &raw const timer, std::ptr::null_mut());
+    }
+}
+
+/// The first surface of a process is the one that signals could keep away.
+#[test]
+fn signals_do_not_keep_a_surface_from_being_mapped() {
+    let Some(_turn) = turn() else { return };
+    for _ in 0..8 {
+        let child = Child::start(|| {
+            be_disturbed();
+            let surface = Plan::new(1 << 24, 64).make();
+            assert_eq!(surface.alloc(0, &[(1 << 23, 1)]), [(0, 1)]);
+            0
+        });
+        assert_eq!(child.wait(), End::Status(0));
+    }
 }
 
 #[test]
