@@ -296,7 +296,7 @@ impl Core {
         seen: Word,
     ) -> Result<Option<bool>, PoolError> {
         if let States::Frames(states) = &self.states {
-            return states.free_absent(page.id).map(Some);
+            return states.free_absent(&self.surface, &self.parking, page.id).map(Some);
         }
         if !state.try_lock(seen) {
             return Ok(None);
@@ -379,48 +379,4 @@ fn inner_pages(page: PageRef) -> impl Iterator<Item = PageRef> {
 }
 
 #[cfg(all(test, not(feature = "model")))]
-mod tests {
-    use std::sync::Arc;
-
-    use vellum_vm::{BackendChoice, BackendKind, probe};
-
-    use super::*;
-    use crate::device::MemoryDevice;
-    use crate::{Pool, PoolOptions, PoolSize, RawPages, Space};
-
-    /// Takes frames of an exmap away behind the pool's back, so that pages find none.
-    #[test]
-    fn a_page_without_memory_is_an_error_that_changes_nothing() {
-        if let Err(reason) = probe::works(BackendKind::Exmap) {
-            eprintln!("skipped: exmap does not work here: {reason}");
-            return;
-        }
-        let options = PoolOptions {
-            size: PoolSize::Bytes(32 * 4096),
-            backend: BackendChoice::Only(BackendKind::Exmap),
-            evictors: 0,
-            eviction_batch: 1,
-            ..PoolOptions::default()
-        };
-        let device = Arc::new(MemoryDevice::new());
-        let pool = Pool::open(device, Arc::new(RawPages), Space::new(0), options).unwrap();
-        let first = pool.allocate(2).unwrap().page();
-        let surface = &pool.core.surface;
-        surface.grow(10_000).unwrap();
-        // One frame is left.
-        let mut taken = [Entry::new(PageRange::new(9_000, 30))];
-        assert_eq!(surface.populate(&mut taken), 0);
-        let (used, end) = (pool.core.budget.used(), pool.end());
-        for _ in 0..2 {
-            let error = pool.allocate(2).unwrap_err();
-            assert!(matches!(error, PoolError::Populate { .. }), "{error}");
-            assert_eq!((pool.core.budget.used(), pool.end()), (used, end));
-        }
-        drop(pool.allocate(1).unwrap());
-        // SAFETY: no page of the pool is there.
-        assert_eq!(unsafe { surface.release(&mut taken) }, 0);
-        assert!(pool.allocate(2).unwrap().iter().all(|byte| *byte == 0));
-        assert!(pool.fix_shared(first).is_ok());
-        assert_eq!(pool.kernel_resident_pages().unwrap(), 5);
-    }
-}
+mod tests;

@@ -312,11 +312,20 @@ impl FrameStates {
 
     /// Frees a page that was seen not to be resident. False if somebody brings it just now; true if
     /// it is free.
-    pub(crate) fn free_absent(&self, page: PageId) -> Result<bool, PoolError> {
+    pub(crate) fn free_absent(
+        &self,
+        surface: &Surface,
+        parking: &ParkingLot,
+        page: PageId,
+    ) -> Result<bool, PoolError> {
         if !self.unfit.set(page) {
             return Err(PoolError::PageFree(page));
         }
         if self.tables.frame(page.0).is_none() {
+            return Ok(true);
+        }
+        if self.take_left_over(page) {
+            self.give_back(surface, parking, &mut [Entry::page(page.0)]);
             return Ok(true);
         }
         self.unfit.clear(page);

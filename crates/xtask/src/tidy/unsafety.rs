@@ -21,6 +21,7 @@ const CONTAINMENT: &[(&str, &str)] = &[
     ("crates/pool/src/page/frame_tables.rs", "entries of page tables, unchecked"),
     ("crates/pool/src/page/free_bits.rs", "words in a reservation"),
     ("crates/pool/src/residence.rs", "memory of pages that come and go under their lock"),
+    ("crates/pool/src/residence/", "its tests have the kernel hold pages"),
     ("crates/pool/src/pool/ahead.rs", "asking the processor for lines of its caches"),
     ("crates/pool/src/eviction/write_back.rs", "sealing a copy of a page's head"),
     ("crates/pool/src/device/", "the kernel and other threads fill and read pages"),
