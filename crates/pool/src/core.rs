@@ -6,7 +6,6 @@
 #![allow(unsafe_code)]
 
 use std::io;
-use std::ptr::NonNull;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
 
@@ -28,8 +27,6 @@ use crate::statistics::histogram::Histogram;
 /// See the module's documentation.
 #[derive(Debug)]
 pub(crate) struct Core {
-    /// Where the surface is: it never moves.
-    base: NonNull<u8>,
     pub(crate) surface: Surface,
     pub(crate) states: States,
     pub(crate) parking: ParkingLot,
@@ -46,11 +43,6 @@ pub(crate) struct Core {
     /// Set once, by the first failed write or sync.
     poison: OnceLock<Arc<str>>,
 }
-
-// SAFETY: the address is that of the surface, which may be sent and shared.
-unsafe impl Send for Core {}
-// SAFETY: as above.
-unsafe impl Sync for Core {}
 
 /// What a waiter waits for.
 #[derive(Clone, Copy, Debug)]
@@ -86,7 +78,6 @@ impl Core {
         format: Arc<dyn PageFormat>,
     ) -> Core {
         Core {
-            base: surface.base(),
             surface,
             states,
             parking: ParkingLot::new(),
@@ -170,17 +161,11 @@ impl Core {
         self.states.held(page.id)
     }
 
-    /// Where page 0 is, or would be, in memory.
-    #[inline(always)]
-    pub(crate) fn base(&self) -> *mut u8 {
-        self.base.as_ptr()
-    }
-
     /// Where the page is, or would be, in memory.
     #[inline(always)]
     pub(crate) fn address(&self, page: PageRef) -> *mut u8 {
         // Within the surface, which is as long as the state array that `page` was found in.
-        self.base.as_ptr().wrapping_add(page.id.0 as usize * PAGE_SIZE)
+        self.surface.base().as_ptr().wrapping_add(page.id.0 as usize * PAGE_SIZE)
     }
 
     /// The bytes of a page that the caller holds, shared or exclusively.

@@ -127,6 +127,7 @@ pub enum SurfaceError {
 /// is not an error; writing one may be: see [`FaultBehaviour`].
 #[derive(Debug)]
 pub struct Surface {
+    base: Base,
     memory: Memory,
     backend: Box<dyn Backend>,
     /// The own page tables as a file, opened by the first who looks into them.
@@ -179,7 +180,13 @@ impl Surface {
 
     /// A surface in memory that its backend knows what to do with.
     pub(crate) fn on(memory: Memory, backend: Box<dyn Backend>) -> Self {
-        Self { memory, backend, pagemap: OnceLock::new(), claimed: AtomicBool::new(false) }
+        Self {
+            base: Base(memory.base()),
+            memory,
+            backend,
+            pagemap: OnceLock::new(),
+            claimed: AtomicBool::new(false),
+        }
     }
 
     /// Makes the surface at least `pages` pages in all. The base does not move, pages in use are
@@ -197,8 +204,9 @@ impl Surface {
     }
 
     /// The address of page 0; the same for the whole life of the surface.
+    #[inline(always)]
     pub fn base(&self) -> NonNull<u8> {
-        self.memory.base()
+        self.base.0
     }
 
     /// The address of a page.
@@ -443,6 +451,15 @@ impl Surface {
         if range.is_within(pages) { Ok(()) } else { Err(SurfaceError::OutOfRange { range, pages }) }
     }
 }
+
+/// The address of page 0, at hand whatever the memory: every access to a page begins with it.
+#[derive(Clone, Copy, Debug)]
+struct Base(NonNull<u8>);
+
+// SAFETY: an address alone, through which nothing is read or written here.
+unsafe impl Send for Base {}
+// SAFETY: as above.
+unsafe impl Sync for Base {}
 
 /// What a surface's mapping is for, in error messages.
 pub(crate) const PURPOSE: &str = "surface";

@@ -47,7 +47,7 @@ impl Pool {
     pub fn touch(&self, page: PageRef, offset: usize, len: usize) {
         // What an optimistic reader takes for a number may be rubbish.
         let place = (page.id.0 as usize).wrapping_mul(PAGE_SIZE);
-        let base: *const u8 = self.core.base().wrapping_add(place);
+        let base: *const u8 = self.core.surface.base().as_ptr().wrapping_add(place);
         let first = offset / LINE;
         for line in first..(offset + len).div_ceil(LINE) {
             touch_line(base.wrapping_add(line * LINE));
