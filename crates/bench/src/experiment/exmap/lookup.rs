@@ -19,7 +19,7 @@ use crate::experiment::fig10::read_pages;
 use crate::experiment::page_access::Chain;
 use crate::experiment::page_access::pattern_device::PatternDevice;
 use crate::experiment::{Context, Experiment, count};
-use crate::measure::{Contestant, alternate};
+use crate::measure::{Contestant, Samples, alternate};
 use crate::report::{Outcome, Row};
 use crate::workload::{Lookup, Plan, Work};
 
@@ -94,20 +94,33 @@ fn compare(
 ) -> Result<()> {
     let engines = WAYS.iter().map(|way| open(context, way, bytes)).collect::<Result<Vec<_>>>()?;
     for threads in [1, 2] {
-        let name = |way: &Way| format!("{}, {label}, {}", way.name, count(threads, "thread"));
+        let what = format!("{label}, {}", count(threads, "thread"));
         let plan = Plan { threads, seconds: context.pick(0.5, 2.0), seed: 1 };
-        let contestants = WAYS.iter().zip(&engines).map(|(way, engine)| {
-            let plan = &plan;
-            Contestant::new(name(way), move || Ok(lookup.run(&**engine, plan)?.rate()))
-        });
-        let samples = alternate(context.rounds(), &context.progress, contestants.collect())?;
-        let rows = samples.iter().map(|of| Row::of(of, "lookups/s").against(of, &samples[0]));
-        outcome.rows.extend(rows);
+        let run = |way: usize| Ok(lookup.run(&*engines[way], &plan)?.rate());
+        let samples = race(context, &what, "lookups/s", run, outcome)?;
         let ratio = samples[2].median() / samples[1].median();
-        let what = format!("frames to array, {label}, {}", count(threads, "thread"));
-        outcome.rows.push(Row::count(what, ratio, "times"));
+        outcome.rows.push(Row::count(format!("frames to array, {what}"), ratio, "times"));
     }
     Ok(())
+}
+
+/// Measures the ways, known to `run` by their numbers, in turn; a row for each, beside the first.
+fn race(
+    context: &Context<'_>,
+    what: &str,
+    unit: &str,
+    run: impl Fn(usize) -> Result<f64>,
+    outcome: &mut Outcome,
+) -> Result<Vec<Samples>> {
+    let run = &run;
+    let contestants = WAYS
+        .iter()
+        .enumerate()
+        .map(|(index, way)| Contestant::new(format!("{}, {what}", way.name), move || run(index)));
+    let samples = alternate(context.rounds(), &context.progress, contestants.collect())?;
+    let rows = samples.iter().map(|of| Row::of(of, unit).against(of, &samples[0]));
+    outcome.rows.extend(rows);
+    Ok(samples)
 }
 
 /// The pool alone, out of memory, on a block device that is fast: what a miss costs.
@@ -121,13 +134,8 @@ fn misses(context: &Context<'_>, outcome: &mut Outcome) -> Result<()> {
     let time = Duration::from_millis(context.pick(300, 1000));
     for threads in [1, 2] {
         let what = format!("pool on {}, {}", path.display(), count(threads, "thread"));
-        let contestants = WAYS.iter().zip(&pools).map(|(way, pool)| {
-            let name = format!("{}, {what}", way.name);
-            Contestant::new(name, move || read_pages(pool, threads, time, 1))
-        });
-        let samples = alternate(context.rounds(), &context.progress, contestants.collect())?;
-        let rows = samples.iter().map(|of| Row::of(of, "reads/s").against(of, &samples[0]));
-        outcome.rows.extend(rows);
+        let run = |way: usize| read_pages(&pools[way], threads, time, 1);
+        race(context, &what, "reads/s", run, outcome)?;
     }
     Ok(())
 }
