@@ -21,7 +21,7 @@ pub use exmap::{DEVICE, Exmap, Vector, knows};
 pub use mapping::Mapping;
 pub use rustix::io::Errno;
 pub use surface::{Outcome, Plan, Surface};
-pub use turn::{Turn, turn, turn_for};
+pub use turn::{Turn, turn, turn_for, turn_with};
 
 /// Bytes of a page.
 pub const PAGE: usize = 4096;

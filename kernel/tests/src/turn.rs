@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::{DEVICE, Exmap, counters};
+use crate::{DEVICE, Exmap, counters, knows};
 
 static TURNS: Mutex<()> = Mutex::new(());
 
@@ -31,6 +31,13 @@ pub fn turn() -> Option<Turn> {
     }
     // A test that failed has nothing to do with the next one.
     Some(Turn { _alone: TURNS.lock().unwrap_or_else(PoisonError::into_inner) })
+}
+
+/// A turn, if the module knows these flags of creation.
+#[must_use]
+pub fn turn_with(flags: u64) -> Option<Turn> {
+    let turn = turn()?;
+    knows(flags).then_some(turn)
 }
 
 /// A turn, if the module has these features.

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use vellum_kernel_tests::counters::Interrupts;
 use vellum_kernel_tests::threads::{Place, Stop, processors, stay_on, wait_until};
-use vellum_kernel_tests::{Plan, Surface, knows, turn};
+use vellum_kernel_tests::{Plan, Surface, knows, turn, turn_with};
 use vellum_uapi::exmap::{self, Entry};
 
 /// Pages of the surface; those of the second half belong to the other thread.
@@ -102,10 +102,7 @@ fn placing_frames_flushes_nothing_and_taking_them_off_once_a_vector() {
 
 #[test]
 fn flushing_for_every_entry_is_possible() {
-    let Some(_turn) = turn() else { return };
-    if !knows(exmap::FLUSH_EACH) {
-        return;
-    }
+    let Some(_turn) = turn_with(exmap::FLUSH_EACH) else { return };
     let surface = Plan::new(100, 64).flags(exmap::FLUSH_EACH).make();
     let ranges: Vec<(u64, u64)> = (0..8).map(|index| (index * 10, 3)).collect();
     surface.alloc(0, &ranges);

@@ -4,7 +4,7 @@
 use std::sync::Barrier;
 
 use rustix::io::Errno;
-use vellum_kernel_tests::{Plan, Surface, access, knows, turn};
+use vellum_kernel_tests::{Plan, Surface, access, turn_with};
 use vellum_uapi::exmap::{self, Harvest, Move};
 
 /// Pages that were accessed and those that were written, and how many are there.
@@ -38,10 +38,7 @@ const BOTH: u32 = exmap::CLEAR_ACCESSED | exmap::CLEAR_WRITTEN;
 
 #[test]
 fn accesses_and_writes_are_noted_and_forgotten() {
-    let Some(_turn) = turn() else { return };
-    if !knows(exmap::TRACKS) {
-        return;
-    }
+    let Some(_turn) = turn_with(exmap::TRACKS) else { return };
     for flags in [exmap::TRACKS, exmap::TRACKS | exmap::PINNABLE] {
         // The last pages are in a table that is not all the surface's.
         let surface = Plan::new(1200, 300).flags(flags).make();
@@ -69,10 +66,7 @@ fn accesses_and_writes_are_noted_and_forgotten() {
 
 #[test]
 fn writes_of_another_thread_are_noted() {
-    let Some(_turn) = turn() else { return };
-    if !knows(exmap::TRACKS) {
-        return;
-    }
+    let Some(_turn) = turn_with(exmap::TRACKS) else { return };
     let surface = Plan::new(1200, 300).flags(exmap::TRACKS).make();
     assert_eq!(surface.alloc(0, &[(5, 2), (1190, 2)]), [(0, 2), (0, 2)]);
     let step = Barrier::new(2);
@@ -96,10 +90,7 @@ fn writes_of_another_thread_are_noted() {
 
 #[test]
 fn without_tracking_what_is_there_counts_as_written() {
-    let Some(_turn) = turn() else { return };
-    if !knows(exmap::TRACKS) {
-        return;
-    }
+    let Some(_turn) = turn_with(exmap::TRACKS) else { return };
     let surface = Plan::new(1200, 300).make();
     assert_eq!(surface.alloc(0, &[(5, 2), (1190, 1)]), [(0, 2), (0, 1)]);
     for flags in [0, BOTH, 0] {
@@ -110,10 +101,7 @@ fn without_tracking_what_is_there_counts_as_written() {
 
 #[test]
 fn a_harvest_is_of_pages_of_the_surface() {
-    let Some(_turn) = turn() else { return };
-    if !knows(exmap::TRACKS) {
-        return;
-    }
+    let Some(_turn) = turn_with(exmap::TRACKS) else { return };
     let surface = Plan::new(1200, 300).flags(exmap::TRACKS).make();
     surface.alloc(0, &[(5, 2)]);
     let size = size_of::<Harvest>() as u32;
@@ -145,10 +133,7 @@ fn shift(surface: &Surface, from: u64, to: u64, count: u64) -> Result<u64, Errno
 
 #[test]
 fn frames_move_with_what_they_hold() {
-    let Some(_turn) = turn() else { return };
-    if !knows(exmap::TRACKS) {
-        return;
-    }
+    let Some(_turn) = turn_with(exmap::TRACKS) else { return };
     for flags in [0, exmap::PINNABLE, exmap::READS_ZEROS, exmap::TRACKS] {
         let surface = Plan::new(1200, 64).flags(flags).make();
         assert_eq!(surface.alloc(0, &[(0, 4), (6, 2), (1101, 1)]), [(0, 4), (0, 2), (0, 1)]);
@@ -185,10 +170,7 @@ fn frames_move_with_what_they_hold() {
 /// Frames go back and forth under threads that store to both places.
 #[test]
 fn frames_move_while_they_are_used() {
-    let Some(_turn) = turn() else { return };
-    if !knows(exmap::TRACKS) {
-        return;
-    }
+    let Some(_turn) = turn_with(exmap::TRACKS) else { return };
     for flags in [0, exmap::PINNABLE, exmap::READS_ZEROS, exmap::TRACKS] {
         let surface = Plan::new(1200, 40).interfaces(2).flags(flags).make();
         assert_eq!(surface.alloc(0, &[(500, 20)]), [(0, 20)]);

@@ -7,7 +7,7 @@ use rustix::io::Errno;
 use vellum_kernel_tests::child::{become_user, in_child};
 use vellum_kernel_tests::counters::{Memory, assert_exmaps_are_sound};
 use vellum_kernel_tests::exmap::plan;
-use vellum_kernel_tests::{Exmap, PAGE, Plan, Surface, TABLE_PAGES, knows, turn};
+use vellum_kernel_tests::{Exmap, PAGE, Plan, Surface, TABLE_PAGES, turn_with};
 use vellum_uapi::exmap::{self, Create, Move};
 
 /// Pages of 2 MiB.
@@ -36,10 +36,7 @@ fn some(first: u64) -> impl Iterator<Item = u64> {
 
 #[test]
 fn a_huge_page_is_one_entry() {
-    let Some(_turn) = turn() else { return };
-    if !knows(exmap::HUGE) {
-        return;
-    }
+    let Some(_turn) = turn_with(exmap::HUGE) else { return };
     for pages in SHAPES {
         let surface = Plan::new(pages, 600).blocks(3).make();
         let end = last(pages);
@@ -74,10 +71,7 @@ fn a_huge_page_is_one_entry() {
 /// Blocks that have been used come again, as often as they are asked for.
 #[test]
 fn huge_pages_come_and_go() {
-    let Some(_turn) = turn() else { return };
-    if !knows(exmap::HUGE) {
-        return;
-    }
+    let Some(_turn) = turn_with(exmap::HUGE) else { return };
     let surface = Plan::new(41 * HUGE, 10).blocks(20).make();
     let blocks = surface.stat().blocks;
     let all = (blocks * HUGE) as u16;
@@ -117,10 +111,7 @@ fn is_printed_as_huge(surface: &Surface, page: u64) -> Option<bool> {
 /// What counters say is so in the page tables that the processor walks, as the kernel prints them.
 #[test]
 fn the_kernel_prints_huge_pages_as_such() {
-    let Some(_turn) = turn() else { return };
-    if !knows(exmap::HUGE) {
-        return;
-    }
+    let Some(_turn) = turn_with(exmap::HUGE) else { return };
     for pages in SHAPES {
         let surface = Plan::new(pages, 64).blocks(1).make();
         let first = last(pages);
@@ -141,10 +132,7 @@ fn the_kernel_prints_huge_pages_as_such() {
 /// Where there is something already, or no block, or not all of 2 MiB, it goes page by page.
 #[test]
 fn what_is_no_huge_page_comes_page_by_page() {
-    let Some(_turn) = turn() else { return };
-    if !knows(exmap::HUGE) {
-        return;
-    }
+    let Some(_turn) = turn_with(exmap::HUGE) else { return };
     for pages in SHAPES {
         let surface = Plan::new(pages, 3 * HUGE).blocks(2).make();
         // Not all of it.
@@ -186,10 +174,7 @@ fn what_is_no_huge_page_comes_page_by_page() {
 /// Parts of 2 MiB go, the others stay as they are, and what went may come again.
 #[test]
 fn parts_of_huge_pages_may_be_freed() {
-    let Some(_turn) = turn() else { return };
-    if !knows(exmap::HUGE) {
-        return;
-    }
+    let Some(_turn) = turn_with(exmap::HUGE) else { return };
     for pages in SHAPES {
         let surface = Plan::new(pages, 64).blocks(1).make();
         let first = last(pages);
@@ -225,10 +210,7 @@ fn parts_of_huge_pages_may_be_freed() {
 
 #[test]
 fn parts_of_huge_pages_may_be_moved() {
-    let Some(_turn) = turn() else { return };
-    if !knows(exmap::HUGE) {
-        return;
-    }
+    let Some(_turn) = turn_with(exmap::HUGE) else { return };
     let surface = Plan::new(SHAPES[0], 64).blocks(2).make();
     surface.alloc(0, &[(0, 2 * HUGE)]);
     some(0).chain(some(HUGE)).for_each(|page| surface.stamp(page, page));
@@ -256,10 +238,7 @@ fn parts_of_huge_pages_may_be_moved() {
 /// A surface that shows zeros shows them where there is nothing, and a page that did is a page's.
 #[test]
 fn zeros_are_shown_beside_huge_pages() {
-    let Some(_turn) = turn() else { return };
-    if !knows(exmap::HUGE) {
-        return;
-    }
+    let Some(_turn) = turn_with(exmap::HUGE) else { return };
     for pages in SHAPES {
         let surface =
             Plan::new(pages, HUGE).blocks(2).flags(exmap::READS_ZEROS | exmap::HUGE).make();
@@ -276,10 +255,7 @@ fn zeros_are_shown_beside_huge_pages() {
 
 #[test]
 fn huge_pages_are_refused_where_they_cannot_be() {
-    let Some(_turn) = turn() else { return };
-    if !knows(exmap::HUGE) {
-        return;
-    }
+    let Some(_turn) = turn_with(exmap::HUGE) else { return };
     let (pool, lock) = (exmap::NO_POOL, exmap::LOCK_TABLES);
     for other in [exmap::PINNABLE, exmap::TRACKS, exmap::STEALING, pool, lock, u64::MAX >> 1] {
         let create = Create { blocks: 1, ..plan(16, 1, exmap::HUGE | other) };
@@ -311,10 +287,7 @@ fn huge_pages_are_refused_where_they_cannot_be() {
 /// Blocks are charged like other frames, and everything comes back.
 #[test]
 fn memory_of_huge_pages_is_charged_and_comes_back() {
-    let Some(_turn) = turn() else { return };
-    if !knows(exmap::HUGE) {
-        return;
-    }
+    let Some(_turn) = turn_with(exmap::HUGE) else { return };
     let exmap = Exmap::open();
     let (create, bytes) = (Create { blocks: 2, ..plan(100, 1, exmap::HUGE) }, PAGE as u64);
     for (limit, answer) in [(2 * HUGE + 99, Err(Errno::PERM)), (2 * HUGE + 100, Ok(()))] {
@@ -344,10 +317,7 @@ fn memory_of_huge_pages_is_charged_and_comes_back() {
 /// Resizing is for the other frames.
 #[test]
 fn huge_pages_stay_when_the_pool_is_resized() {
-    let Some(_turn) = turn() else { return };
-    if !knows(exmap::HUGE) {
-        return;
-    }
+    let Some(_turn) = turn_with(exmap::HUGE) else { return };
     let surface = Plan::new(SHAPES[0], 600).blocks(2).make();
     surface.alloc(0, &[(0, HUGE), (HUGE, 1)]);
     surface.free(0, &[(0, 5)]);

@@ -11,7 +11,7 @@ use rustix::io::Errno;
 use vellum_kernel_tests::backing::{Backing, scratch};
 use vellum_kernel_tests::child::{Child, End};
 use vellum_kernel_tests::counters::assert_exmaps_are_sound;
-use vellum_kernel_tests::{PAGE, Plan, Surface, TABLE_PAGES, access, knows, sys, turn};
+use vellum_kernel_tests::{PAGE, Plan, Surface, TABLE_PAGES, access, sys, turn_with};
 use vellum_uapi::exmap::{self, Harvest};
 
 /// Pages of 2 MiB.
@@ -47,10 +47,7 @@ fn assert_unchanged(surface: &Surface, after: &str) {
 
 #[test]
 fn who_looks_at_a_process_finds_huge_pages_as_they_are() {
-    let Some(_turn) = turn() else { return };
-    if !knows(exmap::HUGE) {
-        return;
-    }
+    let Some(_turn) = turn_with(exmap::HUGE) else { return };
     for pages in SHAPES {
         let surface = populated(pages);
         for name in ["maps", "smaps", "smaps_rollup", "numa_maps", "status", "statm"] {
@@ -94,10 +91,7 @@ fn who_looks_at_a_process_finds_huge_pages_as_they_are() {
 
 #[test]
 fn nobody_takes_hold_of_huge_pages() {
-    let Some(_turn) = turn() else { return };
-    if !knows(exmap::HUGE) {
-        return;
-    }
+    let Some(_turn) = turn_with(exmap::HUGE) else { return };
     let path = scratch().join("huge");
     let mut options = OpenOptions::new();
     options.read(true).write(true).create(true).truncate(true).custom_flags(libc::O_DIRECT);
@@ -124,10 +118,7 @@ fn nobody_takes_hold_of_huge_pages() {
 /// What the kernel takes out of the process' page tables comes back as it was.
 #[test]
 fn huge_pages_may_be_unmapped_and_mapped_again() {
-    let Some(_turn) = turn() else { return };
-    if !knows(exmap::HUGE) {
-        return;
-    }
+    let Some(_turn) = turn_with(exmap::HUGE) else { return };
     for pages in SHAPES {
         let surface = populated(pages);
         let (start, length) = (surface.mapping.start(), surface.mapping.length());
@@ -167,10 +158,7 @@ fn huge_pages_may_be_unmapped_and_mapped_again() {
 /// READ leaves what is there alone, pread reads it again, WRITE writes it; all while it is whole.
 #[test]
 fn huge_pages_are_read_and_written() {
-    let Some(_turn) = turn() else { return };
-    if !knows(exmap::HUGE) {
-        return;
-    }
+    let Some(_turn) = turn_with(exmap::HUGE) else { return };
     let file = Backing::cached(3 * HUGE);
     let surface = Plan::new(3 * HUGE, 2 * HUGE).blocks(1).backing(&file.file).make();
     assert_eq!(surface.alloc(0, &[(HUGE, HUGE)]), [(0, ALL)]);

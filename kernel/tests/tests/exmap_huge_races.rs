@@ -9,7 +9,7 @@ use vellum_kernel_tests::backing::Backing;
 use vellum_kernel_tests::counters::assert_exmaps_are_sound;
 use vellum_kernel_tests::random::Random;
 use vellum_kernel_tests::threads::{Deadline, Stop};
-use vellum_kernel_tests::{Plan, Surface, TABLE_PAGES, access, knows, turn};
+use vellum_kernel_tests::{Plan, Surface, TABLE_PAGES, access, turn_with};
 use vellum_uapi::exmap::{self, Entry};
 
 /// Pages of 2 MiB.
@@ -37,10 +37,7 @@ fn use_pages(surface: &Surface, pages: &[u64], stop: &Stop) -> u64 {
 /// Whoever uses pages of 2 MiB does not notice that others of them go, though their entries change.
 #[test]
 fn huge_pages_are_split_below_those_who_use_them() {
-    let Some(_turn) = turn() else { return };
-    if !knows(exmap::HUGE) {
-        return;
-    }
+    let Some(_turn) = turn_with(exmap::HUGE) else { return };
     for pages in SHAPES {
         let surface = Plan::new(pages, 64).blocks(1).interfaces(2).make();
         let (first, deadline) = (pages / HUGE * HUGE - HUGE, Deadline::after_ms(3000));
@@ -85,10 +82,7 @@ fn huge_pages_are_split_below_those_who_use_them() {
 /// All of 2 MiB are one thread's at a time, whoever else goes for them.
 #[test]
 fn huge_pages_have_one_owner() {
-    let Some(_turn) = turn() else { return };
-    if !knows(exmap::HUGE) {
-        return;
-    }
+    let Some(_turn) = turn_with(exmap::HUGE) else { return };
     for (pages, threads) in [(SHAPES[0], 2), (SHAPES[1], 4)] {
         let surface = Plan::new(pages, 64).blocks(8).interfaces(threads).make();
         let (deadline, had) = (Deadline::after_ms(3000), AtomicU64::new(0));
@@ -128,10 +122,7 @@ fn huge_pages_have_one_owner() {
 /// Ranges of all kinds come, go and move at once; in the end all adds up.
 #[test]
 fn huge_pages_and_others_may_be_mixed() {
-    let Some(_turn) = turn() else { return };
-    if !knows(exmap::HUGE) {
-        return;
-    }
+    let Some(_turn) = turn_with(exmap::HUGE) else { return };
     for flags in [0, exmap::READS_ZEROS, exmap::FLUSH_EACH] {
         let pages = SHAPES[0];
         let plan = Plan::new(pages, 3 * HUGE).interfaces(3).flags(flags).blocks(3);
@@ -199,10 +190,7 @@ fn huge_pages_and_others_may_be_mixed() {
 /// The process forks, clears references and unmaps while entries of 2 MiB come and go.
 #[test]
 fn huge_pages_may_come_and_go_while_the_surface_does() {
-    let Some(_turn) = turn() else { return };
-    if !knows(exmap::HUGE) {
-        return;
-    }
+    let Some(_turn) = turn_with(exmap::HUGE) else { return };
     for pages in SHAPES {
         let Surface { vectors, mapping, exmap } =
             Plan::new(pages, 64).interfaces(2).blocks(3).make();
@@ -262,10 +250,7 @@ fn huge_pages_may_come_and_go_while_the_surface_does() {
 /// Pages that are being written are not freed, nor is what they are a part of; in the end all is.
 #[test]
 fn huge_pages_are_held_while_they_are_written() {
-    let Some(_turn) = turn() else { return };
-    if !knows(exmap::HUGE) {
-        return;
-    }
+    let Some(_turn) = turn_with(exmap::HUGE) else { return };
     let file = Backing::direct(2 * HUGE);
     let surface = Plan::new(SHAPES[0], HUGE).blocks(1).interfaces(3).backing(&file.file).make();
     let (deadline, stop, busy) = (Deadline::after_ms(4000), Stop::default(), AtomicU64::new(0));
