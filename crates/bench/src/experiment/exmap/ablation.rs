@@ -7,7 +7,7 @@ use vellum_vm::BackendKind;
 use super::contest::{Entrant, add_point, add_rows, compete};
 use super::crew::{Plan, Strategy};
 use super::ground::{Ground, OfExmap};
-use super::pattern::{Pattern, StateArray};
+use super::pattern::{Claimed, Pattern};
 use super::{Size, device, without_module};
 use crate::experiment::{Context, Experiment, count};
 use crate::report::{Axis, Chart, Outcome};
@@ -42,7 +42,7 @@ fn run(context: &Context<'_>) -> Result<Outcome> {
         ("+ private pool", &private),
         ("+ lock-free entries", &free),
     ];
-    let states = StateArray::new(size.pages);
+    let states = Claimed::new(size.pages);
     let mut outcome = Outcome::default();
     outcome.notes.push(size.note());
     outcome.notes.push("Random pages, local free.".to_owned());

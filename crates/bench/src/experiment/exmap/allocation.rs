@@ -11,7 +11,7 @@ use super::contest::{Entrant, Found, add_point, add_rows, compete};
 use super::crew::{Plan, Strategy};
 use super::device::Exmap;
 use super::ground::{Ground, Nothing, OfExmap, OfKernel};
-use super::pattern::{BATCH, Chooser, Pattern, StateArray};
+use super::pattern::{BATCH, Chooser, Claimed, Pattern};
 use super::shootdowns::shootdowns;
 use super::{Size, device, without_module};
 use crate::experiment::{Context, Experiment, count};
@@ -30,7 +30,7 @@ struct Grounds {
     madvise: OfKernel,
     process_madvise: Option<OfKernel>,
     exmap: OfExmap,
-    states: StateArray,
+    states: Claimed,
 }
 
 /// Lines of the charts.
@@ -61,7 +61,7 @@ fn run(context: &Context<'_>) -> Result<Outcome> {
         madvise: size.kernel_ground(BackendKind::Madvise)?,
         process_madvise: process_madvise.ok(),
         exmap: size.ground(0)?,
-        states: StateArray::new(size.pages),
+        states: Claimed::new(size.pages),
     };
     let mut lines = Lines::default();
     for threads in size.thread_counts() {
@@ -207,7 +207,7 @@ fn of_vectors(ground: &OfExmap, pages: u64) -> Result<Vec<Row>> {
 /// Those of so many ALLOC vectors, and of as many FREE vectors.
 fn count_shootdowns(exmap: &Exmap, pages: u64, vectors: u64) -> Result<(u64, u64)> {
     let lane = exmap.lane(0)?.private()?;
-    let states = StateArray::new(pages);
+    let states = Claimed::new(pages);
     let mut chooser = Chooser::new(Pattern::Random, 0, 1, pages);
     let (mut batch, mut counted) = (Vec::new(), (0, 0));
     for _ in 0..vectors {

@@ -10,7 +10,7 @@ use anyhow::Result;
 use vellum_uapi::exmap::{ALLOC, Entry, FREE};
 
 use super::device::Lane;
-use super::pattern::{BATCH, Chooser, Pattern, StateArray};
+use super::pattern::{BATCH, Chooser, Claimed, Pattern};
 use super::{Size, device, without_module};
 use crate::experiment::{Context, Experiment};
 use crate::report::{Outcome, Row};
@@ -95,7 +95,7 @@ fn of_pages(
     clock: u64,
 ) -> Result<[f64; 2]> {
     let pages = lane.exmap().pages();
-    let states = StateArray::new(pages);
+    let states = Claimed::new(pages);
     let mut chooser = Chooser::new(pattern, 0, 1, pages);
     let mut batch = Vec::with_capacity(BATCH);
     let mut smallest = [Smallest::new(clock); 2];

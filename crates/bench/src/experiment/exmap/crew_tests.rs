@@ -6,7 +6,7 @@ use std::sync::Mutex;
 use anyhow::bail;
 
 use super::*;
-use crate::experiment::exmap::pattern::StateArray;
+use crate::experiment::exmap::pattern::Claimed;
 
 const PAGES: u64 = 1 << 15;
 
@@ -90,13 +90,13 @@ fn plan(threads: usize, pattern: Pattern, strategy: Strategy) -> Plan {
 
 /// Runs it; all that came has gone, and was counted.
 fn done(fake: &Fake, plan: &Plan) -> Tally {
-    let states = StateArray::new(PAGES);
+    let states = Claimed::new(PAGES);
     let tally = run(fake, &states, PAGES, plan).unwrap();
     let state = fake.state.lock().unwrap();
     assert!(state.there.is_empty() && tally.pages > 0 && tally.seconds > 0.0, "{plan:?}");
     assert_eq!(tally.pages, state.brought, "{plan:?}");
     assert_eq!(state.touched, if plan.touch { tally.pages } else { 0 });
-    assert_eq!(states.claimed(), 0);
+    assert_eq!(states.count(), 0);
     tally
 }
 
@@ -148,7 +148,7 @@ fn an_error_of_one_thread_ends_all() {
         let fake = Fake { breaks_after: 5, ..Fake::default() };
         let plan = plan(2, Pattern::Random, strategy).lasting(Duration::from_secs(60));
         let start = Instant::now();
-        let error = run(&fake, &StateArray::new(PAGES), PAGES, &plan).unwrap_err();
+        let error = run(&fake, &Claimed::new(PAGES), PAGES, &plan).unwrap_err();
         assert_eq!(error.to_string(), "broken");
         assert!(start.elapsed() < Duration::from_secs(20));
     }

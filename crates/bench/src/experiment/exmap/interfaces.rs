@@ -16,7 +16,7 @@ use vellum_vm::BackendKind;
 use super::contest::rounds;
 use super::device::{Exmap, Lane};
 use super::ground::{Ground, Hand, OfKernel};
-use super::pattern::{BATCH, Chooser, Pattern, StateArray};
+use super::pattern::{BATCH, Chooser, Claimed, Pattern};
 use super::place::stay_on;
 use super::ring::CommandRing;
 use super::{Size, device, without_module};
@@ -60,7 +60,7 @@ const PAIRS: [(Way, Way); 2] = [
 struct Grounds {
     exmap: Exmap,
     kernel: OfKernel,
-    states: StateArray,
+    states: Claimed,
 }
 
 fn run(context: &Context<'_>) -> Result<Outcome> {
@@ -72,7 +72,7 @@ fn run(context: &Context<'_>) -> Result<Outcome> {
     let grounds = Grounds {
         exmap: size.ground(0)?.into_exmap(),
         kernel: size.kernel_ground(BackendKind::Madvise)?,
-        states: StateArray::new(size.pages),
+        states: Claimed::new(size.pages),
     };
     let mut outcome = Outcome::default();
     outcome.notes.push(size.note());
@@ -254,7 +254,7 @@ impl<'a> Caller<'a> {
     /// Brings so many pages a call, and takes them off in batches.
     fn work(
         mut self,
-        states: &StateArray,
+        states: &Claimed,
         mut chooser: Chooser,
         pages: usize,
         time: Duration,

@@ -1,10 +1,12 @@
 //! Which pages are brought next: in order or at random, and whether they can be had.
 //!
 //! As in the second paper (IEEE Access 2023, IV-A) a page is claimed before it is brought and
-//! released after it went, in an array of one byte a page or, with exported page tables, not at
-//! all: then only a look tells whether the page is there.
+//! released after it went. Its array of one byte a page is what exported page tables replace: then
+//! only a look tells whether the page is there. Where neither is what is measured, a bit a page
+//! does: every flush of TLBs makes whoever goes through memory at random pay for each page of it,
+//! and the byte array of a large surface has as many pages as a batch.
 
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 use super::device::Tables;
 use crate::workload::values::Random;
@@ -58,12 +60,6 @@ impl StateArray {
     pub fn new(pages: u64) -> StateArray {
         StateArray((0..pages).map(|_| AtomicU8::new(0)).collect())
     }
-
-    /// Pages that somebody has.
-    #[cfg(test)]
-    pub fn claimed(&self) -> usize {
-        self.0.iter().filter(|state| state.load(Ordering::Relaxed) != 0).count()
-    }
 }
 
 impl Claims for StateArray {
@@ -76,6 +72,42 @@ impl Claims for StateArray {
     #[inline]
     fn release(&self, page: u64) {
         self.0[page as usize].store(0, Ordering::Release);
+    }
+}
+
+/// A bit a page: set while somebody has the page.
+#[derive(Debug)]
+pub struct Claimed(Box<[AtomicU64]>);
+
+impl Claimed {
+    /// Of so many pages that nobody has.
+    pub fn new(pages: u64) -> Claimed {
+        Claimed((0..pages.div_ceil(64)).map(|_| AtomicU64::new(0)).collect())
+    }
+
+    /// Pages that somebody has.
+    #[cfg(test)]
+    pub fn count(&self) -> usize {
+        self.0.iter().map(|word| word.load(Ordering::Relaxed).count_ones() as usize).sum()
+    }
+
+    #[inline]
+    fn word_and_bit(&self, page: u64) -> (&AtomicU64, u64) {
+        (&self.0[(page / 64) as usize], 1 << (page % 64))
+    }
+}
+
+impl Claims for Claimed {
+    #[inline]
+    fn claim(&self, page: u64) -> bool {
+        let (word, bit) = self.word_and_bit(page);
+        word.load(Ordering::Relaxed) & bit == 0 && word.fetch_or(bit, Ordering::Acquire) & bit == 0
+    }
+
+    #[inline]
+    fn release(&self, page: u64) {
+        let (word, bit) = self.word_and_bit(page);
+        word.fetch_and(!bit, Ordering::Release);
     }
 }
 
@@ -150,7 +182,7 @@ mod tests {
 
     #[test]
     fn the_sequential_pattern_goes_in_circles_and_leaves_holes() {
-        let states = StateArray::new(4096);
+        let states = Claimed::new(4096);
         let mut chooser = Chooser::new(Pattern::Sequential, 1, 2, 2048);
         let mut batch = Vec::new();
         chooser.choose(&states, BATCH, &mut batch);
@@ -161,12 +193,12 @@ mod tests {
         states.release(1031);
         chooser.choose(&states, BATCH, &mut batch);
         assert_eq!(batch, [1030, 1031]);
-        assert_eq!(states.claimed(), 1024);
+        assert_eq!(states.count(), 1024);
     }
 
     #[test]
     fn the_random_pattern_never_has_a_page_twice() {
-        let states = StateArray::new(1100);
+        let states = Claimed::new(1100);
         let (mut a, mut b) = (Vec::new(), Vec::new());
         Chooser::new(Pattern::Random, 0, 2, 1100).choose(&states, BATCH, &mut a);
         Chooser::new(Pattern::Random, 1, 2, 1100).choose(&states, BATCH, &mut b);
@@ -180,19 +212,21 @@ mod tests {
 
     #[test]
     fn a_full_surface_does_not_keep_a_thread_for_ever() {
-        let states = StateArray::new(100);
+        let states = Claimed::new(100);
         let mut batch = Vec::new();
         Chooser::new(Pattern::Random, 0, 1, 100).choose(&states, BATCH, &mut batch);
-        assert!(batch.len() > 90 && batch.len() == states.claimed());
+        assert!(batch.len() > 90 && batch.len() == states.count());
         Chooser::new(Pattern::Sequential, 0, 1, 100).choose(&states, BATCH, &mut batch);
         assert!(batch.len() <= 10);
     }
 
     #[test]
     fn a_page_is_claimed_once() {
-        let states = StateArray::new(2);
-        assert!(states.claim(1) && !states.claim(1) && states.claim(0));
-        states.release(1);
-        assert!(states.claim(1));
+        let both: [&dyn Claims; 2] = [&StateArray::new(70), &Claimed::new(70)];
+        for states in both {
+            assert!(states.claim(65) && !states.claim(65) && states.claim(64) && states.claim(1));
+            states.release(65);
+            assert!(!states.claim(64) && states.claim(65));
+        }
     }
 }

@@ -7,7 +7,7 @@ use vellum_vm::BackendKind;
 use super::contest::{Entrant, add_point, add_ratio, add_rows, compete};
 use super::crew::{Plan, Strategy};
 use super::ground::{Ground, OfExmap, OfKernel};
-use super::pattern::{Pattern, StateArray};
+use super::pattern::{Claimed, Pattern};
 use super::{Size, device, without_module};
 use crate::experiment::{Context, Experiment, count};
 use crate::report::{Axis, Chart, Line, Outcome};
@@ -27,7 +27,7 @@ struct Grounds {
     stealing: OfExmap,
     bundles: OfExmap,
     madvise: OfKernel,
-    states: StateArray,
+    states: Claimed,
 }
 
 fn run(context: &Context<'_>) -> Result<Outcome> {
@@ -42,7 +42,7 @@ fn run(context: &Context<'_>) -> Result<Outcome> {
         stealing: size.ground(STEALING)?,
         bundles: size.ground(0)?,
         madvise: size.kernel_ground(BackendKind::Madvise)?,
-        states: StateArray::new(size.pages),
+        states: Claimed::new(size.pages),
     };
     let mut outcome = Outcome::default();
     outcome.notes.push(size.note());

@@ -17,7 +17,7 @@ use super::contest::{Entrant, add_point, compete};
 use super::crew::Tally;
 use super::device::{Exmap, PAGE, Plan};
 use super::ground::{Ground, OfKernel};
-use super::pattern::{Chooser, Pattern, StateArray};
+use super::pattern::{Chooser, Claimed, Pattern};
 use super::place::stay_on;
 use super::transfer::{DEPTH, Reader, Target, Way};
 use super::{Size, device, without_module};
@@ -63,7 +63,7 @@ struct Grounds {
     madvise: OfKernel,
     exmap: Exmap,
     pinnable: Exmap,
-    states: StateArray,
+    states: Claimed,
 }
 
 fn run(context: &Context<'_>) -> Result<Outcome> {
@@ -140,7 +140,7 @@ fn grounds(path: &Path, size: &Size) -> Result<Grounds> {
         madvise: Size { pages, ..*size }.kernel_ground(BackendKind::Madvise)?,
         exmap: exmap(0, Some(device.as_fd()))?,
         pinnable: exmap(PINNABLE, None)?,
-        states: StateArray::new(pages),
+        states: Claimed::new(pages),
         device,
     })
 }

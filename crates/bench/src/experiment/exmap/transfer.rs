@@ -12,7 +12,7 @@ use vellum_uapi::exmap_published::OP_READ;
 use super::crew::Tally;
 use super::device::{Lane, PAGE};
 use super::ground::{Hand, OfKernel};
-use super::pattern::{BATCH, Chooser, Claims as _, StateArray};
+use super::pattern::{BATCH, Chooser, Claimed, Claims as _};
 use super::ring::ReadRing;
 
 /// Reads that a queue keeps under way.
@@ -91,7 +91,7 @@ pub struct Reader<'a> {
     /// Chooses pages.
     pub chooser: Chooser,
     /// Who has which page.
-    pub states: &'a StateArray,
+    pub states: &'a Claimed,
 }
 
 impl Reader<'_> {
@@ -226,14 +226,14 @@ mod tests {
         std::fs::write(&path, vec![7; PAGES as usize * PAGE]).unwrap();
         let direct = libc::O_DIRECT;
         let device = OpenOptions::new().read(true).custom_flags(direct).open(&path).unwrap();
-        let states = StateArray::new(PAGES);
+        let states = Claimed::new(PAGES);
         let ground = OfKernel::new(PAGES, BackendKind::Madvise).unwrap();
         for way in [Way::Wait, Way::Queue] {
             for target in [Target::buffers(), Target::Kernel(&ground, ground.hand(0).unwrap())] {
                 let chooser = Chooser::new(Pattern::Random, 0, 1, PAGES);
                 let reader = Reader { target, device: &device, chooser, states: &states };
                 let tally = reader.work(way, Duration::from_millis(50)).unwrap();
-                assert!(tally.pages > 0 && states.claimed() == 0, "{way:?}");
+                assert!(tally.pages > 0 && states.count() == 0, "{way:?}");
                 let all = PageRange { start: 0, count: PAGES };
                 assert_eq!(ground.surface().resident_pages(all).unwrap(), 0);
             }
@@ -243,7 +243,7 @@ mod tests {
     #[test]
     fn a_device_that_is_too_short_is_an_error() {
         let device = tempfile::tempfile().unwrap();
-        let states = StateArray::new(PAGES);
+        let states = Claimed::new(PAGES);
         for way in [Way::Wait, Way::Queue] {
             let chooser = Chooser::new(Pattern::Random, 0, 1, PAGES);
             let target = Target::buffers();
@@ -254,7 +254,7 @@ mod tests {
         }
     }
 
-    fn states_reset(states: &StateArray) {
+    fn states_reset(states: &Claimed) {
         (0..PAGES).for_each(|page| states.release(page));
     }
 }
