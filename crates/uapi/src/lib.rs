@@ -8,3 +8,4 @@
 pub mod exmap;
 pub mod exmap_published;
 mod ioctl;
+pub mod morsel;

@@ -9,7 +9,7 @@ use std::mem::offset_of;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use vellum_uapi::{exmap, exmap_published};
+use vellum_uapi::{exmap, exmap_published, morsel};
 
 /// What the Rust view says, by the expression that says the same in C.
 type View = BTreeMap<String, u64>;
@@ -61,6 +61,24 @@ fn view_of_exmap() -> View {
     structure!(view, "vellum_exmap_stat", exmap::Stat,
         size interfaces frames resident surface tables allocated freed conflicts busy read written
         flushes refills attached detached blocks blocks_free huge splits);
+    view
+}
+
+fn view_of_morsel() -> View {
+    let mut view = View::new();
+    constants(
+        &mut view,
+        "VELLUM_MORSEL_",
+        &named!(vellum_uapi::morsel;
+            MAGIC MAX_ORDER PINNABLE HUGE INHERIT SEAL_CONTENT SEAL_POPULATION
+            QUERY CREATE FILL STAT SEAL REVOKE),
+    );
+    structure!(view, "vellum_morsel_query", morsel::Query,
+        size version features flags max_order reserved);
+    structure!(view, "vellum_morsel_create", morsel::Create, size order length flags address);
+    structure!(view, "vellum_morsel_fill", morsel::Fill, size source from offset length filled);
+    structure!(view, "vellum_morsel_stat", morsel::Stat,
+        size order length flags address pages huge tables mounts seals);
     view
 }
 
@@ -163,6 +181,18 @@ fn the_exmap_header_is_as_the_rust_view() {
 #[test]
 fn the_published_header_is_as_the_rust_view() {
     assert_same("exmap_published.h", &view_of_published());
+}
+
+#[test]
+fn the_morsel_header_is_as_the_rust_view() {
+    assert_same("morsel.h", &view_of_morsel());
+}
+
+#[test]
+fn extents_are_alike() {
+    let expression = |order| format!("VELLUM_MORSEL_EXTENT({order})");
+    let view: View = (0..=4).map(|order| (expression(order), morsel::extent(order))).collect();
+    assert_eq!(evaluate("morsel.h", &view.keys().cloned().collect()), view);
 }
 
 /// What takes parameters in C is a function here.
