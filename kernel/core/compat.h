@@ -231,4 +231,59 @@ static inline ssize_t file_begin_write(struct file *file, struct kiocb *kiocb,
 #endif
 }
 
+/* Whose eyes a file system looks with at owners. */
+#if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 3, 0)
+typedef struct mnt_idmap inode_idmap;
+#define INODE_NO_IDMAP	(&nop_mnt_idmap)
+#define file_idmap(file)	file_mnt_idmap(file)
+#else
+typedef struct user_namespace inode_idmap;
+#define INODE_NO_IDMAP	(&init_user_ns)
+#define file_idmap(file)	file_mnt_user_ns(file)
+#endif
+
+static inline void inode_begin_times(struct inode *inode)
+{
+#if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 7, 0)
+	simple_inode_init_ts(inode);
+#else
+	inode->i_ctime = current_time(inode);
+	inode->i_mtime = inode->i_ctime;
+	inode->i_atime = inode->i_ctime;
+#endif
+}
+
+/* A folder whose entries have changed. */
+static inline void inode_touch(struct inode *inode)
+{
+#if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 7, 0)
+	inode_set_mtime_to_ts(inode, inode_set_ctime_current(inode));
+#else
+	inode->i_ctime = current_time(inode);
+	inode->i_mtime = inode->i_ctime;
+#endif
+}
+
+static inline void inode_fill_attributes(inode_idmap *idmap, u32 mask, struct inode *inode,
+					 struct kstat *stat)
+{
+#if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 6, 0)
+	generic_fillattr(idmap, mask, inode, stat);
+#else
+	generic_fillattr(idmap, inode, stat);
+#endif
+}
+
+/* By read_iter, into pages that a pipe then has. */
+static inline ssize_t file_splice_read(struct file *file, loff_t *position,
+				       struct pipe_inode_info *pipe, size_t count,
+				       unsigned int flags)
+{
+#if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 5, 0)
+	return copy_splice_read(file, position, pipe, count, flags);
+#else
+	return generic_file_splice_read(file, position, pipe, count, flags);
+#endif
+}
+
 #endif /* VELLUM_COMPAT_H */

@@ -8,12 +8,6 @@
 #include "core/pt_huge.h"
 #include "trace.h"
 
-/*
- * Nothing pins them; accessed and dirty as leaves of 4 KiB are, and in the core's own sense too, so
- * that it has nothing to add.
- */
-#define HUGE_FLAGS	(PT_LEAF_FLAGS | _PAGE_PSE | _PAGE_SOFT_DIRTY | PT_HUGE_UNPINNABLE)
-
 static u64 *deposit_of(struct pt_tree *tree, u64 page)
 {
 	return xa_load(&tree->deposits, page / PT_ENTRIES);
@@ -88,7 +82,7 @@ static int put_locked(struct pt_mount *mount, u64 *entry, u64 *table, u64 page, 
 		return error;
 	lock = pt_table_lock(entry);
 	spin_lock(lock);
-	xchg(entry, frame << PAGE_SHIFT | HUGE_FLAGS);
+	xchg(entry, frame << PAGE_SHIFT | PT_HUGE_FLAGS);
 	spin_unlock(lock);
 	pt_mount_entry_changed(mount, page);
 	atomic_long_inc(&mount->tree->huge);

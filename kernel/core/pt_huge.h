@@ -30,12 +30,19 @@
 #ifndef VELLUM_PT_HUGE_H
 #define VELLUM_PT_HUGE_H
 
+#include "core/compat.h"
 #include "core/pt_mount.h"
 #include "core/pt_tree.h"
 
 /* States of an entry of level 1, none of which is present. */
 #define PT_CLAIMED	((u64)_PAGE_DIRTY)
 #define PT_SPLITTING	((u64)(_PAGE_ACCESSED | _PAGE_DIRTY))
+
+/*
+ * Such a leaf. Nothing pins it; accessed and dirty as leaves of 4 KiB are, and in the core's own
+ * sense too, so that it has nothing to add.
+ */
+#define PT_HUGE_FLAGS	(PT_LEAF_FLAGS | _PAGE_PSE | _PAGE_SOFT_DIRTY | PT_HUGE_UNPINNABLE)
 
 /* Whether the core knows leaves of 2 MiB when it meets them. */
 #define PT_HUGE_IS_POSSIBLE	IS_ENABLED(CONFIG_TRANSPARENT_HUGEPAGE)

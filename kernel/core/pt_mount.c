@@ -54,15 +54,22 @@ void __pt_mount_mirror(struct pt_mount *mount, u64 page)
 	spin_unlock(&mount->lock);
 }
 
-/* What is in the slot of a piece while the mount is attached. */
-u64 pt_piece_slot(const struct pt_piece *piece)
+/*
+ * What is in the slot of a piece while the mount is attached. The core clears an entry of level 1
+ * without the right to write, as it takes it for a damaged one.
+ */
+static u64 slot_of(const struct pt_mount *mount, const struct pt_piece *piece)
 {
-	return piece->entry ? READ_ONCE(*piece->entry) : pt_table_entry(piece->table);
+	if (!mount->reads)
+		return piece->entry ? READ_ONCE(*piece->entry) : pt_table_entry(piece->table);
+	if (mount->reader)
+		return pt_table_entry(mount->reader->root);
+	return pt_table_entry(piece->table) & ~(u64)_PAGE_RW;
 }
 
 static void fill_slot(struct pt_mount *mount, const struct pt_piece *piece)
 {
-	pt_slot_set(mount->mm, piece->addr, piece->level, pt_piece_slot(piece));
+	pt_slot_set(mount->mm, piece->addr, piece->level, slot_of(mount, piece));
 }
 
 void pt_mount_entry_changed(struct pt_mount *mount, u64 page)
@@ -150,11 +157,43 @@ static void detach_locked(struct pt_mount *mount)
 	pt_flush_tables(mount->mm, mount->start, mount->end);
 }
 
-static void detach(struct pt_mount *mount)
+void pt_mount_detach(struct pt_mount *mount)
 {
 	spin_lock(&mount->lock);
 	detach_locked(mount);
 	spin_unlock(&mount->lock);
+}
+
+void pt_mount_flush(struct pt_mount *mount, u64 page, u64 count, bool tables)
+{
+	unsigned long start, end;
+
+	spin_lock(&mount->lock);
+	if (mount->attached) {
+		start = mount->start + (page << PAGE_SHIFT);
+		end = start + (count << PAGE_SHIFT);
+		if (tables)
+			pt_flush_tables(mount->mm, start, end);
+		else
+			pt_flush_range(mount->mm, start, end);
+	}
+	spin_unlock(&mount->lock);
+}
+
+u64 pt_mount_wrong(struct pt_mount *mount)
+{
+	/* What processors set, and what the core sets for user space of its own. */
+	const u64 others = _PAGE_ACCESSED | _PAGE_DIRTY | _PAGE_NX;
+	u64 entry, wrong = 0;
+	unsigned int i;
+
+	spin_lock(&mount->lock);
+	for (i = 0; i < mount->count && mount->attached; i++) {
+		entry = pt_slot_get(mount->mm, mount->pieces[i].addr, mount->pieces[i].level);
+		wrong += ((entry ^ slot_of(mount, &mount->pieces[i])) & ~others) != 0;
+	}
+	spin_unlock(&mount->lock);
+	return wrong;
 }
 
 /* Empties the slots of what the core has put there, and makes the tables above them. */
@@ -182,7 +221,7 @@ static int prepare_slots(struct pt_mount *mount, u64 **mirror)
 }
 
 /* Puts the tree into the process' page tables. The mmap lock is held for writing. */
-static int attach(struct pt_mount *mount)
+static int attach(struct pt_mount *mount, const struct vm_area_struct *vma)
 {
 	unsigned long sequence;
 	unsigned int i;
@@ -205,6 +244,7 @@ static int attach(struct pt_mount *mount)
 	if (mount->dead) {
 		error = -ESRCH;
 	} else {
+		mount->reads = !(vma->vm_flags & VM_WRITE);
 		mount->tail_mirror = mirror;
 		if (mirror)
 			fill_tail(mount);
@@ -337,7 +377,7 @@ int pt_mount_create(struct pt_mount *mount, struct vm_area_struct *vma)
 		error = -ERESTARTNOINTR;
 	if (error)
 		goto failed;
-	error = attach(mount);
+	error = attach(mount, vma);
 	if (error) {
 		mmu_interval_notifier_remove(&mount->notifier);
 		goto failed;
@@ -356,10 +396,12 @@ failed:
  */
 vm_fault_t pt_mount_refault(struct pt_mount *mount, struct vm_fault *vmf)
 {
+	struct mm_struct *mm = vmf->vma->vm_mm;
 	struct file *file = vmf->vma->vm_file;
-	struct mm_struct *mm = mount->mm;
-	unsigned long start = mount->start;
+	unsigned long addr = vmf->address;
+	bool is_user = vmf->flags & FAULT_FLAG_USER;
 	struct vm_area_struct *vma;
+	int error;
 
 	if (READ_ONCE(mount->attached))
 		return VM_FAULT_NOPAGE;
@@ -373,10 +415,13 @@ vm_fault_t pt_mount_refault(struct pt_mount *mount, struct vm_fault *vmf)
 	get_file(file);
 	mmap_read_unlock(mm);
 	if (!mmap_write_lock_killable(mm)) {
-		vma = find_vma(mm, start);
+		vma = find_vma(mm, addr);
 		if (vma && vma->vm_file == file && vma->vm_private_data == mount) {
 			pt_vma_start_write(vma);
-			mount->failed = attach(mount) != 0;
+			/* A child's was not in its page tables yet. */
+			error = mount->mm ? attach(mount, vma) : pt_mount_create(mount, vma);
+			/* A signal comes first, but not within a system call: it would wait for us. */
+			mount->failed = error && !(error == -ERESTARTNOINTR && is_user);
 		}
 		mmap_write_unlock(mm);
 	}
@@ -408,7 +453,7 @@ void pt_mount_vm_open(struct vm_area_struct *vma)
 	struct pt_mount *mount = vma->vm_private_data;
 
 	if (mount)
-		detach(mount);
+		pt_mount_detach(mount);
 	vma->vm_private_data = NULL;
 }
 
@@ -419,10 +464,13 @@ void pt_mount_vm_close(struct vm_area_struct *vma)
 
 	if (!mount)
 		return;
-	detach(mount);
+	vma->vm_private_data = NULL;
+	/* A child's that it has never accessed. */
+	if (!mount->mm)
+		return;
+	pt_mount_detach(mount);
 	mmu_interval_notifier_remove(&mount->notifier);
 	forget(mount);
-	vma->vm_private_data = NULL;
 }
 
 /* A part of a tree cannot be unmapped: an entry is there or not. */

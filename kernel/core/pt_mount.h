@@ -35,6 +35,12 @@ struct pt_piece {
 
 struct pt_mount {
 	struct pt_tree		*tree;
+	/*
+	 * The same with leaves that are read-only: it is attached for who may not write. NULL: the
+	 * entries that mount the tree say so, which those of level 1 cannot.
+	 */
+	struct pt_tree		*reader;
+	struct list_head	node;	/* in pt_mounts, if others have mounted the tree, too */
 	/* Whose page tables; NULL: not mounted. Changes under the mmap lock, held for writing. */
 	struct mm_struct	*mm;
 	unsigned long		start, end;
@@ -49,6 +55,7 @@ struct pt_mount {
 
 	spinlock_t		lock;	/* protects all below, and the entries of the pieces */
 	bool			attached;
+	bool			reads;		/* attached for who may not write */
 	bool			dead;		/* the process ends */
 	bool			failed;		/* the last attempt to attach */
 	u64			*tail_mirror;	/* while attached */
@@ -61,7 +68,10 @@ vm_fault_t pt_mount_refault(struct pt_mount *mount, struct vm_fault *vmf);
 unsigned long pt_mount_area(struct file *file, unsigned long addr, unsigned long len,
 			    unsigned long pgoff, unsigned long flags);
 void __pt_mount_mirror(struct pt_mount *mount, u64 page);
-u64 pt_piece_slot(const struct pt_piece *piece);
+void pt_mount_detach(struct pt_mount *mount);
+void pt_mount_flush(struct pt_mount *mount, u64 page, u64 count, bool tables);
+/* For self-checks: entries of the process that are not what the mount's state says. */
+u64 pt_mount_wrong(struct pt_mount *mount);
 
 /*
  * To be called after an entry of level 2 changed, between a table and a leaf, and before TLBs are

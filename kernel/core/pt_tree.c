@@ -29,22 +29,56 @@ void pt_table_free(u64 *table, unsigned int level)
 	__free_page(page);
 }
 
+static u64 *guard;
+
+int pt_tree_start(void)
+{
+	guard = pt_table_alloc(2);
+	return guard ? 0 : -ENOMEM;
+}
+
+void pt_tree_end(void)
+{
+	/* The core walks page tables under RCU, without locks. */
+	synchronize_rcu();
+	pt_table_free(guard, 2);
+}
+
+/* The processor sets the accessed bit of an entry that it walks through. */
+static bool is_guard(u64 entry)
+{
+	return entry && pt_entry_table(entry) == guard;
+}
+
+bool pt_tree_is_guarded(struct pt_tree *tree, u64 page)
+{
+	u64 *entry = tree->order > 2 ? pt_tree_entry(tree, page) : NULL;
+
+	return entry && ((u64)entry & PAGE_MASK) == (u64)guard;
+}
+
+static u64 *table_or_null(u64 entry)
+{
+	return pt_entry_is_table(entry) ? pt_entry_table(entry) : NULL;
+}
+
 /* The table below the entry, made if there is none. Whoever loses the race frees his. */
 static u64 *table_below(struct pt_tree *tree, u64 *entry, unsigned int level)
 {
 	u64 value = READ_ONCE(*entry);
 	u64 *table;
 
-	if (value)
-		return pt_entry_is_table(value) ? pt_entry_table(value) : NULL;
+	if (value && !is_guard(value))
+		return table_or_null(value);
 	table = pt_table_alloc(level);
 	if (!table)
 		return NULL;
 	/* A full barrier: the table is zeroed before anybody can walk into it. */
-	value = cmpxchg64(entry, 0, pt_table_entry(table));
-	if (value) {
-		pt_table_free(table, level);
-		return pt_entry_is_table(value) ? pt_entry_table(value) : NULL;
+	while (!try_cmpxchg64(entry, &value, pt_table_entry(table))) {
+		if (!is_guard(value)) {
+			pt_table_free(table, level);
+			return table_or_null(value);
+		}
 	}
 	atomic_long_inc(&tree->tables);
 	return table;
@@ -74,40 +108,65 @@ u64 *__pt_tree_make_leaf(struct pt_tree *tree, u64 page)
 	return table ? table + (page & (PT_ENTRIES - 1)) : NULL;
 }
 
+u64 *pt_tree_make_entry(struct pt_tree *tree, u64 page)
+{
+	u64 *table = make_table(tree, page, 2);
+
+	return table ? table + ((page >> PT_INDEX_BITS) & (PT_ENTRIES - 1)) : NULL;
+}
+
 u64 *pt_tree_table(struct pt_tree *tree, u64 entry, u64 page)
 {
 	return pt_entry_is_table(entry) ? pt_entry_table(entry) :
 					  xa_load(&tree->deposits, page / PT_ENTRIES);
 }
 
-/* Shows all leaves that are not empty, in order; one of 2 MiB as 512. */
-void pt_tree_each_leaf(struct pt_tree *tree, void (*visit)(void *data, u64 page, u64 leaf),
-		       void *data)
-{
-	u64 page = 0, *leaf, value, huge;
-	unsigned int i;
+typedef void (*visit_leaf)(void *data, u64 page, u64 leaf);
 
-	for (; tree->root && page < tree->pages; page += PT_ENTRIES) {
-		leaf = pt_tree_leaf(tree, page);
-		huge = leaf ? 0 : pt_tree_huge(tree, page);
-		cond_resched();
-		for (i = 0; (leaf || huge) && i < PT_ENTRIES; i++) {
-			value = leaf ? READ_ONCE(leaf[i]) :
-				       (huge & ~(u64)_PAGE_PSE) + ((u64)i << PAGE_SHIFT);
-			if (value)
-				visit(data, page + i, value);
-		}
+static void each_part(u64 huge, u64 page, visit_leaf visit, void *data)
+{
+	u64 i;
+
+	for (i = 0; i < PT_ENTRIES; i++)
+		visit(data, page + i, (huge & ~(u64)_PAGE_PSE) + (i << PAGE_SHIFT));
+}
+
+static void each_below(const u64 *table, unsigned int level, u64 page, visit_leaf visit, void *data)
+{
+	unsigned int i;
+	u64 value;
+
+	cond_resched();
+	for (i = 0; i < PT_ENTRIES; i++, page += pt_entry_pages(level)) {
+		value = READ_ONCE(table[i]);
+		if (!value || (level == 3 && is_guard(value)))
+			continue;
+		if (level == 1)
+			visit(data, page, value);
+		else if (pt_entry_is_table(value))
+			each_below(pt_entry_table(value), level - 1, page, visit, data);
+		else
+			each_part(value, page, visit, data);
 	}
+}
+
+void pt_tree_each_leaf(struct pt_tree *tree, visit_leaf visit, void *data)
+{
+	if (tree->root)
+		each_below(tree->root, tree->order, 0, visit, data);
 }
 
 /* Frees a table and all below it; what the leaves refer to is the owner's business. */
 static void free_below(struct pt_tree *tree, u64 *table, unsigned int level, u64 page)
 {
 	unsigned int i;
+	u64 *below;
 
-	for (i = 0; level > 1 && i < PT_ENTRIES; i++, page += pt_entry_pages(level))
-		if (table[i])
-			free_below(tree, pt_tree_table(tree, table[i], page), level - 1, page);
+	for (i = 0; level > 1 && i < PT_ENTRIES; i++, page += pt_entry_pages(level)) {
+		below = table[i] ? pt_tree_table(tree, table[i], page) : NULL;
+		if (below && below != guard)
+			free_below(tree, below, level - 1, page);
+	}
 	pt_table_free(table, level);
 	atomic_long_dec(&tree->tables);
 	cond_resched();
@@ -125,24 +184,45 @@ void pt_tree_destroy(struct pt_tree *tree)
 	tree->root = NULL;
 }
 
-/* Makes a tree for so many pages, without leaves. */
-int pt_tree_init(struct pt_tree *tree, u64 pages)
+static int make_root(struct pt_tree *tree, unsigned int order, u64 pages)
 {
-	u64 page;
-
-	if (!pages || pages > 1ULL << (PT_INDEX_BITS * PT_MAX_ORDER))
-		return -EINVAL;
-	tree->order = 1;
-	while (1ULL << (PT_INDEX_BITS * tree->order) < pages)
-		tree->order++;
+	tree->order = order;
 	tree->pages = pages;
-	tree->root = pt_table_alloc(tree->order);
+	tree->root = pt_table_alloc(order);
 	if (!tree->root)
 		return -ENOMEM;
 	atomic_long_set(&tree->tables, 1);
 	atomic_long_set(&tree->huge, 0);
 	atomic_long_set(&tree->splits, 0);
 	xa_init_flags(&tree->deposits, XA_FLAGS_ACCOUNT);
+	return 0;
+}
+
+/* Makes a tree of one table, which covers all of its extent. */
+int pt_tree_init_sparse(struct pt_tree *tree, unsigned int order)
+{
+	int error = make_root(tree, order, 1ULL << (PT_INDEX_BITS * order));
+	unsigned int i;
+
+	for (i = 0; !error && order == 3 && i < PT_ENTRIES; i++)
+		tree->root[i] = pt_table_entry(guard);
+	return error;
+}
+
+/* Makes a tree for so many pages, without leaves. */
+int pt_tree_init(struct pt_tree *tree, u64 pages)
+{
+	unsigned int order = 1;
+	int error;
+	u64 page;
+
+	if (!pages || pages > 1ULL << (PT_INDEX_BITS * PT_MAX_ORDER))
+		return -EINVAL;
+	while (1ULL << (PT_INDEX_BITS * order) < pages)
+		order++;
+	error = make_root(tree, order, pages);
+	if (error)
+		return error;
 
 	for (page = 0; tree->order > 2 && page < pages; page += pt_entry_pages(3)) {
 		if (!make_table(tree, page, 2) || fatal_signal_pending(current)) {

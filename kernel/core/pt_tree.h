@@ -12,8 +12,10 @@
  *   using it for as long as the tree lives. While 512 pages have a leaf of 2 MiB instead of the
  *   table (pt_huge.h), the table is kept beside the tree, and nothing can be put into it;
  * - leaves change by atomic operations alone, so that each change has one winner;
- * - tables of level 2 and above are all there from the start. The core would otherwise put tables
- *   of its own into ours, and count them for the process.
+ * - no entry above level 2 is ever none. The core would put tables of its own there, and count them
+ *   for the process. In a tree for a surface all tables of level 2 and above are there from the
+ *   start. In a sparse tree a guard is in the place of those that are not: a table of level 2 that
+ *   all sparse trees share, and which stays empty, as nothing but a fault gets there.
  */
 #ifndef VELLUM_PT_TREE_H
 #define VELLUM_PT_TREE_H
@@ -53,13 +55,26 @@ struct pt_tree {
 };
 
 int pt_tree_init(struct pt_tree *tree, u64 pages);
+int pt_tree_init_sparse(struct pt_tree *tree, unsigned int order);
 void pt_tree_destroy(struct pt_tree *tree);
 u64 *__pt_tree_make_leaf(struct pt_tree *tree, u64 page);
+/* The entry of level 2 that the page is below; NULL when there is no memory for its table. */
+u64 *pt_tree_make_entry(struct pt_tree *tree, u64 page);
+/*
+ * Whether a guard is in the place of the page's table of level 2. When that table comes, processors
+ * may still know the guard: flush what they keep of tables.
+ */
+bool pt_tree_is_guarded(struct pt_tree *tree, u64 page);
+/* Shows all leaves that are not empty, in order; one of 2 MiB as 512. */
 void pt_tree_each_leaf(struct pt_tree *tree, void (*visit)(void *data, u64 page, u64 leaf),
 		       void *data);
 
 /* The table that an entry above leads to for this page, also where a leaf is in its place. */
 u64 *pt_tree_table(struct pt_tree *tree, u64 entry, u64 page);
+
+/* The guard of sparse trees. */
+int pt_tree_start(void);
+void pt_tree_end(void);
 
 /* Tables on their own. */
 u64 *pt_table_alloc(unsigned int level);

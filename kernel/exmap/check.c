@@ -10,10 +10,7 @@
 #include <linux/seq_file.h>
 #include <linux/sort.h>
 
-#include "core/pt_slot.h"
 #include "exmap/exmap.h"
-
-static struct dentry *folder;
 
 /* Frames on the surface, as its tables have them. */
 struct census {
@@ -55,35 +52,17 @@ static u64 shared_frames(struct census *census)
 	return shared;
 }
 
-/* Entries of the process that are not what the mount's state says. */
-static unsigned int wrong_slots(struct pt_mount *mount)
-{
-	struct mm_struct *mm = mount->mm;
-	unsigned int i, wrong = 0;
-	u64 entry, ours;
-
-	spin_lock(&mount->lock);
-	for (i = 0; i < mount->count && mount->attached; i++) {
-		entry = pt_slot_get(mm, mount->pieces[i].addr, mount->pieces[i].level);
-		ours = pt_piece_slot(&mount->pieces[i]);
-		/* The processor sets the accessed bit of what it walks through. */
-		wrong += ((entry ^ ours) & ~(u64)(_PAGE_ACCESSED | _PAGE_DIRTY | _PAGE_NX)) != 0;
-	}
-	spin_unlock(&mount->lock);
-	return wrong;
-}
-
-static unsigned int check_mount(struct exmap *exmap)
+static u64 check_mount(struct exmap *exmap)
 {
 	struct mm_struct *mm = exmap->mount.mm;
-	unsigned int wrong = 0;
+	u64 wrong = 0;
 
 	if (!mm || !mmget_not_zero(mm))
 		return 0;
 	/* Who maps holds the mmap lock, and waits for the one that we hold. */
 	if (mmap_read_trylock(mm)) {
 		if (exmap->mount.mm == mm)
-			wrong = wrong_slots(&exmap->mount);
+			wrong = pt_mount_wrong(&exmap->mount);
 		mmap_read_unlock(mm);
 	}
 	mmput(mm);
@@ -122,7 +101,7 @@ static void show_exmap(struct seq_file *file, struct exmap *exmap)
 		   exmap->pool.frames,
 		   exmap_is_created(exmap) ? frame_pool_resident(&exmap->pool) : 0, census.count,
 		   shared_frames(&census), exmap->pool.pinned_count, exmap->tree.pages);
-	seq_printf(file, "tables %ld entries %u wrong %u attached %d",
+	seq_printf(file, "tables %ld entries %u wrong %llu attached %d",
 		   atomic_long_read(&exmap->tree.tables), exmap->mount.count, check_mount(exmap),
 		   exmap->mount.attached);
 	show_blocks(file, &census);
@@ -145,13 +124,7 @@ static int exmaps_show(struct seq_file *file, void *unused)
 }
 DEFINE_SHOW_ATTRIBUTE(exmaps);
 
-void exmap_check_init(void)
+void exmap_check_init(struct dentry *folder)
 {
-	folder = debugfs_create_dir("vellum", NULL);
 	debugfs_create_file("exmaps", 0400, folder, NULL, &exmaps_fops);
-}
-
-void exmap_check_exit(void)
-{
-	debugfs_remove_recursive(folder);
 }

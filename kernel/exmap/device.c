@@ -14,6 +14,7 @@
 #include <linux/workqueue.h>
 
 #include "core/compat.h"
+#include "core/sized.h"
 #include "exmap/exmap.h"
 
 static struct exmap *make_exmap(void)
@@ -175,18 +176,6 @@ int exmap_lock_interface(struct exmap_interface *interface, bool may_wait)
 	if (!may_wait)
 		return mutex_trylock(&interface->lock) ? 0 : -EAGAIN;
 	return mutex_lock_killable(&interface->lock) ? -EINTR : 0;
-}
-
-/* Copies a structure whose size its first word says; what we do not know of it must be zero. */
-static int copy_sized(void *to, size_t known, unsigned long from)
-{
-	u32 size;
-
-	if (get_user(size, (u32 __user *)from))
-		return -EFAULT;
-	if (size < known)
-		return -EINVAL;
-	return copy_struct_from_user(to, known, (void __user *)from, size);
 }
 
 static long ioctl_query(unsigned long argument)
@@ -443,7 +432,7 @@ static struct miscdevice device = {
 
 struct workqueue_struct *exmap_work;
 
-int exmap_init(void)
+int exmap_init(struct dentry *folder)
 {
 	int error = -ENOMEM;
 
@@ -456,7 +445,7 @@ int exmap_init(void)
 	error = misc_register(&device);
 	if (error)
 		goto no_device;
-	exmap_check_init();
+	exmap_check_init(folder);
 	return 0;
 no_device:
 	exmap_shrinker_exit();
@@ -467,7 +456,6 @@ no_shrinker:
 
 void exmap_exit(void)
 {
-	exmap_check_exit();
 	misc_deregister(&device);
 	exmap_shrinker_exit();
 	destroy_workqueue(exmap_work);

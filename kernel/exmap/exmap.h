@@ -182,8 +182,7 @@ bool exmap_try_each(bool (*visit)(struct exmap *exmap, void *data), void *data);
 void exmap_register(struct exmap *exmap);
 void exmap_unregister(struct exmap *exmap);
 
-void exmap_check_init(void);
-void exmap_check_exit(void);
+void exmap_check_init(struct dentry *folder);
 
 bool exmap_published_knows(unsigned int command);
 long exmap_published_ioctl(struct file *file, unsigned int command, unsigned long argument);
@@ -193,7 +192,7 @@ extern const struct file_operations exmap_operations;
 /* For what is left of asynchronous calls. */
 extern struct workqueue_struct *exmap_work;
 
-int exmap_init(void);
+int exmap_init(struct dentry *folder);
 void exmap_exit(void);
 
 static __always_inline bool exmap_contains(const struct exmap *exmap, struct page_range range)

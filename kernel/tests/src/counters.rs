@@ -53,24 +53,38 @@ pub fn field(path: &str, name: &str) -> u64 {
 /// How long what the kernel does in its own time may take.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// What the module finds when it checks each exmap that there is, a line for each.
-fn exmaps() -> Vec<String> {
+/// What the module finds when it checks each exmap, or Morsel, that there is: a line for each.
+fn checked(what: &str) -> Vec<String> {
     // Not every kernel has it.
-    let text = fs::read_to_string("/sys/kernel/debug/vellum/exmaps").unwrap_or_default();
+    let text = fs::read_to_string(format!("/sys/kernel/debug/vellum/{what}")).unwrap_or_default();
     text.lines().map(str::to_owned).collect()
+}
+
+/// The number after a word of such a line.
+fn number_after(line: &str, name: &str) -> Option<u64> {
+    let (_, rest) = line.split_once(&format!("{name} "))?;
+    rest.split_whitespace().next()?.parse().ok()
 }
 
 /// Fails unless what the module finds adds up, for all exmaps. Nobody may use one meanwhile.
 #[track_caller]
 pub fn assert_exmaps_are_sound() {
-    for line in exmaps() {
-        let words: Vec<&str> = line.split_whitespace().collect();
-        let number = |name: &str| {
-            let at = words.iter().position(|word| *word == name)?;
-            words.get(at + 1)?.parse::<u64>().ok()
-        };
+    for line in checked("exmaps") {
+        let number = |name| number_after(&line, name);
         assert_eq!(number("resident"), number("surface"), "{line}");
         for what in ["twice", "wrong", "lost", "stuck"] {
+            assert_eq!(number(what), Some(0), "{what}: {line}");
+        }
+    }
+}
+
+/// Fails unless what the module finds adds up, for all Morsels. Nobody may use one meanwhile.
+#[track_caller]
+pub fn assert_morsels_are_sound() {
+    for line in checked("morsels") {
+        let number = |name| number_after(&line, name);
+        assert_eq!(number("pages"), number("found"), "{line}");
+        for what in [" wrong", "reader wrong"] {
             assert_eq!(number(what), Some(0), "{what}: {line}");
         }
     }
@@ -79,9 +93,20 @@ pub fn assert_exmaps_are_sound() {
 /// Fails unless all exmaps come to an end; what was closed goes in its own time.
 #[track_caller]
 pub fn assert_no_exmaps() {
+    assert_none("exmaps");
+}
+
+/// The same for Morsels.
+#[track_caller]
+pub fn assert_no_morsels() {
+    assert_none("morsels");
+}
+
+#[track_caller]
+fn assert_none(what: &str) {
     let start = Instant::now();
-    while !exmaps().is_empty() {
-        assert!(start.elapsed() < PATIENCE, "left behind: {:?}", exmaps());
+    while !checked(what).is_empty() {
+        assert!(start.elapsed() < PATIENCE, "left behind: {:?}", checked(what));
         std::thread::sleep(Duration::from_millis(20));
     }
 }

@@ -1,7 +1,8 @@
 //! What the tests of the kernel module share: an exmap and its parts, accesses that may fault,
 //! children that may die, and the kernel's counters.
 //!
-//! The tests run in a guest of the lab. Where there is no `/dev/exmap` each says so and is skipped.
+//! The tests run in a guest of the lab. Where there is no `/dev/exmap`, or no morselfs, each says so
+//! and is skipped.
 //! What fails here, panics, unless a test wants to see how it fails: then it is an [`Errno`].
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 
@@ -11,6 +12,7 @@ pub mod child;
 pub mod counters;
 pub mod exmap;
 pub mod mapping;
+pub mod morsel;
 pub mod random;
 pub mod surface;
 pub mod sys;
@@ -19,9 +21,10 @@ mod turn;
 
 pub use exmap::{DEVICE, Exmap, Vector, knows};
 pub use mapping::Mapping;
+pub use morsel::Morsel;
 pub use rustix::io::Errno;
 pub use surface::{Outcome, Plan, Surface};
-pub use turn::{Turn, turn, turn_for, turn_with};
+pub use turn::{Turn, morsel_turn, turn, turn_for, turn_with};
 
 /// Bytes of a page.
 pub const PAGE: usize = 4096;

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::{DEVICE, Exmap, counters, knows};
+use crate::{DEVICE, Exmap, counters, knows, morsel};
 
 static TURNS: Mutex<()> = Mutex::new(());
 
@@ -18,6 +18,7 @@ impl Drop for Turn {
     fn drop(&mut self) {
         if !std::thread::panicking() {
             counters::assert_no_exmaps();
+            counters::assert_no_morsels();
         }
     }
 }
@@ -31,6 +32,16 @@ pub fn turn() -> Option<Turn> {
     }
     // A test that failed has nothing to do with the next one.
     Some(Turn { _alone: TURNS.lock().unwrap_or_else(PoisonError::into_inner) })
+}
+
+/// A turn for a test of Morsels. `None` where there is no morselfs, which is said.
+#[must_use]
+pub fn morsel_turn() -> Option<Turn> {
+    if !morsel::is_mounted() {
+        eprintln!("skipped: no morselfs at {}", morsel::FOLDER);
+        return None;
+    }
+    turn()
 }
 
 /// A turn, if the module knows these flags of creation.

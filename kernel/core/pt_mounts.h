@@ -1,0 +1,36 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/*
+ * All mounts of what several processes share: whoever takes leaves off it flushes for all of them.
+ *
+ * A mount that is not attached needs no flush: it was flushed when it was detached, and what it
+ * finds when it is attached again is what is there by then.
+ */
+#ifndef VELLUM_PT_MOUNTS_H
+#define VELLUM_PT_MOUNTS_H
+
+#include <linux/list.h>
+#include <linux/spinlock.h>
+#include <linux/types.h>
+
+struct pt_mount;
+
+struct pt_mounts {
+	spinlock_t		lock;	/* protects all below; taken before a mount's */
+	struct list_head	list;
+	u64			count;
+};
+
+void pt_mounts_init(struct pt_mounts *mounts);
+void pt_mounts_add(struct pt_mounts *mounts, struct pt_mount *mount);
+void pt_mounts_remove(struct pt_mounts *mounts, struct pt_mount *mount);
+
+/* Translations of the pages. */
+void pt_mounts_flush(struct pt_mounts *mounts, u64 page, u64 count);
+/* Translations of the pages, and what the processors keep of the tables above. */
+void pt_mounts_flush_tables(struct pt_mounts *mounts, u64 page, u64 count);
+/* Nobody has anything mapped when this returns; a fault attaches a mount again. */
+void pt_mounts_detach(struct pt_mounts *mounts);
+/* For self-checks: entries in processes that are not what they should be. */
+u64 pt_mounts_wrong(struct pt_mounts *mounts);
+
+#endif /* VELLUM_PT_MOUNTS_H */

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * Self-check: /sys/kernel/debug/vellum/morsels has a line for each Morsel, with what does not add
+ * up. While it is used meanwhile, the sums may differ by what is on its way.
+ */
+
+#include <linux/debugfs.h>
+#include <linux/list.h>
+#include <linux/mutex.h>
+#include <linux/seq_file.h>
+
+#include "morsel/morsel.h"
+
+static LIST_HEAD(morsels);
+static DEFINE_MUTEX(morsels_lock);	/* protects the list, and keeps who is in it */
+
+void morsel_register(struct morsel *morsel)
+{
+	mutex_lock(&morsels_lock);
+	list_add_tail(&morsel->node, &morsels);
+	mutex_unlock(&morsels_lock);
+}
+
+void morsel_unregister(struct morsel *morsel)
+{
+	mutex_lock(&morsels_lock);
+	list_del(&morsel->node);
+	mutex_unlock(&morsels_lock);
+}
+
+static void count_leaf(void *count, u64 page, u64 leaf)
+{
+	++*(u64 *)count;
+}
+
+static void show_morsel(struct seq_file *out, struct morsel *morsel)
+{
+	u64 found = 0;
+
+	if (!morsel_is_shaped(morsel))
+		return;
+	mutex_lock(&morsel->tables);
+	pt_tree_each_leaf(&morsel->tree, count_leaf, &found);
+	seq_printf(out, "inode %lu order %u length %llu pages %lld found %llu huge %ld splits %ld ",
+		   morsel->inode.i_ino, morsel->order, morsel->length,
+		   atomic64_read(&morsel->pages), found, atomic_long_read(&morsel->tree.huge),
+		   atomic_long_read(&morsel->tree.splits));
+	seq_printf(out, "tables %ld mounts %llu writers %llu wrong %llu reader wrong %llu\n",
+		   atomic_long_read(&morsel->tree.tables), morsel->mounts.count, morsel->writers,
+		   pt_mounts_wrong(&morsel->mounts), morsel_reader_wrong(morsel));
+	mutex_unlock(&morsel->tables);
+}
+
+static int morsels_show(struct seq_file *out, void *unused)
+{
+	struct morsel *morsel;
+
+	mutex_lock(&morsels_lock);
+	list_for_each_entry(morsel, &morsels, node)
+		show_morsel(out, morsel);
+	mutex_unlock(&morsels_lock);
+	return 0;
+}
+DEFINE_SHOW_ATTRIBUTE(morsels);
+
+void morsel_check_init(struct dentry *folder)
+{
+	debugfs_create_file("morsels", 0400, folder, NULL, &morsels_fops);
+}

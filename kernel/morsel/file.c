@@ -1,0 +1,290 @@
+// SPDX-License-Identifier: GPL-2.0
+/* What is done with a Morsel's descriptor. See include/uapi/vellum/morsel.h for what it promises. */
+
+#include <linux/fs.h>
+#include <linux/falloc.h>
+#include <linux/mm.h>
+#include <linux/module.h>
+#include <linux/seq_file.h>
+#include <linux/splice.h>
+#include <linux/uaccess.h>
+#include <linux/uio.h>
+
+#include "core/sized.h"
+#include "morsel/morsel.h"
+
+/* What may be copied at the offset: up to where the page ends, or the Morsel. */
+static size_t part_of_page(const struct morsel *morsel, u64 offset, size_t count)
+{
+	u64 most = min_t(u64, PAGE_SIZE - offset_in_page(offset), morsel->length - offset);
+
+	return min_t(u64, count, most);
+}
+
+static size_t copy_out(struct morsel *morsel, u64 offset, size_t count, struct iov_iter *iter)
+{
+	struct page *page = morsel_get_page(morsel, offset >> PAGE_SHIFT);
+	size_t copied;
+
+	if (!page)
+		return iov_iter_zero(count, iter);
+	copied = copy_page_to_iter(page, offset_in_page(offset), count, iter);
+	put_page(page);
+	return copied;
+}
+
+static ssize_t read_iter(struct kiocb *kiocb, struct iov_iter *iter)
+{
+	struct morsel *morsel = morsel_of(file_inode(kiocb->ki_filp));
+	size_t part, copied;
+	ssize_t done = 0;
+
+	if (READ_ONCE(morsel->is_revoked))
+		return -EIO;
+	while (iov_iter_count(iter) && kiocb->ki_pos < i_size_read(&morsel->inode)) {
+		part = part_of_page(morsel, kiocb->ki_pos, iov_iter_count(iter));
+		copied = copy_out(morsel, kiocb->ki_pos, part, iter);
+		kiocb->ki_pos += copied;
+		done += copied;
+		if (copied < part)
+			return done ?: -EFAULT;
+		cond_resched();
+	}
+	return done;
+}
+
+static ssize_t copy_in(struct morsel *morsel, u64 offset, size_t count, struct iov_iter *iter)
+{
+	struct page *page;
+	size_t copied;
+	int error;
+
+	error = morsel_populate(morsel, offset >> PAGE_SHIFT);
+	if (error)
+		return error;
+	page = morsel_get_page(morsel, offset >> PAGE_SHIFT);
+	/* Somebody has taken it off again, and with it what would have been written. */
+	if (!page) {
+		iov_iter_advance(iter, count);
+		return count;
+	}
+	copied = copy_page_from_iter(page, offset_in_page(offset), count, iter);
+	put_page(page);
+	return copied ?: -EFAULT;
+}
+
+static ssize_t copy_all_in(struct morsel *morsel, struct kiocb *kiocb, struct iov_iter *iter)
+{
+	ssize_t copied, done = 0;
+	size_t part;
+
+	while (iov_iter_count(iter) && kiocb->ki_pos < morsel->length) {
+		part = part_of_page(morsel, kiocb->ki_pos, iov_iter_count(iter));
+		copied = copy_in(morsel, kiocb->ki_pos, part, iter);
+		if (copied < 0)
+			return done ?: copied;
+		kiocb->ki_pos += copied;
+		done += copied;
+		cond_resched();
+	}
+	/* Its length stays what it is. */
+	return done ?: iov_iter_count(iter) ? -EFBIG : 0;
+}
+
+static ssize_t write_iter(struct kiocb *kiocb, struct iov_iter *iter)
+{
+	struct morsel *morsel = morsel_of(file_inode(kiocb->ki_filp));
+	ssize_t outcome;
+
+	if (!morsel_is_shaped(morsel))
+		return -EFBIG;
+	if (kiocb->ki_flags & IOCB_APPEND)
+		kiocb->ki_pos = morsel->length;
+	outcome = morsel_begin_writing(morsel);
+	if (outcome)
+		return outcome;
+	outcome = copy_all_in(morsel, kiocb, iter);
+	morsel_end_writing(morsel);
+	return outcome;
+}
+
+static long punch(struct morsel *morsel, u64 offset, u64 length)
+{
+	long outcome = morsel_begin_writing(morsel);
+
+	if (outcome)
+		return outcome;
+	outcome = morsel_punch(morsel, offset, length);
+	morsel_end_writing(morsel);
+	return outcome;
+}
+
+static long allocate(struct file *file, int mode, loff_t offset, loff_t length)
+{
+	struct morsel *morsel = morsel_of(file_inode(file));
+	u64 first = offset >> PAGE_SHIFT;
+
+	if (!morsel_is_shaped(morsel) || offset + length > morsel->length)
+		return -EFBIG;
+	if (mode == (FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE))
+		return punch(morsel, offset, length);
+	if (mode & ~FALLOC_FL_KEEP_SIZE)
+		return -EOPNOTSUPP;
+	return morsel_populate_range(morsel, first, DIV_ROUND_UP(offset + length, PAGE_SIZE) - first);
+}
+
+static long ioctl_query(unsigned long argument)
+{
+	struct vellum_morsel_query query;
+	int error = copy_sized(&query, sizeof(query), argument);
+
+	if (error)
+		return error;
+	query = (struct vellum_morsel_query){
+		.size = sizeof(query),
+		.version = 1,
+		.flags = MORSEL_FLAGS,
+		.max_order = VELLUM_MORSEL_MAX_ORDER,
+	};
+	return copy_to_user((void __user *)argument, &query, sizeof(query)) ? -EFAULT : 0;
+}
+
+static long ioctl_create(struct morsel *morsel, unsigned long argument)
+{
+	struct vellum_morsel_create create;
+	int error = copy_sized(&create, sizeof(create), argument);
+
+	return error ? error : morsel_shape(morsel, &create);
+}
+
+static long ioctl_fill(struct morsel *morsel, unsigned long argument)
+{
+	struct vellum_morsel_fill fill;
+	int error = copy_sized(&fill, sizeof(fill), argument);
+
+	if (error)
+		return error;
+	fill.filled = 0;
+	error = morsel_is_shaped(morsel) ? morsel_fill(morsel, &fill) : -EINVAL;
+	if (copy_to_user((void __user *)argument, &fill, sizeof(fill)))
+		return -EFAULT;
+	return error;
+}
+
+static void get_stat(struct morsel *morsel, struct vellum_morsel_stat *stat)
+{
+	struct pt_tree *reader = READ_ONCE(morsel->reader);
+
+	*stat = (struct vellum_morsel_stat){ .size = sizeof(*stat), .seals = READ_ONCE(morsel->seals) };
+	if (!morsel_is_shaped(morsel))
+		return;
+	stat->order = morsel->order;
+	stat->length = morsel->length;
+	stat->flags = morsel->flags;
+	stat->address = morsel->address;
+	stat->pages = atomic64_read(&morsel->pages);
+	stat->huge = atomic_long_read(&morsel->tree.huge);
+	stat->tables = atomic_long_read(&morsel->tree.tables) +
+		       (reader ? atomic_long_read(&reader->tables) : 0);
+	stat->mounts = READ_ONCE(morsel->mounts.count);
+}
+
+static long ioctl_stat(struct morsel *morsel, unsigned long argument)
+{
+	struct vellum_morsel_stat stat;
+	int error = copy_sized(&stat, sizeof(stat), argument);
+
+	if (error)
+		return error;
+	get_stat(morsel, &stat);
+	return copy_to_user((void __user *)argument, &stat, sizeof(stat)) ? -EFAULT : 0;
+}
+
+static long ioctl(struct file *file, unsigned int command, unsigned long argument)
+{
+	struct morsel *morsel = morsel_of(file_inode(file));
+
+	switch (command) {
+	case VELLUM_MORSEL_QUERY:
+		return ioctl_query(argument);
+	case VELLUM_MORSEL_STAT:
+		return ioctl_stat(morsel, argument);
+	case VELLUM_MORSEL_REVOKE:
+		if (!inode_owner_or_capable(file_idmap(file), file_inode(file)))
+			return -EPERM;
+		return argument ? -EINVAL : morsel_revoke(morsel);
+	}
+	if (!(file->f_mode & FMODE_WRITE))
+		return -EBADF;
+	switch (command) {
+	case VELLUM_MORSEL_CREATE:
+		return ioctl_create(morsel, argument);
+	case VELLUM_MORSEL_FILL:
+		return ioctl_fill(morsel, argument);
+	case VELLUM_MORSEL_SEAL:
+		return morsel_seal(morsel, argument);
+	}
+	return -ENOTTY;
+}
+
+static void show_fdinfo(struct seq_file *out, struct file *file)
+{
+	struct vellum_morsel_stat stat;
+
+	get_stat(morsel_of(file_inode(file)), &stat);
+	seq_printf(out, "morsel-order:\t%u\nmorsel-length:\t%llu\nmorsel-pages:\t%llu\n", stat.order,
+		   stat.length, stat.pages);
+	seq_printf(out, "morsel-tables:\t%llu\nmorsel-mounts:\t%llu\nmorsel-seals:\t%#llx\n",
+		   stat.tables, stat.mounts, stat.seals);
+}
+
+static int flush_nothing(struct file *file, loff_t start, loff_t end, int only_data)
+{
+	return 0;
+}
+
+const struct file_operations morsel_file_operations = {
+	.owner = THIS_MODULE,
+	.llseek = generic_file_llseek,
+	.read_iter = read_iter,
+	.write_iter = write_iter,
+	.splice_read = file_splice_read,
+	.splice_write = iter_file_splice_write,
+	.fallocate = allocate,
+	.unlocked_ioctl = ioctl,
+	.mmap = morsel_map,
+	.get_unmapped_area = morsel_area,
+	.fsync = flush_nothing,
+	.show_fdinfo = show_fdinfo,
+};
+
+static int set_attributes(inode_idmap *idmap, struct dentry *dentry, struct iattr *attributes)
+{
+	struct inode *inode = d_inode(dentry);
+	struct morsel *morsel = morsel_of(inode);
+	int error = setattr_prepare(idmap, dentry, attributes);
+
+	/* An open that truncates finds it without a shape. */
+	if (!error && (attributes->ia_valid & ATTR_SIZE) && attributes->ia_size != inode->i_size) {
+		error = morsel_is_shaped(morsel) ? -EINVAL :
+			morsel_shape_by_length(morsel, attributes->ia_size);
+	}
+	if (!error)
+		setattr_copy(idmap, inode, attributes);
+	return error;
+}
+
+static int get_attributes(inode_idmap *idmap, const struct path *path, struct kstat *stat, u32 mask,
+			  unsigned int flags)
+{
+	struct inode *inode = d_inode(path->dentry);
+
+	inode_fill_attributes(idmap, mask, inode, stat);
+	stat->blocks = atomic64_read(&morsel_of(inode)->pages) << (PAGE_SHIFT - 9);
+	return 0;
+}
+
+const struct inode_operations morsel_file_inode_operations = {
+	.setattr = set_attributes,
+	.getattr = get_attributes,
+};

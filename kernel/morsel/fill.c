@@ -1,0 +1,242 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * Pages are read from a file: by its own read operation into the pages themselves, so that direct
+ * I/O goes straight there, several pieces at a time.
+ */
+
+#include <linux/bvec.h>
+#include <linux/completion.h>
+#include <linux/file.h>
+#include <linux/mm.h>
+#include <linux/sched/signal.h>
+#include <linux/slab.h>
+#include <linux/uio.h>
+
+#include "morsel/morsel.h"
+
+/* 1 MiB, and so many of them at a time. */
+#define PIECE_PAGES	256
+#define PIECES		8
+
+struct piece {
+	struct kiocb		kiocb;
+	loff_t			from;
+	struct completion	done;
+	ssize_t			outcome;
+	size_t			length;		/* bytes; 0: nothing is under way */
+	unsigned int		pages;
+	struct bio_vec		vector[PIECE_PAGES];
+};
+
+struct filling {
+	struct morsel	*morsel;
+	struct file	*source;
+	loff_t		from;		/* where the next piece begins in the source */
+	u64		page;		/* and in the Morsel */
+	u64		left;		/* bytes */
+	u64		filled;		/* without a gap */
+	int		error;
+	bool		ended;		/* nothing more is to be begun */
+	struct piece	*pieces[PIECES];
+};
+
+static void complete_piece(struct kiocb *kiocb, long outcome)
+{
+	struct piece *piece = container_of(kiocb, struct piece, kiocb);
+
+	piece->outcome = outcome;
+	complete(&piece->done);
+}
+
+static void release_pages_of(struct piece *piece)
+{
+	while (piece->pages)
+		put_page(piece->vector[--piece->pages].bv_page);
+	piece->length = 0;
+}
+
+/* Somebody may take the page off again before we have it. */
+static struct page *page_for(struct morsel *morsel, u64 number)
+{
+	struct page *page;
+	int error;
+
+	do {
+		error = morsel_populate(morsel, number);
+		page = error ? ERR_PTR(error) : morsel_get_page(morsel, number);
+	} while (!page && !fatal_signal_pending(current));
+	return page ?: ERR_PTR(-EINTR);
+}
+
+static int collect_pages(struct filling *filling, struct piece *piece)
+{
+	size_t length = min_t(u64, filling->left, PIECE_PAGES * PAGE_SIZE);
+	struct page *page;
+	size_t part;
+
+	for (piece->pages = 0; length; length -= part) {
+		part = min_t(size_t, length, PAGE_SIZE);
+		page = page_for(filling->morsel, filling->page + piece->pages);
+		if (IS_ERR(page)) {
+			release_pages_of(piece);
+			return PTR_ERR(page);
+		}
+		piece->vector[piece->pages++] = (struct bio_vec){ .bv_page = page, .bv_len = part };
+		piece->length += part;
+	}
+	return 0;
+}
+
+static void begin_piece(struct filling *filling, struct piece *piece)
+{
+	struct iov_iter iter;
+	ssize_t outcome;
+	int error = signal_pending(current) ? -EINTR : collect_pages(filling, piece);
+
+	if (error) {
+		filling->error = error;
+		filling->ended = true;
+		return;
+	}
+	piece->from = filling->from;
+	filling->from += piece->length;
+	filling->page += piece->pages;
+	filling->left -= piece->length;
+
+	init_sync_kiocb(&piece->kiocb, filling->source);
+	piece->kiocb.ki_pos = piece->from;
+	piece->kiocb.ki_complete = complete_piece;
+	reinit_completion(&piece->done);
+	iov_iter_bvec(&iter, READ, piece->vector, piece->pages, piece->length);
+	outcome = vfs_iocb_iter_read(filling->source, &piece->kiocb, &iter);
+	if (outcome != -EIOCBQUEUED)
+		complete_piece(&piece->kiocb, outcome);
+}
+
+/* What a file did not give at once, though it has it. */
+static ssize_t read_rest(struct filling *filling, struct piece *piece, size_t done)
+{
+	struct iov_iter iter;
+
+	if (piece->from + done >= i_size_read(filling->source->f_mapping->host))
+		return 0;
+	init_sync_kiocb(&piece->kiocb, filling->source);
+	piece->kiocb.ki_pos = piece->from + done;
+	iov_iter_bvec(&iter, READ, piece->vector, piece->pages, piece->length);
+	iov_iter_advance(&iter, done);
+	return vfs_iocb_iter_read(filling->source, &piece->kiocb, &iter);
+}
+
+/* Waits for the piece, if it is under way. Counts it, if all before it were whole. */
+static void end_piece(struct filling *filling, struct piece *piece)
+{
+	ssize_t outcome;
+	size_t done = 0;
+
+	if (!piece->length)
+		return;
+	wait_for_completion(&piece->done);
+	outcome = piece->outcome;
+	while (!filling->ended && outcome > 0) {
+		done += outcome;
+		outcome = done < piece->length ? read_rest(filling, piece, done) : 0;
+	}
+	if (!filling->ended) {
+		filling->filled += done;
+		filling->error = outcome;
+	}
+	filling->ended |= done < piece->length;
+	release_pages_of(piece);
+}
+
+static void fill(struct filling *filling)
+{
+	unsigned int next = 0, i;
+
+	while (filling->left && !filling->ended) {
+		end_piece(filling, filling->pieces[next]);
+		if (!filling->ended)
+			begin_piece(filling, filling->pieces[next]);
+		next = (next + 1) % PIECES;
+		cond_resched();
+	}
+	for (i = 0; i < PIECES; i++)
+		end_piece(filling, filling->pieces[(next + i) % PIECES]);
+}
+
+static int make_pieces(struct filling *filling)
+{
+	struct piece *piece;
+	unsigned int i;
+
+	for (i = 0; i < PIECES; i++) {
+		piece = kvzalloc(sizeof(*piece), GFP_KERNEL_ACCOUNT);
+		if (!piece)
+			return -ENOMEM;
+		init_completion(&piece->done);
+		filling->pieces[i] = piece;
+	}
+	return 0;
+}
+
+static bool is_source(const struct file *file)
+{
+	const struct inode *inode = file->f_mapping->host;
+
+	return file->f_op->read_iter && (S_ISREG(inode->i_mode) || S_ISBLK(inode->i_mode));
+}
+
+static bool is_within(const struct morsel *morsel, const struct vellum_morsel_fill *fill)
+{
+	/* Direct I/O reads whole blocks: the last page may be filled to its end. */
+	u64 end = morsel_page_count(morsel) << PAGE_SHIFT;
+
+	return IS_ALIGNED(fill->offset, PAGE_SIZE) && fill->length && fill->offset < end &&
+	       fill->length <= end - fill->offset && fill->from <= S64_MAX - fill->length;
+}
+
+static int fill_from(struct filling *filling)
+{
+	unsigned int i;
+	int error;
+
+	if (filling->from >= i_size_read(filling->source->f_mapping->host))
+		return -ENODATA;
+	error = morsel_begin_writing(filling->morsel);
+	if (error)
+		return error;
+	error = make_pieces(filling);
+	if (!error) {
+		fill(filling);
+		error = filling->error;
+	}
+	for (i = 0; i < PIECES; i++)
+		kvfree(filling->pieces[i]);
+	morsel_end_writing(filling->morsel);
+	return error;
+}
+
+int morsel_fill(struct morsel *morsel, struct vellum_morsel_fill *fill)
+{
+	struct filling filling = {
+		.morsel = morsel,
+		.from = fill->from,
+		.page = fill->offset >> PAGE_SHIFT,
+		.left = fill->length,
+	};
+	int error;
+
+	if (!is_within(morsel, fill))
+		return -EINVAL;
+	filling.source = fget(fill->source);
+	if (!filling.source)
+		return -EBADF;
+	if (!(filling.source->f_mode & FMODE_READ))
+		error = -EBADF;
+	else
+		error = is_source(filling.source) ? fill_from(&filling) : -EINVAL;
+	fput(filling.source);
+	fill->filled = filling.filled;
+	/* What came before a signal is worth knowing. */
+	return error == -EINTR && filling.filled ? 0 : error;
+}

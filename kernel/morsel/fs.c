@@ -1,0 +1,362 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * The file system: names, owners, modes, and how much memory its Morsels may take. All of it is in
+ * memory, and gone when it is unmounted.
+ */
+
+#include <linux/fs_context.h>
+#include <linux/fs_parser.h>
+#include <linux/mm.h>
+#include <linux/module.h>
+#include <linux/pagemap.h>
+#include <linux/seq_file.h>
+#include <linux/slab.h>
+#include <linux/statfs.h>
+
+#include "morsel/morsel.h"
+
+/* What a mounted file system has. */
+struct morsels {
+	atomic64_t	pages;		/* taken: data and page tables */
+	u64		max_pages;
+	atomic64_t	inodes;
+	u64		max_inodes;
+};
+
+/* How it is to be mounted. */
+struct morsels_options {
+	u64	max_pages, max_inodes;
+	umode_t	mode;
+	kuid_t	uid;
+	kgid_t	gid;
+};
+
+static struct kmem_cache *inode_cache;
+
+static struct morsels *morsels_of(const struct super_block *super)
+{
+	return super->s_fs_info;
+}
+
+/* Takes so many, unless that is more than there may be. */
+static bool take(atomic64_t *taken, u64 count, u64 most)
+{
+	if (atomic64_add_return(count, taken) <= most)
+		return true;
+	atomic64_sub(count, taken);
+	return false;
+}
+
+bool morsel_charge(struct morsel *morsel, u64 pages)
+{
+	struct morsels *morsels = morsels_of(morsel->inode.i_sb);
+
+	return take(&morsels->pages, pages, morsels->max_pages);
+}
+
+void morsel_uncharge(struct morsel *morsel, u64 pages)
+{
+	atomic64_sub(pages, &morsels_of(morsel->inode.i_sb)->pages);
+}
+
+static const struct inode_operations folder_operations;
+
+static struct inode *make_inode(struct super_block *super, const struct inode *folder, umode_t mode)
+{
+	struct morsels *morsels = morsels_of(super);
+	struct inode *inode;
+
+	if (!take(&morsels->inodes, 1, morsels->max_inodes))
+		return ERR_PTR(-ENOSPC);
+	inode = new_inode(super);
+	if (!inode) {
+		atomic64_dec(&morsels->inodes);
+		return ERR_PTR(-ENOMEM);
+	}
+	inode->i_ino = get_next_ino();
+	inode_init_owner(INODE_NO_IDMAP, inode, folder, mode);
+	inode_begin_times(inode);
+	mapping_set_unevictable(inode->i_mapping);
+	if (S_ISDIR(mode)) {
+		inode->i_op = &folder_operations;
+		inode->i_fop = &simple_dir_operations;
+		inc_nlink(inode);
+	} else {
+		inode->i_op = &morsel_file_inode_operations;
+		inode->i_fop = &morsel_file_operations;
+		morsel_register(morsel_of(inode));
+	}
+	return inode;
+}
+
+static int make_entry(struct inode *folder, struct dentry *entry, umode_t mode)
+{
+	struct inode *inode = make_inode(folder->i_sb, folder, mode);
+
+	if (IS_ERR(inode))
+		return PTR_ERR(inode);
+	if (S_ISDIR(mode))
+		inc_nlink(folder);
+	d_instantiate(entry, inode);
+	dget(entry); /* there is no other place that it could be found in */
+	inode_touch(folder);
+	return 0;
+}
+
+static int create_file(inode_idmap *idmap, struct inode *folder, struct dentry *entry, umode_t mode,
+		       bool exclusive)
+{
+	return make_entry(folder, entry, mode | S_IFREG);
+}
+
+static int create_folder(inode_idmap *idmap, struct inode *folder, struct dentry *entry,
+			 umode_t mode)
+{
+	return make_entry(folder, entry, mode | S_IFDIR);
+}
+
+/* O_TMPFILE: without a name, until it is given one. */
+static int create_nameless(inode_idmap *idmap, struct inode *folder, struct file *file,
+			   umode_t mode)
+{
+	struct inode *inode = make_inode(folder->i_sb, folder, mode | S_IFREG);
+
+	if (IS_ERR(inode))
+		return finish_open_simple(file, PTR_ERR(inode));
+	d_tmpfile(file, inode);
+	return finish_open_simple(file, 0);
+}
+
+static const struct inode_operations folder_operations = {
+	.lookup = simple_lookup,
+	.create = create_file,
+	.tmpfile = create_nameless,
+	.link = simple_link,
+	.unlink = simple_unlink,
+	.mkdir = create_folder,
+	.rmdir = simple_rmdir,
+	.rename = simple_rename,
+	.getattr = simple_getattr,
+};
+
+static struct inode *alloc_inode(struct super_block *super)
+{
+	struct morsel *morsel = alloc_inode_sb(super, inode_cache, GFP_KERNEL);
+
+	if (!morsel)
+		return NULL;
+	INIT_LIST_HEAD(&morsel->node);
+	morsel_start(morsel);
+	return &morsel->inode;
+}
+
+static void free_inode(struct inode *inode)
+{
+	kmem_cache_free(inode_cache, morsel_of(inode));
+}
+
+static void evict_inode(struct inode *inode)
+{
+	truncate_inode_pages_final(&inode->i_data);
+	clear_inode(inode);
+	if (S_ISREG(inode->i_mode))
+		morsel_unregister(morsel_of(inode));
+	morsel_end(morsel_of(inode));
+	atomic64_dec(&morsels_of(inode->i_sb)->inodes);
+}
+
+static int statistics(struct dentry *entry, struct kstatfs *stat)
+{
+	struct morsels *morsels = morsels_of(entry->d_sb);
+
+	stat->f_type = VELLUM_MORSEL_MAGIC;
+	stat->f_bsize = PAGE_SIZE;
+	stat->f_namelen = NAME_MAX;
+	stat->f_blocks = morsels->max_pages;
+	stat->f_bfree = morsels->max_pages - atomic64_read(&morsels->pages);
+	stat->f_bavail = stat->f_bfree;
+	stat->f_files = morsels->max_inodes;
+	stat->f_ffree = morsels->max_inodes - atomic64_read(&morsels->inodes);
+	return 0;
+}
+
+static int show_options(struct seq_file *out, struct dentry *root)
+{
+	struct morsels *morsels = morsels_of(root->d_sb);
+
+	seq_printf(out, ",size=%lluk,inodes=%llu", morsels->max_pages << (PAGE_SHIFT - 10),
+		   morsels->max_inodes);
+	return 0;
+}
+
+static const struct super_operations super_operations = {
+	.alloc_inode = alloc_inode,
+	.free_inode = free_inode,
+	.drop_inode = generic_delete_inode,
+	.evict_inode = evict_inode,
+	.statfs = statistics,
+	.show_options = show_options,
+};
+
+enum { OPTION_SIZE, OPTION_INODES, OPTION_MODE, OPTION_UID, OPTION_GID };
+
+static const struct fs_parameter_spec parameters[] = {
+	fsparam_string("size", OPTION_SIZE),
+	fsparam_u64("inodes", OPTION_INODES),
+	fsparam_u32oct("mode", OPTION_MODE),
+	fsparam_u32("uid", OPTION_UID),
+	fsparam_u32("gid", OPTION_GID),
+	{}
+};
+
+/* Bytes with a suffix, or a share of the memory: "64g", "30%". */
+static int parse_size(struct fs_context *context, const char *text, u64 *pages)
+{
+	char *rest;
+	u64 size = memparse(text, &rest);
+
+	if (*rest == '%') {
+		size = div_u64((u64)totalram_pages() * size, 100) << PAGE_SHIFT;
+		rest++;
+	}
+	*pages = size >> PAGE_SHIFT;
+	if (*rest || !*pages)
+		return invalf(context, "morselfs: size=%s: bytes with a suffix, or a percentage", text);
+	return 0;
+}
+
+static int parse_owner(struct fs_context *context, struct morsels_options *options, u32 number,
+		       bool is_group)
+{
+	options->uid = is_group ? options->uid : make_kuid(current_user_ns(), number);
+	options->gid = is_group ? make_kgid(current_user_ns(), number) : options->gid;
+	return uid_valid(options->uid) && gid_valid(options->gid) ? 0 :
+	       invalf(context, "morselfs: %u is nobody here", number);
+}
+
+static int parse(struct fs_context *context, struct fs_parameter *parameter)
+{
+	struct morsels_options *options = context->fs_private;
+	struct fs_parse_result result;
+	int which = fs_parse(context, parameters, parameter, &result);
+
+	switch (which) {
+	case OPTION_SIZE:
+		return parse_size(context, parameter->string, &options->max_pages);
+	case OPTION_INODES:
+		options->max_inodes = result.uint_64;
+		return 0;
+	case OPTION_MODE:
+		options->mode = result.uint_32 & 07777;
+		return 0;
+	case OPTION_UID:
+	case OPTION_GID:
+		return parse_owner(context, options, result.uint_32, which == OPTION_GID);
+	}
+	return which;
+}
+
+static int fill_super(struct super_block *super, struct fs_context *context)
+{
+	const struct morsels_options *options = context->fs_private;
+	struct morsels *morsels = kzalloc(sizeof(*morsels), GFP_KERNEL);
+	struct inode *root;
+
+	if (!morsels)
+		return -ENOMEM;
+	morsels->max_pages = options->max_pages;
+	morsels->max_inodes = options->max_inodes;
+	super->s_fs_info = morsels;
+	super->s_magic = VELLUM_MORSEL_MAGIC;
+	super->s_op = &super_operations;
+	super->s_maxbytes = MAX_LFS_FILESIZE;
+	super->s_blocksize = PAGE_SIZE;
+	super->s_blocksize_bits = PAGE_SHIFT;
+	super->s_time_gran = 1;
+	super->s_iflags |= SB_I_NOEXEC | SB_I_NODEV;
+	root = make_inode(super, NULL, S_IFDIR | options->mode);
+	if (IS_ERR(root))
+		return PTR_ERR(root);
+	root->i_uid = options->uid;
+	root->i_gid = options->gid;
+	super->s_root = d_make_root(root);
+	return super->s_root ? 0 : -ENOMEM;
+}
+
+static int get_tree(struct fs_context *context)
+{
+	return get_tree_nodev(context, fill_super);
+}
+
+static void free_context(struct fs_context *context)
+{
+	kfree(context->fs_private);
+}
+
+static const struct fs_context_operations context_operations = {
+	.parse_param = parse,
+	.get_tree = get_tree,
+	.free = free_context,
+};
+
+static int init_context(struct fs_context *context)
+{
+	struct morsels_options *options = kzalloc(sizeof(*options), GFP_KERNEL);
+
+	if (!options)
+		return -ENOMEM;
+	options->max_pages = totalram_pages() / 2;
+	options->max_inodes = options->max_pages;
+	options->mode = 0755;
+	options->uid = current_fsuid();
+	options->gid = current_fsgid();
+	context->fs_private = options;
+	context->ops = &context_operations;
+	return 0;
+}
+
+static void kill_super(struct super_block *super)
+{
+	struct morsels *morsels = morsels_of(super);
+
+	kill_litter_super(super);
+	kfree(morsels);
+}
+
+static struct file_system_type type = {
+	.owner = THIS_MODULE,
+	.name = "morselfs",
+	.init_fs_context = init_context,
+	.parameters = parameters,
+	.kill_sb = kill_super,
+};
+MODULE_ALIAS_FS("morselfs");
+
+static void construct(void *memory)
+{
+	inode_init_once(&((struct morsel *)memory)->inode);
+}
+
+int morsel_init(struct dentry *folder)
+{
+	int error = -ENOMEM;
+
+	inode_cache = kmem_cache_create("vellum_morsel", sizeof(struct morsel), 0,
+					SLAB_ACCOUNT | SLAB_RECLAIM_ACCOUNT, construct);
+	if (!inode_cache)
+		return error;
+	error = register_filesystem(&type);
+	if (error)
+		kmem_cache_destroy(inode_cache);
+	else
+		morsel_check_init(folder);
+	return error;
+}
+
+void morsel_exit(void)
+{
+	unregister_filesystem(&type);
+	/* Inodes are freed after RCU has let go of them. */
+	rcu_barrier();
+	kmem_cache_destroy(inode_cache);
+}

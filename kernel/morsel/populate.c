@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: GPL-2.0
+/* Pages come, zeroed: one by one, or 2 MiB at a time. */
+
+#include <linux/mm.h>
+#include <linux/sched/signal.h>
+
+#include "core/pt_flush.h"
+#include "morsel/morsel.h"
+
+/*
+ * For pages of data. Whoever populates is charged. The core knows nothing of these pages, so it
+ * cannot move them.
+ */
+#define PAGE_GFP	(GFP_KERNEL_ACCOUNT | __GFP_ZERO)
+/* 2 MiB in a row are welcome, and not worth much work. */
+#define BLOCK_GFP	(PAGE_GFP | __GFP_NOWARN | __GFP_NORETRY)
+#define BLOCK_ORDER	9
+
+static int may_populate(struct morsel *morsel, u64 page)
+{
+	if (READ_ONCE(morsel->is_revoked))
+		return -EIO;
+	if (page >= morsel_page_count(morsel))
+		return -EFAULT;
+	return READ_ONCE(morsel->seals) & VELLUM_MORSEL_SEAL_POPULATION ? -EPERM : 0;
+}
+
+/* Puts a page where the leaf is none. Another one that comes first is as good. */
+static int put_page_on(struct morsel *morsel, u64 *leaf)
+{
+	struct page *fresh;
+	u64 none = 0;
+
+	if (!morsel_charge(morsel, 1))
+		return -ENOSPC;
+	fresh = alloc_page(PAGE_GFP);
+	if (!fresh || !try_cmpxchg64(leaf, &none, page_to_phys(fresh) | morsel->leaf_flags)) {
+		morsel_uncharge(morsel, 1);
+		if (!fresh)
+			return -ENOMEM;
+		__free_page(fresh);
+		return 0;
+	}
+	atomic64_inc(&morsel->pages);
+	return 0;
+}
+
+/* Puts 2 MiB where the entry is none. False: the kernel has not so much in a row. */
+static bool put_block_on(struct morsel *morsel, u64 *entry)
+{
+	struct page *block;
+
+	if (!morsel_charge(morsel, PT_ENTRIES))
+		return false;
+	block = alloc_pages(BLOCK_GFP, BLOCK_ORDER);
+	if (!block) {
+		morsel_uncharge(morsel, PT_ENTRIES);
+		return false;
+	}
+	/* They go one by one. */
+	split_page(block, BLOCK_ORDER);
+	xchg(entry, page_to_phys(block) | PT_HUGE_FLAGS);
+	atomic64_add(PT_ENTRIES, &morsel->pages);
+	atomic_long_inc(&morsel->tree.huge);
+	return true;
+}
+
+static bool may_have_block(const struct morsel *morsel, u64 page)
+{
+	return (morsel->flags & VELLUM_MORSEL_HUGE) &&
+	       round_down(page, PT_ENTRIES) + PT_ENTRIES <= morsel_page_count(morsel);
+}
+
+/* The mutex `tables` is held. */
+static int make_room(struct morsel *morsel, struct pt_tree *tree, u64 page)
+{
+	u64 *entry;
+
+	if (tree == &morsel->tree && may_have_block(morsel, page)) {
+		entry = pt_tree_make_entry(tree, page);
+		if (!entry)
+			return -ENOMEM;
+		if (*entry || put_block_on(morsel, entry))
+			return 0;
+	}
+	return pt_tree_make_leaf(tree, page) ? 0 : -ENOMEM;
+}
+
+int morsel_make_room(struct morsel *morsel, struct pt_tree *tree, u64 page)
+{
+	/* Of level 2 and of level 1. */
+	const long most = 2;
+	bool was_guarded;
+	long made;
+	int error;
+
+	if (!morsel_charge(morsel, most))
+		return -ENOSPC;
+	mutex_lock(&morsel->tables);
+	was_guarded = pt_tree_is_guarded(tree, page);
+	made = -atomic_long_read(&tree->tables);
+	error = make_room(morsel, tree, page);
+	made += atomic_long_read(&tree->tables);
+	if (was_guarded && !pt_tree_is_guarded(tree, page))
+		pt_mounts_flush_tables(&morsel->mounts,
+				       round_down(page, PT_ENTRIES * PT_ENTRIES),
+				       PT_ENTRIES * PT_ENTRIES);
+	mutex_unlock(&morsel->tables);
+	morsel_uncharge(morsel, most - made);
+	return error;
+}
+
+static int populate(struct morsel *morsel, u64 page)
+{
+	u64 *leaf = pt_tree_leaf(&morsel->tree, page);
+	int error;
+
+	if (!leaf) {
+		error = morsel_make_room(morsel, &morsel->tree, page);
+		if (error)
+			return error;
+		leaf = pt_tree_leaf(&morsel->tree, page);
+	}
+	/* Without a leaf it is in 2 MiB that came, or that just went again. */
+	return leaf && !READ_ONCE(*leaf) ? put_page_on(morsel, leaf) : 0;
+}
+
+static bool is_there(struct morsel *morsel, u64 page)
+{
+	u64 *leaf = pt_tree_leaf(&morsel->tree, page);
+
+	return leaf ? READ_ONCE(*leaf) : pt_tree_huge(&morsel->tree, page);
+}
+
+int morsel_populate(struct morsel *morsel, u64 page)
+{
+	int error;
+
+	if (is_there(morsel, page))
+		return 0;
+	error = may_populate(morsel, page);
+	if (!error)
+		error = populate(morsel, page);
+	/* A full barrier came with the page: see morsel_revoke. */
+	if (unlikely(!error && READ_ONCE(morsel->is_revoked))) {
+		page = round_down(page, PT_ENTRIES);
+		error = morsel_punch_pages(morsel, page, page + PT_ENTRIES) ?: -EIO;
+	}
+	return error;
+}
+
+int morsel_populate_range(struct morsel *morsel, u64 first, u64 count)
+{
+	int error = 0;
+
+	for (; !error && count; first++, count--) {
+		error = morsel_populate(morsel, first);
+		if (!(first % PT_ENTRIES)) {
+			cond_resched();
+			if (signal_pending(current))
+				error = error ?: -EINTR;
+		}
+	}
+	return error;
+}
+
+struct page *morsel_get_page(struct morsel *morsel, u64 page)
+{
+	u64 *leaf = pt_tree_leaf(&morsel->tree, page);
+	struct page *found = NULL;
+	spinlock_t *lock;
+	u64 value;
+
+	if (!leaf) {
+		/* There is none, or 2 MiB, which may just be on their way to become a table. */
+		mutex_lock(&morsel->tables);
+		value = pt_tree_huge(&morsel->tree, page);
+		if (value) {
+			found = pfn_to_page(pt_leaf_pfn(value) + page % PT_ENTRIES);
+			get_page(found);
+		}
+		leaf = value ? NULL : pt_tree_leaf(&morsel->tree, page);
+		mutex_unlock(&morsel->tables);
+	}
+	if (!leaf)
+		return found;
+	lock = pt_table_lock(leaf);
+	spin_lock(lock);
+	value = READ_ONCE(*leaf);
+	if (value) {
+		found = pfn_to_page(pt_leaf_pfn(value));
+		get_page(found);
+	}
+	spin_unlock(lock);
+	return found;
+}

@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * Pages go. Leaves are cleared, TLBs are flushed for all who have the Morsel mounted, and then the
+ * pages are free; what something else has a reference to lives on without being the Morsel's.
+ */
+
+#include <linux/highmem.h>
+#include <linux/mm.h>
+#include <linux/slab.h>
+
+#include "core/pt_flush.h"
+#include "morsel/morsel.h"
+
+/* So many pages wait for the same flush. */
+#define BATCH	512
+
+struct departure {
+	struct morsel	*morsel;
+	struct page	**pages;
+	unsigned int	count;
+	u64		first, last;	/* among which they were */
+};
+
+static void flush(struct departure *departure)
+{
+	struct morsel *morsel = departure->morsel;
+	unsigned int i;
+
+	if (!departure->count)
+		return;
+	/* A page on its own is mapped by entries of the processes. */
+	if (!morsel->order)
+		unmap_mapping_range(morsel->inode.i_mapping, 0, 0, 1);
+	pt_mounts_flush(&morsel->mounts, departure->first, departure->last - departure->first + 1);
+	for (i = 0; i < departure->count; i++)
+		put_page(departure->pages[i]);
+	atomic64_sub(departure->count, &morsel->pages);
+	morsel_uncharge(morsel, departure->count);
+	departure->count = 0;
+}
+
+static void add(struct departure *departure, u64 page, u64 pfn)
+{
+	if (!departure->count)
+		departure->first = page;
+	departure->last = page;
+	departure->pages[departure->count++] = pfn_to_page(pfn);
+	if (departure->count == BATCH)
+		flush(departure);
+}
+
+static void take_off(struct departure *departure, u64 *leaf, u64 page)
+{
+	spinlock_t *lock = pt_table_lock(leaf);
+	u64 old;
+
+	/*
+	 * Under the lock, because the core's fault handler writes entries back under it as it has
+	 * read them, and who wants the page gets his reference under it.
+	 */
+	spin_lock(lock);
+	old = xchg(leaf, 0);
+	if (old)
+		morsel_hide_from_reader(departure->morsel, page);
+	spin_unlock(lock);
+	if (old)
+		add(departure, page, pt_leaf_pfn(old));
+}
+
+static u64 clear_huge_entry(struct morsel *morsel, u64 *entry)
+{
+	spinlock_t *lock = pt_table_lock(entry);
+	u64 old;
+
+	spin_lock(lock);
+	old = xchg(entry, 0);
+	spin_unlock(lock);
+	atomic_long_dec(&morsel->tree.huge);
+	return old;
+}
+
+/* Takes off 2 MiB. The mutex `tables` is held. */
+static void take_off_block(struct departure *departure, u64 *entry, u64 page)
+{
+	u64 old = clear_huge_entry(departure->morsel, entry);
+	u64 i;
+
+	for (i = 0; i < PT_ENTRIES; i++)
+		add(departure, page + i, pt_leaf_pfn(old) + i);
+}
+
+/* Makes 2 MiB 512 pages. The mutex `tables` is held. In between nothing is mapped there. */
+static int split(struct morsel *morsel, u64 *entry, u64 page)
+{
+	u64 *table, old;
+	unsigned int i;
+
+	if (!morsel_charge(morsel, 1))
+		return -ENOSPC;
+	table = pt_table_alloc(1);
+	if (!table) {
+		morsel_uncharge(morsel, 1);
+		return -ENOMEM;
+	}
+	old = clear_huge_entry(morsel, entry);
+	pt_mounts_flush(&morsel->mounts, round_down(page, PT_ENTRIES), PT_ENTRIES);
+	for (i = 0; i < PT_ENTRIES; i++)
+		table[i] = (pt_leaf_pfn(old) + i) << PAGE_SHIFT | morsel->leaf_flags;
+	/* A full barrier: the leaves are there before anybody can walk to them. */
+	xchg(entry, pt_table_entry(table));
+	atomic_long_inc(&morsel->tree.tables);
+	atomic_long_inc(&morsel->tree.splits);
+	return 0;
+}
+
+/* 2 MiB that a page is in: goes if all of it is in the range, and otherwise becomes 512 pages. */
+static int part_block(struct departure *departure, u64 page, u64 end)
+{
+	struct morsel *morsel = departure->morsel;
+	u64 *entry;
+	int error = 0;
+
+	mutex_lock(&morsel->tables);
+	if (pt_tree_huge(&morsel->tree, page)) {
+		entry = pt_tree_entry(&morsel->tree, page);
+		if (!(page % PT_ENTRIES) && end - page >= PT_ENTRIES)
+			take_off_block(departure, entry, page);
+		else
+			error = split(morsel, entry, page);
+	}
+	mutex_unlock(&morsel->tables);
+	return error;
+}
+
+/* Where the pages begin that the next entry of level 2 is for, or of level 3 if there is a guard. */
+static u64 next_part(struct morsel *morsel, u64 page)
+{
+	u64 part = pt_tree_is_guarded(&morsel->tree, page) ? PT_ENTRIES * PT_ENTRIES : PT_ENTRIES;
+
+	return round_down(page, part) + part;
+}
+
+static int punch(struct departure *departure, u64 page, u64 end)
+{
+	struct morsel *morsel = departure->morsel;
+	u64 stop, *leaf;
+	int error;
+
+	for (; page < end; page = stop) {
+		stop = min(next_part(morsel, page), end);
+		cond_resched();
+		error = pt_tree_huge(&morsel->tree, page) ? part_block(departure, page, end) : 0;
+		if (error)
+			return error;
+		leaf = pt_tree_leaf(&morsel->tree, page);
+		for (; leaf && page < stop; page++, leaf++)
+			if (READ_ONCE(*leaf))
+				take_off(departure, leaf, page);
+	}
+	return 0;
+}
+
+/* The pages from the first one to before the end. */
+int morsel_punch_pages(struct morsel *morsel, u64 first, u64 end)
+{
+	struct departure departure = { .morsel = morsel };
+	int error;
+
+	departure.pages = kcalloc(BATCH, sizeof(*departure.pages), GFP_KERNEL_ACCOUNT);
+	if (!departure.pages)
+		return -ENOMEM;
+	error = punch(&departure, first, end);
+	flush(&departure);
+	kfree(departure.pages);
+	return error;
+}
+
+/* Bytes within a page. */
+static void zero(struct morsel *morsel, u64 offset, u64 end)
+{
+	struct page *page;
+
+	if (offset == end)
+		return;
+	page = morsel_get_page(morsel, offset >> PAGE_SHIFT);
+	if (!page)
+		return;
+	memset(page_address(page) + offset_in_page(offset), 0, end - offset);
+	put_page(page);
+}
+
+int morsel_punch(struct morsel *morsel, u64 offset, u64 length)
+{
+	u64 end = min(offset + length, morsel->length);
+	u64 first, last;
+
+	if (offset >= end)
+		return 0;
+	first = round_up(offset, PAGE_SIZE);
+	/* The last page ends with the Morsel. */
+	last = end == morsel->length ? round_up(end, PAGE_SIZE) : round_down(end, PAGE_SIZE);
+	if (first > last) {
+		zero(morsel, offset, end);
+		return 0;
+	}
+	zero(morsel, offset, first);
+	zero(morsel, min(last, end), end);
+	return morsel_punch_pages(morsel, first >> PAGE_SHIFT, last >> PAGE_SHIFT);
+}

@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * A second tree whose leaves show the same pages and cannot be written through.
+ *
+ * The right to write is taken away in the entry that mounts a tree, at no cost. That is not enough
+ * in two cases: an entry of level 1 must have it, or the core takes it for a damaged one; and where
+ * pages may be pinned, the core's fast way to them looks at leaves alone. There a reader mounts this
+ * tree. It is made when the first one comes, and shows what a table of the other one has when
+ * somebody misses a page of it.
+ *
+ * A leaf here is changed under the lock of the other tree's table, so that it is gone before the
+ * page is.
+ */
+
+#include <linux/mm.h>
+#include <linux/slab.h>
+
+#include "morsel/morsel.h"
+
+/* Not dirty, as that without the right to write means something else to processors. */
+#define READER_LACKS	((u64)(_PAGE_RW | _PAGE_DIRTY))
+
+bool morsel_needs_reader(const struct morsel *morsel)
+{
+	return morsel->order && (morsel->order == 1 || (morsel->flags & VELLUM_MORSEL_PINNABLE));
+}
+
+static struct pt_tree *reader_of(struct morsel *morsel)
+{
+	/* Pairs with the release when it was made. */
+	return smp_load_acquire(&morsel->reader);
+}
+
+static int make(struct morsel *morsel)
+{
+	struct pt_tree *reader = kzalloc(sizeof(*reader), GFP_KERNEL_ACCOUNT);
+	int error;
+
+	if (!reader)
+		return -ENOMEM;
+	error = morsel_charge(morsel, 1) ? 0 : -ENOSPC;
+	if (error)
+		goto no_room;
+	error = pt_tree_init_sparse(reader, morsel->order);
+	if (error)
+		goto no_tree;
+	smp_store_release(&morsel->reader, reader);
+	return 0;
+no_tree:
+	morsel_uncharge(morsel, 1);
+no_room:
+	kfree(reader);
+	return error;
+}
+
+int morsel_make_reader(struct morsel *morsel)
+{
+	int error;
+
+	mutex_lock(&morsel->tables);
+	error = morsel->reader ? 0 : make(morsel);
+	mutex_unlock(&morsel->tables);
+	return error;
+}
+
+/* Shows all pages that are in one table with this one. */
+int morsel_show_reader(struct morsel *morsel, u64 page)
+{
+	struct pt_tree *reader = reader_of(morsel);
+	u64 first = round_down(page, PT_ENTRIES);
+	u64 *from = pt_tree_leaf(&morsel->tree, first), *to;
+	spinlock_t *lock;
+	unsigned int i;
+	int error;
+
+	if (!from)
+		return 0;
+	if (!pt_tree_leaf(reader, first)) {
+		error = morsel_make_room(morsel, reader, first);
+		if (error)
+			return error;
+	}
+	to = pt_tree_leaf(reader, first);
+	lock = pt_table_lock(from);
+	spin_lock(lock);
+	for (i = 0; i < PT_ENTRIES; i++)
+		WRITE_ONCE(to[i], READ_ONCE(from[i]) & ~READER_LACKS);
+	spin_unlock(lock);
+	return 0;
+}
+
+/* A page goes. The lock of its table is held. */
+void morsel_hide_from_reader(struct morsel *morsel, u64 page)
+{
+	struct pt_tree *reader = reader_of(morsel);
+	u64 *leaf = reader ? pt_tree_leaf(reader, page) : NULL;
+	spinlock_t *lock;
+
+	if (!leaf)
+		return;
+	lock = pt_table_lock(leaf);
+	spin_lock_nested(lock, SINGLE_DEPTH_NESTING);
+	xchg(leaf, 0);
+	spin_unlock(lock);
+}
+
+void morsel_destroy_reader(struct morsel *morsel)
+{
+	u64 tables;
+
+	if (!morsel->reader)
+		return;
+	tables = atomic_long_read(&morsel->reader->tables);
+	pt_tree_destroy(morsel->reader);
+	morsel_uncharge(morsel, tables);
+	kfree(morsel->reader);
+	morsel->reader = NULL;
+}
+
+struct comparison {
+	struct morsel	*morsel;
+	u64		wrong;
+};
+
+static void compare(void *data, u64 page, u64 leaf)
+{
+	struct comparison *comparison = data;
+	u64 *other = pt_tree_leaf(&comparison->morsel->tree, page);
+
+	comparison->wrong += !other || (READ_ONCE(*other) & ~READER_LACKS) != leaf;
+}
+
+/* For self-checks, while nothing changes: leaves that show another page than they should. */
+u64 morsel_reader_wrong(struct morsel *morsel)
+{
+	struct comparison comparison = { .morsel = morsel };
+
+	if (reader_of(morsel))
+		pt_tree_each_leaf(morsel->reader, compare, &comparison);
+	return comparison.wrong;
+}
