@@ -39,7 +39,6 @@ static void show_morsel(struct seq_file *out, struct morsel *morsel)
 
 	if (!morsel_is_shaped(morsel))
 		return;
-	mutex_lock(&morsel->tables);
 	pt_tree_each_leaf(&morsel->tree, count_leaf, &found);
 	seq_printf(out, "inode %lu order %u length %llu pages %lld found %llu huge %ld splits %ld ",
 		   morsel->inode.i_ino, morsel->order, morsel->length,
@@ -48,7 +47,6 @@ static void show_morsel(struct seq_file *out, struct morsel *morsel)
 	seq_printf(out, "tables %ld mounts %llu writers %llu wrong %llu reader wrong %llu\n",
 		   atomic_long_read(&morsel->tree.tables), morsel->mounts.count, morsel->writers,
 		   pt_mounts_wrong(&morsel->mounts), morsel_reader_wrong(morsel));
-	mutex_unlock(&morsel->tables);
 }
 
 static int morsels_show(struct seq_file *out, void *unused)

@@ -105,18 +105,19 @@ static struct morsel_mount *inherit(struct morsel_mount *parent)
 }
 
 /*
- * The VMA was copied, by fork or to be moved, and unless it is to be wiped the core is about to copy
- * or to move what the page tables have: nothing.
+ * The VMA was copied, by fork or to be moved, and the core is about to copy or to move what the page
+ * tables have: nothing. If it leaves them alone in a fork, the parent need not notice.
  */
 static void opened(struct vm_area_struct *vma)
 {
 	struct morsel_mount *mount = mount_of(vma), *child = NULL;
+	bool is_child = vma->vm_mm != current->mm;
 
 	if (!mount)
 		return;
-	if (!(vma->vm_flags & VM_WIPEONFORK))
+	if (!is_child || !(vma->vm_flags & VM_WIPEONFORK))
 		pt_mount_detach(&mount->mount);
-	if (vma->vm_mm != current->mm)
+	if (is_child)
 		child = inherit(mount);
 	vma->vm_private_data = child ? &child->mount : NULL;
 }

@@ -9,7 +9,7 @@
 
 /*
  * For pages of data. Whoever populates is charged. The core knows nothing of these pages, so it
- * cannot move them.
+ * cannot move them. They are up to date, which is what a pipe looks at that gets one.
  */
 #define PAGE_GFP	(GFP_KERNEL_ACCOUNT | __GFP_ZERO)
 /* 2 MiB in a row are welcome, and not worth much work. */
@@ -34,6 +34,8 @@ static int put_page_on(struct morsel *morsel, u64 *leaf)
 	if (!morsel_charge(morsel, 1))
 		return -ENOSPC;
 	fresh = alloc_page(PAGE_GFP);
+	if (fresh)
+		SetPageUptodate(fresh);
 	if (!fresh || !try_cmpxchg64(leaf, &none, page_to_phys(fresh) | morsel->leaf_flags)) {
 		morsel_uncharge(morsel, 1);
 		if (!fresh)
@@ -49,6 +51,7 @@ static int put_page_on(struct morsel *morsel, u64 *leaf)
 static bool put_block_on(struct morsel *morsel, u64 *entry)
 {
 	struct page *block;
+	unsigned int i;
 
 	if (!morsel_charge(morsel, PT_ENTRIES))
 		return false;
@@ -59,6 +62,8 @@ static bool put_block_on(struct morsel *morsel, u64 *entry)
 	}
 	/* They go one by one. */
 	split_page(block, BLOCK_ORDER);
+	for (i = 0; i < PT_ENTRIES; i++)
+		SetPageUptodate(block + i);
 	xchg(entry, page_to_phys(block) | PT_HUGE_FLAGS);
 	atomic64_add(PT_ENTRIES, &morsel->pages);
 	atomic_long_inc(&morsel->tree.huge);
