@@ -6,6 +6,8 @@
 #ifndef VELLUM_COMPAT_H
 #define VELLUM_COMPAT_H
 
+#include <linux/blkdev.h>
+#include <linux/file.h>
 #include <linux/fs.h>
 #include <linux/mm.h>
 #include <linux/sched.h>
@@ -285,5 +287,42 @@ static inline ssize_t file_splice_read(struct file *file, loff_t *position,
 	return generic_file_splice_read(file, position, pipe, count, flags);
 #endif
 }
+
+/* A block device that nobody else has meanwhile. */
+#if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 9, 0)
+typedef struct file own_bdev;
+
+static inline own_bdev *own_bdev_open(const char *path, void *holder)
+{
+	return bdev_file_open_by_path(path, BLK_OPEN_READ | BLK_OPEN_WRITE, holder, NULL);
+}
+
+static inline struct block_device *own_bdev_get(own_bdev *bdev)
+{
+	return file_bdev(bdev);
+}
+
+static inline void own_bdev_close(own_bdev *bdev)
+{
+	fput(bdev);
+}
+#else
+typedef struct block_device own_bdev;
+
+static inline own_bdev *own_bdev_open(const char *path, void *holder)
+{
+	return blkdev_get_by_path(path, FMODE_READ | FMODE_WRITE | FMODE_EXCL, holder);
+}
+
+static inline struct block_device *own_bdev_get(own_bdev *bdev)
+{
+	return bdev;
+}
+
+static inline void own_bdev_close(own_bdev *bdev)
+{
+	blkdev_put(bdev, FMODE_READ | FMODE_WRITE | FMODE_EXCL);
+}
+#endif
 
 #endif /* VELLUM_COMPAT_H */

@@ -44,17 +44,41 @@ void pt_tree_end(void)
 	pt_table_free(guard, 2);
 }
 
-/* The processor sets the accessed bit of an entry that it walks through. */
-static bool is_guard(u64 entry)
+static u64 *guard_of(const struct pt_tree *tree)
 {
-	return entry && pt_entry_table(entry) == guard;
+	return tree->source ? tree->source->guard : guard;
+}
+
+/* The processor sets the accessed bit of an entry that it walks through. */
+static bool is_guard(const struct pt_tree *tree, u64 entry)
+{
+	return entry && pt_entry_table(entry) == guard_of(tree);
+}
+
+static u64 *alloc_table(struct pt_tree *tree, unsigned int level)
+{
+	u64 *table = tree->source ? tree->source->alloc(tree->source, level) :
+				    pt_table_alloc(level);
+
+	if (table)
+		atomic_long_inc(&tree->tables);
+	return table;
+}
+
+static void free_table(struct pt_tree *tree, u64 *table, unsigned int level)
+{
+	if (tree->source)
+		tree->source->free(tree->source, table, level);
+	else
+		pt_table_free(table, level);
+	atomic_long_dec(&tree->tables);
 }
 
 bool pt_tree_is_guarded(struct pt_tree *tree, u64 page)
 {
 	u64 *entry = tree->order > 2 ? pt_tree_entry(tree, page) : NULL;
 
-	return entry && ((u64)entry & PAGE_MASK) == (u64)guard;
+	return entry && ((u64)entry & PAGE_MASK) == (u64)guard_of(tree);
 }
 
 static u64 *table_or_null(u64 entry)
@@ -68,19 +92,20 @@ static u64 *table_below(struct pt_tree *tree, u64 *entry, unsigned int level)
 	u64 value = READ_ONCE(*entry);
 	u64 *table;
 
-	if (value && !is_guard(value))
+	if (value && !is_guard(tree, value))
 		return table_or_null(value);
-	table = pt_table_alloc(level);
+	table = alloc_table(tree, level);
 	if (!table)
 		return NULL;
 	/* A full barrier: the table is zeroed before anybody can walk into it. */
 	while (!try_cmpxchg64(entry, &value, pt_table_entry(table))) {
-		if (!is_guard(value)) {
-			pt_table_free(table, level);
+		if (!is_guard(tree, value)) {
+			free_table(tree, table, level);
 			return table_or_null(value);
 		}
 	}
-	atomic_long_inc(&tree->tables);
+	if (tree->source)
+		tree->source->changed(tree->source, entry);
 	return table;
 }
 
@@ -131,7 +156,8 @@ static void each_part(u64 huge, u64 page, visit_leaf visit, void *data)
 		visit(data, page + i, (huge & ~(u64)_PAGE_PSE) + (i << PAGE_SHIFT));
 }
 
-static void each_below(const u64 *table, unsigned int level, u64 page, visit_leaf visit, void *data)
+static void each_below(struct pt_tree *tree, const u64 *table, unsigned int level, u64 page,
+		       visit_leaf visit, void *data)
 {
 	unsigned int i;
 	u64 value;
@@ -139,12 +165,12 @@ static void each_below(const u64 *table, unsigned int level, u64 page, visit_lea
 	cond_resched();
 	for (i = 0; i < PT_ENTRIES; i++, page += pt_entry_pages(level)) {
 		value = READ_ONCE(table[i]);
-		if (!value || (level == 3 && is_guard(value)))
+		if (!value || (level == 3 && is_guard(tree, value)))
 			continue;
 		if (level == 1)
 			visit(data, page, value);
 		else if (pt_entry_is_table(value))
-			each_below(pt_entry_table(value), level - 1, page, visit, data);
+			each_below(tree, pt_entry_table(value), level - 1, page, visit, data);
 		else
 			each_part(value, page, visit, data);
 	}
@@ -153,7 +179,7 @@ static void each_below(const u64 *table, unsigned int level, u64 page, visit_lea
 void pt_tree_each_leaf(struct pt_tree *tree, visit_leaf visit, void *data)
 {
 	if (tree->root)
-		each_below(tree->root, tree->order, 0, visit, data);
+		each_below(tree, tree->root, tree->order, 0, visit, data);
 }
 
 /* Frees a table and all below it; what the leaves refer to is the owner's business. */
@@ -164,11 +190,10 @@ static void free_below(struct pt_tree *tree, u64 *table, unsigned int level, u64
 
 	for (i = 0; level > 1 && i < PT_ENTRIES; i++, page += pt_entry_pages(level)) {
 		below = table[i] ? pt_tree_table(tree, table[i], page) : NULL;
-		if (below && below != guard)
+		if (below && below != guard_of(tree))
 			free_below(tree, below, level - 1, page);
 	}
-	pt_table_free(table, level);
-	atomic_long_dec(&tree->tables);
+	free_table(tree, table, level);
 	cond_resched();
 }
 
@@ -184,45 +209,69 @@ void pt_tree_destroy(struct pt_tree *tree)
 	tree->root = NULL;
 }
 
-static int make_root(struct pt_tree *tree, unsigned int order, u64 pages)
+static void begin(struct pt_tree *tree, unsigned int order, u64 pages, struct pt_source *source)
 {
+	tree->source = source;
 	tree->order = order;
 	tree->pages = pages;
-	tree->root = pt_table_alloc(order);
-	if (!tree->root)
-		return -ENOMEM;
-	atomic_long_set(&tree->tables, 1);
+	atomic_long_set(&tree->tables, 0);
 	atomic_long_set(&tree->huge, 0);
 	atomic_long_set(&tree->splits, 0);
 	xa_init_flags(&tree->deposits, XA_FLAGS_ACCOUNT);
-	return 0;
 }
 
 /* Makes a tree of one table, which covers all of its extent. */
-int pt_tree_init_sparse(struct pt_tree *tree, unsigned int order)
+int pt_tree_init_sparse(struct pt_tree *tree, unsigned int order, struct pt_source *source)
 {
-	int error = make_root(tree, order, 1ULL << (PT_INDEX_BITS * order));
 	unsigned int i;
 
-	for (i = 0; !error && order == 3 && i < PT_ENTRIES; i++)
-		tree->root[i] = pt_table_entry(guard);
-	return error;
+	begin(tree, order, 1ULL << (PT_INDEX_BITS * order), source);
+	tree->root = alloc_table(tree, order);
+	if (!tree->root)
+		return -ENOMEM;
+	for (i = 0; order == 3 && i < PT_ENTRIES; i++)
+		tree->root[i] = pt_table_entry(guard_of(tree));
+	return 0;
+}
+
+static long count_tables(struct pt_tree *tree, const u64 *table, unsigned int level)
+{
+	unsigned int i;
+	long count = 1;
+
+	for (i = 0; level > 1 && i < PT_ENTRIES; i++)
+		if (pt_entry_is_table(table[i]) && !(level == 3 && is_guard(tree, table[i])))
+			count += count_tables(tree, pt_entry_table(table[i]), level - 1);
+	return count;
+}
+
+void pt_tree_adopt(struct pt_tree *tree, unsigned int order, struct pt_source *source, u64 *root)
+{
+	begin(tree, order, 1ULL << (PT_INDEX_BITS * order), source);
+	tree->root = root;
+	atomic_long_set(&tree->tables, count_tables(tree, root, order));
+}
+
+void pt_tree_release(struct pt_tree *tree)
+{
+	tree->root = NULL;
+	xa_destroy(&tree->deposits);
 }
 
 /* Makes a tree for so many pages, without leaves. */
 int pt_tree_init(struct pt_tree *tree, u64 pages)
 {
 	unsigned int order = 1;
-	int error;
 	u64 page;
 
 	if (!pages || pages > 1ULL << (PT_INDEX_BITS * PT_MAX_ORDER))
 		return -EINVAL;
 	while (1ULL << (PT_INDEX_BITS * order) < pages)
 		order++;
-	error = make_root(tree, order, pages);
-	if (error)
-		return error;
+	begin(tree, order, pages, NULL);
+	tree->root = alloc_table(tree, order);
+	if (!tree->root)
+		return -ENOMEM;
 
 	for (page = 0; tree->order > 2 && page < pages; page += pt_entry_pages(3)) {
 		if (!make_table(tree, page, 2) || fatal_signal_pending(current)) {

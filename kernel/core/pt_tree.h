@@ -43,7 +43,19 @@
 	(_PAGE_PRESENT | _PAGE_RW | _PAGE_USER | _PAGE_ACCESSED | _PAGE_DIRTY | _PAGE_NX | \
 	 _PAGE_ENC)
 
+/*
+ * Where the tables of a tree come from, if not from the kernel's memory: somewhere that outlives the
+ * machine. There the guard must be, too.
+ */
+struct pt_source {
+	u64	*(*alloc)(struct pt_source *source, unsigned int level);
+	void	(*free)(struct pt_source *source, u64 *table, unsigned int level);
+	void	(*changed)(struct pt_source *source, u64 *entry);	/* it leads to a table now */
+	u64	*guard;
+};
+
 struct pt_tree {
+	struct pt_source *source;	/* NULL: the kernel's memory */
 	unsigned int	order;
 	u64		pages;		/* that may have a leaf; the extent may be larger */
 	u64		*root;
@@ -55,7 +67,11 @@ struct pt_tree {
 };
 
 int pt_tree_init(struct pt_tree *tree, u64 pages);
-int pt_tree_init_sparse(struct pt_tree *tree, unsigned int order);
+int pt_tree_init_sparse(struct pt_tree *tree, unsigned int order, struct pt_source *source);
+/* Makes a sparse tree of tables that are there. */
+void pt_tree_adopt(struct pt_tree *tree, unsigned int order, struct pt_source *source, u64 *root);
+/* Lets go of the tables without freeing them. */
+void pt_tree_release(struct pt_tree *tree);
 void pt_tree_destroy(struct pt_tree *tree);
 u64 *__pt_tree_make_leaf(struct pt_tree *tree, u64 page);
 /* The entry of level 2 that the page is below; NULL when there is no memory for its table. */

@@ -238,8 +238,24 @@ static void show_fdinfo(struct seq_file *out, struct file *file)
 		   stat.tables, stat.mounts, stat.seals);
 }
 
-static int flush_nothing(struct file *file, loff_t start, loff_t end, int only_data)
+/* Data is where it will be; with persistent memory, all that processors may still have of it. */
+static int sync(struct file *file, loff_t start, loff_t end, int only_data)
 {
+	struct morsel *morsel = morsel_of(file_inode(file));
+	u64 number, last;
+	struct page *page;
+
+	if (!morsel->device || !morsel_is_shaped(morsel))
+		return 0;
+	last = min_t(u64, end >> PAGE_SHIFT, morsel_page_count(morsel) - 1);
+	for (number = start >> PAGE_SHIFT; number <= last; number++) {
+		page = morsel_get_page(morsel, number);
+		if (page) {
+			morsel_persist(page_address(page), PAGE_SIZE);
+			put_page(page);
+		}
+		cond_resched();
+	}
 	return 0;
 }
 
@@ -254,7 +270,7 @@ const struct file_operations morsel_file_operations = {
 	.unlocked_ioctl = ioctl,
 	.mmap = morsel_map,
 	.get_unmapped_area = morsel_area,
-	.fsync = flush_nothing,
+	.fsync = sync,
 	.show_fdinfo = show_fdinfo,
 };
 
@@ -269,9 +285,14 @@ static int set_attributes(inode_idmap *idmap, struct dentry *dentry, struct iatt
 		error = morsel_is_shaped(morsel) ? -EINVAL :
 			morsel_shape_by_length(morsel, attributes->ia_size);
 	}
-	if (!error)
-		setattr_copy(idmap, inode, attributes);
-	return error;
+	if (error)
+		return error;
+	setattr_copy(idmap, inode, attributes);
+	mutex_lock(&morsel->state);
+	if (morsel->slot)
+		morsel_slot_set_owner(morsel->slot, inode);
+	mutex_unlock(&morsel->state);
+	return 0;
 }
 
 static int get_attributes(inode_idmap *idmap, const struct path *path, struct kstat *stat, u32 mask,

@@ -21,6 +21,7 @@ struct morsels {
 	u64		max_pages;
 	atomic64_t	inodes;
 	u64		max_inodes;
+	struct morsel_device *device;	/* or NULL */
 };
 
 /* How it is to be mounted. */
@@ -29,6 +30,7 @@ struct morsels_options {
 	umode_t	mode;
 	kuid_t	uid;
 	kgid_t	gid;
+	bool	format;
 };
 
 static struct kmem_cache *inode_cache;
@@ -59,7 +61,7 @@ void morsel_uncharge(struct morsel *morsel, u64 pages)
 	atomic64_sub(pages, &morsels_of(morsel->inode.i_sb)->pages);
 }
 
-static const struct inode_operations folder_operations;
+static const struct inode_operations folder_operations, device_folder_operations;
 
 static struct inode *make_inode(struct super_block *super, const struct inode *folder, umode_t mode)
 {
@@ -78,15 +80,27 @@ static struct inode *make_inode(struct super_block *super, const struct inode *f
 	inode_begin_times(inode);
 	mapping_set_unevictable(inode->i_mapping);
 	if (S_ISDIR(mode)) {
-		inode->i_op = &folder_operations;
+		inode->i_op = morsels->device ? &device_folder_operations : &folder_operations;
 		inode->i_fop = &simple_dir_operations;
 		inc_nlink(inode);
 	} else {
 		inode->i_op = &morsel_file_inode_operations;
 		inode->i_fop = &morsel_file_operations;
+		morsel_of(inode)->device = morsels->device;
 		morsel_register(morsel_of(inode));
 	}
 	return inode;
+}
+
+/* False: it has no room for another name. */
+static bool name_on_device(struct inode *inode, const struct dentry *entry)
+{
+	struct morsel *morsel = morsel_of(inode);
+
+	if (!morsel->device)
+		return true;
+	morsel->slot = morsel_slot_make(morsel->device, inode, entry->d_name.name);
+	return morsel->slot;
 }
 
 static int make_entry(struct inode *folder, struct dentry *entry, umode_t mode)
@@ -95,6 +109,10 @@ static int make_entry(struct inode *folder, struct dentry *entry, umode_t mode)
 
 	if (IS_ERR(inode))
 		return PTR_ERR(inode);
+	if (!name_on_device(inode, entry)) {
+		iput(inode);
+		return -ENOSPC;
+	}
 	if (S_ISDIR(mode))
 		inc_nlink(folder);
 	d_instantiate(entry, inode);
@@ -136,6 +154,21 @@ static const struct inode_operations folder_operations = {
 	.mkdir = create_folder,
 	.rmdir = simple_rmdir,
 	.rename = simple_rename,
+	.getattr = simple_getattr,
+};
+
+static int remove_name(struct inode *folder, struct dentry *entry)
+{
+	morsel_lose_name(morsel_of(d_inode(entry)));
+	return simple_unlink(folder, entry);
+}
+
+/* A device has names of files, and each has one. */
+static const struct inode_operations device_folder_operations = {
+	.lookup = simple_lookup,
+	.create = create_file,
+	.tmpfile = create_nameless,
+	.unlink = remove_name,
 	.getattr = simple_getattr,
 };
 
@@ -198,7 +231,7 @@ static const struct super_operations super_operations = {
 	.show_options = show_options,
 };
 
-enum { OPTION_SIZE, OPTION_INODES, OPTION_MODE, OPTION_UID, OPTION_GID };
+enum { OPTION_SIZE, OPTION_INODES, OPTION_MODE, OPTION_UID, OPTION_GID, OPTION_FORMAT };
 
 static const struct fs_parameter_spec parameters[] = {
 	fsparam_string("size", OPTION_SIZE),
@@ -206,6 +239,7 @@ static const struct fs_parameter_spec parameters[] = {
 	fsparam_u32oct("mode", OPTION_MODE),
 	fsparam_u32("uid", OPTION_UID),
 	fsparam_u32("gid", OPTION_GID),
+	fsparam_flag("format", OPTION_FORMAT),
 	{}
 };
 
@@ -252,8 +286,67 @@ static int parse(struct fs_context *context, struct fs_parameter *parameter)
 	case OPTION_UID:
 	case OPTION_GID:
 		return parse_owner(context, options, result.uint_32, which == OPTION_GID);
+	case OPTION_FORMAT:
+		options->format = true;
+		return 0;
 	}
 	return which;
+}
+
+/* What a device has had all the time. */
+static int show_slot(struct super_block *super, struct morsel_slot *slot)
+{
+	struct qstr name = QSTR_INIT(slot->name, strlen(slot->name));
+	struct dentry *entry = d_hash_and_lookup(super->s_root, &name);
+	struct inode *inode;
+
+	if (entry) {
+		dput(entry);
+		pr_err("morselfs: the device has '%s' twice\n", slot->name);
+		return -EUCLEAN;
+	}
+	entry = d_alloc_name(super->s_root, slot->name);
+	if (!entry)
+		return -ENOMEM;
+	inode = make_inode(super, NULL, slot->mode);
+	if (IS_ERR(inode)) {
+		dput(entry);
+		return PTR_ERR(inode);
+	}
+	i_uid_write(inode, slot->uid);
+	i_gid_write(inode, slot->gid);
+	morsel_adopt(morsel_of(inode), slot);
+	d_add(entry, inode);
+	return 0;
+}
+
+static int show_slots(struct super_block *super, struct morsel_device *device)
+{
+	struct morsel_slot *slot = device->slots, *end = slot + device->super->slots;
+	int error = 0;
+
+	for (; !error && slot < end; slot++)
+		if (slot->is_used)
+			error = show_slot(super, slot);
+	/* Those that are not shown have nobody who would let go of their tables. */
+	for (; error && slot < end; slot++)
+		if (slot->is_used && slot->root)
+			morsel_device_forget_tables(device, slot);
+	return error;
+}
+
+static int open_device(struct super_block *super, const char *path, bool format)
+{
+	struct morsels *morsels = morsels_of(super);
+	struct morsel_device *device = morsel_device_open(path, format);
+
+	if (IS_ERR(device))
+		return PTR_ERR(device);
+	morsels->device = device;
+	morsels->max_pages = device->pages - device->first;
+	morsels->max_inodes = device->super->slots;
+	atomic64_set(&morsels->pages, morsel_device_used(device));
+	return 0;
 }
 
 static int fill_super(struct super_block *super, struct fs_context *context)
@@ -261,6 +354,7 @@ static int fill_super(struct super_block *super, struct fs_context *context)
 	const struct morsels_options *options = context->fs_private;
 	struct morsels *morsels = kzalloc(sizeof(*morsels), GFP_KERNEL);
 	struct inode *root;
+	int error = 0;
 
 	if (!morsels)
 		return -ENOMEM;
@@ -274,13 +368,20 @@ static int fill_super(struct super_block *super, struct fs_context *context)
 	super->s_blocksize_bits = PAGE_SHIFT;
 	super->s_time_gran = 1;
 	super->s_iflags |= SB_I_NOEXEC | SB_I_NODEV;
+	/* A path is that of a device with persistent memory; else the source is but a word. */
+	if (context->source && context->source[0] == '/')
+		error = open_device(super, context->source, options->format);
+	if (error)
+		return error;
 	root = make_inode(super, NULL, S_IFDIR | options->mode);
 	if (IS_ERR(root))
 		return PTR_ERR(root);
 	root->i_uid = options->uid;
 	root->i_gid = options->gid;
 	super->s_root = d_make_root(root);
-	return super->s_root ? 0 : -ENOMEM;
+	if (!super->s_root)
+		return -ENOMEM;
+	return morsels->device ? show_slots(super, morsels->device) : 0;
 }
 
 static int get_tree(struct fs_context *context)
@@ -320,6 +421,8 @@ static void kill_super(struct super_block *super)
 	struct morsels *morsels = morsels_of(super);
 
 	kill_litter_super(super);
+	if (morsels && morsels->device)
+		morsel_device_close(morsels->device);
 	kfree(morsels);
 }
 

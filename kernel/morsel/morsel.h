@@ -11,6 +11,7 @@
  *	fill.c		pages are read from a file
  *	reader.c	leaves for who may only read, where one entry cannot say so
  *	check.c		self-check in debugfs
+ *	device.c, slots.c, recover.c	where it is if it is to outlive the machine: see device.h
  *
  * How pages come and go. A leaf of 4 KiB is put by one atomic operation and without a lock; of
  * several who put one, one wins. It is taken off under the lock of its table, and whoever wants its
@@ -35,6 +36,7 @@
 #include "core/pt_mount.h"
 #include "core/pt_mounts.h"
 #include "core/pt_tree.h"
+#include "morsel/device.h"
 
 struct morsel {
 	struct inode		inode;
@@ -60,6 +62,11 @@ struct morsel {
 	struct pt_tree		*reader;
 	struct pt_mounts	mounts;
 	atomic64_t		pages;	/* that are there */
+
+	/* Where its pages and tables are, if not in the kernel's memory; NULL. */
+	struct morsel_device	*device;
+	/* Where the device has it, under `state`; NULL without a name. */
+	struct morsel_slot	*slot;
 };
 
 /* Flags of creation that this module knows. */
@@ -92,10 +99,13 @@ void morsel_uncharge(struct morsel *morsel, u64 pages);
 /* shape.c */
 void morsel_start(struct morsel *morsel);
 void morsel_end(struct morsel *morsel);
+bool morsel_shape_is_right(const struct vellum_morsel_create *create, bool is_on_device);
 int morsel_shape(struct morsel *morsel, const struct vellum_morsel_create *create);
 int morsel_shape_by_length(struct morsel *morsel, u64 length);
 int morsel_seal(struct morsel *morsel, u64 seals);
 int morsel_revoke(struct morsel *morsel);
+void morsel_adopt(struct morsel *morsel, struct morsel_slot *slot);
+void morsel_lose_name(struct morsel *morsel);
 /* For as long as something may be written. EPERM, EIO. */
 int morsel_begin_writing(struct morsel *morsel);
 void morsel_end_writing(struct morsel *morsel);
@@ -106,6 +116,10 @@ void morsel_end_writing(struct morsel *morsel);
  */
 int morsel_populate(struct morsel *morsel, u64 page);
 int morsel_populate_range(struct morsel *morsel, u64 first, u64 count);
+/* A page that nothing refers to any more, but for who has got it by morsel_get_page. */
+void morsel_free_page(struct morsel *morsel, struct page *page);
+/* A page-table entry has changed, and what is done next relies on that. */
+void morsel_persist_entry(struct morsel *morsel, const u64 *entry);
 /* Makes a table of level 1 for the page, in the tree or the reader's, or puts 2 MiB there. */
 int morsel_make_room(struct morsel *morsel, struct pt_tree *tree, u64 page);
 /* The page with a reference, or NULL where there is none. */

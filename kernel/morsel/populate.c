@@ -25,6 +25,32 @@ static int may_populate(struct morsel *morsel, u64 page)
 	return READ_ONCE(morsel->seals) & VELLUM_MORSEL_SEAL_POPULATION ? -EPERM : 0;
 }
 
+static struct page *new_page(struct morsel *morsel)
+{
+	struct page *page;
+
+	if (morsel->device)
+		return morsel_device_take(morsel->device);
+	page = alloc_page(PAGE_GFP);
+	if (page)
+		SetPageUptodate(page);
+	return page;
+}
+
+void morsel_free_page(struct morsel *morsel, struct page *page)
+{
+	if (morsel->device)
+		morsel_device_give(morsel->device, page);
+	else
+		put_page(page);
+}
+
+void morsel_persist_entry(struct morsel *morsel, const u64 *entry)
+{
+	if (morsel->device)
+		morsel_persist(entry, sizeof(*entry));
+}
+
 /* Puts a page where the leaf is none. Another one that comes first is as good. */
 static int put_page_on(struct morsel *morsel, u64 *leaf)
 {
@@ -33,16 +59,15 @@ static int put_page_on(struct morsel *morsel, u64 *leaf)
 
 	if (!morsel_charge(morsel, 1))
 		return -ENOSPC;
-	fresh = alloc_page(PAGE_GFP);
-	if (fresh)
-		SetPageUptodate(fresh);
+	fresh = new_page(morsel);
 	if (!fresh || !try_cmpxchg64(leaf, &none, page_to_phys(fresh) | morsel->leaf_flags)) {
 		morsel_uncharge(morsel, 1);
 		if (!fresh)
 			return -ENOMEM;
-		__free_page(fresh);
+		morsel_free_page(morsel, fresh);
 		return 0;
 	}
+	morsel_persist_entry(morsel, leaf);
 	atomic64_inc(&morsel->pages);
 	return 0;
 }

@@ -33,7 +33,7 @@ static void flush(struct departure *departure)
 		unmap_mapping_range(morsel->inode.i_mapping, 0, 0, 1);
 	pt_mounts_flush(&morsel->mounts, departure->first, departure->last - departure->first + 1);
 	for (i = 0; i < departure->count; i++)
-		put_page(departure->pages[i]);
+		morsel_free_page(morsel, departure->pages[i]);
 	atomic64_sub(departure->count, &morsel->pages);
 	morsel_uncharge(morsel, departure->count);
 	departure->count = 0;
@@ -60,8 +60,10 @@ static void take_off(struct departure *departure, u64 *leaf, u64 page)
 	 */
 	spin_lock(lock);
 	old = xchg(leaf, 0);
-	if (old)
+	if (old) {
+		morsel_persist_entry(departure->morsel, leaf);
 		morsel_hide_from_reader(departure->morsel, page);
+	}
 	spin_unlock(lock);
 	if (old)
 		add(departure, page, pt_leaf_pfn(old));

@@ -41,7 +41,7 @@ static int make(struct morsel *morsel)
 	error = morsel_charge(morsel, 1) ? 0 : -ENOSPC;
 	if (error)
 		goto no_room;
-	error = pt_tree_init_sparse(reader, morsel->order);
+	error = pt_tree_init_sparse(reader, morsel->order, NULL);
 	if (error)
 		goto no_tree;
 	smp_store_release(&morsel->reader, reader);

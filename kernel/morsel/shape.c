@@ -17,6 +17,8 @@ void morsel_start(struct morsel *morsel)
 	morsel->address = 0;
 	morsel->seals = 0;
 	morsel->is_revoked = false;
+	morsel->device = NULL;
+	morsel->slot = NULL;
 	morsel->writers = 0;
 	memset(&morsel->tree, 0, sizeof(morsel->tree));
 	morsel->reader = NULL;
@@ -24,11 +26,14 @@ void morsel_start(struct morsel *morsel)
 	atomic64_set(&morsel->pages, 0);
 }
 
-static bool is_right(const struct vellum_morsel_create *create)
+bool morsel_shape_is_right(const struct vellum_morsel_create *create, bool is_on_device)
 {
 	u64 extent;
 
 	if (create->order > VELLUM_MORSEL_MAX_ORDER || create->flags & ~(u64)MORSEL_FLAGS)
+		return false;
+	/* What is pinned could not be found again; 2 MiB cannot be split by one store. */
+	if (is_on_device && (create->flags & (VELLUM_MORSEL_PINNABLE | VELLUM_MORSEL_HUGE)))
 		return false;
 	extent = VELLUM_MORSEL_EXTENT(create->order);
 	if (!create->length || create->length > extent)
@@ -50,7 +55,8 @@ static int shape_locked(struct morsel *morsel, const struct vellum_morsel_create
 	if (!morsel_charge(morsel, 1))
 		return -ENOSPC;
 	/* A page on its own has a table, too, but nobody mounts it. */
-	error = pt_tree_init_sparse(&morsel->tree, create->order ?: 1);
+	error = pt_tree_init_sparse(&morsel->tree, create->order ?: 1,
+				    morsel->device ? &morsel->device->source : NULL);
 	if (error) {
 		morsel_uncharge(morsel, 1);
 		return error;
@@ -62,17 +68,57 @@ static int shape_locked(struct morsel *morsel, const struct vellum_morsel_create
 	morsel->leaf_flags = PT_LEAF_FLAGS;
 	if (!(create->flags & VELLUM_MORSEL_PINNABLE))
 		morsel->leaf_flags |= _PAGE_SPECIAL;
+	if (morsel->slot) {
+		morsel_persist(morsel->tree.root, PAGE_SIZE);
+		morsel_slot_set_shape(morsel->device, morsel->slot, morsel);
+	}
 	i_size_write(&morsel->inode, create->length);
 	/* From here on it is used. */
 	smp_store_release(&morsel->is_shaped, true);
 	return 0;
 }
 
+static void count_page(void *count, u64 page, u64 leaf)
+{
+	atomic64_inc(count);
+}
+
+/* What a device has found again. */
+void morsel_adopt(struct morsel *morsel, struct morsel_slot *slot)
+{
+	struct morsel_device *device = morsel->device;
+
+	morsel->slot = slot;
+	morsel->seals = slot->seals;
+	if (!slot->root)
+		return;
+	morsel->order = slot->order;
+	morsel->length = slot->length;
+	morsel->flags = slot->flags;
+	morsel->address = slot->address;
+	morsel->leaf_flags = PT_LEAF_FLAGS | _PAGE_SPECIAL;
+	pt_tree_adopt(&morsel->tree, slot->order ?: 1, &device->source,
+		      morsel_device_page(device, slot->root));
+	pt_tree_each_leaf(&morsel->tree, count_page, &morsel->pages);
+	i_size_write(&morsel->inode, slot->length);
+	morsel->is_shaped = true;
+}
+
+/* Its name goes, and with it what a restart would find. */
+void morsel_lose_name(struct morsel *morsel)
+{
+	mutex_lock(&morsel->state);
+	if (morsel->slot)
+		morsel_slot_erase(morsel->device, morsel->slot);
+	morsel->slot = NULL;
+	mutex_unlock(&morsel->state);
+}
+
 int morsel_shape(struct morsel *morsel, const struct vellum_morsel_create *create)
 {
 	int error;
 
-	if (!is_right(create))
+	if (!morsel_shape_is_right(create, morsel->device))
 		return -EINVAL;
 	if (mutex_lock_killable(&morsel->state))
 		return -EINTR;
@@ -90,6 +136,13 @@ int morsel_shape_by_length(struct morsel *morsel, u64 length)
 	return morsel_shape(morsel, &create);
 }
 
+static void set_seals(struct morsel *morsel, u64 seals)
+{
+	if (morsel->slot)
+		morsel_slot_set_seals(morsel->slot, seals);
+	WRITE_ONCE(morsel->seals, seals);
+}
+
 int morsel_seal(struct morsel *morsel, u64 seals)
 {
 	int error = 0;
@@ -103,7 +156,7 @@ int morsel_seal(struct morsel *morsel, u64 seals)
 	else if ((seals & VELLUM_MORSEL_SEAL_CONTENT) && morsel->writers)
 		error = -EBUSY;
 	else
-		WRITE_ONCE(morsel->seals, morsel->seals | seals);
+		set_seals(morsel, morsel->seals | seals);
 	mutex_unlock(&morsel->state);
 	return error;
 }
@@ -144,9 +197,9 @@ int morsel_revoke(struct morsel *morsel)
 	return morsel_punch_pages(morsel, 0, morsel_page_count(morsel));
 }
 
-static void free_page_of(void *data, u64 page, u64 leaf)
+static void free_page_of(void *morsel, u64 page, u64 leaf)
 {
-	put_page(pfn_to_page(pt_leaf_pfn(leaf)));
+	morsel_free_page(morsel, pfn_to_page(pt_leaf_pfn(leaf)));
 }
 
 /* Nobody has it: no name, no descriptor, no mapping. */
@@ -159,7 +212,13 @@ void morsel_end(struct morsel *morsel)
 	WARN_ON_ONCE(morsel->mounts.count || morsel->writers);
 	taken = atomic64_read(&morsel->pages) + atomic_long_read(&morsel->tree.tables);
 	morsel_destroy_reader(morsel);
-	pt_tree_each_leaf(&morsel->tree, free_page_of, NULL);
+	if (morsel->slot) {
+		/* It stays where it is. */
+		morsel_device_forget_tables(morsel->device, morsel->slot);
+		pt_tree_release(&morsel->tree);
+		return;
+	}
+	pt_tree_each_leaf(&morsel->tree, free_page_of, morsel);
 	pt_tree_destroy(&morsel->tree);
 	morsel_uncharge(morsel, taken);
 }

@@ -13,6 +13,7 @@ pub mod counters;
 pub mod exmap;
 pub mod mapping;
 pub mod morsel;
+pub mod persistent;
 pub mod random;
 pub mod surface;
 pub mod sys;

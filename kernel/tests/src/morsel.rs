@@ -75,6 +75,11 @@ impl Morsel {
         Self { file: File::open(path).expect("a descriptor for reading") }
     }
 
+    /// The one that a file is.
+    pub fn from_file(file: File) -> Self {
+        Self { file }
+    }
+
     /// Its file.
     pub fn file(&self) -> &File {
         &self.file

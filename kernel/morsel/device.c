@@ -1,0 +1,259 @@
+// SPDX-License-Identifier: GPL-2.0
+/* Persistent memory: taken, given back, written back. See device.h for what is where. */
+
+#include <linux/bitmap.h>
+#include <linux/dax.h>
+#include <linux/highmem.h>
+#include <linux/libnvdimm.h>
+#include <linux/pfn_t.h>
+#include <linux/slab.h>
+#include <linux/wait_bit.h>
+
+#include "core/compat.h"
+#include "morsel/device.h"
+
+#define GUARD_INDEX	1
+#define SLOTS_INDEX	2
+/* One slot for so many pages of the device, but at least a page of them. */
+#define PAGES_PER_SLOT	64
+
+void morsel_persist(const void *address, size_t length)
+{
+	arch_wb_cache_pmem((void *)address, length);
+	/* Durable before anything that is written from here on. */
+	pmem_wmb();
+}
+
+struct page *morsel_device_take(struct morsel_device *device)
+{
+	u64 index;
+	void *page;
+
+	spin_lock(&device->lock);
+	index = find_next_zero_bit(device->used, device->pages, device->next);
+	if (index >= device->pages)
+		index = find_next_zero_bit(device->used, device->pages, device->first);
+	if (index < device->pages) {
+		__set_bit(index, device->used);
+		device->next = index + 1;
+	}
+	spin_unlock(&device->lock);
+	if (index >= device->pages)
+		return NULL;
+	page = morsel_device_page(device, index);
+	clear_page(page);
+	morsel_persist(page, PAGE_SIZE);
+	return virt_to_page(page);
+}
+
+void morsel_device_give(struct morsel_device *device, struct page *page)
+{
+	u64 index = morsel_device_index(device, page_to_phys(page));
+
+	wait_var_event(&page->_refcount, page_ref_count(page) == 1);
+	spin_lock(&device->lock);
+	WARN_ON_ONCE(!__test_and_clear_bit(index, device->used));
+	spin_unlock(&device->lock);
+}
+
+bool morsel_device_claim(struct morsel_device *device, u64 index)
+{
+	return index >= device->first && index < device->pages &&
+	       !__test_and_set_bit(index, device->used);
+}
+
+u64 morsel_device_used(struct morsel_device *device)
+{
+	return bitmap_weight(device->used, device->pages) - device->first;
+}
+
+static struct morsel_device *device_of(struct pt_source *source)
+{
+	return container_of(source, struct morsel_device, source);
+}
+
+static u64 *alloc_table(struct pt_source *source, unsigned int level)
+{
+	struct morsel_device *device = device_of(source);
+	struct page *page = morsel_device_take(device);
+
+	if (page && !pt_table_construct(page, level)) {
+		morsel_device_give(device, page);
+		page = NULL;
+	}
+	return page ? page_address(page) : NULL;
+}
+
+static void free_table(struct pt_source *source, u64 *table, unsigned int level)
+{
+	struct page *page = virt_to_page(table);
+
+	pt_table_destruct(page, level);
+	morsel_device_give(device_of(source), page);
+}
+
+static void entry_changed(struct pt_source *source, u64 *entry)
+{
+	morsel_persist(entry, sizeof(*entry));
+}
+
+static u64 slot_pages(u64 pages)
+{
+	return DIV_ROUND_UP(pages / PAGES_PER_SLOT * sizeof(struct morsel_slot), PAGE_SIZE) ?: 1;
+}
+
+/* The magic comes last: before it there is nothing. */
+static void format_device(struct morsel_device *device)
+{
+	struct morsel_super *super = device->super;
+
+	super->magic = 0;
+	morsel_persist(super, sizeof(super->magic));
+	memset(morsel_device_page(device, GUARD_INDEX), 0, (1 + slot_pages(device->pages)) * PAGE_SIZE);
+	morsel_persist(morsel_device_page(device, GUARD_INDEX),
+		       (1 + slot_pages(device->pages)) * PAGE_SIZE);
+	super->version = MORSEL_DEVICE_VERSION;
+	super->pages = device->pages;
+	super->slots = slot_pages(device->pages) * PAGE_SIZE / sizeof(struct morsel_slot);
+	super->address = page_to_phys(virt_to_page(device->start));
+	morsel_persist(super, sizeof(*super));
+	super->magic = MORSEL_DEVICE_MAGIC;
+	morsel_persist(super, sizeof(super->magic));
+}
+
+static int check_super(const struct morsel_device *device)
+{
+	const struct morsel_super *super = device->super;
+
+	if (super->magic != MORSEL_DEVICE_MAGIC) {
+		pr_err("morselfs: no Morsels there; the option 'format' makes room for some\n");
+		return -EINVAL;
+	}
+	if (super->version != MORSEL_DEVICE_VERSION) {
+		pr_err("morselfs: version %llu of the device is unknown\n", super->version);
+		return -EINVAL;
+	}
+	if (super->pages != device->pages ||
+	    super->slots != slot_pages(device->pages) * PAGE_SIZE / sizeof(struct morsel_slot)) {
+		pr_err("morselfs: the device had %llu pages and has %llu\n", super->pages,
+		       device->pages);
+		return -EINVAL;
+	}
+	if (super->address != page_to_phys(virt_to_page(device->start))) {
+		pr_err("morselfs: the device was at %#llx, and now it is elsewhere\n", super->address);
+		return -EINVAL;
+	}
+	return 0;
+}
+
+/* All of the device must be there in a row, and have what the kernel keeps for each page. */
+static int find_memory(struct morsel_device *device)
+{
+	struct block_device *bdev = own_bdev_get(device->bdev);
+	u64 pages = bdev_nr_bytes(bdev) >> PAGE_SHIFT;
+	u64 offset;
+	pfn_t pfn;
+	long found;
+	int id;
+
+	device->dax = fs_dax_get_by_bdev(bdev, &offset, device, NULL);
+	if (!device->dax) {
+		pr_err("morselfs: the device is no persistent memory in mode fsdax\n");
+		return -EOPNOTSUPP;
+	}
+	id = dax_read_lock();
+	found = dax_direct_access(device->dax, offset >> PAGE_SHIFT, pages, DAX_ACCESS,
+				  &device->start, &pfn);
+	dax_read_unlock(id);
+	if (found < 0)
+		return found;
+	if (found < pages || !pfn_t_has_page(pfn)) {
+		pr_err("morselfs: only %ld of %llu pages of the device can be had in a row\n", found,
+		       pages);
+		return -EIO;
+	}
+	device->pages = pages;
+	return 0;
+}
+
+static int make_maps(struct morsel_device *device)
+{
+	device->first = SLOTS_INDEX + slot_pages(device->pages);
+	if (device->pages < device->first + 2)
+		return -ENOSPC;
+	device->slots = morsel_device_page(device, SLOTS_INDEX);
+	device->used = bitmap_zalloc(device->pages, GFP_KERNEL);
+	device->named = bitmap_zalloc(device->super->slots, GFP_KERNEL);
+	if (!device->used || !device->named)
+		return -ENOMEM;
+	bitmap_set(device->used, 0, device->first);
+	device->next = device->first;
+	return 0;
+}
+
+static int open_device(struct morsel_device *device, bool format)
+{
+	int error = find_memory(device);
+
+	if (error)
+		return error;
+	device->super = device->start;
+	if (format)
+		format_device(device);
+	error = check_super(device);
+	if (error)
+		return error;
+	error = make_maps(device);
+	if (error)
+		return error;
+	device->source.guard = morsel_device_page(device, GUARD_INDEX);
+	return pt_table_construct(virt_to_page(device->source.guard), 2) ? 0 : -ENOMEM;
+}
+
+static void free_device(struct morsel_device *device)
+{
+	if (device->dax)
+		fs_put_dax(device->dax, device);
+	if (device->bdev)
+		own_bdev_close(device->bdev);
+	bitmap_free(device->used);
+	bitmap_free(device->named);
+	kvfree(device);
+}
+
+struct morsel_device *morsel_device_open(const char *path, bool format)
+{
+	struct morsel_device *device = kvzalloc(sizeof(*device), GFP_KERNEL);
+	int error;
+
+	if (!device)
+		return ERR_PTR(-ENOMEM);
+	spin_lock_init(&device->lock);
+	device->source.alloc = alloc_table;
+	device->source.free = free_table;
+	device->source.changed = entry_changed;
+	device->bdev = own_bdev_open(path, device);
+	error = PTR_ERR_OR_ZERO(device->bdev);
+	if (error)
+		device->bdev = NULL;
+	else
+		error = open_device(device, format);
+	if (error) {
+		free_device(device);
+		return ERR_PTR(error);
+	}
+	error = morsel_device_recover(device);
+	if (error) {
+		morsel_device_close(device);
+		return ERR_PTR(error);
+	}
+	return device;
+}
+
+void morsel_device_close(struct morsel_device *device)
+{
+	/* The core walks page tables under RCU, without locks. */
+	synchronize_rcu();
+	pt_table_destruct(virt_to_page(device->source.guard), 2);
+	free_device(device);
+}

@@ -1,0 +1,249 @@
+//! Morsels on persistent memory: found again as they were, and not believed blindly.
+#![allow(clippy::unwrap_used)]
+
+use std::collections::BTreeMap;
+use std::fs::{self, File, OpenOptions, Permissions};
+use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
+
+use rustix::io::Errno;
+use vellum_kernel_tests::counters::assert_morsels_are_sound;
+use vellum_kernel_tests::morsel::plan;
+use vellum_kernel_tests::persistent::{self, DEVICE, FOLDER, again, format, mount, unmount};
+use vellum_kernel_tests::random::Random;
+use vellum_kernel_tests::{Morsel, PAGE, Turn, access, morsel_turn};
+use vellum_uapi::morsel::{self, extent};
+
+/// A turn with the memory for this test alone, empty.
+fn turn() -> Option<Turn> {
+    let turn = morsel_turn()?;
+    persistent::is_there().then(format)?;
+    Some(turn)
+}
+
+/// Leaves nothing mounted.
+struct Mounted;
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let unmounted = unmount(FOLDER);
+        assert!(unmounted.is_ok() || std::thread::panicking(), "{unmounted:?}");
+    }
+}
+
+fn path(name: &str) -> PathBuf {
+    Path::new(FOLDER).join(name)
+}
+
+fn create(name: &str) -> Morsel {
+    let mut options = OpenOptions::new();
+    Morsel::from_file(options.read(true).write(true).create_new(true).open(path(name)).unwrap())
+}
+
+fn open(name: &str) -> Morsel {
+    Morsel::from_file(OpenOptions::new().read(true).write(true).open(path(name)).unwrap())
+}
+
+fn used_pages() -> u64 {
+    let stat = rustix::fs::statfs(FOLDER).unwrap();
+    stat.f_blocks - stat.f_bfree
+}
+
+fn names() -> Vec<String> {
+    let entries = fs::read_dir(FOLDER).unwrap();
+    let mut names: Vec<String> =
+        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn names_shapes_and_pages_are_found_again() {
+    let Some(_turn) = turn() else { return };
+    let _mounted = Mounted;
+    let mut random = Random::of_this_run();
+    let mut pages: BTreeMap<String, Vec<u64>> = BTreeMap::new();
+    let mut stats = BTreeMap::new();
+    for order in 0..=morsel::MAX_ORDER {
+        let name = format!("of order {order}");
+        let morsel = create(&name);
+        morsel.create(&plan(order, extent(order) - 7 * u64::from(order), 0)).unwrap();
+        let mapping = morsel.mapped();
+        let chosen: Vec<u64> = (0..40).map(|_| random.below(extent(order) / PAGE as u64)).collect();
+        for page in &chosen {
+            access::kernel_store(mapping.page(*page), &access::stamped(*page)).unwrap();
+        }
+        morsel.file().set_permissions(Permissions::from_mode(0o640 + order)).unwrap();
+        if order == 2 {
+            drop(mapping);
+            morsel.seal(morsel::SEAL_CONTENT).unwrap();
+        }
+        stats.insert(name.clone(), morsel::Stat { mounts: 0, ..morsel.stat() });
+        pages.insert(name, chosen);
+    }
+    drop(create("without a shape"));
+    drop(create("gone"));
+    fs::remove_file(path("gone")).unwrap();
+    let used = used_pages();
+    for _ in 0..3 {
+        again();
+        assert_eq!(used_pages(), used);
+        assert_eq!(names().len(), 5, "{:?}", names());
+        for (name, chosen) in &pages {
+            let morsel = open(name);
+            assert_eq!(morsel.stat(), stats[name]);
+            let order = morsel.stat().order;
+            assert_eq!(
+                morsel.file().metadata().unwrap().permissions().mode() & 0o777,
+                0o640 + order
+            );
+            let mapping = morsel.map(libc::PROT_READ).unwrap();
+            for page in chosen {
+                let found = access::kernel_load(mapping.page(*page), PAGE).unwrap();
+                assert!(found == access::stamped(*page), "{name}, page {page}");
+            }
+            assert_eq!(morsel.stat().pages, stats[name].pages, "nothing came by looking");
+        }
+        assert_morsels_are_sound();
+    }
+    open("without a shape").create(&plan(1, 4096, 0)).unwrap();
+    for name in names() {
+        fs::remove_file(path(&name)).unwrap();
+    }
+    assert_eq!(used_pages(), 0);
+    again();
+    assert_eq!((used_pages(), names().len()), (0, 0));
+}
+
+#[test]
+fn punched_pages_and_lost_names_are_free() {
+    let Some(_turn) = turn() else { return };
+    let _mounted = Mounted;
+    let morsel = create("kept");
+    morsel.create(&plan(2, 64 << 20, 0)).unwrap();
+    morsel.populate(0, 64 << 20).unwrap();
+    morsel.stamp(0, 1);
+    morsel.punch(PAGE as u64, (64 << 20) - PAGE as u64).unwrap();
+    assert_eq!(morsel.stat().pages, 1);
+    let nameless = Morsel::nameless_in(Path::new(FOLDER)).unwrap();
+    nameless.create(&plan(2, 64 << 20, 0)).unwrap();
+    nameless.populate(0, 32 << 20).unwrap();
+    let lost = create("lost");
+    lost.create(&plan(2, 64 << 20, 0)).unwrap();
+    lost.populate(0, 32 << 20).unwrap();
+    fs::remove_file(path("lost")).unwrap();
+    lost.stamp(8191, 5);
+    lost.assert_stamped(8191, 5);
+    drop((morsel, nameless, lost));
+    let tables = open("kept").stat().tables;
+    assert_eq!(used_pages(), 1 + tables);
+    again();
+    assert_eq!(used_pages(), 1 + tables);
+    open("kept").assert_stamped(0, 1);
+}
+
+#[test]
+fn a_full_device_loses_nothing() {
+    let Some(_turn) = turn() else { return };
+    let _mounted = Mounted;
+    let morsel = create("full");
+    morsel.create(&plan(2, 1 << 30, 0)).unwrap();
+    assert_eq!(morsel.populate(0, 1 << 30), Err(Errno::NOSPC));
+    let pages = morsel.stat().pages;
+    assert!(pages > 10_000, "{pages}");
+    morsel.stamp(pages / 2, 3);
+    let mapping = morsel.mapped();
+    let beyond = mapping.page((1 << 18) - 1);
+    assert_eq!(
+        access::store(beyond, 1),
+        Err(access::Fault { signal: libc::SIGBUS, address: beyond })
+    );
+    drop((mapping, morsel));
+    again();
+    let morsel = open("full");
+    assert_eq!(morsel.stat().pages, pages);
+    morsel.assert_stamped(pages / 2, 3);
+    morsel.punch(0, 1 << 30).unwrap();
+    morsel.populate(0, 4 << 20).unwrap();
+    drop(morsel);
+    fs::remove_file(path("full")).unwrap();
+    assert_eq!(used_pages(), 0);
+}
+
+#[test]
+fn what_cannot_be_a_device_is_refused() {
+    let Some(_turn) = turn() else { return };
+    let mounted = Mounted;
+    let folder = std::env::temp_dir().join("another").display().to_string();
+    fs::create_dir_all(&folder).unwrap();
+    assert_eq!(mount(DEVICE, &folder, ""), Err(Errno::BUSY), "it is mounted already");
+    assert_eq!(mount("/dev/ram0", &folder, "format"), Err(Errno::OPNOTSUPP));
+    assert!(mount("/dev/nothing", &folder, "").is_err());
+    let morsel = create("kinds");
+    for flags in [morsel::PINNABLE, morsel::HUGE] {
+        assert_eq!(morsel.create(&plan(2, 4096, flags)), Err(Errno::INVAL));
+    }
+    drop(morsel);
+    assert!(fs::create_dir(path("folder")).is_err());
+    assert!(fs::hard_link(path("kinds"), path("again")).is_err());
+    assert!(fs::rename(path("kinds"), path("otherwise")).is_err());
+    drop(mounted);
+    OpenOptions::new().write(true).open(DEVICE).unwrap().write_all_at(&[0; 8], 0).unwrap();
+    assert_eq!(mount(DEVICE, FOLDER, ""), Err(Errno::INVAL), "nothing is there");
+    mount(DEVICE, FOLDER, "format").unwrap();
+    unmount(FOLDER).unwrap();
+}
+
+/// Bytes of the device changed by somebody else: it is mounted, and then sound, or refused.
+#[test]
+fn a_damaged_device_does_no_harm() {
+    let Some(_turn) = turn() else { return };
+    let mut random = Random::of_this_run();
+    let (mut mounted, mut refused) = (0, 0);
+    for _ in 0..60 {
+        let morsel = create("damaged");
+        morsel.create(&plan(3, 1 << 40, 0)).unwrap_err();
+        morsel.create(&plan(3, 8 << 30, 0)).unwrap();
+        (0..20).for_each(|_| morsel.stamp(random.below(1 << 21), 1));
+        drop(morsel);
+        unmount(FOLDER).unwrap();
+        damage(&mut random);
+        if mount(DEVICE, FOLDER, "").is_ok() {
+            mounted += 1;
+            for name in fs::read_dir(FOLDER).unwrap() {
+                let Ok(file) = File::open(name.unwrap().path()) else { continue };
+                let mut bytes = vec![0; 1 << 20];
+                let _ = file.read_at(&mut bytes, 0);
+            }
+            assert_morsels_are_sound();
+            unmount(FOLDER).unwrap();
+        } else {
+            refused += 1;
+        }
+        mount(DEVICE, FOLDER, "format").unwrap();
+    }
+    unmount(FOLDER).unwrap();
+    println!("{mounted} mounted, {refused} refused");
+    assert!(mounted > 0 && refused > 0, "{mounted} and {refused}: all alike");
+}
+
+/// Changes some words where there may be slots or tables.
+fn damage(random: &mut Random) {
+    let device = OpenOptions::new().read(true).write(true).open(DEVICE).unwrap();
+    for _ in 0..=random.below(3) {
+        // Slots are at the beginning, tables come after them in the order they were made.
+        let at = match random.below(3) {
+            0 => 2 * PAGE as u64 + random.below(64) * 8,
+            _ => random.below(700 * 512) * 8,
+        };
+        let mut word = [0; 8];
+        device.read_exact_at(&mut word, at).unwrap();
+        let value = match random.below(3) {
+            0 => random.number(),
+            1 => u64::from_le_bytes(word) ^ (1 << random.below(64)),
+            _ => u64::from_le_bytes(word).wrapping_add(4096 * random.below(64)),
+        };
+        device.write_all_at(&value.to_le_bytes(), at).unwrap();
+    }
+    device.sync_all().unwrap();
+}
