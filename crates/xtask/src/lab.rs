@@ -184,17 +184,29 @@ fn promises(root: &Path, kernels: &[String]) -> Outcome {
     finish(command)
 }
 
-/// Kills a machine that counts, twice, and has another one look at what it has counted.
+/// Kills machines in the midst of what a program does, and has others look at what is left: of
+/// counters, for the lab's own sake, and of Morsels.
 fn crash(root: &Path, options: &Options) -> Outcome {
-    let program = programs::of_tests(root, "vellum-lab", &["--test", "crash"])?.remove(0);
-    let path = program.path.display();
-    let mut command = cargo(root);
-    command.args(["run", "--quiet", "--package", "vellum-lab", "--"]);
-    // Of one kernel: it is the emulator that is looked at.
-    let kernel = one_of(&options.kernels);
-    command.args(["--kernel", &kernel, "--pmem", "crash", "--rounds", "2", "--then"]);
-    command.arg(format!("look={path} --ignored look")).arg(format!("count={path} --ignored count"));
+    let kernel = [one_of(&options.kernels)];
+    let counters = programs::of_tests(root, "vellum-lab", &["--test", "crash"])?.remove(0);
+    let mut command = lab(root, options, &kernel);
+    kill(&mut command, &counters, "count");
+    finish(command)?;
+    if !root.join("kernel/tests/Cargo.toml").exists() {
+        return Ok(());
+    }
+    let selection = ["--test", "morsel_crash"];
+    let morsels = programs::of_tests(root, "vellum-kernel-tests", &selection)?.remove(0);
+    let mut command = lab(root, options, &kernel);
+    kill(&mut command, &morsels, "work");
     finish(command)
+}
+
+fn kill(command: &mut Command, program: &Program, test: &str) {
+    let path = program.path.display();
+    command.args(["--pmem", "crash", "--rounds", "2", "--then"]);
+    command.arg(format!("look={path} --ignored look"));
+    command.arg(format!("{test}={path} --ignored {test}"));
 }
 
 fn finish(mut command: Command) -> Outcome {

@@ -1,9 +1,9 @@
-//! Morsels on persistent memory when the machine dies: one program changes them until it is killed,
-//! the other one looks; `make lab` runs both. What the first one had done before the machine died is
-//! there afterwards, what it had not begun is not, and nothing else is.
+//! Morsels on persistent memory when the machine dies: one program changes them until it is
+//! killed, the other one looks; `make lab` runs both. What the first one had done is there
+//! afterwards, what it had not begun is not, and nothing else is.
 //!
-//! The program writes down what it does, in a Morsel of its own: before it takes something away, and
-//! after it has put something there.
+//! The program writes down what it does, in a Morsel of its own: before it takes something away,
+//! and after it has put something there.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeMap;
