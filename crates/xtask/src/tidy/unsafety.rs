@@ -26,6 +26,8 @@ const CONTAINMENT: &[(&str, &str)] = &[
     ("crates/pool/src/eviction/write_back.rs", "sealing a copy of a page's head"),
     ("crates/pool/src/device/", "the kernel and other threads fill and read pages"),
     ("crates/pool/tests/", "tests are the holders of pages"),
+    ("crates/morsel/src/sys.rs", "the system calls, and the commands of the module's files"),
+    ("crates/morsel/src/mapping.rs", "looking at memory that others may have, too"),
     ("crates/bench/src/machine/device_rate/", "the kernel fills fixed buffers"),
     ("crates/bench/src/experiment/page_access/", "plain reads to compare optimistic ones with"),
     ("crates/bench/src/experiment/fig4.rs", "touching and releasing pages without a pool"),
