@@ -22,14 +22,20 @@
 //! # Ok::<(), vellum_morsel::Error>(())
 //! ```
 //!
+//! The cache daemon of the paper's section 3.1 is a [`Daemon`]: it reads a file once and hands it to
+//! every [`Client`] that may read it, as a Morsel.
+//!
 //! Runs on Linux 5.10 and later with 4 KiB pages, on x86-64 and aarch64.
 
 mod backend;
+mod client;
+mod daemon;
 mod descriptor;
 mod error;
 mod mapping;
 mod morsel;
 mod pass;
+mod protocol;
 mod provider;
 mod range;
 mod seals;
@@ -38,9 +44,12 @@ mod stat;
 mod sys;
 
 pub use backend::{BackendChoice, BackendKind, Probe, probe};
+pub use client::{Client, ClientError, Loaded, Progress};
+pub use daemon::{Daemon, DaemonError, DaemonOptions};
 pub use error::{Error, Result};
 pub use mapping::{Access, Mapping};
 pub use morsel::Morsel;
+pub use protocol::{DaemonStat, Object, Refusal, SOCKET_VARIABLE, USUAL_SOCKET, usual_socket};
 pub use provider::Provider;
 pub use rustix::io::Errno;
 pub use seals::Seals;
