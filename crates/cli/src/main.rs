@@ -1,4 +1,4 @@
-//! `vellum`: the demonstration, the probe, and everyday work on a store file.
+//! `vellum`: the demonstration, the probe, everyday work on a store file, and the cache daemon.
 //!
 //! Each command is a file in `command/`; `files/` keeps the files of a directory in a store, for
 //! `import` and `demo`. Every message goes through [`output`], because a reader that closes the

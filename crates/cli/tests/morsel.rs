@@ -1,4 +1,6 @@
 //! The cache daemon and its commands.
+// These are tests, where unwrap is the assertion.
+#![allow(clippy::unwrap_used)]
 
 mod support;
 
