@@ -29,6 +29,7 @@ const CONTAINMENT: &[(&str, &str)] = &[
     ("crates/morsel/src/sys.rs", "the system calls, and the commands of the module's files"),
     ("crates/morsel/src/mapping.rs", "looking at memory that others may have, too"),
     ("crates/bench/src/machine/device_rate/", "the kernel fills fixed buffers"),
+    ("crates/bench/src/worker/whole_file.rs", "mapping a file as other programs do"),
     ("crates/bench/src/experiment/page_access/", "plain reads to compare optimistic ones with"),
     ("crates/bench/src/experiment/fig4.rs", "touching and releasing pages without a pool"),
     ("crates/bench/src/experiment/exmap/", "the device without a pool"),
