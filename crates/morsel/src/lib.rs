@@ -32,6 +32,7 @@ mod client;
 mod daemon;
 mod descriptor;
 mod error;
+mod huge;
 mod mapping;
 mod morsel;
 mod pass;

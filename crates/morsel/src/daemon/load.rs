@@ -3,10 +3,8 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 
-use crate::backend::BackendKind;
 use crate::daemon::source::Source;
 use crate::error::Error;
-use crate::mapping::Access;
 use crate::morsel::Morsel;
 use crate::protocol::Refusal;
 use crate::provider::Provider;
@@ -36,10 +34,6 @@ pub(super) fn load(
         return Err(Refusal::Changed);
     }
     morsel.seal(Seals::CONTENT).map_err(failed)?;
-    if morsel.backend() == BackendKind::Memfd {
-        // A mapping is what collects a memfd's memory into huge pages: once here, for all clients.
-        morsel.map(Access::Read).map_err(failed)?;
-    }
     source.leave_page_cache();
     morsel.read_only().map_err(failed)
 }

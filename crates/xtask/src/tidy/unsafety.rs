@@ -27,6 +27,7 @@ const CONTAINMENT: &[(&str, &str)] = &[
     ("crates/pool/src/device/", "the kernel and other threads fill and read pages"),
     ("crates/pool/tests/", "tests are the holders of pages"),
     ("crates/morsel/src/sys.rs", "the system calls, and the commands of the module's files"),
+    ("crates/morsel/src/huge.rs", "a window on a file, for as long as its pages are collapsed"),
     ("crates/morsel/src/mapping.rs", "looking at memory that others may have, too"),
     ("crates/bench/src/machine/device_rate/", "the kernel fills fixed buffers"),
     ("crates/bench/src/worker/whole_file.rs", "mapping a file as other programs do"),
