@@ -3,21 +3,28 @@
 use super::Finding;
 use super::tree::{File, Tree};
 
-/// The crates that each crate must not know: arrows go `cli -> engine -> pool -> vm`.
+/// The crates that each crate must not know: arrows go `cli -> engine -> pool -> vm`, and Morsels
+/// are beside the store: neither knows the other.
 /// The benchmarks know all of these and nobody but the command knows the benchmarks; the peers are
 /// known to the command alone. What tests share knows nobody.
 const MUST_NOT_KNOW: &[(&str, &[&str])] = &[
-    ("crates/vm/Cargo.toml", &["vellum-pool", "vellum", "vellum-cli", BENCH, PEERS]),
-    ("crates/pool/Cargo.toml", &["vellum", "vellum-cli", BENCH, PEERS]),
-    ("crates/engine/Cargo.toml", &["vellum-cli", BENCH, PEERS]),
+    ("crates/vm/Cargo.toml", &["vellum-pool", "vellum", "vellum-cli", MORSEL, BENCH, PEERS]),
+    ("crates/pool/Cargo.toml", &["vellum", "vellum-cli", MORSEL, BENCH, PEERS]),
+    ("crates/engine/Cargo.toml", &["vellum-cli", MORSEL, BENCH, PEERS]),
+    ("crates/morsel/Cargo.toml", &["vellum-pool", "vellum", "vellum-cli", BENCH, PEERS]),
     ("crates/bench/Cargo.toml", &["vellum-cli", PEERS]),
     ("crates/bench-peers/Cargo.toml", &["vellum-cli"]),
-    ("crates/uapi/Cargo.toml", &["vellum-vm", "vellum-pool", "vellum", "vellum-cli", BENCH, PEERS]),
+    (
+        "crates/uapi/Cargo.toml",
+        &["vellum-vm", "vellum-pool", "vellum", "vellum-cli", MORSEL, BENCH, PEERS],
+    ),
     (
         "crates/testing/Cargo.toml",
-        &["vellum-vm", "vellum-pool", "vellum", "vellum-cli", BENCH, PEERS],
+        &["vellum-vm", "vellum-pool", "vellum", "vellum-cli", MORSEL, BENCH, PEERS],
     ),
 ];
+
+const MORSEL: &str = "vellum-morsel";
 
 const BENCH: &str = "vellum-bench";
 const PEERS: &str = "vellum-bench-peers";

@@ -1,0 +1,223 @@
+//! Morsels without the module: sealed memfds.
+//!
+//! The length can never change (`F_SEAL_SHRINK`, `F_SEAL_GROW`), so that no access within it is
+//! SIGBUS. The shape is in the name that a memfd gets when it is made, which nobody can change and
+//! whoever has the descriptor can read. A sealed content is `F_SEAL_WRITE`, which the kernel grants
+//! only when nobody can write any more, through no descriptor and no mapping.
+
+use std::fmt::Write as _;
+use std::ops::Range;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::fs::{self, FileType, MemfdFlags, SealFlags};
+use rustix::io::{self, Errno};
+use vellum_uapi::morsel::Create;
+
+use crate::PAGE_SIZE;
+use crate::backend::BackendKind;
+use crate::descriptor;
+use crate::error::{Error, Result};
+use crate::huge;
+use crate::seals::Seals;
+use crate::shape::Shape;
+use crate::stat::Stat;
+
+/// What a memfd has from its beginning on.
+const FIXED_LENGTH: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
+
+/// What it has once its content is sealed. The last of them says that there will be no other.
+const FIXED_CONTENT: SealFlags = FIXED_LENGTH.union(SealFlags::WRITE).union(SealFlags::SEAL);
+
+/// How the names of Morsels begin, and what their parts mean.
+const NAME: &str = "vellum-morsel-1";
+
+/// How the kernel shows a memfd's name.
+const SHOWN: (&str, &str) = ("/memfd:", " (deleted)");
+
+/// Bytes that are copied at a time: they stay in a processor's cache between the two calls.
+const COPY: usize = 256 << 10;
+
+/// Whether the kernel has sealed memfds.
+pub(crate) fn try_it() -> Result<String, String> {
+    create(&Shape::of_length(1))
+        .map(|_| "sealed memfd: shared memory, page tables of each process' own".into())
+        .map_err(|error| error.to_string())
+}
+
+pub(crate) fn create(shape: &Shape) -> Result<OwnedFd> {
+    const DOING: &str = "making a Morsel";
+    let failed = |errno| Error::of(DOING, errno);
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let name = write_name(shape);
+    // Kernels before 6.3 do not know that memory which nobody may execute.
+    let made = match fs::memfd_create(&name, flags | MemfdFlags::NOEXEC_SEAL) {
+        Err(Errno::INVAL) => fs::memfd_create(&name, flags),
+        made => made,
+    };
+    let made = made.map_err(failed)?;
+    fs::ftruncate(&made, shape.length()).map_err(failed)?;
+    fs::fcntl_add_seals(&made, FIXED_LENGTH).map_err(failed)?;
+    Ok(made)
+}
+
+fn write_name(shape: &Shape) -> String {
+    let Create { order, flags, address, .. } = shape.create();
+    let mut name = format!("{NAME}:{order}");
+    // Writing to a string does not fail.
+    let _ = write!(name, ":{flags:x}:{address:x}");
+    name
+}
+
+/// Order, flags and address.
+fn read_name(name: &[u8]) -> Option<(u32, u64, u64)> {
+    let name = std::str::from_utf8(name).ok()?;
+    let name = name.strip_prefix(SHOWN.0)?.strip_suffix(SHOWN.1)?;
+    let mut parts = name.split(':');
+    if parts.next() != Some(NAME) {
+        return None;
+    }
+    let order = parts.next()?.parse().ok()?;
+    let mut number = || u64::from_str_radix(parts.next()?, 16).ok();
+    let (flags, address) = (number()?, number()?);
+    parts.next().is_none().then_some((order, flags, address))
+}
+
+/// What it was made as, if it is a Morsel: whoever sent the descriptor may have lied.
+pub(crate) fn shape(morsel: BorrowedFd<'_>) -> Result<Shape> {
+    let refuse = |reason: &str| Error::NotMorsel { reason: reason.into() };
+    let seals = fs::fcntl_get_seals(morsel).map_err(|_| refuse("it is no memfd"))?;
+    if !seals.contains(FIXED_LENGTH) {
+        return Err(refuse("it could be truncated under those who map it"));
+    }
+    let name = descriptor::name(morsel).map_err(|_| refuse("/proc does not show its name"))?;
+    let known = read_name(&name).ok_or_else(|| refuse("its name is not that of a Morsel"))?;
+    let (order, flags, address) = known;
+    Shape::known(order, length(morsel)?, flags, address)
+}
+
+fn length(morsel: BorrowedFd<'_>) -> Result<u64> {
+    let stat = fs::fstat(morsel).map_err(|errno| Error::of("asking a Morsel", errno))?;
+    Ok(stat.st_size.unsigned_abs())
+}
+
+pub(crate) fn stat(morsel: BorrowedFd<'_>, shape: Shape) -> Result<Stat> {
+    const DOING: &str = "asking a Morsel";
+    let seals = fs::fcntl_get_seals(morsel).map_err(|errno| Error::of(DOING, errno))?;
+    let stat = fs::fstat(morsel).map_err(|errno| Error::of(DOING, errno))?;
+    let is_sealed = seals.contains(FIXED_LENGTH | SealFlags::WRITE);
+    Ok(Stat {
+        shape,
+        seals: if is_sealed { Seals::CONTENT } else { Seals::NONE },
+        pages: stat.st_blocks.unsigned_abs() * 512 / PAGE_SIZE,
+        huge: None,
+        tables: None,
+        mounts: None,
+    })
+}
+
+/// Bytes that a source has after its byte `from`; the most, if it does not say.
+pub(crate) fn readable(source: BorrowedFd<'_>, from: u64) -> u64 {
+    match fs::fstat(source) {
+        Ok(stat) if FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile => {
+            stat.st_size.unsigned_abs().saturating_sub(from)
+        }
+        Ok(stat) if FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice => u64::MAX,
+        _ => 0,
+    }
+}
+
+/// Has huge pages come where they fit into a range that is about to get memory. A wish.
+pub(crate) fn populate_huge(morsel: BorrowedFd<'_>, range: &Range<u64>) {
+    let _ = huge::populate(morsel, range);
+}
+
+/// Copies from the source until the range is full or the source ends.
+pub(crate) fn fill(
+    morsel: BorrowedFd<'_>,
+    source: BorrowedFd<'_>,
+    from: u64,
+    offset: u64,
+    length: u64,
+) -> Result<u64> {
+    let mut buffer = vec![0; COPY.min(usize::try_from(length).unwrap_or(COPY))];
+    let mut filled = 0;
+    while filled < length {
+        let wanted = buffer.len().min(usize::try_from(length - filled).unwrap_or(COPY));
+        match io::pread(source, &mut buffer[..wanted], from + filled) {
+            Ok(0) if filled == 0 => return Err(Error::SourceEnded { from }),
+            Ok(0) => break,
+            Ok(read) => {
+                write_all(morsel, &buffer[..read], offset + filled)?;
+                filled += read as u64;
+            }
+            Err(Errno::INTR) => {}
+            Err(Errno::BADF | Errno::ISDIR | Errno::SPIPE | Errno::INVAL) => {
+                return Err(Error::BadSource);
+            }
+            Err(errno) => return Err(Error::System { doing: "reading the source", errno }),
+        }
+    }
+    Ok(filled)
+}
+
+fn write_all(morsel: BorrowedFd<'_>, mut bytes: &[u8], mut offset: u64) -> Result<()> {
+    while !bytes.is_empty() {
+        match io::pwrite(morsel, bytes, offset) {
+            Ok(written) => {
+                bytes = &bytes[written..];
+                offset += written as u64;
+            }
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(Error::of("filling a Morsel", errno)),
+        }
+    }
+    Ok(())
+}
+
+pub(crate) fn seal(morsel: BorrowedFd<'_>, seals: Seals) -> Result<()> {
+    const DOING: &str = "sealing a Morsel";
+    if seals.has(Seals::POPULATION) {
+        let what = "seal of the population";
+        return Err(Error::Unsupported { backend: BackendKind::Memfd, what });
+    }
+    let on = fs::fcntl_get_seals(morsel.as_fd()).map_err(|errno| Error::of(DOING, errno))?;
+    if !seals.has(Seals::CONTENT) || on.contains(FIXED_CONTENT) {
+        return Ok(());
+    }
+    match fs::fcntl_add_seals(morsel, FIXED_CONTENT) {
+        Err(Errno::BUSY) => Err(Error::MappedForWriting),
+        // The descriptor is not for writing.
+        Err(Errno::PERM) => Err(Error::ReadOnly { doing: DOING }),
+        result => result.map_err(|errno| Error::of(DOING, errno)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_that_was_written_is_read() {
+        let shape = Shape::of_order(2).inherit().huge().bound_to(7 << 30);
+        let made = create(&shape).unwrap();
+        assert_eq!(super::shape(made.as_fd()), Ok(shape));
+    }
+
+    #[test]
+    fn other_names_are_not_read() {
+        let good = "/memfd:vellum-morsel-1:2:0:0 (deleted)";
+        assert_eq!(read_name(good.as_bytes()), Some((2, 0, 0)));
+        let bad = [
+            "/memfd:vellum-morsel-2:2:0:0 (deleted)",
+            "/memfd:vellum-morsel-1:2:0 (deleted)",
+            "/memfd:vellum-morsel-1:2:0:0:0 (deleted)",
+            "/memfd:vellum-morsel-1:x:0:0 (deleted)",
+            "/tmp/vellum-morsel-1:2:0:0 (deleted)",
+            "/memfd:vellum-morsel-1:2:0:0",
+            "",
+        ];
+        for name in bad {
+            assert_eq!(read_name(name.as_bytes()), None, "{name}");
+        }
+    }
+}

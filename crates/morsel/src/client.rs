@@ -1,0 +1,191 @@
+//! Asking the cache daemon for files (paper, section 3.1).
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::error::Error;
+use crate::morsel::Morsel;
+use crate::protocol::frame::{self, FrameError};
+use crate::protocol::{self, DaemonStat, Object, Refusal, Reply, Request};
+use crate::seals::Seals;
+
+/// How long the daemon may be silent; while it loads, it says where it is ten times a second.
+const SILENCE: Duration = Duration::from_secs(30);
+
+/// Why the daemon gave nothing.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ClientError {
+    /// Nobody listens.
+    #[error(
+        "no cache daemon answers at {socket} ({source}): start one with `vellum morseld`, or name \
+         its socket in VELLUM_MORSELD"
+    )]
+    NoDaemon {
+        /// Where it was looked for.
+        socket: String,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// It was there, and is no more.
+    #[error("the cache daemon ended before it had answered; ask again once it is back")]
+    DaemonEnded,
+    /// It does not do that.
+    #[error("{0}")]
+    Refused(Refusal),
+    /// Something else listens there, or a daemon of another version.
+    #[error("what answers is not the cache daemon that belongs to this program: {reason}")]
+    Protocol {
+        /// What is wrong.
+        reason: String,
+    },
+    /// The Morsel that came cannot be used.
+    #[error(transparent)]
+    Morsel(#[from] Error),
+}
+
+/// How far a load is, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Progress {
+    /// What has been read.
+    pub done: u64,
+    /// The file.
+    pub total: u64,
+}
+
+/// A file as a Morsel: its content is sealed.
+#[derive(Debug)]
+pub struct Loaded {
+    /// The file's bytes.
+    pub morsel: Morsel,
+    /// Whether it was there already.
+    pub was_there: bool,
+}
+
+/// A way to the cache daemon. Every request is a connection of its own, so a client outlives the
+/// daemon, and Morsels that it has outlive both.
+#[derive(Clone, Debug)]
+pub struct Client {
+    socket: PathBuf,
+}
+
+impl Client {
+    /// To the daemon that listens at a socket.
+    pub fn new(socket: impl Into<PathBuf>) -> Self {
+        Self { socket: socket.into() }
+    }
+
+    /// To the daemon at `$VELLUM_MORSELD`, or else at `/run/vellum/morseld.sock`.
+    pub fn usual() -> Self {
+        Self::new(protocol::usual_socket())
+    }
+
+    /// The Morsel of a file, which is open for reading. If the daemon has not got it, it is loaded
+    /// now; `progress` is told how far that is.
+    ///
+    /// # Errors
+    /// [`ClientError::NoDaemon`], [`ClientError::DaemonEnded`], or [`ClientError::Refused`] with
+    /// the reason.
+    pub fn load(
+        &self,
+        file: &File,
+        mut progress: impl FnMut(Progress),
+    ) -> Result<Loaded, ClientError> {
+        let mut answer = self.ask(Request::Load, Some(file.as_fd()))?;
+        loop {
+            match answer.next()? {
+                (Reply::Progress { done, total }, _) => progress(Progress { done, total }),
+                (Reply::Loaded { length, was_there }, Some(descriptor)) => {
+                    let morsel = Morsel::from_descriptor(descriptor)?;
+                    if morsel.length() != length || !morsel.stat()?.seals.has(Seals::CONTENT) {
+                        return Err(unexpected(
+                            "a Morsel that is not sealed, or of another length",
+                        ));
+                    }
+                    return Ok(Loaded { morsel, was_there });
+                }
+                _ => return Err(unexpected("an answer to something else")),
+            }
+        }
+    }
+
+    /// Has the daemon forget a file, which is open for reading; returns how many versions of it
+    /// that were. Who has them keeps them.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load).
+    pub fn remove(&self, file: &File) -> Result<u64, ClientError> {
+        match self.ask(Request::Remove, Some(file.as_fd()))?.next()? {
+            (Reply::Removed { objects }, _) => Ok(objects),
+            _ => Err(unexpected("an answer to something else")),
+        }
+    }
+
+    /// The files that the daemon has, the ones used last first: those that this user has asked
+    /// for; all of them for root and for the daemon's own user.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load).
+    pub fn list(&self) -> Result<Vec<Object>, ClientError> {
+        let mut answer = self.ask(Request::List, None)?;
+        let mut objects = Vec::new();
+        loop {
+            match answer.next()? {
+                (Reply::Listed(object), _) => objects.push(object),
+                (Reply::EndOfList, _) => return Ok(objects),
+                _ => return Err(unexpected("an answer to something else")),
+            }
+        }
+    }
+
+    /// How the daemon is.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load).
+    pub fn stat(&self) -> Result<DaemonStat, ClientError> {
+        match self.ask(Request::Stat, None)?.next()? {
+            (Reply::Stat(stat), _) => Ok(stat),
+            _ => Err(unexpected("an answer to something else")),
+        }
+    }
+
+    fn ask(&self, request: Request, file: Option<BorrowedFd<'_>>) -> Result<Answer, ClientError> {
+        let stream = UnixStream::connect(&self.socket).map_err(|source| ClientError::NoDaemon {
+            socket: self.socket.display().to_string(),
+            source,
+        })?;
+        match frame::write(&stream, &request, file, SILENCE) {
+            // What made it hang up may be there to be read.
+            Ok(()) | Err(FrameError::End) => Ok(Answer(stream)),
+            Err(error) => Err(failed(error)),
+        }
+    }
+}
+
+/// The replies to a request.
+struct Answer(UnixStream);
+
+impl Answer {
+    fn next(&mut self) -> Result<(Reply, Option<OwnedFd>), ClientError> {
+        match frame::read(&self.0, SILENCE) {
+            Ok((Reply::Refused(refusal), _)) => Err(ClientError::Refused(refusal)),
+            Ok(reply) => Ok(reply),
+            Err(error) => Err(failed(error)),
+        }
+    }
+}
+
+fn failed(error: FrameError) -> ClientError {
+    match error {
+        FrameError::End => ClientError::DaemonEnded,
+        error => ClientError::Protocol { reason: error.to_string() },
+    }
+}
+
+fn unexpected(what: &str) -> ClientError {
+    ClientError::Protocol { reason: format!("it sent {what}") }
+}

@@ -1,0 +1,317 @@
+//! The files that are there as Morsels: each is loaded once, and the one used longest ago goes.
+//!
+//! What holds: a version of a file is in `objects` at most once; `used` is what the objects there
+//! and the loads that still run take; and it never exceeds the limit.
+
+use std::collections::{BTreeSet, HashMap};
+use std::panic::{self, AssertUnwindSafe};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use crate::PAGE_SIZE;
+use crate::daemon::load::{self, Course};
+use crate::daemon::source::{Source, Version};
+use crate::morsel::Morsel;
+use crate::protocol::{DaemonStat, Object, Refusal};
+use crate::provider::Provider;
+
+/// How often those who wait are told how far it is.
+const TELL_EVERY: Duration = Duration::from_millis(100);
+
+/// Who asks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Asker {
+    pub(super) uid: u32,
+    /// Root, and the user that the daemon runs as.
+    pub(super) sees_all: bool,
+}
+
+/// How much a cache may have.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Bounds {
+    pub(super) bytes: u64,
+    /// Each has a descriptor.
+    pub(super) objects: usize,
+    /// Of one load.
+    pub(super) threads: usize,
+}
+
+#[derive(Debug)]
+pub(super) struct Cache {
+    provider: Provider,
+    bounds: Bounds,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    objects: HashMap<Version, Entry>,
+    used: u64,
+    /// Counts uses, to tell which was longest ago.
+    clock: u64,
+    loads: u64,
+    hits: u64,
+    evictions: u64,
+}
+
+#[derive(Debug)]
+enum Entry {
+    Loading { load: Arc<Load>, waiting: usize },
+    Ready(Ready),
+}
+
+/// A file that is there.
+#[derive(Debug)]
+struct Ready {
+    morsel: Arc<Morsel>,
+    name: String,
+    uses: u64,
+    last_use: u64,
+    /// Those who have proved that they may read it.
+    askers: BTreeSet<u32>,
+}
+
+impl Ready {
+    fn mounts(&self) -> Option<u64> {
+        self.morsel.stat().ok()?.mounts
+    }
+}
+
+/// A file that is on its way.
+#[derive(Debug, Default)]
+struct Load {
+    course: Course,
+    outcome: Mutex<Option<Result<Arc<Morsel>, Refusal>>>,
+    ended: Condvar,
+}
+
+impl Cache {
+    pub(super) fn new(provider: Provider, bounds: Bounds) -> Self {
+        Self { provider, bounds, state: Mutex::default() }
+    }
+
+    /// The Morsel of a file, and whether it was there. `tell` gets the bytes that were read, now
+    /// and then, and says whether the client is still there.
+    pub(super) fn get(
+        self: &Arc<Self>,
+        mut source: Source,
+        asker: Asker,
+        tell: impl FnMut(u64) -> bool,
+    ) -> Result<(Arc<Morsel>, bool), Refusal> {
+        source.settle()?;
+        let version = source.version;
+        let mut state = self.state();
+        let load = match state.objects.get_mut(&version) {
+            Some(Entry::Ready(_)) => {
+                state.hits += 1;
+                return state.hand_out(&version, asker).map(|morsel| (morsel, true));
+            }
+            Some(Entry::Loading { load, waiting }) => {
+                *waiting += 1;
+                Arc::clone(load)
+            }
+            None => self.begin(&mut state, source)?,
+        };
+        drop(state);
+        let Some(outcome) = load.wait(tell) else {
+            self.leave(&version, &load);
+            return Err(Refusal::GivenUp);
+        };
+        let morsel = outcome?;
+        // It may have been forgotten meanwhile; whoever waited has it all the same.
+        let _ = self.state().hand_out(&version, asker);
+        Ok((morsel, false))
+    }
+
+    /// Starts to load a file for one who waits.
+    fn begin(self: &Arc<Self>, state: &mut State, source: Source) -> Result<Arc<Load>, Refusal> {
+        let version = source.version;
+        // Nobody can ask for what the file was before.
+        state.forget(|other| other.file == version.file);
+        state.make_room(memory(&version), &self.bounds)?;
+        let load = Arc::new(Load::default());
+        let (cache, own) = (Arc::clone(self), Arc::clone(&load));
+        thread::Builder::new()
+            .name("load".into())
+            .spawn(move || cache.carry_out(&own, source))
+            .map_err(|error| Refusal::Failed { reason: format!("starting a thread: {error}") })?;
+        state.used += memory(&version);
+        state.loads += 1;
+        state.objects.insert(version, Entry::Loading { load: Arc::clone(&load), waiting: 1 });
+        Ok(load)
+    }
+
+    /// Loads a file and tells those who wait.
+    fn carry_out(&self, load: &Arc<Load>, source: Source) {
+        let work = || load::load(&self.provider, &source, self.bounds.threads, &load.course);
+        let panicked = || Refusal::Failed { reason: "the load panicked".into() };
+        let outcome = panic::catch_unwind(AssertUnwindSafe(work))
+            .unwrap_or_else(|_| Err(panicked()))
+            .map(Arc::new);
+        let mut state = self.state();
+        let is_wanted = state.is_loading(&source.version, load);
+        match &outcome {
+            Ok(morsel) if is_wanted => {
+                let (morsel, name) = (Arc::clone(morsel), source.name());
+                let (uses, last_use, askers) = (0, state.clock, BTreeSet::new());
+                let ready = Ready { morsel, name, uses, last_use, askers };
+                state.objects.insert(source.version, Entry::Ready(ready));
+            }
+            _ => {
+                state.used -= memory(&source.version);
+                if is_wanted {
+                    state.objects.remove(&source.version);
+                }
+            }
+        }
+        drop(state);
+        *lock(&load.outcome) = Some(outcome);
+        load.ended.notify_all();
+    }
+
+    /// One who waited does so no more; without any other the load ends.
+    fn leave(&self, version: &Version, load: &Arc<Load>) {
+        let mut state = self.state();
+        if !state.is_loading(version, load) {
+            return;
+        }
+        if let Some(Entry::Loading { waiting, .. }) = state.objects.get_mut(version) {
+            *waiting -= 1;
+            if *waiting == 0 {
+                load.course.given_up.store(true, Ordering::Relaxed);
+                state.objects.remove(version);
+            }
+        }
+    }
+
+    /// Forgets all versions of a file; returns how many there were.
+    pub(super) fn remove(&self, source: &Source) -> u64 {
+        self.state().forget(|version| version.file == source.version.file)
+    }
+
+    /// What one who asks may know of, the last used first.
+    pub(super) fn list(&self, asker: Asker) -> Vec<Object> {
+        let state = self.state();
+        let mut found: Vec<(u64, Object)> = Vec::new();
+        for (version, entry) in &state.objects {
+            let Entry::Ready(ready) = entry else { continue };
+            if asker.sees_all || ready.askers.contains(&asker.uid) {
+                let object = Object {
+                    name: ready.name.clone(),
+                    length: version.length,
+                    uses: ready.uses,
+                    mounts: ready.mounts(),
+                };
+                found.push((ready.last_use, object));
+            }
+        }
+        found.sort_by_key(|(last_use, _)| std::cmp::Reverse(*last_use));
+        found.into_iter().map(|(_, object)| object).collect()
+    }
+
+    pub(super) fn stat(&self) -> DaemonStat {
+        let state = self.state();
+        let is_ready = |entry: &&Entry| matches!(entry, Entry::Ready(_));
+        DaemonStat {
+            backend: self.provider.backend().name().to_string(),
+            limit: self.bounds.bytes,
+            used: state.used,
+            objects: state.objects.values().filter(is_ready).count() as u64,
+            loads: state.loads,
+            hits: state.hits,
+            evictions: state.evictions,
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        lock(&self.state)
+    }
+}
+
+impl State {
+    /// Counts a use of what is there.
+    fn hand_out(&mut self, version: &Version, asker: Asker) -> Result<Arc<Morsel>, Refusal> {
+        let Some(Entry::Ready(ready)) = self.objects.get_mut(version) else {
+            return Err(Refusal::GivenUp);
+        };
+        self.clock += 1;
+        ready.last_use = self.clock;
+        ready.uses += 1;
+        ready.askers.insert(asker.uid);
+        Ok(Arc::clone(&ready.morsel))
+    }
+
+    fn is_loading(&self, version: &Version, load: &Arc<Load>) -> bool {
+        let entry = self.objects.get(version);
+        matches!(entry, Some(Entry::Loading { load: found, .. }) if Arc::ptr_eq(found, load))
+    }
+
+    /// Forgets what is there of some files. Those who have it keep it, and its memory.
+    fn forget(&mut self, which: impl Fn(&Version) -> bool) -> u64 {
+        let mut freed = 0;
+        let before = self.objects.len();
+        self.objects.retain(|version, entry| {
+            let goes = matches!(entry, Entry::Ready(_)) && which(version);
+            freed += if goes { memory(version) } else { 0 };
+            !goes
+        });
+        self.used -= freed;
+        (before - self.objects.len()) as u64
+    }
+
+    /// Forgets what was used longest ago until so many bytes fit; what is known to be mapped stays,
+    /// because its memory would not come back.
+    fn make_room(&mut self, bytes: u64, bounds: &Bounds) -> Result<(), Refusal> {
+        let limit = bounds.bytes;
+        if bytes > limit {
+            return Err(Refusal::TooLarge { bytes, limit });
+        }
+        while self.used + bytes > limit || self.objects.len() >= bounds.objects {
+            let idle = |entry: &Entry| match entry {
+                Entry::Ready(ready) if ready.mounts().unwrap_or(0) == 0 => Some(ready.last_use),
+                _ => None,
+            };
+            let idle = self
+                .objects
+                .iter()
+                .filter_map(|(version, entry)| idle(entry).map(|last_use| (last_use, *version)));
+            let Some((_, oldest)) = idle.min_by_key(|(last_use, _)| *last_use) else {
+                return Err(Refusal::Full { bytes, limit });
+            };
+            self.forget(|version| *version == oldest);
+            self.evictions += 1;
+        }
+        Ok(())
+    }
+}
+
+impl Load {
+    /// Waits for the end; `None` if `tell` says that there is nobody to wait for.
+    fn wait(&self, mut tell: impl FnMut(u64) -> bool) -> Option<Result<Arc<Morsel>, Refusal>> {
+        loop {
+            let outcome = lock(&self.outcome);
+            let is_open = |outcome: &mut Option<_>| outcome.is_none();
+            let waited = self.ended.wait_timeout_while(outcome, TELL_EVERY, is_open);
+            let (outcome, _) = waited.unwrap_or_else(PoisonError::into_inner);
+            if let Some(outcome) = &*outcome {
+                return Some(outcome.clone());
+            }
+            drop(outcome);
+            if !tell(self.course.done.load(Ordering::Relaxed)) {
+                return None;
+            }
+        }
+    }
+}
+
+/// What a file takes as a Morsel.
+fn memory(version: &Version) -> u64 {
+    version.length.next_multiple_of(PAGE_SIZE)
+}
+
+/// No step leaves what is behind a lock half done, so a panic elsewhere is no reason to stop.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,157 @@
+//! The cache daemon: it has files in memory as Morsels, and hands them to whoever may read them
+//! (paper, section 3.1).
+//!
+//! A client names a file by a descriptor of it that is open for reading, so nobody gets what it
+//! could not read itself. The daemon never opens a path for a client.
+
+mod admission;
+mod cache;
+mod connection;
+mod load;
+mod socket;
+mod source;
+
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use rustix::process::{Resource, Rlimit, geteuid, getrlimit, setrlimit};
+
+use crate::backend::BackendKind;
+use crate::protocol::Refusal;
+use crate::provider::Provider;
+use admission::{Admission, Ticket};
+use cache::{Asker, Bounds, Cache};
+use socket::Socket;
+
+/// How long to wait when a connection cannot be taken for want of descriptors or memory.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// Descriptors that are taken for granted if there is no limit.
+const DESCRIPTORS: u64 = 1 << 20;
+
+/// How a daemon is set up.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DaemonOptions {
+    /// Where it listens.
+    pub socket: PathBuf,
+    /// Who may connect, as of a file: 0o666 for everybody.
+    pub mode: u32,
+    /// Bytes that it may keep.
+    pub limit: u64,
+    /// Threads that load one file.
+    pub threads: usize,
+}
+
+/// Why there is no daemon.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum DaemonError {
+    /// Another one listens there.
+    #[error("a daemon listens at {path} already; stop it, or choose another --socket")]
+    Running {
+        /// The socket.
+        path: String,
+    },
+    /// The socket cannot be made.
+    #[error("the socket {path} cannot be made: {source}")]
+    Socket {
+        /// Where.
+        path: String,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// It cannot wait for clients.
+    #[error("waiting for clients: {0}")]
+    Wait(Errno),
+}
+
+/// A daemon that listens. Its socket's file goes with it; what it has handed out stays.
+#[derive(Debug)]
+pub struct Daemon {
+    socket: Socket,
+    cache: Arc<Cache>,
+    admission: Arc<Admission>,
+    backend: BackendKind,
+}
+
+impl Daemon {
+    /// Listens, but takes nobody yet. Raises the number of descriptors that this process may have
+    /// to what it is allowed, since each file takes one.
+    ///
+    /// # Errors
+    /// [`DaemonError::Running`] or [`DaemonError::Socket`].
+    pub fn bind(provider: Provider, options: &DaemonOptions) -> Result<Self, DaemonError> {
+        let backend = provider.backend();
+        let bounds = Bounds {
+            bytes: options.limit,
+            objects: usize::try_from(raise_descriptors() / 2).unwrap_or(usize::MAX),
+            threads: options.threads,
+        };
+        let cache = Arc::new(Cache::new(provider, bounds));
+        let socket = Socket::bind(&options.socket, options.mode)?;
+        Ok(Self { socket, cache, admission: Arc::default(), backend })
+    }
+
+    /// The backend that its Morsels are of.
+    pub fn backend(&self) -> BackendKind {
+        self.backend
+    }
+
+    /// Serves clients until `stop` can be read from, or its other end is closed.
+    ///
+    /// # Errors
+    /// [`DaemonError::Wait`].
+    pub fn run(&self, stop: impl AsFd) -> Result<(), DaemonError> {
+        loop {
+            let mut both = [
+                PollFd::new(&self.socket.listener, PollFlags::IN),
+                PollFd::new(&stop, PollFlags::IN),
+            ];
+            match poll(&mut both, None) {
+                Err(Errno::INTR) => continue,
+                result => result.map_err(DaemonError::Wait)?,
+            };
+            if !both[1].revents().is_empty() {
+                return Ok(());
+            }
+            match self.socket.listener.accept() {
+                Ok((stream, _)) => self.take(stream),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                // Of a client that has gone already, or for want of something that will come back.
+                Err(_) => thread::sleep(PAUSE),
+            }
+        }
+    }
+
+    /// Serves a connection in a thread of its own, if there may be another one.
+    fn take(&self, stream: UnixStream) {
+        let Ok(peer) = rustix::net::sockopt::socket_peercred(&stream) else { return };
+        let asker =
+            Asker { uid: peer.uid.as_raw(), sees_all: peer.uid.is_root() || peer.uid == geteuid() };
+        let Some(ticket) = self.admission.admit(asker.uid) else {
+            return connection::refuse(&stream, Refusal::Busy);
+        };
+        let cache = Arc::clone(&self.cache);
+        let serve = move || {
+            let _ticket: Ticket = ticket;
+            connection::serve(&stream, asker, &cache);
+        };
+        // Without a thread the stream is closed, which tells the client as much.
+        let _ = thread::Builder::new().name("client".into()).spawn(serve);
+    }
+}
+
+/// Lets this process have as many descriptors as it may; returns how many that are.
+fn raise_descriptors() -> u64 {
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
+    let now = if setrlimit(Resource::Nofile, raised).is_ok() { raised } else { limit };
+    now.current.unwrap_or(DESCRIPTORS)
+}

@@ -1,0 +1,152 @@
+//! The file that a client wants: whether it may have it, and which version of it that is.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::thread;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use rustix::fs::{self, FileType};
+use rustix::io::Errno;
+
+use crate::descriptor::{self, Use};
+use crate::protocol::Refusal;
+
+/// The kernel's clock for files stands still for this long at most: a tick, and something.
+const TICK: Duration = Duration::from_millis(20);
+
+/// What tells files apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct FileId {
+    device: u64,
+    inode: u64,
+}
+
+/// What tells versions of files apart. Whoever changes a file changes at least its time of change,
+/// which no user can set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Version {
+    pub(super) file: FileId,
+    pub(super) length: u64,
+    modified: (i64, u64),
+    changed: (i64, u64),
+}
+
+/// A regular file that the client has proved to be able to read: it has opened it for that.
+#[derive(Debug)]
+pub(super) struct Source {
+    descriptor: OwnedFd,
+    pub(super) version: Version,
+}
+
+impl Source {
+    /// Looks at what a client sent.
+    pub(super) fn new(descriptor: OwnedFd) -> Result<Self, Refusal> {
+        match descriptor::usage(&descriptor).map_err(failed)? {
+            Use::Read | Use::ReadAndWrite => {}
+            Use::Write | Use::NameOnly => return Err(Refusal::NotReadable),
+        }
+        let version = version(descriptor.as_fd())?;
+        Ok(Self { descriptor, version })
+    }
+
+    /// Waits until a change would be seen by its time: one within the tick of the last change has
+    /// the same. Then looks again which version it is.
+    pub(super) fn settle(&mut self) -> Result<(), Refusal> {
+        let (seconds, nanoseconds) = self.version.changed.max(self.version.modified);
+        let time = u64::try_from(seconds).ok().and_then(|seconds| {
+            UNIX_EPOCH.checked_add(Duration::from_secs(seconds) + Duration::from_nanos(nanoseconds))
+        });
+        let age = time.and_then(|time| SystemTime::now().duration_since(time).ok());
+        // A time in the future says nothing; the wait is short.
+        thread::sleep(TICK.saturating_sub(age.unwrap_or_default()));
+        self.version = version(self.descriptor.as_fd())?;
+        Ok(())
+    }
+
+    /// Whether it is still the version that it was.
+    pub(super) fn is_unchanged(&self) -> bool {
+        version(self.descriptor.as_fd()) == Ok(self.version)
+    }
+
+    /// Its path, as the kernel knows it. Control characters are escaped: who reads it may have a
+    /// terminal.
+    pub(super) fn name(&self) -> String {
+        let name = descriptor::name(&self.descriptor).unwrap_or_default();
+        let name = String::from_utf8_lossy(&name);
+        name.chars()
+            .flat_map(|letter| {
+                let escaped = letter.is_control().then(|| letter.escape_default());
+                let plain = (!letter.is_control()).then_some(letter);
+                escaped.into_iter().flatten().chain(plain)
+            })
+            .collect()
+    }
+
+    /// Lets the kernel give back its own copy of the file, now that a Morsel has one.
+    pub(super) fn leave_page_cache(&self) {
+        // A wish: others may need those pages.
+        let _ = fs::fadvise(&self.descriptor, 0, None, fs::Advice::DontNeed);
+    }
+}
+
+impl AsFd for Source {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.descriptor.as_fd()
+    }
+}
+
+fn version(descriptor: BorrowedFd<'_>) -> Result<Version, Refusal> {
+    let stat = fs::fstat(descriptor).map_err(failed)?;
+    if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+        return Err(Refusal::NotRegular);
+    }
+    let length = stat.st_size.unsigned_abs();
+    if length == 0 {
+        return Err(Refusal::Empty);
+    }
+    #[allow(clippy::unnecessary_cast)] // how long these are depends on the machine
+    Ok(Version {
+        file: FileId { device: stat.st_dev as u64, inode: stat.st_ino as u64 },
+        length,
+        modified: (stat.st_mtime as i64, stat.st_mtime_nsec as u64),
+        changed: (stat.st_ctime as i64, stat.st_ctime_nsec as u64),
+    })
+}
+
+fn failed(errno: Errno) -> Refusal {
+    Refusal::Failed { reason: format!("looking at the file: {errno}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::io::Write;
+
+    use super::*;
+
+    fn source(file: &File) -> Source {
+        Source::new(file.try_clone().unwrap().into()).unwrap()
+    }
+
+    #[test]
+    fn a_change_right_after_the_look_is_seen() {
+        let mut file = tempfile::tempfile().unwrap();
+        for byte in 0..20 {
+            file.write_all(&[byte; 10]).unwrap();
+            let mut source = source(&file);
+            source.settle().unwrap();
+            assert!(source.is_unchanged());
+            // The same length, and as soon as can be.
+            std::os::unix::fs::FileExt::write_all_at(&file, &[byte + 1; 5], 0).unwrap();
+            assert!(!source.is_unchanged(), "after {byte}");
+        }
+    }
+
+    #[test]
+    fn a_name_cannot_write_to_a_terminal() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a\x1b[2J\nb");
+        std::fs::write(&path, b"x").unwrap();
+        let name = source(&File::open(path).unwrap()).name();
+        assert!(name.ends_with("a\\u{1b}[2J\\nb"), "{name}");
+    }
+}

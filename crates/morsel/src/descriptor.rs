@@ -1,0 +1,44 @@
+//! What a descriptor says of itself, and a weaker one for the same file.
+
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+use rustix::fs::{self, Mode, OFlags};
+use rustix::io::Errno;
+
+/// Where the kernel shows a descriptor of this process.
+fn place(file: BorrowedFd<'_>) -> String {
+    format!("/proc/self/fd/{}", file.as_raw_fd())
+}
+
+/// How it may be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Use {
+    Read,
+    Write,
+    ReadAndWrite,
+    /// `O_PATH`: it names a file, and proves nothing about who may read that.
+    NameOnly,
+}
+
+/// How a descriptor may be used, as the kernel knows it.
+pub(crate) fn usage(file: impl AsFd) -> Result<Use, Errno> {
+    let flags = fs::fcntl_getfl(file)?;
+    if flags.contains(OFlags::PATH) {
+        return Ok(Use::NameOnly);
+    }
+    Ok(match flags & OFlags::RWMODE {
+        OFlags::RDWR => Use::ReadAndWrite,
+        OFlags::WRONLY => Use::Write,
+        _ => Use::Read,
+    })
+}
+
+/// Another descriptor for the same file, which cannot write.
+pub(crate) fn read_only(file: impl AsFd) -> Result<OwnedFd, Errno> {
+    fs::open(place(file.as_fd()), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+}
+
+/// The name of the file, as the kernel knows it.
+pub(crate) fn name(file: impl AsFd) -> Result<Vec<u8>, Errno> {
+    fs::readlink(place(file.as_fd()), Vec::new()).map(std::ffi::CString::into_bytes)
+}

@@ -1,0 +1,194 @@
+//! Why something cannot be done with a Morsel, and what to do.
+
+use rustix::io::Errno;
+
+use crate::backend::BackendKind;
+
+/// The result of an operation on Morsels.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Why an operation on a Morsel failed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The backend that was asked for cannot be used.
+    #[error("the backend '{backend}' cannot be used: {reason}")]
+    Unavailable {
+        /// Which one.
+        backend: BackendKind,
+        /// Why, and what to do.
+        reason: String,
+    },
+    /// No Morsel can have this shape.
+    #[error("no Morsel can have this shape: {reason}")]
+    Shape {
+        /// What does not fit.
+        reason: String,
+    },
+    /// The range is not within the Morsel.
+    #[error("bytes {start}..{end} are not within the Morsel, which has {length}")]
+    OutOfRange {
+        /// First byte.
+        start: u64,
+        /// The byte after the last one.
+        end: u64,
+        /// Bytes of the Morsel.
+        length: u64,
+    },
+    /// The range does not consist of whole pages.
+    #[error(
+        "bytes {start}..{end} are not whole pages: begin at a multiple of 4096 and end at one, or \
+         at the Morsel's end"
+    )]
+    Unaligned {
+        /// First byte.
+        start: u64,
+        /// The byte after the last one.
+        end: u64,
+    },
+    /// The address is no multiple of the extent, or not one of user space.
+    #[error("address {address:#x} cannot hold the Morsel: it must be a multiple of {extent:#x}")]
+    Address {
+        /// The address.
+        address: u64,
+        /// Bytes of address space that the Morsel covers.
+        extent: u64,
+    },
+    /// This process has something else at the address.
+    #[error(
+        "this process has something else within the {extent:#x} bytes from address {address:#x}; \
+         unmap that, or bind the Morsel to another address"
+    )]
+    AddressBusy {
+        /// The address.
+        address: u64,
+        /// Bytes of address space that the Morsel covers.
+        extent: u64,
+    },
+    /// The quota of the file system is used up.
+    #[error(
+        "{doing}: no space left for Morsels; remove some, or mount the file system with a larger \
+         size="
+    )]
+    NoSpace {
+        /// What was being done.
+        doing: &'static str,
+    },
+    /// Neither memory nor addresses are left.
+    #[error("{doing}: not enough memory; free some, or raise the limit of the memory cgroup")]
+    NoMemory {
+        /// What was being done.
+        doing: &'static str,
+    },
+    /// The seal forbids it.
+    #[error("{doing}: the Morsel is sealed, and a seal cannot be broken; make a new one")]
+    Sealed {
+        /// What was being done.
+        doing: &'static str,
+    },
+    /// The content may still change, so that no reference to it is sound.
+    #[error(
+        "the content is not sealed, so others may change it while it is looked at; seal it and \
+         map it again, or copy with read_at"
+    )]
+    NotSealed,
+    /// Pages are missing and will never come.
+    #[error("{missing} pages are missing and the population is sealed; copy what is there")]
+    Holes {
+        /// How many.
+        missing: u64,
+    },
+    /// Somebody could still write through a mapping, so the content cannot be sealed.
+    #[error("somebody has the Morsel mapped for writing; drop those mappings, then seal it")]
+    MappedForWriting,
+    /// Its owner took the Morsel from everybody.
+    #[error("{doing}: the Morsel was revoked by its owner; ask for a new one")]
+    Revoked {
+        /// What was being done.
+        doing: &'static str,
+    },
+    /// Only its owner may do this.
+    #[error("only its owner may revoke a Morsel, or who has CAP_FOWNER")]
+    NotOwner,
+    /// The descriptor, or the mapping, is for reading only.
+    #[error("{doing}: this is for reading only; ask its maker for one that may be written")]
+    ReadOnly {
+        /// What was being done.
+        doing: &'static str,
+    },
+    /// There is no Morsel of this name.
+    #[error("there is no Morsel '{name}'")]
+    NoSuchName {
+        /// The name.
+        name: String,
+    },
+    /// There is a Morsel of this name.
+    #[error("there is a Morsel '{name}' already; open or unlink it")]
+    NameTaken {
+        /// The name.
+        name: String,
+    },
+    /// This can be no name.
+    #[error("'{name}' is no name for a Morsel: 1 to 255 bytes, without '/' and not '.' or '..'")]
+    BadName {
+        /// What was given.
+        name: String,
+    },
+    /// The permissions of a name or a directory forbid it.
+    #[error("{doing}: permission denied; ask the owner of the Morsel, or of the directory")]
+    Permission {
+        /// What was being done.
+        doing: &'static str,
+    },
+    /// The source of a fill cannot be read from.
+    #[error("the source cannot be read: open a regular file or a block device for reading")]
+    BadSource,
+    /// The source ends before the bytes that were asked for.
+    #[error("the source ends before byte {from}; it is shorter than expected, or was truncated")]
+    SourceEnded {
+        /// Bytes from the source's beginning.
+        from: u64,
+    },
+    /// The bytes are not what the type needs.
+    #[error("these bytes are no value of the type: {reason}")]
+    Type {
+        /// Size or alignment.
+        reason: String,
+    },
+    /// The descriptor is not that of a Morsel.
+    #[error("this descriptor is not that of a Morsel: {reason}")]
+    NotMorsel {
+        /// What it lacks.
+        reason: String,
+    },
+    /// The backend cannot do it.
+    #[error("the backend '{backend}' has no {what}: load Vellum's kernel module for that")]
+    Unsupported {
+        /// Which one.
+        backend: BackendKind,
+        /// What was asked for.
+        what: &'static str,
+    },
+    /// Anything else that the system said.
+    #[error("{doing}: {errno}")]
+    System {
+        /// What was being done.
+        doing: &'static str,
+        /// What the system said.
+        errno: Errno,
+    },
+}
+
+impl Error {
+    /// What an error number means wherever it comes from a Morsel's own descriptor.
+    pub(crate) fn of(doing: &'static str, errno: Errno) -> Self {
+        match errno {
+            Errno::NOSPC => Self::NoSpace { doing },
+            Errno::NOMEM => Self::NoMemory { doing },
+            Errno::PERM => Self::Sealed { doing },
+            Errno::IO => Self::Revoked { doing },
+            Errno::BADF | Errno::ACCESS => Self::ReadOnly { doing },
+            errno => Self::System { doing, errno },
+        }
+    }
+}

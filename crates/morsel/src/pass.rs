@@ -1,0 +1,96 @@
+//! Handing descriptors to another process (`SCM_RIGHTS`).
+
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+
+use rustix::cmsg_space;
+use rustix::io::Errno;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+};
+
+use crate::error::{Error, Result};
+use crate::morsel::Morsel;
+
+/// The byte that goes with a Morsel: a descriptor alone cannot be sent.
+const MARK: &[u8] = b"M";
+
+impl Morsel {
+    /// Sends its descriptor to the other end of a socket, which gets the rights that it has:
+    /// see [`read_only`](Self::read_only).
+    ///
+    /// # Errors
+    /// What the system said.
+    pub fn send(&self, socket: &UnixStream) -> Result<()> {
+        let failed = |errno| Error::System { doing: "sending a Morsel", errno };
+        let descriptor = [rustix::fd::AsFd::as_fd(self)];
+        let sent = send(socket, MARK, &descriptor).map_err(failed)?;
+        if sent == MARK.len() { Ok(()) } else { Err(failed(Errno::PIPE)) }
+    }
+
+    /// Receives a Morsel from the other end of a socket, which need not be trusted.
+    ///
+    /// # Errors
+    /// As [`from_descriptor`](Self::from_descriptor), and [`Error::NotMorsel`] if something else
+    /// comes than what [`send`](Self::send) sends; what the system said.
+    pub fn receive(socket: &UnixStream) -> Result<Self> {
+        let mut mark = [0; MARK.len()];
+        let received = receive(socket, &mut mark)
+            .map_err(|errno| Error::System { doing: "receiving a Morsel", errno })?;
+        match received {
+            (1, Some(descriptor)) if mark == MARK => Self::from_descriptor(descriptor),
+            (0, _) => Err(Error::NotMorsel { reason: "the other end has hung up".into() }),
+            _ => Err(Error::NotMorsel { reason: "something else was sent".into() }),
+        }
+    }
+}
+
+/// Sends bytes, and descriptors with the first of them; returns how many bytes went.
+pub(crate) fn send(
+    socket: &UnixStream,
+    bytes: &[u8],
+    descriptors: &[BorrowedFd<'_>],
+) -> Result<usize, Errno> {
+    let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !descriptors.is_empty() && !control.push(SendAncillaryMessage::ScmRights(descriptors)) {
+        return Err(Errno::INVAL);
+    }
+    loop {
+        match sendmsg(socket, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL) {
+            Err(Errno::INTR) => {}
+            result => return result,
+        }
+    }
+}
+
+/// Receives bytes, and a descriptor if one came with them; returns how many bytes those are.
+///
+/// More than one descriptor is an error: `EMSGSIZE`, and all of them are closed.
+pub(crate) fn receive(
+    socket: &UnixStream,
+    bytes: &mut [u8],
+) -> Result<(usize, Option<OwnedFd>), Errno> {
+    let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(1))];
+    loop {
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let flags = RecvFlags::CMSG_CLOEXEC;
+        let message = match recvmsg(socket, &mut [IoSliceMut::new(bytes)], &mut control, flags) {
+            Err(Errno::INTR) => continue,
+            result => result?,
+        };
+        let mut descriptors: Vec<OwnedFd> = Vec::new();
+        for part in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(received) = part {
+                descriptors.extend(received);
+            }
+        }
+        if descriptors.len() > 1 || message.flags.contains(ReturnFlags::CTRUNC) {
+            return Err(Errno::MSGSIZE);
+        }
+        return Ok((message.bytes, descriptors.pop()));
+    }
+}

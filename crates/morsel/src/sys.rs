@@ -1,0 +1,177 @@
+//! The system calls on raw memory and on the module's file system. Each function is one call.
+#![allow(unsafe_code)]
+
+use std::os::fd::BorrowedFd;
+use std::ptr;
+
+use rustix::io::{Errno, Result};
+use rustix::ioctl::{self, IntegerSetter, NoArg, Opcode, Updater};
+use rustix::mm::{self, Advice, MapFlags, ProtFlags};
+use vellum_uapi::morsel::{self, Create, Fill, Query, Stat};
+
+/// What may be done with a mapping.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Rights {
+    Read,
+    ReadAndWrite,
+}
+
+impl Rights {
+    fn flags(self) -> ProtFlags {
+        match self {
+            Self::Read => ProtFlags::READ,
+            Self::ReadAndWrite => ProtFlags::READ | ProtFlags::WRITE,
+        }
+    }
+}
+
+/// Maps `bytes` of a file where the kernel likes.
+pub(crate) fn map(
+    file: BorrowedFd<'_>,
+    bytes: usize,
+    rights: Rights,
+    flags: MapFlags,
+) -> Result<*mut u8> {
+    // SAFETY: without an address the kernel takes ones that nobody uses.
+    let base = unsafe { mm::mmap(ptr::null_mut(), bytes, rights.flags(), flags, file, 0)? };
+    Ok(base.cast())
+}
+
+/// Maps `bytes` of a file exactly at `address`; `EEXIST` where anything is there already.
+pub(crate) fn map_at(
+    file: BorrowedFd<'_>,
+    address: usize,
+    bytes: usize,
+    rights: Rights,
+    flags: MapFlags,
+) -> Result<*mut u8> {
+    let wanted = ptr::without_provenance_mut(address);
+    let flags = flags | MapFlags::FIXED_NOREPLACE;
+    // SAFETY: NOREPLACE never replaces a mapping.
+    let base = unsafe { mm::mmap(wanted, bytes, rights.flags(), flags, file, 0)? };
+    if base.addr() != address {
+        // Some tools take the flag for a hint and put it elsewhere.
+        // SAFETY: the mapping was made by the call above and nobody knows it.
+        unsafe { mm::munmap(base, bytes)? };
+        return Err(Errno::EXIST);
+    }
+    Ok(base.cast())
+}
+
+/// Takes `bytes` of address space, to be replaced by something else or unmapped.
+pub(crate) fn reserve(bytes: usize) -> Result<*mut u8> {
+    let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+    // SAFETY: without an address the kernel takes ones that nobody uses.
+    let base = unsafe { mm::mmap_anonymous(ptr::null_mut(), bytes, ProtFlags::empty(), flags)? };
+    Ok(base.cast())
+}
+
+/// Maps `bytes` of a file over what is at `address`.
+///
+/// # Safety
+/// The caller owns the range and nothing points into it.
+pub(crate) unsafe fn map_over(
+    file: BorrowedFd<'_>,
+    offset: u64,
+    address: *mut u8,
+    bytes: usize,
+    rights: Rights,
+    flags: MapFlags,
+) -> Result<()> {
+    let flags = flags | MapFlags::FIXED;
+    // SAFETY: the caller's promise.
+    unsafe { mm::mmap(address.cast(), bytes, rights.flags(), flags, file, offset) }.map(drop)
+}
+
+/// `munmap(2)`.
+///
+/// # Safety
+/// The caller owns the range and nothing points into it any more.
+pub(crate) unsafe fn unmap(address: *mut u8, bytes: usize) -> Result<()> {
+    // SAFETY: the caller's promise.
+    unsafe { mm::munmap(address.cast(), bytes) }
+}
+
+/// Advice that leaves what is mapped as it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Harmless {
+    /// A forked child does not have the range.
+    DontFork,
+    /// Huge pages may be used.
+    HugePage,
+    /// Pages come in now, not when they are read.
+    PopulateRead,
+}
+
+/// `madvise(2)` on a range of the caller's.
+pub(crate) fn advise(address: *mut u8, bytes: usize, advice: Harmless) -> Result<()> {
+    let advice = match advice {
+        Harmless::DontFork => Advice::LinuxDontFork,
+        Harmless::HugePage => Advice::LinuxHugepage,
+        Harmless::PopulateRead => Advice::LinuxPopulateRead,
+    };
+    // SAFETY: none of these changes what is mapped, whoever owns it.
+    unsafe { mm::madvise(address.cast(), bytes, advice) }
+}
+
+/// Puts a range into huge pages (Linux 6.1), which leaves what is mapped as it is.
+pub(crate) fn collapse(address: *mut u8, bytes: usize) -> Result<()> {
+    const MADV_COLLAPSE: i32 = 25; // not every libc has it
+    // SAFETY: the call changes no contents, whoever owns them.
+    match unsafe { libc::madvise(address.cast(), bytes, MADV_COLLAPSE) } {
+        0 => Ok(()),
+        _ => Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)),
+    }
+}
+
+/// A file of which `fstatfs` says that it is the module's: what its commands mean is known.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct OfModule<'a>(BorrowedFd<'a>);
+
+impl<'a> OfModule<'a> {
+    /// `None`: it is a file of something else.
+    pub(crate) fn new(file: BorrowedFd<'a>) -> Result<Option<Self>> {
+        let is = rustix::fs::fstatfs(file)?.f_type as u64 == u64::from(morsel::MAGIC);
+        Ok(is.then_some(Self(file)))
+    }
+
+    pub(crate) fn query(self) -> Result<Query> {
+        let mut query = Query { size: size_of::<Query>() as u32, ..Query::default() };
+        self.update::<{ morsel::QUERY as Opcode }, Query>(&mut query).map(|()| query)
+    }
+
+    pub(crate) fn create(self, mut create: Create) -> Result<()> {
+        self.update::<{ morsel::CREATE as Opcode }, Create>(&mut create)
+    }
+
+    /// What was read before an error is in `filled`.
+    pub(crate) fn fill(self, fill: &mut Fill) -> Result<()> {
+        self.update::<{ morsel::FILL as Opcode }, Fill>(fill)
+    }
+
+    pub(crate) fn stat(self) -> Result<Stat> {
+        let mut stat = Stat { size: size_of::<Stat>() as u32, ..Stat::default() };
+        self.update::<{ morsel::STAT as Opcode }, Stat>(&mut stat).map(|()| stat)
+    }
+
+    pub(crate) fn seal(self, seals: u64) -> Result<()> {
+        let seals = usize::try_from(seals).map_err(|_| Errno::INVAL)?;
+        // SAFETY: the command takes a number and touches no memory of the process.
+        unsafe {
+            let command = IntegerSetter::<{ morsel::SEAL as Opcode }>::new_usize(seals);
+            ioctl::ioctl(self.0, command)
+        }
+    }
+
+    pub(crate) fn revoke(self) -> Result<()> {
+        // SAFETY: the command takes nothing. Those who look at the Morsel get SIGBUS, never bytes
+        // of something else.
+        unsafe { ioctl::ioctl(self.0, NoArg::<{ morsel::REVOKE as Opcode }>::new()) }
+    }
+
+    fn update<const COMMAND: Opcode, T>(self, value: &mut T) -> Result<()> {
+        // SAFETY: the file is the module's, whose commands take the structures that they are
+        // called with above: sizes are a part of a command's number.
+        unsafe { ioctl::ioctl(self.0, Updater::<COMMAND, T>::new(value)) }
+    }
+}

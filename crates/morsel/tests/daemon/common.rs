@@ -1,0 +1,161 @@
+//! A daemon in this process, files for it, and clients in other processes.
+
+use std::fs::File;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use vellum_morsel::{
+    Access, BackendChoice, BackendKind, Client, Daemon, DaemonOptions, Error, Provider,
+};
+
+/// A daemon that ends with the value.
+pub struct Running {
+    pub client: Client,
+    pub folder: tempfile::TempDir,
+    pub backend: BackendKind,
+    stop: Option<UnixStream>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Running {
+    pub fn start(provider: Provider, limit: u64) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let options = options(&folder.path().join("socket"), limit);
+        let backend = provider.backend();
+        let daemon = Daemon::bind(provider, &options).unwrap();
+        let (stop, stopped) = UnixStream::pair().unwrap();
+        let thread = thread::spawn(move || daemon.run(stopped).unwrap());
+        let client = Client::new(&options.socket);
+        Self { client, folder, backend, stop: Some(stop), thread: Some(thread) }
+    }
+
+    pub fn socket(&self) -> PathBuf {
+        self.folder.path().join("socket")
+    }
+
+    /// A file of these bytes.
+    pub fn file(&self, name: &str, bytes: &[u8]) -> (PathBuf, File) {
+        let path = self.folder.path().join(name);
+        std::fs::write(&path, bytes).unwrap();
+        (path.clone(), File::open(path).unwrap())
+    }
+
+    /// A file of zeros that takes a second or so to load.
+    pub fn slow_file(&self) -> (PathBuf, File) {
+        const PROBED: u64 = 32 << 20;
+        let path = self.folder.path().join("slow");
+        let file = File::create(&path).unwrap();
+        file.set_len(PROBED).unwrap();
+        let start = Instant::now();
+        self.client.load(&File::open(&path).unwrap(), |_| {}).unwrap();
+        let rate = PROBED as f64 / start.elapsed().as_secs_f64();
+        self.client.remove(&File::open(&path).unwrap()).unwrap();
+        file.set_len((rate as u64).clamp(PROBED, 2 << 30)).unwrap();
+        (path.clone(), File::open(path).unwrap())
+    }
+
+    pub fn stop(&mut self) {
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take() {
+            thread.join().unwrap();
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take() {
+            // A test that has failed already need not fail twice.
+            let _ = thread.join();
+        }
+    }
+}
+
+pub fn options(socket: &Path, limit: u64) -> DaemonOptions {
+    DaemonOptions { socket: socket.into(), mode: 0o666, limit, threads: 2 }
+}
+
+/// Runs a test with a daemon on each backend of this machine; says which are left out.
+pub fn on_each(limit: u64, test: impl Fn(&mut Running)) {
+    for kind in BackendKind::ALL {
+        match Provider::new(BackendChoice::Only(kind)) {
+            Ok(provider) => test(&mut Running::start(provider, limit)),
+            Err(Error::Unavailable { backend, reason }) => {
+                assert!(kind == BackendKind::Kernel, "{kind}: {reason}");
+                println!("skipped on the backend '{backend}': {reason}");
+            }
+            Err(error) => panic!("{kind}: {error}"),
+        }
+    }
+}
+
+/// Bytes of which no two neighbouring pages are the same.
+pub fn pattern(length: usize) -> Vec<u8> {
+    (0..length).map(|at| (at / 4096 * 31 + at * 7) as u8).collect()
+}
+
+/// Loads a file and returns what is in the Morsel, and whether that was there.
+pub fn load(client: &Client, file: &File) -> (Vec<u8>, bool) {
+    let loaded = client.load(file, |_| {}).unwrap();
+    let mapping = loaded.morsel.map(Access::Read).unwrap();
+    (mapping.view().unwrap().to_vec(), loaded.was_there)
+}
+
+/// Waits until something holds.
+#[track_caller]
+pub fn eventually(what: &str, holds: impl Fn() -> bool) {
+    let end = Instant::now() + Duration::from_secs(60);
+    while !holds() {
+        assert!(Instant::now() < end, "it never came that {what}");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// How a process is told that it is a client: what it does, the socket, the file.
+const CLIENT: &str = "VELLUM_TEST_CLIENT";
+
+/// A client in a process of its own.
+pub fn client_process(does: &str, socket: &Path, file: &Path) -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    let words = [does, socket.to_str().unwrap(), file.to_str().unwrap()].join(" ");
+    command.args(["common::a_client_in_its_own_process", "--exact", "--ignored", "--nocapture"]);
+    command.env(CLIENT, words).stdin(Stdio::null()).stdout(Stdio::piped());
+    command
+}
+
+/// Starts a client that tells, by the end of its first line, that its load goes on.
+pub fn loading_process(socket: &Path, file: &Path) -> Child {
+    use std::io::{BufRead, BufReader};
+    let mut child = client_process("load", socket, file).spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.as_mut().unwrap()).lines();
+    let found = lines.find(|line| line.as_ref().is_ok_and(|line| line.contains("progress")));
+    assert!(found.is_some(), "the load was over at once");
+    child
+}
+
+#[test]
+#[ignore = "what other tests start as a process"]
+fn a_client_in_its_own_process() {
+    let words = std::env::var(CLIENT).unwrap();
+    let words: Vec<&str> = words.split(' ').collect();
+    let client = Client::new(words[1]);
+    match words[0] {
+        "load" => {
+            let file = File::open(words[2]).unwrap();
+            let loaded = client.load(&file, |_| println!("progress")).unwrap();
+            let mapping = loaded.morsel.map(Access::Read).unwrap();
+            let sum: u64 = mapping.view().unwrap().iter().map(|byte| u64::from(*byte)).sum();
+            println!("loaded sum={sum} was_there={}", loaded.was_there);
+        }
+        "list" => {
+            for object in client.list().unwrap() {
+                println!("listed {}", object.name);
+            }
+        }
+        other => panic!("{other}"),
+    }
+}

@@ -1,0 +1,67 @@
+//! Who may listen at a path, and what is left of a daemon that ended.
+
+use std::os::unix::net::UnixListener;
+
+use vellum_morsel::{BackendChoice, BackendKind, Client, Daemon, DaemonError, Provider};
+
+use crate::common::{Running, options};
+
+fn provider() -> Provider {
+    Provider::new(BackendChoice::Only(BackendKind::Memfd)).unwrap()
+}
+
+#[test]
+fn the_socket_goes_with_the_daemon() {
+    let mut daemon = Running::start(provider(), 1 << 20);
+    assert!(daemon.socket().exists());
+    daemon.stop();
+    assert!(!daemon.socket().exists());
+    // Another one takes its place, and finds nothing loaded.
+    let again = Daemon::bind(provider(), &options(&daemon.socket(), 1 << 20)).unwrap();
+    assert_eq!(again.backend(), BackendKind::Memfd);
+}
+
+#[test]
+fn a_second_daemon_is_refused() {
+    let daemon = Running::start(provider(), 1 << 20);
+    let second = Daemon::bind(provider(), &options(&daemon.socket(), 1 << 20)).unwrap_err();
+    assert!(matches!(second, DaemonError::Running { .. }), "{second:?}");
+    assert!(daemon.client.stat().is_ok());
+}
+
+#[test]
+fn somebody_elses_socket_is_left_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("socket");
+    let other = UnixListener::bind(&path).unwrap();
+    let refused = Daemon::bind(provider(), &options(&path, 1)).unwrap_err();
+    assert!(matches!(refused, DaemonError::Running { .. }), "{refused:?}");
+    // Once nobody listens any more, as after a kill, it is replaced.
+    drop(other);
+    assert!(path.exists());
+    let daemon = Daemon::bind(provider(), &options(&path, 1)).unwrap();
+    drop(daemon);
+    assert!(!path.exists());
+}
+
+#[test]
+fn a_file_that_is_no_socket_is_left_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("notes");
+    std::fs::write(&path, b"mine").unwrap();
+    let refused = Daemon::bind(provider(), &options(&path, 1)).unwrap_err();
+    assert!(refused.to_string().contains("no socket"), "{refused}");
+    assert_eq!(std::fs::read(&path).unwrap(), b"mine");
+}
+
+#[test]
+fn the_folder_is_made_and_its_parents_are_not() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("run/socket");
+    drop(Daemon::bind(provider(), &options(&path, 1)).unwrap());
+    let deep = folder.path().join("a/b/socket");
+    let refused = Daemon::bind(provider(), &options(&deep, 1)).unwrap_err();
+    assert!(matches!(refused, DaemonError::Socket { .. }), "{refused:?}");
+    let nobody = Client::new(&deep).stat().unwrap_err();
+    assert!(nobody.to_string().contains("a/b/socket"), "{nobody}");
+}

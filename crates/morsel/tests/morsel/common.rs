@@ -1,0 +1,42 @@
+//! The backends that are here, and files to fill from.
+
+use std::fs::File;
+use std::io::Write;
+
+use vellum_morsel::{BackendChoice, BackendKind, Error, Provider};
+
+pub const PAGE: u64 = 4096;
+
+/// Runs a test once for each backend of this machine, and says which are left out.
+pub fn on_each(test: impl Fn(&Provider)) {
+    for kind in BackendKind::ALL {
+        match Provider::new(BackendChoice::Only(kind)) {
+            Ok(provider) => {
+                assert_eq!(provider.backend(), kind);
+                test(&provider);
+            }
+            Err(Error::Unavailable { backend, reason }) => {
+                assert!(kind == BackendKind::Kernel, "{kind}: {reason}");
+                println!("skipped on the backend '{backend}': {reason}");
+            }
+            Err(error) => panic!("{kind}: {error}"),
+        }
+    }
+}
+
+/// As [`on_each`], on the one that is always there.
+pub fn on_memfd(test: impl Fn(&Provider)) {
+    test(&Provider::new(BackendChoice::Only(BackendKind::Memfd)).unwrap());
+}
+
+/// Bytes of which no two neighbouring pages are the same.
+pub fn pattern(length: usize) -> Vec<u8> {
+    (0..length).map(|at| (at / 4096 * 31 + at * 7) as u8).collect()
+}
+
+/// A file without a name that has these bytes.
+pub fn file_of(bytes: &[u8]) -> File {
+    let mut file = tempfile::tempfile().unwrap();
+    file.write_all(bytes).unwrap();
+    file
+}

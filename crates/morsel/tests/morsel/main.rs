@@ -1,0 +1,14 @@
+//! What a Morsel does, on every backend that this machine has.
+
+// These are tests, where unwrap is the assertion.
+#![allow(clippy::unwrap_used)]
+
+mod address;
+mod common;
+mod content;
+mod hostile;
+mod huge_pages;
+mod model;
+mod names;
+mod passing;
+mod seals;
