@@ -124,10 +124,12 @@ static long allocate(struct file *file, int mode, loff_t offset, loff_t length)
 	struct morsel *morsel = morsel_of(file_inode(file));
 	u64 first = offset >> PAGE_SHIFT;
 
-	if (!morsel_is_shaped(morsel) || offset + length > morsel->length)
+	if (!morsel_is_shaped(morsel))
 		return -EFBIG;
 	if (mode == (FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE))
 		return punch(morsel, offset, length);
+	if (offset + length > morsel->length)
+		return -EFBIG;
 	if (mode & ~FALLOC_FL_KEEP_SIZE)
 		return -EOPNOTSUPP;
 	return morsel_populate_range(morsel, first, DIV_ROUND_UP(offset + length, PAGE_SIZE) - first);
@@ -196,6 +198,8 @@ static long ioctl_stat(struct morsel *morsel, unsigned long argument)
 
 	if (error)
 		return error;
+	if (READ_ONCE(morsel->is_revoked))
+		return -EIO;
 	get_stat(morsel, &stat);
 	return copy_to_user((void __user *)argument, &stat, sizeof(stat)) ? -EFAULT : 0;
 }

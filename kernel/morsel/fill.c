@@ -197,11 +197,14 @@ static bool is_within(const struct morsel *morsel, const struct vellum_morsel_fi
 
 static int fill_from(struct filling *filling)
 {
+	u64 size = i_size_read(filling->source->f_mapping->host);
 	unsigned int i;
 	int error;
 
-	if (filling->from >= i_size_read(filling->source->f_mapping->host))
+	if (filling->from >= size)
 		return -ENODATA;
+	/* Nothing is populated for what is not there; direct I/O asks for whole blocks. */
+	filling->left = min(filling->left, round_up(size, PAGE_SIZE) - filling->from);
 	error = morsel_begin_writing(filling->morsel);
 	if (error)
 		return error;
