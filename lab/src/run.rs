@@ -18,7 +18,7 @@ use crate::packages::finish;
 use crate::verdict::Verdict;
 
 /// Bytes of the guest's disk.
-const DISK: u64 = 1 << 30;
+const DISK: u64 = 4 << 30;
 
 /// Bytes of its persistent memory.
 const PMEM: u64 = 256 << 20;

@@ -13,6 +13,7 @@ mod hero;
 mod in_memory;
 mod in_memory_scaling;
 mod memory;
+mod morsel;
 mod morsel_load;
 mod out_of_memory;
 mod page_access;
@@ -72,6 +73,7 @@ pub const ALL: &[Experiment] = &[
     exmap::LOOKUP,
     exmap::COST,
     morsel_load::MORSEL_LOAD,
+    morsel::MORSEL_MAP,
 ];
 
 /// What an experiment runs with.

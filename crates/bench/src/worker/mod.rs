@@ -25,7 +25,9 @@ pub use message::{GREETING, Request, Response, Usage};
 pub use serve::main;
 pub use share::{cache_bytes, limit_for, limit_for_data};
 pub use team::{Member, Team, Terms};
-pub use whole_file::{Way, Weight, make as make_file, warm as warm_file};
+pub use whole_file::{
+    FileMapping, Way, Weight, make as make_file, sum as sum_of_pages, warm as warm_file,
+};
 
 /// The hidden command by which a worker is started.
 pub const NAME: &str = "bench-worker";

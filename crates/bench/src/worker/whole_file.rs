@@ -85,7 +85,7 @@ impl Held {
 }
 
 /// The sum of each page's first word.
-fn sum(bytes: &[u8]) -> u64 {
+pub fn sum(bytes: &[u8]) -> u64 {
     let words = bytes.chunks(PAGE).filter_map(|page| page.first_chunk::<8>());
     words.fold(0, |sum, word| sum.wrapping_add(u64::from_le_bytes(*word)))
 }
@@ -122,13 +122,17 @@ pub fn warm(path: &Path) -> Result<()> {
 
 /// A file of the experiment's own, which nobody changes, mapped as a whole.
 #[derive(Debug)]
-pub(super) struct FileMapping {
+pub struct FileMapping {
     base: *mut u8,
     length: usize,
 }
 
 impl FileMapping {
-    fn new(file: &File) -> Result<FileMapping> {
+    /// With all its pages.
+    ///
+    /// # Errors
+    /// If it cannot be mapped.
+    pub fn new(file: &File) -> Result<FileMapping> {
         let length = usize::try_from(file.metadata()?.len())?;
         let flags = MapFlags::SHARED | MapFlags::POPULATE;
         // SAFETY: without an address the kernel takes ones that nobody uses.
@@ -136,7 +140,8 @@ impl FileMapping {
         Ok(FileMapping { base: base.cast(), length })
     }
 
-    fn bytes(&self) -> &[u8] {
+    /// Its bytes.
+    pub fn bytes(&self) -> &[u8] {
         // SAFETY: mapped as long as `self`, and of a file that nobody writes any more.
         unsafe { slice::from_raw_parts(self.base, self.length) }
     }

@@ -1,0 +1,6 @@
+//! Morsels beside what the kernel has: the experiments of "Morsels: Explicit Virtual Memory
+//! Objects" (DIMES'23).
+
+mod map;
+
+pub use map::MORSEL_MAP;
