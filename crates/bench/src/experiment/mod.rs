@@ -74,6 +74,7 @@ pub const ALL: &[Experiment] = &[
     exmap::COST,
     morsel_load::MORSEL_LOAD,
     morsel::MORSEL_MAP,
+    morsel::MORSEL_PIPELINE,
 ];
 
 /// What an experiment runs with.

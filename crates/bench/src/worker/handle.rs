@@ -14,6 +14,7 @@ use anyhow::{Context as _, Result, anyhow, bail};
 
 use super::Launcher;
 use super::message::{GREETING, Request, Response, Usage};
+use super::stage::Stage;
 use super::whole_file::{Way, Weight};
 use crate::engine::Setting;
 use crate::machine::MemoryCgroup;
@@ -203,6 +204,26 @@ impl Worker {
         }
     }
 
+    /// Makes it a step of a pipeline; [`staged`](Worker::staged) waits for the end.
+    ///
+    /// # Errors
+    /// As [`open`](Worker::open).
+    pub fn begin_stage(&mut self, stage: &Stage) -> Result<()> {
+        self.send(&Request::Stage(stage.clone()))
+    }
+
+    /// The pipeline has come to its end.
+    ///
+    /// # Errors
+    /// As [`open`](Worker::open).
+    pub fn staged(&mut self) -> Result<()> {
+        let answer = self.receive("being a step of a pipeline", Instant::now() + SHORT)?;
+        match self.understand(&answer)? {
+            Response::Done => Ok(()),
+            other => Err(self.unexpected(&other)),
+        }
+    }
+
     /// What it has in memory.
     ///
     /// # Errors
@@ -347,6 +368,7 @@ fn verb(request: &Request) -> &'static str {
         Request::Usage => "telling what it uses",
         Request::Close => "closing",
         Request::Hold(..) => "getting a file",
+        Request::Stage(_) => "being a step of a pipeline",
         Request::Weigh => "weighing",
         Request::LetGo => "letting go",
         Request::Keep => "keeping",

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use super::stage::Stage;
 use super::whole_file::{Way, Weight};
 use crate::engine::Setting;
 use crate::machine::kib;
@@ -38,6 +39,8 @@ pub enum Request {
     Close,
     /// Get a file, access all of its pages, and hold it.
     Hold(Way, PathBuf),
+    /// Be a step of a pipeline, until no more packets come.
+    Stage(Stage),
     /// Tell what this process has in memory.
     Weigh,
     /// Let go of the file.

@@ -13,6 +13,7 @@ mod launcher;
 mod message;
 mod serve;
 mod share;
+mod stage;
 mod team;
 mod whole_file;
 
@@ -24,6 +25,7 @@ pub use launcher::Launcher;
 pub use message::{GREETING, Request, Response, Usage};
 pub use serve::main;
 pub use share::{cache_bytes, limit_for, limit_for_data};
+pub use stage::{Head, Stage, Step, connect, sum_of};
 pub use team::{Member, Team, Terms};
 pub use whole_file::{
     FileMapping, Way, Weight, make as make_file, sum as sum_of_pages, warm as warm_file,

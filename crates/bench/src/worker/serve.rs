@@ -77,6 +77,7 @@ fn answer(
         Request::Hold(way, path) => {
             return Ok(Response::Held(held.insert(Held::get(&way, &path)?).sum()?));
         }
+        Request::Stage(stage) => stage.run()?,
         Request::Weigh => return Ok(Response::Weighs(Weight::now())),
         Request::LetGo => *held = None,
         // It ends the conversation, so the caller sees to it.

@@ -30,6 +30,7 @@ const CONTAINMENT: &[(&str, &str)] = &[
     ("crates/morsel/src/huge.rs", "a window on a file, for as long as its pages are collapsed"),
     ("crates/morsel/src/mapping.rs", "looking at memory that others may have, too"),
     ("crates/bench/src/machine/device_rate/", "the kernel fills fixed buffers"),
+    ("crates/bench/src/worker/stage.rs", "packets, whose memory one process has at a time"),
     ("crates/bench/src/worker/whole_file.rs", "mapping a file as other programs do"),
     ("crates/bench/src/experiment/page_access/", "plain reads to compare optimistic ones with"),
     ("crates/bench/src/experiment/fig4.rs", "touching and releasing pages without a pool"),

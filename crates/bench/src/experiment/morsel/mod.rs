@@ -2,5 +2,7 @@
 //! Objects" (DIMES'23).
 
 mod map;
+mod pipeline;
 
 pub use map::MORSEL_MAP;
+pub use pipeline::MORSEL_PIPELINE;
