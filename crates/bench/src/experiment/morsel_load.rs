@@ -21,7 +21,7 @@ use crate::worker::{Launcher, Way, Weight, Worker, make_file, warm_file};
 /// The experiment.
 pub const MORSEL_LOAD: Experiment = Experiment {
     name: "morsel-load",
-    shows: "processes that get one file: each reads it, each maps it, the cache daemon hands it out",
+    shows: "one file for several processes: each reads it, each maps it, the daemon hands it out",
     source: "DIMES'23, figure 2",
     run,
 };
@@ -94,9 +94,9 @@ fn run(context: &Context<'_>) -> Result<Outcome> {
         outcome.rows.push(Row::count(format!("page tables, {name}"), mib(tables), "MiB"));
     }
     outcome.notes.push(format!(
-        "{PROCESSES} processes at once, a file of {} MiB in the page cache. A load ends when a word \
-         of each page has been read. Memory is that of all processes, shared pages counted once; \
-         reading has the page cache's copy of the file besides.",
+        "{PROCESSES} processes at once, a file of {} MiB in the page cache. A load ends when a \
+         word of each page has been read. Memory is that of all processes, shared pages counted \
+         once; reading has the page cache's copy of the file besides.",
         bytes >> 20
     ));
     Ok(outcome)
