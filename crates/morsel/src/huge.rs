@@ -1,15 +1,15 @@
 //! Huge pages of a memfd.
 //!
-//! `MADV_COLLAPSE` (Linux 6.1) puts them together whatever the settings say, where there is at least
-//! one page. So a stretch that is to be filled gets one page of 4 KiB, is collapsed, and filled then:
-//! nothing has to be copied, and 2 MiB are zeroed at a time. That is several times faster than to
-//! fill single pages. Where the kernel has none to give, pages stay small; nothing depends on it.
+//! `MADV_COLLAPSE` (Linux 6.1) puts them together whatever the settings say, where there is at
+//! least one page. So a stretch that is to be filled gets one page of 4 KiB, is collapsed, and then
+//! filled: nothing has to be copied, and 2 MiB are zeroed at a time. That is several times faster
+//! than filling single pages. Where the kernel has none to give, pages stay small.
 #![allow(unsafe_code)]
 
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
 
-use rustix::fs::{FallocateFlags, fallocate};
+use rustix::fs::{FallocateFlags, SeekFrom, fallocate, seek};
 use rustix::io::Errno;
 use rustix::mm::MapFlags;
 
@@ -18,10 +18,18 @@ use crate::sys::{self, Harmless, Rights};
 /// Bytes of a huge page.
 pub(crate) const HUGE_PAGE: usize = 2 << 20;
 
-/// Has whole huge pages of a range come in one piece.
+/// Has whole huge pages of a range come in one piece, up to where something is there already.
+///
+/// One call for many of them: each call waits for the other processors.
 pub(crate) fn populate(file: BorrowedFd<'_>, range: &Range<u64>) -> Result<(), Errno> {
     let size = HUGE_PAGE as u64;
-    let (start, end) = (range.start.next_multiple_of(size), range.end / size * size);
+    let start = range.start.next_multiple_of(size);
+    // What is there already would have to be copied.
+    let data = match seek(file, SeekFrom::Data(start)) {
+        Err(Errno::NXIO) => u64::MAX,
+        found => found?,
+    };
+    let end = range.end.min(data) / size * size;
     if start >= end {
         return Ok(());
     }

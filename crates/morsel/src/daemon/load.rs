@@ -11,8 +11,8 @@ use crate::provider::Provider;
 use crate::seals::Seals;
 use crate::shape::Shape;
 
-/// Bytes of a piece: many pages of 2 MiB.
-const PIECE: u64 = 16 << 20;
+/// Bytes of a piece: many huge pages, since they come at a price for each piece.
+const PIECE: u64 = 32 << 20;
 
 /// How far a load is, and whether anybody still wants it.
 #[derive(Debug, Default)]
@@ -83,6 +83,10 @@ fn read_piece(
 ) -> Result<(), Refusal> {
     if course.given_up.load(Ordering::Relaxed) {
         return Err(Refusal::GivenUp);
+    }
+    // The check at the end is the one that counts; this one saves the rest of the work.
+    if !source.is_unchanged() {
+        return Err(Refusal::Changed);
     }
     let start = piece * PIECE;
     let bytes = PIECE.min(source.version.length - start);
