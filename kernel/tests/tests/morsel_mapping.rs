@@ -164,6 +164,7 @@ fn a_part_of_it_is_left_alone() {
                 assert_eq!(sys::mprotect(address, length, protection), Err(Errno::INVAL));
             }
             let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
+            let flags = flags | libc::MAP_NORESERVE;
             let over = Request { address, length, protection: 3, flags, fd: None, offset: 0 };
             assert_eq!(sys::mmap(over), Err(Errno::INVAL));
             assert_eq!(sys::madvise(address, length, libc::MADV_RANDOM), Err(Errno::INVAL));
