@@ -211,6 +211,12 @@ impl AsFd for Morsel {
     }
 }
 
+impl From<File> for Morsel {
+    fn from(file: File) -> Self {
+        Self { file }
+    }
+}
+
 impl From<OwnedFd> for Morsel {
     fn from(file: OwnedFd) -> Self {
         Self { file: file.into() }

@@ -166,7 +166,8 @@ fn a_part_of_it_is_left_alone() {
             let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
             let flags = flags | libc::MAP_NORESERVE;
             let over = Request { address, length, protection: 3, flags, fd: None, offset: 0 };
-            assert_eq!(sys::mmap(over), Err(Errno::INVAL));
+            // Some kernels say that there is no memory, whatever the reason is.
+            assert!(matches!(sys::mmap(over), Err(Errno::INVAL | Errno::NOMEM)));
             assert_eq!(sys::madvise(address, length, libc::MADV_RANDOM), Err(Errno::INVAL));
             let moved = sys::mremap(address, length, length, libc::MREMAP_MAYMOVE);
             assert!(moved.is_err() || moved == Ok(address), "{moved:?}");
