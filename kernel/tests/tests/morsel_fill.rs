@@ -8,7 +8,7 @@ use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::time::Duration;
 
 use vellum_kernel_tests::backing::{Backing, scratch};
-use vellum_kernel_tests::child::{Child, End, in_child};
+use vellum_kernel_tests::child::{Child, in_child};
 use vellum_kernel_tests::counters::{Memory, assert_morsels_are_sound};
 use vellum_kernel_tests::morsel::{kinds, plan};
 use vellum_kernel_tests::random::Random;

@@ -1,5 +1,5 @@
-//! Who looks at a process' memory, and calls that are about any memory: they find a Morsel's, or say
-//! that there is nothing, and change nothing.
+//! Who looks at a process' memory, and calls that are about any memory: they find a Morsel's, or
+//! say that there is nothing, and change nothing.
 #![allow(clippy::unwrap_used, unsafe_code)]
 
 use std::fs::{self, File};
@@ -34,6 +34,9 @@ impl Shown {
 
     #[track_caller]
     fn assert_unchanged(&self, what: &str) {
+        let each = if self.morsel.stat().flags & morsel::HUGE == 0 { 1 } else { 512 };
+        let ends = if self.pages[1] == 0 { 1 } else { 2 };
+        assert_eq!(self.morsel.stat().pages, ends * each, "{what}");
         for mapping in &self.mappings {
             self.pages.iter().for_each(|page| mapping.assert_stamped(*page, page + 7));
         }
@@ -94,12 +97,12 @@ fn calls_about_memory_do_no_harm() {
                 ("msync", libc::SYS_msync, [start, length, libc::MS_SYNC.into(), 0, 0, 0]),
                 ("mbind", libc::SYS_mbind, [start, length, 2, mask, 2, 3]),
                 ("migrate_pages", libc::SYS_migrate_pages, [0, 2, mask, mask, 0, 0]),
-                ("remap_file_pages", libc::SYS_remap_file_pages, [start, 4096, 0, 1, 0, 0]),
+                ("remap_file_pages", libc::SYS_remap_file_pages, [start, 4096, 0, 0, 0, 0]),
                 ("futex", libc::SYS_futex, [start, libc::FUTEX_WAKE.into(), 1, 0, 0, 0]),
                 ("mseal of a part", 462, [start + 4096, 0, 0, 0, 0, 0]),
             ];
             for (name, number, [a, b, c, d, e, f]) in calls {
-                // SAFETY: the calls are about the Morsel, or write to `residency`, which is as long.
+                // SAFETY: the calls are about the Morsel, or write to `residency`, as long as that.
                 let returned = sys::checked(unsafe { libc::syscall(number, a, b, c, d, e, f) });
                 println!("{kind:x?}: {name}: {returned:?}");
                 shown.assert_unchanged(name);

@@ -57,9 +57,8 @@ fn splice(
     count: usize,
 ) -> usize {
     let (mut at, mut into) = (at.map(u64::cast_signed), into.map(u64::cast_signed));
-    let pointer = |place: &mut Option<i64>| {
-        place.as_mut().map_or(std::ptr::null_mut(), |place| std::ptr::from_mut(place))
-    };
+    let pointer =
+        |place: &mut Option<i64>| place.as_mut().map_or(std::ptr::null_mut(), std::ptr::from_mut);
     let (at, into) = (pointer(&mut at), pointer(&mut into));
     // SAFETY: the positions are this function's.
     let done = unsafe { libc::splice(from.as_raw_fd(), at, to.as_raw_fd(), into, count, 0) };
@@ -147,17 +146,17 @@ fn bytes_go_through_pipes_and_files() {
             let count = count.min(30_000) as usize;
             let mut done = 0;
             while done < count {
-                let at = Some(at + done as u64);
-                let moved = splice((morsel.as_fd(), at), (into.as_fd(), None), count - done);
+                let at = at + done as u64;
+                let moved = splice((morsel.as_fd(), Some(at)), (into.as_fd(), None), count - done);
                 bytes.resize(moved, 0);
                 out.read_exact(&mut bytes).unwrap();
-                let at = at.unwrap() as usize;
+                let at = at as usize;
                 assert!(bytes == model[at..at + moved], "out of it by a pipe");
                 done += moved;
             }
         }
         // To a file and back again, as programs that copy files do it.
-        let mut file = File::options().read(true).write(true).create(true).open(&name).unwrap();
+        let mut file = File::options().read(true).write(true).create_new(true).open(&name).unwrap();
         let sent = rustix::fs::sendfile(&file, &morsel, Some(&mut 0), length as usize);
         assert_eq!(sent, Ok(length as usize));
         let mut found = Vec::new();
@@ -294,7 +293,7 @@ fn pieces_of_two_mib_come_and_go() {
         expected[5..105].fill(0);
         assert!(access::kernel_load(mapping.page(2560), PAGE) == Ok(expected));
         assert_morsels_are_sound();
-        // Where nothing is left of one, the next may come in one piece again, or not; all are there.
+        // Where nothing is left of one, the next may come in one piece, or not; all are there.
         morsel.punch(0, 8 * HUGE).unwrap();
         assert_eq!((morsel.stat().pages, morsel.stat().huge), (0, 0));
         morsel.populate(0, 8 * HUGE).unwrap();

@@ -1,5 +1,5 @@
-//! Processes: what a child has of a Morsel, and what is left of it when a process ends, however that
-//! comes.
+//! Processes: what a child has of a Morsel, and what is left of it when a process ends, however
+//! that comes.
 #![allow(clippy::unwrap_used, unsafe_code)]
 
 use std::io::{Read as _, Write as _, pipe};
@@ -121,7 +121,7 @@ fn a_child_may_have_it_longer_than_the_parent() {
             drop(morsel.reopened(true));
             wait.read_exact(&mut [0]).unwrap();
             in_child(|| {
-                ends(order).iter().for_each(|page| mapping.assert_stamped(*page, page + 7))
+                ends(order).iter().for_each(|page| mapping.assert_stamped(*page, page + 7));
             });
             sys::munmap(start, length).unwrap();
             0
@@ -253,7 +253,7 @@ fn busy(morsel: &Morsel, what: u64) {
             )),
             _ => {
                 let bytes = vec![1; MIB as usize];
-                drop(rustix::io::pwrite(morsel, &bytes, random.below(size - MIB)));
+                let _ = rustix::io::pwrite(morsel, &bytes, random.below(size - MIB));
             }
         }
     }
@@ -270,7 +270,7 @@ fn a_process_may_be_killed_at_any_time() {
             let start = |what| {
                 Child::start(|| -> i32 {
                     loop {
-                        busy(&morsel, what)
+                        busy(&morsel, what);
                     }
                 })
             };
@@ -301,7 +301,7 @@ fn a_page_comes_once() {
                 (&wait).read_exact(&mut [0]).unwrap();
                 for page in 0..pages {
                     // From both ends, so that some meet.
-                    let page = if number % 2 == 0 { page } else { pages - 1 - page };
+                    let page = if number.is_multiple_of(2) { page } else { pages - 1 - page };
                     // A byte of each page is this process'.
                     let address = mapping.page(page) + number as usize;
                     access::store(address, 0x40 + number as u8).unwrap();

@@ -211,7 +211,7 @@ fn nobody_keeps_a_page_that_was_taken_off() {
                         let address = mapping.start() + 8 * usize::from(number);
                         access::store(address, 1).unwrap();
                         if round % 3 == 0 {
-                            drop(morsel.punch(0, PAGE as u64));
+                            morsel.punch(0, PAGE as u64).unwrap();
                         }
                     }
                     (&readies).write_all(b"!").unwrap();
@@ -233,8 +233,8 @@ fn nobody_keeps_a_page_that_was_taken_off() {
     }
 }
 
-/// The same with one process that takes off and one that accesses: whoever has a page mapped that is
-/// not the Morsel's any more would have it for long.
+/// The same with one process that takes off and one that accesses: whoever has a page mapped that
+/// is not the Morsel's any more would have it for long.
 #[test]
 fn nobody_keeps_a_page_for_long() {
     let Some(_turn) = morsel_turn() else { return };

@@ -36,10 +36,10 @@ fn own_memory() -> File {
 }
 
 fn ptrace(request: u32, process: i32, address: usize, data: u64) -> Result<u64, Errno> {
-    // SAFETY: it is a child that is traced, and its memory is its own; the call that reads a word
-    // has where to put it.
     let mut word = 0_u64;
     let data = if request == libc::PTRACE_PEEKDATA { (&raw mut word) as u64 } else { data };
+    // SAFETY: it is a child that is traced, and its memory is its own; the call that reads a word
+    // has where to put it.
     let done = unsafe { libc::syscall(libc::SYS_ptrace, request, process, address, data) };
     sys::checked(done).map(|_| word)
 }
