@@ -2,7 +2,8 @@
 //! children that may die, and the kernel's counters.
 //!
 //! The tests run in a guest of the lab. Where there is no `/dev/exmap`, or no morselfs, each says
-//! so and is skipped. What fails here, panics, unless a test wants to see how it fails: then it is an [`Errno`].
+//! so and is skipped. What fails here, panics, unless a test wants to see how it fails: then it is
+//! an [`Errno`].
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 
 pub mod access;
@@ -12,6 +13,7 @@ pub mod counters;
 pub mod exmap;
 pub mod mapping;
 pub mod morsel;
+pub mod mounted;
 pub mod persistent;
 pub mod random;
 pub mod surface;
@@ -22,6 +24,7 @@ mod turn;
 pub use exmap::{DEVICE, Exmap, Vector, knows};
 pub use mapping::Mapping;
 pub use morsel::Morsel;
+pub use mounted::Mounted;
 pub use rustix::io::Errno;
 pub use surface::{Outcome, Plan, Surface};
 pub use turn::{Turn, morsel_turn, turn, turn_for, turn_with};

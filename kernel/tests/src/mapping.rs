@@ -4,8 +4,8 @@ use std::os::fd::BorrowedFd;
 
 use rustix::io::Errno;
 
-use crate::PAGE;
 use crate::sys::{self, Request};
+use crate::{PAGE, access};
 
 /// It is unmapped when it is dropped.
 #[derive(Debug)]
@@ -55,6 +55,20 @@ impl Mapping {
     /// The address of a page, in it or not.
     pub fn page(&self, page: u64) -> usize {
         self.start + usize::try_from(page).expect("pages fit the address space") * PAGE
+    }
+
+    /// Fills a page with what belongs to a stamp.
+    #[track_caller]
+    pub fn stamp(&self, page: u64, stamp: u64) {
+        let stored = access::kernel_store(self.page(page), &access::stamped(stamp));
+        assert_eq!(stored, Ok(()), "page {page}");
+    }
+
+    /// Fails unless a page is full of what belongs to a stamp.
+    #[track_caller]
+    pub fn assert_stamped(&self, page: u64, stamp: u64) {
+        let found = access::kernel_load(self.page(page), PAGE).expect("a page that is there");
+        assert!(found == access::stamped(stamp), "page {page} is not that of stamp {stamp:#x}");
     }
 
     /// Unmaps it now.

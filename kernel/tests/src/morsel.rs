@@ -26,6 +26,18 @@ pub fn plan(order: u32, length: u64, flags: u64) -> Create {
     Create { size: size_of::<Create>() as u32, order, length, flags, address: 0 }
 }
 
+/// Every order together with the flags that say what its pages are.
+pub fn kinds() -> Vec<(u32, u64)> {
+    let mut kinds = Vec::new();
+    for order in 0..=morsel::MAX_ORDER {
+        kinds.extend([(order, 0), (order, morsel::PINNABLE)]);
+        if order >= 2 {
+            kinds.push((order, morsel::HUGE));
+        }
+    }
+    kinds
+}
+
 /// A descriptor of a Morsel.
 #[derive(Debug)]
 pub struct Morsel {
@@ -57,6 +69,11 @@ impl Morsel {
         Self::new(order, morsel::extent(order), 0)
     }
 
+    /// One that is as long as its order covers.
+    pub fn of((order, flags): (u32, u64)) -> Self {
+        Self::new(order, morsel::extent(order), flags)
+    }
+
     /// A new one with a name, without a shape.
     pub fn named(name: &str) -> Self {
         let mut options = OpenOptions::new();
@@ -78,6 +95,14 @@ impl Morsel {
     /// The one that a file is.
     pub fn from_file(file: File) -> Self {
         Self { file }
+    }
+
+    /// Another descriptor for it, as one opens what has a name.
+    pub fn reopened(&self, write: bool) -> Result<Self, Errno> {
+        let path = format!("/proc/self/fd/{}", self.file.as_raw_fd());
+        let file = OpenOptions::new().read(true).write(write).open(path);
+        let error = |error: std::io::Error| Errno::from_io_error(&error).unwrap_or(Errno::IO);
+        Ok(Self { file: file.map_err(error)? })
     }
 
     /// Its file.
@@ -188,6 +213,12 @@ impl Morsel {
 impl AsFd for Morsel {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
+    }
+}
+
+impl From<File> for Morsel {
+    fn from(file: File) -> Self {
+        Self { file }
     }
 }
 

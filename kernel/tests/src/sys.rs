@@ -144,3 +144,22 @@ pub fn process_vm_readv(process: i32, from: usize, to: &mut [u8]) -> Result<u64,
             as i64,
     )
 }
+
+/// `process_vm_writev`: writes another process', or the caller's own, memory.
+pub fn process_vm_writev(process: i32, to: usize, from: &[u8]) -> Result<u64, Errno> {
+    let local = libc::iovec { iov_base: from.as_ptr().cast_mut().cast(), iov_len: from.len() };
+    let remote =
+        libc::iovec { iov_base: std::ptr::with_exposed_provenance_mut(to), iov_len: from.len() };
+    // SAFETY: `from` is only read; the kernel checks the other address, which is the test's.
+    checked(unsafe {
+        libc::process_vm_writev(process, &raw const local, 1, &raw const remote, 1, 0)
+    } as i64)
+}
+
+/// `vmsplice` of memory into a pipe, which takes hold of its pages.
+pub fn vmsplice(pipe: BorrowedFd<'_>, from: usize, length: usize) -> Result<u64, Errno> {
+    let part =
+        libc::iovec { iov_base: std::ptr::with_exposed_provenance_mut(from), iov_len: length };
+    // SAFETY: the kernel checks the address.
+    checked(unsafe { libc::vmsplice(pipe.as_raw_fd(), &raw const part, 1, 0) } as i64)
+}

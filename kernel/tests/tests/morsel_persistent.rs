@@ -11,7 +11,7 @@ use vellum_kernel_tests::counters::assert_morsels_are_sound;
 use vellum_kernel_tests::morsel::plan;
 use vellum_kernel_tests::persistent::{self, DEVICE, FOLDER, again, format, mount, unmount};
 use vellum_kernel_tests::random::Random;
-use vellum_kernel_tests::{Morsel, PAGE, Turn, access, morsel_turn};
+use vellum_kernel_tests::{Morsel, PAGE, Turn, access, morsel_turn, mounted};
 use vellum_uapi::morsel::{self, extent};
 
 /// A turn with the memory for this test alone, empty.
@@ -26,7 +26,7 @@ struct Mounted;
 
 impl Drop for Mounted {
     fn drop(&mut self) {
-        let unmounted = unmount(FOLDER);
+        let unmounted = unmount();
         assert!(unmounted.is_ok() || std::thread::panicking(), "{unmounted:?}");
     }
 }
@@ -174,11 +174,12 @@ fn a_full_device_loses_nothing() {
 fn what_cannot_be_a_device_is_refused() {
     let Some(_turn) = turn() else { return };
     let mounted = Mounted;
-    let folder = std::env::temp_dir().join("another").display().to_string();
+    let folder = std::env::temp_dir().join("another");
     fs::create_dir_all(&folder).unwrap();
-    assert_eq!(mount(DEVICE, &folder, ""), Err(Errno::BUSY), "it is mounted already");
-    assert_eq!(mount("/dev/ram0", &folder, "format"), Err(Errno::OPNOTSUPP));
-    assert!(mount("/dev/nothing", &folder, "").is_err());
+    let elsewhere = |source, options| mounted::mount(source, &folder, options, 0);
+    assert_eq!(elsewhere(DEVICE, ""), Err(Errno::BUSY), "it is mounted already");
+    assert_eq!(elsewhere("/dev/ram0", "format"), Err(Errno::OPNOTSUPP));
+    assert_eq!(elsewhere("/dev/nothing", ""), Err(Errno::NOENT));
     let morsel = create("kinds");
     for flags in [morsel::PINNABLE, morsel::HUGE] {
         assert_eq!(morsel.create(&plan(2, 4096, flags)), Err(Errno::INVAL));
@@ -189,9 +190,9 @@ fn what_cannot_be_a_device_is_refused() {
     assert!(fs::rename(path("kinds"), path("otherwise")).is_err());
     drop(mounted);
     OpenOptions::new().write(true).open(DEVICE).unwrap().write_all_at(&[0; 8], 0).unwrap();
-    assert_eq!(mount(DEVICE, FOLDER, ""), Err(Errno::INVAL), "nothing is there");
-    mount(DEVICE, FOLDER, "format").unwrap();
-    unmount(FOLDER).unwrap();
+    assert_eq!(mount(""), Err(Errno::INVAL), "nothing is there");
+    mount("format").unwrap();
+    unmount().unwrap();
 }
 
 /// Bytes of the device changed by somebody else: it is mounted, and then sound, or refused.
@@ -206,9 +207,9 @@ fn a_damaged_device_does_no_harm() {
         morsel.create(&plan(3, 8 << 30, 0)).unwrap();
         (0..20).for_each(|_| morsel.stamp(random.below(1 << 21), 1));
         drop(morsel);
-        unmount(FOLDER).unwrap();
+        unmount().unwrap();
         damage(&mut random);
-        if mount(DEVICE, FOLDER, "").is_ok() {
+        if mount("").is_ok() {
             mounted += 1;
             for name in fs::read_dir(FOLDER).unwrap() {
                 let Ok(file) = File::open(name.unwrap().path()) else { continue };
@@ -216,13 +217,13 @@ fn a_damaged_device_does_no_harm() {
                 let _ = file.read_at(&mut bytes, 0);
             }
             assert_morsels_are_sound();
-            unmount(FOLDER).unwrap();
+            unmount().unwrap();
         } else {
             refused += 1;
         }
-        mount(DEVICE, FOLDER, "format").unwrap();
+        mount("format").unwrap();
     }
-    unmount(FOLDER).unwrap();
+    unmount().unwrap();
     println!("{mounted} mounted, {refused} refused");
     assert!(mounted > 0 && refused > 0, "{mounted} and {refused}: all alike");
 }

@@ -1,0 +1,169 @@
+//! Groups of processes with a bound on memory: whoever populates a page is charged for it.
+#![allow(clippy::unwrap_used)]
+
+use std::fs;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use vellum_kernel_tests::child::{Child, End};
+use vellum_kernel_tests::counters::{Memory, assert_morsels_are_sound};
+use vellum_kernel_tests::{Errno, Morsel, PAGE, access, morsel_turn};
+use vellum_uapi::morsel;
+
+const MIB: u64 = 1 << 20;
+
+/// A group; its processes have ended when this is dropped.
+struct Group(PathBuf);
+
+impl Group {
+    /// `None` where the kernel has none, which is said.
+    fn new(name: &str) -> Option<Self> {
+        let root = PathBuf::from("/sys/fs/cgroup");
+        if fs::write(root.join("cgroup.subtree_control"), "+memory").is_err() {
+            eprintln!("skipped: no groups with bounds on memory");
+            return None;
+        }
+        let folder = root.join(name);
+        fs::create_dir(&folder).unwrap();
+        Some(Self(folder))
+    }
+
+    fn set(&self, name: &str, value: &str) {
+        fs::write(self.0.join(name), value).unwrap();
+    }
+
+    /// Bytes that are charged to it.
+    fn charged(&self) -> u64 {
+        fs::read_to_string(self.0.join("memory.current")).unwrap().trim().parse().unwrap()
+    }
+
+    /// Starts a process in it.
+    fn start(&self, work: impl FnOnce() -> i32) -> Child {
+        Child::start(|| {
+            self.set("cgroup.procs", "0");
+            work()
+        })
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        let start = Instant::now();
+        // What ended is gone from it in the kernel's own time.
+        while fs::remove_dir(&self.0).is_err() {
+            assert!(start.elapsed() < Duration::from_secs(10), "{:?} cannot be removed", self.0);
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+/// By the call that populates, by an access, by a write.
+#[test]
+fn whoever_populates_is_charged() {
+    let Some(_turn) = morsel_turn() else { return };
+    let Some(group) = Group::new("charged") else { return };
+    for flags in [0, morsel::PINNABLE, morsel::HUGE] {
+        for what in 0..3 {
+            let morsel = Morsel::new(2, 64 * MIB, flags);
+            let before = group.charged();
+            let child = group.start(|| {
+                match what {
+                    0 => morsel.populate(0, 64 * MIB).unwrap(),
+                    1 => {
+                        let mapping = morsel.mapped();
+                        for page in 0..64 * MIB / PAGE as u64 {
+                            access::store(mapping.page(page), 1).unwrap();
+                        }
+                    }
+                    _ => {
+                        for part in 0..64 {
+                            let bytes = vec![1; MIB as usize];
+                            rustix::io::pwrite(&morsel, &bytes, part * MIB).unwrap();
+                        }
+                    }
+                }
+                0
+            });
+            assert_eq!(child.wait(), End::Status(0));
+            // It stays charged as long as the Morsel has it; others' accesses change nothing.
+            assert!(group.charged() >= before + 60 * MIB, "{} {before}", group.charged());
+            let mapping = morsel.mapped();
+            for page in 0..64 * MIB / PAGE as u64 {
+                access::load(mapping.page(page)).unwrap();
+            }
+            morsel.punch(0, 64 * MIB).unwrap();
+            let start = Instant::now();
+            while group.charged() > before + 8 * MIB {
+                assert!(start.elapsed() < Duration::from_secs(10), "{} is left", group.charged());
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        }
+    }
+}
+
+/// Who has too little fails, or is ended; nobody else is, and what was there is.
+#[test]
+fn who_has_too_little_does_no_harm() {
+    let Some(_turn) = morsel_turn() else { return };
+    let before = Memory::now();
+    for flags in [0, morsel::PINNABLE, morsel::HUGE] {
+        for what in 0..4 {
+            let Some(group) = Group::new("little") else { return };
+            group.set("memory.max", "24M");
+            let _ = fs::write(group.0.join("memory.swap.max"), "0");
+            let morsel = Morsel::new(2, 128 * MIB, flags);
+            morsel.stamp(0, 7);
+            let bystander = Child::start(|| {
+                let mapping = morsel.mapped();
+                for _ in 0..100 {
+                    mapping.assert_stamped(0, 7);
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                0
+            });
+            let child = group.start(|| {
+                let mapping = morsel.mapped();
+                let refused = |error: Errno| i32::from(error == Errno::NOMEM) * 3;
+                match what {
+                    0 => return morsel.populate(0, 128 * MIB).map_or_else(refused, |()| 0),
+                    1 => {
+                        for page in 1..128 * MIB / PAGE as u64 {
+                            access::store(mapping.page(page), 1).unwrap();
+                        }
+                    }
+                    2 => {
+                        for page in 1..128 * MIB / PAGE as u64 {
+                            if access::kernel_store(mapping.page(page), &[1]).is_err() {
+                                return 3;
+                            }
+                        }
+                    }
+                    _ => {
+                        for page in 1..128 * MIB / PAGE as u64 {
+                            let written = rustix::io::pwrite(&morsel, &[1], page * PAGE as u64);
+                            if let Err(error) = written {
+                                return refused(error);
+                            }
+                        }
+                    }
+                }
+                0
+            });
+            let end = child.wait();
+            let expected = [End::Signal(libc::SIGKILL), End::Status(3)];
+            assert!(expected.contains(&end), "{end:?}, flags {flags:#x}, way {what}");
+            assert_eq!(bystander.wait(), End::Status(0));
+            morsel.assert_stamped(0, 7);
+            assert!(morsel.stat().pages < 32 * MIB / PAGE as u64, "{:?}", morsel.stat());
+            assert_morsels_are_sound();
+            // With enough it works.
+            group.set("memory.max", "max");
+            let child = group.start(|| {
+                morsel.populate(0, 32 * MIB).unwrap();
+                0
+            });
+            assert_eq!(child.wait(), End::Status(0));
+        }
+    }
+    before.assert_back();
+}

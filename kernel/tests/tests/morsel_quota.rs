@@ -1,0 +1,352 @@
+//! The file system: how much memory its Morsels may take, names, and who may what.
+#![allow(clippy::unwrap_used, unsafe_code)]
+
+use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
+use std::io::{ErrorKind, Read as _, Write as _, pipe};
+use std::os::unix::fs::{
+    DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _,
+};
+use std::path::{Path, PathBuf};
+
+use vellum_kernel_tests::access::{self, Fault};
+use vellum_kernel_tests::backing::Backing;
+use vellum_kernel_tests::child::{Child, End, become_user, in_child};
+use vellum_kernel_tests::counters::{Memory, assert_morsels_are_sound, field};
+use vellum_kernel_tests::morsel::{kinds, plan};
+use vellum_kernel_tests::{Errno, Morsel, Mounted, PAGE, morsel_turn, sys};
+use vellum_uapi::morsel::{self, extent};
+
+const MIB: u64 = 1 << 20;
+
+fn shaped(mounted: &Mounted, order: u32, length: u64, flags: u64) -> Morsel {
+    let morsel = mounted.nameless();
+    morsel.create(&plan(order, length, flags)).unwrap();
+    morsel
+}
+
+/// Each way to a page says so when there is no more, and what is there works on.
+#[test]
+fn no_more_is_taken_than_there_may_be() {
+    let Some(_turn) = morsel_turn() else { return };
+    let source = Backing::cached(1);
+    let before = Memory::now();
+    for (order, flags) in kinds().into_iter().filter(|(order, _)| *order > 1) {
+        let mounted = Mounted::new("size=16m").unwrap();
+        assert_eq!((mounted.used(), mounted.inodes()), (0, 1), "there is the folder");
+        let morsel = shaped(&mounted, order, extent(2), flags);
+        let mapping = morsel.mapped();
+        assert_eq!(morsel.populate(0, 64 * MIB), Err(Errno::NOSPC));
+        let stat = morsel.stat();
+        assert_eq!(mounted.used(), stat.pages + stat.tables);
+        assert!((4000..=4096).contains(&mounted.used()), "{stat:?}");
+        // What is left of it, if anything is, is for less than a table and a page.
+        let page = 200_000;
+        let offset = page * PAGE as u64;
+        let address = mapping.page(page);
+        assert_eq!(morsel.populate(offset, 1), Err(Errno::NOSPC));
+        assert_eq!(rustix::io::pwrite(&morsel, &[1], offset), Err(Errno::NOSPC));
+        assert_eq!(morsel.fill(&source.file, 0, offset, 4096), (0, Err(Errno::NOSPC)));
+        let fault = Fault { signal: libc::SIGBUS, address };
+        assert_eq!(access::load(address), Err(fault));
+        assert_eq!(access::store(address, 1), Err(fault));
+        assert_eq!(access::kernel_store(address, &[1]), Err(Errno::FAULT));
+        assert_eq!(access::store(mapping.start(), 7), Ok(()));
+        assert_eq!(morsel.stat().pages, stat.pages);
+        // What goes makes room.
+        morsel.punch(0, 4 * MIB).unwrap();
+        assert_eq!(mounted.used(), stat.pages + morsel.stat().tables - 1024);
+        assert_eq!(access::store(address, 1), Ok(()));
+        let stat = morsel.stat();
+        assert_eq!(mounted.used(), stat.pages + stat.tables);
+        assert_morsels_are_sound();
+        // Another one has a share in the same.
+        let other = shaped(&mounted, 2, extent(2), 0);
+        assert_eq!(other.populate(0, 8 * MIB), Err(Errno::NOSPC));
+        let reader = morsel.map(libc::PROT_READ);
+        println!("order {order}, flags {flags:#x}: a reader when all is taken: {reader:?}");
+        drop((reader, mapping, morsel));
+        other.populate(0, 15 * MIB).unwrap();
+        drop(other);
+        assert_eq!((mounted.used(), mounted.inodes()), (0, 1), "all is given back");
+        mounted.unmount().unwrap();
+    }
+    before.assert_back();
+}
+
+/// All is given back by whichever way it goes.
+#[test]
+fn what_goes_is_given_back() {
+    let Some(_turn) = morsel_turn() else { return };
+    let mounted = Mounted::new("size=64m,inodes=100").unwrap();
+    for (order, flags) in kinds() {
+        let length = extent(order).min(20 * MIB);
+        let morsel = shaped(&mounted, order, length, flags);
+        let (mapping, reader) = (morsel.mapped(), morsel.map(libc::PROT_READ).unwrap());
+        morsel.populate(0, length).unwrap();
+        for page in (0..length / PAGE as u64).step_by(77) {
+            access::store(mapping.page(page), 1).unwrap();
+            access::load(reader.page(page)).unwrap();
+        }
+        morsel.punch(length / 2, length / 4).unwrap();
+        let stat = morsel.stat();
+        assert_eq!(mounted.used(), stat.pages + stat.tables, "{stat:?}");
+        if order % 2 == 0 {
+            morsel.revoke().unwrap();
+            assert_eq!(mounted.used(), morsel.stat().tables);
+        }
+        drop((mapping, reader, morsel));
+        assert_eq!((mounted.used(), mounted.inodes()), (0, 1));
+    }
+    mounted.unmount().unwrap();
+}
+
+/// There is exactly as much as is needed, and all want it at once: nobody is refused what comes for
+/// somebody else.
+#[test]
+fn who_comes_second_is_not_refused() {
+    let Some(_turn) = morsel_turn() else { return };
+    for (order, flags) in [(1, 0), (1, morsel::PINNABLE), (2, 0), (2, morsel::HUGE), (3, 0)] {
+        // Its tables come first. Room for two more is asked for when one comes.
+        let tables = [1, 1, 2, 3][order as usize];
+        let mounted = Mounted::new(&format!("size={}", (512 + tables) * PAGE)).unwrap();
+        for _ in 0..20 {
+            let morsel = shaped(&mounted, order, 2 * MIB, flags);
+            morsel.populate(0, 1).unwrap();
+            let (wait, mut go) = pipe().unwrap();
+            let start = |_| {
+                Child::start(|| {
+                    let mapping = morsel.mapped();
+                    (&wait).read_exact(&mut [0]).unwrap();
+                    for page in 0..512 {
+                        assert_eq!(access::store(mapping.page(page), 1), Ok(()), "page {page}");
+                    }
+                    0
+                })
+            };
+            let children: Vec<Child> = (0..3).map(start).collect();
+            go.write_all(b"!!!").unwrap();
+            children.into_iter().for_each(|child| assert_eq!(child.wait(), End::Status(0)));
+            assert_eq!(morsel.stat().pages, 512);
+        }
+    }
+}
+
+#[test]
+fn there_may_be_so_many_names() {
+    let Some(_turn) = morsel_turn() else { return };
+    let mounted = Mounted::new("inodes=5").unwrap();
+    let files: Vec<Morsel> = (0..4).map(|_| mounted.nameless()).collect();
+    assert_eq!(mounted.inodes(), 5);
+    let refused = Morsel::nameless_in(mounted.folder()).unwrap_err();
+    assert_eq!(refused.raw_os_error(), Some(libc::ENOSPC));
+    let refused = File::create(mounted.path("one")).unwrap_err();
+    assert_eq!(refused.raw_os_error(), Some(libc::ENOSPC));
+    let refused = fs::create_dir(mounted.path("one")).unwrap_err();
+    assert_eq!(refused.raw_os_error(), Some(libc::ENOSPC));
+    assert!(fs::read_dir(mounted.folder()).unwrap().next().is_none());
+    drop(files);
+    assert_eq!(mounted.inodes(), 1);
+    fs::create_dir(mounted.path("one")).unwrap();
+    File::create(mounted.path("one/two")).unwrap();
+    fs::hard_link(mounted.path("one/two"), mounted.path("three")).unwrap();
+    assert_eq!(mounted.inodes(), 3, "a second name of the same");
+    // Names are gone with the file system, and what they name.
+    mounted.unmount().unwrap();
+}
+
+#[test]
+fn options_are_heard_or_refused() {
+    let Some(_turn) = morsel_turn() else { return };
+    let total = field("/proc/meminfo", "MemTotal") / 4;
+    let blocks = |options: &str| {
+        let mounted = Mounted::new(options).unwrap();
+        let stat = rustix::fs::statfs(mounted.folder()).unwrap();
+        let lines = fs::read_to_string("/proc/mounts").unwrap();
+        let folder = mounted.folder().to_str().unwrap();
+        let line = lines.lines().find(|line| line.contains(folder)).unwrap().to_owned();
+        (stat.f_blocks, stat.f_files, line)
+    };
+    assert_eq!(blocks("size=1m").0, 256);
+    assert_eq!(blocks("size=4096").0, 1);
+    assert_eq!(blocks("size=3g,inodes=77").0, 3 << 18);
+    assert_eq!(blocks("size=3g,inodes=77").1, 77);
+    assert!(blocks("size=3g,inodes=77").2.contains("size=3145728k,inodes=77"));
+    for (options, share) in [("", 50), ("size=50%", 50), ("size=10%", 10), ("size=100%", 100)] {
+        let found = blocks(options).0;
+        assert!(found.abs_diff(total * share / 100) < total / 50, "{options}: {found} of {total}");
+    }
+    for wrong in [
+        "size=",
+        "size",
+        "size=x",
+        "size=0",
+        "size=1",
+        "size=-1",
+        "size=1m1",
+        "size=5%%",
+        "size=%",
+        "inodes=",
+        "inodes=x",
+        "inodes=-1",
+        "inodes=0",
+        "mode=9",
+        "mode=",
+        "uid=x",
+        "uid=-1",
+        "uid=4294967295",
+        "gid=-1",
+        "other",
+        "other=1",
+        "size=1m,other",
+    ] {
+        assert!(Mounted::new(wrong).is_err(), "{wrong}");
+    }
+    let mounted = Mounted::new("mode=1750,uid=7,gid=8").unwrap();
+    let about = fs::metadata(mounted.folder()).unwrap();
+    assert_eq!((about.mode() & 0o7777, about.uid(), about.gid()), (0o1750, 7, 8));
+}
+
+/// What is asked of a file system that is mounted is done, or it is refused.
+#[test]
+fn another_size_is_heard_or_refused() {
+    let Some(_turn) = morsel_turn() else { return };
+    let mounted = Mounted::new("size=16m").unwrap();
+    let changed = mounted.change("size=32m");
+    let blocks = rustix::fs::statfs(mounted.folder()).unwrap().f_blocks;
+    assert!(changed.is_err() || blocks == 8192, "{changed:?}, and there are {blocks}");
+}
+
+#[test]
+fn it_is_not_unmounted_while_in_use() {
+    let Some(_turn) = morsel_turn() else { return };
+    let mounted = Mounted::new("size=16m").unwrap();
+    let morsel = shaped(&mounted, 2, MIB, 0);
+    morsel.stamp(0, 7);
+    assert_eq!(mounted.unmount(), Err(Errno::BUSY));
+    let mapping = morsel.mapped();
+    drop(morsel);
+    assert_eq!(mounted.unmount(), Err(Errno::BUSY));
+    mapping.assert_stamped(0, 7);
+    // Its place may be gone before it.
+    drop(mounted);
+    mapping.assert_stamped(0, 7);
+    assert_eq!(access::store(mapping.page(5), 7), Ok(()));
+    drop(mapping);
+    // What has only a name goes with the file system.
+    let before = Memory::now();
+    let mounted = Mounted::new("size=64m").unwrap();
+    let morsel = Morsel::from(File::create_new(mounted.path("named")).unwrap());
+    morsel.create(&plan(2, 32 * MIB, 0)).unwrap();
+    morsel.populate(0, 32 * MIB).unwrap();
+    drop(morsel);
+    mounted.unmount().unwrap();
+    before.assert_back();
+}
+
+#[test]
+fn names_are_names() {
+    let Some(_turn) = morsel_turn() else { return };
+    let mounted = Mounted::new("size=16m").unwrap();
+    let path = |name: &str| mounted.path(name);
+    let list = |folder: &Path| {
+        let mut names: Vec<String> = fs::read_dir(folder)
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        names.sort();
+        names
+    };
+    let open = |at: PathBuf| {
+        let mut options = OpenOptions::new();
+        Morsel::from(options.read(true).write(true).create(true).truncate(false).open(at).unwrap())
+    };
+    let morsel = open(path("a"));
+    morsel.create(&plan(1, MIB, 0)).unwrap();
+    morsel.stamp(0, 7);
+    let again = OpenOptions::new().write(true).create_new(true).open(path("a")).unwrap_err();
+    assert_eq!(again.kind(), ErrorKind::AlreadyExists);
+    fs::create_dir(path("folder")).unwrap();
+    fs::rename(path("a"), path("folder/b")).unwrap();
+    open(path("folder/b")).assert_stamped(0, 7);
+    fs::hard_link(path("folder/b"), path("c")).unwrap();
+    assert_eq!(fs::metadata(path("c")).unwrap().nlink(), 2);
+    assert_eq!(
+        (list(mounted.folder()), list(&path("folder"))),
+        (vec!["c".to_owned(), "folder".to_owned()], vec!["b".to_owned()],)
+    );
+    assert!(fs::remove_dir(path("folder")).is_err(), "there is something in it");
+    fs::remove_file(path("folder/b")).unwrap();
+    fs::remove_dir(path("folder")).unwrap();
+    open(path("c")).assert_stamped(0, 7);
+    // One takes another's place.
+    let other = open(path("d"));
+    other.create(&plan(1, MIB, 0)).unwrap();
+    other.stamp(0, 8);
+    fs::rename(path("d"), path("c")).unwrap();
+    open(path("c")).assert_stamped(0, 8);
+    morsel.assert_stamped(0, 7);
+    drop(morsel);
+    assert_eq!(mounted.inodes(), 2);
+    // One without a name gets one.
+    let nameless = shaped(&mounted, 1, MIB, 0);
+    nameless.stamp(0, 9);
+    let number = std::os::fd::AsRawFd::as_raw_fd(nameless.file());
+    let from = std::ffi::CString::new(format!("/proc/self/fd/{number}")).unwrap();
+    let to = std::ffi::CString::new(path("e").to_str().unwrap()).unwrap();
+    // SAFETY: the strings end with zeros.
+    let linked = unsafe {
+        let here = libc::AT_FDCWD;
+        libc::linkat(here, from.as_ptr(), here, to.as_ptr(), libc::AT_SYMLINK_FOLLOW)
+    };
+    assert_eq!(linked, 0, "{}", sys::last_error());
+    drop(nameless);
+    open(path("e")).assert_stamped(0, 9);
+    // Neither programs nor devices nor links to elsewhere.
+    fs::set_permissions(path("e"), Permissions::from_mode(0o777)).unwrap();
+    assert!(std::process::Command::new(path("e")).status().is_err());
+    assert!(File::open(path("nothing")).is_err());
+    drop(other);
+    mounted.unmount().unwrap();
+}
+
+/// By mode and owner, as with any file.
+#[test]
+fn who_may_what_is_said_by_modes() {
+    let Some(_turn) = morsel_turn() else { return };
+    let mounted = Mounted::new("size=16m,mode=0755").unwrap();
+    let make = |name: &str, mode: u32| {
+        let mut options = OpenOptions::new();
+        let file = options.read(true).write(true).create_new(true).mode(mode);
+        let morsel = Morsel::from(file.open(mounted.path(name)).unwrap());
+        morsel.create(&plan(1, MIB, 0)).unwrap();
+        morsel.stamp(0, 7);
+    };
+    make("closed", 0o600);
+    make("shown", 0o644);
+    make("open", 0o644);
+    fs::set_permissions(mounted.path("open"), Permissions::from_mode(0o666)).unwrap();
+    DirBuilder::new().mode(0o700).create(mounted.path("private")).unwrap();
+    in_child(|| {
+        become_user(1 << 30);
+        let denied = |outcome: std::io::Result<File>| {
+            assert_eq!(outcome.unwrap_err().raw_os_error(), Some(libc::EACCES));
+        };
+        denied(File::create_new(mounted.path("mine")));
+        assert!(Morsel::nameless_in(mounted.folder()).is_err());
+        assert!(fs::create_dir(mounted.path("mine")).is_err());
+        assert!(fs::remove_file(mounted.path("open")).is_err());
+        assert!(fs::rename(mounted.path("open"), mounted.path("mine")).is_err());
+        denied(File::open(mounted.path("closed")));
+        denied(OpenOptions::new().write(true).open(mounted.path("shown")));
+        assert!(fs::read_dir(mounted.path("private")).is_err());
+        let shown = File::open(mounted.path("shown")).unwrap();
+        let shown = Morsel::from(shown);
+        shown.map(libc::PROT_READ).unwrap().assert_stamped(0, 7);
+        assert!(shown.reopened(true).is_err());
+        assert!(fs::set_permissions(mounted.path("shown"), Permissions::from_mode(0o666)).is_err());
+        let open = OpenOptions::new().read(true).write(true).open(mounted.path("open")).unwrap();
+        let open = Morsel::from(open);
+        open.mapped().stamp(0, 8);
+        assert_eq!(open.revoke(), Err(Errno::PERM));
+    });
+}

@@ -1,0 +1,379 @@
+//! Rights: what a process may not write it does not write, by whatever way; what it may write, the
+//! ways that its kind has work.
+#![allow(clippy::unwrap_used, unsafe_code)]
+
+use std::fs::{File, OpenOptions};
+use std::io::{Write as _, pipe};
+use std::os::fd::AsFd as _;
+use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
+
+use vellum_kernel_tests::access::{self, Fault};
+use vellum_kernel_tests::backing::{Backing, scratch};
+use vellum_kernel_tests::child::{Child, End, in_child};
+use vellum_kernel_tests::counters::assert_morsels_are_sound;
+use vellum_kernel_tests::morsel::kinds;
+use vellum_kernel_tests::{Errno, Mapping, Morsel, PAGE, morsel_turn, sys};
+use vellum_uapi::morsel::{self, extent};
+
+/// Its first page and its last one.
+fn ends(order: u32) -> [u64; 2] {
+    [0, extent(order) / PAGE as u64 - 1]
+}
+
+fn stamped(kind: (u32, u64)) -> Morsel {
+    let morsel = Morsel::of(kind);
+    ends(kind.0).iter().for_each(|page| morsel.stamp(*page, page + 7));
+    morsel
+}
+
+fn own() -> i32 {
+    std::process::id() as i32
+}
+
+/// Writes memory as debuggers do, and reads it.
+fn own_memory() -> File {
+    OpenOptions::new().read(true).write(true).open("/proc/self/mem").unwrap()
+}
+
+fn ptrace(request: u32, process: i32, address: usize, data: u64) -> Result<u64, Errno> {
+    let mut word = 0_u64;
+    let data = if request == libc::PTRACE_PEEKDATA { (&raw mut word) as u64 } else { data };
+    // SAFETY: it is a child that is traced, and its memory is its own; the call that reads a word
+    // has where to put it.
+    let done = unsafe { libc::syscall(libc::SYS_ptrace, request, process, address, data) };
+    sys::checked(done).map(|_| word)
+}
+
+/// Tries every way to write there; each one is refused.
+#[track_caller]
+fn assert_not_written(address: usize, direct: &File) {
+    let fault = Fault { signal: libc::SIGSEGV, address };
+    assert_eq!(access::store(address, 0xee), Err(fault), "an instruction");
+    assert_eq!(access::kernel_store(address, &[0xee; 64]), Err(Errno::FAULT), "read");
+    let read = sys::pread(direct.as_fd(), address, PAGE, 0);
+    assert_eq!(read, Err(Errno::FAULT), "direct I/O");
+    let parts = [(address, PAGE)];
+    assert_eq!(sys::preadv(direct.as_fd(), &parts, 0), Err(Errno::FAULT), "direct I/O of parts");
+    let written = sys::process_vm_writev(own(), address, &[0xee; 64]);
+    assert_eq!(written, Err(Errno::FAULT), "process_vm_writev");
+    assert!(own_memory().write_at(&[0xee; 64], address as u64).is_err(), "/proc/self/mem");
+}
+
+/// The same, as a debugger does it to a child that has stopped.
+#[track_caller]
+fn assert_no_debugger_writes(process: i32, address: usize) {
+    assert!(ptrace(libc::PTRACE_POKEDATA, process, address, 0xee).is_err(), "a debugger");
+    let written = sys::process_vm_writev(process, address, &[0xee; 64]);
+    assert_eq!(written, Err(Errno::FAULT), "process_vm_writev");
+    let memory = OpenOptions::new().write(true).open(format!("/proc/{process}/mem")).unwrap();
+    assert!(memory.write_at(&[0xee; 64], address as u64).is_err(), "its memory");
+}
+
+/// A child that has stopped, to be traced.
+fn traced(work: impl FnOnce()) -> Child {
+    let child = Child::start(|| {
+        work();
+        ptrace(libc::PTRACE_TRACEME, 0, 0, 0).unwrap();
+        // SAFETY: it stops this process.
+        unsafe { libc::raise(libc::SIGSTOP) };
+        0
+    });
+    let mut status = 0;
+    // SAFETY: `status` is this function's.
+    unsafe { libc::waitpid(child.process(), &raw mut status, libc::WUNTRACED) };
+    assert!(libc::WIFSTOPPED(status), "{status:#x}");
+    child
+}
+
+fn go_on(child: Child) {
+    ptrace(libc::PTRACE_DETACH, child.process(), 0, 0).unwrap();
+    assert_eq!(child.wait(), End::Status(0));
+}
+
+/// All ways to a mapping that may only be read, before its pages are there for it and afterwards.
+#[test]
+fn what_is_mapped_for_reading_is_not_written() {
+    let Some(_turn) = morsel_turn() else { return };
+    let source = Backing::direct(2);
+    for kind in kinds() {
+        let morsel = stamped(kind);
+        // Somebody else may write.
+        let other = morsel.mapped();
+        let (reader, owner) = (morsel.for_reading(), &morsel);
+        for descriptor in [&reader, owner] {
+            let mapping = descriptor.map(libc::PROT_READ).unwrap();
+            for page in ends(kind.0) {
+                assert_not_written(mapping.page(page), &source.file);
+                mapping.assert_stamped(page, page + 7);
+                assert_not_written(mapping.page(page), &source.file);
+                other.stamp(page, page + 7);
+                assert_not_written(mapping.page(page), &source.file);
+                mapping.assert_stamped(page, page + 7);
+            }
+            assert_morsels_are_sound();
+        }
+    }
+}
+
+/// A page that comes for a reader, and one that is not there yet, cannot be written either.
+#[test]
+fn a_hole_that_is_mapped_for_reading_is_not_written() {
+    let Some(_turn) = morsel_turn() else { return };
+    let source = Backing::direct(2);
+    for kind in kinds() {
+        let morsel = Morsel::of(kind);
+        let mapping = morsel.map(libc::PROT_READ).unwrap();
+        for page in ends(kind.0) {
+            assert_not_written(mapping.page(page), &source.file);
+            assert_eq!(access::load(mapping.page(page)), Ok(0));
+            assert_not_written(mapping.page(page), &source.file);
+            morsel.stamp(page, page + 7);
+            mapping.assert_stamped(page, page + 7);
+            morsel.punch(page * PAGE as u64, PAGE as u64).unwrap();
+            assert_eq!(access::kernel_load(mapping.page(page), PAGE), Ok(vec![0; PAGE]));
+            assert_not_written(mapping.page(page), &source.file);
+        }
+        assert_morsels_are_sound();
+    }
+}
+
+#[test]
+fn a_debugger_writes_what_the_process_may_write() {
+    let Some(_turn) = morsel_turn() else { return };
+    for kind in kinds() {
+        let morsel = stamped(kind);
+        let mut places = [0; 2];
+        let (mut told, mut tell) = pipe().unwrap();
+        let child = traced(|| {
+            let (read, write) = (morsel.map(libc::PROT_READ).unwrap(), morsel.mapped());
+            for mapping in [&read, &write] {
+                mapping.assert_stamped(0, 7);
+                tell.write_all(&mapping.start().to_le_bytes()).unwrap();
+            }
+            std::mem::forget((read, write));
+        });
+        for place in &mut places {
+            let mut bytes = [0; 8];
+            std::io::Read::read_exact(&mut told, &mut bytes).unwrap();
+            *place = usize::from_le_bytes(bytes);
+        }
+        let [read, write] = places;
+        let process = child.process();
+        assert_no_debugger_writes(process, read);
+        morsel.assert_stamped(0, 7);
+        let first = u64::from_le_bytes(access::stamped(7)[..8].try_into().unwrap());
+        for place in places {
+            assert_eq!(ptrace(libc::PTRACE_PEEKDATA, process, place, 0), Ok(first));
+            let memory = File::open(format!("/proc/{process}/mem")).unwrap();
+            let mut bytes = vec![0; PAGE];
+            memory.read_exact_at(&mut bytes, place as u64).unwrap();
+            assert!(bytes == access::stamped(7));
+        }
+        assert_eq!(ptrace(libc::PTRACE_POKEDATA, process, write, !first), Ok(0));
+        assert_eq!(ptrace(libc::PTRACE_PEEKDATA, process, read, 0), Ok(!first));
+        let memory = OpenOptions::new().write(true).open(format!("/proc/{process}/mem")).unwrap();
+        memory.write_all_at(&access::stamped(9), write as u64).unwrap();
+        go_on(child);
+        morsel.assert_stamped(0, 9);
+    }
+}
+
+/// A mapping that may not be accessed at all is not, from the beginning.
+#[test]
+fn what_is_mapped_for_nothing_is_not_accessed() {
+    let Some(_turn) = morsel_turn() else { return };
+    for kind in kinds() {
+        let morsel = stamped(kind);
+        let mapping = morsel.map(libc::PROT_NONE).unwrap();
+        let (start, length) = (mapping.start(), mapping.length());
+        for round in 0..2 {
+            for page in ends(kind.0) {
+                let address = mapping.page(page);
+                let fault = Fault { signal: libc::SIGSEGV, address };
+                assert_eq!(access::load(address), Err(fault), "{kind:x?}, round {round}");
+                assert_eq!(access::store(address, 1), Err(fault));
+                assert_eq!(access::kernel_load(address, 8), Err(Errno::FAULT));
+                assert_eq!(access::kernel_store(address, &[1]), Err(Errno::FAULT));
+            }
+            sys::mprotect(start, length, sys::READ_WRITE).unwrap();
+            mapping.assert_stamped(0, 7);
+            sys::mprotect(start, length, libc::PROT_NONE).unwrap();
+        }
+        ends(kind.0).iter().for_each(|page| morsel.assert_stamped(*page, page + 7));
+    }
+}
+
+/// What may be written may be read, too: processors know no other way.
+#[test]
+fn what_is_mapped_for_writing_is_written() {
+    let Some(_turn) = morsel_turn() else { return };
+    for kind in kinds() {
+        let morsel = stamped(kind);
+        let mapping = morsel.map(libc::PROT_WRITE).unwrap();
+        mapping.stamp(0, 8);
+        morsel.assert_stamped(0, 8);
+    }
+}
+
+#[test]
+fn a_descriptor_for_reading_gives_no_right_to_write() {
+    let Some(_turn) = morsel_turn() else { return };
+    for kind in kinds() {
+        let morsel = stamped(kind);
+        let reader = morsel.for_reading();
+        assert_eq!(reader.map(sys::READ_WRITE).unwrap_err(), Errno::ACCESS);
+        let mapping = reader.map(libc::PROT_READ).unwrap();
+        let (start, length) = (mapping.start(), mapping.length());
+        for protection in [sys::READ_WRITE, libc::PROT_WRITE, 7, 5, libc::PROT_EXEC] {
+            assert_eq!(sys::mprotect(start, length, protection), Err(Errno::ACCESS));
+            mapping.assert_stamped(0, 7);
+        }
+        assert_eq!(reader.populate(0, 4096), Err(Errno::BADF));
+        assert_eq!(reader.punch(0, 4096), Err(Errno::BADF));
+        assert_eq!(reader.seal(morsel::SEAL_CONTENT), Err(Errno::BADF));
+        let source = Backing::cached(1);
+        assert_eq!(reader.fill(&source.file, 0, 0, 4096), (0, Err(Errno::BADF)));
+        assert_eq!(rustix::io::pwrite(&reader, &[1], 0), Err(Errno::BADF));
+        assert!(sys::madvise(start, length, libc::MADV_REMOVE).is_err());
+        mapping.assert_stamped(0, 7);
+    }
+}
+
+/// Rights of all of a mapping change in any order; what is there, stays.
+#[test]
+fn rights_change_in_any_order() {
+    let Some(_turn) = morsel_turn() else { return };
+    let (none, read, write) = (libc::PROT_NONE, libc::PROT_READ, sys::READ_WRITE);
+    let source = Backing::direct(2);
+    for kind in kinds() {
+        let morsel = stamped(kind);
+        let (mapping, other) = (morsel.mapped(), morsel.mapped());
+        let (start, length) = (mapping.start(), mapping.length());
+        let mut stamp = 7;
+        for protection in [read, write, none, read, none, write, read, read, write, write, none] {
+            sys::mprotect(start, length, protection).unwrap();
+            if protection != none {
+                mapping.assert_stamped(0, stamp);
+            } else {
+                assert!(access::load(start).is_err());
+            }
+            if protection == write {
+                stamp += 1;
+                mapping.stamp(0, stamp);
+            } else {
+                assert_not_written(start, &source.file);
+            }
+            // Nobody else notices.
+            other.assert_stamped(0, stamp);
+            in_child(|| assert!(access::load(start).is_err()));
+            stamp += 1;
+            other.stamp(0, stamp);
+            assert_morsels_are_sound();
+        }
+    }
+}
+
+/// Another process' mapping stays as it is.
+#[test]
+fn rights_are_a_process_own() {
+    let Some(_turn) = morsel_turn() else { return };
+    for (order, flags) in kinds() {
+        let morsel = stamped((order, flags | morsel::INHERIT));
+        let mapping = morsel.mapped();
+        in_child(|| {
+            mapping.assert_stamped(0, 7);
+            sys::mprotect(mapping.start(), mapping.length(), libc::PROT_READ).unwrap();
+            assert!(access::store(mapping.start(), 1).is_err());
+            in_child(|| assert!(access::store(mapping.start(), 1).is_err()));
+        });
+        mapping.stamp(0, 8);
+        sys::mprotect(mapping.start(), mapping.length(), libc::PROT_READ).unwrap();
+        in_child(|| {
+            assert!(access::store(mapping.start(), 1).is_err());
+            sys::mprotect(mapping.start(), mapping.length(), sys::READ_WRITE).unwrap();
+            mapping.stamp(0, 9);
+        });
+        mapping.assert_stamped(0, 9);
+        assert!(access::store(mapping.start(), 1).is_err());
+    }
+}
+
+/// Direct I/O, and whoever else takes hold of pages, in a mapping for writing.
+#[test]
+fn pages_are_held_only_if_asked_for() {
+    let Some(_turn) = morsel_turn() else { return };
+    let source = Backing::direct(2);
+    let path = scratch().join("morsel-rights");
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).create(true).truncate(true).custom_flags(libc::O_DIRECT);
+    let file = options.open(&path).unwrap();
+    for (order, flags) in kinds() {
+        let morsel = stamped((order, flags));
+        let mapping = morsel.mapped();
+        let address = mapping.page(ends(order)[1]);
+        let stamp = ends(order)[1] + 7;
+        let outcomes = |mapping: &Mapping| {
+            let (_reader, writer) = pipe().unwrap();
+            let mut bytes = vec![0; 64];
+            [
+                sys::pwrite(file.as_fd(), address, PAGE, 0).map(|_| ()),
+                sys::process_vm_readv(own(), address, &mut bytes).map(|_| ()),
+                sys::process_vm_writev(own(), address, &access::stamped(stamp)).map(|_| ()),
+                sys::vmsplice(writer.as_fd(), address, PAGE).map(|_| ()),
+                sys::pread(source.file.as_fd(), mapping.start(), PAGE, 4096).map(|_| ()),
+            ]
+        };
+        let expected = if flags == morsel::PINNABLE { Ok(()) } else { Err(Errno::FAULT) };
+        assert_eq!(outcomes(&mapping), [expected; 5], "order {order}, flags {flags:#x}");
+        if expected.is_ok() {
+            mapping.assert_stamped(0, 1);
+        }
+        if order > 0 {
+            mapping.assert_stamped(ends(order)[1], stamp);
+        }
+        // Also where nothing is there yet, and where it was mapped anew.
+        let fresh = Morsel::of((order, flags));
+        let mapping = fresh.mapped();
+        let read = sys::pread(source.file.as_fd(), mapping.start(), PAGE, 0).map(|_| ());
+        assert_eq!(read, expected);
+    }
+    std::fs::remove_file(path).unwrap();
+}
+
+/// Something that is read straight into a page goes on, when the page is taken off meanwhile, and
+/// to nobody else.
+#[test]
+fn a_page_that_is_held_is_given_to_nobody() {
+    let Some(_turn) = morsel_turn() else { return };
+    for order in 0..=3 {
+        let morsel = stamped((order, morsel::PINNABLE));
+        let mapping = morsel.mapped();
+        let (mut reader, writer) = pipe().unwrap();
+        assert_eq!(sys::vmsplice(writer.as_fd(), mapping.start(), PAGE), Ok(PAGE as u64));
+        morsel.punch(0, PAGE as u64).unwrap();
+        assert_eq!(access::load(mapping.start()), Ok(0));
+        let other = Morsel::whole(2);
+        for page in 0..2048 {
+            other.stamp(page, 99);
+        }
+        let mut bytes = vec![0; PAGE];
+        std::io::Read::read_exact(&mut reader, &mut bytes).unwrap();
+        assert!(bytes == access::stamped(7), "what was held has changed");
+    }
+}
+
+/// What processes wait for each other by.
+#[test]
+fn futexes_between_processes() {
+    let Some(_turn) = morsel_turn() else { return };
+    for (order, flags) in kinds() {
+        let morsel = stamped((order, flags));
+        let mapping = morsel.mapped();
+        // SAFETY: waking touches no memory.
+        let woken = sys::checked(unsafe {
+            libc::syscall(libc::SYS_futex, mapping.start(), libc::FUTEX_WAKE, 1)
+        });
+        let expected = if flags == morsel::PINNABLE { Ok(0) } else { Err(Errno::FAULT) };
+        assert_eq!(woken, expected, "order {order}, flags {flags:#x}");
+    }
+}
