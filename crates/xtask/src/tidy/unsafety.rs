@@ -28,6 +28,7 @@ const CONTAINMENT: &[(&str, &str)] = &[
     ("crates/pool/tests/", "tests are the holders of pages"),
     ("crates/morsel/src/sys.rs", "the system calls, and the commands of the module's files"),
     ("crates/morsel/src/mapping.rs", "looking at memory that others may have, too"),
+    ("crates/capi/src/raw.rs", "strings and descriptors that C gives"),
     ("crates/bench/src/machine/device_rate/", "the kernel fills fixed buffers"),
     ("crates/bench/src/experiment/page_access/", "plain reads to compare optimistic ones with"),
     ("crates/bench/src/experiment/fig4.rs", "touching and releasing pages without a pool"),
