@@ -103,10 +103,12 @@ proptest! {
         entries in prop::collection::vec((0..3_u64, 0..5_u64, 0..12_u64, 0..12_u64), 0..4),
         data in 0..16_usize,
     ) {
-        let texts: Vec<String> = entries.iter().enumerate().map(|(name, (kind, length, from, to))| {
+        let mut texts = Vec::new();
+        for (name, (kind, length, from, to)) in entries.iter().enumerate() {
             let kind = ["U8", "F16", "F32"][*kind as usize];
-            format!(r#""{name}":{{"dtype":"{kind}","shape":[{length}],"data_offsets":[{from},{to}]}}"#)
-        }).collect();
+            let entry = format!(r#""dtype":"{kind}","shape":[{length}]"#);
+            texts.push(format!(r#""{name}":{{{entry},"data_offsets":[{from},{to}]}}"#));
+        }
         let file = file(&format!("{{{}}}", texts.join(",")), data);
         if let Ok(found) = layout(&file) {
             let mut next = (file.len() - data) as u64;
