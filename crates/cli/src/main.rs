@@ -1,4 +1,4 @@
-//! `vellum`: the demonstration, the probe, and everyday work on a store file.
+//! `vellum`: the demonstration, the probe, everyday work on a store file, and the cache daemon.
 //!
 //! Each command is a file in `command/`; `files/` keeps the files of a directory in a store, for
 //! `import` and `demo`. Every message goes through [`output`], because a reader that closes the
@@ -31,6 +31,8 @@ Examples:
   vellum get notes.vellum greeting
   vellum import photos.vellum ~/photos          a directory, then: vellum scan photos.vellum
   vellum dump notes.vellum | vellum load copy.vellum
+  vellum morseld --limit 16GiB                  files in memory once, for all programs; then:
+  vellum morsel load model.gguf
 
 Sizes are bytes or take KiB, MiB, GiB, TiB (K, M, G, T): 512MiB, 1.5GiB.
 'vellum help COMMAND' explains each command.";
@@ -66,6 +68,8 @@ enum Command {
     Check(command::check::Arguments),
     Dump(command::dump::Arguments),
     Load(command::load::Arguments),
+    Morseld(command::morseld::Arguments),
+    Morsel(command::morsel::Arguments),
 }
 
 fn main() -> ExitCode {
@@ -97,6 +101,8 @@ fn run(command: Command) -> Outcome {
         Command::Check(arguments) => command::check::run(&arguments),
         Command::Dump(arguments) => command::dump::run(&arguments),
         Command::Load(arguments) => command::load::run(&arguments),
+        Command::Morseld(arguments) => command::morseld::run(&arguments),
+        Command::Morsel(arguments) => command::morsel::run(&arguments),
     }
 }
 

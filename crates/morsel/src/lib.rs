@@ -22,8 +22,8 @@
 //! # Ok::<(), vellum_morsel::Error>(())
 //! ```
 //!
-//! The cache daemon of the paper's section 3.1 is a [`Daemon`]: it reads a file once and hands it to
-//! every [`Client`] that may read it, as a Morsel.
+//! The cache daemon of the paper's section 3.1 is a [`Daemon`]: it reads a file once and hands it
+//! to every [`Client`] that may read it, as a Morsel.
 //!
 //! Runs on Linux 5.10 and later with 4 KiB pages, on x86-64 and aarch64.
 
@@ -33,6 +33,7 @@ mod daemon;
 mod descriptor;
 mod errno;
 mod error;
+mod huge;
 mod mapping;
 mod morsel;
 mod pass;

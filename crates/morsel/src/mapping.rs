@@ -20,14 +20,12 @@ use zerocopy::{FromBytes, Immutable, KnownLayout, transmute};
 use crate::PAGE_SIZE;
 use crate::backend::BackendKind;
 use crate::error::{Error, Result};
+use crate::huge::{self, HUGE_PAGE};
 use crate::morsel::Morsel;
 use crate::range;
 use crate::seals::Seals;
 use crate::stat::Stat;
 use crate::sys::{self, Harmless, Rights};
-
-/// Bytes of a huge page.
-const HUGE_PAGE: usize = 2 << 20;
 
 /// Bytes that are copied by one access.
 const WORD: usize = size_of::<u64>();
@@ -112,8 +110,8 @@ impl Mapping {
             sys::advise(base, self.mapped, Harmless::DontFork)?;
         }
         // The rest makes it faster where the kernel can; nothing depends on it.
-        if morsel.shape().is_huge() && sys::advise(base, self.mapped, Harmless::HugePage).is_ok() {
-            let _ = sys::collapse(base, self.mapped);
+        if morsel.shape().is_huge() {
+            let _ = sys::advise(base, self.mapped, Harmless::HugePage);
         }
         if self.access == Access::Read && stat.missing() == 0 {
             let _ = sys::advise(base, self.mapped, Harmless::PopulateRead);
@@ -286,34 +284,8 @@ fn map_shared(
             sys::map_at(file, address, bytes, rights, flags)
         }
         Place::Anywhere if morsel.backend() == BackendKind::Memfd && bytes >= HUGE_PAGE => {
-            map_aligned(morsel, bytes, rights, flags)
+            huge::map_aligned(file, 0, bytes, rights, flags)
         }
         Place::Anywhere => sys::map(file, bytes, rights, flags),
     }
-}
-
-/// Maps at a multiple of 2 MiB, so that huge pages fit.
-fn map_aligned(
-    morsel: &Morsel,
-    bytes: usize,
-    rights: Rights,
-    flags: MapFlags,
-) -> Result<*mut u8, Errno> {
-    let reserved = bytes.checked_add(HUGE_PAGE).ok_or(Errno::NOMEM)?;
-    let start = sys::reserve(reserved)?;
-    let before = start.align_offset(HUGE_PAGE);
-    let base = start.wrapping_add(before);
-    // SAFETY: within the range that was reserved, which nobody else knows.
-    let mapped = unsafe { sys::map_over(morsel.as_fd(), base, bytes, rights, flags) };
-    let (kept, after) = match mapped {
-        Ok(()) => (bytes, HUGE_PAGE - before),
-        Err(_) => (0, reserved - before),
-    };
-    for (piece, bytes) in [(start, before), (base.wrapping_add(kept), after)] {
-        if bytes > 0 {
-            // SAFETY: as above, and outside of what was mapped.
-            unsafe { sys::unmap(piece, bytes)? };
-        }
-    }
-    mapped.map(|()| base)
 }

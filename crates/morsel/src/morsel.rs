@@ -100,6 +100,9 @@ impl Morsel {
     /// [`Error::ReadOnly`]; [`Error::Sealed`] if the population is sealed; [`Error::Revoked`].
     pub fn populate(&self, range: Range<u64>) -> Result<()> {
         range::whole_pages(&range, self.length())?;
+        if self.backend == BackendKind::Memfd && self.shape.is_huge() {
+            memfd::populate_huge(self.descriptor.as_fd(), &range);
+        }
         let mut start = range.start;
         while start < range.end {
             let bytes = POPULATED_AT_ONCE.min(range.end - start);
@@ -159,7 +162,13 @@ impl Morsel {
         let (morsel, source) = (self.descriptor.as_fd(), source.as_fd());
         match self.backend {
             BackendKind::Kernel => kernel::fill(morsel, source, from, offset, length),
-            BackendKind::Memfd => memfd::fill(morsel, source, from, offset, length),
+            BackendKind::Memfd => {
+                if self.shape.is_huge() {
+                    let there = memfd::readable(source, from).min(length);
+                    memfd::populate_huge(morsel, &(offset..offset + there));
+                }
+                memfd::fill(morsel, source, from, offset, length)
+            }
         }
     }
 

@@ -48,8 +48,8 @@ impl Shape {
     }
 
     /// In pages of 2 MiB where the kernel has them. Order 2 and above, not together with
-    /// [`pinnable`](Self::pinnable). (A memfd takes huge pages only where
-    /// `/sys/kernel/mm/transparent_hugepage/shmem_enabled` lets it.)
+    /// [`pinnable`](Self::pinnable). (A memfd gets them when it is filled or
+    /// populated, from Linux 6.1 on.)
     #[must_use]
     pub const fn huge(self) -> Self {
         self.flag(HUGE)

@@ -72,6 +72,7 @@ pub(crate) fn reserve(bytes: usize) -> Result<*mut u8> {
 /// The caller owns the range and nothing points into it.
 pub(crate) unsafe fn map_over(
     file: BorrowedFd<'_>,
+    offset: u64,
     address: *mut u8,
     bytes: usize,
     rights: Rights,
@@ -79,7 +80,7 @@ pub(crate) unsafe fn map_over(
 ) -> Result<()> {
     let flags = flags | MapFlags::FIXED;
     // SAFETY: the caller's promise.
-    unsafe { mm::mmap(address.cast(), bytes, rights.flags(), flags, file, 0) }.map(drop)
+    unsafe { mm::mmap(address.cast(), bytes, rights.flags(), flags, file, offset) }.map(drop)
 }
 
 /// `munmap(2)`.

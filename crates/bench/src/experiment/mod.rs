@@ -13,6 +13,7 @@ mod hero;
 mod in_memory;
 mod in_memory_scaling;
 mod memory;
+mod morsel_load;
 mod out_of_memory;
 mod page_access;
 mod policy;
@@ -70,6 +71,7 @@ pub const ALL: &[Experiment] = &[
     exmap::READ,
     exmap::LOOKUP,
     exmap::COST,
+    morsel_load::MORSEL_LOAD,
 ];
 
 /// What an experiment runs with.

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::io::{BufRead, BufReader, Read, Write as _};
+use std::path::Path;
 use std::process::{Child, ChildStdin, Command};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,6 +14,7 @@ use anyhow::{Context as _, Result, anyhow, bail};
 
 use super::Launcher;
 use super::message::{GREETING, Request, Response, Usage};
+use super::whole_file::{Way, Weight};
 use crate::engine::Setting;
 use crate::machine::MemoryCgroup;
 use crate::machine::memory_cgroup::MemoryUse;
@@ -181,6 +183,45 @@ impl Worker {
         }
     }
 
+    /// Has it begin to get a file; [`held`](Worker::held) waits for the end.
+    ///
+    /// # Errors
+    /// As [`open`](Worker::open).
+    pub fn begin_hold(&mut self, way: &Way, path: &Path) -> Result<()> {
+        self.send(&Request::Hold(way.clone(), path.to_owned()))
+    }
+
+    /// The sum of the file that it has got.
+    ///
+    /// # Errors
+    /// As [`open`](Worker::open).
+    pub fn held(&mut self) -> Result<u64> {
+        let answer = self.receive("getting a file", Instant::now() + LONG)?;
+        match self.understand(&answer)? {
+            Response::Held(sum) => Ok(sum),
+            other => Err(self.unexpected(&other)),
+        }
+    }
+
+    /// What it has in memory.
+    ///
+    /// # Errors
+    /// As [`open`](Worker::open).
+    pub fn weigh(&mut self) -> Result<Weight> {
+        match self.ask(&Request::Weigh, SHORT)? {
+            Response::Weighs(weight) => Ok(weight),
+            other => Err(self.unexpected(&other)),
+        }
+    }
+
+    /// Has it let go of the file.
+    ///
+    /// # Errors
+    /// As [`open`](Worker::open).
+    pub fn let_go(&mut self) -> Result<()> {
+        self.do_it(&Request::LetGo, SHORT)
+    }
+
     /// Makes it a keeper, which asks nothing and is asked nothing any more.
     pub(super) fn keep(&mut self) -> Result<()> {
         self.do_it(&Request::Keep, SHORT)
@@ -305,6 +346,9 @@ fn verb(request: &Request) -> &'static str {
         Request::Check(_) => "checking",
         Request::Usage => "telling what it uses",
         Request::Close => "closing",
+        Request::Hold(..) => "getting a file",
+        Request::Weigh => "weighing",
+        Request::LetGo => "letting go",
         Request::Keep => "keeping",
     }
 }

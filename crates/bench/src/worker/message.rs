@@ -1,9 +1,11 @@
 //! What is said between a worker and its parent.
 
 use std::fs;
+use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use super::whole_file::{Way, Weight};
 use crate::engine::Setting;
 use crate::machine::kib;
 use crate::workload::{Measured, Plan, Workload};
@@ -34,6 +36,12 @@ pub enum Request {
     Usage,
     /// Close the engine.
     Close,
+    /// Get a file, access all of its pages, and hold it.
+    Hold(Way, PathBuf),
+    /// Tell what this process has in memory.
+    Weigh,
+    /// Let go of the file.
+    LetGo,
     /// Wait until the parent ends, then remove what is left behind by processes that were killed.
     Keep,
 }
@@ -49,6 +57,10 @@ pub enum Response {
     Checked(Vec<String>),
     /// What this process uses.
     Used(Usage),
+    /// The sum of the file that is held.
+    Held(u64),
+    /// What this process has in memory.
+    Weighs(Weight),
     /// Why it was not done. The worker lives on.
     Failed(String),
 }

@@ -14,6 +14,7 @@ mod message;
 mod serve;
 mod share;
 mod team;
+mod whole_file;
 
 pub use contest::{Contest, Series, named, scaled, times};
 pub use ground::Ground;
@@ -24,6 +25,7 @@ pub use message::{GREETING, Request, Response, Usage};
 pub use serve::main;
 pub use share::{cache_bytes, limit_for, limit_for_data};
 pub use team::{Member, Team, Terms};
+pub use whole_file::{Way, Weight, make as make_file, warm as warm_file};
 
 /// The hidden command by which a worker is started.
 pub const NAME: &str = "bench-worker";

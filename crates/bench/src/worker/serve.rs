@@ -8,6 +8,7 @@ use anyhow::{Context as _, Result, bail};
 use rustix::process::{Signal, getppid, set_parent_process_death_signal};
 
 use super::message::{GREETING, Request, Response, Usage};
+use super::whole_file::{Held, Weight};
 use crate::engine::{Engine, Engines, Factory};
 use crate::machine;
 
@@ -28,6 +29,7 @@ fn serve(engines: &Engines, input: &mut dyn BufRead, output: &mut dyn Write) -> 
     };
     say(GREETING)?;
     let mut engine = None;
+    let mut held = None;
     let mut line = String::new();
     while input.read_line(&mut line)? > 0 {
         let result = match serde_json::from_str(&line) {
@@ -35,7 +37,7 @@ fn serve(engines: &Engines, input: &mut dyn BufRead, output: &mut dyn Write) -> 
                 say(&serde_json::to_string(&Response::Done)?)?;
                 return keep(input);
             }
-            Ok(request) => answer(engines, &mut engine, request),
+            Ok(request) => answer(engines, &mut engine, &mut held, request),
             Err(error) => Err(error).with_context(|| format!("not a request: {}", line.trim_end())),
         };
         let response = result.unwrap_or_else(|error| Response::Failed(format!("{error:#}")));
@@ -48,6 +50,7 @@ fn serve(engines: &Engines, input: &mut dyn BufRead, output: &mut dyn Write) -> 
 fn answer(
     engines: &Engines,
     open: &mut Option<Box<dyn Engine>>,
+    held: &mut Option<Held>,
     request: Request,
 ) -> Result<Response> {
     let engine = || match open.as_deref() {
@@ -71,6 +74,11 @@ fn answer(
         }
         Request::Usage => return Ok(Response::Used(Usage::of("self"))),
         Request::Close => *open = None,
+        Request::Hold(way, path) => {
+            return Ok(Response::Held(held.insert(Held::get(&way, &path)?).sum()?));
+        }
+        Request::Weigh => return Ok(Response::Weighs(Weight::now())),
+        Request::LetGo => *held = None,
         // It ends the conversation, so the caller sees to it.
         Request::Keep => {}
     }

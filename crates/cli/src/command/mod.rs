@@ -7,6 +7,8 @@ mod dump_format;
 pub mod get;
 pub mod import;
 pub mod load;
+pub mod morsel;
+pub mod morseld;
 pub mod probe;
 pub mod put;
 pub mod rm;

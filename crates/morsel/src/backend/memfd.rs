@@ -6,9 +6,10 @@
 //! only when nobody can write any more, through no descriptor and no mapping.
 
 use std::fmt::Write as _;
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rustix::fs::{self, MemfdFlags, SealFlags};
+use rustix::fs::{self, FileType, MemfdFlags, SealFlags};
 use rustix::io::{self, Errno};
 use vellum_uapi::morsel::Create;
 
@@ -16,6 +17,7 @@ use crate::PAGE_SIZE;
 use crate::backend::BackendKind;
 use crate::descriptor;
 use crate::error::{Error, Result};
+use crate::huge;
 use crate::seals::Seals;
 use crate::shape::Shape;
 use crate::stat::Stat;
@@ -111,6 +113,22 @@ pub(crate) fn stat(morsel: BorrowedFd<'_>, shape: Shape) -> Result<Stat> {
         tables: None,
         mounts: None,
     })
+}
+
+/// Bytes that a source has after its byte `from`; the most, if it does not say.
+pub(crate) fn readable(source: BorrowedFd<'_>, from: u64) -> u64 {
+    match fs::fstat(source) {
+        Ok(stat) if FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile => {
+            stat.st_size.unsigned_abs().saturating_sub(from)
+        }
+        Ok(stat) if FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice => u64::MAX,
+        _ => 0,
+    }
+}
+
+/// Has huge pages come where they fit into a range that is about to get memory. A wish.
+pub(crate) fn populate_huge(morsel: BorrowedFd<'_>, range: &Range<u64>) {
+    let _ = huge::populate(morsel, range);
 }
 
 /// Copies from the source until the range is full or the source ends.

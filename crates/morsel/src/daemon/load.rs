@@ -3,18 +3,16 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 
-use crate::backend::BackendKind;
 use crate::daemon::source::Source;
 use crate::error::Error;
-use crate::mapping::Access;
 use crate::morsel::Morsel;
 use crate::protocol::Refusal;
 use crate::provider::Provider;
 use crate::seals::Seals;
 use crate::shape::Shape;
 
-/// Bytes of a piece: many pages of 2 MiB.
-const PIECE: u64 = 16 << 20;
+/// Bytes of a piece: many huge pages, since they come at a price for each piece.
+const PIECE: u64 = 32 << 20;
 
 /// How far a load is, and whether anybody still wants it.
 #[derive(Debug, Default)]
@@ -36,10 +34,6 @@ pub(super) fn load(
         return Err(Refusal::Changed);
     }
     morsel.seal(Seals::CONTENT).map_err(failed)?;
-    if morsel.backend() == BackendKind::Memfd {
-        // A mapping is what collects a memfd's memory into huge pages: once here, for all clients.
-        morsel.map(Access::Read).map_err(failed)?;
-    }
     source.leave_page_cache();
     morsel.read_only().map_err(failed)
 }
@@ -89,6 +83,10 @@ fn read_piece(
 ) -> Result<(), Refusal> {
     if course.given_up.load(Ordering::Relaxed) {
         return Err(Refusal::GivenUp);
+    }
+    // The check at the end is the one that counts; this one saves the rest of the work.
+    if !source.is_unchanged() {
+        return Err(Refusal::Changed);
     }
     let start = piece * PIECE;
     let bytes = PIECE.min(source.version.length - start);

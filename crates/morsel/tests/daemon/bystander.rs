@@ -2,19 +2,16 @@
 
 use std::io::Write;
 use std::os::unix::net::UnixStream;
-use std::thread;
 
 use vellum_morsel::{ClientError, Refusal};
 
-use crate::common::{eventually, load, loading_process, on_each};
+use crate::common::{Loading, eventually, load, on_each};
 
 #[test]
 fn a_load_ends_when_the_only_one_who_waits_is_killed() {
-    on_each(4 << 30, |daemon| {
-        let (path, _) = daemon.slow_file();
-        let mut child = loading_process(&daemon.socket(), &path);
-        child.kill().unwrap();
-        child.wait().unwrap();
+    on_each(1 << 40, |daemon| {
+        let (path, _) = daemon.endless_file();
+        Loading::start(&daemon.socket(), &path).kill();
         eventually("the memory is given back", || daemon.client.stat().unwrap().used == 0);
         assert_eq!(daemon.client.stat().unwrap().objects, 0);
         let (_, other) = daemon.file("other", b"other");
@@ -24,19 +21,16 @@ fn a_load_ends_when_the_only_one_who_waits_is_killed() {
 
 #[test]
 fn a_load_goes_on_for_those_who_are_left() {
-    on_each(4 << 30, |daemon| {
-        let (path, file) = daemon.slow_file();
-        let loads = daemon.client.stat().unwrap().loads;
-        thread::scope(|scope| {
-            let waiting = scope.spawn(|| daemon.client.load(&file, |_| {}).unwrap());
-            eventually("a load begins", || daemon.client.stat().unwrap().loads > loads);
-            let mut child = loading_process(&daemon.socket(), &path);
-            child.kill().unwrap();
-            child.wait().unwrap();
-            let loaded = waiting.join().unwrap();
-            assert_eq!(loaded.morsel.length(), file.metadata().unwrap().len());
-        });
-        assert_eq!(daemon.client.stat().unwrap().loads, loads + 1);
+    on_each(1 << 40, |daemon| {
+        let (path, _) = daemon.endless_file();
+        let first = Loading::start(&daemon.socket(), &path);
+        let mut second = Loading::start(&daemon.socket(), &path);
+        first.kill();
+        let before = second.done();
+        while second.done() <= before {}
+        assert_eq!(daemon.client.stat().unwrap().loads, 1);
+        second.kill();
+        eventually("the memory is given back", || daemon.client.stat().unwrap().used == 0);
     });
 }
 

@@ -1,9 +1,10 @@
 //! A daemon in this process, files for it, and clients in other processes.
 
 use std::fs::File;
+use std::io::{BufRead, BufReader, Lines};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStdout, Command, Stdio};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -43,17 +44,11 @@ impl Running {
         (path.clone(), File::open(path).unwrap())
     }
 
-    /// A file of zeros that takes a second or so to load.
-    pub fn slow_file(&self) -> (PathBuf, File) {
-        const PROBED: u64 = 32 << 20;
-        let path = self.folder.path().join("slow");
-        let file = File::create(&path).unwrap();
-        file.set_len(PROBED).unwrap();
-        let start = Instant::now();
-        self.client.load(&File::open(&path).unwrap(), |_| {}).unwrap();
-        let rate = PROBED as f64 / start.elapsed().as_secs_f64();
-        self.client.remove(&File::open(&path).unwrap()).unwrap();
-        file.set_len((rate as u64).clamp(PROBED, 2 << 30)).unwrap();
+    /// A file of zeros without memory behind it, so large that no load of it ends before somebody
+    /// hears how far it is.
+    pub fn endless_file(&self) -> (PathBuf, File) {
+        let path = self.folder.path().join("endless");
+        File::create(&path).unwrap().set_len(16 << 30).unwrap();
         (path.clone(), File::open(path).unwrap())
     }
 
@@ -127,14 +122,33 @@ pub fn client_process(does: &str, socket: &Path, file: &Path) -> Command {
     command
 }
 
-/// Starts a client that tells, by the end of its first line, that its load goes on.
-pub fn loading_process(socket: &Path, file: &Path) -> Child {
-    use std::io::{BufRead, BufReader};
-    let mut child = client_process("load", socket, file).spawn().unwrap();
-    let mut lines = BufReader::new(child.stdout.as_mut().unwrap()).lines();
-    let found = lines.find(|line| line.as_ref().is_ok_and(|line| line.contains("progress")));
-    assert!(found.is_some(), "the load was over at once");
-    child
+/// A client process whose load goes on.
+pub struct Loading {
+    child: Child,
+    lines: Lines<BufReader<ChildStdout>>,
+}
+
+impl Loading {
+    /// Starts one, and waits until it hears how far its load is.
+    pub fn start(socket: &Path, file: &Path) -> Self {
+        let mut child = client_process("load", socket, file).spawn().unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let mut loading = Self { child, lines };
+        loading.done();
+        loading
+    }
+
+    /// The bytes that it hears of next.
+    pub fn done(&mut self) -> u64 {
+        let mut words = self.lines.by_ref().map_while(Result::ok);
+        let done = words.find_map(|line| line.strip_prefix("progress ")?.parse().ok());
+        done.expect("the load was over")
+    }
+
+    pub fn kill(mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
 }
 
 #[test]
@@ -146,7 +160,8 @@ fn a_client_in_its_own_process() {
     match words[0] {
         "load" => {
             let file = File::open(words[2]).unwrap();
-            let loaded = client.load(&file, |_| println!("progress")).unwrap();
+            let loaded =
+                client.load(&file, |progress| println!("progress {}", progress.done)).unwrap();
             let mapping = loaded.morsel.map(Access::Read).unwrap();
             let sum: u64 = mapping.view().unwrap().iter().map(|byte| u64::from(*byte)).sum();
             println!("loaded sum={sum} was_there={}", loaded.was_there);

@@ -13,7 +13,7 @@ use crate::common::{client_process, load, on_each, pattern};
 fn a_file_is_loaded_once_and_handed_out_again() {
     on_each(64 << 20, |daemon| {
         // More than a piece, and not whole pages.
-        let bytes = pattern((17 << 20) + 123);
+        let bytes = pattern((33 << 20) + 123);
         let (path, file) = daemon.file("file", &bytes);
         for (round, was_there) in [false, true, true].into_iter().enumerate() {
             let (found, there) = load(&daemon.client, &file);
@@ -49,14 +49,14 @@ fn what_comes_cannot_be_changed() {
 fn clients_that_ask_at_the_same_time_wait_for_one_load() {
     on_each(256 << 20, |daemon| {
         const CLIENTS: usize = 12;
-        let (_, file) = daemon.file("file", &pattern(40 << 20));
+        let (_, file) = daemon.file("file", &pattern(70 << 20));
         let barrier = Barrier::new(CLIENTS);
         thread::scope(|scope| {
             for _ in 0..CLIENTS {
                 scope.spawn(|| {
                     barrier.wait();
                     let loaded = daemon.client.load(&file, |_| {}).unwrap();
-                    assert_eq!(loaded.morsel.length(), 40 << 20);
+                    assert_eq!(loaded.morsel.length(), 70 << 20);
                 });
             }
         });

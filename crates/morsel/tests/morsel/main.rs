@@ -7,6 +7,7 @@ mod address;
 mod common;
 mod content;
 mod hostile;
+mod huge_pages;
 mod model;
 mod names;
 mod passing;

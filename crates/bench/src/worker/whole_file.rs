@@ -1,0 +1,173 @@
+//! All bytes of a file in a process: read by itself, mapped by itself, or from the cache daemon.
+#![allow(unsafe_code)]
+
+use std::fs::{self, File};
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+use std::{ptr, slice};
+
+use anyhow::{Context as _, Result, ensure};
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use serde::{Deserialize, Serialize};
+use vellum_morsel::{Access, Client, Mapping};
+
+use crate::machine::kib;
+
+/// Bytes of a page.
+const PAGE: usize = 4096;
+
+/// How a process gets a file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Way {
+    /// It reads the file into memory of its own.
+    Read,
+    /// It maps the file and has the kernel bring in all of it at once, as the paper's competitor.
+    Map,
+    /// It asks the daemon that listens here.
+    Daemon(PathBuf),
+}
+
+/// What a process has in memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Weight {
+    /// Bytes: its own, and its share of what it has together with others.
+    pub memory: u64,
+    /// Bytes of its page tables.
+    pub tables: u64,
+}
+
+impl Weight {
+    /// Of this process.
+    pub fn now() -> Weight {
+        let bytes = |path, name| kib(path, name).unwrap_or(0) * 1024;
+        Weight {
+            memory: bytes("/proc/self/smaps_rollup", "Pss"),
+            tables: bytes("/proc/self/status", "VmPTE"),
+        }
+    }
+}
+
+/// A file that is had.
+#[derive(Debug)]
+pub(super) enum Held {
+    Read(Vec<u8>),
+    Mapped(FileMapping),
+    Morsel(Mapping),
+}
+
+impl Held {
+    /// Gets a file.
+    pub(super) fn get(way: &Way, path: &Path) -> Result<Held> {
+        let mut file = File::open(path).with_context(|| format!("opening {}", path.display()))?;
+        Ok(match way {
+            Way::Read => {
+                let mut bytes = Vec::with_capacity(usize::try_from(file.metadata()?.len())?);
+                file.read_to_end(&mut bytes)?;
+                Held::Read(bytes)
+            }
+            Way::Map => Held::Mapped(FileMapping::new(&file)?),
+            Way::Daemon(socket) => {
+                let loaded = Client::new(socket).load(&file, |_| {})?;
+                Held::Morsel(loaded.morsel.map(Access::Read)?)
+            }
+        })
+    }
+
+    /// The sum of each page's first word: all pages have been accessed by then.
+    pub(super) fn sum(&self) -> Result<u64> {
+        let bytes = match self {
+            Held::Read(bytes) => bytes,
+            Held::Mapped(mapping) => mapping.bytes(),
+            Held::Morsel(mapping) => mapping.view()?,
+        };
+        Ok(sum(bytes))
+    }
+}
+
+/// The sum of each page's first word.
+fn sum(bytes: &[u8]) -> u64 {
+    let words = bytes.chunks(PAGE).filter_map(|page| page.first_chunk::<8>());
+    words.fold(0, |sum, word| sum.wrapping_add(u64::from_le_bytes(*word)))
+}
+
+/// Makes a file of so many bytes, no page of which is as another; the sum of it.
+///
+/// # Errors
+/// If it cannot be written.
+pub fn make(path: &Path, bytes: u64) -> Result<u64> {
+    const CHUNK: usize = 1 << 20;
+    ensure!(bytes.is_multiple_of(CHUNK as u64), "whole chunks of 1 MiB");
+    let mut file = File::create(path).with_context(|| format!("making {}", path.display()))?;
+    let mut whole = 0_u64;
+    let mut chunk = vec![0; CHUNK];
+    for start in (0..bytes).step_by(CHUNK) {
+        for (at, page) in chunk.chunks_mut(PAGE).enumerate() {
+            let number = start / PAGE as u64 + at as u64 + 1;
+            page[..8].copy_from_slice(&number.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes());
+        }
+        whole = whole.wrapping_add(sum(&chunk));
+        std::io::Write::write_all(&mut file, &chunk)?;
+    }
+    file.sync_all()?;
+    Ok(whole)
+}
+
+/// Has the kernel cache a file.
+///
+/// # Errors
+/// If it cannot be read.
+pub fn warm(path: &Path) -> Result<()> {
+    fs::read(path).map(drop).with_context(|| format!("reading {}", path.display()))
+}
+
+/// A file of the experiment's own, which nobody changes, mapped as a whole.
+#[derive(Debug)]
+pub(super) struct FileMapping {
+    base: *mut u8,
+    length: usize,
+}
+
+impl FileMapping {
+    fn new(file: &File) -> Result<FileMapping> {
+        let length = usize::try_from(file.metadata()?.len())?;
+        let flags = MapFlags::SHARED | MapFlags::POPULATE;
+        // SAFETY: without an address the kernel takes ones that nobody uses.
+        let base = unsafe { mmap(ptr::null_mut(), length, ProtFlags::READ, flags, file, 0)? };
+        Ok(FileMapping { base: base.cast(), length })
+    }
+
+    fn bytes(&self) -> &[u8] {
+        // SAFETY: mapped as long as `self`, and of a file that nobody writes any more.
+        unsafe { slice::from_raw_parts(self.base, self.length) }
+    }
+}
+
+impl Drop for FileMapping {
+    fn drop(&mut self) {
+        // SAFETY: the range is ours, and every reference into it borrows the value. There is
+        // nothing to be done about a failure.
+        let _ = unsafe { munmap(self.base.cast(), self.length) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_way_gives_the_same_bytes() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("file");
+        let expected = make(&path, 2 << 20).unwrap();
+        warm(&path).unwrap();
+        for way in [Way::Read, Way::Map] {
+            let before = Weight::now();
+            let held = Held::get(&way, &path).unwrap();
+            assert_eq!(held.sum().unwrap(), expected, "{way:?}");
+            assert!(Weight::now().memory > before.memory, "{way:?}");
+        }
+        let nobody = Way::Daemon(directory.path().join("socket"));
+        assert!(Held::get(&nobody, &path).is_err());
+        assert!(make(&path, 5).is_err());
+    }
+}

@@ -1,0 +1,48 @@
+//! `vellum morsel load`: has the daemon load files.
+
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use vellum_morsel::Client;
+
+use super::{failed_at, open};
+use crate::error::Outcome;
+use crate::output::Output;
+use crate::progress::{Progress, Unit};
+use crate::size;
+
+/// Have the daemon load files, and wait until it has them
+#[derive(clap::Args)]
+pub struct Arguments {
+    /// The files
+    #[arg(required = true)]
+    files: Vec<PathBuf>,
+}
+
+pub fn run(client: &Client, arguments: &Arguments) -> Outcome {
+    let mut output = Output::new();
+    for path in &arguments.files {
+        output.line(&load(client, path)?)?;
+    }
+    output.finish()
+}
+
+/// Loads a file and says in a line what became of it.
+fn load(client: &Client, path: &Path) -> Outcome<String> {
+    let file = open(path)?;
+    let start = Instant::now();
+    let mut shown: Option<Progress> = None;
+    let loaded = client.load(&file, |progress| {
+        let shown =
+            shown.get_or_insert_with(|| Progress::new("loading", Unit::Bytes, progress.total));
+        shown.set(progress.done);
+    });
+    if let Some(shown) = shown {
+        shown.finish();
+    }
+    let loaded = loaded.map_err(failed_at(path))?;
+    let length = size::show(loaded.morsel.length());
+    let how = if loaded.was_there { "was there" } else { "loaded" };
+    let (name, seconds) = (path.display(), start.elapsed().as_secs_f64());
+    Ok(format!("{name}: {how}, {length}, {seconds:.3} s, backend {}", loaded.morsel.backend()))
+}

@@ -1,0 +1,40 @@
+//! `vellum morsel ls`: the files that the daemon has.
+
+use vellum_morsel::{Client, Object};
+
+use super::failed;
+use crate::error::Outcome;
+use crate::output::{Output, columns};
+use crate::size;
+
+const HELP: &str = "\
+The last used is first. Users see the files that they have asked for; root and the daemon's own user
+see all. 'mapped' is known with the kernel module only.";
+
+/// List the files that the daemon has
+#[derive(clap::Args)]
+#[command(after_help = HELP)]
+pub struct Arguments {}
+
+pub fn run(client: &Client, _: &Arguments) -> Outcome {
+    let objects = client.list().map_err(|error| failed(&error))?;
+    let mut output = Output::new();
+    for line in columns(&rows(&objects)) {
+        output.line(&line)?;
+    }
+    output.finish()
+}
+
+/// A row per file, under a row of headings; nothing at all without files.
+fn rows(objects: &[Object]) -> Vec<Vec<String>> {
+    if objects.is_empty() {
+        return Vec::new();
+    }
+    let headings = ["file", "size", "uses", "mapped"];
+    let mut rows = vec![headings.map(str::to_string).to_vec()];
+    rows.extend(objects.iter().map(|object| {
+        let mounts = object.mounts.map_or_else(|| "?".to_string(), |mounts| mounts.to_string());
+        vec![object.name.clone(), size::show(object.length), object.uses.to_string(), mounts]
+    }));
+    rows
+}

@@ -1,0 +1,111 @@
+//! `vellum morseld`: the cache daemon.
+
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+
+use clap::ValueEnum;
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::low_level::pipe;
+use vellum_morsel::{BackendChoice, BackendKind, Daemon, DaemonOptions, Provider};
+use vellum_vm::memory_limit;
+
+use crate::error::{Doing, Failure, Outcome};
+use crate::options::threads;
+use crate::progress::say;
+use crate::size;
+
+const HELP: &str = "\
+Examples:
+  vellum morseld                                       as root: for everybody on this machine
+  vellum morseld --socket ~/.morseld --mode 600        for yourself, without privileges
+  VELLUM_MORSELD=~/.morseld vellum morsel load model.gguf
+
+The daemon reads a file once and hands it to all programs that ask, as memory that nobody can change
+any more. A program names a file by an open descriptor, so it gets only what it may read anyway. A
+file that has changed is loaded anew.
+
+At the limit the file that was used longest ago goes. With the kernel module, files that somebody
+has mapped stay; without it the daemon cannot see that, and such memory is given back when the last
+program that has it ends. SIGTERM ends the daemon; programs keep what they have.";
+
+/// Keep files in memory once, for all programs that ask
+#[derive(clap::Args)]
+#[command(after_help = HELP)]
+pub struct Arguments {
+    /// Where to listen [default: $VELLUM_MORSELD, or /run/vellum/morseld.sock]
+    #[arg(long, value_name = "PATH")]
+    socket: Option<PathBuf>,
+
+    /// Who may connect, as the mode of a file
+    #[arg(long, value_name = "OCTAL", default_value = "666", value_parser = mode)]
+    mode: u32,
+
+    /// Memory for files [default: half of what this process may use]
+    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    limit: Option<u64>,
+
+    /// Way of having Morsels
+    #[arg(long, value_enum, default_value = "auto")]
+    backend: Backend,
+
+    /// Threads that read one file
+    #[arg(long, value_name = "N", default_value = "4", value_parser = threads)]
+    threads: usize,
+}
+
+/// Which way of having Morsels to use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Backend {
+    /// The best that this machine has
+    Auto,
+    /// Vellum's kernel module: mapping costs the same for every size
+    Kernel,
+    /// Sealed memfd, on every kernel
+    Memfd,
+}
+
+impl Backend {
+    fn choice(self) -> BackendChoice {
+        match self {
+            Self::Auto => BackendChoice::Auto,
+            Self::Kernel => BackendChoice::Only(BackendKind::Kernel),
+            Self::Memfd => BackendChoice::Only(BackendKind::Memfd),
+        }
+    }
+}
+
+fn mode(text: &str) -> Result<u32, String> {
+    match u32::from_str_radix(text, 8) {
+        Ok(mode @ 0..=0o777) => Ok(mode),
+        _ => Err("write a mode in octal digits, such as 600 or 666".into()),
+    }
+}
+
+/// Runs the command: until SIGTERM or SIGINT.
+///
+/// # Errors
+/// When the daemon cannot be started.
+pub fn run(arguments: &Arguments) -> Outcome {
+    let failed = |error: &dyn std::fmt::Display| Failure::message(error.to_string());
+    let limit = match arguments.limit {
+        Some(bytes) => bytes,
+        None => memory_limit::effective().doing(|| "reading the memory limit".into())?.bytes / 2,
+    };
+    let socket = arguments.socket.clone().unwrap_or_else(vellum_morsel::usual_socket);
+    let options = DaemonOptions { socket, mode: arguments.mode, limit, threads: arguments.threads };
+    let stop = stop_signals().doing(|| "waiting for signals".into())?;
+    let provider = Provider::new(arguments.backend.choice()).map_err(|error| failed(&error))?;
+    let daemon = Daemon::bind(provider, &options).map_err(|error| failed(&error))?;
+    let (at, backend, limit) = (options.socket.display(), daemon.backend(), size::show(limit));
+    say(&format!("listening at {at}, backend {backend}, limit {limit}"));
+    daemon.run(stop).map_err(|error| failed(&error))
+}
+
+/// Becomes readable when this process is asked to end.
+fn stop_signals() -> std::io::Result<UnixStream> {
+    let (stop, signalled) = UnixStream::pair()?;
+    for signal in [SIGTERM, SIGINT] {
+        pipe::register(signal, signalled.try_clone()?)?;
+    }
+    Ok(stop)
+}
