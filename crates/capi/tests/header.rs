@@ -1,5 +1,7 @@
 //! The header and the library are the same, and a C program does with them what the header says.
 
+#![allow(clippy::unwrap_used)]
+
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};

@@ -35,7 +35,7 @@ const KERNEL_PROGRAMS: &[(&str, &str)] = &[("flex", "flex"), ("bison", "bison"),
 const PACKAGE_PROGRAMS: &[(&str, &str)] =
     &[("dh", "debhelper"), ("dh_dkms", "dh-dkms"), ("lintian", "lintian")];
 
-/// As above, for the package for Python.
+/// As above, for the package for Python, and for tests that run Python.
 const PYTHON_PROGRAMS: &[(&str, &str)] =
     &[("/usr/bin/python3", "python3"), ("/usr/share/doc/python3-venv/copyright", "python3-venv")];
 
@@ -77,7 +77,7 @@ pub fn ensure(need: Need) -> Outcome {
     if need == Need::Package {
         install_programs(PACKAGE_PROGRAMS)?;
     }
-    if need == Need::Python {
+    if need == Need::Python || need == Need::Tests {
         install_programs(PYTHON_PROGRAMS)?;
     }
     if need == Need::Tests {

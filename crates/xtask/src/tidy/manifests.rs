@@ -13,6 +13,7 @@ const MUST_NOT_KNOW: &[(&str, &[&str])] = &[
     ("crates/engine/Cargo.toml", &["vellum-cli", MORSEL, BENCH, PEERS]),
     ("crates/morsel/Cargo.toml", &["vellum-pool", "vellum", "vellum-cli", BENCH, PEERS]),
     ("crates/capi/Cargo.toml", &["vellum-pool", "vellum", "vellum-cli", BENCH, PEERS]),
+    ("crates/preload/Cargo.toml", &["vellum-pool", "vellum", "vellum-cli", BENCH, PEERS]),
     ("crates/python/Cargo.toml", &["vellum-cli", BENCH, PEERS]),
     (
         "crates/tensors/Cargo.toml",
