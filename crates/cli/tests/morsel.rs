@@ -83,6 +83,13 @@ fn what_cannot_be_is_said() {
     assert!(nobody.contains("vellum morseld"), "{nobody}");
     let stat = text(&["morsel", "--socket", &socket, "stat"]);
     assert!(stat.contains("no cache daemon answers"), "{stat}");
+    let mut forced =
+        support::command(&["morseld", "--socket", &socket, "--limit", "1M", "--backend", "kernel"]);
+    let forced = support::failed(forced.env("VELLUM_MORSELS", folder.name("")).output().unwrap());
+    assert!(
+        forced.contains("no morselfs is mounted at") && forced.contains("mount -t"),
+        "{forced}"
+    );
     let daemon = Daemon::start(socket.as_ref(), "8KiB");
     let large = fails(&["morsel", "--socket", &socket, "load", &file]);
     assert!(large.contains("large: ") && large.contains("--limit"), "{large}");

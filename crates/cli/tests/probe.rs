@@ -8,7 +8,9 @@ use support::{Folder, text};
 fn facilities_choice_and_costs_are_shown() {
     let folder = Folder::new();
     let probe = text(&["probe", "--pages", "128", "--rounds", "2", "--dir", &folder.name("")]);
-    for part in ["kernel ", "memory ", "files ", "backend ", "io_uring", "madvise"] {
+    for part in
+        ["kernel ", "memory ", "files ", "backend ", "morsels  memfd: ", "io_uring", "madvise"]
+    {
         assert!(probe.contains(part), "{part}: {probe}");
     }
     let rows = probe.lines().skip_while(|line| !line.starts_with("nanoseconds"));
@@ -19,7 +21,7 @@ fn facilities_choice_and_costs_are_shown() {
 #[test]
 fn json_has_matching_brackets_and_the_same_content() {
     let json = text(&["probe", "--json", "--pages", "128", "--rounds", "2"]);
-    for name in ["kernel", "memory", "files", "backend", "facilities", "costs"] {
+    for name in ["kernel", "memory", "files", "backend", "morsels", "facilities", "costs"] {
         assert!(json.contains(&format!("\n  \"{name}\": ")), "{name}: {json}");
     }
     for (open, close) in [('{', '}'), ('[', ']')] {

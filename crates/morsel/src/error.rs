@@ -192,3 +192,26 @@ impl Error {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn error_numbers_name_their_cause() {
+        let found = |errno| Error::of("filling", errno).to_string();
+        let causes = [
+            (Errno::NOSPC, "size="),
+            (Errno::NOMEM, "memory cgroup"),
+            (Errno::PERM, "sealed"),
+            (Errno::IO, "revoked"),
+            (Errno::BADF, "reading only"),
+            (Errno::ACCESS, "reading only"),
+            (Errno::NOSYS, "not implemented"),
+        ];
+        for (errno, cause) in causes {
+            let text = found(errno).to_lowercase();
+            assert!(text.starts_with("filling: ") && text.contains(cause), "{text}");
+        }
+    }
+}

@@ -2,11 +2,12 @@
 //!
 //! As figure 2 of the paper on Morsels, whose competitor is a file mapping that the kernel fills at
 //! once; beside it stands what many programs do, reading the file into memory of their own. The
-//! file is in the page cache, and the daemon has it: what is measured is the sharing.
+//! file is in the page cache always: what is measured is the copying and the sharing.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
+use std::fs::File;
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
@@ -29,69 +30,105 @@ pub const MORSEL_LOAD: Experiment = Experiment {
 /// Processes that want the file.
 const PROCESSES: usize = 4;
 
+/// A way to get the file, as it is measured.
+struct Contender<'a> {
+    name: String,
+    way: Way,
+    /// The daemon behind it.
+    daemon: Option<&'a Running>,
+    /// Whether the daemon has to load the file, once for all processes.
+    anew: bool,
+    /// What the processes have in memory once they have the file.
+    weight: Cell<Weight>,
+}
+
+impl<'a> Contender<'a> {
+    fn new(name: &str, way: Way) -> Contender<'a> {
+        let (name, weight) = (name.to_owned(), Cell::default());
+        Contender { name, way, daemon: None, anew: false, weight }
+    }
+
+    fn of(daemon: &'a Running, anew: bool) -> Contender<'a> {
+        let what = if anew { "first load included" } else { "which has it" };
+        let name = format!("from the daemon ({}), {what}", daemon.backend);
+        let way = Way::Daemon(daemon.socket.clone());
+        Contender { daemon: Some(daemon), anew, ..Contender::new(&name, way) }
+    }
+
+    /// Has all processes get the file at once; loads a second.
+    fn measure(&self, crew: &mut [Worker], file: &Source) -> Result<f64> {
+        if let (Some(daemon), true) = (self.daemon, self.anew) {
+            daemon.forget(&file.path)?;
+        }
+        // A daemon that has loaded a file has the kernel drop its own copy.
+        warm_file(&file.path)?;
+        if let (Some(daemon), false) = (self.daemon, self.anew) {
+            daemon.load(&file.path)?;
+        }
+        let start = Instant::now();
+        for worker in crew.iter_mut() {
+            worker.begin_hold(&self.way, &file.path)?;
+        }
+        for worker in crew.iter_mut() {
+            ensure!(worker.held()? == file.sum, "the bytes are not those of the file");
+        }
+        let seconds = start.elapsed().as_secs_f64();
+        self.weight.set(weigh(crew)?);
+        for worker in crew.iter_mut() {
+            worker.let_go()?;
+        }
+        Ok(PROCESSES as f64 / seconds)
+    }
+
+    /// Memory of all processes, and of their page tables.
+    fn rows(&self, bytes: u64) -> [Row; 2] {
+        // The module's memory is in no process' account.
+        let of_module = self.daemon.is_some_and(|daemon| daemon.backend == BackendKind::Kernel);
+        let Weight { memory, tables } = self.weight.get();
+        let memory = memory + if of_module { bytes } else { 0 };
+        let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
+        let row = |what: &str, of| Row::count(format!("{what}, {}", self.name), mib(of), "MiB");
+        let ratio = memory as f64 / bytes as f64;
+        [row("memory", memory).with_ratio(ratio, "the file"), row("page tables", tables)]
+    }
+}
+
+/// The file.
+struct Source {
+    path: PathBuf,
+    bytes: u64,
+    /// Of the first words of its pages.
+    sum: u64,
+}
+
 fn run(context: &Context<'_>) -> Result<Outcome> {
-    let bytes: u64 = context.pick(128 << 20, 1 << 30);
     let directory = context.make_directory("morsel-load")?;
-    let path = directory.join("file");
+    let (path, bytes) = (directory.join("file"), context.pick(128 << 20, 1 << 30));
     let sum = make_file(&path, bytes)?;
+    let file = Source { path, bytes, sum };
     let mut outcome = Outcome::default();
     let daemons = start_daemons(&directory, bytes, &mut outcome)?;
-    for daemon in &daemons {
-        outcome.rows.push(daemon.load(&path, bytes)?);
-    }
-    // The daemon has the kernel drop what it has read.
-    warm_file(&path)?;
-    let mut crew = Vec::new();
-    for number in 0..PROCESSES {
-        let name = format!("client {number}");
-        crew.push(Worker::start(&Launcher::this_program()?, &name, None)?);
-    }
-    let mut ways = vec![
-        ("each reads the file".to_owned(), Way::Read),
-        ("each maps the file".to_owned(), Way::Map),
+    let crew = (0..PROCESSES)
+        .map(|number| Worker::start(&Launcher::this_program()?, &format!("client {number}"), None))
+        .collect::<Result<Vec<Worker>>>()?;
+    let crew = RefCell::new(crew);
+    let mut contenders = vec![
+        Contender::new("each reads the file", Way::Read),
+        Contender::new("each maps the file", Way::Map),
     ];
-    ways.extend(daemons.iter().map(|daemon| {
-        (format!("from the daemon, {}", daemon.backend), Way::Daemon(daemon.socket.clone()))
-    }));
-    let weights = vec![Cell::default(); ways.len()];
-    let crew = std::cell::RefCell::new(crew);
-    let contestants = ways.iter().zip(&weights).map(|((name, way), weight)| {
-        let (crew, path) = (&crew, &path);
-        Contestant::new(name, move || {
-            let crew = &mut *crew.borrow_mut();
-            let start = Instant::now();
-            for worker in crew.iter_mut() {
-                worker.begin_hold(way, path)?;
-            }
-            for worker in crew.iter_mut() {
-                ensure!(worker.held()? == sum, "the bytes are not those of the file");
-            }
-            let seconds = start.elapsed().as_secs_f64();
-            weight.set(weigh(crew)?);
-            for worker in crew.iter_mut() {
-                worker.let_go()?;
-            }
-            Ok(PROCESSES as f64 / seconds)
-        })
+    for daemon in &daemons {
+        contenders.extend([false, true].map(|anew| Contender::of(daemon, anew)));
+    }
+    let contestants = contenders.iter().map(|contender| {
+        let measure = || contender.measure(&mut crew.borrow_mut(), &file);
+        Contestant::new(&contender.name, measure)
     });
     let samples = alternate(context.rounds(), &context.progress, contestants.collect())?;
     for of_way in &samples {
         outcome.rows.push(Row::of(of_way, "loads/s").against(of_way, &samples[0]));
     }
-    for ((name, way), weight) in ways.iter().zip(&weights) {
-        let is_of_module = |daemon: &&Running| {
-            daemon.backend == BackendKind::Kernel && *way == Way::Daemon(daemon.socket.clone())
-        };
-        // The module's memory is in no process' account.
-        let apart = if daemons.iter().any(|daemon| is_of_module(&daemon)) { bytes } else { 0 };
-        let Weight { memory, tables } = weight.get();
-        let ratio = (memory + apart) as f64 / bytes as f64;
-        let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
-        outcome.rows.push(
-            Row::count(format!("memory, {name}"), mib(memory + apart), "MiB")
-                .with_ratio(ratio, "the file"),
-        );
-        outcome.rows.push(Row::count(format!("page tables, {name}"), mib(tables), "MiB"));
+    for contender in contenders.iter().filter(|contender| !contender.anew) {
+        outcome.rows.extend(contender.rows(file.bytes));
     }
     outcome.notes.push(format!(
         "{PROCESSES} processes at once, a file of {} MiB in the page cache. A load ends when a \
@@ -116,7 +153,7 @@ fn weigh(crew: &mut [Worker]) -> Result<Weight> {
 /// A daemon of this process, which ends with the value.
 struct Running {
     backend: BackendKind,
-    socket: std::path::PathBuf,
+    socket: PathBuf,
     stop: Option<UnixStream>,
     thread: Option<JoinHandle<()>>,
 }
@@ -135,16 +172,16 @@ impl Running {
         Ok(Running { backend, socket, stop: Some(stop), thread: Some(thread) })
     }
 
-    /// The first load, which the daemon does once for all.
-    fn load(&self, path: &Path, bytes: u64) -> Result<Row> {
-        warm_file(path)?;
-        let file = std::fs::File::open(path)?;
-        let start = Instant::now();
-        let loaded = Client::new(&self.socket).load(&file, |_| {}).context("the first load")?;
-        let seconds = start.elapsed().as_secs_f64();
-        ensure!(!loaded.was_there, "the daemon had a file that it had never seen");
-        let rate = bytes as f64 / seconds / f64::from(1 << 20);
-        Ok(Row::count(format!("first load by the daemon, {}", self.backend), rate, "MiB/s"))
+    /// Sees to it that the daemon has the file.
+    fn load(&self, path: &Path) -> Result<()> {
+        Client::new(&self.socket).load(&File::open(path)?, |_| {}).context("loading")?;
+        Ok(())
+    }
+
+    /// Sees to it that it has not.
+    fn forget(&self, path: &Path) -> Result<()> {
+        Client::new(&self.socket).remove(&File::open(path)?).context("forgetting")?;
+        Ok(())
     }
 }
 

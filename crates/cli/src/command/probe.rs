@@ -66,6 +66,8 @@ struct Findings {
     memory: Result<MemoryLimit, String>,
     /// How files in the directory are read and written.
     device: Result<DeviceInfo, String>,
+    /// One entry per way of having Morsels.
+    morsels: Vec<vellum_morsel::Probe>,
     /// One entry per backend, for one and for two threads.
     costs: Vec<Cost>,
 }
@@ -122,6 +124,7 @@ fn look(arguments: &Arguments) -> Outcome<Findings> {
         facilities,
         memory: memory_limit::effective().map_err(|error| error.to_string()),
         device: device(arguments),
+        morsels: vellum_morsel::probe(),
         costs,
     })
 }
@@ -152,6 +155,12 @@ fn text(arguments: &Arguments, findings: &Findings) -> Vec<String> {
         Err(why) => format!("files    {dir}: {why}"),
     });
     lines.push(format!("backend  {}: {}", facilities.choice.backend, facilities.choice.reason));
+    for morsels in &findings.morsels {
+        lines.push(match &morsels.found {
+            Ok(about) => format!("morsels  {}: {about}", morsels.backend),
+            Err(why) => format!("morsels  {}, not here: {why}", morsels.backend),
+        });
+    }
     lines.push(String::new());
     for facility in &facilities.list {
         let found = if facility.found { "yes" } else { "no" };

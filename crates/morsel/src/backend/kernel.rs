@@ -11,6 +11,7 @@ use rustix::io::Errno;
 use vellum_uapi::morsel::{Fill, SEAL_CONTENT, SEAL_POPULATION};
 
 use crate::PAGE_SIZE;
+use crate::descriptor::{self, Use};
 use crate::error::{Error, Result};
 use crate::seals::Seals;
 use crate::shape::Shape;
@@ -219,7 +220,9 @@ pub(crate) fn fill(
             Ok(()) | Err(Errno::INTR) => {}
             Err(Errno::NODATA) if filled > 0 => break,
             Err(Errno::NODATA) => return Err(Error::SourceEnded { from }),
-            // The commands' descriptors were looked at before, so the module means the source.
+            Err(Errno::BADF) if descriptor::usage(morsel) == Ok(Use::Read) => {
+                return Err(Error::ReadOnly { doing: DOING });
+            }
             Err(Errno::BADF | Errno::INVAL) => return Err(Error::BadSource),
             // Of the source, unless the Morsel says so as well.
             Err(Errno::IO) => {

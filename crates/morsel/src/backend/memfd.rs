@@ -34,6 +34,8 @@ const NAME: &str = "vellum-morsel-1";
 /// How the kernel shows a memfd's name.
 const SHOWN: (&str, &str) = ("/memfd:", " (deleted)");
 
+const PAGE: usize = PAGE_SIZE as usize;
+
 /// Bytes that are copied at a time: they stay in a processor's cache between the two calls.
 const COPY: usize = 256 << 10;
 
@@ -139,16 +141,20 @@ pub(crate) fn fill(
     offset: u64,
     length: u64,
 ) -> Result<u64> {
-    let mut buffer = vec![0; COPY.min(usize::try_from(length).unwrap_or(COPY))];
+    // Whole pages in an aligned buffer, as a source needs it that was opened with O_DIRECT.
+    let copy = COPY.min(usize::try_from(length).unwrap_or(COPY)).next_multiple_of(PAGE);
+    let mut space = vec![0; copy + PAGE];
+    let start = space.as_ptr().align_offset(PAGE);
+    let buffer = &mut space[start..start + copy];
     let mut filled = 0;
     while filled < length {
-        let wanted = buffer.len().min(usize::try_from(length - filled).unwrap_or(COPY));
-        match io::pread(source, &mut buffer[..wanted], from + filled) {
+        match io::pread(source, &mut *buffer, from + filled) {
             Ok(0) if filled == 0 => return Err(Error::SourceEnded { from }),
             Ok(0) => break,
             Ok(read) => {
-                write_all(morsel, &buffer[..read], offset + filled)?;
-                filled += read as u64;
+                let wanted = read.min(usize::try_from(length - filled).unwrap_or(read));
+                write_all(morsel, &buffer[..wanted], offset + filled)?;
+                filled += wanted as u64;
             }
             Err(Errno::INTR) => {}
             Err(Errno::BADF | Errno::ISDIR | Errno::SPIPE | Errno::INVAL) => {

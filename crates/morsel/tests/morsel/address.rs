@@ -2,6 +2,7 @@
 
 use std::process::{Command, Stdio};
 
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use vellum_morsel::{Access, BackendKind, Error, Shape};
 use vellum_testing::own_process;
 
@@ -46,6 +47,23 @@ fn an_address_is_a_multiple_of_the_extent() {
         let there = ADDRESS + (64 << 20);
         let mapping = morsel.map_at(Access::ReadWrite, there).unwrap();
         assert_eq!(mapping.base().as_ptr().addr() as u64, there);
+    });
+}
+
+#[test]
+fn an_address_space_that_is_full_is_said() {
+    if !own_process::entered("address::an_address_space_that_is_full_is_said") {
+        return;
+    }
+    let limit = Rlimit { current: Some(4 << 30), ..getrlimit(Resource::As) };
+    setrlimit(Resource::As, limit).unwrap();
+    on_each(|provider| {
+        let morsel = provider.create(&Shape::of_length(8 << 30)).unwrap();
+        for access in [Access::Read, Access::ReadWrite] {
+            let refused = morsel.map(access);
+            assert!(matches!(refused, Err(Error::NoMemory { .. })), "{refused:?}");
+        }
+        provider.create(&Shape::of_length(4096)).unwrap().map(Access::Read).unwrap();
     });
 }
 

@@ -4,7 +4,8 @@ use std::fs::OpenOptions;
 use std::io;
 use std::os::fd::AsFd;
 
-use vellum_morsel::{Access, Error, Shape};
+use rustix::fs::{Mode, OFlags};
+use vellum_morsel::{Access, Errno, Error, Shape};
 
 use crate::common::{PAGE, file_of, on_each, pattern};
 
@@ -51,6 +52,25 @@ fn a_file_fills_it() {
         assert!(found == bytes);
         mapping.read_at(704_512, &mut found[..2]).unwrap();
         assert_eq!(found[..2], [bytes[700_000], 0]);
+    });
+}
+
+#[test]
+fn a_file_past_the_page_cache_fills_it() {
+    on_each(|provider| {
+        let bytes = pattern(300_001);
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), &bytes).unwrap();
+        let flags = OFlags::RDONLY | OFlags::DIRECT;
+        let source = match rustix::fs::open(file.path(), flags, Mode::empty()) {
+            Err(Errno::INVAL) => return println!("skipped: no O_DIRECT in the temporary folder"),
+            source => source.unwrap(),
+        };
+        let morsel = provider.create(&Shape::of_length(300_001)).unwrap();
+        assert_eq!(morsel.fill(&source, 0, 0, 300_001), Ok(300_001));
+        let mut found = vec![0; 300_001];
+        morsel.map(Access::Read).unwrap().read_at(0, &mut found).unwrap();
+        assert!(found == bytes);
     });
 }
 

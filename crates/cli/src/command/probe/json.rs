@@ -28,6 +28,11 @@ pub fn text(findings: &Findings) -> String {
         }
         Err(why) => format!("{{\"error\": {}}}", quoted(why)),
     };
+    let morsels = findings.morsels.iter().map(|probe| {
+        let (Ok(reason) | Err(reason)) = &probe.found;
+        let (name, found) = (quoted(probe.backend.name()), probe.found.is_ok());
+        format!("{{\"name\": {name}, \"found\": {found}, \"reason\": {}}}", quoted(reason))
+    });
     let ratios = super::OTHERS.map(|other| {
         let ratios = [1, 2].into_iter().filter_map(|threads| {
             let (populate, release) = findings.ratio(threads, other)?;
@@ -40,9 +45,10 @@ pub fn text(findings: &Findings) -> String {
     let (backend, reason) = (quoted(choice.backend.name()), quoted(&choice.reason));
     format!(
         "{{\n  \"kernel\": {},\n  \"memory\": {memory},\n  \"files\": {files},\n  \
-         \"backend\": {{\"name\": {backend}, \"reason\": {reason}}},\n  \"facilities\": {},\n  \
-         \"costs\": {},\n  {}\n}}",
+         \"backend\": {{\"name\": {backend}, \"reason\": {reason}}},\n  \"morsels\": {},\n  \
+         \"facilities\": {},\n  \"costs\": {},\n  {}\n}}",
         quoted(&facilities.kernel_release),
+        array(morsels),
         array(list),
         array(findings.costs.iter().map(cost)),
         ratios.join(",\n  "),
