@@ -28,7 +28,7 @@ pub(crate) fn load(py: Python<'_>, file: &File) -> PyResult<Loaded> {
         Ok(loaded) => return Ok(Loaded { morsel: loaded.morsel, shared: true }),
         Err(ClientError::NoDaemon { .. }) => {}
         Err(why) => {
-            warn(py, &format!("the file is read into memory of this process alone: {why}"))?
+            warn(py, &format!("the file is read into memory of this process alone: {why}"))?;
         }
     }
     Ok(Loaded { morsel: privately(py, file)?, shared: false })

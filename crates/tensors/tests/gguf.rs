@@ -1,5 +1,7 @@
 //! Headers of GGUF: good ones, each kind of bad one, and damaged bytes.
 
+#![allow(clippy::unwrap_used)]
+
 use proptest::prelude::*;
 use vellum_tensors::Error;
 use vellum_tensors::gguf::{Kind, MAX_TENSORS, Value, layout};

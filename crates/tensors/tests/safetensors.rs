@@ -1,5 +1,7 @@
 //! Headers of safetensors: good ones, each kind of bad one, and arbitrary bytes.
 
+#![allow(clippy::unwrap_used)]
+
 use proptest::prelude::*;
 use vellum_tensors::safetensors::{Kind, MAX_HEADER, layout};
 use vellum_tensors::{Error, Tensor};
