@@ -89,3 +89,28 @@ pub extern "C" fn vellum_morsel_last_error() -> *const c_char {
     const NONE: &CStr = c"";
     LAST.try_with(|last| last.borrow().as_ptr()).unwrap_or(NONE.as_ptr())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn last_error() -> String {
+        // SAFETY: a string that ends with a NUL, and this thread makes no other call meanwhile.
+        let last = unsafe { CStr::from_ptr(vellum_morsel_last_error()) };
+        last.to_str().unwrap().to_owned()
+    }
+
+    #[test]
+    fn a_panic_is_an_error_number() {
+        assert_eq!(call(|| panic!("a defect")), -libc::ENOTRECOVERABLE);
+        assert!(last_error().contains("defect"));
+        assert_eq!(call(|| Ok(())), 0);
+    }
+
+    #[test]
+    fn errors_are_a_threads_own() {
+        assert_eq!(call(|| Err(Failure::argument("a\0b"))), -libc::EINVAL);
+        assert_eq!(last_error(), "a?b");
+        std::thread::spawn(|| assert_eq!(last_error(), "")).join().unwrap();
+    }
+}
