@@ -31,6 +31,7 @@ mod backend;
 mod client;
 mod daemon;
 mod descriptor;
+mod errno;
 mod error;
 mod huge;
 mod mapping;

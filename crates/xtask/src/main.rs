@@ -9,6 +9,7 @@ mod deb;
 mod demo;
 mod fuzz;
 mod lab;
+mod python;
 mod setup;
 mod steps;
 mod testing;
@@ -66,6 +67,11 @@ enum Chore {
     Lab(lab::Options),
     /// Build the Debian package of the kernel module, for DKMS, and check it
     Deb,
+    /// Build the package for Python, install it under target/, and run its tests
+    Python {
+        /// Only tests with these names
+        names: Vec<String>,
+    },
     /// Run the fuzz targets with cargo-fuzz, on a nightly toolchain
     Fuzz {
         /// Seconds for each target
@@ -89,6 +95,7 @@ fn main() -> ExitCode {
         Chore::Lab(options) => lab::run(&root, &options),
         Chore::Deb => deb::run(&root)
             .map(|package| println!("{}: lintian has nothing to say", package.display())),
+        Chore::Python { names } => python::run(&root, &names),
         Chore::Fuzz { seconds, target } => fuzz::run(&root, seconds, target.as_deref()),
     };
     match outcome {

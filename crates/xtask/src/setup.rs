@@ -35,6 +35,10 @@ const KERNEL_PROGRAMS: &[(&str, &str)] = &[("flex", "flex"), ("bison", "bison"),
 const PACKAGE_PROGRAMS: &[(&str, &str)] =
     &[("dh", "debhelper"), ("dh_dkms", "dh-dkms"), ("lintian", "lintian")];
 
+/// As above, for the package for Python, and for tests that run Python.
+const PYTHON_PROGRAMS: &[(&str, &str)] =
+    &[("/usr/bin/python3", "python3"), ("/usr/share/doc/python3-venv/copyright", "python3-venv")];
+
 /// What the caller is about to do.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Need {
@@ -48,6 +52,8 @@ pub enum Need {
     KernelBuild,
     /// Build the Debian package of the module.
     Package,
+    /// Build and test the package for Python.
+    Python,
     /// Run the whole of `cargo xtask test`: formatter and linter as well.
     Tests,
 }
@@ -70,6 +76,9 @@ pub fn ensure(need: Need) -> Outcome {
     }
     if need == Need::Package {
         install_programs(PACKAGE_PROGRAMS)?;
+    }
+    if need == Need::Python || need == Need::Tests {
+        install_programs(PYTHON_PROGRAMS)?;
     }
     if need == Need::Tests {
         check_component("fmt", "rustfmt")?;

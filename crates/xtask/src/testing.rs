@@ -7,7 +7,7 @@ use crate::steps::{self, Step};
 use crate::{Outcome, cargo, deb, setup, tidy};
 
 /// Everything a change must pass: format, rules, lints, tests, model check, documentation, the
-/// package of the module, and its tests on the kernels that it is for.
+/// package for Python, that of the module, and its tests on the kernels that it is for.
 ///
 /// # Errors
 /// Names the steps that failed; their output has been printed.
@@ -27,6 +27,7 @@ pub fn test(root: &Path, verbose: bool) -> Outcome {
         list.push(Step::program("model check", model_check(root)));
     }
     list.push(Step::program("documentation", documentation(root)));
+    list.push(Step::program("Python", command(root, "run --quiet --package xtask -- python")));
     let folder = root.to_path_buf();
     list.push(Step::function("kernel package", move || deb::run(&folder).map(drop)));
     list.push(Step::program("kernel lab", command(root, "run --quiet --package xtask -- lab")));

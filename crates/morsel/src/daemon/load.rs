@@ -38,9 +38,9 @@ pub(super) fn load(
     morsel.read_only().map_err(failed)
 }
 
-/// In huge pages wherever that can be asked for.
+/// In huge pages wherever that can be asked for. A forked child keeps it, as a mapped file.
 fn shape(length: u64) -> Shape {
-    let shape = Shape::of_length(length);
+    let shape = Shape::of_length(length).inherit();
     if shape.order() >= 2 { shape.huge() } else { shape }
 }
 

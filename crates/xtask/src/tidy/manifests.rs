@@ -12,6 +12,13 @@ const MUST_NOT_KNOW: &[(&str, &[&str])] = &[
     ("crates/pool/Cargo.toml", &["vellum", "vellum-cli", MORSEL, BENCH, PEERS]),
     ("crates/engine/Cargo.toml", &["vellum-cli", MORSEL, BENCH, PEERS]),
     ("crates/morsel/Cargo.toml", &["vellum-pool", "vellum", "vellum-cli", BENCH, PEERS]),
+    ("crates/capi/Cargo.toml", &["vellum-pool", "vellum", "vellum-cli", BENCH, PEERS]),
+    ("crates/preload/Cargo.toml", &["vellum-pool", "vellum", "vellum-cli", BENCH, PEERS]),
+    ("crates/python/Cargo.toml", &["vellum-cli", BENCH, PEERS]),
+    (
+        "crates/tensors/Cargo.toml",
+        &["vellum-vm", "vellum-pool", "vellum", "vellum-cli", MORSEL, BENCH, PEERS],
+    ),
     ("crates/bench/Cargo.toml", &["vellum-cli", PEERS]),
     ("crates/bench-peers/Cargo.toml", &["vellum-cli"]),
     (

@@ -1,0 +1,132 @@
+//! The header and the library are the same, and a C program does with them what the header says.
+
+#![allow(clippy::unwrap_used)]
+
+use std::collections::BTreeSet;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::LazyLock;
+
+const WARNINGS: [&str; 4] = ["-std=c11", "-Wall", "-Wextra", "-Werror"];
+
+/// The libraries that go with this test. `cargo test` builds none of a kind that Rust cannot link.
+static LIBRARIES: LazyLock<PathBuf> = LazyLock::new(|| {
+    let test = std::env::current_exe().unwrap();
+    let profile = test.ancestors().nth(2).unwrap().to_path_buf();
+    let mut build = Command::new(env!("CARGO"));
+    build.current_dir(crate_folder()).args(["build", "--package", "vellum-capi", "--quiet"]);
+    build.arg("--target-dir").arg(profile.parent().unwrap());
+    if profile.ends_with("release") {
+        build.arg("--release");
+    }
+    run(&mut build);
+    profile
+});
+
+fn crate_folder() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn run(command: &mut Command) -> Output {
+    let output = command.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{command:?}: {}\n{said}", output.status);
+    output
+}
+
+/// The compiler, told where the header is.
+fn compiler(name: &str) -> Command {
+    let mut compiler = Command::new(name);
+    compiler.arg("-I").arg(crate_folder().join("include"));
+    compiler
+}
+
+fn text(output: Output) -> String {
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// Compiles the program that calls everything, and runs it.
+fn runs(libraries: &[OsString]) {
+    let folder = tempfile::tempdir().unwrap();
+    let program = folder.path().join("everything");
+    let mut compiler = compiler("cc");
+    compiler.args(WARNINGS).arg("-D_GNU_SOURCE").arg("-o").arg(&program);
+    run(compiler.arg(crate_folder().join("tests/everything.c")).args(libraries));
+    let output = run(Command::new(program).env("LD_LIBRARY_PATH", &*LIBRARIES));
+    assert_eq!(text(output), "ok\n");
+}
+
+#[test]
+fn a_program_runs_with_the_shared_library() {
+    runs(&["-L".into(), LIBRARIES.clone().into(), "-lvellum_morsel".into()]);
+}
+
+#[test]
+fn a_program_runs_with_the_static_library() {
+    let library = LIBRARIES.join("libvellum_morsel.a");
+    runs(&[library.into(), "-lpthread".into(), "-lm".into(), "-ldl".into()]);
+}
+
+#[test]
+fn the_header_is_one_of_cpp_too() {
+    let header = crate_folder().join("include/vellum_morsel.h");
+    let flags = ["-std=c++17", "-Wall", "-Wextra", "-Werror", "-fsyntax-only", "-x", "c++"];
+    run(compiler("c++").args(flags).arg(header));
+}
+
+/// What the shared library has for others, and the header for readers.
+#[test]
+fn names_are_the_same_in_both() {
+    let library = LIBRARIES.join("libvellum_morsel.so");
+    let listing = text(run(Command::new("nm").args(["-D", "--defined-only"]).arg(library)));
+    let exported: BTreeSet<&str> = listing
+        .lines()
+        .filter_map(|line| line.split_whitespace().last())
+        .filter(|name| !name.starts_with('_'))
+        .collect();
+    // The preprocessor takes the comments, which name functions as well.
+    let header = crate_folder().join("include/vellum_morsel.h");
+    let code = text(run(compiler("cc").args(["-E", "-P"]).arg(header)));
+    let words = code.split(|letter: char| !letter.is_alphanumeric() && letter != '_');
+    let followed: Vec<(usize, &str)> =
+        words.map(|word| (word.as_ptr() as usize - code.as_ptr() as usize, word)).collect();
+    let declared: BTreeSet<&str> = followed
+        .into_iter()
+        .filter(|(at, word)| code[at + word.len()..].starts_with('('))
+        .map(|(_, word)| word)
+        .filter(|word| word.starts_with("vellum_morsel"))
+        .collect();
+    assert_eq!(declared, exported);
+}
+
+/// C takes two declarations of a function only if their types are compatible: those that are made
+/// from the Rust source stand after those of the header.
+#[test]
+fn types_are_the_same_in_both() {
+    let mut config = cbindgen::Config {
+        language: cbindgen::Language::C,
+        no_includes: true,
+        cpp_compat: false,
+        ..cbindgen::Config::default()
+    };
+    config.export.item_types = vec![cbindgen::ItemType::Functions];
+    for (rust, c) in [
+        ("Handle", "vellum_morsel"),
+        ("MappingHandle", "vellum_morsel_mapping"),
+        ("CShape", "vellum_morsel_shape"),
+        ("CStat", "vellum_morsel_stat"),
+    ] {
+        config.export.rename.insert(rust.into(), c.into());
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let source = folder.path().join("both.c");
+    let builder = cbindgen::Builder::new().with_config(config);
+    let builder = builder.with_src(crate_folder().join("src/lib.rs"));
+    let mut declarations = Vec::new();
+    builder.generate().unwrap().write(&mut declarations);
+    let declarations = String::from_utf8(declarations).unwrap();
+    assert!(declarations.matches("vellum_morsel_").count() >= 20, "{declarations}");
+    std::fs::write(&source, format!("#include \"vellum_morsel.h\"\n{declarations}")).unwrap();
+    run(compiler("cc").args(WARNINGS).arg("-fsyntax-only").arg(source));
+}

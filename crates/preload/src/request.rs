@@ -1,0 +1,78 @@
+//! What a call of `mmap` asks for, and whether a Morsel could be the answer.
+
+use std::ffi::c_int;
+
+use vellum_morsel::PAGE_SIZE;
+
+/// Flags that mean the same for a Morsel as for a file. Not those that choose an address over
+/// others, nor those of huge pages, locks, growth and write-through.
+const HARMLESS: c_int =
+    libc::MAP_SHARED | libc::MAP_PRIVATE | libc::MAP_POPULATE | libc::MAP_NORESERVE;
+
+/// The arguments of a call, but for the address, which is a hint then.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Request {
+    pub(crate) length: usize,
+    pub(crate) rights: c_int,
+    pub(crate) flags: c_int,
+    pub(crate) file: c_int,
+    pub(crate) offset: i64,
+}
+
+impl Request {
+    /// Whether it is one to read a file, as far as the arguments tell.
+    pub(crate) fn is_for_reading(&self) -> bool {
+        let Self { length, rights, flags, file, offset } = *self;
+        file >= 0
+            && length > 0
+            && rights == libc::PROT_READ
+            && flags & !HARMLESS == 0
+            && offset >= 0
+            && offset.cast_unsigned().is_multiple_of(PAGE_SIZE)
+    }
+
+    /// Whether others who write to the file would be seen, or the mapping could be made writable
+    /// so that the file changes.
+    pub(crate) fn is_shared(&self) -> bool {
+        self.flags & libc::MAP_PRIVATE == 0
+    }
+
+    /// Whether it begins within a file of so many bytes.
+    pub(crate) fn begins_within(&self, bytes: u64) -> bool {
+        self.offset.cast_unsigned() < bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_reading_a_file_is_answered_by_a_morsel() {
+        let good = Request {
+            length: 1,
+            rights: libc::PROT_READ,
+            flags: libc::MAP_SHARED,
+            file: 3,
+            offset: 8192,
+        };
+        assert!(good.is_for_reading() && good.is_shared());
+        let private = Request { flags: libc::MAP_PRIVATE | libc::MAP_POPULATE, ..good };
+        assert!(private.is_for_reading() && !private.is_shared());
+        let bad = [
+            Request { length: 0, ..good },
+            Request { rights: libc::PROT_READ | libc::PROT_WRITE, ..good },
+            Request { rights: libc::PROT_READ | libc::PROT_EXEC, ..good },
+            Request { rights: libc::PROT_NONE, ..good },
+            Request { flags: libc::MAP_SHARED | libc::MAP_FIXED, ..good },
+            Request { flags: libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, ..good },
+            Request { file: -1, ..good },
+            Request { offset: 100, ..good },
+            Request { offset: -4096, ..good },
+        ];
+        for request in bad {
+            assert!(!request.is_for_reading(), "{request:?}");
+        }
+        assert!(good.begins_within(8193) && !good.begins_within(8192));
+    }
+}

@@ -1,0 +1,164 @@
+"""Morsels: memory that processes share by a descriptor, and model files in them.
+
+    >>> from vellum import morsel
+    >>> tensors = morsel.load_safetensors("model.safetensors")
+    >>> tensors["embed.weight"]            # a read-only numpy array of the file's own bytes
+    >>> tensors.metadata
+
+Where Vellum's cache daemon runs, all processes that load a file have the same memory. Otherwise
+each reads it for itself. Morsel.load() tells them apart by `shared`.
+"""
+
+from dataclasses import dataclass
+
+from vellum._native import (
+    FormatError,
+    Mapping,
+    Morsel,
+    Stat,
+    gguf_layout,
+    safetensors_layout,
+)
+
+__all__ = [
+    "FormatError",
+    "Mapping",
+    "Morsel",
+    "Stat",
+    "TensorInfo",
+    "Tensors",
+    "bfloat16_to_float32",
+    "load_gguf",
+    "load_safetensors",
+]
+
+# The types whose elements NumPy has, by the name that each format gives them.
+_SAFETENSORS = {
+    "BOOL": "?", "U8": "u1", "I8": "i1", "U16": "<u2", "I16": "<i2", "F16": "<f2",
+    "U32": "<u4", "I32": "<i4", "F32": "<f4", "U64": "<u8", "I64": "<i8", "F64": "<f8",
+    "C64": "<c8",
+}
+_GGUF = {
+    "I8": "i1", "I16": "<i2", "I32": "<i4", "I64": "<i8", "F16": "<f2", "F32": "<f4", "F64": "<f8",
+}
+# Those that only the package ml_dtypes has, and what they are without it.
+_EXTENDED = {
+    "BF16": ("bfloat16", "<u2"),
+    "F8_E4M3": ("float8_e4m3fn", "u1"),
+    "F8_E5M2": ("float8_e5m2", "u1"),
+    "F8_E8M0": ("float8_e8m0fnu", "u1"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """What a file says of a tensor."""
+
+    kind: str
+    """The type of its elements, as the format names it: 'BF16', 'Q4_K'."""
+    shape: tuple[int, ...]
+    """Its dimensions in elements, also where the array has quantised blocks of bytes."""
+    offset: int
+    """Its first byte in the file."""
+    nbytes: int
+    """How many it has."""
+
+
+class Tensors(dict):
+    """The tensors of a file: read-only arrays by name. They share the Morsel's memory, and keep it.
+
+    metadata: what the file says of itself. info: a TensorInfo for each name. morsel: the file.
+    """
+
+    def __init__(self, morsel, metadata, info):
+        super().__init__()
+        self.morsel = morsel
+        self.metadata = metadata
+        self.info = info
+
+
+def load_safetensors(path):
+    """The tensors of a safetensors file, as Tensors, without a copy.
+
+    Types that NumPy lacks (BF16, F8_*) are those of the package ml_dtypes if it is installed, and
+    otherwise unsigned integers with the same bits; see bfloat16_to_float32.
+
+    Raises FormatError for a file that is not as the format demands, OSError if it cannot be read.
+    """
+    return _load(path, safetensors_layout, _safetensors_array)
+
+
+def load_gguf(path):
+    """The tensors of a GGUF file, as Tensors, without a copy.
+
+    A shape has the dimension last whose elements are neighbours, the reverse of the file's order.
+    A tensor of a quantised type is an array of bytes: its last dimension is the bytes of a row, and
+    info[name].shape has the elements. BF16 is as load_safetensors says. Texts in the metadata that
+    are not UTF-8 are bytes.
+
+    Raises FormatError for a file that is not as the format demands, OSError if it cannot be read.
+    """
+    return _load(path, gguf_layout, _gguf_array)
+
+
+def bfloat16_to_float32(array):
+    """An array of float32 with the values of an array of bfloat16, given as uint16 or bfloat16."""
+    import numpy
+
+    array = numpy.asarray(array)
+    if array.dtype.itemsize != 2:
+        raise TypeError(f"elements of {array.dtype} are not bfloat16, which has 2 bytes")
+    bits = array.view("<u2").astype("<u4") << 16
+    return bits.view("<f4")
+
+
+def _load(path, layout, array):
+    morsel = Morsel.load(path)
+    mapping = morsel.map()
+    metadata, described = layout(mapping)
+    info = {name: TensorInfo(*rest) for name, *rest in described}
+    tensors = Tensors(morsel, metadata, info)
+    for name, entry in info.items():
+        tensors[name] = array(mapping, entry)
+    return tensors
+
+
+def _safetensors_array(mapping, info):
+    dtype = _SAFETENSORS.get(info.kind) or _extended(info.kind)
+    return _array(mapping, info, dtype, info.shape)
+
+
+def _gguf_array(mapping, info):
+    if info.kind == "BF16" or info.kind in _GGUF:
+        dtype = _GGUF.get(info.kind) or _extended(info.kind)
+        return _array(mapping, info, dtype, info.shape)
+    # Blocks of several elements: rows of so many bytes.
+    rows = info.shape[:-1]
+    count = 1
+    for length in rows:
+        count *= length
+    return _array(mapping, info, "u1", (*rows, info.nbytes // count if count else 0))
+
+
+def _extended(kind):
+    name, bits = _EXTENDED[kind]
+    try:
+        import ml_dtypes
+    except ImportError:
+        return bits
+    # Older versions have fewer types.
+    return getattr(ml_dtypes, name, bits)
+
+
+def _array(mapping, info, dtype, shape):
+    import numpy
+
+    dtype = numpy.dtype(dtype)
+    if info.nbytes == 0:
+        # NumPy takes no empty part of a buffer.
+        empty = numpy.empty(shape, dtype)
+        empty.flags.writeable = False
+        return empty
+    count = info.nbytes // dtype.itemsize
+    flat = numpy.frombuffer(mapping, dtype, count, info.offset)
+    return flat.reshape(shape)

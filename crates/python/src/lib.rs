@@ -1,0 +1,26 @@
+//! The native part of the package `vellum` for Python; what users see is `package/vellum`.
+//!
+//! What holds: Rust has no reference to memory that Python may write, and Python gets writable
+//! buffers only of mappings for writing, while which a Morsel's content cannot be sealed. A buffer
+//! keeps its mapping, a mapping keeps its memory.
+
+mod error;
+mod load;
+mod mapping;
+mod morsel;
+mod source;
+mod stat;
+mod tensors;
+
+use pyo3::prelude::*;
+
+#[pymodule]
+fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<morsel::PyMorsel>()?;
+    module.add_class::<mapping::PyMapping>()?;
+    module.add_class::<stat::PyStat>()?;
+    module.add("FormatError", module.py().get_type::<error::FormatError>())?;
+    module.add_function(wrap_pyfunction!(tensors::safetensors_layout, module)?)?;
+    module.add_function(wrap_pyfunction!(tensors::gguf_layout, module)?)?;
+    module.add_function(wrap_pyfunction!(tensors::gguf_kinds, module)?)
+}

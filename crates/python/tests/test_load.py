@@ -1,0 +1,93 @@
+"""Files, with and without the cache daemon, which $VELLUM names as a program."""
+
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+import warnings
+
+from vellum.morsel import Morsel
+
+SOCKET = "VELLUM_MORSELD"
+
+
+class Loading(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+        before = os.environ.get(SOCKET)
+        self.addCleanup(lambda: os.environ.pop(SOCKET) if before is None
+                        else os.environ.update({SOCKET: before}))
+        self.socket = os.environ[SOCKET] = str(self.folder / "socket")
+
+    def file(self, content):
+        path = self.folder / "file"
+        path.write_bytes(content)
+        return path
+
+    def daemon(self, *options):
+        program = os.environ.get("VELLUM")
+        self.assertTrue(program, "VELLUM must name the program vellum, which has the daemon")
+        command = [program, "morseld", "--socket", self.socket, *options]
+        daemon = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        self.addCleanup(daemon.wait)
+        self.addCleanup(daemon.terminate)
+        end = time.monotonic() + 20
+        while not os.path.exists(self.socket):
+            self.assertLess(time.monotonic(), end, "the daemon does not listen")
+            self.assertIsNone(daemon.poll(), "the daemon has ended")
+            time.sleep(0.01)
+        return daemon
+
+    def test_without_a_daemon_it_is_ones_own(self):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            morsel = Morsel.load(self.file(b"0123456789" * 1000))
+        self.assertFalse(morsel.shared)
+        self.assertTrue(morsel.stat().sealed)
+        self.assertEqual(bytes(morsel), b"0123456789" * 1000)
+
+    def test_files_that_cannot_be_loaded_say_why(self):
+        with self.assertRaises(FileNotFoundError):
+            Morsel.load(self.folder / "nothing")
+        with self.assertRaises(OSError):
+            Morsel.load(self.folder)
+        with self.assertRaises(ValueError):
+            Morsel.load(self.file(b""))
+        with self.assertRaises(TypeError):
+            Morsel.load(7)
+
+    def test_with_a_daemon_two_processes_have_one_memory(self):
+        self.daemon()
+        path = self.file(b"abc" * 100_000)
+        morsel = Morsel.load(path)
+        self.assertTrue(morsel.shared)
+        self.assertEqual(bytes(morsel), b"abc" * 100_000)
+        inode = os.fstat(morsel.fileno()).st_ino
+        script = ("import os, sys; from vellum.morsel import Morsel; m = Morsel.load(sys.argv[1]);"
+                  "print(m.shared, os.fstat(m.fileno()).st_ino)")
+        said = subprocess.run([sys.executable, "-c", script, path], capture_output=True, text=True,
+                              check=True)
+        self.assertEqual(said.stdout.split(), ["True", str(inode)])
+
+    def test_what_the_daemon_gave_outlives_it(self):
+        daemon = self.daemon()
+        morsel = Morsel.load(self.file(b"abc"))
+        daemon.terminate()
+        daemon.wait()
+        self.assertEqual(bytes(morsel), b"abc")
+        self.assertFalse(Morsel.load(self.file(b"abc")).shared)
+
+    def test_a_daemon_that_refuses_is_warned_of(self):
+        self.daemon("--limit", "1MiB")
+        with self.assertWarnsRegex(RuntimeWarning, "limit"):
+            morsel = Morsel.load(self.file(bytes(2 << 20)))
+        self.assertFalse(morsel.shared)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,48 @@
+//! Why a file is refused.
+
+/// The result of reading a header.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Why a file is refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// It does not begin as files of the format do.
+    #[error("not a {format} file: {reason}")]
+    Format {
+        /// The format that was expected.
+        format: &'static str,
+        /// What is there instead.
+        reason: String,
+    },
+    /// It ends before something that it says it has.
+    #[error("the file ends within {what}: it was truncated, or its header is damaged")]
+    Truncated {
+        /// What is cut off.
+        what: &'static str,
+    },
+    /// It exceeds what any honest file needs.
+    #[error("{what} is {found}; at most {limit} is read")]
+    Limit {
+        /// What is too large.
+        what: &'static str,
+        /// How large it is.
+        found: u64,
+        /// How large it may be.
+        limit: u64,
+    },
+    /// The header says something that cannot be.
+    #[error("the header is damaged: {reason}")]
+    Header {
+        /// What cannot be.
+        reason: String,
+    },
+    /// A tensor cannot lie where the header says.
+    #[error("tensor '{name}': {reason}")]
+    Tensor {
+        /// Its name.
+        name: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+}
