@@ -298,7 +298,7 @@ fn pieces_of_two_mib_come_and_go() {
         assert_eq!((morsel.stat().pages, morsel.stat().huge), (0, 0));
         morsel.populate(0, 8 * HUGE).unwrap();
         assert_eq!(morsel.stat().pages, 4096);
-        assert_eq!(access::kernel_load(mapping.start(), 8192), Ok(vec![0; 8192]));
+        assert!(access::kernel_load(mapping.start(), 8192) == Ok(vec![0; 8192]));
         assert_morsels_are_sound();
     }
 }
@@ -317,7 +317,7 @@ fn a_morsel_is_written_to_itself() {
         (0..3).for_each(|page| mapping.assert_stamped(100 + page, 1 + page));
         let written = sys::pwrite(morsel.as_fd(), mapping.page(200), PAGE, 0);
         assert_eq!(written, Ok(PAGE as u64));
-        assert_eq!(access::kernel_load(mapping.start(), PAGE), Ok(vec![0; PAGE]));
+        assert!(access::kernel_load(mapping.start(), PAGE) == Ok(vec![0; PAGE]));
         let read = sys::pread(morsel.as_fd(), mapping.page(300), PAGE, 5 * PAGE as u64);
         assert_eq!(read, Ok(PAGE as u64));
         mapping.assert_stamped(300, 5);

@@ -130,7 +130,7 @@ fn a_hole_that_is_mapped_for_reading_is_not_written() {
             morsel.stamp(page, page + 7);
             mapping.assert_stamped(page, page + 7);
             morsel.punch(page * PAGE as u64, PAGE as u64).unwrap();
-            assert_eq!(access::kernel_load(mapping.page(page), PAGE), Ok(vec![0; PAGE]));
+            assert!(access::kernel_load(mapping.page(page), PAGE) == Ok(vec![0; PAGE]));
             assert_not_written(mapping.page(page), &source.file);
         }
         assert_morsels_are_sound();
