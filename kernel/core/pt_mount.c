@@ -10,6 +10,7 @@
 #include <linux/file.h>
 #include <linux/mman.h>
 #include <linux/sched/mm.h>
+#include <linux/sched/signal.h>
 #include <linux/slab.h>
 
 #include "core/compat.h"
@@ -344,6 +345,31 @@ static unsigned long alignment(unsigned long len)
 }
 
 /*
+ * The first notifier of a process is not registered while a signal, or work of io_uring, waits for
+ * the caller. He is in mmap or in a fault, and cannot be told to come again: they wait.
+ */
+static int insert_notifier(struct pt_mount *mount)
+{
+	sigset_t others, before;
+	bool work = false;
+	int error;
+
+	siginitsetinv(&others, sigmask(SIGKILL));
+	sigprocmask(SIG_SETMASK, &others, &before);
+	do {
+		work |= test_and_clear_thread_flag(TIF_NOTIFY_SIGNAL);
+		error = mmu_interval_notifier_insert_locked(&mount->notifier, mount->mm,
+							    mount->start,
+							    mount->end - mount->start,
+							    &notifier_ops);
+	} while (error == -EINTR && !fatal_signal_pending(current));
+	sigprocmask(SIG_SETMASK, &before, NULL);
+	if (work)
+		set_thread_flag(TIF_NOTIFY_SIGNAL);
+	return error;
+}
+
+/*
  * Mounts the tree over the whole VMA, in ->mmap. The VMA's length is the tree's.
  *
  * Errors: EBUSY mounted already, or something is in the way; EINVAL the address is not aligned, or
@@ -370,14 +396,11 @@ int pt_mount_create(struct pt_mount *mount, struct vm_area_struct *vma)
 	error = find_pieces(mount);
 	if (error)
 		goto failed;
-	error = mmu_interval_notifier_insert_locked(&mount->notifier, mount->mm, mount->start, len,
-						    &notifier_ops);
-	/* A signal, or work of io_uring, came first. Who calls mmap does not expect to hear of that. */
-	if (error == -EINTR)
-		error = -ERESTARTNOINTR;
+	error = insert_notifier(mount);
 	if (error)
 		goto failed;
-	error = attach(mount, vma);
+	/* What nobody may access is attached when that changes. */
+	error = vma_is_accessible(vma) ? attach(mount, vma) : 0;
 	if (error) {
 		mmu_interval_notifier_remove(&mount->notifier);
 		goto failed;
@@ -399,9 +422,7 @@ vm_fault_t pt_mount_refault(struct pt_mount *mount, struct vm_fault *vmf)
 	struct mm_struct *mm = vmf->vma->vm_mm;
 	struct file *file = vmf->vma->vm_file;
 	unsigned long addr = vmf->address;
-	bool is_user = vmf->flags & FAULT_FLAG_USER;
 	struct vm_area_struct *vma;
-	int error;
 
 	if (READ_ONCE(mount->attached))
 		return VM_FAULT_NOPAGE;
@@ -419,9 +440,7 @@ vm_fault_t pt_mount_refault(struct pt_mount *mount, struct vm_fault *vmf)
 		if (vma && vma->vm_file == file && vma->vm_private_data == mount) {
 			pt_vma_start_write(vma);
 			/* A child's was not in its page tables yet. */
-			error = mount->mm ? attach(mount, vma) : pt_mount_create(mount, vma);
-			/* A signal comes first, but not within a system call: it would wait for us. */
-			mount->failed = error && !(error == -ERESTARTNOINTR && is_user);
+			mount->failed = mount->mm ? attach(mount, vma) : pt_mount_create(mount, vma);
 		}
 		mmap_write_unlock(mm);
 	}

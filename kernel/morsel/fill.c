@@ -35,8 +35,9 @@ struct filling {
 	u64		page;		/* and in the Morsel */
 	u64		left;		/* bytes */
 	u64		filled;		/* without a gap */
-	int		error;
+	int		error;		/* the first, by place */
 	bool		ended;		/* nothing more is to be begun */
+	bool		has_gap;	/* nothing more is to be counted */
 	struct piece	*pieces[PIECES];
 };
 
@@ -137,15 +138,17 @@ static void end_piece(struct filling *filling, struct piece *piece)
 		return;
 	wait_for_completion(&piece->done);
 	outcome = piece->outcome;
-	while (!filling->ended && outcome > 0) {
+	while (!filling->has_gap && outcome > 0) {
 		done += outcome;
 		outcome = done < piece->length ? read_rest(filling, piece, done) : 0;
 	}
-	if (!filling->ended) {
-		filling->filled += done;
+	if (!filling->has_gap && done < piece->length) {
+		/* Before what kept the next ones from being begun. */
 		filling->error = outcome;
+		filling->has_gap = true;
+		filling->ended = true;
 	}
-	filling->ended |= done < piece->length;
+	filling->filled += done;
 	release_pages_of(piece);
 }
 

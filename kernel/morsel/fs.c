@@ -22,6 +22,8 @@ struct morsels {
 	atomic64_t	inodes;
 	u64		max_inodes;
 	struct morsel_device *device;	/* or NULL */
+	/* For reading, from a charge until it is used or given back. */
+	struct rw_semaphore charging;
 };
 
 /* How it is to be mounted. */
@@ -59,6 +61,11 @@ bool morsel_charge(struct morsel *morsel, u64 pages)
 void morsel_uncharge(struct morsel *morsel, u64 pages)
 {
 	atomic64_sub(pages, &morsels_of(morsel->inode.i_sb)->pages);
+}
+
+struct rw_semaphore *morsel_charging(struct morsel *morsel)
+{
+	return &morsels_of(morsel->inode.i_sb)->charging;
 }
 
 static const struct inode_operations folder_operations, device_folder_operations;
@@ -274,6 +281,9 @@ static int parse(struct fs_context *context, struct fs_parameter *parameter)
 	struct fs_parse_result result;
 	int which = fs_parse(context, parameters, parameter, &result);
 
+	if (which >= 0 && context->purpose == FS_CONTEXT_FOR_RECONFIGURE)
+		return invalf(context, "morselfs: %s stays what it is while it is mounted",
+			      parameter->key);
 	switch (which) {
 	case OPTION_SIZE:
 		return parse_size(context, parameter->string, &options->max_pages);
@@ -358,6 +368,7 @@ static int fill_super(struct super_block *super, struct fs_context *context)
 
 	if (!morsels)
 		return -ENOMEM;
+	init_rwsem(&morsels->charging);
 	morsels->max_pages = options->max_pages;
 	morsels->max_inodes = options->max_inodes;
 	super->s_fs_info = morsels;

@@ -55,20 +55,27 @@ static vm_fault_t fault_of(int error)
 	return error == -ENOMEM ? VM_FAULT_OOM : VM_FAULT_SIGBUS;
 }
 
-/* The page of order 0, by an entry of the process' own. */
+static vm_fault_t insert_single(struct vm_fault *vmf, struct page *page)
+{
+	if (vmf->vma->vm_flags & VM_MIXEDMAP)
+		return vmf_insert_page(vmf->vma, vmf->address, page);
+	return vmf_insert_pfn(vmf->vma, vmf->address, page_to_pfn(page));
+}
+
+/*
+ * The page of order 0, by an entry of the process' own. Under the mutex that is held while it is
+ * taken off and such entries are cleared: none can be made in between.
+ */
 static vm_fault_t map_single(struct vm_fault *vmf, struct morsel *morsel)
 {
-	struct page *page = morsel_get_page(morsel, 0);
-	vm_fault_t outcome;
+	vm_fault_t outcome = VM_FAULT_NOPAGE;
+	u64 leaf;
 
-	/* Somebody has taken it off again. */
-	if (!page)
-		return VM_FAULT_NOPAGE;
-	if (vmf->vma->vm_flags & VM_MIXEDMAP)
-		outcome = vmf_insert_page(vmf->vma, vmf->address, page);
-	else
-		outcome = vmf_insert_pfn(vmf->vma, vmf->address, page_to_pfn(page));
-	put_page(page);
+	mutex_lock(&morsel->tables);
+	leaf = READ_ONCE(morsel->tree.root[0]);
+	if (leaf)
+		outcome = insert_single(vmf, pfn_to_page(pt_leaf_pfn(leaf)));
+	mutex_unlock(&morsel->tables);
 	return outcome;
 }
 
@@ -95,9 +102,12 @@ static struct morsel_mount *inherit(struct morsel_mount *parent)
 {
 	struct morsel_mount *child;
 	bool writes = parent->writes;
+	int error = writes ? morsel_begin_writing(parent->morsel) : 0;
 
-	if (writes && morsel_begin_writing(parent->morsel))
+	/* What was revoked is lost to the child as it is to the parent. */
+	if (error && error != -EIO)
 		return NULL;
+	writes &= !error;
 	child = make_mount(parent->morsel, writes);
 	if (!child && writes)
 		morsel_end_writing(parent->morsel);
@@ -284,7 +294,9 @@ unsigned long morsel_area(struct file *file, unsigned long addr, unsigned long l
 {
 	struct morsel *morsel = morsel_of(file_inode(file));
 
-	if (!morsel_is_shaped(morsel) || len != VELLUM_MORSEL_EXTENT(morsel->order))
+	if (READ_ONCE(morsel->is_revoked))
+		return -EIO;
+	if (!morsel_is_shaped(morsel) || pgoff || len != VELLUM_MORSEL_EXTENT(morsel->order))
 		return -EINVAL;
 	if (morsel->address)
 		return bound_area(morsel->address, addr, len, flags);

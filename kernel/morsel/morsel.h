@@ -20,7 +20,7 @@
  * table, and stays one, or from none to a leaf of 2 MiB, which goes back to none or becomes a table.
  * So there is no entry that is a table once and a leaf later, which the core would not bear.
  *
- * Locks: mmap lock > state > tables > locks of mounts > locks of page tables. To copy from user
+ * Locks: mmap lock > state > charging > tables > locks of mounts > locks of page tables. To copy from user
  * memory or to it none of them is held.
  */
 #ifndef VELLUM_MORSEL_H
@@ -95,6 +95,11 @@ static inline u64 morsel_page_count(const struct morsel *morsel)
 /* fs.c: pages for data and for tables; false: the file system has no more. */
 bool morsel_charge(struct morsel *morsel, u64 pages);
 void morsel_uncharge(struct morsel *morsel, u64 pages);
+/*
+ * Held for reading from a charge until it is used or given back; for writing by who was refused and
+ * wants to know whether that was because of what others have only for a moment.
+ */
+struct rw_semaphore *morsel_charging(struct morsel *morsel);
 
 /* shape.c */
 void morsel_start(struct morsel *morsel);

@@ -162,6 +162,38 @@ static bool is_there(struct morsel *morsel, u64 page)
 	return leaf ? READ_ONCE(*leaf) : pt_tree_huge(&morsel->tree, page);
 }
 
+/* It was only missed while 2 MiB became a table, which nobody else is to notice. */
+static bool is_there_after_all(struct morsel *morsel, u64 page)
+{
+	bool is_so;
+
+	mutex_lock(&morsel->tables);
+	is_so = is_there(morsel, page);
+	mutex_unlock(&morsel->tables);
+	return is_so;
+}
+
+/* Others may have taken the last page for this very one, or more than they need. */
+static int populate_alone(struct morsel *morsel, u64 page)
+{
+	int error;
+
+	down_write(morsel_charging(morsel));
+	error = is_there(morsel, page) ? 0 : populate(morsel, page);
+	up_write(morsel_charging(morsel));
+	return error;
+}
+
+static int populate_charged(struct morsel *morsel, u64 page)
+{
+	int error;
+
+	down_read(morsel_charging(morsel));
+	error = populate(morsel, page);
+	up_read(morsel_charging(morsel));
+	return error == -ENOSPC ? populate_alone(morsel, page) : error;
+}
+
 int morsel_populate(struct morsel *morsel, u64 page)
 {
 	int error;
@@ -170,7 +202,9 @@ int morsel_populate(struct morsel *morsel, u64 page)
 		return 0;
 	error = may_populate(morsel, page);
 	if (!error)
-		error = populate(morsel, page);
+		error = populate_charged(morsel, page);
+	if (error && is_there_after_all(morsel, page))
+		error = 0;
 	/* A full barrier came with the page: see morsel_revoke. */
 	if (unlikely(!error && READ_ONCE(morsel->is_revoked))) {
 		page = round_down(page, PT_ENTRIES);

@@ -171,8 +171,13 @@ int morsel_punch_pages(struct morsel *morsel, u64 first, u64 end)
 	departure.pages = kcalloc(BATCH, sizeof(*departure.pages), GFP_KERNEL_ACCOUNT);
 	if (!departure.pages)
 		return -ENOMEM;
+	/* See map_single. */
+	if (!morsel->order)
+		mutex_lock(&morsel->tables);
 	error = punch(&departure, first, end);
 	flush(&departure);
+	if (!morsel->order)
+		mutex_unlock(&morsel->tables);
 	kfree(departure.pages);
 	return error;
 }

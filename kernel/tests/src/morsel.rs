@@ -2,7 +2,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::FallocateFlags;
@@ -124,9 +124,19 @@ impl Morsel {
 
     /// What it is and has.
     pub fn stat(&self) -> Stat {
+        self.try_stat().expect("STAT")
+    }
+
+    /// The same, if it says so.
+    pub fn try_stat(&self) -> Result<Stat, Errno> {
         let mut stat = Stat { size: size_of::<Stat>() as u32, ..Stat::default() };
-        self.pass(morsel::STAT, (&raw mut stat).expose_provenance()).expect("STAT");
-        stat
+        self.pass(morsel::STAT, (&raw mut stat).expose_provenance())?;
+        Ok(stat)
+    }
+
+    /// The pages that it has, as `fstat` says: also when it was revoked.
+    pub fn pages_by_fstat(&self) -> u64 {
+        self.file.metadata().expect("fstat").blocks() / 8
     }
 
     /// Reads a file into it; how many bytes came, and how it ended.
@@ -176,7 +186,9 @@ impl Morsel {
 
     /// What a mapping of it takes.
     pub fn request(&self, protection: i32) -> Request<'_> {
-        let length = morsel::extent(self.stat().order) as usize;
+        // What was revoked does not say.
+        let order = self.try_stat().map_or(0, |stat| stat.order);
+        let length = morsel::extent(order) as usize;
         let fd = Some(self.as_fd());
         Request { address: 0, length, protection, flags: libc::MAP_SHARED, fd, offset: 0 }
     }

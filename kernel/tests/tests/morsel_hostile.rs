@@ -180,7 +180,8 @@ impl<'a> Caller<'a> {
     }
 
     fn map(&mut self, index: usize) {
-        let stat = self.morsels[index].stat();
+        // What was revoked does not say.
+        let stat = self.morsels[index].try_stat().unwrap_or_default();
         let right = extent(stat.order) as usize;
         let length = match self.random.below(8) {
             0 => (1 + self.edge() as usize % (1 << 40)).next_multiple_of(PAGE),

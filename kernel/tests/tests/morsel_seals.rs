@@ -221,7 +221,7 @@ fn assert_revoked(morsel: &Morsel) {
     assert_eq!(morsel.map(sys::READ_WRITE).unwrap_err(), Errno::IO);
     assert_eq!(morsel.map(libc::PROT_READ).unwrap_err(), Errno::IO);
     assert_eq!(morsel.for_reading().map(libc::PROT_READ).unwrap_err(), Errno::IO);
-    assert_eq!(morsel.stat().pages, 0);
+    assert_eq!(morsel.pages_by_fstat(), 0);
     assert_eq!(morsel.revoke(), Ok(()), "once more");
 }
 
@@ -263,7 +263,7 @@ fn everybody_loses_what_is_revoked() {
         let children = [start(true), start(false), start(true)];
         ready.read_exact(&mut [0; 3]).unwrap();
         morsel.revoke().unwrap();
-        assert_eq!(morsel.stat().pages, 0);
+        assert_eq!(morsel.pages_by_fstat(), 0);
         assert_lost(&mapping, order);
         assert_lost(&reader, order);
         assert_revoked(&morsel);
@@ -304,7 +304,7 @@ fn memory_that_is_revoked_is_free_at_once() {
         morsel.populate(0, 256 * MIB).unwrap();
         morsel.revoke().unwrap();
         // Tables stay, and they are few.
-        assert_eq!(morsel.stat().pages, 0);
+        assert_eq!(morsel.pages_by_fstat(), 0);
         assert_lost(&mapping, 2);
         drop((mapping, morsel));
         before.assert_back();
@@ -391,7 +391,7 @@ fn nothing_comes_back_after_it_was_revoked() {
             morsel.revoke().unwrap();
             go.write_all(b"!!!").unwrap();
             children.into_iter().for_each(|child| assert_eq!(child.wait(), End::Status(0)));
-            assert_eq!(morsel.stat().pages, 0);
+            assert_eq!(morsel.pages_by_fstat(), 0);
             assert_morsels_are_sound();
         }
     }

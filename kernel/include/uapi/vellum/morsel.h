@@ -64,7 +64,7 @@ struct vellum_morsel_create {
 
 /*
  * Pages may be the memory of direct I/O, of registered buffers, of anything that pins pages. Without
- * it such calls fail with EFAULT, and so do futexes between processes.
+ * it such calls fail with EFAULT. Futexes between processes do so in every Morsel.
  */
 #define VELLUM_MORSEL_PINNABLE		(1ULL << 0)
 /*
@@ -119,8 +119,8 @@ struct vellum_morsel_stat {
 #define VELLUM_MORSEL_SEAL_POPULATION	(1ULL << 1)
 
 /*
- * REVOKE takes it from everybody: all mappings lose it at once (SIGBUS from then on), descriptors
- * say EIO, all memory is given back. Only its owner may, or who has CAP_FOWNER (EPERM).
+ * REVOKE takes it from everybody: all mappings lose it at once (SIGBUS from then on), commands
+ * on descriptors are EIO, all memory is given back. Only its owner may, or who has CAP_FOWNER (EPERM).
  */
 
 #define VELLUM_MORSEL_QUERY	_IOWR('M', 1, struct vellum_morsel_query)
