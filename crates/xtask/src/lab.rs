@@ -26,9 +26,10 @@ enum Kernels {
     One,
 }
 
-const SUITES: [Suite; 5] = [
+const SUITES: [Suite; 6] = [
     Suite::new("vellum-vm", "crates/vm", &["--tests"], Kernels::All),
     Suite::new("vellum-kernel-tests", "kernel/tests", &["--tests"], Kernels::All),
+    Suite::new("vellum-morsel", "crates/morsel", &["--tests"], Kernels::One),
     Suite::new("vellum-pool", "crates/pool", &["--tests"], Kernels::One),
     Suite::new("vellum", "crates/engine", &["--tests"], Kernels::One),
     // A short TPC-C, with its consistency conditions.
