@@ -28,9 +28,6 @@ static void flush(struct departure *departure)
 
 	if (!departure->count)
 		return;
-	/* A page on its own is mapped by entries of the processes. */
-	if (!morsel->order)
-		unmap_mapping_range(morsel->inode.i_mapping, 0, 0, 1);
 	pt_mounts_flush(&morsel->mounts, departure->first, departure->last - departure->first + 1);
 	for (i = 0; i < departure->count; i++)
 		morsel_free_page(morsel, departure->pages[i]);
@@ -162,6 +159,23 @@ static int punch(struct departure *departure, u64 page, u64 end)
 	return 0;
 }
 
+/*
+ * A page on its own is mapped by entries of the processes: see map_single. Who waits until it is
+ * free, does so without the mutex, which whoever has a reference to it may want.
+ */
+static int punch_single(struct departure *departure, u64 page, u64 end)
+{
+	struct morsel *morsel = departure->morsel;
+	int error;
+
+	mutex_lock(&morsel->tables);
+	error = punch(departure, page, end);
+	if (departure->count)
+		unmap_mapping_range(morsel->inode.i_mapping, 0, 0, 1);
+	mutex_unlock(&morsel->tables);
+	return error;
+}
+
 /* The pages from the first one to before the end. */
 int morsel_punch_pages(struct morsel *morsel, u64 first, u64 end)
 {
@@ -171,13 +185,9 @@ int morsel_punch_pages(struct morsel *morsel, u64 first, u64 end)
 	departure.pages = kcalloc(BATCH, sizeof(*departure.pages), GFP_KERNEL_ACCOUNT);
 	if (!departure.pages)
 		return -ENOMEM;
-	/* See map_single. */
-	if (!morsel->order)
-		mutex_lock(&morsel->tables);
-	error = punch(&departure, first, end);
+	error = morsel->order ? punch(&departure, first, end) :
+				punch_single(&departure, first, end);
 	flush(&departure);
-	if (!morsel->order)
-		mutex_unlock(&morsel->tables);
 	kfree(departure.pages);
 	return error;
 }

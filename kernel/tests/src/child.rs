@@ -112,6 +112,19 @@ pub fn become_user(lock_limit: u64) {
 /// A user who may nothing.
 const NOBODY: u32 = 65534;
 
+extern "C" fn nothing(_signal: i32) {}
+
+/// Sends this process, which should be a child, SIGALRM all the time, which does nothing.
+pub fn be_disturbed() {
+    let every = libc::timeval { tv_sec: 0, tv_usec: 100 };
+    let timer = libc::itimerval { it_interval: every, it_value: every };
+    // SAFETY: the handler does nothing, so it may run at any time.
+    unsafe {
+        libc::signal(libc::SIGALRM, nothing as *const () as libc::sighandler_t);
+        libc::setitimer(libc::ITIMER_REAL, &raw const timer, std::ptr::null_mut());
+    }
+}
+
 /// Makes this process another program, without arguments.
 pub fn execute(path: &std::ffi::CStr) -> ! {
     let arguments = [path.as_ptr(), std::ptr::null()];

@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use vellum_uapi::morsel::{self, Create, Fill, Query, Stat};
 
 use crate::sys::{self, Request};
-use crate::{Mapping, access};
+use crate::{Mapping, PAGE, access};
 
 /// Where the guest has mounted the file system.
 pub const FOLDER: &str = "/run/vellum/morsels";
@@ -36,6 +36,18 @@ pub fn kinds() -> Vec<(u32, u64)> {
         }
     }
     kinds
+}
+
+/// The first page that an order covers, and the last one.
+pub fn ends(order: u32) -> [u64; 2] {
+    [0, morsel::extent(order) / PAGE as u64 - 1]
+}
+
+/// One of a kind, with a stamp at both ends: the page's number and 7.
+pub fn stamped(kind: (u32, u64)) -> Morsel {
+    let morsel = Morsel::of(kind);
+    ends(kind.0).iter().for_each(|page| morsel.stamp(*page, page + 7));
+    morsel
 }
 
 /// A descriptor of a Morsel.

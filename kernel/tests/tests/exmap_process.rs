@@ -6,7 +6,7 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use std::time::Duration;
 
 use rustix::io::Errno;
-use vellum_kernel_tests::child::{Child, End, execute, in_child};
+use vellum_kernel_tests::child::{Child, End, be_disturbed, execute, in_child};
 use vellum_kernel_tests::counters::Memory;
 use vellum_kernel_tests::random::Random;
 use vellum_kernel_tests::{Exmap, Plan, Surface, access, turn};
@@ -23,19 +23,6 @@ fn populated() -> Surface {
 fn assert_unchanged(surface: &Surface) {
     [0, 511, 512].iter().for_each(|page| surface.assert_stamped(*page, *page));
     surface.assert_works();
-}
-
-extern "C" fn nothing(_signal: i32) {}
-
-/// Sends this process SIGALRM all the time, which does nothing.
-fn be_disturbed() {
-    let every = libc::timeval { tv_sec: 0, tv_usec: 100 };
-    let timer = libc::itimerval { it_interval: every, it_value: every };
-    // SAFETY: the handler does nothing, so it may run at any time.
-    unsafe {
-        libc::signal(libc::SIGALRM, nothing as *const () as libc::sighandler_t);
-        libc::setitimer(libc::ITIMER_REAL, &raw const timer, std::ptr::null_mut());
-    }
 }
 
 /// The first surface of a process is the one that signals could keep away.

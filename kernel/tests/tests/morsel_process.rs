@@ -6,7 +6,7 @@ use std::io::{Read as _, Write as _, pipe};
 use std::os::fd::{AsRawFd, FromRawFd as _, OwnedFd};
 use std::time::Duration;
 
-use vellum_kernel_tests::child::{Child, End, execute, in_child};
+use vellum_kernel_tests::child::{Child, End, be_disturbed, execute, in_child};
 use vellum_kernel_tests::counters::{Memory, assert_morsels_are_sound};
 use vellum_kernel_tests::morsel::kinds;
 use vellum_kernel_tests::random::Random;
@@ -429,19 +429,6 @@ fn a_descriptor_may_be_lost_on_its_way() {
     send(&one, &other);
     drop((one, other));
     before.assert_back();
-}
-
-extern "C" fn nothing(_signal: i32) {}
-
-/// Sends this process SIGALRM all the time, which does nothing.
-fn be_disturbed() {
-    let every = libc::timeval { tv_sec: 0, tv_usec: 100 };
-    let timer = libc::itimerval { it_interval: every, it_value: every };
-    // SAFETY: the handler does nothing, so it may run at any time.
-    unsafe {
-        libc::signal(libc::SIGALRM, nothing as *const () as libc::sighandler_t);
-        libc::setitimer(libc::ITIMER_REAL, &raw const timer, std::ptr::null_mut());
-    }
 }
 
 /// The first mapping in a process is the one that signals could keep away.

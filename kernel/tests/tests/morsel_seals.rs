@@ -7,22 +7,11 @@ use vellum_kernel_tests::access::{self, Fault};
 use vellum_kernel_tests::backing::Backing;
 use vellum_kernel_tests::child::{Child, End, become_user, in_child};
 use vellum_kernel_tests::counters::{Memory, assert_morsels_are_sound};
-use vellum_kernel_tests::morsel::kinds;
+use vellum_kernel_tests::morsel::{ends, kinds, stamped};
 use vellum_kernel_tests::{Errno, Mapping, Morsel, PAGE, morsel_turn, sys};
 use vellum_uapi::morsel::{self, SEAL_CONTENT, SEAL_POPULATION, extent};
 
 const MIB: u64 = 1 << 20;
-
-/// Its first page and its last one.
-fn ends(order: u32) -> [u64; 2] {
-    [0, extent(order) / PAGE as u64 - 1]
-}
-
-fn stamped(kind: (u32, u64)) -> Morsel {
-    let morsel = Morsel::of(kind);
-    ends(kind.0).iter().for_each(|page| morsel.stamp(*page, page + 7));
-    morsel
-}
 
 #[track_caller]
 fn assert_content_is_sealed(morsel: &Morsel, source: &Backing) {
