@@ -346,7 +346,7 @@ fn a_source_may_change_meanwhile() {
                 }
             });
             let _at_end = stop.at_end();
-            for _ in 0..60 {
+            for _ in 0..30 {
                 let (filled, outcome) = morsel.fill(&source, 0, 0, 8 * MIB);
                 assert!(matches!(outcome, Ok(()) | Err(Errno::NODATA)), "{outcome:?}");
                 assert!(filled <= 4 * MIB);

@@ -138,7 +138,7 @@ fn processes_do_everything_at_once() {
         let start = |number: u64| {
             Child::start(|| {
                 let mut actor = Actor::new(&morsel, seed ^ number);
-                let deadline = Deadline::after_ms(700);
+                let deadline = Deadline::after_ms(350);
                 while !deadline.is_over() {
                     (0..20).for_each(|_| actor.act());
                     check(access::load(inherited.start() + 99), 0);
@@ -173,7 +173,7 @@ fn threads_do_everything_at_once() {
     for kind in kinds() {
         let before = Memory::now();
         let morsel = made(kind);
-        let deadline = Deadline::after_ms(700);
+        let deadline = Deadline::after_ms(350);
         std::thread::scope(|scope| {
             for _ in 0..4 {
                 let (morsel, seed) = (&morsel, random.number());
@@ -243,7 +243,7 @@ fn nobody_keeps_a_page_for_long() {
         let child = Child::start(|| {
             stay_on(1);
             let mapping = morsel.mapped();
-            let deadline = Deadline::after_ms(1500);
+            let deadline = Deadline::after_ms(700);
             while !deadline.is_over() {
                 access::store(mapping.start(), 5).unwrap();
                 let is_gone = |_| {
@@ -262,7 +262,7 @@ fn nobody_keeps_a_page_for_long() {
             0
         });
         let place = Place::on(0);
-        let deadline = Deadline::after_ms(1400);
+        let deadline = Deadline::after_ms(650);
         while !deadline.is_over() {
             morsel.punch(0, PAGE as u64).unwrap();
         }
@@ -281,7 +281,7 @@ fn nobody_notices_a_split() {
         let needed = (BLOCKS * 513 + 4) * PAGE as u64;
         for (seals, size) in [(0, 1 << 30), (morsel::SEAL_POPULATION, 1 << 30), (0, needed)] {
             let mounted = Mounted::new(&format!("size={size}")).unwrap();
-            for _ in 0..12 {
+            for _ in 0..6 {
                 let morsel = mounted.nameless();
                 morsel.create(&plan(order, BLOCKS * 2 * MIB, morsel::HUGE)).unwrap();
                 morsel.populate(0, BLOCKS * 2 * MIB).unwrap();
@@ -345,7 +345,7 @@ fn addresses_change_hands() {
                 });
             }
             let _at_end = stop.at_end();
-            let deadline = Deadline::after_ms(700);
+            let deadline = Deadline::after_ms(350);
             let (address, length) = (place.start(), place.length());
             while !deadline.is_over() {
                 for morsel in [&two, &one] {
