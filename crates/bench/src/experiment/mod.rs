@@ -14,7 +14,6 @@ mod in_memory;
 mod in_memory_scaling;
 mod memory;
 mod morsel;
-mod morsel_load;
 mod out_of_memory;
 mod page_access;
 mod policy;
@@ -72,7 +71,7 @@ pub const ALL: &[Experiment] = &[
     exmap::READ,
     exmap::LOOKUP,
     exmap::COST,
-    morsel_load::MORSEL_LOAD,
+    morsel::MORSEL_LOAD,
     morsel::MORSEL_MAP,
     morsel::MORSEL_PIPELINE,
 ];

@@ -1,8 +1,10 @@
 //! Morsels beside what the kernel has: the experiments of "Morsels: Explicit Virtual Memory
 //! Objects" (DIMES'23).
 
+mod load;
 mod map;
 mod pipeline;
 
+pub use load::MORSEL_LOAD;
 pub use map::MORSEL_MAP;
 pub use pipeline::MORSEL_PIPELINE;

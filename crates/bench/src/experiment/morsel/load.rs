@@ -14,7 +14,7 @@ use std::time::Instant;
 use anyhow::{Context as _, Result, anyhow, ensure};
 use vellum_morsel::{BackendChoice, BackendKind, Client, Daemon, DaemonOptions, Provider};
 
-use super::{Context, Experiment};
+use crate::experiment::{Context, Experiment};
 use crate::measure::{Contestant, alternate};
 use crate::report::{Outcome, Row};
 use crate::worker::{Launcher, Way, Weight, Worker, make_file, warm_file};
