@@ -47,7 +47,7 @@ pub fn everywhere(
         let start = Instant::now();
         let verdict = perform(kernel, &arguments.machine(processors))?;
         for trouble in &verdict.troubles {
-            println!("{trouble}");
+            println!("failed: {trouble}");
         }
         let (ours, theirs) = (verdict.passed, verdict.failed);
         let seconds = start.elapsed().as_secs_f64();

@@ -3,7 +3,8 @@
 //! The output of a step is shown only when it fails, or for all of them on demand. The results of
 //! libtest are summed over all steps. A step that fails without a failed test (a lint, a compile
 //! error, a test binary killed by a signal) counts as one failure, so that the closing line never
-//! claims a success that was not.
+//! claims a success that was not. What failed is named once more at the end, for those who see no
+//! more than that.
 
 use std::io::{BufRead, BufReader, PipeReader, Write};
 use std::process::{Command, Stdio};
@@ -13,6 +14,9 @@ use crate::Outcome;
 
 /// Lines that are shown from each end of a failed step's output.
 const SHOWN_LINES: usize = 200;
+
+/// Lines at the end that say what failed in one step.
+const SHOWN_CAUSES: usize = 15;
 
 /// Named work of one step.
 pub struct Step {
@@ -52,6 +56,7 @@ pub fn run(steps: Vec<Step>, verbose: bool) -> Outcome {
     let count = steps.len();
     let mut tally = Tally::default();
     let mut failures = Vec::new();
+    let mut reasons = Vec::new();
     let start = Instant::now();
     for (index, step) in steps.into_iter().enumerate() {
         print!("[{}/{count}] {:<24}", index + 1, step.name);
@@ -59,14 +64,21 @@ pub fn run(steps: Vec<Step>, verbose: bool) -> Outcome {
             println!();
         }
         std::io::stdout().flush().map_err(|error| error.to_string())?;
-        let (ok, seconds, counted) = perform(step.action, verbose);
+        let begin = Instant::now();
+        let (ok, lines) = perform(step.action, verbose);
+        let seconds = begin.elapsed().as_secs_f64();
         println!("{} {seconds:7.1} s", if ok { "ok    " } else { "FAILED" });
+        let counted = count_tests(&lines);
         tally.passed += counted.passed;
         tally.failed += counted.failed;
         if !ok {
             failures.push(step.name);
             tally.failed += u64::from(counted.failed == 0);
+            reasons.extend(causes(&lines).map(|line| format!("{}: {line}", step.name)));
         }
+    }
+    for reason in reasons {
+        println!("{reason}");
     }
     let seconds = start.elapsed().as_secs_f64();
     println!("{} of {count} steps ok, {seconds:.1} s", count - failures.len());
@@ -76,8 +88,7 @@ pub fn run(steps: Vec<Step>, verbose: bool) -> Outcome {
     outcome.map_err(|names| format!("failed: {names}"))
 }
 
-fn perform(action: Action, verbose: bool) -> (bool, f64, Tally) {
-    let start = Instant::now();
+fn perform(action: Action, verbose: bool) -> (bool, Vec<String>) {
     let (ok, lines) = match action {
         Action::Program(command) => match program(command, verbose) {
             Ok(result) => result,
@@ -94,13 +105,14 @@ fn perform(action: Action, verbose: bool) -> (bool, f64, Tally) {
             println!("    {line}");
         }
     }
-    (ok, start.elapsed().as_secs_f64(), tally(&lines))
+    (ok, lines)
 }
 
 /// What is worth showing of a failed step: all but the tests that passed, and of very much output
 /// the beginning and the end.
 fn excerpt(lines: &[String]) -> Vec<String> {
-    let passed = |line: &&String| line.starts_with("test ") && line.ends_with("... ok");
+    let passed =
+        |line: &&String| line.trim_start().starts_with("test ") && line.ends_with("... ok");
     let rest: Vec<&String> = lines.iter().filter(|line| !passed(line)).collect();
     let hidden = rest.len().saturating_sub(2 * SHOWN_LINES);
     let (head, tail) = match hidden {
@@ -113,6 +125,23 @@ fn excerpt(lines: &[String]) -> Vec<String> {
     }
     shown.extend(tail.iter().map(|line| (*line).clone()));
     shown
+}
+
+/// The lines that name what failed, the first of them if there are many: tests, panics with their
+/// messages, complaints of a kernel, errors.
+fn causes(lines: &[String]) -> impl Iterator<Item = &str> {
+    let names = |line: &str| {
+        (line.starts_with("test ") && line.ends_with("FAILED"))
+            || line.contains(" panicked at ")
+            || line.starts_with("failed: ")
+            || line.starts_with("error: ")
+    };
+    let trimmed = || lines.iter().map(|line| line.trim());
+    let before = std::iter::once("").chain(trimmed());
+    let named = trimmed().zip(before).filter(move |(line, before)| {
+        names(line) || (before.contains(" panicked at ") && !line.is_empty())
+    });
+    named.map(|(line, _)| line).take(SHOWN_CAUSES)
 }
 
 /// Runs a program with both of its output streams in one pipe; returns its success and its lines.
@@ -142,7 +171,7 @@ fn read_lines(reader: PipeReader, echo: bool) -> Vec<String> {
 }
 
 /// Sums libtest's closing lines: `test result: ok. 12 passed; 0 failed; 1 ignored; ...`.
-fn tally(lines: &[String]) -> Tally {
+fn count_tests(lines: &[String]) -> Tally {
     let mut sum = Tally::default();
     for line in lines {
         let Some(result) = line.trim_start().strip_prefix("test result: ") else {
@@ -180,7 +209,7 @@ mod tests {
             "the test result: ok. 99 passed",
         ];
         let lines: Vec<String> = lines.iter().map(|line| (*line).to_string()).collect();
-        assert_eq!(tally(&lines), Tally { passed: 13, failed: 2 });
+        assert_eq!(count_tests(&lines), Tally { passed: 13, failed: 2 });
     }
 
     #[test]
@@ -196,6 +225,24 @@ mod tests {
         assert_eq!(shown.len(), 2 * SHOWN_LINES + 1);
         assert_eq!(shown[SHOWN_LINES], "... 4600 lines left out; -v shows all ...");
         assert_eq!(shown[2 * SHOWN_LINES], line(9999));
+    }
+
+    #[test]
+    fn what_failed_is_named() {
+        let lines = [
+            "    running 2 tests",
+            "    test good ... ok",
+            "    test bad ... FAILED",
+            "    ---- bad stdout ----",
+            "    thread 'bad' (7) panicked at tests/a.rs:3:5:",
+            "    assertion failed: false",
+            "    note: run with `RUST_BACKTRACE=1` to display a backtrace",
+            "failed: the kernel said: [    1.0] BUG: here",
+        ];
+        let lines: Vec<String> = lines.iter().map(|line| (*line).to_string()).collect();
+        let named: Vec<&str> = causes(&lines).collect();
+        let expected = [2, 4, 5, 7].map(|index: usize| lines[index].trim());
+        assert_eq!(named, expected);
     }
 
     #[test]
