@@ -288,7 +288,7 @@ static int divide(struct pt_mount *mount, u64 *table, u64 *entry, unsigned int l
 	int error = 0;
 	u64 *below;
 
-	if (level <= 3 && IS_ALIGNED(addr, size) && size <= mount->end - addr) {
+	if (level <= pt_slot_highest() && IS_ALIGNED(addr, size) && size <= mount->end - addr) {
 		if (mount->pieces)
 			mount->pieces[mount->count] = (struct pt_piece){
 				addr, level, table, level == 1 ? entry : NULL };
@@ -334,10 +334,10 @@ static void forget(struct pt_mount *mount)
 	mount->mm = NULL;
 }
 
-/* To what an address must be aligned: the largest table that fits, up to level 3. */
+/* To what an address must be aligned: the largest table that fits and has a slot. */
 static unsigned long alignment(unsigned long len)
 {
-	unsigned int level = 3;
+	unsigned int level = pt_slot_highest();
 
 	while (level > 1 && pt_slot_size(level) > len)
 		level--;
@@ -453,13 +453,16 @@ unsigned long pt_mount_area(struct file *file, unsigned long addr, unsigned long
 			    unsigned long pgoff, unsigned long flags)
 {
 	unsigned long align = alignment(len);
-	unsigned long found;
+	unsigned long hint = 0, found;
 
 	if (flags & MAP_FIXED)
 		return IS_ALIGNED(addr, min(align, pt_slot_size(2))) ? addr : -EINVAL;
 	if (len + align < len)
 		return -ENOMEM;
-	found = pt_get_unmapped_area(file, 0, len + align, pgoff, flags);
+	/* Above what four levels cover the core looks only if it is asked to. */
+	if (len + align > DEFAULT_MAP_WINDOW)
+		hint = DEFAULT_MAP_WINDOW + PAGE_SIZE;
+	found = pt_get_unmapped_area(file, hint, len + align, pgoff, flags);
 	return IS_ERR_VALUE(found) ? found : ALIGN(found, align);
 }
 

@@ -121,6 +121,8 @@ int pt_slot_prepare(struct mm_struct *mm, unsigned long addr, unsigned int level
 		return make_pud(mm, addr) ? 0 : -ENOMEM;
 	case 3:
 		return make_p4d(mm, addr) ? 0 : -ENOMEM;
+	case 4:
+		return 0;
 	}
 	return -EINVAL;
 }
@@ -132,8 +134,8 @@ u64 pt_slot_get(struct mm_struct *mm, unsigned long addr, unsigned int level)
 	p4d_t *p4d;
 	pud_t *pud;
 
-	if (pgtable_l5_enabled() && pgd_none(*pgd))
-		return 0;
+	if (level == 4 || (pgtable_l5_enabled() && pgd_none(*pgd)))
+		return pgd_val(*pgd);
 	p4d = p4d_offset(pgd, addr);
 	if (level == 3 || p4d_none(*p4d))
 		return p4d_val(*p4d);
@@ -146,11 +148,19 @@ u64 pt_slot_get(struct mm_struct *mm, unsigned long addr, unsigned int level)
 /* Fills or empties the slot. The tables above are there. */
 void pt_slot_set(struct mm_struct *mm, unsigned long addr, unsigned int level, u64 entry)
 {
-	p4d_t *p4d = p4d_offset(pgd_offset(mm, addr), addr);
+	pgd_t *pgd = pgd_offset(mm, addr);
 	spinlock_t *lock;
+	p4d_t *p4d;
 	pud_t *pud;
 	pmd_t *pmd;
 
+	if (level == 4) {
+		spin_lock(&mm->page_table_lock);
+		set_pgd(pgd, __pgd(entry));
+		spin_unlock(&mm->page_table_lock);
+		return;
+	}
+	p4d = p4d_offset(pgd, addr);
 	if (level == 3) {
 		spin_lock(&mm->page_table_lock);
 		set_p4d(p4d, __p4d(entry));

@@ -14,7 +14,7 @@
 #ifndef VELLUM_PT_SLOT_H
 #define VELLUM_PT_SLOT_H
 
-#include <linux/mm_types.h>
+#include <linux/mm.h>
 #include <linux/types.h>
 
 int pt_slot_prepare(struct mm_struct *mm, unsigned long addr, unsigned int level);
@@ -24,6 +24,12 @@ int pt_slot_reclaim(struct mm_struct *mm, unsigned long addr, unsigned int level
 
 /* The table of level 1 at the address, the process' own; made where there is none. */
 u64 *pt_slot_own_table(struct mm_struct *mm, unsigned long addr);
+
+/* The highest level that a slot can have: the table of the level above is the process' first. */
+static inline unsigned int pt_slot_highest(void)
+{
+	return pgtable_l5_enabled() ? 4 : 3;
+}
 
 /* Bytes that a table of this level covers. */
 static inline unsigned long pt_slot_size(unsigned int level)

@@ -29,30 +29,53 @@ void pt_table_free(u64 *table, unsigned int level)
 	__free_page(page);
 }
 
-static u64 *guard;
+/* By level. Whatever page one follows through those of higher levels, he ends in that of level 2. */
+static u64 *guards[PT_MAX_ORDER];
+
+static void fill_table(u64 *table, u64 entry)
+{
+	unsigned int i;
+
+	for (i = 0; i < PT_ENTRIES; i++)
+		table[i] = entry;
+}
 
 int pt_tree_start(void)
 {
-	guard = pt_table_alloc(2);
-	return guard ? 0 : -ENOMEM;
+	unsigned int level;
+
+	for (level = 2; level < PT_MAX_ORDER; level++) {
+		guards[level] = pt_table_alloc(level);
+		if (!guards[level]) {
+			pt_tree_end();
+			return -ENOMEM;
+		}
+		if (level > 2)
+			fill_table(guards[level], pt_table_entry(guards[level - 1]));
+	}
+	return 0;
 }
 
 void pt_tree_end(void)
 {
+	unsigned int level;
+
 	/* The core walks page tables under RCU, without locks. */
 	synchronize_rcu();
-	pt_table_free(guard, 2);
+	for (level = 2; level < PT_MAX_ORDER && guards[level]; level++)
+		pt_table_free(guards[level], level);
 }
 
-static u64 *guard_of(const struct pt_tree *tree)
+/* What is in the place of a table of this level. */
+static u64 *guard_of(const struct pt_tree *tree, unsigned int level)
 {
-	return tree->source ? tree->source->guard : guard;
+	return tree->source ? tree->source->guard : guards[level];
 }
 
 /* The processor sets the accessed bit of an entry that it walks through. */
-static bool is_guard(const struct pt_tree *tree, u64 entry)
+static bool is_guard(const struct pt_tree *tree, u64 entry, unsigned int level)
 {
-	return entry && pt_entry_table(entry) == guard_of(tree);
+	return level > 1 && entry && pt_entry_table(entry) == guard_of(tree, level);
 }
 
 static u64 *alloc_table(struct pt_tree *tree, unsigned int level)
@@ -60,8 +83,11 @@ static u64 *alloc_table(struct pt_tree *tree, unsigned int level)
 	u64 *table = tree->source ? tree->source->alloc(tree->source, level) :
 				    pt_table_alloc(level);
 
-	if (table)
-		atomic_long_inc(&tree->tables);
+	if (!table)
+		return NULL;
+	atomic_long_inc(&tree->tables);
+	if (tree->is_sparse && level > 2)
+		fill_table(table, pt_table_entry(guard_of(tree, level - 1)));
 	return table;
 }
 
@@ -74,11 +100,19 @@ static void free_table(struct pt_tree *tree, u64 *table, unsigned int level)
 	atomic_long_dec(&tree->tables);
 }
 
-bool pt_tree_is_guarded(struct pt_tree *tree, u64 page)
+u64 pt_tree_guarded(struct pt_tree *tree, u64 page)
 {
-	u64 *entry = tree->order > 2 ? pt_tree_entry(tree, page) : NULL;
+	u64 *table = tree->root;
+	unsigned int level;
+	u64 entry;
 
-	return entry && ((u64)entry & PAGE_MASK) == (u64)guard_of(tree);
+	for (level = tree->order; level > 2; level--) {
+		entry = READ_ONCE(table[(page / pt_entry_pages(level)) % PT_ENTRIES]);
+		if (is_guard(tree, entry, level - 1))
+			return pt_entry_pages(level);
+		table = pt_entry_table(entry);
+	}
+	return 0;
 }
 
 static u64 *table_or_null(u64 entry)
@@ -92,14 +126,14 @@ static u64 *table_below(struct pt_tree *tree, u64 *entry, unsigned int level)
 	u64 value = READ_ONCE(*entry);
 	u64 *table;
 
-	if (value && !is_guard(tree, value))
+	if (value && !is_guard(tree, value, level))
 		return table_or_null(value);
 	table = alloc_table(tree, level);
 	if (!table)
 		return NULL;
 	/* A full barrier: the table is zeroed before anybody can walk into it. */
 	while (!try_cmpxchg64(entry, &value, pt_table_entry(table))) {
-		if (!is_guard(tree, value)) {
+		if (!is_guard(tree, value, level)) {
 			free_table(tree, table, level);
 			return table_or_null(value);
 		}
@@ -165,7 +199,7 @@ static void each_below(struct pt_tree *tree, const u64 *table, unsigned int leve
 	cond_resched();
 	for (i = 0; i < PT_ENTRIES; i++, page += pt_entry_pages(level)) {
 		value = READ_ONCE(table[i]);
-		if (!value || (level == 3 && is_guard(tree, value)))
+		if (!value || (level > 2 && is_guard(tree, value, level - 1)))
 			continue;
 		if (level == 1)
 			visit(data, page, value);
@@ -190,7 +224,7 @@ static void free_below(struct pt_tree *tree, u64 *table, unsigned int level, u64
 
 	for (i = 0; level > 1 && i < PT_ENTRIES; i++, page += pt_entry_pages(level)) {
 		below = table[i] ? pt_tree_table(tree, table[i], page) : NULL;
-		if (below && below != guard_of(tree))
+		if (below && below != guard_of(tree, level - 1))
 			free_below(tree, below, level - 1, page);
 	}
 	free_table(tree, table, level);
@@ -212,6 +246,7 @@ void pt_tree_destroy(struct pt_tree *tree)
 static void begin(struct pt_tree *tree, unsigned int order, u64 pages, struct pt_source *source)
 {
 	tree->source = source;
+	tree->is_sparse = false;
 	tree->order = order;
 	tree->pages = pages;
 	atomic_long_set(&tree->tables, 0);
@@ -223,15 +258,10 @@ static void begin(struct pt_tree *tree, unsigned int order, u64 pages, struct pt
 /* Makes a tree of one table, which covers all of its extent. */
 int pt_tree_init_sparse(struct pt_tree *tree, unsigned int order, struct pt_source *source)
 {
-	unsigned int i;
-
 	begin(tree, order, 1ULL << (PT_INDEX_BITS * order), source);
+	tree->is_sparse = true;
 	tree->root = alloc_table(tree, order);
-	if (!tree->root)
-		return -ENOMEM;
-	for (i = 0; order == 3 && i < PT_ENTRIES; i++)
-		tree->root[i] = pt_table_entry(guard_of(tree));
-	return 0;
+	return tree->root ? 0 : -ENOMEM;
 }
 
 static long count_tables(struct pt_tree *tree, const u64 *table, unsigned int level)
@@ -240,7 +270,8 @@ static long count_tables(struct pt_tree *tree, const u64 *table, unsigned int le
 	long count = 1;
 
 	for (i = 0; level > 1 && i < PT_ENTRIES; i++)
-		if (pt_entry_is_table(table[i]) && !(level == 3 && is_guard(tree, table[i])))
+		if (pt_entry_is_table(table[i]) &&
+		    !(level > 2 && is_guard(tree, table[i], level - 1)))
 			count += count_tables(tree, pt_entry_table(table[i]), level - 1);
 	return count;
 }
@@ -248,6 +279,7 @@ static long count_tables(struct pt_tree *tree, const u64 *table, unsigned int le
 void pt_tree_adopt(struct pt_tree *tree, unsigned int order, struct pt_source *source, u64 *root)
 {
 	begin(tree, order, 1ULL << (PT_INDEX_BITS * order), source);
+	tree->is_sparse = true;
 	tree->root = root;
 	atomic_long_set(&tree->tables, count_tables(tree, root, order));
 }

@@ -15,7 +15,8 @@
  * - no entry above level 2 is ever none. The core would put tables of its own there, and count them
  *   for the process. In a tree for a surface all tables of level 2 and above are there from the
  *   start. In a sparse tree a guard is in the place of those that are not: a table of level 2 that
- *   all sparse trees share, and which stays empty, as nothing but a fault gets there.
+ *   all sparse trees share, and which stays empty, as nothing but a fault gets there; and in the
+ *   place of one of level 3, a table with nothing but that.
  */
 #ifndef VELLUM_PT_TREE_H
 #define VELLUM_PT_TREE_H
@@ -51,11 +52,12 @@ struct pt_source {
 	u64	*(*alloc)(struct pt_source *source, unsigned int level);
 	void	(*free)(struct pt_source *source, u64 *table, unsigned int level);
 	void	(*changed)(struct pt_source *source, u64 *entry);	/* it leads to a table now */
-	u64	*guard;
+	u64	*guard;		/* of level 2: trees are of order 3 at most */
 };
 
 struct pt_tree {
 	struct pt_source *source;	/* NULL: the kernel's memory */
+	bool		is_sparse;
 	unsigned int	order;
 	u64		pages;		/* that may have a leaf; the extent may be larger */
 	u64		*root;
@@ -77,10 +79,11 @@ u64 *__pt_tree_make_leaf(struct pt_tree *tree, u64 page);
 /* The entry of level 2 that the page is below; NULL when there is no memory for its table. */
 u64 *pt_tree_make_entry(struct pt_tree *tree, u64 page);
 /*
- * Whether a guard is in the place of the page's table of level 2. When that table comes, processors
- * may still know the guard: flush what they keep of tables.
+ * For how many pages, this one among them, a guard is in the place of a table; 0: the page's table
+ * of level 2 is there. When the table comes, processors may still know the guard: flush what they
+ * keep of tables for all of these pages.
  */
-bool pt_tree_is_guarded(struct pt_tree *tree, u64 page);
+u64 pt_tree_guarded(struct pt_tree *tree, u64 page);
 /* Shows all leaves that are not empty, in order; one of 2 MiB as 512. */
 void pt_tree_each_leaf(struct pt_tree *tree, void (*visit)(void *data, u64 page, u64 leaf),
 		       void *data);
@@ -88,7 +91,7 @@ void pt_tree_each_leaf(struct pt_tree *tree, void (*visit)(void *data, u64 page,
 /* The table that an entry above leads to for this page, also where a leaf is in its place. */
 u64 *pt_tree_table(struct pt_tree *tree, u64 entry, u64 page);
 
-/* The guard of sparse trees. */
+/* The guards of sparse trees. */
 int pt_tree_start(void);
 void pt_tree_end(void);
 

@@ -146,7 +146,7 @@ static long ioctl_query(unsigned long argument)
 		.size = sizeof(query),
 		.version = 1,
 		.flags = MORSEL_FLAGS,
-		.max_order = VELLUM_MORSEL_MAX_ORDER,
+		.max_order = morsel_max_order(false),
 	};
 	return copy_to_user((void __user *)argument, &query, sizeof(query)) ? -EFAULT : 0;
 }

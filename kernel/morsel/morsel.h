@@ -104,6 +104,7 @@ struct rw_semaphore *morsel_charging(struct morsel *morsel);
 /* shape.c */
 void morsel_start(struct morsel *morsel);
 void morsel_end(struct morsel *morsel);
+unsigned int morsel_max_order(bool is_on_device);
 bool morsel_shape_is_right(const struct vellum_morsel_create *create, bool is_on_device);
 int morsel_shape(struct morsel *morsel, const struct vellum_morsel_create *create);
 int morsel_shape_by_length(struct morsel *morsel, u64 length);

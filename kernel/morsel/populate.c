@@ -118,23 +118,21 @@ static int make_room(struct morsel *morsel, struct pt_tree *tree, u64 page)
 
 int morsel_make_room(struct morsel *morsel, struct pt_tree *tree, u64 page)
 {
-	/* Of level 2 and of level 1. */
-	const long most = 2;
-	bool was_guarded;
+	/* All but the root. */
+	const long most = tree->order - 1;
+	u64 guarded;
 	long made;
 	int error;
 
 	if (!morsel_charge(morsel, most))
 		return -ENOSPC;
 	mutex_lock(&morsel->tables);
-	was_guarded = pt_tree_is_guarded(tree, page);
+	guarded = pt_tree_guarded(tree, page);
 	made = -atomic_long_read(&tree->tables);
 	error = make_room(morsel, tree, page);
 	made += atomic_long_read(&tree->tables);
-	if (was_guarded && !pt_tree_is_guarded(tree, page))
-		pt_mounts_flush_tables(&morsel->mounts,
-				       round_down(page, PT_ENTRIES * PT_ENTRIES),
-				       PT_ENTRIES * PT_ENTRIES);
+	if (guarded != pt_tree_guarded(tree, page))
+		pt_mounts_flush_tables(&morsel->mounts, round_down(page, guarded), guarded);
 	mutex_unlock(&morsel->tables);
 	morsel_uncharge(morsel, most - made);
 	return error;

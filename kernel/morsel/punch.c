@@ -131,10 +131,10 @@ static int part_block(struct departure *departure, u64 page, u64 end)
 	return error;
 }
 
-/* Where the pages begin that the next entry of level 2 is for, or of level 3 if there is a guard. */
+/* Where the pages begin that the next entry of level 2 is for, or of a higher one with a guard. */
 static u64 next_part(struct morsel *morsel, u64 page)
 {
-	u64 part = pt_tree_is_guarded(&morsel->tree, page) ? PT_ENTRIES * PT_ENTRIES : PT_ENTRIES;
+	u64 part = pt_tree_guarded(&morsel->tree, page) ?: PT_ENTRIES;
 
 	return round_down(page, part) + part;
 }

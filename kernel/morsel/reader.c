@@ -3,7 +3,7 @@
  * A second tree whose leaves show the same pages and cannot be written through.
  *
  * The right to write is taken away in the entry that mounts a tree, at no cost. That is not enough
- * in two cases: an entry of level 1 must have it, or the core takes it for a damaged one; and where
+ * in two cases: an entry of level 1 or 4 must have it, or the core takes it for a damaged one; and where
  * pages may be pinned, the core's fast way to them looks at leaves alone. There a reader mounts this
  * tree. It is made when the first one comes, and shows what a table of the other one has when
  * somebody misses a page of it.
@@ -22,7 +22,8 @@
 
 bool morsel_needs_reader(const struct morsel *morsel)
 {
-	return morsel->order && (morsel->order == 1 || (morsel->flags & VELLUM_MORSEL_PINNABLE));
+	return morsel->order == 1 || morsel->order == 4 ||
+	       (morsel->order && (morsel->flags & VELLUM_MORSEL_PINNABLE));
 }
 
 static struct pt_tree *reader_of(struct morsel *morsel)

@@ -26,11 +26,17 @@ void morsel_start(struct morsel *morsel)
 	atomic64_set(&morsel->pages, 0);
 }
 
+unsigned int morsel_max_order(bool is_on_device)
+{
+	/* On a device there is a guard for tables of level 2, and so much is on none. */
+	return !is_on_device && pgtable_l5_enabled() ? 4 : 3;
+}
+
 bool morsel_shape_is_right(const struct vellum_morsel_create *create, bool is_on_device)
 {
 	u64 extent;
 
-	if (create->order > VELLUM_MORSEL_MAX_ORDER || create->flags & ~(u64)MORSEL_FLAGS)
+	if (create->order > morsel_max_order(is_on_device) || create->flags & ~(u64)MORSEL_FLAGS)
 		return false;
 	/* What is pinned could not be found again; 2 MiB cannot be split by one store. */
 	if (is_on_device && (create->flags & (VELLUM_MORSEL_PINNABLE | VELLUM_MORSEL_HUGE)))
@@ -131,7 +137,7 @@ int morsel_shape_by_length(struct morsel *morsel, u64 length)
 {
 	struct vellum_morsel_create create = { .length = length };
 
-	while (create.order < VELLUM_MORSEL_MAX_ORDER && length > VELLUM_MORSEL_EXTENT(create.order))
+	while (create.order < morsel_max_order(morsel->device) && length > VELLUM_MORSEL_EXTENT(create.order))
 		create.order++;
 	return morsel_shape(morsel, &create);
 }

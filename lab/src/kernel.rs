@@ -32,6 +32,12 @@ impl Kernel {
         if self.is_debug { 5 } else { 1 }
     }
 
+    /// Levels of page tables that it has if nobody says: one of the kernels has so many as most
+    /// processors, the others one more.
+    pub fn levels(&self) -> u32 {
+        if self.name == "6.1" { 4 } else { 5 }
+    }
+
     /// What it is told when it starts, beside what every kernel is told: freed pages are filled
     /// and looked at when they are used again, so that a write through an old translation shows.
     pub fn boot_arguments(&self) -> &'static str {

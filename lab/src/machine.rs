@@ -26,6 +26,8 @@ const BOOT_ARGUMENTS: &str = "console=ttyS1 loglevel=7 panic=-1 oops=panic rdini
 pub struct Machine {
     /// Processors.
     pub processors: u32,
+    /// Levels of its page tables, if not so many as the kernel usually has here.
+    pub levels: Option<u32>,
     /// Memory in MiB.
     pub memory_mib: u32,
     /// Runs one instruction after the other, each in the same time, so that the guest's clock
@@ -56,10 +58,15 @@ impl Machine {
     pub fn start(&self, kernel: &Kernel, files: Files<'_>, interactive: bool) -> Result<Child> {
         let mut command = Command::new(QEMU);
         command.args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]);
-        match self.counts_instructions {
-            true => command.args(["-accel", "tcg,thread=single", "-cpu", "max"]),
-            false => command.args(accelerator()),
+        let (accelerator, processor) = match self.counts_instructions {
+            true => ("tcg,thread=single", "max"),
+            false => accelerator(),
         };
+        let fifth = match self.levels.unwrap_or(kernel.levels()) {
+            4 => ",la57=off",
+            _ => "",
+        };
+        command.args(["-accel", accelerator, "-cpu", &format!("{processor}{fifth}")]);
         if self.counts_instructions {
             command.args(["-icount", "shift=0,sleep=off"]);
         }
@@ -101,12 +108,12 @@ impl Machine {
 /// Hardware virtualisation where the processor has it and it may be used, otherwise emulation with
 /// a thread for each processor. The device alone says little: there are machines without the
 /// processor's help on which it opens and a guest does not start.
-fn accelerator() -> [&'static str; 4] {
+fn accelerator() -> (&'static str, &'static str) {
     let flags = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let has_help = flags.split_whitespace().any(|flag| flag == "vmx" || flag == "svm");
     let opens = fs::OpenOptions::new().read(true).write(true).open("/dev/kvm").is_ok();
     match has_help && opens {
-        true => ["-accel", "kvm", "-cpu", "host"],
-        false => ["-accel", "tcg,thread=multi", "-cpu", "max"],
+        true => ("kvm", "host"),
+        false => ("tcg,thread=multi", "max"),
     }
 }

@@ -22,6 +22,9 @@ pub struct Arguments {
     /// Processors of the machine; several numbers are several runs
     #[arg(long, default_value = "2", value_delimiter = ',', global = true)]
     pub processors: Vec<u32>,
+    /// Levels of its page tables; if none is named, 4 with kernel 6.1 and 5 with others
+    #[arg(long, value_parser = clap::value_parser!(u32).range(4..=5), global = true)]
+    levels: Option<u32>,
     /// Memory of the machine in MiB
     #[arg(long, default_value_t = 3072, global = true)]
     memory: u32,
@@ -85,6 +88,7 @@ impl Arguments {
     pub fn machine(&self, processors: u32) -> Machine {
         Machine {
             processors,
+            levels: self.levels,
             memory_mib: self.memory,
             counts_instructions: self.count_instructions,
             waits_for_gdb: false,

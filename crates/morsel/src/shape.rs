@@ -4,8 +4,10 @@ use vellum_uapi::morsel::{Create, HUGE, INHERIT, MAX_ORDER, PINNABLE, extent, or
 
 use crate::error::{Error, Result};
 
-/// Addresses of user space end here on every supported machine.
+/// Addresses of user space end here on every supported machine; those of order 4, which takes page
+/// tables of five levels, where those end.
 const ADDRESSES: u64 = 1 << 47;
+const ADDRESSES_OF_FIVE_LEVELS: u64 = 1 << 56;
 
 /// What a Morsel is like: its length, its order, its kind and its address (paper, sections 2.1,
 /// 2.6 and 2.9).
@@ -23,7 +25,8 @@ impl Shape {
         Self::new(order, bytes)
     }
 
-    /// Of this order, from 0 to 3, and as long as that is: 4 KiB, 2 MiB, 1 GiB, 512 GiB.
+    /// Of this order, from 0 to 4, and as long as that is: 4 KiB, 2 MiB, 1 GiB, 512 GiB, 256 TiB.
+    /// Order 4 is refused by the module where page tables have four levels.
     pub const fn of_order(order: u32) -> Self {
         Self::new(order, if order <= MAX_ORDER { extent(order) } else { 0 })
     }
@@ -154,7 +157,8 @@ impl Shape {
     /// Whether it can lie at an address.
     pub(crate) fn check_address(&self, address: u64) -> Result<()> {
         let extent = self.extent();
-        let fits = address.checked_add(extent).is_some_and(|end| end <= ADDRESSES);
+        let end = if self.0.order < 4 { ADDRESSES } else { ADDRESSES_OF_FIVE_LEVELS };
+        let fits = address.checked_add(extent).is_some_and(|last| last <= end);
         if address == 0 || !fits || !address.is_multiple_of(extent) {
             return Err(Error::Address { address, extent });
         }
@@ -178,9 +182,9 @@ mod tests {
     fn shapes_that_cannot_be_are_refused() {
         let bad = [
             Shape::of_length(0),
-            Shape::of_length((512 << 30) + 1),
+            Shape::of_length((256 << 40) + 1),
             Shape::of_length(4097).with_order(0),
-            Shape::of_order(4),
+            Shape::of_order(5),
             Shape::of_order(1).huge(),
             Shape::of_order(2).huge().pinnable(),
         ];
@@ -191,6 +195,7 @@ mod tests {
             let bound = Shape::of_order(1).bound_to(address).check();
             assert!(matches!(bound, Err(Error::Address { .. })), "{address:#x}");
         }
+        assert_eq!(Shape::of_order(4).bound_to(1 << 48).check(), Ok(()));
         assert_eq!(Shape::of_order(1).bound_to(1 << 40).inherit().pinnable().check(), Ok(()));
     }
 }

@@ -6,8 +6,8 @@ use crate::ioctl;
 
 /// What `statfs` says of the file system in `f_type`.
 pub const MAGIC: u32 = 0x4d6f_7273;
-/// Orders go from 0 to this.
-pub const MAX_ORDER: u32 = 3;
+/// Orders go from 0 to this, or one less where page tables have four levels: [`QUERY`] says it.
+pub const MAX_ORDER: u32 = 4;
 
 /// Bytes that a Morsel of this order covers, and that a mapping of it has.
 pub const fn extent(order: u32) -> u64 {

@@ -26,10 +26,15 @@ pub fn plan(order: u32, length: u64, flags: u64) -> Create {
     Create { size: size_of::<Create>() as u32, order, length, flags, address: 0 }
 }
 
+/// The highest order that there is with so many levels as page tables have here.
+pub fn highest_order() -> u32 {
+    Morsel::nameless().query().max_order
+}
+
 /// Every order together with the flags that say what its pages are.
 pub fn kinds() -> Vec<(u32, u64)> {
     let mut kinds = Vec::new();
-    for order in 0..=morsel::MAX_ORDER {
+    for order in 0..=highest_order() {
         kinds.extend([(order, 0), (order, morsel::PINNABLE)]);
         if order >= 2 {
             kinds.push((order, morsel::HUGE));

@@ -6,7 +6,7 @@ use std::fs;
 
 use rustix::io::Errno;
 use vellum_kernel_tests::counters::{Memory, assert_morsels_are_sound};
-use vellum_kernel_tests::morsel::{Name, path, plan};
+use vellum_kernel_tests::morsel::{Name, highest_order, path, plan};
 use vellum_kernel_tests::{Morsel, PAGE, access, morsel_turn, sys};
 use vellum_uapi::morsel::{self, extent};
 
@@ -15,7 +15,7 @@ const MIB: u64 = 1 << 20;
 #[test]
 fn each_order_covers_its_extent() {
     let Some(_turn) = morsel_turn() else { return };
-    for order in 0..=morsel::MAX_ORDER {
+    for order in 0..=highest_order() {
         let before = Memory::now();
         let morsel = Morsel::whole(order);
         let stat = morsel.stat();
@@ -57,7 +57,7 @@ fn page_tables_take_a_512th() {
 fn a_wrong_shape_is_refused() {
     let Some(_turn) = morsel_turn() else { return };
     let wrong = [
-        plan(4, 1, 0),
+        plan(highest_order() + 1, 1, 0),
         plan(u32::MAX, 1, 0),
         plan(1, 0, 0),
         plan(1, extent(1) + 1, 0),
@@ -94,7 +94,7 @@ fn a_length_makes_the_smallest_shape() {
         morsel.file().set_len(length).unwrap();
         assert!(morsel.file().set_len(length + 1).is_err(), "it stays as long as it is");
     }
-    assert!(Morsel::nameless().file().set_len(extent(3) + 1).is_err());
+    assert!(Morsel::nameless().file().set_len(extent(highest_order()) + 1).is_err());
 }
 
 #[test]

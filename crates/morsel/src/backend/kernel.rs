@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 use rustix::fs::{self, AtFlags, Mode, OFlags};
 use rustix::io::Errno;
-use vellum_uapi::morsel::{Fill, SEAL_CONTENT, SEAL_POPULATION};
+use vellum_uapi::morsel::{Fill, MAX_ORDER, SEAL_CONTENT, SEAL_POPULATION};
 
 use crate::PAGE_SIZE;
 use crate::descriptor::{self, Use};
@@ -94,7 +94,7 @@ impl Place {
     /// A Morsel without a name.
     pub(crate) fn create(&self, shape: &Shape) -> Result<OwnedFd> {
         let made = self.unnamed()?;
-        file(made.as_fd())?.create(shape.create()).map_err(|errno| failed(CREATE, errno))?;
+        give_shape(made.as_fd(), shape)?;
         Ok(made)
     }
 
@@ -103,9 +103,7 @@ impl Place {
         let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC;
         let made = fs::openat(&self.directory, name, flags, Mode::RUSR | Mode::WUSR)
             .map_err(|errno| of_name(CREATE, name, errno))?;
-        let shaped = file(made.as_fd())
-            .and_then(|file| file.create(shape.create()).map_err(|errno| failed(CREATE, errno)));
-        if let Err(error) = shaped {
+        if let Err(error) = give_shape(made.as_fd(), shape) {
             // The first error is the one to tell.
             let _ = self.unlink(name);
             return Err(error);
@@ -148,6 +146,19 @@ const QUERY: &str = "asking the module";
 fn file(descriptor: BorrowedFd<'_>) -> Result<OfModule<'_>> {
     let known = OfModule::new(descriptor).map_err(|errno| failed(QUERY, errno))?;
     known.ok_or_else(|| Error::NotMorsel { reason: "its file system is not morselfs".into() })
+}
+
+fn give_shape(made: BorrowedFd<'_>, shape: &Shape) -> Result<()> {
+    let made = file(made)?;
+    made.create(shape.create()).map_err(|errno| {
+        let highest = made.query().map_or(MAX_ORDER, |query| query.max_order);
+        match errno {
+            Errno::INVAL if shape.order() > highest => Error::Shape {
+                reason: format!("order {}; this processor has up to {highest}", shape.order()),
+            },
+            errno => failed(CREATE, errno),
+        }
+    })
 }
 
 /// What an error number means outside of a Morsel.

@@ -33,8 +33,11 @@
 /* What statfs says of the file system in f_type. */
 #define VELLUM_MORSEL_MAGIC		0x4d6f7273
 
-/* Order n covers 512^n pages: 4 KiB, 2 MiB, 1 GiB, 512 GiB. */
-#define VELLUM_MORSEL_MAX_ORDER		3
+/*
+ * Order n covers 512^n pages: 4 KiB, 2 MiB, 1 GiB, 512 GiB; and 256 TiB on processors whose page
+ * tables have five levels, which QUERY says.
+ */
+#define VELLUM_MORSEL_MAX_ORDER		4
 #define VELLUM_MORSEL_EXTENT(order)	(4096ULL << (9 * (order)))
 
 /* What this module can do. In: size. Out: all. */
@@ -43,7 +46,7 @@ struct vellum_morsel_query {
 	__u32 version;		/* of the interface; 1 */
 	__u64 features;		/* none so far */
 	__u64 flags;		/* the flags that CREATE knows */
-	__u32 max_order;
+	__u32 max_order;	/* 3; 4 where page tables have five levels */
 	__u32 reserved;
 };
 
@@ -56,7 +59,7 @@ struct vellum_morsel_query {
  */
 struct vellum_morsel_create {
 	__u32 size;		/* of this structure */
-	__u32 order;		/* 0 to VELLUM_MORSEL_MAX_ORDER */
+	__u32 order;		/* 0 to the highest that QUERY says */
 	__u64 length;		/* bytes, at least 1 and at most the extent */
 	__u64 flags;		/* VELLUM_MORSEL_* below */
 	__u64 address;		/* where every process has it, a multiple of the extent; or 0 */
