@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use common::{
-    Random, Storage, faulty, filled, generation, hostile_references, new_page, open, options,
-    options_on, push_out, scratch_dir, stamped,
+    Random, Storage, eventually, faulty, filled, generation, hostile_references, new_page, open,
+    options, options_on, push_out, scratch_dir, stamped,
 };
 use vellum_pool::device::{
     Direct, EngineChoice, Fault, FileDevice, FileOptions, MemoryDevice, Operation,
@@ -161,6 +161,11 @@ fn other_failures_to_grow_change_nothing_either() {
     new_page(&pool, 30, 1);
 }
 
+/// What was freed while the background thread wrote it back is free by now.
+fn all_freed(pool: &Pool) {
+    eventually("all is free", || pool.frames_to_free() == 0);
+}
+
 #[test]
 fn trimming_gives_the_tail_back_and_the_file_grows_again() {
     for storage in Storage::all() {
@@ -170,6 +175,7 @@ fn trimming_gives_the_tail_back_and_the_file_grows_again() {
         let pages = filled(&pool, 100);
         pages[50..].iter().for_each(|page| pool.free_page(*page).unwrap());
         pool.free_page(pages[10]).unwrap();
+        all_freed(&pool);
         assert_eq!(pool.trim().unwrap(), 50);
         assert_eq!((device.pages().unwrap(), pool.file_pages(), pool.end()), (50, 50, 50));
         assert!(matches!(pool.fix_shared(pages[70]), Err(PoolError::PageFree(_))));
@@ -211,6 +217,7 @@ fn trimming_beside_allocation_takes_nothing_away() {
             assert!(pool.trim().unwrap() <= pool.file_pages().max(pool.end()));
         }
     });
+    all_freed(&pool);
     pool.trim().unwrap();
     assert_eq!((pool.end(), pool.file_pages()), (0, 0));
     assert_eq!(pool.stats().resident_frames, 0);

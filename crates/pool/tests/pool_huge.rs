@@ -191,7 +191,7 @@ fn pages_of_all_lengths_come_and_go() {
         assert_eq!(common::generation(&pool, *page), Some(page.id.0));
     });
     living.iter().for_each(|page| pool.free_page(*page).unwrap());
-    assert_eq!(pool.frames_to_free(), 0);
+    eventually("nothing is held", || pool.frames_to_free() == 0);
     eventually("nothing is left", || pool.stats().resident_frames == 0);
     assert_eq!((pool.kernel_resident_pages().unwrap(), stats(&pool).collapsed), (0, 0));
 }
@@ -324,7 +324,8 @@ fn pages_beside_one_under_io_stay() {
     assert!(stats(&pool).declined > 0 && pool.is_resident(beside), "{:?}", stats(&pool));
     let start = Instant::now();
     pool.free_page(beside).unwrap();
-    assert!(start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
+    // Not until the I/O ends, which is after this.
+    assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
     assert!(!pool.is_resident(beside));
     for end in ends {
         // SAFETY: the descriptors are the test's own.
