@@ -15,7 +15,7 @@ use crate::keeper::Keeper;
 use crate::kernel::Kernel;
 use crate::machine::{Files, Machine};
 use crate::packages::finish;
-use crate::verdict::Verdict;
+use crate::verdict::{Verdict, first_trouble};
 
 /// Bytes of the guest's disk.
 const DISK: u64 = 4 << 30;
@@ -100,6 +100,9 @@ impl<'a> Run<'a> {
         let messages = fs::read(self.keeper.folder().join("messages")).unwrap_or_default();
         let messages = String::from_utf8_lossy(&messages);
         verdict.end(&messages);
+        for line in first_trouble(&messages) {
+            println!("    kernel: {}", line.trim_end());
+        }
         let name = format!("messages-{}", self.kernel.name);
         let kept = self.kernel.folder.with_file_name(name);
         fs::write(&kept, messages.as_bytes())?;

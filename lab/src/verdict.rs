@@ -1,5 +1,8 @@
 //! What a run has shown: the tests' own words, and what the kernel complained about.
 
+/// Lines of the kernel's messages that are shown from its first complaint on.
+const CONTEXT: usize = 60;
+
 /// Words in the kernel's messages that never belong to a sound run.
 const TROUBLE: &[&str] = &[
     "BUG:",
@@ -119,10 +122,8 @@ impl Verdict {
             }
             (_, None) => self.fail("the machine ended before its work".to_owned()),
         }
-        for line in messages.lines() {
-            if TROUBLE.iter().any(|words| line.contains(words)) {
-                self.fail(format!("the kernel said: {}", line.trim_end()));
-            }
+        for line in messages.lines().filter(|line| is_trouble(line)) {
+            self.fail(format!("the kernel said: {}", line.trim_end()));
         }
     }
 
@@ -138,6 +139,15 @@ impl Verdict {
         self.failed += 1;
         self.troubles.push(what);
     }
+}
+
+fn is_trouble(line: &str) -> bool {
+    TROUBLE.iter().any(|words| line.contains(words))
+}
+
+/// What the kernel said from its first complaint on, for who sees no more of it than that.
+pub fn first_trouble(messages: &str) -> impl Iterator<Item = &str> {
+    messages.lines().skip_while(|line| !is_trouble(line)).take(CONTEXT)
 }
 
 /// The number before `what` in a line such as `ok. 12 passed; 0 failed; ...`.
