@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use vellum_kernel_tests::child::{Child, End, be_disturbed, execute, in_child};
 use vellum_kernel_tests::counters::{Memory, assert_morsels_are_sound};
-use vellum_kernel_tests::morsel::kinds;
+use vellum_kernel_tests::morsel::{highest_order, kinds};
 use vellum_kernel_tests::random::Random;
 use vellum_kernel_tests::{Errno, Mapping, Morsel, PAGE, access, morsel_turn, sys};
 use vellum_uapi::morsel::{self, extent};
@@ -435,7 +435,7 @@ fn a_descriptor_may_be_lost_on_its_way() {
 #[test]
 fn signals_do_not_keep_it_away() {
     let Some(_turn) = morsel_turn() else { return };
-    for order in 0..=3 {
+    for order in 0..=highest_order() {
         let (morsel, mapping) = populated(order, morsel::INHERIT);
         for round in 0..12 {
             in_child(|| {
