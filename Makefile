@@ -35,7 +35,7 @@ bench: toolchain
 lab: toolchain
 	@cargo xtask lab $(if $(KERNEL),--kernel $(KERNEL)) \
 	    $(if $(PROCESSORS),--processors $(PROCESSORS)) $(foreach name,$(PACKAGE),--package $(name)) \
-	    $(if $(COUNT),--count-instructions) $(if $(BENCH),--bench $(BENCH)) $(TEST) \
+	    $(if $(LEVELS),--levels $(LEVELS)) $(if $(COUNT),--count-instructions) $(if $(BENCH),--bench $(BENCH)) $(TEST) \
 	    $(if $(ARGS),-- $(ARGS))
 
 lab-debug:

@@ -187,7 +187,7 @@ static void each_part(u64 huge, u64 page, visit_leaf visit, void *data)
 	u64 i;
 
 	for (i = 0; i < PT_ENTRIES; i++)
-		visit(data, page + i, (huge & ~(u64)_PAGE_PSE) + (i << PAGE_SHIFT));
+		visit(data, page + i, pt_huge_part(huge, page + i));
 }
 
 static void each_below(struct pt_tree *tree, const u64 *table, unsigned int level, u64 page,
@@ -229,6 +229,11 @@ static void free_below(struct pt_tree *tree, u64 *table, unsigned int level, u64
 	}
 	free_table(tree, table, level);
 	cond_resched();
+}
+
+void pt_tree_forget(struct pt_tree *tree)
+{
+	fill_table(tree->root, pt_table_entry(guard_of(tree, tree->order - 1)));
 }
 
 void pt_tree_destroy(struct pt_tree *tree)

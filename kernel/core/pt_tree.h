@@ -74,6 +74,8 @@ int pt_tree_init_sparse(struct pt_tree *tree, unsigned int order, struct pt_sour
 void pt_tree_adopt(struct pt_tree *tree, unsigned int order, struct pt_source *source, u64 *root);
 /* Lets go of the tables without freeing them. */
 void pt_tree_release(struct pt_tree *tree);
+/* Leaves a sparse tree with nothing but its root: what was below is another's. */
+void pt_tree_forget(struct pt_tree *tree);
 void pt_tree_destroy(struct pt_tree *tree);
 u64 *__pt_tree_make_leaf(struct pt_tree *tree, u64 page);
 /* The entry of level 2 that the page is below; NULL when there is no memory for its table. */
@@ -149,6 +151,12 @@ static inline u64 pt_tree_huge(struct pt_tree *tree, u64 page)
 	u64 value = entry ? READ_ONCE(*entry) : 0;
 
 	return value & _PAGE_PSE ? value : 0;
+}
+
+/* What the leaf of a page would be that is in this one of 2 MiB. */
+static inline u64 pt_huge_part(u64 huge, u64 page)
+{
+	return (huge & ~(u64)_PAGE_PSE) + ((page % PT_ENTRIES) << PAGE_SHIFT);
 }
 
 /* The leaf of a page, or NULL where there is no table for it yet, or it is in a leaf of 2 MiB. */

@@ -3,13 +3,16 @@
  * A second tree whose leaves show the same pages and cannot be written through.
  *
  * The right to write is taken away in the entry that mounts a tree, at no cost. That is not enough
- * in two cases: an entry of level 1 or 4 must have it, or the core takes it for a damaged one; and where
+ * in two cases: an entry of level 1 must have it, or the core takes it for a damaged one; and where
  * pages may be pinned, the core's fast way to them looks at leaves alone. There a reader mounts this
  * tree. It is made when the first one comes, and shows what a table of the other one has when
  * somebody misses a page of it.
  *
  * A leaf here is changed under the lock of the other tree's table, so that it is gone before the
  * page is.
+ *
+ * An entry of level 4 must have the right, too. There a second root is enough: the entries in it
+ * lack the right, and lead to the same tables.
  */
 
 #include <linux/mm.h>
@@ -24,6 +27,12 @@ bool morsel_needs_reader(const struct morsel *morsel)
 {
 	return morsel->order == 1 || morsel->order == 4 ||
 	       (morsel->order && (morsel->flags & VELLUM_MORSEL_PINNABLE));
+}
+
+/* Whether its reader is but a root. */
+static bool is_shallow(const struct morsel *morsel)
+{
+	return morsel->order == 4 && !(morsel->flags & VELLUM_MORSEL_PINNABLE);
 }
 
 static struct pt_tree *reader_of(struct morsel *morsel)
@@ -64,10 +73,24 @@ int morsel_make_reader(struct morsel *morsel)
 	return error;
 }
 
-/* Shows all pages that are in one table with this one. */
-int morsel_show_reader(struct morsel *morsel, u64 page)
+/* Shows the table of level 3 that the page is below. */
+static void show_shallow(struct morsel *morsel, struct pt_tree *reader, u64 page)
 {
-	struct pt_tree *reader = reader_of(morsel);
+	u64 count = pt_entry_pages(4), entry;
+
+	mutex_lock(&morsel->tables);
+	entry = READ_ONCE(morsel->tree.root[page / count]) & ~(u64)_PAGE_RW;
+	if (pt_entry_table(entry) != pt_entry_table(reader->root[page / count])) {
+		WRITE_ONCE(reader->root[page / count], entry);
+		/* Processors may still know the guard. */
+		pt_mounts_flush_tables(&morsel->mounts, round_down(page, count), count);
+	}
+	mutex_unlock(&morsel->tables);
+}
+
+/* Shows all pages that are in one table with this one. */
+static int show_leaves(struct morsel *morsel, struct pt_tree *reader, u64 page)
+{
 	u64 first = round_down(page, PT_ENTRIES);
 	u64 *from = pt_tree_leaf(&morsel->tree, first), *to;
 	spinlock_t *lock;
@@ -90,11 +113,21 @@ int morsel_show_reader(struct morsel *morsel, u64 page)
 	return 0;
 }
 
+int morsel_show_reader(struct morsel *morsel, u64 page)
+{
+	struct pt_tree *reader = reader_of(morsel);
+
+	if (!is_shallow(morsel))
+		return show_leaves(morsel, reader, page);
+	show_shallow(morsel, reader, page);
+	return 0;
+}
+
 /* A page goes. The lock of its table is held. */
 void morsel_hide_from_reader(struct morsel *morsel, u64 page)
 {
 	struct pt_tree *reader = reader_of(morsel);
-	u64 *leaf = reader ? pt_tree_leaf(reader, page) : NULL;
+	u64 *leaf = reader && !is_shallow(morsel) ? pt_tree_leaf(reader, page) : NULL;
 	spinlock_t *lock;
 
 	if (!leaf)
@@ -112,6 +145,8 @@ void morsel_destroy_reader(struct morsel *morsel)
 	if (!morsel->reader)
 		return;
 	tables = atomic_long_read(&morsel->reader->tables);
+	if (is_shallow(morsel))
+		pt_tree_forget(morsel->reader);
 	pt_tree_destroy(morsel->reader);
 	morsel_uncharge(morsel, tables);
 	kfree(morsel->reader);
@@ -126,11 +161,12 @@ struct comparison {
 static void compare(void *data, u64 page, u64 leaf)
 {
 	struct comparison *comparison = data;
-	u64 *other = pt_tree_leaf(&comparison->morsel->tree, page);
+	struct pt_tree *tree = &comparison->morsel->tree;
+	u64 *other = pt_tree_leaf(tree, page);
+	u64 value = other ? READ_ONCE(*other) : pt_huge_part(pt_tree_huge(tree, page), page);
 
 	/* Who looks which pages were accessed may have cleared that. */
-	comparison->wrong += !other ||
-			     ((READ_ONCE(*other) ^ leaf) & ~(READER_LACKS | _PAGE_ACCESSED));
+	comparison->wrong += ((value ^ leaf) & ~(READER_LACKS | _PAGE_ACCESSED)) != 0;
 }
 
 /* For self-checks, while nothing changes: leaves that show another page than they should. */

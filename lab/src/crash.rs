@@ -15,7 +15,7 @@ use crate::guest::{Equipment, Work};
 use crate::kernel::Kernel;
 use crate::machine::Machine;
 use crate::options::{self, Arguments};
-use crate::run::{Limits, Run};
+use crate::run::{Limits, perform};
 use crate::suite;
 use crate::verdict::Verdict;
 
@@ -97,8 +97,8 @@ impl Scene<'_> {
     }
 
     fn start(&self, work: &Work, kill_after: Option<Duration>) -> Result<Verdict> {
-        let run = Run::prepare(self.kernel, work, self.equipment, Some(self.pmem))?;
-        run.watch(self.machine, Limits { patience: self.patience, kill_after })
+        let how = (self.machine, Limits { patience: self.patience, kill_after });
+        perform(self.kernel, work, self.equipment, Some(self.pmem), how)
     }
 }
 

@@ -41,6 +41,26 @@ pub struct Limits {
     pub kill_after: Option<Duration>,
 }
 
+/// Puts a machine together and watches it; a second one if the first died of its emulator.
+///
+/// # Errors
+/// As for [`Run::prepare`] and [`Run::watch`].
+pub fn perform(
+    kernel: &Kernel,
+    work: &Work,
+    equipment: &Equipment,
+    kept: Option<&Path>,
+    (machine, limits): (&Machine, Limits),
+) -> Result<Verdict> {
+    let attempt = || Run::prepare(kernel, work, equipment, kept)?.watch(machine, limits);
+    let verdict = attempt()?;
+    if !verdict.is_emulators_fault {
+        return Ok(verdict);
+    }
+    println!("the emulator failed at the start, as versions before 8.1 do now and then: once more");
+    attempt()
+}
+
 impl<'a> Run<'a> {
     /// Puts together what the machine is started with. What `kept` names holds the persistent
     /// memory and outlives the run.

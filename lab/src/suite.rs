@@ -8,7 +8,7 @@ use crate::guest::Work;
 use crate::kernel::Kernel;
 use crate::machine::Machine;
 use crate::options::Arguments;
-use crate::run::{Limits, Run};
+use crate::run::{Limits, perform};
 use crate::verdict::Verdict;
 
 /// Runs programs everywhere; true if nothing failed.
@@ -23,8 +23,8 @@ pub fn run_all(
 ) -> Result<bool> {
     everywhere(arguments, kernels, |kernel, machine| {
         let patience = patience_for(kernel, machine, patience);
-        let run = Run::prepare(kernel, work, &arguments.equipment(), arguments.kept())?;
-        run.watch(machine, Limits { patience, kill_after: None })
+        let how = (machine, Limits { patience, kill_after: None });
+        perform(kernel, work, &arguments.equipment(), arguments.kept(), how)
     })
 }
 

@@ -1,5 +1,9 @@
 //! What a run has shown: the tests' own words, and what the kernel complained about.
 
+/// What a kernel says that patches its own code when it starts, and whose emulator, before version
+/// 8.1, has another processor run what was there before.
+const EMULATORS_FAULT: &str = "Oops: int3";
+
 /// Lines of the kernel's messages that are shown from its first complaint on.
 const CONTEXT: usize = 60;
 
@@ -43,6 +47,9 @@ pub struct Verdict {
     pub failed: u64,
     /// What went wrong, in words.
     pub troubles: Vec<String>,
+    /// The machine died of its emulator before it did anything.
+    pub is_emulators_fault: bool,
+    has_begun: bool,
     running: Option<Program>,
     ending: Ending,
 }
@@ -88,6 +95,7 @@ impl Verdict {
         let mut parts = words.splitn(3, ' ');
         match (parts.next(), parts.next(), parts.next()) {
             (Some("begin"), Some(name), _) => {
+                self.has_begun = true;
                 self.running = Some(Program { name: name.to_owned(), failed: 0 });
             }
             (Some("end"), Some(name), Some(status)) => {
@@ -122,6 +130,7 @@ impl Verdict {
             }
             (_, None) => self.fail("the machine ended before its work".to_owned()),
         }
+        self.is_emulators_fault = !self.has_begun && messages.contains(EMULATORS_FAULT);
         for line in messages.lines().filter(|line| is_trouble(line)) {
             self.fail(format!("the kernel said: {}", line.trim_end()));
         }
@@ -189,6 +198,14 @@ mod tests {
         let killed = verdict(&lines, "");
         assert_eq!((killed.failed, killed.troubles.len()), (1, 1));
         assert_eq!(verdict(&["lab: failed to load brd", "lab: done"], "").failed, 1);
+    }
+
+    #[test]
+    fn the_emulator_is_blamed_for_the_start_alone() {
+        let oops = "[    2.8] Oops: int3: 0000 [#1] PREEMPT SMP NOPTI";
+        assert!(verdict(&[], oops).is_emulators_fault);
+        assert!(!verdict(&["lab: begin vm"], oops).is_emulators_fault);
+        assert!(!verdict(&[], "[    2.8] Oops: 0002").is_emulators_fault);
     }
 
     #[test]

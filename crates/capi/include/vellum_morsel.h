@@ -71,9 +71,9 @@ typedef struct vellum_morsel_mapping vellum_morsel_mapping;
 
 /* What is decided when a Morsel is made. Members that are 0 have the meaning said there. */
 struct vellum_morsel_shape {
-	uint64_t length;  /* at most 512 GiB; 0: as long as the order is */
+	uint64_t length;  /* at most the extent; 0: as long as the order is */
 	uint64_t address; /* where all processes map it, a multiple of its extent; 0: anywhere */
-	uint32_t order;   /* it covers 512^order pages, its extent; up to 3; 0: the smallest */
+	uint32_t order;   /* it covers 512^order pages, its extent; up to 4; 0: the smallest */
 	uint32_t flags;
 };
 

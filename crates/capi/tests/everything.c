@@ -151,7 +151,7 @@ static void shapes(void)
 	vellum_morsel_close(morsel);
 	morsel = NULL;
 
-	struct vellum_morsel_shape none = { 0 }, order = { .order = 4 }, flags = { 1, 0, 0, 8 };
+	struct vellum_morsel_shape none = { 0 }, order = { .order = 5 }, flags = { 1, 0, 0, 8 };
 	struct vellum_morsel_shape long_one = { .length = UINT64_MAX };
 	CHECK(vellum_morsel_create(VELLUM_MORSEL_MEMFD, &none, &morsel) == -EINVAL);
 	CHECK(vellum_morsel_create(VELLUM_MORSEL_MEMFD, &order, &morsel) == -EINVAL);

@@ -65,6 +65,9 @@ pub struct Options {
     /// Processors of the guest; several numbers, such as 1,2,4, are several runs
     #[arg(long, default_value = "2")]
     processors: String,
+    /// Levels of the guest's page tables: 4 or 5
+    #[arg(long)]
+    levels: Option<String>,
     /// No tests: `vellum bench NAME --quick`, on 6.12 if no kernel is named
     #[arg(long, value_name = "NAME", conflicts_with_all = ["packages", "filter"])]
     bench: Option<String>,
@@ -142,6 +145,9 @@ fn lab(root: &Path, options: &Options, kernels: &[String]) -> Command {
     command.args(["--processors", &options.processors]);
     for kernel in kernels {
         command.args(["--kernel", kernel]);
+    }
+    if let Some(levels) = &options.levels {
+        command.args(["--levels", levels]);
     }
     if options.count_instructions {
         command.arg("--count-instructions");
