@@ -35,7 +35,8 @@ bench: toolchain
 lab: toolchain
 	@cargo xtask lab $(if $(KERNEL),--kernel $(KERNEL)) \
 	    $(if $(PROCESSORS),--processors $(PROCESSORS)) $(foreach name,$(PACKAGE),--package $(name)) \
-	    $(if $(LEVELS),--levels $(LEVELS)) $(if $(COUNT),--count-instructions) $(if $(BENCH),--bench $(BENCH)) $(TEST) \
+	    $(if $(MEMORY),--memory $(MEMORY)) $(if $(LEVELS),--levels $(LEVELS)) \
+	    $(if $(COUNT),--count-instructions) $(if $(BENCH),--bench $(BENCH)) $(TEST) \
 	    $(if $(ARGS),-- $(ARGS))
 
 lab-debug:

@@ -51,6 +51,8 @@ pub struct Equipment {
     pub modules: Vec<String>,
     /// A folder whose modules are built, loaded before the tests and unloaded after.
     pub folder: Option<PathBuf>,
+    /// Files of this machine, by absolute path.
+    pub files: Vec<PathBuf>,
     /// What those modules are told when they are loaded.
     pub parameters: String,
 }
@@ -92,6 +94,10 @@ pub fn archive(kernel: &Kernel, work: &Work, equipment: &Equipment) -> Result<Ve
     archive.file("modules/order", 0o644, order.as_bytes());
     if let Some(folder) = &equipment.folder {
         own_modules(&mut archive, &build::build(kernel, folder)?, &equipment.parameters);
+    }
+    for file in &equipment.files {
+        let place = file.strip_prefix("/").context("a file for the guest has an absolute path")?;
+        archive.copy(file, &place.to_string_lossy())?;
     }
     match work {
         Work::Shell => archive.file("shell", 0o644, &[]),

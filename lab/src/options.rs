@@ -44,6 +44,9 @@ pub struct Arguments {
     /// Parameters for the modules that are built, such as 'level=2 trace=1'
     #[arg(long, default_value = "", allow_hyphen_values = true, global = true)]
     module_parameters: String,
+    /// A file of this machine that the guest has, too, at the same absolute path
+    #[arg(long = "file", value_name = "FILE", global = true)]
+    files: Vec<PathBuf>,
     /// Where the guest's disk is mounted
     #[arg(long, default_value = "/mnt", global = true)]
     scratch: PathBuf,
@@ -102,6 +105,7 @@ impl Arguments {
             pmem: self.pmem.is_some(),
             modules: self.modules.iter().map(|name| name.replace('-', "_")).collect(),
             folder: self.build.clone(),
+            files: self.files.clone(),
             parameters: self.module_parameters.clone(),
         }
     }

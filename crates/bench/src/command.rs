@@ -52,6 +52,10 @@ pub struct Arguments {
     /// The block device that exmap-read reads from: /dev/nullb0 or /dev/ram0 unless one is named
     #[arg(long, value_name = "DEVICE")]
     device: Option<PathBuf>,
+    /// The file that processes load in morsel-start: a model in one of its formats, or any other;
+    /// made for the occasion unless one is named
+    #[arg(long, value_name = "FILE")]
+    model: Option<PathBuf>,
     /// Show no bar while an experiment runs
     #[arg(long)]
     no_progress: bool,
@@ -120,6 +124,7 @@ fn run_one(experiment: &Experiment, arguments: &Arguments, engines: &Engines) ->
         quick: arguments.quick,
         directory: scratch.0.clone(),
         device: arguments.device.clone(),
+        model: arguments.model.clone(),
         engines,
         progress: match arguments.no_progress {
             true => Progress::hidden(),

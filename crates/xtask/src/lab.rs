@@ -65,6 +65,9 @@ pub struct Options {
     /// Processors of the guest; several numbers, such as 1,2,4, are several runs
     #[arg(long, default_value = "2")]
     processors: String,
+    /// Memory of the guest in MiB
+    #[arg(long)]
+    memory: Option<String>,
     /// Levels of the guest's page tables: 4 or 5
     #[arg(long)]
     levels: Option<String>,
@@ -146,8 +149,10 @@ fn lab(root: &Path, options: &Options, kernels: &[String]) -> Command {
     for kernel in kernels {
         command.args(["--kernel", kernel]);
     }
-    if let Some(levels) = &options.levels {
-        command.args(["--levels", levels]);
+    for (name, value) in [("--levels", &options.levels), ("--memory", &options.memory)] {
+        if let Some(value) = value {
+            command.args([name, value]);
+        }
     }
     if options.count_instructions {
         command.arg("--count-instructions");

@@ -72,6 +72,7 @@ pub const ALL: &[Experiment] = &[
     exmap::LOOKUP,
     exmap::COST,
     morsel::MORSEL_LOAD,
+    morsel::MORSEL_START,
     morsel::MORSEL_MAP,
     morsel::MORSEL_PIPELINE,
 ];
@@ -85,6 +86,8 @@ pub struct Context<'a> {
     pub directory: PathBuf,
     /// The block device to read from, for experiments that take one.
     pub device: Option<PathBuf>,
+    /// The file that processes load, for experiments that take one.
+    pub model: Option<PathBuf>,
     /// Vellum and the peers that were built in.
     pub engines: &'a Engines,
     /// Where it stands.

@@ -19,9 +19,18 @@ pub fn run(root: &Path, options: &Options, name: &str) -> Outcome {
         named => named.to_vec(),
     };
     let mut command = lab(root, options, &kernels);
+    if let Some(model) = model(&options.arguments) {
+        command.arg("--file").arg(model);
+    }
     command.args(["run", "--patience", PATIENCE]);
     command.arg(format!("vellum={} {}", path.display(), words(name, &options.arguments)));
     finish(command)
+}
+
+/// The file that an argument names, which the guest needs, too.
+fn model(arguments: &[String]) -> Option<&str> {
+    let at = arguments.iter().position(|argument| argument == "--model")?;
+    arguments.get(at + 1).map(String::as_str)
 }
 
 /// What `vellum` is told.

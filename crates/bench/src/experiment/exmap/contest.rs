@@ -135,6 +135,7 @@ mod tests {
             directory: std::env::temp_dir(),
             engines: &engines,
             device: None,
+            model: None,
             progress: Progress::hidden(),
         };
         let entrant = |name, pages| {

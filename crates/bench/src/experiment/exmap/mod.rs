@@ -133,6 +133,7 @@ mod tests {
             directory: directory.path().to_owned(),
             engines: &engines,
             device: None,
+            model: None,
             progress: Progress::hidden(),
         };
         let ours = ALL.iter().filter(|experiment| experiment.name.starts_with("exmap-"));

@@ -5,19 +5,17 @@
 //! file is in the page cache always: what is measured is the copying and the sharing.
 
 use std::cell::{Cell, RefCell};
-use std::fs::File;
-use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
-use std::thread::{self, JoinHandle};
+use std::path::PathBuf;
 use std::time::Instant;
 
-use anyhow::{Context as _, Result, anyhow, ensure};
-use vellum_morsel::{BackendChoice, BackendKind, Client, Daemon, DaemonOptions, Provider};
+use anyhow::{Result, ensure};
+use vellum_morsel::BackendKind;
 
+use super::daemons::{Running, crew_of, start_daemons, weigh};
 use crate::experiment::{Context, Experiment};
 use crate::measure::{Contestant, alternate};
 use crate::report::{Outcome, Row};
-use crate::worker::{Launcher, Way, Weight, Worker, make_file, warm_file};
+use crate::worker::{Way, Weight, Worker, make_file, warm_file};
 
 /// The experiment.
 pub const MORSEL_LOAD: Experiment = Experiment {
@@ -108,10 +106,7 @@ fn run(context: &Context<'_>) -> Result<Outcome> {
     let file = Source { path, bytes, sum };
     let mut outcome = Outcome::default();
     let daemons = start_daemons(&directory, bytes, &mut outcome)?;
-    let crew = (0..PROCESSES)
-        .map(|number| Worker::start(&Launcher::this_program()?, &format!("client {number}"), None))
-        .collect::<Result<Vec<Worker>>>()?;
-    let crew = RefCell::new(crew);
+    let crew = RefCell::new(crew_of(PROCESSES)?);
     let mut contenders = vec![
         Contender::new("each reads the file", Way::Read),
         Contender::new("each maps the file", Way::Map),
@@ -137,75 +132,4 @@ fn run(context: &Context<'_>) -> Result<Outcome> {
         bytes >> 20
     ));
     Ok(outcome)
-}
-
-/// What all processes together have in memory.
-fn weigh(crew: &mut [Worker]) -> Result<Weight> {
-    let mut all = Weight::default();
-    for worker in crew {
-        let weight = worker.weigh()?;
-        all.memory += weight.memory;
-        all.tables += weight.tables;
-    }
-    Ok(all)
-}
-
-/// A daemon of this process, which ends with the value.
-struct Running {
-    backend: BackendKind,
-    socket: PathBuf,
-    stop: Option<UnixStream>,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl Running {
-    fn start(provider: Provider, directory: &Path, limit: u64) -> Result<Running> {
-        let backend = provider.backend();
-        let socket = directory.join(format!("{backend}.sock"));
-        let options = DaemonOptions { socket: socket.clone(), mode: 0o600, limit, threads: 4 };
-        let daemon = Daemon::bind(provider, &options)?;
-        let (stop, stopped) = UnixStream::pair()?;
-        let thread = thread::spawn(move || {
-            // A daemon that cannot wait hangs up, and its clients say so.
-            let _ = daemon.run(stopped);
-        });
-        Ok(Running { backend, socket, stop: Some(stop), thread: Some(thread) })
-    }
-
-    /// Sees to it that the daemon has the file.
-    fn load(&self, path: &Path) -> Result<()> {
-        Client::new(&self.socket).load(&File::open(path)?, |_| {}).context("loading")?;
-        Ok(())
-    }
-
-    /// Sees to it that it has not.
-    fn forget(&self, path: &Path) -> Result<()> {
-        Client::new(&self.socket).remove(&File::open(path)?).context("forgetting")?;
-        Ok(())
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        drop(self.stop.take());
-        if let Some(thread) = self.thread.take() {
-            // It has nothing more to say.
-            let _ = thread.join();
-        }
-    }
-}
-
-/// A daemon for each backend that this machine has; a note for the others.
-fn start_daemons(directory: &Path, bytes: u64, outcome: &mut Outcome) -> Result<Vec<Running>> {
-    let mut daemons = Vec::new();
-    for backend in BackendKind::ALL {
-        match Provider::new(BackendChoice::Only(backend)) {
-            Ok(provider) => daemons.push(Running::start(provider, directory, bytes)?),
-            Err(error) => outcome.notes.push(format!("Left out: {error}.")),
-        }
-    }
-    if daemons.is_empty() {
-        return Err(anyhow!("this kernel has no sealed memfd"));
-    }
-    Ok(daemons)
 }

@@ -11,7 +11,7 @@ use vellum_morsel::{BackendChoice, BackendKind, Morsel, Provider, Shape};
 
 use crate::experiment::{Context, Experiment};
 use crate::measure::{Contestant, Samples, alternate};
-use crate::report::{Outcome, Row};
+use crate::report::{Axis, Chart, Line as Curve, Outcome, Row};
 use crate::worker::{Head, Launcher, Stage, Step, Worker, connect, sum_of};
 use crate::workload::values::Random;
 
@@ -25,6 +25,9 @@ pub const MORSEL_PIPELINE: Experiment = Experiment {
 
 /// What the three processes behind this one do.
 const STEPS: [Step; 3] = [Step::Fill, Step::Sum, Step::Overwrite];
+
+/// Points of the curve: as many packets behind each.
+const CLASSES: usize = 12;
 
 /// Packets that are on their way at most: a step has one, and so has this process.
 const AT_A_TIME: usize = 4;
@@ -49,13 +52,19 @@ fn run(context: &Context<'_>) -> Result<Outcome> {
         Contestant::new(name(*kind), move || {
             let tally = line.borrow_mut().run(provider, packets, longest)?;
             tallies.borrow_mut()[index].add(&tally);
-            Ok(tally.packets as f64 / tally.seconds)
+            Ok(tally.packets as f64 / tally.seconds())
         })
     });
     let samples = alternate(context.rounds(), &context.progress, contestants.collect())?;
     for (of_way, tally) in samples.iter().zip(tallies.borrow().iter()) {
         rows(of_way, tally, &samples[0], &mut outcome);
     }
+    outcome.charts.push(Chart {
+        title: "mean round trip of packets by their length".to_owned(),
+        x: Axis::linear("MiB"),
+        y: Axis::linear("milliseconds"),
+        lines: samples.iter().zip(&*tallies.borrow()).map(|(of, tally)| curve(of, tally)).collect(),
+    });
     outcome.notes.push(format!(
         "{packets} packets a sample, of up to {} MiB at random, the same for both; {AT_A_TIME} on \
          their way at most. A round trip is from when this process begins to send a packet until \
@@ -78,7 +87,7 @@ fn rows(samples: &Samples, tally: &Tally, reference: &Samples, outcome: &mut Out
     outcome.rows.push(Row::of(samples, "round trips/s of waiting").against(samples, reference));
     outcome.rows.push(Row::count(
         format!("mean round trip, {name}"),
-        each(tally.seconds) * 1e3,
+        each(tally.seconds()) * 1e3,
         "ms",
     ));
     let user = each(tally.ticks as f64) * 10.0;
@@ -87,12 +96,26 @@ fn rows(samples: &Samples, tally: &Tally, reference: &Samples, outcome: &mut Out
     outcome.rows.push(Row::count(format!("page faults, {name}"), faults, "per packet"));
 }
 
+/// Round trips by the packets' lengths.
+fn curve(samples: &Samples, tally: &Tally) -> Curve {
+    let mean = |class: &[(u64, f64)]| {
+        let count = class.len() as f64;
+        let bytes: u64 = class.iter().map(|(length, _)| length).sum();
+        let seconds: f64 = class.iter().map(|(_, seconds)| seconds).sum();
+        (bytes as f64 / count / f64::from(1 << 20), seconds / count * 1e3)
+    };
+    let mut trips = tally.trips.clone();
+    trips.sort_by_key(|(length, _)| *length);
+    let points = trips.chunks(trips.len().div_ceil(CLASSES).max(1)).map(mean).collect();
+    Curve { name: samples.name.clone(), points }
+}
+
 /// What packets have cost.
 #[derive(Clone, Debug, Default)]
 struct Tally {
     packets: u64,
-    /// The sum of all round trips.
-    seconds: f64,
+    /// Each packet's length in bytes, and the seconds of its round trip.
+    trips: Vec<(u64, f64)>,
     faults: u64,
     ticks: u64,
 }
@@ -100,9 +123,14 @@ struct Tally {
 impl Tally {
     fn add(&mut self, other: &Tally) {
         self.packets += other.packets;
-        self.seconds += other.seconds;
+        self.trips.extend(&other.trips);
         self.faults += other.faults;
         self.ticks += other.ticks;
+    }
+
+    /// The sum of all round trips.
+    fn seconds(&self) -> f64 {
+        self.trips.iter().map(|(_, seconds)| seconds).sum()
     }
 }
 
@@ -136,7 +164,7 @@ impl Line {
         let before = self.spent()?;
         let mut lengths = Random::new(longest);
         let mut free: Vec<Morsel> = Vec::new();
-        let mut under_way: VecDeque<Instant> = VecDeque::new();
+        let mut under_way: VecDeque<(u64, Instant)> = VecDeque::new();
         let mut tally = Tally { packets, ..Tally::default() };
         let mut sent = 0;
         while sent < packets || !under_way.is_empty() {
@@ -145,8 +173,8 @@ impl Line {
                     Some(morsel) => morsel,
                     None => populated(provider, longest)?,
                 };
-                under_way.push_back(Instant::now());
                 let length = 1 + lengths.below(longest);
+                under_way.push_back((length, Instant::now()));
                 Head { number: self.next, length, ..Head::default() }.write(&mut self.first)?;
                 morsel.send(&self.first)?;
                 (self.next, sent) = (self.next + 1, sent + 1);
@@ -154,8 +182,8 @@ impl Line {
             }
             let head = Head::read(&mut self.last)?.context("a step has ended")?;
             free.push(Morsel::receive(&self.last)?);
-            let start = under_way.pop_front().context("a packet too many")?;
-            tally.seconds += start.elapsed().as_secs_f64();
+            let (length, start) = under_way.pop_front().context("a packet too many")?;
+            tally.trips.push((length, start.elapsed().as_secs_f64()));
             if under_way.is_empty() {
                 ensure!(head.sum == sum_of(head.number, head.length)?, "a packet was changed");
             }
