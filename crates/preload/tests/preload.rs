@@ -34,8 +34,13 @@ impl Place {
     fn with_daemon() -> Self {
         let mut place = Self::new();
         let provider = Provider::new(BackendChoice::Only(BackendKind::Memfd)).unwrap();
-        let options =
-            DaemonOptions { socket: place.socket(), mode: 0o600, limit: 1 << 20, threads: 1 };
+        let options = DaemonOptions {
+            socket: place.socket(),
+            mode: 0o600,
+            limit: 1 << 20,
+            threads: 1,
+            keep: false,
+        };
         let daemon = Daemon::bind(provider, &options).unwrap();
         let (stop, stopped) = UnixStream::pair().unwrap();
         place.daemon = Some((stop, thread::spawn(move || daemon.run(stopped).unwrap())));
