@@ -29,6 +29,7 @@ const CONTAINMENT: &[(&str, &str)] = &[
     ("crates/morsel/src/sys.rs", "the system calls, and the commands of the module's files"),
     ("crates/morsel/src/huge.rs", "a window on a file, for as long as its pages are collapsed"),
     ("crates/morsel/src/mapping.rs", "looking at memory that others may have, too"),
+    ("crates/morsel/tests/morsel/fork.rs", "tests fork, and a child does what ends it"),
     ("crates/capi/src/call.rs", "its tests read strings as C does"),
     ("crates/capi/src/raw.rs", "strings and descriptors that C gives"),
     ("crates/preload/src/calls.rs", "mmap, in the place of the C library's"),
