@@ -53,6 +53,8 @@ pub struct Equipment {
     pub folder: Option<PathBuf>,
     /// What those modules are told when they are loaded.
     pub parameters: String,
+    /// Files that lie beside the programs, by their names there.
+    pub files: Vec<(String, PathBuf)>,
 }
 
 /// What the guest does.
@@ -92,6 +94,9 @@ pub fn archive(kernel: &Kernel, work: &Work, equipment: &Equipment) -> Result<Ve
     archive.file("modules/order", 0o644, order.as_bytes());
     if let Some(folder) = &equipment.folder {
         own_modules(&mut archive, &build::build(kernel, folder)?, &equipment.parameters);
+    }
+    for (name, path) in &equipment.files {
+        program(&mut archive, path, &format!("tests/{name}"))?;
     }
     match work {
         Work::Shell => archive.file("shell", 0o644, &[]),
