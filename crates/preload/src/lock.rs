@@ -1,58 +1,55 @@
 //! The lock of the table of mounts.
 //!
-//! What holds: while a thread has it, no signal comes to that thread, so no handler waits for what
-//! its own thread holds; and it is held for a few system calls, never while the daemon is asked.
-//! `fork` waits for it, so a child finds it free and the table whole. What is done under it neither
-//! allocates nor panics.
-#![allow(unsafe_code)]
+//! What holds: who has it waits for nobody but the kernel, and gets no signal meanwhile. So whoever
+//! waits for it gets it, whatever else is held: also a handler that has interrupted `malloc`, while
+//! another thread forks. That is why `fork` does not wait for it: `fork` holds other locks, too. A
+//! child may find it taken by a thread of its parent. It takes it over then, and is told.
 
-use std::sync::Once;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::system;
 
-static TAKEN: AtomicBool = AtomicBool::new(false);
+/// The process of which a thread has it; 0 for nobody.
+static OWNER: AtomicU32 = AtomicU32::new(0);
 
-/// Signals that were kept from a thread before it forked. The lock's holder uses it.
-static BEFORE_FORK: AtomicU64 = AtomicU64::new(0);
-
-/// Does something while nobody else does.
-pub(crate) fn locked<T>(work: impl FnOnce() -> T) -> T {
-    let signals = take();
+/// Does something while nobody else does. Before that `recover`, if a thread of this process'
+/// parent was in the midst of something when this process was forked.
+pub(crate) fn locked<T>(recover: impl FnOnce(), work: impl FnOnce() -> T) -> T {
+    let signals = system::block_signals();
+    let own = system::process();
+    let before = loop {
+        match OWNER.swap(own, Ordering::Acquire) {
+            owner if owner == own => system::give_way(),
+            owner => break owner,
+        }
+    };
+    if before != 0 {
+        recover();
+    }
     let result = work();
-    give(signals);
+    OWNER.store(0, Ordering::Release);
+    system::set_signals(signals);
     result
 }
 
-/// Has `fork` wait for the lock, from the first call on.
-pub(crate) fn guard_forks() {
-    static REGISTERED: Once = Once::new();
-    REGISTERED.call_once(|| {
-        // SAFETY: the functions are there as long as the library is, which is never unloaded. If
-        // there is no memory for it, a child may find the lock taken for good.
-        unsafe { libc::pthread_atfork(Some(before_fork), Some(after_fork), Some(after_fork)) };
-    });
-}
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
 
-extern "C" fn before_fork() {
-    let signals = take();
-    BEFORE_FORK.store(signals, Ordering::Relaxed);
-}
+    use vellum_testing::own_process;
 
-extern "C" fn after_fork() {
-    give(BEFORE_FORK.load(Ordering::Relaxed));
-}
+    use super::*;
 
-/// Takes it; returns the signals to be let through again.
-fn take() -> u64 {
-    let signals = system::block_signals();
-    while TAKEN.swap(true, Ordering::Acquire) {
-        system::give_way();
+    #[test]
+    fn a_lock_of_a_parent_is_taken_over() {
+        if !own_process::entered("lock::tests::a_lock_of_a_parent_is_taken_over") {
+            return;
+        }
+        let recovered = Cell::new(0);
+        let recover = || recovered.set(recovered.get() + 1);
+        assert_eq!((locked(recover, || 1), recovered.get()), (1, 0));
+        OWNER.store(system::process() + 1, Ordering::Relaxed);
+        assert_eq!((locked(recover, || 2), recovered.get()), (2, 1));
+        assert_eq!((locked(recover, || 3), recovered.get()), (3, 1));
     }
-    signals
-}
-
-fn give(signals: u64) {
-    TAKEN.store(false, Ordering::Release);
-    system::set_signals(signals);
 }

@@ -7,13 +7,15 @@
 //! mapping of the file, which the anchor becomes in the mount's place, by one system call.
 //!
 //! What holds: entries change under the lock. They may be read without it by who asks about memory
-//! of its own: such entries were there before it had that memory, or it is not in one.
+//! of its own: such entries were there before it had that memory, or it is not in one. Entries are
+//! taken off before what they stand for is unmapped: a child that is forked in between has a mount
+//! that it does not know, which is in nobody's way; never a part of memory that is not there.
 #![allow(unsafe_code)]
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::lock::{guard_forks, locked};
+use crate::lock;
 use crate::system::{self, Answer, PAGE};
 
 /// Parts that there may be; what is mapped beyond them is mapped from its file.
@@ -45,6 +47,9 @@ static TABLE: [Place; PARTS] = [const { Place::free() }; PARTS];
 
 /// How many places were ever taken: those behind are free.
 static EVER: AtomicUsize = AtomicUsize::new(0);
+
+/// The mount that a file is taking the place of, or 0.
+static IN_TRANSIT: AtomicUsize = AtomicUsize::new(0);
 
 impl Place {
     const fn free() -> Self {
@@ -123,8 +128,17 @@ pub(crate) fn have(range: &Range<usize>) -> bool {
 
 /// Knows a new mount from now on; false: there is no place for it.
 pub(crate) fn add(part: &Part) -> bool {
-    guard_forks();
     locked(|| put(part))
+}
+
+fn locked<T>(work: impl FnOnce() -> T) -> T {
+    lock::locked(forget_transit, work)
+}
+
+/// In a child whose parent has not come to the end of it: whichever of the two is there stays.
+fn forget_transit() {
+    let base = IN_TRANSIT.swap(0, Ordering::Relaxed);
+    of_mount(base).for_each(|(place, _)| place.clear());
 }
 
 fn put(part: &Part) -> bool {
@@ -212,8 +226,10 @@ pub(crate) fn give_up(range: &Range<usize>) {
 /// The mount must be one of the table.
 unsafe fn replace(mount: &Part) -> bool {
     let mut rest = mount.mount();
+    IN_TRANSIT.store(mount.base, Ordering::Relaxed);
     // SAFETY: the program sees the file where it has asked for it.
     if !unsafe { system::stretch(mount.anchor, &rest) } {
+        IN_TRANSIT.store(0, Ordering::Relaxed);
         return false;
     }
     while let Some((place, part)) = of_mount(mount.base).min_by_key(|(_, part)| part.start) {
@@ -225,6 +241,7 @@ unsafe fn replace(mount: &Part) -> bool {
     }
     // SAFETY: as above, behind the last.
     let _ = (!rest.is_empty()).then(|| unsafe { system::unmap(&rest) });
+    IN_TRANSIT.store(0, Ordering::Relaxed);
     true
 }
 
@@ -356,6 +373,18 @@ mod tests {
         assert!(!touch(&mount.mount()) && parts_of(&mount).is_empty());
         off(&mount, 0..16);
         assert_eq!(pages(&mount), "-".repeat(16));
+    }
+
+    #[test]
+    fn a_child_forgets_what_its_parent_has_begun() {
+        if !own_process::entered("mounts::tests::a_child_forgets_what_its_parent_has_begun") {
+            return;
+        }
+        let (mount, other) = (mount(), mount());
+        IN_TRANSIT.store(mount.base, Ordering::Relaxed);
+        forget_transit();
+        assert_eq!((parts_of(&mount).len(), parts_of(&other).len()), (0, 1));
+        assert_eq!(pages(&mount), "m".repeat(16));
     }
 
     #[test]

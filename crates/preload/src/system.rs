@@ -66,6 +66,12 @@ pub(crate) fn set_signals(signals: u64) -> u64 {
     before
 }
 
+/// The number of this process.
+pub(crate) fn process() -> u32 {
+    // SAFETY: takes no arguments. The number is positive.
+    (unsafe { libc::syscall(libc::SYS_getpid) }) as u32
+}
+
 /// Lets others have the processor.
 pub(crate) fn give_way() {
     // SAFETY: takes no arguments.

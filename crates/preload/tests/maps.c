@@ -200,6 +200,44 @@ static void children(int file, size_t bytes)
 }
 
 static struct {
+	unsigned char *base;
+	size_t bytes;
+} unmapped_in_fork;
+
+static void *unmap(void *unused)
+{
+	if (munmap(unmapped_in_fork.base, unmapped_in_fork.bytes))
+		fail("munmap while another thread forks");
+	return unused;
+}
+
+/* In the midst of fork, as where that waits for a lock whose owner unmaps something. */
+static void before_fork(void)
+{
+	pthread_t thread;
+
+	if (unmapped_in_fork.base &&
+	    (pthread_create(&thread, NULL, unmap, NULL) || pthread_join(thread, NULL)))
+		fail("a thread in fork");
+	unmapped_in_fork.base = NULL;
+}
+
+static void while_forking(int file, size_t bytes)
+{
+	unsigned char *base = whole(file, bytes);
+
+	unmapped_in_fork.bytes = bytes;
+	unmapped_in_fork.base = whole(file, bytes);
+	pid_t child = fork();
+	if (child == 0) {
+		check(base, 0, bytes);
+		_exit(munmap(base, bytes) || is_mapped(base));
+	}
+	wait_for(child);
+	munmap(base, bytes);
+}
+
+static struct {
 	int file;
 	size_t bytes;
 	unsigned char *mapped[64];
@@ -280,6 +318,8 @@ int main(int count, char **arguments)
 	int file = open(arguments[count - 1], O_RDONLY), writable = open(arguments[1], O_RDWR);
 	struct stat stat;
 
+	/* Registered before the library could register anything, so it is called after that. */
+	pthread_atfork(before_fork, NULL, NULL);
 	if (file < 0 || writable < 0 || fstat(file, &stat))
 		fail("opening");
 	size_t bytes = stat.st_size, last = (bytes - 1) & ~(size_t)4095;
@@ -301,6 +341,7 @@ int main(int count, char **arguments)
 		harmless(file, bytes);
 		moved(file, bytes);
 		children(file, bytes);
+		while_forking(file, bytes);
 	}
 	together(file, bytes);
 	errors(file);
