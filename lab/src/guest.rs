@@ -51,10 +51,10 @@ pub struct Equipment {
     pub modules: Vec<String>,
     /// A folder whose modules are built, loaded before the tests and unloaded after.
     pub folder: Option<PathBuf>,
-    /// Files of this machine, by absolute path.
-    pub files: Vec<PathBuf>,
     /// What those modules are told when they are loaded.
     pub parameters: String,
+    /// Files that lie beside the programs, by their names there.
+    pub files: Vec<(String, PathBuf)>,
 }
 
 /// What the guest does.
@@ -95,9 +95,8 @@ pub fn archive(kernel: &Kernel, work: &Work, equipment: &Equipment) -> Result<Ve
     if let Some(folder) = &equipment.folder {
         own_modules(&mut archive, &build::build(kernel, folder)?, &equipment.parameters);
     }
-    for file in &equipment.files {
-        let place = file.strip_prefix("/").context("a file for the guest has an absolute path")?;
-        archive.copy(file, &place.to_string_lossy())?;
+    for (name, path) in &equipment.files {
+        program(&mut archive, path, &format!("tests/{name}"))?;
     }
     match work {
         Work::Shell => archive.file("shell", 0o644, &[]),

@@ -44,9 +44,9 @@ pub struct Arguments {
     /// Parameters for the modules that are built, such as 'level=2 trace=1'
     #[arg(long, default_value = "", allow_hyphen_values = true, global = true)]
     module_parameters: String,
-    /// A file of this machine that the guest has, too, at the same absolute path
-    #[arg(long = "file", value_name = "FILE", global = true)]
-    files: Vec<PathBuf>,
+    /// A file, such as a library, that is to lie beside the programs, with the libraries it needs
+    #[arg(long = "file", value_name = "NAME=PATH", value_parser = file, global = true)]
+    files: Vec<(String, PathBuf)>,
     /// Where the guest's disk is mounted
     #[arg(long, default_value = "/mnt", global = true)]
     scratch: PathBuf,
@@ -105,8 +105,8 @@ impl Arguments {
             pmem: self.pmem.is_some(),
             modules: self.modules.iter().map(|name| name.replace('-', "_")).collect(),
             folder: self.build.clone(),
-            files: self.files.clone(),
             parameters: self.module_parameters.clone(),
+            files: self.files.clone(),
         }
     }
 
@@ -114,6 +114,13 @@ impl Arguments {
     pub fn kept(&self) -> Option<&Path> {
         self.pmem.as_ref()?.as_deref()
     }
+}
+
+/// A file given as `NAME=PATH`.
+fn file(given: &str) -> Result<(String, PathBuf)> {
+    let (name, path) = given.split_once('=').context("it is not NAME=PATH")?;
+    ensure!(Path::new(path).is_file(), "no file {path}");
+    Ok((name.to_owned(), path.into()))
 }
 
 /// Programs given as `NAME=PROGRAM`, with arguments of their own behind a space and others that
@@ -159,6 +166,8 @@ mod tests {
             (&found[0].name[..], &found[0].arguments[..]),
             ("shell", &["-c".to_owned()][..])
         );
+        assert_eq!(file("a/shell=/bin/sh").unwrap(), ("a/shell".to_owned(), "/bin/sh".into()));
+        assert!(file("/bin/sh").is_err() && file("a=/nowhere/file").is_err());
         assert!(tests(&["/bin/sh".to_owned()], &[]).is_err());
         assert!(tests(&["a=/nowhere/program".to_owned()], &[]).is_err());
     }

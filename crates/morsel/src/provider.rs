@@ -1,5 +1,8 @@
 //! Where Morsels come from: made by a backend, or found by name.
 
+use std::ffi::OsStr;
+use std::os::fd::OwnedFd;
+
 use crate::backend::{BackendChoice, BackendKind, kernel, memfd};
 use crate::error::{Error, Result};
 use crate::mapping::Access;
@@ -99,6 +102,16 @@ impl Provider {
     pub fn unlink(&self, name: &str) -> Result<()> {
         check_name(name)?;
         self.names()?.unlink(name)
+    }
+
+    /// A folder among the names, which this user alone may enter unless somebody else made it.
+    pub(crate) fn folder(&self, name: &OsStr) -> Result<OwnedFd> {
+        self.names()?.folder(name)
+    }
+
+    /// Removes such a folder, which is empty.
+    pub(crate) fn remove_folder(&self, name: &OsStr) -> Result<()> {
+        self.names()?.remove_folder(name)
     }
 
     /// Where names are; a memfd has none that others could find it by.

@@ -1,18 +1,51 @@
-//! The calls that take the place of the C library's, and the kernel's behind them.
+//! The calls that take the place of the C library's.
+//!
+//! Each does what the kernel does, but for memory of a Morsel of the module. There, what a mapping
+//! of the file would be no different for is said to be done; before anything else the file's own
+//! mapping takes the Morsel's place (`mounts`).
 #![allow(unsafe_code)]
 
-use std::cell::Cell;
 use std::ffi::{c_int, c_void};
-use std::mem::ManuallyDrop;
-use std::os::fd::{AsFd, AsRawFd, FromRawFd};
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ops::Range;
 
+use crate::mounts;
 use crate::request::Request;
-use crate::substitute;
+use crate::substitute::substitute;
+use crate::system::{self, PAGE};
 
-thread_local! {
-    /// Whether this thread is in here: what it calls from here is passed through.
-    static INSIDE: Cell<bool> = const { Cell::new(false) };
+/// Advice that changes nothing of memory that is there, for reading, and stays.
+const HARMLESS: [c_int; 14] = [
+    libc::MADV_NORMAL,
+    libc::MADV_RANDOM,
+    libc::MADV_SEQUENTIAL,
+    libc::MADV_WILLNEED,
+    libc::MADV_DONTNEED,
+    libc::MADV_MERGEABLE,
+    libc::MADV_UNMERGEABLE,
+    libc::MADV_HUGEPAGE,
+    libc::MADV_NOHUGEPAGE,
+    libc::MADV_DONTDUMP,
+    libc::MADV_DODUMP,
+    libc::MADV_COLD,
+    libc::MADV_PAGEOUT,
+    libc::MADV_POPULATE_READ,
+];
+
+/// Flags that take the address for more than a hint.
+const FIXED: c_int = libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE;
+
+/// The pages of a range; `None`: the kernel is to say what is wrong with it.
+fn pages(address: *mut c_void, length: usize) -> Option<Range<usize>> {
+    let start = address.addr();
+    let end = start.checked_add(length)?.checked_next_multiple_of(PAGE)?;
+    (start.is_multiple_of(PAGE) && length > 0).then_some(start..end)
+}
+
+/// Has a range be one of files, where it is one of Morsels.
+fn give_up(range: Option<Range<usize>>) {
+    if let Some(range) = range.filter(mounts::touch) {
+        mounts::give_up(&range);
+    }
 }
 
 /// `mmap(2)`.
@@ -29,13 +62,13 @@ pub unsafe extern "C" fn mmap(
     offset: i64,
 ) -> *mut c_void {
     let request = Request { length, rights, flags, file, offset };
-    if request.is_for_reading()
-        && let Some(base) = try_substitute(&request, address)
-    {
-        return base;
+    let instead = request.is_for_reading().then(|| substitute(&request, address.addr())).flatten();
+    if flags & FIXED != 0 {
+        give_up(pages(address, length));
     }
     // SAFETY: the caller's promise.
-    unsafe { kernel(address, &request) }
+    let base = instead.or_else(|| unsafe { system::map(address.addr(), &request) });
+    base.map_or(libc::MAP_FAILED, std::ptr::with_exposed_provenance_mut)
 }
 
 /// `mmap64(2)`, which is the same where offsets have 64 bits.
@@ -55,39 +88,142 @@ pub unsafe extern "C" fn mmap64(
     unsafe { mmap(address, length, rights, flags, file, offset) }
 }
 
-/// Maps a Morsel instead of the file; `None` if that is not to be or does not work.
-fn try_substitute(request: &Request, address: *mut c_void) -> Option<*mut c_void> {
-    // A thread that ends has no such word any more.
-    if INSIDE.try_with(|inside| inside.replace(true)).unwrap_or(true) {
-        return None;
-    }
-    // SAFETY: the place of this thread's error number, which the caller expects to be left alone.
-    let errno = unsafe { *libc::__errno_location() };
-    let mapped = catch_unwind(AssertUnwindSafe(|| {
-        // SAFETY: the descriptor is the caller's, who gave it for the time of the call. If there is
-        // none of this number, what is done with it fails.
-        let file = ManuallyDrop::new(unsafe { std::fs::File::from_raw_fd(request.file) });
-        let morsel = substitute::find(&file, request)?;
-        let instead = Request { file: morsel.as_fd().as_raw_fd(), ..*request };
-        // SAFETY: without MAP_FIXED, which the request does not have, nothing is replaced.
-        let base = unsafe { kernel(address, &instead) };
-        (base != libc::MAP_FAILED).then_some(base)
-    }));
-    // SAFETY: as above.
-    unsafe { *libc::__errno_location() = errno };
-    let _ = INSIDE.try_with(|inside| inside.set(false));
-    mapped.ok().flatten()
-}
-
-/// The system call.
+/// `munmap(2)`.
 ///
 /// # Safety
-/// As [`mmap`].
-unsafe fn kernel(address: *mut c_void, request: &Request) -> *mut c_void {
-    let Request { length, rights, flags, file, offset } = *request;
-    // SAFETY: the caller's promise; the numbers are the kernel's to check.
-    let base =
-        unsafe { libc::syscall(libc::SYS_mmap, address, length, rights, flags, file, offset) };
-    // -1 is MAP_FAILED, and the error number is set.
+/// As that: the range must be the caller's, and nothing may point into it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn munmap(address: *mut c_void, length: usize) -> c_int {
+    let answer = match pages(address, length).filter(mounts::touch) {
+        // SAFETY: the caller's promise.
+        Some(range) => unsafe { mounts::unmap(&range) },
+        // SAFETY: as above.
+        None => unsafe { libc::syscall(libc::SYS_munmap, address, length) },
+    };
+    answer as c_int
+}
+
+/// `mremap(2)`. The last argument is there only with `MREMAP_FIXED`, and read by nobody otherwise.
+///
+/// # Safety
+/// As that: both ranges must be the caller's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mremap(
+    address: *mut c_void,
+    length: usize,
+    new_length: usize,
+    flags: c_int,
+    new_address: *mut c_void,
+) -> *mut c_void {
+    give_up(pages(address, length));
+    if flags & libc::MREMAP_FIXED != 0 {
+        give_up(pages(new_address, new_length));
+    }
+    let number = libc::SYS_mremap;
+    // SAFETY: the caller's promise.
+    let base = unsafe { libc::syscall(number, address, length, new_length, flags, new_address) };
     std::ptr::with_exposed_provenance_mut(base.cast_unsigned() as usize)
+}
+
+/// `mprotect(2)`.
+///
+/// # Safety
+/// As that: nobody may need rights that go.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mprotect(address: *mut c_void, length: usize, rights: c_int) -> c_int {
+    let range = pages(address, length);
+    if rights == libc::PROT_READ && range.as_ref().is_some_and(mounts::have) {
+        return 0;
+    }
+    give_up(range);
+    // SAFETY: the caller's promise.
+    (unsafe { libc::syscall(libc::SYS_mprotect, address, length, rights) }) as c_int
+}
+
+/// `madvise(2)`.
+///
+/// # Safety
+/// As that: advice may take contents away.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn madvise(address: *mut c_void, length: usize, advice: c_int) -> c_int {
+    let range = pages(address, length);
+    if HARMLESS.contains(&advice) && range.as_ref().is_some_and(mounts::have) {
+        return 0;
+    }
+    give_up(range);
+    // SAFETY: the caller's promise.
+    (unsafe { libc::syscall(libc::SYS_madvise, address, length, advice) }) as c_int
+}
+
+/// `posix_madvise(3)`: the advice has the same numbers, and the answer is the error's.
+///
+/// # Safety
+/// None of its advice changes anything.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn posix_madvise(
+    address: *mut c_void,
+    length: usize,
+    advice: c_int,
+) -> c_int {
+    // The C library does nothing by it, since the kernel would take contents away.
+    if advice == libc::POSIX_MADV_DONTNEED {
+        return 0;
+    }
+    // SAFETY: the place of this thread's error number.
+    let errno = unsafe { libc::__errno_location() };
+    // SAFETY: as above, and none of this advice changes contents.
+    unsafe {
+        let before = *errno;
+        let answer = madvise(address, length, advice);
+        let number = *errno;
+        *errno = before;
+        if answer == 0 { 0 } else { number }
+    }
+}
+
+/// `mlock(2)`. A Morsel's pages are in memory as long as it is.
+///
+/// # Safety
+/// It changes no contents.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mlock(address: *const c_void, length: usize) -> c_int {
+    // SAFETY: as that.
+    unsafe { lock(libc::SYS_mlock, address, length, 0) }
+}
+
+/// `mlock2(2)`.
+///
+/// # Safety
+/// It changes no contents.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mlock2(address: *const c_void, length: usize, flags: c_int) -> c_int {
+    // SAFETY: as that.
+    unsafe { lock(libc::SYS_mlock2, address, length, flags) }
+}
+
+/// `munlock(2)`.
+///
+/// # Safety
+/// It changes no contents.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn munlock(address: *const c_void, length: usize) -> c_int {
+    // SAFETY: as that.
+    unsafe { lock(libc::SYS_munlock, address, length, 0) }
+}
+
+/// The calls above, whose ranges may begin within a page.
+///
+/// # Safety
+/// The number must be that of one of them.
+unsafe fn lock(number: i64, address: *const c_void, length: usize, flags: c_int) -> c_int {
+    let into = address.addr() % PAGE;
+    let range = length
+        .checked_add(into)
+        .and_then(|length| pages(address.wrapping_byte_sub(into).cast_mut(), length));
+    if range.as_ref().is_some_and(mounts::have) {
+        return 0;
+    }
+    give_up(range);
+    // SAFETY: the caller's promise.
+    (unsafe { libc::syscall(number, address, length, flags) }) as c_int
 }

@@ -2,10 +2,13 @@
 //!
 //! Preloaded into a program that knows nothing of Morsels, it answers `mmap` of a file for reading
 //! with memory that all such programs share (paper, section 3.1). What holds: a call either does
-//! exactly what it would have done, or maps the same bytes of a Morsel with the same flags; every
-//! doubt, and every failure, is the former.
+//! exactly what it would have done, or maps the same bytes of a Morsel; every doubt, and every
+//! failure, is the former.
 
 mod calls;
+mod lock;
+mod mounts;
 mod request;
 mod rules;
 mod substitute;
+mod system;

@@ -1,6 +1,7 @@
 //! What a call of `mmap` asks for, and whether a Morsel could be the answer.
 
 use std::ffi::c_int;
+use std::ops::Range;
 
 use vellum_morsel::PAGE_SIZE;
 
@@ -35,6 +36,13 @@ impl Request {
     /// so that the file changes.
     pub(crate) fn is_shared(&self) -> bool {
         self.flags & libc::MAP_PRIVATE == 0
+    }
+
+    /// The pages that it asks for, as offsets, if all of them are within an extent.
+    pub(crate) fn pages_within(&self, extent: usize) -> Option<Range<usize>> {
+        let start = usize::try_from(self.offset).ok()?;
+        let end = start.checked_add(self.length)?.checked_next_multiple_of(PAGE_SIZE as usize)?;
+        (end <= extent).then_some(start..end)
     }
 
     /// Whether it begins within a file of so many bytes.
@@ -74,5 +82,8 @@ mod tests {
             assert!(!request.is_for_reading(), "{request:?}");
         }
         assert!(good.begins_within(8193) && !good.begins_within(8192));
+        assert_eq!(good.pages_within(12_288), Some(8192..12_288));
+        assert_eq!(Request { length: 4097, ..good }.pages_within(12_288), None);
+        assert_eq!(Request { length: usize::MAX, ..good }.pages_within(1 << 30), None);
     }
 }

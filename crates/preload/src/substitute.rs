@@ -1,17 +1,56 @@
-//! The Morsel that stands in for a file.
+//! Memory of a Morsel in the place of a file's.
+#![allow(unsafe_code)]
 
+use std::cell::Cell;
 use std::fs::File;
-use std::os::fd::{AsFd, AsRawFd};
+use std::mem::ManuallyDrop;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::OnceLock;
 
 use rustix::fs::{FileType, OFlags, fcntl_getfl, fstat, readlink};
 use vellum_morsel::{BackendKind, Client, Morsel};
 
+use crate::mounts::{self, Part};
 use crate::request::Request;
 use crate::rules::Rules;
+use crate::system::{self, PAGE};
+
+thread_local! {
+    /// Whether this thread is in here: what it calls from here is passed through.
+    static INSIDE: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Maps a Morsel instead of the file; `None` if that is not to be or does not work.
+pub(crate) fn substitute(request: &Request, address: usize) -> Option<usize> {
+    // A thread that ends has no such word any more.
+    if INSIDE.try_with(|inside| inside.replace(true)).unwrap_or(true) {
+        return None;
+    }
+    // SAFETY: the place of this thread's error number, which the caller expects to be left alone.
+    let errno = unsafe { *libc::__errno_location() };
+    let mapped = catch_unwind(AssertUnwindSafe(|| {
+        // SAFETY: the descriptor is the caller's, who gave it for the time of the call. If there is
+        // none of this number, what is done with it fails.
+        let file = ManuallyDrop::new(unsafe { File::from_raw_fd(request.file) });
+        let morsel = find(&file, request)?;
+        match morsel.backend() {
+            BackendKind::Kernel => mount(&morsel, request),
+            _ => {
+                let instead = Request { file: morsel.as_fd().as_raw_fd(), ..*request };
+                // SAFETY: without MAP_FIXED, which the request does not have, nothing is replaced.
+                unsafe { system::map(address, &instead) }
+            }
+        }
+    }));
+    // SAFETY: as above.
+    unsafe { *libc::__errno_location() = errno };
+    let _ = INSIDE.try_with(|inside| inside.set(false));
+    mapped.ok().flatten()
+}
 
 /// The Morsel of a file that is to be mapped; `None` if the file itself is to be.
-pub(crate) fn find(file: &File, request: &Request) -> Option<Morsel> {
+fn find(file: &File, request: &Request) -> Option<Morsel> {
     static RULES: OnceLock<Rules> = OnceLock::new();
     let rules = RULES.get_or_init(Rules::of_environment);
     if rules.are_none() {
@@ -31,12 +70,45 @@ pub(crate) fn find(file: &File, request: &Request) -> Option<Morsel> {
         return None;
     }
     let morsel = Client::usual().load(file, |_| {}).ok()?.morsel;
-    // One of the module is mounted as a whole, and unmounted so: not what the program will ask for.
-    (morsel.backend() == BackendKind::Memfd && morsel.length() == length).then_some(morsel)
+    (morsel.length() == length).then_some(morsel)
 }
 
 /// The file's path, as the kernel knows it.
 fn path(file: &File) -> Option<Vec<u8>> {
     let place = format!("/proc/self/fd/{}", file.as_fd().as_raw_fd());
     readlink(place, Vec::new()).ok().map(std::ffi::CString::into_bytes)
+}
+
+/// Maps all of a Morsel of the module, of which the program gets the part that it has asked for.
+fn mount(morsel: &Morsel, request: &Request) -> Option<usize> {
+    // A child has what its parent has, as of a file.
+    if !morsel.shape().is_inherited() {
+        return None;
+    }
+    let extent = usize::try_from(morsel.shape().extent()).ok()?;
+    let offsets = request.pages_within(extent)?;
+    let whole = Request {
+        length: extent,
+        rights: libc::PROT_READ,
+        flags: libc::MAP_SHARED,
+        file: morsel.as_fd().as_raw_fd(),
+        offset: 0,
+    };
+    // Only its rights, its kind and its file are wanted, not its contents.
+    let flags = request.flags & !libc::MAP_POPULATE;
+    let page = Request { length: PAGE, flags, offset: 0, ..*request };
+    // SAFETY: nothing is replaced.
+    let (base, anchor) = unsafe { (system::map(0, &whole), system::map(0, &page)) };
+    if let (Some(base), Some(anchor)) = (base, anchor) {
+        let (start, end) = (base + offsets.start, base + offsets.end);
+        if mounts::add(&Part { start, end, base, extent, anchor }) {
+            return Some(start);
+        }
+    }
+    for (start, length) in [(base, extent), (anchor, PAGE)] {
+        // SAFETY: it was mapped above, and nobody knows it.
+        let unmap = |start| unsafe { system::unmap(&(start..start + length)) };
+        start.map(unmap);
+    }
+    None
 }

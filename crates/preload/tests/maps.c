@@ -7,6 +7,9 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -40,6 +43,19 @@ static const char *line_of(const void *address)
 	return "";
 }
 
+/* "morsel" or "file": what an address is mapped from. */
+static const char *kind_of(const void *address)
+{
+	const char *line = line_of(address);
+
+	return strstr(line, "vellum-morsel") || strstr(line, "/vellum/morsels") ? "morsel" : "file";
+}
+
+static int is_mapped(const void *address)
+{
+	return strlen(line_of(address)) > 0;
+}
+
 static void check(const unsigned char *base, size_t offset, size_t length)
 {
 	for (size_t at = 0; at < length; at++)
@@ -54,30 +70,239 @@ static void try(const char *name, int file, size_t offset, size_t length, int ri
 	if (base == MAP_FAILED)
 		fail(name);
 	check(base, offset, length);
-	printf("%s %s\n", name, strstr(line_of(base), "vellum-morsel") ? "morsel" : "file");
-	if (munmap(base, length) || strlen(line_of(base)))
+	printf("%s %s\n", name, kind_of(base));
+	if (munmap(base, length) || is_mapped(base))
 		fail("munmap");
 }
 
-static void others(int file, size_t bytes)
+/* MAP_PRIVATE or MAP_SHARED: of what comes from now on. */
+static int type = MAP_PRIVATE;
+
+static unsigned char *whole(int file, size_t bytes)
+{
+	unsigned char *base = mmap(NULL, bytes, PROT_READ, type, file, 0);
+
+	if (base == MAP_FAILED)
+		fail("mmap");
+	return base;
+}
+
+static void wait_for(pid_t child)
+{
+	int status;
+
+	if (child < 0 || waitpid(child, &status, 0) != child || status)
+		fail("a child");
+}
+
+/* Parts go, the rest stays; what is private may be written, which nobody else sees. */
+static void parts(int file, size_t bytes)
 {
 	size_t half = bytes / 2 & ~(size_t)4095;
-	unsigned char *base = mmap(NULL, bytes, PROT_READ, MAP_PRIVATE, file, 0);
+	unsigned char *base = whole(file, bytes);
 
-	/* Parts go, the rest stays; a private copy may be written; a child has it. */
-	if (munmap(base, half) || strlen(line_of(base)))
+	if (munmap(base, half))
 		fail("munmap of a part");
 	check(base + half, half, bytes - half);
-	if (mprotect(base + half, 4096, PROT_READ | PROT_WRITE))
-		fail("mprotect");
-	base[half] = 255;
+	errno = 0;
+	if (mprotect(base + half, 4096, PROT_READ | PROT_WRITE) ?
+	    type == MAP_PRIVATE || errno != EACCES : type == MAP_SHARED)
+		fail("mprotect to write");
+	if (is_mapped(base))
+		fail("a part that was unmapped is back");
+	if (type == MAP_PRIVATE) {
+		base[half] = 255;
+		pid_t child = fork();
+		if (child == 0)
+			_exit(base[half] != 255 || base[half + 1] != (half + 1) % 251);
+		wait_for(child);
+	}
+	check(base + half + 4096, half + 4096, bytes - half - 4096);
+	if (munmap(base + half, bytes - half) || is_mapped(base + half))
+		fail("munmap of the rest");
+}
+
+/* What leaves a mapping as it is succeeds and does so. */
+static void harmless(int file, size_t bytes)
+{
+	unsigned char *base = whole(file, bytes);
+	const char *kind = kind_of(base);
+
+	if (madvise(base, bytes, MADV_WILLNEED) || madvise(base, 4096, MADV_SEQUENTIAL) ||
+	    madvise(base + 4096, bytes - 4096, MADV_DONTNEED) ||
+	    posix_madvise(base, bytes, POSIX_MADV_RANDOM))
+		fail("advice");
+	if (mlock(base + 100, 5000) || munlock(base + 100, 5000) || msync(base, bytes, MS_SYNC))
+		fail("mlock");
+	if (mprotect(base, bytes, PROT_READ) || mprotect(base + 4096, 4096, PROT_READ))
+		fail("mprotect to read");
+	if (strcmp(kind_of(base + 4096), kind))
+		fail("it is something else now");
+	check(base, 0, bytes);
+	errno = 0;
+	if (mprotect(base + 1, 4096, PROT_READ) != -1 || errno != EINVAL)
+		fail("an address within a page");
+	if (madvise(base, bytes, MADV_DONTFORK))
+		fail("not for children");
 	pid_t child = fork();
 	if (child == 0)
-		_exit(base[half] == 255 && base[half + 1] == (half + 1) % 251 ? 0 : 1);
-	int status;
-	if (waitpid(child, &status, 0) != child || status)
-		fail("a child");
+		_exit(is_mapped(base));
+	wait_for(child);
+	check(base, 0, bytes);
+	munmap(base, bytes);
+}
 
+/* It is moved, cut and replaced in parts, as any other. */
+static void moved(int file, size_t bytes)
+{
+	size_t half = bytes / 2 & ~(size_t)4095;
+	unsigned char *base = whole(file, bytes);
+	int flags = MAP_PRIVATE | MAP_ANONYMOUS;
+
+	if (mremap(base, bytes, half, 0) != base || is_mapped(base + half))
+		fail("mremap to less");
+	check(base, 0, half);
+	base = mremap(base, half, bytes, MREMAP_MAYMOVE);
+	if (base == MAP_FAILED)
+		fail("mremap to more");
+	check(base, 0, bytes);
+	munmap(base, bytes);
+
+	base = whole(file, bytes);
+	if (mmap(base + 4096, 4096, PROT_READ, flags | MAP_FIXED, -1, 0) != base + 4096 ||
+	    base[4096] || base[8191])
+		fail("a part is replaced");
+	check(base, 0, 4096);
+	check(base + 8192, 8192, bytes - 8192);
+	munmap(base, bytes);
+	if (is_mapped(base) || is_mapped(base + 4096) || is_mapped(base + bytes - 1))
+		fail("something is left");
+}
+
+/* A child has it, and what it does with it is its own affair. */
+static void children(int file, size_t bytes)
+{
+	unsigned char *base = whole(file, bytes);
+
+	for (int round = 0; round < 3; round++) {
+		pid_t child = fork();
+		if (child == 0) {
+			check(base, 0, bytes);
+			if (round && munmap(base + 4096, bytes - 4096))
+				fail("munmap in a child");
+			check(base, 0, 4096);
+			_exit(munmap(base, bytes) || is_mapped(base));
+		}
+		wait_for(child);
+		check(base, 0, bytes);
+	}
+	munmap(base, bytes);
+}
+
+static struct {
+	unsigned char *base;
+	size_t bytes;
+} unmapped_in_fork;
+
+static void *unmap(void *unused)
+{
+	if (munmap(unmapped_in_fork.base, unmapped_in_fork.bytes))
+		fail("munmap while another thread forks");
+	return unused;
+}
+
+/* In the midst of fork, as where that waits for a lock whose owner unmaps something. */
+static void before_fork(void)
+{
+	pthread_t thread;
+
+	if (unmapped_in_fork.base &&
+	    (pthread_create(&thread, NULL, unmap, NULL) || pthread_join(thread, NULL)))
+		fail("a thread in fork");
+	unmapped_in_fork.base = NULL;
+}
+
+static void while_forking(int file, size_t bytes)
+{
+	unsigned char *base = whole(file, bytes);
+
+	unmapped_in_fork.bytes = bytes;
+	unmapped_in_fork.base = whole(file, bytes);
+	pid_t child = fork();
+	if (child == 0) {
+		check(base, 0, bytes);
+		_exit(munmap(base, bytes) || is_mapped(base));
+	}
+	wait_for(child);
+	munmap(base, bytes);
+}
+
+static struct {
+	int file;
+	size_t bytes;
+	unsigned char *mapped[64];
+	atomic_int next;
+} all;
+
+static void *work(void *unused)
+{
+	for (int round = 0; round < 20; round++) {
+		unsigned char *base = whole(all.file, all.bytes);
+
+		check(base + 4096, 4096, 4096);
+		if (munmap(base + 4096, 4096))
+			fail("munmap by a thread");
+		check(base, 0, 4096);
+		if (round % 4 == 0 && mprotect(base, 4096, PROT_NONE))
+			fail("mprotect by a thread");
+		check(base + 8192, 8192, 4096);
+		munmap(base, all.bytes);
+	}
+	return unused;
+}
+
+static void handler(int signal)
+{
+	int next = atomic_fetch_add(&all.next, 1);
+
+	if (next < 64 && munmap(all.mapped[next], all.bytes))
+		abort();
+	(void)signal;
+}
+
+/* Threads do it at the same time, signals come, and children are born meanwhile. */
+static void together(int file, size_t bytes)
+{
+	struct sigaction action = { .sa_handler = handler, .sa_flags = SA_RESTART };
+	pthread_t threads[3];
+
+	all.file = file;
+	all.bytes = bytes;
+	for (int at = 0; at < 64; at++)
+		all.mapped[at] = whole(file, bytes);
+	sigaction(SIGUSR1, &action, NULL);
+	for (int at = 0; at < 3; at++)
+		if (pthread_create(&threads[at], NULL, work, NULL))
+			fail("a thread");
+	for (int round = 0; round < 64; round++) {
+		pthread_kill(round % 4 == 3 ? pthread_self() : threads[round % 4], SIGUSR1);
+		if (round % 8)
+			continue;
+		pid_t child = fork();
+		if (child == 0) {
+			unsigned char *last = all.mapped[63];
+			_exit(last[4096] != 4096 % 251 || munmap(last, all.bytes));
+		}
+		wait_for(child);
+	}
+	for (int at = 0; at < 3; at++)
+		pthread_join(threads[at], NULL);
+	for (int at = atomic_load(&all.next); at < 64; at++)
+		munmap(all.mapped[at], bytes);
+}
+
+static void errors(int file)
+{
 	errno = 0;
 	if (mmap(NULL, 4096, PROT_READ, MAP_SHARED, 1000, 0) != MAP_FAILED || errno != EBADF)
 		fail("a descriptor that is none");
@@ -93,6 +318,8 @@ int main(int count, char **arguments)
 	int file = open(arguments[count - 1], O_RDONLY), writable = open(arguments[1], O_RDWR);
 	struct stat stat;
 
+	/* Registered before the library could register anything, so it is called after that. */
+	pthread_atfork(before_fork, NULL, NULL);
 	if (file < 0 || writable < 0 || fstat(file, &stat))
 		fail("opening");
 	size_t bytes = stat.st_size, last = (bytes - 1) & ~(size_t)4095;
@@ -108,6 +335,15 @@ int main(int count, char **arguments)
 	try("writing", file, 0, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE);
 	try("read-write-shared", writable, 0, bytes, PROT_READ, MAP_SHARED);
 	try("read-write-private", writable, 0, bytes, PROT_READ, MAP_PRIVATE);
-	others(file, bytes);
+	for (int round = 0; round < 2; round++) {
+		type = round ? MAP_SHARED : MAP_PRIVATE;
+		parts(file, bytes);
+		harmless(file, bytes);
+		moved(file, bytes);
+		children(file, bytes);
+		while_forking(file, bytes);
+	}
+	together(file, bytes);
+	errors(file);
 	return 0;
 }

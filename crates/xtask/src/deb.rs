@@ -20,16 +20,37 @@ pub fn run(root: &Path) -> Outcome<PathBuf> {
         fs::remove_dir_all(&place).map_err(|error| format!("{}: {error}", place.display()))?;
     }
     let sources = place.join("vellum");
-    for file in kernel_files(root)? {
-        let target = sources.join(file.strip_prefix("kernel/").unwrap_or(&file));
-        copy(&root.join(&file), &target)?;
+    let files = kernel_files(root)?;
+    for file in &files {
+        copy(&root.join(file), &sources.join(below_kernel(file)))?;
     }
     let mut build = Command::new("dpkg-buildpackage");
     quietly(build.current_dir(&sources).args(["-us", "-uc", "-b"]))?;
     let package = find(&place, ".deb")?;
+    let listing = quietly(Command::new("dpkg-deb").arg("--contents").arg(&package))?;
+    if let Some(file) = missing(&files, &listing) {
+        return Err(format!("{file} is not in the package: see kernel/debian/rules"));
+    }
     let mut check = Command::new("lintian");
     quietly(check.args(["--fail-on", "error,warning", "--allow-root"]).arg(&package))?;
     Ok(package)
+}
+
+/// A file of which the module is made that a listing of the package does not have.
+fn missing<'a>(files: &'a [String], listing: &str) -> Option<&'a str> {
+    let names = files.iter().map(|file| below_kernel(file));
+    let of_module = |name: &&str| !name.starts_with("debian/") && *name != "dkms.conf";
+    names.filter(of_module).find(|name| {
+        let is_it = |line: &str| {
+            let below = line.split_once("/usr/src/").and_then(|(_, path)| path.split_once('/'));
+            below.is_some_and(|(_, path)| path == *name)
+        };
+        !listing.lines().any(is_it)
+    })
+}
+
+fn below_kernel(file: &str) -> &str {
+    file.strip_prefix("kernel/").unwrap_or(file)
 }
 
 /// The files that git knows below `kernel/`, but for those that are left out.
@@ -57,14 +78,31 @@ fn find(folder: &Path, ending: &str) -> Outcome<PathBuf> {
         .ok_or_else(|| format!("no {ending} in {}", folder.display()))
 }
 
-/// Runs a program, and shows what it says only if it fails.
-fn quietly(command: &mut Command) -> Outcome {
+/// Runs a program, and shows what it says only if it fails; returns what it writes.
+fn quietly(command: &mut Command) -> Outcome<String> {
     let name = command.get_program().to_string_lossy().into_owned();
     let output = command.stdin(Stdio::null()).output();
     let output = output.map_err(|error| format!("{name} does not run: {error}"))?;
     if output.status.success() {
-        return Ok(());
+        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
     }
     let said = [output.stdout, output.stderr].concat();
     Err(format!("{name}: {}\n{}", output.status, String::from_utf8_lossy(&said)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sources_that_are_not_in_the_package_are_found() {
+        let files =
+            ["kernel/main.c", "kernel/debian/rules", "kernel/core/frames.c"].map(str::to_owned);
+        let line =
+            |name: &str| format!("-rw-r--r-- root/root 9 2026-01-01 ./usr/src/vellum-1/{name}\n");
+        let whole = line("main.c") + &line("core/frames.c");
+        assert_eq!(missing(&files, &whole), None);
+        assert_eq!(missing(&files, &line("core/main.c")), Some("main.c"));
+        assert_eq!(missing(&files, &line("main.c")), Some("core/frames.c"));
+    }
 }

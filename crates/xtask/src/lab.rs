@@ -26,10 +26,11 @@ enum Kernels {
     One,
 }
 
-const SUITES: [Suite; 6] = [
+const SUITES: [Suite; 7] = [
     Suite::new("vellum-vm", "crates/vm", &["--tests"], Kernels::All),
     Suite::new("vellum-kernel-tests", "kernel/tests", &["--tests"], Kernels::All),
     Suite::new("vellum-morsel", "crates/morsel", &["--tests"], Kernels::One),
+    Suite::new("vellum-preload", "crates/preload", &["--test", "preload"], Kernels::One),
     Suite::new("vellum-pool", "crates/pool", &["--tests"], Kernels::One),
     Suite::new("vellum", "crates/engine", &["--tests"], Kernels::One),
     // A short TPC-C, with its consistency conditions.
@@ -178,6 +179,9 @@ fn run_tests(root: &Path, options: &Options, kernels: &[String], programs: &[Pro
     }
     for program in programs {
         command.arg(format!("{}={}", program.name, program.path.display()));
+        for (name, path) in programs::beside(program) {
+            command.arg(format!("--file={name}={}", path.display()));
+        }
     }
     finish(command)
 }

@@ -8,6 +8,7 @@ mod bench;
 mod deb;
 mod demo;
 mod fuzz;
+mod install;
 mod lab;
 mod python;
 mod setup;
@@ -67,6 +68,8 @@ enum Chore {
     Lab(lab::Options),
     /// Build the Debian package of the kernel module, for DKMS, and check it
     Deb,
+    /// Build the release binary and the libraries, and install them with what belongs to them
+    Install(install::Options),
     /// Build the package for Python, install it under target/, and run its tests
     Python {
         /// Only tests with these names
@@ -95,6 +98,7 @@ fn main() -> ExitCode {
         Chore::Lab(options) => lab::run(&root, &options),
         Chore::Deb => deb::run(&root)
             .map(|package| println!("{}: lintian has nothing to say", package.display())),
+        Chore::Install(options) => install::run(&root, &options),
         Chore::Python { names } => python::run(&root, &names),
         Chore::Fuzz { seconds, target } => fuzz::run(&root, seconds, target.as_deref()),
     };

@@ -35,6 +35,9 @@ const KERNEL_PROGRAMS: &[(&str, &str)] = &[("flex", "flex"), ("bison", "bison"),
 const PACKAGE_PROGRAMS: &[(&str, &str)] =
     &[("dh", "debhelper"), ("dh_dkms", "dh-dkms"), ("lintian", "lintian")];
 
+/// As above, for tests of what is installed.
+const INSTALL_PROGRAMS: &[(&str, &str)] = &[("pkg-config", "pkg-config")];
+
 /// As above, for the package for Python, and for tests that run Python.
 const PYTHON_PROGRAMS: &[(&str, &str)] =
     &[("/usr/bin/python3", "python3"), ("/usr/share/doc/python3-venv/copyright", "python3-venv")];
@@ -81,6 +84,7 @@ pub fn ensure(need: Need) -> Outcome {
         install_programs(PYTHON_PROGRAMS)?;
     }
     if need == Need::Tests {
+        install_programs(INSTALL_PROGRAMS)?;
         check_component("fmt", "rustfmt")?;
         check_component("clippy", "clippy")?;
     }

@@ -26,7 +26,10 @@ file that has changed is loaded anew.
 
 At the limit the file that was used longest ago goes. With the kernel module, files that somebody
 has mapped stay; without it the daemon cannot see that, and such memory is given back when the last
-program that has it ends. SIGTERM ends the daemon; programs keep what they have.";
+program that has it ends. SIGTERM ends the daemon; programs keep what they have.
+
+With the kernel module the files outlive the daemon, and the next one at the same socket has them
+again, if its user is the same. With --forget their memory is given back instead.";
 
 /// Keep files in memory once, for all programs that ask
 #[derive(clap::Args)]
@@ -47,6 +50,10 @@ pub struct Arguments {
     /// Way of having Morsels
     #[arg(long, value_enum, default_value = "auto")]
     backend: Backend,
+
+    /// Keep nothing for the next daemon, and remove what an earlier one has left
+    #[arg(long)]
+    forget: bool,
 
     /// Threads that read one file
     #[arg(long, value_name = "N", default_value = "4", value_parser = threads)]
@@ -92,12 +99,22 @@ pub fn run(arguments: &Arguments) -> Outcome {
         None => memory_limit::effective().doing(|| "reading the memory limit".into())?.bytes / 2,
     };
     let socket = arguments.socket.clone().unwrap_or_else(vellum_morsel::usual_socket);
-    let options = DaemonOptions { socket, mode: arguments.mode, limit, threads: arguments.threads };
+    let options = DaemonOptions {
+        socket,
+        mode: arguments.mode,
+        limit,
+        threads: arguments.threads,
+        keep: !arguments.forget,
+    };
     let stop = stop_signals().doing(|| "waiting for signals".into())?;
     let provider = Provider::new(arguments.backend.choice()).map_err(|error| failed(&error))?;
     let daemon = Daemon::bind(provider, &options).map_err(|error| failed(&error))?;
     let (at, backend, limit) = (options.socket.display(), daemon.backend(), size::show(limit));
     say(&format!("listening at {at}, backend {backend}, limit {limit}"));
+    say(&match daemon.kept() {
+        Ok(files) => format!("{files} files are there from the daemon before"),
+        Err(why) => format!("after a restart files are loaded anew: {why}"),
+    });
     daemon.run(stop).map_err(|error| failed(&error))
 }
 

@@ -2,11 +2,11 @@
 //!
 //! What the commands mean is said in `kernel/include/uapi/vellum/morsel.h`.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 
-use rustix::fs::{self, AtFlags, Mode, OFlags};
+use rustix::fs::{self, AtFlags, FileType, Mode, OFlags};
 use rustix::io::Errno;
 use vellum_uapi::morsel::{Fill, MAX_ORDER, SEAL_CONTENT, SEAL_POPULATION};
 
@@ -123,15 +123,32 @@ impl Place {
             .map_err(|errno| of_name("unlinking a Morsel", name, errno))
     }
 
-    /// The names that are there, sorted; what is no text is left out.
+    /// A folder among the names, made for this user alone if it is not there.
+    pub(crate) fn folder(&self, name: &OsStr) -> Result<OwnedFd> {
+        let failed = |errno| failed("opening a folder of Morsels", errno);
+        match fs::mkdirat(&self.directory, name, Mode::RWXU) {
+            Ok(()) | Err(Errno::EXIST) => {}
+            Err(errno) => return Err(failed(errno)),
+        }
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        fs::openat(&self.directory, name, flags, Mode::empty()).map_err(failed)
+    }
+
+    pub(crate) fn remove_folder(&self, name: &OsStr) -> Result<()> {
+        fs::unlinkat(&self.directory, name, AtFlags::REMOVEDIR)
+            .map_err(|errno| failed("removing a folder of Morsels", errno))
+    }
+
+    /// The Morsels' names, sorted; what is no text is left out.
     pub(crate) fn names(&self) -> Result<Vec<String>> {
         let listing = |errno| failed("listing Morsels", errno);
         let mut names = Vec::new();
         for entry in fs::Dir::read_from(&self.directory).map_err(listing)? {
             let entry = entry.map_err(listing)?;
-            match entry.file_name().to_str() {
-                Ok("." | "..") | Err(_) => {}
-                Ok(name) => names.push(name.to_string()),
+            if let Ok(name) = entry.file_name().to_str()
+                && entry.file_type() != FileType::Directory
+            {
+                names.push(name.to_string());
             }
         }
         names.sort_unstable();

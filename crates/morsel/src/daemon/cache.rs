@@ -1,7 +1,8 @@
 //! The files that are there as Morsels: each is loaded once, and the one used longest ago goes.
 //!
 //! What holds: a version of a file is in `objects` at most once; `used` is what the objects there
-//! and the loads that still run take; and it never exceeds the limit.
+//! and the loads that still run take; and it never exceeds the limit. What is in `objects` and
+//! ready is in the folder, if there is one and it has room.
 
 use std::collections::{BTreeSet, HashMap};
 use std::panic::{self, AssertUnwindSafe};
@@ -11,6 +12,7 @@ use std::thread;
 use std::time::Duration;
 
 use crate::PAGE_SIZE;
+use crate::daemon::folder::Folder;
 use crate::daemon::load::{self, Course};
 use crate::daemon::source::{Source, Version};
 use crate::morsel::Morsel;
@@ -48,6 +50,8 @@ pub(super) struct Cache {
 #[derive(Debug, Default)]
 struct State {
     objects: HashMap<Version, Entry>,
+    /// Where files outlive the daemon.
+    folder: Option<Folder>,
     used: u64,
     /// Counts uses, to tell which was longest ago.
     clock: u64,
@@ -66,7 +70,8 @@ enum Entry {
 #[derive(Debug)]
 struct Ready {
     morsel: Arc<Morsel>,
-    name: String,
+    /// `None`: nobody has asked since it was found again.
+    name: Option<String>,
     uses: u64,
     last_use: u64,
     /// Those who have proved that they may read it.
@@ -88,8 +93,20 @@ struct Load {
 }
 
 impl Cache {
-    pub(super) fn new(provider: Provider, bounds: Bounds) -> Self {
-        Self { provider, bounds, state: Mutex::default() }
+    /// One that has what is in the folder, as far as there is room.
+    pub(super) fn new(provider: Provider, bounds: Bounds, folder: Option<Folder>) -> Self {
+        let found = folder.as_ref().map_or_else(Vec::new, Folder::found);
+        let mut state = State { folder, ..State::default() };
+        for (version, morsel) in found {
+            match state.make_room(memory(&version), &bounds) {
+                Ok(()) => {
+                    state.used += memory(&version);
+                    state.insert(version, Arc::new(morsel), None);
+                }
+                Err(_) => state.remove_name(&version),
+            }
+        }
+        Self { provider, bounds, state: Mutex::new(state) }
     }
 
     /// The Morsel of a file, and whether it was there. `tell` gets the bytes that were read, now
@@ -104,7 +121,8 @@ impl Cache {
         let version = source.version;
         let mut state = self.state();
         let load = match state.objects.get_mut(&version) {
-            Some(Entry::Ready(_)) => {
+            Some(Entry::Ready(ready)) => {
+                ready.name.get_or_insert_with(|| source.name());
                 state.hits += 1;
                 return state.hand_out(&version, asker).map(|morsel| (morsel, true));
             }
@@ -154,10 +172,10 @@ impl Cache {
         let is_wanted = state.is_loading(&source.version, load);
         match &outcome {
             Ok(morsel) if is_wanted => {
-                let (morsel, name) = (Arc::clone(morsel), source.name());
-                let (uses, last_use, askers) = (0, state.clock, BTreeSet::new());
-                let ready = Ready { morsel, name, uses, last_use, askers };
-                state.objects.insert(source.version, Entry::Ready(ready));
+                if let Some(folder) = &state.folder {
+                    folder.keep(&source.version, morsel);
+                }
+                state.insert(source.version, Arc::clone(morsel), Some(source.name()));
             }
             _ => {
                 state.used -= memory(&source.version);
@@ -199,7 +217,7 @@ impl Cache {
             let Entry::Ready(ready) = entry else { continue };
             if asker.sees_all || ready.askers.contains(&asker.uid) {
                 let object = Object {
-                    name: ready.name.clone(),
+                    name: ready.name.clone().unwrap_or_else(|| version.file.to_string()),
                     length: version.length,
                     uses: ready.uses,
                     mounts: ready.mounts(),
@@ -231,6 +249,20 @@ impl Cache {
 }
 
 impl State {
+    /// Has a file from now on.
+    fn insert(&mut self, version: Version, morsel: Arc<Morsel>, name: Option<String>) {
+        self.clock += 1;
+        let (uses, last_use, askers) = (0, self.clock, BTreeSet::new());
+        let ready = Ready { morsel, name, uses, last_use, askers };
+        self.objects.insert(version, Entry::Ready(ready));
+    }
+
+    fn remove_name(&self, version: &Version) {
+        if let Some(folder) = &self.folder {
+            folder.remove(version);
+        }
+    }
+
     /// Counts a use of what is there.
     fn hand_out(&mut self, version: &Version, asker: Asker) -> Result<Arc<Morsel>, Refusal> {
         let Some(Entry::Ready(ready)) = self.objects.get_mut(version) else {
@@ -250,15 +282,16 @@ impl State {
 
     /// Forgets what is there of some files. Those who have it keep it, and its memory.
     fn forget(&mut self, which: impl Fn(&Version) -> bool) -> u64 {
-        let mut freed = 0;
-        let before = self.objects.len();
-        self.objects.retain(|version, entry| {
-            let goes = matches!(entry, Entry::Ready(_)) && which(version);
-            freed += if goes { memory(version) } else { 0 };
-            !goes
-        });
-        self.used -= freed;
-        (before - self.objects.len()) as u64
+        let goes = |version: &Version, entry: &mut Entry| {
+            matches!(entry, Entry::Ready(_)) && which(version)
+        };
+        let gone: Vec<Version> =
+            self.objects.extract_if(goes).map(|(version, _)| version).collect();
+        for version in &gone {
+            self.remove_name(version);
+            self.used -= memory(version);
+        }
+        gone.len() as u64
     }
 
     /// Forgets what was used longest ago until so many bytes fit; what is known to be mapped stays,

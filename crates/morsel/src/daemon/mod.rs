@@ -7,6 +7,7 @@
 mod admission;
 mod cache;
 mod connection;
+mod folder;
 mod load;
 mod socket;
 mod source;
@@ -28,6 +29,7 @@ use crate::protocol::Refusal;
 use crate::provider::Provider;
 use admission::{Admission, Ticket};
 use cache::{Asker, Bounds, Cache};
+use folder::Folder;
 use socket::Socket;
 
 /// How long to wait when a connection cannot be taken for want of descriptors or memory.
@@ -47,6 +49,8 @@ pub struct DaemonOptions {
     pub limit: u64,
     /// Threads that load one file.
     pub threads: usize,
+    /// Files stay when the daemon ends, for the next one at this socket: see [`Daemon::kept`].
+    pub keep: bool,
 }
 
 /// Why there is no daemon.
@@ -79,11 +83,13 @@ pub struct Daemon {
     cache: Arc<Cache>,
     admission: Arc<Admission>,
     backend: BackendKind,
+    kept: Result<usize, String>,
 }
 
 impl Daemon {
-    /// Listens, but takes nobody yet. Raises the number of descriptors that this process may have
-    /// to what it is allowed, since each file takes one.
+    /// Listens, but takes nobody yet. Has the files that another daemon has left for this one, or
+    /// gives their memory back if it is not to keep any. Raises the number of descriptors that this
+    /// process may have to what it is allowed, since each file takes one.
     ///
     /// # Errors
     /// [`DaemonError::Running`] or [`DaemonError::Socket`].
@@ -94,9 +100,26 @@ impl Daemon {
             objects: usize::try_from(raise_descriptors() / 2).unwrap_or(usize::MAX),
             threads: options.threads,
         };
-        let cache = Arc::new(Cache::new(provider, bounds));
         let socket = Socket::bind(&options.socket, options.mode)?;
-        Ok(Self { socket, cache, admission: Arc::default(), backend })
+        let folder = if options.keep {
+            Folder::open(&provider, &options.socket)
+        } else {
+            Folder::clear(&provider, &options.socket);
+            Err("it was asked not to keep them".into())
+        };
+        let why = folder.as_ref().err().cloned();
+        let cache = Arc::new(Cache::new(provider, bounds, folder.ok()));
+        let kept = why.map_or_else(|| Ok(cache.stat().objects as usize), Err);
+        Ok(Self { socket, cache, admission: Arc::default(), backend, kept })
+    }
+
+    /// How many files it has from the daemon before it; or in words why it keeps none for the next
+    /// one. Only the module has names that something could be found by again.
+    ///
+    /// # Errors
+    /// The words.
+    pub fn kept(&self) -> Result<usize, &str> {
+        self.kept.as_ref().copied().map_err(String::as_str)
     }
 
     /// The backend that its Morsels are of.

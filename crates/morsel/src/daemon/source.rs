@@ -1,23 +1,33 @@
 //! The file that a client wants: whether it may have it, and which version of it that is.
 
+use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::thread;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use rustix::fs::{self, FileType};
 use rustix::io::Errno;
+use rustix::time::{ClockId, clock_gettime};
 
 use crate::descriptor::{self, Use};
 use crate::protocol::Refusal;
 
-/// The kernel's clock for files stands still for this long at most: a tick, and something.
-const TICK: Duration = Duration::from_millis(20);
+/// The kernel's clock for files stands still for a tick, a few milliseconds, and longer on a
+/// machine that hardly gets to run. A time that is further ahead than this is not of that clock.
+const AHEAD: Duration = Duration::from_secs(2);
 
 /// What tells files apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct FileId {
     device: u64,
     inode: u64,
+}
+
+impl fmt::Display for FileId {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (major, minor) = (fs::major(self.device), fs::minor(self.device));
+        write!(formatter, "inode {} of device {major}:{minor}", self.inode)
+    }
 }
 
 /// What tells versions of files apart. Whoever changes a file changes at least its time of change,
@@ -28,6 +38,32 @@ pub(super) struct Version {
     pub(super) length: u64,
     modified: (i64, u64),
     changed: (i64, u64),
+}
+
+impl Version {
+    /// As the name of a file.
+    pub(super) fn file_name(&self) -> String {
+        let Self { file, length, modified, changed } = *self;
+        let (seconds, since) = (modified.0.cast_unsigned(), changed.0.cast_unsigned());
+        format!(
+            "{:x}-{:x}-{length:x}-{seconds:x}-{:x}-{since:x}-{:x}",
+            file.device, file.inode, modified.1, changed.1
+        )
+    }
+
+    /// The version of such a name; `None` if it is not one.
+    pub(super) fn of_file_name(name: &str) -> Option<Self> {
+        let mut parts = name.split('-').map(|part| u64::from_str_radix(part, 16));
+        let mut number = || parts.next()?.ok();
+        let version = Self {
+            file: FileId { device: number()?, inode: number()? },
+            length: number()?,
+            modified: (number()?.cast_signed(), number()?),
+            changed: (number()?.cast_signed(), number()?),
+        };
+        // One version has one name.
+        (version.file_name() == name).then_some(version)
+    }
 }
 
 /// A regular file that the client has proved to be able to read: it has opened it for that.
@@ -51,13 +87,13 @@ impl Source {
     /// Waits until a change would be seen by its time: one within the tick of the last change has
     /// the same. Then looks again which version it is.
     pub(super) fn settle(&mut self) -> Result<(), Refusal> {
-        let (seconds, nanoseconds) = self.version.changed.max(self.version.modified);
-        let time = u64::try_from(seconds).ok().and_then(|seconds| {
-            UNIX_EPOCH.checked_add(Duration::from_secs(seconds) + Duration::from_nanos(nanoseconds))
-        });
-        let age = time.and_then(|time| SystemTime::now().duration_since(time).ok());
-        // A time in the future says nothing; the wait is short.
-        thread::sleep(TICK.saturating_sub(age.unwrap_or_default()));
+        let last = self.version.changed.max(self.version.modified);
+        let is_ahead =
+            |now: (i64, u64)| now <= last && last.0.saturating_sub(now.0) <= AHEAD.as_secs() as i64;
+        let start = Instant::now();
+        while is_ahead(clock_of_files()) && start.elapsed() < AHEAD {
+            thread::sleep(Duration::from_millis(1));
+        }
         self.version = version(self.descriptor.as_fd())?;
         Ok(())
     }
@@ -92,6 +128,12 @@ impl AsFd for Source {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.descriptor.as_fd()
     }
+}
+
+/// The clock that gives files their times.
+fn clock_of_files() -> (i64, u64) {
+    let now = clock_gettime(ClockId::RealtimeCoarse);
+    (now.tv_sec, now.tv_nsec.unsigned_abs())
 }
 
 fn version(descriptor: BorrowedFd<'_>) -> Result<Version, Refusal> {
@@ -138,6 +180,22 @@ mod tests {
             // The same length, and as soon as can be.
             std::os::unix::fs::FileExt::write_all_at(&file, &[byte + 1; 5], 0).unwrap();
             assert!(!source.is_unchanged(), "after {byte}");
+        }
+    }
+
+    #[test]
+    fn a_version_has_one_name() {
+        let version = Version {
+            file: FileId { device: 0x801, inode: u64::MAX },
+            length: 12,
+            modified: (-1, 999_999_999),
+            changed: (1_700_000_000, 0),
+        };
+        let name = version.file_name();
+        assert_eq!(Version::of_file_name(&name), Some(version));
+        assert_eq!(version.file.to_string(), format!("inode {} of device 8:1", u64::MAX));
+        for other in [&name[1..], &format!("0{name}"), &format!("{name}-0"), "model", ""] {
+            assert_ne!(Version::of_file_name(other), Some(version), "{other}");
         }
     }
 

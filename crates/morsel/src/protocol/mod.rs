@@ -58,7 +58,8 @@ pub(crate) enum Reply {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Object {
-    /// Its path when it was loaded, as the daemon saw it. Files are told apart by device and inode.
+    /// Its path when it was loaded, as the daemon saw it. Files are told apart by device and inode,
+    /// which stand here for one that was found again and that nobody has asked for since.
     pub name: String,
     /// Bytes.
     pub length: u64,

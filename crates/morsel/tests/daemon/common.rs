@@ -71,7 +71,7 @@ impl Drop for Running {
 }
 
 pub fn options(socket: &Path, limit: u64) -> DaemonOptions {
-    DaemonOptions { socket: socket.into(), mode: 0o666, limit, threads: 2 }
+    DaemonOptions { socket: socket.into(), mode: 0o666, limit, threads: 2, keep: false }
 }
 
 /// Runs a test with a daemon on each backend of this machine; says which are left out.

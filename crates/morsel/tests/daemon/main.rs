@@ -8,5 +8,6 @@ mod bystander;
 mod common;
 mod loading;
 mod messages;
+mod restart;
 mod sources;
 mod start;

@@ -6,6 +6,7 @@
 mod address;
 mod common;
 mod content;
+mod fork;
 mod hostile;
 mod huge_pages;
 mod model;

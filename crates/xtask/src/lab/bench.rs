@@ -20,12 +20,15 @@ pub fn run(root: &Path, options: &Options, name: &str) -> Outcome {
     };
     let mut command = lab(root, options, &kernels);
     if let Some(model) = model(&options.arguments) {
-        command.arg("--file").arg(model);
+        command.arg("--file").arg(format!("model={model}"));
     }
     command.args(["run", "--patience", PATIENCE]);
     command.arg(format!("vellum={} {}", path.display(), words(name, &options.arguments)));
     finish(command)
 }
+
+/// Where the guest has the model.
+const MODEL: &str = "/tests/model";
 
 /// The file that an argument names, which the guest needs, too.
 fn model(arguments: &[String]) -> Option<&str> {
@@ -40,9 +43,10 @@ fn words(name: &str, arguments: &[String]) -> String {
         // Its files are on the guest's disk, not in the memory that `/tmp` is.
         words.push_str(" --dir /mnt/bench");
     }
+    let model = model(arguments);
     for argument in arguments {
         words.push(' ');
-        words.push_str(argument);
+        words.push_str(if Some(&argument[..]) == model { MODEL } else { argument });
     }
     words
 }
@@ -55,6 +59,9 @@ mod tests {
     fn arguments_are_passed_on_behind_the_name() {
         let given = ["--engines".to_owned(), "vellum".to_owned()];
         let expected = "bench tpcc --quick --no-progress --dir /mnt/bench --engines vellum";
+        assert_eq!(words("tpcc", &given), expected);
+        let given = ["--model".to_owned(), "/home/model".to_owned()];
+        let expected = "bench tpcc --quick --no-progress --dir /mnt/bench --model /tests/model";
         assert_eq!(words("tpcc", &given), expected);
         let given = ["--dir=/pmem".to_owned()];
         assert_eq!(words("tpcc", &given), "bench tpcc --quick --no-progress --dir=/pmem");

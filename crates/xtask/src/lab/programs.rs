@@ -23,6 +23,9 @@ pub const LONG: &LeftOut = &[
     ("vellum/bad_input", "two minutes in an emulator; runs with PACKAGE=vellum"),
 ];
 
+/// Libraries that test programs look for beside themselves, each with the program.
+const BESIDE: [(&str, &str); 1] = [("vellum-preload/preload", "libvellum_preload.so")];
+
 /// A test program.
 pub struct Program {
     /// The package and the test's own name: several packages may have one of a name.
@@ -48,6 +51,15 @@ pub fn of_tests(root: &Path, package: &str, selection: &[&str]) -> Outcome<Vec<P
     let program = |path: PathBuf| Program { name: format!("{package}/{}", name_of(&path)), path };
     let programs = without(paths.map(program).collect(), &NOT_FOR_GUESTS);
     if programs.is_empty() { Err(format!("no tests in {package}")) } else { Ok(programs) }
+}
+
+/// What has to lie beside a program: names there, and where that is here.
+pub fn beside(program: &Program) -> impl Iterator<Item = (String, PathBuf)> {
+    let libraries = BESIDE.iter().filter(|(name, _)| *name == program.name);
+    libraries.map(|(name, library)| {
+        let folder = name.rsplit_once('/').map_or("", |(folder, _)| folder);
+        (format!("{folder}/{library}"), program.path.with_file_name(library))
+    })
 }
 
 /// Programs without some of them, of which it says so.
@@ -118,6 +130,15 @@ mod tests {
         let programs = vec![program("vellum/store"), program("vellum/simulation")];
         let names: Vec<String> = without(programs, LONG).into_iter().map(|it| it.name).collect();
         assert_eq!(names, ["vellum/store"]);
+    }
+
+    #[test]
+    fn libraries_lie_beside_their_programs() {
+        let program = |name: &str| Program { name: name.to_owned(), path: "/deps/a-0af1".into() };
+        let library = "libvellum_preload.so";
+        let expected = (format!("vellum-preload/{library}"), Path::new("/deps").join(library));
+        assert_eq!(beside(&program("vellum-preload/preload")).collect::<Vec<_>>(), [expected]);
+        assert_eq!(beside(&program("vellum/store")).count(), 0);
     }
 
     #[test]

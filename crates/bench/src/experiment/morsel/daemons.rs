@@ -42,7 +42,8 @@ impl Running {
     fn start(provider: Provider, directory: &Path, limit: u64) -> Result<Running> {
         let backend = provider.backend();
         let socket = directory.join(format!("{backend}.sock"));
-        let options = DaemonOptions { socket: socket.clone(), mode: 0o600, limit, threads: 4 };
+        let options =
+            DaemonOptions { socket: socket.clone(), mode: 0o600, limit, threads: 4, keep: false };
         let daemon = Daemon::bind(provider, &options)?;
         let (stop, stopped) = UnixStream::pair()?;
         let thread = thread::spawn(move || {

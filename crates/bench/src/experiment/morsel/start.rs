@@ -19,7 +19,7 @@ use crate::worker::{Way, Worker, make_model, sum_of_pages, warm_file};
 /// The experiment.
 pub const MORSEL_START: Experiment = Experiment {
     name: "morsel-start",
-    shows: "a model for 16 processes that start one after the other: time of the n-th, memory of all",
+    shows: "a model for 16 processes, one after the other: time of the n-th, memory of all",
     source: "DIMES'23, section 3.1",
     run,
 };

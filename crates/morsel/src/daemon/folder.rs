@@ -1,0 +1,143 @@
+//! The folder in which loaded files outlive the daemon: with the module a Morsel is a file, and may
+//! have a name there.
+//!
+//! What holds: the folder is of the daemon's user, nobody else may enter it, and one daemon uses it
+//! at a time. A Morsel gets its name, which is that of a version of a file, once it is whole and
+//! sealed. So what has such a name, is sealed and as long as that version, is that version: nobody
+//! but this user could have put something else there.
+
+use std::collections::HashMap;
+use std::ffi::{CStr, CString, OsString};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::Path;
+
+use rustix::fs::{self, AtFlags, CWD, Dir, FlockOperation, Mode, OFlags};
+use rustix::io::Errno;
+use rustix::process::geteuid;
+
+use crate::daemon::source::{FileId, Version};
+use crate::morsel::Morsel;
+use crate::provider::Provider;
+use crate::seals::Seals;
+
+/// How the names of such folders begin; the daemon's socket follows.
+const PREFIX: &[u8] = b"cache";
+
+/// The folder of the daemon at a socket.
+#[derive(Debug)]
+pub(super) struct Folder(OwnedFd);
+
+impl Folder {
+    /// The folder of the daemon that listens at a socket, made if it is not there.
+    ///
+    /// # Errors
+    /// In words, why there is none that can be used.
+    pub(super) fn open(provider: &Provider, socket: &Path) -> Result<Self, String> {
+        let name = name(socket)?;
+        let shown = name.display();
+        let folder = provider.folder(&name).map_err(|error| error.to_string())?;
+        let stat = fs::fstat(&folder).map_err(|errno| format!("{shown}: {errno}"))?;
+        if stat.st_uid != geteuid().as_raw() || stat.st_mode & 0o077 != 0 {
+            return Err(format!("the folder {shown} is not this user's alone: remove it"));
+        }
+        // Sockets that are spelled alike in two views of the file systems have one folder.
+        fs::flock(&folder, FlockOperation::NonBlockingLockExclusive)
+            .map_err(|errno| format!("the folder {shown} is another daemon's ({errno})"))?;
+        Ok(Self(folder))
+    }
+
+    /// The files that are there, the one loaded longest ago first. What is anything else goes.
+    pub(super) fn found(&self) -> Vec<(Version, Morsel)> {
+        let mut found: HashMap<FileId, ((i64, i64), Version, Morsel)> = HashMap::new();
+        for name in self.names() {
+            let Some((loaded, version, morsel)) = self.look_at(&name) else {
+                self.unlink(&name);
+                continue;
+            };
+            // Nobody can ask for what a file was before.
+            match found.get(&version.file) {
+                Some((other, ..)) if *other > loaded => self.unlink(&name),
+                _ => {
+                    let older = found.insert(version.file, (loaded, version, morsel));
+                    older.inspect(|(_, version, _)| self.remove(version));
+                }
+            }
+        }
+        let mut found: Vec<_> = found.into_values().collect();
+        found.sort_by_key(|(loaded, ..)| *loaded);
+        found.into_iter().map(|(_, version, morsel)| (version, morsel)).collect()
+    }
+
+    /// A version of a file, and when it was loaded; `None`: it is none, or not all of one.
+    fn look_at(&self, name: &CStr) -> Option<((i64, i64), Version, Morsel)> {
+        let version = Version::of_file_name(name.to_str().ok()?)?;
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let file = fs::openat(&self.0, name, flags, Mode::empty()).ok()?;
+        let stat = fs::fstat(&file).ok()?;
+        let morsel = Morsel::from_descriptor(file).ok()?;
+        let state = morsel.stat().ok()?;
+        let is_whole = state.missing() == 0 && state.seals.has(Seals::CONTENT);
+        let is_own = stat.st_uid == geteuid().as_raw() && morsel.length() == version.length;
+        #[allow(clippy::unnecessary_cast)] // how long these are depends on the machine
+        let loaded = (stat.st_ctime as i64, stat.st_ctime_nsec as i64);
+        (is_whole && is_own).then_some((loaded, version, morsel))
+    }
+
+    /// Gives a Morsel, which is whole and sealed, the name of its version. Without one it is loaded
+    /// again after a restart, so a failure is not told.
+    pub(super) fn keep(&self, version: &Version, morsel: &Morsel) {
+        let place = format!("/proc/self/fd/{}", morsel.as_fd().as_raw_fd());
+        self.remove(version);
+        let _ = fs::linkat(CWD, place, &self.0, version.file_name(), AtFlags::SYMLINK_FOLLOW);
+    }
+
+    /// Takes the name of a version away, if it has one.
+    pub(super) fn remove(&self, version: &Version) {
+        let _ = fs::unlinkat(&self.0, version.file_name(), AtFlags::empty());
+    }
+
+    /// Takes away what an earlier daemon at a socket has left, and the folder.
+    pub(super) fn clear(provider: &Provider, socket: &Path) {
+        let (Ok(name), Ok(folder)) = (name(socket), Self::open(provider, socket)) else { return };
+        for name in folder.names() {
+            folder.unlink(&name);
+        }
+        // An empty folder is in nobody's way.
+        let _ = provider.remove_folder(&name);
+    }
+
+    fn unlink(&self, name: &CStr) {
+        // What cannot be removed stays without use.
+        if fs::unlinkat(&self.0, name, AtFlags::empty()) == Err(Errno::ISDIR) {
+            let _ = fs::unlinkat(&self.0, name, AtFlags::REMOVEDIR);
+        }
+    }
+
+    fn names(&self) -> Vec<CString> {
+        let entries = Dir::read_from(&self.0).into_iter().flatten().flatten();
+        let names = entries.map(|entry| entry.file_name().to_owned());
+        names.filter(|name| !matches!(name.as_bytes(), b"." | b"..")).collect()
+    }
+}
+
+/// The name of the folder of a socket: its path, with `-` for `/`. A socket's path is shorter than
+/// a name may be.
+fn name(socket: &Path) -> Result<OsString, String> {
+    let path = std::path::absolute(socket).map_err(|error| error.to_string())?;
+    let part = |byte: &u8| if *byte == b'/' { b'-' } else { *byte };
+    let path: Vec<u8> = path.as_os_str().as_bytes().iter().map(part).collect();
+    Ok(OsString::from_vec([PREFIX, &path].concat()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_folder_is_named_after_the_socket() {
+        let named = name(Path::new("/run/vellum/morseld.sock")).unwrap();
+        assert_eq!(named, "cache-run-vellum-morseld.sock");
+        assert!(name(Path::new("socket")).unwrap().as_bytes().len() > "cache-socket".len());
+    }
+}

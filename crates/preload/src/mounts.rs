@@ -1,0 +1,402 @@
+//! Morsels of the module that programs take for mappings of files.
+//!
+//! Such a Morsel is mapped and unmapped as a whole only. So the table knows which part of each
+//! mount the program believes to have: parts that it unmaps are taken off here, and the mount goes
+//! with the last. Each mount has an *anchor*, a mapping of the file's first page as the program has
+//! asked for it. Whatever a mount cannot do (other rights, parts replaced or moved) is done to a
+//! mapping of the file, which the anchor becomes in the mount's place, by one system call.
+//!
+//! What holds: entries change under the lock. They may be read without it by who asks about memory
+//! of its own: such entries were there before it had that memory, or it is not in one. Entries are
+//! taken off before what they stand for is unmapped: a child that is forked in between has a mount
+//! that it does not know, which is in nobody's way; never a part of memory that is not there.
+#![allow(unsafe_code)]
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use crate::lock;
+use crate::system::{self, Answer, PAGE};
+
+/// Parts that there may be; what is mapped beyond them is mapped from its file.
+const PARTS: usize = 512;
+
+/// A place in the table; `end` is 0 where there is no part.
+struct Place {
+    start: AtomicUsize,
+    end: AtomicUsize,
+    base: AtomicUsize,
+    extent: AtomicUsize,
+    anchor: AtomicUsize,
+}
+
+/// A part of a mount.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Part {
+    /// Where it begins and ends, for the program.
+    pub(crate) start: usize,
+    pub(crate) end: usize,
+    /// The mount.
+    pub(crate) base: usize,
+    pub(crate) extent: usize,
+    /// Where the file's first page is.
+    pub(crate) anchor: usize,
+}
+
+static TABLE: [Place; PARTS] = [const { Place::free() }; PARTS];
+
+/// How many places were ever taken: those behind are free.
+static EVER: AtomicUsize = AtomicUsize::new(0);
+
+/// The mount that a file is taking the place of, or 0.
+static IN_TRANSIT: AtomicUsize = AtomicUsize::new(0);
+
+impl Place {
+    const fn free() -> Self {
+        Self {
+            start: AtomicUsize::new(0),
+            end: AtomicUsize::new(0),
+            base: AtomicUsize::new(0),
+            extent: AtomicUsize::new(0),
+            anchor: AtomicUsize::new(0),
+        }
+    }
+
+    fn part(&self) -> Option<Part> {
+        let get = |word: &AtomicUsize| word.load(Ordering::Relaxed);
+        // The other words are older than it.
+        let end = self.end.load(Ordering::Acquire);
+        let (start, base) = (get(&self.start), get(&self.base));
+        let (extent, anchor) = (get(&self.extent), get(&self.anchor));
+        (end != 0).then_some(Part { start, end, base, extent, anchor })
+    }
+
+    fn set(&self, part: &Part) {
+        self.start.store(part.start, Ordering::Relaxed);
+        self.base.store(part.base, Ordering::Relaxed);
+        self.extent.store(part.extent, Ordering::Relaxed);
+        self.anchor.store(part.anchor, Ordering::Relaxed);
+        self.end.store(part.end, Ordering::Release);
+    }
+
+    fn clear(&self) {
+        self.end.store(0, Ordering::Release);
+    }
+}
+
+impl Part {
+    fn mount(&self) -> Range<usize> {
+        self.base..self.base + self.extent
+    }
+
+    /// What is left of it on either side of a range; an empty one where nothing is.
+    fn without(&self, range: &Range<usize>) -> [Part; 2] {
+        let left = Part { end: self.end.min(range.start), ..*self };
+        let right = Part { start: self.start.max(range.end), ..*self };
+        [left, right]
+    }
+
+    fn is_empty(&self) -> bool {
+        self.start >= self.end
+    }
+}
+
+fn parts() -> impl Iterator<Item = (&'static Place, Part)> {
+    let taken = &TABLE[..EVER.load(Ordering::Acquire)];
+    taken.iter().filter_map(|place| Some((place, place.part()?)))
+}
+
+fn of_mount(base: usize) -> impl Iterator<Item = (&'static Place, Part)> {
+    parts().filter(move |(_, part)| part.base == base)
+}
+
+/// A part of the first mount that a range touches.
+fn first(range: &Range<usize>) -> Option<Part> {
+    let touches = |part: &Part| part.base < range.end && range.start < part.mount().end;
+    parts().map(|(_, part)| part).filter(touches).min_by_key(|part| part.base)
+}
+
+/// Whether a range touches a mount: also where the program believes that nothing is.
+pub(crate) fn touch(range: &Range<usize>) -> bool {
+    first(range).is_some()
+}
+
+/// Whether all of a range is in one part.
+pub(crate) fn have(range: &Range<usize>) -> bool {
+    parts().any(|(_, part)| part.start <= range.start && range.end <= part.end)
+}
+
+/// Knows a new mount from now on; false: there is no place for it.
+pub(crate) fn add(part: &Part) -> bool {
+    locked(|| put(part))
+}
+
+fn locked<T>(work: impl FnOnce() -> T) -> T {
+    lock::locked(forget_transit, work)
+}
+
+/// In a child whose parent has not come to the end of it: whichever of the two is there stays.
+fn forget_transit() {
+    let base = IN_TRANSIT.swap(0, Ordering::Relaxed);
+    of_mount(base).for_each(|(place, _)| place.clear());
+}
+
+fn put(part: &Part) -> bool {
+    let Some(index) = TABLE.iter().position(|place| place.part().is_none()) else { return false };
+    TABLE[index].set(part);
+    EVER.fetch_max(index + 1, Ordering::Release);
+    true
+}
+
+/// `munmap` of whole pages. What is left of a mount keeps all of it, so addresses that the program
+/// has given up may be read until the last of them is.
+///
+/// # Safety
+/// As that: the range must be the caller's, and nothing may point into it.
+pub(crate) unsafe fn unmap(range: &Range<usize>) -> Answer {
+    locked(|| {
+        let mut rest = range.clone();
+        while !rest.is_empty() {
+            let next = first(&rest);
+            let gap = rest.start..next.map_or(rest.end, |part| part.base.max(rest.start));
+            // SAFETY: the caller's promise; no mount is in it.
+            let mut answer = if gap.is_empty() { 0 } else { unsafe { system::unmap(&gap) } };
+            rest.start = gap.end;
+            if let (0, Some(mount)) = (answer, next) {
+                let off = rest.start..mount.mount().end.min(rest.end);
+                // SAFETY: the caller's promise.
+                answer = unsafe { take_off(&mount, &off) };
+                rest.start = off.end;
+            }
+            if answer != 0 {
+                return answer;
+            }
+        }
+        0
+    })
+}
+
+/// Takes a range off the parts of a mount, and the mount away with the last of them.
+///
+/// # Safety
+/// As [`unmap`].
+unsafe fn take_off(mount: &Part, range: &Range<usize>) -> Answer {
+    for (place, part) in of_mount(mount.base) {
+        let [left, right] = part.without(range);
+        match (left.is_empty(), right.is_empty()) {
+            (true, true) => place.clear(),
+            (false, true) => place.set(&left),
+            (true, false) => place.set(&right),
+            (false, false) if put(&right) => place.set(&left),
+            // No place for another part: a file's mapping needs none.
+            // SAFETY: the caller's promise.
+            (false, false) => unsafe {
+                replace(mount);
+                return system::unmap(range);
+            },
+        }
+    }
+    if of_mount(mount.base).next().is_some() {
+        return 0;
+    }
+    // SAFETY: the program has given up all of the mount, and does not know the anchor.
+    unsafe {
+        system::unmap(&(mount.anchor..mount.anchor + PAGE));
+        system::unmap(&mount.mount())
+    }
+}
+
+/// Puts mappings of files in the place of all mounts that a range touches: the next call of the
+/// program does with them what it wants. What fails leaves the mount there, and the kernel refuses
+/// that call.
+pub(crate) fn give_up(range: &Range<usize>) {
+    locked(|| {
+        while let Some(mount) = first(range) {
+            // SAFETY: mount and anchor are of the table, and the file has the bytes of the Morsel.
+            if !unsafe { replace(&mount) } {
+                break;
+            }
+        }
+    });
+}
+
+/// Puts a mapping of the file in the place of a mount.
+///
+/// # Safety
+/// The mount must be one of the table.
+unsafe fn replace(mount: &Part) -> bool {
+    let mut rest = mount.mount();
+    IN_TRANSIT.store(mount.base, Ordering::Relaxed);
+    // SAFETY: the program sees the file where it has asked for it.
+    if !unsafe { system::stretch(mount.anchor, &rest) } {
+        IN_TRANSIT.store(0, Ordering::Relaxed);
+        return false;
+    }
+    while let Some((place, part)) = of_mount(mount.base).min_by_key(|(_, part)| part.start) {
+        let gap = rest.start..part.start;
+        // SAFETY: the program does not believe to have anything between the parts.
+        let _ = (!gap.is_empty()).then(|| unsafe { system::unmap(&gap) });
+        rest.start = part.end;
+        place.clear();
+    }
+    // SAFETY: as above, behind the last.
+    let _ = (!rest.is_empty()).then(|| unsafe { system::unmap(&rest) });
+    IN_TRANSIT.store(0, Ordering::Relaxed);
+    true
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::io::Write;
+    use std::os::fd::AsRawFd;
+
+    use vellum_testing::own_process;
+
+    use super::*;
+    use crate::request::Request;
+
+    const EXTENT: usize = 16 * PAGE;
+
+    fn mapping(file: &File, length: usize, flags: i32) -> usize {
+        let file = file.as_raw_fd();
+        let request = Request { length, rights: libc::PROT_READ, flags, file, offset: 0 };
+        // SAFETY: replaces nothing.
+        unsafe { system::map(0, &request) }.unwrap()
+    }
+
+    /// What stands for a mount, with pages of 'm', and a file that has 'f' in its place; of both
+    /// the program has all but the first page and the last three.
+    fn mount() -> Part {
+        let of = |letter: u8| {
+            let mut file = tempfile::tempfile().unwrap();
+            file.write_all(&[letter; EXTENT]).unwrap();
+            file
+        };
+        let base = mapping(&of(b'm'), EXTENT, libc::MAP_SHARED);
+        let anchor = mapping(&of(b'f'), PAGE, libc::MAP_PRIVATE);
+        let (start, end) = (base + PAGE, base + 13 * PAGE);
+        let part = Part { start, end, base, extent: EXTENT, anchor };
+        assert!(add(&part));
+        part
+    }
+
+    /// The pages of a mount as they are: `m`, `f`, or `-` where nothing is, and nobody else maps
+    /// anything meanwhile.
+    fn pages(mount: &Part) -> String {
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let is_mapped = |page: usize| {
+            maps.lines().any(|line| {
+                let (range, _) = line.split_once(' ').unwrap();
+                let (start, end) = range.split_once('-').unwrap();
+                let number = |text| usize::from_str_radix(text, 16).unwrap();
+                number(start) <= page && page < number(end)
+            })
+        };
+        let pages = mount.mount().step_by(PAGE);
+        let letter = |page| match is_mapped(page) {
+            // SAFETY: the page is mapped, and nobody unmaps it meanwhile.
+            true => unsafe { std::ptr::with_exposed_provenance::<u8>(page).read() }.into(),
+            false => '-',
+        };
+        pages.map(letter).collect()
+    }
+
+    fn off(mount: &Part, pages: Range<usize>) {
+        let at = |page| mount.base + page * PAGE;
+        // SAFETY: nobody but the test knows of it.
+        assert_eq!(unsafe { unmap(&(at(pages.start)..at(pages.end))) }, 0);
+    }
+
+    /// The first page of each part, and the one behind it.
+    fn parts_of(mount: &Part) -> Vec<(usize, usize)> {
+        let page = |address| (address - mount.base) / PAGE;
+        let parts = of_mount(mount.base).map(|(_, part)| (page(part.start), page(part.end)));
+        let mut parts: Vec<_> = parts.collect();
+        parts.sort_unstable();
+        parts
+    }
+
+    #[test]
+    fn a_mount_goes_with_its_last_part() {
+        if !own_process::entered("mounts::tests::a_mount_goes_with_its_last_part") {
+            return;
+        }
+        let mount = mount();
+        let at = |page: usize| mount.base + page * PAGE;
+        assert!(touch(&(at(0)..at(1))) && !have(&(at(0)..at(2))) && have(&(at(1)..at(13))));
+        off(&mount, 1..3);
+        off(&mount, 5..6);
+        off(&mount, 12..16);
+        assert_eq!(parts_of(&mount), [(3, 5), (6, 12)]);
+        assert!(have(&(at(3)..at(5))) && !have(&(at(3)..at(7))));
+        // What is not there is taken off, too.
+        off(&mount, 5..6);
+        off(&mount, 0..7);
+        assert_eq!(parts_of(&mount), [(7, 12)]);
+        assert_eq!(pages(&mount), "m".repeat(16));
+        off(&mount, 7..12);
+        assert_eq!((pages(&mount), parts_of(&mount).len()), ("-".repeat(16), 0));
+        assert_eq!(&pages(&Part { base: mount.anchor, extent: PAGE, ..mount }), "-");
+        assert!(!touch(&mount.mount()));
+    }
+
+    #[test]
+    fn what_lies_around_mounts_goes_with_them() {
+        if !own_process::entered("mounts::tests::what_lies_around_mounts_goes_with_them") {
+            return;
+        }
+        let (first, second) = (mount(), mount());
+        let (low, high) = (first.base.min(second.base), first.base.max(second.base));
+        if high - low != EXTENT {
+            // Something lies between them that is not to go.
+            off(&first, 0..16);
+            off(&second, 0..16);
+            return;
+        }
+        off(&Part { base: low, ..first }, 0..32);
+        assert_eq!(pages(&first) + &pages(&second), "-".repeat(32));
+    }
+
+    #[test]
+    fn a_file_takes_the_place_of_a_mount_where_the_program_has_it() {
+        if !own_process::entered(
+            "mounts::tests::a_file_takes_the_place_of_a_mount_where_the_program_has_it",
+        ) {
+            return;
+        }
+        let mount = mount();
+        off(&mount, 5..7);
+        let outside = mount.base + 15 * PAGE;
+        give_up(&(outside..outside + 1));
+        assert_eq!(pages(&mount), "-ffff--ffffff---");
+        assert!(!touch(&mount.mount()) && parts_of(&mount).is_empty());
+        off(&mount, 0..16);
+        assert_eq!(pages(&mount), "-".repeat(16));
+    }
+
+    #[test]
+    fn a_child_forgets_what_its_parent_has_begun() {
+        if !own_process::entered("mounts::tests::a_child_forgets_what_its_parent_has_begun") {
+            return;
+        }
+        let (mount, other) = (mount(), mount());
+        IN_TRANSIT.store(mount.base, Ordering::Relaxed);
+        forget_transit();
+        assert_eq!((parts_of(&mount).len(), parts_of(&other).len()), (0, 1));
+        assert_eq!(pages(&mount), "m".repeat(16));
+    }
+
+    #[test]
+    fn a_file_that_cannot_take_the_place_leaves_it() {
+        if !own_process::entered("mounts::tests::a_file_that_cannot_take_the_place_leaves_it") {
+            return;
+        }
+        let mount = mount();
+        // SAFETY: nobody but the table knows of it.
+        assert_eq!(unsafe { system::unmap(&(mount.anchor..mount.anchor + PAGE)) }, 0);
+        give_up(&mount.mount());
+        assert_eq!(parts_of(&mount), [(1, 13)]);
+        off(&mount, 1..13);
+    }
+}

@@ -1,0 +1,61 @@
+//! What is installed is complete: a C program is compiled and runs with nothing else.
+#![allow(clippy::unwrap_used)]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+const PREFIX: &str = "opt/vellum";
+
+/// A folder that goes with the value.
+struct Folder(PathBuf);
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        // A test that has failed already need not fail twice.
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn run(command: &mut Command) -> String {
+    let output = command.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{command:?}: {}\n{said}", output.status);
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[test]
+fn what_is_installed_is_found_and_used() {
+    let name = format!("install-{}", std::process::id());
+    let folder = Folder(Path::new(env!("CARGO_TARGET_TMPDIR")).join(name));
+    let place = folder.0.join(PREFIX);
+    let install = || {
+        let mut install = Command::new(env!("CARGO_BIN_EXE_xtask"));
+        install.args(["install", "--dev", "--prefix"]).arg(Path::new("/").join(PREFIX));
+        run(install.arg("--destdir").arg(&folder.0))
+    };
+    install();
+    // A second time, over what is there.
+    install();
+
+    assert!(run(Command::new(place.join("bin/vellum")).arg("--version")).starts_with("vellum "));
+    let preload = place.join("lib/vellum/libvellum_preload.so");
+    assert_eq!(run(Command::new("echo").arg("fine").env("LD_PRELOAD", preload)), "fine\n");
+    let unit = fs::read_to_string(place.join("lib/systemd/system/vellum-morseld.service")).unwrap();
+    assert!(unit.contains("\nExecStart=/opt/vellum/bin/vellum morseld\n"), "{unit}");
+    for file in ["systemd/system/run-vellum-morsels.mount", "sysusers.d/vellum.conf"] {
+        assert!(place.join("lib").join(file).exists(), "{file}");
+    }
+
+    let mut asked = Command::new("pkg-config");
+    asked.args(["--cflags", "--libs", "vellum_morsel"]).env("PKG_CONFIG_SYSROOT_DIR", &folder.0);
+    let flags = run(asked.env("PKG_CONFIG_LIBDIR", place.join("lib/pkgconfig")));
+    let program = folder.0.join("everything");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../capi/tests/everything.c");
+    let mut compiler = Command::new("cc");
+    compiler.args(["-std=c11", "-Wall", "-Wextra", "-Werror", "-D_GNU_SOURCE", "-o"]);
+    run(compiler.arg(&program).arg(source).args(flags.split_whitespace()));
+    // This name is for linkers; what runs looks for the one with the interface's number.
+    fs::remove_file(place.join("lib/libvellum_morsel.so")).unwrap();
+    assert_eq!(run(Command::new(program).env("LD_LIBRARY_PATH", place.join("lib"))), "ok\n");
+}
