@@ -180,9 +180,9 @@ fn run(context: &Context<'_>) -> Result<Outcome> {
         lines: contenders.iter().map(Contender::line).collect(),
     });
     outcome.notes.push(format!(
-        "{PROCESSES} processes, each after the one before it, {mib} MiB in the page cache. A process \
-         has the model when it has read a word of each page; the daemon's first one waits for the \
-         load. Memory is that of all so far, shared pages counted once, with their page tables."
+        "{PROCESSES} processes, each after the one before it, {mib} MiB in the page cache. A \
+         process has the model when it has read a word of each page; the daemon's first one waits \
+         for the load. Memory is that of all so far, shared pages counted once, with page tables."
     ));
     Ok(outcome)
 }
