@@ -15,7 +15,7 @@ use vellum_kernel_tests::morsel::{kinds, plan};
 use vellum_kernel_tests::nvme::{Controller, QUEUE_PAGES};
 use vellum_kernel_tests::vfio::{Access, Device};
 use vellum_kernel_tests::{Errno, Mapping, Morsel, PAGE, Turn, access, morsel_turn, persistent};
-use vellum_uapi::morsel::{self, HUGE, PINNABLE, extent};
+use vellum_uapi::morsel::{self, HUGE, PINNABLE, SEAL_CONTENT, SEAL_POPULATION, extent};
 
 /// Pages that the device sees. Queues come first.
 const PAGES: u64 = 64;
@@ -224,9 +224,35 @@ fn a_page_that_is_punched_stays_with_its_device() {
     }
 }
 
+/// A device that was let in by a mapping for writing has that right also when the mapping is gone.
+#[test]
+fn what_a_device_may_write_is_not_sealed() {
+    let Some((_turn, device)) = turn() else { return };
+    for order in 0..=morsel::MAX_ORDER {
+        let morsel = Morsel::new(order, extent(order), PINNABLE);
+        morsel.stamp(0, 8);
+        let reader = morsel.for_reading().map(libc::PROT_READ).unwrap();
+        let mapping = morsel.mapped();
+        device.register(mapping.start(), PAGE, SEEN_AT, Access::ReadWrite).unwrap();
+        drop(mapping);
+        assert_eq!(morsel.seal(SEAL_CONTENT), Err(Errno::BUSY), "order {order}");
+        assert_eq!(morsel.stat().seals, 0);
+        morsel.seal(SEAL_POPULATION).unwrap();
+        device.unregister(SEEN_AT, PAGE).unwrap();
+        reader.assert_stamped(0, 8);
+        morsel.seal(SEAL_CONTENT).unwrap();
+        // What is sealed may be read by it, which keeps nothing from being sealed again.
+        let tried = device.register(reader.start(), PAGE, SEEN_AT, Access::ReadWrite);
+        assert_eq!(tried, Err(Errno::FAULT), "order {order}");
+        device.register(reader.start(), PAGE, SEEN_AT, Access::Read).unwrap();
+        morsel.seal(SEAL_CONTENT).unwrap();
+        device.unregister(SEEN_AT, PAGE).unwrap();
+    }
+}
+
 /// Memory is free again however it ends: unregistered, closed, or killed.
 #[test]
-fn nothing_is_left_behind() {
+fn no_device_leaves_anything_behind() {
     let Some((_turn, device)) = turn() else { return };
     drop(device);
     let memory = Memory::now();
@@ -260,7 +286,7 @@ fn nothing_is_left_behind() {
 /// No test: says how long it takes to register memory.
 #[test]
 #[ignore = "it measures"]
-fn how_long_registering_takes() {
+fn how_long_registering_with_a_device_takes() {
     let Some((_turn, device)) = turn() else { return };
     let length = 64 << 20;
     let morsel = Morsel::new(2, length as u64, PINNABLE);
