@@ -16,11 +16,11 @@ pub const GDB_PORT: u16 = 1234;
 
 /// What every kernel is told: its messages go to the second serial line; it does not go on after
 /// what it cannot mend; and what seems stuck may only be slow, as an emulated processor is, on a
-/// machine that has other work, too. Its own drivers' devices reach all of memory; what user space
-/// has, only what was registered for it.
+/// machine that has other work, too, whose timer seems broken then. Its own drivers' devices reach
+/// all of memory; what user space has, only what was registered for it.
 const BOOT_ARGUMENTS: &str = "console=ttyS1 loglevel=7 panic=-1 oops=panic rdinit=/init \
     watchdog_thresh=60 workqueue.watchdog_thresh=120 rcupdate.rcu_cpu_stall_timeout=120 \
-    sysctl.kernel.hung_task_timeout_secs=300 intel_iommu=on iommu=pt";
+    sysctl.kernel.hung_task_timeout_secs=300 no_timer_check intel_iommu=on iommu=pt";
 
 /// The controller that is for user space, by the address at which the guest looks for it.
 const LENT: &str = "nvme,serial=lent,drive=lent,addr=10.0";
