@@ -4,6 +4,7 @@
 #include <linux/highmem.h>
 #include <linux/mm.h>
 #include <linux/mman.h>
+#include <linux/pfn_t.h>
 #include <linux/slab.h>
 
 #include "morsel/morsel.h"
@@ -55,11 +56,27 @@ static vm_fault_t fault_of(int error)
 	return error == -ENOMEM ? VM_FAULT_OOM : VM_FAULT_SIGBUS;
 }
 
+/*
+ * Who may have references to its pages. VFIO takes those that it finds in a VM_PFNMAP without any if
+ * they are marked as reserved, which the kernel's for persistent memory are: it must not be one.
+ */
+static unsigned long rights_to_pin(const struct morsel *morsel)
+{
+	if (morsel->flags & VELLUM_MORSEL_PINNABLE)
+		return VM_MIXEDMAP;
+	return VM_IO | (morsel->device ? VM_MIXEDMAP : VM_PFNMAP);
+}
+
 static vm_fault_t insert_single(struct vm_fault *vmf, struct page *page)
 {
-	if (vmf->vma->vm_flags & VM_MIXEDMAP)
-		return vmf_insert_page(vmf->vma, vmf->address, page);
-	return vmf_insert_pfn(vmf->vma, vmf->address, page_to_pfn(page));
+	struct vm_area_struct *vma = vmf->vma;
+	unsigned long pfn = page_to_pfn(page);
+
+	if (!(vma->vm_flags & VM_IO))
+		return vmf_insert_page(vma, vmf->address, page);
+	if (vma->vm_flags & VM_PFNMAP)
+		return vmf_insert_pfn(vma, vmf->address, pfn);
+	return vmf_insert_mixed(vma, vmf->address, __pfn_to_pfn_t(pfn, PFN_SPECIAL));
 }
 
 /*
@@ -265,7 +282,7 @@ int morsel_map(struct file *file, struct vm_area_struct *vma)
 			morsel_end_writing(morsel);
 		return -ENOMEM;
 	}
-	flags |= morsel->flags & VELLUM_MORSEL_PINNABLE ? VM_MIXEDMAP : VM_PFNMAP | VM_IO;
+	flags |= rights_to_pin(morsel);
 	flags |= morsel->flags & VELLUM_MORSEL_INHERIT ? VM_WIPEONFORK : VM_DONTCOPY;
 	pt_vma_change_flags(vma, flags, VM_MAYEXEC);
 	error = mount_it(mount, vma);

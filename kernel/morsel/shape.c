@@ -6,6 +6,9 @@
 
 #include "morsel/morsel.h"
 
+/* So often it is looked whether pages that are pinned are so no longer. */
+#define SEAL_TRIES	5
+
 /* A new inode's. */
 void morsel_start(struct morsel *morsel)
 {
@@ -149,22 +152,58 @@ static void set_seals(struct morsel *morsel, u64 seals)
 	WRITE_ONCE(morsel->seals, seals);
 }
 
+static void count_pinned(void *count, u64 page, u64 leaf)
+{
+	struct page *there = pfn_to_page(pt_leaf_pfn(leaf));
+	/* The Morsel's, and those of entries that map a page on its own. */
+	int expected = 2 + atomic_read(&there->_mapcount);
+
+	*(u64 *)count += page_ref_count(there) != expected;
+}
+
+/*
+ * Whether somebody has references to pages: a device, or I/O that has not ended, which may write
+ * there long after the mapping is gone by which it was let in. Nobody writes, and the mutex `state`
+ * is held, so no page goes meanwhile.
+ */
+static bool is_pinned(struct morsel *morsel)
+{
+	u64 count = 0;
+
+	if (morsel->flags & VELLUM_MORSEL_PINNABLE)
+		pt_tree_each_leaf(&morsel->tree, count_pinned, &count);
+	return count;
+}
+
+/* EAGAIN: pages are pinned, if only by who reads them at this time. */
+static int seal_locked(struct morsel *morsel, u64 seals)
+{
+	if (morsel->is_revoked)
+		return -EIO;
+	if (seals & ~morsel->seals & VELLUM_MORSEL_SEAL_CONTENT) {
+		if (morsel->writers)
+			return -EBUSY;
+		if (is_pinned(morsel))
+			return -EAGAIN;
+	}
+	set_seals(morsel, morsel->seals | seals);
+	return 0;
+}
+
 int morsel_seal(struct morsel *morsel, u64 seals)
 {
-	int error = 0;
+	unsigned int tries = SEAL_TRIES;
+	int error;
 
 	if (seals & ~(u64)(VELLUM_MORSEL_SEAL_CONTENT | VELLUM_MORSEL_SEAL_POPULATION))
 		return -EINVAL;
-	if (mutex_lock_killable(&morsel->state))
-		return -EINTR;
-	if (morsel->is_revoked)
-		error = -EIO;
-	else if ((seals & VELLUM_MORSEL_SEAL_CONTENT) && morsel->writers)
-		error = -EBUSY;
-	else
-		set_seals(morsel, morsel->seals | seals);
-	mutex_unlock(&morsel->state);
-	return error;
+	do {
+		if (mutex_lock_killable(&morsel->state))
+			return -EINTR;
+		error = seal_locked(morsel, seals);
+		mutex_unlock(&morsel->state);
+	} while (error == -EAGAIN && --tries && !schedule_timeout_killable(HZ / 50));
+	return error == -EAGAIN ? -EBUSY : error;
 }
 
 int morsel_begin_writing(struct morsel *morsel)

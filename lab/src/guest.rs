@@ -20,7 +20,8 @@ const BUSYBOX: &str = "/bin/busybox";
 
 /// Modules that every guest has. The first one is what the next one looks for by a name that no
 /// list of modules has.
-const MODULES: [&str; 6] = ["crc32c_generic", "ext4", "nvme", "null_blk", "brd", "loop"];
+const MODULES: [&str; 8] =
+    ["crc32c_generic", "ext4", "nvme", "null_blk", "brd", "loop", "vfio_iommu_type1", "vfio_pci"];
 
 /// A program to be run inside.
 #[derive(Clone, Debug)]

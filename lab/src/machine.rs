@@ -16,10 +16,14 @@ pub const GDB_PORT: u16 = 1234;
 
 /// What every kernel is told: its messages go to the second serial line; it does not go on after
 /// what it cannot mend; and what seems stuck may only be slow, as an emulated processor is, on a
-/// machine that has other work, too.
+/// machine that has other work, too, whose timer seems broken then. Its own drivers' devices reach
+/// all of memory; what user space has, only what was registered for it.
 const BOOT_ARGUMENTS: &str = "console=ttyS1 loglevel=7 panic=-1 oops=panic rdinit=/init \
     watchdog_thresh=60 workqueue.watchdog_thresh=120 rcupdate.rcu_cpu_stall_timeout=120 \
-    sysctl.kernel.hung_task_timeout_secs=300";
+    sysctl.kernel.hung_task_timeout_secs=300 no_timer_check intel_iommu=on iommu=pt";
+
+/// The controller that is for user space, by the address at which the guest looks for it.
+const LENT: &str = "nvme,serial=lent,drive=lent,addr=10.0";
 
 /// What the machine has.
 #[derive(Clone, Debug)]
@@ -44,6 +48,8 @@ pub struct Files<'a> {
     pub archive: &'a Path,
     /// Contents of its NVMe disk; changes are not kept.
     pub disk: &'a Path,
+    /// Contents of the disk whose controller is for user space; changes are not kept.
+    pub lent: &'a Path,
     /// Contents of its persistent memory, if it has some; changes are kept.
     pub pmem: Option<&'a Path>,
     /// Where the kernel's messages go.
@@ -71,7 +77,9 @@ impl Machine {
             command.args(["-icount", "shift=0,sleep=off"]);
         }
         command.args(["-smp", &self.processors.to_string()]);
-        command.args(["-machine", "pc,nvdimm=on"]);
+        command.args(["-machine", "q35,nvdimm=on"]);
+        // User space may have a device only where the IOMMU sees to its interrupts, too.
+        command.args(["-device", "intel-iommu,intremap=on,caching-mode=on"]);
         command.args(["-m", &format!("{}M,slots=2,maxmem=16G", self.memory_mib)]);
         if let Some(pmem) = files.pmem {
             let size = fs::metadata(pmem).context("the file for persistent memory")?.len();
@@ -91,8 +99,13 @@ impl Machine {
         command.args(["-append", &told]);
         command.args(["-serial", "stdio"]);
         command.args(["-serial", &format!("file:{}", files.messages.display())]);
-        let disk = format!("if=none,id=disk,format=raw,snapshot=on,file={}", files.disk.display());
-        command.args(["-drive", &disk, "-device", "nvme,serial=lab,drive=disk"]);
+        command.args([
+            "-drive",
+            &drive("disk", files.disk),
+            "-device",
+            "nvme,serial=lab,drive=disk",
+        ]);
+        command.args(["-drive", &drive("lent", files.lent), "-device", LENT]);
         if !interactive {
             command.stdin(Stdio::null()).stdout(Stdio::piped());
         }
@@ -105,15 +118,21 @@ impl Machine {
     }
 }
 
+/// Contents of a disk, to which changes are not kept.
+fn drive(name: &str, file: &Path) -> String {
+    format!("if=none,id={name},format=raw,snapshot=on,file={}", file.display())
+}
+
 /// Hardware virtualisation where the processor has it and it may be used, otherwise emulation with
 /// a thread for each processor. The device alone says little: there are machines without the
-/// processor's help on which it opens and a guest does not start.
+/// processor's help on which it opens and a guest does not start. The host's kernel must leave
+/// interrupts of devices to the emulator, whose IOMMU remaps them.
 fn accelerator() -> (&'static str, &'static str) {
     let flags = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let has_help = flags.split_whitespace().any(|flag| flag == "vmx" || flag == "svm");
     let opens = fs::OpenOptions::new().read(true).write(true).open("/dev/kvm").is_ok();
     match has_help && opens {
-        true => ("kvm", "host"),
+        true => ("kvm,kernel-irqchip=split", "host"),
         false => ("tcg,thread=multi", "max"),
     }
 }

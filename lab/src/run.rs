@@ -20,6 +20,9 @@ use crate::verdict::{Verdict, first_trouble};
 /// Bytes of the guest's disk.
 const DISK: u64 = 4 << 30;
 
+/// Bytes of the disk whose controller is for user space.
+const LENT: u64 = 64 << 20;
+
 /// Bytes of its persistent memory.
 const PMEM: u64 = 256 << 20;
 
@@ -78,6 +81,7 @@ impl<'a> Run<'a> {
         let file = |name: &str| keeper.folder().join(name);
         fs::write(file("archive"), archive)?;
         fs::File::create(file("disk"))?.set_len(DISK)?;
+        fs::File::create(file("lent"))?.set_len(LENT)?;
         let mut format = Command::new("/sbin/mke2fs");
         finish(format.args(["-q", "-F", "-t", "ext4"]).arg(file("disk")))
             .context("formatting the disk")?;
@@ -134,9 +138,11 @@ impl<'a> Run<'a> {
 
     fn start(&mut self, machine: &Machine, interactive: bool) -> Result<Child> {
         let file = |name: &str| self.keeper.folder().join(name);
-        let (archive, disk, messages) = (file("archive"), file("disk"), file("messages"));
+        let (archive, messages) = (file("archive"), file("messages"));
+        let (disk, lent) = (file("disk"), file("lent"));
         let pmem = self.pmem.as_deref();
-        let files = Files { archive: &archive, disk: &disk, pmem, messages: &messages };
+        let files =
+            Files { archive: &archive, disk: &disk, lent: &lent, pmem, messages: &messages };
         let child = machine.start(self.kernel, files, interactive)?;
         self.keeper.watch_over(child.id())?;
         Ok(child)

@@ -35,6 +35,17 @@ fn the_devices_are_there() {
 }
 
 #[test]
+fn user_space_has_a_controller_behind_the_iommu() {
+    if inside() {
+        let device = Path::new("/sys/bus/pci/drivers/vfio-pci/0000:00:10.0");
+        assert_eq!(fs::read_to_string(device.join("class")).unwrap().trim(), "0x010802", "NVMe");
+        let group = fs::read_link(device.join("iommu_group")).unwrap();
+        let number = group.file_name().unwrap();
+        assert!(Path::new("/dev/vfio").join(number).exists(), "{group:?}");
+    }
+}
+
+#[test]
 fn every_module_in_the_list_is_loaded() {
     if inside() {
         let loaded = fs::read_to_string("/proc/modules").unwrap();

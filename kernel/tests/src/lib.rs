@@ -11,15 +11,18 @@ pub mod backing;
 pub mod child;
 pub mod counters;
 pub mod exmap;
+pub mod kernel_log;
 pub mod mapping;
 pub mod morsel;
 pub mod mounted;
+pub mod nvme;
 pub mod persistent;
 pub mod random;
 pub mod surface;
 pub mod sys;
 pub mod threads;
 mod turn;
+pub mod vfio;
 
 pub use exmap::{DEVICE, Exmap, Vector, knows};
 pub use mapping::Mapping;

@@ -114,8 +114,8 @@ struct vellum_morsel_stat {
  * The argument of SEAL. From then on nothing changes what is there: neither write nor FILL nor
  * taking pages off (EPERM), and it is mapped for reading only (EPERM). Cannot be undone.
  *
- * Errors: EBUSY somebody has it mapped through a descriptor for writing; EBADF the descriptor is not
- * for writing; EINVAL unknown bits.
+ * Errors: EBUSY somebody has it mapped through a descriptor for writing, or a device or I/O that has
+ * not ended has pages of it; EBADF the descriptor is not for writing; EINVAL unknown bits.
  */
 #define VELLUM_MORSEL_SEAL_CONTENT	(1ULL << 0)
 /* Holes stay holes: populating fails (EPERM), and an access to a page that is not there is SIGBUS. */
