@@ -77,6 +77,8 @@ static inline void pt_table_destruct(struct page *page, unsigned int level)
 		break;
 	}
 #endif
+	/* The kernel's allocator hands out pages without a lock in them; a device's are used again as is. */
+	set_page_private(page, 0);
 }
 
 /* The lock of the table that the entry is in. */

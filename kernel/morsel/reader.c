@@ -23,6 +23,12 @@
 /* Not dirty, as that without the right to write means something else to processors. */
 #define READER_LACKS	((u64)(_PAGE_RW | _PAGE_DIRTY))
 
+/*
+ * What others change: who looks which pages were accessed clears that, and the core, when a write
+ * has faulted and finds the page there, notes it twice.
+ */
+#define OTHERS		((u64)(_PAGE_ACCESSED | _PAGE_SOFT_DIRTY))
+
 bool morsel_needs_reader(const struct morsel *morsel)
 {
 	return morsel->order == 1 || morsel->order == 4 ||
@@ -165,8 +171,7 @@ static void compare(void *data, u64 page, u64 leaf)
 	u64 *other = pt_tree_leaf(tree, page);
 	u64 value = other ? READ_ONCE(*other) : pt_huge_part(pt_tree_huge(tree, page), page);
 
-	/* Who looks which pages were accessed may have cleared that. */
-	comparison->wrong += ((value ^ leaf) & ~(READER_LACKS | _PAGE_ACCESSED)) != 0;
+	comparison->wrong += ((value ^ leaf) & ~(READER_LACKS | OTHERS)) != 0;
 }
 
 /* For self-checks, while nothing changes: leaves that show another page than they should. */
