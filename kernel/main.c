@@ -5,6 +5,7 @@
 #include <linux/module.h>
 
 #include "core/pt_flush.h"
+#include "core/pt_secondary.h"
 #include "core/pt_tree.h"
 #include "exmap/exmap.h"
 #include "morsel/morsel.h"
@@ -21,6 +22,7 @@ static int __init vellum_init(void)
 
 	if (error)
 		return error;
+	pt_secondary_init();
 	error = pt_tree_start();
 	if (error)
 		return error;

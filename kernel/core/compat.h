@@ -10,6 +10,7 @@
 #include <linux/file.h>
 #include <linux/fs.h>
 #include <linux/mm.h>
+#include <linux/mmu_notifier.h>
 #include <linux/sched.h>
 #include <linux/shrinker.h>
 #include <linux/uio.h>
@@ -152,6 +153,19 @@ static inline void pt_let_faults_in(struct mm_struct *mm)
 	mmap_write_unlock(mm);
 #endif
 }
+
+/* The end of what secondary MMUs are told by the kernel's own function, found by its name. */
+#if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 6, 0)
+static inline void secondary_no_end(struct mmu_notifier_range *range)
+{
+}
+#define secondary_end(call, range)	static_call(call)(range)
+#else
+static inline void secondary_no_end(struct mmu_notifier_range *range, bool only_end)
+{
+}
+#define secondary_end(call, range)	static_call(call)(range, false)
+#endif
 
 /* Where the user memory of an iterator's next segment is, and how much there is. */
 static inline void __user *segment_address(const struct iov_iter *iter)

@@ -2,10 +2,8 @@
 /*
  * Two ways to flush the TLBs of a process on all processors.
  *
- * flush_tlb_mm_range() is what the kernel itself uses; it is not exported. A kprobe finds it, and a
- * static call reaches it: a direct call, as an indirect one would be a fault where the processor
- * checks targets of branches (the function's landing pad is removed at boot, because nothing takes
- * its address). This is the only symbol that the module looks up.
+ * flush_tlb_mm_range() is what the kernel itself uses; it is not exported, but may be found
+ * (pt_symbol.h).
  *
  * Where that fails, or is not wanted (parameter flush=exported), the generation of the address
  * space is advanced and every processor that runs it flushes everything: what that needs is
@@ -13,8 +11,6 @@
  */
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
 
-#include <linux/kallsyms.h>
-#include <linux/kprobes.h>
 #include <linux/mm.h>
 #include <linux/moduleparam.h>
 #include <linux/smp.h>
@@ -22,6 +18,7 @@
 #include <asm/tlbflush.h>
 
 #include "core/pt_flush.h"
+#include "core/pt_symbol.h"
 
 static char *flush = "direct";
 module_param(flush, charp, 0444);
@@ -46,27 +43,6 @@ static void flush_exported(struct mm_struct *mm, unsigned long start, unsigned l
 
 DEFINE_STATIC_CALL(vellum_flush, flush_exported);
 
-/* The address of a function, or NULL. */
-static void *function_address(const char *name)
-{
-	struct kprobe probe = { .symbol_name = name };
-	unsigned long address, offset;
-	char symbol[KSYM_SYMBOL_LEN];
-	char *tail = symbol + strlen(name);
-
-	if (register_kprobe(&probe))
-		return NULL;
-	address = (unsigned long)probe.addr;
-	unregister_kprobe(&probe);
-
-	/* The probe may lie behind the landing pad, at "name+0x4/0x120". */
-	sprint_symbol(symbol, address);
-	if (strncmp(symbol, name, strlen(name)) || sscanf(tail, "+%lx/", &offset) != 1 ||
-	    offset > 4)
-		return NULL;
-	return (void *)(address - offset);
-}
-
 bool pt_flush_is_direct(void)
 {
 	return static_call_query(vellum_flush) != (void *)flush_exported;
@@ -82,7 +58,7 @@ int pt_flush_init(void)
 		pr_err("flush=%s: there are direct and exported\n", flush);
 		return -EINVAL;
 	}
-	function = function_address("flush_tlb_mm_range");
+	function = pt_symbol_find("flush_tlb_mm_range");
 	if (function)
 		static_call_update(vellum_flush, function);
 	else

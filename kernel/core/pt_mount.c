@@ -16,6 +16,7 @@
 #include "core/compat.h"
 #include "core/pt_flush.h"
 #include "core/pt_mount.h"
+#include "core/pt_secondary.h"
 #include "core/pt_slot.h"
 #include "trace.h"
 
@@ -259,7 +260,7 @@ static int attach(struct pt_mount *mount, const struct vm_area_struct *vma)
 	return error;
 }
 
-/* The core is about to walk page tables in the range. Must not sleep. */
+/* The core is about to walk page tables in the range, unless it is us. Must not sleep. */
 static bool invalidate(struct mmu_interval_notifier *notifier,
 		       const struct mmu_notifier_range *range, unsigned long sequence)
 {
@@ -267,7 +268,8 @@ static bool invalidate(struct mmu_interval_notifier *notifier,
 
 	spin_lock(&mount->lock);
 	mmu_interval_set_seq(notifier, sequence);
-	detach_locked(mount);
+	if (!pt_secondary_is_ours(range))
+		detach_locked(mount);
 	if (range->event == MMU_NOTIFY_RELEASE)
 		mount->dead = true;
 	spin_unlock(&mount->lock);

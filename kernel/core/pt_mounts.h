@@ -28,6 +28,11 @@ void pt_mounts_remove(struct pt_mounts *mounts, struct pt_mount *mount);
 void pt_mounts_flush(struct pt_mounts *mounts, u64 page, u64 count);
 /* Translations of the pages, and what the processors keep of the tables above. */
 void pt_mounts_flush_tables(struct pt_mounts *mounts, u64 page, u64 count);
+/*
+ * After a flush: secondary MMUs of all who have the pages mounted forget them. May sleep. False: they
+ * could not all be told.
+ */
+bool pt_mounts_tell_secondary(struct pt_mounts *mounts, u64 page, u64 count);
 /* Nobody has anything mapped when this returns; a fault attaches a mount again. */
 void pt_mounts_detach(struct pt_mounts *mounts);
 /* For self-checks: entries in processes that are not what they should be. */

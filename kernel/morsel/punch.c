@@ -2,6 +2,8 @@
 /*
  * Pages go. Leaves are cleared, TLBs are flushed for all who have the Morsel mounted, and then the
  * pages are free; what something else has a reference to lives on without being the Morsel's.
+ * Secondary MMUs, which have none, are told; or, where that cannot be, the core unmaps the range,
+ * which tells them, and detaches all mounts until the next access.
  */
 
 #include <linux/highmem.h>
@@ -25,10 +27,15 @@ static void flush(struct departure *departure)
 {
 	struct morsel *morsel = departure->morsel;
 	unsigned int i;
+	u64 count;
 
 	if (!departure->count)
 		return;
-	pt_mounts_flush(&morsel->mounts, departure->first, departure->last - departure->first + 1);
+	count = departure->last - departure->first + 1;
+	pt_mounts_flush(&morsel->mounts, departure->first, count);
+	if (!pt_mounts_tell_secondary(&morsel->mounts, departure->first, count))
+		unmap_mapping_range(morsel->inode.i_mapping, departure->first << PAGE_SHIFT,
+				    count << PAGE_SHIFT, 1);
 	for (i = 0; i < departure->count; i++)
 		morsel_free_page(morsel, departure->pages[i]);
 	atomic64_sub(departure->count, &morsel->pages);

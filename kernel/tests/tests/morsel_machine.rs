@@ -69,7 +69,6 @@ impl Machine {
 }
 
 #[test]
-#[ignore = "known and open: see docs/morsel.md; it harms the guest's kernel"]
 fn a_virtual_machine_loses_what_is_punched() {
     let Some(_turn) = morsel_turn() else { return };
     for flags in [0, PINNABLE, HUGE] {
