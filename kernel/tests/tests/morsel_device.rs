@@ -11,11 +11,11 @@ use rustix::fs::MemfdFlags;
 use vellum_kernel_tests::child::{Child, in_child};
 use vellum_kernel_tests::counters::{Memory, assert_morsels_are_sound};
 use vellum_kernel_tests::kernel_log::KernelLog;
-use vellum_kernel_tests::morsel::{kinds, plan};
+use vellum_kernel_tests::morsel::{highest_order, kinds, plan};
 use vellum_kernel_tests::nvme::{Controller, QUEUE_PAGES};
 use vellum_kernel_tests::vfio::{Access, Device};
 use vellum_kernel_tests::{Errno, Mapping, Morsel, PAGE, Turn, access, morsel_turn, persistent};
-use vellum_uapi::morsel::{self, HUGE, PINNABLE, SEAL_CONTENT, SEAL_POPULATION, extent};
+use vellum_uapi::morsel::{HUGE, PINNABLE, SEAL_CONTENT, SEAL_POPULATION, extent};
 
 /// Pages that the device sees. Queues come first.
 const PAGES: u64 = 64;
@@ -55,7 +55,7 @@ fn refused(device: &Device, seen_at: u64) -> String {
 #[test]
 fn a_device_and_processes_have_the_same_pages() {
     let Some((_turn, device)) = turn() else { return };
-    for order in 1..=morsel::MAX_ORDER {
+    for order in 1..=highest_order() {
         let morsel = pinnable(order);
         let mapping = morsel.mapped();
         let mut controller = driven(&device, &mapping);
@@ -114,7 +114,7 @@ fn a_device_reaches_nothing_else() {
 #[test]
 fn a_device_cannot_write_by_a_mapping_for_reading() {
     let Some((_turn, device)) = turn() else { return };
-    for order in 0..=morsel::MAX_ORDER {
+    for order in 0..=highest_order() {
         let morsel = Morsel::new(order, extent(order), PINNABLE);
         morsel.stamp(0, 9);
         for reader in [
@@ -157,7 +157,7 @@ fn no_device_gets_what_is_on_persistent_memory() {
         return;
     }
     persistent::format();
-    for order in 0..=morsel::MAX_ORDER {
+    for order in 0..=3 {
         let mut options = OpenOptions::new();
         let options = options.read(true).write(true).custom_flags(libc::O_TMPFILE);
         let morsel = Morsel::from(options.open(persistent::FOLDER).unwrap());
@@ -196,7 +196,7 @@ fn assert_not_registered(device: &Device, morsel: &Morsel) {
 #[test]
 fn a_page_that_is_punched_stays_with_its_device() {
     let Some((_turn, device)) = turn() else { return };
-    for order in 1..=morsel::MAX_ORDER {
+    for order in 1..=highest_order() {
         let morsel = pinnable(order);
         let mapping = morsel.mapped();
         let mut controller = driven(&device, &mapping);
@@ -228,7 +228,7 @@ fn a_page_that_is_punched_stays_with_its_device() {
 #[test]
 fn what_a_device_may_write_is_not_sealed() {
     let Some((_turn, device)) = turn() else { return };
-    for order in 0..=morsel::MAX_ORDER {
+    for order in 0..=highest_order() {
         let morsel = Morsel::new(order, extent(order), PINNABLE);
         morsel.stamp(0, 8);
         let reader = morsel.for_reading().map(libc::PROT_READ).unwrap();

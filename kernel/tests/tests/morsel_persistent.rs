@@ -64,7 +64,8 @@ fn names_shapes_and_pages_are_found_again() {
     let mut random = Random::of_this_run();
     let mut pages: BTreeMap<String, Vec<u64>> = BTreeMap::new();
     let mut stats = BTreeMap::new();
-    for order in 0..=morsel::MAX_ORDER {
+    // There are no more on a device.
+    for order in 0..=3 {
         let name = format!("of order {order}");
         let morsel = create(&name);
         morsel.create(&plan(order, extent(order) - 7 * u64::from(order), 0)).unwrap();
