@@ -142,10 +142,18 @@ mod tests {
 
     #[test]
     fn the_order_for_a_length_is_the_smallest() {
-        let orders = [(1, 0), (4096, 0), (4097, 1), (2 << 20, 1), (1 << 30, 2), (512 << 30, 3)];
+        let orders = [
+            (1, 0),
+            (4096, 0),
+            (4097, 1),
+            (2 << 20, 1),
+            (1 << 30, 2),
+            (512 << 30, 3),
+            (1 << 40, 4),
+        ];
         for (length, order) in orders {
             assert_eq!(order_for(length), Some(order), "{length}");
         }
-        assert_eq!(order_for((512 << 30) + 1), None);
+        assert_eq!(order_for((256 << 40) + 1), None);
     }
 }
