@@ -3,9 +3,9 @@
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
 
-use crate::{Outcome, cargo, setup};
+use crate::artifacts::Artifacts;
+use crate::{Outcome, setup};
 
 /// What is built, and the packages that have it.
 const PACKAGES: [&str; 3] = ["vellum-cli", "vellum-capi", "vellum-preload"];
@@ -47,8 +47,10 @@ pub fn run(root: &Path, options: &Options) -> Outcome {
     let prefix = options.prefix.strip_prefix("/");
     let prefix = prefix.map_err(|_| "the prefix must begin with '/'".to_owned())?;
     let place = options.destdir.join(prefix);
-    let built = build(root, options.dev)?;
-    let artifact = |name: &str| artifact(&built, name);
+    let mut arguments: Vec<&str> = PACKAGES.iter().flat_map(|name| ["--package", *name]).collect();
+    arguments.extend((!options.dev).then_some("--release"));
+    let built = Artifacts::build(root, &arguments)?;
+    let artifact = |name: &str| built.find(name);
     copy(&artifact("vellum")?, &place.join("bin/vellum"), 0o755)?;
     let library = format!("{LIBRARY}.{VERSION}");
     copy(&artifact(LIBRARY)?, &place.join("lib").join(&library), 0o644)?;
@@ -82,34 +84,6 @@ fn pkg_config(prefix: &Path) -> String {
          Libs: -L${{libdir}} -lvellum_morsel\n\
          Libs.private: -lpthread -lm -ldl\n"
     )
-}
-
-/// Builds the packages; returns what cargo says of it.
-fn build(root: &Path, dev: bool) -> Outcome<String> {
-    let mut command = cargo(root);
-    command.args(["build", "--message-format", "json-render-diagnostics"]);
-    for package in PACKAGES {
-        command.args(["--package", package]);
-    }
-    if !dev {
-        command.arg("--release");
-    }
-    let output = command.stderr(Stdio::inherit()).output();
-    let output = output.map_err(|error| format!("cargo does not run: {error}"))?;
-    match output.status.success() {
-        true => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
-        false => Err(format!("it does not build: {}", output.status)),
-    }
-}
-
-/// The path of a built file in cargo's messages, such as `{"filenames":["/target/liba.so"],...}`.
-fn artifact(messages: &str, name: &str) -> Outcome<PathBuf> {
-    let ending = format!("/{name}");
-    let mut words = messages.split('"').filter(|word| word.ends_with(&ending));
-    words
-        .next_back()
-        .map(PathBuf::from)
-        .ok_or_else(|| format!("cargo does not say where {name} is"))
 }
 
 /// Copies a file to where there may be one in use: that stays as it is for who has it.
@@ -148,15 +122,6 @@ fn read(path: &Path) -> Outcome<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn what_was_built_is_found_in_what_cargo_says() {
-        let said = "{\"filenames\":[\"/t/debug/liba.so\",\"/t/debug/liba.a\"]}\n\
-                    {\"filenames\":[\"/t/debug/tool\"],\"executable\":\"/t/debug/tool\"}\n";
-        assert_eq!(artifact(said, "liba.so"), Ok(PathBuf::from("/t/debug/liba.so")));
-        assert_eq!(artifact(said, "tool"), Ok(PathBuf::from("/t/debug/tool")));
-        assert!(artifact(said, "a.so").is_err());
-    }
 
     #[test]
     fn the_soname_is_the_one_that_the_library_gets() {

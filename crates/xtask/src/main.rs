@@ -4,6 +4,7 @@
 //! continuous integration runs cannot differ. It depends on nothing but clap, which keeps the time
 //! from a fresh clone to its first line short.
 
+mod artifacts;
 mod bench;
 mod deb;
 mod demo;

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use crate::artifacts::Artifacts;
 use crate::{Outcome, cargo};
 
 /// Programs that are left out, each with the reason.
@@ -79,28 +80,14 @@ pub fn without(mut programs: Vec<Program>, left_out: &LeftOut) -> Vec<Program> {
 /// # Errors
 /// When it does not build.
 pub fn release(root: &Path) -> Outcome<PathBuf> {
-    let mut command = cargo(root);
-    command.args(["build", "--release", "--package", "vellum-cli", "--bin", "vellum"]);
-    command.args(["--message-format", "json-render-diagnostics"]);
-    command.stderr(std::process::Stdio::inherit());
-    let output = command.output().map_err(|error| format!("cargo does not run: {error}"))?;
-    if !output.status.success() {
-        return Err(format!("vellum does not build: {}", output.status));
-    }
-    let text = String::from_utf8_lossy(&output.stdout);
-    let path = text.lines().filter_map(built).next_back().map(PathBuf::from);
-    path.ok_or_else(|| "cargo does not say where vellum is".to_owned())
+    let arguments = ["--release", "--package", "vellum-cli", "--bin", "vellum"];
+    Artifacts::build(root, &arguments)?.find("vellum")
 }
 
 /// The path in a line such as `  Executable tests/a.rs (target/debug/deps/a-0123456789abcdef)`.
 fn executable(line: &str) -> Option<&str> {
     let rest = line.trim_start().strip_prefix("Executable ")?;
     Some(rest.rsplit_once('(')?.1.trim_end_matches(')'))
-}
-
-/// The path in one of cargo's messages, such as `{...,"executable":"/target/release/a",...}`.
-fn built(message: &str) -> Option<&str> {
-    Some(message.rsplit_once("\"executable\":\"")?.1.split_once('"')?.0)
 }
 
 /// A program's name without what cargo adds to it.
@@ -119,9 +106,6 @@ mod tests {
         assert_eq!(executable(line), Some("target/debug/deps/surface-0af1"));
         assert_eq!(executable("   Compiling vellum-vm v0.1.0 (/somewhere)"), None);
         assert_eq!(name_of(Path::new("target/debug/deps/vellum_vm-0af1")), "vellum_vm");
-        let message = r#"{"reason":"compiler-artifact","executable":"/a/vellum","fresh":true}"#;
-        assert_eq!(built(message), Some("/a/vellum"));
-        assert_eq!(built(r#"{"reason":"compiler-artifact","executable":null}"#), None);
     }
 
     #[test]

@@ -11,6 +11,14 @@ use vellum_morsel::{BackendChoice, BackendKind, Client, Daemon, DaemonOptions, P
 use crate::report::Outcome;
 use crate::worker::{Launcher, Weight, Worker};
 
+/// A file that processes want.
+pub struct Source {
+    pub path: PathBuf,
+    pub bytes: u64,
+    /// Of the first words of its pages.
+    pub sum: u64,
+}
+
 /// So many processes.
 pub fn crew_of(processes: usize) -> Result<Vec<Worker>> {
     let launcher = Launcher::this_program()?;
@@ -19,13 +27,18 @@ pub fn crew_of(processes: usize) -> Result<Vec<Worker>> {
         .collect()
 }
 
-/// What all processes together have in memory.
-pub fn weigh(crew: &mut [Worker]) -> Result<Weight> {
+/// What all processes together have in memory once they have the file, from a daemon if there is
+/// one.
+pub fn weigh(crew: &mut [Worker], daemon: Option<&Running>, file: &Source) -> Result<Weight> {
     let mut all = Weight::default();
     for worker in crew {
         let weight = worker.weigh()?;
         all.memory += weight.memory;
         all.tables += weight.tables;
+    }
+    // The module's memory is in no process' account.
+    if daemon.is_some_and(|daemon| daemon.backend == BackendKind::Kernel) {
+        all.memory += file.bytes;
     }
     Ok(all)
 }

@@ -5,13 +5,11 @@
 //! file is in the page cache always: what is measured is the copying and the sharing.
 
 use std::cell::{Cell, RefCell};
-use std::path::PathBuf;
 use std::time::Instant;
 
 use anyhow::{Result, ensure};
-use vellum_morsel::BackendKind;
 
-use super::daemons::{Running, crew_of, start_daemons, weigh};
+use super::daemons::{Running, Source, crew_of, start_daemons, weigh};
 use crate::experiment::{Context, Experiment};
 use crate::measure::{Contestant, alternate};
 use crate::report::{Outcome, Row};
@@ -71,7 +69,7 @@ impl<'a> Contender<'a> {
             ensure!(worker.held()? == file.sum, "the bytes are not those of the file");
         }
         let seconds = start.elapsed().as_secs_f64();
-        self.weight.set(weigh(crew)?);
+        self.weight.set(weigh(crew, self.daemon, file)?);
         for worker in crew.iter_mut() {
             worker.let_go()?;
         }
@@ -80,23 +78,12 @@ impl<'a> Contender<'a> {
 
     /// Memory of all processes, and of their page tables.
     fn rows(&self, bytes: u64) -> [Row; 2] {
-        // The module's memory is in no process' account.
-        let of_module = self.daemon.is_some_and(|daemon| daemon.backend == BackendKind::Kernel);
         let Weight { memory, tables } = self.weight.get();
-        let memory = memory + if of_module { bytes } else { 0 };
         let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
         let row = |what: &str, of| Row::count(format!("{what}, {}", self.name), mib(of), "MiB");
         let ratio = memory as f64 / bytes as f64;
         [row("memory", memory).with_ratio(ratio, "the file"), row("page tables", tables)]
     }
-}
-
-/// The file.
-struct Source {
-    path: PathBuf,
-    bytes: u64,
-    /// Of the first words of its pages.
-    sum: u64,
 }
 
 fn run(context: &Context<'_>) -> Result<Outcome> {

@@ -3,13 +3,13 @@
 
 use std::cell::RefCell;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Instant;
 
 use anyhow::{Context as _, Result, ensure};
 use vellum_morsel::BackendKind;
 
-use super::daemons::{Running, crew_of, start_daemons, weigh};
+use super::daemons::{Running, Source, crew_of, start_daemons, weigh};
 use crate::experiment::{Context, Experiment};
 use crate::machine::kib;
 use crate::measure::{Contestant, Samples, alternate};
@@ -30,29 +30,19 @@ const NTH: [usize; 3] = [1, 4, 16];
 /// All of them.
 const PROCESSES: usize = NTH[NTH.len() - 1];
 
-/// The file that they want.
-struct Model {
-    path: PathBuf,
-    bytes: u64,
-    /// Of the first words of its pages.
-    sum: u64,
-}
-
-impl Model {
-    /// The one that was named, or one like those of language models.
-    fn of(context: &Context<'_>, directory: &Path) -> Result<Model> {
-        if let Some(path) = &context.model {
-            let path =
-                fs::canonicalize(path).with_context(|| format!("the model {}", path.display()))?;
-            let contents = fs::read(&path)?;
-            let (bytes, sum) = (contents.len() as u64, sum_of_pages(&contents));
-            return Ok(Model { path, bytes, sum });
-        }
-        let (path, bytes) = (directory.join("model.gguf"), context.pick(256 << 20, 2 << 30));
-        let sum = make_model(&path, bytes)?;
-        let bytes = fs::metadata(&path)?.len();
-        Ok(Model { path, bytes, sum })
+/// The one that was named, or one like those of language models.
+fn model_for(context: &Context<'_>, directory: &Path) -> Result<Source> {
+    if let Some(path) = &context.model {
+        let path =
+            fs::canonicalize(path).with_context(|| format!("the model {}", path.display()))?;
+        let contents = fs::read(&path)?;
+        let (bytes, sum) = (contents.len() as u64, sum_of_pages(&contents));
+        return Ok(Source { path, bytes, sum });
     }
+    let (path, bytes) = (directory.join("model.gguf"), context.pick(256 << 20, 2 << 30));
+    let sum = make_model(&path, bytes)?;
+    let bytes = fs::metadata(&path)?.len();
+    Ok(Source { path, bytes, sum })
 }
 
 /// A way to get the model.
@@ -81,7 +71,7 @@ impl<'a> Contender<'a> {
     }
 
     /// One process after the other gets the model and keeps it; seconds that the last one takes.
-    fn measure(&self, crew: &mut [Worker], model: &Model) -> Result<f64> {
+    fn measure(&self, crew: &mut [Worker], model: &Source) -> Result<f64> {
         if let Some(daemon) = self.daemon {
             daemon.forget(&model.path)?;
         }
@@ -105,14 +95,12 @@ impl<'a> Contender<'a> {
     }
 
     /// What the processes have in memory, page tables included.
-    fn weight(&self, crew: &mut [Worker], model: &Model) -> Result<u64> {
-        let all = weigh(crew)?;
-        // The module's memory is in no process' account.
-        let of_module = self.daemon.is_some_and(|daemon| daemon.backend == BackendKind::Kernel);
-        Ok(all.memory + all.tables + if of_module { model.bytes } else { 0 })
+    fn weight(&self, crew: &mut [Worker], model: &Source) -> Result<u64> {
+        let all = weigh(crew, self.daemon, model)?;
+        Ok(all.memory + all.tables)
     }
 
-    fn rows(&self, reference: &Contender<'_>, model: &Model, outcome: &mut Outcome) {
+    fn rows(&self, reference: &Contender<'_>, model: &Source, outcome: &mut Outcome) {
         for (of_nth, before) in self.times.borrow().iter().zip(&*reference.times.borrow()) {
             // How many times faster, not which part of the time.
             let ratio = before.median() / of_nth.median();
@@ -146,7 +134,7 @@ fn milliseconds(seconds: &Samples) -> Samples {
 
 fn run(context: &Context<'_>) -> Result<Outcome> {
     let directory = context.make_directory("morsel-start")?;
-    let model = Model::of(context, &directory)?;
+    let model = model_for(context, &directory)?;
     let mut outcome = Outcome::default();
     let daemons = start_daemons(&directory, model.bytes, &mut outcome)?;
     let mut contenders = vec![Contender::new("each maps the file", Way::Map, None)];
