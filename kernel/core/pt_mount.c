@@ -182,6 +182,27 @@ void pt_mount_flush(struct pt_mount *mount, u64 page, u64 count, bool tables)
 	spin_unlock(&mount->lock);
 }
 
+void pt_mount_tell(struct pt_mount *mount, const struct mm_struct *flushed, u64 page, u64 count)
+{
+	unsigned long start, end;
+	struct mm_struct *mm;
+
+	spin_lock(&mount->lock);
+	mm = mount->mm;
+	start = mount->start + (page << PAGE_SHIFT);
+	end = start + (count << PAGE_SHIFT);
+	if (mm)
+		mmgrab(mm);
+	if (unlikely(mm != flushed && mount->attached))
+		pt_flush_range(mm, start, end);
+	spin_unlock(&mount->lock);
+	/* Who has unmapped it has had everything forgotten by the core. */
+	if (!mm)
+		return;
+	pt_secondary_invalidate(mm, start, end);
+	mmdrop(mm);
+}
+
 u64 pt_mount_wrong(struct pt_mount *mount)
 {
 	/* What processors set, and what the core sets for user space of its own. */
@@ -333,7 +354,10 @@ static void forget(struct pt_mount *mount)
 	kvfree(mount->pieces);
 	mount->pieces = NULL;
 	mount->count = 0;
+	/* Who keeps the process for a while has found it under the lock. */
+	spin_lock(&mount->lock);
 	mount->mm = NULL;
+	spin_unlock(&mount->lock);
 }
 
 /* To what an address must be aligned: the largest table that fits and has a slot. */
@@ -388,9 +412,11 @@ int pt_mount_create(struct pt_mount *mount, struct vm_area_struct *vma)
 		return -EBUSY;
 	if (len >> PAGE_SHIFT != mount->tree->pages || !IS_ALIGNED(vma->vm_start, needed))
 		return -EINVAL;
+	spin_lock(&mount->lock);
 	mount->mm = vma->vm_mm;
 	mount->start = vma->vm_start;
 	mount->end = vma->vm_end;
+	spin_unlock(&mount->lock);
 	mount->tail = U64_MAX;
 	mount->tail_leaves = NULL;
 	mount->dead = false;

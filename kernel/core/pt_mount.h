@@ -70,6 +70,11 @@ unsigned long pt_mount_area(struct file *file, unsigned long addr, unsigned long
 void __pt_mount_mirror(struct pt_mount *mount, u64 page);
 void pt_mount_detach(struct pt_mount *mount);
 void pt_mount_flush(struct pt_mount *mount, u64 page, u64 count, bool tables);
+/*
+ * After leaves changed, and TLBs of this process were flushed: secondary MMUs of who has the tree
+ * mounted forget the pages, and if that is another process by now, its TLBs do as well. May sleep.
+ */
+void pt_mount_tell(struct pt_mount *mount, const struct mm_struct *flushed, u64 page, u64 count);
 /* For self-checks: entries of the process that are not what the mount's state says. */
 u64 pt_mount_wrong(struct pt_mount *mount);
 

@@ -24,12 +24,17 @@ void pt_secondary_init(void)
 	void *end = pt_symbol_find("__mmu_notifier_invalidate_range_end");
 
 	if (!start || !end) {
-		pr_warn("notifiers are not to be found; who punches has the kernel unmap everything\n");
+		pr_warn("notifiers are not to be found: no surfaces of exmaps, and slower punches\n");
 		return;
 	}
 	static_call_update(vellum_secondary_start, start);
 	static_call_update(vellum_secondary_end, end);
 	is_found = true;
+}
+
+bool pt_secondary_can_be_told(void)
+{
+	return is_found;
 }
 
 /* The core names an owner for this kind of event alone, and always. */

@@ -11,6 +11,7 @@
 
 /* Finds the functions that tell; without them only the core can, when it unmaps something. */
 void pt_secondary_init(void);
+bool pt_secondary_can_be_told(void);
 
 /*
  * They forget what they know of the range. Its leaves are cleared by now, or may be found again. May

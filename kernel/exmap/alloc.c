@@ -12,7 +12,6 @@
 #include <linux/mm.h>
 #include <linux/sched.h>
 
-#include "core/pt_flush.h"
 #include "exmap/exmap.h"
 #include "trace.h"
 
@@ -118,13 +117,6 @@ static noinline struct exmap_result alloc_run(struct allocation *allocation,
 	return result;
 }
 
-/* Other processors may remember that pages showed zeros. */
-void exmap_flush_zeros(struct exmap_interface *interface, struct mm_struct *mm)
-{
-	pt_flush_all(mm);
-	interface->flushes++;
-}
-
 static __always_inline void begin(struct allocation *allocation, struct exmap *exmap,
 				  unsigned int index, unsigned int ranges)
 {
@@ -158,7 +150,7 @@ static void end(struct allocation *allocation, struct exmap_interface *interface
 {
 	frame_take_end(&allocation->exmap->pool, allocation->lane, &allocation->bundle);
 	if (unlikely(allocation->over_zeros))
-		exmap_flush_zeros(interface, current->mm);
+		exmap_flush_zeros(allocation->exmap, interface, current->mm);
 }
 
 void exmap_alloc(struct exmap *exmap, unsigned int index, const struct page_range *ranges,

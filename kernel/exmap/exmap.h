@@ -7,6 +7,7 @@
  *	surface.c	mapping the surface and the vectors, faults
  *	tables.c	the surface's page tables, shown to the process
  *	alloc.c, free.c	frames come to the surface and leave it
+ *	flush.c		nobody reaches a frame any more that has left
  *	transfer.c	reading and writing pages
  *	harvest.c	which pages were accessed and written
  *	huge.c		pages that are part of 2 MiB
@@ -145,10 +146,18 @@ void exmap_free(struct exmap *exmap, unsigned int index, const struct page_range
 		struct exmap_result *results, unsigned int count);
 long exmap_alloc_vector(struct exmap *exmap, unsigned int index, unsigned int entries);
 long exmap_free_vector(struct exmap *exmap, unsigned int index, unsigned int entries);
-void exmap_flush(struct exmap *exmap, u64 first, u64 last);
 u64 exmap_take_off(struct exmap *exmap, u64 *leaf, u64 page, bool pins, bool *busy);
 bool exmap_may_be_pinned(struct exmap *exmap);
-void exmap_flush_zeros(struct exmap_interface *interface, struct mm_struct *mm);
+
+/* As the kernel's own bound: beyond so many pages all translations are flushed. */
+#define EXMAP_FLUSH_PAGES	33
+
+/* Of the pages from first to last, of 2 MiB, of all. Of the process, which gave the command. May sleep. */
+void exmap_flush(struct exmap *exmap, struct mm_struct *mm, u64 first, u64 last);
+void exmap_flush_extent(struct exmap *exmap, struct mm_struct *mm, u64 page);
+void exmap_flush_all(struct exmap *exmap, struct mm_struct *mm);
+void exmap_flush_zeros(struct exmap *exmap, struct exmap_interface *interface,
+		       struct mm_struct *mm);
 
 bool exmap_huge_is_right(const struct vellum_exmap_create *create);
 unsigned int exmap_alloc_huge(struct exmap *exmap, unsigned int index, u64 page, bool *is_there);

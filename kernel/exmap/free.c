@@ -7,12 +7,8 @@
 #include <linux/mm.h>
 #include <linux/sched.h>
 
-#include "core/pt_flush.h"
 #include "exmap/exmap.h"
 #include "trace.h"
-
-/* As the kernel's own bound: beyond so many pages all translations are flushed. */
-#define FLUSH_PAGES	33
 
 /* What a thread that frees has taken off and not yet flushed. */
 struct clearance {
@@ -31,18 +27,6 @@ bool exmap_may_be_pinned(struct exmap *exmap)
 	return exmap->pinnable || atomic_read(&exmap->holders);
 }
 
-/* Flushes translations of the pages from first to last. */
-void exmap_flush(struct exmap *exmap, u64 first, u64 last)
-{
-	unsigned long start = exmap->mount.start;
-
-	if (last - first < FLUSH_PAGES)
-		pt_flush_range(current->mm, start + (first << PAGE_SHIFT),
-			       start + ((last + 1) << PAGE_SHIFT));
-	else
-		pt_flush_all(current->mm);
-}
-
 /* Flushes where 2 MiB have been taken off by an entry, and opens their tables. */
 static noinline void flush_extents(struct clearance *clearance)
 {
@@ -51,9 +35,9 @@ static noinline void flush_extents(struct clearance *clearance)
 	unsigned int i;
 
 	if (clearance->extents == 1 && !clearance->pages)
-		pt_flush_huge(current->mm, exmap->mount.start + (extents->page << PAGE_SHIFT));
+		exmap_flush_extent(exmap, current->mm, extents->page);
 	else
-		pt_flush_all(current->mm);
+		exmap_flush_all(exmap, current->mm);
 	for (i = 0; i < clearance->extents; i++)
 		pt_huge_open(&exmap->mount, extents[i].page);
 }
@@ -78,10 +62,10 @@ static void flush(struct clearance *clearance)
 		return;
 	if (unlikely(clearance->extents))
 		flush_extents(clearance);
-	else if (clearance->pages <= FLUSH_PAGES)
-		exmap_flush(exmap, clearance->first, clearance->last);
+	else if (clearance->pages <= EXMAP_FLUSH_PAGES)
+		exmap_flush(exmap, current->mm, clearance->first, clearance->last);
 	else
-		pt_flush_all(current->mm);
+		exmap_flush_all(exmap, current->mm);
 	for (i = 0; i < clearance->pages; i++)
 		WRITE_ONCE(*clearance->interface->leaving[i], 0);
 	/* Who began to hold pages since we looked is seen now, or has seen that they are gone. */
@@ -138,7 +122,7 @@ u64 exmap_take_off(struct exmap *exmap, u64 *leaf, u64 page, bool pins, bool *bu
 
 static __always_inline void note(struct clearance *clearance, u64 page)
 {
-	if (likely(clearance->pages++ >= FLUSH_PAGES))
+	if (likely(clearance->pages++ >= EXMAP_FLUSH_PAGES))
 		return;
 	if (clearance->pages == 1)
 		clearance->first = clearance->last = page;

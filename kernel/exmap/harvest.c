@@ -2,6 +2,7 @@
 /* Which pages were accessed and written, as the processors note it in the page tables. */
 
 #include <linux/mm.h>
+#include <linux/sched.h>
 #include <linux/uaccess.h>
 
 #include "exmap/exmap.h"
@@ -103,6 +104,7 @@ long exmap_harvest(struct exmap *exmap, const struct vellum_exmap_harvest *harve
 		cond_resched();
 	}
 	if (cleared)
-		exmap_flush(exmap, harvest->page, harvest->page + harvest->count - 1);
+		exmap_flush(exmap, current->mm, harvest->page,
+			    harvest->page + harvest->count - 1);
 	return error ? error : (long)present;
 }

@@ -5,6 +5,7 @@
  */
 
 #include <linux/mm.h>
+#include <linux/sched.h>
 #include <linux/slab.h>
 
 #include "exmap/exmap.h"
@@ -29,7 +30,7 @@ static bool put_down(struct exmap *exmap, struct frame_lane *lane, u64 from, u64
 		lane->given++;
 	}
 	if (over_zeros)
-		exmap_flush(exmap, moved ? to : from, moved ? to : from);
+		exmap_flush(exmap, current->mm, moved ? to : from, moved ? to : from);
 	return moved;
 }
 
@@ -54,7 +55,7 @@ static unsigned int move_some(struct exmap *exmap, struct frame_lane *lane, u64 
 		taken += frames[i] != 0;
 	}
 	if (taken)
-		exmap_flush(exmap, from, from + count - 1);
+		exmap_flush(exmap, current->mm, from, from + count - 1);
 	for (i = 0; i < count; i++)
 		if (frames[i])
 			WRITE_ONCE(*pt_tree_leaf(&exmap->tree, from + i), 0);

@@ -5,6 +5,7 @@
 #include <linux/mman.h>
 
 #include "core/compat.h"
+#include "core/pt_secondary.h"
 #include "exmap/exmap.h"
 
 /* Pages of the longest surface: 16 TiB. Its tables of level 2 take a 262,144th of it. */
@@ -133,6 +134,9 @@ int exmap_map_surface(struct exmap *exmap, struct vm_area_struct *vma)
 
 	if (!is_surface_like(vma))
 		return -EACCES;
+	/* A virtual machine would go on with frames that are somebody else's. */
+	if (!pt_secondary_can_be_told())
+		return -EOPNOTSUPP;
 	if (mutex_lock_killable(&exmap->setup))
 		return -EINTR;
 	error = map_locked(exmap, vma);

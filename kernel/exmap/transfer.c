@@ -340,7 +340,7 @@ void transfer_conclude(struct transfer_batch *batch, struct mm_struct *mm)
 		conclude(batch, transfer);
 	frame_take_end(&exmap->pool, lane, &batch->bundle);
 	if (batch->over_zeros)
-		exmap_flush_zeros(&exmap->interface[batch->index], mm);
+		exmap_flush_zeros(exmap, &exmap->interface[batch->index], mm);
 	forget(batch);
 }
 

@@ -12,6 +12,7 @@ pub mod child;
 pub mod counters;
 pub mod exmap;
 pub mod kernel_log;
+pub mod machine;
 pub mod mapping;
 pub mod morsel;
 pub mod mounted;
