@@ -8,7 +8,6 @@
  */
 
 #include <linux/file.h>
-#include <linux/mman.h>
 #include <linux/sched/mm.h>
 #include <linux/sched/signal.h>
 #include <linux/slab.h>
@@ -16,6 +15,7 @@
 #include "core/compat.h"
 #include "core/pt_flush.h"
 #include "core/pt_mount.h"
+#include "core/pt_pieces.h"
 #include "core/pt_secondary.h"
 #include "core/pt_slot.h"
 #include "trace.h"
@@ -299,56 +299,6 @@ static bool invalidate(struct mmu_interval_notifier *notifier,
 
 static const struct mmu_interval_notifier_ops notifier_ops = { .invalidate = invalidate };
 
-/*
- * Finds out by which entries a table goes into the process: itself, if the mapping covers all of
- * it, or else what is below it. Counts them if there is no place for them yet.
- */
-static int divide(struct pt_mount *mount, u64 *table, u64 *entry, unsigned int level, u64 page)
-{
-	unsigned long addr = mount->start + (page << PAGE_SHIFT);
-	unsigned long size = pt_slot_size(level);
-	unsigned int i;
-	int error = 0;
-	u64 *below;
-
-	if (level <= pt_slot_highest() && IS_ALIGNED(addr, size) && size <= mount->end - addr) {
-		if (mount->pieces)
-			mount->pieces[mount->count] = (struct pt_piece){
-				addr, level, table, level == 1 ? entry : NULL };
-		mount->count++;
-		return 0;
-	}
-	if (level == 1) {
-		mount->tail = page;
-		mount->tail_leaves = table;
-		return 0;
-	}
-	for (i = 0; !error && i < PT_ENTRIES && page < mount->tree->pages; i++) {
-		/* Only tables of level 1 may be missing. */
-		if (!table[i] && !pt_tree_make_leaf(mount->tree, page))
-			return -ENOMEM;
-		below = pt_tree_table(mount->tree, READ_ONCE(table[i]), page);
-		error = divide(mount, below, table + i, level - 1, page);
-		page += pt_entry_pages(level);
-	}
-	return error;
-}
-
-static int find_pieces(struct pt_mount *mount)
-{
-	int error;
-
-	mount->count = 0;
-	error = divide(mount, mount->tree->root, NULL, mount->tree->order, 0);
-	if (error)
-		return error;
-	mount->pieces = kvcalloc(mount->count, sizeof(*mount->pieces), GFP_KERNEL_ACCOUNT);
-	if (!mount->pieces && mount->count)
-		return -ENOMEM;
-	mount->count = 0;
-	return divide(mount, mount->tree->root, NULL, mount->tree->order, 0);
-}
-
 static void forget(struct pt_mount *mount)
 {
 	kvfree(mount->pieces);
@@ -358,16 +308,6 @@ static void forget(struct pt_mount *mount)
 	spin_lock(&mount->lock);
 	mount->mm = NULL;
 	spin_unlock(&mount->lock);
-}
-
-/* To what an address must be aligned: the largest table that fits and has a slot. */
-static unsigned long alignment(unsigned long len)
-{
-	unsigned int level = pt_slot_highest();
-
-	while (level > 1 && pt_slot_size(level) > len)
-		level--;
-	return pt_slot_size(level);
 }
 
 /*
@@ -405,7 +345,7 @@ int pt_mount_create(struct pt_mount *mount, struct vm_area_struct *vma)
 {
 	unsigned long len = vma->vm_end - vma->vm_start;
 	/* A surface of several tables of level 3 may begin in the midst of one. */
-	unsigned long needed = min(alignment(len), pt_slot_size(2));
+	unsigned long needed = min(pt_pieces_alignment(len), pt_slot_size(2));
 	int error;
 
 	if (mount->mm)
@@ -421,7 +361,7 @@ int pt_mount_create(struct pt_mount *mount, struct vm_area_struct *vma)
 	mount->tail_leaves = NULL;
 	mount->dead = false;
 	mount->failed = false;
-	error = find_pieces(mount);
+	error = pt_pieces_find(mount);
 	if (error)
 		goto failed;
 	error = insert_notifier(mount);
@@ -474,24 +414,6 @@ vm_fault_t pt_mount_refault(struct pt_mount *mount, struct vm_fault *vmf)
 	}
 	fput(file);
 	return VM_FAULT_RETRY;
-}
-
-/* A place for a mapping, aligned so that few entries mount it. */
-unsigned long pt_mount_area(struct file *file, unsigned long addr, unsigned long len,
-			    unsigned long pgoff, unsigned long flags)
-{
-	unsigned long align = alignment(len);
-	unsigned long hint = 0, found;
-
-	if (flags & MAP_FIXED)
-		return IS_ALIGNED(addr, min(align, pt_slot_size(2))) ? addr : -EINVAL;
-	if (len + align < len)
-		return -ENOMEM;
-	/* Above what four levels cover the core looks only if it is asked to. */
-	if (len + align > DEFAULT_MAP_WINDOW)
-		hint = DEFAULT_MAP_WINDOW + PAGE_SIZE;
-	found = pt_get_unmapped_area(file, hint, len + align, pgoff, flags);
-	return IS_ERR_VALUE(found) ? found : ALIGN(found, align);
 }
 
 /*

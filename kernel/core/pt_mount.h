@@ -65,8 +65,6 @@ struct pt_mount {
 void pt_mount_init(struct pt_mount *mount, struct pt_tree *tree);
 int pt_mount_create(struct pt_mount *mount, struct vm_area_struct *vma);
 vm_fault_t pt_mount_refault(struct pt_mount *mount, struct vm_fault *vmf);
-unsigned long pt_mount_area(struct file *file, unsigned long addr, unsigned long len,
-			    unsigned long pgoff, unsigned long flags);
 void __pt_mount_mirror(struct pt_mount *mount, u64 page);
 void pt_mount_detach(struct pt_mount *mount);
 void pt_mount_flush(struct pt_mount *mount, u64 page, u64 count, bool tables);

@@ -14,6 +14,7 @@
 #include <linux/workqueue.h>
 
 #include "core/compat.h"
+#include "core/pt_pieces.h"
 #include "core/sized.h"
 #include "exmap/exmap.h"
 
@@ -380,7 +381,7 @@ static unsigned long area(struct file *file, unsigned long addr, unsigned long l
 			  unsigned long pgoff, unsigned long flags)
 {
 	if (!pgoff)
-		return pt_mount_area(file, addr, len, pgoff, flags);
+		return pt_pieces_area(file, addr, len, pgoff, flags);
 	return pt_get_unmapped_area(file, addr, len, pgoff, flags);
 }
 

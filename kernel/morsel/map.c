@@ -7,6 +7,7 @@
 #include <linux/pfn_t.h>
 #include <linux/slab.h>
 
+#include "core/pt_pieces.h"
 #include "morsel/morsel.h"
 
 /* A mapping of a process. It ends with the VMA that has it. */
@@ -319,5 +320,5 @@ unsigned long morsel_area(struct file *file, unsigned long addr, unsigned long l
 		return bound_area(morsel->address, addr, len, flags);
 	if (!morsel->order)
 		return pt_get_unmapped_area(file, addr, len, pgoff, flags);
-	return pt_mount_area(file, addr, len, pgoff, flags);
+	return pt_pieces_area(file, addr, len, pgoff, flags);
 }
