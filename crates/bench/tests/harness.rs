@@ -281,8 +281,8 @@ fn owner_killed(with_keeper: bool, signal: Signal) -> (u32, PathBuf) {
     (worker, disk)
 }
 
-/// Whether this process, and so whom it starts, ignores a signal, as what a shell has started in the
-/// background does.
+/// Whether this process, and so whom it starts, ignores a signal, as what a shell has started in
+/// the background does.
 fn is_ignored(signal: Signal) -> bool {
     let status = fs::read_to_string("/proc/self/status").unwrap();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).unwrap();
