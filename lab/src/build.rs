@@ -37,7 +37,8 @@ pub fn build(kernel: &Kernel, folder: &Path) -> Result<Vec<Built>> {
     let context = || format!("no folder {}", folder.display());
     let folder = folder.canonicalize().with_context(context)?;
     ensure!(folder.join("Kbuild").is_file(), "no Kbuild in {}", folder.display());
-    let name = folder.file_name().unwrap_or_default();
+    // Folders of one name have a copy each: make would take another's objects for this one's.
+    let name = folder.to_string_lossy().trim_start_matches('/').replace('/', "-");
     let builds = kernel.folder.join(BUILDS);
     let _alone = lock(&builds)?;
     let copy = builds.join(name);

@@ -8,6 +8,7 @@ mod artifacts;
 mod bench;
 mod deb;
 mod demo;
+mod emulator;
 mod fuzz;
 mod install;
 mod lab;

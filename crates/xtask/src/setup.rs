@@ -5,7 +5,7 @@
 
 use std::process::{Command, Stdio};
 
-use crate::Outcome;
+use crate::{Outcome, emulator};
 
 /// The oldest compiler that builds the workspace (`rust-version` in Cargo.toml).
 const OLDEST_RUST: (u32, u32) = (1, 90);
@@ -72,6 +72,7 @@ pub fn ensure(need: Need) -> Outcome {
         install_programs(ROCKSDB_PROGRAMS)?;
     }
     if need == Need::Lab {
+        emulator::ensure();
         install_programs(LAB_PROGRAMS)?;
     }
     if need == Need::KernelBuild {
@@ -131,7 +132,11 @@ fn install_programs(programs: &[(&str, &str)]) -> Outcome {
     apt_get(&install)
 }
 
-fn apt_get(arguments: &[&str]) -> Outcome {
+/// Runs apt-get, which asks nobody anything.
+///
+/// # Errors
+/// With what it has said, if it fails.
+pub fn apt_get(arguments: &[&str]) -> Outcome {
     let output = Command::new("apt-get")
         .arg("-q")
         .args(arguments)
@@ -166,7 +171,8 @@ pub fn on_path(program: &str) -> bool {
     std::env::split_paths(&path).any(|folder| folder.join(program).is_file())
 }
 
-fn is_root() -> bool {
+/// Whether this is the superuser.
+pub fn is_root() -> bool {
     let output = Command::new("id").arg("-u").output();
     output.is_ok_and(|output| output.stdout.trim_ascii() == b"0")
 }

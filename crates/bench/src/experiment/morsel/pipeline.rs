@@ -34,7 +34,7 @@ const AT_A_TIME: usize = 4;
 
 fn run(context: &Context<'_>) -> Result<Outcome> {
     let longest: u64 = context.pick(16 << 20, 256 << 20);
-    let packets: u64 = context.pick(200, 1000);
+    let packets = 1000;
     let directory = context.make_directory("morsel-pipeline")?;
     let mut outcome = Outcome::default();
     let mut line = Line::start(&directory)?;

@@ -1,0 +1,94 @@
+//! The lab's emulator. Debian 12 has one that is not sound, and a sound one among its backports.
+
+use std::fs;
+use std::process::Command;
+
+use crate::Outcome;
+use crate::setup::{apt_get, is_root, on_path};
+
+/// The program.
+const EMULATOR: &str = "qemu-system-x86_64";
+
+/// Before this version, code that a kernel changes while several processors run it is now and then
+/// executed as it was, or never got past: guests die of an `int3`, or stand still.
+const SOUND: (u32, u32) = (8, 1);
+
+/// Where Debian 12 has it.
+const BACKPORTS: &str = "bookworm-backports";
+const PACKAGE: &str = "qemu-system-x86";
+
+/// Sees to a sound emulator where that is possible. Where it is not, the lab works with what there
+/// is, and somebody has been told.
+pub fn ensure() {
+    let version = version();
+    if version.is_some_and(|version| version >= SOUND) || !is_debian_12() {
+        return;
+    }
+    let advice = format!("apt-get install -t {BACKPORTS} {PACKAGE}");
+    if !is_root() || !on_path("apt-get") {
+        if version.is_some() {
+            println!("{EMULATOR} is older than 8.1, and guests fail now and then; {advice}");
+        }
+        return;
+    }
+    println!("installing {PACKAGE} from {BACKPORTS}");
+    if let Err(reason) = install() {
+        println!("the lab goes on without it, and guests fail now and then: {reason}");
+    }
+}
+
+/// Installs it without a change to where the machine takes packages from.
+fn install() -> Outcome {
+    let folder = std::env::temp_dir().join(format!("vellum-apt-{}", std::process::id()));
+    let list = folder.join("sources.list");
+    let mirror = |suite| format!("deb http://deb.debian.org/debian {suite} main\n");
+    let sources = mirror("bookworm") + &mirror(BACKPORTS);
+    fs::create_dir_all(folder.join("lists/partial"))
+        .and_then(|()| fs::write(&list, sources))
+        .map_err(|error| format!("{}: {error}", folder.display()))?;
+    let options = [
+        format!("-oDir::Etc::sourcelist={}", list.display()),
+        "-oDir::Etc::sourceparts=-".to_owned(),
+        format!("-oDir::State::lists={}", folder.join("lists").display()),
+    ];
+    let with = |arguments: &[&'static str]| {
+        let options = options.iter().map(String::as_str);
+        apt_get(&options.chain(arguments.iter().copied()).collect::<Vec<_>>())
+    };
+    let installed = with(&["update"]).and_then(|()| {
+        with(&["install", "-y", "--no-install-recommends", "-t", BACKPORTS, PACKAGE])
+    });
+    // What is left of it is in nobody's way.
+    let _removed = fs::remove_dir_all(&folder);
+    installed
+}
+
+fn version() -> Option<(u32, u32)> {
+    let output = Command::new(EMULATOR).arg("--version").output().ok()?;
+    parse(&String::from_utf8_lossy(&output.stdout))
+}
+
+/// Major and minor number of text such as `QEMU emulator version 10.0.2 (Debian ...)`.
+fn parse(text: &str) -> Option<(u32, u32)> {
+    let mut numbers = text.split_once("version ")?.1.split(['.', ' ', '\n']);
+    Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
+}
+
+fn is_debian_12() -> bool {
+    let about = fs::read_to_string("/etc/os-release").unwrap_or_default();
+    about.lines().any(|line| line == "VERSION_CODENAME=bookworm")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_are_compared_as_numbers() {
+        let version = |number| parse(&format!("QEMU emulator version {number} (Debian 1:x)\nC"));
+        assert_eq!(version("7.2.22"), Some((7, 2)));
+        assert!(version("7.2.22").unwrap() < SOUND);
+        assert!(version("8.1.0").unwrap() >= SOUND && version("10.0.2").unwrap() >= SOUND);
+        assert_eq!(parse("not an emulator"), None);
+    }
+}
