@@ -106,7 +106,7 @@ pub enum Refusal {
     #[error("the file is empty, and a Morsel has at least one byte")]
     Empty,
     /// It would never fit.
-    #[error("the file has {bytes} bytes, more than the daemon's limit of {limit}: raise --limit")]
+    #[error("the file takes {bytes} bytes, more than the daemon's limit of {limit}: raise --limit")]
     TooLarge {
         /// Of the file.
         bytes: u64,

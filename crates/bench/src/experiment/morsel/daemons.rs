@@ -91,10 +91,12 @@ impl Drop for Running {
 
 /// A daemon for each backend that this machine has; a note for the others.
 pub fn start_daemons(directory: &Path, bytes: u64, outcome: &mut Outcome) -> Result<Vec<Running>> {
+    // Daemons count whole pages.
+    let limit = bytes.next_multiple_of(4096);
     let mut daemons = Vec::new();
     for backend in BackendKind::ALL {
         match Provider::new(BackendChoice::Only(backend)) {
-            Ok(provider) => daemons.push(Running::start(provider, directory, bytes)?),
+            Ok(provider) => daemons.push(Running::start(provider, directory, limit)?),
             Err(error) => outcome.notes.push(format!("Left out: {error}.")),
         }
     }
