@@ -17,7 +17,7 @@ use vellum_bench::engine::{Factory, Setting, VELLUM};
 use vellum_bench::experiment::Progress;
 use vellum_bench::machine::{self, MemoryCgroup, RamDisk, Storage};
 use vellum_bench::worker::{
-    Contest, Ground, Keeper, Launcher, Member, Team, Terms, Worker, cache_bytes,
+    Contest, Ground, Keeper, Launcher, Member, Team, Terms, Way, Worker, cache_bytes, make_file,
 };
 use vellum_bench::workload::{Lookup, Plan, Workload};
 
@@ -326,6 +326,23 @@ fn a_keeper_cleans_up_after_signals() {
         eventually("the keeper removes the RAM disk", || !left.exists());
         assert!(!alive(worker));
     }
+}
+
+#[test]
+fn what_a_worker_let_go_does_not_weigh() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("file");
+    let expected = make_file(&path, 16 << 20).unwrap();
+    let mut worker = Worker::start(&launcher(), "worker", None).unwrap();
+    let before = worker.weigh().unwrap().memory;
+    for _ in 0..3 {
+        worker.begin_hold(&Way::Read, &path).unwrap();
+        assert_eq!(worker.held().unwrap(), expected);
+        assert!(worker.weigh().unwrap().memory >= before + (16 << 20));
+        worker.let_go().unwrap();
+    }
+    let after = worker.weigh().unwrap().memory;
+    assert!(after < before + (4 << 20), "{before} bytes, and then {after}");
 }
 
 fn ground(directory: &Path) -> Ground {

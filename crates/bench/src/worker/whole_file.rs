@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::{ptr, slice};
 
 use anyhow::{Context as _, Result, ensure};
-use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 use serde::{Deserialize, Serialize};
 use vellum_morsel::{Access, Client, Mapping};
 
@@ -50,22 +50,17 @@ impl Weight {
 /// A file that is had.
 #[derive(Debug)]
 pub(super) enum Held {
-    Read(Vec<u8>),
-    Mapped(FileMapping),
+    File(FileMapping),
     Morsel(Mapping),
 }
 
 impl Held {
     /// Gets a file.
     pub(super) fn get(way: &Way, path: &Path) -> Result<Held> {
-        let mut file = File::open(path).with_context(|| format!("opening {}", path.display()))?;
+        let file = File::open(path).with_context(|| format!("opening {}", path.display()))?;
         Ok(match way {
-            Way::Read => {
-                let mut bytes = Vec::with_capacity(usize::try_from(file.metadata()?.len())?);
-                file.read_to_end(&mut bytes)?;
-                Held::Read(bytes)
-            }
-            Way::Map => Held::Mapped(FileMapping::new(&file)?),
+            Way::Read => Held::File(FileMapping::copy_of(&file)?),
+            Way::Map => Held::File(FileMapping::new(&file)?),
             Way::Daemon(socket) => {
                 let loaded = Client::new(socket).load(&file, |_| {})?;
                 Held::Morsel(loaded.morsel.map(Access::Read)?)
@@ -76,8 +71,7 @@ impl Held {
     /// The sum of each page's first word: all pages have been accessed by then.
     pub(super) fn sum(&self) -> Result<u64> {
         let bytes = match self {
-            Held::Read(bytes) => bytes,
-            Held::Mapped(mapping) => mapping.bytes(),
+            Held::File(mapping) => mapping.bytes(),
             Held::Morsel(mapping) => mapping.view()?,
         };
         Ok(sum(bytes))
@@ -120,7 +114,7 @@ pub fn warm(path: &Path) -> Result<()> {
     fs::read(path).map(drop).with_context(|| format!("reading {}", path.display()))
 }
 
-/// A file of the experiment's own, which nobody changes, mapped as a whole.
+/// A file of the experiment's own, which nobody changes, as a whole: mapped, or read into memory.
 #[derive(Debug)]
 pub struct FileMapping {
     base: *mut u8,
@@ -140,9 +134,25 @@ impl FileMapping {
         Ok(FileMapping { base: base.cast(), length })
     }
 
+    /// Read into memory of its own, which is the kernel's again when it is dropped: an allocator
+    /// might keep it.
+    ///
+    /// # Errors
+    /// If there is no memory, or it cannot be read.
+    pub fn copy_of(mut file: &File) -> Result<FileMapping> {
+        let length = usize::try_from(file.metadata()?.len())?;
+        let (rights, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
+        // SAFETY: without an address the kernel takes ones that nobody uses.
+        let base = unsafe { mmap_anonymous(ptr::null_mut(), length, rights, flags)? };
+        let copy = FileMapping { base: base.cast(), length };
+        // SAFETY: just mapped, zeroed, and nobody else has it yet.
+        file.read_exact(unsafe { slice::from_raw_parts_mut(copy.base, length) })?;
+        Ok(copy)
+    }
+
     /// Its bytes.
     pub fn bytes(&self) -> &[u8] {
-        // SAFETY: mapped as long as `self`, and of a file that nobody writes any more.
+        // SAFETY: mapped as long as `self`, and nobody writes it, or the file, any more.
         unsafe { slice::from_raw_parts(self.base, self.length) }
     }
 }
