@@ -4,7 +4,7 @@ use std::fs;
 use std::process::Command;
 
 use crate::Outcome;
-use crate::setup::{apt_get, is_root, on_path};
+use crate::setup::{apt_get, is_root, major_and_minor, on_path};
 
 /// The program.
 const EMULATOR: &str = "qemu-system-x86_64";
@@ -24,10 +24,12 @@ pub fn ensure() {
     if version.is_some_and(|version| version >= SOUND) || !is_debian_12() {
         return;
     }
-    let advice = format!("apt-get install -t {BACKPORTS} {PACKAGE}");
     if !is_root() || !on_path("apt-get") {
         if version.is_some() {
-            println!("{EMULATOR} is older than 8.1, and guests fail now and then; {advice}");
+            println!(
+                "{EMULATOR} is older than 8.1, and guests fail now and then; \
+                 apt-get install -t {BACKPORTS} {PACKAGE}"
+            );
         }
         return;
     }
@@ -70,8 +72,7 @@ fn version() -> Option<(u32, u32)> {
 
 /// Major and minor number of text such as `QEMU emulator version 10.0.2 (Debian ...)`.
 fn parse(text: &str) -> Option<(u32, u32)> {
-    let mut numbers = text.split_once("version ")?.1.split(['.', ' ', '\n']);
-    Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
+    major_and_minor(text.split_once("version ")?.1.split_whitespace().next()?)
 }
 
 fn is_debian_12() -> bool {

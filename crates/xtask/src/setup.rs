@@ -110,7 +110,12 @@ fn check_compiler() -> Outcome {
 
 /// Major and minor number of a line such as `rustc 1.95.0 (f2d3ce0bd 2026-03-21)`.
 fn compiler_version(line: &str) -> Option<(u32, u32)> {
-    let mut numbers = line.split_whitespace().nth(1)?.split('.');
+    major_and_minor(line.split_whitespace().nth(1)?)
+}
+
+/// The first two numbers of a version such as `1.95.0`.
+pub fn major_and_minor(version: &str) -> Option<(u32, u32)> {
+    let mut numbers = version.split('.');
     Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
 }
 
