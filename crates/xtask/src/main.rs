@@ -9,6 +9,7 @@ mod bench;
 mod deb;
 mod demo;
 mod emulator;
+mod excerpt;
 mod fuzz;
 mod install;
 mod lab;
@@ -117,6 +118,12 @@ fn main() -> ExitCode {
 fn root() -> PathBuf {
     let crate_folder = Path::new(env!("CARGO_MANIFEST_DIR"));
     crate_folder.ancestors().nth(2).unwrap_or(crate_folder).to_path_buf()
+}
+
+/// Where cargo puts what it builds.
+fn target(root: &Path) -> PathBuf {
+    let chosen = std::env::var_os("CARGO_TARGET_DIR");
+    chosen.map_or_else(|| root.join("target"), |folder| root.join(folder))
 }
 
 /// The cargo that runs this program, in the top folder.

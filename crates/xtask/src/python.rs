@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::{Outcome, cargo, setup};
+use crate::{Outcome, cargo, setup, target};
 
 /// Debian's Python, whatever else is on the PATH: the oldest that the package is for.
 const PYTHON: &str = "/usr/bin/python3";
@@ -43,12 +43,6 @@ pub fn run(root: &Path, names: &[String]) -> Outcome {
     // Without bytecode: the tests lie among the sources.
     tests.arg("-B").arg(root.join("crates/python/tests")).args(names);
     step("testing the package", tests.env("VELLUM", target.join("debug/vellum")))
-}
-
-/// Where cargo puts what it builds.
-fn target(root: &Path) -> PathBuf {
-    let chosen = std::env::var_os("CARGO_TARGET_DIR");
-    chosen.map_or_else(|| root.join("target"), |folder| root.join(folder))
 }
 
 /// The wheel, built anew: an old one must not be taken for it.

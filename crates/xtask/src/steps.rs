@@ -1,22 +1,18 @@
 //! Runs a list of steps one after the other, each with a progress line and its time.
 //!
-//! The output of a step is shown only when it fails, or for all of them on demand. The results of
-//! libtest are summed over all steps. A step that fails without a failed test (a lint, a compile
-//! error, a test binary killed by a signal) counts as one failure, so that the closing line never
-//! claims a success that was not. What failed is named once more at the end, for those who see no
-//! more than that.
+//! Of a step that fails what matters of its output is shown, and all of it kept in a file; on
+//! demand all of every step is shown. The results of libtest are summed over all steps. A step
+//! that fails without a failed test (a lint, a compile error, a test binary killed by a signal)
+//! counts as one failure, so that the closing line never claims a success that was not. What
+//! failed is named once more at the end, for those who see no more than that.
 
+use std::fs;
 use std::io::{BufRead, BufReader, PipeReader, Write};
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
-use crate::Outcome;
-
-/// Lines that are shown from each end of a failed step's output.
-const SHOWN_LINES: usize = 200;
-
-/// Lines at the end that say what failed in one step.
-const SHOWN_CAUSES: usize = 15;
+use crate::{Outcome, excerpt};
 
 /// Named work of one step.
 pub struct Step {
@@ -48,11 +44,12 @@ struct Tally {
     failed: u64,
 }
 
-/// Runs all steps, also after one has failed, and prints `N passed, N failed` as the last line.
+/// Runs all steps, also after one has failed, and prints `N passed, N failed` as the last line. The
+/// output of those that fail is kept in the folder.
 ///
 /// # Errors
 /// Names the steps that failed.
-pub fn run(steps: Vec<Step>, verbose: bool) -> Outcome {
+pub fn run(steps: Vec<Step>, verbose: bool, kept: &Path) -> Outcome {
     let count = steps.len();
     let mut tally = Tally::default();
     let mut failures = Vec::new();
@@ -66,6 +63,9 @@ pub fn run(steps: Vec<Step>, verbose: bool) -> Outcome {
         std::io::stdout().flush().map_err(|error| error.to_string())?;
         let begin = Instant::now();
         let (ok, lines) = perform(step.action, verbose);
+        if !ok && !verbose {
+            show(step.name, &lines, kept);
+        }
         let seconds = begin.elapsed().as_secs_f64();
         println!("{} {seconds:7.1} s", if ok { "ok    " } else { "FAILED" });
         let counted = count_tests(&lines);
@@ -74,7 +74,7 @@ pub fn run(steps: Vec<Step>, verbose: bool) -> Outcome {
         if !ok {
             failures.push(step.name);
             tally.failed += u64::from(counted.failed == 0);
-            reasons.extend(causes(&lines).map(|line| format!("{}: {line}", step.name)));
+            reasons.extend(excerpt::causes(&lines).map(|line| format!("{}: {line}", step.name)));
         }
     }
     for reason in reasons {
@@ -89,7 +89,7 @@ pub fn run(steps: Vec<Step>, verbose: bool) -> Outcome {
 }
 
 fn perform(action: Action, verbose: bool) -> (bool, Vec<String>) {
-    let (ok, lines) = match action {
+    match action {
         Action::Program(command) => match program(command, verbose) {
             Ok(result) => result,
             Err(reason) => (false, vec![reason]),
@@ -98,50 +98,21 @@ fn perform(action: Action, verbose: bool) -> (bool, Vec<String>) {
             Ok(()) => (true, Vec::new()),
             Err(reason) => (false, vec![reason]),
         },
-    };
-    if !ok && !verbose {
-        println!();
-        for line in excerpt(&lines) {
-            println!("    {line}");
-        }
     }
-    (ok, lines)
 }
 
-/// What is worth showing of a failed step: all but the tests that passed, and of very much output
-/// the beginning and the end.
-fn excerpt(lines: &[String]) -> Vec<String> {
-    let passed =
-        |line: &&String| line.trim_start().starts_with("test ") && line.ends_with("... ok");
-    let rest: Vec<&String> = lines.iter().filter(|line| !passed(line)).collect();
-    let hidden = rest.len().saturating_sub(2 * SHOWN_LINES);
-    let (head, tail) = match hidden {
-        0 => (&rest[..], &rest[..0]),
-        _ => (&rest[..SHOWN_LINES], &rest[rest.len() - SHOWN_LINES..]),
-    };
-    let mut shown: Vec<String> = head.iter().map(|line| (*line).clone()).collect();
-    if hidden > 0 {
-        shown.push(format!("... {hidden} lines left out; -v shows all ..."));
+/// What matters of a failed step's output, and where all of it is.
+fn show(name: &str, lines: &[String], kept: &Path) {
+    println!();
+    for line in excerpt::of(lines) {
+        println!("    {line}");
     }
-    shown.extend(tail.iter().map(|line| (*line).clone()));
-    shown
-}
-
-/// The lines that name what failed, the first of them if there are many: tests, panics with their
-/// messages, complaints of a kernel, errors.
-fn causes(lines: &[String]) -> impl Iterator<Item = &str> {
-    let names = |line: &str| {
-        (line.starts_with("test ") && line.ends_with("FAILED"))
-            || line.contains(" panicked at ")
-            || line.starts_with("failed: ")
-            || line.starts_with("error: ")
-    };
-    let trimmed = || lines.iter().map(|line| line.trim());
-    let before = std::iter::once("").chain(trimmed());
-    let named = trimmed().zip(before).filter(move |(line, before)| {
-        names(line) || (before.contains(" panicked at ") && !line.is_empty())
-    });
-    named.map(|(line, _)| line).take(SHOWN_CAUSES)
+    let file = kept.join(format!("{}.txt", name.replace(' ', "-")));
+    let written = fs::create_dir_all(kept).and_then(|()| fs::write(&file, lines.join("\n")));
+    match written {
+        Ok(()) => println!("    all of it: {}", file.display()),
+        Err(error) => println!("    all of it could not be kept, {}: {error}", file.display()),
+    }
 }
 
 /// Runs a program with both of its output streams in one pipe; returns its success and its lines.
@@ -213,39 +184,6 @@ mod tests {
     }
 
     #[test]
-    fn failures_are_shown_without_what_passed() {
-        let line = |number: usize| match number % 2 {
-            0 => format!("test number{number} ... ok"),
-            _ => format!("test number{number} ... FAILED"),
-        };
-        let few: Vec<String> = (0..10).map(line).collect();
-        assert_eq!(excerpt(&few).len(), 5);
-        let many: Vec<String> = (0..10_000).map(line).collect();
-        let shown = excerpt(&many);
-        assert_eq!(shown.len(), 2 * SHOWN_LINES + 1);
-        assert_eq!(shown[SHOWN_LINES], "... 4600 lines left out; -v shows all ...");
-        assert_eq!(shown[2 * SHOWN_LINES], line(9999));
-    }
-
-    #[test]
-    fn what_failed_is_named() {
-        let lines = [
-            "    running 2 tests",
-            "    test good ... ok",
-            "    test bad ... FAILED",
-            "    ---- bad stdout ----",
-            "    thread 'bad' (7) panicked at tests/a.rs:3:5:",
-            "    assertion failed: false",
-            "    note: run with `RUST_BACKTRACE=1` to display a backtrace",
-            "failed: the kernel said: [    1.0] BUG: here",
-        ];
-        let lines: Vec<String> = lines.iter().map(|line| (*line).to_string()).collect();
-        let named: Vec<&str> = causes(&lines).collect();
-        let expected = [2, 4, 5, 7].map(|index: usize| lines[index].trim());
-        assert_eq!(named, expected);
-    }
-
-    #[test]
     fn both_streams_are_kept() {
         let (ok, mut lines) = program(shell("echo out; echo err >&2"), false).unwrap();
         lines.sort();
@@ -268,7 +206,11 @@ mod tests {
                 Step::function("function", move || if broken { Err("no".into()) } else { Ok(()) }),
             ]
         };
-        assert!(run(steps(false), false).is_ok());
-        assert_eq!(run(steps(true), false), Err("failed: function".into()));
+        let kept = std::env::temp_dir().join(format!("vellum-steps-{}", std::process::id()));
+        assert!(run(steps(false), false, &kept).is_ok());
+        assert!(!kept.exists());
+        assert_eq!(run(steps(true), false, &kept), Err("failed: function".into()));
+        assert_eq!(fs::read_to_string(kept.join("function.txt")).unwrap(), "no");
+        fs::remove_dir_all(kept).unwrap();
     }
 }

@@ -1,10 +1,10 @@
 //! The steps of `cargo xtask test` and `cargo xtask soak`.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::steps::{self, Step};
-use crate::{Outcome, cargo, deb, setup, tidy};
+use crate::{Outcome, cargo, deb, setup, target, tidy};
 
 /// Everything a change must pass: format, rules, lints, tests, model check, documentation, the
 /// package for Python, that of the module, and its tests on the kernels that it is for.
@@ -31,7 +31,7 @@ pub fn test(root: &Path, verbose: bool) -> Outcome {
     let folder = root.to_path_buf();
     list.push(Step::function("kernel package", move || deb::run(&folder).map(drop)));
     list.push(Step::program("kernel lab", command(root, "run --quiet --package xtask -- lab")));
-    steps::run(list, verbose)
+    steps::run(list, verbose, &failed(root))
 }
 
 /// The same tests for longer: `VELLUM_SOAK=1` lengthens them, and ignored tests run as well.
@@ -58,7 +58,12 @@ pub fn soak(root: &Path, verbose: bool) -> Outcome {
     } else {
         println!("no nightly compiler: the step with the address sanitizer is left out");
     }
-    steps::run(list, verbose)
+    steps::run(list, verbose, &failed(root))
+}
+
+/// Where the whole output of a failed step is written.
+fn failed(root: &Path) -> PathBuf {
+    target(root).join("failed")
 }
 
 /// A cargo command from its words.
