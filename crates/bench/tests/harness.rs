@@ -20,6 +20,7 @@ use vellum_bench::worker::{
     Contest, Ground, Keeper, Launcher, Member, Team, Terms, Way, Worker, cache_bytes, make_file,
 };
 use vellum_bench::workload::{Lookup, Plan, Workload};
+use vellum_testing::patience::eventually;
 
 /// Set in processes that are workers or otherwise somebody else.
 const ROLE: &str = "VELLUM_BENCH_TEST_ROLE";
@@ -57,15 +58,6 @@ fn somebody(role: &str) -> Command {
     command.args(arguments()).env(ROLE, role);
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
     command
-}
-
-/// Waits until something holds.
-fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !holds() {
-        assert!(start.elapsed() < Duration::from_secs(20), "never: {what}");
-        thread::sleep(Duration::from_millis(10));
-    }
 }
 
 fn alive(process: u32) -> bool {

@@ -20,6 +20,12 @@ use vellum_pool::device::{Fault, Operation};
 use vellum_pool::{Pool, PoolError, PoolOptions};
 use vellum_vm::Errno;
 
+/// A pool in which nothing happens but what the test does: a frame that a background thread makes
+/// free between two polls would let the second one be the first to read.
+fn undisturbed(frames: u64) -> PoolOptions {
+    PoolOptions { evictors: 0, ..options(frames) }
+}
+
 #[test]
 fn a_hit_is_ready_at_once() {
     let (pool, _) = faulty(options(16));
@@ -36,7 +42,7 @@ fn a_hit_is_ready_at_once() {
 
 #[test]
 fn one_thread_has_many_reads_in_flight() {
-    let (pool, plan) = faulty(PoolOptions { evictors: 0, ..options(64) });
+    let (pool, plan) = faulty(undisturbed(64));
     let pages = filled(&pool, 200);
     pages[0..24].iter().for_each(|page| push_out(&pool, *page, &pages[100..]));
 
@@ -58,7 +64,7 @@ fn one_thread_has_many_reads_in_flight() {
 
 #[test]
 fn a_failed_read_is_told_to_its_starter_and_tried_again_by_others() {
-    let (pool, plan) = faulty(options(16));
+    let (pool, plan) = faulty(undisturbed(16));
     let pages = filled(&pool, 64);
     push_out(&pool, pages[0], &pages[8..]);
     let before = pool.stats().resident_frames;
@@ -79,7 +85,7 @@ fn a_failed_read_is_told_to_its_starter_and_tried_again_by_others() {
 
 #[test]
 fn a_failed_read_leaves_nothing_behind() {
-    let (pool, plan) = faulty(PoolOptions { evictors: 0, ..options(64) });
+    let (pool, plan) = faulty(undisturbed(64));
     let pages = filled(&pool, 128);
     pages[..8].iter().for_each(|page| push_out(&pool, *page, &pages[64..]));
     let before = pool.stats().resident_frames;
@@ -95,7 +101,7 @@ fn a_failed_read_leaves_nothing_behind() {
 
 #[test]
 fn a_dropped_future_lets_its_read_complete() {
-    let (pool, plan) = faulty(options(16));
+    let (pool, plan) = faulty(undisturbed(16));
     let pages = filled(&pool, 64);
     push_out(&pool, pages[0], &pages[8..]);
     plan.hold(Operation::Read);

@@ -178,7 +178,7 @@ fn run_tests(root: &Path, options: &Options, kernels: &[String], programs: &[Pro
         command.args(["--arguments", filter]);
     }
     for program in programs {
-        command.arg(format!("{}={}", program.name, program.path.display()));
+        command.arg(program.told());
         for (name, path) in programs::beside(program) {
             command.arg(format!("--file={name}={}", path.display()));
         }

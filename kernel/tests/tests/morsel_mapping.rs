@@ -35,14 +35,17 @@ fn assert_unchanged(morsel: &Morsel, mapping: &Mapping) {
     assert_morsels_are_sound();
 }
 
-/// Free addresses: twice as many as asked for, so that a part of them is aligned.
+/// Free addresses: twice as many as asked for, so that a part of them is aligned. Nobody else gets
+/// them meanwhile, such as a thread for its stack: the kernel looks for room from the top.
 fn free_addresses(length: usize) -> usize {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-    // Above what four levels cover the kernel looks only if it is asked to.
-    let address = if length as u64 > extent(3) { (1 << 47) + PAGE } else { 0 };
+    // Above what four levels cover it looks only if it is asked to.
+    let address = if length as u64 > extent(3) { (1 << 47) + PAGE } else { 1 << 44 };
     let protection = libc::PROT_NONE;
     let place = Request { address, length: 2 * length, protection, flags, fd: None, offset: 0 };
-    Mapping::new(place).unwrap().start().next_multiple_of(length)
+    let found = Mapping::new(place).unwrap().start();
+    assert_eq!(found, address, "something is there");
+    found.next_multiple_of(length)
 }
 
 #[test]

@@ -6,11 +6,11 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
 
 use vellum_morsel::{
     Access, BackendChoice, BackendKind, Client, Daemon, DaemonOptions, Error, Provider,
 };
+pub use vellum_testing::patience::eventually;
 
 /// A daemon that ends with the value.
 pub struct Running {
@@ -98,16 +98,6 @@ pub fn load(client: &Client, file: &File) -> (Vec<u8>, bool) {
     let loaded = client.load(file, |_| {}).unwrap();
     let mapping = loaded.morsel.map(Access::Read).unwrap();
     (mapping.view().unwrap().to_vec(), loaded.was_there)
-}
-
-/// Waits until something holds.
-#[track_caller]
-pub fn eventually(what: &str, holds: impl Fn() -> bool) {
-    let end = Instant::now() + Duration::from_secs(60);
-    while !holds() {
-        assert!(Instant::now() < end, "it never came that {what}");
-        thread::sleep(Duration::from_millis(5));
-    }
 }
 
 /// How a process is told that it is a client: what it does, the socket, the file.

@@ -15,13 +15,11 @@ use vellum_pool::{
     BackendChoice, BackendKind, PAGE_SIZE, PageFormat, PageReader, PageRef, Pool, PoolOptions,
     PoolSize, RawPages, Space, StatePlace,
 };
+pub use vellum_testing::patience::{PATIENCE, eventually};
 use vellum_vm::{Surface, probe};
 
 pub mod churn;
 pub mod tasks;
-
-/// Longer than anything takes that is not stuck, on an emulated machine too.
-pub const PATIENCE: Duration = Duration::from_secs(200);
 
 /// Options for a pool of `frames` frames that gives up soon when it is exhausted.
 pub fn options(frames: u64) -> PoolOptions {
@@ -178,16 +176,6 @@ pub fn push_out(pool: &Pool, page: PageRef, others: &[PageRef]) {
         for other in others.iter().filter(|other| **other != page) {
             drop(pool.fix_shared(*other).unwrap());
         }
-    }
-}
-
-/// Waits until `condition` holds, or fails.
-#[track_caller]
-pub fn eventually(what: &str, condition: impl Fn() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
-    while !condition() {
-        assert!(Instant::now() < deadline, "not within {PATIENCE:?}: {what}");
-        std::thread::sleep(Duration::from_millis(1));
     }
 }
 

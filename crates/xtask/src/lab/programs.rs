@@ -27,12 +27,27 @@ pub const LONG: &LeftOut = &[
 /// Libraries that test programs look for beside themselves, each with the program.
 const BESIDE: [(&str, &str); 1] = [("vellum-preload/preload", "libvellum_preload.so")];
 
+/// The package whose tests are about what a process does with its memory: no other thread of theirs
+/// shall map something meanwhile, not even its stack.
+const BY_ONE_THREAD: &str = "vellum-kernel-tests";
+
 /// A test program.
 pub struct Program {
     /// The package and the test's own name: several packages may have one of a name.
     pub name: String,
     /// Where it is.
     pub path: PathBuf,
+}
+
+impl Program {
+    /// The program, as the lab is told of it.
+    pub fn told(&self) -> String {
+        let told = format!("{}={}", self.name, self.path.display());
+        match self.name.split('/').next() {
+            Some(BY_ONE_THREAD) => told + " --test-threads=1",
+            _ => told,
+        }
+    }
 }
 
 /// Builds the tests of a package that cargo selects by `selection`, without those that are not for
@@ -106,6 +121,16 @@ mod tests {
         assert_eq!(executable(line), Some("target/debug/deps/surface-0af1"));
         assert_eq!(executable("   Compiling vellum-vm v0.1.0 (/somewhere)"), None);
         assert_eq!(name_of(Path::new("target/debug/deps/vellum_vm-0af1")), "vellum_vm");
+    }
+
+    #[test]
+    fn the_kernels_tests_are_run_by_one_thread() {
+        let told = |name: &str| Program { name: name.to_owned(), path: "/a".into() }.told();
+        let expected = "vellum-kernel-tests/exmap_read=/a --test-threads=1";
+        assert_eq!(told("vellum-kernel-tests/exmap_read"), expected);
+        assert_eq!(told("vellum/store"), "vellum/store=/a");
+        let manifest = std::fs::read_to_string(crate::root().join("kernel/tests/Cargo.toml"));
+        assert!(manifest.unwrap().contains(&format!("name = \"{BY_ONE_THREAD}\"")));
     }
 
     #[test]

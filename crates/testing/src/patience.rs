@@ -1,0 +1,17 @@
+//! Waiting for what others do.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// How long a test waits for what takes a moment on an idle machine. Others have work, too.
+pub const PATIENCE: Duration = Duration::from_secs(200);
+
+/// Waits until something holds, or fails.
+#[track_caller]
+pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !holds() {
+        assert!(Instant::now() < deadline, "not within {PATIENCE:?}: {what}");
+        thread::sleep(Duration::from_millis(1));
+    }
+}
