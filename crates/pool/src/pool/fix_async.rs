@@ -110,19 +110,20 @@ impl<'a> Fix<'a> {
 
     fn step(&mut self, cx: &mut Context<'_>) -> Result<Step, PoolError> {
         let core = &*self.pool.core;
+        let (state, seen) = core.look(self.page)?;
+        if self.wanted.is_blocked(seen) {
+            let waits = core.wait_task(self.page, state, seen, self.wanted, cx.waker());
+            return Ok(if waits { Step::Pending } else { Step::Again });
+        }
+        // Not before the read has let go of the page: after the error nothing is left of it.
         if let Some(error) = self.read.as_ref().and_then(|read| read.take()) {
             return Err(error);
         }
-        let (state, seen) = core.look(self.page)?;
         match seen.state() {
             State::Free => return Err(PoolError::PageFree(self.page.id)),
             State::Inner => return Err(PoolError::WrongSize(self.page)),
             State::Evicted => return self.start_read(seen, cx),
             _ => {}
-        }
-        if self.wanted.is_blocked(seen) {
-            let waits = core.wait_task(self.page, state, seen, self.wanted, cx.waker());
-            return Ok(if waits { Step::Pending } else { Step::Again });
         }
         let locked = match self.wanted {
             Wanted::Alone => state.try_lock(seen),
