@@ -164,10 +164,11 @@ static bool take_idle(struct frame_pool *pool, struct frame_lane *lane,
 	return false;
 }
 
-/* Frames that were pinned when they were freed, and no longer are. */
+/* A frame that was pinned when it was freed, and no longer is. */
 static bool take_unpinned(struct frame_pool *pool, struct frame_bundle *bundle)
 {
 	struct page *page, *next;
+	bool found = false;
 
 	if (!READ_ONCE(pool->pinned_count))
 		return false;
@@ -176,10 +177,11 @@ static bool take_unpinned(struct frame_pool *pool, struct frame_bundle *bundle)
 		if (!frame_is_unpinned(pool, page))
 			continue;
 		push(pool, bundle, page_to_pfn(page));
+		found = true;
 		break;
 	}
 	spin_unlock(&pool->lock);
-	return bundle->stack;
+	return found;
 }
 
 static u64 take_otherwise(struct frame_pool *pool, struct frame_lane *lane,
@@ -188,8 +190,10 @@ static u64 take_otherwise(struct frame_pool *pool, struct frame_lane *lane,
 	bool filled;
 
 	lane->refills++;
-	filled = pool->design == FRAMES_STEALING ? frame_steal_fill(pool, lane, bundle) :
-						   frame_kernel_fill(pool, bundle);
+	if (pool->design == FRAMES_STEALING)
+		filled = frame_steal_fill(pool, lane, bundle) || take_unpinned(pool, bundle);
+	else
+		filled = frame_kernel_fill(pool, bundle);
 	return filled ? frame_take(pool, lane, bundle) : 0;
 }
 

@@ -63,7 +63,7 @@ struct frame_lane {
 	u64			*scratch;
 	/* FRAMES_STEALING: a chain through page->private, and how long it is. */
 	spinlock_t		lock;
-	u64			first, length;
+	u64			first, length;	/* the length is looked at without the lock */
 	unsigned int		victim;		/* from whom the lane stole last */
 } ____cacheline_aligned_in_smp;
 

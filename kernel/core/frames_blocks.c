@@ -42,7 +42,7 @@ static void put_back(struct frame_pool *pool, struct page *page)
 void frame_set_aside(struct frame_pool *pool, struct page *page)
 {
 	list_move(&page->lru, &pool->pinned);
-	pool->pinned_count++;
+	WRITE_ONCE(pool->pinned_count, pool->pinned_count + 1);
 	pool->blocks_pinned += pool->blocks && page_private(page);
 }
 
@@ -51,7 +51,7 @@ bool frame_is_unpinned(struct frame_pool *pool, struct page *page)
 	if (page_ref_count(page) != 1)
 		return false;
 	list_move(&page->lru, &pool->all);
-	pool->pinned_count--;
+	WRITE_ONCE(pool->pinned_count, pool->pinned_count - 1);
 	if (!pool->blocks || !page_private(page))
 		return true;
 	pool->blocks_pinned--;

@@ -25,7 +25,7 @@ static void put(struct frame_lane *lane, struct chain chain)
 	spin_lock(&lane->lock);
 	set_page_private(pfn_to_page(chain.last), lane->first);
 	lane->first = chain.first;
-	lane->length += chain.length;
+	WRITE_ONCE(lane->length, lane->length + chain.length);
 	spin_unlock(&lane->lock);
 }
 
@@ -43,7 +43,7 @@ static struct chain get(struct frame_lane *lane, u64 most)
 		chain.length++;
 		lane->first = page_private(pfn_to_page(lane->first));
 	}
-	lane->length -= chain.length;
+	WRITE_ONCE(lane->length, lane->length - chain.length);
 	spin_unlock(&lane->lock);
 	return chain;
 }
@@ -58,7 +58,7 @@ static bool steal(struct frame_pool *pool, struct frame_lane *lane, unsigned int
 	put(lane, loot);
 	if (loot.length)
 		lane->victim = from % pool->count;
-	return lane->length >= want;
+	return READ_ONCE(lane->length) >= want;
 }
 
 static void steal_enough(struct frame_pool *pool, struct frame_lane *lane, u64 want)

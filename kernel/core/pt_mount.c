@@ -357,7 +357,6 @@ int pt_mount_create(struct pt_mount *mount, struct vm_area_struct *vma)
 	mount->start = vma->vm_start;
 	mount->end = vma->vm_end;
 	spin_unlock(&mount->lock);
-	mount->tail = U64_MAX;
 	mount->tail_leaves = NULL;
 	mount->dead = false;
 	mount->failed = false;

@@ -49,7 +49,7 @@ struct pt_mount {
 	/* Where the tables go; unchanged while mounted. */
 	struct pt_piece		*pieces;
 	unsigned int		count;
-	/* Pages from here on are in the tail. */
+	/* Pages from here on are in the tail; the same wherever the tree is mounted. */
 	u64			tail;
 	u64			*tail_leaves;
 

@@ -13,21 +13,24 @@
 /* Pages between two flushes. */
 #define STRIDE	512
 
-/* Puts a frame down: on the new page, or back, or if both are taken into the pool. */
+/*
+ * Puts a frame down: on the new page, or back, or if both are taken into the pool. Something may
+ * have begun to hold it since it was found to be nobody's: then it goes back.
+ */
 static bool put_down(struct exmap *exmap, struct frame_lane *lane, u64 from, u64 to, u64 frame)
 {
-	u64 *leaf = pt_tree_make_leaf(&exmap->tree, to);
-	struct frame_bundle bundle;
+	bool pins = exmap_may_be_pinned(exmap);
+	bool held = pins && page_ref_count(pfn_to_page(frame)) != 1;
+	u64 *leaf = held ? NULL : pt_tree_make_leaf(&exmap->tree, to);
 	bool over_zeros = false;
 	bool moved = leaf && exmap_place(exmap, leaf, to, frame, &over_zeros);
 
 	if (!moved)
 		leaf = pt_tree_leaf(&exmap->tree, from);
 	if (!moved && !(leaf && exmap_place(exmap, leaf, from, frame, &over_zeros))) {
-		frame_take_begin(&exmap->pool, lane, &bundle, 0);
-		frame_take_back(&exmap->pool, lane, &bundle, frame);
-		frame_take_end(&exmap->pool, lane, &bundle);
 		lane->given++;
+		frame_pend(lane, frame);
+		frame_settle(&exmap->pool, lane, pins);
 	}
 	if (over_zeros)
 		exmap_flush(exmap, current->mm, moved ? to : from, moved ? to : from);
@@ -59,6 +62,8 @@ static unsigned int move_some(struct exmap *exmap, struct frame_lane *lane, u64 
 	for (i = 0; i < count; i++)
 		if (frames[i])
 			WRITE_ONCE(*pt_tree_leaf(&exmap->tree, from + i), 0);
+	/* Who began to hold pages since we looked is seen now, or has seen that they are gone. */
+	smp_mb();
 	for (i = 0; i < count; i++)
 		if (frames[i])
 			moved += put_down(exmap, lane, from + i, to + i, frames[i]);

@@ -252,6 +252,25 @@ static void check_that_tags_tell_bundles_apart(void)
 	count_all();
 }
 
+/* What something has pinned while it is given back is kept aside, and comes back later. */
+static void check_that_pinned_frames_come_back(void)
+{
+	static u64 mine[2 * FRAMES];
+	unsigned int have = take(&pool.lanes[0], mine, 2 * FRAMES, 1);
+	unsigned int i;
+
+	for (i = 0; i < have; i += 3)
+		host_pages[mine[i]].references++;
+	give(&pool.lanes[0], mine, have, have);
+	if (pool.pinned_count != (have + 2) / 3)
+		fail("pinned frames are not kept aside", pool.pinned_count);
+	for (i = 0; i < have; i += 3)
+		host_pages[mine[i]].references--;
+	count_all();
+	if (pool.pinned_count)
+		fail("frames that nobody pins are kept aside", pool.pinned_count);
+}
+
 int main(int count, char **arguments)
 {
 	enum frame_design design = count > 1 ? atoi(arguments[1]) : FRAMES_BUNDLES;
@@ -267,6 +286,8 @@ int main(int count, char **arguments)
 		check_that_tags_tell_bundles_apart();
 		check_that_no_number_stays();
 	}
+	if (design != FRAMES_FROM_KERNEL)
+		check_that_pinned_frames_come_back();
 	for (i = 0; i < LANES; i++)
 		pthread_create(&threads[i], NULL, work, (void *)(intptr_t)(i + 1));
 	for (i = 0; i < LANES; i++)
