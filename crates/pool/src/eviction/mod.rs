@@ -31,7 +31,8 @@ pub(crate) struct Eviction {
     low: u64,
     /// ... and ends when so many are.
     high: u64,
-    /// Rounds of about a millisecond that a thread waits before the pool counts as exhausted.
+    /// Rounds of about a millisecond in a row in which no frame is put back before the pool counts
+    /// as exhausted.
     patience: u32,
     background: Background,
     /// Why the last write-back failed, until one succeeds.
@@ -108,7 +109,8 @@ impl Eviction {
             }
             if evicted.frames == 0 {
                 self.core.counters.count(Event::FrameWait);
-                rounds += u32::from(!self.core.budget.wait_briefly());
+                // Whoever loses each race for frames is unlucky, and the pool is not exhausted.
+                rounds = if self.core.budget.wait_briefly() { 0 } else { rounds + 1 };
             }
         }
         Err(self.exhausted(page))

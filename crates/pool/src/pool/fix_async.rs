@@ -81,7 +81,8 @@ struct Fix<'a> {
     wanted: Wanted,
     /// The read that this task started, if it did.
     read: Option<Arc<LoadFailure>>,
-    /// Waits for frames in which none were put back, and the budget's progress at the last one.
+    /// Waits for frames in a row in which none were put back, and the budget's progress at the last
+    /// one.
     frame_waits: u32,
     progress: u64,
 }
@@ -155,7 +156,7 @@ impl<'a> Fix<'a> {
         let eviction = &self.pool.eviction;
         let core = &*self.pool.core;
         let progress = core.budget.progress();
-        self.frame_waits += u32::from(progress == self.progress);
+        self.frame_waits = if progress == self.progress { self.frame_waits + 1 } else { 0 };
         self.progress = progress;
         if self.frame_waits > eviction.patience() {
             return Err(eviction.exhausted(self.page));

@@ -50,8 +50,8 @@ pub struct PoolOptions {
     /// Pages that are written, and released, together; at most a sixteenth of the pool. Of 16 to
     /// 1,024, 256 was the fastest out of memory, 64 about 5 % slower and 16 about 15 %.
     pub eviction_batch: usize,
-    /// How long a fix waits for a frame, in rounds of about a millisecond, before it fails with
-    /// [`PoolError::Exhausted`](crate::PoolError::Exhausted).
+    /// How long a fix waits for a frame while none is put back, in rounds of about a millisecond,
+    /// before it fails with [`PoolError::Exhausted`](crate::PoolError::Exhausted).
     pub patience: u32,
     /// Which page leaves; `None` is [`Replacement::default`](crate::Replacement), and
     /// [`Replacement::policy`](crate::Replacement::policy) makes others.
