@@ -46,6 +46,8 @@ pub struct Worker {
     input: ChildStdin,
     output: Receiver<String>,
     last_words: Arc<Mutex<VecDeque<String>>>,
+    /// Hears them, to the end of the stream.
+    hearer: thread::JoinHandle<()>,
     /// After the child: a group goes when nobody is in it.
     group: Option<MemoryCgroup>,
 }
@@ -78,9 +80,9 @@ impl Worker {
         thread::spawn(move || each_line(output, |line| lines.send(line).is_ok()));
         let last_words = Arc::new(Mutex::new(VecDeque::new()));
         let (heard, speaker) = (Arc::clone(&last_words), name.to_owned());
-        thread::spawn(move || each_line(errors, |line| hear(&speaker, line, &heard)));
+        let hearer = thread::spawn(move || each_line(errors, |line| hear(&speaker, line, &heard)));
         let name = name.to_owned();
-        let mut worker = Worker { name, child, input, output: received, last_words, group };
+        let mut worker = Worker { name, child, input, output: received, last_words, hearer, group };
         if let Some(group) = &worker.group {
             group.add(worker.child.id())?;
         }
@@ -333,15 +335,16 @@ impl Worker {
 
     /// Waits for a worker that closed its output: it is about to end.
     fn wait(&mut self) -> std::io::Result<Option<std::process::ExitStatus>> {
-        for _ in 0..100 {
-            if let Some(status) = self.child.try_wait()? {
-                // The thread that hears the last words needs a moment.
-                thread::sleep(Duration::from_millis(50));
-                return Ok(Some(status));
+        let mut status = None;
+        for _ in 0..500 {
+            status = self.child.try_wait()?;
+            // A child of the worker's may have the other stream for longer.
+            if status.is_some() && self.hearer.is_finished() {
+                break;
             }
-            thread::sleep(Duration::from_millis(20));
+            thread::sleep(Duration::from_millis(10));
         }
-        Ok(None)
+        Ok(status)
     }
 }
 

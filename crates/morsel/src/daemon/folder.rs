@@ -28,6 +28,13 @@ const PREFIX: &[u8] = b"cache";
 #[derive(Debug)]
 pub(super) struct Folder(OwnedFd);
 
+impl Drop for Folder {
+    fn drop(&mut self) {
+        // A process that this one is just starting has a copy of the descriptor for a moment.
+        let _ = fs::flock(&self.0, FlockOperation::Unlock);
+    }
+}
+
 impl Folder {
     /// The folder of the daemon that listens at a socket, made if it is not there.
     ///

@@ -21,7 +21,7 @@ pub(super) struct Socket {
     path: PathBuf,
     /// Device and inode of the file, to leave one alone that somebody else put there.
     own: (u64, u64),
-    _lock: File,
+    lock: File,
 }
 
 impl Socket {
@@ -49,7 +49,7 @@ impl Socket {
         listener.set_nonblocking(true).map_err(failed)?;
         let own =
             fs::symlink_metadata(path).map(|data| (data.dev(), data.ino())).map_err(failed)?;
-        Ok(Self { listener, path: path.into(), own, _lock: lock })
+        Ok(Self { listener, path: path.into(), own, lock })
     }
 }
 
@@ -60,6 +60,8 @@ impl Drop for Socket {
             // A failure leaves a socket that the next daemon finds to be left over.
             let _ = fs::remove_file(&self.path);
         }
+        // A process that this one is just starting has a copy of the descriptor for a moment.
+        let _ = rustix::fs::flock(&self.lock, FlockOperation::Unlock);
     }
 }
 
@@ -93,5 +95,22 @@ fn is_left_over(path: &Path) -> io::Result<bool> {
         Err(error) if error.kind() == ErrorKind::ConnectionRefused => Ok(true),
         Err(error) => Err(error),
         Ok(_) => Ok(false),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whoever_listens_next_does_not_wait_for_copies_of_descriptors() {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("socket");
+        let first = Socket::bind(&path, 0o600).unwrap();
+        assert!(matches!(Socket::bind(&path, 0o600), Err(DaemonError::Running { .. })));
+        let copies = (first.lock.try_clone().unwrap(), first.listener.try_clone().unwrap());
+        drop(first);
+        assert!(Socket::bind(&path, 0o600).is_ok());
+        drop(copies);
     }
 }
