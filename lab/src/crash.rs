@@ -25,8 +25,8 @@ const MOMENTS: std::ops::Range<u64> = 200..3000;
 /// What is killed, when, and who looks.
 #[derive(Args, Debug)]
 pub struct Crash {
-    /// Milliseconds from the first program's beginning, or from where one says 'lab: ready', to the
-    /// end; another random time in each round if not given
+    /// Milliseconds from where a program says 'lab: ready' to the end; another random time in each
+    /// round if not given
     #[arg(long, value_name = "MILLISECONDS")]
     after: Option<u64>,
     /// Kills, each followed by a look, all on the same memory
@@ -38,7 +38,7 @@ pub struct Crash {
     /// Programs that look at the memory afterwards
     #[arg(long = "then", required = true, value_name = "NAME=PROGRAM")]
     then: Vec<String>,
-    /// Programs that are killed; they should not end by themselves
+    /// Programs that are killed; one says 'lab: ready', and they should not end by themselves
     #[arg(required = true, value_name = "NAME=PROGRAM")]
     tests: Vec<String>,
 }

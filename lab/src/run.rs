@@ -39,8 +39,8 @@ pub struct Run<'a> {
 pub struct Limits {
     /// So long for the start, for each program, and for the end.
     pub patience: Duration,
-    /// It is killed so long after its first program has begun or, if one says `lab: ready`, after
-    /// that, and that is no failure.
+    /// It is killed so long after a program has said `lab: ready`, and that is no failure. Until
+    /// then it may take as long as anything: how long a start takes depends on what else there is.
     pub kill_after: Option<Duration>,
 }
 
@@ -172,12 +172,10 @@ fn follow(lines: &Receiver<String>, limits: Limits, verdict: &mut Verdict) {
         match lines.recv_timeout(until.saturating_duration_since(Instant::now())) {
             Ok(line) => {
                 println!("    {}", line.trim_end());
-                let after = limits.kill_after.map(|after| Instant::now() + after);
                 if verdict.line(&line) {
                     deadline = Instant::now() + limits.patience;
-                    death = death.or(after);
                 } else if line.trim_end() == "lab: ready" {
-                    death = after;
+                    death = limits.kill_after.map(|after| Instant::now() + after);
                 }
             }
             Err(RecvTimeoutError::Disconnected) => break,
@@ -221,12 +219,21 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_is_killed_after_its_program_has_begun() {
+    fn a_machine_is_killed_after_its_program_is_ready() {
         let patience = Duration::from_secs(600);
         let limits = Limits { patience, kill_after: Some(SHORT) };
-        let (mut verdict, time) = said(&["lab: running 6.1", "lab: begin a"], limits);
+        let lines = ["lab: running 6.1", "lab: begin a", "lab: ready"];
+        let (mut verdict, time) = said(&lines, limits);
         verdict.end("");
-        assert!(time >= SHORT);
+        assert!(time >= SHORT && verdict.was_killed());
         assert_eq!(verdict.failed, 0, "{:?}", verdict.troubles);
+    }
+
+    #[test]
+    fn a_machine_is_not_killed_before_its_program_is_ready() {
+        let limits = Limits { patience: 4 * SHORT, kill_after: Some(SHORT) };
+        let (verdict, time) = said(&["lab: running 6.1", "lab: begin a"], limits);
+        assert!(time >= 4 * SHORT && !verdict.was_killed());
+        assert!(verdict.troubles[0].contains("nothing new"), "{:?}", verdict.troubles);
     }
 }

@@ -20,7 +20,7 @@ use vellum_bench::worker::{
     Contest, Ground, Keeper, Launcher, Member, Team, Terms, Way, Worker, cache_bytes, make_file,
 };
 use vellum_bench::workload::{Lookup, Plan, Workload};
-use vellum_testing::patience::eventually;
+use vellum_testing::patience::{PATIENCE, eventually};
 
 /// Set in processes that are workers or otherwise somebody else.
 const ROLE: &str = "VELLUM_BENCH_TEST_ROLE";
@@ -101,10 +101,10 @@ fn a_worker_runs_an_engine() {
     let directory = tempfile::tempdir().unwrap();
     let mut worker = Worker::start(&launcher(), "vellum", None).unwrap();
     loaded(&mut worker, directory.path(), 20_000);
-    let measured = worker.run(&lookups(20_000), &plan(0.2)).unwrap();
+    let measured = worker.run(&lookups(20_000), &plan(1.0)).unwrap();
     assert!(measured.operations > 1000, "{measured:?}");
     let every = Duration::from_millis(50);
-    let (measured, moments) = worker.run_watched(&lookups(20_000), &plan(0.5), every).unwrap();
+    let (measured, moments) = worker.run_watched(&lookups(20_000), &plan(2.0), every).unwrap();
     assert!(measured.operations > 1000 && moments.len() >= 5, "{moments:?}");
     assert!(moments.is_sorted_by(|a, b| a.seconds < b.seconds && a.usage.read <= b.usage.read));
     assert!(worker.check(&lookups(20_000)).unwrap().is_empty());
@@ -137,9 +137,9 @@ fn a_worker_that_is_killed_while_it_runs_is_an_error_at_once() {
         kill_process(process, Signal::KILL).unwrap();
     });
     let start = Instant::now();
-    let error = worker.run(&lookups(1000), &plan(60.0)).unwrap_err().to_string();
+    let error = worker.run(&lookups(1000), &plan(600.0)).unwrap_err().to_string();
     assert!(error.contains("the worker 'vellum' died, running: signal: 9"), "{error}");
-    assert!(start.elapsed() < Duration::from_secs(20));
+    assert!(start.elapsed() < PATIENCE);
     killer.join().unwrap();
 }
 
@@ -316,7 +316,7 @@ fn a_keeper_cleans_up_after_signals() {
         }
         let (worker, left) = owner_killed(true, signal);
         eventually("the keeper removes the RAM disk", || !left.exists());
-        assert!(!alive(worker));
+        eventually("the worker goes", || !alive(worker));
     }
 }
 
@@ -324,17 +324,20 @@ fn a_keeper_cleans_up_after_signals() {
 fn what_a_worker_let_go_does_not_weigh() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("file");
-    let expected = make_file(&path, 16 << 20).unwrap();
+    let expected = make_file(&path, 64 << 20).unwrap();
     let mut worker = Worker::start(&launcher(), "worker", None).unwrap();
+    // Workers of other tests come and go: its share of the program that they all run is another
+    // each time.
+    let share = 12 << 20;
     let before = worker.weigh().unwrap().memory;
     for _ in 0..3 {
         worker.begin_hold(&Way::Read, &path).unwrap();
         assert_eq!(worker.held().unwrap(), expected);
-        assert!(worker.weigh().unwrap().memory >= before + (16 << 20));
+        assert!(worker.weigh().unwrap().memory + share >= before + (64 << 20));
         worker.let_go().unwrap();
     }
     let after = worker.weigh().unwrap().memory;
-    assert!(after < before + (4 << 20), "{before} bytes, and then {after}");
+    assert!(after < before + share, "{before} bytes, and then {after}");
 }
 
 fn ground(directory: &Path) -> Ground {

@@ -5,7 +5,7 @@ mod common;
 
 use std::collections::BTreeMap;
 
-use common::{Random, memory_store};
+use common::{Random, all_freed, memory_store};
 
 struct File(Vec<u8>);
 
@@ -134,6 +134,7 @@ fn a_decoder_written_from_the_document_reads_the_file() {
                 model.remove(&key);
             }
         }
+        all_freed(&store);
         let used = store.stat().unwrap().used_pages;
         let id = store.stat().unwrap().store_id;
         store.close().unwrap();

@@ -6,9 +6,8 @@ mod common;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
-use common::{Random, assert_sound, cold, memory_store, options, rounds, seed};
+use common::{PATIENCE, Random, assert_sound, cold, memory_store, options, rounds, seed};
 use rustix::io::Errno;
 use vellum::page::{self, PageKind};
 use vellum::{Error, Store, Tree};
@@ -164,7 +163,7 @@ fn all_reads_of_a_batch_are_in_flight_together() {
             .unwrap();
             found
         });
-        let all = plan.wait_until_held(Operation::Read, 47, Duration::from_secs(20));
+        let all = plan.wait_until_held(Operation::Read, 47, PATIENCE);
         let held = plan.held(Operation::Read);
         plan.release(Operation::Read);
         assert!(all, "{} of 47 reads were in flight", held);

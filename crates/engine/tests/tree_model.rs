@@ -6,7 +6,7 @@ mod common;
 use std::collections::BTreeMap;
 use std::ops::Bound;
 
-use common::{Random, assert_sound, memory_store, options};
+use common::{Random, all_freed, assert_sound, memory_store, options};
 use proptest::prelude::*;
 use vellum::{Error, Store, Tree};
 
@@ -252,6 +252,7 @@ fn bulk_loading_gives_the_same_tree_and_refuses_what_it_must() {
     let error = tree.bulk_load(duplicate).unwrap_err();
     assert!(matches!(error, Error::NotSorted { entry: 30_001 }), "{error}");
     assert_eq!(tree.stat().unwrap().entries, 0);
+    all_freed(&store);
     assert_eq!(store.stat().unwrap().used_pages, used, "a failed load gives its pages back");
 
     assert_eq!(tree.bulk_load(entries.iter().cloned()).unwrap(), 30_001);

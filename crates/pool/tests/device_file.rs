@@ -11,9 +11,10 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
 
 use device_support::{
-    Buffer, Mounted, Reads, assert_holds, range, surface, surface_with_frames, write_all,
+    Buffer, Mounted, PATIENCE, Reads, assert_holds, range, surface, surface_with_frames, write_all,
 };
 use vellum_pool::device::{
     Device, DeviceError, Direct, EngineChoice, FileDevice, FileOptions, Write,
@@ -481,10 +482,8 @@ fn descriptors_and_threads_go_with_the_device() {
         drop(device);
         assert_eq!(reads.done(), 1);
     }
-    for _ in 0..100 {
-        if now() == before {
-            return;
-        }
+    let deadline = Instant::now() + PATIENCE;
+    while now() != before && Instant::now() < deadline {
         moment();
     }
     assert_eq!(now(), before);

@@ -151,9 +151,15 @@ fn a_large_page_finds_frames_though_the_background_threads_have_enough() {
             let stats = pool.stats();
             stats.capacity_frames - stats.resident_frames
         };
-        // It begins below 16, and goes on to 32; in between it may rest.
-        eventually("background eviction rests", || free(&pool) >= 16);
-        assert!(free(&pool) < 128, "{}", free(&pool));
+        // It begins below 16, and goes on to 32; in between it may rest. Where it was slow, it may
+        // have freed the large page just now, or have found nothing: then others are fixed again.
+        eventually("background eviction rests", || {
+            let rests = (16..128).contains(&free(&pool));
+            if !rests {
+                small.iter().for_each(|page| drop(pool.fix_shared(*page).unwrap()));
+            }
+            rests
+        });
         assert_eq!(stamped(&*block_on(pool.fix_shared_async(large)).unwrap(), large), Some(3));
     });
 }
@@ -161,7 +167,8 @@ fn a_large_page_finds_frames_though_the_background_threads_have_enough() {
 #[test]
 fn without_frames_a_task_fails_after_its_patience_and_succeeds_later() {
     for evictors in [0, 1] {
-        let (pool, _) = faulty(PoolOptions { evictors, patience: 50, ..options(16) });
+        // Enough for a background thread that was interrupted with the last page in its hands.
+        let (pool, _) = faulty(PoolOptions { evictors, patience: 200, ..options(16) });
         let pages = filled(&pool, 64);
         let held: Vec<_> = pages[..16].iter().map(|page| pool.fix_shared(*page).unwrap()).collect();
         let error = block_on(pool.fix_shared_async(pages[40])).unwrap_err();

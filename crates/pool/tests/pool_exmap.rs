@@ -31,6 +31,7 @@ fn new_pages_are_zeroed_whatever_their_frames_held() {
                 pool.free_page(page).unwrap();
             }
         }
+        common::eventually("all is free", || pool.frames_to_free() == 0);
         assert_eq!(pool.kernel_resident_pages().unwrap(), 0);
     }
 }

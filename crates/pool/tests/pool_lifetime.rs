@@ -141,12 +141,16 @@ fn futures_travel() {
         future
     }
     let (pool, pages, device) = with_cold_pages();
-    device.plan().delay_reads(Duration::from_millis(5));
+    let plan = device.plan();
+    // No read is done before its future was polled, however long that takes.
+    plan.hold(Operation::Read);
+    plan.delay_reads(Duration::from_millis(5));
     std::thread::scope(|scope| {
         for page in &pages[..8] {
             let mut fix = Box::pin(assert_send(pool.fix_shared_async(*page)));
             assert!(poll_once(fix.as_mut(), &Arc::new(Wakes::default())).is_pending());
             scope.spawn(move || drop(common::tasks::block_on(fix).unwrap()));
         }
+        plan.release(Operation::Read);
     });
 }

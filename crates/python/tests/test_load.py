@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import socket
 import subprocess
 import sys
 import tempfile
@@ -36,12 +37,17 @@ class Loading(unittest.TestCase):
         daemon = subprocess.Popen(command, stdout=subprocess.DEVNULL)
         self.addCleanup(daemon.wait)
         self.addCleanup(daemon.terminate)
-        end = time.monotonic() + 20
-        while not os.path.exists(self.socket):
+        end = time.monotonic() + 200
+        while not self.listens():
             self.assertLess(time.monotonic(), end, "the daemon does not listen")
             self.assertIsNone(daemon.poll(), "the daemon has ended")
             time.sleep(0.01)
         return daemon
+
+    def listens(self):
+        # The socket's file is there a moment before anybody listens.
+        with socket.socket(socket.AF_UNIX) as client:
+            return client.connect_ex(self.socket) == 0
 
     def test_without_a_daemon_it_is_ones_own(self):
         with warnings.catch_warnings():

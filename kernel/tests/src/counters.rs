@@ -50,8 +50,9 @@ pub fn field(path: &str, name: &str) -> u64 {
     number.unwrap_or(0)
 }
 
-/// How long what the kernel does in its own time may take.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// How long what the kernel does in its own time may take. An emulated machine is slow, and there
+/// is other work.
+pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// What the module finds when it checks each exmap, or Morsel, that there is: a line for each.
 fn checked(what: &str) -> Vec<String> {

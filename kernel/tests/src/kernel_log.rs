@@ -5,8 +5,7 @@ use std::io::{Read as _, Seek as _, SeekFrom};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::time::{Duration, Instant};
 
-/// How long it may be silent.
-const PATIENCE: Duration = Duration::from_secs(30);
+use crate::counters::PATIENCE;
 
 /// The kernel's messages, from when this was opened.
 #[derive(Debug)]
@@ -25,7 +24,7 @@ impl KernelLog {
     }
 
     /// Does something, again and again, until the kernel says these words: what it has to say
-    /// often, it says now and then.
+    /// often, it says now and then. It may be silent as long as it may take for anything.
     #[track_caller]
     pub fn wait_for(&mut self, words: &str, mut action: impl FnMut()) {
         let start = Instant::now();

@@ -3,16 +3,14 @@
 //!
 //! Numbers are those of the NVM Express base specification.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
+use crate::counters::PATIENCE;
 use crate::vfio::Device;
 use crate::{PAGE, access};
 
 /// Pages at the start of the memory that the queues take.
 pub const QUEUE_PAGES: u64 = 4;
-
-/// How long a command may take. An emulated device is slow, and there is other work.
-const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Entries of a queue: as many submissions as fit into a page.
 const ENTRIES: u16 = 64;

@@ -19,7 +19,8 @@ const PAGES: u64 = 1500;
 /// they were found to be as it left them.
 fn own_and_check(surface: &Surface, interface: usize, mut random: Random, deadline: Deadline) {
     let mut owned: Vec<(u64, u64)> = Vec::new();
-    while !deadline.is_over() {
+    // Once at least, however late the thread comes to run.
+    loop {
         let ranges: Vec<(u64, u64)> =
             (0..1 + random.below(40)).map(|_| (random.below(PAGES), 1)).collect();
         let outcomes = surface.alloc(interface, &ranges);
@@ -37,6 +38,9 @@ fn own_and_check(surface: &Surface, interface: usize, mut random: Random, deadli
             leaving.iter().for_each(|(page, stamp)| surface.assert_stamped(*page, *stamp));
             let ranges: Vec<(u64, u64)> = leaving.iter().map(|(page, _)| (*page, 1)).collect();
             assert_eq!(surface.free(interface, &ranges), vec![(0, 1); ranges.len()]);
+        }
+        if deadline.is_over() {
+            break;
         }
     }
     for (page, stamp) in owned {

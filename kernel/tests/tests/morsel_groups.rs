@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use vellum_kernel_tests::child::{Child, End};
-use vellum_kernel_tests::counters::{Memory, assert_morsels_are_sound};
+use vellum_kernel_tests::counters::{Memory, PATIENCE, assert_morsels_are_sound};
 use vellum_kernel_tests::{Errno, Morsel, PAGE, access, morsel_turn};
 use vellum_uapi::morsel;
 
@@ -51,7 +51,7 @@ impl Drop for Group {
         let start = Instant::now();
         // What ended is gone from it in the kernel's own time.
         while fs::remove_dir(&self.0).is_err() {
-            assert!(start.elapsed() < Duration::from_secs(10), "{:?} cannot be removed", self.0);
+            assert!(start.elapsed() < PATIENCE, "{:?} cannot be removed", self.0);
             std::thread::sleep(Duration::from_millis(20));
         }
     }
@@ -94,7 +94,7 @@ fn whoever_populates_is_charged() {
             morsel.punch(0, 64 * MIB).unwrap();
             let start = Instant::now();
             while group.charged() > before + 8 * MIB {
-                assert!(start.elapsed() < Duration::from_secs(10), "{} is left", group.charged());
+                assert!(start.elapsed() < PATIENCE, "{} is left", group.charged());
                 std::thread::sleep(Duration::from_millis(20));
             }
         }

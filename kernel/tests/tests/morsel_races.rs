@@ -10,7 +10,7 @@ use vellum_kernel_tests::counters::{Memory, assert_morsels_are_sound};
 use vellum_kernel_tests::morsel::{kinds, plan};
 use vellum_kernel_tests::random::Random;
 use vellum_kernel_tests::sys::{self, Request};
-use vellum_kernel_tests::threads::{Deadline, Place, Stop, stay_on};
+use vellum_kernel_tests::threads::{Deadline, Place, Stop, stay_on, wait_until};
 use vellum_kernel_tests::{Errno, Mapping, Morsel, Mounted, PAGE, morsel_turn};
 use vellum_uapi::morsel::{self, extent};
 
@@ -233,13 +233,26 @@ fn nobody_keeps_a_page_that_was_taken_off() {
     }
 }
 
+/// A page that a process and its children have.
+fn shared_page() -> Mapping {
+    let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
+    let protection = sys::READ_WRITE;
+    let request = Request { address: 0, length: PAGE, protection, flags, fd: None, offset: 0 };
+    Mapping::new(request).unwrap()
+}
+
 /// The same with one process that takes off and one that accesses: whoever has a page mapped that
 /// is not the Morsel's any more would have it for long.
 #[test]
 fn nobody_keeps_a_page_for_long() {
     let Some(_turn) = morsel_turn() else { return };
+    const OVER: u8 = u8::MAX;
+    // What was taken off last, by a number that comes again; or OVER.
+    let rounds = shared_page();
+    let round = || access::load(rounds.start()).unwrap();
     for kind in kinds() {
         let morsel = Morsel::of(kind);
+        access::store(rounds.start(), 0).unwrap();
         let child = Child::start(|| {
             stay_on(1);
             let mapping = morsel.mapped();
@@ -251,9 +264,11 @@ fn nobody_keeps_a_page_for_long() {
                     rustix::io::pread(&morsel, &mut byte, 0).unwrap();
                     byte == [0]
                 };
-                // Taking it off may take its time; then it cannot be gone and accessible.
+                // Taking it off may take its time, if only because a processor stands still. Once
+                // it is done, the page cannot be gone and accessible.
                 if (0..2000).all(is_gone) && access::load(mapping.start()) == Ok(5) {
-                    std::thread::sleep(std::time::Duration::from_millis(50));
+                    let before = round();
+                    wait_until(|| before == OVER || round() != before);
                     assert!(is_gone(0));
                     let found = access::load(mapping.start());
                     assert_eq!(found, Ok(0), "it is there, and the Morsel has it not");
@@ -263,9 +278,11 @@ fn nobody_keeps_a_page_for_long() {
         });
         let place = Place::on(0);
         let deadline = Deadline::after_ms(650);
-        while !deadline.is_over() {
+        for number in (0..OVER).cycle().take_while(|_| !deadline.is_over()) {
             morsel.punch(0, PAGE as u64).unwrap();
+            access::store(rounds.start(), number).unwrap();
         }
+        access::store(rounds.start(), OVER).unwrap();
         drop(place);
         assert_eq!(child.wait(), End::Status(0), "{kind:x?}");
     }

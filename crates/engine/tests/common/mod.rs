@@ -1,10 +1,12 @@
 //! What the tests share.
-#![allow(dead_code, clippy::unwrap_used)]
+#![allow(dead_code, unused_imports, clippy::unwrap_used)]
 
 use std::sync::Arc;
 
 use vellum::{Options, Store, Tree};
 use vellum_pool::device::{FaultyDevice, MemoryDevice};
+pub use vellum_testing::patience::PATIENCE;
+use vellum_testing::patience::eventually;
 
 /// A store in memory with a pool of so many tree pages.
 pub fn memory_store(pool_pages: u64, page_frames: u32) -> (Arc<MemoryDevice>, Store) {
@@ -61,6 +63,13 @@ pub fn seed(default: u64) -> u64 {
     let seed = given.unwrap_or(default);
     println!("VELLUM_SEED={seed}");
     seed
+}
+
+/// Waits until pages that were in use when they were freed are free: the background thread may
+/// have been writing some of them back.
+#[track_caller]
+pub fn all_freed(store: &Store) {
+    eventually("pages that were freed go", || store.pool().frames_to_free() == 0);
 }
 
 /// Every page of the store is sound and none is lost.

@@ -114,7 +114,7 @@ fn a_change_that_waits_for_a_failing_checkpoint_is_refused() {
     plan.fail_nth(Operation::Sync, 2, Fault::Error(Errno::IO));
     thread::scope(|scope| {
         let sync = scope.spawn(|| store.sync());
-        assert!(plan.wait_until_held(Operation::Sync, 1, Duration::from_secs(10)));
+        assert!(plan.wait_until_held(Operation::Sync, 1, Duration::from_secs(200)));
         let change = scope.spawn(|| tree.upsert(&0u32.to_be_bytes(), b"after"));
         thread::sleep(Duration::from_millis(100));
         plan.release(Operation::Sync);

@@ -145,7 +145,9 @@ fn files_are_found_again_after_the_daemon_was_killed() {
         assert_eq!((stat.objects, stat.used, stat.loads), (2, before.used, 0));
         let list = || place.client().list().unwrap();
         assert!(list().iter().all(|object| object.name.starts_with("inode ")), "{:?}", list());
-        assert_eq!(list().iter().map(|object| object.mounts).max(), Some(Some(1)));
+        // Children of other tests have the mapping, too, until they run their programs.
+        let mounts = || list().iter().map(|object| object.mounts).max();
+        eventually("it is mapped here alone", || mounts() == Some(Some(1)));
         let (bytes, was_there) = load(&place.client(), &file);
         assert!(was_there && bytes == pattern((3 << 20) + 123));
         assert_eq!(load(&place.client(), &other), (pattern(5_000), true));
@@ -276,7 +278,8 @@ fn a_folder_that_others_may_enter_is_not_believed() {
         holder.lock().unwrap();
         assert!(why().unwrap_err().contains("another daemon"));
         drop(holder);
-        assert_eq!(why(), Ok(0));
+        // A process that another test is just starting has a copy of it for a moment.
+        eventually("nobody has its lock", || why() == Ok(0));
     });
 }
 

@@ -77,8 +77,13 @@ mod tests {
 
     use super::*;
 
+    /// Sleeps, by the kernel's count: where the thread is kept from running, its time may be over
+    /// before it falls asleep.
     fn sleep() {
-        std::thread::sleep(Duration::from_millis(1));
+        let before = sleeps_of_this_thread();
+        while sleeps_of_this_thread() == before {
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 
     #[test]

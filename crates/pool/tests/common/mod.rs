@@ -1,7 +1,7 @@
 //! What the pool's integration tests share: storage of every kind, stamped pages, a random
 //! generator, and a small executor.
 
-#![allow(dead_code)] // each test program uses a part
+#![allow(dead_code, unused_imports)] // each test program uses a part
 
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};

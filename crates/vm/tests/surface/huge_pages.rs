@@ -5,10 +5,11 @@ use std::fs::OpenOptions;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::Instant;
 
 use crate::common::{Own, entries, smaps};
 use vellum_testing::memory_group::MemoryGroup;
+use vellum_testing::patience::{PATIENCE, eventually};
 use vellum_vm::{
     Asked, BackendKind, Entry, HUGE_PAGE_SIZE, HUGE_PAGES, PAGE_SIZE, PageRange, Reservation,
     SurfaceError, probe,
@@ -53,24 +54,14 @@ fn huge_kib(own: &Own) -> u64 {
 }
 
 /// Asks until the kernel agrees: a busy machine may hold a page for a moment.
+#[track_caller]
 fn collapse(own: &Own, range: PageRange) {
-    for _ in 0..100 {
-        if own.surface.collapse(range).unwrap().is_done() {
-            return;
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    panic!("{range:?} does not collapse: {:?}", own.surface.collapse(range));
+    eventually("it collapses", || own.surface.collapse(range).unwrap().is_done());
 }
 
+#[track_caller]
 fn split(own: &Own, page: u64) {
-    for _ in 0..100 {
-        if own.surface.split(page).unwrap().is_done() {
-            return;
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    panic!("page {page} does not split");
+    eventually("it is split", || own.surface.split(page).unwrap().is_done());
 }
 
 fn collapsed_pages_keep_their_contents_and_split_again(backend: BackendKind) {
@@ -158,14 +149,13 @@ fn the_mapping_is_in_one_piece_afterwards(backend: BackendKind) {
 fn pages_under_direct_io_stay_as_they_are(backend: BackendKind) {
     let Some(own) = filled(2, backend) else { return };
     collapse(&own, huge(1));
-    let mut ends = [-1; 2];
-    // SAFETY: two descriptors are written.
-    assert_eq!(unsafe { libc::pipe(ends.as_mut_ptr()) }, 0);
+    // Not for programs that other tests start: they would hold the pages as long as they run.
+    let ends = std::io::pipe().unwrap();
     for page in [5, 512 + 5] {
         let part =
             libc::iovec { iov_base: own.surface.address(page).as_ptr().cast(), iov_len: PAGE_SIZE };
         // SAFETY: the page is the test's, and stays as it is until the pipe is closed.
-        let held = unsafe { libc::vmsplice(ends[1], &raw const part, 1, 0) };
+        let held = unsafe { libc::vmsplice(ends.1.as_raw_fd(), &raw const part, 1, 0) };
         assert_eq!(held, PAGE_SIZE as isize);
     }
     let Asked::NotNow(errno) = own.surface.collapse(huge(0)).unwrap() else {
@@ -175,10 +165,7 @@ fn pages_under_direct_io_stay_as_they_are(backend: BackendKind) {
     assert_eq!(own.surface.split(600), Ok(Asked::NotNow(vellum_vm::Errno::BUSY)));
     assert!(own.surface.is_huge(600).unwrap() && !own.surface.is_huge(5).unwrap());
     assert!((0..1024).all(|page| own.holds(page, value(page))));
-    for end in ends {
-        // SAFETY: the descriptors are the test's own.
-        assert_eq!(unsafe { libc::close(end) }, 0);
-    }
+    drop(ends);
     collapse(&own, huge(0));
     split(&own, 600);
     assert!((0..1024).all(|page| own.holds(page, value(page))));
@@ -232,10 +219,12 @@ fn readers_writers_and_neighbours_go_on(backend: BackendKind) {
                 }
             });
         }
-        let mut collapsed = 0;
-        for _ in 0..60 {
+        // A direct write to a slow disk holds its pages through many rounds.
+        let (start, mut round, mut collapsed) = (Instant::now(), 0, 0);
+        while round < 60 || collapsed == 0 && start.elapsed() < PATIENCE {
             collapsed += u32::from(own.surface.collapse(huge(1)).unwrap().is_done());
             let _ = own.surface.split(512 + 4).unwrap();
+            round += 1;
         }
         done.store(true, Ordering::Relaxed);
         assert!(collapsed > 0, "never collapsed");
@@ -265,7 +254,8 @@ fn a_split_gives_memory_back_to_the_group() {
         let Some(own) = filled(COUNT, backend) else { return };
         let small = usage();
         collapse(&own, PageRange::new(0, COUNT * HUGE_PAGES));
-        let slack = 128; // what the kernel charges ahead, per processor
+        // The kernel charges some ahead for each processor, or hands it back late.
+        let slack = 1024;
         assert!((usage() - small).abs() < slack, "collapsing changed the usage");
         let all = usage();
         let mut halves: Vec<Entry> =
@@ -286,6 +276,16 @@ fn a_split_gives_memory_back_to_the_group() {
 
 #[test]
 fn a_reservation_fills_with_huge_pages_where_it_asked_for_them() {
+    // The kernel may have no huge page to give, or hold a page, for a moment.
+    eventually("all of it is in huge pages", || {
+        let kib = filled_where_it_asked();
+        probe::huge_pages().is_err() || kib == (2 * 2048, 2 * 2048 + 4)
+    });
+}
+
+/// Touches a reservation in and beside what it has huge pages for; how many KiB it then has in
+/// huge pages, and in all.
+fn filled_where_it_asked() -> (u64, u64) {
     let reservation = Reservation::new(64 << 20, "test").unwrap();
     let start = reservation.base().addr().get();
     let touch = |offset: usize| {
@@ -300,11 +300,9 @@ fn a_reservation_fills_with_huge_pages_where_it_asked_for_them() {
     touch(2 * HUGE_PAGE_SIZE);
     // SAFETY: as above.
     assert_eq!(unsafe { reservation.base().add(HUGE_PAGE_SIZE - 1).read() }, 3);
-    if probe::huge_pages().is_ok() {
-        assert_eq!(smaps(start, 64 << 20, "AnonHugePages"), 2 * 2048);
-        assert_eq!(smaps(start, 64 << 20, "Rss"), 2 * 2048 + 4);
-    }
+    let kib = (smaps(start, 64 << 20, "AnonHugePages"), smaps(start, 64 << 20, "Rss"));
     reservation.use_huge_pages(usize::MAX);
     reservation.grow(65 << 20).unwrap();
     touch(64 << 20);
+    kib
 }

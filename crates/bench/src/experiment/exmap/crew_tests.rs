@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::Mutex;
 
 use anyhow::bail;
+use vellum_testing::patience::PATIENCE;
 
 use super::*;
 use crate::experiment::exmap::pattern::Claimed;
@@ -146,10 +147,10 @@ fn few_free_threads_and_one_queue_do_as_well() {
 fn an_error_of_one_thread_ends_all() {
     for strategy in [Strategy::Local, Strategy::Remote, Strategy::Mixed] {
         let fake = Fake { breaks_after: 5, ..Fake::default() };
-        let plan = plan(2, Pattern::Random, strategy).lasting(Duration::from_secs(60));
+        let plan = plan(2, Pattern::Random, strategy).lasting(3 * PATIENCE);
         let start = Instant::now();
         let error = run(&fake, &Claimed::new(PAGES), PAGES, &plan).unwrap_err();
         assert_eq!(error.to_string(), "broken");
-        assert!(start.elapsed() < Duration::from_secs(20));
+        assert!(start.elapsed() < PATIENCE);
     }
 }

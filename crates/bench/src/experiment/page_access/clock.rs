@@ -15,12 +15,17 @@ pub fn thread_time() -> Duration {
 
 #[cfg(test)]
 mod tests {
+    use vellum_testing::patience::eventually;
+
     use super::*;
 
     #[test]
     fn sleep_does_not_count() {
-        let before = thread_time();
-        std::thread::sleep(Duration::from_millis(30));
-        assert!(thread_time() - before < Duration::from_millis(20));
+        // A processor that is another machine's for a while may count that as the thread's.
+        eventually("a thread sleeps without its clock", || {
+            let before = thread_time();
+            std::thread::sleep(Duration::from_millis(30));
+            thread_time() - before < Duration::from_millis(20)
+        });
     }
 }

@@ -59,9 +59,10 @@ fn conditions_hold_after_runs_of_one_and_of_four_threads() {
     let (tpcc, directory) = (small(2), TempDir::new().unwrap());
     let engine = loaded(&tpcc, &directory);
     let (mut new_orders, mut rolled_back, mut deliveries) = (0, 0, 0);
-    for threads in [1, 4] {
+    // Until it has done some work, on a machine with other work too.
+    while new_orders <= 100 || deliveries <= 5 {
         // Twice: a run goes on where the one before it ended.
-        for _ in 0..2 {
+        for threads in [1, 1, 4, 4] {
             let measured = tpcc.run(&*engine, &plan(threads)).unwrap();
             tpcc.check(&*engine).unwrap();
             let count = |name: &str| measured.counts[name];
@@ -73,7 +74,6 @@ fn conditions_hold_after_runs_of_one_and_of_four_threads() {
             deliveries += count("delivery");
         }
     }
-    assert!(new_orders > 100 && deliveries > 5, "{new_orders}, {deliveries}");
     assert!(rolled_back <= new_orders / 20, "{rolled_back} of {new_orders}");
     // One of a hundred: none of a thousand does not happen.
     assert!(rolled_back > 0 || new_orders < 1_000);
