@@ -60,8 +60,9 @@ fn is_small_talk(words: &str) -> bool {
     let is_test = words.starts_with("test ") && !words.starts_with("test result");
     (is_test && (words.ends_with("... ok") || words.contains("... ignored")))
         || (words.starts_with("lab: end ") && words.ends_with(" 0"))
-        || is_one_of(&["lab: begin ", "Compiling ", "Running ", "Doc-tests ", "Finished "])
-        || is_one_of(&["Downloading ", "Downloaded ", "Executable ", "left out: "])
+        || is_one_of(&["lab: begin ", "lab: running ", "lab: ready", "lab: done"])
+        || is_one_of(&["Compiling ", "Running ", "Doc-tests ", "Finished ", "Downloading "])
+        || is_one_of(&["Downloaded ", "Executable ", "left out: "])
 }
 
 /// The lines that name what failed, the first of them if there are many: tests, panics with their
@@ -96,7 +97,8 @@ mod tests {
     fn what_passed_is_left_out() {
         let lines = owned(&[
             "   Compiling something v1.0.0",
-            "lab: running 6.1 with 2 processors",
+            "kernel 6.1: 6.1.0-56-amd64, 2 processors",
+            "    lab: running 6.1.0-56-amd64 on 2 processors",
             "    lab: begin vm/surface",
             "    running 3 tests",
             "    test good ... ok",
@@ -119,10 +121,10 @@ mod tests {
             "failed: the machine ended while vm/silent ran",
         ]);
         let expected: Vec<&str> =
-            [1, 14, 15, 16, 17, 18, 21].map(|index: usize| lines[index].as_str()).into();
+            [1, 15, 16, 17, 18, 19, 22].map(|index: usize| lines[index].as_str()).into();
         assert_eq!(of(&lines), expected);
         let named: Vec<&str> = causes(&lines).collect();
-        let expected = [14, 15, 16, 21].map(|index: usize| lines[index].trim());
+        let expected = [15, 16, 17, 22].map(|index: usize| lines[index].trim());
         assert_eq!(named, expected);
     }
 

@@ -39,8 +39,8 @@ fn assert_unchanged(morsel: &Morsel, mapping: &Mapping) {
 /// them meanwhile, such as a thread for its stack: the kernel looks for room from the top.
 fn free_addresses(length: usize) -> usize {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-    // Above what four levels cover it looks only if it is asked to.
-    let address = if length as u64 > extent(3) { (1 << 47) + PAGE } else { 1 << 44 };
+    // What is longer than an order 3 may be is for five levels, where there is room higher up.
+    let address = if length as u64 > 2 * extent(3) { 1 << 50 } else { 1 << 44 };
     let protection = libc::PROT_NONE;
     let place = Request { address, length: 2 * length, protection, flags, fd: None, offset: 0 };
     let found = Mapping::new(place).unwrap().start();
