@@ -387,6 +387,34 @@ mod tests {
         assert!(written.iter().any(|pages| pages.len() > 1));
     }
 
+    /// One frame goes from hand to hand, and somebody waits for two.
+    #[test]
+    fn frames_that_come_and_go_are_no_exhaustion() {
+        let options = PoolOptions {
+            size: PoolSize::Bytes(16 * 4096),
+            evictors: 0,
+            patience: 300,
+            ..PoolOptions::default()
+        };
+        let device = Arc::new(MemoryDevice::new());
+        let pool = Pool::open(device, Arc::new(RawPages), Space::new(0), options).unwrap();
+        let budget = &pool.core.budget;
+        let others = budget.try_reserve(15).unwrap();
+        let mut one = budget.try_reserve(1).unwrap();
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| pool.eviction.reserve(PageRef::new(0, 2)).map(drop));
+            // In most rounds of a millisecond nothing happens, but never in so many in a row.
+            for _ in 0..400 {
+                std::thread::sleep(std::time::Duration::from_millis(3));
+                drop(one);
+                one = budget.try_reserve(1).unwrap();
+            }
+            assert!(!waiting.is_finished());
+            drop(others);
+            assert!(waiting.join().unwrap().is_ok());
+        });
+    }
+
     #[test]
     fn a_thread_that_was_woken_is_not_woken_again_before_it_runs() {
         let options =
