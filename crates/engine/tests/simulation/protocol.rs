@@ -10,6 +10,7 @@ use std::time::Duration;
 use rustix::io::Errno;
 use vellum::{Error, Store};
 use vellum_pool::device::{Fault, FaultyDevice, MemoryDevice, Operation};
+use vellum_testing::patience::PATIENCE;
 
 use crate::support::options;
 use crate::world::assert_same;
@@ -114,7 +115,7 @@ fn a_change_that_waits_for_a_failing_checkpoint_is_refused() {
     plan.fail_nth(Operation::Sync, 2, Fault::Error(Errno::IO));
     thread::scope(|scope| {
         let sync = scope.spawn(|| store.sync());
-        assert!(plan.wait_until_held(Operation::Sync, 1, Duration::from_secs(200)));
+        assert!(plan.wait_until_held(Operation::Sync, 1, PATIENCE));
         let change = scope.spawn(|| tree.upsert(&0u32.to_be_bytes(), b"after"));
         thread::sleep(Duration::from_millis(100));
         plan.release(Operation::Sync);

@@ -149,7 +149,7 @@ mod tests {
     use crate::protocol::{Reply, Request};
 
     /// Nobody waits for as long: what is read was written before.
-    const TIME: Duration = Duration::from_secs(200);
+    const TIME: Duration = vellum_testing::patience::PATIENCE;
 
     fn read_bytes(bytes: &[u8]) -> Result<(Request, Option<OwnedFd>), FrameError> {
         let (mut here, there) = UnixStream::pair().unwrap();

@@ -1,16 +1,14 @@
 //! What the tests of devices share: aligned memory, known contents, counting callbacks, mounts.
-#![allow(unsafe_code, dead_code, clippy::unwrap_used)]
+#![allow(unsafe_code, dead_code, unused_imports, clippy::unwrap_used)]
 
 use std::ffi::CString;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::time::Duration;
 
 use vellum_pool::device::{Device, Direct, EngineChoice, FileDevice, FileOptions, ReadDone, Write};
+pub use vellum_testing::patience::PATIENCE;
 use vellum_vm::{BackendChoice, PAGE_SIZE, PageRange, Surface};
-
-pub const PATIENCE: Duration = Duration::from_secs(200);
 
 #[repr(align(4096))]
 #[derive(Clone)]

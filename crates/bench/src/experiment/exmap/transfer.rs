@@ -211,6 +211,7 @@ mod tests {
     use std::fs::OpenOptions;
     use std::os::unix::fs::OpenOptionsExt as _;
 
+    use vellum_testing::patience::PATIENCE;
     use vellum_vm::{BackendKind, PageRange};
 
     use super::super::ground::Ground as _;
@@ -249,7 +250,7 @@ mod tests {
             let target = Target::buffers();
             let reader = Reader { target, device: &device, chooser, states: &states };
             // The first read fails, however late it comes.
-            let error = reader.work(way, Duration::from_secs(200)).unwrap_err();
+            let error = reader.work(way, PATIENCE).unwrap_err();
             assert!(format!("{error:#}").contains("0 bytes"), "{error:#}");
             states_reset(&states);
         }

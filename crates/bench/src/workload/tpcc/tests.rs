@@ -1,7 +1,10 @@
 //! Load, run and check on Vellum; and on engines that do it wrong.
 
+use std::time::Instant;
+
 use anyhow::Result;
 use tempfile::TempDir;
+use vellum_testing::patience::PATIENCE;
 
 use super::keys::{self, Place, STOCK, TABLES};
 use super::layout::{customer, history, order, stock};
@@ -60,7 +63,9 @@ fn conditions_hold_after_runs_of_one_and_of_four_threads() {
     let engine = loaded(&tpcc, &directory);
     let (mut new_orders, mut rolled_back, mut deliveries) = (0, 0, 0);
     // Until it has done some work, on a machine with other work too.
+    let start = Instant::now();
     while new_orders <= 100 || deliveries <= 5 {
+        assert!(start.elapsed() < PATIENCE, "{new_orders}, {deliveries}");
         // Twice: a run goes on where the one before it ended.
         for threads in [1, 1, 4, 4] {
             let measured = tpcc.run(&*engine, &plan(threads)).unwrap();
