@@ -8,7 +8,6 @@
  */
 
 #include <linux/file.h>
-#include <linux/sched/mm.h>
 #include <linux/sched/signal.h>
 #include <linux/slab.h>
 
@@ -184,23 +183,20 @@ void pt_mount_flush(struct pt_mount *mount, u64 page, u64 count, bool tables)
 
 void pt_mount_tell(struct pt_mount *mount, const struct mm_struct *flushed, u64 page, u64 count)
 {
-	unsigned long start, end;
-	struct mm_struct *mm;
+	struct pt_listener listener;
+	unsigned long start;
+	bool is_there;
 
 	spin_lock(&mount->lock);
-	mm = mount->mm;
-	start = mount->start + (page << PAGE_SHIFT);
-	end = start + (count << PAGE_SHIFT);
-	if (mm)
-		mmgrab(mm);
-	if (unlikely(mm != flushed && mount->attached))
-		pt_flush_range(mm, start, end);
+	is_there = pt_listener_find(mount, &listener);
+	if (unlikely(mount->mm != flushed && mount->attached)) {
+		start = mount->start + (page << PAGE_SHIFT);
+		pt_flush_range(mount->mm, start, start + (count << PAGE_SHIFT));
+	}
 	spin_unlock(&mount->lock);
 	/* Who has unmapped it has had everything forgotten by the core. */
-	if (!mm)
-		return;
-	pt_secondary_invalidate(mm, start, end);
-	mmdrop(mm);
+	if (is_there)
+		pt_listener_tell(&listener, page, count);
 }
 
 u64 pt_mount_wrong(struct pt_mount *mount)
@@ -304,17 +300,17 @@ static void forget(struct pt_mount *mount)
 	kvfree(mount->pieces);
 	mount->pieces = NULL;
 	mount->count = 0;
-	/* Who keeps the process for a while has found it under the lock. */
 	spin_lock(&mount->lock);
 	mount->mm = NULL;
 	spin_unlock(&mount->lock);
+	pt_listeners_wait(mount);
 }
 
 /*
  * The first notifier of a process is not registered while a signal, or work of io_uring, waits for
  * the caller. He is in mmap or in a fault, and cannot be told to come again: they wait.
  */
-static int insert_notifier(struct pt_mount *mount)
+static int insert_notifier(struct pt_mount *mount, struct mm_struct *mm)
 {
 	sigset_t others, before;
 	bool work = false;
@@ -324,8 +320,7 @@ static int insert_notifier(struct pt_mount *mount)
 	sigprocmask(SIG_SETMASK, &others, &before);
 	do {
 		work |= test_and_clear_thread_flag(TIF_NOTIFY_SIGNAL);
-		error = mmu_interval_notifier_insert_locked(&mount->notifier, mount->mm,
-							    mount->start,
+		error = mmu_interval_notifier_insert_locked(&mount->notifier, mm, mount->start,
 							    mount->end - mount->start,
 							    &notifier_ops);
 	} while (error == -EINTR && !fatal_signal_pending(current));
@@ -352,20 +347,22 @@ int pt_mount_create(struct pt_mount *mount, struct vm_area_struct *vma)
 		return -EBUSY;
 	if (len >> PAGE_SHIFT != mount->tree->pages || !IS_ALIGNED(vma->vm_start, needed))
 		return -EINVAL;
-	spin_lock(&mount->lock);
-	mount->mm = vma->vm_mm;
+	mount->mapping = vma->vm_file->f_mapping;
 	mount->start = vma->vm_start;
 	mount->end = vma->vm_end;
-	spin_unlock(&mount->lock);
 	mount->tail_leaves = NULL;
 	mount->dead = false;
 	mount->failed = false;
 	error = pt_pieces_find(mount);
 	if (error)
 		goto failed;
-	error = insert_notifier(mount);
+	error = insert_notifier(mount, vma->vm_mm);
 	if (error)
 		goto failed;
+	/* It can be told from now on, and not before: the first notifier sees to that. */
+	spin_lock(&mount->lock);
+	mount->mm = vma->vm_mm;
+	spin_unlock(&mount->lock);
 	/* What nobody may access is attached when that changes. */
 	error = vma_is_accessible(vma) ? attach(mount, vma) : 0;
 	if (error) {

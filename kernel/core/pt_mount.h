@@ -41,8 +41,12 @@ struct pt_mount {
 	 */
 	struct pt_tree		*reader;
 	struct list_head	node;	/* in pt_mounts, if others have mounted the tree, too */
-	/* Whose page tables; NULL: not mounted. Changes under the mmap lock, held for writing. */
+	/*
+	 * Whose page tables; NULL: not mounted. Changes under the mmap lock, held for writing. Who is
+	 * in here can be told by notifiers: the mount's own is among them.
+	 */
 	struct mm_struct	*mm;
+	struct address_space	*mapping;	/* of the file by which it is mounted */
 	unsigned long		start, end;
 	struct mmu_interval_notifier notifier;
 
@@ -59,6 +63,7 @@ struct pt_mount {
 	bool			dead;		/* the process ends */
 	bool			failed;		/* the last attempt to attach */
 	u64			*tail_mirror;	/* while attached */
+	unsigned int		listeners;	/* see pt_secondary.h */
 	u64			attaches, detaches;
 };
 

@@ -2,7 +2,6 @@
 /* All mounts of what several processes share. See pt_mounts.h. */
 
 #include <linux/mm.h>
-#include <linux/sched/mm.h>
 
 #include "core/pt_mount.h"
 #include "core/pt_mounts.h"
@@ -54,54 +53,42 @@ void pt_mounts_flush_tables(struct pt_mounts *mounts, u64 page, u64 count)
 /* So many mounts need no memory to be remembered. */
 #define FEW	8
 
-/* Where a process has the tree. */
-struct place {
-	struct mm_struct	*mm;
-	unsigned long		start;
-};
-
-/* Finds the places of as many mounts as there is room for; the processes are kept. */
-static u64 find_places(struct pt_mounts *mounts, struct place *places, u64 room)
+/* Finds as many as there is room for. False: there are more. */
+static bool find_listeners(struct pt_mounts *mounts, struct pt_listener *listeners, u64 room,
+			   u64 *found)
 {
+	struct pt_listener *next = listeners;
 	struct pt_mount *mount;
-	struct mm_struct *mm;
-	u64 count = 0;
 
 	spin_lock(&mounts->lock);
 	list_for_each_entry(mount, &mounts->list, node) {
-		/* A process is there for as long as its mount is in the list. */
-		mm = READ_ONCE(mount->mm);
-		if (!mm || count++ >= room)
-			continue;
-		mmgrab(mm);
-		places[count - 1] = (struct place){ mm, mount->start };
+		if (next == listeners + room)
+			break;
+		spin_lock(&mount->lock);
+		next += pt_listener_find(mount, next);
+		spin_unlock(&mount->lock);
 	}
+	*found = next - listeners;
 	spin_unlock(&mounts->lock);
-	return count;
+	return list_entry_is_head(mount, &mounts->list, node);
 }
 
 bool pt_mounts_tell_secondary(struct pt_mounts *mounts, u64 page, u64 count)
 {
+	struct pt_listener few[FEW], *listeners = few;
 	u64 room = READ_ONCE(mounts->count), found, i;
-	struct place few[FEW], *places = few;
-	bool are_told = true;
+	bool are_told;
 
 	if (room > FEW)
-		places = kvmalloc_array(room, sizeof(*places), GFP_KERNEL_ACCOUNT);
-	if (!places)
+		listeners = kvmalloc_array(room, sizeof(*listeners), GFP_KERNEL_ACCOUNT);
+	if (!listeners)
 		return false;
-	room = max_t(u64, room, FEW);
-	found = find_places(mounts, places, room);
-	for (i = 0; i < min(found, room); i++) {
-		unsigned long start = places[i].start + (page << PAGE_SHIFT);
-
-		are_told &= pt_secondary_invalidate(places[i].mm, start,
-						    start + (count << PAGE_SHIFT));
-		mmdrop(places[i].mm);
-	}
-	if (places != few)
-		kvfree(places);
-	return are_told && found <= room;
+	are_told = find_listeners(mounts, listeners, max_t(u64, room, FEW), &found);
+	for (i = 0; i < found; i++)
+		are_told &= pt_listener_tell(listeners + i, page, count);
+	if (listeners != few)
+		kvfree(listeners);
+	return are_told;
 }
 
 void pt_mounts_detach(struct pt_mounts *mounts)

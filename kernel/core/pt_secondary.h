@@ -9,15 +9,31 @@
 
 #include <linux/mmu_notifier.h>
 
+struct pt_mount;
+
 /* Finds the functions that tell; without them only the core can, when it unmaps something. */
 void pt_secondary_init(void);
 bool pt_secondary_can_be_told(void);
 
 /*
- * They forget what they know of the range. Its leaves are cleared by now, or may be found again. May
- * sleep. False: nobody could be told.
+ * A process that has a tree mounted, and is to be told of it. It has it for as long as it is one of
+ * these: whoever unmaps the tree waits until it is told.
  */
-bool pt_secondary_invalidate(struct mm_struct *mm, unsigned long start, unsigned long end);
+struct pt_listener {
+	struct pt_mount		*mount;
+	struct mm_struct	*mm;
+	unsigned long		start;
+};
+
+/* Finds it. False: nobody has the tree mounted. The mount's lock is held. */
+bool pt_listener_find(struct pt_mount *mount, struct pt_listener *listener);
+/*
+ * Its secondary MMUs forget what they know of the pages. Their leaves are cleared by now, or may be
+ * found again. Then it is a listener no more. May sleep. False: nobody could be told.
+ */
+bool pt_listener_tell(const struct pt_listener *listener, u64 page, u64 count);
+/* Nobody is a listener any more when this returns, if nobody can become one. */
+void pt_listeners_wait(struct pt_mount *mount);
 
 /* Whether that is what a mount's notifier is called for, which it does not concern. */
 bool pt_secondary_is_ours(const struct mmu_notifier_range *range);

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 use vellum_kernel_tests::machine::Machine;
+use vellum_kernel_tests::threads::Stop;
 use vellum_kernel_tests::{Plan, Surface, TABLE_PAGES, access, turn, turn_with};
 use vellum_uapi::exmap::{self, Move};
 
@@ -95,4 +96,28 @@ fn it_loses_two_mebibytes() {
     machine.store(3, 0x1234).unwrap();
     surface.free(0, &[(0, TABLE_PAGES)]);
     assert!(machine.load(3).is_err());
+}
+
+/// What machines are told begins and ends for the same ones: those that come in between hear
+/// neither.
+#[test]
+fn machines_come_while_pages_go() {
+    let Some(_turn) = turn() else { return };
+    let surface = Plan::new(1000, 8).interfaces(2).make();
+    let stop = Stop::default();
+    std::thread::scope(|scope| {
+        let _at_end = stop.at_end();
+        scope.spawn(|| {
+            while !stop.is_said() {
+                surface.alloc(1, &[(1, 1)]);
+                surface.free(1, &[(1, 1)]);
+            }
+        });
+        surface.alloc(0, &[(2, 1)]);
+        for _ in 0..100 {
+            let Some(mut machine) = Machine::new(&surface.mapping) else { return };
+            machine.store(2, 0x1234).unwrap();
+            assert_eq!((word(&surface, 2), machine.load(2).unwrap()), (0x1234, 0x1234));
+        }
+    });
 }

@@ -2,9 +2,11 @@
 //! pages go.
 #![allow(clippy::unwrap_used)]
 
+use vellum_kernel_tests::child::in_child;
 use vellum_kernel_tests::counters::assert_morsels_are_sound;
 use vellum_kernel_tests::machine::Machine;
-use vellum_kernel_tests::{Morsel, PAGE, access, morsel_turn};
+use vellum_kernel_tests::threads::Stop;
+use vellum_kernel_tests::{Mapping, Morsel, PAGE, access, morsel_turn};
 use vellum_uapi::morsel::{HUGE, PINNABLE};
 
 const MIB: u64 = 1 << 20;
@@ -40,4 +42,39 @@ fn a_virtual_machine_loses_what_is_punched() {
         assert!(machine.load(0).is_err(), "it has no memory any more");
         assert_morsels_are_sound();
     }
+}
+
+/// Brings pages and takes them off, until it is told to stop.
+fn come_and_go(morsel: &Morsel, stop: &Stop) {
+    while !stop.is_said() {
+        assert_eq!(rustix::io::pwrite(morsel, &[1; PAGE], 0), Ok(PAGE));
+        morsel.punch(0, PAGE as u64).unwrap();
+    }
+}
+
+/// What a process has the kernel tell its machines, and its mappings, begins and ends for the same
+/// ones: those that come in between hear neither.
+#[test]
+fn machines_and_mappings_come_while_others_punch() {
+    let Some(_turn) = morsel_turn() else { return };
+    let morsel = Morsel::new(3, 2 * MIB, 0);
+    let stop = Stop::default();
+    std::thread::scope(|scope| {
+        let _at_end = stop.at_end();
+        scope.spawn(|| come_and_go(&morsel, &stop));
+        for _ in 0..40 {
+            in_child(|| {
+                let first = Mapping::anonymous(None, PAGE).unwrap();
+                // The process has a machine before it has the Morsel, and more of both after that.
+                let Some(_machine) = Machine::new(&first) else { return };
+                for _ in 0..3 {
+                    let mapping = morsel.mapped();
+                    let Some(mut machine) = Machine::new(&mapping) else { return };
+                    machine.store(1, 0x1234).unwrap();
+                    assert_eq!(machine.load(1).unwrap(), 0x1234);
+                }
+            });
+        }
+    });
+    assert_morsels_are_sound();
 }
