@@ -46,6 +46,17 @@ impl Work for Lookup {
 }
 
 impl Lookup {
+    /// Looks up every key once, in order: what fits into memory is there afterwards.
+    ///
+    /// # Errors
+    /// Whatever the engine says; a value that is wrong or missing.
+    pub fn visit_all(&self, engine: &dyn Engine) -> Result<()> {
+        let mut session = engine.session()?;
+        session.begin(Access::Read)?;
+        (0..self.entries).try_for_each(|number| single(&mut *session, number))?;
+        session.commit()
+    }
+
     /// One lookup, or one batch. A transaction spans many, for engines to which it means work.
     fn operation(&self) -> Box<Operation<'static>> {
         let Lookup { entries, batch } = *self;
@@ -103,6 +114,7 @@ mod tests {
         let lookup = Lookup { entries: 50_000, batch: 1 };
         lookup.load(&*engine).unwrap();
         engine.settle().unwrap();
+        lookup.visit_all(&*engine).unwrap();
         let plan = Plan { threads: 2, seconds: 0.3, seed: 1 };
         for batch in [1, 32] {
             let measured = Lookup { batch, ..lookup }.run(&*engine, &plan).unwrap();
@@ -110,6 +122,7 @@ mod tests {
             assert!(measured.over_time.len() >= 3);
         }
         let beyond = Lookup { entries: 60_000, batch: 1 };
+        assert!(beyond.visit_all(&*engine).is_err());
         let error = beyond.run(&*engine, &plan).unwrap_err().to_string();
         assert!(error.contains("gave a wrong value or none"), "{error}");
     }
