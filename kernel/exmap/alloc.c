@@ -48,10 +48,13 @@ static __always_inline bool alloc_leaf(struct allocation *allocation, u64 *leaf,
 			break;
 		placed = exmap_place(exmap, leaf, page, frame, &allocation->over_zeros);
 	}
-	if (likely(placed))
-		result->pages++;
-	else
+	if (unlikely(!placed)) {
 		frame_take_back(&exmap->pool, allocation->lane, &allocation->bundle, frame);
+		return true;
+	}
+	result->pages++;
+	/* At once: frames that nobody is known to have would be waited for when there are no more. */
+	allocation->lane->taken++;
 	return true;
 }
 
@@ -66,7 +69,6 @@ static struct exmap_result alloc_small(struct allocation *allocation, struct pag
 		if (!alloc_leaf(allocation, leaf, range.page, &result))
 			result.error = -ENOMEM;
 	}
-	allocation->lane->taken += result.pages;
 	return result;
 }
 
@@ -137,7 +139,6 @@ static __always_inline struct exmap_result alloc_one(struct allocation *allocati
 		leaf = pt_tree_make_leaf(&allocation->exmap->tree, range.page);
 		if (unlikely(!alloc_leaf(allocation, leaf, range.page, &result)))
 			result.error = -ENOMEM;
-		allocation->lane->taken += result.pages;
 	} else {
 		result = alloc_run(allocation, range);
 	}

@@ -36,7 +36,11 @@ fn grow_and_shrink() {
             assert_eq!(resize(&surface.exmap, frames), Ok(0), "to {frames}, flags {flags:#x}");
             assert_eq!(surface.stat().frames, frames);
             let full = (-libc::ENOMEM, frames as u16);
+            let before = surface.stat().refills;
             assert_eq!(surface.alloc(0, &[range]), [full], "{frames}, flags {flags:#x}");
+            // It has them all itself: nothing is waited for.
+            let visits = surface.stat().refills - before;
+            assert!(visits <= frames + 2, "{visits} visits for {frames} frames, flags {flags:#x}");
             let there = (range.0..range.0 + range.1).filter(|page| surface.is_there(*page));
             assert_eq!(there.count() as u64, frames);
             assert_eq!(surface.free(0, &[range]), [(0, frames as u16)]);
