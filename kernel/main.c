@@ -7,6 +7,7 @@
 #include "core/pt_flush.h"
 #include "core/pt_secondary.h"
 #include "core/pt_tree.h"
+#include "core/pt_userfault.h"
 #include "exmap/exmap.h"
 #include "morsel/morsel.h"
 
@@ -23,9 +24,10 @@ static int __init vellum_init(void)
 	if (error)
 		return error;
 	pt_secondary_init();
+	pt_userfault_init();
 	error = pt_tree_start();
 	if (error)
-		return error;
+		goto no_trees;
 	folder = debugfs_create_dir("vellum", NULL);
 	error = exmap_init(folder);
 	if (error)
@@ -39,6 +41,8 @@ no_morsels:
 no_exmap:
 	debugfs_remove_recursive(folder);
 	pt_tree_end();
+no_trees:
+	pt_userfault_exit();
 	return error;
 }
 
@@ -48,6 +52,7 @@ static void __exit vellum_exit(void)
 	morsel_exit();
 	exmap_exit();
 	pt_tree_end();
+	pt_userfault_exit();
 }
 
 module_init(vellum_init);

@@ -14,6 +14,7 @@
 #include <linux/sched.h>
 #include <linux/shrinker.h>
 #include <linux/uio.h>
+#include <linux/userfaultfd_k.h>
 #include <linux/version.h>
 
 #if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 8, 0)
@@ -107,6 +108,20 @@ static inline void pt_vma_start_write(struct vm_area_struct *vma)
 {
 #if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 4, 0)
 	vma_start_write(vma);
+#endif
+}
+
+/* Whether userfaultfd takes also what is not ordinary memory. */
+static inline bool userfault_takes_all(void)
+{
+#if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 7, 0)
+	static const struct vm_operations_struct operations = {};
+	struct vm_area_struct vma = { .vm_ops = &operations };
+
+	vm_flags_init(&vma, VM_SHARED | VM_PFNMAP | VM_IO);
+	return vma_can_userfault(&vma, VM_UFFD_WP, true);
+#else
+	return false;
 #endif
 }
 

@@ -197,14 +197,23 @@ static u64 take_otherwise(struct frame_pool *pool, struct frame_lane *lane,
 	return filled ? frame_take(pool, lane, bundle) : 0;
 }
 
+/* Frames that are nobody's, and that nobody can have, because something has them pinned. */
+static u64 count_aside(struct frame_pool *pool)
+{
+	u64 pinned = READ_ONCE(pool->pinned_count), of_blocks = READ_ONCE(pool->blocks_pinned);
+
+	return pinned > of_blocks ? pinned - of_blocks : 0;
+}
+
 /*
  * What is free may be in the hands of others, who may have lost their processor: waits a moment.
- * False when that is not so, or has gone on for too long.
+ * False when that is not so, or has gone on for too long. Who looks for memory for somebody does not
+ * wait: it may be him who has the frames in his hands.
  */
 static bool wait_for_others(struct frame_pool *pool, unsigned int attempt)
 {
-	if (frame_pool_lent(pool) >= READ_ONCE(pool->frames) || attempt == ATTEMPTS ||
-	    fatal_signal_pending(current))
+	if (frame_pool_lent(pool) + count_aside(pool) >= READ_ONCE(pool->frames) ||
+	    attempt == ATTEMPTS || (current->flags & PF_MEMALLOC) || fatal_signal_pending(current))
 		return false;
 	if (attempt < ATTEMPTS / 10)
 		cond_resched();

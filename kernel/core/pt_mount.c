@@ -17,6 +17,7 @@
 #include "core/pt_pieces.h"
 #include "core/pt_secondary.h"
 #include "core/pt_slot.h"
+#include "core/pt_userfault.h"
 #include "trace.h"
 
 void pt_mount_init(struct pt_mount *mount, struct pt_tree *tree)
@@ -55,17 +56,12 @@ void __pt_mount_mirror(struct pt_mount *mount, u64 page)
 	spin_unlock(&mount->lock);
 }
 
-/*
- * What is in the slot of a piece while the mount is attached. The core clears an entry of level 1
- * without the right to write, as it takes it for a damaged one.
- */
+/* What is in the slot of a piece while the mount is attached. */
 static u64 slot_of(const struct pt_mount *mount, const struct pt_piece *piece)
 {
-	if (!mount->reads)
-		return piece->entry ? READ_ONCE(*piece->entry) : pt_table_entry(piece->table);
-	if (mount->reader)
+	if (mount->reads)
 		return pt_table_entry(mount->reader->root);
-	return pt_table_entry(piece->table) & ~(u64)_PAGE_RW;
+	return piece->entry ? READ_ONCE(*piece->entry) : pt_table_entry(piece->table);
 }
 
 static void fill_slot(struct pt_mount *mount, const struct pt_piece *piece)
@@ -307,24 +303,31 @@ static void forget(struct pt_mount *mount)
 }
 
 /*
- * The first notifier of a process is not registered while a signal, or work of io_uring, waits for
- * the caller. He is in mmap or in a fault, and cannot be told to come again: they wait.
+ * The first notifier of a process is not registered while a signal, a stop, a debugger, the freezer
+ * or work of io_uring waits for the caller. He is in mmap or in a fault, and cannot be told to come
+ * again: they wait. A mask does not keep all of them away.
  */
 static int insert_notifier(struct pt_mount *mount, struct mm_struct *mm)
 {
 	sigset_t others, before;
-	bool work = false;
+	bool work = false, signal = false;
 	int error;
 
 	siginitsetinv(&others, sigmask(SIGKILL));
 	sigprocmask(SIG_SETMASK, &others, &before);
 	do {
+		error = -EINTR;
+		if (fatal_signal_pending(current))
+			break;
+		signal |= test_and_clear_thread_flag(TIF_SIGPENDING);
 		work |= test_and_clear_thread_flag(TIF_NOTIFY_SIGNAL);
 		error = mmu_interval_notifier_insert_locked(&mount->notifier, mm, mount->start,
 							    mount->end - mount->start,
 							    &notifier_ops);
-	} while (error == -EINTR && !fatal_signal_pending(current));
+	} while (error == -EINTR);
 	sigprocmask(SIG_SETMASK, &before, NULL);
+	if (signal)
+		set_thread_flag(TIF_SIGPENDING);
 	if (work)
 		set_thread_flag(TIF_NOTIFY_SIGNAL);
 	return error;
@@ -334,7 +337,7 @@ static int insert_notifier(struct pt_mount *mount, struct mm_struct *mm)
  * Mounts the tree over the whole VMA, in ->mmap. The VMA's length is the tree's.
  *
  * Errors: EBUSY mounted already, or something is in the way; EINVAL the address is not aligned, or
- * the length is another; ENOMEM.
+ * the length is another; EOPNOTSUPP userfaultfd cannot be kept away; ENOMEM.
  */
 int pt_mount_create(struct pt_mount *mount, struct vm_area_struct *vma)
 {
@@ -345,6 +348,8 @@ int pt_mount_create(struct pt_mount *mount, struct vm_area_struct *vma)
 
 	if (mount->mm)
 		return -EBUSY;
+	if (!pt_userfault_is_refused())
+		return -EOPNOTSUPP;
 	if (len >> PAGE_SHIFT != mount->tree->pages || !IS_ALIGNED(vma->vm_start, needed))
 		return -EINVAL;
 	mount->mapping = vma->vm_file->f_mapping;
@@ -401,7 +406,9 @@ vm_fault_t pt_mount_refault(struct pt_mount *mount, struct vm_fault *vmf)
 	mmap_read_unlock(mm);
 	if (!mmap_write_lock_killable(mm)) {
 		vma = find_vma(mm, addr);
-		if (vma && vma->vm_file == file && vma->vm_private_data == mount) {
+		/* Nobody may have the right to access it any more. */
+		if (vma && vma->vm_file == file && vma->vm_private_data == mount &&
+		    vma_is_accessible(vma)) {
 			pt_vma_start_write(vma);
 			/* A child's was not in its page tables yet. */
 			mount->failed = mount->mm ? attach(mount, vma) : pt_mount_create(mount, vma);

@@ -35,10 +35,7 @@ struct pt_piece {
 
 struct pt_mount {
 	struct pt_tree		*tree;
-	/*
-	 * The same with leaves that are read-only: it is attached for who may not write. NULL: the
-	 * entries that mount the tree say so, which those of level 1 cannot.
-	 */
+	/* The same with leaves that are read-only, for who may not write, and must be there then. */
 	struct pt_tree		*reader;
 	struct list_head	node;	/* in pt_mounts, if others have mounted the tree, too */
 	/*

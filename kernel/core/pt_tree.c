@@ -115,6 +115,23 @@ u64 pt_tree_guarded(struct pt_tree *tree, u64 page)
 	return 0;
 }
 
+unsigned int pt_tree_missing(struct pt_tree *tree, u64 page)
+{
+	u64 *table = tree->root;
+	unsigned int level;
+	u64 entry;
+
+	for (level = tree->order; level > 1; level--) {
+		entry = READ_ONCE(table[(page / pt_entry_pages(level)) % PT_ENTRIES]);
+		if (!entry || is_guard(tree, entry, level - 1))
+			return level - 1;
+		if (!pt_entry_is_table(entry))
+			return 0;
+		table = pt_entry_table(entry);
+	}
+	return 0;
+}
+
 static u64 *table_or_null(u64 entry)
 {
 	return pt_entry_is_table(entry) ? pt_entry_table(entry) : NULL;
@@ -229,11 +246,6 @@ static void free_below(struct pt_tree *tree, u64 *table, unsigned int level, u64
 	}
 	free_table(tree, table, level);
 	cond_resched();
-}
-
-void pt_tree_forget(struct pt_tree *tree)
-{
-	fill_table(tree->root, pt_table_entry(guard_of(tree, tree->order - 1)));
 }
 
 void pt_tree_destroy(struct pt_tree *tree)

@@ -74,8 +74,6 @@ int pt_tree_init_sparse(struct pt_tree *tree, unsigned int order, struct pt_sour
 void pt_tree_adopt(struct pt_tree *tree, unsigned int order, struct pt_source *source, u64 *root);
 /* Lets go of the tables without freeing them. */
 void pt_tree_release(struct pt_tree *tree);
-/* Leaves a sparse tree with nothing but its root: what was below is another's. */
-void pt_tree_forget(struct pt_tree *tree);
 void pt_tree_destroy(struct pt_tree *tree);
 u64 *__pt_tree_make_leaf(struct pt_tree *tree, u64 page);
 /* The entry of level 2 that the page is below; NULL when there is no memory for its table. */
@@ -86,6 +84,8 @@ u64 *pt_tree_make_entry(struct pt_tree *tree, u64 page);
  * keep of tables for all of these pages.
  */
 u64 pt_tree_guarded(struct pt_tree *tree, u64 page);
+/* How many tables are not there yet on the way to the page's leaf; none where 2 MiB are one. */
+unsigned int pt_tree_missing(struct pt_tree *tree, u64 page);
 /* Shows all leaves that are not empty, in order; one of 2 MiB as 512. */
 void pt_tree_each_leaf(struct pt_tree *tree, void (*visit)(void *data, u64 page, u64 leaf),
 		       void *data);

@@ -44,7 +44,7 @@ static __always_inline bool alloc_leaf(struct allocation *allocation, u64 *leaf,
 		return false;
 	placed = exmap_place(exmap, leaf, page, frame, &allocation->over_zeros);
 	while (unlikely(!placed && !exmap_has_frame(exmap, READ_ONCE(*leaf)))) {
-		if (!exmap_wait(exmap, leaf, page))
+		if (!exmap_wait(exmap, leaf, page) || fatal_signal_pending(current))
 			break;
 		placed = exmap_place(exmap, leaf, page, frame, &allocation->over_zeros);
 	}
@@ -63,7 +63,8 @@ static struct exmap_result alloc_small(struct allocation *allocation, struct pag
 	struct exmap_result result = {};
 	u64 *leaf = NULL;
 
-	for (; range.count && !result.error; range.page++, range.count--) {
+	for (; range.count && !result.error && exmap_may_go_on(range.page);
+	     range.page++, range.count--) {
 		leaf = exmap_next_leaf(leaf, range.page) ?:
 		       pt_tree_make_leaf(&allocation->exmap->tree, range.page);
 		if (!alloc_leaf(allocation, leaf, range.page, &result))

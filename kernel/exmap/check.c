@@ -54,10 +54,16 @@ static u64 shared_frames(struct census *census)
 
 static u64 check_mount(struct exmap *exmap)
 {
-	struct mm_struct *mm = exmap->mount.mm;
+	struct mm_struct *mm;
 	u64 wrong = 0;
 
-	if (!mm || !mmget_not_zero(mm))
+	/* It is there for as long as it is in the mount. */
+	spin_lock(&exmap->mount.lock);
+	mm = exmap->mount.mm;
+	if (mm && !mmget_not_zero(mm))
+		mm = NULL;
+	spin_unlock(&exmap->mount.lock);
+	if (!mm)
 		return 0;
 	/* Who maps holds the mmap lock, and waits for the one that we hold. */
 	if (mmap_read_trylock(mm)) {
@@ -104,7 +110,10 @@ static void show_exmap(struct seq_file *file, struct exmap *exmap)
 	seq_printf(file, "tables %ld entries %u wrong %llu attached %d",
 		   atomic_long_read(&exmap->tree.tables), exmap->mount.count, check_mount(exmap),
 		   exmap->mount.attached);
-	show_blocks(file, &census);
+	if (exmap_is_created(exmap))
+		show_blocks(file, &census);
+	else
+		seq_puts(file, " not created\n");
 	kvfree(census.frames);
 }
 

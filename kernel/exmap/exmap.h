@@ -26,6 +26,7 @@
 #include <linux/fs.h>
 #include <linux/kref.h>
 #include <linux/mutex.h>
+#include <linux/sched/signal.h>
 #include <linux/types.h>
 #include <vellum/exmap.h>
 
@@ -253,6 +254,21 @@ static __always_inline bool exmap_is_extent(const struct exmap *exmap, struct pa
 static __always_inline u64 *exmap_next_leaf(u64 *leaf, u64 page)
 {
 	return leaf && (page & (PT_ENTRIES - 1)) ? leaf + 1 : NULL;
+}
+
+/* Pages from this one to where the next table's begin, of so many. */
+static inline unsigned int exmap_rest_of_table(u64 page, unsigned int count)
+{
+	return min_t(u64, count, PT_ENTRIES - page % PT_ENTRIES);
+}
+
+/* Where a table's pages begin, others get their turn; a range may be long. False: he is to die. */
+static inline bool exmap_may_go_on(u64 page)
+{
+	if (page % PT_ENTRIES)
+		return true;
+	cond_resched();
+	return !fatal_signal_pending(current);
 }
 
 /* For comparison: the lock of the table, which is needed only to take frames off; or NULL. */

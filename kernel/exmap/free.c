@@ -165,9 +165,16 @@ static bool free_extent(struct clearance *clearance, u64 page)
 /* Whether something holds a page of the range. */
 static bool is_held(struct exmap *exmap, struct page_range range)
 {
+	unsigned int pages;
 	u64 frame;
 
-	for (; range.count; range.page++, range.count--) {
+	for (; range.count && exmap_may_go_on(range.page); range.page += pages, range.count -= pages) {
+		pages = 1;
+		if (!pt_tree_leaf(&exmap->tree, range.page) &&
+		    !pt_tree_huge(&exmap->tree, range.page)) {
+			pages = exmap_rest_of_table(range.page, range.count);
+			continue;
+		}
 		frame = exmap_frame(exmap, range.page);
 		if (frame && page_ref_count(pfn_to_page(frame)) != 1)
 			return true;
@@ -192,7 +199,7 @@ static noinline struct exmap_result free_run(struct clearance *clearance, struct
 		return result;
 	}
 	clearance->pins = false;
-	for (; range.count; range.page += pages, range.count -= pages) {
+	for (; range.count && exmap_may_go_on(range.page); range.page += pages, range.count -= pages) {
 		if (exmap_is_extent(clearance->exmap, range) &&
 		    free_extent(clearance, range.page)) {
 			pages = PT_ENTRIES;
@@ -206,6 +213,8 @@ static noinline struct exmap_result free_run(struct clearance *clearance, struct
 		       exmap_reach(clearance->exmap, range.page);
 		if (leaf)
 			free_leaf(clearance, leaf, range.page, &result);
+		else
+			pages = exmap_rest_of_table(range.page, range.count);
 	}
 	clearance->pins = pins;
 	cond_resched();

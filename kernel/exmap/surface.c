@@ -123,7 +123,8 @@ static int map_locked(struct exmap *exmap, struct vm_area_struct *vma)
 	}
 	if (!error)
 		vma->vm_ops = &surface_operations;
-	else if (is_first)
+	/* With other errors a command may have begun to use the tree: it waits for the next mapping. */
+	else if (is_first && (error == -EINVAL || !exmap->tree.root))
 		exmap_surface_destroy(exmap);
 	return error;
 }

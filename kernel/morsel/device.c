@@ -24,12 +24,33 @@ void morsel_persist(const void *address, size_t length)
 	pmem_wmb();
 }
 
+static struct page *page_of(const struct morsel_device *device, u64 index)
+{
+	return virt_to_page(morsel_device_page(device, index));
+}
+
+/* Nobody's pages are free when nothing has references to them any more. The lock is held. */
+static void look_at_held(struct morsel_device *device)
+{
+	u64 index;
+
+	for_each_set_bit(index, device->held, device->pages) {
+		if (page_ref_count(page_of(device, index)) != 1)
+			continue;
+		__clear_bit(index, device->held);
+		__clear_bit(index, device->used);
+		device->held_count--;
+	}
+}
+
 struct page *morsel_device_take(struct morsel_device *device)
 {
 	u64 index;
 	void *page;
 
 	spin_lock(&device->lock);
+	if (unlikely(device->held_count))
+		look_at_held(device);
 	index = find_next_zero_bit(device->used, device->pages, device->next);
 	if (index >= device->pages)
 		index = find_next_zero_bit(device->used, device->pages, device->first);
@@ -50,9 +71,14 @@ void morsel_device_give(struct morsel_device *device, struct page *page)
 {
 	u64 index = morsel_device_index(device, page_to_phys(page));
 
-	wait_var_event(&page->_refcount, page_ref_count(page) == 1);
 	spin_lock(&device->lock);
-	WARN_ON_ONCE(!__test_and_clear_bit(index, device->used));
+	WARN_ON_ONCE(!test_bit(index, device->used));
+	if (page_ref_count(page) == 1) {
+		__clear_bit(index, device->used);
+	} else {
+		__set_bit(index, device->held);
+		device->held_count++;
+	}
 	spin_unlock(&device->lock);
 }
 
@@ -64,7 +90,7 @@ bool morsel_device_claim(struct morsel_device *device, u64 index)
 
 u64 morsel_device_used(struct morsel_device *device)
 {
-	return bitmap_weight(device->used, device->pages) - device->first;
+	return bitmap_weight(device->used, device->pages) - device->first - device->held_count;
 }
 
 static struct morsel_device *device_of(struct pt_source *source)
@@ -183,8 +209,9 @@ static int make_maps(struct morsel_device *device)
 		return -ENOSPC;
 	device->slots = morsel_device_page(device, SLOTS_INDEX);
 	device->used = bitmap_zalloc(device->pages, GFP_KERNEL);
+	device->held = bitmap_zalloc(device->pages, GFP_KERNEL);
 	device->named = bitmap_zalloc(device->super->slots, GFP_KERNEL);
-	if (!device->used || !device->named)
+	if (!device->used || !device->held || !device->named)
 		return -ENOMEM;
 	bitmap_set(device->used, 0, device->first);
 	device->next = device->first;
@@ -217,6 +244,7 @@ static void free_device(struct morsel_device *device)
 	if (device->bdev)
 		own_bdev_close(device->bdev);
 	bitmap_free(device->used);
+	bitmap_free(device->held);
 	bitmap_free(device->named);
 	kvfree(device);
 }
@@ -250,8 +278,21 @@ struct morsel_device *morsel_device_open(const char *path, bool format)
 	return device;
 }
 
+/* Whoever has references to nobody's pages has them for as long as the device is there. */
+static void wait_for_holders(struct morsel_device *device)
+{
+	struct page *page;
+	u64 index;
+
+	for_each_set_bit(index, device->held, device->pages) {
+		page = page_of(device, index);
+		wait_var_event(&page->_refcount, page_ref_count(page) == 1);
+	}
+}
+
 void morsel_device_close(struct morsel_device *device)
 {
+	wait_for_holders(device);
 	/* The core walks page tables under RCU, without locks. */
 	synchronize_rcu();
 	pt_table_destruct(virt_to_page(device->source.guard), 2);

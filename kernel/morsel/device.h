@@ -63,6 +63,9 @@ struct morsel_device {
 	unsigned long		*used;		/* a bit a page */
 	unsigned long		*named;		/* a bit a slot */
 	u64			next;		/* where to look for a free page */
+	/* Pages that are nobody's, and that something still has references to: they wait. */
+	unsigned long		*held;
+	u64			held_count;
 };
 
 /* device.c */
@@ -70,7 +73,7 @@ struct morsel_device *morsel_device_open(const char *path, bool format);
 void morsel_device_close(struct morsel_device *device);
 /* A page of zeros, durable; NULL: there is none. */
 struct page *morsel_device_take(struct morsel_device *device);
-/* Nothing refers to it, durably. Waits for who is just copying from it. */
+/* No entry leads to it, durably. It waits, and not the caller, for who has a reference to it. */
 void morsel_device_give(struct morsel_device *device, struct page *page);
 /* Whether the page is one for tables and data; claims it if nobody else has. */
 bool morsel_device_claim(struct morsel_device *device, u64 index);

@@ -28,7 +28,11 @@ static size_t copy_out(struct morsel *morsel, u64 offset, size_t count, struct i
 
 	if (!page)
 		return iov_iter_zero(count, iter);
-	copied = copy_page_to_iter(page, offset_in_page(offset), count, iter);
+	/* A pipe would take the page itself: of a device only what is in it. */
+	if (morsel->device)
+		copied = copy_to_iter(page_address(page) + offset_in_page(offset), count, iter);
+	else
+		copied = copy_page_to_iter(page, offset_in_page(offset), count, iter);
 	put_page(page);
 	return copied;
 }

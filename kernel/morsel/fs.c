@@ -335,9 +335,11 @@ static int show_slots(struct super_block *super, struct morsel_device *device)
 	struct morsel_slot *slot = device->slots, *end = slot + device->super->slots;
 	int error = 0;
 
-	for (; !error && slot < end; slot++)
-		if (slot->is_used)
-			error = show_slot(super, slot);
+	for (; slot < end; slot++) {
+		error = slot->is_used ? show_slot(super, slot) : 0;
+		if (error)
+			break;
+	}
 	/* Those that are not shown have nobody who would let go of their tables. */
 	for (; error && slot < end; slot++)
 		if (slot->is_used && slot->root)

@@ -8,6 +8,7 @@
 #include <linux/slab.h>
 
 #include "core/pt_pieces.h"
+#include "core/pt_secondary.h"
 #include "morsel/morsel.h"
 
 /* A mapping of a process. It ends with the VMA that has it. */
@@ -108,7 +109,7 @@ static vm_fault_t fault(struct vm_fault *vmf)
 	if (!mount || !vma_is_accessible(vma))
 		return VM_FAULT_SIGSEGV;
 	error = morsel_populate(morsel, vmf->pgoff);
-	if (!error && !(vma->vm_flags & VM_WRITE) && morsel_needs_reader(morsel))
+	if (!error && !(vma->vm_flags & VM_WRITE) && morsel->order)
 		error = morsel_show_reader(morsel, vmf->pgoff);
 	if (error)
 		return fault_of(error);
@@ -165,11 +166,23 @@ static int prepare_reader(struct morsel_mount *mount, unsigned long flags)
 {
 	int error;
 
-	if ((flags & VM_WRITE) || !morsel_needs_reader(mount->morsel))
+	if ((flags & VM_WRITE) || !mount->morsel->order)
 		return 0;
 	error = morsel_make_reader(mount->morsel);
 	mount->mount.reader = mount->morsel->reader;
 	return error;
+}
+
+/*
+ * Secondary MMUs forget the pages, as they have found them with the rights of before. An entry of the
+ * process' own goes: one that nobody may access would still be given to a virtual machine.
+ */
+static void tell(struct vm_area_struct *vma, struct morsel_mount *mount)
+{
+	if (mount->morsel->order && pt_secondary_can_be_told())
+		pt_mount_tell(&mount->mount, vma->vm_mm, 0, mount->morsel->tree.pages);
+	else
+		unmap_mapping_range(vma->vm_file->f_mapping, 0, 0, 1);
 }
 
 /* The next access attaches it again, with the new rights. */
@@ -182,9 +195,11 @@ static int protect(struct vm_area_struct *vma, unsigned long start, unsigned lon
 	if (start != vma->vm_start || end != vma->vm_end || !mount)
 		return -EINVAL;
 	error = prepare_reader(mount, flags);
-	if (!error)
-		pt_mount_detach(&mount->mount);
-	return error;
+	if (error)
+		return error;
+	pt_mount_detach(&mount->mount);
+	tell(vma, mount);
+	return 0;
 }
 
 /* For debuggers: what they cannot get by pinning pages. Bytes of one page at most. */

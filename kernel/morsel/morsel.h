@@ -9,7 +9,7 @@
  *	populate.c	pages come: one by one, or 2 MiB at a time
  *	punch.c		pages go
  *	fill.c		pages are read from a file
- *	reader.c	leaves for who may only read, where one entry cannot say so
+ *	reader.c	leaves for who may only read
  *	check.c		self-check in debugfs
  *	device.c, slots.c, recover.c	where it is if it is to outlive the machine: see device.h
  *
@@ -58,7 +58,7 @@ struct morsel {
 
 	struct mutex		tables;	/* see above */
 	struct pt_tree		tree;
-	/* Where one entry cannot keep a reader from writing; NULL until somebody needs it. */
+	/* What readers mount; NULL until there is one. */
 	struct pt_tree		*reader;
 	struct pt_mounts	mounts;
 	atomic64_t		pages;	/* that are there */
@@ -126,7 +126,10 @@ int morsel_populate_range(struct morsel *morsel, u64 first, u64 count);
 void morsel_free_page(struct morsel *morsel, struct page *page);
 /* A page-table entry has changed, and what is done next relies on that. */
 void morsel_persist_entry(struct morsel *morsel, const u64 *entry);
-/* Makes a table of level 1 for the page, in the tree or the reader's, or puts 2 MiB there. */
+/*
+ * Makes a table of level 1 for the page, or puts 2 MiB there; in the reader's tree, if that is how
+ * the other one has it.
+ */
 int morsel_make_room(struct morsel *morsel, struct pt_tree *tree, u64 page);
 /* The page with a reference, or NULL where there is none. */
 struct page *morsel_get_page(struct morsel *morsel, u64 page);
@@ -139,11 +142,13 @@ int morsel_punch_pages(struct morsel *morsel, u64 first, u64 end);
 int morsel_fill(struct morsel *morsel, struct vellum_morsel_fill *fill);
 
 /* reader.c */
-bool morsel_needs_reader(const struct morsel *morsel);
 int morsel_make_reader(struct morsel *morsel);
 int morsel_show_reader(struct morsel *morsel, u64 page);
 void morsel_destroy_reader(struct morsel *morsel);
 void morsel_hide_from_reader(struct morsel *morsel, u64 page);
+/* The same for 2 MiB. False: there is no memory for a table. */
+bool morsel_show_block(struct morsel *morsel, u64 page);
+void morsel_hide_block(struct morsel *morsel, u64 page);
 u64 morsel_reader_wrong(struct morsel *morsel);
 
 /* map.c */

@@ -101,12 +101,24 @@ static bool may_have_block(const struct morsel *morsel, u64 page)
 	       round_down(page, PT_ENTRIES) + PT_ENTRIES <= morsel_page_count(morsel);
 }
 
+/* Where the other tree has a table, which it has for good, the reader's gets one. */
+static int make_readers_room(struct morsel *morsel, struct pt_tree *reader, u64 page)
+{
+	if (pt_tree_huge(&morsel->tree, page))
+		return morsel_show_block(morsel, page) ? 0 : -ENOMEM;
+	if (!pt_tree_leaf(&morsel->tree, page))
+		return 0;
+	return pt_tree_make_leaf(reader, page) ? 0 : -ENOMEM;
+}
+
 /* The mutex `tables` is held. */
 static int make_room(struct morsel *morsel, struct pt_tree *tree, u64 page)
 {
 	u64 *entry;
 
-	if (tree == &morsel->tree && may_have_block(morsel, page)) {
+	if (tree != &morsel->tree)
+		return make_readers_room(morsel, tree, page);
+	if (may_have_block(morsel, page)) {
 		entry = pt_tree_make_entry(tree, page);
 		if (!entry)
 			return -ENOMEM;
@@ -118,23 +130,23 @@ static int make_room(struct morsel *morsel, struct pt_tree *tree, u64 page)
 
 int morsel_make_room(struct morsel *morsel, struct pt_tree *tree, u64 page)
 {
-	/* All but the root. */
-	const long most = tree->order - 1;
+	long missing, made = 0;
 	u64 guarded;
-	long made;
 	int error;
 
-	if (!morsel_charge(morsel, most))
-		return -ENOSPC;
 	mutex_lock(&morsel->tables);
-	guarded = pt_tree_guarded(tree, page);
-	made = -atomic_long_read(&tree->tables);
-	error = make_room(morsel, tree, page);
-	made += atomic_long_read(&tree->tables);
-	if (guarded != pt_tree_guarded(tree, page))
-		pt_mounts_flush_tables(&morsel->mounts, round_down(page, guarded), guarded);
+	missing = pt_tree_missing(tree, page);
+	error = morsel_charge(morsel, missing) ? 0 : -ENOSPC;
+	if (!error) {
+		guarded = pt_tree_guarded(tree, page);
+		made = -atomic_long_read(&tree->tables);
+		error = make_room(morsel, tree, page);
+		made += atomic_long_read(&tree->tables);
+		if (guarded != pt_tree_guarded(tree, page))
+			pt_mounts_flush_tables(&morsel->mounts, round_down(page, guarded), guarded);
+		morsel_uncharge(morsel, missing - made);
+	}
 	mutex_unlock(&morsel->tables);
-	morsel_uncharge(morsel, most - made);
 	return error;
 }
 

@@ -73,7 +73,7 @@ static void take_off(struct departure *departure, u64 *leaf, u64 page)
 		add(departure, page, pt_leaf_pfn(old));
 }
 
-static u64 clear_huge_entry(struct morsel *morsel, u64 *entry)
+static u64 clear_huge_entry(struct morsel *morsel, u64 *entry, u64 page)
 {
 	spinlock_t *lock = pt_table_lock(entry);
 	u64 old;
@@ -81,6 +81,7 @@ static u64 clear_huge_entry(struct morsel *morsel, u64 *entry)
 	spin_lock(lock);
 	old = xchg(entry, 0);
 	spin_unlock(lock);
+	morsel_hide_block(morsel, page);
 	atomic_long_dec(&morsel->tree.huge);
 	return old;
 }
@@ -88,7 +89,7 @@ static u64 clear_huge_entry(struct morsel *morsel, u64 *entry)
 /* Takes off 2 MiB. The mutex `tables` is held. */
 static void take_off_block(struct departure *departure, u64 *entry, u64 page)
 {
-	u64 old = clear_huge_entry(departure->morsel, entry);
+	u64 old = clear_huge_entry(departure->morsel, entry, page);
 	u64 i;
 
 	for (i = 0; i < PT_ENTRIES; i++)
@@ -108,7 +109,7 @@ static int split(struct morsel *morsel, u64 *entry, u64 page)
 		morsel_uncharge(morsel, 1);
 		return -ENOMEM;
 	}
-	old = clear_huge_entry(morsel, entry);
+	old = clear_huge_entry(morsel, entry, page);
 	pt_mounts_flush(&morsel->mounts, round_down(page, PT_ENTRIES), PT_ENTRIES);
 	for (i = 0; i < PT_ENTRIES; i++)
 		table[i] = (pt_leaf_pfn(old) + i) << PAGE_SHIFT | morsel->leaf_flags;

@@ -2,17 +2,13 @@
 /*
  * A second tree whose leaves show the same pages and cannot be written through.
  *
- * The right to write is taken away in the entry that mounts a tree, at no cost. That is not enough
- * in two cases: an entry of level 1 must have it, or the core takes it for a damaged one; and where
- * pages may be pinned, the core's fast way to them looks at leaves alone. There a reader mounts this
- * tree. It is made when the first one comes, and shows what a table of the other one has when
- * somebody misses a page of it.
+ * Processors would be content with an entry above that lacks the right to write. The core is not: it
+ * looks at leaves alone, when it pins pages and when a virtual machine's host asks it for them. So
+ * who may not write mounts this tree. It is made when the first one comes, and shows what a table of
+ * the other one has when somebody misses a page of it: once for all readers.
  *
  * A leaf here is changed under the lock of the other tree's table, so that it is gone before the
- * page is.
- *
- * An entry of level 4 must have the right, too. There a second root is enough: the entries in it
- * lack the right, and lead to the same tables.
+ * page is; one of 2 MiB under the mutex `tables`.
  */
 
 #include <linux/mm.h>
@@ -29,17 +25,8 @@
  */
 #define OTHERS		((u64)(_PAGE_ACCESSED | _PAGE_SOFT_DIRTY))
 
-bool morsel_needs_reader(const struct morsel *morsel)
-{
-	return morsel->order == 1 || morsel->order == 4 ||
-	       (morsel->order && (morsel->flags & VELLUM_MORSEL_PINNABLE));
-}
-
-/* Whether its reader is but a root. */
-static bool is_shallow(const struct morsel *morsel)
-{
-	return morsel->order == 4 && !(morsel->flags & VELLUM_MORSEL_PINNABLE);
-}
+/* For pages of 256 MiB. */
+#define TABLES_AT_ONCE	128
 
 static struct pt_tree *reader_of(struct morsel *morsel)
 {
@@ -69,48 +56,54 @@ no_room:
 	return error;
 }
 
-int morsel_make_reader(struct morsel *morsel)
+bool morsel_show_block(struct morsel *morsel, u64 page)
+{
+	struct pt_tree *reader = reader_of(morsel);
+	u64 huge = pt_tree_huge(&morsel->tree, page);
+	u64 *entry = huge ? pt_tree_make_entry(reader, page) : NULL;
+
+	lockdep_assert_held(&morsel->tables);
+	if (entry)
+		xchg(entry, huge & ~READER_LACKS);
+	return entry;
+}
+
+/* Others may have a page only for a moment, and this one may be the last. */
+static int make_room(struct morsel *morsel, struct pt_tree *reader, u64 page)
 {
 	int error;
 
-	mutex_lock(&morsel->tables);
-	error = morsel->reader ? 0 : make(morsel);
-	mutex_unlock(&morsel->tables);
+	down_read(morsel_charging(morsel));
+	error = morsel_make_room(morsel, reader, page);
+	up_read(morsel_charging(morsel));
+	if (error != -ENOSPC)
+		return error;
+	down_write(morsel_charging(morsel));
+	error = morsel_make_room(morsel, reader, page);
+	up_write(morsel_charging(morsel));
 	return error;
 }
 
-/* Shows the table of level 3 that the page is below. */
-static void show_shallow(struct morsel *morsel, struct pt_tree *reader, u64 page)
+/* Shows all pages that are in one table with this one, or in 2 MiB. */
+int morsel_show_reader(struct morsel *morsel, u64 page)
 {
-	u64 count = pt_entry_pages(4), entry;
-
-	mutex_lock(&morsel->tables);
-	entry = READ_ONCE(morsel->tree.root[page / count]) & ~(u64)_PAGE_RW;
-	if (pt_entry_table(entry) != pt_entry_table(reader->root[page / count])) {
-		WRITE_ONCE(reader->root[page / count], entry);
-		/* Processors may still know the guard. */
-		pt_mounts_flush_tables(&morsel->mounts, round_down(page, count), count);
-	}
-	mutex_unlock(&morsel->tables);
-}
-
-/* Shows all pages that are in one table with this one. */
-static int show_leaves(struct morsel *morsel, struct pt_tree *reader, u64 page)
-{
+	struct pt_tree *reader = reader_of(morsel);
 	u64 first = round_down(page, PT_ENTRIES);
-	u64 *from = pt_tree_leaf(&morsel->tree, first), *to;
+	u64 *from = pt_tree_leaf(&morsel->tree, first), *to = pt_tree_leaf(reader, first);
 	spinlock_t *lock;
 	unsigned int i;
-	int error;
 
-	if (!from)
-		return 0;
-	if (!pt_tree_leaf(reader, first)) {
-		error = morsel_make_room(morsel, reader, first);
+	if (!from || !to) {
+		int error = make_room(morsel, reader, first);
+
 		if (error)
 			return error;
+		from = pt_tree_leaf(&morsel->tree, first);
+		to = pt_tree_leaf(reader, first);
 	}
-	to = pt_tree_leaf(reader, first);
+	/* 2 MiB; or what just changed from that or to it, which whoever misses it asks for again. */
+	if (!from || !to)
+		return 0;
 	lock = pt_table_lock(from);
 	spin_lock(lock);
 	for (i = 0; i < PT_ENTRIES; i++)
@@ -119,21 +112,40 @@ static int show_leaves(struct morsel *morsel, struct pt_tree *reader, u64 page)
 	return 0;
 }
 
-int morsel_show_reader(struct morsel *morsel, u64 page)
+/*
+ * What is there when the first reader comes is shown at once, as far as that takes no time worth
+ * mentioning: he and those after him need no fault for it.
+ */
+static void show_first(struct morsel *morsel)
 {
-	struct pt_tree *reader = reader_of(morsel);
+	u64 end = min_t(u64, morsel_page_count(morsel), TABLES_AT_ONCE * PT_ENTRIES);
+	u64 page;
 
-	if (!is_shallow(morsel))
-		return show_leaves(morsel, reader, page);
-	show_shallow(morsel, reader, page);
-	return 0;
+	for (page = 0; page < end; page += PT_ENTRIES)
+		if ((pt_tree_leaf(&morsel->tree, page) || pt_tree_huge(&morsel->tree, page)) &&
+		    morsel_show_reader(morsel, page))
+			return;
+}
+
+int morsel_make_reader(struct morsel *morsel)
+{
+	bool is_first;
+	int error;
+
+	mutex_lock(&morsel->tables);
+	is_first = !morsel->reader;
+	error = is_first ? make(morsel) : 0;
+	mutex_unlock(&morsel->tables);
+	if (is_first && !error)
+		show_first(morsel);
+	return error;
 }
 
 /* A page goes. The lock of its table is held. */
 void morsel_hide_from_reader(struct morsel *morsel, u64 page)
 {
 	struct pt_tree *reader = reader_of(morsel);
-	u64 *leaf = reader && !is_shallow(morsel) ? pt_tree_leaf(reader, page) : NULL;
+	u64 *leaf = reader ? pt_tree_leaf(reader, page) : NULL;
 	spinlock_t *lock;
 
 	if (!leaf)
@@ -144,6 +156,21 @@ void morsel_hide_from_reader(struct morsel *morsel, u64 page)
 	spin_unlock(lock);
 }
 
+/* 2 MiB go, or become a table. The mutex `tables` is held. */
+void morsel_hide_block(struct morsel *morsel, u64 page)
+{
+	struct pt_tree *reader = reader_of(morsel);
+	u64 *entry = reader && pt_tree_huge(reader, page) ? pt_tree_entry(reader, page) : NULL;
+	spinlock_t *lock;
+
+	if (!entry)
+		return;
+	lock = pt_table_lock(entry);
+	spin_lock(lock);
+	xchg(entry, 0);
+	spin_unlock(lock);
+}
+
 void morsel_destroy_reader(struct morsel *morsel)
 {
 	u64 tables;
@@ -151,8 +178,6 @@ void morsel_destroy_reader(struct morsel *morsel)
 	if (!morsel->reader)
 		return;
 	tables = atomic_long_read(&morsel->reader->tables);
-	if (is_shallow(morsel))
-		pt_tree_forget(morsel->reader);
 	pt_tree_destroy(morsel->reader);
 	morsel_uncharge(morsel, tables);
 	kfree(morsel->reader);

@@ -153,7 +153,9 @@ static inline void *host_calloc(size_t count, size_t size)
 #define preempt_enable()	do { } while (0)
 #define cond_resched()		sched_yield()
 #define usleep_range(low, high)	usleep(low)
-#define current			NULL
+struct task { unsigned int flags; };
+#define current			(&(struct task){})
+#define PF_MEMALLOC		0x800
 #define fatal_signal_pending(task) false
 
 static inline u32 get_random_u32(void)

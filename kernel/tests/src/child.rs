@@ -15,6 +15,16 @@ pub enum End {
     Signal(i32),
 }
 
+impl End {
+    /// What `waitpid` says of it.
+    fn of(status: i32) -> Self {
+        match libc::WIFSIGNALED(status) {
+            true => Self::Signal(libc::WTERMSIG(status)),
+            false => Self::Status(libc::WEXITSTATUS(status)),
+        }
+    }
+}
+
 /// A child of this process.
 #[derive(Debug)]
 pub struct Child {
@@ -54,21 +64,34 @@ impl Child {
         assert_eq!(sent, 0, "kill: {}", sys::last_error());
     }
 
+    /// Has it stop, and waits until it has: `None`. Its end, if it came to that before.
+    pub fn stop(&self) -> Option<End> {
+        self.signal(libc::SIGSTOP);
+        let status = self.status(libc::WUNTRACED);
+        (!libc::WIFSTOPPED(status)).then(|| End::of(status))
+    }
+
     /// Waits for its end.
     pub fn wait(self) -> End {
+        End::of(self.status(0))
+    }
+
+    /// Waits for its end, or for something else that can be waited for.
+    fn status(&self, options: i32) -> i32 {
         let start = Instant::now();
         loop {
-            let mut status = 0;
+            let (mut status, options) = (0, options | libc::WNOHANG);
             // SAFETY: `status` is this function's.
-            let waited = unsafe { libc::waitpid(self.process, &raw mut status, libc::WNOHANG) };
+            let waited = unsafe { libc::waitpid(self.process, &raw mut status, options) };
             assert!(waited >= 0, "waitpid: {}", sys::last_error());
             if waited == self.process {
-                return match libc::WIFSIGNALED(status) {
-                    true => End::Signal(libc::WTERMSIG(status)),
-                    false => End::Status(libc::WEXITSTATUS(status)),
-                };
+                return status;
             }
-            assert!(start.elapsed() < PATIENCE, "child {} is stuck", self.process);
+            if start.elapsed() >= PATIENCE {
+                // Whoever reads what the tests say waits for all who have their output.
+                self.signal(libc::SIGKILL);
+                panic!("child {} is stuck", self.process);
+            }
             std::thread::sleep(Duration::from_millis(2));
         }
     }
@@ -135,6 +158,8 @@ pub fn execute(path: &std::ffi::CStr) -> ! {
 
 #[cfg(test)]
 mod tests {
+    use std::io::{Read as _, Write as _, pipe};
+
     use super::*;
 
     #[test]
@@ -148,5 +173,15 @@ mod tests {
         })
         .kill();
         in_child(|| ());
+    }
+
+    #[test]
+    fn a_child_stops_and_goes_on() {
+        let (mut wait, mut go) = pipe().unwrap();
+        let child = Child::start(|| wait.read(&mut [0]).unwrap() as i32);
+        assert_eq!(child.stop(), None);
+        go.write_all(b"!").unwrap();
+        child.signal(libc::SIGCONT);
+        assert_eq!(child.wait(), End::Status(1));
     }
 }

@@ -23,6 +23,7 @@ pub mod surface;
 pub mod sys;
 pub mod threads;
 mod turn;
+pub mod userfault;
 pub mod vfio;
 
 pub use exmap::{DEVICE, Exmap, Vector, knows};

@@ -156,6 +156,21 @@ pub fn process_vm_writev(process: i32, to: usize, from: &[u8]) -> Result<u64, Er
     } as i64)
 }
 
+/// Moves bytes between a pipe, which has no position, and a file.
+pub fn splice(
+    (from, at): (BorrowedFd<'_>, Option<u64>),
+    (to, into): (BorrowedFd<'_>, Option<u64>),
+    count: usize,
+) -> Result<usize, Errno> {
+    let (mut at, mut into) = (at.map(u64::cast_signed), into.map(u64::cast_signed));
+    let pointer =
+        |place: &mut Option<i64>| place.as_mut().map_or(std::ptr::null_mut(), std::ptr::from_mut);
+    let (at, into) = (pointer(&mut at), pointer(&mut into));
+    // SAFETY: the positions are this function's.
+    let done = unsafe { libc::splice(from.as_raw_fd(), at, to.as_raw_fd(), into, count, 0) };
+    checked(done as i64).map(|done| done as usize)
+}
+
 /// `vmsplice` of memory into a pipe, which takes hold of its pages.
 pub fn vmsplice(pipe: BorrowedFd<'_>, from: usize, length: usize) -> Result<u64, Errno> {
     let part =

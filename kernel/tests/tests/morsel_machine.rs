@@ -5,9 +5,10 @@
 use vellum_kernel_tests::child::in_child;
 use vellum_kernel_tests::counters::assert_morsels_are_sound;
 use vellum_kernel_tests::machine::Machine;
+use vellum_kernel_tests::morsel::{kinds, stamped};
 use vellum_kernel_tests::threads::Stop;
-use vellum_kernel_tests::{Mapping, Morsel, PAGE, access, morsel_turn};
-use vellum_uapi::morsel::{HUGE, PINNABLE};
+use vellum_kernel_tests::{Mapping, Morsel, PAGE, access, morsel_turn, sys};
+use vellum_uapi::morsel::{HUGE, PINNABLE, SEAL_CONTENT};
 
 const MIB: u64 = 1 << 20;
 
@@ -40,6 +41,77 @@ fn a_virtual_machine_loses_what_is_punched() {
 
         morsel.revoke().unwrap();
         assert!(machine.load(0).is_err(), "it has no memory any more");
+        assert_morsels_are_sound();
+    }
+}
+
+/// Fails unless the machine reads what is there. Some kernels give it no leaves of 2 MiB.
+#[track_caller]
+fn assert_loaded(machine: &mut Machine, page: usize, word: u16, flags: u64) {
+    match machine.load(page) {
+        Ok(found) => assert_eq!(found, word, "page {page}"),
+        Err(error) => assert_eq!(flags, HUGE, "page {page}: {error}"),
+    }
+}
+
+/// The host looks at leaves alone for what a machine may do, and gives it the right to write also
+/// where it only reads.
+#[test]
+fn a_virtual_machine_writes_to_nothing_that_is_mapped_for_reading() {
+    let Some(_turn) = morsel_turn() else { return };
+    for (kind, seals) in kinds().into_iter().flat_map(|kind| [(kind, 0), (kind, SEAL_CONTENT)]) {
+        let morsel = stamped(kind);
+        morsel.populate(0, PAGE as u64).unwrap();
+        morsel.seal(seals).unwrap();
+        let mapping = morsel.map(libc::PROT_READ).unwrap();
+        mapping.assert_stamped(0, 7);
+        let pages = mapping.length() / PAGE;
+        // Page 1 is a hole, which nobody has accessed.
+        for (page, word) in [(0, 7), (1, 0)].into_iter().filter(|(page, _)| *page < pages) {
+            for loads_first in [false, true] {
+                let Some(mut machine) = Machine::new(&mapping) else { return };
+                if loads_first {
+                    assert_loaded(&mut machine, page, word, kind.1);
+                }
+                let stored = machine.store(page, 0x1234);
+                assert!(stored.is_err(), "{kind:x?}, seals {seals}, page {page} is written");
+                assert_loaded(&mut machine, page, word, kind.1);
+                assert!(machine.store(page, 0x1234).is_err(), "{kind:x?}, seals {seals}");
+            }
+        }
+        morsel.assert_stamped(0, 7);
+        mapping.assert_stamped(0, 7);
+        assert_morsels_are_sound();
+    }
+}
+
+/// Orders with tables of their own: what the core has in its tables, of one page, it shows to its
+/// machines also where nobody may access it.
+#[test]
+fn a_virtual_machine_loses_what_mprotect_takes() {
+    let Some(_turn) = morsel_turn() else { return };
+    let with_tables = |(order, flags): &(u32, u64)| *order > 0 && *flags != HUGE;
+    for (order, flags) in kinds().into_iter().filter(with_tables) {
+        let morsel = stamped((order, flags));
+        let (mapping, other) = (morsel.mapped(), morsel.mapped());
+        let (start, length) = (mapping.start(), mapping.length());
+        let protect = |protection| sys::mprotect(start, length, protection).unwrap();
+        let word = || access::kernel_load(other.start(), 2).unwrap();
+        let Some(mut machine) = Machine::new(&mapping) else { return };
+        machine.store(0, 0x1234).unwrap();
+
+        protect(libc::PROT_READ);
+        assert!(machine.store(0, 0x4321).is_err(), "order {order}, flags {flags:#x}: written");
+        assert_eq!((word(), machine.load(0).unwrap()), (vec![0x34, 0x12], 0x1234));
+
+        protect(libc::PROT_NONE);
+        assert!(machine.load(0).is_err(), "order {order}, flags {flags:#x}: read");
+        assert!(machine.store(0, 0x4321).is_err(), "order {order}, flags {flags:#x}: written");
+        assert_eq!(word(), [0x34, 0x12]);
+
+        protect(sys::READ_WRITE);
+        machine.store(0, 0x4321).unwrap();
+        assert_eq!((word(), machine.load(0).unwrap()), (vec![0x21, 0x43], 0x4321));
         assert_morsels_are_sound();
     }
 }

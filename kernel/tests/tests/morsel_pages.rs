@@ -3,7 +3,7 @@
 
 use std::fs::File;
 use std::io::{Read as _, Seek as _, SeekFrom, Write as _, pipe};
-use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd};
+use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 
 use rustix::fs::OFlags;
@@ -48,21 +48,6 @@ fn part(random: &mut Random, length: u64) -> (u64, u64) {
     };
     let most = random.pick(&[10, 5000, 100_000, length]);
     (at, 1 + random.below(most.min(length - at)))
-}
-
-/// Moves bytes between a pipe, which has no position, and a file.
-fn splice(
-    (from, at): (BorrowedFd<'_>, Option<u64>),
-    (to, into): (BorrowedFd<'_>, Option<u64>),
-    count: usize,
-) -> usize {
-    let (mut at, mut into) = (at.map(u64::cast_signed), into.map(u64::cast_signed));
-    let pointer =
-        |place: &mut Option<i64>| place.as_mut().map_or(std::ptr::null_mut(), std::ptr::from_mut);
-    let (at, into) = (pointer(&mut at), pointer(&mut into));
-    // SAFETY: the positions are this function's.
-    let done = unsafe { libc::splice(from.as_raw_fd(), at, to.as_raw_fd(), into, count, 0) };
-    sys::checked(done as i64).unwrap() as usize
 }
 
 /// Everything that can be done with bytes, in any order.
@@ -138,7 +123,8 @@ fn bytes_go_through_pipes_and_files() {
             let mut done = 0;
             while done < count {
                 let at = Some(at + done as u64);
-                done += splice((out.as_fd(), None), (morsel.as_fd(), at), count - done);
+                done +=
+                    sys::splice((out.as_fd(), None), (morsel.as_fd(), at), count - done).unwrap();
             }
             model[at as usize..at as usize + count].copy_from_slice(&bytes);
 
@@ -147,7 +133,9 @@ fn bytes_go_through_pipes_and_files() {
             let mut done = 0;
             while done < count {
                 let at = at + done as u64;
-                let moved = splice((morsel.as_fd(), Some(at)), (into.as_fd(), None), count - done);
+                let moved =
+                    sys::splice((morsel.as_fd(), Some(at)), (into.as_fd(), None), count - done)
+                        .unwrap();
                 bytes.resize(moved, 0);
                 out.read_exact(&mut bytes).unwrap();
                 let at = at as usize;

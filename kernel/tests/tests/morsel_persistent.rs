@@ -3,6 +3,8 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions, Permissions};
+use std::io::{Read as _, pipe};
+use std::os::fd::AsFd as _;
 use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
@@ -11,7 +13,7 @@ use vellum_kernel_tests::counters::assert_morsels_are_sound;
 use vellum_kernel_tests::morsel::plan;
 use vellum_kernel_tests::persistent::{self, DEVICE, FOLDER, again, format, mount, unmount};
 use vellum_kernel_tests::random::Random;
-use vellum_kernel_tests::{Morsel, PAGE, Turn, access, morsel_turn, mounted};
+use vellum_kernel_tests::{Morsel, PAGE, Turn, access, morsel_turn, mounted, sys};
 use vellum_uapi::morsel::{self, extent};
 
 /// A turn with the memory for this test alone, empty.
@@ -141,6 +143,30 @@ fn punched_pages_and_lost_names_are_free() {
     again();
     assert_eq!(used_pages(), 1 + tables);
     open("kept").assert_stamped(0, 1);
+}
+
+/// A pipe has what was in the pages, and not the pages.
+#[test]
+fn what_is_in_a_pipe_holds_no_page() {
+    let Some(_turn) = turn() else { return };
+    let _mounted = Mounted;
+    let morsel = create("piped");
+    morsel.create(&plan(2, 4 << 20, 0)).unwrap();
+    morsel.stamp(0, 1);
+    let (mut from, into) = pipe().unwrap();
+    let moved = sys::splice((morsel.as_fd(), Some(0)), (into.as_fd(), None), PAGE);
+    assert_eq!(moved, Ok(PAGE));
+    morsel.punch(0, PAGE as u64).unwrap();
+    morsel.stamp(0, 2);
+    let mut found = vec![0; PAGE];
+    from.read_exact(&mut found).unwrap();
+    assert!(found == access::stamped(1));
+    // It ends before the pipe does.
+    let moved = sys::splice((morsel.as_fd(), Some(0)), (into.as_fd(), None), PAGE);
+    assert_eq!(moved, Ok(PAGE));
+    drop(morsel);
+    fs::remove_file(path("piped")).unwrap();
+    assert_eq!(used_pages(), 0);
 }
 
 #[test]

@@ -73,6 +73,25 @@ fn no_more_is_taken_than_there_may_be() {
     before.assert_back();
 }
 
+/// A reader has tables of its own, for which there is exactly as much as they take.
+#[test]
+fn a_reader_asks_for_no_more_than_it_takes() {
+    let Some(_turn) = morsel_turn() else { return };
+    let (pages, tables) = (2, 4);
+    let size = (pages + 2 * tables) * PAGE;
+    let mounted = Mounted::new(&format!("size={size}")).unwrap();
+    let morsel = shaped(&mounted, 3, extent(3), 0);
+    for page in [0, 512] {
+        morsel.populate(page * PAGE as u64, 1).unwrap();
+    }
+    assert_eq!(morsel.stat().tables, tables as u64);
+    let reader = morsel.map(libc::PROT_READ).unwrap();
+    for page in [0, 512] {
+        assert_eq!(access::load(reader.page(page)), Ok(0), "page {page}");
+    }
+    assert_eq!(mounted.used(), (size / PAGE) as u64);
+}
+
 /// All is given back by whichever way it goes.
 #[test]
 fn what_goes_is_given_back() {

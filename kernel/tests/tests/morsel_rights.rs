@@ -12,6 +12,7 @@ use vellum_kernel_tests::backing::{Backing, scratch};
 use vellum_kernel_tests::child::{Child, End, in_child};
 use vellum_kernel_tests::counters::assert_morsels_are_sound;
 use vellum_kernel_tests::morsel::{ends, kinds, stamped};
+use vellum_kernel_tests::threads::{Deadline, Stop};
 use vellum_kernel_tests::{Errno, Mapping, Morsel, PAGE, morsel_turn, sys};
 use vellum_uapi::morsel;
 
@@ -259,6 +260,42 @@ fn rights_change_in_any_order() {
             other.stamp(0, stamp);
             assert_morsels_are_sound();
         }
+    }
+}
+
+/// A fault that began while there were rights ends when there are none any more. So that it takes
+/// long, the page has to come, and others wait for it, too.
+#[test]
+fn no_fault_undoes_mprotect() {
+    let Some(_turn) = morsel_turn() else { return };
+    for (order, flags) in [(2, 0), (3, 0), (2, morsel::HUGE), (3, morsel::HUGE)] {
+        let morsel = Morsel::of((order, flags));
+        let mapping = morsel.mapped();
+        let (start, length) = (mapping.start(), mapping.length());
+        let stop = Stop::default();
+        let load = || {
+            while !stop.is_said() {
+                // There, or not.
+                let _ = access::load(start);
+            }
+        };
+        std::thread::scope(|scope| {
+            let _at_end = stop.at_end();
+            (0..3).for_each(|_| drop(scope.spawn(load)));
+            let deadline = Deadline::after_ms(1000);
+            while !deadline.is_over() {
+                morsel.punch(0, 2 << 20).unwrap();
+                sys::mprotect(start, length, sys::READ_WRITE).unwrap();
+                std::thread::yield_now();
+                sys::mprotect(start, length, libc::PROT_NONE).unwrap();
+                for _ in 0..2 {
+                    let loaded = access::kernel_load(start, 1);
+                    assert_eq!(loaded, Err(Errno::FAULT), "order {order}, flags {flags:#x}");
+                    std::thread::yield_now();
+                }
+            }
+        });
+        assert_morsels_are_sound();
     }
 }
 

@@ -1,0 +1,78 @@
+//! Userfaultfd puts marks into page tables, and has the core look for them. The module's tables are
+//! not the core's, and a Morsel's belong to others, too: none of its memory is taken.
+#![allow(clippy::unwrap_used)]
+
+use vellum_kernel_tests::counters::assert_morsels_are_sound;
+use vellum_kernel_tests::morsel::{kinds, stamped};
+use vellum_kernel_tests::sys::{self, Request};
+use vellum_kernel_tests::userfault::{Userfault, feature, mode};
+use vellum_kernel_tests::{Errno, Mapping, PAGE, Plan, morsel_turn, turn};
+
+/// What descriptors are asked for, as far as the kernel knows it.
+const FEATURES: [u64; 3] =
+    [feature::WP_ASYNC | feature::WP_UNPOPULATED, feature::PAGEFAULT_FLAG_WP, 0];
+
+/// What becomes of memory that is registered in all modes, with all features.
+fn outcomes(start: usize, length: usize) -> Vec<Result<(), Errno>> {
+    let mut outcomes = Vec::new();
+    for userfault in FEATURES.into_iter().filter_map(Userfault::new) {
+        for mode in [mode::WP, mode::MISSING, mode::MINOR] {
+            outcomes.push(userfault.register(start, length, mode));
+        }
+    }
+    outcomes
+}
+
+#[track_caller]
+fn assert_refused(mapping: &Mapping) {
+    // All of it, and a part.
+    for length in [mapping.length(), PAGE] {
+        let outcomes = outcomes(mapping.start(), length);
+        let refused = outcomes.iter().all(|outcome| *outcome == Err(Errno::INVAL));
+        assert!(refused, "{length:#x} bytes: {outcomes:?}");
+    }
+}
+
+/// So that the other tests can tell.
+#[test]
+fn ordinary_memory_is_taken() {
+    let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
+    let (length, protection) = (16 * PAGE, sys::READ_WRITE);
+    let request = Request { address: 0, length, protection, flags, fd: None, offset: 0 };
+    let memory = Mapping::new(request).unwrap();
+    let outcomes = outcomes(memory.start(), length);
+    assert!(outcomes.iter().all(Result::is_ok), "{outcomes:?}");
+    assert!(outcomes.len() >= 6, "a kernel that knows no stores");
+}
+
+#[test]
+fn a_morsel_is_not_taken() {
+    let Some(_turn) = morsel_turn() else { return };
+    for kind in kinds() {
+        for protection in [sys::READ_WRITE, libc::PROT_READ] {
+            let morsel = stamped(kind);
+            let mapping = morsel.map(protection).unwrap();
+            // Before it is accessed, and afterwards.
+            assert_refused(&mapping);
+            mapping.assert_stamped(0, 7);
+            assert_refused(&mapping);
+            mapping.assert_stamped(0, 7);
+            morsel.mapped().stamp(0, 8);
+            mapping.assert_stamped(0, 8);
+            assert_morsels_are_sound();
+        }
+    }
+}
+
+#[test]
+fn a_surface_is_not_taken() {
+    let Some(_turn) = turn() else { return };
+    let surface = Plan::new(1000, 8).make();
+    assert_refused(&surface.mapping);
+    surface.alloc(0, &[(1, 1)]);
+    surface.stamp(1, 7);
+    assert_refused(&surface.mapping);
+    surface.assert_stamped(1, 7);
+    surface.free(0, &[(1, 1)]);
+    surface.assert_works();
+}
