@@ -41,7 +41,9 @@ fn ordinary_memory_is_taken() {
     let request = Request { address: 0, length, protection, flags, fd: None, offset: 0 };
     let memory = Mapping::new(request).unwrap();
     let outcomes = outcomes(memory.start(), length);
-    assert!(outcomes.iter().all(Result::is_ok), "{outcomes:?}");
+    // The first of three is about stores, of which a small kernel hears in private memory only.
+    let is_taken = |three: &[Result<(), Errno>]| three[1..].iter().all(Result::is_ok);
+    assert!(outcomes.chunks(3).all(is_taken), "{outcomes:?}");
     assert!(outcomes.len() >= 6, "a kernel that knows no stores");
 }
 
