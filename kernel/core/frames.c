@@ -197,22 +197,23 @@ static u64 take_otherwise(struct frame_pool *pool, struct frame_lane *lane,
 	return filled ? frame_take(pool, lane, bundle) : 0;
 }
 
-/* Frames that are nobody's, and that nobody can have, because something has them pinned. */
-static u64 count_aside(struct frame_pool *pool)
+/* Frames that are nobody's, and that nobody can have, because something has them pinned for long. */
+static u64 count_aside(struct frame_pool *pool, bool transfers)
 {
 	u64 pinned = READ_ONCE(pool->pinned_count), of_blocks = READ_ONCE(pool->blocks_pinned);
 
-	return pinned > of_blocks ? pinned - of_blocks : 0;
+	return !transfers && pinned > of_blocks ? pinned - of_blocks : 0;
 }
 
 /*
- * What is free may be in the hands of others, who may have lost their processor: waits a moment.
- * False when that is not so, or has gone on for too long. Who looks for memory for somebody does not
- * wait: it may be him who has the frames in his hands.
+ * What is free may be in the hands of others, who may have lost their processor, or pinned by
+ * transfers that were under way when we began to look: waits a moment. False when that is not so, or
+ * has gone on for too long. Who looks for memory for somebody does not wait: it may be him who has
+ * the frames in his hands.
  */
-static bool wait_for_others(struct frame_pool *pool, unsigned int attempt)
+static bool wait_for_others(struct frame_pool *pool, bool transfers, unsigned int attempt)
 {
-	if (frame_pool_lent(pool) + count_aside(pool) >= READ_ONCE(pool->frames) ||
+	if (frame_pool_lent(pool) + count_aside(pool, transfers) >= READ_ONCE(pool->frames) ||
 	    attempt == ATTEMPTS || (current->flags & PF_MEMALLOC) || fatal_signal_pending(current))
 		return false;
 	if (attempt < ATTEMPTS / 10)
@@ -226,16 +227,19 @@ static bool wait_for_others(struct frame_pool *pool, unsigned int attempt)
 u64 __frame_take(struct frame_pool *pool, struct frame_lane *lane, struct frame_bundle *bundle)
 {
 	unsigned int attempt = 0;
+	bool transfers;
 	u64 frame;
 
 	if (pool->design != FRAMES_BUNDLES)
 		return take_otherwise(pool, lane, bundle);
 	while (!bundle->stack) {
 		lane->refills++;
+		transfers = atomic_read(&pool->holders);
+		smp_rmb(); /* one that has ended is seen to have let go below */
 		if (pop_shared(pool, bundle) || take_idle(pool, lane, bundle) ||
 		    take_unpinned(pool, bundle))
 			break;
-		if (!wait_for_others(pool, attempt++))
+		if (!wait_for_others(pool, transfers, attempt++))
 			return 0;
 	}
 	if (bundle->count)
@@ -443,6 +447,7 @@ int frame_pool_init(struct frame_pool *pool, enum frame_design design, u64 frame
 	INIT_LIST_HEAD(&pool->pinned);
 	atomic64_set(&pool->shared, 0);
 	atomic64_set(&pool->outstanding, 0);
+	atomic_set(&pool->holders, 0);
 	pool->lanes = kvcalloc(lanes, sizeof(*pool->lanes), GFP_KERNEL_ACCOUNT);
 	if (!pool->lanes)
 		return -ENOMEM;

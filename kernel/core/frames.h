@@ -95,6 +95,8 @@ struct frame_pool {
 	u64			blocks_loose;	/* frames that are back, of blocks that are not */
 	u64			blocks_pinned;	/* frames that are among the pinned ones */
 
+	/* Transfers under way: what they have pinned must not be reused, and is soon let go. */
+	atomic_t		holders;
 	atomic64_t		outstanding;	/* FRAMES_FROM_KERNEL: frames that users have */
 };
 

@@ -85,8 +85,6 @@ struct exmap {
 	u64			charged;
 	struct file		*backing;	/* or NULL */
 
-	/* Batches that hold pages of the surface, which then must not be reused. */
-	atomic_t		holders;
 	atomic64_t		read_quickly;	/* pages, without an interface's lock */
 
 	/* Set when the surface is first mapped; then unchanged, but for what the core changes. */

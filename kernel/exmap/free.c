@@ -24,7 +24,7 @@ struct clearance {
 
 bool exmap_may_be_pinned(struct exmap *exmap)
 {
-	return exmap->pinnable || atomic_read(&exmap->holders);
+	return exmap->pinnable || atomic_read(&exmap->pool.holders);
 }
 
 /* Flushes where 2 MiB have been taken off by an entry, and opens their tables. */

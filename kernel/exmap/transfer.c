@@ -79,7 +79,7 @@ static struct page *hold(struct transfer_batch *batch, u64 number)
 	u64 frame;
 
 	if (!batch->holds) {
-		atomic_inc(&exmap->holders);
+		atomic_inc(&exmap->pool.holders);
 		smp_mb__after_atomic(); /* said before we look; see exmap_may_be_pinned() */
 		batch->holds = true;
 	}
@@ -325,7 +325,7 @@ static void forget(struct transfer_batch *batch)
 	list_for_each_entry_safe(transfer, next, &batch->transfers, node)
 		kfree(transfer);
 	if (batch->holds)
-		atomic_dec(&batch->exmap->holders);
+		atomic_dec(&batch->exmap->pool.holders);
 }
 
 /* Concludes what has an outcome. The interface's lock is held. */

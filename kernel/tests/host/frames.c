@@ -271,6 +271,37 @@ static void check_that_pinned_frames_come_back(void)
 		fail("frames that nobody pins are kept aside", pool.pinned_count);
 }
 
+static void *let_go_soon(void *pinned)
+{
+	usleep(20000);
+	__atomic_fetch_sub(&((struct page *)pinned)->references, 1, __ATOMIC_RELEASE);
+	__atomic_fetch_sub(&pool.holders.value, 1, __ATOMIC_RELEASE);
+	return NULL;
+}
+
+/* What a transfer still has pinned is waited for; what is pinned for long is not. */
+static void check_that_transfers_are_waited_for(void)
+{
+	static u64 mine[2 * FRAMES];
+	unsigned int have = take(&pool.lanes[0], mine, 2 * FRAMES, 1);
+	struct page *pinned = &host_pages[mine[have - 1]];
+	pthread_t transfer;
+
+	pinned->references++;
+	give(&pool.lanes[0], mine, have, have);
+	have = take(&pool.lanes[0], mine, pool.frames, 1);
+	if (have != pool.frames - 1)
+		fail("a pinned frame is handed out", have);
+	give(&pool.lanes[0], mine, have, have);
+	atomic_set(&pool.holders, 1);
+	pthread_create(&transfer, NULL, let_go_soon, pinned);
+	have = take(&pool.lanes[0], mine, pool.frames, 1);
+	if (have != pool.frames)
+		fail("a frame that a transfer had is not waited for", have);
+	pthread_join(transfer, NULL);
+	give(&pool.lanes[0], mine, have, have);
+}
+
 int main(int count, char **arguments)
 {
 	enum frame_design design = count > 1 ? atoi(arguments[1]) : FRAMES_BUNDLES;
@@ -285,6 +316,7 @@ int main(int count, char **arguments)
 			return 1;
 		check_that_tags_tell_bundles_apart();
 		check_that_no_number_stays();
+		check_that_transfers_are_waited_for();
 	}
 	if (design != FRAMES_FROM_KERNEL)
 		check_that_pinned_frames_come_back();

@@ -41,6 +41,11 @@ typedef struct { s64 value; } atomic64_t;
 #define atomic64_xchg(a, v)	__atomic_exchange_n(&(a)->value, (v), __ATOMIC_SEQ_CST)
 #define atomic64_inc_return(a)	__atomic_add_fetch(&(a)->value, 1, __ATOMIC_SEQ_CST)
 #define atomic64_dec(a)		__atomic_sub_fetch(&(a)->value, 1, __ATOMIC_SEQ_CST)
+
+typedef struct { int value; } atomic_t;
+#define atomic_read(a)		__atomic_load_n(&(a)->value, __ATOMIC_ACQUIRE)
+#define atomic_set(a, v)	__atomic_store_n(&(a)->value, (v), __ATOMIC_RELAXED)
+
 /* What others do between a look and the exchange, once; and others often run there. */
 extern void (*host_meanwhile)(void);
 
