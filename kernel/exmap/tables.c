@@ -15,7 +15,8 @@
 static vm_fault_t tables_fault(struct vm_fault *vmf)
 {
 	struct exmap *exmap = vmf->vma->vm_private_data;
-	u64 page = ((vmf->address - vmf->vma->vm_start) >> PAGE_SHIFT) * PT_ENTRIES;
+	/* By the offset, which parts of the mapping keep. */
+	u64 page = (vmf->pgoff - (VELLUM_EXMAP_OFFSET_TABLES >> PAGE_SHIFT)) * PT_ENTRIES;
 	u64 *table = pt_tree_make_leaf(&exmap->tree, page);
 
 	if (!table)

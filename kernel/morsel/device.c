@@ -43,17 +43,27 @@ static void look_at_held(struct morsel_device *device)
 	}
 }
 
+/* The number of a free page, from where the last one was found; that of pages: there is none. */
+static u64 find_free(const struct morsel_device *device)
+{
+	u64 index = find_next_zero_bit(device->used, device->pages, device->next);
+
+	if (index < device->pages)
+		return index;
+	return find_next_zero_bit(device->used, device->pages, device->first);
+}
+
 struct page *morsel_device_take(struct morsel_device *device)
 {
 	u64 index;
 	void *page;
 
 	spin_lock(&device->lock);
-	if (unlikely(device->held_count))
+	index = find_free(device);
+	if (unlikely(index >= device->pages && device->held_count)) {
 		look_at_held(device);
-	index = find_next_zero_bit(device->used, device->pages, device->next);
-	if (index >= device->pages)
-		index = find_next_zero_bit(device->used, device->pages, device->first);
+		index = find_free(device);
+	}
 	if (index < device->pages) {
 		__set_bit(index, device->used);
 		device->next = index + 1;

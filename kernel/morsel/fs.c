@@ -22,7 +22,7 @@ struct morsels {
 	atomic64_t	inodes;
 	u64		max_inodes;
 	struct morsel_device *device;	/* or NULL */
-	/* For reading, from a charge until it is used or given back. */
+	/* See morsel_charging. */
 	struct rw_semaphore charging;
 };
 
@@ -63,9 +63,20 @@ void morsel_uncharge(struct morsel *morsel, u64 pages)
 	atomic64_sub(pages, &morsels_of(morsel->inode.i_sb)->pages);
 }
 
-struct rw_semaphore *morsel_charging(struct morsel *morsel)
+int morsel_charging(struct morsel *morsel, u64 page, int (*attempt)(struct morsel *, u64))
 {
-	return &morsels_of(morsel->inode.i_sb)->charging;
+	struct rw_semaphore *charging = &morsels_of(morsel->inode.i_sb)->charging;
+	int error;
+
+	down_read(charging);
+	error = attempt(morsel, page);
+	up_read(charging);
+	if (error != -ENOSPC)
+		return error;
+	down_write(charging);
+	error = attempt(morsel, page);
+	up_write(charging);
+	return error;
 }
 
 static const struct inode_operations folder_operations, device_folder_operations;

@@ -96,10 +96,10 @@ static inline u64 morsel_page_count(const struct morsel *morsel)
 bool morsel_charge(struct morsel *morsel, u64 pages);
 void morsel_uncharge(struct morsel *morsel, u64 pages);
 /*
- * Held for reading from a charge until it is used or given back; for writing by who was refused and
- * wants to know whether that was because of what others have only for a moment.
+ * Attempts what charges for the page, and what is with it. When it is refused, once more and alone:
+ * others may have had the last page for this very one, or more than they need, and for a moment.
  */
-struct rw_semaphore *morsel_charging(struct morsel *morsel);
+int morsel_charging(struct morsel *morsel, u64 page, int (*attempt)(struct morsel *, u64));
 
 /* shape.c */
 void morsel_start(struct morsel *morsel);

@@ -183,27 +183,6 @@ static bool is_there_after_all(struct morsel *morsel, u64 page)
 	return is_so;
 }
 
-/* Others may have taken the last page for this very one, or more than they need. */
-static int populate_alone(struct morsel *morsel, u64 page)
-{
-	int error;
-
-	down_write(morsel_charging(morsel));
-	error = is_there(morsel, page) ? 0 : populate(morsel, page);
-	up_write(morsel_charging(morsel));
-	return error;
-}
-
-static int populate_charged(struct morsel *morsel, u64 page)
-{
-	int error;
-
-	down_read(morsel_charging(morsel));
-	error = populate(morsel, page);
-	up_read(morsel_charging(morsel));
-	return error == -ENOSPC ? populate_alone(morsel, page) : error;
-}
-
 int morsel_populate(struct morsel *morsel, u64 page)
 {
 	int error;
@@ -212,7 +191,7 @@ int morsel_populate(struct morsel *morsel, u64 page)
 		return 0;
 	error = may_populate(morsel, page);
 	if (!error)
-		error = populate_charged(morsel, page);
+		error = morsel_charging(morsel, page, populate);
 	if (error && is_there_after_all(morsel, page))
 		error = 0;
 	/* A full barrier came with the page: see morsel_revoke. */

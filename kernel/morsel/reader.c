@@ -68,20 +68,9 @@ bool morsel_show_block(struct morsel *morsel, u64 page)
 	return entry;
 }
 
-/* Others may have a page only for a moment, and this one may be the last. */
-static int make_room(struct morsel *morsel, struct pt_tree *reader, u64 page)
+static int make_room(struct morsel *morsel, u64 page)
 {
-	int error;
-
-	down_read(morsel_charging(morsel));
-	error = morsel_make_room(morsel, reader, page);
-	up_read(morsel_charging(morsel));
-	if (error != -ENOSPC)
-		return error;
-	down_write(morsel_charging(morsel));
-	error = morsel_make_room(morsel, reader, page);
-	up_write(morsel_charging(morsel));
-	return error;
+	return morsel_make_room(morsel, reader_of(morsel), page);
 }
 
 /* Shows all pages that are in one table with this one, or in 2 MiB. */
@@ -94,7 +83,7 @@ int morsel_show_reader(struct morsel *morsel, u64 page)
 	unsigned int i;
 
 	if (!from || !to) {
-		int error = make_room(morsel, reader, first);
+		int error = morsel_charging(morsel, first, make_room);
 
 		if (error)
 			return error;

@@ -146,6 +146,18 @@ fn they_go_with_the_surface() {
     }
 }
 
+/// What is left of the mapping shows the same tables.
+#[test]
+fn a_part_shows_what_it_showed() {
+    let Some(_turn) = turn_for(exmap::CAN_SHOW_TABLES) else { return };
+    let surface = Plan::new(PAGES, 100).make();
+    assert_eq!(surface.alloc(0, &[(512, 1), (1025, 1)]), [(0, 1); 2]);
+    let tables = shown(&surface.exmap);
+    sys::munmap(tables.start(), PAGE).unwrap();
+    assert!(says_there(&tables, 512) && !says_there(&tables, 513));
+    assert!(says_there(&tables, 1025) && !says_there(&tables, 1024));
+}
+
 #[test]
 fn a_child_sees_none() {
     let Some(_turn) = turn_for(exmap::CAN_SHOW_TABLES) else { return };
