@@ -197,23 +197,29 @@ static u64 take_otherwise(struct frame_pool *pool, struct frame_lane *lane,
 	return filled ? frame_take(pool, lane, bundle) : 0;
 }
 
-/* Frames that are nobody's, and that nobody can have, because something has them pinned for long. */
-static u64 count_aside(struct frame_pool *pool, bool transfers)
+/*
+ * Frames that are nobody's, and that nobody can have, because something has them pinned for long:
+ * not while there are transfers, which let go of theirs. Who looks for frames after this finds those
+ * of transfers that have ended by now.
+ */
+static u64 count_aside(struct frame_pool *pool)
 {
 	u64 pinned = READ_ONCE(pool->pinned_count), of_blocks = READ_ONCE(pool->blocks_pinned);
 
-	return !transfers && pinned > of_blocks ? pinned - of_blocks : 0;
+	smp_rmb(); /* as said above */
+	return pinned > of_blocks && !atomic_read(&pool->holders) ? pinned - of_blocks : 0;
 }
 
 /*
  * What is free may be in the hands of others, who may have lost their processor, or pinned by
- * transfers that were under way when we began to look: waits a moment. False when that is not so, or
- * has gone on for too long. Who looks for memory for somebody does not wait: it may be him who has
- * the frames in his hands.
+ * transfers: waits a moment. False when that is not so, or has gone on for too long. What was aside
+ * before we looked counts, if it still is. Who looks for memory for somebody does not wait: it may be
+ * him who has the frames in his hands.
  */
-static bool wait_for_others(struct frame_pool *pool, bool transfers, unsigned int attempt)
+static bool wait_for_others(struct frame_pool *pool, u64 aside, unsigned int attempt)
 {
-	if (frame_pool_lent(pool) + count_aside(pool, transfers) >= READ_ONCE(pool->frames) ||
+	aside = min_t(u64, aside, count_aside(pool));
+	if (frame_pool_lent(pool) + aside >= READ_ONCE(pool->frames) ||
 	    attempt == ATTEMPTS || (current->flags & PF_MEMALLOC) || fatal_signal_pending(current))
 		return false;
 	if (attempt < ATTEMPTS / 10)
@@ -227,19 +233,18 @@ static bool wait_for_others(struct frame_pool *pool, bool transfers, unsigned in
 u64 __frame_take(struct frame_pool *pool, struct frame_lane *lane, struct frame_bundle *bundle)
 {
 	unsigned int attempt = 0;
-	bool transfers;
-	u64 frame;
+	u64 frame, aside;
 
 	if (pool->design != FRAMES_BUNDLES)
 		return take_otherwise(pool, lane, bundle);
 	while (!bundle->stack) {
 		lane->refills++;
-		transfers = atomic_read(&pool->holders);
-		smp_rmb(); /* one that has ended is seen to have let go below */
+		aside = count_aside(pool);
+		smp_rmb(); /* counted before we look */
 		if (pop_shared(pool, bundle) || take_idle(pool, lane, bundle) ||
 		    take_unpinned(pool, bundle))
 			break;
-		if (!wait_for_others(pool, transfers, attempt++))
+		if (!wait_for_others(pool, aside, attempt++))
 			return 0;
 	}
 	if (bundle->count)
