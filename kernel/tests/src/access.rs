@@ -93,7 +93,7 @@ extern "C" fn handler(signal: i32, info: *mut libc::siginfo_t, context: *mut lib
 }
 
 /// Sets the handler, once in a program.
-fn prepare() {
+pub(crate) fn prepare() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         for signal in [libc::SIGSEGV, libc::SIGBUS] {

@@ -4,7 +4,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
-use crate::sys;
+use crate::{access, sys};
 
 /// How a process ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,6 +38,8 @@ impl Child {
     /// Starts a process that does `work` and ends with the status that it returns. It has this
     /// process' memory, as of now, and this thread alone.
     pub fn start(work: impl FnOnce() -> i32) -> Self {
+        // A child that is made while another thread is just doing that would wait for it for ever.
+        access::prepare();
         // SAFETY: the C library sees to it that memory can be allocated afterwards; the child uses
         // no lock that another thread of a test may hold, as tests take turns.
         let process = unsafe { libc::fork() };
