@@ -100,21 +100,6 @@ static void free_table(struct pt_tree *tree, u64 *table, unsigned int level)
 	atomic_long_dec(&tree->tables);
 }
 
-u64 pt_tree_guarded(struct pt_tree *tree, u64 page)
-{
-	u64 *table = tree->root;
-	unsigned int level;
-	u64 entry;
-
-	for (level = tree->order; level > 2; level--) {
-		entry = READ_ONCE(table[(page / pt_entry_pages(level)) % PT_ENTRIES]);
-		if (is_guard(tree, entry, level - 1))
-			return pt_entry_pages(level);
-		table = pt_entry_table(entry);
-	}
-	return 0;
-}
-
 unsigned int pt_tree_missing(struct pt_tree *tree, u64 page)
 {
 	u64 *table = tree->root;
@@ -130,6 +115,13 @@ unsigned int pt_tree_missing(struct pt_tree *tree, u64 page)
 		table = pt_entry_table(entry);
 	}
 	return 0;
+}
+
+u64 pt_tree_guarded(struct pt_tree *tree, u64 page)
+{
+	unsigned int missing = pt_tree_missing(tree, page);
+
+	return missing > 1 ? pt_entry_pages(missing + 1) : 0;
 }
 
 static u64 *table_or_null(u64 entry)

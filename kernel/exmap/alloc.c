@@ -90,7 +90,7 @@ static noinline struct exmap_result alloc_parts(struct allocation *allocation,
 	struct page_range part;
 	bool is_there;
 
-	while (range.count && !result.error) {
+	while (range.count && !result.error && exmap_may_go_on(range.page)) {
 		part = up_to_extent(range);
 		is_there = false;
 		small = (struct exmap_result){};
@@ -103,7 +103,6 @@ static noinline struct exmap_result alloc_parts(struct allocation *allocation,
 		result.error = small.error;
 		range.page += part.count;
 		range.count -= part.count;
-		cond_resched();
 	}
 	return result;
 }

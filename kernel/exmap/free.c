@@ -170,14 +170,11 @@ static bool is_held(struct exmap *exmap, struct page_range range)
 
 	for (; range.count && exmap_may_go_on(range.page); range.page += pages, range.count -= pages) {
 		pages = 1;
-		if (!pt_tree_leaf(&exmap->tree, range.page) &&
-		    !pt_tree_huge(&exmap->tree, range.page)) {
-			pages = exmap_rest_of_table(range.page, range.count);
-			continue;
-		}
 		frame = exmap_frame(exmap, range.page);
 		if (frame && page_ref_count(pfn_to_page(frame)) != 1)
 			return true;
+		if (!frame && !pt_tree_leaf(&exmap->tree, range.page))
+			pages = exmap_rest_of_table(range.page, range.count);
 	}
 	return false;
 }

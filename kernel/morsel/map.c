@@ -30,6 +30,15 @@ static struct morsel *morsel_of_vma(const struct vm_area_struct *vma)
 	return morsel_of(file_inode(vma->vm_file));
 }
 
+/*
+ * Whether a mapping with these flags shows the reader's tree. A page without tables has an entry of
+ * its own in each process.
+ */
+static bool needs_reader(const struct morsel *morsel, unsigned long flags)
+{
+	return !(flags & VM_WRITE) && morsel->order;
+}
+
 static struct morsel_mount *make_mount(struct morsel *morsel, bool writes)
 {
 	struct morsel_mount *mount = kzalloc(sizeof(*mount), GFP_KERNEL_ACCOUNT);
@@ -109,7 +118,7 @@ static vm_fault_t fault(struct vm_fault *vmf)
 	if (!mount || !vma_is_accessible(vma))
 		return VM_FAULT_SIGSEGV;
 	error = morsel_populate(morsel, vmf->pgoff);
-	if (!error && !(vma->vm_flags & VM_WRITE) && morsel->order)
+	if (!error && needs_reader(morsel, vma->vm_flags))
 		error = morsel_show_reader(morsel, vmf->pgoff);
 	if (error)
 		return fault_of(error);
@@ -166,7 +175,7 @@ static int prepare_reader(struct morsel_mount *mount, unsigned long flags)
 {
 	int error;
 
-	if ((flags & VM_WRITE) || !mount->morsel->order)
+	if (!needs_reader(mount->morsel, flags))
 		return 0;
 	error = morsel_make_reader(mount->morsel);
 	mount->mount.reader = mount->morsel->reader;

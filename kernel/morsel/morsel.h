@@ -92,6 +92,18 @@ static inline u64 morsel_page_count(const struct morsel *morsel)
 	return DIV_ROUND_UP(morsel->length, PAGE_SIZE);
 }
 
+/* Takes 2 MiB off an entry under the lock of its table. */
+static inline u64 morsel_clear_entry(u64 *entry)
+{
+	spinlock_t *lock = pt_table_lock(entry);
+	u64 old;
+
+	spin_lock(lock);
+	old = xchg(entry, 0);
+	spin_unlock(lock);
+	return old;
+}
+
 /* fs.c: pages for data and for tables; false: the file system has no more. */
 bool morsel_charge(struct morsel *morsel, u64 pages);
 void morsel_uncharge(struct morsel *morsel, u64 pages);
@@ -146,9 +158,10 @@ int morsel_make_reader(struct morsel *morsel);
 int morsel_show_reader(struct morsel *morsel, u64 page);
 void morsel_destroy_reader(struct morsel *morsel);
 void morsel_hide_from_reader(struct morsel *morsel, u64 page);
-/* The same for 2 MiB. False: there is no memory for a table. */
-bool morsel_show_block(struct morsel *morsel, u64 page);
+/* The same for 2 MiB. */
 void morsel_hide_block(struct morsel *morsel, u64 page);
+/* For morsel_make_room. */
+int morsel_make_readers_room(struct morsel *morsel, u64 page);
 u64 morsel_reader_wrong(struct morsel *morsel);
 
 /* map.c */

@@ -101,23 +101,13 @@ static bool may_have_block(const struct morsel *morsel, u64 page)
 	       round_down(page, PT_ENTRIES) + PT_ENTRIES <= morsel_page_count(morsel);
 }
 
-/* Where the other tree has a table, which it has for good, the reader's gets one. */
-static int make_readers_room(struct morsel *morsel, struct pt_tree *reader, u64 page)
-{
-	if (pt_tree_huge(&morsel->tree, page))
-		return morsel_show_block(morsel, page) ? 0 : -ENOMEM;
-	if (!pt_tree_leaf(&morsel->tree, page))
-		return 0;
-	return pt_tree_make_leaf(reader, page) ? 0 : -ENOMEM;
-}
-
 /* The mutex `tables` is held. */
 static int make_room(struct morsel *morsel, struct pt_tree *tree, u64 page)
 {
 	u64 *entry;
 
 	if (tree != &morsel->tree)
-		return make_readers_room(morsel, tree, page);
+		return morsel_make_readers_room(morsel, page);
 	if (may_have_block(morsel, page)) {
 		entry = pt_tree_make_entry(tree, page);
 		if (!entry)

@@ -75,12 +75,8 @@ static void take_off(struct departure *departure, u64 *leaf, u64 page)
 
 static u64 clear_huge_entry(struct morsel *morsel, u64 *entry, u64 page)
 {
-	spinlock_t *lock = pt_table_lock(entry);
-	u64 old;
+	u64 old = morsel_clear_entry(entry);
 
-	spin_lock(lock);
-	old = xchg(entry, 0);
-	spin_unlock(lock);
 	morsel_hide_block(morsel, page);
 	atomic_long_dec(&morsel->tree.huge);
 	return old;

@@ -56,16 +56,20 @@ no_room:
 	return error;
 }
 
-bool morsel_show_block(struct morsel *morsel, u64 page)
+/* Where the other tree has a table, which it has for good, the reader's gets one; or 2 MiB. */
+int morsel_make_readers_room(struct morsel *morsel, u64 page)
 {
 	struct pt_tree *reader = reader_of(morsel);
 	u64 huge = pt_tree_huge(&morsel->tree, page);
-	u64 *entry = huge ? pt_tree_make_entry(reader, page) : NULL;
+	u64 *made;
 
 	lockdep_assert_held(&morsel->tables);
-	if (entry)
-		xchg(entry, huge & ~READER_LACKS);
-	return entry;
+	if (!huge && !pt_tree_leaf(&morsel->tree, page))
+		return 0;
+	made = huge ? pt_tree_make_entry(reader, page) : pt_tree_make_leaf(reader, page);
+	if (made && huge)
+		xchg(made, huge & ~READER_LACKS);
+	return made ? 0 : -ENOMEM;
 }
 
 static int make_room(struct morsel *morsel, u64 page)
@@ -150,14 +154,9 @@ void morsel_hide_block(struct morsel *morsel, u64 page)
 {
 	struct pt_tree *reader = reader_of(morsel);
 	u64 *entry = reader && pt_tree_huge(reader, page) ? pt_tree_entry(reader, page) : NULL;
-	spinlock_t *lock;
 
-	if (!entry)
-		return;
-	lock = pt_table_lock(entry);
-	spin_lock(lock);
-	xchg(entry, 0);
-	spin_unlock(lock);
+	if (entry)
+		morsel_clear_entry(entry);
 }
 
 void morsel_destroy_reader(struct morsel *morsel)
