@@ -54,32 +54,17 @@ static void set_all(u64 *table, u64 value)
 		WRITE_ONCE(table[i], value);
 }
 
-/* All entries, or none. Of several who want the same, who has the first gets them all. */
-static int claim(u64 *table)
-{
-	unsigned int i;
-	u64 old = 0;
-
-	for (i = 0; i < PT_ENTRIES && !old; i++)
-		old = cmpxchg64(table + i, 0, PT_CLAIMED);
-	if (!old)
-		return 0;
-	for (i--; i--;)
-		WRITE_ONCE(table[i], 0);
-	return why_not(old);
-}
-
 static int put_locked(struct pt_mount *mount, u64 *entry, u64 *table, u64 page, u64 frame)
 {
 	spinlock_t *lock;
-	int error;
+	u64 old;
 
 	/* Unmapped meanwhile; perhaps mapped by another process, whose faults are not kept out. */
 	if (READ_ONCE(mount->mm) != current->mm)
 		return -EBUSY;
-	error = claim(table);
-	if (error)
-		return error;
+	old = pt_table_claim(table);
+	if (old)
+		return why_not(old);
 	lock = pt_table_lock(entry);
 	spin_lock(lock);
 	xchg(entry, frame << PAGE_SHIFT | PT_HUGE_FLAGS);

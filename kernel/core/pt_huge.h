@@ -34,8 +34,7 @@
 #include "core/pt_mount.h"
 #include "core/pt_tree.h"
 
-/* States of an entry of level 1, none of which is present. */
-#define PT_CLAIMED	((u64)_PAGE_DIRTY)
+/* A state of an entry of level 1 that is not present; another one is PT_CLAIMED. */
 #define PT_SPLITTING	((u64)(_PAGE_ACCESSED | _PAGE_DIRTY))
 
 /*

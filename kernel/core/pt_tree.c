@@ -147,7 +147,7 @@ static u64 *table_below(struct pt_tree *tree, u64 *entry, unsigned int level)
 			return table_or_null(value);
 		}
 	}
-	if (tree->source)
+	if (tree->source && tree->source->changed)
 		tree->source->changed(tree->source, entry);
 	return table;
 }
@@ -299,8 +299,81 @@ void pt_tree_release(struct pt_tree *tree)
 	xa_destroy(&tree->deposits);
 }
 
+u64 pt_table_claim(u64 *table)
+{
+	unsigned int i;
+	u64 old = 0;
+
+	for (i = 0; i < PT_ENTRIES && !old; i++)
+		old = cmpxchg64(table + i, 0, PT_CLAIMED);
+	if (!old)
+		return 0;
+	for (i--; i--;)
+		WRITE_ONCE(table[i], 0);
+	return old;
+}
+
+/* Claims a table without leaves, after it has dropped those that show zeros. */
+static bool claim_empty(u64 *table, u64 zeros)
+{
+	unsigned int i;
+	u64 value;
+
+	for (i = 0; i < PT_ENTRIES; i++) {
+		value = READ_ONCE(table[i]);
+		if (value && (!zeros || value != zeros))
+			return false;
+	}
+	for (i = 0; zeros && i < PT_ENTRIES; i++)
+		cmpxchg64(table + i, zeros, 0);
+	return !pt_table_claim(table);
+}
+
+/* Takes empty tables of level 1 off those of level 2, and keeps them on the list. */
+static void unlink_empty(struct pt_tree *tree, u64 *table, unsigned int level, u64 page, u64 zeros,
+			 struct list_head *empty)
+{
+	unsigned int i;
+	u64 *below;
+
+	for (i = 0; i < PT_ENTRIES; i++, page += pt_entry_pages(level)) {
+		/*
+		 * A mount that does not cover a table of level 2 has entries of its own for the
+		 * tables below it, and the tail: those stay. Nothing is below entries behind them.
+		 */
+		if (level == 3 && page + pt_entry_pages(3) > tree->pages)
+			return;
+		below = table_or_null(READ_ONCE(table[i]));
+		if (below && level > 2) {
+			unlink_empty(tree, below, level - 1, page, zeros, empty);
+		} else if (below && claim_empty(below, zeros)) {
+			xa_erase(&tree->deposits, page / PT_ENTRIES);
+			WRITE_ONCE(table[i], 0);
+			list_add(&virt_to_page(below)->lru, empty);
+		}
+	}
+	cond_resched();
+}
+
+void pt_tree_prune(struct pt_tree *tree, u64 zeros)
+{
+	struct page *page, *next;
+	LIST_HEAD(empty);
+
+	if (tree->order < 3)
+		return;
+	unlink_empty(tree, tree->root, tree->order, 0, zeros, &empty);
+	/* For the thread that still has a table under RCU. */
+	synchronize_rcu();
+	list_for_each_entry_safe(page, next, &empty, lru) {
+		list_del(&page->lru);
+		free_table(tree, page_address(page), 1);
+		cond_resched();
+	}
+}
+
 /* Makes a tree for so many pages, without leaves. */
-int pt_tree_init(struct pt_tree *tree, u64 pages)
+int pt_tree_init(struct pt_tree *tree, u64 pages, struct pt_source *source)
 {
 	unsigned int order = 1;
 	u64 page;
@@ -309,7 +382,7 @@ int pt_tree_init(struct pt_tree *tree, u64 pages)
 		return -EINVAL;
 	while (1ULL << (PT_INDEX_BITS * order) < pages)
 		order++;
-	begin(tree, order, pages, NULL);
+	begin(tree, order, pages, source);
 	tree->root = alloc_table(tree, order);
 	if (!tree->root)
 		return -ENOMEM;

@@ -8,9 +8,10 @@
  * reads, so that a frame put here is visible wherever the tree is mounted.
  *
  * What holds:
- * - an entry changes from none to a table once and never back: whoever found a table may go on
- *   using it for as long as the tree lives. While 512 pages have a leaf of 2 MiB instead of the
- *   table (pt_huge.h), the table is kept beside the tree, and nothing can be put into it;
+ * - an entry changes from none to a table once, and back only by pt_tree_prune(): a walker that
+ *   found a table may go on using it for as long as the tree lives and is not pruned. While 512
+ *   pages have a leaf of 2 MiB instead of the table (pt_huge.h), the tree keeps the table elsewhere,
+ *   and nothing can be put into it;
  * - leaves change by atomic operations alone, so that each change has one winner;
  * - no entry above level 2 is ever none. The core would put tables of its own there, and count them
  *   for the process. In a tree for a surface all tables of level 2 and above are there from the
@@ -45,15 +46,23 @@
 	 _PAGE_ENC)
 
 /*
- * Where the tables of a tree come from, if not from the kernel's memory: somewhere that outlives the
- * machine. There the guard must be, too.
+ * Who pays for the tables of a tree, and where they are. Without a source they are the kernel's
+ * memory, and the caller pays. Persistent memory is a source: its guard must be there, too.
  */
 struct pt_source {
 	u64	*(*alloc)(struct pt_source *source, unsigned int level);
 	void	(*free)(struct pt_source *source, u64 *table, unsigned int level);
-	void	(*changed)(struct pt_source *source, u64 *entry);	/* it leads to a table now */
-	u64	*guard;		/* of level 2: trees are of order 3 at most */
+	/* The entry leads to a table now. NULL: the source need not know. */
+	void	(*changed)(struct pt_source *source, u64 *entry);
+	/* Of sparse trees, of level 2: such trees are of order 3 at most. */
+	u64	*guard;
 };
+
+/*
+ * An entry of level 1 that is claimed: none for the core and the processor, and only the thread that
+ * has claimed it may change it.
+ */
+#define PT_CLAIMED	((u64)_PAGE_DIRTY)
 
 struct pt_tree {
 	struct pt_source *source;	/* NULL: the kernel's memory */
@@ -68,7 +77,7 @@ struct pt_tree {
 	atomic_long_t	huge, splits;	/* such leaves now; how many became 512 leaves */
 };
 
-int pt_tree_init(struct pt_tree *tree, u64 pages);
+int pt_tree_init(struct pt_tree *tree, u64 pages, struct pt_source *source);
 int pt_tree_init_sparse(struct pt_tree *tree, unsigned int order, struct pt_source *source);
 /* Makes a sparse tree of tables that are there. */
 void pt_tree_adopt(struct pt_tree *tree, unsigned int order, struct pt_source *source, u64 *root);
@@ -89,6 +98,21 @@ unsigned int pt_tree_missing(struct pt_tree *tree, u64 page);
 /* Shows all leaves that are not empty, in order; one of 2 MiB as 512. */
 void pt_tree_each_leaf(struct pt_tree *tree, void (*visit)(void *data, u64 page, u64 leaf),
 		       void *data);
+
+/*
+ * Frees tables of level 1 without a leaf in a surface's tree, as far as tables of level 2 lead to
+ * them that a mount covers as a whole. A leaf equal to `zeros` counts as none and is dropped.
+ *
+ * No processor walks the tree meanwhile: it is detached, and stays so until this returns. No other
+ * thread holds a table of it, but for one under RCU: that thread finds claimed entries. May sleep.
+ */
+void pt_tree_prune(struct pt_tree *tree, u64 zeros);
+
+/*
+ * Claims all entries of a table of level 1, each from none, or claims none of them and returns the
+ * first entry that was not none. Of several threads the one that gets the first entry gets all.
+ */
+u64 pt_table_claim(u64 *table);
 
 /* The table that an entry above leads to for this page, also where a leaf is in its place. */
 u64 *pt_tree_table(struct pt_tree *tree, u64 entry, u64 page);

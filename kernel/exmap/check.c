@@ -119,10 +119,12 @@ static void show_exmap(struct seq_file *file, struct exmap *exmap)
 
 static bool show(struct exmap *exmap, void *file)
 {
-	/* Neither created nor mapped meanwhile. */
+	/* Neither pruned nor created nor mapped meanwhile. */
+	down_read(&exmap->walking);
 	mutex_lock(&exmap->setup);
 	show_exmap(file, exmap);
 	mutex_unlock(&exmap->setup);
+	up_read(&exmap->walking);
 	return true;
 }
 

@@ -27,6 +27,7 @@ static struct exmap *make_exmap(void)
 	kref_init(&exmap->references);
 	mutex_init(&exmap->setup);
 	mutex_init(&exmap->sizing);
+	init_rwsem(&exmap->walking);
 	pt_mount_init(&exmap->mount, &exmap->tree);
 	exmap_register(exmap);
 	return exmap;
@@ -172,8 +173,15 @@ struct exmap_interface *exmap_find_interface(struct exmap *exmap, unsigned int i
 	return index < exmap->interfaces ? &exmap->interface[index] : ERR_PTR(-EINVAL);
 }
 
-int exmap_lock_interface(struct exmap_interface *interface, bool may_wait)
+int exmap_lock_interface(struct exmap *exmap, struct exmap_interface *interface, bool may_wait)
 {
+	int error;
+
+	if (unlikely(atomic_long_read(&exmap->tree.tables) > READ_ONCE(exmap->prune_at))) {
+		error = exmap_prune(exmap, may_wait);
+		if (error)
+			return error;
+	}
 	if (!may_wait)
 		return mutex_trylock(&interface->lock) ? 0 : -EAGAIN;
 	return mutex_lock_killable(&interface->lock) ? -EINTR : 0;

@@ -12,7 +12,8 @@
  *	harvest.c	which pages were accessed and written
  *	huge.c		pages that are part of 2 MiB
  *	move.c		frames go from page to page
- *	resize.c	the pool grows and shrinks
+ *	resize.c	the pool grows and shrinks; who is charged for it, and for page tables
+ *	prune.c		page tables go that have become empty
  *	vector.c	commands as vectors
  *	proxy.c		commands as pread, preadv, pwrite and pwritev
  *	uring.c		commands through io_uring
@@ -81,8 +82,8 @@ struct exmap {
 	unsigned int		interfaces;
 	struct exmap_interface	*interface;
 	struct frame_pool	pool;
-	struct user_struct	*user;		/* who is charged for the frames, or NULL */
-	u64			charged;
+	struct user_struct	*user;		/* who is charged, or NULL */
+	u64			charged;	/* pages; without those of tables */
 	struct file		*backing;	/* or NULL */
 
 	atomic64_t		read_quickly;	/* pages, without an interface's lock */
@@ -92,8 +93,20 @@ struct exmap {
 	u64			leaf_flags;
 	u64			zero_leaf;	/* shows a page of zeros; 0: there is none */
 	struct page		*zeros;
+	struct pt_source	source;		/* of the tree: charges for its tables */
 	struct pt_tree		tree;
 	struct pt_mount		mount;
+
+	bool			shows_tables;	/* has, or had, a mapping of its tables */
+	long			prune_at;	/* tables; beyond so many a command prunes first */
+	/* After the last prune: tables, and frames that had been taken off by then. */
+	long			pruned_tables;
+	u64			pruned_given;
+	/*
+	 * To read: a thread that walks the tree without an interface's lock and without the mmap
+	 * lock. To write: the thread that prunes. Taken before the mmap lock.
+	 */
+	struct rw_semaphore	walking;
 };
 
 /* What a descriptor refers to. A clone has an exmap of its own until it becomes a clone. */
@@ -134,7 +147,7 @@ void exmap_surface_destroy(struct exmap *exmap);
 
 int exmap_may_command(struct exmap *exmap);
 struct exmap_interface *exmap_find_interface(struct exmap *exmap, unsigned int index);
-int exmap_lock_interface(struct exmap_interface *interface, bool may_wait);
+int exmap_lock_interface(struct exmap *exmap, struct exmap_interface *interface, bool may_wait);
 long exmap_vector(struct exmap *exmap, unsigned int command, unsigned int index,
 		  unsigned int entries);
 
@@ -172,7 +185,15 @@ long exmap_harvest(struct exmap *exmap, const struct vellum_exmap_harvest *harve
 long exmap_move(struct exmap *exmap, const struct vellum_exmap_move *move);
 long exmap_resize(struct exmap *exmap, u64 frames);
 int exmap_make_pool(struct exmap *exmap, const struct vellum_exmap_create *create);
-void exmap_uncharge(struct exmap *exmap, u64 frames);
+void exmap_uncharge(struct exmap *exmap, u64 pages);
+/* How many pages more the caller may have charged to the exmap's user. */
+u64 exmap_chargeable(struct exmap *exmap);
+/* The exmap's user is the caller if there is none; its tree's tables are charged from now on. */
+void exmap_charge_tables(struct exmap *exmap);
+
+/* The number of tables is beyond the mark: a command frees empty ones first. EINTR; EAGAIN. */
+int exmap_prune(struct exmap *exmap, bool may_wait);
+void exmap_set_prune_mark(struct exmap *exmap);
 int exmap_shrinker_init(void);
 void exmap_shrinker_exit(void);
 

@@ -96,8 +96,10 @@ long exmap_harvest(struct exmap *exmap, const struct vellum_exmap_harvest *harve
 		u64 left = min_t(u64, harvest->count - index * WORD, WORD);
 		struct words words = {};
 
+		down_read(&exmap->walking);
 		for (bit = 0; bit < left; bit++)
 			look(exmap, harvest->page + index * WORD + bit, clear, bit, &words);
+		up_read(&exmap->walking);
 		present += words.present;
 		cleared += words.cleared;
 		error = put_words(harvest, index, &words);

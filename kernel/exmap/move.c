@@ -89,7 +89,7 @@ long exmap_move(struct exmap *exmap, const struct vellum_exmap_move *move)
 	frames = kmalloc_array(STRIDE, sizeof(*frames), GFP_KERNEL_ACCOUNT);
 	if (!frames)
 		return -ENOMEM;
-	if (exmap_lock_interface(interface, true)) {
+	if (exmap_lock_interface(exmap, interface, true)) {
 		kfree(frames);
 		return -EINTR;
 	}

@@ -206,7 +206,7 @@ static ssize_t proxy(struct kiocb *kiocb, struct iov_iter *iter, bool write)
 		return -EAGAIN;
 	outcome = read_segments(exmap, iter, &segments);
 	if (!outcome)
-		outcome = exmap_lock_interface(interface, !nowait);
+		outcome = exmap_lock_interface(exmap, interface, !nowait);
 	if (!outcome) {
 		outcome = carry_out(exmap, index, opcode, &segments, kiocb, write);
 		mutex_unlock(&interface->lock);

@@ -9,31 +9,86 @@
 #include "core/compat.h"
 #include "exmap/exmap.h"
 
+/* Pages of an interface: its vector, its ranges, results and leaving entries, and its lane's frame. */
+#define INTERFACE_PAGES	6
+
 /*
- * Charges frames to the user as locked memory; beyond the limit only with CAP_IPC_LOCK. It is who
- * created the exmap who is charged, whoever makes it larger.
+ * Charges pages to the exmap's user as locked memory; beyond the caller's limit only with
+ * CAP_IPC_LOCK. The user is the one who created the exmap or first mapped it, also where another
+ * process makes it larger.
  */
-static int charge(struct exmap *exmap, u64 frames)
+static bool charge_user(struct exmap *exmap, u64 pages)
 {
 	u64 limit = rlimit(RLIMIT_MEMLOCK) >> PAGE_SHIFT;
-	long before;
+	long before = atomic_long_read(&exmap->user->locked_vm);
 
+	do {
+		if (before + pages > limit && !capable(CAP_IPC_LOCK))
+			return false;
+	} while (!atomic_long_try_cmpxchg(&exmap->user->locked_vm, &before, before + pages));
+	return true;
+}
+
+u64 exmap_chargeable(struct exmap *exmap)
+{
+	u64 limit = rlimit(RLIMIT_MEMLOCK) >> PAGE_SHIFT;
+	u64 before = atomic_long_read(&exmap->user->locked_vm);
+
+	if (capable(CAP_IPC_LOCK))
+		return U64_MAX;
+	return limit > before ? limit - before : 0;
+}
+
+/* Under `setup`. */
+static void set_user(struct exmap *exmap)
+{
 	if (!exmap->user)
 		exmap->user = get_uid(current_user());
-	before = atomic_long_read(&exmap->user->locked_vm);
-	do {
-		if (before + frames > limit && !capable(CAP_IPC_LOCK))
-			return -EPERM;
-	} while (!atomic_long_try_cmpxchg(&exmap->user->locked_vm, &before, before + frames));
-	exmap->charged += frames;
+}
+
+static int charge(struct exmap *exmap, u64 pages)
+{
+	if (!charge_user(exmap, pages))
+		return -EPERM;
+	exmap->charged += pages;
 	return 0;
 }
 
-void exmap_uncharge(struct exmap *exmap, u64 frames)
+void exmap_uncharge(struct exmap *exmap, u64 pages)
 {
-	if (frames)
-		atomic_long_sub(frames, &exmap->user->locked_vm);
-	exmap->charged -= frames;
+	if (pages)
+		atomic_long_sub(pages, &exmap->user->locked_vm);
+	exmap->charged -= pages;
+}
+
+static struct exmap *exmap_of_source(struct pt_source *source)
+{
+	return container_of(source, struct exmap, source);
+}
+
+static u64 *alloc_table(struct pt_source *source, unsigned int level)
+{
+	struct exmap *exmap = exmap_of_source(source);
+	u64 *table;
+
+	if (!charge_user(exmap, 1))
+		return NULL;
+	table = pt_table_alloc(level);
+	if (!table)
+		atomic_long_dec(&exmap->user->locked_vm);
+	return table;
+}
+
+static void free_table(struct pt_source *source, u64 *table, unsigned int level)
+{
+	pt_table_free(table, level);
+	atomic_long_dec(&exmap_of_source(source)->user->locked_vm);
+}
+
+void exmap_charge_tables(struct exmap *exmap)
+{
+	set_user(exmap);
+	exmap->source = (struct pt_source){ .alloc = alloc_table, .free = free_table };
 }
 
 static enum frame_design design(u64 flags)
@@ -64,16 +119,19 @@ static int fill(struct frame_pool *pool, const struct vellum_exmap_create *creat
 int exmap_make_pool(struct exmap *exmap, const struct vellum_exmap_create *create)
 {
 	u64 frames = create->frames + (u64)create->blocks * FRAME_BLOCK;
+	u64 pages;
 	int error;
 
 	if (create->frames > totalram_pages() || frames > totalram_pages())
 		return -ENOMEM;
-	error = charge(exmap, frames);
+	pages = frames + create->interfaces * INTERFACE_PAGES;
+	set_user(exmap);
+	error = charge(exmap, pages);
 	if (error)
 		return error;
 	error = fill(&exmap->pool, create);
 	if (error)
-		exmap_uncharge(exmap, frames);
+		exmap_uncharge(exmap, pages);
 	return error;
 }
 

@@ -32,8 +32,9 @@ static vm_fault_t surface_fault(struct vm_fault *vmf)
 	if (!exmap->zero_leaf || (vmf->flags & FAULT_FLAG_WRITE))
 		return VM_FAULT_SIGSEGV;
 	leaf = exmap_make_leaf(exmap, page, &is_huge);
+	/* Memory may be missing for good, as the user has a limit: the CPU must not fault again. */
 	if (!leaf)
-		return is_huge ? VM_FAULT_NOPAGE : VM_FAULT_OOM;
+		return is_huge ? VM_FAULT_NOPAGE : VM_FAULT_SIGBUS;
 	cmpxchg64(leaf, 0, exmap->zero_leaf);
 	pt_mount_leaf_changed(mount, page);
 	return pt_mount_refault(mount, vmf);
@@ -106,7 +107,13 @@ static int first_mapping(struct exmap *exmap, u64 pages)
 	if (exmap->flags & VELLUM_EXMAP_TRACKS)
 		exmap->leaf_flags &= ~(u64)(_PAGE_ACCESSED | _PAGE_DIRTY);
 	error = make_zeros(exmap);
-	return error ? error : pt_tree_init(&exmap->tree, pages);
+	if (error)
+		return error;
+	exmap_charge_tables(exmap);
+	error = pt_tree_init(&exmap->tree, pages, &exmap->source);
+	if (!error)
+		exmap_set_prune_mark(exmap);
+	return error;
 }
 
 static int map_locked(struct exmap *exmap, struct vm_area_struct *vma)

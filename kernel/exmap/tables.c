@@ -19,8 +19,9 @@ static vm_fault_t tables_fault(struct vm_fault *vmf)
 	u64 page = (vmf->pgoff - (VELLUM_EXMAP_OFFSET_TABLES >> PAGE_SHIFT)) * PT_ENTRIES;
 	u64 *table = pt_tree_make_leaf(&exmap->tree, page);
 
+	/* Memory may be missing for good, as the user has a limit: the CPU must not fault again. */
 	if (!table)
-		return VM_FAULT_OOM;
+		return VM_FAULT_SIGBUS;
 	return vmf_insert_pfn(vmf->vma, vmf->address, page_to_pfn(virt_to_page(table)));
 }
 
@@ -43,6 +44,8 @@ int exmap_map_tables(struct exmap *exmap, struct vm_area_struct *vma)
 		return -EINVAL;
 	pt_vma_change_flags(vma, VM_PFNMAP | VM_IO | VM_DONTEXPAND | VM_DONTDUMP | VM_DONTCOPY,
 			    VM_MAYWRITE | VM_MAYEXEC);
+	/* The process keeps what it sees: no table is freed any more before the exmap ends. */
+	exmap->shows_tables = true;
 	vma->vm_ops = &tables_operations;
 	vma->vm_private_data = exmap;
 	return 0;

@@ -278,11 +278,12 @@ static unsigned int publish(struct transfer_batch *batch, struct transfer *trans
 	for (i = 0; i < transfer->count; i++) {
 		u64 frame = page_to_pfn(transfer->pages[i].bv_page);
 		u64 page = transfer->page + i;
-		u64 *leaf = pt_tree_leaf(&exmap->tree, page);
-		bool placed = false;
+		bool placed = false, is_huge;
+		/* The table of the page may have been empty, and pruned, meanwhile. */
+		u64 *leaf = i < good ? exmap_make_leaf(exmap, page, &is_huge) : NULL;
 
 		/* Or it has become part of 2 MiB meanwhile. */
-		while (i < good && !placed && leaf && !exmap_has_frame(exmap, READ_ONCE(*leaf))) {
+		while (!placed && leaf && !exmap_has_frame(exmap, READ_ONCE(*leaf))) {
 			if (!exmap_wait(exmap, leaf, page))
 				break;
 			placed = exmap_place(exmap, leaf, page, frame, &batch->over_zeros);
@@ -366,6 +367,8 @@ bool transfer_conclude_quickly(struct transfer_batch *batch)
 	    transfer->outcome != (long)transfer->count << PAGE_SHIFT ||
 	    transfer->page + transfer->count > exmap->mount.tail)
 		return false;
+	/* No interface's lock is held here: RCU keeps tables that are pruned meanwhile. */
+	rcu_read_lock();
 	for (i = 0; i < transfer->count; i++) {
 		u64 page = transfer->page + i;
 		u64 *leaf = pt_tree_leaf(&exmap->tree, page);
@@ -374,6 +377,7 @@ bool transfer_conclude_quickly(struct transfer_batch *batch)
 					  page_to_pfn(transfer->pages[i].bv_page), &over_zeros))
 			break;
 	}
+	rcu_read_unlock();
 	transfer->result->pages += i;
 	atomic64_add(i, &exmap->read_quickly);
 	if (i < transfer->count) {

@@ -115,7 +115,8 @@ int exmap_uring_cmd(struct io_uring_cmd *command, unsigned int issue_flags)
 
 	if (IS_ERR(interface))
 		return PTR_ERR(interface);
-	outcome = exmap_lock_interface(interface, !(issue_flags & IO_URING_F_NONBLOCK));
+	outcome = exmap_lock_interface(exmap, interface,
+				       !(issue_flags & IO_URING_F_NONBLOCK));
 	if (outcome)
 		return outcome;
 	if (command->flags & IORING_URING_CMD_FIXED)

@@ -53,7 +53,7 @@ long exmap_vector(struct exmap *exmap, unsigned int command, unsigned int index,
 		return PTR_ERR(interface);
 	if (entries > VELLUM_EXMAP_VECTOR_ENTRIES)
 		return -EINVAL;
-	outcome = exmap_lock_interface(interface, true);
+	outcome = exmap_lock_interface(exmap, interface, true);
 	if (outcome)
 		return outcome;
 	switch (command) {

@@ -59,7 +59,12 @@ impl Plan {
     /// Makes one.
     #[track_caller]
     pub fn make(self) -> Surface {
-        let exmap = Exmap::open();
+        self.make_of(Exmap::open())
+    }
+
+    /// Makes one of a descriptor that has no pool yet.
+    #[track_caller]
+    pub fn make_of(self, exmap: Exmap) -> Surface {
         let create = plan(self.frames, self.interfaces, self.flags);
         let create = Create { backing: self.backing, blocks: self.blocks, ..create };
         exmap.create(&create).expect("CREATE");

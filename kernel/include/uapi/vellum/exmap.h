@@ -78,6 +78,11 @@ struct vellum_exmap_query {
  * Errors: EBUSY there are some already; EINVAL a field is out of bounds, or flags are given that
  * are unknown or cannot be had together; EBADF no such descriptor, or it cannot be read; ENOMEM the
  * memory is not there; EPERM more than the caller may lock (RLIMIT_MEMLOCK).
+ *
+ * What counts as locked memory: the frames, 6 pages for each interface, and the page tables of the
+ * surface, a page each: one for each GiB of the surface from when it is mapped (mmap: ENOMEM), and
+ * one for each 2 MiB in which there is a page. Tables that have become empty are freed from time to
+ * time, and always before the user's limit keeps a page from coming.
  */
 struct vellum_exmap_create {
 	__u32 size;		/* of this structure */
@@ -215,7 +220,8 @@ struct vellum_exmap_stat {
  */
 /*
  * Puts frames on the pages that have none; their contents are arbitrary, but the process' own or
- * zero. Fewer pages than asked: the others were there. ENOMEM the pool is empty. No TLB is flushed.
+ * zero. Fewer pages than asked: the others were there. ENOMEM the pool is empty, or the user may not
+ * have the page tables (see CREATE). No TLB is flushed.
  */
 #define VELLUM_EXMAP_ALLOC		_IO(VELLUM_EXMAP_IOC, 0x10)
 /*
