@@ -254,26 +254,24 @@ u64 __frame_take(struct frame_pool *pool, struct frame_lane *lane, struct frame_
 	return frame;
 }
 
-/* Keeps aside what somebody pinned after it was found not to be, and before it was taken off. */
-static void set_pinned_aside(struct frame_pool *pool, struct frame_lane *lane)
+/* Keeps aside what something holds. */
+static void set_held_aside(struct frame_pool *pool, struct frame_lane *lane)
 {
 	struct frame_bundle *bundle = &lane->pending;
-	unsigned int i, kept = 0;
+	unsigned int i;
 
-	for (i = 0; i < bundle->count; i++) {
+	for (i = bundle->count; i--;) {
 		struct page *page = pfn_to_page(bundle->stack[i]);
 
-		if (likely(page_ref_count(page) == 1)) {
-			bundle->stack[kept++] = bundle->stack[i];
+		if (likely(!frame_is_held(page)))
 			continue;
-		}
 		spin_lock(&pool->lock);
 		frame_set_aside(pool, page);
 		lane->block_given += pool->blocks && page_private(page);
 		spin_unlock(&pool->lock);
+		bundle->stack[i] = bundle->stack[--bundle->count];
+		bundle->stack[bundle->count] = 0;
 	}
-	memset(bundle->stack + kept, 0, (bundle->count - kept) * sizeof(u64));
-	bundle->count = kept;
 }
 
 /* The lane's pending frames become its bundle, together with what it has. */
@@ -303,13 +301,12 @@ static void settle_pending(struct frame_pool *pool, struct frame_lane *lane)
 	frame_take_end(pool, lane, &more);
 }
 
-/* After the flush: what was pended is free. */
-void frame_settle(struct frame_pool *pool, struct frame_lane *lane, bool may_be_pinned)
+/* After the flush, and after secondary MMUs were told: what was pended is free, or kept aside. */
+void frame_settle(struct frame_pool *pool, struct frame_lane *lane)
 {
 	/* The kernel looks after those that go back to it. */
-	may_be_pinned &= pool->design != FRAMES_FROM_KERNEL;
-	if (may_be_pinned)
-		set_pinned_aside(pool, lane);
+	if (pool->design != FRAMES_FROM_KERNEL)
+		set_held_aside(pool, lane);
 	if (unlikely(pool->blocks))
 		frame_blocks_collect(pool, lane, &lane->pending);
 	if (pool->design == FRAMES_BUNDLES)

@@ -11,9 +11,14 @@
  *
  * What holds:
  * - a frame is in one place: in a bundle, in the hands of a lane's user, or kept aside while
- *   something has it pinned;
- * - a frame comes into a bundle only after TLBs were flushed: nobody but the kernel can still write
- *   it, and what a stack says is true;
+ *   something holds it;
+ * - only the pool writes a frame that is in a bundle, so what a stack says is true. A frame comes
+ *   there from its user after TLBs were flushed and secondary MMUs were told, and only if the pool
+ *   has its only reference. The core and KVM (which keeps references for nested virtualisation,
+ *   also to frames of a surface that is not pinnable) take references through a page's entry, under
+ *   the lock of its table. A fast pin does without the lock, but looks at the entry again and gives
+ *   up. The entry was changed under that lock, by an atomic operation. So who has a reference has it
+ *   before the pool looks, and the count is looked at for every frame;
  * - a frame that is handed out does not have numbers of other frames in it;
  * - frames of blocks (frames_blocks.c) are never among those of bundles;
  * - all frames are on one list, so that none is lost, whatever became of its user.
@@ -25,6 +30,7 @@
 #include <linux/cache.h>
 #include <linux/list.h>
 #include <linux/mm_types.h>
+#include <linux/page_ref.h>
 #include <linux/spinlock.h>
 #include <linux/types.h>
 
@@ -126,7 +132,7 @@ void frame_take_end(struct frame_pool *pool, struct frame_lane *lane,
 		    struct frame_bundle *bundle);
 
 /* Giving frames back: pended while they may be in TLBs, settled after the flush. */
-void frame_settle(struct frame_pool *pool, struct frame_lane *lane, bool may_be_pinned);
+void frame_settle(struct frame_pool *pool, struct frame_lane *lane);
 
 /*
  * Blocks, for a pool that has just been made. There are fewer than asked for where the kernel does
@@ -139,15 +145,20 @@ int frame_blocks_init(struct frame_pool *pool, u32 count);
  * them in his lane.
  */
 u64 frame_block_take(struct frame_pool *pool);
-void frame_block_give(struct frame_pool *pool, u64 frame, bool may_be_pinned);
-bool frame_block_is_pinned(u64 frame);
+void frame_block_give(struct frame_pool *pool, u64 frame);
 
 /* A single frame; false if it is of no block. And all that are in a bundle. */
 bool frame_block_take_back(struct frame_pool *pool, struct frame_lane *lane, u64 frame);
 void frame_blocks_collect(struct frame_pool *pool, struct frame_lane *lane,
 			  struct frame_bundle *bundle);
 
-/* Frames that something has pinned; the lock is held. True: it is free, and the caller's. */
+/* Whether something has a reference, apart from the pool. */
+static inline bool frame_is_held(struct page *page)
+{
+	return page_ref_count(page) != 1;
+}
+
+/* Frames that something holds; the lock is held. True: it is free, and the caller's. */
 void frame_set_aside(struct frame_pool *pool, struct page *page);
 bool frame_is_unpinned(struct frame_pool *pool, struct page *page);
 

@@ -48,7 +48,7 @@ void frame_set_aside(struct frame_pool *pool, struct page *page)
 
 bool frame_is_unpinned(struct frame_pool *pool, struct page *page)
 {
-	if (page_ref_count(page) != 1)
+	if (frame_is_held(page))
 		return false;
 	list_move(&page->lru, &pool->all);
 	WRITE_ONCE(pool->pinned_count, pool->pinned_count - 1);
@@ -118,30 +118,19 @@ u64 frame_block_take(struct frame_pool *pool)
 	return block ? block->frame : 0;
 }
 
-void frame_block_give(struct frame_pool *pool, u64 frame, bool may_be_pinned)
+void frame_block_give(struct frame_pool *pool, u64 frame)
 {
 	struct page *page = pfn_to_page(frame);
 	unsigned int i;
 
 	spin_lock(&pool->lock);
 	for (i = 0; i < FRAME_BLOCK; i++, page++) {
-		if (unlikely(may_be_pinned && page_ref_count(page) != 1))
+		if (unlikely(frame_is_held(page)))
 			frame_set_aside(pool, page);
 		else
 			put_back(pool, page);
 	}
 	spin_unlock(&pool->lock);
-}
-
-bool frame_block_is_pinned(u64 frame)
-{
-	struct page *page = pfn_to_page(frame);
-	unsigned int i;
-
-	for (i = 0; i < FRAME_BLOCK; i++)
-		if (page_ref_count(page + i) != 1)
-			return true;
-	return false;
 }
 
 bool frame_block_take_back(struct frame_pool *pool, struct frame_lane *lane, u64 frame)

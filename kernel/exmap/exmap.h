@@ -159,7 +159,6 @@ void exmap_free(struct exmap *exmap, unsigned int index, const struct page_range
 long exmap_alloc_vector(struct exmap *exmap, unsigned int index, unsigned int entries);
 long exmap_free_vector(struct exmap *exmap, unsigned int index, unsigned int entries);
 u64 exmap_take_off(struct exmap *exmap, u64 *leaf, u64 page, bool pins, bool *busy);
-bool exmap_may_be_pinned(struct exmap *exmap);
 
 /* As the kernel's own bound: beyond so many pages all translations are flushed. */
 #define EXMAP_FLUSH_PAGES	33
@@ -173,7 +172,6 @@ void exmap_flush_zeros(struct exmap *exmap, struct exmap_interface *interface,
 
 bool exmap_huge_is_right(const struct vellum_exmap_create *create);
 unsigned int exmap_alloc_huge(struct exmap *exmap, unsigned int index, u64 page, bool *is_there);
-u64 exmap_take_off_huge(struct exmap *exmap, u64 page, bool pins);
 u64 *exmap_make_leaf(struct exmap *exmap, u64 page, bool *is_huge);
 u64 *exmap_reach(struct exmap *exmap, u64 page);
 u64 exmap_wait_for_split(u64 *leaf);
@@ -253,6 +251,15 @@ static __always_inline u64 exmap_encode(struct page_range range, struct exmap_re
 static __always_inline bool exmap_has_frame(const struct exmap *exmap, u64 leaf)
 {
 	return (leaf & _PAGE_PRESENT) && leaf != exmap->zero_leaf;
+}
+
+/*
+ * Whether a page that something holds stays on the surface (EBUSY): that was asked for, or transfers
+ * hold pages. A frame is reused only when nothing holds it, in any case: the pool looks for itself.
+ */
+static __always_inline bool exmap_may_be_pinned(const struct exmap *exmap)
+{
+	return exmap->pinnable || atomic_read(&exmap->pool.holders);
 }
 
 /*

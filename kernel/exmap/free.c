@@ -22,11 +22,6 @@ struct clearance {
 	bool			pins;		/* pages may be pinned */
 };
 
-bool exmap_may_be_pinned(struct exmap *exmap)
-{
-	return exmap->pinnable || atomic_read(&exmap->pool.holders);
-}
-
 /* Flushes where 2 MiB have been taken off by an entry, and opens their tables. */
 static noinline void flush_extents(struct clearance *clearance)
 {
@@ -42,20 +37,19 @@ static noinline void flush_extents(struct clearance *clearance)
 		pt_huge_open(&exmap->mount, extents[i].page);
 }
 
-static noinline void give_extents(struct clearance *clearance, bool may_be_pinned)
+static noinline void give_extents(struct clearance *clearance)
 {
 	const struct exmap_extent *extent = clearance->interface->extents;
 
 	clearance->lane->given += (u64)clearance->extents * FRAME_BLOCK;
 	clearance->lane->block_given += (u64)clearance->extents * FRAME_BLOCK;
 	for (; clearance->extents; clearance->extents--, extent++)
-		frame_block_give(&clearance->exmap->pool, extent->frame, may_be_pinned);
+		frame_block_give(&clearance->exmap->pool, extent->frame);
 }
 
 static void flush(struct clearance *clearance)
 {
 	struct exmap *exmap = clearance->exmap;
-	bool may_be_pinned;
 	unsigned int i;
 
 	if (!(clearance->pages | clearance->extents))
@@ -68,15 +62,12 @@ static void flush(struct clearance *clearance)
 		exmap_flush_all(exmap, current->mm);
 	for (i = 0; i < clearance->pages; i++)
 		WRITE_ONCE(*clearance->interface->leaving[i], 0);
-	/* Who began to hold pages since we looked is seen now, or has seen that they are gone. */
-	smp_mb();
-	may_be_pinned = exmap_may_be_pinned(exmap);
 	clearance->lane->given += clearance->pages;
-	frame_settle(&exmap->pool, clearance->lane, may_be_pinned);
+	frame_settle(&exmap->pool, clearance->lane);
 	clearance->interface->flushes++;
 	clearance->pages = 0;
 	if (unlikely(clearance->extents))
-		give_extents(clearance, may_be_pinned);
+		give_extents(clearance);
 }
 
 /*
@@ -86,6 +77,7 @@ static void flush(struct clearance *clearance)
  * Under the lock of the table, unlike what puts frames on. A thread whose access failed before the
  * frame came finds it there in the core's fault handler, which then writes the entry as it has read
  * it: under this lock, and without looking once more. What was taken off meanwhile would be back.
+ * And what takes a reference through an entry does it under this lock, so that none is taken later.
  */
 static __always_inline u64 take_off(struct exmap *exmap, u64 *leaf, u64 page, bool pins, bool *busy)
 {
@@ -99,7 +91,7 @@ static __always_inline u64 take_off(struct exmap *exmap, u64 *leaf, u64 page, bo
 		if (!exmap_has_frame(exmap, old))
 			return 0;
 	}
-	if (unlikely(pins) && page_ref_count(pfn_to_page(pt_leaf_pfn(old))) != 1) {
+	if (unlikely(pins) && frame_is_held(pfn_to_page(pt_leaf_pfn(old)))) {
 		*busy = true;
 		return 0;
 	}
@@ -152,7 +144,7 @@ static __always_inline void free_leaf(struct clearance *clearance, u64 *leaf, u6
 /* Takes 2 MiB off by one entry, if they are mapped by one. */
 static bool free_extent(struct clearance *clearance, u64 page)
 {
-	u64 frame = exmap_take_off_huge(clearance->exmap, page, clearance->pins);
+	u64 frame = pt_huge_take_off(&clearance->exmap->mount, page);
 
 	if (!frame)
 		return false;
@@ -171,7 +163,7 @@ static bool is_held(struct exmap *exmap, struct page_range range)
 	for (; range.count && exmap_may_go_on(range.page); range.page += pages, range.count -= pages) {
 		pages = 1;
 		frame = exmap_frame(exmap, range.page);
-		if (frame && page_ref_count(pfn_to_page(frame)) != 1)
+		if (frame && frame_is_held(pfn_to_page(frame)))
 			return true;
 		if (!frame && !pt_tree_leaf(&exmap->tree, range.page))
 			pages = exmap_rest_of_table(range.page, range.count);

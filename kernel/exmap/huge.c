@@ -42,25 +42,12 @@ unsigned int exmap_alloc_huge(struct exmap *exmap, unsigned int index, u64 page,
 	}
 	if (error) {
 		*is_there = error == -EEXIST;
-		frame_block_give(&exmap->pool, frame, false);
+		frame_block_give(&exmap->pool, frame);
 		return 0;
 	}
 	lane->block_taken += FRAME_BLOCK;
 	lane->taken += FRAME_BLOCK;
 	return FRAME_BLOCK;
-}
-
-/*
- * Takes a block off; returns its first frame, or 0 where there is none, or something holds a part
- * of it. The caller flushes, and gives it back.
- */
-u64 exmap_take_off_huge(struct exmap *exmap, u64 page, bool pins)
-{
-	u64 leaf = pt_tree_huge(&exmap->tree, page);
-
-	if (!leaf || (pins && frame_block_is_pinned(pt_leaf_pfn(leaf))))
-		return 0;
-	return pt_huge_take_off(&exmap->mount, page);
 }
 
 /*

@@ -19,8 +19,7 @@
  */
 static bool put_down(struct exmap *exmap, struct frame_lane *lane, u64 from, u64 to, u64 frame)
 {
-	bool pins = exmap_may_be_pinned(exmap);
-	bool held = pins && page_ref_count(pfn_to_page(frame)) != 1;
+	bool held = frame_is_held(pfn_to_page(frame));
 	u64 *leaf = held ? NULL : pt_tree_make_leaf(&exmap->tree, to);
 	bool over_zeros = false;
 	bool moved = leaf && exmap_place(exmap, leaf, to, frame, &over_zeros);
@@ -30,7 +29,7 @@ static bool put_down(struct exmap *exmap, struct frame_lane *lane, u64 from, u64
 	if (!moved && !(leaf && exmap_place(exmap, leaf, from, frame, &over_zeros))) {
 		lane->given++;
 		frame_pend(lane, frame);
-		frame_settle(&exmap->pool, lane, pins);
+		frame_settle(&exmap->pool, lane);
 	}
 	if (over_zeros)
 		exmap_flush(exmap, current->mm, moved ? to : from, moved ? to : from);
@@ -62,8 +61,6 @@ static unsigned int move_some(struct exmap *exmap, struct frame_lane *lane, u64 
 	for (i = 0; i < count; i++)
 		if (frames[i])
 			WRITE_ONCE(*pt_tree_leaf(&exmap->tree, from + i), 0);
-	/* Who began to hold pages since we looked is seen now, or has seen that they are gone. */
-	smp_mb();
 	for (i = 0; i < count; i++)
 		if (frames[i])
 			moved += put_down(exmap, lane, from + i, to + i, frames[i]);

@@ -149,9 +149,9 @@ static unsigned int give(struct frame_lane *lane, u64 *mine, unsigned int have, 
 		__atomic_store_n(&owner[frame], 0, __ATOMIC_RELEASE);
 		WRITE_ONCE(lane->given, lane->given + 1);
 		if (frame_pend(lane, frame))
-			frame_settle(&pool, lane, true);
+			frame_settle(&pool, lane);
 	}
-	frame_settle(&pool, lane, true);
+	frame_settle(&pool, lane);
 	return have;
 }
 
@@ -174,7 +174,7 @@ static void use_block(struct frame_lane *lane, int who, bool whole)
 		__atomic_store_n(&owner[frame + i], 0, __ATOMIC_RELEASE);
 	WRITE_ONCE(lane->given, lane->given + FRAME_BLOCK);
 	WRITE_ONCE(lane->block_given, lane->block_given + FRAME_BLOCK);
-	frame_block_give(&pool, frame, true);
+	frame_block_give(&pool, frame);
 }
 
 static void *work(void *argument)

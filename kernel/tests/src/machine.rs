@@ -1,8 +1,10 @@
-//! A virtual machine of KVM whose memory is a test's: it has translations of its own, and no
-//! references to the pages.
+//! Virtual machines of KVM whose memory is a test's: they have translations of their own. To most
+//! pages they have no references; to what describes a machine in the machine KVM has one for a moment.
 #![allow(unsafe_code)]
 
-use kvm_bindings::kvm_userspace_memory_region;
+use kvm_bindings::{
+    KVM_MAX_CPUID_ENTRIES, Msrs, kvm_msr_entry, kvm_segment, kvm_userspace_memory_region,
+};
 use kvm_ioctls::{Error, Kvm, VcpuExit, VcpuFd, VmFd};
 
 use crate::{Mapping, PAGE, access};
@@ -21,6 +23,32 @@ const DATA: u64 = 0x10000;
 /// So many pages are in reach of the program.
 const PAGES: usize = 16;
 
+/// KVM; `None`, and a word, where this kernel has no virtual machines.
+fn kvm() -> Option<Kvm> {
+    let kvm = Kvm::new();
+    if kvm.is_err() {
+        eprintln!("skipped: no /dev/kvm");
+    }
+    kvm.ok()
+}
+
+/// A machine with what is its own at one address, and the first pages of a test's at another.
+fn make(kvm: &Kvm, own: (u64, &Mapping), tests: (u64, &Mapping)) -> VmFd {
+    let machine = kvm.create_vm().expect("a machine");
+    for (slot, (place, memory)) in [own, tests].into_iter().enumerate() {
+        let region = kvm_userspace_memory_region {
+            slot: slot as u32,
+            flags: 0,
+            guest_phys_addr: place,
+            memory_size: memory.length().min(PAGES * PAGE) as u64,
+            userspace_addr: memory.start() as u64,
+        };
+        // SAFETY: what the machine writes is not looked at through references.
+        unsafe { machine.set_user_memory_region(region) }.expect("a slot");
+    }
+    machine
+}
+
 /// A machine with one processor. It has to go before its memory does.
 #[derive(Debug)]
 pub struct Machine {
@@ -33,27 +61,10 @@ impl Machine {
     /// One that has the first pages of what is mapped; `None`, and a word, where this kernel has no
     /// virtual machines.
     pub fn new(memory: &Mapping) -> Option<Self> {
-        let Ok(kvm) = Kvm::new() else {
-            eprintln!("skipped: no /dev/kvm");
-            return None;
-        };
-        let machine = kvm.create_vm().expect("a machine");
+        let kvm = kvm()?;
         let code = Mapping::anonymous(None, PAGE).expect("a page");
         access::kernel_store(code.start(), &PROGRAM).expect("a page");
-        let length = memory.length().min(PAGES * PAGE);
-        for (slot, place, start, length) in
-            [(0, CODE, code.start(), PAGE), (1, DATA, memory.start(), length)]
-        {
-            let region = kvm_userspace_memory_region {
-                slot,
-                flags: 0,
-                guest_phys_addr: place,
-                memory_size: length as u64,
-                userspace_addr: start as u64,
-            };
-            // SAFETY: what the machine writes is not looked at through references.
-            unsafe { machine.set_user_memory_region(region) }.expect("a slot");
-        }
+        let machine = make(&kvm, (CODE, &code), (DATA, memory));
         let processor = machine.create_vcpu(0).expect("a processor");
         let mut registers = processor.get_sregs().expect("its registers");
         (registers.cs.base, registers.cs.selector) = (0, 0);
@@ -85,5 +96,119 @@ impl Machine {
             VcpuExit::MmioWrite(..) => Err(Error::new(libc::EFAULT)),
             other => panic!("the machine stopped with {other:?}"),
         }
+    }
+}
+
+/// What a machine that starts machines has where in its own memory, a page each.
+const DIRECTORY: usize = 0x1000;
+const INTERRUPTS: usize = 0x2000;
+const SEGMENTS: usize = 0x3000;
+const STARTER: usize = 0x4000;
+const HANDLER: usize = 0x5000;
+/// Where the processor saves its state.
+const STATE: u64 = 0x6000;
+const STACK: u64 = 0x8000;
+
+/// Where it has the test's memory: the second 4 MiB.
+const OTHERS: u64 = 0x40_0000;
+
+/// How often it tries to start a machine before it stops.
+const TRIES: u32 = 200;
+
+/// The handler of general protection: skips the instruction, which KVM did not carry out because it
+/// was not given the page. `add esp, 4; add dword [esp], 3; iret`.
+const SKIP: [u8; 8] = [0x83, 0xc4, 0x04, 0x83, 0x04, 0x24, 0x03, 0xcf];
+
+/// The bit of EFER and the register for machines in machines.
+const SVM_ENABLED: u64 = 1 << 12;
+const STATE_REGISTER: u32 = 0xc001_0117;
+
+/// A machine that tries to start another one, over and over. What describes that one is in a page of
+/// the test's memory. It makes no sense, and KVM says so in that page. KVM finds the page by the
+/// process' page tables, and keeps a reference in place of listening for what becomes of it.
+#[derive(Debug)]
+pub struct Starter {
+    processor: VcpuFd,
+    _machine: VmFd,
+    _memory: Mapping,
+}
+
+impl Starter {
+    /// Where in the page KVM says that it cannot start such a machine: -1, in 8 bytes.
+    pub const ANSWER: usize = 0x70;
+
+    /// One that has the first pages of what is mapped, and the description in one of them. `None`,
+    /// and a word, where there are no machines in machines.
+    pub fn new(memory: &Mapping, page: usize) -> Option<Self> {
+        assert!(page < PAGES, "page {page} is out of the machine's reach");
+        let kvm = kvm()?;
+        let cpuid = kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES).expect("what it can do");
+        let has_svm = |entry: &kvm_bindings::kvm_cpuid_entry2| {
+            entry.function == 0x8000_0001 && entry.ecx & 4 != 0
+        };
+        if !cpuid.as_slice().iter().any(has_svm) {
+            eprintln!("skipped: no machines in machines");
+            return None;
+        }
+        let own = Self::memory(OTHERS + (page * PAGE) as u64);
+        let machine = make(&kvm, (0, &own), (OTHERS, memory));
+        let processor = machine.create_vcpu(0).expect("a processor");
+        processor.set_cpuid2(&cpuid).expect("what it can do");
+        let mut registers = processor.get_sregs().expect("its registers");
+        let flat = kvm_segment {
+            limit: u32::MAX,
+            selector: 16,
+            type_: 3,
+            present: 1,
+            db: 1,
+            s: 1,
+            g: 1,
+            ..Default::default()
+        };
+        registers.cs = kvm_segment { selector: 8, type_: 0xb, ..flat };
+        (registers.ds, registers.es, registers.ss) = (flat, flat, flat);
+        (registers.fs, registers.gs) = (flat, flat);
+        (registers.idt.base, registers.idt.limit) = (INTERRUPTS as u64, 0x7ff);
+        (registers.gdt.base, registers.gdt.limit) = (SEGMENTS as u64, 23);
+        // Protected mode with pages of 4 MiB.
+        (registers.cr0, registers.cr3, registers.cr4) = (0x8000_0011, DIRECTORY as u64, 0x10);
+        registers.efer = SVM_ENABLED;
+        processor.set_sregs(&registers).expect("its registers");
+        let entry = kvm_msr_entry { index: STATE_REGISTER, data: STATE, ..Default::default() };
+        let entries = Msrs::from_entries(&[entry]).expect("one of them");
+        assert_eq!(processor.set_msrs(&entries), Ok(1));
+        Some(Self { processor, _machine: machine, _memory: own })
+    }
+
+    /// What is its own, with the program for a description that it has at this address.
+    fn memory(description: u64) -> Mapping {
+        let memory = Mapping::anonymous(None, PAGES * PAGE).expect("memory");
+        let put = |place: usize, bytes: &[u8]| {
+            access::kernel_store(memory.start() + place, bytes).expect("its memory");
+        };
+        // Two pages of 4 MiB, both where they are.
+        put(DIRECTORY, &(OTHERS << 32 | 0x83 << 32 | 0x83).to_le_bytes());
+        put(SEGMENTS + 8, &0x00cf_9a00_0000_ffff_u64.to_le_bytes());
+        put(SEGMENTS + 16, &0x00cf_9200_0000_ffff_u64.to_le_bytes());
+        let gate = 0x8e00 << 32 | 8 << 16 | HANDLER as u64;
+        put(INTERRUPTS + 13 * 8, &gate.to_le_bytes());
+        put(HANDLER, &SKIP);
+        // mov ecx, TRIES; mov eax, description; again: vmrun; dec ecx; jnz again; hlt
+        let mut program = vec![0xb9];
+        program.extend(TRIES.to_le_bytes());
+        program.push(0xb8);
+        program.extend((description as u32).to_le_bytes());
+        program.extend([0x0f, 0x01, 0xd8, 0x49, 0x75, 0xfa, 0xf4]);
+        put(STARTER, &program);
+        memory
+    }
+
+    /// Tries some hundred times, whether the page is there or not.
+    pub fn run(&mut self) {
+        let mut registers = self.processor.get_regs().expect("its registers");
+        (registers.rip, registers.rsp, registers.rflags) = (STARTER as u64, STACK, 2);
+        self.processor.set_regs(&registers).expect("its registers");
+        let exit = self.processor.run().expect("a machine that runs");
+        assert!(matches!(exit, VcpuExit::Hlt), "the machine stopped with {exit:?}");
     }
 }
