@@ -4,11 +4,16 @@
  * free. What something has pinned stays where it is.
  */
 
+#include <linux/delay.h>
+#include <linux/ktime.h>
 #include <linux/mm.h>
 #include <linux/sched.h>
 
 #include "exmap/exmap.h"
 #include "trace.h"
+
+/* How long a command waits at most for who holds pages; nanoseconds. */
+#define PATIENCE	NSEC_PER_MSEC
 
 /* What a thread that frees has taken off and not yet flushed. */
 struct clearance {
@@ -20,6 +25,8 @@ struct clearance {
 	u64			first, last;	/* while there are few */
 	u64			given;		/* in all */
 	bool			pins;		/* pages may be pinned */
+	bool			is_impatient;	/* has waited long enough for who holds pages */
+	u64			deadline;	/* until when to wait; 0: did not need to yet */
 };
 
 /* Flushes where 2 MiB have been taken off by an entry, and opens their tables. */
@@ -122,12 +129,55 @@ static __always_inline void note(struct clearance *clearance, u64 page)
 	clearance->last = max(clearance->last, page);
 }
 
+/* Whether something holds a page of the range. */
+static bool is_held(struct exmap *exmap, struct page_range range)
+{
+	unsigned int pages;
+	u64 frame;
+
+	for (; range.count && exmap_may_go_on(range.page); range.page += pages, range.count -= pages) {
+		pages = 1;
+		frame = exmap_frame(exmap, range.page);
+		if (frame && frame_is_held(pfn_to_page(frame)))
+			return true;
+		if (!frame && !pt_tree_leaf(&exmap->tree, range.page))
+			pages = exmap_rest_of_table(range.page, range.count);
+	}
+	return false;
+}
+
+/*
+ * Whether something goes on holding a page of the range. The end of direct I/O wakes who waits for
+ * it a little before it lets go of the pages, so we wait a moment; for all entries together.
+ */
+static noinline bool stays_held(struct clearance *clearance, struct page_range range)
+{
+	if (clearance->is_impatient)
+		return true;
+	/* Others wait for pages that are leaving. */
+	flush(clearance);
+	if (!clearance->deadline)
+		clearance->deadline = ktime_get_ns() + PATIENCE;
+	while (is_held(clearance->exmap, range)) {
+		if (ktime_get_ns() >= clearance->deadline || fatal_signal_pending(current)) {
+			clearance->is_impatient = true;
+			return true;
+		}
+		usleep_range(10, 50);
+	}
+	return false;
+}
+
 static __always_inline void free_leaf(struct clearance *clearance, u64 *leaf, u64 page,
 				      struct exmap_result *result)
 {
 	bool busy = false;
 	u64 frame = take_off(clearance->exmap, leaf, page, clearance->pins, &busy);
 
+	if (unlikely(busy) && !stays_held(clearance, (struct page_range){ page, 1 })) {
+		busy = false;
+		frame = exmap_take_off(clearance->exmap, leaf, page, false, &busy);
+	}
 	if (unlikely(busy)) {
 		clearance->interface->busy++;
 		result->error = -EBUSY;
@@ -154,23 +204,6 @@ static bool free_extent(struct clearance *clearance, u64 page)
 	return true;
 }
 
-/* Whether something holds a page of the range. */
-static bool is_held(struct exmap *exmap, struct page_range range)
-{
-	unsigned int pages;
-	u64 frame;
-
-	for (; range.count && exmap_may_go_on(range.page); range.page += pages, range.count -= pages) {
-		pages = 1;
-		frame = exmap_frame(exmap, range.page);
-		if (frame && frame_is_held(pfn_to_page(frame)))
-			return true;
-		if (!frame && !pt_tree_leaf(&exmap->tree, range.page))
-			pages = exmap_rest_of_table(range.page, range.count);
-	}
-	return false;
-}
-
 /*
  * All of it goes, or none of it: to its owner it may be a single page. What something begins to hold
  * after the look goes, too, and its frame is kept aside.
@@ -182,7 +215,7 @@ static noinline struct exmap_result free_run(struct clearance *clearance, struct
 	unsigned int pages;
 	u64 *leaf = NULL;
 
-	if (pins && is_held(clearance->exmap, range)) {
+	if (pins && is_held(clearance->exmap, range) && stays_held(clearance, range)) {
 		clearance->interface->busy++;
 		result.error = -EBUSY;
 		return result;

@@ -8,6 +8,8 @@ use std::io::{PipeReader, PipeWriter, Read as _, pipe};
 use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use vellum_kernel_tests::child::{Child, End};
@@ -133,6 +135,46 @@ fn a_page_that_is_held_is_not_freed() {
         assert_eq!(surface.free(0, &[(5, 1), (100, 7)]), [(0, 1), (0, 7)]);
     }
     assert_eq!(surface.stat().resident, 0);
+}
+
+/// The end of I/O is such a moment.
+#[test]
+fn a_page_that_is_let_go_in_a_moment_is_freed() {
+    let Some(_turn) = turn() else { return };
+    let surface = pinnable(8);
+    let (mut reader, writer) = pipe().unwrap();
+    let (rounds, mut busy) = (100, 0);
+    for _ in 0..rounds {
+        surface.alloc(0, &[(4, 3)]);
+        assert_eq!(hold(&writer, surface.mapping.page(5)), Ok(PAGE as u64));
+        let (is_there, begins) = (AtomicBool::new(false), AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                is_there.store(true, Ordering::Relaxed);
+                wait_until(|| begins.load(Ordering::Relaxed));
+                let time = Instant::now();
+                while time.elapsed() < Duration::from_micros(200) {
+                    std::hint::spin_loop();
+                }
+                let_go(&mut reader);
+            });
+            wait_until(|| is_there.load(Ordering::Relaxed));
+            begins.store(true, Ordering::Relaxed);
+            busy += u32::from(surface.free(0, &[(4, 1), (5, 1), (6, 1)])[1].0 == -libc::EBUSY);
+        });
+        surface.free(0, &[(4, 3)]);
+    }
+    println!("{busy} of {rounds} times it was waited for in vain");
+    assert!(busy < rounds / 2);
+    assert_eq!(surface.stat().resident, 0);
+
+    // Of many that stay held, the first is waited for.
+    surface.alloc(0, &[(5, 1)]);
+    assert_eq!(hold(&writer, surface.mapping.page(5)), Ok(PAGE as u64));
+    let time = Instant::now();
+    assert_eq!(surface.free(0, &[(5, 1); 512]), [(-libc::EBUSY, 0); 512]);
+    assert!(time.elapsed() < Duration::from_millis(250), "{:?}", time.elapsed());
+    let_go(&mut reader);
 }
 
 #[test]
