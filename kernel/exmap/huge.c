@@ -68,12 +68,16 @@ u64 *exmap_make_leaf(struct exmap *exmap, u64 page, bool *is_huge)
 	}
 }
 
-/* The leaf of a page, after 2 MiB that it was part of have been split; NULL: there is no table. */
+/*
+ * The leaf of a page, after 2 MiB that it was part of have been split; NULL: there is no table. Who
+ * finds neither a leaf nor an entry that is none has lost a race, and looks again.
+ */
 u64 *exmap_reach(struct exmap *exmap, u64 page)
 {
+	u64 *entry = pt_tree_entry(&exmap->tree, page);
 	u64 *leaf;
 
-	while (!(leaf = pt_tree_leaf(&exmap->tree, page)) && pt_tree_huge(&exmap->tree, page))
+	while (!(leaf = pt_tree_leaf(&exmap->tree, page)) && entry && READ_ONCE(*entry))
 		pt_huge_split(&exmap->mount, page, exmap->leaf_flags);
 	return leaf;
 }

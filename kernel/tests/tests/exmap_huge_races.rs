@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 use std::fs;
+use std::sync::Barrier;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::io::Errno;
@@ -15,6 +16,9 @@ use vellum_uapi::exmap::{self, Entry};
 /// Pages of 2 MiB.
 const HUGE: u64 = TABLE_PAGES;
 const ALL: u16 = HUGE as u16;
+
+/// So many of them are split in a row.
+const SPLITS: u64 = 64;
 
 /// Surfaces whose tables are mounted one by one, and as one.
 const SHAPES: [u64; 2] = [8 * HUGE + 30, HUGE * HUGE];
@@ -77,6 +81,36 @@ fn huge_pages_are_split_below_those_who_use_them() {
         assert_exmaps_are_sound();
         println!("{pages} pages: {rounds} rounds, {accesses} times all pages");
     }
+}
+
+/// Of several who split the same 2 MiB, who comes too late finds the page all the same.
+#[test]
+fn huge_pages_are_split_by_several() {
+    let Some(_turn) = turn_with(exmap::HUGE) else { return };
+    let surface = Plan::new(SPLITS * HUGE, 64).blocks(SPLITS as u32).interfaces(3).make();
+    let all: Vec<(u64, u64)> = (0..SPLITS).map(|n| (n * HUGE, HUGE)).collect();
+    let (deadline, mut rounds) = (Deadline::after_ms(6000), 0);
+    while !deadline.is_over() {
+        surface.alloc(0, &all);
+        assert_eq!(surface.stat().huge, SPLITS);
+        let start = Barrier::new(3);
+        std::thread::scope(|scope| {
+            for interface in 0..3_usize {
+                let (surface, start, all) = (&surface, &start, &all);
+                scope.spawn(move || {
+                    let page = |(first, _): &(u64, u64)| (first + interface as u64, 1);
+                    let pages: Vec<(u64, u64)> = all.iter().map(page).collect();
+                    start.wait();
+                    let outcomes = surface.free(interface, &pages);
+                    assert_eq!(outcomes, vec![(0, 1); pages.len()], "interface {interface}");
+                });
+            }
+        });
+        assert_eq!(surface.free(0, &all), vec![(0, ALL - 3); all.len()]);
+        rounds += 1;
+    }
+    println!("{rounds} rounds, {:?}", surface.stat());
+    assert_exmaps_are_sound();
 }
 
 /// All of 2 MiB are one thread's at a time, whoever else goes for them.
