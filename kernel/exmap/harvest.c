@@ -2,7 +2,7 @@
 /* Which pages were accessed and written, as the processors note it in the page tables. */
 
 #include <linux/mm.h>
-#include <linux/sched.h>
+#include <linux/sched/signal.h>
 #include <linux/uaccess.h>
 
 #include "exmap/exmap.h"
@@ -102,7 +102,7 @@ long exmap_harvest(struct exmap *exmap, const struct vellum_exmap_harvest *harve
 		up_read(&exmap->walking);
 		present += words.present;
 		cleared += words.cleared;
-		error = put_words(harvest, index, &words);
+		error = fatal_signal_pending(current) ? -EINTR : put_words(harvest, index, &words);
 		cond_resched();
 	}
 	if (cleared)

@@ -5,7 +5,7 @@
  */
 
 #include <linux/mm.h>
-#include <linux/sched.h>
+#include <linux/sched/signal.h>
 #include <linux/slab.h>
 
 #include "exmap/exmap.h"
@@ -67,6 +67,17 @@ static unsigned int move_some(struct exmap *exmap, struct frame_lane *lane, u64 
 	return moved;
 }
 
+/*
+ * Others have the interface between strides, and the process may have unmapped the surface there, or
+ * is to die.
+ */
+static long lock_for_stride(struct exmap *exmap, struct exmap_interface *interface)
+{
+	long error = fatal_signal_pending(current) ? -EINTR : exmap_may_command(exmap);
+
+	return error ?: exmap_lock_interface(exmap, interface, true);
+}
+
 static bool overlap(const struct vellum_exmap_move *move)
 {
 	return move->from < move->to + move->count && move->to < move->from + move->count;
@@ -76,6 +87,7 @@ long exmap_move(struct exmap *exmap, const struct vellum_exmap_move *move)
 {
 	struct exmap_interface *interface = exmap_find_interface(exmap, move->interface);
 	u64 pages = exmap->tree.pages, done, moved = 0;
+	long error = 0;
 	u64 *frames;
 
 	if (IS_ERR(interface))
@@ -86,16 +98,15 @@ long exmap_move(struct exmap *exmap, const struct vellum_exmap_move *move)
 	frames = kmalloc_array(STRIDE, sizeof(*frames), GFP_KERNEL_ACCOUNT);
 	if (!frames)
 		return -ENOMEM;
-	if (exmap_lock_interface(exmap, interface, true)) {
-		kfree(frames);
-		return -EINTR;
-	}
 	for (done = 0; done < move->count; done += STRIDE) {
+		error = lock_for_stride(exmap, interface);
+		if (error)
+			break;
 		moved += move_some(exmap, &exmap->pool.lanes[move->interface], move->from + done,
 				   move->to + done, min_t(u64, STRIDE, move->count - done), frames);
+		mutex_unlock(&interface->lock);
 		cond_resched();
 	}
-	mutex_unlock(&interface->lock);
 	kfree(frames);
-	return moved;
+	return moved ?: error;
 }

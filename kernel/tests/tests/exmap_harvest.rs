@@ -1,10 +1,14 @@
 //! Which pages were accessed and written, and frames that move to other pages.
 #![allow(clippy::unwrap_used)]
 
+use std::io::{Read as _, Write as _, pipe};
 use std::sync::Barrier;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
-use vellum_kernel_tests::{Plan, Surface, access, turn_with};
+use vellum_kernel_tests::child::Child;
+use vellum_kernel_tests::{Plan, Surface, access, sys, turn_with};
 use vellum_uapi::exmap::{self, Harvest, Move};
 
 /// Pages that were accessed and those that were written, and how many are there.
@@ -196,4 +200,49 @@ fn frames_move_while_they_are_used() {
         });
         assert_eq!(surface.assert_counted(), (500..520).collect::<Vec<u64>>());
     }
+}
+
+/// Pages of a surface of 4 TiB, all of which take a command a long time.
+const MANY: u64 = 1 << 30;
+
+#[test]
+fn a_process_that_is_killed_does_not_look_at_all_pages() {
+    let Some(_turn) = turn_with(exmap::TRACKS) else { return };
+    for moves in [false, true] {
+        let (mut begun, begin) = pipe().unwrap();
+        let child = Child::start(|| {
+            let surface = Plan::new(MANY, 16).make();
+            (&begin).write_all(&[1]).unwrap();
+            let size = size_of::<Harvest>() as u32;
+            let all = Harvest { size, flags: 0, page: 0, count: MANY, accessed: 0, written: 0 };
+            let _ =
+                if moves { shift(&surface, 0, MANY / 2, MANY / 2) } else { pass(&surface, &all) };
+            0
+        });
+        begun.read_exact(&mut [0]).unwrap();
+        sleep(Duration::from_millis(200));
+        let time = Instant::now();
+        child.kill();
+        assert!(time.elapsed() < Duration::from_secs(5), "moves {moves}: {:?}", time.elapsed());
+    }
+}
+
+#[test]
+fn others_have_the_interface_while_many_pages_move() {
+    let Some(_turn) = turn_with(exmap::TRACKS) else { return };
+    let surface = Plan::new(MANY, 16).make();
+    std::thread::scope(|scope| {
+        let moves = scope.spawn(|| shift(&surface, 0, MANY / 2, MANY / 2));
+        sleep(Duration::from_millis(200));
+        for _ in 0..10 {
+            assert_eq!(surface.alloc(0, &[(MANY - 1, 1)]), [(0, 1)]);
+            assert_eq!(surface.free(0, &[(MANY - 1, 1)]), [(0, 1)]);
+        }
+        assert!(!moves.is_finished(), "they were moved before others had it");
+        // They stop when the surface goes.
+        let (start, length) = (surface.mapping.start(), surface.mapping.length());
+        sys::munmap(start, length).unwrap();
+        assert_eq!(moves.join().unwrap(), Err(Errno::NODEV));
+    });
+    surface.mapping.leave();
 }
