@@ -159,7 +159,9 @@ struct vellum_exmap_harvest {
 /*
  * Moves frames with their contents to other pages. Pages that are not there are left out; where the
  * other page is there, or the frame is pinned, it stays. Meanwhile neither page is there. Returns
- * how many have been moved. The ranges must not overlap.
+ * how many have been moved. The ranges must not overlap. Other commands have their turn with the
+ * interface after each 512 pages. MOVE ends there if the surface is unmapped (ENODEV if nothing has
+ * been moved before).
  */
 struct vellum_exmap_move {
 	__u32 size;		/* of this structure */
@@ -221,7 +223,8 @@ struct vellum_exmap_stat {
 /*
  * Puts frames on the pages that have none; their contents are arbitrary, but the process' own or
  * zero. Fewer pages than asked: the others were there. ENOMEM the pool is empty, or the user may not
- * have the page tables (see CREATE). No TLB is flushed.
+ * have the page tables (see CREATE); as many pages as the number says have got a frame before, and
+ * keep it. No TLB is flushed.
  */
 #define VELLUM_EXMAP_ALLOC		_IO(VELLUM_EXMAP_IOC, 0x10)
 /*
