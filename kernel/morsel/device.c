@@ -145,9 +145,9 @@ static void format_device(struct morsel_device *device)
 
 	super->magic = 0;
 	morsel_persist(super, sizeof(super->magic));
-	memset(morsel_device_page(device, GUARD_INDEX), 0, (1 + slot_pages(device->pages)) * PAGE_SIZE);
-	morsel_persist(morsel_device_page(device, GUARD_INDEX),
-		       (1 + slot_pages(device->pages)) * PAGE_SIZE);
+	memset(morsel_device_page(device, SLOTS_INDEX), 0, slot_pages(device->pages) * PAGE_SIZE);
+	morsel_persist(morsel_device_page(device, SLOTS_INDEX),
+		       slot_pages(device->pages) * PAGE_SIZE);
 	super->version = MORSEL_DEVICE_VERSION;
 	super->pages = device->pages;
 	super->slots = slot_pages(device->pages) * PAGE_SIZE / sizeof(struct morsel_slot);
@@ -212,6 +212,17 @@ static int find_memory(struct morsel_device *device)
 	return 0;
 }
 
+/* Processors walk the guard: what the device has there is not looked at, but gone. */
+static int make_guard(struct morsel_device *device)
+{
+	u64 *guard = morsel_device_page(device, GUARD_INDEX);
+
+	clear_page(guard);
+	morsel_persist(guard, PAGE_SIZE);
+	device->source.guard = guard;
+	return pt_table_construct(virt_to_page(guard), 2) ? 0 : -ENOMEM;
+}
+
 static int make_maps(struct morsel_device *device)
 {
 	device->first = SLOTS_INDEX + slot_pages(device->pages);
@@ -243,8 +254,7 @@ static int open_device(struct morsel_device *device, bool format)
 	error = make_maps(device);
 	if (error)
 		return error;
-	device->source.guard = morsel_device_page(device, GUARD_INDEX);
-	return pt_table_construct(virt_to_page(device->source.guard), 2) ? 0 : -ENOMEM;
+	return make_guard(device);
 }
 
 static void free_device(struct morsel_device *device)

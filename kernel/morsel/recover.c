@@ -28,6 +28,17 @@ static unsigned int levels_of(const struct morsel_slot *slot)
 	return slot->order ?: 1;
 }
 
+/*
+ * What an entry is where there is nothing. At level 3 that is the guard: none is damage, as the table
+ * is durable with guards before a slot leads to it, and the core would put a table of its own there.
+ */
+static bool is_nothing(const struct walk *walk, u64 entry, u64 index, unsigned int level)
+{
+	if (level < 3)
+		return !entry;
+	return morsel_device_page(walk->device, index) == (void *)walk->device->source.guard;
+}
+
 static bool walk_below(struct walk *walk, u64 *table, unsigned int level)
 {
 	u64 first = walk->page;
@@ -40,8 +51,7 @@ static bool walk_below(struct walk *walk, u64 *table, unsigned int level)
 	for (i = 0; i < PT_ENTRIES; i++) {
 		walk->page = first + i * pt_entry_pages(level);
 		index = morsel_device_index(walk->device, table[i]);
-		if (!table[i] || (level == 3 && morsel_device_page(walk->device, index) ==
-						(void *)walk->device->source.guard))
+		if (is_nothing(walk, table[i], index, level))
 			continue;
 		if (level == 1 ? !walk->leaf(walk, table + i) :
 				 !walk_below(walk, morsel_device_page(walk->device, index), level - 1))

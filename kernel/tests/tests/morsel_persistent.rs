@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeMap;
-use std::fs::{self, File, OpenOptions, Permissions};
+use std::fs::{self, OpenOptions, Permissions};
 use std::io::{Read as _, pipe};
 use std::os::fd::AsFd as _;
 use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
@@ -220,58 +220,4 @@ fn what_cannot_be_a_device_is_refused() {
     assert_eq!(mount(""), Err(Errno::INVAL), "nothing is there");
     mount("format").unwrap();
     unmount().unwrap();
-}
-
-/// Bytes of the device changed by somebody else: it is mounted, and then sound, or refused.
-#[test]
-fn a_damaged_device_does_no_harm() {
-    let Some(_turn) = turn() else { return };
-    let mut random = Random::of_this_run();
-    let (mut mounted, mut refused) = (0, 0);
-    for _ in 0..60 {
-        let morsel = create("damaged");
-        morsel.create(&plan(3, 1 << 40, 0)).unwrap_err();
-        morsel.create(&plan(3, 8 << 30, 0)).unwrap();
-        (0..20).for_each(|_| morsel.stamp(random.below(1 << 21), 1));
-        drop(morsel);
-        unmount().unwrap();
-        damage(&mut random);
-        if mount("").is_ok() {
-            mounted += 1;
-            for name in fs::read_dir(FOLDER).unwrap() {
-                let Ok(file) = File::open(name.unwrap().path()) else { continue };
-                let mut bytes = vec![0; 1 << 20];
-                let _ = file.read_at(&mut bytes, 0);
-            }
-            assert_morsels_are_sound();
-            unmount().unwrap();
-        } else {
-            refused += 1;
-        }
-        mount("format").unwrap();
-    }
-    unmount().unwrap();
-    println!("{mounted} mounted, {refused} refused");
-    assert!(mounted > 0 && refused > 0, "{mounted} and {refused}: all alike");
-}
-
-/// Changes some words where there may be slots or tables.
-fn damage(random: &mut Random) {
-    let device = OpenOptions::new().read(true).write(true).open(DEVICE).unwrap();
-    for _ in 0..=random.below(3) {
-        // Slots are at the beginning, tables come after them in the order they were made.
-        let at = match random.below(3) {
-            0 => 2 * PAGE as u64 + random.below(64) * 8,
-            _ => random.below(700 * 512) * 8,
-        };
-        let mut word = [0; 8];
-        device.read_exact_at(&mut word, at).unwrap();
-        let value = match random.below(3) {
-            0 => random.number(),
-            1 => u64::from_le_bytes(word) ^ (1 << random.below(64)),
-            _ => u64::from_le_bytes(word).wrapping_add(4096 * random.below(64)),
-        };
-        device.write_all_at(&value.to_le_bytes(), at).unwrap();
-    }
-    device.sync_all().unwrap();
 }
