@@ -98,9 +98,14 @@ bool morsel_device_claim(struct morsel_device *device, u64 index)
 	       !__test_and_set_bit(index, device->used);
 }
 
+/* Before it is used. The kernel's own function counts in 32 bits. */
 u64 morsel_device_used(struct morsel_device *device)
 {
-	return bitmap_weight(device->used, device->pages) - device->first - device->held_count;
+	u64 used = 0, i;
+
+	for (i = 0; i < BITS_TO_LONGS(device->pages); i++)
+		used += hweight_long(device->used[i]);
+	return used - device->first;
 }
 
 static struct morsel_device *device_of(struct pt_source *source)
@@ -223,15 +228,21 @@ static int make_guard(struct morsel_device *device)
 	return pt_table_construct(virt_to_page(guard), 2) ? 0 : -ENOMEM;
 }
 
+/* A bit for each of so many. The kernel's own bitmaps end at 4 MiB, those of 128 GiB. */
+static unsigned long *make_map(u64 bits)
+{
+	return kvcalloc(BITS_TO_LONGS(bits), sizeof(unsigned long), GFP_KERNEL);
+}
+
 static int make_maps(struct morsel_device *device)
 {
 	device->first = SLOTS_INDEX + slot_pages(device->pages);
 	if (device->pages < device->first + 2)
 		return -ENOSPC;
 	device->slots = morsel_device_page(device, SLOTS_INDEX);
-	device->used = bitmap_zalloc(device->pages, GFP_KERNEL);
-	device->held = bitmap_zalloc(device->pages, GFP_KERNEL);
-	device->named = bitmap_zalloc(device->super->slots, GFP_KERNEL);
+	device->used = make_map(device->pages);
+	device->held = make_map(device->pages);
+	device->named = make_map(device->super->slots);
 	if (!device->used || !device->held || !device->named)
 		return -ENOMEM;
 	bitmap_set(device->used, 0, device->first);
@@ -263,9 +274,9 @@ static void free_device(struct morsel_device *device)
 		fs_put_dax(device->dax, device);
 	if (device->bdev)
 		own_bdev_close(device->bdev);
-	bitmap_free(device->used);
-	bitmap_free(device->held);
-	bitmap_free(device->named);
+	kvfree(device->used);
+	kvfree(device->held);
+	kvfree(device->named);
 	kvfree(device);
 }
 
