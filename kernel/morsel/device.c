@@ -5,6 +5,7 @@
 #include <linux/dax.h>
 #include <linux/highmem.h>
 #include <linux/libnvdimm.h>
+#include <linux/memremap.h>
 #include <linux/pfn_t.h>
 #include <linux/slab.h>
 #include <linux/wait_bit.h>
@@ -187,7 +188,22 @@ static int check_super(const struct morsel_device *device)
 	return 0;
 }
 
-/* All of the device must be there in a row, and have what the kernel keeps for each page. */
+/* The driver is about to wait: see find_memory. Nothing is known about memory errors. */
+static int driver_goes(struct dax_device *dax, u64 offset, u64 length, int flags)
+{
+	if (length == U64_MAX)
+		pr_notice("morselfs: the driver lets go of the device when it is unmounted\n");
+	return -EOPNOTSUPP;
+}
+
+static const struct dax_holder_operations holder_operations = {
+	.notify_failure = driver_goes,
+};
+
+/*
+ * All of the device must be there in a row, and have what the kernel keeps for each page. It stays
+ * until it is unmounted: a driver that is unbound waits for the reference to the pages' descriptors.
+ */
 static int find_memory(struct morsel_device *device)
 {
 	struct block_device *bdev = own_bdev_get(device->bdev);
@@ -197,7 +213,7 @@ static int find_memory(struct morsel_device *device)
 	long found;
 	int id;
 
-	device->dax = fs_dax_get_by_bdev(bdev, &offset, device, NULL);
+	device->dax = fs_dax_get_by_bdev(bdev, &offset, device, &holder_operations);
 	if (!device->dax) {
 		pr_err("morselfs: the device is no persistent memory in mode fsdax\n");
 		return -EOPNOTSUPP;
@@ -213,6 +229,9 @@ static int find_memory(struct morsel_device *device)
 		       pages);
 		return -EIO;
 	}
+	device->descriptors = get_dev_pagemap(pfn_t_to_pfn(pfn), NULL);
+	if (!device->descriptors)
+		return -ENODEV;
 	device->pages = pages;
 	return 0;
 }
@@ -270,6 +289,7 @@ static int open_device(struct morsel_device *device, bool format)
 
 static void free_device(struct morsel_device *device)
 {
+	put_dev_pagemap(device->descriptors);
 	if (device->dax)
 		fs_put_dax(device->dax, device);
 	if (device->bdev)

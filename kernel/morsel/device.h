@@ -49,11 +49,13 @@ struct morsel_slot {
 };
 
 struct dax_device;
+struct dev_pagemap;
 
 struct morsel_device {
 	struct pt_source	source;
 	own_bdev		*bdev;
 	struct dax_device	*dax;
+	struct dev_pagemap	*descriptors;	/* of its pages: they stay meanwhile */
 	void			*start;
 	struct morsel_super	*super;
 	struct morsel_slot	*slots;

@@ -7,12 +7,14 @@ use std::io::{Read as _, pipe};
 use std::os::fd::AsFd as _;
 use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use rustix::io::Errno;
 use vellum_kernel_tests::counters::assert_morsels_are_sound;
 use vellum_kernel_tests::morsel::plan;
 use vellum_kernel_tests::persistent::{self, DEVICE, FOLDER, again, format, mount, unmount};
 use vellum_kernel_tests::random::Random;
+use vellum_kernel_tests::threads::wait_until;
 use vellum_kernel_tests::{Morsel, PAGE, Turn, access, morsel_turn, mounted, sys};
 use vellum_uapi::morsel::{self, extent};
 
@@ -220,4 +222,35 @@ fn what_cannot_be_a_device_is_refused() {
     assert_eq!(mount(""), Err(Errno::INVAL), "nothing is there");
     mount("format").unwrap();
     unmount().unwrap();
+}
+
+/// A driver that is unbound waits until the device is unmounted: until then all is as before.
+#[test]
+fn a_driver_waits_until_its_device_is_unmounted() {
+    const DRIVER: &str = "/sys/bus/nd/drivers/nd_pmem";
+    let Some(_turn) = turn() else { return };
+    let mounted = Mounted;
+    let device = fs::read_link("/sys/block/pmem0/device").unwrap();
+    let device = device.file_name().unwrap().to_str().unwrap().to_owned();
+    let morsel = create("kept");
+    morsel.create(&plan(3, 1 << 30, 0)).unwrap();
+    let mapping = morsel.mapped();
+    mapping.stamp(0, 1);
+    std::thread::scope(|scope| {
+        let unbinding = scope.spawn(|| fs::write(format!("{DRIVER}/unbind"), &device).unwrap());
+        wait_until(|| !Path::new("/sys/block/pmem0").exists());
+        std::thread::sleep(Duration::from_millis(200));
+        assert!(!unbinding.is_finished(), "the driver is gone, and what has its memory is not");
+        mapping.assert_stamped(0, 1);
+        mapping.stamp(1000, 2);
+        morsel.file().sync_all().unwrap();
+        drop((mapping, morsel));
+        drop(mounted);
+        unbinding.join().unwrap();
+    });
+    fs::write(format!("{DRIVER}/bind"), &device).unwrap();
+    wait_until(|| Path::new(DEVICE).exists());
+    mount("").unwrap();
+    let _mounted = Mounted;
+    open("kept").assert_stamped(1000, 2);
 }
