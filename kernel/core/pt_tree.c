@@ -147,8 +147,6 @@ static u64 *table_below(struct pt_tree *tree, u64 *entry, unsigned int level)
 			return table_or_null(value);
 		}
 	}
-	if (tree->source && tree->source->changed)
-		tree->source->changed(tree->source, entry);
 	return table;
 }
 

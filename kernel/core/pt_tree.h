@@ -52,8 +52,6 @@
 struct pt_source {
 	u64	*(*alloc)(struct pt_source *source, unsigned int level);
 	void	(*free)(struct pt_source *source, u64 *table, unsigned int level);
-	/* The entry leads to a table now. NULL: the source need not know. */
-	void	(*changed)(struct pt_source *source, u64 *entry);
 	/* Of sparse trees, of level 2: such trees are of order 3 at most. */
 	u64	*guard;
 };

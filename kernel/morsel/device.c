@@ -134,11 +134,6 @@ static void free_table(struct pt_source *source, u64 *table, unsigned int level)
 	morsel_device_give(device_of(source), page);
 }
 
-static void entry_changed(struct pt_source *source, u64 *entry)
-{
-	morsel_persist(entry, sizeof(*entry));
-}
-
 static u64 slot_pages(u64 pages)
 {
 	return DIV_ROUND_UP(pages / PAGES_PER_SLOT * sizeof(struct morsel_slot), PAGE_SIZE) ?: 1;
@@ -310,7 +305,6 @@ struct morsel_device *morsel_device_open(const char *path, bool format)
 	spin_lock_init(&device->lock);
 	device->source.alloc = alloc_table;
 	device->source.free = free_table;
-	device->source.changed = entry_changed;
 	device->bdev = own_bdev_open(path, device);
 	error = PTR_ERR_OR_ZERO(device->bdev);
 	if (error)

@@ -16,6 +16,10 @@
  * nothing that has to be consistent with something else is ever written: an entry, and a slot's
  * first word, are 8 bytes each, which are there or not, and are written only when what they refer to
  * is durable. What was taken and not yet referred to is free again after a crash.
+ *
+ * Processors see a page only when all entries that lead to it are durable, its own too: else a
+ * program could store there, write that back and tell the world, and lose the page with the power.
+ * So a leaf is durable without PRESENT first. Recovery takes it for the page's either way.
  */
 #ifndef VELLUM_MORSEL_DEVICE_H
 #define VELLUM_MORSEL_DEVICE_H

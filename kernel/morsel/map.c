@@ -101,7 +101,7 @@ static vm_fault_t map_single(struct vm_fault *vmf, struct morsel *morsel)
 
 	mutex_lock(&morsel->tables);
 	leaf = READ_ONCE(morsel->tree.root[0]);
-	if (leaf)
+	if (morsel_is_shown(leaf))
 		outcome = insert_single(vmf, pfn_to_page(pt_leaf_pfn(leaf)));
 	mutex_unlock(&morsel->tables);
 	return outcome;

@@ -13,8 +13,8 @@
  *	check.c		self-check in debugfs
  *	device.c, slots.c, recover.c	where it is if it is to outlive the machine: see device.h
  *
- * How pages come and go. A leaf of 4 KiB is put by one atomic operation and without a lock; of
- * several who put one, one wins. It is taken off under the lock of its table, and whoever wants its
+ * How pages come and go. A leaf of 4 KiB is put by one atomic operation and without a lock, that of a
+ * device under the lock of its table; of several who put one, one wins. It is taken off under the lock of its table, and whoever wants its
  * page for a moment, to copy from it or to it, takes a reference under that lock. Everything above
  * leaves of 4 KiB changes under the Morsel's mutex `tables`: an entry of level 2 goes from none to a
  * table, and stays one, or from none to a leaf of 2 MiB, which goes back to none or becomes a table.
@@ -90,6 +90,12 @@ static inline bool morsel_is_shaped(const struct morsel *morsel)
 static inline u64 morsel_page_count(const struct morsel *morsel)
 {
 	return DIV_ROUND_UP(morsel->length, PAGE_SIZE);
+}
+
+/* Whether the leaf is there for processors: that of a device is durable by then, and not before. */
+static inline bool morsel_is_shown(u64 leaf)
+{
+	return leaf & _PAGE_PRESENT;
 }
 
 /* Takes 2 MiB off an entry under the lock of its table. */

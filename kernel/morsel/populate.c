@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /* Pages come, zeroed: one by one, or 2 MiB at a time. */
 
+#include <linux/libnvdimm.h>
 #include <linux/mm.h>
 #include <linux/sched/signal.h>
 
@@ -51,23 +52,63 @@ void morsel_persist_entry(struct morsel *morsel, const u64 *entry)
 		morsel_persist(entry, sizeof(*entry));
 }
 
+/* The entries that lead to the page, its own too. */
+static void persist_path(struct morsel *morsel, u64 page)
+{
+	u64 *table = morsel->tree.root, *entry;
+	unsigned int level;
+
+	for (level = morsel->tree.order; level; level--) {
+		entry = table + (page / pt_entry_pages(level)) % PT_ENTRIES;
+		arch_wb_cache_pmem(entry, sizeof(*entry));
+		table = pt_entry_table(*entry);
+	}
+	pmem_wmb();
+}
+
+/*
+ * For a device: see device.h. Without PRESENT the core takes the leaf for one of a page that may not
+ * be accessed, which a fault makes one that may; it does that under the lock.
+ */
+static bool put_durable_leaf(struct morsel *morsel, u64 page, u64 *leaf, u64 value)
+{
+	spinlock_t *lock = pt_table_lock(leaf);
+	bool is_none;
+
+	spin_lock(lock);
+	is_none = !READ_ONCE(*leaf);
+	if (is_none) {
+		WRITE_ONCE(*leaf, (value & ~(u64)_PAGE_PRESENT) | _PAGE_PROTNONE);
+		persist_path(morsel, page);
+		xchg(leaf, value);
+	}
+	spin_unlock(lock);
+	return is_none;
+}
+
+static bool put_leaf(struct morsel *morsel, u64 page, u64 *leaf, struct page *fresh)
+{
+	u64 value = page_to_phys(fresh) | morsel->leaf_flags, none = 0;
+
+	return morsel->device ? put_durable_leaf(morsel, page, leaf, value) :
+				try_cmpxchg64(leaf, &none, value);
+}
+
 /* Puts a page where the leaf is none. Another one that comes first is as good. */
-static int put_page_on(struct morsel *morsel, u64 *leaf)
+static int put_page_on(struct morsel *morsel, u64 page, u64 *leaf)
 {
 	struct page *fresh;
-	u64 none = 0;
 
 	if (!morsel_charge(morsel, 1))
 		return -ENOSPC;
 	fresh = new_page(morsel);
-	if (!fresh || !try_cmpxchg64(leaf, &none, page_to_phys(fresh) | morsel->leaf_flags)) {
+	if (!fresh || !put_leaf(morsel, page, leaf, fresh)) {
 		morsel_uncharge(morsel, 1);
 		if (!fresh)
 			return -ENOMEM;
 		morsel_free_page(morsel, fresh);
 		return 0;
 	}
-	morsel_persist_entry(morsel, leaf);
 	atomic64_inc(&morsel->pages);
 	return 0;
 }
@@ -152,14 +193,14 @@ static int populate(struct morsel *morsel, u64 page)
 		leaf = pt_tree_leaf(&morsel->tree, page);
 	}
 	/* Without a leaf it is in 2 MiB that came, or that just went again. */
-	return leaf && !READ_ONCE(*leaf) ? put_page_on(morsel, leaf) : 0;
+	return leaf && !morsel_is_shown(READ_ONCE(*leaf)) ? put_page_on(morsel, page, leaf) : 0;
 }
 
 static bool is_there(struct morsel *morsel, u64 page)
 {
 	u64 *leaf = pt_tree_leaf(&morsel->tree, page);
 
-	return leaf ? READ_ONCE(*leaf) : pt_tree_huge(&morsel->tree, page);
+	return leaf ? morsel_is_shown(READ_ONCE(*leaf)) : pt_tree_huge(&morsel->tree, page);
 }
 
 /* It was only missed while 2 MiB became a table, which nobody else is to notice. */
