@@ -162,16 +162,22 @@ static void count_pinned(void *count, u64 page, u64 leaf)
 }
 
 /*
- * Whether somebody has references to pages: a device, or I/O that has not ended, which may write
- * there long after the mapping is gone by which it was let in. Nobody writes, and the mutex `state`
+ * Whether something has references to pages: a device, or I/O that has not ended, which may write
+ * there long after the mapping is gone by which it was let in. KVM takes them whether pages are
+ * pinnable or not, and keeps them after all notifiers. No mapping can write, and the mutex `state`
  * is held, so no page goes meanwhile.
  */
 static bool is_pinned(struct morsel *morsel)
 {
 	u64 count = 0;
 
-	if (morsel->flags & VELLUM_MORSEL_PINNABLE)
-		pt_tree_each_leaf(&morsel->tree, count_pinned, &count);
+	/*
+	 * The core pins pages without locks, with interrupts off. A virtual processor that its host
+	 * does not run may be in the middle of that: it is flushed later, without an interrupt that
+	 * would wait for it. It has the reference, or sees that the mapping is gone, after this.
+	 */
+	synchronize_rcu();
+	pt_tree_each_leaf(&morsel->tree, count_pinned, &count);
 	return count;
 }
 

@@ -2,12 +2,15 @@
 //! pages go.
 #![allow(clippy::unwrap_used)]
 
+use std::path::Path;
+
 use vellum_kernel_tests::child::in_child;
 use vellum_kernel_tests::counters::assert_morsels_are_sound;
-use vellum_kernel_tests::machine::Machine;
-use vellum_kernel_tests::morsel::{kinds, stamped};
-use vellum_kernel_tests::threads::Stop;
-use vellum_kernel_tests::{Mapping, Morsel, PAGE, access, morsel_turn, sys};
+use vellum_kernel_tests::machine::{Machine, Starter};
+use vellum_kernel_tests::morsel::{kinds, plan, stamped};
+use vellum_kernel_tests::random::Random;
+use vellum_kernel_tests::threads::{Deadline, Place, Stop, stay_on};
+use vellum_kernel_tests::{Errno, Mapping, Morsel, PAGE, access, morsel_turn, persistent, sys};
 use vellum_uapi::morsel::{HUGE, PINNABLE, SEAL_CONTENT};
 
 const MIB: u64 = 1 << 20;
@@ -148,4 +151,83 @@ fn machines_and_mappings_come_while_others_punch() {
         }
     });
     assert_morsels_are_sound();
+}
+
+/// KVM has a reference to the page that describes a machine in a machine, whether the Morsel is
+/// pinnable or not, and writes to it when the mapping is gone by which it was found.
+#[test]
+fn what_kvm_has_hold_of_is_not_sealed() {
+    let Some(_turn) = morsel_turn() else { return };
+    for (order, flags) in [(1, 0), (1, PINNABLE), (2, HUGE)] {
+        if !seal_and_look(order, || Morsel::new(order, 2 * MIB, flags)) {
+            return;
+        }
+    }
+    if persistent::is_there() {
+        persistent::format();
+        seal_and_look(1, || {
+            let morsel = Morsel::nameless_in(Path::new(persistent::FOLDER)).unwrap();
+            morsel.create(&plan(1, 2 * MIB, 0)).unwrap();
+            morsel
+        });
+        persistent::unmount().unwrap();
+    }
+}
+
+/// Seals Morsels while a machine tries to start another one, and looks whether they change after
+/// that. False: there are no such machines.
+fn seal_and_look(order: u32, make: impl Fn() -> Morsel) -> bool {
+    let address = make().map(sys::READ_WRITE).unwrap().start();
+    let map = |morsel: &Morsel| {
+        let request = morsel.request(sys::READ_WRITE);
+        let flags = request.flags | libc::MAP_FIXED;
+        Mapping::new(sys::Request { address, flags, ..request }).unwrap()
+    };
+    let first = make();
+    let mapping = map(&first);
+    let Some(mut starter) = Starter::new(&mapping, 0) else { return false };
+    drop((mapping, first));
+    let (stop, deadline) = (Stop::default(), Deadline::after_ms(10_000));
+    let mut random = Random::new(1);
+    let (mut rounds, mut described, mut busy) = (0, 0, 0);
+    let _place = Place::on(0);
+    std::thread::scope(|scope| {
+        let _at_end = stop.at_end();
+        scope.spawn(|| {
+            stay_on(1);
+            while !stop.is_said() {
+                starter.run();
+            }
+        });
+        while !deadline.is_over() {
+            rounds += 1;
+            let morsel = make();
+            let mapping = map(&morsel);
+            access::kernel_store(mapping.start(), &[0; PAGE]).unwrap();
+            (0..random.below(20_000)).for_each(|_| std::hint::spin_loop());
+            drop(mapping);
+            described += u64::from(page_of(&morsel)[Starter::ANSWER] == 0xff);
+            rustix::io::pwrite(&morsel, &[0; PAGE], 0).unwrap();
+            match morsel.seal(SEAL_CONTENT) {
+                Err(error) => {
+                    assert_eq!(error, Errno::BUSY);
+                    busy += 1;
+                }
+                Ok(()) => {
+                    let sealed = page_of(&morsel);
+                    for _ in 0..20 {
+                        assert!(page_of(&morsel) == sealed, "order {order}, round {rounds}");
+                    }
+                }
+            }
+        }
+    });
+    println!("order {order}: {rounds} rounds, KVM was there in {described}, {busy} were busy");
+    true
+}
+
+fn page_of(morsel: &Morsel) -> Vec<u8> {
+    let mut page = vec![0; PAGE];
+    assert_eq!(rustix::io::pread(morsel, &mut page[..], 0), Ok(PAGE));
+    page
 }
