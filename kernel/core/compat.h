@@ -147,6 +147,13 @@ static inline unsigned long pt_get_unmapped_area(struct file *file, unsigned lon
 #endif
 
 /*
+ * Whether 2 MiB may come to an entry of level 2 a second time, while faults look at it. Before 6.5 a
+ * fault looks so often that it may find none, 2 MiB, none, and 2 MiB, which it then takes for a
+ * damaged table and clears.
+ */
+#define PT_HUGE_MAY_RETURN	(LINUX_VERSION_CODE >= KERNEL_VERSION(6, 5, 0))
+
+/*
  * Before 6.5 the core looks at an entry of level 2 once and then again for the table: in between a
  * leaf must not come there, as it would be walked like a table. So faults are kept out, as the core
  * does it for its own huge pages. Later ones look once.

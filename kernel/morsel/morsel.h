@@ -62,6 +62,8 @@ struct morsel {
 	struct pt_tree		*reader;
 	struct pt_mounts	mounts;
 	atomic64_t		pages;	/* that are there */
+	/* Where 2 MiB are or were, by the number of 512 pages; empty if they may return. */
+	struct xarray		blocks;
 
 	/* Where its pages and tables are, if not in the kernel's memory; NULL. */
 	struct morsel_device	*device;

@@ -113,8 +113,15 @@ static int put_page_on(struct morsel *morsel, u64 page, u64 *leaf)
 	return 0;
 }
 
+/* Whether 2 MiB may come to the entry that the page is below; notes that they have. */
+static bool is_first_block(struct morsel *morsel, u64 page)
+{
+	return PT_HUGE_MAY_RETURN ||
+	       !xa_insert(&morsel->blocks, page / PT_ENTRIES, xa_mk_value(0), GFP_KERNEL);
+}
+
 /* Puts 2 MiB where the entry is none. False: the kernel has not so much in a row. */
-static bool put_block_on(struct morsel *morsel, u64 *entry)
+static bool put_block_on(struct morsel *morsel, u64 page, u64 *entry)
 {
 	struct page *block;
 	unsigned int i;
@@ -122,6 +129,10 @@ static bool put_block_on(struct morsel *morsel, u64 *entry)
 	if (!morsel_charge(morsel, PT_ENTRIES))
 		return false;
 	block = alloc_pages(BLOCK_GFP, BLOCK_ORDER);
+	if (block && !is_first_block(morsel, page)) {
+		__free_pages(block, BLOCK_ORDER);
+		block = NULL;
+	}
 	if (!block) {
 		morsel_uncharge(morsel, PT_ENTRIES);
 		return false;
@@ -153,7 +164,7 @@ static int make_room(struct morsel *morsel, struct pt_tree *tree, u64 page)
 		entry = pt_tree_make_entry(tree, page);
 		if (!entry)
 			return -ENOMEM;
-		if (*entry || put_block_on(morsel, entry))
+		if (*entry || put_block_on(morsel, page, entry))
 			return 0;
 	}
 	return pt_tree_make_leaf(tree, page) ? 0 : -ENOMEM;

@@ -27,6 +27,7 @@ void morsel_start(struct morsel *morsel)
 	morsel->reader = NULL;
 	pt_mounts_init(&morsel->mounts);
 	atomic64_set(&morsel->pages, 0);
+	xa_init_flags(&morsel->blocks, XA_FLAGS_ACCOUNT);
 }
 
 unsigned int morsel_max_order(bool is_on_device)
@@ -263,6 +264,7 @@ void morsel_end(struct morsel *morsel)
 	WARN_ON_ONCE(morsel->mounts.count || morsel->writers);
 	taken = atomic64_read(&morsel->pages) + atomic_long_read(&morsel->tree.tables);
 	morsel_destroy_reader(morsel);
+	xa_destroy(&morsel->blocks);
 	if (morsel->slot) {
 		/* It stays where it is. */
 		morsel_device_forget_tables(morsel->device, morsel->slot);

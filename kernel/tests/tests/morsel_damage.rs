@@ -241,7 +241,8 @@ fn a_damaged_device_does_no_harm() {
         let targets = Targets::of(&raw);
         let what: Vec<String> =
             (0..=random.below(3)).map(|_| damage(&raw, &targets, &mut random)).collect();
-        let pages: HashSet<Vec<u8>> = (SLOTS + 1..USED_PAGES).map(|index| raw.page(index)).collect();
+        let pages: HashSet<Vec<u8>> =
+            (SLOTS + 1..USED_PAGES).map(|index| raw.page(index)).collect();
         drop(raw);
         println!("{what:?}");
         if mount("mode=1777").is_ok() {

@@ -243,6 +243,32 @@ fn other_ways_to_allocate_are_refused() {
     assert_eq!(morsel.stat().pages, 1);
 }
 
+/// A fault of a kernel before 6.5 could take 2 MiB for damage that come to a place again: there they
+/// come page by page.
+#[test]
+fn two_mib_come_once_before_6_5() {
+    let Some(_turn) = morsel_turn() else { return };
+    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
+    let mut numbers = release.split('.').map_while(|number| number.parse::<u32>().ok());
+    let returns = (numbers.next(), numbers.next()) >= (Some(6), Some(5));
+    let morsel = Morsel::new(2, 4 * HUGE, morsel::HUGE);
+    let reader = morsel.map(libc::PROT_READ).unwrap();
+    for round in 0..3 {
+        for block in 0..2 {
+            morsel.stamp(block * 512 + 7, round);
+            reader.assert_stamped(block * 512 + 7, round);
+        }
+        let stat = morsel.stat();
+        let expected = if round == 0 || returns { (2, 1024) } else { (0, 2) };
+        assert_eq!((stat.huge, stat.pages), expected, "round {round}");
+        morsel.punch(0, 2 * HUGE).unwrap();
+        assert_morsels_are_sound();
+    }
+    // Elsewhere it is the first time.
+    morsel.populate(2 * HUGE, HUGE).unwrap();
+    assert_eq!(morsel.stat().huge, 1);
+}
+
 /// 2 MiB are in one piece, go as one, and become 512 pages if a part goes.
 #[test]
 fn pieces_of_two_mib_come_and_go() {
@@ -328,7 +354,7 @@ fn what_is_punched_is_free_at_once() {
         let mapping = morsel.mapped();
         let reader = morsel.map(libc::PROT_READ).unwrap();
         let mut before = None;
-        for _ in 0..4 {
+        for round in 0..5 {
             morsel.populate(0, 200 * MIB).unwrap();
             for page in (0..200 * MIB / PAGE as u64).step_by(100) {
                 assert_eq!(access::load(mapping.page(page)), Ok(0));
@@ -336,8 +362,10 @@ fn what_is_punched_is_free_at_once() {
                 assert_eq!(access::store(mapping.page(page), 1), Ok(()));
             }
             morsel.punch(0, 200 * MIB).unwrap();
-            // Tables stay, which the first round makes.
-            before.get_or_insert_with(Memory::now).assert_back();
+            // Tables stay, which the first rounds make: the second one where 2 MiB come once.
+            if round > 0 {
+                before.get_or_insert_with(Memory::now).assert_back();
+            }
         }
     }
 }
