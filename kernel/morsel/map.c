@@ -5,6 +5,7 @@
 #include <linux/mm.h>
 #include <linux/mman.h>
 #include <linux/pfn_t.h>
+#include <linux/pkeys.h>
 #include <linux/slab.h>
 
 #include "core/pt_pieces.h"
@@ -203,6 +204,9 @@ static int protect(struct vm_area_struct *vma, unsigned long start, unsigned lon
 
 	if (start != vma->vm_start || end != vma->vm_end || !mount)
 		return -EINVAL;
+	/* The key would have to be in the leaves, which others share. */
+	if (flags & ARCH_VM_PKEY_FLAGS)
+		return -EOPNOTSUPP;
 	error = prepare_reader(mount, flags);
 	if (error)
 		return error;

@@ -13,7 +13,7 @@ use vellum_kernel_tests::child::{Child, End, in_child};
 use vellum_kernel_tests::counters::assert_morsels_are_sound;
 use vellum_kernel_tests::morsel::{ends, kinds, stamped};
 use vellum_kernel_tests::threads::{Deadline, Stop};
-use vellum_kernel_tests::{Errno, Mapping, Morsel, PAGE, morsel_turn, sys};
+use vellum_kernel_tests::{Errno, Mapping, Morsel, PAGE, Plan, morsel_turn, sys};
 use vellum_uapi::morsel;
 
 fn own() -> i32 {
@@ -401,4 +401,66 @@ fn futexes_between_processes() {
         });
         assert_eq!(woken, Err(Errno::FAULT), "order {order}, flags {flags:#x}");
     }
+}
+
+/// A protection key, which belongs to this process until the key is dropped.
+struct Key(i64);
+
+impl Key {
+    /// `None`: the processor has none, which is said.
+    fn new() -> Option<Self> {
+        // SAFETY: no memory has the key.
+        let key = sys::checked(unsafe { libc::syscall(libc::SYS_pkey_alloc, 0, 0) });
+        if let Err(error) = key {
+            eprintln!("skipped: no protection keys: {error}");
+        }
+        key.ok().map(|key| Self(key.cast_signed()))
+    }
+}
+
+impl Drop for Key {
+    fn drop(&mut self) {
+        // SAFETY: no memory has the key.
+        unsafe { libc::syscall(libc::SYS_pkey_free, self.0) };
+    }
+}
+
+fn protect_with(key: i64, mapping: &Mapping, protection: i32) -> Result<u64, Errno> {
+    let (start, length) = (mapping.start(), mapping.length());
+    // SAFETY: the mapping is the test's.
+    let done = unsafe { libc::syscall(libc::SYS_pkey_mprotect, start, length, protection, key) };
+    sys::checked(done)
+}
+
+/// Leaves are shared, and the key is a part of each: one process cannot have its own.
+#[test]
+fn protection_keys_are_refused() {
+    let Some(_turn) = morsel_turn() else { return };
+    let Some(key) = Key::new() else { return };
+    for kind in kinds() {
+        let morsel = stamped(kind);
+        for protection in [sys::READ_WRITE, libc::PROT_READ] {
+            let mapping = morsel.map(protection).unwrap();
+            for asked in [sys::READ_WRITE, libc::PROT_READ, libc::PROT_NONE] {
+                assert_eq!(protect_with(key.0, &mapping, asked), Err(Errno::OPNOTSUPP), "{kind:?}");
+                mapping.assert_stamped(0, 7);
+            }
+            // The kernel has a key of its own for what may only be executed.
+            assert_eq!(protect_with(-1, &mapping, libc::PROT_EXEC), Err(Errno::ACCESS));
+            assert_eq!(access::store(mapping.start(), 1).is_ok(), protection == sys::READ_WRITE);
+            morsel.stamp(0, 7);
+            // The key that all memory has is as good as none.
+            for none in [0, -1] {
+                assert_eq!(protect_with(none, &mapping, libc::PROT_READ), Ok(0));
+                mapping.assert_stamped(0, 7);
+            }
+        }
+        assert_morsels_are_sound();
+    }
+    let surface = Plan::new(1000, 8).make();
+    surface.alloc(0, &[(1, 1)]);
+    surface.stamp(1, 7);
+    let refused = protect_with(key.0, &surface.mapping, sys::READ_WRITE);
+    assert_eq!(refused, Err(Errno::ACCESS));
+    surface.assert_stamped(1, 7);
 }
