@@ -64,11 +64,6 @@ static u64 slot_of(const struct pt_mount *mount, const struct pt_piece *piece)
 	return piece->entry ? READ_ONCE(*piece->entry) : pt_table_entry(piece->table);
 }
 
-static void fill_slot(struct pt_mount *mount, const struct pt_piece *piece)
-{
-	pt_slot_set(mount->mm, piece->addr, piece->level, slot_of(mount, piece));
-}
-
 void pt_mount_entry_changed(struct pt_mount *mount, u64 page)
 {
 	unsigned int low = 0, high, middle;
@@ -86,7 +81,8 @@ void pt_mount_entry_changed(struct pt_mount *mount, u64 page)
 				high = middle;
 		}
 		if (mount->count && mount->pieces[low].level == 1)
-			fill_slot(mount, &mount->pieces[low]);
+			pt_slot_set(mount->mm, mount->pieces[low].addr, 1,
+				    slot_of(mount, &mount->pieces[low]));
 	}
 	spin_unlock(&mount->lock);
 }
@@ -138,7 +134,7 @@ static void empty_tail(struct pt_mount *mount)
 	mount->tail_mirror = NULL;
 }
 
-static void detach_locked(struct pt_mount *mount)
+static void take_out(struct pt_mount *mount)
 {
 	unsigned int i;
 
@@ -146,12 +142,21 @@ static void detach_locked(struct pt_mount *mount)
 	if (!mount->attached)
 		return;
 	for (i = 0; i < mount->count; i++)
-		pt_slot_set(mount->mm, mount->pieces[i].addr, mount->pieces[i].level, 0);
+		pt_slot_set(mount->mm, mount->pieces[i].addr, mount->pieces[i].level,
+			    mount->pieces[i].own);
 	empty_tail(mount);
 	mount->attached = false;
+	mount->stale = true;
 	mount->detaches++;
 	trace_mount_detach(mount->start, mount->end, mount->count);
-	pt_flush_tables(mount->mm, mount->start, mount->end);
+}
+
+static void detach_locked(struct pt_mount *mount)
+{
+	take_out(mount);
+	if (mount->stale)
+		pt_flush_tables(mount->mm, mount->start, mount->end);
+	mount->stale = false;
 }
 
 void pt_mount_detach(struct pt_mount *mount)
@@ -161,19 +166,33 @@ void pt_mount_detach(struct pt_mount *mount)
 	spin_unlock(&mount->lock);
 }
 
-void pt_mount_flush(struct pt_mount *mount, u64 page, u64 count, bool tables)
+static void widen(struct pt_area *area, unsigned long start, unsigned long end)
 {
-	unsigned long start, end;
+	area->start = area->end ? min(area->start, start) : start;
+	area->end = max(area->end, end);
+}
+
+void pt_mount_find(struct pt_mount *mount, u64 page, u64 count, struct pt_area *area)
+{
+	unsigned long start;
 
 	spin_lock(&mount->lock);
-	if (mount->attached) {
-		start = mount->start + (page << PAGE_SHIFT);
-		end = start + (count << PAGE_SHIFT);
-		if (tables)
-			pt_flush_tables(mount->mm, start, end);
-		else
-			pt_flush_range(mount->mm, start, end);
-	}
+	start = mount->start + (page << PAGE_SHIFT);
+	if (mount->attached)
+		widen(area, start, start + (count << PAGE_SHIFT));
+	spin_unlock(&mount->lock);
+}
+
+/*
+ * It remains stale, as it is not known here when the caller has flushed: the notifier and the
+ * mapping's end flush again before the core goes on.
+ */
+void pt_mount_take_out(struct pt_mount *mount, struct pt_area *area)
+{
+	spin_lock(&mount->lock);
+	take_out(mount);
+	if (mount->stale)
+		widen(area, mount->start, mount->end);
 	spin_unlock(&mount->lock);
 }
 
@@ -211,7 +230,7 @@ u64 pt_mount_wrong(struct pt_mount *mount)
 	return wrong;
 }
 
-/* Empties the slots of what the core has put there, and makes the tables above them. */
+/* Makes the tables above the slots, and the one that mirrors the tail. */
 static int prepare_slots(struct pt_mount *mount, u64 **mirror)
 {
 	unsigned int i;
@@ -221,8 +240,6 @@ static int prepare_slots(struct pt_mount *mount, u64 **mirror)
 		const struct pt_piece *piece = &mount->pieces[i];
 
 		error = pt_slot_prepare(mount->mm, piece->addr, piece->level);
-		if (!error)
-			error = pt_slot_reclaim(mount->mm, piece->addr, piece->level);
 		if (error)
 			return error;
 	}
@@ -235,17 +252,42 @@ static int prepare_slots(struct pt_mount *mount, u64 **mirror)
 	return 0;
 }
 
-/* Puts the tree into the process' page tables. The mmap lock is held for writing. */
+static void put_in(struct pt_mount *mount, bool reads, u64 *mirror)
+{
+	struct pt_piece *piece;
+	bool has_own = false;
+	unsigned int i;
+
+	mount->reads = reads;
+	mount->tail_mirror = mirror;
+	if (mirror)
+		fill_tail(mount);
+	for (i = 0; i < mount->count; i++) {
+		piece = &mount->pieces[i];
+		piece->own = pt_slot_set(mount->mm, piece->addr, piece->level,
+					 slot_of(mount, piece));
+		has_own |= piece->own;
+	}
+	mount->attached = true;
+	mount->attaches++;
+	trace_mount_attach(mount->start, mount->end, mount->count);
+	/* Processors may have got as far as the empty tables. */
+	if (has_own)
+		pt_flush_tables(mount->mm, mount->start, mount->end);
+}
+
+/*
+ * Puts the tree into the process' page tables. The mmap lock is held: for reading is enough, as no
+ * table of the core is freed. What walks page tables without saying so before it looks at them, as
+ * mprotect does, holds it for writing.
+ */
 static int attach(struct pt_mount *mount, const struct vm_area_struct *vma)
 {
 	unsigned long sequence;
-	unsigned int i;
 	u64 *mirror;
 	int error;
 
-	mmap_assert_write_locked(mount->mm);
-	if (mount->attached)
-		return 0;
+	mmap_assert_locked(mount->mm);
 	error = prepare_slots(mount, &mirror);
 	if (error)
 		return error;
@@ -256,19 +298,10 @@ static int attach(struct pt_mount *mount, const struct vm_area_struct *vma)
 			break;
 		spin_unlock(&mount->lock);
 	} while (true);
-	if (mount->dead) {
+	if (mount->dead)
 		error = -ESRCH;
-	} else {
-		mount->reads = !(vma->vm_flags & VM_WRITE);
-		mount->tail_mirror = mirror;
-		if (mirror)
-			fill_tail(mount);
-		for (i = 0; i < mount->count; i++)
-			fill_slot(mount, &mount->pieces[i]);
-		mount->attached = true;
-		mount->attaches++;
-		trace_mount_attach(mount->start, mount->end, mount->count);
-	}
+	else if (!mount->attached)
+		put_in(mount, !(vma->vm_flags & VM_WRITE), mirror);
 	spin_unlock(&mount->lock);
 	return error;
 }
@@ -333,6 +366,17 @@ static int insert_notifier(struct pt_mount *mount, struct mm_struct *mm)
 	return error;
 }
 
+/* Nothing is in the way. Later on only the core's faults put tables into the slots, empty ones. */
+static bool are_slots_empty(const struct pt_mount *mount, struct mm_struct *mm)
+{
+	unsigned int i;
+
+	for (i = 0; i < mount->count; i++)
+		if (!pt_slot_is_empty(mm, mount->pieces[i].addr, mount->pieces[i].level))
+			return false;
+	return true;
+}
+
 /*
  * Mounts the tree over the whole VMA, in ->mmap. The VMA's length is the tree's.
  *
@@ -357,8 +401,11 @@ int pt_mount_create(struct pt_mount *mount, struct vm_area_struct *vma)
 	mount->end = vma->vm_end;
 	mount->tail_leaves = NULL;
 	mount->dead = false;
+	mount->stale = false;
 	mount->failed = false;
 	error = pt_pieces_find(mount);
+	if (!error && !are_slots_empty(mount, vma->vm_mm))
+		error = -EBUSY;
 	if (error)
 		goto failed;
 	error = insert_notifier(mount, vma->vm_mm);
@@ -382,25 +429,26 @@ failed:
 }
 
 /*
- * A fault in a mount whose tree has the page, or can show it: attaches the mount again if that is
- * what is missing. The core has by now put tables of its own into our slots; to take them out, no
- * other fault may be under way.
+ * Mounts the tree for a child that accesses it for the first time. That takes the mmap lock for
+ * writing, so who cannot let go of it meanwhile (VFIO, a debugger) gets nothing before the child
+ * itself has been there.
  */
-vm_fault_t pt_mount_refault(struct pt_mount *mount, struct vm_fault *vmf)
+static vm_fault_t mount_for_child(struct pt_mount *mount, struct vm_fault *vmf)
 {
 	struct mm_struct *mm = vmf->vma->vm_mm;
 	struct file *file = vmf->vma->vm_file;
 	unsigned long addr = vmf->address;
 	struct vm_area_struct *vma;
 
-	if (READ_ONCE(mount->attached))
-		return VM_FAULT_NOPAGE;
 	if (mount->failed) {
 		mount->failed = false;
 		return VM_FAULT_SIGBUS;
 	}
-	if (!(vmf->flags & FAULT_FLAG_ALLOW_RETRY) || (vmf->flags & FAULT_FLAG_RETRY_NOWAIT))
+	if (!(vmf->flags & FAULT_FLAG_ALLOW_RETRY))
 		return VM_FAULT_SIGBUS;
+	/* The caller comes again when it may wait. */
+	if (vmf->flags & FAULT_FLAG_RETRY_NOWAIT)
+		return VM_FAULT_RETRY;
 	/* Keeps the mount while no lock does. */
 	get_file(file);
 	mmap_read_unlock(mm);
@@ -408,15 +456,32 @@ vm_fault_t pt_mount_refault(struct pt_mount *mount, struct vm_fault *vmf)
 		vma = find_vma(mm, addr);
 		/* Nobody may have the right to access it any more. */
 		if (vma && vma->vm_file == file && vma->vm_private_data == mount &&
-		    vma_is_accessible(vma)) {
+		    vma_is_accessible(vma) && !mount->mm) {
 			pt_vma_start_write(vma);
-			/* A child's was not in its page tables yet. */
-			mount->failed = mount->mm ? attach(mount, vma) : pt_mount_create(mount, vma);
+			mount->failed = pt_mount_create(mount, vma);
 		}
 		mmap_write_unlock(mm);
 	}
 	fput(file);
 	return VM_FAULT_RETRY;
+}
+
+/*
+ * A fault in a mount whose tree has the page, or can show it: attaches the mount again if that is
+ * what is missing.
+ */
+vm_fault_t pt_mount_refault(struct pt_mount *mount, struct vm_fault *vmf)
+{
+	int error;
+
+	if (READ_ONCE(mount->attached))
+		return VM_FAULT_NOPAGE;
+	if (!mount->mm)
+		return mount_for_child(mount, vmf);
+	error = attach(mount, vmf->vma);
+	if (error)
+		return error == -ENOMEM ? VM_FAULT_OOM : VM_FAULT_SIGBUS;
+	return VM_FAULT_NOPAGE;
 }
 
 /*

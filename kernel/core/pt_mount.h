@@ -11,6 +11,10 @@
  * whatever reason, the entries are taken out, so that it finds nothing there. The next fault
  * attaches it again. The tree goes on living meanwhile; only nobody sees it.
  *
+ * On the way to that fault the core fills the slots with tables of its own, and other faults may be
+ * in these. So an attached mount keeps them as they are, with nothing in them, and a detached one
+ * has them in its slots again, where the core frees them when the mapping ends.
+ *
  *	mmap                 pt_mount_create     attached
  *	notifier, fork, ...  (own hooks)         detached
  *	fault                pt_mount_refault    attached
@@ -31,13 +35,16 @@ struct pt_piece {
 	u64		*table;
 	/* The tree's entry for a table of level 1: what is there, is in the slot. Or NULL. */
 	u64		*entry;
+	/* While attached: what the process' slot had, which is the core's. */
+	u64		own;
 };
 
 struct pt_mount {
 	struct pt_tree		*tree;
 	/* The same with leaves that are read-only, for who may not write, and must be there then. */
 	struct pt_tree		*reader;
-	struct list_head	node;	/* in pt_mounts, if others have mounted the tree, too */
+	struct rb_node		node;	/* in pt_mounts, if others may mount the tree, too */
+	struct mm_struct	*process;	/* by which it is sorted there */
 	/*
 	 * Whose page tables; NULL: not mounted. Changes under the mmap lock, held for writing. Who is
 	 * in here can be told by notifiers: the mount's own is among them.
@@ -58,7 +65,8 @@ struct pt_mount {
 	bool			attached;
 	bool			reads;		/* attached for who may not write */
 	bool			dead;		/* the process ends */
-	bool			failed;		/* the last attempt to attach */
+	bool			stale;		/* it was taken out, and the flush may be still to come */
+	bool			failed;		/* the last attempt to mount it for a child */
 	u64			*tail_mirror;	/* while attached */
 	unsigned int		listeners;	/* see pt_secondary.h */
 	u64			attaches, detaches;
@@ -69,7 +77,16 @@ int pt_mount_create(struct pt_mount *mount, struct vm_area_struct *vma);
 vm_fault_t pt_mount_refault(struct pt_mount *mount, struct vm_fault *vmf);
 void __pt_mount_mirror(struct pt_mount *mount, u64 page);
 void pt_mount_detach(struct pt_mount *mount);
-void pt_mount_flush(struct pt_mount *mount, u64 page, u64 count, bool tables);
+
+/* Addresses of one process; none at all at first. */
+struct pt_area {
+	unsigned long	start, end;
+};
+
+/* Adds those at which the mount shows the pages, if it is attached. */
+void pt_mount_find(struct pt_mount *mount, u64 page, u64 count, struct pt_area *area);
+/* Takes the tree out of the process, and adds the addresses that the caller flushes then. */
+void pt_mount_take_out(struct pt_mount *mount, struct pt_area *area);
 /*
  * After leaves changed, and TLBs of this process were flushed: secondary MMUs of who has the tree
  * mounted forget the pages, and if that is another process by now, its TLBs do as well. May sleep.

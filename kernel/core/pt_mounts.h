@@ -8,22 +8,25 @@
 #ifndef VELLUM_PT_MOUNTS_H
 #define VELLUM_PT_MOUNTS_H
 
-#include <linux/list.h>
-#include <linux/spinlock.h>
+#include <linux/mutex.h>
+#include <linux/rbtree.h>
 #include <linux/types.h>
 
+struct mm_struct;
 struct pt_mount;
 
 struct pt_mounts {
-	spinlock_t		lock;	/* protects all below; taken before a mount's */
-	struct list_head	list;
+	struct mutex		lock;	/* protects all below; taken before a mount's */
+	struct rb_root		tree;	/* by process: those of one follow each other */
 	u64			count;
 };
 
 void pt_mounts_init(struct pt_mounts *mounts);
-void pt_mounts_add(struct pt_mounts *mounts, struct pt_mount *mount);
+/* The process in whose page tables it will be. They outlive the mount's removal. */
+void pt_mounts_add(struct pt_mounts *mounts, struct pt_mount *mount, struct mm_struct *process);
 void pt_mounts_remove(struct pt_mounts *mounts, struct pt_mount *mount);
 
+/* Each process is flushed once, however often it has the pages mounted. */
 /* Translations of the pages. */
 void pt_mounts_flush(struct pt_mounts *mounts, u64 page, u64 count);
 /* Translations of the pages, and what the processors keep of the tables above. */

@@ -8,7 +8,6 @@
 #include <asm/pgalloc.h>
 
 #include "core/compat.h"
-#include "core/pt_flush.h"
 #include "core/pt_slot.h"
 #include "core/pt_tree.h"
 
@@ -145,94 +144,68 @@ u64 pt_slot_get(struct mm_struct *mm, unsigned long addr, unsigned int level)
 	return pmd_val(*pmd_offset(pud, addr));
 }
 
-/* Fills or empties the slot. The tables above are there. */
-void pt_slot_set(struct mm_struct *mm, unsigned long addr, unsigned int level, u64 entry)
+/* Fills or empties the slot, and returns what was there. The tables above are there. */
+u64 pt_slot_set(struct mm_struct *mm, unsigned long addr, unsigned int level, u64 entry)
 {
 	pgd_t *pgd = pgd_offset(mm, addr);
 	spinlock_t *lock;
 	p4d_t *p4d;
 	pud_t *pud;
 	pmd_t *pmd;
+	u64 old;
 
 	if (level == 4) {
 		spin_lock(&mm->page_table_lock);
+		old = pgd_val(*pgd);
 		set_pgd(pgd, __pgd(entry));
 		spin_unlock(&mm->page_table_lock);
-		return;
+		return old;
 	}
 	p4d = p4d_offset(pgd, addr);
 	if (level == 3) {
 		spin_lock(&mm->page_table_lock);
+		old = p4d_val(*p4d);
 		set_p4d(p4d, __p4d(entry));
 		spin_unlock(&mm->page_table_lock);
-		return;
+		return old;
 	}
 	pud = pud_offset(p4d, addr);
 	if (level == 2) {
 		lock = pud_lock(mm, pud);
+		old = pud_val(*pud);
 		set_pud(pud, __pud(entry));
 		spin_unlock(lock);
-		return;
+		return old;
 	}
 	pmd = pmd_offset(pud, addr);
 	lock = pmd_lock(mm, pmd);
+	old = pmd_val(*pmd);
 	set_pmd(pmd, __pmd(entry));
 	spin_unlock(lock);
+	return old;
 }
 
-/* Whether the table of the core has nothing but empty tables below it. */
+/* Whether the table of the core has nothing but empty tables below it. Faults may add some. */
 static bool is_empty(u64 *table, unsigned int level)
 {
 	unsigned int i;
+	u64 entry;
 
 	for (i = 0; i < PT_ENTRIES; i++) {
-		if (!table[i])
+		entry = READ_ONCE(table[i]);
+		if (!entry)
 			continue;
-		if (level == 1 || (table[i] & _PAGE_PSE) ||
-		    !is_empty(pt_entry_table(table[i]), level - 1))
+		if (level == 1 || (entry & _PAGE_PSE) ||
+		    !is_empty(pt_entry_table(entry), level - 1))
 			return false;
 	}
 	return true;
 }
 
-static void free_own(struct mm_struct *mm, u64 *table, unsigned int level)
-{
-	unsigned int i;
-
-	for (i = 0; level > 1 && i < PT_ENTRIES; i++)
-		if (table[i])
-			free_own(mm, pt_entry_table(table[i]), level - 1);
-	switch (level) {
-	case 1:
-		mm_dec_nr_ptes(mm);
-		break;
-	case 2:
-		mm_dec_nr_pmds(mm);
-		break;
-	case 3:
-		mm_dec_nr_puds(mm);
-		break;
-	}
-	pt_table_free(table, level);
-}
-
-/*
- * Frees the empty tables that the core has put into a slot of ours while nothing was mounted there:
- * it does so on a fault before it asks us. The mmap lock is held for writing, and no fault is under
- * way. EBUSY if something is mapped there.
- */
-int pt_slot_reclaim(struct mm_struct *mm, unsigned long addr, unsigned int level)
+/* Whether nothing is mapped by what the core has put into the slot. */
+bool pt_slot_is_empty(struct mm_struct *mm, unsigned long addr, unsigned int level)
 {
 	u64 entry = pt_slot_get(mm, addr, level);
 
-	if (!entry)
-		return 0;
-	if ((entry & _PAGE_PSE) || !is_empty(pt_entry_table(entry), level))
-		return -EBUSY;
-	pt_slot_set(mm, addr, level, 0);
-	pt_flush_tables(mm, addr, addr + pt_slot_size(level));
-	/* The core walks page tables under RCU, without locks. */
-	synchronize_rcu();
-	free_own(mm, pt_entry_table(entry), level);
-	return 0;
+	return !entry || (!(entry & _PAGE_PSE) && is_empty(pt_entry_table(entry), level));
 }

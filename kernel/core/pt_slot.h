@@ -7,9 +7,8 @@
  * are missing they are made and counted as the core does it, and the core frees them with the
  * mapping.
  *
- * All of these are called with the mmap lock held, for writing where they make tables, or from
- * where the core is about to walk these tables itself (a notifier). Tables above a slot stay for as
- * long as a mapping covers the slot.
+ * All of these are called with the mmap lock held, or from where the core is about to walk these
+ * tables itself (a notifier). Tables above a slot stay for as long as a mapping covers the slot.
  */
 #ifndef VELLUM_PT_SLOT_H
 #define VELLUM_PT_SLOT_H
@@ -19,8 +18,8 @@
 
 int pt_slot_prepare(struct mm_struct *mm, unsigned long addr, unsigned int level);
 u64 pt_slot_get(struct mm_struct *mm, unsigned long addr, unsigned int level);
-void pt_slot_set(struct mm_struct *mm, unsigned long addr, unsigned int level, u64 entry);
-int pt_slot_reclaim(struct mm_struct *mm, unsigned long addr, unsigned int level);
+u64 pt_slot_set(struct mm_struct *mm, unsigned long addr, unsigned int level, u64 entry);
+bool pt_slot_is_empty(struct mm_struct *mm, unsigned long addr, unsigned int level);
 
 /* The table of level 1 at the address, the process' own; made where there is none. */
 u64 *pt_slot_own_table(struct mm_struct *mm, unsigned long addr);

@@ -40,7 +40,8 @@ static bool needs_reader(const struct morsel *morsel, unsigned long flags)
 	return !(flags & VM_WRITE) && morsel->order;
 }
 
-static struct morsel_mount *make_mount(struct morsel *morsel, bool writes)
+static struct morsel_mount *make_mount(struct morsel *morsel, struct mm_struct *process,
+				       bool writes)
 {
 	struct morsel_mount *mount = kzalloc(sizeof(*mount), GFP_KERNEL_ACCOUNT);
 
@@ -50,7 +51,7 @@ static struct morsel_mount *make_mount(struct morsel *morsel, bool writes)
 	mount->mount.reader = morsel->reader;
 	mount->morsel = morsel;
 	mount->writes = writes;
-	pt_mounts_add(&morsel->mounts, &mount->mount);
+	pt_mounts_add(&morsel->mounts, &mount->mount, process);
 	return mount;
 }
 
@@ -127,7 +128,7 @@ static vm_fault_t fault(struct vm_fault *vmf)
 }
 
 /* A child's mount, which its first access attaches. NULL: there is no memory for it. */
-static struct morsel_mount *inherit(struct morsel_mount *parent)
+static struct morsel_mount *inherit(struct morsel_mount *parent, struct mm_struct *process)
 {
 	struct morsel_mount *child;
 	bool writes = parent->writes;
@@ -137,7 +138,7 @@ static struct morsel_mount *inherit(struct morsel_mount *parent)
 	if (error && error != -EIO)
 		return NULL;
 	writes &= !error;
-	child = make_mount(parent->morsel, writes);
+	child = make_mount(parent->morsel, process, writes);
 	if (!child && writes)
 		morsel_end_writing(parent->morsel);
 	return child;
@@ -157,7 +158,7 @@ static void opened(struct vm_area_struct *vma)
 	if (!is_child || !(vma->vm_flags & VM_WIPEONFORK))
 		pt_mount_detach(&mount->mount);
 	if (is_child)
-		child = inherit(mount);
+		child = inherit(mount, vma->vm_mm);
 	vma->vm_private_data = child ? &child->mount : NULL;
 }
 
@@ -305,7 +306,7 @@ int morsel_map(struct file *file, struct vm_area_struct *vma)
 		error = count_writer(morsel, vma, &writes);
 	if (error)
 		return error;
-	mount = make_mount(morsel, writes);
+	mount = make_mount(morsel, vma->vm_mm, writes);
 	if (!mount) {
 		if (writes)
 			morsel_end_writing(morsel);
