@@ -1,8 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0
-/* Vellum: explicit virtual memory. What the module offers, in the order in which it starts. */
+/*
+ * Vellum: explicit virtual memory. What the module offers, in the order in which it starts: what any
+ * program can reach comes last, as a program that has it open does not keep a module whose start
+ * fails.
+ */
+#define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
 
 #include <linux/debugfs.h>
 #include <linux/module.h>
+#include <asm/cpufeature.h>
 
 #include "core/pt_flush.h"
 #include "core/pt_secondary.h"
@@ -19,8 +25,14 @@ static struct dentry *folder;
 
 static int __init vellum_init(void)
 {
-	int error = pt_flush_init();
+	int error;
 
+	/* The hypervisor writes its page tables, and no store of ours would do. */
+	if (cpu_feature_enabled(X86_FEATURE_XENPV)) {
+		pr_err("not in a PV domain of Xen\n");
+		return -ENODEV;
+	}
+	error = pt_flush_init();
 	if (error)
 		return error;
 	pt_secondary_init();
@@ -29,16 +41,16 @@ static int __init vellum_init(void)
 	if (error)
 		goto no_trees;
 	folder = debugfs_create_dir("vellum", NULL);
-	error = exmap_init(folder);
-	if (error)
-		goto no_exmap;
 	error = morsel_init(folder);
 	if (error)
 		goto no_morsels;
+	error = exmap_init(folder);
+	if (error)
+		goto no_exmaps;
 	return 0;
+no_exmaps:
+	morsel_exit();
 no_morsels:
-	exmap_exit();
-no_exmap:
 	debugfs_remove_recursive(folder);
 	pt_tree_end();
 no_trees:
@@ -49,8 +61,8 @@ no_trees:
 static void __exit vellum_exit(void)
 {
 	debugfs_remove_recursive(folder);
-	morsel_exit();
 	exmap_exit();
+	morsel_exit();
 	pt_tree_end();
 	pt_userfault_exit();
 }

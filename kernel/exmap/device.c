@@ -451,10 +451,11 @@ int exmap_init(struct dentry *folder)
 	error = exmap_shrinker_init();
 	if (error)
 		goto no_shrinker;
+	exmap_check_init(folder);
+	/* Programs may open it before this returns. */
 	error = misc_register(&device);
 	if (error)
 		goto no_device;
-	exmap_check_init(folder);
 	return 0;
 no_device:
 	exmap_shrinker_exit();
