@@ -1,20 +1,48 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* Arguments of ioctls: structures that may grow. */
+/*
+ * Arguments of ioctls: structures that may grow at their ends. The first word of each is its size as
+ * the caller knows it.
+ *
+ * An older program passes less than this module knows: the rest is zero, and the answer ends where
+ * the program's structure ends. A newer one passes more: the rest must be zero, and stays so.
+ */
 #ifndef VELLUM_SIZED_H
 #define VELLUM_SIZED_H
 
+#include <linux/ioctl.h>
+#include <linux/minmax.h>
+#include <linux/mm.h>
 #include <linux/uaccess.h>
 
-/* Copies a structure whose size its first word says; what we do not know of it must be zero. */
-static inline int copy_sized(void *to, size_t known, unsigned long from)
+/* A command without the size in its number, which is that of the caller's structure. */
+#define sized_command(command)	((command) & ~(_IOC_SIZEMASK << _IOC_SIZESHIFT))
+
+/*
+ * Copies a structure of which so many bytes are known, and which had so many in its first version.
+ * Returns the caller's size.
+ *
+ * Errors: EINVAL shorter than that; E2BIG longer than a page, or with something unknown that is not
+ * zero; EFAULT.
+ */
+static inline int copy_sized(void *to, size_t known, size_t first, unsigned long from)
 {
+	int error;
 	u32 size;
 
 	if (get_user(size, (u32 __user *)from))
 		return -EFAULT;
-	if (size < known)
+	if (size < first)
 		return -EINVAL;
-	return copy_struct_from_user(to, known, (void __user *)from, size);
+	if (size > PAGE_SIZE)
+		return -E2BIG;
+	error = copy_struct_from_user(to, known, (void __user *)from, size);
+	return error ? error : size;
+}
+
+/* Answers with as much of the structure as the caller knows, whose size this is. */
+static inline int answer_sized(unsigned long to, int size, const void *from, size_t known)
+{
+	return copy_to_user((void __user *)to, from, min_t(size_t, size, known)) ? -EFAULT : 0;
 }
 
 #endif /* VELLUM_SIZED_H */

@@ -187,13 +187,20 @@ int exmap_lock_interface(struct exmap *exmap, struct exmap_interface *interface,
 	return mutex_lock_killable(&interface->lock) ? -EINTR : 0;
 }
 
+/* What programs pass that were built for the first version of each structure. */
+#define QUERY_SIZE_VER0		32
+#define CREATE_SIZE_VER0	32
+#define STAT_SIZE_VER0		120
+#define HARVEST_SIZE_VER0	40
+#define MOVE_SIZE_VER0		32
+
 static long ioctl_query(unsigned long argument)
 {
 	struct vellum_exmap_query query;
-	int error = copy_sized(&query, sizeof(query), argument);
+	int size = copy_sized(&query, sizeof(query), QUERY_SIZE_VER0, argument);
 
-	if (error)
-		return error;
+	if (size < 0)
+		return size;
 	query = (struct vellum_exmap_query){
 		.size = sizeof(query),
 		.version = 1,
@@ -203,25 +210,25 @@ static long ioctl_query(unsigned long argument)
 		.max_interfaces = VELLUM_EXMAP_MAX_INTERFACES,
 		.vector_entries = VELLUM_EXMAP_VECTOR_ENTRIES,
 	};
-	return copy_to_user((void __user *)argument, &query, sizeof(query)) ? -EFAULT : 0;
+	return answer_sized(argument, size, &query, sizeof(query));
 }
 
 static long ioctl_create(struct exmap *exmap, unsigned long argument)
 {
 	struct vellum_exmap_create create;
-	int error = copy_sized(&create, sizeof(create), argument);
+	int size = copy_sized(&create, sizeof(create), CREATE_SIZE_VER0, argument);
 
-	return error ? error : exmap_create(exmap, &create);
+	return size < 0 ? size : exmap_create(exmap, &create);
 }
 
 static long ioctl_stat(struct exmap *exmap, unsigned long argument)
 {
 	struct vellum_exmap_stat stat;
-	int error = copy_sized(&stat, sizeof(stat), argument);
+	int size = copy_sized(&stat, sizeof(stat), STAT_SIZE_VER0, argument);
 	unsigned int i;
 
-	if (error)
-		return error;
+	if (size < 0)
+		return size;
 	if (!exmap_is_created(exmap))
 		return -ENODEV;
 	stat = (struct vellum_exmap_stat){
@@ -252,7 +259,7 @@ static long ioctl_stat(struct exmap *exmap, unsigned long argument)
 		stat.read += READ_ONCE(interface->read);
 		stat.written += READ_ONCE(interface->written);
 	}
-	return copy_to_user((void __user *)argument, &stat, sizeof(stat)) ? -EFAULT : 0;
+	return answer_sized(argument, size, &stat, sizeof(stat));
 }
 
 static long ioctl_vector(struct exmap *exmap, unsigned int command, unsigned long argument)
@@ -265,17 +272,17 @@ static long ioctl_vector(struct exmap *exmap, unsigned int command, unsigned lon
 static long ioctl_harvest(struct exmap *exmap, unsigned long argument)
 {
 	struct vellum_exmap_harvest harvest;
-	int error = copy_sized(&harvest, sizeof(harvest), argument);
+	int size = copy_sized(&harvest, sizeof(harvest), HARVEST_SIZE_VER0, argument);
 
-	return error ? error : exmap_harvest(exmap, &harvest);
+	return size < 0 ? size : exmap_harvest(exmap, &harvest);
 }
 
 static long ioctl_move(struct exmap *exmap, unsigned long argument)
 {
 	struct vellum_exmap_move move;
-	int error = copy_sized(&move, sizeof(move), argument);
+	int size = copy_sized(&move, sizeof(move), MOVE_SIZE_VER0, argument);
 
-	return error ? error : exmap_move(exmap, &move);
+	return size < 0 ? size : exmap_move(exmap, &move);
 }
 
 static struct exmap_handle *make_handle(struct exmap *exmap)
@@ -351,20 +358,22 @@ static long ioctl(struct file *file, unsigned int command, unsigned long argumen
 	case VELLUM_EXMAP_READ:
 	case VELLUM_EXMAP_WRITE:
 		return ioctl_vector(exmap, command, argument);
-	case VELLUM_EXMAP_QUERY:
-		return ioctl_query(argument);
-	case VELLUM_EXMAP_CREATE:
-		return ioctl_create(exmap, argument);
-	case VELLUM_EXMAP_STAT:
-		return ioctl_stat(exmap, argument);
-	case VELLUM_EXMAP_HARVEST:
-		return ioctl_harvest(exmap, argument);
-	case VELLUM_EXMAP_MOVE:
-		return ioctl_move(exmap, argument);
 	case VELLUM_EXMAP_RESIZE:
 		return exmap_resize(exmap, argument);
 	case VELLUM_EXMAP_CLONE:
 		return argument ? -EINVAL : clone(exmap);
+	}
+	switch (sized_command(command)) {
+	case sized_command(VELLUM_EXMAP_QUERY):
+		return ioctl_query(argument);
+	case sized_command(VELLUM_EXMAP_CREATE):
+		return ioctl_create(exmap, argument);
+	case sized_command(VELLUM_EXMAP_STAT):
+		return ioctl_stat(exmap, argument);
+	case sized_command(VELLUM_EXMAP_HARVEST):
+		return ioctl_harvest(exmap, argument);
+	case sized_command(VELLUM_EXMAP_MOVE):
+		return ioctl_move(exmap, argument);
 	}
 	return exmap_published_knows(command) ? exmap_published_ioctl(file, command, argument) :
 						-ENOTTY;

@@ -139,42 +139,47 @@ static long allocate(struct file *file, int mode, loff_t offset, loff_t length)
 	return morsel_populate_range(morsel, first, DIV_ROUND_UP(offset + length, PAGE_SIZE) - first);
 }
 
+/* What programs pass that were built for the first version of each structure. */
+#define QUERY_SIZE_VER0		32
+#define CREATE_SIZE_VER0	32
+#define FILL_SIZE_VER0		40
+#define STAT_SIZE_VER0		72
+
 static long ioctl_query(unsigned long argument)
 {
 	struct vellum_morsel_query query;
-	int error = copy_sized(&query, sizeof(query), argument);
+	int size = copy_sized(&query, sizeof(query), QUERY_SIZE_VER0, argument);
 
-	if (error)
-		return error;
+	if (size < 0)
+		return size;
 	query = (struct vellum_morsel_query){
 		.size = sizeof(query),
 		.version = 1,
 		.flags = MORSEL_FLAGS,
 		.max_order = morsel_max_order(false),
 	};
-	return copy_to_user((void __user *)argument, &query, sizeof(query)) ? -EFAULT : 0;
+	return answer_sized(argument, size, &query, sizeof(query));
 }
 
 static long ioctl_create(struct morsel *morsel, unsigned long argument)
 {
 	struct vellum_morsel_create create;
-	int error = copy_sized(&create, sizeof(create), argument);
+	int size = copy_sized(&create, sizeof(create), CREATE_SIZE_VER0, argument);
 
-	return error ? error : morsel_shape(morsel, &create);
+	return size < 0 ? size : morsel_shape(morsel, &create);
 }
 
 static long ioctl_fill(struct morsel *morsel, unsigned long argument)
 {
 	struct vellum_morsel_fill fill;
-	int error = copy_sized(&fill, sizeof(fill), argument);
+	int size = copy_sized(&fill, sizeof(fill), FILL_SIZE_VER0, argument);
+	int error;
 
-	if (error)
-		return error;
+	if (size < 0)
+		return size;
 	fill.filled = 0;
 	error = morsel_is_shaped(morsel) ? morsel_fill(morsel, &fill) : -EINVAL;
-	if (copy_to_user((void __user *)argument, &fill, sizeof(fill)))
-		return -EFAULT;
-	return error;
+	return answer_sized(argument, size, &fill, sizeof(fill)) ?: error;
 }
 
 static void get_stat(struct morsel *morsel, struct vellum_morsel_stat *stat)
@@ -198,39 +203,38 @@ static void get_stat(struct morsel *morsel, struct vellum_morsel_stat *stat)
 static long ioctl_stat(struct morsel *morsel, unsigned long argument)
 {
 	struct vellum_morsel_stat stat;
-	int error = copy_sized(&stat, sizeof(stat), argument);
+	int size = copy_sized(&stat, sizeof(stat), STAT_SIZE_VER0, argument);
 
-	if (error)
-		return error;
+	if (size < 0)
+		return size;
 	if (READ_ONCE(morsel->is_revoked))
 		return -EIO;
 	get_stat(morsel, &stat);
-	return copy_to_user((void __user *)argument, &stat, sizeof(stat)) ? -EFAULT : 0;
+	return answer_sized(argument, size, &stat, sizeof(stat));
 }
 
 static long ioctl(struct file *file, unsigned int command, unsigned long argument)
 {
 	struct morsel *morsel = morsel_of(file_inode(file));
+	bool writes = file->f_mode & FMODE_WRITE;
 
 	switch (command) {
-	case VELLUM_MORSEL_QUERY:
-		return ioctl_query(argument);
-	case VELLUM_MORSEL_STAT:
-		return ioctl_stat(morsel, argument);
+	case VELLUM_MORSEL_SEAL:
+		return writes ? morsel_seal(morsel, argument) : -EBADF;
 	case VELLUM_MORSEL_REVOKE:
 		if (!inode_owner_or_capable(file_idmap(file), file_inode(file)))
 			return -EPERM;
 		return argument ? -EINVAL : morsel_revoke(morsel);
 	}
-	if (!(file->f_mode & FMODE_WRITE))
-		return -EBADF;
-	switch (command) {
-	case VELLUM_MORSEL_CREATE:
-		return ioctl_create(morsel, argument);
-	case VELLUM_MORSEL_FILL:
-		return ioctl_fill(morsel, argument);
-	case VELLUM_MORSEL_SEAL:
-		return morsel_seal(morsel, argument);
+	switch (sized_command(command)) {
+	case sized_command(VELLUM_MORSEL_QUERY):
+		return ioctl_query(argument);
+	case sized_command(VELLUM_MORSEL_STAT):
+		return ioctl_stat(morsel, argument);
+	case sized_command(VELLUM_MORSEL_CREATE):
+		return writes ? ioctl_create(morsel, argument) : -EBADF;
+	case sized_command(VELLUM_MORSEL_FILL):
+		return writes ? ioctl_fill(morsel, argument) : -EBADF;
 	}
 	return -ENOTTY;
 }
