@@ -111,6 +111,16 @@ static inline void pt_vma_start_write(struct vm_area_struct *vma)
 #endif
 }
 
+/* The flags of a VMA that is nowhere. */
+static inline void pt_vma_init_flags(struct vm_area_struct *vma, unsigned long flags)
+{
+#if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 3, 0)
+	vm_flags_init(vma, flags);
+#else
+	vma->vm_flags = flags;
+#endif
+}
+
 /* Whether userfaultfd takes also what is not ordinary memory. */
 static inline bool userfault_takes_all(void)
 {
@@ -118,7 +128,7 @@ static inline bool userfault_takes_all(void)
 	static const struct vm_operations_struct operations = {};
 	struct vm_area_struct vma = { .vm_ops = &operations };
 
-	vm_flags_init(&vma, VM_SHARED | VM_PFNMAP | VM_IO);
+	pt_vma_init_flags(&vma, VM_SHARED | VM_PFNMAP | VM_IO);
 	return vma_can_userfault(&vma, VM_UFFD_WP, true);
 #else
 	return false;

@@ -392,7 +392,7 @@ int pt_mount_create(struct pt_mount *mount, struct vm_area_struct *vma)
 
 	if (mount->mm)
 		return -EBUSY;
-	if (!pt_userfault_is_refused())
+	if (!pt_userfault_is_refused(vma->vm_mm))
 		return -EOPNOTSUPP;
 	if (len >> PAGE_SHIFT != mount->tree->pages || !IS_ALIGNED(vma->vm_start, needed))
 		return -EINVAL;

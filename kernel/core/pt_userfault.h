@@ -9,10 +9,14 @@
 
 #include <linux/types.h>
 
+struct mm_struct;
+
 /* Has this kernel refuse what has a tree mounted, if it does not by itself. */
 void pt_userfault_init(void);
 void pt_userfault_exit(void);
-/* Whether it does; nothing may be mounted otherwise. */
-bool pt_userfault_is_refused(void);
+/*
+ * Whether it does at this time; nothing may be mounted otherwise. The mmap lock is held for writing.
+ */
+bool pt_userfault_is_refused(struct mm_struct *mm);
 
 #endif /* VELLUM_PT_USERFAULT_H */

@@ -2,11 +2,13 @@
 //! not the core's, and a Morsel's belong to others, too: none of its memory is taken.
 #![allow(clippy::unwrap_used)]
 
+use std::fs;
+
 use vellum_kernel_tests::counters::assert_morsels_are_sound;
 use vellum_kernel_tests::morsel::{kinds, stamped};
 use vellum_kernel_tests::sys::{self, Request};
 use vellum_kernel_tests::userfault::{Userfault, feature, mode};
-use vellum_kernel_tests::{Errno, Mapping, PAGE, Plan, morsel_turn, turn};
+use vellum_kernel_tests::{Errno, Exmap, Mapping, PAGE, Plan, morsel_turn, turn};
 
 /// What descriptors are asked for, as far as the kernel knows it.
 const FEATURES: [u64; 3] =
@@ -77,4 +79,45 @@ fn a_surface_is_not_taken() {
     surface.assert_stamped(1, 7);
     surface.free(0, &[(1, 1)]);
     surface.assert_works();
+}
+
+/// A switch of the kernel's that is off for as long as this lives.
+struct Off(&'static str);
+
+impl Off {
+    /// `None`: there is none, or it cannot be switched off, which is said.
+    fn new(path: &'static str) -> Option<Self> {
+        let switched = fs::write(path, "0");
+        println!("{path}: {switched:?}");
+        switched.is_ok().then_some(Self(path))
+    }
+}
+
+impl Drop for Off {
+    fn drop(&mut self) {
+        fs::write(self.0, "1").unwrap();
+    }
+}
+
+/// What keeps userfaultfd away is a probe, and an administrator may switch off all probes. Nothing
+/// is mapped then, or the kernel needs no probe.
+#[test]
+fn nothing_is_mapped_while_userfaultfd_is_not_kept_away() {
+    let Some(_turn) = morsel_turn() else { return };
+    for path in ["/sys/kernel/debug/kprobes/enabled", "/proc/sys/kernel/ftrace_enabled"] {
+        let Some(off) = Off::new(path) else { continue };
+        let (morsel, exmap) = (stamped((1, 0)), Exmap::with(8, 1, 0));
+        for mapping in [morsel.map(sys::READ_WRITE), exmap.map(1000)] {
+            match mapping {
+                Ok(mapping) => assert_refused(&mapping),
+                Err(error) => assert_eq!(error, Errno::OPNOTSUPP, "{path}"),
+            }
+        }
+        drop(off);
+        for mapping in [morsel.map(sys::READ_WRITE), exmap.map(1000)] {
+            assert_refused(&mapping.unwrap());
+        }
+        morsel.mapped().assert_stamped(0, 7);
+    }
+    assert_morsels_are_sound();
 }
