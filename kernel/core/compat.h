@@ -186,6 +186,19 @@ static inline void pt_let_faults_in(struct mm_struct *mm)
 #endif
 }
 
+/*
+ * Whether devices that share a process' page tables (SVA) are told by the flush of its TLBs, and by
+ * nothing else. Before, they hear of it as secondary MMUs do.
+ */
+static inline bool flush_tells_devices(void)
+{
+#if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 6, 0)
+	return IS_ENABLED(CONFIG_IOMMU_SVA);
+#else
+	return false;
+#endif
+}
+
 /* The end of what secondary MMUs are told by the kernel's own function, found by its name. */
 #if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 6, 0)
 static inline void secondary_no_end(struct mmu_notifier_range *range)
