@@ -9,6 +9,8 @@
 #include <linux/mm.h>
 #include <linux/module.h>
 #include <linux/pagemap.h>
+#include <linux/sched/signal.h>
+#include <linux/sched/user.h>
 #include <linux/seq_file.h>
 #include <linux/slab.h>
 #include <linux/statfs.h>
@@ -55,12 +57,31 @@ bool morsel_charge(struct morsel *morsel, u64 pages)
 {
 	struct morsels *morsels = morsels_of(morsel->inode.i_sb);
 
-	return take(&morsels->pages, pages, morsels->max_pages);
+	if (!take(&morsels->pages, pages, morsels->max_pages))
+		return false;
+	if (!morsel->user || take(&morsel->user->locked_vm, pages, morsel->lock_limit))
+		return true;
+	atomic64_sub(pages, &morsels->pages);
+	return false;
 }
 
 void morsel_uncharge(struct morsel *morsel, u64 pages)
 {
 	atomic64_sub(pages, &morsels_of(morsel->inode.i_sb)->pages);
+	if (morsel->user)
+		atomic64_sub(pages, &morsel->user->locked_vm);
+}
+
+/*
+ * What cannot be swapped out is locked memory of the user who makes the Morsel, whichever process
+ * brings the pages: a Morsel may outlive all of them. A device's pages are none.
+ */
+static void make_locked(struct morsel *morsel)
+{
+	if (morsel->device || capable(CAP_IPC_LOCK))
+		return;
+	morsel->user = get_uid(current_user());
+	morsel->lock_limit = rlimit(RLIMIT_MEMLOCK) >> PAGE_SHIFT;
 }
 
 int morsel_charging(struct morsel *morsel, u64 page, int (*attempt)(struct morsel *, u64))
@@ -105,6 +126,7 @@ static struct inode *make_inode(struct super_block *super, const struct inode *f
 		inode->i_op = &morsel_file_inode_operations;
 		inode->i_fop = &morsel_file_operations;
 		morsel_of(inode)->device = morsels->device;
+		make_locked(morsel_of(inode));
 		morsel_register(morsel_of(inode));
 	}
 	return inode;
@@ -213,6 +235,7 @@ static void evict_inode(struct inode *inode)
 	if (S_ISREG(inode->i_mode))
 		morsel_unregister(morsel_of(inode));
 	morsel_end(morsel_of(inode));
+	free_uid(morsel_of(inode)->user);
 	atomic64_dec(&morsels_of(inode->i_sb)->inodes);
 }
 

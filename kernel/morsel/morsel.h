@@ -65,6 +65,10 @@ struct morsel {
 	/* Where 2 MiB are or were, by the number of 512 pages; empty if they may return. */
 	struct xarray		blocks;
 
+	/* Whose locked memory it is, and how many pages that may be; NULL: it counts as nobody's. */
+	struct user_struct	*user;
+	u64			lock_limit;
+
 	/* Where its pages and tables are, if not in the kernel's memory; NULL. */
 	struct morsel_device	*device;
 	/* Where the device has it, under `state`; NULL without a name. */
@@ -112,7 +116,7 @@ static inline u64 morsel_clear_entry(u64 *entry)
 	return old;
 }
 
-/* fs.c: pages for data and for tables; false: the file system has no more. */
+/* fs.c: pages for data and for tables; false: the file system, or the user, may have no more. */
 bool morsel_charge(struct morsel *morsel, u64 pages);
 void morsel_uncharge(struct morsel *morsel, u64 pages);
 /*

@@ -20,6 +20,7 @@ void morsel_start(struct morsel *morsel)
 	morsel->address = 0;
 	morsel->seals = 0;
 	morsel->is_revoked = false;
+	morsel->user = NULL;
 	morsel->device = NULL;
 	morsel->slot = NULL;
 	morsel->writers = 0;

@@ -73,6 +73,52 @@ fn no_more_is_taken_than_there_may_be() {
     before.assert_back();
 }
 
+/// What a user makes is the user's locked memory, whichever process brings the pages; what root
+/// makes is not.
+#[test]
+fn what_a_user_makes_is_bounded() {
+    let Some(_turn) = morsel_turn() else { return };
+    let mounted = Mounted::new("size=64m,mode=1777").unwrap();
+    let roots = shaped(&mounted, 2, 16 * MIB, 0);
+    for flags in [0, morsel::PINNABLE, morsel::HUGE] {
+        in_child(|| {
+            become_user(4 * MIB);
+            let morsel = shaped(&mounted, 2, 16 * MIB, flags);
+            let mapping = morsel.mapped();
+            assert_eq!(morsel.populate(0, 16 * MIB), Err(Errno::NOSPC));
+            let stat = morsel.stat();
+            assert!((1020..=1024).contains(&(stat.pages + stat.tables)), "{stat:?}");
+            let address = mapping.page(4000);
+            let fault = Fault { signal: libc::SIGBUS, address };
+            assert_eq!(access::store(address, 1), Err(fault));
+            // Of all Morsels together; and what goes makes room.
+            let other = mounted.nameless();
+            let shape = plan(2, 16 * MIB, 0);
+            let shaped = other.create(&shape);
+            assert_eq!(shaped.and_then(|()| other.populate(0, MIB)), Err(Errno::NOSPC));
+            morsel.punch(0, 2 * MIB).unwrap();
+            // It may have its shape by now.
+            let _ = other.create(&shape);
+            other.populate(0, MIB).unwrap();
+            // What is root's is bounded by the file system alone.
+            roots.populate(0, 16 * MIB).unwrap();
+            drop((mapping, morsel));
+            let kept = File::create_new(mounted.path("kept")).unwrap();
+            kept.set_permissions(Permissions::from_mode(0o666)).unwrap();
+        });
+        // Root brings pages, and they count for the user all the same.
+        let kept = OpenOptions::new().read(true).write(true).open(mounted.path("kept")).unwrap();
+        let kept = Morsel::from(kept);
+        kept.create(&plan(2, 16 * MIB, flags)).unwrap();
+        assert_eq!(kept.populate(0, 16 * MIB), Err(Errno::NOSPC));
+        drop(kept);
+        fs::remove_file(mounted.path("kept")).unwrap();
+        roots.punch(0, 16 * MIB).unwrap();
+    }
+    drop(roots);
+    assert_eq!((mounted.used(), mounted.inodes()), (0, 1), "all is given back");
+}
+
 /// A reader has tables of its own, for which there is exactly as much as they take.
 #[test]
 fn a_reader_asks_for_no_more_than_it_takes() {

@@ -55,7 +55,7 @@ struct vellum_morsel_query {
  * ftruncate of a new file does the same, with the smallest order that is long enough and no flags.
  *
  * Errors: EBUSY it has one; EINVAL a field is out of bounds; EBADF the descriptor is not for
- * writing; ENOMEM; ENOSPC the file system is full.
+ * writing; ENOMEM; ENOSPC the file system is full, or the user may lock no more (RLIMIT_MEMLOCK).
  */
 struct vellum_morsel_create {
 	__u32 size;		/* of this structure */
