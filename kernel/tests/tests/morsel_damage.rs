@@ -32,7 +32,7 @@ const USED_PAGES: u64 = 2048;
 
 /// Bits of an entry that leads to a table, and of a leaf of 2 MiB that any user may write to.
 const TABLE: u64 = 0x67;
-const LEAF: u64 = 1 << 63 | 0xe7;
+const LEAF: u64 = (1 << 63) | 0xe7;
 /// The one that has processors look at an entry.
 const PRESENT: u64 = 1;
 const NUMBER: u64 = 0x000f_ffff_ffff_f000;
@@ -152,7 +152,7 @@ fn what_the_guard_has_is_not_believed() {
     let raw = Raw::open();
     for index in 0..WORDS {
         // The machine's first GiB: the kernel is there.
-        raw.set(GUARD * PAGE as u64 + index * 8, index << 21 | LEAF);
+        raw.set(GUARD * PAGE as u64 + index * 8, (index << 21) | LEAF);
     }
     drop(raw);
     mount("mode=1777").unwrap();
@@ -300,11 +300,11 @@ fn damage(raw: &Raw, targets: &Targets, random: &mut Random) -> String {
     let value = match random.below(7) {
         0 => 0,
         1 => random.number(),
-        2 => old ^ 1 << random.below(64),
+        2 => old ^ (1 << random.below(64)),
         3 => old.wrapping_add(PAGE as u64 * random.below(64)),
         4 => raw.entry(random.below(USED_PAGES), TABLE),
-        5 => random.below(1 << 18) * PAGE as u64 | TABLE,
-        _ => random.below(1 << 10) << 21 | LEAF,
+        5 => (random.below(1 << 18) * PAGE as u64) | TABLE,
+        _ => (random.below(1 << 10) << 21) | LEAF,
     };
     raw.set(at, value);
     format!("{what}: {at:#x} was {old:#x}, is {value:#x}")
