@@ -180,7 +180,8 @@ long exmap_alloc_vector(struct exmap *exmap, unsigned int index, unsigned int en
 	before = allocation.lane->taken;
 	for (entry = interface->vector; entry < interface->vector + entries; entry++) {
 		range = exmap_decode(exmap, READ_ONCE(*entry));
-		WRITE_ONCE(*entry, exmap_encode(range, alloc_one(&allocation, interface, range),
+		WRITE_ONCE(*entry, exmap_encode(interface, range,
+						alloc_one(&allocation, interface, range),
 						&failed));
 	}
 	trace_exmap_alloc(index, entries, allocation.lane->taken - before);

@@ -42,6 +42,7 @@ static void free_interfaces(struct exmap_interface *interface, unsigned int coun
 		kvfree(interface[i].ranges);
 		kvfree(interface[i].results);
 		kvfree(interface[i].leaving);
+		kfree(interface[i].batch);
 	}
 	kvfree(interface);
 }
@@ -55,6 +56,8 @@ static struct exmap_interface *make_interfaces(unsigned int count)
 		struct exmap_interface *one = &interface[i];
 
 		mutex_init(&one->lock);
+		init_llist_head(&one->finished);
+		INIT_WORK(&one->concluding, exmap_conclude);
 		one->vector = (u64 *)get_zeroed_page(GFP_KERNEL_ACCOUNT);
 		one->ranges = kvcalloc(VELLUM_EXMAP_VECTOR_ENTRIES, sizeof(*one->ranges),
 				       GFP_KERNEL_ACCOUNT);
@@ -74,6 +77,8 @@ static void destroy(struct kref *references)
 	struct exmap *exmap = container_of(references, struct exmap, references);
 
 	exmap_unregister(exmap);
+	if (exmap->work)
+		destroy_workqueue(exmap->work);
 	exmap_surface_destroy(exmap);
 	frame_pool_destroy(&exmap->pool);
 	if (exmap->interface)
@@ -86,6 +91,11 @@ static void destroy(struct kref *references)
 	mutex_destroy(&exmap->sizing);
 	mutex_destroy(&exmap->setup);
 	kfree(exmap);
+}
+
+void exmap_put(struct exmap *exmap)
+{
+	kref_put(&exmap->references, destroy);
 }
 
 /* The file that pages are read from and written to; NULL for none. */
@@ -116,6 +126,10 @@ static int create_locked(struct exmap *exmap, const struct vellum_exmap_create *
 	/* Only a pinnable surface may be mapped before. */
 	if (exmap->tree.root && !(create->flags & VELLUM_EXMAP_PINNABLE))
 		return -EBUSY;
+	if (backing && !exmap->work)
+		exmap->work = alloc_workqueue("exmap", WQ_UNBOUND | WQ_HIGHPRI, 0);
+	if (backing && !exmap->work)
+		return -ENOMEM;
 	interface = make_interfaces(create->interfaces);
 	error = interface ? exmap_make_pool(exmap, create) : -ENOMEM;
 	if (error) {
@@ -266,7 +280,7 @@ static long ioctl_vector(struct exmap *exmap, unsigned int command, unsigned lon
 {
 	if (argument >> 32)
 		return -EINVAL;
-	return exmap_vector(exmap, command, argument & 0xffff, argument >> 16);
+	return exmap_vector(exmap, command, argument & 0xffff, argument >> 16, false);
 }
 
 static long ioctl_harvest(struct exmap *exmap, unsigned long argument)
@@ -342,7 +356,7 @@ int exmap_become_clone(struct file *file, struct file *other)
 		return -EINVAL;
 	kref_get(&exmap->references);
 	if (cmpxchg(&handle->exmap, own, exmap) != own) {
-		kref_put(&exmap->references, destroy);
+		exmap_put(exmap);
 		return -EBUSY;
 	}
 	return 0;
@@ -410,7 +424,7 @@ static int open(struct inode *inode, struct file *file)
 		return -ENOMEM;
 	file->private_data = make_handle(exmap);
 	if (!file->private_data) {
-		kref_put(&exmap->references, destroy);
+		exmap_put(exmap);
 		return -ENOMEM;
 	}
 	set_modes(file);
@@ -422,8 +436,8 @@ static int release(struct inode *inode, struct file *file)
 	struct exmap_handle *handle = file->private_data;
 
 	if (handle->own != handle->exmap)
-		kref_put(&handle->own->references, destroy);
-	kref_put(&handle->exmap->references, destroy);
+		exmap_put(handle->own);
+	exmap_put(handle->exmap);
 	kfree(handle);
 	return 0;
 }
@@ -454,7 +468,7 @@ int exmap_init(struct dentry *folder)
 {
 	int error = -ENOMEM;
 
-	exmap_work = alloc_workqueue("exmap", WQ_UNBOUND | WQ_HIGHPRI, 0);
+	exmap_work = alloc_workqueue("exmap", WQ_UNBOUND, 0);
 	if (!exmap_work)
 		return error;
 	error = exmap_shrinker_init();

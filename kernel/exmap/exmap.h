@@ -26,9 +26,11 @@
 
 #include <linux/fs.h>
 #include <linux/kref.h>
+#include <linux/llist.h>
 #include <linux/mutex.h>
 #include <linux/sched/signal.h>
 #include <linux/types.h>
+#include <linux/workqueue.h>
 #include <vellum/exmap.h>
 
 #include "core/compat.h"
@@ -64,6 +66,10 @@ struct exmap_interface {
 	struct exmap_result *results;	/* what becomes of them */
 	u64		**leaving;	/* entries that wait for the flush */
 	struct exmap_extent extents[EXMAP_EXTENTS];
+	struct llist_head finished;	/* asynchronous calls that are to be concluded; has no lock */
+	struct work_struct concluding;	/* does it */
+	struct transfer_batch *batch;	/* for the next transfers that are waited for, or NULL */
+	bool		published;	/* the vector's errors are those of the published module */
 	u64		conflicts, busy, flushes, read, written;
 } ____cacheline_aligned_in_smp;
 
@@ -85,6 +91,11 @@ struct exmap {
 	struct user_struct	*user;		/* who is charged, or NULL */
 	u64			charged;	/* pages; without those of tables */
 	struct file		*backing;	/* or NULL */
+	/*
+	 * For what is left of transfers that no caller waits for. Its work waits for interfaces of
+	 * this exmap, and so must not keep another exmap's from its turn.
+	 */
+	struct workqueue_struct	*work;		/* if there is a backing */
 
 	atomic64_t		read_quickly;	/* pages, without an interface's lock */
 
@@ -138,6 +149,7 @@ static inline bool exmap_is_created(struct exmap *exmap)
 }
 
 int exmap_create(struct exmap *exmap, const struct vellum_exmap_create *create);
+void exmap_put(struct exmap *exmap);
 int exmap_become_clone(struct file *file, struct file *other);
 
 int exmap_map_surface(struct exmap *exmap, struct vm_area_struct *vma);
@@ -149,7 +161,10 @@ int exmap_may_command(struct exmap *exmap);
 struct exmap_interface *exmap_find_interface(struct exmap *exmap, unsigned int index);
 int exmap_lock_interface(struct exmap *exmap, struct exmap_interface *interface, bool may_wait);
 long exmap_vector(struct exmap *exmap, unsigned int command, unsigned int index,
-		  unsigned int entries);
+		  unsigned int entries, bool published);
+/* The pages at an address. EINVAL it is not one of the surface's; EFAULT the surface ends before. */
+int exmap_find_range(const struct exmap *exmap, unsigned long address, size_t length,
+		     struct page_range *range);
 
 /* The interface's lock is held, and the ranges are within the surface. */
 void exmap_alloc(struct exmap *exmap, unsigned int index, const struct page_range *ranges,
@@ -197,6 +212,7 @@ void exmap_shrinker_exit(void);
 
 ssize_t exmap_read_iter(struct kiocb *kiocb, struct iov_iter *iter);
 ssize_t exmap_write_iter(struct kiocb *kiocb, struct iov_iter *iter);
+void exmap_conclude(struct work_struct *work);
 
 int exmap_uring_cmd(struct io_uring_cmd *command, unsigned int issue_flags);
 
@@ -216,7 +232,7 @@ long exmap_published_ioctl(struct file *file, unsigned int command, unsigned lon
 
 extern const struct file_operations exmap_operations;
 
-/* For what is left of asynchronous calls. */
+/* For the last step of exmaps that end in work of their own queue. */
 extern struct workqueue_struct *exmap_work;
 
 int exmap_init(struct dentry *folder);
@@ -228,22 +244,30 @@ static __always_inline bool exmap_contains(const struct exmap *exmap, struct pag
 	       range.count <= exmap->tree.pages - range.page;
 }
 
+/* The first page of a range that is not within the surface. */
+#define EXMAP_OUTSIDE	U64_MAX
+
 /* An entry of a vector; a range that is not within the surface becomes an empty one. */
 static __always_inline struct page_range exmap_decode(const struct exmap *exmap, u64 entry)
 {
 	struct page_range range = { entry & ((1ULL << 52) - 1), entry >> 52 };
 
 	if (unlikely(!exmap_contains(exmap, range)))
-		range.count = 0;
+		range = (struct page_range){ range.count ? EXMAP_OUTSIDE : 0, 0 };
 	return range;
 }
 
 /* What has become of it, as the process reads it; counts those with an error. */
-static __always_inline u64 exmap_encode(struct page_range range, struct exmap_result result,
+static __always_inline u64 exmap_encode(const struct exmap_interface *interface,
+					struct page_range range, struct exmap_result result,
 					long *failed)
 {
-	if (unlikely(!range.count))
-		result.error = -EINVAL;
+	if (unlikely(!range.count)) {
+		if (!interface->published)
+			result.error = -EINVAL;
+		else if (range.page == EXMAP_OUTSIDE)
+			result.error = -EFAULT;
+	}
 	*failed += result.error != 0;
 	return (u32)result.error | (u64)result.pages << 32;
 }

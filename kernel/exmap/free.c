@@ -299,7 +299,8 @@ long exmap_free_vector(struct exmap *exmap, unsigned int index, unsigned int ent
 	begin(&clearance, exmap, index);
 	for (entry = interface->vector; entry < interface->vector + entries; entry++) {
 		range = exmap_decode(exmap, READ_ONCE(*entry));
-		WRITE_ONCE(*entry, exmap_encode(range, free_one(&clearance, range), &failed));
+		WRITE_ONCE(*entry, exmap_encode(interface, range, free_one(&clearance, range),
+						&failed));
 		if (unlikely(each))
 			flush(&clearance);
 	}

@@ -7,10 +7,12 @@
  *
  *	offset = interface | opcode << 8
  *
- * With the opcode ALLOC, pread and preadv bring pages and read nothing.
+ * With the opcode ALLOC, pread and preadv bring pages and read nothing. What the calls return is in
+ * exmap_published.h.
  */
 
 #include <linux/fs.h>
+#include <linux/llist.h>
 #include <linux/mm.h>
 #include <linux/sched/mm.h>
 #include <linux/slab.h>
@@ -22,58 +24,68 @@
 #include "exmap/exmap.h"
 #include "exmap/transfer.h"
 
-/* Segments of one call. */
+/* Segments of a call, or as many of them as an interface has room for. */
 struct segments {
 	unsigned int		count;
 	struct page_range	*ranges;
 	struct exmap_result	*results;
 };
 
-/* The next segment as pages of the surface; it must be some whole ones. */
-static int segment_pages(struct exmap *exmap, struct iov_iter *iter, struct page_range *range)
+int exmap_find_range(const struct exmap *exmap, unsigned long address, size_t length,
+		     struct page_range *range)
 {
-	unsigned long address = (unsigned long)segment_address(iter);
-	size_t length = segment_length(iter);
 	unsigned long start = exmap->mount.start;
 
-	if (address < start || !PAGE_ALIGNED(address) || !PAGE_ALIGNED(length) ||
+	if (address < start || !PAGE_ALIGNED(address | length) ||
 	    length >> PAGE_SHIFT > UINT_MAX)
 		return -EINVAL;
 	range->page = (address - start) >> PAGE_SHIFT;
 	range->count = length >> PAGE_SHIFT;
-	iov_iter_advance(iter, length);
-	return exmap_contains(exmap, *range) ? 0 : -EINVAL;
+	if (range->page >= exmap->tree.pages)
+		return -EINVAL;
+	return range->count <= exmap->tree.pages - range->page ? 0 : -EFAULT;
 }
 
-static int read_segments(struct exmap *exmap, struct iov_iter *iter, struct segments *segments)
+/* The next segments as pages of the surface, up to one that is no whole pages of it: its error. */
+static int read_segments(struct exmap *exmap, struct iov_iter *iter, struct segments *segments,
+			 unsigned int most)
 {
-	unsigned long most = iter_is_iovec(iter) ? iter->nr_segs : 1;
 	int error = 0;
+	size_t length;
 
 	segments->count = 0;
-	segments->ranges = kmalloc_array(most, sizeof(*segments->ranges), GFP_KERNEL_ACCOUNT);
-	segments->results = kcalloc(most, sizeof(*segments->results), GFP_KERNEL_ACCOUNT);
-	if (!segments->ranges || !segments->results)
-		return -ENOMEM;
-	while (!error && iov_iter_count(iter)) {
-		/* Empty ones are skipped when the iterator moves. */
-		if (WARN_ON_ONCE(segments->count == most))
-			return -EINVAL;
-		error = segment_pages(exmap, iter, &segments->ranges[segments->count++]);
+	while (iov_iter_count(iter) && segments->count < most) {
+		length = segment_length(iter);
+		if (length)
+			error = exmap_find_range(exmap, (unsigned long)segment_address(iter),
+						 length, &segments->ranges[segments->count]);
+		if (error)
+			break;
+		segments->count += length != 0;
+		/* With an empty one it goes on to the next as well. */
+		iov_iter_advance(iter, length);
 	}
 	return error;
 }
 
-/* Bytes of the segments before the first that failed; if it is the first, its error. */
-static ssize_t bytes_done(const struct segments *segments)
+/*
+ * Bytes of the segments before the first that did not come as a whole, and of the pages of that one
+ * before the first that failed, if that is known. If there are none, its error.
+ */
+static ssize_t bytes_done(const struct segments *segments, bool has_gap)
 {
+	const struct exmap_result *result = segments->results;
 	ssize_t bytes = 0;
 	unsigned int i;
 
-	for (i = 0; i < segments->count; i++) {
-		if (segments->results[i].error)
-			return bytes ?: segments->results[i].error;
-		bytes += (ssize_t)segments->ranges[i].count << PAGE_SHIFT;
+	for (i = 0; i < segments->count; i++, result++) {
+		if (!result->error && result->pages == segments->ranges[i].count) {
+			bytes += (ssize_t)result->pages << PAGE_SHIFT;
+			continue;
+		}
+		if (result->error && !has_gap)
+			bytes += (ssize_t)result->pages << PAGE_SHIFT;
+		return bytes ?: result->error;
 	}
 	return bytes;
 }
@@ -84,108 +96,166 @@ struct asynchronous {
 	struct segments		segments;
 	struct kiocb		*kiocb;
 	struct mm_struct	*mm;		/* NULL: not needed */
-	struct work_struct	work;
+	struct llist_node	node;
+	struct page_range	ranges[];	/* and the results */
 };
-
-static void free_segments(struct segments *segments)
-{
-	kfree(segments->ranges);
-	kfree(segments->results);
-}
 
 static void answer(struct asynchronous *call)
 {
 	struct kiocb *kiocb = call->kiocb;
-	ssize_t outcome = bytes_done(&call->segments);
+	ssize_t outcome = bytes_done(&call->segments, call->batch.has_gap);
 
-	free_segments(&call->segments);
 	kfree(call);
 	/* The exmap may be gone after this. */
 	kiocb->ki_complete(kiocb, outcome);
 }
 
-static void conclude_later(struct work_struct *work)
+/* Concludes what has finished by now. */
+void exmap_conclude(struct work_struct *work)
 {
-	struct asynchronous *call = container_of(work, struct asynchronous, work);
-	struct exmap_interface *interface = &call->batch.exmap->interface[call->batch.index];
+	struct exmap_interface *interface = container_of(work, struct exmap_interface, concluding);
+	struct asynchronous *call, *next;
+	struct llist_node *calls;
 
 	mutex_lock(&interface->lock);
-	transfer_conclude(&call->batch, call->mm);
+	calls = llist_reverse_order(llist_del_all(&interface->finished));
+	llist_for_each_entry(call, calls, node)
+		transfer_conclude(&call->batch, call->mm);
 	mutex_unlock(&interface->lock);
-	if (call->mm)
-		mmdrop(call->mm);
-	answer(call);
+	llist_for_each_entry_safe(call, next, calls, node) {
+		if (call->mm)
+			mmdrop(call->mm);
+		answer(call);
+	}
 }
 
 static void finished(struct transfer_batch *batch)
 {
 	struct asynchronous *call = container_of(batch, struct asynchronous, batch);
+	struct exmap *exmap = batch->exmap;
+	struct exmap_interface *interface = &exmap->interface[batch->index];
 
 	if (transfer_conclude_quickly(batch))
 		answer(call);
-	else
-		queue_work(exmap_work, &call->work);
+	else if (llist_add(&call->node, &interface->finished))
+		queue_work(exmap->work, &interface->concluding);
 }
 
 static void plan(struct transfer_batch *batch, struct exmap *exmap, unsigned int index,
-		 struct segments *segments, bool write)
+		 u64 opcode, struct segments *segments)
 {
-	transfer_plan(batch, exmap, index, write ? TRANSFER_WRITE : TRANSFER_REFRESH,
-		      segments->ranges, segments->results, segments->count);
+	if (opcode == EXMAP_PUBLISHED_OP_READ)
+		segments->count = transfer_plan_new(batch, exmap, index, segments->ranges,
+						    segments->results, segments->count);
+	else
+		transfer_plan(batch, exmap, index, opcode == EXMAP_PUBLISHED_OP_WRITE ?
+			      TRANSFER_WRITE : TRANSFER_REFRESH, segments->ranges,
+			      segments->results, segments->count);
 }
 
-/* Reads without waiting. The segments are the call's from here on. */
-static ssize_t read_later(struct exmap *exmap, unsigned int index, struct segments *segments,
-			  struct kiocb *kiocb)
+/* Reads without waiting. */
+static ssize_t read_later(struct exmap *exmap, unsigned int index, u64 opcode,
+			  struct kiocb *kiocb, struct iov_iter *iter)
 {
-	struct asynchronous *call = kzalloc(sizeof(*call), GFP_KERNEL_ACCOUNT);
+	unsigned int most = iter_is_iovec(iter) ? iter->nr_segs : 1;
+	struct asynchronous *call;
+	int error;
 
+	call = kmalloc(sizeof(*call) + most * (sizeof(*call->ranges) + sizeof(struct exmap_result)),
+		       GFP_KERNEL_ACCOUNT);
 	if (!call)
 		return -ENOMEM;
-	call->segments = *segments;
-	*segments = (struct segments){};
-	call->kiocb = kiocb;
-	if (exmap->zero_leaf) {
-		call->mm = current->mm;
-		mmgrab(call->mm);
+	call->segments.ranges = call->ranges;
+	call->segments.results = (struct exmap_result *)(call->ranges + most);
+	error = read_segments(exmap, iter, &call->segments, most);
+	if (!call->segments.count) {
+		kfree(call);
+		return error;
 	}
-	INIT_WORK(&call->work, conclude_later);
-	plan(&call->batch, exmap, index, &call->segments, false);
+	call->kiocb = kiocb;
+	call->mm = exmap->zero_leaf ? current->mm : NULL;
+	if (call->mm)
+		mmgrab(call->mm);
+	plan(&call->batch, exmap, index, opcode, &call->segments);
 	transfer_start(&call->batch, finished);
 	return -EIOCBQUEUED;
 }
 
-static ssize_t transfer(struct exmap *exmap, unsigned int index, struct segments *segments,
-			struct kiocb *kiocb, bool write)
+/* Up to the first segment that was not there as a whole before, and is now. */
+static ssize_t alloc(struct exmap *exmap, unsigned int index, struct segments *segments)
 {
-	struct transfer_batch batch;
+	unsigned int i;
 
-	if (!transfer_is_possible(exmap, write))
-		return -EBADF;
-	if (!write && !is_sync_kiocb(kiocb) && (exmap->backing->f_flags & O_DIRECT))
-		return read_later(exmap, index, segments, kiocb);
-	plan(&batch, exmap, index, segments, write);
-	transfer_finish(&batch);
-	return bytes_done(segments);
-}
-
-static ssize_t carry_out(struct exmap *exmap, unsigned int index, u64 opcode,
-			 struct segments *segments, struct kiocb *kiocb, bool write)
-{
-	if (opcode == EXMAP_PUBLISHED_OP_ALLOC && !write) {
-		exmap_alloc(exmap, index, segments->ranges, segments->results, segments->count);
-		return bytes_done(segments);
+	for (i = 0; i < segments->count; i++) {
+		exmap_alloc(exmap, index, &segments->ranges[i], &segments->results[i], 1);
+		if (segments->results[i].pages != segments->ranges[i].count)
+			segments->count = i + 1;
 	}
-	if (opcode == EXMAP_PUBLISHED_OP_READ || (opcode == EXMAP_PUBLISHED_OP_WRITE && write))
-		return transfer(exmap, index, segments, kiocb, write);
-	return -EINVAL;
+	return bytes_done(segments, true);
 }
 
-/* Whether the call may have to wait for something other than memory, or the interface. */
-static bool may_wait(struct exmap *exmap, u64 opcode, bool write)
+static ssize_t transfer(struct exmap *exmap, unsigned int index, u64 opcode,
+			struct segments *segments)
 {
-	return write || (opcode != EXMAP_PUBLISHED_OP_ALLOC &&
-			 !(exmap->backing && (exmap->backing->f_flags & O_DIRECT)));
+	struct transfer_batch *batch = transfer_batch(&exmap->interface[index]);
+	int error;
+
+	if (!batch)
+		return -ENOMEM;
+	plan(batch, exmap, index, opcode, segments);
+	error = transfer_finish(batch);
+	return error ? error : bytes_done(segments, batch->has_gap);
+}
+
+/* Carries out as many segments at a time as the interface has room for. */
+static ssize_t carry_out(struct exmap *exmap, unsigned int index, u64 opcode,
+			 struct iov_iter *iter)
+{
+	struct exmap_interface *interface = &exmap->interface[index];
+	struct segments segments = { .ranges = interface->ranges, .results = interface->results };
+	ssize_t bytes = 0, outcome;
+	size_t before, asked;
+
+	do {
+		before = iov_iter_count(iter);
+		outcome = read_segments(exmap, iter, &segments, VELLUM_EXMAP_VECTOR_ENTRIES);
+		asked = before - iov_iter_count(iter);
+		if (segments.count)
+			outcome = opcode == EXMAP_PUBLISHED_OP_ALLOC ?
+				  alloc(exmap, index, &segments) :
+				  transfer(exmap, index, opcode, &segments);
+		if (outcome < 0)
+			return bytes ?: outcome;
+		bytes += outcome;
+	} while (outcome == asked && iov_iter_count(iter));
+	return bytes;
+}
+
+/* Whether there is such a call, for this exmap. */
+static int check(struct exmap *exmap, u64 opcode, bool write)
+{
+	switch (opcode) {
+	case EXMAP_PUBLISHED_OP_ALLOC:
+		return write ? -EINVAL : 0;
+	case VELLUM_EXMAP_OP_REFRESH:
+		if (write)
+			return -EINVAL;
+		break;
+	case EXMAP_PUBLISHED_OP_WRITE:
+		if (!write)
+			return -EINVAL;
+		break;
+	case EXMAP_PUBLISHED_OP_READ:
+		break;
+	default:
+		return -EINVAL;
+	}
+	return transfer_is_possible(exmap, write) ? 0 : -EBADF;
+}
+
+static bool is_direct(const struct exmap *exmap)
+{
+	return exmap->backing && (exmap->backing->f_flags & O_DIRECT);
 }
 
 static ssize_t proxy(struct kiocb *kiocb, struct iov_iter *iter, bool write)
@@ -193,25 +263,31 @@ static ssize_t proxy(struct kiocb *kiocb, struct iov_iter *iter, bool write)
 	struct exmap *exmap = exmap_of(kiocb->ki_filp);
 	unsigned int index = kiocb->ki_pos & 0xff;
 	u64 opcode = kiocb->ki_pos >> 8;
-	struct segments segments = {};
 	struct exmap_interface *interface = exmap_find_interface(exmap, index);
 	bool nowait = kiocb->ki_flags & IOCB_NOWAIT;
+	bool is_alloc = opcode == EXMAP_PUBLISHED_OP_ALLOC;
 	ssize_t outcome;
 
 	if (IS_ERR(interface))
 		return PTR_ERR(interface);
 	if (!user_backed_iter(iter))
 		return -EINVAL;
-	if (nowait && may_wait(exmap, opcode, write))
+	outcome = check(exmap, opcode, write);
+	if (outcome)
+		return outcome;
+	/* For something other than memory, or the interface. */
+	if (nowait && (write || !(is_alloc || is_direct(exmap))))
 		return -EAGAIN;
-	outcome = read_segments(exmap, iter, &segments);
-	if (!outcome)
-		outcome = exmap_lock_interface(exmap, interface, !nowait);
-	if (!outcome) {
-		outcome = carry_out(exmap, index, opcode, &segments, kiocb, write);
-		mutex_unlock(&interface->lock);
-	}
-	free_segments(&segments);
+	if (write)
+		opcode = EXMAP_PUBLISHED_OP_WRITE;
+	outcome = exmap_lock_interface(exmap, interface, !nowait);
+	if (outcome)
+		return outcome;
+	if (!write && !is_alloc && !is_sync_kiocb(kiocb) && is_direct(exmap))
+		outcome = read_later(exmap, index, opcode, kiocb, iter);
+	else
+		outcome = carry_out(exmap, index, opcode, iter);
+	mutex_unlock(&interface->lock);
 	return outcome;
 }
 

@@ -34,7 +34,7 @@ static long action(struct exmap *exmap, unsigned long argument)
 		return -EFAULT;
 	if (action.opcode >= ARRAY_SIZE(commands) || !commands[action.opcode])
 		return -EINVAL;
-	return exmap_vector(exmap, commands[action.opcode], action.interface, action.iov_len);
+	return exmap_vector(exmap, commands[action.opcode], action.interface, action.iov_len, true);
 }
 
 static long clone(struct file *file, unsigned long argument)

@@ -5,6 +5,8 @@
 #include <linux/blkdev.h>
 #include <linux/bvec.h>
 #include <linux/fs.h>
+#include <linux/module.h>
+#include <linux/sched/mm.h>
 #include <linux/slab.h>
 #include <linux/uio.h>
 
@@ -14,21 +16,16 @@
 /* Pages of the longest transfer: 1 MiB. */
 #define TRANSFER_PAGES	256
 
-struct transfer {
-	struct kiocb		kiocb;
-	struct transfer_batch	*batch;
-	struct list_head	node;
-	struct exmap_result	*result;	/* of the range that it is part of */
-	enum transfer_kind	kind;
-	u64			page;
-	unsigned int		count;
-	long			outcome;	/* bytes, or an error */
-	struct bio_vec		pages[];
-};
-
 bool transfer_is_possible(struct exmap *exmap, bool write)
 {
 	return exmap->backing && exmap->backing->f_mode & (write ? FMODE_WRITE : FMODE_READ);
+}
+
+struct transfer_batch *transfer_batch(struct exmap_interface *interface)
+{
+	if (unlikely(!interface->batch))
+		interface->batch = kmalloc(sizeof(*interface->batch), GFP_KERNEL_ACCOUNT);
+	return interface->batch;
 }
 
 static void begin(struct transfer_batch *batch, struct exmap *exmap, unsigned int index)
@@ -37,6 +34,8 @@ static void begin(struct transfer_batch *batch, struct exmap *exmap, unsigned in
 	batch->index = index;
 	batch->holds = false;
 	batch->over_zeros = false;
+	batch->has_gap = false;
+	batch->short_one = NULL;
 	INIT_LIST_HEAD(&batch->transfers);
 	atomic_set(&batch->left, 1);
 	batch->finished = NULL;
@@ -48,18 +47,34 @@ static struct transfer *add_transfer(struct transfer_batch *batch, enum transfer
 				     struct page_range range, struct exmap_result *result)
 {
 	unsigned int room = min_t(unsigned int, range.count, TRANSFER_PAGES);
-	struct transfer *transfer = kzalloc(struct_size(transfer, pages, room), GFP_KERNEL_ACCOUNT);
+	struct transfer *transfer = &batch->single;
 
-	if (!transfer) {
-		result->error = -ENOMEM;
-		return NULL;
+	if (room == 1 && list_empty(&batch->transfers)) {
+		transfer->pages = &batch->single_page;
+	} else {
+		transfer = kmalloc(sizeof(*transfer) + room * sizeof(*transfer->pages),
+				   GFP_KERNEL_ACCOUNT);
+		if (!transfer) {
+			result->error = -ENOMEM;
+			return NULL;
+		}
+		transfer->pages = (struct bio_vec *)(transfer + 1);
 	}
+	transfer->count = 0;
+	transfer->outcome = 0;
 	transfer->batch = batch;
 	transfer->result = result;
 	transfer->kind = kind;
 	transfer->page = range.page;
 	list_add_tail(&transfer->node, &batch->transfers);
 	return transfer;
+}
+
+static void end_transfer(struct transfer *transfer)
+{
+	list_del(&transfer->node);
+	if (transfer != &transfer->batch->single)
+		kfree(transfer);
 }
 
 static void add_page(struct transfer *transfer, struct page *page)
@@ -69,20 +84,14 @@ static void add_page(struct transfer *transfer, struct page *page)
 }
 
 /*
- * Holds the frame of a page that is there. Whoever frees the page either finds it held, or we find
- * it gone: both look at what the other does after they have done their own.
+ * A thread that frees the page either finds it held, or we find it gone: both look at what the other
+ * does after they have done their own.
  */
-static struct page *hold(struct transfer_batch *batch, u64 number)
+struct page *transfer_hold(struct exmap *exmap, u64 number)
 {
-	struct exmap *exmap = batch->exmap;
 	struct page *page;
 	u64 frame;
 
-	if (!batch->holds) {
-		atomic_inc(&exmap->pool.holders);
-		smp_mb__after_atomic(); /* said before we look; see exmap_may_be_pinned() */
-		batch->holds = true;
-	}
 	for (;;) {
 		frame = exmap_frame(exmap, number);
 		if (!frame)
@@ -96,6 +105,16 @@ static struct page *hold(struct transfer_batch *batch, u64 number)
 			return page;
 		put_page(page);
 	}
+}
+
+static struct page *hold(struct transfer_batch *batch, u64 number)
+{
+	if (!batch->holds) {
+		atomic_inc(&batch->exmap->pool.holders);
+		smp_mb__after_atomic(); /* said before we look; see exmap_may_be_pinned() */
+		batch->holds = true;
+	}
+	return transfer_hold(batch->exmap, number);
 }
 
 /*
@@ -126,6 +145,7 @@ static void fill(struct transfer_batch *batch, struct page_range range, bool ref
 			kind = TRANSFER_REFRESH;
 			if (!page) {
 				transfer = NULL;
+				batch->has_gap = true;
 				continue;
 			}
 		}
@@ -181,8 +201,7 @@ static void write(struct transfer_batch *batch, struct page_range range,
 	while (result->error && batch->transfers.prev != before) {
 		transfer = list_last_entry(&batch->transfers, struct transfer, node);
 		let_go(transfer);
-		list_del(&transfer->node);
-		kfree(transfer);
+		end_transfer(transfer);
 	}
 }
 
@@ -193,12 +212,29 @@ void transfer_plan(struct transfer_batch *batch, struct exmap *exmap, unsigned i
 	unsigned int i;
 
 	begin(batch, exmap, index);
+	memset(results, 0, count * sizeof(*results));
 	for (i = 0; i < count; i++) {
 		if (kind == TRANSFER_WRITE)
 			write(batch, ranges[i], &results[i]);
 		else
 			fill(batch, ranges[i], kind == TRANSFER_REFRESH, &results[i]);
 	}
+}
+
+unsigned int transfer_plan_new(struct transfer_batch *batch, struct exmap *exmap,
+			       unsigned int index, const struct page_range *ranges,
+			       struct exmap_result *results, unsigned int count)
+{
+	unsigned int i;
+
+	begin(batch, exmap, index);
+	for (i = 0; i < count; i++) {
+		results[i] = (struct exmap_result){};
+		fill(batch, ranges[i], false, &results[i]);
+		if (batch->has_gap || results[i].error)
+			return i + 1;
+	}
+	return count;
 }
 
 static void one_less(struct transfer_batch *batch)
@@ -227,7 +263,7 @@ static void completed(struct kiocb *kiocb, long outcome)
 	end(transfer, outcome);
 }
 
-static void submit(struct transfer *transfer, struct file *file)
+static void submit(struct transfer *transfer, struct file *file, bool waits)
 {
 	struct kiocb *kiocb = &transfer->kiocb;
 	bool write = transfer->kind == TRANSFER_WRITE;
@@ -236,7 +272,7 @@ static void submit(struct transfer *transfer, struct file *file)
 
 	init_sync_kiocb(kiocb, file);
 	kiocb->ki_pos = transfer->page << PAGE_SHIFT;
-	kiocb->ki_complete = completed;
+	kiocb->ki_complete = waits ? NULL : completed;
 	iov_iter_bvec(&iter, write ? WRITE : READ, transfer->pages, transfer->count,
 		      (size_t)transfer->count << PAGE_SHIFT);
 	if (write)
@@ -247,22 +283,43 @@ static void submit(struct transfer *transfer, struct file *file)
 		end(transfer, outcome);
 }
 
+static struct transfer *first_of(struct transfer_batch *batch)
+{
+	return list_first_entry_or_null(&batch->transfers, struct transfer, node);
+}
+
+/*
+ * Whether all there is to do is one transfer from or to a block device for a caller who waits: the
+ * device's own wait is the cheapest. It ends when the device answers, or is given up.
+ */
+static bool may_wait_inside(const struct transfer_batch *batch)
+{
+	return !batch->finished && list_is_singular(&batch->transfers) &&
+	       S_ISBLK(file_inode(batch->exmap->backing)->i_mode);
+}
+
 static void submit_all(struct transfer_batch *batch)
 {
+	struct file *file = batch->exmap->backing;
 	struct transfer *transfer;
 	struct blk_plug plug;
 
 	/* Others may have the lane's frames meanwhile. */
 	frame_take_end(&batch->exmap->pool, &batch->exmap->pool.lanes[batch->index],
 		       &batch->bundle);
-	blk_start_plug(&plug);
-	list_for_each_entry(transfer, &batch->transfers, node) {
-		if (!transfer->count)
-			continue;
+	if (may_wait_inside(batch) && first_of(batch)->count) {
 		atomic_inc(&batch->left);
-		submit(transfer, batch->exmap->backing);
+		submit(first_of(batch), file, true);
+	} else {
+		blk_start_plug(&plug);
+		list_for_each_entry(transfer, &batch->transfers, node) {
+			if (!transfer->count)
+				continue;
+			atomic_inc(&batch->left);
+			submit(transfer, file, false);
+		}
+		blk_finish_plug(&plug);
 	}
-	blk_finish_plug(&plug);
 	/* The batch may be gone after this. */
 	one_less(batch);
 }
@@ -292,6 +349,7 @@ static unsigned int publish(struct transfer_batch *batch, struct transfer *trans
 			published++;
 			continue;
 		}
+		batch->has_gap |= i < good;
 		frame_take_back(&exmap->pool, lane, &batch->bundle, frame);
 		lane->given++;
 	}
@@ -304,9 +362,12 @@ static void conclude(struct transfer_batch *batch, struct transfer *transfer)
 	unsigned int good = transfer->outcome < 0 ? 0 : transfer->outcome >> PAGE_SHIFT;
 	struct exmap_result *result = transfer->result;
 
-	if (good < transfer->count && !result->error) {
-		result->error = transfer->outcome < 0 ? transfer->outcome :
-				transfer->kind == TRANSFER_WRITE ? -EIO : -ENODATA;
+	batch->has_gap |= good && batch->short_one == result;
+	if (good < transfer->count) {
+		batch->short_one = result;
+		if (!result->error)
+			result->error = transfer->outcome < 0 ? transfer->outcome :
+					transfer->kind == TRANSFER_WRITE ? -EIO : -ENODATA;
 	}
 	if (transfer->kind == TRANSFER_FILL)
 		good = publish(batch, transfer, good);
@@ -324,7 +385,7 @@ static void forget(struct transfer_batch *batch)
 	struct transfer *transfer, *next;
 
 	list_for_each_entry_safe(transfer, next, &batch->transfers, node)
-		kfree(transfer);
+		end_transfer(transfer);
 	if (batch->holds)
 		atomic_dec(&batch->exmap->pool.holders);
 }
@@ -343,11 +404,6 @@ void transfer_conclude(struct transfer_batch *batch, struct mm_struct *mm)
 	if (batch->over_zeros)
 		exmap_flush_zeros(exmap, &exmap->interface[batch->index], mm);
 	forget(batch);
-}
-
-static struct transfer *first_of(struct transfer_batch *batch)
-{
-	return list_first_entry_or_null(&batch->transfers, struct transfer, node);
 }
 
 /*
@@ -399,9 +455,71 @@ void transfer_start(struct transfer_batch *batch, void (*finished)(struct transf
 	submit_all(batch);
 }
 
-void transfer_finish(struct transfer_batch *batch)
+/* The last step, after which the exmap's own queue and the module may go. */
+static void end_abandoned(struct work_struct *work)
+{
+	struct transfer_batch *batch = container_of(work, struct transfer_batch, work);
+
+	exmap_put(batch->exmap);
+	kfree(batch);
+	/* The module waits for its queue, and so for this function to return. */
+	module_put(THIS_MODULE);
+}
+
+static void conclude_abandoned(struct work_struct *work)
+{
+	struct transfer_batch *batch = container_of(work, struct transfer_batch, work);
+	struct exmap_interface *interface = &batch->exmap->interface[batch->index];
+
+	wait_for_completion(&batch->done);
+	mutex_lock(&interface->lock);
+	transfer_conclude(batch, batch->mm);
+	mutex_unlock(&interface->lock);
+	if (batch->mm)
+		mmdrop(batch->mm);
+	INIT_WORK(&batch->work, end_abandoned);
+	queue_work(exmap_work, &batch->work);
+}
+
+/* The caller is to die, and what is under way goes on without it. */
+static void abandon(struct transfer_batch *batch)
+{
+	struct exmap *exmap = batch->exmap;
+	struct transfer *transfer;
+
+	/* Results are looked at only by what concludes. */
+	list_for_each_entry(transfer, &batch->transfers, node)
+		transfer->result = &batch->nowhere;
+	exmap->interface[batch->index].batch = NULL;
+	batch->mm = exmap->zero_leaf ? current->mm : NULL;
+	if (batch->mm)
+		mmgrab(batch->mm);
+	kref_get(&exmap->references);
+	__module_get(THIS_MODULE);
+	INIT_WORK(&batch->work, conclude_abandoned);
+	queue_work(exmap->work, &batch->work);
+}
+
+/* As wait_for_completion_io(), which cannot be killed. */
+static int wait_killable(struct completion *done)
+{
+	bool before = current->in_iowait;
+	int error;
+
+	current->in_iowait = true;
+	error = wait_for_completion_killable(done);
+	current->in_iowait = before;
+	return error;
+}
+
+int transfer_finish(struct transfer_batch *batch)
 {
 	submit_all(batch);
-	wait_for_completion_io(&batch->done);
-	transfer_conclude(batch, current->mm);
+	if (!try_wait_for_completion(&batch->done) && wait_killable(&batch->done)) {
+		abandon(batch);
+		return -EINTR;
+	}
+	if (!transfer_conclude_quickly(batch))
+		transfer_conclude(batch, current->mm);
+	return 0;
 }

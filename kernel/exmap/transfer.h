@@ -10,13 +10,18 @@
  * What holds:
  * - a page that is read for the first time comes to the surface when its data is there, and not at
  *   all if it could not be read;
- * - a page that is on the surface and takes part is held: it can be neither freed nor reused.
+ * - a page that is on the surface and takes part is held: it can be neither freed nor reused;
+ * - a batch outlives its caller, who may be killed while it is under way: a file system that waits
+ *   for a server (FUSE, NFS) may never give an answer. A wait inside the file system's own
+ *   read_iter or write_iter is the file system's: that is where a cached file is read, for example.
  */
 #ifndef VELLUM_EXMAP_TRANSFER_H
 #define VELLUM_EXMAP_TRANSFER_H
 
 #include <linux/completion.h>
+#include <linux/bvec.h>
 #include <linux/list.h>
+#include <linux/workqueue.h>
 
 #include "exmap/exmap.h"
 
@@ -26,21 +31,47 @@ enum transfer_kind {
 	TRANSFER_WRITE,		/* write pages that are there */
 };
 
+struct transfer {
+	struct kiocb		kiocb;
+	struct transfer_batch	*batch;
+	struct list_head	node;
+	struct exmap_result	*result;	/* of the range that it is part of */
+	enum transfer_kind	kind;
+	u64			page;
+	unsigned int		count;
+	long			outcome;	/* bytes, or an error */
+	struct bio_vec		*pages;
+};
+
 struct transfer_batch {
 	struct exmap		*exmap;
 	unsigned int		index;		/* of the interface, whose lock is held */
 	struct frame_bundle	bundle;		/* of its lane */
 	struct list_head	transfers;
 	atomic_t		left;
-	/* Called when all transfers have an outcome, in any context; NULL: somebody waits. */
+	/* Called when all transfers have an outcome, in any context; NULL: the caller waits. */
 	void			(*finished)(struct transfer_batch *batch);
 	struct completion	done;
 	bool			holds;		/* pages of the surface */
 	bool			over_zeros;	/* a page that showed zeros has a frame now */
+	bool			has_gap;	/* pages that came may not be the first of their range */
+	struct exmap_result	*short_one;	/* the last range of which a transfer fell short */
+
+	/* A transfer of one page, as most are. */
+	struct transfer		single;
+	struct bio_vec		single_page;
+
+	/* Once the caller was killed. */
+	struct work_struct	work;
+	struct mm_struct	*mm;		/* NULL: not needed */
+	struct exmap_result	nowhere;
 };
 
 /* Whether there is a file that can be read, or written. */
 bool transfer_is_possible(struct exmap *exmap, bool write);
+
+/* A batch for transfer_finish(), which leaves it with the interface. NULL: there is no memory. */
+struct transfer_batch *transfer_batch(struct exmap_interface *interface);
 
 /*
  * Plans a batch for these ranges. What is there already is read again with TRANSFER_REFRESH, and
@@ -50,8 +81,19 @@ void transfer_plan(struct transfer_batch *batch, struct exmap *exmap, unsigned i
 		   enum transfer_kind kind, const struct page_range *ranges,
 		   struct exmap_result *results, unsigned int count);
 
-/* Carries the batch out and waits for it. */
-void transfer_finish(struct transfer_batch *batch);
+/*
+ * The same with TRANSFER_FILL, up to the first range that cannot come as a whole, because a page of
+ * it is there or because there is no frame. Returns for how many ranges, that one among them.
+ */
+unsigned int transfer_plan_new(struct transfer_batch *batch, struct exmap *exmap,
+			       unsigned int index, const struct page_range *ranges,
+			       struct exmap_result *results, unsigned int count);
+
+/*
+ * Carries the batch out and waits for it. EINTR: the caller is to die, and must not look at the
+ * batch or the results.
+ */
+int transfer_finish(struct transfer_batch *batch);
 
 /*
  * Or without waiting: starts it; when it is finished, what needs no lock is done at once, and if
@@ -60,5 +102,8 @@ void transfer_finish(struct transfer_batch *batch);
 void transfer_start(struct transfer_batch *batch, void (*finished)(struct transfer_batch *));
 bool transfer_conclude_quickly(struct transfer_batch *batch);
 void transfer_conclude(struct transfer_batch *batch, struct mm_struct *mm);
+
+/* Holds the frame of a page that is there, with the pool's count of holders raised; or NULL. */
+struct page *transfer_hold(struct exmap *exmap, u64 number);
 
 #endif /* VELLUM_EXMAP_TRANSFER_H */

@@ -48,7 +48,8 @@ static long write_buffer(struct exmap_interface *interface, struct io_uring_cmd 
 	error = io_uring_cmd_import_fixed((unsigned long)buffer.iov_base, buffer.iov_len, READ,
 					  &iter, command);
 	for (i = 0; !error && i < entries; i++) {
-		u64 entry = exmap_encode(interface->ranges[i], interface->results[i], &failed);
+		u64 entry = exmap_encode(interface, interface->ranges[i], interface->results[i],
+					 &failed);
 
 		if (copy_to_iter(&entry, sizeof(entry), &iter) != sizeof(entry))
 			return -EFAULT;
@@ -72,22 +73,20 @@ static long carry_out(struct exmap *exmap, unsigned int index, unsigned int opco
 	return -EINVAL;
 }
 
+/* Returns bytes, of at most as many pages as read() has in one call: the result has 32 bits. */
 static long range_command(struct exmap *exmap, unsigned int index, unsigned int opcode,
-			  struct iovec range)
+			  struct iovec part)
 {
 	struct exmap_interface *interface = &exmap->interface[index];
-	unsigned long offset = (unsigned long)range.iov_base - exmap->mount.start;
-	long error;
+	unsigned long address = (unsigned long)part.iov_base;
+	long error = exmap_find_range(exmap, address, min_t(size_t, part.iov_len, MAX_RW_COUNT),
+				      &interface->ranges[0]);
 
-	interface->ranges[0] = (struct page_range){ offset >> PAGE_SHIFT,
-						    range.iov_len >> PAGE_SHIFT };
-	if (!PAGE_ALIGNED(offset | range.iov_len) || range.iov_len >> PAGE_SHIFT > UINT_MAX ||
-	    !exmap_contains(exmap, interface->ranges[0]))
-		return -EINVAL;
-	error = carry_out(exmap, index, opcode, 1);
+	if (!error)
+		error = carry_out(exmap, index, opcode, 1);
 	if (!error)
 		error = interface->results[0].error;
-	return error ? error : (long)interface->results[0].pages;
+	return error ? error : (long)interface->results[0].pages << PAGE_SHIFT;
 }
 
 static long buffer_command(struct exmap *exmap, unsigned int index, unsigned int opcode,
@@ -118,12 +117,17 @@ int exmap_uring_cmd(struct io_uring_cmd *command, unsigned int issue_flags)
 	outcome = exmap_lock_interface(exmap, interface,
 				       !(issue_flags & IO_URING_F_NONBLOCK));
 	if (outcome)
-		return outcome;
+		return outcome; /* with EAGAIN a worker comes, which may wait */
+	interface->published = true;
 	if (command->flags & IORING_URING_CMD_FIXED)
 		outcome = buffer_command(exmap, index, opcode, command, part);
 	else
 		outcome = range_command(exmap, index, opcode, part);
 	mutex_unlock(&interface->lock);
-	/* EAGAIN would mean to try once more. */
-	return outcome == -EAGAIN ? -EBUSY : outcome;
+	/*
+	 * Not as this function's return value: 6.1 takes a positive one for an error, which cancels
+	 * the commands that are linked to this one, and in a worker for no completion at all.
+	 */
+	io_uring_cmd_done(command, outcome, 0, issue_flags);
+	return -EIOCBQUEUED;
 }

@@ -23,28 +23,33 @@ static long write_results(struct exmap_interface *interface, unsigned int entrie
 
 	for (i = 0; i < entries; i++)
 		WRITE_ONCE(interface->vector[i],
-			   exmap_encode(interface->ranges[i], interface->results[i], &failed));
+			   exmap_encode(interface, interface->ranges[i], interface->results[i],
+					&failed));
 	return failed;
 }
 
 static long transfer(struct exmap *exmap, unsigned int index, unsigned int entries, bool write)
 {
 	struct exmap_interface *interface = &exmap->interface[index];
-	struct transfer_batch batch;
+	struct transfer_batch *batch;
 
 	if (!transfer_is_possible(exmap, write))
 		return -EBADF;
+	batch = transfer_batch(interface);
+	if (!batch)
+		return -ENOMEM;
 	read_vector(exmap, interface, entries);
-	memset(interface->results, 0, entries * sizeof(*interface->results));
-	transfer_plan(&batch, exmap, index, write ? TRANSFER_WRITE : TRANSFER_FILL,
+	transfer_plan(batch, exmap, index, write ? TRANSFER_WRITE : TRANSFER_FILL,
 		      interface->ranges, interface->results, entries);
-	transfer_finish(&batch);
-	return write_results(interface, entries);
+	return transfer_finish(batch) ?: write_results(interface, entries);
 }
 
-/* Carries out the interface's vector; returns how many entries have an error. */
+/*
+ * Carries out the interface's vector, which may have come by the published interface; returns how
+ * many entries have an error.
+ */
 long exmap_vector(struct exmap *exmap, unsigned int command, unsigned int index,
-		  unsigned int entries)
+		  unsigned int entries, bool published)
 {
 	struct exmap_interface *interface = exmap_find_interface(exmap, index);
 	long outcome;
@@ -56,6 +61,7 @@ long exmap_vector(struct exmap *exmap, unsigned int command, unsigned int index,
 	outcome = exmap_lock_interface(exmap, interface, true);
 	if (outcome)
 		return outcome;
+	interface->published = published;
 	switch (command) {
 	case VELLUM_EXMAP_ALLOC:
 		outcome = exmap_alloc_vector(exmap, index, entries);

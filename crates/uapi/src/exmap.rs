@@ -249,6 +249,8 @@ pub const ALLOC: u32 = ioctl::none(IOC, 0x10);
 pub const FREE: u32 = ioctl::none(IOC, 0x11);
 /// Reads pages that are not there; takes a [`vector`].
 pub const READ: u32 = ioctl::none(IOC, 0x12);
+/// Opcode of `pread` and `preadv`: pages that are there are read again.
+pub const OP_REFRESH: u16 = 4;
 /// Writes pages that are there; takes a [`vector`].
 pub const WRITE: u32 = ioctl::none(IOC, 0x13);
 

@@ -49,7 +49,8 @@ fn view_of_exmap() -> View {
             CAN_READ CAN_WRITE CAN_SHOW_TABLES
             PINNABLE READS_ZEROS STEALING TRACKS SHRINKS HUGE NO_POOL FLUSH_EACH LOCK_TABLES
             CLEAR_ACCESSED CLEAR_WRITTEN
-            IOC QUERY CREATE STAT CLONE HARVEST MOVE RESIZE ALLOC FREE READ WRITE),
+            IOC QUERY CREATE STAT CLONE HARVEST MOVE RESIZE ALLOC FREE READ WRITE
+            OP_REFRESH),
     );
     structure!(view, "vellum_exmap_query", exmap::Query,
         size version features flags max_interfaces vector_entries);

@@ -204,6 +204,36 @@ static off_t call(int interface, int operation)
 	return interface | operation << 8;
 }
 
+struct contender {
+	struct exmap *exmap;
+	int number;
+	unsigned int won;
+};
+
+static void *contend(void *argument)
+{
+	struct contender *contender = argument;
+	struct exmap *exmap = contender->exmap;
+
+	for (unsigned int page = 1000; page < 1040; page++)
+		contender->won += pread(exmap->fd, exmap->surface + page * PAGE, PAGE,
+					call(contender->number, DO_ALLOC)) == (ssize_t)PAGE;
+	return NULL;
+}
+
+/* Of two threads that ask for the same page, one is told that it has brought it. */
+static void one_winner(struct exmap *exmap)
+{
+	struct contender contenders[2] = { { exmap, 0, 0 }, { exmap, 1, 0 } };
+	pthread_t threads[2];
+
+	for (int i = 0; i < 2; i++)
+		CHECK(pthread_create(&threads[i], NULL, contend, &contenders[i]) == 0);
+	for (int i = 0; i < 2; i++)
+		CHECK(pthread_join(threads[i], NULL) == 0);
+	CHECK(contenders[0].won + contenders[1].won == 40);
+}
+
 static void calls(void)
 {
 	struct exmap exmap = make(5000, 2, 100, -1);
@@ -218,9 +248,16 @@ static void calls(void)
 	CHECK(preadv(exmap.fd, parts, 3, call(1, DO_ALLOC)) == 6 * (ssize_t)PAGE);
 	exmap.surface[10 * PAGE] = exmap.surface[513 * PAGE] = exmap.surface[4999 * PAGE] = 1;
 	CHECK(count(exmap.fd).resident == 7);
-	/* What is there is no error. */
-	CHECK(pread(exmap.fd, exmap.surface, 3 * PAGE, call(0, DO_ALLOC)) == 3 * (ssize_t)PAGE);
+	/* Who asks for what is there has not won it. */
+	CHECK(pread(exmap.fd, exmap.surface, PAGE, call(0, DO_ALLOC)) == 0);
+	CHECK(pread(exmap.fd, exmap.surface, 3 * PAGE, call(0, DO_ALLOC)) == 0);
 	CHECK(exmap.surface[0] == 1 && count(exmap.fd).resident == 9);
+	/* A vector ends where something is there. */
+	parts[0] = (struct iovec){ exmap.surface + 20 * PAGE, 2 * PAGE };
+	parts[2] = (struct iovec){ exmap.surface + 30 * PAGE, PAGE };
+	CHECK(preadv(exmap.fd, parts, 3, call(0, DO_ALLOC)) == 2 * (ssize_t)PAGE);
+	CHECK(count(exmap.fd).resident == 11);
+	one_winner(&exmap);
 	CHECK(pread(exmap.fd, exmap.surface, 200 * PAGE, call(0, DO_ALLOC)) < 0);
 	CHECK(count(exmap.fd).resident <= 100);
 }
@@ -290,9 +327,11 @@ static void errors(void)
 	exmap.slots[0][1] = (union slot){ .page = (1ul << 52) - 1, .length = 4095 };
 	exmap.slots[0][2] = (union slot){ .page = 3, .length = 0 };
 	exmap.slots[0][3] = (union slot){ .page = 3, .length = 1 };
-	perform(exmap.fd, 0, DO_ALLOC, 4);
-	for (int i = 0; i < 3; i++)
-		CHECK(exmap.slots[0][i].result == -EINVAL && exmap.slots[0][i].pages == 0);
+	CHECK(perform(exmap.fd, 0, DO_ALLOC, 4) == 2);
+	for (int i = 0; i < 3; i++) {
+		CHECK(exmap.slots[0][i].result == (i < 2 ? -EFAULT : 0));
+		CHECK(exmap.slots[0][i].pages == 0);
+	}
 	CHECK(exmap.slots[0][3].result == 0 && exmap.slots[0][3].pages == 1);
 	CHECK(count(exmap.fd).resident == 1);
 }
@@ -329,7 +368,7 @@ static void storage(const char *path)
 	const unsigned int pages[] = { 3, 4, 700, 1999, 512, 511 };
 	const unsigned int count_of = sizeof(pages) / sizeof(*pages);
 	struct exmap exmap;
-	struct iovec parts[2];
+	struct iovec parts[3];
 
 	CHECK(device >= 0);
 	exmap = make(2000, 2, 64, device);
@@ -354,10 +393,17 @@ static void storage(const char *path)
 	      (ssize_t)PAGE);
 	CHECK(exmap.surface[1999 * PAGE + 17] == 'd');
 	CHECK(count(exmap.fd).resident == 5);
-	/* A page that is there is read again. */
+	/* A page that is there is another thread's, whose changes must stay. */
 	exmap.surface[3 * PAGE] = 'z';
-	CHECK(pread(exmap.fd, exmap.surface + 3 * PAGE, PAGE, call(0, DO_READ)) == (ssize_t)PAGE);
-	CHECK(exmap.surface[3 * PAGE] == 'a' && count(exmap.fd).resident == 5);
+	CHECK(pread(exmap.fd, exmap.surface + 3 * PAGE, PAGE, call(0, DO_READ)) == 0);
+	CHECK(exmap.surface[3 * PAGE] == 'z' && count(exmap.fd).resident == 5);
+	/* A vector ends there, and tells what it has brought before. */
+	parts[0] = (struct iovec){ exmap.surface + 700 * PAGE, PAGE };
+	parts[1] = (struct iovec){ exmap.surface + 3 * PAGE, PAGE };
+	parts[2] = (struct iovec){ exmap.surface + 20 * PAGE, PAGE };
+	CHECK(preadv(exmap.fd, parts, 3, call(0, DO_READ)) == (ssize_t)PAGE);
+	CHECK(exmap.surface[3 * PAGE] == 'z' && exmap.surface[700 * PAGE] == 'c');
+	CHECK(count(exmap.fd).resident == 6);
 }
 
 int main(int count_of_arguments, char **arguments)

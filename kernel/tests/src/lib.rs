@@ -19,10 +19,12 @@ pub mod mounted;
 pub mod nvme;
 pub mod persistent;
 pub mod random;
+pub mod slow;
 pub mod surface;
 pub mod sys;
 pub mod threads;
 mod turn;
+pub mod uring;
 pub mod userfault;
 pub mod vfio;
 

@@ -155,7 +155,7 @@ fn huge_pages_may_be_unmapped_and_mapped_again() {
     }
 }
 
-/// READ leaves what is there alone, pread reads it again, WRITE writes it; all while it is whole.
+/// READ leaves what is there alone, REFRESH reads it again, WRITE writes it; all while it is whole.
 #[test]
 fn huge_pages_are_read_and_written() {
     let Some(_turn) = turn_with(exmap::HUGE) else { return };
@@ -170,7 +170,9 @@ fn huge_pages_are_read_and_written() {
         .for_each(|page| surface.assert_stamped(page, page));
     let at = surface.mapping.page(HUGE);
     let length = HUGE as usize * PAGE;
-    assert_eq!(sys::pread(surface.exmap.as_fd(), at, length, 0), Ok(length as u64));
+    let refresh = u64::from(exmap::OP_REFRESH) << 8;
+    assert_eq!(sys::pread(surface.exmap.as_fd(), at, length, 0), Ok(0), "it is there");
+    assert_eq!(sys::pread(surface.exmap.as_fd(), at, length, refresh), Ok(length as u64));
     (HUGE..2 * HUGE).step_by(37).for_each(|page| surface.assert_stamped(page, page));
     surface.stamp(HUGE + 5, 1005);
     surface.stamp(2 * HUGE - 1, 1006);

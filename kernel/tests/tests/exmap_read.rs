@@ -69,6 +69,50 @@ fn a_file_that_is_shorter_has_no_data() {
     }
 }
 
+/// By calls on the descriptor as well: bytes before the end of the file, and ENODATA only if there
+/// are none.
+#[test]
+fn a_call_says_what_came_before_the_end() {
+    let Some(_turn) = turn_for(exmap::CAN_READ) else { return };
+    for backing in Backing::all(600).into_iter().take(2) {
+        let surface = Plan::new(1000, 900).backing(&backing.file).make();
+        let (fd, at) = (surface.exmap.as_fd(), |page| surface.mapping.page(page));
+        let bytes = |pages: usize| Ok((pages * PAGE) as u64);
+        for offset in [0, u64::from(exmap::OP_REFRESH) << 8] {
+            assert_eq!(sys::pread(fd, at(598), 4 * PAGE, offset), bytes(2), "{}", backing.name);
+            assert_eq!(sys::pread(fd, at(600), PAGE, offset), Err(Errno::NODATA));
+            // Of several transfers.
+            assert_eq!(surface.free(0, &[(598, 2)]), [(0, 2)]);
+            assert_eq!(sys::pread(fd, at(1), 700 * PAGE, offset), bytes(599), "{}", backing.name);
+            let parts = [(at(0), PAGE), (at(900), PAGE), (at(5), PAGE)];
+            assert_eq!(sys::preadv(fd, &parts, offset), bytes(1), "{}", backing.name);
+            [0, 1, 598, 599].iter().for_each(|page| surface.assert_stamped(*page, *page));
+            assert!(!surface.is_there(600) && !surface.is_there(900));
+            assert_eq!(surface.free(0, &[(0, 1000)]), [(0, 600)]);
+        }
+    }
+}
+
+/// Vectors of more parts than a vector of the interface has entries.
+#[test]
+fn a_call_may_have_many_parts() {
+    let Some(_turn) = turn_for(exmap::CAN_READ) else { return };
+    for backing in Backing::all(1024) {
+        let surface = Plan::new(2048, 1100).backing(&backing.file).make();
+        let fd = surface.exmap.as_fd();
+        let part = |page: u64| (surface.mapping.page(page * 5 % 1024), PAGE);
+        let mut parts: Vec<(usize, usize)> = (0..1024).map(part).collect();
+        assert_eq!(sys::preadv(fd, &parts, 0), Ok(1024 * PAGE as u64), "{}", backing.name);
+        (0..1024).for_each(|page| surface.assert_stamped(page, page));
+        assert_eq!(surface.free(0, &[(0, 1024)]), [(0, 1024)]);
+        // What is before the part that is wrong is done, and nothing after it.
+        (parts[700].0, parts[800].1) = (surface.mapping.page(9) + 1, 0);
+        assert_eq!(sys::preadv(fd, &parts, 0), Ok(700 * PAGE as u64));
+        assert_eq!(surface.stat().resident, 700);
+        assert_eq!(surface.free(0, &[(0, 1024)]), [(0, 700)]);
+    }
+}
+
 #[test]
 fn an_empty_pool_is_said() {
     let Some(_turn) = turn_for(exmap::CAN_READ) else { return };

@@ -237,9 +237,16 @@ struct vellum_exmap_stat {
  * Reads pages that are not there from the backing file, page n from byte n * 4096; all entries at
  * a time. A page is there when its data is. Pages that are there are left alone. ENOMEM the pool
  * is empty; ENODATA the file is shorter; otherwise what the device says. A page that could not
- * be read is not there.
+ * be read is not there. EINTR, of the command: the process was killed.
  */
 #define VELLUM_EXMAP_READ		_IO(VELLUM_EXMAP_IOC, 0x12)
+/*
+ * pread and preadv with an offset of interface | VELLUM_EXMAP_OP_REFRESH << 8 read the parts of the
+ * surface that are the buffers: pages that are not there come, pages that are there are read again.
+ * They return bytes, up to the first page that could not be read. The other opcodes are those of
+ * the published interface.
+ */
+#define VELLUM_EXMAP_OP_REFRESH		4
 /*
  * Writes pages that are there to the backing file, all entries at a time. ENOENT a page is not
  * there; then nothing of its entry is written. The pages may not be freed meanwhile (EBUSY).
