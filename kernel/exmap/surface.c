@@ -7,6 +7,7 @@
 #include "core/compat.h"
 #include "core/pt_secondary.h"
 #include "exmap/exmap.h"
+#include "exmap/transfer.h"
 
 /* Pages of the longest surface: 16 TiB. Its tables of level 2 take a 262,144th of it. */
 #define MAX_SURFACE	(1ULL << 32)
@@ -66,6 +67,43 @@ static int surface_mprotect(struct vm_area_struct *vma, unsigned long start, uns
 	return -EACCES;
 }
 
+/*
+ * For debuggers and /proc/PID/mem, which need neither the page tables nor a page that may be pinned:
+ * the frame is held meanwhile, as for a transfer, on surfaces of every kind.
+ */
+static int surface_access(struct vm_area_struct *vma, unsigned long addr, void *buffer, int length,
+			  int write)
+{
+	struct pt_mount *mount = vma->vm_private_data;
+	unsigned int offset = offset_in_page(addr);
+	struct exmap *exmap;
+	struct page *page;
+
+	if (!mount)
+		return -EFAULT;
+	exmap = container_of(mount, struct exmap, mount);
+	length = min_t(int, length, PAGE_SIZE - offset);
+	atomic_inc(&exmap->pool.holders);
+	smp_mb__after_atomic(); /* said before we look; see exmap_may_be_pinned() */
+	page = transfer_hold(exmap, (addr - mount->start) >> PAGE_SHIFT);
+	if (!page && (write || !exmap->zero_leaf))
+		length = -EFAULT;
+	else if (!page)
+		memset(buffer, 0, length);
+	else if (write)
+		memcpy(page_address(page) + offset, buffer, length);
+	else
+		memcpy(buffer, page_address(page) + offset, length);
+	if (page)
+		put_page(page);
+	atomic_dec(&exmap->pool.holders);
+	return length;
+}
+
+/*
+ * What the core sees as a mapping whose first writes are to be reported cannot be pinned for long,
+ * by io_uring for example. So that is for surfaces that show zeros alone.
+ */
 static const struct vm_operations_struct surface_operations = {
 	.open = pt_mount_vm_open,
 	.close = pt_mount_vm_close,
@@ -73,7 +111,18 @@ static const struct vm_operations_struct surface_operations = {
 	.mremap = pt_mount_vm_mremap,
 	.mprotect = surface_mprotect,
 	.fault = surface_fault,
+	.access = surface_access,
+};
+
+static const struct vm_operations_struct surface_with_zeros_operations = {
+	.open = pt_mount_vm_open,
+	.close = pt_mount_vm_close,
+	.may_split = pt_mount_vm_may_split,
+	.mremap = pt_mount_vm_mremap,
+	.mprotect = surface_mprotect,
+	.fault = surface_fault,
 	.pfn_mkwrite = surface_write_to_zeros,
+	.access = surface_access,
 };
 
 static bool is_surface_like(const struct vm_area_struct *vma)
@@ -129,7 +178,8 @@ static int map_locked(struct exmap *exmap, struct vm_area_struct *vma)
 		error = pt_mount_create(&exmap->mount, vma);
 	}
 	if (!error)
-		vma->vm_ops = &surface_operations;
+		vma->vm_ops = exmap->zero_leaf ? &surface_with_zeros_operations :
+						 &surface_operations;
 	/* With other errors a command may have begun to use the tree: it waits for the next mapping. */
 	else if (is_first && (error == -EINVAL || !exmap->tree.root))
 		exmap_surface_destroy(exmap);

@@ -107,8 +107,11 @@ fn nobody_takes_hold_of_huge_pages() {
             assert_eq!(sys::process_vm_readv(own, at, &mut [0; 8]), Err(Errno::FAULT));
             let mut bytes = access::stamped(page);
             let buffer = bytes.as_mut_ptr().expose_provenance();
-            assert!(sys::pread(memory.as_fd(), buffer, PAGE, at as u64).is_err(), "as a debugger");
-            assert!(sys::pwrite(memory.as_fd(), buffer, PAGE, at as u64).is_err(), "as a debugger");
+            let whole = Ok(PAGE as u64);
+            assert_eq!(sys::pwrite(memory.as_fd(), buffer, PAGE, at as u64), whole, "a debugger");
+            bytes.fill(0);
+            assert_eq!(sys::pread(memory.as_fd(), buffer, PAGE, at as u64), whole, "a debugger");
+            assert!(bytes == access::stamped(page));
             assert_unchanged(&surface, "an attempt to hold a page");
         }
     }
