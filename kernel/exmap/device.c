@@ -29,6 +29,7 @@ static struct exmap *make_exmap(void)
 	mutex_init(&exmap->sizing);
 	init_rwsem(&exmap->walking);
 	pt_mount_init(&exmap->mount, &exmap->tree);
+	xa_init(&exmap->shown);
 	exmap_register(exmap);
 	return exmap;
 }

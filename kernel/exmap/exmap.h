@@ -31,6 +31,7 @@
 #include <linux/sched/signal.h>
 #include <linux/types.h>
 #include <linux/workqueue.h>
+#include <linux/xarray.h>
 #include <vellum/exmap.h>
 
 #include "core/compat.h"
@@ -118,6 +119,9 @@ struct exmap {
 	 * lock. To write: the thread that prunes. Taken before the mmap lock.
 	 */
 	struct rw_semaphore	walking;
+	/* What unprivileged programs see of the tables; see tables.c. */
+	bool			shows;		/* there is such a mapping, or was */
+	struct xarray		shown;		/* pages of it, by the number of 512 pages */
 };
 
 /* What a descriptor refers to. A clone has an exmap of its own until it becomes a clone. */
@@ -154,6 +158,8 @@ int exmap_become_clone(struct file *file, struct file *other);
 
 int exmap_map_surface(struct exmap *exmap, struct vm_area_struct *vma);
 int exmap_map_tables(struct exmap *exmap, struct vm_area_struct *vma);
+void exmap_show(struct exmap *exmap, u64 page);
+void exmap_tables_destroy(struct exmap *exmap);
 int exmap_map_vector(struct exmap *exmap, struct vm_area_struct *vma, unsigned long index);
 void exmap_surface_destroy(struct exmap *exmap);
 
@@ -201,6 +207,9 @@ int exmap_make_pool(struct exmap *exmap, const struct vellum_exmap_create *creat
 void exmap_uncharge(struct exmap *exmap, u64 pages);
 /* How many pages more the caller may have charged to the exmap's user. */
 u64 exmap_chargeable(struct exmap *exmap);
+/* A page of zeros that is charged like a page table; NULL: no memory, or no room in the limit. */
+u64 *exmap_alloc_charged(struct exmap *exmap);
+void exmap_free_charged(struct exmap *exmap, u64 *page);
 /* The exmap's user is the caller if there is none; its tree's tables are charged from now on. */
 void exmap_charge_tables(struct exmap *exmap);
 
@@ -342,6 +351,14 @@ static __always_inline void exmap_unlock_table(spinlock_t *lock)
 	}
 }
 
+/* To be called after a leaf changed, and before TLBs are flushed. */
+static __always_inline void exmap_leaf_changed(struct exmap *exmap, u64 page)
+{
+	pt_mount_leaf_changed(&exmap->mount, page);
+	if (unlikely(exmap->shows))
+		exmap_show(exmap, page);
+}
+
 /* Puts a frame on a page. False: it has one, or the entry is somebody else's for the moment. */
 static __always_inline bool exmap_place(struct exmap *exmap, u64 *leaf, u64 page, u64 frame,
 					bool *over_zeros)
@@ -355,7 +372,7 @@ static __always_inline bool exmap_place(struct exmap *exmap, u64 *leaf, u64 page
 	exmap_unlock_table(lock);
 	if (placed) {
 		*over_zeros |= old != 0;
-		pt_mount_leaf_changed(&exmap->mount, page);
+		exmap_leaf_changed(exmap, page);
 	}
 	return placed;
 }

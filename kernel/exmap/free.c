@@ -110,7 +110,7 @@ static __always_inline u64 take_off(struct exmap *exmap, u64 *leaf, u64 page, bo
 	else
 		old = 0;
 	spin_unlock(lock);
-	pt_mount_leaf_changed(&exmap->mount, page);
+	exmap_leaf_changed(exmap, page);
 	return pt_leaf_pfn(old);
 }
 

@@ -61,6 +61,24 @@ void exmap_uncharge(struct exmap *exmap, u64 pages)
 	exmap->charged -= pages;
 }
 
+u64 *exmap_alloc_charged(struct exmap *exmap)
+{
+	u64 *page;
+
+	if (!charge_user(exmap, 1))
+		return NULL;
+	page = (u64 *)get_zeroed_page(GFP_KERNEL_ACCOUNT);
+	if (!page)
+		atomic_long_dec(&exmap->user->locked_vm);
+	return page;
+}
+
+void exmap_free_charged(struct exmap *exmap, u64 *page)
+{
+	free_page((unsigned long)page);
+	atomic_long_dec(&exmap->user->locked_vm);
+}
+
 static struct exmap *exmap_of_source(struct pt_source *source)
 {
 	return container_of(source, struct exmap, source);

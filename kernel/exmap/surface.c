@@ -215,6 +215,7 @@ void exmap_surface_destroy(struct exmap *exmap)
 {
 	if (exmap->flags & VELLUM_EXMAP_NO_POOL)
 		pt_tree_each_leaf(&exmap->tree, forget_frame, exmap);
+	exmap_tables_destroy(exmap);
 	pt_tree_destroy(&exmap->tree);
 	if (exmap->zeros)
 		__free_page(exmap->zeros);

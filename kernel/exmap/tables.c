@@ -1,23 +1,34 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
  * The last level of the surface's page tables, shown to the process (refined exmap, section III-C):
- * an entry a page, of which the process reads whether the page is there. What it sees is what the
- * processor walks, so nobody may ever write it: the mapping cannot be made writable by mprotect,
- * and what writes for a debugger is refused as well.
+ * an entry a page, of which the process reads whether the page is there.
+ *
+ * A privileged process sees what the processor walks. So nothing may ever write it: the mapping
+ * cannot be made writable by mprotect, and what writes for a debugger is refused as well.
+ *
+ * Other processes must not learn physical addresses, and nothing can hide them in a page that the
+ * processor walks. They see pages of their own with an entry for each leaf: 1 if there is a frame,
+ * otherwise 0. While an exmap has such a mapping, the thread that changes a leaf changes its entry
+ * after that; so what ALLOC and FREE have done is to be seen when they return.
  */
 
 #include <linux/capability.h>
 #include <linux/mm.h>
+#include <linux/xarray.h>
 
 #include "core/compat.h"
 #include "exmap/exmap.h"
 
+/* The number of the table, by the offset, which parts of the mapping keep. */
+static u64 table_of(const struct vm_fault *vmf)
+{
+	return vmf->pgoff - (VELLUM_EXMAP_OFFSET_TABLES >> PAGE_SHIFT);
+}
+
 static vm_fault_t tables_fault(struct vm_fault *vmf)
 {
 	struct exmap *exmap = vmf->vma->vm_private_data;
-	/* By the offset, which parts of the mapping keep. */
-	u64 page = (vmf->pgoff - (VELLUM_EXMAP_OFFSET_TABLES >> PAGE_SHIFT)) * PT_ENTRIES;
-	u64 *table = pt_tree_make_leaf(&exmap->tree, page);
+	u64 *table = pt_tree_make_leaf(&exmap->tree, table_of(vmf) * PT_ENTRIES);
 
 	/* Memory may be missing for good, as the user has a limit: the CPU must not fault again. */
 	if (!table)
@@ -27,11 +38,78 @@ static vm_fault_t tables_fault(struct vm_fault *vmf)
 
 static const struct vm_operations_struct tables_operations = { .fault = tables_fault };
 
+static bool is_there(struct exmap *exmap, u64 page)
+{
+	u64 *leaf = pt_tree_leaf(&exmap->tree, page);
+
+	return leaf && exmap_has_frame(exmap, READ_ONCE(*leaf));
+}
+
+/*
+ * Has the page's entry say what its leaf is. Of threads that change a leaf at the same time each
+ * looks once more after it wrote: the last write agrees with the leaf.
+ */
+void exmap_show(struct exmap *exmap, u64 page)
+{
+	u64 *shown = xa_load(&exmap->shown, page / PT_ENTRIES);
+	bool there;
+
+	if (!shown)
+		return;
+	do {
+		there = is_there(exmap, page);
+		WRITE_ONCE(shown[page % PT_ENTRIES], there);
+		smp_mb(); /* written before we look again */
+	} while (is_there(exmap, page) != there);
+}
+
+static u64 *make_shown(struct exmap *exmap, u64 number)
+{
+	u64 *shown = exmap_alloc_charged(exmap), *before;
+	u64 page;
+
+	if (!shown)
+		return NULL;
+	before = xa_cmpxchg(&exmap->shown, number, NULL, shown, GFP_KERNEL_ACCOUNT);
+	if (before) {
+		exmap_free_charged(exmap, shown);
+		return xa_is_err(before) ? NULL : before;
+	}
+	/* A thread that changes a leaf from here on finds the page. */
+	smp_mb();
+	for (page = number * PT_ENTRIES; page < (number + 1) * PT_ENTRIES; page++)
+		exmap_show(exmap, page);
+	return shown;
+}
+
+static vm_fault_t shown_fault(struct vm_fault *vmf)
+{
+	struct exmap *exmap = vmf->vma->vm_private_data;
+	u64 number = table_of(vmf);
+	u64 *shown = xa_load(&exmap->shown, number);
+
+	if (!shown)
+		shown = make_shown(exmap, number);
+	if (!shown)
+		return VM_FAULT_SIGBUS;
+	return vmf_insert_pfn(vmf->vma, vmf->address, page_to_pfn(virt_to_page(shown)));
+}
+
+static const struct vm_operations_struct shown_operations = { .fault = shown_fault };
+
+/* Nothing maps them any more. */
+void exmap_tables_destroy(struct exmap *exmap)
+{
+	unsigned long number;
+	void *shown;
+
+	xa_for_each(&exmap->shown, number, shown)
+		exmap_free_charged(exmap, shown);
+	xa_destroy(&exmap->shown);
+}
+
 int exmap_map_tables(struct exmap *exmap, struct vm_area_struct *vma)
 {
-	/* They hold physical addresses. */
-	if (!capable(CAP_SYS_ADMIN))
-		return -EPERM;
 	if (!(vma->vm_flags & VM_SHARED) || vma->vm_flags & (VM_WRITE | VM_EXEC))
 		return -EACCES;
 	/* 2 MiB that are one entry have no table. */
@@ -44,9 +122,14 @@ int exmap_map_tables(struct exmap *exmap, struct vm_area_struct *vma)
 		return -EINVAL;
 	pt_vma_change_flags(vma, VM_PFNMAP | VM_IO | VM_DONTEXPAND | VM_DONTDUMP | VM_DONTCOPY,
 			    VM_MAYWRITE | VM_MAYEXEC);
-	/* The process keeps what it sees: no table is freed any more before the exmap ends. */
-	exmap->shows_tables = true;
-	vma->vm_ops = &tables_operations;
+	if (capable(CAP_SYS_ADMIN)) {
+		/* The process keeps what it sees: no table is freed before the exmap ends. */
+		exmap->shows_tables = true;
+		vma->vm_ops = &tables_operations;
+	} else {
+		vma->vm_ops = &shown_operations;
+		WRITE_ONCE(exmap->shows, true);
+	}
 	vma->vm_private_data = exmap;
 	return 0;
 }

@@ -93,18 +93,58 @@ fn nobody_writes_to_them() {
     surface.assert_works();
 }
 
+/// All that a process without rights sees of an entry is whether its page is there.
 #[test]
-fn they_are_shown_to_the_privileged_alone() {
+fn the_unprivileged_see_no_addresses() {
     let Some(_turn) = turn_for(exmap::CAN_SHOW_TABLES) else { return };
-    let exmap = Exmap::open();
-    in_child(move || {
-        become_user(64 << 20);
-        exmap.create(&vellum_kernel_tests::exmap::plan(16, 1, 0)).unwrap();
-        let surface = exmap.map(PAGES).unwrap();
-        let refused = map(&exmap, LENGTH, libc::PROT_READ, libc::MAP_SHARED).unwrap_err();
-        assert!([Errno::PERM, Errno::ACCESS].contains(&refused), "{refused}");
-        drop(surface);
+    for flags in [0, exmap::READS_ZEROS, exmap::STEALING] {
+        let exmap = Exmap::open();
+        in_child(move || {
+            become_user(64 << 20);
+            exmap.create(&vellum_kernel_tests::exmap::plan(600, 2, flags)).unwrap();
+            let mapping = exmap.map(PAGES).unwrap();
+            let vectors = (0..2).map(|interface| exmap.vector(interface).unwrap()).collect();
+            let surface = Surface { vectors, mapping, exmap };
+            let pages = [0, 1, 511, 512, 262_143, 262_144, PAGES - 1];
+            // Some are there before anything looks at them.
+            assert_eq!(surface.alloc(0, &[(511, 3)]), [(0, 3)]);
+            let tables = shown(&surface.exmap);
+            let entry = |page: u64| {
+                let bytes = access::kernel_load(tables.start() + page as usize * 8, 8).unwrap();
+                u64::from_le_bytes(bytes.try_into().unwrap())
+            };
+            (508..520).for_each(|page| {
+                assert_eq!(entry(page), u64::from((511..514).contains(&page)), "{page}");
+            });
+            let ranges = pages.map(|page| (page, 1));
+            surface.alloc(0, &ranges);
+            pages.iter().for_each(|page| assert_eq!(entry(*page), 1, "{page}"));
+            surface.free(0, &ranges);
+            pages.iter().for_each(|page| assert_eq!(entry(*page), 0, "{page}"));
+            assert_eq!((entry(513), entry(514)), (1, 0));
+            // What shows zeros has no frame.
+            let _ = surface.load(600);
+            assert_eq!(entry(600), 0);
+            threads_change_what_is_shown(&surface, &entry);
+        });
+    }
+}
+
+/// Whatever threads do to the same pages: what is shown afterwards is what is there.
+fn threads_change_what_is_shown(surface: &Surface, entry: &impl Fn(u64) -> u64) {
+    std::thread::scope(|scope| {
+        for interface in 0..2 {
+            scope.spawn(move || {
+                for round in 0..300 {
+                    surface.alloc(interface, &[(round % 7, 20), (100, 1)]);
+                    surface.free(interface, &[(round % 5, 11), (100, 1)]);
+                }
+            });
+        }
     });
+    for page in (0..40).chain(100..101) {
+        assert_eq!(entry(page) == 1, surface.is_there(page), "page {page}");
+    }
 }
 
 #[test]

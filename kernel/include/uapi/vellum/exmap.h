@@ -28,8 +28,10 @@
 /* What mmap shows at which offset. */
 #define VELLUM_EXMAP_OFFSET_SURFACE		0x0000000000000000ULL
 /*
- * The last level of the surface's page tables, read-only: a 64-bit entry a page. The surface must
- * be mapped first. Needs CAP_SYS_ADMIN, as entries hold physical addresses.
+ * The last level of the surface's page tables, read-only: a 64-bit entry a page, of which bit 0 says
+ * that the page is there. The surface must be mapped first. Entries hold physical addresses; so a
+ * process without CAP_SYS_ADMIN sees a copy of bit 0 alone, which is up to date when a command
+ * returns, and costs each command a little more from then on.
  */
 #define VELLUM_EXMAP_OFFSET_TABLES		0x1000000000000000ULL
 /* The vector of interface n: one page. */
