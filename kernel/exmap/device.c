@@ -16,6 +16,7 @@
 #include "core/compat.h"
 #include "core/pt_pieces.h"
 #include "core/sized.h"
+#include "core/storage.h"
 #include "exmap/exmap.h"
 
 static struct exmap *make_exmap(void)
@@ -109,8 +110,7 @@ static struct file *backing_file(int descriptor)
 	file = fget(descriptor);
 	if (!file)
 		return ERR_PTR(-EBADF);
-	if ((S_ISREG(file_inode(file)->i_mode) || S_ISBLK(file_inode(file)->i_mode)) &&
-	    (file->f_mode & FMODE_READ) && file->f_op->read_iter)
+	if ((file->f_mode & FMODE_READ) && file_has_storage(file))
 		return file;
 	fput(file);
 	return ERR_PTR(-EBADF);

@@ -114,6 +114,30 @@ fn a_call_may_have_many_parts() {
 }
 
 #[test]
+fn what_is_made_up_for_a_reader_is_no_backing() {
+    let Some(_turn) = turn_for(exmap::CAN_READ) else { return };
+    for path in [
+        "/proc/self/maps",
+        "/proc/cpuinfo",
+        "/proc/meminfo",
+        "/sys/kernel/notes",
+        "/sys/kernel/mm/transparent_hugepage/enabled",
+        "/sys/fs/cgroup/cgroup.procs",
+    ] {
+        let file = File::open(path).unwrap();
+        let plan = Create { backing: file.as_raw_fd(), ..plan(10, 1, 0) };
+        assert_eq!(Exmap::open().create(&plan), Err(Errno::BADF), "{path}");
+    }
+    // A file in memory keeps what it has.
+    std::fs::write("/tmp/backing", access::stamped(0)).unwrap();
+    let file = File::open("/tmp/backing").unwrap();
+    let surface = Plan::new(10, 5).backing(&file).make();
+    assert_eq!(surface.read(0, &[(0, 1)]), [(0, 1)]);
+    surface.assert_stamped(0, 0);
+    std::fs::remove_file("/tmp/backing").unwrap();
+}
+
+#[test]
 fn an_empty_pool_is_said() {
     let Some(_turn) = turn_for(exmap::CAN_READ) else { return };
     let backing = Backing::direct(100);

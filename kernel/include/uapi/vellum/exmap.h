@@ -78,8 +78,9 @@ struct vellum_exmap_query {
  * Gives the exmap its pool and its interfaces. Once, and before the surface is mapped.
  *
  * Errors: EBUSY there are some already; EINVAL a field is out of bounds, or flags are given that
- * are unknown or cannot be had together; EBADF no such descriptor, or it cannot be read; ENOMEM the
- * memory is not there; EPERM more than the caller may lock (RLIMIT_MEMLOCK).
+ * are unknown or cannot be had together; EBADF no such descriptor, or it cannot be read, or it is
+ * made up for each reader, as the files of procfs and sysfs are; ENOMEM the memory is not there;
+ * EPERM more than the caller may lock (RLIMIT_MEMLOCK).
  *
  * What counts as locked memory: the frames, 6 pages for each interface, and the page tables of the
  * surface, a page each: one for each GiB of the surface from when it is mapped (mmap: ENOMEM), and

@@ -1,0 +1,27 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/* Files that pages are read from. */
+#ifndef VELLUM_STORAGE_H
+#define VELLUM_STORAGE_H
+
+#include <linux/fs.h>
+#include <vellum/morsel.h>
+
+/*
+ * Whether the file keeps what it has, so that page n is at byte n * 4096 each time: a regular file or
+ * a block device. What procfs, sysfs, cgroups and configfs show as regular files is made up for each
+ * read. These file systems have in common that nothing in them may ever be executed, which no file
+ * system says that stores files; morselfs says so, and keeps what it has.
+ */
+static inline bool file_has_storage(const struct file *file)
+{
+	const struct inode *inode = file_inode(file);
+	const struct super_block *super = inode->i_sb;
+
+	if (!S_ISREG(inode->i_mode) && !S_ISBLK(inode->i_mode))
+		return false;
+	if ((super->s_iflags & SB_I_NOEXEC) && super->s_magic != VELLUM_MORSEL_MAGIC)
+		return false;
+	return file->f_op->read_iter;
+}
+
+#endif /* VELLUM_STORAGE_H */
