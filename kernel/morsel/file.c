@@ -169,8 +169,9 @@ static long ioctl_create(struct morsel *morsel, unsigned long argument)
 	return size < 0 ? size : morsel_shape(morsel, &create);
 }
 
-static long ioctl_fill(struct morsel *morsel, unsigned long argument)
+static long ioctl_fill(struct file *file, unsigned long argument)
 {
+	struct morsel *morsel = morsel_of(file_inode(file));
 	struct vellum_morsel_fill fill;
 	int size = copy_sized(&fill, sizeof(fill), FILL_SIZE_VER0, argument);
 	int error;
@@ -178,7 +179,7 @@ static long ioctl_fill(struct morsel *morsel, unsigned long argument)
 	if (size < 0)
 		return size;
 	fill.filled = 0;
-	error = morsel_is_shaped(morsel) ? morsel_fill(morsel, &fill) : -EINVAL;
+	error = morsel_is_shaped(morsel) ? morsel_fill(file, &fill) : -EINVAL;
 	return answer_sized(argument, size, &fill, sizeof(fill)) ?: error;
 }
 
@@ -234,7 +235,7 @@ static long ioctl(struct file *file, unsigned int command, unsigned long argumen
 	case sized_command(VELLUM_MORSEL_CREATE):
 		return writes ? ioctl_create(morsel, argument) : -EBADF;
 	case sized_command(VELLUM_MORSEL_FILL):
-		return writes ? ioctl_fill(morsel, argument) : -EBADF;
+		return writes ? ioctl_fill(file, argument) : -EBADF;
 	}
 	return -ENOTTY;
 }

@@ -2,6 +2,10 @@
 /*
  * Pages are read from a file: by its own read operation into the pages themselves, so that direct
  * I/O goes straight there, several pieces at a time.
+ *
+ * The caller may be killed while pieces are under way: a file system that waits for a server (FUSE,
+ * NFS) may never give an answer. They go on without the caller, and the last to end cleans up. A wait
+ * inside the file system's own read_iter is the file system's: that is where a cached file is read.
  */
 
 #include <linux/bvec.h>
@@ -11,7 +15,9 @@
 #include <linux/sched/signal.h>
 #include <linux/slab.h>
 #include <linux/uio.h>
+#include <linux/workqueue.h>
 
+#include "core/storage.h"
 #include "morsel/morsel.h"
 
 /* 1 MiB, and so many of them at a time. */
@@ -20,6 +26,7 @@
 
 struct piece {
 	struct kiocb		kiocb;
+	struct filling		*filling;
 	loff_t			from;
 	struct completion	done;
 	ssize_t			outcome;
@@ -39,14 +46,26 @@ struct filling {
 	bool		ended;		/* nothing more is to be begun */
 	bool		has_gap;	/* nothing more is to be counted */
 	struct piece	*pieces[PIECES];
+	/* Pieces under way, and one more until the caller was killed. */
+	atomic_t	users;
+	bool		abandoned;	/* the caller was killed */
+	struct file	*file;		/* the Morsel's, once abandoned */
+	struct work_struct work;
 };
+
+static struct workqueue_struct *abandoned_fills;
 
 static void complete_piece(struct kiocb *kiocb, long outcome)
 {
 	struct piece *piece = container_of(kiocb, struct piece, kiocb);
+	struct filling *filling = piece->filling;
+	/* Before the caller may free it. */
+	bool is_last = atomic_dec_and_test(&filling->users);
 
 	piece->outcome = outcome;
 	complete(&piece->done);
+	if (is_last)
+		queue_work(abandoned_fills, &filling->work);
 }
 
 static void release_pages_of(struct piece *piece)
@@ -109,6 +128,7 @@ static void begin_piece(struct filling *filling, struct piece *piece)
 	piece->kiocb.ki_complete = complete_piece;
 	reinit_completion(&piece->done);
 	iov_iter_bvec(&iter, READ, piece->vector, piece->pages, piece->length);
+	atomic_inc(&filling->users);
 	outcome = vfs_iocb_iter_read(filling->source, &piece->kiocb, &iter);
 	if (outcome != -EIOCBQUEUED)
 		complete_piece(&piece->kiocb, outcome);
@@ -134,9 +154,13 @@ static void end_piece(struct filling *filling, struct piece *piece)
 	ssize_t outcome;
 	size_t done = 0;
 
-	if (!piece->length)
+	if (!piece->length || filling->abandoned)
 		return;
-	wait_for_completion(&piece->done);
+	if (wait_for_completion_killable(&piece->done)) {
+		filling->abandoned = true;
+		filling->ended = true;
+		return;
+	}
 	outcome = piece->outcome;
 	while (!filling->has_gap && outcome > 0) {
 		done += outcome;
@@ -177,16 +201,10 @@ static int make_pieces(struct filling *filling)
 		if (!piece)
 			return -ENOMEM;
 		init_completion(&piece->done);
+		piece->filling = filling;
 		filling->pieces[i] = piece;
 	}
 	return 0;
-}
-
-static bool is_source(const struct file *file)
-{
-	const struct inode *inode = file->f_mapping->host;
-
-	return file->f_op->read_iter && (S_ISREG(inode->i_mode) || S_ISBLK(inode->i_mode));
 }
 
 static bool is_within(const struct morsel *morsel, const struct vellum_morsel_fill *fill)
@@ -198,10 +216,46 @@ static bool is_within(const struct morsel *morsel, const struct vellum_morsel_fi
 	       fill->length <= end - fill->offset && fill->from <= S64_MAX - fill->length;
 }
 
+static void free_pieces(struct filling *filling)
+{
+	unsigned int i;
+
+	for (i = 0; i < PIECES; i++)
+		kvfree(filling->pieces[i]);
+}
+
+/* The last piece has ended, and so has the caller. */
+static void end_abandoned(struct work_struct *work)
+{
+	struct filling *filling = container_of(work, struct filling, work);
+	unsigned int i;
+
+	for (i = 0; i < PIECES; i++) {
+		if (!filling->pieces[i]->length)
+			continue;
+		/* What completes them may not have come to its end. */
+		wait_for_completion(&filling->pieces[i]->done);
+		release_pages_of(filling->pieces[i]);
+	}
+	free_pieces(filling);
+	morsel_end_writing(filling->morsel);
+	fput(filling->source);
+	fput(filling->file);
+	kfree(filling);
+}
+
+static void abandon(struct filling *filling, struct file *file)
+{
+	/* It keeps the Morsel, the mount and the module. */
+	filling->file = get_file(file);
+	INIT_WORK(&filling->work, end_abandoned);
+	if (atomic_dec_and_test(&filling->users))
+		queue_work(abandoned_fills, &filling->work);
+}
+
 static int fill_from(struct filling *filling)
 {
 	u64 size = i_size_read(filling->source->f_mapping->host);
-	unsigned int i;
 	int error;
 
 	if (filling->from >= size)
@@ -216,33 +270,62 @@ static int fill_from(struct filling *filling)
 		fill(filling);
 		error = filling->error;
 	}
-	for (i = 0; i < PIECES; i++)
-		kvfree(filling->pieces[i]);
+	if (filling->abandoned)
+		return -EINTR;
+	free_pieces(filling);
 	morsel_end_writing(filling->morsel);
 	return error;
 }
 
-int morsel_fill(struct morsel *morsel, struct vellum_morsel_fill *fill)
+static int fill_filling(struct filling *filling, struct vellum_morsel_fill *fill)
 {
-	struct filling filling = {
-		.morsel = morsel,
-		.from = fill->from,
-		.page = fill->offset >> PAGE_SHIFT,
-		.left = fill->length,
-	};
+	int error;
+
+	filling->source = fget(fill->source);
+	if (!filling->source)
+		return -EBADF;
+	if (!(filling->source->f_mode & FMODE_READ))
+		error = -EBADF;
+	else
+		error = file_has_storage(filling->source) ? fill_from(filling) : -EINVAL;
+	if (!filling->abandoned)
+		fput(filling->source);
+	fill->filled = filling->filled;
+	/* What came before a signal is worth knowing. */
+	return error == -EINTR && filling->filled ? 0 : error;
+}
+
+int morsel_fill(struct file *file, struct vellum_morsel_fill *fill)
+{
+	struct morsel *morsel = morsel_of(file_inode(file));
+	struct filling *filling;
 	int error;
 
 	if (!is_within(morsel, fill))
 		return -EINVAL;
-	filling.source = fget(fill->source);
-	if (!filling.source)
-		return -EBADF;
-	if (!(filling.source->f_mode & FMODE_READ))
-		error = -EBADF;
+	filling = kzalloc(sizeof(*filling), GFP_KERNEL_ACCOUNT);
+	if (!filling)
+		return -ENOMEM;
+	filling->morsel = morsel;
+	filling->from = fill->from;
+	filling->page = fill->offset >> PAGE_SHIFT;
+	filling->left = fill->length;
+	atomic_set(&filling->users, 1);
+	error = fill_filling(filling, fill);
+	if (filling->abandoned)
+		abandon(filling, file);
 	else
-		error = is_source(filling.source) ? fill_from(&filling) : -EINVAL;
-	fput(filling.source);
-	fill->filled = filling.filled;
-	/* What came before a signal is worth knowing. */
-	return error == -EINTR && filling.filled ? 0 : error;
+		kfree(filling);
+	return error;
+}
+
+int morsel_fill_init(void)
+{
+	abandoned_fills = alloc_workqueue("morsel", WQ_UNBOUND, 0);
+	return abandoned_fills ? 0 : -ENOMEM;
+}
+
+void morsel_fill_exit(void)
+{
+	destroy_workqueue(abandoned_fills);
 }

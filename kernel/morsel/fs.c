@@ -495,17 +495,25 @@ int morsel_init(struct dentry *folder)
 					SLAB_ACCOUNT | SLAB_RECLAIM_ACCOUNT, construct);
 	if (!inode_cache)
 		return error;
+	error = morsel_fill_init();
+	if (error)
+		goto no_fills;
 	error = register_filesystem(&type);
 	if (error)
-		kmem_cache_destroy(inode_cache);
-	else
-		morsel_check_init(folder);
+		goto no_type;
+	morsel_check_init(folder);
+	return 0;
+no_type:
+	morsel_fill_exit();
+no_fills:
+	kmem_cache_destroy(inode_cache);
 	return error;
 }
 
 void morsel_exit(void)
 {
 	unregister_filesystem(&type);
+	morsel_fill_exit();
 	/* Inodes are freed after RCU has let go of them. */
 	rcu_barrier();
 	kmem_cache_destroy(inode_cache);

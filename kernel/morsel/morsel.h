@@ -163,7 +163,9 @@ int morsel_punch(struct morsel *morsel, u64 offset, u64 length);
 int morsel_punch_pages(struct morsel *morsel, u64 first, u64 end);
 
 /* fill.c */
-int morsel_fill(struct morsel *morsel, struct vellum_morsel_fill *fill);
+int morsel_fill(struct file *file, struct vellum_morsel_fill *fill);
+int morsel_fill_init(void);
+void morsel_fill_exit(void);
 
 /* reader.c */
 int morsel_make_reader(struct morsel *morsel);

@@ -1,0 +1,131 @@
+//! A backing that gives no answer, as a file system that waits for its server: a process that waits
+//! for it can be killed, another exmap does not notice, and nothing is lost once the answer comes.
+#![allow(clippy::unwrap_used)]
+
+use std::fs::File;
+use std::os::fd::AsFd as _;
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use vellum_kernel_tests::backing::Backing;
+use vellum_kernel_tests::child::Child;
+use vellum_kernel_tests::counters::Memory;
+use vellum_kernel_tests::slow::Slow;
+use vellum_kernel_tests::uring::{Ring, read};
+use vellum_kernel_tests::{Morsel, PAGE, Plan, Surface, morsel_turn, sys, turn};
+use vellum_uapi::exmap;
+
+/// An answer takes so long.
+const DELAY: Duration = Duration::from_secs(3);
+/// A process that is killed has to be gone by then.
+const SOON: Duration = Duration::from_secs(2);
+
+/// The device. The kernel itself reads from a new one, so it is made once.
+fn slow() -> File {
+    static SLOW: OnceLock<Slow> = OnceLock::new();
+    SLOW.get_or_init(|| Slow::new(DELAY)).open()
+}
+
+/// Kills a child that is stuck in `work`.
+#[track_caller]
+fn kill_in(what: &str, work: impl FnOnce()) {
+    let child = Child::start(|| {
+        work();
+        0
+    });
+    std::thread::sleep(Duration::from_millis(300));
+    let start = Instant::now();
+    child.kill();
+    let took = start.elapsed();
+    assert!(took < SOON, "{what}: gone after {took:?}");
+}
+
+#[test]
+fn a_process_that_waits_for_its_backing_can_be_killed() {
+    let Some(_turn) = turn() else { return };
+    let file = slow();
+    let make = |flags| Plan::new(2000, 1500).flags(flags).backing(&file).make();
+    let round = || {
+        for flags in [0, exmap::READS_ZEROS] {
+            kill_in("a vector that reads", || {
+                let surface = make(flags);
+                let _ = surface.load(5);
+                surface.read(0, &[(0, 700), (1000, 1), (1500, 300)]);
+            });
+        }
+        let pread = |surface: &Surface, page, pages, opcode: u16| {
+            let (at, offset) = (surface.mapping.page(page), u64::from(opcode) << 8);
+            sys::pread(surface.exmap.as_fd(), at, pages * PAGE, offset)
+        };
+        // A single run of pages of a block device is waited for as any reader does it.
+        kill_in("two runs of pages", || {
+            let _ = pread(&make(0), 7, 300, 0);
+        });
+        kill_in("a page that is there", || {
+            let surface = make(exmap::PINNABLE);
+            surface.alloc(0, &[(0, 20)]);
+            let _ = pread(&surface, 0, 40, exmap::OP_REFRESH);
+        });
+        kill_in("a vector that writes", || {
+            let surface = make(0);
+            surface.alloc(0, &[(0, 600)]);
+            surface.write(0, &[(0, 600)]);
+        });
+    };
+    round();
+    // The last answers come, and all memory is back.
+    std::thread::sleep(DELAY);
+    let before = Memory::now();
+    round();
+    std::thread::sleep(DELAY);
+    before.assert_back();
+}
+
+#[test]
+fn a_process_that_fills_a_morsel_can_be_killed() {
+    let Some(_turn) = morsel_turn() else { return };
+    let file = slow();
+    for flags in [0, vellum_uapi::morsel::PINNABLE] {
+        let morsel = Morsel::new(2, 16 << 20, flags);
+        kill_in("a fill", || {
+            let _ = morsel.fill(&file, 0, 0, 12 << 20);
+        });
+        // The device may still write to it.
+        assert!(morsel.seal(vellum_uapi::morsel::SEAL_CONTENT).is_err());
+        std::thread::sleep(DELAY);
+        assert!(morsel.seal(vellum_uapi::morsel::SEAL_CONTENT).is_ok());
+        kill_in("a fill of what is then gone", || {
+            let own = Morsel::new(2, 16 << 20, flags);
+            let _ = own.fill(&file, 0, 0, 12 << 20);
+        });
+    }
+}
+
+/// Hundreds of reads of one exmap that wait for an interface do not keep another's from their end.
+#[test]
+fn another_exmap_does_not_wait() {
+    let Some(_turn) = turn() else { return };
+    let (file, sound) = (slow(), Backing::direct(600));
+    // What is read over zeros ends in a worker's hands.
+    let plan = |pages, file| Plan::new(pages, 500).flags(exmap::READS_ZEROS).backing(file).make();
+    let (stuck, other) = (plan(2000, &file), plan(600, &sound.file));
+    let mut ring = Ring::new();
+    for page in 0..400 {
+        ring.start(&read(&stuck.exmap, (stuck.mapping.page(page), PAGE), 0));
+    }
+    std::thread::scope(|scope| {
+        std::thread::sleep(DELAY / 2);
+        // This one has the interface when their data is there.
+        scope.spawn(|| stuck.read(0, &[(1000, 1)]));
+        std::thread::sleep(DELAY / 2 + Duration::from_millis(400));
+        let (start, mut ring) = (Instant::now(), Ring::new());
+        for page in 0..10 {
+            let end = ring.run(&read(&other.exmap, (other.mapping.page(page), PAGE), 0));
+            assert_eq!(end, PAGE as i32);
+        }
+        assert!(start.elapsed() < Duration::from_millis(900), "{:?}", start.elapsed());
+    });
+    (0..10).for_each(|page| other.assert_stamped(page, page));
+    assert!(ring.ends(400).iter().all(|(_, result)| *result == PAGE as i32));
+    assert_eq!(stuck.stat().resident, 401);
+}
