@@ -335,10 +335,12 @@ static unsigned int publish(struct transfer_batch *batch, struct transfer *trans
 	for (i = 0; i < transfer->count; i++) {
 		u64 frame = page_to_pfn(transfer->pages[i].bv_page);
 		u64 page = transfer->page + i;
-		bool placed = false, is_huge;
+		bool placed = false, is_huge = true;
 		/* The table of the page may have been empty, and pruned, meanwhile. */
 		u64 *leaf = i < good ? exmap_make_leaf(exmap, page, &is_huge) : NULL;
 
+		if (!leaf && !is_huge && !transfer->result->error)
+			transfer->result->error = -ENOMEM;
 		/* Or it has become part of 2 MiB meanwhile. */
 		while (!placed && leaf && !exmap_has_frame(exmap, READ_ONCE(*leaf))) {
 			if (!exmap_wait(exmap, leaf, page))
