@@ -254,8 +254,19 @@ u64 __frame_take(struct frame_pool *pool, struct frame_lane *lane, struct frame_
 	return frame;
 }
 
+/* Whether something holds one of the frames: the pool has one reference to each. */
+static bool is_one_held(const struct frame_bundle *bundle)
+{
+	const u64 *frame = bundle->stack, *end = frame + bundle->count;
+	u64 references = 0;
+
+	while (frame < end)
+		references += page_ref_count(pfn_to_page(*frame++));
+	return references != bundle->count;
+}
+
 /* Keeps aside what something holds. */
-static void set_held_aside(struct frame_pool *pool, struct frame_lane *lane)
+static noinline void set_held_aside(struct frame_pool *pool, struct frame_lane *lane)
 {
 	struct frame_bundle *bundle = &lane->pending;
 	unsigned int i;
@@ -263,7 +274,7 @@ static void set_held_aside(struct frame_pool *pool, struct frame_lane *lane)
 	for (i = bundle->count; i--;) {
 		struct page *page = pfn_to_page(bundle->stack[i]);
 
-		if (likely(!frame_is_held(page)))
+		if (!frame_is_held(page))
 			continue;
 		spin_lock(&pool->lock);
 		frame_set_aside(pool, page);
@@ -305,7 +316,7 @@ static void settle_pending(struct frame_pool *pool, struct frame_lane *lane)
 void frame_settle(struct frame_pool *pool, struct frame_lane *lane)
 {
 	/* The kernel looks after those that go back to it. */
-	if (pool->design != FRAMES_FROM_KERNEL)
+	if (pool->design != FRAMES_FROM_KERNEL && unlikely(is_one_held(&lane->pending)))
 		set_held_aside(pool, lane);
 	if (unlikely(pool->blocks))
 		frame_blocks_collect(pool, lane, &lane->pending);

@@ -13,12 +13,12 @@
  * - a frame is in one place: in a bundle, in the hands of a lane's user, or kept aside while
  *   something holds it;
  * - only the pool writes a frame that is in a bundle, so what a stack says is true. A frame comes
- *   there from its user after TLBs were flushed and secondary MMUs were told, and only if the pool
- *   has its only reference. The core and KVM (which keeps references for nested virtualisation,
- *   also to frames of a surface that is not pinnable) take references through a page's entry, under
- *   the lock of its table. A fast pin does without the lock, but looks at the entry again and gives
- *   up. The entry was changed under that lock, by an atomic operation. So who has a reference has it
- *   before the pool looks, and the count is looked at for every frame;
+ *   back there after TLBs were flushed and secondary MMUs were told, and only if the pool has its
+ *   only reference; the pool looks at the count of every frame. The core takes references through
+ *   a page's entry, under the lock of its table; so does KVM, which for nested virtualisation
+ *   keeps them and writes, also to frames of a surface that is not pinnable. A fast pin does
+ *   without the lock, but looks at the entry again and gives up. The entry was changed before,
+ *   under that lock and by an atomic operation: no reference is taken after the pool has looked;
  * - a frame that is handed out does not have numbers of other frames in it;
  * - frames of blocks (frames_blocks.c) are never among those of bundles;
  * - all frames are on one list, so that none is lost, whatever became of its user.

@@ -179,7 +179,9 @@ void exmap_free(struct exmap *exmap, unsigned int index, const struct page_range
 		struct exmap_result *results, unsigned int count);
 long exmap_alloc_vector(struct exmap *exmap, unsigned int index, unsigned int entries);
 long exmap_free_vector(struct exmap *exmap, unsigned int index, unsigned int entries);
-u64 exmap_take_off(struct exmap *exmap, u64 *leaf, u64 page, bool pins, bool *busy);
+/* Not the number of a frame: something holds the page's. */
+#define EXMAP_HELD	U64_MAX
+u64 exmap_take_off(struct exmap *exmap, u64 *leaf, u64 page, bool pins);
 
 /* As the kernel's own bound: beyond so many pages all translations are flushed. */
 #define EXMAP_FLUSH_PAGES	33
@@ -287,8 +289,8 @@ static __always_inline bool exmap_has_frame(const struct exmap *exmap, u64 leaf)
 }
 
 /*
- * Whether a page that something holds stays on the surface (EBUSY): that was asked for, or transfers
- * hold pages. A frame is reused only when nothing holds it, in any case: the pool looks for itself.
+ * Whether a page that something holds stays on the surface (EBUSY): the process has asked for that,
+ * or transfers hold pages. In any case the pool looks itself before it reuses a frame.
  */
 static __always_inline bool exmap_may_be_pinned(const struct exmap *exmap)
 {

@@ -12,7 +12,7 @@
 #include "exmap/exmap.h"
 #include "trace.h"
 
-/* How long a command waits at most for who holds pages; nanoseconds. */
+/* How long a command waits at most for what holds pages; nanoseconds. */
 #define PATIENCE	NSEC_PER_MSEC
 
 /* What a thread that frees has taken off and not yet flushed. */
@@ -20,13 +20,14 @@ struct clearance {
 	struct exmap		*exmap;
 	struct frame_lane	*lane;
 	struct exmap_interface	*interface;
+	u64			**leaving;	/* the interface's, for as many pages as follows */
 	unsigned int		pages;
 	unsigned int		extents;	/* of 2 MiB; their pages are not among those */
 	u64			first, last;	/* while there are few */
 	u64			given;		/* in all */
 	bool			pins;		/* pages may be pinned */
-	bool			is_impatient;	/* has waited long enough for who holds pages */
-	u64			deadline;	/* until when to wait; 0: did not need to yet */
+	u64			deadline;	/* until when to wait for what holds them, or 0 */
+	bool			is_impatient;	/* that is over */
 };
 
 /* Flushes where 2 MiB have been taken off by an entry, and opens their tables. */
@@ -56,8 +57,8 @@ static noinline void give_extents(struct clearance *clearance)
 
 static void flush(struct clearance *clearance)
 {
+	u64 **leaf = clearance->leaving, **end = leaf + clearance->pages;
 	struct exmap *exmap = clearance->exmap;
-	unsigned int i;
 
 	if (!(clearance->pages | clearance->extents))
 		return;
@@ -67,8 +68,8 @@ static void flush(struct clearance *clearance)
 		exmap_flush(exmap, current->mm, clearance->first, clearance->last);
 	else
 		exmap_flush_all(exmap, current->mm);
-	for (i = 0; i < clearance->pages; i++)
-		WRITE_ONCE(*clearance->interface->leaving[i], 0);
+	while (leaf < end)
+		WRITE_ONCE(**leaf++, 0);
 	clearance->lane->given += clearance->pages;
 	frame_settle(&exmap->pool, clearance->lane);
 	clearance->interface->flushes++;
@@ -78,15 +79,15 @@ static void flush(struct clearance *clearance)
 }
 
 /*
- * Takes a page's frame off: its number; 0 if there is none, or it must stay. The entry is leaving
- * until the caller has flushed and made it none.
+ * Takes a page's frame off: its number; 0 if there is none; EXMAP_HELD if something holds it, and
+ * such pages stay. The entry is leaving until the caller has flushed and made it none.
  *
  * Under the lock of the table, unlike what puts frames on. A thread whose access failed before the
  * frame came finds it there in the core's fault handler, which then writes the entry as it has read
  * it: under this lock, and without looking once more. What was taken off meanwhile would be back.
  * And what takes a reference through an entry does it under this lock, so that none is taken later.
  */
-static __always_inline u64 take_off(struct exmap *exmap, u64 *leaf, u64 page, bool pins, bool *busy)
+static __always_inline u64 take_off(struct exmap *exmap, u64 *leaf, u64 page, bool pins)
 {
 	u64 old = READ_ONCE(*leaf);
 	spinlock_t *lock;
@@ -98,10 +99,8 @@ static __always_inline u64 take_off(struct exmap *exmap, u64 *leaf, u64 page, bo
 		if (!exmap_has_frame(exmap, old))
 			return 0;
 	}
-	if (unlikely(pins) && frame_is_held(pfn_to_page(pt_leaf_pfn(old)))) {
-		*busy = true;
-		return 0;
-	}
+	if (unlikely(pins) && frame_is_held(pfn_to_page(pt_leaf_pfn(old))))
+		return EXMAP_HELD;
 	lock = pt_table_lock(leaf);
 	spin_lock(lock);
 	old = READ_ONCE(*leaf);
@@ -114,9 +113,9 @@ static __always_inline u64 take_off(struct exmap *exmap, u64 *leaf, u64 page, bo
 	return pt_leaf_pfn(old);
 }
 
-u64 exmap_take_off(struct exmap *exmap, u64 *leaf, u64 page, bool pins, bool *busy)
+u64 exmap_take_off(struct exmap *exmap, u64 *leaf, u64 page, bool pins)
 {
-	return take_off(exmap, leaf, page, pins, busy);
+	return take_off(exmap, leaf, page, pins);
 }
 
 static __always_inline void note(struct clearance *clearance, u64 page)
@@ -147,8 +146,8 @@ static bool is_held(struct exmap *exmap, struct page_range range)
 }
 
 /*
- * Whether something goes on holding a page of the range. The end of direct I/O wakes who waits for
- * it a little before it lets go of the pages, so we wait a moment; for all entries together.
+ * Whether something goes on holding a page of the range. The end of direct I/O wakes the waiter a
+ * little before it lets go of the pages. So the command waits a moment, for all entries together.
  */
 static noinline bool stays_held(struct clearance *clearance, struct page_range range)
 {
@@ -171,21 +170,19 @@ static noinline bool stays_held(struct clearance *clearance, struct page_range r
 static __always_inline void free_leaf(struct clearance *clearance, u64 *leaf, u64 page,
 				      struct exmap_result *result)
 {
-	bool busy = false;
-	u64 frame = take_off(clearance->exmap, leaf, page, clearance->pins, &busy);
+	u64 frame = take_off(clearance->exmap, leaf, page, clearance->pins);
 
-	if (unlikely(busy) && !stays_held(clearance, (struct page_range){ page, 1 })) {
-		busy = false;
-		frame = exmap_take_off(clearance->exmap, leaf, page, false, &busy);
-	}
-	if (unlikely(busy)) {
+	if (unlikely(frame == EXMAP_HELD) && !stays_held(clearance, (struct page_range){ page, 1 }))
+		frame = exmap_take_off(clearance->exmap, leaf, page, false);
+	if (unlikely(frame == EXMAP_HELD)) {
 		clearance->interface->busy++;
 		result->error = -EBUSY;
+		return;
 	}
 	if (!frame)
 		return;
 	result->pages++;
-	clearance->interface->leaving[clearance->pages] = leaf;
+	clearance->leaving[clearance->pages] = leaf;
 	note(clearance, page);
 	if (frame_pend(clearance->lane, frame))
 		flush(clearance);
@@ -270,6 +267,7 @@ static __always_inline void begin(struct clearance *clearance, struct exmap *exm
 		.exmap = exmap,
 		.lane = &exmap->pool.lanes[index],
 		.interface = &exmap->interface[index],
+		.leaving = exmap->interface[index].leaving,
 		.pins = exmap_may_be_pinned(exmap),
 	};
 }
@@ -291,13 +289,13 @@ long exmap_free_vector(struct exmap *exmap, unsigned int index, unsigned int ent
 {
 	struct exmap_interface *interface = &exmap->interface[index];
 	bool each = exmap->flags & VELLUM_EXMAP_FLUSH_EACH;
+	u64 *entry = interface->vector, *end = entry + entries;
 	struct clearance clearance;
 	struct page_range range;
 	long failed = 0;
-	u64 *entry;
 
 	begin(&clearance, exmap, index);
-	for (entry = interface->vector; entry < interface->vector + entries; entry++) {
+	for (; entry < end; entry++) {
 		range = exmap_decode(exmap, READ_ONCE(*entry));
 		WRITE_ONCE(*entry, exmap_encode(interface, range, free_one(&clearance, range),
 						&failed));

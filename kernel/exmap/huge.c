@@ -69,8 +69,8 @@ u64 *exmap_make_leaf(struct exmap *exmap, u64 page, bool *is_huge)
 }
 
 /*
- * The leaf of a page, after 2 MiB that it was part of have been split; NULL: there is no table. Who
- * finds neither a leaf nor an entry that is none has lost a race, and looks again.
+ * The leaf of a page, after 2 MiB that it was part of have been split; NULL: there is no table. An
+ * entry that is neither none nor of 2 MiB leads to a table: another thread has just split it.
  */
 u64 *exmap_reach(struct exmap *exmap, u64 page)
 {

@@ -43,8 +43,7 @@ static unsigned int move_some(struct exmap *exmap, struct frame_lane *lane, u64 
 	unsigned int i, taken = 0, moved = 0;
 
 	for (i = 0; i < count; i++) {
-		bool busy = false;
-		u64 *leaf;
+		u64 *leaf, frame;
 
 		frames[i] = 0;
 		if (exmap_frame(exmap, to + i))
@@ -53,7 +52,8 @@ static unsigned int move_some(struct exmap *exmap, struct frame_lane *lane, u64 
 		if (!leaf)
 			continue;
 		/* Whoever has it pinned expects to see it at the old place. */
-		frames[i] = exmap_take_off(exmap, leaf, from + i, pins, &busy);
+		frame = exmap_take_off(exmap, leaf, from + i, pins);
+		frames[i] = frame == EXMAP_HELD ? 0 : frame;
 		taken += frames[i] != 0;
 	}
 	if (taken)
@@ -68,8 +68,8 @@ static unsigned int move_some(struct exmap *exmap, struct frame_lane *lane, u64 
 }
 
 /*
- * Others have the interface between strides, and the process may have unmapped the surface there, or
- * is to die.
+ * Other commands have the interface between strides. Meanwhile the process may have unmapped the
+ * surface, or may have been killed.
  */
 static long lock_for_stride(struct exmap *exmap, struct exmap_interface *interface)
 {

@@ -271,6 +271,29 @@ static void check_that_pinned_frames_come_back(void)
 		fail("frames that nobody pins are kept aside", pool.pinned_count);
 }
 
+/* A block is not whole while something holds one of its frames. */
+static void check_that_held_blocks_come_back(void)
+{
+	u64 blocks[BLOCKS];
+	unsigned int i;
+
+	for (i = 0; i < BLOCKS; i++)
+		blocks[i] = frame_block_take(&pool);
+	host_pages[blocks[0] + 5].references++;
+	for (i = 0; i < BLOCKS; i++)
+		frame_block_give(&pool, blocks[i]);
+	if (pool.blocks_free != BLOCKS - 1 || pool.blocks_pinned != 1)
+		fail("a block is whole, and something holds a part of it", blocks[0]);
+	host_pages[blocks[0] + 5].references--;
+	for (i = 0; i < BLOCKS; i++) {
+		blocks[i] = frame_block_take(&pool);
+		if (!blocks[i])
+			fail("a block that nothing holds does not come back", i);
+	}
+	for (i = 0; i < BLOCKS; i++)
+		frame_block_give(&pool, blocks[i]);
+}
+
 static void *let_go_soon(void *pinned)
 {
 	usleep(20000);
@@ -317,6 +340,7 @@ int main(int count, char **arguments)
 		check_that_tags_tell_bundles_apart();
 		check_that_no_number_stays();
 		check_that_transfers_are_waited_for();
+		check_that_held_blocks_come_back();
 	}
 	if (design != FRAMES_FROM_KERNEL)
 		check_that_pinned_frames_come_back();

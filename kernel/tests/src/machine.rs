@@ -1,5 +1,5 @@
-//! Virtual machines of KVM whose memory is a test's: they have translations of their own. To most
-//! pages they have no references; to what describes a machine in the machine KVM has one for a moment.
+//! Virtual machines of KVM whose memory is a test's: they have translations of their own, and
+//! mostly no references to the pages. To one that describes a machine in a machine KVM has one.
 #![allow(unsafe_code)]
 
 use kvm_bindings::{
@@ -123,9 +123,9 @@ const SKIP: [u8; 8] = [0x83, 0xc4, 0x04, 0x83, 0x04, 0x24, 0x03, 0xcf];
 const SVM_ENABLED: u64 = 1 << 12;
 const STATE_REGISTER: u32 = 0xc001_0117;
 
-/// A machine that tries to start another one, over and over. What describes that one is in a page of
-/// the test's memory. It makes no sense, and KVM says so in that page. KVM finds the page by the
-/// process' page tables, and keeps a reference in place of listening for what becomes of it.
+/// A machine that tries to start another one, over and over. The description of that one is in a
+/// page of the test's memory. It makes no sense, and KVM says so in that page. KVM finds the page
+/// by the process' page tables, and has a reference while it writes: it does not listen then.
 #[derive(Debug)]
 pub struct Starter {
     processor: VcpuFd,

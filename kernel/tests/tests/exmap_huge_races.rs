@@ -83,7 +83,7 @@ fn huge_pages_are_split_below_those_who_use_them() {
     }
 }
 
-/// Of several who split the same 2 MiB, who comes too late finds the page all the same.
+/// Several threads split the same 2 MiB: one that comes too late finds its page all the same.
 #[test]
 fn huge_pages_are_split_by_several() {
     let Some(_turn) = turn_with(exmap::HUGE) else { return };

@@ -139,7 +139,7 @@ struct Tally {
 
 /// Has a machine try to start another one while the page comes and goes that describes that one;
 /// until KVM held its frame some times. `bring` brings the page. `take` takes it, and returns other
-/// pages that have its frame if it is free, and whether it is held. Those pages must stay as they are.
+/// pages that have its frame if it is free, and whether it is held. Those pages must not change.
 fn race(surface: &Surface, bring: impl Fn(), take: impl Fn() -> (Vec<u64>, bool)) -> Option<Tally> {
     let mut starter = Starter::new(&surface.mapping, DESCRIPTION as usize)?;
     let (stop, deadline, mut tally) =
