@@ -117,7 +117,7 @@ static struct file *backing_file(int descriptor)
 }
 
 static int create_locked(struct exmap *exmap, const struct vellum_exmap_create *create,
-			 struct file *backing)
+			 struct file *backing, struct workqueue_struct *work)
 {
 	struct exmap_interface *interface;
 	int error;
@@ -127,10 +127,6 @@ static int create_locked(struct exmap *exmap, const struct vellum_exmap_create *
 	/* Only a pinnable surface may be mapped before. */
 	if (exmap->tree.root && !(create->flags & VELLUM_EXMAP_PINNABLE))
 		return -EBUSY;
-	if (backing && !exmap->work)
-		exmap->work = alloc_workqueue("exmap", WQ_UNBOUND | WQ_HIGHPRI, 0);
-	if (backing && !exmap->work)
-		return -ENOMEM;
 	interface = make_interfaces(create->interfaces);
 	error = interface ? exmap_make_pool(exmap, create) : -ENOMEM;
 	if (error) {
@@ -141,6 +137,7 @@ static int create_locked(struct exmap *exmap, const struct vellum_exmap_create *
 	exmap->flags = create->flags;
 	exmap->interfaces = create->interfaces;
 	exmap->backing = backing;
+	exmap->work = work;
 	/* From here on it is used. */
 	smp_store_release(&exmap->interface, interface);
 	return 0;
@@ -149,8 +146,9 @@ static int create_locked(struct exmap *exmap, const struct vellum_exmap_create *
 /* Gives the exmap its pool and its interfaces. */
 int exmap_create(struct exmap *exmap, const struct vellum_exmap_create *create)
 {
+	struct workqueue_struct *work = NULL;
 	struct file *backing;
-	int error = -EINTR;
+	int error = -ENOMEM;
 
 	if (create->flags & ~(u64)EXMAP_FLAGS || !create->interfaces ||
 	    create->interfaces > VELLUM_EXMAP_MAX_INTERFACES || !create->frames ||
@@ -159,10 +157,20 @@ int exmap_create(struct exmap *exmap, const struct vellum_exmap_create *create)
 	backing = backing_file(create->backing);
 	if (IS_ERR(backing))
 		return PTR_ERR(backing);
+	if (backing) {
+		/* Before the lock, which is taken under the mmap lock: this waits for hotplug. */
+		work = alloc_workqueue("exmap", WQ_UNBOUND | WQ_HIGHPRI, 0);
+		if (!work)
+			goto out;
+	}
+	error = -EINTR;
 	if (!mutex_lock_killable(&exmap->setup)) {
-		error = create_locked(exmap, create, backing);
+		error = create_locked(exmap, create, backing, work);
 		mutex_unlock(&exmap->setup);
 	}
+out:
+	if (error && work)
+		destroy_workqueue(work);
 	if (error && backing)
 		fput(backing);
 	return error;

@@ -119,6 +119,8 @@ struct exmap {
 	 * lock. To write: the thread that prunes. Taken before the mmap lock.
 	 */
 	struct rw_semaphore	walking;
+	/* Changes of leaves from this page on concern more than the tree. */
+	u64			watched;
 	/* What unprivileged programs see of the tables; see tables.c. */
 	bool			shows;		/* there is such a mapping, or was */
 	struct xarray		shown;		/* pages of it, by the number of 512 pages */
@@ -158,7 +160,7 @@ int exmap_become_clone(struct file *file, struct file *other);
 
 int exmap_map_surface(struct exmap *exmap, struct vm_area_struct *vma);
 int exmap_map_tables(struct exmap *exmap, struct vm_area_struct *vma);
-void exmap_show(struct exmap *exmap, u64 page);
+void __exmap_leaf_changed(struct exmap *exmap, u64 page);
 void exmap_tables_destroy(struct exmap *exmap);
 int exmap_map_vector(struct exmap *exmap, struct vm_area_struct *vma, unsigned long index);
 void exmap_surface_destroy(struct exmap *exmap);
@@ -356,9 +358,8 @@ static __always_inline void exmap_unlock_table(spinlock_t *lock)
 /* To be called after a leaf changed, and before TLBs are flushed. */
 static __always_inline void exmap_leaf_changed(struct exmap *exmap, u64 page)
 {
-	pt_mount_leaf_changed(&exmap->mount, page);
-	if (unlikely(exmap->shows))
-		exmap_show(exmap, page);
+	if (unlikely(page >= exmap->watched))
+		__exmap_leaf_changed(exmap, page);
 }
 
 /* Puts a frame on a page. False: it has one, or the entry is somebody else's for the moment. */

@@ -177,6 +177,9 @@ static int map_locked(struct exmap *exmap, struct vm_area_struct *vma)
 		pt_vma_change_flags(vma, flags, VM_MAYEXEC);
 		error = pt_mount_create(&exmap->mount, vma);
 	}
+	/* Until here all pages were watched. */
+	if (!error && !exmap->shows)
+		exmap->watched = exmap->mount.tail;
 	if (!error)
 		vma->vm_ops = exmap->zero_leaf ? &surface_with_zeros_operations :
 						 &surface_operations;

@@ -49,7 +49,7 @@ static bool is_there(struct exmap *exmap, u64 page)
  * Has the page's entry say what its leaf is. Of threads that change a leaf at the same time each
  * looks once more after it wrote: the last write agrees with the leaf.
  */
-void exmap_show(struct exmap *exmap, u64 page)
+static void show(struct exmap *exmap, u64 page)
 {
 	u64 *shown = xa_load(&exmap->shown, page / PT_ENTRIES);
 	bool there;
@@ -61,6 +61,13 @@ void exmap_show(struct exmap *exmap, u64 page)
 		WRITE_ONCE(shown[page % PT_ENTRIES], there);
 		smp_mb(); /* written before we look again */
 	} while (is_there(exmap, page) != there);
+}
+
+void __exmap_leaf_changed(struct exmap *exmap, u64 page)
+{
+	pt_mount_leaf_changed(&exmap->mount, page);
+	if (exmap->shows)
+		show(exmap, page);
 }
 
 static u64 *make_shown(struct exmap *exmap, u64 number)
@@ -78,7 +85,7 @@ static u64 *make_shown(struct exmap *exmap, u64 number)
 	/* A thread that changes a leaf from here on finds the page. */
 	smp_mb();
 	for (page = number * PT_ENTRIES; page < (number + 1) * PT_ENTRIES; page++)
-		exmap_show(exmap, page);
+		show(exmap, page);
 	return shown;
 }
 
@@ -128,7 +135,8 @@ int exmap_map_tables(struct exmap *exmap, struct vm_area_struct *vma)
 		vma->vm_ops = &tables_operations;
 	} else {
 		vma->vm_ops = &shown_operations;
-		WRITE_ONCE(exmap->shows, true);
+		exmap->shows = true;
+		exmap->watched = 0;
 	}
 	vma->vm_private_data = exmap;
 	return 0;

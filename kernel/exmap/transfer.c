@@ -437,7 +437,11 @@ bool transfer_conclude_quickly(struct transfer_batch *batch)
 	}
 	rcu_read_unlock();
 	transfer->result->pages += i;
-	atomic64_add(i, &exmap->read_quickly);
+	/* A caller who waits has the interface's lock. */
+	if (batch->finished)
+		atomic64_add(i, &exmap->read_quickly);
+	else
+		exmap->interface[batch->index].read += i;
 	if (i < transfer->count) {
 		/* What is left begins with the page that somebody else has brought. */
 		transfer->page += i;
