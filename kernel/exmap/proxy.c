@@ -266,6 +266,7 @@ static ssize_t proxy(struct kiocb *kiocb, struct iov_iter *iter, bool write)
 	struct exmap_interface *interface = exmap_find_interface(exmap, index);
 	bool nowait = kiocb->ki_flags & IOCB_NOWAIT;
 	bool is_alloc = opcode == EXMAP_PUBLISHED_OP_ALLOC;
+	bool is_later = !write && !is_alloc && !is_sync_kiocb(kiocb) && is_direct(exmap);
 	ssize_t outcome;
 
 	if (IS_ERR(interface))
@@ -276,14 +277,14 @@ static ssize_t proxy(struct kiocb *kiocb, struct iov_iter *iter, bool write)
 	if (outcome)
 		return outcome;
 	/* For something other than memory, or the interface. */
-	if (nowait && (write || !(is_alloc || is_direct(exmap))))
+	if (nowait && !is_alloc && !is_later)
 		return -EAGAIN;
 	if (write)
 		opcode = EXMAP_PUBLISHED_OP_WRITE;
 	outcome = exmap_lock_interface(exmap, interface, !nowait);
 	if (outcome)
 		return outcome;
-	if (!write && !is_alloc && !is_sync_kiocb(kiocb) && is_direct(exmap))
+	if (is_later)
 		outcome = read_later(exmap, index, opcode, kiocb, iter);
 	else
 		outcome = carry_out(exmap, index, opcode, iter);

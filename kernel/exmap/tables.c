@@ -73,32 +73,30 @@ void __exmap_leaf_changed(struct exmap *exmap, u64 page)
 static u64 *make_shown(struct exmap *exmap, u64 number)
 {
 	u64 *shown = exmap_alloc_charged(exmap), *before;
-	u64 page;
 
 	if (!shown)
 		return NULL;
 	before = xa_cmpxchg(&exmap->shown, number, NULL, shown, GFP_KERNEL_ACCOUNT);
-	if (before) {
-		exmap_free_charged(exmap, shown);
-		return xa_is_err(before) ? NULL : before;
-	}
-	/* A thread that changes a leaf from here on finds the page. */
-	smp_mb();
-	for (page = number * PT_ENTRIES; page < (number + 1) * PT_ENTRIES; page++)
-		show(exmap, page);
-	return shown;
+	if (!before)
+		return shown;
+	exmap_free_charged(exmap, shown);
+	return xa_is_err(before) ? NULL : before;
 }
 
 static vm_fault_t shown_fault(struct vm_fault *vmf)
 {
 	struct exmap *exmap = vmf->vma->vm_private_data;
-	u64 number = table_of(vmf);
+	u64 number = table_of(vmf), page;
 	u64 *shown = xa_load(&exmap->shown, number);
 
 	if (!shown)
 		shown = make_shown(exmap, number);
 	if (!shown)
 		return VM_FAULT_SIGBUS;
+	/* A thread that changes a leaf from here on finds the page. Another may just be filling it. */
+	smp_mb();
+	for (page = number * PT_ENTRIES; page < (number + 1) * PT_ENTRIES; page++)
+		show(exmap, page);
 	return vmf_insert_pfn(vmf->vma, vmf->address, page_to_pfn(virt_to_page(shown)));
 }
 

@@ -494,6 +494,7 @@ static void abandon(struct transfer_batch *batch)
 	struct transfer *transfer;
 
 	/* Results are looked at only by what concludes. */
+	batch->nowhere = (struct exmap_result){};
 	list_for_each_entry(transfer, &batch->transfers, node)
 		transfer->result = &batch->nowhere;
 	exmap->interface[batch->index].batch = NULL;

@@ -123,6 +123,15 @@ pub fn preadv(fd: BorrowedFd<'_>, parts: &[Part], offset: u64) -> Result<u64, Er
     checked(read as i64)
 }
 
+/// `preadv2` to any addresses, with flags.
+pub fn preadv2(fd: BorrowedFd<'_>, parts: &[Part], offset: u64, flags: i32) -> Result<u64, Errno> {
+    let (vectors, offset) = (vectors(parts), offset.cast_signed());
+    let count = i32::try_from(vectors.len()).expect("so many parts");
+    // SAFETY: the kernel checks the addresses; what is there belongs to the test.
+    let read = unsafe { libc::preadv2(fd.as_raw_fd(), vectors.as_ptr(), count, offset, flags) };
+    checked(read as i64)
+}
+
 /// `pwritev` from any addresses.
 pub fn pwritev(fd: BorrowedFd<'_>, parts: &[Part], offset: u64) -> Result<u64, Errno> {
     let vectors = vectors(parts);

@@ -93,6 +93,22 @@ fn a_call_says_what_came_before_the_end() {
     }
 }
 
+/// A caller who must not wait is told so, whatever the backing is; frames come without waiting.
+#[test]
+fn a_call_that_must_not_wait_does_not() {
+    let Some(_turn) = turn_for(exmap::CAN_READ) else { return };
+    for backing in Backing::all(100) {
+        let surface = Plan::new(100, 50).backing(&backing.file).make();
+        let read = |opcode: u64| {
+            let parts = [(surface.mapping.page(7), PAGE)];
+            sys::preadv2(surface.exmap.as_fd(), &parts, opcode << 8, libc::RWF_NOWAIT)
+        };
+        assert_eq!(read(0), Err(Errno::AGAIN), "{}", backing.name);
+        assert_eq!(read(1), Ok(PAGE as u64));
+        assert_eq!(surface.stat().resident, 1);
+    }
+}
+
 /// Vectors of more parts than a vector of the interface has entries.
 #[test]
 fn a_call_may_have_many_parts() {
