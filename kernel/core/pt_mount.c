@@ -279,7 +279,8 @@ static void put_in(struct pt_mount *mount, bool reads, u64 *mirror)
 /*
  * Puts the tree into the process' page tables. The mmap lock is held: for reading is enough, as no
  * table of the core is freed. What walks page tables without saying so before it looks at them, as
- * mprotect does, holds it for writing.
+ * mprotect does, holds it for writing. A mapping's own lock would not be enough: mprotect takes that
+ * after we have detached. The core has the mmap lock, too, when it calls us in a fault.
  */
 static int attach(struct pt_mount *mount, const struct vm_area_struct *vma)
 {
