@@ -2,15 +2,12 @@
 //! registered buffers.
 #![allow(clippy::unwrap_used)]
 
-use std::os::fd::AsFd as _;
-
 use io_uring::opcode::Nop;
 use io_uring::squeue::Flags;
-use rustix::io::Errno;
 use vellum_kernel_tests::backing::Backing;
 use vellum_kernel_tests::threads::{Stop, wait_until};
 use vellum_kernel_tests::uring::{Ring, by_worker, command, fixed, read};
-use vellum_kernel_tests::{Mapping, PAGE, Plan, Surface, access, sys, turn};
+use vellum_kernel_tests::{Mapping, PAGE, Plan, Surface, access, turn};
 use vellum_uapi::exmap::{self, Entry};
 use vellum_uapi::exmap_published::{OP_ALLOC, OP_FREE};
 
@@ -199,5 +196,4 @@ fn a_surface_that_is_not_pinnable_is_none() {
     surface.alloc(0, &[(0, 8)]);
     assert!(Ring::new().register(part(&surface, 0, 8)).is_err());
     assert_eq!(surface.free(0, &[(0, 8)]), [(0, 8)]);
-    assert_eq!(sys::pread(surface.exmap.as_fd(), 0, PAGE, 0), Err(Errno::BADF));
 }
