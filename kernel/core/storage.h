@@ -7,10 +7,10 @@
 #include <vellum/morsel.h>
 
 /*
- * Whether the file keeps what it has, so that page n is at byte n * 4096 each time: a regular file or
- * a block device. What procfs, sysfs, cgroups and configfs show as regular files is made up for each
- * read. These file systems have in common that nothing in them may ever be executed, which no file
- * system says that stores files; morselfs says so, and keeps what it has.
+ * Whether the file keeps what it has, so that page n is at byte n * 4096 each time: a regular file
+ * or a block device. What procfs, sysfs, cgroups and configfs show as regular files is made up for
+ * each read. These file systems say that nothing in them may ever be executed. No file system that
+ * stores files says so but morselfs, which keeps what it has.
  */
 static inline bool file_has_storage(const struct file *file)
 {

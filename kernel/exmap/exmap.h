@@ -67,7 +67,7 @@ struct exmap_interface {
 	struct exmap_result *results;	/* what becomes of them */
 	u64		**leaving;	/* entries that wait for the flush */
 	struct exmap_extent extents[EXMAP_EXTENTS];
-	struct llist_head finished;	/* asynchronous calls that are to be concluded; has no lock */
+	struct llist_head finished;	/* asynchronous calls to be concluded; has no lock */
 	struct work_struct concluding;	/* does it */
 	struct transfer_batch *batch;	/* for the next transfers that are waited for, or NULL */
 	bool		published;	/* the vector's errors are those of the published module */
@@ -170,7 +170,7 @@ struct exmap_interface *exmap_find_interface(struct exmap *exmap, unsigned int i
 int exmap_lock_interface(struct exmap *exmap, struct exmap_interface *interface, bool may_wait);
 long exmap_vector(struct exmap *exmap, unsigned int command, unsigned int index,
 		  unsigned int entries, bool published);
-/* The pages at an address. EINVAL it is not one of the surface's; EFAULT the surface ends before. */
+/* The pages at an address. EINVAL it is not the surface's; EFAULT the surface ends before. */
 int exmap_find_range(const struct exmap *exmap, unsigned long address, size_t length,
 		     struct page_range *range);
 

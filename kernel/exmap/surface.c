@@ -68,8 +68,8 @@ static int surface_mprotect(struct vm_area_struct *vma, unsigned long start, uns
 }
 
 /*
- * For debuggers and /proc/PID/mem, which need neither the page tables nor a page that may be pinned:
- * the frame is held meanwhile, as for a transfer, on surfaces of every kind.
+ * For debuggers and /proc/PID/mem, which need neither the page tables nor a page that may be
+ * pinned: the frame is held meanwhile, as for a transfer, on surfaces of every kind.
  */
 static int surface_access(struct vm_area_struct *vma, unsigned long addr, void *buffer, int length,
 			  int write)

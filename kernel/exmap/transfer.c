@@ -84,8 +84,8 @@ static void add_page(struct transfer *transfer, struct page *page)
 }
 
 /*
- * A thread that frees the page either finds it held, or we find it gone: both look at what the other
- * does after they have done their own.
+ * A thread that frees the page either finds it held, or we find it gone: both look at what the
+ * other does after they have done their own.
  */
 struct page *transfer_hold(struct exmap *exmap, u64 number)
 {

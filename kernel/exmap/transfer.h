@@ -54,7 +54,7 @@ struct transfer_batch {
 	struct completion	done;
 	bool			holds;		/* pages of the surface */
 	bool			over_zeros;	/* a page that showed zeros has a frame now */
-	bool			has_gap;	/* pages that came may not be the first of their range */
+	bool			has_gap;	/* what came may not be the first of its range */
 	struct exmap_result	*short_one;	/* the last range of which a transfer fell short */
 
 	/* A transfer of one page, as most are. */

@@ -4,8 +4,9 @@
  * I/O goes straight there, several pieces at a time.
  *
  * The caller may be killed while pieces are under way: a file system that waits for a server (FUSE,
- * NFS) may never give an answer. They go on without the caller, and the last to end cleans up. A wait
- * inside the file system's own read_iter is the file system's: that is where a cached file is read.
+ * NFS) may never give an answer. They go on without the caller, and the last to end cleans up. A
+ * wait inside the file system's own read_iter is the file system's: that is where a cached file is
+ * read.
  */
 
 #include <linux/bvec.h>

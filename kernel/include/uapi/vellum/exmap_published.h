@@ -6,9 +6,9 @@
  *
  * Such a surface is pinnable (VELLUM_EXMAP_PINNABLE), and it may be mapped before SETUP.
  *
- * pread and preadv with READ or ALLOC tell who has brought a page. They return the bytes of the parts
- * that came as a whole, up to the first of which a page was there before: that page is left as it is.
- * So 0 means that another thread has brought the page, and only one of several threads is told that
+ * pread and preadv with READ or ALLOC tell who has brought a page. They return the bytes of the
+ * parts that came as a whole, up to the first of which a page was there before: that page is left
+ * as it is. So 0 means that another thread has brought the page, and only one of several threads is told that
  * it has. A call that is stopped by an error returns what came before, and the error if that is
  * nothing: EINVAL no pages of the surface; EFAULT a part ends outside; ENOMEM the pool is empty;
  * ENODATA the file ends before; otherwise what the device says. To read again what is there:
@@ -18,13 +18,14 @@
  * that is not within the surface is EFAULT. An io_uring command with a range returns bytes.
  *
  * What differs from the published module:
- * - A part of which some pages are there gets the others with their data, where the published module
- *   shows them without it. The call ends there as well.
+ * - A part of which some pages are there gets the others with their data, where the published
+ *   module shows them without it. The call ends there as well.
  * - Pages come when their data is there. If another thread brings a page of a part meanwhile, the
  *   call returns what came before that part; parts after it may have come as well.
  * - An empty pool is an error (ENOMEM), also as the result of ACTION, not 0.
  * - FREE exists as an io_uring command, and WRITE by pwrite and pwritev; files may be regular ones.
- * - The mapping of page tables shows an unprivileged program entries of 1 (the page is there) and 0.
+ * - The mapping of page tables shows an unprivileged program entries of 1 (the page is there) and
+ *   0.
  */
 #ifndef _UAPI_VELLUM_EXMAP_PUBLISHED_H
 #define _UAPI_VELLUM_EXMAP_PUBLISHED_H

@@ -84,7 +84,8 @@ struct vellum_morsel_create {
  *
  * Errors: EBADF no such descriptor, or not for reading, or the Morsel's not for writing; EINVAL the
  * range is not within the Morsel, or not aligned as direct I/O needs it, or the source is no file or
- * block device, or is made up for each reader, as the files of procfs and sysfs are; EPERM the content is sealed; ENODATA the source ends before the range begins;
+ * block device, or is made up for each reader, as the files of procfs and sysfs are; EPERM the
+ * content is sealed; ENODATA the source ends before the range begins;
  * ENOMEM, ENOSPC; what reading the source gives.
  * What was read before an error stays, and `filled` says how much it is.
  */
