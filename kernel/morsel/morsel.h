@@ -13,9 +13,10 @@
  *	check.c		self-check in debugfs
  *	device.c, slots.c, recover.c	where it is if it is to outlive the machine: see device.h
  *
- * How pages come and go. A leaf of 4 KiB is put by one atomic operation and without a lock, that of a
- * device under the lock of its table; of several who put one, one wins. It is taken off under the lock of its table, and whoever wants its
- * page for a moment, to copy from it or to it, takes a reference under that lock. Everything above
+ * How pages come and go. A leaf of 4 KiB is put by one atomic operation and without a lock, or on a
+ * device under the lock of its table; of several threads that put one, one wins. It is taken off
+ * under the lock of its table, and a thread that wants its page for a moment, to copy from it or to
+ * it, takes a reference under that lock. Everything above
  * leaves of 4 KiB changes under the Morsel's mutex `tables`: an entry of level 2 goes from none to a
  * table, and stays one, or from none to a leaf of 2 MiB, which goes back to none or becomes a table.
  * So there is no entry that is a table once and a leaf later, which the core would not bear.
