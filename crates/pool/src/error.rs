@@ -3,6 +3,7 @@
 use std::io;
 use std::sync::Arc;
 
+use vellum_vm::memory_limit::MemoryLimit;
 use vellum_vm::{ReserveError, SurfaceError};
 
 use crate::page::format::PageDamage;
@@ -95,6 +96,17 @@ pub enum PoolError {
         frames: u64,
         /// The minimum, in frames.
         min: u64,
+    },
+    /// The pool was asked to be larger than the memory that the process may use.
+    #[error(
+        "a pool of {} MiB is more than this process may use: {} has {} MiB; choose at most that",
+        bytes.div_ceil(1 << 20), limit.source.display(), limit.bytes >> 20
+    )]
+    PoolTooLarge {
+        /// What was asked for, in bytes.
+        bytes: u64,
+        /// What the process may use, and where that is said.
+        limit: MemoryLimit,
     },
     /// How much memory there is could not be learnt.
     #[error("cannot tell how much memory there is: {0}; give the pool's size")]

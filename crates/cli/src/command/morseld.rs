@@ -7,7 +7,7 @@ use clap::ValueEnum;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::low_level::pipe;
 use vellum_morsel::{BackendChoice, BackendKind, Daemon, DaemonOptions, Provider};
-use vellum_vm::memory_limit;
+use vellum_vm::{PAGE_SIZE, memory_limit};
 
 use crate::error::{Doing, Failure, Outcome};
 use crate::options::threads;
@@ -94,10 +94,7 @@ fn mode(text: &str) -> Result<u32, String> {
 /// When the daemon cannot be started.
 pub fn run(arguments: &Arguments) -> Outcome {
     let failed = |error: &dyn std::fmt::Display| Failure::message(error.to_string());
-    let limit = match arguments.limit {
-        Some(bytes) => bytes,
-        None => memory_limit::effective().doing(|| "reading the memory limit".into())?.bytes / 2,
-    };
+    let limit = limit(arguments.limit)?;
     let socket = arguments.socket.clone().unwrap_or_else(vellum_morsel::usual_socket);
     let options = DaemonOptions {
         socket,
@@ -116,6 +113,26 @@ pub fn run(arguments: &Arguments) -> Outcome {
         Err(why) => format!("after a restart files are loaded anew: {why}"),
     });
     daemon.run(stop).map_err(|error| failed(&error))
+}
+
+/// Memory for files, in bytes.
+fn limit(asked: Option<u64>) -> Outcome<u64> {
+    let most = memory_limit::effective().doing(|| "reading the memory limit".into())?;
+    match asked {
+        None => Ok(most.bytes / 2),
+        Some(bytes) if bytes < PAGE_SIZE as u64 => Err(Failure::message(format!(
+            "a limit of {} keeps no file: choose at least {}",
+            size::show(bytes),
+            size::show(PAGE_SIZE as u64)
+        ))),
+        Some(bytes) if bytes > most.bytes => Err(Failure::message(format!(
+            "a limit of {} is more than this process may use: {} has {} MiB; choose at most that",
+            size::show(bytes),
+            most.source.display(),
+            most.bytes >> 20
+        ))),
+        Some(bytes) => Ok(bytes),
+    }
 }
 
 /// Becomes readable when this process is asked to end.

@@ -2,7 +2,7 @@
 
 use vellum_pool::device::Direct;
 use vellum_pool::{
-    BackendChoice, PAGE_SIZE, PoolError, PoolOptions, PoolSize, Replacement, StatePlace,
+    BackendChoice, PAGE_SIZE, PoolOptions, PoolSize, Replacement, StatePlace,
 };
 
 use crate::error::{Error, Result};
@@ -46,7 +46,8 @@ impl Options {
         Options::default()
     }
 
-    /// Memory for pages, in bytes. What is resident never exceeds it.
+    /// Memory for pages, in bytes. What is resident never exceeds it. More than the memory that
+    /// the process may use is refused when the store is opened.
     pub fn pool_bytes(mut self, bytes: u64) -> Options {
         self.pool = PoolSize::Bytes(bytes);
         self
@@ -109,7 +110,7 @@ impl Options {
 
     /// Options for a pool whose tree pages have `page_frames` frames.
     pub(crate) fn pool_options(&self, page_frames: u32) -> Result<PoolOptions> {
-        let frames = self.pool.frames().map_err(PoolError::MemoryLimit)?;
+        let frames = self.pool.frames()?;
         let min = min_pool_frames(page_frames);
         if frames < min {
             let page = PAGE_SIZE as u64;

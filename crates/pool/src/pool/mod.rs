@@ -54,15 +54,15 @@ impl Pool {
     /// A pool over a device. `format` gives its pages a meaning, `space` says which are allocated.
     ///
     /// # Errors
-    /// A pool below [`PoolOptions::MIN_FRAMES`], a device that does not tell its length, or no
-    /// address space.
+    /// A pool below [`PoolOptions::MIN_FRAMES`] or beyond the memory of the process, a device that
+    /// does not tell its length, or no address space.
     pub fn open(
         device: Arc<dyn Device>,
         format: Arc<dyn PageFormat>,
         space: Space,
         options: PoolOptions,
     ) -> Result<Pool, PoolError> {
-        let frames = options.size.frames().map_err(PoolError::MemoryLimit)?;
+        let frames = options.size.frames()?;
         if frames < PoolOptions::MIN_FRAMES {
             return Err(PoolError::PoolTooSmall { frames, min: PoolOptions::MIN_FRAMES });
         }

@@ -1,9 +1,8 @@
 //! How a pool is opened.
 
-use std::io;
-
 use vellum_vm::{BackendChoice, PAGE_SIZE, memory_limit};
 
+use crate::error::PoolError;
 use crate::huge::HugePages;
 use crate::page::states::StatePlace;
 use crate::replacement::ReplacementPolicy;
@@ -15,7 +14,7 @@ pub enum PoolSize {
     /// Half of what the process may use: the memory cgroup's limit, or the machine's memory.
     #[default]
     Auto,
-    /// So many bytes, rounded down to whole frames of 4 KiB.
+    /// So many bytes, rounded down to whole frames of 4 KiB; at most what the process may use.
     Bytes(u64),
 }
 
@@ -23,11 +22,15 @@ impl PoolSize {
     /// The size in frames of 4 KiB.
     ///
     /// # Errors
-    /// With [`PoolSize::Auto`], if the limit cannot be read.
-    pub fn frames(self) -> io::Result<u64> {
-        let bytes = match self {
-            PoolSize::Auto => memory_limit::effective()?.bytes / 2,
-            PoolSize::Bytes(bytes) => bytes,
+    /// [`PoolError::MemoryLimit`] with [`PoolSize::Auto`], if the limit cannot be read;
+    /// [`PoolError::PoolTooLarge`] for more bytes than the process may use.
+    pub fn frames(self) -> Result<u64, PoolError> {
+        let bytes = match (self, memory_limit::effective()) {
+            (PoolSize::Auto, limit) => limit.map_err(PoolError::MemoryLimit)?.bytes / 2,
+            (PoolSize::Bytes(bytes), Ok(limit)) if bytes > limit.bytes => {
+                return Err(PoolError::PoolTooLarge { bytes, limit });
+            }
+            (PoolSize::Bytes(bytes), _) => bytes,
         };
         Ok(bytes / PAGE_SIZE as u64)
     }
@@ -38,8 +41,8 @@ impl PoolSize {
 pub struct PoolOptions {
     /// Memory for pages. What is resident never exceeds it. On top come the state words (8 bytes
     /// for each page of the file that was ever used), the kernel's page tables (as many), the
-    /// resident set (12 bytes for each frame of the pool, with S3-FIFO 26) and buffers for one
-    /// batch of writes per evicting thread.
+    /// resident set (12 bytes for each frame of the pool that was ever used, with S3-FIFO 26) and
+    /// buffers for one batch of writes per evicting thread.
     pub size: PoolSize,
     /// Which way to populate and release pages. On exmap all frames of the pool, and one batch
     /// more, are taken from the machine at once and locked; that is only chosen by itself

@@ -11,6 +11,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use zerocopy::FromZeros;
+
 use crate::page::PageRef;
 
 const EMPTY: u64 = 0;
@@ -40,14 +42,21 @@ pub struct ResidentSet {
 }
 
 impl ResidentSet {
-    /// A set for up to `pages` pages, in 12 bytes each.
+    /// A set for up to `pages` pages, in 12 bytes each. The memory is zeroed by the kernel, so it
+    /// is taken where a page is entered, not before.
+    ///
+    /// # Panics
+    /// If there is no address space for it.
     pub fn new(pages: u64) -> ResidentSet {
         let slots = usize::try_from(pages + pages / 2 + 8).unwrap_or(usize::MAX);
         let lines = slots.div_ceil(LINE);
         // The golden section, so that the lines that follow each other lie evenly spread.
         let golden = (lines as f64 * 0.618_034) as usize;
         let stride = (golden.max(1)..).find(|stride| are_coprime(*stride, lines)).unwrap_or(1);
-        ResidentSet { slots: (0..lines * LINE).map(|_| AtomicU64::new(EMPTY)).collect(), stride }
+        const { assert!(EMPTY == 0, "zeroed memory is a set of empty slots") };
+        let slots = <[AtomicU64]>::new_box_zeroed_with_elems(lines * LINE);
+        let slots = slots.expect("address space for the resident set");
+        ResidentSet { slots, stride }
     }
 
     /// How many slots there are, for the clock's hand to go round.
@@ -210,6 +219,20 @@ mod tests {
                 .collect();
             assert_eq!(slots.len(), set.slots());
         }
+    }
+
+    #[test]
+    fn an_empty_set_takes_no_memory() {
+        let resident_bytes = || {
+            let text = std::fs::read_to_string("/proc/self/statm").unwrap();
+            text.split(' ').nth(1).unwrap().parse::<u64>().unwrap() << 12
+        };
+        let before = resident_bytes();
+        // 768 MiB of slots; the other tests of this process take a few.
+        let set = ResidentSet::new(1 << 26);
+        set.insert(PageRef::new(7, 1));
+        let taken = resident_bytes().saturating_sub(before);
+        assert!(set.contains(PageRef::new(7, 1)) && taken < 128 << 20, "{taken} bytes");
     }
 
     /// Pages leave in the order of the iteration, as a clock's hand finds them.

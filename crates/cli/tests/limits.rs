@@ -1,0 +1,46 @@
+//! Sizes that no machine has, and sizes that are too small for anything.
+// These are tests, where unwrap is the assertion.
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use support::{Folder, fails, ok};
+
+/// The memory of the machine, or of the group, in MiB.
+fn memory_mib() -> u64 {
+    vellum_vm::memory_limit::effective().unwrap().bytes >> 20
+}
+
+#[test]
+fn a_pool_that_the_machine_does_not_have_is_refused() {
+    let folder = Folder::new();
+    let store = folder.name("a.vellum");
+    ok(&["put", &store, "k", "v", "--pool", "1MiB"]);
+    let most = format!("has {} MiB; choose at most that", memory_mib());
+    for pool in ["10TiB", "1000TiB", "16777215TiB"] {
+        for command in [&["get", &store, "k"][..], &["put", &store, "k", "w"], &["stat", &store]] {
+            let error = fails(&[command, &["--pool", pool]].concat());
+            assert!(error.ends_with(&most), "{error}");
+        }
+    }
+    assert_eq!(ok(&["get", &store, "k"]), b"v");
+}
+
+#[test]
+fn a_pool_that_the_machine_does_not_have_creates_no_store() {
+    let folder = Folder::new();
+    fails(&["put", &folder.name("a.vellum"), "k", "v", "--pool", "10TiB"]);
+    assert!(!folder.path("a.vellum").exists());
+}
+
+#[test]
+fn a_daemon_without_memory_or_with_too_much_is_not_started() {
+    let folder = Folder::new();
+    let socket = folder.name("socket");
+    let error = fails(&["morseld", "--socket", &socket, "--limit", "0"]);
+    assert_eq!(error, "vellum: a limit of 0 B keeps no file: choose at least 4.0 KiB");
+    let error = fails(&["morseld", "--socket", &socket, "--limit", "1000TiB"]);
+    let most = format!("has {} MiB; choose at most that", memory_mib());
+    assert!(error.starts_with("vellum: a limit of 1000.0 TiB is more than") && error.ends_with(&most), "{error}");
+    assert!(!folder.path("socket").exists());
+}
