@@ -2,12 +2,14 @@
 //!
 //! Each command is a file in `command/`; `files/` keeps the files of a directory in a store, for
 //! `import` and `demo`. Every message goes through [`output`], because a reader that closes the
-//! pipe early is no error. Exit codes: 0 done, 1 failed (one line says why), 2 wrong usage.
+//! pipe early is no error. Exit codes: 0 done, 1 failed (one line says why), 2 wrong usage, 130
+//! ended by a signal.
 
 mod command;
 mod demo;
 mod error;
 mod files;
+mod interrupt;
 mod key_text;
 mod options;
 mod output;
@@ -74,15 +76,15 @@ enum Command {
 
 fn main() -> ExitCode {
     let outcome = run(Arguments::parse().command);
-    match outcome {
-        Ok(()) | Err(Failure::OutputClosed) => ExitCode::SUCCESS,
-        Err(failure) => {
-            let line = failure.to_string().replace('\n', "; ");
-            // Without a standard error stream the exit code alone has to do.
-            let _ = writeln!(std::io::stderr(), "vellum: {line}");
-            ExitCode::FAILURE
-        }
-    }
+    let was_asked = interrupt::was_asked();
+    let line = match outcome {
+        Ok(()) | Err(Failure::OutputClosed) if !was_asked => return ExitCode::SUCCESS,
+        Ok(()) | Err(Failure::OutputClosed) => "a signal came, but all was done already".into(),
+        Err(failure) => failure.to_string().replace('\n', "; "),
+    };
+    // Without a standard error stream the exit code alone has to do.
+    let _ = writeln!(std::io::stderr(), "vellum: {line}");
+    if was_asked { ExitCode::from(interrupt::EXIT_CODE) } else { ExitCode::FAILURE }
 }
 
 fn run(command: Command) -> Outcome {

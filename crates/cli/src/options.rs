@@ -6,7 +6,7 @@ use clap::{Args, ValueEnum};
 use vellum::{BackendChoice, BackendKind, Options, Store, Tree};
 
 use crate::error::{AtStore, Failure, Outcome};
-use crate::size;
+use crate::{interrupt, size};
 
 /// The tree that `put` and `load` use when none is named.
 pub const DEFAULT_TREE: &str = "main";
@@ -107,11 +107,13 @@ impl StoreArguments {
         using(store, &self.path, work)
     }
 
-    /// Opens the store to be changed and hands it to `work`.
+    /// Opens the store to be changed and hands it to `work`, which asks
+    /// [`check`](interrupt::check) before each record.
     ///
     /// # Errors
     /// When it cannot be opened or closed, or with the error of `work`.
     pub fn write<T>(&self, work: impl FnOnce(&Store) -> Outcome<T>) -> Outcome<T> {
+        interrupt::watch()?;
         let store = Store::open(&self.path, &self.pool.options()).at(&self.path)?;
         using(store, &self.path, work)
     }
@@ -125,6 +127,7 @@ impl StoreArguments {
         create: &CreateArguments,
         work: impl FnOnce(&Store) -> Outcome<T>,
     ) -> Outcome<T> {
+        interrupt::watch()?;
         let options = self.pool.options().page_frames(create.page_size);
         let store = Store::open_or_create(&self.path, &options).at(&self.path)?;
         using(store, &self.path, work)

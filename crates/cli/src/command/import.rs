@@ -14,7 +14,7 @@ use crate::files::workers;
 use crate::options::{CreateArguments, StoreArguments, threads};
 use crate::output::Output;
 use crate::progress::{Progress, Unit};
-use crate::size;
+use crate::{interrupt, size};
 
 const HELP: &str = "\
 Examples:
@@ -25,8 +25,8 @@ Examples:
 
 Regular files and symbolic links are stored, relative to DIR; other kinds, what cannot be read, and
 folders on other file systems are passed over and counted. Tree 'meta' has a record for each path,
-tree 'content' the bytes in chunks. A store whose import was interrupted was not closed and cannot
-be opened: delete it and import again.";
+tree 'content' the bytes in chunks. Ctrl-C ends the import at the next file; the same command goes
+on from there.";
 
 /// Store the files under a directory
 #[derive(clap::Args)]
@@ -98,6 +98,7 @@ fn import(arguments: &Arguments, store: &Store, listing: &Listing) -> Outcome<Co
     let counts = Counts::default();
     let progress = Progress::new("import", Unit::Bytes, listing.bytes);
     let result = workers::for_each(arguments.threads, listing.files.len(), |index| {
+        interrupt::check()?;
         let found = &listing.files[index];
         let count =
             match importer.store(found, &mut |_, bytes| progress.advance(bytes.len() as u64)) {

@@ -6,12 +6,14 @@
 
 use std::fs::File;
 use std::io::{BufRead, BufReader};
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
 use vellum::{Store, Tree};
 
 use super::dump_format::{Entry, ReadError, Reader};
 use crate::error::{AtStore, Doing, Failure, Outcome};
+use crate::interrupt;
 use crate::options::{CreateArguments, DEFAULT_TREE, StoreArguments};
 use crate::progress::say;
 
@@ -22,7 +24,9 @@ Examples:
   db_dump notes.db | vellum load notes.vellum --tree notes
 
 Each section goes to the tree that it names, or to the one given with --tree. The store and the
-trees are created when they are not there; keys that are there already get the new value.";
+trees are created when they are not there; keys that are there already get the new value. Ctrl-C
+ends the load at the next entry: a tree that it was creating is removed again, and the store is
+closed.";
 
 /// Read trees in the text format of Berkeley DB and LMDB
 #[derive(clap::Args)]
@@ -48,15 +52,19 @@ pub struct Arguments {
 /// # Errors
 /// When the dump cannot be read (with the number of the line), or the store refuses something.
 pub fn run(arguments: &Arguments) -> Outcome {
-    let (source, name): (Box<dyn BufRead>, String) = match &arguments.dump {
+    let (source, name) = match &arguments.dump {
         Some(file) => {
             let name = file.display().to_string();
-            let opened = File::open(file).doing(|| format!("opening {name}"))?;
-            (Box::new(BufReader::with_capacity(1 << 16, opened)), name)
+            (File::open(file).doing(|| format!("opening {name}"))?, name)
         }
-        None => (Box::new(std::io::stdin().lock()), "standard input".to_string()),
+        None => {
+            let input = std::io::stdin().as_fd().try_clone_to_owned();
+            let input = input.doing(|| "opening standard input".into())?;
+            (File::from(input), "standard input".to_string())
+        }
     };
-    let mut reader = Reader::new(source);
+    let source = interrupt::Input(source);
+    let mut reader = Reader::new(BufReader::with_capacity(1 << 16, source));
     // The first header is read before the store is created: a file that is no dump leaves nothing.
     let unreadable = |error: ReadError| Failure::message(format!("{name}: {error}"));
     let Some(first) = reader.section().map_err(unreadable)? else {
@@ -109,8 +117,8 @@ fn fill<R: BufRead>(tree: &Tree, reader: &mut Reader<R>, loaded: &mut u64, path:
     let result = tree.bulk_load(&mut sorted).at(path);
     let Sorted { reader, rest, failure, .. } = sorted;
     *loaded = result.map_err(|failure| at_line(reader.line_number(), &failure))?;
-    if let Some(error) = failure {
-        return Err(Failure::message(error.to_string()));
+    if let Some(failure) = failure {
+        return Err(failure);
     }
     if let Some((key, value)) = rest {
         tree.upsert(&key, &value).at(path)?;
@@ -126,13 +134,18 @@ fn fill_one_by_one<R: BufRead>(
     loaded: &mut u64,
     path: &Path,
 ) -> Outcome {
-    let unreadable = |error: ReadError| Failure::message(error.to_string());
-    while let Some((key, value)) = reader.entry().map_err(unreadable)? {
+    while let Some((key, value)) = next_entry(reader)? {
         let line = reader.line_number();
         tree.upsert(&key, &value).at(path).map_err(|failure| at_line(line, &failure))?;
         *loaded += 1;
     }
     Ok(())
+}
+
+/// The next entry of the section, unless a signal has come.
+fn next_entry<R: BufRead>(reader: &mut Reader<R>) -> Outcome<Option<Entry>> {
+    interrupt::check()?;
+    reader.entry().map_err(|error| Failure::message(error.to_string()))
 }
 
 fn at_line(line: u64, failure: &Failure) -> Failure {
@@ -145,7 +158,7 @@ struct Sorted<'a, R> {
     reader: &'a mut Reader<R>,
     last: Option<Vec<u8>>,
     rest: Option<Entry>,
-    failure: Option<ReadError>,
+    failure: Option<Failure>,
     ended: bool,
 }
 
@@ -156,13 +169,13 @@ impl<R: BufRead> Iterator for Sorted<'_, R> {
         if self.ended {
             return None;
         }
-        match self.reader.entry() {
+        match next_entry(self.reader) {
             Ok(Some(entry)) if self.last.as_ref().is_none_or(|last| *last < entry.0) => {
                 self.last = Some(entry.0.clone());
                 return Some(entry);
             }
             Ok(rest) => self.rest = rest,
-            Err(error) => self.failure = Some(error),
+            Err(failure) => self.failure = Some(failure),
         }
         self.ended = true;
         None

@@ -6,8 +6,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
 use crate::error::{AtStore, Doing, Outcome};
-use crate::key_text;
 use crate::options::{CreateArguments, StoreArguments, TreeArguments};
+use crate::{interrupt, key_text};
 
 const HELP: &str = "\
 Examples:
@@ -56,6 +56,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
     let value = value(arguments)?;
     let path = &arguments.store.path;
     arguments.store.write_or_create(&arguments.create, |store| {
+        interrupt::check()?;
         let tree = arguments.tree.find_or_create(store, path)?;
         tree.upsert(&key, &value).at(path)?;
         Ok(())

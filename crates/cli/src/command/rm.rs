@@ -3,8 +3,8 @@
 use std::ffi::OsString;
 
 use crate::error::{AtStore, Failure, Outcome};
-use crate::key_text;
 use crate::options::{StoreArguments, TreeArguments};
+use crate::{interrupt, key_text};
 
 const HELP: &str = "\
 Examples:
@@ -43,6 +43,7 @@ pub struct Arguments {
 pub fn run(arguments: &Arguments) -> Outcome {
     let path = &arguments.store.path;
     arguments.store.write(|store| {
+        interrupt::check()?;
         let tree = arguments.tree.find(store, path)?;
         let Some(key) = &arguments.key else {
             let name = tree.name().to_string();
