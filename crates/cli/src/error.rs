@@ -10,7 +10,7 @@ pub type Outcome<T = ()> = Result<T, Failure>;
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
     /// The store refused; its own message says what to do.
-    #[error("{path}: {source}")]
+    #[error("{}{source}", prefix(path, source))]
     Store {
         /// The file as the user named it.
         path: String,
@@ -31,6 +31,17 @@ pub enum Failure {
     /// The reader of the output has gone: not an error, the command just ends.
     #[error("the reader of the output has gone")]
     OutputClosed,
+}
+
+/// The file before a message of the store that does not name it.
+fn prefix(path: &str, source: &vellum::Error) -> String {
+    match source {
+        vellum::Error::InUse(_)
+        | vellum::Error::Exists(_)
+        | vellum::Error::NotFound(_)
+        | vellum::Error::Open(_) => String::new(),
+        _ => format!("{path}: "),
+    }
 }
 
 impl Failure {

@@ -15,13 +15,13 @@ pub const DEFAULT_TREE: &str = "main";
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 #[value(rename_all = "snake_case")]
 pub enum Backend {
-    /// The fastest that this kernel takes; exmap only for a pool whose size is given
+    /// The fastest that works here: exmap, but only if --pool is given, then process_madvise
     Auto,
     /// One call per range, on every kernel
     Madvise,
     /// Many ranges per call, from Linux 6.13 on
     ProcessMadvise,
-    /// Vellum's kernel module: the pool's memory is taken at once, and locked
+    /// Vellum's kernel module: all memory of the pool is taken at once, and locked
     Exmap,
 }
 

@@ -87,7 +87,10 @@ pub enum Error {
         max: u64,
     },
     /// The pool is below the minimum.
-    #[error("a pool of {bytes} bytes is too small for this store: it needs at least {min}")]
+    #[error(
+        "a pool of {bytes} bytes is too small for this store: it needs at least {min} ({} KiB)",
+        min / 1024
+    )]
     PoolTooSmall {
         /// Size that was asked for, in bytes.
         bytes: u64,
@@ -116,7 +119,7 @@ pub enum Error {
     #[error("{} exists already: open it, or choose another name", .0.display())]
     Exists(PathBuf),
     /// The file to open is not there.
-    #[error("{} does not exist: create it first", .0.display())]
+    #[error("{} does not exist", .0.display())]
     NotFound(PathBuf),
     /// There is no tree of this name.
     #[error("the store has no tree named {0:?}: create it, or list the trees that there are")]

@@ -31,6 +31,17 @@ pub enum ClientError {
         /// What the system said.
         source: io::Error,
     },
+    /// Something listens, and this user may not ask it.
+    #[error(
+        "this user may not connect to the socket {socket}: have the daemon started with a --mode \
+         that lets you, or name another socket in VELLUM_MORSELD"
+    )]
+    Permission {
+        /// Where it listens.
+        socket: String,
+        /// What the system said.
+        source: io::Error,
+    },
     /// It was there, and is no more.
     #[error("the cache daemon ended before it had answered; ask again once it is back")]
     DaemonEnded,
@@ -154,9 +165,12 @@ impl Client {
     }
 
     fn ask(&self, request: Request, file: Option<BorrowedFd<'_>>) -> Result<Answer, ClientError> {
-        let stream = UnixStream::connect(&self.socket).map_err(|source| ClientError::NoDaemon {
-            socket: self.socket.display().to_string(),
-            source,
+        let stream = UnixStream::connect(&self.socket).map_err(|source| {
+            let socket = self.socket.display().to_string();
+            match source.kind() {
+                io::ErrorKind::PermissionDenied => ClientError::Permission { socket, source },
+                _ => ClientError::NoDaemon { socket, source },
+            }
         })?;
         match frame::write(&stream, &request, file, SILENCE) {
             // What made it hang up may be there to be read.

@@ -38,7 +38,7 @@ impl ClientError {
     /// The error number that is closest to it.
     pub fn errno(&self) -> Errno {
         match self {
-            Self::NoDaemon { source, .. } => {
+            Self::NoDaemon { source, .. } | Self::Permission { source, .. } => {
                 Errno::from_io_error(source).unwrap_or(Errno::CONNREFUSED)
             }
             Self::DaemonEnded => Errno::CONNRESET,

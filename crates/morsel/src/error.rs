@@ -98,8 +98,11 @@ pub enum Error {
         /// How many.
         missing: u64,
     },
-    /// Somebody could still write through a mapping, so the content cannot be sealed.
-    #[error("somebody has the Morsel mapped for writing; drop those mappings, then seal it")]
+    /// The content could still be written through a mapping or by I/O, so it cannot be sealed.
+    #[error(
+        "the Morsel can still be written: it is mapped through a descriptor that may write, if \
+         only to read it, or I/O into it goes on; drop those mappings, then seal it"
+    )]
     MappedForWriting,
     /// Its owner took the Morsel from everybody.
     #[error("{doing}: the Morsel was revoked by its owner; ask for a new one")]

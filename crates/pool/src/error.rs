@@ -82,7 +82,11 @@ pub enum PoolError {
         because: Option<String>,
     },
     /// A page that is larger than the pool.
-    #[error("{page} does not fit a pool of {capacity} frames: open with a larger pool")]
+    #[error(
+        "a value, or another page, of {} does not fit the pool of {}: open with a pool of {} or \
+         more",
+        size(page.frames.into()), size(*capacity), size(page.frames.into())
+    )]
     PageTooLarge {
         /// What was asked for.
         page: PageRef,
@@ -154,4 +158,12 @@ pub enum PoolError {
     /// Address space for the page states was refused.
     #[error(transparent)]
     Reserve(#[from] ReserveError),
+}
+
+/// Frames as bytes, rounded up.
+fn size(frames: u64) -> String {
+    match frames * 4 {
+        kib @ ..1024 => format!("{kib} KiB"),
+        kib => format!("{} MiB", kib.div_ceil(1024)),
+    }
 }

@@ -54,7 +54,10 @@ fn creating_and_opening_say_what_is_wrong() {
         let error = open(Path::new("/dev/null/pages")).unwrap_err();
         assert!(matches!(error, DeviceError::Io { .. }), "{error}");
         let error = open(&directory.path().join("missing/pages")).unwrap_err();
-        assert!(matches!(error, DeviceError::NotFound { .. }), "{error}");
+        match create {
+            true => assert!(matches!(error, DeviceError::NoFolder { .. }), "{error}"),
+            false => assert!(matches!(error, DeviceError::NotFound { .. }), "{error}"),
+        }
     }
     let pipe = directory.path().join("pipe");
     assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());

@@ -26,7 +26,7 @@ pub(crate) fn load(py: Python<'_>, file: &File) -> PyResult<Loaded> {
     let asked = py.detach(|| Client::usual().load(file, |_| {}));
     match asked {
         Ok(loaded) => return Ok(Loaded { morsel: loaded.morsel, shared: true }),
-        Err(ClientError::NoDaemon { .. }) => {}
+        Err(ClientError::NoDaemon { .. } | ClientError::Permission { .. }) => {}
         Err(why) => {
             warn(py, &format!("the file is read into memory of this process alone: {why}"))?;
         }

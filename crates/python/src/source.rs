@@ -32,7 +32,9 @@ pub(crate) fn file(object: &Bound<'_, PyAny>) -> PyResult<File> {
 pub(crate) fn open(path: &Path) -> PyResult<File> {
     File::open(path).map_err(|error| match Errno::from_io_error(&error) {
         Some(errno) => {
-            let text = std::io::Error::from(errno.kind()).to_string();
+            // The system's words; the number and the name stand beside them.
+            let text = error.to_string();
+            let text = text.split(" (os error").next().unwrap_or_default().to_owned();
             PyOSError::new_err((errno.raw_os_error(), text, path.as_os_str().to_owned()))
         }
         None => error.into(),

@@ -70,7 +70,10 @@ pub fn layout(file: &[u8]) -> Result<Layout> {
     };
     let length = u64::from_le_bytes(*length);
     if length > MAX_HEADER {
-        return Err(Error::Limit { what: "the header's length", found: length, limit: MAX_HEADER });
+        let reason = format!(
+            "as a header's length its first 8 bytes are {length}, and at most {MAX_HEADER} is read"
+        );
+        return Err(Error::Format { format: "safetensors", reason });
     }
     let header = usize::try_from(length).ok().and_then(|length| rest.get(..length));
     let header = header.ok_or(Error::Truncated { what: "the header" })?;

@@ -66,7 +66,7 @@ pub enum SurfaceError {
     #[error(transparent)]
     Reserve(#[from] ReserveError),
     /// The chosen backend does not work here.
-    #[error("the {backend} backend does not work here: {reason}; choose another, or auto")]
+    #[error("the {backend} backend does not work here: {reason}; auto takes one that does")]
     BackendUnavailable {
         /// The backend asked for.
         backend: BackendKind,

@@ -188,7 +188,7 @@ impl<R: BufRead> Reader<R> {
             Encoding::ByteValue => key_text::from_hex(text)
                 .ok_or_else(|| self.problem("bytes are two hexadecimal digits each")),
             Encoding::Print => key_text::from_printable(text)
-                .ok_or_else(|| self.problem("a backslash stands before two hexadecimal digits")),
+                .ok_or_else(|| self.problem("behind a backslash comes another, or two hexadecimal digits")),
         }
     }
 

@@ -52,6 +52,16 @@ struct Imported {
     prints: Vec<Vec<u64>>,
 }
 
+/// Says why a listing has no bytes.
+fn nothing_to_store(arguments: &Arguments, listing: &Listing) -> Failure {
+    let (dir, limit) = (arguments.dir.display(), show(arguments.limit));
+    let left_out = listing.left_out;
+    Failure::message(match left_out.over_limit > 0 || left_out.ended_early {
+        true => format!("no file in {dir} fits the limit of {limit}; raise --limit"),
+        false => format!("{dir} has no files with anything in them; choose another with --dir"),
+    })
+}
+
 /// Runs the whole demonstration.
 ///
 /// # Errors
@@ -61,8 +71,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
     say(&format!("listing {}", arguments.dir.display()));
     let mut listing = listing::list(&arguments.dir, arguments.limit, &[])?;
     if listing.bytes == 0 {
-        let dir = arguments.dir.display();
-        return Err(Failure::message(format!("{dir} has no files to store; choose with --dir")));
+        return Err(nothing_to_store(arguments, &listing));
     }
     let plan = Plan::new(&listing, arguments.pool);
     let mut place = Place::choose(arguments.store.as_deref(), plan.disk_bytes)?;

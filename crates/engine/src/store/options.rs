@@ -114,7 +114,11 @@ impl Options {
         let min = min_pool_frames(page_frames);
         if frames < min {
             let page = PAGE_SIZE as u64;
-            return Err(Error::PoolTooSmall { bytes: frames * page, min: min * page });
+            let bytes = match self.pool {
+                PoolSize::Bytes(bytes) => bytes,
+                _ => frames * page,
+            };
+            return Err(Error::PoolTooSmall { bytes, min: min * page });
         }
         Ok(PoolOptions {
             size: self.pool,

@@ -49,7 +49,12 @@ fn a_morsel_that_is_mapped_for_writing_is_not_sealed() {
     on_each(|provider| {
         let morsel = provider.create(&Shape::of_length(PAGE)).unwrap();
         let writer = morsel.map(Access::ReadWrite).unwrap();
-        assert_eq!(morsel.seal(Seals::CONTENT), Err(Error::MappedForWriting));
+        let refused = morsel.seal(Seals::CONTENT).unwrap_err();
+        assert_eq!(refused, Error::MappedForWriting);
+        let text = "the Morsel can still be written: it is mapped through a descriptor that may \
+                    write, if only to read it, or I/O into it goes on; drop those mappings, then \
+                    seal it";
+        assert_eq!(refused.to_string(), text);
         writer.write_at(0, b"still open").unwrap();
         drop(writer);
         morsel.seal(Seals::CONTENT).unwrap();

@@ -9,8 +9,8 @@ use std::path::PathBuf;
 pub enum DeviceError {
     /// Another process, or another handle of this one, has the file open in a conflicting way.
     #[error(
-        "{} is in use{}: close it there, or open it read-only in both places", path.display(),
-        .holder.map(|pid| format!(" by process {pid}")).unwrap_or_default()
+        "{} is in use by {}: close it there first; one writer may have a file open, or several \
+         readers", path.display(), holder_in_words(*holder)
     )]
     InUse {
         /// The file.
@@ -25,10 +25,18 @@ pub enum DeviceError {
         path: PathBuf,
     },
     /// The file to open is not there.
-    #[error("{} does not exist: create it first", path.display())]
+    #[error("{} does not exist", path.display())]
     NotFound {
         /// The file.
         path: PathBuf,
+    },
+    /// The folder to create the file in is not there.
+    #[error("{} cannot be created: the folder {} does not exist", path.display(), folder.display())]
+    NoFolder {
+        /// The file.
+        path: PathBuf,
+        /// Its folder.
+        folder: PathBuf,
     },
     /// A directory, a pipe, a terminal, ...
     #[error("{} is a {kind}: only regular files and block devices hold pages", path.display())]
@@ -78,4 +86,30 @@ pub enum DeviceError {
         /// What the kernel said.
         source: io::Error,
     },
+}
+
+/// Who has the file. A handle of the own process may be one that the program has forgotten.
+fn holder_in_words(holder: Option<u32>) -> String {
+    match holder {
+        Some(pid) if pid == std::process::id() => {
+            "this process itself (a tree, or another handle of the store, keeps it open)".into()
+        }
+        Some(pid) => format!("process {pid}"),
+        None => "another process".into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_has_the_file_is_said() {
+        let text = |holder| DeviceError::InUse { path: "a".into(), holder }.to_string();
+        let rest = "close it there first; one writer may have a file open, or several readers";
+        assert_eq!(text(Some(1)), format!("a is in use by process 1: {rest}"));
+        assert_eq!(text(None), format!("a is in use by another process: {rest}"));
+        let own = "this process itself (a tree, or another handle of the store, keeps it open)";
+        assert_eq!(text(Some(std::process::id())), format!("a is in use by {own}: {rest}"));
+    }
 }

@@ -104,8 +104,12 @@ pub(super) fn open(path: &Path, options: FileOptions, create: bool) -> Result<Op
         // Refused while the device is mounted or otherwise in the system's use.
         how.custom_flags(libc::O_EXCL);
     }
-    let file = open_patiently(&how, path, is_block_device)
-        .map_err(|error| open_failed(path, options.read_only, error))?;
+    let file = open_patiently(&how, path, is_block_device).map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound if new => {
+            DeviceError::NoFolder { path: path.to_path_buf(), folder: folder_of(path).into() }
+        }
+        _ => open_failed(path, options.read_only, error),
+    })?;
     let opened = file.metadata().map_err(failed("looking at"))?;
     if self::is_block_device(path, &opened)? != is_block_device {
         let source = io::Error::other("it was replaced while it was being opened");
@@ -223,13 +227,17 @@ fn holder_in(locks: &str, file: &str) -> Option<u32> {
     })
 }
 
-/// Makes the name of a new file durable.
-fn sync_directory_of(path: &Path) -> io::Result<()> {
-    let parent = match path.parent() {
+/// The folder that a file is in.
+fn folder_of(path: &Path) -> &Path {
+    match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         _ => Path::new("."),
-    };
-    match File::open(parent)?.sync_all() {
+    }
+}
+
+/// Makes the name of a new file durable.
+fn sync_directory_of(path: &Path) -> io::Result<()> {
+    match File::open(folder_of(path))?.sync_all() {
         // Some file systems have nothing to sync in a directory.
         Err(error) if error.kind() == io::ErrorKind::InvalidInput => Ok(()),
         result => result,

@@ -9,6 +9,7 @@ Where Vellum's cache daemon runs, all processes that load a file have the same m
 each reads it for itself. Morsel.load() tells them apart by `shared`.
 """
 
+import os
 from dataclasses import dataclass
 
 from vellum._native import (
@@ -115,7 +116,10 @@ def bfloat16_to_float32(array):
 def _load(path, layout, array):
     morsel = Morsel.load(path)
     mapping = morsel.map()
-    metadata, described = layout(mapping)
+    try:
+        metadata, described = layout(mapping)
+    except FormatError as error:
+        raise FormatError(f"{os.fsdecode(path)}: {error}") from None
     info = {name: TensorInfo(*rest) for name, *rest in described}
     tensors = Tensors(morsel, metadata, info)
     for name, entry in info.items():
