@@ -1,9 +1,11 @@
 //! Options that several commands share, and opening a store by them.
 
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
-use vellum::{BackendChoice, BackendKind, Options, Store, Tree};
+use vellum::{BackendChoice, BackendKind, Error, Options, Store, Tree};
+use vellum_vm::{memory_limit, probe};
 
 use crate::error::{AtStore, Failure, Outcome};
 use crate::{interrupt, size};
@@ -39,7 +41,7 @@ impl Backend {
 /// How the buffer pool is set up.
 #[derive(Args, Clone, Debug)]
 pub struct PoolArguments {
-    /// Memory of the buffer pool [default: follows the memory limit of the process]
+    /// Memory of the buffer pool [default: what the work needs, at most half of the memory]
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     pub pool: Option<u64>,
 
@@ -48,13 +50,55 @@ pub struct PoolArguments {
     pub backend: Backend,
 }
 
+/// What a command needs a pool for, if --pool does not give its size.
+#[derive(Clone, Copy, Debug)]
+pub enum Need {
+    /// Some pages of trees, one after the other.
+    Pages,
+    /// Every value that the file may have: each must fit the pool as a whole.
+    Values,
+    /// To store a value of so many bytes.
+    Store(u64),
+    /// The more the better.
+    Much,
+}
+
+impl Need {
+    /// The pool of a command that needs no more than some pages.
+    const SMALL: u64 = 64 << 20;
+
+    /// The size of the pool for the store at `path`; none for the engine's own default.
+    fn bytes(self, path: &Path) -> Option<u64> {
+        let bytes = match self {
+            Self::Pages => Self::SMALL,
+            Self::Values => match path.metadata() {
+                Ok(file) if file.is_file() => file.len(),
+                // A block device, whose length is not known here; or what cannot be opened.
+                _ => return None,
+            },
+            // A value is at most a quarter of the pool; its page begins with a header.
+            Self::Store(bytes) => bytes.saturating_add(1 << 20).saturating_mul(4),
+            Self::Much => return None,
+        };
+        let half = memory_limit::effective().ok()?.bytes / 2;
+        Some(bytes.max(Self::SMALL).min(half))
+    }
+}
+
 impl PoolArguments {
-    /// The options of the store that these stand for.
-    pub fn options(&self) -> Options {
+    /// The options of a store that these stand for; `default` is the size that a pool has without
+    /// --pool, if not the engine's own.
+    pub fn options(&self, default: Option<u64>) -> Options {
         let options = Options::new().backend(self.backend.choice());
-        match self.pool {
-            Some(bytes) => options.pool_bytes(bytes),
-            None => options,
+        match (self.pool, default) {
+            (Some(bytes), _) => options.pool_bytes(bytes),
+            (None, None) => options,
+            // With a size the engine may choose exmap, which takes all of it at once.
+            (None, Some(bytes)) if self.backend == Backend::Auto => {
+                let backend = probe::choice_without_exmap().backend;
+                options.pool_bytes(bytes).backend(BackendChoice::Only(backend))
+            }
+            (None, Some(bytes)) => options.pool_bytes(bytes),
         }
     }
 }
@@ -79,6 +123,16 @@ pub struct StoreArguments {
 
     #[command(flatten)]
     pub pool: PoolArguments,
+
+    /// How long to wait while another process has the store open
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "5")]
+    wait: Duration,
+}
+
+/// Reads a time in seconds.
+fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds = text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    seconds.ok_or_else(|| "write a number of seconds: 0, 2.5, 60".into())
 }
 
 /// How a store that is not there yet is created.
@@ -98,13 +152,18 @@ fn page_frames(text: &str) -> Result<u32, String> {
 }
 
 impl StoreArguments {
+    /// How to open the store for a command that needs so much.
+    pub fn options(&self, need: Need) -> Options {
+        self.pool.options(need.bytes(&self.path))
+    }
+
     /// Opens the store to be read and hands it to `work`.
     ///
     /// # Errors
     /// When it cannot be opened, or with the error of `work`.
-    pub fn read<T>(&self, work: impl FnOnce(&Store) -> Outcome<T>) -> Outcome<T> {
-        let store = Store::open(&self.path, &self.pool.options().read_only(true)).at(&self.path)?;
-        using(store, &self.path, work)
+    pub fn read<T>(&self, need: Need, work: impl FnOnce(&Store) -> Outcome<T>) -> Outcome<T> {
+        let options = self.options(need).read_only(true);
+        using(self.open(|| Store::open(&self.path, &options))?, &self.path, work)
     }
 
     /// Opens the store to be changed and hands it to `work`, which asks
@@ -112,10 +171,10 @@ impl StoreArguments {
     ///
     /// # Errors
     /// When it cannot be opened or closed, or with the error of `work`.
-    pub fn write<T>(&self, work: impl FnOnce(&Store) -> Outcome<T>) -> Outcome<T> {
+    pub fn write<T>(&self, need: Need, work: impl FnOnce(&Store) -> Outcome<T>) -> Outcome<T> {
         interrupt::watch()?;
-        let store = Store::open(&self.path, &self.pool.options()).at(&self.path)?;
-        using(store, &self.path, work)
+        let options = self.options(need);
+        using(self.open(|| Store::open(&self.path, &options))?, &self.path, work)
     }
 
     /// Opens the store to be changed, created if need be, and hands it to `work`.
@@ -124,13 +183,36 @@ impl StoreArguments {
     /// As [`StoreArguments::write`].
     pub fn write_or_create<T>(
         &self,
+        need: Need,
         create: &CreateArguments,
         work: impl FnOnce(&Store) -> Outcome<T>,
     ) -> Outcome<T> {
         interrupt::watch()?;
-        let options = self.pool.options().page_frames(create.page_size);
-        let store = Store::open_or_create(&self.path, &options).at(&self.path)?;
-        using(store, &self.path, work)
+        let options = self.options(need).page_frames(create.page_size);
+        using(self.open(|| Store::open_or_create(&self.path, &options))?, &self.path, work)
+    }
+
+    /// Opens by `open`, again and again while another process has the store, or creates it.
+    ///
+    /// # Errors
+    /// That of the last time.
+    pub fn open(&self, open: impl Fn() -> vellum::Result<Store>) -> Outcome<Store> {
+        const LONGEST_PAUSE: Duration = Duration::from_millis(50);
+        let end = Instant::now().checked_add(self.wait);
+        let mut pause = Duration::from_millis(2);
+        loop {
+            let left = match end {
+                Some(end) => end.saturating_duration_since(Instant::now()),
+                None => LONGEST_PAUSE,
+            };
+            match open() {
+                Err(Error::InUse(_) | Error::Exists(_)) if !left.is_zero() => {}
+                opened => return opened.at(&self.path),
+            }
+            interrupt::check()?;
+            std::thread::sleep(pause.min(left));
+            pause = (pause * 2).min(LONGEST_PAUSE);
+        }
     }
 }
 
@@ -198,6 +280,22 @@ impl TreeArguments {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn pools_follow_what_is_needed() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a");
+        std::fs::File::create(&path).unwrap().set_len(1 << 45).unwrap();
+        let half = memory_limit::effective().unwrap().bytes / 2;
+        let small = half.min(64 << 20);
+        assert_eq!(Need::Pages.bytes(&path), Some(small));
+        assert_eq!(Need::Values.bytes(&path), Some(half));
+        assert_eq!(Need::Store(u64::MAX).bytes(&path), Some(half));
+        assert_eq!(Need::Store(10).bytes(&path), Some(small));
+        assert_eq!(Need::Much.bytes(&path), None);
+        std::fs::File::create(&path).unwrap().set_len(1 << 20).unwrap();
+        assert_eq!(Need::Values.bytes(&path), Some(small));
+    }
 
     #[test]
     fn page_sizes_are_multiples_of_a_frame() {

@@ -92,7 +92,7 @@ fn a_store_in_use_is_not_opened_twice() {
     let mut scan = command(&["scan", &store, "--full"]).stdout(Stdio::piped()).spawn().unwrap();
     let mut first = [0; 1];
     scan.stdout.as_mut().unwrap().read_exact(&mut first).unwrap();
-    let error = fails(&["put", &store, "k", "new"]);
+    let error = fails(&["put", &store, "k", "new", "--wait", "0.1"]);
     assert!(error.contains("use"), "{error}");
     // Readers do not mind each other.
     assert_eq!(ok(&["get", &store, "k"]).len(), 100_000);

@@ -2,7 +2,9 @@
 
 mod support;
 
-use support::{Folder, fails, noise, ok, run, run_with_input, succeeded, text};
+use std::process::Stdio;
+
+use support::{Folder, command, fails, noise, ok, run, run_with_input, succeeded, text};
 
 #[test]
 fn a_value_comes_back_byte_for_byte() {
@@ -147,4 +149,47 @@ fn every_command_explains_itself() {
         assert!(help.contains("Example"), "{command}: {help}");
         assert!(help.contains(&format!("vellum {command}")), "{command}: {help}");
     }
+}
+
+#[test]
+fn commands_that_change_a_store_take_turns() {
+    let folder = Folder::new();
+    let store = folder.name("a.vellum");
+    ok(&["put", &store, "first", "v"]);
+    let keys: Vec<String> = (0..20).map(|number| format!("k{number:02}")).collect();
+    let put = |key: &String| {
+        command(&["put", &store, key, "v", "--wait", "300"]).spawn().unwrap()
+    };
+    let children: Vec<_> = keys.iter().map(put).collect();
+    for mut child in children {
+        assert!(child.wait().unwrap().success());
+    }
+    let found = text(&["scan", &store, "--keys"]);
+    assert_eq!(found.lines().skip(1).collect::<Vec<_>>(), keys);
+}
+
+#[test]
+fn a_signal_ends_the_wait() {
+    let folder = Folder::new();
+    let store = folder.name("a.vellum");
+    ok(&["put", &store, "k", &"v".repeat(100_000)]);
+    ok(&["put", &store, "l", &"v".repeat(100_000)]);
+    let mut scan = command(&["scan", &store, "--full"]).stdout(Stdio::piped()).spawn().unwrap();
+    std::io::Read::read_exact(scan.stdout.as_mut().unwrap(), &mut [0; 1]).unwrap();
+    let mut put = command(&["put", &store, "k", "v", "--wait", "1000000"]).spawn().unwrap();
+    let status = format!("/proc/{}/status", put.id());
+    let catches_term = || {
+        let status = std::fs::read_to_string(&status).unwrap();
+        let mask = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap();
+        u64::from_str_radix(mask.trim(), 16).unwrap() & 1 << 14 != 0
+    };
+    while !catches_term() {
+        assert!(put.try_wait().unwrap().is_none(), "it does not wait");
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    let number = put.id().to_string();
+    assert!(std::process::Command::new("kill").arg(number).status().unwrap().success());
+    assert_eq!(put.wait().unwrap().code(), Some(130));
+    drop(scan.stdout.take());
+    scan.wait().unwrap();
 }

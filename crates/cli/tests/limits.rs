@@ -4,7 +4,7 @@
 
 mod support;
 
-use support::{Folder, fails, ok};
+use support::{Folder, fails, ok, text};
 
 /// The memory of the machine, or of the group, in MiB.
 fn memory_mib() -> u64 {
@@ -43,4 +43,26 @@ fn a_daemon_without_memory_or_with_too_much_is_not_started() {
     let most = format!("has {} MiB; choose at most that", memory_mib());
     assert!(error.starts_with("vellum: a limit of 1000.0 TiB is more than") && error.ends_with(&most), "{error}");
     assert!(!folder.path("socket").exists());
+}
+
+#[test]
+fn a_look_at_a_file_takes_a_small_pool() {
+    let folder = Folder::new();
+    let store = folder.name("a.vellum");
+    ok(&["put", &store, "k", "v"]);
+    let stat = text(&["stat", &store]);
+    let pool = stat.lines().find(|line| line.starts_with("pool")).unwrap();
+    assert!(pool.ends_with(" 64.0 MiB"), "{pool}");
+}
+
+#[test]
+fn a_value_beyond_the_small_pool_needs_no_option() {
+    let folder = Folder::new();
+    let (store, file) = (folder.name("a.vellum"), folder.name("value"));
+    let value = vec![3; 80 << 20];
+    std::fs::write(&file, &value).unwrap();
+    ok(&["put", &store, "k", "--file", &file]);
+    assert!(ok(&["get", &store, "k"]) == value);
+    ok(&["check", &store]);
+    ok(&["rm", &store, "k"]);
 }

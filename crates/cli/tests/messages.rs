@@ -115,7 +115,7 @@ fn a_store_in_use() {
     std::io::Read::read_exact(reader.stdout.as_mut().unwrap(), &mut [0; 1]).unwrap();
     let text = "close it there first; one writer may have a file open, or several readers";
     let holder = reader.id();
-    let error = fails(&["put", &store, "k", "new"]);
+    let error = fails(&["put", &store, "k", "new", "--wait", "0"]);
     assert_eq!(error, format!("vellum: {store} is in use by process {holder}: {text}"));
     drop(reader.stdout.take());
     reader.wait().unwrap();

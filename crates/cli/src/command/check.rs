@@ -4,7 +4,7 @@ use vellum::CheckReport;
 
 use crate::command::stat::tree_rows;
 use crate::error::{AtStore, Failure, Outcome};
-use crate::options::StoreArguments;
+use crate::options::{Need, StoreArguments};
 use crate::output::{Output, columns};
 use crate::progress::{Progress, Unit};
 
@@ -30,7 +30,7 @@ pub struct Arguments {
 /// When the store is damaged or cannot be read.
 pub fn run(arguments: &Arguments) -> Outcome {
     let path = &arguments.store.path;
-    arguments.store.read(|store| {
+    arguments.store.read(Need::Values, |store| {
         let pages = store.stat().at(path)?.used_pages;
         let progress = Progress::new("check", Unit::Items, pages);
         let report = store.check(&mut |state| progress.set(state.pages_done)).at(path);

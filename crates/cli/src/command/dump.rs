@@ -8,7 +8,7 @@ use vellum::{Store, Tree};
 
 use super::dump_format::{Encoding, Writer};
 use crate::error::{AtStore, Doing, Failure, Outcome};
-use crate::options::{StoreArguments, using};
+use crate::options::{Need, StoreArguments, using};
 use crate::output::written;
 use crate::progress::say;
 
@@ -52,12 +52,12 @@ pub struct Arguments {
 /// When the store cannot be read or the output fails.
 pub fn run(arguments: &Arguments) -> Outcome {
     let path = &arguments.store.path;
-    let options = arguments.store.pool.options();
+    let options = arguments.store.options(Need::Values);
     let options = match arguments.salvage {
         true => options.salvage(true),
         false => options.read_only(true),
     };
-    let store = Store::open(path, &options).at(path)?;
+    let store = arguments.store.open(|| Store::open(path, &options))?;
     using(store, path, |store| {
         let names = match &arguments.tree {
             Some(name) => vec![name.clone()],

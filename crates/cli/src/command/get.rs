@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use crate::error::{AtStore, Failure, Outcome};
 use crate::files::file_store::FileStore;
 use crate::key_text;
-use crate::options::{StoreArguments, TreeArguments};
+use crate::options::{Need, StoreArguments, TreeArguments};
 use crate::output::Output;
 
 const HELP: &str = "\
@@ -51,7 +51,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
         let (store, key) = (path.display(), key_text::printable(&key));
         Failure::message(format!("{store}: there is no '{key}'"))
     };
-    arguments.store.read(|store| {
+    arguments.store.read(Need::Values, |store| {
         let mut output = Output::new();
         let files = match &arguments.tree.tree {
             Some(_) => None,

@@ -11,7 +11,7 @@ use crate::files::file_store::{FileStore, chunk_bytes, max_path};
 use crate::files::importer::{Importer, Stored};
 use crate::files::listing::{self, Listing};
 use crate::files::workers;
-use crate::options::{CreateArguments, StoreArguments, threads};
+use crate::options::{CreateArguments, Need, StoreArguments, threads};
 use crate::output::Output;
 use crate::progress::{Progress, Unit};
 use crate::{interrupt, size};
@@ -58,7 +58,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
     // A directory that is not there creates no store.
     let skip = identity(&arguments.store.path);
     let mut listing = listing::list(&arguments.dir, arguments.limit, &skip)?;
-    arguments.store.write_or_create(&arguments.create, |store| {
+    arguments.store.write_or_create(Need::Much, &arguments.create, |store| {
         let longest = max_path(store.limits().max_key);
         let too_long = drop_long_paths(&mut listing, longest);
         let counts = import(arguments, store, &listing)?;

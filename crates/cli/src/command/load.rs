@@ -14,7 +14,7 @@ use vellum::{Store, Tree};
 use super::dump_format::{Entry, ReadError, Reader};
 use crate::error::{AtStore, Doing, Failure, Outcome};
 use crate::interrupt;
-use crate::options::{CreateArguments, DEFAULT_TREE, StoreArguments};
+use crate::options::{CreateArguments, DEFAULT_TREE, Need, StoreArguments};
 use crate::progress::say;
 
 const HELP: &str = "\
@@ -71,7 +71,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
         return Err(Failure::message(format!("{name}: the dump is empty")));
     };
     let path = &arguments.store.path;
-    arguments.store.write_or_create(&arguments.create, |store| {
+    arguments.store.write_or_create(Need::Much, &arguments.create, |store| {
         let mut section = Some(first);
         while let Some(header) = section {
             let tree = arguments.tree.clone().or(header);

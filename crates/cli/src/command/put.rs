@@ -6,7 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
 use crate::error::{AtStore, Doing, Outcome};
-use crate::options::{CreateArguments, StoreArguments, TreeArguments};
+use crate::options::{CreateArguments, Need, StoreArguments, TreeArguments};
 use crate::{interrupt, key_text};
 
 const HELP: &str = "\
@@ -55,7 +55,8 @@ pub fn run(arguments: &Arguments) -> Outcome {
     // The value is read first, so that a file that is not there creates no store.
     let value = value(arguments)?;
     let path = &arguments.store.path;
-    arguments.store.write_or_create(&arguments.create, |store| {
+    let need = Need::Store(value.len() as u64);
+    arguments.store.write_or_create(need, &arguments.create, |store| {
         interrupt::check()?;
         let tree = arguments.tree.find_or_create(store, path)?;
         tree.upsert(&key, &value).at(path)?;

@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 
 use crate::error::{AtStore, Failure, Outcome};
-use crate::options::{StoreArguments, TreeArguments};
+use crate::options::{Need, StoreArguments, TreeArguments};
 use crate::{interrupt, key_text};
 
 const HELP: &str = "\
@@ -42,7 +42,7 @@ pub struct Arguments {
 /// When the key or the tree is not there, or the store fails.
 pub fn run(arguments: &Arguments) -> Outcome {
     let path = &arguments.store.path;
-    arguments.store.write(|store| {
+    arguments.store.write(Need::Pages, |store| {
         interrupt::check()?;
         let tree = arguments.tree.find(store, path)?;
         let Some(key) = &arguments.key else {

@@ -8,7 +8,7 @@ use vellum::Tree;
 use crate::error::{AtStore, Outcome};
 use crate::files::file_store::META_TREE;
 use crate::key_text;
-use crate::options::{StoreArguments, TreeArguments};
+use crate::options::{Need, StoreArguments, TreeArguments};
 use crate::output::Output;
 
 /// Bytes of a value that are shown unless --full is given.
@@ -69,7 +69,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
         Some(prefix) => key_text::from_argument(prefix, arguments.hex)?,
         None => Vec::new(),
     };
-    arguments.store.read(|store| {
+    arguments.store.read(Need::Values, |store| {
         let files = match &arguments.tree.tree {
             Some(_) => None,
             None => crate::files::file_store::FileStore::find(store).at(path)?,

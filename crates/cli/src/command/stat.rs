@@ -5,7 +5,7 @@ use std::path::Path;
 use vellum::{Store, TreeStat};
 
 use crate::error::{AtStore, Outcome};
-use crate::options::StoreArguments;
+use crate::options::{Need, StoreArguments};
 use crate::output::{Output, columns};
 use crate::size::show;
 
@@ -29,7 +29,7 @@ pub struct Arguments {
 /// When the store cannot be read or is damaged.
 pub fn run(arguments: &Arguments) -> Outcome {
     let path = &arguments.store.path;
-    arguments.store.read(|store| {
+    arguments.store.read(Need::Pages, |store| {
         let mut output = Output::new();
         for line in columns(&store_rows(store, path)?) {
             output.line(&line)?;

@@ -1,7 +1,7 @@
 //! `vellum trees`: the names of the trees in a store.
 
 use crate::error::{AtStore, Outcome};
-use crate::options::StoreArguments;
+use crate::options::{Need, StoreArguments};
 use crate::output::Output;
 
 /// List the names of the trees in a store
@@ -17,7 +17,7 @@ pub struct Arguments {
 /// # Errors
 /// When the store cannot be read.
 pub fn run(arguments: &Arguments) -> Outcome {
-    arguments.store.read(|store| {
+    arguments.store.read(Need::Pages, |store| {
         let mut output = Output::new();
         for name in store.trees().at(&arguments.store.path)? {
             output.line(&name)?;

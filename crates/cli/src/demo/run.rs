@@ -111,7 +111,7 @@ impl Demo<'_> {
     fn options(&self) -> Options {
         let pool =
             PoolArguments { pool: Some(self.plan.pool_bytes), backend: self.arguments.backend };
-        pool.options()
+        pool.options(None)
     }
 
     /// Everything until the store is closed for the first time.
