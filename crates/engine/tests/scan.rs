@@ -4,12 +4,13 @@
 mod common;
 
 use std::ops::Bound;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use common::{Random, assert_sound, cold, memory_store};
+use common::{Random, assert_sound, cold, memory_store, options};
 use rustix::io::Errno;
-use vellum::{Cursor, Error};
-use vellum_pool::device::{Fault, Operation};
+use vellum::{Cursor, Error, Store};
+use vellum_pool::device::{Fault, MemoryDevice, Operation};
 
 const ENTRIES: u64 = 30_000;
 
@@ -42,6 +43,38 @@ fn a_scan_reads_ahead_in_large_reads() {
         assert_eq!(store.pool_stats().prefetches, 0);
         assert!(device.plan().counts().read_runs > 1000);
     }
+}
+
+#[test]
+fn a_walk_over_a_whole_tree_reads_ahead() {
+    for is_check in [false, true] {
+        let (device, store, tree) = cold(ENTRIES, 700);
+        let before = device.plan().counts().read_runs;
+        let stat = if is_check { tree.check() } else { tree.stat() }.unwrap();
+        assert_eq!(stat.entries, ENTRIES);
+        let stats = store.pool_stats();
+        let reads = device.plan().counts().read_runs - before;
+        assert!(stats.prefetches > 900, "{stats:?}");
+        assert!(stats.misses < 100, "a few for each node with children: {stats:?}");
+        assert!(reads < 400, "{reads} reads for some 1100 leaves");
+    }
+}
+
+#[test]
+fn a_check_reads_blobs_ahead() {
+    let (memory, store) = memory_store(4000, 1);
+    let tree = store.create_tree("t").unwrap();
+    for key in 0..300_u32 {
+        tree.upsert(&key.to_be_bytes(), &[key as u8; 20_000]).unwrap();
+    }
+    store.close().unwrap();
+    let memory = MemoryDevice::from_snapshot(memory.snapshot());
+    let store = Store::open_on(Arc::new(memory), &options(700, 1)).unwrap();
+    let stat = store.tree("t").unwrap().check().unwrap();
+    assert_eq!(stat.blobs, 300);
+    let stats = store.pool_stats();
+    assert!(stats.prefetches > 250, "{stats:?}");
+    assert_sound(&store);
 }
 
 #[test]

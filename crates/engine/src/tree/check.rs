@@ -1,4 +1,7 @@
 //! Walking over a whole tree to check it and to count what it has.
+//!
+//! The walk knows which pages come next: the children of a node, and the blobs of a leaf. So it has
+//! a part of them read while it looks at those before them.
 
 use vellum_pool::{PageId, PageRef};
 
@@ -77,6 +80,44 @@ impl Visitor for Strict {
 
 type Fence = Option<Vec<u8>>;
 
+/// Pages that are visited one after the other, and are read ahead.
+struct Row {
+    pages: Vec<PageRef>,
+    /// The reads of so many of them were started.
+    started: usize,
+}
+
+impl Row {
+    /// The most frames that are on their way for a row: 4 MiB, or a sixteenth of the pool, since a
+    /// walk has a row for each level.
+    const FRAMES: u64 = 1024;
+
+    fn new(pages: Vec<PageRef>) -> Row {
+        Row { pages, started: 0 }
+    }
+
+    /// Is told that the page `index` comes next. What cannot be read is left to the visit.
+    fn come_to(&mut self, index: usize, access: Access<'_>) {
+        let pool = &access.core.pool;
+        let mut left = (pool.capacity() / 16).min(Row::FRAMES);
+        // Half of what may be ahead is: enough at a time to be worth a batch.
+        let ahead = self.pages.get(index..self.started).unwrap_or_default();
+        if ahead.iter().map(|page| u64::from(page.frames)).sum::<u64>() > left / 2 {
+            return;
+        }
+        let fits = self.pages[index..].iter().take_while(|page| {
+            let fits = left.checked_sub(u64::from(page.frames));
+            left = fits.unwrap_or(0);
+            fits.is_some()
+        });
+        let end = index + fits.count();
+        if end > self.started {
+            pool.bring_in(&self.pages[self.started.max(index)..end]);
+            self.started = end;
+        }
+    }
+}
+
 struct Walk<'a, 'v> {
     access: Access<'a>,
     visitor: &'v mut dyn Visitor,
@@ -115,15 +156,17 @@ impl Walk<'_, '_> {
         }
         let (mut lower, upper) = fences;
         let count = node.count().map_err(torn)?;
+        let child = |index| Ok(PageRef { id: PageId(node.child(index).map_err(torn)?), ..page });
+        let mut row = Row::new((0..=count).map(child).collect::<Result<_>>()?);
         for index in 0..=count {
+            row.come_to(index, self.access);
             let mut bound = upper.clone();
             if index < count {
                 let mut key = Vec::new();
                 node.key_into(index, &mut key).map_err(torn)?;
                 bound = Some(key);
             }
-            let child = PageRef { id: PageId(node.child(index).map_err(torn)?), ..page };
-            self.node(child, Some(level - 1), (lower, bound.clone()))?;
+            self.node(row.pages[index], Some(level - 1), (lower, bound.clone()))?;
             lower = bound;
         }
         Ok(())
@@ -168,6 +211,7 @@ impl Walk<'_, '_> {
         let torn = |torn| Error::torn(page, torn);
         let count = node.count().map_err(torn)?;
         let prefix = node.prefix_len().map_err(torn)?;
+        let mut blobs = Vec::new();
         for index in 0..count {
             self.stat.entries += 1;
             self.stat.key_bytes += (prefix + node.suffix(index).map_err(torn)?.len()) as u64;
@@ -178,12 +222,19 @@ impl Walk<'_, '_> {
             }
             let payload = node.payload(place).map_err(torn)?;
             match BlobRef::decode(payload) {
-                Some(blob) => self.blob(blob)?,
+                Some(blob) => blobs.push(blob),
                 None => {
                     let what = format!("the blob reference of entry {index} makes no sense");
                     self.visitor.damage(Error::damaged(page, what))?;
                 }
             }
+        }
+        let mut row = Row::new(blobs.iter().map(|blob| blob.page).collect());
+        for (index, blob) in blobs.into_iter().enumerate() {
+            if self.visitor.reads_blobs() {
+                row.come_to(index, self.access);
+            }
+            self.blob(blob)?;
         }
         Ok(())
     }
