@@ -11,6 +11,7 @@ mod error;
 mod files;
 mod interrupt;
 mod key_text;
+mod new_file;
 mod options;
 mod output;
 mod progress;

@@ -140,3 +140,67 @@ fn other_programs_read_and_write_the_same_format() {
         assert!(ok(&["dump", &copy]) == ok(&["dump", &store]), "{load}");
     }
 }
+
+#[test]
+fn a_dump_that_is_interrupted_leaves_no_file() {
+    let folder = Folder::new();
+    let store = folder.name("a.vellum");
+    fill(&store);
+    let mut complete = false;
+    let mut interrupted = 0;
+    for round in 0..100 {
+        let file = folder.name("dump");
+        let mut dump = support::command(&["dump", &store, "-o", &file]);
+        let mut child = dump.stderr(Stdio::null()).spawn().unwrap();
+        // Once the file is there, under whatever name, the dump is under way.
+        let files = || std::fs::read_dir(folder.path("")).unwrap().count();
+        while files() == 1 && child.try_wait().unwrap().is_none() {}
+        std::thread::sleep(std::time::Duration::from_millis(round));
+        let number = child.id().to_string();
+        Command::new("kill").arg(number).stderr(Stdio::null()).status().unwrap();
+        let ended = child.wait().unwrap();
+        interrupted += usize::from(ended.code() == Some(130) && files() == 1);
+        if folder.path("dump").exists() {
+            assert!(std::fs::read(&file).unwrap() == ok(&["dump", &store]));
+            complete = true;
+            break;
+        }
+        assert_eq!(files(), 1, "something is left of the dump");
+    }
+    assert!(complete && interrupted > 0, "{interrupted}");
+}
+
+#[test]
+fn a_hyphen_is_standard_input_and_output() {
+    let folder = Folder::new();
+    let (store, copy) = (folder.name("a.vellum"), folder.name("b.vellum"));
+    succeeded(run_with_input(&["put", &store, "k", "--file", "-"], b"value"));
+    let dump = ok(&["dump", &store, "-o", "-"]);
+    succeeded(run_with_input(&["load", &copy, "-"], &dump));
+    assert_eq!(ok(&["get", &copy, "k"]), b"value");
+}
+
+#[test]
+fn a_tree_with_a_line_break_in_its_name_survives() {
+    let folder = Folder::new();
+    let (store, copy) = (folder.name("a.vellum"), folder.name("b.vellum"));
+    ok(&["put", &store, "k", "v", "--tree", "two\nlines\\"]);
+    let dump = ok(&["dump", &store]);
+    succeeded(run_with_input(&["load", &copy], &dump));
+    assert_eq!(ok(&["get", &copy, "k", "--tree", "two\nlines\\"]), b"v");
+    assert!(ok(&["dump", &copy]) == dump);
+}
+
+#[test]
+fn what_is_ignored_of_another_program_s_dump_is_said() {
+    let folder = Folder::new();
+    let head = "VERSION=3\nformat=print\nintegerkey=1\nreversekey=1\nHEADER=END\n";
+    let dump = format!("{head} a\n 1\nDATA=END\n");
+    let output = run_with_input(&["load", &folder.name("a.vellum")], dump.as_bytes());
+    let said = String::from_utf8(output.stderr).unwrap();
+    let why = "is ignored: keys stand in the order of their bytes";
+    let lines = format!(
+        "standard input: line 3: integerkey=1 {why}\nstandard input: line 4: reversekey=1 {why}\n"
+    );
+    assert!(said.starts_with(&lines), "{said}");
+}

@@ -1,13 +1,14 @@
 //! `vellum dump`: writes trees in the text format of Berkeley DB and LMDB.
 
-use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use vellum::{Store, Tree};
 
 use super::dump_format::{Encoding, Writer};
-use crate::error::{AtStore, Doing, Failure, Outcome};
+use crate::error::{AtStore, Outcome};
+use crate::interrupt;
+use crate::new_file::NewFile;
 use crate::options::{Need, StoreArguments, using};
 use crate::output::written;
 use crate::progress::say;
@@ -20,7 +21,9 @@ Examples:
   vellum dump broken.vellum --salvage -o rescued.dump
 
 The format is VERSION=3 of db_dump and mdb_dump, one section for each tree. --salvage opens a file
-that was not closed cleanly or is damaged, and passes over the pages that cannot be read.";
+that was not closed cleanly or is damaged, and passes over the pages that cannot be read. A file
+given with -o has its name only when it is complete. The name of a tree with a line break in it is
+written in a line vellum-database=, with escapes, that other programs do not know.";
 
 /// Write trees in the text format of Berkeley DB and LMDB
 #[derive(clap::Args)]
@@ -37,7 +40,7 @@ pub struct Arguments {
     #[arg(long, short)]
     print: bool,
 
-    /// Write to a file, which must not be there yet [default: standard output]
+    /// Write to a file, which must not be there yet; '-' is standard output, as without this
     #[arg(long, short, value_name = "FILE")]
     output: Option<PathBuf>,
 
@@ -63,18 +66,24 @@ pub fn run(arguments: &Arguments) -> Outcome {
             Some(name) => vec![name.clone()],
             None => store.trees().at(path)?,
         };
-        let sink: Box<dyn Write> = match &arguments.output {
-            Some(file) => {
-                Box::new(File::create_new(file).doing(|| format!("creating {}", file.display()))?)
+        let write = |sink: &mut dyn Write| {
+            let encoding = if arguments.print { Encoding::Print } else { Encoding::ByteValue };
+            let mut writer = Writer::new(BufWriter::with_capacity(1 << 16, sink), encoding);
+            for name in &names {
+                dump(store, name, arguments.salvage, &mut writer, path)?;
             }
-            None => Box::new(std::io::stdout().lock()),
+            written(writer.finish())
         };
-        let encoding = if arguments.print { Encoding::Print } else { Encoding::ByteValue };
-        let mut writer = Writer::new(BufWriter::with_capacity(1 << 16, sink), encoding);
-        for name in &names {
-            dump(store, name, arguments.salvage, &mut writer, path)?;
+        match arguments.output.as_deref().filter(|file| *file != "-") {
+            None => write(&mut std::io::stdout().lock()),
+            Some(file) => {
+                // A signal ends the dump at the next entry, so that nothing is left of the file.
+                interrupt::watch()?;
+                let mut file = NewFile::create(file)?;
+                write(&mut file)?;
+                file.complete()
+            }
         }
-        written(writer.finish())
     })
 }
 
@@ -85,18 +94,13 @@ fn dump<W: Write>(
     writer: &mut Writer<W>,
     path: &Path,
 ) -> Outcome {
-    if name.contains(['\n', '\r']) {
-        let (shown, name) = (path.display(), name.escape_debug());
-        return Err(Failure::message(format!(
-            "{shown}: the dump format has no way to name '{name}'"
-        )));
-    }
     let tree = store.tree(name).at(path)?;
     written(writer.begin(name))?;
     if salvage {
         salvage_entries(&tree, writer)?;
     } else {
         for entry in tree.entries() {
+            interrupt::check()?;
             let (key, value) = entry.at(path)?;
             written(writer.entry(&key, &value))?;
         }
@@ -111,6 +115,7 @@ fn salvage_entries<W: Write>(tree: &Tree, writer: &mut Writer<W>) -> Outcome {
     let name = tree.name();
     tree.salvage(&mut |entry| {
         match entry {
+            _ if interrupt::was_asked() => outcome = interrupt::check(),
             Ok((key, value)) => {
                 outcome = written(writer.entry(key, value));
                 saved += 1;

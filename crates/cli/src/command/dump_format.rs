@@ -12,7 +12,8 @@
 //! ```
 //!
 //! A dump is one such section after the other, one for each tree. Header lines that are not known
-//! here (page and map sizes) are passed over when reading.
+//! here (page and map sizes) are passed over when reading. A name that has no place in a line of
+//! its own is written as `vellum-database=`, in the encoding `print`.
 
 use std::io::{self, BufRead, Write};
 
@@ -46,7 +47,11 @@ impl<W: Write> Writer<W> {
             Encoding::ByteValue => "bytevalue",
             Encoding::Print => "print",
         };
-        write!(self.sink, "VERSION=3\nformat={format}\ndatabase={tree}\ntype=btree\nHEADER=END\n")
+        let database = match tree.contains(['\n', '\r']) {
+            true => format!("vellum-database={}", key_text::printable(tree.as_bytes())),
+            false => format!("database={tree}"),
+        };
+        write!(self.sink, "VERSION=3\nformat={format}\n{database}\ntype=btree\nHEADER=END\n")
     }
 
     /// Writes one key with its value.
@@ -100,12 +105,19 @@ pub struct Reader<R> {
     line: Vec<u8>,
     number: u64,
     encoding: Encoding,
+    ignored: Vec<String>,
 }
 
 impl<R: BufRead> Reader<R> {
     /// Reads from `source`.
     pub fn new(source: R) -> Self {
-        Self { source, line: Vec::new(), number: 0, encoding: Encoding::ByteValue }
+        let (line, encoding, ignored) = (Vec::new(), Encoding::ByteValue, Vec::new());
+        Self { source, line, number: 0, encoding, ignored }
+    }
+
+    /// What the last header asks for that cannot be had, a sentence each.
+    pub fn ignored(&self) -> &[String] {
+        &self.ignored
     }
 
     /// The number of the line read last, counted from 1.
@@ -136,6 +148,7 @@ impl<R: BufRead> Reader<R> {
         }
         let mut name = None;
         let mut format = None;
+        self.ignored.clear();
         loop {
             if !self.next_line()? {
                 return Err(self.problem("the dump ends inside a header"));
@@ -146,6 +159,18 @@ impl<R: BufRead> Reader<R> {
                 Some(("format", "bytevalue")) => format = Some(Encoding::ByteValue),
                 Some(("format", "print")) => format = Some(Encoding::Print),
                 Some(("database", value)) => name = Some(value.to_string()),
+                Some(("vellum-database", value)) => {
+                    let bytes = key_text::from_printable(value.as_bytes());
+                    let text = bytes.and_then(|bytes| String::from_utf8(bytes).ok());
+                    let problem = "the name of the tree has a broken escape";
+                    name = Some(text.ok_or_else(|| self.problem(problem))?);
+                }
+                Some((flag @ ("integerkey" | "reversekey"), "1")) => {
+                    let line = self.number;
+                    self.ignored.push(format!(
+                        "line {line}: {flag}=1 is ignored: keys stand in the order of their bytes"
+                    ));
+                }
                 Some(("type", "btree" | "hash")) => {}
                 Some(("duplicates" | "dupsort", "1")) => {
                     return Err(self.problem("several values for one key cannot be stored"));
@@ -235,7 +260,7 @@ mod tests {
         for encoding in [Encoding::ByteValue, Encoding::Print] {
             let mut text = Vec::new();
             let mut writer = Writer::new(&mut text, encoding);
-            for tree in ["a", "b c"] {
+            for tree in ["a", "b c", "d\\\r\ne"] {
                 writer.begin(tree).unwrap();
                 writer.entry(b"", &all).unwrap();
                 writer.entry(&all, b"").unwrap();
@@ -243,7 +268,7 @@ mod tests {
             }
             writer.finish().unwrap();
             let entries = read(std::str::from_utf8(&text).unwrap()).unwrap();
-            let expected = ["a", "b c"].iter().flat_map(|tree| {
+            let expected = ["a", "b c", "d\\\r\ne"].iter().flat_map(|tree| {
                 let name = (*tree).to_string();
                 [(name.clone(), (vec![], all.clone())), (name, (all.clone(), vec![]))]
             });
@@ -271,6 +296,7 @@ mod tests {
         assert_eq!(line_of("VERSION=3\nnonsense\n"), 2);
         assert_eq!(line_of("VERSION=3\ntype=recno\n"), 2);
         assert_eq!(line_of("VERSION=3\nduplicates=1\n"), 2);
+        assert_eq!(line_of("VERSION=3\nvellum-database=a\\\n"), 2);
         assert_eq!(line_of("VERSION=3\nformat=print\n"), 2);
         assert_eq!(line_of(&format!("{head} 00\n 0\nDATA=END\n")), 5);
         assert_eq!(line_of(&format!("{head} 00\n zz\nDATA=END\n")), 5);

@@ -35,7 +35,7 @@ pub struct Arguments {
     #[command(flatten)]
     store: StoreArguments,
 
-    /// The dump [default: standard input]
+    /// The dump [default: standard input, which is also '-']
     #[arg(value_name = "DUMP")]
     dump: Option<PathBuf>,
 
@@ -52,7 +52,7 @@ pub struct Arguments {
 /// # Errors
 /// When the dump cannot be read (with the number of the line), or the store refuses something.
 pub fn run(arguments: &Arguments) -> Outcome {
-    let (source, name) = match &arguments.dump {
+    let (source, name) = match arguments.dump.as_deref().filter(|file| *file != "-") {
         Some(file) => {
             let name = file.display().to_string();
             (File::open(file).doing(|| format!("opening {name}"))?, name)
@@ -74,6 +74,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
     arguments.store.write_or_create(Need::Much, &arguments.create, |store| {
         let mut section = Some(first);
         while let Some(header) = section {
+            reader.ignored().iter().for_each(|ignored| say(&format!("{name}: {ignored}")));
             let tree = arguments.tree.clone().or(header);
             let tree = tree.unwrap_or_else(|| DEFAULT_TREE.to_string());
             let count = load_tree(store, &tree, &mut reader, path)

@@ -31,7 +31,7 @@ pub struct Arguments {
     #[arg(conflicts_with = "file")]
     value: Option<OsString>,
 
-    /// Take the value from a file
+    /// Take the value from a file; '-' is standard input
     #[arg(long, value_name = "FILE")]
     file: Option<PathBuf>,
 
@@ -68,7 +68,7 @@ fn value(arguments: &Arguments) -> Outcome<Vec<u8>> {
     if let Some(value) = &arguments.value {
         return Ok(value.as_bytes().to_vec());
     }
-    if let Some(file) = &arguments.file {
+    if let Some(file) = arguments.file.as_deref().filter(|file| *file != "-") {
         return std::fs::read(file).doing(|| format!("reading {}", file.display()));
     }
     let mut value = Vec::new();
