@@ -83,8 +83,7 @@ pub struct Input(pub File);
 impl Read for Input {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         if let Some(wake) = WAKE.get() {
-            let mut both =
-                [PollFd::new(&self.0, PollFlags::IN), PollFd::new(wake, PollFlags::IN)];
+            let mut both = [PollFd::new(&self.0, PollFlags::IN), PollFd::new(wake, PollFlags::IN)];
             while let Err(errno) = poll(&mut both, None) {
                 if errno != Errno::INTR {
                     return Err(errno.into());

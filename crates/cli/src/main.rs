@@ -21,7 +21,7 @@ mod size;
 use std::io::Write;
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
 use error::{Failure, Outcome};
 
@@ -62,6 +62,7 @@ enum Command {
     #[command(name = vellum_bench::worker::NAME, hide = true)]
     BenchWorker,
     Import(command::import::Arguments),
+    Export(command::export::Arguments),
     Get(command::get::Arguments),
     Put(command::put::Arguments),
     Rm(command::rm::Arguments),
@@ -73,6 +74,8 @@ enum Command {
     Load(command::load::Arguments),
     Morseld(command::morseld::Arguments),
     Morsel(command::morsel::Arguments),
+    #[command(hide = true)]
+    WriteManuals(command::manuals::Arguments),
 }
 
 fn main() -> ExitCode {
@@ -95,6 +98,7 @@ fn run(command: Command) -> Outcome {
         Command::Bench(arguments) => command::bench::run(&arguments),
         Command::BenchWorker => command::bench::work(),
         Command::Import(arguments) => command::import::run(&arguments),
+        Command::Export(arguments) => command::export::run(&arguments),
         Command::Get(arguments) => command::get::run(&arguments),
         Command::Put(arguments) => command::put::run(&arguments),
         Command::Rm(arguments) => command::rm::run(&arguments),
@@ -106,13 +110,14 @@ fn run(command: Command) -> Outcome {
         Command::Load(arguments) => command::load::run(&arguments),
         Command::Morseld(arguments) => command::morseld::run(&arguments),
         Command::Morsel(arguments) => command::morsel::run(&arguments),
+        Command::WriteManuals(arguments) => {
+            command::manuals::run(&arguments, &Arguments::command())
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
-
     use super::*;
 
     #[test]

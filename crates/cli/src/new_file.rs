@@ -39,17 +39,12 @@ impl NewFile {
     /// # Errors
     /// When the disk fails, or a file of that name has come meanwhile.
     pub fn complete(self) -> Outcome {
-        let renamed = || match renameat_with(
-            CWD,
-            &self.partial,
-            CWD,
-            &self.target,
-            RenameFlags::NOREPLACE,
-        ) {
-            // The file system cannot tell; nothing had the name when this began.
-            Err(Errno::INVAL) => fs::rename(&self.partial, &self.target),
-            result => result.map_err(io::Error::from),
-        };
+        let renamed =
+            || match renameat_with(CWD, &self.partial, CWD, &self.target, RenameFlags::NOREPLACE) {
+                // The file system cannot tell; nothing had the name when this began.
+                Err(Errno::INVAL) => fs::rename(&self.partial, &self.target),
+                result => result.map_err(io::Error::from),
+            };
         let completed = self.file.sync_all().and_then(|()| renamed());
         completed.doing(|| format!("completing {}", self.target.display()))
     }

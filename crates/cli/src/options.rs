@@ -285,8 +285,8 @@ mod tests {
     fn pools_follow_what_is_needed() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a");
-        std::fs::File::create(&path).unwrap().set_len(1 << 45).unwrap();
         let half = memory_limit::effective().unwrap().bytes / 2;
+        std::fs::File::create(&path).unwrap().set_len(half * 2).unwrap();
         let small = half.min(64 << 20);
         assert_eq!(Need::Pages.bytes(&path), Some(small));
         assert_eq!(Need::Values.bytes(&path), Some(half));

@@ -102,7 +102,7 @@ fn stat_and_check_describe_the_store() {
     let folder = Folder::new();
     let store = folder.name("a.vellum");
     ok(&["put", &store, "k", "v", "--page-size", "16KiB"]);
-    let stat = text(&["stat", &store]);
+    let stat = text(&["stat", &store, "--full"]);
     assert!(stat.contains("page size of trees") && stat.contains("16.0 KiB"), "{stat}");
     assert!(stat.lines().any(|line| line.starts_with("main  ")), "{stat}");
     let check = text(&["check", &store]);
@@ -157,9 +157,7 @@ fn commands_that_change_a_store_take_turns() {
     let store = folder.name("a.vellum");
     ok(&["put", &store, "first", "v"]);
     let keys: Vec<String> = (0..20).map(|number| format!("k{number:02}")).collect();
-    let put = |key: &String| {
-        command(&["put", &store, key, "v", "--wait", "300"]).spawn().unwrap()
-    };
+    let put = |key: &String| command(&["put", &store, key, "v", "--wait", "300"]).spawn().unwrap();
     let children: Vec<_> = keys.iter().map(put).collect();
     for mut child in children {
         assert!(child.wait().unwrap().success());

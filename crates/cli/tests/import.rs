@@ -75,3 +75,38 @@ fn the_store_is_not_stored_in_itself() {
     ok(&["import", store, files]);
     assert_eq!(text(&["scan", store, "--keys"]), "a\n");
 }
+
+#[test]
+fn what_is_exported_is_what_was_imported() {
+    let folder = Folder::new();
+    let (store, files, copy) = (folder.name("a.vellum"), folder.name("files"), folder.name("copy"));
+    make_files(files.as_ref());
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o640);
+    std::fs::set_permissions(folder.path("files/large"), mode).unwrap();
+    ok(&["import", &store, &files]);
+    assert_eq!(text(&["export", &store, &copy]), "171 files written\n");
+    let mut same = std::process::Command::new("diff");
+    let same = same.args(["-r", "--no-dereference", &files, &copy]).output().unwrap();
+    assert!(same.status.success(), "{}", String::from_utf8_lossy(&same.stdout));
+    // Sizes, permissions and times are the same as well: a second import has nothing to do.
+    let again = text(&["import", &store, &copy]);
+    assert!(again.starts_with("0 files stored\n171 unchanged"), "{again}");
+    let part = folder.name("part");
+    ok(&["export", &store, &part, "folder3/"]);
+    assert_eq!(std::fs::read_dir(&part).unwrap().count(), 1);
+    let error = fails(&["export", &store, &part]);
+    assert!(error.ends_with("part is not empty"), "{error}");
+}
+
+#[test]
+fn names_that_lead_out_of_the_directory_are_not_exported() {
+    let folder = Folder::new();
+    let store = folder.name("a.vellum");
+    let record = [0; 36];
+    ok(&["put", &store, "x", "", "--tree", "content"]);
+    let put = ["put", &store, "../evil", "--tree", "meta"];
+    support::succeeded(support::run_with_input(&put, &record));
+    let error = fails(&["export", &store, &folder.name("out")]);
+    assert!(error.ends_with("'../evil' is not an entry of 'import'"), "{error}");
+    assert!(!folder.path("evil").exists());
+}

@@ -41,7 +41,10 @@ fn a_daemon_without_memory_or_with_too_much_is_not_started() {
     assert_eq!(error, "vellum: a limit of 0 B keeps no file: choose at least 4.0 KiB");
     let error = fails(&["morseld", "--socket", &socket, "--limit", "1000TiB"]);
     let most = format!("has {} MiB; choose at most that", memory_mib());
-    assert!(error.starts_with("vellum: a limit of 1000.0 TiB is more than") && error.ends_with(&most), "{error}");
+    assert!(
+        error.starts_with("vellum: a limit of 1000.0 TiB is more than") && error.ends_with(&most),
+        "{error}"
+    );
     assert!(!folder.path("socket").exists());
 }
 

@@ -1,8 +1,9 @@
 //! `vellum check`: reads every page and says whether the store is sound.
 
+use serde_json::json;
 use vellum::CheckReport;
 
-use crate::command::stat::tree_rows;
+use crate::command::stat::{tree_rows, trees_json};
 use crate::error::{AtStore, Failure, Outcome};
 use crate::options::{Need, StoreArguments};
 use crate::output::{Output, columns};
@@ -22,6 +23,10 @@ are counted as lost: they take space, but no data is missing.";
 pub struct Arguments {
     #[command(flatten)]
     store: StoreArguments,
+
+    /// Machine-readable output
+    #[arg(long)]
+    json: bool,
 }
 
 /// Runs the command.
@@ -36,7 +41,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
         let report = store.check(&mut |state| progress.set(state.pages_done)).at(path);
         progress.finish();
         let report = report?;
-        print(&report)?;
+        if arguments.json { print_json(&report) } else { print(&report) }?;
         match report.damage.len() {
             0 => Ok(()),
             count => {
@@ -48,6 +53,20 @@ pub fn run(arguments: &Arguments) -> Outcome {
             }
         }
     })
+}
+
+fn print_json(report: &CheckReport) -> Outcome {
+    let damage: Vec<_> = report.damage.iter().map(ToString::to_string).collect();
+    let mut output = Output::new();
+    let report = json!({
+        "sound": report.is_sound(),
+        "pages_checked": report.pages_checked,
+        "lost_pages": report.lost_pages,
+        "damage": damage,
+        "trees": trees_json(&report.trees),
+    });
+    output.line(&report.to_string())?;
+    output.finish()
 }
 
 fn print(report: &CheckReport) -> Outcome {

@@ -212,8 +212,9 @@ impl<R: BufRead> Reader<R> {
         match self.encoding {
             Encoding::ByteValue => key_text::from_hex(text)
                 .ok_or_else(|| self.problem("bytes are two hexadecimal digits each")),
-            Encoding::Print => key_text::from_printable(text)
-                .ok_or_else(|| self.problem("behind a backslash comes another, or two hexadecimal digits")),
+            Encoding::Print => key_text::from_printable(text).ok_or_else(|| {
+                self.problem("behind a backslash comes another, or two hexadecimal digits")
+            }),
         }
     }
 

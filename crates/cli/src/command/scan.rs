@@ -3,10 +3,12 @@
 use std::ffi::OsString;
 use std::path::Path;
 
+use serde_json::Map;
 use vellum::Tree;
 
 use crate::error::{AtStore, Outcome};
 use crate::files::file_store::META_TREE;
+use crate::files::record::FileRecord;
 use crate::key_text;
 use crate::options::{Need, StoreArguments, TreeArguments};
 use crate::output::Output;
@@ -20,10 +22,12 @@ Examples:
   vellum scan notes.vellum user/ --limit 10    the first ten keys that start with 'user/'
   vellum scan notes.vellum --reverse --keys    keys alone, from the last
   vellum scan usr.vellum bin/                  the files of a store that 'import' made
+  vellum scan notes.vellum --json | jq .key    an object a line; values in full
 
 Bytes that do not print are shown as a backslash and two hexadecimal digits. Long values are cut
 ('...'); --full shows all of them. In a store made by 'import' or 'demo', and without --tree, paths
-are listed with what is known of each file.";
+are listed with what is known of each file. With --json bytes that are no text (UTF-8) come as
+key_hex and value_hex, and so do all with --hex.";
 
 /// List keys and values in order
 #[derive(clap::Args)]
@@ -57,6 +61,10 @@ pub struct Arguments {
     /// Values in full length
     #[arg(long)]
     full: bool,
+
+    /// Machine-readable output: an object for each entry, one a line
+    #[arg(long)]
+    json: bool,
 }
 
 /// Runs the command.
@@ -100,27 +108,68 @@ fn scan(
     .at(path)?;
     while found && left > 0 && cursor.key().starts_with(prefix) {
         line.clear();
-        let text = if arguments.hex { key_text::push_hex } else { key_text::push_printable };
-        text(cursor.key(), &mut line);
         // A blob is read only if it is shown.
-        if !arguments.keys
-            && let Some(value) = cursor.value().at(path)?
-        {
-            line.push(b'\t');
-            push_value(arguments, &value, are_records, &mut line);
+        let value = if arguments.keys { None } else { cursor.value().at(path)? };
+        match arguments.json {
+            true => push_object(arguments, cursor.key(), value.as_deref(), are_records, &mut line),
+            false => push_entry(arguments, cursor.key(), value.as_deref(), are_records, &mut line),
         }
         line.push(b'\n');
         output.bytes(&line)?;
+        drop(value);
         left -= 1;
         found = if arguments.reverse { cursor.backward() } else { cursor.forward() }.at(path)?;
     }
     output.finish()
 }
 
+/// An entry as JSON.
+fn push_object(
+    arguments: &Arguments,
+    key: &[u8],
+    value: Option<&[u8]>,
+    are_records: bool,
+    line: &mut Vec<u8>,
+) {
+    let mut object = Map::new();
+    let mut insert = |name: &str, bytes: &[u8]| match std::str::from_utf8(bytes) {
+        Ok(text) if !arguments.hex => object.insert(name.into(), text.into()),
+        _ => {
+            let mut hex = Vec::new();
+            key_text::push_hex(bytes, &mut hex);
+            object.insert(format!("{name}_hex"), String::from_utf8_lossy(&hex).into())
+        }
+    };
+    insert("key", key);
+    let record = value.filter(|_| are_records).and_then(FileRecord::decode);
+    match (record, value) {
+        (Some(record), _) => _ = object.insert("file".into(), record.json()),
+        (None, Some(value)) => _ = insert("value", value),
+        (None, None) => {}
+    }
+    line.extend_from_slice(serde_json::Value::from(object).to_string().as_bytes());
+}
+
+/// An entry as a line of text.
+fn push_entry(
+    arguments: &Arguments,
+    key: &[u8],
+    value: Option<&[u8]>,
+    are_records: bool,
+    line: &mut Vec<u8>,
+) {
+    let text = if arguments.hex { key_text::push_hex } else { key_text::push_printable };
+    text(key, line);
+    if let Some(value) = value {
+        line.push(b'\t');
+        push_value(arguments, value, are_records, line);
+    }
+}
+
 fn push_value(arguments: &Arguments, value: &[u8], are_records: bool, line: &mut Vec<u8>) {
     if are_records
         && !arguments.hex
-        && let Some(record) = crate::files::record::FileRecord::decode(value)
+        && let Some(record) = FileRecord::decode(value)
     {
         line.extend_from_slice(record.describe().as_bytes());
         return;

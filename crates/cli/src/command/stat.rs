@@ -1,17 +1,26 @@
 //! `vellum stat`: how a store and its trees are laid out.
 
 use std::path::Path;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::Duration;
 
-use vellum::{Store, TreeStat};
+use serde_json::{Value, json};
+use vellum::{Store, StoreStat, TreeStat};
 
 use crate::error::{AtStore, Outcome};
 use crate::options::{Need, StoreArguments};
 use crate::output::{Output, columns};
+use crate::progress::{Progress, Unit};
 use crate::size::show;
 
+/// Time between two looks at how far the walk is.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+
 const HELP: &str = "\
-Example:
-  vellum stat notes.vellum
+Examples:
+  vellum stat notes.vellum                     what the header and the map of free pages say
+  vellum stat notes.vellum --full              of each tree, too: every page of it is read
+  vellum stat notes.vellum --json | jq .used_bytes
 
 'filled' is the share of the trees' pages that keys and values take.";
 
@@ -21,6 +30,14 @@ Example:
 pub struct Arguments {
     #[command(flatten)]
     store: StoreArguments,
+
+    /// Read every page of the trees, and count what they have
+    #[arg(long)]
+    full: bool,
+
+    /// Machine-readable output
+    #[arg(long)]
+    json: bool,
 }
 
 /// Runs the command.
@@ -30,14 +47,19 @@ pub struct Arguments {
 pub fn run(arguments: &Arguments) -> Outcome {
     let path = &arguments.store.path;
     arguments.store.read(Need::Pages, |store| {
+        let stat = store.stat().at(path)?;
+        let trees = if arguments.full { tree_stats(store, &stat, path)? } else { Vec::new() };
         let mut output = Output::new();
-        for line in columns(&store_rows(store, path)?) {
-            output.line(&line)?;
+        if arguments.json {
+            let trees = match arguments.full {
+                true => trees_json(&trees),
+                false => store.trees().at(path)?.into(),
+            };
+            output.line(&store_json(&stat, trees).to_string())?;
+            return output.finish();
         }
-        let mut trees = Vec::new();
-        for name in store.trees().at(path)? {
-            let stat = store.tree(&name).and_then(|tree| tree.stat()).at(path)?;
-            trees.push((name, stat));
+        for line in columns(&store_rows(&stat)) {
+            output.line(&line)?;
         }
         if !trees.is_empty() {
             output.line("")?;
@@ -49,11 +71,35 @@ pub fn run(arguments: &Arguments) -> Outcome {
     })
 }
 
-fn store_rows(store: &Store, path: &Path) -> Outcome<Vec<Vec<String>>> {
-    let stat = store.stat().at(path)?;
+/// What each tree has. Shows how many pages were read, of those in use: blobs are not read.
+fn tree_stats(store: &Store, stat: &StoreStat, path: &Path) -> Outcome<Vec<(String, TreeStat)>> {
+    let progress = Progress::new("stat", Unit::Items, stat.used_pages);
+    let frames = u64::from(stat.page_bytes) / 4096;
+    let (walk, ended) = mpsc::channel::<()>();
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            loop {
+                let is_over = ended.recv_timeout(LOOK_EVERY) != Err(RecvTimeoutError::Timeout);
+                let seen = store.pool_stats();
+                progress.set((seen.misses + seen.prefetches) * frames);
+                if is_over {
+                    break progress.finish();
+                }
+            }
+        });
+        let _until_the_end = walk;
+        let stat_of = |name: String| {
+            let stat = store.tree(&name).and_then(|tree| tree.stat()).at(path)?;
+            Ok((name, stat))
+        };
+        store.trees().at(path)?.into_iter().map(stat_of).collect()
+    })
+}
+
+fn store_rows(stat: &StoreStat) -> Vec<Vec<String>> {
     let pages = |count: u64| format!("{count} pages, {}", show(count * 4096));
     let row = |name: &str, value: String| vec![name.to_string(), value];
-    Ok(vec![
+    vec![
         row("format version", stat.format_version.to_string()),
         row("store id", format!("{:032x}", stat.store_id)),
         row("page size of trees", show(u64::from(stat.page_bytes))),
@@ -62,7 +108,40 @@ fn store_rows(store: &Store, path: &Path) -> Outcome<Vec<Vec<String>>> {
         row("free inside", pages(stat.free_pages)),
         row("trees", stat.trees.to_string()),
         row("pool", show(stat.pool_bytes)),
-    ])
+    ]
+}
+
+fn store_json(stat: &StoreStat, trees: Value) -> Value {
+    json!({
+        "format_version": stat.format_version,
+        "store_id": format!("{:032x}", stat.store_id),
+        "tree_page_bytes": stat.page_bytes,
+        "file_bytes": stat.file_pages * 4096,
+        "used_bytes": stat.used_pages * 4096,
+        "free_bytes": stat.free_pages * 4096,
+        "pool_bytes": stat.pool_bytes,
+        "trees": trees,
+    })
+}
+
+/// An object for each tree.
+pub fn trees_json(trees: &[(String, TreeStat)]) -> Value {
+    let object = |(name, stat): &(String, TreeStat)| {
+        json!({
+            "tree": name,
+            "entries": stat.entries,
+            "height": stat.height,
+            "inner_pages": stat.inner_pages,
+            "leaf_pages": stat.leaf_pages,
+            "page_bytes": stat.page_bytes,
+            "used_bytes": stat.used_bytes,
+            "key_bytes": stat.key_bytes,
+            "value_bytes": stat.value_bytes,
+            "blobs": stat.blobs,
+            "blob_page_bytes": stat.blob_page_bytes,
+        })
+    };
+    trees.iter().map(object).collect()
 }
 
 /// One row per tree, under a row of headings; nothing at all without trees.

@@ -103,6 +103,23 @@ impl FileRecord {
         usize::try_from(left.min(u64::from(self.chunk_bytes))).ok()
     }
 
+    /// What is known, for programs. A target that is no text (UTF-8) is written with escapes.
+    pub fn json(&self) -> serde_json::Value {
+        let (seconds, nanoseconds) = self.stamp.modified;
+        let target = match std::str::from_utf8(&self.target) {
+            Ok(text) => text.to_string(),
+            Err(_) => key_text::printable(&self.target),
+        };
+        serde_json::json!({
+            "kind": if self.kind == Kind::File { "file" } else { "link" },
+            "mode": self.mode & 0o7777,
+            "bytes": self.stamp.size,
+            "modified_seconds": seconds,
+            "modified_nanoseconds": nanoseconds,
+            "target": (self.kind == Kind::Link).then_some(target),
+        })
+    }
+
     /// One line for people.
     pub fn describe(&self) -> String {
         let (seconds, nanoseconds) = self.stamp.modified;

@@ -1,9 +1,7 @@
 //! How a store is opened: [`Options`].
 
 use vellum_pool::device::Direct;
-use vellum_pool::{
-    BackendChoice, PAGE_SIZE, PoolOptions, PoolSize, Replacement, StatePlace,
-};
+use vellum_pool::{BackendChoice, PAGE_SIZE, PoolOptions, PoolSize, Replacement, StatePlace};
 
 use crate::error::{Error, Result};
 

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+use serde_json::json;
 use vellum_morsel::Client;
 
 use super::{failed_at, open};
@@ -17,18 +18,22 @@ pub struct Arguments {
     /// The files
     #[arg(required = true)]
     files: Vec<PathBuf>,
+
+    /// Machine-readable output: an object for each file, one a line
+    #[arg(long)]
+    json: bool,
 }
 
 pub fn run(client: &Client, arguments: &Arguments) -> Outcome {
     let mut output = Output::new();
     for path in &arguments.files {
-        output.line(&load(client, path)?)?;
+        output.line(&load(client, path, arguments.json)?)?;
     }
     output.finish()
 }
 
 /// Loads a file and says in a line what became of it.
-fn load(client: &Client, path: &Path) -> Outcome<String> {
+fn load(client: &Client, path: &Path, json: bool) -> Outcome<String> {
     let file = open(path)?;
     let start = Instant::now();
     let mut shown: Option<Progress> = None;
@@ -41,8 +46,20 @@ fn load(client: &Client, path: &Path) -> Outcome<String> {
         shown.finish();
     }
     let loaded = loaded.map_err(failed_at(path))?;
-    let length = size::show(loaded.morsel.length());
-    let how = if loaded.was_there { "was there" } else { "loaded" };
+    let (length, backend) = (loaded.morsel.length(), loaded.morsel.backend());
     let (name, seconds) = (path.display(), start.elapsed().as_secs_f64());
-    Ok(format!("{name}: {how}, {length}, {seconds:.3} s, backend {}", loaded.morsel.backend()))
+    if json {
+        let (name, backend) = (name.to_string(), backend.to_string());
+        let (was_there, bytes) = (loaded.was_there, length);
+        let object = json!({
+            "file": name,
+            "was_there": was_there,
+            "bytes": bytes,
+            "seconds": seconds,
+            "backend": backend,
+        });
+        return Ok(object.to_string());
+    }
+    let how = if loaded.was_there { "was there" } else { "loaded" };
+    Ok(format!("{name}: {how}, {}, {seconds:.3} s, backend {backend}", size::show(length)))
 }

@@ -1,5 +1,6 @@
 //! `vellum morsel ls`: the files that the daemon has.
 
+use serde_json::{Value, json};
 use vellum_morsel::{Client, Object};
 
 use super::failed;
@@ -14,15 +15,32 @@ see all. 'mapped' is known with the kernel module only.";
 /// List the files that the daemon has
 #[derive(clap::Args)]
 #[command(after_help = HELP)]
-pub struct Arguments {}
+pub struct Arguments {
+    /// Machine-readable output: an array of objects
+    #[arg(long)]
+    json: bool,
+}
 
-pub fn run(client: &Client, _: &Arguments) -> Outcome {
+pub fn run(client: &Client, arguments: &Arguments) -> Outcome {
     let objects = client.list().map_err(|error| failed(&error))?;
     let mut output = Output::new();
+    if arguments.json {
+        output.line(&objects.iter().map(object_json).collect::<Value>().to_string())?;
+        return output.finish();
+    }
     for line in columns(&rows(&objects)) {
         output.line(&line)?;
     }
     output.finish()
+}
+
+fn object_json(object: &Object) -> Value {
+    json!({
+        "file": object.name,
+        "bytes": object.length,
+        "uses": object.uses,
+        "mapped": object.mounts,
+    })
 }
 
 /// A row per file, under a row of headings; nothing at all without files.

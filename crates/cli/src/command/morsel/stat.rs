@@ -1,5 +1,6 @@
 //! `vellum morsel stat`: how the daemon is, and which backends this machine has.
 
+use serde_json::{Value, json};
 use vellum_morsel::{Client, ClientError, DaemonStat};
 
 use super::failed;
@@ -13,9 +14,16 @@ The backends are tried out here and now; the daemon has chosen its own when it w
 /// Show how the daemon is, and which backends this machine has
 #[derive(clap::Args)]
 #[command(after_help = HELP)]
-pub struct Arguments {}
+pub struct Arguments {
+    /// Machine-readable output
+    #[arg(long)]
+    json: bool,
+}
 
-pub fn run(client: &Client, _: &Arguments) -> Outcome {
+pub fn run(client: &Client, arguments: &Arguments) -> Outcome {
+    if arguments.json {
+        return run_json(client);
+    }
     let mut output = Output::new();
     for probe in vellum_morsel::probe() {
         let found = probe.found.unwrap_or_else(|why| format!("not here: {why}"));
@@ -34,6 +42,31 @@ pub fn run(client: &Client, _: &Arguments) -> Outcome {
         }
         Err(error) => Err(failed(&error)),
     }
+}
+
+fn run_json(client: &Client) -> Outcome {
+    let backends = vellum_morsel::probe().into_iter().map(|probe| {
+        let (name, found) = (probe.backend.to_string(), probe.found.is_ok());
+        let about = probe.found.unwrap_or_else(|why| why);
+        json!({ "backend": name, "found": found, "about": about })
+    });
+    let daemon = match client.stat() {
+        Ok(stat) => json!({
+            "backend": stat.backend,
+            "used_bytes": stat.used,
+            "limit_bytes": stat.limit,
+            "files": stat.objects,
+            "loads": stat.loads,
+            "hits": stat.hits,
+            "evictions": stat.evictions,
+        }),
+        Err(ClientError::NoDaemon { .. }) => Value::Null,
+        Err(error) => return Err(failed(&error)),
+    };
+    let mut output = Output::new();
+    let backends: Value = backends.collect();
+    output.line(&json!({ "backends": backends, "daemon": daemon }).to_string())?;
+    output.finish()
 }
 
 fn rows(stat: &DaemonStat) -> Vec<Vec<String>> {
