@@ -1,7 +1,7 @@
 # Thin on purpose: the work is in `cargo xtask` (crates/xtask), which also sets the machine up.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench lab lab-debug deb install soak tidy fmt clean toolchain
+.PHONY: help demo test bench lab lab-debug deb install uninstall soak tidy fmt clean toolchain
 
 # Passed on to `vellum demo` or `vellum bench`: make demo ARGS="--dir /usr/share --limit 256MiB"
 ARGS ?=
@@ -18,8 +18,8 @@ help:
 	@echo "             an experiment there: make lab BENCH=exmap-pool; COUNT=1 counts instructions"
 	@echo "make lab-debug  the same on a kernel that checks itself; the first time builds it (an hour)"
 	@echo "make deb     the Debian package of the module, for DKMS, built and checked"
-	@echo "make install  the program, the libraries for C and for preloading, and units of systemd;"
-	@echo "             PREFIX=/usr DESTDIR=folder"
+	@echo "make install  the program, its manual pages, the libraries for C and for preloading, and"
+	@echo "             units of systemd; PREFIX=/usr DESTDIR=folder; make uninstall removes them"
 	@echo "make soak    the long tests (an hour or more)"
 	@echo "make tidy    the project's own rules alone"
 	@echo "make fmt     format the code"
@@ -49,6 +49,9 @@ deb: toolchain
 
 install: toolchain
 	@cargo xtask install $(if $(PREFIX),--prefix $(PREFIX)) $(if $(DESTDIR),--destdir $(DESTDIR))
+
+uninstall: toolchain
+	@cargo xtask uninstall $(if $(PREFIX),--prefix $(PREFIX)) $(if $(DESTDIR),--destdir $(DESTDIR))
 
 soak: toolchain
 	@cargo xtask soak

@@ -1,8 +1,10 @@
-//! `cargo xtask install`: the program, the libraries and what belongs to them, in a folder.
+//! `cargo xtask install` and `uninstall`: the program, the libraries and what belongs to them, in a
+//! folder.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use crate::artifacts::Artifacts;
 use crate::{Outcome, setup};
@@ -24,15 +26,53 @@ const FILES: [(&str, &str); 5] = [
     ("kernel/debian/run-vellum-morsels.mount", "lib/systemd/system/run-vellum-morsels.mount"),
 ];
 
+/// What is installed, for its removal: folders, and what the names of the files begin and end with.
+/// Files of other versions are among them.
+const INSTALLED: [(&str, &str, &str); 9] = [
+    ("bin", "vellum", ""),
+    ("lib", "libvellum_morsel.", ""),
+    ("lib/vellum", "libvellum_preload.so", ""),
+    ("lib/pkgconfig", "vellum_morsel.pc", ""),
+    ("share/man/man1", "vellum.1", ""),
+    ("share/man/man1", "vellum-", ".1"),
+    ("share/bash-completion/completions", "vellum", ""),
+    ("share/zsh/site-functions", "_vellum", ""),
+    ("share/fish/vendor_completions.d", "vellum.fish", ""),
+];
+
+/// What is left to do where programs are to find what was installed.
+const REMAINS: &str = "\
+to be done yet, as root, where it is wanted:
+  ldconfig                                    for programs that use libvellum_morsel
+  systemd-sysusers && systemd-tmpfiles --create
+  systemctl daemon-reload
+  systemctl enable --now vellum-morseld       for the cache daemon";
+
 /// Where things go.
 #[derive(clap::Args)]
-pub struct Options {
+pub struct Place {
     /// Where it is to be found by those who use it
     #[arg(long, value_name = "FOLDER", default_value = "/usr/local")]
     prefix: PathBuf,
     /// A folder that stands for the root of the file system, for those who build packages
     #[arg(long, value_name = "FOLDER", default_value = "/")]
     destdir: PathBuf,
+}
+
+impl Place {
+    /// The folder of the files.
+    fn folder(&self) -> Outcome<PathBuf> {
+        let prefix = self.prefix.strip_prefix("/");
+        let prefix = prefix.map_err(|_| "the prefix must begin with '/'".to_owned())?;
+        Ok(self.destdir.join(prefix))
+    }
+}
+
+/// Where things go, and what.
+#[derive(clap::Args)]
+pub struct Options {
+    #[command(flatten)]
+    place: Place,
     /// What is built fast and runs slowly
     #[arg(long)]
     dev: bool,
@@ -44,14 +84,14 @@ pub struct Options {
 /// When the build fails, or a file cannot be written.
 pub fn run(root: &Path, options: &Options) -> Outcome {
     setup::ensure(setup::Need::Build)?;
-    let prefix = options.prefix.strip_prefix("/");
-    let prefix = prefix.map_err(|_| "the prefix must begin with '/'".to_owned())?;
-    let place = options.destdir.join(prefix);
+    let (place, prefix) = (options.place.folder()?, &options.place.prefix);
     let mut arguments: Vec<&str> = PACKAGES.iter().flat_map(|name| ["--package", *name]).collect();
     arguments.extend((!options.dev).then_some("--release"));
     let built = Artifacts::build(root, &arguments)?;
     let artifact = |name: &str| built.find(name);
-    copy(&artifact("vellum")?, &place.join("bin/vellum"), 0o755)?;
+    let program = place.join("bin/vellum");
+    copy(&artifact("vellum")?, &program, 0o755)?;
+    write_manuals(&program, &place.join("share"))?;
     let library = format!("{LIBRARY}.{VERSION}");
     copy(&artifact(LIBRARY)?, &place.join("lib").join(&library), 0o644)?;
     link(&library, &place.join("lib").join(SONAME))?;
@@ -61,12 +101,62 @@ pub fn run(root: &Path, options: &Options) -> Outcome {
     }
     for (from, to) in FILES {
         let text = read(&root.join(from))?;
-        let bin = options.prefix.join("bin");
+        let bin = prefix.join("bin");
         write(&place.join(to), &text.replace("/usr/bin", &bin.to_string_lossy()))?;
     }
-    write(&place.join("lib/pkgconfig/vellum_morsel.pc"), &pkg_config(&options.prefix))?;
+    write(&place.join("lib/pkgconfig/vellum_morsel.pc"), &pkg_config(prefix))?;
     println!("installed in {}", place.display());
+    println!("{REMAINS}");
     Ok(())
+}
+
+/// Removes what [`run`] has installed, and no folder but those that are its own.
+///
+/// # Errors
+/// When a file cannot be removed.
+pub fn remove(place: &Place) -> Outcome {
+    let folder = place.folder()?;
+    let mut removed = 0;
+    for (name, begin, end) in INSTALLED {
+        removed += remove_files(&folder.join(name), |file| match (begin, end) {
+            (begin, "") if !begin.ends_with('.') => file == begin,
+            (begin, end) => file.starts_with(begin) && file.ends_with(end),
+        })?;
+    }
+    for (_, file) in FILES {
+        let path = folder.join(file);
+        let (parent, name) = (path.parent(), path.file_name());
+        if let (Some(parent), Some(name)) = (parent, name) {
+            removed += remove_files(parent, |file| name == file)?;
+        }
+    }
+    // Others may have put something there.
+    let _ = fs::remove_dir(folder.join("lib/vellum"));
+    println!("{removed} files removed from {}", folder.display());
+    Ok(())
+}
+
+/// Removes the files of a folder whose names are wanted, and returns how many.
+fn remove_files(folder: &Path, is_wanted: impl Fn(&str) -> bool) -> Outcome<usize> {
+    let Ok(entries) = fs::read_dir(folder) else { return Ok(0) };
+    let mut removed = 0;
+    for entry in entries.flatten() {
+        if entry.file_name().to_str().is_some_and(&is_wanted) {
+            let path = entry.path();
+            fs::remove_file(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+            removed += 1;
+        }
+    }
+    Ok(removed)
+}
+
+/// Has the program write its manual pages and the completions of shells.
+fn write_manuals(program: &Path, share: &Path) -> Outcome {
+    let status = Command::new(program).arg("write-manuals").arg(share).status();
+    match status.map_err(|error| format!("{} does not run: {error}", program.display()))? {
+        status if status.success() => Ok(()),
+        status => Err(format!("writing the manual pages: {status}")),
+    }
 }
 
 /// What `pkg-config vellum_morsel` says.
@@ -86,12 +176,18 @@ fn pkg_config(prefix: &Path) -> String {
     )
 }
 
-/// Copies a file to where there may be one in use: that stays as it is for who has it.
+/// Copies what was built to where there may be one in use: that stays as it is for who has it. The
+/// copy has no symbols but those that linkers need.
 fn copy(from: &Path, to: &Path, mode: u32) -> Outcome {
-    let done = clear(to)
-        .and_then(|()| fs::copy(from, to))
-        .and_then(|_| fs::set_permissions(to, Permissions::from_mode(mode)));
-    done.map_err(|error| format!("installing {}: {error}", to.display()))
+    let failed = |error: std::io::Error| format!("installing {}: {error}", to.display());
+    clear(to).and_then(|()| fs::copy(from, to)).map_err(failed)?;
+    let how = if to.extension().is_some_and(|end| end == "a") { "-g" } else { "--strip-unneeded" };
+    match Command::new("strip").arg(how).arg(to).status() {
+        Ok(status) if status.success() => {}
+        Ok(status) => return Err(format!("stripping {}: {status}", to.display())),
+        Err(error) => println!("{} is not stripped: strip: {error}", to.display()),
+    }
+    fs::set_permissions(to, Permissions::from_mode(mode)).map_err(failed)
 }
 
 fn write(to: &Path, text: &str) -> Outcome {

@@ -73,6 +73,8 @@ enum Chore {
     Deb,
     /// Build the release binary and the libraries, and install them with what belongs to them
     Install(install::Options),
+    /// Remove what install has put there
+    Uninstall(install::Place),
     /// Build the package for Python, install it under target/, and run its tests
     Python {
         /// Only tests with these names
@@ -102,6 +104,7 @@ fn main() -> ExitCode {
         Chore::Deb => deb::run(&root)
             .map(|package| println!("{}: lintian has nothing to say", package.display())),
         Chore::Install(options) => install::run(&root, &options),
+        Chore::Uninstall(place) => install::remove(&place),
         Chore::Python { names } => python::run(&root, &names),
         Chore::Fuzz { seconds, target } => fuzz::run(&root, seconds, target.as_deref()),
     };

@@ -29,14 +29,24 @@ fn what_is_installed_is_found_and_used() {
     let name = format!("install-{}", std::process::id());
     let folder = Folder(Path::new(env!("CARGO_TARGET_TMPDIR")).join(name));
     let place = folder.0.join(PREFIX);
-    let install = || {
-        let mut install = Command::new(env!("CARGO_BIN_EXE_xtask"));
-        install.args(["install", "--dev", "--prefix"]).arg(Path::new("/").join(PREFIX));
-        run(install.arg("--destdir").arg(&folder.0))
+    let chore = |words: &[&str]| {
+        let mut chore = Command::new(env!("CARGO_BIN_EXE_xtask"));
+        chore.args(words).arg("--prefix").arg(Path::new("/").join(PREFIX));
+        run(chore.arg("--destdir").arg(&folder.0))
     };
-    install();
+    chore(&["install", "--dev"]);
     // A second time, over what is there.
-    install();
+    let said = chore(&["install", "--dev"]);
+    assert!(said.contains("\n  ldconfig ") && said.contains("systemctl enable"), "{said}");
+
+    for binary in ["bin/vellum", "lib/libvellum_morsel.so", "lib/vellum/libvellum_preload.so"] {
+        let mut sections = Command::new("readelf");
+        let sections = run(sections.args(["--sections", "--wide"]).arg(place.join(binary)));
+        assert!(sections.contains(".text") && !sections.contains(".debug_info"), "{binary}");
+    }
+    let page = fs::read_to_string(place.join("share/man/man1/vellum-put.1")).unwrap();
+    assert!(page.contains("Store a value under a key"), "{page}");
+    assert!(place.join("share/bash-completion/completions/vellum").exists());
 
     assert!(run(Command::new(place.join("bin/vellum")).arg("--version")).starts_with("vellum "));
     let preload = place.join("lib/vellum/libvellum_preload.so");
@@ -58,4 +68,12 @@ fn what_is_installed_is_found_and_used() {
     // This name is for linkers; what runs looks for the one with the interface's number.
     fs::remove_file(place.join("lib/libvellum_morsel.so")).unwrap();
     assert_eq!(run(Command::new(program).env("LD_LIBRARY_PATH", place.join("lib"))), "ok\n");
+
+    // Nothing of it is left, and everything else is.
+    fs::write(place.join("bin/vellum-other"), "").unwrap();
+    fs::remove_file(folder.0.join("everything")).unwrap();
+    chore(&["uninstall"]);
+    let mut find = Command::new("find");
+    let left = run(find.arg(&folder.0).args(["(", "-type", "f", "-o", "-type", "l", ")"]));
+    assert_eq!(left.trim_end(), place.join("bin/vellum-other").to_str().unwrap());
 }
