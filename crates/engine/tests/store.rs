@@ -237,3 +237,80 @@ fn many_threads_may_sync_check_and_change_at_once() {
     assert_sound(&store);
     assert_eq!(store.tree("t").unwrap().entries().count(), 200);
 }
+
+/// A reader that looks at the file all the time, as a process finds it after the creator was
+/// killed at that moment, finds a whole store or none.
+#[test]
+fn a_file_has_its_name_only_when_it_is_a_store() {
+    use std::io::Read;
+    use std::os::unix::fs::MetadataExt;
+
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("store");
+    let done = AtomicBool::new(false);
+    let options = Options::new().pool_bytes(1 << 20);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !done.load(Ordering::SeqCst) {
+                let Ok(mut file) = std::fs::File::open(&path) else { continue };
+                let mut found = Vec::new();
+                file.read_to_end(&mut found).unwrap();
+                if file.metadata().unwrap().nlink() == 0 {
+                    // It was removed, so it may have changed while it was read.
+                    continue;
+                }
+                let copy = Arc::new(vellum_pool::device::MemoryDevice::from_snapshot(found));
+                Store::open_on(copy, &options).unwrap();
+            }
+        });
+        for _ in 0..100 {
+            let store = Store::create(&path, &options).unwrap();
+            std::fs::remove_file(&path).unwrap();
+            store.close().unwrap();
+        }
+        done.store(true, Ordering::SeqCst);
+    });
+    assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0, "nothing stays behind");
+}
+
+#[test]
+fn an_empty_file_is_a_store_to_be() {
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    let directory = tempfile::tempdir().unwrap();
+    let (path, link) = (directory.path().join("store"), directory.path().join("link"));
+    let options = Options::new().pool_bytes(1 << 20);
+    symlink(&path, &link).unwrap();
+    for create in [Store::create, Store::open_or_create] {
+        std::fs::write(&path, "").unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
+        let error = Store::open(&link, &options).unwrap_err().to_string();
+        assert!(error.contains("empty"), "{error}");
+        let store = create(link.clone(), &options).unwrap();
+        store.create_tree("t").unwrap();
+        assert!(matches!(Store::create(&path, &options), Err(Error::Exists(_))));
+        store.close().unwrap();
+        assert_eq!(Store::open(&path, &options).unwrap().trees().unwrap(), ["t"]);
+        assert_eq!(path.metadata().unwrap().permissions().mode() & 0o777, 0o600);
+        assert!(link.is_symlink());
+    }
+    assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 2, "nothing stays behind");
+    // What has bytes is not replaced, and of several creators one succeeds.
+    std::fs::write(&path, "text").unwrap();
+    assert!(matches!(Store::create(&path, &options), Err(Error::Exists(_))));
+    assert!(matches!(Store::open_or_create(&path, &options), Err(Error::NotAStore(_))));
+    assert_eq!(std::fs::read(&path).unwrap(), b"text");
+    for begin in [None, Some("")] {
+        std::fs::remove_file(&path).unwrap();
+        begin.map(|begin| std::fs::write(&path, begin).unwrap());
+        let created = std::thread::scope(|scope| {
+            let threads = [(); 4].map(|()| scope.spawn(|| Store::create(&path, &options)));
+            threads.map(|thread| thread.join().unwrap())
+        });
+        for created in &created {
+            let refused = matches!(created, Err(Error::Exists(_) | Error::InUse(_)));
+            assert!(created.is_ok() || refused, "{created:?}");
+        }
+        assert_eq!(created.iter().filter(|created| created.is_ok()).count(), 1);
+    }
+}

@@ -70,19 +70,15 @@ pub struct StoreStat {
 }
 
 impl Store {
-    /// Creates a store in a new file.
+    /// Creates a store in a new file, or in an empty one. The file gets its name when the store is
+    /// complete and durable; until then it has another one in the same directory, `.NAME.*.new`,
+    /// which stays behind if the process is killed.
     ///
     /// # Errors
-    /// [`Exists`](Error::Exists), a full disk, options that make no sense. Then there is no file.
+    /// [`Exists`](Error::Exists), a full disk, options that make no sense. Then there is no file,
+    /// or it is as it was.
     pub fn create(path: impl AsRef<Path>, options: &Options) -> Result<Store> {
-        let path = path.as_ref();
-        let device = open::create_file(path, options)?;
-        open::create(device, options).map(Store::from_core).inspect_err(|_| {
-            // What was begun here is nobody's store.
-            if path.is_file() {
-                let _ = std::fs::remove_file(path);
-            }
-        })
+        open::create_file(path.as_ref(), options).map(Store::from_core)
     }
 
     /// Opens the store in a file.
@@ -95,13 +91,21 @@ impl Store {
         Store::open_on(open::open_file(path.as_ref(), options)?, options)
     }
 
-    /// Opens the store in a file, or creates it if there is none.
+    /// Opens the store in a file, or creates it if there is none or the file is empty.
     ///
     /// # Errors
     /// As [`open`](Store::open) and [`create`](Store::create).
     pub fn open_or_create(path: impl AsRef<Path>, options: &Options) -> Result<Store> {
-        match Store::open(path.as_ref(), options) {
-            Err(Error::NotFound(_)) => Store::create(path, options),
+        let path = path.as_ref();
+        let is_empty = || path.metadata().is_ok_and(|found| found.is_file() && found.len() == 0);
+        match Store::open(path, options) {
+            Err(Error::NotFound(_)) => {}
+            Err(Error::NotAStore(_)) if is_empty() => {}
+            other => return other,
+        }
+        match Store::create(path, options) {
+            // Another process was faster.
+            Err(Error::Exists(_)) => Store::open(path, options),
             other => other,
         }
     }

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use vellum_pool::device::{Device, FileDevice, FileOptions};
+use vellum_pool::device::{Device, FileDevice, FileOptions, UnpublishedFile};
 use vellum_pool::{PageRef, Pool, PoolOptions, PoolSize, RawPages, Space};
 
 use crate::error::{Error, Result};
@@ -21,12 +21,16 @@ pub(crate) fn open_file(path: &Path, options: &Options) -> Result<Arc<dyn Device
     Ok(Arc::new(FileDevice::open(path, file_options(options))?))
 }
 
-/// Creates the file.
-pub(crate) fn create_file(path: &Path, options: &Options) -> Result<Arc<dyn Device>> {
+/// Makes a store in a new file, which gets its name when the store is complete and durable. An
+/// empty file of this name is replaced.
+pub(crate) fn create_file(path: &Path, options: &Options) -> Result<StoreCore> {
     if options.is_read_only() {
         return Err(Error::ReadOnly);
     }
-    Ok(Arc::new(FileDevice::create(path, file_options(options))?))
+    let (device, file) = UnpublishedFile::create(path, file_options(options))?;
+    let core = create(Arc::new(device), options)?;
+    file.publish()?;
+    Ok(core)
 }
 
 fn file_options(options: &Options) -> FileOptions {
@@ -138,7 +142,8 @@ pub(crate) fn header_pages(device: &Arc<dyn Device>, pages: u64) -> Result<Vec<H
 /// promise what is no longer so.
 fn read_header(device: &Arc<dyn Device>, pages: u64, salvage: bool) -> Result<Header> {
     if pages == 0 {
-        return Err(Error::NotAStore("the file is shorter than one page".into()));
+        let what = "the file is empty, or shorter than one page: create a store in an empty file";
+        return Err(Error::NotAStore(what.into()));
     }
     let (mut newest, mut wrong): (Option<Header>, Option<Error>) = (None, None);
     let mut foreign = 0;

@@ -55,7 +55,16 @@ impl FileDevice {
     /// # Errors
     /// [`DeviceError`]; among others if the file exists, or cannot be locked.
     pub fn create(path: impl AsRef<Path>, options: FileOptions) -> Result<Self, DeviceError> {
-        Self::with(path.as_ref(), options, true)
+        Self::create_as(path.as_ref(), path.as_ref(), options)
+    }
+
+    /// As [`create`](Self::create), of a file whose name for now is `name`, in the same directory.
+    pub(super) fn create_as(
+        path: &Path,
+        name: &Path,
+        options: FileOptions,
+    ) -> Result<Self, DeviceError> {
+        Self::with(path, name, options, true)
     }
 
     /// Opens a file or a block device.
@@ -63,11 +72,17 @@ impl FileDevice {
     /// # Errors
     /// [`DeviceError`]; among others [`DeviceError::InUse`] while somebody else has it open.
     pub fn open(path: impl AsRef<Path>, options: FileOptions) -> Result<Self, DeviceError> {
-        Self::with(path.as_ref(), options, false)
+        Self::with(path.as_ref(), path.as_ref(), options, false)
     }
 
-    fn with(path: &Path, options: FileOptions, create: bool) -> Result<Self, DeviceError> {
-        let Opened { file, lock, is_block_device, direct } = open(path, options, create)?;
+    fn with(
+        path: &Path,
+        name: &Path,
+        options: FileOptions,
+        create: bool,
+    ) -> Result<Self, DeviceError> {
+        let opened = open(path, name, options, create)?;
+        let Opened { file, lock, is_block_device, direct } = opened;
         Ok(Self {
             engine: start_engine(&file, options.engine)?,
             file,

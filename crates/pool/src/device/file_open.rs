@@ -81,10 +81,16 @@ impl Drop for FileLock {
     }
 }
 
-/// Opens a file; `create` makes a new one, or takes a block device that is there.
-pub(super) fn open(path: &Path, options: FileOptions, create: bool) -> Result<Opened, DeviceError> {
+/// Opens a file; `create` makes a new one, or takes a block device that is there. Errors call it
+/// `path`, whatever its name is for now.
+pub(super) fn open(
+    path: &Path,
+    name: &Path,
+    options: FileOptions,
+    create: bool,
+) -> Result<Opened, DeviceError> {
     let failed = |doing| move |source| DeviceError::Io { doing, path: path.to_path_buf(), source };
-    let existing = match path.metadata() {
+    let existing = match name.metadata() {
         Ok(metadata) => Some(metadata),
         Err(error) if error.kind() == io::ErrorKind::NotFound => None,
         Err(error) => return Err(open_failed(path, options.read_only, error)),
@@ -104,7 +110,7 @@ pub(super) fn open(path: &Path, options: FileOptions, create: bool) -> Result<Op
         // Refused while the device is mounted or otherwise in the system's use.
         how.custom_flags(libc::O_EXCL);
     }
-    let file = open_patiently(&how, path, is_block_device).map_err(|error| match error.kind() {
+    let file = open_patiently(&how, name, is_block_device).map_err(|error| match error.kind() {
         io::ErrorKind::NotFound if new => {
             DeviceError::NoFolder { path: path.to_path_buf(), folder: folder_of(path).into() }
         }
@@ -122,11 +128,11 @@ pub(super) fn open(path: &Path, options: FileOptions, create: bool) -> Result<Op
     };
     if new && matches!(lock, Err(DeviceError::NoLocks { .. })) {
         // The caller may try again without a lock, and then it must not be there already.
-        drop(std::fs::remove_file(path));
+        drop(std::fs::remove_file(name));
     }
     let lock = lock?;
-    if new {
-        sync_directory_of(path).map_err(failed("making durable the directory entry of"))?;
+    if new && name == path {
+        sync_directory_of(name).map_err(failed("making durable the directory entry of"))?;
     }
     let direct = match options.direct {
         Direct::Auto => go_direct(&file).map_err(failed("probing direct I/O on"))?,
@@ -167,7 +173,7 @@ fn is_block_device(path: &Path, metadata: &Metadata) -> Result<bool, DeviceError
     Err(DeviceError::WrongKind { path: path.to_path_buf(), kind })
 }
 
-fn open_failed(path: &Path, read_only: bool, source: io::Error) -> DeviceError {
+pub(super) fn open_failed(path: &Path, read_only: bool, source: io::Error) -> DeviceError {
     let path = path.to_path_buf();
     match source.kind() {
         io::ErrorKind::NotFound => DeviceError::NotFound { path },
@@ -181,7 +187,7 @@ fn open_failed(path: &Path, read_only: bool, source: io::Error) -> DeviceError {
 }
 
 /// Locks the open file: shared to read, alone to write.
-fn lock(
+pub(super) fn lock(
     file: &Arc<File>,
     path: &Path,
     read_only: bool,
@@ -236,7 +242,7 @@ fn folder_of(path: &Path) -> &Path {
 }
 
 /// Makes the name of a new file durable.
-fn sync_directory_of(path: &Path) -> io::Result<()> {
+pub(super) fn sync_directory_of(path: &Path) -> io::Result<()> {
     match File::open(folder_of(path))?.sync_all() {
         // Some file systems have nothing to sync in a directory.
         Err(error) if error.kind() == io::ErrorKind::InvalidInput => Ok(()),

@@ -23,6 +23,7 @@ mod error;
 mod faulty;
 mod faulty_plan;
 mod file;
+mod file_new;
 mod file_open;
 mod memory;
 mod promptness;
@@ -36,6 +37,7 @@ pub use error::DeviceError;
 pub use faulty::FaultyDevice;
 pub use faulty_plan::{Fault, Operation, OperationCounts, Plan};
 pub use file::FileDevice;
+pub use file_new::UnpublishedFile;
 pub use file_open::{Direct, EngineChoice, FileOptions};
 pub use memory::{Completion, MemoryDevice};
 
