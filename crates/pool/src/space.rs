@@ -190,7 +190,7 @@ impl Space {
     /// number of free extents (u64 each), then start and count (u64 each) of every free extent,
     /// by address.
     pub fn encode(&self) -> Vec<u8> {
-        let mut bytes = Vec::with_capacity(HEADER_BYTES + EXTENT_BYTES * self.by_start.len());
+        let mut bytes = Vec::with_capacity(self.encoded_len());
         bytes.extend(VERSION.to_le_bytes());
         bytes.extend(0_u32.to_le_bytes());
         for number in [self.first, self.end, self.by_start.len() as u64] {
@@ -201,6 +201,11 @@ impl Space {
             bytes.extend(count.to_le_bytes());
         }
         bytes
+    }
+
+    /// The length of [`encode`](Self::encode)'s result in bytes, at no cost.
+    pub fn encoded_len(&self) -> usize {
+        HEADER_BYTES + EXTENT_BYTES * self.by_start.len()
     }
 
     /// Reads what [`encode`](Self::encode) wrote. Every space has one encoding only, and memory is
@@ -334,6 +339,7 @@ mod tests {
     fn encoded_spaces_are_checked() {
         let good = encoded(&[1, 1, 9, 2, 2, 3, 6, 1]);
         assert_eq!(Space::decode(&good).unwrap().encode(), good);
+        assert_eq!(Space::decode(&good).unwrap().encoded_len(), good.len());
         assert_eq!(Space::decode(&encoded(&[2, 1, 9, 0])), Err(SpaceError::Version { found: 2 }));
         let bad: &[&[u64]] = &[
             &[],

@@ -11,6 +11,7 @@ pub struct Counting;
 
 thread_local! {
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+    static BYTES: Cell<u64> = const { Cell::new(0) };
 }
 
 /// Allocations of this thread until now.
@@ -18,10 +19,16 @@ pub fn allocations() -> u64 {
     ALLOCATIONS.get()
 }
 
-// SAFETY: hands everything to the system's allocator; counting touches a plain cell of the thread.
+/// Bytes that this thread has allocated until now, whether or not they were freed again.
+pub fn allocated_bytes() -> u64 {
+    BYTES.get()
+}
+
+// SAFETY: hands everything to the system's allocator; counting touches plain cells of the thread.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.set(ALLOCATIONS.get() + 1);
+        BYTES.set(BYTES.get() + layout.size() as u64);
         // SAFETY: the caller's promise.
         unsafe { System.alloc(layout) }
     }

@@ -6,7 +6,7 @@
 //! A free map page is the page header, the next page's number (0: none), the number of bytes that
 //! follow, and these bytes, a piece of what [`Space::encode`](vellum_pool::Space::encode) gives.
 
-use vellum_pool::{PAGE_SIZE, PageRef, Pool};
+use vellum_pool::{PAGE_SIZE, PageRef, Pool, Space};
 
 use crate::error::{Error, Result};
 use crate::page::bytes::{get_u64, put_u64};
@@ -30,7 +30,8 @@ pub(crate) fn allocate(
 ) -> Result<()> {
     loop {
         // Allocating takes from the ranges, so the map hardly grows by it.
-        let needed = core.pool.encode_space().len().div_ceil(capacity(core.page_frames));
+        let len = core.pool.with_space(Space::encoded_len);
+        let needed = len.div_ceil(capacity(core.page_frames));
         if needed <= pages.len() {
             return Ok(());
         }

@@ -1,0 +1,31 @@
+//! What a checkpoint costs when the file has many free extents.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use common::{assert_sound, memory_store};
+use vellum_testing::allocations::{Counting, allocated_bytes};
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+#[test]
+fn the_free_map_is_encoded_once_and_not_for_each_of_its_pages() {
+    let (_, store) = memory_store(40_000, 1);
+    let tree = store.create_tree("t").unwrap();
+    // Each value takes a page of its own, so every other one that goes leaves a free extent.
+    let values = 16_000u32;
+    for number in 0..values {
+        tree.insert(&number.to_be_bytes(), &[1; 2000]).unwrap();
+    }
+    store.sync().unwrap();
+    for number in (0..values).step_by(2) {
+        tree.remove(&number.to_be_bytes()).unwrap();
+    }
+    let before = allocated_bytes();
+    store.sync().unwrap();
+    // The map has 16 bytes an extent. The rest of a checkpoint allocates less than ten times that.
+    let (allocated, map) = (allocated_bytes() - before, 16 * u64::from(values) / 2);
+    assert!(allocated < 10 * map, "{allocated} bytes for a map of {map}");
+    assert_sound(&store);
+}
