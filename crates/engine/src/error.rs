@@ -159,6 +159,11 @@ impl Error {
         Error::damaged(page, "its node makes no sense")
     }
 
+    /// A node that was reached by a key which is outside of its fences.
+    pub(crate) fn fences(page: PageRef) -> Error {
+        Error::damaged(page, "its fences are not the separators beside it in its parent")
+    }
+
     /// A page that contradicts what is known of it.
     pub(crate) fn damaged(page: PageRef, what: impl Into<String>) -> Error {
         Error::Damaged { page, what: what.into() }

@@ -60,26 +60,29 @@ impl File {
             head[..len].copy_from_slice(&suffix[skip..skip + len]);
             assert_eq!(self.u32(slot), u32::from_be_bytes(head));
             let (value, len) = (cell + key_len, self.u16(slot + 8));
+            let key = [prefix, suffix].concat();
             let value = match self.u16(slot + 10) {
                 0 => self.bytes(value, len).to_vec(),
-                1 => self.blob(value, frames, tree),
+                1 => self.blob(value, frames, tree, &key),
                 flags => panic!("flags {flags}"),
             };
-            found.push(([prefix, suffix].concat(), value));
+            found.push((key, value));
         }
         if level > 0 {
             self.tree(self.u64(page + 64), frames, tree, found);
         }
     }
 
-    fn blob(&self, at: usize, page_frames: u32, tree: u32) -> Vec<u8> {
+    fn blob(&self, at: usize, page_frames: u32, tree: u32, key: &[u8]) -> Vec<u8> {
         let (id, len, frames) = (self.u64(at), self.u64(at + 8), self.u32(at + 16));
-        let expected = (len + 48).div_ceil(4096) as u32;
+        let expected = (len + 56).div_ceil(4096) as u32;
         assert_eq!(frames, expected.next_multiple_of(page_frames));
         let page = self.page(id, frames, 4, tree);
         assert_eq!(self.u64(page + 40), len);
-        let rest = self.bytes(page + 48, frames as usize * 4096 - 48);
+        let rest = self.bytes(page + 48, frames as usize * 4096 - 56);
         assert!(rest[len as usize..].iter().all(|byte| *byte == 0));
+        let end = page + frames as usize * 4096;
+        assert_eq!(self.u64(end - 8), crc64_nvme(key).max(1));
         rest[..len as usize].to_vec()
     }
 

@@ -14,7 +14,7 @@ use vellum_pool::{PAGE_SIZE, PageRef, Pool, PoolError};
 
 use crate::error::{Error, Result};
 use crate::node::NodeLimits;
-use crate::page::blob::BLOB_DATA;
+use crate::page::blob::BLOB_REST;
 use crate::store::free_map;
 use crate::store::gate::{Alone, Gate, Hold, Passage};
 use crate::store::header::Header;
@@ -87,7 +87,7 @@ impl StoreCore {
             device,
             page_frames,
             limits: NodeLimits::for_page_size(page_frames as usize * PAGE_SIZE),
-            max_blob: blob_frames * PAGE_SIZE as u64 - BLOB_DATA as u64,
+            max_blob: blob_frames * PAGE_SIZE as u64 - BLOB_REST as u64,
             salvage,
             catalog: Arc::new(TreeState::catalog(PageRef::new(header.catalog, page_frames))),
             open_trees: Mutex::default(),
@@ -103,7 +103,7 @@ impl StoreCore {
 
     /// Frames of the page for a value of `len` bytes: whole tree pages.
     pub(crate) fn blob_frames(&self, len: u64) -> u32 {
-        let frames = (len + BLOB_DATA as u64).div_ceil(PAGE_SIZE as u64);
+        let frames = (len + BLOB_REST as u64).div_ceil(PAGE_SIZE as u64);
         frames.next_multiple_of(u64::from(self.page_frames)) as u32
     }
 

@@ -87,7 +87,7 @@ impl Access<'_> {
         if !self.check_entry(key, value)? {
             return builder.push(key, Payload::Inline(value));
         }
-        let blob = self.store_blob(change, Incoming::Bytes(value))?;
+        let blob = self.store_blob(change, key, Incoming::Bytes(value))?;
         builder.sink().pages.push(blob.page);
         builder.push(key, Payload::Blob(&blob.encode()))
     }

@@ -222,40 +222,35 @@ impl Walk<'_, '_> {
             }
             let payload = node.payload(place).map_err(torn)?;
             match BlobRef::decode(payload) {
-                Some(blob) => blobs.push(blob),
+                Some(blob) => {
+                    let mut key = Vec::new();
+                    node.key_into(index, &mut key).map_err(torn)?;
+                    blobs.push((blob, key));
+                }
                 None => {
                     let what = format!("the blob reference of entry {index} makes no sense");
                     self.visitor.damage(Error::damaged(page, what))?;
                 }
             }
         }
-        let mut row = Row::new(blobs.iter().map(|blob| blob.page).collect());
-        for (index, blob) in blobs.into_iter().enumerate() {
+        let mut row = Row::new(blobs.iter().map(|(blob, _)| blob.page).collect());
+        for (index, (blob, key)) in blobs.into_iter().enumerate() {
             if self.visitor.reads_blobs() {
                 row.come_to(index, self.access);
             }
-            self.blob(blob)?;
+            self.blob(blob, &key)?;
         }
         Ok(())
     }
 
-    fn blob(&mut self, blob: BlobRef) -> Result<()> {
+    fn blob(&mut self, blob: BlobRef, key: &[u8]) -> Result<()> {
         self.stat.blobs += 1;
         self.stat.value_bytes += blob.len;
         self.stat.blob_page_bytes += blob.page.bytes() as u64;
         if !self.visitor.page(blob.page)? || !self.visitor.reads_blobs() {
             return Ok(());
         }
-        let tree = self.access.tree.id;
-        let checked = self.access.core.pool.fix_shared(blob.page).map_err(Error::from);
-        let checked = checked.and_then(|guard| match page::tree(&guard) {
-            found if found != tree => {
-                let what = format!("it belongs to tree {found}, not {tree}");
-                Err(Error::damaged(blob.page, what))
-            }
-            _ => Ok(()),
-        });
-        let checked = checked.and_then(|()| self.access.open_blob(blob).map(drop));
+        let checked = self.access.open_blob(blob, key).map(drop);
         checked.or_else(|error| self.visitor.damage(error))
     }
 }

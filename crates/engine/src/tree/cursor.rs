@@ -8,7 +8,7 @@
 
 use std::borrow::Cow;
 
-use vellum_pool::{OptimisticGuard, PageReader};
+use vellum_pool::{OptimisticGuard, PageReader, PageRef};
 
 use super::Access;
 use super::descend::{Reached, Step, Target};
@@ -224,7 +224,12 @@ impl<'a> Cursor<'a> {
 
     #[cold]
     fn torn(&self, torn: Torn) -> Error {
-        Error::torn(self.guard.map_or(self.access.tree.root, |guard| guard.page()), torn)
+        Error::torn(self.page(), torn)
+    }
+
+    /// The page that the leaf was copied from.
+    fn page(&self) -> PageRef {
+        self.guard.map_or(self.access.tree.root, |guard| guard.page())
     }
 
     fn find(&self, key: &[u8]) -> Result<(usize, bool)> {
@@ -284,7 +289,14 @@ impl<'a> Cursor<'a> {
             // Taken while the leaf is held, so it is of the version that was copied.
             self.guard = Some(access.core.pool.optimistic(leaf.page())?);
         }
-        Ok(())
+        // Always true of a sound tree; without it a damaged one could lead in a circle, or past
+        // entries.
+        match target {
+            Target::Key(key) if !self.node().covers(key).map_err(|torn| self.torn(torn))? => {
+                Err(Error::fences(self.page()))
+            }
+            _ => Ok(()),
+        }
     }
 
     fn copy(&mut self, reached: Reached<'a>) -> Step<()> {
@@ -340,11 +352,6 @@ impl<'a> Cursor<'a> {
             }
             above.push(0);
             self.load(Target::Key(&above), Some(Direction::Forward))?;
-            // Always true of a sound tree; without it a damaged one could lead in a circle.
-            let upper = self.node().upper().map_err(|torn| self.torn(torn))?;
-            if upper.is_some_and(|upper| *upper < above[..]) {
-                return Err(self.torn(Torn));
-            }
             index = self.find(&above)?.0;
             self.scratch = above;
         }
@@ -364,10 +371,6 @@ impl<'a> Cursor<'a> {
                 return Ok(false);
             }
             self.load(Target::Key(&below), Some(Direction::Backward))?;
-            let lower = self.node().lower().map_err(|torn| self.torn(torn))?;
-            if lower.is_some_and(|lower| *lower >= below[..]) {
-                return Err(self.torn(Torn));
-            }
             let (at, exact) = self.find(&below)?;
             index = at + usize::from(exact);
             self.scratch = below;

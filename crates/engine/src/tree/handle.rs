@@ -56,8 +56,7 @@ impl Tree {
         self.open_access()?.get(key)
     }
 
-    /// Copies the value of `key` to `value`; false, and `value` empty or unchanged, if there is
-    /// none. Allocates nothing if `value` has the capacity.
+    /// Copies the value of `key` to `value`; false, and `value` empty, if there is none. Allocates nothing if `value` has the capacity.
     ///
     /// # Errors
     /// As [`get`](Tree::get).

@@ -93,7 +93,7 @@ impl<'a> Access<'a> {
         if existing == Existing::Refuse && self.contains(key)? {
             return Err(Error::KeyExists);
         }
-        let blob = self.store_blob(change, value)?;
+        let blob = self.store_blob(change, key, value)?;
         let stored = self.put_payload(change, key, Payload::Blob(&blob.encode()), existing);
         if stored.is_err() {
             self.free_blob(change, blob);
@@ -160,12 +160,18 @@ impl<'a> Access<'a> {
         Ok(true)
     }
 
-    /// Allocates a blob and fills it.
-    pub(crate) fn store_blob(self, change: &Change<'_>, value: Incoming<'_>) -> Result<BlobRef> {
+    /// Allocates a blob for the value of `key` and fills it.
+    pub(crate) fn store_blob(
+        self,
+        change: &Change<'_>,
+        key: &[u8],
+        value: Incoming<'_>,
+    ) -> Result<BlobRef> {
         let len = value.len();
         let mut guard = self.core.pool.allocate(self.core.blob_frames(len as u64))?;
         let page = init(change, &mut guard, PageKind::Blob, 0, self.tree.id);
         blob::put_len(&mut guard, len as u64);
+        blob::put_key(&mut guard, key);
         let mut unwritten = Unwritten { access: self, change, guard: Some(guard) };
         if let Some(guard) = &mut unwritten.guard {
             value.write(&mut guard[BLOB_DATA..BLOB_DATA + len])?;

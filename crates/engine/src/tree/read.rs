@@ -6,16 +6,21 @@ use super::Access;
 use super::descend::{Step, Target};
 use super::held_leaf::{Held, HeldLeaf};
 use crate::error::{Error, Result};
+use crate::node::Node;
 use crate::page::blob::{self, BlobRef};
 use crate::value::{Blob, Value};
 
 impl<'a> Access<'a> {
     /// The value of `key`.
     pub(crate) fn get(self, key: &[u8]) -> Result<Option<Value<'a>>> {
-        match self.attempt(|| self.try_get(key))? {
-            Some(found) => Ok(found),
-            None => self.get_locked(key),
+        let found = match self.attempt(|| self.try_get(key))? {
+            Some(found) => found,
+            None => self.get_locked(key)?,
+        };
+        if found.is_none() {
+            self.absent(key)?;
         }
+        Ok(found)
     }
 
     fn try_get(self, key: &[u8]) -> Step<Option<Value<'a>>> {
@@ -30,7 +35,7 @@ impl<'a> Access<'a> {
             // A blob's page is as large as its reference says only as long as the reference is
             // there: the leaf is held until the blob is.
             let leaf = leaf.upgrade_shared()?;
-            return Ok(Some(self.value_of(HeldLeaf::from(&leaf).value(position.index)?)?));
+            return Ok(Some(self.value_of(key, HeldLeaf::from(&leaf).value(position.index)?)?));
         }
         let mut value = Vec::new();
         self.read(leaf, |node| node.payload_into(place, &mut value))?;
@@ -41,14 +46,14 @@ impl<'a> Access<'a> {
     pub(crate) fn get_locked(self, key: &[u8]) -> Result<Option<Value<'a>>> {
         let leaf = self.shared_leaf(Target::Key(key))?;
         let found = HeldLeaf::from(&leaf).find(key)?;
-        found.map(|(_, held)| self.value_of(held)).transpose()
+        found.map(|(_, held)| self.value_of(key, held)).transpose()
     }
 
     /// The value of an entry whose leaf is held.
-    fn value_of(self, held: Held<'_>) -> Result<Value<'a>> {
+    fn value_of(self, key: &[u8], held: Held<'_>) -> Result<Value<'a>> {
         match held {
             Held::Inline(value) => Ok(Value::Inline(Cow::Owned(value.to_vec()))),
-            Held::Blob(blob) => self.open_blob(blob).map(Value::Blob),
+            Held::Blob(blob) => self.open_blob(blob, key).map(Value::Blob),
         }
     }
 
@@ -56,27 +61,48 @@ impl<'a> Access<'a> {
     pub(crate) fn get_blob(self, key: &[u8]) -> Result<Option<(BlobRef, Blob<'a>)>> {
         let leaf = self.shared_leaf(Target::Key(key))?;
         match HeldLeaf::from(&leaf).find(key)? {
-            Some((_, Held::Blob(blob))) => Ok(Some((blob, self.open_blob(blob)?))),
+            Some((_, Held::Blob(blob))) => Ok(Some((blob, self.open_blob(blob, key)?))),
             _ => Ok(None),
         }
     }
 
-    /// Holds a blob whose reference is held.
-    pub(crate) fn open_blob(self, blob: BlobRef) -> Result<Blob<'a>> {
+    /// Holds the blob of `key`, whose reference is held.
+    pub(crate) fn open_blob(self, blob: BlobRef, key: &[u8]) -> Result<Blob<'a>> {
         let guard = self.core.pool.fix_shared(blob.page)?;
-        if blob::len(&guard) != blob.len {
-            let what = format!("its value has {} bytes, not {}", blob::len(&guard), blob.len);
-            return Err(Error::damaged(blob.page, what));
-        }
+        blob::check(&guard, self.tree.id, key, blob.len)
+            .map_err(|what| Error::damaged(blob.page, what))?;
         Ok(Blob::new(guard, blob.len as usize))
     }
 
-    /// Copies the value of `key` to `value`; false if there is none. Allocates nothing unless
-    /// `value` is too small.
+    /// There is no value of `key`. In a sound tree that is all; of one that is salvaged, the leaf
+    /// that was reached need not be the one for the key.
+    fn absent(self, key: &[u8]) -> Result<()> {
+        match self.core.salvage {
+            false => Ok(()),
+            true => self.check_covers(key),
+        }
+    }
+
+    #[cold]
+    fn check_covers(self, key: &[u8]) -> Result<()> {
+        let leaf = self.shared_leaf(Target::Key(key))?;
+        match Node::new(&leaf[..]).covers(key).map_err(|torn| Error::torn(leaf.page(), torn))? {
+            true => Ok(()),
+            false => Err(Error::fences(leaf.page())),
+        }
+    }
+
+    /// Copies the value of `key` to `value`; false, and `value` empty, if there is none. Allocates
+    /// nothing unless `value` is too small.
     #[inline]
     pub(crate) fn get_into(self, key: &[u8], value: &mut Vec<u8>) -> Result<bool> {
         let found = self.attempt(|| self.try_get_into(key, value))?;
         if let Some(Some(found)) = found {
+            if !found {
+                // An attempt that was restarted may have copied a value that went since.
+                value.clear();
+                self.absent(key)?;
+            }
             return Ok(found);
         }
         // A blob, or starved.
@@ -111,10 +137,14 @@ impl<'a> Access<'a> {
             leaf.validate()?;
             Ok(position.exact)
         })?;
-        match found {
-            Some(found) => Ok(found),
-            None => Ok(self.get_locked(key)?.is_some()),
+        let found = match found {
+            Some(found) => found,
+            None => self.get_locked(key)?.is_some(),
+        };
+        if !found {
+            self.absent(key)?;
         }
+        Ok(found)
     }
 
     /// Runs `read` on the value of `key` in place.
@@ -125,10 +155,13 @@ impl<'a> Access<'a> {
             None => self.shared_leaf(Target::Key(key))?,
         };
         match HeldLeaf::from(&leaf).find(key)? {
-            None => Ok(None),
+            None => {
+                drop(leaf);
+                self.absent(key).map(|()| None)
+            }
             Some((_, Held::Inline(value))) => Ok(Some(read(value))),
             Some((_, Held::Blob(blob))) => {
-                let value = self.open_blob(blob)?;
+                let value = self.open_blob(blob, key)?;
                 drop(leaf);
                 Ok(Some(read(&value)))
             }

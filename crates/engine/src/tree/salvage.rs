@@ -11,12 +11,33 @@ use crate::page::blob::BlobRef;
 /// Called with every entry that can be read and every damage that is met; false ends the walk.
 pub type Visit<'v> = &'v mut dyn FnMut(Result<(&[u8], &[u8])>) -> bool;
 
+/// The keys that may be in a node: those above the first and up to the second, as far as there are
+/// such bounds.
+#[derive(Clone, Copy)]
+struct Between<'k>(Option<&'k [u8]>, Option<&'k [u8]>);
+
+impl Between<'_> {
+    fn has(self, key: &[u8]) -> bool {
+        self.0.is_none_or(|lower| key > lower) && self.1.is_none_or(|upper| key <= upper)
+    }
+
+    /// Whether any key can be there.
+    fn is_possible(self) -> bool {
+        !matches!(self, Between(Some(lower), Some(upper)) if lower >= upper)
+    }
+}
+
 impl Access<'_> {
     /// Visits what can be read of the tree, in order, skipping what cannot.
+    ///
+    /// The file may have pages of many moments. A page counts if it is of this tree, and of its
+    /// entries those that its ancestors' separators lead to: so an entry was in the tree at some
+    /// time, and comes once.
     pub(crate) fn salvage(self, visit: Visit<'_>) {
         // A tree has no more pages than its file; references that say otherwise run in circles.
         let mut pages_left = self.core.pool.file_pages();
-        self.salvage_node(self.tree.root, u8::MAX, &mut pages_left, visit);
+        let all = Between(None, None);
+        self.salvage_node(self.tree.root, u8::MAX, all, &mut pages_left, visit);
     }
 
     /// False to end the walk.
@@ -24,6 +45,7 @@ impl Access<'_> {
         self,
         page: PageRef,
         level_max: u8,
+        keys: Between<'_>,
         pages_left: &mut u64,
         visit: Visit<'_>,
     ) -> bool {
@@ -36,37 +58,56 @@ impl Access<'_> {
             Ok(guard) => guard.to_vec(),
             Err(error) => return visit(Err(error.into())),
         };
-        let node = Node::new(&bytes[..]);
-        let outcome = self.salvage_read(page, node, level_max, pages_left, visit);
+        let outcome = self.salvage_read(page, &bytes, level_max, keys, pages_left, visit);
         outcome.unwrap_or_else(|error| visit(Err(error)))
     }
 
     fn salvage_read(
         self,
         page: PageRef,
-        node: Node<&[u8]>,
+        bytes: &[u8],
         level_max: u8,
+        keys: Between<'_>,
         pages_left: &mut u64,
         visit: Visit<'_>,
     ) -> Result<bool> {
         let torn = |torn| Error::torn(page, torn);
+        let node = Node::new(bytes);
         let (level, count) = (node.level().map_err(torn)?, node.count().map_err(torn)?);
-        if level > level_max {
-            let what = format!("its level is {level} where {level_max} is due");
+        if level > level_max || !node.is_of(self.tree.id, level) {
+            let what = format!("it is no node of tree {} below level {level_max}", self.tree.id);
             return Err(Error::damaged(page, what));
         }
+        let fences = (node.lower().map_err(torn)?, node.upper().map_err(torn)?);
+        if fences != (keys.0, keys.1) && !visit(Err(Error::fences(page))) {
+            return Ok(false);
+        }
+        let (mut key, mut lower) = (Vec::new(), keys.0.map(<[u8]>::to_vec));
         if level > 0 {
             for index in 0..=count {
-                let child = node.child(index).map_err(torn)?;
-                if !self.salvage_node(self.page(child), level - 1, pages_left, visit) {
+                let mut upper = keys.1;
+                if index < count {
+                    node.key_into(index, &mut key).map_err(torn)?;
+                    upper = Some(upper.map_or(&key[..], |upper| upper.min(&key[..])));
+                }
+                let below = Between(lower.as_deref(), upper);
+                let child = self.page(node.child(index).map_err(torn)?);
+                if below.is_possible()
+                    && !self.salvage_node(child, level - 1, below, pages_left, visit)
+                {
                     return Ok(false);
+                }
+                if index < count && lower.as_deref().is_none_or(|lower| lower < &key[..]) {
+                    lower = Some(key.clone());
                 }
             }
             return Ok(true);
         }
-        let mut key = Vec::new();
         for index in 0..count {
             node.key_into(index, &mut key).map_err(torn)?;
+            if !keys.has(&key) {
+                continue;
+            }
             let place = node.payload_place(index).map_err(torn)?;
             let payload = node.payload(place).map_err(torn)?;
             let go_on = match place.blob {
@@ -84,7 +125,7 @@ impl Access<'_> {
     }
 
     fn salvage_blob(self, blob: Result<BlobRef>, key: &[u8], visit: Visit<'_>) -> bool {
-        match blob.and_then(|blob| self.open_blob(blob)) {
+        match blob.and_then(|blob| self.open_blob(blob, key)) {
             Ok(value) => visit(Ok((key, &value))),
             Err(error) => visit(Err(error)),
         }

@@ -69,7 +69,7 @@ impl<'a> Access<'a> {
                 change(target);
                 Ok(())
             };
-            let new = self.store_blob(begun, Incoming::Fill(value.len(), &mut fill))?;
+            let new = self.store_blob(begun, key, Incoming::Fill(value.len(), &mut fill))?;
             let mut leaf = match self.exclusive_leaf(key) {
                 Ok(leaf) => leaf,
                 Err(error) => {

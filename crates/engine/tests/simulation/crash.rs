@@ -1,6 +1,5 @@
 //! Crashes and losses of power: what opens again is what a completed sync left, and nothing else.
 
-use std::collections::HashSet;
 use std::sync::Arc;
 
 use vellum::{Error, Options, Store};
@@ -8,7 +7,7 @@ use vellum_pool::device::MemoryDevice;
 
 use crate::power::PowerDevice;
 use crate::support::{Random, each_seed, options};
-use crate::world::{Model, World, difference};
+use crate::world::{Model, Once, World, difference, was_in};
 
 /// What is in a file that is found after a crash: one of `allowed` if it opens.
 fn judge(image: Vec<u8>, options: &Options, allowed: &[&Model]) -> Result<(), Error> {
@@ -32,25 +31,27 @@ fn judge(image: Vec<u8>, options: &Options, allowed: &[&Model]) -> Result<(), Er
     Ok(())
 }
 
-/// Salvaging ends, and gives only what was once stored.
-pub fn salvage(image: Vec<u8>, options: &Options, once: &HashSet<Vec<u8>>) {
+/// Salvaging ends, and gives only entries that the tree once had, in order and none twice.
+pub fn salvage(image: Vec<u8>, options: &Options, once: &Once) {
     let options = options.clone().salvage(true);
     let device = Arc::new(MemoryDevice::from_snapshot(image));
     let Ok(store) = Store::open_on(device, &options) else { return };
     let Ok(names) = store.trees() else { return };
     for name in names {
         let Ok(tree) = store.tree(&name) else { continue };
-        let mut visited = 0;
+        let (mut visited, mut last) = (0, None::<Vec<u8>>);
         tree.salvage(&mut |found| {
             visited += 1;
-            if let Ok((_, value)) = found {
-                assert!(once.contains(value), "a value that never was: {} bytes", value.len());
+            if let Ok((key, value)) = found {
+                assert!(was_in(once, &name, key, value), "{name:?} never had {key:?}");
+                assert!(last.as_deref().is_none_or(|last| last < key), "{key:?} is out of order");
+                last = Some(key.to_vec());
             }
             visited < 20_000
         });
         for entry in tree.entries().take(20_000) {
-            let Ok((_, value)) = entry else { break };
-            assert!(once.contains(&value[..]));
+            let Ok((key, value)) = entry else { break };
+            assert!(was_in(once, &name, &key, &value), "{name:?} never had {key:?}");
         }
     }
 }

@@ -9,7 +9,7 @@ use vellum_pool::device::{Fault, FaultyDevice, MemoryDevice, Operation, Plan};
 
 use crate::crash::salvage;
 use crate::support::{Random, each_seed, options};
-use crate::world::{World, assert_same, difference};
+use crate::world::{World, assert_same, difference, was_in};
 
 fn world(seed: u64, random: &mut Random, pool_pages: u64) -> (World, Plan, Arc<MemoryDevice>) {
     let memory = Arc::new(MemoryDevice::new());
@@ -168,11 +168,11 @@ fn lying_writes(seed: u64, steps: u64) {
             0 => drop(tree.remove(&key)),
             1 => {
                 if let Ok(Some(found)) = tree.get(&key) {
-                    assert!(world.once.contains(&found[..]));
+                    assert!(was_in(&world.once, "t", &key, &found));
                 }
             }
             _ => {
-                world.once.insert(value.clone());
+                world.ever("t", &key, &value);
                 let _ = tree.upsert(&key, &value);
             }
         }
@@ -191,8 +191,8 @@ fn lying_writes(seed: u64, steps: u64) {
     {
         for name in names {
             let Ok(tree) = store.tree(&name) else { continue };
-            for (_, value) in tree.entries().map_while(Result::ok).take(20_000) {
-                assert!(world.once.contains(&value[..]));
+            for (key, value) in tree.entries().map_while(Result::ok).take(20_000) {
+                assert!(was_in(&world.once, &name, &key, &value));
             }
             let _ = tree.check();
         }

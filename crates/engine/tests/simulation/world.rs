@@ -1,6 +1,6 @@
 //! A store beside a model of it: every operation is done to both, and their answers compared.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Bound;
 use std::sync::Arc;
 
@@ -10,6 +10,15 @@ use crate::support::{Keys, Random, Values};
 
 pub type Entries = BTreeMap<Vec<u8>, Vec<u8>>;
 pub type Model = BTreeMap<String, Entries>;
+
+/// Every entry that was ever stored, for each tree by its name.
+pub type Once = HashMap<String, HashSet<(Vec<u8>, Vec<u8>)>>;
+
+/// Whether a tree had this entry at any time.
+pub fn was_in(once: &Once, name: &str, key: &[u8], value: &[u8]) -> bool {
+    let entry = (key.to_vec(), value.to_vec());
+    once.get(name).is_some_and(|entries| entries.contains(&entry))
+}
 
 /// Names of trees.
 const NAMES: [&str; 4] = ["", "a", "tree", "another tree with a name of some length"];
@@ -24,8 +33,7 @@ pub struct World {
     pub synced: Model,
     /// No change was begun since then.
     pub is_clean: bool,
-    /// Every value that was ever stored, and every key.
-    pub once: HashSet<Vec<u8>>,
+    pub once: Once,
     /// Errors of the device are answers, too.
     pub tolerant: bool,
     pub failures: u64,
@@ -59,7 +67,7 @@ impl World {
             model: Model::new(),
             synced: Model::new(),
             is_clean: true,
-            once: HashSet::new(),
+            once: Once::new(),
             tolerant: false,
             failures: 0,
             dead: false,
@@ -109,6 +117,12 @@ impl World {
             94..97 => self.prefix(name, tree, random),
             _ => self.bulk_load(name, tree, random),
         }
+    }
+
+    /// Remembers an entry that is about to be stored.
+    pub fn ever(&mut self, name: &str, key: &[u8], value: &[u8]) {
+        let entries = self.once.entry(name.into()).or_default();
+        entries.insert((key.to_vec(), value.to_vec()));
     }
 
     fn create(&mut self, name: &str) {
@@ -184,7 +198,7 @@ impl World {
     fn put(&mut self, name: &str, tree: &Tree, random: &mut Random) {
         let (key, value) = (self.keys.any(random), self.values.next(random));
         self.is_clean = false;
-        self.once.insert(value.clone());
+        self.ever(name, &key, &value);
         let there = self.model[name].contains_key(&key);
         let replaced = match random.below(3) {
             0 => match tree.insert(&key, &value) {
@@ -342,7 +356,9 @@ impl World {
         for _ in 0..random.below(200) {
             entries.insert(self.keys.any(random), self.values.next(random));
         }
-        self.once.extend(entries.values().cloned());
+        for (key, value) in &entries {
+            self.ever(name, key, value);
+        }
         let (empty, unsorted) = (self.model[name].is_empty(), random.once_in(4));
         let mut sorted: Vec<_> = entries.iter().collect();
         if unsorted && sorted.len() > 1 {
