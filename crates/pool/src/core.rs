@@ -44,6 +44,9 @@ pub(crate) struct Core {
     poison: OnceLock<Arc<str>>,
 }
 
+/// Rounds of about a millisecond for which readers let an urgent writer go first.
+const URGENT_ROUNDS: u32 = if cfg!(feature = "model") { 3 } else { 100 };
+
 /// What a waiter waits for.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Wanted {
@@ -185,6 +188,57 @@ impl Core {
             self.counters.count(Event::Wait);
             self.parking.park(page.id, || self.is_blocked(page, wanted));
         }
+    }
+
+    /// Waits a little for the shared holders of a page to leave. `seen` is the word that says so.
+    /// From the second of its `rounds` on, the caller lets nobody new join them: it is the next.
+    #[cold]
+    pub(crate) fn wait_for_holders(
+        &self,
+        page: PageRef,
+        state: &PageState,
+        seen: Word,
+        rounds: &mut u32,
+    ) {
+        let announced = match *rounds {
+            0 => state.try_announce_waiter(seen),
+            _ => state.try_urge(seen),
+        };
+        *rounds += 1;
+        if announced {
+            self.counters.count(Event::Wait);
+            self.parking.park_briefly(page.id, || self.is_blocked(page, Wanted::Alone));
+        }
+    }
+
+    /// Joins the shared holders of a page whose word was `seen`, a readable one; false if that has
+    /// changed, or after a wait for its turn.
+    ///
+    /// An urgent writer goes first, but only for so many `rounds` of the caller: a holder that
+    /// waits for the caller would never leave.
+    pub(crate) fn join_in_turn(
+        &self,
+        page: PageRef,
+        state: &PageState,
+        seen: Word,
+        rounds: &mut u32,
+    ) -> bool {
+        if state.try_lock_shared(seen) {
+            return true;
+        }
+        if Wanted::SharedPlace.is_blocked(seen) {
+            self.wait(page, state, seen, Wanted::SharedPlace);
+        } else if seen.is_urgent() {
+            if *rounds >= URGENT_ROUNDS {
+                return state.try_join(seen);
+            }
+            *rounds += 1;
+            if state.try_announce_waiter(seen) {
+                let unchanged = || self.look_at_known(page).1.is_urgent();
+                self.parking.park_briefly(page.id, unchanged);
+            }
+        }
+        false
     }
 
     /// As [`wait`](Core::wait), for a task. False if there is nothing to wait for any more.

@@ -46,6 +46,7 @@ pub use page::{PageId, PageRef};
 pub use pool::Pool;
 pub use pool::fix_async::{FixExclusive, FixShared};
 pub use pool::guard::{ExclusiveGuard, OptimisticGuard, SharedGuard};
+pub use pool::load::{Begun, PendingRead};
 pub use pool::options::{PoolOptions, PoolSize};
 pub use replacement::{
     Chance, Clock, Replacement, ReplacementPolicy, ResidentSet, Residents, S3Fifo,

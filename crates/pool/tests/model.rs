@@ -348,3 +348,38 @@ fn asynchronous_fixes_and_prefetches_wake_everybody() {
         }
     });
 }
+
+/// Readers that come one after the other, one that has the page twice, a writer that locks the
+/// page and one that upgrades: each gets its turn, and no urgent wish outlives its writer.
+#[test]
+fn readers_and_urgent_writers_take_turns() {
+    check(|| {
+        let pool = Arc::new(pool(0));
+        let page = new_pages(&pool, 1)[0];
+        let reader = |pool: Arc<Pool>| -> Box<dyn FnOnce() + Send> {
+            Box::new(move || {
+                for _ in 0..3 {
+                    let guard = pool.fix_shared(page).unwrap();
+                    thread::yield_now();
+                    get(&guard);
+                }
+            })
+        };
+        let (twice, upgrading, writer) = (pool.clone(), pool.clone(), pool.clone());
+        threads(vec![
+            reader(pool.clone()),
+            Box::new(move || {
+                let first = twice.fix_shared(page).unwrap();
+                let second = twice.fix_shared(page).unwrap();
+                assert_eq!(get(&first), get(&second));
+            }),
+            Box::new(
+                move || {
+                    while upgrading.optimistic(page).unwrap().upgrade().map(drop).is_err() {}
+                },
+            ),
+            Box::new(move || set(&mut writer.fix_exclusive(page).unwrap(), 1)),
+        ]);
+        assert_eq!(get(&pool.fix_shared(page).unwrap()), 1);
+    });
+}

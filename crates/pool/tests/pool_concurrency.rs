@@ -219,3 +219,53 @@ fn what_may_be_shared_is() {
     assert_send_and_sync::<vellum_pool::ExclusiveGuard<'_>>();
     assert_send_and_sync::<vellum_pool::FixShared<'_>>();
 }
+
+/// Two readers take turns, and neither lets go before the other one has the page too, or has waited
+/// in vain for some milliseconds: without turns no writer would ever have it alone.
+#[test]
+fn a_writer_gets_its_turn_though_there_is_always_a_reader() {
+    let (pool, _) = faulty(options(16));
+    let page = new_page(&pool, 1, 0);
+    let rounds = 2000;
+    for upgrades in [false, true] {
+        let (reads, written) = (AtomicU64::new(0), AtomicBool::new(false));
+        let first = pool.fix_shared(page).unwrap();
+        thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    while reads.load(Ordering::Relaxed) < rounds && !written.load(Ordering::Relaxed)
+                    {
+                        let guard = pool.fix_shared(page).unwrap();
+                        let mine = reads.fetch_add(1, Ordering::Relaxed) + 1;
+                        let patience = std::time::Instant::now() + Duration::from_millis(3);
+                        while reads.load(Ordering::Relaxed) == mine
+                            && std::time::Instant::now() < patience
+                        {
+                            thread::yield_now();
+                        }
+                        drop(guard);
+                    }
+                });
+            }
+            scope.spawn(|| {
+                match upgrades {
+                    true => drop(pool.optimistic(page).unwrap().upgrade().unwrap()),
+                    false => drop(pool.fix_exclusive(page).unwrap()),
+                }
+                written.store(true, Ordering::Relaxed);
+                assert!(reads.load(Ordering::Relaxed) < rounds, "only when the readers had ended");
+            });
+            eventually("readers come", || reads.load(Ordering::Relaxed) > 3);
+            drop(first);
+        });
+    }
+    // A thread that has the page already does not wait for ever for a writer that waits for it.
+    let first = pool.fix_shared(page).unwrap();
+    thread::scope(|scope| {
+        let writer = scope.spawn(|| drop(pool.fix_exclusive(page).unwrap()));
+        thread::sleep(Duration::from_millis(20));
+        drop(pool.fix_shared(page).unwrap());
+        assert!(!writer.is_finished());
+        drop(first);
+    });
+}

@@ -5,9 +5,10 @@
 
 use vellum_pool::{PageId, PageRef};
 
-use super::Access;
+use super::descend::Target;
+use super::{Access, Cursor};
 use crate::error::{Error, Result};
-use crate::node::{self, Node};
+use crate::node::{self, Node, PayloadPlace, Torn};
 use crate::page;
 use crate::page::blob::BlobRef;
 
@@ -37,28 +38,69 @@ pub struct TreeStat {
     pub page_bytes: u64,
 }
 
+impl TreeStat {
+    fn count_node(&mut self, node: Node<&[u8]>, level: u8, len: usize) -> Result<(), Torn> {
+        self.height = self.height.max(u32::from(level) + 1);
+        self.page_bytes += len as u64;
+        self.used_bytes += (len - node.free_space()?) as u64;
+        match level {
+            0 => self.leaf_pages += 1,
+            _ => self.inner_pages += 1,
+        }
+        Ok(())
+    }
+
+    /// Counts an entry, but for its value if that is a blob.
+    fn count_entry(
+        &mut self,
+        leaf: Node<&[u8]>,
+        prefix: usize,
+        index: usize,
+    ) -> Result<PayloadPlace, Torn> {
+        self.entries += 1;
+        self.key_bytes += (prefix + leaf.suffix(index)?.len()) as u64;
+        let place = leaf.payload_place(index)?;
+        if !place.blob {
+            self.value_bytes += place.len as u64;
+        }
+        Ok(place)
+    }
+
+    fn count_blob(&mut self, blob: BlobRef) {
+        self.blobs += 1;
+        self.value_bytes += blob.len;
+        self.blob_page_bytes += blob.page.bytes() as u64;
+    }
+
+    fn count_leaf(&mut self, leaf: Node<&[u8]>) -> Result<(), Torn> {
+        let prefix = leaf.prefix_len()?;
+        for index in 0..leaf.count()? {
+            let place = self.count_entry(leaf, prefix, index)?;
+            if place.blob {
+                self.count_blob(BlobRef::decode(leaf.payload(place)?).ok_or(Torn)?);
+            }
+        }
+        Ok(())
+    }
+}
+
 /// Who is told of what the walk meets. An error ends the walk.
 pub(crate) trait Visitor {
     /// A page that the tree refers to; false if it is not to be visited.
     fn page(&mut self, page: PageRef) -> Result<bool>;
-    /// Whether blobs are to be read.
-    fn reads_blobs(&self) -> bool {
-        true
-    }
     /// A page that is damaged or cannot be read; what is below it is not visited.
     fn damage(&mut self, error: Error) -> Result<()>;
 }
 
 /// Ends at the first damage.
 pub(crate) struct Strict {
-    reads_blobs: bool,
     /// Pages that may still come: more than the file has are a circle, or worse.
     pages_left: u64,
 }
 
 impl Strict {
-    pub(crate) fn new(access: Access<'_>, reads_blobs: bool) -> Strict {
-        Strict { reads_blobs, pages_left: access.core.pool.file_pages() }
+    pub(crate) fn new(access: Access<'_>) -> Strict {
+        Strict { pages_left: access.core.pool.file_pages() }
     }
 }
 
@@ -67,10 +109,6 @@ impl Visitor for Strict {
         let left = self.pages_left.checked_sub(1);
         self.pages_left = left.ok_or_else(|| Error::damaged(page, "it is referred to twice"))?;
         Ok(true)
-    }
-
-    fn reads_blobs(&self) -> bool {
-        self.reads_blobs
     }
 
     fn damage(&mut self, error: Error) -> Result<()> {
@@ -125,6 +163,32 @@ struct Walk<'a, 'v> {
 }
 
 impl Access<'_> {
+    /// Counts what the tree has, each node as it is when it is read: changes go on meanwhile.
+    pub(crate) fn count(self) -> Result<TreeStat> {
+        let mut stat = TreeStat::default();
+        let mut leaves = Cursor::new(self);
+        while let Some((page, leaf)) = leaves.next_leaf()? {
+            let (node, torn) = (Node::new(leaf), |torn| Error::torn(page, torn));
+            stat.count_node(node, 0, leaf.len()).map_err(torn)?;
+            stat.count_leaf(node).map_err(torn)?;
+        }
+        // From left to right on each level: a node ends where the next one begins.
+        let (mut level, mut key) = (1, Vec::new());
+        while let Some(guard) = self.shared_node(Target::Key(&key), level)? {
+            let (page, node) = (guard.page(), Node::new(&guard[..]));
+            let torn = |torn| Error::torn(page, torn);
+            if !node.covers(&key).map_err(torn)? {
+                return Err(Error::fences(page));
+            }
+            stat.count_node(node, level, guard.len()).map_err(torn)?;
+            match node.upper().map_err(torn)? {
+                Some(upper) => key = [upper, &[0]].concat(),
+                None => (level, key) = (level + 1, Vec::new()),
+            }
+        }
+        Ok(stat)
+    }
+
     /// Visits every page of the tree. Nothing may change meanwhile.
     pub(crate) fn check(self, visitor: &mut dyn Visitor) -> Result<TreeStat> {
         let mut walk = Walk { access: self, visitor, stat: TreeStat::default() };
@@ -150,7 +214,7 @@ impl Walk<'_, '_> {
         let torn = |torn| Error::torn(page, torn);
         let node = Node::new(&bytes[..]);
         let level = node.level().map_err(torn)?;
-        self.count_node(node, level, bytes.len()).map_err(torn)?;
+        self.stat.count_node(node, level, bytes.len()).map_err(torn)?;
         if level == 0 {
             return self.leaf(page, node);
         }
@@ -195,34 +259,20 @@ impl Walk<'_, '_> {
         Ok(())
     }
 
-    fn count_node(&mut self, node: Node<&[u8]>, level: u8, len: usize) -> Result<(), node::Torn> {
-        let stat = &mut self.stat;
-        stat.height = stat.height.max(u32::from(level) + 1);
-        stat.page_bytes += len as u64;
-        stat.used_bytes += (len - node.free_space()?) as u64;
-        match level {
-            0 => stat.leaf_pages += 1,
-            _ => stat.inner_pages += 1,
-        }
-        Ok(())
-    }
-
     fn leaf(&mut self, page: PageRef, node: Node<&[u8]>) -> Result<()> {
         let torn = |torn| Error::torn(page, torn);
         let count = node.count().map_err(torn)?;
         let prefix = node.prefix_len().map_err(torn)?;
         let mut blobs = Vec::new();
         for index in 0..count {
-            self.stat.entries += 1;
-            self.stat.key_bytes += (prefix + node.suffix(index).map_err(torn)?.len()) as u64;
-            let place = node.payload_place(index).map_err(torn)?;
+            let place = self.stat.count_entry(node, prefix, index).map_err(torn)?;
             if !place.blob {
-                self.stat.value_bytes += place.len as u64;
                 continue;
             }
             let payload = node.payload(place).map_err(torn)?;
             match BlobRef::decode(payload) {
                 Some(blob) => {
+                    self.stat.count_blob(blob);
                     let mut key = Vec::new();
                     node.key_into(index, &mut key).map_err(torn)?;
                     blobs.push((blob, key));
@@ -244,10 +294,7 @@ impl Walk<'_, '_> {
     }
 
     fn blob(&mut self, blob: BlobRef, key: &[u8]) -> Result<()> {
-        self.stat.blobs += 1;
-        self.stat.value_bytes += blob.len;
-        self.stat.blob_page_bytes += blob.page.bytes() as u64;
-        if !self.visitor.page(blob.page)? || !self.visitor.reads_blobs() {
+        if !self.visitor.page(blob.page)? {
             return Ok(());
         }
         let checked = self.access.open_blob(blob, key).map(drop);

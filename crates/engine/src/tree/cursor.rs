@@ -109,6 +109,21 @@ impl<'a> Cursor<'a> {
         self.seek(&[])
     }
 
+    /// A copy of the next leaf and its page, from a fresh cursor the first; none at the end.
+    pub(crate) fn next_leaf(&mut self) -> Result<Option<(PageRef, &[u8])>> {
+        let mut above = Vec::new();
+        let mut direction = None;
+        if self.guard.is_some() {
+            if !self.node().upper_into(&mut above).map_err(|torn| self.torn(torn))? {
+                return Ok(None);
+            }
+            above.push(0);
+            direction = Some(Direction::Forward);
+        }
+        self.load(Target::Key(&above), direction)?;
+        Ok(Some((self.page(), &self.leaf)))
+    }
+
     /// Moves to the last entry; false if there is none.
     ///
     /// # Errors

@@ -232,9 +232,18 @@ impl<'a> Access<'a> {
 
     /// The leaf for `target`, held shared; lock coupling all the way.
     pub(crate) fn shared_leaf(self, target: Target<'_>) -> Result<SharedGuard<'a>> {
+        let leaf = self.shared_node(target, 0)?;
+        leaf.ok_or_else(|| Error::damaged(self.tree.root, "its level is below that of leaves"))
+    }
+
+    /// As [`shared_leaf`](Self::shared_leaf), of a level; none if the tree is lower than that.
+    pub(crate) fn shared_node(self, target: Target<'_>, to: u8) -> Result<Option<SharedGuard<'a>>> {
         let mut node = self.shared_root()?;
         let mut level = self.level_of(&node, node.page())?;
-        while level > 0 {
+        if level < to {
+            return Ok(None);
+        }
+        while level > to {
             let child = self.next(&node, node.page(), target)?.1;
             let child = self.core.pool.fix_shared(self.page(child))?;
             let below = self.level_of(&child, child.page())?;
@@ -243,7 +252,7 @@ impl<'a> Access<'a> {
             }
             (node, level) = (child, below);
         }
-        Ok(node)
+        Ok(Some(node))
     }
 
     fn shared_root(self) -> Result<SharedGuard<'a>> {

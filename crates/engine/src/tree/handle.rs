@@ -216,12 +216,13 @@ impl Tree {
         self.access().bulk_load(sorted.into_iter())
     }
 
-    /// Counts what the tree has. Reads all of its pages but the blobs. Changes wait meanwhile.
+    /// Counts what the tree has. Reads all of its pages but the blobs. Changes go on meanwhile, and
+    /// each page counts as it is when it is read.
     ///
     /// # Errors
     /// The first damage, or a failed read.
     pub fn stat(&self) -> Result<TreeStat> {
-        self.walk(false)
+        self.open_access()?.count()
     }
 
     /// Checks every page of the tree, blobs included, and counts. Changes wait meanwhile.
@@ -229,14 +230,10 @@ impl Tree {
     /// # Errors
     /// The first damage, or a failed read.
     pub fn check(&self) -> Result<TreeStat> {
-        self.walk(true)
-    }
-
-    fn walk(&self, reads_blobs: bool) -> Result<TreeStat> {
         let _still = self.core.hold();
         let access = self.open_access()?;
         access.check_dropped()?;
-        access.check(&mut Strict::new(access, reads_blobs))
+        access.check(&mut Strict::new(access))
     }
 
     /// Visits whatever can be read of the tree, in order, and the damage that was met between.

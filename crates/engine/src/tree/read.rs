@@ -2,12 +2,14 @@
 
 use std::borrow::Cow;
 
+use vellum_pool::{Begun, OptimisticGuard, SharedGuard};
+
 use super::Access;
-use super::descend::{Step, Target};
+use super::descend::{Step, Stop, Target};
 use super::held_leaf::{Held, HeldLeaf};
 use crate::error::{Error, Result};
-use crate::node::Node;
-use crate::page::blob::{self, BlobRef};
+use crate::node::{Node, PayloadPlace};
+use crate::page::blob::{self, BLOB_REF, BlobRef};
 use crate::value::{Blob, Value};
 
 impl<'a> Access<'a> {
@@ -32,10 +34,8 @@ impl<'a> Access<'a> {
         }
         let place = self.read(leaf, |node| node.payload_place(position.index))?;
         if place.blob {
-            // A blob's page is as large as its reference says only as long as the reference is
-            // there: the leaf is held until the blob is.
-            let leaf = leaf.upgrade_shared()?;
-            return Ok(Some(self.value_of(key, HeldLeaf::from(&leaf).value(position.index)?)?));
+            let (_, blob) = self.try_blob(leaf, place, key)?;
+            return Ok(Some(Value::Blob(blob)));
         }
         let mut value = Vec::new();
         self.read(leaf, |node| node.payload_into(place, &mut value))?;
@@ -59,6 +59,18 @@ impl<'a> Access<'a> {
 
     /// The blob of `key` and its reference; none if there is no value, or it lies in the leaf.
     pub(crate) fn get_blob(self, key: &[u8]) -> Result<Option<(BlobRef, Blob<'a>)>> {
+        let found = self.attempt(|| {
+            let leaf = self.leaf(Target::Key(key))?.node;
+            let place = self.read(leaf, |node| node.payload_for(key))?;
+            let Some(place) = place.filter(|place| place.blob) else {
+                leaf.validate()?;
+                return Ok(None);
+            };
+            self.try_blob(leaf, place, key).map(Some)
+        })?;
+        if let Some(found) = found {
+            return Ok(found);
+        }
         let leaf = self.shared_leaf(Target::Key(key))?;
         match HeldLeaf::from(&leaf).find(key)? {
             Some((_, Held::Blob(blob))) => Ok(Some((blob, self.open_blob(blob, key)?))),
@@ -66,12 +78,46 @@ impl<'a> Access<'a> {
         }
     }
 
-    /// Holds the blob of `key`, whose reference is held.
-    pub(crate) fn open_blob(self, blob: BlobRef, key: &[u8]) -> Result<Blob<'a>> {
-        let guard = self.core.pool.fix_shared(blob.page)?;
+    /// Holds the blob of `key`, which an entry of `leaf` refers to, without holding the leaf while
+    /// the blob is read: its other entries can be changed meanwhile.
+    fn try_blob(
+        self,
+        leaf: OptimisticGuard<'a>,
+        place: PayloadPlace,
+        key: &[u8],
+    ) -> Step<(BlobRef, Blob<'a>)> {
+        let mut reference = Vec::with_capacity(BLOB_REF);
+        self.read(leaf, |node| node.payload_into(place, &mut reference))?;
+        leaf.validate()?;
+        let blob = HeldLeaf { page: leaf.page(), bytes: &[] }.blob(&reference)?;
+        let pool = &self.core.pool;
+        if let Some(guard) = pool.fix_shared_resident(blob.page) {
+            // The reference was there when the page was held already: it is the blob.
+            leaf.validate()?;
+            return Ok((blob, self.blob_in(guard, blob, key)?));
+        }
+        // A blob's page is as large as its reference says only as long as the reference is there:
+        // the leaf is held until the page is locked for the read.
+        let held = leaf.upgrade_shared()?;
+        let begun = pool.begin_shared(blob.page).map_err(Error::from)?;
+        drop(held);
+        let guard = match begun {
+            Begun::Held(guard) => guard,
+            Begun::Claimed(pending) => pending.read().map_err(Error::from)?,
+            Begun::Busy => return Err(Stop::Restart),
+        };
+        Ok((blob, self.blob_in(guard, blob, key)?))
+    }
+
+    fn blob_in(self, guard: SharedGuard<'a>, blob: BlobRef, key: &[u8]) -> Result<Blob<'a>> {
         blob::check(&guard, self.tree.id, key, blob.len)
             .map_err(|what| Error::damaged(blob.page, what))?;
         Ok(Blob::new(guard, blob.len as usize))
+    }
+
+    /// Holds the blob of `key`, whose reference is held.
+    pub(crate) fn open_blob(self, blob: BlobRef, key: &[u8]) -> Result<Blob<'a>> {
+        self.blob_in(self.core.pool.fix_shared(blob.page)?, blob, key)
     }
 
     /// There is no value of `key`. In a sound tree that is all; of one that is salvaged, the leaf
@@ -160,10 +206,9 @@ impl<'a> Access<'a> {
                 self.absent(key).map(|()| None)
             }
             Some((_, Held::Inline(value))) => Ok(Some(read(value))),
-            Some((_, Held::Blob(blob))) => {
-                let value = self.open_blob(blob, key)?;
+            Some((_, Held::Blob(_))) => {
                 drop(leaf);
-                Ok(Some(read(&value)))
+                Ok(self.get(key)?.map(|value| read(&value)))
             }
         }
     }

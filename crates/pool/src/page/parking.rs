@@ -7,7 +7,7 @@
 use std::task::Waker;
 
 use crate::page::PageId;
-use crate::sync::{Condvar, Mutex, lock, wait};
+use crate::sync::{Condvar, Mutex, lock, wait, wait_briefly};
 
 const BUCKETS: usize = if cfg!(feature = "model") { 2 } else { 256 };
 
@@ -52,6 +52,17 @@ impl ParkingLot {
             queue.threads += 1;
             queue = wait(&bucket.wake_up, queue);
             queue.threads -= 1;
+        }
+    }
+
+    /// As [`park`](ParkingLot::park), for about a millisecond at most.
+    pub(crate) fn park_briefly(&self, page: PageId, blocked: impl FnOnce() -> bool) {
+        let bucket = self.bucket(page);
+        let mut queue = lock(&bucket.queue);
+        if blocked() {
+            queue.threads += 1;
+            wait_briefly(&bucket.wake_up, queue);
+            lock(&bucket.queue).threads -= 1;
         }
     }
 

@@ -1,10 +1,10 @@
 //! The state word of a page: lock, clock mark, dirtiness and version in 64 bits.
 //!
 //! ```text
-//!  63      56  55        54      53                    0
-//! +----------+---------+-------+------------------------+
-//! |  state   | waiters | dirty |        version         |
-//! +----------+---------+-------+------------------------+
+//!  63      56  55        54      53       52            0
+//! +----------+---------+-------+--------+----------------+
+//! |  state   | waiters | dirty | urgent |    version     |
+//! +----------+---------+-------+--------+----------------+
 //! ```
 //!
 //! From SIGMOD'23, sections 3.2 and 3.3, with four changes. Evicted is zero, so that a fresh,
@@ -22,13 +22,16 @@
 //! - The dirty bit changes only under the shared or the exclusive lock.
 //! - The waiters bit is set by whoever is about to park; whoever makes the page lockable clears
 //!   it and wakes them.
+//! - The urgent bit is set by a thread that waited in vain for shared holders to leave: nobody new
+//!   joins them. The end of the next exclusive hold clears it.
 
 use crate::sync::{AtomicU64, Ordering, fence};
 
 const STATE_SHIFT: u32 = 56;
 const WAITERS: u64 = 1 << 55;
 const DIRTY: u64 = 1 << 54;
-const VERSION: u64 = DIRTY - 1;
+const URGENT: u64 = 1 << 53;
+const VERSION: u64 = URGENT - 1;
 
 const EVICTED: u64 = 0;
 const UNLOCKED: u64 = 1;
@@ -111,7 +114,12 @@ impl Word {
         self.0 & WAITERS != 0
     }
 
-    /// Goes up by one whenever an exclusive hold ends (54 bits, wrapping).
+    /// A thread has waited for shared holders to leave, and nobody new should join them.
+    pub const fn is_urgent(self) -> bool {
+        self.0 & URGENT != 0
+    }
+
+    /// Goes up by one whenever an exclusive hold ends (53 bits, wrapping).
     pub const fn version(self) -> u64 {
         self.0 & VERSION
     }
@@ -150,6 +158,7 @@ impl std::fmt::Debug for Word {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{:?} v{}", self.state(), self.version())?;
         write!(f, "{}", if self.is_dirty() { " dirty" } else { "" })?;
+        write!(f, "{}", if self.is_urgent() { " urgent" } else { "" })?;
         write!(f, "{}", if self.has_waiters() { " waiters" } else { "" })
     }
 }
@@ -181,7 +190,7 @@ impl PageState {
 
     /// A word that no page has: nothing that anybody saw ever equals it, so every attempt fails.
     pub(crate) fn nowhere() -> PageState {
-        PageState(AtomicU64::new((INNER << STATE_SHIFT) | WAITERS | DIRTY | VERSION))
+        PageState(AtomicU64::new((INNER << STATE_SHIFT) | WAITERS | DIRTY | URGENT | VERSION))
     }
 
     /// Reads the word; what was published before it was written is visible afterwards.
@@ -214,10 +223,16 @@ impl PageState {
         locked
     }
 
-    /// Locks shared if the word is still `seen`, a resident page with room for one more holder.
-    /// Clears the clock's mark.
+    /// Locks shared if the word is still `seen`, a resident page with room for one more holder,
+    /// which no writer has asked for urgently. Clears the clock's mark.
     #[inline]
     pub fn try_lock_shared(&self, seen: Word) -> bool {
+        !seen.is_urgent() && self.try_join(seen)
+    }
+
+    /// As [`try_lock_shared`](PageState::try_lock_shared), even before an urgent writer.
+    #[inline]
+    pub fn try_join(&self, seen: Word) -> bool {
         let new = match seen.raw_state() {
             UNLOCKED | MARKED => UNLOCKED + 1,
             shared if seen.is_readable_unmarked() && shared < SHARED_MAX => shared + 1,
@@ -247,7 +262,7 @@ impl PageState {
             Leave::Evicted => EVICTED,
             Leave::Free => FREE,
         };
-        let mut new = held.next_version().with_raw_state(state).0 & !WAITERS;
+        let mut new = held.next_version().with_raw_state(state).0 & !(WAITERS | URGENT);
         if dirty {
             new |= DIRTY;
         }
@@ -295,6 +310,12 @@ impl PageState {
         seen.has_waiters() || self.swap_if(seen, Word(seen.0 | WAITERS))
     }
 
+    /// Asks for an end of shared holds, if the word is still `seen`. Then the caller may park.
+    pub fn try_urge(&self, seen: Word) -> bool {
+        let urgent = Word(seen.0 | WAITERS | URGENT);
+        seen == urgent || self.swap_if(seen, urgent)
+    }
+
     /// A frame behind the head is free: its page is gone, and the head still locked.
     pub fn disclose(&self) {
         let held = Word(self.0.load(Ordering::Relaxed));
@@ -311,7 +332,7 @@ impl PageState {
         loop {
             let seen = Word(self.0.load(Ordering::Relaxed));
             let state = if inner { INNER } else { LOCKED };
-            let mut new = seen.with_raw_state(state).0 & !DIRTY;
+            let mut new = seen.with_raw_state(state).0 & !(DIRTY | URGENT);
             if inner {
                 new &= !WAITERS;
             }

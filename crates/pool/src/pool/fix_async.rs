@@ -128,7 +128,8 @@ impl<'a> Fix<'a> {
         }
         let locked = match self.wanted {
             Wanted::Alone => state.try_lock(seen),
-            _ => state.try_lock_shared(seen),
+            // Tasks take no turns with threads: one that waits gives its thread to its executor.
+            _ => state.try_join(seen),
         };
         if locked && self.read.is_none() {
             core.counters.count(Event::Hit);

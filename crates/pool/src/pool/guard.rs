@@ -5,7 +5,7 @@
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 
-use crate::core::{Core, Wanted};
+use crate::core::Core;
 use crate::error::Restart;
 use crate::page::PageRef;
 use crate::page::bytes::RacyBytes;
@@ -187,14 +187,16 @@ impl<'a> OptimisticGuard<'a> {
     /// another writer. Take locks from the root downwards and from left to right, and no two
     /// upgrades wait for each other.
     pub fn upgrade(self) -> Result<ExclusiveGuard<'a>, Restart> {
-        let state = self.state;
+        let (state, mut rounds) = (self.state, 0);
         loop {
             let seen = state.load();
             if !self.seen.validates(seen) {
                 return Err(restart(self.core));
             }
             match seen.state() {
-                State::Shared(_) => self.core.wait(self.page, state, seen, Wanted::Alone),
+                State::Shared(_) => {
+                    self.core.wait_for_holders(self.page, state, seen, &mut rounds);
+                }
                 _ if state.try_lock(seen) => {
                     return Ok(ExclusiveGuard::new(self.core, state, self.page, false));
                 }
@@ -203,19 +205,17 @@ impl<'a> OptimisticGuard<'a> {
         }
     }
 
-    /// Locks the page shared, if it is still the same. Never waits for a writer.
+    /// Locks the page shared, if it is still the same. Never waits for a writer that has the page,
+    /// but lets one go first that has waited for a millisecond.
     pub fn upgrade_shared(self) -> Result<SharedGuard<'a>, Restart> {
-        let state = self.state;
+        let (state, mut rounds) = (self.state, 0);
         loop {
             let seen = state.load();
             if !self.seen.validates(seen) {
                 return Err(restart(self.core));
             }
-            if state.try_lock_shared(seen) {
+            if self.core.join_in_turn(self.page, state, seen, &mut rounds) {
                 return Ok(SharedGuard::new(self.core, state, self.page));
-            }
-            if Wanted::SharedPlace.is_blocked(seen) {
-                self.core.wait(self.page, state, seen, Wanted::SharedPlace);
             }
         }
     }

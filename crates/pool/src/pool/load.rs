@@ -3,12 +3,14 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::core::Core;
+use crate::core::{Core, Wanted};
 use crate::device::ReadDone;
 use crate::error::PoolError;
+use crate::eviction::frame_budget::Reserved;
 use crate::page::PageRef;
 use crate::page::state::{Leave, PageState, State, Word};
 use crate::pool::Pool;
+use crate::pool::guard::SharedGuard;
 use crate::residence::{Coming, Enclosed, LOOKS};
 use crate::statistics::counters::Event;
 use crate::sync::{Mutex, lock};
@@ -29,6 +31,76 @@ pub(crate) struct Load {
     done: ReadDone,
 }
 
+/// An evicted page that this thread has locked to read it. Dropping it gives the page up.
+#[derive(Debug)]
+struct Claimed<'a> {
+    pool: &'a Pool,
+    page: PageRef,
+    /// What the frames behind the head were; taken when the read has ended well.
+    enclosed: Option<Enclosed>,
+    reserved: Option<Reserved<'a>>,
+}
+
+impl Drop for Claimed<'_> {
+    fn drop(&mut self) {
+        if let Some(enclosed) = self.enclosed.take() {
+            self.pool.core.abandon(self.page, enclosed);
+        }
+    }
+}
+
+impl Claimed<'_> {
+    /// Reads the page. Then the caller holds it exclusively.
+    fn read(mut self) -> Result<(), PoolError> {
+        let (pool, page, core) = (self.pool, self.page, &*self.pool.core);
+        let reserved = match self.reserved.take() {
+            Some(reserved) => reserved,
+            None => pool.eviction.reserve(page)?,
+        };
+        let started = Instant::now();
+        let result = pool.device.read(&core.surface, page.range());
+        core.read_latency.record(started.elapsed(), 1);
+        if let Err(error) = core.finish_read(page, result) {
+            // Before the frames are put back.
+            drop(self);
+            return Err(error);
+        }
+        self.enclosed = None;
+        reserved.keep();
+        core.counters.count(Event::Miss);
+        Ok(())
+    }
+}
+
+/// How far [`Pool::begin_shared`] has come.
+#[derive(Debug)]
+pub enum Begun<'a> {
+    /// The page was in memory.
+    Held(SharedGuard<'a>),
+    /// The page is reserved for this thread, which is to read it.
+    Claimed(PendingRead<'a>),
+    /// Another thread holds the page exclusively, or is reading it.
+    Busy,
+}
+
+/// A page that is to be read by this thread; others wait for it. Dropping it gives the page up.
+#[derive(Debug)]
+#[must_use = "others wait for the page"]
+pub struct PendingRead<'a>(Claimed<'a>);
+
+impl<'a> PendingRead<'a> {
+    /// Reads the page and keeps it shared.
+    ///
+    /// # Errors
+    /// As [`Pool::fix_shared`].
+    pub fn read(self) -> Result<SharedGuard<'a>, PoolError> {
+        let (core, page) = (&*self.0.pool.core, self.0.page);
+        self.0.read()?;
+        core.unlock(page, Leave::Shared, false);
+        Ok(SharedGuard::new(core, core.held(page), page))
+    }
+}
+
 impl Pool {
     /// Reads an evicted page, whose word was `seen`. Then the caller holds it exclusively. False if
     /// somebody else was first.
@@ -39,41 +111,92 @@ impl Pool {
         state: &PageState,
         seen: Word,
     ) -> Result<bool, PoolError> {
-        let core = &*self.core;
-        let early = core.claim_brings_memory().then(|| self.eviction.reserve(page)).transpose()?;
-        let enclosed = match core.claim(page, state, seen)? {
-            Coming::Ours(enclosed) => enclosed,
-            Coming::Lost => return Ok(false),
-            Coming::Blocked => {
-                drop(early);
-                return self.wait_for_inner(page);
-            }
-        };
-        let reserved = match early.map_or_else(|| self.eviction.reserve(page), Ok) {
-            Ok(reserved) => reserved,
-            Err(error) => {
-                core.abandon(page, enclosed);
-                return Err(error);
-            }
-        };
-        let started = Instant::now();
-        let result = self.device.read(&core.surface, page.range());
-        core.read_latency.record(started.elapsed(), 1);
-        if let Err(error) = core.finish_read(page, result) {
-            core.abandon(page, enclosed);
-            return Err(error);
+        match self.claim(page, state, seen)? {
+            Some(claimed) => claimed.read().map(|()| true),
+            None => Ok(false),
         }
-        reserved.keep();
-        core.counters.count(Event::Miss);
-        Ok(true)
     }
 
-    /// Waits a moment for somebody with an old reference to leave a frame of the page. False, or an
-    /// error where that may take forever.
-    fn wait_for_inner(&self, page: PageRef) -> Result<bool, PoolError> {
+    /// Locks an evicted page, whose word was `seen`, to read it. None if somebody else was first.
+    fn claim(
+        &self,
+        page: PageRef,
+        state: &PageState,
+        seen: Word,
+    ) -> Result<Option<Claimed<'_>>, PoolError> {
+        let core = &*self.core;
+        let reserved =
+            core.claim_brings_memory().then(|| self.eviction.reserve(page)).transpose()?;
+        match core.claim(page, state, seen)? {
+            Coming::Ours(enclosed) => {
+                Ok(Some(Claimed { pool: self, page, enclosed: Some(enclosed), reserved }))
+            }
+            Coming::Lost => Ok(None),
+            Coming::Blocked => {
+                drop(reserved);
+                self.wait_for_inner(page).map(|()| None)
+            }
+        }
+    }
+
+    /// The first half of [`fix_shared`](Pool::fix_shared), which does not wait for the page: for a
+    /// caller whose reference to it is good only as long as it holds another page. When this
+    /// returns, the caller may let go of that one.
+    ///
+    /// # Errors
+    /// As [`fix_shared`](Pool::fix_shared).
+    pub fn begin_shared(&self, page: PageRef) -> Result<Begun<'_>, PoolError> {
+        loop {
+            let (state, seen) = self.core.look(page)?;
+            match seen.state() {
+                State::Unlocked | State::Marked | State::Shared(_) => {
+                    if Wanted::SharedPlace.is_blocked(seen) {
+                        return Ok(Begun::Busy);
+                    }
+                    if state.try_join(seen) {
+                        self.core.counters.count(Event::Hit);
+                        let guard = SharedGuard::new(&self.core, self.core.held(page), page);
+                        return self.check_whole(page).map(|()| Begun::Held(guard));
+                    }
+                }
+                State::Locked => return Ok(Begun::Busy),
+                State::Free => return Err(PoolError::PageFree(page.id)),
+                State::Inner => return Err(PoolError::WrongSize(page)),
+                State::Evicted => {
+                    if let Some(claimed) = self.claim(page, state, seen)? {
+                        return Ok(Begun::Claimed(PendingRead(claimed)));
+                    }
+                }
+            }
+        }
+    }
+
+    /// As [`fix_shared`](Pool::fix_shared), if the page is in memory or on its way; never reads.
+    /// None otherwise, and where there is no such page: the reference may be an old one.
+    pub fn fix_shared_resident(&self, page: PageRef) -> Option<SharedGuard<'_>> {
+        let mut rounds = 0;
+        loop {
+            let (state, seen) = self.core.look(page).ok()?;
+            match seen.state() {
+                State::Unlocked | State::Marked | State::Shared(_) => {
+                    if self.core.join_in_turn(page, state, seen, &mut rounds) {
+                        self.core.counters.count(Event::Hit);
+                        let guard = SharedGuard::new(&self.core, self.core.held(page), page);
+                        return self.check_whole(page).ok().map(|()| guard);
+                    }
+                }
+                State::Locked => self.core.wait(page, state, seen, Wanted::NotLocked),
+                State::Free | State::Inner | State::Evicted => return None,
+            }
+        }
+    }
+
+    /// Waits a moment for somebody with an old reference to leave a frame of the page. An error
+    /// where that may take forever.
+    fn wait_for_inner(&self, page: PageRef) -> Result<(), PoolError> {
         for _ in 0..LOOKS {
             if !self.core.inner(page).any(|(_, word)| word.state() == State::Locked) {
-                return Ok(false);
+                return Ok(());
             }
             self.core.budget.wait_briefly();
         }

@@ -163,7 +163,8 @@ impl Pool {
         }
     }
 
-    /// Locks a page shared, bringing it in if need be. Waits for writers.
+    /// Locks a page shared, bringing it in if need be. Waits for writers, and lets one go first that
+    /// has waited for a millisecond; so a thread that holds the page already may wait for 100.
     #[inline]
     pub fn fix_shared(&self, page: PageRef) -> Result<SharedGuard<'_>, PoolError> {
         let (state, seen) = self.core.look(page)?;
@@ -178,18 +179,16 @@ impl Pool {
     /// As [`fix_shared`](Pool::fix_shared), whatever the page's state; returns with the lock.
     #[cold]
     fn lock_shared(&self, page: PageRef) -> Result<(), PoolError> {
+        let mut rounds = 0;
         loop {
             let (state, seen) = self.core.look(page)?;
             match seen.state() {
                 State::Unlocked | State::Marked | State::Shared(_) => {
-                    if state.try_lock_shared(seen) {
+                    if self.core.join_in_turn(page, state, seen, &mut rounds) {
                         self.core.counters.count(Event::Hit);
                         return self.check_whole(page).inspect_err(|_| {
                             self.core.unlock_shared(page);
                         });
-                    }
-                    if seen.state() == State::Shared(SHARED_HOLDERS_MAX) {
-                        self.core.wait(page, state, seen, Wanted::SharedPlace);
                     }
                 }
                 State::Locked => self.core.wait(page, state, seen, Wanted::NotLocked),
@@ -232,6 +231,7 @@ impl Pool {
     /// As [`fix_exclusive`](Pool::fix_exclusive), whatever the page's state; returns with the lock.
     #[cold]
     fn lock_exclusive(&self, page: PageRef) -> Result<(), PoolError> {
+        let mut rounds = 0;
         loop {
             let (state, seen) = self.core.look(page)?;
             match seen.state() {
@@ -243,9 +243,8 @@ impl Pool {
                         });
                     }
                 }
-                State::Locked | State::Shared(_) => {
-                    self.core.wait(page, state, seen, Wanted::Alone);
-                }
+                State::Locked => self.core.wait(page, state, seen, Wanted::Alone),
+                State::Shared(_) => self.core.wait_for_holders(page, state, seen, &mut rounds),
                 State::Free => return Err(PoolError::PageFree(page.id)),
                 State::Inner => return Err(PoolError::WrongSize(page)),
                 State::Evicted => {
@@ -358,7 +357,8 @@ impl Pool {
                 State::Locked => return Hold::Busy(state, seen),
                 _ if !seen.is_dirty() => return Hold::Clean,
                 State::Shared(SHARED_HOLDERS_MAX) => return Hold::Busy(state, seen),
-                _ if state.try_lock_shared(seen) => {
+                // Also before an urgent writer: that is one holder more, for one write.
+                _ if state.try_join(seen) => {
                     if self.core.policy.contains(page) {
                         return Hold::Held;
                     }
