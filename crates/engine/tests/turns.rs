@@ -149,3 +149,48 @@ fn changes_go_on_while_a_tree_is_counted() {
     drop((counted, other));
     assert_sound(&store);
 }
+
+#[test]
+fn a_bulk_load_lets_others_go_on_while_its_input_comes() {
+    let (_, store) = common::memory_store(500, 1);
+    let (loaded, other) = (store.create_tree("loaded").unwrap(), store.create_tree("o").unwrap());
+    {
+        let (store, loaded) = (store.clone(), loaded.clone());
+        ends("a bulk load whose input changes the store", move || {
+            let sorted = (0..3000u32).map(|number| {
+                // The input of a load may do all that others may do meanwhile.
+                if number % 500 == 0 {
+                    other.upsert(&number.to_be_bytes(), &[1; 5000]).unwrap();
+                    store.sync().unwrap();
+                    drop(store.snapshot().unwrap());
+                }
+                (number.to_be_bytes(), vec![2; if number % 700 == 0 { 9000 } else { 90 }])
+            });
+            assert_eq!(loaded.bulk_load(sorted).unwrap(), 3000);
+        });
+    }
+    assert_eq!(loaded.check().unwrap().entries, 3000);
+    assert_sound(&store);
+    // A load that fails after a checkpoint in its midst gives its pages back, and so does one
+    // whose tree goes.
+    for drops in [false, true] {
+        let tree = store.create_tree("fails").unwrap();
+        let sorted = (0..3000u32).map(|number| {
+            if number == 1500 {
+                store.sync().unwrap();
+                drops.then(|| store.drop_tree("fails").unwrap());
+            }
+            Ok((if number == 2999 && !drops { 0 } else { number }.to_be_bytes(), [3; 90]))
+        });
+        let error = tree.try_bulk_load(sorted).unwrap_err();
+        match drops {
+            true => assert!(matches!(error, vellum::Error::NoSuchTree(_)), "{error}"),
+            false => assert!(matches!(error, vellum::Error::NotSorted { entry: 2999 }), "{error}"),
+        }
+        drop(tree);
+        if !drops {
+            store.drop_tree("fails").unwrap();
+        }
+        assert_sound(&store);
+    }
+}

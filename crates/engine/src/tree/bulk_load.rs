@@ -19,30 +19,37 @@ const FILL: u8 = 95;
 const COLLAPSE_TRIES: u32 = 1000;
 
 /// Stores the builder's nodes in new pages, and remembers them.
-struct Pages<'a, 'c> {
+struct Pages<'a> {
     access: Access<'a>,
-    change: &'c Change<'a>,
     pages: PageRuns,
 }
 
-impl PageSink for Pages<'_, '_> {
+impl PageSink for Pages<'_> {
     type Error = Error;
 
     fn store(&mut self, image: &[u8]) -> Result<PageId> {
         let level = image[LEVEL];
         let kind = if level == 0 { PageKind::Leaf } else { PageKind::Inner };
         let core = self.access.core;
+        let change = core.change()?;
         let mut guard = core.pool.allocate(core.page_frames)?;
-        let page = init(self.change, &mut guard, kind, level, self.access.tree.id);
+        let page = init(&change, &mut guard, kind, level, self.access.tree.id);
         self.pages.push(page);
-        apply(self.change, &mut guard, Action::Image { image })?;
+        apply(&change, &mut guard, Action::Image { image })?;
         Ok(page.id)
     }
 }
 
-impl Drop for Pages<'_, '_> {
+impl Drop for Pages<'_> {
     /// Frees everything again, unless it was installed: the load has failed, or its input panics.
     fn drop(&mut self) {
+        if self.pages.is_empty() {
+            return;
+        }
+        let Ok(_change) = self.access.core.change() else {
+            tracing::warn!("the pages of a bulk load that failed stay unused");
+            return;
+        };
         for page in self.pages.iter() {
             if let Err(error) = self.access.core.pool.free_page(page) {
                 tracing::warn!("{page} could not be freed and stays unused: {error}");
@@ -52,7 +59,8 @@ impl Drop for Pages<'_, '_> {
 }
 
 impl Access<'_> {
-    /// Loads sorted entries into an empty tree; returns how many.
+    /// Loads sorted entries into an empty tree; returns how many. No change is under way while
+    /// `sorted` runs: a checkpoint that comes between finds pages that nothing refers to yet.
     pub(crate) fn bulk_load<K: AsRef<[u8]>, V: AsRef<[u8]>>(
         self,
         sorted: impl Iterator<Item = Result<(K, V)>>,
@@ -60,15 +68,18 @@ impl Access<'_> {
         let change = self.core.change()?;
         self.check_dropped()?;
         self.collapse(&change)?;
-        let pages = Pages { access: self, change: &change, pages: PageRuns::default() };
+        drop(change);
+        let pages = Pages { access: self, pages: PageRuns::default() };
         let page_len = self.page(0).bytes();
         let mut builder = BulkBuilder::new(pages, page_len, FILL);
         for entry in sorted {
             let (key, value) = entry?;
-            self.load_entry(&change, &mut builder, key.as_ref(), value.as_ref())?;
+            self.load_entry(&mut builder, key.as_ref(), value.as_ref())?;
         }
         let entries = builder.entries();
         let (image, mut pages) = builder.finish().map_err(|(error, _)| error)?;
+        let change = self.core.change()?;
+        self.check_dropped()?;
         self.install(&change, &image)?;
         pages.pages.clear();
         Ok(entries)
@@ -76,8 +87,7 @@ impl Access<'_> {
 
     fn load_entry(
         self,
-        change: &Change<'_>,
-        builder: &mut BulkBuilder<Pages<'_, '_>>,
+        builder: &mut BulkBuilder<Pages<'_>>,
         key: &[u8],
         value: &[u8],
     ) -> Result<()> {
@@ -87,7 +97,9 @@ impl Access<'_> {
         if !self.check_entry(key, value)? {
             return builder.push(key, Payload::Inline(value));
         }
-        let blob = self.store_blob(change, key, Incoming::Bytes(value))?;
+        let change = self.core.change()?;
+        let blob = self.store_blob(&change, key, Incoming::Bytes(value))?;
+        drop(change);
         builder.sink().pages.push(blob.page);
         builder.push(key, Payload::Blob(&blob.encode()))
     }

@@ -192,8 +192,9 @@ impl Tree {
     }
 
     /// Fills an empty tree with sorted entries, bottom-up: every page is written once, and full.
-    /// Returns the number of entries. Other changes of the tree wait, or make this fail. `sorted`
-    /// must not change the store: it would wait for a checkpoint that waits for this load.
+    /// Returns the number of entries. Other changes of the tree make this fail. `sorted` may
+    /// use the store. Of a process that dies during a load, after a [`sync`](crate::Store::sync) in
+    /// its midst, the pages that were loaded until then stay unused space.
     ///
     /// # Errors
     /// [`NotEmpty`](crate::Error::NotEmpty), [`NotSorted`](crate::Error::NotSorted); limits; a

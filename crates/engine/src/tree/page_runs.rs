@@ -32,6 +32,10 @@ impl PageRuns {
         self.0.iter().flat_map(|run| (0..run.pages).map(|number| run.nth(number)))
     }
 
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     pub(super) fn clear(&mut self) {
         self.0.clear();
     }
