@@ -237,6 +237,7 @@ fn a_writer_gets_its_turn_though_there_is_always_a_reader() {
                     {
                         let guard = pool.fix_shared(page).unwrap();
                         let mine = reads.fetch_add(1, Ordering::Relaxed) + 1;
+                        thread::sleep(Duration::from_micros(300));
                         let patience = std::time::Instant::now() + Duration::from_millis(3);
                         while reads.load(Ordering::Relaxed) == mine
                             && std::time::Instant::now() < patience

@@ -204,6 +204,7 @@ mod tests {
                         while holds.load(Ordering::Relaxed) < rounds {
                             let hold = gate.hold();
                             let mine = holds.fetch_add(1, Ordering::Relaxed) + 1;
+                            std::thread::sleep(OVERDUE / 3);
                             let patience = std::time::Instant::now() + 3 * OVERDUE;
                             while holds.load(Ordering::Relaxed) == mine
                                 && std::time::Instant::now() < patience
