@@ -127,6 +127,12 @@ pub enum Error {
     /// There is a tree of this name already.
     #[error("the store has a tree named {0:?} already: open it, or choose another name")]
     TreeExists(String),
+    /// So many trees were created that no number is left for another one.
+    #[error(
+        "the store has used up its numbers for trees: use the trees that there are, or dump it and \
+         load the dump into a new store"
+    )]
+    NoTreeNumbers,
     /// The key to insert is there already.
     #[error("the key is in the tree already: use upsert to replace its value")]
     KeyExists,

@@ -35,11 +35,12 @@ mod value;
 pub use error::{Error, Result};
 pub use store::check::{CheckProgress, CheckReport};
 pub use store::options::Options;
+pub use store::pool_view::PoolView;
 pub use store::snapshot::Snapshot;
 pub use store::{Limits, Store, StoreStat};
 pub use tree::{Cursor, Entries, Tree, TreeStat, Visit};
 pub use value::{Blob, Value};
 pub use vellum_pool::device::{Device, DeviceInfo, Direct};
 pub use vellum_pool::{
-    BackendChoice, BackendKind, PageId, PageRef, Pool, PoolStats, Replacement, StatePlace,
+    BackendChoice, BackendKind, PageId, PageRef, PoolStats, Replacement, StatePlace,
 };

@@ -302,7 +302,9 @@ fn an_empty_file_is_a_store_to_be() {
     assert_eq!(std::fs::read(&path).unwrap(), b"text");
     for begin in [None, Some("")] {
         std::fs::remove_file(&path).unwrap();
-        begin.map(|begin| std::fs::write(&path, begin).unwrap());
+        if let Some(begin) = begin {
+            std::fs::write(&path, begin).unwrap();
+        }
         let created = std::thread::scope(|scope| {
             let threads = [(); 4].map(|()| scope.spawn(|| Store::create(&path, &options)));
             threads.map(|thread| thread.join().unwrap())

@@ -44,14 +44,14 @@ impl StoreCore {
         self.check_open()?;
         let mut trees = self.trees();
         if let Some(tree) = trees.get(name) {
-            return Ok(tree.clone());
+            return Ok(tree);
         }
         let mut entry = Vec::new();
         if !self.catalog().get_into(name.as_bytes(), &mut entry)? {
             return Err(Error::NoSuchTree(name.into()));
         }
         let tree = Arc::new(self.decode_tree(name.as_bytes(), &entry)?);
-        trees.insert(name.into(), tree.clone());
+        trees.insert(&tree);
         Ok(tree)
     }
 
@@ -66,7 +66,7 @@ impl StoreCore {
         if self.catalog().contains(name.as_bytes())? {
             return Err(Error::TreeExists(name.into()));
         }
-        let id = self.next_tree_id();
+        let id = self.next_tree_id()?;
         let root = self.create_root(&change, id)?;
         let entry = encode(id, root.id.0);
         let value = Incoming::Bytes(&entry);
@@ -76,7 +76,7 @@ impl StoreCore {
             return Err(error);
         }
         let tree = Arc::new(TreeState::new(id, name.into(), root));
-        trees.insert(name.into(), tree.clone());
+        trees.insert(&tree);
         Ok(tree)
     }
 

@@ -7,7 +7,7 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use vellum_pool::device::Device;
 use vellum_pool::{PAGE_SIZE, PageRef, Pool, PoolError};
@@ -17,7 +17,7 @@ use crate::node::NodeLimits;
 use crate::page::blob::BLOB_REST;
 use crate::store::free_map;
 use crate::store::gate::{Alone, Gate, Hold, Passage};
-use crate::store::header::Header;
+use crate::store::header::{Header, NEXT_TREE_MAX};
 use crate::store::options::min_pool_frames;
 use crate::tree::TreeState;
 
@@ -36,7 +36,8 @@ pub(crate) struct StoreCore {
     pub max_blob: u64,
     pub salvage: bool,
     pub catalog: Arc<TreeState>,
-    pub open_trees: Mutex<HashMap<String, Arc<TreeState>>>,
+    /// The trees that have handles, or had some lately.
+    open_trees: Mutex<OpenTrees>,
     gate: Gate,
     file: Mutex<FileState>,
     /// Held during a checkpoint: two may hold the gate at a time.
@@ -47,6 +48,34 @@ pub(crate) struct StoreCore {
     /// The first failure to write a header or the free map.
     poison: OnceLock<Arc<str>>,
     small_pool: Option<Mutex<()>>,
+}
+
+/// Trees by name, as long as they have handles.
+#[derive(Debug, Default)]
+pub(crate) struct OpenTrees {
+    by_name: HashMap<String, Weak<TreeState>>,
+    /// So many entries were of use at the last look.
+    live: usize,
+}
+
+impl OpenTrees {
+    pub(crate) fn get(&self, name: &str) -> Option<Arc<TreeState>> {
+        self.by_name.get(name)?.upgrade()
+    }
+
+    pub(crate) fn insert(&mut self, tree: &Arc<TreeState>) {
+        // What has no handle any more goes when it could be half of all.
+        if self.by_name.len() > 2 * self.live + 16 {
+            self.by_name.retain(|_, tree| tree.strong_count() > 0);
+            self.by_name.shrink_to(2 * self.by_name.len());
+            self.live = self.by_name.len();
+        }
+        self.by_name.insert(tree.name.clone(), Arc::downgrade(tree));
+    }
+
+    pub(crate) fn remove(&mut self, name: &str) {
+        self.by_name.remove(name);
+    }
 }
 
 /// What is known of the file beside its pages.
@@ -112,7 +141,7 @@ impl StoreCore {
         self.small_pool.as_ref().map(lock)
     }
 
-    pub(crate) fn trees(&self) -> MutexGuard<'_, HashMap<String, Arc<TreeState>>> {
+    pub(crate) fn trees(&self) -> MutexGuard<'_, OpenTrees> {
         lock(&self.open_trees)
     }
 
@@ -126,11 +155,14 @@ impl StoreCore {
     }
 
     /// The number for a tree that is created.
-    pub(crate) fn next_tree_id(&self) -> u32 {
+    pub(crate) fn next_tree_id(&self) -> Result<u32> {
         let mut file = lock(&self.file);
         let id = file.header.next_tree;
+        if id >= NEXT_TREE_MAX {
+            return Err(Error::NoTreeNumbers);
+        }
         file.header.next_tree += 1;
-        id
+        Ok(id)
     }
 
     pub(crate) fn check_open(&self) -> Result<()> {
@@ -308,6 +340,24 @@ impl Drop for StoreCore {
             && !matches!(error, Error::ReadOnly)
         {
             tracing::error!("closing the store failed: {error}");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn trees_without_handles_are_forgotten() {
+        let mut trees = OpenTrees::default();
+        let tree = |id: u32| Arc::new(TreeState::new(id, id.to_string(), PageRef::new(9, 1)));
+        let kept: Vec<_> = (0..100).map(tree).collect();
+        kept.iter().for_each(|tree| trees.insert(tree));
+        (100..100_000).for_each(|id| trees.insert(&tree(id)));
+        assert!(trees.by_name.len() < 300 && trees.by_name.capacity() < 2000);
+        for tree in &kept {
+            assert!(trees.get(&tree.name).is_some_and(|found| Arc::ptr_eq(&found, tree)));
         }
     }
 }

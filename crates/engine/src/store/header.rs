@@ -15,6 +15,8 @@ pub(crate) const FORMAT_VERSION: u32 = 1;
 /// Number of header pages at the beginning of the file.
 pub(crate) const HEADER_PAGES: u64 = 2;
 const MAGIC: &[u8; 8] = b"VELLUMDB";
+/// The number of the next tree does not become greater.
+pub(crate) const NEXT_TREE_MAX: u32 = u32::MAX - 1;
 const CLEAN: u64 = 1;
 
 const AT_MAGIC: usize = PAGE_HEADER;
@@ -127,7 +129,7 @@ impl Header {
             next_tree: get_u32(bytes, AT_NEXT_TREE),
         };
         // Numbers that can go up for as long as anybody lives.
-        let endless = header.sequence < 1 << 62 && header.next_tree < u32::MAX;
+        let endless = header.sequence < 1 << 62 && header.next_tree <= NEXT_TREE_MAX;
         if header.page() != at || !(1..=16).contains(&header.page_frames) || !endless {
             return damaged("its fields contradict each other");
         }

@@ -8,17 +8,19 @@ pub(crate) mod gate;
 pub(crate) mod header;
 pub(crate) mod open;
 pub(crate) mod options;
+pub(crate) mod pool_view;
 pub(crate) mod snapshot;
 
 use std::path::Path;
 use std::sync::Arc;
 
 use vellum_pool::device::Device;
-use vellum_pool::{PAGE_SIZE, Pool, PoolStats};
+use vellum_pool::{PAGE_SIZE, PoolStats};
 
 use crate::error::{Error, Result};
 use crate::store::core::StoreCore;
 use crate::store::options::Options;
+use crate::store::pool_view::PoolView;
 use crate::store::snapshot::Snapshot;
 use crate::tree::Tree;
 
@@ -256,7 +258,7 @@ impl Store {
     }
 
     /// The buffer manager, to look at.
-    pub fn pool(&self) -> &Pool {
-        &self.core.pool
+    pub fn pool(&self) -> PoolView<'_> {
+        PoolView(&self.core.pool)
     }
 }

@@ -85,6 +85,17 @@ pub(crate) struct Pair<'a> {
     pub node: ExclusiveGuard<'a>,
 }
 
+/// What an attempt to hold a node and its parent came to.
+enum Tried<'a> {
+    Pair(Pair<'a>),
+    /// The tree has no such level.
+    TooLow,
+    /// The tree was lower when the attempt began.
+    Grown,
+    /// Others have this page.
+    Busy(PageRef),
+}
+
 /// The number of the child that leads to the target, and its page.
 #[inline(always)]
 fn step<R: PageReader>(node: Node<R>, target: Target<'_>) -> Result<(usize, u64), Torn> {
@@ -264,7 +275,20 @@ impl<'a> Access<'a> {
     /// The node of `level` for `key` and its parent, both held exclusively; `None` if the tree
     /// is lower than that.
     pub(crate) fn exclusive_pair(self, key: &[u8], level: u8) -> Result<Option<Pair<'a>>> {
-        let target = Target::Key(key);
+        loop {
+            match self.try_exclusive_pair(Target::Key(key), level)? {
+                Tried::Pair(pair) => return Ok(Some(pair)),
+                Tried::TooLow => return Ok(None),
+                Tried::Grown => {}
+                // Nothing is held now, so it can be waited for. By now it may be something else.
+                Tried::Busy(page) => drop(self.core.pool.fix_exclusive(page)),
+            }
+        }
+    }
+
+    /// Waits for the root alone, and only briefly for what is below: in a damaged tree, two nodes
+    /// may be below each other, and their holders would wait for each other.
+    fn try_exclusive_pair(self, target: Target<'_>, level: u8) -> Result<Tried<'a>> {
         let mut above = self.shared_root()?;
         let mut above_level = self.level_of(&above, above.page())?;
         if above_level <= level + 1 {
@@ -272,14 +296,11 @@ impl<'a> Access<'a> {
             let root = self.core.pool.fix_exclusive(self.tree.root)?;
             let root_level = self.level_of(&root, root.page())?;
             return match root_level {
-                now if now < level => Ok(None),
-                now if now == level => Ok(Some(Pair { parent: None, node: root })),
-                now if now == level + 1 => self.pair_below(root, target).map(Some),
+                now if now < level => Ok(Tried::TooLow),
+                now if now == level => Ok(Tried::Pair(Pair { parent: None, node: root })),
+                now if now == level + 1 => self.pair_below(root, target),
                 // The tree has grown while nothing was held.
-                _ => {
-                    drop(root);
-                    self.exclusive_pair(key, level)
-                }
+                _ => Ok(Tried::Grown),
             };
         }
         while above_level > level + 2 {
@@ -291,25 +312,39 @@ impl<'a> Access<'a> {
             }
             (above, above_level) = (child, below);
         }
-        let parent = self.next(&above, above.page(), target)?.1;
-        let parent = self.core.pool.fix_exclusive(self.page(parent))?;
+        let page = self.page(self.next(&above, above.page(), target)?.1);
+        let Some(parent) = self.core.pool.fix_exclusive_briefly(page)? else {
+            return Ok(Tried::Busy(page));
+        };
         drop(above);
         let found = self.level_of(&parent, parent.page())?;
         if found != level + 1 {
             return Err(level_error(parent.page(), found, level + 1));
         }
-        self.pair_below(parent, target).map(Some)
+        self.pair_below(parent, target)
     }
 
     /// Adds the child for `target` to its parent.
-    fn pair_below(self, parent: ExclusiveGuard<'a>, target: Target<'_>) -> Result<Pair<'a>> {
+    fn pair_below(self, parent: ExclusiveGuard<'a>, target: Target<'_>) -> Result<Tried<'a>> {
         let (index, child) = self.next(&parent, parent.page(), target)?;
-        let node = self.core.pool.fix_exclusive(self.page(child))?;
+        let page = self.page(child);
+        let Some(node) = self.core.pool.fix_exclusive_briefly(page)? else {
+            return Ok(Tried::Busy(page));
+        };
         let (found, level) = (self.level_of(&node, node.page())?, parent[header::LEVEL]);
         if found != level - 1 {
             return Err(level_error(node.page(), found, level - 1));
         }
-        Ok(Pair { parent: Some((parent, index)), node })
+        Ok(Tried::Pair(Pair { parent: Some((parent, index)), node }))
+    }
+
+    /// The sibling of a node of `level`, whose common parent is held; none if it is busy.
+    pub(crate) fn sibling(self, page: PageRef, level: u8) -> Result<Option<ExclusiveGuard<'a>>> {
+        let Some(node) = self.core.pool.fix_exclusive_briefly(page)? else { return Ok(None) };
+        match self.level_of(&node, page)? {
+            found if found != level => Err(level_error(page, found, level)),
+            _ => Ok(Some(node)),
+        }
     }
 
     /// The level of a node that is held; it is one of this tree.

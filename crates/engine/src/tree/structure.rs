@@ -171,7 +171,8 @@ impl<'a> Access<'a> {
                 // To wait for it would be to wait for ever.
                 return Err(Error::damaged(other, "it is referred to twice"));
             }
-            let other = self.core.pool.fix_exclusive(other)?;
+            // The tree only has one more page than it needs if others have that one now.
+            let Some(other) = self.sibling(other, level)? else { return Ok(Merged::Done) };
             let (one, two) = if left == index { (held, other) } else { (other, held) };
             match self.merge_pair(change, &mut parent, left, one, two)? {
                 Ok(right) if count == 1 => return self.pull_up(change, parent, right),

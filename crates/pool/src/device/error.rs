@@ -59,8 +59,7 @@ pub enum DeviceError {
     },
     /// The file system has no locks.
     #[error(
-        "{} cannot be locked ({source}): put it on a file system with locks, or open it without \
-         a lock and make sure yourself that nobody else uses it", path.display()
+        "{} cannot be locked ({source}): put it on a file system with locks", path.display()
     )]
     NoLocks {
         /// The file.

@@ -33,6 +33,9 @@ use crate::sync::{Mutex, lock, thread};
 /// Restarts of one optimistic read before it takes the shared lock.
 const RESTARTS_MAX: u32 = 16;
 
+/// Waits, of about a millisecond each, of a brief attempt to lock a page.
+const BRIEF_ROUNDS: u32 = 3;
+
 /// A buffer manager that lets the MMU translate page identifiers (vmcache; SIGMOD'23, section 3).
 ///
 /// Every page of the file has its place on a surface of virtual memory; which of them are in
@@ -224,13 +227,28 @@ impl Pool {
             self.core.counters.count(Event::Hit);
             return Ok(ExclusiveGuard::new(&self.core, state, page, false));
         }
-        self.lock_exclusive(page)?;
+        self.lock_exclusive(page, None)?;
         Ok(ExclusiveGuard::new(&self.core, self.core.held(page), page, false))
     }
 
-    /// As [`fix_exclusive`](Pool::fix_exclusive), whatever the page's state; returns with the lock.
+    /// As [`fix_exclusive`](Pool::fix_exclusive), but waits for others for a few milliseconds at
+    /// most; none if they still have the page. For callers that hold a page which those others may
+    /// be waiting for.
+    pub fn fix_exclusive_briefly(
+        &self,
+        page: PageRef,
+    ) -> Result<Option<ExclusiveGuard<'_>>, PoolError> {
+        if self.read_only {
+            return Err(PoolError::ReadOnly);
+        }
+        let locked = self.lock_exclusive(page, Some(BRIEF_ROUNDS))?;
+        Ok(locked.then(|| ExclusiveGuard::new(&self.core, self.core.held(page), page, false)))
+    }
+
+    /// As [`fix_exclusive`](Pool::fix_exclusive), whatever the page's state; returns with the lock,
+    /// or without it after so many `brief` waits.
     #[cold]
-    fn lock_exclusive(&self, page: PageRef) -> Result<(), PoolError> {
+    fn lock_exclusive(&self, page: PageRef, mut brief: Option<u32>) -> Result<bool, PoolError> {
         let mut rounds = 0;
         loop {
             let (state, seen) = self.core.look(page)?;
@@ -238,10 +256,17 @@ impl Pool {
                 State::Unlocked | State::Marked => {
                     if state.try_lock(seen) {
                         self.core.counters.count(Event::Hit);
-                        return self.check_whole(page).inspect_err(|_| {
+                        let whole = self.check_whole(page).inspect_err(|_| {
                             self.core.unlock(page, Leave::Unlocked, false);
                         });
+                        return whole.map(|()| true);
                     }
+                }
+                State::Locked | State::Shared(_) if brief == Some(0) => return Ok(false),
+                State::Locked | State::Shared(_) if brief.is_some() => {
+                    brief = brief.map(|rounds| rounds - 1);
+                    // Without urging: the caller may go away.
+                    self.core.wait_for_holders(page, state, seen, &mut 0);
                 }
                 State::Locked => self.core.wait(page, state, seen, Wanted::Alone),
                 State::Shared(_) => self.core.wait_for_holders(page, state, seen, &mut rounds),
@@ -249,7 +274,7 @@ impl Pool {
                 State::Inner => return Err(PoolError::WrongSize(page)),
                 State::Evicted => {
                     if self.load(page, state, seen)? {
-                        return Ok(());
+                        return Ok(true);
                     }
                 }
             }
