@@ -199,6 +199,13 @@ impl<'a> Access<'a> {
         let mut separator = Vec::new();
         let torn = |torn| Error::torn(left.page(), torn);
         Node::new(&parent[..]).key_into(index, &mut separator).map_err(torn)?;
+        // Keys are kept without what both fences begin with, so nodes with other fences than the
+        // separator would come out with other keys. A device that lost a write leaves such nodes.
+        let meet = Node::new(&left[..]).upper().map_err(torn)? == Some(&separator[..])
+            && Node::new(&right[..]).lower().map_err(torn)? == Some(&separator[..]);
+        if !meet {
+            return Err(Error::fences(left.page()));
+        }
         let fits = fits_merge(Node::new(&left[..]), Node::new(&right[..]), &separator);
         if !fits.map_err(torn)? {
             return Ok(Err((left, right)));
