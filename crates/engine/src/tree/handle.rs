@@ -56,7 +56,8 @@ impl Tree {
         self.open_access()?.get(key)
     }
 
-    /// Copies the value of `key` to `value`; false, and `value` empty, if there is none. Allocates nothing if `value` has the capacity.
+    /// Copies the value of `key` to `value`; false, and `value` empty, if there is none. Allocates
+    /// nothing if `value` has the capacity.
     ///
     /// # Errors
     /// As [`get`](Tree::get).

@@ -166,8 +166,9 @@ impl Pool {
         }
     }
 
-    /// Locks a page shared, bringing it in if need be. Waits for writers, and lets one go first that
-    /// has waited for a millisecond; so a thread that holds the page already may wait for 100.
+    /// Locks a page shared, bringing it in if need be. Waits for writers, and lets one go first
+    /// that has waited for a millisecond; so a thread that holds the page already may wait for
+    /// 100 ms.
     #[inline]
     pub fn fix_shared(&self, page: PageRef) -> Result<SharedGuard<'_>, PoolError> {
         let (state, seen) = self.core.look(page)?;
