@@ -285,9 +285,7 @@ impl Walk<'_, '_> {
         }
         let mut row = Row::new(blobs.iter().map(|(blob, _)| blob.page).collect());
         for (index, (blob, key)) in blobs.into_iter().enumerate() {
-            if self.visitor.reads_blobs() {
-                row.come_to(index, self.access);
-            }
+            row.come_to(index, self.access);
             self.blob(blob, &key)?;
         }
         Ok(())
