@@ -66,6 +66,50 @@ pub fn store(address: usize, value: u8) -> Result<(), Fault> {
     outcome(signal, found, ())
 }
 
+/// Loads a page, word by word.
+pub fn load_page(address: usize) -> Result<Box<[u64; PAGE / 8]>, Fault> {
+    prepare();
+    let mut words = Box::new([0_u64; PAGE / 8]);
+    let (mut signal, mut found): (u64, u64) = (0, MAGIC);
+    // SAFETY: as above; the words are this function's.
+    unsafe {
+        asm!(
+            "lea r11, [rip + 2f]",
+            "rep movsq",
+            "2:",
+            inout("rsi") address => _,
+            inout("rdi") words.as_mut_ptr() => _,
+            inout("rcx") PAGE / 8 => _,
+            inout("r10") found,
+            inout("rax") signal,
+            out("r11") _,
+            options(nostack),
+        );
+    }
+    outcome(signal, found, words)
+}
+
+/// Fills a page with a word.
+pub fn store_page(address: usize, word: u64) -> Result<(), Fault> {
+    prepare();
+    let (mut signal, mut found): (u64, u64) = (word, MAGIC);
+    // SAFETY: as for a byte. What is stored is in the register in which the handler answers.
+    unsafe {
+        asm!(
+            "lea r11, [rip + 2f]",
+            "rep stosq",
+            "2:",
+            inout("rdi") address => _,
+            inout("rcx") PAGE / 8 => _,
+            inout("r10") found,
+            inout("rax") signal,
+            out("r11") _,
+            options(nostack),
+        );
+    }
+    outcome(if found == MAGIC { 0 } else { signal }, found, ())
+}
+
 fn outcome<T>(signal: u64, found: u64, value: T) -> Result<T, Fault> {
     match signal {
         0 => Ok(value),
@@ -166,6 +210,8 @@ mod tests {
         assert_eq!(store(memory.start() + 5, 77), Ok(()));
         assert_eq!(load(memory.start() + 5), Ok(77));
         assert_eq!(kernel_load(memory.start(), 6).unwrap(), [0, 0, 0, 0, 0, 77]);
+        store_page(memory.start(), 7).unwrap();
+        assert!(load_page(memory.start()).unwrap().iter().all(|word| *word == 7));
         kernel_store(memory.start(), &stamped(3)).unwrap();
         assert_eq!(kernel_load(memory.start(), PAGE).unwrap(), stamped(3));
     }
@@ -180,6 +226,11 @@ mod tests {
             assert_eq!(store(address, 1), Err(fault));
             assert_eq!(load(address), Ok(0));
             assert_eq!(kernel_store(address, &[1]), Err(Errno::FAULT));
+            assert_eq!(
+                store_page(memory.start(), 1),
+                Err(Fault { address: memory.start(), ..fault })
+            );
+            assert_eq!(load_page(memory.start()).unwrap()[0], 0);
         }
         sys::mprotect(memory.start(), PAGE, libc::PROT_NONE).unwrap();
         assert_eq!(load(address), Err(fault));

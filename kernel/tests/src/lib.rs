@@ -11,6 +11,7 @@ pub mod backing;
 pub mod child;
 pub mod counters;
 pub mod exmap;
+pub mod fuzz;
 pub mod kernel_log;
 pub mod machine;
 pub mod mapping;

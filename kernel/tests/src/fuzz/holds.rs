@@ -1,0 +1,42 @@
+//! Pages that something else has hold of: a pipe, into which they were spliced.
+
+use std::io::{PipeReader, PipeWriter, Read as _, pipe};
+use std::os::fd::AsFd as _;
+
+use rustix::io::Errno;
+
+use super::marks::{Content, Owner, words_of};
+use crate::{PAGE, sys};
+
+/// A page in a pipe.
+#[derive(Debug)]
+pub(super) struct Hold {
+    /// Which one.
+    pub(super) page: u64,
+    /// What it has, if it is no longer where it was.
+    pub(super) content: Option<Content>,
+    reader: PipeReader,
+    _writer: PipeWriter,
+}
+
+impl Hold {
+    /// Takes hold of the page at an address.
+    pub(super) fn take(page: u64, at: usize) -> Result<Self, Errno> {
+        let (reader, writer) = pipe().expect("a pipe");
+        assert_eq!(sys::vmsplice(writer.as_fd(), at, PAGE)?, PAGE as u64);
+        Ok(Self { page, content: None, reader, _writer: writer })
+    }
+
+    /// Whether it is one of these.
+    pub(super) fn is_within(&self, page: u64, count: u64) -> bool {
+        self.page >= page && self.page - page < count
+    }
+
+    /// Lets go; fails unless it has what is expected.
+    #[track_caller]
+    pub(super) fn end(mut self, owner: &Owner, now: Content) {
+        let mut bytes = vec![0; PAGE];
+        self.reader.read_exact(&mut bytes).expect("a page in the pipe");
+        owner.check(&words_of(&bytes), self.content.unwrap_or(now), self.page);
+    }
+}

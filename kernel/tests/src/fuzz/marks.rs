@@ -1,0 +1,111 @@
+//! Marks: each page that an owner has written is full of a word that says whose it is.
+
+use crate::PAGE;
+use crate::random::Random;
+
+/// Words of a page.
+pub(super) const WORDS: usize = PAGE / 8;
+
+/// In the highest byte of every mark. The numbers of frames have zeros there.
+const SIGN: u64 = 0xa7;
+
+/// What is to be found on a page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Content {
+    /// Zeros.
+    Zeros,
+    /// This mark.
+    Mark(u64),
+    /// Of each word one does not know more than this: it is zero, or of a mark of the owner.
+    Own,
+}
+
+/// Makes the marks of one owner and knows them again.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Owner {
+    number: u64,
+    generation: u64,
+}
+
+impl Owner {
+    /// The owner of this number.
+    pub(super) fn new(number: u64) -> Self {
+        Self { number: number & 0xffff, generation: 0 }
+    }
+
+    /// The same, whose marks are not those of other threads for it.
+    pub(super) fn beginning(number: u64, generation: u64) -> Self {
+        Self { generation, ..Self::new(number) }
+    }
+
+    /// A mark that this owner has not made yet.
+    pub(super) fn mark(&mut self, page: u64) -> u64 {
+        self.generation += 1;
+        let (page, generation) = (page & 0xff_ffff, self.generation & 0xffff);
+        SIGN << 56 | self.number << 40 | page << 16 | generation
+    }
+
+    fn has_made(&self, word: u64) -> bool {
+        word >> 40 == SIGN << 16 | self.number
+    }
+
+    /// Whether the word is zero or of a mark for this page.
+    pub(super) fn has_made_for(&self, word: u64, page: u64) -> bool {
+        word == 0 || (self.has_made(word) && word >> 16 & 0xff_ffff == page & 0xff_ffff)
+    }
+
+    /// Fails unless the words are what is expected.
+    #[track_caller]
+    pub(super) fn check(&self, words: &[u64], expected: Content, page: u64) {
+        let is_right = |word: u64| match expected {
+            Content::Zeros => word == 0,
+            Content::Mark(mark) => word == mark,
+            Content::Own => word == 0 || self.has_made(word),
+        };
+        if let Some(at) = words.iter().position(|word| !is_right(*word)) {
+            let (word, number) = (words[at], self.number);
+            panic!("page {page} of owner {number}: word {at} is {word:#x}, expected {expected:x?}");
+        }
+    }
+}
+
+/// The words of bytes.
+pub(super) fn words_of(bytes: &[u8]) -> Vec<u64> {
+    let word = |bytes: &[u8]| bytes.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte));
+    bytes.chunks(8).map(word).collect()
+}
+
+/// The bytes of a page full of a word.
+pub(super) fn page_of(word: u64) -> Vec<u8> {
+    word.to_le_bytes().repeat(WORDS)
+}
+
+/// A page, and how many from there on: where tables begin and end, and few enough to be met again.
+pub(super) fn some_range(random: &mut Random, pages: u64) -> (u64, u64) {
+    let bases = [0, 0, 500, 505, 512, 1020, 1024, pages - pages.min(20), random.below(pages)];
+    let page = (random.pick(&bases) + random.below(16)) % pages;
+    let count = random.pick(&[1, 1, 1, 2, 3, 7, 40, 512, 600]);
+    match count {
+        512 => (page / 512 * 512, 512.min(pages - page / 512 * 512)),
+        _ => (page, count.min(pages - page)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn owners_know_their_marks() {
+        let (mut one, other) = (Owner::new(1), Owner::new(2));
+        let mark = one.mark(5);
+        assert_ne!(mark, one.mark(5));
+        one.check(&[mark; 3], Content::Mark(mark), 5);
+        one.check(&[mark, 0], Content::Own, 7);
+        assert!(one.has_made_for(mark, 5) && !one.has_made_for(mark, 6));
+        assert!(!other.has_made_for(mark, 5) && other.has_made_for(0, 5));
+        assert_eq!(words_of(&page_of(mark)), [mark; WORDS]);
+        assert!(std::panic::catch_unwind(|| other.check(&[mark], Content::Own, 5)).is_err());
+        assert!(std::panic::catch_unwind(|| one.check(&[0x1234], Content::Own, 5)).is_err());
+    }
+}

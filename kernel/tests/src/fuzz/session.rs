@@ -1,0 +1,152 @@
+//! A run of the fuzzer: its numbers, what it has done last, and when it is over.
+
+use std::collections::VecDeque;
+use std::env;
+use std::str::FromStr;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use crate::counters::{self, Memory};
+use crate::random::Random;
+
+/// So many of the last operations are shown when something is wrong.
+const SHOWN: usize = 40;
+
+fn variable<T: FromStr>(name: &str) -> Option<T> {
+    env::var(name).ok()?.parse().ok()
+}
+
+/// Rounds, each with a seed of its own, until the time is over.
+#[derive(Debug)]
+pub(super) struct Rounds {
+    next: u64,
+    begin: Instant,
+    time: Duration,
+    /// `VELLUM_STEPS`: one round of so many.
+    steps: Option<u64>,
+    done: u64,
+    /// After the first one: what is taken once and kept is taken by then.
+    memory: Option<Memory>,
+}
+
+impl Rounds {
+    /// For `VELLUM_SECONDS`, or else for so many, from `VELLUM_SEED`, or else from the clock.
+    pub(super) fn new(seconds: u64) -> Self {
+        let seconds = variable("VELLUM_SECONDS").unwrap_or(seconds);
+        let clock = SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |time| time.as_nanos());
+        let next = variable("VELLUM_SEED").unwrap_or(clock as u64);
+        println!("VELLUM_SEED={next}");
+        let (begin, time) = (Instant::now(), Duration::from_secs(seconds));
+        Self { next, begin, time, steps: variable("VELLUM_STEPS"), done: 0, memory: None }
+    }
+
+    /// The next one, if there is time for it; at least one.
+    pub(super) fn next(&mut self, steps: u64) -> Option<Session> {
+        if self.done == 1 {
+            counters::assert_no_exmaps();
+            counters::assert_no_morsels();
+            self.memory = Some(Memory::now());
+        }
+        if self.done > 0 && (self.steps.is_some() || self.begin.elapsed() >= self.time) {
+            return None;
+        }
+        let seed = self.next;
+        self.next = Random::new(seed).number();
+        self.done += 1;
+        let without = env::var("VELLUM_WITHOUT").unwrap_or_default();
+        let without = without.split(',').map(str::to_owned).collect();
+        Some(Session {
+            random: Random::new(seed),
+            seed,
+            steps: self.steps.unwrap_or(steps),
+            step: 0,
+            subject: String::new(),
+            begin: Instant::now(),
+            log: VecDeque::new(),
+            without,
+        })
+    }
+
+    /// Says how many there were; fails unless memory has come back.
+    #[track_caller]
+    pub(super) fn end(&self) {
+        println!("{} rounds, {:.0} s", self.done, self.begin.elapsed().as_secs_f64());
+        counters::assert_no_exmaps();
+        counters::assert_no_morsels();
+        if let Some(memory) = &self.memory {
+            memory.assert_back();
+        }
+    }
+}
+
+/// One round.
+#[derive(Debug)]
+pub(super) struct Session {
+    /// Its numbers.
+    pub(super) random: Random,
+    seed: u64,
+    steps: u64,
+    step: u64,
+    /// What the operations of the step are done to.
+    pub(super) subject: String,
+    begin: Instant,
+    log: VecDeque<String>,
+    without: Vec<String>,
+}
+
+impl Session {
+    /// Begins a step, if there is one more.
+    pub(super) fn step(&mut self) -> bool {
+        self.step += 1;
+        self.step <= self.steps
+    }
+
+    /// How many steps the round has.
+    pub(super) fn steps(&self) -> u64 {
+        self.steps
+    }
+
+    /// Whether it is time for what is done every so many steps.
+    pub(super) fn every(&self, steps: u64) -> bool {
+        self.step.is_multiple_of(steps)
+    }
+
+    /// One of several operations, by weight, without those that `VELLUM_WITHOUT` names.
+    pub(super) fn choose<T: Copy>(&mut self, operations: &[(u64, &'static str, T)]) -> T {
+        let total: u64 = operations.iter().map(|(weight, ..)| weight).sum();
+        loop {
+            let mut at = self.random.below(total);
+            for (weight, name, operation) in operations {
+                if at >= *weight {
+                    at -= weight;
+                    continue;
+                }
+                if self.without.iter().any(|without| without == name) {
+                    break;
+                }
+                return *operation;
+            }
+        }
+    }
+
+    /// Notes what is done now.
+    pub(super) fn note(&mut self, what: String) {
+        if self.log.len() == SHOWN {
+            self.log.pop_front();
+        }
+        self.log.push_back(format!("step {}, {}: {what}", self.step, self.subject));
+    }
+}
+
+impl Drop for Session {
+    /// A panic shows how it came to that, and how to repeat it.
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            return;
+        }
+        println!("the last operations:");
+        self.log.iter().for_each(|line| println!("  {line}"));
+        let seconds = self.begin.elapsed().as_secs_f64();
+        println!("{seconds:.1} s into the round; to repeat it:");
+        println!("VELLUM_SEED={} VELLUM_STEPS={}", self.seed, self.step);
+    }
+}
