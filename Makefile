@@ -15,12 +15,14 @@ help:
 	@echo "make lab     the module and its tests on stock Debian kernels, in an emulator; there, too,"
 	@echo "             on exmap, those of vm, pool and engine, and a short TPC-C; some of it:"
 	@echo "             make lab KERNEL=6.12 PROCESSORS=1,4 PACKAGE=vellum-pool TEST=batches"
+	@echo "             another machine: BOOT=\"pti=on\" MODULE=\"flush=exported\" PROCESSORS=4"
+	@echo "             the module's fuzzer alone, for ten minutes: make lab FUZZ=600"
 	@echo "             an experiment there: make lab BENCH=exmap-pool; COUNT=1 counts instructions"
 	@echo "make lab-debug  the same on a kernel that checks itself; the first time builds it (an hour)"
 	@echo "make deb     the Debian package of the module, for DKMS, built and checked"
 	@echo "make install  the program, its manual pages, the libraries for C and for preloading, and"
 	@echo "             units of systemd; PREFIX=/usr DESTDIR=folder; make uninstall removes them"
-	@echo "make soak    the long tests (an hour or more)"
+	@echo "make soak    the long tests, and the module's fuzzer (two hours or more)"
 	@echo "make tidy    the project's own rules alone"
 	@echo "make fmt     format the code"
 	@echo "make clean   remove what was built"
@@ -38,7 +40,9 @@ lab: toolchain
 	@cargo xtask lab $(if $(KERNEL),--kernel $(KERNEL)) \
 	    $(if $(PROCESSORS),--processors $(PROCESSORS)) $(foreach name,$(PACKAGE),--package $(name)) \
 	    $(if $(MEMORY),--memory $(MEMORY)) $(if $(LEVELS),--levels $(LEVELS)) \
-	    $(if $(COUNT),--count-instructions) $(if $(BENCH),--bench $(BENCH)) $(TEST) \
+	    $(if $(BOOT),--boot "$(BOOT)") $(if $(MODULE),--module "$(MODULE)") \
+	    $(if $(COUNT),--count-instructions) $(if $(BENCH),--bench $(BENCH)) \
+	    $(if $(FUZZ),--fuzz $(FUZZ)) $(TEST) \
 	    $(if $(ARGS),-- $(ARGS))
 
 lab-debug:

@@ -54,6 +54,8 @@ pub struct Equipment {
     pub folder: Option<PathBuf>,
     /// What those modules are told when they are loaded.
     pub parameters: String,
+    /// Lines of a shell that set variables for the programs.
+    pub variables: Vec<String>,
     /// Files that lie beside the programs, by their names there.
     pub files: Vec<(String, PathBuf)>,
 }
@@ -93,6 +95,7 @@ pub fn archive(kernel: &Kernel, work: &Work, equipment: &Equipment) -> Result<Ve
         order.push('\n');
     }
     archive.file("modules/order", 0o644, order.as_bytes());
+    archive.file("variables", 0o644, equipment.variables.join("\n").as_bytes());
     if let Some(folder) = &equipment.folder {
         own_modules(&mut archive, &build::build(kernel, folder)?, &equipment.parameters);
     }

@@ -37,6 +37,8 @@ pub struct Machine {
     /// Runs one instruction after the other, each in the same time, so that the guest's clock
     /// counts them: a nanosecond is an instruction.
     pub counts_instructions: bool,
+    /// More for the kernel's command line.
+    pub boot: String,
     /// Stands still until a debugger lets it run.
     pub waits_for_gdb: bool,
 }
@@ -90,7 +92,7 @@ impl Machine {
         }
         command.arg("-kernel").arg(&kernel.image);
         command.arg("-initrd").arg(files.archive);
-        let mut told = format!("{BOOT_ARGUMENTS} {}", kernel.boot_arguments());
+        let mut told = format!("{BOOT_ARGUMENTS} {} {}", kernel.boot_arguments(), self.boot);
         if self.waits_for_gdb {
             command.args(["-S", "-gdb", &format!("tcp:127.0.0.1:{GDB_PORT}")]);
             // Symbols are where they were linked.

@@ -44,6 +44,12 @@ pub struct Arguments {
     /// Parameters for the modules that are built, such as 'level=2 trace=1'
     #[arg(long, default_value = "", allow_hyphen_values = true, global = true)]
     module_parameters: String,
+    /// More for the kernel's command line, such as 'pti=on'
+    #[arg(long, default_value = "", allow_hyphen_values = true, global = true)]
+    boot: String,
+    /// A variable in the environment of the programs
+    #[arg(long = "variable", value_name = "NAME=VALUE", value_parser = variable, global = true)]
+    variables: Vec<String>,
     /// A file, such as a library, that is to lie beside the programs, with the libraries it needs
     #[arg(long = "file", value_name = "NAME=PATH", value_parser = file, global = true)]
     files: Vec<(String, PathBuf)>,
@@ -94,6 +100,7 @@ impl Arguments {
             levels: self.levels,
             memory_mib: self.memory,
             counts_instructions: self.count_instructions,
+            boot: self.boot.clone(),
             waits_for_gdb: false,
         }
     }
@@ -106,6 +113,7 @@ impl Arguments {
             modules: self.modules.iter().map(|name| name.replace('-', "_")).collect(),
             folder: self.build.clone(),
             parameters: self.module_parameters.clone(),
+            variables: self.variables.clone(),
             files: self.files.clone(),
         }
     }
@@ -121,6 +129,15 @@ fn file(given: &str) -> Result<(String, PathBuf)> {
     let (name, path) = given.split_once('=').context("it is not NAME=PATH")?;
     ensure!(Path::new(path).is_file(), "no file {path}");
     Ok((name.to_owned(), path.into()))
+}
+
+/// A variable given as `NAME=VALUE`, as a shell takes it.
+fn variable(given: &str) -> Result<String> {
+    let (name, value) = given.split_once('=').context("it is not NAME=VALUE")?;
+    let is_name = |letter: char| letter.is_ascii_alphanumeric() || letter == '_';
+    ensure!(!name.is_empty() && name.chars().all(is_name), "'{name}' is no name of a variable");
+    ensure!(!value.contains(['\'', '\n']), "'{value}' cannot be quoted");
+    Ok(format!("export {name}='{value}'"))
 }
 
 /// Programs given as `NAME=PROGRAM`, with arguments of their own behind a space and others that
@@ -168,6 +185,8 @@ mod tests {
         );
         assert_eq!(file("a/shell=/bin/sh").unwrap(), ("a/shell".to_owned(), "/bin/sh".into()));
         assert!(file("/bin/sh").is_err() && file("a=/nowhere/file").is_err());
+        assert_eq!(variable("A_1=two words").unwrap(), "export A_1='two words'");
+        assert!(variable("A").is_err() && variable("=1").is_err() && variable("A=it's").is_err());
         assert!(tests(&["/bin/sh".to_owned()], &[]).is_err());
         assert!(tests(&["a=/nowhere/program".to_owned()], &[]).is_err());
     }

@@ -48,14 +48,25 @@ impl Suite {
     }
 }
 
+/// The tests of the module.
+const KERNEL_TESTS: &str = "vellum-kernel-tests";
+
+/// Seconds that the fuzzer may take for more than it was told to.
+const SLACK: u64 = 600;
+
 /// The kernel of what runs on one, if none is named.
 const NEWEST: &str = "6.12";
 
 /// Seconds for a program of a package that is named: long ones are among them.
 const PATIENCE: &str = "2400";
 
+/// What is looked at once more in a machine that differs from the others in all that `strictest`
+/// says: what depends most on flushes, on processors, and on what comes at the same time.
+const STRICTEST: [&str; 6] =
+    ["--test", "module_fuzz", "--test", "exmap_huge_races", "--test", "morsel_races"];
+
 /// What is run where.
-#[derive(clap::Args)]
+#[derive(Clone, clap::Args)]
 pub struct Options {
     /// Packages, with all of their tests; what concerns the kernel if none is named
     #[arg(long = "package", value_name = "PACKAGE")]
@@ -72,6 +83,15 @@ pub struct Options {
     /// Levels of the guest's page tables: 4 or 5
     #[arg(long)]
     levels: Option<String>,
+    /// More for the guest's kernel command line, such as 'pti=on'
+    #[arg(long, allow_hyphen_values = true)]
+    boot: Option<String>,
+    /// Parameters of the module, such as 'flush=exported'
+    #[arg(long, allow_hyphen_values = true)]
+    module: Option<String>,
+    /// Only the fuzzer of the module, for so many seconds, on 6.12 if no kernel is named
+    #[arg(long, value_name = "SECONDS", conflicts_with_all = ["packages", "filter"])]
+    fuzz: Option<u64>,
     /// No tests: `vellum bench NAME --quick`, on 6.12 if no kernel is named
     #[arg(long, value_name = "NAME", conflicts_with_all = ["packages", "filter"])]
     bench: Option<String>,
@@ -99,6 +119,9 @@ pub fn run(root: &Path, options: &Options) -> Outcome {
     if let Some(name) = &options.bench {
         return bench::run(root, options, name);
     }
+    if let Some(seconds) = options.fuzz {
+        return fuzz(root, options, seconds);
+    }
     // What the lab itself promises is looked at first.
     let first = programs::of_tests(root, "vellum-lab", &["--test", "guest"])?;
     if !options.packages.is_empty() {
@@ -121,7 +144,37 @@ pub fn run(root: &Path, options: &Options) -> Outcome {
     }
     let programs = programs::without(of_suites(root, Kernels::One)?, programs::LONG);
     let on_one = run_tests(root, options, &[one_of(&options.kernels)], &programs);
-    on_all.and(on_one)
+    let on_strictest = match options.filter {
+        None => strictest(root, options),
+        Some(_) => Ok(()),
+    };
+    on_all.and(on_one).and(on_strictest)
+}
+
+/// A machine as others have it: page tables of their own for user space, flushes by what the kernel
+/// exports, and more processors.
+fn strictest(root: &Path, options: &Options) -> Outcome {
+    if !root.join("kernel/tests/Cargo.toml").exists() {
+        return Ok(());
+    }
+    let options = Options {
+        processors: "4".to_owned(),
+        boot: Some("pti=on".to_owned()),
+        module: Some("flush=exported".to_owned()),
+        ..options.clone()
+    };
+    let programs = programs::of_tests(root, KERNEL_TESTS, &STRICTEST)?;
+    run_tests(root, &options, &[one_of(&options.kernels)], &programs)
+}
+
+/// The fuzzer: half of the time one thread, half of it several.
+fn fuzz(root: &Path, options: &Options, seconds: u64) -> Outcome {
+    let fuzzer = programs::of_tests(root, KERNEL_TESTS, &["--test", "module_fuzz"])?.remove(0);
+    let mut command = lab(root, options, &[one_of(&options.kernels)]);
+    command.args(["--variable", &format!("VELLUM_SECONDS={}", seconds.div_ceil(2))]);
+    command.args(["--pmem", "--module", "kvm-amd", "run"]);
+    command.args(["--patience", &(seconds + SLACK).to_string(), &fuzzer.told()]);
+    finish(command)
 }
 
 /// The programs of the suites that are for so many kernels, as far as they are there.
@@ -150,10 +203,19 @@ fn lab(root: &Path, options: &Options, kernels: &[String]) -> Command {
     for kernel in kernels {
         command.args(["--kernel", kernel]);
     }
-    for (name, value) in [("--levels", &options.levels), ("--memory", &options.memory)] {
+    let given = [
+        ("--levels", &options.levels),
+        ("--memory", &options.memory),
+        ("--boot", &options.boot),
+        ("--module-parameters", &options.module),
+    ];
+    for (name, value) in given {
         if let Some(value) = value {
             command.args([name, value]);
         }
+    }
+    for variable in passed_on(std::env::vars()) {
+        command.args(["--variable", &variable]);
     }
     if options.count_instructions {
         command.arg("--count-instructions");
@@ -162,6 +224,12 @@ fn lab(root: &Path, options: &Options, kernels: &[String]) -> Command {
         command.args(["--build", "kernel"]);
     }
     command
+}
+
+/// What the programs in the guest are told by the environment of this one: seeds and the like.
+fn passed_on(variables: impl Iterator<Item = (String, String)>) -> Vec<String> {
+    let ours = variables.filter(|(name, _)| name.starts_with("VELLUM_"));
+    ours.map(|(name, value)| format!("{name}={value}")).collect()
 }
 
 fn run_tests(root: &Path, options: &Options, kernels: &[String], programs: &[Program]) -> Outcome {
@@ -239,6 +307,13 @@ mod tests {
         assert_eq!(suites(Path::new("/nowhere")).count(), 0);
         let there: Vec<&str> = suites(&crate::root()).map(|suite| suite.package).collect();
         assert!(there.contains(&"vellum-vm") && there.contains(&"vellum-pool"), "{there:?}");
+    }
+
+    #[test]
+    fn variables_of_ours_are_passed_on() {
+        let variable = |name: &str| (name.to_owned(), "1".to_owned());
+        let given = [variable("PATH"), variable("VELLUM_SEED")];
+        assert_eq!(passed_on(given.into_iter()), ["VELLUM_SEED=1"]);
     }
 
     #[test]

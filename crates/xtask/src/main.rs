@@ -68,7 +68,7 @@ enum Chore {
         arguments: Vec<String>,
     },
     /// Run tests on Debian kernels in an emulator, with the module
-    Lab(lab::Options),
+    Lab(Box<lab::Options>),
     /// Build the Debian package of the kernel module, for DKMS, and check it
     Deb,
     /// Build the release binary and the libraries, and install them with what belongs to them

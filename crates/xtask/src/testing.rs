@@ -58,7 +58,17 @@ pub fn soak(root: &Path, verbose: bool) -> Outcome {
     } else {
         println!("no nightly compiler: the step with the address sanitizer is left out");
     }
+    list.push(Step::program("module fuzzer", fuzzer(root)));
     steps::run(list, verbose, &failed(root))
+}
+
+/// The fuzzer of the module, for an hour, on the kernel that checks itself if it has been built.
+fn fuzzer(root: &Path) -> Command {
+    let mut command = command(root, "run --quiet --package xtask -- lab --fuzz 3600");
+    if root.join("target/lab/debug/release").exists() {
+        command.args(["--kernel", "debug"]);
+    }
+    command
 }
 
 /// Where the whole output of a failed step is written.
