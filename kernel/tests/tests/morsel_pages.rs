@@ -243,8 +243,8 @@ fn other_ways_to_allocate_are_refused() {
     assert_eq!(morsel.stat().pages, 1);
 }
 
-/// A fault of a kernel before 6.5 could take 2 MiB for damage that come to a place again: there they
-/// come page by page.
+/// A fault of a kernel before 6.5 could take 2 MiB for damage that come to a place again: there
+/// they come page by page.
 #[test]
 fn two_mib_come_once_before_6_5() {
     let Some(_turn) = morsel_turn() else { return };
