@@ -211,7 +211,8 @@ fn a_worker_that_needs_more_than_its_limit_says_so() {
     drop(group);
     let directory = tempfile::tempdir().unwrap();
     let mut worker = Worker::start(&launcher(), "vellum", Some(24 << 20)).unwrap();
-    let open = worker.open("vellum", &Setting::new(directory.path(), 256 << 20));
+    // A pool that the group could just hold, were there nothing else in it.
+    let open = worker.open("vellum", &Setting::new(directory.path(), 23 << 20));
     let error = open.and_then(|()| worker.load(&lookups(1_000_000))).unwrap_err().to_string();
     assert!(error.contains("needs more memory than its limit"), "{error}");
 }

@@ -31,7 +31,6 @@ fn what_is_no_store_is_refused_and_left_alone() {
     let folder = Folder::new();
     for (name, bytes) in [
         ("text", b"hello, this is a text\n".to_vec()),
-        ("empty", Vec::new()),
         ("zeros", vec![0; 1 << 20]),
         ("noise", noise(1 << 20, 1)),
         ("odd", noise(12_345, 2)),
@@ -42,6 +41,24 @@ fn what_is_no_store_is_refused_and_left_alone() {
             assert!(error.contains(name), "{arguments:?}: {error}");
         }
         assert!(fs::read(folder.path(name)).unwrap() == bytes, "{name} was changed");
+    }
+}
+
+/// An empty file is a store to be: reading it is refused, the first change makes it a store.
+#[test]
+fn an_empty_file_becomes_a_store() {
+    let folder = Folder::new();
+    fs::write(folder.path("empty"), b"").unwrap();
+    for arguments in commands(&folder.name("empty")) {
+        if arguments[0] != "put" {
+            let error = fails(&arguments);
+            assert!(error.contains("empty"), "{arguments:?}: {error}");
+            assert!(fs::read(folder.path("empty")).unwrap().is_empty(), "{arguments:?} changed it");
+        }
+    }
+    for line in ["put STORE k v", "get STORE k", "check STORE"] {
+        let arguments = line.replace("STORE", &folder.name("empty"));
+        ok(&arguments.split(' ').collect::<Vec<_>>());
     }
 }
 

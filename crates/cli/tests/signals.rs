@@ -20,7 +20,9 @@ fn signal(child: &Child, name: &str) {
 
 /// A load that has one tree and waits in the middle of the second.
 fn load(store: &str) -> (Child, ChildStdin) {
-    let mut load = command(&["load", store]);
+    // A shell has what it starts in the background ignore SIGINT, and so what that starts.
+    let mut load = Command::new("env");
+    load.args(["--default-signal=INT,TERM,HUP", env!("CARGO_BIN_EXE_vellum"), "load", store]);
     let mut child = load.stdin(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut input = child.stdin.take().unwrap();
     write!(input, "{HEAD}database=a\nHEADER=END\n key\n value\nDATA=END\n").unwrap();
