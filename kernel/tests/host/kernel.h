@@ -26,6 +26,7 @@ typedef uint32_t u32;
 #define PAGE_SIZE		4096
 #define likely(x)		__builtin_expect(!!(x), 1)
 #define unlikely(x)		__builtin_expect(!!(x), 0)
+#define noinline		__attribute__((noinline))
 #define ____cacheline_aligned_in_smp __attribute__((aligned(64)))
 #define READ_ONCE(x)		__atomic_load_n(&(x), __ATOMIC_RELAXED)
 #define WRITE_ONCE(x, v)	__atomic_store_n(&(x), (v), __ATOMIC_RELAXED)
