@@ -353,17 +353,19 @@ static void unlink_empty(struct pt_tree *tree, u64 *table, unsigned int level, u
 	cond_resched();
 }
 
-void pt_tree_prune(struct pt_tree *tree, u64 zeros)
+void pt_tree_unlink_empty(struct pt_tree *tree, u64 zeros, struct list_head *empty)
+{
+	if (tree->order > 2)
+		unlink_empty(tree, tree->root, tree->order, 0, zeros, empty);
+}
+
+void pt_tree_free_unlinked(struct pt_tree *tree, struct list_head *empty)
 {
 	struct page *page, *next;
-	LIST_HEAD(empty);
 
-	if (tree->order < 3)
-		return;
-	unlink_empty(tree, tree->root, tree->order, 0, zeros, &empty);
 	/* For the thread that still has a table under RCU. */
 	synchronize_rcu();
-	list_for_each_entry_safe(page, next, &empty, lru) {
+	list_for_each_entry_safe(page, next, empty, lru) {
 		list_del(&page->lru);
 		free_table(tree, page_address(page), 1);
 		cond_resched();

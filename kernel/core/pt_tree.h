@@ -8,8 +8,8 @@
  * reads, so that a frame put here is visible wherever the tree is mounted.
  *
  * What holds:
- * - an entry changes from none to a table once, and back only by pt_tree_prune(): a walker that
- *   found a table may go on using it for as long as the tree lives and is not pruned. While 512
+ * - an entry changes from none to a table once, and back only by pt_tree_unlink_empty(): a walker
+ *   that found a table may go on using it for as long as the tree lives and is not pruned. While 512
  *   pages have a leaf of 2 MiB instead of the table (pt_huge.h), the tree keeps the table elsewhere,
  *   and nothing can be put into it;
  * - leaves change by atomic operations alone, so that each change has one winner;
@@ -98,13 +98,15 @@ void pt_tree_each_leaf(struct pt_tree *tree, void (*visit)(void *data, u64 page,
 		       void *data);
 
 /*
- * Frees tables of level 1 without a leaf in a surface's tree, as far as tables of level 2 lead to
- * them that a mount covers as a whole. A leaf equal to `zeros` counts as none and is dropped.
+ * Tables of level 1 without a leaf go from a surface's tree, as far as tables of level 2 lead to them
+ * that a mount covers as a whole. A leaf equal to `zeros` counts as none and is dropped. The first
+ * function takes them off, the second one frees them, once secondary MMUs were told in between.
  *
- * No processor walks the tree meanwhile: it is detached, and stays so until this returns. No other
- * thread holds a table of it, but for one under RCU: that thread finds claimed entries. May sleep.
+ * No processor walks the tree meanwhile: it is detached, and stays so. No other thread holds a table
+ * of it, but for one under RCU: that thread finds claimed entries. May sleep.
  */
-void pt_tree_prune(struct pt_tree *tree, u64 zeros);
+void pt_tree_unlink_empty(struct pt_tree *tree, u64 zeros, struct list_head *empty);
+void pt_tree_free_unlinked(struct pt_tree *tree, struct list_head *empty);
 
 /*
  * Claims all entries of a table of level 1, each from none, or claims none of them and returns the

@@ -91,6 +91,8 @@ struct exmap {
 	struct frame_pool	pool;
 	struct user_struct	*user;		/* who is charged, or NULL */
 	u64			charged;	/* pages; without those of tables */
+	/* Up to so many pages of the user tables are charged, whichever thread brings them. */
+	u64			lock_limit;
 	struct file		*backing;	/* or NULL */
 	/*
 	 * For what is left of transfers that no caller waits for. Its work waits for interfaces of
@@ -209,12 +211,15 @@ long exmap_move(struct exmap *exmap, const struct vellum_exmap_move *move);
 long exmap_resize(struct exmap *exmap, u64 frames);
 int exmap_make_pool(struct exmap *exmap, const struct vellum_exmap_create *create);
 void exmap_uncharge(struct exmap *exmap, u64 pages);
-/* How many pages more the caller may have charged to the exmap's user. */
+/* How many pages more may be charged for tables. */
 u64 exmap_chargeable(struct exmap *exmap);
 /* A page of zeros that is charged like a page table; NULL: no memory, or no room in the limit. */
 u64 *exmap_alloc_charged(struct exmap *exmap);
 void exmap_free_charged(struct exmap *exmap, u64 *page);
-/* The exmap's user is the caller if there is none; its tree's tables are charged from now on. */
+/*
+ * The exmap's user is the caller if there is none. Its tree's tables are charged from now on, up to
+ * the caller's limit.
+ */
 void exmap_charge_tables(struct exmap *exmap);
 
 /* The number of tables is beyond the mark: a command frees empty ones first. EINTR; EAGAIN. */

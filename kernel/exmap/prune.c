@@ -71,6 +71,7 @@ static bool is_worthwhile(const struct exmap *exmap)
 static int prune_locked(struct exmap *exmap, struct mm_struct *mm)
 {
 	struct vm_area_struct *vma;
+	LIST_HEAD(empty);
 
 	if (mmap_write_lock_killable(mm))
 		return -EINTR;
@@ -80,7 +81,10 @@ static int prune_locked(struct exmap *exmap, struct mm_struct *mm)
 	    !exmap->shows_tables) {
 		pt_vma_start_write(vma);
 		pt_mount_detach(&exmap->mount);
-		pt_tree_prune(&exmap->tree, exmap->zero_leaf);
+		pt_tree_unlink_empty(&exmap->tree, exmap->zero_leaf, &empty);
+		/* A virtual machine may have zeros from it, a device its tables. */
+		pt_mount_tell(&exmap->mount, mm, 0, exmap->tree.pages);
+		pt_tree_free_unlinked(&exmap->tree, &empty);
 	}
 	mmap_write_unlock(mm);
 	return 0;

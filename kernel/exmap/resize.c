@@ -12,18 +12,22 @@
 /* Pages of an interface: its vector, its ranges, results and leaving entries, and its lane's frame. */
 #define INTERFACE_PAGES	6
 
-/*
- * Charges pages to the exmap's user as locked memory; beyond the caller's limit only with
- * CAP_IPC_LOCK. The user is the one who created the exmap or first mapped it, also where another
- * process makes it larger.
- */
-static bool charge_user(struct exmap *exmap, u64 pages)
+/* Pages that the caller may lock. */
+static u64 limit_of_caller(void)
 {
-	u64 limit = rlimit(RLIMIT_MEMLOCK) >> PAGE_SHIFT;
+	return capable(CAP_IPC_LOCK) ? U64_MAX : rlimit(RLIMIT_MEMLOCK) >> PAGE_SHIFT;
+}
+
+/*
+ * Charges pages to the exmap's user as locked memory. The user is the one who created the exmap or
+ * first mapped it, also where another process makes it larger.
+ */
+static bool charge_user(struct exmap *exmap, u64 pages, u64 limit)
+{
 	long before = atomic_long_read(&exmap->user->locked_vm);
 
 	do {
-		if (before + pages > limit && !capable(CAP_IPC_LOCK))
+		if (before + pages > limit)
 			return false;
 	} while (!atomic_long_try_cmpxchg(&exmap->user->locked_vm, &before, before + pages));
 	return true;
@@ -31,12 +35,9 @@ static bool charge_user(struct exmap *exmap, u64 pages)
 
 u64 exmap_chargeable(struct exmap *exmap)
 {
-	u64 limit = rlimit(RLIMIT_MEMLOCK) >> PAGE_SHIFT;
 	u64 before = atomic_long_read(&exmap->user->locked_vm);
 
-	if (capable(CAP_IPC_LOCK))
-		return U64_MAX;
-	return limit > before ? limit - before : 0;
+	return exmap->lock_limit > before ? exmap->lock_limit - before : 0;
 }
 
 /* Under `setup`. */
@@ -48,7 +49,7 @@ static void set_user(struct exmap *exmap)
 
 static int charge(struct exmap *exmap, u64 pages)
 {
-	if (!charge_user(exmap, pages))
+	if (!charge_user(exmap, pages, limit_of_caller()))
 		return -EPERM;
 	exmap->charged += pages;
 	return 0;
@@ -65,7 +66,7 @@ u64 *exmap_alloc_charged(struct exmap *exmap)
 {
 	u64 *page;
 
-	if (!charge_user(exmap, 1))
+	if (!charge_user(exmap, 1, exmap->lock_limit))
 		return NULL;
 	page = (u64 *)get_zeroed_page(GFP_KERNEL_ACCOUNT);
 	if (!page)
@@ -89,7 +90,7 @@ static u64 *alloc_table(struct pt_source *source, unsigned int level)
 	struct exmap *exmap = exmap_of_source(source);
 	u64 *table;
 
-	if (!charge_user(exmap, 1))
+	if (!charge_user(exmap, 1, exmap->lock_limit))
 		return NULL;
 	table = pt_table_alloc(level);
 	if (!table)
@@ -106,6 +107,7 @@ static void free_table(struct pt_source *source, u64 *table, unsigned int level)
 void exmap_charge_tables(struct exmap *exmap)
 {
 	set_user(exmap);
+	exmap->lock_limit = limit_of_caller();
 	exmap->source = (struct pt_source){ .alloc = alloc_table, .free = free_table };
 }
 

@@ -95,8 +95,11 @@ static vm_fault_t shown_fault(struct vm_fault *vmf)
 		return VM_FAULT_SIGBUS;
 	/* A thread that changes a leaf from here on finds the page. Another may just be filling it. */
 	smp_mb();
+	/* Another process may have the surface by now, and prune: RCU keeps its tables. */
+	rcu_read_lock();
 	for (page = number * PT_ENTRIES; page < (number + 1) * PT_ENTRIES; page++)
 		show(exmap, page);
+	rcu_read_unlock();
 	return vmf_insert_pfn(vmf->vma, vmf->address, page_to_pfn(virt_to_page(shown)));
 }
 

@@ -39,6 +39,7 @@ static void begin(struct transfer_batch *batch, struct exmap *exmap, unsigned in
 	INIT_LIST_HEAD(&batch->transfers);
 	atomic_set(&batch->left, 1);
 	batch->finished = NULL;
+	batch->state = BATCH_WAITED_FOR;
 	init_completion(&batch->done);
 	frame_take_begin(&exmap->pool, &exmap->pool.lanes[index], &batch->bundle, 0);
 }
@@ -243,6 +244,8 @@ static void one_less(struct transfer_batch *batch)
 		return;
 	if (batch->finished)
 		batch->finished(batch);
+	else if (cmpxchg(&batch->state, BATCH_WAITED_FOR, BATCH_DONE) == BATCH_ABANDONED)
+		queue_work(batch->exmap->work, &batch->work);
 	else
 		complete(&batch->done);
 }
@@ -477,7 +480,9 @@ static void conclude_abandoned(struct work_struct *work)
 	struct transfer_batch *batch = container_of(work, struct transfer_batch, work);
 	struct exmap_interface *interface = &batch->exmap->interface[batch->index];
 
-	wait_for_completion(&batch->done);
+	/* The end of the last transfer may still be about to say so. */
+	if (batch->state == BATCH_DONE)
+		wait_for_completion(&batch->done);
 	mutex_lock(&interface->lock);
 	transfer_conclude(batch, batch->mm);
 	mutex_unlock(&interface->lock);
@@ -504,7 +509,9 @@ static void abandon(struct transfer_batch *batch)
 	kref_get(&exmap->references);
 	__module_get(THIS_MODULE);
 	INIT_WORK(&batch->work, conclude_abandoned);
-	queue_work(exmap->work, &batch->work);
+	/* Unless the last transfer has just ended, its end queues the work. */
+	if (cmpxchg(&batch->state, BATCH_WAITED_FOR, BATCH_ABANDONED) == BATCH_DONE)
+		queue_work(exmap->work, &batch->work);
 }
 
 /* As wait_for_completion_io(), which cannot be killed. */

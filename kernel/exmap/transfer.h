@@ -43,6 +43,13 @@ struct transfer {
 	struct bio_vec		*pages;
 };
 
+/* The end of the last transfer and a killed caller each try to be the first. */
+enum batch_state {
+	BATCH_WAITED_FOR,
+	BATCH_DONE,		/* the caller concludes, or has its work do it */
+	BATCH_ABANDONED,	/* the end of the last transfer has the batch's work do it */
+};
+
 struct transfer_batch {
 	struct exmap		*exmap;
 	unsigned int		index;		/* of the interface, whose lock is held */
@@ -51,6 +58,7 @@ struct transfer_batch {
 	atomic_t		left;
 	/* Called when all transfers have an outcome, in any context; NULL: the caller waits. */
 	void			(*finished)(struct transfer_batch *batch);
+	enum batch_state	state;		/* changes once, by compare-and-exchange */
 	struct completion	done;
 	bool			holds;		/* pages of the surface */
 	bool			over_zeros;	/* a page that showed zeros has a frame now */

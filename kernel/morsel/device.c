@@ -250,9 +250,6 @@ static unsigned long *make_map(u64 bits)
 
 static int make_maps(struct morsel_device *device)
 {
-	device->first = SLOTS_INDEX + slot_pages(device->pages);
-	if (device->pages < device->first + 2)
-		return -ENOSPC;
 	device->slots = morsel_device_page(device, SLOTS_INDEX);
 	device->used = make_map(device->pages);
 	device->held = make_map(device->pages);
@@ -270,6 +267,9 @@ static int open_device(struct morsel_device *device, bool format)
 
 	if (error)
 		return error;
+	device->first = SLOTS_INDEX + slot_pages(device->pages);
+	if (device->pages < device->first + 2)
+		return -ENOSPC;
 	device->super = device->start;
 	if (format)
 		format_device(device);

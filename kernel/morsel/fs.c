@@ -364,6 +364,16 @@ static int show_slot(struct super_block *super, struct morsel_slot *slot)
 	return 0;
 }
 
+/* No inode has these slots, from the first one on, so none would let go of their tables. */
+static void forget_slots(struct morsel_device *device, struct morsel_slot *slot)
+{
+	struct morsel_slot *end = device->slots + device->super->slots;
+
+	for (; slot < end; slot++)
+		if (slot->is_used && slot->root)
+			morsel_device_forget_tables(device, slot);
+}
+
 static int show_slots(struct super_block *super, struct morsel_device *device)
 {
 	struct morsel_slot *slot = device->slots, *end = slot + device->super->slots;
@@ -371,13 +381,11 @@ static int show_slots(struct super_block *super, struct morsel_device *device)
 
 	for (; slot < end; slot++) {
 		error = slot->is_used ? show_slot(super, slot) : 0;
-		if (error)
+		if (error) {
+			forget_slots(device, slot);
 			break;
+		}
 	}
-	/* Those that are not shown have nobody who would let go of their tables. */
-	for (; error && slot < end; slot++)
-		if (slot->is_used && slot->root)
-			morsel_device_forget_tables(device, slot);
 	return error;
 }
 
@@ -421,13 +429,16 @@ static int fill_super(struct super_block *super, struct fs_context *context)
 	if (error)
 		return error;
 	root = make_inode(super, NULL, S_IFDIR | options->mode);
-	if (IS_ERR(root))
-		return PTR_ERR(root);
-	root->i_uid = options->uid;
-	root->i_gid = options->gid;
-	super->s_root = d_make_root(root);
-	if (!super->s_root)
-		return -ENOMEM;
+	if (!IS_ERR(root)) {
+		root->i_uid = options->uid;
+		root->i_gid = options->gid;
+		super->s_root = d_make_root(root);
+	}
+	if (!super->s_root) {
+		if (morsels->device)
+			forget_slots(morsels->device, morsels->device->slots);
+		return IS_ERR(root) ? PTR_ERR(root) : -ENOMEM;
+	}
 	return morsels->device ? show_slots(super, morsels->device) : 0;
 }
 

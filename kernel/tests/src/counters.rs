@@ -135,10 +135,16 @@ impl Memory {
     /// frees in its own time is waited for.
     #[track_caller]
     pub fn assert_back(&self) {
+        self.assert_back_but(0);
+    }
+
+    /// The same, but for so many KiB more, which the kernel takes once for what is done seldom.
+    #[track_caller]
+    pub fn assert_back_but(&self, kib: u64) {
         let start = Instant::now();
         loop {
             let now = Self::now();
-            let is_free = now.free_kib + tolerance_kib() >= self.free_kib;
+            let is_free = now.free_kib + tolerance_kib() + kib >= self.free_kib;
             let has_tables = now.tables > self.tables + TABLES;
             if is_free && !has_tables {
                 return;

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use rustix::io::Errno;
 use vellum_kernel_tests::child::{become_user, in_child};
 use vellum_kernel_tests::exmap::plan;
+use vellum_kernel_tests::machine::Machine;
 use vellum_kernel_tests::random::Random;
 use vellum_kernel_tests::threads::{Deadline, Stop, wait_until};
 use vellum_kernel_tests::{Exmap, PAGE, Plan, Surface, TABLE_PAGES, turn};
@@ -184,4 +185,26 @@ fn nothing_is_lost_while_tables_go() {
             assert_eq!(surface.alloc(0, &[(0, 64)]), [(0, 64)]);
         });
     }
+}
+
+/// A virtual machine that has read zeros sees the frame that comes there after the page's table has
+/// gone: it loses its translation with the table.
+#[test]
+fn a_machine_loses_zeros_with_their_table() {
+    let Some(_turn) = turn() else { return };
+    let surface = Plan::new(WIDE, 64).flags(exmap::READS_ZEROS).make();
+    let Some(mut machine) = Machine::new(&surface.mapping) else { return };
+    assert_eq!(machine.load(5).unwrap(), 0);
+    let (mut rounds, mut tables) = (0, 0);
+    while surface.stat().tables >= tables {
+        tables = surface.stat().tables;
+        // One by one: a vector of pages far from each other has machines forget all of them.
+        rounds += 1;
+        surface.alloc(0, &firsts(rounds, 1));
+        surface.free(0, &firsts(rounds, 1));
+        assert!(rounds < 5000, "no table was ever freed");
+    }
+    surface.alloc(0, &[(5, 1)]);
+    surface.store(5, 7).unwrap();
+    assert_eq!(machine.load(5).unwrap(), 7);
 }
