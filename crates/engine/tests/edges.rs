@@ -34,12 +34,13 @@ fn a_lookup_that_finds_nothing_leaves_nothing_in_the_buffer() {
                 tree.insert(&key, &[9; 1000]).unwrap();
             }
         });
-        for _ in 0..200_000 {
+        let left = (0..1_000_000).find_map(|_| {
             let mut value = Vec::new();
             let found = tree.get_into(&key, &mut value).unwrap();
-            assert!(found || value.is_empty(), "{} bytes", value.len());
-        }
+            (!found && !value.is_empty()).then_some(value.len())
+        });
         stop.store(true, Ordering::Relaxed);
+        assert_eq!(left, None, "bytes in the buffer");
     });
 }
 
@@ -145,4 +146,53 @@ fn dropping_a_tree_frees_no_pages_of_another_one() {
     let error = store.drop_tree("one").unwrap_err();
     assert!(matches!(error, Error::Damaged { .. }), "{error}");
     assert_eq!(store.tree("two").unwrap().check().unwrap().entries, 3000);
+}
+
+/// Two leaves have changed places, as when a device lost writes. They keep their keys without what
+/// these begin with, so a key that is led to the wrong one could become another key there.
+#[test]
+fn no_key_changes_in_a_leaf_of_other_keys() {
+    let (device, store) = memory_store(2000, 1);
+    let tree = store.create_tree("t").unwrap();
+    let entry = |number: u32| (number.to_be_bytes(), [number.to_be_bytes(); 15].concat());
+    for (key, value) in (0..3000).map(entry) {
+        tree.insert(&key, &value).unwrap();
+    }
+    drop(tree);
+    store.close().unwrap();
+    let mut image = device.snapshot();
+    let is_root = |page: &[u8]| page[32..37] == *b"VLMP\x02" && page[38] == 1;
+    let mut pages = (0..image.len()).step_by(4096);
+    let root = pages.find(|at| is_root(&image[*at..*at + 4096])).unwrap();
+    let [one, two] = [2, 30].map(|slot| root + 136 + 16 * slot + 8);
+    (0..8).for_each(|byte| image.swap(one + byte, two + byte));
+    seal(&mut image[root..root + 4096], &[]);
+    let store = open(image);
+    let tree = store.tree("t").unwrap();
+    let mut refused = [0; 3];
+    for (key, value) in (0..3000).map(entry) {
+        let outcomes = [
+            tree.update(&key, |found| assert_eq!(found, value)).map(drop),
+            tree.upsert(&key, &value).map(drop),
+            tree.remove(&key).map(drop),
+        ];
+        for (refused, outcome) in refused.iter_mut().zip(outcomes) {
+            if let Err(error) = outcome {
+                assert!(matches!(error, Error::Damaged { .. }), "{error}");
+                *refused += 1;
+            } else {
+                tree.upsert(&key, &value).unwrap();
+            }
+        }
+    }
+    assert!(refused[0] > 20 && refused == [refused[0]; 3], "{refused:?}");
+    let mut entries = 0;
+    tree.salvage(&mut |found| {
+        if let Ok((key, value)) = found {
+            assert_eq!(value, [key; 15].concat());
+            entries += 1;
+        }
+        true
+    });
+    assert_eq!(entries, 3000 - refused[0]);
 }

@@ -370,9 +370,12 @@ impl<'a> Access<'a> {
     #[inline]
     pub(crate) fn exclusive_leaf(self, key: &[u8]) -> Result<ExclusiveGuard<'a>> {
         let leaf = self.attempt(|| Ok(self.leaf(Target::Key(key))?.node.upgrade()?))?;
-        match leaf {
-            Some(leaf) => Ok(leaf),
-            None => self.exclusive_leaf_locked(key),
+        let leaf = leaf.map_or_else(|| self.exclusive_leaf_locked(key), Ok)?;
+        // Keys are kept without what both fences begin with, so a key from elsewhere would become
+        // another one. A device that lost a write leads to such leaves.
+        match Node::new(&leaf[..]).covers(key).map_err(|torn| Error::torn(leaf.page(), torn))? {
+            true => Ok(leaf),
+            false => Err(Error::fences(leaf.page())),
         }
     }
 
