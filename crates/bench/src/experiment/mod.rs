@@ -21,6 +21,7 @@ mod progress;
 mod states;
 mod table2;
 mod tpcc;
+mod writers;
 mod ycsb;
 
 use std::path::{Path, PathBuf};
@@ -61,6 +62,7 @@ pub const ALL: &[Experiment] = &[
     in_memory::IN_MEMORY,
     out_of_memory::OUT_OF_MEMORY,
     disk::DISK,
+    writers::WRITERS,
     tpcc::TPCC,
     hero::HERO,
     exmap::ALLOCATION,
