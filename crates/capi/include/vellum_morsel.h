@@ -203,7 +203,7 @@ int vellum_morsel_fill(const vellum_morsel *morsel, int file, uint64_t from, uin
 /*
  * Puts seals on it.
  *
- * -EBUSY       it is mapped through a descriptor that may write, or I/O into it goes on
+ * -EBUSY       a process has it mapped for writing, or does I/O into it
  * -EACCES      the handle is for reading only
  * -EOPNOTSUPP  the population, without the module
  */

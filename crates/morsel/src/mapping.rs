@@ -7,7 +7,7 @@
 #![allow(unsafe_code)]
 
 use std::ops::Range;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::NonNull;
 use std::slice;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,6 +19,7 @@ use zerocopy::{FromBytes, Immutable, KnownLayout, transmute};
 
 use crate::PAGE_SIZE;
 use crate::backend::BackendKind;
+use crate::descriptor;
 use crate::error::{Error, Result};
 use crate::huge::{self, HUGE_PAGE};
 use crate::morsel::Morsel;
@@ -259,11 +260,17 @@ fn map(morsel: &Morsel, bytes: usize, access: Access, place: Place) -> Result<No
         Access::Read => Rights::Read,
         Access::ReadWrite => Rights::ReadAndWrite,
     };
-    let base = match map_shared(morsel, bytes, rights, place, MapFlags::SHARED) {
-        // Before Linux 6.7 nobody may share a sealed memfd through a descriptor for writing. What
-        // cannot change is the same in a private mapping.
-        Err(Errno::PERM) if rights == Rights::Read && morsel.backend() == BackendKind::Memfd => {
-            map_shared(morsel, bytes, rights, place, MapFlags::PRIVATE)
+    // The kernel counts each shared mapping of a memfd through a descriptor for writing as one that
+    // may be written, and seals nothing meanwhile. Without /proc there is no other descriptor.
+    let is_memfd = morsel.backend() == BackendKind::Memfd;
+    let is_reader = is_memfd && access == Access::Read;
+    let reader = is_reader.then(|| descriptor::read_only(morsel).ok()).flatten();
+    let file = reader.as_ref().map_or(morsel.as_fd(), AsFd::as_fd);
+    let base = match map_shared(file, is_memfd, bytes, rights, place, MapFlags::SHARED) {
+        // Before Linux 6.7 no process may share a sealed memfd through a descriptor for writing.
+        // What cannot change is the same in a private mapping.
+        Err(Errno::PERM) if is_reader => {
+            map_shared(file, is_memfd, bytes, rights, place, MapFlags::PRIVATE)
         }
         result => result,
     };
@@ -271,19 +278,19 @@ fn map(morsel: &Morsel, bytes: usize, access: Access, place: Place) -> Result<No
 }
 
 fn map_shared(
-    morsel: &Morsel,
+    file: BorrowedFd<'_>,
+    is_memfd: bool,
     bytes: usize,
     rights: Rights,
     place: Place,
     flags: MapFlags,
 ) -> Result<*mut u8, Errno> {
-    let file = morsel.as_fd();
     match place {
         Place::At(address) => {
             let address = usize::try_from(address).map_err(|_| Errno::NOMEM)?;
             sys::map_at(file, address, bytes, rights, flags)
         }
-        Place::Anywhere if morsel.backend() == BackendKind::Memfd && bytes >= HUGE_PAGE => {
+        Place::Anywhere if is_memfd && bytes >= HUGE_PAGE => {
             huge::map_aligned(file, 0, bytes, rights, flags)
         }
         Place::Anywhere => sys::map(file, bytes, rights, flags),

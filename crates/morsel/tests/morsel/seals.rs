@@ -51,13 +51,29 @@ fn a_morsel_that_is_mapped_for_writing_is_not_sealed() {
         let writer = morsel.map(Access::ReadWrite).unwrap();
         let refused = morsel.seal(Seals::CONTENT).unwrap_err();
         assert_eq!(refused, Error::MappedForWriting);
-        let text = "the Morsel can still be written: it is mapped through a descriptor that may \
-                    write, if only to read it, or I/O into it goes on; drop those mappings, then \
-                    seal it";
+        let text = "the Morsel can still be written: a process has it mapped for writing, or does \
+                    I/O into it; drop those mappings, then seal it";
         assert_eq!(refused.to_string(), text);
         writer.write_at(0, b"still open").unwrap();
         drop(writer);
         morsel.seal(Seals::CONTENT).unwrap();
+    });
+}
+
+#[test]
+fn a_morsel_that_is_mapped_for_reading_is_sealed() {
+    on_each(|provider| {
+        // The longer one is mapped where huge pages fit.
+        for length in [PAGE, 4 << 20] {
+            let morsel = provider.create(&Shape::of_length(length)).unwrap();
+            morsel.map(Access::ReadWrite).unwrap().write_at(0, b"before").unwrap();
+            let reader = morsel.map(Access::Read).unwrap();
+            morsel.seal(Seals::CONTENT).unwrap();
+            let mut bytes = [0; 6];
+            reader.read_at(0, &mut bytes).unwrap();
+            assert_eq!(&bytes, b"before");
+            assert_eq!(&morsel.map(Access::Read).unwrap().view().unwrap()[..6], b"before");
+        }
     });
 }
 
