@@ -49,6 +49,11 @@ impl Failure {
     pub fn message(text: impl Into<String>) -> Self {
         Self::Message(text.into())
     }
+
+    /// What failed, in one line.
+    pub fn line(&self) -> String {
+        self.to_string().replace('\n', "; ")
+    }
 }
 
 /// Adds the file to an error of the store.

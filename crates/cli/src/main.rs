@@ -84,7 +84,7 @@ fn main() -> ExitCode {
     let line = match outcome {
         Ok(()) | Err(Failure::OutputClosed) if !was_asked => return ExitCode::SUCCESS,
         Ok(()) | Err(Failure::OutputClosed) => "a signal came, but all was done already".into(),
-        Err(failure) => failure.to_string().replace('\n', "; "),
+        Err(failure) => failure.line(),
     };
     // Without a standard error stream the exit code alone has to do.
     let _ = writeln!(std::io::stderr(), "vellum: {line}");

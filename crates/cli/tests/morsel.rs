@@ -51,7 +51,7 @@ impl Drop for Daemon {
 #[test]
 fn a_file_is_loaded_listed_and_forgotten() {
     let folder = Folder::new();
-    let (socket, file) = (folder.name("run/socket"), folder.name("model"));
+    let (socket, file) = (folder.name("socket"), folder.name("model"));
     std::fs::write(&file, noise(3 << 20, 5)).unwrap();
     let daemon = Daemon::start(socket.as_ref(), "4MiB");
     let morsel = |words: &[&str]| text(&[&["morsel", "--socket", &socket], words].concat());
@@ -104,4 +104,34 @@ fn what_cannot_be_is_said() {
     ok(&["morsel", "--socket", &socket, "load", &file]);
     assert_eq!(next.end("-INT"), Some(0));
     assert_eq!(run(&["morseld", "--mode", "999"]).status.code(), Some(2));
+}
+
+#[test]
+fn a_file_that_fails_does_not_stop_the_others() {
+    let folder = Folder::new();
+    let (socket, a, c) = (folder.name("socket"), folder.name("a"), folder.name("c"));
+    let (missing, pipe) = (folder.name("missing"), folder.name("pipe"));
+    for file in [&a, &c] {
+        std::fs::write(file, noise(10_000, 5)).unwrap();
+    }
+    // To open it would wait for a writer.
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    let _daemon = Daemon::start(socket.as_ref(), "1MiB");
+    let morsel = |words: &[&str]| run(&[&["morsel", "--socket", &socket], words].concat());
+    for command in ["load", "rm"] {
+        let done = morsel(&[command, &a, &missing, &pipe, &c]);
+        assert_eq!(done.status.code(), Some(1));
+        let said = String::from_utf8(done.stderr).unwrap();
+        let said: Vec<&str> = said.lines().collect();
+        assert!(said[0].contains("missing: No such file"), "{said:?}");
+        assert!(said[1].contains("pipe: ") && said[1].contains("regular file"), "{said:?}");
+        assert_eq!(said[2..], ["vellum: 2 of 4 files failed"]);
+        let (left, lines) = if command == "load" { (3, 2) } else { (0, 0) };
+        assert_eq!(String::from_utf8(done.stdout).unwrap().lines().count(), lines);
+        assert_eq!(text(&["morsel", "--socket", &socket, "ls"]).lines().count(), left);
+    }
+    let last = morsel(&["load", &a, &missing]);
+    assert_eq!(last.status.code(), Some(1));
+    assert!(String::from_utf8(last.stdout).unwrap().contains("a: loaded"));
+    assert_eq!(String::from_utf8(last.stderr).unwrap().lines().count(), 1);
 }

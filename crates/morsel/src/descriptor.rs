@@ -1,9 +1,14 @@
 //! What a descriptor says of itself, and a weaker one for the same file.
 
+use std::fs::File;
+use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::Path;
 
-use rustix::fs::{self, Mode, OFlags};
+use rustix::fs::{self, FileType, Mode, OFlags};
 use rustix::io::Errno;
+
+use crate::error::Error;
 
 /// Where the kernel shows a descriptor of this process.
 fn place(file: BorrowedFd<'_>) -> String {
@@ -36,6 +41,19 @@ pub(crate) fn usage(file: impl AsFd) -> Result<Use, Errno> {
 /// Another descriptor for the same file, which cannot write.
 pub(crate) fn read_only(file: impl AsFd) -> Result<OwnedFd, Errno> {
     fs::open(place(file.as_fd()), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+}
+
+/// Opens a file for reading that a Morsel can be filled from: a regular one, or a block device.
+/// Anything else is not opened, since that alone may block or have effects. Needs `/proc`.
+///
+/// # Errors
+/// What the system said; [`ErrorKind::InvalidInput`] with [`Error::BadSource`] for anything else.
+pub fn open_source(path: impl AsRef<Path>) -> io::Result<File> {
+    let place = fs::open(path.as_ref(), OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
+    match FileType::from_raw_mode(fs::fstat(&place)?.st_mode) {
+        FileType::RegularFile | FileType::BlockDevice => Ok(read_only(&place)?.into()),
+        _ => Err(io::Error::new(ErrorKind::InvalidInput, Error::BadSource)),
+    }
 }
 
 /// The name of the file, as the kernel knows it.

@@ -48,6 +48,7 @@ mod sys;
 pub use backend::{BackendChoice, BackendKind, Probe, probe};
 pub use client::{Client, ClientError, Loaded, Progress};
 pub use daemon::{Daemon, DaemonError, DaemonOptions};
+pub use descriptor::open_source;
 pub use error::{Error, Result};
 pub use mapping::{Access, Mapping};
 pub use morsel::Morsel;

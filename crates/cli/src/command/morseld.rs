@@ -35,7 +35,8 @@ again, if its user is the same. With --forget their memory is given back instead
 #[derive(clap::Args)]
 #[command(after_help = HELP)]
 pub struct Arguments {
-    /// Where to listen [default: $VELLUM_MORSELD, or /run/vellum/morseld.sock]
+    /// Where to listen, in a folder that is there [default: $VELLUM_MORSELD, or
+    /// /run/vellum/morseld.sock]
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
 

@@ -1,9 +1,10 @@
 //! The socket that clients find the daemon by: at most one daemon listens at a path.
 //!
 //! A lock beside the socket says who does. It ends with its process, however that ends; so a socket
-//! that is left over from a daemon that was killed is known as such, and replaced.
+//! that is left over from a daemon that was killed is known as such, and replaced. The daemon that
+//! ends removes both files.
 
-use std::fs::{self, File, OpenOptions, Permissions};
+use std::fs::{self, File, Metadata, OpenOptions, Permissions};
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -13,29 +14,37 @@ use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 
 use crate::daemon::DaemonError;
+use crate::protocol::USUAL_SOCKET;
 
 /// A socket that is listened at; its file goes with it.
 #[derive(Debug)]
 pub(super) struct Socket {
     pub(super) listener: UnixListener,
     path: PathBuf,
-    /// Device and inode of the file, to leave one alone that somebody else put there.
-    own: (u64, u64),
-    lock: File,
+    /// The file, to leave one alone that another process put there.
+    own: FileId,
+    /// Dropped after the socket's file is removed.
+    _lock: Lock,
 }
 
+/// Device and inode of a file.
+type FileId = (u64, u64);
+
 impl Socket {
-    /// Listens at a path, whose folder is made if only that is missing.
+    /// Listens at a path. Its folder must be there, but for that of the usual socket, which each
+    /// start of the machine takes away.
     pub(super) fn bind(path: &Path, mode: u32) -> Result<Self, DaemonError> {
         let failed = |source| DaemonError::Socket { path: path.display().to_string(), source };
-        if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty())
+        if path == Path::new(USUAL_SOCKET)
+            && let Some(folder) = path.parent()
             && let Err(error) = fs::create_dir(folder)
             && error.kind() != ErrorKind::AlreadyExists
         {
             return Err(failed(error));
         }
-        let lock = lock(path).map_err(|error| match error.kind() {
+        let lock = Lock::take(path).map_err(|error| match error.kind() {
             ErrorKind::WouldBlock => DaemonError::Running { path: path.display().to_string() },
+            ErrorKind::NotFound => failed(io::Error::new(error.kind(), "its folder is missing")),
             _ => failed(error),
         })?;
         if is_left_over(path).map_err(failed)? {
@@ -47,39 +56,77 @@ impl Socket {
         })?;
         fs::set_permissions(path, Permissions::from_mode(mode)).map_err(failed)?;
         listener.set_nonblocking(true).map_err(failed)?;
-        let own =
-            fs::symlink_metadata(path).map(|data| (data.dev(), data.ino())).map_err(failed)?;
-        Ok(Self { listener, path: path.into(), own, lock })
+        let own = file_at(path).map_err(failed)?;
+        Ok(Self { listener, path: path.into(), own, _lock: lock })
     }
 }
 
 impl Drop for Socket {
     fn drop(&mut self) {
-        let found = fs::symlink_metadata(&self.path);
-        if found.is_ok_and(|data| (data.dev(), data.ino()) == self.own) {
-            // A failure leaves a socket that the next daemon finds to be left over.
-            let _ = fs::remove_file(&self.path);
-        }
-        // A process that this one is just starting has a copy of the descriptor for a moment.
-        let _ = rustix::fs::flock(&self.lock, FlockOperation::Unlock);
+        // A failure leaves a socket that the next daemon finds to be left over.
+        let _ = remove_own(&self.path, self.own);
     }
 }
 
-/// The lock of a path; `WouldBlock` if somebody has it.
-fn lock(path: &Path) -> io::Result<File> {
-    let mut name = path.as_os_str().to_owned();
-    name.push(".lock");
-    let file = OpenOptions::new()
-        .write(true)
-        .create(true)
-        .truncate(false)
-        .mode(0o600)
-        .custom_flags(libc::O_NOFOLLOW)
-        .open(name)?;
-    match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-        Err(Errno::INTR) => Err(ErrorKind::Interrupted.into()),
-        result => result.map(|()| file).map_err(io::Error::from),
+/// The lock of a socket's path. Its file is there only as long as a daemon is.
+#[derive(Debug)]
+struct Lock {
+    file: File,
+    path: PathBuf,
+}
+
+impl Lock {
+    /// Takes the lock; `WouldBlock` if another daemon has it.
+    fn take(socket: &Path) -> io::Result<Self> {
+        let mut path = socket.as_os_str().to_owned();
+        path.push(".lock");
+        let path = PathBuf::from(path);
+        loop {
+            let file = OpenOptions::new()
+                .write(true)
+                .create(true)
+                .truncate(false)
+                .mode(0o600)
+                .custom_flags(libc::O_NOFOLLOW)
+                .open(&path)?;
+            match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                Err(Errno::INTR) => return Err(ErrorKind::Interrupted.into()),
+                result => result?,
+            }
+            let locked = id(&file.metadata()?);
+            match file_at(&path) {
+                Ok(found) if found == locked => return Ok(Self { file, path }),
+                // A daemon that ended has removed the file since it was opened here.
+                Ok(_) => {}
+                Err(error) if error.kind() == ErrorKind::NotFound => {}
+                Err(error) => return Err(error),
+            }
+        }
     }
+}
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        // The file goes while the lock is held, so no other daemon has locked it. A failure leaves
+        // a file that the next daemon locks.
+        let _ = self.file.metadata().and_then(|data| remove_own(&self.path, id(&data)));
+        // A process that this one is just starting has a copy of the descriptor for a moment.
+        let _ = rustix::fs::flock(&self.file, FlockOperation::Unlock);
+    }
+}
+
+fn id(data: &Metadata) -> FileId {
+    (data.dev(), data.ino())
+}
+
+/// The file at a path, which may be a symbolic link.
+fn file_at(path: &Path) -> io::Result<FileId> {
+    fs::symlink_metadata(path).map(|data| id(&data))
+}
+
+/// Removes a file, unless another one is at its path by now.
+fn remove_own(path: &Path, own: FileId) -> io::Result<()> {
+    if file_at(path)? == own { fs::remove_file(path) } else { Ok(()) }
 }
 
 /// Whether there is a socket at which nobody listens.
@@ -100,6 +147,9 @@ fn is_left_over(path: &Path) -> io::Result<bool> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::thread;
+
     use super::*;
 
     #[test]
@@ -108,9 +158,31 @@ mod tests {
         let path = place.path().join("socket");
         let first = Socket::bind(&path, 0o600).unwrap();
         assert!(matches!(Socket::bind(&path, 0o600), Err(DaemonError::Running { .. })));
-        let copies = (first.lock.try_clone().unwrap(), first.listener.try_clone().unwrap());
+        let copies = (first._lock.file.try_clone().unwrap(), first.listener.try_clone().unwrap());
         drop(first);
         assert!(Socket::bind(&path, 0o600).is_ok());
         drop(copies);
+    }
+
+    #[test]
+    fn a_lock_of_a_file_that_was_removed_is_none() {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("socket");
+        // At most one of them has the lock, although each removes its file.
+        let holders = AtomicU32::new(0);
+        thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| {
+                    for _ in 0..4000 {
+                        let Ok(lock) = Lock::take(&path) else { continue };
+                        assert_eq!(holders.fetch_add(1, Ordering::SeqCst), 0);
+                        (0..10).for_each(|_| thread::yield_now());
+                        holders.fetch_sub(1, Ordering::SeqCst);
+                        drop(lock);
+                    }
+                });
+            }
+        });
+        assert_eq!(fs::read_dir(place.path()).unwrap().count(), 0);
     }
 }

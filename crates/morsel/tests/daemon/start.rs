@@ -60,13 +60,27 @@ fn a_file_that_is_no_socket_is_left_alone() {
 }
 
 #[test]
-fn the_folder_is_made_and_its_parents_are_not() {
+fn nothing_is_made_but_the_socket_and_its_lock() {
     let folder = tempfile::tempdir().unwrap();
+    let names = || std::fs::read_dir(folder.path()).unwrap().count();
     let path = folder.path().join("run/socket");
-    drop(Daemon::bind(provider(), &options(&path, 1)).unwrap());
-    let deep = folder.path().join("a/b/socket");
-    let refused = Daemon::bind(provider(), &options(&deep, 1)).unwrap_err();
+    let refused = Daemon::bind(provider(), &options(&path, 1)).unwrap_err();
+    assert!(refused.to_string().ends_with("run/socket cannot be made: its folder is missing"));
+    assert_eq!(names(), 0);
+    let nobody = Client::new(&path).stat().unwrap_err();
+    assert!(nobody.to_string().contains("run/socket"), "{nobody}");
+    let daemon = Daemon::bind(provider(), &options(&folder.path().join("socket"), 1)).unwrap();
+    assert_eq!(names(), 2);
+    drop(daemon);
+    assert_eq!(names(), 0);
+}
+
+#[test]
+fn a_daemon_that_could_not_start_leaves_no_lock() {
+    let folder = tempfile::tempdir().unwrap();
+    // A path that a socket's address has no room for.
+    let path = folder.path().join("s".repeat(120));
+    let refused = Daemon::bind(provider(), &options(&path, 1)).unwrap_err();
     assert!(matches!(refused, DaemonError::Socket { .. }), "{refused:?}");
-    let nobody = Client::new(&deep).stat().unwrap_err();
-    assert!(nobody.to_string().contains("a/b/socket"), "{nobody}");
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
 }

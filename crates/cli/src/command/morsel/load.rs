@@ -6,7 +6,7 @@ use std::time::Instant;
 use serde_json::json;
 use vellum_morsel::Client;
 
-use super::{failed_at, open};
+use super::{each_file, of_file, open};
 use crate::error::Outcome;
 use crate::output::Output;
 use crate::progress::{Progress, Unit};
@@ -26,15 +26,19 @@ pub struct Arguments {
 
 pub fn run(client: &Client, arguments: &Arguments) -> Outcome {
     let mut output = Output::new();
-    for path in &arguments.files {
-        output.line(&load(client, path, arguments.json)?)?;
-    }
-    output.finish()
+    let done = each_file(&arguments.files, |path| {
+        Ok(load(client, path, arguments.json)?.and_then(|line| output.line(&line)))
+    });
+    // What was loaded before a failure is told all the same.
+    output.finish().and(done)
 }
 
 /// Loads a file and says in a line what became of it.
-fn load(client: &Client, path: &Path, json: bool) -> Outcome<String> {
-    let file = open(path)?;
+fn load(client: &Client, path: &Path, json: bool) -> Outcome<Outcome<String>> {
+    let file = match open(path) {
+        Ok(file) => file,
+        Err(failure) => return Ok(Err(failure)),
+    };
     let start = Instant::now();
     let mut shown: Option<Progress> = None;
     let loaded = client.load(&file, |progress| {
@@ -45,7 +49,10 @@ fn load(client: &Client, path: &Path, json: bool) -> Outcome<String> {
     if let Some(shown) = shown {
         shown.finish();
     }
-    let loaded = loaded.map_err(failed_at(path))?;
+    let loaded = match of_file(path, loaded)? {
+        Ok(loaded) => loaded,
+        Err(failure) => return Ok(Err(failure)),
+    };
     let (length, backend) = (loaded.morsel.length(), loaded.morsel.backend());
     let (name, seconds) = (path.display(), start.elapsed().as_secs_f64());
     if json {
@@ -58,8 +65,8 @@ fn load(client: &Client, path: &Path, json: bool) -> Outcome<String> {
             "seconds": seconds,
             "backend": backend,
         });
-        return Ok(object.to_string());
+        return Ok(Ok(object.to_string()));
     }
     let how = if loaded.was_there { "was there" } else { "loaded" };
-    Ok(format!("{name}: {how}, {}, {seconds:.3} s, backend {backend}", size::show(length)))
+    Ok(Ok(format!("{name}: {how}, {}, {seconds:.3} s, backend {backend}", size::show(length))))
 }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use vellum_morsel::Client;
 
-use super::{failed_at, open};
+use super::{each_file, of_file, open};
 use crate::error::{Failure, Outcome};
 
 const HELP: &str = "\
@@ -21,12 +21,15 @@ pub struct Arguments {
 }
 
 pub fn run(client: &Client, arguments: &Arguments) -> Outcome {
-    for path in &arguments.files {
-        let forgotten = client.remove(&open(path)?).map_err(failed_at(path))?;
-        if forgotten == 0 {
-            let name = path.display();
-            return Err(Failure::message(format!("{name}: the daemon does not have it")));
-        }
-    }
-    Ok(())
+    each_file(&arguments.files, |path| {
+        let file = match open(path) {
+            Ok(file) => file,
+            Err(failure) => return Ok(Err(failure)),
+        };
+        let missing = || format!("{}: the daemon does not have it", path.display());
+        Ok(match of_file(path, client.remove(&file))? {
+            Ok(0) => Err(Failure::message(missing())),
+            forgotten => forgotten.map(drop),
+        })
+    })
 }
