@@ -101,12 +101,31 @@ impl Client {
     /// # Errors
     /// [`ClientError::NoDaemon`], [`ClientError::DaemonEnded`], or [`ClientError::Refused`] with
     /// the reason.
-    pub fn load(
+    pub fn load(&self, file: &File, progress: impl FnMut(Progress)) -> Result<Loaded, ClientError> {
+        self.load_by(Request::Load, file, progress)
+    }
+
+    /// As [`load`](Self::load), for those who would see later changes: a file is refused that a
+    /// process has open for writing or has changed within the last seconds, and one of which the
+    /// daemon cannot tell.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load), and [`Refusal::InUse`].
+    pub fn load_at_rest(
         &self,
+        file: &File,
+        progress: impl FnMut(Progress),
+    ) -> Result<Loaded, ClientError> {
+        self.load_by(Request::LoadAtRest, file, progress)
+    }
+
+    fn load_by(
+        &self,
+        request: Request,
         file: &File,
         mut progress: impl FnMut(Progress),
     ) -> Result<Loaded, ClientError> {
-        let mut answer = self.ask(Request::Load, Some(file.as_fd()))?;
+        let mut answer = self.ask(request, Some(file.as_fd()))?;
         loop {
             match answer.next()? {
                 (Reply::Progress { done, total }, _) => progress(Progress { done, total }),

@@ -1,7 +1,7 @@
 //! The system calls on raw memory and on the module's file system. Each function is one call.
 #![allow(unsafe_code)]
 
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr;
 
 use rustix::io::{Errno, Result};
@@ -121,6 +121,27 @@ pub(crate) fn collapse(address: *mut u8, bytes: usize) -> Result<()> {
     match unsafe { libc::madvise(address.cast(), bytes, MADV_COLLAPSE) } {
         0 => Ok(()),
         _ => Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)),
+    }
+}
+
+/// Whether a process has a file open for writing, or maps it so. Its owner may ask, and a process
+/// with `CAP_LEASE`, by a descriptor for reading that no other process has: a signal follows its
+/// description, and a process that has that may choose which.
+pub(crate) fn is_open_for_writing(file: BorrowedFd<'_>) -> Result<bool> {
+    const F_SETSIG: i32 = 10; // not every libc has it
+    let set = |command, value: i32| {
+        // SAFETY: these commands take a number and touch no memory of the process.
+        match unsafe { libc::fcntl(file.as_raw_fd(), command, value) } {
+            -1 => Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)),
+            _ => Ok(()),
+        }
+    };
+    // A writer that comes while the lease is held has this signal sent, which is ignored by itself,
+    // and waits until the lease is given back.
+    set(F_SETSIG, libc::SIGURG)?;
+    match set(libc::F_SETLEASE, libc::F_RDLCK) {
+        Err(Errno::AGAIN) => Ok(true),
+        result => result.and_then(|()| set(libc::F_SETLEASE, libc::F_UNLCK)).map(|()| false),
     }
 }
 

@@ -32,12 +32,6 @@ impl Request {
             && offset.cast_unsigned().is_multiple_of(PAGE_SIZE)
     }
 
-    /// Whether others who write to the file would be seen, or the mapping could be made writable
-    /// so that the file changes.
-    pub(crate) fn is_shared(&self) -> bool {
-        self.flags & libc::MAP_PRIVATE == 0
-    }
-
     /// The pages that it asks for, as offsets, if all of them are within an extent.
     pub(crate) fn pages_within(&self, extent: usize) -> Option<Range<usize>> {
         let start = usize::try_from(self.offset).ok()?;
@@ -64,9 +58,9 @@ mod tests {
             file: 3,
             offset: 8192,
         };
-        assert!(good.is_for_reading() && good.is_shared());
+        assert!(good.is_for_reading());
         let private = Request { flags: libc::MAP_PRIVATE | libc::MAP_POPULATE, ..good };
-        assert!(private.is_for_reading() && !private.is_shared());
+        assert!(private.is_for_reading());
         let bad = [
             Request { length: 0, ..good },
             Request { rights: libc::PROT_READ | libc::PROT_WRITE, ..good },

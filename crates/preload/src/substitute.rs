@@ -64,12 +64,11 @@ fn find(file: &File, request: &Request) -> Option<Morsel> {
     {
         return None;
     }
-    // Who may write to the file may make a shared mapping writable later.
-    let mode = fcntl_getfl(file).ok()? & OFlags::RWMODE;
-    if request.is_shared() && mode != OFlags::RDONLY {
+    // The program itself may write to the file, or make a shared mapping writable later.
+    if fcntl_getfl(file).ok()? & OFlags::RWMODE != OFlags::RDONLY {
         return None;
     }
-    let morsel = Client::usual().load(file, |_| {}).ok()?.morsel;
+    let morsel = Client::usual().load_at_rest(file, |_| {}).ok()?.morsel;
     (morsel.length() == length).then_some(morsel)
 }
 

@@ -315,12 +315,12 @@ static void errors(int file)
 
 int main(int count, char **arguments)
 {
-	int file = open(arguments[count - 1], O_RDONLY), writable = open(arguments[1], O_RDWR);
+	int file = open(arguments[count - 1], O_RDONLY), writable;
 	struct stat stat;
 
 	/* Registered before the library could register anything, so it is called after that. */
 	pthread_atfork(before_fork, NULL, NULL);
-	if (file < 0 || writable < 0 || fstat(file, &stat))
+	if (file < 0 || fstat(file, &stat))
 		fail("opening");
 	size_t bytes = stat.st_size, last = (bytes - 1) & ~(size_t)4095;
 
@@ -333,8 +333,14 @@ int main(int count, char **arguments)
 	try("part", file, 4096, 5000, PROT_READ, MAP_PRIVATE);
 	try("end", file, last, bytes - last, PROT_READ, MAP_SHARED);
 	try("writing", file, 0, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE);
+	/* As long as it is open for writing, no mapping is of a Morsel. */
+	writable = open(arguments[1], O_RDWR);
+	if (writable < 0)
+		fail("opening for writing");
+	try("beside-a-writer", file, 0, bytes, PROT_READ, MAP_SHARED);
 	try("read-write-shared", writable, 0, bytes, PROT_READ, MAP_SHARED);
 	try("read-write-private", writable, 0, bytes, PROT_READ, MAP_PRIVATE);
+	close(writable);
 	for (int round = 0; round < 2; round++) {
 		type = round ? MAP_SHARED : MAP_PRIVATE;
 		parts(file, bytes);

@@ -1,14 +1,20 @@
 //! Programs that know nothing of Morsels, with the library preloaded.
 
 #![allow(clippy::unwrap_used)]
+#![allow(unsafe_code)] // LMDB's files are mapped
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Child, Command, Stdio};
 use std::sync::LazyLock;
 use std::thread::{self, JoinHandle};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use heed::types::Str;
+use heed::{CommitOrAbort, EnvFlags, EnvOpenOptions};
 
 use vellum_morsel::{BackendChoice, BackendKind, Client, Daemon, DaemonOptions, Provider};
 
@@ -52,6 +58,7 @@ impl Place {
         let daemon = Daemon::bind(provider, &options).unwrap();
         let (stop, stopped) = UnixStream::pair().unwrap();
         place.daemon = Some((stop, thread::spawn(move || daemon.run(stopped).unwrap())));
+        rest(&place.file());
         place
     }
 
@@ -63,13 +70,19 @@ impl Place {
         self.folder.path().join("model.bin")
     }
 
-    /// What a program says with the library preloaded.
-    fn says(&self, program: &mut Command, variables: &[(&str, &str)]) -> String {
+    /// Has a program run with the library preloaded.
+    fn preload(&self, program: &mut Command, variables: &[(&str, &str)]) {
         let library = std::env::current_exe().unwrap().with_file_name("libvellum_preload.so");
         assert!(library.exists(), "{}", library.display());
         program.env("LD_PRELOAD", library).env("VELLUM_MORSELD", self.socket());
         program.env_remove("VELLUM_PRELOAD").env_remove("VELLUM_PRELOAD_MIN");
-        let output = program.envs(variables.iter().copied()).output().unwrap();
+        program.envs(variables.iter().copied());
+    }
+
+    /// What a program says with the library preloaded.
+    fn says(&self, program: &mut Command, variables: &[(&str, &str)]) -> String {
+        self.preload(program, variables);
+        let output = program.output().unwrap();
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{}: {said}", output.status);
         assert_eq!(said, "");
@@ -80,7 +93,7 @@ impl Place {
     fn morsels(&self, variables: &[(&str, &str)]) -> Vec<String> {
         let mut program = Command::new(&*MAPS);
         let said = self.says(program.arg(self.file()), variables);
-        assert_eq!(said.lines().count(), 8, "{said}");
+        assert_eq!(said.lines().count(), 9, "{said}");
         said.lines().filter_map(|line| line.strip_suffix(" morsel")).map(str::to_owned).collect()
     }
 }
@@ -95,8 +108,20 @@ impl Drop for Place {
     }
 }
 
-const FOR_READING: [&str; 6] =
-    ["shared", "private", "populated", "part", "end", "read-write-private"];
+const FOR_READING: [&str; 5] = ["shared", "private", "populated", "part", "end"];
+
+/// Everything, whatever its path and length are.
+const ALL: [(&str, &str); 1] = [("VELLUM_PRELOAD_MIN", "1")];
+
+/// Waits until a file was changed so long ago that it is taken for one at rest.
+fn rest(file: &Path) {
+    const LONG_AGO: u64 = 6;
+    let changed = fs::metadata(file).unwrap().ctime().unsigned_abs();
+    let since = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs() - changed;
+    while since() < LONG_AGO {
+        thread::sleep(Duration::from_millis(100));
+    }
+}
 
 /// Runs a test with a daemon on each backend of this machine; says which are left out.
 fn on_each(bytes: usize, test: impl Fn(&Place)) {
@@ -172,6 +197,8 @@ fn a_file_that_the_daemon_refuses_is_itself() {
         let file = fs::OpenOptions::new().append(true).open(place.file()).unwrap();
         // Holes up to beyond the limit; the program looks at the beginning alone.
         file.set_len(10 << 20).unwrap();
+        drop(file);
+        rest(&place.file());
         let Some(mut python) = python(script) else { return };
         let said = place.says(python.arg(place.file()), &[("VELLUM_PRELOAD", "*/model.bin")]);
         assert_eq!(said, format!("5 {}\n", 10 << 20));
@@ -195,5 +222,137 @@ fn python_maps_a_morsel_without_knowing() {
         let Some(mut python) = python(script) else { return };
         let said = place.says(python.arg(place.file()), &[("VELLUM_PRELOAD", "*/model.bin")]);
         assert_eq!(said, "2\n0\n");
+    });
+}
+
+#[test]
+fn a_file_that_is_being_changed_is_itself() {
+    let none: [&str; 0] = [];
+    on_each(BYTES, |place| {
+        let loads = || Client::new(place.socket()).stat().unwrap().loads;
+        let writer = fs::OpenOptions::new().write(true).open(place.file()).unwrap();
+        assert_eq!(place.morsels(&ALL), none);
+        drop(writer);
+        assert_eq!((place.morsels(&ALL), loads()), (FOR_READING.map(String::from).to_vec(), 1));
+        // The same bytes at another time; it is there already, so no load would take the time.
+        fs::write(place.file(), fs::read(place.file()).unwrap()).unwrap();
+        Client::new(place.socket()).load(&fs::File::open(place.file()).unwrap(), |_| {}).unwrap();
+        assert_eq!((place.morsels(&ALL), loads()), (none.map(str::to_owned).to_vec(), 2));
+    });
+}
+
+/// A program that says something for each line that it gets.
+struct Asked {
+    child: Child,
+    answers: BufReader<std::process::ChildStdout>,
+}
+
+impl Asked {
+    fn start(place: &Place, program: &mut Command) -> Self {
+        place.preload(program, &ALL);
+        let mut child = program.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let answers = BufReader::new(child.stdout.take().unwrap());
+        Self { child, answers }
+    }
+
+    /// The next line that begins with "found "; the harness of tests has lines of its own.
+    fn finds(&mut self) -> String {
+        self.child.stdin.as_mut().unwrap().write_all(b"\n").unwrap();
+        loop {
+            let mut line = String::new();
+            assert!(self.answers.read_line(&mut line).unwrap() > 0, "the reader has ended");
+            if let Some((_, found)) = line.trim_end().split_once("found ") {
+                return found.to_owned();
+            }
+        }
+    }
+}
+
+impl Drop for Asked {
+    fn drop(&mut self) {
+        drop(self.child.stdin.take());
+        let _ = self.child.wait();
+    }
+}
+
+/// Names the database for [`reads_lmdb`], which is run beside a writer.
+const LMDB: &str = "VELLUM_TEST_LMDB";
+
+#[test]
+#[ignore = "the reader of lmdb_sees_what_a_writer_beside_commits"]
+fn reads_lmdb() {
+    let Some(folder) = std::env::var_os(LMDB) else { return };
+    let mut options = EnvOpenOptions::new();
+    // SAFETY: the database is opened once in this process, and only LMDB changes it.
+    let env = unsafe { options.map_size(1 << 20).flags(EnvFlags::READ_ONLY).open(folder) }.unwrap();
+    let opened = env.open_databases_and_commit(env.read_txn().unwrap(), |opener, reader| {
+        opener.open_database::<Str, Str>(reader, None).map(CommitOrAbort::<_, ()>::Commit)
+    });
+    let tree = opened.unwrap().unwrap_commit().unwrap();
+    for _ in std::io::stdin().lines() {
+        println!("found {}", tree.len(&env.read_txn().unwrap()).unwrap());
+    }
+}
+
+#[test]
+fn lmdb_sees_what_a_writer_beside_commits() {
+    on_each(BYTES, |place| {
+        let folder = place.folder.path().join("lmdb");
+        fs::create_dir(&folder).unwrap();
+        // SAFETY: the database is opened once in this process, and only LMDB changes it.
+        let env = unsafe { EnvOpenOptions::new().map_size(1 << 20).open(&folder) }.unwrap();
+        let made = env.create_databases_and_commit(env.write_txn().unwrap(), |opener, writer| {
+            opener.create_database::<Str, Str>(writer, None).map(CommitOrAbort::<_, ()>::Commit)
+        });
+        let tree = made.unwrap().commit().unwrap();
+        let commit = |key: &str| {
+            let mut writer = env.write_txn().unwrap();
+            tree.put(&mut writer, key, "value").unwrap();
+            writer.commit().unwrap();
+        };
+        rest(&folder.join("data.mdb"));
+        let mut program = Command::new(std::env::current_exe().unwrap());
+        program.args(["reads_lmdb", "--exact", "--ignored", "--nocapture"]).env(LMDB, &folder);
+        let mut reader = Asked::start(place, &mut program);
+        assert_eq!(reader.finds(), "0");
+        for (key, found) in [("a", "1"), ("b", "2")] {
+            commit(key);
+            assert_eq!(reader.finds(), found);
+        }
+    });
+}
+
+#[test]
+fn sqlite_sees_what_a_writer_beside_commits() {
+    let writer = "import sqlite3, sys\n\
+                  db = sqlite3.connect(sys.argv[1])\n\
+                  db.execute('create table if not exists t (n)')\n\
+                  db.commit()\n\
+                  print('found 0', flush=True)\n\
+                  for line in sys.stdin:\n\
+                  \x20   db.execute('insert into t values (1)')\n\
+                  \x20   db.commit()\n\
+                  \x20   print('found 0', flush=True)\n";
+    let reader = "import sqlite3, sys\n\
+                  db = sqlite3.connect('file:' + sys.argv[1] + '?mode=ro', uri=True)\n\
+                  db.execute('pragma mmap_size=1000000')\n\
+                  for line in sys.stdin:\n\
+                  \x20   print('found', db.execute('select count(*) from t').fetchone()[0], \
+                                flush=True)\n";
+    on_each(BYTES, |place| {
+        let file = place.folder.path().join("db.sqlite");
+        let (Some(mut writer), Some(mut reader)) = (python(writer), python(reader)) else { return };
+        let mut writer = Asked::start(place, writer.arg(&file));
+        writer.finds();
+        rest(&file);
+        let mut reader = Asked::start(place, reader.arg(&file));
+        // What the first request has written is one.
+        for _ in 0..3 {
+            let before: u32 = reader.finds().parse().unwrap();
+            writer.finds();
+            writer.finds();
+            let after: u32 = reader.finds().parse().unwrap();
+            assert!(after > before, "{before} and then {after}");
+        }
     });
 }

@@ -41,8 +41,11 @@ fn answer(
     // A reply that cannot be sent has no reader.
     let reply = |reply: &Reply| frame::write(stream, reply, None, PATIENCE).is_ok();
     match request {
-        Request::Load => {
+        Request::Load | Request::LoadAtRest => {
             let source = source()?;
+            if request == Request::LoadAtRest {
+                source.check_rest()?;
+            }
             let total = source.version.length;
             let tell = |done| reply(&Reply::Progress { done, total });
             let (morsel, was_there) = cache.get(source, asker, tell)?;

@@ -11,10 +11,14 @@ use rustix::time::{ClockId, clock_gettime};
 
 use crate::descriptor::{self, Use};
 use crate::protocol::Refusal;
+use crate::sys;
 
 /// The kernel's clock for files stands still for a tick, a few milliseconds, and longer on a
 /// machine that hardly gets to run. A time that is further ahead than this is not of that clock.
 const AHEAD: Duration = Duration::from_secs(2);
+
+/// How long a file has not changed that is taken to be at rest.
+const REST: Duration = Duration::from_secs(4);
 
 /// What tells files apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -96,6 +100,28 @@ impl Source {
         }
         self.version = version(self.descriptor.as_fd())?;
         Ok(())
+    }
+
+    /// Whether no process has it open for writing, and none has changed it just now.
+    ///
+    /// # Errors
+    /// [`Refusal::InUse`] if one has, or if this process cannot tell.
+    pub(super) fn check_rest(&self) -> Result<(), Refusal> {
+        let refuse = |reason: &str| Err(Refusal::InUse { reason: reason.into() });
+        let since = clock_of_files().0.saturating_sub(self.version.changed.0);
+        if since <= REST.as_secs() as i64 {
+            return refuse("a process has changed it just now");
+        }
+        // The client has the descriptor that it sent, so another one is asked.
+        let own = descriptor::read_only(&self.descriptor);
+        match own.and_then(|own| sys::is_open_for_writing(own.as_fd())) {
+            Ok(false) => Ok(()),
+            Ok(true) => refuse("a process has it open for writing"),
+            Err(errno) => refuse(&format!(
+                "the daemon cannot tell whether a process writes to it ({errno}): run it as root, as \
+                 the file's owner, or with CAP_LEASE"
+            )),
+        }
     }
 
     /// Whether it is still the version that it was.

@@ -33,6 +33,8 @@ pub(crate) enum Request {
     List,
     /// How the daemon is.
     Stat,
+    /// As `Load`, unless the file is being changed.
+    LoadAtRest,
 }
 
 /// What the daemon answers.
@@ -143,6 +145,12 @@ pub enum Refusal {
     #[error("the daemon failed: {reason}")]
     Failed {
         /// What it says.
+        reason: String,
+    },
+    /// The file is being changed, or may be.
+    #[error("the file is not at rest: {reason}")]
+    InUse {
+        /// Why that is thought.
         reason: String,
     },
 }
