@@ -20,6 +20,8 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<mapping::PyMapping>()?;
     module.add_class::<stat::PyStat>()?;
     module.add("FormatError", module.py().get_type::<error::FormatError>())?;
+    module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    module.add_function(wrap_pyfunction!(morsel::load_file, module)?)?;
     module.add_function(wrap_pyfunction!(tensors::safetensors_layout, module)?)?;
     module.add_function(wrap_pyfunction!(tensors::gguf_layout, module)?)?;
     module.add_function(wrap_pyfunction!(tensors::gguf_kinds, module)?)

@@ -3,15 +3,18 @@
 use std::ffi::CString;
 use std::fs::{File, Metadata};
 use std::os::unix::fs::MetadataExt;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
 
 use pyo3::exceptions::{PyOSError, PyRuntimeWarning, PyValueError};
 use pyo3::prelude::*;
 use vellum_morsel::{BackendChoice, Client, ClientError, Error, Morsel, Provider, Seals, Shape};
 
-use crate::error;
+use crate::{error, source};
 
 /// Bytes that are read between two looks at whether the user has interrupted.
-const PIECE: u64 = 64 << 20;
+const PIECE: u64 = 16 << 20;
 
 /// A file as a Morsel.
 pub(crate) struct Loaded {
@@ -22,21 +25,45 @@ pub(crate) struct Loaded {
 
 /// Asks the daemon first. If there is none, the file is read into a Morsel of this process' own; if
 /// there is one and it gives nothing, the same happens with a warning.
-pub(crate) fn load(py: Python<'_>, file: &File) -> PyResult<Loaded> {
-    let asked = py.detach(|| Client::usual().load(file, |_| {}));
-    match asked {
+///
+/// `level`: how many frames of Python lie between here and the caller whom a warning names; 1 for
+/// none.
+pub(crate) fn load(py: Python<'_>, file: &File, level: i32) -> PyResult<Loaded> {
+    match ask(py, file.try_clone()?)? {
         Ok(loaded) => return Ok(Loaded { morsel: loaded.morsel, shared: true }),
         Err(ClientError::NoDaemon { .. } | ClientError::Permission { .. }) => {}
         Err(why) => {
-            warn(py, &format!("the file is read into memory of this process alone: {why}"))?;
+            warn(py, &format!("the file is read into memory of this process alone: {why}"), level)?;
         }
     }
     Ok(Loaded { morsel: privately(py, file)?, shared: false })
 }
 
-fn warn(py: Python<'_>, message: &str) -> PyResult<()> {
+/// Asks the daemon, in a thread of its own: the caller looks for Ctrl-C meanwhile, however long the
+/// daemon is silent. A thread that is left behind ends with the answer, which nothing waits for.
+fn ask(py: Python<'_>, file: File) -> PyResult<Result<vellum_morsel::Loaded, ClientError>> {
+    let (answer, answers) = mpsc::channel();
+    let work = move || {
+        // Without a receiver the caller was interrupted.
+        let _ = answer.send(Client::usual().load(&file, |_| {}));
+    };
+    thread::Builder::new().name("vellum-load".into()).spawn(work)?;
+    let answers = Mutex::new(answers);
+    loop {
+        let waited = py.detach(|| {
+            answers.lock().unwrap_or_else(PoisonError::into_inner).recv_timeout(source::LOOK)
+        });
+        match waited {
+            Ok(answer) => return Ok(answer),
+            Err(RecvTimeoutError::Timeout) => py.check_signals()?,
+            Err(RecvTimeoutError::Disconnected) => return Ok(Err(ClientError::DaemonEnded)),
+        }
+    }
+}
+
+fn warn(py: Python<'_>, message: &str, level: i32) -> PyResult<()> {
     let message = CString::new(message.replace('\0', "?"))?;
-    PyErr::warn(py, &py.get_type::<PyRuntimeWarning>(), &message, 1)
+    PyErr::warn(py, &py.get_type::<PyRuntimeWarning>(), &message, level)
 }
 
 /// Reads a file into a new Morsel.

@@ -6,7 +6,6 @@ use std::fmt;
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
 use std::ptr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -143,9 +142,8 @@ impl PyMorsel {
     /// The file of a path as a sealed Morsel: from the cache daemon if one answers, or else read
     /// into memory of this process; `shared` tells which.
     #[staticmethod]
-    fn load(py: Python<'_>, path: PathBuf) -> PyResult<Self> {
-        let loaded = load::load(py, &source::open(&path)?)?;
-        Ok(Self::new(loaded.morsel, loaded.shared))
+    fn load(path: &Bound<'_, PyAny>) -> PyResult<Self> {
+        load_file(path, 1)
     }
 
     /// The Morsel of a descriptor, a number or an object with fileno(), which stays the caller's.
@@ -155,10 +153,12 @@ impl PyMorsel {
         Ok(Self::new(morsel.map_err(|error| error::of(&error))?, true))
     }
 
-    /// Receives a Morsel from the other end of a Unix stream socket.
+    /// Receives a Morsel from the other end of a Unix stream socket, whose timeout is kept to.
     #[staticmethod]
     fn receive(py: Python<'_>, socket: &Bound<'_, PyAny>) -> PyResult<Self> {
-        let socket = UnixStream::from(source::descriptor(socket)?);
+        let descriptor = source::descriptor(socket)?;
+        source::wait(socket, &descriptor)?;
+        let socket = UnixStream::from(descriptor);
         let morsel = py.detach(|| Morsel::receive(&socket)).map_err(|error| error::of(&error))?;
         Ok(Self::new(morsel, true))
     }
@@ -306,6 +306,14 @@ impl PyMorsel {
     /// # Safety
     /// It does nothing.
     unsafe fn __releasebuffer__(&self, _view: *mut ffi::Py_buffer) {}
+}
+
+/// As Morsel.load(); a warning names the caller `level` frames up.
+#[pyfunction]
+pub(crate) fn load_file(path: &Bound<'_, PyAny>, level: i32) -> PyResult<PyMorsel> {
+    let file = source::open(&source::path(path)?)?;
+    let loaded = load::load(path.py(), &file, level)?;
+    Ok(PyMorsel::new(loaded.morsel, loaded.shared))
 }
 
 fn provider(backend: Option<&str>) -> PyResult<Provider> {

@@ -4,9 +4,12 @@
 use std::fs::File;
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
-use pyo3::exceptions::PyOSError;
+use pyo3::exceptions::{PyOSError, PyTimeoutError};
 use pyo3::prelude::*;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{OFlags, fcntl_getfl};
 use rustix::io::Errno;
 
 /// A descriptor of our own for what an object stands for, so that nobody closes it meanwhile.
@@ -20,23 +23,66 @@ pub(crate) fn descriptor(object: &Bound<'_, PyAny>) -> PyResult<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(copy) })
 }
 
+/// How long a call waits between two looks at whether the user has interrupted.
+pub(crate) const LOOK: Duration = Duration::from_millis(50);
+
+/// Waits until there is something to receive from a socket, as long as its timeout says. One that
+/// does not block is not waited for.
+///
+/// # Errors
+/// `TimeoutError`; what a handler of a signal raises, such as `KeyboardInterrupt`.
+pub(crate) fn wait(socket: &Bound<'_, PyAny>, descriptor: &OwnedFd) -> PyResult<()> {
+    let py = socket.py();
+    let timeout: Option<f64> = match socket.getattr_opt("gettimeout")? {
+        Some(timeout) => timeout.call0()?.extract()?,
+        None if is_non_blocking(descriptor)? => Some(0.0),
+        None => None,
+    };
+    if timeout == Some(0.0) {
+        return Ok(());
+    }
+    // A timeout beyond what a clock can say is none.
+    let timeout = timeout.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+    loop {
+        let left = deadline.map_or(LOOK, |end| end.saturating_duration_since(Instant::now()));
+        let look = Timespec::try_from(left.min(LOOK)).ok();
+        let ready =
+            py.detach(|| poll(&mut [PollFd::new(descriptor, PollFlags::IN)], look.as_ref()));
+        match ready {
+            Ok(0) if left.is_zero() => return Err(PyTimeoutError::new_err("timed out")),
+            Ok(0) | Err(Errno::INTR) => py.check_signals()?,
+            Ok(_) => return Ok(()),
+            Err(errno) => return Err(std::io::Error::from(errno).into()),
+        }
+    }
+}
+
+fn is_non_blocking(descriptor: &OwnedFd) -> PyResult<bool> {
+    let flags = fcntl_getfl(descriptor).map_err(std::io::Error::from)?;
+    Ok(flags.contains(OFlags::NONBLOCK))
+}
+
 /// A file to read from: a path is opened.
 pub(crate) fn file(object: &Bound<'_, PyAny>) -> PyResult<File> {
-    match object.extract::<PathBuf>() {
+    match path(object) {
         Ok(path) => open(&path),
         Err(_) => descriptor(object).map(File::from),
     }
 }
 
-/// Opens a file for reading; the error has its name.
+/// Opens a file for reading; the error has its name. What would block is not opened.
 pub(crate) fn open(path: &Path) -> PyResult<File> {
-    File::open(path).map_err(|error| match Errno::from_io_error(&error) {
-        Some(errno) => {
-            // The system's words; the number and the name stand beside them.
-            let text = error.to_string();
-            let text = text.split(" (os error").next().unwrap_or_default().to_owned();
-            PyOSError::new_err((errno.raw_os_error(), text, path.as_os_str().to_owned()))
-        }
-        None => error.into(),
+    vellum_morsel::open_source(path).map_err(|error| {
+        let errno = Errno::from_io_error(&error).unwrap_or(Errno::INVAL);
+        // The system's words; the number and the name stand beside them.
+        let text = error.to_string();
+        let text = text.split(" (os error").next().unwrap_or_default().to_owned();
+        PyOSError::new_err((errno.raw_os_error(), text, path.as_os_str().to_owned()))
     })
+}
+
+/// A path as Python has them: text, bytes, or an object that stands for one.
+pub(crate) fn path(object: &Bound<'_, PyAny>) -> PyResult<PathBuf> {
+    object.py().import("os")?.call_method1("fsdecode", (object,))?.extract()
 }

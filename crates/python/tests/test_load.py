@@ -2,15 +2,20 @@
 
 import os
 import pathlib
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import unittest
 import warnings
 
-from vellum.morsel import Morsel
+import numpy
+import safetensors.numpy
+
+from vellum.morsel import Morsel, load_safetensors
 
 SOCKET = "VELLUM_MORSELD"
 
@@ -93,6 +98,56 @@ class Loading(unittest.TestCase):
         with self.assertWarnsRegex(RuntimeWarning, "limit"):
             morsel = Morsel.load(self.file(bytes(2 << 20)))
         self.assertFalse(morsel.shared)
+
+    def test_a_warning_names_the_caller(self):
+        path = self.folder / "model"
+        safetensors.numpy.save_file({"a": numpy.zeros(1 << 20, "u1")}, path)
+        self.daemon("--limit", "4KiB")
+        for load in [Morsel.load, load_safetensors]:
+            with self.subTest(load), warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                load(path)
+            self.assertEqual([warning.filename for warning in caught], [__file__])
+
+    def test_what_would_block_is_not_opened(self):
+        pipe = self.folder / "pipe"
+        os.mkfifo(pipe)
+        with Morsel.create(4096) as morsel:
+            for path in [pipe, str(pipe), os.fsencode(pipe), "/dev/zero", self.folder]:
+                for load in [Morsel.load, load_safetensors, morsel.fill]:
+                    with self.subTest(path=path, load=load):
+                        with self.assertRaisesRegex(OSError, "regular file") as caught:
+                            load(path)
+                        self.assertEqual(caught.exception.filename, os.fsdecode(path))
+
+    def test_paths_may_be_bytes(self):
+        path = os.fsencode(self.file(b"abc"))
+        self.assertEqual(bytes(Morsel.load(path)), b"abc")
+        with Morsel.create(4096) as morsel:
+            self.assertEqual(morsel.fill(path), 3)
+        with self.assertRaises(FileNotFoundError):
+            load_safetensors(path + b"\xff")
+
+    def test_ctrl_c_ends_a_load(self):
+        # Something that takes the request and says nothing, and a signal once it has done so.
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(self.socket)
+            listener.listen()
+            accepted = []
+
+            def answer():
+                accepted.append(listener.accept())
+                os.kill(os.getpid(), signal.SIGINT)
+
+            thread = threading.Thread(target=answer)
+            thread.start()
+            try:
+                with self.assertRaises(KeyboardInterrupt):
+                    Morsel.load(self.file(b"abc"))
+            finally:
+                thread.join()
+                for connection, _ in accepted:
+                    connection.close()
 
 
 if __name__ == "__main__":

@@ -1,14 +1,17 @@
 """Morsels and their buffers."""
 
 import gc
+import importlib.metadata
 import mmap
 import os
+import signal
 import socket
 import tempfile
 import unittest
 
 import numpy
 
+import vellum
 from vellum.morsel import Mapping, Morsel, Stat
 
 
@@ -30,6 +33,9 @@ def sealed(content):
 
 
 class Making(unittest.TestCase):
+    def test_the_package_has_its_version(self):
+        self.assertEqual(vellum.__version__, importlib.metadata.version("vellum"))
+
     def test_a_new_morsel_is_zeros_without_memory(self):
         morsel = Morsel.create(10_000, backend="memfd")
         self.assertEqual(len(morsel), 10_000)
@@ -121,6 +127,13 @@ class Content(unittest.TestCase):
         with self.assertRaises(OSError):
             mmap.mmap(morsel.fileno(), 3, mmap.MAP_SHARED, mmap.PROT_WRITE)
         self.assertEqual(bytes(morsel), b"abc")
+
+    def test_it_can_be_sealed_although_it_was_read(self):
+        morsel = Morsel.create(4, backend="memfd")
+        self.assertEqual(bytes(morsel), bytes(4))
+        mapping = morsel.map()
+        morsel.seal()
+        self.assertEqual((bytes(mapping), bytes(morsel)), (bytes(4), bytes(4)))
 
     def test_it_cannot_be_sealed_while_it_may_be_written(self):
         morsel = Morsel.create(4096, backend="memfd")
@@ -229,6 +242,29 @@ class Sharing(unittest.TestCase):
             self.assertEqual(bytes(received), b"shared")
             ours.send(b"x")
             with self.assertRaises(OSError):
+                Morsel.receive(theirs)
+
+    def test_a_sockets_timeout_is_kept_to(self):
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            theirs.settimeout(0.01)
+            with self.assertRaises(TimeoutError):
+                Morsel.receive(theirs)
+            theirs.settimeout(200)
+            sealed(b"abc").send(ours)
+            self.assertEqual(bytes(Morsel.receive(theirs)), b"abc")
+            theirs.setblocking(False)
+            for silent in [theirs, theirs.fileno()]:
+                with self.assertRaises(BlockingIOError):
+                    Morsel.receive(silent)
+
+    def test_ctrl_c_ends_a_receive(self):
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+            self.addCleanup(signal.signal, signal.SIGALRM, before)
+            with self.assertRaises(KeyboardInterrupt):
+                signal.setitimer(signal.ITIMER_REAL, 0.1)
                 Morsel.receive(theirs)
 
     def test_a_descriptor_stays_the_callers(self):

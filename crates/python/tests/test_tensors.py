@@ -1,12 +1,16 @@
 """Model files: those that the formats' own libraries write, and those that nobody should."""
 
+import copy
 import gc
 import json
+import multiprocessing
+import os
 import pathlib
 import struct
 import sys
 import tempfile
 import unittest
+from concurrent import futures
 from unittest import mock
 
 import gguf
@@ -16,6 +20,20 @@ import safetensors.numpy
 
 import vellum._native
 from vellum import morsel
+
+
+def keep(*tensors):
+    """What a worker has, when it starts."""
+    global kept
+    kept = tensors
+
+
+def look():
+    tensors, other = kept
+    arrays = other["a"], tensors["a"]
+    return (list(tensors), int(tensors["a"].sum()), len(tensors["b"]), tensors.metadata,
+            os.fstat(tensors.morsel.fileno()).st_ino,
+            not any(array.flags.writeable for array in arrays))
 
 
 class Files(unittest.TestCase):
@@ -92,6 +110,34 @@ class Safetensors(Files):
         self.path.unlink()
         gc.collect()
         numpy.testing.assert_array_equal(array, numpy.arange(5, 10_000))
+
+    def test_other_processes_get_them_without_a_copy(self):
+        written = {"a": numpy.arange(100_000), "b": numpy.arange(7), "c": numpy.zeros(3)}
+        safetensors.numpy.save_file(written, self.path, {"made": "for a test"})
+        tensors = morsel.load_safetensors(self.path)
+        self.path.unlink()
+        del tensors["c"]
+        tensors["b"] = numpy.arange(9)
+        tensors["own"] = None
+        inode = os.fstat(tensors.morsel.fileno()).st_ino
+        for method in ["spawn", "forkserver", "fork"]:
+            with self.subTest(method):
+                context = multiprocessing.get_context(method)
+                workers = futures.ProcessPoolExecutor(
+                    1, context, initializer=keep, initargs=(tensors, copy.copy(tensors)))
+                with workers:
+                    said = workers.submit(look).result()
+                self.assertEqual(said, (["a", "b", "own"], int(written["a"].sum()), 9,
+                                        {"made": "for a test"}, inode, True))
+
+    def test_without_numpy_the_extra_is_named(self):
+        safetensors.numpy.save_file({"a": numpy.arange(3)}, self.path)
+        for call in [lambda: morsel.load_safetensors(self.path),
+                     lambda: morsel.load_gguf(self.path),
+                     lambda: morsel.bfloat16_to_float32([1])]:
+            with mock.patch.dict(sys.modules, {"numpy": None}):
+                with self.assertRaisesRegex(ImportError, r"pip install 'vellum\[numpy\]'"):
+                    call()
 
     def test_damaged_files_are_format_errors(self):
         good = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}

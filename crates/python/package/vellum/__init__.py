@@ -4,5 +4,6 @@ vellum.morsel has Morsels: memory that processes share, and model files as array
 """
 
 from vellum import morsel
+from vellum._native import __version__
 
-__all__ = ["morsel"]
+__all__ = ["__version__", "morsel"]

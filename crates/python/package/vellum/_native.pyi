@@ -1,8 +1,12 @@
 from os import PathLike
 from typing import Any, Protocol
 
+_Path = str | bytes | PathLike[str] | PathLike[bytes]
+
 class _HasFileno(Protocol):
     def fileno(self) -> int: ...
+
+__version__: str
 
 class FormatError(ValueError): ...
 
@@ -52,7 +56,7 @@ class Morsel:
     @staticmethod
     def unlink(name: str) -> None: ...
     @staticmethod
-    def load(path: str | PathLike[str]) -> Morsel: ...
+    def load(path: _Path) -> Morsel: ...
     @staticmethod
     def from_fd(fd: int | _HasFileno) -> Morsel: ...
     @staticmethod
@@ -60,7 +64,7 @@ class Morsel:
     def send(self, socket: int | _HasFileno) -> None: ...
     def fill(
         self,
-        source: int | str | PathLike[str] | _HasFileno,
+        source: int | _Path | _HasFileno,
         *,
         start: int = 0,
         offset: int = 0,
@@ -86,6 +90,7 @@ class Morsel:
 
 _Described = tuple[str, str, tuple[int, ...], int, int]
 
+def load_file(path: _Path, level: int) -> Morsel: ...
 def safetensors_layout(mapping: Mapping) -> tuple[dict[str, str], list[_Described]]: ...
 def gguf_layout(mapping: Mapping) -> tuple[dict[str, Any], list[_Described]]: ...
 def gguf_kinds() -> list[tuple[int, str, int, int]]: ...

@@ -9,8 +9,10 @@ Where Vellum's cache daemon runs, all processes that load a file have the same m
 each reads it for itself. Morsel.load() tells them apart by `shared`.
 """
 
+import copyreg
 import os
 from dataclasses import dataclass
+from multiprocessing import reduction
 
 from vellum._native import (
     FormatError,
@@ -18,6 +20,7 @@ from vellum._native import (
     Morsel,
     Stat,
     gguf_layout,
+    load_file,
     safetensors_layout,
 )
 
@@ -69,13 +72,58 @@ class Tensors(dict):
     """The tensors of a file: read-only arrays by name. They share the Morsel's memory, and keep it.
 
     metadata: what the file says of itself. info: a TensorInfo for each name. morsel: the file.
+
+    multiprocessing sends them, and Morsels, to other processes, also to spawned ones, which then
+    have the same memory. A pickle by itself is of no use: it stands for a descriptor.
     """
+
+    # Which format the file has, and the arrays of it, for those that were loaded.
+    _format = None
+    _own = None
 
     def __init__(self, morsel, metadata, info):
         super().__init__()
         self.morsel = morsel
         self.metadata = metadata
         self.info = info
+
+    def __copy__(self):
+        other = type(self)(self.morsel, self.metadata, self.info)
+        other.__dict__.update(self.__dict__)
+        other.update(self)
+        return other
+
+    def __reduce_ex__(self, protocol):
+        if self._format is None:
+            return super().__reduce_ex__(protocol)
+        # Arrays of the file are not copied: the other process finds them in its memory.
+        own = self._own
+        others = {name: array for name, array in self.items()
+                  if name not in own or array is not own[name]}
+        return _restored_tensors, (self.morsel, self._format, list(self), others)
+
+
+def _restored_tensors(morsel, format, names, others):
+    tensors = _tensors(morsel, format)
+    tensors.clear()
+    for name in names:
+        tensors[name] = others[name] if name in others else tensors._own[name]
+    return tensors
+
+
+def _reduced_morsel(morsel):
+    return _restored_morsel, (reduction.DupFd(morsel.fileno()),)
+
+
+def _restored_morsel(descriptor):
+    fd = descriptor.detach()
+    try:
+        return Morsel.from_fd(fd)
+    finally:
+        os.close(fd)
+
+
+copyreg.pickle(Morsel, _reduced_morsel)
 
 
 def load_safetensors(path):
@@ -86,7 +134,7 @@ def load_safetensors(path):
 
     Raises FormatError for a file that is not as the format demands, OSError if it cannot be read.
     """
-    return _load(path, safetensors_layout, _safetensors_array)
+    return _load(path, "safetensors")
 
 
 def load_gguf(path):
@@ -99,13 +147,12 @@ def load_gguf(path):
 
     Raises FormatError for a file that is not as the format demands, OSError if it cannot be read.
     """
-    return _load(path, gguf_layout, _gguf_array)
+    return _load(path, "gguf")
 
 
 def bfloat16_to_float32(array):
     """An array of float32 with the values of an array of bfloat16, given as uint16 or bfloat16."""
-    import numpy
-
+    numpy = _numpy()
     array = numpy.asarray(array)
     if array.dtype.itemsize != 2:
         raise TypeError(f"elements of {array.dtype} are not bfloat16, which has 2 bytes")
@@ -113,18 +160,38 @@ def bfloat16_to_float32(array):
     return bits.view("<f4")
 
 
-def _load(path, layout, array):
-    morsel = Morsel.load(path)
-    mapping = morsel.map()
+def _load(path, format):
+    _numpy()
+    # Warnings name the caller of the function that calls this one.
+    morsel = load_file(path, 3)
     try:
-        metadata, described = layout(mapping)
+        return _tensors(morsel, format)
     except FormatError as error:
         raise FormatError(f"{os.fsdecode(path)}: {error}") from None
+
+
+def _tensors(morsel, format):
+    layout, array = {
+        "safetensors": (safetensors_layout, _safetensors_array),
+        "gguf": (gguf_layout, _gguf_array),
+    }[format]
+    mapping = morsel.map()
+    metadata, described = layout(mapping)
     info = {name: TensorInfo(*rest) for name, *rest in described}
     tensors = Tensors(morsel, metadata, info)
-    for name, entry in info.items():
-        tensors[name] = array(mapping, entry)
+    tensors._format = format
+    tensors._own = {name: array(mapping, entry) for name, entry in info.items()}
+    tensors.update(tensors._own)
     return tensors
+
+
+def _numpy():
+    try:
+        import numpy
+    except ImportError as error:
+        text = "arrays need NumPy: pip install 'vellum[numpy]'"
+        raise ImportError(text, name="numpy") from error
+    return numpy
 
 
 def _safetensors_array(mapping, info):
@@ -155,8 +222,7 @@ def _extended(kind):
 
 
 def _array(mapping, info, dtype, shape):
-    import numpy
-
+    numpy = _numpy()
     dtype = numpy.dtype(dtype)
     if info.nbytes == 0:
         # NumPy takes no empty part of a buffer.
