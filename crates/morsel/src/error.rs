@@ -100,8 +100,8 @@ pub enum Error {
     },
     /// The content could still be written through a mapping or by I/O, so it cannot be sealed.
     #[error(
-        "the Morsel can still be written: a process has it mapped for writing, or does I/O into it; \
-         drop those mappings, then seal it"
+        "the Morsel can still be written: a process has it mapped for writing, or does I/O into \
+         it; drop those mappings, then seal it"
     )]
     MappedForWriting,
     /// Its owner took the Morsel from everybody.

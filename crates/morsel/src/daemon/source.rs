@@ -118,8 +118,8 @@ impl Source {
             Ok(false) => Ok(()),
             Ok(true) => refuse("a process has it open for writing"),
             Err(errno) => refuse(&format!(
-                "the daemon cannot tell whether a process writes to it ({errno}): run it as root, as \
-                 the file's owner, or with CAP_LEASE"
+                "the daemon cannot tell whether a process writes to it ({errno}): run it as root, \
+                 as the file's owner, or with CAP_LEASE"
             )),
         }
     }
