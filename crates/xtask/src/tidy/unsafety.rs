@@ -36,6 +36,7 @@ const CONTAINMENT: &[(&str, &str)] = &[
     ("crates/preload/src/system.rs", "the system calls behind them"),
     ("crates/preload/src/substitute.rs", "descriptors and error numbers of the program's"),
     ("crates/preload/src/mounts.rs", "unmapping what the program has given up"),
+    ("crates/preload/tests/preload.rs", "LMDB, whose files are mapped"),
     ("crates/python/src/mapping.rs", "memory that Python sees as buffers"),
     ("crates/python/src/morsel.rs", "the same, handed on"),
     ("crates/python/src/source.rs", "descriptors that Python has duplicated"),
