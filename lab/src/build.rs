@@ -10,6 +10,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use crate::kernel::Kernel;
 use crate::lock::lock;
 use crate::mirror;
+use crate::packages::starting;
 
 /// The compiler that Debian's kernels of these series are built with.
 pub const COMPILER: &str = "gcc-12";
@@ -49,7 +50,7 @@ pub fn build(kernel: &Kernel, folder: &Path) -> Result<Vec<Built>> {
     make.args([&format!("CC={COMPILER}"), "W=1", "KCFLAGS=-Werror"]);
     // Types for BPF would need a program and the whole kernel, and nothing here reads them.
     make.args(["CONFIG_DEBUG_INFO_BTF_MODULES=", "modules"]).env("LC_ALL", "C");
-    let output = make.output().context("starting make")?;
+    let output = make.output().with_context(|| starting("make"))?;
     let said = [output.stdout, output.stderr].concat();
     // Who reads this edits the folder, not the copy.
     let said =

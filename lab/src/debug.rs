@@ -10,7 +10,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use crate::build::{self, COMPILER};
 use crate::kernel::Kernel;
 use crate::lock::lock;
-use crate::packages::{Packages, finish};
+use crate::packages::{Packages, finish, starting};
 use crate::stock::BACKPORTS;
 
 /// What it is called here.
@@ -173,7 +173,7 @@ impl Workshop {
         make.arg(format!("O={}", self.tree.display()));
         make.args([format!("CC={COMPILER}"), format!("HOSTCC={COMPILER}")]).args(arguments);
         make.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).env("LC_ALL", "C");
-        let status = make.status().context("starting make")?;
+        let status = make.status().with_context(|| starting("make"))?;
         if !status.success() {
             bail!("make {}: {status}; see {}", arguments.join(" "), self.log.display());
         }

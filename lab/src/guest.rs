@@ -10,7 +10,7 @@ use crate::archive::Archive;
 use crate::build::{self, Built};
 use crate::kernel::Kernel;
 use crate::modules;
-use crate::packages::finish;
+use crate::packages::{finish, starting};
 
 /// The first process.
 const INIT: &[u8] = include_bytes!("../guest/init");
@@ -178,7 +178,7 @@ fn slim(program: &Path) -> Option<Vec<u8>> {
 
 /// The shared libraries of a program, the dynamic linker among them; none if it needs none.
 fn libraries_of(program: &Path) -> Result<Vec<PathBuf>> {
-    let output = Command::new("ldd").arg(program).output().context("starting ldd")?;
+    let output = Command::new("ldd").arg(program).output().with_context(|| starting("ldd"))?;
     let said = String::from_utf8_lossy(&output.stderr);
     if said.contains("not a dynamic executable") {
         return Ok(Vec::new());

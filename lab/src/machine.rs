@@ -7,6 +7,7 @@ use std::process::{Child, Command, Stdio};
 use anyhow::{Context as _, Result};
 
 use crate::kernel::Kernel;
+use crate::packages::starting;
 
 /// The emulator.
 pub const QEMU: &str = "qemu-system-x86_64";
@@ -111,7 +112,7 @@ impl Machine {
         if !interactive {
             command.stdin(Stdio::null()).stdout(Stdio::piped());
         }
-        command.spawn().with_context(|| format!("starting {QEMU}"))
+        command.spawn().with_context(|| starting(QEMU))
     }
 
     /// How many times longer than others it may take.

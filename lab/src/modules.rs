@@ -8,6 +8,7 @@ use std::process::Command;
 use anyhow::{Context as _, Result, bail, ensure};
 
 use crate::kernel::Kernel;
+use crate::packages::starting;
 
 /// A module as it is put into the guest.
 #[derive(Debug)]
@@ -66,7 +67,8 @@ fn module_name(path: &str) -> String {
 
 fn contents(path: &Path) -> Result<Vec<u8>> {
     if path.extension().is_some_and(|extension| extension == "xz") {
-        let output = Command::new("xz").arg("-dc").arg(path).output().context("starting xz")?;
+        let output =
+            Command::new("xz").arg("-dc").arg(path).output().with_context(|| starting("xz"))?;
         ensure!(output.status.success(), "xz -dc {}: {}", path.display(), output.status);
         return Ok(output.stdout);
     }

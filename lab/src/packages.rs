@@ -106,16 +106,33 @@ impl Packages {
     }
 }
 
+/// What is said of a program that could not be started: most likely it is not installed.
+pub fn starting(program: &str) -> String {
+    format!("starting {program}; `cargo xtask lab` (`make lab`) installs all that the lab needs")
+}
+
 /// Runs a program to its end and returns what it printed.
 ///
 /// # Errors
 /// If it does not start or says that it failed; with what it printed.
 pub fn finish(command: &mut Command) -> Result<String> {
     let name = command.get_program().to_string_lossy().into_owned();
-    let output = command.output().with_context(|| format!("starting {name}"))?;
+    let output = command.output().with_context(|| starting(&name))?;
     if !output.status.success() {
         let said = String::from_utf8_lossy(&output.stderr);
         bail!("{command:?}: {}\n{}", output.status, said.trim_end());
     }
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_that_is_missing_says_who_installs_it() {
+        let error = finish(&mut Command::new("/sbin/no-such-program")).unwrap_err();
+        let said = format!("{error:#}");
+        assert!(said.contains("/sbin/no-such-program") && said.contains("make lab"), "{said}");
+    }
 }
