@@ -27,6 +27,11 @@ impl Ring {
         Self { ring: IoUring::new(512).expect("io_uring") }
     }
 
+    /// One whose ends are polled for, which the device does not offer.
+    pub fn polled() -> Self {
+        Self { ring: IoUring::builder().setup_iopoll().build(512).expect("io_uring") }
+    }
+
     /// Registers memory of the test, address and length, as the only buffer.
     pub fn register(&self, (address, length): (usize, usize)) -> std::io::Result<()> {
         let iov_base = std::ptr::with_exposed_provenance_mut(address);

@@ -45,6 +45,24 @@ fn a_range_command_ends_with_bytes() {
     }
 }
 
+/// A ring that polls is refused, or served: it neither waits for ever nor harms the kernel.
+#[test]
+fn a_ring_that_polls_does_no_harm() {
+    let Some(_turn) = turn() else { return };
+    let surface = Plan::new(1000, 100).make();
+    let mut ring = Ring::polled();
+    for is_for_worker in [false, true] {
+        for operation in [OP_ALLOC, OP_FREE] {
+            let entry = command(&surface.exmap, (0, operation), part(&surface, 0, 8), false);
+            let end = ring.run(&if is_for_worker { by_worker(entry) } else { entry });
+            println!("by a worker: {is_for_worker}, {operation}: {end}");
+            assert!([8 * PAGE as i32, -libc::EOPNOTSUPP].contains(&end), "{end}");
+        }
+    }
+    drop(ring);
+    surface.assert_works();
+}
+
 /// A number of bytes is no error to the commands that are linked to the one that ends with it.
 #[test]
 fn what_is_linked_to_a_command_is_done() {
