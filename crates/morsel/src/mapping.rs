@@ -260,16 +260,16 @@ fn map(morsel: &Morsel, bytes: usize, access: Access, place: Place) -> Result<No
         Access::Read => Rights::Read,
         Access::ReadWrite => Rights::ReadAndWrite,
     };
-    // The kernel counts each shared mapping of a memfd through a descriptor for writing as one that
-    // may be written, and seals nothing meanwhile. Without /proc there is no other descriptor.
+    // Each shared mapping through a descriptor for writing counts as one that may be written, and
+    // nothing is sealed meanwhile. Without /proc there is no other descriptor.
     let is_memfd = morsel.backend() == BackendKind::Memfd;
-    let is_reader = is_memfd && access == Access::Read;
+    let is_reader = access == Access::Read;
     let reader = is_reader.then(|| descriptor::read_only(morsel).ok()).flatten();
     let file = reader.as_ref().map_or(morsel.as_fd(), AsFd::as_fd);
     let base = match map_shared(file, is_memfd, bytes, rights, place, MapFlags::SHARED) {
         // Before Linux 6.7 no process may share a sealed memfd through a descriptor for writing.
         // What cannot change is the same in a private mapping.
-        Err(Errno::PERM) if is_reader => {
+        Err(Errno::PERM) if is_reader && is_memfd => {
             map_shared(file, is_memfd, bytes, rights, place, MapFlags::PRIVATE)
         }
         result => result,
