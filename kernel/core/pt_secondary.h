@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * Secondary MMUs: what keeps translations of its own of a process' memory, without references to the
- * pages, such as a virtual machine of KVM. The core tells them by notifiers when it unmaps something;
- * who takes leaves off a tree has to do it himself, before the pages are used for anything else.
+ * Secondary MMUs: what keeps translations of its own of a process' memory, such as a virtual machine
+ * of KVM. Most translations have no reference to the page; for nested virtualisation KVM has one
+ * and does not listen (frames.h). The core tells them by notifiers when it unmaps something; code
+ * that takes leaves off a tree tells them before the pages are used for anything else.
  */
 #ifndef VELLUM_PT_SECONDARY_H
 #define VELLUM_PT_SECONDARY_H

@@ -66,7 +66,7 @@ struct morsel {
 	/* Where 2 MiB are or were, by the number of 512 pages; empty if they may return. */
 	struct xarray		blocks;
 
-	/* Whose locked memory it is, and how many pages that may be; NULL: it counts as nobody's. */
+	/* Whose locked memory it is, and how many pages that may be; NULL: of no user. */
 	struct user_struct	*user;
 	u64			lock_limit;
 

@@ -131,7 +131,7 @@ fn changes_go_on_while_a_tree_is_counted() {
     let stat = counter.join().unwrap();
     assert_eq!(stat, counted.check().unwrap());
     assert_eq!((stat.entries, stat.height), (2000, 2));
-    // Meanwhile another thread changes the tree: what nobody touches is counted.
+    // Meanwhile another thread changes the tree: what it does not touch is counted.
     let stop = std::sync::atomic::AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {

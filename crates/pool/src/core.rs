@@ -191,7 +191,7 @@ impl Core {
     }
 
     /// Waits a little for the shared holders of a page to leave. `seen` is the word that says so.
-    /// From the second of its `rounds` on, the caller lets nobody new join them: it is the next.
+    /// From the second of its `rounds` on, the caller lets no new holder join: it is the next.
     #[cold]
     pub(crate) fn wait_for_holders(
         &self,

@@ -20,7 +20,7 @@ impl Passed {
         let mut bytes = fields.to_vec();
         bytes.resize(size, 0);
         bytes[..4].copy_from_slice(&(size as u32).to_le_bytes());
-        // Nobody may write here.
+        // No thread may write here.
         bytes.extend([0xee; 64]);
         Self(bytes)
     }

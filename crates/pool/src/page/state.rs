@@ -22,8 +22,8 @@
 //! - The dirty bit changes only under the shared or the exclusive lock.
 //! - The waiters bit is set by whoever is about to park; whoever makes the page lockable clears
 //!   it and wakes them.
-//! - The urgent bit is set by a thread that waited in vain for shared holders to leave: nobody new
-//!   joins them. The end of the next exclusive hold clears it.
+//! - The urgent bit is set by a thread that waited in vain for shared holders to leave: no new
+//!   holder joins them. The end of the next exclusive hold clears it.
 
 use crate::sync::{AtomicU64, Ordering, fence};
 
@@ -114,7 +114,7 @@ impl Word {
         self.0 & WAITERS != 0
     }
 
-    /// A thread has waited for shared holders to leave, and nobody new should join them.
+    /// A thread has waited for shared holders to leave, and no new holder should join them.
     pub const fn is_urgent(self) -> bool {
         self.0 & URGENT != 0
     }

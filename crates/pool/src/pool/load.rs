@@ -103,7 +103,7 @@ impl<'a> PendingRead<'a> {
 
 impl Pool {
     /// Reads an evicted page, whose word was `seen`. Then the caller holds it exclusively. False if
-    /// somebody else was first.
+    /// another thread was first.
     #[cold]
     pub(crate) fn load(
         &self,
@@ -117,7 +117,7 @@ impl Pool {
         }
     }
 
-    /// Locks an evicted page, whose word was `seen`, to read it. None if somebody else was first.
+    /// Locks an evicted page, whose word was `seen`, to read it. None if another thread was first.
     fn claim(
         &self,
         page: PageRef,
@@ -191,7 +191,7 @@ impl Pool {
         }
     }
 
-    /// Waits a moment for somebody with an old reference to leave a frame of the page. An error
+    /// Waits a moment for a thread with an old reference to leave a frame of the page. An error
     /// where that may take forever.
     fn wait_for_inner(&self, page: PageRef) -> Result<(), PoolError> {
         for _ in 0..LOOKS {
