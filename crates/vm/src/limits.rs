@@ -81,14 +81,19 @@ fn parse_statm(text: &str) -> Option<(u64, u64)> {
 
 /// How much memory this user may lock, in words.
 pub(crate) fn lockable() -> String {
+    lock_limit().map_or_else(
+        || "any amount".to_owned(),
+        |bytes| format!("{} KiB in all (RLIMIT_MEMLOCK)", bytes >> 10),
+    )
+}
+
+/// Bytes that this user may lock; none if any amount.
+pub(crate) fn lock_limit() -> Option<u64> {
     /// The number of the capability to lock any amount (CAP_IPC_LOCK).
     const IPC_LOCK: u32 = 14;
     let status = std::fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
-    match getrlimit(Resource::Memlock).current {
-        None => "any amount".to_owned(),
-        Some(_) if effective_capabilities(&status) >> IPC_LOCK & 1 == 1 => "any amount".to_owned(),
-        Some(bytes) => format!("{} KiB in all (RLIMIT_MEMLOCK)", bytes >> 10),
-    }
+    let is_limited = effective_capabilities(&status) >> IPC_LOCK & 1 == 0;
+    getrlimit(Resource::Memlock).current.filter(|_| is_limited)
 }
 
 /// The field CapEff of `/proc/thread-self/status`; none where it is not there.

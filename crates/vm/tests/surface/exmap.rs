@@ -5,6 +5,7 @@ use std::fs::OpenOptions;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::available_parallelism;
 
 use rustix::process::{Resource, Rlimit, Uid, setrlimit};
 use rustix::thread::{
@@ -193,7 +194,7 @@ fn more_threads_than_interfaces_take_turns() {
     if !works() {
         return;
     }
-    let threads = 8 * std::thread::available_parallelism().unwrap().get() as u64;
+    let threads = 8 * available_parallelism().unwrap().get() as u64;
     let own = Own::with_frames(threads * 4, threads * 4, EXMAP);
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -279,24 +280,33 @@ fn frames_beyond_the_limit_of_locked_memory_are_refused_and_auto_does_without() 
         return;
     }
     assert!(works(), "found out with all rights");
-    let limit = Rlimit { current: Some(64 * PAGE_SIZE as u64), maximum: None };
+    // Interfaces and page tables are locked as well as frames.
+    const INTERFACE_PAGES: u64 = 6;
+    let processors = available_parallelism().unwrap().get() as u64;
+    let interfaces = (2 * processors).max(4) * INTERFACE_PAGES;
+    let pages = interfaces + 64;
+    let limit = Rlimit { current: Some(pages * PAGE_SIZE as u64), maximum: None };
     setrlimit(Resource::Memlock, limit).unwrap();
     if !become_somebody_else() {
         return eprintln!("skipped: only root can become a user who may lock little");
     }
     let reserve = |frames, backend| Surface::reserve_with_frames(1_000, frames, backend);
-    let error = reserve(65, BackendChoice::Only(EXMAP)).unwrap_err();
-    let SurfaceError::BackendUnavailable { backend: EXMAP, reason } = &error else {
-        panic!("{error:?}");
-    };
-    assert!(reason.contains("256 KiB in all (RLIMIT_MEMLOCK)"), "{reason}");
-    let without = reserve(65, BackendChoice::Auto).unwrap();
-    assert_eq!(without.backend(), probe::choice_without_exmap().backend);
+    let in_words = format!("{} KiB in all (RLIMIT_MEMLOCK)", (pages * PAGE_SIZE as u64) >> 10);
+    for (frames, what) in [(65, "65 frames (260 KiB) and"), (64, "the page tables of its surface")]
+    {
+        let error = reserve(frames, BackendChoice::Only(EXMAP)).unwrap_err();
+        let SurfaceError::BackendUnavailable { backend: EXMAP, reason } = &error else {
+            panic!("{error:?}");
+        };
+        assert!(reason.contains(what) && reason.contains(&in_words), "{reason}");
+        let without = reserve(frames, BackendChoice::Auto).unwrap();
+        assert_eq!(without.backend(), probe::choice_without_exmap().backend);
+    }
     drop(reserve(40, BackendChoice::Only(EXMAP)).unwrap());
     let first = reserve(40, BackendChoice::Auto).unwrap();
     assert_eq!(first.backend(), EXMAP);
     let second = reserve(40, BackendChoice::Auto).unwrap();
     assert_ne!(second.backend(), EXMAP, "two have more than the limit together");
     drop(first);
-    assert_eq!(reserve(64, BackendChoice::Auto).unwrap().backend(), EXMAP);
+    assert_eq!(reserve(56, BackendChoice::Auto).unwrap().backend(), EXMAP);
 }

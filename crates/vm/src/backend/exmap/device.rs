@@ -90,7 +90,7 @@ impl Device {
         let address = (&raw const create).expose_provenance() as u64;
         // SAFETY: the command reads the structure, which lives through the call.
         let created = unsafe { sys::ioctl(self.as_fd(), CREATE, address) };
-        created.map(drop).map_err(|errno| why_no_frames(errno, frames))
+        created.map(drop).map_err(|errno| why_no_frames(errno, frames, interfaces))
     }
 
     /// Another descriptor for the same exmap. A thread with one of its own need not share the word
@@ -132,12 +132,12 @@ pub(super) unsafe fn carry_out(
 }
 
 /// Why there are no frames.
-fn why_no_frames(errno: Errno, frames: u64) -> String {
+fn why_no_frames(errno: Errno, frames: u64, interfaces: u32) -> String {
     let kib = frames.saturating_mul(PAGE_SIZE as u64 >> 10);
     match errno {
         Errno::PERM => format!(
-            "{frames} frames ({kib} KiB) are more than this user may lock, {}: raise that with \
-             `ulimit -l`, or ask for fewer",
+            "{frames} frames ({kib} KiB) and {interfaces} interfaces are more than this user may \
+             lock, {}: raise that with `ulimit -l`, or ask for fewer",
             limits::lockable()
         ),
         Errno::NOMEM => {
@@ -153,9 +153,9 @@ mod tests {
 
     #[test]
     fn refused_frames_say_what_to_do() {
-        let text = why_no_frames(Errno::PERM, 1 << 20);
+        let text = why_no_frames(Errno::PERM, 1 << 20, 4);
         assert!(text.contains("4194304 KiB") && text.contains("ulimit -l"), "{text}");
-        assert!(why_no_frames(Errno::NOMEM, 512).contains("2048 KiB"));
-        assert!(why_no_frames(Errno::INVAL, u64::MAX).contains("refused"));
+        assert!(why_no_frames(Errno::NOMEM, 512, 4).contains("2048 KiB"));
+        assert!(why_no_frames(Errno::INVAL, u64::MAX, 4).contains("refused"));
     }
 }

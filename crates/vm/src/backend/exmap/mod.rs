@@ -50,6 +50,8 @@ use self::interfaces::{Found, Interfaces};
 pub(crate) use self::memory::ExmapMemory;
 pub use self::tables::PageTables;
 use super::{Backend, BackendKind, FaultBehaviour};
+use crate::limits;
+use crate::mapping::ReserveError;
 use crate::memory::Memory;
 use crate::range::Entry;
 use crate::surface::{SurfaceError, bytes_of};
@@ -81,7 +83,8 @@ impl Exmap {
         let device = Device::open().map_err(unavailable)?;
         let count = interfaces::count();
         device.create(frames, count).map_err(unavailable)?;
-        let memory = ExmapMemory::new(device.as_fd(), bytes_of(pages)?, frames)?;
+        let memory = ExmapMemory::new(device.as_fd(), bytes_of(pages)?, frames)
+            .map_err(|error| no_tables(&error).map_or(SurfaceError::Reserve(error), unavailable))?;
         let interfaces = Interfaces::new(&device, count)
             .map_err(|errno| unavailable(format!("its vectors cannot be mapped: {errno}")))?;
         Ok((Self { device, interfaces }, memory))
@@ -121,6 +124,17 @@ impl Exmap {
             busy.zip(again).for_each(|(entry, again)| entry.result = again.result);
         }
     }
+}
+
+/// Why there is no surface, if the cause is that its page tables are locked memory of the user.
+fn no_tables(error: &ReserveError) -> Option<String> {
+    let ReserveError::Refused { errno: Errno::NOMEM, .. } = error else { return None };
+    limits::lock_limit()?;
+    Some(format!(
+        "the page tables of its surface, the frames and the interfaces are together more than this \
+         user may lock, {}: raise that with `ulimit -l`, or ask for fewer frames",
+        limits::lockable()
+    ))
 }
 
 impl Backend for Exmap {
