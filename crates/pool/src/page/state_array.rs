@@ -196,16 +196,22 @@ mod tests {
             states.grow(pages).unwrap();
             assert_eq!(filled(&states), 0);
         }
-        // The first 2 MiB hold memory when they are let be huge; the others are read first.
-        let both = if reading_first_is_fine() {
-            4
-        } else {
-            println!("here a huge page is none any more when it is written to after it was read");
-            2
-        };
-        for (pages, huge) in [(GIB / 2, 2), (GIB, 2), (GIB * 3 / 2, both), (3 * GIB, both)] {
+        for pages in [GIB / 2, GIB] {
             states.grow(pages).unwrap();
-            assert_eq!(found(filled(&states)), found(huge << 10), "{pages}");
+            assert_eq!(found(filled(&states)), found(2 << 10), "{pages}");
+        }
+        // The first 2 MiB held memory when they were let be huge; the others were read first.
+        let both = if reading_first_is_fine() {
+            4 << 10..=4 << 10
+        } else {
+            // The kernel's own thread may have made it huge later (khugepaged).
+            println!("here a huge page is none any more when it is written to after it was read");
+            2 << 10..=4 << 10
+        };
+        for pages in [GIB * 3 / 2, 3 * GIB] {
+            states.grow(pages).unwrap();
+            let kib = found(filled(&states));
+            assert!(kib.is_none_or(|kib| both.contains(&kib)), "{pages}: {kib:?}");
         }
         let first = states.get(PageId(7)).unwrap().load();
         assert_eq!(first.version(), 6, "the words were kept");
