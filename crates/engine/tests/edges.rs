@@ -169,9 +169,16 @@ fn no_key_changes_in_a_leaf_of_other_keys() {
     seal(&mut image[root..root + 4096], &[]);
     let store = open(image);
     let tree = store.tree("t").unwrap();
-    let mut refused = [0; 3];
+    let mut refused = [0; 8];
     for (key, value) in (0..3000).map(entry) {
+        let mut buffer = Vec::new();
+        let is_value = |found: &[u8]| assert_eq!(found, value);
         let outcomes = [
+            tree.get(&key).map(|found| is_value(&found.unwrap())),
+            tree.get_into(&key, &mut buffer).map(|found| assert!(found && buffer == value)),
+            tree.with(&key, is_value).map(|found| assert!(found.is_some())),
+            tree.contains(&key).map(|found| assert!(found)),
+            tree.multi_get_with(&[key], |_, found| is_value(found.unwrap())),
             tree.update(&key, |found| assert_eq!(found, value)).map(drop),
             tree.upsert(&key, &value).map(drop),
             tree.remove(&key).map(drop),
@@ -185,7 +192,7 @@ fn no_key_changes_in_a_leaf_of_other_keys() {
             }
         }
     }
-    assert!(refused[0] > 20 && refused == [refused[0]; 3], "{refused:?}");
+    assert!(refused[0] > 20 && refused == [refused[0]; 8], "{refused:?}");
     let mut entries = 0;
     tree.salvage(&mut |found| {
         if let Ok((key, value)) = found {

@@ -206,12 +206,6 @@ impl<'a> Node<&'a [u8]> {
         }
     }
 
-    /// `key` lies between the fences.
-    pub fn covers(self, key: &[u8]) -> Result<bool, Torn> {
-        let (lower, upper) = (self.lower()?, self.upper()?);
-        Ok(lower.is_none_or(|lower| key > lower) && upper.is_none_or(|upper| key <= upper))
-    }
-
     /// The fence that no key exceeds, if there is one.
     pub fn upper(self) -> Result<Option<&'a [u8]>, Torn> {
         match self.u16_at(FENCE_FLAGS)? & usize::from(HAS_UPPER) {

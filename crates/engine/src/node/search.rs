@@ -238,6 +238,36 @@ impl<R: PageReader> Node<R> {
         self.resolve::<SLOT>(search, key)
     }
 
+    /// `key` lies between the fences.
+    #[inline]
+    pub fn covers(self, key: &[u8]) -> Result<bool, Torn> {
+        let flags = self.u16_at(FENCE_FLAGS)? as u16;
+        let compare = |offset, len| self.compare_rest(self.u16_at(offset)?, self.u16_at(len)?, key);
+        let above_lower = flags & HAS_LOWER == 0 || compare(LOWER_OFFSET, LOWER_LEN)?.is_lt();
+        Ok(above_lower && (flags & HAS_UPPER == 0 || compare(UPPER_OFFSET, UPPER_LEN)?.is_ge()))
+    }
+
+    /// The search for `key` came to the leaf for it. Keys are kept without their prefix, so in
+    /// another leaf, to which a device leads that lost a write, another key would be found.
+    #[inline(always)]
+    fn check_owner(self, is_found: bool, key: &[u8]) -> Result<(), Torn> {
+        let is_owner = if is_found {
+            let prefix = key.get(..self.prefix_len()?).ok_or(Torn)?;
+            self.compare_rest(self.u16_at(LOWER_OFFSET)?, prefix.len(), prefix)?.is_eq()
+        } else {
+            self.covers(key)?
+        };
+        if is_owner { Ok(()) } else { Err(Torn) }
+    }
+
+    /// Finds a key in a leaf to which a descent for it has led.
+    #[inline]
+    pub(crate) fn find_reached(self, key: &[u8]) -> Result<Position, Torn> {
+        let position = self.find(key)?;
+        self.check_owner(position.exact, key)?;
+        Ok(position)
+    }
+
     /// Finds a key in a leaf.
     #[inline]
     pub fn find(self, key: &[u8]) -> Result<Position, Torn> {
@@ -278,7 +308,8 @@ impl<R: PageReader> Node<R> {
         self.resolve_child(search, key)
     }
 
-    /// Ends a search in a leaf: where the payload of `key` lies, if there is one.
+    /// Ends a search in a leaf to which a descent for `key` has led: where the payload lies, if there
+    /// is one.
     #[inline(always)]
     pub(crate) fn resolve_payload(
         self,
@@ -286,6 +317,7 @@ impl<R: PageReader> Node<R> {
         key: &[u8],
     ) -> Result<Option<PayloadPlace>, Torn> {
         let position = self.resolve::<LEAF_SLOT>(search, key)?;
+        self.check_owner(position.exact, key)?;
         match position.exact {
             true => self.place_at(position.index).map(Some),
             false => Ok(None),

@@ -371,12 +371,8 @@ impl<'a> Access<'a> {
     pub(crate) fn exclusive_leaf(self, key: &[u8]) -> Result<ExclusiveGuard<'a>> {
         let leaf = self.attempt(|| Ok(self.leaf(Target::Key(key))?.node.upgrade()?))?;
         let leaf = leaf.map_or_else(|| self.exclusive_leaf_locked(key), Ok)?;
-        // Keys are kept without what both fences begin with, so a key from elsewhere would become
-        // another one. A device that lost a write leads to such leaves.
-        match Node::new(&leaf[..]).covers(key).map_err(|torn| Error::torn(leaf.page(), torn))? {
-            true => Ok(leaf),
-            false => Err(Error::fences(leaf.page())),
-        }
+        check_covers(&leaf, leaf.page(), key)?;
+        Ok(leaf)
     }
 
     #[cold]
@@ -387,6 +383,15 @@ impl<'a> Access<'a> {
                 return Ok(pair.node);
             }
         }
+    }
+}
+
+/// A leaf that is held is the one for `key`. Keys are kept without what both fences begin with, so a
+/// key from elsewhere would become another one. A device that lost a write leads to such leaves.
+pub(super) fn check_covers(leaf: &[u8], page: PageRef, key: &[u8]) -> Result<()> {
+    match Node::new(leaf).covers(key).map_err(|torn| Error::torn(page, torn))? {
+        true => Ok(()),
+        false => Err(Error::fences(page)),
     }
 }
 

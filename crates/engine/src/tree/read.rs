@@ -5,29 +5,25 @@ use std::borrow::Cow;
 use vellum_pool::{Begun, OptimisticGuard, SharedGuard};
 
 use super::Access;
-use super::descend::{Step, Stop, Target};
+use super::descend::{Step, Stop, Target, check_covers};
 use super::held_leaf::{Held, HeldLeaf};
 use crate::error::{Error, Result};
-use crate::node::{Node, PayloadPlace};
+use crate::node::PayloadPlace;
 use crate::page::blob::{self, BLOB_REF, BlobRef};
 use crate::value::{Blob, Value};
 
 impl<'a> Access<'a> {
     /// The value of `key`.
     pub(crate) fn get(self, key: &[u8]) -> Result<Option<Value<'a>>> {
-        let found = match self.attempt(|| self.try_get(key))? {
-            Some(found) => found,
-            None => self.get_locked(key)?,
-        };
-        if found.is_none() {
-            self.absent(key)?;
+        match self.attempt(|| self.try_get(key))? {
+            Some(found) => Ok(found),
+            None => self.get_locked(key),
         }
-        Ok(found)
     }
 
     fn try_get(self, key: &[u8]) -> Step<Option<Value<'a>>> {
         let leaf = self.leaf(Target::Key(key))?.node;
-        let position = self.read(leaf, |node| node.find(key))?;
+        let position = self.read(leaf, |node| node.find_reached(key))?;
         if !position.exact {
             leaf.validate()?;
             return Ok(None);
@@ -45,6 +41,7 @@ impl<'a> Access<'a> {
 
     pub(crate) fn get_locked(self, key: &[u8]) -> Result<Option<Value<'a>>> {
         let leaf = self.shared_leaf(Target::Key(key))?;
+        check_covers(&leaf, leaf.page(), key)?;
         let found = HeldLeaf::from(&leaf).find(key)?;
         found.map(|(_, held)| self.value_of(key, held)).transpose()
     }
@@ -72,6 +69,7 @@ impl<'a> Access<'a> {
             return Ok(found);
         }
         let leaf = self.shared_leaf(Target::Key(key))?;
+        check_covers(&leaf, leaf.page(), key)?;
         match HeldLeaf::from(&leaf).find(key)? {
             Some((_, Held::Blob(blob))) => Ok(Some((blob, self.open_blob(blob, key)?))),
             _ => Ok(None),
@@ -120,24 +118,6 @@ impl<'a> Access<'a> {
         self.blob_in(self.core.pool.fix_shared(blob.page)?, blob, key)
     }
 
-    /// There is no value of `key`. In a sound tree that is all; of one that is salvaged, the leaf
-    /// that was reached need not be the one for the key.
-    fn absent(self, key: &[u8]) -> Result<()> {
-        match self.core.salvage {
-            false => Ok(()),
-            true => self.check_covers(key),
-        }
-    }
-
-    #[cold]
-    fn check_covers(self, key: &[u8]) -> Result<()> {
-        let leaf = self.shared_leaf(Target::Key(key))?;
-        match Node::new(&leaf[..]).covers(key).map_err(|torn| Error::torn(leaf.page(), torn))? {
-            true => Ok(()),
-            false => Err(Error::fences(leaf.page())),
-        }
-    }
-
     /// Copies the value of `key` to `value`; false, and `value` empty, if there is none. Allocates
     /// nothing unless `value` is too small.
     #[inline]
@@ -147,7 +127,6 @@ impl<'a> Access<'a> {
             if !found {
                 // An attempt that was restarted may have copied a value that went since.
                 value.clear();
-                self.absent(key)?;
             }
             return Ok(found);
         }
@@ -179,18 +158,14 @@ impl<'a> Access<'a> {
     pub(crate) fn contains(self, key: &[u8]) -> Result<bool> {
         let found = self.attempt(|| {
             let leaf = self.leaf(Target::Key(key))?.node;
-            let position = self.read(leaf, |node| node.find(key))?;
+            let position = self.read(leaf, |node| node.find_reached(key))?;
             leaf.validate()?;
             Ok(position.exact)
         })?;
-        let found = match found {
-            Some(found) => found,
-            None => self.get_locked(key)?.is_some(),
-        };
-        if !found {
-            self.absent(key)?;
+        match found {
+            Some(found) => Ok(found),
+            None => Ok(self.get_locked(key)?.is_some()),
         }
-        Ok(found)
     }
 
     /// Runs `read` on the value of `key` in place.
@@ -200,11 +175,9 @@ impl<'a> Access<'a> {
             Some(leaf) => leaf,
             None => self.shared_leaf(Target::Key(key))?,
         };
+        check_covers(&leaf, leaf.page(), key)?;
         match HeldLeaf::from(&leaf).find(key)? {
-            None => {
-                drop(leaf);
-                self.absent(key).map(|()| None)
-            }
+            None => Ok(None),
             Some((_, Held::Inline(value))) => Ok(Some(read(value))),
             Some((_, Held::Blob(_))) => {
                 drop(leaf);
