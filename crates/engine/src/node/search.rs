@@ -251,13 +251,23 @@ impl<R: PageReader> Node<R> {
     /// another leaf, to which a device leads that lost a write, another key would be found.
     #[inline(always)]
     fn check_owner(self, is_found: bool, key: &[u8]) -> Result<(), Torn> {
-        let is_owner = if is_found {
-            let prefix = key.get(..self.prefix_len()?).ok_or(Torn)?;
-            self.compare_rest(self.u16_at(LOWER_OFFSET)?, prefix.len(), prefix)?.is_eq()
-        } else {
-            self.covers(key)?
-        };
+        let is_owner = if is_found { self.has_prefix_of(key)? } else { self.covers(key)? };
         if is_owner { Ok(()) } else { Err(Torn) }
+    }
+
+    /// `key` begins with the node's prefix, where its lower fence begins.
+    #[inline(always)]
+    fn has_prefix_of(self, key: &[u8]) -> Result<bool, Torn> {
+        let (prefix, at) = (self.prefix_len()?, self.u16_at(LOWER_OFFSET)?);
+        if prefix == 0 {
+            return Ok(true);
+        }
+        // Mostly short: what follows the prefix is shifted out.
+        if let (1..=8, Some(key), Some(ours)) = (prefix, key.first_chunk(), self.page.u64(at)) {
+            return Ok((ours ^ u64::from_le_bytes(*key)) << (64 - 8 * prefix) == 0);
+        }
+        let key = key.get(..prefix).ok_or(Torn)?;
+        Ok(self.compare_rest(at, prefix, key)?.is_eq())
     }
 
     /// Finds a key in a leaf to which a descent for it has led.
