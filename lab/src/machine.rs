@@ -40,6 +40,8 @@ pub struct Machine {
     pub counts_instructions: bool,
     /// More for the kernel's command line.
     pub boot: String,
+    /// What tells it from others of its kernel.
+    pub name: Option<String>,
     /// Stands still until a debugger lets it run.
     pub waits_for_gdb: bool,
 }

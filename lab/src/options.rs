@@ -53,6 +53,10 @@ pub struct Arguments {
     /// A file, such as a library, that is to lie beside the programs, with the libraries it needs
     #[arg(long = "file", value_name = "NAME=PATH", value_parser = file, global = true)]
     files: Vec<(String, PathBuf)>,
+    /// Tells this lab from others that run at the same time: the kernel's messages are kept in
+    /// messages-SERIES-NAME
+    #[arg(long, global = true)]
+    name: Option<String>,
     /// Where the guest's disk is mounted
     #[arg(long, default_value = "/mnt", global = true)]
     scratch: PathBuf,
@@ -101,6 +105,7 @@ impl Arguments {
             memory_mib: self.memory,
             counts_instructions: self.count_instructions,
             boot: self.boot.clone(),
+            name: self.name.clone(),
             waits_for_gdb: false,
         }
     }

@@ -127,7 +127,10 @@ impl<'a> Run<'a> {
         for line in first_trouble(&messages) {
             println!("    kernel: {}", line.trim_end());
         }
-        let name = format!("messages-{}", self.kernel.name);
+        let mut name = format!("messages-{}", self.kernel.name);
+        if let Some(machine) = &machine.name {
+            name = format!("{name}-{machine}");
+        }
         let kept = self.kernel.folder.with_file_name(name);
         fs::write(&kept, messages.as_bytes())?;
         if !verdict.troubles.is_empty() {

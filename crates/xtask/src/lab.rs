@@ -1,12 +1,14 @@
 //! `cargo xtask lab`: tests, or a measurement, on Debian kernels in an emulator, with the module.
 
 mod bench;
+mod jobs;
 mod programs;
 
 use std::path::Path;
 use std::process::Command;
 
 use crate::{Outcome, cargo, setup};
+use jobs::Job;
 use programs::Program;
 
 /// What runs if no package is named: tests of a package that cargo selects, on which kernels.
@@ -53,6 +55,9 @@ const KERNEL_TESTS: &str = "vellum-kernel-tests";
 
 /// Seconds that the fuzzer may take for more than it was told to.
 const SLACK: u64 = 600;
+
+/// The kernels that are tried if none is named.
+const STOCK: [&str; 2] = ["6.1", NEWEST];
 
 /// The kernel of what runs on one, if none is named.
 const NEWEST: &str = "6.12";
@@ -122,40 +127,51 @@ pub fn run(root: &Path, options: &Options) -> Outcome {
     if let Some(seconds) = options.fuzz {
         return fuzz(root, options, seconds);
     }
-    // What the lab itself promises is looked at first.
-    let first = programs::of_tests(root, "vellum-lab", &["--test", "guest"])?;
+    let guest = programs::of_tests(root, "vellum-lab", &["--test", "guest"])?;
     if !options.packages.is_empty() {
-        let mut programs = first;
+        let mut programs = guest;
         for package in &options.packages {
             programs.extend(programs::of_tests(root, package, &["--tests"])?);
         }
-        return run_tests(root, options, &options.kernels, &programs);
+        return jobs::run(on_each(root, options, &programs));
+    }
+    // The longest first.
+    let mut programs = guest;
+    programs.extend(of_suites(root, Kernels::All)?);
+    let mut jobs = on_each(root, options, &programs);
+    if !is_debug {
+        // There they take several times as long: on demand.
+        let programs = programs::without(of_suites(root, Kernels::One)?, programs::LONG);
+        let kernel = one_of(&options.kernels);
+        jobs.extend(tests(root, options, "upper-layers", kernel, &programs));
+        if options.filter.is_none() {
+            jobs.extend(strictest(root, options)?);
+        }
     }
     if options.filter.is_none() {
-        promises(root, &options.kernels)?;
-        crash(root, options)?;
+        jobs.push(promises(root, is_debug));
+        jobs.extend(crash(root, options)?);
     }
-    let mut programs = first;
-    programs.extend(of_suites(root, Kernels::All)?);
-    let on_all = run_tests(root, options, &options.kernels, &programs);
-    if is_debug {
-        // They take several times as long there: on demand.
-        return on_all;
-    }
-    let programs = programs::without(of_suites(root, Kernels::One)?, programs::LONG);
-    let on_one = run_tests(root, options, &[one_of(&options.kernels)], &programs);
-    let on_strictest = match options.filter {
-        None => strictest(root, options),
-        Some(_) => Ok(()),
+    // Machines of several labs need it: it is built once, by none of them.
+    finish(built_lab(root))?;
+    jobs::run(jobs)
+}
+
+/// The programs on every kernel that is asked for.
+fn on_each(root: &Path, options: &Options, programs: &[Program]) -> Vec<Job> {
+    let kernels: Vec<&str> = match &options.kernels[..] {
+        [] => STOCK.to_vec(),
+        named => named.iter().map(String::as_str).collect(),
     };
-    on_all.and(on_one).and(on_strictest)
+    let job = |kernel: &&str| tests(root, options, "all", (*kernel).to_owned(), programs);
+    kernels.iter().filter_map(job).collect()
 }
 
 /// A machine as others have it: page tables of their own for user space, flushes by what the kernel
 /// exports, and more processors.
-fn strictest(root: &Path, options: &Options) -> Outcome {
+fn strictest(root: &Path, options: &Options) -> Outcome<Option<Job>> {
     if !root.join("kernel/tests/Cargo.toml").exists() {
-        return Ok(());
+        return Ok(None);
     }
     let options = Options {
         processors: "4".to_owned(),
@@ -164,7 +180,7 @@ fn strictest(root: &Path, options: &Options) -> Outcome {
         ..options.clone()
     };
     let programs = programs::of_tests(root, KERNEL_TESTS, &STRICTEST)?;
-    run_tests(root, &options, &[one_of(&options.kernels)], &programs)
+    Ok(tests(root, &options, "strictest", one_of(&options.kernels), &programs))
 }
 
 /// The fuzzer: half of the time one thread, half of it several.
@@ -232,9 +248,18 @@ fn passed_on(variables: impl Iterator<Item = (String, String)>) -> Vec<String> {
     ours.map(|(name, value)| format!("{name}={value}")).collect()
 }
 
-fn run_tests(root: &Path, options: &Options, kernels: &[String], programs: &[Program]) -> Outcome {
-    let Some(first) = programs.first() else { return Ok(()) };
-    let mut command = lab(root, options, kernels);
+/// The job that runs the programs on a kernel; none if there are no programs.
+fn tests(
+    root: &Path,
+    options: &Options,
+    name: &str,
+    kernel: String,
+    programs: &[Program],
+) -> Option<Job> {
+    let first = programs.first()?;
+    let title = format!("{kernel}, {name}");
+    let mut command = lab(root, options, &[kernel]);
+    command.args(["--name", name]);
     // Integration tests make their files where cargo says: beside what was built.
     let target = first.path.ancestors().nth(3).unwrap_or(root);
     command.arg("--scratch").arg(target.join("tmp"));
@@ -251,46 +276,54 @@ fn run_tests(root: &Path, options: &Options, kernels: &[String], programs: &[Pro
             command.arg(format!("--file={name}={}", path.display()));
         }
     }
-    finish(command)
+    Some(Job::new(title, command))
 }
 
-/// What the lab promises to whoever calls it: it must find what is wrong before it says of others
-/// that they are right.
-fn promises(root: &Path, kernels: &[String]) -> Outcome {
+/// What the lab promises to its callers: it must find what is wrong, or what it says of others is
+/// worth nothing.
+fn promises(root: &Path, is_debug: bool) -> Job {
     let mut command = cargo(root);
     command.args(["test", "--quiet", "--package", "vellum-lab", "--test", "host"]);
     // Each starts a machine.
     command.args(["--", "--ignored", "--test-threads", "1"]);
-    match kernels.iter().any(|kernel| kernel == "debug") {
+    match is_debug {
         true => command.arg("debug"),
         false => command.args(["--skip", "debug"]),
     };
-    finish(command)
+    Job::new("promises of the lab", command)
 }
 
 /// Kills machines in the midst of what a program does, and has others look at what is left: of
 /// counters, for the lab's own sake, and of Morsels.
-fn crash(root: &Path, options: &Options) -> Outcome {
-    let kernel = [one_of(&options.kernels)];
-    let counters = programs::of_tests(root, "vellum-lab", &["--test", "crash"])?.remove(0);
-    let mut command = lab(root, options, &kernel);
-    kill(&mut command, &counters, "count");
-    finish(command)?;
-    if !root.join("kernel/tests/Cargo.toml").exists() {
-        return Ok(());
+fn crash(root: &Path, options: &Options) -> Outcome<Vec<Job>> {
+    let mut jobs = vec![kill(root, options, ("vellum-lab", "crash", "count"))?];
+    if root.join("kernel/tests/Cargo.toml").exists() {
+        jobs.push(kill(root, options, (KERNEL_TESTS, "morsel_crash", "work"))?);
     }
-    let selection = ["--test", "morsel_crash"];
-    let morsels = programs::of_tests(root, "vellum-kernel-tests", &selection)?.remove(0);
-    let mut command = lab(root, options, &kernel);
-    kill(&mut command, &morsels, "work");
-    finish(command)
+    Ok(jobs)
 }
 
-fn kill(command: &mut Command, program: &Program, test: &str) {
-    let path = program.path.display();
-    command.args(["--pmem", "crash", "--rounds", "2", "--then"]);
+fn kill(
+    root: &Path,
+    options: &Options,
+    (package, program, test): (&str, &str, &str),
+) -> Outcome<Job> {
+    let path = programs::of_tests(root, package, &["--test", program])?.remove(0).path;
+    let path = path.display();
+    let kernel = one_of(&options.kernels);
+    let title = format!("{kernel}, killed: {program}");
+    let mut command = lab(root, options, &[kernel]);
+    command.args(["--name", program, "--pmem", "crash", "--rounds", "2", "--then"]);
     command.arg(format!("look={path} --ignored look"));
     command.arg(format!("{test}={path} --ignored {test}"));
+    Ok(Job::new(title, command))
+}
+
+/// Builds the lab, and what its promises are looked at with.
+fn built_lab(root: &Path) -> Command {
+    let mut command = cargo(root);
+    command.args(["test", "--quiet", "--package", "vellum-lab", "--test", "host", "--no-run"]);
+    command
 }
 
 fn finish(mut command: Command) -> Outcome {

@@ -7,7 +7,7 @@
 //! failed is named once more at the end, for those who see no more than that.
 
 use std::fs;
-use std::io::{BufRead, BufReader, PipeReader, Write};
+use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Instant;
@@ -115,30 +115,35 @@ fn show(name: &str, lines: &[String], kept: &Path) {
     }
 }
 
-/// Runs a program with both of its output streams in one pipe; returns its success and its lines.
-fn program(mut command: Command, verbose: bool) -> Outcome<(bool, Vec<String>)> {
-    let describe = |error: std::io::Error| format!("the step does not start: {error}");
+/// Runs a program; returns its success and its lines.
+fn program(command: Command, verbose: bool) -> Outcome<(bool, Vec<String>)> {
+    let mut lines = Vec::new();
+    let is_success = pipe(command, |line| {
+        if verbose {
+            println!("    {line}");
+        }
+        lines.push(line);
+    })?;
+    Ok((is_success, lines))
+}
+
+/// Runs a program with both of its output streams in one pipe, and hands on each line as it comes;
+/// true if it succeeds.
+///
+/// # Errors
+/// If it does not start.
+pub fn pipe(mut command: Command, mut each_line: impl FnMut(String)) -> Outcome<bool> {
+    let describe = |error: std::io::Error| format!("the program does not start: {error}");
     let (reader, writer) = std::io::pipe().map_err(describe)?;
     command.stdin(Stdio::null());
     command.stdout(writer.try_clone().map_err(describe)?).stderr(writer);
     let mut child = command.spawn().map_err(describe)?;
     // The command owns the writing ends; while it lives the pipe would never end.
     drop(command);
-    let lines = read_lines(reader, verbose);
-    let status = child.wait().map_err(describe)?;
-    Ok((status.success(), lines))
-}
-
-fn read_lines(reader: PipeReader, echo: bool) -> Vec<String> {
-    let mut lines = Vec::new();
     for line in BufReader::new(reader).split(b'\n').map_while(Result::ok) {
-        let line = String::from_utf8_lossy(&line).into_owned();
-        if echo {
-            println!("    {line}");
-        }
-        lines.push(line);
+        each_line(String::from_utf8_lossy(&line).into_owned());
     }
-    lines
+    Ok(child.wait().map_err(describe)?.success())
 }
 
 /// Sums libtest's closing lines: `test result: ok. 12 passed; 0 failed; 1 ignored; ...`.

@@ -1,0 +1,119 @@
+//! Several labs at a time, each with a machine of its own: their tests wait for much besides the
+//! processor.
+
+use std::collections::VecDeque;
+use std::num::NonZero;
+use std::process::Command;
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+use std::time::Instant;
+
+use crate::{Outcome, steps};
+
+/// Machines at a time at most: each has some GiB of memory.
+const MOST: usize = 4;
+
+/// A call of the lab.
+pub struct Job {
+    name: String,
+    command: Command,
+}
+
+impl Job {
+    /// A job; its name is shown when it begins and when it ends.
+    pub fn new(name: impl Into<String>, command: Command) -> Self {
+        Self { name: name.into(), command }
+    }
+}
+
+/// Runs all jobs, as many at a time as there are processors. The output of the first that has not
+/// ended is shown as it comes, that of the others after it: lines of different machines do not mix.
+///
+/// # Errors
+/// Names the jobs that failed; the others ran all the same.
+pub fn run(jobs: Vec<Job>) -> Outcome {
+    let at_once = thread::available_parallelism().map_or(1, NonZero::get).min(MOST);
+    let (shown, queue): (Vec<_>, VecDeque<_>) = jobs.into_iter().map(with_lines).unzip();
+    let queue = Mutex::new(queue);
+    let failed = Mutex::new(Vec::new());
+    thread::scope(|scope| {
+        for _ in 0..at_once {
+            scope.spawn(|| {
+                while let Some((job, lines)) = next(&queue) {
+                    let name = job.name.clone();
+                    if !perform(job, &lines) {
+                        failed.lock().unwrap_or_else(PoisonError::into_inner).push(name);
+                    }
+                }
+            });
+        }
+        for line in shown.into_iter().flatten() {
+            println!("{line}");
+        }
+    });
+    let failed = failed.into_inner().unwrap_or_else(PoisonError::into_inner);
+    if failed.is_empty() { Ok(()) } else { Err(format!("lab: {}", failed.join(", "))) }
+}
+
+fn with_lines(job: Job) -> (Receiver<String>, (Job, Sender<String>)) {
+    let (sender, receiver) = mpsc::channel();
+    (receiver, (job, sender))
+}
+
+fn next<T>(queue: &Mutex<VecDeque<T>>) -> Option<T> {
+    queue.lock().unwrap_or_else(PoisonError::into_inner).pop_front()
+}
+
+/// Runs one job; true if it went well.
+fn perform(job: Job, lines: &Sender<String>) -> bool {
+    let start = Instant::now();
+    // The receiver lives until all jobs have ended.
+    let say = |line: String| drop(lines.send(line));
+    say(format!("begins: {}", job.name));
+    let outcome = steps::pipe(job.command, say);
+    let seconds = start.elapsed().as_secs_f64();
+    match outcome {
+        Ok(true) => say(format!("ended well after {seconds:.0} s: {}", job.name)),
+        Ok(false) => say(format!("failed: {} after {seconds:.0} s", job.name)),
+        Err(ref error) => say(format!("failed: {}: {error}", job.name)),
+    }
+    outcome == Ok(true)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shell(name: &str, script: &str) -> Job {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]);
+        Job::new(name, command)
+    }
+
+    #[test]
+    fn every_job_runs_and_those_that_fail_are_named() {
+        let folder = std::env::temp_dir().join(format!("vellum-jobs-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let touch = |name: &str, end: &str| {
+            shell(name, &format!("touch {}/{name}; exit {end}", folder.display()))
+        };
+        let names = ["a", "b", "c", "d", "e", "f"];
+        let jobs = names.map(|name| touch(name, if "be".contains(name) { "1" } else { "0" }));
+        let error = run(jobs.into()).unwrap_err();
+        assert!(error == "lab: b, e" || error == "lab: e, b", "{error}");
+        assert!(names.iter().all(|name| folder.join(name).exists()));
+        std::fs::remove_dir_all(folder).unwrap();
+        assert_eq!(run(Vec::new()), Ok(()));
+    }
+
+    #[test]
+    fn lines_of_a_job_stay_together() {
+        let (sender, lines) = mpsc::channel();
+        assert!(perform(shell("a", "echo 1; echo 2 >&2; echo 3"), &sender));
+        drop(sender);
+        let lines: Vec<String> = lines.into_iter().collect();
+        assert_eq!(lines[..4], ["begins: a", "1", "2", "3"]);
+        assert!(lines[4].starts_with("ended well after 0 s"), "{lines:?}");
+    }
+}
