@@ -1,7 +1,7 @@
 # Thin on purpose: the work is in `cargo xtask` (crates/xtask), which also sets the machine up.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench lab lab-debug deb install uninstall soak tidy fmt clean toolchain
+.PHONY: help demo test bench lab lab-shell lab-debug deb install uninstall soak tidy fmt clean toolchain
 
 # Passed on to `vellum demo` or `vellum bench`: make demo ARGS="--dir /usr/share --limit 256MiB"
 ARGS ?=
@@ -18,6 +18,7 @@ help:
 	@echo "             another machine: BOOT=\"pti=on\" MODULE=\"flush=exported\" PROCESSORS=4"
 	@echo "             the module's fuzzer alone, for ten minutes: make lab FUZZ=600"
 	@echo "             an experiment there: make lab BENCH=exmap-pool; COUNT=1 counts instructions"
+	@echo "make lab-shell  a shell in a guest, with the module; FILES=\"a b\" brings programs along"
 	@echo "make lab-debug  the same on a kernel that checks itself; the first time builds it (an hour)"
 	@echo "make deb     the Debian package of the module, for DKMS, built and checked"
 	@echo "make install  the program, its manual pages, the libraries for C and for preloading, and"
@@ -44,6 +45,12 @@ lab: toolchain
 	    $(if $(COUNT),--count-instructions) $(if $(BENCH),--bench $(BENCH)) \
 	    $(if $(FUZZ),--fuzz $(FUZZ)) $(TEST) \
 	    $(if $(ARGS),-- $(ARGS))
+
+lab-shell: toolchain
+	@cargo xtask lab --shell $(if $(KERNEL),--kernel $(KERNEL)) \
+	    $(if $(PROCESSORS),--processors $(PROCESSORS)) \
+	    $(if $(BOOT),--boot "$(BOOT)") $(if $(MODULE),--module "$(MODULE)") \
+	    $(foreach file,$(FILES),--file $(file))
 
 lab-debug:
 	@$(MAKE) --no-print-directory lab KERNEL=debug

@@ -94,13 +94,15 @@ impl<'a> Run<'a> {
         Ok(Run { kernel, keeper, pmem })
     }
 
-    /// Lets whoever sits before it work with the machine until it is off.
+    /// Hands the machine to the user at the terminal until it is off.
     ///
     /// # Errors
     /// If the emulator does not start.
     pub fn attend(mut self, machine: &Machine) -> Result<ExitStatus> {
         let status = self.start(machine, true)?.wait()?;
         self.keeper.release()?;
+        let (_, kept) = self.keep_messages(machine)?;
+        println!("the kernel's messages are in {}", kept.display());
         Ok(status)
     }
 
@@ -121,22 +123,27 @@ impl<'a> Run<'a> {
         if reader.join().is_err() {
             bail!("reading the emulator's output failed");
         }
-        let messages = fs::read(self.keeper.folder().join("messages")).unwrap_or_default();
-        let messages = String::from_utf8_lossy(&messages);
+        let (messages, kept) = self.keep_messages(machine)?;
         verdict.end(&messages);
         for line in first_trouble(&messages) {
             println!("    kernel: {}", line.trim_end());
         }
+        if !verdict.troubles.is_empty() {
+            println!("the kernel's messages are in {}", kept.display());
+        }
+        Ok(verdict)
+    }
+
+    /// What the kernel said, and the file that keeps it.
+    fn keep_messages(&self, machine: &Machine) -> Result<(String, PathBuf)> {
+        let messages = fs::read(self.keeper.folder().join("messages")).unwrap_or_default();
         let mut name = format!("messages-{}", self.kernel.name);
         if let Some(machine) = &machine.name {
             name = format!("{name}-{machine}");
         }
         let kept = self.kernel.folder.with_file_name(name);
-        fs::write(&kept, messages.as_bytes())?;
-        if !verdict.troubles.is_empty() {
-            println!("the kernel's messages are in {}", kept.display());
-        }
-        Ok(verdict)
+        fs::write(&kept, &messages)?;
+        Ok((String::from_utf8_lossy(&messages).into_owned(), kept))
     }
 
     fn start(&mut self, machine: &Machine, interactive: bool) -> Result<Child> {

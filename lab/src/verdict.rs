@@ -41,7 +41,7 @@ const TROUBLE: &[&str] = &[
 /// What is known of a run so far.
 #[derive(Debug, Default)]
 pub struct Verdict {
-    /// Tests that passed, of all programs.
+    /// Tests that passed, of all programs; a program that ended well and names no tests is one.
     pub passed: u64,
     /// Tests that failed; a program that did not end well without saying so counts as one.
     pub failed: u64,
@@ -69,6 +69,8 @@ enum Ending {
 struct Program {
     name: String,
     failed: u64,
+    /// It has said how its tests ended.
+    has_tests: bool,
 }
 
 impl Verdict {
@@ -86,6 +88,7 @@ impl Verdict {
             self.failed += failed;
             if let Some(program) = &mut self.running {
                 program.failed += failed;
+                program.has_tests = true;
             }
         }
         false
@@ -96,12 +99,16 @@ impl Verdict {
         match (parts.next(), parts.next(), parts.next()) {
             (Some("begin"), Some(name), _) => {
                 self.has_begun = true;
-                self.running = Some(Program { name: name.to_owned(), failed: 0 });
+                self.running = Some(Program { name: name.to_owned(), failed: 0, has_tests: false });
             }
             (Some("end"), Some(name), Some(status)) => {
-                let said = self.running.take().map_or(0, |program| program.failed);
-                if status != "0" && said == 0 {
-                    self.fail(format!("{name} ended with status {status}"));
+                let program = self.running.take();
+                let (failed, has_tests) =
+                    program.map_or((0, false), |program| (program.failed, program.has_tests));
+                match status {
+                    "0" => self.passed += u64::from(!has_tests),
+                    _ if failed == 0 => self.fail(format!("{name} ended with status {status}")),
+                    _ => {}
                 }
             }
             (Some("failed"), ..) => self.fail(words.to_owned()),
@@ -187,6 +194,15 @@ mod tests {
         let verdict = verdict(&lines, "[    0.1] Linux version 6.1\n");
         assert_eq!((verdict.passed, verdict.failed), (12, 0), "{verdict:?}");
         assert!(verdict.troubles.is_empty());
+    }
+
+    #[test]
+    fn a_program_without_tests_is_one() {
+        let lines = ["lab: begin plain", "hello", "lab: end plain 0", "lab: done"];
+        assert_eq!((verdict(&lines, "").passed, verdict(&lines, "").failed), (1, 0));
+        let none = "test result: ok. 0 passed; 0 failed; 3 ignored";
+        let lines = ["lab: begin vm", none, "lab: end vm 0", "lab: done"];
+        assert_eq!(verdict(&lines, "").passed, 0);
     }
 
     #[test]

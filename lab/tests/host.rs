@@ -142,8 +142,11 @@ fn a_warning_of_the_compiler_is_an_error_with_the_place() {
 
 #[test]
 #[ignore = "starts a machine"]
-fn a_shell_answers() {
-    let mut child = lab(&["shell"]).stdin(Stdio::piped()).spawn().unwrap();
+fn a_shell_answers_and_has_the_programs_that_came_along() {
+    let messages = cache().join(format!("messages-{KERNEL}-shell"));
+    fs::remove_file(&messages).ok();
+    let arguments = ["--name", "shell", "--file", "cat42=/bin/cat", "shell"];
+    let mut child = lab(&arguments).stdin(Stdio::piped()).spawn().unwrap();
     let mut input = child.stdin.take().unwrap();
     let has_answered = Arc::new(AtomicBool::new(false));
     let is_enough = Arc::clone(&has_answered);
@@ -152,7 +155,7 @@ fn a_shell_answers() {
         loop {
             let question: &[u8] = match is_enough.load(Ordering::SeqCst) {
                 true => b"exit\n",
-                false => b"echo answer=$((40 + 2))\n",
+                false => b"echo answer=$((40 + 2)) | cat42\n",
             };
             if input.write_all(question).is_err() {
                 break;
@@ -166,6 +169,7 @@ fn a_shell_answers() {
     assert!(lines.any(|line| line.trim() == "lab: done"));
     assert!(child.wait().unwrap().success());
     asker.join().unwrap();
+    assert!(fs::read_to_string(messages).unwrap().contains("Linux version"));
 }
 
 #[test]

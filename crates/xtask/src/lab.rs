@@ -4,7 +4,7 @@ mod bench;
 mod jobs;
 mod programs;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::{Outcome, cargo, setup};
@@ -100,6 +100,12 @@ pub struct Options {
     /// No tests: `vellum bench NAME --quick`, on 6.12 if no kernel is named
     #[arg(long, value_name = "NAME", conflicts_with_all = ["packages", "filter"])]
     bench: Option<String>,
+    /// No tests: a shell in a guest, with the module, on 6.12 if no kernel is named
+    #[arg(long, conflicts_with_all = ["packages", "filter", "fuzz", "bench"])]
+    shell: bool,
+    /// A program for the shell, with the libraries that it needs
+    #[arg(long = "file", value_name = "FILE", requires = "shell")]
+    files: Vec<PathBuf>,
     /// Instruction by instruction: a nanosecond of the guest's clock is an instruction; slow
     #[arg(long)]
     count_instructions: bool,
@@ -126,6 +132,9 @@ pub fn run(root: &Path, options: &Options) -> Outcome {
     }
     if let Some(seconds) = options.fuzz {
         return fuzz(root, options, seconds);
+    }
+    if options.shell {
+        return shell(root, options);
     }
     let guest = programs::of_tests(root, "vellum-lab", &["--test", "guest"])?;
     if !options.packages.is_empty() {
@@ -190,6 +199,18 @@ fn fuzz(root: &Path, options: &Options, seconds: u64) -> Outcome {
     command.args(["--variable", &format!("VELLUM_SECONDS={}", seconds.div_ceil(2))]);
     command.args(["--pmem", "--module", "kvm-amd", "run"]);
     command.args(["--patience", &(seconds + SLACK).to_string(), &fuzzer.told()]);
+    finish(command)
+}
+
+/// A shell in a guest.
+fn shell(root: &Path, options: &Options) -> Outcome {
+    let mut command = lab(root, options, &[one_of(&options.kernels)]);
+    command.args(["--name", "shell", "--pmem", "--module", "kvm-amd"]);
+    for file in &options.files {
+        let name = file.file_name().ok_or_else(|| format!("{} is no file", file.display()))?;
+        command.arg(format!("--file={}={}", name.to_string_lossy(), file.display()));
+    }
+    command.arg("shell");
     finish(command)
 }
 

@@ -318,8 +318,8 @@ impl<R: PageReader> Node<R> {
         self.resolve_child(search, key)
     }
 
-    /// Ends a search in a leaf to which a descent for `key` has led: where the payload lies, if there
-    /// is one.
+    /// Ends a search in a leaf to which a descent for `key` has led: where the payload lies, if
+    /// there is one.
     #[inline(always)]
     pub(crate) fn resolve_payload(
         self,

@@ -386,8 +386,8 @@ impl<'a> Access<'a> {
     }
 }
 
-/// A leaf that is held is the one for `key`. Keys are kept without what both fences begin with, so a
-/// key from elsewhere would become another one. A device that lost a write leads to such leaves.
+/// A leaf that is held is the one for `key`. Keys are kept without what both fences begin with, so
+/// a key from elsewhere would become another one. A device that lost a write leads to such leaves.
 pub(super) fn check_covers(leaf: &[u8], page: PageRef, key: &[u8]) -> Result<()> {
     match Node::new(leaf).covers(key).map_err(|torn| Error::torn(page, torn))? {
         true => Ok(()),
