@@ -256,12 +256,6 @@ extern struct workqueue_struct *exmap_work;
 int exmap_init(struct dentry *folder);
 void exmap_exit(void);
 
-static __always_inline bool exmap_contains(const struct exmap *exmap, struct page_range range)
-{
-	return range.count && range.page < exmap->tree.pages &&
-	       range.count <= exmap->tree.pages - range.page;
-}
-
 /* The first page of a range that is not within the surface. */
 #define EXMAP_OUTSIDE	U64_MAX
 
@@ -270,7 +264,8 @@ static __always_inline struct page_range exmap_decode(const struct exmap *exmap,
 {
 	struct page_range range = { entry & ((1ULL << 52) - 1), entry >> 52 };
 
-	if (unlikely(!exmap_contains(exmap, range)))
+	/* The sum has 53 bits at most. */
+	if (unlikely(!range.count || range.page + range.count > exmap->tree.pages))
 		range = (struct page_range){ range.count ? EXMAP_OUTSIDE : 0, 0 };
 	return range;
 }

@@ -24,7 +24,6 @@ struct clearance {
 	unsigned int		pages;
 	unsigned int		extents;	/* of 2 MiB; their pages are not among those */
 	u64			first, last;	/* while there are few */
-	u64			given;		/* in all */
 	bool			pins;		/* pages may be pinned */
 	u64			deadline;	/* until when to wait for what holds them, or 0 */
 	bool			is_impatient;	/* that is over */
@@ -256,7 +255,6 @@ static __always_inline struct exmap_result free_one(struct clearance *clearance,
 	} else {
 		result = free_run(clearance, range);
 	}
-	clearance->given += result.pages;
 	return result;
 }
 
@@ -293,8 +291,10 @@ long exmap_free_vector(struct exmap *exmap, unsigned int index, unsigned int ent
 	struct clearance clearance;
 	struct page_range range;
 	long failed = 0;
+	u64 before;
 
 	begin(&clearance, exmap, index);
+	before = clearance.lane->given;
 	for (; entry < end; entry++) {
 		range = exmap_decode(exmap, READ_ONCE(*entry));
 		WRITE_ONCE(*entry, exmap_encode(interface, range, free_one(&clearance, range),
@@ -303,6 +303,6 @@ long exmap_free_vector(struct exmap *exmap, unsigned int index, unsigned int ent
 			flush(&clearance);
 	}
 	flush(&clearance);
-	trace_exmap_free(index, entries, clearance.given);
+	trace_exmap_free(index, entries, clearance.lane->given - before);
 	return failed;
 }
