@@ -14,12 +14,13 @@ use vellum_vm::{PAGE_SIZE, Surface};
 use crate::error::PoolError;
 use crate::eviction::frame_budget::FrameBudget;
 use crate::huge::{HugeChunks, HugePages};
-use crate::page::PageRef;
+use crate::page::dirty_pages::DirtyPages;
 use crate::page::format::PageFormat;
 use crate::page::parking::ParkingLot;
 use crate::page::state::{Leave, PageState, State, Word};
 use crate::page::state_array::StateArray;
 use crate::page::states::States;
+use crate::page::{PageId, PageRef};
 use crate::replacement::{Chance, ReplacementPolicy, Residents};
 use crate::statistics::counters::{Counters, Event};
 use crate::statistics::histogram::Histogram;
@@ -29,6 +30,7 @@ use crate::statistics::histogram::Histogram;
 pub(crate) struct Core {
     pub(crate) surface: Surface,
     pub(crate) states: States,
+    pub(crate) dirty: DirtyPages,
     pub(crate) parking: ParkingLot,
     pub(crate) budget: FrameBudget,
     pub(crate) policy: Box<dyn ReplacementPolicy>,
@@ -76,6 +78,7 @@ impl Core {
     pub(crate) fn new(
         surface: Surface,
         states: States,
+        dirty: DirtyPages,
         capacity: u64,
         policy: Box<dyn ReplacementPolicy>,
         format: Arc<dyn PageFormat>,
@@ -83,6 +86,7 @@ impl Core {
         Core {
             surface,
             states,
+            dirty,
             parking: ParkingLot::new(),
             budget: FrameBudget::new(capacity),
             policy,
@@ -156,6 +160,16 @@ impl Core {
     #[inline]
     pub(crate) fn is_whole(&self, page: PageRef) -> bool {
         page.frames == 1 || self.inner(page).all(|(_, word)| word.state() == State::Inner)
+    }
+
+    /// The page whose head the caller holds: all of its frames.
+    pub(crate) fn whole(&self, head: PageId) -> PageRef {
+        let is_inner = |id| {
+            let sight = self.states.look(PageId(id));
+            sight.is_some_and(|(_, word)| word.state() == State::Inner)
+        };
+        let inner = (head.0 + 1..).take_while(|id| is_inner(*id)).count();
+        PageRef { id: head, frames: inner as u32 + 1 }
     }
 
     /// The state word of a page that the caller holds.
@@ -271,9 +285,24 @@ impl Core {
     /// As [`unlock`](Core::unlock), by who has the word at hand.
     #[inline]
     pub(crate) fn unlock_state(&self, page: PageRef, state: &PageState, leave: Leave, dirty: bool) {
+        if dirty && !state.is_dirty_held() {
+            self.becomes_dirty(page.id);
+        }
         if state.unlock(leave, dirty) {
             self.parking.wake(page.id);
         }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn becomes_dirty(&self, page: PageId) {
+        self.dirty.insert(page);
+    }
+
+    /// The file has what memory has of a page that the caller holds.
+    pub(crate) fn written(&self, page: PageRef) {
+        self.held(page).clear_dirty();
+        self.dirty.remove(page.id);
     }
 
     /// Ends a shared hold and wakes who waited for it.

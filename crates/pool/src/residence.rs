@@ -339,6 +339,8 @@ impl Core {
             self.unlock(page, Leave::Unlocked, false);
             return released;
         }
+        // Only pages that are freed may be dirty still.
+        self.dirty.remove(page.id);
         match &self.states {
             States::Frames(states) if self.is_long(page) => {
                 states.give_up(&self.surface, &self.parking, page);

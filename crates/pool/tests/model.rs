@@ -125,6 +125,10 @@ impl PageFormat for Lengths {
 }
 
 fn pool_of(evictors: u64, format: Arc<dyn PageFormat>) -> Pool {
+    pool_on(Arc::new(MemoryDevice::new()), evictors, format)
+}
+
+fn pool_on(memory: Arc<MemoryDevice>, evictors: u64, format: Arc<dyn PageFormat>) -> Pool {
     let options = PoolOptions {
         size: PoolSize::Bytes(u64::from(FRAMES) * 2 * 4096),
         evictors,
@@ -132,7 +136,7 @@ fn pool_of(evictors: u64, format: Arc<dyn PageFormat>) -> Pool {
         states: PLACE.get(),
         ..PoolOptions::default()
     };
-    let device = Arc::new(SlowDevice(Arc::new(MemoryDevice::new())));
+    let device = Arc::new(SlowDevice(memory));
     Pool::open(device, format, Space::new(0), options).unwrap()
 }
 
@@ -253,6 +257,44 @@ fn eviction_upgrades_and_sync_do_not_deadlock() {
         ]);
         assert_eq!(get(&pool.fix_shared(pages[0]).unwrap()), 4);
         assert_eq!(get(&pool.fix_shared(pages[2]).unwrap()), 2);
+    });
+}
+
+/// Threads that change a page and write all dirty pages back, beside one another, an eviction and
+/// a page that is freed: after each write-back the file has what its thread changed before it.
+#[test]
+fn a_write_back_of_all_misses_no_dirty_page() {
+    check(|| {
+        let memory = Arc::new(MemoryDevice::new());
+        let pool = Arc::new(pool_on(memory.clone(), 1, Arc::new(RawPages)));
+        let pages = new_pages(&pool, 3);
+        pool.write_dirty().unwrap();
+        let writer = |page: PageRef| -> Box<dyn FnOnce() + Send> {
+            let (pool, memory) = (pool.clone(), memory.clone());
+            Box::new(move || {
+                for value in 1..3 {
+                    set(&mut pool.fix_exclusive(page).unwrap(), value);
+                    pool.write_dirty().unwrap();
+                    let start = page.id.0 as usize * 4096;
+                    let file = memory.snapshot();
+                    assert_eq!(get(&file[start..start + page.bytes()]), value);
+                }
+            })
+        };
+        let freeing = pool.clone();
+        threads(vec![
+            writer(pages[0]),
+            writer(pages[1]),
+            Box::new(move || {
+                set(&mut freeing.fix_exclusive(pages[2]).unwrap(), 1);
+                freeing.free_page(pages[2]).unwrap();
+                drop(freeing.allocate(1).unwrap());
+            }),
+        ]);
+        pool.write_dirty().unwrap();
+        let written = pool.stats().write_backs;
+        pool.write_dirty().unwrap();
+        assert_eq!(pool.stats().write_backs, written, "nothing was dirty any more");
     });
 }
 

@@ -7,7 +7,7 @@
 mod common;
 
 use std::io;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use common::{PATIENCE, faulty, faulty_with, generation, new_page, options, stamp};
@@ -98,6 +98,8 @@ fn a_range_reused_as_shorter_pages_during_a_sync_is_not_written_as_the_long_one(
 struct Late {
     clock: Clock,
     stale: Arc<Mutex<Option<PageRef>>>,
+    /// How often all resident pages were visited.
+    visits: Arc<AtomicU64>,
 }
 
 impl ReplacementPolicy for Late {
@@ -130,13 +132,15 @@ impl ReplacementPolicy for Late {
     }
 
     fn for_each(&self, visit: &mut dyn FnMut(PageRef)) {
+        self.visits.fetch_add(1, Ordering::Relaxed);
         self.clock.for_each(visit);
     }
 }
 
 fn evicts_by_a_stale_reference(dirty: bool) {
     let stale = Arc::new(Mutex::new(None));
-    let policy = Late { clock: Clock::new(8), stale: stale.clone() };
+    let visits = Arc::new(AtomicU64::new(0));
+    let policy = Late { clock: Clock::new(8), stale: stale.clone(), visits: visits.clone() };
     let options = PoolOptions { policy: Some(Box::new(policy)), evictors: 0, ..options(8) };
     let memory = Arc::new(MemoryDevice::new());
     let pool = common::open(memory.clone(), PoolOptions { patience: 3, ..options });
@@ -150,6 +154,8 @@ fn evicts_by_a_stale_reference(dirty: bool) {
     assert_eq!(generation(&pool, page), Some(1));
     new_page(&pool, 8, 2); // evicts the first one
     assert_eq!(generation(&pool, page), Some(1), "dirty: {dirty}");
+    pool.sync().unwrap();
+    assert_eq!(visits.load(Ordering::Relaxed), 0, "a sync looks at dirty pages alone");
 }
 
 #[test]

@@ -55,7 +55,7 @@ impl Writer {
         for (page, result) in pages.iter().zip(&results) {
             match result {
                 Ok(()) => {
-                    core.held(*page).clear_dirty();
+                    core.written(*page);
                     core.counters.count(Event::WriteBack);
                 }
                 Err(error) => core.poison(error),

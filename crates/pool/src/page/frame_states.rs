@@ -27,7 +27,7 @@ use vellum_vm::{Entry, Errno, ReserveError, Surface};
 
 use crate::error::PoolError;
 use crate::page::frame_tables::FrameTables;
-use crate::page::free_bits::FreeBits;
+use crate::page::page_bits::PageBits;
 use crate::page::parking::ParkingLot;
 use crate::page::state::{Leave, PageState, State, Word};
 use crate::page::{PageId, PageRef};
@@ -38,7 +38,9 @@ use crate::sync::{AtomicU64, Ordering, thread};
 pub(crate) struct FrameStates {
     tables: FrameTables,
     words: Words,
-    unfit: FreeBits,
+    /// Pages of the file that are not the head of a page that may be brought in: they were freed,
+    /// or lie behind the head of a page of several frames.
+    unfit: PageBits,
     /// Stands for the word of pages that have none.
     nowhere: PageState,
     pages: AtomicU64,
@@ -74,7 +76,7 @@ impl FrameStates {
         Ok(FrameStates {
             words: Self::words(tables.frames())?,
             tables,
-            unfit: FreeBits::new(pages)?,
+            unfit: PageBits::new(pages, "free pages")?,
             nowhere: PageState::nowhere(),
             pages: AtomicU64::new(pages),
         })
@@ -148,7 +150,7 @@ impl FrameStates {
     fn look_again(&self, page: PageId) -> (&PageState, Word) {
         loop {
             let Some(frame) = self.tables.frame(page.0) else {
-                let unfit = self.unfit.contains(page);
+                let unfit = self.unfit.contains(page.0);
                 return (&self.nowhere, if unfit { Word::FREE } else { Word::EVICTED });
             };
             let state = self.word(frame);
@@ -185,7 +187,7 @@ impl FrameStates {
     /// come; the caller has taken its frames out of the budget.
     pub(crate) fn claim(&self, surface: &Surface, parking: &ParkingLot, page: PageRef) -> Claim {
         let claim = self.claim_any(surface, parking, page);
-        if claim == Claim::Ours && self.unfit.contains(page.id) {
+        if claim == Claim::Ours && self.unfit.contains(page.id.0) {
             // Freed since the caller saw it.
             self.give_up(surface, parking, page);
             return Claim::Lost;
@@ -201,12 +203,12 @@ impl FrameStates {
         parking: &ParkingLot,
         page: PageRef,
     ) -> Claim {
-        let were_fit: Vec<PageId> = ids(page).filter(|id| self.unfit.set(*id)).collect();
+        let were_fit: Vec<PageId> = ids(page).filter(|id| self.unfit.set(id.0)).collect();
         let claim = self.claim_any(surface, parking, page);
         if claim == Claim::Ours {
-            self.unfit.clear(page.id);
+            self.unfit.clear(page.id.0);
         } else {
-            were_fit.into_iter().for_each(|id| self.unfit.clear(id));
+            were_fit.into_iter().for_each(|id| self.unfit.clear(id.0));
         }
         claim
     }
@@ -280,10 +282,10 @@ impl FrameStates {
     /// Prepares the release of a page that the caller holds exclusively.
     pub(crate) fn leave(&self, page: PageRef, leave: Leave) {
         if leave == Leave::Free {
-            self.unfit.set(page.id);
+            self.unfit.set(page.id.0);
         }
         for id in ids(page).skip(1) {
-            self.unfit.set(id);
+            self.unfit.set(id.0);
             let _ = self.held(id).take_over(false);
         }
     }
@@ -296,7 +298,7 @@ impl FrameStates {
             }
         }
         if leave == Leave::Free {
-            self.unfit.clear(page.id);
+            self.unfit.clear(page.id.0);
         }
     }
 
@@ -318,7 +320,7 @@ impl FrameStates {
         parking: &ParkingLot,
         page: PageId,
     ) -> Result<bool, PoolError> {
-        if !self.unfit.set(page) {
+        if !self.unfit.set(page.0) {
             return Err(PoolError::PageFree(page));
         }
         if self.tables.frame(page.0).is_none() {
@@ -328,7 +330,7 @@ impl FrameStates {
             self.give_back(surface, parking, &mut [Entry::page(page.0)]);
             return Ok(true);
         }
-        self.unfit.clear(page);
+        self.unfit.clear(page.0);
         Ok(false)
     }
 }

@@ -1,10 +1,11 @@
 //! How a page is named: [`PageId`] and [`PageRef`].
 
 pub mod bytes;
+pub(crate) mod dirty_pages;
 pub mod format;
 pub(crate) mod frame_states;
 mod frame_tables;
-mod free_bits;
+mod page_bits;
 pub(crate) mod parking;
 pub mod state;
 pub(crate) mod state_array;

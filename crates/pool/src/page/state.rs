@@ -250,6 +250,12 @@ impl PageState {
         upgraded
     }
 
+    /// Memory differs from the file. The caller holds the page exclusively.
+    #[inline(always)]
+    pub(crate) fn is_dirty_held(&self) -> bool {
+        Word(self.0.load(Ordering::Relaxed)).is_dirty()
+    }
+
     /// Ends an exclusive hold. True if there are waiters to wake.
     #[must_use = "waiters sleep until they are woken"]
     #[inline]

@@ -83,6 +83,7 @@ impl Pool {
     fn grow_to(&self, pages: u64) -> Result<u64, PoolError> {
         self.core.surface.grow(pages)?;
         self.core.states.grow(pages)?;
+        self.core.dirty.grow(pages)?;
         self.device.resize(pages).map_err(PoolError::Resize)?;
         Ok(pages)
     }

@@ -18,11 +18,12 @@ use crate::device::{Device, DeviceInfo};
 use crate::error::{PoolError, Restart};
 use crate::eviction::Eviction;
 use crate::huge::collapser;
-use crate::page::PageRef;
 use crate::page::bytes::RacyBytes;
+use crate::page::dirty_pages::DirtyPages;
 use crate::page::format::PageFormat;
 use crate::page::state::{Leave, PageState, SHARED_HOLDERS_MAX, State, Word};
 use crate::page::states::{StatePlace, States};
+use crate::page::{PageId, PageRef};
 use crate::pool::guard::{ExclusiveGuard, OptimisticGuard, SharedGuard};
 use crate::pool::options::{PoolOptions, PoolSize};
 use crate::replacement::Replacement;
@@ -81,7 +82,8 @@ impl Pool {
             _ => Surface::reserve_with_frames(pages, frames + batch as u64, options.backend)?,
         };
         let states = States::new(options.states, &surface, frames + batch as u64, pages)?;
-        let core = Core::new(surface, states, frames, policy, format)
+        let dirty = DirtyPages::new(pages)?;
+        let core = Core::new(surface, states, dirty, frames, policy, format)
             .with_huge_pages(options.huge_pages, options.evictors);
         let core = Arc::new(core);
         let eviction = Arc::new(Eviction::new(
@@ -329,16 +331,10 @@ impl Pool {
 
     /// Writes every dirty page and makes the file durable.
     ///
-    /// Covers all changes whose exclusive guards were dropped before the call. Waits for pages
-    /// that are held exclusively: a thread that holds one must not call this.
-    ///
     /// # Errors
-    /// A failed write or sync poisons the pool (except for a full disk). What was not written is
-    /// still in memory, still dirty.
+    /// As [`write_dirty`](Pool::write_dirty); and a failed sync poisons the pool.
     pub fn sync(&self) -> Result<(), PoolError> {
-        self.check_writable()?;
-        self.free_deferred();
-        self.write_all_dirty()?;
+        self.write_dirty()?;
         self.device.sync().map_err(|error| {
             let error = PoolError::Sync(error);
             self.core.poison(&error);
@@ -346,21 +342,30 @@ impl Pool {
         })
     }
 
-    fn write_all_dirty(&self) -> Result<(), PoolError> {
-        let mut pages = Vec::new();
-        self.core.policy.for_each(&mut |page| {
-            let (_, seen) = self.core.look_at_known(page);
-            if seen.is_dirty() || seen.state() == State::Locked {
-                pages.push(page);
+    /// Writes every dirty page, in the order of the file. The device is not asked to make them
+    /// durable. Looks at dirty pages alone, whatever else is in memory.
+    ///
+    /// Covers all changes whose exclusive guards were dropped before the call. Waits for pages
+    /// that are held exclusively: a thread that holds one must not call this.
+    ///
+    /// # Errors
+    /// A failed write poisons the pool (except for a full disk). What was not written is still in
+    /// memory, still dirty.
+    pub fn write_dirty(&self) -> Result<(), PoolError> {
+        self.check_writable()?;
+        self.free_deferred();
+        for batch in self.core.dirty.collect().chunks(self.eviction.writer.batch()) {
+            let (mut held, mut busy) = (Vec::with_capacity(batch.len()), Vec::new());
+            for &id in batch {
+                match self.try_hold_dirty(id) {
+                    Hold::Held(page) => held.push(page),
+                    Hold::Clean => {}
+                    Hold::Busy(..) => busy.push(id),
+                }
             }
-        });
-        pages.sort_unstable();
-        for batch in pages.chunks(self.eviction.writer.batch()) {
-            let (held, busy): (Vec<_>, Vec<_>) =
-                batch.iter().partition(|page| matches!(self.try_hold_dirty(**page), Hold::Held));
             self.write_held(&held)?;
-            for page in busy {
-                if self.wait_to_hold_dirty(page) {
+            for id in busy {
+                if let Some(page) = self.wait_to_hold_dirty(id) {
                     self.write_held(&[page])?;
                 }
             }
@@ -375,36 +380,30 @@ impl Pool {
         results.into_iter().collect()
     }
 
-    /// Holds a page shared if it is dirty and nobody writes to it.
-    fn try_hold_dirty(&self, page: PageRef) -> Hold<'_> {
+    /// Holds the page that begins at `id` shared, if it is dirty and no thread writes to it.
+    fn try_hold_dirty(&self, id: PageId) -> Hold<'_> {
         loop {
-            let (state, seen) = self.core.look_at_known(page);
+            let (state, seen) = self.core.look_at_known(PageRef { id, frames: 1 });
             match seen.state() {
                 State::Locked => return Hold::Busy(state, seen),
                 _ if !seen.is_dirty() => return Hold::Clean,
                 State::Shared(SHARED_HOLDERS_MAX) => return Hold::Busy(state, seen),
                 // Also before an urgent writer: that is one holder more, for one write.
-                _ if state.try_join(seen) => {
-                    if self.core.policy.contains(page) {
-                        return Hold::Held;
-                    }
-                    // Freed since the list was made, and its place used again with another size.
-                    self.core.unlock_shared(page);
-                    return Hold::Clean;
-                }
+                _ if state.try_join(seen) => return Hold::Held(self.core.whole(id)),
                 _ => {}
             }
         }
     }
 
-    /// As `try_hold_dirty`, but waits for writers. The caller holds nothing else. False if the
-    /// page is clean.
-    fn wait_to_hold_dirty(&self, page: PageRef) -> bool {
+    /// As `try_hold_dirty`, but waits for writers. The caller holds nothing else. None if the page
+    /// is clean.
+    fn wait_to_hold_dirty(&self, id: PageId) -> Option<PageRef> {
         loop {
-            match self.try_hold_dirty(page) {
-                Hold::Held => return true,
-                Hold::Clean => return false,
+            match self.try_hold_dirty(id) {
+                Hold::Held(page) => return Some(page),
+                Hold::Clean => return None,
                 Hold::Busy(state, seen) => {
+                    let page = PageRef { id, frames: 1 };
                     self.core.wait(page, state, seen, Wanted::SharedPlace);
                 }
             }
@@ -464,7 +463,7 @@ impl Pool {
 
 #[derive(Clone, Copy, Debug)]
 enum Hold<'a> {
-    Held,
+    Held(PageRef),
     Clean,
     Busy(&'a PageState, Word),
 }

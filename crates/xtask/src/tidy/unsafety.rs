@@ -19,7 +19,7 @@ const CONTAINMENT: &[(&str, &str)] = &[
     ("crates/pool/src/page/bytes.rs", "optimistic reads of bytes that others may change"),
     ("crates/pool/src/page/frame_states.rs", "words in a reservation, and pages that are claimed"),
     ("crates/pool/src/page/frame_tables.rs", "entries of page tables, unchecked"),
-    ("crates/pool/src/page/free_bits.rs", "words in a reservation"),
+    ("crates/pool/src/page/page_bits.rs", "words in a reservation"),
     ("crates/pool/src/residence.rs", "memory of pages that come and go under their lock"),
     ("crates/pool/src/residence/", "its tests have the kernel hold pages"),
     ("crates/pool/src/pool/ahead.rs", "asking the processor for lines of its caches"),
