@@ -20,11 +20,24 @@ pub fn separator<'a>(low: &'a [u8], high: &'a [u8]) -> &'a [u8] {
     if common + 1 < high.len() && common < low.len() { &high[..common + 1] } else { low }
 }
 
+/// So many entries in a row, each inserted after the one before, are a run: a quarter of a leaf's,
+/// within these limits. With fewer, random inserts look like runs now and then; a leaf of fewer than
+/// eight entries shows too little to tell.
+const RUN: std::ops::RangeInclusive<usize> = 4..=8;
+
+/// In which order the entries around an insertion point came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Run {
+    Ascending,
+    Descending,
+}
+
 /// Chooses where to divide `node` so that an entry with key `incoming` finds room.
 ///
-/// The halves have about the same size; around that point the shortest separator wins. At the ends
-/// of a level, where keys arrive in ascending or descending order, the node is divided as close to
-/// its end as the new fences allow, so that full nodes stay behind.
+/// The halves have about the same size; around that point the shortest separator wins. Where
+/// entries arrive in ascending or descending order, the node is divided where they arrive, so that
+/// full nodes stay behind: at the ends of a level, and in a leaf wherever its newest entries show
+/// such an order.
 ///
 /// # Errors
 /// [`Torn`] if the node is damaged.
@@ -47,6 +60,13 @@ pub fn plan_split(node: Node<&[u8]>, incoming: &[u8]) -> Result<Split, Torn> {
         node.key_into(left, &mut separator)?;
         return Ok(Split { left, separator });
     }
+    if !exact
+        && let Some(run) = run_at(node, at, count)?
+        && let split = split_at_run(node, at, count, incoming, run)?
+        && halves_fit(node, &split)?
+    {
+        return Ok(split);
+    }
     let candidates = match (ascending, descending) {
         _ if count < 2 && exact => return Err(Torn),
         _ if count < 2 => [at, at],
@@ -62,6 +82,73 @@ pub fn plan_split(node: Node<&[u8]>, incoming: &[u8]) -> Result<Split, Torn> {
     }
     // A long fence for a full node: by bytes, which always fits.
     split_leaf_at(node, balanced(node, leaf, count)?.1, incoming)
+}
+
+/// Whether the entries beside `at` came one after the other, and lately.
+///
+/// The heap tells: it grows downwards, so a cell below another one is the newer one. Entries that a
+/// split or a compaction has moved lie in the order of their keys, and tell nothing; but such
+/// entries lie in the upper part of the heap, unless nothing came since.
+fn run_at(node: Node<&[u8]>, at: usize, count: usize) -> Result<Option<Run>, Torn> {
+    let offset = |index: usize| node.u16_at(SLOTS + index * LEAF_SLOT + SLOT_OFFSET);
+    let (top, end) = (node.u16_at(HEAP_TOP)?, heap_end(node.bytes().len()));
+    let middle = top + end.checked_sub(top).ok_or(Torn)? / 2;
+    let needed = (count / 4).clamp(*RUN.start(), *RUN.end());
+    if at >= needed {
+        let first = offset(at - needed)?;
+        let mut run = first < middle;
+        for index in at - needed + 1..at {
+            run &= offset(index)? < offset(index - 1)?;
+        }
+        if run {
+            return Ok(Some(Run::Ascending));
+        }
+    }
+    if at + needed <= count {
+        let last = offset(at + needed - 1)?;
+        let mut run = last < middle;
+        for index in at + 1..at + needed {
+            run &= offset(index - 1)? < offset(index)?;
+        }
+        if run {
+            return Ok(Some(Run::Descending));
+        }
+    }
+    Ok(None)
+}
+
+/// A split where a run goes on. What lies beyond the run's end stays with it if it is little, and
+/// else goes to a leaf of its own, so that the run's next leaves are full.
+fn split_at_run(
+    node: Node<&[u8]>,
+    at: usize,
+    count: usize,
+    incoming: &[u8],
+    run: Run,
+) -> Result<Split, Torn> {
+    let beyond = match run {
+        Run::Ascending => at..count,
+        Run::Descending => 0..at,
+    };
+    let mut size = 0;
+    for index in beyond {
+        size += LEAF_SLOT + node.suffix(index)?.len() + node.payload_place(index)?.len;
+    }
+    let little = size <= capacity(node.bytes().len()) / 8;
+    // With what lies beyond it, the incoming entry goes to the right of an ascending run.
+    let goes_right = little == (run == Run::Ascending);
+    let mut beside = Vec::new();
+    let key = match goes_right && at > 0 || at == count {
+        true => {
+            node.key_into(at - 1, &mut beside)?;
+            separator(&beside, incoming)
+        }
+        false => {
+            node.key_into(at, &mut beside)?;
+            separator(incoming, &beside)
+        }
+    };
+    Ok(Split { left: at, separator: key.to_vec() })
 }
 
 /// A split of a leaf between two of its slots, or between its last one and `incoming`.
