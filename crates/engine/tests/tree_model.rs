@@ -23,6 +23,8 @@ enum Action {
     Forward(Vec<u8>, usize),
     Backward(Vec<u8>, usize),
     Prefix(Vec<u8>),
+    /// A range, from its ends in this order.
+    Range(Bound<Vec<u8>>, Bound<Vec<u8>>, Vec<bool>),
     Reopen,
 }
 
@@ -35,6 +37,14 @@ fn key() -> impl Strategy<Value = Vec<u8>> {
         key
     });
     prop_oneof![3 => short, 2 => long, 2 => any::<u16>().prop_map(|n| n.to_be_bytes().to_vec())]
+}
+
+fn bound() -> impl Strategy<Value = Bound<Vec<u8>>> {
+    prop_oneof![
+        3 => key().prop_map(Bound::Included),
+        3 => key().prop_map(Bound::Excluded),
+        1 => Just(Bound::Unbounded),
+    ]
 }
 
 fn value_len() -> impl Strategy<Value = usize> {
@@ -53,6 +63,8 @@ fn action() -> impl Strategy<Value = Action> {
         1 => (key(), 0..60usize).prop_map(|(k, n)| Action::Forward(k, n)),
         1 => (key(), 0..60usize).prop_map(|(k, n)| Action::Backward(k, n)),
         1 => prop::collection::vec(any::<u8>(), 0..2).prop_map(Action::Prefix),
+        2 => (bound(), bound(), prop::collection::vec(any::<bool>(), 1..4))
+            .prop_map(|(start, end, turns)| Action::Range(start, end, turns)),
         1 => Just(Action::Reopen),
     ]
 }
@@ -94,7 +106,42 @@ fn apply(tree: &Tree, model: &mut Model, serial: usize, action: &Action) {
             let expected = model.keys().filter(|key| key.starts_with(prefix)).cloned();
             assert_eq!(found, expected.collect::<Vec<_>>());
         }
+        Action::Range(start, end, turns) => range(tree, model, start, end, turns),
         Action::Reopen => {}
+    }
+}
+
+/// Whether the map takes these bounds: it panics where a tree's range is just empty.
+fn is_range(start: &Bound<Vec<u8>>, end: &Bound<Vec<u8>>) -> bool {
+    match (start, end) {
+        (Bound::Unbounded, _) | (_, Bound::Unbounded) => true,
+        (Bound::Excluded(start), Bound::Excluded(end)) => start < end,
+        (Bound::Included(start) | Bound::Excluded(start), Bound::Included(end))
+        | (Bound::Included(start), Bound::Excluded(end)) => start <= end,
+    }
+}
+
+fn range(tree: &Tree, model: &Model, start: &Bound<Vec<u8>>, end: &Bound<Vec<u8>>, turns: &[bool]) {
+    let bounds = (start.as_ref(), end.as_ref());
+    let mut expected = is_range(start, end).then(|| model.range::<Vec<u8>, _>(bounds));
+    let (mut entries, mut in_place) = (tree.range(bounds), tree.range(bounds));
+    for turn in turns.iter().cycle() {
+        let expected = expected.as_mut();
+        let (expected, found, same) = match turn {
+            true => (expected.and_then(Iterator::next), entries.next(), in_place.next_entry()),
+            false => (
+                expected.and_then(DoubleEndedIterator::next_back),
+                entries.next_back(),
+                in_place.next_entry_back(),
+            ),
+        };
+        let (found, same) = (found.transpose().unwrap(), same.unwrap());
+        let Some((key, value)) = expected else {
+            return assert!(found.is_none() && same.is_none());
+        };
+        let (found, same) = (found.unwrap(), same.unwrap());
+        assert!(found.0 == *key && *found.1 == value[..]);
+        assert!(same.0 == key && *same.1 == value[..]);
     }
 }
 

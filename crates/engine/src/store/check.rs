@@ -123,7 +123,7 @@ impl Store {
             }
         }
         self.core.catalog().check(&mut collect)?;
-        for entry in Entries::prefix(self.core.catalog(), b"") {
+        for entry in Entries::all(self.core.catalog()) {
             let tree = entry.and_then(|(name, value)| self.core.decode_tree(&name, &value));
             match tree {
                 Err(error) => collect.damage(error)?,

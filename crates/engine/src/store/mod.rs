@@ -22,7 +22,7 @@ use crate::store::core::StoreCore;
 use crate::store::options::Options;
 use crate::store::pool_view::PoolView;
 use crate::store::snapshot::Snapshot;
-use crate::tree::Tree;
+use crate::tree::{Entries, Tree};
 
 /// An open store: named trees in one file. A cheap handle; clone it, send it, share it.
 ///
@@ -183,8 +183,7 @@ impl Store {
     /// Damage or a failed read.
     pub fn trees(&self) -> Result<Vec<String>> {
         self.core.check_open()?;
-        let entries = crate::tree::Entries::prefix(self.core.catalog(), b"");
-        entries
+        Entries::all(self.core.catalog())
             .map(|entry| {
                 let (name, value) = entry?;
                 Ok(self.core.decode_tree(&name, &value)?.name)

@@ -207,13 +207,9 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// As [`value`](Cursor::value), but independent of the cursor.
-    pub(crate) fn owned_value(&self) -> Result<Option<Value<'a>>> {
-        match self.payload() {
-            Some((bytes, false)) => Ok(Some(Value::Inline(Cow::Owned(bytes.to_vec())))),
-            Some((_, true)) => self.access.get(&self.key),
-            None => Ok(None),
-        }
+    /// The value of the entry that the cursor stands on, which is no blob.
+    pub(crate) fn inline_value(&self) -> &[u8] {
+        self.payload().map_or(&[], |(bytes, _)| bytes)
     }
 
     fn payload(&self) -> Option<(&[u8], bool)> {

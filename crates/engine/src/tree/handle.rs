@@ -1,12 +1,12 @@
 //! The public face of a tree.
 
 use std::io;
-use std::ops::Bound;
 use std::sync::Arc;
 
 use super::check::Strict;
 use super::modify::{Existing, Incoming};
 use super::multi_get::Found;
+use super::range::{self, KeyRange};
 use super::salvage::Visit;
 use super::{Access, Cursor, Entries, TreeStat, TreeState};
 use crate::error::Result;
@@ -179,17 +179,17 @@ impl Tree {
 
     /// All entries, in the order of their keys.
     pub fn entries(&self) -> Entries<'_> {
-        self.range((Bound::Unbounded, Bound::Unbounded))
+        self.range(..)
     }
 
-    /// The entries between two bounds, in the order of their keys.
-    pub fn range(&self, bounds: (Bound<&[u8]>, Bound<&[u8]>)) -> Entries<'_> {
-        Entries::range(self.access(), bounds)
+    /// The entries of a range of keys, in the order of their keys: `"a".."f"`, `key..`, `..=key`.
+    pub fn range(&self, range: impl KeyRange) -> Entries<'_> {
+        Entries::new(self.access(), range::owned(&range))
     }
 
     /// The entries whose keys begin with `prefix`, in the order of their keys.
     pub fn prefix(&self, prefix: &[u8]) -> Entries<'_> {
-        Entries::prefix(self.access(), prefix)
+        Entries::new(self.access(), range::of_prefix(prefix))
     }
 
     /// Fills an empty tree with sorted entries, bottom-up: every page is written once, and full.

@@ -16,6 +16,7 @@ mod held_leaf;
 mod modify;
 mod multi_get;
 mod page_runs;
+mod range;
 mod read;
 mod read_ahead;
 mod salvage;
@@ -35,6 +36,7 @@ pub use cursor::Cursor;
 pub use entries::Entries;
 pub use handle::Tree;
 pub(crate) use modify::{Existing, Incoming};
+pub use range::KeyRange;
 pub use salvage::Visit;
 
 use crate::error::{Error, Result};
