@@ -38,7 +38,7 @@ pub use store::options::Options;
 pub use store::pool_view::PoolView;
 pub use store::snapshot::Snapshot;
 pub use store::{Limits, Store, StoreStat};
-pub use tree::{Cursor, Entries, KeyRange, Tree, TreeStat, Visit};
+pub use tree::{Cursor, Entries, ExtractIf, KeyRange, Tree, TreeStat, Visit};
 pub use value::{Blob, Value};
 pub use vellum_pool::device::{Device, DeviceInfo, Direct};
 pub use vellum_pool::{

@@ -6,9 +6,9 @@ mod common;
 use std::collections::BTreeMap;
 use std::ops::Bound;
 
-use common::{Random, all_freed, assert_sound, memory_store, options};
+use common::{Random, assert_same, assert_sound, memory_store, options, value};
 use proptest::prelude::*;
-use vellum::{Error, Store, Tree};
+use vellum::{Error, Store, Tree, Value};
 
 type Model = BTreeMap<Vec<u8>, Vec<u8>>;
 
@@ -25,6 +25,18 @@ enum Action {
     Prefix(Vec<u8>),
     /// A range, from its ends in this order.
     Range(Bound<Vec<u8>>, Bound<Vec<u8>>, Vec<bool>),
+    Take(Vec<u8>),
+    /// With what is there expected, or something else.
+    Swap(Vec<u8>, bool, Option<usize>),
+    FetchAndUpdate(Vec<u8>, Option<usize>),
+    Pop(bool, usize),
+    /// The entries of a range that have one of so many remainders go.
+    RetainIn(Bound<Vec<u8>>, Bound<Vec<u8>>, usize),
+    /// So many of those at most.
+    ExtractIf(Bound<Vec<u8>>, Bound<Vec<u8>>, usize, usize),
+    RemoveKeyRange(Bound<Vec<u8>>, Bound<Vec<u8>>),
+    Extend(Vec<(Vec<u8>, usize)>, bool),
+    Clear,
     Reopen,
 }
 
@@ -52,6 +64,11 @@ fn value_len() -> impl Strategy<Value = usize> {
 }
 
 fn action() -> impl Strategy<Value = Action> {
+    // Seldom, so that trees grow.
+    prop_oneof![200 => other_action(), 1 => Just(Action::Clear)]
+}
+
+fn other_action() -> impl Strategy<Value = Action> {
     prop_oneof![
         20 => (key(), value_len()).prop_map(|(k, v)| Action::Upsert(k, v)),
         8 => (key(), value_len()).prop_map(|(k, v)| Action::Insert(k, v)),
@@ -65,13 +82,21 @@ fn action() -> impl Strategy<Value = Action> {
         1 => prop::collection::vec(any::<u8>(), 0..2).prop_map(Action::Prefix),
         2 => (bound(), bound(), prop::collection::vec(any::<bool>(), 1..4))
             .prop_map(|(start, end, turns)| Action::Range(start, end, turns)),
+        2 => key().prop_map(Action::Take),
+        3 => (key(), any::<bool>(), prop::option::of(value_len()))
+            .prop_map(|(key, right, new)| Action::Swap(key, right, new)),
+        3 => (key(), prop::option::of(value_len()))
+            .prop_map(|(key, new)| Action::FetchAndUpdate(key, new)),
+        2 => (any::<bool>(), 1..20usize).prop_map(|(first, n)| Action::Pop(first, n)),
+        1 => (bound(), bound(), 2..6usize)
+            .prop_map(|(start, end, n)| Action::RetainIn(start, end, n)),
+        1 => (bound(), bound(), 2..6usize, 0..40usize)
+            .prop_map(|(start, end, n, most)| Action::ExtractIf(start, end, n, most)),
+        1 => (bound(), bound()).prop_map(|(start, end)| Action::RemoveKeyRange(start, end)),
+        2 => (prop::collection::vec((key(), value_len()), 0..150), any::<bool>())
+            .prop_map(|(entries, sorted)| Action::Extend(entries, sorted)),
         1 => Just(Action::Reopen),
     ]
-}
-
-/// A value that depends on its length and on how often values were made.
-fn value(len: usize, serial: usize) -> Vec<u8> {
-    (0..len).map(|at| (at + serial) as u8).collect()
 }
 
 fn apply(tree: &Tree, model: &mut Model, serial: usize, action: &Action) {
@@ -108,7 +133,130 @@ fn apply(tree: &Tree, model: &mut Model, serial: usize, action: &Action) {
         }
         Action::Range(start, end, turns) => range(tree, model, start, end, turns),
         Action::Reopen => {}
+        other => apply_more(tree, model, serial, other),
     }
+}
+
+/// The calls that depend on what is there.
+fn apply_more(tree: &Tree, model: &mut Model, serial: usize, action: &Action) {
+    match action {
+        Action::Take(key) => {
+            let taken = tree.take(key).unwrap().map(Value::into_vec);
+            assert_eq!(taken, model.remove(key));
+        }
+        Action::Swap(key, right, new) => {
+            let mut expected = model.get(key).cloned();
+            if !right {
+                expected = match expected {
+                    Some(_) if serial.is_multiple_of(2) => None,
+                    Some(value) => Some([&value[..], b"x"].concat()),
+                    None => Some(Vec::new()),
+                };
+            }
+            let new = new.map(|len| value(len, serial));
+            let swapped = tree.compare_and_swap(key, expected.as_deref(), new.as_deref()).unwrap();
+            assert_eq!(swapped, *right);
+            if *right {
+                put(model, key, new);
+            }
+        }
+        Action::FetchAndUpdate(key, new) => {
+            let mut seen = None;
+            let new = new.map(|len| value(len, serial));
+            let change = |old: Option<&[u8]>| {
+                seen = old.map(<[u8]>::to_vec);
+                new.clone()
+            };
+            let old = tree.fetch_and_update(key, change).unwrap().map(Value::into_vec);
+            assert_eq!((&old, &seen), (&model.get(key).cloned(), &old));
+            put(model, key, new);
+        }
+        Action::Pop(first, count) => {
+            for _ in 0..*count {
+                let (next, popped, expected) = match first {
+                    true => (tree.first(), tree.pop_first(), model.pop_first()),
+                    false => (tree.last(), tree.pop_last(), model.pop_last()),
+                };
+                let owned = |(key, value): (Vec<u8>, Value<'_>)| (key, value.into_vec());
+                assert_eq!(next.unwrap().map(owned), expected);
+                assert_eq!(popped.unwrap().map(owned), expected);
+            }
+        }
+        other => apply_to_many(tree, model, serial, other),
+    }
+}
+
+/// The calls that concern many entries.
+fn apply_to_many(tree: &Tree, model: &mut Model, serial: usize, action: &Action) {
+    match action {
+        Action::RetainIn(start, end, modulus) => {
+            let mut kept = model.clone();
+            let keys = keys_in(model, start, end);
+            kept.retain(|key, value| !keys.contains(key) || keeps(key, value, *modulus));
+            let mut seen = Vec::new();
+            let keep = |key: &[u8], value: &[u8]| {
+                seen.push(key.to_vec());
+                keeps(key, value, *modulus)
+            };
+            let removed = tree.retain_in((start.as_ref(), end.as_ref()), keep).unwrap();
+            assert_eq!((removed, seen), ((model.len() - kept.len()) as u64, keys));
+            *model = kept;
+        }
+        Action::ExtractIf(start, end, modulus, most) => {
+            let chosen = |key: &[u8], value: &[u8]| !keeps(key, value, *modulus);
+            let extracted = tree.extract_if((start.as_ref(), end.as_ref()), chosen);
+            let extracted: Vec<_> = extracted.take(*most).map(Result::unwrap).collect();
+            let keys = keys_in(model, start, end);
+            let expected = keys.into_iter().filter(|key| !keeps(key, &model[key], *modulus));
+            let expected: Vec<_> = expected.take(*most).collect();
+            assert_eq!(extracted.len(), expected.len());
+            for ((key, value), expected) in extracted.into_iter().zip(expected) {
+                assert_eq!(key, expected);
+                assert_eq!(Some(value.into_vec()), model.remove(&key));
+            }
+        }
+        Action::RemoveKeyRange(start, end) => {
+            let removed = tree.remove_range((start.as_ref(), end.as_ref())).unwrap();
+            let keys = keys_in(model, start, end);
+            assert_eq!(removed, keys.len() as u64);
+            keys.iter().for_each(|key| drop(model.remove(key)));
+        }
+        Action::Extend(entries, sorted) => {
+            let mut entries: Vec<_> = entries.iter().collect();
+            if *sorted {
+                entries.sort();
+            }
+            let entries = entries.iter().map(|(key, len)| (key, value(*len, serial)));
+            assert_eq!(tree.extend(entries.clone()).unwrap(), entries.len() as u64);
+            model.extend(entries.map(|(key, value)| (key.clone(), value)));
+        }
+        Action::Clear => {
+            tree.clear().unwrap();
+            model.clear();
+        }
+        other => unreachable!("{other:?}"),
+    }
+}
+
+fn put(model: &mut Model, key: &[u8], value: Option<Vec<u8>>) {
+    match value {
+        Some(value) => model.insert(key.to_vec(), value),
+        None => model.remove(key),
+    };
+}
+
+/// An arbitrary choice.
+fn keeps(key: &[u8], value: &[u8], modulus: usize) -> bool {
+    let sum: usize = key.iter().map(|byte| usize::from(*byte)).sum();
+    !(sum + value.len()).is_multiple_of(modulus)
+}
+
+fn keys_in(model: &Model, start: &Bound<Vec<u8>>, end: &Bound<Vec<u8>>) -> Vec<Vec<u8>> {
+    if !is_range(start, end) {
+        return Vec::new();
+    }
+    let range = model.range::<Vec<u8>, _>((start.as_ref(), end.as_ref()));
+    range.map(|(key, _)| key.clone()).collect()
 }
 
 /// Whether the map takes these bounds: it panics where a tree's range is just empty.
@@ -184,18 +332,6 @@ fn backward(tree: &Tree, model: &Model, key: &[u8], count: usize) {
     }
 }
 
-fn assert_same(tree: &Tree, model: &Model) {
-    let mut expected = model.iter();
-    for entry in tree.entries() {
-        let (key, value) = entry.unwrap();
-        let (model_key, model_value) = expected.next().expect("no more entries than in the model");
-        assert!(key == *model_key && *value == model_value[..]);
-    }
-    assert!(expected.next().is_none());
-    let stat = tree.check().unwrap();
-    assert_eq!(stat.entries, model.len() as u64);
-}
-
 proptest! {
     #![proptest_config(ProptestConfig {
         failure_persistence: Some(Box::new(
@@ -264,243 +400,4 @@ fn many_entries_go_in_and_out_through_a_pool_of_eight_pages() {
     }
     let stat = tree.stat().unwrap();
     assert_eq!((stat.height, stat.leaf_pages), (1, 1), "an empty tree is one leaf");
-}
-
-#[test]
-fn ascending_inserts_fill_their_leaves() {
-    for descending in [false, true] {
-        let (_, store) = memory_store(64, 1);
-        let tree = store.create_tree("t").unwrap();
-        for n in 0..20_000u32 {
-            let n = if descending { u32::MAX - n } else { n };
-            tree.insert(&n.to_be_bytes(), b"12345678").unwrap();
-        }
-        let stat = tree.stat().unwrap();
-        let fill = stat.used_bytes as f64 / stat.page_bytes as f64;
-        assert!(fill > 0.9, "{fill}");
-        assert_sound(&store);
-    }
-}
-
-/// How full the leaves and inner pages of a tree are after these inserts, from 0 to 1.
-fn fill_after(keys: impl Iterator<Item = Vec<u8>>, value: &[u8]) -> f64 {
-    let (_, store) = memory_store(1500, 1);
-    let tree = store.create_tree("t").unwrap();
-    for key in keys {
-        tree.insert(&key, value).unwrap();
-    }
-    let stat = tree.stat().unwrap();
-    assert_sound(&store);
-    stat.used_bytes as f64 / stat.page_bytes as f64
-}
-
-/// Keys of a tenant and a time: as many runs as there are tenants, which take turns at random.
-/// Balanced splits leave these leaves 0.45 to 0.6 full.
-#[test]
-fn runs_that_take_turns_fill_their_leaves() {
-    let (small, large) = (&[7; 20][..], &[7; 400][..]);
-    let cases = [
-        // Two or three leaves a tenant.
-        (1000u32, 200, small, 0.7),
-        (1000, 20, large, 0.65),
-        (30, 4000, small, 0.84),
-        (30, 400, large, 0.9),
-        (3, 20_000, small, 0.85),
-        (3, 2000, large, 0.9),
-    ];
-    for (tenants, each, value, least) in cases {
-        for descending in [false, true] {
-            let (mut random, mut times) = (Random(7), vec![0u32; tenants as usize]);
-            let keys = (0..tenants * each).map(|_| {
-                let tenant = random.below(tenants.into()) as u32;
-                let time = &mut times[tenant as usize];
-                *time += 1;
-                let time = if descending { u32::MAX - *time } else { *time };
-                [tenant.to_be_bytes(), time.to_be_bytes()].concat()
-            });
-            let fill = fill_after(keys, value);
-            assert!(fill > least, "{tenants} tenants, {each} each, {descending}: {fill}");
-        }
-    }
-}
-
-/// Random keys leave leaves as full as balanced splits do.
-#[test]
-fn random_inserts_do_not_look_like_runs() {
-    for (len, balanced) in [(20, 0.6945), (200, 0.6941), (400, 0.6809), (1000, 0.5386)] {
-        let mut random = Random(3);
-        let keys = (0..6_000_000 / (40 + len)).map(|_| random.next().to_be_bytes().to_vec());
-        let fill = fill_after(keys, &vec![1; len]);
-        assert!(fill > 0.996 * balanced, "values of {len} bytes: {fill}");
-    }
-}
-
-#[test]
-fn bulk_loading_gives_the_same_tree_and_refuses_what_it_must() {
-    let (_, store) = memory_store(64, 1);
-    let tree = store.create_tree("t").unwrap();
-    let entries: Vec<(Vec<u8>, Vec<u8>)> = (0..30_000u32)
-        .map(|n| (format!("{n:08}").into_bytes(), value((n % 50) as usize, n as usize)))
-        .chain([(b"x-large".to_vec(), value(60_000, 0))])
-        .collect();
-    let used = store.stat().unwrap().used_pages;
-
-    let swapped = [(b"b", b"1"), (b"a", b"2")];
-    let error = tree.bulk_load(swapped).unwrap_err();
-    assert!(matches!(error, Error::NotSorted { entry: 1 }), "{error}");
-    let duplicate = entries.iter().cloned().chain([(b"x-large".to_vec(), vec![])]);
-    let error = tree.bulk_load(duplicate).unwrap_err();
-    assert!(matches!(error, Error::NotSorted { entry: 30_001 }), "{error}");
-    assert_eq!(tree.stat().unwrap().entries, 0);
-    all_freed(&store);
-    assert_eq!(store.stat().unwrap().used_pages, used, "a failed load gives its pages back");
-
-    assert_eq!(tree.bulk_load(entries.iter().cloned()).unwrap(), 30_001);
-    assert_same(&tree, &entries.iter().cloned().collect());
-    assert!(matches!(tree.bulk_load(entries.iter().cloned()), Err(Error::NotEmpty)));
-    // And it goes on as any tree.
-    let mut model: Model = entries.into_iter().collect();
-    for n in (0..30_000u32).step_by(7) {
-        let key = format!("{n:08}x").into_bytes();
-        tree.insert(&key, b"new").unwrap();
-        model.insert(key, b"new".to_vec());
-    }
-    assert_same(&tree, &model);
-    assert_sound(&store);
-}
-
-#[test]
-fn many_keys_are_found_together() {
-    let (device, store) = memory_store(64, 1);
-    let tree = store.create_tree("t").unwrap();
-    tree.bulk_load((0..20_000u32).map(|n| (n.to_be_bytes(), value((n % 60) as usize, 1)))).unwrap();
-    tree.upsert(b"blob", &value(20_000, 3)).unwrap();
-    drop(tree);
-    store.close().unwrap();
-
-    let store = Store::open_on(device, &options(64, 1)).unwrap();
-    let tree = store.tree("t").unwrap();
-    let numbers: Vec<[u8; 4]> = (0..25_000u32).step_by(111).map(u32::to_be_bytes).collect();
-    let mut keys: Vec<&[u8]> = numbers.iter().map(|key| &key[..]).collect();
-    keys.push(b"blob");
-    keys.push(b"missing");
-    let found = tree.multi_get(&keys).unwrap();
-    assert_eq!(found.len(), keys.len());
-    for (key, value) in keys.iter().zip(found) {
-        let expected = tree.get(key).unwrap();
-        assert_eq!(value.as_deref(), expected.as_deref());
-    }
-    assert!(store.pool_stats().prefetches > 0);
-}
-
-#[test]
-fn reads_in_place_and_into_a_buffer() {
-    let (_, store) = memory_store(64, 1);
-    let tree = store.create_tree("t").unwrap();
-    let large = value(50_000, 9);
-    tree.upsert(b"small", b"12345").unwrap();
-    assert!(
-        !tree
-            .upsert_with(b"large", large.len(), |slice| {
-                slice.copy_from_slice(&large);
-                Ok(())
-            })
-            .unwrap()
-    );
-    assert_eq!(tree.with(b"small", <[u8]>::len).unwrap(), Some(5));
-    assert_eq!(tree.with(b"large", <[u8]>::to_vec).unwrap(), Some(large.clone()));
-    assert_eq!(tree.with(b"none", <[u8]>::len).unwrap(), None);
-    let mut buffer = Vec::new();
-    assert!(tree.get_into(b"large", &mut buffer).unwrap() && buffer == large);
-    assert!(tree.get_into(b"small", &mut buffer).unwrap() && buffer == b"12345");
-    assert!(!tree.get_into(b"none", &mut buffer).unwrap());
-
-    let failed = tree.upsert_with(b"large", 30_000, |_| Err(std::io::Error::other("no input")));
-    assert!(matches!(failed, Err(Error::Input(_))));
-    assert_eq!(tree.get(b"large").unwrap().as_deref(), Some(&large[..]));
-    assert_sound(&store);
-}
-
-#[test]
-fn a_blob_that_is_held_keeps_its_value_when_it_is_replaced() {
-    let (_, store) = memory_store(64, 1);
-    let tree = store.create_tree("t").unwrap();
-    let (old, new) = (value(20_000, 1), value(30_000, 2));
-    tree.upsert(b"key", &old).unwrap();
-    let held = tree.get(b"key").unwrap().unwrap();
-    assert!(tree.upsert(b"key", &new).unwrap());
-    assert!(*held == old[..]);
-    assert!(*tree.get(b"key").unwrap().unwrap() == new[..]);
-    assert!(tree.remove(b"key").unwrap());
-    drop(held);
-    // What could not be freed while it was held is free now.
-    store.sync().unwrap();
-    assert_sound(&store);
-}
-
-#[test]
-fn a_cursor_goes_both_ways_and_survives_changes() {
-    let (_, store) = memory_store(32, 1);
-    let tree = store.create_tree("t").unwrap();
-    for n in 0..3000u32 {
-        tree.insert(&n.to_be_bytes(), &[7; 50]).unwrap();
-    }
-    let mut cursor = tree.cursor();
-    assert!(cursor.key().is_empty() && cursor.value().unwrap().is_none());
-    assert!(cursor.seek(&1500u32.to_be_bytes()).unwrap());
-    // The leaf under it is emptied, merged away and filled again.
-    for n in 1000..2000u32 {
-        assert!(tree.remove(&n.to_be_bytes()).unwrap());
-    }
-    assert!(cursor.forward().unwrap());
-    assert_eq!(cursor.key(), 2000u32.to_be_bytes());
-    assert!(cursor.backward().unwrap());
-    assert_eq!(cursor.key(), 999u32.to_be_bytes());
-    for n in 1000..2000u32 {
-        tree.insert(&n.to_be_bytes(), b"").unwrap();
-    }
-    assert!(cursor.forward().unwrap());
-    assert_eq!(cursor.key(), 1000u32.to_be_bytes());
-    assert!(cursor.last().unwrap() && !cursor.forward().unwrap());
-    assert!(cursor.backward().unwrap());
-    assert_eq!(cursor.key(), 2999u32.to_be_bytes());
-    assert!(cursor.first().unwrap() && !cursor.backward().unwrap());
-    assert!(cursor.forward().unwrap());
-    assert_eq!(cursor.key(), 0u32.to_be_bytes());
-}
-
-#[test]
-fn a_range_reads_its_blobs_ahead() {
-    let (device, store) = memory_store(256, 1);
-    let tree = store.create_tree("t").unwrap();
-    for n in 0..300usize {
-        tree.insert(format!("{n:04}").as_bytes(), &value(2000 + 37 * n, n)).unwrap();
-    }
-    drop(tree);
-    store.close().unwrap();
-    let store = Store::open_on(device, &options(256, 1)).unwrap();
-    let tree = store.tree("t").unwrap();
-    for (n, entry) in tree.entries().enumerate() {
-        let (key, found) = entry.unwrap();
-        assert_eq!(key, format!("{n:04}").as_bytes());
-        assert!(*found == value(2000 + 37 * n, n));
-    }
-    let stats = store.pool_stats();
-    assert!(stats.prefetches > 200, "{stats:?}");
-}
-
-/// YCSB's records: as blobs, each with a page of its own, they took four times the memory.
-#[test]
-fn records_of_a_thousand_bytes_lie_in_leaves() {
-    let (_, store) = memory_store(600, 1);
-    let tree = store.create_tree("t").unwrap();
-    let entries = (0..900u64).map(|key| (key.to_be_bytes(), value(1000, key as usize)));
-    tree.bulk_load(entries).unwrap();
-    let stat = tree.stat().unwrap();
-    assert_eq!((stat.blobs, stat.leaf_pages), (0, 300));
-    for key in (0..900u64).rev() {
-        tree.upsert(&key.to_be_bytes(), &value(1001, key as usize)).unwrap();
-    }
-    assert_eq!(tree.stat().unwrap().blobs, 0);
-    assert_sound(&store);
 }

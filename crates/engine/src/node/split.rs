@@ -21,8 +21,8 @@ pub fn separator<'a>(low: &'a [u8], high: &'a [u8]) -> &'a [u8] {
 }
 
 /// So many entries in a row, each inserted after the one before, are a run: a quarter of a leaf's,
-/// within these limits. With fewer, random inserts look like runs now and then; a leaf of fewer than
-/// eight entries shows too little to tell.
+/// within these limits. With fewer, random inserts look like runs now and then; a leaf of fewer
+/// than eight entries shows too little to tell.
 const RUN: std::ops::RangeInclusive<usize> = 4..=8;
 
 /// In which order the entries around an insertion point came.

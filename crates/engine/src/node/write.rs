@@ -313,8 +313,21 @@ impl<'a> NodeMut<'a> {
         put_u64(self.bytes, field, child);
     }
 
+    /// Removes the entries at `indexes`, which ascend.
+    pub fn remove_all(&mut self, indexes: &[usize]) {
+        match indexes {
+            [index] => self.remove(*index),
+            _ => self.rebuild(indexes),
+        }
+    }
+
     /// Moves all cells together at the end of the page.
     pub(crate) fn compact(&mut self) {
+        self.rebuild(&[]);
+    }
+
+    /// Writes the node anew, without the slots at `left_out`, which ascend.
+    fn rebuild(&mut self, left_out: &[usize]) {
         let old = self.bytes.to_vec();
         let old = Node::new(&old[..]);
         let fences = Fences {
@@ -324,7 +337,11 @@ impl<'a> NodeMut<'a> {
         let upper_child = get_u64(old.bytes(), UPPER_CHILD);
         let level = self.level();
         let mut node = NodeMut::format(self.bytes, level, fences, upper_child);
+        let mut left_out = left_out.iter().peekable();
         for index in 0..usize::from(get_u16(old.bytes(), COUNT)) {
+            if left_out.next_if_eq(&&index).is_some() {
+                continue;
+            }
             let Ok((suffix, payload)) = cell(old, index) else { break };
             node.push([suffix, &[]], payload);
         }

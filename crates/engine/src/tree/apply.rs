@@ -19,6 +19,8 @@ pub(crate) enum Action<'a> {
     Replace { index: usize, payload: Payload<'a> },
     /// Remove the entry at `index`.
     Remove { index: usize },
+    /// Remove the entries at `indexes`, which ascend.
+    RemoveAll { indexes: &'a [usize] },
     /// Become the node of `image`, whose page header does not count but for kind and level.
     Image { image: &'a [u8] },
     /// Become a node of no separators with one child, of all keys.
@@ -48,6 +50,7 @@ pub(crate) fn apply(
             return Ok(NodeMut::new(bytes).replace(index, payload));
         }
         Action::Remove { index } => NodeMut::new(bytes).remove(index),
+        Action::RemoveAll { indexes } => NodeMut::new(bytes).remove_all(indexes),
         Action::Image { image } => {
             bytes[PAGE_HEADER..].copy_from_slice(&image[PAGE_HEADER..]);
             let kind = if image[LEVEL] == 0 { PageKind::Leaf } else { PageKind::Inner };

@@ -272,11 +272,11 @@ impl<'a> Access<'a> {
         Ok(root?)
     }
 
-    /// The node of `level` for `key` and its parent, both held exclusively; `None` if the tree
+    /// The node of `level` for `target` and its parent, both held exclusively; `None` if the tree
     /// is lower than that.
-    pub(crate) fn exclusive_pair(self, key: &[u8], level: u8) -> Result<Option<Pair<'a>>> {
+    pub(crate) fn exclusive_pair(self, target: Target<'_>, level: u8) -> Result<Option<Pair<'a>>> {
         loop {
-            match self.try_exclusive_pair(Target::Key(key), level)? {
+            match self.try_exclusive_pair(target, level)? {
                 Tried::Pair(pair) => return Ok(Some(pair)),
                 Tried::TooLow => return Ok(None),
                 Tried::Grown => {}
@@ -370,16 +370,16 @@ impl<'a> Access<'a> {
     #[inline]
     pub(crate) fn exclusive_leaf(self, key: &[u8]) -> Result<ExclusiveGuard<'a>> {
         let leaf = self.attempt(|| Ok(self.leaf(Target::Key(key))?.node.upgrade()?))?;
-        let leaf = leaf.map_or_else(|| self.exclusive_leaf_locked(key), Ok)?;
+        let leaf = leaf.map_or_else(|| self.exclusive_leaf_locked(Target::Key(key)), Ok)?;
         check_covers(&leaf, leaf.page(), key)?;
         Ok(leaf)
     }
 
     #[cold]
-    pub(crate) fn exclusive_leaf_locked(self, key: &[u8]) -> Result<ExclusiveGuard<'a>> {
+    pub(crate) fn exclusive_leaf_locked(self, target: Target<'_>) -> Result<ExclusiveGuard<'a>> {
         let _alone = self.core.structure_lock();
         loop {
-            if let Some(pair) = self.exclusive_pair(key, 0)? {
+            if let Some(pair) = self.exclusive_pair(target, 0)? {
                 return Ok(pair.node);
             }
         }

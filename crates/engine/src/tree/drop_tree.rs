@@ -1,8 +1,9 @@
-//! Freeing all pages of a tree.
+//! Freeing all pages of a tree: to drop it, and to empty it.
 
-use vellum_pool::PageRef;
+use vellum_pool::{ExclusiveGuard, PageRef};
 
 use super::Access;
+use super::apply::{Action, apply};
 use super::held_leaf::HeldLeaf;
 use crate::error::{Error, Result};
 use crate::node::Node;
@@ -10,7 +11,14 @@ use crate::page::blob::BlobRef;
 use crate::page::{self, PageKind};
 use crate::store::core::Change;
 
-impl Access<'_> {
+/// What a node refers to.
+struct Referred {
+    level: u8,
+    children: Vec<u64>,
+    blobs: Vec<BlobRef>,
+}
+
+impl<'a> Access<'a> {
     /// Frees every page of the tree, which is marked as dropped and no longer in the catalog. The
     /// caller holds the gate: readers may still be about, changes not.
     ///
@@ -20,7 +28,20 @@ impl Access<'_> {
     /// # Errors
     /// The first damage or failed read; what was not freed then stays unused for good.
     pub(crate) fn free_all(self, change: &Change<'_>) -> Result<()> {
-        self.free_below(change, self.tree.root, u8::MAX)
+        self.free_from(change, self.tree.root, u8::MAX)
+    }
+
+    /// Removes every entry: the root becomes an empty leaf, which readers see as one step, and the
+    /// pages below it are freed. The caller holds the gate alone.
+    ///
+    /// # Errors
+    /// As [`free_all`](Self::free_all); the tree is empty then, too, unless its root is damaged.
+    pub(crate) fn clear(self, change: &Change<'_>) -> Result<()> {
+        let mut root = self.core.pool.fix_exclusive(self.tree.root)?;
+        let referred = self.referred(&root, u8::MAX)?;
+        apply(change, &mut root, Action::Raise { level: 0, child: 0 })?;
+        drop(root);
+        self.free_below(change, referred)
     }
 
     /// A page that is to be a value of this tree is something else, as far as that is known without
@@ -32,9 +53,17 @@ impl Access<'_> {
         })
     }
 
-    fn free_below(self, change: &Change<'_>, page: PageRef, level_max: u8) -> Result<()> {
-        let torn = |torn| Error::torn(page, torn);
+    fn free_from(self, change: &Change<'_>, page: PageRef, level_max: u8) -> Result<()> {
         let guard = self.core.pool.fix_exclusive(page)?;
+        let referred = self.referred(&guard, level_max)?;
+        self.free_page(change, guard);
+        self.free_below(change, referred)
+    }
+
+    /// What a node of this tree, up to a level, refers to.
+    fn referred(self, guard: &ExclusiveGuard<'a>, level_max: u8) -> Result<Referred> {
+        let page = guard.page();
+        let torn = |torn| Error::torn(page, torn);
         let node = Node::new(&guard[..]);
         let (level, count) = (node.level().map_err(torn)?, node.count().map_err(torn)?);
         if level > level_max || !node.is_of(self.tree.id, level) {
@@ -42,19 +71,22 @@ impl Access<'_> {
             let what = format!("it is no node of tree {} up to level {level_max}", self.tree.id);
             return Err(Error::damaged(page, what));
         }
-        let (mut children, mut blobs) = (Vec::new(), Vec::new());
+        let mut referred = Referred { level, children: Vec::new(), blobs: Vec::new() };
         if level > 0 {
             for index in 0..=count {
-                children.push(node.child(index).map_err(torn)?);
+                referred.children.push(node.child(index).map_err(torn)?);
             }
         } else {
             for index in 0..count {
-                blobs.extend(HeldLeaf::from(&guard).value(index)?.blob());
+                referred.blobs.extend(HeldLeaf::from(guard).value(index)?.blob());
             }
         }
-        self.free_page(change, guard);
+        Ok(referred)
+    }
+
+    fn free_below(self, change: &Change<'_>, referred: Referred) -> Result<()> {
         let mut outcome = Ok(());
-        for blob in blobs {
+        for blob in referred.blobs {
             match self.is_foreign(blob) {
                 true => {
                     let what = format!("it is no value of tree {}", self.tree.id);
@@ -63,8 +95,8 @@ impl Access<'_> {
                 false => self.free_blob(change, blob),
             }
         }
-        for child in children {
-            let freed = self.free_below(change, self.page(child), level - 1);
+        for child in referred.children {
+            let freed = self.free_from(change, self.page(child), referred.level - 1);
             outcome = outcome.and(freed);
         }
         outcome

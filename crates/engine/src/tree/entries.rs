@@ -23,13 +23,14 @@ const READ_AHEAD: usize = 32;
 /// ```
 /// # use vellum::{Options, Store};
 /// # let directory = tempfile::tempdir()?;
-/// # let store = Store::create(directory.path().join("s"), &Options::new().pool_bytes(4 << 20))?;
+/// # let options = Options::new().pool_bytes(4 << 20);
+/// # let store = Store::create(directory.path().join("store"), &options)?;
 /// let tree = store.create_tree("letters")?;
 /// for letter in "abcdef".chars() {
 ///     tree.upsert(letter.to_string().as_bytes(), b"")?;
 /// }
-/// let keys: Vec<_> = tree.range("b".."e").rev().map(|entry| Ok(entry?.0)).collect::<vellum::Result<_>>()?;
-/// assert_eq!(keys, [b"d", b"c", b"b"]);
+/// let found: Vec<_> = tree.range("b".."e").rev().collect::<vellum::Result<_>>()?;
+/// assert!(found.iter().map(|(key, _)| &key[..]).eq([b"d", b"c", b"b"]));
 /// let mut entries = tree.range("c"..);
 /// let (mut keys, mut bytes) = (0, 0);
 /// while let Some((key, value)) = entries.next_entry()? {

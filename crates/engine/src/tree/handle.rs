@@ -1,14 +1,17 @@
 //! The public face of a tree.
 
+use std::borrow::Cow;
 use std::io;
 use std::sync::Arc;
 
+use super::alter::{Edge, Verdict};
 use super::check::Strict;
+use super::drain::Which;
 use super::modify::{Existing, Incoming};
 use super::multi_get::Found;
 use super::range::{self, KeyRange};
 use super::salvage::Visit;
-use super::{Access, Cursor, Entries, TreeStat, TreeState};
+use super::{Access, Cursor, Entries, ExtractIf, TreeStat, TreeState};
 use crate::error::Result;
 use crate::store::core::StoreCore;
 use crate::value::Value;
@@ -164,12 +167,226 @@ impl Tree {
         self.access().update(key, &mut change)
     }
 
-    /// Removes an entry; true if it was there.
+    /// Stores entries as [`upsert`](Tree::upsert) does, each by itself; returns how many. If they
+    /// come in the order of their keys, many are stored under one lock, wherever in the tree that
+    /// is. `entries` may use the store.
+    ///
+    /// # Errors
+    /// As `upsert`; the entries before the one that failed are stored then.
+    pub fn extend<K: AsRef<[u8]>, V: AsRef<[u8]>>(
+        &self,
+        entries: impl IntoIterator<Item = (K, V)>,
+    ) -> Result<u64> {
+        self.access().extend(entries.into_iter())
+    }
+
+    /// Changes, stores or removes the value of `key`, as one step: no other change comes between
+    /// what `change` sees and what it returns. `change` gets the value, or none, and returns the
+    /// new one, of any length, or none. The old value is returned.
+    ///
+    /// `change` is called under a lock, and again if a change of a long value was overtaken: it
+    /// must not call the store.
+    ///
+    /// # Errors
+    /// Limits; damage or a failed read; a full disk or pool. Then nothing changed.
+    ///
+    /// ```
+    /// # use vellum::{Options, Store};
+    /// # let directory = tempfile::tempdir()?;
+    /// # let options = Options::new().pool_bytes(4 << 20);
+    /// # let store = Store::create(directory.path().join("store"), &options)?;
+    /// let tree = store.create_tree("logs")?;
+    /// let append = |old: Option<&[u8]>| Some([old.unwrap_or_default(), b"line\n"].concat());
+    /// assert!(tree.fetch_and_update(b"today", append)?.is_none());
+    /// assert_eq!(tree.fetch_and_update(b"today", append)?.as_deref(), Some(&b"line\n"[..]));
+    /// assert_eq!(tree.get(b"today")?.as_deref(), Some(&b"line\nline\n"[..]));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn fetch_and_update<V: Into<Vec<u8>>>(
+        &self,
+        key: &[u8],
+        mut change: impl FnMut(Option<&[u8]>) -> Option<V>,
+    ) -> Result<Option<Value<'_>>> {
+        self.access().alter(key, &mut |old| match change(old) {
+            Some(new) => Verdict::Put(Cow::Owned(new.into())),
+            None => Verdict::Remove,
+        })
+    }
+
+    /// Puts `new` in the place of `expected`, if that is the value of `key`, as one step; true if
+    /// it was. `None` stands for no value.
+    ///
+    /// # Errors
+    /// As [`fetch_and_update`](Tree::fetch_and_update).
+    ///
+    /// ```
+    /// # use vellum::{Options, Store};
+    /// # let directory = tempfile::tempdir()?;
+    /// # let options = Options::new().pool_bytes(4 << 20);
+    /// # let store = Store::create(directory.path().join("store"), &options)?;
+    /// let tree = store.create_tree("locks")?;
+    /// assert!(tree.compare_and_swap(b"door", None, Some(b"mine"))?);
+    /// assert!(!tree.compare_and_swap(b"door", None, Some(b"yours"))?);
+    /// assert!(tree.compare_and_swap(b"door", Some(b"mine"), None)?);
+    /// assert!(!tree.contains(b"door")?);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn compare_and_swap(
+        &self,
+        key: &[u8],
+        expected: Option<&[u8]>,
+        new: Option<&[u8]>,
+    ) -> Result<bool> {
+        let mut swapped = false;
+        self.access().alter(key, &mut |old| {
+            swapped = old == expected;
+            match (swapped, new) {
+                (false, _) => Verdict::Keep,
+                (true, Some(new)) => Verdict::Put(Cow::Borrowed(new)),
+                (true, None) => Verdict::Remove,
+            }
+        })?;
+        Ok(swapped)
+    }
+
+    /// Removes an entry and returns its value. [`remove`](Tree::remove) costs less, and does not
+    /// read a long value.
+    ///
+    /// # Errors
+    /// Damage, a failed read, a pool that is full of guards. Then nothing changed.
+    pub fn take(&self, key: &[u8]) -> Result<Option<Value<'_>>> {
+        self.access().alter(key, &mut |_| Verdict::Remove)
+    }
+
+    /// The first entry: that with the smallest key.
+    ///
+    /// # Errors
+    /// As [`get`](Tree::get).
+    ///
+    /// ```
+    /// # use vellum::{Options, Store};
+    /// # let directory = tempfile::tempdir()?;
+    /// # let options = Options::new().pool_bytes(4 << 20);
+    /// # let store = Store::create(directory.path().join("store"), &options)?;
+    /// let queue = store.create_tree("queue")?;
+    /// queue.extend([("1", "write"), ("2", "read"), ("3", "rest")])?;
+    /// assert_eq!(queue.first()?.expect("it is not empty").0, b"1");
+    /// assert_eq!(&*queue.pop_first()?.expect("it is not empty").1, b"write");
+    /// assert_eq!(&*queue.pop_last()?.expect("it is not empty").1, b"rest");
+    /// assert_eq!(queue.last()?.expect("it is not empty").0, b"2");
+    /// assert_eq!(queue.take(b"2")?.as_deref(), Some(&b"read"[..]));
+    /// assert!(queue.pop_first()?.is_none());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn first(&self) -> Result<Option<(Vec<u8>, Value<'_>)>> {
+        self.open_access()?.edge_entry(Edge::First)
+    }
+
+    /// The last entry: that with the greatest key.
+    ///
+    /// # Errors
+    /// As [`get`](Tree::get).
+    pub fn last(&self) -> Result<Option<(Vec<u8>, Value<'_>)>> {
+        self.open_access()?.edge_entry(Edge::Last)
+    }
+
+    /// Removes the first entry and returns it, as one step.
+    ///
+    /// # Errors
+    /// As [`take`](Tree::take).
+    pub fn pop_first(&self) -> Result<Option<(Vec<u8>, Value<'_>)>> {
+        self.access().pop(Edge::First)
+    }
+
+    /// Removes the last entry and returns it, as one step.
+    ///
+    /// # Errors
+    /// As [`take`](Tree::take).
+    pub fn pop_last(&self) -> Result<Option<(Vec<u8>, Value<'_>)>> {
+        self.access().pop(Edge::Last)
+    }
+
+    /// Removes an entry; true if it was there. [`take`](Tree::take) returns its value.
     ///
     /// # Errors
     /// Damage or a failed read. Then nothing changed.
     pub fn remove(&self, key: &[u8]) -> Result<bool> {
         self.access().remove(key)
+    }
+
+    /// Removes the entries of a range of keys; returns how many. Reads no blob.
+    ///
+    /// Works leaf by leaf, and each leaf is one step: another thread may see that a part of the
+    /// range is gone, and may put entries where this has been.
+    ///
+    /// # Errors
+    /// Damage or a failed read. What lies before it in the range is gone then.
+    ///
+    /// ```
+    /// # use vellum::{Options, Store};
+    /// # let directory = tempfile::tempdir()?;
+    /// # let options = Options::new().pool_bytes(4 << 20);
+    /// # let store = Store::create(directory.path().join("store"), &options)?;
+    /// let tree = store.create_tree("letters")?;
+    /// tree.extend("abcdef".chars().map(|letter| (letter.to_string(), "")))?;
+    /// assert_eq!(tree.remove_range("b".."d")?, 2);
+    /// assert_eq!(tree.retain(|key, _| key != b"e")?, 1);
+    /// let taken: Vec<_> = tree.extract_if(.., |_, value| value.is_empty()).take(2).collect();
+    /// assert_eq!((taken.len(), tree.entries().count()), (2, 1));
+    /// tree.clear()?;
+    /// assert_eq!(tree.entries().count(), 0);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn remove_range(&self, range: impl KeyRange) -> Result<u64> {
+        self.access().remove_range(range::owned(&range), Which::All)
+    }
+
+    /// Removes the entries for which `keep` returns false; returns how many.
+    ///
+    /// As for [`remove_range`](Tree::remove_range), each leaf is one step. `keep` is called with
+    /// each key and its value, in the order of the keys, once unless the value changes meanwhile,
+    /// and under a lock: it must not call the store.
+    ///
+    /// # Errors
+    /// As `remove_range`, and a pool that is full of guards.
+    pub fn retain(&self, keep: impl FnMut(&[u8], &[u8]) -> bool) -> Result<u64> {
+        self.retain_in(.., keep)
+    }
+
+    /// As [`retain`](Tree::retain), of a range of keys: what lies outside stays.
+    ///
+    /// # Errors
+    /// As `retain`.
+    pub fn retain_in(
+        &self,
+        range: impl KeyRange,
+        mut keep: impl FnMut(&[u8], &[u8]) -> bool,
+    ) -> Result<u64> {
+        self.access().remove_range(range::owned(&range), Which::Unless(&mut keep))
+    }
+
+    /// Removes the entries of a range for which `chosen` returns true, as the iterator comes to
+    /// them, and returns them. `chosen` is called as that of [`retain`](Tree::retain).
+    pub fn extract_if<F: FnMut(&[u8], &[u8]) -> bool>(
+        &self,
+        range: impl KeyRange,
+        chosen: F,
+    ) -> ExtractIf<'_, F> {
+        ExtractIf::new(self.access(), range::owned(&range), chosen)
+    }
+
+    /// Removes all entries, in one step. Waits until no snapshot is left, and other changes wait
+    /// for it.
+    ///
+    /// # Errors
+    /// Damage or a failed read. Unless the tree's root is damaged the tree is empty then, too, but
+    /// what could not be read stays unused space.
+    pub fn clear(&self) -> Result<()> {
+        let alone = self.core.alone();
+        let change = self.core.change_alone(&alone)?;
+        let access = self.access();
+        access.check_dropped()?;
+        access.clear(&change)
     }
 
     /// A cursor that stands on no entry yet.

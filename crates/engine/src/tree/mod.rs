@@ -4,11 +4,13 @@
 //! coupling); changes lock the leaf, and for splits and merges its parent and neighbour as well.
 //! The root's page never changes, so a tree is found by one number for all of its life.
 
+mod alter;
 mod apply;
 mod bulk_load;
 mod check;
 mod cursor;
 mod descend;
+mod drain;
 mod drop_tree;
 mod entries;
 mod handle;
@@ -33,6 +35,7 @@ pub(crate) use apply::{Action, apply, init};
 pub use check::TreeStat;
 pub(crate) use check::Visitor;
 pub use cursor::Cursor;
+pub use drain::ExtractIf;
 pub use entries::Entries;
 pub use handle::Tree;
 pub(crate) use modify::{Existing, Incoming};

@@ -17,6 +17,10 @@ use crate::page::PageKind;
 use crate::page::blob::{self, BLOB_DATA, BLOB_REF, BlobRef};
 use crate::store::core::Change;
 
+/// Entries, and bytes of keys and values, that are stored under one passage of the gate.
+const BATCH: usize = 128;
+const BATCH_BYTES: usize = 64 << 10;
+
 /// What to do if the key is there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Existing {
@@ -131,8 +135,104 @@ impl<'a> Access<'a> {
                 return Ok(position.exact);
             }
             drop(leaf);
-            self.make_room(change, key, 0, &|leaf| leaf_has_room(leaf, key, payload))?;
+            self.make_room_for(change, key, payload)?;
         }
+    }
+
+    /// Splits the leaf for `key` until an entry, new or in place of an old one, fits.
+    pub(super) fn make_room_for(
+        self,
+        change: &Change<'_>,
+        key: &[u8],
+        payload: Payload<'_>,
+    ) -> Result<()> {
+        self.make_room(change, key, 0, &|leaf| leaf_has_room(leaf, key, payload))
+    }
+
+    /// Stores entries, as many under one lock as come one after the other to a leaf; returns how
+    /// many. No lock is held, and no change under way, while `entries` runs.
+    pub(crate) fn extend<K: AsRef<[u8]>, V: AsRef<[u8]>>(
+        self,
+        entries: impl Iterator<Item = (K, V)>,
+    ) -> Result<u64> {
+        let (mut stored, mut batch, mut bytes) = (0, Vec::with_capacity(BATCH), 0);
+        let mut entries = entries.fuse();
+        loop {
+            let next = entries.next();
+            let ended = next.is_none();
+            if let Some((key, value)) = next {
+                bytes += key.as_ref().len() + value.as_ref().len();
+                batch.push((key, value));
+            }
+            if ended || batch.len() == BATCH || bytes >= BATCH_BYTES {
+                let change = self.core.change()?;
+                self.check_dropped()?;
+                let mut rest = &batch[..];
+                while let [(key, value), ..] = rest {
+                    let (key, value) = (key.as_ref(), value.as_ref());
+                    if self.check_entry(key, value)? {
+                        self.put_in(&change, key, Incoming::Bytes(value), Existing::Replace)?;
+                        rest = &rest[1..];
+                    } else {
+                        rest = &rest[self.extend_leaf(&change, rest)?..];
+                    }
+                }
+                stored += batch.len() as u64;
+                batch.clear();
+                bytes = 0;
+            }
+            if ended {
+                return Ok(stored);
+            }
+        }
+    }
+
+    /// Stores the first entries, those that go to one leaf and fit there, or makes room for the
+    /// first one; returns how many it stored.
+    fn extend_leaf<K: AsRef<[u8]>, V: AsRef<[u8]>>(
+        self,
+        change: &Change<'_>,
+        entries: &[(K, V)],
+    ) -> Result<usize> {
+        let (mut stored, mut old_blobs, mut leaf) = (0, Vec::new(), None);
+        let mut full = None;
+        for (key, value) in entries {
+            let (key, value) = (key.as_ref(), value.as_ref());
+            if self.check_entry(key, value).unwrap_or(true) {
+                break;
+            }
+            let leaf = match &mut leaf {
+                None => leaf.insert(self.exclusive_leaf(key)?),
+                Some(leaf) => {
+                    let covers = Node::new(&leaf[..]).covers(key);
+                    if !covers.map_err(|torn| Error::torn(leaf.page(), torn))? {
+                        break;
+                    }
+                    leaf
+                }
+            };
+            let held = HeldLeaf::from(&*leaf);
+            let position = held.position(key)?;
+            let (index, payload) = (position.index, Payload::Inline(value));
+            let (action, blob) = match position.exact {
+                true => (Action::Replace { index, payload }, held.value(index)?.blob()),
+                false => (Action::Insert { index, key, payload }, None),
+            };
+            if !apply(change, leaf, action)? {
+                full = Some((key, payload));
+                break;
+            }
+            old_blobs.extend(blob);
+            stored += 1;
+        }
+        drop(leaf);
+        for blob in old_blobs {
+            self.free_blob(change, blob);
+        }
+        if let (0, Some((key, payload))) = (stored, full) {
+            self.make_room_for(change, key, payload)?;
+        }
+        Ok(stored)
     }
 
     /// Removes an entry; true if it was there.
@@ -148,15 +248,7 @@ impl<'a> Access<'a> {
         let Some((index, held)) = HeldLeaf::from(&leaf).find(key)? else { return Ok(false) };
         let old_blob = held.blob();
         apply(change, &mut leaf, Action::Remove { index })?;
-        let underfull = self.is_underfull(Node::new(&leaf[..]));
-        drop(leaf);
-        if let Some(blob) = old_blob {
-            self.free_blob(change, blob);
-        }
-        if underfull && let Err(error) = self.merge(change, key) {
-            // The entry is gone; the tree only has one more page than it needs.
-            tracing::warn!("merging pages of tree {:?} failed: {error}", self.tree.name);
-        }
+        self.after_removal(change, leaf, key, old_blob.as_slice());
         Ok(true)
     }
 

@@ -6,8 +6,9 @@ use std::ops::{
 
 /// A range of keys: any of the standard library's ranges, of anything that is bytes.
 ///
-/// `"a".."f"`, `key..`, `..=[1, 2]`, `..`, and pairs of [`Bound`]s. A range whose start is not below
-/// its end has no entries. ([`RangeBounds`] itself would leave the type of `..` to be spelt out.)
+/// `"a".."f"`, `key..`, `..=[1, 2]`, `..`, and pairs of [`Bound`]s. A range whose start is not
+/// below its end has no entries. ([`RangeBounds`] itself would leave the type of `..` to be spelt
+/// out.)
 pub trait KeyRange {
     /// Where the range starts and ends.
     fn key_bounds(&self) -> (Bound<&[u8]>, Bound<&[u8]>);

@@ -47,7 +47,7 @@ impl<'a> Access<'a> {
     }
 
     /// The value of an entry whose leaf is held.
-    fn value_of(self, key: &[u8], held: Held<'_>) -> Result<Value<'a>> {
+    pub(super) fn value_of(self, key: &[u8], held: Held<'_>) -> Result<Value<'a>> {
         match held {
             Held::Inline(value) => Ok(Value::Inline(Cow::Owned(value.to_vec()))),
             Held::Blob(blob) => self.open_blob(blob, key).map(Value::Blob),
@@ -78,7 +78,7 @@ impl<'a> Access<'a> {
 
     /// Holds the blob of `key`, which an entry of `leaf` refers to, without holding the leaf while
     /// the blob is read: its other entries can be changed meanwhile.
-    fn try_blob(
+    pub(super) fn try_blob(
         self,
         leaf: OptimisticGuard<'a>,
         place: PayloadPlace,

@@ -8,7 +8,7 @@ use vellum_pool::ExclusiveGuard;
 
 use super::Access;
 use super::apply::{Action, apply, init};
-use super::descend::Pair;
+use super::descend::{Pair, Target};
 use crate::error::{Error, Result};
 use crate::node::{Node, Payload, Torn, fits_merge, plan_split};
 use crate::page::PageKind;
@@ -76,7 +76,7 @@ impl<'a> Access<'a> {
         let mut spare = self.core.pool.allocate(self.core.page_frames)?;
         let kind = if level == 0 { PageKind::Leaf } else { PageKind::Inner };
         init(change, &mut spare, kind, level, self.tree.id);
-        let pair = match self.exclusive_pair(key, level) {
+        let pair = match self.exclusive_pair(Target::Key(key), level) {
             Ok(Some(pair)) => pair,
             other => {
                 self.free_page(change, spare);
@@ -145,7 +145,7 @@ impl<'a> Access<'a> {
 
     fn merge_once(self, change: &Change<'_>, key: &[u8], level: u8) -> Result<Merged> {
         let Some(Pair { parent: Some((mut parent, index)), node }) =
-            self.exclusive_pair(key, level)?
+            self.exclusive_pair(Target::Key(key), level)?
         else {
             return Ok(Merged::Done);
         };

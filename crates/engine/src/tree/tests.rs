@@ -5,6 +5,7 @@ use std::sync::Arc;
 use vellum_pool::device::MemoryDevice;
 
 use super::descend::Target;
+use super::{Action, apply};
 use crate::node::Node;
 use crate::{Options, Store, Tree};
 
@@ -31,7 +32,7 @@ fn reading_with_locks_finds_the_same() {
         assert_eq!(one.is_some(), n % 2 == 0 && n < 6000);
         let optimistic = access.leaf(Target::Key(&key)).unwrap().node.page();
         assert_eq!(access.shared_leaf(Target::Key(&key)).unwrap().page(), optimistic);
-        assert_eq!(access.exclusive_leaf_locked(&key).unwrap().page(), optimistic);
+        assert_eq!(access.exclusive_leaf_locked(Target::Key(&key)).unwrap().page(), optimistic);
     }
     let last = access.leaf(Target::Last).unwrap().node.page();
     assert_eq!(access.shared_leaf(Target::Last).unwrap().page(), last);
@@ -45,7 +46,10 @@ fn pairs_are_parent_and_child_on_every_level() {
     for n in (0..6000u32).step_by(7) {
         let key = n.to_be_bytes();
         for level in 0..height {
-            let pair = access.exclusive_pair(&key, level).unwrap().expect("the tree is so high");
+            let pair = access
+                .exclusive_pair(Target::Key(&key), level)
+                .unwrap()
+                .expect("the tree is so high");
             assert_eq!(Node::new(&pair.node[..]).level(), Ok(level));
             let Some((parent, index)) = pair.parent else {
                 assert_eq!((pair.node.page(), level + 1), (access.tree.root, height));
@@ -55,6 +59,44 @@ fn pairs_are_parent_and_child_on_every_level() {
             assert_eq!(parent.level(), Ok(level + 1));
             assert_eq!(parent.child(index), Ok(pair.node.page().id.0));
         }
-        assert!(access.exclusive_pair(&key, height).unwrap().is_none());
+        assert!(access.exclusive_pair(Target::Key(&key), height).unwrap().is_none());
     }
+}
+
+/// Merges that failed leave empty leaves at the ends; with locks or without, what lies behind them
+/// is found.
+#[test]
+fn the_ends_of_a_tree_lie_behind_empty_leaves() {
+    let (store, tree) = tree();
+    let access = tree.access();
+    let empty = |target: Target<'_>| {
+        let change = access.core.change().unwrap();
+        let mut leaf = access.leaf(target).unwrap().node.upgrade().unwrap();
+        let node = Node::new(&leaf[..]);
+        let indexes: Vec<_> = (0..node.count().unwrap()).collect();
+        let [mut lower, mut upper] = [Vec::new(), Vec::new()];
+        node.lower_into(&mut lower).unwrap();
+        node.upper_into(&mut upper).unwrap();
+        apply(&change, &mut leaf, Action::RemoveAll { indexes: &indexes }).unwrap();
+        (indexes.len() as u64, lower, upper)
+    };
+    let (one, _, upper) = empty(Target::Key(&[]));
+    let (two, _, upper) = empty(Target::Key(&[&upper[..], &[0]].concat()));
+    let (three, lower, _) = empty(Target::Last);
+    let (four, lower, _) = empty(Target::Key(&lower));
+    let removed = one + two + three + four;
+    let first = tree.first().unwrap().unwrap().0;
+    let last = tree.last().unwrap().unwrap().0;
+    assert!(first > upper && last <= lower && first < last);
+    assert_eq!(tree.pop_first().unwrap().unwrap().0, first);
+    assert_eq!(tree.pop_last().unwrap().unwrap().0, last);
+    let mut left = 0;
+    while let Some((key, _)) = tree.pop_last().unwrap() {
+        assert!(key < last);
+        left += 1;
+    }
+    assert_eq!(removed + 2 + left, 3000);
+    assert!(tree.first().unwrap().is_none() && tree.pop_first().unwrap().is_none());
+    drop(tree);
+    store.close().unwrap();
 }

@@ -1,12 +1,18 @@
 //! What the tests share.
 #![allow(dead_code, unused_imports, clippy::unwrap_used)]
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use vellum::{Options, Store, Tree};
 use vellum_pool::device::{FaultyDevice, MemoryDevice};
 pub use vellum_testing::patience::PATIENCE;
 use vellum_testing::patience::eventually;
+
+/// A value that depends on its length and on how often values were made.
+pub fn value(len: usize, serial: usize) -> Vec<u8> {
+    (0..len).map(|at| (at + serial) as u8).collect()
+}
 
 /// A store in memory with a pool of so many tree pages.
 pub fn memory_store(pool_pages: u64, page_frames: u32) -> (Arc<MemoryDevice>, Store) {
@@ -80,4 +86,17 @@ pub fn assert_sound(store: &Store) {
     let report = store.check(&mut |_| {}).unwrap();
     assert!(report.is_sound(), "{:?}", report.damage);
     assert_eq!(report.lost_pages, 0);
+}
+
+/// The tree has what the map has.
+pub fn assert_same(tree: &Tree, model: &BTreeMap<Vec<u8>, Vec<u8>>) {
+    let mut expected = model.iter();
+    for entry in tree.entries() {
+        let (key, value) = entry.unwrap();
+        let (model_key, model_value) = expected.next().expect("no more entries than in the model");
+        assert!(key == *model_key && *value == model_value[..]);
+    }
+    assert!(expected.next().is_none());
+    let stat = tree.check().unwrap();
+    assert_eq!(stat.entries, model.len() as u64);
 }

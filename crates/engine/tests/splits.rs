@@ -1,0 +1,75 @@
+//! How full splits leave the pages of a tree.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use common::{Random, assert_sound, memory_store};
+
+#[test]
+fn ascending_inserts_fill_their_leaves() {
+    for descending in [false, true] {
+        let (_, store) = memory_store(64, 1);
+        let tree = store.create_tree("t").unwrap();
+        for n in 0..20_000u32 {
+            let n = if descending { u32::MAX - n } else { n };
+            tree.insert(&n.to_be_bytes(), b"12345678").unwrap();
+        }
+        let stat = tree.stat().unwrap();
+        let fill = stat.used_bytes as f64 / stat.page_bytes as f64;
+        assert!(fill > 0.9, "{fill}");
+        assert_sound(&store);
+    }
+}
+
+/// How full the leaves and inner pages of a tree are after these inserts, from 0 to 1.
+fn fill_after(keys: impl Iterator<Item = Vec<u8>>, value: &[u8]) -> f64 {
+    let (_, store) = memory_store(1500, 1);
+    let tree = store.create_tree("t").unwrap();
+    for key in keys {
+        tree.insert(&key, value).unwrap();
+    }
+    let stat = tree.stat().unwrap();
+    assert_sound(&store);
+    stat.used_bytes as f64 / stat.page_bytes as f64
+}
+
+/// Keys of a tenant and a time: as many runs as there are tenants, which take turns at random.
+/// Balanced splits leave these leaves 0.45 to 0.6 full.
+#[test]
+fn runs_that_take_turns_fill_their_leaves() {
+    let (small, large) = (&[7; 20][..], &[7; 400][..]);
+    let cases = [
+        // Two or three leaves a tenant.
+        (1000u32, 200, small, 0.7),
+        (1000, 20, large, 0.65),
+        (30, 4000, small, 0.84),
+        (30, 400, large, 0.9),
+        (3, 20_000, small, 0.85),
+        (3, 2000, large, 0.9),
+    ];
+    for (tenants, each, value, least) in cases {
+        for descending in [false, true] {
+            let (mut random, mut times) = (Random(7), vec![0u32; tenants as usize]);
+            let keys = (0..tenants * each).map(|_| {
+                let tenant = random.below(tenants.into()) as u32;
+                let time = &mut times[tenant as usize];
+                *time += 1;
+                let time = if descending { u32::MAX - *time } else { *time };
+                [tenant.to_be_bytes(), time.to_be_bytes()].concat()
+            });
+            let fill = fill_after(keys, value);
+            assert!(fill > least, "{tenants} tenants, {each} each, {descending}: {fill}");
+        }
+    }
+}
+
+/// Random keys leave leaves as full as balanced splits do.
+#[test]
+fn random_inserts_do_not_look_like_runs() {
+    for (len, balanced) in [(20, 0.6945), (200, 0.6941), (400, 0.6809), (1000, 0.5386)] {
+        let mut random = Random(3);
+        let keys = (0..6_000_000 / (40 + len)).map(|_| random.next().to_be_bytes().to_vec());
+        let fill = fill_after(keys, &vec![1; len]);
+        assert!(fill > 0.996 * balanced, "values of {len} bytes: {fill}");
+    }
+}
