@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 use std::path::Path;
+use std::sync::Barrier;
 
 use vellum_kernel_tests::child::in_child;
 use vellum_kernel_tests::counters::assert_morsels_are_sound;
@@ -191,14 +192,18 @@ fn seal_and_look(order: u32, make: impl Fn() -> Morsel) -> bool {
     let mut random = Random::new(1);
     let (mut rounds, mut described, mut busy) = (0, 0, 0);
     let _place = Place::on(0);
+    // The thread maps its stack, which must not come to lie where the Morsels are to be.
+    let has_started = Barrier::new(2);
     std::thread::scope(|scope| {
         let _at_end = stop.at_end();
         scope.spawn(|| {
             stay_on(1);
+            has_started.wait();
             while !stop.is_said() {
                 starter.run();
             }
         });
+        has_started.wait();
         while !deadline.is_over() {
             rounds += 1;
             let morsel = make();

@@ -89,7 +89,7 @@ impl Off {
     fn new(path: &'static str) -> Option<Self> {
         let switched = fs::write(path, "0");
         println!("{path}: {switched:?}");
-        switched.is_ok().then_some(Self(path))
+        switched.is_ok().then(|| Self(path))
     }
 }
 
