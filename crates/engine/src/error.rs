@@ -75,15 +75,32 @@ pub enum Error {
         /// Greatest length of a key in bytes.
         max: usize,
     },
-    /// The value is too long for the pool.
+    /// The value is too long for the pool, to be stored in one call.
     #[error(
-        "the value has {len} bytes, the limit is {max} (a quarter of the pool): open the store \
-         with a larger pool, or divide the value"
+        "the value has {len} bytes, the limit is {max} (a quarter of the pool): write it with \
+         Tree::writer, or open the store with a larger pool"
     )]
     ValueTooLong {
         /// Length of the value in bytes.
         len: u64,
         /// Greatest length of a value in bytes.
+        max: u64,
+    },
+    /// The value is longer than any can be.
+    #[error("the value has more than {max} bytes, the greatest length of a value: divide it")]
+    TooLongForAny {
+        /// Greatest length of a value in bytes.
+        max: u64,
+    },
+    /// The value is too long to be had as a whole with this pool.
+    #[error(
+        "the value has {len} bytes, with this pool up to {max} are handed out as a whole: read it \
+         with Tree::reader or Tree::get_into, or open the store with a larger pool"
+    )]
+    NeedsReader {
+        /// Length of the value in bytes.
+        len: u64,
+        /// Greatest length, in bytes, that is handed out as a whole.
         max: u64,
     },
     /// The pool is below the minimum.
@@ -209,6 +226,22 @@ impl From<PoolError> for Error {
             }
             _ => Error::Pool(Box::new(error)),
         }
+    }
+}
+
+impl From<Error> for io::Error {
+    /// For readers and writers of values: the store's error is inside.
+    fn from(error: Error) -> io::Error {
+        let kind = match &error {
+            Error::Damaged { .. } => io::ErrorKind::InvalidData,
+            Error::DiskFull(_) => io::ErrorKind::StorageFull,
+            Error::PoolExhausted(_) => io::ErrorKind::OutOfMemory,
+            Error::ReadOnly => io::ErrorKind::ReadOnlyFilesystem,
+            Error::TooLongForAny { .. } => io::ErrorKind::FileTooLarge,
+            Error::Input(error) => error.kind(),
+            _ => io::ErrorKind::Other,
+        };
+        io::Error::new(kind, error)
     }
 }
 

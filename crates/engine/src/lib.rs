@@ -20,7 +20,9 @@
 //! ```
 //!
 //! Trees are for many threads at a time: readers take no locks, changes lock a leaf. Values that
-//! are too long for a leaf become blobs and come back as one slice, in place, under a guard.
+//! are too long for a leaf become blobs and come back as one slice, in place, under a guard. Longer
+//! ones, up to 256 TiB, are [written](Tree::writer) and [read](Tree::reader) as streams, with any
+//! pool.
 //!
 //! The bytes on disk are described in docs/format.md. Transactions and a log are a later step;
 //! until then a store has to be closed, or synced after its last change, to be opened again.
@@ -38,7 +40,10 @@ pub use store::options::Options;
 pub use store::pool_view::PoolView;
 pub use store::snapshot::Snapshot;
 pub use store::{Limits, Store, StoreStat};
-pub use tree::{Cursor, Entries, ExtractIf, KeyRange, Tree, TreeStat, Visit};
+pub use tree::{
+    Cursor, Entries, ExtractIf, KeyRange, Tree, TreeStat, ValueReader, ValueWriter, Visit,
+    VisitReaders,
+};
 pub use value::{Blob, Value};
 pub use vellum_pool::device::{Device, DeviceInfo, Direct};
 pub use vellum_pool::{

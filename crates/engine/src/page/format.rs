@@ -5,8 +5,8 @@ use std::io;
 use vellum_pool::{PageDamage, PageFormat, PageRef};
 
 use crate::node::check_bounds;
-use crate::page::blob;
 use crate::page::{self, PageKind};
+use crate::page::{blob, pieces};
 
 /// The format of a store's pages, for the pool.
 #[derive(Debug)]
@@ -29,6 +29,7 @@ impl PageFormat for StoreFormat {
             PageKind::Blob if blob::len(bytes) > (bytes.len() - blob::BLOB_DATA) as u64 => {
                 damage(format!("it says that its value has {} bytes", blob::len(bytes)))
             }
+            PageKind::PieceIndex => pieces::check_bounds(bytes).or_else(damage),
             _ => Ok(()),
         }
     }

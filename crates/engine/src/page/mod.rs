@@ -6,6 +6,7 @@
 pub(crate) mod blob;
 pub(crate) mod bytes;
 pub(crate) mod format;
+pub(crate) mod pieces;
 
 use crc_fast::{CrcAlgorithm, Digest};
 use vellum_pool::{PageDamage, PageId, PageRef};
@@ -55,10 +56,14 @@ pub enum PageKind {
     Inner = 2,
     /// A tree node with entries.
     Leaf = 3,
-    /// One value of any length.
+    /// One value, whole.
     Blob = 4,
     /// A part of the list of unused ranges of the file.
     FreeMap = 5,
+    /// A piece of a value that was written as a stream.
+    Piece = 6,
+    /// Where the pieces of such a value are.
+    PieceIndex = 7,
 }
 
 impl PageKind {
@@ -70,6 +75,8 @@ impl PageKind {
             3 => Some(PageKind::Leaf),
             4 => Some(PageKind::Blob),
             5 => Some(PageKind::FreeMap),
+            6 => Some(PageKind::Piece),
+            7 => Some(PageKind::PieceIndex),
             _ => None,
         }
     }
@@ -90,7 +97,7 @@ pub struct PageHeader {
     pub tree: u32,
     /// What the page holds.
     pub kind: PageKind,
-    /// Height above the leaves; 0 for everything but inner nodes.
+    /// Height above the leaves, or above the pieces; 0 for everything but inner nodes and indexes.
     pub level: u8,
 }
 
@@ -138,12 +145,32 @@ pub fn seal(head: &mut [u8], body: &[u8]) -> u64 {
 
 /// CRC-64/NVME of `head` behind the checksum field, followed by `body`.
 fn checksum(head: &[u8], body: &[u8]) -> u64 {
-    let mut digest = Digest::new(CrcAlgorithm::Crc64Nvme);
-    digest.update(&head[ID..]);
+    let mut checksum = Checksum::of(head);
     if !body.is_empty() {
-        digest.update(body);
+        checksum.add(body);
     }
-    digest.finalize()
+    checksum.value()
+}
+
+/// The checksum of a page that comes in parts.
+pub(crate) struct Checksum(Digest);
+
+impl Checksum {
+    /// Begins with the page's first part, which has the page header.
+    pub(crate) fn of(head: &[u8]) -> Checksum {
+        let mut digest = Digest::new(CrcAlgorithm::Crc64Nvme);
+        digest.update(&head[ID..]);
+        Checksum(digest)
+    }
+
+    /// Goes on with the next part.
+    pub(crate) fn add(&mut self, part: &[u8]) {
+        self.0.update(part);
+    }
+
+    pub(crate) fn value(&self) -> u64 {
+        self.0.finalize()
+    }
 }
 
 /// Decodes the header of a page and checks everything in it against what `page` promises.
@@ -152,10 +179,21 @@ fn checksum(head: &[u8], body: &[u8]) -> u64 {
 /// Names the page and the first thing that differs: magic, version, checksum, position, length or
 /// kind.
 pub fn verify(page: PageRef, bytes: &[u8]) -> Result<PageHeader, PageDamage> {
-    let damage = |what: String| PageDamage { page, what };
     if bytes.len() < PAGE_HEADER || bytes.len() != page.bytes() {
-        return Err(damage(format!("it has {} bytes instead of {}", bytes.len(), page.bytes())));
+        let what = format!("it has {} bytes instead of {}", bytes.len(), page.bytes());
+        return Err(PageDamage { page, what });
     }
+    verify_parts(page, bytes, checksum(bytes, &[]))
+}
+
+/// As [`verify`], of a page that is not in memory as a whole: of its beginning, and what
+/// [`Checksum`] computed of all of it.
+pub(crate) fn verify_parts(
+    page: PageRef,
+    bytes: &[u8],
+    computed: u64,
+) -> Result<PageHeader, PageDamage> {
+    let damage = |what: String| PageDamage { page, what };
     if get_u32(bytes, MAGIC) != PAGE_MAGIC {
         return Err(damage(match bytes.iter().all(|byte| *byte == 0) {
             true => "it is all zeros, so it was never written".into(),
@@ -168,7 +206,7 @@ pub fn verify(page: PageRef, bytes: &[u8]) -> Result<PageHeader, PageDamage> {
             bytes[VERSION]
         )));
     }
-    let (stored, computed) = (get_u64(bytes, CHECKSUM), checksum(bytes, &[]));
+    let stored = get_u64(bytes, CHECKSUM);
     if stored != computed {
         return Err(damage(format!(
             "its checksum is {stored:#018x}, but its bytes give {computed:#018x}"

@@ -104,8 +104,9 @@ impl Store {
         let _still = self.core.hold();
         let _no_checkpoint = self.core.checkpoint_lock();
         let pool = &self.core.pool;
-        // Freed, but held by a reader or a write-back at that moment: not in use, and not lost.
-        let to_free = pool.frames_to_free();
+        // Freed, but held by a reader or a write-back at that moment; or of a value that is being
+        // written: not in use, and not lost.
+        let to_free = pool.frames_to_free() + self.core.aside.frames();
         let total = pool.with_space(|space| space.allocated_pages() + space.first());
         let words = pool.file_pages().max(pool.end()).div_ceil(64) as usize;
         let mut collect = Collect {

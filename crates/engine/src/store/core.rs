@@ -15,6 +15,7 @@ use vellum_pool::{PAGE_SIZE, PageRef, Pool, PoolError};
 use crate::error::{Error, Result};
 use crate::node::NodeLimits;
 use crate::page::blob::BLOB_REST;
+use crate::store::aside::Aside;
 use crate::store::free_map;
 use crate::store::gate::{Alone, Gate, Hold, Passage};
 use crate::store::header::{Header, NEXT_TREE_MAX};
@@ -38,7 +39,9 @@ pub(crate) struct StoreCore {
     pub catalog: Arc<TreeState>,
     /// The trees that have handles, or had some lately.
     open_trees: Mutex<OpenTrees>,
-    gate: Gate,
+    pub gate: Gate,
+    /// Pages that are allocated though no tree has them.
+    pub aside: Aside,
     file: Mutex<FileState>,
     /// Held during a checkpoint: two may hold the gate at a time.
     checkpointing: Mutex<()>,
@@ -121,6 +124,7 @@ impl StoreCore {
             catalog: Arc::new(TreeState::catalog(PageRef::new(header.catalog, page_frames))),
             open_trees: Mutex::default(),
             gate: Gate::default(),
+            aside: Aside::default(),
             in_use: AtomicBool::new(!header.clean),
             file: Mutex::new(FileState { header, free_map }),
             checkpointing: Mutex::default(),
@@ -154,6 +158,12 @@ impl StoreCore {
         lock(&self.file).free_map.clone()
     }
 
+    /// The store has something that only this version of the format knows.
+    pub(crate) fn need_version(&self, _change: &Change<'_>, version: u32) {
+        let mut file = lock(&self.file);
+        file.header.version = file.header.version.max(version);
+    }
+
     /// The number for a tree that is created.
     pub(crate) fn next_tree_id(&self) -> Result<u32> {
         let mut file = lock(&self.file);
@@ -172,7 +182,7 @@ impl StoreCore {
         }
     }
 
-    fn check_writable(&self) -> Result<()> {
+    pub(crate) fn check_writable(&self) -> Result<()> {
         self.check_open()?;
         self.pool.check_writable()?;
         self.poison.get().map_or(Ok(()), |first| Err(Error::Poisoned(first.clone())))
@@ -253,6 +263,7 @@ impl StoreCore {
     pub(crate) fn checkpoint(&self, _hold: &Hold<'_>, trim: bool) -> Result<()> {
         self.check_writable()?;
         let _one_at_a_time = self.checkpoint_lock();
+        self.free_ended();
         let settled = !self.in_use.load(Ordering::Acquire);
         if settled && !(trim && self.has_free_tail()) {
             return Ok(());

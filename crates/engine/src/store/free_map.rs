@@ -30,7 +30,7 @@ pub(crate) fn allocate(
 ) -> Result<()> {
     loop {
         // Allocating takes from the ranges, so the map hardly grows by it.
-        let len = core.pool.with_space(Space::encoded_len);
+        let len = core.pool.with_space(Space::encoded_len) + core.aside.encoded_len_max();
         let needed = len.div_ceil(capacity(core.page_frames));
         if needed <= pages.len() {
             return Ok(());
@@ -42,7 +42,10 @@ pub(crate) fn allocate(
 
 /// Writes the map of free ranges to pages from [`allocate`].
 pub(crate) fn write(core: &StoreCore, _change: &Change<'_>, pages: &[PageRef]) -> Result<()> {
-    let bytes = core.pool.encode_space();
+    let bytes = core.pool.with_space(|space| match core.aside.is_empty() {
+        true => space.encode(),
+        false => core.aside.give_back(space.clone()).encode(),
+    });
     let mut pieces = bytes.chunks(capacity(core.page_frames));
     for (index, page) in pages.iter().enumerate() {
         let piece = pieces.next().unwrap_or_default();

@@ -68,6 +68,11 @@ impl Gate {
         Passage(self)
     }
 
+    /// Begins a change unless the gate is held.
+    pub(crate) fn try_pass(&self) -> Option<Passage<'_>> {
+        self.enter(1).then(|| Passage(self))
+    }
+
     #[cold]
     fn pass_slow(&self) {
         self.leave();

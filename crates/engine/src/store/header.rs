@@ -10,8 +10,10 @@ use vellum_pool::{PAGE_SIZE, PageDamage, PageRef};
 use crate::page::bytes::{get_u32, get_u64, put_u32, put_u64};
 use crate::page::{self, PAGE_HEADER, PageKind};
 
-/// Version of the store's format that this code writes, and the only one it reads.
+/// Version of the store's format that new stores have.
 pub(crate) const FORMAT_VERSION: u32 = 1;
+/// The version of a store that had a value in pieces; the greatest that this code reads.
+pub(crate) const FORMAT_VERSION_PIECES: u32 = 2;
 /// Number of header pages at the beginning of the file.
 pub(crate) const HEADER_PAGES: u64 = 2;
 const MAGIC: &[u8; 8] = b"VELLUMDB";
@@ -33,6 +35,8 @@ const AT_NEXT_TREE: usize = PAGE_HEADER + 72;
 /// The decoded header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Header {
+    /// Version of the store's format.
+    pub version: u32,
     /// Length of tree pages in units of 4 KiB.
     pub page_frames: u32,
     /// Tells stores apart.
@@ -80,7 +84,7 @@ impl Header {
         let bytes = &mut block.0;
         page::init(bytes, self.page(), PageKind::Header, 0, 0);
         bytes[AT_MAGIC..AT_VERSION].copy_from_slice(MAGIC);
-        put_u32(bytes, AT_VERSION, FORMAT_VERSION);
+        put_u32(bytes, AT_VERSION, self.version);
         put_u32(bytes, AT_PAGE_FRAMES, self.page_frames);
         bytes[AT_STORE_ID..AT_SEQUENCE].copy_from_slice(&self.store_id.to_le_bytes());
         put_u64(bytes, AT_SEQUENCE, self.sequence);
@@ -113,12 +117,14 @@ impl Header {
             }
             Ok(_) => {}
         }
-        if get_u32(bytes, AT_VERSION) != FORMAT_VERSION {
-            return HeaderPage::OtherVersion(get_u32(bytes, AT_VERSION));
+        let version = get_u32(bytes, AT_VERSION);
+        if !(FORMAT_VERSION..=FORMAT_VERSION_PIECES).contains(&version) {
+            return HeaderPage::OtherVersion(version);
         }
         let mut store_id = [0; 16];
         store_id.copy_from_slice(&bytes[AT_STORE_ID..AT_SEQUENCE]);
         let header = Header {
+            version,
             page_frames: get_u32(bytes, AT_PAGE_FRAMES),
             store_id: u128::from_le_bytes(store_id),
             sequence: get_u64(bytes, AT_SEQUENCE),
@@ -153,6 +159,7 @@ mod tests {
     #[test]
     fn headers_survive_a_round_trip_and_no_flipped_bit() {
         let header = Header {
+            version: FORMAT_VERSION_PIECES,
             page_frames: 4,
             store_id: 0x1234_5678_9abc_def0_1122_3344_5566_7788,
             sequence: 7,

@@ -1,5 +1,6 @@
 //! The public face of a store.
 
+pub(crate) mod aside;
 pub(crate) mod catalog;
 pub(crate) mod check;
 pub(crate) mod core;
@@ -18,6 +19,7 @@ use vellum_pool::device::Device;
 use vellum_pool::{PAGE_SIZE, PoolStats};
 
 use crate::error::{Error, Result};
+use crate::page::pieces::VALUE_MAX;
 use crate::store::core::StoreCore;
 use crate::store::options::Options;
 use crate::store::pool_view::PoolView;
@@ -40,8 +42,11 @@ pub struct Store {
 pub struct Limits {
     /// Greatest length of a key in bytes; follows from the page size.
     pub max_key: usize,
-    /// Greatest length of a value in bytes: a quarter of the pool.
+    /// Greatest length in bytes of a value that is stored in one call: a quarter of the pool.
     pub max_value: u64,
+    /// Greatest length in bytes of a value that is [streamed](crate::Tree::writer), whatever the
+    /// pool: 2^48.
+    pub max_streamed: u64,
     /// Key, value and bookkeeping of an entry up to this size are kept in a leaf; a longer value
     /// gets pages of its own.
     pub max_inline_entry: usize,
@@ -211,7 +216,8 @@ impl Store {
 
     /// Makes everything durable, gives the unused tail of the file back and ends the use of all
     /// handles. The file is unlocked when the last of them is dropped. A blob that was replaced or
-    /// removed but is still held as a [`Value`](crate::Value) stays in the file, unused.
+    /// removed but is still held as a [`Value`](crate::Value) stays in the file, unused; what a
+    /// [`ValueWriter`](crate::ValueWriter) that has not finished wrote does not.
     ///
     /// # Errors
     /// As [`sync`](Store::sync). Unless the store is poisoned it stays open then: its other handles
@@ -231,7 +237,7 @@ impl Store {
         let used = core.pool.with_space(|space| space.allocated_pages() + space.first());
         Ok(StoreStat {
             store_id: header.store_id,
-            format_version: header::FORMAT_VERSION,
+            format_version: header.version,
             page_bytes: header.page_frames * PAGE_SIZE as u32,
             file_pages,
             used_pages: used,
@@ -247,6 +253,7 @@ impl Store {
         Limits {
             max_key: self.core.limits.max_key,
             max_value: self.core.max_blob,
+            max_streamed: VALUE_MAX,
             max_inline_entry: self.core.limits.max_cell,
         }
     }

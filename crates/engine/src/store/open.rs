@@ -12,7 +12,9 @@ use crate::page::format::StoreFormat;
 use crate::page::{self, PageKind};
 use crate::store::core::StoreCore;
 use crate::store::free_map;
-use crate::store::header::{FORMAT_VERSION, HEADER_PAGES, Header, HeaderPage};
+use crate::store::header::{
+    FORMAT_VERSION, FORMAT_VERSION_PIECES, HEADER_PAGES, Header, HeaderPage,
+};
 use crate::store::options::{Options, PAGE_FRAMES_MAX, min_pool_frames};
 use crate::tree::CATALOG;
 
@@ -62,6 +64,7 @@ pub(crate) fn create(device: Arc<dyn Device>, options: &Options) -> Result<Store
     NodeMut::format(&mut root, 0, Fences::default(), 0);
     drop(root);
     let mut header = Header {
+        version: FORMAT_VERSION,
         page_frames,
         store_id: random_id(),
         sequence: 0,
@@ -84,8 +87,8 @@ pub(crate) fn create(device: Arc<dyn Device>, options: &Options) -> Result<Store
     Ok(core)
 }
 
-/// A number that tells stores apart.
-fn random_id() -> u128 {
+/// A number that tells stores apart, or values.
+pub(crate) fn random_id() -> u128 {
     use std::hash::{BuildHasher, RandomState};
     // The standard library seeds it from the system's random numbers.
     let half = || u128::from(RandomState::new().hash_one(std::process::id()));
@@ -120,8 +123,17 @@ fn small_pool(
     format: Arc<dyn vellum_pool::PageFormat>,
     page_frames: u32,
 ) -> Result<Pool> {
+    scratch_pool(device, format, min_pool_frames(page_frames))
+}
+
+/// A pool of so many frames beside the store's own, to look at what the file has.
+pub(crate) fn scratch_pool(
+    device: &Arc<dyn Device>,
+    format: Arc<dyn vellum_pool::PageFormat>,
+    frames: u64,
+) -> Result<Pool> {
     let options = PoolOptions {
-        size: PoolSize::Bytes(min_pool_frames(page_frames) * vellum_pool::PAGE_SIZE as u64),
+        size: PoolSize::Bytes(frames * vellum_pool::PAGE_SIZE as u64),
         evictors: 0,
         read_only: true,
         ..PoolOptions::default()
@@ -156,7 +168,7 @@ fn read_header(device: &Arc<dyn Device>, pages: u64, salvage: bool) -> Result<He
                 }
             }
             HeaderPage::OtherVersion(version) => {
-                return Err(Error::UnknownFormat { found: *version, known: FORMAT_VERSION });
+                return Err(Error::UnknownFormat { found: *version, known: FORMAT_VERSION_PIECES });
             }
             HeaderPage::Damaged(damage) => wrong = Some(damage.clone().into()),
             HeaderPage::Foreign => {

@@ -10,11 +10,12 @@ use super::apply::{Action, apply};
 use super::descend::{Step, Stop, Target};
 use super::held_leaf::{Held, HeldLeaf};
 use super::modify::Incoming;
+use super::read::LongValue;
 use crate::error::{Error, Result};
 use crate::node::{Node, Payload};
 use crate::page::blob::BlobRef;
 use crate::store::core::Change;
-use crate::value::{Blob, Value};
+use crate::value::Value;
 
 /// What becomes of a value.
 pub(crate) enum Verdict<'v> {
@@ -31,7 +32,7 @@ type Decide<'f, 'v> = &'f mut dyn FnMut(Option<&[u8]>) -> Verdict<'v>;
 enum Old<'a> {
     Nothing,
     Inline(Vec<u8>),
-    Blob(BlobRef, Blob<'a>),
+    Blob(BlobRef, LongValue<'a>),
 }
 
 impl<'a> Old<'a> {
@@ -55,7 +56,7 @@ impl<'a> Old<'a> {
         match self {
             Old::Nothing => None,
             Old::Inline(value) => Some(value),
-            Old::Blob(_, value) => Some(value),
+            Old::Blob(_, long) => Some(&long.value),
         }
     }
 
@@ -63,7 +64,7 @@ impl<'a> Old<'a> {
         match self {
             Old::Nothing => None,
             Old::Inline(value) => Some(Value::Inline(Cow::Owned(value))),
-            Old::Blob(_, value) => Some(Value::Blob(value)),
+            Old::Blob(_, long) => Some(long.value),
         }
     }
 }
@@ -253,8 +254,7 @@ impl<'a> Access<'a> {
             if count > 0 {
                 let mut key = Vec::new();
                 node.key_into(edge.index(count), &mut key).map_err(torn)?;
-                let value = HeldLeaf::from(&leaf).value(edge.index(count))?;
-                let value = self.value_of(&key, value)?;
+                let value = self.value_at(leaf, edge.index(count), &key)?;
                 return Ok(Some((key, value)));
             }
         }
@@ -263,14 +263,17 @@ impl<'a> Access<'a> {
     /// The first or last entry of a leaf.
     fn entry_of(self, leaf: OptimisticGuard<'a>, edge: Edge) -> Step<(Vec<u8>, Value<'a>)> {
         let mut key = Vec::new();
-        let place = self.read(leaf, |node| {
+        let (index, place) = self.read(leaf, |node| {
             let index = edge.index(node.count()?.max(1));
             node.key_into(index, &mut key)?;
-            node.payload_place(index)
+            Ok((index, node.payload_place(index)?))
         })?;
         if place.blob {
-            let (_, blob) = self.try_blob(leaf, place, &key)?;
-            return Ok((key, Value::Blob(blob)));
+            let value = match self.try_blob(leaf, place, &key)? {
+                Some((_, blob)) => Value::Blob(blob),
+                None => self.value_at(leaf.upgrade_shared()?, index, &key)?,
+            };
+            return Ok((key, value));
         }
         let mut value = Vec::new();
         self.read(leaf, |node| node.payload_into(place, &mut value))?;
@@ -282,7 +285,7 @@ impl<'a> Access<'a> {
     pub(crate) fn pop(self, edge: Edge) -> Result<Option<(Vec<u8>, Value<'a>)>> {
         let change = self.core.change()?;
         self.check_dropped()?;
-        let mut blob: Option<(BlobRef, Blob<'a>)> = None;
+        let mut blob: Option<(BlobRef, LongValue<'a>)> = None;
         loop {
             let Some(mut leaf) = self.exclusive_edge(&change, edge)? else { return Ok(None) };
             let torn = |torn| Error::torn(leaf.page(), torn);

@@ -3,7 +3,7 @@
 //! The walk knows which pages come next: the children of a node, and the blobs of a leaf. So it has
 //! a part of them read while it looks at those before them.
 
-use vellum_pool::{PageId, PageRef};
+use vellum_pool::{PAGE_SIZE, PageId, PageRef};
 
 use super::descend::Target;
 use super::{Access, Cursor};
@@ -69,7 +69,7 @@ impl TreeStat {
     fn count_blob(&mut self, blob: BlobRef) {
         self.blobs += 1;
         self.value_bytes += blob.len;
-        self.blob_page_bytes += blob.page.bytes() as u64;
+        self.blob_page_bytes += blob.frames() * PAGE_SIZE as u64;
     }
 
     fn count_leaf(&mut self, leaf: Node<&[u8]>) -> Result<(), Torn> {
@@ -292,10 +292,13 @@ impl Walk<'_, '_> {
     }
 
     fn blob(&mut self, blob: BlobRef, key: &[u8]) -> Result<()> {
+        if !blob.is_whole() {
+            return self.access.check_pieces(blob, key, self.visitor);
+        }
         if !self.visitor.page(blob.page)? {
             return Ok(());
         }
-        let checked = self.access.open_blob(blob, key).map(drop);
+        let checked = self.access.check_whole(blob, key);
         checked.or_else(|error| self.visitor.damage(error))
     }
 }

@@ -157,7 +157,7 @@ impl<'a> Access<'a> {
         mut matches: impl FnMut(&[u8], &[u8]) -> bool,
     ) -> Result<Taken<'a>> {
         while let Some((old, value)) = self.get_blob(key)? {
-            if !matches(key, &value) {
+            if !matches(key, &value.value) {
                 return Ok(Taken::Kept);
             }
             let change = self.core.change()?;
@@ -169,7 +169,7 @@ impl<'a> Access<'a> {
             {
                 apply(&change, &mut leaf, Action::Remove { index })?;
                 self.after_removal(&change, leaf, key, &[old]);
-                return Ok(Taken::Gone(Value::Blob(value)));
+                return Ok(Taken::Gone(value.value));
             }
         }
         Ok(Taken::NoBlob)

@@ -48,8 +48,8 @@ impl<'a> Access<'a> {
     /// reading it.
     fn is_foreign(self, blob: BlobRef) -> bool {
         self.core.pool.fix_shared_resident(blob.page).is_some_and(|guard| {
-            let is_blob = page::kind_number(&guard) == PageKind::Blob as u8;
-            !is_blob || page::tree(&guard) != self.tree.id
+            let kind = if blob.is_whole() { PageKind::Blob } else { PageKind::PieceIndex };
+            page::kind_number(&guard) != kind as u8 || page::tree(&guard) != self.tree.id
         })
     }
 

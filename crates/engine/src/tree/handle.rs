@@ -10,7 +10,7 @@ use super::drain::Which;
 use super::modify::{Existing, Incoming};
 use super::multi_get::Found;
 use super::range::{self, KeyRange};
-use super::salvage::Visit;
+use super::salvage::{Visit, VisitReaders};
 use super::{Access, Cursor, Entries, ExtractIf, TreeStat, TreeState};
 use crate::error::Result;
 use crate::store::core::StoreCore;
@@ -41,7 +41,7 @@ impl Tree {
     }
 
     #[inline(always)]
-    fn open_access(&self) -> Result<Access<'_>> {
+    pub(super) fn open_access(&self) -> Result<Access<'_>> {
         self.core.check_open()?;
         Ok(self.access())
     }
@@ -51,19 +51,20 @@ impl Tree {
         &self.state.name
     }
 
-    /// The value of `key`.
+    /// The value of `key`. One that was [written](Tree::writer) as a stream is copied.
     ///
     /// # Errors
-    /// Damage, a failed read, a pool that is full of guards.
+    /// Damage, a failed read, a pool that is full of guards;
+    /// [`NeedsReader`](crate::Error::NeedsReader) for a value that is too long for this pool.
     pub fn get(&self, key: &[u8]) -> Result<Option<Value<'_>>> {
         self.open_access()?.get(key)
     }
 
-    /// Copies the value of `key` to `value`; false, and `value` empty, if there is none. Allocates
-    /// nothing if `value` has the capacity.
+    /// Copies the value of `key` to `value`, of any length; false, and `value` empty, if there is
+    /// none. Allocates nothing for a short one if `value` has the capacity.
     ///
     /// # Errors
-    /// As [`get`](Tree::get).
+    /// Damage, a failed read, a pool that is full of guards, no memory for the copy.
     #[inline]
     pub fn get_into(&self, key: &[u8], value: &mut Vec<u8>) -> Result<bool> {
         self.open_access()?.get_into(key, value)
@@ -394,7 +395,9 @@ impl Tree {
         Cursor::new(self.access())
     }
 
-    /// All entries, in the order of their keys.
+    /// All entries, in the order of their keys. As with [`get`](Tree::get), a value that is too long
+    /// for the pool is an error, which ends the iterator; a [`cursor`](Tree::cursor) goes on, and
+    /// gives the key for a [`reader`](Tree::reader).
     pub fn entries(&self) -> Entries<'_> {
         self.range(..)
     }
@@ -456,8 +459,14 @@ impl Tree {
     }
 
     /// Visits whatever can be read of the tree, in order, and the damage that was met between.
-    /// For stores that were opened for salvage; `visit` returns false to end.
+    /// For stores that were opened for salvage; `visit` returns false to end. A value that is too
+    /// long for the pool is met as an error.
     pub fn salvage(&self, visit: Visit<'_>) {
         self.access().salvage(visit);
+    }
+
+    /// As [`salvage`](Tree::salvage), with values of any length.
+    pub fn salvage_readers(&self, visit: VisitReaders<'_>) {
+        self.access().salvage_readers(visit);
     }
 }

@@ -17,15 +17,19 @@ mod handle;
 mod held_leaf;
 mod modify;
 mod multi_get;
-mod page_runs;
+pub(crate) mod page_runs;
+pub(crate) mod pieces;
 mod range;
 mod read;
 mod read_ahead;
 mod salvage;
+mod streams;
 mod structure;
 #[cfg(test)]
 mod tests;
 mod update;
+mod value_reader;
+mod value_writer;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -40,7 +44,9 @@ pub use entries::Entries;
 pub use handle::Tree;
 pub(crate) use modify::{Existing, Incoming};
 pub use range::KeyRange;
-pub use salvage::Visit;
+pub use salvage::{Visit, VisitReaders};
+pub use value_reader::ValueReader;
+pub use value_writer::ValueWriter;
 
 use crate::error::{Error, Result};
 use crate::store::core::StoreCore;

@@ -105,7 +105,7 @@ impl<'a> Access<'a> {
         stored
     }
 
-    fn put_payload(
+    pub(crate) fn put_payload(
         self,
         change: &Change<'_>,
         key: &[u8],
@@ -269,14 +269,12 @@ impl<'a> Access<'a> {
             value.write(&mut guard[BLOB_DATA..BLOB_DATA + len])?;
         }
         unwritten.guard = None;
-        Ok(BlobRef { page, len: len as u64 })
+        Ok(BlobRef::whole(page, len as u64))
     }
 
-    /// Frees a blob that nothing refers to any more; readers that still hold it keep it.
+    /// Frees a blob that nothing refers to any more; readers that still have it keep it.
     pub(crate) fn free_blob(self, _change: &Change<'_>, blob: BlobRef) {
-        if let Err(error) = self.core.pool.free_page(blob.page) {
-            tracing::warn!("{} could not be freed and stays unused: {error}", blob.page);
-        }
+        self.core.free_value(self.tree.id, blob);
     }
 
     /// Frees a page that nothing refers to any more.
@@ -287,7 +285,7 @@ impl<'a> Access<'a> {
         }
     }
 
-    fn check_key(self, key: &[u8]) -> Result<()> {
+    pub(crate) fn check_key(self, key: &[u8]) -> Result<()> {
         let max = self.core.limits.max_key;
         match key.len() <= max {
             true => Ok(()),

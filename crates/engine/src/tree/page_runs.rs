@@ -6,7 +6,7 @@ use vellum_pool::{PageId, PageRef};
 /// file that grows, take the memory of one. A list would need 16 bytes a page, as much as states
 /// and page tables take for it, which the pool's size does not bound either.
 #[derive(Debug, Default)]
-pub(super) struct PageRuns(Vec<Run>);
+pub(crate) struct PageRuns(Vec<Run>);
 
 #[derive(Debug)]
 struct Run {
@@ -17,7 +17,7 @@ struct Run {
 }
 
 impl PageRuns {
-    pub(super) fn push(&mut self, page: PageRef) {
+    pub(crate) fn push(&mut self, page: PageRef) {
         if let Some(last) = self.0.last_mut()
             && last.nth(last.pages) == page
             && last.pages < u32::MAX
@@ -28,15 +28,20 @@ impl PageRuns {
         self.0.push(Run { first: page.id, frames: page.frames, pages: 1 });
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = PageRef> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = PageRef> {
         self.0.iter().flat_map(|run| (0..run.pages).map(|number| run.nth(number)))
     }
 
-    pub(super) fn is_empty(&self) -> bool {
+    /// The runs as (first frame, number of frames).
+    pub(crate) fn ranges(&self) -> impl ExactSizeIterator<Item = (u64, u64)> {
+        self.0.iter().map(|run| (run.first.0, u64::from(run.frames) * u64::from(run.pages)))
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    pub(super) fn clear(&mut self) {
+    pub(crate) fn clear(&mut self) {
         self.0.clear();
     }
 }

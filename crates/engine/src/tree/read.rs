@@ -2,97 +2,130 @@
 
 use std::borrow::Cow;
 
-use vellum_pool::{Begun, OptimisticGuard, SharedGuard};
+use vellum_pool::{Begun, OptimisticGuard, PAGE_SIZE, SharedGuard};
 
 use super::Access;
 use super::descend::{Step, Stop, Target, check_covers};
 use super::held_leaf::{Held, HeldLeaf};
 use crate::error::{Error, Result};
 use crate::node::PayloadPlace;
-use crate::page::blob::{self, BLOB_REF, BlobRef};
+use crate::page::blob::{self, BLOB_REF, BLOB_REST, BlobRef};
+use crate::store::aside::Pin;
 use crate::value::{Blob, Value};
+
+/// A value with pages of its own, which keep their place: that of a blob for its guard, others for
+/// the pin.
+#[derive(Debug)]
+pub(crate) struct LongValue<'a> {
+    pub value: Value<'a>,
+    _pin: Option<Pin<'a>>,
+}
 
 impl<'a> Access<'a> {
     /// The value of `key`.
     pub(crate) fn get(self, key: &[u8]) -> Result<Option<Value<'a>>> {
         match self.attempt(|| self.try_get(key))? {
-            Some(found) => Ok(found),
-            None => self.get_locked(key),
+            Some(Some(found)) => Ok(found),
+            _ => self.get_locked(key),
         }
     }
 
-    fn try_get(self, key: &[u8]) -> Step<Option<Value<'a>>> {
+    /// `None` if the value is in pieces.
+    fn try_get(self, key: &[u8]) -> Step<Option<Option<Value<'a>>>> {
         let leaf = self.leaf(Target::Key(key))?.node;
         let position = self.read(leaf, |node| node.find_reached(key))?;
         if !position.exact {
             leaf.validate()?;
-            return Ok(None);
+            return Ok(Some(None));
         }
         let place = self.read(leaf, |node| node.payload_place(position.index))?;
         if place.blob {
-            let (_, blob) = self.try_blob(leaf, place, key)?;
-            return Ok(Some(Value::Blob(blob)));
+            let blob = self.try_blob(leaf, place, key)?;
+            return Ok(blob.map(|(_, blob)| Some(Value::Blob(blob))));
         }
         let mut value = Vec::new();
         self.read(leaf, |node| node.payload_into(place, &mut value))?;
         leaf.validate()?;
-        Ok(Some(Value::Inline(Cow::Owned(value))))
+        Ok(Some(Some(Value::Inline(Cow::Owned(value)))))
     }
 
     pub(crate) fn get_locked(self, key: &[u8]) -> Result<Option<Value<'a>>> {
         let leaf = self.shared_leaf(Target::Key(key))?;
         check_covers(&leaf, leaf.page(), key)?;
-        let found = HeldLeaf::from(&leaf).find(key)?;
-        found.map(|(_, held)| self.value_of(key, held)).transpose()
+        let position = HeldLeaf::from(&leaf).position(key)?;
+        position.exact.then(|| self.value_at(leaf, position.index, key)).transpose()
     }
 
-    /// The value of an entry whose leaf is held.
-    pub(super) fn value_of(self, key: &[u8], held: Held<'_>) -> Result<Value<'a>> {
-        match held {
+    /// The value of an entry, whose leaf is held until the value is.
+    pub(super) fn value_at(
+        self,
+        leaf: SharedGuard<'a>,
+        index: usize,
+        key: &[u8],
+    ) -> Result<Value<'a>> {
+        match HeldLeaf::from(&leaf).value(index)? {
             Held::Inline(value) => Ok(Value::Inline(Cow::Owned(value.to_vec()))),
-            Held::Blob(blob) => self.open_blob(blob, key).map(Value::Blob),
+            Held::Blob(blob) if blob.is_whole() => self.open_blob(blob, key).map(Value::Blob),
+            Held::Blob(blob) => {
+                let pin = self.core.pin(blob.page.id);
+                drop(leaf);
+                self.copy_of(self.open_reader(blob, key, pin)?)
+            }
         }
     }
 
-    /// The blob of `key` and its reference; none if there is no value, or it lies in the leaf.
-    pub(crate) fn get_blob(self, key: &[u8]) -> Result<Option<(BlobRef, Blob<'a>)>> {
+    /// The value of `key` and its reference, if it has pages of its own. As long as the result
+    /// lives, no other value gets the same reference.
+    pub(crate) fn get_blob(self, key: &[u8]) -> Result<Option<(BlobRef, LongValue<'a>)>> {
         let found = self.attempt(|| {
             let leaf = self.leaf(Target::Key(key))?.node;
             let place = self.read(leaf, |node| node.payload_for(key))?;
             let Some(place) = place.filter(|place| place.blob) else {
                 leaf.validate()?;
-                return Ok(None);
+                return Ok(Some(None));
             };
-            self.try_blob(leaf, place, key).map(Some)
+            Ok(self.try_blob(leaf, place, key)?.map(Some))
         })?;
-        if let Some(found) = found {
-            return Ok(found);
+        if let Some(Some(found)) = found {
+            let held = |(blob, value)| (blob, LongValue { value: Value::Blob(value), _pin: None });
+            return Ok(found.map(held));
         }
         let leaf = self.shared_leaf(Target::Key(key))?;
         check_covers(&leaf, leaf.page(), key)?;
-        match HeldLeaf::from(&leaf).find(key)? {
-            Some((_, Held::Blob(blob))) => Ok(Some((blob, self.open_blob(blob, key)?))),
-            _ => Ok(None),
+        let Some((_, Held::Blob(blob))) = HeldLeaf::from(&leaf).find(key)? else {
+            return Ok(None);
+        };
+        if blob.is_whole() {
+            let value = Value::Blob(self.open_blob(blob, key)?);
+            return Ok(Some((blob, LongValue { value, _pin: None })));
         }
+        let (pin, reading) = (self.core.pin(blob.page.id), self.core.pin(blob.page.id));
+        drop(leaf);
+        let value = self.copy_of(self.open_reader(blob, key, reading)?)?;
+        Ok(Some((blob, LongValue { value, _pin: Some(pin) })))
     }
 
     /// Holds the blob of `key`, which an entry of `leaf` refers to, without holding the leaf while
-    /// the blob is read: its other entries can be changed meanwhile.
+    /// the blob is read: its other entries can be changed meanwhile. None if it is in pieces.
     pub(super) fn try_blob(
         self,
         leaf: OptimisticGuard<'a>,
         place: PayloadPlace,
         key: &[u8],
-    ) -> Step<(BlobRef, Blob<'a>)> {
+    ) -> Step<Option<(BlobRef, Blob<'a>)>> {
         let mut reference = Vec::with_capacity(BLOB_REF);
         self.read(leaf, |node| node.payload_into(place, &mut reference))?;
         leaf.validate()?;
         let blob = HeldLeaf { page: leaf.page(), bytes: &[] }.blob(&reference)?;
+        if !blob.is_whole() {
+            return Ok(None);
+        }
+        self.check_fits(blob)?;
         let pool = &self.core.pool;
         if let Some(guard) = pool.fix_shared_resident(blob.page) {
             // The reference was there when the page was held already: it is the blob.
             leaf.validate()?;
-            return Ok((blob, self.blob_in(guard, blob, key)?));
+            return Ok(Some((blob, self.blob_in(guard, blob, key)?)));
         }
         // A blob's page is as large as its reference says only as long as the reference is there:
         // the leaf is held until the page is locked for the read.
@@ -104,7 +137,19 @@ impl<'a> Access<'a> {
             Begun::Claimed(pending) => pending.read().map_err(Error::from)?,
             Begun::Busy => return Err(Stop::Restart),
         };
-        Ok((blob, self.blob_in(guard, blob, key)?))
+        Ok(Some((blob, self.blob_in(guard, blob, key)?)))
+    }
+
+    /// A whole value can be held in the pool.
+    fn check_fits(self, blob: BlobRef) -> Result<()> {
+        let pool = self.core.pool.capacity();
+        match u64::from(blob.page.frames) <= pool {
+            true => Ok(()),
+            false => {
+                let max = pool * PAGE_SIZE as u64 - BLOB_REST as u64;
+                Err(Error::NeedsReader { len: blob.len, max })
+            }
+        }
     }
 
     fn blob_in(self, guard: SharedGuard<'a>, blob: BlobRef, key: &[u8]) -> Result<Blob<'a>> {
@@ -113,8 +158,9 @@ impl<'a> Access<'a> {
         Ok(Blob::new(guard, blob.len as usize))
     }
 
-    /// Holds the blob of `key`, whose reference is held.
+    /// Holds the blob of `key`, which is whole and whose reference is held.
     pub(crate) fn open_blob(self, blob: BlobRef, key: &[u8]) -> Result<Blob<'a>> {
+        self.check_fits(blob)?;
         self.blob_in(self.core.pool.fix_shared(blob.page)?, blob, key)
     }
 
@@ -131,12 +177,22 @@ impl<'a> Access<'a> {
             return Ok(found);
         }
         // A blob, or starved.
-        let found = self.get(key)?;
         value.clear();
-        if let Some(found) = &found {
-            value.extend_from_slice(found);
+        if let Some(Some(found)) = self.attempt(|| self.try_get_whole(key))? {
+            value.extend_from_slice(&found);
+            return Ok(true);
         }
-        Ok(found.is_some())
+        let Some(mut reader) = self.reader(key)? else { return Ok(false) };
+        reader.read_rest(value).inspect_err(|_| value.clear())?;
+        Ok(true)
+    }
+
+    /// The value of `key` if it is whole and fits the pool.
+    fn try_get_whole(self, key: &[u8]) -> Step<Option<Value<'a>>> {
+        match self.try_get(key) {
+            Err(Stop::Fail(Error::NeedsReader { .. })) => Ok(None),
+            found => found.map(Option::flatten),
+        }
     }
 
     /// `None` if the value is a blob.
@@ -162,10 +218,12 @@ impl<'a> Access<'a> {
             leaf.validate()?;
             Ok(position.exact)
         })?;
-        match found {
-            Some(found) => Ok(found),
-            None => Ok(self.get_locked(key)?.is_some()),
+        if let Some(found) = found {
+            return Ok(found);
         }
+        let leaf = self.shared_leaf(Target::Key(key))?;
+        check_covers(&leaf, leaf.page(), key)?;
+        Ok(HeldLeaf::from(&leaf).position(key)?.exact)
     }
 
     /// Runs `read` on the value of `key` in place.

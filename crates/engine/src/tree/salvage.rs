@@ -2,14 +2,17 @@
 
 use vellum_pool::PageRef;
 
-use super::Access;
 use super::held_leaf::HeldLeaf;
+use super::{Access, ValueReader};
 use crate::error::{Error, Result};
 use crate::node::Node;
 use crate::page::blob::BlobRef;
 
 /// Called with every entry that can be read and every damage that is met; false ends the walk.
 pub type Visit<'v> = &'v mut dyn FnMut(Result<(&[u8], &[u8])>) -> bool;
+
+/// As [`Visit`], with values of any length.
+pub type VisitReaders<'v> = &'v mut dyn FnMut(Result<(&[u8], ValueReader<'_>)>) -> bool;
 
 /// The keys that may be in a node: those above the first and up to the second, as far as there are
 /// such bounds.
@@ -33,11 +36,28 @@ impl Access<'_> {
     /// The file may have pages of many moments. A page counts if it is of this tree, and of its
     /// entries those that its ancestors' separators lead to: so an entry was in the tree at some
     /// time, and comes once.
-    pub(crate) fn salvage(self, visit: Visit<'_>) {
+    pub(crate) fn salvage_readers(self, visit: VisitReaders<'_>) {
         // A tree has no more pages than its file; references that say otherwise run in circles.
         let mut pages_left = self.core.pool.file_pages();
         let all = Between(None, None);
         self.salvage_node(self.tree.root, u8::MAX, all, &mut pages_left, visit);
+    }
+
+    /// As [`salvage_readers`](Self::salvage_readers), with the values that the pool has room for.
+    pub(crate) fn salvage(self, visit: Visit<'_>) {
+        self.salvage_readers(&mut |found| {
+            let (key, reader) = match found {
+                Ok(found) => found,
+                Err(error) => return visit(Err(error)),
+            };
+            if let Some(value) = reader.as_slice() {
+                return visit(Ok((key, value)));
+            }
+            match self.copy_of(reader) {
+                Ok(value) => visit(Ok((key, &value))),
+                Err(error) => visit(Err(error)),
+            }
+        });
     }
 
     /// False to end the walk.
@@ -47,7 +67,7 @@ impl Access<'_> {
         level_max: u8,
         keys: Between<'_>,
         pages_left: &mut u64,
-        visit: Visit<'_>,
+        visit: VisitReaders<'_>,
     ) -> bool {
         if *pages_left == 0 {
             visit(Err(Error::damaged(page, "it is referred to twice")));
@@ -69,7 +89,7 @@ impl Access<'_> {
         level_max: u8,
         keys: Between<'_>,
         pages_left: &mut u64,
-        visit: Visit<'_>,
+        visit: VisitReaders<'_>,
     ) -> Result<bool> {
         let torn = |torn| Error::torn(page, torn);
         let node = Node::new(bytes);
@@ -111,7 +131,7 @@ impl Access<'_> {
             let place = node.payload_place(index).map_err(torn)?;
             let payload = node.payload(place).map_err(torn)?;
             let go_on = match place.blob {
-                false => visit(Ok((&key, payload))),
+                false => visit(Ok((&key, ValueReader::inline(self, payload.into())))),
                 true => {
                     let leaf = HeldLeaf { page, bytes: node.bytes() };
                     self.salvage_blob(leaf.blob(payload), &key, visit)
@@ -124,9 +144,10 @@ impl Access<'_> {
         Ok(true)
     }
 
-    fn salvage_blob(self, blob: Result<BlobRef>, key: &[u8], visit: Visit<'_>) -> bool {
-        match blob.and_then(|blob| self.open_blob(blob, key)) {
-            Ok(value) => visit(Ok((key, &value))),
+    fn salvage_blob(self, blob: Result<BlobRef>, key: &[u8], visit: VisitReaders<'_>) -> bool {
+        let open = |blob: BlobRef| self.open_reader(blob, key, self.core.pin(blob.page.id));
+        match blob.and_then(open) {
+            Ok(reader) => visit(Ok((key, reader))),
             Err(error) => visit(Err(error)),
         }
     }

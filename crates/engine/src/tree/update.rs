@@ -56,7 +56,7 @@ impl<'a> Access<'a> {
         loop {
             // The old blob is held to the end: its place cannot become another blob's meanwhile,
             // so finding the same reference again means that nothing changed.
-            let Some((old, value)) = self.get_blob(key)? else {
+            let Some((old, long)) = self.get_blob(key)? else {
                 // It became a value in a leaf, or went.
                 match self.update_inline(begun, key, change)? {
                     Found::Nothing => return Ok(false),
@@ -65,11 +65,11 @@ impl<'a> Access<'a> {
                 }
             };
             let mut fill = |target: &mut [u8]| {
-                target.copy_from_slice(&value);
+                target.copy_from_slice(&long.value);
                 change(target);
                 Ok(())
             };
-            let new = self.store_blob(begun, key, Incoming::Fill(value.len(), &mut fill))?;
+            let new = self.store_blob(begun, key, Incoming::Fill(long.value.len(), &mut fill))?;
             let mut leaf = match self.exclusive_leaf(key) {
                 Ok(leaf) => leaf,
                 Err(error) => {
@@ -84,7 +84,7 @@ impl<'a> Access<'a> {
                 let payload = new.encode();
                 let payload = Payload::Blob(&payload);
                 apply(begun, &mut leaf, Action::Replace { index, payload })?;
-                drop((leaf, value));
+                drop((leaf, long));
                 self.free_blob(begun, old);
                 return Ok(true);
             }

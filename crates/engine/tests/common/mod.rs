@@ -55,6 +55,10 @@ impl Random {
     pub fn below(&mut self, bound: u64) -> u64 {
         self.next() % bound
     }
+
+    pub fn index(&mut self, bound: usize) -> usize {
+        self.below(bound as u64) as usize
+    }
 }
 
 /// How often a test repeats what it does at random: once, or so many times with `VELLUM_SOAK=1`.

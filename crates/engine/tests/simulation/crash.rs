@@ -1,5 +1,6 @@
 //! Crashes and losses of power: what opens again is what a completed sync left, and nothing else.
 
+use std::io::Read;
 use std::sync::Arc;
 
 use vellum::{Error, Options, Store};
@@ -46,6 +47,17 @@ pub fn salvage(image: Vec<u8>, options: &Options, once: &Once) {
                 assert!(was_in(once, &name, key, value), "{name:?} never had {key:?}");
                 assert!(last.as_deref().is_none_or(|last| last < key), "{key:?} is out of order");
                 last = Some(key.to_vec());
+            }
+            visited < 20_000
+        });
+        let mut visited = 0;
+        tree.salvage_readers(&mut |found| {
+            visited += 1;
+            let mut value = Vec::new();
+            if let Ok((key, mut reader)) = found
+                && reader.read_to_end(&mut value).is_ok()
+            {
+                assert!(was_in(once, &name, key, &value), "{name:?} never had {key:?}");
             }
             visited < 20_000
         });

@@ -9,7 +9,7 @@ use vellum_pool::device::{Fault, FaultyDevice, MemoryDevice, Operation, Plan};
 
 use crate::crash::salvage;
 use crate::support::{Random, each_seed, options};
-use crate::world::{World, assert_same, difference, was_in};
+use crate::world::{World, assert_same, difference, next_entry, was_in};
 
 fn world(seed: u64, random: &mut Random, pool_pages: u64) -> (World, Plan, Arc<MemoryDevice>) {
     let memory = Arc::new(MemoryDevice::new());
@@ -140,9 +140,12 @@ fn failing_writes(seed: u64, steps: u64) {
     let model = std::mem::take(&mut world.model);
     for (name, entries) in &model {
         let tree = world.store.tree(name).unwrap();
-        let found = tree.entries().map(|entry| entry.map(|(key, value)| (key, value.into_vec())));
-        let found: Result<Vec<_>, _> = found.collect();
-        assert!(found.unwrap().into_iter().eq(entries.clone()));
+        let mut cursor = tree.cursor();
+        for expected in entries {
+            let found = next_entry(&tree, &mut cursor).unwrap().unwrap();
+            assert!((&found.0, &found.1) == expected);
+        }
+        assert!(next_entry(&tree, &mut cursor).unwrap().is_none());
     }
 }
 
@@ -168,7 +171,11 @@ fn lying_writes(seed: u64, steps: u64) {
             0 => drop(tree.remove(&key)),
             1 => {
                 if let Ok(Some(found)) = tree.get(&key) {
-                    assert!(was_in(&world.once, "t", &key, &found));
+                    assert!(
+                        was_in(&world.once, "t", &key, &found),
+                        "{key:?}: {:?}",
+                        (found.is_blob(), found.len())
+                    );
                 }
             }
             _ => {

@@ -137,6 +137,17 @@ impl Values {
         self.of(len.min(self.max) as usize)
     }
 
+    /// A value for a stream: of any length, up to several times the pool.
+    pub fn streamed(&mut self, random: &mut Random) -> Vec<u8> {
+        let len = match random.below(4) {
+            0 => return self.next(random),
+            1 => 4040 * (1 + random.below(12)) + random.below(3) - 1,
+            2 => random.below(70_000),
+            _ => random.below(4 * self.max.min(20_000)),
+        };
+        self.of(len as usize)
+    }
+
     /// A value of this length; different from all others if that leaves room.
     pub fn of(&mut self, len: usize) -> Vec<u8> {
         self.made += 1;

@@ -1,10 +1,11 @@
 //! A store beside a model of it: every operation is done to both, and their answers compared.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::io::{Read, Seek, SeekFrom, Write};
 use std::ops::Bound;
 use std::sync::Arc;
 
-use vellum::{Device, Error, Options, Store, Tree};
+use vellum::{Cursor, Device, Error, Options, Store, Tree};
 
 use crate::support::{Keys, Random, Values};
 
@@ -41,6 +42,27 @@ pub struct World {
     pub dead: bool,
     pub keys: Keys,
     pub values: Values,
+}
+
+/// The error of the store in one of a reader or writer.
+pub fn inner(error: std::io::Error) -> Error {
+    *error.into_inner().unwrap().downcast().unwrap()
+}
+
+fn len_of(value: &[u8]) -> u64 {
+    value.len() as u64
+}
+
+type Entry = (Vec<u8>, Vec<u8>);
+
+/// The next entry, its value of any length.
+pub fn next_entry(tree: &Tree, cursor: &mut Cursor<'_>) -> Result<Option<Entry>, Error> {
+    if !cursor.forward()? {
+        return Ok(None);
+    }
+    let mut value = Vec::new();
+    assert!(tree.get_into(cursor.key(), &mut value)?);
+    Ok(Some((cursor.key().to_vec(), value)))
 }
 
 /// The device, or what it did to the store, is the reason of this error.
@@ -108,14 +130,29 @@ impl World {
 
     fn tree_step(&mut self, name: &str, tree: &Tree, random: &mut Random) {
         match random.below(100) {
-            0..40 => self.put(name, tree, random),
+            0..34 => self.put(name, tree, random),
+            34..40 => self.stream(name, tree, random),
             40..65 => self.remove(name, tree, random),
             65..67 => self.remove_range(name, tree, random),
-            67..80 => self.get(name, tree, random),
+            67..76 => self.get(name, tree, random),
+            76..80 => self.read_stream(name, tree, random),
             80..84 => self.multi_get(name, tree, random),
             84..94 => self.walk(name, tree, random),
             94..97 => self.prefix(name, tree, random),
             _ => self.bulk_load(name, tree, random),
+        }
+    }
+
+    /// The value, or `None` for an error that the device may be blamed for, or that there must be
+    /// for a value of this length if it is asked for as a whole.
+    fn accept_whole<T>(&mut self, result: Result<T, Error>, len: Option<usize>) -> Option<T> {
+        match result {
+            Err(Error::NeedsReader { len: found, .. })
+                if len.is_some_and(|len| len as u64 == found && found > self.values.max) =>
+            {
+                None
+            }
+            result => self.accept(result),
         }
     }
 
@@ -221,6 +258,71 @@ impl World {
         }
     }
 
+    /// Streams a value in, while other things happen; now and then only a part of it.
+    fn stream(&mut self, name: &str, tree: &Tree, random: &mut Random) {
+        let (key, value) = (self.keys.any(random), self.values.streamed(random));
+        self.is_clean = false;
+        self.ever(name, &key, &value);
+        let Some(mut writer) = self.accept(tree.writer(&key)) else { return };
+        let mut rest = &value[..];
+        while !rest.is_empty() {
+            let (bit, behind) = rest.split_at(random.index(9000).min(rest.len()));
+            let written = writer.write_all(bit).map_err(inner);
+            self.is_clean &= bit.is_empty();
+            if self.accept(written).is_none() {
+                assert!(writer.finish().is_err());
+                return;
+            }
+            rest = behind;
+            match random.below(30) {
+                0 => self.sync(),
+                1 => self.put(name, tree, random),
+                2 => self.remove(name, tree, random),
+                // Dropped: the key keeps what it has.
+                3 => return,
+                _ => {}
+            }
+        }
+        self.is_clean = false;
+        let there = self.model[name].contains_key(&key);
+        let replaced = writer.finish();
+        if let Some(replaced) = self.accept(replaced) {
+            assert_eq!(replaced, there);
+            self.model.get_mut(name).unwrap().insert(key, value);
+        }
+    }
+
+    /// Reads a value bit by bit, while other things happen.
+    fn read_stream(&mut self, name: &str, tree: &Tree, random: &mut Random) {
+        let key = self.keys.any(random);
+        let Some(reader) = self.accept(tree.reader(&key)) else { return };
+        let expected = self.model[name].get(&key).cloned();
+        assert_eq!(reader.as_ref().map(|reader| reader.len()), expected.as_deref().map(len_of));
+        let (Some(mut reader), Some(expected)) = (reader, expected) else { return };
+        let mut bit = vec![0; 1 + random.index(9000)];
+        loop {
+            let at = reader.stream_position().unwrap() as usize;
+            let read = reader.read(&mut bit).map_err(inner);
+            let Some(count) = self.accept(read) else { return };
+            assert!(expected[at..].starts_with(&bit[..count]), "{key:?} at {at}");
+            match random.below(20) {
+                0 => drop(reader.seek(SeekFrom::Start(random.below(len_of(&expected))))),
+                1 => self.sync(),
+                2 => self.put(name, tree, random),
+                3 => self.stream(name, tree, random),
+                4 => {
+                    self.is_clean = false;
+                    let removed = tree.remove(&key);
+                    if self.accept(removed).is_some() {
+                        self.model.get_mut(name).unwrap().remove(&key);
+                    }
+                }
+                _ if count == 0 => return,
+                _ => {}
+            }
+        }
+    }
+
     fn remove(&mut self, name: &str, tree: &Tree, random: &mut Random) {
         let key = match self.model[name].range(self.keys.any(random)..).next() {
             Some((key, _)) if !random.once_in(4) => key.clone(),
@@ -268,13 +370,13 @@ impl World {
             }
             2 => {
                 let found = tree.with(&key, <[u8]>::to_vec);
-                if let Some(found) = self.accept(found) {
+                if let Some(found) = self.accept_whole(found, expected.map(<[u8]>::len)) {
                     assert!(found.as_deref() == expected, "{key:?}");
                 }
             }
             _ => {
                 let found = tree.get(&key);
-                if let Some(found) = self.accept(found) {
+                if let Some(found) = self.accept_whole(found, expected.map(<[u8]>::len)) {
                     assert!(found.as_deref() == expected, "{key:?}");
                 }
             }
@@ -322,7 +424,7 @@ impl World {
             assert!(found, "{key:?} is missing");
             assert_eq!(cursor.key(), key);
             assert_eq!(cursor.value_len(), value.len() as u64);
-            if let Some(found) = self.accept(cursor.value()) {
+            if let Some(found) = self.accept_whole(cursor.value(), Some(value.len())) {
                 assert!(found.as_deref() == Some(&value[..]), "{key:?}");
             }
             there = if forward { cursor.forward() } else { cursor.backward() };
@@ -339,6 +441,11 @@ impl World {
                 Ok((key, value)) => {
                     let expected = expected.next().map(|(key, value)| (&key[..], &value[..]));
                     assert!(Some((&key[..], &value[..])) == expected, "{key:?}");
+                }
+                Err(Error::NeedsReader { len, .. }) => {
+                    assert_eq!(expected.next().map(|(_, value)| len_of(value)), Some(len));
+                    assert!(len > self.values.max);
+                    return;
                 }
                 Err(error) => {
                     assert!(self.tolerant && is_fault(&error), "{error}");
@@ -398,12 +505,14 @@ pub fn difference(store: &Store, model: &Model) -> Option<String> {
     for (name, entries) in model {
         let tree = store.tree(name).unwrap();
         let mut expected = entries.iter();
-        for entry in tree.entries() {
-            let (key, value) = match entry {
-                Ok(entry) => entry,
+        let mut cursor = tree.cursor();
+        loop {
+            let (key, value) = match next_entry(&tree, &mut cursor) {
+                Ok(Some(entry)) => entry,
+                Ok(None) => break,
                 Err(error) => return Some(format!("tree {name:?}: {error}")),
             };
-            if expected.next() != Some((&key, &value.into_vec())) {
+            if expected.next() != Some((&key, &value)) {
                 return Some(format!("tree {name:?} differs at {key:?}"));
             }
         }
