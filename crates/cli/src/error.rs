@@ -69,6 +69,11 @@ impl<T> AtStore<T> for vellum::Result<T> {
     }
 }
 
+/// The error of the store in one of a reader or writer of a value.
+pub fn of_stream(error: io::Error) -> vellum::Error {
+    error.downcast().unwrap_or_else(vellum::Error::Input)
+}
+
 /// Adds what was being done to an error of the system.
 pub trait Doing<T> {
     /// Says what was being done.

@@ -9,6 +9,9 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::size;
 
+/// Work of values that takes no longer is not shown.
+const LATE: Duration = Duration::from_secs(2);
+
 /// Time between two plain lines.
 const LINE_EVERY: Duration = Duration::from_secs(5);
 
@@ -41,7 +44,8 @@ impl Progress {
     /// Starts at 0 of `total`.
     pub fn new(label: &'static str, unit: Unit, total: u64) -> Self {
         let start = Instant::now();
-        let shown = if std::io::stderr().is_terminal() {
+        // A bar needs an end.
+        let shown = if total > 0 && std::io::stderr().is_terminal() {
             Shown::Bar(bar(label, unit, total))
         } else {
             Shown::Lines(Mutex::new(start + LINE_EVERY))
@@ -86,12 +90,49 @@ impl Progress {
         let line = match self.unit {
             Unit::Bytes => {
                 let rate = size::show((done as f64 / seconds.max(1e-3)) as u64);
-                let (done, total) = (size::show(done), size::show(self.total));
-                format!("{label}: {done} of {total}, {rate}/s, {seconds:.1} s")
+                let of = match self.total {
+                    0 => String::new(),
+                    total => format!(" of {}", size::show(total)),
+                };
+                format!("{label}: {}{of}, {rate}/s, {seconds:.1} s", size::show(done))
             }
             Unit::Items => format!("{label}: {done} of {}, {seconds:.1} s", self.total),
         };
         say(&line);
+    }
+}
+
+/// Progress in bytes of work that is shown only if it takes more than two seconds.
+pub struct Late {
+    label: &'static str,
+    total: u64,
+    done: u64,
+    start: Instant,
+    shown: Option<Progress>,
+}
+
+impl Late {
+    /// Starts at 0 of `total`; that is 0 if it is not known.
+    pub fn new(label: &'static str, total: u64) -> Self {
+        Self { label, total, done: 0, start: Instant::now(), shown: None }
+    }
+
+    /// Counts `by` more bytes as done.
+    pub fn advance(&mut self, by: u64) {
+        self.done += by;
+        if self.shown.is_none() && self.start.elapsed() >= LATE {
+            self.shown = Some(Progress::new(self.label, Unit::Bytes, self.total));
+        }
+        if let Some(shown) = &self.shown {
+            shown.set(self.done);
+        }
+    }
+
+    /// Takes the bar away, if there is one, and prints the last line.
+    pub fn finish(self) {
+        if let Some(shown) = self.shown {
+            shown.finish();
+        }
     }
 }
 

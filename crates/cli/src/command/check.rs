@@ -35,7 +35,7 @@ pub struct Arguments {
 /// When the store is damaged or cannot be read.
 pub fn run(arguments: &Arguments) -> Outcome {
     let path = &arguments.store.path;
-    arguments.store.read(Need::Values, |store| {
+    arguments.store.read(Need::Pages, |store| {
         let pages = store.stat().at(path)?.used_pages;
         let progress = Progress::new("check", Unit::Items, pages);
         let report = store.check(&mut |state| progress.set(state.pages_done)).at(path);

@@ -1,12 +1,12 @@
 //! `vellum dump`: writes trees in the text format of Berkeley DB and LMDB.
 
-use std::io::{BufWriter, Write};
+use std::io::{BufWriter, Read, Seek, Write};
 use std::path::{Path, PathBuf};
 
-use vellum::{Store, Tree};
+use vellum::{Store, Tree, ValueReader};
 
 use super::dump_format::{Encoding, Writer};
-use crate::error::{AtStore, Outcome};
+use crate::error::{AtStore, Outcome, of_stream};
 use crate::interrupt;
 use crate::new_file::NewFile;
 use crate::options::{Need, StoreArguments, using};
@@ -24,6 +24,9 @@ The format is VERSION=3 of db_dump and mdb_dump, one section for each tree. --sa
 that was not closed cleanly or is damaged, and passes over the pages that cannot be read. A file
 given with -o has its name only when it is complete. The name of a tree with a line break in it is
 written in a line vellum-database=, with escapes, that other programs do not know.";
+
+/// Bytes of a value that are written at a time.
+const BUFFER: usize = 64 << 10;
 
 /// Write trees in the text format of Berkeley DB and LMDB
 #[derive(clap::Args)]
@@ -55,7 +58,7 @@ pub struct Arguments {
 /// When the store cannot be read or the output fails.
 pub fn run(arguments: &Arguments) -> Outcome {
     let path = &arguments.store.path;
-    let options = arguments.store.options(Need::Values);
+    let options = arguments.store.options(Need::Pages);
     let options = match arguments.salvage {
         true => options.salvage(true),
         false => options.read_only(true),
@@ -97,27 +100,62 @@ fn dump<W: Write>(
     let tree = store.tree(name).at(path)?;
     written(writer.begin(name))?;
     if salvage {
-        salvage_entries(&tree, writer)?;
+        salvage_entries(&tree, writer, path)?;
     } else {
-        for entry in tree.entries() {
+        let mut cursor = tree.cursor();
+        while cursor.forward().at(path)? {
             interrupt::check()?;
-            let (key, value) = entry.at(path)?;
-            written(writer.entry(&key, &value))?;
+            // Nothing changes the store meanwhile: the key is there.
+            let Some(value) = tree.reader(cursor.key()).at(path)? else { continue };
+            entry(writer, cursor.key(), value, path)?;
         }
     }
     written(writer.end())
 }
 
+fn entry<W: Write>(
+    writer: &mut Writer<W>,
+    key: &[u8],
+    mut value: ValueReader<'_>,
+    path: &Path,
+) -> Outcome {
+    written(writer.key(key))?;
+    each_bit(&mut value, &mut |bits| written(writer.bits(bits)), path)?;
+    written(writer.end_entry())
+}
+
+/// Hands a value to `sink`, bit by bit.
+fn each_bit(
+    value: &mut ValueReader<'_>,
+    sink: &mut dyn FnMut(&[u8]) -> Outcome,
+    path: &Path,
+) -> Outcome {
+    let mut buffer = vec![0; BUFFER.min(value.len() as usize).max(1)];
+    loop {
+        interrupt::check()?;
+        match value.read(&mut buffer).map_err(of_stream).at(path)? {
+            0 => return Ok(()),
+            count => sink(&buffer[..count])?,
+        }
+    }
+}
+
 /// Writes what can be read of a tree, and says on standard error what cannot.
-fn salvage_entries<W: Write>(tree: &Tree, writer: &mut Writer<W>) -> Outcome {
+fn salvage_entries<W: Write>(tree: &Tree, writer: &mut Writer<W>, path: &Path) -> Outcome {
     let (mut saved, mut damaged) = (0_u64, 0_u64);
     let mut outcome = Ok(());
     let name = tree.name();
-    tree.salvage(&mut |entry| {
-        match entry {
+    tree.salvage_readers(&mut |found| {
+        // All of a value is read before a part of it is written: a line cannot be taken back.
+        let found = found.map_err(|error| error.to_string()).and_then(|(key, mut value)| {
+            each_bit(&mut value, &mut |_| Ok(()), path).map_err(|failure| failure.line())?;
+            value.rewind().map_err(|error| error.to_string())?;
+            Ok((key, value))
+        });
+        match found {
             _ if interrupt::was_asked() => outcome = interrupt::check(),
             Ok((key, value)) => {
-                outcome = written(writer.entry(key, value));
+                outcome = entry(writer, key, value, path);
                 saved += 1;
             }
             Err(error) => {

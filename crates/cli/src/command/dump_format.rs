@@ -54,19 +54,26 @@ impl<W: Write> Writer<W> {
         write!(self.sink, "VERSION=3\nformat={format}\n{database}\ntype=btree\nHEADER=END\n")
     }
 
-    /// Writes one key with its value.
-    pub fn entry(&mut self, key: &[u8], value: &[u8]) -> io::Result<()> {
-        for bytes in [key, value] {
-            self.line.clear();
-            self.line.push(b' ');
-            match self.encoding {
-                Encoding::ByteValue => key_text::push_hex(bytes, &mut self.line),
-                Encoding::Print => key_text::push_printable(bytes, &mut self.line),
-            }
-            self.line.push(b'\n');
-            self.sink.write_all(&self.line)?;
+    /// Begins an entry: writes its key. Its value follows in bits.
+    pub fn key(&mut self, key: &[u8]) -> io::Result<()> {
+        self.sink.write_all(b" ")?;
+        self.bits(key)?;
+        self.sink.write_all(b"\n ")
+    }
+
+    /// Writes bytes of a value.
+    pub fn bits(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.line.clear();
+        match self.encoding {
+            Encoding::ByteValue => key_text::push_hex(bytes, &mut self.line),
+            Encoding::Print => key_text::push_printable(bytes, &mut self.line),
         }
-        Ok(())
+        self.sink.write_all(&self.line)
+    }
+
+    /// Ends an entry.
+    pub fn end_entry(&mut self) -> io::Result<()> {
+        self.sink.write_all(b"\n")
     }
 
     /// Ends the section.
@@ -263,8 +270,11 @@ mod tests {
             let mut writer = Writer::new(&mut text, encoding);
             for tree in ["a", "b c", "d\\\r\ne"] {
                 writer.begin(tree).unwrap();
-                writer.entry(b"", &all).unwrap();
-                writer.entry(&all, b"").unwrap();
+                for (key, value) in [(&b""[..], &all[..]), (&all, b"")] {
+                    writer.key(key).unwrap();
+                    value.chunks(100).for_each(|bits| writer.bits(bits).unwrap());
+                    writer.end_entry().unwrap();
+                }
                 writer.end().unwrap();
             }
             writer.finish().unwrap();

@@ -45,7 +45,7 @@ pub struct Arguments {
 pub fn run(arguments: &Arguments) -> Outcome {
     let path = &arguments.store.path;
     interrupt::watch()?;
-    arguments.store.read(Need::Values, |store| {
+    arguments.store.read(Need::Pages, |store| {
         let Some(files) = FileStore::find(store).at(path)? else {
             let store = path.display();
             return Err(Failure::message(format!("{store}: no files were imported here")));

@@ -1,12 +1,17 @@
 //! `vellum get`: the value of a key, or a file that was imported.
 
 use std::ffi::OsString;
+use std::io::Read;
 
-use crate::error::{AtStore, Failure, Outcome};
+use crate::error::{AtStore, Failure, Outcome, of_stream};
 use crate::files::file_store::FileStore;
 use crate::key_text;
 use crate::options::{Need, StoreArguments, TreeArguments};
 use crate::output::Output;
+use crate::progress::Late;
+
+/// Bytes of a value that are written at a time.
+const BUFFER: usize = 256 << 10;
 
 const HELP: &str = "\
 Examples:
@@ -51,7 +56,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
         let (store, key) = (path.display(), key_text::printable(&key));
         Failure::message(format!("{store}: there is no '{key}'"))
     };
-    arguments.store.read(Need::Values, |store| {
+    arguments.store.read(Need::Pages, |store| {
         let mut output = Output::new();
         let files = match &arguments.tree.tree {
             Some(_) => None,
@@ -71,8 +76,19 @@ pub fn run(arguments: &Arguments) -> Outcome {
             return Err(Failure::message(format!("{store}: no files were imported here")));
         }
         let tree = arguments.tree.find(store, path)?;
-        let value = tree.get(&key).at(path)?.ok_or_else(missing)?;
-        output.bytes(&value)?;
+        let mut value = tree.reader(&key).at(path)?.ok_or_else(missing)?;
+        let mut progress = Late::new("get", value.len());
+        let mut buffer = vec![0; BUFFER.min(value.len() as usize).max(1)];
+        loop {
+            match value.read(&mut buffer).map_err(of_stream).at(path)? {
+                0 => break,
+                count => {
+                    output.bytes(&buffer[..count])?;
+                    progress.advance(count as u64);
+                }
+            }
+        }
+        progress.finish();
         output.finish()
     })
 }

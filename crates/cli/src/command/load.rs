@@ -5,14 +5,14 @@
 //! again; of one that was there before, the message says how many entries it got.
 
 use std::fs::File;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
-use vellum::{Store, Tree};
+use vellum::{Error, Store, Tree};
 
 use super::dump_format::{Entry, ReadError, Reader};
-use crate::error::{AtStore, Doing, Failure, Outcome};
+use crate::error::{AtStore, Doing, Failure, Outcome, of_stream};
 use crate::interrupt;
 use crate::options::{CreateArguments, DEFAULT_TREE, Need, StoreArguments};
 use crate::progress::say;
@@ -96,7 +96,7 @@ fn load_tree<R: BufRead>(
     let existed = store.trees().at(path)?.iter().any(|known| known == name);
     let tree = store.tree_or_create(name).at(path)?;
     let mut loaded = 0;
-    let result = fill(&tree, reader, &mut loaded, path);
+    let result = fill(&tree, reader, &mut loaded, store.limits().max_value, path);
     let Err(failure) = result else { return Ok(loaded) };
     drop(tree);
     let left = match existed {
@@ -110,11 +110,17 @@ fn load_tree<R: BufRead>(
 }
 
 /// Stores the entries of one section; `loaded` counts them, also when something fails.
-fn fill<R: BufRead>(tree: &Tree, reader: &mut Reader<R>, loaded: &mut u64, path: &Path) -> Outcome {
+fn fill<R: BufRead>(
+    tree: &Tree,
+    reader: &mut Reader<R>,
+    loaded: &mut u64,
+    most: u64,
+    path: &Path,
+) -> Outcome {
     if tree.cursor().first().at(path)? {
         return fill_one_by_one(tree, reader, loaded, path);
     }
-    let mut sorted = Sorted { reader, last: None, rest: None, failure: None, ended: false };
+    let mut sorted = Sorted { reader, most, last: None, rest: None, failure: None, ended: false };
     let result = tree.bulk_load(&mut sorted).at(path);
     let Sorted { reader, rest, failure, .. } = sorted;
     *loaded = result.map_err(|failure| at_line(reader.line_number(), &failure))?;
@@ -122,11 +128,23 @@ fn fill<R: BufRead>(tree: &Tree, reader: &mut Reader<R>, loaded: &mut u64, path:
         return Err(failure);
     }
     if let Some((key, value)) = rest {
-        tree.upsert(&key, &value).at(path)?;
+        put(tree, &key, &value).at(path)?;
         *loaded += 1;
         return fill_one_by_one(tree, reader, loaded, path);
     }
     Ok(())
+}
+
+/// Stores a value, whatever the size of the pool.
+fn put(tree: &Tree, key: &[u8], value: &[u8]) -> vellum::Result<()> {
+    match tree.upsert(key, value) {
+        Err(Error::ValueTooLong { .. }) => {
+            let mut writer = tree.writer(key)?;
+            writer.write_all(value).map_err(of_stream)?;
+            writer.finish().map(drop)
+        }
+        stored => stored.map(drop),
+    }
 }
 
 fn fill_one_by_one<R: BufRead>(
@@ -137,7 +155,7 @@ fn fill_one_by_one<R: BufRead>(
 ) -> Outcome {
     while let Some((key, value)) = next_entry(reader)? {
         let line = reader.line_number();
-        tree.upsert(&key, &value).at(path).map_err(|failure| at_line(line, &failure))?;
+        put(tree, &key, &value).at(path).map_err(|failure| at_line(line, &failure))?;
         *loaded += 1;
     }
     Ok(())
@@ -153,10 +171,12 @@ fn at_line(line: u64, failure: &Failure) -> Failure {
     Failure::message(format!("line {line}: {failure}"))
 }
 
-/// The entries up to the first that is out of order, which is then in `rest`, or to the first that
+/// The entries up to the first that is out of order or too long to be loaded in bulk, which is then in `rest`, or to the first that
 /// cannot be read: then `failure` says why.
 struct Sorted<'a, R> {
     reader: &'a mut Reader<R>,
+    /// Greatest length of a value that is stored in one call.
+    most: u64,
     last: Option<Vec<u8>>,
     rest: Option<Entry>,
     failure: Option<Failure>,
@@ -171,7 +191,10 @@ impl<R: BufRead> Iterator for Sorted<'_, R> {
             return None;
         }
         match next_entry(self.reader) {
-            Ok(Some(entry)) if self.last.as_ref().is_none_or(|last| *last < entry.0) => {
+            Ok(Some(entry))
+                if self.last.as_ref().is_none_or(|last| *last < entry.0)
+                    && entry.1.len() as u64 <= self.most =>
+            {
                 self.last = Some(entry.0.clone());
                 return Some(entry);
             }

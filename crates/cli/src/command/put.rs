@@ -1,12 +1,15 @@
 //! `vellum put`: stores a value under a key.
 
 use std::ffi::OsString;
-use std::io::Read;
+use std::fs::File;
+use std::io::{Cursor, Read, Write};
+use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
-use crate::error::{AtStore, Doing, Outcome};
+use crate::error::{AtStore, Doing, Outcome, of_stream};
 use crate::options::{CreateArguments, Need, StoreArguments, TreeArguments};
+use crate::progress::Late;
 use crate::{interrupt, key_text};
 
 const HELP: &str = "\
@@ -52,26 +55,72 @@ pub struct Arguments {
 /// When the value cannot be read, or the store refuses it.
 pub fn run(arguments: &Arguments) -> Outcome {
     let key = key_text::from_argument(&arguments.key, arguments.hex)?;
-    // The value is read first, so that a file that is not there creates no store.
-    let value = value(arguments)?;
+    // The value's beginning is read first, so that a file that is not there creates no store.
+    let mut source = Source::open(arguments)?;
+    let mut begin = Vec::new();
+    let whole = source.read_up_to(WHOLE, &mut begin)?;
     let path = &arguments.store.path;
-    let need = Need::Store(value.len() as u64);
+    let need = Need::Store(begin.len() as u64);
     arguments.store.write_or_create(need, &arguments.create, |store| {
         interrupt::check()?;
         let tree = arguments.tree.find_or_create(store, path)?;
-        tree.upsert(&key, &value).at(path)?;
+        if whole && begin.len() as u64 <= store.limits().max_value {
+            tree.upsert(&key, &begin).at(path)?;
+            return Ok(());
+        }
+        let mut writer = tree.writer(&key).at(path)?;
+        let mut progress = Late::new("put", source.len);
+        while !begin.is_empty() {
+            interrupt::check()?;
+            writer.write_all(&begin).map_err(of_stream).at(path)?;
+            progress.advance(begin.len() as u64);
+            begin.clear();
+            source.read_up_to(WHOLE, &mut begin)?;
+        }
+        interrupt::check()?;
+        writer.finish().at(path)?;
+        progress.finish();
         Ok(())
     })
 }
 
-fn value(arguments: &Arguments) -> Outcome<Vec<u8>> {
-    if let Some(value) = &arguments.value {
-        return Ok(value.as_bytes().to_vec());
+/// Values up to this length are stored in one call; so many bytes of others are read at a time.
+const WHOLE: u64 = 1 << 20;
+
+/// Where the value comes from.
+struct Source {
+    bytes: Box<dyn Read>,
+    name: String,
+    /// Length in bytes; 0 if it is not known.
+    len: u64,
+}
+
+impl Source {
+    fn open(arguments: &Arguments) -> Outcome<Source> {
+        if let Some(value) = &arguments.value {
+            let bytes = value.as_bytes().to_vec();
+            let len = bytes.len() as u64;
+            return Ok(Source {
+                bytes: Box::new(Cursor::new(bytes)),
+                name: "the value".into(),
+                len,
+            });
+        }
+        let path = arguments.file.as_deref().filter(|file| *file != "-");
+        let name = path.map_or("standard input".into(), |path| path.display().to_string());
+        let file = match path {
+            Some(path) => File::open(path),
+            None => std::io::stdin().as_fd().try_clone_to_owned().map(File::from),
+        };
+        let file = file.doing(|| format!("reading {name}"))?;
+        let len = file.metadata().map_or(0, |found| found.len());
+        Ok(Source { bytes: Box::new(interrupt::Input(file)), name, len })
     }
-    if let Some(file) = arguments.file.as_deref().filter(|file| *file != "-") {
-        return std::fs::read(file).doing(|| format!("reading {}", file.display()));
+
+    /// Appends the next bytes; true if there are no more behind them.
+    fn read_up_to(&mut self, most: u64, bytes: &mut Vec<u8>) -> Outcome<bool> {
+        let read = self.bytes.by_ref().take(most).read_to_end(bytes);
+        let read = read.doing(|| format!("reading {}", self.name))?;
+        Ok((read as u64) < most)
     }
-    let mut value = Vec::new();
-    std::io::stdin().lock().read_to_end(&mut value).doing(|| "reading standard input".into())?;
-    Ok(value)
 }

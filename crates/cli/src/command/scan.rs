@@ -1,10 +1,11 @@
 //! `vellum scan`: keys and values in order.
 
+use std::borrow::Cow;
 use std::ffi::OsString;
 use std::path::Path;
 
 use serde_json::Map;
-use vellum::Tree;
+use vellum::{Cursor, Error, Tree};
 
 use crate::error::{AtStore, Outcome};
 use crate::files::file_store::META_TREE;
@@ -109,7 +110,10 @@ fn scan(
     while found && left > 0 && cursor.key().starts_with(prefix) {
         line.clear();
         // A blob is read only if it is shown.
-        let value = if arguments.keys { None } else { cursor.value().at(path)? };
+        let value = match arguments.keys {
+            true => None,
+            false => value_of(tree, &cursor).at(path)?,
+        };
         match arguments.json {
             true => push_object(arguments, cursor.key(), value.as_deref(), are_records, &mut line),
             false => push_entry(arguments, cursor.key(), value.as_deref(), are_records, &mut line),
@@ -121,6 +125,17 @@ fn scan(
         found = if arguments.reverse { cursor.backward() } else { cursor.forward() }.at(path)?;
     }
     output.finish()
+}
+
+/// The value of the cursor's entry; a copy of one that is too long for the pool.
+fn value_of<'c>(tree: &Tree, cursor: &'c Cursor<'_>) -> vellum::Result<Option<Cow<'c, [u8]>>> {
+    match cursor.value() {
+        Err(Error::NeedsReader { .. }) => {
+            let mut value = Vec::new();
+            Ok(tree.get_into(cursor.key(), &mut value)?.then_some(value.into()))
+        }
+        found => Ok(found?.map(|value| value.into_vec().into())),
+    }
 }
 
 /// An entry as JSON.
@@ -183,7 +198,7 @@ fn push_value(arguments: &Arguments, value: &[u8], are_records: bool, line: &mut
 }
 
 /// Puts the cursor on the last key that starts with `prefix`, or before where it would be.
-fn seek_last(cursor: &mut vellum::Cursor<'_>, prefix: &[u8]) -> vellum::Result<bool> {
+fn seek_last(cursor: &mut Cursor<'_>, prefix: &[u8]) -> vellum::Result<bool> {
     match after_prefix(prefix) {
         // The bound itself does not start with the prefix: step over it.
         Some(bound) if cursor.seek_back(&bound)? => match cursor.key() == bound {
