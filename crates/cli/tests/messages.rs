@@ -9,7 +9,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
 use std::os::unix::process::CommandExt;
 
-use support::{Folder, checked, command, failed, fails, ok, run_with_input, succeeded};
+use support::{Folder, checked, command, failed, fails, ok, run_with_input};
 
 #[test]
 fn a_store_that_is_not_there() {
@@ -33,18 +33,6 @@ fn a_pool_that_is_too_small() {
     ok(&["put", &store, "k", "v"]);
     let text = "a pool of 1 bytes is too small for this store: it needs at least 32768 (32 KiB)";
     assert_eq!(fails(&["get", &store, "k", "--pool", "1"]), format!("vellum: {store}: {text}"));
-}
-
-#[test]
-fn a_value_that_is_larger_than_the_pool() {
-    let folder = Folder::new();
-    let store = folder.name("a.vellum");
-    let value = vec![7; 20 << 20];
-    succeeded(run_with_input(&["put", &store, "k", "--pool", "128MiB"], &value));
-    let text = "a value, or another page, of 21 MiB does not fit the pool of 4 MiB: open with a \
-                pool of 21 MiB or more";
-    assert_eq!(fails(&["get", &store, "k", "--pool", "4MiB"]), format!("vellum: {store}: {text}"));
-    assert!(ok(&["get", &store, "k", "--pool", "21MiB"]) == value);
 }
 
 #[test]

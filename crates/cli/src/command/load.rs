@@ -171,8 +171,8 @@ fn at_line(line: u64, failure: &Failure) -> Failure {
     Failure::message(format!("line {line}: {failure}"))
 }
 
-/// The entries up to the first that is out of order or too long to be loaded in bulk, which is then in `rest`, or to the first that
-/// cannot be read: then `failure` says why.
+/// The entries up to the first that is out of order or too long to be loaded in bulk, which is then
+/// in `rest`, or to the first that cannot be read: then `failure` says why.
 struct Sorted<'a, R> {
     reader: &'a mut Reader<R>,
     /// Greatest length of a value that is stored in one call.

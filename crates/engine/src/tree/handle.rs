@@ -395,9 +395,9 @@ impl Tree {
         Cursor::new(self.access())
     }
 
-    /// All entries, in the order of their keys. As with [`get`](Tree::get), a value that is too long
-    /// for the pool is an error, which ends the iterator; a [`cursor`](Tree::cursor) goes on, and
-    /// gives the key for a [`reader`](Tree::reader).
+    /// All entries, in the order of their keys. As with [`get`](Tree::get), a value that is too
+    /// long for the pool is an error, which ends the iterator; a [`cursor`](Tree::cursor) goes on,
+    /// and gives the key for a [`reader`](Tree::reader).
     pub fn entries(&self) -> Entries<'_> {
         self.range(..)
     }

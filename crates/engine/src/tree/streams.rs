@@ -11,8 +11,8 @@ impl Tree {
     /// the key, or of the tree, takes none of it away. The space comes back when the reader is
     /// dropped.
     ///
-    /// A value that was stored in one call has one checksum for all of it. If it is not in memory and
-    /// longer than a sixteenth of the pool (or 256 KiB), this call reads it once to check it.
+    /// A value that was stored in one call has one checksum for all of it. If it is not in memory
+    /// and longer than a sixteenth of the pool (or 256 KiB), this call reads it once to check it.
     ///
     /// # Errors
     /// Damage, a failed read, a pool that is full of guards.
