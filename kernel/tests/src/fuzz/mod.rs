@@ -19,6 +19,7 @@ mod marks;
 mod morsel_steps;
 mod morsels;
 mod ring;
+mod rush;
 mod session;
 mod together;
 mod walks;
@@ -54,11 +55,13 @@ pub fn together(seconds: u64) {
     let mut rounds = Rounds::new(seconds);
     while let Some(mut session) = rounds.next(STEPS_TOGETHER) {
         session.step();
-        if session.random.one_in(2) || !morsel::is_mounted() {
-            together::with_exmap(&mut session, [1, 2]);
-        } else {
-            together::with_morsel(&mut session, 3);
-        }
+        let round = match session.random.below(8) {
+            0..2 if morsel::is_mounted() => together::with_morsel,
+            2..5 if morsel::is_mounted() => rush::with_morsel,
+            5 => together::with_exmap,
+            _ => rush::with_exmap,
+        };
+        round(&mut session);
     }
     rounds.end();
 }

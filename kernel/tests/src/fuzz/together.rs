@@ -4,7 +4,7 @@
 //! and must find the mark of that page's owner. A few pages are everybody's.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use rustix::io::Errno;
@@ -12,6 +12,7 @@ use vellum_uapi::exmap::{self, Harvest, Move};
 use vellum_uapi::morsel as uapi;
 
 use super::marks::{Content, Owner, page_of};
+use super::rush::LastOf;
 use super::session::Session;
 use super::walks;
 use crate::child::{Child, End, be_disturbed};
@@ -26,16 +27,18 @@ const VICTIM: u64 = ACTORS;
 /// Pages in a row that are one actor's.
 const STRIPE: u64 = 16;
 /// Pages that are everybody's: they begin here.
-const COMMON: u64 = 1536;
+const COMMON: u64 = 1024;
 /// And so many there are.
 const COMMONS: u64 = 24;
-/// Where 2 MiB come in one piece, and go in parts.
-const PIECE: u64 = 1024;
 /// Pages of a surface. The last ones are in a table of the process' own.
 const PAGES: u64 = COMMON + 100;
 
+/// Whose marks the pages of a round have, and those of another exmap.
+pub(super) const OWNER: u64 = 1;
+const OTHER: u64 = 2;
+
 /// Kinds of exmaps.
-const KINDS: [u64; 9] = [
+pub(super) const KINDS: [u64; 9] = [
     0,
     exmap::PINNABLE,
     exmap::READS_ZEROS,
@@ -71,7 +74,7 @@ struct Actor<'a> {
 
 impl Actor<'_> {
     fn act(&mut self) {
-        let page = own_page(&mut self.random, self.number, PIECE);
+        let page = own_page(&mut self.random, self.number, COMMON);
         let count = in_stripe(&mut self.random, page);
         match self.random.below(12) {
             0..3 => self.alloc(page, count),
@@ -129,7 +132,7 @@ impl Actor<'_> {
     }
 
     fn move_page(&mut self, from: u64) {
-        let to = own_page(&mut self.random, self.number, PIECE);
+        let to = own_page(&mut self.random, self.number, COMMON);
         if from == to {
             return;
         }
@@ -167,58 +170,10 @@ impl Actor<'_> {
             }
         }
     }
-
-    /// 2 MiB come in one piece, if they can; then each takes off what is its own, part by part.
-    fn shatter(&mut self, meeting: &Meeting<'_>, came: &AtomicU64) {
-        if self.number == 0 {
-            let (_, pages) = self.surface.alloc(0, &[(PIECE, 512)])[0];
-            came.store(pages.into(), Ordering::Relaxed);
-        }
-        meeting.wait();
-        let is_whole = came.load(Ordering::Relaxed) == 512;
-        for stripe in (self.number..512 / STRIPE).step_by(ACTORS as usize) {
-            let page = PIECE + stripe * STRIPE;
-            let (error, pages) = self.surface.free(self.number as usize, &[(page, STRIPE)])[0];
-            assert_eq!(error, 0, "a part of 2 MiB from {page} on");
-            assert!(!is_whole || u64::from(pages) == STRIPE, "{pages} pages from {page} on");
-        }
-        meeting.wait();
-    }
-}
-
-/// Where all threads wait for each other, unless one has failed.
-struct Meeting<'a> {
-    arrived: AtomicU64,
-    stop: &'a Stop,
-}
-
-impl Meeting<'_> {
-    fn wait(&self) {
-        let mine = self.arrived.fetch_add(1, Ordering::AcqRel) + 1;
-        let all = mine.next_multiple_of(ACTORS);
-        while self.arrived.load(Ordering::Acquire) < all {
-            assert!(!self.stop.is_said(), "another thread has failed");
-            std::thread::yield_now();
-        }
-    }
-}
-
-/// Says that all are done when the last of them is, or one has failed.
-struct LastOf<'a> {
-    left: &'a AtomicU64,
-    stop: &'a Stop,
-}
-
-impl Drop for LastOf<'_> {
-    fn drop(&mut self) {
-        if self.left.fetch_sub(1, Ordering::Relaxed) == 1 || std::thread::panicking() {
-            drop(self.stop.at_end());
-        }
-    }
 }
 
 /// What else happens to the process, its processors and its memory.
-fn disturb(random: &mut Random, mapping: &Mapping) {
+pub(super) fn disturb(random: &mut Random, mapping: &Mapping) {
     let (at, length) = (mapping.start(), mapping.length().min(PAGES as usize * PAGE));
     match random.below(12) {
         0 => assert!(sys::munmap(at, PAGE).is_err(), "a part of it"),
@@ -291,30 +246,23 @@ fn killed_amid(random: &mut Random, mut work: impl FnMut()) {
 }
 
 /// Threads use an exmap of a random kind.
-pub(super) fn with_exmap(session: &mut Session, numbers: [u64; 2]) {
+pub(super) fn with_exmap(session: &mut Session) {
     let flags = session.random.pick(&KINDS);
     let frames = session.random.pick(&[60, 300, 2000]);
     session.note(format!("threads with an exmap, flags {flags:#x}, {frames} frames"));
     let plan = Plan::new(PAGES, frames).flags(flags).interfaces(ACTORS as u32);
     let surface = if flags == exmap::HUGE { plan.blocks(2).make() } else { plan.make() };
     let (steps, stop) = (session.steps(), Stop::default());
-    let meeting = Meeting { arrived: AtomicU64::new(0), stop: &stop };
-    let (left, came) = (AtomicU64::new(ACTORS), AtomicU64::new(0));
+    let left = AtomicU64::new(ACTORS);
     std::thread::scope(|scope| {
         for number in 0..ACTORS {
-            let (surface, stop, meeting, left) = (&surface, &stop, &meeting, &left);
-            let came = &came;
+            let (surface, stop, left) = (&surface, &stop, &left);
             let random = Random::new(session.random.number());
-            let owner = Owner::beginning(numbers[0], number << 14);
+            let owner = Owner::beginning(OWNER, number << 14);
             let mut actor = Actor { surface, number, owner, random, pages: BTreeMap::new() };
             scope.spawn(move || {
                 let _at_end = LastOf { left, stop };
-                for step in 0..steps {
-                    actor.act();
-                    if flags == exmap::HUGE && step % 4 == 0 {
-                        actor.shatter(meeting, came);
-                    }
-                }
+                (0..steps).for_each(|_| actor.act());
                 let pages: Vec<u64> = actor.pages.keys().copied().collect();
                 pages.into_iter().for_each(|page| actor.check(page));
             });
@@ -323,9 +271,9 @@ pub(super) fn with_exmap(session: &mut Session, numbers: [u64; 2]) {
         while !stop.is_said() {
             match random.below(7) {
                 0 => harvest(&surface.exmap),
-                1 => exchange(Owner::new(numbers[1]), &mut random),
+                1 => exchange(Owner::new(OTHER), &mut random),
                 2 => killed_amid(&mut random.clone(), || {
-                    exchange(Owner::new(numbers[1]), &mut random);
+                    exchange(Owner::new(OTHER), &mut random);
                 }),
                 _ => disturb(&mut random, &surface.mapping),
             }
@@ -420,7 +368,7 @@ impl<'a> Sharer<'a> {
 }
 
 /// Threads and a process use a Morsel of a random kind.
-pub(super) fn with_morsel(session: &mut Session, number: u64) {
+pub(super) fn with_morsel(session: &mut Session) {
     let kinds: Vec<(u32, u64)> =
         morsel::kinds().into_iter().filter(|(order, _)| *order > 0).collect();
     let kind = session.random.pick(&kinds);
@@ -429,7 +377,7 @@ pub(super) fn with_morsel(session: &mut Session, number: u64) {
     let stop = Stop::default();
     let left = AtomicU64::new(ACTORS - 1);
     let mut randoms = (0..ACTORS).map(|_| Random::new(session.random.number()));
-    let first = Owner::beginning(number, (ACTORS - 1) << 14);
+    let first = Owner::beginning(OWNER, (ACTORS - 1) << 14);
     let mut random = randoms.next().expect("one for each");
     let child = Child::start(|| {
         if random.clone().one_in(2) {
@@ -442,7 +390,7 @@ pub(super) fn with_morsel(session: &mut Session, number: u64) {
     std::thread::scope(|scope| {
         for (actor, random) in (0..ACTORS - 1).zip(randoms) {
             let (morsel, stop, left) = (&morsel, &stop, &left);
-            let owner = Owner::beginning(number, actor << 14);
+            let owner = Owner::beginning(OWNER, actor << 14);
             scope.spawn(move || {
                 let _at_end = LastOf { left, stop };
                 let mut sharer = Sharer::new(morsel, actor, owner, random);
@@ -457,7 +405,7 @@ pub(super) fn with_morsel(session: &mut Session, number: u64) {
                 killed_amid(&mut random, || {
                     // By a mapping of its own.
                     let begin = || {
-                        let owner = Owner::beginning(number, VICTIM << 14);
+                        let owner = Owner::beginning(OWNER, VICTIM << 14);
                         Sharer::new(&morsel, VICTIM, owner, Random::new(seed))
                     };
                     victim.get_or_insert_with(begin).act_carelessly();

@@ -137,6 +137,6 @@ fn scan(at: usize, length: usize) {
     let file = File::open("/proc/self/pagemap").expect("pagemap");
     // SAFETY: the kernel writes to the argument and the regions.
     let done = unsafe { libc::ioctl(file.as_raw_fd(), PAGEMAP_SCAN, argument.as_ptr()) };
-    let error = sys::last_error();
-    assert!(done >= 0 || error == Errno::NOTTY, "PAGEMAP_SCAN: {error}");
+    let done = sys::checked(done.into());
+    assert!(matches!(done, Ok(_) | Err(Errno::NOTTY)), "PAGEMAP_SCAN: {done:?}");
 }
