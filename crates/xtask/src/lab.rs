@@ -192,10 +192,13 @@ fn strictest(root: &Path, options: &Options) -> Outcome<Option<Job>> {
     Ok(tests(root, &options, "strictest", one_of(&options.kernels), &programs))
 }
 
-/// The fuzzer: half of the time one thread, half of it several.
+/// The fuzzer: half of the time one thread, half of it several. The kernel may be interrupted
+/// anywhere, so that more comes between two steps of the module.
 fn fuzz(root: &Path, options: &Options, seconds: u64) -> Outcome {
     let fuzzer = programs::of_tests(root, KERNEL_TESTS, &["--test", "module_fuzz"])?.remove(0);
-    let mut command = lab(root, options, &[one_of(&options.kernels)]);
+    let boot = options.boot.clone().unwrap_or_else(|| "preempt=full".to_owned());
+    let options = Options { boot: Some(boot), ..options.clone() };
+    let mut command = lab(root, &options, &[one_of(&options.kernels)]);
     command.args(["--variable", &format!("VELLUM_SECONDS={}", seconds.div_ceil(2))]);
     command.args(["--pmem", "--module", "kvm-amd", "run"]);
     command.args(["--patience", &(seconds + SLACK).to_string(), &fuzzer.told()]);
