@@ -237,48 +237,57 @@ impl<'a> Access<'a> {
         let mut empty = Vec::new();
         loop {
             let found = self.attempt(|| {
-                let found = match self.edge_leaf(edge, &mut empty)? {
-                    Some(leaf) => Some(self.entry_of(leaf, edge)?),
-                    None => None,
-                };
+                let leaf = self.edge_leaf(edge, &mut empty)?;
+                let found = leaf.map(|leaf| self.key_and_value(leaf, edge)).transpose()?;
                 empty.iter().try_for_each(OptimisticGuard::validate)?;
-                Ok(found)
+                Ok(leaf.zip(found))
             })?;
-            if let Some(found) = found {
-                return Ok(found);
-            }
-            // Starved. Unless this leaf is empty it has the entry.
-            let leaf = self.shared_leaf(edge.target())?;
-            let (node, torn) = (Node::new(&leaf[..]), |torn| Error::torn(leaf.page(), torn));
-            let count = node.count().map_err(torn)?;
-            if count > 0 {
-                let mut key = Vec::new();
-                node.key_into(edge.index(count), &mut key).map_err(torn)?;
-                let value = self.value_at(leaf, edge.index(count), &key)?;
+            let found = match found {
+                Some(found) => found,
+                None => {
+                    // Starved. Unless this leaf is empty it has the entry.
+                    empty.clear();
+                    let held = self.shared_leaf(edge.target())?;
+                    let leaf = self.core.pool.optimistic(held.page())?;
+                    let is_empty = Node::new(&held[..]).count() == Ok(0);
+                    match self.key_and_value(leaf, edge) {
+                        _ if is_empty => continue,
+                        Ok(found) => Some((leaf, found)),
+                        Err(Stop::Fail(error)) => return Err(error),
+                        Err(Stop::Restart) => continue,
+                    }
+                }
+            };
+            let (leaf, key) = match found {
+                None => return Ok(None),
+                Some((_, (key, Some(value)))) => return Ok(Some((key, value))),
+                Some((leaf, (key, None))) => (leaf, key),
+            };
+            // A blob is read without its leaf. If that is unchanged, the entry was there all along.
+            if let Some(value) = self.get(&key)?
+                && [&leaf].into_iter().chain(&empty).all(|guard| guard.validate().is_ok())
+            {
                 return Ok(Some((key, value)));
             }
         }
     }
 
-    /// The first or last entry of a leaf.
-    fn entry_of(self, leaf: OptimisticGuard<'a>, edge: Edge) -> Step<(Vec<u8>, Value<'a>)> {
-        let mut key = Vec::new();
-        let (index, place) = self.read(leaf, |node| {
+    /// The first or last entry of a leaf; the value only if it is no blob.
+    fn key_and_value(
+        self,
+        leaf: OptimisticGuard<'a>,
+        edge: Edge,
+    ) -> Step<(Vec<u8>, Option<Value<'a>>)> {
+        let (mut key, mut value) = (Vec::new(), Vec::new());
+        let blob = self.read(leaf, |node| {
             let index = edge.index(node.count()?.max(1));
             node.key_into(index, &mut key)?;
-            Ok((index, node.payload_place(index)?))
+            let place = node.payload_place(index)?;
+            node.payload_into(place, &mut value)?;
+            Ok(place.blob)
         })?;
-        if place.blob {
-            let value = match self.try_blob(leaf, place, &key)? {
-                Some((_, blob)) => Value::Blob(blob),
-                None => self.value_at(leaf.upgrade_shared()?, index, &key)?,
-            };
-            return Ok((key, value));
-        }
-        let mut value = Vec::new();
-        self.read(leaf, |node| node.payload_into(place, &mut value))?;
         leaf.validate()?;
-        Ok((key, Value::Inline(Cow::Owned(value))))
+        Ok((key, (!blob).then_some(Value::Inline(Cow::Owned(value)))))
     }
 
     /// Removes the first or last entry and returns it.

@@ -57,12 +57,7 @@ impl<'a> Access<'a> {
     }
 
     /// The value of an entry, whose leaf is held until the value is.
-    pub(super) fn value_at(
-        self,
-        leaf: SharedGuard<'a>,
-        index: usize,
-        key: &[u8],
-    ) -> Result<Value<'a>> {
+    fn value_at(self, leaf: SharedGuard<'a>, index: usize, key: &[u8]) -> Result<Value<'a>> {
         match HeldLeaf::from(&leaf).value(index)? {
             Held::Inline(value) => Ok(Value::Inline(Cow::Owned(value.to_vec()))),
             Held::Blob(blob) if blob.is_whole() => self.open_blob(blob, key).map(Value::Blob),
@@ -107,7 +102,7 @@ impl<'a> Access<'a> {
 
     /// Holds the blob of `key`, which an entry of `leaf` refers to, without holding the leaf while
     /// the blob is read: its other entries can be changed meanwhile. None if it is in pieces.
-    pub(super) fn try_blob(
+    fn try_blob(
         self,
         leaf: OptimisticGuard<'a>,
         place: PayloadPlace,
