@@ -138,9 +138,10 @@ fn seconds(text: &str) -> Result<Duration, String> {
 /// How a store that is not there yet is created.
 #[derive(Args, Clone, Debug)]
 pub struct CreateArguments {
-    /// Page size of the trees if the store is created: a multiple of 4KiB up to 64KiB
-    #[arg(long, value_name = "SIZE", value_parser = page_frames, default_value = "4KiB")]
-    pub page_size: u32,
+    /// Page size of the trees of a new store: a multiple of 4KiB up to 64KiB [default: 4KiB]. A
+    /// store that is there must have it
+    #[arg(long, value_name = "SIZE", value_parser = page_frames)]
+    pub page_size: Option<u32>,
 }
 
 fn page_frames(text: &str) -> Result<u32, String> {
@@ -188,7 +189,10 @@ impl StoreArguments {
         work: impl FnOnce(&Store) -> Outcome<T>,
     ) -> Outcome<T> {
         interrupt::watch()?;
-        let options = self.options(need).page_frames(create.page_size);
+        let mut options = self.options(need);
+        if let Some(frames) = create.page_size {
+            options = options.page_frames(frames);
+        }
         using(self.open(|| Store::open_or_create(&self.path, &options))?, &self.path, work)
     }
 

@@ -45,7 +45,9 @@ pub use tree::{
     VisitReaders,
 };
 pub use value::{Blob, Value};
-pub use vellum_pool::device::{Device, DeviceInfo, Direct};
+pub use vellum_pool::device::{
+    Device, DeviceError, DeviceInfo, Direct, FileDevice, FileOptions, MemoryDevice,
+};
 pub use vellum_pool::{
     BackendChoice, BackendKind, PageId, PageRef, PoolStats, Replacement, StatePlace,
 };

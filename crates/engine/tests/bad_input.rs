@@ -199,7 +199,8 @@ fn options_that_make_no_sense_are_refused() {
     assert!(matches!(Store::create(&path, &Options::new().read_only(true)), Err(Error::ReadOnly)));
     assert!(!path.exists(), "nothing is left of a store that was not created");
     Store::create(&path, &options(64, 4)).unwrap().close().unwrap();
-    let error = Store::open(&path, &options(31, 1)).unwrap_err();
+    let small = Options::new().pool_bytes(31 * 4096);
+    let error = Store::open(&path, &small).unwrap_err();
     assert!(matches!(error, Error::PoolTooSmall { min: 131_072, .. }), "{error}");
 }
 

@@ -316,3 +316,15 @@ fn an_empty_file_is_a_store_to_be() {
         assert_eq!(created.iter().filter(|created| created.is_ok()).count(), 1);
     }
 }
+
+#[test]
+fn another_page_size_than_the_files_is_refused() {
+    let device = Arc::new(vellum::MemoryDevice::new());
+    Store::create_on(device.clone(), &options(64, 4)).unwrap().close().unwrap();
+    let error = Store::open_on(device.clone(), &options(64, 2)).unwrap_err();
+    assert!(matches!(&error, Error::BadOption(what) if what.contains("have 4 frames")), "{error}");
+    // The file's own, or none.
+    Store::open_on(device.clone(), &options(64, 4)).unwrap().close().unwrap();
+    let store = Store::open_on(device, &Options::new().pool_bytes(1 << 20)).unwrap();
+    assert_eq!(store.stat().unwrap().page_bytes, 4 * 4096);
+}

@@ -45,7 +45,7 @@ fn file_options(options: &Options) -> FileOptions {
 
 /// Makes a device an empty store, durably.
 pub(crate) fn create(device: Arc<dyn Device>, options: &Options) -> Result<StoreCore> {
-    let page_frames = options.page_frames;
+    let page_frames = options.page_frames.unwrap_or(1);
     if !(1..=PAGE_FRAMES_MAX).contains(&page_frames) {
         return Err(Error::BadOption(format!(
             "tree pages of {page_frames} frames: choose 1 to {PAGE_FRAMES_MAX} (4 to 64 KiB)"
@@ -99,6 +99,13 @@ pub(crate) fn random_id() -> u128 {
 pub(crate) fn open(device: Arc<dyn Device>, options: &Options) -> Result<StoreCore> {
     let pages = device.pages().map_err(vellum_pool::PoolError::Resize)?;
     let header = read_header(&device, pages, options.salvage)?;
+    if let Some(asked) = options.page_frames.filter(|asked| *asked != header.page_frames) {
+        return Err(Error::BadOption(format!(
+            "the store's tree pages have {} frames of 4 KiB, not {asked}: leave the option out to \
+             open it, or load a dump of it into a new store",
+            header.page_frames
+        )));
+    }
     let pool_options = options.pool_options(header.page_frames)?;
     if !options.salvage {
         // First this: a header that says "in use" may know nothing of the file's length.

@@ -12,7 +12,8 @@ pub(crate) const PAGE_FRAMES_MAX: u32 = 16;
 #[derive(Clone, Debug)]
 pub struct Options {
     pub(crate) pool: PoolSize,
-    pub(crate) page_frames: u32,
+    /// None was asked for: what the file has, or 1.
+    pub(crate) page_frames: Option<u32>,
     pub(crate) read_only: bool,
     pub(crate) salvage: bool,
     pub(crate) backend: BackendChoice,
@@ -26,7 +27,7 @@ impl Default for Options {
     fn default() -> Options {
         Options {
             pool: PoolSize::Auto,
-            page_frames: 1,
+            page_frames: None,
             read_only: false,
             salvage: false,
             backend: BackendChoice::Auto,
@@ -51,9 +52,10 @@ impl Options {
         self
     }
 
-    /// Size of the tree pages of a store that is created, in units of 4 KiB, 1 to 16.
+    /// Size of the tree pages of a store that is created, in units of 4 KiB, 1 to 16; 1 without
+    /// this call. To open a store whose pages have another size is refused then.
     pub fn page_frames(mut self, frames: u32) -> Options {
-        self.page_frames = frames;
+        self.page_frames = Some(frames);
         self
     }
 
