@@ -62,7 +62,7 @@ const STOCK: [&str; 2] = ["6.1", NEWEST];
 /// The kernel of what runs on one, if none is named.
 const NEWEST: &str = "6.12";
 
-/// Seconds for a program of a package that is named: long ones are among them.
+/// Seconds for a program: machines run side by side, and some programs are long.
 const PATIENCE: &str = "2400";
 
 /// What is looked at once more in a machine that differs from the others in all that `strictest`
@@ -288,9 +288,7 @@ fn tests(
     let target = first.path.ancestors().nth(3).unwrap_or(root);
     command.arg("--scratch").arg(target.join("tmp"));
     command.args(["--pmem", "--module", "kvm-amd", "run"]);
-    if !options.packages.is_empty() {
-        command.args(["--patience", PATIENCE]);
-    }
+    command.args(["--patience", PATIENCE]);
     if let Some(filter) = &options.filter {
         command.args(["--arguments", filter]);
     }
