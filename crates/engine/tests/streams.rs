@@ -279,7 +279,7 @@ fn readers_and_writers_end_under_a_snapshot() {
     assert!(used_pages(&store) < 10);
 }
 
-/// Until it is finished nobody sees a value; dropped, it leaves nothing.
+/// A value is seen once its writer has finished; a writer that is dropped leaves nothing.
 #[test]
 fn a_value_is_there_when_it_is_finished() {
     for len in [10, 3000, 100_000] {

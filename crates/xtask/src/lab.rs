@@ -161,7 +161,7 @@ pub fn run(root: &Path, options: &Options) -> Outcome {
         jobs.push(promises(root, is_debug));
         jobs.extend(crash(root, options)?);
     }
-    // Machines of several labs need it: it is built once, by none of them.
+    // Several labs start at once: cargo builds their program before that.
     finish(built_lab(root))?;
     jobs::run(jobs)
 }

@@ -49,9 +49,23 @@ impl<'a> Access<'a> {
         Ok(Some(Some(Value::Inline(Cow::Owned(value)))))
     }
 
-    pub(crate) fn get_locked(self, key: &[u8]) -> Result<Option<Value<'a>>> {
+    /// The leaf for `key`, held shared; lock coupling all the way.
+    fn leaf_locked(self, key: &[u8]) -> Result<SharedGuard<'a>> {
         let leaf = self.shared_leaf(Target::Key(key))?;
         check_covers(&leaf, leaf.page(), key)?;
+        Ok(leaf)
+    }
+
+    /// As [`leaf_locked`](Self::leaf_locked), without locks on the way there unless that starves.
+    pub(super) fn leaf_for_reading(self, key: &[u8]) -> Result<SharedGuard<'a>> {
+        match self.attempt(|| Ok(self.leaf(Target::Key(key))?.node.upgrade_shared()?))? {
+            Some(leaf) => check_covers(&leaf, leaf.page(), key).map(|()| leaf),
+            None => self.leaf_locked(key),
+        }
+    }
+
+    pub(crate) fn get_locked(self, key: &[u8]) -> Result<Option<Value<'a>>> {
+        let leaf = self.leaf_locked(key)?;
         let position = HeldLeaf::from(&leaf).position(key)?;
         position.exact.then(|| self.value_at(leaf, position.index, key)).transpose()
     }
@@ -85,8 +99,7 @@ impl<'a> Access<'a> {
             let held = |(blob, value)| (blob, LongValue { value: Value::Blob(value), _pin: None });
             return Ok(found.map(held));
         }
-        let leaf = self.shared_leaf(Target::Key(key))?;
-        check_covers(&leaf, leaf.page(), key)?;
+        let leaf = self.leaf_locked(key)?;
         let Some((_, Held::Blob(blob))) = HeldLeaf::from(&leaf).find(key)? else {
             return Ok(None);
         };
@@ -216,19 +229,13 @@ impl<'a> Access<'a> {
         if let Some(found) = found {
             return Ok(found);
         }
-        let leaf = self.shared_leaf(Target::Key(key))?;
-        check_covers(&leaf, leaf.page(), key)?;
+        let leaf = self.leaf_locked(key)?;
         Ok(HeldLeaf::from(&leaf).position(key)?.exact)
     }
 
     /// Runs `read` on the value of `key` in place.
     pub(crate) fn with<T>(self, key: &[u8], read: impl FnOnce(&[u8]) -> T) -> Result<Option<T>> {
-        let leaf = self.attempt(|| Ok(self.leaf(Target::Key(key))?.node.upgrade_shared()?))?;
-        let leaf = match leaf {
-            Some(leaf) => leaf,
-            None => self.shared_leaf(Target::Key(key))?,
-        };
-        check_covers(&leaf, leaf.page(), key)?;
+        let leaf = self.leaf_for_reading(key)?;
         match HeldLeaf::from(&leaf).find(key)? {
             None => Ok(None),
             Some((_, Held::Inline(value))) => Ok(Some(read(value))),

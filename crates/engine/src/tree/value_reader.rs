@@ -4,7 +4,6 @@ use std::borrow::Cow;
 use std::io::{self, Read, Seek, SeekFrom};
 
 use super::Access;
-use super::descend::{Target, check_covers};
 use super::held_leaf::{Held, HeldLeaf};
 use super::pieces::{Parts, Place};
 use crate::error::{Error, Result};
@@ -167,12 +166,7 @@ impl Seek for ValueReader<'_> {
 impl<'a> Access<'a> {
     /// The value of `key`, to be read bit by bit.
     pub(crate) fn reader(self, key: &[u8]) -> Result<Option<ValueReader<'a>>> {
-        let leaf = self.attempt(|| Ok(self.leaf(Target::Key(key))?.node.upgrade_shared()?))?;
-        let leaf = match leaf {
-            Some(leaf) => leaf,
-            None => self.shared_leaf(Target::Key(key))?,
-        };
-        check_covers(&leaf, leaf.page(), key)?;
+        let leaf = self.leaf_for_reading(key)?;
         match HeldLeaf::from(&leaf).find(key)? {
             None => Ok(None),
             Some((_, Held::Inline(value))) => {

@@ -26,8 +26,8 @@ const PIECES_IN_POOL: u64 = 32;
 /// The key has it when [`finish`](ValueWriter::finish) has returned. Dropped before, the writer
 /// gives its space back and the key keeps what it had; so it does when a call has failed.
 ///
-/// The writer takes a buffer of at most 256 KiB, holds no lock while the caller's code runs, and is
-/// in nobody's way but for its space: `sync` does not wait for it, and a crash loses none of its
+/// The writer takes a buffer of at most 256 KiB, holds no lock while the caller's code runs, and
+/// takes nothing from others but space: `sync` does not wait for it, and a crash loses none of its
 /// space. Its calls wait, as all changes do, while a snapshot lives: the thread that has one must
 /// not write.
 #[derive(Debug)]

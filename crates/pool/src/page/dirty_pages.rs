@@ -10,8 +10,8 @@
 //! What holds:
 //! - A page's bit changes only under the page's lock, with the dirty bit of its state word: it is
 //!   set before the exclusive lock is released, and cleared while the page is held, shared or
-//!   exclusively. So whoever finds the bit clear knows that all changes whose guards were dropped
-//!   before are in the file, or on their way to it and held there.
+//!   exclusively. So a thread that finds the bit clear knows that all changes whose guards were
+//!   dropped before are in the file, or on their way to it and held there.
 //! - A group's bit is set after that of its page. Only [`DirtyPages::collect`] clears it, under a
 //!   lock, where it finds no dirty page: it clears the bit, looks at the group's pages once more,
 //!   and sets the bit again if one of them is dirty by now. The thread that sets a page's bit then

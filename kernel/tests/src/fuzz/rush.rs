@@ -135,7 +135,7 @@ impl<'a> Field<'a> {
             self.state().resident = resident;
         }
         self.meeting.wait();
-        // Whoever uses pages uses those that no thread frees.
+        // A thread that uses pages keeps to those that no thread frees.
         marks.retain(|(page, _)| !self.page(*page).goes);
         self.carry_out(number, &part, owner, &mut marks);
         self.meeting.wait();
@@ -338,7 +338,7 @@ struct Runner<'a> {
 
 impl Runner<'_> {
     /// One takes pages off that another one writes all the time; a third one brings pages of its
-    /// own meanwhile, which must be nobody else's.
+    /// own meanwhile, which no other thread's view may show.
     fn rush(&mut self, round: &Round, step: u64) {
         let mut place = CpuSet::new();
         place.set(self.random.below(round.processors) as usize);
