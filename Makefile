@@ -1,7 +1,7 @@
 # Thin on purpose: the work is in `cargo xtask` (crates/xtask), which also sets the machine up.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench lab lab-shell lab-debug deb install uninstall soak tidy fmt clean toolchain
+.PHONY: help demo check test bench lab lab-shell lab-debug deb install uninstall soak tidy fmt clean toolchain
 
 # Passed on to `vellum demo` or `vellum bench`: make demo ARGS="--dir /usr/share --limit 256MiB"
 ARGS ?=
@@ -9,6 +9,8 @@ ARGS ?=
 help:
 	@echo "make demo    store the files under /usr, read them back, compare, reopen, check"
 	@echo "             ARGS=\"--dir DIR --limit 512MiB\" and so on; all of them: make demo ARGS=--help"
+	@echo "make check   what to run after each change: lints, tests, a short model check, and"
+	@echo "             the module on one kernel if it has changed (some minutes)"
 	@echo "make test    format, rules, lints, all tests, model check, documentation (minutes)"
 	@echo "make bench   measurements beside other engines; ARGS=\"table2 --quick\"; alone: lists them"
 	@echo "             with RocksDB: make bench ROCKSDB=1 ARGS=..."
@@ -30,6 +32,9 @@ help:
 
 demo: toolchain
 	@cargo xtask demo $(ARGS)
+
+check: toolchain
+	@cargo xtask check
 
 test: toolchain
 	@cargo xtask test

@@ -62,7 +62,7 @@ fn is_small_talk(words: &str) -> bool {
         || (words.starts_with("lab: end ") && words.ends_with(" 0"))
         || is_one_of(&["lab: begin ", "lab: running ", "lab: ready", "lab: done"])
         || is_one_of(&["Compiling ", "Running ", "Doc-tests ", "Finished ", "Downloading "])
-        || is_one_of(&["Downloaded ", "Executable ", "left out: "])
+        || is_one_of(&["Downloaded ", "Executable ", "left out: ", "begins: ", "ended well "])
 }
 
 /// The lines that name what failed, the first of them if there are many: tests, panics with their

@@ -85,7 +85,8 @@ pub struct Options {
 pub fn run(root: &Path, options: &Options) -> Outcome {
     setup::ensure(setup::Need::Build)?;
     let (place, prefix) = (options.place.folder()?, &options.place.prefix);
-    let mut arguments: Vec<&str> = PACKAGES.iter().flat_map(|name| ["--package", *name]).collect();
+    let mut arguments = vec!["build"];
+    arguments.extend(PACKAGES.iter().flat_map(|name| ["--package", *name]));
     arguments.extend((!options.dev).then_some("--release"));
     let built = Artifacts::build(root, &arguments)?;
     let artifact = |name: &str| built.find(name);

@@ -1,54 +1,28 @@
 //! `cargo xtask lab`: tests, or a measurement, on Debian kernels in an emulator, with the module.
 
 mod bench;
-mod jobs;
+pub mod passed;
 mod programs;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use crate::artifacts::TestProgram;
+use crate::jobs::{self, Job};
 use crate::{Outcome, cargo, setup};
-use jobs::Job;
-use programs::Program;
 
-/// What runs if no package is named: tests of a package that cargo selects, on which kernels.
-struct Suite {
-    package: &'static str,
-    folder: &'static str,
-    selection: &'static [&'static str],
-    kernels: Kernels,
-}
+/// What runs on every kernel if no package is named: its own interfaces are what is looked at.
+const ON_ALL: [&str; 3] = ["vellum-lab/guest", "vellum-vm/", "vellum-kernel-tests/"];
 
-/// Kernels that a suite is for.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Kernels {
-    /// Every one: its own interfaces are what is looked at.
-    All,
-    /// One, the newest if none is named: what is above the surfaces, which the others look at.
-    One,
-}
-
-const SUITES: [Suite; 7] = [
-    Suite::new("vellum-vm", "crates/vm", &["--tests"], Kernels::All),
-    Suite::new("vellum-kernel-tests", "kernel/tests", &["--tests"], Kernels::All),
-    Suite::new("vellum-morsel", "crates/morsel", &["--tests"], Kernels::One),
-    Suite::new("vellum-preload", "crates/preload", &["--test", "preload"], Kernels::One),
-    Suite::new("vellum-pool", "crates/pool", &["--tests"], Kernels::One),
-    Suite::new("vellum", "crates/engine", &["--tests"], Kernels::One),
-    // A short TPC-C, with its consistency conditions.
-    Suite::new("vellum-bench", "crates/bench", &["--test", "tpcc_beyond_memory"], Kernels::One),
+/// What runs on one, the newest if none is named: what is above the surfaces, which the others look
+/// at; of the benchmarks a short TPC-C, with its consistency conditions.
+const ON_ONE: [&str; 5] = [
+    "vellum-morsel/",
+    "vellum-preload/preload",
+    "vellum-pool/",
+    "vellum/",
+    "vellum-bench/tpcc_beyond_memory",
 ];
-
-impl Suite {
-    const fn new(
-        package: &'static str,
-        folder: &'static str,
-        selection: &'static [&'static str],
-        kernels: Kernels,
-    ) -> Self {
-        Self { package, folder, selection, kernels }
-    }
-}
 
 /// The tests of the module.
 const KERNEL_TESTS: &str = "vellum-kernel-tests";
@@ -67,8 +41,11 @@ const PATIENCE: &str = "2400";
 
 /// What is looked at once more in a machine that differs from the others in all that `strictest`
 /// says: what depends most on flushes, on processors, and on what comes at the same time.
-const STRICTEST: [&str; 6] =
-    ["--test", "module_fuzz", "--test", "exmap_huge_races", "--test", "morsel_races"];
+const STRICTEST: [&str; 3] = [
+    "vellum-kernel-tests/module_fuzz",
+    "vellum-kernel-tests/exmap_huge_races",
+    "vellum-kernel-tests/morsel_races",
+];
 
 /// What is run where.
 #[derive(Clone, clap::Args)]
@@ -94,6 +71,9 @@ pub struct Options {
     /// Parameters of the module, such as 'flush=exported'
     #[arg(long, allow_hyphen_values = true)]
     module: Option<String>,
+    /// Only the module and its surfaces, on 6.12 if no kernel is named, with shortened races
+    #[arg(long, conflicts_with = "packages")]
+    short: bool,
     /// Only the fuzzer of the module, for so many seconds, on 6.12 if no kernel is named
     #[arg(long, value_name = "SECONDS", conflicts_with_all = ["packages", "filter"])]
     fuzz: Option<u64>,
@@ -133,41 +113,42 @@ pub fn run(root: &Path, options: &Options) -> Outcome {
     if let Some(seconds) = options.fuzz {
         return fuzz(root, options, seconds);
     }
+    if options.short {
+        return short(root, options);
+    }
     if options.shell {
         return shell(root, options);
     }
-    let guest = programs::of_tests(root, "vellum-lab", &["--test", "guest"])?;
     if !options.packages.is_empty() {
-        let mut programs = guest;
+        let mut programs = programs::of_package(root, "vellum-lab", &["--test", "guest"])?;
         for package in &options.packages {
-            programs.extend(programs::of_tests(root, package, &["--tests"])?);
+            programs.extend(programs::of_package(root, package, &["--tests"])?);
         }
         return jobs::run(on_each(root, options, &programs));
     }
+    let built = programs::of_workspace(root)?;
     // The longest first.
-    let mut programs = guest;
-    programs.extend(of_suites(root, Kernels::All)?);
-    let mut jobs = on_each(root, options, &programs);
+    let mut jobs = on_each(root, options, &programs::named(&built, &ON_ALL)?);
     if !is_debug {
         // There they take several times as long: on demand.
-        let programs = programs::without(of_suites(root, Kernels::One)?, programs::LONG);
+        let programs = programs::without(programs::named(&built, &ON_ONE)?, programs::LONG);
         let kernel = one_of(&options.kernels);
         jobs.extend(tests(root, options, "upper-layers", kernel, &programs));
         if options.filter.is_none() {
-            jobs.extend(strictest(root, options)?);
+            jobs.extend(strictest(root, options, &built)?);
         }
     }
     if options.filter.is_none() {
         jobs.push(promises(root, is_debug));
-        jobs.extend(crash(root, options)?);
+        jobs.extend(crash(root, options, &built)?);
     }
     // Several labs start at once: cargo builds their program before that.
     finish(built_lab(root))?;
-    jobs::run(jobs)
+    jobs::run(jobs).map_err(|names| format!("lab: {names}"))
 }
 
 /// The programs on every kernel that is asked for.
-fn on_each(root: &Path, options: &Options, programs: &[Program]) -> Vec<Job> {
+fn on_each(root: &Path, options: &Options, programs: &[TestProgram]) -> Vec<Job> {
     let kernels: Vec<&str> = match &options.kernels[..] {
         [] => STOCK.to_vec(),
         named => named.iter().map(String::as_str).collect(),
@@ -178,30 +159,34 @@ fn on_each(root: &Path, options: &Options, programs: &[Program]) -> Vec<Job> {
 
 /// A machine as others have it: page tables of their own for user space, flushes by what the kernel
 /// exports, and more processors.
-fn strictest(root: &Path, options: &Options) -> Outcome<Option<Job>> {
-    if !root.join("kernel/tests/Cargo.toml").exists() {
-        return Ok(None);
-    }
+fn strictest(root: &Path, options: &Options, built: &[TestProgram]) -> Outcome<Option<Job>> {
     let options = Options {
         processors: "4".to_owned(),
         boot: Some("pti=on".to_owned()),
         module: Some("flush=exported".to_owned()),
         ..options.clone()
     };
-    let programs = programs::of_tests(root, KERNEL_TESTS, &STRICTEST)?;
+    let programs = programs::named(built, &STRICTEST)?;
     Ok(tests(root, &options, "strictest", one_of(&options.kernels), &programs))
+}
+
+/// The module and its surfaces on one kernel: what a developer waits for.
+fn short(root: &Path, options: &Options) -> Outcome {
+    let programs = programs::named(&programs::of_workspace(root)?, &ON_ALL)?;
+    let job = tests(root, options, "short", one_of(&options.kernels), &programs);
+    jobs::run(job.into_iter().collect())
 }
 
 /// The fuzzer: half of the time one thread, half of it several. The kernel may be interrupted
 /// anywhere, so that more comes between two steps of the module.
 fn fuzz(root: &Path, options: &Options, seconds: u64) -> Outcome {
-    let fuzzer = programs::of_tests(root, KERNEL_TESTS, &["--test", "module_fuzz"])?.remove(0);
+    let fuzzer = programs::of_package(root, KERNEL_TESTS, &["--test", "module_fuzz"])?.remove(0);
     let boot = options.boot.clone().unwrap_or_else(|| "preempt=full".to_owned());
     let options = Options { boot: Some(boot), ..options.clone() };
     let mut command = lab(root, &options, &[one_of(&options.kernels)]);
     command.args(["--variable", &format!("VELLUM_SECONDS={}", seconds.div_ceil(2))]);
     command.args(["--pmem", "--module", "kvm-amd", "run"]);
-    command.args(["--patience", &(seconds + SLACK).to_string(), &fuzzer.told()]);
+    command.args(["--patience", &(seconds + SLACK).to_string(), &programs::told(&fuzzer)]);
     finish(command)
 }
 
@@ -215,19 +200,6 @@ fn shell(root: &Path, options: &Options) -> Outcome {
     }
     command.arg("shell");
     finish(command)
-}
-
-/// The programs of the suites that are for so many kernels, as far as they are there.
-fn of_suites(root: &Path, kernels: Kernels) -> Outcome<Vec<Program>> {
-    let mut programs = Vec::new();
-    for suite in suites(root).filter(|suite| suite.kernels == kernels) {
-        programs.extend(programs::of_tests(root, suite.package, suite.selection)?);
-    }
-    Ok(programs)
-}
-
-fn suites(root: &Path) -> impl Iterator<Item = &'static Suite> {
-    SUITES.iter().filter(|suite| root.join(suite.folder).join("Cargo.toml").exists())
 }
 
 /// The kernel for what runs on one.
@@ -257,6 +229,9 @@ fn lab(root: &Path, options: &Options, kernels: &[String]) -> Command {
     for variable in passed_on(std::env::vars()) {
         command.args(["--variable", &variable]);
     }
+    if options.short {
+        command.args(["--variable", "VELLUM_SHORT=1"]);
+    }
     if options.count_instructions {
         command.arg("--count-instructions");
     }
@@ -278,7 +253,7 @@ fn tests(
     options: &Options,
     name: &str,
     kernel: String,
-    programs: &[Program],
+    programs: &[TestProgram],
 ) -> Option<Job> {
     let first = programs.first()?;
     let title = format!("{kernel}, {name}");
@@ -293,7 +268,7 @@ fn tests(
         command.args(["--arguments", filter]);
     }
     for program in programs {
-        command.arg(program.told());
+        command.arg(programs::told(program));
         for (name, path) in programs::beside(program) {
             command.arg(format!("--file={name}={}", path.display()));
         }
@@ -317,22 +292,21 @@ fn promises(root: &Path, is_debug: bool) -> Job {
 
 /// Kills machines in the midst of what a program does, and has others look at what is left: of
 /// counters, for the lab's own sake, and of Morsels.
-fn crash(root: &Path, options: &Options) -> Outcome<Vec<Job>> {
-    let mut jobs = vec![kill(root, options, ("vellum-lab", "crash", "count"))?];
-    if root.join("kernel/tests/Cargo.toml").exists() {
-        jobs.push(kill(root, options, (KERNEL_TESTS, "morsel_crash", "work"))?);
-    }
-    Ok(jobs)
+fn crash(root: &Path, options: &Options, built: &[TestProgram]) -> Outcome<[Job; 2]> {
+    let counters = kill(root, options, built, ("vellum-lab/crash", "count"))?;
+    Ok([counters, kill(root, options, built, ("vellum-kernel-tests/morsel_crash", "work"))?])
 }
 
 fn kill(
     root: &Path,
     options: &Options,
-    (package, program, test): (&str, &str, &str),
+    built: &[TestProgram],
+    (name, test): (&str, &str),
 ) -> Outcome<Job> {
-    let path = programs::of_tests(root, package, &["--test", program])?.remove(0).path;
-    let path = path.display();
+    let programs = programs::named(built, &[name])?;
+    let path = programs[0].path.display();
     let kernel = one_of(&options.kernels);
+    let program = name.rsplit('/').next().unwrap_or(name);
     let title = format!("{kernel}, killed: {program}");
     let mut command = lab(root, options, &[kernel]);
     command.args(["--name", program, "--pmem", "crash", "--rounds", "2", "--then"]);
@@ -356,13 +330,6 @@ fn finish(mut command: Command) -> Outcome {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn suites_that_are_not_there_are_left_out() {
-        assert_eq!(suites(Path::new("/nowhere")).count(), 0);
-        let there: Vec<&str> = suites(&crate::root()).map(|suite| suite.package).collect();
-        assert!(there.contains(&"vellum-vm") && there.contains(&"vellum-pool"), "{there:?}");
-    }
 
     #[test]
     fn variables_of_ours_are_passed_on() {

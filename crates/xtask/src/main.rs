@@ -1,8 +1,8 @@
 //! `cargo xtask`: set-up, tests, the project's own rules and other chores.
 //!
 //! The Makefile and `.ci/run` only call this program, so that what a developer runs and what the
-//! continuous integration runs cannot differ. It depends on nothing but clap, which keeps the time
-//! from a fresh clone to its first line short.
+//! continuous integration runs cannot differ. It depends on little, which keeps the time from a
+//! fresh clone to its first line short.
 
 mod artifacts;
 mod bench;
@@ -12,7 +12,9 @@ mod emulator;
 mod excerpt;
 mod fuzz;
 mod install;
+mod jobs;
 mod lab;
+mod programs;
 mod python;
 mod setup;
 mod steps;
@@ -38,6 +40,13 @@ struct Arguments {
 enum Chore {
     /// Install or name what the build and the tests need; silent when nothing is missing
     Setup,
+    /// What to run after each change: format, rules, lints, tests, a short model check and, if it
+    /// changed, the module on one kernel
+    Check {
+        /// Show the output of every step, not only of those that fail
+        #[arg(short, long)]
+        verbose: bool,
+    },
     /// Format, rules, lints, every test, the model check and the documentation
     Test {
         /// Show the output of every step, not only of those that fail
@@ -50,6 +59,8 @@ enum Chore {
         #[arg(short, long)]
         verbose: bool,
     },
+    /// Run the tests of all packages, several programs at a time
+    Programs(programs::Options),
     /// Check the project's own rules over the files of the repository
     Tidy,
     /// Build the release binary and run `vellum demo` with the arguments given
@@ -95,6 +106,8 @@ fn main() -> ExitCode {
     let root = root();
     let outcome = match arguments.chore {
         Chore::Setup => setup::ensure(setup::Need::Tests),
+        Chore::Check { verbose } => testing::check(&root, verbose),
+        Chore::Programs(options) => programs::run(&root, options),
         Chore::Test { verbose } => testing::test(&root, verbose),
         Chore::Soak { verbose } => testing::soak(&root, verbose),
         Chore::Tidy => tidy::run(&root),

@@ -1,10 +1,37 @@
-//! The steps of `cargo xtask test` and `cargo xtask soak`.
+//! The steps of `cargo xtask check`, `cargo xtask test` and `cargo xtask soak`.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::steps::{self, Step};
-use crate::{Outcome, cargo, deb, setup, target, tidy};
+use crate::{Outcome, cargo, deb, lab, setup, target, tidy};
+
+/// Schedules of each scenario in the model check of `cargo xtask check`.
+const FEW_SCHEDULES: &str = "200";
+
+/// What a developer runs after each change, in minutes: format, rules, lints, tests without those
+/// of other engines, a short model check, and, if the module or what runs on it has changed since
+/// this passed, its tests in one boot of one kernel.
+///
+/// # Errors
+/// Names the steps that failed; their output has been printed.
+pub fn check(root: &Path, verbose: bool) -> Outcome {
+    setup::ensure(setup::Need::Tests)?;
+    let mut list = rules(root);
+    list.push(clippy(root));
+    list.push(Step::program("tests", xtask(root, "programs")));
+    let mut model = model_check(root);
+    model.env("VELLUM_MODEL_SCHEDULES", FEW_SCHEDULES);
+    list.push(Step::program("short model check", model));
+    let passed = lab::passed::Mark::of(root)?;
+    if passed.is_current() {
+        println!("the module and what runs on it are as when its tests passed: not run again");
+    } else {
+        list.push(Step::program("module", xtask(root, "lab --short")));
+    }
+    steps::run(list, verbose, &failed(root))?;
+    passed.set()
+}
 
 /// Everything a change must pass: format, rules, lints, tests, model check, documentation, the
 /// package for Python, that of the module, and its tests on the kernels that it is for.
@@ -13,24 +40,15 @@ use crate::{Outcome, cargo, deb, setup, target, tidy};
 /// Names the steps that failed; their output has been printed.
 pub fn test(root: &Path, verbose: bool) -> Outcome {
     setup::ensure(setup::Need::Tests)?;
-    let folder = root.to_path_buf();
-    let mut list = vec![
-        Step::program("format", command(root, "fmt --all --check")),
-        Step::function("tidy", move || tidy::run(&folder)),
-        Step::program(
-            "clippy",
-            command(root, "clippy --workspace --all-targets --quiet -- -D warnings"),
-        ),
-        Step::program("tests", command(root, "test --workspace --no-fail-fast")),
-    ];
-    if model_check_exists(root) {
-        list.push(Step::program("model check", model_check(root)));
-    }
+    let mut list = rules(root);
+    list.push(clippy(root));
+    list.push(Step::program("tests", xtask(root, "programs --all")));
+    list.push(Step::program("model check", model_check(root)));
     list.push(Step::program("documentation", documentation(root)));
-    list.push(Step::program("Python", command(root, "run --quiet --package xtask -- python")));
+    list.push(Step::program("Python", xtask(root, "python")));
     let folder = root.to_path_buf();
     list.push(Step::function("kernel package", move || deb::run(&folder).map(drop)));
-    list.push(Step::program("kernel lab", command(root, "run --quiet --package xtask -- lab")));
+    list.push(Step::program("kernel lab", xtask(root, "lab")));
     steps::run(list, verbose, &failed(root))
 }
 
@@ -47,12 +65,10 @@ pub fn soak(root: &Path, verbose: bool) -> Outcome {
     long_tests.args(["--", "--include-ignored", "--skip", "with_a_filter"]);
     long_tests.env("VELLUM_SOAK", "1");
     let mut list = vec![Step::program("long tests", long_tests)];
-    if model_check_exists(root) {
-        let mut model = model_check(root);
-        model.args(["--", "--include-ignored"]);
-        model.env("VELLUM_SOAK", "1").env("VELLUM_MODEL_SCHEDULES", "50000");
-        list.push(Step::program("long model check", model));
-    }
+    let mut model = model_check(root);
+    model.args(["--", "--include-ignored"]);
+    model.env("VELLUM_SOAK", "1").env("VELLUM_MODEL_SCHEDULES", "50000");
+    list.push(Step::program("long model check", model));
     if setup::succeeds(Command::new("cargo").args(["+nightly", "--version"])) {
         list.push(Step::program("address sanitizer", address_sanitizer(root)));
     } else {
@@ -62,9 +78,23 @@ pub fn soak(root: &Path, verbose: bool) -> Outcome {
     steps::run(list, verbose, &failed(root))
 }
 
+/// What needs no build: the format and the project's own rules.
+fn rules(root: &Path) -> Vec<Step> {
+    let folder = root.to_path_buf();
+    vec![
+        Step::program("format", command(root, "fmt --all --check")),
+        Step::function("tidy", move || tidy::run(&folder)),
+    ]
+}
+
+fn clippy(root: &Path) -> Step {
+    let words = "clippy --workspace --all-targets --quiet -- -D warnings";
+    Step::program("clippy", command(root, words))
+}
+
 /// The fuzzer of the module, for an hour, on the kernel that checks itself if it has been built.
 fn fuzzer(root: &Path) -> Command {
-    let mut command = command(root, "run --quiet --package xtask -- lab --fuzz 3600");
+    let mut command = xtask(root, "lab --fuzz 3600");
     if root.join("target/lab/debug/release").exists() {
         command.args(["--kernel", "debug"]);
     }
@@ -83,8 +113,11 @@ fn command(root: &Path, words: &str) -> Command {
     command
 }
 
-fn model_check_exists(root: &Path) -> bool {
-    root.join("crates/pool/tests/model.rs").exists()
+/// Another call of this program, whose output is that of a step.
+fn xtask(root: &Path, words: &str) -> Command {
+    let mut command = command(root, "run --quiet --package xtask --");
+    command.args(words.split(' '));
+    command
 }
 
 /// The page-state protocol under shuttle: the pool with its primitives replaced.

@@ -2,8 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::artifacts::Artifacts;
-use crate::{Outcome, cargo};
+use crate::Outcome;
+use crate::artifacts::{Artifacts, TestProgram};
 
 /// Programs that are left out, each with the reason.
 pub type LeftOut = [(&'static str, &'static str)];
@@ -31,22 +31,12 @@ const BESIDE: [(&str, &str); 1] = [("vellum-preload/preload", "libvellum_preload
 /// shall map something meanwhile, not even its stack.
 const BY_ONE_THREAD: &str = "vellum-kernel-tests";
 
-/// A test program.
-pub struct Program {
-    /// The package and the test's own name: several packages may have one of a name.
-    pub name: String,
-    /// Where it is.
-    pub path: PathBuf,
-}
-
-impl Program {
-    /// The program, as the lab is told of it.
-    pub fn told(&self) -> String {
-        let told = format!("{}={}", self.name, self.path.display());
-        match self.name.split('/').next() {
-            Some(BY_ONE_THREAD) => told + " --test-threads=1",
-            _ => told,
-        }
+/// The program, as the lab is told of it.
+pub fn told(program: &TestProgram) -> String {
+    let told = format!("{}={}", program.name, program.path.display());
+    match program.name.split('/').next() {
+        Some(BY_ONE_THREAD) => told + " --test-threads=1",
+        _ => told,
     }
 }
 
@@ -55,22 +45,44 @@ impl Program {
 ///
 /// # Errors
 /// When they do not build, or there are none.
-pub fn of_tests(root: &Path, package: &str, selection: &[&str]) -> Outcome<Vec<Program>> {
-    let mut command = cargo(root);
-    command.args(["test", "--no-run", "--package", package]).args(selection);
-    let output = command.output().map_err(|error| format!("cargo does not run: {error}"))?;
-    let text = String::from_utf8_lossy(&output.stderr);
-    if !output.status.success() {
-        return Err(format!("the tests of {package} do not build:\n{text}"));
-    }
-    let paths = text.lines().filter_map(executable).map(|path| root.join(path));
-    let program = |path: PathBuf| Program { name: format!("{package}/{}", name_of(&path)), path };
-    let programs = without(paths.map(program).collect(), &NOT_FOR_GUESTS);
+pub fn of_package(root: &Path, package: &str, selection: &[&str]) -> Outcome<Vec<TestProgram>> {
+    let mut arguments = vec!["test", "--quiet", "--no-run", "--package", package];
+    arguments.extend(selection);
+    let built = Artifacts::build(root, &arguments)?.test_programs();
+    let programs = without(built, &NOT_FOR_GUESTS);
     if programs.is_empty() { Err(format!("no tests in {package}")) } else { Ok(programs) }
 }
 
+/// Builds the tests of all packages, as `cargo xtask programs` does: what is built for fewer of
+/// them has other features, and would be built twice. Those that are not for guests are left out.
+///
+/// # Errors
+/// When they do not build.
+pub fn of_workspace(root: &Path) -> Outcome<Vec<TestProgram>> {
+    let build = ["test", "--quiet", "--no-run", "--workspace"];
+    Ok(without(Artifacts::build(root, &build)?.test_programs(), &NOT_FOR_GUESTS))
+}
+
+/// Those programs of all packages whose names are given; an ending of `/` stands for all of a
+/// package.
+///
+/// # Errors
+/// Names what is not there.
+pub fn named(built: &[TestProgram], names: &[&str]) -> Outcome<Vec<TestProgram>> {
+    let is_meant = |program: &TestProgram, name: &str| match name.ends_with('/') {
+        true => program.name.starts_with(name),
+        false => program.name == name,
+    };
+    let is_there = |name: &&str| built.iter().any(|program| is_meant(program, name));
+    if let Some(missing) = names.iter().find(|name| !is_there(name)) {
+        return Err(format!("there are no tests {missing}"));
+    }
+    let is_named = |program: &&TestProgram| names.iter().any(|name| is_meant(program, name));
+    Ok(built.iter().filter(is_named).cloned().collect())
+}
+
 /// What has to lie beside a program: names there, and where that is here.
-pub fn beside(program: &Program) -> impl Iterator<Item = (String, PathBuf)> {
+pub fn beside(program: &TestProgram) -> impl Iterator<Item = (String, PathBuf)> {
     let libraries = BESIDE.iter().filter(|(name, _)| *name == program.name);
     libraries.map(|(name, library)| {
         let folder = name.rsplit_once('/').map_or("", |(folder, _)| folder);
@@ -79,7 +91,7 @@ pub fn beside(program: &Program) -> impl Iterator<Item = (String, PathBuf)> {
 }
 
 /// Programs without some of them, of which it says so.
-pub fn without(mut programs: Vec<Program>, left_out: &LeftOut) -> Vec<Program> {
+pub fn without(mut programs: Vec<TestProgram>, left_out: &LeftOut) -> Vec<TestProgram> {
     programs.retain(|program| {
         let reason = left_out.iter().find(|(name, _)| *name == program.name);
         if let Some((name, reason)) = reason {
@@ -95,37 +107,21 @@ pub fn without(mut programs: Vec<Program>, left_out: &LeftOut) -> Vec<Program> {
 /// # Errors
 /// When it does not build.
 pub fn release(root: &Path) -> Outcome<PathBuf> {
-    let arguments = ["--release", "--package", "vellum-cli", "--bin", "vellum"];
+    let arguments = ["build", "--release", "--package", "vellum-cli", "--bin", "vellum"];
     Artifacts::build(root, &arguments)?.find("vellum")
-}
-
-/// The path in a line such as `  Executable tests/a.rs (target/debug/deps/a-0123456789abcdef)`.
-fn executable(line: &str) -> Option<&str> {
-    let rest = line.trim_start().strip_prefix("Executable ")?;
-    Some(rest.rsplit_once('(')?.1.trim_end_matches(')'))
-}
-
-/// A program's name without what cargo adds to it.
-fn name_of(program: &Path) -> String {
-    let name = program.file_name().unwrap_or_default().to_string_lossy();
-    name.rsplit_once('-').map_or(&*name, |(name, _)| name).to_owned()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    #[test]
-    fn programs_are_found_in_what_cargo_says() {
-        let line = "  Executable tests/surface/main.rs (target/debug/deps/surface-0af1)";
-        assert_eq!(executable(line), Some("target/debug/deps/surface-0af1"));
-        assert_eq!(executable("   Compiling vellum-vm v0.1.0 (/somewhere)"), None);
-        assert_eq!(name_of(Path::new("target/debug/deps/vellum_vm-0af1")), "vellum_vm");
+    fn program(name: &str, path: &str) -> TestProgram {
+        TestProgram { name: name.to_owned(), path: path.into(), folder: "/".into() }
     }
 
     #[test]
     fn the_kernels_tests_are_run_by_one_thread() {
-        let told = |name: &str| Program { name: name.to_owned(), path: "/a".into() }.told();
+        let told = |name: &str| told(&program(name, "/a"));
         let expected = "vellum-kernel-tests/exmap_read=/a --test-threads=1";
         assert_eq!(told("vellum-kernel-tests/exmap_read"), expected);
         assert_eq!(told("vellum/store"), "vellum/store=/a");
@@ -134,16 +130,31 @@ mod tests {
     }
 
     #[test]
+    fn programs_are_selected_by_their_names() {
+        let built = ["vellum/store", "vellum/simulation", "vellum-vm/surface"];
+        let built = built.map(|name| program(name, ""));
+        let names = |named: &[&str]| -> Vec<String> {
+            super::named(&built, named).unwrap().into_iter().map(|program| program.name).collect()
+        };
+        assert_eq!(names(&["vellum/"]), ["vellum/store", "vellum/simulation"]);
+        assert_eq!(
+            names(&["vellum-vm/surface", "vellum/store"]),
+            ["vellum/store", "vellum-vm/surface"]
+        );
+        let missing = named(&built, &["vellum/", "vellum"]).unwrap_err();
+        assert_eq!(missing, "there are no tests vellum");
+    }
+
+    #[test]
     fn programs_are_left_out_by_name() {
-        let program = |name: &str| Program { name: name.to_owned(), path: PathBuf::new() };
-        let programs = vec![program("vellum/store"), program("vellum/simulation")];
+        let programs = vec![program("vellum/store", ""), program("vellum/simulation", "")];
         let names: Vec<String> = without(programs, LONG).into_iter().map(|it| it.name).collect();
         assert_eq!(names, ["vellum/store"]);
     }
 
     #[test]
     fn libraries_lie_beside_their_programs() {
-        let program = |name: &str| Program { name: name.to_owned(), path: "/deps/a-0af1".into() };
+        let program = |name: &str| program(name, "/deps/a-0af1");
         let library = "libvellum_preload.so";
         let expected = (format!("vellum-preload/{library}"), Path::new("/deps").join(library));
         assert_eq!(beside(&program("vellum-preload/preload")).collect::<Vec<_>>(), [expected]);

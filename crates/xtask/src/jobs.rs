@@ -1,5 +1,4 @@
-//! Several labs at a time, each with a machine of its own: their tests wait for much besides the
-//! processor.
+//! Several programs at a time: they wait for much besides the processor.
 
 use std::collections::VecDeque;
 use std::num::NonZero;
@@ -11,10 +10,10 @@ use std::time::Instant;
 
 use crate::{Outcome, steps};
 
-/// Machines at a time at most: each has some GiB of memory.
+/// Programs at a time at most: one that runs a machine takes some GiB of memory.
 const MOST: usize = 4;
 
-/// A call of the lab.
+/// A program that is to run.
 pub struct Job {
     name: String,
     command: Command,
@@ -53,7 +52,7 @@ pub fn run(jobs: Vec<Job>) -> Outcome {
         }
     });
     let failed = failed.into_inner().unwrap_or_else(PoisonError::into_inner);
-    if failed.is_empty() { Ok(()) } else { Err(format!("lab: {}", failed.join(", "))) }
+    if failed.is_empty() { Ok(()) } else { Err(failed.join(", ")) }
 }
 
 fn with_lines(job: Job) -> (Receiver<String>, (Job, Sender<String>)) {
@@ -101,7 +100,7 @@ mod tests {
         let names = ["a", "b", "c", "d", "e", "f"];
         let jobs = names.map(|name| touch(name, if "be".contains(name) { "1" } else { "0" }));
         let error = run(jobs.into()).unwrap_err();
-        assert!(error == "lab: b, e" || error == "lab: e, b", "{error}");
+        assert!(error == "b, e" || error == "e, b", "{error}");
         assert!(names.iter().all(|name| folder.join(name).exists()));
         std::fs::remove_dir_all(folder).unwrap();
         assert_eq!(run(Vec::new()), Ok(()));

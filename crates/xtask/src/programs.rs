@@ -1,0 +1,50 @@
+//! `cargo xtask programs`: the tests of all packages, several programs at a time.
+//!
+//! `cargo test` runs one program after the other. Many tests wait for a timer, a disk or another
+//! process, so two programs at a time end sooner on two processors.
+
+use std::path::Path;
+use std::process::Command;
+
+use crate::artifacts::{Artifacts, TestProgram};
+use crate::jobs::{self, Job};
+use crate::{Outcome, cargo};
+
+/// Programs that take longest, first: one that begins last would keep a processor waiting.
+const LONGEST: [&str; 2] = ["vellum-preload/preload", "vellum/simulation"];
+
+/// Packages whose tests only `cargo xtask test` runs: those of other engines.
+const OTHER_ENGINES: &str = "vellum-bench-peers/";
+
+/// Which programs.
+#[derive(Clone, Copy, clap::Args)]
+pub struct Options {
+    /// Also the programs that run other engines
+    #[arg(long)]
+    all: bool,
+}
+
+/// Builds the tests, runs every program in its package's folder, and the examples of the
+/// documentation. All packages are built also where some do not run: what is built for fewer of
+/// them has other features, and would be built twice.
+///
+/// # Errors
+/// When something does not build, or names the programs whose tests failed; the others ran.
+pub fn run(root: &Path, options: Options) -> Outcome {
+    let build = ["test", "--quiet", "--no-run", "--workspace"];
+    let mut programs = Artifacts::build(root, &build)?.test_programs();
+    programs.retain(|program| options.all || !program.name.starts_with(OTHER_ENGINES));
+    programs.sort_by_key(|program| !LONGEST.contains(&program.name.as_str()));
+    let mut jobs: Vec<Job> = programs.iter().map(job).collect();
+    let mut examples = cargo(root);
+    examples.args(["test", "--quiet", "--doc", "--workspace", "--no-fail-fast"]);
+    jobs.insert(LONGEST.len(), Job::new("examples of the documentation", examples));
+    jobs::run(jobs)
+}
+
+fn job(program: &TestProgram) -> Job {
+    let mut command = Command::new(&program.path);
+    // As cargo does it.
+    command.current_dir(&program.folder).env("CARGO_MANIFEST_DIR", &program.folder);
+    Job::new(program.name.clone(), command)
+}
