@@ -17,19 +17,17 @@
 
 use std::fs::File;
 use std::os::fd::AsFd;
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 
-use crate::probe;
+use crate::advice::Advice;
+use crate::error::SurfaceError;
 use crate::range::PageRange;
-use crate::surface::{Advice, Surface, SurfaceError};
-use crate::{PAGE_SIZE, sys};
-
-/// Pages of a huge page: 2 MiB, on x86-64 and on aarch64 with pages of 4 KiB.
-pub const HUGE_PAGES: u64 = 512;
-
-/// Bytes of a huge page.
-pub const HUGE_PAGE_SIZE: usize = HUGE_PAGES as usize * PAGE_SIZE;
+use crate::scratch::Scratch;
+use crate::surface::Surface;
+use crate::{HUGE_PAGE_SIZE, HUGE_PAGES, PAGE_SIZE, sys};
 
 /// What became of a request that the kernel may decline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,7 +55,7 @@ impl Surface {
     /// False on an exmap, whose frames are pages of 4 KiB.
     pub fn can_collapse(&self) -> bool {
         let aligned = self.base().addr().get().is_multiple_of(HUGE_PAGE_SIZE);
-        self.takes_advice() && aligned && probe::huge_pages().is_ok()
+        self.takes_advice() && aligned && huge_pages().is_ok()
     }
 
     /// Puts the memory of a range into huge pages. The range starts at a multiple of
@@ -123,4 +121,98 @@ impl Surface {
 pub(crate) fn is_huge(pagemap: &File, address: usize) -> Result<bool, Errno> {
     sys::pagemap_scan(pagemap.as_fd(), address, PAGE_SIZE, sys::PAGE_IS_HUGE)
         .map(|regions| regions > 0)
+}
+
+/// What a huge page costs here: the quickest of a few trials.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HugePageCost {
+    /// Putting 512 pages together, the calls around it included.
+    pub collapse: Duration,
+    /// Splitting them again.
+    pub split: Duration,
+}
+
+/// Whether huge pages can be put together in memory that is marked against them, be taken apart
+/// again, and be told from others; tried once per process. `MADV_COLLAPSE` would work where they
+/// are switched off (mode `never`); that is taken for the owner's wish, and counts as no.
+///
+/// # Errors
+/// The reason, in one line.
+pub fn huge_pages() -> Result<HugePageCost, String> {
+    static OUTCOME: OnceLock<Result<HugePageCost, String>> = OnceLock::new();
+    OUTCOME.get_or_init(try_huge_pages).clone()
+}
+
+/// Rounds of the trial with huge pages.
+const ROUNDS: u64 = 3;
+
+fn try_huge_pages() -> Result<HugePageCost, String> {
+    if huge_page_mode().as_deref() == Some("never") {
+        return Err("transparent huge pages are switched off (mode never)".to_owned());
+    }
+    let said = |errno: Errno| errno.to_string();
+    let scratch = Scratch::new(2 * HUGE_PAGES).map_err(said)?;
+    let unaligned = scratch.address(0).next_multiple_of(HUGE_PAGE_SIZE) - scratch.address(0);
+    let range = PageRange::new((unaligned / PAGE_SIZE) as u64, HUGE_PAGES);
+    let pages = range.start..range.start + HUGE_PAGES;
+    let value = |page| (page % 255) as u8 + 1;
+    pages.clone().for_each(|page| scratch.write(page, value(page)));
+    let pagemap = File::open("/proc/self/pagemap").map_err(|error| error.to_string())?;
+    let collapsed_at = |page| {
+        is_huge(&pagemap, scratch.address(page))
+            .map_err(|errno| format!("collapsed or not cannot be seen (PAGEMAP_SCAN): {errno}"))
+    };
+    let mut best = HugePageCost { collapse: Duration::MAX, split: Duration::MAX };
+    for leaving in pages.clone().take(ROUNDS as usize) {
+        let start = Instant::now();
+        scratch.advise(range, libc::MADV_HUGEPAGE).map_err(said)?;
+        let collapsed = scratch.advise(range, sys::MADV_COLLAPSE);
+        scratch.advise(range, libc::MADV_NOHUGEPAGE).map_err(said)?;
+        best.collapse = best.collapse.min(start.elapsed());
+        collapsed.map_err(said)?;
+        if !collapsed_at(leaving)? {
+            return Err("it reported success but made no huge page".to_owned());
+        }
+        let start = Instant::now();
+        scratch.advise(PageRange::new(leaving, 1), libc::MADV_COLD).map_err(said)?;
+        best.split = best.split.min(start.elapsed());
+        if collapsed_at(leaving)? {
+            return Err("MADV_COLD does not split the huge page again".to_owned());
+        }
+    }
+    if pages.clone().any(|page| scratch.read(page) != value(page)) {
+        return Err("it altered contents".to_owned());
+    }
+    scratch.advise(PageRange::new(range.start, 1), libc::MADV_DONTNEED).map_err(said)?;
+    match scratch.resident(range) {
+        Some(resident) if resident != HUGE_PAGES - 1 => {
+            Err("releasing one page of it released others".to_owned())
+        }
+        _ => Ok(best),
+    }
+}
+
+/// Where the machine's owner says what becomes of transparent huge pages.
+pub(crate) const HUGE_PAGE_MODE: &str = "/sys/kernel/mm/transparent_hugepage/enabled";
+
+/// What the machine's owner said: `always`, `madvise` or `never`.
+pub(crate) fn huge_page_mode() -> Option<String> {
+    let text = std::fs::read_to_string(HUGE_PAGE_MODE).ok()?;
+    selected(&text).map(str::to_owned)
+}
+
+/// The word in brackets: how the kernel marks the selected one.
+fn selected(text: &str) -> Option<&str> {
+    Some(text.split_once('[')?.1.split_once(']')?.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_word_in_brackets_is_selected() {
+        assert_eq!(selected("always [madvise] never\n"), Some("madvise"));
+        assert_eq!(selected("always madvise never\n"), None);
+    }
 }

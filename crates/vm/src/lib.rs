@@ -24,7 +24,9 @@
 //!
 //! Runs on Linux 5.10 and later with 4 KiB pages, on x86-64 and aarch64.
 
+mod advice;
 mod backend;
+mod error;
 mod huge_page;
 mod lane;
 mod limits;
@@ -39,14 +41,22 @@ mod sys;
 pub mod memory_limit;
 pub mod probe;
 
+pub use advice::Advice;
 pub use backend::exmap::PageTables;
 pub use backend::{BackendChoice, BackendKind, FaultBehaviour};
-pub use huge_page::{Asked, HUGE_PAGE_SIZE, HUGE_PAGES};
-pub use mapping::{Reservation, ReserveError};
+pub use error::{ReserveError, SurfaceError};
+pub use huge_page::Asked;
+pub use mapping::Reservation;
 pub use range::{Entry, PageRange};
 pub use residency::Residency;
 pub use rustix::io::Errno;
-pub use surface::{Advice, END_OF_FILE, Surface, SurfaceError};
+pub use surface::{END_OF_FILE, Surface};
 
 /// Bytes of a page, the unit of everything here.
 pub const PAGE_SIZE: usize = 4096;
+
+/// Pages of a huge page: 2 MiB, on x86-64 and on aarch64 with pages of 4 KiB.
+pub const HUGE_PAGES: u64 = 512;
+
+/// Bytes of a huge page.
+pub const HUGE_PAGE_SIZE: usize = HUGE_PAGES as usize * PAGE_SIZE;

@@ -4,7 +4,7 @@ use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 
 use crate::PAGE_SIZE;
-use crate::mapping::ReserveError;
+use crate::error::ReserveError;
 
 /// What bears on whether the kernel maps more.
 #[derive(Clone, Copy, Debug, Default)]

@@ -15,117 +15,18 @@ use std::sync::{Mutex, PoisonError};
 use rustix::io::Errno;
 use rustix::process::Pid;
 
-use crate::PAGE_SIZE;
-use crate::huge_page::HUGE_PAGE_SIZE;
+use crate::error::ReserveError;
 use crate::lane::Lane;
 use crate::limits;
 use crate::range::PageRange;
 use crate::residency;
-use crate::sys;
+use crate::{HUGE_PAGE_SIZE, PAGE_SIZE, sys};
+
+/// What a surface's mapping is for, in error messages.
+pub(crate) const PURPOSE: &str = "surface";
 
 /// Mappings grow by multiples of this many bytes, so that growing page by page costs few calls.
 pub const STEP: usize = 64 << 20;
-
-/// Why a mapping could not be made or grown.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum ReserveError {
-    /// The system's pages are not 4 KiB.
-    #[error(
-        "this system has pages of {found} bytes, but 4096 are needed; use a kernel built with \
-         4 KiB pages"
-    )]
-    PageSize {
-        /// Bytes of a page here.
-        found: usize,
-    },
-    /// More bytes than an address space can hold.
-    #[error("{purpose}: {bytes} bytes do not fit into the address space; ask for less")]
-    TooLarge {
-        /// What the mapping is for.
-        purpose: &'static str,
-        /// Bytes asked for in all.
-        bytes: usize,
-    },
-    /// RLIMIT_AS is too low.
-    #[error(
-        "{purpose}: mapping {bytes} bytes would exceed the address-space limit of {limit} bytes \
-         (RLIMIT_AS); raise it with `ulimit -v unlimited` (no memory is used by the mapping itself)"
-    )]
-    AddressSpaceLimit {
-        /// What the mapping is for.
-        purpose: &'static str,
-        /// Bytes asked for in all.
-        bytes: usize,
-        /// The limit in bytes.
-        limit: u64,
-    },
-    /// RLIMIT_DATA is too low; Linux counts private writable mappings against it.
-    #[error(
-        "{purpose}: mapping {bytes} bytes would exceed the data limit of {limit} bytes \
-         (RLIMIT_DATA); raise it with `ulimit -d unlimited` (no memory is used by the mapping \
-         itself)"
-    )]
-    DataLimit {
-        /// What the mapping is for.
-        purpose: &'static str,
-        /// Bytes asked for in all.
-        bytes: usize,
-        /// The limit in bytes.
-        limit: u64,
-    },
-    /// `vm.overcommit_memory` is 2 and the commit limit is reached.
-    #[error(
-        "{purpose}: mapping {bytes} bytes was refused because vm.overcommit_memory is 2, which \
-         charges address space as if it were memory; set it to 0 (sysctl vm.overcommit_memory=0) \
-         or raise vm.overcommit_ratio"
-    )]
-    Overcommit {
-        /// What the mapping is for.
-        purpose: &'static str,
-        /// Bytes asked for in all.
-        bytes: usize,
-    },
-    /// Another mapping lies where this one would have to grow.
-    #[error(
-        "{purpose}: cannot grow to {bytes} bytes in place, because the addresses from {address:#x} \
-         on are used by another mapping; close and open it again, which places it elsewhere"
-    )]
-    AddressTaken {
-        /// What the mapping is for.
-        purpose: &'static str,
-        /// Bytes asked for in all.
-        bytes: usize,
-        /// The first address that would have been needed.
-        address: usize,
-    },
-    /// A mapping that is made once, with room to grow, has none left.
-    #[error(
-        "{purpose}: cannot grow to {bytes} bytes in place, because it was mapped once, with room \
-         for {mapped}; close and open it again, which maps more"
-    )]
-    RoomUsedUp {
-        /// What the mapping is for.
-        purpose: &'static str,
-        /// Bytes asked for in all.
-        bytes: usize,
-        /// Bytes that are mapped.
-        mapped: usize,
-    },
-    /// The kernel refused for another reason.
-    #[error(
-        "{purpose}: the kernel refused to map {bytes} bytes: {errno}; with ENOMEM look at \
-         vm.max_map_count and the process's limits"
-    )]
-    Refused {
-        /// What the mapping is for.
-        purpose: &'static str,
-        /// Bytes asked for in all.
-        bytes: usize,
-        /// What the kernel said.
-        errno: Errno,
-    },
-}
 
 /// A growable private anonymous mapping whose base never moves.
 ///

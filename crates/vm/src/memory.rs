@@ -2,8 +2,10 @@
 
 use std::ptr::NonNull;
 
+use crate::PAGE_SIZE;
 use crate::backend::exmap::ExmapMemory;
-use crate::mapping::{Reservation, ReserveError};
+use crate::error::ReserveError;
+use crate::mapping::{PURPOSE, Reservation};
 
 /// The addresses of a surface.
 #[derive(Debug)]
@@ -15,6 +17,11 @@ pub(crate) enum Memory {
 }
 
 impl Memory {
+    /// Private anonymous memory for so many pages.
+    pub(crate) fn reserve(pages: u64) -> Result<Self, ReserveError> {
+        Ok(Self::Reserved(Reservation::new(bytes_of(pages)?, PURPOSE)?))
+    }
+
     /// The first byte; always the same.
     pub(crate) fn base(&self) -> NonNull<u8> {
         match self {
@@ -38,4 +45,12 @@ impl Memory {
             Self::Exmap(exmap) => exmap.grow(bytes),
         }
     }
+}
+
+/// Bytes of that many pages.
+pub(crate) fn bytes_of(pages: u64) -> Result<usize, ReserveError> {
+    usize::try_from(pages)
+        .ok()
+        .and_then(|pages| pages.checked_mul(PAGE_SIZE))
+        .ok_or(ReserveError::TooLarge { purpose: PURPOSE, bytes: usize::MAX })
 }

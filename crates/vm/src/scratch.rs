@@ -6,12 +6,12 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use rustix::io::Errno;
 
 use crate::PAGE_SIZE;
+use crate::backend::Backend;
 use crate::backend::process_madvise::OwnProcess;
-use crate::backend::{BackendChoice, BackendKind};
 use crate::mapping::Reservation;
-use crate::range::{Entry, PageRange};
+use crate::memory::Memory;
+use crate::range::{Entry, PageRange, failures};
 use crate::residency;
-use crate::surface::{Surface, SurfaceError};
 
 /// A small mapping of its own; every operation is safe, whatever it does to the contents.
 #[derive(Debug)]
@@ -70,27 +70,27 @@ impl Scratch {
     }
 }
 
-/// A surface of its own whose pages nobody relies on, which makes releasing safe.
+/// The memory of a surface whose pages nobody relies on, which makes releasing safe.
 #[derive(Debug)]
 pub(crate) struct ScratchSurface {
-    surface: Surface,
+    memory: Memory,
+    backend: Box<dyn Backend>,
 }
 
 impl ScratchSurface {
-    /// Reserves `pages` pages on the given backend, of which `frames` are populated at a time.
-    pub(crate) fn new(pages: u64, frames: u64, backend: BackendKind) -> Result<Self, SurfaceError> {
-        let backend = BackendChoice::Only(backend);
-        Ok(Self::on(Surface::reserve_with_frames(pages, frames, backend)?))
+    /// Takes what [`choice::open`](crate::backend::choice::open) has made.
+    pub(crate) fn new((memory, backend): (Memory, Box<dyn Backend>)) -> Self {
+        Self { memory, backend }
     }
 
-    /// Takes a surface that nobody else has.
-    pub(crate) fn on(surface: Surface) -> Self {
-        Self { surface }
+    fn pages(&self) -> u64 {
+        (self.memory.len() / PAGE_SIZE) as u64
     }
 
     fn byte(&self, page: u64) -> &AtomicU8 {
-        // SAFETY: within the surface, and only ever accessed atomically.
-        unsafe { AtomicU8::from_ptr(self.surface.address(page).as_ptr()) }
+        assert!(page < self.pages(), "page {page} of a smaller scratch");
+        // SAFETY: within the live mapping, and only ever accessed atomically.
+        unsafe { AtomicU8::from_ptr(self.memory.base().as_ptr().add(page as usize * PAGE_SIZE)) }
     }
 
     /// Writes the first byte of a page. It must be populated where that is needed for writing.
@@ -105,17 +105,27 @@ impl ScratchSurface {
 
     /// How many pages hold memory; None where that cannot be found out.
     pub(crate) fn resident(&self) -> Option<u64> {
-        self.surface.resident_pages(PageRange::new(0, self.surface.pages())).ok()
+        residency::count(self.memory.base(), PageRange::new(0, self.pages())).ok()
     }
 
-    /// See [`Surface::populate`].
+    /// Populates the pages of the entries; returns how many entries failed.
     pub(crate) fn populate(&self, entries: &mut [Entry]) -> usize {
-        self.surface.populate(entries)
+        self.begin(entries);
+        // SAFETY: within the mapping, which lives as long as `self`.
+        unsafe { self.backend.populate(self.memory.base(), entries) };
+        failures(entries)
     }
 
-    /// See [`Surface::release`].
+    /// Releases the pages of the entries; returns how many entries failed.
     pub(crate) fn release(&self, entries: &mut [Entry]) -> usize {
-        // SAFETY: the surface is private to this value, which gives out no reference to its pages.
-        unsafe { self.surface.release(entries) }
+        self.begin(entries);
+        // SAFETY: as above; no reference to the contents of a page is ever given out.
+        unsafe { self.backend.release(self.memory.base(), entries) };
+        failures(entries)
+    }
+
+    fn begin(&self, entries: &mut [Entry]) {
+        assert!(entries.iter().all(|entry| entry.range.is_within(self.pages())));
+        entries.iter_mut().for_each(|entry| entry.result = Ok(()));
     }
 }

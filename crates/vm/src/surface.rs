@@ -14,111 +14,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::io::Errno;
 
+use crate::advice::Advice;
 use crate::backend::exmap::PageTables;
-use crate::backend::{Backend, BackendChoice, BackendKind, FaultBehaviour};
-use crate::mapping::{Reservation, ReserveError};
-use crate::memory::Memory;
+use crate::backend::{Backend, BackendChoice, BackendKind, FaultBehaviour, choice};
+use crate::error::SurfaceError;
+use crate::memory::{Memory, bytes_of};
 use crate::range::{Entry, PageRange, failures};
 use crate::residency::{self, Residency};
-use crate::{PAGE_SIZE, probe, sys};
+use crate::{PAGE_SIZE, sys};
 
 /// The error of an entry of [`Surface::read`] whose range goes past the end of the file.
 pub const END_OF_FILE: Errno = Errno::NODATA;
-
-/// What the program expects to do with pages. None of it alters contents.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Advice {
-    /// Pages in swap are needed soon.
-    WillNeed,
-    /// Not needed soon: first to go when the kernel must swap (Linux 5.4).
-    Cold,
-    /// Swap out now (Linux 5.4).
-    PageOut,
-    /// Let huge pages fill the range. Touching one page may then make 512 resident, so this is
-    /// only for ranges that are never released page by page.
-    HugePage,
-    /// Undo [`Advice::HugePage`]; how every surface starts.
-    NoHugePage,
-    /// Put the pages of the range into huge pages now, as far as possible (Linux 6.1).
-    Collapse,
-}
-
-impl Advice {
-    /// The number of the advice in the kernel's interface.
-    fn raw(self) -> i32 {
-        match self {
-            Self::WillNeed => libc::MADV_WILLNEED,
-            Self::Cold => libc::MADV_COLD,
-            Self::PageOut => libc::MADV_PAGEOUT,
-            Self::HugePage => libc::MADV_HUGEPAGE,
-            Self::NoHugePage => libc::MADV_NOHUGEPAGE,
-            Self::Collapse => sys::MADV_COLLAPSE,
-        }
-    }
-}
-
-/// Why something could not be done with a surface.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum SurfaceError {
-    /// The addresses could not be had.
-    #[error(transparent)]
-    Reserve(#[from] ReserveError),
-    /// The chosen backend does not work here.
-    #[error("the {backend} backend does not work here: {reason}; auto takes one that does")]
-    BackendUnavailable {
-        /// The backend asked for.
-        backend: BackendKind,
-        /// What happened when it was tried.
-        reason: String,
-    },
-    /// The range is not within the surface.
-    #[error("pages {}+{} are not within a surface of {pages} pages", range.start, range.count)]
-    OutOfRange {
-        /// The range asked for.
-        range: PageRange,
-        /// Pages of the surface.
-        pages: u64,
-    },
-    /// The range does not start and end at a multiple of [`HUGE_PAGES`](crate::HUGE_PAGES).
-    #[error(
-        "pages {}+{} are no whole huge pages; start and end at multiples of 512",
-        range.start, range.count
-    )]
-    Unaligned {
-        /// The range asked for.
-        range: PageRange,
-    },
-    /// The kernel refused the advice.
-    #[error("the kernel refused the advice {advice:?}: {errno}; it may be too old for it")]
-    AdviceRefused {
-        /// The advice.
-        advice: Advice,
-        /// What the kernel said.
-        errno: Errno,
-    },
-    /// The backend takes no advice: its pages are not the kernel's to swap or to put together.
-    #[error("the {backend} backend takes no advice, so not {advice:?} either")]
-    NoAdvice {
-        /// The advice.
-        advice: Advice,
-        /// The backend in use.
-        backend: BackendKind,
-    },
-    /// The page tables of the surface cannot be shown.
-    #[error("no look into the surface's page tables: {reason}")]
-    NoPageTables {
-        /// Why, and what to do.
-        reason: String,
-    },
-    /// Residency could not be found out.
-    #[error("cannot read /proc/self/pagemap: {errno}; is /proc mounted?")]
-    Pagemap {
-        /// What the kernel said.
-        errno: Errno,
-    },
-}
 
 /// A private range of addresses with a page-wise life of its own.
 ///
@@ -147,7 +53,8 @@ impl Surface {
     /// [`SurfaceError::Reserve`] names the limit in the way;
     /// [`SurfaceError::BackendUnavailable`] is possible with [`BackendChoice::Only`].
     pub fn reserve(pages: u64, backend: BackendChoice) -> Result<Self, SurfaceError> {
-        probe::open(backend, pages, None)
+        let (memory, backend) = choice::open(backend, pages, None)?;
+        Ok(Self::on(memory, backend))
     }
 
     /// As [`reserve`](Self::reserve), for one that never has more than `frames` pages populated at
@@ -161,21 +68,22 @@ impl Surface {
         frames: u64,
         backend: BackendChoice,
     ) -> Result<Self, SurfaceError> {
-        probe::open(backend, pages, Some(frames))
+        let (memory, backend) = choice::open(backend, pages, Some(frames))?;
+        Ok(Self::on(memory, backend))
     }
 
     /// Frames of a short surface that was not told how many it needs: 1 MiB.
-    pub const MIN_FRAMES: u64 = 256;
+    pub const MIN_FRAMES: u64 = choice::MIN_FRAMES;
     /// Frames of a long surface that was not told how many it needs: 64 MiB.
-    pub const MAX_FRAMES: u64 = 16_384;
+    pub const MAX_FRAMES: u64 = choice::MAX_FRAMES;
 
     /// A surface on a backend that does with ordinary memory.
+    #[cfg(test)]
     pub(crate) fn with_backend(
         pages: u64,
         backend: Box<dyn Backend>,
     ) -> Result<Self, SurfaceError> {
-        let memory = Memory::Reserved(Reservation::new(bytes_of(pages)?, PURPOSE)?);
-        Ok(Self::on(memory, backend))
+        Ok(Self::on(Memory::reserve(pages)?, backend))
     }
 
     /// A surface in memory that its backend knows what to do with.
@@ -461,17 +369,6 @@ unsafe impl Send for Base {}
 // SAFETY: as above.
 unsafe impl Sync for Base {}
 
-/// What a surface's mapping is for, in error messages.
-pub(crate) const PURPOSE: &str = "surface";
-
 /// Batches of so many pages are populated by a call of their own before they are read. For fewer
 /// the kernel's own faults during the read are cheaper than another call (measured on 6.18).
 const POPULATE_FROM: u64 = 8;
-
-/// Bytes of that many pages.
-pub(crate) fn bytes_of(pages: u64) -> Result<usize, ReserveError> {
-    usize::try_from(pages)
-        .ok()
-        .and_then(|pages| pages.checked_mul(PAGE_SIZE))
-        .ok_or(ReserveError::TooLarge { purpose: PURPOSE, bytes: usize::MAX })
-}

@@ -5,7 +5,7 @@ use std::process::Stdio;
 
 use cargo_metadata::{Artifact, Message};
 
-use crate::{Outcome, cargo};
+use crate::workspace::{Outcome, cargo};
 
 /// The files of a build.
 #[derive(Debug)]

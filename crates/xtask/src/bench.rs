@@ -2,7 +2,8 @@
 
 use std::path::Path;
 
-use crate::{Outcome, cargo, setup};
+use crate::setup;
+use crate::workspace::{Outcome, cargo};
 
 /// Builds the release binary with the peers and runs `vellum bench` with `arguments`; with none,
 /// the list of experiments.

@@ -4,7 +4,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use crate::{Outcome, setup};
+use crate::setup;
+use crate::workspace::Outcome;
 
 /// Parts of `kernel/` that are not for users of the package.
 const LEFT_OUT: [&str; 2] = ["kernel/tests/", "kernel/README.md"];

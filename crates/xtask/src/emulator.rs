@@ -3,8 +3,8 @@
 use std::fs;
 use std::process::Command;
 
-use crate::Outcome;
-use crate::setup::{apt_get, is_root, major_and_minor, on_path};
+use crate::packages::{apt_get, is_root, major_and_minor, on_path};
+use crate::workspace::Outcome;
 
 /// The program.
 const EMULATOR: &str = "qemu-system-x86_64";

@@ -3,7 +3,8 @@
 use std::path::Path;
 use std::process::Command;
 
-use crate::{Outcome, setup};
+use crate::packages;
+use crate::workspace::Outcome;
 
 /// Runs the targets in `fuzz/`, or only the one named, `seconds` each.
 ///
@@ -46,10 +47,10 @@ fn targets(folder: &Path) -> Outcome<Vec<String>> {
 }
 
 fn check_tools() -> Outcome {
-    if !setup::succeeds(Command::new("cargo").args(["+nightly", "--version"])) {
+    if !packages::succeeds(Command::new("cargo").args(["+nightly", "--version"])) {
         return Err("fuzzing needs a nightly compiler; run: rustup toolchain add nightly".into());
     }
-    if !setup::succeeds(Command::new("cargo").args(["+nightly", "fuzz", "--version"])) {
+    if !packages::succeeds(Command::new("cargo").args(["+nightly", "fuzz", "--version"])) {
         return Err("fuzzing needs cargo-fuzz; run: cargo install cargo-fuzz --locked".into());
     }
     Ok(())

@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::artifacts::Artifacts;
-use crate::{Outcome, setup};
+use crate::setup;
+use crate::workspace::Outcome;
 
 /// What is built, and the packages that have it.
 const PACKAGES: [&str; 3] = ["vellum-cli", "vellum-capi", "vellum-preload"];
@@ -222,7 +223,7 @@ mod tests {
 
     #[test]
     fn the_soname_is_the_one_that_the_library_gets() {
-        let script = read(&crate::root().join("crates/capi/build.rs")).unwrap();
+        let script = read(&crate::workspace::root().join("crates/capi/build.rs")).unwrap();
         assert!(script.contains(&format!("-soname,{SONAME}\"")));
         assert!(SONAME.ends_with(VERSION.split_once('.').unwrap().0));
     }

@@ -8,7 +8,8 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::Instant;
 
-use crate::{Outcome, steps};
+use crate::steps;
+use crate::workspace::Outcome;
 
 /// Programs at a time at most: one that runs a machine takes some GiB of memory.
 const MOST: usize = 4;

@@ -1,6 +1,5 @@
 //! `cargo xtask lab`: tests, or a measurement, on Debian kernels in an emulator, with the module.
 
-mod bench;
 pub mod passed;
 mod programs;
 
@@ -9,7 +8,8 @@ use std::process::Command;
 
 use crate::artifacts::TestProgram;
 use crate::jobs::{self, Job};
-use crate::{Outcome, cargo, setup};
+use crate::setup;
+use crate::workspace::{Outcome, cargo};
 
 /// What runs on every kernel if no package is named: its own interfaces are what is looked at.
 const ON_ALL: [&str; 3] = ["vellum-lab/guest", "vellum-vm/", "vellum-kernel-tests/"];
@@ -108,7 +108,7 @@ pub fn run(root: &Path, options: &Options) -> Outcome {
         setup::ensure(setup::Need::KernelBuild)?;
     }
     if let Some(name) = &options.bench {
-        return bench::run(root, options, name);
+        return bench(root, options, name);
     }
     if let Some(seconds) = options.fuzz {
         return fuzz(root, options, seconds);
@@ -188,6 +188,52 @@ fn fuzz(root: &Path, options: &Options, seconds: u64) -> Outcome {
     command.args(["--pmem", "--module", "kvm-amd", "run"]);
     command.args(["--patience", &(seconds + SLACK).to_string(), &programs::told(&fuzzer)]);
     finish(command)
+}
+
+/// How long an experiment may take, in seconds, in an emulator.
+const BENCH_PATIENCE: &str = "3600";
+
+/// Runs `vellum bench NAME --quick --no-progress` and what else is asked for.
+///
+/// # Errors
+/// When the build fails or the experiment does.
+fn bench(root: &Path, options: &Options, name: &str) -> Outcome {
+    let path = programs::release(root)?;
+    let kernels = match &options.kernels[..] {
+        [] => vec![NEWEST.to_owned()],
+        named => named.to_vec(),
+    };
+    let mut command = lab(root, options, &kernels);
+    if let Some(model) = model(&options.arguments) {
+        command.arg("--file").arg(format!("model={model}"));
+    }
+    command.args(["run", "--patience", BENCH_PATIENCE]);
+    command.arg(format!("vellum={} {}", path.display(), words(name, &options.arguments)));
+    finish(command)
+}
+
+/// Where the guest has the model.
+const MODEL: &str = "/tests/model";
+
+/// The file that an argument names, which the guest needs, too.
+fn model(arguments: &[String]) -> Option<&str> {
+    let at = arguments.iter().position(|argument| argument == "--model")?;
+    arguments.get(at + 1).map(String::as_str)
+}
+
+/// What `vellum` is told.
+fn words(name: &str, arguments: &[String]) -> String {
+    let mut words = format!("bench {name} --quick --no-progress");
+    if !arguments.iter().any(|argument| argument.starts_with("--dir")) {
+        // Its files are on the guest's disk, not in the memory that `/tmp` is.
+        words.push_str(" --dir /mnt/bench");
+    }
+    let model = model(arguments);
+    for argument in arguments {
+        words.push(' ');
+        words.push_str(if Some(&argument[..]) == model { MODEL } else { argument });
+    }
+    words
 }
 
 /// A shell in a guest.
@@ -342,5 +388,17 @@ mod tests {
     fn what_runs_on_one_kernel_runs_on_one_that_was_named() {
         assert_eq!(one_of(&[]), NEWEST);
         assert_eq!(one_of(&["6.1".to_owned(), "6.12".to_owned()]), "6.1");
+    }
+
+    #[test]
+    fn arguments_are_passed_on_behind_the_name() {
+        let given = ["--engines".to_owned(), "vellum".to_owned()];
+        let expected = "bench tpcc --quick --no-progress --dir /mnt/bench --engines vellum";
+        assert_eq!(words("tpcc", &given), expected);
+        let given = ["--model".to_owned(), "/home/model".to_owned()];
+        let expected = "bench tpcc --quick --no-progress --dir /mnt/bench --model /tests/model";
+        assert_eq!(words("tpcc", &given), expected);
+        let given = ["--dir=/pmem".to_owned()];
+        assert_eq!(words("tpcc", &given), "bench tpcc --quick --no-progress --dir=/pmem");
     }
 }

@@ -14,20 +14,18 @@ mod fuzz;
 mod install;
 mod jobs;
 mod lab;
+mod packages;
 mod programs;
 mod python;
 mod setup;
 mod steps;
 mod testing;
 mod tidy;
+mod workspace;
 
-use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode};
+use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-
-/// A chore ends well or with one line that says what is wrong and what to do.
-type Outcome<T = ()> = Result<T, String>;
 
 #[derive(Parser)]
 #[command(name = "cargo xtask", about = "Set-up, tests, rules and chores of the project", version)]
@@ -103,7 +101,7 @@ enum Chore {
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    let root = root();
+    let root = workspace::root();
     let outcome = match arguments.chore {
         Chore::Setup => setup::ensure(setup::Need::Tests),
         Chore::Check { verbose } => testing::check(&root, verbose),
@@ -128,23 +126,4 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
-}
-
-/// The top folder of the repository, wherever the command is called from.
-fn root() -> PathBuf {
-    let crate_folder = Path::new(env!("CARGO_MANIFEST_DIR"));
-    crate_folder.ancestors().nth(2).unwrap_or(crate_folder).to_path_buf()
-}
-
-/// Where cargo puts what it builds.
-fn target(root: &Path) -> PathBuf {
-    let chosen = std::env::var_os("CARGO_TARGET_DIR");
-    chosen.map_or_else(|| root.join("target"), |folder| root.join(folder))
-}
-
-/// The cargo that runs this program, in the top folder.
-fn cargo(root: &Path) -> Command {
-    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    command.current_dir(root);
-    command
 }

@@ -8,7 +8,7 @@ use std::process::Command;
 
 use crate::artifacts::{Artifacts, TestProgram};
 use crate::jobs::{self, Job};
-use crate::{Outcome, cargo};
+use crate::workspace::{Outcome, cargo};
 
 /// Programs that take longest, first: one that begins last would keep a processor waiting.
 const LONGEST: [&str; 2] = ["vellum-preload/preload", "vellum/simulation"];

@@ -5,7 +5,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::{Outcome, cargo, setup, target};
+use crate::setup;
+use crate::workspace::{Outcome, cargo, target};
 
 /// Debian's Python, whatever else is on the PATH: the oldest that the package is for.
 const PYTHON: &str = "/usr/bin/python3";

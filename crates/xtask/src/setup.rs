@@ -3,9 +3,11 @@
 //! Nothing is done, and nothing printed, when everything is there. As root the missing Debian
 //! packages are installed; otherwise the message is the command that installs them.
 
-use std::process::{Command, Stdio};
+use std::process::Command;
 
-use crate::{Outcome, emulator};
+use crate::emulator;
+use crate::packages::{apt_get, is_root, major_and_minor, on_path, succeeds};
+use crate::workspace::Outcome;
 
 /// The oldest compiler that builds the workspace (`rust-version` in Cargo.toml).
 const OLDEST_RUST: (u32, u32) = (1, 90);
@@ -113,12 +115,6 @@ fn compiler_version(line: &str) -> Option<(u32, u32)> {
     major_and_minor(line.split_whitespace().nth(1)?)
 }
 
-/// The first two numbers of a version such as `1.95.0`.
-pub fn major_and_minor(version: &str) -> Option<(u32, u32)> {
-    let mut numbers = version.split('.');
-    Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
-}
-
 fn install_programs(programs: &[(&str, &str)]) -> Outcome {
     let missing = programs.iter().filter(|(program, _)| !on_path(program));
     let mut packages: Vec<&str> = missing.flat_map(|entry| entry.1.split(' ')).collect();
@@ -137,25 +133,6 @@ fn install_programs(programs: &[(&str, &str)]) -> Outcome {
     apt_get(&install)
 }
 
-/// Runs apt-get, which asks nobody anything.
-///
-/// # Errors
-/// With what it has said, if it fails.
-pub fn apt_get(arguments: &[&str]) -> Outcome {
-    let output = Command::new("apt-get")
-        .arg("-q")
-        .args(arguments)
-        .env("DEBIAN_FRONTEND", "noninteractive")
-        .stdin(Stdio::null())
-        .output()
-        .map_err(|error| format!("apt-get does not run: {error}"))?;
-    if output.status.success() {
-        return Ok(());
-    }
-    let reason = String::from_utf8_lossy(&output.stderr).into_owned();
-    Err(format!("apt-get {} failed:\n{reason}", arguments.join(" ")))
-}
-
 fn check_component(subcommand: &str, component: &str) -> Outcome {
     let present = || succeeds(Command::new("cargo").args([subcommand, "--version"]));
     if present() {
@@ -170,28 +147,6 @@ fn check_component(subcommand: &str, component: &str) -> Outcome {
     Err(format!("cargo {subcommand} does not run; run: rustup component add {component}"))
 }
 
-/// Whether `program` is a file in a folder of the PATH or, if its name is a whole path, there.
-pub fn on_path(program: &str) -> bool {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    std::env::split_paths(&path).any(|folder| folder.join(program).is_file())
-}
-
-/// Whether this is the superuser.
-pub fn is_root() -> bool {
-    let output = Command::new("id").arg("-u").output();
-    output.is_ok_and(|output| output.stdout.trim_ascii() == b"0")
-}
-
-/// Runs a command for its exit status alone.
-pub fn succeeds(command: &mut Command) -> bool {
-    command
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .status()
-        .is_ok_and(|status| status.success())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -203,12 +158,5 @@ mod tests {
         assert!(compiler_version("rustc 1.9.0").unwrap() < OLDEST_RUST);
         assert!(compiler_version("rustc 2.0.0-nightly").unwrap() > OLDEST_RUST);
         assert_eq!(compiler_version("not a version"), None);
-    }
-
-    #[test]
-    fn programs_are_looked_up_on_the_path() {
-        assert!(on_path("cargo") && on_path("/bin/sh"));
-        assert!(!on_path("/bin/a-program-that-nobody-has"));
-        assert!(!on_path("a-program-that-nobody-has"));
     }
 }

@@ -12,7 +12,8 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
-use crate::{Outcome, excerpt};
+use crate::excerpt;
+use crate::workspace::Outcome;
 
 /// Named work of one step.
 pub struct Step {

@@ -4,7 +4,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::steps::{self, Step};
-use crate::{Outcome, cargo, deb, lab, setup, target, tidy};
+use crate::workspace::{Outcome, cargo, target};
+use crate::{deb, lab, packages, setup, tidy};
 
 /// Schedules of each scenario in the model check of `cargo xtask check`.
 const FEW_SCHEDULES: &str = "200";
@@ -69,7 +70,7 @@ pub fn soak(root: &Path, verbose: bool) -> Outcome {
     model.args(["--", "--include-ignored"]);
     model.env("VELLUM_SOAK", "1").env("VELLUM_MODEL_SCHEDULES", "50000");
     list.push(Step::program("long model check", model));
-    if setup::succeeds(Command::new("cargo").args(["+nightly", "--version"])) {
+    if packages::succeeds(Command::new("cargo").args(["+nightly", "--version"])) {
         list.push(Step::program("address sanitizer", address_sanitizer(root)));
     } else {
         println!("no nightly compiler: the step with the address sanitizer is left out");

@@ -1,9 +1,8 @@
 //! `vellum probe`: what this machine offers, what was chosen, what a page costs.
 
-mod json;
-
 use std::path::PathBuf;
 
+use serde_json::{Value, json};
 use vellum_pool::device::{DeviceInfo, FileDevice, FileOptions};
 use vellum_vm::memory_limit::{self, MemoryLimit};
 use vellum_vm::probe::cost::{self, Cost, Setting};
@@ -85,6 +84,58 @@ impl Findings {
             slow.release_ns.median / fast.release_ns.median,
         ))
     }
+
+    /// The findings for programs.
+    fn json(&self) -> Value {
+        let facilities = &self.facilities;
+        let choice = &facilities.choice;
+        let list = facilities.list.iter();
+        let list = list.map(|it| json!({"name": it.name, "found": it.found, "reason": it.reason}));
+        let morsels = self.morsels.iter().map(|probe| {
+            let (Ok(reason) | Err(reason)) = &probe.found;
+            json!({"name": probe.backend.name(), "found": probe.found.is_ok(), "reason": reason})
+        });
+        let mut json = json!({
+            "kernel": facilities.kernel_release,
+            "memory": match &self.memory {
+                Ok(limit) => json!({"bytes": limit.bytes, "source": limit.source}),
+                Err(why) => json!({"error": why}),
+            },
+            "files": match &self.device {
+                Ok(info) => json!({
+                    "engine": info.engine,
+                    "direct": info.direct.is_ok(),
+                    "reason": info.direct.as_ref().err(),
+                }),
+                Err(why) => json!({"error": why}),
+            },
+            "backend": {"name": choice.backend.name(), "reason": choice.reason},
+            "morsels": morsels.collect::<Value>(),
+            "facilities": list.collect::<Value>(),
+            "costs": self.costs.iter().map(cost_json).collect::<Value>(),
+        });
+        for other in OTHERS {
+            let ratios = [1, 2].into_iter().filter_map(|threads| {
+                let (populate, release) = self.ratio(threads, other)?;
+                Some(json!({"threads": threads, "populate": populate, "release": release}))
+            });
+            json[format!("madvise_over_{other}")] = ratios.collect();
+        }
+        json
+    }
+}
+
+fn cost_json(cost: &Cost) -> Value {
+    let spread = |it: cost::Spread| json!({"median": it.median, "min": it.min, "max": it.max});
+    json!({
+        "backend": cost.backend.name(),
+        "threads": cost.setting.threads,
+        "pages": cost.setting.pages,
+        "batch": cost.setting.batch,
+        "rounds": cost.setting.rounds,
+        "populate_ns": spread(cost.populate_ns),
+        "release_ns": spread(cost.release_ns),
+    })
 }
 
 /// Runs the command.
@@ -95,7 +146,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
     let findings = look(arguments)?;
     let mut output = Output::new();
     if arguments.json {
-        output.line(&json::text(&findings))?;
+        output.line(&format!("{:#}", findings.json()))?;
     } else {
         for line in text(arguments, &findings) {
             output.line(&line)?;

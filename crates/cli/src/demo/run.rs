@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use vellum::{Options, Store};
 
-use super::Arguments;
+use super::arguments::Arguments;
 use super::figures::{Phase, Running};
 use super::fingerprint::fingerprint;
 use super::place::Place;

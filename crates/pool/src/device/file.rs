@@ -3,7 +3,6 @@
 //! Blocking reads go straight through the surface; everything else goes through an [`Engine`].
 #![allow(unsafe_code)]
 
-use std::fmt;
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom};
 use std::os::fd::AsFd;
@@ -17,19 +16,10 @@ use vellum_vm::{END_OF_FILE, Entry, PAGE_SIZE, PageRange, Surface};
 use super::file_open::{EngineChoice, FileLock, FileOptions, Opened, open};
 use super::promptness::Promptness;
 use super::threads::ThreadEngine;
-use super::transfer::{ReadRequest, file_offset};
+use super::transfer::{Engine, ReadRequest, file_offset};
 use super::uring::UringEngine;
 use super::workers::lock;
 use super::{Device, DeviceError, DeviceInfo, ReadDone, Write};
-
-/// What moves bytes between memory and the file.
-pub(super) trait Engine: Send + Sync + fmt::Debug {
-    fn name(&self) -> &'static str;
-    /// Starts reads; each request's `done` is called once. Dropping the engine waits for all.
-    fn start_reads(&self, reads: Vec<ReadRequest>);
-    /// Writes, and gives every entry its result.
-    fn write(&self, batch: &mut [Write<'_>]);
-}
 
 /// A file or a block device; page `p` is at byte `p * 4096`.
 #[derive(Debug)]

@@ -7,8 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 
 use super::Write;
-use super::file::Engine;
-use super::transfer::{ReadRequest, write_blocking, write_runs};
+use super::transfer::{Engine, ReadRequest, write_blocking, write_runs};
 use super::workers::{Job, Workers, lock, wait};
 
 /// Threads per device. Each keeps one read or write in flight; writers help themselves too.

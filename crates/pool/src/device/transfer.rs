@@ -4,6 +4,7 @@
 //! rules here, and so does the plain blocking path that stands in for them.
 #![allow(unsafe_code)]
 
+use std::fmt;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
@@ -15,11 +16,23 @@ use vellum_vm::PAGE_SIZE;
 use super::workers::run_foreign;
 use super::{ReadDone, Write};
 
+/// What moves bytes between memory and the file.
+pub(super) trait Engine: Send + Sync + fmt::Debug {
+    fn name(&self) -> &'static str;
+    /// Starts reads; each request's `done` is called once. Dropping the engine waits for all.
+    fn start_reads(&self, reads: Vec<ReadRequest>);
+    /// Writes, and gives every entry its result.
+    fn write(&self, batch: &mut [Write<'_>]);
+}
+
 /// Most bytes asked of the kernel at once; it would not move 2 GiB in one go anyway.
 const LARGEST_STEP: usize = 1 << 30;
 
 /// How often a passing failure is tried again. They are rare; this only ends endless loops.
 const PATIENCE: u32 = 1000;
+
+/// How often, a millisecond apart, submitting is tried again when the kernel is short of memory.
+pub(super) const SUBMIT_PATIENCE: u32 = 1000;
 
 /// How often an answer may bring nothing new before that is an error.
 const FRUITLESS: u32 = 3;
@@ -28,6 +41,12 @@ const FRUITLESS: u32 = 3;
 pub(super) enum Direction {
     Read,
     Write,
+}
+
+/// Whether an error of submitting passes when tried again later.
+pub(super) fn passes(error: &io::Error) -> bool {
+    let passing = [libc::EINTR, libc::EAGAIN, libc::EBUSY, libc::ENOMEM];
+    error.raw_os_error().is_some_and(|number| passing.contains(&number))
 }
 
 /// What to do after the kernel's answer.

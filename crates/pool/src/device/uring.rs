@@ -15,9 +15,9 @@ use std::time::Duration;
 use io_uring::{IoUring, Probe, opcode, squeue, types};
 
 use super::Write;
-use super::file::Engine;
 use super::transfer::{
-    Direction, ReadRequest, Step, Transfer, file_offset, vectors, write_blocking, write_runs,
+    Direction, Engine, ReadRequest, SUBMIT_PATIENCE, Step, Transfer, file_offset, passes, vectors,
+    write_blocking, write_runs,
 };
 use super::uring_reads::ReadRing;
 use super::workers::lock;
@@ -33,9 +33,6 @@ const READS_PER_RING: usize = 32;
 
 /// Rings kept for the next batch. More exist while more threads than this write at the same time.
 const SPARE_RINGS: usize = 8;
-
-/// How often, a millisecond apart, submitting is tried again when the kernel is short of memory.
-pub(super) const SUBMIT_PATIENCE: u32 = 1000;
 
 /// Reads and writes by io_uring.
 #[derive(Debug)]
@@ -150,12 +147,6 @@ fn number_of_this_thread() -> usize {
 /// A new ring; the kernel may make it smaller than asked.
 fn new_ring(entries: u32) -> io::Result<IoUring> {
     IoUring::builder().setup_clamp().build(entries)
-}
-
-/// Whether an error of submitting passes when tried again later.
-pub(super) fn passes(error: &io::Error) -> bool {
-    let passing = [libc::EINTR, libc::EAGAIN, libc::EBUSY, libc::ENOMEM];
-    error.raw_os_error().is_some_and(|number| passing.contains(&number))
 }
 
 /// A ring that has nothing in flight.

@@ -24,8 +24,7 @@ use std::time::Duration;
 use io_uring::{IoUring, opcode, squeue, types};
 use rustix::event::{EventfdFlags, eventfd};
 
-use super::transfer::{Finished, ReadRequest, Step, call};
-use super::uring::{SUBMIT_PATIENCE, passes};
+use super::transfer::{Finished, ReadRequest, SUBMIT_PATIENCE, Step, call, passes};
 use super::workers::{join, lock};
 
 /// Operations with the kernel at a time. The completion queue is twice as long.

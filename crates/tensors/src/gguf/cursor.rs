@@ -1,7 +1,9 @@
 //! Reading the numbers and strings of a header one after the other.
 
-use super::MAX_NAME;
 use crate::error::{Error, Result};
+
+/// Bytes of a key or a tensor's name.
+pub const MAX_NAME: u64 = u16::MAX as u64;
 
 /// A place in a file; what is asked for beyond the end is an error.
 pub(super) struct Cursor<'a> {

@@ -9,6 +9,7 @@ mod value;
 
 use std::collections::HashSet;
 
+pub use cursor::MAX_NAME;
 pub use kind::Kind;
 pub use value::Value;
 
@@ -20,8 +21,6 @@ use cursor::Cursor;
 pub const MAX_TENSORS: u64 = 1 << 20;
 /// Pairs of key and value.
 pub const MAX_PAIRS: u64 = 1 << 20;
-/// Bytes of a key or a tensor's name.
-pub const MAX_NAME: u64 = u16::MAX as u64;
 /// Elements of all arrays together.
 pub const MAX_VALUES: u64 = 1 << 23;
 /// Arrays within arrays.

@@ -3,14 +3,13 @@
 
 use std::hint::black_box;
 use std::ptr::NonNull;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use rustix::io::Errno;
 
 use super::{Backend, BackendKind};
 use crate::range::{Entry, PageRange};
-use crate::{PAGE_SIZE, probe, sys};
+use crate::{PAGE_SIZE, sys};
 
 /// Times that a call is repeated when the kernel says EAGAIN, before the entry fails with it.
 pub(super) const AGAIN_LIMIT: u32 = 1_000;
@@ -31,14 +30,9 @@ pub(crate) struct Madvise {
 }
 
 impl Madvise {
-    /// The backend, populating in the way that works here.
-    pub(crate) fn new() -> Self {
-        static POPULATE: OnceLock<Populate> = OnceLock::new();
-        let populate = *POPULATE.get_or_init(|| match probe::populate_write() {
-            Ok(()) => Populate::Advise,
-            Err(_) => Populate::Touch,
-        });
-        Self { populate }
+    /// The backend; `populates` says whether `MADV_POPULATE_WRITE` works here.
+    pub(crate) fn new(populates: bool) -> Self {
+        Self { populate: if populates { Populate::Advise } else { Populate::Touch } }
     }
 
     /// The backend with a given way of populating, for tests of the way that is not used here.

@@ -169,12 +169,13 @@ pub(crate) struct ProcessMadvise {
 }
 
 impl ProcessMadvise {
-    /// The backend; `populates` says whether vectored `MADV_POPULATE_WRITE` works.
+    /// The backend; `populates` says whether vectored `MADV_POPULATE_WRITE` works, and `single` is
+    /// for batches of one.
     ///
     /// # Errors
     /// As [`OwnProcess::open`].
-    pub(crate) fn new(populates: bool) -> Result<Self, Errno> {
-        Ok(Self { process: OwnProcess::open()?, populates, single: Madvise::new() })
+    pub(crate) fn new(populates: bool, single: Madvise) -> Result<Self, Errno> {
+        Ok(Self { process: OwnProcess::open()?, populates, single })
     }
 }
 
@@ -254,7 +255,7 @@ mod tests {
 
     /// Populates and releases scattered pages on a backend for kernels between 6.13 and this one.
     fn scattered_pages_come_and_go(process: OwnProcess, populates: bool) {
-        let backend = ProcessMadvise { process, populates, single: Madvise::new() };
+        let backend = ProcessMadvise { process, populates, single: Madvise::new(true) };
         let surface = Surface::with_backend(64, Box::new(backend)).unwrap();
         let mut batch = entries([(1, 1), (5, 3), (70, 1), (9, 1)]);
         let all = PageRange::new(0, 64);
@@ -278,7 +279,7 @@ mod tests {
     #[test]
     fn an_errno_of_the_whole_call_is_given_to_every_entry() {
         let process = OwnProcess { raw: -1, _pidfd: None };
-        let backend = ProcessMadvise { process, populates: true, single: Madvise::new() };
+        let backend = ProcessMadvise { process, populates: true, single: Madvise::new(true) };
         let surface = Surface::with_backend(64, Box::new(backend)).unwrap();
         let mut batch = entries([(1, 1), (5, 3), (9, 1)]);
         assert_eq!(surface.populate(&mut batch), 3);

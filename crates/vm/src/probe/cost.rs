@@ -12,10 +12,10 @@ use std::time::{Duration, Instant};
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-use crate::BackendKind;
+use crate::backend::{BackendChoice, BackendKind, choice};
+use crate::error::SurfaceError;
 use crate::range::Entry;
 use crate::scratch::ScratchSurface;
-use crate::surface::SurfaceError;
 
 /// How the cost is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,7 +91,11 @@ pub fn measure(backends: &[BackendKind], setting: Setting) -> Result<Vec<Cost>, 
     for backend in backends {
         let threads = setting.threads as u64;
         let frames = (setting.batch as u64).min(setting.pages) * threads;
-        let surface = ScratchSurface::new(setting.pages * threads, frames, *backend)?;
+        let surface = ScratchSurface::new(choice::open(
+            BackendChoice::Only(*backend),
+            setting.pages * threads,
+            Some(frames),
+        )?);
         lanes.push((*backend, surface, Vec::new(), Vec::new()));
     }
     for round in 0..=setting.rounds {

@@ -7,8 +7,9 @@ use std::path::Path;
 
 use rustix::io::Errno;
 
-use super::{Choice, choice, trial, works};
-use crate::backend::{BackendKind, exmap};
+use crate::backend::choice::{Choice, choice, works};
+use crate::backend::{BackendKind, exmap, trial};
+use crate::huge_page::{self, HUGE_PAGE_MODE, huge_page_mode};
 use crate::range::PageRange;
 use crate::scratch::Scratch;
 use crate::{PAGE_SIZE, limits, sys};
@@ -52,8 +53,9 @@ impl fmt::Display for Facilities {
     }
 }
 
-/// Looks at everything.
-pub(super) fn look() -> Facilities {
+/// Looks at everything this machine offers. Takes a few milliseconds; nothing is cached but the
+/// choice of backend.
+pub fn facilities() -> Facilities {
     let list = vec![
         tried("MADV_POPULATE_WRITE", trial::populate_write()),
         tried("process_madvise DONTNEED", trial::vectored_release()),
@@ -114,7 +116,7 @@ fn pagemap_scan() -> Result<(), String> {
 
 /// Whether huge pages can be put together and taken apart, and what that costs.
 fn collapse() -> Facility {
-    let outcome = trial::huge_pages();
+    let outcome = huge_page::huge_pages();
     let reason = match &outcome {
         Ok(cost) => format!(
             "tried, works; 2 MiB collapsed in {} us, split in {} us",
@@ -133,27 +135,12 @@ fn exmap() -> Facility {
     let works = || format!("tried, works; this user may lock {}", limits::lockable());
     Facility { name: exmap::PATH, found, reason: outcome.err().unwrap_or_else(works) }
 }
-
-/// Where the machine's owner says what becomes of transparent huge pages.
-const HUGE_PAGE_MODE: &str = "/sys/kernel/mm/transparent_hugepage/enabled";
-
-/// What the machine's owner said: `always`, `madvise` or `never`.
-pub(super) fn huge_page_mode() -> Option<String> {
-    let text = std::fs::read_to_string(HUGE_PAGE_MODE).ok()?;
-    selected(&text).map(str::to_owned)
-}
-
 fn transparent_huge_pages() -> Facility {
     let name = "transparent huge pages";
     match huge_page_mode() {
         Some(mode) => Facility { name, found: mode != "never", reason: format!("mode {mode}") },
         None => Facility { name, found: false, reason: format!("no {HUGE_PAGE_MODE}") },
     }
-}
-
-/// The word in brackets: how the kernel marks the selected one.
-fn selected(text: &str) -> Option<&str> {
-    Some(text.split_once('[')?.1.split_once(']')?.0)
 }
 
 fn io_uring() -> Facility {
@@ -198,14 +185,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_word_in_brackets_is_selected() {
-        assert_eq!(selected("always [madvise] never\n"), Some("madvise"));
-        assert_eq!(selected("always madvise never\n"), None);
-    }
-
-    #[test]
     fn every_facility_has_a_reason_in_one_line() {
-        let facilities = look();
+        let facilities = facilities();
         assert!(!facilities.kernel_release.is_empty());
         assert_eq!(facilities.list.len(), 12);
         for facility in &facilities.list {

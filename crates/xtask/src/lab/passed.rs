@@ -5,7 +5,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::{Outcome, target};
+use crate::workspace::{Outcome, target};
 
 /// The module, its interface, what runs on it and is tested with it, and what tests it.
 const LOOKED_AT: [&str; 6] =

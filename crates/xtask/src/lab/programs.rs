@@ -2,8 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::Outcome;
 use crate::artifacts::{Artifacts, TestProgram};
+use crate::workspace::Outcome;
 
 /// Programs that are left out, each with the reason.
 pub type LeftOut = [(&'static str, &'static str)];
@@ -125,7 +125,8 @@ mod tests {
         let expected = "vellum-kernel-tests/exmap_read=/a --test-threads=1";
         assert_eq!(told("vellum-kernel-tests/exmap_read"), expected);
         assert_eq!(told("vellum/store"), "vellum/store=/a");
-        let manifest = std::fs::read_to_string(crate::root().join("kernel/tests/Cargo.toml"));
+        let manifest =
+            std::fs::read_to_string(crate::workspace::root().join("kernel/tests/Cargo.toml"));
         assert!(manifest.unwrap().contains(&format!("name = \"{BY_ONE_THREAD}\"")));
     }
 
@@ -170,7 +171,7 @@ mod tests {
                 "vellum-pool" => "crates/pool",
                 _ => "crates/engine",
             };
-            let tests = crate::root().join(folder).join("tests");
+            let tests = crate::workspace::root().join(folder).join("tests");
             let is_there = tests.join(program).join("main.rs").exists();
             assert!(is_there || tests.join(format!("{program}.rs")).exists(), "{name}");
         }

@@ -1,6 +1,6 @@
 //! Documents: the length of a folder's README, links that lead somewhere.
 
-use super::Finding;
+use super::finding::Finding;
 use super::tree::{File, Tree};
 
 /// Lines of a folder's README.

@@ -1,6 +1,6 @@
 //! How long a function may be.
 
-use super::Finding;
+use super::finding::Finding;
 use super::rust_text::{find_words, line_of};
 use super::tree::Tree;
 

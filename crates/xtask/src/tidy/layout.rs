@@ -1,6 +1,6 @@
 //! How a Rust file is laid out: line length, file length, white space, header.
 
-use super::Finding;
+use super::finding::Finding;
 use super::tree::{File, Tree};
 
 /// Columns of a line.

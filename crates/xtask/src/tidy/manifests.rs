@@ -1,6 +1,6 @@
 //! What the crates' manifests must say: dependencies one way, the workspace's lints.
 
-use super::Finding;
+use super::finding::Finding;
 use super::tree::{File, Tree};
 
 /// The crates that each crate must not know: arrows go `cli -> engine -> pool -> vm`, and Morsels

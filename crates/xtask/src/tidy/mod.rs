@@ -4,7 +4,9 @@
 //! each has a unit test in which it fails (a rule that cannot fail protects nothing). The rules
 //! lie in files by subject; [`RULES`] is the whole list.
 
+mod circles;
 mod documents;
+mod finding;
 mod functions;
 mod layout;
 mod manifests;
@@ -16,23 +18,9 @@ mod words;
 
 use std::path::Path;
 
-use crate::Outcome;
+use crate::workspace::Outcome;
+use finding::Finding;
 use tree::Tree;
-
-/// One place that breaks a rule.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-struct Finding {
-    path: String,
-    /// Counted from 1; 0 means the file as a whole.
-    line: usize,
-    message: String,
-}
-
-impl Finding {
-    fn new(path: &str, line: usize, message: impl Into<String>) -> Self {
-        Self { path: path.to_string(), line, message: message.into() }
-    }
-}
 
 type Rule = fn(&Tree) -> Vec<Finding>;
 
@@ -49,6 +37,7 @@ const RULES: &[Rule] = &[
     unsafety::safety_comments,
     unsafety::containment,
     modules::dead_files,
+    circles::circles,
     manifests::arrows,
     manifests::testing_in_tests,
     manifests::lints,

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::Finding;
+use super::finding::Finding;
 use super::rust_text::find_words;
 use super::tree::{File, Tree};
 

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::Command;
 
-use crate::Outcome;
+use crate::workspace::Outcome;
 
 use super::rust_text::{self, RustText};
 

@@ -1,6 +1,6 @@
 //! Where `unsafe` may stand and what must stand before it.
 
-use super::Finding;
+use super::finding::Finding;
 use super::rust_text::{find_words, line_of};
 use super::tree::{File, Tree};
 

@@ -2,7 +2,7 @@
 //!
 //! The lists are put together from halves, so that this file passes its own rules.
 
-use super::Finding;
+use super::finding::Finding;
 use super::rust_text::{find_words, line_of};
 use super::tree::{File, Tree};
 

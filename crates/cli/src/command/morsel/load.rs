@@ -6,7 +6,7 @@ use std::time::Instant;
 use serde_json::json;
 use vellum_morsel::Client;
 
-use super::{each_file, of_file, open};
+use super::files::{each_file, of_file, open};
 use crate::error::Outcome;
 use crate::output::Output;
 use crate::progress::{Progress, Unit};

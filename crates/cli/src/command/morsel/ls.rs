@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use vellum_morsel::{Client, Object};
 
-use super::failed;
+use super::files::failed;
 use crate::error::Outcome;
 use crate::output::{Output, columns};
 use crate::size;

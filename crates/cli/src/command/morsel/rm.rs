@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use vellum_morsel::Client;
 
-use super::{each_file, of_file, open};
+use super::files::{each_file, of_file, open};
 use crate::error::{Failure, Outcome};
 
 const HELP: &str = "\

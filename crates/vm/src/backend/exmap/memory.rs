@@ -17,8 +17,8 @@ use rustix::io::Errno;
 use rustix::process::{Pid, getpid};
 use vellum_uapi::exmap::OFFSET_SURFACE;
 
-use crate::mapping::{ReserveError, whole_pages};
-use crate::surface::PURPOSE;
+use crate::error::ReserveError;
+use crate::mapping::{PURPOSE, whole_pages};
 use crate::sys::Rights;
 use crate::{PAGE_SIZE, limits, sys};
 

@@ -50,11 +50,10 @@ use self::interfaces::{Found, Interfaces};
 pub(crate) use self::memory::ExmapMemory;
 pub use self::tables::PageTables;
 use super::{Backend, BackendKind, FaultBehaviour};
+use crate::error::{ReserveError, SurfaceError};
 use crate::limits;
-use crate::mapping::ReserveError;
-use crate::memory::Memory;
+use crate::memory::{Memory, bytes_of};
 use crate::range::Entry;
-use crate::surface::{SurfaceError, bytes_of};
 
 /// How long release asks again for pages that are busy. I/O that has been reported as done lets go
 /// within microseconds, unless the thread that ends it was just preempted.

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use rustix::io::Errno;
 use vellum_uapi::exmap::OFFSET_TABLES;
 
-use super::Device;
+use super::device::Device;
 use super::memory::{ExmapMemory, Mapped};
 use crate::PAGE_SIZE;
 use crate::sys::Rights;

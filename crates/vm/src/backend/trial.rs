@@ -1,18 +1,14 @@
 //! Trials: does a call really do what a backend needs? Each runs once per process, on scratch
 //! memory, and looks at the effect, not only at the return value.
 
-use std::fs::File;
 use std::sync::OnceLock;
-use std::time::{Duration, Instant};
 
-use crate::backend::exmap::Exmap;
-use crate::backend::process_madvise::OwnProcess;
-use crate::huge_page::{self, HUGE_PAGE_SIZE, HUGE_PAGES};
+use super::exmap::Exmap;
+use super::process_madvise::OwnProcess;
+use crate::error::SurfaceError;
 use crate::memory::Memory;
 use crate::range::{Entry, PageRange};
 use crate::scratch::{Scratch, ScratchSurface};
-use crate::surface::{Surface, SurfaceError};
-use crate::{PAGE_SIZE, sys};
 
 /// Why a trial failed, in one line; Ok if it did not.
 type Outcome = Result<(), String>;
@@ -71,75 +67,6 @@ pub(crate) fn exmap() -> Outcome {
     OUTCOME.get_or_init(try_exmap).clone()
 }
 
-/// What a huge page costs here: the quickest of a few trials.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct HugePageCost {
-    /// Putting 512 pages together, the calls around it included.
-    pub collapse: Duration,
-    /// Splitting them again.
-    pub split: Duration,
-}
-
-/// Whether huge pages can be put together in memory that is marked against them, be taken apart
-/// again, and be told from others; tried once per process. `MADV_COLLAPSE` would work where they
-/// are switched off (mode `never`); that is taken for the owner's wish, and counts as no.
-///
-/// # Errors
-/// The reason, in one line.
-pub fn huge_pages() -> Result<HugePageCost, String> {
-    static OUTCOME: OnceLock<Result<HugePageCost, String>> = OnceLock::new();
-    OUTCOME.get_or_init(try_huge_pages).clone()
-}
-
-/// Rounds of the trial with huge pages.
-const ROUNDS: u64 = 3;
-
-fn try_huge_pages() -> Result<HugePageCost, String> {
-    if super::facilities::huge_page_mode().as_deref() == Some("never") {
-        return Err("transparent huge pages are switched off (mode never)".to_owned());
-    }
-    let said = |errno: rustix::io::Errno| errno.to_string();
-    let scratch = Scratch::new(2 * HUGE_PAGES).map_err(said)?;
-    let unaligned = scratch.address(0).next_multiple_of(HUGE_PAGE_SIZE) - scratch.address(0);
-    let range = PageRange::new((unaligned / PAGE_SIZE) as u64, HUGE_PAGES);
-    let pages = range.start..range.start + HUGE_PAGES;
-    let value = |page| (page % 255) as u8 + 1;
-    pages.clone().for_each(|page| scratch.write(page, value(page)));
-    let pagemap = File::open("/proc/self/pagemap").map_err(|error| error.to_string())?;
-    let is_huge = |page| {
-        huge_page::is_huge(&pagemap, scratch.address(page))
-            .map_err(|errno| format!("collapsed or not cannot be seen (PAGEMAP_SCAN): {errno}"))
-    };
-    let mut best = HugePageCost { collapse: Duration::MAX, split: Duration::MAX };
-    for leaving in pages.clone().take(ROUNDS as usize) {
-        let start = Instant::now();
-        scratch.advise(range, libc::MADV_HUGEPAGE).map_err(said)?;
-        let collapsed = scratch.advise(range, sys::MADV_COLLAPSE);
-        scratch.advise(range, libc::MADV_NOHUGEPAGE).map_err(said)?;
-        best.collapse = best.collapse.min(start.elapsed());
-        collapsed.map_err(said)?;
-        if !is_huge(leaving)? {
-            return Err("it reported success but made no huge page".to_owned());
-        }
-        let start = Instant::now();
-        scratch.advise(PageRange::new(leaving, 1), libc::MADV_COLD).map_err(said)?;
-        best.split = best.split.min(start.elapsed());
-        if is_huge(leaving)? {
-            return Err("MADV_COLD does not split the huge page again".to_owned());
-        }
-    }
-    if pages.clone().any(|page| scratch.read(page) != value(page)) {
-        return Err("it altered contents".to_owned());
-    }
-    scratch.advise(PageRange::new(range.start, 1), libc::MADV_DONTNEED).map_err(said)?;
-    match scratch.resident(range) {
-        Some(resident) if resident != HUGE_PAGES - 1 => {
-            Err("releasing one page of it released others".to_owned())
-        }
-        _ => Ok(best),
-    }
-}
-
 /// Tries a way of populating on pages of which one holds something.
 fn populates(populate: impl FnOnce(&Scratch, &mut [Entry]) -> Outcome) -> Outcome {
     let scratch = Scratch::new(PAGES).map_err(|errno| format!("no scratch memory: {errno}"))?;
@@ -178,7 +105,7 @@ fn try_exmap() -> Outcome {
         SurfaceError::BackendUnavailable { reason, .. } => reason,
         other => other.to_string(),
     })?;
-    let surface = ScratchSurface::on(Surface::on(Memory::Exmap(memory), Box::new(exmap)));
+    let surface = ScratchSurface::new((Memory::Exmap(memory), Box::new(exmap)));
     let mut entries = scattered();
     surface.populate(&mut entries);
     all_done(&entries)?;
