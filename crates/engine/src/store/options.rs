@@ -40,13 +40,18 @@ impl Default for Options {
 }
 
 impl Options {
-    /// A pool that follows the process' memory limit, pages of 4 KiB, reading and writing.
+    /// A pool that follows the process' memory limit and the pools that are open in the process
+    /// ([`pool_bytes`](Options::pool_bytes)), pages of 4 KiB, reading and writing.
     pub fn new() -> Options {
         Options::default()
     }
 
     /// Memory for pages, in bytes. What is resident never exceeds it. More than the memory that
     /// the process may use is refused when the store is opened.
+    ///
+    /// Without this call it is half of what the other open pools of the process leave of the
+    /// memory that it may use, and at least 16 MiB: half of it for the first store, a quarter for
+    /// the second. A program that opens several large stores should divide the memory itself.
     pub fn pool_bytes(mut self, bytes: u64) -> Options {
         self.pool = PoolSize::Bytes(bytes);
         self

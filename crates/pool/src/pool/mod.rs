@@ -25,7 +25,7 @@ use crate::page::state::{Leave, PageState, SHARED_HOLDERS_MAX, State, Word};
 use crate::page::states::{StatePlace, States};
 use crate::page::{PageId, PageRef};
 use crate::pool::guard::{ExclusiveGuard, OptimisticGuard, SharedGuard};
-use crate::pool::options::{PoolOptions, PoolSize};
+use crate::pool::options::{PoolOptions, PoolSize, Taken};
 use crate::replacement::Replacement;
 use crate::space::Space;
 use crate::statistics::counters::Event;
@@ -52,6 +52,7 @@ pub struct Pool {
     pub(crate) file_pages: AtomicU64,
     pub(crate) growing: Mutex<()>,
     read_only: bool,
+    _taken: Taken,
 }
 
 impl Pool {
@@ -103,6 +104,7 @@ impl Pool {
             file_pages: AtomicU64::new(file_pages),
             growing: Mutex::new(()),
             read_only: options.read_only,
+            _taken: Taken::frames(frames),
         };
         for _ in 0..options.evictors {
             // Should one fail to start, dropping the pool ends those before it.

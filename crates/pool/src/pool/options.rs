@@ -1,5 +1,7 @@
 //! How a pool is opened.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use vellum_vm::{BackendChoice, PAGE_SIZE, memory_limit};
 
 use crate::error::PoolError;
@@ -11,7 +13,9 @@ use crate::replacement::ReplacementPolicy;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PoolSize {
-    /// Half of what the process may use: the memory cgroup's limit, or the machine's memory.
+    /// Half of what the other pools of the process leave of what it may use: the memory cgroup's
+    /// limit, or the machine's memory. At least 16 MiB, however many pools there are, or half of
+    /// the limit, if that is less.
     #[default]
     Auto,
     /// So many bytes, rounded down to whole frames of 4 KiB; at most what the process may use.
@@ -26,13 +30,43 @@ impl PoolSize {
     /// [`PoolError::PoolTooLarge`] for more bytes than the process may use.
     pub fn frames(self) -> Result<u64, PoolError> {
         let bytes = match (self, memory_limit::effective()) {
-            (PoolSize::Auto, limit) => limit.map_err(PoolError::MemoryLimit)?.bytes / 2,
+            (PoolSize::Auto, limit) => share(limit.map_err(PoolError::MemoryLimit)?.bytes),
             (PoolSize::Bytes(bytes), Ok(limit)) if bytes > limit.bytes => {
                 return Err(PoolError::PoolTooLarge { bytes, limit });
             }
             (PoolSize::Bytes(bytes), _) => bytes,
         };
         Ok(bytes / PAGE_SIZE as u64)
+    }
+}
+
+/// The least that a pool gets by default, in bytes.
+const LEAST: u64 = 16 << 20;
+
+/// Bytes of the pools that are open in this process.
+static TAKEN: AtomicU64 = AtomicU64::new(0);
+
+/// The default size in bytes, where the process may use so many.
+fn share(limit: u64) -> u64 {
+    let left = limit.saturating_sub(TAKEN.load(Ordering::Relaxed));
+    (left / 2).max(LEAST.min(limit / 2))
+}
+
+/// The memory of a pool that is open, of which others by default take none.
+#[derive(Debug)]
+pub(crate) struct Taken(u64);
+
+impl Taken {
+    pub(crate) fn frames(frames: u64) -> Taken {
+        let bytes = frames * PAGE_SIZE as u64;
+        TAKEN.fetch_add(bytes, Ordering::Relaxed);
+        Taken(bytes)
+    }
+}
+
+impl Drop for Taken {
+    fn drop(&mut self) {
+        TAKEN.fetch_sub(self.0, Ordering::Relaxed);
     }
 }
 
