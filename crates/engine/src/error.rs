@@ -8,6 +8,7 @@ use vellum_pool::device::DeviceError;
 use vellum_pool::{PageDamage, PageRef, PoolError};
 
 use crate::node::Torn;
+use crate::page::format::CLOSED;
 
 /// What operations of this crate return.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -55,7 +56,9 @@ pub enum Error {
     /// The program that used the store last did not close it.
     #[error(
         "the store was not closed cleanly, so its pages may not fit together: load a dump into a \
-         new store, or save what can be read (open it for salvage, or vellum dump --salvage)"
+         new store, or save what can be read (open it for salvage, or vellum dump --salvage). That \
+         brings back the entries of each tree: those in pages that were not changed after the last \
+         sync or close as they were then, the others as they were then, or later, or not at all"
     )]
     UncleanShutdown,
     /// Another handle or process has the file open.
@@ -162,8 +165,9 @@ pub enum Error {
         /// Number of the entry, from 0.
         entry: u64,
     },
-    /// The store was closed through another handle.
-    #[error("the store is closed")]
+    /// The store was closed, through this handle's store or another handle of it, or because the
+    /// process exits.
+    #[error("the store is closed: open it again to use it")]
     Closed,
     /// An option that makes no sense.
     #[error("{0}")]
@@ -195,6 +199,9 @@ impl Error {
 
 impl From<PageDamage> for Error {
     fn from(damage: PageDamage) -> Error {
+        if damage.what == CLOSED {
+            return Error::Closed;
+        }
         Error::Damaged { page: damage.page, what: damage.what }
     }
 }

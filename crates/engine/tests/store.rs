@@ -3,11 +3,12 @@
 
 mod common;
 
+use std::io::{Read, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use common::{assert_sound, memory_store, options};
+use common::{Random, assert_sound, memory_store, options};
 use vellum::{Error, Options, Store};
 
 #[test]
@@ -92,6 +93,111 @@ fn a_closed_store_refuses_everything() {
     assert!(matches!(other.trees(), Err(Error::Closed)));
     assert!(matches!(other.sync(), Err(Error::Closed)));
     assert!(other.close().is_ok(), "closing twice is closing");
+}
+
+#[test]
+fn closing_unlocks_the_file_under_live_handles() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("store");
+    // Most of the tree is not in memory.
+    let options = Options::new().pool_bytes(64 << 12);
+    let store = Store::create(&path, &options).unwrap();
+    let tree = store.create_tree("t").unwrap();
+    tree.extend((0..5000u32).map(|n| (n.to_be_bytes(), [1; 200]))).unwrap();
+    tree.upsert(b"blob", &[1; 20_000]).unwrap();
+    let mut writer = tree.writer(b"long").unwrap();
+    writer.write_all(&vec![1; 1 << 20]).unwrap();
+    writer.finish().unwrap();
+
+    let blob = tree.get(b"blob").unwrap().unwrap();
+    let (mut entries, mut cursor) = (tree.range(.."a"), tree.cursor());
+    assert!(entries.next().unwrap().is_ok() && entries.next_back().unwrap().is_ok());
+    assert!(cursor.first().unwrap());
+    let mut reader = tree.reader(b"long").unwrap().unwrap();
+    reader.read_exact(&mut [0; 100]).unwrap();
+    let mut taken = tree.extract_if([0, 0, 15, 0]..[0, 1, 0, 0], |_, _| true);
+    assert!(taken.next().unwrap().is_ok());
+    store.clone().close().unwrap();
+
+    // Another store has the file, and changes all of it.
+    let other = Store::open(&path, &options).unwrap();
+    let changed = other.tree("t").unwrap();
+    changed.clear().unwrap();
+    changed.extend((0..9000u32).map(|n| (n.to_be_bytes(), [2; 150]))).unwrap();
+    other.sync().unwrap();
+
+    assert!(matches!(entries.next(), Some(Err(Error::Closed))));
+    assert!(entries.next().is_none());
+    for moved in [cursor.forward(), cursor.backward(), cursor.seek(b"x"), cursor.last()] {
+        assert!(matches!(moved, Err(Error::Closed)), "{moved:?}");
+    }
+    let error = reader.read(&mut [0; 100]).unwrap_err();
+    assert!(error.to_string().contains("is closed: open it again"), "{error}");
+    assert!(matches!(taken.next(), Some(Err(Error::Closed))));
+    assert!(matches!(tree.get(&[0; 4]), Err(Error::Closed)));
+    assert!(matches!(tree.first(), Err(Error::Closed)));
+    assert!(matches!(tree.multi_get(&[b"blob"]), Err(Error::Closed)));
+    assert!(matches!(tree.upsert(b"a", b"b"), Err(Error::Closed)));
+    assert!(matches!(tree.clear(), Err(Error::Closed)));
+    assert!(matches!(tree.stat(), Err(Error::Closed)));
+    assert!(matches!(store.stat(), Err(Error::Closed)));
+    assert!(matches!(store.snapshot(), Err(Error::Closed)));
+    let mut met = Vec::new();
+    tree.salvage(&mut |found| {
+        met.push(found.is_ok());
+        true
+    });
+    assert_eq!(met, [false]);
+    // What is held already stays.
+    assert_eq!(&*blob, [1; 20_000]);
+    drop((blob, taken, cursor, reader));
+    drop((tree, store));
+    assert_sound(&other);
+    assert_eq!(changed.entries().count(), 9000);
+    other.close().unwrap();
+}
+
+/// Those who read while a store is closed, and another one changes the file, get entries of the
+/// store that they have open, or that it is closed.
+#[test]
+fn what_is_read_while_a_store_is_closed_is_of_that_store() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("store");
+    let options = Options::new().pool_bytes(64 << 12);
+    drop(Store::create(&path, &options).unwrap().create_tree("t").unwrap());
+    let all = |value: u8| (0..8000u32).map(move |n| (n.to_be_bytes(), [value; 100]));
+    for round in 1..=5u8 {
+        let store = Store::open(&path, &options).unwrap();
+        let tree = store.tree("t").unwrap();
+        tree.extend(all(round)).unwrap();
+        store.sync().unwrap();
+        std::thread::scope(|scope| {
+            for seed in 0..3 {
+                let tree = &tree;
+                scope.spawn(move || {
+                    let mut random = Random(seed);
+                    let mut keys = || (random.below(8000) as u32).to_be_bytes();
+                    loop {
+                        // Long enough for another store to change what is still to be read.
+                        let keys: Vec<_> = (0..20_000).map(|_| keys()).collect();
+                        let found = tree.multi_get_with(&keys, |_, value| {
+                            assert_eq!(value, Some(&[round; 100][..]));
+                        });
+                        match found {
+                            Ok(()) => {}
+                            Err(Error::Closed) => return,
+                            Err(error) => panic!("{error}"),
+                        }
+                    }
+                });
+            }
+            std::thread::sleep(Duration::from_millis(20));
+            store.close().unwrap();
+            let other = Store::open(&path, &options).unwrap();
+            other.tree("t").unwrap().extend(all(0)).unwrap();
+            other.close().unwrap();
+        });
+    }
 }
 
 #[test]

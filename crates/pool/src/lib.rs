@@ -24,6 +24,7 @@
 //! # Ok::<(), vellum_pool::PoolError>(())
 //! ```
 
+mod at_exit;
 mod core;
 pub mod device;
 mod error;
@@ -37,6 +38,7 @@ mod space;
 mod statistics;
 mod sync;
 
+pub use at_exit::{after_fork, at_exit};
 pub use error::{PoolError, Restart};
 pub use huge::{HugePageStats, HugePages};
 pub use page::bytes::{PageReader, RacyBytes};

@@ -1,6 +1,8 @@
 //! What the pool is told about pages: how they are sealed and checked.
 
 use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use vellum_pool::{PageDamage, PageFormat, PageRef};
 
@@ -9,8 +11,14 @@ use crate::page::{self, PageKind};
 use crate::page::{blob, pieces};
 
 /// The format of a store's pages, for the pool.
-#[derive(Debug)]
-pub(crate) struct StoreFormat;
+#[derive(Debug, Default)]
+pub(crate) struct StoreFormat {
+    /// The store is closed, and others may have changed the file since.
+    pub closed: Arc<AtomicBool>,
+}
+
+/// What is said of pages that are read when the store is closed.
+pub(crate) const CLOSED: &str = "the store is closed";
 
 impl PageFormat for StoreFormat {
     fn seal(&self, _page: PageRef, head: &mut [u8], body: &[u8]) -> u64 {
@@ -20,8 +28,12 @@ impl PageFormat for StoreFormat {
     /// Admits only pages that code under a lock can use as they are: the header is right, and
     /// whatever a node refers to lies inside it.
     fn verify(&self, page: PageRef, bytes: &[u8]) -> Result<(), PageDamage> {
-        let header = page::verify(page, bytes)?;
         let damage = |what: String| Err(PageDamage { page, what });
+        // Behind the read: the mark was set before the file was unlocked.
+        if self.closed.load(Ordering::Acquire) {
+            return damage(CLOSED.into());
+        }
+        let header = page::verify(page, bytes)?;
         match header.kind {
             PageKind::Inner | PageKind::Leaf => {
                 check_bounds(bytes).or_else(|found| damage(found.to_string()))

@@ -135,6 +135,8 @@ impl Store {
                 }
             }
         }
+        // Closed meanwhile, it is no damage that pages cannot be read.
+        self.core.check_open()?;
         let mut report = collect.report;
         report.lost_pages = total.saturating_sub(report.pages_checked + to_free);
         Ok(report)

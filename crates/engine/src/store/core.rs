@@ -5,7 +5,9 @@
 //! fit together is never taken for a clean one. [`StoreCore::checkpoint`] goes back: all pages,
 //! then the free map, then durably a clean header.
 
+use std::cell::Cell;
 use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
@@ -16,6 +18,7 @@ use crate::error::{Error, Result};
 use crate::node::NodeLimits;
 use crate::page::blob::BLOB_REST;
 use crate::store::aside::Aside;
+use crate::store::at_exit;
 use crate::store::free_map;
 use crate::store::gate::{Alone, Gate, Hold, Passage};
 use crate::store::header::{Header, NEXT_TREE_MAX};
@@ -47,7 +50,10 @@ pub(crate) struct StoreCore {
     checkpointing: Mutex<()>,
     /// The header in the file says "in use"; changes may begin at once.
     in_use: AtomicBool,
-    closed: AtomicBool,
+    /// The pool's format of pages knows it, too: what is read later may be another process's.
+    closed: Arc<AtomicBool>,
+    /// The process that opened it.
+    process: u32,
     /// The first failure to write a header or the free map.
     poison: OnceLock<Arc<str>>,
     small_pool: Option<Mutex<()>>,
@@ -94,6 +100,31 @@ struct FileState {
 #[derive(Debug)]
 pub(crate) struct Change<'a> {
     _passage: Option<Passage<'a>>,
+    core: &'a StoreCore,
+    /// It is a destructor's change, which the panic does not unwind.
+    began_in_panic: bool,
+    in_callers_code: Cell<bool>,
+}
+
+impl Change<'_> {
+    /// Runs the caller's own code. It sees copies, or a page that nothing refers to yet, and that
+    /// is freed if it panics: so its panics cut nothing.
+    pub(crate) fn callers_code<T>(&self, run: impl FnOnce() -> T) -> T {
+        self.in_callers_code.set(true);
+        let result = run();
+        self.in_callers_code.set(false);
+        result
+    }
+}
+
+impl Drop for Change<'_> {
+    /// A change that a panic unwound may have changed one of two pages that belong together.
+    #[inline]
+    fn drop(&mut self) {
+        if std::thread::panicking() && !self.began_in_panic && !self.in_callers_code.get() {
+            self.core.poison_for("a panic ended a change in its midst");
+        }
+    }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -107,6 +138,7 @@ impl StoreCore {
         header: Header,
         free_map: Vec<PageRef>,
         salvage: bool,
+        closed: Arc<AtomicBool>,
     ) -> StoreCore {
         let page_frames = header.page_frames;
         let capacity = pool.capacity();
@@ -128,7 +160,8 @@ impl StoreCore {
             in_use: AtomicBool::new(!header.clean),
             file: Mutex::new(FileState { header, free_map }),
             checkpointing: Mutex::default(),
-            closed: AtomicBool::new(false),
+            closed,
+            process: std::process::id(),
             poison: OnceLock::new(),
             small_pool: small.then(Mutex::default),
         }
@@ -176,7 +209,7 @@ impl StoreCore {
     }
 
     pub(crate) fn check_open(&self) -> Result<()> {
-        match self.closed.load(Ordering::Relaxed) {
+        match self.closed.load(Ordering::Acquire) {
             false => Ok(()),
             true => Err(Error::Closed),
         }
@@ -189,10 +222,15 @@ impl StoreCore {
     }
 
     fn poison(&self, error: PoolError) -> Error {
-        if self.poison.set(error.to_string().into()).is_ok() {
-            tracing::error!("{error}; changes are refused from now on");
-        }
+        self.poison_for(&error.to_string());
         error.into()
+    }
+
+    #[cold]
+    pub(crate) fn poison_for(&self, what: &str) {
+        if self.poison.set(what.into()).is_ok() {
+            tracing::error!("{what}; changes are refused from now on");
+        }
     }
 
     /// Begins a change. Waits while a snapshot lives.
@@ -216,7 +254,12 @@ impl StoreCore {
         if !self.in_use.load(Ordering::Acquire) {
             self.mark_in_use()?;
         }
-        Ok(Change { _passage: passage })
+        Ok(Change {
+            _passage: passage,
+            core: self,
+            began_in_panic: std::thread::panicking(),
+            in_callers_code: Cell::new(false),
+        })
     }
 
     /// No change is under way while the result lives.
@@ -318,20 +361,41 @@ impl StoreCore {
         Ok(header)
     }
 
-    /// Checkpoints and refuses everything afterwards.
+    /// Checkpoints, refuses everything afterwards, and lets others have the file.
     pub(crate) fn close(&self) -> Result<()> {
-        let hold = self.hold();
+        self.check_process()?;
+        self.close_held(&self.hold())
+    }
+
+    /// The child of a `fork` has neither the memory of the pool nor its threads.
+    fn check_process(&self) -> Result<()> {
+        match self.process == std::process::id() {
+            true => Ok(()),
+            false => Err(Error::InUse(format!(
+                "process {} opened the store: after fork, let that one use it",
+                self.process
+            ))),
+        }
+    }
+
+    /// As [`close`](Self::close), by a holder of the gate.
+    pub(crate) fn close_held(&self, hold: &Hold<'_>) -> Result<()> {
         if self.closed.load(Ordering::Relaxed) {
             return Ok(());
         }
         let outcome = match self.check_writable() {
             Err(Error::ReadOnly) => Ok(()),
-            _ => self.checkpoint(&hold, true),
+            _ => self.checkpoint(hold, true),
         };
         // What could not be saved for want of space or memory can be saved yet: the store stays
         // open, unless it is poisoned.
         let over = outcome.is_ok() || self.check_writable().is_err();
-        self.closed.store(over, Ordering::Relaxed);
+        self.closed.store(over, Ordering::Release);
+        if outcome.is_ok() {
+            // All pages are as the file has them, no change comes any more, and what is read from
+            // the file after this is refused: the mark is set, and looked at after each read.
+            self.device.unlock();
+        }
         outcome
     }
 
@@ -342,16 +406,23 @@ impl StoreCore {
 }
 
 impl Drop for StoreCore {
-    /// Who forgets to close loses nothing. After a panic the store stays as the file has it.
+    /// Dropping the last handle closes the store, also while a panic unwinds the thread.
+    ///
+    /// That is sound: pages change within a [`Change`] alone, and each operation is one, or several
+    /// that are whole for themselves. If the panic came from the engine's own code within a change,
+    /// or from that of a pool or device below it, the store is poisoned, and stays as the file has
+    /// it. If it came from the caller's code, that saw copies, and the change has undone itself. In
+    /// any other case all changes that began have ended, so the pages fit together.
     fn drop(&mut self) {
-        if self.is_settled() || std::thread::panicking() || self.salvage {
-            return;
+        if !self.is_settled() && !self.salvage {
+            // A panic within a panic would end the process if it left a destructor.
+            match catch_unwind(AssertUnwindSafe(|| self.close())) {
+                Ok(Ok(()) | Err(Error::ReadOnly)) => {}
+                Ok(Err(error)) => tracing::error!("closing the store failed: {error}"),
+                Err(_) => tracing::error!("closing the store panicked"),
+            }
         }
-        if let Err(error) = self.close()
-            && !matches!(error, Error::ReadOnly)
-        {
-            tracing::error!("closing the store failed: {error}");
-        }
+        at_exit::leave(self);
     }
 }
 

@@ -11,7 +11,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Holders are counted above the changes under way.
 const HOLDER: u64 = 1 << 32;
@@ -151,6 +151,25 @@ impl Gate {
         Hold(self)
     }
 
+    /// As [`hold`](Self::hold), unless a change that is under way does not end in time.
+    pub(crate) fn hold_within(&self, patience: Duration) -> Option<Hold<'_>> {
+        let until = Instant::now() + patience;
+        self.word.fetch_add(HOLDER, Ordering::Acquire);
+        let hold = Hold(self);
+        let mut sleeping = self.lock();
+        while !self.word.load(Ordering::Acquire).is_multiple_of(HOLDER) {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                drop(sleeping);
+                return None;
+            }
+            let waited = self.changed.wait_timeout(sleeping, left);
+            sleeping = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        drop(sleeping);
+        Some(hold)
+    }
+
     /// Keeps changes and other holders out and waits for those that are there. Changes go on while
     /// it waits for holders.
     pub(crate) fn alone(&self) -> Alone<'_> {
@@ -210,9 +229,8 @@ mod tests {
                             let hold = gate.hold();
                             let mine = holds.fetch_add(1, Ordering::Relaxed) + 1;
                             std::thread::sleep(OVERDUE / 3);
-                            let patience = std::time::Instant::now() + 3 * OVERDUE;
-                            while holds.load(Ordering::Relaxed) == mine
-                                && std::time::Instant::now() < patience
+                            let patience = Instant::now() + 3 * OVERDUE;
+                            while holds.load(Ordering::Relaxed) == mine && Instant::now() < patience
                             {
                                 std::thread::yield_now();
                             }

@@ -1,6 +1,7 @@
 //! The public face of a store.
 
 pub(crate) mod aside;
+pub(crate) mod at_exit;
 pub(crate) mod catalog;
 pub(crate) mod check;
 pub(crate) mod core;
@@ -28,9 +29,11 @@ use crate::tree::{Entries, Tree};
 
 /// An open store: named trees in one file. A cheap handle; clone it, send it, share it.
 ///
-/// [`close`](Store::close) it at the end. If all handles are dropped instead the same happens, but
-/// errors only go to the log. A store that the process left behind otherwise is refused when it is
-/// opened again, until there is a log to recover it from.
+/// [`close`](Store::close) it at the end. If all handles are dropped instead the same happens, also
+/// while a panic unwinds the thread, and when the process exits with the store open; but errors
+/// only go to the log. A store whose process was killed is refused when it is opened again, until
+/// there is a log to recover it from. In the child of a `fork` nothing becomes of its parent's
+/// stores.
 #[derive(Clone, Debug)]
 pub struct Store {
     pub(crate) core: Arc<StoreCore>,
@@ -134,7 +137,9 @@ impl Store {
     }
 
     fn from_core(core: StoreCore) -> Store {
-        Store { core: Arc::new(core) }
+        let core = Arc::new(core);
+        at_exit::enter(&core);
+        Store { core }
     }
 
     /// The tree of this name.
@@ -214,8 +219,11 @@ impl Store {
         self.core.checkpoint(&self.core.hold(), false)
     }
 
-    /// Makes everything durable, gives the unused tail of the file back and ends the use of all
-    /// handles. The file is unlocked when the last of them is dropped. A blob that was replaced or
+    /// Makes everything durable, gives the unused tail of the file back, ends the use of all
+    /// handles and unlocks the file: it can be opened again. What trees, iterators, cursors and
+    /// readers that still live are asked for then is [`Closed`](Error::Closed); values that were
+    /// handed out stay. The memory of the pool comes back when the last handle is dropped, and so
+    /// does the claim that the kernel has on a block device. A blob that was replaced or
     /// removed but is still held as a [`Value`](crate::Value) stays in the file, unused; what a
     /// [`ValueWriter`](crate::ValueWriter) that has not finished wrote does not.
     ///

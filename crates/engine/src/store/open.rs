@@ -56,7 +56,9 @@ pub(crate) fn create(device: Arc<dyn Device>, options: &Options) -> Result<Store
     }
     let pool_options = options.pool_options(page_frames)?;
     let space = Space::new(HEADER_PAGES);
-    let pool = Pool::open(device.clone(), Arc::new(StoreFormat), space, pool_options)?;
+    let format = StoreFormat::default();
+    let closed = format.closed.clone();
+    let pool = Pool::open(device.clone(), Arc::new(format), space, pool_options)?;
 
     let mut root = pool.allocate(page_frames)?;
     let catalog = root.page();
@@ -82,7 +84,7 @@ pub(crate) fn create(device: Arc<dyn Device>, options: &Options) -> Result<Store
     }
     // Before any page: what was on the device must not be taken for a store any more.
     device.sync().map_err(vellum_pool::PoolError::Sync)?;
-    let core = StoreCore::new(pool, device, header, Vec::new(), false);
+    let core = StoreCore::new(pool, device, header, Vec::new(), false, closed);
     core.checkpoint(&core.hold(), false)?;
     Ok(core)
 }
@@ -120,8 +122,10 @@ pub(crate) fn open(device: Arc<dyn Device>, options: &Options) -> Result<StoreCo
         true => (Vec::new(), Space::new(pages)),
         false => read_free_map(&device, &header)?,
     };
-    let pool = Pool::open(device.clone(), Arc::new(StoreFormat), space, pool_options)?;
-    Ok(StoreCore::new(pool, device, header, free_map, options.salvage))
+    let format = StoreFormat::default();
+    let closed = format.closed.clone();
+    let pool = Pool::open(device.clone(), Arc::new(format), space, pool_options)?;
+    Ok(StoreCore::new(pool, device, header, free_map, options.salvage, closed))
 }
 
 /// A pool only to look at a few pages, before it is known which are allocated.
@@ -214,7 +218,7 @@ fn are_consecutive(found: &[HeaderPage]) -> bool {
 
 /// The pages of the free map, and the space that it describes.
 fn read_free_map(device: &Arc<dyn Device>, header: &Header) -> Result<(Vec<PageRef>, Space)> {
-    let pool = small_pool(device, Arc::new(StoreFormat), header.page_frames)?;
+    let pool = small_pool(device, Arc::new(StoreFormat::default()), header.page_frames)?;
     let (pages, bytes) = free_map::read(&pool, header.free_map, header.page_frames)?;
     let first = PageRef::new(header.free_map, header.page_frames);
     let damaged = |what: String| Error::damaged(first, what);

@@ -116,7 +116,7 @@ impl<'a> Access<'a> {
                     continue;
                 }
             };
-            match (decide(old.bytes()), &old) {
+            match (change.callers_code(|| decide(old.bytes())), &old) {
                 (Verdict::Keep, _) | (Verdict::Remove, Old::Nothing) => {}
                 (Verdict::Remove, _) => {
                     apply(&change, &mut leaf, Action::Remove { index })?;

@@ -248,9 +248,10 @@ impl<'a> Cursor<'a> {
         Ok((position.index, position.exact))
     }
 
-    /// The leaf is still what was copied.
+    /// The leaf is still what was copied. If the store is closed, copying it again says so.
     fn is_current(&self) -> bool {
         self.guard.is_some_and(|guard| guard.validate().is_ok())
+            && self.access.core.check_open().is_ok()
     }
 
     /// Copies the leaf of the current key, which has changed, and finds the key's place in it.

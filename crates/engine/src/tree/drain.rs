@@ -102,7 +102,9 @@ impl<'a> Access<'a> {
                     blobs.extend(held.blob());
                     true
                 }
-                (Held::Inline(value), Which::Unless(keep)) => !keep(&key, value),
+                (Held::Inline(value), Which::Unless(keep)) => {
+                    !change.callers_code(|| keep(&key, value))
+                }
                 (Held::Blob(_), Which::Unless(_)) => {
                     next = Some(Next::Blob(key.clone()));
                     break;
@@ -284,7 +286,7 @@ impl<'a, F: FnMut(&[u8], &[u8]) -> bool> ExtractIf<'a, F> {
             let Held::Inline(value) = held.value(index)? else {
                 return Ok((None, Next::Blob(key)));
             };
-            if !(self.chosen)(&key, value) {
+            if !change.callers_code(|| (self.chosen)(&key, value)) {
                 continue;
             }
             let value = Value::Inline(Cow::Owned(value.to_vec()));

@@ -462,11 +462,17 @@ impl Tree {
     /// For stores that were opened for salvage; `visit` returns false to end. A value that is too
     /// long for the pool is met as an error.
     pub fn salvage(&self, visit: Visit<'_>) {
-        self.access().salvage(visit);
+        match self.open_access() {
+            Ok(access) => access.salvage(visit),
+            Err(error) => drop(visit(Err(error))),
+        }
     }
 
     /// As [`salvage`](Tree::salvage), with values of any length.
     pub fn salvage_readers(&self, visit: VisitReaders<'_>) {
-        self.access().salvage_readers(visit);
+        match self.open_access() {
+            Ok(access) => access.salvage_readers(visit),
+            Err(error) => drop(visit(Err(error))),
+        }
     }
 }

@@ -91,7 +91,7 @@ impl<'a> Access<'a> {
         }
         if inline {
             let mut bytes = vec![0; value.len()];
-            value.write(&mut bytes)?;
+            change.callers_code(|| value.write(&mut bytes))?;
             return self.put_payload(change, key, Payload::Inline(&bytes), existing);
         }
         if existing == Existing::Refuse && self.contains(key)? {
@@ -266,7 +266,7 @@ impl<'a> Access<'a> {
         blob::put_key(&mut guard, key);
         let mut unwritten = Unwritten { access: self, change, guard: Some(guard) };
         if let Some(guard) = &mut unwritten.guard {
-            value.write(&mut guard[BLOB_DATA..BLOB_DATA + len])?;
+            change.callers_code(|| value.write(&mut guard[BLOB_DATA..BLOB_DATA + len]))?;
         }
         unwritten.guard = None;
         Ok(BlobRef::whole(page, len as u64))

@@ -196,7 +196,7 @@ impl<'a> Parts<'a> {
         let scratch = match frames > core.pool.capacity() / 4 {
             true => Some(scratch_pool(
                 &core.device,
-                Arc::new(StoreFormat),
+                Arc::new(StoreFormat::default()),
                 (frames * SCRATCH_PARTS).max(vellum_pool::PoolOptions::MIN_FRAMES),
             )?),
             false => None,

@@ -41,7 +41,7 @@ impl<'a> Access<'a> {
             Some((_, Held::Blob(_))) => return Ok(Found::Blob),
             Some((index, Held::Inline(value))) => (index, value.to_vec()),
         };
-        change(&mut value);
+        begun.callers_code(|| change(&mut value));
         apply(begun, &mut leaf, Action::Replace { index, payload: Payload::Inline(&value) })?;
         Ok(Found::Changed)
     }

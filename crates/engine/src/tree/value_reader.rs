@@ -139,6 +139,8 @@ impl<'a> ValueReader<'a> {
             Source::Held(blob) => copy(&blob[self.position as usize..], target),
             Source::Parts(parts) => parts.copy(parts.parts.place(self.position), target)?,
         };
+        // What was read past the pool may be another process's, if the store was closed meanwhile.
+        self.access.core.check_open()?;
         self.position += copied as u64;
         Ok(copied)
     }

@@ -352,6 +352,10 @@ impl<D: Device> Device for FaultyDevice<D> {
         }
     }
 
+    fn unlock(&self) {
+        self.shared.inner.unlock();
+    }
+
     fn info(&self) -> DeviceInfo {
         self.shared.inner.info()
     }

@@ -33,7 +33,7 @@ pub struct FileDevice {
     direct: Result<(), String>,
     promptness: Promptness,
     /// Dropped after the engine: nothing is in flight when the file is unlocked.
-    _lock: Option<FileLock>,
+    lock: Mutex<Option<FileLock>>,
     /// Held while the length changes.
     resizing: Mutex<()>,
 }
@@ -72,7 +72,7 @@ impl FileDevice {
         create: bool,
     ) -> Result<Self, DeviceError> {
         let opened = open(path, name, options, create)?;
-        let Opened { file, lock, is_block_device, direct } = opened;
+        let Opened { file, lock: opened_lock, is_block_device, direct } = opened;
         Ok(Self {
             engine: start_engine(&file, options.engine)?,
             file,
@@ -81,7 +81,7 @@ impl FileDevice {
             is_block_device,
             direct,
             promptness: Promptness::default(),
-            _lock: lock,
+            lock: Mutex::new(opened_lock),
             resizing: Mutex::new(()),
         })
     }
@@ -265,6 +265,10 @@ impl Device for FileDevice {
             return Err(io::Error::new(io::ErrorKind::StorageFull, cause));
         }
         if new > old { self.grow(old, new) } else { self.file.set_len(new) }
+    }
+
+    fn unlock(&self) {
+        drop(lock(&self.lock).take());
     }
 
     fn info(&self) -> DeviceInfo {

@@ -98,6 +98,11 @@ pub trait Device: Send + Sync + fmt::Debug + 'static {
     /// `StorageFull` if there is no space; the length is then what it was before.
     fn resize(&self, pages: u64) -> io::Result<()>;
 
+    /// Lets other processes, and other devices of this one, have the storage. The caller neither
+    /// writes to it from now on nor believes what it reads from it. A storage without locks has
+    /// nothing to do.
+    fn unlock(&self) {}
+
     /// What this device is and how it does its work.
     fn info(&self) -> DeviceInfo;
 }
@@ -210,6 +215,10 @@ impl<D: Device + ?Sized> Device for Arc<D> {
 
     fn resize(&self, pages: u64) -> io::Result<()> {
         (**self).resize(pages)
+    }
+
+    fn unlock(&self) {
+        (**self).unlock();
     }
 
     fn info(&self) -> DeviceInfo {

@@ -1,0 +1,310 @@
+//! How a process ends that has a store open: by a panic, by `exit` from anywhere, with the store in
+//! a static, as the child of a fork. The store opens afterwards, and has all that was done.
+#![allow(unsafe_code, clippy::unwrap_used)]
+
+mod common;
+
+use std::fs::File;
+use std::io::Write;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+use std::process::{Command, ExitStatus, exit};
+use std::sync::OnceLock;
+use std::sync::mpsc::channel;
+use std::time::{Duration, Instant};
+
+use vellum::{Device, DeviceInfo, Error, MemoryDevice, Options, Store};
+use vellum_pool::device::{PageRange, ReadDone, Surface, Write as PageWrite};
+
+/// Which way a child is to end, and in which directory.
+const CASE: &str = "VELLUM_TEST_EXIT_CASE";
+const PLACE: &str = "VELLUM_TEST_EXIT_PLACE";
+
+fn small() -> Options {
+    Options::new().pool_bytes(8 << 20)
+}
+
+fn key(number: u64) -> [u8; 8] {
+    number.to_be_bytes()
+}
+
+/// Runs a case of [`child`] in a process of its own; returns how that ended, and where.
+fn run(case: &str) -> (ExitStatus, tempfile::TempDir) {
+    let place = tempfile::tempdir().unwrap();
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "child", "--ignored", "--nocapture", "--test-threads=1"]);
+    let output = command.env(CASE, case).env(PLACE, place.path()).output().unwrap();
+    print!("{}", String::from_utf8_lossy(&output.stdout));
+    print!("{}", String::from_utf8_lossy(&output.stderr));
+    (output.status, place)
+}
+
+/// Opens a child's store, which is sound, and has these entries of the tree "t".
+fn expect(store: &Path, entries: impl IntoIterator<Item = u64>) {
+    let store = Store::open(store, &small()).unwrap();
+    assert!(store.check(&mut |_| ()).unwrap().is_sound());
+    let tree = store.tree("t").unwrap();
+    for number in entries {
+        assert!(tree.contains(&key(number)).unwrap(), "{number} is gone");
+    }
+    store.close().unwrap();
+}
+
+/// A store in a file, with some entries that are not in the file yet.
+fn begin(path: &Path) -> (Store, vellum::Tree) {
+    let store = Store::create(path, &small()).unwrap();
+    let tree = store.create_tree("t").unwrap();
+    for number in 0..1000 {
+        tree.upsert(&key(number), &[7; 100]).unwrap();
+    }
+    (store, tree)
+}
+
+static STORE: OnceLock<Store> = OnceLock::new();
+
+/// What the children do.
+#[test]
+#[ignore = "other tests run it in processes of their own"]
+fn child() {
+    let Ok(case) = std::env::var(CASE) else { return };
+    let place = std::env::var_os(PLACE).unwrap();
+    let path = Path::new(&place).join("store");
+    let (store, tree) = begin(&path);
+    match &case[..] {
+        "static" => drop(STORE.set(store)),
+        "panic" => panic!("the last handles go"),
+        "writers" => write_until_exit(&store, Path::new(&place)),
+        "in a change" => {
+            let other = begin(&Path::new(&place).join("other"));
+            let _ = tree.update(&key(1), |_| exit(3));
+            drop(other);
+        }
+        "in a snapshot" => {
+            let _snapshot = store.snapshot().unwrap();
+            exit(3);
+        }
+        "while another drops" => {
+            let (dropping, begun) = channel();
+            std::thread::spawn(move || {
+                drop(tree);
+                dropping.send(()).unwrap();
+                drop(store);
+            });
+            begun.recv().unwrap();
+            exit(3);
+        }
+        "fork" => {
+            for how in ["exit", "drop", "own"] {
+                in_child(|| match how {
+                    "exit" => {}
+                    "drop" => {
+                        // SAFETY: the copies are the child's own, and not used again.
+                        drop(unsafe { (std::ptr::read(&store), std::ptr::read(&tree)) });
+                    }
+                    _ => {
+                        let own = begin(&Path::new(&place).join("own"));
+                        std::mem::forget(own);
+                    }
+                });
+            }
+            tree.upsert(&key(1000), b"after the children").unwrap();
+            std::mem::forget((store, tree));
+        }
+        other => panic!("{other}"),
+    }
+}
+
+/// Runs `work` in a child of a fork, which then exits as other programs do.
+fn in_child(work: impl FnOnce()) {
+    // SAFETY: the threads of this process that the child lacks are the store's and the harness's,
+    // which hold no lock now.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        work();
+        // SAFETY: the child of a process whose other threads are not there has one thread.
+        unsafe { libc::exit(0) };
+    }
+    let (mut status, since) = (0, Instant::now());
+    // SAFETY: the number is the caller's own.
+    while unsafe { libc::waitpid(child, &raw mut status, libc::WNOHANG) } == 0 {
+        assert!(since.elapsed() < common::PATIENCE, "the child does not end");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0, "status {status}");
+}
+
+/// Four threads write, and each writes down what was done, when the process exits.
+fn write_until_exit(store: &Store, place: &Path) {
+    for thread in 0..4u64 {
+        let (tree, mut done) =
+            (store.tree("t").unwrap(), File::create(place.join(thread.to_string())).unwrap());
+        std::thread::spawn(move || {
+            for number in 0.. {
+                let number = (thread << 32) + 5000 + number;
+                match tree.upsert(&key(number), &[1; 300]) {
+                    Ok(_) => done.write_all(&key(number)).unwrap(),
+                    Err(error) => {
+                        assert!(matches!(error, Error::Closed), "{error}");
+                        return;
+                    }
+                }
+            }
+        });
+    }
+    std::thread::sleep(Duration::from_millis(300));
+    exit(3);
+}
+
+#[test]
+fn a_store_in_a_static_is_closed_at_the_end() {
+    let (status, place) = run("static");
+    assert!(status.success());
+    expect(&place.path().join("store"), 0..1000);
+}
+
+#[test]
+fn a_panic_that_drops_the_last_handle_closes_the_store() {
+    let (status, place) = run("panic");
+    assert!(!status.success());
+    expect(&place.path().join("store"), 0..1000);
+    // The same without an exit.
+    let path = place.path().join("again");
+    let unwound = catch_unwind(AssertUnwindSafe(|| {
+        let (_store, _tree) = begin(&path);
+        panic!("the last handles go");
+    }));
+    assert!(unwound.is_err());
+    expect(&path, 0..1000);
+}
+
+#[test]
+fn an_exit_closes_a_store_that_other_threads_write_to() {
+    let (status, place) = run("writers");
+    assert_eq!(status.code(), Some(3));
+    for thread in 0..4 {
+        let done = std::fs::read(place.path().join(thread.to_string())).unwrap();
+        let done: Vec<_> =
+            done.chunks_exact(8).map(|key| u64::from_be_bytes(key.try_into().unwrap())).collect();
+        assert!(!done.is_empty());
+        expect(&place.path().join("store"), done);
+    }
+}
+
+#[test]
+fn an_exit_in_the_callers_part_of_a_change_ends_and_closes_other_stores() {
+    let begun = Instant::now();
+    let (status, place) = run("in a change");
+    assert_eq!(status.code(), Some(3));
+    assert!(begun.elapsed() < Duration::from_secs(30));
+    expect(&place.path().join("other"), 0..1000);
+    // Its change never ended.
+    let error = Store::open(place.path().join("store"), &small()).unwrap_err();
+    assert!(matches!(error, Error::UncleanShutdown), "{error}");
+    assert!(error.to_string().contains("brings back the entries"), "{error}");
+}
+
+#[test]
+fn an_exit_under_a_snapshot_closes_the_store() {
+    let (status, place) = run("in a snapshot");
+    assert_eq!(status.code(), Some(3));
+    expect(&place.path().join("store"), 0..1000);
+}
+
+#[test]
+fn an_exit_waits_for_a_store_that_another_thread_drops() {
+    for _ in 0..5 {
+        let (status, place) = run("while another drops");
+        assert_eq!(status.code(), Some(3));
+        expect(&place.path().join("store"), 0..1000);
+    }
+}
+
+#[test]
+fn the_child_of_a_fork_leaves_its_parents_store_alone_and_closes_its_own() {
+    let (status, place) = run("fork");
+    assert!(status.success());
+    expect(&place.path().join("store"), 0..=1000);
+    expect(&place.path().join("own"), 0..1000);
+}
+
+#[test]
+fn a_panic_of_the_caller_in_a_change_closes_the_store_without_it() {
+    let place = tempfile::tempdir().unwrap();
+    let path = place.path().join("store");
+    let unwound = catch_unwind(AssertUnwindSafe(|| {
+        let (_store, tree) = begin(&path);
+        let _ = tree.update(&key(5), |value| {
+            value.fill(0);
+            panic!("half way");
+        });
+    }));
+    assert!(unwound.is_err());
+    expect(&path, 0..1000);
+    let store = Store::open(&path, &small()).unwrap();
+    assert_eq!(&*store.tree("t").unwrap().get(&key(5)).unwrap().unwrap(), [7; 100]);
+}
+
+/// Memory that panics when it is to grow.
+#[derive(Debug)]
+struct Panicking {
+    memory: MemoryDevice,
+    panics: std::sync::atomic::AtomicBool,
+}
+
+impl Device for Panicking {
+    fn read(&self, surface: &Surface, range: PageRange) -> std::io::Result<()> {
+        self.memory.read(surface, range)
+    }
+
+    fn start_reads(&self, surface: &Surface, reads: Vec<(PageRange, ReadDone)>) {
+        self.memory.start_reads(surface, reads);
+    }
+
+    fn write(&self, batch: &mut [PageWrite<'_>]) {
+        self.memory.write(batch);
+    }
+
+    fn sync(&self) -> std::io::Result<()> {
+        self.memory.sync()
+    }
+
+    fn pages(&self) -> std::io::Result<u64> {
+        self.memory.pages()
+    }
+
+    fn resize(&self, pages: u64) -> std::io::Result<()> {
+        assert!(!self.panics.load(std::sync::atomic::Ordering::Relaxed), "a fault of the device");
+        self.memory.resize(pages)
+    }
+
+    fn info(&self) -> DeviceInfo {
+        self.memory.info()
+    }
+}
+
+#[test]
+fn a_panic_in_the_midst_of_a_change_leaves_the_store_as_it_is() {
+    let device = std::sync::Arc::new(Panicking {
+        memory: MemoryDevice::new(),
+        panics: std::sync::atomic::AtomicBool::new(false),
+    });
+    let mut refused = None;
+    let unwound = catch_unwind(AssertUnwindSafe(|| {
+        let store = Store::create_on(device.clone(), &small()).unwrap();
+        let tree = store.create_tree("t").unwrap();
+        tree.upsert(b"a", b"b").unwrap();
+        device.panics.store(true, std::sync::atomic::Ordering::Relaxed);
+        let long = vec![1; 100 << 10];
+        let change =
+            catch_unwind(AssertUnwindSafe(|| (0..50u8).all(|n| tree.upsert(&[n], &long).is_ok())));
+        assert!(change.is_err());
+        device.panics.store(false, std::sync::atomic::Ordering::Relaxed);
+        refused = tree.upsert(b"c", b"d").err();
+        assert_eq!(&*tree.get(b"a").unwrap().unwrap(), b"b");
+        panic!("the last handles go");
+    }));
+    assert!(unwound.is_err());
+    assert!(matches!(refused, Some(Error::Poisoned(_))), "{refused:?}");
+    let error = Store::open_on(device, &small()).unwrap_err();
+    assert!(matches!(error, Error::UncleanShutdown), "{error}");
+}
