@@ -87,6 +87,13 @@ fn trees_are_kept_apart() {
     ok(&["put", &store, "k", "two", "--tree", "second"]);
     assert_eq!(text(&["trees", &store]), "first\nsecond\n");
     assert_eq!(ok(&["get", &store, "k", "--tree", "second"]), b"two");
+    let error = fails(&["rename", &store, "second", "first"]);
+    assert!(error.contains("has a tree named \"first\" already"), "{error}");
+    let error = fails(&["rename", &store, "third", "fourth"]);
+    assert!(error.contains("there is no tree 'third'; choose"), "{error}");
+    ok(&["rename", &store, "second", "third"]);
+    assert_eq!(ok(&["get", &store, "k", "--tree", "third"]), b"two");
+    ok(&["rename", &store, "third", "second"]);
     let error = fails(&["get", &store, "k"]);
     assert!(error.contains("first, second"), "{error}");
     ok(&["rm", &store, "--tree", "first", "--all"]);

@@ -13,6 +13,7 @@ pub mod morsel;
 pub mod morseld;
 pub mod probe;
 pub mod put;
+pub mod rename;
 pub mod rm;
 pub mod scan;
 pub mod stat;

@@ -33,7 +33,7 @@ impl StoreCore {
         match (name, entry.len()) {
             (Ok(name), ENTRY) => {
                 let root = PageRef::new(get_u64(entry, 8), self.page_frames);
-                Ok(TreeState::new(get_u32(entry, 0), name.into(), root))
+                Ok(TreeState::new(get_u32(entry, 0), name, root))
             }
             _ => Err(Error::damaged(self.catalog.root, "the catalog has an entry of no sense")),
         }
@@ -57,10 +57,7 @@ impl StoreCore {
 
     /// Creates a tree.
     pub(crate) fn create_tree(&self, name: &str) -> Result<Arc<TreeState>> {
-        let max = self.limits.max_key;
-        if name.len() > max {
-            return Err(Error::KeyTooLong { len: name.len(), max });
-        }
+        self.catalog().check_key(name.as_bytes())?;
         let change = self.change()?;
         let mut trees = self.trees();
         if self.catalog().contains(name.as_bytes())? {
@@ -75,9 +72,42 @@ impl StoreCore {
             self.pool.free_page(root)?;
             return Err(error);
         }
-        let tree = Arc::new(TreeState::new(id, name.into(), root));
+        let tree = Arc::new(TreeState::new(id, name, root));
         trees.insert(&tree);
         Ok(tree)
+    }
+
+    /// Gives a tree another name. Others see one of the two: they look at the catalog with the open
+    /// trees locked, and no checkpoint comes within a change.
+    pub(crate) fn rename_tree(&self, old: &str, new: &str) -> Result<()> {
+        let catalog = self.catalog();
+        catalog.check_key(new.as_bytes())?;
+        let change = self.change()?;
+        let mut trees = self.trees();
+        let mut entry = Vec::new();
+        if !catalog.get_into(old.as_bytes(), &mut entry)? {
+            return Err(Error::NoSuchTree(old.into()));
+        }
+        if old == new {
+            return Ok(());
+        }
+        match catalog.put_in(&change, new.as_bytes(), Incoming::Bytes(&entry), Existing::Refuse) {
+            Err(Error::KeyExists) => return Err(Error::TreeExists(new.into())),
+            stored => stored?,
+        };
+        if let Err(error) = catalog.remove_in(&change, old.as_bytes()) {
+            if catalog.remove_in(&change, new.as_bytes()).is_err() {
+                self.poison_for(&format!("a tree has the names {old:?} and {new:?} now"));
+            }
+            return Err(error);
+        }
+        let open = trees.get(old);
+        trees.remove(old);
+        if let Some(tree) = open {
+            tree.rename(new);
+            trees.insert(&tree);
+        }
+        Ok(())
     }
 
     /// An empty leaf as the root of a tree.

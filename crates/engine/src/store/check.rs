@@ -131,7 +131,7 @@ impl Store {
                 Ok(tree) => {
                     let access = Access { core: &self.core, tree: &tree };
                     let stat = access.check(&mut collect)?;
-                    collect.report.trees.push((tree.name.clone(), stat));
+                    collect.report.trees.push((tree.name().to_string(), stat));
                 }
             }
         }

@@ -79,7 +79,7 @@ impl OpenTrees {
             self.by_name.shrink_to(2 * self.by_name.len());
             self.live = self.by_name.len();
         }
-        self.by_name.insert(tree.name.clone(), Arc::downgrade(tree));
+        self.by_name.insert(tree.name().to_string(), Arc::downgrade(tree));
     }
 
     pub(crate) fn remove(&mut self, name: &str) {
@@ -433,13 +433,13 @@ mod tests {
     #[test]
     fn trees_without_handles_are_forgotten() {
         let mut trees = OpenTrees::default();
-        let tree = |id: u32| Arc::new(TreeState::new(id, id.to_string(), PageRef::new(9, 1)));
+        let tree = |id: u32| Arc::new(TreeState::new(id, &id.to_string(), PageRef::new(9, 1)));
         let kept: Vec<_> = (0..100).map(tree).collect();
         kept.iter().for_each(|tree| trees.insert(tree));
         (100..100_000).for_each(|id| trees.insert(&tree(id)));
         assert!(trees.by_name.len() < 300 && trees.by_name.capacity() < 2000);
         for tree in &kept {
-            assert!(trees.get(&tree.name).is_some_and(|found| Arc::ptr_eq(&found, tree)));
+            assert!(trees.get(&tree.name()).is_some_and(|found| Arc::ptr_eq(&found, tree)));
         }
     }
 }

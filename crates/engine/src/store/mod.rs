@@ -176,6 +176,18 @@ impl Store {
         }
     }
 
+    /// Gives a tree another name, as one step: those who open trees, or list them, find one of the
+    /// two names. Its handles stay good, and have the new name. A tree may be given the name that
+    /// it has. The name is as durable as other changes: by the next [`sync`](Store::sync).
+    ///
+    /// # Errors
+    /// [`NoSuchTree`](Error::NoSuchTree); [`TreeExists`](Error::TreeExists) if another tree has the
+    /// new name; [`KeyTooLong`](Error::KeyTooLong), as when a tree is created; a full disk or pool.
+    /// Then the tree has its old name.
+    pub fn rename_tree(&self, old: &str, new: &str) -> Result<()> {
+        self.core.rename_tree(old, new)
+    }
+
     /// Removes a tree and all of its entries, once no snapshot is left. Its handles fail with
     /// [`NoSuchTree`](Error::NoSuchTree) from then on.
     ///
@@ -193,10 +205,12 @@ impl Store {
     /// Damage or a failed read.
     pub fn trees(&self) -> Result<Vec<String>> {
         self.core.check_open()?;
+        // While a tree is renamed the catalog has both names, or so it may look from here.
+        let _names_stay = self.core.trees();
         Entries::all(self.core.catalog())
             .map(|entry| {
                 let (name, value) = entry?;
-                Ok(self.core.decode_tree(&name, &value)?.name)
+                Ok(self.core.decode_tree(&name, &value)?.name().to_string())
             })
             .collect()
     }

@@ -148,7 +148,7 @@ impl<'a> Access<'a> {
     /// Merges the leaf for `key`. If that fails the tree only has one more page than it needs.
     pub(crate) fn merge_or_warn(self, change: &Change<'_>, key: &[u8]) {
         if let Err(error) = self.merge(change, key) {
-            tracing::warn!("merging pages of tree {:?} failed: {error}", self.tree.name);
+            tracing::warn!("merging pages of tree {:?} failed: {error}", self.tree.name());
         }
     }
 
@@ -208,7 +208,7 @@ pub struct ExtractIf<'a, F: FnMut(&[u8], &[u8]) -> bool> {
 impl<F: FnMut(&[u8], &[u8]) -> bool> fmt::Debug for ExtractIf<'_, F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let ExtractIf { access, from, end, ended, .. } = self;
-        let tree = &access.tree.name;
+        let tree = &access.tree.name();
         f.debug_struct("ExtractIf")
             .field("tree", tree)
             .field("from", from)

@@ -46,9 +46,9 @@ impl Tree {
         Ok(self.access())
     }
 
-    /// The tree's name.
-    pub fn name(&self) -> &str {
-        &self.state.name
+    /// The tree's name, as it is [now](crate::Store::rename_tree).
+    pub fn name(&self) -> Arc<str> {
+        self.state.name()
     }
 
     /// The value of `key`. One that was [written](Tree::writer) as a stream is copied.

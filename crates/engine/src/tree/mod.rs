@@ -32,6 +32,7 @@ mod value_reader;
 mod value_writer;
 
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use vellum_pool::PageRef;
 
@@ -58,19 +59,29 @@ pub(crate) const CATALOG: u32 = 1;
 #[derive(Debug)]
 pub(crate) struct TreeState {
     pub id: u32,
-    pub name: String,
+    name: Mutex<Arc<str>>,
     pub root: PageRef,
     /// Set before the tree's pages are freed.
     pub dropped: AtomicBool,
 }
 
 impl TreeState {
-    pub(crate) fn new(id: u32, name: String, root: PageRef) -> TreeState {
+    pub(crate) fn new(id: u32, name: &str, root: PageRef) -> TreeState {
+        let name = Mutex::new(name.into());
         TreeState { id, name, root, dropped: AtomicBool::new(false) }
     }
 
+    /// The name that the tree has now.
+    pub(crate) fn name(&self) -> Arc<str> {
+        self.name.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(crate) fn rename(&self, name: &str) {
+        *self.name.lock().unwrap_or_else(PoisonError::into_inner) = name.into();
+    }
+
     pub(crate) fn catalog(root: PageRef) -> TreeState {
-        TreeState::new(CATALOG, "(catalog)".into(), root)
+        TreeState::new(CATALOG, "(catalog)", root)
     }
 }
 
@@ -86,7 +97,7 @@ impl Access<'_> {
     pub(crate) fn check_dropped(self) -> Result<()> {
         match self.tree.dropped.load(Ordering::Acquire) {
             false => Ok(()),
-            true => Err(Error::NoSuchTree(self.tree.name.clone())),
+            true => Err(Error::NoSuchTree(self.tree.name().to_string())),
         }
     }
 }
