@@ -12,6 +12,8 @@ pub struct Counting;
 thread_local! {
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
     static BYTES: Cell<u64> = const { Cell::new(0) };
+    static HELD: Cell<i64> = const { Cell::new(0) };
+    static MOST: Cell<i64> = const { Cell::new(0) };
 }
 
 /// Allocations of this thread until now.
@@ -24,16 +26,31 @@ pub fn allocated_bytes() -> u64 {
     BYTES.get()
 }
 
+/// Runs `work`; returns how many bytes more than before it this thread held at most meanwhile.
+pub fn most_held(work: impl FnOnce()) -> u64 {
+    let before = HELD.get();
+    MOST.set(before);
+    work();
+    (MOST.get() - before) as u64
+}
+
+fn hold(bytes: i64) {
+    HELD.set(HELD.get() + bytes);
+    MOST.set(MOST.get().max(HELD.get()));
+}
+
 // SAFETY: hands everything to the system's allocator; counting touches plain cells of the thread.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.set(ALLOCATIONS.get() + 1);
         BYTES.set(BYTES.get() + layout.size() as u64);
+        hold(layout.size() as i64);
         // SAFETY: the caller's promise.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
+        hold(-(layout.size() as i64));
         // SAFETY: the caller's promise.
         unsafe { System.dealloc(memory, layout) }
     }

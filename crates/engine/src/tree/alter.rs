@@ -232,16 +232,27 @@ impl<'a> Access<'a> {
         }
     }
 
+    /// What `take` makes of the leaf with the first or last entry, while the leaves in `empty` had
+    /// none; none within if there is no entry, none if it starves.
+    fn at_edge<T>(
+        self,
+        edge: Edge,
+        empty: &mut Vec<OptimisticGuard<'a>>,
+        take: impl Fn(OptimisticGuard<'a>) -> Step<T>,
+    ) -> Result<Option<Option<T>>> {
+        self.attempt(|| {
+            let taken = self.edge_leaf(edge, empty)?.map(&take).transpose()?;
+            empty.iter().try_for_each(OptimisticGuard::validate)?;
+            Ok(taken)
+        })
+    }
+
     /// The first or last entry.
     pub(crate) fn edge_entry(self, edge: Edge) -> Result<Option<(Vec<u8>, Value<'a>)>> {
         let mut empty = Vec::new();
+        let entry = |leaf| Ok((leaf, self.key_and_value(leaf, edge)?));
         loop {
-            let found = self.attempt(|| {
-                let leaf = self.edge_leaf(edge, &mut empty)?;
-                let found = leaf.map(|leaf| self.key_and_value(leaf, edge)).transpose()?;
-                empty.iter().try_for_each(OptimisticGuard::validate)?;
-                Ok(leaf.zip(found))
-            })?;
+            let found = self.at_edge(edge, &mut empty, entry)?;
             let found = match found {
                 Some(found) => found,
                 None => {
@@ -330,13 +341,7 @@ impl<'a> Access<'a> {
     fn exclusive_edge(self, change: &Change<'_>, edge: Edge) -> Result<Option<ExclusiveGuard<'a>>> {
         let mut empty = Vec::new();
         loop {
-            let found = self.attempt(|| {
-                let leaf = self.edge_leaf(edge, &mut empty)?;
-                let leaf = leaf.map(OptimisticGuard::upgrade).transpose()?;
-                empty.iter().try_for_each(OptimisticGuard::validate)?;
-                Ok(leaf)
-            })?;
-            if let Some(found) = found {
+            if let Some(found) = self.at_edge(edge, &mut empty, |leaf| Ok(leaf.upgrade()?))? {
                 return Ok(found);
             }
             // Starved. Unless this leaf is empty it has the entry.
