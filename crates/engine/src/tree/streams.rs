@@ -1,7 +1,53 @@
-//! A tree's values as streams.
+//! Values as streams: a value of any length goes in and out bit by bit, with any pool.
+//!
+//! Long because it is the whole path of such a value: [`ValueWriter`] stores pieces and an index
+//! above them, [`Parts`] finds and reads them one by one, [`ValueReader`] hands their bytes out; at
+//! the end stand the pages that are freed with a value, and their check. What the bytes of a piece
+//! say is in [`pieces`](crate::page::pieces).
+//!
+//! A whole value that is larger than what the pool should hold is read past the pool, in parts of
+//! its page.
 
-use super::{Tree, ValueReader, ValueWriter};
-use crate::error::Result;
+use std::borrow::Cow;
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::sync::Arc;
+
+use crc_fast::{CrcAlgorithm, checksum};
+use vellum_pool::{ExclusiveGuard, PAGE_SIZE, PageId, PageRef, Pool, PoolOptions, RawPages};
+
+use super::apply::init;
+use super::check::Visitor;
+use super::held_leaf::{Held, HeldLeaf};
+use super::modify::{Existing, Incoming};
+use super::page_runs::PageRuns;
+use super::{Access, Tree};
+use crate::error::{Error, Result};
+use crate::node::Payload;
+use crate::page::blob::{self, BLOB_DATA, BlobRef};
+use crate::page::format::StoreFormat;
+use crate::page::pieces::{
+    self, PIECE_DATA, Shape, VALUE_MAX, fanout, piece_data, put_index, put_piece, put_root,
+};
+use crate::page::{self, Checksum, PageKind};
+use crate::store::aside::Pin;
+use crate::store::core::{Change, StoreCore};
+use crate::store::header::FORMAT_VERSION_PIECES;
+use crate::store::open::{random_id, scratch_pool};
+use crate::value::{Blob, Value};
+
+/// The longest pieces that are written, in frames: 256 KiB.
+const PIECE_FRAMES: u64 = 64;
+/// Pieces for which the pool has room at least, if they have more than one page each.
+const PIECES_IN_POOL: u64 = 32;
+/// The pool holds whole values up to this length, in frames, as far as a quarter of it has room.
+const HELD_FRAMES: u64 = 64;
+/// Length of the parts in which a whole value is read past the pool, in frames.
+const PART_FRAMES: u32 = 64;
+/// Parts for which a pool beside the store's own has room: one that is read from, one that is on
+/// its way, and one that has to leave.
+const SCRATCH_PARTS: u64 = 3;
+/// The most frames that are read ahead: 4 MiB, or a sixteenth of the pool.
+const AHEAD_FRAMES: u64 = 1024;
 
 impl Tree {
     /// The value of `key`, to be read bit by bit: of any length, with any pool, in memory that does
@@ -28,5 +74,803 @@ impl Tree {
     /// Limits of the key.
     pub fn writer(&self, key: &[u8]) -> Result<ValueWriter<'_>> {
         ValueWriter::new(self.open_access()?, key)
+    }
+}
+
+/// A value that is being stored bit by bit, with [`Write`].
+///
+/// The key has it when [`finish`](ValueWriter::finish) has returned. Dropped before, the writer
+/// gives its space back and the key keeps what it had; so it does when a call has failed.
+///
+/// The writer takes a buffer of at most 256 KiB, holds no lock while the caller's code runs, and
+/// takes nothing from others but space: `sync` does not wait for it, and a crash loses none of its
+/// space. Its calls wait, as all changes do, while a snapshot lives: the thread that has one must
+/// not write.
+#[derive(Debug)]
+pub struct ValueWriter<'a> {
+    access: Access<'a>,
+    key: Vec<u8>,
+    piece_frames: u32,
+    /// What comes into the next piece.
+    buffer: Vec<u8>,
+    /// Pieces that are stored.
+    pieces: u64,
+    /// Index pages that are not full, the lowest level first.
+    levels: Vec<Level>,
+    /// The value's own number, in all its pages.
+    value: u64,
+    /// The number under which its pages are set aside.
+    aside: u64,
+    failed: bool,
+}
+
+/// An index page that is not full.
+#[derive(Debug, Default)]
+struct Level {
+    /// The number of the first piece below it.
+    first: u64,
+    refs: Vec<u64>,
+}
+
+/// Length of the pieces that are written with this pool.
+fn piece_frames(core: &StoreCore) -> u32 {
+    let frames = (core.pool.capacity() / PIECES_IN_POOL).min(PIECE_FRAMES) as u32;
+    // Whole tree pages, as every page of the file.
+    (frames / core.page_frames).max(1) * core.page_frames
+}
+
+impl<'a> ValueWriter<'a> {
+    pub(crate) fn new(access: Access<'a>, key: &[u8]) -> Result<ValueWriter<'a>> {
+        access.check_key(key)?;
+        access.check_dropped()?;
+        access.core.check_writable()?;
+        access.core.try_free_ended();
+        Ok(ValueWriter {
+            access,
+            key: key.to_vec(),
+            piece_frames: piece_frames(access.core),
+            buffer: Vec::new(),
+            pieces: 0,
+            levels: vec![Level::default()],
+            value: random_id() as u64,
+            aside: access.core.aside.begin(),
+            failed: false,
+        })
+    }
+
+    /// Bytes that were written so far.
+    pub fn len(&self) -> u64 {
+        self.pieces * self.piece_data() as u64 + self.buffer.len() as u64
+    }
+
+    /// Nothing was written so far.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Gives the value to its key; true if it replaced another one.
+    ///
+    /// # Errors
+    /// A full disk or pool, a failed read, damage. Then the key has what it had.
+    pub fn finish(mut self) -> Result<bool> {
+        self.check_failed()?;
+        let core = self.access.core;
+        let change = core.change()?;
+        self.access.check_dropped()?;
+        let replaced = if self.pieces == 0 {
+            let value = Incoming::Bytes(&self.buffer);
+            self.access.put_in(&change, &self.key, value, Existing::Replace)?
+        } else {
+            let blob = self.store_root(&change)?;
+            core.need_version(&change, FORMAT_VERSION_PIECES);
+            let payload = blob.encode();
+            let payload = Payload::Blob(&payload);
+            self.access.put_payload(&change, &self.key, payload, Existing::Replace)?
+        };
+        // Before a checkpoint can come between.
+        core.aside.keep(self.aside);
+        Ok(replaced)
+    }
+
+    fn piece_data(&self) -> usize {
+        piece_data(self.piece_frames)
+    }
+
+    fn check_failed(&self) -> Result<()> {
+        match self.failed {
+            false => Ok(()),
+            true => Err(Error::Input(io::Error::other("an earlier write of it failed"))),
+        }
+    }
+
+    /// A new page of the value, which is set aside until the value is finished.
+    fn allocate(
+        &self,
+        change: &Change<'_>,
+        frames: u32,
+        kind: PageKind,
+        level: u8,
+    ) -> Result<ExclusiveGuard<'a>> {
+        let core = self.access.core;
+        let mut guard = core.pool.allocate(frames)?;
+        let page = init(change, &mut guard, kind, level, self.access.tree.id);
+        core.aside.push(self.aside, page);
+        Ok(guard)
+    }
+
+    fn store_piece(&mut self, change: &Change<'_>, data: &[u8]) -> Result<()> {
+        self.make_room(change, 0)?;
+        let mut guard = self.allocate(change, self.piece_frames, PageKind::Piece, 0)?;
+        put_piece(&mut guard, self.value, self.pieces, data);
+        self.push(0, self.pieces, guard.page().id.0);
+        self.pieces += 1;
+        Ok(())
+    }
+
+    /// Stores what is in the buffer as a piece.
+    fn store_buffer(&mut self, change: &Change<'_>) -> Result<()> {
+        let mut buffer = std::mem::take(&mut self.buffer);
+        self.store_piece(change, &buffer)?;
+        buffer.clear();
+        self.buffer = buffer;
+        Ok(())
+    }
+
+    fn push(&mut self, level: usize, first: u64, id: u64) {
+        let level = &mut self.levels[level];
+        if level.refs.is_empty() {
+            level.first = first;
+        }
+        level.refs.push(id);
+    }
+
+    /// Stores the index page of a level if that is full.
+    fn make_room(&mut self, change: &Change<'_>, level: usize) -> Result<()> {
+        match self.levels[level].refs.len() < fanout(self.access.core.page_frames) {
+            true => Ok(()),
+            false => self.store_level(change, level),
+        }
+    }
+
+    fn store_level(&mut self, change: &Change<'_>, level: usize) -> Result<()> {
+        if self.levels.len() == level + 1 {
+            self.levels.push(Level::default());
+        }
+        self.make_room(change, level + 1)?;
+        let guard = self.index_page(change, level)?;
+        let Level { first, .. } = std::mem::take(&mut self.levels[level]);
+        self.push(level + 1, first, guard.page().id.0);
+        Ok(())
+    }
+
+    fn index_page(&self, change: &Change<'_>, level: usize) -> Result<ExclusiveGuard<'a>> {
+        let frames = self.access.core.page_frames;
+        let mut guard = self.allocate(change, frames, PageKind::PieceIndex, level as u8 + 1)?;
+        let Level { first, refs } = &self.levels[level];
+        put_index(&mut guard, self.value, *first, refs);
+        Ok(guard)
+    }
+
+    /// Stores what is left, up to the root.
+    fn store_root(&mut self, change: &Change<'_>) -> Result<BlobRef> {
+        let len = self.len();
+        if !self.buffer.is_empty() {
+            self.store_buffer(change)?;
+        }
+        // Storing a level may add one on top.
+        let mut level = 0;
+        while level + 1 < self.levels.len() {
+            self.store_level(change, level)?;
+            level += 1;
+        }
+        let mut guard = self.index_page(change, level)?;
+        put_root(&mut guard, &self.key, len, self.piece_frames);
+        Ok(BlobRef { page: guard.page(), len, piece_frames: self.piece_frames })
+    }
+
+    fn write_some(&mut self, bytes: &[u8]) -> Result<usize> {
+        self.check_failed()?;
+        let most = self.piece_data();
+        let room = VALUE_MAX - self.len();
+        let bytes = &bytes[..usize::try_from(room).unwrap_or(usize::MAX).min(bytes.len())];
+        if bytes.is_empty() {
+            return Err(Error::TooLongForAny { max: VALUE_MAX });
+        }
+        // Bytes wait in the buffer for others, so that a value that fits one piece becomes none.
+        if self.buffer.len() == most || self.buffer.is_empty() && bytes.len() > most {
+            let change = self.access.core.change()?;
+            self.access.check_dropped()?;
+            if self.buffer.is_empty() {
+                self.store_piece(&change, &bytes[..most])?;
+                return Ok(most);
+            }
+            self.store_buffer(&change)?;
+        }
+        let count = bytes.len().min(most - self.buffer.len());
+        self.buffer.extend_from_slice(&bytes[..count]);
+        Ok(count)
+    }
+}
+
+impl Write for ValueWriter<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if bytes.is_empty() {
+            return Ok(0);
+        }
+        let written = self.write_some(bytes);
+        self.failed |= written.is_err();
+        Ok(written?)
+    }
+
+    /// Does nothing: bytes wait for those that come with them into a piece.
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Drop for ValueWriter<'_> {
+    fn drop(&mut self) {
+        self.access.core.abandon(self.aside);
+    }
+}
+
+/// The index of a value in pieces.
+#[derive(Debug)]
+struct Index<'a> {
+    core: &'a StoreCore,
+    tree: u32,
+    blob: BlobRef,
+    shape: Shape,
+    /// The value's number.
+    value: u64,
+    /// Pieces from the number `first` on.
+    known: Vec<u64>,
+    first: u64,
+}
+
+impl<'a> Index<'a> {
+    /// `key` is none if it is not known.
+    fn open(
+        core: &'a StoreCore,
+        tree: u32,
+        blob: BlobRef,
+        key: Option<&[u8]>,
+    ) -> Result<Index<'a>> {
+        let damaged = |what: String| Error::damaged(blob.page, what);
+        let shape = Shape::of(blob);
+        let file_pages = core.pool.file_pages();
+        if shape.pieces > file_pages || shape.frames() > file_pages {
+            return Err(damaged(format!("its value has {} bytes, the file fewer", blob.len)));
+        }
+        let root = core.pool.fix_shared(blob.page)?;
+        let value = pieces::check_root(&root, tree, blob, key).map_err(damaged)?;
+        Ok(Index { core, tree, blob, shape, value, known: Vec::new(), first: 0 })
+    }
+
+    fn index_page(&self, id: u64) -> PageRef {
+        PageRef { id: PageId(id), ..self.blob.page }
+    }
+
+    fn piece_page(&self, id: u64) -> PageRef {
+        PageRef { id: PageId(id), frames: self.blob.piece_frames }
+    }
+
+    /// The pages that an index page refers to.
+    fn children(&self, page: PageRef, level: u8, first: u64) -> Result<Vec<u64>> {
+        let bytes = self.core.pool.fix_shared(page)?;
+        pieces::check_index(&bytes, self.tree, self.shape, self.value, (level, first))
+            .map_err(|what| Error::damaged(page, what))?;
+        Ok(pieces::refs(&bytes))
+    }
+
+    /// The place of a piece, if the last one that was looked up stands beside it.
+    fn known(&self, number: u64) -> Option<PageRef> {
+        let index = usize::try_from(number.checked_sub(self.first)?).ok()?;
+        self.known.get(index).map(|id| self.piece_page(*id))
+    }
+
+    /// The place of a piece; the value has one of this number.
+    fn piece(&mut self, number: u64) -> Result<PageRef> {
+        if let Some(page) = self.known(number) {
+            return Ok(page);
+        }
+        let (mut page, mut level, mut first) = (self.blob.page, self.shape.level, 0);
+        loop {
+            let children = self.children(page, level, first)?;
+            if level == 1 {
+                (self.known, self.first) = (children, first);
+                let missing = || Error::damaged(page, format!("piece {number} is missing"));
+                return self.known(number).ok_or_else(missing);
+            }
+            let step = self.shape.step(level);
+            let index = (number - first) / step;
+            page = self.index_page(children[index as usize]);
+            (level, first) = (level - 1, first + index * step);
+        }
+    }
+
+    /// Visits each page, an index page before those that it refers to. `visit` gets a piece's
+    /// number, says whether to go on below an index page, and is told of index pages that are
+    /// damaged.
+    fn walk(&self, visit: &mut VisitPage<'_>) -> Result<()> {
+        self.walk_below(self.blob.page, self.shape.level, 0, visit)
+    }
+
+    fn walk_below(
+        &self,
+        page: PageRef,
+        level: u8,
+        first: u64,
+        visit: &mut VisitPage<'_>,
+    ) -> Result<()> {
+        if !visit(Ok((page, None)))? {
+            return Ok(());
+        }
+        let children = match self.children(page, level, first) {
+            Ok(children) => children,
+            Err(error) => return visit(Err(error)).map(drop),
+        };
+        for (number, child) in (first..).step_by(self.shape.step(level) as usize).zip(children) {
+            match level {
+                1 => drop(visit(Ok((self.piece_page(child), Some(number))))?),
+                _ => self.walk_below(self.index_page(child), level - 1, number, visit)?,
+            }
+        }
+        Ok(())
+    }
+}
+
+type VisitPage<'v> = dyn FnMut(Result<(PageRef, Option<u64>)>) -> Result<bool> + 'v;
+
+/// A whole value that is read past the pool.
+#[derive(Debug)]
+struct Whole {
+    blob: BlobRef,
+    /// A checksum of each part, from when the value's own was checked: so each part is known to be
+    /// what was checked then.
+    parts: Vec<u64>,
+}
+
+impl Whole {
+    fn part(&self, number: u64) -> PageRef {
+        let skipped = number as u32 * PART_FRAMES;
+        let page = self.blob.page;
+        PageRef::new(page.id.0 + u64::from(skipped), (page.frames - skipped).min(PART_FRAMES))
+    }
+
+    fn count(&self) -> u64 {
+        self.blob.page.frames.div_ceil(PART_FRAMES).into()
+    }
+}
+
+#[derive(Debug)]
+enum Kind<'a> {
+    Pieces(Index<'a>),
+    Whole(Whole),
+}
+
+/// The parts of a value, which are read one by one.
+#[derive(Debug)]
+pub(crate) struct Parts<'a> {
+    access: Access<'a>,
+    kind: Kind<'a>,
+    /// Reads past the store's pool: the parts are too large for that, and so are in the file.
+    scratch: Option<Pool>,
+    /// The part that comes next if parts are read in their order.
+    next: u64,
+    /// The reads of the parts before this one were started.
+    started: u64,
+}
+
+/// A part, and where in it a byte is.
+pub(crate) struct Place {
+    pub part: u64,
+    pub offset: usize,
+}
+
+impl<'a> Parts<'a> {
+    /// The parts of a value in pieces.
+    pub(crate) fn of_pieces(
+        access: Access<'a>,
+        blob: BlobRef,
+        key: Option<&[u8]>,
+    ) -> Result<Parts<'a>> {
+        let index = Index::open(access.core, access.tree.id, blob, key)?;
+        let (core, frames) = (access.core, u64::from(blob.piece_frames));
+        // Pieces that a pool writes are smaller than that, so those of others are not in memory.
+        let scratch = match frames > core.pool.capacity() / 4 {
+            true => Some(scratch_pool(
+                &core.device,
+                Arc::new(StoreFormat::default()),
+                (frames * SCRATCH_PARTS).max(PoolOptions::MIN_FRAMES),
+            )?),
+            false => None,
+        };
+        Ok(Parts { access, kind: Kind::Pieces(index), scratch, next: 0, started: 0 })
+    }
+
+    /// The parts of a whole value that is not in the pool's memory, once all of it was checked.
+    pub(crate) fn of_whole(access: Access<'a>, blob: BlobRef, key: &[u8]) -> Result<Parts<'a>> {
+        let frames = u64::from(PART_FRAMES) * SCRATCH_PARTS;
+        let scratch = scratch_pool(&access.core.device, Arc::new(RawPages), frames)?;
+        let whole = Whole { blob, parts: Vec::new() };
+        let (kind, scratch) = (Kind::Whole(whole), Some(scratch));
+        let mut parts = Parts { access, kind, scratch, next: 0, started: 0 };
+        parts.check_whole(blob, key)?;
+        Ok(parts)
+    }
+
+    fn check_whole(&mut self, blob: BlobRef, key: &[u8]) -> Result<()> {
+        let page = blob.page;
+        let mut sums = Vec::new();
+        let (mut head, mut tail, mut sum) = (Vec::new(), Vec::new(), None::<Checksum>);
+        for number in 0..u64::from(page.frames.div_ceil(PART_FRAMES)) {
+            self.with_part(number, |bytes| {
+                sums.push(checksum(CrcAlgorithm::Crc64Nvme, bytes));
+                match &mut sum {
+                    Some(sum) => sum.add(bytes),
+                    None => {
+                        head = bytes[..PAGE_SIZE].to_vec();
+                        sum = Some(Checksum::of(bytes));
+                    }
+                }
+                tail = bytes[bytes.len() - PAGE_SIZE..].to_vec();
+            })?;
+        }
+        let computed = sum.map_or(0, |sum| sum.value());
+        let header = page::verify_parts(page, &head, computed)?;
+        let checked = match header.kind {
+            PageKind::Blob => blob::check_head(&head, self.access.tree.id, blob.len)
+                .and_then(|()| blob::check_tail(&tail, page.bytes() as u64, key, blob.len)),
+            _ => Err("it is no value".into()),
+        };
+        checked.map_err(|what| Error::damaged(page, what))?;
+        if let Kind::Whole(whole) = &mut self.kind {
+            whole.parts = sums;
+        }
+        (self.next, self.started) = (0, 0);
+        Ok(())
+    }
+
+    /// Where the byte `position` of the value is.
+    pub(crate) fn place(&self, position: u64) -> Place {
+        let (before, each, offset) = match &self.kind {
+            Kind::Pieces(index) => (0, piece_data(index.blob.piece_frames) as u64, PIECE_DATA),
+            Kind::Whole(_) => (BLOB_DATA as u64, u64::from(PART_FRAMES) * PAGE_SIZE as u64, 0),
+        };
+        let at = before + position;
+        Place { part: at / each, offset: (at % each) as usize + offset }
+    }
+
+    fn count(&self) -> u64 {
+        match &self.kind {
+            Kind::Pieces(index) => index.shape.pieces,
+            Kind::Whole(whole) => whole.count(),
+        }
+    }
+
+    fn page(&mut self, part: u64) -> Result<PageRef> {
+        match &mut self.kind {
+            Kind::Pieces(index) => index.piece(part),
+            Kind::Whole(whole) => Ok(whole.part(part)),
+        }
+    }
+
+    /// Hands a part to `read`, once it was checked. Parts that are read in their order are read
+    /// ahead.
+    pub(crate) fn with_part<T>(&mut self, part: u64, read: impl FnOnce(&[u8]) -> T) -> Result<T> {
+        let page = self.page(part)?;
+        if part == self.next && part > 0 {
+            self.read_ahead(part, page);
+        } else {
+            self.started = 0;
+        }
+        self.next = part + 1;
+        let pool = self.scratch.as_ref().unwrap_or(&self.access.core.pool);
+        let bytes = pool.fix_shared(page)?;
+        let checked = match &self.kind {
+            Kind::Pieces(index) => {
+                pieces::check_piece(&bytes, self.access.tree.id, index.value, part)
+            }
+            Kind::Whole(Whole { parts, .. }) => match parts.get(part as usize) {
+                Some(sum) if *sum != checksum(CrcAlgorithm::Crc64Nvme, &bytes) => {
+                    Err("the device gives other bytes than before".into())
+                }
+                // Without checksums the value is being checked now.
+                _ => Ok(()),
+            },
+        };
+        checked.map_err(|what| Error::damaged(page, what))?;
+        Ok(read(&bytes))
+    }
+
+    /// Starts the reads of the parts behind `part`, as far as their places are known, once half of
+    /// those that may be on their way have come.
+    fn read_ahead(&mut self, part: u64, page: PageRef) {
+        let pool = self.scratch.as_ref().unwrap_or(&self.access.core.pool);
+        let most = match self.scratch {
+            Some(_) => 1,
+            None => (pool.capacity() / 16).min(AHEAD_FRAMES) / u64::from(page.frames),
+        };
+        let started = self.started.max(part + 1);
+        if most == 0 || started > part + 1 + most / 2 {
+            return;
+        }
+        let end = (part + 1 + most).min(self.count());
+        let pages: Vec<_> = match &self.kind {
+            Kind::Pieces(index) => (started..end).map_while(|part| index.known(part)).collect(),
+            Kind::Whole(whole) => (started..end).map(|part| whole.part(part)).collect(),
+        };
+        if !pages.is_empty() {
+            pool.bring_in(&pages);
+        }
+        self.started = started + pages.len() as u64;
+    }
+}
+
+/// The value of a key, to be read bit by bit, with [`Read`] and [`Seek`].
+///
+/// It is the value that the key had when [`Tree::reader`](crate::Tree::reader) was called, whatever
+/// others do. It takes a buffer of at most 1 MiB; a value in pieces that were written with a much
+/// larger pool, and a whole one that is not held in the pool, 4 MiB at most beside the pool, and
+/// the whole one 8 bytes for each 256 KiB of its length.
+///
+/// Every byte was checked before it is handed out: a value that was [written](crate::Tree::writer)
+/// as a stream piece by piece, one that was stored in one call as a whole, when the reader was
+/// made, and piece by piece against that when it is read. Errors of the store come as [`io::Error`]
+/// with an [`Error`] inside.
+#[derive(Debug)]
+pub struct ValueReader<'a> {
+    access: Access<'a>,
+    len: u64,
+    position: u64,
+    source: Source<'a>,
+    // Behind the source: what that holds is left before the pages go.
+    _pin: Option<Pin<'a>>,
+}
+
+#[derive(Debug)]
+enum Source<'a> {
+    Inline(Cow<'a, [u8]>),
+    Held(Blob<'a>),
+    Parts(Box<Buffered<'a>>),
+}
+
+/// Parts of a value, and a copy of one of them.
+#[derive(Debug)]
+struct Buffered<'a> {
+    parts: Parts<'a>,
+    buffer: Vec<u8>,
+    /// The part that is in the buffer.
+    number: Option<u64>,
+}
+
+impl Buffered<'_> {
+    /// Copies bytes that begin at a place, as many as the part has, and as there is room for.
+    fn copy(&mut self, place: Place, target: &mut [u8]) -> Result<usize> {
+        if self.number == Some(place.part) {
+            return Ok(copy(&self.buffer[place.offset..], target));
+        }
+        let (parts, buffer) = (&mut self.parts, &mut self.buffer);
+        let mut is_buffered = false;
+        let copied = parts.with_part(place.part, |bytes| {
+            let wanted = &bytes[place.offset..];
+            if target.len() < wanted.len() {
+                buffer.clear();
+                buffer.extend_from_slice(bytes);
+                is_buffered = true;
+            }
+            copy(wanted, target)
+        })?;
+        if is_buffered {
+            self.number = Some(place.part);
+        }
+        Ok(copied)
+    }
+}
+
+/// Copies as much as fits.
+fn copy(from: &[u8], to: &mut [u8]) -> usize {
+    let count = from.len().min(to.len());
+    to[..count].copy_from_slice(&from[..count]);
+    count
+}
+
+impl<'a> ValueReader<'a> {
+    /// A value that lies in a leaf.
+    pub(crate) fn inline(access: Access<'a>, value: Cow<'a, [u8]>) -> ValueReader<'a> {
+        let (len, source) = (value.len() as u64, Source::Inline(value));
+        ValueReader { access, len, position: 0, source, _pin: None }
+    }
+
+    /// Length of the value in bytes.
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// The value has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Appends the rest of the value.
+    pub(crate) fn read_rest(&mut self, value: &mut Vec<u8>) -> Result<()> {
+        let rest = self.len.saturating_sub(self.position);
+        let no_memory = || Error::Input(io::ErrorKind::OutOfMemory.into());
+        let rest = usize::try_from(rest).map_err(|_| no_memory())?;
+        value.try_reserve_exact(rest).map_err(|_| no_memory())?;
+        let mut filled = value.len();
+        value.resize(filled + rest, 0);
+        while filled < value.len() {
+            match self.read_some(&mut value[filled..])? {
+                0 => break,
+                count => filled += count,
+            }
+        }
+        value.truncate(filled);
+        Ok(())
+    }
+
+    /// The value as a slice, if it is in memory as such.
+    pub(crate) fn as_slice(&self) -> Option<&[u8]> {
+        match &self.source {
+            Source::Inline(value) => Some(value),
+            Source::Held(blob) => Some(blob),
+            Source::Parts(_) => None,
+        }
+    }
+
+    fn read_some(&mut self, target: &mut [u8]) -> Result<usize> {
+        let left = self.len.saturating_sub(self.position);
+        let wanted = usize::try_from(left).unwrap_or(usize::MAX).min(target.len());
+        if wanted == 0 {
+            return Ok(0);
+        }
+        self.access.core.check_open()?;
+        let target = &mut target[..wanted];
+        let copied = match &mut self.source {
+            Source::Inline(value) => copy(&value[self.position as usize..], target),
+            Source::Held(blob) => copy(&blob[self.position as usize..], target),
+            Source::Parts(parts) => parts.copy(parts.parts.place(self.position), target)?,
+        };
+        // What was read past the pool may be another process's, if the store was closed meanwhile.
+        self.access.core.check_open()?;
+        self.position += copied as u64;
+        Ok(copied)
+    }
+}
+
+impl Read for ValueReader<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        Ok(self.read_some(buffer)?)
+    }
+}
+
+impl Seek for ValueReader<'_> {
+    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
+        let position = match to {
+            SeekFrom::Start(position) => Some(position),
+            SeekFrom::End(by) => self.len.checked_add_signed(by),
+            SeekFrom::Current(by) => self.position.checked_add_signed(by),
+        };
+        let before = || io::Error::new(io::ErrorKind::InvalidInput, "a seek before the beginning");
+        self.position = position.ok_or_else(before)?;
+        Ok(self.position)
+    }
+}
+
+impl<'a> Access<'a> {
+    /// The value of `key`, to be read bit by bit.
+    pub(crate) fn reader(self, key: &[u8]) -> Result<Option<ValueReader<'a>>> {
+        let leaf = self.leaf_for_reading(key)?;
+        match HeldLeaf::from(&leaf).find(key)? {
+            None => Ok(None),
+            Some((_, Held::Inline(value))) => {
+                Ok(Some(ValueReader::inline(self, value.to_vec().into())))
+            }
+            Some((_, Held::Blob(blob))) => {
+                let pin = self.core.pin(blob.page.id);
+                drop(leaf);
+                self.open_reader(blob, key, pin).map(Some)
+            }
+        }
+    }
+
+    /// The value that a reference leads to, whose pages stay.
+    pub(crate) fn open_reader(
+        self,
+        blob: BlobRef,
+        key: &[u8],
+        pin: Pin<'a>,
+    ) -> Result<ValueReader<'a>> {
+        let buffered =
+            |parts| Source::Parts(Box::new(Buffered { parts, buffer: Vec::new(), number: None }));
+        let source = if !blob.is_whole() {
+            buffered(Parts::of_pieces(self, blob, Some(key))?)
+        } else if self.is_held(blob) {
+            Source::Held(self.open_blob(blob, key)?)
+        } else {
+            buffered(Parts::of_whole(self, blob, key)?)
+        };
+        Ok(ValueReader { access: self, len: blob.len, position: 0, source, _pin: Some(pin) })
+    }
+
+    /// A whole value is read in the pool, not past it. One that is not in memory is in the file:
+    /// values that were stored do not change.
+    fn is_held(self, blob: BlobRef) -> bool {
+        let pool = &self.core.pool;
+        let most = (pool.capacity() / 16).max(HELD_FRAMES).min(pool.capacity() / 4);
+        u64::from(blob.page.frames) <= most || pool.is_resident(blob.page)
+    }
+
+    /// Checks a whole value. The store does not change meanwhile.
+    pub(crate) fn check_whole(self, blob: BlobRef, key: &[u8]) -> Result<()> {
+        match self.is_held(blob) {
+            true => self.open_blob(blob, key).map(drop),
+            false => Parts::of_whole(self, blob, key).map(drop),
+        }
+    }
+
+    /// A copy of the value that a reader is at the beginning of.
+    pub(crate) fn copy_of(self, mut reader: ValueReader<'a>) -> Result<Value<'a>> {
+        let (len, max) = (reader.len, self.core.max_blob);
+        if len > max {
+            return Err(Error::NeedsReader { len, max });
+        }
+        let mut value = Vec::new();
+        reader.read_rest(&mut value)?;
+        Ok(Value::Inline(Cow::Owned(value)))
+    }
+}
+
+/// The pages of a value.
+///
+/// # Errors
+/// A failed read, or damage.
+pub(crate) fn pages_of(core: &StoreCore, tree: u32, blob: BlobRef) -> Result<PageRuns> {
+    let mut pages = PageRuns::default();
+    if blob.is_whole() {
+        pages.push(blob.page);
+        return Ok(pages);
+    }
+    Index::open(core, tree, blob, None)?.walk(&mut |found| {
+        pages.push(found?.0);
+        Ok(true)
+    })?;
+    Ok(pages)
+}
+
+impl<'a> Access<'a> {
+    /// Visits and checks all pages of a value in pieces.
+    pub(crate) fn check_pieces(
+        self,
+        blob: BlobRef,
+        key: &[u8],
+        visitor: &mut dyn Visitor,
+    ) -> Result<()> {
+        let open = || {
+            let index = Index::open(self.core, self.tree.id, blob, Some(key))?;
+            Ok((index, Parts::of_pieces(self, blob, Some(key))?))
+        };
+        let (index, mut parts) = match open() {
+            Ok(opened) => opened,
+            Err(error) => {
+                visitor.page(blob.page)?;
+                return visitor.damage(error);
+            }
+        };
+        index.walk(&mut |found| {
+            let (page, number) = match found {
+                Ok(found) => found,
+                Err(error) => return visitor.damage(error).map(|()| false),
+            };
+            let fresh = visitor.page(page)?;
+            if let Some(number) = number.filter(|_| fresh)
+                && let Err(error) = parts.with_part(number, |_| ())
+            {
+                visitor.damage(error)?;
+            }
+            Ok(fresh)
+        })
     }
 }
