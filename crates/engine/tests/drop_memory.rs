@@ -3,6 +3,8 @@
 
 mod common;
 
+use std::io::Write;
+
 use common::{assert_sound, memory_store};
 use vellum_testing::allocations::{Counting, most_held};
 
@@ -33,4 +35,27 @@ fn dropping_a_tree_takes_no_memory_for_each_of_its_values() {
         // A list of the values would take 24 bytes for each, 670,000 more.
         assert!(many < few + 100_000, "{few} bytes for 2,000 values, {many} for 30,000");
     }
+}
+
+#[test]
+fn removing_a_streamed_value_takes_no_memory_for_each_of_its_pieces() {
+    const PIECES: usize = 20_000;
+    let (_, store) = memory_store(32, 1);
+    let tree = store.create_tree("t").unwrap();
+    // Two that are written in turn have no two pieces one after the other.
+    let mut writers = [b"a", b"b"].map(|key| tree.writer(key).unwrap());
+    for _ in 0..PIECES {
+        writers.iter_mut().for_each(|writer| writer.write_all(&[7; 4000]).unwrap());
+    }
+    for writer in writers {
+        writer.finish().unwrap();
+    }
+    let used = store.stat().unwrap().used_pages;
+    // The first one leaves as many free ranges, whose map takes memory, and which the second joins.
+    assert!(tree.remove(b"a").unwrap());
+    let taken = most_held(|| assert!(tree.remove(b"b").unwrap()));
+    // A list would have 16 bytes for each.
+    assert!(taken < 4 * PIECES as u64, "{taken} bytes");
+    assert!(used - store.stat().unwrap().used_pages > 2 * PIECES as u64 * 95 / 100);
+    assert_sound(&store);
 }

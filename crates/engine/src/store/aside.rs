@@ -15,7 +15,7 @@ use vellum_pool::{PageId, PageRef, Space};
 use crate::page::blob::BlobRef;
 use crate::store::core::StoreCore;
 use crate::tree::page_runs::PageRuns;
-use crate::tree::streams::pages_of;
+use crate::tree::streams::{free_pages_of, pages_of};
 
 /// Bytes of a range in the map of free ranges.
 const RANGE_BYTES: usize = 16;
@@ -87,6 +87,12 @@ impl Aside {
             }
             None => Some(pages),
         }
+    }
+
+    /// Someone reads the value that begins with this page. If its key is gone and nobody does,
+    /// nobody will.
+    fn is_read(&self, first: PageId) -> bool {
+        self.lock().read.contains_key(&first)
     }
 
     /// For a checkpoint nothing is set aside.
@@ -177,12 +183,16 @@ impl StoreCore {
     /// Frees the pages of a value that was removed, once it has no readers. What cannot be found
     /// now is tried again.
     pub(crate) fn free_value(&self, tree: u32, blob: BlobRef) {
-        match pages_of(self, tree, blob) {
-            Ok(pages) => {
+        let freed = match self.aside.is_read(blob.page.id) {
+            false => free_pages_of(self, tree, blob),
+            true => pages_of(self, tree, blob).map(|pages| {
                 if let Some(pages) = self.aside.removed(blob.page.id, pages) {
                     self.free_pages(&pages);
                 }
-            }
+            }),
+        };
+        match freed {
+            Ok(()) => {}
             Err(error) => {
                 tracing::warn!("the pages of a value cannot be freed yet: {error}");
                 self.aside.lock().unfound.push((tree, blob));
@@ -192,10 +202,13 @@ impl StoreCore {
 
     /// Frees pages that nothing refers to any more; readers that still hold one keep it.
     pub(crate) fn free_pages(&self, pages: &PageRuns) {
-        for page in pages.iter() {
-            if let Err(error) = self.pool.free_page(page) {
-                tracing::warn!("{page} could not be freed and stays unused: {error}");
-            }
+        pages.iter().for_each(|page| self.free_or_warn(page));
+    }
+
+    /// Frees a page that nothing refers to any more.
+    pub(crate) fn free_or_warn(&self, page: PageRef) {
+        if let Err(error) = self.pool.free_page(page) {
+            tracing::warn!("{page} could not be freed and stays unused: {error}");
         }
     }
 }

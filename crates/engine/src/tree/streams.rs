@@ -418,6 +418,24 @@ impl<'a> Index<'a> {
         }
         Ok(())
     }
+
+    /// Frees the pages below an index page, and then that one. A list of all would take memory for
+    /// each piece.
+    fn free_from(&self, page: PageRef, level: u8, first: u64) -> Result<()> {
+        let mut outcome = Ok(());
+        let children = self.children(page, level, first)?;
+        for (number, child) in (first..).step_by(self.shape.step(level) as usize).zip(children) {
+            match level {
+                1 => self.core.free_or_warn(self.piece_page(child)),
+                _ => {
+                    let freed = self.free_from(self.index_page(child), level - 1, number);
+                    outcome = outcome.and(freed);
+                }
+            }
+        }
+        self.core.free_or_warn(page);
+        outcome
+    }
 }
 
 type VisitPage<'v> = dyn FnMut(Result<(PageRef, Option<u64>)>) -> Result<bool> + 'v;
@@ -821,6 +839,25 @@ impl<'a> Access<'a> {
         reader.read_rest(&mut value)?;
         Ok(Value::Inline(Cow::Owned(value)))
     }
+}
+
+/// Frees the pages of a value that nobody reads, and that nothing refers to any more.
+///
+/// # Errors
+/// A failed read of the index, or damage there. Then no page was freed.
+pub(crate) fn free_pages_of(core: &StoreCore, tree: u32, blob: BlobRef) -> Result<()> {
+    if blob.is_whole() {
+        core.free_or_warn(blob.page);
+        return Ok(());
+    }
+    let index = Index::open(core, tree, blob, None)?;
+    index.walk(&mut |found| found.map(|_| true))?;
+    // Every page of the index was read and is sound. Should one not be read again, the rest of the
+    // value stays unused.
+    if let Err(error) = index.free_from(blob.page, index.shape.level, 0) {
+        tracing::warn!("pages of a value stay unused: {error}");
+    }
+    Ok(())
 }
 
 /// The pages of a value.
