@@ -25,7 +25,9 @@
 //! pool.
 //!
 //! The bytes on disk are described in docs/format.md. Transactions and a log are a later step;
-//! until then a store has to be closed, or synced after its last change, to be opened again.
+//! until then a store has to be closed, or synced after its last change, to be opened again. It is
+//! closed when its last handle is dropped, also by a panic, and when the process exits; a process
+//! that is killed closes nothing.
 
 mod error;
 pub mod node;
