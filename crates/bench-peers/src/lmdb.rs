@@ -13,6 +13,7 @@
 //! writer at a time. Keys have at most 511 bytes and at least one.
 #![allow(unsafe_code)]
 
+use std::hint::black_box;
 use std::ops::Bound;
 
 use anyhow::{Context as _, Result, bail};
@@ -20,7 +21,7 @@ use heed::types::Bytes;
 use heed::{
     CommitOrAbort, Database, Env, EnvFlags, EnvOpenOptions, PutFlags, RoTxn, RwTxn, WithoutTls,
 };
-use vellum_bench::engine::{Access, Direction, Engine, Factory, Pair, Session, Setting};
+use vellum_bench::engine::{Access, BulkWork, Direction, Engine, Factory, Pair, Session, Setting};
 
 use crate::commits::Commits;
 
@@ -96,9 +97,78 @@ impl Engine for Lmdb {
         Ok(self.env.force_sync()?)
     }
 
+    fn bulk(&self, table: usize, work: &BulkWork<'_>) -> Result<Option<u64>> {
+        let table = self.tables[table];
+        if let BulkWork::Count | BulkWork::Read(..) = work {
+            let transaction = self.env.read_txn()?;
+            let &BulkWork::Read(from, to) = work else { return Ok(Some(table.len(&transaction)?)) };
+            let range = (Bound::Included(from), Bound::Excluded(to));
+            let mut count = 0;
+            for entry in table.range(&transaction, &range)? {
+                black_box(entry?);
+                count += 1;
+            }
+            return Ok(Some(count));
+        }
+        let mut transaction = self.env.write_txn()?;
+        let count = match *work {
+            BulkWork::Count | BulkWork::Read(..) => 0,
+            BulkWork::Insert(pairs) => {
+                for (key, value) in pairs {
+                    table.put(&mut transaction, key, value)?;
+                }
+                pairs.len() as u64
+            }
+            BulkWork::Append(pairs) => {
+                for (key, value) in pairs {
+                    table.put_with_flags(&mut transaction, PutFlags::APPEND, key, value)?;
+                }
+                pairs.len() as u64
+            }
+            BulkWork::PopFirst(most) => remove(table, &mut transaction, most, |_| true, true)?,
+            BulkWork::Retain(chosen) => remove(table, &mut transaction, u64::MAX, chosen, false)?,
+            BulkWork::Extract(chosen) => remove(table, &mut transaction, u64::MAX, chosen, true)?,
+            BulkWork::RemoveRange(from, to) => {
+                let range = (Bound::Included(from), Bound::Excluded(to));
+                table.delete_range(&mut transaction, &range)? as u64
+            }
+        };
+        transaction.commit()?;
+        self.commits.made();
+        Ok(Some(count))
+    }
+
     fn session(&self) -> Result<Box<dyn Session + '_>> {
         Ok(Box::new(LmdbSession { engine: self, state: State::Idle, value: Vec::new() }))
     }
+}
+
+/// Removes up to `most` entries whose key is chosen, by a cursor; keeps a copy of each for the one
+/// that wants them, until the next.
+fn remove(
+    table: Table,
+    transaction: &mut RwTxn<'_>,
+    most: u64,
+    chosen: impl Fn(&[u8]) -> bool,
+    wanted: bool,
+) -> Result<u64> {
+    let mut entries = table.iter_mut(transaction)?;
+    let mut count = 0;
+    while count < most
+        && let Some(entry) = entries.next()
+    {
+        let (key, value) = entry?;
+        if !chosen(key) {
+            continue;
+        }
+        if wanted {
+            black_box((key.to_vec(), value.to_vec()));
+        }
+        // SAFETY: no reference into the table is used after this; the copies are the values' own.
+        unsafe { entries.del_current()? };
+        count += 1;
+    }
+    Ok(count)
 }
 
 enum State<'a> {

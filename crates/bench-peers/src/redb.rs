@@ -13,15 +13,16 @@
 //! committed. redb has one writer at a time. There is no bulk load; sorted inserts are one.
 #![allow(unsafe_code)]
 
+use std::hint::black_box;
 use std::ops::Bound;
 use std::ptr::NonNull;
 
 use anyhow::{Context as _, Result, bail};
 use redb::{
     Database, Durability, Range, ReadOnlyTable, ReadTransaction, ReadableDatabase as _,
-    ReadableTable, Table, TableDefinition, WriteTransaction,
+    ReadableTable, ReadableTableMetadata as _, Table, TableDefinition, WriteTransaction,
 };
-use vellum_bench::engine::{Access, Direction, Engine, Factory, Pair, Session, Setting};
+use vellum_bench::engine::{Access, BulkWork, Direction, Engine, Factory, Pair, Session, Setting};
 
 use crate::commits::Commits;
 
@@ -83,6 +84,61 @@ impl Engine for Redb {
         let mut transaction = self.database.begin_write()?;
         transaction.set_durability(Durability::Immediate)?;
         Ok(transaction.commit()?)
+    }
+
+    fn bulk(&self, table: usize, work: &BulkWork<'_>) -> Result<Option<u64>> {
+        if let BulkWork::Count | BulkWork::Read(..) = work {
+            let mut reader = Reader::begin(self)?;
+            let table = reader.table(self, table)?;
+            let &BulkWork::Read(from, to) = work else { return Ok(Some(table.len()?)) };
+            let mut count = 0;
+            for entry in table.range(from..to)? {
+                let (key, value) = entry?;
+                black_box((key.value(), value.value()));
+                count += 1;
+            }
+            return Ok(Some(count));
+        }
+        let mut writer = Writer::begin(self)?;
+        let table = writer.table(self, table)?;
+        let mut count = 0;
+        match *work {
+            BulkWork::Count | BulkWork::Read(..) => {}
+            // There is no other way to append than to insert.
+            BulkWork::Insert(pairs) | BulkWork::Append(pairs) => {
+                for (key, value) in pairs {
+                    table.insert(&**key, &**value)?;
+                    count += 1;
+                }
+            }
+            BulkWork::PopFirst(most) => {
+                while count < most
+                    && let Some((key, value)) = table.pop_first()?
+                {
+                    black_box((key.value(), value.value()));
+                    count += 1;
+                }
+            }
+            BulkWork::Retain(chosen) => {
+                let before = table.len()?;
+                table.retain(|key, _| !chosen(key))?;
+                count = before - table.len()?;
+            }
+            BulkWork::Extract(chosen) => {
+                for entry in table.extract_if(|key, _| chosen(key))? {
+                    let (key, value) = entry?;
+                    black_box((key.value(), value.value()));
+                    count += 1;
+                }
+            }
+            BulkWork::RemoveRange(from, to) => {
+                let before = table.len()?;
+                table.retain_in(from..to, |_, _| false)?;
+                count = before - table.len()?;
+            }
+        }
+        writer.commit(self)?;
+        Ok(Some(count))
     }
 
     fn session(&self) -> Result<Box<dyn Session + '_>> {

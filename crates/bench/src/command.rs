@@ -8,7 +8,7 @@ use clap::Args;
 
 use crate::engine::{Engines, Factory};
 use crate::experiment::{ALL, Context, Experiment, Progress};
-use crate::report::{Record, html, json, text};
+use crate::report::{Record, draw, html, json, text};
 use crate::{machine, worker};
 
 /// Where results are collected unless told otherwise.
@@ -46,6 +46,9 @@ pub struct Arguments {
     /// The report, one self-contained file
     #[arg(long, value_name = "FILE", default_value = "target/bench/report.html")]
     html: PathBuf,
+    /// A folder that gets each chart as an SVG file, for light and dark pages
+    #[arg(long, value_name = "DIR")]
+    charts: Option<PathBuf>,
     /// Where files under test are made: the storage that is measured
     #[arg(long, value_name = "DIR", default_value = "target/bench")]
     dir: PathBuf,
@@ -82,6 +85,13 @@ pub fn run(arguments: &Arguments, peers: &[Factory]) -> Result<()> {
         bail!("no results in {}; run an experiment first", arguments.json.display());
     }
     html::write(&arguments.html, &records)?;
+    if let Some(folder) = &arguments.charts {
+        let is_named = |name: &String| ["all", "report"].contains(&name.as_str());
+        let wanted = |record: &&Record| {
+            arguments.names.iter().any(|name| is_named(name) || *name == record.experiment)
+        };
+        draw::write(folder, records.iter().filter(wanted))?;
+    }
     println!("report: {}", arguments.html.display());
     Ok(())
 }

@@ -8,7 +8,9 @@ use vellum_pool::device::DeviceError;
 use vellum_pool::{PageDamage, PageRef, PoolError};
 
 use crate::node::Torn;
-use crate::page::format::CLOSED;
+
+/// What is said of pages that are read when the store is closed.
+pub(crate) const CLOSED: &str = "the store is closed";
 
 /// What operations of this crate return.
 pub type Result<T, E = Error> = std::result::Result<T, E>;

@@ -1,15 +1,17 @@
 //! Huge pages of a memfd.
 //!
 //! `MADV_COLLAPSE` (Linux 6.1) puts them together whatever the settings say, where there is at
-//! least one page. So a stretch that is to be filled gets one page of 4 KiB, is collapsed, and then
-//! filled: nothing has to be copied, and 2 MiB are zeroed at a time. That is several times faster
-//! than filling single pages. Where the kernel has none to give, pages stay small.
+//! least one page. So a stretch that is to be filled gets one page of 4 KiB in each huge page, is
+//! collapsed, and then filled: nothing has to be copied, and 2 MiB are zeroed at a time. A huge
+//! page also takes a single fault, so the kernel can read a file straight into a [`Window`]. That
+//! is several times faster than filling single pages. Where the kernel has none to give, pages
+//! stay small.
 #![allow(unsafe_code)]
 
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
 
-use rustix::fs::{FallocateFlags, SeekFrom, fallocate, seek};
+use rustix::fs::{SeekFrom, seek};
 use rustix::io::Errno;
 use rustix::mm::MapFlags;
 
@@ -18,31 +20,70 @@ use crate::sys::{self, Harmless, Rights};
 /// Bytes of a huge page.
 pub(crate) const HUGE_PAGE: usize = 2 << 20;
 
-/// Has whole huge pages of a range come in one piece, up to where something is there already.
-///
-/// One call for many of them: each call waits for the other processors.
-pub(crate) fn populate(file: BorrowedFd<'_>, range: &Range<u64>) -> Result<(), Errno> {
-    let size = HUGE_PAGE as u64;
-    let start = range.start.next_multiple_of(size);
-    // What is there already would have to be copied.
-    let data = match seek(file, SeekFrom::Data(start)) {
-        Err(Errno::NXIO) => u64::MAX,
-        found => found?,
-    };
-    let end = range.end.min(data) / size * size;
-    if start >= end {
-        return Ok(());
+/// Whole huge pages of a memfd, mapped for as long as this process fills them.
+#[derive(Debug)]
+pub(crate) struct Window {
+    base: *mut u8,
+    bytes: usize,
+}
+
+impl Window {
+    /// Gives memory in huge pages to a range of a memfd, from its first multiple of 2 MiB up to
+    /// where the file has something already; `None` if no whole huge page fits.
+    ///
+    /// One call for many of them: each call waits for the other processors.
+    pub(crate) fn open(file: BorrowedFd<'_>, range: &Range<u64>) -> Result<Option<Self>, Errno> {
+        let size = HUGE_PAGE as u64;
+        let start = range.start.next_multiple_of(size);
+        // What is there already would have to be copied.
+        let data = match seek(file, SeekFrom::Data(start)) {
+            Err(Errno::NXIO) => u64::MAX,
+            found => found?,
+        };
+        let end = range.end.min(data) / size * size;
+        if start >= end {
+            return Ok(None);
+        }
+        let bytes = usize::try_from(end - start).map_err(|_| Errno::NOMEM)?;
+        let base = map_aligned(file, start, bytes, Rights::ReadAndWrite, MapFlags::SHARED)?;
+        let window = Self { base, bytes };
+        // The memfd cannot be sealed while a child has the mapping.
+        sys::advise(base, bytes, Harmless::DontFork)?;
+        sys::advise(base, bytes, Harmless::HugePage)?;
+        for offset in (0..bytes).step_by(HUGE_PAGE) {
+            // A huge page comes at once where the settings allow it, or else a small one.
+            let first = base.wrapping_add(offset);
+            sys::advise(first, crate::PAGE_SIZE as usize, Harmless::PopulateWrite)?;
+        }
+        sys::collapse(base, bytes)?;
+        Ok(Some(window))
     }
-    for piece in (start..end).step_by(HUGE_PAGE) {
-        fallocate(file, FallocateFlags::empty(), piece, crate::PAGE_SIZE)?;
+
+    /// Reads the source, from its byte `from` on, until the window is full or the source ends.
+    /// Returns the bytes read: an error that comes after some of them comes again at the next.
+    pub(crate) fn fill(&self, source: BorrowedFd<'_>, from: u64) -> Result<usize, Errno> {
+        let mut filled = 0;
+        while filled < self.bytes {
+            let (rest, left) = (self.base.wrapping_add(filled), self.bytes - filled);
+            // SAFETY: the window's own mapping, of which there are no references.
+            match unsafe { sys::read_at(source, from + filled as u64, rest, left) } {
+                Ok(0) => break,
+                Ok(read) => filled += read,
+                Err(Errno::INTR) => {}
+                Err(errno) if filled == 0 => return Err(errno),
+                Err(_) => break,
+            }
+        }
+        Ok(filled)
     }
-    let bytes = usize::try_from(end - start).map_err(|_| Errno::NOMEM)?;
-    let window = map_aligned(file, start, bytes, Rights::Read, MapFlags::SHARED)?;
-    let collapsed =
-        sys::advise(window, bytes, Harmless::HugePage).and_then(|()| sys::collapse(window, bytes));
-    // SAFETY: the window was mapped above, and nobody else knows it.
-    let unmapped = unsafe { sys::unmap(window, bytes) };
-    collapsed.and(unmapped)
+}
+
+impl Drop for Window {
+    fn drop(&mut self) {
+        // SAFETY: the window was mapped by `open`, and no other code knows its addresses. A failure
+        // would leave addresses taken, and no caller could do anything about it.
+        let _ = unsafe { sys::unmap(self.base, self.bytes) };
+    }
 }
 
 /// Maps `bytes` of a file at an address that is a multiple of 2 MiB, so that huge pages fit.

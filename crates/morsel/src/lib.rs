@@ -10,20 +10,30 @@
 //! share the tables below it. Without the module a Morsel is a sealed memfd: the memory is shared,
 //! the page tables are not, and what cannot be had is refused by an error that says so.
 //!
+//! It is for large objects that many processes only read, such as the weights of a model. One
+//! process fills and seals it, and passes its descriptor on:
+//!
 //! ```
-//! use vellum_morsel::{Access, BackendChoice, Provider, Seals, Shape};
+//! use std::os::unix::net::UnixStream;
+//! use vellum_morsel::{Access, BackendChoice, Morsel, Provider, Seals, Shape};
 //!
 //! let provider = Provider::new(BackendChoice::Auto)?;
 //! let morsel = provider.create(&Shape::of_length(10_000))?;
 //! morsel.map(Access::ReadWrite)?.write_at(5_000, b"hello")?;
-//! morsel.seal(Seals::CONTENT)?;
-//! let mapping = morsel.map(Access::Read)?;
+//! morsel.seal(Seals::CONTENT)?; // from now on no process can change it
+//!
+//! let (here, there) = UnixStream::pair()?; // to another process, as a rule
+//! morsel.send(&here)?;
+//! let received = Morsel::receive(&there)?;
+//! let mapping = received.map(Access::Read)?;
 //! assert_eq!(&mapping.view()?[5_000..5_005], b"hello");
-//! # Ok::<(), vellum_morsel::Error>(())
+//! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! The cache daemon of the paper's section 3.1 is a [`Daemon`]: it reads a file once and hands it
-//! to every [`Client`] that may read it, as a Morsel.
+//! Where to go next: the cache daemon of the paper's section 3.1 is a [`Daemon`]. It reads a file
+//! once and hands it to every [`Client`] that may read it, as a Morsel. [`Shape`] has what is
+//! decided when a Morsel is made: its length, its address, huge pages; [`probe`] says which
+//! backends this machine has.
 //!
 //! Runs on Linux 5.10 and later with 4 KiB pages, on x86-64 and aarch64.
 

@@ -163,11 +163,8 @@ impl Morsel {
         match self.backend {
             BackendKind::Kernel => kernel::fill(morsel, source, from, offset, length),
             BackendKind::Memfd => {
-                if self.shape.is_huge() {
-                    let there = memfd::readable(source, from).min(length);
-                    memfd::populate_huge(morsel, &(offset..offset + there));
-                }
-                memfd::fill(morsel, source, from, offset, length)
+                let is_huge = self.shape.is_huge();
+                memfd::fill(morsel, source, from, offset, length, is_huge)
             }
         }
     }

@@ -101,6 +101,8 @@ pub(crate) enum Harmless {
     HugePage,
     /// Pages come in now, not when they are read.
     PopulateRead,
+    /// Pages come in now, not when they are written.
+    PopulateWrite,
 }
 
 /// `madvise(2)` on a range of the caller's.
@@ -109,6 +111,7 @@ pub(crate) fn advise(address: *mut u8, bytes: usize, advice: Harmless) -> Result
         Harmless::DontFork => Advice::LinuxDontFork,
         Harmless::HugePage => Advice::LinuxHugepage,
         Harmless::PopulateRead => Advice::LinuxPopulateRead,
+        Harmless::PopulateWrite => Advice::LinuxPopulateWrite,
     };
     // SAFETY: none of these changes what is mapped, whoever owns it.
     unsafe { mm::madvise(address.cast(), bytes, advice) }
@@ -120,8 +123,30 @@ pub(crate) fn collapse(address: *mut u8, bytes: usize) -> Result<()> {
     // SAFETY: the call changes no contents, whoever owns them.
     match unsafe { libc::madvise(address.cast(), bytes, MADV_COLLAPSE) } {
         0 => Ok(()),
-        _ => Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)),
+        _ => Err(last_error()),
     }
+}
+
+/// `pread(2)` to memory that other processes may have, too.
+///
+/// # Safety
+/// The caller may write the memory, and there are no references to it.
+pub(crate) unsafe fn read_at(
+    file: BorrowedFd<'_>,
+    from: u64,
+    address: *mut u8,
+    bytes: usize,
+) -> Result<usize> {
+    let from = from.try_into().map_err(|_| Errno::INVAL)?;
+    // SAFETY: the caller's promise; the kernel checks that the addresses are mapped.
+    let read = unsafe { libc::pread(file.as_raw_fd(), address.cast(), bytes, from) };
+    // Only an error is negative.
+    usize::try_from(read).map_err(|_| last_error())
+}
+
+/// What the last call that failed has said.
+fn last_error() -> Errno {
+    Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)
 }
 
 /// Whether a process has a file open for writing, or maps it so. Its owner may ask, and a process
@@ -132,7 +157,7 @@ pub(crate) fn is_open_for_writing(file: BorrowedFd<'_>) -> Result<bool> {
     let set = |command, value: i32| {
         // SAFETY: these commands take a number and touch no memory of the process.
         match unsafe { libc::fcntl(file.as_raw_fd(), command, value) } {
-            -1 => Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)),
+            -1 => Err(last_error()),
             _ => Ok(()),
         }
     };

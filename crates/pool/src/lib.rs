@@ -6,6 +6,9 @@
 //! pointers to swizzle, and pages may refer to each other in any way, cycles too. Which pages are
 //! in memory is the pool's decision alone; it never has more of them than it was told.
 //!
+//! It is for stores whose pages refer to one another and outgrow memory. A pool of 1 MiB that keeps
+//! 4 MiB, which it writes back and reads again as it must:
+//!
 //! ```
 //! use std::sync::Arc;
 //! use vellum_pool::{Pool, PoolOptions, PoolSize, RawPages, Space, device::MemoryDevice};
@@ -14,15 +17,26 @@
 //! let options = PoolOptions { size: PoolSize::Bytes(1 << 20), ..PoolOptions::default() };
 //! let pool = Pool::open(device, Arc::new(RawPages), Space::new(0), options)?;
 //!
-//! let mut page = pool.allocate(1)?; // exclusive, zeroed
-//! page[..5].copy_from_slice(b"hello");
-//! let place = page.page();
-//! drop(page); // unlocked, dirty
+//! let mut places = Vec::new();
+//! for number in 0..1024_u32 {
+//!     let mut page = pool.allocate(1)?; // exclusive, zeroed
+//!     page[..4].copy_from_slice(&number.to_le_bytes());
+//!     places.push(page.page());
+//! } // unlocked, dirty: an evictor may write it back and take its memory
 //!
-//! assert_eq!(&pool.fix_shared(place)?[..5], b"hello");
-//! pool.sync()?;
+//! for (place, number) in places.iter().zip(0..1024_u32) {
+//!     let page = pool.fix_shared(*place)?; // a hit, or a read from the device
+//!     assert_eq!(page[..4], number.to_le_bytes());
+//! }
+//! assert!(pool.stats().resident_frames <= 256);
+//! pool.sync()?; // all changes are on the device
 //! # Ok::<(), vellum_pool::PoolError>(())
 //! ```
+//!
+//! Where to go next: [`Pool`] has the operations, [`OptimisticGuard`] the reads without a lock,
+//! [`PoolOptions`] what can be chosen; a [`PageFormat`] checks pages as they come and seals them as
+//! they leave, and a [`Device`](device::Device) is where they go. The README of the crate has the
+//! rules for locks.
 
 mod at_exit;
 mod core;

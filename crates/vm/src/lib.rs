@@ -9,18 +9,32 @@
 //! ([`BackendChoice`]); [`probe`] says what this machine offers and what a page costs, and
 //! [`memory_limit`] how much memory this process may use.
 //!
-//! ```
-//! use vellum_vm::{BackendChoice, Entry, PageRange, Surface};
+//! It is for programs that manage memory page by page, such as buffer managers: the address of a
+//! page is its number, so a look-up needs no table but the CPU's own.
 //!
+//! ```
+//! use vellum_vm::{BackendChoice, Entry, PAGE_SIZE, PageRange, Surface};
+//!
+//! // Addresses for 1,000 pages, and memory for none.
 //! let surface = Surface::reserve(1000, BackendChoice::Auto)?;
 //! let mut batch = [Entry::page(7), Entry::new(PageRange::new(100, 4))];
-//! assert_eq!(surface.populate(&mut batch), 0);
+//! assert_eq!(surface.populate(&mut batch), 0); // no entry has failed
 //! assert_eq!(surface.resident_pages(PageRange::new(0, 1000))?, 5);
-//! // SAFETY: nobody uses these pages.
+//! let page = surface.address(7);
+//! // SAFETY: the page has memory, and no other code uses it.
+//! unsafe { page.write_bytes(0xAB, PAGE_SIZE) };
+//!
+//! // SAFETY: no code uses these pages from here on.
 //! unsafe { surface.release(&mut batch) };
-//! surface.grow(1_000_000)?;
+//! assert_eq!(surface.resident_pages(PageRange::new(0, 1000))?, 0);
+//! surface.grow(1_000_000)?; // in place: addresses stay
+//! assert_eq!(surface.address(7), page);
 //! # Ok::<(), vellum_vm::SurfaceError>(())
 //! ```
+//!
+//! Where to go next: [`Surface`] has all operations on batches, [`Advice`] what the kernel can be
+//! told, [`BackendChoice`] the ways there are. A buffer manager on top of this is the crate
+//! `vellum-pool`.
 //!
 //! Runs on Linux 5.10 and later with 4 KiB pages, on x86-64 and aarch64.
 

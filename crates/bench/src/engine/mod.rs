@@ -5,13 +5,16 @@
 //! engines run in the same durability class: nothing is logged, and nothing has to survive a crash
 //! before [`Engine::settle`] returns.
 
+mod registry;
 pub(crate) mod vellum;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Result, bail};
 use serde::{Deserialize, Serialize};
+
+pub use registry::{Engines, VELLUM};
 
 /// An ordered entry: key and value.
 pub type Pair = (Vec<u8>, Vec<u8>);
@@ -67,57 +70,6 @@ pub struct Factory {
     pub open: fn(&Setting) -> Result<Box<dyn Engine>>,
 }
 
-/// Vellum itself, as users get it.
-pub const VELLUM: Factory =
-    Factory { name: "vellum", about: "direct I/O, no log", direct: true, open: vellum::open };
-
-/// The engines of a run.
-#[derive(Clone, Debug)]
-pub struct Engines(Vec<Factory>);
-
-impl Engines {
-    /// Vellum and `peers`.
-    pub fn new(peers: &[Factory]) -> Engines {
-        Engines(std::iter::once(VELLUM).chain(peers.iter().copied()).collect())
-    }
-
-    /// Only those of these names, Vellum always among them; all if there are no names.
-    ///
-    /// # Errors
-    /// As [`get`](Engines::get).
-    pub fn only(self, names: &[String]) -> Result<Engines> {
-        if names.is_empty() {
-            return Ok(self);
-        }
-        names.iter().try_for_each(|name| self.get(name).map(drop))?;
-        let wanted = |factory: &Factory| {
-            factory.name == VELLUM.name || names.iter().any(|name| name == factory.name)
-        };
-        Ok(Engines(self.0.into_iter().filter(wanted).collect()))
-    }
-
-    /// All of them, Vellum first.
-    pub fn all(&self) -> &[Factory] {
-        &self.0
-    }
-
-    /// The engine of that name.
-    ///
-    /// # Errors
-    /// Says which names there are, and how to get the peers.
-    pub fn get(&self, name: &str) -> Result<Factory> {
-        let found = self.0.iter().find(|factory| factory.name == name).copied();
-        found.with_context(|| {
-            let names: Vec<&str> = self.0.iter().map(|factory| factory.name).collect();
-            format!(
-                "no engine '{name}' here, only {}; build with --features peers (rocksdb: \
-                 --features rocksdb) for the others",
-                names.join(", ")
-            )
-        })
-    }
-}
-
 /// An open engine. Threads each take a session of their own.
 pub trait Engine: Send + Sync {
     /// Fills an empty table with sorted entries, the fastest way the engine has.
@@ -133,11 +85,41 @@ pub trait Engine: Send + Sync {
     /// Whatever the engine says.
     fn settle(&self) -> Result<()>;
 
+    /// Carries out `work`, committed but not durable, the fastest way that the engine offers its
+    /// users; returns how many entries that were, or `None` if the harness does not know how.
+    ///
+    /// # Errors
+    /// Whatever the engine says.
+    fn bulk(&self, _table: usize, _work: &BulkWork<'_>) -> Result<Option<u64>> {
+        Ok(None)
+    }
+
     /// What one thread works with.
     ///
     /// # Errors
     /// Whatever the engine says.
     fn session(&self) -> Result<Box<dyn Session + '_>>;
+}
+
+/// Work on many entries at a time. Of each, the entries that it concerns are counted.
+#[derive(Clone, Copy, Debug)]
+pub enum BulkWork<'a> {
+    /// Counts the table's entries.
+    Count,
+    /// Looks at each entry of a range, its end excluded.
+    Read(&'a [u8], &'a [u8]),
+    /// Stores entries in the order given, each by a call of its own, in one transaction.
+    Insert(&'a [Pair]),
+    /// Stores sorted entries that come after all that are there.
+    Append(&'a [Pair]),
+    /// Removes so many entries from the beginning, one by one, and looks at each.
+    PopFirst(u64),
+    /// Removes the entries whose key is chosen.
+    Retain(fn(&[u8]) -> bool),
+    /// Removes the entries whose key is chosen, and looks at each.
+    Extract(fn(&[u8]) -> bool),
+    /// Removes a range, its end excluded.
+    RemoveRange(&'a [u8], &'a [u8]),
 }
 
 /// What a transaction is going to do.

@@ -1,9 +1,11 @@
 //! Vellum behind the trait.
 
+use std::hint::black_box;
+
 use anyhow::{Context as _, Result};
 use vellum::{BackendChoice, BackendKind, Options, Replacement, StatePlace, Store, Tree};
 
-use super::{Direction, Engine, Pair, Session, Setting};
+use super::{BulkWork, Direction, Engine, Pair, Session, Setting};
 
 struct Vellum {
     store: Store,
@@ -65,6 +67,49 @@ impl Engine for Vellum {
 
     fn settle(&self) -> Result<()> {
         Ok(self.store.sync()?)
+    }
+
+    fn bulk(&self, table: usize, work: &BulkWork<'_>) -> Result<Option<u64>> {
+        let tree = &self.trees[table];
+        let count = match *work {
+            BulkWork::Count => tree.stat()?.entries,
+            BulkWork::Read(from, to) => {
+                let (mut entries, mut count) = (tree.range(from..to), 0);
+                while let Some((key, value)) = entries.next_entry()? {
+                    black_box((key, &*value));
+                    count += 1;
+                }
+                count
+            }
+            BulkWork::Insert(pairs) => {
+                pairs.iter().try_for_each(|(key, value)| tree.upsert(key, value).map(drop))?;
+                pairs.len() as u64
+            }
+            BulkWork::Append(pairs) => {
+                tree.extend(pairs.iter().map(|(key, value)| (key, value)))?
+            }
+            BulkWork::PopFirst(most) => {
+                let mut count = 0;
+                while count < most
+                    && let Some(entry) = tree.pop_first()?
+                {
+                    black_box(entry);
+                    count += 1;
+                }
+                count
+            }
+            BulkWork::Retain(chosen) => tree.retain(|key, _| !chosen(key))?,
+            BulkWork::Extract(chosen) => {
+                let mut count = 0;
+                for entry in tree.extract_if(.., |key, _| chosen(key)) {
+                    black_box(entry?);
+                    count += 1;
+                }
+                count
+            }
+            BulkWork::RemoveRange(from, to) => tree.remove_range(from..to)?,
+        };
+        Ok(Some(count))
     }
 
     fn session(&self) -> Result<Box<dyn Session + '_>> {

@@ -18,11 +18,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, anyhow, bail};
 use rustix::fs::SeekFrom;
 
+pub use ring::PAGE;
+use ring::Page;
+
 use super::page_cache;
 use crate::workload::values::{Random, fill};
-
-/// Bytes of a random read, and the alignment of all reads.
-pub const PAGE: u64 = 4096;
 
 /// Bytes of a sequential read.
 const BLOCK: u64 = 1 << 20;
@@ -38,11 +38,6 @@ pub enum Way {
     /// So many reads under way at a time, through `io_uring`.
     Queue(u32),
 }
-
-/// A page in memory, aligned as direct reads need it.
-#[derive(Clone)]
-#[repr(C, align(4096))]
-struct Page([u8; PAGE as usize]);
 
 /// A file whose device is measured.
 #[derive(Debug)]

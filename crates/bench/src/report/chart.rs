@@ -1,4 +1,4 @@
-//! Charts as data: axes and lines. How they are drawn is for [`html`](super::html) to know.
+//! Charts as data: axes and lines.
 
 use serde::{Deserialize, Serialize};
 

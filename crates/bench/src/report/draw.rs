@@ -1,10 +1,12 @@
 //! Charts as SVG.
 
-use anyhow::{Result, anyhow};
+use std::path::Path;
+
+use anyhow::{Context as _, Result, anyhow};
 use plotters::coord::ranged1d::{AsRangedCoord, ValueFormatter};
 use plotters::prelude::*;
 
-use super::{Axis, Chart, text};
+use super::{Axis, Chart, Record, text};
 
 /// Width and height in pixels of the drawing; the page scales it.
 const SIZE: (u32, u32) = (760, 420);
@@ -20,6 +22,42 @@ const COLOURS: [RGBColor; 8] = [
     RGBColor(0, 0, 0),
     RGBColor(150, 150, 150),
 ];
+
+/// Height of a line's name in pixels, and room between it and what is next to it.
+const NAME: (i32, i32) = (15, 8);
+
+/// What changes where the reader prefers dark pages. Only for files of their own: the rules of an
+/// element within a page hold for the whole page.
+const DARK: &str = "<style>@media (prefers-color-scheme: dark) { \
+                    rect[fill=\"#FFFFFF\"] { fill: #0D1117 } \
+                    text[fill=\"#000000\"] { fill: #C9D1D9 } \
+                    [stroke=\"#000000\"] { stroke: #8B949E } }</style>\n";
+
+/// Writes the charts of experiments to a folder, such as `hero-throughput.svg`: named after the
+/// experiment and the chart's title, up to its colon.
+///
+/// # Errors
+/// If a chart cannot be drawn or a file cannot be written.
+pub fn write<'a>(folder: &Path, records: impl Iterator<Item = &'a Record>) -> Result<()> {
+    for record in records {
+        for chart in &record.outcome.charts {
+            let title = chart.title.split(':').next().unwrap_or_default().to_lowercase();
+            let name = format!("{} {title}.svg", record.experiment).replace([' ', '/'], "-");
+            super::write(&folder.join(name), &file(chart)?)?;
+        }
+    }
+    Ok(())
+}
+
+/// A chart as an SVG file, for light and for dark pages.
+///
+/// # Errors
+/// If drawing fails.
+fn file(chart: &Chart) -> Result<String> {
+    let text = svg(chart)?;
+    let (head, rest) = text.split_once(">\n").context("a drawing without a first element")?;
+    Ok(format!("{head}>\n{DARK}{rest}\n"))
+}
 
 /// A chart as an SVG element; points that no axis can show are left out.
 ///
@@ -80,8 +118,9 @@ where
         let mut canvas = ChartBuilder::on(&area)
             .caption(&chart.title, ("sans-serif", 18))
             .margin(10)
-            .x_label_area_size(42)
-            .y_label_area_size(78)
+            .margin_right(room_for_names(chart))
+            .x_label_area_size(48)
+            .y_label_area_size(92)
             .build_cartesian_2d(x, y)
             .map_err(failed)?;
         canvas
@@ -90,32 +129,63 @@ where
             .y_desc(&chart.y.label)
             .x_label_formatter(&|value| text::number(*value))
             .y_label_formatter(&|value| text::number(*value))
-            .light_line_style(WHITE)
+            .light_line_style(TRANSPARENT)
+            .label_style(("sans-serif", 15))
+            .axis_desc_style(("sans-serif", 16))
             .draw()
             .map_err(failed)?;
+        let mut ends = Vec::new();
         for (line, colour) in chart.lines.iter().zip(COLOURS.iter().cycle()) {
             let visible =
                 |point: &&(f64, f64)| shows(&chart.x, point.0) && shows(&chart.y, point.1);
             let points: Vec<(f64, f64)> = line.points.iter().filter(visible).copied().collect();
-            let style = colour.stroke_width(2);
-            canvas
-                .draw_series(LineSeries::new(points.iter().copied(), style).point_size(3))
-                .map_err(failed)?
-                .label(&line.name)
-                .legend(move |(x, y)| PathElement::new([(x, y), (x + 18, y)], style));
+            let series = LineSeries::new(points.iter().copied(), colour.stroke_width(2));
+            canvas.draw_series(series.point_size(3)).map_err(failed)?;
+            if let Some(last) = points.last() {
+                ends.push((canvas.backend_coord(last), &line.name, colour));
+            }
         }
-        canvas
-            .configure_series_labels()
-            .background_style(WHITE.mix(0.8))
-            .border_style(RGBColor(200, 200, 200))
-            .position(SeriesLabelPosition::UpperRight)
-            .draw()
-            .map_err(failed)?;
+        for ((x, y), name, colour) in spread(ends) {
+            let style = ("sans-serif", 16).into_font().color(colour);
+            let place = (x + NAME.1, y - NAME.0 / 2);
+            area.draw(&Text::new(name.clone(), place, style)).map_err(failed)?;
+        }
         area.present().map_err(failed)?;
     }
     Ok(text)
 }
 
+/// Pixels for the longest name to the right of the lines.
+fn room_for_names(chart: &Chart) -> i32 {
+    let longest = chart.lines.iter().map(|line| line.name.chars().count()).max().unwrap_or(0);
+    NAME.1 * 2 + 8 * longest.min(30) as i32
+}
+
+/// Names at the ends of lines, moved up or down so that none covers another.
+fn spread<T>(mut ends: Vec<((i32, i32), T, &RGBColor)>) -> Vec<((i32, i32), T, &RGBColor)> {
+    ends.sort_by_key(|((_, y), ..)| *y);
+    // As a stack from the bottom up, which has room above.
+    let mut lowest = SIZE.1 as i32 - 4 * NAME.0;
+    for ((_, y), ..) in ends.iter_mut().rev() {
+        *y = (*y).min(lowest);
+        lowest = *y - NAME.0;
+    }
+    ends
+}
+
 fn failed(error: impl std::fmt::Display) -> anyhow::Error {
     anyhow!("{error}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_name_covers_another() {
+        let ends = [100, 104, 250, 101, 415].map(|y| ((700, y), y, &COLOURS[0]));
+        let spread: Vec<i32> = spread(ends.to_vec()).iter().map(|((_, y), ..)| *y).collect();
+        assert!(spread.windows(2).all(|pair| pair[1] - pair[0] >= NAME.0), "{spread:?}");
+        assert_eq!(spread[2..4], [250, 360]);
+    }
 }

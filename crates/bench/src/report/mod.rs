@@ -1,7 +1,7 @@
 //! What an experiment returns, [`Outcome`], and the forms it is shown in: a table, JSON, HTML.
 
-pub mod chart;
-mod draw;
+mod chart;
+pub mod draw;
 pub mod html;
 pub mod json;
 pub mod text;

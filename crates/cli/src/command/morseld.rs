@@ -56,9 +56,9 @@ pub struct Arguments {
     #[arg(long)]
     forget: bool,
 
-    /// Threads that read one file
-    #[arg(long, value_name = "N", default_value = "4", value_parser = threads)]
-    threads: usize,
+    /// Threads that read one file [default: one for each processor, at most 8]
+    #[arg(long, value_name = "N", value_parser = threads)]
+    threads: Option<usize>,
 }
 
 /// Which way of having Morsels to use.
@@ -101,7 +101,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
         socket,
         mode: arguments.mode,
         limit,
-        threads: arguments.threads,
+        threads: arguments.threads.unwrap_or_else(DaemonOptions::usual_threads),
         keep: !arguments.forget,
     };
     let stop = stop_signals().doing(|| "waiting for signals".into())?;

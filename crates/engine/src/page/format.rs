@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use vellum_pool::{PageDamage, PageFormat, PageRef};
 
+use crate::error::CLOSED;
 use crate::node::check_bounds;
 use crate::page::{self, PageKind};
 use crate::page::{blob, pieces};
@@ -16,9 +17,6 @@ pub(crate) struct StoreFormat {
     /// The store is closed, and others may have changed the file since.
     pub closed: Arc<AtomicBool>,
 }
-
-/// What is said of pages that are read when the store is closed.
-pub(crate) const CLOSED: &str = "the store is closed";
 
 impl PageFormat for StoreFormat {
     fn seal(&self, _page: PageRef, head: &mut [u8], body: &[u8]) -> u64 {

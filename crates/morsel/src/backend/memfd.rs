@@ -17,7 +17,7 @@ use crate::PAGE_SIZE;
 use crate::backend::BackendKind;
 use crate::descriptor;
 use crate::error::{Error, Result};
-use crate::huge;
+use crate::huge::{HUGE_PAGE, Window};
 use crate::seals::Seals;
 use crate::shape::Shape;
 use crate::stat::Stat;
@@ -38,6 +38,9 @@ const PAGE: usize = PAGE_SIZE as usize;
 
 /// Bytes that are copied at a time: they stay in a processor's cache between the two calls.
 const COPY: usize = 256 << 10;
+
+/// Bytes that are mapped at a time while they are filled.
+const WINDOW: u64 = 64 << 20;
 
 /// Whether the kernel has sealed memfds.
 pub(crate) fn try_it() -> Result<String, String> {
@@ -118,7 +121,7 @@ pub(crate) fn stat(morsel: BorrowedFd<'_>, shape: Shape) -> Result<Stat> {
 }
 
 /// Bytes that a source has after its byte `from`; the most, if it does not say.
-pub(crate) fn readable(source: BorrowedFd<'_>, from: u64) -> u64 {
+fn readable(source: BorrowedFd<'_>, from: u64) -> u64 {
     match fs::fstat(source) {
         Ok(stat) if FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile => {
             stat.st_size.unsigned_abs().saturating_sub(from)
@@ -130,40 +133,90 @@ pub(crate) fn readable(source: BorrowedFd<'_>, from: u64) -> u64 {
 
 /// Has huge pages come where they fit into a range that is about to get memory. A wish.
 pub(crate) fn populate_huge(morsel: BorrowedFd<'_>, range: &Range<u64>) {
-    let _ = huge::populate(morsel, range);
+    let _ = Window::open(morsel, range);
 }
 
-/// Copies from the source until the range is full or the source ends.
+/// Reads from the source until the range is full or the source ends: straight into huge pages as
+/// long as the kernel has some, and through a buffer into small ones. Those would take a fault
+/// each, and be zeroed first, if they were mapped.
 pub(crate) fn fill(
     morsel: BorrowedFd<'_>,
     source: BorrowedFd<'_>,
     from: u64,
     offset: u64,
     length: u64,
+    mut in_huge_pages: bool,
 ) -> Result<u64> {
-    // Whole pages in an aligned buffer, as a source needs it that was opened with O_DIRECT.
-    let copy = COPY.min(usize::try_from(length).unwrap_or(COPY)).next_multiple_of(PAGE);
-    let mut space = vec![0; copy + PAGE];
-    let start = space.as_ptr().align_offset(PAGE);
-    let buffer = &mut space[start..start + copy];
+    let end = offset + readable(source, from).min(length);
+    let mut buffer = Buffer::default();
     let mut filled = 0;
     while filled < length {
-        match io::pread(source, &mut *buffer, from + filled) {
-            Ok(0) if filled == 0 => return Err(Error::SourceEnded { from }),
-            Ok(0) => break,
-            Ok(read) => {
-                let wanted = read.min(usize::try_from(length - filled).unwrap_or(read));
-                write_all(morsel, &buffer[..wanted], offset + filled)?;
-                filled += wanted as u64;
+        let at = offset + filled;
+        let fits_huge_page = at.is_multiple_of(HUGE_PAGE as u64);
+        let window = if in_huge_pages && fits_huge_page {
+            Window::open(morsel, &(at..end.min(at + WINDOW))).ok().flatten()
+        } else {
+            None
+        };
+        in_huge_pages &= window.is_some() || !fits_huge_page;
+        let read = match window.map(|window| window.fill(source, from + filled)) {
+            // Pages that went meanwhile do not come back: the copy says why.
+            None | Some(Err(Errno::FAULT)) => {
+                buffer.copy(source, from + filled, morsel, at, length - filled)?
             }
-            Err(Errno::INTR) => {}
-            Err(Errno::BADF | Errno::ISDIR | Errno::SPIPE | Errno::INVAL) => {
-                return Err(Error::BadSource);
-            }
-            Err(errno) => return Err(Error::System { doing: "reading the source", errno }),
+            Some(read) => read.map_err(of_source)? as u64,
+        };
+        match read {
+            0 if filled == 0 => return Err(Error::SourceEnded { from }),
+            0 => break,
+            read => filled += read,
         }
     }
     Ok(filled)
+}
+
+/// What an error number means that reading a source gave.
+fn of_source(errno: Errno) -> Error {
+    match errno {
+        Errno::BADF | Errno::ISDIR | Errno::SPIPE | Errno::INVAL => Error::BadSource,
+        errno => Error::System { doing: "reading the source", errno },
+    }
+}
+
+/// Bytes on their way from a source to a Morsel.
+#[derive(Debug, Default)]
+struct Buffer(Vec<u8>);
+
+impl Buffer {
+    /// Copies up to `length` bytes, as many as the buffer takes; returns how many, none where the
+    /// source ends.
+    fn copy(
+        &mut self,
+        source: BorrowedFd<'_>,
+        from: u64,
+        morsel: BorrowedFd<'_>,
+        offset: u64,
+        length: u64,
+    ) -> Result<u64> {
+        // Whole pages in an aligned buffer, as a source needs it that was opened with O_DIRECT; up
+        // to a multiple of the buffer's size, so that huge pages can follow.
+        let most = COPY - offset as usize % COPY;
+        let wanted = most.min(usize::try_from(length).unwrap_or(most));
+        self.0.resize(COPY + PAGE, 0);
+        let start = self.0.as_ptr().align_offset(PAGE);
+        let buffer = &mut self.0[start..start + wanted.next_multiple_of(PAGE)];
+        loop {
+            match io::pread(source, &mut *buffer, from) {
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(of_source(errno)),
+                Ok(read) => {
+                    let read = read.min(wanted);
+                    write_all(morsel, &buffer[..read], offset)?;
+                    return Ok(read as u64);
+                }
+            }
+        }
+    }
 }
 
 fn write_all(morsel: BorrowedFd<'_>, mut bytes: &[u8], mut offset: u64) -> Result<()> {

@@ -47,10 +47,18 @@ pub struct DaemonOptions {
     pub mode: u32,
     /// Bytes that it may keep.
     pub limit: u64,
-    /// Threads that load one file.
+    /// Threads that load one file: see [`usual_threads`](Self::usual_threads).
     pub threads: usize,
     /// Files stay when the daemon ends, for the next one at this socket: see [`Daemon::kept`].
     pub keep: bool,
+}
+
+impl DaemonOptions {
+    /// As many threads for a load as this process may use processors, but at most 8: a load copies
+    /// from the page cache, and a few threads have all the bandwidth that memory has.
+    pub fn usual_threads() -> usize {
+        thread::available_parallelism().map_or(1, |processors| processors.get().min(8))
+    }
 }
 
 /// Why there is no daemon.

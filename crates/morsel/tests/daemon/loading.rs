@@ -1,6 +1,7 @@
 //! Files come as they are, once, to everybody who may read them.
 
 use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::os::unix::process::CommandExt;
 use std::sync::Barrier;
 use std::thread;
@@ -27,6 +28,26 @@ fn a_file_is_loaded_once_and_handed_out_again() {
         let list = daemon.client.list().unwrap();
         assert_eq!((list[0].name.as_str(), list[0].uses), (path.to_str().unwrap(), 3));
         assert_eq!(list[0].length, bytes.len() as u64);
+    });
+}
+
+#[test]
+fn a_sparse_file_comes_with_memory_for_its_holes() {
+    on_each(64 << 20, |daemon| {
+        // Holes before, within and after the data, and at a huge page's boundaries.
+        let length = (36 << 20) + 99;
+        let path = daemon.folder.path().join("sparse");
+        let file = File::create(&path).unwrap();
+        file.set_len(length).unwrap();
+        let mut bytes = vec![0; length as usize];
+        for at in [5_000, (2 << 20) - 1, 33 << 20] {
+            bytes[at..at + 3].copy_from_slice(b"abc");
+            file.write_all_at(b"abc", at as u64).unwrap();
+        }
+        let morsel = daemon.client.load(&File::open(&path).unwrap(), |_| {}).unwrap().morsel;
+        // An access never has to find memory, which may be gone by then.
+        assert_eq!(morsel.stat().unwrap().missing(), 0);
+        assert!(morsel.map(Access::Read).unwrap().view().unwrap() == bytes);
     });
 }
 

@@ -1,8 +1,11 @@
 //! Huge pages: where they are asked for, and nowhere else.
 
+use std::fs::OpenOptions;
 use std::os::fd::AsFd;
 
-use vellum_morsel::{Access, BackendKind, Mapping, Morsel, Provider, Seals, Shape};
+use rustix::fs::{Mode, OFlags};
+use vellum_morsel::{Access, BackendKind, Errno, Error};
+use vellum_morsel::{Mapping, Morsel, Provider, Seals, Shape};
 
 use crate::common::{PAGE, file_of, on_each, pattern};
 
@@ -48,6 +51,111 @@ fn a_huge_morsel_is_in_huge_pages_and_another_is_not() {
                 assert_eq!(huge_bytes(&morsel, &mapping) > 0, is_huge, "{shape:?}");
             }
         }
+    });
+}
+
+#[test]
+fn a_large_fill_from_anywhere_is_the_source() {
+    on_each(|provider| {
+        // Before, in and after huge pages; more than a window; cut within a page.
+        let bytes = pattern(70 << 20);
+        let source = file_of(&bytes);
+        for (from, offset, length) in [
+            (0, 0, 67 << 20),
+            (1, 0, 66 << 20),
+            (12_345, 3 * PAGE, (66 << 20) + 77),
+            (0, HUGE - PAGE, 2 * HUGE),
+            (0, HUGE, HUGE - 1),
+        ] {
+            let morsel = provider.create(&Shape::of_length(70 << 20).huge()).unwrap();
+            assert_eq!(morsel.fill(&source, from, offset, length), Ok(length));
+            // No mapping is left that could still write.
+            morsel.seal(Seals::CONTENT).unwrap();
+            let mapping = morsel.map(Access::Read).unwrap();
+            let found = mapping.view().unwrap();
+            let (start, end) = (offset as usize, (offset + length) as usize);
+            let (first, last) = (from as usize, (from + length) as usize);
+            assert!(found[start..end] == bytes[first..last], "{from} {offset} {length}");
+            assert!(found[..start].iter().chain(&found[end..]).all(|byte| *byte == 0));
+            let whole = offset.next_multiple_of(HUGE)..(offset + length) / HUGE * HUGE;
+            if kernel_can() && morsel.backend() == BackendKind::Memfd {
+                let most = whole.end.saturating_sub(whole.start);
+                assert_eq!(huge_bytes(&morsel, &mapping), most, "{from} {offset} {length}");
+            }
+        }
+    });
+}
+
+#[test]
+fn huge_pages_are_read_into_without_a_copy_between() {
+    // Bytes that this thread has given to write calls.
+    let written = || {
+        let counts = std::fs::read_to_string("/proc/thread-self/io").unwrap();
+        let line = counts.lines().find_map(|line| line.strip_prefix("wchar: ")).unwrap();
+        line.parse::<u64>().unwrap()
+    };
+    on_each(|provider| {
+        let source = file_of(&pattern(8 * HUGE as usize));
+        let morsel = provider.create(&Shape::of_length(8 * HUGE).huge()).unwrap();
+        let before = written();
+        assert_eq!(morsel.fill(&source, 0, 0, 8 * HUGE), Ok(8 * HUGE));
+        if kernel_can() {
+            assert!(written() - before < HUGE, "{} bytes", written() - before);
+        }
+    });
+}
+
+#[test]
+fn a_fill_over_what_is_there_replaces_that_alone() {
+    on_each(|provider| {
+        let morsel = provider.create(&Shape::of_length(8 * HUGE).huge()).unwrap();
+        let mapping = morsel.map(Access::ReadWrite).unwrap();
+        // In the third huge page, and in what the fill leaves alone.
+        mapping.write_at(2 * HUGE + 9, b"old").unwrap();
+        mapping.write_at(6 * HUGE + 9, b"kept").unwrap();
+        let bytes = pattern(6 * HUGE as usize);
+        assert_eq!(morsel.fill(file_of(&bytes), 0, 0, 6 * HUGE), Ok(6 * HUGE));
+        let mut found = vec![0; 6 * HUGE as usize];
+        mapping.read_at(0, &mut found).unwrap();
+        assert!(found == bytes);
+        mapping.read_at(6 * HUGE + 9, &mut found[..4]).unwrap();
+        assert_eq!(&found[..4], b"kept");
+    });
+}
+
+#[test]
+fn a_source_past_the_page_cache_fills_huge_pages() {
+    on_each(|provider| {
+        let bytes = pattern(2 * HUGE as usize + 5_001);
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), &bytes).unwrap();
+        let flags = OFlags::RDONLY | OFlags::DIRECT;
+        let source = match rustix::fs::open(file.path(), flags, Mode::empty()) {
+            Err(Errno::INVAL) => return println!("skipped: no O_DIRECT in the temporary folder"),
+            source => source.unwrap(),
+        };
+        let length = bytes.len() as u64;
+        let morsel = provider.create(&Shape::of_length(length).huge()).unwrap();
+        assert_eq!(morsel.fill(&source, 0, 0, length), Ok(length));
+        morsel.seal(Seals::CONTENT).unwrap();
+        assert!(morsel.map(Access::Read).unwrap().view().unwrap() == bytes);
+    });
+}
+
+#[test]
+fn a_huge_fill_that_cannot_be_says_why() {
+    on_each(|provider| {
+        let source = file_of(&pattern(2 * HUGE as usize));
+        let morsel = provider.create(&Shape::of_length(2 * HUGE).huge()).unwrap();
+        let refused = morsel.read_only().unwrap().fill(&source, 0, 0, HUGE);
+        assert!(matches!(refused, Err(Error::ReadOnly { .. })), "{refused:?}");
+        let write_only = OpenOptions::new().write(true).open("/dev/null").unwrap();
+        assert_eq!(morsel.fill(write_only.as_fd(), 0, 0, HUGE), Err(Error::BadSource));
+        let ended = morsel.fill(&source, 2 * HUGE, 0, HUGE);
+        assert_eq!(ended, Err(Error::SourceEnded { from: 2 * HUGE }));
+        morsel.seal(Seals::CONTENT).unwrap();
+        let refused = morsel.fill(&source, 0, 0, HUGE);
+        assert!(matches!(refused, Err(Error::Sealed { .. })), "{refused:?}");
     });
 }
 

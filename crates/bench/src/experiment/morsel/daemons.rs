@@ -55,8 +55,9 @@ impl Running {
     fn start(provider: Provider, directory: &Path, limit: u64) -> Result<Running> {
         let backend = provider.backend();
         let socket = directory.join(format!("{backend}.sock"));
+        let threads = DaemonOptions::usual_threads();
         let options =
-            DaemonOptions { socket: socket.clone(), mode: 0o600, limit, threads: 4, keep: false };
+            DaemonOptions { socket: socket.clone(), mode: 0o600, limit, threads, keep: false };
         let daemon = Daemon::bind(provider, &options)?;
         let (stop, stopped) = UnixStream::pair()?;
         let thread = thread::spawn(move || {

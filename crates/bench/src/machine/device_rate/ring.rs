@@ -9,7 +9,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use anyhow::{Context as _, Result, bail};
 use io_uring::{IoUring, opcode, squeue, types};
 
-use super::{PAGE, Page};
+/// Bytes of a random read, and the alignment of all reads.
+pub const PAGE: u64 = 4096;
+
+/// A page in memory, aligned as direct reads need it.
+#[derive(Clone)]
+#[repr(C, align(4096))]
+pub(super) struct Page(pub(super) [u8; PAGE as usize]);
 
 /// Reads `bytes` at each place that `place` names, `depth` of them at a time, until `stop`; counts
 /// what was read.
