@@ -47,12 +47,17 @@ struct Lmdb {
     commits: Commits,
 }
 
-/// Opens or creates the environment in the directory. Option: `write_map` (`yes` or `no`).
+/// Opens or creates the environment in the directory. Options: `write_map` (`yes` or `no`);
+/// `durable` (`yes`): each commit is, with LMDB's own defaults.
 fn open(setting: &Setting) -> Result<Box<dyn Engine>> {
-    setting.check_options(&["write_map"])?;
-    let mut flags = EnvFlags::NO_READ_AHEAD | EnvFlags::NO_SYNC | EnvFlags::NO_MEM_INIT;
+    setting.check_options(&["write_map", "durable"])?;
+    let mut flags = EnvFlags::NO_READ_AHEAD | EnvFlags::NO_MEM_INIT;
+    if !setting.is_durable() {
+        flags |= EnvFlags::NO_SYNC;
+    }
     match setting.options.get("write_map").map_or("yes", String::as_str) {
-        "yes" => flags |= EnvFlags::WRITE_MAP | EnvFlags::MAP_ASYNC,
+        "yes" if !setting.is_durable() => flags |= EnvFlags::WRITE_MAP | EnvFlags::MAP_ASYNC,
+        "yes" => (),
         "no" => (),
         other => bail!("option 'write_map': '{other}' is neither yes nor no"),
     }

@@ -39,15 +39,17 @@ struct Redb {
     database: Database,
     names: Vec<String>,
     commits: Commits,
+    durable: bool,
 }
 
-/// Opens or creates `data.redb` in the directory. No options.
+/// Opens or creates `data.redb` in the directory. Option: `durable` (`yes`): each commit is.
 fn open(setting: &Setting) -> Result<Box<dyn Engine>> {
-    setting.check_options(&[])?;
+    setting.check_options(&["durable"])?;
     let cache = usize::try_from(setting.cache_bytes / 3 * 2).context("the cache is too large")?;
     let file = setting.directory.join("data.redb");
     let database = Database::builder().set_cache_size(cache).create(file)?;
-    let engine = Redb { database, names: setting.tables.clone(), commits: Commits::default() };
+    let (names, commits) = (setting.tables.clone(), Commits::default());
+    let engine = Redb { database, names, commits, durable: setting.is_durable() };
     let mut writer = Writer::begin(&engine)?;
     for table in 0..engine.names.len() {
         writer.table(&engine, table)?;
@@ -178,7 +180,8 @@ struct Writer {
 impl Writer {
     fn begin(engine: &Redb) -> Result<Writer> {
         let mut transaction = engine.database.begin_write()?;
-        transaction.set_durability(Durability::None)?;
+        let durability = if engine.durable { Durability::Immediate } else { Durability::None };
+        transaction.set_durability(durability)?;
         let transaction = Some(NonNull::from(Box::leak(Box::new(transaction))));
         Ok(Writer { tables: engine.names.iter().map(|_| None).collect(), transaction })
     }

@@ -33,6 +33,7 @@ mod error;
 pub mod node;
 pub mod page;
 mod store;
+mod sync;
 mod tree;
 mod value;
 

@@ -76,6 +76,8 @@ fn child() {
         "writers" => write_until_exit(&store, Path::new(&place)),
         "in a change" => {
             let other = begin(&Path::new(&place).join("other"));
+            // More than the pool has: pages go to the file, which is in use from then on.
+            (1000..50_000).for_each(|number| tree.upsert(&key(number), &[7; 400]).unwrap());
             let _ = tree.update(&key(1), |_| exit(3));
             drop(other);
         }
@@ -293,8 +295,10 @@ fn a_panic_in_the_midst_of_a_change_leaves_the_store_as_it_is() {
         let store = Store::create_on(device.clone(), &small()).unwrap();
         let tree = store.create_tree("t").unwrap();
         tree.upsert(b"a", b"b").unwrap();
-        device.panics.store(true, std::sync::atomic::Ordering::Relaxed);
         let long = vec![1; 100 << 10];
+        // More than the pool has: pages go to the file, which is in use from then on.
+        (0..200u8).for_each(|number| tree.upsert(&[1, number], &long).unwrap());
+        device.panics.store(true, std::sync::atomic::Ordering::Relaxed);
         let change =
             catch_unwind(AssertUnwindSafe(|| (0..50u8).all(|n| tree.upsert(&[n], &long).is_ok())));
         assert!(change.is_err());

@@ -326,12 +326,14 @@ impl Core {
     /// Remembers the first failure after which the file's contents are unknown.
     ///
     /// A full disk is none: the page stays dirty in memory, and can be written once there is room.
+    /// Nor is a write that the format has put off.
     pub(crate) fn poison(&self, error: &PoolError) {
-        let full = match error {
-            PoolError::Write { source, .. } | PoolError::WriteAhead(source) => is_disk_full(source),
+        let harmless = match error {
+            PoolError::Write { source, .. } => is_disk_full(source),
+            PoolError::WriteAhead(source) => is_disk_full(source) || error.is_put_off(),
             _ => false,
         };
-        if !full && self.poison.set(error.to_string().into()).is_ok() {
+        if !harmless && self.poison.set(error.to_string().into()).is_ok() {
             tracing::error!("{error}; changes are refused from now on");
         }
     }

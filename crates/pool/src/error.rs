@@ -160,6 +160,14 @@ pub enum PoolError {
     Reserve(#[from] ReserveError),
 }
 
+impl PoolError {
+    /// The format has put the write off: [`PageFormat::write_ahead`](crate::PageFormat) said "not
+    /// now".
+    pub(crate) fn is_put_off(&self) -> bool {
+        matches!(self, PoolError::WriteAhead(said) if said.kind() == io::ErrorKind::WouldBlock)
+    }
+}
+
 /// Frames as bytes, rounded up.
 fn size(frames: u64) -> String {
     match frames * 4 {

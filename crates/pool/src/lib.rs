@@ -43,6 +43,7 @@ mod core;
 pub mod device;
 mod error;
 mod eviction;
+mod free_extents;
 mod huge;
 mod page;
 mod pool;
@@ -60,6 +61,7 @@ pub use page::format::{PageDamage, PageFormat, RawPages};
 pub use page::states::StatePlace;
 pub use page::{PageId, PageRef};
 pub use pool::Pool;
+pub use pool::copies::PageCopy;
 pub use pool::fix_async::{FixExclusive, FixShared};
 pub use pool::guard::{ExclusiveGuard, OptimisticGuard, SharedGuard};
 pub use pool::load::{Begun, PendingRead};
@@ -67,7 +69,7 @@ pub use pool::options::{PoolOptions, PoolSize};
 pub use replacement::{
     Chance, Clock, Replacement, ReplacementPolicy, ResidentSet, Residents, S3Fifo,
 };
-pub use space::{Space, SpaceError};
+pub use space::{Space, SpaceError, SpaceSnapshot};
 pub use statistics::PoolStats;
 pub use statistics::histogram::Latency;
 pub use vellum_vm::{BackendChoice, BackendKind, PAGE_SIZE, PageRange, Residency};

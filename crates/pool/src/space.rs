@@ -5,7 +5,10 @@
 //! one another (neighbours are merged), so the free map of a given allocation is unique. All
 //! operations take O(log n) steps for n free extents.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use crate::free_extents::FreeExtents;
 
 /// No space is longer than this: byte positions in a file are signed 64-bit numbers.
 pub const MAX_PAGES: u64 = 1 << 51;
@@ -56,16 +59,25 @@ pub enum SpaceError {
 }
 
 /// The allocated and free pages of a file.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct Space {
     first: u64,
     end: u64,
-    /// Free extents: start to count.
-    by_start: BTreeMap<u64, u64>,
+    by_start: FreeExtents,
     /// The same as (count, start).
     by_size: BTreeSet<(u64, u64)>,
     free_pages: u64,
+    generation: u64,
 }
+
+/// Two spaces are equal if the same pages are allocated, whatever happened before.
+impl PartialEq for Space {
+    fn eq(&self, other: &Space) -> bool {
+        (self.first, self.end) == (other.first, other.end) && self.by_start == other.by_start
+    }
+}
+
+impl Eq for Space {}
 
 impl Space {
     /// An empty space that starts at page `first_usable_page`: the pages before it are never
@@ -78,9 +90,10 @@ impl Space {
         Self {
             first: first_usable_page,
             end: first_usable_page,
-            by_start: BTreeMap::new(),
+            by_start: FreeExtents::default(),
             by_size: BTreeSet::new(),
             free_pages: 0,
+            generation: 0,
         }
     }
 
@@ -108,6 +121,7 @@ impl Space {
             None => self.end,
         };
         self.end = start + count;
+        self.generation += 1;
         start
     }
 
@@ -120,7 +134,7 @@ impl Space {
         let Some(end) = start.checked_add(count).filter(|&end| within && end <= self.end) else {
             return Err(SpaceError::OutOfRange { start, count, first: self.first, end: self.end });
         };
-        let before = self.by_start.range(..end).next_back().map(|(&start, &count)| (start, count));
+        let before = self.by_start.before(end);
         if let Some((free_start, free_count)) = before
             && free_start + free_count > start
         {
@@ -134,7 +148,7 @@ impl Space {
             merged_start = free_start;
             merged_count += free_count;
         }
-        if let Some(&free_count) = self.by_start.get(&end) {
+        if let Some(free_count) = self.by_start.get(end) {
             self.remove(end, free_count);
             merged_count += free_count;
         }
@@ -177,30 +191,37 @@ impl Space {
 
     /// Whether a page lies in a free extent. Pages past the end are not free: they do not exist.
     pub fn is_free(&self, page: u64) -> bool {
-        let extent = self.by_start.range(..=page).next_back();
-        extent.is_some_and(|(&start, &count)| page - start < count)
+        let extent = self.by_start.before(page.saturating_add(1));
+        extent.is_some_and(|(start, count)| page - start < count)
     }
 
     /// The free extents as (start, count), by address.
-    pub fn free_extents(&self) -> impl ExactSizeIterator<Item = (u64, u64)> + '_ {
-        self.by_start.iter().map(|(&start, &count)| (start, count))
+    pub fn free_extents(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
+        self.by_start.iter()
+    }
+
+    /// The last free extent.
+    pub fn last_free(&self) -> Option<(u64, u64)> {
+        self.by_start.last()
+    }
+
+    /// A number that changes whenever pages are allocated, freed or cut off.
+    pub fn generation(&self) -> u64 {
+        self.generation
+    }
+
+    /// The space as it is now, to be encoded later. Costs a 256th of a copy of the free extents.
+    pub fn snapshot(&self) -> SpaceSnapshot {
+        let (first, end, generation) = (self.first, self.end, self.generation);
+        let len = self.by_start.len();
+        SpaceSnapshot { first, end, generation, len, chunks: self.by_start.snapshot() }
     }
 
     /// The space as bytes, all numbers little-endian: version (u32), 0 (u32), first page, end,
     /// number of free extents (u64 each), then start and count (u64 each) of every free extent,
     /// by address.
     pub fn encode(&self) -> Vec<u8> {
-        let mut bytes = Vec::with_capacity(self.encoded_len());
-        bytes.extend(VERSION.to_le_bytes());
-        bytes.extend(0_u32.to_le_bytes());
-        for number in [self.first, self.end, self.by_start.len() as u64] {
-            bytes.extend(number.to_le_bytes());
-        }
-        for (start, count) in self.free_extents() {
-            bytes.extend(start.to_le_bytes());
-            bytes.extend(count.to_le_bytes());
-        }
-        bytes
+        self.snapshot().encode(Vec::new())
     }
 
     /// The length of [`encode`](Self::encode)'s result in bytes, at no cost.
@@ -251,7 +272,7 @@ impl Space {
 
     /// The free extent that ends at the end.
     fn free_tail(&self) -> Option<(u64, u64)> {
-        let (&start, &count) = self.by_start.last_key_value()?;
+        let (start, count) = self.by_start.last()?;
         (start + count == self.end).then_some((start, count))
     }
 
@@ -259,12 +280,77 @@ impl Space {
         self.by_start.insert(start, count);
         self.by_size.insert((count, start));
         self.free_pages += count;
+        self.generation += 1;
     }
 
     fn remove(&mut self, start: u64, count: u64) {
-        self.by_start.remove(&start);
+        self.by_start.remove(start);
         self.by_size.remove(&(count, start));
         self.free_pages -= count;
+        self.generation += 1;
+    }
+}
+
+/// A [`Space`] as it was at one moment, whatever happens to it afterwards.
+#[derive(Clone, Debug)]
+pub struct SpaceSnapshot {
+    first: u64,
+    end: u64,
+    generation: u64,
+    len: usize,
+    chunks: Vec<Arc<Vec<(u64, u64)>>>,
+}
+
+impl SpaceSnapshot {
+    /// The space's [generation](Space::generation) at that moment.
+    pub fn generation(&self) -> u64 {
+        self.generation
+    }
+
+    /// The length of [`encode`](Self::encode)'s result in bytes, at most, with so many ranges that
+    /// are given back.
+    pub fn encoded_len_max(&self, given_back: usize) -> usize {
+        HEADER_BYTES + EXTENT_BYTES * (self.len + given_back)
+    }
+
+    /// As [`Space::encode`], once the ranges (start, count) of `given_back` are free as well; they
+    /// are allocated in the space and do not overlap. Linear in the number of extents.
+    pub fn encode(&self, mut given_back: Vec<(u64, u64)>) -> Vec<u8> {
+        given_back.sort_unstable();
+        let mut bytes = Vec::with_capacity(self.encoded_len_max(given_back.len()));
+        bytes.extend(VERSION.to_le_bytes());
+        bytes.extend(0_u32.to_le_bytes());
+        for number in [self.first, self.end, 0] {
+            bytes.extend(number.to_le_bytes());
+        }
+        let mut put = |(start, count): (u64, u64)| {
+            bytes.extend(start.to_le_bytes());
+            bytes.extend(count.to_le_bytes());
+        };
+        let mut more = given_back.into_iter().peekable();
+        let mut pending: Option<(u64, u64)> = None;
+        let mut add = |(start, count): (u64, u64)| match &mut pending {
+            // Neighbours become one.
+            Some((first, len)) if *first + *len >= start => {
+                *len = (*len).max(start + count - *first);
+            }
+            pending => {
+                if let Some(extent) = pending.replace((start, count)) {
+                    put(extent);
+                }
+            }
+        };
+        for &extent in self.chunks.iter().flat_map(|chunk| chunk.iter()) {
+            while let Some(range) = more.next_if(|range| *range < extent) {
+                add(range);
+            }
+            add(extent);
+        }
+        more.for_each(add);
+        pending.into_iter().for_each(put);
+        let extents = (bytes.len() - HEADER_BYTES) / EXTENT_BYTES;
+        bytes[HEADER_BYTES - 8..HEADER_BYTES].copy_from_slice(&(extents as u64).to_le_bytes());
+        bytes
     }
 }
 
@@ -328,6 +414,25 @@ mod tests {
         }
         assert_eq!(space, before);
         assert!(space.is_free(7) && !space.is_free(5) && !space.is_free(8) && !space.is_free(99));
+    }
+
+    /// A snapshot with ranges given back is what freeing them would make of the space.
+    #[test]
+    fn a_snapshot_is_encoded_as_the_space_was() {
+        let mut space = Space::new(2);
+        space.allocate(5000);
+        (0..1500).for_each(|n| space.free(5 + 3 * n, 1 + n % 2).unwrap());
+        let given_back = vec![(4997, 5), (3, 2), (6, 2), (4500, 1), (4501, 1)];
+        let mut freed = space.clone();
+        given_back.iter().for_each(|(start, count)| freed.free(*start, *count).unwrap());
+        let (snapshot, encoded) = (space.snapshot(), space.encode());
+        let generation = space.generation();
+        space.allocate(1);
+        space.free(2, 1).unwrap();
+        assert!(space.generation() > generation && snapshot.generation() == generation);
+        assert_eq!(snapshot.encode(Vec::new()), encoded);
+        assert!(snapshot.encode(given_back.clone()).len() <= snapshot.encoded_len_max(5));
+        assert_eq!(Space::decode(&snapshot.encode(given_back)).unwrap(), freed);
     }
 
     /// Encodes numbers of one's own choice.

@@ -23,6 +23,7 @@ const SEALED: u64 = 0x5ea1_ed00_5ea1_ed00;
 #[derive(Debug, Default)]
 struct Logged {
     log_fails: AtomicBool,
+    not_now: AtomicBool,
     sealed: Mutex<Vec<(PageRef, usize)>>,
     durable_up_to: Mutex<Vec<u64>>,
 }
@@ -46,6 +47,9 @@ impl PageFormat for Logged {
         self.durable_up_to.lock().unwrap().push(lsn);
         if self.log_fails.load(Ordering::SeqCst) {
             return Err(io::Error::other("the log is broken"));
+        }
+        if self.not_now.load(Ordering::SeqCst) {
+            return Err(io::ErrorKind::WouldBlock.into());
         }
         Ok(())
     }
@@ -94,6 +98,53 @@ fn a_log_that_fails_keeps_pages_dirty_and_in_memory() {
     assert!(matches!(error, PoolError::WriteAhead(_) | PoolError::Poisoned(_)), "{error}");
     assert_eq!(pool.stats().resident_frames, 16);
     assert_eq!(pool.stats().write_backs, 0);
+}
+
+/// While dirty pages must not be written, clean ones go; where there are none a thread that needs a
+/// frame waits, for longer than it waits for a pool that is exhausted.
+#[test]
+fn a_write_that_is_put_off_is_no_failure() {
+    let format = Arc::new(Logged::default());
+    let options = PoolOptions { evictors: 0, patience: 20, ..options(16) };
+    let (pool, plan) = faulty_with(format.clone(), options);
+    let clean = new_page(&pool, 1, 1);
+    pool.sync().unwrap();
+    let writes = plan.counts().writes;
+    format.not_now.store(true, Ordering::SeqCst);
+    let dirty: Vec<_> = (0..16).map(|_| new_page(&pool, 1, 1)).collect();
+    assert!(!pool.is_resident(clean), "the clean page went");
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| pool.allocate(1).map(drop));
+        std::thread::sleep(std::time::Duration::from_millis(300));
+        assert!(!waiting.is_finished());
+        assert_eq!(plan.counts().writes, writes);
+        format.not_now.store(false, Ordering::SeqCst);
+        waiting.join().unwrap().unwrap();
+    });
+    pool.sync().unwrap();
+    dirty.iter().for_each(|page| assert_eq!(generation(&pool, *page), Some(1)));
+}
+
+/// Copies are the pages as they were; of the pages those are clean afterwards that still are.
+#[test]
+fn copies_are_written_while_pages_change() {
+    let (pool, plan) = faulty(PoolOptions { evictors: 0, ..options(64) });
+    let pages = [new_page(&pool, 1, 1), new_page(&pool, 3, 1), new_page(&pool, 1, 1)];
+    assert!(pool.copy_dirty(2, 64).unwrap().is_none() && pool.copy_dirty(9, 4).unwrap().is_none());
+    let copies = pool.copy_dirty(3, 5).unwrap().unwrap();
+    assert_eq!(pool.dirty_pages(), 3);
+    stamp(&mut pool.fix_exclusive(pages[1]).unwrap(), pages[1], 2);
+    // Freed, and its place used again for a page that begins there.
+    pool.free_page(pages[2]).unwrap();
+    let again = new_page(&pool, 1, 7);
+    assert_eq!(again, pages[2]);
+    pool.write_copies(&copies).unwrap();
+    pool.settle_copies(&copies);
+    assert_eq!((plan.counts().writes, pool.dirty_pages()), (3, 2));
+    let rest = pool.copy_dirty(3, 5).unwrap().unwrap();
+    assert_eq!(rest.iter().map(|copy| copy.page()).collect::<Vec<_>>(), pages[1..]);
+    assert_eq!(common::stamped(rest[0].bytes(), pages[1]), Some(2));
+    assert_eq!(common::stamped(copies[1].bytes(), pages[1]), Some(1));
 }
 
 #[test]

@@ -44,6 +44,11 @@ impl Setting {
         }
     }
 
+    /// The option `durable` of peers that have it: each commit survives a loss of power.
+    pub fn is_durable(&self) -> bool {
+        self.options.get("durable").is_some_and(|value| value == "yes")
+    }
+
     /// Refuses options that are not among `known`.
     ///
     /// # Errors

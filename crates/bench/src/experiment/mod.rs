@@ -4,6 +4,7 @@
 
 mod blob;
 mod bulk_work;
+mod commits;
 mod context;
 mod disk;
 mod exmap;
@@ -47,6 +48,7 @@ pub const ALL: &[Experiment] = &[
     out_of_memory::OUT_OF_MEMORY,
     disk::DISK,
     writers::WRITERS,
+    commits::COMMITS,
     bulk_work::BULK_WORK,
     tpcc::TPCC,
     hero::HERO,

@@ -1,8 +1,8 @@
-//! What the pool is told about pages: how they are sealed and checked.
+//! What the pool is told about pages: how they are sealed and checked, and when they may be
+//! written.
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use vellum_pool::{PageDamage, PageFormat, PageRef};
 
@@ -10,12 +10,22 @@ use crate::error::CLOSED;
 use crate::node::check_bounds;
 use crate::page::{self, PageKind};
 use crate::page::{blob, pieces};
+use crate::store::file::StoreFile;
 
 /// The format of a store's pages, for the pool.
-#[derive(Debug, Default)]
-pub(crate) struct StoreFormat {
-    /// The store is closed, and others may have changed the file since.
-    pub closed: Arc<AtomicBool>,
+#[derive(Debug)]
+pub(crate) struct StoreFormat(Option<Arc<StoreFile>>);
+
+impl StoreFormat {
+    /// For the pool of a store, which writes to this file.
+    pub(crate) fn of(file: Arc<StoreFile>) -> Arc<StoreFormat> {
+        Arc::new(StoreFormat(Some(file)))
+    }
+
+    /// For pools that only read.
+    pub(crate) fn to_read() -> Arc<StoreFormat> {
+        Arc::new(StoreFormat(None))
+    }
 }
 
 impl PageFormat for StoreFormat {
@@ -28,7 +38,7 @@ impl PageFormat for StoreFormat {
     fn verify(&self, page: PageRef, bytes: &[u8]) -> Result<(), PageDamage> {
         let damage = |what: String| Err(PageDamage { page, what });
         // Behind the read: the mark was set before the file was unlocked.
-        if self.closed.load(Ordering::Acquire) {
+        if self.0.as_ref().is_some_and(|file| file.is_closed()) {
             return damage(CLOSED.into());
         }
         let header = page::verify(page, bytes)?;
@@ -44,8 +54,8 @@ impl PageFormat for StoreFormat {
         }
     }
 
-    /// Pages may leave at any time: there is no log yet.
+    /// There is no log yet; but the file has to say that it is in use.
     fn write_ahead(&self, _lsn: u64) -> io::Result<()> {
-        Ok(())
+        self.0.as_ref().map_or(Ok(()), |file| file.before_pages())
     }
 }

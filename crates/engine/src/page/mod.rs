@@ -143,6 +143,11 @@ pub fn seal(head: &mut [u8], body: &[u8]) -> u64 {
     lsn(head)
 }
 
+/// The checksum that a sealed page bears.
+pub(crate) fn checksum_of(sealed: &[u8]) -> u64 {
+    get_u64(sealed, CHECKSUM)
+}
+
 /// CRC-64/NVME of `head` behind the checksum field, followed by `body`.
 fn checksum(head: &[u8], body: &[u8]) -> u64 {
     let mut checksum = Checksum::of(head);

@@ -10,15 +10,12 @@ use std::collections::HashMap;
 use std::mem::take;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use vellum_pool::{PageId, PageRef, Space};
+use vellum_pool::{PageId, PageRef};
 
 use crate::page::blob::BlobRef;
 use crate::store::core::StoreCore;
 use crate::tree::page_runs::PageRuns;
 use crate::tree::streams::{free_pages_of, pages_of};
-
-/// Bytes of a range in the map of free ranges.
-const RANGE_BYTES: usize = 16;
 
 /// See the module's documentation.
 #[derive(Debug, Default)]
@@ -95,11 +92,6 @@ impl Aside {
         self.lock().read.contains_key(&first)
     }
 
-    /// For a checkpoint nothing is set aside.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.lock().all().all(PageRuns::is_empty)
-    }
-
     /// Frames of all pages that are set aside.
     pub(crate) fn frames(&self) -> u64 {
         let sets = self.lock();
@@ -107,20 +99,10 @@ impl Aside {
         known + sets.unfound.iter().map(|(_, blob)| blob.frames()).sum::<u64>()
     }
 
-    /// So many bytes more, at most, the encoded space has with the pages that are set aside.
-    pub(crate) fn encoded_len_max(&self) -> usize {
-        let ranges: usize = self.lock().all().map(|pages| pages.ranges().len()).sum();
-        ranges * RANGE_BYTES
-    }
-
-    /// The space as it is without the pages that are set aside.
-    pub(crate) fn give_back(&self, mut space: Space) -> Space {
-        for (start, count) in self.lock().all().flat_map(PageRuns::ranges) {
-            if let Err(error) = space.free(start, count) {
-                tracing::warn!("pages that are set aside stay unused: {error}");
-            }
-        }
-        space
+    /// The ranges (start, count) of all pages that are set aside. While changes stand still they do
+    /// not change, and are allocated in the space.
+    pub(crate) fn ranges(&self) -> Vec<(u64, u64)> {
+        self.lock().all().flat_map(PageRuns::ranges).collect()
     }
 }
 

@@ -18,8 +18,8 @@ use crate::store::core::StoreCore;
 /// For so long the list may be locked. It only is for a moment, unless the thread that exits does
 /// so in a handler of a signal, or the process is the child of another thread's `fork`.
 const LIST_PATIENCE: Duration = Duration::from_secs(1);
-/// For so long a change may keep its store open.
-const GATE_PATIENCE: Duration = Duration::from_secs(5);
+/// For so many milliseconds a change may keep its store open.
+const GATE_PATIENCE: u32 = 5000;
 /// For so long the thread that closes may write nothing.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -129,8 +129,10 @@ fn open_stores() -> (Vec<Arc<StoreCore>>, bool) {
 }
 
 fn close(store: &StoreCore) {
+    // In the order of other checkpoints: one that is under way ends first.
+    let mut checkpoints = store.checkpoint_lock();
     let closed = match store.gate.hold_within(GATE_PATIENCE) {
-        Some(hold) => store.close_held(&hold),
+        Some(hold) => store.close_held(&hold, &mut checkpoints),
         None => {
             tracing::error!("a store stays open at the exit: one of its changes does not end");
             return;

@@ -97,7 +97,7 @@ impl StoreCore {
         };
         if let Err(error) = catalog.remove_in(&change, old.as_bytes()) {
             if catalog.remove_in(&change, new.as_bytes()).is_err() {
-                self.poison_for(&format!("a tree has the names {old:?} and {new:?} now"));
+                self.file.poison_for(&format!("a tree has the names {old:?} and {new:?} now"));
             }
             return Err(error);
         }

@@ -101,8 +101,9 @@ impl Store {
     /// is no error but part of the report.
     pub fn check(&self, progress: &mut dyn FnMut(CheckProgress)) -> Result<CheckReport> {
         self.core.check_open()?;
+        // In this order: changes go on while this waits for a checkpoint.
+        let checkpoints = self.core.checkpoint_lock();
         let _still = self.core.hold();
-        let _no_checkpoint = self.core.checkpoint_lock();
         let pool = &self.core.pool;
         // Freed, but held by a reader or a write-back at that moment; or of a value that is being
         // written: not in use, and not lost.
@@ -117,11 +118,16 @@ impl Store {
             progress,
         };
         self.check_headers(&mut collect)?;
-        for page in self.core.free_map_pages() {
-            collect.page(page)?;
-            if let Err(error) = pool.fix_shared(page) {
-                collect.damage(error.into())?;
-            }
+        for place in checkpoints.places() {
+            collect.page(*place)?;
+        }
+        // While the file is in use, or changed pages are in memory, the map there means nothing.
+        let header = self.core.header();
+        if header.clean
+            && !self.core.is_changed()
+            && let Err(error) = open::read_free_map(&self.core.device, &header)
+        {
+            collect.damage(error)?;
         }
         self.core.catalog().check(&mut collect)?;
         for entry in Entries::all(self.core.catalog()) {

@@ -1,18 +1,16 @@
 //! The free map in the file: which page ranges are unused, as a chain of pages.
 //!
-//! It is written at a checkpoint, to pages that are allocated for it, and read when the store is
-//! opened. The first change afterwards makes it worthless, and frees its pages.
+//! It is written at a checkpoint, to places that are allocated for it and that the pool does not
+//! use, and read when the store is opened.
 //!
 //! A free map page is the page header, the next page's number (0: none), the number of bytes that
 //! follow, and these bytes, a piece of what [`Space::encode`](vellum_pool::Space::encode) gives.
 
-use vellum_pool::{PAGE_SIZE, PageRef, Pool, Space};
+use vellum_pool::{PAGE_SIZE, PageCopy, PageRef, Pool};
 
 use crate::error::{Error, Result};
 use crate::page::bytes::{get_u64, put_u64};
 use crate::page::{self, PAGE_HEADER, PageKind};
-use crate::store::core::{Change, StoreCore};
-use crate::tree::init;
 
 const NEXT: usize = PAGE_HEADER;
 const LEN: usize = PAGE_HEADER + 8;
@@ -22,40 +20,32 @@ fn capacity(page_frames: u32) -> usize {
     page_frames as usize * PAGE_SIZE - DATA
 }
 
-/// Allocates pages beside those that there are, for the map of free ranges as it will be then.
-pub(crate) fn allocate(
-    core: &StoreCore,
-    change: &Change<'_>,
-    pages: &mut Vec<PageRef>,
-) -> Result<()> {
-    loop {
-        // Allocating takes from the ranges, so the map hardly grows by it.
-        let len = core.pool.with_space(Space::encoded_len) + core.aside.encoded_len_max();
-        let needed = len.div_ceil(capacity(core.page_frames));
-        if needed <= pages.len() {
-            return Ok(());
-        }
-        let mut page = core.pool.allocate(core.page_frames)?;
-        pages.push(init(change, &mut page, PageKind::FreeMap, 0, 0));
-    }
+/// How many pages a map of so many bytes takes.
+pub(crate) fn pages_for(bytes: usize, page_frames: u32) -> usize {
+    bytes.div_ceil(capacity(page_frames))
 }
 
-/// Writes the map of free ranges to pages from [`allocate`].
-pub(crate) fn write(core: &StoreCore, _change: &Change<'_>, pages: &[PageRef]) -> Result<()> {
-    let bytes = core.pool.with_space(|space| match core.aside.is_empty() {
-        true => space.encode(),
-        false => core.aside.give_back(space.clone()).encode(),
+/// The pages for an encoded map, sealed; all places are part of the chain.
+pub(crate) fn pages(map: &[u8], places: &[PageRef]) -> Vec<PageCopy> {
+    let next = places.iter().skip(1).map(|next| next.id.0).chain([0]);
+    let mut rest = map;
+    let pages = places.iter().zip(next).map(|(place, next)| {
+        let mut copy = PageCopy::zeroed(*place);
+        let (piece, behind) = rest.split_at(rest.len().min(capacity(place.frames)));
+        rest = behind;
+        let (head, body) = copy.parts_mut();
+        page::init(head, *place, PageKind::FreeMap, 0, 0);
+        put_u64(head, NEXT, next);
+        put_u64(head, LEN, piece.len() as u64);
+        let (first, more) = piece.split_at(piece.len().min(PAGE_SIZE - DATA));
+        head[DATA..DATA + first.len()].copy_from_slice(first);
+        body[..more.len()].copy_from_slice(more);
+        page::seal(head, body);
+        copy
     });
-    let mut pieces = bytes.chunks(capacity(core.page_frames));
-    for (index, page) in pages.iter().enumerate() {
-        let piece = pieces.next().unwrap_or_default();
-        let mut guard = core.pool.fix_exclusive(*page)?;
-        put_u64(&mut guard, NEXT, pages.get(index + 1).map_or(0, |next| next.id.0));
-        put_u64(&mut guard, LEN, piece.len() as u64);
-        guard[DATA..DATA + piece.len()].copy_from_slice(piece);
-    }
-    debug_assert!(pieces.next().is_none());
-    Ok(())
+    let pages = pages.collect();
+    debug_assert!(rest.is_empty(), "the map does not fit its places");
+    pages
 }
 
 /// Reads the chain that begins at page `first`: its pages, and the bytes of the map.

@@ -8,18 +8,16 @@
 //! A change that has waited for about a millisecond is overdue, and so is one that waits to be
 //! alone: who then comes to hold the gate lets them go first. That is a courtesy with an end: a
 //! holder may be waiting for the one who comes.
+//!
+//! `tests/gate_model.rs` checks this file on a scheduler that explores interleavings.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use crate::sync::{AtomicU64, Condvar, Mutex, MutexGuard, Ordering, lock, wait, wait_briefly};
 
 /// Holders are counted above the changes under way.
 const HOLDER: u64 = 1 << 32;
 
-/// After so long in vain a change is overdue.
-const OVERDUE: Duration = Duration::from_millis(1);
-
-/// For so many times as long those who come to hold the gate let changes that are overdue go first.
+/// For so many brief waits, of a millisecond each, those who come to hold the gate let changes that
+/// are overdue go first.
 const COURTESY: u32 = 100;
 
 /// See the module's documentation.
@@ -97,8 +95,7 @@ impl Gate {
         let mut sleepers = self.lock();
         let mut is_overdue = false;
         while !done() {
-            let waited = self.changed.wait_timeout(sleepers, OVERDUE);
-            sleepers = waited.unwrap_or_else(PoisonError::into_inner).0;
+            sleepers = wait_briefly(&self.changed, &self.sleepers, sleepers);
             if !is_overdue {
                 sleepers.overdue += 1;
                 is_overdue = true;
@@ -120,8 +117,7 @@ impl Gate {
             if sleepers.overdue == 0 || sleepers.served >= enough {
                 return;
             }
-            let waited = self.changed.wait_timeout(sleepers, OVERDUE);
-            sleepers = waited.unwrap_or_else(PoisonError::into_inner).0;
+            sleepers = wait_briefly(&self.changed, &self.sleepers, sleepers);
         }
     }
 
@@ -146,34 +142,32 @@ impl Gate {
         self.word.fetch_add(HOLDER, Ordering::Acquire);
         let mut sleeping = self.lock();
         while !self.word.load(Ordering::Acquire).is_multiple_of(HOLDER) {
-            sleeping = self.changed.wait(sleeping).unwrap_or_else(PoisonError::into_inner);
+            sleeping = wait(&self.changed, sleeping);
         }
         Hold(self)
     }
 
-    /// As [`hold`](Self::hold), unless a change that is under way does not end in time.
-    pub(crate) fn hold_within(&self, patience: Duration) -> Option<Hold<'_>> {
-        let until = Instant::now() + patience;
+    /// As [`hold`](Self::hold), unless the changes under way do not end within so many waits of a
+    /// millisecond.
+    pub(crate) fn hold_within(&self, waits: u32) -> Option<Hold<'_>> {
         self.word.fetch_add(HOLDER, Ordering::Acquire);
         let hold = Hold(self);
+        let is_alone = || self.word.load(Ordering::Acquire).is_multiple_of(HOLDER);
         let mut sleeping = self.lock();
-        while !self.word.load(Ordering::Acquire).is_multiple_of(HOLDER) {
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                drop(sleeping);
-                return None;
+        for _ in 0..waits {
+            if is_alone() {
+                break;
             }
-            let waited = self.changed.wait_timeout(sleeping, left);
-            sleeping = waited.unwrap_or_else(PoisonError::into_inner).0;
+            sleeping = wait_briefly(&self.changed, &self.sleepers, sleeping);
         }
         drop(sleeping);
-        Some(hold)
+        is_alone().then_some(hold)
     }
 
     /// Keeps changes and other holders out and waits for those that are there. Changes go on while
     /// it waits for holders.
     pub(crate) fn alone(&self) -> Alone<'_> {
-        let solitude = self.solitude.lock().unwrap_or_else(PoisonError::into_inner);
+        let solitude = lock(&self.solitude);
         let (ok, relaxed) = (Ordering::Acquire, Ordering::Relaxed);
         // As a holder it keeps changes out, as a change other holders.
         self.wait_until(|| self.enter(HOLDER));
@@ -182,7 +176,7 @@ impl Gate {
     }
 
     fn lock(&self) -> MutexGuard<'_, Sleepers> {
-        self.sleepers.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.sleepers)
     }
 }
 
@@ -202,96 +196,5 @@ impl Drop for Hold<'_> {
 impl Drop for Alone<'_> {
     fn drop(&mut self) {
         self.gate.release(HOLDER + 1);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::sync::atomic::AtomicBool;
-
-    use super::*;
-
-    /// Two hold the gate in turn, and neither lets go before the other one has it, or has waited
-    /// for two rounds in vain: without turns no change would ever pass.
-    #[test]
-    fn changes_pass_though_there_is_always_a_holder() {
-        let gate = Gate::default();
-        let (holds, passed) = (AtomicU64::new(0), AtomicBool::new(false));
-        let rounds = 2000;
-        for alone in [false, true] {
-            holds.store(0, Ordering::Relaxed);
-            passed.store(false, Ordering::Relaxed);
-            let first = gate.hold();
-            std::thread::scope(|scope| {
-                for _ in 0..2 {
-                    scope.spawn(|| {
-                        while holds.load(Ordering::Relaxed) < rounds {
-                            let hold = gate.hold();
-                            let mine = holds.fetch_add(1, Ordering::Relaxed) + 1;
-                            std::thread::sleep(OVERDUE / 3);
-                            let patience = Instant::now() + 3 * OVERDUE;
-                            while holds.load(Ordering::Relaxed) == mine && Instant::now() < patience
-                            {
-                                std::thread::yield_now();
-                            }
-                            drop(hold);
-                            if passed.load(Ordering::Relaxed) {
-                                return;
-                            }
-                        }
-                    });
-                }
-                scope.spawn(|| {
-                    if alone {
-                        drop(gate.alone());
-                    } else {
-                        drop(gate.pass());
-                    }
-                    passed.store(true, Ordering::Relaxed);
-                    assert!(holds.load(Ordering::Relaxed) < rounds, "it passed only at the end");
-                });
-                while holds.load(Ordering::Relaxed) < 4 {
-                    std::thread::yield_now();
-                }
-                drop(first);
-            });
-        }
-    }
-
-    #[test]
-    fn nothing_changes_while_the_gate_is_held() {
-        let gate = Gate::default();
-        let (value, stop) = (AtomicU64::new(0), AtomicBool::new(false));
-        std::thread::scope(|scope| {
-            for _ in 0..3 {
-                scope.spawn(|| {
-                    while !stop.load(Ordering::Relaxed) {
-                        let _passage = gate.pass();
-                        value.fetch_add(1, Ordering::Relaxed);
-                        std::hint::spin_loop();
-                        value.fetch_add(1, Ordering::Relaxed);
-                    }
-                });
-            }
-            for _ in 0..2 {
-                scope.spawn(|| {
-                    while !stop.load(Ordering::Relaxed) {
-                        let _alone = gate.alone();
-                        value.fetch_add(1, Ordering::Relaxed);
-                        std::thread::yield_now();
-                        value.fetch_add(1, Ordering::Relaxed);
-                    }
-                });
-            }
-            for _ in 0..200 {
-                let _one = gate.hold();
-                let _two = gate.hold();
-                let seen = value.load(Ordering::Relaxed);
-                assert_eq!(seen % 2, 0);
-                std::thread::yield_now();
-                assert_eq!(value.load(Ordering::Relaxed), seen);
-            }
-            stop.store(true, Ordering::Relaxed);
-        });
     }
 }

@@ -1,10 +1,11 @@
 //! The store's header: pages 0 and 1, written in turn (docs/format.md, "Header pages").
 //!
 //! The one with the larger sequence number counts. A header says either "clean", then every page
-//! is in the file and the free map is valid, or "in use". The first change after a clean header
-//! writes one that says "in use" to the other page, durably, before anything else is written.
+//! is in the file and the free map is valid, or "in use". A clean one may list pages: it holds only
+//! if each of them has the checksum that the list says. Before a page is written that the newest
+//! header does not list, a newer one goes to the other header page, durably.
 
-use vellum_pool::device::Write;
+use vellum_pool::device::{Device, Write};
 use vellum_pool::{PAGE_SIZE, PageDamage, PageRef};
 
 use crate::page::bytes::{get_u32, get_u64, put_u32, put_u64};
@@ -12,8 +13,14 @@ use crate::page::{self, PAGE_HEADER, PageKind};
 
 /// Version of the store's format that new stores have.
 pub(crate) const FORMAT_VERSION: u32 = 1;
-/// The version of a store that had a value in pieces; the greatest that this code reads.
+/// The version of a store that had a value in pieces.
 pub(crate) const FORMAT_VERSION_PIECES: u32 = 2;
+/// The version of a header that lists pages; the greatest that this code reads.
+pub(crate) const FORMAT_VERSION_LIST: u32 = 3;
+/// The most pages that a header lists.
+pub(crate) const LISTED_MAX: usize = (PAGE_SIZE - LIST) / LISTED_BYTES;
+/// The most frames of all listed pages.
+pub(crate) const LISTED_FRAMES_MAX: u64 = 256;
 /// Number of header pages at the beginning of the file.
 pub(crate) const HEADER_PAGES: u64 = 2;
 const MAGIC: &[u8; 8] = b"VELLUMDB";
@@ -31,6 +38,11 @@ const AT_CATALOG: usize = PAGE_HEADER + 48;
 const AT_FREE_MAP: usize = PAGE_HEADER + 56;
 const AT_FILE_PAGES: usize = PAGE_HEADER + 64;
 const AT_NEXT_TREE: usize = PAGE_HEADER + 72;
+const AT_LISTED: usize = PAGE_HEADER + 80;
+const AT_STORE_VERSION: usize = PAGE_HEADER + 84;
+const LIST: usize = PAGE_HEADER + 88;
+/// Number, frames and checksum of a page.
+const LISTED_BYTES: usize = 20;
 
 /// The decoded header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,6 +65,15 @@ pub(crate) struct Header {
     pub file_pages: u64,
     /// Number of the next tree to be created.
     pub next_tree: u32,
+    /// So many pages are listed.
+    pub listed: u32,
+}
+
+/// A page that a header lists.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Listed {
+    pub page: PageRef,
+    pub checksum: u64,
 }
 
 /// What a header page holds.
@@ -78,13 +99,15 @@ impl Header {
         PageRef::new(self.sequence % HEADER_PAGES, 1)
     }
 
-    /// The sealed page.
-    pub(crate) fn encode(&self) -> Box<Block> {
+    /// The sealed page, which lists as many pages as `self.listed` says.
+    pub(crate) fn encode(&self, list: &[Listed]) -> Box<Block> {
+        debug_assert_eq!(self.listed as usize, list.len());
         let mut block = Box::new(Block([0; PAGE_SIZE]));
         let bytes = &mut block.0;
         page::init(bytes, self.page(), PageKind::Header, 0, 0);
         bytes[AT_MAGIC..AT_VERSION].copy_from_slice(MAGIC);
-        put_u32(bytes, AT_VERSION, self.version);
+        let version = if list.is_empty() { self.version } else { FORMAT_VERSION_LIST };
+        put_u32(bytes, AT_VERSION, version);
         put_u32(bytes, AT_PAGE_FRAMES, self.page_frames);
         bytes[AT_STORE_ID..AT_SEQUENCE].copy_from_slice(&self.store_id.to_le_bytes());
         put_u64(bytes, AT_SEQUENCE, self.sequence);
@@ -93,6 +116,15 @@ impl Header {
         put_u64(bytes, AT_FREE_MAP, self.free_map);
         put_u64(bytes, AT_FILE_PAGES, self.file_pages);
         put_u32(bytes, AT_NEXT_TREE, self.next_tree);
+        if !list.is_empty() {
+            put_u32(bytes, AT_LISTED, self.listed);
+            put_u32(bytes, AT_STORE_VERSION, self.version);
+        }
+        for (listed, bytes) in list.iter().zip(bytes[LIST..].chunks_exact_mut(LISTED_BYTES)) {
+            put_u64(bytes, 0, listed.page.id.0);
+            put_u32(bytes, 8, listed.page.frames);
+            put_u64(bytes, 12, listed.checksum);
+        }
         page::seal(bytes, &[]);
         block
     }
@@ -118,9 +150,11 @@ impl Header {
             Ok(_) => {}
         }
         let version = get_u32(bytes, AT_VERSION);
-        if !(FORMAT_VERSION..=FORMAT_VERSION_PIECES).contains(&version) {
-            return HeaderPage::OtherVersion(version);
-        }
+        let (listed, version) = match version {
+            FORMAT_VERSION..=FORMAT_VERSION_PIECES => (0, version),
+            FORMAT_VERSION_LIST => (get_u32(bytes, AT_LISTED), get_u32(bytes, AT_STORE_VERSION)),
+            other => return HeaderPage::OtherVersion(other),
+        };
         let mut store_id = [0; 16];
         store_id.copy_from_slice(&bytes[AT_STORE_ID..AT_SEQUENCE]);
         let header = Header {
@@ -133,18 +167,37 @@ impl Header {
             free_map: get_u64(bytes, AT_FREE_MAP),
             file_pages: get_u64(bytes, AT_FILE_PAGES),
             next_tree: get_u32(bytes, AT_NEXT_TREE),
+            listed,
         };
         // Numbers that can go up for as long as anybody lives.
         let endless = header.sequence < 1 << 62 && header.next_tree <= NEXT_TREE_MAX;
-        if header.page() != at || !(1..=16).contains(&header.page_frames) || !endless {
+        let known = (FORMAT_VERSION..=FORMAT_VERSION_PIECES).contains(&version);
+        let list = header.list(bytes);
+        let frames = list.map(|listed| u64::from(listed.page.frames)).sum::<u64>();
+        let can_list = listed as usize <= LISTED_MAX && frames <= LISTED_FRAMES_MAX;
+        let can_list = listed == 0 || can_list && header.clean;
+        if header.page() != at
+            || !(1..=16).contains(&header.page_frames)
+            || !endless
+            || !known
+            || !can_list
+        {
             return damaged("its fields contradict each other");
         }
         HeaderPage::Valid(header)
     }
 
+    /// The pages that the header lists, from its page.
+    pub(crate) fn list(&self, bytes: &[u8]) -> impl Iterator<Item = Listed> {
+        bytes[LIST..].chunks_exact(LISTED_BYTES).take(self.listed as usize).map(|bytes| Listed {
+            page: PageRef::new(get_u64(bytes, 0), get_u32(bytes, 8)),
+            checksum: get_u64(bytes, 12),
+        })
+    }
+
     /// Writes the header to its page. Not durable before the device is synced.
-    pub(crate) fn write(&self, device: &dyn vellum_pool::device::Device) -> std::io::Result<()> {
-        let block = self.encode();
+    pub(crate) fn write(&self, device: &dyn Device, list: &[Listed]) -> std::io::Result<()> {
+        let block = self.encode(list);
         let mut writes = [Write::new(self.page().id.0, [&block.0, &[]])];
         device.write(&mut writes);
         let [write] = writes;
@@ -168,10 +221,20 @@ mod tests {
             free_map: 99,
             file_pages: 1000,
             next_tree: 5,
+            listed: LISTED_MAX as u32,
         };
-        let block = header.encode();
+        let listed =
+            |n: u64| Listed { page: PageRef::new(n << 40, 1 + n as u32 % 4 / 3), checksum: !n };
+        let list: Vec<_> = (0..LISTED_MAX as u64).map(|n| listed(n % 100)).collect();
+        let block = header.encode(&list);
         let HeaderPage::Valid(decoded) = Header::decode(1, &block.0) else { panic!("not valid") };
         assert_eq!(decoded, header);
+        assert!(decoded.list(&block.0).eq(list));
+        let plain = Header { listed: 0, ..header };
+        let HeaderPage::Valid(decoded) = Header::decode(1, &plain.encode(&[]).0) else {
+            panic!("not valid")
+        };
+        assert_eq!(decoded, plain);
         assert!(matches!(Header::decode(0, &block.0), HeaderPage::Damaged(_)));
         for bit in 0..200 * 8 {
             let mut bytes = block.0;

@@ -4,9 +4,13 @@ pub(crate) mod aside;
 pub(crate) mod at_exit;
 pub(crate) mod catalog;
 pub(crate) mod check;
+pub(crate) mod checkpoint;
 pub(crate) mod core;
+pub(crate) mod file;
 pub(crate) mod free_map;
 pub(crate) mod gate;
+#[cfg(test)]
+mod gate_tests;
 pub(crate) mod header;
 pub(crate) mod open;
 pub(crate) mod options;
@@ -75,7 +79,7 @@ pub struct StoreStat {
     pub pool_bytes: u64,
     /// Number of trees.
     pub trees: u64,
-    /// The file was clean when its header was written last: no change since then.
+    /// Nothing was changed since the file was made durable last.
     pub clean: bool,
 }
 
@@ -224,13 +228,17 @@ impl Store {
         Ok(Snapshot::new(self, self.core.hold()))
     }
 
-    /// Makes everything durable that was changed before. Changes wait meanwhile. Afterwards the
-    /// file is clean, until the next change.
+    /// Makes everything durable that was changed before. Changes stand still only while few changed
+    /// pages are copied, or the last of many are written. They go on while the rest is written and
+    /// made durable. Threads that call this at the same time are served by one checkpoint.
+    ///
+    /// Afterwards the file opens as it was when changes stood still, until the first page of a
+    /// later change is written: by the next call, or when its memory is needed.
     ///
     /// # Errors
     /// A failed write or sync, which poisons the store; a full disk, which does not.
     pub fn sync(&self) -> Result<()> {
-        self.core.checkpoint(&self.core.hold(), false)
+        self.core.sync()
     }
 
     /// Makes everything durable, gives the unused tail of the file back, ends the use of all
@@ -266,7 +274,7 @@ impl Store {
             free_pages: file_pages.saturating_sub(used),
             pool_bytes: core.pool.capacity() * PAGE_SIZE as u64,
             trees,
-            clean: header.clean,
+            clean: header.clean && !core.is_changed(),
         })
     }
 

@@ -4,16 +4,17 @@ use std::path::Path;
 use std::sync::Arc;
 
 use vellum_pool::device::{Device, FileDevice, FileOptions, UnpublishedFile};
-use vellum_pool::{PageRef, Pool, PoolOptions, PoolSize, RawPages, Space};
+use vellum_pool::{PageRef, Pool, PoolError, PoolOptions, PoolSize, RawPages, Space};
 
 use crate::error::{Error, Result};
 use crate::node::{Fences, NodeMut};
 use crate::page::format::StoreFormat;
 use crate::page::{self, PageKind};
 use crate::store::core::StoreCore;
+use crate::store::file::StoreFile;
 use crate::store::free_map;
 use crate::store::header::{
-    FORMAT_VERSION, FORMAT_VERSION_PIECES, HEADER_PAGES, Header, HeaderPage,
+    FORMAT_VERSION, FORMAT_VERSION_LIST, HEADER_PAGES, Header, HeaderPage, LISTED_FRAMES_MAX,
 };
 use crate::store::options::{Options, PAGE_FRAMES_MAX, min_pool_frames};
 use crate::tree::CATALOG;
@@ -56,36 +57,40 @@ pub(crate) fn create(device: Arc<dyn Device>, options: &Options) -> Result<Store
     }
     let pool_options = options.pool_options(page_frames)?;
     let space = Space::new(HEADER_PAGES);
-    let format = StoreFormat::default();
-    let closed = format.closed.clone();
-    let pool = Pool::open(device.clone(), Arc::new(format), space, pool_options)?;
-
-    let mut root = pool.allocate(page_frames)?;
-    let catalog = root.page();
-    page::init(&mut root, catalog, PageKind::Leaf, 0, CATALOG);
-    NodeMut::format(&mut root, 0, Fences::default(), 0);
-    drop(root);
     let mut header = Header {
         version: FORMAT_VERSION,
         page_frames,
         store_id: random_id(),
         sequence: 0,
         clean: false,
-        catalog: catalog.id.0,
+        catalog: 0,
         free_map: 0,
-        file_pages: pool.file_pages(),
+        file_pages: 0,
         next_tree: CATALOG + 1,
+        listed: 0,
     };
+    let file = Arc::new(StoreFile::new(device.clone(), header));
+    let format = StoreFormat::of(file.clone());
+    let pool = Pool::open(device.clone(), format, space, pool_options)?;
+
+    let mut root = pool.allocate(page_frames)?;
+    let catalog = root.page();
+    page::init(&mut root, catalog, PageKind::Leaf, 0, CATALOG);
+    NodeMut::format(&mut root, 0, Fences::default(), 0);
+    drop(root);
+    header.catalog = catalog.id.0;
+    header.file_pages = pool.file_pages();
     for sequence in 0..HEADER_PAGES {
         header.sequence = sequence;
         let page = header.page();
-        let write = |source| vellum_pool::PoolError::Write { page, source };
-        header.write(&*device).map_err(write)?;
+        let write = |source| PoolError::Write { page, source };
+        header.write(&*device, &[]).map_err(write)?;
     }
     // Before any page: what was on the device must not be taken for a store any more.
-    device.sync().map_err(vellum_pool::PoolError::Sync)?;
-    let core = StoreCore::new(pool, device, header, Vec::new(), false, closed);
-    core.checkpoint(&core.hold(), false)?;
+    device.sync().map_err(PoolError::Sync)?;
+    file.update(|known| *known = header);
+    let core = StoreCore::new(pool, device, file, Vec::new(), false);
+    core.sync()?;
     Ok(core)
 }
 
@@ -99,7 +104,7 @@ pub(crate) fn random_id() -> u128 {
 
 /// Opens the store on a device.
 pub(crate) fn open(device: Arc<dyn Device>, options: &Options) -> Result<StoreCore> {
-    let pages = device.pages().map_err(vellum_pool::PoolError::Resize)?;
+    let pages = device.pages().map_err(PoolError::Resize)?;
     let header = read_header(&device, pages, options.salvage)?;
     if let Some(asked) = options.page_frames.filter(|asked| *asked != header.page_frames) {
         return Err(Error::BadOption(format!(
@@ -120,12 +125,34 @@ pub(crate) fn open(device: Arc<dyn Device>, options: &Options) -> Result<StoreCo
     }
     let (free_map, space) = match options.salvage {
         true => (Vec::new(), Space::new(pages)),
-        false => read_free_map(&device, &header)?,
+        false => {
+            check_list(&device, &header)?;
+            read_free_map(&device, &header)?
+        }
     };
-    let format = StoreFormat::default();
-    let closed = format.closed.clone();
-    let pool = Pool::open(device.clone(), Arc::new(format), space, pool_options)?;
-    Ok(StoreCore::new(pool, device, header, free_map, options.salvage, closed))
+    let file = Arc::new(StoreFile::new(device.clone(), header));
+    let format = StoreFormat::of(file.clone());
+    let pool = Pool::open(device.clone(), format, space, pool_options)?;
+    Ok(StoreCore::new(pool, device, file, free_map, options.salvage))
+}
+
+/// Each page that the header lists is as it says; otherwise the process, or the power, was gone
+/// before all of them were written.
+fn check_list(device: &Arc<dyn Device>, header: &Header) -> Result<()> {
+    if header.listed == 0 {
+        return Ok(());
+    }
+    let headers = small_pool(device, Arc::new(RawPages), 1)?;
+    let list: Vec<_> = header.list(&headers.fix_shared(header.page())?).collect();
+    let pool = scratch_pool(device, StoreFormat::to_read(), 2 * LISTED_FRAMES_MAX)?;
+    for listed in list {
+        match pool.fix_shared(listed.page) {
+            Ok(page) if page::checksum_of(&page) == listed.checksum => {}
+            Err(error @ PoolError::Read { .. }) => return Err(error.into()),
+            _ => return Err(Error::UncleanShutdown),
+        }
+    }
+    Ok(())
 }
 
 /// A pool only to look at a few pages, before it is known which are allocated.
@@ -179,7 +206,7 @@ fn read_header(device: &Arc<dyn Device>, pages: u64, salvage: bool) -> Result<He
                 }
             }
             HeaderPage::OtherVersion(version) => {
-                return Err(Error::UnknownFormat { found: *version, known: FORMAT_VERSION_PIECES });
+                return Err(Error::UnknownFormat { found: *version, known: FORMAT_VERSION_LIST });
             }
             HeaderPage::Damaged(damage) => wrong = Some(damage.clone().into()),
             HeaderPage::Foreign => {
@@ -217,8 +244,11 @@ fn are_consecutive(found: &[HeaderPage]) -> bool {
 }
 
 /// The pages of the free map, and the space that it describes.
-fn read_free_map(device: &Arc<dyn Device>, header: &Header) -> Result<(Vec<PageRef>, Space)> {
-    let pool = small_pool(device, Arc::new(StoreFormat::default()), header.page_frames)?;
+pub(crate) fn read_free_map(
+    device: &Arc<dyn Device>,
+    header: &Header,
+) -> Result<(Vec<PageRef>, Space)> {
+    let pool = small_pool(device, StoreFormat::to_read(), header.page_frames)?;
     let (pages, bytes) = free_map::read(&pool, header.free_map, header.page_frames)?;
     let first = PageRef::new(header.free_map, header.page_frames);
     let damaged = |what: String| Error::damaged(first, what);

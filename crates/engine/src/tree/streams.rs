@@ -499,7 +499,7 @@ impl<'a> Parts<'a> {
         let scratch = match frames > core.pool.capacity() / 4 {
             true => Some(scratch_pool(
                 &core.device,
-                Arc::new(StoreFormat::default()),
+                StoreFormat::to_read(),
                 (frames * SCRATCH_PARTS).max(PoolOptions::MIN_FRAMES),
             )?),
             false => None,

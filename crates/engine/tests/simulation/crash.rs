@@ -80,10 +80,13 @@ fn run(seed: u64, steps: u64) {
     }
     for _ in 0..steps {
         let (before, was_clean) = (world.synced.clone(), world.is_clean);
+        world.syncs.clear();
         world.step(&mut random);
         for image in device.take_images() {
-            // In the midst of a step: either the state before it, or, of a sync, the one after it.
-            opened += u32::from(judge(image, &options, &[&before, &world.synced]).is_ok());
+            // In the midst of a step: either the state before it, or the one of a sync in it.
+            let mut allowed: Vec<_> = world.syncs.iter().collect();
+            allowed.extend([&before, &world.synced]);
+            opened += u32::from(judge(image, &options, &allowed).is_ok());
         }
         if world.is_clean && (!was_clean || random.once_in(20)) {
             // Nothing was changed since: it has to open.
@@ -99,6 +102,58 @@ fn run(seed: u64, steps: u64) {
         }
     }
     assert!(opened > 0);
+}
+
+/// Changes go on beside a checkpoint: what opens is the store as it was between two of them, or as
+/// it was before.
+fn beside_a_sync(seed: u64, rounds: u64) {
+    let mut random = Random(seed);
+    let page_frames = 1 + random.below(3) as u32;
+    let options = options([10, 16, 60, 400][random.index(4)], page_frames);
+    let device = Arc::new(PowerDevice::new(seed, [2, 4, 8][random.index(3)]));
+    let mut world = World::new(device.clone(), &options, &mut random);
+    let mut opened = 0;
+    for _ in 0..rounds {
+        for _ in 0..random.below(40) {
+            world.step(&mut random);
+        }
+        device.take_images();
+        let mut allowed = vec![world.synced.clone(), world.model.clone()];
+        let store = world.store.clone();
+        device.be_slow(true);
+        std::thread::scope(|scope| {
+            let syncs: Vec<_> =
+                (0..1 + random.below(2)).map(|_| scope.spawn(|| store.sync().unwrap())).collect();
+            let most = random.below(30);
+            while allowed.len() as u64 <= most || syncs.iter().any(|sync| !sync.is_finished()) {
+                if allowed.len() > 60 {
+                    break;
+                }
+                world.change(&mut random);
+                allowed.push(world.model.clone());
+            }
+        });
+        device.be_slow(false);
+        let allowed: Vec<_> = allowed.iter().collect();
+        for image in device.take_images().into_iter().chain([device.image(), device.snapshot()]) {
+            opened += u32::from(judge(image, &options, &allowed).is_ok());
+        }
+        world.sync();
+        judge(device.image(), &options, &[&world.synced]).unwrap();
+        assert_eq!(difference(&world.store, &world.model), None);
+    }
+    assert!(opened > 0);
+}
+
+#[test]
+fn what_opens_after_a_crash_beside_a_sync_is_whole() {
+    each_seed(12, |seed| beside_a_sync(seed, 20));
+}
+
+#[test]
+#[ignore = "long"]
+fn what_opens_after_a_crash_beside_a_sync_is_whole_for_long() {
+    each_seed(1000, |seed| beside_a_sync(seed, 40));
 }
 
 #[test]

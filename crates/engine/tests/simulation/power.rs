@@ -3,6 +3,8 @@
 
 use std::io;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use vellum_pool::PAGE_SIZE;
 use vellum_pool::device::{Device, DeviceInfo, MemoryDevice, PageRange, ReadDone, Surface, Write};
@@ -33,6 +35,7 @@ struct State {
 #[derive(Debug)]
 pub struct PowerDevice {
     memory: MemoryDevice,
+    slow: AtomicBool,
     state: Mutex<State>,
 }
 
@@ -40,6 +43,7 @@ impl PowerDevice {
     pub fn new(seed: u64, image_every: u64) -> PowerDevice {
         PowerDevice {
             memory: MemoryDevice::new(),
+            slow: AtomicBool::new(false),
             state: Mutex::new(State {
                 durable: Vec::new(),
                 unsynced: Vec::new(),
@@ -47,6 +51,17 @@ impl PowerDevice {
                 image_every,
                 images: Vec::new(),
             }),
+        }
+    }
+
+    /// Writes and syncs take a while, so that other threads do something meanwhile.
+    pub fn be_slow(&self, slow: bool) {
+        self.slow.store(slow, Ordering::Relaxed);
+    }
+
+    fn linger(&self, micros: u64) {
+        if self.slow.load(Ordering::Relaxed) {
+            std::thread::sleep(Duration::from_micros(micros));
         }
     }
 
@@ -105,8 +120,9 @@ impl State {
         bytes
     }
 
-    fn apply(&mut self) {
-        for unsynced in self.unsynced.drain(..) {
+    /// The first operations that are not durable become so.
+    fn apply(&mut self, count: usize) {
+        for unsynced in self.unsynced.drain(..count) {
             match unsynced {
                 Unsynced::Resize(len) => self.durable.resize(len, 0),
                 Unsynced::Write(at, data) => {
@@ -138,11 +154,16 @@ impl Device for PowerDevice {
         }
         drop(state);
         self.memory.write(batch);
+        self.linger(100);
     }
 
     fn sync(&self) -> io::Result<()> {
         self.before();
-        self.state.lock().unwrap().apply();
+        self.linger(500);
+        // What is written while it lasts may be durable afterwards, or not.
+        let unsynced = self.state.lock().unwrap().unsynced.len();
+        self.linger(500);
+        self.state.lock().unwrap().apply(unsynced);
         self.before();
         Ok(())
     }

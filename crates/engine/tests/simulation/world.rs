@@ -34,6 +34,8 @@ pub struct World {
     pub model: Model,
     /// What the last completed sync covered.
     pub synced: Model,
+    /// What the syncs since the last look covered, in turn.
+    pub syncs: Vec<Model>,
     /// No change was begun since then.
     pub is_clean: bool,
     pub once: Once,
@@ -90,6 +92,7 @@ impl World {
             options: options.clone(),
             model: Model::new(),
             synced: Model::new(),
+            syncs: Vec::new(),
             is_clean: true,
             once: Once::new(),
             tolerant: false,
@@ -127,6 +130,35 @@ impl World {
                 let Some(tree) = self.accept(tree) else { return };
                 self.tree_step(name, &tree, random);
             }
+        }
+    }
+
+    /// One change, which is there as a whole or not at all.
+    pub fn change(&mut self, random: &mut Random) {
+        let name = NAMES[random.index(NAMES.len())];
+        if !self.model.contains_key(name) {
+            return self.create(name);
+        }
+        let tree = self.store.tree(name).unwrap();
+        match random.below(20) {
+            0 => {
+                self.is_clean = false;
+                self.store.drop_tree(name).unwrap();
+                self.model.remove(name);
+            }
+            1..3 => {
+                let (key, value) = (self.keys.any(random), self.values.streamed(random));
+                self.is_clean = false;
+                self.ever(name, &key, &value);
+                let mut writer = tree.writer(&key).unwrap();
+                writer.write_all(&value).unwrap();
+                if !random.once_in(4) {
+                    writer.finish().unwrap();
+                    self.model.get_mut(name).unwrap().insert(key, value);
+                }
+            }
+            3..12 => self.put(name, &tree, random),
+            _ => self.remove(name, &tree, random),
         }
     }
 
@@ -202,6 +234,7 @@ impl World {
         let synced = self.store.sync();
         if self.accept(synced).is_some() {
             self.synced = self.model.clone();
+            self.syncs.push(self.synced.clone());
             self.is_clean = true;
         }
     }

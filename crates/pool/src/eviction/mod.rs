@@ -18,7 +18,7 @@ use crate::eviction::write_back::Writer;
 use crate::page::PageRef;
 use crate::page::state::{Leave, State};
 use crate::statistics::counters::Event;
-use crate::sync::{AtomicBool, Condvar, Mutex, Ordering, lock, wait};
+use crate::sync::{AtomicBool, AtomicU64, Condvar, Mutex, Ordering, lock, wait};
 
 /// Evicts pages of one pool.
 #[derive(Debug)]
@@ -37,6 +37,8 @@ pub(crate) struct Eviction {
     background: Background,
     /// Why the last write-back failed, until one succeeds.
     failure: Mutex<Option<String>>,
+    /// How many batches the format has put off: they say that the pool is not exhausted.
+    put_off: AtomicU64,
 }
 
 #[derive(Debug, Default)]
@@ -77,6 +79,7 @@ impl Eviction {
             patience,
             background: Background { threads, ..Background::default() },
             failure: Mutex::new(None),
+            put_off: AtomicU64::new(0),
         }
     }
 
@@ -102,6 +105,7 @@ impl Eviction {
     fn reserve_by_evicting(&self, page: PageRef) -> Result<Reserved<'_>, PoolError> {
         let mut rounds = 0;
         while rounds < self.patience {
+            let progress = self.progress();
             let evicted = self.evict_batch(u64::from(page.frames).max(self.batch as u64));
             self.core.counters.add(Event::EvictInline, evicted.pages);
             if let Some(reserved) = self.core.budget.try_reserve(page.frames) {
@@ -109,8 +113,10 @@ impl Eviction {
             }
             if evicted.frames == 0 {
                 self.core.counters.count(Event::FrameWait);
-                // Whoever loses each race for frames is unlucky, and the pool is not exhausted.
-                rounds = if self.core.budget.wait_briefly() { 0 } else { rounds + 1 };
+                self.core.budget.wait_briefly();
+                // A thread that loses each race for frames is unlucky, and one whose pages must not
+                // be written now has to wait: the pool is not exhausted.
+                rounds = if self.progress() == progress { rounds + 1 } else { 0 };
             }
         }
         Err(self.exhausted(page))
@@ -124,6 +130,12 @@ impl Eviction {
             used: self.core.budget.used(),
             because: lock(&self.failure).clone(),
         }
+    }
+
+    /// Goes up when frames are put back for which a thread waits, and when a write is put off: as
+    /// long as it does, waiting is not in vain.
+    pub(crate) fn progress(&self) -> u64 {
+        self.core.budget.progress() + self.put_off.load(Ordering::Relaxed)
     }
 
     /// How long a task may wait for frames before the pool counts as exhausted.
@@ -183,7 +195,9 @@ impl Eviction {
     /// Step 2: writes the dirty ones. True for those that are clean now.
     fn write(&self, dirty: &[PageRef]) -> Vec<bool> {
         let results = self.writer.write(&self.core, &*self.device, dirty);
-        if let Some(Err(error)) = results.iter().find(|result| result.is_err()) {
+        if matches!(results.first(), Some(Err(error)) if error.is_put_off()) {
+            self.put_off.fetch_add(1, Ordering::Relaxed);
+        } else if let Some(Err(error)) = results.iter().find(|result| result.is_err()) {
             *lock(&self.failure) = Some(error.to_string());
         } else if !dirty.is_empty() {
             *lock(&self.failure) = None;

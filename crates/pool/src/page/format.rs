@@ -23,6 +23,10 @@ pub trait PageFormat: Send + Sync + fmt::Debug + 'static {
 
     /// The write-ahead rule: returns once the log is durable up to `lsn`, the greatest number in
     /// a batch of pages that is about to be written. An error keeps the pages in memory, dirty.
+    ///
+    /// An error of the kind [`WouldBlock`](io::ErrorKind::WouldBlock) says "not now": the pages
+    /// must not be written for a while. It poisons nothing. Eviction takes other pages then, and a
+    /// thread that finds no frame waits until pages may be written again, however long that takes.
     fn write_ahead(&self, lsn: u64) -> io::Result<()>;
 }
 

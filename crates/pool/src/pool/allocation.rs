@@ -8,6 +8,7 @@ use crate::page::PageRef;
 use crate::page::state::{Leave, State};
 use crate::pool::Pool;
 use crate::pool::guard::ExclusiveGuard;
+use crate::space::SpaceSnapshot;
 use crate::statistics::counters::Event;
 use crate::sync::lock;
 
@@ -48,6 +49,32 @@ impl Pool {
         self.core.admit(page);
         self.core.counters.count(Event::Allocate);
         Ok(ExclusiveGuard::new(&self.core, self.core.held(page), page, true))
+    }
+
+    /// Allocates the place of a page that the caller writes past the pool; see
+    /// [`write_copies`](Pool::write_copies). The pool never reads or writes it.
+    ///
+    /// # Errors
+    /// [`PoolError::DiskFull`] among others; then nothing changed.
+    pub fn allocate_place(&self, frames: u32) -> Result<PageRef, PoolError> {
+        self.check_writable()?;
+        self.free_deferred();
+        let start = lock(&self.space).allocate(u64::from(frames));
+        let page = PageRef::new(start, frames);
+        match self.make_room(start + u64::from(frames), frames) {
+            Ok(()) => Ok(page),
+            Err(error) => {
+                self.give_place_up(page)?;
+                Err(error)
+            }
+        }
+    }
+
+    /// Frees a place from [`allocate_place`](Pool::allocate_place), or one that was such a place
+    /// when the file was written.
+    pub fn free_place(&self, page: PageRef) -> Result<(), PoolError> {
+        self.check_writable()?;
+        Ok(lock(&self.space).free(page.id.0, u64::from(page.frames))?)
     }
 
     /// Gives the place of a page back that did not come to be.
@@ -194,6 +221,15 @@ impl Pool {
             self.file_pages.store(end, Ordering::Release);
         }
         Ok(end)
+    }
+
+    /// The map of allocated pages as it is now; and the ranges (start, count) in it of pages that
+    /// were freed while a thread held them, which that thread keeps for a while. While neither
+    /// pages are allocated nor freed, the two fit together.
+    pub fn snapshot_space(&self) -> (SpaceSnapshot, Vec<(u64, u64)>) {
+        let deferred = lock(&self.deferred);
+        let ranges = deferred.iter().map(|page| (page.id.0, u64::from(page.frames))).collect();
+        (lock(&self.space).snapshot(), ranges)
     }
 
     /// The map of allocated pages as bytes, for [`Space::decode`](crate::Space::decode).

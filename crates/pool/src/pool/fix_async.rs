@@ -156,7 +156,7 @@ impl<'a> Fix<'a> {
     fn wait_for_frames(&mut self, cx: &mut Context<'_>) -> Result<Step, PoolError> {
         let eviction = &self.pool.eviction;
         let core = &*self.pool.core;
-        let progress = core.budget.progress();
+        let progress = eviction.progress();
         self.frame_waits = if progress == self.progress { self.frame_waits + 1 } else { 0 };
         self.progress = progress;
         if self.frame_waits > eviction.patience() {

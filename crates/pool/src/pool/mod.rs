@@ -2,6 +2,7 @@
 
 mod ahead;
 mod allocation;
+pub mod copies;
 pub mod fix_async;
 pub mod guard;
 pub(crate) mod load;
@@ -337,6 +338,14 @@ impl Pool {
     /// As [`write_dirty`](Pool::write_dirty); and a failed sync poisons the pool.
     pub fn sync(&self) -> Result<(), PoolError> {
         self.write_dirty()?;
+        self.sync_device()
+    }
+
+    /// Makes durable what was written, and writes nothing.
+    ///
+    /// # Errors
+    /// A failed sync, which poisons the pool.
+    pub fn sync_device(&self) -> Result<(), PoolError> {
         self.device.sync().map_err(|error| {
             let error = PoolError::Sync(error);
             self.core.poison(&error);

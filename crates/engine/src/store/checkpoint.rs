@@ -1,0 +1,279 @@
+//! Checkpoints: from changed pages in memory to a clean file (`Store::sync`, `Store::close`).
+//!
+//! Changes stand still only for the *cut*: what the checkpoint writes is fixed there. It is written
+//! while changes go on.
+//!
+//! Of few changed pages, none of which was written since the last clean header, the cut is a copy.
+//! The header goes first, with a list of these pages and their checksums; it says that the file is
+//! clean once each of them is as the list says. Then the pages follow. Whatever a crash leaves,
+//! opening compares the pages with the list. That takes two syncs of the device.
+//!
+//! Otherwise the file is marked in use, most pages are written before the cut, while changes go on,
+//! and the rest in the cut. The free map and a clean header follow.
+//!
+//! From the cut to the end the file is barred: the pool writes no page. The free map is that of
+//! the cut, too: the space then (a snapshot that shares chunks with the live one), without the
+//! pages that are set aside or wait to be freed. It goes to places that the pool does not use.
+
+use std::sync::MutexGuard;
+use std::sync::atomic::Ordering;
+
+use vellum_pool::{PageCopy, PageRef, Space, SpaceSnapshot};
+
+use crate::error::{Error, Result};
+use crate::page::checksum_of;
+use crate::store::core::StoreCore;
+use crate::store::file::Bar;
+use crate::store::free_map;
+use crate::store::gate::Hold;
+use crate::store::header::{Header, LISTED_FRAMES_MAX, LISTED_MAX, Listed};
+
+/// What checkpoints know of those before them.
+#[derive(Debug, Default)]
+pub(crate) struct Checkpoints {
+    /// The number of the last one that succeeded.
+    last: u64,
+    /// The places of the free map. They stay its own while the file is in use, so that the next
+    /// checkpoint needs no space of a full disk.
+    places: Vec<PageRef>,
+    /// The map there is that of this generation of the space.
+    map_of: Option<u64>,
+}
+
+impl Checkpoints {
+    /// Of a file whose free map lies there, and is that of the space.
+    pub(crate) fn of_file(places: Vec<PageRef>, space: &Space) -> Checkpoints {
+        let map_of = (!places.is_empty()).then(|| space.generation());
+        Checkpoints { last: 0, places, map_of }
+    }
+
+    /// The places of the free map.
+    pub(crate) fn places(&self) -> &[PageRef] {
+        &self.places
+    }
+}
+
+/// The free map to be written.
+struct Map {
+    space: SpaceSnapshot,
+    /// Ranges that are free in the file, though not yet in memory.
+    given_back: Vec<(u64, u64)>,
+}
+
+/// What a checkpoint writes.
+struct Cut<'a> {
+    bar: Bar<'a>,
+    header: Header,
+    /// The changed pages; none if they are written already.
+    pages: Option<Vec<PageCopy>>,
+    /// None if the one in the file is right.
+    map: Option<Map>,
+}
+
+impl StoreCore {
+    /// No checkpoint is under way while the result lives.
+    pub(crate) fn checkpoint_lock(&self) -> MutexGuard<'_, Checkpoints> {
+        self.checkpoints.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    /// Makes everything durable that was changed before the call. One checkpoint serves all threads
+    /// that came before its cut.
+    pub(crate) fn sync(&self) -> Result<()> {
+        self.check_writable()?;
+        let wanted = self.cuts.load(Ordering::Acquire) + 1;
+        let mut checkpoints = self.checkpoint_lock();
+        if checkpoints.last >= wanted {
+            return Ok(());
+        }
+        self.check_writable()?;
+        if !self.is_changed() {
+            return Ok(());
+        }
+        if self.pool.dirty_pages() > LISTED_MAX {
+            self.file.mark_in_use()?;
+            self.pool.write_dirty()?;
+        }
+        let hold = self.hold();
+        self.free_ended();
+        let number = self.cuts.fetch_add(1, Ordering::AcqRel) + 1;
+        let cut = self.cut(&hold, &mut checkpoints)?;
+        drop(hold);
+        self.write_cut(cut, &mut checkpoints)?;
+        checkpoints.last = number;
+        Ok(())
+    }
+
+    /// Makes everything durable and gives the file's unused tail back. Afterwards the file has a
+    /// header without a list, which programs read that know no lists.
+    fn sync_and_trim(&self, hold: &Hold<'_>, checkpoints: &mut Checkpoints) -> Result<()> {
+        self.check_writable()?;
+        self.free_ended();
+        if !self.is_changed() && !self.has_free_tail() {
+            let header = self.file.header();
+            return match header.listed {
+                0 => Ok(()),
+                _ => self.file.write_clean(&self.file.bar(), header, &[]),
+            };
+        }
+        // From here on a failure leaves a file in use.
+        self.changed.store(true, Ordering::Release);
+        self.file.mark_in_use()?;
+        // Pages that were being written back when they were freed are free after this.
+        self.pool.sync()?;
+        // The map may be in the way of the file's new end.
+        checkpoints.map_of = None;
+        while let Some(place) = checkpoints.places.pop() {
+            self.pool.free_place(place)?;
+        }
+        self.allocate_places(&mut checkpoints.places)?;
+        self.pool.trim()?;
+        // After the trimming: that may free pages which a reader held until now.
+        let number = self.cuts.fetch_add(1, Ordering::AcqRel) + 1;
+        let cut = self.cut(hold, checkpoints)?;
+        self.write_cut(cut, checkpoints)?;
+        checkpoints.last = number;
+        Ok(())
+    }
+
+    /// The file ends with pages that are not in use.
+    fn has_free_tail(&self) -> bool {
+        let file_pages = self.pool.file_pages();
+        self.pool.with_space(|space| {
+            let last = space.last_free();
+            file_pages > space.end()
+                || last.is_some_and(|(start, count)| start + count == space.end())
+        })
+    }
+
+    /// Fixes what a checkpoint writes.
+    fn cut(&self, _hold: &Hold<'_>, checkpoints: &mut Checkpoints) -> Result<Cut<'_>> {
+        let map = self.cut_map(checkpoints)?;
+        let places = map.as_ref().map_or(&[][..], |_| &checkpoints.places);
+        let frames = places.len() as u64 * u64::from(self.page_frames);
+        let mut bar = self.file.bar();
+        let room = (LISTED_MAX.checked_sub(places.len()), LISTED_FRAMES_MAX.checked_sub(frames));
+        let pages = match room {
+            (Some(pages), Some(frames)) if !self.file.is_in_use() => {
+                self.pool.copy_dirty(pages, frames)?
+            }
+            _ => None,
+        };
+        if pages.is_none() {
+            drop(bar);
+            self.file.mark_in_use()?;
+            self.pool.write_dirty()?;
+            bar = self.file.bar();
+        }
+        let header = Header {
+            free_map: checkpoints.places.first().map_or(0, |page| page.id.0),
+            file_pages: self.pool.file_pages(),
+            ..self.file.header()
+        };
+        self.changed.store(false, Ordering::Release);
+        Ok(Cut { bar, header, pages, map })
+    }
+
+    /// The free map as it is, and places for it. None if the file has it.
+    fn cut_map(&self, checkpoints: &mut Checkpoints) -> Result<Option<Map>> {
+        let (space, mut given_back) = self.pool.snapshot_space();
+        given_back.extend(self.aside.ranges());
+        if given_back.is_empty() && checkpoints.map_of == Some(space.generation()) {
+            return Ok(None);
+        }
+        self.allocate_places(&mut checkpoints.places)?;
+        let (space, mut given_back) = self.pool.snapshot_space();
+        given_back.extend(self.aside.ranges());
+        Ok(Some(Map { space, given_back }))
+    }
+
+    /// Allocates places besides those that there are, for the free map as it will be then.
+    fn allocate_places(&self, places: &mut Vec<PageRef>) -> Result<()> {
+        loop {
+            // Allocating takes from the ranges, so the map does not grow by it.
+            let (space, given_back) = self.pool.snapshot_space();
+            let len = space.encoded_len_max(given_back.len() + self.aside.ranges().len());
+            if free_map::pages_for(len, self.page_frames) <= places.len() {
+                return Ok(());
+            }
+            places.push(self.pool.allocate_place(self.page_frames)?);
+        }
+    }
+
+    /// Writes what was cut, while changes go on.
+    fn write_cut(&self, cut: Cut<'_>, checkpoints: &mut Checkpoints) -> Result<()> {
+        let written = self.try_write_cut(cut, checkpoints);
+        if written.is_err() {
+            self.changed.store(true, Ordering::Release);
+        }
+        written
+    }
+
+    fn try_write_cut(&self, cut: Cut<'_>, checkpoints: &mut Checkpoints) -> Result<()> {
+        let Cut { bar, header, pages, map } = cut;
+        let mut map_of = checkpoints.map_of;
+        let map = map.map_or_else(Vec::new, |Map { space, given_back }| {
+            checkpoints.map_of = None;
+            map_of = given_back.is_empty().then(|| space.generation());
+            free_map::pages(&space.encode(given_back), &checkpoints.places)
+        });
+        match pages {
+            Some(pages) => {
+                let listed: Vec<_> = pages.iter().chain(&map).map(listed).collect();
+                self.file.write_clean(&bar, header, &listed)?;
+                self.pool.write_copies(&pages)?;
+                self.pool.write_copies(&map)?;
+                if !listed.is_empty() {
+                    self.pool.sync_device()?;
+                }
+                self.pool.settle_copies(&pages);
+            }
+            None => {
+                self.pool.write_copies(&map)?;
+                self.pool.sync_device()?;
+                self.file.write_clean(&bar, header, &[])?;
+            }
+        }
+        checkpoints.map_of = map_of;
+        Ok(())
+    }
+
+    /// Checkpoints, refuses everything afterwards, and lets others have the file.
+    pub(crate) fn close(&self) -> Result<()> {
+        self.check_process()?;
+        let mut checkpoints = self.checkpoint_lock();
+        let hold = self.hold();
+        self.close_held(&hold, &mut checkpoints)
+    }
+
+    /// As [`close`](Self::close), by a holder of the gate.
+    pub(crate) fn close_held(&self, hold: &Hold<'_>, checkpoints: &mut Checkpoints) -> Result<()> {
+        if self.file.is_closed() {
+            return Ok(());
+        }
+        let outcome = match self.check_writable() {
+            Err(Error::ReadOnly) => Ok(()),
+            _ => self.sync_and_trim(hold, checkpoints),
+        };
+        // What could not be saved for want of space or memory can be saved yet: the store stays
+        // open, unless it is poisoned.
+        if outcome.is_ok() || self.check_writable().is_err() {
+            self.file.close();
+        }
+        if outcome.is_ok() {
+            // All pages are as the file has them, no change comes any more, and what is read from
+            // the file after this is refused: the mark is set, and looked at after each read.
+            self.device.unlock();
+        }
+        outcome
+    }
+
+    /// Nothing has to be written before the store can go.
+    pub(crate) fn is_settled(&self) -> bool {
+        let is_changed = self.is_changed() || self.file.header().listed > 0;
+        self.file.is_closed() || !is_changed
+    }
+}
+
+fn listed(copy: &PageCopy) -> Listed {
+    Listed { page: copy.page(), checksum: checksum_of(copy.bytes()) }
+}

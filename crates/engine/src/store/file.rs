@@ -1,0 +1,197 @@
+//! The store's file as a whole: which header it has, and whether pages may be written to it.
+//!
+//! A clean header says what every page of the file is. So before the first page is written after
+//! it, a header that says "in use" is made durable ([`StoreFile::before_pages`], which the pool
+//! calls before each write of pages). A change that stays in memory leaves the file clean.
+//!
+//! While a checkpoint is between its last page and its header no page may be written at all: the
+//! header is about the pages as they were then. The checkpoint bars the file ([`StoreFile::bar`]),
+//! and the pool keeps its dirty pages until the [`Bar`] is dropped.
+
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use vellum_pool::PoolError;
+use vellum_pool::device::Device;
+
+use crate::error::{Error, Result};
+use crate::store::header::{Header, Listed};
+
+/// See the module's documentation.
+#[derive(Debug)]
+pub(crate) struct StoreFile {
+    device: Arc<dyn Device>,
+    /// What the file's newest header says, but that the numbers which the store hands out
+    /// (`version`, `next_tree`) go on.
+    header: Mutex<Header>,
+    /// Held while a header is written, and while it is settled whether one has to be.
+    writing: Mutex<()>,
+    /// The newest header says "in use", durably: pages may be written.
+    in_use: AtomicBool,
+    barred: AtomicBool,
+    /// The store is closed, and others may have changed the file since.
+    closed: AtomicBool,
+    /// The first failure to write a header or the free map.
+    poison: OnceLock<Arc<str>>,
+}
+
+/// While this lives no page is written by the pool.
+#[derive(Debug)]
+pub(crate) struct Bar<'a>(&'a StoreFile);
+
+impl Drop for Bar<'_> {
+    fn drop(&mut self) {
+        self.0.barred.store(false, Ordering::Release);
+    }
+}
+
+impl StoreFile {
+    /// A file that has this header, durably.
+    pub(crate) fn new(device: Arc<dyn Device>, header: Header) -> StoreFile {
+        StoreFile {
+            device,
+            in_use: AtomicBool::new(!header.clean),
+            header: Mutex::new(header),
+            writing: Mutex::default(),
+            barred: AtomicBool::new(false),
+            closed: AtomicBool::new(false),
+            poison: OnceLock::new(),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Header> {
+        self.header.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn writing(&self) -> MutexGuard<'_, ()> {
+        self.writing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What is read from the file may be another process's.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
+    }
+
+    /// Nothing of this store is read or written after this.
+    pub(crate) fn close(&self) {
+        self.closed.store(true, Ordering::Release);
+    }
+
+    /// A page may have been written since the last clean header.
+    pub(crate) fn is_in_use(&self) -> bool {
+        self.in_use.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn header(&self) -> Header {
+        *self.lock()
+    }
+
+    /// Changes what the next header will say.
+    pub(crate) fn update<R>(&self, change: impl FnOnce(&mut Header) -> R) -> R {
+        change(&mut self.lock())
+    }
+
+    /// After a failed write of a header or a sync nothing is known of the file, and after a panic
+    /// in a change its pages may not fit together.
+    pub(crate) fn check_poison(&self) -> Result<()> {
+        self.poison.get().map_or(Ok(()), |first| Err(Error::Poisoned(first.clone())))
+    }
+
+    fn poison(&self, error: PoolError) -> PoolError {
+        self.poison_for(&error.to_string());
+        error
+    }
+
+    /// Refuses changes from now on.
+    #[cold]
+    pub(crate) fn poison_for(&self, what: &str) {
+        if self.poison.set(what.into()).is_ok() {
+            tracing::error!("{what}; changes are refused from now on");
+        }
+    }
+
+    /// Pages are about to be written: makes the file say that it is in use. "Not now" while the
+    /// file is barred.
+    pub(crate) fn before_pages(&self) -> io::Result<()> {
+        if self.barred.load(Ordering::Acquire) {
+            return Err(put_off());
+        }
+        if self.in_use.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        self.mark().map_err(|error| match error {
+            PoolError::WriteAhead(said) => said,
+            error => io::Error::other(error),
+        })
+    }
+
+    /// Makes the file say that it is in use, unless it does. The caller is the one that bars it.
+    pub(crate) fn mark_in_use(&self) -> Result<()> {
+        Ok(self.mark()?)
+    }
+
+    #[cold]
+    fn mark(&self) -> std::result::Result<(), PoolError> {
+        let writing = self.writing();
+        if self.barred.load(Ordering::Acquire) {
+            return Err(PoolError::WriteAhead(put_off()));
+        }
+        if self.in_use.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let next = Header { clean: false, free_map: 0, ..self.header() };
+        self.write(&writing, next, &[])?;
+        self.in_use.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    /// Bars the file. One checkpoint at a time does that.
+    pub(crate) fn bar(&self) -> Bar<'_> {
+        // Under the lock: a thread that is about to mark the file has done so, or finds it barred.
+        let _writing = self.writing();
+        self.barred.store(true, Ordering::Release);
+        Bar(self)
+    }
+
+    /// Makes a clean header durable. It holds once all listed pages are as the list says.
+    pub(crate) fn write_clean(
+        &self,
+        _bar: &Bar<'_>,
+        header: Header,
+        listed: &[Listed],
+    ) -> Result<()> {
+        self.write(&self.writing(), Header { clean: true, ..header }, listed)?;
+        self.in_use.store(false, Ordering::Release);
+        Ok(())
+    }
+
+    /// Makes a header durable, as the one that follows the last.
+    fn write(
+        &self,
+        _writing: &MutexGuard<'_, ()>,
+        next: Header,
+        listed: &[Listed],
+    ) -> std::result::Result<(), PoolError> {
+        let sequence = self.header().sequence + 1;
+        let next = Header { sequence, listed: listed.len() as u32, ..next };
+        let page = next.page();
+        let written = next.write(&*self.device, listed);
+        let written = written.map_err(|source| PoolError::Write { page, source });
+        let durable = written.and_then(|()| self.device.sync().map_err(PoolError::Sync));
+        durable.map_err(|error| {
+            // Either of the two headers may be the newest one after a crash. So the next page that
+            // is to be written waits for one that says "in use", in the place of this one.
+            self.in_use.store(false, Ordering::Release);
+            self.poison(error)
+        })?;
+        self.update(|last| {
+            *last = Header { version: last.version, next_tree: last.next_tree, ..next };
+        });
+        Ok(())
+    }
+}
+
+fn put_off() -> io::Error {
+    io::Error::new(io::ErrorKind::WouldBlock, "a checkpoint is about to write its header")
+}

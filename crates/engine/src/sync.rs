@@ -1,0 +1,27 @@
+//! The synchronisation primitives of the gate, in one place: `tests/gate_model.rs` compiles the
+//! gate with others of these names, whose scheduler explores interleavings.
+
+use std::sync::PoisonError;
+pub(crate) use std::sync::atomic::{AtomicU64, Ordering};
+pub(crate) use std::sync::{Condvar, Mutex, MutexGuard};
+use std::time::Duration;
+
+/// Locks, whether or not a thread panicked while it held the lock.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Waits for a notification; may return without one.
+pub(crate) fn wait<'a, T>(condvar: &Condvar, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
+    condvar.wait(guard).unwrap_or_else(PoisonError::into_inner)
+}
+
+/// As [`wait`], for a millisecond at most.
+pub(crate) fn wait_briefly<'a, T>(
+    condvar: &Condvar,
+    _mutex: &'a Mutex<T>,
+    guard: MutexGuard<'a, T>,
+) -> MutexGuard<'a, T> {
+    let waited = condvar.wait_timeout(guard, Duration::from_millis(1));
+    waited.unwrap_or_else(PoisonError::into_inner).0
+}

@@ -1,0 +1,204 @@
+//! Checkpoints: what stands still meanwhile, and what they cost.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use common::{PATIENCE, assert_sound, options};
+use rustix::io::Errno;
+use vellum::{Error, Store, Tree};
+use vellum_pool::device::{Fault, FaultyDevice, MemoryDevice, Operation};
+
+type Faulty = Arc<FaultyDevice<Arc<MemoryDevice>>>;
+
+fn store(pool_pages: u64) -> (Arc<MemoryDevice>, Faulty, Store, Tree) {
+    let memory = Arc::new(MemoryDevice::new());
+    let device = Arc::new(FaultyDevice::new(memory.clone(), 1).unwrap());
+    let store = Store::create_on(device.clone(), &options(pool_pages, 1)).unwrap();
+    let tree = store.create_tree("t").unwrap();
+    store.sync().unwrap();
+    (memory, device, store, tree)
+}
+
+fn put(tree: &Tree, from: u32, count: u32) {
+    for number in from..from + count {
+        tree.upsert(&number.to_be_bytes(), &[7; 100]).unwrap();
+    }
+}
+
+/// What a file has that is opened now.
+fn found(memory: &MemoryDevice) -> Result<usize, Error> {
+    let copy = Arc::new(MemoryDevice::from_snapshot(memory.snapshot()));
+    let store = Store::open_on(copy, &options(64, 1))?;
+    let count = store.tree("t").unwrap().entries().count();
+    let report = store.check(&mut |_| {}).unwrap();
+    assert!(report.is_sound() && report.lost_pages == 0, "{report:?}");
+    Ok(count)
+}
+
+/// The header that lists the changed pages, and the pages: two syncs, and one write of the page
+/// that an update changed.
+#[test]
+fn a_small_commit_takes_two_syncs() {
+    let (memory, device, store, tree) = store(64);
+    put(&tree, 0, 1000);
+    store.sync().unwrap();
+    let before = device.plan().counts();
+    put(&tree, 500, 1);
+    tree.upsert(&500u32.to_be_bytes(), &[8; 100]).unwrap();
+    store.sync().unwrap();
+    let after = device.plan().counts();
+    assert_eq!((after.syncs - before.syncs, after.writes - before.writes), (2, 2));
+    // Nothing was changed since.
+    store.sync().unwrap();
+    assert_eq!(device.plan().counts().syncs, after.syncs);
+    assert_eq!(found(&memory).unwrap(), 1000);
+}
+
+/// From the cut of a checkpoint on changes go on, whether it has copied few pages or written many,
+/// and the file is as it was at the cut.
+#[test]
+fn changes_go_on_while_a_checkpoint_writes() {
+    for count in [10, 20_000] {
+        let (memory, device, store, tree) = store(4000);
+        put(&tree, 0, count);
+        let plan = device.plan();
+        // The first sync of the device, and each one after it in turn.
+        for nth in 1..=3 {
+            let syncs = plan.counts().syncs;
+            thread::scope(|scope| {
+                plan.hold(Operation::Sync);
+                let sync = scope.spawn(|| store.sync());
+                for held in 1..=nth {
+                    let last = held == nth;
+                    if count > 10 && held == 1 {
+                        // The mark, before the cut.
+                        assert!(plan.wait_until_held(Operation::Sync, 1, PATIENCE));
+                    } else if !plan.wait_until_held(Operation::Sync, 1, Duration::from_secs(1)) {
+                        break;
+                    }
+                    if last {
+                        put(&tree, 1_000_000 + nth * 10, 5);
+                        let other = store.create_tree(&format!("u{nth}")).unwrap();
+                        put(&other, 0, 500);
+                        store.drop_tree(&format!("u{nth}")).unwrap();
+                    }
+                    plan.release(Operation::Sync);
+                    plan.hold(Operation::Sync);
+                }
+                plan.release(Operation::Sync);
+                sync.join().unwrap().unwrap();
+            });
+            assert!(plan.counts().syncs >= syncs + 2);
+            let found = found(&memory).unwrap();
+            assert!(found >= count as usize && found <= tree.entries().count());
+            store.sync().unwrap();
+            put(&tree, 0, count);
+        }
+        store.sync().unwrap();
+        assert_eq!(found(&memory).unwrap(), tree.entries().count());
+        assert_sound(&store);
+    }
+}
+
+/// Threads that wait for a checkpoint are served by the next one, all of them.
+#[test]
+fn one_checkpoint_serves_all_that_wait() {
+    let (_, device, store, tree) = store(256);
+    let plan = device.plan();
+    put(&tree, 0, 1);
+    let before = plan.counts().syncs;
+    plan.hold(Operation::Sync);
+    let ready = AtomicU32::new(0);
+    thread::scope(|scope| {
+        let first = scope.spawn(|| store.sync());
+        assert!(plan.wait_until_held(Operation::Sync, 1, PATIENCE));
+        let waiting: Vec<_> = (1..=16)
+            .map(|number| {
+                let (tree, store, ready) = (&tree, &store, &ready);
+                scope.spawn(move || {
+                    put(tree, number, 1);
+                    ready.fetch_add(1, Ordering::SeqCst);
+                    store.sync()
+                })
+            })
+            .collect();
+        while ready.load(Ordering::SeqCst) < 16 {
+            thread::yield_now();
+        }
+        thread::sleep(Duration::from_millis(100));
+        plan.release(Operation::Sync);
+        first.join().unwrap().unwrap();
+        waiting.into_iter().for_each(|thread| thread.join().unwrap().unwrap());
+    });
+    assert_eq!(plan.counts().syncs - before, 4, "two checkpoints of two syncs");
+}
+
+/// A pool in which every page is dirty while none may be written: a change that needs a frame waits
+/// for the end of the checkpoint, and is no failure.
+#[test]
+fn a_pool_of_dirty_pages_waits_for_the_checkpoint() {
+    let (memory, device, store, tree) = store(16);
+    put(&tree, 0, 5);
+    let plan = device.plan();
+    thread::scope(|scope| {
+        plan.hold(Operation::Sync);
+        let sync = scope.spawn(|| store.sync());
+        assert!(plan.wait_until_held(Operation::Sync, 1, PATIENCE));
+        let (changes, done) = (scope.spawn(|| put(&tree, 0, 3000)), plan.counts().writes);
+        thread::sleep(Duration::from_millis(500));
+        assert!(!changes.is_finished() && plan.counts().writes == done);
+        plan.release(Operation::Sync);
+        sync.join().unwrap().unwrap();
+        changes.join().unwrap();
+    });
+    store.sync().unwrap();
+    assert_eq!(found(&memory).unwrap(), 3000);
+}
+
+/// The header that lists the pages is there, and a page is not: that is no clean file. Nor does the
+/// list hold when the missing pages come later, with others.
+#[test]
+fn a_list_whose_pages_are_missing_is_refused() {
+    let (memory, device, store, tree) = store(64);
+    put(&tree, 0, 1000);
+    store.sync().unwrap();
+    put(&tree, 0, 2);
+    tree.upsert(&900u32.to_be_bytes(), b"another").unwrap();
+    tree.upsert(&5u32.to_be_bytes(), b"another").unwrap();
+    // The header is the first write.
+    device.plan().fail_nth(Operation::Write, 2, Fault::Error(Errno::NOSPC));
+    let error = store.sync().unwrap_err();
+    assert!(matches!(error, Error::DiskFull(_) | Error::Io(_)), "{error}");
+    assert!(matches!(found(&memory), Err(Error::UncleanShutdown)));
+    // Pages leave, among them the missing ones; others change.
+    put(&tree, 1000, 20_000);
+    assert!(matches!(found(&memory), Err(Error::UncleanShutdown)));
+    store.sync().unwrap();
+    assert_eq!(found(&memory).unwrap(), 21_000);
+}
+
+/// A closed file has a header that programs read which know no lists.
+#[test]
+fn a_closed_file_lists_nothing() {
+    let (memory, _, store, tree) = store(64);
+    let version = || {
+        let bytes = memory.snapshot();
+        let sequence = |page: &usize| {
+            u64::from_le_bytes(bytes[page * 4096 + 72..page * 4096 + 80].try_into().unwrap())
+        };
+        bytes[(0..2).max_by_key(sequence).unwrap() * 4096 + 48]
+    };
+    put(&tree, 0, 10);
+    store.sync().unwrap();
+    assert_eq!(version(), 3);
+    assert_eq!(store.stat().unwrap().format_version, 1);
+    drop(tree);
+    drop(store);
+    assert_eq!(version(), 1);
+    assert_eq!(found(&memory).unwrap(), 10);
+}

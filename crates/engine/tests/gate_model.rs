@@ -1,0 +1,141 @@
+//! Model check of the change gate: `store/gate.rs` on shuttle's scheduler.
+//!
+//! Every lock and every access to the gate's word is a scheduling point. Shuttle runs each scenario
+//! under random schedules and under ones with few, well-placed preemptions (PCT), and fails on a
+//! wrong result as well as on a deadlock. `VELLUM_MODEL_SCHEDULES` sets how many are tried (1,000
+//! of each).
+#![allow(clippy::unwrap_used)]
+
+#[path = "../src/store/gate.rs"]
+#[allow(dead_code)]
+mod gate;
+
+/// The primitives by which the gate is compiled here.
+mod sync {
+    pub(crate) use shuttle::sync::atomic::{AtomicU64, Ordering};
+    pub(crate) use shuttle::sync::{Condvar, Mutex, MutexGuard};
+
+    pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+        mutex.lock().unwrap()
+    }
+
+    pub(crate) fn wait<'a, T>(condvar: &Condvar, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
+        condvar.wait(guard).unwrap()
+    }
+
+    /// The model has no clock: a brief wait lets any other thread run.
+    pub(crate) fn wait_briefly<'a, T>(
+        _condvar: &Condvar,
+        mutex: &'a Mutex<T>,
+        guard: MutexGuard<'a, T>,
+    ) -> MutexGuard<'a, T> {
+        drop(guard);
+        shuttle::thread::yield_now();
+        lock(mutex)
+    }
+}
+
+use std::sync::Arc;
+
+use gate::Gate;
+use shuttle::thread;
+use sync::{AtomicU64, Ordering};
+
+fn check(scenario: impl Fn() + Send + Sync + 'static) {
+    let schedules = std::env::var("VELLUM_MODEL_SCHEDULES").ok().and_then(|n| n.parse().ok());
+    let schedules = schedules.unwrap_or(1_000);
+    let scenario = Arc::new(scenario);
+    let (random, pct) = (scenario.clone(), scenario);
+    shuttle::check_random(move || random(), schedules);
+    shuttle::check_pct(move || pct(), schedules, 3);
+}
+
+/// What changes touch: each makes it odd, and even again.
+#[derive(Default)]
+struct Ground {
+    gate: Gate,
+    value: AtomicU64,
+    passed: AtomicU64,
+}
+
+impl Ground {
+    fn change(&self) {
+        self.value.fetch_add(1, Ordering::SeqCst);
+        thread::yield_now();
+        self.value.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Nothing changes while the gate is held.
+    fn look(&self) {
+        let seen = self.value.load(Ordering::SeqCst);
+        assert_eq!(seen % 2, 0, "a change is under way");
+        thread::yield_now();
+        assert_eq!(self.value.load(Ordering::SeqCst), seen, "a change went by");
+    }
+}
+
+type Body = Box<dyn FnOnce(&Ground) + Send>;
+
+fn run(bodies: Vec<Body>) -> Arc<Ground> {
+    let ground = Arc::new(Ground::default());
+    let threads: Vec<_> = bodies
+        .into_iter()
+        .map(|body| {
+            let ground = ground.clone();
+            thread::spawn(move || body(&ground))
+        })
+        .collect();
+    threads.into_iter().for_each(|thread| thread.join().unwrap());
+    ground
+}
+
+fn try_to_change(ground: &Ground) {
+    for _ in 0..2 {
+        if let Some(_passage) = ground.gate.try_pass() {
+            ground.change();
+            ground.passed.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+}
+
+fn hold(ground: &Ground) {
+    for _ in 0..2 {
+        let _hold = ground.gate.hold();
+        ground.look();
+        // Whoever holds the gate, or waits for one that does, is not kept waiting.
+        assert!(ground.gate.try_pass().is_none());
+        ground.look();
+    }
+}
+
+/// A change that tries finds the gate held, or is waited for.
+#[test]
+fn a_change_that_tries_passes_no_holder() {
+    check(|| {
+        let ground = run(vec![Box::new(try_to_change), Box::new(hold), Box::new(try_to_change)]);
+        let passed = ground.passed.load(Ordering::SeqCst);
+        assert_eq!(ground.value.load(Ordering::SeqCst), 2 * passed);
+        assert!(ground.gate.try_pass().is_some(), "nobody holds it any more");
+    });
+}
+
+/// The same beside changes that wait, and one that wants to be alone.
+#[test]
+fn a_change_that_tries_passes_nobody_who_is_alone() {
+    check(|| {
+        let alone = |ground: &Ground| {
+            let _alone = ground.gate.alone();
+            ground.look();
+            assert!(ground.gate.try_pass().is_none());
+            ground.change();
+        };
+        let change = |ground: &Ground| {
+            let _passage = ground.gate.pass();
+            ground.change();
+        };
+        let ground =
+            run(vec![Box::new(try_to_change), Box::new(alone), Box::new(change), Box::new(hold)]);
+        let passed = ground.passed.load(Ordering::SeqCst);
+        assert_eq!(ground.value.load(Ordering::SeqCst), 2 * passed + 4);
+    });
+}
