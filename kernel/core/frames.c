@@ -10,43 +10,8 @@
 
 #include "core/frames.h"
 
-/*
- * A bundle in one word: number of the stack's frame, and how many are on the stack. The same in the
- * page->private of a bundle on the shared list, with the next one's frame. The list's head has a
- * tag in place of the count, which is advanced by every push: what was popped and pushed again
- * between somebody's look and his exchange is not taken for what it was.
- */
-#define FRAME_BITS	40
-#define FRAME_MASK	((1ULL << FRAME_BITS) - 1)
-
 /* How often a lane looks for a frame that should be there; with the waits some seconds. */
 #define ATTEMPTS	10000
-
-static u64 pack(u64 frame, u64 count_or_tag)
-{
-	return frame | count_or_tag << FRAME_BITS;
-}
-
-static u64 frame_of(u64 *stack)
-{
-	return page_to_pfn(virt_to_page(stack));
-}
-
-static u64 *memory_of(u64 frame)
-{
-	return page_address(pfn_to_page(frame));
-}
-
-static struct frame_bundle unpack(u64 word)
-{
-	struct frame_bundle bundle = {};
-
-	if (word) {
-		bundle.stack = memory_of(word & FRAME_MASK);
-		bundle.count = word >> FRAME_BITS;
-	}
-	return bundle;
-}
 
 static void push_shared(struct frame_pool *pool, struct frame_bundle *bundle)
 {
@@ -55,9 +20,9 @@ static void push_shared(struct frame_pool *pool, struct frame_bundle *bundle)
 	u64 tag;
 
 	do {
-		set_page_private(pfn_to_page(frame), pack(head & FRAME_MASK, bundle->count));
+		set_page_private(pfn_to_page(frame), frame_pack(head & FRAME_MASK, bundle->count));
 		tag = ((u64)head >> FRAME_BITS) + 1;
-	} while (!atomic64_try_cmpxchg(&pool->shared, &head, pack(frame, tag)));
+	} while (!atomic64_try_cmpxchg(&pool->shared, &head, frame_pack(frame, tag)));
 	bundle->stack = NULL;
 	bundle->count = 0;
 }
@@ -76,12 +41,12 @@ static bool pop_shared(struct frame_pool *pool, struct frame_bundle *bundle)
 			break;
 		word = READ_ONCE(pfn_to_page(frame)->private);
 		tag = (u64)head >> FRAME_BITS;
-	} while (!atomic64_try_cmpxchg(&pool->shared, &head, pack(word & FRAME_MASK, tag)));
+	} while (!atomic64_try_cmpxchg(&pool->shared, &head, frame_pack(word & FRAME_MASK, tag)));
 	preempt_enable();
 	if (!frame)
 		return false;
 	set_page_private(pfn_to_page(frame), 0);
-	bundle->stack = memory_of(frame);
+	bundle->stack = frame_memory(frame);
 	bundle->count = word >> FRAME_BITS;
 	return true;
 }
@@ -102,17 +67,7 @@ static void push(struct frame_pool *pool, struct frame_bundle *bundle, u64 frame
 	if (bundle->stack)
 		bundle->stack[bundle->count++] = frame;
 	else
-		bundle->stack = memory_of(frame);
-}
-
-void frame_take_begin(struct frame_pool *pool, struct frame_lane *lane,
-		      struct frame_bundle *bundle, unsigned int want)
-{
-	if (pool->design == FRAMES_BUNDLES)
-		*bundle = unpack(atomic64_xchg(&lane->idle, 0));
-	else
-		*bundle = (struct frame_bundle){ .stack = lane->scratch };
-	bundle->want = want;
+		bundle->stack = frame_memory(frame);
 }
 
 /* Keeps or gives back what is in a bundle of one of the designs for comparison. */
@@ -124,12 +79,10 @@ static void drain(struct frame_pool *pool, struct frame_lane *lane, struct frame
 		frame_kernel_drain(pool, bundle);
 }
 
-void frame_take_end(struct frame_pool *pool, struct frame_lane *lane, struct frame_bundle *bundle)
+void __frame_take_end(struct frame_pool *pool, struct frame_lane *lane,
+		      struct frame_bundle *bundle)
 {
-	if (pool->design != FRAMES_BUNDLES)
-		drain(pool, lane, bundle);
-	else if (bundle->stack)
-		atomic64_set_release(&lane->idle, pack(frame_of(bundle->stack), bundle->count));
+	drain(pool, lane, bundle);
 }
 
 void frame_take_back(struct frame_pool *pool, struct frame_lane *lane,
@@ -146,6 +99,15 @@ void frame_take_back(struct frame_pool *pool, struct frame_lane *lane,
 	bundle->stack[bundle->count++] = frame;
 }
 
+void frame_take_back_one(struct frame_pool *pool, struct frame_lane *lane, u64 frame)
+{
+	struct frame_bundle bundle;
+
+	frame_take_begin(pool, lane, &bundle, 0);
+	frame_take_back(pool, lane, &bundle, frame);
+	frame_take_end(pool, lane, &bundle);
+}
+
 static bool take_idle(struct frame_pool *pool, struct frame_lane *lane,
 		      struct frame_bundle *bundle)
 {
@@ -157,7 +119,7 @@ static bool take_idle(struct frame_pool *pool, struct frame_lane *lane,
 
 		if (!atomic64_read(&other->idle))
 			continue;
-		*bundle = unpack(atomic64_xchg(&other->idle, 0));
+		*bundle = frame_unpack(atomic64_xchg(&other->idle, 0));
 		if (bundle->stack)
 			return true;
 	}
@@ -254,6 +216,20 @@ u64 __frame_take(struct frame_pool *pool, struct frame_lane *lane, struct frame_
 	return frame;
 }
 
+/* The slow part of taking one: the word is what the lane's bundle was. */
+u64 __frame_take_one(struct frame_pool *pool, struct frame_lane *lane, u64 word)
+{
+	struct frame_bundle bundle = frame_unpack(word);
+	u64 frame;
+
+	if (pool->design != FRAMES_BUNDLES)
+		bundle.stack = lane->scratch;
+	bundle.want = 1;
+	frame = __frame_take(pool, lane, &bundle);
+	frame_take_end(pool, lane, &bundle);
+	return frame;
+}
+
 /* Whether something holds one of the frames: the pool has one reference to each. */
 static bool is_one_held(const struct frame_bundle *bundle)
 {
@@ -285,12 +261,29 @@ static noinline void set_held_aside(struct frame_pool *pool, struct frame_lane *
 	}
 }
 
+/* A single frame goes on top of the lane's bundle. False: there is none, or it is full. */
+static bool settle_one(struct frame_lane *lane)
+{
+	u64 word = atomic64_xchg(&lane->idle, 0);
+	bool has_room = word && word >> FRAME_BITS < FRAME_BUNDLE;
+
+	if (likely(has_room)) {
+		frame_memory(word & FRAME_MASK)[word >> FRAME_BITS] = lane->pending.stack[0];
+		word += frame_pack(0, 1);
+		lane->pending.stack[0] = 0;
+		lane->pending.count = 0;
+	}
+	if (word)
+		atomic64_set_release(&lane->idle, word);
+	return has_room;
+}
+
 /* The lane's pending frames become its bundle, together with what it has. */
 static void settle_pending(struct frame_pool *pool, struct frame_lane *lane)
 {
 	struct frame_bundle more = lane->pending, less;
 
-	if (!more.count)
+	if (!more.count || (more.count == 1 && settle_one(lane)))
 		return;
 	frame_take_begin(pool, lane, &less, 0);
 	if (less.stack && less.count > more.count)
@@ -305,7 +298,7 @@ static void settle_pending(struct frame_pool *pool, struct frame_lane *lane)
 			push_shared(pool, &more);
 			more = less;
 		}
-		lane->pending.stack = memory_of(more.stack[--more.count]);
+		lane->pending.stack = frame_memory(more.stack[--more.count]);
 		lane->pending.count = 0;
 		more.stack[more.count] = 0;
 	}

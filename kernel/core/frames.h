@@ -122,14 +122,17 @@ u64 frame_pool_resize(struct frame_pool *pool, struct frame_lane *lane, u64 fram
 /* A frame that a user had when everything ends. Only for FRAMES_FROM_KERNEL, which has no list. */
 void frame_pool_forget(struct frame_pool *pool, u64 frame);
 
-/* Taking frames, with the lane's bundle in the caller's hands from begin to end. */
-void frame_take_begin(struct frame_pool *pool, struct frame_lane *lane,
-		      struct frame_bundle *bundle, unsigned int want);
+/*
+ * Taking frames, with the lane's bundle in the caller's hands from begin to end; or one, and the
+ * bundle is the lane's again. A frame comes back in the caller's hands, or by itself.
+ */
 u64 __frame_take(struct frame_pool *pool, struct frame_lane *lane, struct frame_bundle *bundle);
+u64 __frame_take_one(struct frame_pool *pool, struct frame_lane *lane, u64 word);
 void frame_take_back(struct frame_pool *pool, struct frame_lane *lane,
 		     struct frame_bundle *bundle, u64 frame);
-void frame_take_end(struct frame_pool *pool, struct frame_lane *lane,
-		    struct frame_bundle *bundle);
+void frame_take_back_one(struct frame_pool *pool, struct frame_lane *lane, u64 frame);
+void __frame_take_end(struct frame_pool *pool, struct frame_lane *lane,
+		      struct frame_bundle *bundle);
 
 /* Giving frames back: pended while they may be in TLBs, settled after the flush. */
 void frame_settle(struct frame_pool *pool, struct frame_lane *lane);
@@ -152,6 +155,41 @@ bool frame_block_take_back(struct frame_pool *pool, struct frame_lane *lane, u64
 void frame_blocks_collect(struct frame_pool *pool, struct frame_lane *lane,
 			  struct frame_bundle *bundle);
 
+/*
+ * A bundle in one word: number of the stack's frame, and how many are on the stack. The same in the
+ * page->private of a bundle on the shared list, with the next one's frame. The list's head has a
+ * tag in place of the count, which is advanced by every push: what was popped and pushed again
+ * between somebody's look and his exchange is not taken for what it was.
+ */
+#define FRAME_BITS	40
+#define FRAME_MASK	((1ULL << FRAME_BITS) - 1)
+
+static inline u64 frame_pack(u64 frame, u64 count_or_tag)
+{
+	return frame | count_or_tag << FRAME_BITS;
+}
+
+static inline u64 frame_of(u64 *stack)
+{
+	return page_to_pfn(virt_to_page(stack));
+}
+
+static inline u64 *frame_memory(u64 frame)
+{
+	return page_address(pfn_to_page(frame));
+}
+
+static inline struct frame_bundle frame_unpack(u64 word)
+{
+	struct frame_bundle bundle = {};
+
+	if (word) {
+		bundle.stack = frame_memory(word & FRAME_MASK);
+		bundle.count = word >> FRAME_BITS;
+	}
+	return bundle;
+}
+
 /* Whether something has a reference, apart from the pool. */
 static inline bool frame_is_held(struct page *page)
 {
@@ -170,6 +208,26 @@ void frame_steal_drain(struct frame_lane *lane, struct frame_bundle *bundle);
 bool frame_kernel_fill(struct frame_pool *pool, struct frame_bundle *bundle);
 void frame_kernel_drain(struct frame_pool *pool, struct frame_bundle *bundle);
 
+static inline void frame_take_begin(struct frame_pool *pool, struct frame_lane *lane,
+				    struct frame_bundle *bundle, unsigned int want)
+{
+	if (likely(pool->design == FRAMES_BUNDLES))
+		*bundle = frame_unpack(atomic64_xchg(&lane->idle, 0));
+	else
+		*bundle = (struct frame_bundle){ .stack = lane->scratch };
+	bundle->want = want;
+}
+
+static inline void frame_take_end(struct frame_pool *pool, struct frame_lane *lane,
+				  struct frame_bundle *bundle)
+{
+	if (unlikely(pool->design != FRAMES_BUNDLES))
+		__frame_take_end(pool, lane, bundle);
+	else if (likely(bundle->stack))
+		atomic64_set_release(&lane->idle,
+				     frame_pack(frame_of(bundle->stack), bundle->count));
+}
+
 /* The number of a free frame; 0 when there is none. */
 static inline u64 frame_take(struct frame_pool *pool, struct frame_lane *lane,
 			     struct frame_bundle *bundle)
@@ -180,6 +238,23 @@ static inline u64 frame_take(struct frame_pool *pool, struct frame_lane *lane,
 		return __frame_take(pool, lane, bundle);
 	frame = bundle->stack[--bundle->count];
 	bundle->stack[bundle->count] = 0;
+	return frame;
+}
+
+static inline u64 frame_take_one(struct frame_pool *pool, struct frame_lane *lane)
+{
+	u64 word = 0, frame, *top;
+
+	if (likely(pool->design == FRAMES_BUNDLES))
+		word = atomic64_xchg(&lane->idle, 0);
+	/* Nothing is on the stack, or there is none. */
+	if (unlikely(word <= FRAME_MASK))
+		return __frame_take_one(pool, lane, word);
+	word -= frame_pack(0, 1);
+	top = frame_memory(word & FRAME_MASK) + (word >> FRAME_BITS);
+	frame = *top;
+	*top = 0;
+	atomic64_set_release(&lane->idle, word);
 	return frame;
 }
 

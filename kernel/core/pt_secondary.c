@@ -72,10 +72,11 @@ static void let_go(struct pt_mount *mount)
 	bool is_last;
 
 	spin_lock(&mount->lock);
-	is_last = !--mount->listeners;
+	/* Who waits for the last one has unmapped the tree before. */
+	is_last = !--mount->listeners && !mount->mm;
 	spin_unlock(&mount->lock);
 	/* It may be gone by now; its address is enough. */
-	if (is_last)
+	if (unlikely(is_last))
 		wake_up_var(&mount->listeners);
 }
 
@@ -92,7 +93,6 @@ bool pt_listener_tell(const struct pt_listener *listener, u64 page, u64 count)
 		.owner = &owner,
 	};
 
-	might_sleep();
 	if (is_found) {
 		i_mmap_lock_read(mapping);
 		static_call(vellum_secondary_start)(&range);

@@ -167,7 +167,36 @@ void exmap_alloc(struct exmap *exmap, unsigned int index, const struct page_rang
 	end(&allocation, interface);
 }
 
-/* The same for the interface's vector; returns how many entries have an error. */
+/* Usually the page has no frame, the lane has one, and nothing is in the way. */
+struct exmap_result exmap_alloc_page(struct exmap *exmap, unsigned int index, u64 page)
+{
+	struct frame_lane *lane = &exmap->pool.lanes[index];
+	u64 *leaf = pt_tree_leaf(&exmap->tree, page);
+	struct page_range range = { page, 1 };
+	struct exmap_result result = {};
+	bool over_zeros = false;
+	u64 frame;
+
+	if (likely(leaf && !READ_ONCE(*leaf))) {
+		frame = frame_take_one(&exmap->pool, lane);
+		if (unlikely(!frame)) {
+			result.error = -ENOMEM;
+			return result;
+		}
+		if (likely(exmap_place(exmap, leaf, page, frame, &over_zeros))) {
+			lane->taken++;
+			result.pages = 1;
+			if (unlikely(over_zeros))
+				exmap_flush_zeros(exmap, &exmap->interface[index], current->mm);
+			return result;
+		}
+		frame_take_back_one(&exmap->pool, lane, frame);
+	}
+	exmap_alloc(exmap, index, &range, &result, 1);
+	return result;
+}
+
+/* Ranges of the interface's vector; returns how many entries have an error. */
 long exmap_alloc_vector(struct exmap *exmap, unsigned int index, unsigned int entries)
 {
 	struct exmap_interface *interface = &exmap->interface[index];

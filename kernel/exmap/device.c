@@ -176,35 +176,12 @@ out:
 	return error;
 }
 
-/* Whether the caller may change the surface, and there is one. */
-int exmap_may_command(struct exmap *exmap)
+int exmap_lock_slowly(struct exmap *exmap, struct exmap_interface *interface, bool may_wait)
 {
-	struct mm_struct *mm = READ_ONCE(exmap->mount.mm);
-
-	if (!exmap_is_created(exmap) || !mm)
-		return -ENODEV;
-	return mm == current->mm ? 0 : -EPERM;
-}
-
-/* The interface, for a caller who may change the surface; or an error. */
-struct exmap_interface *exmap_find_interface(struct exmap *exmap, unsigned int index)
-{
-	int error = exmap_may_command(exmap);
+	int error = exmap_prune(exmap, may_wait);
 
 	if (error)
-		return ERR_PTR(error);
-	return index < exmap->interfaces ? &exmap->interface[index] : ERR_PTR(-EINVAL);
-}
-
-int exmap_lock_interface(struct exmap *exmap, struct exmap_interface *interface, bool may_wait)
-{
-	int error;
-
-	if (unlikely(atomic_long_read(&exmap->tree.tables) > READ_ONCE(exmap->prune_at))) {
-		error = exmap_prune(exmap, may_wait);
-		if (error)
-			return error;
-	}
+		return error;
 	if (!may_wait)
 		return mutex_trylock(&interface->lock) ? 0 : -EAGAIN;
 	return mutex_lock_killable(&interface->lock) ? -EINTR : 0;
@@ -375,6 +352,8 @@ static long ioctl(struct file *file, unsigned int command, unsigned long argumen
 {
 	struct exmap *exmap = exmap_of(file);
 
+	if (exmap_published_knows(command))
+		return exmap_published_ioctl(exmap, file, command, argument);
 	switch (command) {
 	case VELLUM_EXMAP_ALLOC:
 	case VELLUM_EXMAP_FREE:
@@ -398,8 +377,7 @@ static long ioctl(struct file *file, unsigned int command, unsigned long argumen
 	case sized_command(VELLUM_EXMAP_MOVE):
 		return ioctl_move(exmap, argument);
 	}
-	return exmap_published_knows(command) ? exmap_published_ioctl(file, command, argument) :
-						-ENOTTY;
+	return -ENOTTY;
 }
 
 static int map(struct file *file, struct vm_area_struct *vma)

@@ -156,6 +156,26 @@ static inline bool exmap_is_created(struct exmap *exmap)
 	return smp_load_acquire(&exmap->interface);
 }
 
+/* Whether the caller may change the surface, and there is one. */
+static inline int exmap_may_command(struct exmap *exmap)
+{
+	struct mm_struct *mm = READ_ONCE(exmap->mount.mm);
+
+	if (unlikely(!exmap_is_created(exmap) || !mm))
+		return -ENODEV;
+	return likely(mm == current->mm) ? 0 : -EPERM;
+}
+
+/* The interface, for a caller who may change the surface; or an error. */
+static inline struct exmap_interface *exmap_find_interface(struct exmap *exmap, unsigned int index)
+{
+	int error = exmap_may_command(exmap);
+
+	if (unlikely(error))
+		return ERR_PTR(error);
+	return likely(index < exmap->interfaces) ? &exmap->interface[index] : ERR_PTR(-EINVAL);
+}
+
 int exmap_create(struct exmap *exmap, const struct vellum_exmap_create *create);
 void exmap_put(struct exmap *exmap);
 int exmap_become_clone(struct file *file, struct file *other);
@@ -167,16 +187,16 @@ void exmap_tables_destroy(struct exmap *exmap);
 int exmap_map_vector(struct exmap *exmap, struct vm_area_struct *vma, unsigned long index);
 void exmap_surface_destroy(struct exmap *exmap);
 
-int exmap_may_command(struct exmap *exmap);
-struct exmap_interface *exmap_find_interface(struct exmap *exmap, unsigned int index);
-int exmap_lock_interface(struct exmap *exmap, struct exmap_interface *interface, bool may_wait);
+/* The same as below, after a look whether page tables have become empty. */
+int exmap_lock_slowly(struct exmap *exmap, struct exmap_interface *interface, bool may_wait);
 long exmap_vector(struct exmap *exmap, unsigned int command, unsigned int index,
 		  unsigned int entries, bool published);
 /* The pages at an address. EINVAL it is not the surface's; EFAULT the surface ends before. */
 int exmap_find_range(const struct exmap *exmap, unsigned long address, size_t length,
 		     struct page_range *range);
 
-/* The interface's lock is held, and the ranges are within the surface. */
+/* The interface's lock is held, and the ranges, or the page, are within the surface. */
+struct exmap_result exmap_alloc_page(struct exmap *exmap, unsigned int index, u64 page);
 void exmap_alloc(struct exmap *exmap, unsigned int index, const struct page_range *ranges,
 		 struct exmap_result *results, unsigned int count);
 void exmap_free(struct exmap *exmap, unsigned int index, const struct page_range *ranges,
@@ -245,8 +265,13 @@ void exmap_unregister(struct exmap *exmap);
 
 void exmap_check_init(struct dentry *folder);
 
-bool exmap_published_knows(unsigned int command);
-long exmap_published_ioctl(struct file *file, unsigned int command, unsigned long argument);
+static inline bool exmap_published_knows(unsigned int command)
+{
+	return _IOC_TYPE(command) == 'k';
+}
+
+long exmap_published_ioctl(struct exmap *exmap, struct file *file, unsigned int command,
+			   unsigned long argument);
 
 extern const struct file_operations exmap_operations;
 
@@ -255,6 +280,17 @@ extern struct workqueue_struct *exmap_work;
 
 int exmap_init(struct dentry *folder);
 void exmap_exit(void);
+
+/* EINTR: the caller is to die; EAGAIN: he may not wait, and would have to. */
+static inline int exmap_lock_interface(struct exmap *exmap, struct exmap_interface *interface,
+				       bool may_wait)
+{
+	if (unlikely(atomic_long_read(&exmap->tree.tables) > READ_ONCE(exmap->prune_at)))
+		return exmap_lock_slowly(exmap, interface, may_wait);
+	if (unlikely(!may_wait))
+		return mutex_trylock(&interface->lock) ? 0 : -EAGAIN;
+	return mutex_lock_killable(&interface->lock) ? -EINTR : 0;
+}
 
 /* The first page of a range that is not within the surface. */
 #define EXMAP_OUTSIDE	U64_MAX

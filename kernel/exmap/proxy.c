@@ -207,9 +207,32 @@ static ssize_t transfer(struct exmap *exmap, unsigned int index, u64 opcode,
 	return error ? error : bytes_done(segments, batch->has_gap);
 }
 
+/* Whether all that is asked for is one page. */
+static bool is_one_page(const struct iov_iter *iter)
+{
+	return iov_iter_count(iter) == PAGE_SIZE && segment_length(iter) == PAGE_SIZE;
+}
+
+/* That page, without a vector. EAGAIN: it takes more than that. */
+static ssize_t bring_one(struct exmap *exmap, unsigned int index, u64 opcode,
+			 const struct kiocb *kiocb, const struct iov_iter *iter)
+{
+	struct exmap_result result;
+	struct page_range range;
+	int error;
+
+	error = exmap_find_range(exmap, (unsigned long)segment_address(iter), PAGE_SIZE, &range);
+	if (unlikely(error))
+		return error;
+	if (opcode == EXMAP_PUBLISHED_OP_READ)
+		return transfer_read_page(exmap, index, kiocb, range.page);
+	result = exmap_alloc_page(exmap, index, range.page);
+	return result.pages ? PAGE_SIZE : result.error;
+}
+
 /* Carries out as many segments at a time as the interface has room for. */
-static ssize_t carry_out(struct exmap *exmap, unsigned int index, u64 opcode,
-			 struct iov_iter *iter)
+static noinline ssize_t carry_out_all(struct exmap *exmap, unsigned int index, u64 opcode,
+				      struct iov_iter *iter)
 {
 	struct exmap_interface *interface = &exmap->interface[index];
 	struct segments segments = { .ranges = interface->ranges, .results = interface->results };
@@ -229,6 +252,17 @@ static ssize_t carry_out(struct exmap *exmap, unsigned int index, u64 opcode,
 		bytes += outcome;
 	} while (outcome == asked && iov_iter_count(iter));
 	return bytes;
+}
+
+static ssize_t carry_out(struct exmap *exmap, unsigned int index, u64 opcode,
+			 const struct kiocb *kiocb, struct iov_iter *iter)
+{
+	bool brings = opcode == EXMAP_PUBLISHED_OP_READ || opcode == EXMAP_PUBLISHED_OP_ALLOC;
+	ssize_t outcome = -EAGAIN;
+
+	if (likely(brings && is_one_page(iter)))
+		outcome = bring_one(exmap, index, opcode, kiocb, iter);
+	return outcome == -EAGAIN ? carry_out_all(exmap, index, opcode, iter) : outcome;
 }
 
 /* Whether there is such a call, for this exmap. */
@@ -287,7 +321,7 @@ static ssize_t proxy(struct kiocb *kiocb, struct iov_iter *iter, bool write)
 	if (is_later)
 		outcome = read_later(exmap, index, opcode, kiocb, iter);
 	else
-		outcome = carry_out(exmap, index, opcode, iter);
+		outcome = carry_out(exmap, index, opcode, kiocb, iter);
 	mutex_unlock(&interface->lock);
 	return outcome;
 }

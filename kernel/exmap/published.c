@@ -62,20 +62,14 @@ static long stats(struct exmap *exmap, unsigned long argument)
 	return copy_to_user((void __user *)argument, &stats, sizeof(stats)) ? -EFAULT : 0;
 }
 
-bool exmap_published_knows(unsigned int command)
+long exmap_published_ioctl(struct exmap *exmap, struct file *file, unsigned int command,
+			   unsigned long argument)
 {
-	return _IOC_TYPE(command) == 'k';
-}
-
-long exmap_published_ioctl(struct file *file, unsigned int command, unsigned long argument)
-{
-	struct exmap *exmap = exmap_of(file);
-
+	if (likely(command == EXMAP_PUBLISHED_ACTION))
+		return action(exmap, argument);
 	switch (command) {
 	case EXMAP_PUBLISHED_SETUP:
 		return setup(exmap, argument);
-	case EXMAP_PUBLISHED_ACTION:
-		return action(exmap, argument);
 	case EXMAP_PUBLISHED_CLONE:
 		return clone(file, argument);
 	case EXMAP_PUBLISHED_STATS:

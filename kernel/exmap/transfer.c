@@ -292,13 +292,12 @@ static struct transfer *first_of(struct transfer_batch *batch)
 }
 
 /*
- * Whether all there is to do is one transfer from or to a block device for a caller who waits: the
- * device's own wait is the cheapest. It ends when the device answers, or is given up.
+ * For a caller who waits for one transfer from or to a block device: the device's own wait is the
+ * cheapest. It ends when the device answers, or is given up.
  */
-static bool may_wait_inside(const struct transfer_batch *batch)
+static bool may_wait_inside(const struct exmap *exmap)
 {
-	return !batch->finished && list_is_singular(&batch->transfers) &&
-	       S_ISBLK(file_inode(batch->exmap->backing)->i_mode);
+	return S_ISBLK(file_inode(exmap->backing)->i_mode);
 }
 
 static void submit_all(struct transfer_batch *batch)
@@ -310,7 +309,8 @@ static void submit_all(struct transfer_batch *batch)
 	/* Others may have the lane's frames meanwhile. */
 	frame_take_end(&batch->exmap->pool, &batch->exmap->pool.lanes[batch->index],
 		       &batch->bundle);
-	if (may_wait_inside(batch) && first_of(batch)->count) {
+	if (!batch->finished && list_is_singular(&batch->transfers) &&
+	    may_wait_inside(batch->exmap) && first_of(batch)->count) {
 		atomic_inc(&batch->left);
 		submit(first_of(batch), file, true);
 	} else {
@@ -536,4 +536,61 @@ int transfer_finish(struct transfer_batch *batch)
 	if (!transfer_conclude_quickly(batch))
 		transfer_conclude(batch, current->mm);
 	return 0;
+}
+
+static long read_frame(struct exmap *exmap, const struct kiocb *caller, u64 page, u64 frame)
+{
+	struct bio_vec bytes = { .bv_page = pfn_to_page(frame), .bv_len = PAGE_SIZE };
+	struct file *file = exmap->backing;
+	struct kiocb kiocb = {
+		.ki_filp = file,
+		.ki_flags = file->f_iocb_flags,
+		.ki_ioprio = caller->ki_ioprio,
+		.ki_pos = page << PAGE_SHIFT,
+	};
+	struct iov_iter iter;
+	long outcome;
+
+	iov_iter_bvec(&iter, READ, &bytes, 1, PAGE_SIZE);
+	outcome = vfs_iocb_iter_read(file, &kiocb, &iter);
+	if (likely(outcome == PAGE_SIZE))
+		return outcome;
+	return outcome < 0 ? outcome : -ENODATA;
+}
+
+ssize_t transfer_read_page(struct exmap *exmap, unsigned int index, const struct kiocb *caller,
+			   u64 page)
+{
+	struct exmap_interface *interface = &exmap->interface[index];
+	struct frame_lane *lane = &exmap->pool.lanes[index];
+	/* It stays: tables are pruned only while the interface is locked for that. */
+	u64 *leaf = pt_tree_leaf(&exmap->tree, page);
+	bool placed = false, over_zeros = false;
+	long outcome;
+	u64 frame;
+
+	if (unlikely(!leaf || !may_wait_inside(exmap)))
+		return -EAGAIN;
+	if (unlikely(READ_ONCE(*leaf)))
+		return exmap_has_frame(exmap, READ_ONCE(*leaf)) ? 0 : -EAGAIN;
+	frame = frame_take_one(&exmap->pool, lane);
+	if (unlikely(!frame))
+		return -ENOMEM;
+	lane->taken++;
+	outcome = read_frame(exmap, caller, page, frame);
+	trace_exmap_transfer(index, page, 1, outcome);
+	while (likely(outcome > 0) && !placed && !exmap_has_frame(exmap, READ_ONCE(*leaf))) {
+		if (unlikely(READ_ONCE(*leaf)) && !exmap_wait(exmap, leaf, page))
+			break;
+		placed = exmap_place(exmap, leaf, page, frame, &over_zeros);
+	}
+	if (unlikely(!placed)) {
+		frame_take_back_one(&exmap->pool, lane, frame);
+		lane->given++;
+		return outcome < 0 ? outcome : 0;
+	}
+	if (unlikely(over_zeros))
+		exmap_flush_zeros(exmap, interface, current->mm);
+	interface->read++;
+	return PAGE_SIZE;
 }

@@ -104,6 +104,14 @@ unsigned int transfer_plan_new(struct transfer_batch *batch, struct exmap *exmap
 int transfer_finish(struct transfer_batch *batch);
 
 /*
+ * Reads a page that is not there, for a caller who waits: all that a batch would do for it, without
+ * one. The interface's lock is held. Returns the page's bytes; 0 it is there, and stays as it is; an
+ * error; EAGAIN it takes a batch, and nothing was done.
+ */
+ssize_t transfer_read_page(struct exmap *exmap, unsigned int index, const struct kiocb *caller,
+			   u64 page);
+
+/*
  * Or without waiting: starts it; when it is finished, what needs no lock is done at once, and if
  * something is left the rest with the interface's lock held.
  */
