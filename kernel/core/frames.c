@@ -261,29 +261,12 @@ static noinline void set_held_aside(struct frame_pool *pool, struct frame_lane *
 	}
 }
 
-/* A single frame goes on top of the lane's bundle. False: there is none, or it is full. */
-static bool settle_one(struct frame_lane *lane)
-{
-	u64 word = atomic64_xchg(&lane->idle, 0);
-	bool has_room = word && word >> FRAME_BITS < FRAME_BUNDLE;
-
-	if (likely(has_room)) {
-		frame_memory(word & FRAME_MASK)[word >> FRAME_BITS] = lane->pending.stack[0];
-		word += frame_pack(0, 1);
-		lane->pending.stack[0] = 0;
-		lane->pending.count = 0;
-	}
-	if (word)
-		atomic64_set_release(&lane->idle, word);
-	return has_room;
-}
-
 /* The lane's pending frames become its bundle, together with what it has. */
 static void settle_pending(struct frame_pool *pool, struct frame_lane *lane)
 {
 	struct frame_bundle more = lane->pending, less;
 
-	if (!more.count || (more.count == 1 && settle_one(lane)))
+	if (!more.count)
 		return;
 	frame_take_begin(pool, lane, &less, 0);
 	if (less.stack && less.count > more.count)

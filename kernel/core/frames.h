@@ -268,4 +268,26 @@ static inline bool frame_pend(struct frame_lane *lane, u64 frame)
 	return unlikely(lane->pending.count == FRAME_BUNDLE);
 }
 
+/*
+ * A single frame that was taken off, after the flush and after secondary MMUs were told: it goes on
+ * top of the lane's bundle, or is pended and settled. The lane has nothing pending.
+ */
+static inline void frame_settle_one(struct frame_pool *pool, struct frame_lane *lane, u64 frame)
+{
+	u64 word = 0;
+
+	if (likely(pool->design == FRAMES_BUNDLES && !pool->blocks &&
+		   !frame_is_held(pfn_to_page(frame))))
+		word = atomic64_xchg(&lane->idle, 0);
+	if (likely(word && word >> FRAME_BITS < FRAME_BUNDLE)) {
+		frame_memory(word & FRAME_MASK)[word >> FRAME_BITS] = frame;
+		atomic64_set_release(&lane->idle, word + frame_pack(0, 1));
+		return;
+	}
+	if (word)
+		atomic64_set_release(&lane->idle, word);
+	frame_pend(lane, frame);
+	frame_settle(pool, lane);
+}
+
 #endif /* VELLUM_FRAMES_H */

@@ -196,7 +196,7 @@ void pt_mount_take_out(struct pt_mount *mount, struct pt_area *area)
 	spin_unlock(&mount->lock);
 }
 
-void pt_mount_tell(struct pt_mount *mount, const struct mm_struct *flushed, u64 page, u64 count)
+void __pt_mount_tell(struct pt_mount *mount, const struct mm_struct *flushed, u64 page, u64 count)
 {
 	struct pt_listener listener;
 	unsigned long start;

@@ -27,6 +27,7 @@
 #include <linux/mmu_notifier.h>
 #include <linux/spinlock.h>
 
+#include "core/pt_secondary.h"
 #include "core/pt_tree.h"
 
 struct pt_piece {
@@ -91,7 +92,16 @@ void pt_mount_take_out(struct pt_mount *mount, struct pt_area *area);
  * After leaves changed, and TLBs of this process were flushed: secondary MMUs of who has the tree
  * mounted forget the pages, and if that is another process by now, its TLBs do as well. May sleep.
  */
-void pt_mount_tell(struct pt_mount *mount, const struct mm_struct *flushed, u64 page, u64 count);
+void __pt_mount_tell(struct pt_mount *mount, const struct mm_struct *flushed, u64 page, u64 count);
+
+static inline void pt_mount_tell(struct pt_mount *mount, const struct mm_struct *flushed, u64 page,
+				 u64 count)
+{
+	/* After its end, or before it is whole, the core has told everyone. */
+	if (unlikely(READ_ONCE(mount->mm) != flushed || !pt_secondary_is_none(flushed)))
+		__pt_mount_tell(mount, flushed, page, count);
+}
+
 /* For self-checks: entries of the process that are not what the mount's state says. */
 u64 pt_mount_wrong(struct pt_mount *mount);
 

@@ -8,9 +8,25 @@
 #ifndef VELLUM_PT_SECONDARY_H
 #define VELLUM_PT_SECONDARY_H
 
+#include <linux/mm_types.h>
 #include <linux/mmu_notifier.h>
 
 struct pt_mount;
+
+/*
+ * Whether nothing but a single mount can be a listener in this process, which has that mount. Every
+ * listener, of either kind, has a reference to the process' memory (mm_count) from before it is
+ * registered until after it has let go of what it knew. All users of the memory have one reference
+ * together, the mount's notifier has another. A processor that idles may have one, too, then this is
+ * false for nothing.
+ *
+ * Entries were changed before by an atomic operation: a listener that comes after this look reads
+ * them as they are now.
+ */
+static inline bool pt_secondary_is_none(const struct mm_struct *mm)
+{
+	return atomic_read(&mm->mm_count) == 2;
+}
 
 /* Finds the functions that tell; without them only the core can, when it unmaps something. */
 void pt_secondary_init(void);

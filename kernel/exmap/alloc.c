@@ -196,8 +196,7 @@ struct exmap_result exmap_alloc_page(struct exmap *exmap, unsigned int index, u6
 	return result;
 }
 
-/* Ranges of the interface's vector; returns how many entries have an error. */
-long exmap_alloc_vector(struct exmap *exmap, unsigned int index, unsigned int entries)
+static noinline long alloc_vector(struct exmap *exmap, unsigned int index, unsigned int entries)
 {
 	struct exmap_interface *interface = &exmap->interface[index];
 	struct allocation allocation;
@@ -215,5 +214,25 @@ long exmap_alloc_vector(struct exmap *exmap, unsigned int index, unsigned int en
 	}
 	trace_exmap_alloc(index, entries, allocation.lane->taken - before);
 	end(&allocation, interface);
+	return failed;
+}
+
+/* Ranges of the interface's vector; returns how many entries have an error. */
+long exmap_alloc_vector(struct exmap *exmap, unsigned int index, unsigned int entries)
+{
+	struct exmap_interface *interface = &exmap->interface[index];
+	struct exmap_result result;
+	struct page_range range;
+	long failed = 0;
+
+	if (entries != 1)
+		return alloc_vector(exmap, index, entries);
+	range = exmap_decode(exmap, READ_ONCE(*interface->vector));
+	if (likely(range.count == 1))
+		result = exmap_alloc_page(exmap, index, range.page);
+	else
+		exmap_alloc(exmap, index, &range, &result, 1);
+	WRITE_ONCE(*interface->vector, exmap_encode(interface, range, result, &failed));
+	trace_exmap_alloc(index, entries, result.pages);
 	return failed;
 }

@@ -348,12 +348,8 @@ int exmap_become_clone(struct file *file, struct file *other)
 	return 0;
 }
 
-static long ioctl(struct file *file, unsigned int command, unsigned long argument)
+static noinline long own_ioctl(struct exmap *exmap, unsigned int command, unsigned long argument)
 {
-	struct exmap *exmap = exmap_of(file);
-
-	if (exmap_published_knows(command))
-		return exmap_published_ioctl(exmap, file, command, argument);
 	switch (command) {
 	case VELLUM_EXMAP_ALLOC:
 	case VELLUM_EXMAP_FREE:
@@ -378,6 +374,15 @@ static long ioctl(struct file *file, unsigned int command, unsigned long argumen
 		return ioctl_move(exmap, argument);
 	}
 	return -ENOTTY;
+}
+
+static long ioctl(struct file *file, unsigned int command, unsigned long argument)
+{
+	struct exmap *exmap = exmap_of(file);
+
+	if (exmap_published_knows(command))
+		return exmap_published_ioctl(exmap, file, command, argument);
+	return own_ioctl(exmap, command, argument);
 }
 
 static int map(struct file *file, struct vm_area_struct *vma)

@@ -36,6 +36,7 @@
 
 #include "core/compat.h"
 #include "core/frames.h"
+#include "core/pt_flush.h"
 #include "core/pt_huge.h"
 #include "core/pt_mount.h"
 #include "core/pt_tree.h"
@@ -210,10 +211,22 @@ u64 exmap_take_off(struct exmap *exmap, u64 *leaf, u64 page, bool pins);
 /* As the kernel's own bound: beyond so many pages all translations are flushed. */
 #define EXMAP_FLUSH_PAGES	33
 
-/* Of the pages from first to last, of 2 MiB, of all. Of the process, which gave the command. May sleep. */
+/*
+ * Of the pages from first to last, of 2 MiB, of all, of one page. Of the process, which gave the
+ * command. May sleep.
+ */
 void exmap_flush(struct exmap *exmap, struct mm_struct *mm, u64 first, u64 last);
 void exmap_flush_extent(struct exmap *exmap, struct mm_struct *mm, u64 page);
 void exmap_flush_all(struct exmap *exmap, struct mm_struct *mm);
+
+static inline void exmap_flush_page(struct exmap *exmap, struct mm_struct *mm, u64 page)
+{
+	unsigned long addr = READ_ONCE(exmap->mount.start) + (page << PAGE_SHIFT);
+
+	pt_flush_range(mm, addr, addr + PAGE_SIZE);
+	pt_mount_tell(&exmap->mount, mm, page, 1);
+}
+
 void exmap_flush_zeros(struct exmap *exmap, struct exmap_interface *interface,
 		       struct mm_struct *mm);
 

@@ -258,6 +258,30 @@ static __always_inline struct exmap_result free_one(struct clearance *clearance,
 	return result;
 }
 
+/* One page alone, flushed at once. False: it takes more than that, and nothing was done. */
+static __always_inline bool free_alone(struct exmap *exmap, unsigned int index, u64 page,
+				       struct exmap_result *result)
+{
+	struct frame_lane *lane = &exmap->pool.lanes[index];
+	u64 *leaf = pt_tree_leaf(&exmap->tree, page);
+	u64 frame;
+
+	if (unlikely(!leaf))
+		return false;
+	frame = take_off(exmap, leaf, page, exmap_may_be_pinned(exmap));
+	if (unlikely(frame == EXMAP_HELD))
+		return false;
+	if (unlikely(!frame))
+		return true;
+	exmap_flush_page(exmap, current->mm, page);
+	WRITE_ONCE(*leaf, 0);
+	lane->given++;
+	frame_settle_one(&exmap->pool, lane, frame);
+	exmap->interface[index].flushes++;
+	result->pages = 1;
+	return true;
+}
+
 static __always_inline void begin(struct clearance *clearance, struct exmap *exmap,
 				  unsigned int index)
 {
@@ -282,8 +306,7 @@ void exmap_free(struct exmap *exmap, unsigned int index, const struct page_range
 	flush(&clearance);
 }
 
-/* The same for the interface's vector; returns how many entries have an error. */
-long exmap_free_vector(struct exmap *exmap, unsigned int index, unsigned int entries)
+static noinline long free_vector(struct exmap *exmap, unsigned int index, unsigned int entries)
 {
 	struct exmap_interface *interface = &exmap->interface[index];
 	bool each = exmap->flags & VELLUM_EXMAP_FLUSH_EACH;
@@ -304,5 +327,23 @@ long exmap_free_vector(struct exmap *exmap, unsigned int index, unsigned int ent
 	}
 	flush(&clearance);
 	trace_exmap_free(index, entries, clearance.lane->given - before);
+	return failed;
+}
+
+/* Ranges of the interface's vector; returns how many entries have an error. */
+long exmap_free_vector(struct exmap *exmap, unsigned int index, unsigned int entries)
+{
+	struct exmap_interface *interface = &exmap->interface[index];
+	struct exmap_result result = {};
+	struct page_range range;
+	long failed = 0;
+
+	if (entries != 1)
+		return free_vector(exmap, index, entries);
+	range = exmap_decode(exmap, READ_ONCE(*interface->vector));
+	if (range.count != 1 || unlikely(!free_alone(exmap, index, range.page, &result)))
+		exmap_free(exmap, index, &range, &result, 1);
+	WRITE_ONCE(*interface->vector, exmap_encode(interface, range, result, &failed));
+	trace_exmap_free(index, entries, result.pages);
 	return failed;
 }

@@ -7,7 +7,7 @@
 
 #include "exmap/exmap.h"
 
-static long setup(struct exmap *exmap, unsigned long argument)
+static noinline long setup(struct exmap *exmap, unsigned long argument)
 {
 	struct exmap_published_setup setup;
 
@@ -49,7 +49,7 @@ static long clone(struct file *file, unsigned long argument)
 	return error;
 }
 
-static long stats(struct exmap *exmap, unsigned long argument)
+static noinline long stats(struct exmap *exmap, unsigned long argument)
 {
 	struct exmap_published_stats stats = {};
 

@@ -28,7 +28,8 @@ static long write_results(struct exmap_interface *interface, unsigned int entrie
 	return failed;
 }
 
-static long transfer(struct exmap *exmap, unsigned int index, unsigned int entries, bool write)
+static noinline long transfer(struct exmap *exmap, unsigned int index, unsigned int entries,
+			      bool write)
 {
 	struct exmap_interface *interface = &exmap->interface[index];
 	struct transfer_batch *batch;

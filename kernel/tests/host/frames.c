@@ -113,6 +113,23 @@ static u64 next(u64 *state)
 	return *state;
 }
 
+static unsigned int take_one(struct frame_lane *lane, u64 *mine, int who, u64 refused)
+{
+	u64 frame = frame_take_one(&pool, lane);
+
+	if (!frame)
+		return 0;
+	got(frame, who);
+	if (refused && frame % refused == 0) {
+		__atomic_store_n(&owner[frame], 0, __ATOMIC_RELEASE);
+		frame_take_back_one(&pool, lane, frame);
+		return 0;
+	}
+	WRITE_ONCE(lane->taken, lane->taken + 1);
+	*mine = frame;
+	return 1;
+}
+
 /* Up to so many, until one comes whose number the given one divides: that goes back unused. */
 static unsigned int take_but(struct frame_lane *lane, u64 *mine, unsigned int want, int who,
 			     u64 refused)
@@ -121,6 +138,8 @@ static unsigned int take_but(struct frame_lane *lane, u64 *mine, unsigned int wa
 	unsigned int have = 0;
 	u64 frame;
 
+	if (want == 1)
+		return take_one(lane, mine, who, refused);
 	frame_take_begin(&pool, lane, &bundle, want);
 	while (have < want && (frame = frame_take(&pool, lane, &bundle))) {
 		got(frame, who);
@@ -143,12 +162,16 @@ static unsigned int take(struct frame_lane *lane, u64 *mine, unsigned int want, 
 
 static unsigned int give(struct frame_lane *lane, u64 *mine, unsigned int have, unsigned int count)
 {
+	bool alone = count == 1;
+
 	while (count-- && have) {
 		u64 frame = mine[--have];
 
 		__atomic_store_n(&owner[frame], 0, __ATOMIC_RELEASE);
 		WRITE_ONCE(lane->given, lane->given + 1);
-		if (frame_pend(lane, frame))
+		if (alone)
+			frame_settle_one(&pool, lane, frame);
+		else if (frame_pend(lane, frame))
 			frame_settle(&pool, lane);
 	}
 	frame_settle(&pool, lane);
@@ -224,6 +247,21 @@ static void check_that_no_number_stays(void)
 	have = give(&pool.lanes[0], mine, have, 10);
 	have += take(&pool.lanes[0], mine + have, 10, 1);
 	give(&pool.lanes[0], mine, have, have);
+}
+
+/* All frames one by one, and back: none is lost, and no number stays behind on a stack. */
+static void check_single_frames(void)
+{
+	static u64 mine[2 * FRAMES];
+	unsigned int have = 0;
+
+	while (take(&pool.lanes[0], mine + have, 1, 99))
+		have++;
+	if (have != pool.frames)
+		fail("frames are lost", pool.frames - have);
+	while (have)
+		have = give(&pool.lanes[0], mine, have, 1);
+	count_all();
 }
 
 /* Frames that the second lane has for what follows. */
@@ -334,6 +372,7 @@ int main(int count, char **arguments)
 	seed = count > 2 ? strtoull(arguments[2], NULL, 10) : 1;
 	if (frame_pool_init(&pool, design, FRAMES, LANES))
 		return 1;
+	check_single_frames();
 	if (design == FRAMES_BUNDLES) {
 		if (frame_blocks_init(&pool, BLOCKS) || pool.block_count != BLOCKS)
 			return 1;
