@@ -8,7 +8,7 @@ use vellum_kernel_tests::child::{Child, End, become_user};
 use vellum_kernel_tests::random::Random;
 use vellum_kernel_tests::sys::{self, Request};
 use vellum_kernel_tests::threads::Deadline;
-use vellum_kernel_tests::{Exmap, Mapping, PAGE, Plan, turn};
+use vellum_kernel_tests::{Exmap, Mapping, PAGE, Plan, Surface, turn};
 use vellum_uapi::{exmap, exmap_published};
 
 /// Commands that exist, to be met more often than by chance.
@@ -230,11 +230,13 @@ fn close(number: u64) {
 }
 
 /// A child, so that nothing of this process' own is written to, makes calls for some seconds.
-fn hostile(random: Random, prepare: impl FnOnce()) -> u64 {
+fn hostile(random: Random, bystander: &Surface, prepare: impl FnOnce()) -> u64 {
     let (mut counts, mut count) = std::io::pipe().unwrap();
     let child = Child::start(|| {
         use std::io::Write as _;
         let mut caller = Caller::new(random);
+        // By its number an exmap of the caller's could become a clone, and shrink the pool.
+        close(bystander.exmap.as_fd().as_raw_fd() as u64);
         prepare();
         let deadline = Deadline::after_ms(6000);
         let mut calls = 0_u64;
@@ -258,7 +260,7 @@ fn malformed_calls_do_no_harm() {
     let bystander = Plan::new(1000, 100).make();
     bystander.alloc(0, &[(5, 10)]);
     bystander.stamp(7, 7);
-    let calls = hostile(Random::new(random.number()), || ());
+    let calls = hostile(Random::new(random.number()), &bystander, || ());
     println!("{calls} calls of root");
     bystander.assert_stamped(7, 7);
     bystander.assert_works();
@@ -272,7 +274,7 @@ fn malformed_calls_of_a_user_do_no_harm() {
     let bystander = Plan::new(1000, 100).make();
     bystander.alloc(0, &[(5, 10)]);
     bystander.stamp(7, 7);
-    let calls = hostile(Random::new(random.number()), || become_user(4 << 20));
+    let calls = hostile(Random::new(random.number()), &bystander, || become_user(4 << 20));
     println!("{calls} calls of a user");
     bystander.assert_stamped(7, 7);
     bystander.assert_works();

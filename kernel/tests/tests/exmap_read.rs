@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 use std::fs::File;
+use std::io::{Seek as _, SeekFrom};
 use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -277,6 +278,68 @@ fn calls_on_the_descriptor_read() {
     let none = Plan::new(100, 10).make();
     let read = sys::pread(none.exmap.as_fd(), none.mapping.page(0), PAGE, 0);
     assert_eq!(read, Err(Errno::BADF));
+}
+
+/// A page alone takes a shorter way from a device than from a file, and nobody notices.
+#[test]
+fn a_page_alone_is_read_by_a_call() {
+    let Some(_turn) = turn_for(exmap::CAN_READ) else { return };
+    for flags in [0, exmap::PINNABLE, exmap::READS_ZEROS, exmap::LOCK_TABLES] {
+        for backing in Backing::all(64) {
+            let end = (&backing.file).seek(SeekFrom::End(0)).unwrap() / PAGE as u64;
+            let plan = Plan::new(end + 8, 4).flags(flags);
+            let surface = plan.backing(&backing.file).make();
+            let (fd, at) = (surface.exmap.as_fd(), |page| surface.mapping.page(page));
+            let read = |page| sys::pread(fd, at(page), PAGE, 0);
+            for page in [3, 0, 63] {
+                assert_eq!(surface.load(page).is_ok(), flags == exmap::READS_ZEROS);
+                assert_eq!(read(page), Ok(PAGE as u64), "{}", backing.name);
+                surface.assert_stamped(page, page);
+            }
+            surface.stamp(3, 999);
+            assert_eq!(read(3), Ok(0));
+            surface.assert_stamped(3, 999);
+            // The frame comes back each time.
+            for _ in 0..10 {
+                assert_eq!(read(end + 2), Err(Errno::NODATA), "{}", backing.name);
+            }
+            assert_eq!(surface.stat().resident, 3);
+            assert_eq!(read(5), Ok(PAGE as u64));
+            assert_eq!(read(6), Err(Errno::NOMEM));
+            assert_eq!(surface.free(0, &[(3, 1)]), [(0, 1)]);
+            assert_eq!(read(6), Ok(PAGE as u64));
+            surface.assert_stamped(6, 6);
+            assert_eq!(surface.stat().read, 5);
+            assert_eq!(surface.stat().resident, 4);
+            surface.assert_counted();
+        }
+    }
+}
+
+/// Each page is brought by one of several threads that read it at the same time.
+#[test]
+fn one_thread_is_told_that_it_has_read_a_page() {
+    const THREADS: u64 = 4;
+    let Some(_turn) = turn_for(exmap::CAN_READ) else { return };
+    let backing = Backing::device(64);
+    let plan = Plan::new(64, 80).interfaces(THREADS as u32);
+    let surface = plan.backing(&backing.file).make();
+    for _ in 0..30 {
+        let brought = |thread| {
+            let (fd, at) = (surface.exmap.as_fd(), |page| surface.mapping.page(page));
+            let read = |page| sys::pread(fd, at(page), PAGE, thread).unwrap();
+            (0..64).map(read).sum::<u64>()
+        };
+        let sum = std::thread::scope(|scope| {
+            let threads: Vec<_> =
+                (0..THREADS).map(|thread| scope.spawn(move || brought(thread))).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).sum::<u64>()
+        });
+        assert_eq!(sum, 64 * PAGE as u64);
+        assert_eq!(surface.stat().resident, 64);
+        (0..64).for_each(|page| surface.assert_stamped(page, page));
+        assert_eq!(surface.free(0, &[(0, 64)]), [(0, 64)]);
+    }
 }
 
 #[test]
