@@ -77,7 +77,9 @@ fn child() {
         "in a change" => {
             let other = begin(&Path::new(&place).join("other"));
             // More than the pool has: pages go to the file, which is in use from then on.
-            (1000..50_000).for_each(|number| tree.upsert(&key(number), &[7; 400]).unwrap());
+            for number in 1000..50_000 {
+                tree.upsert(&key(number), &[7; 400]).unwrap();
+            }
             let _ = tree.update(&key(1), |_| exit(3));
             drop(other);
         }
@@ -297,7 +299,9 @@ fn a_panic_in_the_midst_of_a_change_leaves_the_store_as_it_is() {
         tree.upsert(b"a", b"b").unwrap();
         let long = vec![1; 100 << 10];
         // More than the pool has: pages go to the file, which is in use from then on.
-        (0..200u8).for_each(|number| tree.upsert(&[1, number], &long).unwrap());
+        for number in 0..200 {
+            tree.upsert(&[1, number], &long).unwrap();
+        }
         device.panics.store(true, std::sync::atomic::Ordering::Relaxed);
         let change =
             catch_unwind(AssertUnwindSafe(|| (0..50u8).all(|n| tree.upsert(&[n], &long).is_ok())));
