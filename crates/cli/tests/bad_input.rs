@@ -202,14 +202,14 @@ fn a_store_that_was_not_closed_is_refused_and_can_be_salvaged() {
     // No page of the first section was written: the store is as it was created.
     assert!(ok(&["trees", &store]).is_empty());
     // The header that comes before the first page.
-    let mut bytes = std::fs::read(&store).unwrap();
+    let mut bytes = fs::read(&store).unwrap();
     let sequence =
         |page: usize| u64::from_le_bytes(*bytes[page * 4096 + 72..].first_chunk().unwrap());
     let newest = usize::from(sequence(1) > sequence(0)) * 4096;
     let header = &mut bytes[newest..newest + 4096];
     header[80..88].fill(0);
     vellum::page::seal(header, &[]);
-    std::fs::write(&store, bytes).unwrap();
+    fs::write(&store, bytes).unwrap();
     for arguments in commands(&store) {
         let error = fails(&arguments);
         assert!(error.contains("not closed cleanly") && error.contains("--salvage"), "{error}");

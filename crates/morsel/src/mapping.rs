@@ -22,9 +22,9 @@ use crate::backend::BackendKind;
 use crate::descriptor;
 use crate::error::{Error, Result};
 use crate::huge::{self, HUGE_PAGE};
-use crate::morsel::Morsel;
 use crate::range;
 use crate::seals::Seals;
+use crate::shape::Shape;
 use crate::stat::Stat;
 use crate::sys::{self, Harmless, Rights};
 
@@ -47,6 +47,14 @@ pub enum Access {
 pub(crate) enum Place {
     Anywhere,
     At(u64),
+}
+
+/// What is mapped.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Source<'a> {
+    pub descriptor: BorrowedFd<'a>,
+    pub backend: BackendKind,
+    pub shape: Shape,
 }
 
 /// All of a Morsel, mapped; unmapped when dropped (paper, section 2.3).
@@ -73,18 +81,22 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    pub(crate) fn new(morsel: &Morsel, access: Access, place: Place) -> Result<Self> {
-        let shape = morsel.shape();
-        let stat = morsel.stat()?;
+    pub(crate) fn new(
+        source: &Source<'_>,
+        stat: &Stat,
+        access: Access,
+        place: Place,
+    ) -> Result<Self> {
+        let shape = source.shape;
         if access == Access::ReadWrite && stat.seals.has(Seals::CONTENT) {
             return Err(Error::Sealed { doing: DOING });
         }
-        let bytes = match morsel.backend() {
+        let bytes = match source.backend {
             BackendKind::Kernel => shape.extent(),
             BackendKind::Memfd => shape.length().next_multiple_of(PAGE_SIZE),
         };
         let mapped = usize::try_from(bytes).map_err(|_| Error::NoMemory { doing: DOING })?;
-        let base = map(morsel, mapped, access, place).map_err(|errno| match (errno, place) {
+        let base = map(source, mapped, access, place).map_err(|errno| match (errno, place) {
             (Errno::EXIST | Errno::BUSY, Place::At(address)) => {
                 Error::AddressBusy { address, extent: shape.extent() }
             }
@@ -95,23 +107,23 @@ impl Mapping {
             mapped,
             length: shape.length(),
             access,
-            unsteady: why_unsteady(&stat),
+            unsteady: why_unsteady(stat),
             owner: rustix::process::getpid(),
         };
-        if morsel.backend() == BackendKind::Memfd {
-            mapping.set_up(morsel, &stat).map_err(|errno| Error::of(DOING, errno))?;
+        if source.backend == BackendKind::Memfd {
+            mapping.set_up(shape, stat).map_err(|errno| Error::of(DOING, errno))?;
         }
         Ok(mapping)
     }
 
     /// Gives a mapping of a memfd what the module's have by themselves.
-    fn set_up(&self, morsel: &Morsel, stat: &Stat) -> Result<(), Errno> {
+    fn set_up(&self, shape: Shape, stat: &Stat) -> Result<(), Errno> {
         let base = self.base.as_ptr();
-        if !morsel.shape().is_inherited() {
+        if !shape.is_inherited() {
             sys::advise(base, self.mapped, Harmless::DontFork)?;
         }
         // The rest makes it faster where the kernel can; nothing depends on it.
-        if morsel.shape().is_huge() {
+        if shape.is_huge() {
             let _ = sys::advise(base, self.mapped, Harmless::HugePage);
         }
         if self.access == Access::Read && stat.missing() == 0 {
@@ -255,17 +267,22 @@ fn why_unsteady(stat: &Stat) -> Option<Error> {
     (stat.seals.has(Seals::POPULATION) && missing > 0).then_some(Error::Holes { missing })
 }
 
-fn map(morsel: &Morsel, bytes: usize, access: Access, place: Place) -> Result<NonNull<u8>, Errno> {
+fn map(
+    source: &Source<'_>,
+    bytes: usize,
+    access: Access,
+    place: Place,
+) -> Result<NonNull<u8>, Errno> {
     let rights = match access {
         Access::Read => Rights::Read,
         Access::ReadWrite => Rights::ReadAndWrite,
     };
     // Each shared mapping through a descriptor for writing counts as one that may be written, and
     // nothing is sealed meanwhile. Without /proc there is no other descriptor.
-    let is_memfd = morsel.backend() == BackendKind::Memfd;
+    let is_memfd = source.backend == BackendKind::Memfd;
     let is_reader = access == Access::Read;
-    let reader = is_reader.then(|| descriptor::read_only(morsel).ok()).flatten();
-    let file = reader.as_ref().map_or(morsel.as_fd(), AsFd::as_fd);
+    let reader = is_reader.then(|| descriptor::read_only(source.descriptor).ok()).flatten();
+    let file = reader.as_ref().map_or(source.descriptor, AsFd::as_fd);
     let base = match map_shared(file, is_memfd, bytes, rights, place, MapFlags::SHARED) {
         // Before Linux 6.7 no process may share a sealed memfd through a descriptor for writing.
         // What cannot change is the same in a private mapping.

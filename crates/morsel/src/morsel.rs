@@ -9,7 +9,7 @@ use rustix::io::Errno;
 use crate::backend::{BackendKind, kernel, memfd};
 use crate::descriptor::{self, Use};
 use crate::error::{Error, Result};
-use crate::mapping::{Access, Mapping, Place};
+use crate::mapping::{Access, Mapping, Place, Source};
 use crate::range;
 use crate::seals::Seals;
 use crate::shape::Shape;
@@ -78,7 +78,7 @@ impl Morsel {
     /// addresses to spare; [`Error::Revoked`].
     pub fn map(&self, access: Access) -> Result<Mapping> {
         let place = self.shape.address().map_or(Place::Anywhere, Place::At);
-        Mapping::new(self, access, place)
+        self.map_in(access, place)
     }
 
     /// Maps all of it at an address, a multiple of its extent. One that is bound has its own.
@@ -90,7 +90,13 @@ impl Morsel {
         if self.shape.address().is_some_and(|bound| bound != address) {
             return Err(Error::Address { address, extent: self.shape.extent() });
         }
-        Mapping::new(self, access, Place::At(address))
+        self.map_in(access, Place::At(address))
+    }
+
+    fn map_in(&self, access: Access, place: Place) -> Result<Mapping> {
+        let descriptor = self.descriptor.as_fd();
+        let source = Source { descriptor, backend: self.backend, shape: self.shape };
+        Mapping::new(&source, &self.stat()?, access, place)
     }
 
     /// Gives memory to whole pages that have none, which then read as zeros (section 2.4).

@@ -1,47 +1,10 @@
 //! The two ways of having a Morsel, and which of them this machine offers.
 
 pub(crate) mod kernel;
+mod kind;
 pub(crate) mod memfd;
 
-use std::fmt;
-
-/// A way of having Morsels.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum BackendKind {
-    /// Vellum's kernel module: one entry of page tables for a mapping, shared tables, names.
-    Kernel,
-    /// A sealed memfd, on every kernel: shared memory, page tables of each process' own, no names.
-    Memfd,
-}
-
-impl BackendKind {
-    /// All of them, the best first.
-    pub const ALL: [Self; 2] = [Self::Kernel, Self::Memfd];
-
-    /// Its name, as commands show and take it.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Kernel => "kernel",
-            Self::Memfd => "memfd",
-        }
-    }
-}
-
-impl fmt::Display for BackendKind {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str(self.name())
-    }
-}
-
-/// Which backend to use.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum BackendChoice {
-    /// The best that this machine offers.
-    #[default]
-    Auto,
-    /// This one, or an error.
-    Only(BackendKind),
-}
+pub use kind::{BackendChoice, BackendKind};
 
 /// What trying a backend has shown.
 #[derive(Clone, Debug, PartialEq, Eq)]

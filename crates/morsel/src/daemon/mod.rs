@@ -7,6 +7,7 @@
 mod admission;
 mod cache;
 mod connection;
+mod error;
 mod folder;
 mod load;
 mod socket;
@@ -27,6 +28,8 @@ use rustix::process::{Resource, Rlimit, geteuid, getrlimit, setrlimit};
 use crate::backend::BackendKind;
 use crate::protocol::Refusal;
 use crate::provider::Provider;
+pub use error::DaemonError;
+
 use admission::{Admission, Ticket};
 use cache::{Asker, Bounds, Cache};
 use folder::Folder;
@@ -59,29 +62,6 @@ impl DaemonOptions {
     pub fn usual_threads() -> usize {
         thread::available_parallelism().map_or(1, |processors| processors.get().min(8))
     }
-}
-
-/// Why there is no daemon.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum DaemonError {
-    /// Another one listens there.
-    #[error("a daemon listens at {path} already; stop it, or choose another --socket")]
-    Running {
-        /// The socket.
-        path: String,
-    },
-    /// The socket cannot be made.
-    #[error("the socket {path} cannot be made: {source}")]
-    Socket {
-        /// Where.
-        path: String,
-        /// What the system said.
-        source: io::Error,
-    },
-    /// It cannot wait for clients.
-    #[error("waiting for clients: {0}")]
-    Wait(Errno),
 }
 
 /// A daemon that listens. Its socket's file goes with it; what it has handed out stays.

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 
-use crate::daemon::DaemonError;
+use crate::daemon::error::DaemonError;
 use crate::protocol::USUAL_SOCKET;
 
 /// A socket that is listened at; its file goes with it.

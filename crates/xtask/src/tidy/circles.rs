@@ -28,20 +28,6 @@ const KNOWN: &[(&str, &[&str])] = &[
         ],
     ),
     (
-        "morsel",
-        &[
-            "backend/kernel.rs",
-            "backend/memfd.rs",
-            "backend/mod.rs",
-            "descriptor.rs",
-            "error.rs",
-            "shape.rs",
-            "stat.rs",
-        ],
-    ),
-    ("morsel", &["daemon/mod.rs", "daemon/socket.rs"]),
-    ("morsel", &["mapping.rs", "morsel.rs"]),
-    (
         "pool",
         &[
             "core.rs",
