@@ -37,7 +37,6 @@ use std::time::{Duration, Instant};
 use vellum_vm::{Asked, Entry, Errno, HUGE_PAGES, PageRange, Surface};
 
 use crate::eviction::frame_budget::FrameBudget;
-use crate::pool::Pool;
 use candidates::Candidates;
 use chunk::{Chunk, ChunkTable, Leaving, Phase, Seen};
 
@@ -358,13 +357,6 @@ impl HugeChunks {
         self.declined.fetch_add(1, Ordering::Relaxed);
         let seen = chunk.abandon_collapse(self.now());
         Some(time_left(seen, seen.since(), pressed))
-    }
-}
-
-impl Pool {
-    /// What the pool's huge pages did so far; all zero where it has none.
-    pub fn huge_page_stats(&self) -> HugePageStats {
-        self.core.huge.as_ref().map_or_else(HugePageStats::default, HugeChunks::stats)
     }
 }
 

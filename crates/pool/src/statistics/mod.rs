@@ -5,6 +5,7 @@ pub(crate) mod histogram;
 
 use std::sync::atomic::Ordering;
 
+use crate::huge::{HugeChunks, HugePageStats};
 use crate::pool::Pool;
 use crate::statistics::counters::Event;
 use crate::statistics::histogram::Latency;
@@ -90,5 +91,10 @@ impl Pool {
             read_latency: core.read_latency.summary(),
             write_latency: core.write_latency.summary(),
         }
+    }
+
+    /// What the pool's huge pages did so far; all zero where it has none.
+    pub fn huge_page_stats(&self) -> HugePageStats {
+        self.core.huge.as_ref().map_or_else(HugePageStats::default, HugeChunks::stats)
     }
 }
