@@ -32,9 +32,19 @@ fn kvm() -> Option<Kvm> {
     kvm.ok()
 }
 
+/// Repeats a call as long as a signal interrupts it: KVM stops registering its notifier then.
+fn without_signal<T>(mut call: impl FnMut() -> Result<T, Error>) -> Result<T, Error> {
+    loop {
+        match call() {
+            Err(error) if error.errno() == libc::EINTR => {}
+            result => return result,
+        }
+    }
+}
+
 /// A machine with what is its own at one address, and the first pages of a test's at another.
 fn make(kvm: &Kvm, own: (u64, &Mapping), tests: (u64, &Mapping)) -> VmFd {
-    let machine = kvm.create_vm().expect("a machine");
+    let machine = without_signal(|| kvm.create_vm()).expect("a machine");
     for (slot, (place, memory)) in [own, tests].into_iter().enumerate() {
         let region = kvm_userspace_memory_region {
             slot: slot as u32,
