@@ -188,6 +188,15 @@ impl<'a> Node<&'a [u8]> {
         self.slice(self.u16_at(slot + SLOT_OFFSET)?, self.u16_at(slot + SLOT_KEY_LEN)?)
     }
 
+    /// A slot's whole key.
+    pub(crate) fn key(self, index: usize) -> Result<Vec<u8>, Torn> {
+        let (prefix, suffix) = (self.prefix()?, self.suffix(index)?);
+        let mut key = Vec::with_capacity(prefix.len() + suffix.len());
+        key.extend_from_slice(prefix);
+        key.extend_from_slice(suffix);
+        Ok(key)
+    }
+
     /// What all keys of the node begin with.
     pub fn prefix(self) -> Result<&'a [u8], Torn> {
         self.slice(self.u16_at(LOWER_OFFSET)?, self.prefix_len()?)

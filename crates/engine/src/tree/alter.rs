@@ -2,6 +2,7 @@
 //! ends of a tree: `first`, `last`, `pop_first`, `pop_last`.
 
 use std::borrow::Cow;
+use std::sync::atomic::Ordering;
 
 use vellum_pool::{ExclusiveGuard, OptimisticGuard};
 
@@ -311,8 +312,7 @@ impl<'a> Access<'a> {
             let torn = |torn| Error::torn(leaf.page(), torn);
             let node = Node::new(&leaf[..]);
             let index = edge.index(node.count().map_err(torn)?);
-            let mut key = Vec::new();
-            node.key_into(index, &mut key).map_err(torn)?;
+            let key = node.key(index).map_err(torn)?;
             let old = match (HeldLeaf::from(&leaf).value(index)?, blob.take()) {
                 (Held::Inline(value), _) => Old::Inline(value.to_vec()),
                 (Held::Blob(now), Some((then, value))) if now == then => Old::Blob(now, value),
@@ -323,6 +323,10 @@ impl<'a> Access<'a> {
                 }
             };
             apply(&change, &mut leaf, Action::Remove { index })?;
+            let hint = &self.tree.edges[edge as usize];
+            if hint.load(Ordering::Relaxed) != leaf.page().id.0 {
+                hint.store(leaf.page().id.0, Ordering::Relaxed);
+            }
             // As long as it has entries, the next one pops those: a merge would have to be tried
             // for each.
             let is_empty = Node::new(&leaf[..]).count() == Ok(0);
@@ -337,8 +341,35 @@ impl<'a> Access<'a> {
         }
     }
 
+    /// The leaf that an entry was popped from before, held exclusively, if it has the first or last
+    /// entry still and nobody else has it.
+    #[inline]
+    fn known_edge(self, edge: Edge) -> Option<ExclusiveGuard<'a>> {
+        let hint = &self.tree.edges[edge as usize];
+        let id = hint.load(Ordering::Relaxed);
+        if id == 0 {
+            return None;
+        }
+        let leaf = self.core.pool.glance(self.page(id))?.upgrade().ok()?;
+        let node = Node::new(&leaf[..]);
+        let fence = match edge {
+            Edge::First => node.lower(),
+            Edge::Last => node.upper(),
+        };
+        // It may have been freed, and be something else, since the hint was read: then the hint has
+        // gone. The only leaf that has no fence on this side has the entry, if it has any.
+        let is_edge = hint.load(Ordering::Relaxed) == id
+            && node.is_of(self.tree.id, 0)
+            && fence == Ok(None)
+            && node.count().is_ok_and(|count| count > 0);
+        is_edge.then_some(leaf)
+    }
+
     /// The leaf with the first or last entry, held exclusively; none if there is no entry.
     fn exclusive_edge(self, change: &Change<'_>, edge: Edge) -> Result<Option<ExclusiveGuard<'a>>> {
+        if let Some(leaf) = self.known_edge(edge) {
+            return Ok(Some(leaf));
+        }
         let mut empty = Vec::new();
         loop {
             if let Some(found) = self.at_edge(edge, &mut empty, |leaf| Ok(leaf.upgrade()?))? {

@@ -28,7 +28,7 @@ mod structure;
 mod tests;
 mod update;
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use vellum_pool::PageRef;
@@ -59,12 +59,16 @@ pub(crate) struct TreeState {
     pub root: PageRef,
     /// Set before the tree's pages are freed.
     pub dropped: AtomicBool,
+    /// The leaves that the first and the last entry were popped from; 0 for none. A page's number
+    /// comes here, and goes from here when the page is freed, while the page is held exclusively:
+    /// one that is held, and stands here, is a page of the tree.
+    pub edges: [AtomicU64; 2],
 }
 
 impl TreeState {
     pub(crate) fn new(id: u32, name: &str, root: PageRef) -> TreeState {
         let name = Mutex::new(name.into());
-        TreeState { id, name, root, dropped: AtomicBool::new(false) }
+        TreeState { id, name, root, dropped: AtomicBool::new(false), edges: Default::default() }
     }
 
     /// The name that the tree has now.

@@ -5,6 +5,7 @@
 //! nothing else.
 
 use std::io;
+use std::sync::atomic::Ordering;
 
 use vellum_pool::ExclusiveGuard;
 
@@ -280,6 +281,11 @@ impl<'a> Access<'a> {
     /// Frees a page that nothing refers to any more.
     pub(crate) fn free_page(self, _change: &Change<'_>, guard: ExclusiveGuard<'a>) {
         let page = guard.page();
+        for edge in &self.tree.edges {
+            if edge.load(Ordering::Relaxed) == page.id.0 {
+                edge.store(0, Ordering::Relaxed);
+            }
+        }
         if let Err(error) = self.core.pool.free(guard) {
             tracing::warn!("{page} could not be freed and stays unused: {error}");
         }
