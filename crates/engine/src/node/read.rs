@@ -179,6 +179,25 @@ impl<'a> Node<&'a [u8]> {
         Ok(())
     }
 
+    /// The part of a leaf's slot's key behind the prefix, and where its payload lies. The slot is
+    /// one of the leaf's.
+    #[inline(always)]
+    pub(crate) fn entry_at(self, index: usize) -> Option<(&'a [u8], PayloadPlace)> {
+        let slot = SLOTS + index * LEAF_SLOT;
+        let (key, value) = (self.page.u64(slot)?, self.page.u32(slot + SLOT_PAYLOAD_LEN)?);
+        let (start, key_len) = (usize::from((key >> 32) as u16), usize::from((key >> 48) as u16));
+        let (offset, len) = (start + key_len, usize::from(value as u16));
+        let suffix = self.page.get(..offset + len)?.get(start..offset)?;
+        Some((suffix, PayloadPlace { offset, len, blob: (value >> 16) as u16 & BLOB_FLAG != 0 }))
+    }
+
+    /// The payload of a leaf's slot is a blob.
+    #[inline(always)]
+    pub(crate) fn is_blob(self, index: usize) -> bool {
+        let flags = self.page.u16(SLOTS + index * LEAF_SLOT + SLOT_FLAGS);
+        flags.is_some_and(|flags| flags & BLOB_FLAG != 0)
+    }
+
     /// The part of a slot's key behind the prefix.
     pub fn suffix(self, index: usize) -> Result<&'a [u8], Torn> {
         if index >= self.count()? {

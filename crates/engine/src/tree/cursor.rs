@@ -7,14 +7,16 @@
 //! moment.
 
 use std::borrow::Cow;
+use std::ops::Bound;
 
 use vellum_pool::{OptimisticGuard, PageReader, PageRef};
 
 use super::Access;
 use super::descend::{Reached, Step, Target};
+use super::range::is_before;
 use super::read_ahead::{Direction, ReadAhead};
 use crate::error::{Error, Result};
-use crate::node::{Node, Torn};
+use crate::node::{Node, PayloadPlace, Torn};
 use crate::page::blob::BlobRef;
 use crate::value::Value;
 
@@ -48,6 +50,8 @@ pub struct Cursor<'a> {
     scratch: Vec<u8>,
     /// The key's beginning is the leaf's prefix.
     has_prefix: bool,
+    /// So many of the leaf's entries lie in the range that is walked over; 0 if that is not known.
+    within: usize,
     ahead: ReadAhead<'a>,
     /// Blobs are read ahead, too; those of the entries before this one are on their way.
     reads_blobs: bool,
@@ -64,6 +68,7 @@ impl<'a> Cursor<'a> {
             key: Vec::new(),
             scratch: Vec::new(),
             has_prefix: false,
+            within: 0,
             ahead: ReadAhead::new(access),
             reads_blobs: false,
             blobs_until: 0,
@@ -148,6 +153,55 @@ impl<'a> Cursor<'a> {
                 self.settle_forward(index + usize::from(exact))
             }
         }
+    }
+
+    /// Finds out how many entries of the leaf lie before `end`, for [`step`](Self::step).
+    #[inline]
+    pub(crate) fn learn_end(&mut self, end: &Bound<Vec<u8>>) -> Result<()> {
+        if self.within == 0 {
+            let count = self.node().count().map_err(|torn| self.torn(torn))?;
+            // The upper fence is the greatest key that the leaf can have.
+            let upper = self.node().upper().ok().flatten();
+            self.within = match end {
+                Bound::Unbounded => count,
+                _ if upper.is_some_and(|upper| is_before(upper, end)) => count,
+                Bound::Included(key) => {
+                    self.find(key).map(|(at, exact)| at + usize::from(exact))?
+                }
+                Bound::Excluded(key) => self.find(key)?.0,
+            };
+        }
+        Ok(())
+    }
+
+    /// Forgets where the range ends.
+    pub(crate) fn forget_end(&mut self) {
+        self.within = 0;
+    }
+
+    /// Moves to the next entry, if that lies in the same leaf, which has not changed, and in the
+    /// range, and its value is no blob; returns where the value lies. Otherwise nothing changes.
+    #[inline(always)]
+    pub(crate) fn step(&mut self) -> Option<PayloadPlace> {
+        let State::On(index) = self.state else { return None };
+        if index + 1 >= self.within || !self.has_prefix || !self.is_current() {
+            return None;
+        }
+        let node = Node::new(&self.leaf[..]);
+        let (suffix, value) = node.entry_at(index + 1)?;
+        if value.blob {
+            return None;
+        }
+        self.key.truncate(node.prefix_len().ok()?);
+        self.key.extend_from_slice(suffix);
+        self.state = State::On(index + 1);
+        Some(value)
+    }
+
+    /// The entry that [`step`](Self::step) moved to.
+    #[inline(always)]
+    pub(crate) fn stepped(&self, value: PayloadPlace) -> (&[u8], &[u8]) {
+        (&self.key, &self.leaf[value.offset..value.offset + value.len])
     }
 
     /// Moves to the previous entry, from a fresh cursor to the last; false at the start.
@@ -286,6 +340,7 @@ impl<'a> Cursor<'a> {
         self.state = State::Fresh;
         self.blobs_until = 0;
         self.has_prefix = false;
+        self.within = 0;
         self.access.core.check_open()?;
         let access = self.access;
         let copied = access.attempt(|| {
@@ -331,7 +386,7 @@ impl<'a> Cursor<'a> {
         let Some(Ok(_leaf)) = self.guard.map(OptimisticGuard::upgrade_shared) else { return };
         let mut frames_left = pool.capacity() / 8;
         let mut pages = Vec::new();
-        for next in index..count {
+        for next in (index..count).filter(|next| self.node().is_blob(*next)) {
             let Some(blob) = self.blob_at(next) else { continue };
             let frames = u64::from(blob.page.frames);
             if frames > frames_left {

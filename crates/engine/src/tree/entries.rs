@@ -71,7 +71,15 @@ impl<'a> Entries<'a> {
     ///
     /// # Errors
     /// Damage, a failed read, a pool that is full of guards.
+    #[inline]
     pub fn next_entry(&mut self) -> Result<Option<(&[u8], Value<'_>)>> {
+        // The cursor knows how far the range goes in its leaf: most steps are within that.
+        if !self.ended
+            && let Some(value) = self.front.step()
+        {
+            let (key, value) = self.front.stepped(value);
+            return Ok(Some((key, Value::Inline(Cow::Borrowed(value)))));
+        }
         let found = self.step(Entries::forward, |entries| Some(&entries.front))?;
         Ok(found.map(|blob| lend(&self.front, blob)))
     }
@@ -124,10 +132,12 @@ impl<'a> Entries<'a> {
             }
         };
         self.begun = true;
-        let key = front.key();
-        Ok(moved
-            && is_before(key, &self.end)
-            && self.back.as_ref().is_none_or(|back| key < back.key()))
+        let is_within = moved && is_before(front.key(), &self.end);
+        match &self.back {
+            Some(back) => Ok(is_within && front.key() < back.key()),
+            None if is_within => front.learn_end(&self.end).map(|()| true),
+            None => Ok(false),
+        }
     }
 
     /// Moves the back cursor; false if that is the end.
@@ -135,6 +145,8 @@ impl<'a> Entries<'a> {
         let moved = match &mut self.back {
             Some(back) => back.backward()?,
             none => {
+                // From here on the entries end where the other cursor is.
+                self.front.forget_end();
                 let back = none.insert(Box::new(Cursor::new(self.access).read_ahead(READ_AHEAD)));
                 match &self.end {
                     Bound::Unbounded => back.last()?,
