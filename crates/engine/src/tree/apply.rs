@@ -6,7 +6,7 @@
 use vellum_pool::{ExclusiveGuard, PageRef};
 
 use crate::error::{Error, Result};
-use crate::node::{Node, NodeMut, Payload, Split, merge_into_right, split_off_left};
+use crate::node::{Fences, Node, NodeMut, Payload, Split, merge_into_right, split_off_left};
 use crate::page::{self, LEVEL, PAGE_HEADER, PageKind};
 use crate::store::core::Change;
 
@@ -25,6 +25,8 @@ pub(crate) enum Action<'a> {
     Image { image: &'a [u8] },
     /// Become a node of no separators with one child, of all keys.
     Raise { level: u8, child: u64 },
+    /// Become a leaf of no entries between these fences.
+    Empty { fences: Fences<'a> },
     /// Give everything left of the split to `left`, a new page.
     SplitOff { left: &'a mut [u8], split: &'a Split },
     /// Take everything from the left neighbour.
@@ -58,6 +60,9 @@ pub(crate) fn apply(
         }
         Action::Raise { level, child } => {
             NodeMut::format(bytes, level, Default::default(), child);
+        }
+        Action::Empty { fences } => {
+            NodeMut::format(bytes, 0, fences, 0);
         }
         Action::SplitOff { left, split } => {
             split_off_left(bytes, left, split).map_err(|torn| Error::torn(place, torn))?;

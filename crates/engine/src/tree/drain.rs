@@ -114,7 +114,7 @@ impl<'a> Access<'a> {
                 indexes.push(index);
             }
         }
-        let next = match next {
+        let mut next = match next {
             Some(next) => next,
             None if node.upper_into(&mut key).map_err(torn)? => Next::Key(next_key(key)),
             None => Next::End,
@@ -122,9 +122,41 @@ impl<'a> Access<'a> {
         if !indexes.is_empty() {
             apply(change, &mut leaf, Action::RemoveAll { indexes: &indexes })?;
             *removed += indexes.len() as u64;
-            self.after_removal(change, leaf, from, &blobs);
+            let is_empty = Node::new(&leaf[..]).count() == Ok(0);
+            if let (Which::All, Next::Key(next), true) = (which, &mut next, is_empty) {
+                drop(leaf);
+                self.drop_after(change, from, end, &mut blobs, next, removed);
+                blobs.iter().for_each(|blob| self.free_blob(change, *blob));
+                self.merge_or_warn(change, from);
+            } else {
+                self.after_removal(change, leaf, from, &blobs);
+            }
         }
         Ok(next)
+    }
+
+    /// Drops the leaves after that for `from`, which is empty, as far as they go as a whole; then
+    /// `next` is the key behind them.
+    fn drop_after(
+        self,
+        change: &Change<'_>,
+        from: &[u8],
+        end: &Bound<Vec<u8>>,
+        blobs: &mut Vec<BlobRef>,
+        next: &mut Vec<u8>,
+        removed: &mut u64,
+    ) {
+        match self.drop_leaves(change, from, |key| is_before(key, end)) {
+            Ok(None) => {}
+            Ok(Some(dropped)) => {
+                *removed += dropped.entries;
+                blobs.extend(dropped.blobs);
+                *next = next_key(dropped.upper);
+            }
+            Err(error) => {
+                tracing::warn!("dropping leaves of tree {:?} failed: {error}", self.tree.name());
+            }
+        }
     }
 
     /// Lets a leaf go that entries were removed from; `key` lies in it.

@@ -317,8 +317,8 @@ impl Tree {
 
     /// Removes the entries of a range of keys; returns how many. Reads no blob.
     ///
-    /// Works leaf by leaf, and each leaf is one step: another thread may see that a part of the
-    /// range is gone, and may put entries where this has been.
+    /// Works leaf by leaf, or by some leaves at a time, and each of these is one step: another
+    /// thread may see that a part of the range is gone, and may put entries where this has been.
     ///
     /// # Errors
     /// Damage or a failed read. What lies before it in the range is gone then.

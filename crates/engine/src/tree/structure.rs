@@ -10,8 +10,9 @@ use super::Access;
 use super::apply::{Action, apply, init};
 use super::descend::{Pair, Target};
 use crate::error::{Error, Result};
-use crate::node::{Node, Payload, Torn, fits_merge, plan_split};
+use crate::node::{Fences, Node, Payload, Torn, fits_merge, plan_split};
 use crate::page::PageKind;
+use crate::page::blob::BlobRef;
 use crate::store::core::Change;
 
 /// Whether a node has the room that a change needs.
@@ -32,6 +33,19 @@ enum Merged {
     Done,
     /// The parent lost a separator and may itself be merged.
     ParentUnderfull,
+}
+
+/// Leaves that one step of a removal drops at most: so long does it keep others from their parent.
+const DROPPED_MAX: usize = 128;
+
+/// What went with leaves that were dropped.
+#[derive(Debug)]
+pub(crate) struct Dropped {
+    pub entries: u64,
+    /// Nothing refers to them any more.
+    pub blobs: Vec<BlobRef>,
+    /// No key up to this one is left of them.
+    pub upper: Vec<u8>,
 }
 
 impl<'a> Access<'a> {
@@ -186,6 +200,68 @@ impl<'a> Access<'a> {
         Ok(Merged::Done)
     }
 
+    /// Drops the leaves after that for `key`, which is empty, as far as they have the same parent
+    /// and are in memory, and all of their keys are to go: `goes` tells for a key whether those up
+    /// to it are. None if the leaf for `key` has entries or none of those after it can be dropped.
+    ///
+    /// The last of them stays as an empty leaf, with the keys of all of them. A leaf that is busy,
+    /// or not what its parent says, ends the run: the caller comes to it by itself, and finds out.
+    pub(crate) fn drop_leaves(
+        self,
+        change: &Change<'_>,
+        key: &[u8],
+        goes: impl Fn(&[u8]) -> bool,
+    ) -> Result<Option<Dropped>> {
+        let _alone = self.core.structure_lock();
+        let Some(Pair { parent: Some((mut parent, first)), node: mut last }) =
+            self.exclusive_pair(Target::Key(key), 0)?
+        else {
+            return Ok(None);
+        };
+        let parent_page = parent.page();
+        let above = Node::new(&parent[..]);
+        let torn = |torn| Error::torn(parent_page, torn);
+        let count = above.count().map_err(torn)?;
+        if first >= count {
+            return Ok(None);
+        }
+        let upper = above.key(first).map_err(torn)?;
+        let mut dropped = Dropped { entries: 0, blobs: Vec::new(), upper };
+        let leaf = Node::new(&last[..]);
+        if leaf.count() != Ok(0) || leaf.upper() != Ok(Some(&dropped.upper)) {
+            return Ok(None);
+        }
+        let lower = leaf.lower().map(|key| key.map(<[u8]>::to_vec)).map_err(torn)?;
+        let mut index = first;
+        while index + 1 < count && index - first < DROPPED_MAX {
+            // What was dropped before stays so, whatever comes now.
+            let next = above.key(index + 1).and_then(|key| Ok((key, above.child(index + 1)?)));
+            let Ok((upper, page)) = next.map(|(key, child)| (key, self.page(child))) else { break };
+            let is_other = page != parent_page && page != last.page();
+            if !goes(&upper) || !is_other || !self.core.pool.is_resident(page) {
+                break;
+            }
+            let Ok(Some(leaf)) = self.sibling(page, 0) else { break };
+            let Ok(entries) =
+                all_between(Node::new(&leaf[..]), &dropped.upper, &upper, &mut dropped.blobs)
+            else {
+                break;
+            };
+            dropped.entries += entries;
+            dropped.upper = upper;
+            self.free_page(change, std::mem::replace(&mut last, leaf));
+            index += 1;
+        }
+        if index == first {
+            return Ok(None);
+        }
+        let fences = Fences { lower: lower.as_deref(), upper: Some(&dropped.upper) };
+        apply(change, &mut last, Action::Empty { fences })?;
+        let indexes: Vec<usize> = (first..index).collect();
+        apply(change, &mut parent, Action::RemoveAll { indexes: &indexes })?;
+        Ok(Some(dropped))
+    }
+
     /// Merges two neighbours if they fit one page; gives them back if they do not.
     #[allow(clippy::type_complexity)]
     fn merge_pair(
@@ -231,4 +307,36 @@ impl<'a> Access<'a> {
         self.free_page(change, child);
         Ok(Merged::Done)
     }
+}
+
+/// The number of entries of a leaf between these fences. Their blobs come to `blobs`, unless the
+/// leaf is damaged or another one.
+fn all_between(
+    leaf: Node<&[u8]>,
+    lower: &[u8],
+    upper: &[u8],
+    blobs: &mut Vec<BlobRef>,
+) -> Result<u64, Torn> {
+    let count = leaf.count()?;
+    if leaf.lower()? != Some(lower) || leaf.upper()? != Some(upper) {
+        return Err(Torn);
+    }
+    for index in [0, count.saturating_sub(1)] {
+        if index < count && !leaf.covers(&leaf.key(index)?)? {
+            return Err(Torn);
+        }
+    }
+    let before = blobs.len();
+    let mut collect = |index| {
+        let place = leaf.payload_place(index)?;
+        if place.blob {
+            blobs.push(BlobRef::decode(leaf.payload(place)?).ok_or(Torn)?);
+        }
+        Ok(())
+    };
+    let collected = (0..count).try_for_each(&mut collect);
+    if collected.is_err() {
+        blobs.truncate(before);
+    }
+    collected.map(|()| count as u64)
 }
