@@ -127,7 +127,13 @@ pub(crate) fn open(device: Arc<dyn Device>, options: &Options) -> Result<StoreCo
         true => (Vec::new(), Space::new(pages)),
         false => {
             check_list(&device, &header)?;
-            read_free_map(&device, &header)?
+            let found = read_free_map(&device, &header)?;
+            if !options.is_read_only() {
+                // A process that was killed may have written what this one finds and not have
+                // waited for its sync. The next header says that all of it is in the file.
+                device.sync().map_err(PoolError::Sync)?;
+            }
+            found
         }
     };
     let file = Arc::new(StoreFile::new(device.clone(), header));

@@ -32,6 +32,39 @@ fn judge(image: Vec<u8>, options: &Options, allowed: &[&Model]) -> Result<(), Er
     Ok(())
 }
 
+/// Another process opens what a killed one left, and goes on with it. What it has found is durable
+/// once it has synced or closed, though it has not written it.
+fn go_on(device: PowerDevice, options: &Options, allowed: &[&Model], random: &mut Random) -> bool {
+    let device = Arc::new(device);
+    let Ok(store) = Store::open_on(device.clone(), options) else { return false };
+    let found = allowed.iter().find(|model| difference(&store, model).is_none());
+    let mut model = (*found.expect("it opens, but as none of the allowed ones")).clone();
+    let mut allowed = vec![model.clone()];
+    if random.once_in(2) {
+        let tree = store.tree_or_create("").unwrap();
+        tree.upsert(b"k", b"another process").unwrap();
+        model.entry(String::new()).or_default().insert(b"k".into(), b"another process".into());
+        let mut created = allowed[0].clone();
+        created.entry(String::new()).or_default();
+        allowed.extend([created, model.clone()]);
+    }
+    if random.once_in(2) {
+        store.sync().unwrap();
+        judge(device.image(), options, &[&model]).unwrap();
+    }
+    if random.once_in(2) {
+        store.clone().close().unwrap();
+    } else {
+        store.sync().unwrap();
+    }
+    judge(device.image(), options, &[&model]).unwrap();
+    let allowed: Vec<_> = allowed.iter().collect();
+    for image in device.take_images() {
+        let _ = judge(image, options, &allowed);
+    }
+    true
+}
+
 /// Salvaging ends, and gives only entries that the tree once had, in order and none twice.
 pub fn salvage(image: Vec<u8>, options: &Options, once: &Once) {
     let options = options.clone().salvage(true);
@@ -78,6 +111,9 @@ fn run(seed: u64, steps: u64) {
     for image in device.take_images() {
         opened += u32::from(judge(image, &options, &[&Model::new()]).is_ok());
     }
+    for killed in device.take_killed() {
+        opened += u32::from(go_on(killed, &options, &[&Model::new()], &mut random));
+    }
     for _ in 0..steps {
         let (before, was_clean) = (world.synced.clone(), world.is_clean);
         world.syncs.clear();
@@ -87,6 +123,11 @@ fn run(seed: u64, steps: u64) {
             let mut allowed: Vec<_> = world.syncs.iter().collect();
             allowed.extend([&before, &world.synced]);
             opened += u32::from(judge(image, &options, &allowed).is_ok());
+        }
+        for killed in device.take_killed() {
+            let mut allowed: Vec<_> = world.syncs.iter().collect();
+            allowed.extend([&before, &world.synced]);
+            opened += u32::from(go_on(killed, &options, &allowed, &mut random));
         }
         if world.is_clean && (!was_clean || random.once_in(20)) {
             // Nothing was changed since: it has to open.

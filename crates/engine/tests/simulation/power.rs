@@ -29,6 +29,8 @@ struct State {
     /// Once in so many operations there is an image of what the power left; 0 for never.
     image_every: u64,
     images: Vec<Vec<u8>>,
+    /// As often, the device as a killed process left it.
+    killed: Vec<PowerDevice>,
 }
 
 /// Memory, and what of it would outlive a loss of power.
@@ -50,6 +52,7 @@ impl PowerDevice {
                 random: Random(seed),
                 image_every,
                 images: Vec::new(),
+                killed: Vec::new(),
             }),
         }
     }
@@ -75,6 +78,11 @@ impl PowerDevice {
         std::mem::take(&mut self.state.lock().unwrap().images)
     }
 
+    /// The device as it was at moments since the last call, for a process that goes on with it.
+    pub fn take_killed(&self) -> Vec<PowerDevice> {
+        std::mem::take(&mut self.state.lock().unwrap().killed)
+    }
+
     /// Everything that was written, as after a crash of the process alone.
     pub fn snapshot(&self) -> Vec<u8> {
         self.memory.snapshot()
@@ -87,6 +95,16 @@ impl PowerDevice {
             if state.random.once_in(every) {
                 let image = state.image();
                 state.images.push(image);
+            } else if state.random.once_in(every) && state.killed.len() < 2 {
+                let seed = state.random.next();
+                let killed = PowerDevice::new(seed, 3);
+                {
+                    let mut copy = killed.state.lock().unwrap();
+                    copy.durable.clone_from(&state.durable);
+                    copy.unsynced.clone_from(&state.unsynced);
+                }
+                killed.fill(&self.memory.snapshot());
+                state.killed.push(killed);
             }
         }
     }
@@ -188,6 +206,13 @@ impl Device for PowerDevice {
 impl PowerDevice {
     /// The device with these contents, durably.
     pub fn write_all(&self, bytes: Vec<u8>) {
+        self.fill(&bytes);
+        let mut state = self.state.lock().unwrap();
+        state.unsynced.clear();
+        state.durable = bytes;
+    }
+
+    fn fill(&self, bytes: &[u8]) {
         let mut pages = Pages(vec![Page([0; PAGE_SIZE]); bytes.len() / PAGE_SIZE]);
         for (page, bytes) in pages.0.iter_mut().zip(bytes.chunks(PAGE_SIZE)) {
             page.0.copy_from_slice(bytes);
@@ -195,9 +220,6 @@ impl PowerDevice {
         for (number, page) in pages.0.iter().enumerate() {
             self.memory.write(&mut [Write::new(number as u64, [&page.0, &[]])]);
         }
-        let mut state = self.state.lock().unwrap();
-        state.unsynced.clear();
-        state.durable = bytes;
     }
 }
 
