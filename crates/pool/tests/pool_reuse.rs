@@ -327,3 +327,29 @@ fn the_map_of_pages_survives_a_reopening() {
     assert_eq!(new_page(&pool, 4, 9).id, pages[3].id);
     assert_eq!(new_page(&pool, 2, 9).id, pages[1].id);
 }
+
+/// Pages that were freed while a thread held them are in the map of the space or among those that
+/// wait, also at the moment at which another thread looks which of them can go.
+#[test]
+fn a_snapshot_of_the_space_has_all_freed_pages() {
+    let options = PoolOptions { evictors: 0, ..options(256) };
+    let pool = common::open(Arc::new(MemoryDevice::new()), options);
+    for _ in 0..200 {
+        let pages: Vec<_> = (0..65).map(|_| pool.allocate(1).unwrap().page()).collect();
+        let held: Vec<_> = pages[..64].iter().map(|page| pool.fix_shared(*page).unwrap()).collect();
+        pages[..64].iter().for_each(|page| pool.free_page(*page).unwrap());
+        std::thread::scope(|scope| {
+            let frees = scope.spawn(|| {
+                drop(held);
+                while pool.frames_to_free() > 0 {}
+            });
+            while !frees.is_finished() {
+                let (space, given_back) = pool.snapshot_space();
+                let space = Space::decode(&space.encode(given_back)).unwrap();
+                assert_eq!(space.allocated_pages(), 1);
+            }
+        });
+        pool.free_page(pages[64]).unwrap();
+        pool.trim().unwrap();
+    }
+}

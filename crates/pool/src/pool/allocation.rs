@@ -167,15 +167,16 @@ impl Pool {
 
     /// Frees what could not be freed before, as far as nobody holds it now.
     pub(crate) fn free_deferred(&self) {
-        let waiting = std::mem::take(&mut *lock(&self.deferred));
-        for page in waiting {
-            match self.try_free(page) {
-                Ok(true) => {}
-                Ok(false) | Err(PoolError::Release { .. }) => lock(&self.deferred).push(page),
+        // Locked to the end: `snapshot_space` finds each page either here or free.
+        lock(&self.deferred).retain(|page| match self.try_free(*page) {
+            Ok(is_free) => !is_free,
+            Err(PoolError::Release { .. }) => true,
+            Err(error) => {
                 // Tried again, it might hit whoever is given this place next.
-                Err(error) => tracing::warn!("{page} could not be freed: {error}"),
+                tracing::warn!("{page} could not be freed: {error}");
+                false
             }
-        }
+        });
     }
 
     /// Frames of pages that were freed while somebody held them, and still are: after another try.
@@ -224,8 +225,9 @@ impl Pool {
     }
 
     /// The map of allocated pages as it is now; and the ranges (start, count) in it of pages that
-    /// were freed while a thread held them, which that thread keeps for a while. While neither
-    /// pages are allocated nor freed, the two fit together.
+    /// were freed while a thread held them, which that thread keeps for a while. The two fit
+    /// together, also while other threads look for pages that can be freed by now; but not beside
+    /// calls that allocate and free.
     pub fn snapshot_space(&self) -> (SpaceSnapshot, Vec<(u64, u64)>) {
         let deferred = lock(&self.deferred);
         let ranges = deferred.iter().map(|page| (page.id.0, u64::from(page.frames))).collect();
