@@ -2,13 +2,17 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
+#[path = "common/hooked.rs"]
+mod hooked;
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread;
 use std::time::Duration;
 
 use common::{PATIENCE, assert_sound, options};
+use hooked::{About, Hooked};
 use rustix::io::Errno;
 use vellum::{Error, Store, Tree};
 use vellum_pool::device::{Fault, FaultyDevice, MemoryDevice, Operation};
@@ -201,4 +205,101 @@ fn a_closed_file_lists_nothing() {
     drop(store);
     assert_eq!(version(), 1);
     assert_eq!(found(&memory).unwrap(), 10);
+}
+
+/// The device panics in a checkpoint, whenever it writes a header or makes something durable. What
+/// was cut is not taken for saved, and no page is written over a header that may say "clean".
+#[test]
+fn a_panic_of_the_device_in_a_checkpoint_loses_nothing() {
+    for (count, nth) in (1..=3).flat_map(|nth| [(10, nth), (20_000, nth), (20_000, nth + 3)]) {
+        let device = Arc::new(Hooked::default());
+        let store = Store::create_on(device.clone(), &options(64, 1)).unwrap();
+        let tree = store.create_tree("t").unwrap();
+        store.sync().unwrap();
+        put(&tree, 0, count);
+        let operations = AtomicU32::new(0);
+        device.set(move |about| {
+            let counts = matches!(about, About::Write(0 | 1) | About::Sync);
+            if counts && operations.fetch_add(1, Ordering::SeqCst) + 1 == nth {
+                std::panic::resume_unwind(Box::new("a fault of the device"));
+            }
+        });
+        let unwound = catch_unwind(AssertUnwindSafe(|| store.sync().unwrap()));
+        device.set(|_| ());
+        if unwound.is_ok() {
+            continue;
+        }
+        // Changed pages leave the pool.
+        let removed = (0..count).step_by(2).filter(|n| tree.remove(&n.to_be_bytes()).unwrap());
+        let left = count as usize - removed.count() + 10_000;
+        put(&tree, 100_000, 10_000);
+        if let Ok(found) = found(&device.memory) {
+            assert!(found == 0 || found == count as usize, "{found} of {count}, at {nth}");
+        }
+        store.sync().unwrap();
+        assert_eq!(found(&device.memory).unwrap(), left);
+        // Without a change since such a panic, too.
+        put(&tree, 1_000_000, 1);
+        device.set(|about| {
+            if about == About::Sync {
+                std::panic::resume_unwind(Box::new("a fault of the device"));
+            }
+        });
+        assert!(catch_unwind(AssertUnwindSafe(|| store.sync())).is_err());
+        device.set(|_| ());
+        store.sync().unwrap();
+        assert_eq!(found(&device.memory).unwrap(), left + 1);
+    }
+}
+
+/// A page that a thread evicts is on its way to the file while the store is closed, which has
+/// written it, too. The file is given to others only when it has arrived.
+#[test]
+fn a_closed_file_is_unlocked_when_nothing_is_on_its_way_to_it() {
+    let device = Arc::new(Hooked::default());
+    let options = options(16, 1).evictors(0);
+    let store = Store::create_on(device.clone(), &options).unwrap();
+    let tree = store.create_tree("t").unwrap();
+    put(&tree, 0, 5000);
+    store.sync().unwrap();
+    let [held, released, unlocked] = [(); 3].map(|()| Arc::new(AtomicBool::new(false)));
+    let (holds, may_go, unlocks) = (held.clone(), released.clone(), unlocked.clone());
+    device.set(move |about| match about {
+        About::Write(2..) if thread::current().name() == Some("late") => {
+            holds.store(true, Ordering::SeqCst);
+            while !may_go.load(Ordering::SeqCst) {
+                thread::yield_now();
+            }
+        }
+        About::Unlock => unlocks.store(true, Ordering::SeqCst),
+        _ => {}
+    });
+    (0..5).for_each(|n| put(&tree, n * 1000, 1));
+    thread::scope(|scope| {
+        let late = thread::Builder::new().name("late".into());
+        let reads = || (0..5000u32).try_for_each(|n| tree.get(&n.to_be_bytes()).map(drop));
+        late.spawn_scoped(scope, reads).unwrap();
+        while !held.load(Ordering::SeqCst) {
+            thread::yield_now();
+        }
+        let closing = scope.spawn(|| store.clone().close());
+        thread::sleep(Duration::from_millis(300));
+        let too_early = unlocked.load(Ordering::SeqCst);
+        released.store(true, Ordering::SeqCst);
+        closing.join().unwrap().unwrap();
+        assert!(!too_early, "others may write to it while a page comes");
+        assert!(unlocked.load(Ordering::SeqCst));
+    });
+}
+
+/// The header that says "in use" cannot be written: the error says so.
+#[test]
+fn an_error_names_the_mark_that_could_not_be_made() {
+    let (_, device, store, tree) = store(16);
+    put(&tree, 0, 5000);
+    store.sync().unwrap();
+    device.plan().fail_always(Operation::Sync, Fault::Error(Errno::IO));
+    let error = (0..5000).find_map(|n: u32| tree.upsert(&n.to_be_bytes(), &[8; 100]).err());
+    let error = error.unwrap().to_string();
+    assert!(error.contains("the file could not be marked in use"), "{error}");
 }

@@ -48,8 +48,8 @@ pub enum PoolError {
         /// What the device said.
         source: io::Error,
     },
-    /// The log did not become durable, so no dirty page may leave.
-    #[error("the log could not be made durable before writing pages: {0}")]
+    /// What has to be durable before pages are written did not become so. No dirty page may leave.
+    #[error("pages cannot be written yet: {0}")]
     WriteAhead(#[source] io::Error),
     /// The device could not promise that what was written is durable.
     #[error("making the file durable failed: {0}")]

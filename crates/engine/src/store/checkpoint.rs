@@ -16,7 +16,7 @@
 //! pages that are set aside or wait to be freed. It goes to places that the pool does not use.
 
 use std::sync::MutexGuard;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use vellum_pool::{PageCopy, PageRef, Space, SpaceSnapshot};
 
@@ -68,6 +68,16 @@ struct Cut<'a> {
     pages: Option<Vec<PageCopy>>,
     /// None if the one in the file is right.
     map: Option<Map>,
+}
+
+/// Unless it is forgotten, what was cut counts as changed again: an error, or a panic of the
+/// device, has ended its checkpoint.
+struct Unsaved<'a>(&'a AtomicBool);
+
+impl Drop for Unsaved<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
+    }
 }
 
 impl StoreCore {
@@ -175,25 +185,29 @@ impl StoreCore {
 
     /// The free map as it is, and places for it. None if the file has it.
     fn cut_map(&self, checkpoints: &mut Checkpoints) -> Result<Option<Map>> {
-        let (space, mut given_back) = self.pool.snapshot_space();
-        given_back.extend(self.aside.ranges());
-        if given_back.is_empty() && checkpoints.map_of == Some(space.generation()) {
+        let map = self.map();
+        if map.given_back.is_empty() && checkpoints.map_of == Some(map.space.generation()) {
             return Ok(None);
         }
-        self.allocate_places(&mut checkpoints.places)?;
-        let (space, mut given_back) = self.pool.snapshot_space();
-        given_back.extend(self.aside.ranges());
-        Ok(Some(Map { space, given_back }))
+        Ok(Some(self.allocate_places(&mut checkpoints.places)?))
     }
 
-    /// Allocates places besides those that there are, for the free map as it will be then.
-    fn allocate_places(&self, places: &mut Vec<PageRef>) -> Result<()> {
+    /// The free map as it is.
+    fn map(&self) -> Map {
+        let (space, mut given_back) = self.pool.snapshot_space();
+        given_back.extend(self.aside.ranges());
+        Map { space, given_back }
+    }
+
+    /// Allocates places besides those that there are, for the free map as it will be then. That
+    /// map fits them.
+    fn allocate_places(&self, places: &mut Vec<PageRef>) -> Result<Map> {
         loop {
             // Allocating takes from the ranges, so the map does not grow by it.
-            let (space, given_back) = self.pool.snapshot_space();
-            let len = space.encoded_len_max(given_back.len() + self.aside.ranges().len());
+            let map = self.map();
+            let len = map.space.encoded_len_max(map.given_back.len());
             if free_map::pages_for(len, self.page_frames) <= places.len() {
-                return Ok(());
+                return Ok(map);
             }
             places.push(self.pool.allocate_place(self.page_frames)?);
         }
@@ -201,11 +215,10 @@ impl StoreCore {
 
     /// Writes what was cut, while changes go on.
     fn write_cut(&self, cut: Cut<'_>, checkpoints: &mut Checkpoints) -> Result<()> {
-        let written = self.try_write_cut(cut, checkpoints);
-        if written.is_err() {
-            self.changed.store(true, Ordering::Release);
-        }
-        written
+        let unsaved = Unsaved(&self.changed);
+        self.try_write_cut(cut, checkpoints)?;
+        std::mem::forget(unsaved);
+        Ok(())
     }
 
     fn try_write_cut(&self, cut: Cut<'_>, checkpoints: &mut Checkpoints) -> Result<()> {
@@ -261,7 +274,9 @@ impl StoreCore {
         }
         if outcome.is_ok() {
             // All pages are as the file has them, no change comes any more, and what is read from
-            // the file after this is refused: the mark is set, and looked at after each read.
+            // the file after this is refused: the mark is set, and looked at after each read. A
+            // page that the checkpoint wrote may be on its way to the file once more.
+            self.pool.wait_for_writes();
             self.device.unlock();
         }
         outcome

@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use vellum_pool::PoolError;
 use vellum_pool::device::Device;
 
-use crate::error::{Error, Result};
+use crate::error::{CLOSED, Error, Result};
 use crate::store::header::{Header, Listed};
 
 /// See the module's documentation.
@@ -73,8 +73,10 @@ impl StoreFile {
         self.closed.load(Ordering::Acquire)
     }
 
-    /// Nothing of this store is read or written after this.
+    /// Nothing of this store is read or written after this, but what the pool is writing just now.
     pub(crate) fn close(&self) {
+        // Under the lock: a thread that is about to mark the file has done so, or finds it closed.
+        let _writing = self.writing();
         self.closed.store(true, Ordering::Release);
     }
 
@@ -122,7 +124,7 @@ impl StoreFile {
         }
         self.mark().map_err(|error| match error {
             PoolError::WriteAhead(said) => said,
-            error => io::Error::other(error),
+            error => io::Error::other(format!("the file could not be marked in use: {error}")),
         })
     }
 
@@ -139,6 +141,9 @@ impl StoreFile {
         }
         if self.in_use.load(Ordering::Acquire) {
             return Ok(());
+        }
+        if self.is_closed() {
+            return Err(PoolError::WriteAhead(io::Error::other(CLOSED)));
         }
         let next = Header { clean: false, free_map: 0, ..self.header() };
         self.write(&writing, next, &[])?;
@@ -161,9 +166,7 @@ impl StoreFile {
         header: Header,
         listed: &[Listed],
     ) -> Result<()> {
-        self.write(&self.writing(), Header { clean: true, ..header }, listed)?;
-        self.in_use.store(false, Ordering::Release);
-        Ok(())
+        Ok(self.write(&self.writing(), Header { clean: true, ..header }, listed)?)
     }
 
     /// Makes a header durable, as the one that follows the last.
@@ -176,15 +179,14 @@ impl StoreFile {
         let sequence = self.header().sequence + 1;
         let next = Header { sequence, listed: listed.len() as u32, ..next };
         let page = next.page();
+        // Until this one is durable either of the two may be the newest one after a crash. If it
+        // never becomes so, be it for an error or for a panic of the device, the next page that is
+        // to be written waits for a header that says "in use", in the place of this one.
+        self.in_use.store(false, Ordering::Release);
         let written = next.write(&*self.device, listed);
         let written = written.map_err(|source| PoolError::Write { page, source });
         let durable = written.and_then(|()| self.device.sync().map_err(PoolError::Sync));
-        durable.map_err(|error| {
-            // Either of the two headers may be the newest one after a crash. So the next page that
-            // is to be written waits for one that says "in use", in the place of this one.
-            self.in_use.store(false, Ordering::Release);
-            self.poison(error)
-        })?;
+        durable.map_err(|error| self.poison(error))?;
         self.update(|last| {
             *last = Header { version: last.version, next_tree: last.next_tree, ..next };
         });
@@ -194,4 +196,34 @@ impl StoreFile {
 
 fn put_off() -> io::Error {
     io::Error::new(io::ErrorKind::WouldBlock, "a checkpoint is about to write its header")
+}
+
+#[cfg(test)]
+mod tests {
+    use vellum_pool::device::MemoryDevice;
+
+    use super::*;
+
+    /// A thread of the pool may come late: the file may be another process's by then.
+    #[test]
+    fn a_closed_file_is_not_marked() {
+        let header = Header {
+            version: 1,
+            page_frames: 1,
+            store_id: 1,
+            sequence: 2,
+            clean: true,
+            catalog: 2,
+            free_map: 0,
+            file_pages: 3,
+            next_tree: 2,
+            listed: 0,
+        };
+        let device = Arc::new(MemoryDevice::new());
+        let file = StoreFile::new(device.clone(), header);
+        file.close();
+        assert!(file.before_pages().is_err());
+        assert_eq!(device.pages().unwrap(), 0);
+        assert!(file.check_poison().is_ok());
+    }
 }

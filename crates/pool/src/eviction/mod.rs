@@ -386,6 +386,24 @@ mod tests {
         assert_eq!(pool.fix_shared(dirty).unwrap()[0], 1);
     }
 
+    /// The thread that evicts held it while it was dirty, and comes to write it after a checkpoint
+    /// has done so: the file must not be touched any more.
+    #[test]
+    fn pages_that_were_written_meanwhile_are_not_written_again() {
+        let device = Arc::new(Interrupted::default());
+        let options =
+            PoolOptions { size: PoolSize::Bytes(32 * 4096), evictors: 0, ..PoolOptions::default() };
+        let pool = Pool::open(device.clone(), Arc::new(RawPages), Space::new(0), options).unwrap();
+        let page = pool.allocate(1).unwrap().page();
+        pool.sync().unwrap();
+        let held = pool.fix_shared(page).unwrap();
+        let written = lock(&device.written).len();
+        let results = pool.eviction.writer.write(&pool.core, &*pool.eviction.device, &[page]);
+        assert!(matches!(&results[..], [Ok(())]));
+        assert_eq!(lock(&device.written).len(), written);
+        drop(held);
+    }
+
     #[test]
     fn a_batch_is_written_in_the_order_of_the_file() {
         let device = Arc::new(Interrupted::default());

@@ -17,19 +17,28 @@ use crate::device::{Device, Write};
 use crate::error::PoolError;
 use crate::page::PageRef;
 use crate::statistics::counters::Event;
-use crate::sync::{Mutex, lock};
+use crate::sync::{Condvar, Mutex, lock, wait};
 
 /// Writes batches of dirty pages; keeps the buffers for their heads.
 #[derive(Debug)]
 pub(crate) struct Writer {
     batch: usize,
-    idle: Mutex<Vec<Heads>>,
+    buffers: Mutex<Buffers>,
+    /// No batch is under way any more.
+    ended: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Buffers {
+    idle: Vec<Heads>,
+    /// Batches that have buffers now.
+    under_way: usize,
 }
 
 impl Writer {
     /// For batches of up to `batch` pages.
     pub(crate) fn new(batch: usize) -> Writer {
-        Writer { batch, idle: Mutex::new(Vec::new()) }
+        Writer { batch, buffers: Mutex::default(), ended: Condvar::new() }
     }
 
     /// The most pages that are written together.
@@ -49,9 +58,10 @@ impl Writer {
         if pages.is_empty() {
             return Vec::new();
         }
-        let mut heads = self.take_heads();
+        let (batch, mut heads) = self.begin();
         let results = write_sealed(core, device, pages, &mut heads);
-        lock(&self.idle).push(heads);
+        lock(&self.buffers).idle.push(heads);
+        drop(batch);
         for (page, result) in pages.iter().zip(&results) {
             match result {
                 Ok(()) => {
@@ -64,9 +74,33 @@ impl Writer {
         results
     }
 
-    fn take_heads(&self) -> Heads {
-        let idle = lock(&self.idle).pop();
-        idle.unwrap_or_else(|| Heads::new(self.batch))
+    fn begin(&self) -> (Batch<'_>, Heads) {
+        let mut buffers = lock(&self.buffers);
+        buffers.under_way += 1;
+        let (batch, heads) = (Batch(self), buffers.idle.pop());
+        drop(buffers);
+        (batch, heads.unwrap_or_else(|| Heads::new(self.batch)))
+    }
+
+    /// Waits until no batch is under way.
+    pub(crate) fn wait(&self) {
+        let mut buffers = lock(&self.buffers);
+        while buffers.under_way > 0 {
+            buffers = wait(&self.ended, buffers);
+        }
+    }
+}
+
+/// A batch under way. A panic of the device ends it, too.
+struct Batch<'a>(&'a Writer);
+
+impl Drop for Batch<'_> {
+    fn drop(&mut self) {
+        let mut buffers = lock(&self.0.buffers);
+        buffers.under_way -= 1;
+        if buffers.under_way == 0 {
+            self.0.ended.notify_all();
+        }
     }
 }
 
@@ -84,6 +118,11 @@ fn write_sealed(
         head.copy_from_slice(in_memory);
         newest_lsn = newest_lsn.max(core.format.seal(*page, head, body));
         writes.push(Write { page: page.id.0, parts: [head, body], result: Ok(()) });
+    }
+    // The caller may have come late: a checkpoint has written them while they were held, and the
+    // format need not be told of pages that the file has.
+    if !pages.iter().any(|page| core.held(*page).load().is_dirty()) {
+        return pages.iter().map(|_| Ok(())).collect();
     }
     if let Err(error) = core.format.write_ahead(newest_lsn) {
         let again = || std::io::Error::new(error.kind(), error.to_string());

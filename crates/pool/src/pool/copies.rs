@@ -155,6 +155,13 @@ impl Pool {
         }
     }
 
+    /// Waits until the pool writes no page: one that [`write_dirty`](Pool::write_dirty) has written
+    /// may be on its way to the file once more, by a thread that began before. While pages become
+    /// dirty others may be written right after this.
+    pub fn wait_for_writes(&self) {
+        self.eviction.writer.wait();
+    }
+
     /// Holds a page shared if it is dirty, as long as it was, and no thread writes to it.
     fn try_hold_written(&self, page: PageRef) -> Option<SharedGuard<'_>> {
         loop {
