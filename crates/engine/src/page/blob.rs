@@ -10,9 +10,13 @@ use crc_fast::{CrcAlgorithm, checksum};
 use vellum_pool::{PageId, PageRef};
 
 use crate::page::bytes::{get_u32, get_u64, put_u32, put_u64};
-use crate::page::pieces::{PIECE_FRAMES_MAX, Shape, VALUE_MAX};
 use crate::page::{self, PAGE_HEADER, PageKind};
 use crate::store::options::PAGE_FRAMES_MAX;
+
+/// Greatest length of a value in bytes.
+pub(crate) const VALUE_MAX: u64 = 1 << 48;
+/// The longest pieces, in frames.
+pub(crate) const PIECE_FRAMES_MAX: u32 = 256;
 
 /// Bytes of a reference to a blob, as a leaf holds it.
 pub(crate) const BLOB_REF: usize = 20;
@@ -47,14 +51,6 @@ impl BlobRef {
     /// The value is contiguous on a page of its own.
     pub(crate) fn is_whole(self) -> bool {
         self.piece_frames == 0
-    }
-
-    /// Frames that the value takes.
-    pub(crate) fn frames(self) -> u64 {
-        match self.is_whole() {
-            true => u64::from(self.page.frames),
-            false => Shape::of(self).frames(),
-        }
     }
 
     pub(crate) fn encode(self) -> [u8; BLOB_REF] {

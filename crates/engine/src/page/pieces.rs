@@ -9,11 +9,6 @@ use crate::page::blob::{BlobRef, key_checksum};
 use crate::page::bytes::{get_u32, get_u64, put_u32, put_u64};
 use crate::page::{self, LEVEL, PAGE_HEADER, PageKind};
 
-/// Greatest length of a value in bytes.
-pub(crate) const VALUE_MAX: u64 = 1 << 48;
-/// The longest pieces, in frames.
-pub(crate) const PIECE_FRAMES_MAX: u32 = 256;
-
 /// The value's number, in pieces and in index pages.
 const VALUE: usize = PAGE_HEADER;
 /// A piece's number, or that of the first piece below an index page.
@@ -183,11 +178,22 @@ pub(crate) fn refs(bytes: &[u8]) -> Vec<u64> {
     (0..count).map(|index| get_u64(bytes, REFS + 8 * index)).collect()
 }
 
+impl BlobRef {
+    /// Frames that the value takes.
+    pub(crate) fn frames(self) -> u64 {
+        match self.is_whole() {
+            true => u64::from(self.page.frames),
+            false => Shape::of(self).frames(),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use vellum_pool::PageRef;
 
     use super::*;
+    use crate::page::blob::{PIECE_FRAMES_MAX, VALUE_MAX};
 
     fn value(len: u64) -> BlobRef {
         BlobRef { page: PageRef::new(7, 1), len, piece_frames: 1 }

@@ -24,11 +24,10 @@ use vellum_pool::device::Device;
 use vellum_pool::{PAGE_SIZE, PoolStats};
 
 use crate::error::{Error, Result};
-use crate::page::pieces::VALUE_MAX;
+use crate::page::blob::VALUE_MAX;
 use crate::store::core::StoreCore;
 use crate::store::options::Options;
 use crate::store::pool_view::PoolView;
-use crate::store::snapshot::Snapshot;
 use crate::tree::{Entries, Tree};
 
 /// An open store: named trees in one file. A cheap handle; clone it, send it, share it.
@@ -217,15 +216,6 @@ impl Store {
                 Ok(self.core.decode_tree(&name, &value)?.name().to_string())
             })
             .collect()
-    }
-
-    /// A view of the store that stands still. Changes wait while it lives.
-    ///
-    /// # Errors
-    /// [`Closed`](Error::Closed).
-    pub fn snapshot(&self) -> Result<Snapshot<'_>> {
-        self.core.check_open()?;
-        Ok(Snapshot::new(self, self.core.hold()))
     }
 
     /// Makes everything durable that was changed before. Changes stand still only while few changed

@@ -16,11 +16,18 @@ pub struct Snapshot<'a> {
     _still: Hold<'a>,
 }
 
-impl<'a> Snapshot<'a> {
-    pub(crate) fn new(store: &'a Store, still: Hold<'a>) -> Snapshot<'a> {
-        Snapshot { store, _still: still }
+impl Store {
+    /// A view of the store that stands still. Changes wait while it lives.
+    ///
+    /// # Errors
+    /// [`Closed`](crate::Error::Closed).
+    pub fn snapshot(&self) -> Result<Snapshot<'_>> {
+        self.core.check_open()?;
+        Ok(Snapshot { store: self, _still: self.core.hold() })
     }
+}
 
+impl Snapshot<'_> {
     /// The tree of this name, as it is.
     ///
     /// # Errors

@@ -23,10 +23,10 @@ use super::page_runs::PageRuns;
 use super::{Access, Tree};
 use crate::error::{Error, Result};
 use crate::node::Payload;
-use crate::page::blob::{self, BLOB_DATA, BlobRef};
+use crate::page::blob::{self, BLOB_DATA, BlobRef, VALUE_MAX};
 use crate::page::format::StoreFormat;
 use crate::page::pieces::{
-    self, PIECE_DATA, Shape, VALUE_MAX, fanout, piece_data, put_index, put_piece, put_root,
+    self, PIECE_DATA, Shape, fanout, piece_data, put_index, put_piece, put_root,
 };
 use crate::page::{self, Checksum, PageKind};
 use crate::store::aside::Pin;
