@@ -313,7 +313,7 @@ impl Core {
     }
 
     /// What is to be released of a page with one call. If that fails, all of it is still there;
-    /// what is too long for that is taken away when the page goes, bit by bit, or has holes then.
+    /// what is too long for that is taken away in pieces when the page goes, or has holes then.
     fn entry(&self, page: PageRef) -> Entry {
         match &self.states {
             States::Frames(_) if self.is_long(page) => Entry::new(PageRange::new(page.id.0, 0)),

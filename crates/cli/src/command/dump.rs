@@ -124,7 +124,7 @@ fn entry<W: Write>(
     written(writer.end_entry())
 }
 
-/// Hands a value to `sink`, bit by bit.
+/// Hands a value to `sink`, piece by piece.
 fn each_bit(
     value: &mut ValueReader<'_>,
     sink: &mut dyn FnMut(&[u8]) -> Outcome,

@@ -13,9 +13,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use vellum_pool::{PageId, PageRef};
 
 use crate::page::blob::BlobRef;
-use crate::store::core::StoreCore;
 use crate::tree::page_runs::PageRuns;
-use crate::tree::streams::{free_pages_of, pages_of};
 
 /// See the module's documentation.
 #[derive(Debug, Default)]
@@ -88,8 +86,45 @@ impl Aside {
 
     /// Someone reads the value that begins with this page. If its key is gone and nobody does,
     /// nobody will.
-    fn is_read(&self, first: PageId) -> bool {
+    pub(crate) fn is_read(&self, first: PageId) -> bool {
         self.lock().read.contains_key(&first)
+    }
+
+    /// The value that begins with this page has one reader more.
+    pub(crate) fn pin(&self, first: PageId) {
+        self.lock().read.entry(first).or_default().count += 1;
+    }
+
+    /// It has one reader less. True if it has none any more: its pages wait to be freed now, if it
+    /// was removed.
+    pub(crate) fn unpin(&self, first: PageId) -> bool {
+        let mut sets = self.lock();
+        let Some(readers) = sets.read.get_mut(&first) else { return false };
+        readers.count -= 1;
+        if readers.count > 0 {
+            return false;
+        }
+        let removed = sets.read.remove(&first).and_then(|readers| readers.removed);
+        sets.ended.extend(removed);
+        true
+    }
+
+    /// The writer of a value ends without it: its pages wait to be freed.
+    pub(crate) fn abandon(&self, number: u64) {
+        let mut sets = self.lock();
+        let pages = sets.written.remove(&number).filter(|pages| !pages.is_empty());
+        sets.ended.extend(pages);
+    }
+
+    /// What waits to be freed: pages, and values whose pages could not be found.
+    pub(crate) fn take_ended(&self) -> (Vec<PageRuns>, Vec<(u32, BlobRef)>) {
+        let mut sets = self.lock();
+        (take(&mut sets.ended), take(&mut sets.unfound))
+    }
+
+    /// The pages of a value that was removed could not be found.
+    pub(crate) fn push_unfound(&self, tree: u32, blob: BlobRef) {
+        self.lock().unfound.push((tree, blob));
     }
 
     /// Frames of all pages that are set aside.
@@ -103,94 +138,5 @@ impl Aside {
     /// not change, and are allocated in the space.
     pub(crate) fn ranges(&self) -> Vec<(u64, u64)> {
         self.lock().all().flat_map(PageRuns::ranges).collect()
-    }
-}
-
-/// A value that is being read: its pages stay, whatever becomes of its key.
-#[derive(Debug)]
-pub(crate) struct Pin<'a> {
-    core: &'a StoreCore,
-    first: PageId,
-}
-
-impl Drop for Pin<'_> {
-    fn drop(&mut self) {
-        let mut sets = self.core.aside.lock();
-        let Some(readers) = sets.read.get_mut(&self.first) else { return };
-        readers.count -= 1;
-        if readers.count > 0 {
-            return;
-        }
-        let removed = sets.read.remove(&self.first).and_then(|readers| readers.removed);
-        sets.ended.extend(removed);
-        drop(sets);
-        self.core.try_free_ended();
-    }
-}
-
-impl StoreCore {
-    /// Keeps the pages of the value that begins with this page. The leaf that refers to it is held.
-    pub(crate) fn pin(&self, first: PageId) -> Pin<'_> {
-        self.aside.lock().read.entry(first).or_default().count += 1;
-        Pin { core: self, first }
-    }
-
-    /// The writer of a value ends without it.
-    pub(crate) fn abandon(&self, number: u64) {
-        let mut sets = self.aside.lock();
-        let pages = sets.written.remove(&number).filter(|pages| !pages.is_empty());
-        sets.ended.extend(pages);
-        drop(sets);
-        self.try_free_ended();
-    }
-
-    /// Frees what was set aside and has no owner any more, unless changes have to wait now: who
-    /// calls this may be the one whom they wait for.
-    pub(crate) fn try_free_ended(&self) {
-        if let Some(_passage) = self.gate.try_pass() {
-            self.free_ended();
-        }
-    }
-
-    /// Frees what was set aside and has no owner any more. The caller changes the store, or holds
-    /// the gate.
-    pub(crate) fn free_ended(&self) {
-        let mut sets = self.aside.lock();
-        let (ended, unfound) = (take(&mut sets.ended), take(&mut sets.unfound));
-        drop(sets);
-        ended.iter().for_each(|pages| self.free_pages(pages));
-        unfound.into_iter().for_each(|(tree, blob)| self.free_value(tree, blob));
-    }
-
-    /// Frees the pages of a value that was removed, once it has no readers. What cannot be found
-    /// now is tried again.
-    pub(crate) fn free_value(&self, tree: u32, blob: BlobRef) {
-        let freed = match self.aside.is_read(blob.page.id) {
-            false => free_pages_of(self, tree, blob),
-            true => pages_of(self, tree, blob).map(|pages| {
-                if let Some(pages) = self.aside.removed(blob.page.id, pages) {
-                    self.free_pages(&pages);
-                }
-            }),
-        };
-        match freed {
-            Ok(()) => {}
-            Err(error) => {
-                tracing::warn!("the pages of a value cannot be freed yet: {error}");
-                self.aside.lock().unfound.push((tree, blob));
-            }
-        }
-    }
-
-    /// Frees pages that nothing refers to any more; readers that still hold one keep it.
-    pub(crate) fn free_pages(&self, pages: &PageRuns) {
-        pages.iter().for_each(|page| self.free_or_warn(page));
-    }
-
-    /// Frees a page that nothing refers to any more.
-    pub(crate) fn free_or_warn(&self, page: PageRef) {
-        if let Err(error) = self.pool.free_page(page) {
-            tracing::warn!("{page} could not be freed and stays unused: {error}");
-        }
     }
 }

@@ -15,43 +15,20 @@
 //! the cut, too: the space then (a snapshot that shares chunks with the live one), without the
 //! pages that are set aside or wait to be freed. It goes to places that the pool does not use.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::MutexGuard;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use vellum_pool::{PageCopy, PageRef, Space, SpaceSnapshot};
+use vellum_pool::{PageCopy, PageRef, SpaceSnapshot};
 
 use crate::error::{Error, Result};
 use crate::page::checksum_of;
+use crate::store::at_exit;
 use crate::store::core::StoreCore;
-use crate::store::file::Bar;
+use crate::store::file::{Bar, Checkpoints};
 use crate::store::free_map;
 use crate::store::gate::Hold;
 use crate::store::header::{Header, LISTED_FRAMES_MAX, LISTED_MAX, Listed};
-
-/// What checkpoints know of those before them.
-#[derive(Debug, Default)]
-pub(crate) struct Checkpoints {
-    /// The number of the last one that succeeded.
-    last: u64,
-    /// The places of the free map. They stay its own while the file is in use, so that the next
-    /// checkpoint needs no space of a full disk.
-    places: Vec<PageRef>,
-    /// The map there is that of this generation of the space.
-    map_of: Option<u64>,
-}
-
-impl Checkpoints {
-    /// Of a file whose free map lies there, and is that of the space.
-    pub(crate) fn of_file(places: Vec<PageRef>, space: &Space) -> Checkpoints {
-        let map_of = (!places.is_empty()).then(|| space.generation());
-        Checkpoints { last: 0, places, map_of }
-    }
-
-    /// The places of the free map.
-    pub(crate) fn places(&self) -> &[PageRef] {
-        &self.places
-    }
-}
 
 /// The free map to be written.
 struct Map {
@@ -286,6 +263,27 @@ impl StoreCore {
     pub(crate) fn is_settled(&self) -> bool {
         let is_changed = self.is_changed() || self.file.header().listed > 0;
         self.file.is_closed() || !is_changed
+    }
+}
+
+impl Drop for StoreCore {
+    /// Dropping the last handle closes the store, also while a panic unwinds the thread.
+    ///
+    /// That is sound: pages change within a [`Change`] alone, and each operation is one, or several
+    /// that are whole for themselves. If the panic came from the engine's own code within a change,
+    /// or from that of a pool or device below it, the store is poisoned, and stays as the file has
+    /// it. If it came from the caller's code, that saw copies, and the change has undone itself. In
+    /// any other case all changes that began have ended, so the pages fit together.
+    fn drop(&mut self) {
+        if !self.is_settled() && !self.salvage {
+            // A panic within a panic would end the process if it left a destructor.
+            match catch_unwind(AssertUnwindSafe(|| self.close())) {
+                Ok(Ok(()) | Err(Error::ReadOnly)) => {}
+                Ok(Err(error)) => tracing::error!("closing the store failed: {error}"),
+                Err(_) => tracing::error!("closing the store panicked"),
+            }
+        }
+        at_exit::leave(self);
     }
 }
 

@@ -2,7 +2,6 @@
 
 use std::cell::Cell;
 use std::collections::HashMap;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
@@ -13,9 +12,7 @@ use crate::error::{Error, Result};
 use crate::node::NodeLimits;
 use crate::page::blob::BLOB_REST;
 use crate::store::aside::Aside;
-use crate::store::at_exit;
-use crate::store::checkpoint::Checkpoints;
-use crate::store::file::StoreFile;
+use crate::store::file::{Checkpoints, StoreFile};
 use crate::store::gate::{Alone, Gate, Hold, Passage};
 use crate::store::header::{Header, NEXT_TREE_MAX};
 use crate::store::options::min_pool_frames;
@@ -254,27 +251,6 @@ impl StoreCore {
     /// There were changes that no checkpoint covers.
     pub(crate) fn is_changed(&self) -> bool {
         self.changed.load(Ordering::Acquire) || self.file.is_in_use()
-    }
-}
-
-impl Drop for StoreCore {
-    /// Dropping the last handle closes the store, also while a panic unwinds the thread.
-    ///
-    /// That is sound: pages change within a [`Change`] alone, and each operation is one, or several
-    /// that are whole for themselves. If the panic came from the engine's own code within a change,
-    /// or from that of a pool or device below it, the store is poisoned, and stays as the file has
-    /// it. If it came from the caller's code, that saw copies, and the change has undone itself. In
-    /// any other case all changes that began have ended, so the pages fit together.
-    fn drop(&mut self) {
-        if !self.is_settled() && !self.salvage {
-            // A panic within a panic would end the process if it left a destructor.
-            match catch_unwind(AssertUnwindSafe(|| self.close())) {
-                Ok(Ok(()) | Err(Error::ReadOnly)) => {}
-                Ok(Err(error)) => tracing::error!("closing the store failed: {error}"),
-                Err(_) => tracing::error!("closing the store panicked"),
-            }
-        }
-        at_exit::leave(self);
     }
 }
 

@@ -12,8 +12,8 @@ use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use vellum_pool::PoolError;
 use vellum_pool::device::Device;
+use vellum_pool::{PageRef, PoolError, Space};
 
 use crate::error::{CLOSED, Error, Result};
 use crate::store::header::{Header, Listed};
@@ -191,6 +191,31 @@ impl StoreFile {
             *last = Header { version: last.version, next_tree: last.next_tree, ..next };
         });
         Ok(())
+    }
+}
+
+/// What checkpoints know of those before them.
+#[derive(Debug, Default)]
+pub(crate) struct Checkpoints {
+    /// The number of the last one that succeeded.
+    pub last: u64,
+    /// The places of the free map. They stay its own while the file is in use, so that the next
+    /// checkpoint needs no space of a full disk.
+    pub places: Vec<PageRef>,
+    /// The map there is that of this generation of the space.
+    pub map_of: Option<u64>,
+}
+
+impl Checkpoints {
+    /// Of a file whose free map lies there, and is that of the space.
+    pub(crate) fn of_file(places: Vec<PageRef>, space: &Space) -> Checkpoints {
+        let map_of = (!places.is_empty()).then(|| space.generation());
+        Checkpoints { last: 0, places, map_of }
+    }
+
+    /// The places of the free map.
+    pub(crate) fn places(&self) -> &[PageRef] {
+        &self.places
     }
 }
 

@@ -1,4 +1,6 @@
 //! The public face of a tree.
+//!
+//! Long because it is the whole list of what a program can do with a tree, most of it words.
 
 use std::borrow::Cow;
 use std::io;
@@ -11,6 +13,7 @@ use super::modify::{Existing, Incoming};
 use super::multi_get::Found;
 use super::range::{self, KeyRange};
 use super::salvage::{Visit, VisitReaders};
+use super::streams::{ValueReader, ValueWriter};
 use super::{Access, Cursor, Entries, ExtractIf, TreeStat, TreeState};
 use crate::error::Result;
 use crate::store::core::StoreCore;
@@ -475,5 +478,31 @@ impl Tree {
             Ok(access) => access.salvage_readers(visit),
             Err(error) => drop(visit(Err(error))),
         }
+    }
+
+    /// The value of `key`, to be read piece by piece: of any length, with any pool, in memory that
+    /// does not grow with it.
+    ///
+    /// The reader has the value that the key had at this call, to its end: a change or a removal of
+    /// the key, or of the tree, takes none of it away. The space comes back when the reader is
+    /// dropped.
+    ///
+    /// A value that was stored in one call has one checksum for all of it. If it is not in memory
+    /// and longer than a sixteenth of the pool (or 256 KiB), this call reads it once to check it.
+    ///
+    /// # Errors
+    /// Damage, a failed read, a pool that is full of guards.
+    pub fn reader(&self, key: &[u8]) -> Result<Option<ValueReader<'_>>> {
+        self.open_access()?.reader(key)
+    }
+
+    /// Stores a value of any length for `key`, which comes piece by piece. The key has it, at once
+    /// and as a whole, when [`finish`](ValueWriter::finish) returns; whatever the key had until
+    /// then stays so long.
+    ///
+    /// # Errors
+    /// Limits of the key.
+    pub fn writer(&self, key: &[u8]) -> Result<ValueWriter<'_>> {
+        ValueWriter::new(self.open_access()?, key)
     }
 }

@@ -22,16 +22,14 @@ mod range;
 mod read;
 mod read_ahead;
 mod salvage;
+mod state;
 pub(crate) mod streams;
 mod structure;
 #[cfg(test)]
 mod tests;
 mod update;
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
-
-use vellum_pool::PageRef;
+use std::sync::atomic::Ordering;
 
 pub(crate) use apply::{Action, apply, init};
 pub use check::TreeStat;
@@ -43,47 +41,11 @@ pub use handle::Tree;
 pub(crate) use modify::{Existing, Incoming};
 pub use range::KeyRange;
 pub use salvage::{Visit, VisitReaders};
+pub(crate) use state::{CATALOG, TreeState};
 pub use streams::{ValueReader, ValueWriter};
 
 use crate::error::{Error, Result};
 use crate::store::core::StoreCore;
-
-/// Number of the catalog, the tree of the trees.
-pub(crate) const CATALOG: u32 = 1;
-
-/// What all handles of a tree share.
-#[derive(Debug)]
-pub(crate) struct TreeState {
-    pub id: u32,
-    name: Mutex<Arc<str>>,
-    pub root: PageRef,
-    /// Set before the tree's pages are freed.
-    pub dropped: AtomicBool,
-    /// The leaves that the first and the last entry were popped from; 0 for none. A page's number
-    /// comes here, and goes from here when the page is freed, while the page is held exclusively:
-    /// one that is held, and stands here, is a page of the tree.
-    pub edges: [AtomicU64; 2],
-}
-
-impl TreeState {
-    pub(crate) fn new(id: u32, name: &str, root: PageRef) -> TreeState {
-        let name = Mutex::new(name.into());
-        TreeState { id, name, root, dropped: AtomicBool::new(false), edges: Default::default() }
-    }
-
-    /// The name that the tree has now.
-    pub(crate) fn name(&self) -> Arc<str> {
-        self.name.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    pub(crate) fn rename(&self, name: &str) {
-        *self.name.lock().unwrap_or_else(PoisonError::into_inner) = name.into();
-    }
-
-    pub(crate) fn catalog(root: PageRef) -> TreeState {
-        TreeState::new(CATALOG, "(catalog)", root)
-    }
-}
 
 /// A tree and its store: what every operation works on.
 #[derive(Clone, Copy, Debug)]

@@ -10,7 +10,7 @@ use super::held_leaf::{Held, HeldLeaf};
 use crate::error::{Error, Result};
 use crate::node::PayloadPlace;
 use crate::page::blob::{self, BLOB_REF, BLOB_REST, BlobRef};
-use crate::store::aside::Pin;
+use crate::tree::streams::Pin;
 use crate::value::{Blob, Value};
 
 /// A value with pages of its own, which keep their place: that of a blob for its guard, others for

@@ -1,4 +1,4 @@
-//! Values as streams: a value of any length goes in and out bit by bit, with any pool.
+//! Values as streams: a value of any length goes in and out piece by piece, with any pool.
 //!
 //! Long because it is the whole path of such a value: [`ValueWriter`] stores pieces and an index
 //! above them, [`Parts`] finds and reads them one by one, [`ValueReader`] hands their bytes out; at
@@ -15,12 +15,12 @@ use std::sync::Arc;
 use crc_fast::{CrcAlgorithm, checksum};
 use vellum_pool::{ExclusiveGuard, PAGE_SIZE, PageId, PageRef, Pool, PoolOptions, RawPages};
 
+use super::Access;
 use super::apply::init;
 use super::check::Visitor;
 use super::held_leaf::{Held, HeldLeaf};
 use super::modify::{Existing, Incoming};
 use super::page_runs::PageRuns;
-use super::{Access, Tree};
 use crate::error::{Error, Result};
 use crate::node::Payload;
 use crate::page::blob::{self, BLOB_DATA, BlobRef, VALUE_MAX};
@@ -29,7 +29,6 @@ use crate::page::pieces::{
     self, PIECE_DATA, Shape, fanout, piece_data, put_index, put_piece, put_root,
 };
 use crate::page::{self, Checksum, PageKind};
-use crate::store::aside::Pin;
 use crate::store::core::{Change, StoreCore};
 use crate::store::header::FORMAT_VERSION_PIECES;
 use crate::store::open::{random_id, scratch_pool};
@@ -49,35 +48,7 @@ const SCRATCH_PARTS: u64 = 3;
 /// The most frames that are read ahead: 4 MiB, or a sixteenth of the pool.
 const AHEAD_FRAMES: u64 = 1024;
 
-impl Tree {
-    /// The value of `key`, to be read bit by bit: of any length, with any pool, in memory that does
-    /// not grow with it.
-    ///
-    /// The reader has the value that the key had at this call, to its end: a change or a removal of
-    /// the key, or of the tree, takes none of it away. The space comes back when the reader is
-    /// dropped.
-    ///
-    /// A value that was stored in one call has one checksum for all of it. If it is not in memory
-    /// and longer than a sixteenth of the pool (or 256 KiB), this call reads it once to check it.
-    ///
-    /// # Errors
-    /// Damage, a failed read, a pool that is full of guards.
-    pub fn reader(&self, key: &[u8]) -> Result<Option<ValueReader<'_>>> {
-        self.open_access()?.reader(key)
-    }
-
-    /// Stores a value of any length for `key`, which comes bit by bit. The key has it, at once and
-    /// as a whole, when [`finish`](ValueWriter::finish) returns; whatever the key had until then
-    /// stays so long.
-    ///
-    /// # Errors
-    /// Limits of the key.
-    pub fn writer(&self, key: &[u8]) -> Result<ValueWriter<'_>> {
-        ValueWriter::new(self.open_access()?, key)
-    }
-}
-
-/// A value that is being stored bit by bit, with [`Write`].
+/// A value that is being stored piece by piece, with [`Write`].
 ///
 /// The key has it when [`finish`](ValueWriter::finish) has returned. Dropped before, the writer
 /// gives its space back and the key keeps what it had; so it does when a call has failed.
@@ -626,7 +597,7 @@ impl<'a> Parts<'a> {
     }
 }
 
-/// The value of a key, to be read bit by bit, with [`Read`] and [`Seek`].
+/// The value of a key, to be read piece by piece, with [`Read`] and [`Seek`].
 ///
 /// It is the value that the key had when [`Tree::reader`](crate::Tree::reader) was called, whatever
 /// others do. It takes a buffer of at most 1 MiB; a value in pieces that were written with a much
@@ -778,7 +749,7 @@ impl Seek for ValueReader<'_> {
 }
 
 impl<'a> Access<'a> {
-    /// The value of `key`, to be read bit by bit.
+    /// The value of `key`, to be read piece by piece.
     pub(crate) fn reader(self, key: &[u8]) -> Result<Option<ValueReader<'a>>> {
         let leaf = self.leaf_for_reading(key)?;
         match HeldLeaf::from(&leaf).find(key)? {
@@ -909,5 +880,82 @@ impl<'a> Access<'a> {
             }
             Ok(fresh)
         })
+    }
+}
+
+/// A value that is being read: its pages stay, whatever becomes of its key.
+#[derive(Debug)]
+pub(crate) struct Pin<'a> {
+    core: &'a StoreCore,
+    first: PageId,
+}
+
+impl Drop for Pin<'_> {
+    fn drop(&mut self) {
+        if self.core.aside.unpin(self.first) {
+            self.core.try_free_ended();
+        }
+    }
+}
+
+impl StoreCore {
+    /// Keeps the pages of the value that begins with this page. The leaf that refers to it is held.
+    pub(crate) fn pin(&self, first: PageId) -> Pin<'_> {
+        self.aside.pin(first);
+        Pin { core: self, first }
+    }
+
+    /// The writer of a value ends without it.
+    pub(crate) fn abandon(&self, number: u64) {
+        self.aside.abandon(number);
+        self.try_free_ended();
+    }
+
+    /// Frees what was set aside and has no owner any more, unless changes have to wait now: who
+    /// calls this may be the one whom they wait for.
+    pub(crate) fn try_free_ended(&self) {
+        if let Some(_passage) = self.gate.try_pass() {
+            self.free_ended();
+        }
+    }
+
+    /// Frees what was set aside and has no owner any more. The caller changes the store, or holds
+    /// the gate.
+    pub(crate) fn free_ended(&self) {
+        let (ended, unfound) = self.aside.take_ended();
+        ended.iter().for_each(|pages| self.free_pages(pages));
+        unfound.into_iter().for_each(|(tree, blob)| self.free_value(tree, blob));
+    }
+
+    /// Frees the pages of a value that was removed, once it has no readers. What cannot be found
+    /// now is tried again.
+    pub(crate) fn free_value(&self, tree: u32, blob: BlobRef) {
+        let freed = match self.aside.is_read(blob.page.id) {
+            false => free_pages_of(self, tree, blob),
+            true => pages_of(self, tree, blob).map(|pages| {
+                if let Some(pages) = self.aside.removed(blob.page.id, pages) {
+                    self.free_pages(&pages);
+                }
+            }),
+        };
+        match freed {
+            Ok(()) => {}
+            Err(error) => {
+                tracing::warn!("the pages of a value cannot be freed yet: {error}");
+                self.aside.push_unfound(tree, blob);
+            }
+        }
+    }
+
+    /// Frees pages that nothing refers to any more; readers that still hold one keep it.
+    pub(crate) fn free_pages(&self, pages: &PageRuns) {
+        pages.iter().for_each(|page| self.free_or_warn(page));
+    }
+
+    /// Frees a page that nothing refers to any more.
+    pub(crate) fn free_or_warn(&self, page: PageRef) {
+        if let Err(error) = self.pool.free_page(page) {
+            tracing::warn!("{page} could not be freed and stays unused: {error}");
+        }
     }
 }

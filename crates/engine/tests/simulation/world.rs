@@ -327,7 +327,7 @@ impl World {
         }
     }
 
-    /// Reads a value bit by bit, while other things happen.
+    /// Reads a value piece by piece, while other things happen.
     fn read_stream(&mut self, name: &str, tree: &Tree, random: &mut Random) {
         let key = self.keys.any(random);
         let Some(reader) = self.accept(tree.reader(&key)) else { return };
