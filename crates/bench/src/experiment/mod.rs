@@ -1,6 +1,7 @@
 //! The experiments by name, and what they get to run with.
 //!
-//! One file each. An experiment measures and returns an [`Outcome`]; it prints nothing.
+//! One file each. An experiment measures and returns an [`Outcome`](crate::report::Outcome); it
+//! prints nothing.
 
 mod blob;
 mod bulk_work;
