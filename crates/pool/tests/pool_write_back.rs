@@ -11,7 +11,9 @@ use std::sync::{Arc, Mutex};
 
 use common::{faulty, faulty_with, filled, generation, new_page, open, options, push_out, stamp};
 use vellum_pool::device::{Fault, FaultyDevice, MemoryDevice, Operation};
-use vellum_pool::{PAGE_SIZE, PageDamage, PageFormat, PageReader, PageRef, PoolError, PoolOptions};
+use vellum_pool::{
+    PAGE_SIZE, PageDamage, PageFormat, PageReader, PageRef, PoolError, PoolOptions, StatePlace,
+};
 use vellum_vm::{BackendChoice, BackendKind, Errno};
 
 /// Where a page of this test keeps its log sequence number, and where sealing puts a mark.
@@ -107,7 +109,8 @@ fn a_write_that_is_put_off_is_no_failure() {
     let format = Arc::new(Logged::default());
     // An exmap may have a frame less for pages: this counts on all 16.
     let backend = BackendChoice::Only(BackendKind::Madvise);
-    let options = PoolOptions { evictors: 0, patience: 20, backend, ..options(16) };
+    let states = StatePlace::Pages;
+    let options = PoolOptions { evictors: 0, patience: 20, backend, states, ..options(16) };
     let (pool, plan) = faulty_with(format.clone(), options);
     let clean = new_page(&pool, 1, 1);
     pool.sync().unwrap();
