@@ -20,6 +20,10 @@ pub const LONG: &LeftOut = &[
     ("vellum-pool/device_suite", "storage without a pool; runs with PACKAGE=vellum-pool"),
     ("vellum-pool/device_file", "storage without a pool; runs with PACKAGE=vellum-pool"),
     ("vellum-pool/device_merging", "storage without a pool; runs with PACKAGE=vellum-pool"),
+    (
+        "vellum-pool/pool_write_back",
+        "stood still in a guest, see ROADMAP; with PACKAGE=vellum-pool",
+    ),
     ("vellum/simulation", "ten minutes in an emulator; runs with PACKAGE=vellum"),
     ("vellum/bad_input", "two minutes in an emulator; runs with PACKAGE=vellum"),
 ];
