@@ -189,7 +189,7 @@ fn leaves_go_while_entries_come() {
                     last = Some(n);
                     outside += u64::from(!(1000..7000).contains(&n));
                 }
-                assert_eq!(outside, COUNT - 6000, "a scan missed what nobody removed");
+                assert_eq!(outside, COUNT - 6000, "a scan missed entries that no thread removed");
             }
         });
         for thread in 0..2 {

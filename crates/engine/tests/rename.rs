@@ -77,7 +77,7 @@ fn a_rename_that_finds_no_space_leaves_the_name() {
     assert_sound(&store);
 }
 
-/// Whoever looks sees each tree under one name.
+/// A thread that lists the trees sees each of them under one name.
 #[test]
 fn a_rename_is_one_step_for_all_others() {
     let (_, store) = memory_store(64, 1);

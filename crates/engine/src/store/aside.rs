@@ -84,8 +84,8 @@ impl Aside {
         }
     }
 
-    /// Someone reads the value that begins with this page. If its key is gone and nobody does,
-    /// nobody will.
+    /// The value that begins with this page has readers. A value without readers gets none once
+    /// its key is gone.
     pub(crate) fn is_read(&self, first: PageId) -> bool {
         self.lock().read.contains_key(&first)
     }

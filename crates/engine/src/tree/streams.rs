@@ -812,7 +812,7 @@ impl<'a> Access<'a> {
     }
 }
 
-/// Frees the pages of a value that nobody reads, and that nothing refers to any more.
+/// Frees the pages of a value that has no readers, and that no leaf refers to any more.
 ///
 /// # Errors
 /// A failed read of the index, or damage there. Then no page was freed.
