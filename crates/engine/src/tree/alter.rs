@@ -341,8 +341,8 @@ impl<'a> Access<'a> {
         }
     }
 
-    /// The leaf that an entry was popped from before, held exclusively, if it still has the first or
-    /// last entry and no other thread holds it.
+    /// The leaf that an entry was popped from before, held exclusively, if it still has the first
+    /// or last entry and no other thread holds it.
     #[inline]
     fn known_edge(self, edge: Edge) -> Option<ExclusiveGuard<'a>> {
         let hint = &self.tree.edges[edge as usize];
