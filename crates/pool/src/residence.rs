@@ -339,8 +339,11 @@ impl Core {
             self.unlock(page, Leave::Unlocked, false);
             return released;
         }
-        // Only pages that are freed may be dirty still.
-        self.dirty.remove(page.id);
+        // Only a page that is freed may be dirty still, and nobody can bring that one back. One that
+        // is evicted may be here again, and dirty, as soon as its memory was released.
+        if leave == Leave::Free {
+            self.dirty.remove(page.id);
+        }
         match &self.states {
             States::Frames(states) if self.is_long(page) => {
                 states.give_up(&self.surface, &self.parking, page);

@@ -48,9 +48,10 @@ pub(crate) fn wait_briefly<T>(_condvar: &Condvar, guard: MutexGuard<'_, T>) {
 }
 
 /// A point at which the model may run another thread; nothing otherwise. Placed between the words
-/// of a racy copy, so that the model sees torn reads.
+/// of a racy copy, so that the model sees torn reads. `yield_now` would make the thread the last in
+/// the order of some schedules, which then never let it run on here.
 #[inline(always)]
 pub(crate) fn interleave() {
     #[cfg(feature = "model")]
-    thread::yield_now();
+    AtomicBool::new(false).load(Ordering::SeqCst);
 }

@@ -15,6 +15,7 @@ use std::io;
 use std::sync::Arc;
 
 use shuttle::rand::Rng;
+use shuttle::sync::atomic::{AtomicBool, Ordering};
 use shuttle::thread;
 use vellum_pool::device::{Device, DeviceInfo, MemoryDevice, ReadDone, Write};
 use vellum_pool::{
@@ -46,6 +47,12 @@ fn check(scenario: impl Fn() + Send + Sync + 'static) {
     }
 }
 
+/// A point at which another thread may run, as at each access to a shared word. `yield_now` is none:
+/// it makes the thread the last in the order of PCT's schedules, which then never let it run on.
+fn interleave() {
+    AtomicBool::new(false).load(Ordering::SeqCst);
+}
+
 /// A device whose reads and writes let other threads run in their midst, and whose asynchronous
 /// reads are completed by a thread.
 #[derive(Debug)]
@@ -55,7 +62,7 @@ impl Device for SlowDevice {
     fn read(&self, surface: &Surface, range: PageRange) -> io::Result<()> {
         let (first, rest) = (PageRange { count: 1, ..range }, range.start + 1);
         self.0.read(surface, first)?;
-        thread::yield_now();
+        interleave();
         self.0.read(surface, PageRange { start: rest, count: range.count - 1 })
     }
 
@@ -63,7 +70,7 @@ impl Device for SlowDevice {
         for (range, done) in reads {
             let result = self.0.read(surface, range);
             thread::spawn(move || {
-                thread::yield_now();
+                interleave();
                 done.call(result);
             });
         }
@@ -77,7 +84,7 @@ impl Device for SlowDevice {
                 self.0.write(&mut half);
                 let [half] = half;
                 write.result = std::mem::replace(&mut write.result, Ok(())).and(half.result);
-                thread::yield_now();
+                interleave();
             }
         }
     }
@@ -129,8 +136,18 @@ fn pool_of(evictors: u64, format: Arc<dyn PageFormat>) -> Pool {
 }
 
 fn pool_on(memory: Arc<MemoryDevice>, evictors: u64, format: Arc<dyn PageFormat>) -> Pool {
+    pool_for(2, memory, evictors, format)
+}
+
+/// A pool with frames for so many pages.
+fn pool_for(
+    pages: u64,
+    memory: Arc<MemoryDevice>,
+    evictors: u64,
+    format: Arc<dyn PageFormat>,
+) -> Pool {
     let options = PoolOptions {
-        size: PoolSize::Bytes(u64::from(FRAMES) * 2 * 4096),
+        size: PoolSize::Bytes(u64::from(FRAMES) * pages * 4096),
         evictors,
         patience: 1_000,
         states: PLACE.get(),
@@ -146,7 +163,7 @@ const LAST: usize = FRAMES as usize * 4096 - 8;
 
 fn set(page: &mut [u8], value: u64) {
     page[FIRST..FIRST + 8].copy_from_slice(&value.to_le_bytes());
-    thread::yield_now();
+    interleave();
     page[LAST..].copy_from_slice(&value.to_le_bytes());
 }
 
@@ -154,6 +171,12 @@ fn get(page: &[u8]) -> u64 {
     let (first, last) = (page.u64(FIRST).unwrap(), page.u64(LAST).unwrap());
     assert_eq!(first, last, "a locked page is torn");
     first
+}
+
+/// What the file has of a page.
+fn stored(memory: &MemoryDevice, page: PageRef) -> Vec<u8> {
+    let start = page.id.0 as usize * 4096;
+    memory.snapshot()[start..start + page.bytes()].to_vec()
 }
 
 fn new_pages(pool: &Pool, count: usize) -> Vec<PageRef> {
@@ -275,9 +298,7 @@ fn a_write_back_of_all_misses_no_dirty_page() {
                 for value in 1..3 {
                     set(&mut pool.fix_exclusive(page).unwrap(), value);
                     pool.write_dirty().unwrap();
-                    let start = page.id.0 as usize * 4096;
-                    let file = memory.snapshot();
-                    assert_eq!(get(&file[start..start + page.bytes()]), value);
+                    assert_eq!(get(&stored(&memory, page)), value);
                 }
             })
         };
@@ -295,6 +316,27 @@ fn a_write_back_of_all_misses_no_dirty_page() {
         let written = pool.stats().write_backs;
         pool.write_dirty().unwrap();
         assert_eq!(pool.stats().write_backs, written, "nothing was dirty any more");
+    });
+}
+
+/// One thread evicts a clean page, and another brings it back and changes it before the first has
+/// put the frames back: another page, which is freed, has frames for it.
+#[test]
+fn a_write_back_of_all_misses_no_page_that_came_back() {
+    check(|| {
+        let memory = Arc::new(MemoryDevice::new());
+        let pool = Arc::new(pool_for(3, memory.clone(), 0, Arc::new(RawPages)));
+        let pages = new_pages(&pool, 3);
+        pool.write_dirty().unwrap();
+        let [changed, freed, _] = pages[..] else { unreachable!() };
+        let (changing, freeing, evicting) = (pool.clone(), pool.clone(), pool.clone());
+        threads(vec![
+            Box::new(move || set(&mut changing.fix_exclusive(changed).unwrap(), 1)),
+            Box::new(move || freeing.free_page(freed).unwrap()),
+            Box::new(move || drop(evicting.allocate(FRAMES).unwrap())),
+        ]);
+        pool.write_dirty().unwrap();
+        assert_eq!(get(&stored(&memory, changed)), 1);
     });
 }
 
