@@ -50,6 +50,12 @@ fn check(scenario: impl Fn() + Send + Sync + 'static) {
     shuttle::check_pct(move || pct(), schedules, 3);
 }
 
+/// A point at which another thread may run. `yield_now` is none: it makes the thread the last in
+/// the order of PCT's schedules, which then never let it run on.
+fn interleave() {
+    AtomicU64::new(0).load(Ordering::SeqCst);
+}
+
 /// What changes touch: each makes it odd, and even again.
 #[derive(Default)]
 struct Ground {
@@ -61,7 +67,7 @@ struct Ground {
 impl Ground {
     fn change(&self) {
         self.value.fetch_add(1, Ordering::SeqCst);
-        thread::yield_now();
+        interleave();
         self.value.fetch_add(1, Ordering::SeqCst);
     }
 
@@ -69,7 +75,7 @@ impl Ground {
     fn look(&self) {
         let seen = self.value.load(Ordering::SeqCst);
         assert_eq!(seen % 2, 0, "a change is under way");
-        thread::yield_now();
+        interleave();
         assert_eq!(self.value.load(Ordering::SeqCst), seen, "a change went by");
     }
 }
