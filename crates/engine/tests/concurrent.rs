@@ -10,6 +10,7 @@ use std::sync::{Arc, Barrier};
 use common::{Random, assert_sound, memory_store, options, rounds, seed};
 use vellum::{Store, Tree};
 use vellum_pool::device::MemoryDevice;
+use vellum_testing::patience::SetWhenDropped;
 
 /// One operation on one key: when it began and ended, and what it saw or did.
 #[derive(Clone, Copy, Debug)]
@@ -215,6 +216,7 @@ fn cursors_see_every_entry_that_stays() {
     }
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
+        let _stopping = SetWhenDropped(&stop);
         for thread in 0..2u64 {
             let (tree, stop) = (&tree, &stop);
             scope.spawn(move || {
@@ -255,7 +257,6 @@ fn cursors_see_every_entry_that_stays() {
             }
             assert_eq!(even, 0);
         }
-        stop.store(true, Ordering::Relaxed);
     });
     assert_sound(&store);
 }
@@ -296,6 +297,7 @@ fn every_checkpoint_between_changes_is_a_sound_store() {
     let tree = store.create_tree("t").unwrap();
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
+        let _stopping = SetWhenDropped(&stop);
         for thread in 0..2u64 {
             let (tree, stop) = (&tree, &stop);
             scope.spawn(move || {
@@ -320,7 +322,6 @@ fn every_checkpoint_between_changes_is_a_sound_store() {
             assert_sound(&copy);
             assert_eq!(copy.tree("t").unwrap().entries().count(), entries);
         }
-        stop.store(true, Ordering::Relaxed);
     });
 }
 
@@ -358,6 +359,7 @@ fn one_leaf_that_everybody_writes_to_starves_nobody() {
     let tree = store.create_tree("t").unwrap();
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
+        let _stopping = SetWhenDropped(&stop);
         for thread in 0..3u64 {
             let (tree, stop) = (&tree, &stop);
             scope.spawn(move || {
@@ -376,7 +378,6 @@ fn one_leaf_that_everybody_writes_to_starves_nobody() {
             assert!(cursor.forward().unwrap());
             number_of(&cursor.value().unwrap().unwrap());
         }
-        stop.store(true, Ordering::Relaxed);
     });
     assert_sound(&store);
 }

@@ -12,6 +12,7 @@ use rustix::io::Errno;
 use vellum::page::{self, PageKind};
 use vellum::{Error, Store, Tree};
 use vellum_pool::device::{Completion, Fault, MemoryDevice, Operation};
+use vellum_testing::patience::SetWhenDropped;
 
 /// Keys of many lengths; half of them share a long beginning.
 fn key_of(number: u64) -> Vec<u8> {
@@ -95,6 +96,7 @@ fn beside_writers(seed: u64, pool_pages: u64) {
     }
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
+        let _stopping = SetWhenDropped(&stop);
         for thread in 0..2 {
             let (tree, stop) = (&tree, &stop);
             scope.spawn(move || {
@@ -131,7 +133,6 @@ fn beside_writers(seed: u64, pool_pages: u64) {
             .unwrap();
             assert_eq!(visits, keys.len());
         }
-        stop.store(true, Ordering::Relaxed);
     });
     assert_sound(&store);
 }

@@ -11,6 +11,7 @@ use common::{Random, assert_sound, cold, memory_store, options};
 use rustix::io::Errno;
 use vellum::{Cursor, Error, Store};
 use vellum_pool::device::{Fault, MemoryDevice, Operation};
+use vellum_testing::patience::SetWhenDropped;
 
 const ENTRIES: u64 = 30_000;
 
@@ -167,6 +168,7 @@ fn scans_beside_writers_see_all_that_stays() {
     }
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
+        let _stopping = SetWhenDropped(&stop);
         scope.spawn(|| {
             let mut random = Random(9);
             while !stop.load(Ordering::Relaxed) {
@@ -193,7 +195,6 @@ fn scans_beside_writers_see_all_that_stays() {
             seen.retain(|number| number % 2 == 0);
             assert_eq!(seen, (0..4000).map(|number| number * 2).collect::<Vec<_>>());
         }
-        stop.store(true, Ordering::Relaxed);
     });
     assert_sound(&store);
 }

@@ -9,6 +9,7 @@ use std::sync::{Arc, Condvar, Mutex, mpsc};
 use common::{PATIENCE, assert_sound, options};
 use vellum::{Device, DeviceInfo, Store};
 use vellum_pool::device::{MemoryDevice, PageRange, ReadDone, Surface, Write};
+use vellum_testing::patience::SetWhenDropped;
 
 /// A device whose blocking reads do not end while it is stopped.
 #[derive(Debug, Default)]
@@ -134,6 +135,7 @@ fn changes_go_on_while_a_tree_is_counted() {
     // Meanwhile another thread changes the tree: what it does not touch is counted.
     let stop = std::sync::atomic::AtomicBool::new(false);
     std::thread::scope(|scope| {
+        let _stopping = SetWhenDropped(&stop);
         scope.spawn(|| {
             while !stop.load(std::sync::atomic::Ordering::Relaxed) {
                 (0..500u32).for_each(|n| assert!(counted.remove(&(n * 4).to_be_bytes()).unwrap()));
@@ -144,7 +146,6 @@ fn changes_go_on_while_a_tree_is_counted() {
             let entries = counted.stat().unwrap().entries;
             assert!((1500..=2000).contains(&entries), "{entries}");
         }
-        stop.store(true, std::sync::atomic::Ordering::Relaxed);
     });
     drop((counted, other));
     assert_sound(&store);

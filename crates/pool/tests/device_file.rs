@@ -19,6 +19,7 @@ use device_support::{
 use vellum_pool::device::{
     Device, DeviceError, Direct, EngineChoice, FileDevice, FileOptions, Write,
 };
+use vellum_testing::patience::SetWhenDropped;
 use vellum_vm::PAGE_SIZE;
 
 const RW: FileOptions =
@@ -420,6 +421,7 @@ fn signals_do_not_disturb() {
         // SAFETY: no preconditions.
         let me = unsafe { libc::pthread_self() };
         std::thread::scope(|scope| {
+            let _stopping = SetWhenDropped(&stop);
             scope.spawn(|| interrupt(me, &stop));
             let surface = surface(512);
             let ranges: Vec<_> = (0..256).map(|n| range(2 * n, 2)).collect();
@@ -434,7 +436,6 @@ fn signals_do_not_disturb() {
                 device.read(&surface, range(0, 512)).unwrap();
                 device.sync().unwrap();
             }
-            stop.store(true, Ordering::Relaxed);
         });
     }
 }

@@ -14,6 +14,7 @@ use common::{
     scratch_dir, stamp, stamped, within,
 };
 use vellum_pool::{PageReader, Pool, PoolOptions, Restart};
+use vellum_testing::patience::SetWhenDropped;
 
 fn word(bytes: impl PageReader) -> u64 {
     bytes.u64(64).unwrap()
@@ -50,6 +51,7 @@ fn readers_get_through_while_a_writer_hammers_the_page() {
     let page = new_page(&pool, 4, 0);
     let stop = AtomicBool::new(false);
     thread::scope(|scope| {
+        let _stopping = SetWhenDropped(&stop);
         scope.spawn(|| {
             let mut generation = 0;
             while !stop.load(Ordering::Relaxed) {
@@ -64,7 +66,6 @@ fn readers_get_through_while_a_writer_hammers_the_page() {
             assert!(seen >= newest);
             newest = seen;
         }
-        stop.store(true, Ordering::Relaxed);
     });
 }
 

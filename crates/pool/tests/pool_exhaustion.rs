@@ -19,6 +19,7 @@ use vellum_pool::device::{
 use vellum_pool::{
     BackendChoice, PageRef, Pool, PoolError, PoolOptions, PoolSize, RawPages, Space,
 };
+use vellum_testing::patience::SetWhenDropped;
 use vellum_vm::{Errno, memory_limit};
 
 #[test]
@@ -309,6 +310,7 @@ fn a_large_page_gets_its_frames_among_small_ones() {
     let pages = filled(&pool, 500);
     let stop = std::sync::atomic::AtomicBool::new(false);
     std::thread::scope(|scope| {
+        let _stopping = SetWhenDropped(&stop);
         for thread in 0..2 {
             let (pool, pages, stop) = (&pool, &pages, &stop);
             scope.spawn(move || {
@@ -325,7 +327,6 @@ fn a_large_page_gets_its_frames_among_small_ones() {
                 std::thread::yield_now();
             }
         }
-        stop.store(true, std::sync::atomic::Ordering::Relaxed);
     });
     push_out(&pool, large, &pages);
 }

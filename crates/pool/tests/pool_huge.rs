@@ -18,6 +18,7 @@ use vellum_pool::{
     BackendChoice, BackendKind, HugePageStats, HugePages, PAGE_SIZE, PageRef, Pool, PoolOptions,
 };
 use vellum_testing::memory_group::MemoryGroup;
+use vellum_testing::patience::SetWhenDropped;
 
 /// Pages of a chunk.
 const CHUNK: u64 = 512;
@@ -205,6 +206,7 @@ fn pages_of_all_lengths_come_and_go() {
 fn churn_until(pool: &Pool, churns: &[&Churn], done: impl Fn() -> bool) {
     let stop = AtomicBool::new(false);
     thread::scope(|scope| {
+        let _stopping = SetWhenDropped(&stop);
         for (seed, churn) in churns.iter().enumerate() {
             let stop = &stop;
             scope.spawn(move || {
@@ -218,7 +220,6 @@ fn churn_until(pool: &Pool, churns: &[&Churn], done: impl Fn() -> bool) {
         while !done() && Instant::now() < deadline {
             thread::sleep(Duration::from_millis(1));
         }
-        stop.store(true, Ordering::Relaxed);
     });
 }
 

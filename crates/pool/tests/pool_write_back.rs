@@ -14,6 +14,7 @@ use vellum_pool::device::{Fault, FaultyDevice, MemoryDevice, Operation};
 use vellum_pool::{
     PAGE_SIZE, PageDamage, PageFormat, PageReader, PageRef, PoolError, PoolOptions, StatePlace,
 };
+use vellum_testing::patience::SetWhenDropped;
 use vellum_vm::{BackendChoice, BackendKind, Errno};
 
 /// Where a page of this test keeps its log sequence number, and where sealing puts a mark.
@@ -283,6 +284,7 @@ fn a_sync_covers_what_was_finished_before_it() {
     let finished: Vec<_> = pages.iter().map(|_| AtomicU64::new(0)).collect();
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
+        let _stopping = SetWhenDropped(&stop);
         for thread in 0..2 {
             let (pool, pages, finished, stop) = (&pool, &pages, &finished, &stop);
             scope.spawn(move || {
@@ -310,6 +312,5 @@ fn a_sync_covers_what_was_finished_before_it() {
                 );
             }
         }
-        stop.store(true, Ordering::Relaxed);
     });
 }

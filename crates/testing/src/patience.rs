@@ -1,5 +1,6 @@
 //! Waiting for what others do.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -13,5 +14,16 @@ pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     while !holds() {
         assert!(Instant::now() < deadline, "not within {PATIENCE:?}: {what}");
         thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Sets a flag when it goes: threads that work beside a test until the flag is set end when the
+/// test fails, too. Otherwise the failed test waits for them for ever, and says nothing.
+#[derive(Debug)]
+pub struct SetWhenDropped<'a>(pub &'a AtomicBool);
+
+impl Drop for SetWhenDropped<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
     }
 }
