@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use vellum_bench::engine::{Factory, Setting, VELLUM};
-use vellum_bench::experiment::Progress;
 use vellum_bench::machine::{self, MemoryCgroup, RamDisk, Storage};
+use vellum_bench::progress::Progress;
 use vellum_bench::worker::{
     Contest, Ground, Keeper, Launcher, Member, Team, Terms, Way, Worker, cache_bytes, make_file,
 };

@@ -57,7 +57,7 @@ struct Arguments {
 enum Command {
     Demo(demo::Arguments),
     Probe(command::probe::Arguments),
-    Bench(vellum_bench::command::Arguments),
+    Bench(vellum_experiments::command::Arguments),
     /// How the benchmarks start this program again, as a worker
     #[command(name = vellum_bench::worker::NAME, hide = true)]
     BenchWorker,

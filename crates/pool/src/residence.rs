@@ -339,8 +339,8 @@ impl Core {
             self.unlock(page, Leave::Unlocked, false);
             return released;
         }
-        // Only a page that is freed may be dirty still, and nobody can bring that one back. One that
-        // is evicted may be here again, and dirty, as soon as its memory was released.
+        // Only a page that is freed may still be dirty, and no thread can bring that one back. One
+        // that is evicted may be here again, and dirty, as soon as its memory was released.
         if leave == Leave::Free {
             self.dirty.remove(page.id);
         }

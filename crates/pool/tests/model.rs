@@ -47,8 +47,9 @@ fn check(scenario: impl Fn() + Send + Sync + 'static) {
     }
 }
 
-/// A point at which another thread may run, as at each access to a shared word. `yield_now` is none:
-/// it makes the thread the last in the order of PCT's schedules, which then never let it run on.
+/// A point at which another thread may run, as at each access to a shared word. `yield_now` is
+/// none: it makes the thread the last in the order of PCT's schedules, which then never let it run
+/// on.
 fn interleave() {
     AtomicBool::new(false).load(Ordering::SeqCst);
 }

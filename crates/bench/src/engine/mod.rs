@@ -6,7 +6,7 @@
 //! before [`Engine::settle`] returns.
 
 mod registry;
-pub(crate) mod vellum;
+pub mod vellum;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

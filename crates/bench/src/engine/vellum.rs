@@ -35,7 +35,11 @@ pub(super) fn open(setting: &Setting) -> Result<Box<dyn Engine>> {
     Ok(Box::new(Vellum { store, trees }))
 }
 
-pub(crate) fn backend(name: &str) -> Result<BackendChoice> {
+/// The backend that the option `backend` names.
+///
+/// # Errors
+/// An unknown name.
+pub fn backend(name: &str) -> Result<BackendChoice> {
     let kind = BackendKind::named(name).with_context(|| {
         let known = BackendKind::ALL.map(BackendKind::name).join(", ");
         format!("option 'backend': no '{name}'; one of {known}")
@@ -51,7 +55,11 @@ fn replacement(name: &str) -> Result<Replacement> {
     }
 }
 
-pub(crate) fn states(name: &str) -> Result<StatePlace> {
+/// The place of state words that the option `states` names.
+///
+/// # Errors
+/// An unknown name.
+pub fn states(name: &str) -> Result<StatePlace> {
     match name {
         "pages" => Ok(StatePlace::Pages),
         "frames" => Ok(StatePlace::Frames),

@@ -11,8 +11,7 @@ mod system;
 pub use memory_cgroup::MemoryCgroup;
 pub use ram_disk::RamDisk;
 pub use storage::Storage;
-pub(crate) use system::kib;
-pub use system::{describe, memory_available, processors};
+pub use system::{describe, kib, memory_available, processors};
 
 /// Removes what runs that were killed left behind: RAM disks and memory cgroups. Returns how many.
 pub fn remove_leftovers() -> usize {

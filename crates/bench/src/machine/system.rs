@@ -22,7 +22,7 @@ pub fn memory_available() -> u64 {
 }
 
 /// A size of the form `name: 17 kB`.
-pub(crate) fn kib(path: &str, name: &str) -> Option<u64> {
+pub fn kib(path: &str, name: &str) -> Option<u64> {
     first_value(path, name)?.split_whitespace().next()?.parse().ok()
 }
 

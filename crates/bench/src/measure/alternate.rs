@@ -5,7 +5,7 @@ use std::fmt;
 use anyhow::{Context as _, Result};
 
 use super::Samples;
-use crate::experiment::Progress;
+use crate::progress::Progress;
 
 /// Something that can be measured again and again.
 pub struct Contestant<'a> {

@@ -6,8 +6,8 @@ use std::rc::Rc;
 use anyhow::Result;
 
 use super::Team;
-use crate::experiment::Progress;
 use crate::measure::{Contestant, Samples, alternate};
+use crate::progress::Progress;
 use crate::report::Row;
 use crate::workload::{Plan, Workload};
 

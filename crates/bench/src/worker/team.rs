@@ -9,8 +9,8 @@ use anyhow::{Context as _, Result, bail};
 use super::share::pool_for;
 use super::{Ground, Worker, cache_bytes};
 use crate::engine::{Engines, Factory, Setting, VELLUM};
-use crate::experiment::Progress;
 use crate::machine::{MemoryCgroup, page_cache};
+use crate::progress::Progress;
 use crate::workload::{Plan, Workload};
 
 /// Who is in a team.

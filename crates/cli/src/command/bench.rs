@@ -1,7 +1,7 @@
 //! `vellum bench`: hands over to the benchmarks, with the peers that were built in.
 
-use vellum_bench::command::Arguments;
 use vellum_bench::engine::Factory;
+use vellum_experiments::command::Arguments;
 
 use crate::error::{Failure, Outcome};
 
@@ -16,6 +16,6 @@ pub fn work() -> Outcome {
 }
 
 pub fn run(arguments: &Arguments) -> Outcome {
-    vellum_bench::command::run(arguments, PEERS)
+    vellum_experiments::command::run(arguments, PEERS)
         .map_err(|error| Failure::message(format!("{error:#}")))
 }

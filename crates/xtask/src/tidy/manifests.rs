@@ -5,35 +5,46 @@ use super::tree::{File, Tree};
 
 /// The crates that each crate must not know: arrows go `cli -> engine -> pool -> vm`, and Morsels
 /// are beside the store: neither knows the other.
-/// The benchmarks know all of these and nobody but the command knows the benchmarks; the peers are
-/// known to the command alone. What tests share knows nobody.
+/// The harness of the benchmarks knows all of these; experiments and peers know the harness, and
+/// the command alone knows the three. What tests share knows no other crate.
 const MUST_NOT_KNOW: &[(&str, &[&str])] = &[
-    ("crates/vm/Cargo.toml", &["vellum-pool", "vellum", "vellum-cli", MORSEL, BENCH, PEERS]),
-    ("crates/pool/Cargo.toml", &["vellum", "vellum-cli", MORSEL, BENCH, PEERS]),
-    ("crates/engine/Cargo.toml", &["vellum-cli", MORSEL, BENCH, PEERS]),
-    ("crates/morsel/Cargo.toml", &["vellum-pool", "vellum", "vellum-cli", BENCH, PEERS]),
-    ("crates/capi/Cargo.toml", &["vellum-pool", "vellum", "vellum-cli", BENCH, PEERS]),
-    ("crates/preload/Cargo.toml", &["vellum-pool", "vellum", "vellum-cli", BENCH, PEERS]),
-    ("crates/python/Cargo.toml", &["vellum-cli", BENCH, PEERS]),
+    (
+        "crates/vm/Cargo.toml",
+        &["vellum-pool", "vellum", "vellum-cli", MORSEL, BENCH, EXPERIMENTS, PEERS],
+    ),
+    ("crates/pool/Cargo.toml", &["vellum", "vellum-cli", MORSEL, BENCH, EXPERIMENTS, PEERS]),
+    ("crates/engine/Cargo.toml", &["vellum-cli", MORSEL, BENCH, EXPERIMENTS, PEERS]),
+    (
+        "crates/morsel/Cargo.toml",
+        &["vellum-pool", "vellum", "vellum-cli", BENCH, EXPERIMENTS, PEERS],
+    ),
+    ("crates/capi/Cargo.toml", &["vellum-pool", "vellum", "vellum-cli", BENCH, EXPERIMENTS, PEERS]),
+    (
+        "crates/preload/Cargo.toml",
+        &["vellum-pool", "vellum", "vellum-cli", BENCH, EXPERIMENTS, PEERS],
+    ),
+    ("crates/python/Cargo.toml", &["vellum-cli", BENCH, EXPERIMENTS, PEERS]),
     (
         "crates/tensors/Cargo.toml",
-        &["vellum-vm", "vellum-pool", "vellum", "vellum-cli", MORSEL, BENCH, PEERS],
+        &["vellum-vm", "vellum-pool", "vellum", "vellum-cli", MORSEL, BENCH, EXPERIMENTS, PEERS],
     ),
-    ("crates/bench/Cargo.toml", &["vellum-cli", PEERS]),
-    ("crates/bench-peers/Cargo.toml", &["vellum-cli"]),
+    ("crates/bench/Cargo.toml", &["vellum-cli", EXPERIMENTS, PEERS]),
+    ("crates/experiments/Cargo.toml", &["vellum-cli", PEERS]),
+    ("crates/bench-peers/Cargo.toml", &["vellum-cli", EXPERIMENTS]),
     (
         "crates/uapi/Cargo.toml",
-        &["vellum-vm", "vellum-pool", "vellum", "vellum-cli", MORSEL, BENCH, PEERS],
+        &["vellum-vm", "vellum-pool", "vellum", "vellum-cli", MORSEL, BENCH, EXPERIMENTS, PEERS],
     ),
     (
         "crates/testing/Cargo.toml",
-        &["vellum-vm", "vellum-pool", "vellum", "vellum-cli", MORSEL, BENCH, PEERS],
+        &["vellum-vm", "vellum-pool", "vellum", "vellum-cli", MORSEL, BENCH, EXPERIMENTS, PEERS],
     ),
 ];
 
 const MORSEL: &str = "vellum-morsel";
 
 const BENCH: &str = "vellum-bench";
+const EXPERIMENTS: &str = "vellum-experiments";
 const PEERS: &str = "vellum-bench-peers";
 
 /// What only tests may know.

@@ -1,0 +1,187 @@
+//! Small durable commits: one put and the wait until it survives a loss of power.
+
+use std::cell::RefCell;
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::FileExt as _;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, anyhow};
+use hdrhistogram::Histogram;
+
+use super::{Context, Experiment, count};
+use vellum_bench::engine::{Engine, Factory, Setting, VELLUM};
+use vellum_bench::measure::{Contestant, Samples, alternate};
+use vellum_bench::report::{Outcome, Row};
+use vellum_bench::workload::values::{fill, key};
+
+/// The experiment.
+pub const COMMITS: Experiment = Experiment {
+    name: "commits",
+    shows: "small durable commits, and their latency, beside a plain write and fdatasync",
+    source: "how many syncs of the device a commit takes, and whether writers share them",
+    run,
+};
+
+const WRITERS: [u64; 3] = [1, 8, 32];
+/// Peers whose every commit is durable, one for one, if they are asked for that.
+const PEERS: [&str; 2] = ["lmdb", "redb"];
+const VALUE: usize = 120;
+const CACHE: u64 = 256 << 20;
+/// The longest latency that is told apart, in nanoseconds.
+const LONGEST: u64 = 100_000_000_000;
+
+/// Commits something, in the thread of this number.
+type Commit<'a> = Box<dyn FnMut() -> Result<()> + 'a>;
+
+/// What is measured.
+enum Way {
+    /// A write of 4 KiB to a file of the thread's own, and its fdatasync.
+    Plain(Vec<File>),
+    Engine(&'static str, Box<dyn Engine>),
+}
+
+/// Latencies of one sample in nanoseconds.
+#[derive(Clone, Copy)]
+struct Latency {
+    p50: u64,
+    p99: u64,
+}
+
+fn run(context: &Context<'_>) -> Result<Outcome> {
+    let entries: u64 = context.pick(20_000, 500_000);
+    let duration = Duration::from_secs_f64(context.pick(0.3, 2.0));
+    let mut ways = vec![plain(context)?, open(context, &VELLUM, entries)?];
+    for factory in context.engines.all() {
+        if PEERS.contains(&factory.name) {
+            ways.push(open(context, factory, entries)?);
+        }
+    }
+    let mut outcome = Outcome::default();
+    for writers in WRITERS {
+        let latencies: Vec<_> = ways.iter().map(|_| RefCell::new(Vec::new())).collect();
+        let contestants = ways.iter().zip(&latencies).map(|(way, latencies)| {
+            let name = format!("{}, {}", way.name(), count(writers as usize, "writer"));
+            Contestant::new(name, move || {
+                let (rate, latency) = way.sample(writers, entries, duration)?;
+                latencies.borrow_mut().push(latency);
+                Ok(rate)
+            })
+        });
+        let rates = alternate(context.rounds(), &context.progress, contestants.collect())?;
+        outcome.rows.extend(rates.iter().map(|of| Row::of(of, "commits/s").against(of, &rates[0])));
+        for (what, of) in [("p50", (|l| l.p50) as fn(&Latency) -> u64), ("p99", |l| l.p99)] {
+            let samples = |(rate, latencies): (&Samples, &RefCell<Vec<Latency>>)| Samples {
+                name: format!("{what}, {}", rate.name),
+                // The first round does not count.
+                values: latencies.borrow()[1..].iter().map(|l| of(l) as f64 / 1000.0).collect(),
+            };
+            let all: Vec<_> = rates.iter().zip(&latencies).map(samples).collect();
+            outcome.rows.extend(all.iter().map(|of| Row::of(of, "us").against(of, &all[0])));
+        }
+    }
+    outcome.notes.push(format!(
+        "Each thread replaces one of {entries} values of {VALUE} bytes at random and waits until \
+         that is durable; all data is in memory. 'plain' writes 4 KiB to a file of the thread's \
+         own and calls fdatasync. Vellum: put and Store::sync. Peers: a transaction of one put, \
+         committed with LMDB's own defaults and redb's Durability::Immediate. A file of Vellum's \
+         opens again after a crash if nothing was written since the last commit; the peers' always \
+         does."
+    ));
+    Ok(outcome)
+}
+
+fn plain(context: &Context<'_>) -> Result<Way> {
+    let directory = context.make_directory("plain")?;
+    let most = WRITERS.into_iter().max().unwrap_or(1);
+    let files = (0..most).map(|number| {
+        let path = directory.join(number.to_string());
+        let file = OpenOptions::new().create(true).truncate(true).write(true).open(path)?;
+        file.write_all_at(&[1; 1 << 16], 0)?;
+        file.sync_all()?;
+        anyhow::Ok(file)
+    });
+    Ok(Way::Plain(files.collect::<Result<_>>()?))
+}
+
+fn open(context: &Context<'_>, factory: &Factory, entries: u64) -> Result<Way> {
+    let mut setting = Setting::new(&context.make_directory(factory.name)?, CACHE);
+    if factory.name != VELLUM.name {
+        setting.options.insert("durable".into(), "yes".into());
+    }
+    let engine = (factory.open)(&setting)?;
+    engine.load(0, &mut (0..entries).map(|number| (key(number).to_vec(), value(number))))?;
+    engine.settle()?;
+    Ok(Way::Engine(factory.name, engine))
+}
+
+fn value(number: u64) -> Vec<u8> {
+    let mut value = vec![0; VALUE];
+    fill(number, &mut value);
+    value
+}
+
+impl Way {
+    fn name(&self) -> &str {
+        match self {
+            Way::Plain(_) => "plain write + fdatasync",
+            Way::Engine(name, _) => name,
+        }
+    }
+
+    /// What the thread of this number does again and again.
+    fn commit(&self, thread: u64, entries: u64) -> Result<Commit<'_>> {
+        let mut number = thread.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        match self {
+            Way::Plain(files) => {
+                let file = &files[thread as usize];
+                Ok(Box::new(move || {
+                    number += 1;
+                    file.write_all_at(&[number as u8; 4096], number % 16 * 4096)?;
+                    Ok(file.sync_data()?)
+                }))
+            }
+            Way::Engine(name, engine) => {
+                let mut session = engine.session()?;
+                let settles = *name == VELLUM.name;
+                Ok(Box::new(move || {
+                    number = number.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                    let place = (number >> 20) % entries;
+                    session.put(0, &key(place), &value(place))?;
+                    if settles { engine.settle() } else { Ok(()) }
+                }))
+            }
+        }
+    }
+
+    /// Commits a second of all threads together, and their latencies.
+    fn sample(&self, writers: u64, entries: u64, duration: Duration) -> Result<(f64, Latency)> {
+        let (begin, commits) = (Instant::now(), AtomicU64::new(0));
+        let histograms = std::thread::scope(|scope| {
+            let body = |thread| {
+                let commits = &commits;
+                move || {
+                    let mut commit = self.commit(thread, entries)?;
+                    let mut histogram = Histogram::<u64>::new_with_bounds(1, LONGEST, 3)?;
+                    while begin.elapsed() < duration {
+                        let started = Instant::now();
+                        commit()?;
+                        histogram.saturating_record(started.elapsed().as_nanos() as u64);
+                        commits.fetch_add(1, Ordering::Relaxed);
+                    }
+                    anyhow::Ok(histogram)
+                }
+            };
+            let threads: Vec<_> = (0..writers).map(|thread| scope.spawn(body(thread))).collect();
+            let joined = threads
+                .into_iter()
+                .map(|thread| thread.join().map_err(|_| anyhow!("a writer panicked"))?);
+            joined.collect::<Result<Vec<_>>>()
+        })?;
+        let rate = commits.load(Ordering::Relaxed) as f64 / begin.elapsed().as_secs_f64();
+        let mut all = Histogram::<u64>::new_with_bounds(1, LONGEST, 3)?;
+        histograms.iter().try_for_each(|histogram| all.add(histogram))?;
+        let of = |quantile| all.value_at_quantile(quantile);
+        Ok((rate, Latency { p50: of(0.5), p99: of(0.99) }))
+    }
+}

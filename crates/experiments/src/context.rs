@@ -1,0 +1,71 @@
+//! What an experiment is, and what it runs with.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Result;
+
+use vellum_bench::engine::Engines;
+use vellum_bench::progress::Progress;
+use vellum_bench::report::Outcome;
+
+/// An experiment.
+#[derive(Clone, Copy, Debug)]
+pub struct Experiment {
+    /// Its name on the command line.
+    pub name: &'static str,
+    /// What it shows, in a line.
+    pub shows: &'static str,
+    /// The paper's table or figure, or what else it answers to.
+    pub source: &'static str,
+    /// Runs it.
+    pub run: fn(&Context<'_>) -> Result<Outcome>,
+}
+
+/// What an experiment runs with.
+#[derive(Debug)]
+pub struct Context<'a> {
+    /// The short form: under 40 seconds, smaller data, fewer rounds.
+    pub quick: bool,
+    /// Where files may be made, on the storage under test. Removed afterwards.
+    pub directory: PathBuf,
+    /// The block device to read from, for experiments that take one.
+    pub device: Option<PathBuf>,
+    /// The file that processes load, for experiments that take one.
+    pub model: Option<PathBuf>,
+    /// Vellum and the peers that were built in.
+    pub engines: &'a Engines,
+    /// Where it stands.
+    pub progress: Progress,
+}
+
+impl Context<'_> {
+    /// `long`, or `short` in the short form.
+    pub fn pick<T>(&self, short: T, long: T) -> T {
+        if self.quick { short } else { long }
+    }
+
+    /// Rounds of alternation.
+    pub fn rounds(&self) -> usize {
+        self.pick(3, 5)
+    }
+
+    /// A directory of its own for `what`, made now.
+    ///
+    /// # Errors
+    /// If it cannot be made.
+    pub fn make_directory(&self, what: &str) -> Result<PathBuf> {
+        let path = self.directory.join(what);
+        make(&path)?;
+        Ok(path)
+    }
+}
+
+fn make(path: &Path) -> Result<()> {
+    std::fs::create_dir_all(path)
+        .map_err(|error| anyhow::anyhow!("cannot make {}: {error}", path.display()))
+}
+
+/// `1 thread`, `2 threads`.
+pub(crate) fn count(number: usize, of: &str) -> String {
+    format!("{number} {of}{}", if number == 1 { "" } else { "s" })
+}

@@ -1,0 +1,232 @@
+//! What threads bring pages to and take them off: an exmap, a surface of the kernel's own, nothing.
+#![allow(unsafe_code)]
+
+use anyhow::{Result, ensure};
+use vellum_uapi::exmap::{ALLOC, FREE};
+use vellum_vm::{BackendChoice, BackendKind, Entry, PageRange, Surface};
+
+use super::device::{Exmap, Lane};
+use super::pattern::BATCH;
+use vellum_bench::workload::values::Random;
+
+/// A range of pages and a way to bring them and take them off.
+pub trait Ground: Sync {
+    /// What a thread does it with. No two threads have the same lane at a time.
+    ///
+    /// # Errors
+    /// If there is no such lane.
+    fn hand(&self, lane: usize) -> Result<Box<dyn Hand + '_>>;
+
+    /// Uses a cache line of a page that was brought.
+    fn touch(&self, page: u64);
+}
+
+/// A thread's way to bring pages and take them off, a batch at a time.
+pub trait Hand {
+    /// Brings pages. Those that did not come, because there is no memory or because they are there
+    /// already, go from `pages` to `refused`, which is empty before.
+    ///
+    /// # Errors
+    /// If the kernel says something else.
+    fn bring(&mut self, pages: &mut Vec<u64>, refused: &mut Vec<u64>) -> Result<()>;
+
+    /// Takes pages off, all of which are there.
+    ///
+    /// # Errors
+    /// If one was not there.
+    fn take(&mut self, pages: &[u64]) -> Result<()>;
+}
+
+/// Nothing at all: what is left is the benchmark itself.
+#[derive(Debug)]
+pub struct Nothing;
+
+impl Ground for Nothing {
+    fn hand(&self, _lane: usize) -> Result<Box<dyn Hand + '_>> {
+        Ok(Box::new(Nothing))
+    }
+
+    fn touch(&self, _page: u64) {}
+}
+
+impl Hand for Nothing {
+    fn bring(&mut self, _pages: &mut Vec<u64>, _refused: &mut Vec<u64>) -> Result<()> {
+        Ok(())
+    }
+
+    fn take(&mut self, _pages: &[u64]) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// An exmap, with private descriptors and so many pages a call.
+#[derive(Debug)]
+pub struct OfExmap {
+    exmap: Exmap,
+    batch: usize,
+}
+
+impl OfExmap {
+    /// With whole batches.
+    pub fn new(exmap: Exmap) -> OfExmap {
+        OfExmap { exmap, batch: BATCH }
+    }
+
+    /// With a call for each page.
+    pub fn page_by_page(exmap: Exmap) -> OfExmap {
+        OfExmap { exmap, batch: 1 }
+    }
+
+    /// The exmap.
+    pub fn exmap(&self) -> &Exmap {
+        &self.exmap
+    }
+
+    /// The exmap, for other uses.
+    pub fn into_exmap(self) -> Exmap {
+        self.exmap
+    }
+}
+
+impl Ground for OfExmap {
+    fn hand(&self, lane: usize) -> Result<Box<dyn Hand + '_>> {
+        let lane = self.exmap.lane(lane)?.private()?;
+        Ok(Box::new(HandOfExmap { lane, batch: self.batch, kept: Vec::with_capacity(BATCH) }))
+    }
+
+    fn touch(&self, page: u64) {
+        self.exmap.touch(page);
+    }
+}
+
+struct HandOfExmap<'a> {
+    lane: Lane<'a>,
+    batch: usize,
+    kept: Vec<u64>,
+}
+
+/// What an entry says of a page for which there is no memory.
+const NO_MEMORY: i32 = -libc::ENOMEM;
+
+impl Hand for HandOfExmap<'_> {
+    fn bring(&mut self, pages: &mut Vec<u64>, refused: &mut Vec<u64>) -> Result<()> {
+        self.kept.clear();
+        for part in pages.chunks(self.batch) {
+            self.lane.run_pages(ALLOC, part)?;
+            for (index, page) in part.iter().enumerate() {
+                let entry = self.lane.get(index);
+                let error = entry.result();
+                ensure!(error == 0 || error == NO_MEMORY, "page {page} did not come: {error}");
+                let list = if entry.pages() == 1 { &mut self.kept } else { &mut *refused };
+                list.push(*page);
+            }
+        }
+        std::mem::swap(pages, &mut self.kept);
+        Ok(())
+    }
+
+    fn take(&mut self, pages: &[u64]) -> Result<()> {
+        pages.chunks(self.batch).try_for_each(|part| self.lane.run_all(FREE, part))
+    }
+}
+
+/// Memory that the kernel brings when a page is touched, and that the program gives back.
+#[derive(Debug)]
+pub struct OfKernel(Surface);
+
+impl OfKernel {
+    /// A surface of so many pages that are given back that way.
+    ///
+    /// # Errors
+    /// If the kernel cannot.
+    pub fn new(pages: u64, backend: BackendKind) -> Result<OfKernel> {
+        Ok(OfKernel(Surface::reserve(pages, BackendChoice::Only(backend))?))
+    }
+
+    /// The surface.
+    pub fn surface(&self) -> &Surface {
+        &self.0
+    }
+}
+
+impl Ground for OfKernel {
+    fn hand(&self, _lane: usize) -> Result<Box<dyn Hand + '_>> {
+        Ok(Box::new(HandOfKernel { surface: &self.0, entries: Vec::with_capacity(BATCH) }))
+    }
+
+    fn touch(&self, page: u64) {
+        // SAFETY: the page lies on the surface, and no reference into it exists.
+        unsafe { self.0.address(page).as_ptr().write_volatile(1) };
+    }
+}
+
+struct HandOfKernel<'a> {
+    surface: &'a Surface,
+    entries: Vec<Entry>,
+}
+
+impl Hand for HandOfKernel<'_> {
+    fn bring(&mut self, pages: &mut Vec<u64>, _refused: &mut Vec<u64>) -> Result<()> {
+        // The first touch brings a page.
+        pages.iter().for_each(|page| {
+            // SAFETY: the page lies on the surface, and no reference into it exists.
+            unsafe { self.surface.address(*page).as_ptr().write_volatile(1) };
+        });
+        Ok(())
+    }
+
+    fn take(&mut self, pages: &[u64]) -> Result<()> {
+        self.entries.clear();
+        let one = |page: &u64| Entry::new(PageRange { start: *page, count: 1 });
+        self.entries.extend(pages.iter().map(one));
+        // SAFETY: only the crew knows these pages, and no reference into them exists.
+        let failed = unsafe { self.surface.release(&mut self.entries) };
+        ensure!(failed == 0, "releasing {failed} of {} pages failed", pages.len());
+        Ok(())
+    }
+}
+
+/// Brings all page tables of the surface into being, so that no measurement pays for them.
+///
+/// # Errors
+/// If a page does not come.
+pub fn make_tables(ground: &dyn Ground, pages: u64) -> Result<()> {
+    let mut hand = ground.hand(0)?;
+    let (mut batch, mut refused) = (Vec::with_capacity(BATCH), Vec::new());
+    let mut firsts = (0..pages).step_by(512).peekable();
+    while firsts.peek().is_some() {
+        batch.extend(firsts.by_ref().take(BATCH / 8));
+        hand.bring(&mut batch, &mut refused)?;
+        ensure!(refused.is_empty(), "pages {refused:?} did not come");
+        hand.take(&batch)?;
+        batch.clear();
+    }
+    Ok(())
+}
+
+/// Gives the pool the order that it has after some time: all of its frames were brought and taken
+/// off at random, through all lanes.
+///
+/// # Errors
+/// If the kernel refuses.
+pub fn shuffle(ground: &dyn Ground, frames: u64, pages: u64, lanes: usize) -> Result<()> {
+    let mut hands =
+        (0..lanes).map(|lane| ground.hand(lane)).collect::<Result<Vec<Box<dyn Hand + '_>>>>()?;
+    let step = (pages / frames).max(1);
+    let wanted: Vec<u64> = (0..frames.min(pages)).map(|frame| frame * step).collect();
+    let (mut there, mut refused) = (Vec::with_capacity(wanted.len()), Vec::new());
+    for (turn, part) in wanted.chunks(BATCH).enumerate() {
+        let mut batch = part.to_vec();
+        hands[turn % lanes].bring(&mut batch, &mut refused)?;
+        there.extend(batch);
+        refused.clear();
+    }
+    let mut random = Random::new(1);
+    for last in (1..there.len()).rev() {
+        there.swap(last, random.below(last as u64 + 1) as usize);
+    }
+    for (turn, part) in there.chunks(BATCH).enumerate() {
+        hands[turn % lanes].take(part)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,150 @@
+//! Experiments with `/dev/exmap`: figures 9 to 11 of the first paper (SIGMOD'23), 5 to 11 of the
+//! second (IEEE Access 2023), and 12 of that.
+//!
+//! All but reads and lookups are one benchmark, that of the second paper: a [`crew`] of threads
+//! works on a [`ground`] by a [`pattern`]. Where the module is not loaded an experiment says so and
+//! has no figures.
+
+mod ablation;
+mod allocation;
+mod contest;
+mod cost;
+mod crew;
+mod device;
+mod ground;
+mod interfaces;
+mod lookup;
+mod pattern;
+mod place;
+mod pool;
+mod queue;
+mod read;
+mod ring;
+mod shootdowns;
+mod tables;
+mod transfer;
+
+use std::time::Duration;
+
+use anyhow::Result;
+use vellum_vm::BackendKind;
+
+pub use ablation::ABLATION;
+pub use allocation::ALLOCATION;
+pub use cost::COST;
+pub use interfaces::INTERFACES;
+pub use lookup::LOOKUP;
+pub use pool::POOL;
+pub use read::READ;
+pub use tables::TABLES;
+
+use super::Context;
+use super::fig4::thread_counts;
+use device::{Exmap, Plan};
+use ground::{OfExmap, OfKernel, make_tables, shuffle};
+use vellum_bench::machine::processors;
+use vellum_bench::report::Outcome;
+
+/// Threads that allocate, at most.
+const MOST_THREADS: usize = 16;
+
+/// How large everything is.
+#[derive(Clone, Copy, Debug)]
+struct Size {
+    /// Pages of a surface.
+    pages: u64,
+    /// Frames of a pool.
+    frames: u64,
+    /// Threads that allocate, at most.
+    threads: usize,
+    /// How long a sample takes.
+    time: Duration,
+}
+
+impl Size {
+    fn of(context: &Context<'_>) -> Size {
+        let threads = processors().min(MOST_THREADS);
+        Size {
+            pages: context.pick(1 << 21, 1 << 24),
+            frames: context.pick(1 << 13, 1 << 14) * threads as u64,
+            threads,
+            time: Duration::from_millis(context.pick(40, 500)),
+        }
+    }
+
+    /// Numbers of threads to be measured.
+    fn thread_counts(&self) -> Vec<usize> {
+        thread_counts(self.threads)
+    }
+
+    /// An exmap with these flags.
+    fn exmap(&self, flags: u64) -> Result<Exmap> {
+        let interfaces = crew::Plan::lanes(self.threads);
+        let (pages, frames) = (self.pages, self.frames);
+        Exmap::new(Plan { pages, frames, interfaces, flags, backing: None })
+    }
+
+    /// The same as a ground that was in use for some time.
+    fn ground(&self, flags: u64) -> Result<OfExmap> {
+        let ground = OfExmap::new(self.exmap(flags)?);
+        make_tables(&ground, self.pages)?;
+        shuffle(&ground, self.frames, self.pages, crew::Plan::lanes(self.threads))?;
+        Ok(ground)
+    }
+
+    /// A surface of the kernel's that was in use for some time.
+    fn kernel_ground(&self, backend: BackendKind) -> Result<OfKernel> {
+        let ground = OfKernel::new(self.pages, backend)?;
+        make_tables(&ground, self.pages)?;
+        Ok(ground)
+    }
+
+    fn note(&self) -> String {
+        format!(
+            "Surface of {} GiB, pool of {} MiB; batches of {} pages.",
+            self.pages >> 18,
+            self.frames >> 8,
+            pattern::BATCH
+        )
+    }
+}
+
+/// What an experiment has where there is no module.
+fn without_module() -> Outcome {
+    let note = "Needs Vellum's kernel module: there is no /dev/exmap, so there are no figures.";
+    Outcome { notes: vec![note.to_owned()], ..Outcome::default() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ALL;
+    use vellum_bench::engine::Engines;
+    use vellum_bench::progress::Progress;
+
+    #[test]
+    fn without_the_module_an_experiment_says_so_and_does_not_fail() {
+        if device::is_there() {
+            return;
+        }
+        let engines = Engines::new(&[]);
+        let directory = tempfile::tempdir().unwrap();
+        let context = Context {
+            quick: true,
+            directory: directory.path().to_owned(),
+            engines: &engines,
+            device: None,
+            model: None,
+            progress: Progress::hidden(),
+        };
+        let ours = ALL.iter().filter(|experiment| experiment.name.starts_with("exmap-"));
+        let mut count = 0;
+        for experiment in ours {
+            let outcome = (experiment.run)(&context).unwrap();
+            assert!(outcome.rows.is_empty() && outcome.charts.is_empty(), "{}", experiment.name);
+            assert!(outcome.notes.len() == 1 && outcome.notes[0].contains("module"));
+            count += 1;
+        }
+        assert_eq!(count, 8);
+    }
+}

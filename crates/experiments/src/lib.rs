@@ -1,0 +1,70 @@
+//! The experiments of `vellum bench`: the tables and figures of the papers, and comparisons.
+//!
+//! One file each, by name. An [`Experiment`] gets a [`Context`], measures with the harness
+//! ([`vellum_bench`]) and returns an [`Outcome`](vellum_bench::report::Outcome); it prints nothing.
+//! [`command`] chooses experiments, runs them and keeps their outcomes.
+
+pub mod command;
+pub mod trace;
+
+mod blob;
+mod bulk_work;
+mod commits;
+mod context;
+mod disk;
+mod exmap;
+mod fig10;
+mod fig4;
+mod fig8;
+mod graph;
+mod hero;
+mod in_memory;
+mod in_memory_scaling;
+mod memory;
+mod morsel;
+mod out_of_memory;
+mod page_access;
+mod policy;
+mod states;
+mod table2;
+mod tpcc;
+mod writers;
+mod ycsb;
+
+pub(crate) use context::count;
+pub use context::{Context, Experiment};
+
+/// All experiments, in the order of `vellum bench list`.
+pub const ALL: &[Experiment] = &[
+    table2::TABLE2,
+    states::STATES,
+    fig4::FIG4,
+    fig10::FIG10,
+    graph::GRAPH,
+    ycsb::YCSB,
+    blob::BLOB,
+    memory::MEMORY,
+    policy::POLICY,
+    in_memory_scaling::FIG7,
+    fig8::FIG8,
+    in_memory::IN_MEMORY,
+    out_of_memory::OUT_OF_MEMORY,
+    disk::DISK,
+    writers::WRITERS,
+    commits::COMMITS,
+    bulk_work::BULK_WORK,
+    tpcc::TPCC,
+    hero::HERO,
+    exmap::ALLOCATION,
+    exmap::INTERFACES,
+    exmap::TABLES,
+    exmap::POOL,
+    exmap::ABLATION,
+    exmap::READ,
+    exmap::LOOKUP,
+    exmap::COST,
+    morsel::MORSEL_LOAD,
+    morsel::MORSEL_START,
+    morsel::MORSEL_MAP,
+    morsel::MORSEL_PIPELINE,
+];

@@ -1,0 +1,155 @@
+//! Random lookups of data larger than memory, on a device in memory: the same engine with two ways
+//! of releasing pages, the others under the same limit, and what the device itself can do.
+
+use std::time::Duration;
+
+use anyhow::Result;
+
+use super::{Context, Experiment};
+use vellum_bench::engine::{Engines, VELLUM};
+use vellum_bench::machine::device_rate::{DeviceRate, PAGE, Way};
+use vellum_bench::report::{Outcome, Row};
+use vellum_bench::worker::{
+    Contest, Ground, Member, Series, Team, Terms, limit_for, named, scaled, times,
+};
+use vellum_bench::workload::lookup::ENTRY;
+use vellum_bench::workload::{Lookup, Plan, Workload};
+
+/// The experiment.
+pub const OUT_OF_MEMORY: Experiment = Experiment {
+    name: "out-of-memory",
+    shows: "random lookups of data 2 and 8 times the pool, all engines within one memory limit",
+    source: "SIGMOD'23, sections 4.1 and 5.3",
+    run,
+};
+
+/// Data is so many times the pool.
+const FACTORS: [u64; 2] = [2, 8];
+
+/// Keys of one multi_get.
+const BATCH: usize = 32;
+
+/// Reads that each thread keeps under way to see what the device can do.
+const DEPTH: u32 = 32;
+
+/// Room for a member's files, in parts of four of the data: pages are not full, and engines that
+/// write data anew need room for both.
+pub(super) const ROOM: u64 = 6;
+
+fn run(context: &Context<'_>) -> Result<Outcome> {
+    let mut outcome = Outcome::default();
+    for factor in FACTORS {
+        one_size(context, factor, &mut outcome)?;
+    }
+    outcome.notes.push(format!(
+        "A row's first word is how many times the pool the data is. The device's own rate is that \
+         of direct reads of {PAGE} bytes at random places of Vellum's file: pread, or {DEPTH} at a \
+         time with io_uring, measured in the same rounds."
+    ));
+    Ok(outcome)
+}
+
+fn one_size(context: &Context<'_>, factor: u64, outcome: &mut Outcome) -> Result<()> {
+    let pool: u64 = context.pick(32 << 20, 128 << 20);
+    let data = factor * pool;
+    let members = members(context.engines);
+    let room = data * members.len() as u64 * ROOM / 4;
+    let ground = Ground::fast(room, &context.directory)?;
+    let entries = data / ENTRY;
+    let terms = Terms {
+        ground: &ground,
+        limit: Some(limit_for(pool)),
+        workload: &Workload::Lookup(Lookup { entries, batch: 1 }),
+        warm_up: Plan { threads: 2, seconds: context.pick(0.3, 3.0), seed: 77 },
+        cold: true,
+    };
+    let team = Team::start(&members, &terms, &context.progress)?;
+    let names = Names { factor };
+    let series = measure(context, &team, entries, &names)?;
+    let units = |series: &Series| {
+        let unit = if series.rate.name.contains("device") { "reads/s" } else { "lookups/s" };
+        series.row(unit)
+    };
+    outcome.rows.extend(series.iter().map(units));
+    outcome.rows.extend(names.ratios(&team, &series));
+    outcome.notes.push(format!(
+        "Data {factor} times the pool: {entries} entries of 8 + 120 bytes, {} MiB.",
+        data >> 20
+    ));
+    outcome.notes.extend(team.notes());
+    outcome.notes.push(ground.about());
+    Ok(())
+}
+
+/// Vellum with both ways of releasing pages, without a thread that evicts ahead of need and with
+/// the other replacement policy, and everybody else.
+fn members(engines: &Engines) -> Vec<Member> {
+    let mut members = Member::all(engines);
+    members.insert(1, Member::with_option(&VELLUM, "backend", "madvise"));
+    members.insert(2, Member::with_option(&VELLUM, "evictors", "0"));
+    members.insert(3, Member::with_option(&VELLUM, "policy", "s3-fifo"));
+    members
+}
+
+fn measure(context: &Context<'_>, team: &Team, entries: u64, names: &Names) -> Result<Vec<Series>> {
+    let seconds = context.pick(0.15, 1.0);
+    let device = DeviceRate::open(&team.store(VELLUM.name)?)?;
+    let device = &device;
+    let time = Duration::from_secs_f64(seconds);
+    let mut contest = Contest::of(team);
+    for threads in [1, 2] {
+        let plan = Plan { threads, seconds, seed: 1 };
+        for name in team.names() {
+            let single = Workload::Lookup(Lookup { entries, batch: 1 });
+            contest.add(names.of(name, threads), name, single, plan.clone());
+        }
+        let batches = Workload::Lookup(Lookup { entries, batch: BATCH });
+        contest.add(names.batches(threads), VELLUM.name, batches, plan);
+        for (what, way) in [("pread", Way::Wait), ("queue", Way::Queue(DEPTH))] {
+            let mut seeds = 1..;
+            contest.add_other(names.of(&format!("device {what}"), threads), move || {
+                device.random(threads, way, time, seeds.next().unwrap_or_default())
+            });
+        }
+    }
+    contest.hold(context.rounds(), &context.progress)
+}
+
+/// What contestants are called.
+struct Names {
+    factor: u64,
+}
+
+impl Names {
+    fn of(&self, who: &str, threads: usize) -> String {
+        let s = if threads == 1 { "" } else { "s" };
+        format!("{}x {who}, {threads} thread{s}", self.factor)
+    }
+
+    fn batches(&self, threads: usize) -> String {
+        self.of(&format!("{} multi_get({BATCH})", VELLUM.name), threads)
+    }
+
+    fn ratios(&self, team: &Team, all: &[Series]) -> Vec<Row> {
+        let find = |who: &str, threads| named(all, &self.of(who, threads));
+        let mut rows = Vec::new();
+        let Some(vellum) = find(VELLUM.name, 2) else { return rows };
+        let others = team.names().into_iter().filter(|name| *name != VELLUM.name);
+        rows.extend(others.filter_map(|name| Some(vellum.times(find(name, 2)?))));
+        for name in team.names() {
+            if let (Some(two), Some(one)) = (find(name, 2), find(name, 1)) {
+                rows.push(two.times(one));
+            }
+        }
+        if let Some(batches) = named(all, &self.batches(2)) {
+            rows.push(batches.times(vellum));
+            for device in ["device pread", "device queue"] {
+                if let Some(device) = find(device, 2) {
+                    let reads = scaled(&batches.read, 1.0 / PAGE as f64, " from the device");
+                    rows.push(times(&reads, &device.rate));
+                }
+            }
+        }
+        rows
+    }
+}

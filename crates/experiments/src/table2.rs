@@ -1,0 +1,125 @@
+//! Table 2 of SIGMOD'23: what one access to a cached page costs, step by step, beside a read of
+//! plain memory and the hash table of a classical buffer manager.
+//!
+//! All rows of a group read the same memory: the pool's own pages, of 4 KiB. The reference does so
+//! through a pointer. Everything else is the pool's public interface.
+
+use anyhow::Result;
+use vellum_pool::PoolError;
+
+use super::page_access::rows;
+use super::page_access::size::{self, CACHED_BITS, LARGE_BITS, show_pages};
+use super::page_access::walk::Walk;
+use super::page_access::ways::{self, Ways};
+use super::page_access::{Chain, HashTable, Resident};
+use super::{Context, Experiment};
+use vellum_bench::measure::{Contestant, Samples, alternate};
+use vellum_bench::report::{Outcome, Row};
+
+/// The experiment.
+pub const TABLE2: Experiment = Experiment {
+    name: "table2",
+    shows: "one access to a cached page: a plain read, the optimistic read, locks, a hash table",
+    source: "SIGMOD'23, table 2 and section 5.4",
+    run,
+};
+
+/// Rows are called those of huge pages if so large a share of the pages is in some.
+const HUGE_ENOUGH: f64 = 0.9;
+/// The paper spreads 128 GiB over 1 TiB.
+const SPREAD: u32 = 3;
+
+fn run(context: &Context<'_>) -> Result<Outcome> {
+    let large = size::affordable(context.pick(17, LARGE_BITS))?;
+    let mut outcome = Outcome::default();
+    let mut group = |pages: &Resident, label: &str, dense: Option<&Samples>| {
+        let all = measure(context, pages, label)?;
+        outcome.rows.extend(rows_beside(&all, dense));
+        Ok::<_, anyhow::Error>(all.into_iter().next())
+    };
+
+    let cached = show_pages(CACHED_BITS);
+    group(&Resident::new(Chain::new(CACHED_BITS, 0))?, &cached, None)?;
+
+    let (size, range) = (show_pages(large), show_pages(large + SPREAD));
+    context.progress.doing(&format!("bringing in {size}"));
+    let dense = group(&Resident::new(Chain::new(large, 0))?, &size, None)?;
+
+    context.progress.doing(&format!("bringing in {size} in a range of {range}"));
+    let sparse = Resident::new(Chain::new(large, SPREAD))?;
+    group(&sparse, &format!("{size} in a range of {range}"), dense.as_ref())?;
+    drop(sparse);
+
+    context.progress.doing(&format!("bringing in {size} in huge pages"));
+    let (huge, share) = Resident::in_huge_pages(Chain::new(large, 0))?;
+    if share >= HUGE_ENOUGH {
+        group(&huge, &format!("{size} in huge pages"), dense.as_ref())?;
+    }
+    let percent = share * 100.0;
+    outcome.notes.push(format!("The pool put {percent:.0} % of {size} into huge pages."));
+    outcome.notes.extend(notes(large));
+    Ok(outcome)
+}
+
+fn measure(context: &Context<'_>, pages: &Resident, label: &str) -> Result<Vec<Samples>> {
+    let table = pages.chain().is_dense().then(|| HashTable::of(pages.chain()));
+    let table = table.as_ref();
+    let bits = pages.chain().pages().trailing_zeros();
+    let reads = size::accesses(bits, context.quick);
+    let mut starts = pages.chain().starts();
+    let mut all = Vec::new();
+    let mut add = |what: &str, way: fn(&mut Walk, u64, &Ways<'_>) -> Result<f64, PoolError>| {
+        let mut walk = Walk::new(starts.next().unwrap_or_default());
+        let ways = Ways { pages, table };
+        all.push(Contestant::new(format!("{what}, {label}"), move || {
+            Ok(way(&mut walk, reads, &ways)?)
+        }));
+    };
+    add("read", ways::read);
+    add("page state", ways::page_state);
+    add("version check", ways::version_check);
+    add("shared fix", ways::shared_fix);
+    add("exclusive fix", ways::exclusive_fix);
+    if table.is_some() {
+        add("hash table", ways::hash_table_read);
+        add("read, overlapped", ways::scattered_read);
+        add("version check, overlapped", ways::scattered_version_check);
+        add("hash table, overlapped", ways::scattered_hash_table);
+    }
+    alternate(context.rounds(), &context.progress, all)
+}
+
+/// The rows of a group. Its plain read is compared with `dense`, that of another group.
+fn rows_beside(all: &[Samples], dense: Option<&Samples>) -> Vec<Row> {
+    let mut rows = rows::rows(all);
+    if let (Some(first), Some(dense)) = (rows.first_mut(), dense) {
+        // Measured one after the other, so the ratio is that of the medians.
+        let ratio = first.value / dense.median();
+        *first = first.clone().with_ratio(ratio, &dense.name);
+    }
+    rows
+}
+
+fn notes(large: u32) -> Vec<String> {
+    let mut notes = vec![
+        "Reads are dependent, as the paper's are: each word read is the next page's number, so a \
+         row is the latency of one access. Rows named overlapped read at random instead, without \
+         waiting for one another: there every instruction counts."
+            .to_owned(),
+        "All rows of a group read the same memory, the pool's pages of 4 KiB; 'read' through a \
+         pointer, 'page state' without the validation, 'version check' is the whole optimistic \
+         read. The hash table is not synchronised."
+            .to_owned(),
+        "In a range: the pages lie scattered over addresses eight times as many, as the paper's \
+         128 GiB lie in 1 TiB. In huge pages: a pool that has collapsed them, and its states."
+            .to_owned(),
+    ];
+    if large < LARGE_BITS {
+        notes.push(format!(
+            "The large size is {}, not {}: the short form, or as much as memory allows.",
+            show_pages(large),
+            show_pages(LARGE_BITS)
+        ));
+    }
+    notes
+}

@@ -1,0 +1,281 @@
+//! TPC-C, all engines: data in memory, and data eight times the pool under one memory limit.
+//!
+//! After the runs the specification's consistency conditions are checked in every engine. If they
+//! do not hold in Vellum, the experiment fails; of a peer it is noted.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use anyhow::{Context as _, Result};
+
+use super::{Context, Experiment};
+use vellum_bench::engine::VELLUM;
+use vellum_bench::measure::Samples;
+use vellum_bench::report::{Outcome, Row};
+use vellum_bench::worker::{Contest, Ground, Member, Team, Terms, limit_for, named, times};
+use vellum_bench::workload::{Measured, Plan, Tpcc, Work, Workload};
+
+/// The experiment.
+pub const TPCC: Experiment = Experiment {
+    name: "tpcc",
+    shows: "TPC-C, standard mix, all engines, in memory and with data 8 times the pool; checked",
+    source: "TPC-C 5.11; SIGMOD'23, sections 5.2 and 5.3",
+    run,
+};
+
+/// Data is so many times the pool where it does not fit.
+const FACTOR: u64 = 8;
+
+/// The most that an engine's data is taken to grow by in a second of two threads, in memory; beyond
+/// memory it is a fourth. New orders and payments stay.
+const GROWTH: u64 = 128 << 20;
+
+/// One size of the experiment.
+struct Size {
+    /// What rows call it.
+    name: &'static str,
+    tpcc: Tpcc,
+    /// Bytes of the pool, if data does not fit it.
+    pool: Option<u64>,
+    /// Numbers of threads, ascending.
+    threads: &'static [usize],
+    seconds: f64,
+    warm_up: f64,
+}
+
+impl Size {
+    fn in_memory(context: &Context<'_>) -> Size {
+        Size {
+            name: "in memory",
+            tpcc: Tpcc::specified(context.pick(1, 4)),
+            pool: None,
+            threads: context.pick(&[2], &[1, 2]),
+            seconds: context.pick(0.2, 1.5),
+            warm_up: context.pick(0.2, 2.0),
+        }
+    }
+
+    fn out_of_memory(context: &Context<'_>) -> Size {
+        let tpcc = Tpcc::specified(context.pick(2, 8));
+        Size {
+            name: "data 8 x pool",
+            pool: Some(tpcc.bytes() / FACTOR),
+            tpcc,
+            threads: context.pick(&[2], &[1, 2]),
+            seconds: context.pick(0.2, 2.0),
+            warm_up: context.pick(0.2, 4.0),
+        }
+    }
+
+    /// Bytes that the data may grow by.
+    fn growth(&self, rounds: usize) -> u64 {
+        let runs = (rounds + 1) * self.threads.len();
+        let seconds = self.seconds * runs as f64 + self.warm_up;
+        let rate = if self.pool.is_some() { GROWTH / 4 } else { GROWTH };
+        (seconds * rate as f64) as u64
+    }
+
+    fn label(&self, engine: &str, threads: usize) -> String {
+        format!("{engine}, {}, {}", plural(threads as u64, "thread"), self.name)
+    }
+}
+
+fn plural(count: u64, what: &str) -> String {
+    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
+}
+
+fn run(context: &Context<'_>) -> Result<Outcome> {
+    let mut outcome = Outcome::default();
+    for size in [Size::in_memory(context), Size::out_of_memory(context)] {
+        measure(context, &size, &mut outcome)?;
+    }
+    outcome.notes.extend([
+        "Nine tables and two indexes, all five transactions in the standard mix of 45, 43, 4, 4 \
+         and 4 of 100, terminals without think times; each thread has its home warehouses. A new \
+         order looks up its items first, so that the 1 % with an unknown one end before anything \
+         was written."
+            .to_owned(),
+        "Durability class: nothing is logged that can be left out, nothing is flushed at a commit."
+            .to_owned(),
+        "Data grows while it is measured, that of faster engines more.".to_owned(),
+    ]);
+    Ok(outcome)
+}
+
+fn measure(context: &Context<'_>, size: &Size, outcome: &mut Outcome) -> Result<()> {
+    let growth = size.growth(context.rounds());
+    let mut members = Member::all(context.engines);
+    if size.pool.is_none() {
+        // Pages are not full, and have headers.
+        members.iter_mut().for_each(|m| m.cache_bytes = Some(size.tpcc.bytes() * 3 / 2 + growth));
+    }
+    // Engines that write data anew need room for both.
+    let room = (size.tpcc.bytes() * 5 / 2 + growth) * members.len() as u64;
+    let ground = Ground::fast(room, &context.directory)?;
+    let workload = Workload::Tpcc(size.tpcc.clone());
+    let terms = Terms {
+        ground: &ground,
+        limit: size.pool.map(limit_for),
+        workload: &workload,
+        warm_up: Plan { threads: 2, seconds: size.warm_up, seed: 77 },
+        cold: size.pool.is_some(),
+    };
+    let team = Team::start(&members, &terms, &context.progress)?;
+    let entries = hold(context, size, &team, &workload)?;
+    outcome.rows.extend(rows(&entries));
+    outcome.notes.push(format!(
+        "{}: {}, {} MiB of keys and values{}.",
+        size.name,
+        plural(size.tpcc.warehouses.into(), "warehouse"),
+        size.tpcc.bytes() >> 20,
+        size.pool.map_or(String::new(), |pool| format!(", pool {} MiB", pool >> 20))
+    ));
+    outcome.notes.extend(team.notes());
+    outcome.notes.push(ground.about());
+    for name in team.names() {
+        context.progress.doing(&format!("checking {name}"));
+        outcome.notes.push(checked(&team, name, &workload)?);
+    }
+    Ok(())
+}
+
+/// What an engine did with some number of threads, round by round.
+struct Entry {
+    engine: String,
+    threads: usize,
+    rate: Samples,
+    /// Of the rounds that count.
+    runs: Vec<Measured>,
+}
+
+impl Entry {
+    fn samples(&self, what: &str, value: impl Fn(&Measured) -> f64) -> Samples {
+        Samples {
+            name: format!("{}, {what}", self.rate.name),
+            values: self.runs.iter().map(value).collect(),
+        }
+    }
+}
+
+fn hold(
+    context: &Context<'_>,
+    size: &Size,
+    team: &Team,
+    workload: &Workload,
+) -> Result<Vec<Entry>> {
+    let mut contest = Contest::of(team);
+    let mut noted = Vec::new();
+    for &threads in size.threads {
+        for name in team.names() {
+            let runs = Rc::new(RefCell::new(Vec::new()));
+            noted.push((name.to_owned(), threads, Rc::clone(&runs)));
+            let (name, workload) = (name.to_owned(), workload.clone());
+            let (mut seeds, seconds) = (1.., size.seconds);
+            contest.add_other(size.label(&name, threads), move || {
+                let seed = seeds.next().unwrap_or_default();
+                let plan = Plan { threads, seconds, seed };
+                let run = team.with(&name, |worker| worker.run(&workload, &plan))?;
+                // A peer that failed has no series in the end.
+                let Some(measured) = run else { return Ok(f64::NAN) };
+                let rate = measured.rate();
+                runs.borrow_mut().push(measured);
+                Ok(rate)
+            });
+        }
+    }
+    let series = contest.hold(context.rounds(), &context.progress)?;
+    let entries = noted.into_iter().filter_map(|(engine, threads, runs)| {
+        let rate = named(&series, &size.label(&engine, threads))?.rate.clone();
+        // The first round does not count.
+        let runs = runs.borrow().iter().skip(1).cloned().collect();
+        Some(Entry { engine, threads, rate, runs })
+    });
+    Ok(entries.collect())
+}
+
+/// Transactions of all kinds, ratios to the others, and more of the largest number of threads.
+fn rows(entries: &[Entry]) -> Vec<Row> {
+    let mut rows: Vec<Row> =
+        entries.iter().map(|entry| Row::of(&entry.rate, "transactions/s")).collect();
+    let is_vellum = |entry: &&Entry| entry.engine == VELLUM.name;
+    for vellum in entries.iter().filter(is_vellum) {
+        let others = entries.iter().filter(|other| other.threads == vellum.threads);
+        let others = others.filter(|other| !is_vellum(other));
+        rows.extend(others.map(|other| times(&vellum.rate, &other.rate)));
+    }
+    let most = entries.iter().map(|entry| entry.threads).max();
+    for entry in entries.iter().filter(|entry| Some(entry.threads) == most) {
+        let new_orders = entry.samples("new orders", |run| {
+            run.counts.get("new_order").copied().unwrap_or(0) as f64 / run.seconds
+        });
+        rows.push(Row::of(&new_orders, "new orders/s"));
+        let p50 = entry.samples("p50", |run| run.latency.p50 as f64 / 1000.0);
+        let p99 = entry.samples("p99", |run| run.latency.p99 as f64 / 1000.0);
+        rows.extend([Row::of(&p50, "us"), Row::of(&p99, "us")]);
+    }
+    rows
+}
+
+/// Whether the conditions hold in an engine, and what its transactions are.
+fn checked(team: &Team, name: &str, workload: &Workload) -> Result<String> {
+    let about = isolation(name);
+    let result = team.worker(name)?.check(workload);
+    match result {
+        Ok(_) => Ok(format!(
+            "{name}: consistency conditions 1 to 10 and 12 (clause 3.3.2) hold after the runs. \
+             Isolation: {about}."
+        )),
+        Err(error) if name == VELLUM.name => {
+            Err(error).context("Vellum's data is not shown to be consistent after the runs")
+        }
+        Err(error) => Ok(format!("{name}: NOT SHOWN to be consistent after the runs: {error:#}.")),
+    }
+}
+
+/// What the engines' transactions are isolated from, as they are used here.
+fn isolation(engine: &str) -> &'static str {
+    match engine {
+        "vellum" | "rocksdb" => "single operations are atomic, transactions are not isolated",
+        "lmdb" | "redb" | "fjall" | "sqlite" => {
+            "serialisable, one transaction that writes at a time"
+        }
+        _ => "what its adapter says",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(engine: &str, threads: usize, rates: &[f64]) -> Entry {
+        let run = |rate: &f64| Measured {
+            operations: *rate as u64,
+            seconds: 2.0,
+            counts: [("new_order".to_owned(), 10)].into(),
+            ..Measured::default()
+        };
+        Entry {
+            engine: engine.to_owned(),
+            threads,
+            rate: Samples { name: format!("{engine}, {threads}"), values: rates.to_vec() },
+            runs: rates.iter().map(run).collect(),
+        }
+    }
+
+    #[test]
+    fn ratios_are_of_the_same_number_of_threads() {
+        let entries = [
+            entry("vellum", 1, &[30.0, 40.0]),
+            entry("lmdb", 1, &[10.0, 10.0]),
+            entry("vellum", 2, &[90.0]),
+            entry("lmdb", 2, &[10.0]),
+        ];
+        let rows = rows(&entries);
+        let ratio = |name: &str| rows.iter().find(|row| row.name == name).map(|row| row.value);
+        assert_eq!(ratio("vellum, 1 / lmdb, 1"), Some(3.5));
+        assert_eq!(ratio("vellum, 2 / lmdb, 2"), Some(9.0));
+        assert_eq!(ratio("vellum, 2 / lmdb, 1"), None);
+        assert_eq!(ratio("vellum, 2, new orders"), Some(5.0));
+        assert_eq!(ratio("vellum, 1, new orders"), None);
+    }
+}

@@ -1,0 +1,90 @@
+//! YCSB A to F, every engine in a process of its own under the same limit: data half of it, and
+//! four times as much.
+
+use anyhow::Result;
+
+use super::{Context, Experiment};
+use vellum_bench::engine::VELLUM;
+use vellum_bench::report::{Outcome, Row};
+use vellum_bench::worker::{Contest, Ground, Member, Series, Team, Terms, named};
+use vellum_bench::workload::ycsb::Kind;
+use vellum_bench::workload::{Plan, Work, Workload, Ycsb};
+
+/// The experiment.
+pub const YCSB: Experiment = Experiment {
+    name: "ycsb",
+    shows: "YCSB A to F beside the peers, in memory and with data four times the memory",
+    source: "Cooper et al., SoCC'10, with its constants",
+    run,
+};
+
+/// Room for what D and E insert and for compactions, in bytes for each engine.
+const INSERTED: u64 = 3 << 29;
+
+/// D and E come last: they insert.
+const ORDER: [Kind; 6] = [Kind::A, Kind::B, Kind::C, Kind::F, Kind::D, Kind::E];
+
+/// Data for each byte of memory.
+const RATIOS: [(&str, f64); 2] = [("in memory", 0.5), ("4 x memory", 4.0)];
+
+fn run(context: &Context<'_>) -> Result<Outcome> {
+    let mut outcome = Outcome::default();
+    for (name, ratio) in RATIOS {
+        compare(context, &mut outcome, name, ratio)?;
+    }
+    Ok(outcome)
+}
+
+fn compare(context: &Context<'_>, outcome: &mut Outcome, name: &str, ratio: f64) -> Result<()> {
+    let limit: u64 = context.pick(64 << 20, 256 << 20);
+    let records = (limit as f64 * ratio) as u64 / 1008;
+    let ycsb = |kind| Ycsb { kind, records };
+    let workload = Workload::Ycsb(ycsb(Kind::C));
+    let bytes = ycsb(Kind::C).bytes();
+    let mut members = Member::all(context.engines);
+    members.insert(1, Member::with_option(&VELLUM, "policy", "s3-fifo"));
+    Member::fill_limit(&mut members, limit, bytes);
+    let each = bytes * 5 / 2 + INSERTED;
+    let ground = Ground::fast(each * members.len() as u64, &context.directory)?;
+    let seconds = context.pick(0.1, 1.0);
+    let terms = Terms {
+        ground: &ground,
+        limit: Some(limit),
+        workload: &workload,
+        warm_up: Plan { threads: 2, seconds: seconds * 2.0, seed: 1 },
+        cold: false,
+    };
+    let team = Team::start(&members, &terms, &context.progress)?;
+    for kind in ORDER {
+        let mut contest = Contest::of(&team);
+        for member in team.names() {
+            let plan = Plan { threads: 2, seconds, seed: 10 };
+            let label = format!("{kind:?}, {name}, {member}");
+            contest.add(label, member, Workload::Ycsb(ycsb(kind)), plan);
+        }
+        let series = contest.hold(context.rounds(), &context.progress)?;
+        let vellum = named(&series, &format!("{kind:?}, {name}, {}", VELLUM.name));
+        outcome.rows.extend(series.iter().map(|other| row(other, vellum)));
+    }
+    outcome.notes.push(format!(
+        "{name}: {records} records of 1,000 bytes, {} MiB; two threads. {}",
+        bytes >> 20,
+        ground.about()
+    ));
+    outcome.notes.push(
+        "D and E insert, the faster an engine is the more: what was in memory before may not be \
+         any more."
+            .to_owned(),
+    );
+    outcome.notes.extend(team.notes());
+    Ok(())
+}
+
+/// A row of an engine, compared with Vellum's.
+fn row(series: &Series, vellum: Option<&Series>) -> Row {
+    let row = series.row("operations/s");
+    match vellum {
+        Some(vellum) => row.against(&series.rate, &vellum.rate),
+        None => row,
+    }
+}
