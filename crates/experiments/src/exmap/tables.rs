@@ -109,7 +109,7 @@ mod tests {
     #[test]
     fn memory_that_was_written_is_counted() {
         // Other tests of the same process would take and give back memory meanwhile.
-        let test = "experiment::exmap::tables::tests::memory_that_was_written_is_counted";
+        let test = "exmap::tables::tests::memory_that_was_written_is_counted";
         if !vellum_testing::own_process::entered(test) {
             return;
         }

@@ -54,7 +54,7 @@ mod tests {
     #[test]
     fn memory_that_is_written_to_is_counted() {
         // Other tests of the same process would give memory back meanwhile.
-        let test = "experiment::page_access::memory::tests::memory_that_is_written_to_is_counted";
+        let test = "page_access::memory::tests::memory_that_is_written_to_is_counted";
         if !vellum_testing::own_process::entered(test) {
             return;
         }
