@@ -9,48 +9,16 @@ use super::finding::Finding;
 use super::rust_text::find_words;
 use super::tree::{File, Tree};
 
-/// Circles that are there today, by crate: files below its `src/`. One may become smaller, none may
-/// grow, and what is no longer a circle goes from this list.
-const KNOWN: &[(&str, &[&str])] = &[(
-    "bench",
-    &[
-        "workload/tpcc/check.rs",
-        "workload/tpcc/claims.rs",
-        "workload/tpcc/input.rs",
-        "workload/tpcc/load.rs",
-        "workload/tpcc/mod.rs",
-        "workload/tpcc/rows.rs",
-        "workload/tpcc/terminal.rs",
-        "workload/tpcc/transaction/mod.rs",
-    ],
-)];
-
-/// No circles but the known ones.
+/// No circles.
 pub fn circles(tree: &Tree) -> Vec<Finding> {
-    check(tree, KNOWN)
-}
-
-fn check(tree: &Tree, known: &[(&str, &[&str])]) -> Vec<Finding> {
     let mut findings = Vec::new();
-    let mut seen = BTreeSet::new();
     for (folder, sources) in crates(tree) {
-        let allowed = || known.iter().filter(|(name, _)| folder == format!("crates/{name}/src"));
         let arrows = Arrows::of(&folder, &sources);
         for circle in arrows.circles() {
-            let is_in = |files: &[&str]| circle.iter().all(|file| files.contains(&file.as_str()));
-            match allowed().find(|(_, files)| is_in(files)) {
-                Some(entry) => drop(seen.insert(entry.1)),
-                None => {
-                    let path = format!("{folder}/{}", circle[0]);
-                    let message = format!("arrows in a circle: {}", arrows.inside(&circle));
-                    findings.push(Finding::new(&path, 0, message));
-                }
-            }
+            let path = format!("{folder}/{}", circle[0]);
+            let message = format!("arrows in a circle: {}", arrows.inside(&circle));
+            findings.push(Finding::new(&path, 0, message));
         }
-    }
-    for (name, files) in known.iter().filter(|entry| !seen.contains(entry.1)) {
-        let message = format!("no longer a circle: {}; remove it from the rule", files.join(", "));
-        findings.push(Finding::new(&format!("crates/{name}/src"), 0, message));
     }
     findings
 }
@@ -319,15 +287,13 @@ mod tests {
     }
 
     #[test]
-    fn known_circles_pass_and_leave_the_list_when_they_are_gone() {
+    fn a_circle_is_a_finding() {
         let tree = Tree::of(&[
             ("crates/x/src/a.rs", "use crate::b::B;\n"),
             ("crates/x/src/b.rs", "use crate::a::A;\n"),
         ]);
-        assert_eq!(check(&tree, &[]).len(), 1);
-        assert_eq!(check(&tree, &[("x", &["a.rs", "b.rs", "c.rs"])]), []);
-        let gone = check(&tree, &[("x", &["a.rs", "b.rs"]), ("x", &["c.rs", "d.rs"])]);
-        assert_eq!(gone.len(), 1);
-        assert!(gone[0].message.starts_with("no longer a circle: c.rs, d.rs"), "{gone:?}");
+        let found = circles(&tree);
+        assert_eq!(found.len(), 1);
+        assert!(found[0].message.starts_with("arrows in a circle: "), "{found:?}");
     }
 }

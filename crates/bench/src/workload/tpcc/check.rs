@@ -8,8 +8,9 @@ use std::ops::ControlFlow;
 use anyhow::{Result, bail, ensure};
 
 use super::keys::{self, Place};
-use super::layout::{customer, district, history, order, order_line, warehouse};
-use super::{NOT_DELIVERED, Tpcc, load};
+use super::layout::{NOT_DELIVERED, customer, district, history, order, order_line, warehouse};
+use super::load;
+use super::size::Tpcc;
 use crate::engine::{Access, Direction, Session};
 
 /// What was checked.

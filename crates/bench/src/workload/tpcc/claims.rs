@@ -13,7 +13,8 @@ use anyhow::{Result, bail};
 
 use super::keys::{self, NEW_ORDER, Place};
 use super::layout::district;
-use super::{Tpcc, load};
+use super::load;
+use super::size::Tpcc;
 use crate::engine::{Access, Direction, Session};
 
 /// The next order to be delivered of every district.

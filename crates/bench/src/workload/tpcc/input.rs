@@ -2,7 +2,7 @@
 
 use super::keys::Place;
 use super::random::{C_ID, C_ITEM, C_LAST_RUN, NAMES, chance, last_name, non_uniform, uniform};
-use super::{Scale, Tpcc};
+use super::size::{Scale, Tpcc};
 use crate::workload::values::Random;
 
 /// The most lines of an order.

@@ -8,6 +8,9 @@
 
 use super::field::layout;
 
+/// A date that is null, and a carrier that is.
+pub(super) const NOT_DELIVERED: u64 = 0;
+
 layout! {
     /// WAREHOUSE.
     warehouse {

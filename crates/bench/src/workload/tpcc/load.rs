@@ -2,9 +2,9 @@
 
 use anyhow::{Context as _, Result};
 
-use super::Tpcc;
 use super::keys::{self, Place, TABLES};
 use super::rows::Rows;
+use super::size::Tpcc;
 use crate::engine::{Engine, Pair};
 
 /// The terminal whose history is what was loaded.
@@ -121,8 +121,8 @@ fn lines(rows: Rows, place: Place, order: u32) -> impl Iterator<Item = Pair> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Scale;
     use super::super::layout::{customer, district, item, order, stock};
+    use super::super::size::Scale;
     use super::*;
 
     fn small() -> Tpcc {

@@ -24,72 +24,21 @@ mod layout;
 mod load;
 mod random;
 mod rows;
+mod size;
 mod terminal;
 #[cfg(test)]
 mod tests;
 mod transaction;
 
 use anyhow::Result;
-use serde::{Deserialize, Serialize};
 
 pub use claims::Claims;
+pub use size::{Scale, Tpcc};
 
 use super::{Measured, Plan, Work, drive};
 use crate::engine::Engine;
 use keys::TABLES;
 use terminal::{Counts, Terminal};
-
-/// A date that is null, and a carrier that is.
-const NOT_DELIVERED: u64 = 0;
-
-/// TPC-C of some size.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Tpcc {
-    /// Warehouses; about 80 MB of keys and values each.
-    pub warehouses: u32,
-    /// How much a warehouse has.
-    pub scale: Scale,
-    /// Where the random numbers of the load begin.
-    pub seed: u64,
-}
-
-/// How much there is of what the specification fixes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Scale {
-    items: u32,
-    customers: u32,
-}
-
-impl Scale {
-    /// 100,000 items; 3,000 customers and orders in a district, 900 of these new.
-    pub const SPECIFIED: Scale = Scale { items: 100_000, customers: 3_000 };
-
-    /// Less than the specification says, for tests: at least 10 customers in a district.
-    pub fn off_spec(items: u32, customers: u32) -> Scale {
-        Scale { items: items.max(1), customers: customers.max(10) }
-    }
-
-    /// The first order that was not delivered before the beginning.
-    fn first_new_order(self) -> u32 {
-        self.customers - self.customers * 3 / 10 + 1
-    }
-}
-
-impl Tpcc {
-    /// Warehouses as the specification has them.
-    pub fn specified(warehouses: u32) -> Tpcc {
-        Tpcc { warehouses, scale: Scale::SPECIFIED, seed: 1 }
-    }
-
-    /// The warehouses that a thread is the terminals of: every so many-th, or, if there are more
-    /// threads than warehouses, one that it shares.
-    fn homes(&self, thread: usize, threads: usize) -> Vec<u32> {
-        if threads > self.warehouses as usize {
-            return vec![(thread % self.warehouses as usize) as u32 + 1];
-        }
-        (1..=self.warehouses).skip(thread).step_by(threads).collect()
-    }
-}
 
 impl Work for Tpcc {
     fn tables(&self) -> Vec<String> {

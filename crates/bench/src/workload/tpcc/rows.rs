@@ -8,12 +8,14 @@ use super::field::Text;
 use super::keys::{
     CUSTOMER, CUSTOMER_ORDER, DISTRICT, HISTORY, ITEM, ORDER, ORDER_LINE, Place, STOCK, WAREHOUSE,
 };
-use super::layout::{customer, district, history, item, order, order_line, stock, warehouse};
+use super::layout::{
+    NOT_DELIVERED, customer, district, history, item, order, order_line, stock, warehouse,
+};
 use super::random::{
     C_LAST_LOAD, NAMES, a_string, chance, data, last_name, n_string, non_uniform, permutation,
     uniform, zip,
 };
-use super::{NOT_DELIVERED, Scale};
+use super::size::Scale;
 use crate::workload::values::{Random, mix};
 
 /// The date of everything that is loaded: 2026-01-01, in microseconds.

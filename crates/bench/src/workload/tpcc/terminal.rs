@@ -4,10 +4,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use anyhow::{Context as _, Result};
 
+use super::claims::Claims;
 use super::input::{Delivery, Kind, NewOrder, OrderStatus, Payment, StockLevel};
 use super::keys::{self, HISTORY};
+use super::size::Tpcc;
 use super::transaction::{Desk, Ended};
-use super::{Claims, Tpcc};
 use crate::engine::{Direction, Session};
 use crate::workload::values::Random;
 

@@ -11,7 +11,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Result, bail};
 
-use super::Claims;
+use super::claims::Claims;
 use super::keys::TABLES;
 
 /// How a transaction ended.

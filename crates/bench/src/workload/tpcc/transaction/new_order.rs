@@ -7,11 +7,10 @@ use anyhow::Result;
 
 use super::{Desk, Ended, must, now};
 use crate::engine::{Access, Session};
-use crate::workload::tpcc::NOT_DELIVERED;
 use crate::workload::tpcc::input::{LINES, Line, NewOrder};
 use crate::workload::tpcc::keys::{self, Place};
 use crate::workload::tpcc::layout::{
-    DIST_INFO, customer, district, item, order, order_line, stock, warehouse,
+    DIST_INFO, NOT_DELIVERED, customer, district, item, order, order_line, stock, warehouse,
 };
 use crate::workload::tpcc::random::is_original;
 
