@@ -1,14 +1,14 @@
-//! What a program may say about pages ahead of time.
+//! Advice that a program gives the kernel about pages.
 
 use crate::sys;
 
-/// What the program expects to do with pages. None of it alters contents.
+/// How the program expects to use pages. No advice alters contents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Advice {
     /// Pages in swap are needed soon.
     WillNeed,
-    /// Not needed soon: first to go when the kernel must swap (Linux 5.4).
+    /// Not needed soon: the kernel swaps these pages out first (Linux 5.4).
     Cold,
     /// Swap out now (Linux 5.4).
     PageOut,

@@ -1,4 +1,4 @@
-//! What can go wrong with address space and with surfaces, each with what to do about it.
+//! Errors of address space and of surfaces. Each says what to do about it.
 
 use rustix::io::Errno;
 
@@ -6,7 +6,7 @@ use crate::advice::Advice;
 use crate::backend::BackendKind;
 use crate::range::PageRange;
 
-/// Why a mapping could not be made or grown.
+/// Why the kernel did not make or grow a mapping.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReserveError {
@@ -22,7 +22,7 @@ pub enum ReserveError {
     /// More bytes than an address space can hold.
     #[error("{purpose}: {bytes} bytes do not fit into the address space; ask for less")]
     TooLarge {
-        /// What the mapping is for.
+        /// The purpose of the mapping.
         purpose: &'static str,
         /// Bytes asked for in all.
         bytes: usize,
@@ -33,7 +33,7 @@ pub enum ReserveError {
          (RLIMIT_AS); raise it with `ulimit -v unlimited` (no memory is used by the mapping itself)"
     )]
     AddressSpaceLimit {
-        /// What the mapping is for.
+        /// The purpose of the mapping.
         purpose: &'static str,
         /// Bytes asked for in all.
         bytes: usize,
@@ -47,7 +47,7 @@ pub enum ReserveError {
          itself)"
     )]
     DataLimit {
-        /// What the mapping is for.
+        /// The purpose of the mapping.
         purpose: &'static str,
         /// Bytes asked for in all.
         bytes: usize,
@@ -61,7 +61,7 @@ pub enum ReserveError {
          or raise vm.overcommit_ratio"
     )]
     Overcommit {
-        /// What the mapping is for.
+        /// The purpose of the mapping.
         purpose: &'static str,
         /// Bytes asked for in all.
         bytes: usize,
@@ -72,20 +72,20 @@ pub enum ReserveError {
          on are used by another mapping; close and open it again, which places it elsewhere"
     )]
     AddressTaken {
-        /// What the mapping is for.
+        /// The purpose of the mapping.
         purpose: &'static str,
         /// Bytes asked for in all.
         bytes: usize,
         /// The first address that would have been needed.
         address: usize,
     },
-    /// A mapping that is made once, with room to grow, has none left.
+    /// The mapping was made once, with room to grow, and no room is left.
     #[error(
         "{purpose}: cannot grow to {bytes} bytes in place, because it was mapped once, with room \
          for {mapped}; close and open it again, which maps more"
     )]
     RoomUsedUp {
-        /// What the mapping is for.
+        /// The purpose of the mapping.
         purpose: &'static str,
         /// Bytes asked for in all.
         bytes: usize,
@@ -98,20 +98,20 @@ pub enum ReserveError {
          vm.max_map_count and the process's limits"
     )]
     Refused {
-        /// What the mapping is for.
+        /// The purpose of the mapping.
         purpose: &'static str,
         /// Bytes asked for in all.
         bytes: usize,
-        /// What the kernel said.
+        /// The error of the kernel.
         errno: Errno,
     },
 }
 
-/// Why something could not be done with a surface.
+/// Why an operation on a surface failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SurfaceError {
-    /// The addresses could not be had.
+    /// The kernel refused the address space.
     #[error(transparent)]
     Reserve(#[from] ReserveError),
     /// The chosen backend does not work here.
@@ -119,7 +119,7 @@ pub enum SurfaceError {
     BackendUnavailable {
         /// The backend asked for.
         backend: BackendKind,
-        /// What happened when it was tried.
+        /// What happened when the program tried it.
         reason: String,
     },
     /// The range is not within the surface.
@@ -144,7 +144,7 @@ pub enum SurfaceError {
     AdviceRefused {
         /// The advice.
         advice: Advice,
-        /// What the kernel said.
+        /// The error of the kernel.
         errno: Errno,
     },
     /// The backend takes no advice: its pages are not the kernel's to swap or to put together.
@@ -155,16 +155,16 @@ pub enum SurfaceError {
         /// The backend in use.
         backend: BackendKind,
     },
-    /// The page tables of the surface cannot be shown.
+    /// The process cannot read the surface's page tables.
     #[error("no look into the surface's page tables: {reason}")]
     NoPageTables {
         /// Why, and what to do.
         reason: String,
     },
-    /// Residency could not be found out.
+    /// The residency of pages cannot be read.
     #[error("cannot read /proc/self/pagemap: {errno}; is /proc mounted?")]
     Pagemap {
-        /// What the kernel said.
+        /// The error of the kernel.
         errno: Errno,
     },
 }

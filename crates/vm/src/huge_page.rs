@@ -1,19 +1,20 @@
-//! Huge pages on a surface, put together and taken apart when its owner says so, and never else.
+//! Huge pages on a surface: the kernel collapses and splits them when the surface's owner says so,
+//! and at no other time.
 //!
 //! A reservation is marked `MADV_NOHUGEPAGE`, so that populating one page never brings 512, even
 //! with transparent huge pages set to `always`. `MADV_COLLAPSE` (Linux 6.1) refuses ranges with
-//! that mark, so collapsing lifts it from the range alone and puts it back; the huge page survives
-//! that. For this time the mapping is in up to three pieces (`vm.max_map_count`), merged again
-//! afterwards. Measured on 6.18: 5 and 20 µs for the mark, and 0.6 to 1 ms of processor time for
-//! the 2 MiB between them; 5 ms where a hypervisor has yet to back the new memory. A call also
-//! drains the other processors' page caches and waits for that, 5 to 25 ms where these are busy:
-//! so neighbours are better collapsed by one call.
+//! that mark, so collapsing removes it from the range alone and sets it again; the huge page
+//! survives that. Meanwhile the mapping is in up to three pieces (`vm.max_map_count`), which the
+//! kernel merges again afterwards. Measured on 6.18: 5 and 20 µs for the mark, and 0.6 to 1 ms of
+//! processor time for the 2 MiB between them; 5 ms where a hypervisor has yet to back the new
+//! memory. A call also drains the per-CPU page caches of the other processors and waits for that, 5
+//! to 25 ms where these are busy: so collapse neighbours by one call.
 //!
-//! `MADV_DONTNEED` of a part of a huge page takes that part's addresses away but keeps *all* of
-//! its memory charged: the kernel splits the page only once memory runs short, and residency by
-//! page tables does not show it. `MADV_COLD` of a part splits in place (about 0.2 ms), unless
-//! somebody holds the page, as direct I/O from it does; it does not say whether it did, hence the
-//! look into the page tables (`PAGEMAP_SCAN`, Linux 6.7). [`probe`](crate::probe) tries all of it.
+//! `MADV_DONTNEED` of a part of a huge page clears that part's PTEs but keeps *all* of its memory
+//! charged: the kernel splits the page only once memory runs short, and residency by page tables
+//! does not show it. `MADV_COLD` of a part splits in place (about 0.2 ms), unless something holds
+//! the page, as direct I/O does. It does not report whether it split, so this module reads the page
+//! tables (`PAGEMAP_SCAN`, Linux 6.7). [`probe`](crate::probe) tries all of it.
 
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -29,16 +30,16 @@ use crate::scratch::Scratch;
 use crate::surface::Surface;
 use crate::{HUGE_PAGE_SIZE, HUGE_PAGES, PAGE_SIZE, sys};
 
-/// What became of a request that the kernel may decline.
+/// The outcome of a request that the kernel may decline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Asked {
     /// Done.
     Done,
     /// Not now; nothing is lost, and it may succeed later.
     ///
-    /// Collapsing: `EAGAIN` or `EINVAL` while somebody holds one of the pages (direct I/O, a page
-    /// on its way to swap), `ENOMEM` without a free huge page or a mapping to spare, `EBUSY` at
-    /// the limit of the memory control group. Splitting: `EBUSY` while somebody holds the page.
+    /// Collapsing: `EAGAIN` or `EINVAL` while something holds one of the pages (direct I/O, a page
+    /// that is being swapped out), `ENOMEM` without a free huge page or a mapping to spare, `EBUSY`
+    /// at the limit of the memory control group. Splitting: `EBUSY` while something holds the page.
     NotNow(Errno),
 }
 
@@ -50,9 +51,9 @@ impl Asked {
 }
 
 impl Surface {
-    /// Whether huge pages can be had here, and taken apart again: tried once per process, and
-    /// needs the surface to lie at a multiple of 2 MiB, which it does in an ordinary address space.
-    /// False on an exmap, whose frames are pages of 4 KiB.
+    /// Whether the kernel can collapse and split huge pages on this surface. The crate tries it
+    /// once per process. The surface must lie at a multiple of 2 MiB, which it does in an ordinary
+    /// address space. False on an exmap, whose frames are pages of 4 KiB.
     pub fn can_collapse(&self) -> bool {
         let aligned = self.base().addr().get().is_multiple_of(HUGE_PAGE_SIZE);
         self.takes_advice() && aligned && huge_pages().is_ok()
@@ -61,17 +62,18 @@ impl Surface {
     /// Puts the memory of a range into huge pages. The range starts at a multiple of
     /// [`HUGE_PAGES`], as does its end; pages in it without memory get some.
     ///
-    /// Contents are never altered; others may read and write meanwhile, and wait for about as long
-    /// as the copy takes. While it runs, a huge page more than afterwards is in use. A range of
-    /// several goes huge page by huge page; `NotNow` may mean that some of them were done.
+    /// Contents are never altered; other threads may read and write meanwhile, and wait for about
+    /// as long as the copy takes. While it runs, one more huge page is in use than afterwards. The
+    /// kernel collapses a range of several one by one; `NotNow` may mean that it collapsed some of
+    /// them.
     ///
-    /// Nobody may release pages of the range meanwhile: a page that is populated anew before the
-    /// call has returned could bring a huge page with it.
+    /// No thread may release pages of the range meanwhile: a page that is populated again before
+    /// the call has returned could fault in a huge page.
     ///
     /// # Errors
     /// [`SurfaceError::OutOfRange`], [`SurfaceError::Unaligned`], [`SurfaceError::NoAdvice`], or
-    /// [`SurfaceError::AdviceRefused`] if the range stays open to huge pages, since the kernel
-    /// would not take its leave back: stop using huge pages then.
+    /// [`SurfaceError::AdviceRefused`] if the range stays open to huge pages because the kernel
+    /// refused to set the mark again: stop using huge pages then.
     pub fn collapse(&self, range: PageRange) -> Result<Asked, SurfaceError> {
         self.check_range(range)?;
         if !range.start.is_multiple_of(HUGE_PAGES) || !range.count.is_multiple_of(HUGE_PAGES) {
@@ -86,19 +88,20 @@ impl Surface {
         Ok(collapsed.map_or_else(Asked::NotNow, |()| Asked::Done))
     }
 
-    /// Splits the huge page that `page` lies in into pages of 4 KiB again, in place, and takes
-    /// `page` for cold: name one that is to leave. Done as well where it lies in no huge page.
+    /// Splits the huge page that `page` lies in into pages of 4 KiB again, in place, and advises
+    /// the kernel that `page` is cold: name one that is about to be released. Returns `Done` as
+    /// well if `page` lies in no huge page.
     ///
-    /// Contents are never altered; others may read and write meanwhile. Do this before releasing a
-    /// part of a huge page; the whole of one is released without. Pages that hold nothing but zeros
-    /// may share the kernel's zero page afterwards, as if they had never been written (6.12).
+    /// Contents are never altered; other threads may read and write meanwhile. Do this before
+    /// releasing a part of a huge page; a whole one needs no split. Pages that hold nothing but
+    /// zeros may share the kernel's zero page afterwards, as if they had never been written (6.12).
     ///
     /// # Errors
     /// [`SurfaceError::OutOfRange`]; [`SurfaceError::NoAdvice`], [`SurfaceError::AdviceRefused`] or
     /// [`SurfaceError::Pagemap`] where [`can_collapse`](Self::can_collapse) is false.
     pub fn split(&self, page: u64) -> Result<Asked, SurfaceError> {
-        // A split may fail after the page-table entries were taken apart, because somebody took
-        // hold of the page just then: the second call looks at the page behind the entries.
+        // A split may fail after the kernel split the page-table entries, because another reference
+        // to the page was taken just then: the second call splits the page itself.
         for _ in 0..2 {
             self.advise(PageRange::new(page, 1), Advice::Cold)?;
         }
@@ -123,7 +126,7 @@ pub(crate) fn is_huge(pagemap: &File, address: usize) -> Result<bool, Errno> {
         .map(|regions| regions > 0)
 }
 
-/// What a huge page costs here: the quickest of a few trials.
+/// The cost of a huge page on this machine: the quickest of a few trials.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HugePageCost {
     /// Putting 512 pages together, the calls around it included.
@@ -132,9 +135,10 @@ pub struct HugePageCost {
     pub split: Duration,
 }
 
-/// Whether huge pages can be put together in memory that is marked against them, be taken apart
-/// again, and be told from others; tried once per process. `MADV_COLLAPSE` would work where they
-/// are switched off (mode `never`); that is taken for the owner's wish, and counts as no.
+/// Whether the kernel can collapse huge pages in memory that is marked against them, split them
+/// again, and tell them from others; tried once per process. `MADV_COLLAPSE` would work where huge
+/// pages are switched off (mode `never`); the crate respects that as the wish of the machine's
+/// owner, and says no.
 ///
 /// # Errors
 /// The reason, in one line.
@@ -192,10 +196,10 @@ fn try_huge_pages() -> Result<HugePageCost, String> {
     }
 }
 
-/// Where the machine's owner says what becomes of transparent huge pages.
+/// Where the machine's owner sets the mode of transparent huge pages.
 pub(crate) const HUGE_PAGE_MODE: &str = "/sys/kernel/mm/transparent_hugepage/enabled";
 
-/// What the machine's owner said: `always`, `madvise` or `never`.
+/// The mode that the machine's owner set: `always`, `madvise` or `never`.
 pub(crate) fn huge_page_mode() -> Option<String> {
     let text = std::fs::read_to_string(HUGE_PAGE_MODE).ok()?;
     selected(&text).map(str::to_owned)

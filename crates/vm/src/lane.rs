@@ -1,11 +1,11 @@
-//! Where in the address space a mapping is put, so that it can grow in place.
+//! Chooses addresses for a mapping so that it can grow in place.
 //!
 //! The kernel places ordinary mappings from the top of the address space downwards, so a mapping
 //! that it placed has a neighbour right above it and can never grow. Here the middle of the lower
 //! 47 bits, which the kernel reaches last, is divided among the growable mappings of the process:
 //! each new one goes into the middle of the widest gap that is left, so that it and the one below
 //! have the same room. With 16 mappings alive each can grow to about 4 TiB, with 64 to 1 TiB.
-//! Nothing is mapped ahead of need; a lane is only a place to start from.
+//! A lane maps nothing in advance; it is only an address to start from.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -15,7 +15,7 @@ use std::sync::{Mutex, PoisonError};
 const SPAN: (usize, usize) = (17 << 40, 81 << 40);
 /// Lanes start at multiples of this, so that each has page tables of its own.
 const ALIGN: usize = 1 << 30;
-/// Places that may be found taken by somebody else before the search ends.
+/// Places that other mappings may have taken before the search ends.
 const TRIES: usize = 64;
 
 /// The addresses that lanes of this process use: start to end.
@@ -23,7 +23,7 @@ type Used = BTreeMap<usize, usize>;
 
 static USED: Mutex<Used> = Mutex::new(Used::new());
 
-/// A place in the address space; given back when dropped.
+/// A place in the address space; dropping it frees the place.
 #[derive(Debug)]
 pub(crate) struct Lane {
     start: usize,
@@ -32,8 +32,9 @@ pub(crate) struct Lane {
 impl Lane {
     /// Takes a place for `bytes` in which `map` succeeds.
     ///
-    /// `map` says `Ok(None)` where something else is in the way, which moves on to another place,
-    /// and an error where no place can work. `Ok(None)` comes back when no place was found.
+    /// `map` returns `Ok(None)` if another mapping is in the way, and the search tries another
+    /// place; it returns an error if no place can work. `Ok(None)` means that the search found no
+    /// place.
     pub(crate) fn claim<T, E>(
         bytes: usize,
         mut map: impl FnMut(usize) -> Result<Option<T>, E>,
@@ -51,7 +52,7 @@ impl Lane {
         Ok(None)
     }
 
-    /// Notes that the mapping in this lane now has `bytes`.
+    /// Notes that the mapping in this lane is now `bytes` long.
     pub(crate) fn grown_to(&self, bytes: usize) {
         let mut used = USED.lock().unwrap_or_else(PoisonError::into_inner);
         used.insert(self.start, self.start + bytes);
@@ -64,8 +65,8 @@ impl Drop for Lane {
     }
 }
 
-/// The middle of the widest gap in which `bytes` fit; the bottom of the lowest one, because
-/// nothing below it wants to grow.
+/// The middle of the widest gap in which `bytes` fit; the bottom of the lowest gap, because no
+/// mapping below it grows.
 fn best_start(used: &Used, bytes: usize) -> Option<usize> {
     let mut best = None;
     let mut widest = bytes.checked_sub(1)?;

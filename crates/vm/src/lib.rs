@@ -1,12 +1,13 @@
 //! Surfaces: explicit virtual memory on a stock Linux kernel.
 //!
-//! A [`Surface`] is a range of addresses as large as the storage behind it. The program, not the
-//! kernel, decides which of its pages hold memory: it *populates* and *releases* them in batches,
-//! *reads* files into them, *advises* the kernel and asks for *residency*. A [`Reservation`] is
-//! the growable mapping below, of use for arrays that are as long as the storage too.
+//! A [`Surface`] is a range of addresses as large as the storage that it shows. The program, not
+//! the kernel, decides which of its pages hold memory: it *populates* and *releases* them in
+//! batches, *reads* files into them, *advises* the kernel and queries *residency*. A
+//! [`Reservation`] is the growable mapping that surfaces use; it also serves arrays that grow with
+//! the storage.
 //!
-//! Which way pages come and go is a backend's business, chosen at run time by trying
-//! ([`BackendChoice`]); [`probe`] says what this machine offers and what a page costs, and
+//! A backend populates and releases pages. The crate tries the backends at run time and chooses one
+//! ([`BackendChoice`]). [`probe`] says what this machine offers and what a page costs, and
 //! [`memory_limit`] how much memory this process may use.
 //!
 //! It is for programs that manage memory page by page, such as buffer managers: the address of a
@@ -32,8 +33,8 @@
 //! # Ok::<(), vellum_vm::SurfaceError>(())
 //! ```
 //!
-//! Where to go next: [`Surface`] has all operations on batches, [`Advice`] what the kernel can be
-//! told, [`BackendChoice`] the ways there are. A buffer manager on top of this is the crate
+//! Where to go next: [`Surface`] has all operations on batches, [`Advice`] the advice to the
+//! kernel, [`BackendChoice`] the backends. A buffer manager on top of this is the crate
 //! `vellum-pool`.
 //!
 //! Runs on Linux 5.10 and later with 4 KiB pages, on x86-64 and aarch64.
@@ -66,7 +67,7 @@ pub use residency::Residency;
 pub use rustix::io::Errno;
 pub use surface::{END_OF_FILE, Surface};
 
-/// Bytes of a page, the unit of everything here.
+/// Bytes of a page, the unit of this crate.
 pub const PAGE_SIZE: usize = 4096;
 
 /// Pages of a huge page: 2 MiB, on x86-64 and on aarch64 with pages of 4 KiB.

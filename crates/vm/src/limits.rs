@@ -1,4 +1,4 @@
-//! Why the kernel refused address space: finds the limit that is in the way.
+//! Finds the limit because of which the kernel refused address space.
 
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
@@ -6,7 +6,7 @@ use rustix::process::{Resource, getrlimit};
 use crate::PAGE_SIZE;
 use crate::error::ReserveError;
 
-/// What bears on whether the kernel maps more.
+/// The limits that decide whether the kernel maps more.
 #[derive(Clone, Copy, Debug, Default)]
 struct Limits {
     /// Bytes of the address space in use.
@@ -23,8 +23,8 @@ struct Limits {
 
 /// Turns the errno of a failed mapping of `needed` more bytes into an error that names the cause.
 ///
-/// Linux says ENOMEM for all of them, so the limits are looked up; `bytes` is what the caller
-/// asked for in all.
+/// Linux answers ENOMEM for all of them, so this function reads the limits; `bytes` is the whole
+/// length that the caller asked for.
 pub(crate) fn explain(
     errno: Errno,
     purpose: &'static str,
@@ -87,7 +87,7 @@ pub(crate) fn lockable() -> String {
     )
 }
 
-/// Bytes that this user may lock; none if any amount.
+/// Bytes that this user may lock; `None` if there is no limit.
 pub(crate) fn lock_limit() -> Option<u64> {
     /// The number of the capability to lock any amount (CAP_IPC_LOCK).
     const IPC_LOCK: u32 = 14;
@@ -96,7 +96,7 @@ pub(crate) fn lock_limit() -> Option<u64> {
     getrlimit(Resource::Memlock).current.filter(|_| is_limited)
 }
 
-/// The field CapEff of `/proc/thread-self/status`; none where it is not there.
+/// The field CapEff of `/proc/thread-self/status`, if it exists.
 fn effective_capabilities(status: &str) -> u64 {
     let field = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
     field.and_then(|text| u64::from_str_radix(text.trim(), 16).ok()).unwrap_or(0)

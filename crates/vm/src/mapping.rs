@@ -1,11 +1,10 @@
 //! A private anonymous mapping that grows in place.
 //!
-//! What holds: the base never moves and bytes `0..len` are always mapped readable and writable;
-//! memory is used only where something was written; a forked child does not have the mapping (a
-//! copy-on-write copy would double the memory and hide writes), a core dump does not contain it,
-//! and huge pages never fill it behind the owner's back, only where it asked for them. Only what is
-//! asked for is mapped, rounded up to [`STEP`], so no overcommit setting is needed and no terabytes
-//! are taken up front.
+//! Invariants: the base never moves. Bytes `0..len` are always mapped readable and writable. Only
+//! written pages use memory. A forked child does not have the mapping (a copy-on-write copy would
+//! double the memory and hide writes), and a core dump does not contain it. Huge pages fill it only
+//! where the owner asked for them. The mapping is only as long as the owner asked for, rounded up
+//! to [`STEP`], so it needs no overcommit setting and takes no terabytes up front.
 #![allow(unsafe_code)]
 
 use std::ptr::{self, NonNull};
@@ -30,8 +29,8 @@ pub const STEP: usize = 64 << 20;
 
 /// A growable private anonymous mapping whose base never moves.
 ///
-/// Fresh bytes are zero. The memory behind it is managed by its owner (see `Surface`); dropping
-/// the reservation unmaps everything. A forked child has no such mapping and must not touch it.
+/// Fresh bytes are zero. The owner manages the memory (see `Surface`); dropping the reservation
+/// unmaps everything. A forked child has no such mapping and must not touch it.
 #[derive(Debug)]
 pub struct Reservation {
     base: NonNull<u8>,
@@ -48,8 +47,8 @@ pub struct Reservation {
     lane: Option<Lane>,
 }
 
-// SAFETY: the reservation only owns addresses; it never reads or writes the memory behind them,
-// and its own fields are atomic or locked.
+// SAFETY: the reservation only owns addresses; it never reads or writes the memory at them, and its
+// own fields are atomic or locked.
 unsafe impl Send for Reservation {}
 // SAFETY: as above.
 unsafe impl Sync for Reservation {}
@@ -57,10 +56,10 @@ unsafe impl Sync for Reservation {}
 impl Reservation {
     /// Maps `bytes` (rounded up to whole pages; 0 is allowed and can grow later).
     ///
-    /// `purpose` says in error messages what the mapping is for, e.g. `"page states"`.
+    /// Error messages say with `purpose` what the mapping is for, e.g. `"page states"`.
     ///
     /// # Errors
-    /// [`ReserveError`], which names the limit in the way. Nothing is left behind.
+    /// [`ReserveError`], which names the limit. Nothing stays mapped.
     pub fn new(bytes: usize, purpose: &'static str) -> Result<Self, ReserveError> {
         let found = sys::page_size();
         if found != PAGE_SIZE {
@@ -78,7 +77,7 @@ impl Reservation {
         let len = whole_pages(bytes, purpose)?;
         let generous = len.checked_next_multiple_of(STEP).unwrap_or(len).max(STEP);
         let exact = len.max(PAGE_SIZE);
-        // The exact size is for address spaces too tight for a step.
+        // If a step does not fit into the address space, the exact size may.
         let placed = place(generous)
             .map(|placed| (placed, generous))
             .or_else(|_| place(exact).map(|placed| (placed, exact)));
@@ -106,7 +105,7 @@ impl Reservation {
 
     /// Makes the mapping at least `bytes` long in all (rounded up to whole pages), in place.
     ///
-    /// Does nothing where it is that long already; never shrinks. May be called by many threads.
+    /// Does nothing if it is that long already; never shrinks. Many threads may call it at once.
     ///
     /// # Errors
     /// [`ReserveError`]; the mapping then has the length it had.
@@ -136,13 +135,14 @@ impl Reservation {
         Ok(())
     }
 
-    /// Lets huge pages fill the first `bytes` (rounded down to whole huge pages), and puts what
-    /// holds memory there now into some: from now on the first write to one of them brings 2 MiB.
+    /// Lets huge pages fill the first `bytes` (rounded down to whole huge pages), and collapses the
+    /// pages that hold memory there now: from now on the first write to a huge page populates 2
+    /// MiB.
     ///
-    /// For arrays that are accessed without pattern: they then miss the TLB far less often. May go
-    /// past [`len`](Self::len), as far as addresses are mapped. Contents are never altered, and
-    /// others may use them meanwhile. A wish: nothing happens where the base is not aligned to
-    /// 2 MiB or transparent huge pages are switched off, and the kernel may have none to give.
+    /// For arrays that are accessed at random: they then miss the TLB far less often. `bytes` may
+    /// exceed [`len`](Self::len), as far as addresses are mapped. Contents are never altered, and
+    /// other threads may use them meanwhile. This is a hint: it has no effect if the base is not
+    /// aligned to 2 MiB, transparent huge pages are switched off, or the kernel has no huge pages.
     pub fn use_huge_pages(&self, bytes: usize) {
         let mapped = self.mapped.lock().unwrap_or_else(PoisonError::into_inner);
         let bytes = bytes.min(*mapped) / HUGE_PAGE_SIZE * HUGE_PAGE_SIZE;
@@ -155,8 +155,8 @@ impl Reservation {
         let allowed = unsafe { sys::madvise(start, bytes - from, libc::MADV_HUGEPAGE) };
         if allowed.is_ok() {
             self.huge.store(bytes, Ordering::Relaxed);
-            // Not known before Linux 6.1, and no answer is needed: what is small stays small.
-            // SAFETY: as above.
+            // Kernels before 6.1 do not know it. The result does not matter: small pages stay
+            // small. SAFETY: as above.
             let _ = unsafe { sys::madvise(start, bytes - from, sys::MADV_COLLAPSE) };
         }
     }
@@ -166,12 +166,12 @@ impl Reservation {
         self.base
     }
 
-    /// Bytes that may be used: what was asked for, rounded up to whole pages.
+    /// Bytes that the owner may use: the length that it asked for, rounded up to whole pages.
     pub fn len(&self) -> usize {
         self.len.load(Ordering::Acquire)
     }
 
-    /// Whether nothing may be used yet.
+    /// Whether there are no bytes to use yet.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -184,7 +184,7 @@ impl Drop for Reservation {
         }
         let mapped = *self.mapped.get_mut().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: the range is ours, and the owner gives up every pointer into it with the value.
-        // A failure would leave addresses behind, no memory; there is nobody to tell.
+        // A failure would leak addresses, no memory; drop cannot report it.
         let _ = unsafe { sys::unmap(self.base.as_ptr(), mapped) };
     }
 }
@@ -197,7 +197,7 @@ pub(crate) fn whole_pages(bytes: usize, purpose: &'static str) -> Result<usize, 
         .ok_or(ReserveError::TooLarge { purpose, bytes })
 }
 
-/// Maps `bytes` in a lane of its own, or where the kernel likes when no lane can be had (small
+/// Maps `bytes` in a lane of its own, or where the kernel chooses if there is no lane (small
 /// address spaces, tools that do not know `MAP_FIXED_NOREPLACE`).
 fn place(bytes: usize) -> Result<(NonNull<u8>, Option<Lane>), Errno> {
     let in_lane = Lane::claim(bytes, |address| {
@@ -214,21 +214,21 @@ fn place(bytes: usize) -> Result<(NonNull<u8>, Option<Lane>), Errno> {
     place_anywhere(bytes)
 }
 
-/// Maps `bytes` where the kernel likes.
+/// Maps `bytes` where the kernel chooses.
 fn place_anywhere(bytes: usize) -> Result<(NonNull<u8>, Option<Lane>), Errno> {
-    // SAFETY: without MAP_FIXED the kernel takes addresses that nobody uses.
+    // SAFETY: without MAP_FIXED the kernel takes addresses that no mapping uses.
     let base = unsafe { sys::map_anonymous(ptr::null_mut(), bytes, 0)? };
     prepare(base.as_ptr(), bytes)?;
     Ok((base, None))
 }
 
-/// Maps `bytes` exactly at `start`; EEXIST where anything is there already.
+/// Maps `bytes` exactly at `start`; EEXIST if another mapping is there.
 fn map_at(start: *mut u8, bytes: usize) -> Result<(), Errno> {
     // SAFETY: NOREPLACE never replaces a mapping.
     let found = unsafe { sys::map_anonymous(start, bytes, libc::MAP_FIXED_NOREPLACE)? };
     if found.as_ptr() != start {
-        // Kernels before 4.17 and some tools take the flag for a hint and put it elsewhere.
-        // SAFETY: the mapping was made by the call above and nobody knows it.
+        // Kernels before 4.17 and some tools take the flag for a hint and put it elsewhere. SAFETY:
+        // the mapping was made by the call above and no other code knows it.
         unsafe { sys::unmap(found.as_ptr(), bytes)? };
         return Err(Errno::EXIST);
     }
@@ -238,7 +238,7 @@ fn map_at(start: *mut u8, bytes: usize) -> Result<(), Errno> {
 /// Sets the properties that every piece of a reservation has; unmaps the piece if that fails.
 fn prepare(start: *mut u8, bytes: usize) -> Result<(), Errno> {
     for advice in [libc::MADV_DONTFORK, libc::MADV_DONTDUMP, libc::MADV_NOHUGEPAGE] {
-        // SAFETY: a fresh piece that nobody else knows; none of the three touches contents.
+        // SAFETY: a fresh piece that no other code knows; none of the three touches contents.
         match unsafe { sys::madvise(start, bytes, advice) } {
             Ok(()) => {}
             // A kernel without transparent huge pages does not know the advice, nor needs it.
@@ -262,7 +262,7 @@ mod tests {
         let reservation = Reservation::placed(PAGE_SIZE, "test", place_anywhere).unwrap();
         assert!(reservation.lane.is_none());
         reservation.grow(STEP).unwrap();
-        // SAFETY: within the reservation, which nobody else uses.
+        // SAFETY: within the reservation, which no other thread uses.
         unsafe { reservation.base().add(STEP - 1).write(1) };
         match reservation.grow(STEP + 1) {
             Ok(()) => assert_eq!(reservation.len(), STEP + PAGE_SIZE),
@@ -276,7 +276,7 @@ mod tests {
     #[test]
     fn a_place_that_is_taken_is_never_replaced() {
         let first = Reservation::new(PAGE_SIZE, "test").unwrap();
-        // SAFETY: within the reservation, which nobody else uses.
+        // SAFETY: within the reservation, which no other thread uses.
         unsafe { first.base().write(7) };
         assert_eq!(map_at(first.base().as_ptr(), STEP), Err(Errno::EXIST));
         // SAFETY: as above.

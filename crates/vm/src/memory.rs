@@ -1,4 +1,5 @@
-//! Where a surface lies: most in a mapping that grows in place, some in what their backend maps.
+//! The memory of a surface: for most backends a mapping that grows in place, for exmap a mapping of
+//! its device.
 
 use std::ptr::NonNull;
 
@@ -17,7 +18,7 @@ pub(crate) enum Memory {
 }
 
 impl Memory {
-    /// Private anonymous memory for so many pages.
+    /// Private anonymous memory for `pages` pages.
     pub(crate) fn reserve(pages: u64) -> Result<Self, ReserveError> {
         Ok(Self::Reserved(Reservation::new(bytes_of(pages)?, PURPOSE)?))
     }

@@ -1,10 +1,10 @@
 //! How much memory this process may use: the least of physical memory and the limits of the
 //! memory control groups above it.
 //!
-//! A group's limit binds everything below it, so the groups are walked from the process's own up
-//! to the top of what is mounted: `memory.max` in cgroup version 2, `memory.limit_in_bytes` in
+//! A group's limit binds everything below it, so this module walks the groups from the process's
+//! own up to the top of the mount: `memory.max` in cgroup version 2, `memory.limit_in_bytes` in
 //! version 1. Inside a container the mount usually shows only the container's own part of the
-//! hierarchy, whose top then carries the limit.
+//! hierarchy; the limit is then at its top.
 
 use std::fs;
 use std::io;
@@ -22,8 +22,8 @@ pub struct MemoryLimit {
 /// The limit that binds this process now. Limits may be changed while it runs.
 ///
 /// # Errors
-/// If `/proc/meminfo` cannot be read or understood. Control groups that cannot be read do not
-/// count: the kernel lets every process read its own.
+/// If `/proc/meminfo` cannot be read or parsed. Control groups that cannot be read do not count:
+/// the kernel lets every process read its own.
 pub fn effective() -> io::Result<MemoryLimit> {
     effective_under(Path::new("/"))
 }
@@ -91,14 +91,14 @@ struct Mount {
     version: Version,
     /// The group that the mount shows at its top.
     root: PathBuf,
-    /// Where it is.
+    /// Its mount point.
     point: PathBuf,
 }
 
 /// The directories of a group and of those above it that the mount shows, innermost first.
 fn directories(mount: &Mount, group: &Path) -> Vec<PathBuf> {
-    // A group outside of what the mount shows (a container that sees the host's paths) leaves
-    // only the top of the mount to look at.
+    // If the group is outside the mount (a container that sees the host's paths), only the top of
+    // the mount counts.
     let inside = group.strip_prefix(&mount.root).unwrap_or(Path::new(""));
     let inside = if inside.components().any(|part| part == Component::ParentDir) {
         Path::new("")

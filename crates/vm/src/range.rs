@@ -19,7 +19,7 @@ impl PageRange {
         Self { start, count }
     }
 
-    /// The first page after the range, or None where that is not a number.
+    /// The first page after the range, or None if that overflows.
     pub const fn end(self) -> Option<u64> {
         self.start.checked_add(self.count)
     }
@@ -37,21 +37,21 @@ impl PageRange {
     }
 }
 
-/// One range of a batch and what became of it.
+/// One range of a batch and its result.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
     /// The pages.
     pub range: PageRange,
-    /// Set by the operation; what it held before is ignored.
+    /// The operation sets it and ignores its previous value.
     ///
-    /// `EINVAL` means that the range is not within the surface and that nothing was done. After
-    /// any other error part of the range may have been worked on. One entry's error never stops
-    /// the others.
+    /// `EINVAL` means that the range is not within the surface and that the operation did nothing
+    /// for it. After any other error the operation may have done a part of the range. One entry's
+    /// error never stops the others.
     pub result: Result<(), Errno>,
 }
 
 impl Entry {
-    /// An entry that has not been worked on.
+    /// An entry without a result yet.
     pub const fn new(range: PageRange) -> Self {
         Self { range, result: Ok(()) }
     }

@@ -2,9 +2,10 @@
 //!
 //! The file has eight bytes per page of address space. A page holds memory of its own when it is
 //! present (bit 63) and mapped by this process alone (bit 56): a page that was only read maps the
-//! kernel's shared zero page, which is present but not exclusive. The frames of an exmap are said
-//! to be mapped by nobody, but of a file (bit 61), which nothing else on a surface is; the page
-//! of zeros that it shows is neither. All three bits are given to unprivileged processes.
+//! kernel's shared zero page, which is present but not exclusive. The frames of an exmap have no
+//! exclusive bit, but count as pages of a file (bit 61), which no other page of a surface does; the
+//! zero page that an exmap shows has neither bit. The kernel shows all three bits to unprivileged
+//! processes.
 
 use std::fs::File;
 use std::ops::Range;
@@ -33,7 +34,7 @@ pub struct Residency {
 }
 
 impl Residency {
-    /// The range that was asked for.
+    /// The range that the caller asked for.
     pub fn range(&self) -> PageRange {
         self.range
     }

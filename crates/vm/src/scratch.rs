@@ -1,4 +1,4 @@
-//! A few pages of memory to try things on: safe, because nobody else knows their addresses.
+//! A few pages of memory for trials: safe, because no other code knows their addresses.
 #![allow(unsafe_code)]
 
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -52,7 +52,7 @@ impl Scratch {
     /// Gives any advice on a range.
     pub(crate) fn advise(&self, range: PageRange, advice: i32) -> Result<(), Errno> {
         assert!(range.is_within((self.memory.len() / PAGE_SIZE) as u64));
-        // SAFETY: within the mapping, whose contents nobody relies on.
+        // SAFETY: within the mapping, on whose contents no code relies.
         unsafe { crate::backend::madvise::advise(self.memory.base(), range, advice) }
     }
 
@@ -60,17 +60,17 @@ impl Scratch {
     pub(crate) fn advise_vector(&self, process: &OwnProcess, entries: &mut [Entry], advice: i32) {
         let pages = (self.memory.len() / PAGE_SIZE) as u64;
         assert!(entries.iter().all(|entry| entry.range.is_within(pages)));
-        // SAFETY: within the mapping, whose contents nobody relies on.
+        // SAFETY: within the mapping, on whose contents no code relies.
         unsafe { process.advise(self.memory.base(), entries, advice) };
     }
 
-    /// How many pages of a range hold memory; None where that cannot be found out.
+    /// How many pages of a range hold memory; None if that cannot be read.
     pub(crate) fn resident(&self, range: PageRange) -> Option<u64> {
         residency::count(self.memory.base(), range).ok()
     }
 }
 
-/// The memory of a surface whose pages nobody relies on, which makes releasing safe.
+/// The memory of a surface on whose pages no code relies, which makes releasing safe.
 #[derive(Debug)]
 pub(crate) struct ScratchSurface {
     memory: Memory,
@@ -78,7 +78,7 @@ pub(crate) struct ScratchSurface {
 }
 
 impl ScratchSurface {
-    /// Takes what [`choice::open`](crate::backend::choice::open) has made.
+    /// Takes the memory and the backend that [`choice::open`](crate::backend::choice::open) made.
     pub(crate) fn new((memory, backend): (Memory, Box<dyn Backend>)) -> Self {
         Self { memory, backend }
     }
@@ -93,7 +93,7 @@ impl ScratchSurface {
         unsafe { AtomicU8::from_ptr(self.memory.base().as_ptr().add(page as usize * PAGE_SIZE)) }
     }
 
-    /// Writes the first byte of a page. It must be populated where that is needed for writing.
+    /// Writes the first byte of a page, which must be populated if the backend requires that.
     pub(crate) fn write(&self, page: u64, value: u8) {
         self.byte(page).store(value, Ordering::Relaxed);
     }
@@ -103,7 +103,7 @@ impl ScratchSurface {
         self.byte(page).load(Ordering::Relaxed)
     }
 
-    /// How many pages hold memory; None where that cannot be found out.
+    /// How many pages hold memory; None if that cannot be read.
     pub(crate) fn resident(&self) -> Option<u64> {
         residency::count(self.memory.base(), PageRange::new(0, self.pages())).ok()
     }

@@ -1,7 +1,7 @@
-//! Surfaces: ranges of addresses as large as the storage, on which memory is placed and taken off
-//! page by page, in batches.
+//! Surfaces: ranges of addresses as large as the storage, whose pages the program populates and
+//! releases in batches.
 //!
-//! What holds: the base never moves; `pages()` only grows; a released page holds no memory and
+//! Invariants: the base never moves; `pages()` only grows; a released page holds no memory and
 //! reads as zeros; populating never alters the contents of a page that holds memory; one entry's
 //! failure never stops the others.
 #![allow(unsafe_code)]
@@ -26,19 +26,19 @@ use crate::{PAGE_SIZE, sys};
 /// The error of an entry of [`Surface::read`] whose range goes past the end of the file.
 pub const END_OF_FILE: Errno = Errno::NODATA;
 
-/// A private range of addresses with a page-wise life of its own.
+/// A private range of addresses whose pages the program populates and releases itself.
 ///
-/// All methods may be called by many threads at a time. Which thread may touch which page when is
-/// the caller's business: the surface hands out addresses, not references. Reading a released page
-/// is not an error; writing one may be: see [`FaultBehaviour`].
+/// Many threads may call all methods at once. The caller decides which thread may access which page
+/// when: the surface hands out addresses, not references. Reading a released page is not an error;
+/// writing one may be: see [`FaultBehaviour`].
 #[derive(Debug)]
 pub struct Surface {
     base: Base,
     memory: Memory,
     backend: Box<dyn Backend>,
-    /// The own page tables as a file, opened by the first who looks into them.
+    /// `/proc/self/pagemap`, opened by the first call that reads it.
     pagemap: OnceLock<File>,
-    /// Whoever reads into a page finds it populated.
+    /// The owner populates each page before any read into it.
     claimed: AtomicBool,
 }
 
@@ -46,8 +46,8 @@ impl Surface {
     /// Reserves a surface of `pages` pages, none of them populated.
     ///
     /// A backend that has frames of its own gets as many as there are pages, but at least
-    /// [`MIN_FRAMES`](Self::MIN_FRAMES) and at most [`MAX_FRAMES`](Self::MAX_FRAMES); who knows
-    /// better uses [`reserve_with_frames`](Self::reserve_with_frames).
+    /// [`MIN_FRAMES`](Self::MIN_FRAMES) and at most [`MAX_FRAMES`](Self::MAX_FRAMES); callers that
+    /// know how many they need use [`reserve_with_frames`](Self::reserve_with_frames).
     ///
     /// # Errors
     /// [`SurfaceError::Reserve`] names the limit in the way;
@@ -57,9 +57,9 @@ impl Surface {
         Ok(Self::on(memory, backend))
     }
 
-    /// As [`reserve`](Self::reserve), for one that never has more than `frames` pages populated at
-    /// a time: pages beyond fail with `ENOMEM` where the backend has frames of its own. Others do
-    /// not count.
+    /// As [`reserve`](Self::reserve), for a surface that never has more than `frames` pages
+    /// populated at a time: further pages fail with `ENOMEM` if the backend has frames of its own.
+    /// Other backends do not count.
     ///
     /// # Errors
     /// As [`reserve`](Self::reserve).
@@ -72,12 +72,12 @@ impl Surface {
         Ok(Self::on(memory, backend))
     }
 
-    /// Frames of a short surface that was not told how many it needs: 1 MiB.
+    /// Frames of a short surface if the caller does not say how many it needs: 1 MiB.
     pub const MIN_FRAMES: u64 = choice::MIN_FRAMES;
-    /// Frames of a long surface that was not told how many it needs: 64 MiB.
+    /// Frames of a long surface if the caller does not say how many it needs: 64 MiB.
     pub const MAX_FRAMES: u64 = choice::MAX_FRAMES;
 
-    /// A surface on a backend that does with ordinary memory.
+    /// A surface on a backend that uses ordinary memory.
     #[cfg(test)]
     pub(crate) fn with_backend(
         pages: u64,
@@ -86,7 +86,7 @@ impl Surface {
         Ok(Self::on(Memory::reserve(pages)?, backend))
     }
 
-    /// A surface in memory that its backend knows what to do with.
+    /// A surface in memory of the kind that its backend needs.
     pub(crate) fn on(memory: Memory, backend: Box<dyn Backend>) -> Self {
         Self {
             base: Base(memory.base()),
@@ -127,10 +127,10 @@ impl Surface {
         unsafe { self.base().add(page as usize * PAGE_SIZE) }
     }
 
-    /// Puts memory behind all pages of the entries; returns how many entries failed.
+    /// Populates all pages of the entries; returns how many entries failed.
     ///
     /// The contents of a page that was populated before are never altered, so this may run while
-    /// others read and write. One that was not holds zeros, or anything at all: see
+    /// other threads read and write. A fresh page holds zeros or arbitrary bytes: see
     /// [`fresh_pages_are_zeroed`](Self::fresh_pages_are_zeroed). `ENOMEM` after a failed
     /// allocation, `EINVAL` for a range that is not within the surface.
     pub fn populate(&self, entries: &mut [Entry]) -> usize {
@@ -140,11 +140,11 @@ impl Surface {
         failures(entries)
     }
 
-    /// Puts memory behind pages that hold none; returns how many entries failed.
+    /// Populates pages that hold no memory; returns how many entries failed.
     ///
-    /// Each entry is of one page, and fails with `EXIST` if that held memory. Of several threads
+    /// Each entry has one page, and fails with `EXIST` if that page held memory. Of several threads
     /// that claim a page at the same time one succeeds. Contents are as after
-    /// [`populate`](Self::populate). Only an exmap can do this; others say `OPNOTSUPP`.
+    /// [`populate`](Self::populate). Only an exmap can do this; other backends answer `OPNOTSUPP`.
     ///
     /// # Panics
     /// If an entry is not of one page.
@@ -159,23 +159,23 @@ impl Surface {
     /// The page tables that the processor uses for this surface, to be read by this process.
     ///
     /// # Errors
-    /// [`SurfaceError::NoPageTables`]: it is not on an exmap, or the process may not
-    /// (`CAP_SYS_ADMIN`).
+    /// [`SurfaceError::NoPageTables`]: the surface is not on an exmap, or the process may not read
+    /// them (`CAP_SYS_ADMIN`).
     pub fn page_tables(&self) -> Result<PageTables, SurfaceError> {
         let tables = self.backend.page_tables(&self.memory);
         tables.map_err(|reason| SurfaceError::NoPageTables { reason })
     }
 
-    /// Takes the memory of all pages of the entries away; returns how many entries failed.
+    /// Releases the memory of all pages of the entries; returns how many entries failed.
     ///
     /// Afterwards they hold no memory and read as zeros. Releasing a released page is allowed.
     /// The kernel's order is: clear the page-table entries, flush the TLBs, free the memory.
-    /// `EBUSY` where the kernel still uses a page, on backends that look (exmap): all of the entry
+    /// `EBUSY` if the kernel still uses a page, on backends that check (exmap): all of the entry
     /// stays, up to a [length](Self::released_whole).
     ///
     /// # Safety
-    /// Nobody relies on the contents of the pages: no reference into them is alive, and no I/O
-    /// into or out of them is under way. Racy readers that validate afterwards are fine.
+    /// No code relies on the contents of the pages: no reference into them is alive, and no I/O
+    /// into or out of them is in flight. Racy readers that validate afterwards are fine.
     pub unsafe fn release(&self, entries: &mut [Entry]) -> usize {
         self.check(entries);
         // SAFETY: checked; the rest is the caller's promise.
@@ -183,8 +183,8 @@ impl Surface {
         failures(entries)
     }
 
-    /// The longest range, in pages, of which a release that says `EBUSY` has taken nothing away. Of
-    /// longer ones a part may be gone.
+    /// The longest range, in pages, of which a release that answers `EBUSY` has released nothing. A
+    /// part of a longer one may be released.
     pub fn released_whole(&self) -> u64 {
         self.backend.released_whole()
     }
@@ -192,13 +192,13 @@ impl Surface {
     /// Populates the ranges and reads each from the file, page `n` from byte
     /// `offset_of_page_zero + n * 4096`; returns how many entries failed.
     ///
-    /// Reads whole ranges: an entry that ends past the end of the file fails with
-    /// [`END_OF_FILE`], with what there was in place. A failed entry may leave pages populated,
-    /// and contents of any kind where nothing was read to.
-    /// Works with `O_DIRECT` files when `offset_of_page_zero` is aligned as the file needs.
+    /// Reads whole ranges: an entry that ends past the end of the file fails with [`END_OF_FILE`],
+    /// after the bytes up to the end were read. A failed entry may leave pages populated, and
+    /// arbitrary contents in bytes that were not read. Works with `O_DIRECT` files when
+    /// `offset_of_page_zero` is aligned as the file needs.
     ///
     /// # Safety
-    /// Nobody else writes the pages or relies on their contents until the call returns, and no
+    /// No other code writes the pages or relies on their contents until the call returns, and no
     /// reference into them is alive.
     pub unsafe fn read(
         &self,
@@ -255,7 +255,7 @@ impl Surface {
         Ok(())
     }
 
-    /// Tells the kernel what to expect of a range.
+    /// Advises the kernel how the program will use a range.
     ///
     /// # Errors
     /// [`SurfaceError::OutOfRange`]; [`SurfaceError::NoAdvice`] on an exmap, or
@@ -269,7 +269,7 @@ impl Surface {
             .map_err(|errno| SurfaceError::AdviceRefused { advice, errno })
     }
 
-    /// Refuses advice where the backend takes none.
+    /// Refuses advice if the backend takes none.
     pub(crate) fn check_advice(&self, advice: Advice) -> Result<(), SurfaceError> {
         let backend = self.backend();
         if self.takes_advice() { Ok(()) } else { Err(SurfaceError::NoAdvice { advice, backend }) }
@@ -289,7 +289,7 @@ impl Surface {
         unsafe { sys::madvise(start, range.bytes(), advice.raw()) }
     }
 
-    /// The own page tables as a file. A forked child must not use it: it shows the parent's.
+    /// `/proc/self/pagemap`. A forked child must not use it: it shows the parent's page tables.
     pub(crate) fn pagemap(&self) -> Result<&File, SurfaceError> {
         if let Some(pagemap) = self.pagemap.get() {
             return Ok(pagemap);
@@ -300,8 +300,8 @@ impl Surface {
         Ok(self.pagemap.get_or_init(|| opened))
     }
 
-    /// Which pages of a range hold memory of their own. Never-written pages that were only read
-    /// share a page of zeros and do not count; neither do pages in swap.
+    /// Which pages of a range hold memory of their own. Pages that were read but never written map
+    /// the shared zero page and do not count; neither do pages in swap.
     ///
     /// # Errors
     /// [`SurfaceError::OutOfRange`] or [`SurfaceError::Pagemap`].
@@ -324,29 +324,29 @@ impl Surface {
         self.backend.kind()
     }
 
-    /// What touching a released page does.
+    /// What an access to a released page does.
     pub fn fault_behaviour(&self) -> FaultBehaviour {
         self.backend.fault_behaviour()
     }
 
-    /// Whether whoever writes a page, or has the kernel write it, has to populate it before: not
-    /// where writing populates, nor where the owner has [claimed](Self::claim) it.
+    /// Whether a caller must populate a page before it writes the page, or has the kernel write it:
+    /// not if writing populates, nor if the owner has [claimed](Self::claim) it.
     pub fn must_be_populated(&self) -> bool {
         !self.fault_behaviour().writing_populates() && !self.claimed.load(Ordering::Relaxed)
     }
 
-    /// The owner says that he claims each page before anybody reads into it.
+    /// The owner promises to claim each page before any read into it.
     pub fn claimed_by_owner(&self) {
         self.claimed.store(true, Ordering::Relaxed);
     }
 
-    /// Whether a page that held no memory holds zeros once it was populated. Where not, it holds
-    /// what another page of this surface held before, or zeros.
+    /// Whether a page that held no memory holds zeros once it is populated. If not, it holds the
+    /// bytes of another page that this surface had, or zeros.
     pub fn fresh_pages_are_zeroed(&self) -> bool {
         self.backend.fresh_pages_are_zeroed()
     }
 
-    /// Gives every entry its first result: EINVAL where it is not within the surface.
+    /// Gives every entry its first result: EINVAL if it is not within the surface.
     fn check(&self, entries: &mut [Entry]) {
         let pages = self.pages();
         for entry in entries {
@@ -360,7 +360,8 @@ impl Surface {
     }
 }
 
-/// The address of page 0, at hand whatever the memory: every access to a page begins with it.
+/// The address of page 0, stored here for every kind of memory: every access to a page begins with
+/// it.
 #[derive(Clone, Copy, Debug)]
 struct Base(NonNull<u8>);
 
@@ -369,6 +370,6 @@ unsafe impl Send for Base {}
 // SAFETY: as above.
 unsafe impl Sync for Base {}
 
-/// Batches of so many pages are populated by a call of their own before they are read. For fewer
-/// the kernel's own faults during the read are cheaper than another call (measured on 6.18).
+/// Batches of at least this many pages are populated by a separate call before they are read. For
+/// fewer the kernel's own faults during the read are cheaper than another call (measured on 6.18).
 const POPULATE_FROM: u64 = 8;

@@ -1,8 +1,8 @@
 //! The system calls that rustix does not offer, or offers only for slices of Rust memory.
 //!
-//! A page that other threads may read at the same time must never be behind a `&mut [u8]`, so
-//! everything here takes raw addresses. Each function is one call and turns `-1` into an
-//! [`Errno`]; nothing retries.
+//! No `&mut [u8]` may refer to a page that other threads may read at the same time, so everything
+//! here takes raw addresses. Each function is one call and turns `-1` into an [`Errno`]; nothing
+//! retries.
 #![allow(unsafe_code)]
 
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
@@ -32,7 +32,7 @@ pub(crate) fn page_size() -> usize {
 /// `madvise(2)`.
 ///
 /// # Safety
-/// The caller owns the range, and nobody relies on what the advice takes away.
+/// The caller owns the range, and no code relies on contents that the advice drops.
 pub(crate) unsafe fn madvise(address: *mut u8, bytes: usize, advice: i32) -> Result<(), Errno> {
     // SAFETY: the caller's promise; the kernel checks the range itself.
     match unsafe { libc::madvise(address.cast(), bytes, advice) } {
@@ -67,7 +67,7 @@ pub(crate) unsafe fn process_madvise(
 /// `pread(2)` to a raw address; returns the bytes read, 0 at the end of the file.
 ///
 /// # Safety
-/// `address..address + bytes` is writable memory that nobody else writes or relies on.
+/// `address..address + bytes` is writable memory that no other code writes or relies on.
 pub(crate) unsafe fn pread(
     file: BorrowedFd<'_>,
     address: *mut u8,
@@ -84,7 +84,7 @@ pub(crate) unsafe fn pread(
 ///
 /// # Safety
 /// With `MAP_FIXED` in `extra_flags` the range must be the caller's; without it the call can only
-/// take addresses that nobody uses.
+/// take addresses that no mapping uses.
 pub(crate) unsafe fn map_anonymous(
     address: *mut u8,
     bytes: usize,
@@ -100,14 +100,14 @@ pub(crate) unsafe fn map_anonymous(
     NonNull::new(found.cast()).ok_or(Errno::NOMEM)
 }
 
-/// What may be done with a mapping.
+/// The rights of a mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Rights {
     Read,
     ReadAndWrite,
 }
 
-/// Maps `bytes` of a device from `offset` on, shared, where the kernel likes.
+/// Maps `bytes` of a device from `offset` on, shared, where the kernel chooses.
 pub(crate) fn map_device(
     device: BorrowedFd<'_>,
     bytes: usize,
@@ -119,7 +119,7 @@ pub(crate) fn map_device(
         Rights::ReadAndWrite => libc::PROT_READ | libc::PROT_WRITE,
     };
     let offset = offset.cast_signed();
-    // SAFETY: without MAP_FIXED the kernel takes addresses that nobody uses.
+    // SAFETY: without MAP_FIXED the kernel takes addresses that no mapping uses.
     let found = unsafe {
         libc::mmap64(
             std::ptr::null_mut(),
@@ -139,8 +139,8 @@ pub(crate) fn map_device(
 /// `ioctl(2)`; returns what the device answers, which is not negative.
 ///
 /// # Safety
-/// The argument is what the device takes with this command: where it is an address, what lies there
-/// may be read and written by the call, and nobody relies on what the command takes away.
+/// The argument is the one that the device expects with this command. If it is an address, the call
+/// may read and write the memory there. No code relies on memory that the command takes.
 pub(crate) unsafe fn ioctl(
     device: BorrowedFd<'_>,
     command: u32,
@@ -156,7 +156,7 @@ pub(crate) unsafe fn ioctl(
 /// `munmap(2)`.
 ///
 /// # Safety
-/// The caller owns the range and nothing points into it any more.
+/// The caller owns the range and no pointer into it is left.
 pub(crate) unsafe fn unmap(address: *mut u8, bytes: usize) -> Result<(), Errno> {
     // SAFETY: the caller's promise.
     match unsafe { libc::munmap(address.cast(), bytes) } {
@@ -183,10 +183,10 @@ pub(crate) fn try_userfaultfd() -> Result<(), Errno> {
     close_new(descriptor)
 }
 
-/// Closes a descriptor that a system call has just returned, or says why there is none.
+/// Closes a descriptor that a system call has just returned, or returns the call's error.
 fn close_new(returned: libc::c_long) -> Result<(), Errno> {
     match RawFd::try_from(returned) {
-        // SAFETY: the descriptor is fresh and nobody else knows it.
+        // SAFETY: the descriptor is fresh and no other code knows it.
         Ok(raw) if raw >= 0 => drop(unsafe { OwnedFd::from_raw_fd(raw) }),
         _ => return Err(last_errno()),
     }

@@ -11,9 +11,9 @@ use crate::error::SurfaceError;
 use crate::limits;
 use crate::memory::Memory;
 
-/// Frames of a short surface that was not told how many it needs: 1 MiB.
+/// Frames of a short surface if the caller does not say how many it needs: 1 MiB.
 pub(crate) const MIN_FRAMES: u64 = 256;
-/// Frames of a long surface that was not told how many it needs: 64 MiB.
+/// Frames of a long surface if the caller does not say how many it needs: 64 MiB.
 pub(crate) const MAX_FRAMES: u64 = 16_384;
 
 /// The backend that [`BackendChoice::Auto`] means here.
@@ -25,10 +25,10 @@ pub struct Choice {
     pub reason: String,
 }
 
-/// The backend that [`BackendChoice::Auto`] means here; found out once per process.
+/// The backend that [`BackendChoice::Auto`] takes on this machine; tried once per process.
 ///
-/// Where that is exmap, it is so for surfaces that say how many frames they need, if those can be
-/// had; for others it is what [`choice_without_exmap`] says.
+/// Exmap is for surfaces that say how many frames they need, if the module can provide these; other
+/// surfaces get the backend of [`choice_without_exmap`].
 pub fn choice() -> &'static Choice {
     static CHOICE: OnceLock<Choice> = OnceLock::new();
     CHOICE.get_or_init(|| match works(BackendKind::Exmap) {
@@ -46,7 +46,7 @@ pub fn choice() -> &'static Choice {
 }
 
 /// The backend for surfaces that do not say how many frames they need, and for those whose frames
-/// cannot be had; found out once per process.
+/// the module cannot provide; tried once per process.
 pub fn choice_without_exmap() -> &'static Choice {
     static CHOICE: OnceLock<Choice> = OnceLock::new();
     CHOICE.get_or_init(|| match works(BackendKind::ProcessMadvise) {
@@ -61,7 +61,7 @@ pub fn choice_without_exmap() -> &'static Choice {
     })
 }
 
-/// Whether a backend works here; where not, why not.
+/// Whether a backend works on this machine, or why not.
 ///
 /// # Errors
 /// The reason, in one line.
@@ -73,13 +73,13 @@ pub fn works(backend: BackendKind) -> Result<(), String> {
     }
 }
 
-/// The backends that work here, the plainest first.
+/// The backends that work on this machine, the simplest first.
 pub fn backends() -> Vec<BackendKind> {
     BackendKind::ALL.into_iter().filter(|kind| works(*kind).is_ok()).collect()
 }
 
-/// Makes the memory of a surface of so many pages, with its backend. `frames` says how many pages
-/// are populated at a time, at most, if that is known.
+/// Makes the memory of a surface of `pages` pages, with its backend. `frames` is the largest number
+/// of pages that are populated at a time, if the caller knows it.
 pub(crate) fn open(
     wanted: BackendChoice,
     pages: u64,
@@ -104,7 +104,7 @@ pub(crate) fn open(
             let frames = frames.unwrap_or(pages.clamp(MIN_FRAMES, MAX_FRAMES));
             return match (Exmap::open(pages, frames), wanted) {
                 (Ok((exmap, memory)), _) => Ok((Memory::Exmap(memory), Box::new(exmap))),
-                // No frames to be had, or none to be locked.
+                // The module has no frames, or this user may not lock them.
                 (Err(_), BackendChoice::Auto) => open(wanted, pages, None),
                 (Err(error), BackendChoice::Only(_)) => Err(error),
             };

@@ -1,4 +1,4 @@
-//! The backends by name, and what a program may rely on with each.
+//! The backends by name, and the guarantees of each.
 
 use std::fmt;
 
@@ -8,16 +8,16 @@ use std::fmt;
 pub enum BackendKind {
     /// One `madvise` call per entry; works on every kernel.
     Madvise,
-    /// `process_madvise` on the own process, up to 1,024 entries per call. Allowed from Linux
+    /// `process_madvise` on the calling process, up to 1,024 entries per call. Allowed from Linux
     /// 6.13; from 6.16 on a call flushes the TLBs of the other processors once.
     ProcessMadvise,
     /// Vellum's kernel module, `/dev/exmap`: up to 512 entries per call, and frames of the
-    /// surface's own, which are taken from the kernel once and locked (`RLIMIT_MEMLOCK`).
+    /// surface's own, which the module allocates once and locks (`RLIMIT_MEMLOCK`).
     Exmap,
 }
 
 impl BackendKind {
-    /// All kinds that this crate knows, the plainest first.
+    /// All kinds that this crate knows, the simplest first.
     pub const ALL: [Self; 3] = [Self::Madvise, Self::ProcessMadvise, Self::Exmap];
 
     /// The kind of that name.
@@ -45,31 +45,32 @@ impl fmt::Display for BackendKind {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum BackendChoice {
-    /// The fastest that works here, found by trying them once per process.
+    /// The fastest that works on this machine; the crate tries them once per process.
     ///
-    /// That is exmap only where a surface says how many frames it needs
-    /// ([`Surface::reserve_with_frames`](crate::Surface::reserve_with_frames)) and they can be had
-    /// and locked: an exmap takes its memory at once, which nobody wants who did not say how much.
+    /// That is exmap only if the caller says how many frames a surface needs
+    /// ([`Surface::reserve_with_frames`](crate::Surface::reserve_with_frames)), and the module can
+    /// allocate and lock them: an exmap takes its memory at once, so the caller should have said
+    /// how much.
     #[default]
     Auto,
-    /// This one, or an error that says why it does not work here.
+    /// This one, or an error that says why it does not work on this machine.
     Only(BackendKind),
 }
 
-/// What happens when a program touches a released page.
+/// What happens when a program accesses a released page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum FaultBehaviour {
-    /// It reads as zeros, and a write puts a fresh zeroed page there. Optimistic readers are
-    /// therefore safe: they read zeros and find out when they validate.
+    /// It reads as zeros, and a write puts a fresh zeroed page there. So optimistic readers are
+    /// safe: they read zeros, and their validation fails.
     ReadsZeros,
-    /// It reads as zeros, too, but a write is a segmentation fault (`EFAULT` where the kernel
-    /// writes, as when it reads from a file): populate a page before anybody writes it.
+    /// It reads as zeros, too, but a write is a segmentation fault (`EFAULT` if the kernel writes,
+    /// for example when it reads from a file): populate a page before any code writes it.
     WritesFault,
 }
 
 impl FaultBehaviour {
-    /// Whether a write to a released page puts memory there.
+    /// Whether a write to a released page populates it.
     pub const fn writing_populates(self) -> bool {
         matches!(self, Self::ReadsZeros)
     }

@@ -11,7 +11,7 @@ use super::{Backend, BackendKind};
 use crate::range::{Entry, PageRange};
 use crate::{PAGE_SIZE, sys};
 
-/// Times that a call is repeated when the kernel says EAGAIN, before the entry fails with it.
+/// How often a call is retried when the kernel answers EAGAIN, before the entry fails with it.
 pub(super) const AGAIN_LIMIT: u32 = 1_000;
 
 /// How pages are populated.
@@ -74,10 +74,11 @@ pub(super) fn address(base: NonNull<u8>, page: u64) -> *mut u8 {
     base.as_ptr().wrapping_add(page as usize * PAGE_SIZE)
 }
 
-/// Gives advice on one range, again where the kernel asks for that.
+/// Gives advice on one range, and retries if the kernel asks for that.
 ///
 /// # Safety
-/// The range lies within a live mapping at `base`, and nobody relies on what the advice takes away.
+/// The range lies within a live mapping at `base`, and no code relies on contents that the advice
+/// drops.
 pub(crate) unsafe fn advise(base: NonNull<u8>, range: PageRange, advice: i32) -> Result<(), Errno> {
     if range.count == 0 {
         return Ok(());
@@ -97,7 +98,8 @@ pub(crate) unsafe fn advise(base: NonNull<u8>, range: PageRange, advice: i32) ->
     }
 }
 
-/// Populates by a write to each page that changes nothing, also while others write to the page.
+/// Populates by a write to each page that changes nothing, also while other threads write to the
+/// page.
 ///
 /// # Safety
 /// The range lies within a live mapping at `base`.

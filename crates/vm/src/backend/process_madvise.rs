@@ -1,11 +1,11 @@
-//! The backend for kernels that take vectors: `process_madvise` on the own process.
+//! The backend for kernels that take vectors: `process_madvise` on the calling process.
 //!
 //! A vector of scattered pages costs one call and, from Linux 6.16 on, one flush of the other
 //! processors' TLBs, where `madvise` costs one of each per range. The kernel works through a
 //! vector in order, stops at the first element that fails and returns the bytes it finished, or
-//! the errno where that was the first element. So an errno always speaks of the first element:
-//! after a partial result the next call starts with the element that stopped the last one, gets
-//! its errno, and goes on behind it.
+//! the errno where that was the first element. So an errno always belongs to the first element:
+//! after a partial result the next call starts with the element that stopped the last one, gets its
+//! errno, and the backend continues after it.
 #![allow(unsafe_code)]
 
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -26,11 +26,11 @@ const VECTOR_LIMIT: usize = 1024;
 /// count meaningful, and bounds how long one call holds the address space.
 const CALL_PAGES: u64 = (1 << 30) / PAGE_SIZE as u64;
 
-/// Names the own process to `process_madvise`.
+/// Names the calling process to `process_madvise`.
 #[derive(Debug)]
 pub(crate) struct OwnProcess {
     raw: RawFd,
-    /// None where the kernel knows the constant for "this process" (Linux 6.14).
+    /// None if the kernel knows the constant for "this process" (Linux 6.14).
     _pidfd: Option<OwnedFd>,
 }
 
@@ -62,8 +62,8 @@ impl OwnProcess {
     /// Gives advice on all entries whose result is `Ok`, with as few calls as the kernel allows.
     ///
     /// # Safety
-    /// Those entries lie within a live mapping at `base`, and nobody relies on what the advice
-    /// takes away.
+    /// Those entries lie within a live mapping at `base`, and no code relies on contents that the
+    /// advice drops.
     pub(crate) unsafe fn advise(&self, base: NonNull<u8>, entries: &mut [Entry], advice: i32) {
         let mut at = Position::default();
         let mut vector = Vec::with_capacity(entries.len().min(VECTOR_LIMIT));
@@ -73,8 +73,8 @@ impl OwnProcess {
             if vector.is_empty() {
                 return;
             }
-            // SAFETY: the elements are parts of entries (caller's promise), and the kernel may be
-            // asked twice for one: both kinds of advice may be repeated.
+            // SAFETY: the elements are parts of entries (caller's promise), and a call may repeat
+            // one: both kinds of advice may be given twice.
             match unsafe { sys::process_madvise(self.raw, &vector, advice) } {
                 Ok(bytes) if bytes >= PAGE_SIZE => {
                     again = 0;
@@ -103,7 +103,7 @@ struct Position {
 }
 
 impl Position {
-    /// The position after `pages` more pages of entries that are being worked on.
+    /// The position after `pages` more pages of the remaining entries.
     fn advanced(mut self, entries: &[Entry], mut pages: u64) -> Self {
         while pages > 0 && self.entry < entries.len() {
             let left = remaining(&entries[self.entry], self.done);
@@ -117,7 +117,7 @@ impl Position {
         self
     }
 
-    /// The position after the first entry that still has pages to be done, which gets `errno`.
+    /// The position after the first entry that has pages left; that entry gets `errno`.
     fn failed(mut self, entries: &mut [Entry], errno: Errno) -> Self {
         while let Some(entry) = entries.get_mut(self.entry) {
             let left = remaining(entry, self.done);
@@ -131,12 +131,12 @@ impl Position {
     }
 }
 
-/// Pages of an entry that are still to be done: none where it was found bad or has failed.
+/// Pages of an entry that are left: none if the check refused it or it has failed.
 fn remaining(entry: &Entry, done: u64) -> u64 {
     if entry.result.is_ok() { entry.range.count - done } else { 0 }
 }
 
-/// Fills the vector with what comes next, up to the limits of one call.
+/// Fills the vector with the next elements, up to the limits of one call.
 fn fill(vector: &mut Vec<libc::iovec>, base: NonNull<u8>, entries: &[Entry], at: Position) {
     vector.clear();
     let mut budget = CALL_PAGES;
@@ -158,13 +158,13 @@ fn fill(vector: &mut Vec<libc::iovec>, base: NonNull<u8>, entries: &[Entry], at:
     }
 }
 
-/// Vectored release, and vectored populate where the kernel takes that too.
+/// Vectored release, and vectored populate if the kernel takes that too.
 #[derive(Debug)]
 pub(crate) struct ProcessMadvise {
     process: OwnProcess,
     /// Whether the kernel populates vectors; otherwise `single` populates one by one.
     populates: bool,
-    /// For batches of one, and for populating where vectors are not taken.
+    /// For batches of one, and for populating if the kernel takes no vectors for it.
     single: Madvise,
 }
 
@@ -187,7 +187,7 @@ impl Backend for ProcessMadvise {
     unsafe fn populate(&self, base: NonNull<u8>, entries: &mut [Entry]) {
         // One range is a little cheaper through `madvise`, which need not look the process up.
         if self.populates && entries.len() > 1 {
-            // SAFETY: the caller's promise; populating takes nothing away.
+            // SAFETY: the caller's promise; populating drops no contents.
             unsafe { self.process.advise(base, entries, MADV_POPULATE_WRITE) };
         } else {
             // SAFETY: the caller's promise.
@@ -261,7 +261,7 @@ mod tests {
         let all = PageRange::new(0, 64);
         assert_eq!(surface.populate(&mut batch), 1);
         assert_eq!(surface.resident_pages(all), Ok(5));
-        // SAFETY: nobody uses the pages.
+        // SAFETY: no other thread uses the pages.
         assert_eq!(unsafe { surface.release(&mut batch) }, 1);
         assert_eq!(surface.resident_pages(all), Ok(0));
     }

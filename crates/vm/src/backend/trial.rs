@@ -1,5 +1,5 @@
 //! Trials: does a call really do what a backend needs? Each runs once per process, on scratch
-//! memory, and looks at the effect, not only at the return value.
+//! memory, and checks the effect, not only the return value.
 
 use std::sync::OnceLock;
 
@@ -41,7 +41,7 @@ pub(crate) fn populate_write() -> Outcome {
         .clone()
 }
 
-/// Whether `process_madvise(MADV_POPULATE_WRITE)` works on the own process.
+/// Whether `process_madvise(MADV_POPULATE_WRITE)` works on the calling process.
 pub(crate) fn vectored_populate() -> Outcome {
     static OUTCOME: OnceLock<Outcome> = OnceLock::new();
     OUTCOME
@@ -55,19 +55,19 @@ pub(crate) fn vectored_populate() -> Outcome {
         .clone()
 }
 
-/// Whether `process_madvise(MADV_DONTNEED)` works on the own process.
+/// Whether `process_madvise(MADV_DONTNEED)` works on the calling process.
 pub(crate) fn vectored_release() -> Outcome {
     static OUTCOME: OnceLock<Outcome> = OnceLock::new();
     OUTCOME.get_or_init(try_vectored_release).clone()
 }
 
-/// Whether an exmap can be made here, and does what the backend needs.
+/// Whether this process can make an exmap, and the exmap does what the backend needs.
 pub(crate) fn exmap() -> Outcome {
     static OUTCOME: OnceLock<Outcome> = OnceLock::new();
     OUTCOME.get_or_init(try_exmap).clone()
 }
 
-/// Tries a way of populating on pages of which one holds something.
+/// Tries a way of populating on pages, one of which holds data.
 fn populates(populate: impl FnOnce(&Scratch, &mut [Entry]) -> Outcome) -> Outcome {
     let scratch = Scratch::new(PAGES).map_err(|errno| format!("no scratch memory: {errno}"))?;
     scratch.write(1, 9);

@@ -1,8 +1,8 @@
 //! What populating and releasing a page costs on each backend.
 //!
-//! Releasing must make the other processors forget the page, so its price depends on how many
-//! threads of the process are running: each processor that runs one gets an interrupt per flush.
-//! Hence the number of threads is part of the setting. The backends take turns round by round,
+//! Releasing must flush the page from the TLBs of the other processors, so its cost depends on how
+//! many threads of the process are running: each processor that runs one gets an interrupt per
+//! flush. So the number of threads is part of the setting. The backends take turns round by round,
 //! so that a disturbance of the machine hits all of them; compare medians, and mind the spread.
 
 use std::hint::black_box;
@@ -20,7 +20,7 @@ use crate::scratch::ScratchSurface;
 /// How the cost is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Setting {
-    /// Threads that run at once, each on pages of its own and, where that is allowed, on a
+    /// Threads that run at once, each on pages of its own and, if the process may choose, on a
     /// processor of its own.
     pub threads: usize,
     /// Pages that each thread populates and releases per round.
@@ -68,18 +68,19 @@ pub struct Cost {
     pub backend: BackendKind,
     /// How it was measured.
     pub setting: Setting,
-    /// Nanoseconds per page populated. Zeroing is included where pages are zeroed: not on exmap.
+    /// Nanoseconds per page populated. This includes zeroing, except on exmap, which does not zero.
     pub populate_ns: Spread,
     /// Nanoseconds per page released.
     pub release_ns: Spread,
 }
 
-/// Measures the backends side by side, taking turns; the result has their order.
+/// Measures the backends in turns; the result has their order.
 ///
 /// Numbers below 1 in `setting` count as 1. Populates at most `threads * batch` pages at a time.
 ///
 /// # Errors
-/// [`SurfaceError`] if a surface cannot be had, a backend does not work here, or a call failed.
+/// [`SurfaceError`] if the kernel refuses a surface, a backend does not work on this machine, or a
+/// call failed.
 pub fn measure(backends: &[BackendKind], setting: Setting) -> Result<Vec<Cost>, SurfaceError> {
     let setting = Setting {
         threads: setting.threads.max(1),

@@ -19,7 +19,7 @@ use crate::{PAGE_SIZE, limits, sys};
 pub struct Facility {
     /// Its name, as in the kernel's documentation.
     pub name: &'static str,
-    /// Whether it is there and may be used by this process.
+    /// Whether this process has it and may use it.
     pub found: bool,
     /// What was seen, in one line.
     pub reason: String,
@@ -53,7 +53,7 @@ impl fmt::Display for Facilities {
     }
 }
 
-/// Looks at everything this machine offers. Takes a few milliseconds; nothing is cached but the
+/// Tries everything that this machine may offer. It takes a few milliseconds, and caches only the
 /// choice of backend.
 pub fn facilities() -> Facilities {
     let list = vec![
@@ -114,7 +114,7 @@ fn pagemap_scan() -> Result<(), String> {
     }
 }
 
-/// Whether huge pages can be put together and taken apart, and what that costs.
+/// Whether the kernel can collapse and split huge pages, and what that costs.
 fn collapse() -> Facility {
     let outcome = huge_page::huge_pages();
     let reason = match &outcome {
@@ -128,7 +128,7 @@ fn collapse() -> Facility {
     Facility { name: "MADV_COLLAPSE", found: outcome.is_ok(), reason }
 }
 
-/// Whether the kernel module is there and can be used.
+/// Whether the kernel module is loaded and this process can use it.
 fn exmap() -> Facility {
     let outcome = works(BackendKind::Exmap);
     let found = outcome.is_ok();
@@ -167,7 +167,7 @@ fn overcommit() -> Facility {
     Facility { name: "vm.overcommit_memory", found, reason: meaning.to_owned() }
 }
 
-/// Whether a device is there and may be opened.
+/// Whether a device exists and this process may open it.
 fn device(path: &'static str) -> Facility {
     let (found, reason) = if Path::new(path).exists() {
         match OpenOptions::new().read(true).write(true).open(path) {

@@ -1,7 +1,7 @@
 //! What this machine offers, which backend is used and why, and what a page costs.
 //!
-//! Everything is found out by trying it, never by the kernel's version number: distributions port
-//! features back, and sandboxes take them away.
+//! The probe tries each facility and never trusts the kernel's version number: distributions
+//! backport features, and sandboxes block them.
 
 mod facilities;
 

@@ -113,7 +113,7 @@ fn bad_entries_fail_alone(backend: BackendKind) {
     assert_eq!(own.release(&mut batch), 4);
     assert_eq!(own.resident(), 1);
     assert!(own.holds(0, 7), "an entry out of range did something");
-    // Results are set anew each time.
+    // Each call sets all results.
     assert_eq!(own.release(&mut batch[..1]), 0);
 }
 
@@ -363,7 +363,7 @@ fn advice_keeps_contents(backend: BackendKind) {
     let error = own.surface.advise(PageRange::new(1000, 25), Advice::Cold).unwrap_err();
     assert_eq!(error, SurfaceError::OutOfRange { range: PageRange::new(1000, 25), pages: 1024 });
     assert!(own.surface.residency(PageRange::new(1024, 1)).is_err());
-    // Releasing works page by page, whatever the size of the pages was.
+    // Releasing works page by page, whatever size the pages had.
     assert_eq!(own.release(&mut [Entry::page(700)]), 0);
     assert!(own.holds(700, 0) && own.holds(699, 200) && own.holds(701, 202));
 }

@@ -16,7 +16,7 @@ impl Own {
         Self { surface: Surface::reserve(pages, BackendChoice::Only(backend)).unwrap() }
     }
 
-    /// As [`new`](Self::new), with so many frames where the backend has its own.
+    /// As [`new`](Self::new), with `frames` frames if the backend has its own.
     pub fn with_frames(pages: u64, frames: u64, backend: BackendKind) -> Self {
         let backend = BackendChoice::Only(backend);
         Self { surface: Surface::reserve_with_frames(pages, frames, backend).unwrap() }
@@ -55,7 +55,8 @@ impl Own {
         unsafe { self.surface.read(file.as_fd(), offset, entries) }
     }
 
-    /// Whether a page that was just populated holds what it is to hold: zeros, or anything at all.
+    /// Whether a page that was just populated has the contents that the backend promises: zeros, or
+    /// any bytes.
     pub fn is_fresh(&self, page: u64) -> bool {
         !self.surface.fresh_pages_are_zeroed() || self.holds(page, 0)
     }

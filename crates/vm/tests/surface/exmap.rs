@@ -64,7 +64,7 @@ fn the_kernel_too_cannot_write_where_nothing_is_populated() {
     let file = std::fs::File::open("/proc/self/exe").unwrap();
     let read = |page: u64| {
         let address = own.surface.address(page).as_ptr().cast();
-        // SAFETY: a page of the surface that nobody else uses.
+        // SAFETY: a page of the surface that no other thread uses.
         let read = unsafe { libc::pread(file.as_raw_fd(), address, PAGE_SIZE, 0) };
         usize::try_from(read).map_err(|_| std::io::Error::last_os_error().raw_os_error().unwrap())
     };
@@ -93,7 +93,8 @@ fn a_page_that_the_kernel_holds_is_released_once_it_lets_go() {
     assert!(own.surface.released_whole() >= 600);
     assert_eq!(own.release(&mut entries([(0, 300), (300, 1), (301, 299)])), 1);
     assert_eq!(own.resident(), 1);
-    // It goes while release asks again. A child of another test has the pipe, too, for a moment.
+    // Another thread drops the hold while release retries. A child of another test has the pipe,
+    // too, for a moment.
     std::thread::scope(|scope| {
         scope.spawn(|| drop(held));
         eventually("it is released", || own.release(&mut batch) == 0);
@@ -117,7 +118,7 @@ fn direct_reads_and_writes_go_straight_to_frames() {
     for round in 1..20 {
         (0..16).for_each(|page| own.fill(page, round + page as u8));
         let from = own.surface.address(0).as_ptr();
-        // SAFETY: pages of the surface that nobody writes to.
+        // SAFETY: pages of the surface that no thread writes to.
         let written = unsafe { libc::pwrite(file.as_raw_fd(), from.cast(), 16 * PAGE_SIZE, 0) };
         assert_eq!(written, 16 * PAGE_SIZE as isize);
         // Right after the write the kernel may not have let go yet.
@@ -259,8 +260,8 @@ fn a_tight_address_space_leaves_less_room() {
     assert_eq!(limit, 8 << 30);
 }
 
-/// Makes this thread one of a user for whom nothing is locked yet, who may open the device all the
-/// same but must not lock more than others.
+/// Makes this thread run as a user that has locked nothing yet, that may open the device, and that
+/// may not lock more than others.
 fn become_somebody_else() -> bool {
     const SOMEBODY: u32 = 54_321;
     let all = capabilities(None).unwrap();

@@ -26,8 +26,8 @@ on_every_backend!(
     readers_writers_and_neighbours_go_on,
 );
 
-/// A surface of `count` huge pages filled with values of their own; None where the kernel has not
-/// what it takes.
+/// A surface of `count` huge pages filled with values of their own; None if the kernel lacks a
+/// facility that it needs.
 fn filled(count: u64, backend: BackendKind) -> Option<Own> {
     let own = Own::new(count * HUGE_PAGES, backend);
     if !own.surface.can_collapse() {
@@ -81,7 +81,7 @@ fn collapsed_pages_keep_their_contents_and_split_again(backend: BackendKind) {
     assert_eq!(own.release(&mut entries([(700, 1), (1000, 24)])), 0);
     assert_eq!(own.resident(), 4 * HUGE_PAGES - 25);
     assert!(own.holds(700, 0) && own.holds(699, value(699)) && own.holds(1000, 0));
-    // A whole huge page goes without being split, and one that is small counts as split.
+    // Releasing a whole huge page needs no split, and a small page counts as split.
     assert_eq!(own.release(&mut entries([(0, 512)])), 0);
     assert_eq!((own.resident(), huge_kib(&own)), (3 * HUGE_PAGES - 25, 2048));
     assert_eq!(own.surface.split(5), Ok(Asked::Done));
@@ -159,7 +159,7 @@ fn pages_under_direct_io_stay_as_they_are(backend: BackendKind) {
         assert_eq!(held, PAGE_SIZE as isize);
     }
     let Asked::NotNow(errno) = own.surface.collapse(huge(0)).unwrap() else {
-        panic!("a page that somebody holds was moved");
+        panic!("the kernel moved a page that a pin holds");
     };
     assert!(matches!(errno, vellum_vm::Errno::AGAIN | vellum_vm::Errno::INVAL), "{errno}");
     assert_eq!(own.surface.split(600), Ok(Asked::NotNow(vellum_vm::Errno::BUSY)));
@@ -212,7 +212,7 @@ fn readers_writers_and_neighbours_go_on(backend: BackendKind) {
             scope.spawn(move || {
                 while running() {
                     let from = own.surface.address(512 + 6).as_ptr();
-                    // SAFETY: two pages of the surface that nobody writes to.
+                    // SAFETY: two pages of the surface that no thread writes to.
                     let done =
                         unsafe { libc::pwrite(file.as_raw_fd(), from.cast(), 2 * PAGE_SIZE, 0) };
                     assert_eq!(done, 2 * PAGE_SIZE as isize);
@@ -262,12 +262,12 @@ fn a_split_gives_memory_back_to_the_group() {
             (0..COUNT).map(|index| Entry::new(PageRange::new(index * HUGE_PAGES, 256))).collect();
         // Half of each leaves, the first ones without being split.
         assert_eq!(own.release(&mut halves[..16]), 0);
-        assert!((all - usage()).abs() < slack, "the kernel splits by itself now: good news");
+        assert!((all - usage()).abs() < slack, "the kernel splits them itself now: good news");
         halves[16..].iter().for_each(|entry| split(&own, entry.range.start));
         assert_eq!(own.release(&mut halves[16..]), 0);
         let released = all - usage();
         assert!((released - 16 * 256).abs() < slack, "{released} pages left the group");
-        // A late split makes good for what was released before.
+        // A late split frees the memory that was released before.
         halves[..16].iter().for_each(|entry| split(&own, entry.range.start + 256));
         let released = all - usage();
         assert!((released - 32 * 256).abs() < slack, "{released} pages left the group");
@@ -283,13 +283,13 @@ fn a_reservation_fills_with_huge_pages_where_it_asked_for_them() {
     });
 }
 
-/// Touches a reservation in and beside what it has huge pages for; how many KiB it then has in
-/// huge pages, and in all.
+/// Touches a reservation inside and outside the range that has huge pages; returns how many KiB it
+/// then has in huge pages, and in all.
 fn filled_where_it_asked() -> (u64, u64) {
     let reservation = Reservation::new(64 << 20, "test").unwrap();
     let start = reservation.base().addr().get();
     let touch = |offset: usize| {
-        // SAFETY: within the reservation, which nobody else uses.
+        // SAFETY: within the reservation, which no other thread uses.
         unsafe { reservation.base().add(offset).write(3) };
     };
     touch(0);

@@ -76,7 +76,7 @@ fn apply(own: &Own, model: &mut Model, operation: &Operation) {
         Operation::Populate(ranges) => {
             for range in batch(pages, ranges, |entries| own.surface.populate(entries)) {
                 for page in pages_of(range).filter(|page| model[*page].is_none()) {
-                    // As whoever needs zeros does where there are none.
+                    // A caller that needs zeros does this where populated pages hold other bytes.
                     if !own.surface.fresh_pages_are_zeroed() {
                         own.fill(page as u64, 0);
                     }

@@ -8,7 +8,7 @@ use crate::common::Own;
 
 const EXMAP: BackendKind = BackendKind::Exmap;
 
-/// An exmap of so many pages and frames; none, and a word why, where there is none.
+/// An exmap of this many pages and frames; none, and a message why, if there is none.
 fn exmap(pages: u64, frames: u64) -> Option<Own> {
     let works = probe::works(EXMAP);
     if let Err(reason) = &works {
@@ -65,7 +65,7 @@ fn tables_show_which_frame_a_page_is_in() {
     // A released page that is read shows zeros, and has no frame.
     assert!(own.holds(0, 0));
     assert_eq!(tables.frame(0), None);
-    // They go on showing what is there when the surface has grown.
+    // They show present pages also after the surface has grown.
     own.surface.grow(100_000).unwrap();
     assert_eq!(own.surface.populate(&mut [Entry::page(99_999)]), 0);
     assert!(tables.frame(99_999).is_some());

@@ -63,7 +63,7 @@ fn the_end_of_the_file_is_an_error_of_its_own(backend: BackendKind) {
     assert_eq!(results, [Err(END_OF_FILE), Err(END_OF_FILE), Ok(()), Err(END_OF_FILE)]);
     assert!(own.holds(0, value(0)) && own.holds(1, value(1)) && own.holds(2, value(2)));
     assert_eq!(own.copy(3)[..100], [value(3); 100]);
-    // The kernel reads what there is; behind that is what a fresh page holds.
+    // The kernel reads to the end of the file; the rest is what a fresh page holds.
     if own.surface.fresh_pages_are_zeroed() {
         assert_eq!(own.copy(3)[100..], [0; PAGE_SIZE - 100]);
     }

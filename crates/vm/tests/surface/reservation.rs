@@ -43,7 +43,7 @@ fn many_at_once_can_all_grow() {
         (0..64).map(|_| Reservation::new(PAGE_SIZE, "test").unwrap()).collect();
     for reservation in &all {
         reservation.grow(10 << 30).unwrap();
-        // SAFETY: within the reservation, which nobody else uses.
+        // SAFETY: within the reservation, which no other thread uses.
         unsafe { reservation.base().add((10 << 30) - 1).write(1) };
     }
     let mut starts: Vec<usize> = all.iter().map(|it| it.base().addr().get()).collect();
@@ -125,7 +125,7 @@ fn a_neighbour_in_the_way_is_named_and_nothing_breaks() {
 fn map_at(address: usize) -> *mut libc::c_void {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
     let wanted = std::ptr::without_provenance_mut(address);
-    // SAFETY: takes addresses that nobody uses, or fails.
+    // SAFETY: takes addresses that no mapping uses, or fails.
     let found = unsafe { libc::mmap(wanted, PAGE_SIZE, libc::PROT_READ, flags, -1, 0) };
     assert_eq!(found, wanted);
     found
@@ -166,7 +166,7 @@ fn the_address_space_limit_is_named() {
     let expected = ReserveError::AddressSpaceLimit { purpose: "surface", bytes: 4 << 30, limit };
     assert_eq!(error, SurfaceError::Reserve(expected));
     assert_eq!(surface.pages(), 1_000);
-    // When no further step fits, what is asked for still does.
+    // When no further step fits, the length that the caller asks for still does.
     let mut filled = Vec::new();
     loop {
         let mapped = std::fs::read_to_string("/proc/self/statm").unwrap();

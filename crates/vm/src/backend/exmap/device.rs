@@ -1,6 +1,6 @@
-//! `/dev/exmap`: its descriptor, its commands, and what is wrong where they fail.
+//! `/dev/exmap`: its descriptor, its commands, and the reason if one fails.
 //!
-//! What the commands mean is said in `kernel/include/uapi/vellum/exmap.h`.
+//! `kernel/include/uapi/vellum/exmap.h` says what the commands mean.
 
 use std::fs::OpenOptions;
 use std::io;
@@ -14,14 +14,14 @@ use vellum_uapi::exmap::{
 
 use crate::{PAGE_SIZE, limits, sys};
 
-/// Where the module puts its device.
+/// The path of the module's device.
 pub(crate) const PATH: &str = "/dev/exmap";
 
 /// The interface that this backend speaks.
 const VERSION: u32 = 1;
 
-/// What every exmap is created with: direct I/O needs pages that can be pinned, and optimistic
-/// readers need pages that can be read when they are gone.
+/// The flags of every exmap: direct I/O needs pages that the kernel can pin, and optimistic readers
+/// need evicted pages that they can read.
 const FLAGS: u64 = PINNABLE | READS_ZEROS;
 
 /// An exmap's descriptor.
@@ -32,7 +32,7 @@ impl Device {
     /// Opens the device: an exmap without frames.
     ///
     /// # Errors
-    /// In one line, why it cannot be used and what to do.
+    /// One line that says why the device cannot be used and what to do.
     pub(super) fn open() -> Result<Self, String> {
         let file =
             OpenOptions::new().read(true).write(true).open(PATH).map_err(|error| {
@@ -77,7 +77,7 @@ impl Device {
     /// Gives the exmap its frames and interfaces.
     ///
     /// # Errors
-    /// In one line, why not and what to do.
+    /// One line that says why not and what to do.
     pub(super) fn create(&self, frames: u64, interfaces: u32) -> Result<(), String> {
         let create = Create {
             size: size_of::<Create>() as u32,
@@ -99,7 +99,7 @@ impl Device {
         // SAFETY: the command takes no address.
         let number = unsafe { sys::ioctl(self.as_fd(), CLONE, 0)? };
         let number = i32::try_from(number).map_err(|_| Errno::MFILE)?;
-        // SAFETY: the descriptor is fresh and nobody else knows it.
+        // SAFETY: the descriptor is fresh and no other code knows it.
         Ok(unsafe { OwnedFd::from_raw_fd(number) })
     }
 }
@@ -110,11 +110,11 @@ impl AsFd for Device {
     }
 }
 
-/// Has a command carried out for the first `entries` entries of an interface's vector; returns how
-/// many of them have an error.
+/// Has the module carry out a command for the first `entries` entries of an interface's vector;
+/// returns how many of them have an error.
 ///
 /// # Safety
-/// Nobody relies on what the command takes away from the pages of those entries.
+/// No code relies on memory that the command takes from the pages of those entries.
 pub(super) unsafe fn carry_out(
     device: BorrowedFd<'_>,
     command: u32,

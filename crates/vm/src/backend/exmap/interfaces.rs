@@ -1,10 +1,10 @@
 //! The interfaces of an exmap: which thread uses which, and how entries travel in their vectors.
 //!
 //! An interface is for one thread at a time, and a surface is for any number of threads. There are
-//! twice as many interfaces as threads can run at once. A thread has a favourite, given out in
-//! turn, so that the frames that it freed are those that it gets; where somebody else is just using
-//! that, it takes the next that is free, and waits for its favourite where none is. So the usual
-//! cost is one compare-and-exchange on a word that no other thread writes.
+//! twice as many interfaces as threads can run at once. Each thread gets a favourite in turn, so
+//! that it allocates the frames that it freed. If another thread is using the favourite, the thread
+//! takes the next free interface, and waits for its favourite if none is free. So the usual cost is
+//! one compare-and-exchange on a word that no other thread writes.
 
 use std::num::NonZero;
 use std::os::fd::{AsFd, OwnedFd};
@@ -42,7 +42,7 @@ pub(super) struct Interfaces {
 struct Interface(Mutex<Vector>);
 
 impl Interfaces {
-    /// Maps the vectors of a device that has so many.
+    /// Maps the vectors of a device that has `count` interfaces.
     pub(super) fn new(device: &Device, count: u32) -> Result<Self, Errno> {
         let interface = |index| Ok(Interface(Mutex::new(Vector::map(device, index)?)));
         Ok(Self { all: (0..count).map(interface).collect::<Result<_, Errno>>()? })
@@ -69,20 +69,20 @@ fn favourite() -> usize {
     thread_local! {
         static NUMBER: usize = NEXT.fetch_add(1, Ordering::Relaxed);
     }
-    // A thread that is about to end has none any more.
+    // A thread that is about to end has no number any more.
     NUMBER.try_with(|number| *number).unwrap_or(0)
 }
 
-/// What it means to bring a page and find it there.
+/// What populating a page means if the page is present already.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Found {
     /// All is well: there it is.
     Fine,
-    /// The entry fails with `EXIST`: somebody else has brought it.
+    /// The entry fails with `EXIST`: another thread has populated the page.
     Fails,
 }
 
-/// The vector of an interface, in the hands of one thread.
+/// The vector of an interface, which one thread uses.
 #[derive(Debug)]
 pub(super) struct Vector {
     interface: u32,
@@ -109,14 +109,15 @@ impl Vector {
     /// The entries, which the kernel reads and writes during a command.
     fn slots(&self) -> &[AtomicU64; ENTRIES] {
         // SAFETY: a page that is mapped as long as `self` lives, aligned; all bits are valid, and
-        // whoever else writes it does so by whole words.
+        // every other writer writes it by whole words.
         unsafe { self.page.base().cast::<[AtomicU64; ENTRIES]>().as_ref() }
     }
 
-    /// Has a command carried out on all entries whose result is `Ok`; true if all still are.
+    /// Has the module carry out a command on all entries whose result is `Ok`; true if all still
+    /// are.
     ///
     /// # Safety
-    /// Those entries lie within the surface, and nobody relies on what the command takes away.
+    /// Those entries lie within the surface, and no code relies on memory that the command takes.
     pub(super) unsafe fn run(
         &mut self,
         device: &Device,
@@ -150,7 +151,7 @@ impl Vector {
         }
     }
 
-    /// Fills the vector with what comes next; returns how many of its entries are in use.
+    /// Fills the vector with the next entries; returns how many of them are in use.
     fn fill(&mut self, entries: &[Entry], next: &mut Position) -> usize {
         let mut filled = 0;
         while filled < ENTRIES {
@@ -163,13 +164,14 @@ impl Vector {
         filled
     }
 
-    /// The result of each entry of the vector: an error or 0, and pages; and whose entry it is.
+    /// The result of each entry of the vector: an error or 0, and pages; and the entry that it
+    /// belongs to.
     fn results(&self, filled: usize) -> impl Iterator<Item = (exmap::Entry, usize)> + '_ {
         let slots = self.slots()[..filled].iter().zip(&self.owners[..]);
         slots.map(|(slot, owner)| (exmap::Entry::from_bits(slot.load(Ordering::Relaxed)), *owner))
     }
 
-    /// No entry's page was there before; each entry of the batch is of one page.
+    /// No entry's page was present before; each entry of the batch has one page.
     fn all_were_brought(&self, entries: &[Entry], filled: usize) -> bool {
         debug_assert!(entries.iter().all(|entry| entry.range.count == 1));
         self.results(filled).all(|(result, _)| result.pages() == 1)
@@ -199,7 +201,7 @@ struct Position {
 
 impl Position {
     /// The next part of an entry that has not failed, as long as an entry of a vector can be, and
-    /// whose part it is.
+    /// the entry that it is a part of.
     fn part(&mut self, entries: &[Entry]) -> Option<(usize, PageRange)> {
         while let Some(entry) = entries.get(self.entry) {
             let left = entry.range.count - self.done;

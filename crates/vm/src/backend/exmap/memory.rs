@@ -1,13 +1,13 @@
 //! Mappings of the device: an exmap's surface, and the vectors of its interfaces.
 //!
-//! **Room to grow.** The surface of an exmap is mapped once. It cannot be moved, and another piece
-//! behind it would be another exmap with frames of its own; so it is mapped longer than was asked
-//! for. Address space is free, but the module makes a page table of level 2 (4 KiB) for each GiB
-//! ahead. The room is what files grow by: eight times what is there now, or 1,024 times the frames
-//! (the tables are then a 256th of what these take), or 64 GiB (256 KiB), whatever is most, and at
-//! most what the module maps, 16 TiB. Powers of two keep the number of entries small by which the
-//! kernel mounts it. Where address space is limited (`RLIMIT_AS`) half of it is tried, and so on
-//! down to what was asked for.
+//! **Room to grow.** The surface of an exmap is mapped once. It cannot move, and another piece
+//! after it would be another exmap with frames of its own. So this module maps more than the caller
+//! asked for. Address space is free, but the kernel module makes a page table of level 2 (4 KiB)
+//! for each GiB of it. The room for growth is the largest of eight times the present length, 1,024
+//! times the frames (the tables are then a 256th of the frames' memory), and 64 GiB (256 KiB), and
+//! at most what the kernel module maps, 16 TiB. Powers of two keep the number of entries small that
+//! mount it. If the kernel refuses (`RLIMIT_AS`), this module tries half, and so on down to the
+//! length that the caller asked for.
 
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
@@ -26,7 +26,7 @@ use crate::{PAGE_SIZE, limits, sys};
 const LONGEST: usize = 16 << 40;
 /// Bytes that every surface has, if address space is not limited.
 const SHORTEST: usize = 64 << 30;
-/// What halving stops at.
+/// The length at which halving stops.
 const GIB: usize = 1 << 30;
 
 /// A part of the device that is mapped; unmapped when dropped. A forked child does not have it.
@@ -37,13 +37,13 @@ pub(super) struct Mapped {
     owner: Pid,
 }
 
-// SAFETY: it only owns addresses; it never reads or writes what is behind them.
+// SAFETY: it only owns addresses; it never reads or writes the memory at them.
 unsafe impl Send for Mapped {}
 // SAFETY: as above.
 unsafe impl Sync for Mapped {}
 
 impl Mapped {
-    /// Maps what the device shows at an offset.
+    /// Maps the part of the device at an offset.
     pub(super) fn new(
         device: BorrowedFd<'_>,
         bytes: usize,
@@ -53,7 +53,7 @@ impl Mapped {
         Ok(Self { base: sys::map_device(device, bytes, offset, rights)?, bytes, owner: getpid() })
     }
 
-    /// Where it begins.
+    /// Its first address.
     pub(super) fn base(&self) -> NonNull<u8> {
         self.base
     }
@@ -65,12 +65,12 @@ impl Drop for Mapped {
             return;
         }
         // SAFETY: the range is ours, and the owner gives up every pointer into it with the value.
-        // A failure would leave addresses behind, no memory; there is nobody to tell.
+        // A failure would leak addresses, no memory; drop cannot report it.
         let _ = unsafe { sys::unmap(self.base.as_ptr(), self.bytes) };
     }
 }
 
-/// The surface of an exmap, of which as much is in use as was asked for.
+/// The surface of an exmap; as much of it is in use as the caller asked for.
 #[derive(Debug)]
 pub(crate) struct ExmapMemory {
     mapped: Mapped,
@@ -78,7 +78,7 @@ pub(crate) struct ExmapMemory {
 }
 
 impl ExmapMemory {
-    /// Maps the surface of a fresh exmap that has so many frames.
+    /// Maps the surface of a fresh exmap that has `frames` frames.
     pub(super) fn new(
         device: BorrowedFd<'_>,
         bytes: usize,
@@ -110,7 +110,7 @@ impl ExmapMemory {
         self.len.load(Ordering::Acquire)
     }
 
-    /// Bytes that are mapped: what it may grow to.
+    /// Bytes that are mapped: the length to which it may grow.
     pub(super) fn mapped_bytes(&self) -> usize {
         self.mapped.bytes
     }
@@ -127,8 +127,8 @@ impl ExmapMemory {
     }
 }
 
-/// How long to map a surface of `len` bytes: what is wished for, then less and less. None if it is
-/// too long for the module.
+/// The lengths to try for a surface of `len` bytes: the wished one, then smaller ones. None if
+/// `len` is too long for the module.
 fn lengths(len: usize, frames: u64) -> Option<impl Iterator<Item = usize>> {
     if len > LONGEST {
         return None;

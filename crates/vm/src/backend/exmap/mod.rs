@@ -1,34 +1,35 @@
 //! The backend on a kernel module: `/dev/exmap` (Leis et al., SIGMOD 2023, section 4).
 //!
-//! An exmap is a surface with a pool of frames of its own. They are taken from the kernel when it
-//! is made and change hands between pool and surface from then on: nothing is allocated, zeroed or
-//! accounted for when a page comes or goes, entries of page tables change without locks, a batch of
-//! 512 costs one call, and TLBs are flushed once for a batch that is released and not at all for
-//! one that is populated. The price is that the memory is taken, and locked (`RLIMIT_MEMLOCK`),
-//! whether pages are resident or not: hence a surface is told how many frames it needs
+//! An exmap is a surface with a pool of frames of its own. The module allocates them when the exmap
+//! is made and moves them between pool and surface from then on. Populating and releasing allocate,
+//! zero and charge nothing. Populating changes page-table entries without locks. A batch of 512
+//! costs one call. A batch that is released flushes TLBs once; a batch that is populated does not
+//! flush. The price is that the memory is allocated, and locked (`RLIMIT_MEMLOCK`), whether pages
+//! are resident or not. So the caller says how many frames a surface needs
 //! ([`Surface::reserve_with_frames`](crate::Surface::reserve_with_frames)).
 //!
-//! What differs from the other backends, and who deals with it:
+//! Differences from the other backends, and the code that deals with each:
 //!
 //! - *A write to a released page is a segmentation fault*; reading one gives zeros, as everywhere.
-//!   So pages are populated before they are written ([`FaultBehaviour::WritesFault`]). The kernel
-//!   writes too: a read from a file into a page that is not there fails with `EFAULT`.
+//!   So a program populates pages before it writes them ([`FaultBehaviour::WritesFault`]). This
+//!   holds for the kernel, too: a read from a file into an absent page fails with `EFAULT`.
 //! - *A page that was just populated has arbitrary contents*, of this process' other pages of the
-//!   surface, or zeros. A read overwrites them; who wants zeros writes them
+//!   surface, or zeros. A read overwrites them; a caller that needs zeros writes them
 //!   ([`Surface::fresh_pages_are_zeroed`](crate::Surface::fresh_pages_are_zeroed)).
-//! - *Frames run out* (`ENOMEM`) when more pages are populated than there are frames.
+//! - *Frames run out* (`ENOMEM`) when the program populates more pages than there are frames.
 //! - *A page that the kernel is using is not released* (`EBUSY`): direct I/O into or out of it is
-//!   under way, or was until a moment ago, as the kernel says that I/O is done a little before it
-//!   lets go of the pages. So release asks again for [`PATIENCE`], and reports what is still busy.
-//!   The other backends would take the page away and leave the I/O with memory that nobody sees.
+//!   in flight, or ended a moment ago: the kernel reports that I/O is done a little before it
+//!   unpins the pages. So release retries for [`PATIENCE`], and reports the pages that are still
+//!   busy. The other backends would release the page and leave the I/O with memory that no process
+//!   sees.
 //! - *It grows within what was mapped* at first: see `memory.rs`.
 //! - *No advice*: frames are not the kernel's to swap, and not parts of huge pages.
 //! - *A forked child* has neither surface nor vectors and must not touch them, as with every
 //!   surface. Nor can it change the parent's through the descriptor: commands act on the process
-//!   that mapped the surface, and say `EPERM` to others.
+//!   that mapped the surface, and answer `EPERM` to others.
 //!
 //! `ALLOC` and `FREE` of one page by two threads have one winner: an entry of a page table changes
-//! by one compare-and-exchange, and whoever did it has the frame.
+//! by one compare-and-exchange, and the thread whose exchange succeeds has the frame.
 #![allow(unsafe_code)]
 
 mod device;
@@ -55,12 +56,12 @@ use crate::limits;
 use crate::memory::{Memory, bytes_of};
 use crate::range::Entry;
 
-/// How long release asks again for pages that are busy. I/O that has been reported as done lets go
-/// within microseconds, unless the thread that ends it was just preempted.
+/// How long release retries for busy pages. The kernel unpins the pages of reported I/O within
+/// microseconds, unless the thread that ends it was just preempted.
 const PATIENCE: Duration = Duration::from_millis(20);
-/// Rounds in which others may run, before rounds of sleep.
+/// Rounds that yield to other threads, before rounds of sleep.
 const YIELDS: u32 = 32;
-/// What a round of sleep takes, at least.
+/// The shortest time of a round of sleep.
 const NAP: Duration = Duration::from_micros(100);
 
 /// An exmap.
@@ -71,7 +72,7 @@ pub(crate) struct Exmap {
 }
 
 impl Exmap {
-    /// Makes an exmap of so many frames (at least one) with a surface of so many pages.
+    /// Makes an exmap of `frames` frames (at least one) with a surface of `pages` pages.
     ///
     /// # Errors
     /// [`SurfaceError::BackendUnavailable`] or [`SurfaceError::Reserve`].
@@ -89,17 +90,17 @@ impl Exmap {
         Ok((Self { device, interfaces }, memory))
     }
 
-    /// Has a command carried out; true if no entry failed.
+    /// Has the module carry out a command; true if no entry failed.
     ///
     /// # Safety
-    /// Entries whose result is `Ok` lie within the surface, and nobody relies on what the command
-    /// takes away.
+    /// Entries whose result is `Ok` lie within the surface, and no code relies on memory that the
+    /// command takes.
     unsafe fn run(&self, command: u32, found: Found, entries: &mut [Entry]) -> bool {
         // SAFETY: the caller's promise.
         unsafe { self.interfaces.take().run(&self.device, command, found, entries) }
     }
 
-    /// Asks again for the pages of those entries that are busy.
+    /// Retries the entries whose pages are busy.
     ///
     /// # Safety
     /// As for [`Backend::release`].

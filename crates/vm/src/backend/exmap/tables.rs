@@ -1,5 +1,5 @@
 //! The page tables of an exmap's surface, as the process may read them (refined exmap, "PtMap",
-//! section III-C): whether a page is there, and in which frame, for the price of one load.
+//! section III-C). One load says whether a page is present, and in which frame.
 
 use std::fs;
 use std::io;
@@ -19,14 +19,14 @@ const ENTRIES: u64 = 512;
 /// The processor's bits of an entry: there is a page, and it may be written.
 const PRESENT: u64 = 1 << 0;
 const WRITABLE: u64 = 1 << 1;
-/// Bits of an entry that are the frame's address.
+/// Bits of an entry that hold the frame's address.
 const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
 
 /// The last level of a surface's page tables, read-only. See
 /// [`Surface::page_tables`](crate::Surface::page_tables).
 ///
-/// What it says of a page was true at the moment of the load; whoever needs it to last makes sure
-/// by other means that nobody populates or releases the page.
+/// An answer was true at the moment of the load; a caller that needs it to last must keep other
+/// threads from populating or releasing the page.
 #[derive(Debug)]
 pub struct PageTables {
     mapped: Mapped,
@@ -46,7 +46,7 @@ impl PageTables {
         Ok(Self { mapped, pages, frames })
     }
 
-    /// Pages that have an entry, as far as the surface can ever grow.
+    /// Pages that have an entry: the length to which the surface can grow.
     pub fn pages(&self) -> u64 {
         self.pages
     }
@@ -56,8 +56,9 @@ impl PageTables {
         self.frames
     }
 
-    /// The number of the frame that holds the page, if it is populated. What the process writes
-    /// after it saw a page go or come is not visible to others before the page is seen so by them.
+    /// The number of the frame that holds the page, if it is populated. If the process writes after
+    /// it has seen a page populated or released, other threads that see the write see the page so,
+    /// too.
     ///
     /// # Panics
     /// If the page has no entry.
@@ -68,7 +69,7 @@ impl PageTables {
         unsafe { self.frame_unchecked(page) }
     }
 
-    /// As [`frame`](Self::frame), for who knows that the page has an entry.
+    /// As [`frame`](Self::frame), for callers that know that the page has an entry.
     ///
     /// # Safety
     /// `page` is below [`pages`](Self::pages).
@@ -76,13 +77,12 @@ impl PageTables {
     pub unsafe fn frame_unchecked(&self, page: u64) -> Option<u64> {
         // SAFETY: the caller's promise.
         let entry = unsafe { self.entry_unchecked(page) }.load(Ordering::Acquire);
-        // An entry that may not be written shows the page of zeros that readers of a released page
-        // are given.
+        // A read-only entry refers to the zero page, which readers of a released page get.
         let populated = entry & (PRESENT | WRITABLE) == PRESENT | WRITABLE;
         populated.then_some((entry & ADDRESS) / PAGE_SIZE as u64)
     }
 
-    /// The entry of a page, for its place among the caches: see [`frame`](Self::frame).
+    /// The entry of a page, for prefetching: see [`frame`](Self::frame).
     #[inline(always)]
     pub fn entry(&self, page: u64) -> &AtomicU64 {
         assert!(page < self.pages);
@@ -95,8 +95,9 @@ impl PageTables {
     #[inline(always)]
     unsafe fn entry_unchecked(&self, page: u64) -> &AtomicU64 {
         debug_assert!(page < self.pages);
-        // SAFETY: within the mapping, which lives as long as `self`, aligned; nobody stores through
-        // a reference, as the mapping refuses that, and the kernel changes entries by whole words.
+        // SAFETY: within the mapping, which lives as long as `self`, aligned; no code stores
+        // through a reference, because the mapping refuses that, and the kernel changes entries by
+        // whole words.
         unsafe { self.mapped.base().cast::<AtomicU64>().add(page as usize).as_ref() }
     }
 }
@@ -110,7 +111,7 @@ fn why_not(errno: Errno) -> String {
     }
 }
 
-/// One more than the highest number of a frame, by what `/proc/zoneinfo` says of all zones.
+/// One more than the highest frame number of all zones in `/proc/zoneinfo`.
 fn frames_of(zoneinfo: &str) -> Option<u64> {
     let mut spanned = 0;
     let mut highest = None;
