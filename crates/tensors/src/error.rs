@@ -7,7 +7,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// It does not begin as files of the format do.
+    /// The file does not begin as files of the format do.
     #[error("not a {format} file: {reason}")]
     Format {
         /// The format that was expected.
@@ -15,7 +15,7 @@ pub enum Error {
         /// What is there instead.
         reason: String,
     },
-    /// It ends before something that it says it has.
+    /// The file ends before a part that its header announces.
     #[error("the file ends within {what}: it was truncated, or its header is damaged")]
     Truncated {
         /// What is cut off.
@@ -31,7 +31,7 @@ pub enum Error {
         /// How large it may be.
         limit: u64,
     },
-    /// The header says something that cannot be.
+    /// The header contradicts itself or the format.
     #[error("the header is damaged: {reason}")]
     Header {
         /// What cannot be.

@@ -14,20 +14,20 @@ pub struct Tensor<T> {
     pub name: String,
     /// The type of its elements.
     pub kind: T,
-    /// Its dimensions, the one whose elements are neighbours last.
+    /// Its dimensions; elements of the last one are neighbours.
     pub shape: Vec<u64>,
     /// Its bytes, counted from the beginning of the file.
     pub bytes: Range<u64>,
 }
 
-/// Elements of a shape; `None` if they cannot be counted.
+/// Elements of a shape; `None` if the product overflows.
 pub(crate) fn elements(shape: &[u64]) -> Option<u64> {
     // A dimension of 0 does not excuse one that is absurd.
     shape.iter().try_fold(1_u64, |product, &length| product.max(1).checked_mul(length.max(1)))?;
     Some(shape.iter().product())
 }
 
-/// Whether all tensors have bytes of their own; otherwise the error is about one that does not.
+/// Checks that no tensors overlap; otherwise the error names one that overlaps another.
 pub(crate) fn apart<T>(tensors: &[Tensor<T>]) -> Result<()> {
     let mut sorted: Vec<&Tensor<T>> =
         tensors.iter().filter(|tensor| !tensor.bytes.is_empty()).collect();

@@ -5,10 +5,10 @@
 //! [`safetensors`] and [`gguf`], and says for each tensor its name, its type, its shape and its
 //! [`Range`](std::ops::Range) of bytes in the file.
 //!
-//! A file may come from anybody. Whatever its bytes are, reading its header ends with a layout or
-//! an error, takes time and memory in proportion to the header, and never panics; and every range
-//! of a layout lies within the file, overlaps no other, and has exactly the bytes that the tensor's
-//! type and shape need.
+//! A file may come from an attacker. Whatever its bytes are, reading its header ends with a layout
+//! or an error, takes time and memory in proportion to the header, and never panics; and every
+//! range of a layout lies within the file, overlaps no other, and has exactly the bytes that the
+//! tensor's type and shape need.
 
 mod error;
 mod extent;

@@ -1,4 +1,4 @@
-//! `vellum/exmap.h`: the interface of `/dev/exmap`. What each thing means is said there.
+//! `vellum/exmap.h`: the interface of `/dev/exmap`. The header says what each item means.
 
 use core::mem::offset_of;
 
@@ -60,7 +60,7 @@ impl Entry {
         self.0 as u32 as i32
     }
 
-    /// Coming out: for how many pages the command was carried out.
+    /// Coming out: the number of pages for which the module carried out the command.
     pub const fn pages(self) -> u16 {
         (self.0 >> 32) as u16
     }
@@ -98,11 +98,11 @@ pub struct Query {
     pub vector_entries: u32,
 }
 
-/// [`READ`] is there, and `pread` and `readv` on the descriptor.
+/// The module has [`READ`], and `pread` and `readv` on the descriptor.
 pub const CAN_READ: u64 = 1 << 0;
-/// [`WRITE`] is there, and `pwrite` and `writev` on the descriptor.
+/// The module has [`WRITE`], and `pwrite` and `writev` on the descriptor.
 pub const CAN_WRITE: u64 = 1 << 1;
-/// The page tables can be mapped.
+/// The process can map the page tables.
 pub const CAN_SHOW_TABLES: u64 = 1 << 2;
 
 /// `struct vellum_exmap_create`.
@@ -125,7 +125,7 @@ pub struct Create {
 
 /// Pages may be the memory of direct I/O.
 pub const PINNABLE: u64 = 1 << 0;
-/// Reading a page that is not there gives zeros.
+/// Reading an absent page gives zeros.
 pub const READS_ZEROS: u64 = 1 << 1;
 /// Interfaces have lists of frames and steal from each other.
 pub const STEALING: u64 = 1 << 2;
@@ -173,9 +173,9 @@ pub struct Move {
     pub size: u32,
     /// Whose lane is used.
     pub interface: u32,
-    /// The first page that frames leave.
+    /// The first page from which frames move.
     pub from: u64,
-    /// The first page that they come to.
+    /// The first page to which they move.
     pub to: u64,
     /// How many pages.
     pub count: u64,
@@ -201,7 +201,7 @@ pub struct Stat {
     pub allocated: u64,
     /// Pages that were freed.
     pub freed: u64,
-    /// Pages that were to be allocated, and were there.
+    /// Pages that were to be allocated, and were present.
     pub conflicts: u64,
     /// Pages that were to be freed, and were pinned.
     pub busy: u64,
@@ -211,15 +211,15 @@ pub struct Stat {
     pub written: u64,
     /// Flushes of TLBs for vectors.
     pub flushes: u64,
-    /// Visits of an interface to what all share.
+    /// Accesses of an interface to the shared part of the pool.
     pub refills: u64,
-    /// Times that the surface was put into the process' page tables.
+    /// Times that the surface was linked into the process' page tables.
     pub attached: u64,
-    /// Times that it was taken out of them.
+    /// Times that it was unlinked from them.
     pub detached: u64,
     /// Blocks of the pool.
     pub blocks: u64,
-    /// Blocks of which all frames are there.
+    /// Blocks of which all frames are free.
     pub blocks_free: u64,
     /// Entries of 2 MiB on the surface.
     pub huge: u64,
@@ -247,11 +247,11 @@ pub const RESIZE: u32 = ioctl::none(IOC, 0x06);
 pub const ALLOC: u32 = ioctl::none(IOC, 0x10);
 /// Takes frames off pages; takes a [`vector`].
 pub const FREE: u32 = ioctl::none(IOC, 0x11);
-/// Reads pages that are not there; takes a [`vector`].
+/// Reads absent pages; takes a [`vector`].
 pub const READ: u32 = ioctl::none(IOC, 0x12);
-/// Opcode of `pread` and `preadv`: pages that are there are read again.
+/// Opcode of `pread` and `preadv`: present pages are read again.
 pub const OP_REFRESH: u16 = 4;
-/// Writes pages that are there; takes a [`vector`].
+/// Writes present pages; takes a [`vector`].
 pub const WRITE: u32 = ioctl::none(IOC, 0x13);
 
 const _: () = {

@@ -51,7 +51,7 @@ pub struct Stats {
     pub padding: u32,
 }
 
-/// Reads pages from what [`SETUP`] was given.
+/// Reads pages from the descriptor that [`SETUP`] got.
 pub const OP_READ: u16 = 0;
 /// Puts frames on pages.
 pub const OP_ALLOC: u16 = 1;

@@ -1,12 +1,12 @@
-//! `vellum/morsel.h`: the interface of Morsels. What each thing means is said there.
+//! `vellum/morsel.h`: the interface of Morsels. The header says what each item means.
 
 use core::mem::offset_of;
 
 use crate::ioctl;
 
-/// What `statfs` says of the file system in `f_type`.
+/// The value of `f_type` in `statfs` of the file system.
 pub const MAGIC: u32 = 0x4d6f_7273;
-/// Orders go from 0 to this, or one less where page tables have four levels: [`QUERY`] says it.
+/// Orders go from 0 to this, or one less where page tables have four levels: [`QUERY`] says which.
 pub const MAX_ORDER: u32 = 4;
 
 /// Bytes that a Morsel of this order covers, and that a mapping of it has.
@@ -105,13 +105,13 @@ pub struct Stat {
     pub huge: u64,
     /// Pages that page tables take.
     pub tables: u64,
-    /// Mappings, of whatever processes.
+    /// Mappings, of all processes.
     pub mounts: u64,
     /// `SEAL_*`.
     pub seals: u64,
 }
 
-/// Nothing changes what is there.
+/// Pages that are present never change.
 pub const SEAL_CONTENT: u64 = 1 << 0;
 /// Holes stay holes.
 pub const SEAL_POPULATION: u64 = 1 << 1;

@@ -5,7 +5,7 @@ use crate::error::{Error, Result};
 /// Bytes of a key or a tensor's name.
 pub const MAX_NAME: u64 = u16::MAX as u64;
 
-/// A place in a file; what is asked for beyond the end is an error.
+/// A place in a file; reading beyond the end is an error.
 pub(super) struct Cursor<'a> {
     rest: &'a [u8],
     position: u64,

@@ -40,7 +40,7 @@ const ALIGNMENT_KEY: &str = "general.alignment";
 pub struct Layout {
     /// The format's version.
     pub version: u32,
-    /// Keys with their values, in the file's order; no key is there twice.
+    /// Keys with their values, in the file's order; no key occurs twice.
     pub metadata: Vec<(String, Value)>,
     /// The tensors, in the file's order.
     pub tensors: Vec<Tensor<Kind>>,
@@ -137,7 +137,7 @@ impl Description {
         for _ in 0..rank {
             shape.push(cursor.u64("a tensor's shape")?);
         }
-        // The file has the dimension first whose elements are neighbours.
+        // In the file the dimension whose elements are neighbours comes first.
         shape.reverse();
         let number = cursor.u32("a tensor's type")?;
         let offset = cursor.u64("a tensor's offset")?;

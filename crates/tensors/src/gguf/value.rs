@@ -65,7 +65,8 @@ impl Value {
         let kind = cursor.u32("an array's type")?;
         let count = cursor.count("the elements of an array", *budget)?;
         *budget -= count;
-        // An element takes a byte at least: no memory is set aside for what cannot follow.
+        // An element takes a byte at least: the reader reserves no memory for elements that cannot
+        // follow.
         if count > cursor.left() {
             return Err(Error::Truncated { what: "an array" });
         }
