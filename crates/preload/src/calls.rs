@@ -1,8 +1,8 @@
-//! The calls that take the place of the C library's.
+//! The calls that replace the C library's.
 //!
-//! Each does what the kernel does, but for memory of a Morsel of the module. There, what a mapping
-//! of the file would be no different for is said to be done; before anything else the file's own
-//! mapping takes the Morsel's place (`mounts`).
+//! Each calls the kernel, except for memory of a Morsel of the module. There, a call that would
+//! make no difference to a mapping of the file succeeds and does nothing; before any other call the
+//! file's own mapping replaces the Morsel's (`mounts`).
 #![allow(unsafe_code)]
 
 use std::ffi::{c_int, c_void};
@@ -13,7 +13,7 @@ use crate::request::Request;
 use crate::substitute::substitute;
 use crate::system::{self, PAGE};
 
-/// Advice that changes nothing of memory that is there, for reading, and stays.
+/// Advice that makes no difference to a mapping for reading whose pages stay in memory.
 const HARMLESS: [c_int; 14] = [
     libc::MADV_NORMAL,
     libc::MADV_RANDOM,
@@ -34,14 +34,14 @@ const HARMLESS: [c_int; 14] = [
 /// Flags that take the address for more than a hint.
 const FIXED: c_int = libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE;
 
-/// The pages of a range; `None`: the kernel is to say what is wrong with it.
+/// The pages of a range; `None`: the kernel will refuse it and say why.
 fn pages(address: *mut c_void, length: usize) -> Option<Range<usize>> {
     let start = address.addr();
     let end = start.checked_add(length)?.checked_next_multiple_of(PAGE)?;
     (start.is_multiple_of(PAGE) && length > 0).then_some(start..end)
 }
 
-/// Has a range be one of files, where it is one of Morsels.
+/// Replaces all Morsels in a range by mappings of their files.
 fn give_up(range: Option<Range<usize>>) {
     if let Some(range) = range.filter(mounts::touch) {
         mounts::give_up(&range);
@@ -103,7 +103,8 @@ pub unsafe extern "C" fn munmap(address: *mut c_void, length: usize) -> c_int {
     answer as c_int
 }
 
-/// `mremap(2)`. The last argument is there only with `MREMAP_FIXED`, and read by nobody otherwise.
+/// `mremap(2)`. Callers pass the last argument only with `MREMAP_FIXED`, and it is not read
+/// otherwise.
 ///
 /// # Safety
 /// As that: both ranges must be the caller's.
@@ -128,7 +129,7 @@ pub unsafe extern "C" fn mremap(
 /// `mprotect(2)`.
 ///
 /// # Safety
-/// As that: nobody may need rights that go.
+/// As that: no code may need the rights that the call removes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mprotect(address: *mut c_void, length: usize, rights: c_int) -> c_int {
     let range = pages(address, length);
@@ -143,7 +144,7 @@ pub unsafe extern "C" fn mprotect(address: *mut c_void, length: usize, rights: c
 /// `madvise(2)`.
 ///
 /// # Safety
-/// As that: advice may take contents away.
+/// As that: advice may drop contents.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn madvise(address: *mut c_void, length: usize, advice: c_int) -> c_int {
     let range = pages(address, length);
@@ -158,14 +159,14 @@ pub unsafe extern "C" fn madvise(address: *mut c_void, length: usize, advice: c_
 /// `posix_madvise(3)`: the advice has the same numbers, and the answer is the error's.
 ///
 /// # Safety
-/// None of its advice changes anything.
+/// None of its advice changes the memory.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn posix_madvise(
     address: *mut c_void,
     length: usize,
     advice: c_int,
 ) -> c_int {
-    // The C library does nothing by it, since the kernel would take contents away.
+    // The C library ignores it, because the kernel would drop contents.
     if advice == libc::POSIX_MADV_DONTNEED {
         return 0;
     }
@@ -214,7 +215,7 @@ pub unsafe extern "C" fn munlock(address: *const c_void, length: usize) -> c_int
 /// The calls above, whose ranges may begin within a page.
 ///
 /// # Safety
-/// The number must be that of one of them.
+/// The number must be that of one of these calls.
 unsafe fn lock(number: i64, address: *const c_void, length: usize, flags: c_int) -> c_int {
     let into = address.addr() % PAGE;
     let range = length

@@ -1,19 +1,20 @@
 //! The lock of the table of mounts.
 //!
-//! What holds: who has it waits for nobody but the kernel, and gets no signal meanwhile. So whoever
-//! waits for it gets it, whatever else is held: also a handler that has interrupted `malloc`, while
-//! another thread forks. That is why `fork` does not wait for it: `fork` holds other locks, too. A
-//! child may find it taken by a thread of its parent. It takes it over then, and is told.
+//! Invariants: the holder waits only for the kernel, and gets no signal meanwhile. So every waiter
+//! gets the lock, whatever other locks it holds: also a handler that has interrupted `malloc`,
+//! while another thread forks. `fork` does not wait for this lock, because `fork` holds other
+//! locks, too. So a child may find that a thread of its parent holds it. The child takes it over
+//! then, and calls `recover`.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::system;
 
-/// The process of which a thread has it; 0 for nobody.
+/// The process of the thread that holds it; 0 if no thread does.
 static OWNER: AtomicU32 = AtomicU32::new(0);
 
-/// Does something while nobody else does. Before that `recover`, if a thread of this process'
-/// parent was in the midst of something when this process was forked.
+/// Runs `work` with the lock held. Calls `recover` first if a thread of this process' parent held
+/// the lock when this process was forked.
 pub(crate) fn locked<T>(recover: impl FnOnce(), work: impl FnOnce() -> T) -> T {
     let signals = system::block_signals();
     let own = system::process();

@@ -1,15 +1,16 @@
 //! Morsels of the module that programs take for mappings of files.
 //!
-//! Such a Morsel is mapped and unmapped as a whole only. So the table knows which part of each
-//! mount the program believes to have: parts that it unmaps are taken off here, and the mount goes
-//! with the last. Each mount has an *anchor*, a mapping of the file's first page as the program has
-//! asked for it. Whatever a mount cannot do (other rights, parts replaced or moved) is done to a
-//! mapping of the file, which the anchor becomes in the mount's place, by one system call.
+//! The kernel maps and unmaps such a Morsel as a whole only. So the table records which part of
+//! each mount the program believes to have. When the program unmaps a part, the library removes it
+//! from the table, and unmaps the mount with the last part. Each mount has an *anchor*, a mapping
+//! of the file's first page with the program's own arguments. A mount does not support every call
+//! (other rights, parts replaced or moved). Before such a call one system call makes the anchor a
+//! mapping of the file in the mount's place.
 //!
-//! What holds: entries change under the lock. They may be read without it by who asks about memory
-//! of its own: such entries were there before it had that memory, or it is not in one. Entries are
-//! taken off before what they stand for is unmapped: a child that is forked in between has a mount
-//! that it does not know, which is in nobody's way; never a part of memory that is not there.
+//! Invariants: entries change under the lock. A thread may read them without it to ask about its
+//! own memory: an entry for that memory existed before the thread had the memory, or there is none.
+//! An entry is removed before its memory is unmapped: a child that is forked in between has a mount
+//! that its table lacks, which does no harm; its table never has a part that is not mapped.
 #![allow(unsafe_code)]
 
 use std::ops::Range;
@@ -18,7 +19,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use crate::lock;
 use crate::system::{self, Answer, PAGE};
 
-/// Parts that there may be; what is mapped beyond them is mapped from its file.
+/// The most parts; further mappings are made from the file.
 const PARTS: usize = 512;
 
 /// A place in the table; `end` is 0 where there is no part.
@@ -33,22 +34,22 @@ struct Place {
 /// A part of a mount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Part {
-    /// Where it begins and ends, for the program.
+    /// Its beginning and end, for the program.
     pub(crate) start: usize,
     pub(crate) end: usize,
     /// The mount.
     pub(crate) base: usize,
     pub(crate) extent: usize,
-    /// Where the file's first page is.
+    /// The address of the file's first page.
     pub(crate) anchor: usize,
 }
 
 static TABLE: [Place; PARTS] = [const { Place::free() }; PARTS];
 
-/// How many places were ever taken: those behind are free.
+/// How many places were ever taken: later ones are free.
 static EVER: AtomicUsize = AtomicUsize::new(0);
 
-/// The mount that a file is taking the place of, or 0.
+/// The mount that a file is replacing, or 0.
 static IN_TRANSIT: AtomicUsize = AtomicUsize::new(0);
 
 impl Place {
@@ -64,7 +65,7 @@ impl Place {
 
     fn part(&self) -> Option<Part> {
         let get = |word: &AtomicUsize| word.load(Ordering::Relaxed);
-        // The other words are older than it.
+        // The store to `end` publishes the other words.
         let end = self.end.load(Ordering::Acquire);
         let (start, base) = (get(&self.start), get(&self.base));
         let (extent, anchor) = (get(&self.extent), get(&self.anchor));
@@ -89,7 +90,7 @@ impl Part {
         self.base..self.base + self.extent
     }
 
-    /// What is left of it on either side of a range; an empty one where nothing is.
+    /// The remainders of the part on either side of a range; either may be empty.
     fn without(&self, range: &Range<usize>) -> [Part; 2] {
         let left = Part { end: self.end.min(range.start), ..*self };
         let right = Part { start: self.start.max(range.end), ..*self };
@@ -116,7 +117,7 @@ fn first(range: &Range<usize>) -> Option<Part> {
     parts().map(|(_, part)| part).filter(touches).min_by_key(|part| part.base)
 }
 
-/// Whether a range touches a mount: also where the program believes that nothing is.
+/// Whether a range touches a mount, also outside the part that the program believes to have.
 pub(crate) fn touch(range: &Range<usize>) -> bool {
     first(range).is_some()
 }
@@ -126,7 +127,7 @@ pub(crate) fn have(range: &Range<usize>) -> bool {
     parts().any(|(_, part)| part.start <= range.start && range.end <= part.end)
 }
 
-/// Knows a new mount from now on; false: there is no place for it.
+/// Adds a new mount to the table; false if the table is full.
 pub(crate) fn add(part: &Part) -> bool {
     locked(|| put(part))
 }
@@ -135,7 +136,8 @@ fn locked<T>(work: impl FnOnce() -> T) -> T {
     lock::locked(forget_transit, work)
 }
 
-/// In a child whose parent has not come to the end of it: whichever of the two is there stays.
+/// In a child whose parent was replacing a mount: the child keeps the mount or the file, whichever
+/// it has.
 fn forget_transit() {
     let base = IN_TRANSIT.swap(0, Ordering::Relaxed);
     of_mount(base).for_each(|(place, _)| place.clear());
@@ -148,11 +150,11 @@ fn put(part: &Part) -> bool {
     true
 }
 
-/// `munmap` of whole pages. What is left of a mount keeps all of it, so addresses that the program
-/// has given up may be read until the last of them is.
+/// `munmap` of whole pages. A mount stays while any part of it is left, so the program can read
+/// addresses that it has unmapped until it unmaps the last part.
 ///
 /// # Safety
-/// As that: the range must be the caller's, and nothing may point into it.
+/// As that: the range must be the caller's, and no pointer into it may be left.
 pub(crate) unsafe fn unmap(range: &Range<usize>) -> Answer {
     locked(|| {
         let mut rest = range.clone();
@@ -176,7 +178,7 @@ pub(crate) unsafe fn unmap(range: &Range<usize>) -> Answer {
     })
 }
 
-/// Takes a range off the parts of a mount, and the mount away with the last of them.
+/// Removes a range from the parts of a mount, and unmaps the mount with the last of them.
 ///
 /// # Safety
 /// As [`unmap`].
@@ -188,8 +190,8 @@ unsafe fn take_off(mount: &Part, range: &Range<usize>) -> Answer {
             (false, true) => place.set(&left),
             (true, false) => place.set(&right),
             (false, false) if put(&right) => place.set(&left),
-            // No place for another part: a file's mapping needs none.
-            // SAFETY: the caller's promise.
+            // The table is full: a file's mapping needs no place in it. SAFETY: the caller's
+            // promise.
             (false, false) => unsafe {
                 replace(mount);
                 return system::unmap(range);
@@ -199,16 +201,15 @@ unsafe fn take_off(mount: &Part, range: &Range<usize>) -> Answer {
     if of_mount(mount.base).next().is_some() {
         return 0;
     }
-    // SAFETY: the program has given up all of the mount, and does not know the anchor.
+    // SAFETY: the program has unmapped all of its mount, and does not know the anchor.
     unsafe {
         system::unmap(&(mount.anchor..mount.anchor + PAGE));
         system::unmap(&mount.mount())
     }
 }
 
-/// Puts mappings of files in the place of all mounts that a range touches: the next call of the
-/// program does with them what it wants. What fails leaves the mount there, and the kernel refuses
-/// that call.
+/// Replaces all mounts that a range touches by mappings of their files, to which the program's call
+/// can then do anything. If that fails the mount stays, and the kernel refuses the call.
 pub(crate) fn give_up(range: &Range<usize>) {
     locked(|| {
         while let Some(mount) = first(range) {
@@ -220,26 +221,26 @@ pub(crate) fn give_up(range: &Range<usize>) {
     });
 }
 
-/// Puts a mapping of the file in the place of a mount.
+/// Replaces a mount by a mapping of its file.
 ///
 /// # Safety
 /// The mount must be one of the table.
 unsafe fn replace(mount: &Part) -> bool {
     let mut rest = mount.mount();
     IN_TRANSIT.store(mount.base, Ordering::Relaxed);
-    // SAFETY: the program sees the file where it has asked for it.
+    // SAFETY: the program sees the file at the address at which it asked for it.
     if !unsafe { system::stretch(mount.anchor, &rest) } {
         IN_TRANSIT.store(0, Ordering::Relaxed);
         return false;
     }
     while let Some((place, part)) = of_mount(mount.base).min_by_key(|(_, part)| part.start) {
         let gap = rest.start..part.start;
-        // SAFETY: the program does not believe to have anything between the parts.
+        // SAFETY: the program believes that nothing is mapped between the parts.
         let _ = (!gap.is_empty()).then(|| unsafe { system::unmap(&gap) });
         rest.start = part.end;
         place.clear();
     }
-    // SAFETY: as above, behind the last.
+    // SAFETY: as above, after the last.
     let _ = (!rest.is_empty()).then(|| unsafe { system::unmap(&rest) });
     IN_TRANSIT.store(0, Ordering::Relaxed);
     true
@@ -265,8 +266,8 @@ mod tests {
         unsafe { system::map(0, &request) }.unwrap()
     }
 
-    /// What stands for a mount, with pages of 'm', and a file that has 'f' in its place; of both
-    /// the program has all but the first page and the last three.
+    /// A stand-in for a mount, with pages of 'm', and a file with pages of 'f' that can replace it;
+    /// the program has all but the first page and the last three of both.
     fn mount() -> Part {
         let of = |letter: u8| {
             let mut file = tempfile::tempfile().unwrap();
@@ -281,8 +282,8 @@ mod tests {
         part
     }
 
-    /// The pages of a mount as they are: `m`, `f`, or `-` where nothing is, and nobody else maps
-    /// anything meanwhile.
+    /// The pages at a mount's addresses: `m`, `f`, or `-` if none is mapped. No other thread maps
+    /// memory meanwhile.
     fn pages(mount: &Part) -> String {
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
         let is_mapped = |page: usize| {
@@ -295,7 +296,7 @@ mod tests {
         };
         let pages = mount.mount().step_by(PAGE);
         let letter = |page| match is_mapped(page) {
-            // SAFETY: the page is mapped, and nobody unmaps it meanwhile.
+            // SAFETY: the page is mapped, and no thread unmaps it meanwhile.
             true => unsafe { std::ptr::with_exposed_provenance::<u8>(page).read() }.into(),
             false => '-',
         };
@@ -304,11 +305,11 @@ mod tests {
 
     fn off(mount: &Part, pages: Range<usize>) {
         let at = |page| mount.base + page * PAGE;
-        // SAFETY: nobody but the test knows of it.
+        // SAFETY: only the test knows of it.
         assert_eq!(unsafe { unmap(&(at(pages.start)..at(pages.end))) }, 0);
     }
 
-    /// The first page of each part, and the one behind it.
+    /// The first page of each part, and the one after the part.
     fn parts_of(mount: &Part) -> Vec<(usize, usize)> {
         let page = |address| (address - mount.base) / PAGE;
         let parts = of_mount(mount.base).map(|(_, part)| (page(part.start), page(part.end)));
@@ -330,7 +331,7 @@ mod tests {
         off(&mount, 12..16);
         assert_eq!(parts_of(&mount), [(3, 5), (6, 12)]);
         assert!(have(&(at(3)..at(5))) && !have(&(at(3)..at(7))));
-        // What is not there is taken off, too.
+        // Unmapping absent pages works, too.
         off(&mount, 5..6);
         off(&mount, 0..7);
         assert_eq!(parts_of(&mount), [(7, 12)]);
@@ -349,7 +350,7 @@ mod tests {
         let (first, second) = (mount(), mount());
         let (low, high) = (first.base.min(second.base), first.base.max(second.base));
         if high - low != EXTENT {
-            // Something lies between them that is not to go.
+            // Another mapping lies between them, which must stay.
             off(&first, 0..16);
             off(&second, 0..16);
             return;
@@ -393,7 +394,7 @@ mod tests {
             return;
         }
         let mount = mount();
-        // SAFETY: nobody but the table knows of it.
+        // SAFETY: only the table knows of it.
         assert_eq!(unsafe { system::unmap(&(mount.anchor..mount.anchor + PAGE)) }, 0);
         give_up(&mount.mount());
         assert_eq!(parts_of(&mount), [(1, 13)]);

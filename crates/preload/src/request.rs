@@ -5,12 +5,12 @@ use std::ops::Range;
 
 use vellum_morsel::PAGE_SIZE;
 
-/// Flags that mean the same for a Morsel as for a file. Not those that choose an address over
-/// others, nor those of huge pages, locks, growth and write-through.
+/// Flags that mean the same for a Morsel as for a file. Flags that choose addresses, and those of
+/// huge pages, locks, growth and write-through are not among them.
 const HARMLESS: c_int =
     libc::MAP_SHARED | libc::MAP_PRIVATE | libc::MAP_POPULATE | libc::MAP_NORESERVE;
 
-/// The arguments of a call, but for the address, which is a hint then.
+/// The arguments of a call, without the address, which is only a hint.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Request {
     pub(crate) length: usize,
@@ -21,7 +21,7 @@ pub(crate) struct Request {
 }
 
 impl Request {
-    /// Whether it is one to read a file, as far as the arguments tell.
+    /// Whether the call maps a file for reading, as far as the arguments tell.
     pub(crate) fn is_for_reading(&self) -> bool {
         let Self { length, rights, flags, file, offset } = *self;
         file >= 0

@@ -1,9 +1,9 @@
-//! Which files are taken from the daemon: what the environment says.
+//! The rules in the environment that say which files are taken from the daemon.
 
 /// Patterns of paths, with colons between them.
 const FILES: &str = "VELLUM_PRELOAD";
 
-/// Bytes that a file must have to be taken whatever its path is.
+/// Bytes from which on a file is taken at any path.
 const MINIMUM: &str = "VELLUM_PRELOAD_MIN";
 
 /// Which files are taken.
@@ -14,7 +14,7 @@ pub(crate) struct Rules {
 }
 
 impl Rules {
-    /// As the environment says; without a word of it, none.
+    /// The rules in the environment; without variables no file is taken.
     pub(crate) fn of_environment() -> Self {
         let variable = |name| std::env::var(name).unwrap_or_default();
         Self::new(&variable(FILES), &variable(MINIMUM))
@@ -44,7 +44,7 @@ impl Rules {
     }
 }
 
-/// Whether a path is as a pattern says: `*` stands for any bytes, `?` for one.
+/// Whether a path matches a pattern: `*` stands for any bytes, `?` for one.
 fn matches(pattern: &[u8], path: &[u8]) -> bool {
     let (mut at, mut from) = (0, 0);
     // Where to go on if a star must stand for one byte more.

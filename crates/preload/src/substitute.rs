@@ -1,4 +1,4 @@
-//! Memory of a Morsel in the place of a file's.
+//! Maps memory of a Morsel instead of a file's.
 #![allow(unsafe_code)]
 
 use std::cell::Cell;
@@ -17,21 +17,22 @@ use crate::rules::Rules;
 use crate::system::{self, PAGE};
 
 thread_local! {
-    /// Whether this thread is in here: what it calls from here is passed through.
+    /// Whether this thread is in this module: its calls from here go straight to the kernel.
     static INSIDE: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Maps a Morsel instead of the file; `None` if that is not to be or does not work.
+/// Maps a Morsel instead of the file; `None` if the rules do not take the file or the attempt
+/// fails.
 pub(crate) fn substitute(request: &Request, address: usize) -> Option<usize> {
-    // A thread that ends has no such word any more.
+    // A thread that is ending has lost this variable.
     if INSIDE.try_with(|inside| inside.replace(true)).unwrap_or(true) {
         return None;
     }
-    // SAFETY: the place of this thread's error number, which the caller expects to be left alone.
+    // SAFETY: the place of this thread's error number, which the caller expects to be unchanged.
     let errno = unsafe { *libc::__errno_location() };
     let mapped = catch_unwind(AssertUnwindSafe(|| {
-        // SAFETY: the descriptor is the caller's, who gave it for the time of the call. If there is
-        // none of this number, what is done with it fails.
+        // SAFETY: the descriptor is the caller's, who lends it for the time of the call. If no
+        // descriptor has this number, the calls on it fail.
         let file = ManuallyDrop::new(unsafe { File::from_raw_fd(request.file) });
         let morsel = find(&file, request)?;
         match morsel.backend() {
@@ -49,7 +50,7 @@ pub(crate) fn substitute(request: &Request, address: usize) -> Option<usize> {
     mapped.ok().flatten()
 }
 
-/// The Morsel of a file that is to be mapped; `None` if the file itself is to be.
+/// The Morsel to map for a file; `None` if the file itself is to be mapped.
 fn find(file: &File, request: &Request) -> Option<Morsel> {
     static RULES: OnceLock<Rules> = OnceLock::new();
     let rules = RULES.get_or_init(Rules::of_environment);
@@ -93,7 +94,7 @@ fn mount(morsel: &Morsel, request: &Request) -> Option<usize> {
         file: morsel.as_fd().as_raw_fd(),
         offset: 0,
     };
-    // Only its rights, its kind and its file are wanted, not its contents.
+    // It is needed only for its rights, its kind and its file, not for its contents.
     let flags = request.flags & !libc::MAP_POPULATE;
     let page = Request { length: PAGE, flags, offset: 0, ..*request };
     // SAFETY: nothing is replaced.
@@ -105,7 +106,7 @@ fn mount(morsel: &Morsel, request: &Request) -> Option<usize> {
         }
     }
     for (start, length) in [(base, extent), (anchor, PAGE)] {
-        // SAFETY: it was mapped above, and nobody knows it.
+        // SAFETY: it was mapped above, and no other code knows it.
         let unmap = |start| unsafe { system::unmap(&(start..start + length)) };
         start.map(unmap);
     }

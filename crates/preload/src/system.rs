@@ -1,5 +1,5 @@
-//! The kernel's calls behind those of the C library. Addresses are numbers here: nobody looks at
-//! the memory behind them.
+//! The system calls that the C library's calls make. Addresses are numbers here: no code in this
+//! module accesses the memory at them.
 #![allow(unsafe_code)]
 
 use std::ffi::c_long;
@@ -12,7 +12,7 @@ use crate::request::Request;
 /// Bytes of a page.
 pub(crate) const PAGE: usize = PAGE_SIZE as usize;
 
-/// What a call has returned: -1 is an error, whose number is where the C library has it.
+/// The result of a call: -1 is an error, whose number is in `errno`.
 pub(crate) type Answer = c_long;
 
 /// `mmap(2)`; `None` is an error.
@@ -30,17 +30,19 @@ pub(crate) unsafe fn map(address: usize, request: &Request) -> Option<usize> {
 /// `munmap(2)`.
 ///
 /// # Safety
-/// As that: the range must be the caller's, and nothing may point into it.
+/// As that: the range must be the caller's, and no pointer into it may be left.
 pub(crate) unsafe fn unmap(range: &Range<usize>) -> Answer {
     // SAFETY: the caller's promise.
     unsafe { libc::syscall(libc::SYS_munmap, range.start, range.end - range.start) }
 }
 
 /// Moves the mapping of a file's first page to the beginning of a range and makes it as long as
-/// that. What is there goes in the same step: who looks at it meanwhile sees the one or the other.
+/// that. The same step unmaps the old memory of the range: a thread that reads it meanwhile sees
+/// the one or the other.
 ///
 /// # Safety
-/// As [`unmap`], for the page and the range; the new mapping must do for who points into the range.
+/// As [`unmap`], for the page and the range; the new mapping must serve all pointers into the
+/// range.
 pub(crate) unsafe fn stretch(page: usize, range: &Range<usize>) -> bool {
     let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
     let length = range.end - range.start;
@@ -49,12 +51,12 @@ pub(crate) unsafe fn stretch(page: usize, range: &Range<usize>) -> bool {
     moved != -1
 }
 
-/// Keeps all signals from this thread; returns those that were kept from it already.
+/// Blocks all signals in this thread; returns those that were blocked already.
 pub(crate) fn block_signals() -> u64 {
     set_signals(u64::MAX)
 }
 
-/// Keeps these signals from this thread, and no others; returns those before.
+/// Blocks these signals in this thread, and no others; returns the previous mask.
 pub(crate) fn set_signals(signals: u64) -> u64 {
     let mut before = 0_u64;
     let how = libc::SIG_SETMASK;
@@ -72,7 +74,7 @@ pub(crate) fn process() -> u32 {
     (unsafe { libc::syscall(libc::SYS_getpid) }) as u32
 }
 
-/// Lets others have the processor.
+/// Yields the processor to other threads.
 pub(crate) fn give_way() {
     // SAFETY: takes no arguments.
     unsafe { libc::syscall(libc::SYS_sched_yield) };

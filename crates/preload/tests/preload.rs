@@ -110,7 +110,7 @@ impl Drop for Place {
 
 const FOR_READING: [&str; 5] = ["shared", "private", "populated", "part", "end"];
 
-/// Everything, whatever its path and length are.
+/// All files, with any path and length.
 const ALL: [(&str, &str); 1] = [("VELLUM_PRELOAD_MIN", "1")];
 
 /// Waits until a file was changed so long ago that it is taken for one at rest.
@@ -275,7 +275,7 @@ impl Drop for Asked {
     }
 }
 
-/// Names the database for [`reads_lmdb`], which is run beside a writer.
+/// Names the database for [`reads_lmdb`], which runs while a writer does.
 const LMDB: &str = "VELLUM_TEST_LMDB";
 
 #[test]
