@@ -212,7 +212,7 @@ pub unsafe extern "C" fn munlock(address: *const c_void, length: usize) -> c_int
     unsafe { lock(libc::SYS_munlock, address, length, 0) }
 }
 
-/// The calls above, whose ranges may begin within a page.
+/// The calls above that take ranges which may begin within a page.
 ///
 /// # Safety
 /// The number must be that of one of these calls.

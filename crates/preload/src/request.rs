@@ -1,4 +1,4 @@
-//! What a call of `mmap` asks for, and whether a Morsel could be the answer.
+//! The request of an `mmap` call, and whether a Morsel could serve it.
 
 use std::ffi::c_int;
 use std::ops::Range;
@@ -39,7 +39,7 @@ impl Request {
         (end <= extent).then_some(start..end)
     }
 
-    /// Whether it begins within a file of so many bytes.
+    /// Whether it begins within a file of `bytes` bytes.
     pub(crate) fn begins_within(&self, bytes: u64) -> bool {
         self.offset.cast_unsigned() < bytes
     }

@@ -79,7 +79,7 @@ impl Place {
         program.envs(variables.iter().copied());
     }
 
-    /// What a program says with the library preloaded.
+    /// The output of a program with the library preloaded.
     fn says(&self, program: &mut Command, variables: &[(&str, &str)]) -> String {
         self.preload(program, variables);
         let output = program.output().unwrap();

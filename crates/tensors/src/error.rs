@@ -12,19 +12,19 @@ pub enum Error {
     Format {
         /// The format that was expected.
         format: &'static str,
-        /// What is there instead.
+        /// The reason.
         reason: String,
     },
     /// The file ends before a part that its header announces.
     #[error("the file ends within {what}: it was truncated, or its header is damaged")]
     Truncated {
-        /// What is cut off.
+        /// The part that is cut off.
         what: &'static str,
     },
     /// It exceeds what any honest file needs.
     #[error("{what} is {found}; at most {limit} is read")]
     Limit {
-        /// What is too large.
+        /// The quantity that is too large.
         what: &'static str,
         /// How large it is.
         found: u64,
@@ -34,7 +34,7 @@ pub enum Error {
     /// The header contradicts itself or the format.
     #[error("the header is damaged: {reason}")]
     Header {
-        /// What cannot be.
+        /// The contradiction.
         reason: String,
     },
     /// A tensor cannot lie where the header says.
@@ -42,7 +42,7 @@ pub enum Error {
     Tensor {
         /// Its name.
         name: String,
-        /// What is wrong with it.
+        /// The reason.
         reason: String,
     },
 }

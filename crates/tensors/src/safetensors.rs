@@ -51,10 +51,10 @@ impl Kind {
     }
 }
 
-/// What is in a file.
+/// The contents of a file's header.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {
-    /// What the file's maker said of it.
+    /// The metadata of the file's maker.
     pub metadata: BTreeMap<String, String>,
     /// The tensors in the order of their bytes.
     pub tensors: Vec<Tensor<Kind>>,
@@ -124,7 +124,7 @@ fn place(mut entries: Vec<(String, Entry)>, start: u64, end: u64) -> Result<Vec<
     Err(Error::Header { reason: format!("{} bytes at the end belong to no tensor", end - next) })
 }
 
-/// What the header says of a tensor.
+/// The description of a tensor in the header.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Entry {

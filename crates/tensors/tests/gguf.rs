@@ -36,7 +36,7 @@ impl File {
         shape.iter().fold(file, |file, length| file.u64(*length)).u32(kind).u64(offset)
     }
 
-    /// With the data behind the header.
+    /// With the data after the header.
     fn data(mut self, bytes: usize) -> Self {
         let start = self.0.len().next_multiple_of(32);
         self.0.resize(start + bytes, 0);

@@ -160,9 +160,9 @@ pub struct Harvest {
     pub written: u64,
 }
 
-/// Accesses are noted anew.
+/// Clears the accessed bits.
 pub const CLEAR_ACCESSED: u32 = 1 << 0;
-/// Writes are noted anew.
+/// Clears the dirty bits.
 pub const CLEAR_WRITTEN: u32 = 1 << 1;
 
 /// `struct vellum_exmap_move`.
@@ -229,7 +229,7 @@ pub struct Stat {
 
 /// The letter of the commands.
 pub const IOC: u8 = 0xe9;
-/// What this module can do; takes a [`Query`].
+/// The features of this module; takes a [`Query`].
 pub const QUERY: u32 = ioctl::read_write::<Query>(IOC, 0x00);
 /// Gives the exmap its pool and interfaces; takes a [`Create`].
 pub const CREATE: u32 = ioctl::write::<Create>(IOC, 0x01);

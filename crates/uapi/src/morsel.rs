@@ -14,7 +14,7 @@ pub const fn extent(order: u32) -> u64 {
     4096 << (9 * order)
 }
 
-/// The smallest order that covers so many bytes; `None`: there is none.
+/// The smallest order that covers `length` bytes; `None` if there is none.
 pub const fn order_for(length: u64) -> Option<u32> {
     let mut order = 0;
     while order <= MAX_ORDER {
@@ -56,7 +56,7 @@ pub struct Create {
     pub length: u64,
     /// `PINNABLE` and so on.
     pub flags: u64,
-    /// Where every process has it, or 0.
+    /// Its address in every process, or 0.
     pub address: u64,
 }
 
@@ -97,7 +97,7 @@ pub struct Stat {
     pub length: u64,
     /// `PINNABLE` and so on.
     pub flags: u64,
-    /// That it is bound to, or 0.
+    /// The address to which it is bound, or 0.
     pub address: u64,
     /// Pages that are there.
     pub pages: u64,
@@ -116,17 +116,17 @@ pub const SEAL_CONTENT: u64 = 1 << 0;
 /// Holes stay holes.
 pub const SEAL_POPULATION: u64 = 1 << 1;
 
-/// What this module can do; takes a [`Query`].
+/// The features of this module; takes a [`Query`].
 pub const QUERY: u32 = ioctl::read_write::<Query>(b'M', 1);
 /// Gives a new file its shape; takes a [`Create`].
 pub const CREATE: u32 = ioctl::write::<Create>(b'M', 2);
 /// Reads a file into the Morsel; takes a [`Fill`].
 pub const FILL: u32 = ioctl::read_write::<Fill>(b'M', 3);
-/// What it is and has; takes a [`Stat`].
+/// Its properties and memory; takes a [`Stat`].
 pub const STAT: u32 = ioctl::read_write::<Stat>(b'M', 4);
 /// Takes `SEAL_*`.
 pub const SEAL: u32 = ioctl::none(b'M', 5);
-/// Takes it from everybody.
+/// Revokes it from all processes.
 pub const REVOKE: u32 = ioctl::none(b'M', 6);
 
 const _: () = {

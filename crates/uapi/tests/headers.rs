@@ -11,7 +11,7 @@ use std::process::Command;
 
 use vellum_uapi::{exmap, exmap_published, morsel};
 
-/// What the Rust view says, by the expression that says the same in C.
+/// The values of the Rust view, by the expression that gives the same in C.
 type View = BTreeMap<String, u64>;
 
 fn constants(view: &mut View, prefix: &str, all: &[(&str, u64)]) {
@@ -135,7 +135,7 @@ fn code_of(header: &str) -> String {
     code
 }
 
-/// What a header defines: its macros without parameters, its structures and their fields.
+/// The definitions of a header: its macros without parameters, its structures and their fields.
 fn defined(header: &str) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     let mut structure = None;
@@ -196,7 +196,7 @@ fn extents_are_alike() {
     assert_eq!(evaluate("morsel.h", &view.keys().cloned().collect()), view);
 }
 
-/// What takes parameters in C is a function here.
+/// A macro with parameters in C is a function here.
 #[test]
 fn entries_vectors_and_offsets_are_packed_alike() {
     let mut view = View::new();

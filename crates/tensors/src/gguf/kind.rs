@@ -1,4 +1,5 @@
-//! The types of tensors (`enum ggml_type` of ggml): elements come in blocks of so many bytes.
+//! The types of tensors (`enum ggml_type` of ggml): elements come in blocks of a fixed number of
+//! bytes.
 
 /// A type of elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

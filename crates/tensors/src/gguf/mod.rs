@@ -35,7 +35,7 @@ const ALIGNMENT: u32 = 32;
 /// The key that says so.
 const ALIGNMENT_KEY: &str = "general.alignment";
 
-/// What is in a file.
+/// The contents of a file's header.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Layout {
     /// The format's version.
@@ -74,7 +74,7 @@ pub fn layout(file: &[u8]) -> Result<Layout> {
     Ok(Layout { version, metadata, tensors })
 }
 
-/// The version of what is a file of the format.
+/// Checks that the file has the format, and returns its version.
 fn begin(cursor: &mut Cursor<'_>) -> Result<u32> {
     let refuse = |reason: String| Err(Error::Format { format: "GGUF", reason });
     if cursor.take(4, "the magic number")? != b"GGUF" {
@@ -116,7 +116,7 @@ fn alignment(metadata: &[(String, Value)]) -> Result<u64> {
     }
 }
 
-/// What the header says of a tensor.
+/// The description of a tensor in the header.
 struct Description {
     name: String,
     kind: Kind,
