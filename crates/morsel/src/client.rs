@@ -13,22 +13,22 @@ use crate::protocol::frame::{self, FrameError};
 use crate::protocol::{self, DaemonStat, Object, Refusal, Reply, Request};
 use crate::seals::Seals;
 
-/// How long the daemon may be silent; while it loads, it says where it is ten times a second.
+/// How long the daemon may be silent; while it loads, it reports progress ten times a second.
 const SILENCE: Duration = Duration::from_secs(30);
 
 /// Why the daemon gave nothing.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ClientError {
-    /// Nobody listens.
+    /// No daemon listens.
     #[error(
         "no cache daemon answers at {socket} ({source}): start one with `vellum morseld`, or name \
          its socket in VELLUM_MORSELD"
     )]
     NoDaemon {
-        /// Where it was looked for.
+        /// The path of the socket.
         socket: String,
-        /// What the system said.
+        /// The error of the system.
         source: io::Error,
     },
     /// Something listens, and this user may not ask it.
@@ -37,32 +37,32 @@ pub enum ClientError {
          that lets you, or name another socket in VELLUM_MORSELD"
     )]
     Permission {
-        /// Where it listens.
+        /// The path of its socket.
         socket: String,
-        /// What the system said.
+        /// The error of the system.
         source: io::Error,
     },
-    /// It was there, and is no more.
+    /// The daemon ended before it answered.
     #[error("the cache daemon ended before it had answered; ask again once it is back")]
     DaemonEnded,
     /// It does not do that.
     #[error("{0}")]
     Refused(Refusal),
-    /// Something else listens there, or a daemon of another version.
+    /// Another program listens there, or a daemon of another version.
     #[error("what answers is not the cache daemon that belongs to this program: {reason}")]
     Protocol {
-        /// What is wrong.
+        /// The reason.
         reason: String,
     },
-    /// The Morsel that came cannot be used.
+    /// The Morsel that the daemon sent cannot be used.
     #[error(transparent)]
     Morsel(#[from] Error),
 }
 
-/// How far a load is, in bytes.
+/// The progress of a load, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
-    /// What has been read.
+    /// Bytes that have been read.
     pub done: u64,
     /// The file.
     pub total: u64,
@@ -73,30 +73,30 @@ pub struct Progress {
 pub struct Loaded {
     /// The file's bytes.
     pub morsel: Morsel,
-    /// Whether it was there already.
+    /// Whether the daemon had it already.
     pub was_there: bool,
 }
 
-/// A way to the cache daemon. Every request is a connection of its own, so a client outlives the
-/// daemon, and Morsels that it has outlive both.
+/// A client of the cache daemon. Every request is a connection of its own, so a client outlives the
+/// daemon, and its Morsels outlive both.
 #[derive(Clone, Debug)]
 pub struct Client {
     socket: PathBuf,
 }
 
 impl Client {
-    /// To the daemon that listens at a socket.
+    /// A client of the daemon that listens at a socket.
     pub fn new(socket: impl Into<PathBuf>) -> Self {
         Self { socket: socket.into() }
     }
 
-    /// To the daemon at `$VELLUM_MORSELD`, or else at `/run/vellum/morseld.sock`.
+    /// A client of the daemon at `$VELLUM_MORSELD`, or else at `/run/vellum/morseld.sock`.
     pub fn usual() -> Self {
         Self::new(protocol::usual_socket())
     }
 
-    /// The Morsel of a file, which is open for reading. If the daemon has not got it, it is loaded
-    /// now; `progress` is told how far that is.
+    /// The Morsel of a file, which is open for reading. If the daemon does not have it, it loads
+    /// the file now, and `progress` gets the load's progress.
     ///
     /// # Errors
     /// [`ClientError::NoDaemon`], [`ClientError::DaemonEnded`], or [`ClientError::Refused`] with
@@ -105,9 +105,9 @@ impl Client {
         self.load_by(Request::Load, file, progress)
     }
 
-    /// As [`load`](Self::load), for those who would see later changes: a file is refused that a
-    /// process has open for writing or has changed within the last seconds, and one of which the
-    /// daemon cannot tell.
+    /// As [`load`](Self::load), for callers that a later change would mislead: the daemon refuses a
+    /// file that a process has open for writing or has changed within the last seconds, and one for
+    /// which it cannot tell.
     ///
     /// # Errors
     /// As [`load`](Self::load), and [`Refusal::InUse`].
@@ -143,8 +143,8 @@ impl Client {
         }
     }
 
-    /// Has the daemon forget a file, which is open for reading; returns how many versions of it
-    /// that were. Who has them keeps them.
+    /// Has the daemon forget a file, which is open for reading; returns how many versions of it the
+    /// daemon had. Processes that have them keep them.
     ///
     /// # Errors
     /// As [`load`](Self::load).
@@ -155,8 +155,8 @@ impl Client {
         }
     }
 
-    /// The files that the daemon has, the ones used last first: those that this user has asked
-    /// for; all of them for root and for the daemon's own user.
+    /// The files that the daemon has, most recently used first: those that this user has asked for;
+    /// root and the daemon's own user get all.
     ///
     /// # Errors
     /// As [`load`](Self::load).
@@ -192,7 +192,7 @@ impl Client {
             }
         })?;
         match frame::write(&stream, &request, file, SILENCE) {
-            // What made it hang up may be there to be read.
+            // The daemon may have sent the reason before it hung up.
             Ok(()) | Err(FrameError::End) => Ok(Answer(stream)),
             Err(error) => Err(failed(error)),
         }

@@ -1,4 +1,4 @@
-//! What a descriptor says of itself, and a weaker one for the same file.
+//! What the kernel says about a descriptor, and a weaker descriptor for the same file.
 
 use std::fs::File;
 use std::io::{self, ErrorKind};
@@ -21,11 +21,11 @@ pub(crate) enum Use {
     Read,
     Write,
     ReadAndWrite,
-    /// `O_PATH`: it names a file, and proves nothing about who may read that.
+    /// `O_PATH`: it names a file, and does not prove that its owner may read the file.
     NameOnly,
 }
 
-/// How a descriptor may be used, as the kernel knows it.
+/// The access mode of a descriptor, from the kernel.
 pub(crate) fn usage(file: impl AsFd) -> Result<Use, Errno> {
     let flags = fs::fcntl_getfl(file)?;
     if flags.contains(OFlags::PATH) {
@@ -44,10 +44,10 @@ pub(crate) fn read_only(file: impl AsFd) -> Result<OwnedFd, Errno> {
 }
 
 /// Opens a file for reading that a Morsel can be filled from: a regular one, or a block device.
-/// Anything else is not opened, since that alone may block or have effects. Needs `/proc`.
+/// It does not open anything else, because that alone may block or have effects. Needs `/proc`.
 ///
 /// # Errors
-/// What the system said; [`ErrorKind::InvalidInput`] with [`Error::BadSource`] for anything else.
+/// The system's error; [`ErrorKind::InvalidInput`] with [`Error::BadSource`] for anything else.
 pub fn open_source(path: impl AsRef<Path>) -> io::Result<File> {
     let place = fs::open(path.as_ref(), OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
     match FileType::from_raw_mode(fs::fstat(&place)?.st_mode) {
@@ -56,7 +56,7 @@ pub fn open_source(path: impl AsRef<Path>) -> io::Result<File> {
     }
 }
 
-/// The name of the file, as the kernel knows it.
+/// The name of the file, from the kernel.
 pub(crate) fn name(file: impl AsFd) -> Result<Vec<u8>, Errno> {
     fs::readlink(place(file.as_fd()), Vec::new()).map(std::ffi::CString::into_bytes)
 }

@@ -1,4 +1,4 @@
-//! Error numbers, for those who have no other errors: C programs, and Python's `OSError`.
+//! Error numbers, for callers that have no other errors: C programs, and Python's `OSError`.
 
 use rustix::io::Errno;
 
@@ -6,7 +6,7 @@ use crate::client::ClientError;
 use crate::error::Error;
 
 impl Error {
-    /// The error number that is closest to it. What the system said is passed on as it is.
+    /// The error number that is closest to it. The system's own error numbers are passed on.
     pub fn errno(&self) -> Errno {
         match self {
             Self::Shape { .. }

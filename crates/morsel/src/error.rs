@@ -1,4 +1,4 @@
-//! Why something cannot be done with a Morsel, and what to do.
+//! Why an operation on a Morsel fails, and what to do.
 
 use rustix::io::Errno;
 
@@ -11,7 +11,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The backend that was asked for cannot be used.
+    /// The backend that the caller chose cannot be used.
     #[error("the backend '{backend}' cannot be used: {reason}")]
     Unavailable {
         /// Which one.
@@ -22,7 +22,7 @@ pub enum Error {
     /// No Morsel can have this shape.
     #[error("no Morsel can have this shape: {reason}")]
     Shape {
-        /// What does not fit.
+        /// The reason.
         reason: String,
     },
     /// The range is not within the Morsel.
@@ -54,7 +54,7 @@ pub enum Error {
         /// Bytes of address space that the Morsel covers.
         extent: u64,
     },
-    /// This process has something else at the address.
+    /// This process has another mapping at the address.
     #[error(
         "this process has something else within the {extent:#x} bytes from address {address:#x}; \
          unmap that, or bind the Morsel to another address"
@@ -71,25 +71,25 @@ pub enum Error {
          size="
     )]
     NoSpace {
-        /// What was being done.
+        /// The operation that failed.
         doing: &'static str,
     },
-    /// Neither memory nor addresses are left.
+    /// Memory or addresses ran out.
     #[error("{doing}: not enough memory; free some, or raise the limit of the memory cgroup")]
     NoMemory {
-        /// What was being done.
+        /// The operation that failed.
         doing: &'static str,
     },
     /// The seal forbids it.
     #[error("{doing}: the Morsel is sealed, and a seal cannot be broken; make a new one")]
     Sealed {
-        /// What was being done.
+        /// The operation that failed.
         doing: &'static str,
     },
     /// The content may still change, so that no reference to it is sound.
     #[error(
-        "the content is not sealed, so others may change it while it is looked at; seal it and \
-         map it again, or copy with read_at"
+        "the content is not sealed, so others may change it while you read it; seal it and map it \
+         again, or copy with read_at"
     )]
     NotSealed,
     /// Pages are missing and will never come.
@@ -104,19 +104,19 @@ pub enum Error {
          it; drop those mappings, then seal it"
     )]
     MappedForWriting,
-    /// Its owner took the Morsel from everybody.
+    /// Its owner took the Morsel from all processes.
     #[error("{doing}: the Morsel was revoked by its owner; ask for a new one")]
     Revoked {
-        /// What was being done.
+        /// The operation that failed.
         doing: &'static str,
     },
     /// Only its owner may do this.
-    #[error("only its owner may revoke a Morsel, or who has CAP_FOWNER")]
+    #[error("only its owner may revoke a Morsel, or a process with CAP_FOWNER")]
     NotOwner,
     /// The descriptor, or the mapping, is for reading only.
     #[error("{doing}: this is for reading only; ask its maker for one that may be written")]
     ReadOnly {
-        /// What was being done.
+        /// The operation that failed.
         doing: &'static str,
     },
     /// There is no Morsel of this name.
@@ -134,25 +134,25 @@ pub enum Error {
     /// This can be no name.
     #[error("'{name}' is no name for a Morsel: 1 to 255 bytes, without '/' and not '.' or '..'")]
     BadName {
-        /// What was given.
+        /// The name.
         name: String,
     },
     /// The permissions of a name or a directory forbid it.
     #[error("{doing}: permission denied; ask the owner of the Morsel, or of the directory")]
     Permission {
-        /// What was being done.
+        /// The operation that failed.
         doing: &'static str,
     },
     /// The source of a fill cannot be read from.
     #[error("the source cannot be read: open a regular file or a block device for reading")]
     BadSource,
-    /// The source ends before the bytes that were asked for.
+    /// The source ends before the bytes that the caller asked for.
     #[error("the source ends before byte {from}; it is shorter than expected, or was truncated")]
     SourceEnded {
         /// Bytes from the source's beginning.
         from: u64,
     },
-    /// The bytes are not what the type needs.
+    /// The bytes are no value of the type.
     #[error("these bytes are no value of the type: {reason}")]
     Type {
         /// Size or alignment.
@@ -161,7 +161,7 @@ pub enum Error {
     /// The descriptor is not that of a Morsel.
     #[error("this descriptor is not that of a Morsel: {reason}")]
     NotMorsel {
-        /// What it lacks.
+        /// The property that it lacks.
         reason: String,
     },
     /// The backend cannot do it.
@@ -169,21 +169,21 @@ pub enum Error {
     Unsupported {
         /// Which one.
         backend: BackendKind,
-        /// What was asked for.
+        /// The operation that it lacks.
         what: &'static str,
     },
-    /// Anything else that the system said.
+    /// Any other error of the system.
     #[error("{doing}: {errno}")]
     System {
-        /// What was being done.
+        /// The operation that failed.
         doing: &'static str,
-        /// What the system said.
+        /// The error of the system.
         errno: Errno,
     },
 }
 
 impl Error {
-    /// What an error number means wherever it comes from a Morsel's own descriptor.
+    /// The meaning of an error number from a Morsel's own descriptor.
     pub(crate) fn of(doing: &'static str, errno: Errno) -> Self {
         match errno {
             Errno::NOSPC => Self::NoSpace { doing },

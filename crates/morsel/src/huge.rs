@@ -1,11 +1,11 @@
 //! Huge pages of a memfd.
 //!
-//! `MADV_COLLAPSE` (Linux 6.1) puts them together whatever the settings say, where there is at
-//! least one page. So a stretch that is to be filled gets one page of 4 KiB in each huge page, is
-//! collapsed, and then filled: nothing has to be copied, and 2 MiB are zeroed at a time. A huge
-//! page also takes a single fault, so the kernel can read a file straight into a [`Window`]. That
-//! is several times faster than filling single pages. Where the kernel has none to give, pages
-//! stay small.
+//! `MADV_COLLAPSE` (Linux 6.1) makes them whatever the settings say, where at least one page is
+//! present. So before this module fills a range, it populates one page of 4 KiB in each huge page
+//! and collapses the range: the kernel has nothing to copy, and zeroes 2 MiB at a time. A huge page
+//! also takes a single fault, so the kernel can read a file straight into a [`Window`]. That is
+//! several times faster than filling single pages. If the kernel has no huge pages, pages stay
+//! small.
 #![allow(unsafe_code)]
 
 use std::ops::Range;
@@ -28,14 +28,14 @@ pub(crate) struct Window {
 }
 
 impl Window {
-    /// Gives memory in huge pages to a range of a memfd, from its first multiple of 2 MiB up to
-    /// where the file has something already; `None` if no whole huge page fits.
+    /// Populates a range of a memfd with huge pages, from its first multiple of 2 MiB up to the
+    /// first populated page of the file; `None` if no whole huge page fits.
     ///
     /// One call for many of them: each call waits for the other processors.
     pub(crate) fn open(file: BorrowedFd<'_>, range: &Range<u64>) -> Result<Option<Self>, Errno> {
         let size = HUGE_PAGE as u64;
         let start = range.start.next_multiple_of(size);
-        // What is there already would have to be copied.
+        // The kernel would have to copy pages that are present.
         let data = match seek(file, SeekFrom::Data(start)) {
             Err(Errno::NXIO) => u64::MAX,
             found => found?,
@@ -51,7 +51,7 @@ impl Window {
         sys::advise(base, bytes, Harmless::DontFork)?;
         sys::advise(base, bytes, Harmless::HugePage)?;
         for offset in (0..bytes).step_by(HUGE_PAGE) {
-            // A huge page comes at once where the settings allow it, or else a small one.
+            // The access populates a huge page if the settings allow it, and else a small one.
             let first = base.wrapping_add(offset);
             sys::advise(first, crate::PAGE_SIZE as usize, Harmless::PopulateWrite)?;
         }
@@ -60,7 +60,7 @@ impl Window {
     }
 
     /// Reads the source, from its byte `from` on, until the window is full or the source ends.
-    /// Returns the bytes read: an error that comes after some of them comes again at the next.
+    /// Returns the bytes read. If an error follows some bytes, the next call meets it again.
     pub(crate) fn fill(&self, source: BorrowedFd<'_>, from: u64) -> Result<usize, Errno> {
         let mut filled = 0;
         while filled < self.bytes {
@@ -98,7 +98,7 @@ pub(crate) fn map_aligned(
     let start = sys::reserve(reserved)?;
     let before = start.align_offset(HUGE_PAGE);
     let base = start.wrapping_add(before);
-    // SAFETY: within the range that was reserved, which nobody else knows.
+    // SAFETY: within the range that was reserved, which no other code knows.
     let mapped = unsafe { sys::map_over(file, offset, base, bytes, rights, flags) };
     let (kept, after) = match mapped {
         Ok(()) => (bytes, HUGE_PAGE - before),

@@ -2,13 +2,14 @@
 //!
 //! A [`Morsel`] is memory that has a descriptor (Halbuer et al., "Morsels: Explicit Virtual Memory
 //! Objects", DIMES '23). One process makes it and fills it; others receive the descriptor, or open
-//! it by name, and map all of it. Once its content is sealed nobody can change it any more, and
-//! only then may a [`Mapping`] be looked at as `&[u8]`.
+//! it by name, and map all of it. Once its content is sealed no process can change it any more, and
+//! only then does a [`Mapping`] give a `&[u8]`.
 //!
-//! Two backends are behind one interface ([`BackendKind`]). With Vellum's kernel module a mapping
-//! costs one entry of the process' own page tables, however large the Morsel is, and all mappings
-//! share the tables below it. Without the module a Morsel is a sealed memfd: the memory is shared,
-//! the page tables are not, and what cannot be had is refused by an error that says so.
+//! Two backends have one interface ([`BackendKind`]). With Vellum's kernel module a mapping costs
+//! one entry of the process' own page tables, however large the Morsel is, and all mappings share
+//! the tables below it. Without the module a Morsel is a sealed memfd: processes share the memory
+//! but not the page tables, and a request that a memfd cannot serve fails with an error that says
+//! so.
 //!
 //! It is for large objects that many processes only read, such as the weights of a model. One
 //! process fills and seals it, and passes its descriptor on:
@@ -31,9 +32,9 @@
 //! ```
 //!
 //! Where to go next: the cache daemon of the paper's section 3.1 is a [`Daemon`]. It reads a file
-//! once and hands it to every [`Client`] that may read it, as a Morsel. [`Shape`] has what is
-//! decided when a Morsel is made: its length, its address, huge pages; [`probe`] says which
-//! backends this machine has.
+//! once and hands it to every [`Client`] that may read it, as a Morsel. [`Shape`] has the
+//! properties that are fixed when a Morsel is made: its length, its address, huge pages; [`probe`]
+//! says which backends this machine has.
 //!
 //! Runs on Linux 5.10 and later with 4 KiB pages, on x86-64 and aarch64.
 

@@ -1,9 +1,9 @@
 //! A Morsel in the address space of this process.
 //!
-//! What holds: `base..base + mapped` is mapped as long as the value lives, and bytes `0..length` of
-//! it may be accessed. Others, in this process or not, may change them at any time unless the
-//! content is sealed; so they are copied by atomic accesses, and references exist only where
-//! `is_steady`: nothing can write the memory any more, and no page of it can be missing.
+//! Invariants: `base..base + mapped` is mapped as long as the value lives, and bytes `0..length` of
+//! it may be accessed. Other code, in this process or another, may change them at any time unless
+//! the content is sealed. So this module copies them by atomic accesses, and references exist only
+//! if `is_steady`: no process can write the memory any more, and no page of it can be missing.
 #![allow(unsafe_code)]
 
 use std::ops::Range;
@@ -33,7 +33,7 @@ const WORD: usize = size_of::<u64>();
 
 const DOING: &str = "mapping a Morsel";
 
-/// What is to be done with a Morsel.
+/// How the program will use the mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Access {
     /// To read it.
@@ -42,14 +42,14 @@ pub enum Access {
     ReadWrite,
 }
 
-/// Where a mapping goes.
+/// The address of a mapping.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Place {
     Anywhere,
     At(u64),
 }
 
-/// What is mapped.
+/// The Morsel that is mapped.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Source<'a> {
     pub descriptor: BorrowedFd<'a>,
@@ -59,8 +59,9 @@ pub(crate) struct Source<'a> {
 
 /// All of a Morsel, mapped; unmapped when dropped (paper, section 2.3).
 ///
-/// With the module its pages are simply there. A memfd's come with the mapping if all of them have
-/// memory already and it is for reading, otherwise when they are accessed.
+/// With the module its populated pages are present at once. The mapping of a memfd populates its
+/// page tables when it is made, if it is for reading and the memfd has memory for all pages;
+/// otherwise each access faults its page in.
 ///
 /// If its owner revokes the Morsel, any access is SIGBUS.
 #[derive(Debug)]
@@ -71,11 +72,13 @@ pub struct Mapping {
     length: u64,
     access: Access,
     unsteady: Option<Error>,
-    /// Who unmaps it: a forked child does not have it, or shares it with its parent's code.
+    /// The process that unmaps it: a forked child does not have it, or shares it with its parent's
+    /// code.
     owner: Pid,
 }
 
-// SAFETY: the memory belongs to no thread, and is accessed by atomic operations, or not written.
+// SAFETY: the memory belongs to no thread; all threads access it by atomic operations, or no thread
+// writes it.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
@@ -116,13 +119,13 @@ impl Mapping {
         Ok(mapping)
     }
 
-    /// Gives a mapping of a memfd what the module's have by themselves.
+    /// Gives a mapping of a memfd the properties that those of the module always have.
     fn set_up(&self, shape: Shape, stat: &Stat) -> Result<(), Errno> {
         let base = self.base.as_ptr();
         if !shape.is_inherited() {
             sys::advise(base, self.mapped, Harmless::DontFork)?;
         }
-        // The rest makes it faster where the kernel can; nothing depends on it.
+        // The rest makes it faster if the kernel supports it; correctness does not depend on it.
         if shape.is_huge() {
             let _ = sys::advise(base, self.mapped, Harmless::HugePage);
         }
@@ -132,7 +135,7 @@ impl Mapping {
         Ok(())
     }
 
-    /// Where it begins: the same for its whole life.
+    /// Its first address: the same for its whole life.
     pub fn base(&self) -> NonNull<u8> {
         self.base
     }
@@ -142,12 +145,12 @@ impl Mapping {
         self.length
     }
 
-    /// Bytes of address space that it takes: with the module the extent, otherwise whole pages.
+    /// Bytes of address space that it takes: the extent with the module, otherwise whole pages.
     pub fn mapped(&self) -> usize {
         self.mapped
     }
 
-    /// What may be done with it.
+    /// The rights of the mapping.
     pub fn access(&self) -> Access {
         self.access
     }
@@ -160,12 +163,12 @@ impl Mapping {
         if let Some(why) = &self.unsteady {
             return Err(why.clone());
         }
-        // SAFETY: the bytes are mapped for as long as `self` is borrowed, and steady: nobody can
+        // SAFETY: the bytes are mapped for as long as `self` is borrowed, and steady: no code can
         // write them, in this process or another. `mapped` bounds the length, so it fits.
         Ok(unsafe { slice::from_raw_parts(self.base.as_ptr(), self.length as usize) })
     }
 
-    /// Bytes of a range as a value, or a slice of values, that any bytes can be.
+    /// Bytes of a range as a value, or a slice of values, of a type for which all bytes are valid.
     ///
     /// # Errors
     /// As [`view`](Self::view); [`Error::OutOfRange`]; [`Error::Type`] if the range has not the
@@ -179,7 +182,7 @@ impl Mapping {
         T::ref_from_bytes(bytes).map_err(|error| Error::Type { reason: error.to_string() })
     }
 
-    /// Copies bytes out of it. What others write meanwhile may come in parts.
+    /// Copies bytes out of it. The copy may have parts of a concurrent write.
     ///
     /// # Errors
     /// [`Error::OutOfRange`].
@@ -195,7 +198,7 @@ impl Mapping {
         Ok(())
     }
 
-    /// Copies bytes into it. Others who read meanwhile may see a part of them.
+    /// Copies bytes into it. Concurrent readers may see a part of them.
     ///
     /// # Errors
     /// [`Error::OutOfRange`]; [`Error::ReadOnly`].
@@ -211,7 +214,7 @@ impl Mapping {
                 let whole: [u8; WORD] = whole;
                 word.store(transmute!(whole), Ordering::Relaxed);
             } else {
-                // What others write to the rest of the word meanwhile must not get lost.
+                // A concurrent write to the rest of the word must not get lost.
                 let mut old = word.load(Ordering::Relaxed);
                 loop {
                     let mut bytes: [u8; WORD] = transmute!(old);
@@ -235,7 +238,7 @@ impl Mapping {
         let first = start as usize / WORD;
         let count = (end as usize).div_ceil(WORD) - first;
         // SAFETY: the words lie within what is mapped, which is whole pages, and are aligned as
-        // those are. Atomics may be shared with whoever else has the memory, and only `write_at`
+        // those are. Atomics may be shared with all other users of the memory, and only `write_at`
         // stores to them, which a mapping for reading refuses.
         let words: &[AtomicU64] =
             unsafe { slice::from_raw_parts(self.base.cast().as_ptr(), first + count) };
@@ -253,12 +256,12 @@ impl Drop for Mapping {
             return;
         }
         // SAFETY: the range is ours, and every reference into it borrows the value. A failure would
-        // leave addresses behind, and there is nobody to tell.
+        // leak addresses; drop cannot report it.
         let _ = unsafe { sys::unmap(self.base.as_ptr(), self.mapped) };
     }
 }
 
-/// Why nobody may have references into a Morsel.
+/// Why there may be no references into a Morsel.
 fn why_unsteady(stat: &Stat) -> Option<Error> {
     if !stat.seals.has(Seals::CONTENT) {
         return Some(Error::NotSealed);
@@ -278,14 +281,14 @@ fn map(
         Access::ReadWrite => Rights::ReadAndWrite,
     };
     // Each shared mapping through a descriptor for writing counts as one that may be written, and
-    // nothing is sealed meanwhile. Without /proc there is no other descriptor.
+    // sealing fails while it exists. Without /proc there is no other descriptor.
     let is_memfd = source.backend == BackendKind::Memfd;
     let is_reader = access == Access::Read;
     let reader = is_reader.then(|| descriptor::read_only(source.descriptor).ok()).flatten();
     let file = reader.as_ref().map_or(source.descriptor, AsFd::as_fd);
     let base = match map_shared(file, is_memfd, bytes, rights, place, MapFlags::SHARED) {
-        // Before Linux 6.7 no process may share a sealed memfd through a descriptor for writing.
-        // What cannot change is the same in a private mapping.
+        // Before Linux 6.7 no process may share a sealed memfd through a descriptor for writing. A
+        // private mapping shows the same bytes, because they cannot change.
         Err(Errno::PERM) if is_reader && is_memfd => {
             map_shared(file, is_memfd, bytes, rights, place, MapFlags::PRIVATE)
         }

@@ -1,4 +1,4 @@
-//! A Morsel: a descriptor of which it is known what is behind it.
+//! A Morsel: a descriptor whose kind and shape were checked.
 
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -16,13 +16,13 @@ use crate::shape::Shape;
 use crate::stat::Stat;
 use crate::sys::OfModule;
 
-/// Bytes that are populated by one call: one that a signal interrupts is begun anew.
+/// Bytes that one call populates: a call that a signal interrupts starts again.
 const POPULATED_AT_ONCE: u64 = 64 << 20;
 
 /// Memory that processes share by its descriptor (paper, section 2.2).
 ///
-/// It lives as long as a descriptor, a mapping or a name of it. What it says of itself, and the
-/// backend that it is of, was asked of the kernel when it was made or received.
+/// It lives as long as a descriptor, a mapping or a name of it. The kernel said its shape and
+/// backend when it was made or received.
 #[derive(Debug)]
 pub struct Morsel {
     descriptor: OwnedFd,
@@ -35,11 +35,11 @@ impl Morsel {
         Self { descriptor, backend, shape }
     }
 
-    /// The Morsel of a descriptor, which may come from somebody who is not trusted.
+    /// The Morsel of a descriptor, which may come from a process that is not trusted.
     ///
     /// # Errors
-    /// [`Error::NotMorsel`] if it is that of something else, or of memory that could be truncated;
-    /// [`Error::Shape`] or [`Error::Address`] if it claims a shape that cannot be.
+    /// [`Error::NotMorsel`] if the descriptor is not that of a Morsel, or is that of memory that
+    /// could be truncated; [`Error::Shape`] or [`Error::Address`] if it claims an impossible shape.
     pub fn from_descriptor(descriptor: OwnedFd) -> Result<Self> {
         const DOING: &str = "asking a descriptor";
         let failed = |errno| Error::System { doing: DOING, errno };
@@ -60,7 +60,7 @@ impl Morsel {
         self.backend
     }
 
-    /// What was decided when it was made.
+    /// The shape with which it was made.
     pub fn shape(&self) -> Shape {
         self.shape
     }
@@ -70,18 +70,18 @@ impl Morsel {
         self.shape.length()
     }
 
-    /// Maps all of it: at the address that it is bound to, or where there is room.
+    /// Maps all of it: at the address to which it is bound, or where the kernel has room.
     ///
     /// # Errors
-    /// [`Error::AddressBusy`] if this process has something else there; [`Error::Sealed`] or
-    /// [`Error::ReadOnly`] if it is to be written and cannot be; [`Error::NoMemory`] without
-    /// addresses to spare; [`Error::Revoked`].
+    /// [`Error::AddressBusy`] if this process has another mapping there; [`Error::Sealed`] or
+    /// [`Error::ReadOnly`] if `access` asks for writing and that is not allowed;
+    /// [`Error::NoMemory`] without addresses to spare; [`Error::Revoked`].
     pub fn map(&self, access: Access) -> Result<Mapping> {
         let place = self.shape.address().map_or(Place::Anywhere, Place::At);
         self.map_in(access, place)
     }
 
-    /// Maps all of it at an address, a multiple of its extent. One that is bound has its own.
+    /// Maps all of it at an address, a multiple of its extent. A bound Morsel has its own address.
     ///
     /// # Errors
     /// As [`map`](Self::map), and [`Error::Address`] if it cannot lie there.
@@ -99,7 +99,7 @@ impl Morsel {
         Mapping::new(&source, &self.stat()?, access, place)
     }
 
-    /// Gives memory to whole pages that have none, which then read as zeros (section 2.4).
+    /// Populates whole pages that have no memory; they then read as zeros (section 2.4).
     ///
     /// # Errors
     /// [`Error::OutOfRange`], [`Error::Unaligned`], [`Error::NoSpace`], [`Error::NoMemory`],
@@ -118,7 +118,7 @@ impl Morsel {
         Ok(())
     }
 
-    /// Takes the memory off whole pages, which read as zeros from then on.
+    /// Frees the memory of whole pages, which read as zeros from then on.
     ///
     /// # Errors
     /// [`Error::OutOfRange`], [`Error::Unaligned`], [`Error::ReadOnly`]; [`Error::Sealed`] if the
@@ -155,8 +155,8 @@ impl Morsel {
     /// # Errors
     /// [`Error::OutOfRange`], [`Error::Unaligned`], [`Error::SourceEnded`], [`Error::BadSource`],
     /// [`Error::Sealed`], [`Error::ReadOnly`], [`Error::NoSpace`], [`Error::NoMemory`],
-    /// [`Error::Revoked`], and [`Error::System`] with what reading the source gave. What was read
-    /// before an error stays.
+    /// [`Error::Revoked`], and [`Error::System`] with the error of reading the source. Bytes that
+    /// were read before an error stay.
     pub fn fill(&self, source: impl AsFd, from: u64, offset: u64, length: u64) -> Result<u64> {
         let range = range::from(offset, length, self.length())?;
         if !offset.is_multiple_of(crate::PAGE_SIZE) {
@@ -187,8 +187,8 @@ impl Morsel {
         }
     }
 
-    /// Takes it from everybody at once: who accesses it gets SIGBUS, who asks for it
-    /// [`Error::Revoked`], and all its memory is given back.
+    /// Takes it from all processes at once: an access gets SIGBUS, an operation [`Error::Revoked`],
+    /// and all its memory is freed.
     ///
     /// # Errors
     /// [`Error::NotOwner`]; [`Error::Unsupported`] without the module.
@@ -197,15 +197,15 @@ impl Morsel {
             BackendKind::Kernel => kernel::revoke(self.descriptor.as_fd()),
             BackendKind::Memfd => Err(Error::Unsupported {
                 backend: BackendKind::Memfd,
-                what: "way to take memory from those who map it",
+                what: "way to take memory from processes that map it",
             }),
         }
     }
 
-    /// What it is and has at the moment.
+    /// Its properties and its memory at the moment.
     ///
     /// # Errors
-    /// [`Error::Revoked`], or what the system said.
+    /// [`Error::Revoked`], or the system's error.
     pub fn stat(&self) -> Result<Stat> {
         match self.backend {
             BackendKind::Kernel => kernel::stat(self.descriptor.as_fd()),
@@ -216,7 +216,7 @@ impl Morsel {
     /// The same Morsel by another descriptor, which cannot change it. Needs `/proc`.
     ///
     /// # Errors
-    /// [`Error::Permission`] if its mode forbids this user to read it; what the system said.
+    /// [`Error::Permission`] if its mode forbids this user to read it; the system's error.
     pub fn read_only(&self) -> Result<Self> {
         const DOING: &str = "opening a Morsel for reading";
         let descriptor = descriptor::read_only(&self.descriptor).map_err(|errno| match errno {

@@ -15,15 +15,15 @@ use rustix::net::{
 use crate::error::{Error, Result};
 use crate::morsel::Morsel;
 
-/// The byte that goes with a Morsel: a descriptor alone cannot be sent.
+/// The byte that is sent with a Morsel: a process cannot send a descriptor alone.
 const MARK: &[u8] = b"M";
 
 impl Morsel {
-    /// Sends its descriptor to the other end of a socket, which gets the rights that it has:
+    /// Sends its descriptor to the other end of a socket, which gets all rights of the descriptor:
     /// see [`read_only`](Self::read_only).
     ///
     /// # Errors
-    /// What the system said.
+    /// The error of the system.
     pub fn send(&self, socket: &UnixStream) -> Result<()> {
         let failed = |errno| Error::System { doing: "sending a Morsel", errno };
         let descriptor = [rustix::fd::AsFd::as_fd(self)];
@@ -34,8 +34,8 @@ impl Morsel {
     /// Receives a Morsel from the other end of a socket, which need not be trusted.
     ///
     /// # Errors
-    /// As [`from_descriptor`](Self::from_descriptor), and [`Error::NotMorsel`] if something else
-    /// comes than what [`send`](Self::send) sends; what the system said.
+    /// As [`from_descriptor`](Self::from_descriptor), and [`Error::NotMorsel`] if the other end
+    /// sends anything else than [`send`](Self::send) does; the system's error.
     pub fn receive(socket: &UnixStream) -> Result<Self> {
         let mut mark = [0; MARK.len()];
         let received = receive(socket, &mut mark)
@@ -48,7 +48,7 @@ impl Morsel {
     }
 }
 
-/// Sends bytes, and descriptors with the first of them; returns how many bytes went.
+/// Sends bytes, and descriptors with the first of them; returns how many bytes it sent.
 pub(crate) fn send(
     socket: &UnixStream,
     bytes: &[u8],
@@ -67,7 +67,7 @@ pub(crate) fn send(
     }
 }
 
-/// Receives bytes, and a descriptor if one came with them; returns how many bytes those are.
+/// Receives bytes, and a descriptor if one came with them; returns how many bytes it received.
 ///
 /// More than one descriptor is an error: `EMSGSIZE`, and all of them are closed.
 pub(crate) fn receive(

@@ -1,4 +1,4 @@
-//! Where Morsels come from: made by a backend, or found by name.
+//! Providers of Morsels: a backend makes them, or finds them by name.
 
 use std::ffi::OsStr;
 use std::os::fd::OwnedFd;
@@ -20,11 +20,11 @@ enum Backend {
 }
 
 impl Provider {
-    /// One of the backend that was chosen. The module's is looked for at `$VELLUM_MORSELS`, or
-    /// else at `/run/vellum/morsels`.
+    /// A provider with the chosen backend. It looks for the module's file system at
+    /// `$VELLUM_MORSELS`, or else at `/run/vellum/morsels`.
     ///
     /// # Errors
-    /// [`Error::Unavailable`] with why and what to do.
+    /// [`Error::Unavailable`] with the reason and what to do.
     pub fn new(choice: BackendChoice) -> Result<Self> {
         let kernel = || kernel::Place::find().map(|place| Self(Backend::Kernel(place)));
         let memfd = || memfd::try_it().map(|_| Self(Backend::Memfd));
@@ -76,7 +76,7 @@ impl Provider {
         Ok(Morsel::made(descriptor, self.backend(), *shape))
     }
 
-    /// The Morsel of a name, to be read, or to be written, too.
+    /// The Morsel of a name, for reading, or for reading and writing.
     ///
     /// # Errors
     /// [`Error::NoSuchName`], [`Error::BadName`], [`Error::Permission`]; [`Error::Unsupported`]
@@ -94,7 +94,7 @@ impl Provider {
         self.names()?.names()
     }
 
-    /// Takes a name away. The Morsel goes when its last descriptor and mapping do.
+    /// Removes a name. The kernel frees the Morsel with its last descriptor and mapping.
     ///
     /// # Errors
     /// [`Error::NoSuchName`], [`Error::BadName`], [`Error::Permission`]; [`Error::Unsupported`]
@@ -104,17 +104,17 @@ impl Provider {
         self.names()?.unlink(name)
     }
 
-    /// A folder among the names, which this user alone may enter unless somebody else made it.
+    /// A folder among the names, which this user alone may enter unless another user made it.
     pub(crate) fn folder(&self, name: &OsStr) -> Result<OwnedFd> {
         self.names()?.folder(name)
     }
 
-    /// Removes such a folder, which is empty.
+    /// Removes such a folder, which must be empty.
     pub(crate) fn remove_folder(&self, name: &OsStr) -> Result<()> {
         self.names()?.remove_folder(name)
     }
 
-    /// Where names are; a memfd has none that others could find it by.
+    /// The directory of names; a memfd has no name by which another process could find it.
     fn names(&self) -> Result<&kernel::Place> {
         match &self.0 {
             Backend::Kernel(place) => Ok(place),

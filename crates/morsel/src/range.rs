@@ -5,7 +5,7 @@ use std::ops::Range;
 use crate::PAGE_SIZE;
 use crate::error::{Error, Result};
 
-/// Whether a range lies within so many bytes; an empty one may lie at the end.
+/// Whether a range lies within `length` bytes; an empty one may lie at the end.
 pub(crate) fn within(range: &Range<u64>, length: u64) -> Result<()> {
     let Range { start, end } = *range;
     if start <= end && end <= length {
@@ -14,7 +14,7 @@ pub(crate) fn within(range: &Range<u64>, length: u64) -> Result<()> {
     Err(Error::OutOfRange { start, end, length })
 }
 
-/// Whether a range consists of whole pages of so many bytes, whose last page may be a part of one.
+/// Whether a range consists of whole pages of `length` bytes, whose last page may be incomplete.
 pub(crate) fn whole_pages(range: &Range<u64>, length: u64) -> Result<()> {
     within(range, length)?;
     let Range { start, end } = *range;
@@ -24,7 +24,7 @@ pub(crate) fn whole_pages(range: &Range<u64>, length: u64) -> Result<()> {
     Err(Error::Unaligned { start, end })
 }
 
-/// The range that begins at `start`, or what is wrong with it.
+/// The range that begins at `start`, or the error in it.
 pub(crate) fn from(start: u64, bytes: u64, length: u64) -> Result<Range<u64>> {
     let end = start.saturating_add(bytes);
     within(&(start..end), length).map(|()| start..end)

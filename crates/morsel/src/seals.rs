@@ -1,4 +1,4 @@
-//! What can no longer change in a Morsel.
+//! Seals: what can no longer change in a Morsel.
 
 use std::ops::BitOr;
 
@@ -11,12 +11,12 @@ pub struct Seals(pub(crate) u64);
 impl Seals {
     /// None.
     pub const NONE: Self = Self(0);
-    /// Nothing changes what is there: no writing, filling or punching, no mapping for writing.
+    /// The content never changes: no writing, filling or punching, no mapping for writing.
     pub const CONTENT: Self = Self(SEAL_CONTENT);
     /// Holes stay holes, and an access to one is SIGBUS. Kernel backend only.
     pub const POPULATION: Self = Self(SEAL_POPULATION);
 
-    /// Whether all of these are on.
+    /// Whether all of these seals are set.
     pub const fn has(self, seals: Self) -> bool {
         self.0 & seals.0 == seals.0
     }

@@ -1,22 +1,22 @@
-//! The shape of a Morsel: what is decided when it is made, and never again.
+//! The shape of a Morsel: the properties that are fixed when it is made.
 
 use vellum_uapi::morsel::{Create, HUGE, INHERIT, MAX_ORDER, PINNABLE, extent, order_for};
 
 use crate::error::{Error, Result};
 
-/// Addresses of user space end here on every supported machine; those of order 4, which takes page
-/// tables of five levels, where those end.
+/// Addresses of user space end here on every supported machine. Order 4 takes page tables of five
+/// levels, so its addresses end where those of five levels end.
 const ADDRESSES: u64 = 1 << 47;
 const ADDRESSES_OF_FIVE_LEVELS: u64 = 1 << 56;
 
-/// What a Morsel is like: its length, its order, its kind and its address (paper, sections 2.1,
-/// 2.6 and 2.9).
+/// The shape of a Morsel: its length, its order, its kind and its address (paper, sections 2.1, 2.6
+/// and 2.9).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape(Create);
 
 impl Shape {
-    /// Of `bytes`, and of the smallest order that covers them. Order *n* covers 512^*n* pages of
-    /// 4 KiB.
+    /// A shape of `bytes`, with the smallest order that covers them. Order *n* covers 512^*n* pages
+    /// of 4 KiB.
     pub const fn of_length(bytes: u64) -> Self {
         let order = match order_for(bytes) {
             Some(order) => order,
@@ -25,8 +25,8 @@ impl Shape {
         Self::new(order, bytes)
     }
 
-    /// Of this order, from 0 to 4, and as long as that is: 4 KiB, 2 MiB, 1 GiB, 512 GiB, 256 TiB.
-    /// Order 4 is refused by the module where page tables have four levels.
+    /// A shape of this order, from 0 to 4, with its full length: 4 KiB, 2 MiB, 1 GiB, 512 GiB, 256
+    /// TiB. The module refuses order 4 where page tables have four levels.
     pub const fn of_order(order: u32) -> Self {
         Self::new(order, if order <= MAX_ORDER { extent(order) } else { 0 })
     }
@@ -50,15 +50,15 @@ impl Shape {
         self.flag(PINNABLE)
     }
 
-    /// In pages of 2 MiB where the kernel has them. Order 2 and above, not together with
-    /// [`pinnable`](Self::pinnable). (A memfd gets them when it is filled or
-    /// populated, from Linux 6.1 on.)
+    /// Asks for pages of 2 MiB where the kernel has them. Order 2 and above, not together with
+    /// [`pinnable`](Self::pinnable). (A memfd gets them when it is filled or populated, from Linux
+    /// 6.1 on.)
     #[must_use]
     pub const fn huge(self) -> Self {
         self.flag(HUGE)
     }
 
-    /// A forked child has the mappings of its parent. Without it there is nothing in the child.
+    /// A forked child has the mappings of its parent. Without this property a child has no mapping.
     #[must_use]
     pub const fn inherit(self) -> Self {
         self.flag(INHERIT)
@@ -120,7 +120,7 @@ impl Shape {
         self.0
     }
 
-    /// What somebody else says of a Morsel.
+    /// The shape that another process claims for a Morsel.
     pub(crate) fn known(order: u32, length: u64, flags: u64, address: u64) -> Result<Self> {
         let mut shape = Self::new(order, length);
         shape.0.flags = flags;
@@ -128,7 +128,7 @@ impl Shape {
         shape.check().map(|()| shape)
     }
 
-    /// Whether a Morsel can be like this.
+    /// Whether a Morsel can have this shape.
     pub(crate) fn check(&self) -> Result<()> {
         let Create { order, length, flags, address, .. } = self.0;
         let refuse = |reason: String| Err(Error::Shape { reason });

@@ -1,23 +1,23 @@
-//! What a Morsel is and has at the moment.
+//! The properties and the memory of a Morsel at the moment.
 
 use crate::seals::Seals;
 use crate::shape::Shape;
 
-/// What a Morsel is and has. `None`: the backend does not know.
+/// The properties and the memory of a Morsel. `None`: the backend does not know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stat {
-    /// What was decided when it was made.
+    /// The shape with which it was made.
     pub shape: Shape,
     /// Seals that are on.
     pub seals: Seals,
-    /// Pages of 4 KiB that are there.
+    /// Populated pages of 4 KiB.
     pub pages: u64,
     /// Entries of 2 MiB, whose pages are among those.
     pub huge: Option<u64>,
     /// Pages that its page tables take.
     pub tables: Option<u64>,
-    /// Mappings, of whatever processes.
+    /// Mappings, of all processes.
     pub mounts: Option<u64>,
 }
 

@@ -9,7 +9,7 @@ use rustix::ioctl::{self, IntegerSetter, NoArg, Opcode, Updater};
 use rustix::mm::{self, Advice, MapFlags, ProtFlags};
 use vellum_uapi::morsel::{self, Create, Fill, Query, Stat};
 
-/// What may be done with a mapping.
+/// The rights of a mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Rights {
     Read,
@@ -25,19 +25,19 @@ impl Rights {
     }
 }
 
-/// Maps `bytes` of a file where the kernel likes.
+/// Maps `bytes` of a file where the kernel chooses.
 pub(crate) fn map(
     file: BorrowedFd<'_>,
     bytes: usize,
     rights: Rights,
     flags: MapFlags,
 ) -> Result<*mut u8> {
-    // SAFETY: without an address the kernel takes ones that nobody uses.
+    // SAFETY: without an address the kernel takes addresses that no mapping uses.
     let base = unsafe { mm::mmap(ptr::null_mut(), bytes, rights.flags(), flags, file, 0)? };
     Ok(base.cast())
 }
 
-/// Maps `bytes` of a file exactly at `address`; `EEXIST` where anything is there already.
+/// Maps `bytes` of a file exactly at `address`; `EEXIST` if another mapping is there.
 pub(crate) fn map_at(
     file: BorrowedFd<'_>,
     address: usize,
@@ -51,22 +51,22 @@ pub(crate) fn map_at(
     let base = unsafe { mm::mmap(wanted, bytes, rights.flags(), flags, file, 0)? };
     if base.addr() != address {
         // Some tools take the flag for a hint and put it elsewhere.
-        // SAFETY: the mapping was made by the call above and nobody knows it.
+        // SAFETY: the mapping was made by the call above and no other code knows it.
         unsafe { mm::munmap(base, bytes)? };
         return Err(Errno::EXIST);
     }
     Ok(base.cast())
 }
 
-/// Takes `bytes` of address space, to be replaced by something else or unmapped.
+/// Takes `bytes` of address space, which the caller replaces by another mapping or unmaps.
 pub(crate) fn reserve(bytes: usize) -> Result<*mut u8> {
     let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
-    // SAFETY: without an address the kernel takes ones that nobody uses.
+    // SAFETY: without an address the kernel takes addresses that no mapping uses.
     let base = unsafe { mm::mmap_anonymous(ptr::null_mut(), bytes, ProtFlags::empty(), flags)? };
     Ok(base.cast())
 }
 
-/// Maps `bytes` of a file over what is at `address`.
+/// Maps `bytes` of a file over the mapping at `address`.
 ///
 /// # Safety
 /// The caller owns the range and nothing points into it.
@@ -92,16 +92,16 @@ pub(crate) unsafe fn unmap(address: *mut u8, bytes: usize) -> Result<()> {
     unsafe { mm::munmap(address.cast(), bytes) }
 }
 
-/// Advice that leaves what is mapped as it is.
+/// Advice that changes no contents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Harmless {
     /// A forked child does not have the range.
     DontFork,
     /// Huge pages may be used.
     HugePage,
-    /// Pages come in now, not when they are read.
+    /// Faults pages in now, not when they are read.
     PopulateRead,
-    /// Pages come in now, not when they are written.
+    /// Faults pages in now, not when they are written.
     PopulateWrite,
 }
 
@@ -113,14 +113,14 @@ pub(crate) fn advise(address: *mut u8, bytes: usize, advice: Harmless) -> Result
         Harmless::PopulateRead => Advice::LinuxPopulateRead,
         Harmless::PopulateWrite => Advice::LinuxPopulateWrite,
     };
-    // SAFETY: none of these changes what is mapped, whoever owns it.
+    // SAFETY: none of these changes contents, whichever code owns the range.
     unsafe { mm::madvise(address.cast(), bytes, advice) }
 }
 
-/// Puts a range into huge pages (Linux 6.1), which leaves what is mapped as it is.
+/// Collapses a range into huge pages (Linux 6.1), which changes no contents.
 pub(crate) fn collapse(address: *mut u8, bytes: usize) -> Result<()> {
     const MADV_COLLAPSE: i32 = 25; // not every libc has it
-    // SAFETY: the call changes no contents, whoever owns them.
+    // SAFETY: the call changes no contents, whichever code owns them.
     match unsafe { libc::madvise(address.cast(), bytes, MADV_COLLAPSE) } {
         0 => Ok(()),
         _ => Err(last_error()),
@@ -144,14 +144,15 @@ pub(crate) unsafe fn read_at(
     usize::try_from(read).map_err(|_| last_error())
 }
 
-/// What the last call that failed has said.
+/// The error of the last call that failed.
 fn last_error() -> Errno {
     Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)
 }
 
-/// Whether a process has a file open for writing, or maps it so. Its owner may ask, and a process
-/// with `CAP_LEASE`, by a descriptor for reading that no other process has: a signal follows its
-/// description, and a process that has that may choose which.
+/// Whether a process has a file open for writing, or maps it so. The file's owner may ask, and a
+/// process with `CAP_LEASE`. The descriptor must be for reading, and no other process may have its
+/// description: the description carries the signal of the lease, and each process that has it may
+/// choose which signal.
 pub(crate) fn is_open_for_writing(file: BorrowedFd<'_>) -> Result<bool> {
     const F_SETSIG: i32 = 10; // not every libc has it
     let set = |command, value: i32| {
@@ -161,8 +162,8 @@ pub(crate) fn is_open_for_writing(file: BorrowedFd<'_>) -> Result<bool> {
             _ => Ok(()),
         }
     };
-    // A writer that comes while the lease is held has this signal sent, which is ignored by itself,
-    // and waits until the lease is given back.
+    // If a writer opens the file during the lease, the kernel sends this signal, which is ignored
+    // by default; the writer waits until the lease ends.
     set(F_SETSIG, libc::SIGURG)?;
     match set(libc::F_SETLEASE, libc::F_RDLCK) {
         Err(Errno::AGAIN) => Ok(true),
@@ -170,12 +171,12 @@ pub(crate) fn is_open_for_writing(file: BorrowedFd<'_>) -> Result<bool> {
     }
 }
 
-/// A file of which `fstatfs` says that it is the module's: what its commands mean is known.
+/// A file that is the module's, as `fstatfs` says: so the meaning of its commands is known.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct OfModule<'a>(BorrowedFd<'a>);
 
 impl<'a> OfModule<'a> {
-    /// `None`: it is a file of something else.
+    /// `None`: the file is not the module's.
     pub(crate) fn new(file: BorrowedFd<'a>) -> Result<Option<Self>> {
         let is = rustix::fs::fstatfs(file)?.f_type as u64 == u64::from(morsel::MAGIC);
         Ok(is.then_some(Self(file)))
@@ -190,7 +191,7 @@ impl<'a> OfModule<'a> {
         self.update::<{ morsel::CREATE as Opcode }, Create>(&mut create)
     }
 
-    /// What was read before an error is in `filled`.
+    /// `filled` has the bytes that were read before an error.
     pub(crate) fn fill(self, fill: &mut Fill) -> Result<()> {
         self.update::<{ morsel::FILL as Opcode }, Fill>(fill)
     }
@@ -210,8 +211,8 @@ impl<'a> OfModule<'a> {
     }
 
     pub(crate) fn revoke(self) -> Result<()> {
-        // SAFETY: the command takes nothing. Those who look at the Morsel get SIGBUS, never bytes
-        // of something else.
+        // SAFETY: the command takes no argument. Threads that access the Morsel get SIGBUS, never
+        // other bytes.
         unsafe { ioctl::ioctl(self.0, NoArg::<{ morsel::REVOKE as Opcode }>::new()) }
     }
 

@@ -1,6 +1,6 @@
 //! Morsels of the kernel module: files of its file system.
 //!
-//! What the commands mean is said in `kernel/include/uapi/vellum/morsel.h`.
+//! `kernel/include/uapi/vellum/morsel.h` says what the commands mean.
 
 use std::ffi::{OsStr, OsString};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -18,7 +18,7 @@ use crate::shape::Shape;
 use crate::stat::Stat;
 use crate::sys::OfModule;
 
-/// Names another place than [`USUAL_PLACE`].
+/// The variable that names another place than [`USUAL_PLACE`].
 const PLACE_VARIABLE: &str = "VELLUM_MORSELS";
 
 /// Where the file system is mounted by convention.
@@ -38,7 +38,7 @@ impl Place {
     /// The mounted file system.
     ///
     /// # Errors
-    /// In one line, why there is none that can be used and what to do.
+    /// One line that says why there is none that can be used, and what to do.
     pub(crate) fn find() -> Result<Self, String> {
         let named = std::env::var_os(PLACE_VARIABLE).filter(|place| !place.is_empty());
         Self::at(named.unwrap_or_else(|| OsString::from(USUAL_PLACE)).into())
@@ -104,7 +104,7 @@ impl Place {
         let made = fs::openat(&self.directory, name, flags, Mode::RUSR | Mode::WUSR)
             .map_err(|errno| of_name(CREATE, name, errno))?;
         if let Err(error) = give_shape(made.as_fd(), shape) {
-            // The first error is the one to tell.
+            // The caller gets the first error.
             let _ = self.unlink(name);
             return Err(error);
         }
@@ -123,7 +123,7 @@ impl Place {
             .map_err(|errno| of_name("unlinking a Morsel", name, errno))
     }
 
-    /// A folder among the names, made for this user alone if it is not there.
+    /// A folder among the names, made for this user alone if it does not exist.
     pub(crate) fn folder(&self, name: &OsStr) -> Result<OwnedFd> {
         let failed = |errno| failed("opening a folder of Morsels", errno);
         match fs::mkdirat(&self.directory, name, Mode::RWXU) {
@@ -139,7 +139,7 @@ impl Place {
             .map_err(|errno| failed("removing a folder of Morsels", errno))
     }
 
-    /// The Morsels' names, sorted; what is no text is left out.
+    /// The Morsels' names, sorted, without those that are not UTF-8.
     pub(crate) fn names(&self) -> Result<Vec<String>> {
         let listing = |errno| failed("listing Morsels", errno);
         let mut names = Vec::new();
@@ -178,7 +178,7 @@ fn give_shape(made: BorrowedFd<'_>, shape: &Shape) -> Result<()> {
     })
 }
 
-/// What an error number means outside of a Morsel.
+/// The meaning of an error number that does not come from a Morsel.
 fn failed(doing: &'static str, errno: Errno) -> Error {
     match errno {
         Errno::ACCESS | Errno::PERM => Error::Permission { doing },
@@ -198,7 +198,7 @@ fn of_name(doing: &'static str, name: &str, errno: Errno) -> Error {
     }
 }
 
-/// What it was made as.
+/// The shape with which it was made.
 pub(crate) fn shape(morsel: BorrowedFd<'_>) -> Result<Shape> {
     stat(morsel).map(|stat| stat.shape)
 }
@@ -219,8 +219,8 @@ pub(crate) fn stat(morsel: BorrowedFd<'_>) -> Result<Stat> {
     })
 }
 
-/// Reads from the source until the range is full or the source ends; less than a page of a step is
-/// the source's end.
+/// Reads from the source until the range is full or the source ends; a step that reads less than a
+/// page is the source's end.
 pub(crate) fn fill(
     morsel: BorrowedFd<'_>,
     source: BorrowedFd<'_>,
@@ -243,7 +243,7 @@ pub(crate) fn fill(
         filled += step.filled;
         match result {
             Ok(()) if step.filled < PAGE_SIZE => break,
-            // Where it ends within a page, the next step begins with that page.
+            // If a step ends within a page, the next one begins with that page.
             Ok(()) | Err(Errno::INTR) if filled < length => filled -= filled % PAGE_SIZE,
             Ok(()) | Err(Errno::INTR) => {}
             Err(Errno::NODATA) if filled > 0 => break,
@@ -252,7 +252,7 @@ pub(crate) fn fill(
                 return Err(Error::ReadOnly { doing: DOING });
             }
             Err(Errno::BADF | Errno::INVAL) => return Err(Error::BadSource),
-            // Of the source, unless the Morsel says so as well.
+            // The error is the source's, unless the Morsel reports it as well.
             Err(Errno::IO) => {
                 stat(morsel)?;
                 return Err(Error::System { doing: "reading the source", errno: Errno::IO });

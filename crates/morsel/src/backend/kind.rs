@@ -7,7 +7,7 @@ use std::fmt;
 pub enum BackendKind {
     /// Vellum's kernel module: one entry of page tables for a mapping, shared tables, names.
     Kernel,
-    /// A sealed memfd, on every kernel: shared memory, page tables of each process' own, no names.
+    /// A sealed memfd, on every kernel: processes share the memory, not the page tables; no names.
     Memfd,
 }
 
@@ -15,7 +15,7 @@ impl BackendKind {
     /// All of them, the best first.
     pub const ALL: [Self; 2] = [Self::Kernel, Self::Memfd];
 
-    /// Its name, as commands show and take it.
+    /// Its name, which commands print and accept.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Kernel => "kernel",

@@ -1,9 +1,10 @@
 //! Morsels without the module: sealed memfds.
 //!
 //! The length can never change (`F_SEAL_SHRINK`, `F_SEAL_GROW`), so that no access within it is
-//! SIGBUS. The shape is in the name that a memfd gets when it is made, which nobody can change and
-//! whoever has the descriptor can read. A sealed content is `F_SEAL_WRITE`, which the kernel grants
-//! only when nobody can write any more, through no descriptor and no mapping.
+//! SIGBUS. The shape is in the name that a memfd gets when it is made. No process can change that
+//! name, and every process with the descriptor can read it. A sealed content is `F_SEAL_WRITE`,
+//! which the kernel grants only when no process can write any more, through no descriptor and no
+//! mapping.
 
 use std::fmt::Write as _;
 use std::ops::Range;
@@ -22,16 +23,16 @@ use crate::seals::Seals;
 use crate::shape::Shape;
 use crate::stat::Stat;
 
-/// What a memfd has from its beginning on.
+/// The seals that a memfd has from the beginning.
 const FIXED_LENGTH: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
 
-/// What it has once its content is sealed. The last of them says that there will be no other.
+/// The seals that it has once its content is sealed. The last one forbids further seals.
 const FIXED_CONTENT: SealFlags = FIXED_LENGTH.union(SealFlags::WRITE).union(SealFlags::SEAL);
 
 /// How the names of Morsels begin, and what their parts mean.
 const NAME: &str = "vellum-morsel-1";
 
-/// How the kernel shows a memfd's name.
+/// How the kernel prints a memfd's name.
 const SHOWN: (&str, &str) = ("/memfd:", " (deleted)");
 
 const PAGE: usize = PAGE_SIZE as usize;
@@ -54,7 +55,7 @@ pub(crate) fn create(shape: &Shape) -> Result<OwnedFd> {
     let failed = |errno| Error::of(DOING, errno);
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let name = write_name(shape);
-    // Kernels before 6.3 do not know that memory which nobody may execute.
+    // Kernels before 6.3 do not know the flag for memory that cannot be executed.
     let made = match fs::memfd_create(&name, flags | MemfdFlags::NOEXEC_SEAL) {
         Err(Errno::INVAL) => fs::memfd_create(&name, flags),
         made => made,
@@ -87,12 +88,12 @@ fn read_name(name: &[u8]) -> Option<(u32, u64, u64)> {
     parts.next().is_none().then_some((order, flags, address))
 }
 
-/// What it was made as, if it is a Morsel: whoever sent the descriptor may have lied.
+/// Its shape, if it is a Morsel: the process that sent the descriptor may have lied.
 pub(crate) fn shape(morsel: BorrowedFd<'_>) -> Result<Shape> {
     let refuse = |reason: &str| Error::NotMorsel { reason: reason.into() };
     let seals = fs::fcntl_get_seals(morsel).map_err(|_| refuse("it is no memfd"))?;
     if !seals.contains(FIXED_LENGTH) {
-        return Err(refuse("it could be truncated under those who map it"));
+        return Err(refuse("it could be truncated under processes that map it"));
     }
     let name = descriptor::name(morsel).map_err(|_| refuse("/proc does not show its name"))?;
     let known = read_name(&name).ok_or_else(|| refuse("its name is not that of a Morsel"))?;
@@ -120,7 +121,7 @@ pub(crate) fn stat(morsel: BorrowedFd<'_>, shape: Shape) -> Result<Stat> {
     })
 }
 
-/// Bytes that a source has after its byte `from`; the most, if it does not say.
+/// Bytes that a source has after its byte `from`; `u64::MAX` if it does not say.
 fn readable(source: BorrowedFd<'_>, from: u64) -> u64 {
     match fs::fstat(source) {
         Ok(stat) if FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile => {
@@ -131,14 +132,14 @@ fn readable(source: BorrowedFd<'_>, from: u64) -> u64 {
     }
 }
 
-/// Has huge pages come where they fit into a range that is about to get memory. A wish.
+/// Asks for huge pages where they fit into a range that is about to be populated. This is a hint.
 pub(crate) fn populate_huge(morsel: BorrowedFd<'_>, range: &Range<u64>) {
     let _ = Window::open(morsel, range);
 }
 
 /// Reads from the source until the range is full or the source ends: straight into huge pages as
-/// long as the kernel has some, and through a buffer into small ones. Those would take a fault
-/// each, and be zeroed first, if they were mapped.
+/// long as the kernel has some, and through a buffer into small ones. If small pages were mapped,
+/// each would take a fault and be zeroed first.
 pub(crate) fn fill(
     morsel: BorrowedFd<'_>,
     source: BorrowedFd<'_>,
@@ -160,7 +161,7 @@ pub(crate) fn fill(
         };
         in_huge_pages &= window.is_some() || !fits_huge_page;
         let read = match window.map(|window| window.fill(source, from + filled)) {
-            // Pages that went meanwhile do not come back: the copy says why.
+            // Pages that left memory meanwhile do not come back: the copy reports why.
             None | Some(Err(Errno::FAULT)) => {
                 buffer.copy(source, from + filled, morsel, at, length - filled)?
             }
@@ -175,7 +176,7 @@ pub(crate) fn fill(
     Ok(filled)
 }
 
-/// What an error number means that reading a source gave.
+/// The meaning of an error number from reading a source.
 fn of_source(errno: Errno) -> Error {
     match errno {
         Errno::BADF | Errno::ISDIR | Errno::SPIPE | Errno::INVAL => Error::BadSource,
@@ -183,13 +184,13 @@ fn of_source(errno: Errno) -> Error {
     }
 }
 
-/// Bytes on their way from a source to a Morsel.
+/// A buffer between a source and a Morsel.
 #[derive(Debug, Default)]
 struct Buffer(Vec<u8>);
 
 impl Buffer {
-    /// Copies up to `length` bytes, as many as the buffer takes; returns how many, none where the
-    /// source ends.
+    /// Copies up to `length` bytes, as many as fit the buffer; returns how many, 0 at the source's
+    /// end.
     fn copy(
         &mut self,
         source: BorrowedFd<'_>,
@@ -198,8 +199,8 @@ impl Buffer {
         offset: u64,
         length: u64,
     ) -> Result<u64> {
-        // Whole pages in an aligned buffer, as a source needs it that was opened with O_DIRECT; up
-        // to a multiple of the buffer's size, so that huge pages can follow.
+        // Whole pages in an aligned buffer, which a source opened with O_DIRECT needs; up to a
+        // multiple of the buffer's size, so that huge pages can follow.
         let most = COPY - offset as usize % COPY;
         let wanted = most.min(usize::try_from(length).unwrap_or(most));
         self.0.resize(COPY + PAGE, 0);

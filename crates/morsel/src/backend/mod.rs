@@ -1,4 +1,4 @@
-//! The two ways of having a Morsel, and which of them this machine offers.
+//! The two backends of Morsels, and which of them this machine offers.
 
 pub(crate) mod kernel;
 mod kind;
@@ -6,12 +6,12 @@ pub(crate) mod memfd;
 
 pub use kind::{BackendChoice, BackendKind};
 
-/// What trying a backend has shown.
+/// The result of trying a backend.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Probe {
     /// Which one.
     pub backend: BackendKind,
-    /// In a line: what it offers here; or why it cannot be used, and what to do.
+    /// One line: what it offers on this machine; or why it cannot be used, and what to do.
     pub found: Result<String, String>,
 }
 

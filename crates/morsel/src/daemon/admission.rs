@@ -1,4 +1,4 @@
-//! How many connections there may be, in all and of one user.
+//! The limits of connections, in all and for each user.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -6,13 +6,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// In all.
 const MOST: usize = 512;
 
-/// Of one user, so that nobody locks out the others.
+/// For one user, so that no user locks out the others.
 const MOST_OF_ONE: usize = 128;
 
 #[derive(Debug, Default)]
 pub(super) struct Admission(Mutex<HashMap<u32, usize>>);
 
-/// A connection's place among all; given back when dropped.
+/// A connection's place among all; dropping it frees the place.
 #[derive(Debug)]
 pub(super) struct Ticket {
     admission: Arc<Admission>,

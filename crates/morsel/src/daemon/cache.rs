@@ -1,8 +1,9 @@
-//! The files that are there as Morsels: each is loaded once, and the one used longest ago goes.
+//! The files that the daemon has as Morsels: it loads each once, and evicts the one used longest
+//! ago.
 //!
-//! What holds: a version of a file is in `objects` at most once; `used` is what the objects there
-//! and the loads that still run take; and it never exceeds the limit. What is in `objects` and
-//! ready is in the folder, if there is one and it has room.
+//! Invariants: a version of a file is in `objects` at most once. `used` is the memory of these
+//! objects and of the loads that still run; it never exceeds the limit. An object that is ready is
+//! in the folder, if there is one and it has room.
 
 use std::collections::{BTreeSet, HashMap};
 use std::panic::{self, AssertUnwindSafe};
@@ -19,10 +20,10 @@ use crate::morsel::Morsel;
 use crate::protocol::{DaemonStat, Object, Refusal};
 use crate::provider::Provider;
 
-/// How often those who wait are told how far it is.
+/// How often waiting clients get the load's progress.
 const TELL_EVERY: Duration = Duration::from_millis(100);
 
-/// Who asks.
+/// The user that asks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Asker {
     pub(super) uid: u32,
@@ -50,7 +51,7 @@ pub(super) struct Cache {
 #[derive(Debug, Default)]
 struct State {
     objects: HashMap<Version, Entry>,
-    /// Where files outlive the daemon.
+    /// The folder in which files outlive the daemon.
     folder: Option<Folder>,
     used: u64,
     /// Counts uses, to tell which was longest ago.
@@ -70,11 +71,11 @@ enum Entry {
 #[derive(Debug)]
 struct Ready {
     morsel: Arc<Morsel>,
-    /// `None`: nobody has asked since it was found again.
+    /// `None`: no client has asked since the daemon found it again.
     name: Option<String>,
     uses: u64,
     last_use: u64,
-    /// Those who have proved that they may read it.
+    /// The users that have proved that they may read it.
     askers: BTreeSet<u32>,
 }
 
@@ -93,7 +94,7 @@ struct Load {
 }
 
 impl Cache {
-    /// One that has what is in the folder, as far as there is room.
+    /// A cache with the files of the folder, as far as there is room.
     pub(super) fn new(provider: Provider, bounds: Bounds, folder: Option<Folder>) -> Self {
         let found = folder.as_ref().map_or_else(Vec::new, Folder::found);
         let mut state = State { folder, ..State::default() };
@@ -109,8 +110,8 @@ impl Cache {
         Self { provider, bounds, state: Mutex::new(state) }
     }
 
-    /// The Morsel of a file, and whether it was there. `tell` gets the bytes that were read, now
-    /// and then, and says whether the client is still there.
+    /// The Morsel of a file, and whether the cache had it. `tell` gets the number of bytes read
+    /// from time to time, and returns whether the client is still connected.
     pub(super) fn get(
         self: &Arc<Self>,
         mut source: Source,
@@ -138,15 +139,15 @@ impl Cache {
             return Err(Refusal::GivenUp);
         };
         let morsel = outcome?;
-        // It may have been forgotten meanwhile; whoever waited has it all the same.
+        // Another thread may have evicted it meanwhile; a client that waited gets it all the same.
         let _ = self.state().hand_out(&version, asker);
         Ok((morsel, false))
     }
 
-    /// Starts to load a file for one who waits.
+    /// Starts to load a file for one waiting client.
     fn begin(self: &Arc<Self>, state: &mut State, source: Source) -> Result<Arc<Load>, Refusal> {
         let version = source.version;
-        // Nobody can ask for what the file was before.
+        // No client can ask for an older version of the file.
         state.forget(|other| other.file == version.file);
         state.make_room(memory(&version), &self.bounds)?;
         let load = Arc::new(Load::default());
@@ -161,7 +162,7 @@ impl Cache {
         Ok(load)
     }
 
-    /// Loads a file and tells those who wait.
+    /// Loads a file and wakes the waiting clients.
     fn carry_out(&self, load: &Arc<Load>, source: Source) {
         let work = || load::load(&self.provider, &source, self.bounds.threads, &load.course);
         let panicked = || Refusal::Failed { reason: "the load panicked".into() };
@@ -189,7 +190,7 @@ impl Cache {
         load.ended.notify_all();
     }
 
-    /// One who waited does so no more; without any other the load ends.
+    /// A client no longer waits; without any other the load ends.
     fn leave(&self, version: &Version, load: &Arc<Load>) {
         let mut state = self.state();
         if !state.is_loading(version, load) {
@@ -209,7 +210,7 @@ impl Cache {
         self.state().forget(|version| version.file == source.version.file)
     }
 
-    /// What one who asks may know of, the last used first.
+    /// The files that a user may see, most recently used first.
     pub(super) fn list(&self, asker: Asker) -> Vec<Object> {
         let state = self.state();
         let mut found: Vec<(u64, Object)> = Vec::new();
@@ -263,7 +264,7 @@ impl State {
         }
     }
 
-    /// Counts a use of what is there.
+    /// Counts a use of a loaded file.
     fn hand_out(&mut self, version: &Version, asker: Asker) -> Result<Arc<Morsel>, Refusal> {
         let Some(Entry::Ready(ready)) = self.objects.get_mut(version) else {
             return Err(Refusal::GivenUp);
@@ -280,7 +281,7 @@ impl State {
         matches!(entry, Some(Entry::Loading { load: found, .. }) if Arc::ptr_eq(found, load))
     }
 
-    /// Forgets what is there of some files. Those who have it keep it, and its memory.
+    /// Forgets the loaded versions of some files. Processes that have one keep it, and its memory.
     fn forget(&mut self, which: impl Fn(&Version) -> bool) -> u64 {
         let goes = |version: &Version, entry: &mut Entry| {
             matches!(entry, Entry::Ready(_)) && which(version)
@@ -294,8 +295,8 @@ impl State {
         gone.len() as u64
     }
 
-    /// Forgets what was used longest ago until so many bytes fit; what is known to be mapped stays,
-    /// because its memory would not come back.
+    /// Evicts the files used longest ago until `bytes` fit; files that are known to be mapped stay,
+    /// because evicting them would free no memory.
     fn make_room(&mut self, bytes: u64, bounds: &Bounds) -> Result<(), Refusal> {
         let limit = bounds.bytes;
         if bytes > limit {
@@ -321,7 +322,7 @@ impl State {
 }
 
 impl Load {
-    /// Waits for the end; `None` if `tell` says that there is nobody to wait for.
+    /// Waits for the end; `None` if `tell` says that the client has left.
     fn wait(&self, mut tell: impl FnMut(u64) -> bool) -> Option<Result<Arc<Morsel>, Refusal>> {
         loop {
             let outcome = lock(&self.outcome);
@@ -339,12 +340,12 @@ impl Load {
     }
 }
 
-/// What a file takes as a Morsel.
+/// The memory that a file takes as a Morsel.
 fn memory(version: &Version) -> u64 {
     version.length.next_multiple_of(PAGE_SIZE)
 }
 
-/// No step leaves what is behind a lock half done, so a panic elsewhere is no reason to stop.
+/// No step leaves the state under a lock half done, so the daemon goes on after a panic elsewhere.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -10,10 +10,10 @@ use crate::daemon::source::Source;
 use crate::protocol::frame::{self, FrameError};
 use crate::protocol::{Refusal, Reply, Request};
 
-/// How long a client may take to say what it wants, and to take a reply.
+/// How long a client may take to send its request, and to take a reply.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Answers the one request of a connection. Whatever the client does, it concerns nobody else.
+/// Answers the one request of a connection. Nothing that the client does affects other clients.
 pub(super) fn serve(stream: &UnixStream, asker: Asker, cache: &Arc<Cache>) {
     let answered = match frame::read::<Request>(stream, PATIENCE) {
         Ok((request, file)) => answer(stream, request, file, asker, cache),
@@ -25,7 +25,7 @@ pub(super) fn serve(stream: &UnixStream, asker: Asker, cache: &Arc<Cache>) {
     }
 }
 
-/// Says no. A client that does not listen has gone.
+/// Refuses the connection. A client that does not take the reply has gone.
 pub(super) fn refuse(stream: &UnixStream, refusal: Refusal) {
     let _ = frame::write(stream, &Reply::Refused(refusal), None, PATIENCE);
 }
@@ -38,7 +38,7 @@ fn answer(
     cache: &Arc<Cache>,
 ) -> Result<(), Refusal> {
     let source = || file.ok_or(Refusal::NoFile).and_then(Source::new);
-    // A reply that cannot be sent has no reader.
+    // If a reply cannot be sent, the client has gone.
     let reply = |reply: &Reply| frame::write(stream, reply, None, PATIENCE).is_ok();
     match request {
         Request::Load | Request::LoadAtRest => {

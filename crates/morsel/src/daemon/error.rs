@@ -17,9 +17,9 @@ pub enum DaemonError {
     /// The socket cannot be made.
     #[error("the socket {path} cannot be made: {source}")]
     Socket {
-        /// Where.
+        /// The path of the socket.
         path: String,
-        /// What the system said.
+        /// The error of the system.
         source: io::Error,
     },
     /// It cannot wait for clients.

@@ -1,10 +1,10 @@
 //! The folder in which loaded files outlive the daemon: with the module a Morsel is a file, and may
 //! have a name there.
 //!
-//! What holds: the folder is of the daemon's user, nobody else may enter it, and one daemon uses it
-//! at a time. A Morsel gets its name, which is that of a version of a file, once it is whole and
-//! sealed. So what has such a name, is sealed and as long as that version, is that version: nobody
-//! but this user could have put something else there.
+//! Invariants: the folder belongs to the daemon's user, no other user may enter it, and one daemon
+//! uses it at a time. A Morsel gets its name, which is that of a version of a file, once it is
+//! complete and sealed. So a sealed Morsel that has such a name and the length of that version is
+//! that version: only this user could have put anything else there.
 
 use std::collections::HashMap;
 use std::ffi::{CStr, CString, OsString};
@@ -30,16 +30,16 @@ pub(super) struct Folder(OwnedFd);
 
 impl Drop for Folder {
     fn drop(&mut self) {
-        // A process that this one is just starting has a copy of the descriptor for a moment.
+        // A child process that this one is just starting has a copy of the descriptor for a moment.
         let _ = fs::flock(&self.0, FlockOperation::Unlock);
     }
 }
 
 impl Folder {
-    /// The folder of the daemon that listens at a socket, made if it is not there.
+    /// The folder of the daemon that listens at a socket, made if it does not exist.
     ///
     /// # Errors
-    /// In words, why there is none that can be used.
+    /// A sentence that says why there is none that can be used.
     pub(super) fn open(provider: &Provider, socket: &Path) -> Result<Self, String> {
         let name = name(socket)?;
         let shown = name.display();
@@ -48,13 +48,13 @@ impl Folder {
         if stat.st_uid != geteuid().as_raw() || stat.st_mode & 0o077 != 0 {
             return Err(format!("the folder {shown} is not this user's alone: remove it"));
         }
-        // Sockets that are spelled alike in two views of the file systems have one folder.
+        // Daemons in two mount namespaces whose sockets have the same path share one folder.
         fs::flock(&folder, FlockOperation::NonBlockingLockExclusive)
             .map_err(|errno| format!("the folder {shown} is another daemon's ({errno})"))?;
         Ok(Self(folder))
     }
 
-    /// The files that are there, the one loaded longest ago first. What is anything else goes.
+    /// The files in the folder, the one loaded longest ago first. Removes everything else.
     pub(super) fn found(&self) -> Vec<(Version, Morsel)> {
         let mut found: HashMap<FileId, ((i64, i64), Version, Morsel)> = HashMap::new();
         for name in self.names() {
@@ -62,7 +62,7 @@ impl Folder {
                 self.unlink(&name);
                 continue;
             };
-            // Nobody can ask for what a file was before.
+            // No client can ask for an older version of a file.
             match found.get(&version.file) {
                 Some((other, ..)) if *other > loaded => self.unlink(&name),
                 _ => {
@@ -76,7 +76,7 @@ impl Folder {
         found.into_iter().map(|(_, version, morsel)| (version, morsel)).collect()
     }
 
-    /// A version of a file, and when it was loaded; `None`: it is none, or not all of one.
+    /// A version of a file, and when it was loaded; `None`: it is none, or incomplete.
     fn look_at(&self, name: &CStr) -> Option<((i64, i64), Version, Morsel)> {
         let version = Version::of_file_name(name.to_str().ok()?)?;
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
@@ -91,31 +91,31 @@ impl Folder {
         (is_whole && is_own).then_some((loaded, version, morsel))
     }
 
-    /// Gives a Morsel, which is whole and sealed, the name of its version. Without one it is loaded
-    /// again after a restart, so a failure is not told.
+    /// Gives a complete, sealed Morsel the name of its version. Without a name the daemon loads it
+    /// again after a restart, so a failure is not reported.
     pub(super) fn keep(&self, version: &Version, morsel: &Morsel) {
         let place = format!("/proc/self/fd/{}", morsel.as_fd().as_raw_fd());
         self.remove(version);
         let _ = fs::linkat(CWD, place, &self.0, version.file_name(), AtFlags::SYMLINK_FOLLOW);
     }
 
-    /// Takes the name of a version away, if it has one.
+    /// Removes the name of a version, if it has one.
     pub(super) fn remove(&self, version: &Version) {
         let _ = fs::unlinkat(&self.0, version.file_name(), AtFlags::empty());
     }
 
-    /// Takes away what an earlier daemon at a socket has left, and the folder.
+    /// Removes the files that an earlier daemon at a socket has left, and the folder.
     pub(super) fn clear(provider: &Provider, socket: &Path) {
         let (Ok(name), Ok(folder)) = (name(socket), Self::open(provider, socket)) else { return };
         for name in folder.names() {
             folder.unlink(&name);
         }
-        // An empty folder is in nobody's way.
+        // An empty folder does no harm.
         let _ = provider.remove_folder(&name);
     }
 
     fn unlink(&self, name: &CStr) {
-        // What cannot be removed stays without use.
+        // A file that cannot be removed stays unused.
         if fs::unlinkat(&self.0, name, AtFlags::empty()) == Err(Errno::ISDIR) {
             let _ = fs::unlinkat(&self.0, name, AtFlags::REMOVEDIR);
         }

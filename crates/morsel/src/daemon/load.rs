@@ -11,17 +11,17 @@ use crate::provider::Provider;
 use crate::seals::Seals;
 use crate::shape::Shape;
 
-/// Bytes of a piece: many huge pages, since they come at a price for each piece.
+/// Bytes of a piece: many huge pages, because each piece has a cost of its own.
 const PIECE: u64 = 32 << 20;
 
-/// How far a load is, and whether anybody still wants it.
+/// The progress of a load, and whether any client still waits for it.
 #[derive(Debug, Default)]
 pub(super) struct Course {
     pub(super) done: AtomicU64,
     pub(super) given_up: AtomicBool,
 }
 
-/// The file as a sealed Morsel, by a descriptor that cannot write.
+/// The file as a sealed Morsel, with a descriptor that cannot write.
 pub(super) fn load(
     provider: &Provider,
     source: &Source,
@@ -38,7 +38,8 @@ pub(super) fn load(
     morsel.read_only().map_err(failed)
 }
 
-/// In huge pages wherever that can be asked for. A forked child keeps it, as a mapped file.
+/// In huge pages wherever the shape allows them. A forked child keeps it, as it keeps a mapped
+/// file.
 fn shape(length: u64) -> Shape {
     let shape = Shape::of_length(length).inherit();
     if shape.order() >= 2 { shape.huge() } else { shape }
@@ -63,7 +64,7 @@ fn fill(morsel: &Morsel, source: &Source, threads: usize, course: &Course) -> Re
     };
     thread::scope(|scope| {
         let others: Vec<_> = (1..threads)
-            // With fewer threads than were wanted it takes longer.
+            // With fewer threads the load only takes longer.
             .filter_map(|_| thread::Builder::new().spawn_scoped(scope, read_pieces).ok())
             .collect();
         let mut result = read_pieces();
@@ -84,7 +85,7 @@ fn read_piece(
     if course.given_up.load(Ordering::Relaxed) {
         return Err(Refusal::GivenUp);
     }
-    // The check at the end is the one that counts; this one saves the rest of the work.
+    // The check at the end decides; this one saves the rest of the work.
     if !source.is_unchanged() {
         return Err(Refusal::Changed);
     }

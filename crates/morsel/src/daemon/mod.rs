@@ -1,8 +1,8 @@
-//! The cache daemon: it has files in memory as Morsels, and hands them to whoever may read them
-//! (paper, section 3.1).
+//! The cache daemon: it has files in memory as Morsels, and hands them to clients that may read
+//! them (paper, section 3.1).
 //!
-//! A client names a file by a descriptor of it that is open for reading, so nobody gets what it
-//! could not read itself. The daemon never opens a path for a client.
+//! A client names a file by a descriptor of it that is open for reading, so no client gets a file
+//! that it could not read itself. The daemon never opens a path for a client.
 
 mod admission;
 mod cache;
@@ -35,18 +35,18 @@ use cache::{Asker, Bounds, Cache};
 use folder::Folder;
 use socket::Socket;
 
-/// How long to wait when a connection cannot be taken for want of descriptors or memory.
+/// How long to wait if a connection cannot be accepted for lack of descriptors or memory.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Descriptors that are taken for granted if there is no limit.
+/// The number of descriptors to assume if there is no limit.
 const DESCRIPTORS: u64 = 1 << 20;
 
 /// How a daemon is set up.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DaemonOptions {
-    /// Where it listens.
+    /// The path of its socket.
     pub socket: PathBuf,
-    /// Who may connect, as of a file: 0o666 for everybody.
+    /// The mode of the socket, which says who may connect: 0o666 for all users.
     pub mode: u32,
     /// Bytes that it may keep.
     pub limit: u64,
@@ -58,13 +58,13 @@ pub struct DaemonOptions {
 
 impl DaemonOptions {
     /// As many threads for a load as this process may use processors, but at most 8: a load copies
-    /// from the page cache, and a few threads have all the bandwidth that memory has.
+    /// from the page cache, and a few threads use all the bandwidth of the memory.
     pub fn usual_threads() -> usize {
         thread::available_parallelism().map_or(1, |processors| processors.get().min(8))
     }
 }
 
-/// A daemon that listens. Its socket's file goes with it; what it has handed out stays.
+/// A daemon that listens. Dropping it removes its socket's file; clients keep their Morsels.
 #[derive(Debug)]
 pub struct Daemon {
     socket: Socket,
@@ -75,9 +75,9 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// Listens, but takes nobody yet. Has the files that another daemon has left for this one, or
-    /// gives their memory back if it is not to keep any. Raises the number of descriptors that this
-    /// process may have to what it is allowed, since each file takes one.
+    /// Listens, but accepts no connection yet. Takes over the files that another daemon has left
+    /// for this one, or frees their memory if it shall keep none. Raises the number of descriptors
+    /// that this process may have to its hard limit, because each file takes one.
     ///
     /// # Errors
     /// [`DaemonError::Running`] or [`DaemonError::Socket`].
@@ -101,8 +101,9 @@ impl Daemon {
         Ok(Self { socket, cache, admission: Arc::default(), backend, kept })
     }
 
-    /// How many files it has from the daemon before it; or in words why it keeps none for the next
-    /// one. Only the module has names that something could be found by again.
+    /// How many files it has from the daemon before it; or a sentence that says why it keeps none
+    /// for the next one. Only with the module do Morsels have names by which a daemon can find them
+    /// again.
     ///
     /// # Errors
     /// The words.
@@ -110,12 +111,12 @@ impl Daemon {
         self.kept.as_ref().copied().map_err(String::as_str)
     }
 
-    /// The backend that its Morsels are of.
+    /// The backend of its Morsels.
     pub fn backend(&self) -> BackendKind {
         self.backend
     }
 
-    /// Serves clients until `stop` can be read from, or its other end is closed.
+    /// Serves clients until `stop` is readable, or its other end is closed.
     ///
     /// # Errors
     /// [`DaemonError::Wait`].
@@ -135,13 +136,13 @@ impl Daemon {
             match self.socket.listener.accept() {
                 Ok((stream, _)) => self.take(stream),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                // Of a client that has gone already, or for want of something that will come back.
+                // The client has gone already, or a resource is short for the moment.
                 Err(_) => thread::sleep(PAUSE),
             }
         }
     }
 
-    /// Serves a connection in a thread of its own, if there may be another one.
+    /// Serves a connection in a thread of its own, if the limits allow another one.
     fn take(&self, stream: UnixStream) {
         let Ok(peer) = rustix::net::sockopt::socket_peercred(&stream) else { return };
         let asker =
@@ -154,12 +155,12 @@ impl Daemon {
             let _ticket: Ticket = ticket;
             connection::serve(&stream, asker, &cache);
         };
-        // Without a thread the stream is closed, which tells the client as much.
+        // Without a thread the daemon closes the stream, which tells the client so.
         let _ = thread::Builder::new().name("client".into()).spawn(serve);
     }
 }
 
-/// Lets this process have as many descriptors as it may; returns how many that are.
+/// Raises the limit of descriptors as far as this process may; returns the limit.
 fn raise_descriptors() -> u64 {
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };

@@ -1,8 +1,8 @@
 //! The socket that clients find the daemon by: at most one daemon listens at a path.
 //!
-//! A lock beside the socket says who does. It ends with its process, however that ends; so a socket
-//! that is left over from a daemon that was killed is known as such, and replaced. The daemon that
-//! ends removes both files.
+//! The daemon holds the lock of a file next to the socket. The lock ends with its process, however
+//! that ends. So the next daemon recognises the socket of a killed daemon, and replaces it. A
+//! daemon that ends removes both files.
 
 use std::fs::{self, File, Metadata, OpenOptions, Permissions};
 use std::io::{self, ErrorKind};
@@ -16,12 +16,12 @@ use rustix::io::Errno;
 use crate::daemon::error::DaemonError;
 use crate::protocol::USUAL_SOCKET;
 
-/// A socket that is listened at; its file goes with it.
+/// A socket on which the daemon listens; dropping it removes its file.
 #[derive(Debug)]
 pub(super) struct Socket {
     pub(super) listener: UnixListener,
     path: PathBuf,
-    /// The file, to leave one alone that another process put there.
+    /// The file, so that drop does not remove one that another process put there.
     own: FileId,
     /// Dropped after the socket's file is removed.
     _lock: Lock,
@@ -31,8 +31,8 @@ pub(super) struct Socket {
 type FileId = (u64, u64);
 
 impl Socket {
-    /// Listens at a path. Its folder must be there, but for that of the usual socket, which each
-    /// start of the machine takes away.
+    /// Listens at a path. Its folder must exist, except that of the usual socket, which disappears
+    /// at each boot.
     pub(super) fn bind(path: &Path, mode: u32) -> Result<Self, DaemonError> {
         let failed = |source| DaemonError::Socket { path: path.display().to_string(), source };
         if path == Path::new(USUAL_SOCKET)
@@ -63,12 +63,12 @@ impl Socket {
 
 impl Drop for Socket {
     fn drop(&mut self) {
-        // A failure leaves a socket that the next daemon finds to be left over.
+        // A failure leaves a socket that the next daemon recognises and replaces.
         let _ = remove_own(&self.path, self.own);
     }
 }
 
-/// The lock of a socket's path. Its file is there only as long as a daemon is.
+/// The lock of a socket's path. Its file exists only as long as a daemon does.
 #[derive(Debug)]
 struct Lock {
     file: File,
@@ -107,10 +107,10 @@ impl Lock {
 
 impl Drop for Lock {
     fn drop(&mut self) {
-        // The file goes while the lock is held, so no other daemon has locked it. A failure leaves
-        // a file that the next daemon locks.
+        // This removes the file while it holds the lock, so no other daemon has locked it. A
+        // failure leaves a file that the next daemon locks.
         let _ = self.file.metadata().and_then(|data| remove_own(&self.path, id(&data)));
-        // A process that this one is just starting has a copy of the descriptor for a moment.
+        // A child process that this one is just starting has a copy of the descriptor for a moment.
         let _ = rustix::fs::flock(&self.file, FlockOperation::Unlock);
     }
 }
@@ -124,12 +124,12 @@ fn file_at(path: &Path) -> io::Result<FileId> {
     fs::symlink_metadata(path).map(|data| id(&data))
 }
 
-/// Removes a file, unless another one is at its path by now.
+/// Removes a file, unless another one is at its path meanwhile.
 fn remove_own(path: &Path, own: FileId) -> io::Result<()> {
     if file_at(path)? == own { fs::remove_file(path) } else { Ok(()) }
 }
 
-/// Whether there is a socket at which nobody listens.
+/// Whether there is a socket on which no process listens.
 fn is_left_over(path: &Path) -> io::Result<bool> {
     let found = match fs::symlink_metadata(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(false),
@@ -168,7 +168,7 @@ mod tests {
     fn a_lock_of_a_file_that_was_removed_is_none() {
         let place = tempfile::tempdir().unwrap();
         let path = place.path().join("socket");
-        // At most one of them has the lock, although each removes its file.
+        // At most one daemon has the lock, although each removes its file.
         let holders = AtomicU32::new(0);
         thread::scope(|scope| {
             for _ in 0..8 {

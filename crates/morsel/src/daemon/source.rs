@@ -1,4 +1,4 @@
-//! The file that a client wants: whether it may have it, and which version of it that is.
+//! The file that a client asks for: whether the client may have it, and which version it is.
 
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -14,13 +14,14 @@ use crate::protocol::Refusal;
 use crate::sys;
 
 /// The kernel's clock for files stands still for a tick, a few milliseconds, and longer on a
-/// machine that hardly gets to run. A time that is further ahead than this is not of that clock.
+/// virtual machine that gets little processor time. A time that is further ahead than this does not
+/// come from that clock.
 const AHEAD: Duration = Duration::from_secs(2);
 
-/// How long a file has not changed that is taken to be at rest.
+/// A file that has not changed for this long counts as unchanging.
 const REST: Duration = Duration::from_secs(4);
 
-/// What tells files apart.
+/// Identifies a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct FileId {
     device: u64,
@@ -34,8 +35,8 @@ impl fmt::Display for FileId {
     }
 }
 
-/// What tells versions of files apart. Whoever changes a file changes at least its time of change,
-/// which no user can set.
+/// Identifies a version of a file. Every change of a file sets at least its time of change, which
+/// no user can set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Version {
     pub(super) file: FileId,
@@ -70,7 +71,7 @@ impl Version {
     }
 }
 
-/// A regular file that the client has proved to be able to read: it has opened it for that.
+/// A regular file that the client has proved that it can read: it has opened the file for reading.
 #[derive(Debug)]
 pub(super) struct Source {
     descriptor: OwnedFd,
@@ -78,7 +79,7 @@ pub(super) struct Source {
 }
 
 impl Source {
-    /// Looks at what a client sent.
+    /// Checks the descriptor that a client sent.
     pub(super) fn new(descriptor: OwnedFd) -> Result<Self, Refusal> {
         match descriptor::usage(&descriptor).map_err(failed)? {
             Use::Read | Use::ReadAndWrite => {}
@@ -88,8 +89,8 @@ impl Source {
         Ok(Self { descriptor, version })
     }
 
-    /// Waits until a change would be seen by its time: one within the tick of the last change has
-    /// the same. Then looks again which version it is.
+    /// Waits until the time of a new change would differ: a change within the tick of the last one
+    /// has the same time. Then reads the version again.
     pub(super) fn settle(&mut self) -> Result<(), Refusal> {
         let last = self.version.changed.max(self.version.modified);
         let is_ahead =
@@ -105,14 +106,15 @@ impl Source {
     /// Whether no process has it open for writing, and none has changed it just now.
     ///
     /// # Errors
-    /// [`Refusal::InUse`] if one has, or if this process cannot tell.
+    /// [`Refusal::InUse`] if a process has, or if the daemon cannot tell.
     pub(super) fn check_rest(&self) -> Result<(), Refusal> {
         let refuse = |reason: &str| Err(Refusal::InUse { reason: reason.into() });
         let since = clock_of_files().0.saturating_sub(self.version.changed.0);
         if since <= REST.as_secs() as i64 {
             return refuse("a process has changed it just now");
         }
-        // The client has the descriptor that it sent, so another one is asked.
+        // The client has the descriptor that it sent, so the daemon opens another one for the
+        // lease.
         let own = descriptor::read_only(&self.descriptor);
         match own.and_then(|own| sys::is_open_for_writing(own.as_fd())) {
             Ok(false) => Ok(()),
@@ -124,13 +126,12 @@ impl Source {
         }
     }
 
-    /// Whether it is still the version that it was.
+    /// Whether the file still has the same version.
     pub(super) fn is_unchanged(&self) -> bool {
         version(self.descriptor.as_fd()) == Ok(self.version)
     }
 
-    /// Its path, as the kernel knows it. Control characters are escaped: who reads it may have a
-    /// terminal.
+    /// Its path, from the kernel. Control characters are escaped, because a terminal may show it.
     pub(super) fn name(&self) -> String {
         let name = descriptor::name(&self.descriptor).unwrap_or_default();
         let name = String::from_utf8_lossy(&name);
@@ -143,9 +144,9 @@ impl Source {
             .collect()
     }
 
-    /// Lets the kernel give back its own copy of the file, now that a Morsel has one.
+    /// Lets the kernel drop its own copy of the file, now that a Morsel has one.
     pub(super) fn leave_page_cache(&self) {
-        // A wish: others may need those pages.
+        // This is a hint: other processes may need those pages.
         let _ = fs::fadvise(&self.descriptor, 0, None, fs::Advice::DontNeed);
     }
 }
@@ -156,7 +157,7 @@ impl AsFd for Source {
     }
 }
 
-/// The clock that gives files their times.
+/// The clock from which files get their times.
 fn clock_of_files() -> (i64, u64) {
     let now = clock_gettime(ClockId::RealtimeCoarse);
     (now.tv_sec, now.tv_nsec.unsigned_abs())
@@ -203,7 +204,7 @@ mod tests {
             let mut source = source(&file);
             source.settle().unwrap();
             assert!(source.is_unchanged());
-            // The same length, and as soon as can be.
+            // The same length, as soon as possible.
             std::os::unix::fs::FileExt::write_all_at(&file, &[byte + 1; 5], 0).unwrap();
             assert!(!source.is_unchanged(), "after {byte}");
         }

@@ -1,8 +1,8 @@
 //! Messages on a stream: the length of the body and the version of the protocol, 4 bytes each, the
 //! least significant first; then the body, in JSON. A descriptor comes with the first byte.
 //!
-//! Whoever is at the other end may send anything, at any speed, or nothing: a message has a most
-//! length, and all of it has to come by a deadline.
+//! The other end may send anything, at any speed, or nothing. So a message has a maximum length,
+//! and all of it must arrive by a deadline.
 
 use std::io::{self, ErrorKind};
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -15,7 +15,7 @@ use serde::de::DeserializeOwned;
 
 use crate::pass;
 
-/// Of the messages. A change of what any of them means is another version.
+/// The version of the messages. A change of the meaning of any message needs another version.
 pub(crate) const VERSION: u32 = 1;
 
 /// Bytes of a body: more than a path can have, escaped.
@@ -26,7 +26,7 @@ const HEADER: usize = 8;
 /// Why there is no message.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum FrameError {
-    /// The other end is gone, and sent nothing.
+    /// The other end closed the stream, and sent nothing.
     #[error("the other end has hung up")]
     End,
     #[error("the other end speaks version {0} of the protocol, not {VERSION}")]
@@ -132,7 +132,7 @@ fn fill(
     Ok(descriptor)
 }
 
-/// Time until the deadline, which is not over.
+/// Time until the deadline, which has not passed.
 fn left(deadline: Instant) -> Result<Duration, FrameError> {
     let left = deadline.saturating_duration_since(Instant::now());
     if left.is_zero() { Err(FrameError::TooSlow) } else { Ok(left) }
@@ -148,7 +148,7 @@ mod tests {
     use super::*;
     use crate::protocol::{Reply, Request};
 
-    /// Nobody waits for as long: what is read was written before.
+    /// No test waits that long: all bytes were written before they are read.
     const TIME: Duration = vellum_testing::patience::PATIENCE;
 
     fn read_bytes(bytes: &[u8]) -> Result<(Request, Option<OwnedFd>), FrameError> {

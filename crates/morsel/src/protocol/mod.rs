@@ -1,7 +1,7 @@
-//! What the cache daemon and its clients say to each other.
+//! The messages between the cache daemon and its clients.
 //!
 //! A connection is one request and its replies. A request about a file carries a descriptor of it,
-//! open for reading: that is its name, and the proof that the client may read it.
+//! open for reading. The descriptor names the file, and proves that the client may read it.
 
 pub(crate) mod frame;
 
@@ -10,7 +10,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-/// Names another socket than [`USUAL_SOCKET`].
+/// The variable that names another socket than [`USUAL_SOCKET`].
 pub const SOCKET_VARIABLE: &str = "VELLUM_MORSELD";
 
 /// Where the daemon listens by convention.
@@ -22,35 +22,35 @@ pub fn usual_socket() -> PathBuf {
     named.unwrap_or_else(|| OsString::from(USUAL_SOCKET)).into()
 }
 
-/// What a client asks for.
+/// A request of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Request {
-    /// The Morsel of the file whose descriptor comes along.
+    /// Asks for the Morsel of the file whose descriptor comes with the message.
     Load,
-    /// That the Morsels of that file are forgotten.
+    /// Asks the daemon to forget the Morsels of that file.
     Remove,
-    /// What there is.
+    /// Asks for the list of files.
     List,
-    /// How the daemon is.
+    /// Asks for the daemon's counters.
     Stat,
     /// As `Load`, unless the file is being changed.
     LoadAtRest,
 }
 
-/// What the daemon answers.
+/// An answer of the daemon.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Reply {
     /// The load goes on; others follow.
     Progress { done: u64, total: u64 },
     /// A descriptor comes along.
     Loaded { length: u64, was_there: bool },
-    /// So many are forgotten.
+    /// The number of forgotten Morsels.
     Removed { objects: u64 },
     /// One of the list; others follow.
     Listed(Object),
-    /// That was the list.
+    /// The end of the list.
     EndOfList,
-    /// How the daemon is.
+    /// The daemon's counters.
     Stat(DaemonStat),
     /// It is not done.
     Refused(Refusal),
@@ -60,14 +60,14 @@ pub(crate) enum Reply {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Object {
-    /// Its path when it was loaded, as the daemon saw it. Files are told apart by device and inode,
-    /// which stand here for one that was found again and that nobody has asked for since.
+    /// Its path when it was loaded, as the daemon saw it. Device and inode identify files; they
+    /// stand here for a file that the daemon found again and that no client has asked for since.
     pub name: String,
     /// Bytes.
     pub length: u64,
-    /// How often it was handed out.
+    /// How often the daemon handed it out.
     pub uses: u64,
-    /// Mappings, of whatever processes; `None`: the backend does not know.
+    /// Mappings, of all processes; `None`: the backend does not know.
     pub mounts: Option<u64>,
 }
 
@@ -79,19 +79,19 @@ pub struct DaemonStat {
     pub backend: String,
     /// Bytes that it may keep.
     pub limit: u64,
-    /// Bytes that it keeps, with what is being loaded.
+    /// Bytes that it keeps or is loading.
     pub used: u64,
     /// Files that it has.
     pub objects: u64,
     /// Loads that it has begun.
     pub loads: u64,
-    /// Requests that it answered with what was there.
+    /// Requests that it answered from memory.
     pub hits: u64,
-    /// Files that it has forgotten to make room.
+    /// Files that it has evicted to make room.
     pub evictions: u64,
 }
 
-/// Why the daemon does not do what it was asked for, and what to do.
+/// Why the daemon refuses a request, and what to do.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refusal {
@@ -115,7 +115,7 @@ pub enum Refusal {
         /// Of the daemon.
         limit: u64,
     },
-    /// It does not fit beside what is in use or being loaded.
+    /// It does not fit together with the files that are in use or being loaded.
     #[error(
         "{bytes} bytes do not fit now: files that are in use or being loaded take the daemon's \
          limit of {limit}; try again later, or raise --limit"
@@ -126,11 +126,11 @@ pub enum Refusal {
         /// Of the daemon.
         limit: u64,
     },
-    /// Somebody wrote to the file, or truncated it, while it was read.
-    #[error("the file changed while it was loaded; try again when nobody writes to it")]
+    /// A process wrote to the file, or truncated it, while the daemon read it.
+    #[error("the file changed while it was loaded; try again when no process writes to it")]
     Changed,
-    /// Nobody waits for it any more.
-    #[error("the load was given up, since nobody waited for it; ask again")]
+    /// No client waits for it any more.
+    #[error("the load was cancelled, because no client waited for it; ask again")]
     GivenUp,
     /// Too many connections.
     #[error("too many connections at a time; try again later")]
@@ -138,13 +138,13 @@ pub enum Refusal {
     /// The message is none.
     #[error("the message cannot be read: {reason}")]
     BadMessage {
-        /// What is wrong with it.
+        /// The reason.
         reason: String,
     },
     /// Anything else, in words.
     #[error("the daemon failed: {reason}")]
     Failed {
-        /// What it says.
+        /// The reason.
         reason: String,
     },
     /// The file is being changed, or may be.

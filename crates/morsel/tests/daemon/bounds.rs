@@ -1,4 +1,4 @@
-//! Memory is bounded: what was used longest ago goes.
+//! Memory is bounded: the daemon evicts the file that was used longest ago.
 
 use std::fs::File;
 
@@ -61,7 +61,8 @@ fn what_is_mapped_stays_as_far_as_that_is_known() {
                 let loads = || daemon.client.load(&second, |_| {}).is_ok();
                 eventually("the other takes its place", loads);
             }
-            // Nobody sees who maps a memfd. It goes, and whoever has it keeps it.
+            // The daemon cannot see which processes map a memfd. It evicts the file, and processes
+            // that have it keep it.
             _ => {
                 answer.unwrap();
                 assert!(mapping.view().unwrap() == pattern(FILE));

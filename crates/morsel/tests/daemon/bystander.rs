@@ -1,4 +1,4 @@
-//! What one client does, or suffers, concerns no other.
+//! No client affects another, whatever it does.
 
 use std::io::Write;
 use std::os::unix::net::UnixStream;
@@ -46,7 +46,8 @@ fn those_who_say_nothing_do_not_keep_others_waiting() {
         load(&daemon.client, &file);
         // A user has a most number of connections, and hears of it.
         idle.extend((0..28).map(|_| connect()));
-        // Those that have said nothing for too long have gone: others take their places.
+        // The daemon has closed connections that were silent for too long: others take their
+        // places.
         eventually("the user has too many connections", || {
             let stat = daemon.client.stat();
             let is_full = matches!(stat, Err(ClientError::Refused(Refusal::Busy)));

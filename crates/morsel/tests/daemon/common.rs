@@ -44,8 +44,7 @@ impl Running {
         (path.clone(), File::open(path).unwrap())
     }
 
-    /// A file of zeros without memory behind it, so large that no load of it ends before somebody
-    /// hears how far it is.
+    /// A sparse file of zeros, so large that a client gets progress before a load of it ends.
     pub fn endless_file(&self) -> (PathBuf, File) {
         let path = self.folder.path().join("endless");
         File::create(&path).unwrap().set_len(16 << 30).unwrap();
@@ -93,14 +92,14 @@ pub fn pattern(length: usize) -> Vec<u8> {
     (0..length).map(|at| (at / 4096 * 31 + at * 7) as u8).collect()
 }
 
-/// Loads a file and returns what is in the Morsel, and whether that was there.
+/// Loads a file and returns the Morsel's bytes, and whether the daemon had it.
 pub fn load(client: &Client, file: &File) -> (Vec<u8>, bool) {
     let loaded = client.load(file, |_| {}).unwrap();
     let mapping = loaded.morsel.map(Access::Read).unwrap();
     (mapping.view().unwrap().to_vec(), loaded.was_there)
 }
 
-/// How a process is told that it is a client: what it does, the socket, the file.
+/// The variables that make a process a client: its task, the socket, the file.
 const CLIENT: &str = "VELLUM_TEST_CLIENT";
 
 /// A client in a process of its own.
@@ -112,7 +111,7 @@ pub fn client_process(does: &str, socket: &Path, file: &Path) -> Command {
     command
 }
 
-/// A client process whose load goes on.
+/// A client process whose load is running.
 pub struct Loading {
     child: Child,
     lines: Lines<BufReader<ChildStdout>>,

@@ -1,4 +1,4 @@
-//! Files come as they are, once, to everybody who may read them.
+//! The daemon loads a file once, unchanged, and gives it to every client that may read it.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -45,7 +45,7 @@ fn a_sparse_file_comes_with_memory_for_its_holes() {
             file.write_all_at(b"abc", at as u64).unwrap();
         }
         let morsel = daemon.client.load(&File::open(&path).unwrap(), |_| {}).unwrap().morsel;
-        // An access never has to find memory, which may be gone by then.
+        // An access never needs new memory, which may be short by then.
         assert_eq!(morsel.stat().unwrap().missing(), 0);
         assert!(morsel.map(Access::Read).unwrap().view().unwrap() == bytes);
     });

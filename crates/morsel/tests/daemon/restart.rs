@@ -1,4 +1,4 @@
-//! What the next daemon at a socket has of the one before it: with the module, its files.
+//! The next daemon at a socket takes over the files of the one before it, with the module.
 
 use std::ffi::OsString;
 use std::fs::{self, File, Permissions};
@@ -14,7 +14,7 @@ use vellum_morsel::{
 
 use crate::common::{Loading, eventually, load, options, pattern};
 
-/// What a process is told that is a daemon: its backend, its socket, its limit.
+/// The variables of a process that is a daemon: its backend, its socket, its limit.
 const DAEMON: &str = "VELLUM_TEST_DAEMON";
 
 const LIMIT: u64 = 16 << 20;
@@ -70,7 +70,8 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        // What a test has left takes memory until then. A test that has failed need not fail twice.
+        // The files that a test has left take memory until then. A test that has failed need not
+        // fail twice.
         let _ = fs::remove_dir_all(self.kept());
     }
 }
@@ -116,7 +117,7 @@ fn a_daemon_in_its_own_process() {
     let provider = Provider::new(BackendChoice::Only(backend)).unwrap();
     let options =
         DaemonOptions { keep: true, ..options(Path::new(words[1]), words[2].parse().unwrap()) };
-    // Nobody asks it to end: it is killed.
+    // No client asks it to end: the test kills it.
     let (_never, stop) = UnixStream::pair().unwrap();
     Daemon::bind(provider, &options).unwrap().run(stop).unwrap();
 }
@@ -279,7 +280,7 @@ fn a_folder_that_others_may_enter_is_not_believed() {
         assert!(why().unwrap_err().contains("another daemon"));
         drop(holder);
         // A process that another test is just starting has a copy of it for a moment.
-        eventually("nobody has its lock", || why() == Ok(0));
+        eventually("no process has its lock", || why() == Ok(0));
     });
 }
 

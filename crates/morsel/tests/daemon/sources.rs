@@ -1,4 +1,4 @@
-//! What a client may name, and files that change.
+//! Files that a client may name, and files that change.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -20,7 +20,7 @@ fn refusal(daemon: &Running, file: &File) -> Refusal {
 fn a_descriptor_that_proves_nothing_is_refused() {
     on_each(1 << 20, |daemon| {
         let (path, file) = daemon.file("file", b"secret");
-        // Even if the file is there already.
+        // Even if the daemon has the file already.
         load(&daemon.client, &file);
         let path_only = rustix::fs::open(&path, OFlags::PATH, Mode::empty()).unwrap();
         let write_only = OpenOptions::new().write(true).open(&path).unwrap();

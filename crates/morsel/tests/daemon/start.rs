@@ -1,4 +1,4 @@
-//! Who may listen at a path, and what is left of a daemon that ended.
+//! Which daemon may listen at a path, and what an ended daemon leaves.
 
 use std::os::unix::net::UnixListener;
 
@@ -36,12 +36,12 @@ fn somebody_elses_socket_is_left_alone() {
     let other = UnixListener::bind(&path).unwrap();
     let refused = Daemon::bind(provider(), &options(&path, 1)).unwrap_err();
     assert!(matches!(refused, DaemonError::Running { .. }), "{refused:?}");
-    // Once nobody listens any more, as after a kill, it is replaced.
+    // Once no daemon listens any more, as after a kill, a new one replaces the socket.
     drop(other);
     assert!(path.exists());
     let mut daemon = None;
     // A process that another test is just starting has a copy of the listener for a moment.
-    eventually("nobody listens", || {
+    eventually("no daemon listens", || {
         daemon = Daemon::bind(provider(), &options(&path, 1)).ok();
         daemon.is_some()
     });

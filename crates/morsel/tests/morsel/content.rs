@@ -44,7 +44,7 @@ fn a_file_fills_it() {
         let source = file_of(&bytes);
         let morsel = provider.create(&Shape::of_length(800_000)).unwrap();
         assert_eq!(morsel.fill(&source, 0, 0, 700_001), Ok(700_001));
-        // The source ends within what is asked for.
+        // The source ends within the range that the test asks for.
         assert_eq!(morsel.fill(&source, 700_000, 704_512, 5_000), Ok(1));
         let mapping = morsel.map(Access::Read).unwrap();
         let mut found = vec![0; 700_001];

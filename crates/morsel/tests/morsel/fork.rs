@@ -1,4 +1,4 @@
-//! What a forked child has of its parent's mappings.
+//! The mappings that a forked child has of its parent's.
 #![allow(unsafe_code)]
 
 use vellum_morsel::{Access, Mapping, Shape};
@@ -6,7 +6,7 @@ use vellum_testing::patience::eventually;
 
 use crate::common::on_each;
 
-/// A length of which the last page is another than the first.
+/// A length whose last page is not the first.
 const LENGTH: u64 = 3 << 20;
 
 /// How a child ended.

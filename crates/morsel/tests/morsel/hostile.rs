@@ -1,4 +1,4 @@
-//! Descriptors of somebody who wants a process to look at memory that changes, or is not there.
+//! Descriptors of an attacker who wants a process to read memory that changes, or is absent.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;

@@ -1,4 +1,4 @@
-//! Huge pages: where they are asked for, and nowhere else.
+//! Huge pages: a Morsel has them if its maker asks for them, and never else.
 
 use std::fs::OpenOptions;
 use std::os::fd::AsFd;

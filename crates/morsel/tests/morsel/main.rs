@@ -1,4 +1,4 @@
-//! What a Morsel does, on every backend that this machine has.
+//! Tests of Morsels, on every backend that this machine has.
 
 // These are tests, where unwrap is the assertion.
 #![allow(clippy::unwrap_used)]

@@ -1,4 +1,5 @@
-//! Any sequence of writes, fills, punches and populates, beside an array that has the same done.
+//! Random sequences of writes, fills, punches and populates, compared with an array that gets the
+//! same.
 
 use proptest::prelude::*;
 use vellum_morsel::{Access, Shape};

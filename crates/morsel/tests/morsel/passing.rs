@@ -34,7 +34,7 @@ fn a_morsel_for_reading_stays_one() {
         for refused in [received.map(Access::ReadWrite).map(drop), received.seal(Seals::CONTENT)] {
             assert!(matches!(refused, Err(Error::ReadOnly { .. })), "{refused:?}");
         }
-        // It is not sealed: somebody else may write.
+        // It is not sealed: another process may write.
         assert_eq!(received.map(Access::Read).unwrap().view(), Err(Error::NotSealed));
     });
 }

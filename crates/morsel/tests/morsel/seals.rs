@@ -1,4 +1,4 @@
-//! What a seal forbids, and what it makes possible.
+//! The operations that a seal forbids, and those that it makes possible.
 
 use vellum_morsel::{Access, BackendKind, Error, Seals, Shape};
 use zerocopy::{FromBytes, Immutable, KnownLayout, little_endian::U32};
