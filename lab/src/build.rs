@@ -29,8 +29,8 @@ pub struct Built {
     pub contents: Vec<u8>,
 }
 
-/// Builds the modules that the Kbuild file of `folder` names, for one kernel. The folder itself is
-/// only read. Any warning, also of what comes after the compiler, is an error.
+/// Builds the modules that the Kbuild file of `folder` names, for one kernel. It only reads the
+/// folder itself. Any warning, of the compiler or of a later step, is an error.
 ///
 /// # Errors
 /// With all that was said, if there was a warning or the build failed.
@@ -52,13 +52,13 @@ pub fn build(kernel: &Kernel, folder: &Path) -> Result<Vec<Built>> {
     make.args(["CONFIG_DEBUG_INFO_BTF_MODULES=", "modules"]).env("LC_ALL", "C");
     let output = make.output().with_context(|| starting("make"))?;
     let said = [output.stdout, output.stderr].concat();
-    // Who reads this edits the folder, not the copy.
+    // The reader of these messages edits the folder, not the copy.
     let said =
         String::from_utf8_lossy(&said).replace(&*copy.to_string_lossy(), &folder.to_string_lossy());
     let has_warning = said.to_lowercase().contains("warning: ");
     if !output.status.success() || has_warning {
         if has_warning {
-            // A second run would not repeat it: what it is about is built.
+            // A second run would not repeat the warning, because the object is built.
             fs::remove_dir_all(&copy)?;
         }
         bail!("modules in {} for kernel {}:\n{}", folder.display(), kernel.name, said.trim_end());
@@ -66,8 +66,8 @@ pub fn build(kernel: &Kernel, folder: &Path) -> Result<Vec<Built>> {
     built(&copy)
 }
 
-/// Forgets what was built for the kernel in `folder`, before that becomes another one: make does
-/// not see all that then changes.
+/// Removes the builds for the kernel in `folder` before another kernel replaces it: make does not
+/// notice all changes.
 ///
 /// # Errors
 /// If something cannot be removed.

@@ -1,8 +1,8 @@
-//! Kills a machine in the midst of its work, and lets another one look at what has become of the
-//! persistent memory.
+//! Kills a machine in the midst of its work, and lets another one check the persistent memory.
 //!
-//! What the guest has stored is in the file when the machine is gone, whether it was flushed or
-//! not: this is the death of all programs and of the kernel at any instruction, not of the power.
+//! The guest's stores are in the file when the machine is dead, whether they were flushed or not.
+//! So this tests the death of all programs and of the kernel at any instruction, not a loss of
+//! power.
 
 use std::hash::{BuildHasher as _, RandomState};
 use std::path::Path;
@@ -22,7 +22,7 @@ use crate::verdict::Verdict;
 /// Milliseconds among which a random time is chosen.
 const MOMENTS: std::ops::Range<u64> = 200..3000;
 
-/// What is killed, when, and who looks.
+/// The programs to kill, the time, and the program that checks.
 #[derive(Args, Debug)]
 pub struct Crash {
     /// Milliseconds from where a program says 'lab: ready' to the end; another random time in each

@@ -13,18 +13,18 @@ use crate::lock::lock;
 use crate::packages::{Packages, finish, starting};
 use crate::stock::BACKPORTS;
 
-/// What it is called here.
+/// Its name in the lab.
 pub const NAME: &str = "debug";
 
-/// The package with its source, which is also what its folder is called.
+/// The package with its source, which is also the name of its folder.
 const SOURCE: &str = "linux-source-6.12";
 
-/// What is switched on; all else is off.
+/// The options that are on; all others are off.
 const CONFIG: &str = include_str!("../debug.config");
 
-/// Functions that modules may call in this kernel, with the file of each. A module that keeps to
-/// what a stock kernel exports would not load here otherwise: inline functions that every user of
-/// page tables has call other things in this configuration.
+/// Functions that modules may call in this kernel, with the file of each. A module that uses only a
+/// stock kernel's exports would not load here otherwise, because inline functions of page tables
+/// call other functions in this configuration.
 ///
 /// - With lockdep the lock of a page table is allocated apart when a table is made.
 /// - Without Xen the highest entries are not written by an indirect call, but on the spot, with the
@@ -38,7 +38,7 @@ const EXPORTED: [(&str, &str); 3] = [
 /// The kernel, built below `cache` unless it is there and was made of the same.
 ///
 /// # Errors
-/// If the source does not come or the build fails.
+/// If the source cannot be fetched or the build fails.
 pub fn fetch(cache: &Path) -> Result<Kernel> {
     let folder = cache.join(NAME);
     let _alone = lock(&folder)?;
@@ -67,7 +67,7 @@ pub fn fetch(cache: &Path) -> Result<Kernel> {
     })
 }
 
-/// Where it is built. A build that was interrupted is gone on with.
+/// The folder of the build. An interrupted build continues.
 #[derive(Debug)]
 struct Workshop {
     folder: PathBuf,
@@ -91,7 +91,7 @@ impl Workshop {
         Ok(Workshop { folder: folder.to_path_buf(), source, tree, root, log })
     }
 
-    /// From nothing to what is installed; returns the release.
+    /// Builds and installs the kernel from nothing; returns the release.
     fn build(&self) -> Result<String> {
         println!("fetching the source of the debug kernel");
         self.unpack()?;
@@ -103,7 +103,7 @@ impl Workshop {
         self.install()
     }
 
-    /// Removes what was only needed to build it.
+    /// Removes the files that only the build needed.
     fn clear(&self) -> Result<()> {
         fs::remove_dir_all(&self.source)?;
         fs::remove_dir_all(&self.tree)?;
@@ -142,8 +142,8 @@ impl Workshop {
         Ok(())
     }
 
-    /// Puts the kernel, its modules and what others are built against where the rest of the lab
-    /// looks for it.
+    /// Puts the kernel, its modules and the files to build other modules where the rest of the lab
+    /// looks for them.
     fn install(&self) -> Result<String> {
         let release = fs::read_to_string(self.tree.join("include/config/kernel.release"))?;
         let release = release.trim_end().to_owned();
@@ -165,7 +165,7 @@ impl Workshop {
         Ok(release)
     }
 
-    /// Runs the kernel's own make, out of everybody's way; what it says is in the log.
+    /// Runs the kernel's own make at low priority; its output is in the log.
     fn make(&self, arguments: &[&str]) -> Result<()> {
         let log = fs::File::options().append(true).open(&self.log)?;
         let mut make = Command::new("nice");
@@ -181,8 +181,8 @@ impl Workshop {
     }
 }
 
-/// The text with the function exported, unless it is: a line behind its body. None if there is no
-/// such function.
+/// The text with the function exported, if it is not exported yet: a line after its body. None if
+/// there is no such function.
 fn with_export(text: &str, function: &str) -> Option<String> {
     let line = format!("EXPORT_SYMBOL_GPL({function});\n");
     if text.contains(&line) {

@@ -1,4 +1,4 @@
-//! What is inside the guest: busybox, modules, and test programs with the libraries they need.
+//! The contents of the guest: busybox, modules, and test programs with the libraries they need.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -18,15 +18,15 @@ const INIT: &[u8] = include_bytes!("../guest/init");
 /// A statically linked busybox: the guest's shell and tools.
 const BUSYBOX: &str = "/bin/busybox";
 
-/// Modules that every guest has. The first one is what the next one looks for by a name that no
-/// list of modules has.
+/// Modules that every guest has. The second one looks for the first by a name that no list of
+/// modules has.
 const MODULES: [&str; 8] =
     ["crc32c_generic", "ext4", "nvme", "null_blk", "brd", "loop", "vfio_iommu_type1", "vfio_pci"];
 
 /// A program to be run inside.
 #[derive(Clone, Debug)]
 pub struct Test {
-    /// What it is called there.
+    /// Its name in the guest.
     pub name: String,
     /// The program on this machine.
     pub program: PathBuf,
@@ -41,7 +41,7 @@ const PMEM_MODULES: [&str; 2] = ["nfit", "nd_pmem"];
 const PMEM_PROGRAMS: [(&str, &str); 2] =
     [("/usr/bin/ndctl", "ndctl"), ("/sbin/mke2fs", "e2fsprogs")];
 
-/// What the guest has beside what every guest has.
+/// The parts of this guest that not every guest has.
 #[derive(Clone, Debug)]
 pub struct Equipment {
     /// Where its disk is mounted.
@@ -52,11 +52,11 @@ pub struct Equipment {
     pub modules: Vec<String>,
     /// A folder whose modules are built, loaded before the tests and unloaded after.
     pub folder: Option<PathBuf>,
-    /// What those modules are told when they are loaded.
+    /// The parameters of those modules.
     pub parameters: String,
     /// Lines of a shell that set variables for the programs.
     pub variables: Vec<String>,
-    /// Files that lie beside the programs, by their names there.
+    /// Files in the folder of the programs, by their names there.
     pub files: Vec<(String, PathBuf)>,
 }
 
@@ -65,7 +65,7 @@ pub struct Equipment {
 pub enum Work {
     /// Runs these one after the other.
     Tests(Vec<Test>),
-    /// Gives a shell to whoever sits before it.
+    /// Gives the user a shell.
     Shell,
 }
 
@@ -167,8 +167,8 @@ fn programs(archive: &mut Archive, tests: &[Test]) -> Result<()> {
     Ok(())
 }
 
-/// The program without what only a debugger reads, which is most of a test: all of it would have
-/// to fit into the guest's memory. None if it has nothing of that kind.
+/// The program without its debugging sections, which are most of a test: all of it would have to
+/// fit into the guest's memory. None if it has none.
 fn slim(program: &Path) -> Option<Vec<u8>> {
     let to = tempfile::NamedTempFile::new().ok()?;
     let mut strip = Command::new("strip");

@@ -1,5 +1,5 @@
-//! Cleans up behind this process however it ends, also when it is killed: a small process that
-//! waits until it hears nothing more.
+//! Cleans up after this process however it ends, also when it is killed: a small process that waits
+//! for the end of its input.
 
 use std::fs;
 use std::io::Write as _;
@@ -9,8 +9,8 @@ use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context as _, Result};
 
-/// Reads processes to watch over, the last of which counts; at the end of its input kills that one
-/// and removes the folder. Nobody there is the empty line.
+/// Reads identifiers of processes to watch, the last of which counts; at the end of its input kills
+/// that one and removes the folder. An empty line means no process.
 const SCRIPT: &str = r#"
     while read -r line; do process=$line; done
     [ -z "$process" ] || kill -9 "$process" 2>/dev/null
@@ -34,7 +34,7 @@ impl Keeper {
         let folder = tempfile::Builder::new().prefix("run-").tempdir_in(place)?.keep();
         let mut command = Command::new("/bin/sh");
         command.args(["-c", SCRIPT]).arg(&folder).stdin(Stdio::piped());
-        // What a terminal sends to this process when it is interrupted does not reach the other.
+        // The interrupt signal of a terminal reaches this process, not the keeper.
         command.process_group(0);
         match command.spawn() {
             Ok(child) => Ok(Keeper { folder, child }),

@@ -10,15 +10,15 @@ use crate::stock::STOCK;
 /// A kernel that is unpacked and can be booted.
 #[derive(Clone, Debug)]
 pub struct Kernel {
-    /// What it is called here: its series.
+    /// Its name in the lab: its series.
     pub name: &'static str,
     /// Its whole name, such as `6.1.0-42-amd64`.
     pub release: String,
-    /// What is booted.
+    /// The image to boot.
     pub image: PathBuf,
-    /// Its modules, with the list of what each needs.
+    /// Its modules, with the list of their dependencies.
     pub modules: PathBuf,
-    /// What modules are built against.
+    /// The headers to build modules against.
     pub headers: PathBuf,
     /// Where its things are kept between runs.
     pub folder: PathBuf,
@@ -32,14 +32,14 @@ impl Kernel {
         if self.is_debug { 5 } else { 1 }
     }
 
-    /// Levels of page tables that it has if nobody says: one of the kernels has so many as most
+    /// Levels of page tables that it has by default: one of the kernels has as many as most
     /// processors, the others one more.
     pub fn levels(&self) -> u32 {
         if self.name == "6.1" { 4 } else { 5 }
     }
 
-    /// What it is told when it starts, beside what every kernel is told: freed pages are filled
-    /// and looked at when they are used again, so that a write through an old translation shows.
+    /// Its boot options, in addition to those of every kernel: it fills freed pages and checks them
+    /// when it uses them again, so that a write through a stale translation shows.
     pub fn boot_arguments(&self) -> &'static str {
         if self.is_debug { "page_poison=1" } else { "" }
     }
@@ -54,7 +54,7 @@ impl Kernel {
 /// are there.
 ///
 /// # Errors
-/// If there is no kernel of a name, or one does not come.
+/// If there is no kernel of a name, or one cannot be fetched.
 pub fn chosen(names: &[String], cache: &Path) -> Result<Vec<Kernel>> {
     if names.is_empty() {
         return STOCK.iter().map(|stock| stock.fetch(cache)).collect();

@@ -1,4 +1,4 @@
-//! Several labs at a time on one cache: what one of them makes, the others wait for.
+//! Several labs at a time use one cache: while one of them makes a part of it, the others wait.
 
 use std::fs::{self, File, TryLockError};
 use std::path::Path;

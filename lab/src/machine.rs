@@ -15,10 +15,11 @@ pub const QEMU: &str = "qemu-system-x86_64";
 /// Where a machine that waits for a debugger does so.
 pub const GDB_PORT: u16 = 1234;
 
-/// What every kernel is told: its messages go to the second serial line; it does not go on after
-/// what it cannot mend; and what seems stuck may only be slow, as an emulated processor is, on a
-/// machine that has other work, too, whose timer seems broken then. Its own drivers' devices reach
-/// all of memory; what user space has, only what was registered for it.
+/// The boot options of every kernel. Its messages go to the second serial line. It stops after an
+/// error that it cannot repair. A task that seems stuck may only be slow, because an emulated
+/// processor is slow on a machine that has other work, and its timer then seems broken. Devices of
+/// its own drivers reach all of memory; devices that user space drives reach only registered
+/// memory.
 const BOOT_ARGUMENTS: &str = "console=ttyS1 loglevel=7 panic=-1 oops=panic rdinit=/init \
     watchdog_thresh=60 workqueue.watchdog_thresh=120 rcupdate.rcu_cpu_stall_timeout=120 \
     sysctl.kernel.hung_task_timeout_secs=300 no_timer_check intel_iommu=on iommu=pt";
@@ -26,12 +27,12 @@ const BOOT_ARGUMENTS: &str = "console=ttyS1 loglevel=7 panic=-1 oops=panic rdini
 /// The controller that is for user space, by the address at which the guest looks for it.
 const LENT: &str = "nvme,serial=lent,drive=lent,addr=10.0";
 
-/// What the machine has.
+/// The parts of the machine.
 #[derive(Clone, Debug)]
 pub struct Machine {
     /// Processors.
     pub processors: u32,
-    /// Levels of its page tables, if not so many as the kernel usually has here.
+    /// Levels of its page tables, if not the kernel's default in the lab.
     pub levels: Option<u32>,
     /// Memory in MiB.
     pub memory_mib: u32,
@@ -40,9 +41,9 @@ pub struct Machine {
     pub counts_instructions: bool,
     /// More for the kernel's command line.
     pub boot: String,
-    /// What tells it from others of its kernel.
+    /// The name that distinguishes it from other machines of its kernel.
     pub name: Option<String>,
-    /// Stands still until a debugger lets it run.
+    /// Stops at once until a debugger lets it run.
     pub waits_for_gdb: bool,
 }
 
@@ -62,7 +63,7 @@ pub struct Files<'a> {
 }
 
 impl Machine {
-    /// Starts the machine. What runs inside talks through its standard streams.
+    /// Starts the machine. Programs inside talk through its standard streams.
     ///
     /// # Errors
     /// If the emulator does not start.

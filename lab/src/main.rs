@@ -50,7 +50,7 @@ fn main() -> ExitCode {
 fn perform(arguments: &Arguments) -> Result<bool> {
     fs::create_dir_all(&arguments.cache)
         .with_context(|| format!("creating {}", arguments.cache.display()))?;
-    // Programs that are started elsewhere are told where things are.
+    // Programs that run in another folder need absolute paths.
     let cache = arguments.cache.canonicalize()?;
     let kernels = kernel::chosen(&arguments.kernels, &cache)?;
     match &arguments.chore {

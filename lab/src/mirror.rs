@@ -1,5 +1,5 @@
-//! A copy of a folder that follows it: what has not changed keeps its times, so that a build in the
-//! copy does only what is new, and the folder itself stays clean.
+//! A copy of a folder that follows it. Unchanged files keep their times, so a build in the copy
+//! rebuilds only changed files, and the folder itself stays clean.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -7,11 +7,11 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result};
 
-/// The copy's list of what came from the folder: other files in it were built there.
+/// The copy's list of the files that came from the folder: other files in it were built there.
 const LIST: &str = ".mirrored";
 
-/// Makes `copy` have the files of `folder`: changed ones anew, vanished ones no more. Hidden files
-/// and folders that are Rust packages stay behind.
+/// Makes `copy` have the files of `folder`: copies changed ones, and removes those that vanished.
+/// Skips hidden files, and folders that are Rust packages.
 ///
 /// # Errors
 /// If a file cannot be read or written.

@@ -1,4 +1,4 @@
-//! Modules of a kernel and what they need, in the order in which they are loaded.
+//! Modules of a kernel and their dependencies, in the order in which they are loaded.
 
 use std::collections::HashMap;
 use std::fs;
@@ -19,8 +19,8 @@ pub struct Module {
     pub contents: Vec<u8>,
 }
 
-/// The modules `wanted` and all that they need, each behind what it needs. What the kernel has
-/// built in is left out.
+/// The modules `wanted` and all their dependencies, each after those that it needs, without those
+/// that are built into the kernel.
 ///
 /// # Errors
 /// If the kernel has no such module, or one cannot be read.
@@ -33,7 +33,7 @@ pub fn closure(kernel: &Kernel, wanted: &[&str]) -> Result<Vec<Module>> {
     for name in wanted {
         let found = needs.keys().find(|path| module_name(path) == *name);
         match found {
-            // The list names what is needed last first.
+            // The list names dependencies in reverse order of loading.
             Some(path) => {
                 let before = needs[path].iter().rev().copied();
                 for path in before.chain([*path]) {
@@ -53,7 +53,7 @@ pub fn closure(kernel: &Kernel, wanted: &[&str]) -> Result<Vec<Module>> {
     paths.iter().map(read).collect()
 }
 
-/// `modules.dep`: each module's path, and the paths of what it needs.
+/// `modules.dep`: each module's path, and the paths of its dependencies.
 fn needs(text: &str) -> HashMap<&str, Vec<&str>> {
     let lines = text.lines().filter_map(|line| line.split_once(':'));
     lines.map(|(path, rest)| (path, rest.split_whitespace().collect())).collect()

@@ -1,4 +1,4 @@
-//! What the lab is asked to do.
+//! The lab's command line.
 
 use std::path::{Path, PathBuf};
 
@@ -50,7 +50,8 @@ pub struct Arguments {
     /// A variable in the environment of the programs
     #[arg(long = "variable", value_name = "NAME=VALUE", value_parser = variable, global = true)]
     variables: Vec<String>,
-    /// A file, such as a library, that is to lie beside the programs, with the libraries it needs
+    /// A file, such as a library, to put into the folder of the programs, with the libraries it
+    /// needs
     #[arg(long = "file", value_name = "NAME=PATH", value_parser = file, global = true)]
     files: Vec<(String, PathBuf)>,
     /// Tells this lab from others that run at the same time: the kernel's messages are kept in
@@ -70,7 +71,7 @@ pub struct Arguments {
 pub enum Chore {
     /// Run test programs, each given as NAME=PROGRAM, and say 'N passed, N failed'
     Run {
-        /// Give up when a program, the start or the end takes so many seconds; slow machines get
+        /// Give up when a program, the start or the end takes this many seconds; slow machines get
         /// several times that
         #[arg(long, default_value_t = 600)]
         patience: u64,
@@ -81,13 +82,13 @@ pub enum Chore {
         #[arg(required = true, value_name = "NAME=PROGRAM")]
         tests: Vec<String>,
     },
-    /// Kill the machine while programs run, then let others look at what its persistent memory has
+    /// Kill the machine while programs run, then have others check its persistent memory
     Crash(Crash),
     /// A shell in the guest
     Shell,
     /// A shell in the guest, whose kernel waits for gdb
     Gdb,
-    /// Fetch the kernels and do no more
+    /// Only fetch the kernels
     Fetch,
     /// Build the modules of a folder with a Kbuild file for each kernel; say where they are
     Build {
@@ -110,7 +111,7 @@ impl Arguments {
         }
     }
 
-    /// What the guest has.
+    /// The contents of the guest.
     pub fn equipment(&self) -> Equipment {
         Equipment {
             scratch: self.scratch.clone(),
@@ -145,8 +146,8 @@ fn variable(given: &str) -> Result<String> {
     Ok(format!("export {name}='{value}'"))
 }
 
-/// Programs given as `NAME=PROGRAM`, with arguments of their own behind a space and others that
-/// all of them get.
+/// Programs given as `NAME=PROGRAM`, with arguments of their own after a space and others that all
+/// of them get.
 ///
 /// # Errors
 /// If one is given otherwise, or is not there.

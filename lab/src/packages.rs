@@ -1,5 +1,5 @@
-//! Debian packages, fetched and unpacked beside the system: nothing is installed, and the
-//! system's own list of sources is neither read nor changed.
+//! Debian packages, fetched and unpacked outside the system: the lab installs nothing, and neither
+//! reads nor changes the system's own list of sources.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, bail, ensure};
 
-/// Who signed what is downloaded. Debian's package of keys has this file.
+/// The keys that sign the packages. Debian's package of keys has this file.
 const KEYS: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
 /// A place with an apt of its own that knows some suites of Debian and nothing else.
@@ -22,7 +22,7 @@ impl Packages {
     /// that are no longer there.
     ///
     /// # Errors
-    /// If the folder cannot be made, or the lists do not come.
+    /// If the folder cannot be made, or the lists cannot be fetched.
     pub fn open(root: &Path, sources: &[&str]) -> Result<Packages> {
         let packages = Packages { root: root.to_path_buf() };
         let lines: String =
@@ -41,8 +41,8 @@ impl Packages {
         Ok(packages)
     }
 
-    /// The package that a package without contents of its own, such as `linux-image-amd64`, stands
-    /// for: the first one that it depends on whose name begins with `prefix`.
+    /// The package to which a metapackage, such as `linux-image-amd64`, refers: the first one that
+    /// it depends on whose name begins with `prefix`.
     ///
     /// # Errors
     /// If there is none.
@@ -51,7 +51,7 @@ impl Packages {
         found.with_context(|| format!("{package} depends on no {prefix}*"))
     }
 
-    /// What a package depends on, without choices.
+    /// The packages that a package depends on, without alternatives.
     ///
     /// # Errors
     /// If there is no such package.
@@ -71,7 +71,7 @@ impl Packages {
     /// Fetches a package and unpacks it into `folder`.
     ///
     /// # Errors
-    /// If it does not come, or cannot be unpacked.
+    /// If it cannot be fetched or unpacked.
     pub fn unpack(&self, package: &str, folder: &Path) -> Result<()> {
         self.run("apt-get", &["-q", "download", package])?;
         let prefix = format!("{package}_");
@@ -106,7 +106,7 @@ impl Packages {
     }
 }
 
-/// What is said of a program that could not be started: most likely it is not installed.
+/// The error for a program that could not be started: most likely it is not installed.
 pub fn starting(program: &str) -> String {
     format!("starting {program}; `cargo xtask lab` (`make lab`) installs all that the lab needs")
 }
@@ -114,7 +114,7 @@ pub fn starting(program: &str) -> String {
 /// Runs a program to its end and returns what it printed.
 ///
 /// # Errors
-/// If it does not start or says that it failed; with what it printed.
+/// If it does not start or fails; with its output.
 pub fn finish(command: &mut Command) -> Result<String> {
     let name = command.get_program().to_string_lossy().into_owned();
     let output = command.output().with_context(|| starting(&name))?;

@@ -1,4 +1,4 @@
-//! One start of a machine: what it gets, and watching it until it is off.
+//! One run of a machine: its parts, and watching it until it is off.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader};
@@ -39,8 +39,8 @@ pub struct Run<'a> {
 pub struct Limits {
     /// So long for the start, for each program, and for the end.
     pub patience: Duration,
-    /// It is killed so long after a program has said `lab: ready`, and that is no failure. Until
-    /// then it may take as long as anything: how long a start takes depends on what else there is.
+    /// The lab kills it this long after a program has said `lab: ready`, and that is no failure.
+    /// Before that the usual limit applies, because the time of a start depends on the host's load.
     pub kill_after: Option<Duration>,
 }
 
@@ -60,12 +60,12 @@ pub fn perform(
     if !verdict.is_emulators_fault {
         return Ok(verdict);
     }
-    println!("the emulator failed at the start, as versions before 8.1 do now and then: once more");
+    println!("the emulator failed at the start, as versions before 8.1 sometimes do: trying again");
     attempt()
 }
 
 impl<'a> Run<'a> {
-    /// Puts together what the machine is started with. What `kept` names holds the persistent
+    /// Puts together the parts of the machine. The file that `kept` names holds the persistent
     /// memory and outlives the run.
     ///
     /// # Errors
@@ -106,7 +106,7 @@ impl<'a> Run<'a> {
         Ok(status)
     }
 
-    /// Shows what the guest says until it is off or a limit is reached.
+    /// Shows the guest's output until it is off or a limit is reached.
     ///
     /// # Errors
     /// If the emulator does not start.
@@ -134,7 +134,7 @@ impl<'a> Run<'a> {
         Ok(verdict)
     }
 
-    /// What the kernel said, and the file that keeps it.
+    /// The kernel's messages, and the file that keeps them.
     fn keep_messages(&self, machine: &Machine) -> Result<(String, PathBuf)> {
         let messages = fs::read(self.keeper.folder().join("messages")).unwrap_or_default();
         let mut name = format!("messages-{}", self.kernel.name);
@@ -173,7 +173,7 @@ fn lines_of(child: &mut Child) -> Result<(Receiver<String>, JoinHandle<()>)> {
     Ok((lines, reader))
 }
 
-/// Takes in and shows lines until there are no more or a limit is reached.
+/// Reads and shows lines until there are no more or a limit is reached.
 fn follow(lines: &Receiver<String>, limits: Limits, verdict: &mut Verdict) {
     let mut deadline = Instant::now() + limits.patience;
     let mut death = None;

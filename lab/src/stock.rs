@@ -1,4 +1,4 @@
-//! Debian's own kernels, as they come.
+//! Debian's own kernels, unchanged.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -15,13 +15,13 @@ use crate::packages::{Packages, finish};
 /// One of Debian's kernels.
 #[derive(Clone, Copy, Debug)]
 pub struct Stock {
-    /// What it is called here: its series.
+    /// Its name in the lab: its series.
     pub name: &'static str,
-    /// Where its packages come from.
+    /// The source of its packages.
     sources: &'static [&'static str],
 }
 
-/// Where Debian's newer kernels for an older system come from.
+/// The source of Debian's newer kernels for an older system.
 pub const BACKPORTS: &str = "http://deb.debian.org/debian bookworm-backports main";
 
 /// All of them.
@@ -37,15 +37,15 @@ pub const STOCK: [Stock; 2] = [
 ];
 
 impl Stock {
-    /// Fetches and unpacks what is missing of the kernel below `cache`.
+    /// Fetches and unpacks the parts of the kernel that are missing below `cache`.
     ///
     /// # Errors
-    /// If the packages do not come.
+    /// If the packages cannot be fetched.
     pub fn fetch(self, cache: &Path) -> Result<Kernel> {
         let folder = cache.join(self.name);
         let root = folder.join("root");
         let _alone = lock(&folder)?;
-        // Both are written last: what is there only in part is fetched again.
+        // Both are written last: the lab fetches an incomplete kernel again.
         let (image_stamp, headers_stamp) = (folder.join("release"), folder.join("headers"));
         let mut release = fs::read_to_string(&image_stamp).ok();
         if release.is_none() || !headers_stamp.exists() {
@@ -82,7 +82,7 @@ fn image(root: &Path, release: &str) -> PathBuf {
     root.join(format!("boot/vmlinuz-{release}"))
 }
 
-/// The newest image with its modules, in place of whatever was there; returns its release.
+/// Unpacks the newest image with its modules in place of any other; returns its release.
 fn unpack_image(packages: &Packages, root: &Path) -> Result<String> {
     let image = packages.resolve("linux-image-amd64", "linux-image-")?;
     let release = image.strip_prefix("linux-image-").unwrap_or(&image).to_owned();
@@ -97,8 +97,8 @@ fn unpack_image(packages: &Packages, root: &Path) -> Result<String> {
     Ok(release)
 }
 
-/// What modules for this image are built against; false if the archive has it in another version
-/// only, which a module must not be built against.
+/// Unpacks the headers for this image; false if the archive has them in another version only,
+/// against which no module may be built.
 fn unpack_headers(packages: &Packages, root: &Path, release: &str) -> Result<bool> {
     let headers = format!("linux-headers-{release}");
     let bytes = fs::read(image(root, release)).context("reading the kernel's image")?;
@@ -128,7 +128,7 @@ fn unpack_headers(packages: &Packages, root: &Path, release: &str) -> Result<boo
     Ok(true)
 }
 
-/// The version of the package that an image comes from, which the image's header ends with:
+/// The version of the package that an image comes from; the image's header ends with it:
 /// `6.1.0-42-amd64 (debian-kernel@...) #1 SMP PREEMPT_DYNAMIC Debian 6.1.180-1 (2026-01-01)`.
 fn version(image: &[u8]) -> Option<String> {
     /// Where the header says where that text is, less 512

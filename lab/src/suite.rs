@@ -28,7 +28,7 @@ pub fn run_all(
     })
 }
 
-/// Performs something on each kernel with each number of processors and prints what failed and the
+/// Performs a step on each kernel with each number of processors, and prints the failures and the
 /// sums; true if nothing failed.
 ///
 /// # Errors

@@ -1,7 +1,7 @@
-//! What a run has shown: the tests' own words, and what the kernel complained about.
+//! The verdict on a run: the results of the tests, and the complaints of the kernel.
 
-/// What a kernel says that patches its own code when it starts, and whose emulator, before version
-/// 8.1, has another processor run what was there before.
+/// The complaint of a kernel that patches its own code at the start, in an emulator before version
+/// 8.1 that lets another processor execute the old code.
 const EMULATORS_FAULT: &str = "Oops: int3";
 
 /// Lines of the kernel's messages that are shown from its first complaint on.
@@ -38,14 +38,14 @@ const TROUBLE: &[&str] = &[
     "self-detected stall",
 ];
 
-/// What is known of a run so far.
+/// The results of a run so far.
 #[derive(Debug, Default)]
 pub struct Verdict {
     /// Tests that passed, of all programs; a program that ended well and names no tests is one.
     pub passed: u64,
     /// Tests that failed; a program that did not end well without saying so counts as one.
     pub failed: u64,
-    /// What went wrong, in words.
+    /// The failures, in words.
     pub troubles: Vec<String>,
     /// The machine died of its emulator before it did anything.
     pub is_emulators_fault: bool,
@@ -143,7 +143,7 @@ impl Verdict {
         }
     }
 
-    /// Adds what another run has shown.
+    /// Adds the results of another run.
     pub fn add(&mut self, other: Verdict) {
         self.passed += other.passed;
         self.failed += other.failed;
@@ -161,7 +161,7 @@ fn is_trouble(line: &str) -> bool {
     TROUBLE.iter().any(|words| line.contains(words))
 }
 
-/// What the kernel said from its first complaint on, for who sees no more of it than that.
+/// The kernel's messages from its first complaint on, for readers that see only these.
 pub fn first_trouble(messages: &str) -> impl Iterator<Item = &str> {
     messages.lines().skip_while(|line| !is_trouble(line)).take(CONTEXT)
 }

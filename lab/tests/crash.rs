@@ -1,6 +1,6 @@
-//! What `lab crash` promises: a machine that is killed leaves in its persistent memory what its
-//! programs had stored, in their order, and the next one goes on from there. One program counts
-//! until it is killed, the other one looks; `make lab` runs both.
+//! Tests the promise of `lab crash`: a killed machine leaves the stores of its programs in its
+//! persistent memory, in their order, and the next machine continues from there. One program counts
+//! until it is killed, the other one checks; `make lab` runs both.
 #![allow(clippy::unwrap_used)]
 
 use std::fs::{File, OpenOptions};
@@ -8,7 +8,7 @@ use std::io::Write as _;
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 
-/// Two counters, a page apart. The first is never behind the second, nor more than one ahead.
+/// Two counters, a page apart. The first is never less than the second, and at most one more.
 const FILE: &str = "/pmem/counters";
 const SECOND: u64 = 4096;
 
@@ -36,7 +36,7 @@ fn set(file: &File, at: u64, count: u64) {
 #[ignore = "counts until it is killed"]
 fn count() {
     let Some(file) = open() else { return };
-    // A file that is there has both: what another machine has counted is gone on from.
+    // An existing file has both: counting continues from where another machine stopped.
     let mut count = match file.metadata().unwrap().len() {
         0 => 0,
         _ => counter(&file, SECOND),
@@ -56,7 +56,7 @@ fn count() {
 }
 
 #[test]
-#[ignore = "looks at what was counted"]
+#[ignore = "checks what was counted"]
 fn look() {
     let Some(file) = open() else { return };
     let (first, second) = (counter(&file, 0), counter(&file, SECOND));

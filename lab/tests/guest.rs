@@ -1,5 +1,5 @@
-//! What the lab promises of a guest, looked at from inside: `make lab` runs this there first.
-//! Outside of a guest there is nothing to see.
+//! Tests the lab's promises about a guest from inside: `make lab` runs this first. Outside of a
+//! guest it tests nothing.
 #![allow(clippy::unwrap_used)]
 
 use std::fs;

@@ -1,6 +1,6 @@
-//! What the lab promises to whoever calls it, seen from outside. Each test starts a machine, so
-//! they are not for every day: `make lab` runs them before all others, `make lab-debug` what is
-//! promised of the debug kernel.
+//! Tests the lab's promises to its callers, from outside. Each test starts a machine, so they are
+//! not for every day: `make lab` runs them before all others, `make lab-debug` those about the
+//! debug kernel.
 #![allow(clippy::unwrap_used)]
 
 use std::fs;
@@ -66,7 +66,7 @@ fn script(folder: &Path, line: &str) -> String {
     format!("script={}", path.display())
 }
 
-/// Runs that program beside the module; true if the lab says that all is well, and all it says.
+/// Runs that program with the module; returns whether the lab reports success, and its output.
 fn run(folder: &Path, line: &str) -> (bool, String) {
     run_on(KERNEL, folder, line)
 }
@@ -79,7 +79,7 @@ fn run_on(kernel: &str, folder: &Path, line: &str) -> (bool, String) {
     (output.status.success(), text(&output))
 }
 
-/// What keeps the files of running labs: those that this process started.
+/// The keepers of the labs that this process started.
 fn folders() -> Vec<PathBuf> {
     let entries = fs::read_dir(cache().join(KERNEL)).unwrap().flatten();
     let paths = entries.map(|entry| entry.path());
@@ -150,7 +150,7 @@ fn a_shell_answers_and_has_the_programs_that_came_along() {
     let mut input = child.stdin.take().unwrap();
     let has_answered = Arc::new(AtomicBool::new(false));
     let is_enough = Arc::clone(&has_answered);
-    // What is said before the shell listens is lost: asked again and again.
+    // Input is lost before the shell reads: the test repeats it.
     let asker = std::thread::spawn(move || {
         loop {
             let question: &[u8] = match is_enough.load(Ordering::SeqCst) {
