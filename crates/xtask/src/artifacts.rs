@@ -1,4 +1,4 @@
-//! What cargo builds, and where it lies.
+//! The files that cargo builds, and where they lie.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -24,7 +24,7 @@ pub struct TestProgram {
 }
 
 impl Artifacts {
-    /// Builds what the arguments of `cargo` name, such as `["build", "--release"]`.
+    /// Builds with the arguments of `cargo`, such as `["build", "--release"]`.
     ///
     /// # Errors
     /// When it does not build; cargo has said why.

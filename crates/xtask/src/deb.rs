@@ -10,7 +10,7 @@ use crate::workspace::Outcome;
 /// Parts of `kernel/` that are not for users of the package.
 const LEFT_OUT: [&str; 2] = ["kernel/tests/", "kernel/README.md"];
 
-/// Builds the package in `target/deb` and has lintian look at it; returns where it is.
+/// Builds the package in `target/deb` and has lintian check it; returns its path.
 ///
 /// # Errors
 /// When something is missing, the build fails, or lintian finds an error or a warning.
@@ -37,7 +37,7 @@ pub fn run(root: &Path) -> Outcome<PathBuf> {
     Ok(package)
 }
 
-/// A file of which the module is made that a listing of the package does not have.
+/// A source file of the module that a listing of the package lacks.
 fn missing<'a>(files: &'a [String], listing: &str) -> Option<&'a str> {
     let names = files.iter().map(|file| below_kernel(file));
     let of_module = |name: &&str| !name.starts_with("debian/") && *name != "dkms.conf";
@@ -79,7 +79,7 @@ fn find(folder: &Path, ending: &str) -> Outcome<PathBuf> {
         .ok_or_else(|| format!("no {ending} in {}", folder.display()))
 }
 
-/// Runs a program, and shows what it says only if it fails; returns what it writes.
+/// Runs a program, and shows its messages only if it fails; returns its output.
 fn quietly(command: &mut Command) -> Outcome<String> {
     let name = command.get_program().to_string_lossy().into_owned();
     let output = command.stdin(Stdio::null()).output();

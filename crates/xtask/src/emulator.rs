@@ -1,4 +1,4 @@
-//! The lab's emulator. Debian 12 has one that is not sound, and a sound one among its backports.
+//! The lab's emulator. Debian 12 has an unsound one, and a sound one in its backports.
 
 use std::fs;
 use std::process::Command;
@@ -9,16 +9,16 @@ use crate::workspace::Outcome;
 /// The program.
 const EMULATOR: &str = "qemu-system-x86_64";
 
-/// Before this version, code that a kernel changes while several processors run it is now and then
-/// executed as it was, or never got past: guests die of an `int3`, or stand still.
+/// Before this version, if a kernel changes code while several processors run it, a processor
+/// sometimes executes the old code or hangs there: guests die of an `int3`, or hang.
 const SOUND: (u32, u32) = (8, 1);
 
-/// Where Debian 12 has it.
+/// The part of Debian 12 that has it.
 const BACKPORTS: &str = "bookworm-backports";
 const PACKAGE: &str = "qemu-system-x86";
 
-/// Sees to a sound emulator where that is possible. Where it is not, the lab works with what there
-/// is, and somebody has been told.
+/// Installs a sound emulator if that is possible. If not, the lab works with the emulator that the
+/// machine has, after a warning.
 pub fn ensure() {
     let version = version();
     if version.is_some_and(|version| version >= SOUND) || !is_debian_12() {
@@ -27,15 +27,15 @@ pub fn ensure() {
     if !is_root() || !on_path("apt-get") {
         if version.is_some() {
             println!(
-                "{EMULATOR} is older than 8.1, and guests fail now and then; \
-                 apt-get install -t {BACKPORTS} {PACKAGE}"
+                "{EMULATOR} is older than 8.1, and guests sometimes fail; apt-get install -t \
+                 {BACKPORTS} {PACKAGE}"
             );
         }
         return;
     }
     println!("installing {PACKAGE} from {BACKPORTS}");
     if let Err(reason) = install() {
-        println!("the lab goes on without it, and guests fail now and then: {reason}");
+        println!("the lab goes on without it, and guests sometimes fail: {reason}");
     }
 }
 
@@ -60,7 +60,7 @@ fn install() -> Outcome {
     let installed = with(&["update"]).and_then(|()| {
         with(&["install", "-y", "--no-install-recommends", "-t", BACKPORTS, PACKAGE])
     });
-    // What is left of it is in nobody's way.
+    // Its remains do no harm.
     let _removed = fs::remove_dir_all(&folder);
     installed
 }

@@ -1,8 +1,8 @@
-//! What of a failed step's output is worth reading: neither the tests that passed nor the programs
-//! that ended well, and of much that is left the beginning and the end.
+//! The part of a failed step's output that is worth reading: without the tests that passed and the
+//! programs that succeeded. If the rest is long, only its beginning and end.
 //!
-//! The whole report of a failed run is meant to fit on a screen, and into what a service keeps of
-//! it.
+//! The whole report of a failed run should fit on a screen, and into the limit of a service that
+//! keeps it.
 
 /// Lines that are shown from the beginning.
 const FIRST: usize = 10;
@@ -10,10 +10,10 @@ const FIRST: usize = 10;
 /// Lines that are shown from the end.
 const LAST: usize = 30;
 
-/// Lines at the end of all that say what failed in one step.
+/// Lines of the summary at the end for each failed step.
 const CAUSES: usize = 15;
 
-/// The output without what went well, shortened in the middle.
+/// The output without the successes, shortened in the middle.
 pub fn of(lines: &[String]) -> Vec<&str> {
     let rest = without_successes(lines);
     let hidden = rest.len().saturating_sub(FIRST + LAST);
@@ -26,8 +26,7 @@ pub fn of(lines: &[String]) -> Vec<&str> {
     shown
 }
 
-/// Drops each stretch from the beginning of a program's tests to its good end, and what says only
-/// that something begins.
+/// Drops the output of each program whose tests passed, and lines that only announce a start.
 fn without_successes(lines: &[String]) -> Vec<&str> {
     let mut rest: Vec<&str> = Vec::new();
     // Where in the rest the tests begin whose result is not known yet.
@@ -65,7 +64,7 @@ fn is_small_talk(words: &str) -> bool {
         || is_one_of(&["Downloaded ", "Executable ", "left out: ", "begins: ", "ended well "])
 }
 
-/// The lines that name what failed, the first of them if there are many: tests, panics with their
+/// The lines that name failures, the first ones if there are many: tests, panics with their
 /// messages, complaints of a kernel, errors.
 pub fn causes(lines: &[String]) -> impl Iterator<Item = &str> {
     let rest = without_successes(lines);

@@ -1,5 +1,4 @@
-//! `cargo xtask install` and `uninstall`: the program, the libraries and what belongs to them, in a
-//! folder.
+//! `cargo xtask install` and `uninstall`: the program, the libraries and their files, in a folder.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -10,7 +9,7 @@ use crate::artifacts::Artifacts;
 use crate::setup;
 use crate::workspace::Outcome;
 
-/// What is built, and the packages that have it.
+/// The artifacts to build, and their packages.
 const PACKAGES: [&str; 3] = ["vellum-cli", "vellum-capi", "vellum-preload"];
 
 /// The shared library for C: as the linker, as programs that run, and as people look for it.
@@ -27,8 +26,8 @@ const FILES: [(&str, &str); 5] = [
     ("kernel/debian/run-vellum-morsels.mount", "lib/systemd/system/run-vellum-morsels.mount"),
 ];
 
-/// What is installed, for its removal: folders, and what the names of the files begin and end with.
-/// Files of other versions are among them.
+/// The installed files, for their removal: folders, and the prefixes and suffixes of the files'
+/// names. This includes files of other versions.
 const INSTALLED: [(&str, &str, &str); 9] = [
     ("bin", "vellum", ""),
     ("lib", "libvellum_morsel.", ""),
@@ -41,7 +40,7 @@ const INSTALLED: [(&str, &str, &str); 9] = [
     ("share/fish/vendor_completions.d", "vellum.fish", ""),
 ];
 
-/// What is left to do where programs are to find what was installed.
+/// The steps that remain on a machine whose programs are to find the installed files.
 const REMAINS: &str = "\
 to be done yet, as root, where it is wanted:
   ldconfig                                    for programs that use libvellum_morsel
@@ -52,10 +51,10 @@ to be done yet, as root, where it is wanted:
 /// Where things go.
 #[derive(clap::Args)]
 pub struct Place {
-    /// Where it is to be found by those who use it
+    /// The folder in which users will find it
     #[arg(long, value_name = "FOLDER", default_value = "/usr/local")]
     prefix: PathBuf,
-    /// A folder that stands for the root of the file system, for those who build packages
+    /// A folder that stands for the root of the file system, for building packages
     #[arg(long, value_name = "FOLDER", default_value = "/")]
     destdir: PathBuf,
 }
@@ -69,12 +68,12 @@ impl Place {
     }
 }
 
-/// Where things go, and what.
+/// The files, and where they go.
 #[derive(clap::Args)]
 pub struct Options {
     #[command(flatten)]
     place: Place,
-    /// What is built fast and runs slowly
+    /// Install the debug build, which builds fast and runs slowly
     #[arg(long)]
     dev: bool,
 }
@@ -112,7 +111,7 @@ pub fn run(root: &Path, options: &Options) -> Outcome {
     Ok(())
 }
 
-/// Removes what [`run`] has installed, and no folder but those that are its own.
+/// Removes the files that [`run`] has installed, and only its own folders.
 ///
 /// # Errors
 /// When a file cannot be removed.
@@ -161,7 +160,7 @@ fn write_manuals(program: &Path, share: &Path) -> Outcome {
     }
 }
 
-/// What `pkg-config vellum_morsel` says.
+/// The file that `pkg-config vellum_morsel` reads.
 fn pkg_config(prefix: &Path) -> String {
     let prefix = prefix.display();
     format!(
@@ -178,8 +177,8 @@ fn pkg_config(prefix: &Path) -> String {
     )
 }
 
-/// Copies what was built to where there may be one in use: that stays as it is for who has it. The
-/// copy has no symbols but those that linkers need.
+/// Copies a built file over one that may be in use: processes that use the old one keep it. The
+/// copy has only the symbols that linkers need.
 fn copy(from: &Path, to: &Path, mode: u32) -> Outcome {
     let failed = |error: std::io::Error| format!("installing {}: {error}", to.display());
     clear(to).and_then(|()| fs::copy(from, to)).map_err(failed)?;

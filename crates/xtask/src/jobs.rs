@@ -1,4 +1,4 @@
-//! Several programs at a time: they wait for much besides the processor.
+//! Several programs at a time, because they do not only wait for the processor.
 
 use std::collections::VecDeque;
 use std::num::NonZero;
@@ -27,8 +27,8 @@ impl Job {
     }
 }
 
-/// Runs all jobs, as many at a time as there are processors. The output of the first that has not
-/// ended is shown as it comes, that of the others after it: lines of different machines do not mix.
+/// Runs all jobs, one for each processor at a time. It shows the output of the first unfinished job
+/// as it comes, and that of the others afterwards, so that lines of different machines do not mix.
 ///
 /// # Errors
 /// Names the jobs that failed; the others ran all the same.

@@ -11,11 +11,11 @@ use crate::jobs::{self, Job};
 use crate::setup;
 use crate::workspace::{Outcome, cargo};
 
-/// What runs on every kernel if no package is named: its own interfaces are what is looked at.
+/// The packages that run on every kernel if none is named: they test the kernel's own interfaces.
 const ON_ALL: [&str; 3] = ["vellum-lab/guest", "vellum-vm/", "vellum-kernel-tests/"];
 
-/// What runs on one, the newest if none is named: what is above the surfaces, which the others look
-/// at; of the benchmarks a short TPC-C, with its consistency conditions.
+/// The packages that run on one kernel, the newest if none is named: the layers above the surfaces,
+/// which the other packages test; of the benchmarks a short TPC-C, with its consistency conditions.
 const ON_ONE: [&str; 5] = [
     "vellum-morsel/",
     "vellum-preload/preload",
@@ -33,24 +33,24 @@ const SLACK: u64 = 600;
 /// The kernels that are tried if none is named.
 const STOCK: [&str; 2] = ["6.1", NEWEST];
 
-/// The kernel of what runs on one, if none is named.
+/// The kernel for packages that run on one, if none is named.
 const NEWEST: &str = "6.12";
 
 /// Seconds for a program: machines run side by side, and some programs are long.
 const PATIENCE: &str = "2400";
 
-/// What is looked at once more in a machine that differs from the others in all that `strictest`
-/// says: what depends most on flushes, on processors, and on what comes at the same time.
+/// The tests that run once more in a machine with all the differences that `strictest` lists: those
+/// that depend most on flushes, on processors, and on concurrency.
 const STRICTEST: [&str; 3] = [
     "vellum-kernel-tests/module_fuzz",
     "vellum-kernel-tests/exmap_huge_races",
     "vellum-kernel-tests/morsel_races",
 ];
 
-/// What is run where.
+/// Which tests run where.
 #[derive(Clone, clap::Args)]
 pub struct Options {
-    /// Packages, with all of their tests; what concerns the kernel if none is named
+    /// Packages, with all of their tests; those that concern the kernel if none is named
     #[arg(long = "package", value_name = "PACKAGE")]
     packages: Vec<String>,
     /// Kernels by series, such as 6.1, or 'debug'; both stock ones if none is named
@@ -74,7 +74,7 @@ pub struct Options {
     /// Only the module and its surfaces, on 6.12 if no kernel is named, with shortened races
     #[arg(long, conflicts_with = "packages")]
     short: bool,
-    /// Only the fuzzer of the module, for so many seconds, on 6.12 if no kernel is named
+    /// Only the fuzzer of the module, for this many seconds, on 6.12 if no kernel is named
     #[arg(long, value_name = "SECONDS", conflicts_with_all = ["packages", "filter"])]
     fuzz: Option<u64>,
     /// No tests: `vellum bench NAME --quick`, on 6.12 if no kernel is named
@@ -157,8 +157,8 @@ fn on_each(root: &Path, options: &Options, programs: &[TestProgram]) -> Vec<Job>
     kernels.iter().filter_map(job).collect()
 }
 
-/// A machine as others have it: page tables of their own for user space, flushes by what the kernel
-/// exports, and more processors.
+/// A machine with the settings of other machines: separate page tables for user space, flushes by
+/// exported functions, and more processors.
 fn strictest(root: &Path, options: &Options, built: &[TestProgram]) -> Outcome<Option<Job>> {
     let options = Options {
         processors: "4".to_owned(),
@@ -170,15 +170,15 @@ fn strictest(root: &Path, options: &Options, built: &[TestProgram]) -> Outcome<O
     Ok(tests(root, &options, "strictest", one_of(&options.kernels), &programs))
 }
 
-/// The module and its surfaces on one kernel: what a developer waits for.
+/// The module and its surfaces on one kernel: the tests for which a developer waits.
 fn short(root: &Path, options: &Options) -> Outcome {
     let programs = programs::named(&programs::of_workspace(root)?, &ON_ALL)?;
     let job = tests(root, options, "short", one_of(&options.kernels), &programs);
     jobs::run(job.into_iter().collect())
 }
 
-/// The fuzzer: half of the time one thread, half of it several. The kernel may be interrupted
-/// anywhere, so that more comes between two steps of the module.
+/// The fuzzer: half of the time one thread, half of it several. The kernel may be preempted
+/// anywhere, so that more happens between two steps of the module.
 fn fuzz(root: &Path, options: &Options, seconds: u64) -> Outcome {
     let fuzzer = programs::of_package(root, KERNEL_TESTS, &["--test", "module_fuzz"])?.remove(0);
     let boot = options.boot.clone().unwrap_or_else(|| "preempt=full".to_owned());
@@ -193,7 +193,7 @@ fn fuzz(root: &Path, options: &Options, seconds: u64) -> Outcome {
 /// How long an experiment may take, in seconds, in an emulator.
 const BENCH_PATIENCE: &str = "3600";
 
-/// Runs `vellum bench NAME --quick --no-progress` and what else is asked for.
+/// Runs `vellum bench NAME --quick --no-progress` with the caller's arguments.
 ///
 /// # Errors
 /// When the build fails or the experiment does.
@@ -221,7 +221,7 @@ fn model(arguments: &[String]) -> Option<&str> {
     arguments.get(at + 1).map(String::as_str)
 }
 
-/// What `vellum` is told.
+/// The arguments of `vellum`.
 fn words(name: &str, arguments: &[String]) -> String {
     let mut words = format!("bench {name} --quick --no-progress");
     if !arguments.iter().any(|argument| argument.starts_with("--dir")) {
@@ -248,7 +248,7 @@ fn shell(root: &Path, options: &Options) -> Outcome {
     finish(command)
 }
 
-/// The kernel for what runs on one.
+/// The kernel for packages that run on one.
 fn one_of(kernels: &[String]) -> String {
     kernels.first().map_or(NEWEST, String::as_str).to_owned()
 }
@@ -287,7 +287,8 @@ fn lab(root: &Path, options: &Options, kernels: &[String]) -> Command {
     command
 }
 
-/// What the programs in the guest are told by the environment of this one: seeds and the like.
+/// The variables of this program's environment that go to the programs in the guest: seeds and the
+/// like.
 fn passed_on(variables: impl Iterator<Item = (String, String)>) -> Vec<String> {
     let ours = variables.filter(|(name, _)| name.starts_with("VELLUM_"));
     ours.map(|(name, value)| format!("{name}={value}")).collect()
@@ -305,7 +306,7 @@ fn tests(
     let title = format!("{kernel}, {name}");
     let mut command = lab(root, options, &[kernel]);
     command.args(["--name", name]);
-    // Integration tests make their files where cargo says: beside what was built.
+    // Integration tests make their files where cargo says: next to the build.
     let target = first.path.ancestors().nth(3).unwrap_or(root);
     command.arg("--scratch").arg(target.join("tmp"));
     command.args(["--pmem", "--module", "kvm-amd", "run"]);
@@ -322,8 +323,8 @@ fn tests(
     Some(Job::new(title, command))
 }
 
-/// What the lab promises to its callers: it must find what is wrong, or what it says of others is
-/// worth nothing.
+/// The lab's promises to its callers: it must find planted errors, or its verdicts on other
+/// programs are worthless.
 fn promises(root: &Path, is_debug: bool) -> Job {
     let mut command = cargo(root);
     command.args(["test", "--quiet", "--package", "vellum-lab", "--test", "host"]);
@@ -336,8 +337,8 @@ fn promises(root: &Path, is_debug: bool) -> Job {
     Job::new("promises of the lab", command)
 }
 
-/// Kills machines in the midst of what a program does, and has others look at what is left: of
-/// counters, for the lab's own sake, and of Morsels.
+/// Kills machines while a program works, and has others check the remains: of counters, to test the
+/// lab itself, and of Morsels.
 fn crash(root: &Path, options: &Options, built: &[TestProgram]) -> Outcome<[Job; 2]> {
     let counters = kill(root, options, built, ("vellum-lab/crash", "count"))?;
     Ok([counters, kill(root, options, built, ("vellum-kernel-tests/morsel_crash", "work"))?])
@@ -361,7 +362,7 @@ fn kill(
     Ok(Job::new(title, command))
 }
 
-/// Builds the lab, and what its promises are looked at with.
+/// Builds the lab, and the tests of its promises.
 fn built_lab(root: &Path) -> Command {
     let mut command = cargo(root);
     command.args(["test", "--quiet", "--package", "vellum-lab", "--test", "host", "--no-run"]);

@@ -1,8 +1,8 @@
 //! `cargo xtask`: set-up, tests, the project's own rules and other chores.
 //!
 //! The Makefile and `.ci/run` only call this program, so that what a developer runs and what the
-//! continuous integration runs cannot differ. It depends on little, which keeps the time from a
-//! fresh clone to its first line short.
+//! continuous integration runs cannot differ. It depends on little, so a fresh clone gets to its
+//! first line of output fast.
 
 mod artifacts;
 mod bench;
@@ -36,9 +36,9 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Chore {
-    /// Install or name what the build and the tests need; silent when nothing is missing
+    /// Install or name the tools that the build and the tests need; silent when nothing is missing
     Setup,
-    /// What to run after each change: format, rules, lints, tests, a short model check and, if it
+    /// Run this after each change: format, rules, lints, tests, a short model check and, if it
     /// changed, the module on one kernel
     Check {
         /// Show the output of every step, not only of those that fail
@@ -80,9 +80,9 @@ enum Chore {
     Lab(Box<lab::Options>),
     /// Build the Debian package of the kernel module, for DKMS, and check it
     Deb,
-    /// Build the release binary and the libraries, and install them with what belongs to them
+    /// Build the release binary and the libraries, and install them with their other files
     Install(install::Options),
-    /// Remove what install has put there
+    /// Remove the files that install has put there
     Uninstall(install::Place),
     /// Build the package for Python, install it under target/, and run its tests
     Python {

@@ -22,10 +22,10 @@ pub fn major_and_minor(version: &str) -> Option<(u32, u32)> {
     Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
 }
 
-/// Runs apt-get, which asks nobody anything.
+/// Runs apt-get without questions.
 ///
 /// # Errors
-/// With what it has said, if it fails.
+/// Its output, if it fails.
 pub fn apt_get(arguments: &[&str]) -> Outcome {
     let output = Command::new("apt-get")
         .arg("-q")

@@ -25,8 +25,8 @@ pub struct Options {
 }
 
 /// Builds the tests, runs every program in its package's folder, and the examples of the
-/// documentation. All packages are built also where some do not run: what is built for fewer of
-/// them has other features, and would be built twice.
+/// documentation. It builds all packages even if some do not run: a build for fewer of them has
+/// other features, and would build twice.
 ///
 /// # Errors
 /// When something does not build, or names the programs whose tests failed; the others ran.

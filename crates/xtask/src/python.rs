@@ -8,10 +8,10 @@ use std::process::Command;
 use crate::setup;
 use crate::workspace::{Outcome, cargo, target};
 
-/// Debian's Python, whatever else is on the PATH: the oldest that the package is for.
+/// Debian's Python, even if the PATH has another: the oldest that the package supports.
 const PYTHON: &str = "/usr/bin/python3";
 
-/// What the tests need, and what builds the package.
+/// The packages that the tests and the build of the package need.
 const REQUIREMENTS: &str = "crates/python/tests/requirements.txt";
 
 /// Builds the package, installs it into `target/python/venv`, and runs its tests.
@@ -46,7 +46,7 @@ pub fn run(root: &Path, names: &[String]) -> Outcome {
     step("testing the package", tests.env("VELLUM", target.join("debug/vellum")))
 }
 
-/// The wheel, built anew: an old one must not be taken for it.
+/// The wheel, built again: an old one must not be taken for it.
 fn build(root: &Path, python: &Path, wheels: &Path) -> Outcome<PathBuf> {
     if wheels.exists() {
         fs::remove_dir_all(wheels).map_err(|error| format!("{}: {error}", wheels.display()))?;
@@ -60,7 +60,7 @@ fn build(root: &Path, python: &Path, wheels: &Path) -> Outcome<PathBuf> {
     paths.next().ok_or_else(|| format!("no wheel in {}", wheels.display()))
 }
 
-/// Runs a program, with its output where this one's goes.
+/// Runs a program, whose output goes to this one's.
 fn step(doing: &str, command: &mut Command) -> Outcome {
     let status = command.status().map_err(|error| format!("{doing}: {error}"))?;
     if status.success() { Ok(()) } else { Err(format!("{doing} failed: {status}")) }

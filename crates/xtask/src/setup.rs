@@ -1,4 +1,4 @@
-//! What the build and the tests need from the machine, installed when that is possible.
+//! The tools that the build and the tests need, installed if that is possible.
 //!
 //! Nothing is done, and nothing printed, when everything is there. As root the missing Debian
 //! packages are installed; otherwise the message is the command that installs them.
@@ -25,7 +25,8 @@ const LAB_PROGRAMS: &[(&str, &str)] = &[
     ("xz", "xz-utils"),
     ("depmod", "kmod"),
     ("ndctl", "ndctl"),
-    // Modules are built with what built their kernels, and looked through by one of its programs.
+    // Modules are built with the compiler of their kernels, and checked by one of the kernel's
+    // programs.
     ("gcc-12", "gcc-12"),
     ("/usr/include/libelf.h", "libelf-dev"),
 ];
@@ -37,14 +38,14 @@ const KERNEL_PROGRAMS: &[(&str, &str)] = &[("flex", "flex"), ("bison", "bison"),
 const PACKAGE_PROGRAMS: &[(&str, &str)] =
     &[("dh", "debhelper"), ("dh_dkms", "dh-dkms"), ("lintian", "lintian")];
 
-/// As above, for tests of what is installed.
+/// As above, for tests of the installed files.
 const INSTALL_PROGRAMS: &[(&str, &str)] = &[("pkg-config", "pkg-config")];
 
 /// As above, for the package for Python, and for tests that run Python.
 const PYTHON_PROGRAMS: &[(&str, &str)] =
     &[("/usr/bin/python3", "python3"), ("/usr/share/doc/python3-venv/copyright", "python3-venv")];
 
-/// What the caller is about to do.
+/// The chore that needs the tools.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Need {
     /// Compile and run the binaries.
@@ -53,7 +54,7 @@ pub enum Need {
     RocksDb,
     /// Boot kernels in an emulator.
     Lab,
-    /// Build one, beside that.
+    /// As above, and build a debug kernel.
     KernelBuild,
     /// Build the Debian package of the module.
     Package,
@@ -63,10 +64,10 @@ pub enum Need {
     Tests,
 }
 
-/// Makes sure that the machine has what `need` takes.
+/// Makes sure that the machine has the tools for `need`.
 ///
 /// # Errors
-/// Names what is missing and the command that gets it.
+/// Names the missing tools and the command that installs them.
 pub fn ensure(need: Need) -> Outcome {
     check_compiler()?;
     install_programs(PROGRAMS)?;

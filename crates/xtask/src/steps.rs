@@ -1,10 +1,10 @@
 //! Runs a list of steps one after the other, each with a progress line and its time.
 //!
-//! Of a step that fails what matters of its output is shown, and all of it kept in a file; on
-//! demand all of every step is shown. The results of libtest are summed over all steps. A step
-//! that fails without a failed test (a lint, a compile error, a test binary killed by a signal)
-//! counts as one failure, so that the closing line never claims a success that was not. What
-//! failed is named once more at the end, for those who see no more than that.
+//! If a step fails, this module shows the important part of its output, and keeps all of it in a
+//! file; on demand it shows the whole output of every step. It sums the results of libtest over all
+//! steps. A step that fails without a failed test (a lint, a compile error, a test binary killed by
+//! a signal) counts as one failure, so that the closing line never claims a false success. The end
+//! names all failures once more, for readers who see only that.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -83,7 +83,8 @@ pub fn run(steps: Vec<Step>, verbose: bool, kept: &Path) -> Outcome {
     }
     let seconds = start.elapsed().as_secs_f64();
     println!("{} of {count} steps ok, {seconds:.1} s", count - failures.len());
-    // The error goes to the other stream first: the tally is the last line of this one.
+    // The error goes to standard error first, because the tally must be the last line of standard
+    // output.
     let outcome = if failures.is_empty() { Ok(()) } else { Err(failures.join(", ")) };
     println!("{} passed, {} failed", tally.passed, tally.failed);
     outcome.map_err(|names| format!("failed: {names}"))
@@ -102,7 +103,7 @@ fn perform(action: Action, verbose: bool) -> (bool, Vec<String>) {
     }
 }
 
-/// What matters of a failed step's output, and where all of it is.
+/// The important part of a failed step's output, and the file that has all of it.
 fn show(name: &str, lines: &[String], kept: &Path) {
     println!();
     for line in excerpt::of(lines) {

@@ -10,9 +10,9 @@ use crate::{deb, lab, packages, setup, tidy};
 /// Schedules of each scenario in the model check of `cargo xtask check`.
 const FEW_SCHEDULES: &str = "200";
 
-/// What a developer runs after each change, in minutes: format, rules, lints, tests without those
-/// of other engines, a short model check, and, if the module or what runs on it has changed since
-/// this passed, its tests in one boot of one kernel.
+/// The chore that a developer runs after each change, in minutes: format, rules, lints, tests
+/// without those of other engines, a short model check, and, if the module or its users have
+/// changed since this passed, its tests in one boot of one kernel.
 ///
 /// # Errors
 /// Names the steps that failed; their output has been printed.
@@ -26,7 +26,7 @@ pub fn check(root: &Path, verbose: bool) -> Outcome {
     list.push(Step::program("short model check", model));
     let passed = lab::passed::Mark::of(root)?;
     if passed.is_current() {
-        println!("the module and what runs on it are as when its tests passed: not run again");
+        println!("the module and its users have not changed since its tests passed: not run again");
     } else {
         list.push(Step::program("module", xtask(root, "lab --short")));
     }
@@ -79,7 +79,7 @@ pub fn soak(root: &Path, verbose: bool) -> Outcome {
     steps::run(list, verbose, &failed(root))
 }
 
-/// What needs no build: the format and the project's own rules.
+/// The steps without a build: the format and the project's own rules.
 fn rules(root: &Path) -> Vec<Step> {
     let folder = root.to_path_buf();
     vec![

@@ -1,9 +1,9 @@
-//! The repository, what is built from it, and how a chore ends.
+//! The repository, its build folder, and the result of a chore.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// A chore ends well or with one line that says what is wrong and what to do.
+/// A chore succeeds, or fails with one line that says what is wrong and what to do.
 pub type Outcome<T = ()> = Result<T, String>;
 
 /// The top folder of the repository, wherever the command is called from.
@@ -12,7 +12,7 @@ pub fn root() -> PathBuf {
     crate_folder.ancestors().nth(2).unwrap_or(crate_folder).to_path_buf()
 }
 
-/// Where cargo puts what it builds.
+/// The folder of cargo's builds.
 pub fn target(root: &Path) -> PathBuf {
     let chosen = std::env::var_os("CARGO_TARGET_DIR");
     chosen.map_or_else(|| root.join("target"), |folder| root.join(folder))

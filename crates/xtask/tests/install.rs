@@ -1,4 +1,4 @@
-//! What is installed is complete: a C program is compiled and runs with nothing else.
+//! The installed files are complete: a C program compiles and runs with nothing else.
 #![allow(clippy::unwrap_used)]
 
 use std::fs;
@@ -7,7 +7,7 @@ use std::process::Command;
 
 const PREFIX: &str = "opt/vellum";
 
-/// A folder that goes with the value.
+/// A folder that is removed with the value.
 struct Folder(PathBuf);
 
 impl Drop for Folder {
@@ -35,7 +35,7 @@ fn what_is_installed_is_found_and_used() {
         run(chore.arg("--destdir").arg(&folder.0))
     };
     chore(&["install", "--dev"]);
-    // A second time, over what is there.
+    // A second time, over the installed files.
     let said = chore(&["install", "--dev"]);
     assert!(said.contains("\n  ldconfig ") && said.contains("systemctl enable"), "{said}");
 
@@ -65,7 +65,7 @@ fn what_is_installed_is_found_and_used() {
     let mut compiler = Command::new("cc");
     compiler.args(["-std=c11", "-Wall", "-Wextra", "-Werror", "-D_GNU_SOURCE", "-o"]);
     run(compiler.arg(&program).arg(source).args(flags.split_whitespace()));
-    // This name is for linkers; what runs looks for the one with the interface's number.
+    // This name is for linkers; programs at run time look for the one with the interface's number.
     fs::remove_file(place.join("lib/libvellum_morsel.so")).unwrap();
     assert_eq!(run(Command::new(program).env("LD_LIBRARY_PATH", place.join("lib"))), "ok\n");
 

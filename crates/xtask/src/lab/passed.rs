@@ -1,4 +1,5 @@
-//! What the module's tests passed with, so that they run again only after a change.
+//! The sources with which the module's tests passed, so that the tests run again only after a
+//! change.
 
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -7,7 +8,7 @@ use std::process::Command;
 
 use crate::workspace::{Outcome, target};
 
-/// The module, its interface, what runs on it and is tested with it, and what tests it.
+/// The module, its interface, the crates that run on it and are tested with it, and its tests.
 const LOOKED_AT: [&str; 6] =
     ["kernel", "lab", "crates/uapi", "crates/vm", "crates/testing", "crates/xtask/src/lab"];
 

@@ -24,14 +24,14 @@ pub const LONG: &LeftOut = &[
     ("vellum/bad_input", "two minutes in an emulator; runs with PACKAGE=vellum"),
 ];
 
-/// Libraries that test programs look for beside themselves, each with the program.
+/// Libraries that test programs look for in their own folder, each with the program.
 const BESIDE: [(&str, &str); 1] = [("vellum-preload/preload", "libvellum_preload.so")];
 
-/// The package whose tests are about what a process does with its memory: no other thread of theirs
-/// shall map something meanwhile, not even its stack.
+/// The package whose tests check the memory of a process: no other thread of theirs may map memory
+/// meanwhile, not even its stack.
 const BY_ONE_THREAD: &str = "vellum-kernel-tests";
 
-/// The program, as the lab is told of it.
+/// The program, as an argument of the lab.
 pub fn told(program: &TestProgram) -> String {
     let told = format!("{}={}", program.name, program.path.display());
     match program.name.split('/').next() {
@@ -41,7 +41,7 @@ pub fn told(program: &TestProgram) -> String {
 }
 
 /// Builds the tests of a package that cargo selects by `selection`, without those that are not for
-/// guests, of which it says so.
+/// guests, and names the latter.
 ///
 /// # Errors
 /// When they do not build, or there are none.
@@ -53,8 +53,8 @@ pub fn of_package(root: &Path, package: &str, selection: &[&str]) -> Outcome<Vec
     if programs.is_empty() { Err(format!("no tests in {package}")) } else { Ok(programs) }
 }
 
-/// Builds the tests of all packages, as `cargo xtask programs` does: what is built for fewer of
-/// them has other features, and would be built twice. Those that are not for guests are left out.
+/// Builds the tests of all packages, as `cargo xtask programs` does: a build for fewer of them has
+/// other features, and would build twice. Leaves out those that are not for guests.
 ///
 /// # Errors
 /// When they do not build.
@@ -67,7 +67,7 @@ pub fn of_workspace(root: &Path) -> Outcome<Vec<TestProgram>> {
 /// package.
 ///
 /// # Errors
-/// Names what is not there.
+/// Names the programs that do not exist.
 pub fn named(built: &[TestProgram], names: &[&str]) -> Outcome<Vec<TestProgram>> {
     let is_meant = |program: &TestProgram, name: &str| match name.ends_with('/') {
         true => program.name.starts_with(name),
@@ -84,7 +84,7 @@ pub fn named(built: &[TestProgram], names: &[&str]) -> Outcome<Vec<TestProgram>>
     Ok(programs)
 }
 
-/// What has to lie beside a program: names there, and where that is here.
+/// The files that a program needs in its folder: names there, and paths on this machine.
 pub fn beside(program: &TestProgram) -> impl Iterator<Item = (String, PathBuf)> {
     let libraries = BESIDE.iter().filter(|(name, _)| *name == program.name);
     libraries.map(|(name, library)| {
@@ -93,7 +93,7 @@ pub fn beside(program: &TestProgram) -> impl Iterator<Item = (String, PathBuf)> 
     })
 }
 
-/// Programs without some of them, of which it says so.
+/// The programs without some of them, which it names.
 pub fn without(mut programs: Vec<TestProgram>, left_out: &LeftOut) -> Vec<TestProgram> {
     programs.retain(|program| {
         let reason = left_out.iter().find(|(name, _)| *name == program.name);

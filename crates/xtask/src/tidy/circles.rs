@@ -47,13 +47,13 @@ struct Written {
     is_public: bool,
 }
 
-/// What is known of one file.
+/// The facts about one file.
 struct Source {
     file: String,
     written: Vec<Written>,
 }
 
-/// The modules of a crate, and what they name.
+/// The modules of a crate, and the modules that they name.
 struct Arrows(BTreeMap<Module, Source>);
 
 impl Arrows {
@@ -61,7 +61,7 @@ impl Arrows {
         let mut modules = BTreeMap::new();
         for source in sources {
             let file = source.path[folder.len() + 1..].to_owned();
-            // What tests name is no part of the structure.
+            // Names in tests are no part of the structure.
             if file.starts_with("bin/") || file.ends_with("tests.rs") || file.contains("/tests/") {
                 continue;
             }
@@ -91,7 +91,7 @@ impl Arrows {
 
     /// The modules whose names one uses.
     fn from(&self, module: &Module) -> BTreeSet<&Module> {
-        // What a module hands on it does not use.
+        // A module does not use the names that it re-exports.
         let written = self.0[module].written.iter().filter(|path| !path.is_public);
         let mut modules: BTreeSet<&Module> =
             written.filter_map(|path| self.resolve(module, &path.words, 0)).collect();
@@ -119,7 +119,7 @@ impl Arrows {
         arrows.iter().map(arrow).collect()
     }
 
-    /// The module that has what a path in another one means.
+    /// The module to which a path in another module refers.
     fn resolve(&self, from: &Module, words: &[String], depth: usize) -> Option<&Module> {
         let mut module = from.clone();
         let mut rest = words;

@@ -48,7 +48,7 @@ fn targets(file: &File) -> Vec<(usize, String)> {
         if in_code {
             continue;
         }
-        // What is between back quotes is code.
+        // Text between back quotes is code.
         let prose: String = line.split('`').step_by(2).collect::<Vec<_>>().join("``");
         for rest in prose.split("](").skip(1) {
             let target = rest.split([')', ' ']).next().unwrap_or_default();
@@ -61,8 +61,8 @@ fn targets(file: &File) -> Vec<(usize, String)> {
     found
 }
 
-/// The path in the repository that `target`, seen from the document `from`, stands for; `None` when
-/// it leaves the repository.
+/// The path in the repository of `target`, relative to the document `from`; `None` if it leaves the
+/// repository.
 fn resolve(from: &str, target: &str) -> Option<String> {
     let mut parts: Vec<&str> = from.split('/').collect();
     parts.pop();

@@ -1,4 +1,4 @@
-//! What a rule finds.
+//! The findings of a rule.
 
 /// One place that breaks a rule.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]

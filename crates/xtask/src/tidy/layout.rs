@@ -12,7 +12,7 @@ const LINES: usize = 500;
 /// Lines that a file may have with a reason.
 const LINES_WITH_REASON: usize = 1200;
 
-/// Where the reason must stand, in lines from the top, and how it starts.
+/// The number of lines at the top that must have the reason, and how it starts.
 const REASON: (usize, &str) = (20, "Long because");
 
 /// No line is longer than 100 columns, except for one with a URL or a row of a table in a comment.

@@ -1,12 +1,13 @@
-//! What the crates' manifests must say: dependencies one way, the workspace's lints.
+//! The rules for the crates' manifests: dependencies go one way, and each crate has the workspace's
+//! lints.
 
 use super::finding::Finding;
 use super::tree::{File, Tree};
 
-/// The crates that each crate must not know: arrows go `cli -> engine -> pool -> vm`, and Morsels
-/// are beside the store: neither knows the other.
-/// The harness of the benchmarks knows all of these; experiments and peers know the harness, and
-/// the command alone knows the three. What tests share knows no other crate.
+/// The crates that each crate must not know: arrows go `cli -> engine -> pool -> vm`. Morsels and
+/// the store do not know each other. The harness of the benchmarks knows all of these; experiments
+/// and peers know the harness, and the command alone knows the three. What tests share knows no
+/// other crate.
 const MUST_NOT_KNOW: &[(&str, &[&str])] = &[
     (
         "crates/vm/Cargo.toml",
@@ -47,7 +48,7 @@ const BENCH: &str = "vellum-bench";
 const EXPERIMENTS: &str = "vellum-experiments";
 const PEERS: &str = "vellum-bench-peers";
 
-/// What only tests may know.
+/// The crates that only tests may know.
 const TESTING: &str = "vellum-testing";
 
 /// Dependencies go one way.
@@ -67,7 +68,7 @@ pub fn arrows(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// What tests share is a dependency of tests alone.
+/// The crate that tests share is a dependency of tests alone.
 pub fn testing_in_tests(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
     for file in tree.files.iter().filter(|file| is_manifest(file)) {

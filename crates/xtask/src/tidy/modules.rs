@@ -30,13 +30,13 @@ fn is_source(path: &str) -> bool {
     path.starts_with("crates/") && path.split('/').nth(2) == Some("src")
 }
 
-/// What cargo compiles by itself: `src/lib.rs`, `src/main.rs`, `src/bin/*.rs`.
+/// The roots that cargo compiles: `src/lib.rs`, `src/main.rs`, `src/bin/*.rs`.
 fn is_root(path: &str) -> bool {
     let inside: Vec<&str> = path.split('/').skip(3).collect();
     matches!(inside[..], ["lib.rs" | "main.rs"] | ["bin", _] | ["bin", _, "main.rs"])
 }
 
-/// The paths that the file's `mod name;` declarations may stand for.
+/// The paths to which the file's `mod name;` declarations may refer.
 fn declared(file: &File) -> Vec<String> {
     let (folder, name) = file.path.rsplit_once('/').unwrap_or(("", &file.path));
     let inner = if matches!(name, "mod.rs" | "lib.rs" | "main.rs") {

@@ -3,7 +3,7 @@
 //! Not a parser: it knows comments (nested too), strings of every kind, characters and lifetimes,
 //! which is all that the rules need to look for words and braces without being fooled.
 
-/// The same text twice, with what does not belong blanked out; line breaks stay.
+/// The same text twice, once with only the code and once with only the comments; line breaks stay.
 pub struct RustText {
     /// Code alone: comments and the contents of strings and characters are spaces.
     pub code: String,
@@ -42,7 +42,7 @@ pub fn take_apart(text: &str) -> RustText {
     RustText { code: text(code), comments: text(comments) }
 }
 
-/// Whether `word` stands in `code` as a whole identifier, and where.
+/// The places of `word` in `code` as a whole identifier.
 pub fn find_words<'a>(code: &'a str, word: &'a str) -> impl Iterator<Item = usize> + 'a {
     let bytes = code.as_bytes();
     code.match_indices(word).map(|found| found.0).filter(move |&start| {

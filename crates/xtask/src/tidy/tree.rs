@@ -12,7 +12,7 @@ use super::rust_text::{self, RustText};
 pub struct File {
     /// Relative to the top of the repository, with `/` between the parts.
     pub path: String,
-    /// What it holds.
+    /// Its contents.
     pub text: String,
 }
 
@@ -74,7 +74,7 @@ impl Tree {
         Ok(Self { files, names: names(&paths) })
     }
 
-    /// A tree of the given paths and texts, to show a rule what it is for.
+    /// A tree of the given paths and texts, for unit tests of a rule.
     #[cfg(test)]
     pub fn of(entries: &[(&str, &str)]) -> Self {
         let file = |entry: &(&str, &str)| File { path: entry.0.into(), text: entry.1.into() };

@@ -1,11 +1,11 @@
-//! Where `unsafe` may stand and what must stand before it.
+//! The places where `unsafe` is allowed, and the comment that it needs.
 
 use super::finding::Finding;
 use super::rust_text::{find_words, line_of};
 use super::tree::{File, Tree};
 
-/// The files and folders (with a `/` at the end) that may use `unsafe`, and what for. The list is
-/// the project's containment: a new entry is a decision, and an entry without need must go.
+/// The files and folders (with a `/` at the end) that may use `unsafe`, and the reason. The list
+/// contains the project's `unsafe`: a new entry is a decision, and an unused entry must be removed.
 const CONTAINMENT: &[(&str, &str)] = &[
     ("crates/vm/src/sys.rs", "the system calls"),
     ("crates/vm/src/mapping.rs", "mapping and unmapping address space"),
@@ -57,7 +57,7 @@ const CONTAINMENT: &[(&str, &str)] = &[
 /// How far above an `unsafe` its comment may start when the statement is spread over lines.
 const REACH: usize = 12;
 
-/// `unsafe` stands only in the files of the containment list, and each of them needs it.
+/// Only the files of the containment list use `unsafe`, and each of them does.
 pub fn containment(tree: &Tree) -> Vec<Finding> {
     contained(tree, CONTAINMENT)
 }
@@ -95,7 +95,7 @@ fn covers(entry: &str, path: &str) -> bool {
     if entry.ends_with('/') { path.starts_with(entry) } else { path == entry }
 }
 
-/// Every `unsafe` block and implementation comes after a `// SAFETY:` comment.
+/// A `// SAFETY:` comment precedes every `unsafe` block and implementation.
 pub fn safety_comments(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
     for file in tree.rust_files() {
@@ -121,13 +121,13 @@ pub fn safety_comments(tree: &Tree) -> Vec<Finding> {
 /// Numbers of the lines that use the keyword `unsafe` for a block, function or implementation.
 fn places(file: &File) -> Vec<usize> {
     let code = file.rust().code;
-    // `#[unsafe(no_mangle)]` and the lints' names are not what the rule is about.
+    // The rule does not concern `#[unsafe(no_mangle)]` and the lints' names.
     let attribute = |at: &usize| code[at + "unsafe".len()..].starts_with('(');
     find_words(&code, "unsafe").filter(|at| !attribute(at)).map(|at| line_of(&code, at)).collect()
 }
 
-/// Whether a comment with `SAFETY:` stands on line `index` or right above the statement that it is
-/// a part of: attributes and unfinished lines of the statement may lie between.
+/// Whether line `index` has a comment with `SAFETY:`, or such a comment is right above the
+/// statement of that line: attributes and unfinished lines of the statement may lie between.
 fn is_explained(code: &[&str], comments: &[&str], index: usize) -> bool {
     if comments[index].contains("SAFETY:") {
         return true;

@@ -12,7 +12,7 @@ const LEFTOVERS: &[&str] = &[concat!("TO", "DO"), concat!("FIX", "ME"), concat!(
 /// Macros that belong into work that is not done.
 const LEFTOVER_MACROS: &[&str] = &[concat!("db", "g"), "todo", "unimplemented"];
 
-/// Folders of one machine; nobody else has them.
+/// Folders that exist on one machine only.
 const MACHINE_PATHS: &[&str] =
     &[concat!("/wo", "rk"), concat!("/tmp/tar", "get"), concat!("/ro", "ot")];
 
