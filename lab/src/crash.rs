@@ -86,9 +86,9 @@ impl Scene<'_> {
         println!("killed after {after} ms:");
         let mut killed = self.start(work, Some(Duration::from_millis(after)))?;
         if !killed.was_killed() {
-            killed.fail(format!("the machine ended by itself before {after} ms"));
+            killed.fail(format!("the machine ended before it was killed after {after} ms"));
         }
-        // What it had passed before is not what this is about.
+        // Tests that passed before the kill do not count.
         killed.passed = 0;
         sum.add(killed);
         println!("what is left:");

@@ -13,7 +13,7 @@ use crate::machine::Machine;
 #[derive(Debug, Parser)]
 #[command(name = "lab", about = "Boots Debian kernels in an emulator and runs tests inside")]
 pub struct Arguments {
-    /// Where kernels are kept between runs
+    /// The folder that keeps kernels between runs
     #[arg(long, default_value = "target/lab", global = true)]
     pub cache: PathBuf,
     /// Kernels by series, such as 6.1, or 'debug'; both stock ones if none is named
@@ -58,7 +58,7 @@ pub struct Arguments {
     /// messages-SERIES-NAME
     #[arg(long, global = true)]
     name: Option<String>,
-    /// Where the guest's disk is mounted
+    /// The folder at which the guest's disk is mounted
     #[arg(long, default_value = "/mnt", global = true)]
     scratch: PathBuf,
     /// What is to be done.

@@ -32,7 +32,7 @@ pub fn run_all(
 /// sums; true if nothing failed.
 ///
 /// # Errors
-/// Those of what is performed.
+/// The sums of the steps.
 pub fn everywhere(
     arguments: &Arguments,
     kernels: &[Kernel],

@@ -1,4 +1,4 @@
-//! Programs for a guest: built by cargo, and told apart from those that are not for one.
+//! Programs for a guest: cargo builds them, and this module leaves out those that are not for one.
 
 use std::path::{Path, PathBuf};
 

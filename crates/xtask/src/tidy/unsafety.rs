@@ -35,7 +35,7 @@ const CONTAINMENT: &[(&str, &str)] = &[
     ("crates/capi/src/call.rs", "its tests read strings as C does"),
     ("crates/capi/src/raw.rs", "strings and descriptors that C gives"),
     ("crates/preload/src/calls.rs", "calls of C, in the place of the C library's"),
-    ("crates/preload/src/system.rs", "the system calls behind them"),
+    ("crates/preload/src/system.rs", "the system calls that they make"),
     ("crates/preload/src/substitute.rs", "descriptors and error numbers of the program's"),
     ("crates/preload/src/mounts.rs", "unmapping what the program has given up"),
     ("crates/preload/tests/preload.rs", "LMDB, whose files are mapped"),
