@@ -1,5 +1,5 @@
-//! What the fuzz targets run, shared with the simulation tests: any bytes whatever may come in, and
-//! no panic, no endless loop and no wrong arithmetic may come of it.
+//! The bodies of the fuzz targets, shared with the simulation tests: for any input bytes there must
+//! be no panic, no endless loop and no wrong arithmetic.
 
 use std::sync::{Arc, OnceLock};
 
@@ -32,8 +32,8 @@ impl<'a> Source<'a> {
 
 /// Decodes one page, and if its bounds are sound does to it all that can be done to a node.
 ///
-/// The first two bytes choose the page's length and what is put right before it is decoded; then
-/// come a few bytes of choices and the page from its front and its end.
+/// The first two bytes choose the page's length and which fields are corrected before it is
+/// decoded; a few bytes of choices follow, and then the page from its front and its end.
 pub fn page_decoder(bytes: &[u8]) {
     let mut source = Source(bytes);
     let choice = source.number();
@@ -96,7 +96,7 @@ fn change_node(image: &mut [u8], source: &mut Source<'_>, sound: bool) {
         }
         key.extend(source.take(choice / 16 % 5));
         key.truncate(limits.max_key);
-        // The tree comes here by the fences alone.
+        // The tree reaches this page by the fences alone.
         let below = node.lower().is_ok_and(|lower| lower.is_none_or(|lower| *lower < key[..]));
         let above = node.upper().is_ok_and(|upper| upper.is_none_or(|upper| key[..] <= *upper));
         let Ok(found) = node.find_slot(&key) else { continue };
@@ -152,7 +152,7 @@ fn split_and_merge(image: &[u8], right: impl Fn(&[u8])) {
     }
 }
 
-/// Decodes a map of free ranges; what is accepted can be used, and is encoded as it was.
+/// Decodes a map of free ranges; an accepted map is usable, and encodes to the same bytes.
 pub fn space_decoder(bytes: &[u8]) {
     let Ok(mut space) = Space::decode(bytes) else { return };
     assert_eq!(space.encode(), bytes);
@@ -175,7 +175,7 @@ pub fn space_decoder(bytes: &[u8]) {
     let _ = (space.free(0, 1), space.free(u64::MAX, u64::MAX), space.largest_free());
 }
 
-/// Opens a file of any bytes, or a sound store of which some bytes are others.
+/// Opens a file of any bytes, or a sound store with some bytes changed.
 ///
 /// The first byte chooses: 0 takes the rest as the file. Otherwise each five bytes that follow are
 /// a page, a position in it and a byte to put there; the last bit of the position's first byte says
@@ -216,7 +216,7 @@ pub fn reseal(image: &mut [u8], page: usize) {
 }
 
 fn options(page_frames: u32) -> Options {
-    // Larger than any of these files: what lies is found out by its place, not by waiting.
+    // Larger than any of these files: a false reference is found by its position, not by waiting.
     Options::new().pool_bytes(256 * 4096 * u64::from(page_frames)).evictors(0)
 }
 

@@ -1,7 +1,8 @@
-//! What the tests of several crates share: processes of their own, the kernel's count of their
-//! memory, waiting for others, and witnesses of what code does not do.
+//! Helpers for the tests of several crates: processes of their own, the kernel's count of their
+//! memory, waiting for other threads, and checks that code makes no system calls and no
+//! allocations.
 //!
-//! Only tests depend on this crate, and it depends on none of the others. What fails, panics.
+//! Only tests depend on this crate, and it depends on none of the others. A failure panics.
 
 pub mod allocations;
 pub mod memory_group;

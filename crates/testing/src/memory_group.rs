@@ -1,4 +1,4 @@
-//! A test whose memory the kernel counts by itself, in a memory control group (version 1).
+//! A test whose memory the kernel counts separately, in a memory control group (version 1).
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use crate::own_process;
 
 /// Where groups are made.
 const GROUPS: &str = "/sys/fs/cgroup/memory";
-/// What the names of the tests' groups begin with; the number of the process follows.
+/// The prefix of the names of the tests' groups; the number of the process follows.
 const PREFIX: &str = "vellum-test-";
 
 /// The group of this process, which has no other in it.
@@ -43,7 +43,7 @@ impl MemoryGroup {
         Some(MemoryGroup(group))
     }
 
-    /// What one of the group's files counts, such as `memory.usage_in_bytes`.
+    /// The value of one of the group's files, such as `memory.usage_in_bytes`.
     ///
     /// # Panics
     /// If the file is not there or holds no number.

@@ -1,15 +1,15 @@
-//! A test in a process of its own, for what a whole process has: its memory, its system calls.
+//! A test in a process of its own, for properties of a whole process: its memory, its system calls.
 //!
-//! The test starts its own program a second time and has it run that test alone. No other test is
-//! beside it there, and what it does to its process it does to nobody else.
+//! The test starts its own program a second time and has it run that test alone. No other test runs
+//! in that process, so the test disturbs no other.
 
 use std::process::{Command, Output};
 
 /// The name of the test that the process was started for.
 const TEST: &str = "VELLUM_TEST_ALONE";
 
-/// Runs a test of this program, by its whole name with modules, in a process of its own, and tells
-/// how that ended. `None` in that process: there the test goes on.
+/// Runs a test of this program, by its whole name with modules, in a process of its own, and
+/// returns how that ended. `None` in that process: there the test goes on.
 ///
 /// # Panics
 /// If the program cannot be started again.

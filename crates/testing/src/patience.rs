@@ -1,10 +1,11 @@
-//! Waiting for what others do.
+//! Waiting for other threads and processes.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How long a test waits for what takes a moment on an idle machine. Others have work, too.
+/// How long a test waits for an event that takes a moment on an idle machine. The machine may be
+/// busy.
 pub const PATIENCE: Duration = Duration::from_secs(200);
 
 /// Waits until something holds, or fails.
@@ -17,8 +18,8 @@ pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// Sets a flag when it goes: threads that work beside a test until the flag is set end when the
-/// test fails, too. Otherwise the failed test waits for them for ever, and says nothing.
+/// Sets a flag when it is dropped, so that threads that run until the flag is set end when the test
+/// fails, too. Otherwise the failed test waits for them for ever, and reports nothing.
 #[derive(Debug)]
 pub struct SetWhenDropped<'a>(pub &'a AtomicBool);
 

@@ -1,12 +1,12 @@
-//! Seccomp filters: the kernel itself is the witness of which system calls are made, or plays one
-//! that lacks some. A filter cannot be taken off again: see [`crate::own_process`].
+//! Seccomp filters: the kernel itself checks which system calls a process makes, or acts like a
+//! kernel that lacks some. A process cannot remove a filter: see [`crate::own_process`].
 #![allow(unsafe_code)]
 
 use std::io;
 
 use libc::{c_long, c_ulong, sock_filter};
 
-/// What a process exits with that got to [`survive`].
+/// The exit status of a process that reached [`survive`].
 pub const SURVIVED: i32 = 42;
 
 /// An instruction of a filter: loads four bytes of `struct seccomp_data`. The number of the system
@@ -15,7 +15,7 @@ pub const fn load(at: u32) -> sock_filter {
     sock_filter { code: (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16, jt: 0, jf: 0, k: at }
 }
 
-/// An instruction of a filter: skips so many others, `jt` if what was loaded is `k`, else `jf`.
+/// An instruction of a filter: skips `jt` others if the loaded value is `k`, else `jf`.
 pub const fn compare(k: u32, jt: u8, jf: u8) -> sock_filter {
     sock_filter { code: (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16, jt, jf, k }
 }
@@ -25,8 +25,9 @@ pub const fn answer(k: u32) -> sock_filter {
     sock_filter { code: (libc::BPF_RET | libc::BPF_K) as u16, jt: 0, jf: 0, k }
 }
 
-/// Puts a filter before the system calls of this thread, or what `SECCOMP_FILTER_FLAG_` say. Makes
-/// two system calls and nothing else, as between `fork` and `exec` nothing else may be done.
+/// Installs a filter for the system calls of this thread, or as the `SECCOMP_FILTER_FLAG_` flags
+/// say. It makes two system calls and nothing else, because nothing else is allowed between `fork`
+/// and `exec`.
 ///
 /// # Errors
 /// The kernel's, where filters are not allowed.
