@@ -1,4 +1,4 @@
-//! Where an experiment stands: a bar on a terminal, nothing elsewhere.
+//! The progress of an experiment: a bar on a terminal, nothing elsewhere.
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 

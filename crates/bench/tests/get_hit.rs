@@ -1,6 +1,6 @@
-//! What a lookup does not do whose pages are in memory: no system call, no allocation.
+//! A lookup whose pages are in memory makes no system call and no allocation.
 //!
-//! Beside crates/pool/tests/pool_hit_path.rs, which shows the same of single pages.
+//! crates/pool/tests/pool_hit_path.rs shows the same of single pages.
 
 #![allow(clippy::unwrap_used)]
 

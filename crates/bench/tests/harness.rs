@@ -1,5 +1,5 @@
-//! The harness against the real kernel: workers, memory cgroups, RAM disks, and what is left when
-//! somebody is killed. What needs root says so and passes without it.
+//! The harness on the real kernel: workers, memory cgroups, RAM disks, and the remains of killed
+//! processes. Tests that need root say so and pass without it.
 //!
 //! Workers are this very program: [`worker_process`] is a test only in name.
 
@@ -22,7 +22,7 @@ use vellum_bench::worker::{
 use vellum_bench::workload::{Lookup, Plan, Workload};
 use vellum_testing::patience::{PATIENCE, eventually};
 
-/// Set in processes that are workers or otherwise somebody else.
+/// Set in processes that are workers or play another role.
 const ROLE: &str = "VELLUM_BENCH_TEST_ROLE";
 
 /// A peer, as workers of this program know it.
@@ -91,7 +91,7 @@ fn allowed<T>(what: anyhow::Result<T>) -> Option<T> {
     }
 }
 
-/// Root of a container may be nobody outside.
+/// Root of a container may be an unprivileged user outside.
 fn is_container() -> bool {
     !Path::new("/sys/class/zram-control").exists() || !Path::new("/sys/fs/cgroup").exists()
 }
@@ -260,7 +260,8 @@ fn own_and_wait() {
     thread::sleep(Duration::from_secs(1000));
 }
 
-/// Starts one who owns things, and kills it; its worker, and the RAM disk's directory.
+/// Starts a process that owns a worker and a RAM disk, and kills it; returns the worker, and the
+/// RAM disk's directory.
 fn owner_killed(with_keeper: bool, signal: Signal) -> (u32, PathBuf) {
     let mut command = somebody("owner");
     if with_keeper {
@@ -274,8 +275,8 @@ fn owner_killed(with_keeper: bool, signal: Signal) -> (u32, PathBuf) {
     (worker, disk)
 }
 
-/// Whether this process, and so whom it starts, ignores a signal, as what a shell has started in
-/// the background does.
+/// Whether this process, and so its children, ignores a signal, as a process does that a shell has
+/// started in the background.
 fn is_ignored(signal: Signal) -> bool {
     let status = fs::read_to_string("/proc/self/status").unwrap();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).unwrap();
@@ -298,10 +299,10 @@ fn what_a_killed_run_leaves_is_removed_by_the_next() {
     let Some(disk) = allowed(RamDisk::set_up(16 << 20)) else { return };
     let (worker, left) = owner_killed(false, Signal::KILL);
     eventually("the worker of a killed parent goes", || !alive(worker));
-    assert!(left.join("data").exists(), "nobody cleans up without a keeper");
+    assert!(left.join("data").exists(), "without a keeper no process cleans up");
     assert!(machine::remove_leftovers() >= 1);
     assert!(!left.exists());
-    // What belongs to somebody who lives stays.
+    // The devices and groups of a living process stay.
     assert!(disk.path().exists() && size_of_device(&disk.device()) == Some(16 << 20));
 }
 
@@ -312,7 +313,7 @@ fn a_keeper_cleans_up_after_signals() {
     drop(disk);
     for signal in [Signal::KILL, Signal::INT, Signal::TERM] {
         if is_ignored(signal) {
-            eprintln!("left out: {signal:?}, which whoever started this has us ignore");
+            eprintln!("left out: {signal:?}, which this process inherited as ignored");
             continue;
         }
         let (worker, left) = owner_killed(true, signal);

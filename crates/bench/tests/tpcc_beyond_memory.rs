@@ -1,8 +1,8 @@
 //! TPC-C on a pool much smaller than its data, with the consistency conditions after each run: on
 //! the backend that a user gets, which is exmap where the kernel module is loaded.
 //!
-//! `make lab` runs this in its guests. What a seed of faults does to the conditions is tested where
-//! they are (`workload/tpcc/tests.rs`).
+//! `make lab` runs this in its guests. `workload/tpcc/tests.rs` tests that planted faults violate
+//! the conditions.
 
 #![allow(clippy::unwrap_used)]
 
@@ -17,7 +17,7 @@ use vellum_bench::workload::{Plan, Tpcc, Work};
 /// Bytes of the pool.
 const POOL: u64 = 2 << 20;
 
-/// A tenth of what the specification says of a warehouse: 13 MB of keys and values in all.
+/// A tenth of the specification's warehouse: 13 MB of keys and values in all.
 fn small() -> Tpcc {
     Tpcc { warehouses: 2, scale: Scale::off_spec(10_000, 300), seed: 11 }
 }

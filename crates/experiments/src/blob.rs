@@ -1,4 +1,4 @@
-//! Values of 4 KiB to 64 MiB, read and written whole, beside the peers, out of memory.
+//! Values of 4 KiB to 64 MiB, read and written whole, compared with the peers, out of memory.
 
 use anyhow::Result;
 
@@ -39,7 +39,7 @@ fn run(context: &Context<'_>) -> Result<Outcome> {
         let seconds = context.pick(0.3, 2.0);
         let terms = Terms {
             ground: &ground,
-            // Each thread that writes has a value of its own, whatever the engine.
+            // Each thread that writes has a value of its own, for every engine.
             limit: Some(limit + THREADS as u64 * bytes_each as u64),
             workload: &workload,
             warm_up: Plan { threads: THREADS, seconds, seed: 1 },

@@ -1,5 +1,5 @@
-//! What programs do with many entries at a time: the operations of redb's own benchmark that
-//! concern more than one entry, and inserts into the middle.
+//! Bulk work: the operations of redb's own benchmark that concern more than one entry, and inserts
+//! into the middle.
 
 use std::time::Instant;
 
@@ -96,7 +96,7 @@ fn run(context: &Context<'_>) -> Result<Outcome> {
     Ok(outcome)
 }
 
-/// What all engines get.
+/// The data and options that all engines get.
 struct Input {
     loaded: Vec<Pair>,
     /// After the entries of some tenants in the middle.
@@ -120,7 +120,7 @@ impl Input {
         }
     }
 
-    /// All works, one after the other, on what the one before has left.
+    /// All kinds of work, one after the other, each on the data that the one before has left.
     fn works<'a>(&'a self, middle: &'a [Vec<u8>; 2]) -> [(&'static str, BulkWork<'a>); 8] {
         let [from, to] = middle;
         [
@@ -159,7 +159,8 @@ impl Input {
                 }
             };
             ensure!(count == expected && count > 0, "{name}: {count} of {expected} entries");
-            // What is looked at decides how long it takes, not what is removed.
+            // The number of examined entries decides how long it takes, not the number of removed
+            // ones.
             let of = if let BulkWork::Retain(_) | BulkWork::Extract(_) = work {
                 there + count
             } else {

@@ -166,12 +166,12 @@ fn run_one(experiment: &Experiment, arguments: &Arguments, engines: &Engines) ->
     json::write(&arguments.json, &records)
 }
 
-/// A directory that goes when its run ends, however it ends.
+/// A directory that is removed when its run ends, however it ends.
 struct Scratch(PathBuf);
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // What was never made, or is in use, stays.
+        // A directory that was never made, or is in use, stays.
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }

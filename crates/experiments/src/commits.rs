@@ -18,7 +18,7 @@ use vellum_bench::workload::values::{fill, key};
 /// The experiment.
 pub const COMMITS: Experiment = Experiment {
     name: "commits",
-    shows: "small durable commits, and their latency, beside a plain write and fdatasync",
+    shows: "small durable commits, and their latency, against a plain write and fdatasync",
     source: "how many syncs of the device a commit takes, and whether writers share them",
     run,
 };
@@ -28,13 +28,13 @@ const WRITERS: [u64; 3] = [1, 8, 32];
 const PEERS: [&str; 2] = ["lmdb", "redb"];
 const VALUE: usize = 120;
 const CACHE: u64 = 256 << 20;
-/// The longest latency that is told apart, in nanoseconds.
+/// The longest latency that the histogram resolves, in nanoseconds.
 const LONGEST: u64 = 100_000_000_000;
 
 /// Commits something, in the thread of this number.
 type Commit<'a> = Box<dyn FnMut() -> Result<()> + 'a>;
 
-/// What is measured.
+/// The measured operation.
 enum Way {
     /// A write of 4 KiB to a file of the thread's own, and its fdatasync.
     Plain(Vec<File>),
@@ -129,7 +129,7 @@ impl Way {
         }
     }
 
-    /// What the thread of this number does again and again.
+    /// The operation that the thread of this number repeats.
     fn commit(&self, thread: u64, entries: u64) -> Result<Commit<'_>> {
         let mut number = thread.wrapping_mul(0x9e37_79b9_7f4a_7c15);
         match self {

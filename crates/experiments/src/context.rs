@@ -1,4 +1,4 @@
-//! What an experiment is, and what it runs with.
+//! An experiment, and the context in which it runs.
 
 use std::path::{Path, PathBuf};
 
@@ -13,15 +13,15 @@ use vellum_bench::report::Outcome;
 pub struct Experiment {
     /// Its name on the command line.
     pub name: &'static str,
-    /// What it shows, in a line.
+    /// One line that says what it shows.
     pub shows: &'static str,
-    /// The paper's table or figure, or what else it answers to.
+    /// The paper's table or figure, or another question that it answers.
     pub source: &'static str,
     /// Runs it.
     pub run: fn(&Context<'_>) -> Result<Outcome>,
 }
 
-/// What an experiment runs with.
+/// The context of an experiment.
 #[derive(Debug)]
 pub struct Context<'a> {
     /// The short form: under 40 seconds, smaller data, fewer rounds.
@@ -34,7 +34,7 @@ pub struct Context<'a> {
     pub model: Option<PathBuf>,
     /// Vellum and the peers that were built in.
     pub engines: &'a Engines,
-    /// Where it stands.
+    /// Its progress.
     pub progress: Progress,
 }
 
@@ -49,7 +49,7 @@ impl Context<'_> {
         self.pick(3, 5)
     }
 
-    /// A directory of its own for `what`, made now.
+    /// A new directory for `what`.
     ///
     /// # Errors
     /// If it cannot be made.

@@ -1,4 +1,4 @@
-//! The machine's disk: how much of what it can do reaches the program, at random and in order.
+//! The machine's disk: the share of its rate that reaches the program, at random and in order.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use vellum_bench::workload::{Lookup, Plan, Scan, Workload};
 /// The experiment.
 pub const DISK: Experiment = Experiment {
     name: "disk",
-    shows: "random reads and scans beside what the disk itself can do",
+    shows: "random reads and scans against the rate of the disk itself",
     source: "SIGMOD'23, section 5.3: I/O bound",
     run,
 };
@@ -48,20 +48,20 @@ fn run(context: &Context<'_>) -> Result<Outcome> {
     random(context, &team, &device, entries, &mut outcome.rows)?;
     scans(context, &team, &device, entries, &mut outcome.rows)?;
     outcome.notes.push(format!(
-        "{entries} entries of 8 + 120 bytes, {} MiB, {} times the pool; opened anew and nothing \
+        "{entries} entries of 8 + 120 bytes, {} MiB, {} times the pool; opened again with nothing \
          cached before. Reads of the device are direct and of Vellum's own file, {PAGE} bytes at \
          random places and 1 MiB in order, 8 of them at a time.",
         data >> 20,
         data / pool
     ));
     outcome.notes.push(
-        "'read' is what the process made the kernel read from the device: lookups that found \
-         their page in the pool are not in it, read-ahead is."
+        "'read' counts the kernel's reads from the device for the process: without lookups that \
+         found their page in the pool, with read-ahead."
             .to_owned(),
     );
     outcome.notes.push(
-        "The memory limit leaves, beside the pool, room for what grows with the file whatever the \
-         pool's size: a state word and a page table entry, 16 bytes in all, for each page of 4 KiB."
+        "In addition to the pool the memory limit leaves room for memory that grows with the file: \
+         a state word and a page table entry, 16 bytes in all, for each page of 4 KiB."
             .to_owned(),
     );
     outcome.notes.extend(team.notes());
@@ -96,7 +96,7 @@ fn random(
         let read = scaled(&vellum.read, 1.0 / PAGE as f64, " pages");
         rows.push(Row::of(&read, "reads/s").against(&read, &device.rate));
     }
-    // The device's best is what counts, whatever depth it takes.
+    // The device's best rate counts, at any depth.
     let best = |at: usize| {
         let each = series.iter().skip(at).step_by(2);
         each.max_by(|a, b| a.rate.median().total_cmp(&b.rate.median()))

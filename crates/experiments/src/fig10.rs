@@ -61,7 +61,7 @@ fn run(context: &Context<'_>) -> Result<Outcome> {
         for (way, of_way) in samples.iter().enumerate() {
             lines[way].points.push((threads as f64, of_way.median()));
             let row = Row::of(of_way, "reads/s");
-            // The pool is compared with what fixed buffers reach the same way.
+            // The pool is compared with reads into fixed buffers.
             outcome.rows.push(if way < 2 { row } else { row.against(of_way, &samples[way - 2]) });
         }
     }
@@ -88,8 +88,8 @@ fn pool(path: &Path, bytes: u64) -> Result<Pool> {
     Ok(Pool::open(Arc::new(device), Arc::new(RawPages), space, options)?)
 }
 
-/// Pages read from the device a second by threads that look at random pages, `batch` of which they
-/// ask for at a time. Pages that are in the pool are no reads and do not count.
+/// Pages that threads read from the device a second. The threads access random pages, `batch` at a
+/// time. Pages that are in the pool cost no read and do not count.
 pub(super) fn read_pages(pool: &Pool, threads: usize, time: Duration, batch: usize) -> Result<f64> {
     let before = pool.stats();
     let start = Instant::now();

@@ -158,7 +158,7 @@ fn turn_over_stretch(surface: &Surface, way: Way, first: u64) -> Result<()> {
     }
     for batch in batches() {
         fill(&mut entries, batch);
-        // SAFETY: nobody else knows these pages, and no reference into them exists.
+        // SAFETY: no other code knows these pages, and no reference into them exists.
         let failed = unsafe { surface.release(&mut entries) };
         ensure!(failed == 0, "releasing {failed} of {} pages failed", entries.len());
     }

@@ -29,7 +29,7 @@ const FACTOR: u64 = 10;
 /// Threads of each run.
 const THREADS: usize = 2;
 
-/// Reads that each thread keeps under way to see what the device can do.
+/// Reads that each thread keeps in flight to measure the device's rate.
 const DEPTH: u32 = 32;
 
 /// The interval of [`Measured::over_time`], in seconds.
@@ -109,7 +109,7 @@ struct Figure {
 }
 
 impl Figure {
-    /// The rate of the device itself, which bounds everybody's reads.
+    /// The rate of the device itself, which bounds the reads of all engines.
     fn bound(&mut self, reads: f64, seconds: f64) {
         let row = format!("{}: device, {THREADS} threads with queues", self.what);
         self.rows.push(Row::count(row, reads, "reads/s"));

@@ -1,8 +1,8 @@
 //! Breadth-first search over pages that refer to pages, with cycles.
 //!
 //! In memory and with a pool of an eighth of the pages; as pages that refer to each other and, on
-//! the same store, as a tree from vertex to edges, which is what an engine without references
-//! between pages has to do.
+//! the same store, as a tree from vertex to edges, as an engine without references between pages
+//! must store it.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -110,7 +110,7 @@ fn pool(path: &Path, bytes: u64) -> Result<Pool> {
     Ok(Pool::open(Arc::new(device), Arc::new(RawPages), Space::new(0), options)?)
 }
 
-/// Edges a second of a search, which must find what is expected.
+/// Edges a second of a search, whose result is checked.
 fn timed(expected: &Found, search: impl FnOnce() -> Result<Found>) -> Result<f64> {
     let start = std::time::Instant::now();
     let found = search()?;

@@ -12,7 +12,7 @@ use vellum_bench::workload::{Lookup, Plan, Scan, Workload};
 /// The experiment.
 pub const IN_MEMORY: Experiment = Experiment {
     name: "in-memory",
-    shows: "random lookups of data that is in memory, all engines; multi_get beside single ones",
+    shows: "random lookups of data that is in memory, all engines; multi_get against single ones",
     source: "SIGMOD'23, section 5.2",
     run,
 };
@@ -61,7 +61,7 @@ pub(super) fn team(context: &Context<'_>, ground: &Ground, workload: &Workload) 
     Team::start(&members, &terms, &context.progress)
 }
 
-/// One scan of everything by everybody: what was loaded is not in every engine's cache.
+/// All engines scan all data once, because not every engine caches the data that it loads.
 pub(super) fn read_everything(context: &Context<'_>, team: &Team, entries: u64) -> Result<()> {
     let scan = Workload::Scan(Scan { entries, length: entries, backward: false });
     for name in team.names() {
@@ -71,7 +71,7 @@ pub(super) fn read_everything(context: &Context<'_>, team: &Team, entries: u64) 
     Ok(())
 }
 
-/// What a reader has to know of a team that has everything in memory.
+/// Notes for the reader about a team that has everything in memory.
 pub(super) fn notes(ground: &Ground, team: &Team) -> Vec<String> {
     let mut notes = team.notes();
     notes.push(
@@ -83,7 +83,7 @@ pub(super) fn notes(ground: &Ground, team: &Team) -> Vec<String> {
     notes
 }
 
-/// What the data of lookups is, in words.
+/// A description of the data of lookups.
 pub(super) fn data(entries: u64) -> String {
     format!(
         "{entries} entries of 8 + 120 bytes ({} MiB), uniformly chosen keys, every value checked.",

@@ -51,7 +51,7 @@ fn panels(context: &Context<'_>) -> Vec<Panel> {
     ]
 }
 
-/// What the data of TPC-C is, in words.
+/// A description of the data of TPC-C.
 pub(super) fn tpcc_data(tpcc: &Tpcc) -> String {
     let scale = if tpcc.scale == Scale::SPECIFIED {
         ""

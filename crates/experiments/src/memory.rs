@@ -1,5 +1,5 @@
-//! What a pool takes beside its pages: for each page of the file that was ever used, and for each
-//! frame, by the kernel's count.
+//! The memory of a pool without its pages: for each page of the file that was ever used, and for
+//! each frame, by the kernel's count.
 //!
 //! The file has no blocks (its pages read as zeros), so that it may be large.
 
@@ -19,7 +19,7 @@ use vellum_bench::report::{Outcome, Row};
 /// The experiment.
 pub const MEMORY: Experiment = Experiment {
     name: "memory",
-    shows: "bytes of memory for each stored and each cached page, beside the page itself",
+    shows: "bytes of memory for each stored and each cached page, without the page itself",
     source: "SIGMOD'23, section 3.6: 16 bytes for each stored page",
     run,
 };
@@ -27,7 +27,7 @@ pub const MEMORY: Experiment = Experiment {
 /// Pages of the file for each frame of the pool.
 const PAGES_PER_FRAME: u64 = 8;
 
-/// What the process takes, in bytes.
+/// The memory of the process, in bytes.
 #[derive(Clone, Copy)]
 struct Taken {
     anonymous: u64,

@@ -1,5 +1,5 @@
 //! Random lookups of data larger than memory, on a device in memory: the same engine with two ways
-//! of releasing pages, the others under the same limit, and what the device itself can do.
+//! of releasing pages, the others under the same limit, and the rate of the device itself.
 
 use std::time::Duration;
 
@@ -29,11 +29,11 @@ const FACTORS: [u64; 2] = [2, 8];
 /// Keys of one multi_get.
 const BATCH: usize = 32;
 
-/// Reads that each thread keeps under way to see what the device can do.
+/// Reads that each thread keeps in flight to measure the device's rate.
 const DEPTH: u32 = 32;
 
-/// Room for a member's files, in parts of four of the data: pages are not full, and engines that
-/// write data anew need room for both.
+/// Room for a member's files, in quarters of the data: pages are not full, and engines that rewrite
+/// data need room for both copies.
 pub(super) const ROOM: u64 = 6;
 
 fn run(context: &Context<'_>) -> Result<Outcome> {
@@ -81,8 +81,8 @@ fn one_size(context: &Context<'_>, factor: u64, outcome: &mut Outcome) -> Result
     Ok(())
 }
 
-/// Vellum with both ways of releasing pages, without a thread that evicts ahead of need and with
-/// the other replacement policy, and everybody else.
+/// Vellum with both ways of releasing pages, without a thread that evicts ahead of need, and with
+/// the other replacement policy; and all other engines.
 fn members(engines: &Engines) -> Vec<Member> {
     let mut members = Member::all(engines);
     members.insert(1, Member::with_option(&VELLUM, "backend", "madvise"));
@@ -115,7 +115,7 @@ fn measure(context: &Context<'_>, team: &Team, entries: u64, names: &Names) -> R
     contest.hold(context.rounds(), &context.progress)
 }
 
-/// What contestants are called.
+/// The names of contestants.
 struct Names {
     factor: u64,
 }

@@ -1,8 +1,8 @@
-//! Which page leaves: hit ratios of replacement policies on traces, and what they cost a miss.
+//! Replacement policies: hit ratios on traces, and their cost for a miss.
 //!
 //! The hit ratios are simulated ([`trace`](crate::trace)) and the same on every machine: the pool's
-//! policies, driven as the pool drives them, beside FIFO and exact LRU, and Belady's optimum as the
-//! bound. The cost is measured.
+//! policies, driven as the pool drives them, FIFO and exact LRU, and Belady's optimum as the bound.
+//! The cost is measured.
 
 use anyhow::Result;
 use vellum_pool::{Clock, ReplacementPolicy, S3Fifo};
@@ -106,8 +106,8 @@ fn hit_rows(what: &str, hits: [f64; POLICIES.len()]) -> impl Iterator<Item = Row
     rows.collect::<Vec<_>>().into_iter()
 }
 
-/// What the policies do to page states: looks that each eviction takes, each a cache miss in a
-/// large pool, and marks that hits have to clear.
+/// Accesses of the policies to page states: loads for each eviction, each a cache miss in a large
+/// pool, and marks that hits have to clear.
 fn look_rows(what: &str, clock: Counts, s3_fifo: Counts) -> Vec<Row> {
     let each = |counts: Counts, number: usize| number as f64 / counts.evicted.max(1) as f64;
     let rows = |name: &str, number: fn(Counts) -> usize| {
@@ -121,7 +121,7 @@ fn look_rows(what: &str, clock: Counts, s3_fifo: Counts) -> Vec<Row> {
     looks.into_iter().chain(marks).collect()
 }
 
-/// Measures what a miss costs in the policy, with one thread and with two.
+/// Measures the policy's cost for a miss, with one thread and with two.
 fn costs(context: &Context<'_>, outcome: &mut Outcome) -> Result<()> {
     let frames: u64 = context.pick(1 << 16, 1 << 18);
     let misses = context.pick(200_000, 1_000_000);
@@ -201,7 +201,7 @@ mod tests {
         ] {
             let (clock, s3_fifo) = (Clock::new(u64::from(cache)), S3Fifo::new(u64::from(cache)));
             let (clock, s3_fifo) = (hits(kind, &clock), hits(kind, &s3_fifo));
-            assert!(s3_fifo >= clock + least, "{kind:?}: {s3_fifo} beside {clock}");
+            assert!(s3_fifo >= clock + least, "{kind:?}: {s3_fifo} against {clock}");
         }
     }
 }

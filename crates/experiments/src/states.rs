@@ -1,8 +1,9 @@
-//! The page states in other forms: SIGMOD'23, section 3.6, and what huge pages do for them.
+//! The page states in other forms: SIGMOD'23, section 3.6, and the effect of huge pages.
 //!
 //! The paper names two ways to save the eight bytes that a page of storage costs: two bits instead
-//! of a word, and a state inside the page. Both are measured here as the check that a reader makes
-//! ([`forms`](super::page_access::forms)), beside the pool as it is, in time and in memory.
+//! of a word, and a state inside the page. This experiment measures both as the check that a reader
+//! makes ([`forms`](super::page_access::forms)), and compares them with the pool, in time and in
+//! memory.
 
 use anyhow::Result;
 use vellum_pool::{PAGE_SIZE, PoolError};
@@ -93,7 +94,7 @@ fn measure(
     alternate(context.rounds(), &context.progress, all)
 }
 
-/// What a pool takes beside its pages.
+/// The memory of a pool without its pages.
 fn memory_rows(added: Memory, chain: Chain, size: &str) -> Vec<Row> {
     let each = |bytes: u64| bytes as f64 / chain.pages() as f64;
     let data = chain.pages() * PAGE_SIZE as u64;
@@ -107,7 +108,7 @@ fn memory_rows(added: Memory, chain: Chain, size: &str) -> Vec<Row> {
     ]
 }
 
-/// What sparse pages cost in page tables, and what is left of that when they have left.
+/// The page tables of sparse pages, and how much of them is left after the pages were evicted.
 fn sparse_rows(bits: u32) -> Result<Vec<Row>> {
     let tables = sparse::page_tables(1 << bits, 1 << SPREAD)?;
     let (size, every) = (show_pages(bits), 1 << SPREAD);
@@ -118,7 +119,7 @@ fn sparse_rows(bits: u32) -> Result<Vec<Row>> {
     ])
 }
 
-/// What each form costs by its definition, for what was ever used of the file.
+/// The cost of each form by its definition, for the pages of the file that were ever used.
 fn computed_rows() -> Vec<Row> {
     let row = |name: &str, bytes: f64| Row::count(name, bytes, "bytes");
     vec![
@@ -128,13 +129,13 @@ fn computed_rows() -> Vec<Row> {
     ]
 }
 
-/// What follows from the figures; docs/hit-path.md says why.
+/// The conclusions from the figures; docs/hit-path.md gives the reasons.
 const CONCLUSIONS: &[&str] = &[
-    "Offered are words of 8 bytes: nothing else is faster, and the page table's 8 bytes a page \
-     stay whatever becomes of the states.",
+    "Vellum offers words of 8 bytes: nothing else is faster, and the page table's 8 bytes a page \
+     stay in any case.",
     "Two bits cost instructions, and the version then has to be in the page and in the file. A \
      state in the page is as fast as a word, but to see that a page is not in memory one has to \
      touch it, which is a page fault.",
-    "Memory comes for pages that were ever cached, in blocks of 512 (2 MiB of the file); what was \
-     never cached costs nothing.",
+    "Pages that were ever cached take memory, in blocks of 512 (2 MiB of the file); pages that \
+     were never cached cost nothing.",
 ];

@@ -1,4 +1,4 @@
-//! Table 2 of SIGMOD'23: what one access to a cached page costs, step by step, beside a read of
+//! Table 2 of SIGMOD'23: the cost of one access to a cached page, step by step, against a read of
 //! plain memory and the hash table of a classical buffer manager.
 //!
 //! All rows of a group read the same memory: the pool's own pages, of 4 KiB. The reference does so

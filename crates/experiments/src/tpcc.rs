@@ -23,7 +23,7 @@ pub const TPCC: Experiment = Experiment {
     run,
 };
 
-/// Data is so many times the pool where it does not fit.
+/// How many times the pool the data is if it does not fit.
 const FACTOR: u64 = 8;
 
 /// The most that an engine's data is taken to grow by in a second of two threads, in memory; beyond
@@ -32,7 +32,7 @@ const GROWTH: u64 = 128 << 20;
 
 /// One size of the experiment.
 struct Size {
-    /// What rows call it.
+    /// Its name in rows.
     name: &'static str,
     tpcc: Tpcc,
     /// Bytes of the pool, if data does not fit it.
@@ -109,7 +109,7 @@ fn measure(context: &Context<'_>, size: &Size, outcome: &mut Outcome) -> Result<
         // Pages are not full, and have headers.
         members.iter_mut().for_each(|m| m.cache_bytes = Some(size.tpcc.bytes() * 3 / 2 + growth));
     }
-    // Engines that write data anew need room for both.
+    // Engines that rewrite data need room for both copies.
     let room = (size.tpcc.bytes() * 5 / 2 + growth) * members.len() as u64;
     let ground = Ground::fast(room, &context.directory)?;
     let workload = Workload::Tpcc(size.tpcc.clone());
@@ -139,7 +139,7 @@ fn measure(context: &Context<'_>, size: &Size, outcome: &mut Outcome) -> Result<
     Ok(())
 }
 
-/// What an engine did with some number of threads, round by round.
+/// The results of an engine with some number of threads, round by round.
 struct Entry {
     engine: String,
     threads: usize,
@@ -216,7 +216,7 @@ fn rows(entries: &[Entry]) -> Vec<Row> {
     rows
 }
 
-/// Whether the conditions hold in an engine, and what its transactions are.
+/// Whether the conditions hold in an engine, and the isolation of its transactions.
 fn checked(team: &Team, name: &str, workload: &Workload) -> Result<String> {
     let about = isolation(name);
     let result = team.worker(name)?.check(workload);
@@ -232,7 +232,7 @@ fn checked(team: &Team, name: &str, workload: &Workload) -> Result<String> {
     }
 }
 
-/// What the engines' transactions are isolated from, as they are used here.
+/// The isolation of the engines' transactions, as they are used here.
 fn isolation(engine: &str) -> &'static str {
     match engine {
         "vellum" | "rocksdb" => "single operations are atomic, transactions are not isolated",

@@ -1,4 +1,4 @@
-//! A writer beside threads that could keep it waiting for ever: readers of blobs of its leaf,
+//! A writer among threads that could keep it waiting for ever: readers of blobs of its leaf,
 //! snapshots that overlap, counts of its tree.
 
 use std::cell::RefCell;
@@ -20,7 +20,7 @@ use vellum_bench::workload::values::{fill, is_of, key};
 /// The experiment.
 pub const WRITERS: Experiment = Experiment {
     name: "writers",
-    shows: "a writer's updates and their latency, beside blob readers, snapshots and counts",
+    shows: "a writer's updates and their latency, among blob readers, snapshots and counts",
     source: "whether locks and the change gate are fair",
     run,
 };
@@ -35,17 +35,18 @@ const COUNTER: u64 = BLOBS;
 /// Threads that take snapshots, and how long they keep each.
 const SNAPSHOTS: u32 = 2;
 const SNAPSHOT: Duration = Duration::from_millis(5);
-/// Between updates whose latency counts: who writes without a pause waits once for thousands of
-/// updates that go through.
+/// The pause between updates whose latency counts: a writer without pauses waits once for thousands
+/// of updates that do not wait.
 const PAUSE: Duration = Duration::from_millis(1);
-/// The longest latency that is told apart, in nanoseconds.
+/// The longest latency that the histogram resolves, in nanoseconds.
 const LONGEST: u64 = 100_000_000_000;
 
-/// What the other threads do.
+/// The work of the other threads.
 #[derive(Clone, Copy)]
 enum Load {
     Nothing,
-    /// As many threads, on another leaf: what they cost by keeping the processors busy.
+    /// The same number of threads, on another leaf: their cost because they keep the processors
+    /// busy.
     BlobsElsewhere,
     BlobsHere,
     Snapshots,
@@ -96,16 +97,16 @@ fn run(context: &Context<'_>) -> Result<Outcome> {
         outcome.rows.extend(all.iter().map(|of| Row::of(of, "us").against(of, &all[0])));
     }
     outcome.notes.push(format!(
-        "One thread updates a value of 8 bytes in place: for half of the time as fast as it goes, \
-         which is its rate, then with pauses of a millisecond, which is its latency. Blobs are of \
-         {BLOB_BYTES} bytes, {BLOBS} in a leaf; the tree that is counted has {entries} entries \
-         of 8 + 100 bytes. All is in memory. With more threads than processors, the latency is \
-         also the wait for a processor: compare both rows of readers."
+        "One thread updates a value of 8 bytes in place: for half of the time as fast as it can, \
+         which gives its rate, then with pauses of a millisecond, which gives its latency. Blobs \
+         are of {BLOB_BYTES} bytes, {BLOBS} in a leaf; the tree that is counted has {entries} \
+         entries of 8 + 100 bytes. All is in memory. With more threads than processors, the \
+         latency is also the wait for a processor: compare both rows of readers."
     ));
     Ok(outcome)
 }
 
-/// A store with two trees alike, of which the first is written to.
+/// A store with two equal trees; the writer updates the first.
 struct Ground {
     store: Store,
     here: Tree,
@@ -179,8 +180,8 @@ impl Ground {
         })
     }
 
-    /// Updates the counter for half of the time as fast as it goes, then with pauses until the
-    /// end; and checks it.
+    /// Updates the counter for half of the time as fast as it can, then with pauses until the end;
+    /// and checks it.
     fn write(&self, duration: Duration, stop: &AtomicBool) -> Result<(f64, Latency)> {
         let counter = key(COUNTER);
         let value = || -> Result<u64> {

@@ -13,12 +13,12 @@ use vellum_bench::workload::{Plan, Work, Workload, Ycsb};
 /// The experiment.
 pub const YCSB: Experiment = Experiment {
     name: "ycsb",
-    shows: "YCSB A to F beside the peers, in memory and with data four times the memory",
+    shows: "YCSB A to F against the peers, in memory and with data four times the memory",
     source: "Cooper et al., SoCC'10, with its constants",
     run,
 };
 
-/// Room for what D and E insert and for compactions, in bytes for each engine.
+/// Room for the inserts of D and E and for compactions, in bytes for each engine.
 const INSERTED: u64 = 3 << 29;
 
 /// D and E come last: they insert.
@@ -72,8 +72,8 @@ fn compare(context: &Context<'_>, outcome: &mut Outcome, name: &str, ratio: f64)
         ground.about()
     ));
     outcome.notes.push(
-        "D and E insert, the faster an engine is the more: what was in memory before may not be \
-         any more."
+        "D and E insert, and a faster engine inserts more: data that fitted into memory before may \
+         not fit any more."
             .to_owned(),
     );
     outcome.notes.extend(team.notes());

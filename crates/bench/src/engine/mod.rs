@@ -1,9 +1,9 @@
-//! What every engine under measurement looks like: [`Engine`], [`Session`], and how one is opened.
+//! The interface of every engine under measurement: [`Engine`], [`Session`], and how one is opened.
 //!
-//! The trait is as narrow as the workloads allow and asks of nobody what he is bad at: reads see a
-//! value in place, loads come sorted, transactions begin and end where an engine needs them. All
-//! engines run in the same durability class: nothing is logged, and nothing has to survive a crash
-//! before [`Engine::settle`] returns.
+//! The trait is as narrow as the workloads allow, and asks no engine for an operation at which it
+//! is bad: reads see a value in place, loads come sorted, transactions begin and end where an
+//! engine needs them. All engines run in the same durability class: no engine logs, and nothing has
+//! to survive a crash before [`Engine::settle`] returns.
 
 mod registry;
 pub mod vellum;
@@ -22,14 +22,14 @@ pub type Pair = (Vec<u8>, Vec<u8>);
 /// How an engine is opened.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Setting {
-    /// Where its files are: a directory that exists, and that nobody else uses.
+    /// The directory of its files, which exists and which no other program uses.
     pub directory: PathBuf,
-    /// Bytes of memory for the engine's own cache of pages. What an engine needs beside that, and
-    /// what the kernel caches of its files, has to fit the memory limit that it runs under.
+    /// Bytes of memory for the engine's own cache of pages. The engine's other memory, and the
+    /// pages of its files that the kernel caches, have to fit the memory limit, too.
     pub cache_bytes: u64,
     /// Names of its tables; workloads mean them by their index.
     pub tables: Vec<String>,
-    /// What only one engine understands, such as Vellum's `backend`. Unknown names are an error.
+    /// Options of a single engine, such as Vellum's `backend`. Unknown names are an error.
     pub options: BTreeMap<String, String>,
 }
 
@@ -71,7 +71,7 @@ pub struct Factory {
     /// Its pages pass the kernel's page cache, so its cache may take most of the memory limit.
     /// Otherwise the kernel needs the limit for the page cache.
     pub direct: bool,
-    /// Opens what is there, or creates it.
+    /// Opens the existing files, or creates them.
     pub open: fn(&Setting) -> Result<Box<dyn Engine>>,
 }
 
@@ -80,29 +80,29 @@ pub trait Engine: Send + Sync {
     /// Fills an empty table with sorted entries, the fastest way the engine has.
     ///
     /// # Errors
-    /// Whatever the engine says.
+    /// Errors of the engine.
     fn load(&self, table: usize, entries: &mut dyn Iterator<Item = Pair>) -> Result<()>;
 
-    /// Writes everything to the device and ends what the engine still had to do, compactions
+    /// Writes everything to the device and finishes the engine's pending work, compactions
     /// included, so that measurements start from a state of rest.
     ///
     /// # Errors
-    /// Whatever the engine says.
+    /// Errors of the engine.
     fn settle(&self) -> Result<()>;
 
     /// Carries out `work`, committed but not durable, the fastest way that the engine offers its
     /// users; returns how many entries that were, or `None` if the harness does not know how.
     ///
     /// # Errors
-    /// Whatever the engine says.
+    /// Errors of the engine.
     fn bulk(&self, _table: usize, _work: &BulkWork<'_>) -> Result<Option<u64>> {
         Ok(None)
     }
 
-    /// What one thread works with.
+    /// The handle that one thread works with.
     ///
     /// # Errors
-    /// Whatever the engine says.
+    /// Errors of the engine.
     fn session(&self) -> Result<Box<dyn Session + '_>>;
 }
 
@@ -127,7 +127,7 @@ pub enum BulkWork<'a> {
     RemoveRange(&'a [u8], &'a [u8]),
 }
 
-/// What a transaction is going to do.
+/// The kind of a transaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
     /// Only read.
@@ -136,7 +136,7 @@ pub enum Access {
     Write,
 }
 
-/// Which way a scan goes.
+/// The direction of a scan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
     /// To larger keys.
@@ -153,7 +153,7 @@ pub trait Session {
     /// Begins a transaction; there is none under way.
     ///
     /// # Errors
-    /// Whatever the engine says.
+    /// Errors of the engine.
     fn begin(&mut self, _access: Access) -> Result<()> {
         Ok(())
     }
@@ -161,7 +161,7 @@ pub trait Session {
     /// Ends it. A transaction that only read just ends.
     ///
     /// # Errors
-    /// Whatever the engine says.
+    /// Errors of the engine.
     fn commit(&mut self) -> Result<()> {
         Ok(())
     }
@@ -169,13 +169,13 @@ pub trait Session {
     /// Shows the value of `key` to `read`, in place where the engine can; false if there is none.
     ///
     /// # Errors
-    /// Whatever the engine says.
+    /// Errors of the engine.
     fn get(&mut self, table: usize, key: &[u8], read: &mut dyn FnMut(&[u8])) -> Result<bool>;
 
     /// Shows the values of many keys, by their index, in any order.
     ///
     /// # Errors
-    /// Whatever the engine says.
+    /// Errors of the engine.
     fn multi_get(
         &mut self,
         table: usize,
@@ -193,14 +193,14 @@ pub trait Session {
     /// Stores a value, whether the key is there or not.
     ///
     /// # Errors
-    /// Whatever the engine says.
+    /// Errors of the engine.
     fn put(&mut self, table: usize, key: &[u8], value: &[u8]) -> Result<()>;
 
     /// Changes a value in place, keeping its length, as one atomic step even outside of a
     /// transaction; false if there is none.
     ///
     /// # Errors
-    /// Whatever the engine says.
+    /// Errors of the engine.
     fn update(
         &mut self,
         table: usize,
@@ -211,14 +211,14 @@ pub trait Session {
     /// Removes an entry; false if there is none.
     ///
     /// # Errors
-    /// Whatever the engine says.
+    /// Errors of the engine.
     fn remove(&mut self, table: usize, key: &[u8]) -> Result<bool>;
 
     /// Visits entries in order, from the first key not before `from` (forward) or not after it
     /// (backward), until `visit` returns false.
     ///
     /// # Errors
-    /// Whatever the engine says.
+    /// Errors of the engine.
     fn scan(
         &mut self,
         table: usize,

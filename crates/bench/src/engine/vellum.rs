@@ -1,4 +1,4 @@
-//! Vellum behind the trait.
+//! The adapter for Vellum.
 
 use std::hint::black_box;
 
@@ -133,7 +133,7 @@ struct VellumSession<'a> {
     in_place: Vec<bool>,
 }
 
-/// A value that is longer than this is a blob, whatever the page size.
+/// A longer value is a blob, for every page size.
 const SURELY_BLOB: usize = 64 << 10;
 
 impl Session for VellumSession<'_> {

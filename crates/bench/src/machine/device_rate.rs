@@ -1,8 +1,8 @@
-//! What a device itself can do, measured beside the engines that use it: random reads of 4 KiB by
-//! threads that wait for each one or keep a queue, and large reads one after the other.
+//! The rate of a device itself, measured in the same run as the engines that use it: random reads
+//! of 4 KiB by threads that wait for each one or keep a queue, and large reads one after the other.
 //!
-//! All reads pass the page cache. The file is one with data that does not compress; only what comes
-//! before its first hole is read, because holes are not read from a device at all.
+//! All reads bypass the page cache. The file has data that does not compress. Only the part before
+//! its first hole is read, because the kernel does not read holes from the device.
 
 mod ring;
 
@@ -143,7 +143,7 @@ impl DeviceRate {
     }
 }
 
-/// Runs `work` in `threads` threads for a while; what they counted a second.
+/// Runs `work` in `threads` threads for a while; returns their count a second.
 fn together(
     threads: usize,
     time: Duration,

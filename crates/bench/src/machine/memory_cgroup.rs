@@ -1,4 +1,4 @@
-//! Memory cgroups: a limit on what a process and the kernel on its behalf may hold in memory.
+//! Memory cgroups: a limit on the memory of a process and of the kernel on its behalf.
 //!
 //! Counted are its own memory, its page tables and the cached pages of files that it was the first
 //! to touch. Both interfaces of the kernel are known: version 2, and version 1 where the memory
@@ -25,14 +25,14 @@ const PREFIX: &str = "vellum-bench-";
 /// How long the processes of a group may take to end once they were killed.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// A group of processes with a common memory limit. It goes, with all its processes, on drop.
+/// A group of processes with a common memory limit. Drop kills all its processes and removes it.
 #[derive(Debug)]
 pub struct MemoryCgroup {
     path: PathBuf,
     version: Version,
 }
 
-/// What a group holds and has held.
+/// The memory of a group, now and at its peak.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryUse {
     /// Bytes charged to the group now.
@@ -49,7 +49,7 @@ impl MemoryCgroup {
     /// Makes a group without processes whose limit is `bytes`; nothing of it is ever swapped out.
     ///
     /// # Errors
-    /// Without a memory controller, or without the right to make groups; says what is missing.
+    /// Without a memory controller, or without the right to make groups; names what is missing.
     pub fn create(bytes: u64) -> Result<MemoryCgroup> {
         static MADE: AtomicU32 = AtomicU32::new(0);
         let hierarchy = Hierarchy::find()?;
@@ -78,7 +78,7 @@ impl MemoryCgroup {
         }
     }
 
-    /// Moves a process into the group. What it already has stays charged where it was.
+    /// Moves a process into the group. Its present memory stays charged to the old group.
     ///
     /// # Errors
     /// If there is no such process, or the kernel refuses.
@@ -86,7 +86,7 @@ impl MemoryCgroup {
         self.write("cgroup.procs", &process.to_string())
     }
 
-    /// What the group holds.
+    /// The memory of the group.
     ///
     /// # Errors
     /// If the kernel's files cannot be read.
@@ -144,7 +144,7 @@ impl Drop for MemoryCgroup {
     }
 }
 
-/// Kills what is in a group and removes it.
+/// Kills the processes of a group and removes it.
 fn remove(path: &Path) -> Result<()> {
     let start = Instant::now();
     loop {
@@ -169,7 +169,7 @@ fn remove(path: &Path) -> Result<()> {
 fn kill_all(path: &Path) {
     let processes = fs::read_to_string(path.join("cgroup.procs")).unwrap_or_default();
     for process in processes.lines().filter_map(|line| Pid::from_raw(line.parse().ok()?)) {
-        // It may have ended by itself.
+        // It may have ended already.
         let _ = kill_process(process, Signal::KILL);
     }
 }

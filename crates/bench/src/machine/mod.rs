@@ -1,4 +1,4 @@
-//! The machine under the measurements: what it is, its memory limits, its storage.
+//! The machine under the measurements: its description, its memory limits, its storage.
 
 pub mod device_rate;
 pub mod memory_cgroup;
@@ -13,7 +13,7 @@ pub use ram_disk::RamDisk;
 pub use storage::Storage;
 pub use system::{describe, kib, memory_available, processors};
 
-/// Removes what runs that were killed left behind: RAM disks and memory cgroups. Returns how many.
+/// Removes the RAM disks and memory cgroups of killed runs. Returns how many.
 pub fn remove_leftovers() -> usize {
     ram_disk::remove_leftovers() + memory_cgroup::remove_leftovers()
 }

@@ -1,5 +1,5 @@
-//! Who made a thing that outlives a process: its identifier together with when it began, because
-//! identifiers are used again.
+//! The process that made a thing that outlives it: its identifier and the time at which it began,
+//! because the kernel reuses identifiers.
 
 use std::fmt;
 use std::fs;
@@ -19,7 +19,7 @@ impl Owner {
         Owner { process, began: began(process).unwrap_or(0) }
     }
 
-    /// Reads what [`fmt::Display`] wrote; nothing if it is something else.
+    /// Reads the text of [`fmt::Display`]; `None` for any other text.
     pub fn parse(text: &str) -> Option<Owner> {
         let (process, began) = text.trim().split_once('-')?;
         Some(Owner { process: process.parse().ok()?, began: began.parse().ok()? })

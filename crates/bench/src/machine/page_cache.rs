@@ -1,5 +1,5 @@
-//! What the kernel caches of files: sent away, so that engines which rely on it start as cold as
-//! those which do not.
+//! Drops files from the kernel's page cache, so that engines that rely on it start as cold as those
+//! that do not.
 
 use std::fs::{self, File};
 use std::path::Path;

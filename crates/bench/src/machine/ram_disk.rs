@@ -1,9 +1,9 @@
 //! A block device in memory with a file system on it, which stands in for a fast SSD: zram.
 //!
-//! It is set up as root and torn down on drop. Everything that is made is recorded under
-//! `/run/vellum-bench` before it is used, so that what a killed run leaves behind can be told from
-//! the devices of others, and is removed by the next run or by a [keeper](crate::worker::Keeper).
-//! The device keeps what does not compress as it is: data under test must not compress.
+//! It is set up as root and torn down on drop. It records every device under `/run/vellum-bench`
+//! before it uses it. So the next run, or a [keeper](crate::worker::Keeper), can tell the devices
+//! of a killed run from those of other programs, and remove them. The device stores incompressible
+//! data unchanged: data under test must not compress.
 
 mod zram;
 
@@ -23,7 +23,7 @@ use zram::Zram;
 /// Where devices are recorded and mounted. It is empty after a start of the machine, as they are.
 const RECORDS: &str = "/run/vellum-bench";
 
-/// Memory that is left to everybody else.
+/// Memory that is left to all other programs.
 const RESERVE: u64 = 1 << 30;
 
 /// The file system: no journal, nothing reserved, and nothing left to be initialised later, which
@@ -41,7 +41,7 @@ const MAKE_FILE_SYSTEM: &[&str] = &[
     "lazy_itable_init=0,lazy_journal_init=0,nodiscard",
 ];
 
-/// How often unmounting is tried while somebody still uses the file system, and how long between.
+/// How often unmounting is tried while a process still uses the file system, and the pause between.
 const UNMOUNT_TRIES: u32 = 50;
 const UNMOUNT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -57,7 +57,7 @@ impl RamDisk {
     /// gives it back as files go.
     ///
     /// # Errors
-    /// Without root or zram, and if memory could not hold a full device; says what is missing.
+    /// Without root or zram, and if memory could not hold a full device; names what is missing.
     pub fn set_up(bytes: u64) -> Result<RamDisk> {
         remove_leftovers();
         let available = memory_available();
@@ -111,7 +111,7 @@ pub(super) fn remove_leftovers() -> usize {
     records.filter(|(owner, record)| !owner.is_alive() && record.tear_down().is_ok()).count()
 }
 
-/// What says that a device is ours: a directory with the device's number and generation in its
+/// The record that a device is ours: a directory with the device's number and generation in its
 /// name, the owner in a file, and the mount point.
 #[derive(Debug)]
 struct Record {
@@ -129,14 +129,14 @@ impl Record {
         };
         if let Err(error) = make() {
             let message = format!("cannot record a RAM disk in {}", record.path.display());
-            // The cause is what has to be told, not that nothing was there to be removed.
+            // The error is the cause, not the failure of the removal.
             let _ = record.tear_down();
             return Err(error).context(message);
         }
         Ok(record)
     }
 
-    /// What another run recorded; nothing if it is incomplete, which it is for a moment.
+    /// The record of another run; `None` if it is incomplete, as it is for a moment.
     fn read(path: &Path) -> Option<(Owner, Record)> {
         let (number, generation) = path.file_name()?.to_str()?.split_once('-')?;
         let zram = Zram::recorded(number.parse().ok()?, generation.parse().ok()?);

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use super::ram_disk::RamDisk;
 
-/// Where an experiment has its files, and what that is.
+/// The storage of an experiment's files, and its description.
 #[derive(Debug)]
 pub struct Storage {
     directory: PathBuf,
@@ -25,7 +25,7 @@ impl Storage {
 
     /// A RAM disk for `bytes` of files, or the disk that `directory` is on where there can be none.
     pub fn fast(bytes: u64, directory: &Path) -> Storage {
-        // Room for what the file system keeps of itself.
+        // Room for the file system's own data.
         match RamDisk::set_up(bytes + bytes / 16 + (64 << 20)) {
             Ok(disk) => Storage {
                 directory: disk.path(),
@@ -47,7 +47,7 @@ impl Storage {
         &self.directory
     }
 
-    /// What it is, for a note.
+    /// Its description, for a note.
     pub fn about(&self) -> &str {
         &self.about
     }

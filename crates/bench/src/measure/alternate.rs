@@ -27,7 +27,8 @@ impl fmt::Debug for Contestant<'_> {
 }
 
 /// Measures all contestants `rounds` times, one after the other in each round, after one round that
-/// does not count. In every second round the order is reversed, so that nobody always comes first.
+/// does not count. In every second round the order is reversed, so that no contestant always comes
+/// first.
 ///
 /// # Errors
 /// The first that a contestant returns.

@@ -1,4 +1,4 @@
-//! Alternating measurements, and what is said of several samples.
+//! Alternating measurements, and the statistics of several samples.
 
 mod alternate;
 mod samples;

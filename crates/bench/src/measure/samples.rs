@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 /// Samples of one figure, in the order of their rounds.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Samples {
-    /// What was measured.
+    /// The name of the measurement.
     pub name: String,
     /// A value per round.
     pub values: Vec<f64>,
@@ -38,8 +38,7 @@ impl Samples {
         self.values.iter().copied().fold(f64::NAN, f64::max)
     }
 
-    /// The ratios to another figure, round by round: what a machine's mood does to a whole round
-    /// it does to both.
+    /// The ratios to another figure, round by round: a disturbance of a whole round affects both.
     pub fn ratio_to(&self, reference: &Samples) -> Samples {
         let pairs = self.values.iter().zip(&reference.values);
         Samples {

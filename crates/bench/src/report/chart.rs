@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 /// An axis.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Axis {
-    /// What it shows and in which unit.
+    /// Its quantity and the unit.
     pub label: String,
     /// Logarithmic; all values are above zero then.
     pub logarithmic: bool,
@@ -35,7 +35,7 @@ pub struct Line {
 /// A line chart.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Chart {
-    /// What it shows.
+    /// Its title.
     pub title: String,
     /// The axis to the right.
     pub x: Axis,

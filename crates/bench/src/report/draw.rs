@@ -11,7 +11,7 @@ use super::{Axis, Chart, Record, text};
 /// Width and height in pixels of the drawing; the page scales it.
 const SIZE: (u32, u32) = (760, 420);
 
-/// Colours that are told apart by most eyes, in print too (Okabe and Ito).
+/// Colours that most eyes can distinguish, in print too (Okabe and Ito).
 const COLOURS: [RGBColor; 8] = [
     RGBColor(0, 114, 178),
     RGBColor(213, 94, 0),
@@ -23,10 +23,10 @@ const COLOURS: [RGBColor; 8] = [
     RGBColor(150, 150, 150),
 ];
 
-/// Height of a line's name in pixels, and room between it and what is next to it.
+/// Height of a line's name in pixels, and its distance from its neighbours.
 const NAME: (i32, i32) = (15, 8);
 
-/// What changes where the reader prefers dark pages. Only for files of their own: the rules of an
+/// Style rules for readers that prefer dark pages. Only for files of their own: the rules of an
 /// element within a page hold for the whole page.
 const DARK: &str = "<style>@media (prefers-color-scheme: dark) { \
                     rect[fill=\"#FFFFFF\"] { fill: #0D1117 } \
@@ -79,7 +79,7 @@ fn shows(axis: &Axis, value: f64) -> bool {
     value.is_finite() && (!axis.logarithmic || value > 0.0)
 }
 
-/// What an axis spans: all values, with some room.
+/// The range of an axis: all values, with some room.
 fn range(chart: &Chart, axis: &Axis, of: fn(&(f64, f64)) -> f64, from_zero: bool) -> (f64, f64) {
     let points = chart.lines.iter().flat_map(|line| line.points.iter().map(of));
     let (mut low, mut high) = points

@@ -1,4 +1,4 @@
-//! What an experiment returns, [`Outcome`], and the forms it is shown in: a table, JSON, HTML.
+//! The result of an experiment, [`Outcome`], and its forms: a table, JSON, HTML.
 
 mod chart;
 pub mod draw;
@@ -27,7 +27,7 @@ fn write(path: &Path, text: &str) -> Result<()> {
 /// One figure.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Row {
-    /// What was measured, such as `version check, 8 GiB`.
+    /// The name of the measurement, such as `version check, 8 GiB`.
     pub name: String,
     /// The median.
     pub value: f64,
@@ -37,7 +37,7 @@ pub struct Row {
     pub low: f64,
     /// The highest sample.
     pub high: f64,
-    /// Samples behind the median.
+    /// The samples of the median.
     pub samples: usize,
     /// The median of the ratios to `against`, each within one round.
     #[serde(skip_serializing_if = "Option::is_none", default)]
@@ -91,25 +91,25 @@ impl Row {
     }
 }
 
-/// What an experiment found.
+/// The result of an experiment.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Outcome {
     /// The figures.
     pub rows: Vec<Row>,
     /// The pictures.
     pub charts: Vec<Chart>,
-    /// What a reader has to know: the storage, sizes, limits, what was left out and why.
+    /// Notes for the reader: the storage, sizes, limits, contestants that were left out and why.
     pub notes: Vec<String>,
 }
 
-/// An experiment's outcome together with where it was made.
+/// An experiment's outcome together with the machine that made it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Record {
     /// The experiment's name.
     pub experiment: String,
-    /// What it shows, in a line.
+    /// One line that says what it shows.
     pub shows: String,
-    /// The paper's table or figure, or what else it answers to.
+    /// The paper's table or figure, or another question that it answers.
     pub source: String,
     /// Whether it was the short form.
     pub quick: bool,
@@ -119,7 +119,7 @@ pub struct Record {
     pub command: String,
     /// How long it took.
     pub seconds: f64,
-    /// What it found.
+    /// Its result.
     #[serde(flatten)]
     pub outcome: Outcome,
 }

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use super::{Record, Row};
 
-/// The record's rows, aligned, with what has to be known.
+/// The record's rows, aligned, with its notes.
 pub fn render(record: &Record) -> String {
     let rows = &record.outcome.rows;
     let width = |length: fn(&Row) -> usize| rows.iter().map(length).max().unwrap_or(0);

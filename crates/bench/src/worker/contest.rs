@@ -11,15 +11,15 @@ use crate::progress::Progress;
 use crate::report::Row;
 use crate::workload::{Plan, Workload};
 
-/// What one contestant did, round by round.
+/// The results of one contestant, round by round.
 #[derive(Clone, Debug)]
 pub struct Series {
     /// Operations a second.
     pub rate: Samples,
-    /// The latency that 99 of 100 operations did not exceed, in microseconds; empty for those who
-    /// are no workers.
+    /// The latency that 99 of 100 operations did not exceed, in microseconds; empty for contestants
+    /// that are no workers.
     pub p99: Samples,
-    /// Bytes a second that the worker read from devices; empty for those who are no workers.
+    /// Bytes a second that the worker read from devices; empty for contestants that are no workers.
     pub read: Samples,
 }
 
@@ -100,8 +100,8 @@ impl<'a> Contest<'a> {
         self.noted.push(Rc::default());
     }
 
-    /// Measures all of them; a series each, in the order in which they were added, without those
-    /// who failed.
+    /// Measures all of them; returns a series for each, in the order in which they were added,
+    /// without those that failed.
     ///
     /// # Errors
     /// The first that a contestant returns.

@@ -1,4 +1,5 @@
-//! Where teams play: the storage under test, how workers are started, and who cleans up.
+//! The ground of a team: the storage under test, how workers are started, and the process that
+//! cleans up.
 
 use std::path::Path;
 
@@ -7,12 +8,12 @@ use anyhow::Result;
 use super::{Keeper, Launcher};
 use crate::machine::Storage;
 
-/// Storage and what workers are started with.
+/// The storage, and the arguments of workers.
 #[derive(Debug)]
 pub struct Ground {
     launcher: Launcher,
     storage: Storage,
-    /// After the storage: it has nothing to do when that is gone.
+    /// Dropped after the storage: it has nothing to do once that is removed.
     _keeper: Keeper,
 }
 

@@ -30,12 +30,12 @@ const LONG: Duration = Duration::from_secs(1800);
 /// Lines of the standard error stream that are remembered.
 const LAST_WORDS: usize = 5;
 
-/// What a worker had done at some moment of a run.
+/// The progress of a worker at some moment of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Moment {
     /// Since the run was asked for.
     pub seconds: f64,
-    /// What it used by then.
+    /// The resources that it had used by then.
     pub usage: Usage,
 }
 
@@ -48,7 +48,7 @@ pub struct Worker {
     last_words: Arc<Mutex<VecDeque<String>>>,
     /// Hears them, to the end of the stream.
     hearer: thread::JoinHandle<()>,
-    /// After the child: a group goes when nobody is in it.
+    /// Dropped after the child: only a group without processes can be removed.
     group: Option<MemoryCgroup>,
 }
 
@@ -59,8 +59,8 @@ impl fmt::Debug for Worker {
 }
 
 impl Worker {
-    /// Starts a process, within `limit` bytes of memory if there is one. `name` is what errors call
-    /// it. It lives no longer than the thread that started it.
+    /// Starts a process, within `limit` bytes of memory if there is one. Errors call it `name`. It
+    /// lives no longer than the thread that started it.
     ///
     /// # Errors
     /// If it does not come up, or the limit cannot be set.
@@ -94,8 +94,8 @@ impl Worker {
     /// Opens an engine.
     ///
     /// # Errors
-    /// Whatever the engine says; a worker that died or hangs, with its last words. This holds for
-    /// all requests.
+    /// Errors of the engine; a worker that died or hangs, with its last words. This holds for all
+    /// requests.
     pub fn open(&mut self, engine: &str, setting: &Setting) -> Result<()> {
         let request = Request::Open { engine: engine.to_owned(), setting: setting.clone() };
         self.do_it(&request, SHORT)
@@ -109,7 +109,7 @@ impl Worker {
         self.do_it(&Request::Load(workload.clone()), LONG)
     }
 
-    /// Writes everything and ends what the engine still has to do.
+    /// Writes everything and finishes the engine's pending work.
     ///
     /// # Errors
     /// As [`open`](Worker::open).
@@ -162,10 +162,10 @@ impl Worker {
         }
     }
 
-    /// Checks what must hold after runs; what was checked.
+    /// Checks the conditions that must hold after runs; returns their names.
     ///
     /// # Errors
-    /// As [`open`](Worker::open), and what does not hold.
+    /// As [`open`](Worker::open), and a condition that does not hold.
     pub fn check(&mut self, workload: &Workload) -> Result<Vec<String>> {
         match self.ask(&Request::Check(workload.clone()), LONG)? {
             Response::Checked(what) => Ok(what),
@@ -173,7 +173,7 @@ impl Worker {
         }
     }
 
-    /// What the process uses, and its group if it has a limit.
+    /// The resources of the process, and of its group if it has a limit.
     ///
     /// # Errors
     /// As [`open`](Worker::open).
@@ -226,7 +226,7 @@ impl Worker {
         }
     }
 
-    /// What it has in memory.
+    /// Its memory.
     ///
     /// # Errors
     /// As [`open`](Worker::open).
@@ -250,7 +250,7 @@ impl Worker {
         self.do_it(&Request::Keep, SHORT)
     }
 
-    /// What the process uses at this moment, without asking it.
+    /// The resources of the process at this moment, without asking it.
     pub fn seen(&self) -> Usage {
         Usage::of(&self.child.id().to_string())
     }
@@ -310,11 +310,11 @@ impl Worker {
         anyhow!("the worker '{}' answered something else: {response:?}", self.name)
     }
 
-    /// What became of a worker that does not answer any more.
+    /// The fate of a worker that does not answer any more.
     fn lost(&mut self, doing: &str, error: RecvTimeoutError) -> anyhow::Error {
         let hangs = error == RecvTimeoutError::Timeout;
         let ended = if hangs { Ok(None) } else { self.wait() };
-        // Whatever it still says would be taken for the answer to something else.
+        // A late answer would be taken for the answer to another request.
         let _ = self.child.kill();
         let killed = self.group.as_ref().and_then(|group| group.usage().ok());
         let mut text = match ended {
@@ -368,7 +368,7 @@ fn verb(request: &Request) -> &'static str {
         Request::Settle => "settling",
         Request::Run(..) => "running",
         Request::Check(_) => "checking",
-        Request::Usage => "telling what it uses",
+        Request::Usage => "reporting its usage",
         Request::Close => "closing",
         Request::Hold(..) => "getting a file",
         Request::Stage(_) => "being a step of a pipeline",

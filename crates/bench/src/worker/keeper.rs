@@ -1,4 +1,4 @@
-//! Somebody who cleans up after this process, whatever becomes of it.
+//! A process that cleans up after this one, however this one ends.
 
 use std::os::unix::process::CommandExt as _;
 
@@ -7,16 +7,16 @@ use anyhow::Result;
 use super::{Launcher, Worker};
 
 /// A process that waits until this one ends, by a signal too, and then removes the RAM disks and
-/// memory cgroups that it left behind. To be started before they are made, so that it is dropped
-/// after them: there is nothing to remove then, and it just goes.
+/// memory cgroups that this one left. Start it before they are made, so that it is dropped after
+/// them: then there is nothing to remove, and it only ends.
 #[derive(Debug)]
 pub struct Keeper {
     _process: Worker,
 }
 
 impl Keeper {
-    /// Starts one, in a process group of its own: what a terminal sends to this one does not reach
-    /// it.
+    /// Starts one, in a process group of its own: signals of a terminal to this process do not
+    /// reach it.
     ///
     /// # Errors
     /// If the process cannot be started.

@@ -1,4 +1,4 @@
-//! What is said between a worker and its parent.
+//! The messages between a worker and its parent.
 
 use std::fs;
 use std::path::PathBuf;
@@ -11,11 +11,11 @@ use crate::engine::Setting;
 use crate::machine::kib;
 use crate::workload::{Measured, Plan, Workload};
 
-/// How the first line of a worker ends. What comes before is not the worker's: whoever starts the
-/// program may have something to say.
+/// How the first line of a worker ends. Earlier output is not the worker's: the launcher of the
+/// program may print something.
 pub const GREETING: &str = "vellum bench worker 1";
 
-/// What a worker is asked to do. Each request is answered before the next one is read.
+/// A request to a worker. It answers each request before it reads the next one.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Request {
     /// Open an engine by name. There is none open.
@@ -27,13 +27,13 @@ pub enum Request {
     },
     /// Fill it.
     Load(Workload),
-    /// Write everything, and end what it still has to do.
+    /// Write everything, and finish pending work.
     Settle,
     /// Run operations.
     Run(Workload, Plan),
-    /// Check what must hold after runs.
+    /// Check the conditions that must hold after runs.
     Check(Workload),
-    /// Tell what this process uses.
+    /// Report the resources of this process.
     Usage,
     /// Close the engine.
     Close,
@@ -41,34 +41,34 @@ pub enum Request {
     Hold(Way, PathBuf),
     /// Be a step of a pipeline, until no more packets come.
     Stage(Stage),
-    /// Tell what this process has in memory.
+    /// Report the memory of this process.
     Weigh,
     /// Let go of the file.
     LetGo,
-    /// Wait until the parent ends, then remove what is left behind by processes that were killed.
+    /// Wait until the parent ends, then remove the remains of killed processes.
     Keep,
 }
 
-/// What a worker answers.
+/// A response of a worker.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Response {
     /// Done.
     Done,
-    /// What a run did.
+    /// The result of a run.
     Ran(Measured),
-    /// What was checked.
+    /// The names of the checked conditions.
     Checked(Vec<String>),
-    /// What this process uses.
+    /// The resources of this process.
     Used(Usage),
     /// The sum of the file that is held.
     Held(u64),
-    /// What this process has in memory.
+    /// The memory of this process.
     Weighs(Weight),
     /// Why it was not done. The worker lives on.
     Failed(String),
 }
 
-/// What a process uses and has done.
+/// The resources of a process, and its work so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Usage {
     /// Bytes of memory that are mapped and present, shared ones and those of mapped files included.
@@ -80,7 +80,7 @@ pub struct Usage {
 }
 
 impl Usage {
-    /// Of a process that runs: by number, or `self`. What cannot be read is 0.
+    /// Of a process that runs: by number, or `self`. Values that cannot be read are 0.
     pub fn of(process: &str) -> Usage {
         let io = fs::read_to_string(format!("/proc/{process}/io")).unwrap_or_default();
         let field = |name: &str| {

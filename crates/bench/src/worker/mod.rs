@@ -2,8 +2,8 @@
 //!
 //! A worker is this program again, started with a hidden command. It gets [`Request`]s and gives
 //! [`Response`]s, one JSON text a line, through its standard input and output. It is in its memory
-//! cgroup before it opens anything, and is killed when its parent goes. The parent keeps several
-//! alive and lets them run alternately ([`Team`]).
+//! cgroup before it opens anything, and the kernel kills it when its parent ends. The parent keeps
+//! several alive and lets them run alternately ([`Team`]).
 
 mod contest;
 mod ground;

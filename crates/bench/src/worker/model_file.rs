@@ -17,13 +17,13 @@ const DIMENSIONS: [u64; 2] = [4096, 2048];
 /// Bytes of a tensor.
 const TENSOR: usize = 4 * DIMENSIONS[0] as usize * DIMENSIONS[1] as usize;
 
-/// What the format calls a number of 32 bits without a sign.
+/// The format's number for the type of unsigned 32-bit numbers.
 const UNSIGNED: u32 = 4;
 
-/// What it calls a tensor of numbers of 32 bits with a fraction.
+/// The format's number for tensors of 32-bit floating-point numbers.
 const FRACTIONS: u32 = 0;
 
-/// Makes a model whose tensors have so many bytes; the sum of each page's first word.
+/// Makes a model whose tensors have `bytes` bytes; returns the sum of each page's first word.
 ///
 /// # Errors
 /// If it cannot be written, or the bytes are not those of whole tensors.
@@ -46,7 +46,7 @@ pub fn make(path: &Path, bytes: u64) -> Result<u64> {
     Ok(whole)
 }
 
-/// What stands before the tensors.
+/// The header before the tensors.
 fn header(tensors: u64) -> Vec<u8> {
     let mut header = b"GGUF".to_vec();
     let text = |header: &mut Vec<u8>, text: &str| {

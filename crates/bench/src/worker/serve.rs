@@ -1,4 +1,4 @@
-//! The worker's side: requests are answered one by one until there are no more.
+//! The worker's side: it answers requests one by one until there are no more.
 
 use std::io::{self, BufRead, Write};
 use std::thread;
@@ -15,7 +15,7 @@ use crate::machine;
 /// Serves requests from the standard input, with Vellum and `peers`, until it ends.
 ///
 /// # Errors
-/// If the parent cannot be spoken to. What goes wrong with an engine is told to the parent.
+/// If the parent cannot be reached. The worker reports errors of an engine to the parent.
 pub fn main(peers: &[Factory]) -> Result<()> {
     // Only a parent that is stuck in the kernel is not noticed by the end of the input.
     set_parent_process_death_signal(Some(Signal::KILL)).context("binding this to its parent")?;
@@ -86,14 +86,15 @@ fn answer(
     Ok(Response::Done)
 }
 
-/// Outlives the parent by as long as it takes to remove what it left behind. A parent that ends
-/// in order kills its keeper before.
+/// Outlives the parent for as long as it takes to remove its remains. A parent that ends in order
+/// kills its keeper before.
 fn keep(input: &mut dyn BufRead) -> Result<()> {
     set_parent_process_death_signal(None).context("outliving the parent")?;
     let parent = getppid();
     let mut rest = Vec::new();
     input.read_to_end(&mut rest)?;
-    // The parent closes its files first and ends then; until it has, what it made is its own.
+    // The parent closes its files first and ends then; until it has ended, its devices and groups
+    // are its own.
     while getppid() == parent {
         thread::sleep(Duration::from_millis(10));
     }

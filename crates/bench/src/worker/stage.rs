@@ -1,7 +1,7 @@
 //! A step of a pipeline of processes: packets come from one socket, as Morsels, and go to the next.
 //!
-//! A packet is a head of fixed length, and then the Morsel. Who has received it has it alone until
-//! he sends it on.
+//! A packet is a head of fixed length, and then the Morsel. The process that has received it has it
+//! alone until it sends it on.
 #![allow(unsafe_code)]
 
 use std::fs;
@@ -18,7 +18,7 @@ use vellum_morsel::{Access, Mapping, Morsel};
 
 use crate::workload::values::Random;
 
-/// What is done with each packet (DIMES'23, section 3.2).
+/// The work on each packet (DIMES'23, section 3.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Step {
     /// Random bytes are put in.
@@ -32,7 +32,7 @@ pub enum Step {
 /// A step of a pipeline, and its place.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stage {
-    /// What it does.
+    /// Its work.
     pub step: Step,
     /// The socket that it listens at.
     pub from: PathBuf,
@@ -40,7 +40,7 @@ pub struct Stage {
     pub to: PathBuf,
 }
 
-/// What goes before each Morsel.
+/// The head before each Morsel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Head {
     /// The packet's number; without a Morsel, if it has no bytes.
@@ -61,7 +61,7 @@ impl Head {
     /// Reads the next one; `None` when there are no more.
     ///
     /// # Errors
-    /// What the system said.
+    /// Errors of the system.
     pub fn read(socket: &mut UnixStream) -> Result<Option<Head>> {
         let mut bytes = [0; Head::BYTES];
         match socket.read_exact(&mut bytes) {
@@ -79,17 +79,17 @@ impl Head {
     /// Writes it.
     ///
     /// # Errors
-    /// What the system said.
+    /// Errors of the system.
     pub fn write(&self, socket: &mut UnixStream) -> Result<()> {
         let words = [self.number, self.length, self.sum, self.faults, self.ticks];
         Ok(socket.write_all(&words.map(u64::to_le_bytes).concat())?)
     }
 }
 
-/// Connects to who listens there, or will in a moment.
+/// Connects to a process that listens there, or will in a moment.
 ///
 /// # Errors
-/// If nobody does in time.
+/// If no process listens in time.
 pub fn connect(path: &Path) -> Result<UnixStream> {
     let end = Instant::now() + Duration::from_secs(20);
     loop {
@@ -136,7 +136,7 @@ impl Step {
         match self {
             Step::Fill => fill(head.number, bytes_of(&mapping, length)),
             Step::Sum => {
-                // SAFETY: mapped as long as `mapping`; nobody else has the packet, see above.
+                // SAFETY: mapped as long as `mapping`; no other process has the packet, see above.
                 let bytes = unsafe { slice::from_raw_parts(mapping.base().as_ptr(), length) };
                 head.sum = checksum(CrcAlgorithm::Crc32IsoHdlc, bytes);
             }
@@ -148,8 +148,8 @@ impl Step {
 
 #[allow(clippy::mut_from_ref)]
 fn bytes_of(mapping: &Mapping, length: usize) -> &mut [u8] {
-    // SAFETY: mapped for writing as long as `mapping`, which nothing else borrows; nobody else has
-    // the packet, see above.
+    // SAFETY: mapped for writing as long as `mapping`, which nothing else borrows; no other process
+    // has the packet, see above.
     unsafe { slice::from_raw_parts_mut(mapping.base().as_ptr(), length) }
 }
 

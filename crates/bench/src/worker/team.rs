@@ -13,16 +13,16 @@ use crate::machine::{MemoryCgroup, page_cache};
 use crate::progress::Progress;
 use crate::workload::{Plan, Workload};
 
-/// Who is in a team.
+/// A member of a team.
 #[derive(Clone, Debug)]
 pub struct Member {
-    /// What rows call it.
+    /// Its name in rows.
     pub name: String,
     /// Its engine.
     pub engine: Factory,
-    /// Bytes of the engine's cache; what the limit leaves for it if nothing is said.
+    /// Bytes of the engine's cache; by default as much as the limit leaves.
     pub cache_bytes: Option<u64>,
-    /// What only this engine understands.
+    /// Options of this engine alone.
     pub options: BTreeMap<String, String>,
 }
 
@@ -53,8 +53,8 @@ impl Member {
         member
     }
 
-    /// Gives Vellum, with whatever options, the pool that it has room for within `limit` bytes
-    /// with `data` bytes of keys and values.
+    /// Gives Vellum, with any options, the pool that it has room for within `limit` bytes with
+    /// `data` bytes of keys and values.
     pub fn fill_limit(members: &mut [Member], limit: u64, data: u64) {
         for member in members.iter_mut().filter(|member| member.engine.name == VELLUM.name) {
             member.cache_bytes = Some(pool_for(limit, data));
@@ -62,18 +62,18 @@ impl Member {
     }
 }
 
-/// What the members of a team have in common.
+/// The settings that all members of a team share.
 #[derive(Debug)]
 pub struct Terms<'a> {
     /// Where they play.
     pub ground: &'a Ground,
     /// The memory limit of each, in bytes; none if memory is not what the experiment is about.
     pub limit: Option<u64>,
-    /// What they are filled with.
+    /// Their data.
     pub workload: &'a Workload,
     /// How the data is brought to a steady state before anything counts.
     pub warm_up: Plan,
-    /// Engines are opened anew and cached pages dropped between loading and warming up.
+    /// Engines are opened again and cached pages dropped between loading and warming up.
     pub cold: bool,
 }
 
@@ -98,7 +98,7 @@ struct Seat {
     _files: Files,
 }
 
-/// A directory that goes, with all that is in it.
+/// A directory that is removed on drop, with all its files.
 #[derive(Debug)]
 struct Files(PathBuf);
 
@@ -111,8 +111,8 @@ impl Drop for Files {
 }
 
 impl Team {
-    /// Starts, fills and warms up everybody, one after the other. A peer that fails is left out,
-    /// and a note says why.
+    /// Starts, fills and warms up all members, one after the other. It leaves out a peer that
+    /// fails, and a note says why.
     ///
     /// # Errors
     /// If Vellum fails.
@@ -139,7 +139,7 @@ impl Team {
         Ok(team)
     }
 
-    /// Names of those who are in, in their order.
+    /// Names of the members, in their order.
     pub fn names(&self) -> Vec<&str> {
         let there = self.seats.iter().filter(|seat| seat.failed.borrow().is_none());
         there.map(|seat| &seat.member.name[..]).collect()
@@ -186,7 +186,7 @@ impl Team {
         Ok(self.seat(name)?.setting.directory.join("data.vellum"))
     }
 
-    /// What a reader has to know: limits, caches, sizes of files, who was left out.
+    /// Notes for the reader: limits, caches, sizes of files, engines that were left out.
     pub fn notes(&self) -> Vec<String> {
         let mib = |bytes: u64| bytes >> 20;
         let mut notes = self.notes.clone();

@@ -27,10 +27,10 @@ pub enum Way {
     Daemon(PathBuf),
 }
 
-/// What a process has in memory.
+/// The memory of a process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Weight {
-    /// Bytes: its own, and its share of what it has together with others.
+    /// Bytes: its own, and its share of memory that it shares with other processes.
     pub memory: u64,
     /// Bytes of its page tables.
     pub tables: u64,
@@ -84,7 +84,7 @@ pub fn sum(bytes: &[u8]) -> u64 {
     words.fold(0, |sum, word| sum.wrapping_add(u64::from_le_bytes(*word)))
 }
 
-/// Makes a file of so many bytes, no page of which is as another; the sum of it.
+/// Makes a file of `bytes` bytes whose pages all differ; returns its sum.
 ///
 /// # Errors
 /// If it cannot be written.
@@ -114,7 +114,8 @@ pub fn warm(path: &Path) -> Result<()> {
     fs::read(path).map(drop).with_context(|| format!("reading {}", path.display()))
 }
 
-/// A file of the experiment's own, which nobody changes, as a whole: mapped, or read into memory.
+/// A file of the experiment's own, which no process changes, as a whole: mapped, or read into
+/// memory.
 #[derive(Debug)]
 pub struct FileMapping {
     base: *mut u8,
@@ -129,30 +130,30 @@ impl FileMapping {
     pub fn new(file: &File) -> Result<FileMapping> {
         let length = usize::try_from(file.metadata()?.len())?;
         let flags = MapFlags::SHARED | MapFlags::POPULATE;
-        // SAFETY: without an address the kernel takes ones that nobody uses.
+        // SAFETY: without an address the kernel takes addresses that no mapping uses.
         let base = unsafe { mmap(ptr::null_mut(), length, ProtFlags::READ, flags, file, 0)? };
         Ok(FileMapping { base: base.cast(), length })
     }
 
-    /// Read into memory of its own, which is the kernel's again when it is dropped: an allocator
-    /// might keep it.
+    /// Reads the file into memory of its own, which drop returns to the kernel: an allocator might
+    /// keep it.
     ///
     /// # Errors
     /// If there is no memory, or it cannot be read.
     pub fn copy_of(mut file: &File) -> Result<FileMapping> {
         let length = usize::try_from(file.metadata()?.len())?;
         let (rights, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
-        // SAFETY: without an address the kernel takes ones that nobody uses.
+        // SAFETY: without an address the kernel takes addresses that no mapping uses.
         let base = unsafe { mmap_anonymous(ptr::null_mut(), length, rights, flags)? };
         let copy = FileMapping { base: base.cast(), length };
-        // SAFETY: just mapped, zeroed, and nobody else has it yet.
+        // SAFETY: just mapped, zeroed, and no other thread has it yet.
         file.read_exact(unsafe { slice::from_raw_parts_mut(copy.base, length) })?;
         Ok(copy)
     }
 
     /// Its bytes.
     pub fn bytes(&self) -> &[u8] {
-        // SAFETY: mapped as long as `self`, and nobody writes it, or the file, any more.
+        // SAFETY: mapped as long as `self`, and no process writes it, or the file, any more.
         unsafe { slice::from_raw_parts(self.base, self.length) }
     }
 }
@@ -178,7 +179,7 @@ mod tests {
         for way in [Way::Read, Way::Map] {
             let held = Held::get(&way, &path).unwrap();
             assert_eq!(held.sum().unwrap(), expected, "{way:?}");
-            // Other tests come and go beside this one: it has at least what it holds.
+            // Other tests run at the same time: the process has at least this test's memory.
             assert!(Weight::now().memory >= 2 << 20, "{way:?}");
         }
         let nobody = Way::Daemon(directory.path().join("socket"));

@@ -14,7 +14,7 @@ pub struct Blob {
     pub values: u64,
     /// Bytes of each.
     pub bytes_each: usize,
-    /// Writes values anew instead of reading them.
+    /// Overwrites values instead of reading them.
     pub write: bool,
 }
 
@@ -42,7 +42,7 @@ impl Work for Blob {
 }
 
 impl Blob {
-    /// Reads a value, every cache line of it, as who asks for a blob does.
+    /// Reads a value, every cache line of it, as users of blobs do.
     fn reading(&self) -> Box<Operation<'_>> {
         Box::new(move |session, random| {
             let number = random.below(self.values);
@@ -63,7 +63,7 @@ impl Blob {
         let mut value = vec![0; self.bytes_each];
         Box::new(move |session, random| {
             let number = random.below(self.values);
-            // The beginning tells whose value it is; the rest may be what it was.
+            // The beginning says whose value it is; the rest may stay as it was.
             fill(number, &mut value[..8]);
             session.put(0, &key(number), &value)?;
             Ok(1)

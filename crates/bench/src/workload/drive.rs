@@ -14,13 +14,13 @@ use crate::engine::{Engine, Session};
 /// One of this many operations is timed: the clock costs as much as a short operation.
 const TIMED: u64 = 16;
 
-/// The longest latency that is told apart, in nanoseconds.
+/// The longest latency that the histogram resolves, in nanoseconds.
 const LONGEST: u64 = 100_000_000_000;
 
 /// The interval of [`Measured::over_time`].
 const TICK: Duration = Duration::from_millis(100);
 
-/// What one thread does again and again; returns how many operations that were.
+/// The work that one thread repeats; returns the number of operations.
 pub type Operation<'a> = dyn FnMut(&mut dyn Session, &mut Random) -> Result<u64> + 'a;
 
 /// Runs `threads` threads for `seconds`, each with a session and the operation that `make` makes

@@ -46,10 +46,10 @@ impl Work for Lookup {
 }
 
 impl Lookup {
-    /// Looks up every key once, in order: what fits into memory is there afterwards.
+    /// Looks up every key once, in order: afterwards as much data is in memory as fits.
     ///
     /// # Errors
-    /// Whatever the engine says; a value that is wrong or missing.
+    /// Errors of the engine; a wrong or missing value.
     pub fn visit_all(&self, engine: &dyn Engine) -> Result<()> {
         let mut session = engine.session()?;
         session.begin(Access::Read)?;

@@ -1,4 +1,4 @@
-//! What engines are asked to do: data to load and operations to run, the same for every engine.
+//! Workloads: data to load and operations to run, the same for every engine.
 //!
 //! A [`Workload`] is plain data, so that it can be sent to the process that has the engine. Keys,
 //! values and choices follow from the seed alone: two engines that are given the same workload see
@@ -28,7 +28,7 @@ pub use ycsb::Ycsb;
 
 use crate::engine::Engine;
 
-/// What to load, and what to run on it.
+/// The data to load, and the operations to run on it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Workload {
@@ -55,7 +55,7 @@ pub struct Plan {
     pub seed: u64,
 }
 
-/// What a run of a workload did.
+/// The result of a run of a workload.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Measured {
     /// Operations of all threads.
@@ -66,7 +66,7 @@ pub struct Measured {
     pub latency: Latency,
     /// Operations in each tenth of a second.
     pub over_time: Vec<u64>,
-    /// What a workload counts of itself, such as transactions by kind.
+    /// Counts of the workload itself, such as transactions by kind.
     pub counts: BTreeMap<String, u64>,
 }
 
@@ -90,7 +90,7 @@ pub struct Latency {
     pub max: u64,
 }
 
-/// What every kind of workload can do.
+/// The operations of every kind of workload.
 pub trait Work {
     /// The tables that it needs, in the order of their index.
     fn tables(&self) -> Vec<String>;
@@ -101,26 +101,26 @@ pub trait Work {
     /// Fills an empty engine.
     ///
     /// # Errors
-    /// Whatever the engine says.
+    /// Errors of the engine.
     fn load(&self, engine: &dyn Engine) -> Result<()>;
 
     /// Runs operations as planned.
     ///
     /// # Errors
-    /// Whatever the engine says, and any answer that is not what was loaded.
+    /// Errors of the engine, and any answer that differs from the loaded data.
     fn run(&self, engine: &dyn Engine, plan: &Plan) -> Result<Measured>;
 
-    /// Checks what must hold after runs; names what was checked.
+    /// Checks the conditions that must hold after runs; returns their names.
     ///
     /// # Errors
-    /// What does not hold.
+    /// The condition that does not hold.
     fn check(&self, _engine: &dyn Engine) -> Result<Vec<String>> {
         Ok(Vec::new())
     }
 }
 
 impl Workload {
-    /// What this kind can do.
+    /// The operations of this kind.
     pub fn work(&self) -> &dyn Work {
         match self {
             Workload::Lookup(lookup) => lookup,

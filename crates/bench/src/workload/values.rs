@@ -1,4 +1,4 @@
-//! Keys and values that follow from a number, so that what was read can be checked.
+//! Keys and values that follow from a number, so that every answer can be checked.
 
 /// A well mixed 64-bit number: the finaliser of SplitMix64, a bijection.
 #[inline]

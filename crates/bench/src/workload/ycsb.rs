@@ -37,7 +37,7 @@ pub enum Kind {
     D,
     /// 95 % scans, 5 % inserts.
     E,
-    /// Half reads, half reads that change what they read.
+    /// Half reads, half read-modify-writes.
     F,
 }
 
@@ -64,7 +64,7 @@ pub struct Ycsb {
     pub records: u64,
 }
 
-/// What the threads of a run share.
+/// The state that the threads of a run share.
 struct Run {
     kind: Kind,
     records: u64,
@@ -100,7 +100,7 @@ impl Work for Ycsb {
             kind: self.kind,
             records: self.records,
             zipf: Zipf::new(self.records, THETA),
-            // No two runs insert the same, unless they are told the same seed.
+            // No two runs insert the same keys, unless they have the same seed.
             first_insert: (mix(plan.seed) | 1 << 63) & !0xffff_ffff,
             inserted: Acknowledged::default(),
         };
@@ -168,7 +168,7 @@ impl Run {
         }
     }
 
-    /// Reads a record, then changes a field of it to what follows from what was read.
+    /// Reads a record, then sets a field of it to a value that follows from the read.
     fn read_and_update(&self, session: &mut dyn Session, random: &mut Random) -> Result<()> {
         let number = self.choose(random);
         let at = random.below(FIELDS as u64) as usize * FIELD;

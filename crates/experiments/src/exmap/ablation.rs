@@ -1,4 +1,4 @@
-//! What each of exmap's techniques is good for: figure 11, left, of the first paper.
+//! The gain from each of exmap's techniques: figure 11, left, of the first paper.
 
 use anyhow::Result;
 use vellum_uapi::exmap::{FLUSH_EACH, LOCK_TABLES, NO_POOL};
@@ -15,7 +15,7 @@ use vellum_bench::report::{Axis, Chart, Outcome};
 /// The experiment.
 pub const ABLATION: Experiment = Experiment {
     name: "exmap-ablation",
-    shows: "what batches, the private pool and lock-free entries each add",
+    shows: "the gain from batches, from the private pool and from lock-free entries",
     source: "SIGMOD'23, figure 11, left",
     run,
 };

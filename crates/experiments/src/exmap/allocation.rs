@@ -84,9 +84,9 @@ fn run(context: &Context<'_>) -> Result<Outcome> {
 
 const NOTES: &[&str] = &[
     "With remote and mixed free there are as many free threads as allocators, and the number of \
-     threads is that of allocators. A page counts when it is gone.",
-    "Pages are touched, one cache line of each, except where it says so; with madvise the touch is \
-     what brings the page, zeroed.",
+     threads is that of allocators. A page counts when it is freed.",
+    "Threads touch one cache line of each page, except in rows that say otherwise; with madvise \
+     the touch faults the page in, zeroed.",
     "'no device' is the benchmark alone: pattern, page states and queues.",
 ];
 

@@ -1,4 +1,4 @@
-//! Crews that are measured in turn, with what is counted beside their rates.
+//! Crews that are measured in turn, with their rates and other counts.
 
 use std::cell::RefCell;
 
@@ -12,7 +12,7 @@ use crate::Context;
 use vellum_bench::measure::{Contestant, Samples, alternate};
 use vellum_bench::report::{Line, Outcome, Row};
 
-/// Somebody who takes part.
+/// A contestant.
 pub struct Entrant<'a> {
     name: String,
     work: Box<dyn Fn() -> Result<Tally> + 'a>,
@@ -36,7 +36,7 @@ impl<'a> Entrant<'a> {
     }
 }
 
-/// What was found of one of them.
+/// The results of one contestant.
 #[derive(Debug)]
 pub struct Found {
     /// Pages a second.
@@ -100,7 +100,8 @@ pub fn add_rows(outcome: &mut Outcome, found: &[Found]) {
     );
 }
 
-/// A row for the rate of one by that of another, each with what it is called; returns the median.
+/// A row for the rate of one contestant divided by that of another, each with its name; returns the
+/// median.
 pub fn add_ratio(
     outcome: &mut Outcome,
     (one, found): (&str, &Found),

@@ -1,8 +1,8 @@
-//! What a page costs, by the size of the batch. Where a nanosecond is an instruction, as in a lab
-//! that counts them, these are instructions.
+//! The cost of a page, by the size of the batch. In a lab that counts instructions a nanosecond is
+//! an instruction.
 //!
-//! A figure is the smallest of many calls: timer interrupts only ever add. What reading the clock
-//! takes is subtracted.
+//! A figure is the smallest of many calls: timer interrupts only ever add. The cost of reading the
+//! clock is subtracted.
 
 use std::time::Instant;
 
@@ -56,7 +56,7 @@ fn run(context: &Context<'_>) -> Result<Outcome> {
     Ok(outcome)
 }
 
-/// What reading the clock takes, at least.
+/// The lowest cost of reading the clock.
 fn clock_cost() -> u64 {
     let once = |_| {
         let start = Instant::now();

@@ -1,9 +1,9 @@
 //! Threads that bring pages and threads that take them off, as in figure 4 of the second paper
 //! (IEEE Access 2023).
 //!
-//! An allocator chooses a batch, brings it, touches its pages and takes them off itself or pushes
-//! them to a queue, from which a free thread takes them. A figure counts pages that came *and*
-//! went, over the time until the last of them is gone.
+//! An allocator chooses a batch, populates it, touches its pages, and frees them itself or pushes
+//! them to a queue, from which a free thread pops and frees them. A figure counts pages that were
+//! allocated *and* freed, over the time until the last of them is freed.
 
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -20,7 +20,7 @@ use super::queue::Queues;
 /// Pages of a batch where batches make no difference.
 const SMALL: usize = 32;
 
-/// Who takes pages off.
+/// The threads that free pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Strategy {
     /// The thread that brought them, by the same lane.
@@ -53,18 +53,18 @@ impl Strategy {
     }
 }
 
-/// What a crew is to do.
+/// The task of a crew.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
-    /// Threads that bring pages.
+    /// Threads that allocate pages.
     pub allocators: usize,
-    /// Threads that take them off, if the strategy has some.
+    /// Threads that free them, if the strategy has some.
     pub freers: usize,
     /// In which order.
     pub pattern: Pattern,
-    /// Who takes them off.
+    /// The threads that free them.
     pub strategy: Strategy,
-    /// Pages that are chosen, brought and taken off at a time.
+    /// Pages that are chosen, allocated and freed at a time.
     pub batch: usize,
     /// Whether a cache line of each page is used.
     pub touch: bool,
@@ -108,13 +108,13 @@ impl Plan {
         Plan { time, ..self }
     }
 
-    /// Lanes that so many threads need, whatever the plan.
+    /// Lanes that this many threads need, for every plan.
     pub fn lanes(threads: usize) -> usize {
         2 * threads
     }
 }
 
-/// What a crew has done.
+/// The work that a crew has done.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Tally {
     /// Pages that came and went.
@@ -167,7 +167,7 @@ pub fn run(ground: &dyn Ground, claims: &impl Claims, pages: u64, plan: &Plan) -
     })
 }
 
-/// What the threads of a crew share.
+/// The state that the threads of a crew share.
 struct Site<'a, C> {
     ground: &'a dyn Ground,
     claims: &'a C,
@@ -244,7 +244,7 @@ impl<C: Claims> Site<'_, C> {
         Ok(tally)
     }
 
-    /// What of a batch goes to free threads.
+    /// The part of a batch that goes to free threads.
     fn split(&self, batch: &mut Vec<u64>) -> Vec<u64> {
         match self.plan.strategy {
             Strategy::Local | Strategy::TwoLanes => Vec::new(),

@@ -1,4 +1,4 @@
-//! Crews on a ground that is no device: every page that comes goes, once, by the right lane.
+//! Crews on a ground without a device: each allocated page is freed once, by the right lane.
 
 use std::collections::HashMap;
 use std::sync::Mutex;
@@ -89,7 +89,7 @@ fn plan(threads: usize, pattern: Pattern, strategy: Strategy) -> Plan {
     Plan::new(threads, pattern, strategy, 8192).lasting(Duration::from_millis(30))
 }
 
-/// Runs it; all that came has gone, and was counted.
+/// Runs it; all allocated pages were freed, and were counted.
 fn done(fake: &Fake, plan: &Plan) -> Tally {
     let states = Claimed::new(PAGES);
     let tally = run(fake, &states, PAGES, plan).unwrap();

@@ -1,7 +1,8 @@
 //! `/dev/exmap`: a surface with its pool, interfaces with their vectors, the page tables shown.
 //!
-//! No more than the experiments need. What holds: a mapping lives as long as what refers to it; the
-//! surface's memory is only ever written a byte at a time by [`Exmap::touch`], or by the kernel.
+//! No more than the experiments need. Invariants: a mapping lives as long as any reference to it;
+//! the surface's memory is only ever written a byte at a time by [`Exmap::touch`], or by the
+//! kernel.
 #![allow(unsafe_code)]
 
 use std::fs::{File, OpenOptions};
@@ -27,7 +28,7 @@ pub fn is_there() -> bool {
     Path::new(DEVICE).exists()
 }
 
-/// What an exmap is to be like.
+/// The properties of an exmap to create.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan<'a> {
     /// Pages of the surface.
@@ -38,7 +39,7 @@ pub struct Plan<'a> {
     pub interfaces: usize,
     /// Of CREATE.
     pub flags: u64,
-    /// What is read from.
+    /// The source of reads.
     pub backing: Option<BorrowedFd<'a>>,
 }
 
@@ -140,7 +141,7 @@ impl<'a> Lane<'a> {
     /// If the process has no room for another descriptor.
     pub fn private(mut self) -> Result<Lane<'a>> {
         let number = pass(self.exmap.file.as_fd(), uapi::CLONE, 0)?;
-        // SAFETY: the descriptor is new and nobody else's.
+        // SAFETY: the descriptor is new and has no other owner.
         self.private = Some(unsafe { OwnedFd::from_raw_fd(number as RawFd) });
         Ok(self)
     }
@@ -200,7 +201,7 @@ impl<'a> Lane<'a> {
         self.run(command, pages.len())
     }
 
-    /// The same, of which each has to be carried out.
+    /// The same, and the module must carry out each entry.
     ///
     /// # Errors
     /// With the first page for which it was not.
@@ -279,7 +280,7 @@ struct Mapping {
     bytes: usize,
 }
 
-// SAFETY: it is a range of addresses; who reads and writes there says why he may.
+// SAFETY: it is a range of addresses; code that accesses them says why it may.
 unsafe impl Send for Mapping {}
 
 // SAFETY: as above.
@@ -289,7 +290,7 @@ impl Mapping {
     fn new(file: BorrowedFd<'_>, offset: u64, bytes: usize, protection: i32) -> Result<Mapping> {
         let (fd, offset) = (file.as_raw_fd(), offset.cast_signed());
         let (anywhere, flags) = (std::ptr::null_mut(), libc::MAP_SHARED);
-        // SAFETY: without MAP_FIXED the kernel takes addresses that nobody uses.
+        // SAFETY: without MAP_FIXED the kernel takes addresses that no mapping uses.
         let start = unsafe { libc::mmap64(anywhere, bytes, protection, flags, fd, offset) };
         if start == libc::MAP_FAILED {
             return Err(std::io::Error::last_os_error().into());
@@ -300,7 +301,7 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the range is this mapping's, and whoever refers to it is gone.
+        // SAFETY: the range is this mapping's, and no reference to it is left.
         unsafe { libc::munmap(self.start.cast(), self.bytes) };
     }
 }

@@ -1,4 +1,4 @@
-//! What threads bring pages to and take them off: an exmap, a surface of the kernel's own, nothing.
+//! The memory on which threads allocate and free pages: an exmap, ordinary memory, or nothing.
 #![allow(unsafe_code)]
 
 use anyhow::{Result, ensure};
@@ -11,7 +11,7 @@ use vellum_bench::workload::values::Random;
 
 /// A range of pages and a way to bring them and take them off.
 pub trait Ground: Sync {
-    /// What a thread does it with. No two threads have the same lane at a time.
+    /// The lane of a thread. No two threads have the same lane at a time.
     ///
     /// # Errors
     /// If there is no such lane.
@@ -30,14 +30,14 @@ pub trait Hand {
     /// If the kernel says something else.
     fn bring(&mut self, pages: &mut Vec<u64>, refused: &mut Vec<u64>) -> Result<()>;
 
-    /// Takes pages off, all of which are there.
+    /// Frees pages, all of which are present.
     ///
     /// # Errors
     /// If one was not there.
     fn take(&mut self, pages: &[u64]) -> Result<()>;
 }
 
-/// Nothing at all: what is left is the benchmark itself.
+/// No memory at all: the remaining cost is that of the benchmark itself.
 #[derive(Debug)]
 pub struct Nothing;
 
@@ -105,7 +105,7 @@ struct HandOfExmap<'a> {
     kept: Vec<u64>,
 }
 
-/// What an entry says of a page for which there is no memory.
+/// The result of an entry for a page without memory.
 const NO_MEMORY: i32 = -libc::ENOMEM;
 
 impl Hand for HandOfExmap<'_> {
@@ -130,12 +130,12 @@ impl Hand for HandOfExmap<'_> {
     }
 }
 
-/// Memory that the kernel brings when a page is touched, and that the program gives back.
+/// Memory that the kernel faults in when a page is touched, and that the program frees.
 #[derive(Debug)]
 pub struct OfKernel(Surface);
 
 impl OfKernel {
-    /// A surface of so many pages that are given back that way.
+    /// A surface of `pages` pages that are freed that way.
     ///
     /// # Errors
     /// If the kernel cannot.

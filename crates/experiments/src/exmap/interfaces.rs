@@ -1,7 +1,7 @@
-//! How a command reaches the module, and what that costs: figure 8 of the second paper.
+//! The ways of a command to the module, and their cost: figure 8 of the second paper.
 //!
 //! Every thread goes through a part of the surface of its own, in order, with its own interface:
-//! it brings 512 pages, one by one or all at once, and takes them off with one call, which is not
+//! it populates 512 pages, one by one or all at once, and frees them with one call, which is not
 //! part of the figure.
 
 use std::cell::RefCell;
@@ -27,7 +27,7 @@ use vellum_bench::report::{Axis, Chart, Line, Outcome, Row};
 /// The experiment.
 pub const INTERFACES: Experiment = Experiment {
     name: "exmap-interfaces",
-    shows: "what a page costs by page fault, iovec, mapped vector, io_uring, private descriptors",
+    shows: "the cost of a page by page fault, iovec, mapped vector, io_uring, private descriptors",
     source: "IEEE Access 2023, figure 8",
     run,
 };
@@ -168,7 +168,7 @@ struct Spent {
     both: f64,
 }
 
-/// All threads bring pages and take them off for a while; the mean of what they spent.
+/// All threads populate and free pages for a while; returns their mean cost.
 fn turn(
     grounds: &Grounds,
     way: Way,

@@ -93,7 +93,7 @@ fn compare(
     outcome: &mut Outcome,
 ) -> Result<()> {
     let engines = WAYS.iter().map(|way| open(context, way, bytes)).collect::<Result<Vec<_>>>()?;
-    // What is measured neither brings in what fits, nor fills an empty pool.
+    // The measurement neither loads data that fits, nor fills an empty pool.
     for (engine, way) in engines.iter().zip(&WAYS) {
         context.progress.doing(&format!("warming up {}, {label}", way.name));
         lookup.visit_all(&**engine)?;
@@ -109,7 +109,8 @@ fn compare(
     Ok(())
 }
 
-/// Measures the ways, known to `run` by their numbers, in turn; a row for each, beside the first.
+/// Measures the ways, known to `run` by their numbers, in turn; a row for each, compared with the
+/// first.
 fn race(
     context: &Context<'_>,
     what: &str,
@@ -128,7 +129,7 @@ fn race(
     Ok(samples)
 }
 
-/// The pool alone, out of memory, on a block device that is fast: what a miss costs.
+/// The pool alone, out of memory, on a fast block device: the cost of a miss.
 fn misses(context: &Context<'_>, outcome: &mut Outcome) -> Result<()> {
     let path = context.device.clone().unwrap_or_else(|| PathBuf::from(DEVICE));
     if !path.exists() {
@@ -159,7 +160,7 @@ fn pool(path: &Path, way: &Way) -> Result<Pool> {
     Ok(Pool::open(Arc::new(device), Arc::new(RawPages), Space::new(pages), options)?)
 }
 
-/// What the states of pages take, in a pool that has seen many more pages than it holds.
+/// The memory of page states, in a pool that has seen many more pages than it holds.
 fn memory_rows(bits: u32) -> Result<Vec<Row>> {
     let frames: u64 = 4096;
     let mut rows = Vec::new();

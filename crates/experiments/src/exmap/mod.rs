@@ -109,7 +109,7 @@ impl Size {
     }
 }
 
-/// What an experiment has where there is no module.
+/// The outcome of an experiment on a machine without the module.
 fn without_module() -> Outcome {
     let note = "Needs Vellum's kernel module: there is no /dev/exmap, so there are no figures.";
     Outcome { notes: vec![note.to_owned()], ..Outcome::default() }

@@ -1,10 +1,11 @@
 //! Which pages are brought next: in order or at random, and whether they can be had.
 //!
-//! As in the second paper (IEEE Access 2023, IV-A) a page is claimed before it is brought and
-//! released after it went. Its array of one byte a page is what exported page tables replace: then
-//! only a look tells whether the page is there. Where neither is what is measured, a bit a page
-//! does: every flush of TLBs makes whoever goes through memory at random pay for each page of it,
-//! and the byte array of a large surface has as many pages as a batch.
+//! As in the second paper (IEEE Access 2023, IV-A) a thread claims a page before it populates the
+//! page, and drops the claim after it has freed the page. Exported page tables replace the paper's
+//! array of one byte a page: a load of the entry then tells whether the page is present.
+//! Experiments that measure neither use one bit a page: after each flush of TLBs random accesses to
+//! memory miss the TLB once for each page of it, and the byte array of a large surface has as many
+//! pages as a batch.
 
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
@@ -42,7 +43,7 @@ impl Pattern {
     }
 }
 
-/// Who may bring a page.
+/// The claims to pages.
 pub trait Claims: Sync {
     /// Whether the caller may.
     fn claim(&self, page: u64) -> bool;
@@ -51,12 +52,12 @@ pub trait Claims: Sync {
     fn release(&self, page: u64);
 }
 
-/// A byte a page: 1 while somebody has the page.
+/// A byte a page: 1 while a thread has the page.
 #[derive(Debug)]
 pub struct StateArray(Box<[AtomicU8]>);
 
 impl StateArray {
-    /// Of so many pages that nobody has.
+    /// An array for `pages` pages, none of them claimed.
     pub fn new(pages: u64) -> StateArray {
         StateArray((0..pages).map(|_| AtomicU8::new(0)).collect())
     }
@@ -75,17 +76,17 @@ impl Claims for StateArray {
     }
 }
 
-/// A bit a page: set while somebody has the page.
+/// A bit a page: set while a thread has the page.
 #[derive(Debug)]
 pub struct Claimed(Box<[AtomicU64]>);
 
 impl Claimed {
-    /// Of so many pages that nobody has.
+    /// An array for `pages` pages, none of them claimed.
     pub fn new(pages: u64) -> Claimed {
         Claimed((0..pages.div_ceil(64)).map(|_| AtomicU64::new(0)).collect())
     }
 
-    /// Pages that somebody has.
+    /// The number of claimed pages.
     #[cfg(test)]
     pub fn count(&self) -> usize {
         self.0.iter().map(|word| word.load(Ordering::Relaxed).count_ones() as usize).sum()

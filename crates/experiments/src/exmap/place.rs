@@ -13,7 +13,7 @@ pub fn stay_on(number: usize) {
     if let Some(processor) = nth(&processors, number) {
         let mut one = CpuSet::new();
         one.set(processor);
-        // What cannot be chosen is left as it is.
+        // If it cannot be chosen, it stays as it is.
         let _ = sched_setaffinity(None, &one);
     }
 }

@@ -38,7 +38,7 @@ impl Queue {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // Nobody panics while he has it.
+        // No thread panics while it holds the lock.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -91,12 +91,12 @@ impl Queue {
     }
 }
 
-/// Some queues; who pushes goes round them, who pops has one.
+/// Several queues: a thread that pushes takes them in turn, a thread that pops has one.
 #[derive(Debug)]
 pub struct Queues(Vec<Queue>);
 
 impl Queues {
-    /// So many, each of which holds so many pages.
+    /// `count` queues, each with room for `capacity` pages.
     pub fn new(count: usize, capacity: u64) -> Queues {
         Queues((0..count).map(|_| Queue::new(capacity as usize)).collect())
     }

@@ -44,7 +44,7 @@ impl<'a> CommandRing<'a> {
         &self.lane
     }
 
-    /// Brings pages, all of which have to come.
+    /// Populates pages; each one must succeed.
     ///
     /// # Errors
     /// If one does not.
@@ -62,7 +62,7 @@ impl<'a> CommandRing<'a> {
         Ok(())
     }
 
-    /// Has a command carried out for the first entries of the buffer; what it returns.
+    /// Has the module carry out a command for the first entries of the buffer; returns its result.
     fn command(&mut self, operation: u16, entries: usize) -> Result<i32> {
         let start = self.buffer.as_ptr().addr() as u64;
         let bytes = (entries * size_of::<u64>()) as u64;
@@ -154,7 +154,7 @@ impl Drop for ReadRing {
     fn drop(&mut self) {
         while self.under_way > 0 {
             if self.ring.submit_and_wait(1).is_err() {
-                // The kernel may still write to memory that is about to be somebody else's.
+                // The kernel may still write to memory that is about to get another owner.
                 std::process::abort();
             }
             self.under_way -= self.ring.completion().count();
@@ -181,7 +181,7 @@ mod tests {
         let mut ring = ReadRing::new(file.as_fd(), 8).unwrap();
         for slot in 0..8 {
             let (address, offset) = (start.wrapping_add(slot * PAGE), (slot * PAGE) as u64);
-            // SAFETY: the memory lives longer than the ring, and nobody looks at it before.
+            // SAFETY: the memory lives longer than the ring, and no code reads it before.
             unsafe { ring.add(slot, address, offset) }.unwrap();
         }
         let mut slots = Vec::new();

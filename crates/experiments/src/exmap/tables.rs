@@ -80,7 +80,7 @@ fn look_everywhere(tables: &Tables, pages: u64) {
     std::hint::black_box(there);
 }
 
-/// What `make` makes, and by how many bytes these counters of the process grow.
+/// The result of `make`, and by how many bytes these counters of the process grow.
 fn added<T>(names: &[&str], make: impl FnOnce() -> Result<T>) -> Result<(T, u64)> {
     let sum = || -> Result<u64> {
         let read =
@@ -108,7 +108,7 @@ mod tests {
 
     #[test]
     fn memory_that_was_written_is_counted() {
-        // Other tests of the same process would take and give back memory meanwhile.
+        // Other tests of the same process would allocate and free memory meanwhile.
         let test = "exmap::tables::tests::memory_that_was_written_is_counted";
         if !vellum_testing::own_process::entered(test) {
             return;

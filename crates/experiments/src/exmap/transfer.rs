@@ -90,7 +90,7 @@ pub struct Reader<'a> {
     pub device: &'a File,
     /// Chooses pages.
     pub chooser: Chooser,
-    /// Who has which page.
+    /// Which thread has which page.
     pub states: &'a Claimed,
 }
 
@@ -156,7 +156,7 @@ impl Reader<'_> {
         Ok(())
     }
 
-    /// The ring goes before the target.
+    /// The ring is dropped before the target.
     fn queue(&mut self, way: Way, end: Instant) -> Result<u64> {
         let proxy = match way {
             Way::ProxyQueue => Some(self.target.lane()?.interface() as u64),
@@ -178,8 +178,8 @@ impl Reader<'_> {
                 let address = self.target.address(slot, page);
                 let offset = proxy.unwrap_or(page * PAGE as u64);
                 // SAFETY: the page is the slot's buffer, or on a surface and claimed by this
-                // thread; it is neither read again nor taken off before the slot comes back, and
-                // the ring goes before the target.
+                // thread; it is neither read again nor freed before the slot comes back, and the
+                // ring is dropped before the target.
                 unsafe { ring.add(slot, address, offset) }?;
             }
             if ring.under_way() > 0 {

@@ -27,8 +27,7 @@ pub fn crew_of(processes: usize) -> Result<Vec<Worker>> {
         .collect()
 }
 
-/// What all processes together have in memory once they have the file, from a daemon if there is
-/// one.
+/// The memory of all processes together once they have the file, from a daemon if there is one.
 pub fn weigh(crew: &mut [Worker], daemon: Option<&Running>, file: &Source) -> Result<Weight> {
     let mut all = Weight::default();
     for worker in crew {

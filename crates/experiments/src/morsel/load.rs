@@ -1,8 +1,9 @@
 //! How fast several processes have one large file, all of it, and how much memory that takes.
 //!
-//! As figure 2 of the paper on Morsels, whose competitor is a file mapping that the kernel fills at
-//! once; beside it stands what many programs do, reading the file into memory of their own. The
-//! file is in the page cache always: what is measured is the copying and the sharing.
+//! This is figure 2 of the paper on Morsels, whose competitor is a file mapping that the kernel
+//! populates at once. It also measures processes that read the file into memory of their own, as
+//! many programs do. The file is always in the page cache, so the experiment measures the copying
+//! and the sharing.
 
 use std::cell::{Cell, RefCell};
 use std::time::Instant;
@@ -30,11 +31,11 @@ const PROCESSES: usize = 4;
 struct Contender<'a> {
     name: String,
     way: Way,
-    /// The daemon behind it.
+    /// The daemon that serves it.
     daemon: Option<&'a Running>,
     /// Whether the daemon has to load the file, once for all processes.
     anew: bool,
-    /// What the processes have in memory once they have the file.
+    /// The memory of the processes once they have the file.
     weight: Cell<Weight>,
 }
 
@@ -115,7 +116,7 @@ fn run(context: &Context<'_>) -> Result<Outcome> {
     outcome.notes.push(format!(
         "{PROCESSES} processes at once, a file of {} MiB in the page cache. A load ends when a \
          word of each page has been read. Memory is that of all processes, shared pages counted \
-         once; reading has the page cache's copy of the file besides.",
+         once; processes that read also cause the page cache's copy of the file.",
         bytes >> 20
     ));
     Ok(outcome)

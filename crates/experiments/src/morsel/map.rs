@@ -48,8 +48,8 @@ fn run(context: &Context<'_>) -> Result<Outcome> {
     }
     outcome.notes.push(
         "A sample is the time of mmap alone, the file's with MAP_POPULATE, as the paper's \
-         competitor. Every page's first word is then compared. Page tables are what VmPTE of the \
-         process grows by."
+         competitor. Every page's first word is then compared. Page tables are the growth of VmPTE \
+         of the process."
             .to_owned(),
     );
     Ok(outcome)

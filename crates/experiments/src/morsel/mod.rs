@@ -1,5 +1,5 @@
-//! Morsels beside what the kernel has: the experiments of "Morsels: Explicit Virtual Memory
-//! Objects" (DIMES'23).
+//! Morsels compared with the kernel's own ways to share memory: the experiments of "Morsels:
+//! Explicit Virtual Memory Objects" (DIMES'23).
 
 mod daemons;
 mod load;

@@ -23,10 +23,10 @@ pub const MORSEL_PIPELINE: Experiment = Experiment {
     run,
 };
 
-/// What the three processes behind this one do.
+/// The work of the three processes after this one.
 const STEPS: [Step; 3] = [Step::Fill, Step::Sum, Step::Overwrite];
 
-/// Points of the curve: as many packets behind each.
+/// Points of the curve, each of the same number of packets.
 const CLASSES: usize = 12;
 
 /// Packets that are on their way at most: a step has one, and so has this process.
@@ -67,8 +67,8 @@ fn run(context: &Context<'_>) -> Result<Outcome> {
     });
     outcome.notes.push(format!(
         "{packets} packets a sample, of up to {} MiB at random, the same for both; {AT_A_TIME} on \
-         their way at most. A round trip is from when this process begins to send a packet until \
-         it has it back. Faults and time in user space are those of the three steps behind it.",
+         their way at most. A round trip lasts from when this process begins to send a packet \
+         until it has it back. Faults and time in user space are those of the other three steps.",
         longest >> 20
     ));
     Ok(outcome)
@@ -110,7 +110,7 @@ fn curve(samples: &Samples, tally: &Tally) -> Curve {
     Curve { name: samples.name.clone(), points }
 }
 
-/// What packets have cost.
+/// The cost of the packets.
 #[derive(Clone, Debug, Default)]
 struct Tally {
     packets: u64,
@@ -194,14 +194,14 @@ impl Line {
         Ok(tally)
     }
 
-    /// What the steps have spent since they began.
+    /// The cost of the steps since they began.
     fn spent(&mut self) -> Result<Head> {
         Head::default().write(&mut self.first)?;
         Head::read(&mut self.last)?.context("a step has ended")
     }
 }
 
-/// Memory for packets, all of it there: what a step then waits for is not that it comes.
+/// Memory for packets, all of it populated, so that no step waits for page faults.
 fn populated(provider: &Provider, longest: u64) -> Result<Morsel> {
     let morsel = provider.create(&Shape::of_length(longest))?;
     morsel.populate(0..longest)?;
@@ -210,7 +210,8 @@ fn populated(provider: &Provider, longest: u64) -> Result<Morsel> {
 
 impl Drop for Line {
     fn drop(&mut self) {
-        // The steps end one after the other when nothing more can come; who hangs is killed.
+        // The steps end one after the other when no more packets can come; the drop kills one that
+        // hangs.
         let _ = self.first.shutdown(std::net::Shutdown::Both);
         for worker in &mut self.steps {
             let _ = worker.staged();

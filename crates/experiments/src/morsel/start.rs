@@ -94,7 +94,7 @@ impl<'a> Contender<'a> {
         Ok(last)
     }
 
-    /// What the processes have in memory, page tables included.
+    /// The memory of the processes, page tables included.
     fn weight(&self, crew: &mut [Worker], model: &Source) -> Result<u64> {
         let all = weigh(crew, self.daemon, model)?;
         Ok(all.memory + all.tables)
@@ -134,7 +134,7 @@ fn run(context: &Context<'_>) -> Result<Outcome> {
     let daemons = start_daemons(&directory, model.bytes, &mut outcome)?;
     let mut contenders = vec![Contender::new("each maps the file", Way::Map, None)];
     let mib = model.bytes >> 20;
-    // Copies for all, with the page cache's and what else there is.
+    // Copies for all processes, with that of the page cache and other memory.
     if model.bytes * (PROCESSES as u64 + 2) < memory_available() {
         contenders.insert(0, Contender::new("each reads the file", Way::Read, None));
     } else {

@@ -75,8 +75,8 @@ impl Chain {
         (0..self.pages()).map(move |index| self.place(index))
     }
 
-    /// Pages to begin at, far enough from each other that no walk finds what another one left in a
-    /// cache.
+    /// Pages to begin at, far enough from each other that no walk finds pages that another one left
+    /// in a cache.
     pub fn starts(self) -> impl Iterator<Item = u64> {
         (0u64..).map(move |number| self.place(number.wrapping_mul(77) & self.mask()))
     }

@@ -4,8 +4,8 @@
 
 use std::time::Duration;
 
-/// How long this thread was on a processor so far. Where others want the processor too, this is
-/// what an access took, and the time on the wall is what the others took.
+/// How long this thread was on a processor so far. If other threads use the processor, too, this
+/// still is the time of the accesses, and the wall clock includes the time of the other threads.
 pub fn thread_time() -> Duration {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: fills in the struct that it is given. Every Linux has this clock, so it cannot fail.

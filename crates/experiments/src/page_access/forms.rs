@@ -62,7 +62,7 @@ impl FullWords {
         Words::new(pages, HEADER, huge).map(FullWords)
     }
 
-    /// Eight bytes of a page, if nobody changed it.
+    /// Eight bytes of a page, if no thread changed it.
     ///
     /// # Safety
     /// As [`Resident::plain`].
@@ -99,7 +99,7 @@ impl TwoBits {
         self.0.get(page / PAIRS).load(Ordering::Acquire) >> (page % PAIRS * 2) & 3
     }
 
-    /// Eight bytes of a page, if nobody changed it.
+    /// Eight bytes of a page, if no thread changed it.
     ///
     /// # Safety
     /// As [`Resident::plain`].

@@ -1,7 +1,7 @@
-//! The classical way from a page's number to its memory: a hash table of what is cached.
+//! The classical way from a page's number to its memory: a hash table of cached pages.
 //!
-//! Open addressing with linear probing, half full, eight bytes an entry, no synchronisation: what
-//! any buffer manager with a table costs at least (SIGMOD'23, section 5.4).
+//! Open addressing with linear probing, half full, eight bytes an entry, no synchronisation: the
+//! lowest cost of any buffer manager with a table (SIGMOD'23, section 5.4).
 
 use super::Chain;
 

@@ -1,4 +1,4 @@
-//! What this process has in memory, by the kernel's own count.
+//! The memory of this process, by the kernel's own count.
 
 use anyhow::{Context as _, Result};
 
@@ -33,7 +33,7 @@ impl Memory {
         })
     }
 
-    /// What was added since `before`.
+    /// The growth since `before`.
     pub fn since(self, before: Memory) -> Memory {
         Memory {
             anonymous: self.anonymous.saturating_sub(before.anonymous),

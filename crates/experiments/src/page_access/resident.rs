@@ -99,14 +99,14 @@ impl Resident {
         self.chain
     }
 
-    /// Eight bytes of a page through a pointer, asking nobody.
+    /// Eight bytes of a page through a pointer, without any check.
     ///
     /// # Safety
     /// The page is one of the chain's, and `offset..offset + 8` lies within it, aligned to 8.
     #[inline(always)]
     pub unsafe fn plain(&self, page: u64, offset: usize) -> u64 {
         // SAFETY: the caller's promise; the pages of the chain are in memory as long as the pool
-        // is, since it has room for all of them, and nobody writes to them.
+        // is, since it has room for all of them, and no thread writes to them.
         unsafe {
             self.base.add(page as usize * PAGE_SIZE).add(offset).cast::<u64>().read_volatile()
         }

@@ -31,7 +31,7 @@ pub fn page_tables(range: u64, every: u64) -> Result<PageTables> {
     let failed = surface.populate(&mut entries);
     anyhow::ensure!(failed == 0, "{failed} of {} pages could not be populated", entries.len());
     let full = Memory::now()?.since(before).tables;
-    // SAFETY: nobody has looked at the surface, or will.
+    // SAFETY: no code reads the surface, before or after.
     unsafe { surface.release(&mut entries) };
     let empty = Memory::now()?.since(before).tables;
     let each = |bytes: u64| bytes as f64 / entries.len() as f64;

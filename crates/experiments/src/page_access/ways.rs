@@ -11,7 +11,7 @@ use super::forms::{FullWords, TwoBits, read_in_page};
 use super::walk::Walk;
 use super::{HashTable, Resident};
 
-/// What is read.
+/// The pages to read.
 #[derive(Clone, Copy, Debug)]
 pub struct Ways<'a> {
     /// The pages, and the pool that has them.
@@ -30,7 +30,7 @@ impl Ways<'_> {
     }
 }
 
-/// Through a pointer, asking nobody: the reference.
+/// Through a pointer, without any check: the reference.
 ///
 /// # Errors
 /// Those of the pool.

@@ -1,6 +1,6 @@
-//! What a policy costs a miss: `admit`, `forget`, `contains` and its share of `candidates`, called
-//! as the pool calls them from several threads, on state words as the pool has them, but without
-//! memory to release and files to read.
+//! The cost of a policy for a miss: `admit`, `forget`, `contains` and its share of `candidates`,
+//! called as the pool calls them from several threads, on state words as the pool has them, but
+//! without memory to release and files to read.
 
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::{Duration, Instant};

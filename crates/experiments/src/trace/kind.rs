@@ -1,4 +1,4 @@
-//! The traces: what databases ask of a page cache, each with one difficulty.
+//! The traces: accesses of databases to a page cache, each with one difficulty.
 
 use super::Trace;
 use vellum_bench::workload::values::Random;
@@ -19,11 +19,11 @@ pub enum Kind {
     Interrupted,
     /// All pages in turn, again and again; so many that the cache holds them but for this share.
     Loop(f64),
-    /// Loops over nine tenths of what the cache holds: each over pages of its own, for a sixth of
-    /// the accesses. What was hot is dead all at once.
+    /// Loops over nine tenths of the cache's size: each over pages of its own, for a sixth of the
+    /// accesses. Hot pages become dead all at once.
     Phases,
-    /// 90 % of the accesses go to a hot set of 5 % of the pages, of which a tenth is replaced ten
-    /// times during the trace; and once in the midst of it all of them.
+    /// 90 % of the accesses go to a hot set of 5 % of the pages. Ten times during the trace a tenth
+    /// of the hot set is replaced, and once in the midst of it all of it.
     Shifting,
     /// Descents of a tree with 100 children to a node, to leaves by Zipf 0.99 ...
     TreeZipf,

@@ -4,7 +4,7 @@
 //! traces there are and makes them; [`reference`](mod@reference) counts the hits of FIFO, exact LRU
 //! and of Belady's optimum; [`simulate`] those of any
 //! [`ReplacementPolicy`](vellum_pool::ReplacementPolicy), driven as the pool drives it. [`cost`]
-//! measures what a policy costs a miss, from several threads.
+//! measures the cost of a policy for a miss, from several threads.
 
 pub mod cost;
 mod kind;

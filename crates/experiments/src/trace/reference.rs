@@ -1,5 +1,5 @@
-//! What the textbook policies would reach with the same memory: FIFO, exact LRU, and Belady's
-//! optimum MIN (Belady, IBM Systems Journal 5 (2), 1966), which knows the future.
+//! The hits of the textbook policies with the same memory: FIFO, exact LRU, and Belady's optimum
+//! MIN (Belady, IBM Systems Journal 5 (2), 1966), which knows the future.
 //!
 //! They evict one page at a time and know the order of all accesses, hits too; no page cache whose
 //! hits cost nothing can.

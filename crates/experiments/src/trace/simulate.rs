@@ -7,7 +7,7 @@ use vellum_pool::{Chance, PageRef, ReplacementPolicy, Residents};
 
 use super::Trace;
 
-/// What a simulated run came to.
+/// The result of a simulated run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Hits among the counted accesses.
@@ -58,8 +58,8 @@ pub fn batch(frames: u32) -> usize {
 /// Runs the trace with `frames` frames.
 ///
 /// # Panics
-/// If the policy breaks its contract: finds nothing to evict although nothing is in use, or
-/// proposes what is not resident.
+/// If the policy breaks its contract: finds nothing to evict although no page is in use, or
+/// proposes a page that is not resident.
 pub fn run(trace: &Trace, frames: u32, policy: &dyn ReplacementPolicy) -> Counts {
     let states = States {
         states: RefCell::new(vec![State::Evicted; trace.pages as usize]),

@@ -18,7 +18,7 @@ pub const PAGE: u64 = 4096;
 pub(super) struct Page(pub(super) [u8; PAGE as usize]);
 
 /// Reads `bytes` at each place that `place` names, `depth` of them at a time, until `stop`; counts
-/// what was read.
+/// the reads.
 ///
 /// # Errors
 /// If a read fails or is short, or there is no `io_uring`.
@@ -31,7 +31,7 @@ pub(super) fn read(
     count: &AtomicU64,
 ) -> Result<()> {
     let reads = Reads { pages: (bytes / PAGE) as usize, place };
-    // The memory is declared before the ring: whatever happens, the ring goes first.
+    // The memory is declared before the ring, so the ring is always dropped first.
     let mut memory = vec![Page([0; PAGE as usize]); reads.pages * depth as usize];
     let mut ring = IoUring::new(depth).context("no io_uring to measure the device with")?;
     ring.submitter().register_files(&[file.as_raw_fd()]).context("registering the file")?;
@@ -95,9 +95,9 @@ impl Reads<'_> {
             .offset((self.place)())
             .build()
             .user_data(u64::from(slot));
-        // SAFETY: the slot's part of the memory has `bytes` bytes, is used by nobody else (a slot
-        // is used again only after its read ended) and outlives the read: `go_on` returns without
-        // an error only after the last read, and after an error the memory is never freed.
+        // SAFETY: the slot's part of the memory has `bytes` bytes, has no other user (a slot is
+        // used again only after its read ended) and outlives the read: `go_on` returns without an
+        // error only after the last read, and after an error the memory is never freed.
         unsafe { ring.submission().push(&entry) }.context("the submission queue is full")
     }
 }

@@ -10,7 +10,7 @@ use anyhow::{Context as _, Result, bail};
 /// Where devices are added and removed.
 const CONTROL: &str = "/sys/class/zram-control";
 
-/// How often removing is tried: whoever probes new devices, such as udev, has them open for a
+/// How often removing is tried: programs that probe new devices, such as udev, have them open for a
 /// moment.
 const TRIES: u32 = 50;
 
@@ -23,7 +23,7 @@ pub(super) struct Zram {
 }
 
 impl Zram {
-    /// Adds a device. Devices that exist are never used: they are somebody else's.
+    /// Adds a device. It never uses existing devices, because they belong to other programs.
     ///
     /// # Errors
     /// Without root or without zram.
@@ -71,8 +71,8 @@ impl Zram {
             .with_context(|| format!("cannot make zram{} {bytes} bytes large", self.number))
     }
 
-    /// Frees its memory and removes it; nothing to do if it is gone. The kernel refuses both while
-    /// anybody has it open.
+    /// Frees its memory and removes it; does nothing if it is gone. The kernel refuses both while
+    /// any process has it open.
     ///
     /// # Errors
     /// If it is in use.
@@ -103,8 +103,8 @@ fn folder(number: u32) -> PathBuf {
     PathBuf::from(format!("/sys/block/zram{number}"))
 }
 
-/// What tells this device from others of the same name; 0 on kernels before 5.15, nothing if there
-/// is no such device.
+/// A number that distinguishes this device from others of the same name; 0 on kernels before 5.15,
+/// `None` if there is no such device.
 fn generation(number: u32) -> Option<u64> {
     let folder = folder(number);
     if !folder.exists() {

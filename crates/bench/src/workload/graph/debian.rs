@@ -1,4 +1,4 @@
-//! Debian's packages and what they depend on: a real graph.
+//! Debian's packages and their dependencies: a real graph.
 
 use std::collections::HashMap;
 use std::fs;
@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result, bail};
 
 use super::Graph;
 
-/// What is installed, where no list of all packages is there.
+/// The installed packages, if there is no list of all packages.
 const STATUS: &str = "/var/lib/dpkg/status";
 
 /// The graph of the packages that this machine knows of, and where they came from.
@@ -34,8 +34,9 @@ pub fn read() -> Result<(Graph, String)> {
 }
 
 /// Parses paragraphs with the fields Package, Depends and Pre-Depends. Alternatives all count;
-/// packages that are only depended on (virtual ones) are vertices too. Edges go both ways, to what
-/// a package needs and to what needs it: so nearly all of them can be reached from each.
+/// packages that are only depended on (virtual ones) are vertices too. Edges go both ways, to the
+/// packages that a package needs and to those that need it, so nearly all packages can be reached
+/// from each.
 fn parse(text: &str) -> Graph {
     let mut numbers: HashMap<&str, u32> = HashMap::new();
     let mut number = |name| {

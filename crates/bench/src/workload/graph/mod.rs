@@ -1,7 +1,8 @@
 //! Graphs with cycles, stored as pages that refer to each other, and the breadth-first search.
 //!
-//! What pointer swizzling cannot do and hash tables make slow (SIGMOD'23, section 3.1): a page may
-//! be referred to from anywhere, any number of times, and a reference is followed by arithmetic.
+//! Graphs of pages, which pointer swizzling cannot support and hash tables make slow (SIGMOD'23,
+//! section 3.1): any page may refer to any other, any number of times, and a reader follows a
+//! reference by arithmetic.
 
 pub mod debian;
 pub mod pages;
@@ -55,7 +56,7 @@ impl Graph {
         (0..self.vertices() as u32).max_by_key(degree).unwrap_or(0)
     }
 
-    /// A breadth-first search in memory: what every other one must find.
+    /// A breadth-first search in memory: every other search must have its result.
     pub fn search(&self, root: u32) -> Found {
         let mut seen = vec![false; self.vertices()];
         seen[root as usize] = true;
@@ -77,7 +78,7 @@ impl Graph {
     }
 }
 
-/// What a breadth-first search found.
+/// The result of a breadth-first search.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Found {
     /// Vertices at each distance from the root.

@@ -11,7 +11,7 @@ use vellum_pool::{PAGE_SIZE, PageId, PageReader, PageRef, Pool, Restart};
 
 use super::{Found, Graph};
 
-/// Bytes of an edge, and of what comes before the edges.
+/// Bytes of an edge, and of the header before the edges.
 const EDGE: usize = 8;
 const HEADER: usize = 8;
 

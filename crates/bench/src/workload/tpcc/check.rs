@@ -1,7 +1,7 @@
 //! The consistency conditions (TPC-C 5.11, clause 3.3.2), by reading all tables but stock and item.
 //!
 //! Conditions 1 to 10 and 12; condition 11 is one of the initial database only. They hold whenever
-//! no transaction is under way. What is read of a district is kept until the next one.
+//! no transaction is running. The check keeps the data of a district until the next one.
 
 use std::ops::ControlFlow;
 
@@ -13,7 +13,7 @@ use super::load;
 use super::size::Tpcc;
 use crate::engine::{Access, Direction, Session};
 
-/// What was checked.
+/// The names of the checked conditions.
 const CHECKED: [&str; 6] = [
     "condition 1: W_YTD is the sum of D_YTD",
     "condition 2: D_NEXT_O_ID - 1 is the largest O_ID and the largest NO_O_ID",
@@ -26,7 +26,7 @@ const CHECKED: [&str; 6] = [
 /// Checks all, district by district.
 ///
 /// # Errors
-/// What does not hold, with the district and the numbers; and whatever the engine says.
+/// The condition that does not hold, with the district and the numbers; and errors of the engine.
 pub fn check(tpcc: &Tpcc, session: &mut dyn Session) -> Result<Vec<String>> {
     session.begin(Access::Read)?;
     let payments = Payments::read(tpcc, session)?;
@@ -102,7 +102,7 @@ impl Payments {
     }
 }
 
-/// An order, with what its lines say.
+/// An order, with a summary of its lines.
 struct Order {
     number: u32,
     customer: u32,

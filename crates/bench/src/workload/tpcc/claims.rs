@@ -27,7 +27,7 @@ impl Claims {
     /// Reads them while no transactions run.
     ///
     /// # Errors
-    /// Whatever the engine says, and a district that is missing.
+    /// Errors of the engine, and a district that is missing.
     pub fn new(tpcc: &Tpcc, session: &mut dyn Session) -> Result<Claims> {
         session.begin(Access::Read)?;
         let next: Result<Vec<_>> = load::places(tpcc.warehouses)
@@ -51,7 +51,7 @@ impl Claims {
     /// none or it is not there yet.
     ///
     /// # Errors
-    /// Whatever the engine says, and a row that vanishes between being seen and being removed.
+    /// Errors of the engine, and a row that vanishes between being seen and being removed.
     pub fn claim(&self, place: Place, session: &mut dyn Session) -> Result<Option<u32>> {
         let index = (place.warehouse as usize - 1) * 10 + usize::from(place.district) - 1;
         let mut next = self.next[index].lock().unwrap_or_else(PoisonError::into_inner);
@@ -60,7 +60,7 @@ impl Claims {
             _ => return Ok(None),
         }
         if !session.remove(NEW_ORDER, &keys::order(place, *next))? {
-            bail!("new order {next} of {place:?} was removed by somebody else");
+            bail!("another thread removed new order {next} of {place:?}");
         }
         let claimed = *next;
         *next += 1;

@@ -98,7 +98,7 @@ impl<const N: usize> Text<N> {
         &mut record[self.0..self.0 + N]
     }
 
-    /// The text without what fills the field up.
+    /// The text without the field's padding.
     #[cfg(test)]
     pub fn text(self, record: &[u8]) -> &[u8] {
         let field = self.get(record);

@@ -1,4 +1,4 @@
-//! What terminals enter: the inputs of transactions (TPC-C 5.11, clauses 2.4.1 to 2.8.1).
+//! The input of terminals: the parameters of transactions (TPC-C 5.11, clauses 2.4.1 to 2.8.1).
 
 use super::keys::Place;
 use super::random::{C_ID, C_ITEM, C_LAST_RUN, NAMES, chance, last_name, non_uniform, uniform};
@@ -19,7 +19,7 @@ pub enum Kind {
     OrderStatus,
     /// Delivers the oldest order of every district of a warehouse.
     Delivery,
-    /// Counts what is short in stock among what was ordered last.
+    /// Counts the items with little stock among those that were ordered last.
     StockLevel,
 }
 
@@ -53,7 +53,7 @@ pub struct Line {
 pub struct NewOrder {
     /// The district that takes the order.
     pub place: Place,
-    /// Who orders.
+    /// The customer who orders.
     pub customer: u32,
     lines: [Line; LINES],
     count: usize,
@@ -73,7 +73,7 @@ impl NewOrder {
             *line = Line { item, supplier, quantity: uniform(random, 1, 10) as u8 };
         }
         if chance(random, 1) {
-            // An item that nobody has: the order will be given up.
+            // An item that does not exist: the order will be rolled back.
             lines[count - 1].item = tpcc.scale.items + 1;
         }
         // In the order of their stock: engines that lock rows cannot block one another for ever.
@@ -92,7 +92,7 @@ impl NewOrder {
 pub enum Customer {
     /// By number.
     Id(u32),
-    /// By last name: the middle one of those who have it.
+    /// By last name: the middle one of the customers with that name.
     Last([u8; 16]),
 }
 
@@ -111,7 +111,7 @@ impl Customer {
 /// Input of a payment.
 #[derive(Clone, Copy, Debug)]
 pub struct Payment {
-    /// Where it is paid.
+    /// The district that receives it.
     pub place: Place,
     /// Where the customer belongs.
     pub customer_place: Place,
@@ -157,7 +157,7 @@ impl OrderStatus {
 pub struct Delivery {
     /// The warehouse.
     pub warehouse: u32,
-    /// Who carries, 1 to 10.
+    /// The carrier, 1 to 10.
     pub carrier: u8,
 }
 
@@ -173,7 +173,7 @@ impl Delivery {
 pub struct StockLevel {
     /// The terminal's district. Here each transaction is one of another terminal.
     pub place: Place,
-    /// What is less than this is short.
+    /// Stock below this threshold counts as low.
     pub threshold: u64,
 }
 

@@ -1,7 +1,7 @@
 //! Tables and their keys: big-endian numbers one after the other, so that bytes order as columns.
 //!
-//! Beside the nine tables there are two indexes that the transactions need: customers by name, and
-//! orders by customer. Both have everything in the key and no value, as has NEW-ORDER.
+//! In addition to the nine tables there are two indexes that the transactions need: customers by
+//! name, and orders by customer. Both have everything in the key and no value, as has NEW-ORDER.
 
 /// WAREHOUSE, by [`warehouse`].
 pub const WAREHOUSE: usize = 0;
@@ -50,7 +50,7 @@ pub struct Place {
     pub district: u8,
 }
 
-/// Bytes of the key of a [`Place`], with which the keys of all that is in it begin.
+/// Bytes of the key of a [`Place`]; the keys of all its rows begin with it.
 pub const PLACE: usize = 5;
 
 /// Puts keys together, part by part.
@@ -114,8 +114,8 @@ pub fn customer_name_prefix(place: Place, last: &[u8; 16]) -> [u8; 21] {
     Parts::new().place(place).then(last).end()
 }
 
-/// The key of a payment: who noted it, and a running number. HISTORY has no key in the
-/// specification; here rows are appended, by each terminal at an end of its own.
+/// The key of a payment: the terminal that noted it, and a running number. HISTORY has no key in
+/// the specification; here rows are appended, by each terminal at an end of its own.
 #[inline]
 pub fn history(terminal: u16, number: u64) -> [u8; 10] {
     Parts::new().then(&terminal.to_be_bytes()).then(&number.to_be_bytes()).end()

@@ -41,7 +41,7 @@ layout! {
 }
 
 layout! {
-    /// CUSTOMER. What changes is at the front.
+    /// CUSTOMER. The fields that change are at the front.
     customer {
         BALANCE: Money<8>,
         YTD_PAYMENT: Money<8>,

@@ -7,7 +7,7 @@ use super::rows::Rows;
 use super::size::Tpcc;
 use crate::engine::{Engine, Pair};
 
-/// The terminal whose history is what was loaded.
+/// The terminal whose history is the loaded one.
 pub const LOADER: u16 = 0;
 
 /// Rows of a table, in the order of their keys.
@@ -16,7 +16,7 @@ pub type Stream<'a> = Box<dyn Iterator<Item = Pair> + 'a>;
 /// Fills the tables of an empty engine.
 ///
 /// # Errors
-/// Whatever the engine says.
+/// Errors of the engine.
 pub fn load(tpcc: &Tpcc, engine: &dyn Engine) -> Result<()> {
     for (table, name) in TABLES.into_iter().enumerate() {
         let loading = || format!("loading table {name}");

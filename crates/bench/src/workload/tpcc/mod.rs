@@ -1,16 +1,17 @@
 //! TPC-C, revision 5.11: a wholesale supplier with warehouses, five transactions, standard mix.
 //!
-//! What differs from the specification, and why:
+//! Differences from the specification, and the reasons:
 //! - There are no think times and no screens: a thread runs transactions one after the other, each
-//!   as one of the terminals of the thread's warehouses, and uses what it read only to answer.
-//! - An engine here need not be able to roll back, nor to isolate more than single operations. So a
-//!   new order looks up its items *before* it writes anything, and ends there if one is unknown
-//!   (1 %). Changes of a record are one atomic operation each. What a transaction refers to is
-//!   written before what refers to it, the NEW-ORDER row last.
+//!   as one of the terminals of the thread's warehouses, and uses the data that it read only to
+//!   answer.
+//! - An engine need not be able to roll back, nor to isolate more than single operations. So a new
+//!   order looks up its items *before* it writes anything, and ends there if one is unknown (1 %).
+//!   Changes of a record are one atomic operation each. A transaction writes a row before any row
+//!   that refers to it, the NEW-ORDER row last.
 //! - Deliveries of a district claim new orders one by one in the order of their numbers, under a
 //!   lock of the workload ([`Claims`]).
 //! - Delivery is run at once, not queued. Stock level and order status read without isolation from
-//!   the transactions beside them where the engine gives none.
+//!   concurrent transactions if the engine gives none.
 //!
 //! The specification's consistency conditions (clause 3.3.2) hold whenever no transaction is under
 //! way, and are [checked](Work::check) by reading all tables.

@@ -72,7 +72,7 @@ pub fn zip(random: &mut Random, field: &mut [u8]) {
     field[4..].fill(b'1');
 }
 
-/// What marks a tenth of the items and of the stock (clause 4.3.3.1).
+/// The mark of a tenth of the items and of the stock (clause 4.3.3.1).
 pub const ORIGINAL: &[u8; 8] = b"ORIGINAL";
 
 /// The text of an item or of stock: 26 to 50 characters, a tenth of them with [`ORIGINAL`].

@@ -145,7 +145,7 @@ impl Rows {
         record
     }
 
-    /// Who ordered what: the customers of a district's orders, from order 1 on; a permutation.
+    /// The customers of a district's orders, from order 1 on; a permutation.
     pub fn customers_of_orders(&self, place: Place) -> Vec<u32> {
         permutation(&mut self.random_in(CUSTOMER_ORDER, place, 0), self.scale.customers)
     }

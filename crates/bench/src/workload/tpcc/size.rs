@@ -13,7 +13,7 @@ pub struct Tpcc {
     pub seed: u64,
 }
 
-/// How much there is of what the specification fixes.
+/// The amounts that the specification fixes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Scale {
     pub(super) items: u32,

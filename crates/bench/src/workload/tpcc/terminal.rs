@@ -1,4 +1,4 @@
-//! Terminals: what one thread does, transaction after transaction.
+//! Terminals: the work of one thread, transaction after transaction.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -39,7 +39,7 @@ impl<'a> Terminal<'a> {
     /// Runs a transaction of the mix.
     ///
     /// # Errors
-    /// Whatever the engine says, and rows that are missing; names the kind.
+    /// Errors of the engine, and missing rows; names the kind.
     pub fn transaction(&mut self, session: &mut dyn Session, random: &mut Random) -> Result<()> {
         if !self.begun {
             self.desk.payments = payments_of(self.desk.number, session)?;
@@ -89,7 +89,7 @@ fn payments_of(terminal: u16, session: &mut dyn Session) -> Result<u64> {
     Ok(next)
 }
 
-/// How often what happened, of one thread.
+/// Counts of one thread.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub struct Counts {

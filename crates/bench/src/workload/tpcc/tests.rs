@@ -66,7 +66,7 @@ fn conditions_hold_after_runs_of_one_and_of_four_threads() {
     let start = Instant::now();
     while new_orders <= 100 || deliveries <= 5 {
         assert!(start.elapsed() < PATIENCE, "{new_orders}, {deliveries}");
-        // Twice: a run goes on where the one before it ended.
+        // Twice: a run continues where the one before it ended.
         for threads in [1, 1, 4, 4] {
             let measured = tpcc.run(&*engine, &plan(threads)).unwrap();
             tpcc.check(&*engine).unwrap();
@@ -136,7 +136,7 @@ fn thousands_of_bad_payments_do_not_break_a_customer() {
     assert_eq!(&history::DATA.get(&last.1)[10..14], b"    ");
 }
 
-/// An engine that does something wrong with what it is told to do.
+/// An engine that does one kind of operation wrong.
 struct Broken<'a> {
     engine: &'a dyn Engine,
     fault: Fault,

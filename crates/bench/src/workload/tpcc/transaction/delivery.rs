@@ -12,7 +12,7 @@ impl Desk<'_> {
     /// Delivers, all districts in one transaction.
     ///
     /// # Errors
-    /// Whatever the engine says, and rows that are missing.
+    /// Errors of the engine, and missing rows.
     pub fn delivery(&mut self, input: &Delivery, session: &mut dyn Session) -> Result<Ended> {
         let mut skipped = 0;
         session.begin(Access::Write)?;

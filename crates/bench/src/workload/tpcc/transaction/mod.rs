@@ -25,7 +25,7 @@ pub enum Ended {
     Skipped(u64),
 }
 
-/// What a thread keeps from one transaction to the next: memory that is used again.
+/// The memory that a thread keeps from one transaction to the next and reuses.
 #[derive(Debug)]
 pub struct Desk<'a> {
     /// The thread's number among those that write history, from 1.

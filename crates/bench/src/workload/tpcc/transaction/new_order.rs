@@ -14,7 +14,7 @@ use crate::workload::tpcc::layout::{
 };
 use crate::workload::tpcc::random::is_original;
 
-/// What an order line needs of an item.
+/// The fields of an item that an order line needs.
 #[derive(Clone, Copy, Debug, Default)]
 struct Item {
     price: i64,
@@ -26,7 +26,7 @@ impl Desk<'_> {
     /// unknown one is given up without a trace.
     ///
     /// # Errors
-    /// Whatever the engine says, and rows that are missing.
+    /// Errors of the engine, and missing rows.
     pub fn new_order(&mut self, input: &NewOrder, session: &mut dyn Session) -> Result<Ended> {
         let (place, lines) = (input.place, input.lines());
         session.begin(Access::Write)?;
@@ -129,7 +129,7 @@ fn take_from_stock(
     let (mut info, mut original) = ([0; DIST_INFO], false);
     let found = session.update(keys::STOCK, &key, &mut |record| {
         let left = QUANTITY.get(record);
-        // Stock is filled up before it goes below ten.
+        // Stock is refilled before it falls below ten.
         let left = if left >= quantity + 10 { left - quantity } else { left + 91 - quantity };
         QUANTITY.set(record, left);
         YTD.add(record, quantity);

@@ -14,7 +14,7 @@ impl Desk<'_> {
     /// Looks.
     ///
     /// # Errors
-    /// Whatever the engine says, and rows that are missing.
+    /// Errors of the engine, and missing rows.
     pub fn order_status(
         &mut self,
         input: &OrderStatus,

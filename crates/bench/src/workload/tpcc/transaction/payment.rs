@@ -15,7 +15,7 @@ impl Desk<'_> {
     /// Pays.
     ///
     /// # Errors
-    /// Whatever the engine says, and rows that are missing.
+    /// Errors of the engine, and missing rows.
     pub fn payment(&mut self, input: &Payment, session: &mut dyn Session) -> Result<Ended> {
         session.begin(Access::Write)?;
         let warehouse_name = receive_in_warehouse(input, session)?;
@@ -77,8 +77,8 @@ fn credit(input: &Payment, number: u32, session: &mut dyn Session) -> Result<()>
     must(found, keys::CUSTOMER, &key)
 }
 
-/// Puts the payment before what is known of a customer with bad credit; what no longer fits is
-/// forgotten.
+/// Puts the payment before the data of a customer with bad credit; data that no longer fits is cut
+/// off.
 fn remember(input: &Payment, number: u32, data: &mut [u8]) {
     let mut note = [0; 96];
     let (at, of) = (input.place, input.customer_place);

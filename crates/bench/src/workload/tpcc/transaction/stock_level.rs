@@ -1,4 +1,4 @@
-//! Stock level (clause 2.8): what is short in stock among the items of a district's last orders.
+//! Stock level (clause 2.8): the items with low stock among those of a district's last orders.
 
 use std::hint::black_box;
 
@@ -17,7 +17,7 @@ impl Desk<'_> {
     /// Counts.
     ///
     /// # Errors
-    /// Whatever the engine says, and rows that are missing.
+    /// Errors of the engine, and missing rows.
     pub fn stock_level(&mut self, input: &StockLevel, session: &mut dyn Session) -> Result<Ended> {
         session.begin(Access::Read)?;
         self.ordered_last(input, session)?;
