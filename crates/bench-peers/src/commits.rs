@@ -1,10 +1,10 @@
 //! Counts commits, so that a session may keep its read transaction while nothing changed.
 //!
 //! A single read is a transaction of its own. Engines that have to open one for it (LMDB, redb,
-//! SQLite) would open the same snapshot again and again while nobody writes. A session reads the
-//! counter before it opens a snapshot, and goes on with the snapshot for as long as the counter
-//! stands still. Whoever commits moves the counter before the operation returns, so a read that
-//! begins after a write ended never sees what was there before it.
+//! SQLite) would open the same snapshot again and again while no thread writes. A session reads the
+//! counter before it opens a snapshot, and keeps the snapshot for as long as the counter does not
+//! change. A commit increments the counter before the operation returns, so a read that begins
+//! after a write ended never sees the state before that write.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub(crate) struct Commits(AtomicU64);
 
 impl Commits {
-    /// How many there were. To be read before the snapshot that it goes with is opened.
+    /// The number of commits. Read it before you open the snapshot that belongs to it.
     #[inline]
     pub(crate) fn now(&self) -> u64 {
         self.0.load(Ordering::Acquire)

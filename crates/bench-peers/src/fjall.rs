@@ -1,15 +1,15 @@
-//! fjall, an LSM tree, behind the trait.
+//! The adapter for fjall, an LSM tree.
 //!
 //! Durability class: fjall cannot do without its journal. With `manual_journal_persist` a write
 //! only reaches the buffer of the journal's writer; nothing is flushed before `settle`.
 //!
 //! Memory: fjall has a cache of blocks and reads its files through the kernel's page cache, without
 //! direct I/O; a hit in its own cache is the cheaper one (see redb), so it is counted among the
-//! `direct` ones. An eighth of what the harness gives goes to memtables, the rest to the cache.
+//! `direct` ones. Memtables get an eighth of the harness' share, the cache the rest.
 //!
-//! No compression, as the data do not compress; values stay beside their keys. Lookups are expected
-//! to find their key, so the last level has no filters (`expect_point_read_hits`). Loads are
-//! ingested as sorted tables. `settle` flushes memtables and waits for compactions.
+//! No compression, because the data do not compress; values stay with their keys. Lookups are
+//! expected to find their key, so the last level has no filters (`expect_point_read_hits`). Loads
+//! are ingested as sorted tables. `settle` flushes memtables and waits for compactions.
 //!
 //! A reading transaction is a snapshot. Transactions that write are fjall's single-writer ones; a
 //! lock of the adapter keeps single writes out of them, which then need no transaction.
@@ -44,7 +44,7 @@ const HASH_RATIO: f32 = 0.75;
 const REST: Duration = Duration::from_millis(200);
 
 struct Fjall {
-    /// Held by whoever changes something.
+    /// Held by each thread that changes data.
     writing: Mutex<()>,
     tables: Vec<SingleWriterTxKeyspace>,
     database: SingleWriterTxDatabase,

@@ -1,10 +1,10 @@
 //! The process's allocator, for engines that cache in allocated memory.
 //!
-//! glibc gives each thread a heap of its own. What a thread caches comes from its heap and goes
-//! back there, whoever evicts it, and only a heap's end goes back to the kernel: after some threads
-//! have come and gone, a full cache lies in heaps that are half empty. One heap for all threads is
-//! what such a cache needs where memory is limited. Its lock is held for nanoseconds, beside a
-//! block that is read for microseconds.
+//! glibc gives each thread a heap of its own. A block that a thread caches comes from its heap and
+//! returns there, whichever thread evicts it, and only the end of a heap returns to the kernel. So
+//! after some threads have started and ended, a full cache lies in heaps that are half empty. If
+//! memory is limited such a cache needs one heap for all threads. The heap's lock is held for
+//! nanoseconds; reading a block takes microseconds.
 
 #![allow(unsafe_code)]
 

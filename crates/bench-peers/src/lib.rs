@@ -1,8 +1,8 @@
-//! Other engines behind the trait of `vellum-bench`, each in a file.
+//! Adapters that implement the trait of `vellum-bench` for other engines, each in a file.
 //!
-//! Each is set up as it is fastest in the class that all engines run in: nothing is logged that can
-//! be left out, and nothing has to survive a crash before `settle` returns. The header of each file
-//! says what was chosen, and why.
+//! Each is set up as it is fastest in the class that all engines run in: no engine logs if it can
+//! avoid it, and nothing has to survive a crash before `settle` returns. The header of each file
+//! names its settings and the reasons.
 
 mod commits;
 mod fjall;

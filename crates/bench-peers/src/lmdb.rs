@@ -1,11 +1,11 @@
-//! LMDB behind the trait, through heed.
+//! The adapter for LMDB, through heed.
 //!
 //! Durability class: `NO_SYNC`, and `WRITE_MAP` with `MAP_ASYNC`, so commits write to the map and
 //! nothing is flushed before `settle`. `NO_READ_AHEAD`, because lookups are random and data may be
 //! larger than memory. The map is a terabyte of address space; the file is sparse.
 //!
-//! Memory: LMDB has no cache of its own, all of it is the kernel's page cache; what the harness
-//! offers as cache is not used.
+//! Memory: LMDB has no cache of its own, all of it is the kernel's page cache; the adapter does not
+//! use the harness' share for a cache.
 //!
 //! Reads happen in place, in a transaction that is kept: over a whole reading transaction, and
 //! between single reads while nothing is committed. `NO_TLS` ties the slots of readers to
@@ -33,7 +33,7 @@ pub const LMDB: Factory = Factory {
     open,
 };
 
-/// Address space of the map; the file only has what was written.
+/// Address space of the map; the file has only the written pages.
 const MAP_BYTES: usize = 1 << 40;
 
 /// Bytes that a transaction of a load puts in at most.
@@ -63,8 +63,9 @@ fn open(setting: &Setting) -> Result<Box<dyn Engine>> {
     }
     let mut options = EnvOpenOptions::new().read_txn_without_tls();
     options.map_size(MAP_BYTES).max_readers(256).max_dbs(setting.tables.len() as u32);
-    // SAFETY: the directory is the engine's alone, so nobody else changes or cuts the file under
-    // the map, and the flags only give up durability, not consistency while the process lives.
+    // SAFETY: the directory is the engine's alone, so no other program changes or truncates the
+    // file under the map, and the flags only give up durability, not consistency while the process
+    // lives.
     let env = unsafe { options.flags(flags).open(&setting.directory) };
     let env = env.with_context(|| format!("opening LMDB in {}", setting.directory.display()))?;
     let tables = setting.tables.iter().map(|name| table(&env, name)).collect::<Result<_>>()?;

@@ -1,4 +1,4 @@
-//! redb behind the trait.
+//! The adapter for redb.
 //!
 //! Durability class: every commit is `Durability::None`; the one of `settle` is `Immediate`.
 //!
@@ -6,7 +6,7 @@
 //! direct I/O. Under one limit a large own cache is the better one: a hit costs no system call, and
 //! the kernel gives up pages of files before anything else. So it is counted among the `direct`
 //! ones. Measured, the process grows by 1.4 bytes for every byte of cache (pages are heap blocks,
-//! and dirty ones are counted apart), so the cache is told two thirds of what the harness gives.
+//! and dirty ones are counted apart), so the cache gets two thirds of the harness' share.
 //!
 //! A table is opened once in a transaction, when it is first used. A read transaction is kept, with
 //! its tables: over a whole reading transaction, and between single reads while nothing is
@@ -191,7 +191,7 @@ impl Writer {
         if place.is_none() {
             let transaction = self.transaction.context("the transaction has ended")?;
             // SAFETY: it stays where it is until `end` frees it, and `end` first drops all tables,
-            // the only ones that borrow it; nobody gets a `&mut` to it before.
+            // the only ones that borrow it; no code gets a `&mut` to it before.
             let transaction: &'static WriteTransaction = unsafe { transaction.as_ref() };
             *place = Some(transaction.open_table(engine.definition(table))?);
         }
@@ -211,7 +211,7 @@ impl Writer {
         self.tables.clear();
         let transaction = self.transaction.take()?;
         // SAFETY: the pointer came from a box, and `take` hands it out once. No table is left that
-        // borrows what it points to.
+        // borrows the value.
         Some(unsafe { Box::from_raw(transaction.as_ptr()) })
     }
 }

@@ -1,13 +1,14 @@
-//! RocksDB behind the trait.
+//! The adapter for RocksDB.
 //!
 //! Durability class: no write-ahead log; `settle` flushes memtables and waits for compactions.
 //!
 //! Memory: reads, flushes and compactions use direct I/O. One cache holds blocks, indexes and
 //! filters, and memtables are charged to it through a write buffer manager (at most a quarter).
-//! What is not charged has to fit beside it, so it is kept small where the cache is: files (while
-//! one is written, its index and a hash of each key are in memory), the buffers of compactions and
-//! their number. And all threads share one heap (`heap.rs`): with glibc's several the process came
-//! to need twice its cache for lookups alone. So it stays within 1.2 times its cache and 8 MiB.
+//! Memory that is not charged comes on top of it, so it is kept small if the cache is small: files
+//! (while one is written, its index and a hash of each key are in memory), the buffers of
+//! compactions and their number. And all threads share one heap (`heap.rs`): with glibc's several
+//! the process came to need twice its cache for lookups alone. So it stays within 1.2 times its
+//! cache and 8 MiB.
 //!
 //! Blocks have 4 KiB and are aligned to pages, so a miss reads one page instead of two. There is no
 //! compression, as the data do not compress. Full Bloom filters of 10 bits a key let lookups skip
@@ -20,7 +21,7 @@
 //!
 //! Loads are sorted files that are ingested. RocksDB itself has no transactions (its
 //! `TransactionDB` would cost every write a lock and a log): `begin` and `commit` do nothing, and
-//! what reads before it writes is a single step by locks of the adapter, striped over keys.
+//! read-modify-writes are single steps by locks of the adapter, striped over keys.
 
 use std::num::NonZero;
 use std::path::{Path, PathBuf};
@@ -57,10 +58,10 @@ const MEMTABLE: (usize, usize) = (1 << 20, 64 << 20);
 /// Bounds of a file's size in the upper levels: an eighth of the cache.
 const FILE: (usize, usize) = (2 << 20, 64 << 20);
 
-/// Bounds of what a compaction reads of a file at once: a 128th of the cache.
+/// Bounds of the bytes that a compaction reads of a file at once: a 128th of the cache.
 const READ_AHEAD: (usize, usize) = (128 << 10, 2 << 20);
 
-/// Bounds of what is gathered of a file before it is written: a 128th of the cache.
+/// Bounds of the bytes that are gathered for a file before they are written: a 128th of the cache.
 const WRITE_BEHIND: (usize, usize) = (128 << 10, 1 << 20);
 
 /// For every so many bytes of cache one more flush or compaction may run at a time.
@@ -143,7 +144,7 @@ fn options(setting: &Setting) -> Result<Options> {
     options.set_max_background_jobs(i32::try_from(jobs).unwrap_or(i32::MAX));
     options.set_stats_dump_period_sec(0);
     options.set_block_based_table_factory(&blocks);
-    // The crate has no function for this one; what was set before stays.
+    // The crate has no function for this option; earlier settings stay.
     let aligned =
         options.get_options_from_string("block_based_table_factory={block_align=true}")?;
     Ok(aligned)
@@ -155,7 +156,7 @@ impl Rocks {
         self.database.cf_handle(name).with_context(|| format!("no column family '{name}'"))
     }
 
-    /// The lock over what is done to a key (FNV-1a).
+    /// The lock for operations on a key (FNV-1a).
     fn lock(&self, table: usize, key: &[u8]) -> MutexGuard<'_, ()> {
         let seed = 0xcbf2_9ce4_8422_2325 ^ table as u64;
         let hash = key

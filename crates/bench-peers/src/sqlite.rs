@@ -1,4 +1,4 @@
-//! SQLite behind the trait, through rusqlite.
+//! The adapter for SQLite, through rusqlite.
 //!
 //! Tables are `WITHOUT ROWID`, so an entry is found by one descent; statements are prepared once.
 //! The page size is the smallest whose pages hold the entries that are loaded first without
@@ -16,10 +16,10 @@
 //! (`unix-none`).
 //!
 //! Memory: a file that fits is read through a map (SQLite's limit is 2 GiB, what lies beyond is
-//! read into the cache), so most memory is the kernel's page cache. A larger one is not: a fault in
-//! the map reads what lies around it, and SQLite cannot tell the kernel not to, which made it
-//! hundreds of times slower than reads of pages. What the harness offers as cache is divided among
-//! the connections; as that is an eighth of the memory limit, [`FITS`] tells which files fit.
+//! read into the cache), so most memory is the kernel's page cache. A larger file is not: a fault
+//! in the map reads the pages around it, and SQLite cannot tell the kernel not to, which made it
+//! hundreds of times slower than reads of pages. The connections share the cache that the harness
+//! gives; as that is an eighth of the memory limit, [`FITS`] tells which files fit.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -44,7 +44,7 @@ const MAP_BYTES: u64 = 1 << 40;
 /// The cache is divided by so many: each connection has its own.
 const SHARES: u64 = 4;
 
-/// A file of at most so many times what is offered as cache fits the memory limit.
+/// A file of at most this many times the offered cache fits the memory limit.
 const FITS: u64 = 6;
 
 /// Reads without a write between them, after which a session trusts its own connection again.
@@ -56,13 +56,14 @@ struct Sqlite {
     /// Whether the file is mapped; none if its size says it.
     mapped: Option<bool>,
     statements: Vec<Statements>,
-    /// Held by those who read on a connection of their own; alone by who has the main one.
+    /// Held shared by threads that read on a connection of their own, and exclusively by the thread
+    /// that has the main one.
     lock: RwLock<()>,
     main: Mutex<Connection>,
     commits: Commits,
 }
 
-/// What is done to a table.
+/// An operation on a table.
 struct Statements {
     get: String,
     put: String,
@@ -137,7 +138,7 @@ fn page_bytes(entry: usize) -> usize {
     [4096, 8192, 16384].into_iter().find(fits).unwrap_or(large)
 }
 
-/// The main connection, while nobody else has one in use.
+/// The main connection, while no other thread uses one.
 struct Alone<'a> {
     connection: MutexGuard<'a, Connection>,
     _lock: RwLockWriteGuard<'a, ()>,
@@ -235,7 +236,7 @@ struct SqliteSession<'a> {
 }
 
 impl SqliteSession<'_> {
-    /// Whether nobody writes at present, as far as single reads tell.
+    /// Whether no thread writes at present, as far as single reads tell.
     fn is_quiet(&mut self) -> bool {
         let now = self.engine.commits.now();
         if std::mem::replace(&mut self.seen, now) != now {

@@ -1,4 +1,4 @@
-//! What every engine must do alike, on real files: Vellum and all peers that were built.
+//! Behaviour that all engines must share, on real files: Vellum and all peers that were built.
 
 #![allow(clippy::unwrap_used)]
 

@@ -1,5 +1,5 @@
-//! What RocksDB needs beside the cache that it is given, alone in a process as a worker is: a full
-//! cache stays as large as it is, whatever threads come and go.
+//! RocksDB's memory without its cache, alone in a process as a worker is: a full cache does not
+//! grow when threads start and end.
 //!
 //! With a heap for each thread, it took 1.4 to 2 times its size after the second of these runs,
 //! each of which has threads of its own.
