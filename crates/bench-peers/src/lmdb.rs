@@ -180,7 +180,7 @@ fn remove(
 enum State<'a> {
     /// No transaction is open.
     Idle,
-    /// A read transaction is left over, from when there had been so many commits.
+    /// A read transaction that is still open, and the number of commits when it was opened.
     Kept(u64, RoTxn<'a, WithoutTls>),
     Reading(RoTxn<'a, WithoutTls>),
     Writing(RwTxn<'a>),

@@ -225,7 +225,7 @@ impl Drop for Writer {
 enum State {
     /// No transaction is open.
     Idle,
-    /// A read transaction is left over, from when there had been so many commits.
+    /// A read transaction that is still open, and the number of commits when it was opened.
     Kept(u64, Reader),
     Reading(Reader),
     Writing(Writer),

@@ -13,7 +13,7 @@ use vellum_bench::{machine, worker};
 
 use crate::{ALL, Context, Experiment};
 
-/// Where results are collected unless told otherwise.
+/// The default file of results.
 const RESULTS: &str = "target/bench/results.json";
 
 const AFTER_HELP: &str = "\

@@ -23,7 +23,7 @@ pub const FIG8: Experiment = Experiment {
     run,
 };
 
-/// Data is so many times the pool.
+/// The size of the data, in pools.
 const FACTOR: u64 = 10;
 
 /// Threads of each run.

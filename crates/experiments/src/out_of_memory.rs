@@ -23,7 +23,7 @@ pub const OUT_OF_MEMORY: Experiment = Experiment {
     run,
 };
 
-/// Data is so many times the pool.
+/// The size of the data, in pools.
 const FACTORS: [u64; 2] = [2, 8];
 
 /// Keys of one multi_get.

@@ -100,7 +100,7 @@ fn hit_rows(what: &str, hits: [f64; POLICIES.len()]) -> impl Iterator<Item = Row
     let clock = hits[CLOCK];
     let rows = POLICIES.iter().zip(hits).enumerate().map(move |(at, (policy, hits))| {
         let row = Row::count(format!("{what}, {policy}"), hits, "% hits");
-        // Where the clock hits nothing, there is no ratio.
+        // If the clock hits nothing, there is no ratio.
         if at == CLOCK || clock == 0.0 { row } else { row.with_ratio(hits / clock, &against) }
     });
     rows.collect::<Vec<_>>().into_iter()

@@ -27,7 +27,8 @@ pub const STATES: Experiment = Experiment {
     run,
 };
 
-/// Cached pages are spread over a range so many times as large, for the memory that costs.
+/// How many times larger the range is over which cached pages are spread, to measure the memory
+/// that this costs.
 const SPREAD: u32 = 3;
 
 fn run(context: &Context<'_>) -> Result<Outcome> {

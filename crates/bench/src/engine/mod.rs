@@ -117,11 +117,11 @@ pub enum BulkWork<'a> {
     Insert(&'a [Pair]),
     /// Stores sorted entries that come after all that are there.
     Append(&'a [Pair]),
-    /// Removes so many entries from the beginning, one by one, and looks at each.
+    /// Removes this many entries from the beginning, one by one, and reads each.
     PopFirst(u64),
     /// Removes the entries whose key is chosen.
     Retain(fn(&[u8]) -> bool),
-    /// Removes the entries whose key is chosen, and looks at each.
+    /// Removes the entries whose key is chosen, and reads each.
     Extract(fn(&[u8]) -> bool),
     /// Removes a range, its end excluded.
     RemoveRange(&'a [u8], &'a [u8]),

@@ -35,7 +35,7 @@ const BLOCKS: u32 = 8;
 pub enum Way {
     /// One read after the other, waiting for each.
     Wait,
-    /// So many reads under way at a time, through `io_uring`.
+    /// This many reads in flight at a time, through `io_uring`.
     Queue(u32),
 }
 

@@ -105,7 +105,7 @@ impl Stage {
     /// Does its step until no more packets come.
     ///
     /// # Errors
-    /// What the system said; what is no packet.
+    /// Errors of the system; a message that is no packet.
     pub(super) fn run(&self) -> Result<()> {
         let listener = UnixListener::bind(&self.from).context("listening")?;
         let mut to = connect(&self.to)?;

@@ -1,4 +1,5 @@
-//! All bytes of a file in a process: read by itself, mapped by itself, or from the cache daemon.
+//! All bytes of a file in a process: the process reads it, maps it, or gets it from the cache
+//! daemon.
 #![allow(unsafe_code)]
 
 use std::fs::{self, File};

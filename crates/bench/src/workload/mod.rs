@@ -51,7 +51,7 @@ pub struct Plan {
     pub threads: usize,
     /// How long.
     pub seconds: f64,
-    /// Where the random numbers begin.
+    /// The seed of the random numbers.
     pub seed: u64,
 }
 

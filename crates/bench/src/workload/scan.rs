@@ -1,4 +1,4 @@
-//! Range scans over the entries of [`Lookup`]: from a random key so many entries.
+//! Range scans over the entries of [`Lookup`]: a fixed number of entries from a random key on.
 
 use anyhow::{Result, bail};
 use serde::{Deserialize, Serialize};

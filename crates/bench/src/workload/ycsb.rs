@@ -45,7 +45,7 @@ impl Kind {
     /// All of them.
     pub const ALL: [Kind; 6] = [Kind::A, Kind::B, Kind::C, Kind::D, Kind::E, Kind::F];
 
-    /// Of 100 operations so many are not reads (scans in E).
+    /// The number of every 100 operations that are not reads (scans in E).
     fn writes_percent(self) -> u64 {
         match self {
             Kind::A | Kind::F => 50,

@@ -19,7 +19,7 @@ pub struct Entrant<'a> {
 }
 
 impl<'a> Entrant<'a> {
-    /// A crew on a ground of so many pages.
+    /// A crew on a ground of `pages` pages.
     pub fn new<C: Claims>(
         name: impl Into<String>,
         ground: &'a dyn Ground,

@@ -251,7 +251,7 @@ impl<'a> Caller<'a> {
         }
     }
 
-    /// Brings so many pages a call, and takes them off in batches.
+    /// Populates this many pages a call, and frees them in batches.
     fn work(
         mut self,
         states: &Claimed,

@@ -48,7 +48,7 @@ const WAYS: [Way; 3] = [
 /// The block device that is taken unless one is named; all of it is read.
 const DEVICE: &str = "/dev/ram0";
 
-/// The pool is so many times smaller than the data where that does not fit.
+/// How many times smaller than the data the pool is if the data does not fit.
 const SMALLER: u64 = 8;
 
 fn run(context: &Context<'_>) -> Result<Outcome> {

@@ -147,8 +147,8 @@ impl Chooser {
         Chooser { pattern, random, first, length, next: 0 }
     }
 
-    /// Claims the next pages, so many at most. Fewer are claimed where others have them: the
-    /// sequential pattern leaves them out, the random one looks for more, but not for ever.
+    /// Claims up to this many of the next pages. It claims fewer where other threads have them: the
+    /// sequential pattern leaves those out, the random one looks for more, but not for ever.
     #[inline]
     pub fn choose(&mut self, claims: &impl Claims, most: usize, batch: &mut Vec<u64>) {
         batch.clear();

@@ -6,7 +6,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 /// Queues that a push tries before it waits.
 const TRIES: usize = 4;
 
-/// A queue that holds so many pages.
+/// A queue that holds a limited number of pages.
 #[derive(Debug)]
 struct Queue {
     state: Mutex<State>,

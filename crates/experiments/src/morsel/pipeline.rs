@@ -159,7 +159,7 @@ impl Line {
         Ok(Line { first, last, steps, next: 1 })
     }
 
-    /// Sends so many packets through, and looks at one of them.
+    /// Sends this many packets through, and checks one of them.
     fn run(&mut self, provider: &Provider, packets: u64, longest: u64) -> Result<Tally> {
         let before = self.spent()?;
         let mut lengths = Random::new(longest);

@@ -1,5 +1,5 @@
-//! A device whose pages are made up: each is full of the number of the page to read next,
-//! but for its first word.
+//! A device that makes up its pages: each is full of the number of the page to read next, except
+//! for its first word.
 //!
 //! It needs no storage, so the pool above it can be as large as memory, and its pages come in by
 //! the pool's own way: a miss, a read, a page fault.
@@ -16,8 +16,8 @@ use super::Chain;
 /// Words of a page.
 const WORDS: usize = 512;
 
-/// The first word of a page: where a design that keeps state in the page would have it. Says
-/// "unlocked, version 1", see [`forms`](super::forms).
+/// The first word of a page, in which a design with state in the page keeps it. It says "unlocked,
+/// version 1", see [`forms`](super::forms).
 pub const HEADER: u64 = (1 << 56) | 1;
 
 /// See the module's documentation. It cannot be written to.

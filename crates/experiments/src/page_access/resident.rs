@@ -60,7 +60,7 @@ impl Resident {
     }
 
     fn open(chain: Chain, huge_pages: HugePages) -> Result<Resident> {
-        // So many more frames that nothing leaves, and that collapsing has room.
+        // This many more frames, so that no page is evicted, and that collapsing has room.
         let frames = chain.pages() + chain.pages() / 8 + 1024;
         let options = PoolOptions {
             size: PoolSize::Bytes(frames * PAGE_SIZE as u64),

@@ -1,4 +1,4 @@
-//! The loop around one access: follow the chain, or read at random, so many times.
+//! The loop around one access: follow the chain, or read at random, many times.
 
 use std::hint::black_box;
 
@@ -23,7 +23,7 @@ impl Walk {
         Walk { page, offset: 8 }
     }
 
-    /// Makes so many accesses and returns the nanoseconds of one. `read` returns the word of a page
+    /// Makes `reads` accesses and returns the nanoseconds of one. `read` returns the word of a page
     /// at an offset: the next page.
     ///
     /// # Errors
@@ -45,7 +45,7 @@ impl Walk {
         Ok(nanoseconds / reads as f64)
     }
 
-    /// Makes so many accesses that do not wait for one another, to the pages from 0 to `2^bits - 1`
+    /// Makes `reads` accesses that do not wait for one another, to the pages from 0 to `2^bits - 1`
     /// at random, and returns the nanoseconds of one.
     ///
     /// # Errors

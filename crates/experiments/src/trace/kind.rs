@@ -17,7 +17,7 @@ pub enum Kind {
     /// Zipf 0.99, interrupted by scans in one go, each over half of the pages, which are a quarter
     /// of all accesses.
     Interrupted,
-    /// All pages in turn, again and again; so many that the cache holds them but for this share.
+    /// All pages in turn, again and again; the cache holds all but this share of them.
     Loop(f64),
     /// Loops over nine tenths of the cache's size: each over pages of its own, for a sixth of the
     /// accesses. Hot pages become dead all at once.

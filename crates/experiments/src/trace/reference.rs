@@ -69,7 +69,7 @@ pub fn lru(trace: &Trace, cache: u32) -> usize {
     })
 }
 
-/// Belady's optimum: the page leaves whose next access is the furthest.
+/// Belady's optimum: it evicts the page whose next access is the furthest.
 pub fn min(trace: &Trace, cache: u32) -> usize {
     const NEVER: u32 = u32::MAX;
     let mut next = vec![NEVER; trace.pages as usize];

@@ -1,4 +1,4 @@
-//! Reads through `io_uring`, so many of them under way at a time.
+//! Reads through `io_uring`, several of them in flight at a time.
 
 #![allow(unsafe_code)]
 

@@ -60,7 +60,7 @@ pub struct NewOrder {
 }
 
 impl NewOrder {
-    /// What a terminal of `warehouse` enters.
+    /// The input of a terminal of `warehouse`.
     pub fn new(tpcc: &Tpcc, warehouse: u32, random: &mut Random) -> NewOrder {
         let place = district_of(warehouse, random);
         let customer = customer_id(tpcc.scale, random);
@@ -122,7 +122,7 @@ pub struct Payment {
 }
 
 impl Payment {
-    /// What a terminal of `warehouse` enters.
+    /// The input of a terminal of `warehouse`.
     pub fn new(tpcc: &Tpcc, warehouse: u32, random: &mut Random) -> Payment {
         let place = district_of(warehouse, random);
         let remote = tpcc.warehouses > 1 && chance(random, 15);
@@ -145,7 +145,7 @@ pub struct OrderStatus {
 }
 
 impl OrderStatus {
-    /// What a terminal of `warehouse` enters.
+    /// The input of a terminal of `warehouse`.
     pub fn new(tpcc: &Tpcc, warehouse: u32, random: &mut Random) -> OrderStatus {
         let place = district_of(warehouse, random);
         OrderStatus { place, customer: Customer::choose(tpcc.scale, random) }
@@ -162,7 +162,7 @@ pub struct Delivery {
 }
 
 impl Delivery {
-    /// What a terminal of `warehouse` enters.
+    /// The input of a terminal of `warehouse`.
     pub fn new(warehouse: u32, random: &mut Random) -> Delivery {
         Delivery { warehouse, carrier: uniform(random, 1, 10) as u8 }
     }
@@ -178,7 +178,7 @@ pub struct StockLevel {
 }
 
 impl StockLevel {
-    /// What a terminal of `warehouse` enters.
+    /// The input of a terminal of `warehouse`.
     pub fn new(warehouse: u32, random: &mut Random) -> StockLevel {
         StockLevel { place: district_of(warehouse, random), threshold: uniform(random, 10, 20) }
     }

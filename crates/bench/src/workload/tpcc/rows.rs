@@ -29,7 +29,7 @@ const PAID: i64 = 1_000;
 pub struct Rows {
     /// Its size.
     pub scale: Scale,
-    /// Where the random numbers begin.
+    /// The seed of the random numbers.
     pub seed: u64,
 }
 

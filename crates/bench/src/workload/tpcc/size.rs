@@ -9,7 +9,7 @@ pub struct Tpcc {
     pub warehouses: u32,
     /// How much a warehouse has.
     pub scale: Scale,
-    /// Where the random numbers of the load begin.
+    /// The seed of the random numbers of the load.
     pub seed: u64,
 }
 
