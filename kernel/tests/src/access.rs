@@ -12,7 +12,7 @@ use rustix::io::Errno;
 
 use crate::{PAGE, sys};
 
-/// What a signal said of an access.
+/// The report of a signal about an access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fault {
     /// `SIGSEGV` or `SIGBUS`.
@@ -26,8 +26,8 @@ pub fn load(address: usize) -> Result<u8, Fault> {
     prepare();
     let (mut signal, mut found): (u64, u64) = (0, MAGIC);
     let value: u8;
-    // SAFETY: an access to what is not there is skipped by the handler, which knows it by MAGIC in
-    // r10, goes on where r11 says, and answers in rax and r10. Loading changes nothing.
+    // SAFETY: the handler skips an access to an absent page. It recognises the access by MAGIC in
+    // r10, continues at the address in r11, and answers in rax and r10. Loading changes nothing.
     unsafe {
         asm!(
             "lea r11, [rip + 2f]",
@@ -93,7 +93,7 @@ pub fn load_page(address: usize) -> Result<Box<[u64; PAGE / 8]>, Fault> {
 pub fn store_page(address: usize, word: u64) -> Result<(), Fault> {
     prepare();
     let (mut signal, mut found): (u64, u64) = (word, MAGIC);
-    // SAFETY: as for a byte. What is stored is in the register in which the handler answers.
+    // SAFETY: as for a byte. The value to store is in the register in which the handler answers.
     unsafe {
         asm!(
             "lea r11, [rip + 2f]",
@@ -146,7 +146,7 @@ pub(crate) fn prepare() {
             let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
             action.sa_sigaction = entry as usize;
             action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_NODEFER;
-            // SAFETY: the handler touches only what it is given.
+            // SAFETY: the handler touches only its arguments.
             let set = unsafe { libc::sigaction(signal, &raw const action, std::ptr::null_mut()) };
             assert_eq!(set, 0);
         }
@@ -163,7 +163,7 @@ fn with_file<T>(action: impl FnOnce(&File) -> T) -> T {
         // SAFETY: the name ends with a zero.
         let fd = unsafe { libc::memfd_create(c"access".as_ptr(), libc::MFD_CLOEXEC) };
         assert!(fd >= 0, "memfd_create: {}", sys::last_error());
-        // SAFETY: the descriptor is new and nobody else's.
+        // SAFETY: the descriptor is new and has no other owner.
         unsafe { File::from_raw_fd(fd) }
     };
     FILE.with(|file| action(file.get_or_init(create)))
@@ -193,7 +193,7 @@ pub fn kernel_store(address: usize, bytes: &[u8]) -> Result<(), Errno> {
     })
 }
 
-/// A page full of what a stamp makes of it, so that each byte is looked at.
+/// A page full of the bytes of a stamp, so that tests check each byte.
 pub fn stamped(stamp: u64) -> Vec<u8> {
     let word = |index: u64| (stamp ^ index.wrapping_mul(0x9e37_79b9_7f4a_7c15)).to_le_bytes();
     (0..PAGE as u64 / 8).flat_map(word).collect()

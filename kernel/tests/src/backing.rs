@@ -1,4 +1,4 @@
-//! Files and devices to read pages from, in which page n is full of what belongs to stamp n.
+//! Files and devices to read pages from, in which page n is full of the bytes of stamp n.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Write as _;
@@ -14,7 +14,7 @@ const RAM_DISK: &str = "/dev/ram0";
 /// A file, or a device.
 #[derive(Debug)]
 pub struct Backing {
-    /// What it is, in words.
+    /// Its description.
     pub name: &'static str,
     /// As it was opened, to read and to write.
     pub file: File,
@@ -55,7 +55,7 @@ impl Backing {
         Self { name, file: open(&path, flags), path }
     }
 
-    /// Where it is.
+    /// Its path.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -63,7 +63,8 @@ impl Backing {
     /// A page as it is stored.
     pub fn stored(&self, page: u64) -> Vec<u8> {
         let file = File::open(&self.path).expect("the backing");
-        // What was written past the cache is not in it; what was written to it is there.
+        // Reads through the page cache: a direct write has dropped the page from it, and a buffered
+        // write is in it.
         let mut bytes = vec![0; PAGE];
         let to = bytes.as_mut_ptr().expose_provenance();
         let read = sys::pread(file.as_fd(), to, PAGE, page * PAGE as u64);
@@ -75,7 +76,7 @@ impl Backing {
 impl Drop for Backing {
     fn drop(&mut self) {
         if self.path != Path::new(RAM_DISK) {
-            // The disk goes with the guest.
+            // The disk is removed with the guest.
             let _ = fs::remove_file(&self.path);
         }
     }

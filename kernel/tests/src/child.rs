@@ -1,4 +1,4 @@
-//! Children: what a test does in a process of its own, however that ends.
+//! Children: the part of a test that runs in a process of its own, however that ends.
 #![allow(unsafe_code)]
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -9,14 +9,14 @@ use crate::{access, sys};
 /// How a process ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// By itself, with a status; a child that panicked has 101.
+    /// It exited, with a status; a child that panicked has 101.
     Status(i32),
     /// By a signal.
     Signal(i32),
 }
 
 impl End {
-    /// What `waitpid` says of it.
+    /// The result of `waitpid`.
     fn of(status: i32) -> Self {
         match libc::WIFSIGNALED(status) {
             true => Self::Signal(libc::WTERMSIG(status)),
@@ -61,7 +61,7 @@ impl Child {
 
     /// Sends it a signal.
     pub fn signal(&self, signal: i32) {
-        // SAFETY: it is a child that nobody has waited for.
+        // SAFETY: it is a child that no code has waited for.
         let sent = unsafe { libc::kill(self.process, signal) };
         assert_eq!(sent, 0, "kill: {}", sys::last_error());
     }
@@ -90,7 +90,7 @@ impl Child {
                 return status;
             }
             if start.elapsed() >= PATIENCE {
-                // Whoever reads what the tests say waits for all who have their output.
+                // The reader of the tests' output waits for all processes that have it open.
                 self.signal(libc::SIGKILL);
                 panic!("child {} is stuck", self.process);
             }
@@ -134,7 +134,7 @@ pub fn become_user(lock_limit: u64) {
     }
 }
 
-/// A user who may nothing.
+/// A user without any rights.
 const NOBODY: u32 = 65534;
 
 extern "C" fn nothing(_signal: i32) {}

@@ -1,4 +1,4 @@
-//! What the kernel counts: interrupts, memory.
+//! The kernel's counters: interrupts, memory.
 
 use std::fs;
 use std::path::Path;
@@ -50,11 +50,11 @@ pub fn field(path: &str, name: &str) -> u64 {
     number.unwrap_or(0)
 }
 
-/// How long what the kernel does in its own time may take. An emulated machine is slow, and there
-/// is other work.
+/// How long the kernel's deferred work may take. An emulated machine is slow, and it has other
+/// work.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What the module finds when it checks each exmap, or Morsel, that there is: a line for each.
+/// The results of the module's self-check: a line for each exmap, or Morsel.
 fn checked(what: &str) -> Vec<String> {
     // Not every kernel has it.
     let text = fs::read_to_string(format!("/sys/kernel/debug/vellum/{what}")).unwrap_or_default();
@@ -67,7 +67,7 @@ fn number_after(line: &str, name: &str) -> Option<u64> {
     rest.split_whitespace().next()?.parse().ok()
 }
 
-/// Fails unless what the module finds adds up, for all exmaps. Nobody may use one meanwhile.
+/// Fails unless the self-check of all exmaps adds up. No thread may use one meanwhile.
 #[track_caller]
 pub fn assert_exmaps_are_sound() {
     for line in checked("exmaps") {
@@ -79,7 +79,7 @@ pub fn assert_exmaps_are_sound() {
     }
 }
 
-/// Fails unless what the module finds adds up, for all Morsels. Nobody may use one meanwhile.
+/// Fails unless the self-check of all Morsels adds up. No thread may use one meanwhile.
 #[track_caller]
 pub fn assert_morsels_are_sound() {
     for line in checked("morsels") {
@@ -91,7 +91,7 @@ pub fn assert_morsels_are_sound() {
     }
 }
 
-/// Fails unless all exmaps come to an end; what was closed goes in its own time.
+/// Fails unless the kernel frees all exmaps; it frees closed ones in its own time.
 #[track_caller]
 pub fn assert_no_exmaps() {
     assert_none("exmaps");
@@ -107,7 +107,7 @@ pub fn assert_no_morsels() {
 fn assert_none(what: &str) {
     let start = Instant::now();
     while !checked(what).is_empty() {
-        assert!(start.elapsed() < PATIENCE, "left behind: {:?}", checked(what));
+        assert!(start.elapsed() < PATIENCE, "still there: {:?}", checked(what));
         std::thread::sleep(Duration::from_millis(20));
     }
 }
@@ -122,23 +122,24 @@ pub struct Memory {
 impl Memory {
     /// As it is.
     pub fn now() -> Self {
-        // Files that the kernel keeps are no leak. Only root may; others compare what there is.
+        // Files that the kernel caches are no leak. Only root may drop them; for other users the
+        // comparison includes them.
         let _ = fs::write("/proc/sys/vm/drop_caches", "3");
         let meminfo = |name| field("/proc/meminfo", name);
-        // What processes have of their own is no leak either: the kernel makes stacks and heaps
-        // huge pages in its own time, 2 MiB where a few pages were.
+        // Memory of processes is no leak either: the kernel collapses stacks and heaps into huge
+        // pages in its own time, 2 MiB where a few pages were.
         let free_kib = meminfo("MemFree") + meminfo("AnonPages") + processors_lists_kib();
         Self { free_kib, tables: field("/proc/vmstat", "nr_page_table_pages") }
     }
 
-    /// Fails unless memory is free again, and page tables are, but for a little. What the kernel
-    /// frees in its own time is waited for.
+    /// Fails unless memory is free again, and page tables are, but for a little. It waits for
+    /// memory that the kernel frees in its own time.
     #[track_caller]
     pub fn assert_back(&self) {
         self.assert_back_but(0);
     }
 
-    /// The same, but for so many KiB more, which the kernel takes once for what is done seldom.
+    /// The same, but allows more KiB, which the kernel takes once for rare operations.
     #[track_caller]
     pub fn assert_back_but(&self, kib: u64) {
         let start = Instant::now();
@@ -155,8 +156,8 @@ impl Memory {
     }
 }
 
-/// Memory that may come and go with anything: stacks, the kernel's small objects. A kernel that
-/// watches memory keeps what was freed for a while, and records of it.
+/// Memory that may change at any time: stacks, the kernel's small objects. A kernel that checks its
+/// memory keeps freed memory for a while, and records of it.
 fn tolerance_kib() -> u64 {
     let watches = Path::new("/sys/kernel/debug/kmemleak").exists();
     if watches { 16 << 10 } else { 2 << 10 }

@@ -37,7 +37,7 @@ impl Exmap {
         self.pass(exmap::CREATE, std::ptr::from_ref(create).expose_provenance()).map(drop)
     }
 
-    /// What the module can do.
+    /// The module's features.
     pub fn query(&self) -> Query {
         let mut query = Query { size: size_of::<Query>() as u32, ..Query::default() };
         let address = (&raw mut query).expose_provenance();
@@ -68,7 +68,7 @@ impl Exmap {
     pub fn private(&self) -> Result<Self, Errno> {
         let number = self.command(exmap::CLONE, 0)?;
         let number = i32::try_from(number).expect("a descriptor");
-        // SAFETY: the descriptor is new and nobody else's.
+        // SAFETY: the descriptor is new and has no other owner.
         Ok(Self { file: unsafe { OwnedFd::from_raw_fd(number) } })
     }
 
@@ -113,7 +113,7 @@ pub fn knows(flags: u64) -> bool {
     unknown == 0
 }
 
-/// What CREATE takes for an exmap without a backing.
+/// The argument of CREATE for an exmap without a backing.
 pub fn plan(frames: u64, interfaces: u32, flags: u64) -> Create {
     let size = size_of::<Create>() as u32;
     Create { size, interfaces, flags, frames, backing: -1, blocks: 0 }
@@ -150,8 +150,8 @@ impl Vector {
         Entry::from_bits(self.slot(index).load(Ordering::Relaxed))
     }
 
-    /// Has a command carried out for so many of the entries that are there; returns how many have
-    /// an error.
+    /// Has the module carry out a command for the first `entries` entries; returns how many have an
+    /// error.
     pub fn run(&self, exmap: &Exmap, command: u32, entries: usize) -> Result<u64, Errno> {
         exmap.command(command, exmap::vector(self.interface.into(), entries as u64))
     }

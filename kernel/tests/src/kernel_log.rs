@@ -1,4 +1,4 @@
-//! What the kernel says.
+//! The kernel's log.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read as _, Seek as _, SeekFrom};
@@ -23,8 +23,8 @@ impl KernelLog {
         Self { file }
     }
 
-    /// Does something, again and again, until the kernel says these words: what it has to say
-    /// often, it says now and then. It may be silent as long as it may take for anything.
+    /// Repeats an operation until the kernel logs these words, because the kernel limits the rate
+    /// of repeated messages. The kernel may be silent for up to [`PATIENCE`].
     #[track_caller]
     pub fn wait_for(&mut self, words: &str, mut action: impl FnMut()) {
         let start = Instant::now();

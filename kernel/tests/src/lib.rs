@@ -1,9 +1,9 @@
-//! What the tests of the kernel module share: an exmap and its parts, accesses that may fault,
+//! Helpers for the tests of the kernel module: an exmap and its parts, accesses that may fault,
 //! children that may die, and the kernel's counters.
 //!
-//! The tests run in a guest of the lab. Where there is no `/dev/exmap`, or no morselfs, each says
-//! so and is skipped. What fails here, panics, unless a test wants to see how it fails: then it is
-//! an [`Errno`].
+//! The tests run in a guest of the lab. Without `/dev/exmap`, or without morselfs, each says so and
+//! is skipped. A failure of a helper panics, unless a test checks the error: then the helper
+//! returns an [`Errno`].
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 
 pub mod access;

@@ -9,7 +9,7 @@ use kvm_ioctls::{Error, Kvm, VcpuExit, VcpuFd, VmFd};
 
 use crate::{Mapping, PAGE, access};
 
-/// What the machine runs, in its first mode: `mov ax, [bx]; hlt; mov [bx], ax; hlt`.
+/// The machine's program, in real mode: `mov ax, [bx]; hlt; mov [bx], ax; hlt`.
 const PROGRAM: [u8; 6] = [0x8b, 0x07, 0xf4, 0x89, 0x07, 0xf4];
 
 /// Where the machine has the program, and where each of its parts begins.
@@ -17,7 +17,7 @@ const CODE: u64 = 0x1000;
 const LOAD: u64 = CODE;
 const STORE: u64 = CODE + 3;
 
-/// Where it has the test's memory, the segment of its data.
+/// The address of the test's memory in the machine, the segment of its data.
 const DATA: u64 = 0x10000;
 
 /// So many pages are in reach of the program.
@@ -42,7 +42,8 @@ fn without_signal<T>(mut call: impl FnMut() -> Result<T, Error>) -> Result<T, Er
     }
 }
 
-/// A machine with what is its own at one address, and the first pages of a test's at another.
+/// A machine with memory of its own at one address, and the first pages of a test's memory at
+/// another.
 fn make(kvm: &Kvm, own: (u64, &Mapping), tests: (u64, &Mapping)) -> VmFd {
     let machine = without_signal(|| kvm.create_vm()).expect("a machine");
     for (slot, (place, memory)) in [own, tests].into_iter().enumerate() {
@@ -53,7 +54,7 @@ fn make(kvm: &Kvm, own: (u64, &Mapping), tests: (u64, &Mapping)) -> VmFd {
             memory_size: memory.length().min(PAGES * PAGE) as u64,
             userspace_addr: memory.start() as u64,
         };
-        // SAFETY: what the machine writes is not looked at through references.
+        // SAFETY: no references exist to memory that the machine writes.
         unsafe { machine.set_user_memory_region(region) }.expect("a slot");
     }
     machine
@@ -68,7 +69,7 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// One that has the first pages of what is mapped; `None`, and a word, where this kernel has no
+    /// A machine with the first pages of a mapping; `None`, and a message, if this kernel has no
     /// virtual machines.
     pub fn new(memory: &Mapping) -> Option<Self> {
         let kvm = kvm()?;
@@ -102,14 +103,14 @@ impl Machine {
         let exit = self.processor.run()?;
         match exit {
             VcpuExit::Hlt => Ok(self.processor.get_regs()?.rax as u16),
-            // A store to what is for reading only.
+            // A store to read-only memory.
             VcpuExit::MmioWrite(..) => Err(Error::new(libc::EFAULT)),
             other => panic!("the machine stopped with {other:?}"),
         }
     }
 }
 
-/// What a machine that starts machines has where in its own memory, a page each.
+/// The memory layout of a machine that starts machines, a page each.
 const DIRECTORY: usize = 0x1000;
 const INTERRUPTS: usize = 0x2000;
 const SEGMENTS: usize = 0x3000;
@@ -119,7 +120,7 @@ const HANDLER: usize = 0x5000;
 const STATE: u64 = 0x6000;
 const STACK: u64 = 0x8000;
 
-/// Where it has the test's memory: the second 4 MiB.
+/// The address of the test's memory in it: the second 4 MiB.
 const OTHERS: u64 = 0x40_0000;
 
 /// How often it tries to start a machine before it stops.
@@ -147,8 +148,8 @@ impl Starter {
     /// Where in the page KVM says that it cannot start such a machine: -1, in 8 bytes.
     pub const ANSWER: usize = 0x70;
 
-    /// One that has the first pages of what is mapped, and the description in one of them. `None`,
-    /// and a word, where there are no machines in machines.
+    /// A machine with the first pages of a mapping, and the description in one of them. `None`, and
+    /// a message, if this kernel has no nested machines.
     pub fn new(memory: &Mapping, page: usize) -> Option<Self> {
         assert!(page < PAGES, "page {page} is out of the machine's reach");
         let kvm = kvm()?;
@@ -190,7 +191,7 @@ impl Starter {
         Some(Self { processor, _machine: machine, _memory: own })
     }
 
-    /// What is its own, with the program for a description that it has at this address.
+    /// Its own memory, with the program for a description that it has at this address.
     fn memory(description: u64) -> Mapping {
         let memory = Mapping::anonymous(None, PAGES * PAGE).expect("memory");
         let put = |place: usize, bytes: &[u8]| {

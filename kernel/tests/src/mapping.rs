@@ -47,7 +47,7 @@ impl Mapping {
         self.length
     }
 
-    /// The address behind it.
+    /// The address after it.
     pub fn end(&self) -> usize {
         self.start + self.length
     }
@@ -57,14 +57,14 @@ impl Mapping {
         self.start + usize::try_from(page).expect("pages fit the address space") * PAGE
     }
 
-    /// Fills a page with what belongs to a stamp.
+    /// Fills a page with the bytes of a stamp.
     #[track_caller]
     pub fn stamp(&self, page: u64, stamp: u64) {
         let stored = access::kernel_store(self.page(page), &access::stamped(stamp));
         assert_eq!(stored, Ok(()), "page {page}");
     }
 
-    /// Fails unless a page is full of what belongs to a stamp.
+    /// Fails unless a page is full of the bytes of a stamp.
     #[track_caller]
     pub fn assert_stamped(&self, page: u64, stamp: u64) {
         let found = access::kernel_load(self.page(page), PAGE).expect("a page that is there");
@@ -78,7 +78,7 @@ impl Mapping {
         sys::munmap(start, length)
     }
 
-    /// Leaves it to the end of the process, or to whoever has mapped something else there.
+    /// Leaves it mapped until the process ends, or until other code maps over it.
     pub fn leave(self) {
         std::mem::forget(self);
     }

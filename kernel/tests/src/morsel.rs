@@ -1,4 +1,4 @@
-//! Morsels: a descriptor of one, and what can be done with it.
+//! Morsels: a descriptor of one, and the operations on it.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
@@ -21,7 +21,7 @@ pub fn is_mounted() -> bool {
     magic == Ok(morsel::MAGIC)
 }
 
-/// What CREATE takes.
+/// The argument of CREATE.
 pub fn plan(order: u32, length: u64, flags: u64) -> Create {
     Create { size: size_of::<Create>() as u32, order, length, flags, address: 0 }
 }
@@ -31,7 +31,7 @@ pub fn highest_order() -> u32 {
     Morsel::nameless().query().max_order
 }
 
-/// Every order together with the flags that say what its pages are.
+/// Every order together with the flags for the kind of its pages.
 pub fn kinds() -> Vec<(u32, u64)> {
     let mut kinds = Vec::new();
     for order in 0..=highest_order() {
@@ -114,7 +114,7 @@ impl Morsel {
         Self { file }
     }
 
-    /// Another descriptor for it, as one opens what has a name.
+    /// Another descriptor for it, as by opening a name.
     pub fn reopened(&self, write: bool) -> Result<Self, Errno> {
         let path = format!("/proc/self/fd/{}", self.file.as_raw_fd());
         let file = OpenOptions::new().read(true).write(write).open(path);
@@ -132,14 +132,14 @@ impl Morsel {
         self.pass(morsel::CREATE, std::ptr::from_ref(create).expose_provenance()).map(drop)
     }
 
-    /// What the module can do.
+    /// The module's features.
     pub fn query(&self) -> Query {
         let mut query = Query { size: size_of::<Query>() as u32, ..Query::default() };
         self.pass(morsel::QUERY, (&raw mut query).expose_provenance()).expect("QUERY");
         query
     }
 
-    /// What it is and has.
+    /// Its properties and memory.
     pub fn stat(&self) -> Stat {
         self.try_stat().expect("STAT")
     }
@@ -186,7 +186,7 @@ impl Morsel {
         self.command(morsel::SEAL, seals).map(drop)
     }
 
-    /// Takes it from everybody.
+    /// Revokes it from all processes.
     pub fn revoke(&self) -> Result<(), Errno> {
         self.command(morsel::REVOKE, 0).map(drop)
     }
@@ -201,9 +201,9 @@ impl Morsel {
         sys::ioctl(self.as_fd(), command, argument)
     }
 
-    /// What a mapping of it takes.
+    /// A request to map all of it.
     pub fn request(&self, protection: i32) -> Request<'_> {
-        // What was revoked does not say.
+        // A revoked Morsel does not say.
         let order = self.try_stat().map_or(0, |stat| stat.order);
         let length = morsel::extent(order) as usize;
         let fd = Some(self.as_fd());
@@ -220,7 +220,7 @@ impl Morsel {
         self.map(sys::READ_WRITE).expect("mmap")
     }
 
-    /// Writes a page through the descriptor, full of what belongs to the stamp.
+    /// Writes a page through the descriptor, full of the bytes of the stamp.
     #[track_caller]
     pub fn stamp(&self, page: u64, stamp: u64) {
         let bytes = access::stamped(stamp);
@@ -268,7 +268,7 @@ pub struct Name(pub &'static str);
 
 impl Drop for Name {
     fn drop(&mut self) {
-        // It may be gone.
+        // The name may not exist any more.
         let _ = fs::remove_file(path(self.0));
     }
 }

@@ -31,12 +31,12 @@ impl Mounted {
         mounted.map(|()| Self { folder })
     }
 
-    /// Mounts it anew, with other options.
+    /// Remounts it with other options.
     pub fn change(&self, options: &str) -> Result<(), Errno> {
         mount("none", &self.folder, options, libc::MS_REMOUNT)
     }
 
-    /// Where it is.
+    /// Its path.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
@@ -72,7 +72,7 @@ impl Mounted {
 
 impl Drop for Mounted {
     fn drop(&mut self) {
-        // A test may have unmounted it; what is still used goes later.
+        // A test may have unmounted it; a file system in use is removed later.
         let _ = unmount(&self.folder, libc::MNT_DETACH);
         let _ = fs::remove_dir(&self.folder);
     }
@@ -89,7 +89,7 @@ pub fn mount(source: &str, folder: &Path, options: &str, flags: u64) -> Result<(
     sys::checked(done.into()).map(drop)
 }
 
-/// Unmounts what is mounted there.
+/// Unmounts the file system there.
 pub fn unmount(folder: &Path, flags: i32) -> Result<(), Errno> {
     let path = CString::new(folder.as_os_str().as_bytes()).expect("no zeros");
     // SAFETY: the string ends with a zero.

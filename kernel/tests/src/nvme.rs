@@ -59,7 +59,7 @@ struct Queue {
     completions: usize,
     tail: u16,
     head: u16,
-    /// What the device writes into each completion of this round.
+    /// The phase bit that the device writes into each completion of this round.
     phase: u8,
 }
 
@@ -94,18 +94,18 @@ impl<'device> Controller<'device> {
         controller
     }
 
-    /// It writes what it is, a page, to where it sees memory.
+    /// The device writes a page that identifies it to an address of its own view of memory.
     pub fn identify(&mut self, to: u64) -> Result<(), Failed> {
         let command = Command { code: IDENTIFY, data: to, words: [1, 0, 0], ..Command::default() };
         self.admin.execute(self.device, command)
     }
 
-    /// It takes a page from where it sees memory to its disk.
+    /// The device writes a page from an address of its own view of memory to its disk.
     pub fn write(&mut self, from: u64, disk_page: u64) -> Result<(), Failed> {
         self.transfer(WRITE, from, disk_page)
     }
 
-    /// It brings a page of its disk to where it sees memory.
+    /// The device reads a page of its disk to an address of its own view of memory.
     pub fn read(&mut self, to: u64, disk_page: u64) -> Result<(), Failed> {
         self.transfer(READ, to, disk_page)
     }
@@ -148,7 +148,7 @@ impl Drop for Controller<'_> {
 
 impl Queue {
     fn new(number: u16, submissions: usize, completions: usize) -> Self {
-        // What was there before may look like completions.
+        // Earlier contents may look like completions.
         access::kernel_store(completions, &[0; PAGE]).expect("memory for a queue");
         Self { number, submissions, completions, tail: 0, head: 0, phase: 1 }
     }
@@ -181,11 +181,11 @@ impl Queue {
         if self.head == 0 {
             self.phase ^= 1;
         }
-        // Without what says whether the command may be tried again.
+        // Without the bit that says whether the command may be retried.
         word() >> 1 & 0x7ff
     }
 
-    /// Where the device is told that submissions have come (0), or completions have gone (1).
+    /// The doorbell of new submissions (0), or of consumed completions (1).
     fn doorbell(&self, device: &Device, which: u64) -> u64 {
         let stride = 4 << (device.load(CAPABILITIES + 4) & 0xf);
         DOORBELLS + (2 * u64::from(self.number) + which) * stride

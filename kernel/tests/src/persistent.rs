@@ -30,14 +30,14 @@ pub fn unmount() -> Result<(), Errno> {
     mounted::unmount(Path::new(FOLDER), 0)
 }
 
-/// Mounts it, empty, in place of what was there.
+/// Formats and mounts it; earlier contents are lost.
 pub fn format() {
     while unmount().is_ok() {}
     mount("format").expect("persistent memory in mode fsdax");
 }
 
-/// Unmounts it and mounts it again: what a restart does.
+/// Unmounts it and mounts it again, as a restart does.
 pub fn again() {
     unmount().expect("umount");
-    mount("").expect("what was there before");
+    mount("").expect("the file system from before");
 }

@@ -6,10 +6,10 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Where the kernel is told of such devices.
+/// The folder in which such devices are configured.
 const CONFIGURATION: &str = "/sys/kernel/config";
 
-/// A device. What is read from it is arbitrary.
+/// A device. Reads return arbitrary bytes.
 #[derive(Debug)]
 pub struct Slow {
     folder: PathBuf,
@@ -59,9 +59,9 @@ impl Slow {
 }
 
 impl Drop for Slow {
-    /// Waits for what is under way.
+    /// Waits for I/O in flight.
     fn drop(&mut self) {
-        // The device goes with the guest at the latest.
+        // The device is removed with the guest at the latest.
         let _ = fs::remove_dir(&self.folder);
     }
 }

@@ -10,10 +10,10 @@ use crate::access::{self, Fault};
 use crate::exmap::plan;
 use crate::{Exmap, Mapping, PAGE, Vector, counters};
 
-/// What became of an entry: an error, which is 0 or negative, and a number of pages.
+/// The outcome of an entry: an error, which is 0 or negative, and a number of pages.
 pub type Outcome = (i32, u16);
 
-/// What a surface is to be like.
+/// The properties of a surface to make.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
     /// Pages of the surface.
@@ -143,24 +143,24 @@ impl Surface {
         access::store(self.mapping.page(page), value)
     }
 
-    /// What an access to a page that is not there ends with.
+    /// The fault of an access to an absent page.
     pub fn fault(&self, page: u64) -> Fault {
         Fault { signal: libc::SIGSEGV, address: self.mapping.page(page) }
     }
 
-    /// Whether a page has a frame. Nobody else may store to it meanwhile.
+    /// Whether a page has a frame. No other thread may store to it meanwhile.
     pub fn is_there(&self, page: u64) -> bool {
         self.load(page).is_ok_and(|byte| self.store(page, byte).is_ok())
     }
 
-    /// Fills a page with what belongs to a stamp.
+    /// Fills a page with the bytes of a stamp.
     #[track_caller]
     pub fn stamp(&self, page: u64, stamp: u64) {
         let stored = access::kernel_store(self.mapping.page(page), &access::stamped(stamp));
         assert_eq!(stored, Ok(()), "page {page}");
     }
 
-    /// Fails unless a page is full of what belongs to a stamp.
+    /// Fails unless a page is full of the bytes of a stamp.
     #[track_caller]
     pub fn assert_stamped(&self, page: u64, stamp: u64) {
         let found = self.contents(page).expect("a page that is there");
@@ -174,8 +174,8 @@ impl Surface {
         access::kernel_load(self.mapping.page(page), PAGE)
     }
 
-    /// The pages that have a frame; fails if a frame is on two of them, or their number is not what
-    /// is counted. What they hold is lost.
+    /// The pages that have a frame; fails if a frame is on two of them, or their number differs
+    /// from the counter. Their contents are lost.
     #[track_caller]
     pub fn assert_counted(&self) -> Vec<u64> {
         counters::assert_exmaps_are_sound();
@@ -194,7 +194,7 @@ impl Surface {
         there
     }
 
-    /// Fails unless everything works: pages come, hold what is put there, and go.
+    /// Fails unless everything works: pages are allocated, keep stores, and are freed.
     #[track_caller]
     pub fn assert_works(&self) {
         let before = self.stat().resident;

@@ -5,7 +5,7 @@ use std::os::fd::{AsRawFd as _, BorrowedFd};
 
 use rustix::io::Errno;
 
-/// What a system call returned, or why it did not.
+/// The result of a system call, or its error.
 pub fn checked(returned: i64) -> Result<u64, Errno> {
     match u64::try_from(returned) {
         Ok(value) => Ok(value),
@@ -19,8 +19,8 @@ pub fn last_error() -> Errno {
     Errno::from_raw_os_error(code)
 }
 
-/// `ioctl` with any command and argument. The argument may be no address of the caller's; if it is
-/// one, the caller has to see to it that what is there may be written.
+/// `ioctl` with any command and argument. The argument need not be an address; if it is one, the
+/// call may write the memory there.
 pub fn ioctl(fd: BorrowedFd<'_>, command: u32, argument: u64) -> Result<u64, Errno> {
     // SAFETY: the device writes to nothing but the memory that the caller named for it.
     checked(unsafe { libc::ioctl(fd.as_raw_fd(), command.into(), argument) }.into())
@@ -37,9 +37,9 @@ pub struct Request<'a> {
     pub protection: i32,
     /// `MAP_*`.
     pub flags: i32,
-    /// What is to be mapped; memory of nobody if `None`.
+    /// The file to map; anonymous memory if `None`.
     pub fd: Option<BorrowedFd<'a>>,
-    /// Where it begins in that.
+    /// The offset in the file.
     pub offset: u64,
 }
 
@@ -89,7 +89,7 @@ pub fn mremap(address: usize, from: usize, to: usize, flags: i32) -> Result<usiz
 /// `read` from a place in a file to any address.
 pub fn pread(fd: BorrowedFd<'_>, to: usize, length: usize, offset: u64) -> Result<u64, Errno> {
     let to = std::ptr::with_exposed_provenance_mut(to);
-    // SAFETY: the kernel checks the address; what is there belongs to the test.
+    // SAFETY: the kernel checks the address; the memory there belongs to the test.
     let read = unsafe { libc::pread(fd.as_raw_fd(), to, length, offset.cast_signed()) };
     checked(read as i64)
 }
@@ -97,7 +97,7 @@ pub fn pread(fd: BorrowedFd<'_>, to: usize, length: usize, offset: u64) -> Resul
 /// `write` to a place in a file from any address.
 pub fn pwrite(fd: BorrowedFd<'_>, from: usize, length: usize, offset: u64) -> Result<u64, Errno> {
     let from = std::ptr::with_exposed_provenance(from);
-    // SAFETY: the kernel checks the address; what is there belongs to the test.
+    // SAFETY: the kernel checks the address; the memory there belongs to the test.
     let written = unsafe { libc::pwrite(fd.as_raw_fd(), from, length, offset.cast_signed()) };
     checked(written as i64)
 }
@@ -117,7 +117,7 @@ fn vectors(parts: &[Part]) -> Vec<libc::iovec> {
 pub fn preadv(fd: BorrowedFd<'_>, parts: &[Part], offset: u64) -> Result<u64, Errno> {
     let vectors = vectors(parts);
     let count = i32::try_from(vectors.len()).expect("so many parts");
-    // SAFETY: the kernel checks the addresses; what is there belongs to the test.
+    // SAFETY: the kernel checks the addresses; the memory there belongs to the test.
     let read =
         unsafe { libc::preadv(fd.as_raw_fd(), vectors.as_ptr(), count, offset.cast_signed()) };
     checked(read as i64)
@@ -127,7 +127,7 @@ pub fn preadv(fd: BorrowedFd<'_>, parts: &[Part], offset: u64) -> Result<u64, Er
 pub fn preadv2(fd: BorrowedFd<'_>, parts: &[Part], offset: u64, flags: i32) -> Result<u64, Errno> {
     let (vectors, offset) = (vectors(parts), offset.cast_signed());
     let count = i32::try_from(vectors.len()).expect("so many parts");
-    // SAFETY: the kernel checks the addresses; what is there belongs to the test.
+    // SAFETY: the kernel checks the addresses; the memory there belongs to the test.
     let read = unsafe { libc::preadv2(fd.as_raw_fd(), vectors.as_ptr(), count, offset, flags) };
     checked(read as i64)
 }
@@ -136,7 +136,7 @@ pub fn preadv2(fd: BorrowedFd<'_>, parts: &[Part], offset: u64, flags: i32) -> R
 pub fn pwritev(fd: BorrowedFd<'_>, parts: &[Part], offset: u64) -> Result<u64, Errno> {
     let vectors = vectors(parts);
     let count = i32::try_from(vectors.len()).expect("so many parts");
-    // SAFETY: the kernel checks the addresses; what is there belongs to the test.
+    // SAFETY: the kernel checks the addresses; the memory there belongs to the test.
     let written =
         unsafe { libc::pwritev(fd.as_raw_fd(), vectors.as_ptr(), count, offset.cast_signed()) };
     checked(written as i64)

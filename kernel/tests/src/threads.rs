@@ -19,7 +19,7 @@ pub fn stay_on(processor: usize) {
     sched_setaffinity(None, &allowed).expect("sched_setaffinity");
 }
 
-/// Where this thread may run, to be given back to [`sched_setaffinity`] by dropping it.
+/// The processors of this thread, which drop restores with [`sched_setaffinity`].
 #[derive(Debug)]
 pub struct Place(CpuSet);
 

@@ -1,4 +1,4 @@
-//! Tests take turns: what the kernel counts is counted for all of them together.
+//! Tests take turns, because the kernel's counters count for all of them together.
 
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -14,7 +14,7 @@ pub struct Turn {
 }
 
 impl Drop for Turn {
-    /// Whoever had a turn has left nothing in the kernel.
+    /// The test that had a turn has left nothing in the kernel.
     fn drop(&mut self) {
         if !std::thread::panicking() {
             counters::assert_no_exmaps();

@@ -47,17 +47,17 @@ impl Ring {
 
     /// Starts several in one call, as links of a chain need it.
     pub fn start_linked(&mut self, entries: &[Entry]) {
-        // SAFETY: whatever memory they name is the test's own for as long as the ring.
+        // SAFETY: the memory that they name is the test's own for as long as the ring.
         unsafe { self.ring.submission().push_multiple(entries) }.expect("room in the queue");
         self.ring.submit().expect("io_uring_enter");
     }
 
-    /// Waits for so many ends: each with what it was started with, and its result.
+    /// Waits for `count` completions; returns the user data and the result of each.
     #[track_caller]
     pub fn ends(&mut self, count: usize) -> Vec<(u64, i32)> {
         let (start, mut ends) = (Instant::now(), Vec::new());
         while ends.len() < count {
-            // What workers have done is posted by this thread, in a system call.
+            // This thread posts the completions of workers, in a system call.
             self.ring.submit().expect("io_uring_enter");
             ends.extend(self.ring.completion().map(|end| (end.user_data(), end.result())));
             assert!(start.elapsed() < PATIENCE, "{} of {count} never ended", count - ends.len());

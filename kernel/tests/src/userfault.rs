@@ -8,7 +8,7 @@ use rustix::io::Errno;
 
 use crate::sys;
 
-/// What a descriptor is asked to do.
+/// The features that a descriptor requests.
 pub mod feature {
     /// Saying which faults are stores.
     pub const PAGEFAULT_FLAG_WP: u64 = 1 << 0;
@@ -18,7 +18,7 @@ pub mod feature {
     pub const WP_ASYNC: u64 = 1 << 15;
 }
 
-/// What it is to hear of.
+/// The modes that it registers.
 pub mod mode {
     /// Pages that are missing.
     pub const MISSING: u64 = 1;
@@ -31,7 +31,7 @@ pub mod mode {
 /// Faults of the program's own instructions only.
 const USER_MODE_ONLY: i32 = 1;
 
-/// `UFFDIO_API`, and what it takes.
+/// `UFFDIO_API`, and its argument.
 const API: u32 = 0xc018_aa3f;
 const VERSION: u64 = 0xaa;
 
@@ -42,7 +42,7 @@ struct Api {
     _ioctls: u64,
 }
 
-/// `UFFDIO_REGISTER`, and what it takes.
+/// `UFFDIO_REGISTER`, and its argument.
 const REGISTER: u32 = 0xc020_aa00;
 
 #[repr(C)]
@@ -53,7 +53,7 @@ struct Register {
     _ioctls: u64,
 }
 
-/// A descriptor. What is registered with it is so for as long as it lives.
+/// A descriptor. Memory stays registered with it for as long as it lives.
 #[derive(Debug)]
 pub struct Userfault(OwnedFd);
 
@@ -63,7 +63,7 @@ impl Userfault {
         let flags = libc::O_CLOEXEC | USER_MODE_ONLY;
         // SAFETY: the call takes a number.
         let made = sys::checked(unsafe { libc::syscall(libc::SYS_userfaultfd, flags) });
-        // SAFETY: the descriptor is new and nobody else's.
+        // SAFETY: the descriptor is new and has no other owner.
         let fd = unsafe { OwnedFd::from_raw_fd(made.expect("userfaultfd") as i32) };
         let mut api = Api { version: VERSION, features, _ioctls: 0 };
         match sys::ioctl(fd.as_fd(), API, (&raw mut api).expose_provenance() as u64) {

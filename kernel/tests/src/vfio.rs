@@ -15,7 +15,7 @@ use crate::sys;
 /// The driver of devices for user space.
 const DRIVER: &str = "/sys/bus/pci/drivers/vfio-pci";
 
-/// What a device may do to memory that is registered.
+/// The rights of a device to registered memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
     /// Load.
@@ -67,8 +67,7 @@ impl Device {
         self.address.split_once(':').map_or("", |(_, rest)| rest)
     }
 
-    /// It sees what is at these addresses of this process at others of its own from now on. All
-    /// pages of that are pinned.
+    /// Maps addresses of this process at addresses of the device, and pins all their pages.
     pub fn register(
         &self,
         address: usize,
@@ -161,7 +160,7 @@ fn device_of(group: &OwnedFd, address: &str) -> File {
     let name = CString::new(address).expect("no zeros");
     let number = call(group, GET_DEVICE, name.as_ptr().expose_provenance() as u64)
         .expect("VFIO_GROUP_GET_DEVICE_FD");
-    // SAFETY: the descriptor is new and nobody else's.
+    // SAFETY: the descriptor is new and has no other owner.
     unsafe { File::from_raw_fd(number as RawFd) }
 }
 

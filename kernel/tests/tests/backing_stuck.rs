@@ -17,7 +17,7 @@ use vellum_uapi::exmap;
 
 /// An answer takes so long.
 const DELAY: Duration = Duration::from_secs(3);
-/// A process that is killed has to be gone by then.
+/// A killed process must have ended by then.
 const SOON: Duration = Duration::from_secs(2);
 
 /// The device. The kernel itself reads from a new one, so it is made once.
@@ -94,7 +94,7 @@ fn a_process_that_fills_a_morsel_can_be_killed() {
         assert!(morsel.seal(vellum_uapi::morsel::SEAL_CONTENT).is_err());
         std::thread::sleep(DELAY);
         assert!(morsel.seal(vellum_uapi::morsel::SEAL_CONTENT).is_ok());
-        kill_in("a fill of what is then gone", || {
+        kill_in("a fill of a Morsel that is then gone", || {
             let own = Morsel::new(2, 16 << 20, flags);
             let _ = own.fill(&file, 0, 0, 12 << 20);
         });
@@ -106,7 +106,7 @@ fn a_process_that_fills_a_morsel_can_be_killed() {
 fn another_exmap_does_not_wait() {
     let Some(_turn) = turn() else { return };
     let (file, sound) = (slow(), Backing::direct(600));
-    // What is read over zeros ends in a worker's hands.
+    // A worker completes a read over pages of zeros.
     let plan = |pages, file| Plan::new(pages, 500).flags(exmap::READS_ZEROS).backing(file).make();
     let (stuck, other) = (plan(2000, &file), plan(600, &sound.file));
     let mut ring = Ring::new();

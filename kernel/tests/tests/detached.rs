@@ -1,5 +1,5 @@
-//! What was taken out of a process' page tables, because the kernel had to walk these, comes back
-//! by the next access, also if that may not wait for the lock of all mappings: a device's, a
+//! The module unlinks a subtree from a process' page tables because the kernel has to walk these.
+//! The next access links it again, also one that may not wait for the mmap lock: a device's, a
 //! debugger's.
 #![allow(clippy::unwrap_used)]
 
@@ -110,8 +110,8 @@ fn a_debugger_reads_what_is_detached() {
     }
 }
 
-/// Threads that access it, and one that looks as a debugger does, while it is detached all the
-/// time: each of them finds what is there.
+/// Threads access it, and one reads it as a debugger does, while it is detached again and again:
+/// each of them finds its contents.
 #[test]
 fn whoever_comes_first_attaches_it() {
     let Some(_turn) = morsel_turn() else { return };

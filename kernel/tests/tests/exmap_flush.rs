@@ -14,14 +14,14 @@ const PAGES: u64 = 1 << 16;
 const FRAMES: u64 = 20_000;
 const VECTORS: u64 = 30;
 
-/// What a number of vectors cost, while another processor is busy with the surface.
+/// The cost of a number of vectors while another processor is busy with the surface.
 struct Cost {
     interrupts: Interrupts,
     flushes: u64,
 }
 
 /// Does `work` on one processor while a thread on another one keeps on touching the surface, so
-/// that whoever flushes has to ask that processor.
+/// that a flush has to interrupt that processor.
 fn beside_a_busy_processor(surface: &Surface, work: impl FnOnce() -> Cost) -> Cost {
     let (stop, rounds) = (Stop::default(), AtomicU64::new(0));
     let _place = Place::on(0);
@@ -77,7 +77,7 @@ fn placing_frames_flushes_nothing_and_taking_them_off_once_a_vector() {
         return;
     }
     let surface = Plan::new(PAGES, FRAMES).interfaces(2).make();
-    within_some_rounds("ALLOC and FREE beside a busy processor", || {
+    within_some_rounds("ALLOC and FREE with a busy processor", || {
         let placed = beside_a_busy_processor(&surface, || carry_out(&surface, exmap::ALLOC));
         let taken = beside_a_busy_processor(&surface, || carry_out(&surface, exmap::FREE));
         println!("{VECTORS} ALLOC: {:?}, {} flushes", placed.interrupts, placed.flushes);
@@ -115,8 +115,8 @@ fn flushing_for_every_entry_is_possible() {
 const HERE: u64 = 3;
 const THERE: u64 = 700;
 
-/// The frame goes back and forth while another thread stores to the one place as long as it can.
-/// None of that may ever be seen at the other place.
+/// The frame moves back and forth while another thread stores to the one place as long as it can.
+/// No such store may ever be seen at the other place.
 #[test]
 fn stores_do_not_follow_a_frame() {
     let Some(_turn) = turn() else { return };
@@ -154,7 +154,7 @@ fn stores_do_not_follow_a_frame() {
     }
 }
 
-/// The same for loads: what is stored at the one place is never seen at the other.
+/// The same for loads: a store at the one place is never seen at the other.
 #[test]
 fn loads_do_not_follow_a_frame() {
     let Some(_turn) = turn() else { return };

@@ -58,7 +58,7 @@ fn accesses_and_writes_are_noted_and_forgotten() {
             let accessed = (vec![first + 3, first + 70], vec![], 100);
             assert_eq!(harvest(&surface, first, 100, exmap::CLEAR_ACCESSED), accessed);
             assert_eq!(harvest(&surface, first, 100, BOTH), (vec![], vec![], 100));
-            // Translations were forgotten, too: what comes now is noted again.
+            // The harvest flushed translations, too: processors note new accesses again.
             surface.store(first + 70, 2).unwrap();
             surface.load(first + 3).unwrap();
             assert_eq!(harvest(&surface, first, 100, BOTH), noted);
@@ -239,7 +239,7 @@ fn others_have_the_interface_while_many_pages_move() {
             assert_eq!(surface.free(0, &[(MANY - 1, 1)]), [(0, 1)]);
         }
         assert!(!moves.is_finished(), "they were moved before others had it");
-        // They stop when the surface goes.
+        // They stop when the surface is dropped.
         let (start, length) = (surface.mapping.start(), surface.mapping.length());
         sys::munmap(start, length).unwrap();
         assert_eq!(moves.join().unwrap(), Err(Errno::NODEV));

@@ -64,7 +64,7 @@ struct Caller {
 impl Caller {
     fn new(random: Random) -> Self {
         let memory = Mapping::anonymous(None, 4 * PAGE).unwrap();
-        // Behind the third page there is nothing to be read.
+        // No memory is readable after the third page.
         sys::mprotect(memory.page(3), PAGE, libc::PROT_NONE).unwrap();
         let fresh = (0..300).map(|_| Exmap::open()).collect();
         Self { random, fresh, exmaps: Vec::new(), mappings: Vec::new(), memory }
@@ -95,7 +95,7 @@ impl Caller {
             bytes.extend((u64::from(low) | u64::from(high) << 32).to_le_bytes());
         }
         if !self.random.one_in(4) {
-            // A right size, small interfaces, few frames, no flags or blocks: what gets further.
+            // A right size, few interfaces, few frames, no flags or blocks: such calls get further.
             let flags = self.random.pick(&[0, 0, exmap::HUGE]);
             let blocks = if flags == 0 { 0 } else { self.random.below(3) };
             let right =
@@ -161,7 +161,7 @@ impl Caller {
         }
     }
 
-    /// Accesses what is mapped, and takes something away again.
+    /// Accesses mappings, and removes some again.
     fn use_mappings(&mut self) {
         use vellum_kernel_tests::access;
         for mapping in &self.mappings {
@@ -225,7 +225,7 @@ impl Caller {
 /// Closes a descriptor that CLONE has returned.
 #[allow(unsafe_code)]
 fn close(number: u64) {
-    // SAFETY: it is new, and nobody else's.
+    // SAFETY: it is new, and has no other owner.
     unsafe { libc::close(number as i32) };
 }
 

@@ -1,4 +1,4 @@
-//! Pages that are mapped by entries of 2 MiB: when they are, and what each command does to them.
+//! Entries of 2 MiB: when the module sets them, and what each command does to them.
 #![allow(clippy::unwrap_used)]
 
 use std::fs;
@@ -108,7 +108,7 @@ fn is_printed_as_huge(surface: &Surface, page: u64) -> Option<bool> {
     Some(line.is_some_and(|line| line.split_whitespace().any(|word| word == "PSE")))
 }
 
-/// What counters say is so in the page tables that the processor walks, as the kernel prints them.
+/// The counters agree with the page tables that the processor walks, as the kernel prints them.
 #[test]
 fn the_kernel_prints_huge_pages_as_such() {
     let Some(_turn) = turn_with(exmap::HUGE) else { return };
@@ -129,7 +129,8 @@ fn the_kernel_prints_huge_pages_as_such() {
     }
 }
 
-/// Where there is something already, or no block, or not all of 2 MiB, it goes page by page.
+/// If a page is present, or no block is free, or the range is not all of 2 MiB, ALLOC goes page by
+/// page.
 #[test]
 fn what_is_no_huge_page_comes_page_by_page() {
     let Some(_turn) = turn_with(exmap::HUGE) else { return };
@@ -153,7 +154,7 @@ fn what_is_no_huge_page_comes_page_by_page() {
         (0..count).step_by(61).for_each(|page| surface.assert_stamped(page, page));
         assert_eq!(surface.free(0, &[(0, count)]), [(0, count as u16)]);
         assert_eq!(huge_and_free(&surface), (0, 2));
-        // What ends behind the last multiple has a table of its own.
+        // The pages after the last multiple have a table of their own.
         let tail = pages / HUGE * HUGE;
         let behind = (pages - tail) as u16;
         assert_eq!(
@@ -171,7 +172,7 @@ fn what_is_no_huge_page_comes_page_by_page() {
     }
 }
 
-/// Parts of 2 MiB go, the others stay as they are, and what went may come again.
+/// Parts of 2 MiB are freed, the others stay unchanged, and freed pages can be allocated again.
 #[test]
 fn parts_of_huge_pages_may_be_freed() {
     let Some(_turn) = turn_with(exmap::HUGE) else { return };
@@ -292,7 +293,7 @@ fn memory_of_huge_pages_is_charged_and_comes_back() {
     let (create, bytes) = (Create { blocks: 2, ..plan(100, 1, exmap::HUGE) }, PAGE as u64);
     // An interface counts as 6 pages.
     for (limit, answer) in [(2 * HUGE + 105, Err(Errno::PERM)), (2 * HUGE + 106, Ok(()))] {
-        // Twice: what a first one was charged for was given back.
+        // Twice: the charge of the first one was returned.
         for _ in 0..2 {
             in_child(|| {
                 let others = [Exmap::open(), Exmap::open()];

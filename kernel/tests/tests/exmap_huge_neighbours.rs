@@ -1,5 +1,5 @@
-//! Whoever looks at a process, or takes hold of its pages, or takes its memory apart, finds entries
-//! of 2 MiB as he should, and leaves them as they are. And what files do with such pages.
+//! Code of the kernel that inspects a process, pins its pages, or unmaps its memory handles entries
+//! of 2 MiB correctly, and leaves them unchanged. And transfers between files and such pages.
 #![allow(clippy::unwrap_used, unsafe_code)]
 
 use std::fs::{self, File, OpenOptions};
@@ -21,7 +21,7 @@ const ALL: u16 = HUGE as u16;
 /// Surfaces whose tables are mounted one by one, and as one.
 const SHAPES: [u64; 2] = [8 * HUGE + 30, HUGE * HUGE];
 
-/// A populated surface: 2 MiB by one entry, 2 MiB of which a part is missing, and a single page.
+/// A populated surface: 2 MiB by one entry, 2 MiB without some pages, and a single page.
 fn populated(pages: u64) -> Surface {
     let surface = Plan::new(pages, 64).blocks(2).make();
     assert_eq!(surface.alloc(0, &[(0, 2 * HUGE), (3 * HUGE, 1)]), [(0, 2 * ALL), (0, 1)]);
@@ -118,7 +118,7 @@ fn nobody_takes_hold_of_huge_pages() {
     fs::remove_file(path).unwrap();
 }
 
-/// What the kernel takes out of the process' page tables comes back as it was.
+/// A subtree that is unlinked from the process' page tables returns unchanged.
 #[test]
 fn huge_pages_may_be_unmapped_and_mapped_again() {
     let Some(_turn) = turn_with(exmap::HUGE) else { return };
@@ -158,7 +158,8 @@ fn huge_pages_may_be_unmapped_and_mapped_again() {
     }
 }
 
-/// READ leaves what is there alone, REFRESH reads it again, WRITE writes it; all while it is whole.
+/// READ skips present pages, REFRESH reads them again, WRITE writes them; the entry of 2 MiB stays
+/// whole.
 #[test]
 fn huge_pages_are_read_and_written() {
     let Some(_turn) = turn_with(exmap::HUGE) else { return };
@@ -193,5 +194,5 @@ fn huge_pages_are_read_and_written() {
     assert_eq!(surface.read(0, &[(HUGE, HUGE)]), [(0, ALL)]);
     surface.assert_stamped(HUGE + 5, 1005);
     surface.assert_stamped(2 * HUGE - 1, 1006);
-    assert_eq!(surface.stat().huge, 0, "what is read is single pages");
+    assert_eq!(surface.stat().huge, 0, "READ populates single pages");
 }

@@ -1,4 +1,5 @@
-//! Entries of 2 MiB come, go and are split while others use what they map, or go for it as well.
+//! Threads set, clear and split entries of 2 MiB while others use their pages, or allocate the same
+//! ones.
 #![allow(clippy::unwrap_used)]
 
 use std::fs;
@@ -17,7 +18,7 @@ use vellum_uapi::exmap::{self, Entry};
 const HUGE: u64 = TABLE_PAGES;
 const ALL: u16 = HUGE as u16;
 
-/// So many of them are split in a row.
+/// This many of them are split in a row.
 const SPLITS: u64 = 64;
 
 /// Surfaces whose tables are mounted one by one, and as one.
@@ -38,7 +39,8 @@ fn use_pages(surface: &Surface, pages: &[u64], stop: &Stop) -> u64 {
     rounds
 }
 
-/// Whoever uses pages of 2 MiB does not notice that others of them go, though their entries change.
+/// A thread that uses pages of 2 MiB does not notice that others of them are freed, though the
+/// entries change.
 #[test]
 fn huge_pages_are_split_below_those_who_use_them() {
     let Some(_turn) = turn_with(exmap::HUGE) else { return };
@@ -60,7 +62,7 @@ fn huge_pages_are_split_below_those_who_use_them() {
                     })
                     .into_iter()
                     .collect();
-                // Two at a time, of whom one splits.
+                // Two threads at a time, one of which splits.
                 for (interface, page) in [(0, first + 1), (1, first + 50)] {
                     let (surface, at_end) = (&surface, stop.at_end());
                     scope.spawn(move || {
@@ -113,7 +115,7 @@ fn huge_pages_are_split_by_several() {
     assert_exmaps_are_sound();
 }
 
-/// All of 2 MiB are one thread's at a time, whoever else goes for them.
+/// All of 2 MiB belong to one thread at a time, while other threads try to allocate them.
 #[test]
 fn huge_pages_have_one_owner() {
     let Some(_turn) = turn_with(exmap::HUGE) else { return };
@@ -133,7 +135,7 @@ fn huge_pages_have_one_owner() {
                         if count == 0 {
                             continue;
                         }
-                        assert_eq!(count, ALL, "nobody puts less there");
+                        assert_eq!(count, ALL, "no thread allocates less there");
                         let (stamp, page) = (random.number(), first + random.below(HUGE));
                         surface.stamp(page, stamp);
                         std::thread::yield_now();
@@ -281,7 +283,8 @@ fn huge_pages_may_come_and_go_while_the_surface_does() {
     }
 }
 
-/// Pages that are being written are not freed, nor is what they are a part of; in the end all is.
+/// Pages that are being written are not freed, nor are the entries that contain them; in the end
+/// all are.
 #[test]
 fn huge_pages_are_held_while_they_are_written() {
     let Some(_turn) = turn_with(exmap::HUGE) else { return };

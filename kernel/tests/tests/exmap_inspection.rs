@@ -1,5 +1,5 @@
-//! Whoever looks at a process, or has the kernel go over all of its memory, leaves the surface as
-//! it is.
+//! Calls that inspect a process, or make the kernel walk all of its memory, leave the surface
+//! unchanged.
 #![allow(clippy::unwrap_used, unsafe_code)]
 
 use std::fs::{self, File, OpenOptions};

@@ -1,4 +1,5 @@
-//! What CREATE and the other commands with structures take, and how much memory a user gets.
+//! The arguments that CREATE and the other commands with structures accept, and how much memory a
+//! user gets.
 #![allow(clippy::unwrap_used)]
 
 use std::fs::File;
@@ -130,7 +131,7 @@ fn a_pool_larger_than_memory_is_an_error() {
     }
 }
 
-/// The limit is one for all that a user has, and what is closed is given back.
+/// One limit holds for all exmaps of a user, and closing returns the charge.
 #[test]
 fn a_user_gets_what_may_be_locked() {
     let Some(_turn) = turn() else { return };
@@ -146,7 +147,7 @@ fn a_user_gets_what_may_be_locked() {
         refused(&large, u64::MAX);
         let small = fresh.pop().unwrap();
         small.create(&plan(128, 1, 0)).unwrap();
-        // What one has counts for the next, and what was refused does not.
+        // The memory of one counts for the next; a refused exmap does not count.
         refused(&large, 192);
         large.create(&plan(96, 1, 0)).unwrap();
         // Interfaces count, too: there is room for two more, not for all that an exmap may have.
@@ -157,7 +158,7 @@ fn a_user_gets_what_may_be_locked() {
         let (surface, vector) = (large.map(1000).unwrap(), large.vector(0).unwrap());
         vector.set(0, exmap::Entry::new(0, 97));
         assert_eq!(vector.run(&large, exmap::ALLOC, 1), Ok(1));
-        assert_eq!(vector.get(0).pages(), 96, "it works as anybody's does");
+        assert_eq!(vector.get(0).pages(), 96, "it works as for every user");
         // The frames live as long as the surface does.
         drop((vector, large));
         let last = fresh.pop().unwrap();

@@ -8,7 +8,7 @@ use vellum_kernel_tests::threads::{Deadline, Place, Stop, stay_on};
 use vellum_kernel_tests::{PAGE, Plan, Surface, TABLE_PAGES, access, turn, turn_with};
 use vellum_uapi::exmap::{self, Move};
 
-/// What is the first word of a page for the program.
+/// The first word of a page, for the program.
 fn word(surface: &Surface, page: u64) -> u16 {
     let bytes = access::kernel_load(surface.mapping.page(page), 2).unwrap();
     u16::from_le_bytes(bytes.try_into().unwrap())
@@ -99,8 +99,8 @@ fn it_loses_two_mebibytes() {
     assert!(machine.load(3).is_err());
 }
 
-/// What machines are told begins and ends for the same ones: those that come in between hear
-/// neither.
+/// The start and the end of a notification reach the same machines: those that are made in between
+/// get neither.
 #[test]
 fn machines_come_while_pages_go() {
     let Some(_turn) = turn() else { return };
@@ -127,7 +127,7 @@ fn machines_come_while_pages_go() {
 const DESCRIPTION: u64 = 3;
 const ELSEWHERE: u64 = TABLE_PAGES;
 
-/// What came of some seconds with a machine that starts machines.
+/// The result of some seconds with a machine that starts machines.
 #[derive(Debug, Default)]
 struct Tally {
     rounds: u64,
@@ -137,9 +137,10 @@ struct Tally {
     held: u64,
 }
 
-/// Has a machine try to start another one while the page comes and goes that describes that one;
-/// until KVM held its frame some times. `bring` brings the page. `take` takes it, and returns other
-/// pages that have its frame if it is free, and whether it is held. Those pages must not change.
+/// Has a machine try to start another one while the page that describes the other one is allocated
+/// and freed, until KVM held its frame some times. `bring` allocates the page. `take` frees it, and
+/// returns other pages that have its frame if it is free, and whether it is held. Those pages must
+/// not change.
 fn race(surface: &Surface, bring: impl Fn(), take: impl Fn() -> (Vec<u64>, bool)) -> Option<Tally> {
     let mut starter = Starter::new(&surface.mapping, DESCRIPTION as usize)?;
     let (stop, deadline, mut tally) =
@@ -176,7 +177,7 @@ fn race(surface: &Surface, bring: impl Fn(), take: impl Fn() -> (Vec<u64>, bool)
 }
 
 /// A machine that starts machines writes no frame that was freed, though KVM has a reference to it
-/// and does not listen: the frame is kept aside until KVM lets go of it.
+/// and no notifier: the module sets the frame aside until KVM drops the reference.
 #[test]
 fn a_frame_that_it_holds_is_kept_aside() {
     let Some(_turn) = turn() else { return };

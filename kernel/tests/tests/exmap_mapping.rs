@@ -1,5 +1,5 @@
-//! What else a program may do with the addresses of a surface: unmap, map over, move, protect,
-//! advise. It works, or it is refused and nothing has changed.
+//! Other calls on the addresses of a surface: unmap, map over, move, protect, advise. Each works,
+//! or is refused and changes nothing.
 #![allow(clippy::unwrap_used)]
 
 use rustix::io::Errno;
@@ -152,7 +152,7 @@ fn its_protection_stays() {
     assert_unchanged(&surface);
 }
 
-/// Advice by number, as some is newer than what the C library knows. What poisons memory is left
+/// Advice by number, because some is newer than the C library. Advice that poisons memory is left
 /// out.
 const ADVICE: [i32; 24] =
     [0, 1, 2, 3, 4, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 102];

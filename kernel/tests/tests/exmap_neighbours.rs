@@ -1,5 +1,5 @@
-//! What is mapped beside a surface. Page tables know no surface, only slots of 2 MiB and 1 GiB;
-//! what shares one with a surface stays what it is, or the surface is refused.
+//! Mappings next to a surface. Page tables know no surface, only slots of 2 MiB and 1 GiB. A
+//! mapping that shares a slot with a surface is unchanged, or the surface is refused.
 #![allow(clippy::unwrap_used)]
 
 use std::os::fd::AsFd as _;
@@ -125,7 +125,7 @@ fn a_surface_may_come_between_what_is_there() {
                 assert_holds(before, 1);
                 assert_holds(behind, 2);
                 surface.assert_stamped(last, 3);
-                // It goes with the room that it is in.
+                // It is unmapped with the room that it is in.
                 surface.mapping.leave();
             }
             Err(error) => println!("{length:#x} bytes at {offset:#x}: {error}"),
@@ -150,13 +150,13 @@ fn it_may_be_unmapped_together_with_what_is_beside_it() {
     mapping.leave();
     vectors[0].set(0, Entry::new(5, 1));
     assert_eq!(vectors[0].run(&exmap, exmap::ALLOC, 1), Err(Errno::NODEV));
-    // Whatever comes there is not the surface.
+    // A new mapping there is not the surface.
     let new = Mapping::anonymous(None, 3 * GIB).unwrap();
     assert_eq!(access::load(new.start()), Ok(0));
     drop((vectors, exmap));
 }
 
-/// Surfaces beside each other share slots, too.
+/// Neighbouring surfaces share slots, too.
 #[test]
 fn surfaces_may_be_neighbours() {
     let Some(_turn) = turn() else { return };

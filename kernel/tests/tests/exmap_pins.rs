@@ -1,5 +1,5 @@
-//! Pages as the memory of direct I/O and of whatever else takes hold of pages: refused, or, if
-//! the surface is pinnable, possible, and then a page is not freed while somebody has hold of it.
+//! Pages as the memory of direct I/O and of other calls that pin pages: refused, or, if the surface
+//! is pinnable, possible, and then FREE does not free a page while it is pinned.
 #![allow(clippy::unwrap_used, unsafe_code)]
 
 use std::cell::Cell;
@@ -41,7 +41,7 @@ fn nobody_takes_hold_of_pages_unless_asked_for() {
     let (path, file) = direct_file("refused");
     let at = surface.mapping.page(5);
     assert_eq!(sys::pwrite(file.as_fd(), at, PAGE, 0), Err(Errno::FAULT));
-    // A file with a page of its own: what a hole has comes without anybody's hold.
+    // A file with a page of its own, because reading a hole would pin no page.
     let ordinary = Mapping::anonymous(None, PAGE).unwrap();
     access::store(ordinary.start(), 1).unwrap();
     assert_eq!(sys::pwrite(file.as_fd(), ordinary.start(), PAGE, 0), Ok(PAGE as u64));
@@ -55,8 +55,8 @@ fn nobody_takes_hold_of_pages_unless_asked_for() {
     fs::remove_file(path).unwrap();
 }
 
-/// Frees what was the memory of direct I/O just now: the kernel wakes who waits for its end, and
-/// lets go of the pages after that.
+/// Frees pages that direct I/O has just used: the kernel wakes the thread that waits for the I/O,
+/// and unpins the pages after that.
 #[track_caller]
 fn free_after_io(surface: &Surface, range: (u64, u64)) -> Outcome {
     let outcome = Cell::new((0, 0));
@@ -124,14 +124,14 @@ fn a_page_that_is_held_is_not_freed() {
         let busy = -libc::EBUSY;
         assert_eq!(surface.free(0, &[(5, 1), (4, 3)]), [(busy, 0), (busy, 0)]);
         let stat = surface.stat();
-        assert_eq!((stat.resident, stat.busy), (3, 2 * round), "of a range nothing goes");
+        assert_eq!((stat.resident, stat.busy), (3, 2 * round), "no page of a range is freed");
         surface.assert_stamped(5, round);
         assert_eq!(surface.free(0, &[(4, 1), (6, 1)]), [(0, 1), (0, 1)]);
         // All other frames are used, and none of them is that one.
         assert_eq!(surface.alloc(0, &[(100, 8)]), [(-libc::ENOMEM, 7)]);
         (100..107).for_each(|page| surface.stamp(page, 99));
         surface.assert_stamped(5, round);
-        assert!(let_go(&mut reader) == access::stamped(round), "what was held has changed");
+        assert!(let_go(&mut reader) == access::stamped(round), "the held page has changed");
         assert_eq!(surface.free(0, &[(5, 1), (100, 7)]), [(0, 1), (0, 7)]);
     }
     assert_eq!(surface.stat().resident, 0);
@@ -192,11 +192,11 @@ fn a_page_may_be_held_longer_than_the_surface_lives() {
             0 => drop((mapping, vectors, exmap)),
             _ => drop((exmap, vectors, mapping)),
         }
-        // Memory that is used anew is not that page.
+        // Memory that is used again is not that page.
         let other = pinnable(512);
         assert_eq!(other.alloc(0, &[(0, 512)]), [(0, 512)]);
         (0..512).for_each(|page| other.stamp(page, 77));
-        assert!(let_go(&mut reader) == access::stamped(round), "what was held has changed");
+        assert!(let_go(&mut reader) == access::stamped(round), "the held page has changed");
     }
     before.assert_back();
 }
@@ -219,7 +219,7 @@ fn a_page_may_be_held_longer_than_its_process_lives() {
         let other = pinnable(512);
         assert_eq!(other.alloc(0, &[(0, 512)]), [(0, 512)]);
         (0..512).for_each(|page| other.stamp(page, 77));
-        assert!(let_go(&mut reader) == access::stamped(round), "what was held has changed");
+        assert!(let_go(&mut reader) == access::stamped(round), "the held page has changed");
     }
     before.assert_back();
 }

@@ -1,4 +1,4 @@
-//! The pool: what happens when it is empty, who gets a page, and how frames change hands.
+//! The pool: when it is empty, which thread gets a page, and how frames move between interfaces.
 #![allow(clippy::unwrap_used)]
 
 use std::sync::Barrier;
@@ -19,7 +19,7 @@ fn an_empty_pool_is_said_and_what_was_placed_stays() {
     }
     assert_eq!(surface.load(1006), Err(surface.fault(1006)));
     assert_eq!(surface.stat().resident, 10);
-    // What is there needs no frame.
+    // A present page needs no frame.
     assert_eq!(surface.alloc(0, &[(0, 4), (1000, 6), (4, 1)]), [(0, 0), (0, 0), (ENOMEM, 0)]);
     assert_eq!(surface.free(0, &[(1000, 2), (3, 1)]), [(0, 2), (0, 1)]);
     assert_eq!(surface.alloc(0, &[(4000, 4)]), [(ENOMEM, 3)]);

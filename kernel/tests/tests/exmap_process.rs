@@ -66,7 +66,7 @@ fn another_process_commands_nothing() {
             assert_eq!(surface.exmap.command(command, exmap::vector(0, 512)), Err(Errno::PERM));
         }
         assert!(surface.exmap.map(2000).is_err(), "the surface is another's");
-        // What may be known is known, and the vector is but memory.
+        // The child may query, and the vector is only memory.
         println!("STAT in another process: {:?}", surface.exmap.stat());
         println!("a vector in another process: {:?}", surface.exmap.vector(0));
         let private = surface.exmap.private();

@@ -19,12 +19,12 @@ const LIMIT: u64 = 256;
 const WIDE: u64 = 1 << 24;
 const UPPER: u64 = 65;
 
-/// The first pages of so many tables, from a table on.
+/// The first pages of several tables, from a table on.
 fn firsts(from: u64, count: u64) -> Vec<(u64, u64)> {
     (from..from + count).map(|table| (table % (WIDE / TABLE_PAGES) * TABLE_PAGES, 1)).collect()
 }
 
-/// What an exmap has besides its tables, for a pool of so many frames with one interface.
+/// The memory of an exmap without its tables, for a pool of `frames` frames with one interface.
 fn charged(frames: u64) -> u64 {
     frames + 6
 }
@@ -40,7 +40,7 @@ fn a_users_tables_are_bounded() {
         vast.create(&plan(16, 1, 0)).unwrap();
         assert_eq!(vast.map(1 << 32).err(), Some(Errno::NOMEM));
         drop(vast);
-        // What was refused is not charged.
+        // A refused call is not charged.
         let surface = Plan::new(WIDE, 40).make_of(fresh.pop().unwrap());
         assert_eq!(surface.stat().tables, UPPER);
         let room = LIMIT - charged(40);
@@ -59,7 +59,7 @@ fn a_users_tables_are_bounded() {
         assert!(most <= room, "{most} tables, and the user may have {room}");
         surface.assert_stamped(3, 7);
         drop(surface);
-        // All of it is given back.
+        // All of it is freed.
         let last = fresh.pop().unwrap();
         wait_until(|| last.create(&plan(LIMIT - 6, 1, 0)).is_ok());
     });
@@ -187,8 +187,8 @@ fn nothing_is_lost_while_tables_go() {
     }
 }
 
-/// A virtual machine that has read zeros sees the frame that comes there after the page's table has
-/// gone: it loses its translation with the table.
+/// A virtual machine has read zeros. After the page's table was freed it sees the frame that is
+/// allocated there: it loses its translation with the table.
 #[test]
 fn a_machine_loses_zeros_with_their_table() {
     let Some(_turn) = turn() else { return };

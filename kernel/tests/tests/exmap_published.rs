@@ -52,7 +52,7 @@ fn what_was_a_hole_is_an_error() {
 fn a_program_reads_and_writes_back() {
     let Some(_turn) = turn_for(exmap::CAN_READ) else { return };
     run(&["storage", "/dev/ram0"]);
-    // Direct I/O to a file is what the published module refused.
+    // The published module refused direct I/O to a file.
     let folder = fs::read_to_string("/scratch").unwrap();
     let file = PathBuf::from(folder.trim()).join("published");
     fs::write(&file, vec![0; 2000 * 4096]).unwrap();

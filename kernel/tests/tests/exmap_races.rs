@@ -1,5 +1,5 @@
-//! Threads that do different things to one surface at the same time. Whatever comes first, what is
-//! counted is right, and a page belongs to whom it was given.
+//! Threads that do different things to one surface at the same time. In every order the counters
+//! are right, and a page belongs to the thread that allocated it.
 #![allow(clippy::unwrap_used)]
 
 use std::sync::Mutex;
@@ -15,8 +15,8 @@ use vellum_uapi::exmap::{self, Entry};
 /// Pages that threads go for; few, so that they meet.
 const PAGES: u64 = 1500;
 
-/// One thread's part: goes for random pages, stamps those that it was given, and frees them once
-/// they were found to be as it left them.
+/// One thread's part: tries to allocate random pages, stamps those that it gets, checks that they
+/// keep the stamp, and frees them.
 fn own_and_check(surface: &Surface, interface: usize, mut random: Random, deadline: Deadline) {
     let mut owned: Vec<(u64, u64)> = Vec::new();
     // Once at least, however late the thread comes to run.
@@ -83,8 +83,8 @@ fn who_is_given_a_page_has_it_alone() {
 /// Pages that threads store to while they come and go.
 const FEW: u64 = 48;
 
-/// The kernel looks at an entry, and writes it back as it was, when somebody stores to a page that
-/// comes just then. What has gone meanwhile must not come back with that.
+/// When a thread stores to a page that is allocated just then, the kernel reads the entry, and
+/// writes it back unchanged. That write must not restore a page that was freed meanwhile.
 #[test]
 fn faults_bring_nothing_back() {
     let Some(_turn) = turn() else { return };
@@ -118,7 +118,7 @@ fn come_and_go(surface: &Surface, first: u64) {
     let (all, mut rounds) = (vec![(0, 1); pages.len()], 0);
     while !deadline.is_over() {
         assert!(surface.alloc(0, &pages) == all, "something was there in round {rounds}");
-        assert!(surface.free(0, &pages) == all, "something was gone in round {rounds}");
+        assert!(surface.free(0, &pages) == all, "a page was missing in round {rounds}");
         rounds += 1;
         if rounds % 8 == 0 {
             // All frames are elsewhere for a moment; none of them may be stored to.
@@ -131,7 +131,7 @@ fn come_and_go(surface: &Surface, first: u64) {
     println!("{rounds} rounds");
 }
 
-/// The surface comes and goes while other threads use it.
+/// One thread maps and unmaps the surface while other threads use it.
 #[test]
 fn a_surface_may_be_unmapped_while_it_is_used() {
     let Some(_turn) = turn() else { return };
@@ -177,7 +177,7 @@ fn a_surface_may_be_unmapped_while_it_is_used() {
     assert_eq!(surface.alloc(0, &[(0, 700)]), [(-libc::ENOMEM, 600)]);
 }
 
-/// What else changes the process' memory meanwhile: mappings beside the surface, and children.
+/// Other changes of the process' memory meanwhile: mappings next to the surface, and children.
 #[test]
 fn a_process_may_fork_and_map_while_pages_come_and_go() {
     let Some(_turn) = turn() else { return };

@@ -65,7 +65,7 @@ fn a_file_that_is_shorter_has_no_data() {
         assert_eq!(there, [5, 98, 99], "{}", backing.name);
         there.iter().for_each(|page| surface.assert_stamped(*page, *page));
         assert_eq!(surface.stat().resident, 3);
-        // Frames that were to hold what is not there are free.
+        // Frames for pages beyond the end of the file are free again.
         assert_eq!(surface.alloc(0, &[(110, 47)]), [(0, 47)]);
     }
 }
@@ -94,7 +94,7 @@ fn a_call_says_what_came_before_the_end() {
     }
 }
 
-/// A caller who must not wait is told so, whatever the backing is; frames come without waiting.
+/// A caller that must not wait gets EAGAIN, for every backing; allocating frames does not wait.
 #[test]
 fn a_call_that_must_not_wait_does_not() {
     let Some(_turn) = turn_for(exmap::CAN_READ) else { return };
@@ -122,7 +122,7 @@ fn a_call_may_have_many_parts() {
         assert_eq!(sys::preadv(fd, &parts, 0), Ok(1024 * PAGE as u64), "{}", backing.name);
         (0..1024).for_each(|page| surface.assert_stamped(page, page));
         assert_eq!(surface.free(0, &[(0, 1024)]), [(0, 1024)]);
-        // What is before the part that is wrong is done, and nothing after it.
+        // The parts before the wrong one are done, and none after it.
         (parts[700].0, parts[800].1) = (surface.mapping.page(9) + 1, 0);
         assert_eq!(sys::preadv(fd, &parts, 0), Ok(700 * PAGE as u64));
         assert_eq!(surface.stat().resident, 700);
@@ -145,7 +145,7 @@ fn what_is_made_up_for_a_reader_is_no_backing() {
         let plan = Create { backing: file.as_raw_fd(), ..plan(10, 1, 0) };
         assert_eq!(Exmap::open().create(&plan), Err(Errno::BADF), "{path}");
     }
-    // A file in memory keeps what it has.
+    // A file in memory keeps its contents.
     std::fs::write("/tmp/backing", access::stamped(0)).unwrap();
     let file = File::open("/tmp/backing").unwrap();
     let surface = Plan::new(10, 5).backing(&file).make();
@@ -176,7 +176,7 @@ fn without_a_backing_there_is_nothing_to_read() {
     vector.set(0, exmap::Entry::new(5, 1));
     assert!(vector.run(&surface.exmap, read, 1) != Ok(0), "a page came from nowhere");
     assert_eq!(surface.stat().resident, 0);
-    // What is no file of pages is no backing.
+    // Only a file that consists of pages can be a backing.
     let (mut ends, folder) = (std::io::pipe().unwrap(), File::open("/tmp").unwrap());
     let null = File::open("/dev/null").unwrap();
     std::io::Write::write_all(&mut ends.1, b"x").unwrap();
@@ -216,7 +216,7 @@ fn a_page_is_there_when_its_data_is() {
     }
 }
 
-/// Each page comes once, whoever asks for it.
+/// Each page is read once, however many threads ask for it.
 #[test]
 fn threads_may_read_the_same_pages() {
     let Some(_turn) = turn_for(exmap::CAN_READ) else { return };
@@ -242,7 +242,7 @@ fn threads_may_read_the_same_pages() {
     }
 }
 
-/// The offset names the interface, and the buffer's place on the surface what is to be read.
+/// The offset names the interface, and the buffer's place on the surface names the pages to read.
 #[test]
 fn calls_on_the_descriptor_read() {
     let Some(_turn) = turn_for(exmap::CAN_READ) else { return };
@@ -280,7 +280,7 @@ fn calls_on_the_descriptor_read() {
     assert_eq!(read, Err(Errno::BADF));
 }
 
-/// A page alone takes a shorter way from a device than from a file, and nobody notices.
+/// A single page takes a shorter path from a device than from a file, with the same result.
 #[test]
 fn a_page_alone_is_read_by_a_call() {
     let Some(_turn) = turn_for(exmap::CAN_READ) else { return };

@@ -114,7 +114,7 @@ fn a_pool_is_resized_while_it_is_used() {
                 let outcome = resize(&surface.exmap, 1 + random.below(3000));
                 assert!(matches!(outcome, Ok(0) | Err(Errno::BUSY)), "{outcome:?}");
                 if flags & exmap::SHRINKS != 0 {
-                    // All that can be given back is asked for.
+                    // The test asks for all frames that the pool can free.
                     std::fs::write("/proc/sys/vm/drop_caches", "2").unwrap();
                 }
             }

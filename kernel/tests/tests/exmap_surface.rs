@@ -1,4 +1,4 @@
-//! The surface: how it is mapped, and what a page is with a frame and without one.
+//! The surface: how it is mapped, and accesses to pages with a frame and without one.
 #![allow(clippy::unwrap_used)]
 
 use std::os::fd::AsFd as _;
@@ -92,7 +92,7 @@ fn a_frame_takes_the_place_of_zeros() {
             assert_eq!(surface.alloc(0, &[(600, 1)]), [(0, 1)]);
             ready.wait();
             ready.wait();
-            assert_eq!(surface.load(600), Ok(round), "what the other thread stored");
+            assert_eq!(surface.load(600), Ok(round), "the other thread's store");
             assert_eq!(surface.free(0, &[(600, 1)]), [(0, 1)]);
             ready.wait();
         });

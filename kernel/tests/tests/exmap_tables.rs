@@ -85,7 +85,7 @@ fn nobody_writes_to_them() {
     let iov_base = std::ptr::with_exposed_provenance_mut(tables.start());
     let remote = libc::iovec { iov_base, iov_len: 8 };
     let own = std::process::id() as i32;
-    // SAFETY: the kernel checks what it writes to, which is what is tested.
+    // SAFETY: the kernel checks the memory that it writes to, which this tests.
     let written =
         unsafe { libc::process_vm_writev(own, &raw const local, 1, &raw const remote, 1, 0) };
     assert_eq!(written, -1);
@@ -122,7 +122,7 @@ fn the_unprivileged_see_no_addresses() {
             surface.free(0, &ranges);
             pages.iter().for_each(|page| assert_eq!(entry(*page), 0, "{page}"));
             assert_eq!((entry(513), entry(514)), (1, 0));
-            // What shows zeros has no frame.
+            // A page that shows zeros has no frame.
             let _ = surface.load(600);
             assert_eq!(entry(600), 0);
             threads_change_what_is_shown(&surface, &entry);
@@ -130,7 +130,7 @@ fn the_unprivileged_see_no_addresses() {
     }
 }
 
-/// Whatever threads do to the same pages: what is shown afterwards is what is there.
+/// After threads have raced for the same pages the tables show the pages that are present.
 fn threads_change_what_is_shown(surface: &Surface, entry: &impl Fn(u64) -> u64) {
     std::thread::scope(|scope| {
         for interface in 0..2 {
@@ -165,7 +165,7 @@ fn there_is_nothing_before_the_surface_and_behind_it() {
     drop(surface);
 }
 
-/// Tables that are gone are not shown, whatever their memory is used for then.
+/// The mapping does not show freed tables, whatever their memory is used for then.
 #[test]
 fn they_go_with_the_surface() {
     let Some(_turn) = turn_for(exmap::CAN_SHOW_TABLES) else { return };
@@ -186,7 +186,7 @@ fn they_go_with_the_surface() {
     }
 }
 
-/// What is left of the mapping shows the same tables.
+/// The rest of the mapping shows the same tables.
 #[test]
 fn a_part_shows_what_it_showed() {
     let Some(_turn) = turn_for(exmap::CAN_SHOW_TABLES) else { return };

@@ -11,12 +11,12 @@ use vellum_kernel_tests::{Mapping, PAGE, Plan, Surface, access, turn};
 use vellum_uapi::exmap::{self, Entry};
 use vellum_uapi::exmap_published::{OP_ALLOC, OP_FREE};
 
-/// A part of the surface: so many pages from this one on.
+/// A part of the surface: a number of pages from this one on.
 fn part(surface: &Surface, page: u64, pages: usize) -> (usize, usize) {
     (surface.mapping.page(page), pages * PAGE)
 }
 
-/// Commands with a range tell bytes, whoever carries them out.
+/// Commands with a range return bytes, also when a worker carries them out.
 #[test]
 fn a_range_command_ends_with_bytes() {
     let Some(_turn) = turn() else { return };

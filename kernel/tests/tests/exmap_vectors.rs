@@ -81,7 +81,7 @@ fn ranges_that_are_not_within_the_surface_are_refused() {
     for command in [exmap::ALLOC, exmap::FREE] {
         assert_eq!(surface.run(command, 0, &wrong), vec![EINVAL; wrong.len()]);
     }
-    // Those beside it are carried out.
+    // The module carries out the other entries.
     for range in wrong {
         for command in [exmap::ALLOC, exmap::FREE] {
             let outcomes = surface.run(command, 0, &[(3, 1), range, (7, 2)]);
@@ -138,7 +138,7 @@ fn interfaces_have_vectors_of_their_own() {
     }
 }
 
-/// What nobody has mapped is full of zeros: ranges without pages.
+/// An unmapped vector is full of zeros: ranges without pages.
 #[test]
 fn a_vector_need_not_be_mapped() {
     let Some(_turn) = turn() else { return };
@@ -159,8 +159,8 @@ fn a_vector_need_not_be_mapped() {
     drop(surface);
 }
 
-/// A thread writes into the vector while the kernel works through it. Whatever is read, it is
-/// looked at and then used; it is not read again after it was looked at.
+/// A thread writes into the vector while the kernel works through it. The kernel reads each entry
+/// once, checks it and then uses it; it does not read it again after the check.
 #[test]
 fn a_vector_may_change_while_it_is_read() {
     let Some(_turn) = turn() else { return };

@@ -117,8 +117,8 @@ fn calls_on_the_descriptor_write() {
     assert!(backing.stored(20) == access::stamped(20));
 }
 
-/// Everything at once, on few pages and frames. A page of which nobody says that it is his may hold
-/// anything; what is counted is right.
+/// All commands at once, on few pages and frames. A page that no thread has claimed may hold any
+/// bytes; the counters are right.
 #[test]
 fn threads_may_do_everything_at_once() {
     let Some(_turn) = turn_for(CAN) else { return };

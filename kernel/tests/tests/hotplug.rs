@@ -22,7 +22,7 @@ impl Drop for Online {
 
 const PAGES: u64 = 700;
 
-/// Brings pages of the surface and takes them off, until it is told to stop.
+/// Allocates and frees pages of the surface until a flag stops it.
 fn use_surface(surface: &Surface, lane: u64, stop: &Stop) {
     let first = lane * PAGES;
     while !stop.is_said() {

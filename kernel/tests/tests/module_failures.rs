@@ -1,5 +1,5 @@
-//! Memory that is not there when the kernel asks for it. No call does harm by that, and what was
-//! taken before comes back.
+//! Allocations of the kernel that fail. No call does harm then, and memory that it allocated before
+//! is freed.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::fd::{AsRawFd as _, OwnedFd};
@@ -13,7 +13,7 @@ use vellum_kernel_tests::{DEVICE, Exmap, Morsel, PAGE, access, morsel, morsel_tu
 use vellum_uapi::exmap::{self, Create, Entry, Move};
 use vellum_uapi::morsel::{self as uapi, extent};
 
-/// Where the kernel is told which of this thread's allocations fails.
+/// The file that says which of this thread's allocations fails.
 const FAIL_NTH: &str = "/proc/thread-self/fail-nth";
 
 /// So many allocations a sequence has at most; one with more is no sequence of a few calls.
@@ -61,8 +61,8 @@ impl Injection {
 }
 
 /// Does something over and over, each time with another allocation that fails, until none is left.
-/// The lab finds leaks at the end (kmemleak); free memory says little here, as this kernel keeps
-/// what was freed for a while.
+/// The lab finds leaks at the end (kmemleak); free memory says little here, because this kernel
+/// keeps freed memory for a while.
 fn with_each_failure(what: &str, mut work: impl FnMut() -> Result<(), Errno>) {
     let Some(injection) = Injection::new() else { return };
     assert_eq!(work(), Ok(()), "{what}, while nothing fails");

@@ -1,9 +1,9 @@
-//! Morsels on persistent memory when the machine dies: one program changes them until it is
-//! killed, the other one looks; `make lab` runs both. What the first one had done is there
-//! afterwards, what it had not begun is not, and nothing else is.
+//! Morsels on persistent memory when the machine dies: one program changes them until it is killed,
+//! the other one checks; `make lab` runs both. All steps that the first one had completed have
+//! taken effect, no step that it had not begun has, and the device holds nothing else.
 //!
-//! The program writes down what it does, in a Morsel of its own: before it takes something away,
-//! and after it has put something there.
+//! The program logs its steps in a Morsel of its own: before it removes something, and after it has
+//! added something.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeMap;
@@ -56,12 +56,12 @@ impl Step {
             4 => Step::Punched(page),
             5 => Step::Removing,
             6 => Step::Removed,
-            _ => panic!("a step that nobody takes: {number}"),
+            _ => panic!("a step that does not exist: {number}"),
         }
     }
 }
 
-/// What a page has to be.
+/// The expected state of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Page {
     Stamped,
@@ -70,7 +70,7 @@ enum Page {
     Either,
 }
 
-/// What the log says, by the Morsel's number.
+/// The contents of the log, by the Morsel's number.
 type State = BTreeMap<u64, Option<BTreeMap<u64, Page>>>;
 
 struct Log {
@@ -153,7 +153,7 @@ fn length(id: u64) -> u64 {
     morsel::extent(order(id)) - id % 4096
 }
 
-/// The page of the Morsel that goes by this number, far from its neighbours if there is room.
+/// The page of the Morsel with this number, far from its neighbours if there is room.
 fn place(id: u64, page: u64) -> u64 {
     let pages = length(id).div_ceil(PAGE as u64);
     page.wrapping_mul(0x9e37_79b9) % pages
@@ -261,7 +261,7 @@ fn work() {
 }
 
 #[test]
-#[ignore = "looks at what was done"]
+#[ignore = "checks what was done"]
 fn look() {
     if !persistent::is_there() {
         return;
@@ -282,7 +282,7 @@ fn look() {
     look_at_all();
 }
 
-/// What was done is there.
+/// Completed steps have taken effect.
 fn look_at(id: u64, morsel: &Morsel, pages: &BTreeMap<u64, Page>) {
     let stat = morsel.stat();
     assert_eq!((stat.order, stat.length), (order(id), length(id)));
@@ -301,8 +301,8 @@ fn look_at(id: u64, morsel: &Morsel, pages: &BTreeMap<u64, Page>) {
     }
 }
 
-/// Nothing else is there: each word of each page is zero or what belongs there, and as many pages
-/// are used as the Morsels have.
+/// The device holds nothing else: each word of each page is zero or the expected one, and as many
+/// pages are used as the Morsels have.
 fn look_at_all() {
     let mut used = 0;
     for entry in fs::read_dir(FOLDER).unwrap() {
@@ -326,5 +326,5 @@ fn look_at_all() {
         }
     }
     let stat = rustix::fs::statfs(FOLDER).unwrap();
-    assert_eq!(stat.f_blocks - stat.f_bfree, used, "pages that nobody has");
+    assert_eq!(stat.f_blocks - stat.f_bfree, used, "pages of no Morsel");
 }

@@ -18,7 +18,7 @@ use vellum_uapi::morsel::extent;
 
 /// Words of a page.
 const WORDS: u64 = 512;
-/// What is where on a device.
+/// The layout of a device.
 const GUARD: u64 = 1;
 const SLOTS: u64 = 2;
 const SLOT_BYTES: u64 = 504;
@@ -144,8 +144,8 @@ fn words(page: &[u8]) -> Vec<u64> {
     page.chunks(8).map(|word| u64::from_le_bytes(word.try_into().unwrap())).collect()
 }
 
-/// Processors walk the guard wherever a Morsel of order 3 has nothing: what it has when the device
-/// is mounted, it has no longer.
+/// Processors walk the guard wherever a Morsel of order 3 has no table: mounting the device removes
+/// the guard's earlier contents.
 #[test]
 fn what_the_guard_has_is_not_believed() {
     let Some(_turn) = turn() else { return };
@@ -211,22 +211,22 @@ fn an_entry_that_was_on_its_way_is_found() {
     unmount().unwrap();
 }
 
-/// What the damaged devices have: pages of each Morsel, at these places among others.
+/// The contents of the damaged devices: pages of each Morsel, at these places among others.
 const PLACES: [u64; 6] = [0, 1, 511, 512, 1000, WORDS * WORDS + 3];
 
 fn places(order: u32) -> impl Iterator<Item = u64> {
     PLACES.into_iter().filter(move |page| *page < extent(order) / PAGE as u64)
 }
 
-/// Words of the device changed: it is refused, or it is mounted, and a user who maps everything
-/// that it has finds the pages of the device and nothing else.
+/// With words of the device changed, the module refuses it, or mounts it; then a user who maps all
+/// of it finds the pages of the device and nothing else.
 #[test]
 fn a_damaged_device_does_no_harm() {
     let Some(_turn) = turn() else { return };
     let mut random = Random::of_this_run();
     let (mut mounted, mut refused) = (0, 0);
     for _ in 0..60 {
-        // What was there before would look as if it were read.
+        // Earlier contents would look as if they were read.
         let raw = Raw::open();
         raw.device.write_all_at(&vec![0; USED_PAGES as usize * PAGE], 0).unwrap();
         raw.device.sync_all().unwrap();
@@ -254,7 +254,7 @@ fn a_damaged_device_does_no_harm() {
             });
             assert_morsels_are_sound();
             unmount().unwrap();
-            // Whatever was stored, it is still a device.
+            // After any store it is still a device.
             mount("").unwrap();
             unmount().unwrap();
         } else {
@@ -323,7 +323,7 @@ fn look_around(pages: &HashSet<Vec<u8>>, mut random: Random) {
             continue;
         }
         for protection in [libc::PROT_READ, sys::READ_WRITE] {
-            // What was sealed by damage is for reading.
+            // A Morsel that damage has sealed is for reading.
             let Ok(mapping) = morsel.map(protection) else { continue };
             let all = extent(order) / PAGE as u64;
             let others: Vec<u64> = (0..40).map(|_| random.below(all)).collect();
@@ -344,7 +344,7 @@ fn look_at(mapping: &Mapping, page: u64, pages: &HashSet<Vec<u8>>) {
     let _ = access::kernel_store(mapping.page(page), &stored());
 }
 
-/// What a user stores.
+/// The value that a user stores.
 fn stored() -> Vec<u8> {
     access::stamped(u64::MAX)
 }

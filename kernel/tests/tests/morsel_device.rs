@@ -1,5 +1,5 @@
-//! Devices and Morsels: an NVMe controller behind an IOMMU, driven from user space, whose queues
-//! and data lie in a Morsel.
+//! Devices and Morsels: an NVMe controller that an IOMMU restricts, driven from user space, whose
+//! queues and data lie in a Morsel.
 #![allow(clippy::unwrap_used)]
 
 use std::fs::{File, OpenOptions};
@@ -25,7 +25,7 @@ const DATA: u64 = QUEUE_PAGES;
 /// Where the device sees them.
 const SEEN_AT: u64 = 1 << 32;
 
-/// Where it sees a page.
+/// The device's address of a page.
 fn seen(page: u64) -> u64 {
     SEEN_AT + page * PAGE as u64
 }
@@ -51,7 +51,7 @@ fn refused(device: &Device, seen_at: u64) -> String {
     format!("Request device [{}] fault addr {seen_at:#x} ", device.address())
 }
 
-/// What one process writes the device reads, and what the device writes another process sees.
+/// The device reads what one process writes, and another process sees what the device writes.
 #[test]
 fn a_device_and_processes_have_the_same_pages() {
     let Some((_turn, device)) = turn() else { return };
@@ -82,7 +82,7 @@ fn a_device_and_processes_have_the_same_pages() {
     }
 }
 
-/// What is not registered the device does not reach, as it does not reach what no longer is.
+/// The device does not reach memory that is not registered, or is no longer registered.
 #[test]
 fn a_device_reaches_nothing_else() {
     let Some((_turn, device)) = turn() else { return };
@@ -91,7 +91,7 @@ fn a_device_reaches_nothing_else() {
     let mapping = morsel.mapped();
     let mut controller = driven(&device, &mapping);
     mapping.stamp(PAGES, 5);
-    // The Morsel's own next page. What the controller makes of it, is its own affair.
+    // The Morsel's own next page. The controller's reaction does not matter.
     log.wait_for(&refused(&device, seen(PAGES)), || {
         let _ = controller.identify(seen(PAGES));
     });
@@ -139,7 +139,7 @@ fn a_device_cannot_write_by_a_mapping_for_reading() {
     }
 }
 
-/// What is not pinnable is sealed against devices, whoever maps it.
+/// No mapping lets a device register a Morsel that is not pinnable.
 #[test]
 fn no_device_gets_what_is_not_pinnable() {
     let Some((_turn, device)) = turn() else { return };
@@ -149,7 +149,7 @@ fn no_device_gets_what_is_not_pinnable() {
     }
 }
 
-/// The kernel keeps no count of who uses persistent memory that VFIO takes from page tables.
+/// The kernel counts no references to persistent memory that VFIO takes from page tables.
 #[test]
 fn no_device_gets_what_is_on_persistent_memory() {
     let Some((_turn, device)) = turn() else { return };
@@ -205,16 +205,16 @@ fn a_page_that_is_punched_stays_with_its_device() {
         controller.write(seen(DATA + 1), 2).unwrap();
         morsel.punch(DATA * PAGE as u64, PAGE as u64).unwrap();
         assert_morsels_are_sound();
-        // What is free is taken by others.
+        // Other Morsels take the free pages.
         let other = Morsel::new(2, 64 << 20, 0);
         let others = other.mapped();
         (0..(64 << 20) / PAGE as u64).for_each(|page| others.stamp(page, 3));
         mapping.stamp(DATA, 4);
-        // The device still has what was there,
+        // The device still has the old page,
         controller.write(seen(DATA), 1).unwrap();
         controller.read(seen(DATA + 2), 1).unwrap();
         mapping.assert_stamped(DATA + 2, 1);
-        // and writes to where nobody else is.
+        // and writes to a page that no other Morsel has.
         controller.read(seen(DATA), 2).unwrap();
         mapping.assert_stamped(DATA, 4);
         (0..(64 << 20) / PAGE as u64).for_each(|page| others.assert_stamped(page, 3));
@@ -224,7 +224,7 @@ fn a_page_that_is_punched_stays_with_its_device() {
     }
 }
 
-/// A device that was let in by a mapping for writing has that right also when the mapping is gone.
+/// A device that registered a mapping for writing keeps that right also after the mapping is gone.
 #[test]
 fn what_a_device_may_write_is_not_sealed() {
     let Some((_turn, device)) = turn() else { return };
@@ -241,7 +241,7 @@ fn what_a_device_may_write_is_not_sealed() {
         device.unregister(SEEN_AT, PAGE).unwrap();
         reader.assert_stamped(0, 8);
         morsel.seal(SEAL_CONTENT).unwrap();
-        // What is sealed may be read by it, which keeps nothing from being sealed again.
+        // A device may read a sealed Morsel, which does not prevent further seals.
         let tried = device.register(reader.start(), PAGE, SEEN_AT, Access::ReadWrite);
         assert_eq!(tried, Err(Errno::FAULT), "order {order}");
         device.register(reader.start(), PAGE, SEEN_AT, Access::Read).unwrap();

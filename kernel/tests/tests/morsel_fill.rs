@@ -1,4 +1,4 @@
-//! FILL: what is read from a file is there, byte by byte; what cannot be read is said.
+//! FILL: the bytes of the file are in the Morsel, one by one; it reports bytes that it cannot read.
 #![allow(clippy::unwrap_used, unsafe_code)]
 
 use std::fs::{File, OpenOptions};
@@ -50,7 +50,7 @@ fn a_source_is_read_from_beginning_to_end() {
     }
 }
 
-/// Any part to any page, over what is there.
+/// Any part to any page, over earlier contents.
 #[test]
 fn parts_are_read() {
     let Some(_turn) = morsel_turn() else { return };
@@ -98,8 +98,8 @@ fn a_source_may_be_short() {
         let morsel = Morsel::new(2, 32 * MIB, 0);
         assert_eq!(morsel.fill(&file, 0, 0, 32 * MIB), (size, Ok(())));
         assert!(contents(&morsel, 0, size as usize) == stored(2 * 512)[..size as usize]);
-        assert_eq!(contents(&morsel, size, 100), [0; 100], "nothing behind its end");
-        // The last bytes of it, its end, and behind that.
+        assert_eq!(contents(&morsel, size, 100), [0; 100], "nothing after its end");
+        // The last bytes of it, its end, and beyond.
         let last = size / 4096 * 4096;
         assert_eq!(morsel.fill(&file, last, 4096, 8192), (size - last, Ok(())));
         for from in [size.next_multiple_of(4096), 1 << 40, i64::MAX as u64 - 32 * MIB] {
@@ -120,7 +120,7 @@ fn a_source_may_be_short() {
     }
 }
 
-/// The last page may be filled as a whole, as direct I/O reads blocks; no more than that.
+/// FILL may fill the last page as a whole, because direct I/O reads blocks, but no more than that.
 #[test]
 fn a_morsel_may_be_short() {
     let Some(_turn) = morsel_turn() else { return };
@@ -201,7 +201,7 @@ fn a_morsel_as_the_source() {
     }
 }
 
-/// What came before an error is there, and is said.
+/// The bytes before an error are present, and FILL reports them.
 #[test]
 fn what_was_read_before_an_error_is_said() {
     let Some(_turn) = morsel_turn() else { return };
@@ -232,7 +232,7 @@ fn what_was_read_before_an_error_is_said() {
 
 extern "C" fn nothing(_signal: i32) {}
 
-/// Signals that come again and again end it early, and never lose what was read.
+/// Repeated signals end it early, and never lose bytes that were read.
 #[test]
 fn a_signal_loses_nothing() {
     let Some(_turn) = morsel_turn() else { return };
@@ -286,7 +286,7 @@ fn a_process_may_be_killed_while_it_reads() {
                 std::thread::sleep(Duration::from_millis(random.below(40)));
                 child.kill();
                 assert_morsels_are_sound();
-                // A device may still have to end what it has begun.
+                // A device may still have I/O to finish.
                 wait_until(|| match morsel.seal(morsel::SEAL_CONTENT) {
                     Err(Errno::BUSY) => false,
                     outcome => {

@@ -1,4 +1,4 @@
-//! Groups of processes with a bound on memory: whoever populates a page is charged for it.
+//! Groups of processes with a limit on memory: the process that populates a page is charged for it.
 #![allow(clippy::unwrap_used)]
 
 use std::fs;
@@ -49,7 +49,7 @@ impl Group {
 impl Drop for Group {
     fn drop(&mut self) {
         let start = Instant::now();
-        // What ended is gone from it in the kernel's own time.
+        // The kernel removes ended processes from the group in its own time.
         while fs::remove_dir(&self.0).is_err() {
             assert!(start.elapsed() < PATIENCE, "{:?} cannot be removed", self.0);
             std::thread::sleep(Duration::from_millis(20));
@@ -101,7 +101,7 @@ fn whoever_populates_is_charged() {
     }
 }
 
-/// Who has too little fails, or is ended; nobody else is, and what was there is.
+/// A process above its limit fails, or is killed; no other process is, and earlier pages stay.
 #[test]
 fn who_has_too_little_does_no_harm() {
     let Some(_turn) = morsel_turn() else { return };

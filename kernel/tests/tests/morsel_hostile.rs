@@ -62,7 +62,7 @@ struct Caller<'a> {
 impl<'a> Caller<'a> {
     fn new(mounted: &'a Mounted, random: Random) -> Self {
         let memory = Mapping::anonymous(None, 4 * PAGE).unwrap();
-        // Behind the third page there is nothing to be read.
+        // No memory is readable after the third page.
         sys::mprotect(memory.page(3), PAGE, libc::PROT_NONE).unwrap();
         let source = File::open("/proc/self/exe").unwrap();
         Self { random, mounted, morsels: Vec::new(), mappings: Vec::new(), memory, source }
@@ -180,7 +180,7 @@ impl<'a> Caller<'a> {
     }
 
     fn map(&mut self, index: usize) {
-        // What was revoked does not say.
+        // A revoked Morsel does not say.
         let stat = self.morsels[index].try_stat().unwrap_or_default();
         let right = extent(stat.order) as usize;
         let length = match self.random.below(8) {
@@ -199,7 +199,7 @@ impl<'a> Caller<'a> {
         }
     }
 
-    /// What is mapped is accessed, moved, advised about, unmapped: all of it or a part.
+    /// Accesses, moves, advises about and unmaps a mapping: all of it or a part.
     fn use_mappings(&mut self) {
         let Some(mapping) = self.mappings.pop() else { return };
         let (start, length) = (mapping.start(), mapping.length() as u64);

@@ -1,5 +1,5 @@
-//! Who looks at a process' memory, and calls that are about any memory: they find a Morsel's, or
-//! say that there is nothing, and change nothing.
+//! Calls that inspect a process' memory, and calls on any memory: they find the Morsel's pages, or
+//! report none, and change nothing.
 #![allow(clippy::unwrap_used, unsafe_code)]
 
 use std::fs::{self, File};
@@ -66,7 +66,8 @@ fn whoever_looks_at_memory_changes_nothing() {
             }
         }
         for what in 1..=5 {
-            // 4 makes pages of ordinary memory read-only for a moment, so that who writes is noted.
+            // 4 makes pages of ordinary memory read-only for a moment, so that the kernel notes
+            // writes.
             let written = fs::write("/proc/self/clear_refs", what.to_string());
             println!("clear_refs {what}: {written:?}");
             shown.assert_unchanged("clear_refs");
@@ -81,7 +82,7 @@ fn calls_about_memory_do_no_harm() {
         let shown = Shown::new(kind);
         for mapping in &shown.mappings {
             let (start, length) = (mapping.start() as i64, mapping.length() as i64);
-            // What would list too much, or bring it, is for the first pages.
+            // Calls that would list too much, or populate it, use only the first pages.
             let few = length.min(1 << 30);
             let node: u64 = 1;
             let mask = (&raw const node).expose_provenance() as i64;
@@ -109,8 +110,8 @@ fn calls_about_memory_do_no_harm() {
     }
 }
 
-/// Who may only read has leaves of his own where pages may be pinned; what processors note in them
-/// is no damage.
+/// A reader has leaves of its own if pages may be pinned; the accessed bits that processors set in
+/// them are no damage.
 #[test]
 fn what_was_accessed_may_be_forgotten() {
     let Some(_turn) = morsel_turn() else { return };

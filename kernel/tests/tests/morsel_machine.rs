@@ -1,5 +1,5 @@
-//! A virtual machine whose memory is a Morsel: it has translations of its own, and is told when
-//! pages go.
+//! A virtual machine whose memory is a Morsel: it has translations of its own, and the module
+//! notifies it when pages are punched.
 #![allow(clippy::unwrap_used)]
 
 use std::path::Path;
@@ -33,12 +33,12 @@ fn a_virtual_machine_loses_what_is_punched() {
         assert_eq!((word(), machine.load(0).unwrap()), (vec![0x34, 0x12], 0x1234));
 
         morsel.punch(0, 2 * MIB).unwrap();
-        // The page belongs to somebody else now, in all likelihood.
+        // The page very likely has another owner now.
         let other = Morsel::new(2, 16 * MIB, 0);
         let others = other.mapped();
         let pages = 16 * MIB / PAGE as u64;
         (0..pages).for_each(|page| others.stamp(page, 3));
-        assert_eq!(machine.load(0).unwrap(), 0, "flags {flags:#x}: what others have is read");
+        assert_eq!(machine.load(0).unwrap(), 0, "flags {flags:#x}: it reads another owner's page");
         machine.store(0, 0x1234).unwrap();
         (0..pages).for_each(|page| others.assert_stamped(page, 3));
         assert_eq!((word(), machine.load(0).unwrap()), (vec![0x34, 0x12], 0x1234));
@@ -49,7 +49,7 @@ fn a_virtual_machine_loses_what_is_punched() {
     }
 }
 
-/// Fails unless the machine reads what is there. Some kernels give it no leaves of 2 MiB.
+/// Fails unless the machine reads the page's contents. Some kernels give it no leaves of 2 MiB.
 #[track_caller]
 fn assert_loaded(machine: &mut Machine, page: usize, word: u16, flags: u64) {
     match machine.load(page) {
@@ -58,8 +58,8 @@ fn assert_loaded(machine: &mut Machine, page: usize, word: u16, flags: u64) {
     }
 }
 
-/// The host looks at leaves alone for what a machine may do, and gives it the right to write also
-/// where it only reads.
+/// The host checks only leaves for a machine's rights, and gives it the right to write also where
+/// it only reads.
 #[test]
 fn a_virtual_machine_writes_to_nothing_that_is_mapped_for_reading() {
     let Some(_turn) = morsel_turn() else { return };
@@ -70,7 +70,7 @@ fn a_virtual_machine_writes_to_nothing_that_is_mapped_for_reading() {
         let mapping = morsel.map(libc::PROT_READ).unwrap();
         mapping.assert_stamped(0, 7);
         let pages = mapping.length() / PAGE;
-        // Page 1 is a hole, which nobody has accessed.
+        // Page 1 is a hole, which no process has accessed.
         for (page, word) in [(0, 7), (1, 0)].into_iter().filter(|(page, _)| *page < pages) {
             for loads_first in [false, true] {
                 let Some(mut machine) = Machine::new(&mapping) else { return };
@@ -89,8 +89,8 @@ fn a_virtual_machine_writes_to_nothing_that_is_mapped_for_reading() {
     }
 }
 
-/// Orders with tables of their own: what the core has in its tables, of one page, it shows to its
-/// machines also where nobody may access it.
+/// Orders with tables of their own: the core's own tables for Morsels of one page show a page to
+/// machines also where no process may access it.
 #[test]
 fn a_virtual_machine_loses_what_mprotect_takes() {
     let Some(_turn) = morsel_turn() else { return };
@@ -119,7 +119,7 @@ fn a_virtual_machine_loses_what_mprotect_takes() {
     }
 }
 
-/// Brings pages and takes them off, until it is told to stop.
+/// Populates and punches pages until a flag stops it.
 fn come_and_go(morsel: &Morsel, stop: &Stop) {
     while !stop.is_said() {
         assert_eq!(rustix::io::pwrite(morsel, &[1; PAGE], 0), Ok(PAGE));
@@ -127,8 +127,8 @@ fn come_and_go(morsel: &Morsel, stop: &Stop) {
     }
 }
 
-/// What a process has the kernel tell its machines, and its mappings, begins and ends for the same
-/// ones: those that come in between hear neither.
+/// The start and the end of a notification reach the same machines and mappings of a process: those
+/// that are made in between get neither.
 #[test]
 fn machines_and_mappings_come_while_others_punch() {
     let Some(_turn) = morsel_turn() else { return };
@@ -155,7 +155,7 @@ fn machines_and_mappings_come_while_others_punch() {
 }
 
 /// KVM has a reference to the page that describes a machine in a machine, whether the Morsel is
-/// pinnable or not, and writes to it when the mapping is gone by which it was found.
+/// pinnable or not, and writes to it after the mapping through which KVM found it is gone.
 #[test]
 fn what_kvm_has_hold_of_is_not_sealed() {
     let Some(_turn) = morsel_turn() else { return };

@@ -1,5 +1,5 @@
-//! What a program may do with the addresses at which it has a Morsel: it works, or it is refused
-//! and nothing has changed.
+//! Calls on the addresses at which a program has a Morsel: each works, or is refused and changes
+//! nothing.
 #![allow(clippy::unwrap_used, unsafe_code)]
 
 use vellum_kernel_tests::access::{self, Fault};
@@ -35,11 +35,11 @@ fn assert_unchanged(morsel: &Morsel, mapping: &Mapping) {
     assert_morsels_are_sound();
 }
 
-/// Free addresses: twice as many as asked for, so that a part of them is aligned. Nobody else gets
-/// them meanwhile, such as a thread for its stack: the kernel looks for room from the top.
+/// Free addresses: twice as many as asked for, so that a part of them is aligned. No other mapping,
+/// such as a thread's stack, gets them meanwhile: the kernel looks for room from the top.
 fn free_addresses(length: usize) -> usize {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-    // What is longer than an order 3 may be is for five levels, where there is room higher up.
+    // A Morsel longer than order 3 needs five levels, where there is room higher up.
     let address = if length as u64 > 2 * extent(3) { 1 << 50 } else { 1 << 44 };
     let protection = libc::PROT_NONE;
     let place = Request { address, length: 2 * length, protection, flags, fd: None, offset: 0 };
@@ -98,7 +98,7 @@ fn it_is_mapped_where_one_likes() {
         let second = Mapping::new(Request { address, flags, ..right }).unwrap();
         assert_eq!(second.start(), address);
         second.assert_stamped(0, 7);
-        // Somebody is there already.
+        // Another mapping is there already.
         let again = Mapping::new(Request { address, flags, ..right });
         assert_eq!(again.unwrap_err(), Errno::EXIST);
         assert_unchanged(&morsel, &second);
@@ -111,7 +111,7 @@ fn it_is_mapped_where_one_likes() {
         let third = Mapping::new(Request { address, flags, ..right }).unwrap();
         ordinary.leave();
         assert_unchanged(&morsel, &third);
-        // And where it is itself.
+        // And at its own address.
         let fourth = Mapping::new(Request { address, flags, ..right }).unwrap();
         third.leave();
         assert_unchanged(&morsel, &fourth);
@@ -173,7 +173,7 @@ fn a_part_of_it_is_left_alone() {
             let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
             let flags = flags | libc::MAP_NORESERVE;
             let over = Request { address, length, protection: 3, flags, fd: None, offset: 0 };
-            // Some kernels say that there is no memory, whatever the reason is.
+            // Some kernels answer ENOMEM for every reason.
             assert!(matches!(sys::mmap(over), Err(Errno::INVAL | Errno::NOMEM)));
             assert_eq!(sys::madvise(address, length, libc::MADV_RANDOM), Err(Errno::INVAL));
             let moved = sys::mremap(address, length, length, libc::MREMAP_MAYMOVE);
@@ -185,7 +185,7 @@ fn a_part_of_it_is_left_alone() {
     }
 }
 
-/// What lies beside it changes together with a part of it: or not at all.
+/// A call on a range that covers a neighbour and a part of it changes both, or nothing.
 #[test]
 fn a_range_that_ends_within_is_refused() {
     let Some(_turn) = morsel_turn() else { return };
@@ -236,7 +236,7 @@ fn it_is_neither_moved_nor_resized() {
     }
 }
 
-/// What the kernel may be advised of memory that it has.
+/// The advice that the kernel takes for its own memory.
 #[test]
 fn advice_does_no_harm() {
     let Some(_turn) = morsel_turn() else { return };
@@ -314,7 +314,7 @@ fn mappings_come_and_go() {
     }
 }
 
-/// One that says where it is to be.
+/// A Morsel that is bound to an address.
 fn bound(order: u32, address: usize) -> Morsel {
     let morsel = Morsel::nameless();
     let create = morsel::Create { address: address as u64, ..plan(order, extent(order), 0) };
@@ -373,7 +373,7 @@ fn what_is_in_the_way_is_unharmed() {
             assert_eq!(morsel.map(libc::PROT_READ).unwrap_err(), Errno::EXIST);
             ordinary.assert_stamped(0, 5);
         }
-        // Beside it there is room.
+        // Next to it there is room.
         let below = Mapping::anonymous(Some(address - PAGE), PAGE);
         let above = Mapping::anonymous(Some(address + length), PAGE);
         let mapping = morsel.mapped();

@@ -104,7 +104,7 @@ fn bytes_are_as_in_a_model() {
     }
 }
 
-/// What is spliced into it and out of it, and what is copied by the kernel.
+/// Splicing into it and out of it, and copying by the kernel.
 #[test]
 fn bytes_go_through_pipes_and_files() {
     let Some(_turn) = morsel_turn() else { return };
@@ -188,7 +188,7 @@ fn a_descriptor_has_a_position() {
     assert_eq!(append.write(&[1]).unwrap_err().raw_os_error(), Some(libc::EFBIG));
     assert_eq!(rustix::fs::fcntl_getfl(&append).unwrap() & OFlags::APPEND, OFlags::APPEND);
     assert_eq!(file.metadata().unwrap().len(), 10_000);
-    // One that cuts is not for what has a shape.
+    // A Morsel has a shape, so opening with O_TRUNC is refused.
     assert!(File::create(path("position")).is_err());
     file.sync_all().unwrap();
     assert_eq!(file.read_at(&mut bytes, 9990).unwrap(), 10);
@@ -269,7 +269,7 @@ fn two_mib_come_once_before_6_5() {
     assert_eq!(morsel.stat().huge, 1);
 }
 
-/// 2 MiB are in one piece, go as one, and become 512 pages if a part goes.
+/// 2 MiB are one leaf, are punched as one, and become 512 pages if a part is punched.
 #[test]
 fn pieces_of_two_mib_come_and_go() {
     let Some(_turn) = morsel_turn() else { return };
@@ -316,7 +316,7 @@ fn pieces_of_two_mib_come_and_go() {
     }
 }
 
-/// The source of what is written is the Morsel itself.
+/// The source of the write is the Morsel itself.
 #[test]
 fn a_morsel_is_written_to_itself() {
     let Some(_turn) = morsel_turn() else { return };
@@ -337,7 +337,7 @@ fn a_morsel_is_written_to_itself() {
         // A page onto itself.
         assert_eq!(sys::pwrite(morsel.as_fd(), mapping.page(6), PAGE, 6 * PAGE as u64), Ok(4096));
         mapping.assert_stamped(6, 6);
-        // What cannot be read ends it.
+        // Memory that cannot be read ends it.
         let bad = [(mapping.page(7), PAGE), (8, PAGE)];
         assert_eq!(sys::pwritev(morsel.as_fd(), &bad, 400 * PAGE as u64), Ok(PAGE as u64));
         mapping.assert_stamped(400, 7);
@@ -370,8 +370,8 @@ fn what_is_punched_is_free_at_once() {
     }
 }
 
-/// A process reads pages while they are taken off and come again: it finds zeros or what was
-/// written there, and nothing of others who are given the memory.
+/// A process reads pages while others punch and populate them: it finds zeros or the stores to
+/// these pages, and nothing of other users of the memory.
 #[test]
 fn nothing_of_others_is_seen() {
     let Some(_turn) = morsel_turn() else { return };
@@ -387,7 +387,7 @@ fn nothing_of_others_is_seen() {
                 let mapping = morsel.map(rights).unwrap();
                 let mut random = Random::new(rights as u64);
                 let mut seen = 0;
-                // Until it is killed, unless it sees what it must not.
+                // Until it is killed, unless it sees other bytes.
                 while seen != OTHERS {
                     seen = access::load(mapping.page(random.below(pages)) + 9).unwrap();
                     assert!([0, MINE].contains(&seen), "{seen:#x}");

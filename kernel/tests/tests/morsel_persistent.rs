@@ -68,7 +68,7 @@ fn names_shapes_and_pages_are_found_again() {
     let mut random = Random::of_this_run();
     let mut pages: BTreeMap<String, Vec<u64>> = BTreeMap::new();
     let mut stats = BTreeMap::new();
-    // There are no more on a device.
+    // A device has no more kinds.
     for order in 0..=3 {
         let name = format!("of order {order}");
         let morsel = create(&name);
@@ -147,7 +147,7 @@ fn punched_pages_and_lost_names_are_free() {
     open("kept").assert_stamped(0, 1);
 }
 
-/// A pipe has what was in the pages, and not the pages.
+/// A pipe has a copy of the contents, not the pages.
 #[test]
 fn what_is_in_a_pipe_holds_no_page() {
     let Some(_turn) = turn() else { return };
@@ -240,7 +240,7 @@ fn a_driver_waits_until_its_device_is_unmounted() {
         let unbinding = scope.spawn(|| fs::write(format!("{DRIVER}/unbind"), &device).unwrap());
         wait_until(|| !Path::new("/sys/block/pmem0").exists());
         std::thread::sleep(Duration::from_millis(200));
-        assert!(!unbinding.is_finished(), "the driver is gone, and what has its memory is not");
+        assert!(!unbinding.is_finished(), "the driver is gone, but users of its memory are not");
         mapping.assert_stamped(0, 1);
         mapping.stamp(1000, 2);
         morsel.file().sync_all().unwrap();

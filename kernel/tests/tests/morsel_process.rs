@@ -1,5 +1,5 @@
-//! Processes: what a child has of a Morsel, and what is left of it when a process ends, however
-//! that comes.
+//! Processes: what a child has of a Morsel, and what is left of a Morsel when a process ends in any
+//! way.
 #![allow(clippy::unwrap_used, unsafe_code)]
 
 use std::io::{Read as _, Write as _, pipe};
@@ -87,7 +87,7 @@ fn a_child_may_inherit_it() {
     }
 }
 
-/// In one that inherits, what a child maps for reading it cannot write.
+/// In a Morsel that inherits, a child cannot write a mapping that it made for reading.
 #[test]
 fn a_child_inherits_no_more_rights() {
     let Some(_turn) = morsel_turn() else { return };
@@ -115,7 +115,8 @@ fn a_child_may_have_it_longer_than_the_parent() {
         let before = Memory::now();
         let (morsel, mapping) = populated(order, flags | morsel::INHERIT);
         let (mut wait, mut go) = pipe().unwrap();
-        // The child goes on when the descriptor and the mapping are gone here; so does its child.
+        // The child goes on after this process has dropped the descriptor and the mapping; so does
+        // its child.
         let (start, length) = (mapping.start(), mapping.length());
         let child = Child::start(|| {
             drop(morsel.reopened(true));
@@ -141,7 +142,7 @@ fn a_child_need_not_access_it() {
         let (morsel, mapping) = populated(order, flags | morsel::INHERIT);
         in_child(|| ());
         in_child(|| {
-            // What happens to all who have it, happens to it, too.
+            // Changes that affect all processes with the Morsel affect the child, too.
             morsel.punch(0, PAGE as u64).unwrap();
             in_child(|| drop(morsel.mapped()));
             sys::mprotect(mapping.start(), mapping.length(), libc::PROT_READ).unwrap();
@@ -155,7 +156,7 @@ fn a_child_need_not_access_it() {
     }
 }
 
-/// Whatever a program asks for with regard to fork, memory is right.
+/// Memory is right for all of a program's advice about fork.
 #[test]
 fn advice_about_fork_does_no_harm() {
     let Some(_turn) = morsel_turn() else { return };
@@ -233,7 +234,7 @@ fn vfork_changes_nothing() {
     }
 }
 
-/// What a child does until it is killed.
+/// The work of a child until it is killed.
 fn busy(morsel: &Morsel, what: u64) {
     let size = 64 * MIB;
     let mapping = morsel.mapped();
@@ -361,7 +362,7 @@ fn receive(socket: &OwnedFd) -> OwnedFd {
     message.msg_iovlen = 1;
     message.msg_control = control.as_mut_ptr().cast();
     message.msg_controllen = size_of_val(&control);
-    // SAFETY: the kernel writes no more than there is room for; the descriptor is new.
+    // SAFETY: the kernel writes no more than fits; the descriptor is new.
     unsafe {
         let done = libc::recvmsg(socket.as_raw_fd(), &raw mut message, 0);
         assert_eq!(done, 1, "recvmsg: {}", sys::last_error());
@@ -396,7 +397,7 @@ fn a_descriptor_may_be_passed_to_another_process() {
             0
         });
         let (write, read) = (Morsel::from(receive(&here)), Morsel::from(receive(&here)));
-        // Whoever made it is gone.
+        // The process that made it has ended.
         assert_eq!(child.wait(), End::Status(0));
         write.mapped().assert_stamped(0, 42);
         read.map(libc::PROT_READ).unwrap().assert_stamped(0, 42);
@@ -405,7 +406,7 @@ fn a_descriptor_may_be_passed_to_another_process() {
     before.assert_back();
 }
 
-/// Descriptors on their way in sockets that nobody can reach any more.
+/// Descriptors in flight in sockets that no process can reach any more.
 #[test]
 fn a_descriptor_may_be_lost_on_its_way() {
     let Some(_turn) = morsel_turn() else { return };
@@ -450,7 +451,7 @@ fn signals_do_not_keep_it_away() {
     }
 }
 
-/// The file system stays as long as somebody uses it, and the module as long as the file system.
+/// The file system stays as long as a process uses it, and the module as long as the file system.
 #[test]
 fn it_is_not_unmounted_while_in_use() {
     let Some(_turn) = morsel_turn() else { return };

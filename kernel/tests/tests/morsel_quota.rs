@@ -1,4 +1,4 @@
-//! The file system: how much memory its Morsels may take, names, and who may what.
+//! The file system: how much memory its Morsels may take, names, and the rights of users.
 #![allow(clippy::unwrap_used, unsafe_code)]
 
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
@@ -24,7 +24,7 @@ fn shaped(mounted: &Mounted, order: u32, length: u64, flags: u64) -> Morsel {
     morsel
 }
 
-/// Each way to a page says so when there is no more, and what is there works on.
+/// Each way to populate a page reports that memory is used up, and present pages still work.
 #[test]
 fn no_more_is_taken_than_there_may_be() {
     let Some(_turn) = morsel_turn() else { return };
@@ -39,7 +39,7 @@ fn no_more_is_taken_than_there_may_be() {
         let stat = morsel.stat();
         assert_eq!(mounted.used(), stat.pages + stat.tables);
         assert!((4000..=4096).contains(&mounted.used()), "{stat:?}");
-        // What is left of it, if anything is, is for less than a table and a page.
+        // The remaining space, if any, is too little for a table and a page.
         let page = 200_000;
         let offset = page * PAGE as u64;
         let address = mapping.page(page);
@@ -52,7 +52,7 @@ fn no_more_is_taken_than_there_may_be() {
         assert_eq!(access::kernel_store(address, &[1]), Err(Errno::FAULT));
         assert_eq!(access::store(mapping.start(), 7), Ok(()));
         assert_eq!(morsel.stat().pages, stat.pages);
-        // What goes makes room.
+        // Punching makes room.
         morsel.punch(0, 4 * MIB).unwrap();
         assert_eq!(mounted.used(), stat.pages + morsel.stat().tables - 1024);
         assert_eq!(access::store(address, 1), Ok(()));
@@ -73,8 +73,8 @@ fn no_more_is_taken_than_there_may_be() {
     before.assert_back();
 }
 
-/// What a user makes is the user's locked memory, whichever process brings the pages; what root
-/// makes is not.
+/// A Morsel that a user makes is the user's locked memory, whichever process populates the pages;
+/// one that root makes is not.
 #[test]
 fn what_a_user_makes_is_bounded() {
     let Some(_turn) = morsel_turn() else { return };
@@ -91,7 +91,7 @@ fn what_a_user_makes_is_bounded() {
             let address = mapping.page(4000);
             let fault = Fault { signal: libc::SIGBUS, address };
             assert_eq!(access::store(address, 1), Err(fault));
-            // Of all Morsels together; and what goes makes room.
+            // The limit holds for all Morsels together; and punching makes room.
             let other = mounted.nameless();
             let shape = plan(2, 16 * MIB, 0);
             let shaped = other.create(&shape);
@@ -100,7 +100,7 @@ fn what_a_user_makes_is_bounded() {
             // It may have its shape by now.
             let _ = other.create(&shape);
             other.populate(0, MIB).unwrap();
-            // What is root's is bounded by the file system alone.
+            // Only the file system bounds root's Morsels.
             roots.populate(0, 16 * MIB).unwrap();
             drop((mapping, morsel));
             let kept = File::create_new(mounted.path("kept")).unwrap();
@@ -138,7 +138,7 @@ fn a_reader_asks_for_no_more_than_it_takes() {
     assert_eq!(mounted.used(), (size / PAGE) as u64);
 }
 
-/// All is given back by whichever way it goes.
+/// Every way of freeing returns all memory.
 #[test]
 fn what_goes_is_given_back() {
     let Some(_turn) = morsel_turn() else { return };
@@ -165,8 +165,8 @@ fn what_goes_is_given_back() {
     mounted.unmount().unwrap();
 }
 
-/// There is exactly as much as is needed, and all want it at once: nobody is refused what comes for
-/// somebody else.
+/// The file system has exactly as much space as is needed, and all threads populate at once: none
+/// is refused because of another thread's page.
 #[test]
 fn who_comes_second_is_not_refused() {
     let Some(_turn) = morsel_turn() else { return };
@@ -215,7 +215,7 @@ fn there_may_be_so_many_names() {
     File::create(mounted.path("one/two")).unwrap();
     fs::hard_link(mounted.path("one/two"), mounted.path("three")).unwrap();
     assert_eq!(mounted.inodes(), 3, "a second name of the same");
-    // Names are gone with the file system, and what they name.
+    // Names end with the file system, and so do their Morsels.
     mounted.unmount().unwrap();
 }
 
@@ -271,7 +271,7 @@ fn options_are_heard_or_refused() {
     assert_eq!((about.mode() & 0o7777, about.uid(), about.gid()), (0o1750, 7, 8));
 }
 
-/// What is asked of a file system that is mounted is done, or it is refused.
+/// A remount applies its options, or is refused.
 #[test]
 fn another_size_is_heard_or_refused() {
     let Some(_turn) = morsel_turn() else { return };
@@ -292,12 +292,12 @@ fn it_is_not_unmounted_while_in_use() {
     drop(morsel);
     assert_eq!(mounted.unmount(), Err(Errno::BUSY));
     mapping.assert_stamped(0, 7);
-    // Its place may be gone before it.
+    // Its mount point may be gone before it.
     drop(mounted);
     mapping.assert_stamped(0, 7);
     assert_eq!(access::store(mapping.page(5), 7), Ok(()));
     drop(mapping);
-    // What has only a name goes with the file system.
+    // A Morsel that has only a name ends with the file system.
     let before = Memory::now();
     let mounted = Mounted::new("size=64m").unwrap();
     let morsel = Morsel::from(File::create_new(mounted.path("named")).unwrap());

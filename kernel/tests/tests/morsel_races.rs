@@ -1,5 +1,5 @@
-//! Processes and threads that do different things to one Morsel at the same time. Whatever comes
-//! first, a page shows what was put there, or zeros; and afterwards everything adds up.
+//! Processes and threads that do different things to one Morsel at the same time. In every order a
+//! page shows the stores to it, or zeros; and afterwards everything adds up.
 #![allow(clippy::unwrap_used, unsafe_code)]
 
 use std::io::{Read as _, Write as _, pipe};
@@ -16,7 +16,7 @@ use vellum_uapi::morsel::{self, extent};
 
 const MIB: u64 = 1 << 20;
 
-/// What a page holds wherever something was put into it.
+/// The contents of a page after a store.
 fn tag(page: u64) -> u8 {
     (page * 7 % 251 + 1) as u8
 }
@@ -120,7 +120,7 @@ fn assert_shown_alike(morsel: &Morsel, mappings: &[&Mapping]) {
     }
 }
 
-/// A Morsel of a kind, with pages in as few tables as there are places that are gone for.
+/// A Morsel of a kind, whose pages are in as few tables as there are places to race for.
 fn made((order, flags): (u32, u64)) -> Morsel {
     let length = extent(order).min((1 << 30) + 2 * MIB);
     Morsel::new(order, length, flags)
@@ -193,8 +193,8 @@ fn threads_do_everything_at_once() {
     }
 }
 
-/// A page is taken off while others bring it: who has it mapped then has the one that is there, and
-/// none that was given back.
+/// One thread punches a page while others populate it: a process that has it mapped then has the
+/// present page, and no freed one.
 #[test]
 fn nobody_keeps_a_page_that_was_taken_off() {
     let Some(_turn) = morsel_turn() else { return };
@@ -217,7 +217,7 @@ fn nobody_keeps_a_page_that_was_taken_off() {
                         }
                     }
                     (&readies).write_all(b"!").unwrap();
-                    // All are done; each in turn says what it sees.
+                    // All are done; each in turn reports the page that it sees.
                     (&wait).read_exact(&mut [0]).unwrap();
                     let found = access::load(mapping.start() + 2000).unwrap();
                     i32::from(found)
@@ -243,13 +243,13 @@ fn shared_page() -> Mapping {
     Mapping::new(request).unwrap()
 }
 
-/// The same with one process that takes off and one that accesses: whoever has a page mapped that
-/// is not the Morsel's any more would have it for long.
+/// The same with one process that punches and one that accesses: a stale mapping of a page that is
+/// not the Morsel's any more would last long.
 #[test]
 fn nobody_keeps_a_page_for_long() {
     let Some(_turn) = morsel_turn() else { return };
     const OVER: u8 = u8::MAX;
-    // What was taken off last, by a number that comes again; or OVER.
+    // The last punched page, by a number that recurs; or OVER.
     let rounds = shared_page();
     let round = || access::load(rounds.start()).unwrap();
     for kind in kinds() {
@@ -266,8 +266,8 @@ fn nobody_keeps_a_page_for_long() {
                     rustix::io::pread(&morsel, &mut byte, 0).unwrap();
                     byte == [0]
                 };
-                // Taking it off may take its time, if only because a processor stands still. Once
-                // it is done, the page cannot be gone and accessible.
+                // Punching may take long, if only because a processor is stopped. Once it is done,
+                // a punched page is not accessible.
                 if (0..2000).all(is_gone) && access::load(mapping.start()) == Ok(5) {
                     let before = round();
                     wait_until(|| before == OVER || round() != before);
@@ -290,7 +290,7 @@ fn nobody_keeps_a_page_for_long() {
     }
 }
 
-/// 2 MiB become 512 pages while others access them: what is there, is there all the time.
+/// 2 MiB become 512 pages while other threads access them: present pages are present all the time.
 #[test]
 fn nobody_notices_a_split() {
     let Some(_turn) = morsel_turn() else { return };
@@ -315,7 +315,7 @@ fn nobody_notices_a_split() {
                         let mut random = Random::new(thread);
                         scope.spawn(move || {
                             while !stop.is_said() {
-                                // Not the first page, which goes.
+                                // Not the first page, which is punched.
                                 let page = random.below(BLOCKS) * 512 + 1 + random.below(511);
                                 let found = access::load(mapping.page(page));
                                 assert_eq!(found, Ok(7), "seals {seals:#x}, {size} bytes");
@@ -382,7 +382,7 @@ fn addresses_change_hands() {
     }
 }
 
-/// What is being revoked, sealed, or given a shape by several at once.
+/// Several processes revoke, seal, or shape one Morsel at once.
 #[test]
 fn one_of_several_wins() {
     let Some(_turn) = morsel_turn() else { return };

@@ -1,5 +1,5 @@
-//! Rights: what a process may not write it does not write, by whatever way; what it may write, the
-//! ways that its kind has work.
+//! Rights: no call writes memory that a process may not write; for memory that it may write, the
+//! calls that its kind allows work.
 #![allow(clippy::unwrap_used, unsafe_code)]
 
 use std::fs::{File, OpenOptions};
@@ -87,7 +87,7 @@ fn what_is_mapped_for_reading_is_not_written() {
     let source = Backing::direct(2);
     for kind in kinds() {
         let morsel = stamped(kind);
-        // Somebody else may write.
+        // Another process may write.
         let other = morsel.mapped();
         let (reader, owner) = (morsel.for_reading(), &morsel);
         for descriptor in [&reader, owner] {
@@ -193,7 +193,7 @@ fn what_is_mapped_for_nothing_is_not_accessed() {
     }
 }
 
-/// What may be written may be read, too: processors know no other way.
+/// Writable memory is readable, too: processors know no other rights.
 #[test]
 fn what_is_mapped_for_writing_is_written() {
     let Some(_turn) = morsel_turn() else { return };
@@ -229,7 +229,7 @@ fn a_descriptor_for_reading_gives_no_right_to_write() {
     }
 }
 
-/// Rights of all of a mapping change in any order; what is there, stays.
+/// Rights of all of a mapping change in any order; present pages stay.
 #[test]
 fn rights_change_in_any_order() {
     let Some(_turn) = morsel_turn() else { return };
@@ -253,7 +253,7 @@ fn rights_change_in_any_order() {
             } else {
                 assert_not_written(start, &source.file);
             }
-            // Nobody else notices.
+            // No other process notices.
             other.assert_stamped(0, stamp);
             in_child(|| assert!(access::load(start).is_err()));
             stamp += 1;
@@ -324,7 +324,7 @@ fn rights_are_a_process_own() {
     }
 }
 
-/// Direct I/O, and whoever else takes hold of pages, in a mapping for writing.
+/// Direct I/O, and other calls that pin pages, in a mapping for writing.
 #[test]
 fn pages_are_held_only_if_asked_for() {
     let Some(_turn) = morsel_turn() else { return };
@@ -357,7 +357,7 @@ fn pages_are_held_only_if_asked_for() {
         if order > 0 {
             mapping.assert_stamped(ends(order)[1], stamp);
         }
-        // Also where nothing is there yet, and where it was mapped anew.
+        // Also if no page is present yet, and after it was mapped again.
         let fresh = Morsel::of((order, flags));
         let mapping = fresh.mapped();
         let read = sys::pread(source.file.as_fd(), mapping.start(), PAGE, 0).map(|_| ());
@@ -366,8 +366,8 @@ fn pages_are_held_only_if_asked_for() {
     std::fs::remove_file(path).unwrap();
 }
 
-/// Something that is read straight into a page goes on, when the page is taken off meanwhile, and
-/// to nobody else.
+/// A read straight into a page goes on after the page was punched, and reaches no other user of
+/// memory.
 #[test]
 fn a_page_that_is_held_is_given_to_nobody() {
     let Some(_turn) = morsel_turn() else { return };
@@ -384,11 +384,11 @@ fn a_page_that_is_held_is_given_to_nobody() {
         }
         let mut bytes = vec![0; PAGE];
         std::io::Read::read_exact(&mut reader, &mut bytes).unwrap();
-        assert!(bytes == access::stamped(7), "what was held has changed");
+        assert!(bytes == access::stamped(7), "the held page has changed");
     }
 }
 
-/// What processes wait for each other by.
+/// Futexes, by which processes wait for each other.
 #[test]
 fn futexes_between_processes() {
     let Some(_turn) = morsel_turn() else { return };
@@ -445,7 +445,7 @@ fn protection_keys_are_refused() {
                 assert_eq!(protect_with(key.0, &mapping, asked), Err(Errno::OPNOTSUPP), "{kind:?}");
                 mapping.assert_stamped(0, 7);
             }
-            // The kernel has a key of its own for what may only be executed.
+            // The kernel has a key of its own for memory that may only be executed.
             assert_eq!(protect_with(-1, &mapping, libc::PROT_EXEC), Err(Errno::ACCESS));
             assert_eq!(access::store(mapping.start(), 1).is_ok(), protection == sys::READ_WRITE);
             morsel.stamp(0, 7);

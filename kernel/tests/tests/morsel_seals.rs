@@ -1,4 +1,4 @@
-//! Seals, which say what does not change any more, and revocation, which takes everything.
+//! Seals, which end changes, and revocation, which takes the Morsel from all processes.
 #![allow(clippy::unwrap_used)]
 
 use std::io::{Read as _, Write as _, pipe};
@@ -42,7 +42,7 @@ fn content_that_is_sealed_does_not_change() {
         morsel.seal(SEAL_CONTENT).unwrap();
         assert_eq!(morsel.stat().seals, SEAL_CONTENT);
         assert_content_is_sealed(&morsel, &source);
-        // As one opens it who has the right to.
+        // Reopened, as by a process with the right to open it.
         assert_content_is_sealed(&morsel.reopened(true).unwrap(), &source);
         in_child(|| assert_content_is_sealed(&morsel, &source));
         assert_eq!(morsel.seal(0), Ok(()));
@@ -68,7 +68,7 @@ fn a_wrong_seal_is_refused() {
     morsel.mapped().stamp(0, 8);
 }
 
-/// Whoever might write, keeps content from being sealed.
+/// Any possible writer prevents sealing the content.
 #[test]
 fn content_is_not_sealed_while_somebody_may_write() {
     let Some(_turn) = morsel_turn() else { return };
@@ -178,7 +178,7 @@ fn holes_that_are_sealed_stay_holes() {
         assert_eq!(morsel.populate(offset, 4096), Err(Errno::PERM));
         assert_eq!(rustix::io::pwrite(&morsel, &[1], offset), Err(Errno::PERM));
         assert_eq!(morsel.fill(&source.file, 0, offset, 4096), (0, Err(Errno::PERM)));
-        // What is there may change, be read, and go; then it is gone.
+        // Present pages may change, be read, and be punched; then they are gone.
         morsel.populate(0, huge * PAGE as u64).unwrap();
         morsel.stamp(0, 8);
         assert_eq!(morsel.fill(&source.file, 0, 0, 4096), (4096, Ok(())));
@@ -267,7 +267,7 @@ fn everybody_loses_what_is_revoked() {
     }
 }
 
-/// Who is born later has what the parent has.
+/// A later child has the parent's mapping.
 #[test]
 fn a_child_has_what_was_revoked_no_more_than_its_parent() {
     let Some(_turn) = morsel_turn() else { return };
@@ -315,7 +315,7 @@ fn what_has_no_shape_may_be_sealed_or_revoked() {
     assert_morsels_are_sound();
 }
 
-/// It is the owner's to take, whoever else has a descriptor.
+/// Only the owner may revoke it, whichever process has a descriptor.
 #[test]
 fn only_the_owner_revokes() {
     let Some(_turn) = morsel_turn() else { return };
@@ -323,7 +323,7 @@ fn only_the_owner_revokes() {
     in_child(|| {
         become_user(1 << 30);
         assert_eq!(morsel.revoke(), Err(Errno::PERM));
-        // Of his own he may, by any descriptor.
+        // The owner may, by any descriptor.
         let own = stamped((2, 0));
         let mapping = own.mapped();
         own.for_reading().revoke().unwrap();

@@ -1,4 +1,4 @@
-//! How a Morsel comes to be, what it is made of, and how it ends.
+//! Making a Morsel, its parts, and its end.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeSet;

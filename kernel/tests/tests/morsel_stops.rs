@@ -18,8 +18,9 @@ fn patchwork(pages: u64) -> Mapping {
     memory
 }
 
-/// The first mapping in a process may be interrupted, the longer the more other ones there are. It
-/// is done by one thread while another is told to stop: what stops all cannot be kept away by one.
+/// The first mapping in a process may be interrupted, and takes the longer the more other mappings
+/// there are. One thread maps while another is told to stop: the first must not delay a signal that
+/// stops all threads.
 #[test]
 fn a_process_may_be_stopped_while_it_maps() {
     let Some(_turn) = morsel_turn() else { return };

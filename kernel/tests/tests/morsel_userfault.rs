@@ -10,11 +10,11 @@ use vellum_kernel_tests::sys::{self, Request};
 use vellum_kernel_tests::userfault::{Userfault, feature, mode};
 use vellum_kernel_tests::{Errno, Exmap, Mapping, PAGE, Plan, morsel_turn, turn};
 
-/// What descriptors are asked for, as far as the kernel knows it.
+/// The features that descriptors request, as far as the kernel knows them.
 const FEATURES: [u64; 3] =
     [feature::WP_ASYNC | feature::WP_UNPOPULATED, feature::PAGEFAULT_FLAG_WP, 0];
 
-/// What becomes of memory that is registered in all modes, with all features.
+/// Registering memory in all modes, with all features.
 fn outcomes(start: usize, length: usize) -> Vec<Result<(), Errno>> {
     let mut outcomes = Vec::new();
     for userfault in FEATURES.into_iter().filter_map(Userfault::new) {
@@ -43,7 +43,7 @@ fn ordinary_memory_is_taken() {
     let request = Request { address: 0, length, protection, flags, fd: None, offset: 0 };
     let memory = Mapping::new(request).unwrap();
     let outcomes = outcomes(memory.start(), length);
-    // The first of three is about stores, of which a small kernel hears in private memory only.
+    // The first of three concerns stores, which a small kernel reports for private memory only.
     let is_taken = |three: &[Result<(), Errno>]| three[1..].iter().all(Result::is_ok);
     assert!(outcomes.chunks(3).all(is_taken), "{outcomes:?}");
     assert!(outcomes.len() >= 6, "a kernel that knows no stores");
@@ -99,8 +99,8 @@ impl Drop for Off {
     }
 }
 
-/// What keeps userfaultfd away is a probe, and an administrator may switch off all probes. Nothing
-/// is mapped then, or the kernel needs no probe.
+/// A probe keeps userfaultfd away, and an administrator may switch off all probes. The module then
+/// maps nothing, or the kernel needs no probe.
 #[test]
 fn nothing_is_mapped_while_userfaultfd_is_not_kept_away() {
     let Some(_turn) = morsel_turn() else { return };

@@ -1,5 +1,5 @@
-//! PAGEMAP_SCAN walks page tables, and may make what it finds read-only, if userfaultfd has it. It
-//! finds what it likes in a Morsel and in a surface, and changes nothing.
+//! PAGEMAP_SCAN walks page tables, and may make pages read-only if they are registered with
+//! userfaultfd. In a Morsel and in a surface it may find any pages, but changes nothing.
 #![allow(clippy::unwrap_used)]
 
 use std::fs::File;
@@ -31,7 +31,7 @@ struct Scan {
 const PAGEMAP_SCAN: u32 = 3 << 30 | (size_of::<Scan>() as u32) << 16 | (b'f' as u32) << 8 | 16;
 const WRITE_PROTECT: u64 = 1 << 0;
 const CHECK_ASYNC: u64 = 1 << 1;
-/// What pages are sorted by.
+/// The categories of pages.
 const WRITTEN: u64 = 1 << 1;
 const ALL: u64 = 0xff;
 

@@ -1,4 +1,4 @@
-//! Pages that the kernel finds to be damaged, as root has it believe: what is on them is lost, and
+//! Pages that the kernel takes for damaged, because root tells it so: their contents are lost, and
 //! nothing else.
 #![allow(clippy::unwrap_used)]
 

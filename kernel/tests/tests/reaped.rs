@@ -1,6 +1,6 @@
 //! A process that is killed may have its memory taken before its threads have ended
-//! (`process_mrelease`, as the kernel does it when memory is short): what others share with it
-//! stays.
+//! (`process_mrelease`, as the kernel does it when memory is short): pages that other processes
+//! share with it stay.
 #![allow(clippy::unwrap_used, unsafe_code)]
 
 use std::io::{Read as _, Write as _, pipe};

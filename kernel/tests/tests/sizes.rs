@@ -7,12 +7,12 @@ use vellum_kernel_tests::sys::{self, Request};
 use vellum_kernel_tests::{Errno, Exmap, Mapping, Morsel, PAGE, morsel_turn, turn};
 use vellum_uapi::{exmap, morsel};
 
-/// The command's number in a program whose structure has so many bytes.
+/// The command's number in a program whose structure has `size` bytes.
 fn numbered(command: u32, size: usize) -> u32 {
     command & !(0x3fff << 16) | (size as u32) << 16
 }
 
-/// What a program passes: its structure's size, and the fields that it knows.
+/// The argument that a program passes: its structure's size, and the fields that it knows.
 struct Passed(Vec<u8>);
 
 impl Passed {
@@ -93,7 +93,7 @@ fn programs_of_another_age_use_exmaps() {
     assert_others_refused(&call, exmap::CREATE, 32);
     assert_others_refused(&call, exmap::HARVEST, 40);
     assert_others_refused(&call, exmap::MOVE, 32);
-    // The first version ended before what is about blocks.
+    // The first version ended before the fields about blocks.
     let mut passed = Passed::new(120, &[]);
     let address = passed.address();
     assert_eq!(call(numbered(exmap::STAT, 120), address), Ok(0));

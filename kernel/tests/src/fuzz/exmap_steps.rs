@@ -1,5 +1,5 @@
-//! What else is done to an exmap: every command but ALLOC and FREE, and everything that the kernel
-//! offers for a mapping and its pages.
+//! The other operations on an exmap: every command but ALLOC and FREE, and everything that the
+//! kernel offers for a mapping and its pages.
 
 use std::os::fd::AsFd as _;
 
@@ -22,7 +22,7 @@ use crate::{Mapping, PAGE, access, sys};
 /// Does something with an exmap.
 pub(super) type Operation = fn(&mut Subject, &mut Session);
 
-/// How often, by which name, and what.
+/// The weight, the name and the function of each operation.
 pub(super) const OPERATIONS: [(u64, &str, Operation); 22] = [
     (60, "touch", Subject::touch),
     (30, "alloc", Subject::alloc),
@@ -94,7 +94,7 @@ impl Subject {
         disk.check(&self.owner, page + count - 1);
     }
 
-    /// What has ended just now may still hold pages; here it is waited for.
+    /// I/O that has ended just now may still hold pages; this waits for it.
     fn settle(&mut self) {
         if std::mem::take(&mut self.had_io) {
             std::thread::sleep(std::time::Duration::from_millis(50));
@@ -179,7 +179,7 @@ impl Subject {
         assert_eq!(stat.allocated - stat.freed, stat.resident, "{stat:?}");
     }
 
-    /// What is refused, or leaves everything as it is.
+    /// Operations that are refused, or change nothing.
     fn disturb(&mut self, session: &mut Session) {
         let (page, count) = some_range(&mut session.random, self.pages);
         let (at, length) = (self.at(page), count as usize * PAGE);
@@ -195,7 +195,7 @@ impl Subject {
             2 => assert!(sys::mremap(at, length, length + PAGE, libc::MREMAP_MAYMOVE).is_err()),
             3 => {
                 let advice = session.random.pick(&walks::ADVICE);
-                // Without effect, where it is not refused.
+                // It is refused, or has no effect.
                 let _ = sys::madvise(at, length, advice);
             }
             4 => {
@@ -301,7 +301,7 @@ impl Subject {
         self.was_transferred((page, count), done, writes, &mut disk);
     }
 
-    /// What I/O straight from and to pages has come to.
+    /// The result of I/O straight from and to pages.
     #[track_caller]
     fn was_transferred(
         &mut self,
@@ -350,7 +350,7 @@ impl Subject {
         self.had_io = true;
     }
 
-    /// The descriptor as a proxy of the backing: a page that is there keeps what it has.
+    /// The descriptor as a proxy of the backing: a present page keeps its contents.
     fn pread(&mut self, session: &mut Session) {
         let page = self.some_page(session);
         let opcode = session.random.pick(&[published::OP_READ, published::OP_ALLOC]);
@@ -484,7 +484,7 @@ impl Subject {
     }
 }
 
-/// What a machine does, again if work for the thread has come in between.
+/// An operation of a machine, retried if work for the thread has interrupted it.
 pub(super) fn undisturbed<T>(mut run: impl FnMut() -> Result<T, Error>) -> Result<T, Error> {
     loop {
         match run() {

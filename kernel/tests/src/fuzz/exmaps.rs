@@ -1,4 +1,4 @@
-//! An exmap and what is known of its pages; the commands, and what each must come to.
+//! An exmap and the model of its pages; the commands, and the result that each must have.
 
 use std::cell::Cell;
 use std::os::fd::AsRawFd as _;
@@ -23,7 +23,7 @@ const INTERFACES: u32 = 2;
 /// Pages whose contents are looked at after a command.
 const LOOKS: u64 = 3;
 
-/// What a page has that has a frame.
+/// The contents of a page that has a frame.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Held {
     pub(super) content: Content,
@@ -40,7 +40,7 @@ impl Held {
 /// An exmap.
 #[derive(Debug)]
 pub(super) struct Subject {
-    // The machine and what is held go before the memory does.
+    // The machine and the holds are dropped before the memory.
     pub(super) machine: Option<Machine>,
     pub(super) holds: Vec<Hold>,
     pub(super) ring: Option<Ring>,
@@ -53,7 +53,7 @@ pub(super) struct Subject {
     /// `None`: it has no frame.
     pub(super) model: Vec<Option<Held>>,
     pub(super) disk: Option<Disk>,
-    /// What has come to its end just now may still hold pages for a moment.
+    /// I/O that has ended just now may still hold pages for a moment.
     pub(super) had_io: bool,
     pub(super) vectors: Vec<Vector>,
     pub(super) mapping: Option<Mapping>,
@@ -150,7 +150,7 @@ impl Subject {
         self.model.iter().flatten().count() as u64
     }
 
-    /// Whether it is known when there are no more frames.
+    /// Whether the model knows when there are no more frames.
     pub(super) fn counts_frames(&self) -> bool {
         let others = exmap::SHRINKS | exmap::STEALING | exmap::NO_POOL;
         self.blocks == 0 && !self.has(others)
@@ -175,7 +175,7 @@ impl Subject {
         some_range(&mut session.random, self.pages).0
     }
 
-    /// Loads a page and looks at what it has.
+    /// Loads a page and checks its contents.
     #[track_caller]
     pub(super) fn check(&self, page: u64) {
         let found = access::load_page(self.at(page));
@@ -233,8 +233,8 @@ impl Subject {
         }
     }
 
-    /// A vectored command; what became of each range. The ranges say by which interface, and by
-    /// which descriptor.
+    /// A vectored command; returns the outcome of each range. The ranges name the interface and the
+    /// descriptor.
     #[track_caller]
     pub(super) fn vector(&self, command: u32, ranges: &[(u64, u64)]) -> Vec<Outcome> {
         let chosen: u64 = ranges.iter().map(|(page, count)| page + count).sum();
@@ -267,7 +267,7 @@ impl Subject {
         (0..count).map(|_| some_range(&mut session.random, self.pages)).collect()
     }
 
-    /// So many of the pages of a range that were not there have come.
+    /// ALLOC has populated this many of the absent pages of a range.
     #[track_caller]
     pub(super) fn came(&mut self, range: (u64, u64), (error, count): Outcome, from_disk: bool) {
         let absent = self.absent(range);
@@ -327,7 +327,7 @@ impl Subject {
         assert!(is_gone, "page {page} is not there, and the machine has it");
     }
 
-    /// What has ended just now lets go of its pages a moment later.
+    /// I/O that has ended just now unpins its pages a moment later.
     #[track_caller]
     fn free_after_io(&mut self, range: (u64, u64)) {
         let outcome = Cell::new((0, 0));
@@ -338,7 +338,7 @@ impl Subject {
         self.went(range, outcome.get());
     }
 
-    /// Pages of a range have gone, unless one of them is pinned.
+    /// The pages of a range are freed, unless one of them is pinned.
     #[track_caller]
     pub(super) fn went(&mut self, range: (u64, u64), outcome: Outcome) {
         let there = range.1 - self.absent(range).len() as u64;

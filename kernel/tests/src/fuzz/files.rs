@@ -10,12 +10,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::marks::{Content, Owner, page_of, words_of};
 use crate::{Mapping, PAGE, access, backing, sys};
 
-/// A file, and what is known of its pages. It is removed when this is dropped.
+/// A file, and the model of its pages. Drop removes the file.
 #[derive(Debug)]
 pub(super) struct Disk {
     /// To read and to write.
     pub(super) file: File,
-    /// What its pages hold.
+    /// The contents of its pages.
     pub(super) pages: Vec<Content>,
     path: PathBuf,
     /// For I/O past the cache.
@@ -42,7 +42,7 @@ impl Disk {
         Self { file, pages: marks.into_iter().map(Content::Mark).collect(), path, buffer }
     }
 
-    /// Fails unless a page is what is known of it.
+    /// Fails unless a page has the contents that the model has.
     #[track_caller]
     pub(super) fn check(&self, owner: &Owner, page: u64) {
         let (to, offset) = (self.buffer.start(), page * PAGE as u64);
@@ -54,7 +54,7 @@ impl Disk {
 
 impl Drop for Disk {
     fn drop(&mut self) {
-        // The disk goes with the guest.
+        // The disk is removed with the guest.
         let _ = fs::remove_file(&self.path);
     }
 }

@@ -13,7 +13,7 @@ use crate::{PAGE, sys};
 pub(super) struct Hold {
     /// Which one.
     pub(super) page: u64,
-    /// What it has, if it is no longer where it was.
+    /// The contents of the held page, if it has left its place.
     pub(super) content: Option<Content>,
     reader: PipeReader,
     _writer: PipeWriter,
@@ -32,7 +32,7 @@ impl Hold {
         self.page >= page && self.page - page < count
     }
 
-    /// Lets go; fails unless it has what is expected.
+    /// Releases the page; fails unless the page has the expected contents.
     #[track_caller]
     pub(super) fn end(mut self, owner: &Owner, now: Content) {
         let mut bytes = vec![0; PAGE];

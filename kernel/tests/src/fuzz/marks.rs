@@ -9,7 +9,7 @@ pub(super) const WORDS: usize = PAGE / 8;
 /// In the highest byte of every mark. The numbers of frames have zeros there.
 const SIGN: u64 = 0xa7;
 
-/// What is to be found on a page.
+/// The expected contents of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Content {
     /// Zeros.
@@ -54,7 +54,7 @@ impl Owner {
         word == 0 || (self.has_made(word) && word >> 16 & 0xff_ffff == page & 0xff_ffff)
     }
 
-    /// Where the first word is that is not what is expected.
+    /// The position of the first word that differs from the expected one.
     fn first_wrong(&self, words: &[u64], expected: Content) -> Option<usize> {
         let is_right = |word: u64| match expected {
             Content::Zeros => word == 0,
@@ -64,7 +64,7 @@ impl Owner {
         words.iter().position(|word| !is_right(*word))
     }
 
-    /// Fails unless the words are what is expected.
+    /// Fails unless the words are the expected ones.
     #[track_caller]
     pub(super) fn check(&self, words: &[u64], expected: Content, page: u64) {
         if let Some(at) = self.first_wrong(words, expected) {

@@ -1,8 +1,9 @@
-//! A fuzzer for the module: sequences of calls from a seed, with a model of who may see which page.
+//! A fuzzer for the module: sequences of calls from a seed, with a model of which process may see
+//! which page.
 //!
 //! Each page that an owner has written is full of the owner's mark. A load must find that mark, or
-//! what the interface allows otherwise: zeros, or on a fresh frame of an exmap what that exmap had
-//! there before. It must never find another owner's mark, nor the numbers of frames.
+//! other contents that the interface allows: zeros, or on a fresh frame of an exmap the earlier
+//! contents of that exmap. It must never find another owner's mark, nor the numbers of frames.
 //!
 //! | variable | meaning |
 //! |---|---|
@@ -32,7 +33,7 @@ use crate::{counters, morsel, persistent};
 const STEPS: u64 = 400;
 /// Steps of each thread in a round of several.
 const STEPS_TOGETHER: u64 = 200;
-/// Steps between two looks at what the module finds in itself.
+/// Steps between two self-checks of the module.
 const CHECK: u64 = 50;
 /// A subject is replaced, or the device is mounted again, once in so many steps.
 const SELDOM: u64 = 80;
@@ -50,7 +51,7 @@ pub fn sequences(seconds: u64) {
     rounds.end();
 }
 
-/// Rounds of threads and processes, in which a page's owner knows what it has.
+/// Rounds of threads and processes, in which a page's owner knows its contents.
 pub fn together(seconds: u64) {
     let mut rounds = Rounds::new(seconds);
     while let Some(mut session) = rounds.next(STEPS_TOGETHER) {
@@ -66,7 +67,7 @@ pub fn together(seconds: u64) {
     rounds.end();
 }
 
-/// What a round is about.
+/// The subject of a round.
 struct Subjects {
     number: u64,
     exmaps: Vec<exmaps::Subject>,
@@ -128,7 +129,7 @@ impl Subjects {
         }
     }
 
-    /// Another one comes in its place; or what is on the device is found again.
+    /// A new one replaces it; or the Morsels on the device are found again.
     fn replace(&mut self, session: &mut Session, index: usize) {
         let Some(of_morsels) = index.checked_sub(self.exmaps.len()) else {
             self.exmaps.remove(index);

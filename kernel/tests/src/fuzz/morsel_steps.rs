@@ -1,4 +1,4 @@
-//! What is done to a Morsel.
+//! The operations on a Morsel.
 
 use std::fs::File;
 use std::os::fd::AsFd as _;
@@ -18,7 +18,7 @@ use crate::{PAGE, access, sys};
 /// Does something with a Morsel.
 pub(super) type Operation = fn(&mut Subject, &mut Session);
 
-/// How often, by which name, and what.
+/// The weight, the name and the function of each operation.
 pub(super) const OPERATIONS: [(u64, &str, Operation); 18] = [
     (60, "touch", Subject::touch),
     (8, "map", Subject::map),
@@ -47,7 +47,7 @@ fn offset(page: u64) -> u64 {
     page * PAGE as u64
 }
 
-/// What a call comes to, made again if work for the thread has come in between, as io_uring has it.
+/// The result of a call, retried if work for the thread, such as io_uring's, has interrupted it.
 fn undisturbed<T>(mut call: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
     loop {
         match call() {
@@ -92,7 +92,7 @@ impl Subject {
                 self.views.push(View { mapping, rights, may_write });
             }
             (Err(error), Some(expected)) => {
-                // What is mapped of what was revoked is found to be so in more than one way.
+                // More than one operation finds that a mapping was revoked.
                 assert!(error == expected || self.is_revoked, "{error}, expected {expected}");
             }
             (other, expected) => panic!("mmap: {other:?}, expected {expected:?}"),
@@ -127,7 +127,7 @@ impl Subject {
         self.check(index, page);
     }
 
-    /// What a change comes to that the seals may forbid.
+    /// The result of a change that the seals may forbid.
     fn may_change(&self) -> Result<(), Errno> {
         match (self.is_revoked, self.is_sealed()) {
             (true, _) => Err(Errno::IO),
@@ -189,7 +189,7 @@ impl Subject {
         self.check_all(page);
     }
 
-    /// What is held of pages that go stays what it was.
+    /// Held pages keep their contents after they were punched.
     fn freeze(&mut self, page: u64, count: u64) {
         for hold in self.holds.iter_mut().filter(|hold| hold.is_within(page, count)) {
             let now = self.model.get(&hold.page).copied().unwrap_or(Content::Zeros);
@@ -237,7 +237,7 @@ impl Subject {
         }
     }
 
-    /// What is refused, or leaves everything as it is.
+    /// Operations that are refused, or change nothing.
     fn disturb(&mut self, session: &mut Session) {
         let Some(index) = self.view(session, 0) else { return };
         let (page, count) = self.some_range(session);
@@ -254,7 +254,7 @@ impl Subject {
             2 => assert!(sys::mremap(at, length, length + PAGE, libc::MREMAP_MAYMOVE).is_err()),
             3 => {
                 let advice = session.random.pick(&walks::ADVICE);
-                // Without effect, where it is not refused.
+                // It is refused, or has no effect.
                 let done = sys::madvise(at, length, advice);
                 if done.is_ok() && advice == libc::MADV_POPULATE_READ {
                     (page..page + count).for_each(|page| self.came(page));
@@ -265,7 +265,7 @@ impl Subject {
         self.check(index, page);
     }
 
-    /// A protection key is refused, or does what it is for.
+    /// A protection key is refused, or protects.
     fn key(&mut self, session: &mut Session) {
         let Some(index) = self.view(session, sys::READ_WRITE) else { return };
         let page = self.some_page(session);
@@ -273,7 +273,7 @@ impl Subject {
         let mapping = &self.views[index].mapping;
         let (start, length) = (mapping.start(), mapping.length());
         if let Ok(key) = walks::protect_by_key(start, length) {
-            // Once while the key allows it, which brings what is mapped.
+            // Once while the key allows it, which faults the page in.
             let _ = access::load(mapping.page(page));
             let found = key.denying(|| access::load(mapping.page(page)));
             let signal = found.map_err(|fault| fault.signal);
@@ -283,7 +283,7 @@ impl Subject {
         self.check(index, page);
     }
 
-    /// A child has what it inherits, and what it maps by itself.
+    /// A child has the mappings that it inherits, and those that it makes.
     fn fork(&mut self, session: &mut Session) {
         let (page, is_killed) = (self.some_page(session), session.random.one_in(3));
         let index = self.view(session, sys::READ_WRITE);
@@ -414,7 +414,7 @@ impl Subject {
         }
     }
 
-    /// Seals it, or takes it from everybody.
+    /// Seals it, or revokes it from all processes.
     fn seal(&mut self, session: &mut Session) {
         let what = session.random.below(3);
         session.note(format!("seal or revoke {what}"));

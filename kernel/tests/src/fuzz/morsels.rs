@@ -1,4 +1,4 @@
-//! A Morsel and what is known of its pages, with the views that this process has of it.
+//! A Morsel and the model of its pages, with the views that this process has of it.
 
 use std::collections::BTreeMap;
 use std::fs::{self, OpenOptions};
@@ -19,7 +19,7 @@ pub(super) struct View {
     pub(super) mapping: Mapping,
     /// `PROT_*`.
     pub(super) rights: i32,
-    /// It was made by a descriptor for writing, of what was not sealed.
+    /// It was made through a descriptor for writing, of a Morsel that was not sealed.
     pub(super) may_write: bool,
 }
 
@@ -42,7 +42,7 @@ pub(super) struct Subject {
     pub(super) morsel: Option<Morsel>,
 }
 
-/// What an access comes to.
+/// The result of an access.
 pub(super) type Expected = Result<Content, i32>;
 
 impl Subject {
@@ -107,7 +107,7 @@ impl Subject {
         self.seals & morsel::SEAL_POPULATION != 0
     }
 
-    /// A page, now and then one past the end.
+    /// A page, sometimes one past the end.
     pub(super) fn some_page(&self, session: &mut Session) -> u64 {
         let random = &mut session.random;
         let all = morsel::extent(self.order) / PAGE as u64;
@@ -125,12 +125,12 @@ impl Subject {
         }
     }
 
-    /// What a page has: in a hole that is not told from zeros.
+    /// The contents of a page: a hole counts as zeros.
     pub(super) fn content(&self, page: u64) -> Content {
         self.model.get(&page).copied().unwrap_or(Content::Zeros)
     }
 
-    /// What an access to a page comes to. With entries of 2 MiB a hole may be none.
+    /// The result of an access to a page. With entries of 2 MiB a hole may be populated.
     pub(super) fn expected(&self, rights: i32, page: u64, stores: bool) -> Expected {
         let needed = if stores { libc::PROT_WRITE } else { libc::PROT_READ };
         if rights & needed == 0 {
@@ -154,7 +154,7 @@ impl Subject {
         self.model.entry(page).or_insert(Content::Zeros);
     }
 
-    /// Loads a page by a view and looks at what it has.
+    /// Loads a page by a view and checks its contents.
     #[track_caller]
     pub(super) fn check(&mut self, view: usize, page: u64) {
         let view = &self.views[view];
@@ -220,7 +220,7 @@ impl Subject {
         }
     }
 
-    /// Gives up every view and the descriptor; what is held lives on.
+    /// Drops every view and the descriptor; held pages live on.
     pub(super) fn leave(&mut self) {
         self.views.clear();
         self.holds.clear();

@@ -29,7 +29,7 @@ impl Ring {
     }
 
     fn carry_out(&mut self, entry: squeue::Entry) -> Result<u64, Errno> {
-        // SAFETY: what the entry refers to is there until it is completed, which is waited for.
+        // SAFETY: the memory of the entry lives until the entry completes, for which this waits.
         unsafe { self.0.submission().push(&entry) }.expect("room for an entry");
         self.0.submit().expect("io_uring_enter");
         let start = Instant::now();
@@ -77,7 +77,7 @@ impl Ring {
         self.0.submitter().unregister_buffers().expect("a registered buffer");
     }
 
-    /// Reads a file's first bytes into what is registered, or writes them from there.
+    /// Reads a file's first bytes into the registered memory, or writes them from there.
     pub(super) fn transfer(
         &mut self,
         file: BorrowedFd<'_>,

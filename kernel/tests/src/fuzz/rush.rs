@@ -1,8 +1,8 @@
 //! Rushes: threads go for the same pages at the same moment.
 //!
 //! Threads that act at random seldom meet within a few instructions. In a rush they wait for each
-//! other, and then each does what it has announced to the same pages in the same order. What all
-//! have announced says what the pages, and the numbers that the commands report, must come to.
+//! other, and then each does its announced operation to the same pages in the same order. All
+//! announcements together say what the pages, and the numbers that the commands report, must be.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -82,7 +82,7 @@ struct Field<'a> {
     state: Mutex<State>,
 }
 
-/// What a field has, and what its threads do to it.
+/// The contents of a field, and the operations of its threads.
 #[derive(Debug, Default)]
 struct State {
     pages: Vec<Page>,
@@ -101,7 +101,7 @@ struct Page {
     goes: bool,
 }
 
-/// What a thread does in a rush.
+/// The operation of a thread in a rush.
 enum Part {
     Bring(Vec<(u64, u64)>),
     Free(Vec<(u64, u64)>),
@@ -114,7 +114,7 @@ impl<'a> Field<'a> {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // What a thread that failed has left is of no use, and no other goes on for long.
+        // The state that a failed thread has left is useless, and no other thread goes on for long.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -342,7 +342,7 @@ impl Runner<'_> {
     fn rush(&mut self, round: &Round, step: u64) {
         let mut place = CpuSet::new();
         place.set(self.random.below(round.processors) as usize);
-        // The processor may just be gone.
+        // The processor may be offline.
         let _ = sched_setaffinity(None, &place);
         let part = (self.number + step) % RUNNERS;
         if part == 0 {
@@ -380,7 +380,7 @@ impl Runner<'_> {
         }
     }
 
-    /// Pages come, are zeros, keep what this thread puts there, and go.
+    /// This thread allocates pages, finds zeros, stores to them, finds its stores, and frees them.
     fn bring_own(&mut self) {
         let first = OWN + self.number * TABLE_PAGES;
         let count = 1 + self.random.below(OWNS);
@@ -406,7 +406,7 @@ impl Runner<'_> {
         self.owner.check(&found[..], content, page);
     }
 
-    /// By another mapping the pages have what some thread has put there, or zeros.
+    /// By another mapping the pages have the stores of some thread, or zeros.
     fn map_again(&mut self) {
         let other = self.morsel.mapped();
         let page = self.random.below(64);
@@ -416,7 +416,7 @@ impl Runner<'_> {
     }
 }
 
-/// What is the same for all runners.
+/// The state that all runners share.
 struct Round {
     processors: u64,
     /// So many pages are taken off at a time.

@@ -1,4 +1,4 @@
-//! A run of the fuzzer: its numbers, what it has done last, and when it is over.
+//! A run of the fuzzer: its counters, its last operations, and its end.
 
 use std::collections::VecDeque;
 use std::env;
@@ -8,8 +8,8 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use crate::counters::{self, Memory};
 use crate::random::Random;
 
-/// What the kernel takes once for operations that the first round did not have: 3 MiB after 9
-/// rounds, and not more after 34.
+/// Memory that the kernel takes once for operations that the first round did not have: 3 MiB after
+/// 9 rounds, and not more after 34.
 const ONCE_KIB: u64 = 6 << 10;
 
 /// So many of the last operations are shown when something is wrong.
@@ -28,7 +28,7 @@ pub(super) struct Rounds {
     /// `VELLUM_STEPS`: one round of so many.
     steps: Option<u64>,
     done: u64,
-    /// After the first one: what is taken once and kept is taken by then.
+    /// After the first round: by then the kernel has taken the memory that it takes once and keeps.
     memory: Option<Memory>,
 }
 
@@ -90,7 +90,7 @@ pub(super) struct Session {
     seed: u64,
     steps: u64,
     step: u64,
-    /// What the operations of the step are done to.
+    /// The subject of the step's operations.
     pub(super) subject: String,
     begin: Instant,
     log: VecDeque<String>,
@@ -109,7 +109,7 @@ impl Session {
         self.steps
     }
 
-    /// Whether it is time for what is done every so many steps.
+    /// Whether it is time for the work of every so many steps.
     pub(super) fn every(&self, steps: u64) -> bool {
         self.step.is_multiple_of(steps)
     }
@@ -132,7 +132,7 @@ impl Session {
         }
     }
 
-    /// Notes what is done now.
+    /// Notes the current operation.
     pub(super) fn note(&mut self, what: String) {
         if self.log.len() == SHOWN {
             self.log.pop_front();

@@ -1,7 +1,7 @@
 //! Threads and processes that use the same exmap or Morsel at the same time.
 //!
-//! Each has pages of its own, in stripes, of which it knows what they hold; the others load them,
-//! and must find the mark of that page's owner. A few pages are everybody's.
+//! Each has pages of its own, in stripes, and knows their contents; the others load them, and must
+//! find the mark of that page's owner. All share a few pages.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU64;
@@ -26,7 +26,7 @@ const ACTORS: u64 = 3;
 const VICTIM: u64 = ACTORS;
 /// Pages in a row that are one actor's.
 const STRIPE: u64 = 16;
-/// Pages that are everybody's: they begin here.
+/// The first of the pages that all share.
 const COMMON: u64 = 1024;
 /// And so many there are.
 const COMMONS: u64 = 24;
@@ -57,7 +57,7 @@ fn own_page(random: &mut Random, actor: u64, bound: u64) -> u64 {
     stripe * STRIPE + random.below(STRIPE)
 }
 
-/// So many pages from one on that are in the same stripe.
+/// This many pages from one on that are in the same stripe.
 fn in_stripe(random: &mut Random, page: u64) -> u64 {
     1 + random.below(STRIPE - page % STRIPE)
 }
@@ -68,7 +68,7 @@ struct Actor<'a> {
     number: u64,
     owner: Owner,
     random: Random,
-    /// What its pages hold; those that are not there are not here.
+    /// The contents of its present pages.
     pages: BTreeMap<u64, Content>,
 }
 
@@ -172,7 +172,7 @@ impl Actor<'_> {
     }
 }
 
-/// What else happens to the process, its processors and its memory.
+/// Other events in the process, its processors and its memory.
 pub(super) fn disturb(random: &mut Random, mapping: &Mapping) {
     let (at, length) = (mapping.start(), mapping.length().min(PAGES as usize * PAGE));
     match random.below(12) {
@@ -193,7 +193,7 @@ pub(super) fn disturb(random: &mut Random, mapping: &Mapping) {
     }
 }
 
-/// A processor goes, and comes again.
+/// A processor goes offline, and comes online again.
 fn switch_processors(random: &mut Random) {
     let last = processors() - 1;
     if last == 0 {
@@ -330,7 +330,7 @@ impl<'a> Sharer<'a> {
         self.check(page);
     }
 
-    /// Does something to pages of which no actor knows what they hold.
+    /// Does something to pages whose contents no actor knows.
     fn act_carelessly(&mut self) {
         let page = own_page(&mut self.random, VICTIM, self.bound);
         let count = in_stripe(&mut self.random, page);
@@ -347,7 +347,7 @@ impl<'a> Sharer<'a> {
         }
     }
 
-    /// By both mappings a page has what this actor has put there, or zeros.
+    /// By both mappings a page has the stores of this actor, or zeros.
     #[track_caller]
     fn check(&self, page: u64) {
         let content = self.pages.get(&page).map_or(Content::Zeros, |mark| Content::Mark(*mark));

@@ -1,4 +1,4 @@
-//! What the kernel offers for any mapping: advice, keys, and files that show what is mapped.
+//! The kernel's operations on any mapping: advice, keys, and files that show mappings.
 #![allow(unsafe_code)]
 
 use std::arch::asm;
@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use crate::random::Random;
 use crate::{PAGE, sys};
 
-/// What may be refused, and changes nothing where it is not.
+/// Operations that the kernel may refuse, and that change nothing if it does not.
 pub(super) const ADVICE: [i32; 10] = [
     libc::MADV_NORMAL,
     libc::MADV_WILLNEED,
