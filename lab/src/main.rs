@@ -6,10 +6,10 @@
 
 mod archive;
 mod build;
+mod cleaner;
 mod crash;
 mod debug;
 mod guest;
-mod keeper;
 mod kernel;
 mod lock;
 mod machine;

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 
+use crate::cleaner::Cleaner;
 use crate::guest::{self, Equipment, Work};
-use crate::keeper::Keeper;
 use crate::kernel::Kernel;
 use crate::machine::{Files, Machine};
 use crate::packages::finish;
@@ -30,7 +30,7 @@ const PMEM: u64 = 256 << 20;
 #[derive(Debug)]
 pub struct Run<'a> {
     kernel: &'a Kernel,
-    keeper: Keeper,
+    cleaner: Cleaner,
     pmem: Option<PathBuf>,
 }
 
@@ -77,8 +77,8 @@ impl<'a> Run<'a> {
         kept: Option<&Path>,
     ) -> Result<Run<'a>> {
         let archive = guest::archive(kernel, work, equipment)?;
-        let keeper = Keeper::new(&kernel.folder)?;
-        let file = |name: &str| keeper.folder().join(name);
+        let cleaner = Cleaner::new(&kernel.folder)?;
+        let file = |name: &str| cleaner.folder().join(name);
         fs::write(file("archive"), archive)?;
         fs::File::create(file("disk"))?.set_len(DISK)?;
         fs::File::create(file("lent"))?.set_len(LENT)?;
@@ -91,7 +91,7 @@ impl<'a> Run<'a> {
                 .and_then(|file| file.set_len(PMEM))
                 .with_context(|| format!("creating {}", path.display()))?;
         }
-        Ok(Run { kernel, keeper, pmem })
+        Ok(Run { kernel, cleaner, pmem })
     }
 
     /// Hands the machine to the user at the terminal until it is off.
@@ -100,7 +100,7 @@ impl<'a> Run<'a> {
     /// If the emulator does not start.
     pub fn attend(mut self, machine: &Machine) -> Result<ExitStatus> {
         let status = self.start(machine, true)?.wait()?;
-        self.keeper.release()?;
+        self.cleaner.release()?;
         let (_, kept) = self.keep_messages(machine)?;
         println!("the kernel's messages are in {}", kept.display());
         Ok(status)
@@ -118,7 +118,7 @@ impl<'a> Run<'a> {
         // It is off already unless a limit was reached.
         child.kill()?;
         child.wait()?;
-        self.keeper.release()?;
+        self.cleaner.release()?;
         drop(lines);
         if reader.join().is_err() {
             bail!("reading the emulator's output failed");
@@ -136,7 +136,7 @@ impl<'a> Run<'a> {
 
     /// The kernel's messages, and the file that keeps them.
     fn keep_messages(&self, machine: &Machine) -> Result<(String, PathBuf)> {
-        let messages = fs::read(self.keeper.folder().join("messages")).unwrap_or_default();
+        let messages = fs::read(self.cleaner.folder().join("messages")).unwrap_or_default();
         let mut name = format!("messages-{}", self.kernel.name);
         if let Some(machine) = &machine.name {
             name = format!("{name}-{machine}");
@@ -147,14 +147,14 @@ impl<'a> Run<'a> {
     }
 
     fn start(&mut self, machine: &Machine, interactive: bool) -> Result<Child> {
-        let file = |name: &str| self.keeper.folder().join(name);
+        let file = |name: &str| self.cleaner.folder().join(name);
         let (archive, messages) = (file("archive"), file("messages"));
         let (disk, lent) = (file("disk"), file("lent"));
         let pmem = self.pmem.as_deref();
         let files =
             Files { archive: &archive, disk: &disk, lent: &lent, pmem, messages: &messages };
         let child = machine.start(self.kernel, files, interactive)?;
-        self.keeper.watch_over(child.id())?;
+        self.cleaner.watch_over(child.id())?;
         Ok(child)
     }
 }

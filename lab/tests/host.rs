@@ -79,7 +79,7 @@ fn run_on(kernel: &str, folder: &Path, line: &str) -> (bool, String) {
     (output.status.success(), text(&output))
 }
 
-/// The keepers of the labs that this process started.
+/// The cleaners of the labs that this process started.
 fn folders() -> Vec<PathBuf> {
     let entries = fs::read_dir(cache().join(KERNEL)).unwrap().flatten();
     let paths = entries.map(|entry| entry.path());

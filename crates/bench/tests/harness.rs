@@ -17,7 +17,7 @@ use vellum_bench::engine::{Factory, Setting, VELLUM};
 use vellum_bench::machine::{self, MemoryCgroup, RamDisk, Storage};
 use vellum_bench::progress::Progress;
 use vellum_bench::worker::{
-    Contest, Ground, Keeper, Launcher, Member, Team, Terms, Way, Worker, cache_bytes, make_file,
+    Cleaner, Contest, Launcher, Member, Setup, Team, Terms, Way, Worker, cache_bytes, make_file,
 };
 use vellum_bench::workload::{Lookup, Plan, Workload};
 use vellum_testing::patience::{PATIENCE, eventually};
@@ -251,21 +251,21 @@ fn storage_falls_back_to_the_directory_and_says_so() {
 
 /// Makes a RAM disk and a group, tells where, and waits to be killed.
 fn own_and_wait() {
-    let keeper = std::env::var("KEEPER").is_ok().then(|| Keeper::start(&launcher()).unwrap());
+    let cleaner = std::env::var("CLEANER").is_ok().then(|| Cleaner::start(&launcher()).unwrap());
     let disk = RamDisk::set_up(32 << 20).unwrap();
     let _group = MemoryCgroup::create(64 << 20);
     let worker = Worker::start(&launcher(), "worker", None).unwrap();
     fs::write(disk.path().join("data"), "x").unwrap();
-    println!("\nowner {} {} {}", worker.process(), disk.path().display(), keeper.is_some());
+    println!("\nowner {} {} {}", worker.process(), disk.path().display(), cleaner.is_some());
     thread::sleep(Duration::from_secs(1000));
 }
 
 /// Starts a process that owns a worker and a RAM disk, and kills it; returns the worker, and the
 /// RAM disk's directory.
-fn owner_killed(with_keeper: bool, signal: Signal) -> (u32, PathBuf) {
+fn owner_killed(with_cleaner: bool, signal: Signal) -> (u32, PathBuf) {
     let mut command = somebody("owner");
-    if with_keeper {
-        command.env("KEEPER", "1");
+    if with_cleaner {
+        command.env("CLEANER", "1");
     }
     let mut owner = command.spawn().unwrap();
     let (worker, disk) = owned(&mut owner);
@@ -299,7 +299,7 @@ fn what_a_killed_run_leaves_is_removed_by_the_next() {
     let Some(disk) = allowed(RamDisk::set_up(16 << 20)) else { return };
     let (worker, left) = owner_killed(false, Signal::KILL);
     eventually("the worker of a killed parent goes", || !alive(worker));
-    assert!(left.join("data").exists(), "without a keeper no process cleans up");
+    assert!(left.join("data").exists(), "without a cleaner no process cleans up");
     assert!(machine::remove_leftovers() >= 1);
     assert!(!left.exists());
     // The devices and groups of a living process stay.
@@ -307,7 +307,7 @@ fn what_a_killed_run_leaves_is_removed_by_the_next() {
 }
 
 #[test]
-fn a_keeper_cleans_up_after_signals() {
+fn a_cleaner_cleans_up_after_signals() {
     let _one_at_a_time = machine();
     let Some(disk) = allowed(RamDisk::set_up(16 << 20)) else { return };
     drop(disk);
@@ -317,7 +317,7 @@ fn a_keeper_cleans_up_after_signals() {
             continue;
         }
         let (worker, left) = owner_killed(true, signal);
-        eventually("the keeper removes the RAM disk", || !left.exists());
+        eventually("the cleaner removes the RAM disk", || !left.exists());
         eventually("the worker goes", || !alive(worker));
     }
 }
@@ -342,19 +342,19 @@ fn what_a_worker_let_go_does_not_weigh() {
     assert!(after < before + share, "{before} bytes, and then {after}");
 }
 
-fn ground(directory: &Path) -> Ground {
-    Ground::with(launcher(), || Storage::disk(directory)).unwrap()
+fn setup(directory: &Path) -> Setup {
+    Setup::with(launcher(), || Storage::disk(directory)).unwrap()
 }
 
-fn terms<'a>(ground: &'a Ground, workload: &'a Workload) -> Terms<'a> {
-    Terms { ground, limit: None, workload, warm_up: plan(0.0), cold: false }
+fn terms<'a>(setup: &'a Setup, workload: &'a Workload) -> Terms<'a> {
+    Terms { setup, limit: None, workload, warm_up: plan(0.0), cold: false }
 }
 
 #[test]
 fn a_team_competes() {
     let directory = tempfile::tempdir().unwrap();
-    let (ground, workload) = (ground(directory.path()), lookups(20_000));
-    let terms = Terms { warm_up: plan(0.05), cold: true, ..terms(&ground, &workload) };
+    let (setup, workload) = (setup(directory.path()), lookups(20_000));
+    let terms = Terms { warm_up: plan(0.05), cold: true, ..terms(&setup, &workload) };
     let members = [Member::plain(&VELLUM), Member::with_option(&VELLUM, "backend", "madvise")];
     let team = Team::start(&members, &terms, &Progress::hidden()).unwrap();
     assert_eq!(team.names(), ["vellum", "vellum madvise"]);
@@ -378,8 +378,8 @@ fn a_team_competes() {
 #[test]
 fn a_peer_that_fails_is_left_out_and_vellum_is_not() {
     let directory = tempfile::tempdir().unwrap();
-    let (ground, workload) = (ground(directory.path()), lookups(1000));
-    let terms = terms(&ground, &workload);
+    let (setup, workload) = (setup(directory.path()), lookups(1000));
+    let terms = terms(&setup, &workload);
     let mut peer = VELLUM;
     peer.name = "nobody";
     let members = [Member::plain(&VELLUM), Member::plain(&peer)];
@@ -393,8 +393,8 @@ fn a_peer_that_fails_is_left_out_and_vellum_is_not() {
 #[test]
 fn a_peer_that_dies_in_a_contest_is_out_and_the_others_go_on() {
     let directory = tempfile::tempdir().unwrap();
-    let (ground, workload) = (ground(directory.path()), lookups(1000));
-    let terms = terms(&ground, &workload);
+    let (setup, workload) = (setup(directory.path()), lookups(1000));
+    let terms = terms(&setup, &workload);
     let members = [Member::plain(&VELLUM), Member::plain(&TWIN)];
     let team = Team::start(&members, &terms, &Progress::hidden()).unwrap();
     assert_eq!(team.names(), ["vellum", "twin"]);

@@ -5,7 +5,7 @@ use anyhow::Result;
 use super::{Context, Experiment};
 use vellum_bench::engine::VELLUM;
 use vellum_bench::report::{Axis, Chart, Line, Outcome, Row};
-use vellum_bench::worker::{Contest, Ground, Member, Team, Terms, cache_bytes, named};
+use vellum_bench::worker::{Contest, Member, Setup, Team, Terms, cache_bytes, named};
 use vellum_bench::workload::{Blob, Plan, Work, Workload};
 
 /// The experiment.
@@ -34,11 +34,11 @@ fn run(context: &Context<'_>) -> Result<Outcome> {
         .collect();
     for &bytes_each in sizes {
         let blob = Blob { values: limit * 2 / bytes_each as u64, bytes_each, write: false };
-        let ground = Ground::fast(blob.bytes() * 3 * members.len() as u64, &context.directory)?;
+        let setup = Setup::fast(blob.bytes() * 3 * members.len() as u64, &context.directory)?;
         let workload = Workload::Blob(blob.clone());
         let seconds = context.pick(0.3, 2.0);
         let terms = Terms {
-            ground: &ground,
+            setup: &setup,
             // Each thread that writes has a value of its own, for every engine.
             limit: Some(limit + THREADS as u64 * bytes_each as u64),
             workload: &workload,
@@ -77,7 +77,7 @@ fn run(context: &Context<'_>) -> Result<Outcome> {
             "{}: {} values; two threads. {}",
             size(bytes_each),
             blob.values,
-            ground.about()
+            setup.about()
         ));
         outcome.notes.extend(team.notes());
     }

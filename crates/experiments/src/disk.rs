@@ -8,7 +8,7 @@ use super::{Context, Experiment};
 use vellum_bench::engine::VELLUM;
 use vellum_bench::machine::device_rate::{DeviceRate, PAGE, Way};
 use vellum_bench::report::{Outcome, Row};
-use vellum_bench::worker::{Contest, Ground, Member, Team, Terms, limit_for_data, scaled, times};
+use vellum_bench::worker::{Contest, Member, Setup, Team, Terms, limit_for_data, scaled, times};
 use vellum_bench::workload::lookup::ENTRY;
 use vellum_bench::workload::{Lookup, Plan, Scan, Workload};
 
@@ -32,10 +32,10 @@ const SCAN: u64 = 1_000_000;
 fn run(context: &Context<'_>) -> Result<Outcome> {
     let pool: u64 = context.pick(16 << 20, 64 << 20);
     let data: u64 = context.pick(384 << 20, 4 << 30);
-    let ground = Ground::disk(&context.directory)?;
+    let setup = Setup::disk(&context.directory)?;
     let entries = data / ENTRY;
     let terms = Terms {
-        ground: &ground,
+        setup: &setup,
         limit: Some(limit_for_data(pool, data)),
         workload: &Workload::Lookup(Lookup { entries, batch: 1 }),
         warm_up: Plan { threads: THREADS, seconds: 0.5, seed: 77 },
@@ -65,7 +65,7 @@ fn run(context: &Context<'_>) -> Result<Outcome> {
             .to_owned(),
     );
     outcome.notes.extend(team.notes());
-    outcome.notes.push(ground.about());
+    outcome.notes.push(setup.about());
     Ok(outcome)
 }
 

@@ -10,7 +10,7 @@ use super::{Context, Experiment};
 use vellum_bench::engine::VELLUM;
 use vellum_bench::machine::device_rate::{DeviceRate, PAGE, Way};
 use vellum_bench::report::{Axis, Chart, Line, Outcome, Row};
-use vellum_bench::worker::{Ground, Member, Moment, Team, Terms, Usage, limit_for};
+use vellum_bench::worker::{Member, Moment, Setup, Team, Terms, Usage, limit_for};
 use vellum_bench::workload::lookup::ENTRY;
 use vellum_bench::workload::tpcc::Tpcc;
 use vellum_bench::workload::{Lookup, Measured, Plan, Work as _, Workload};
@@ -69,9 +69,9 @@ fn one_workload(
 ) -> Result<Outcome> {
     let members = Member::all(context.engines);
     let room = workload.work().bytes() * members.len() as u64 * ROOM / 4;
-    let ground = Ground::fast(room, &context.directory)?;
+    let setup = Setup::fast(room, &context.directory)?;
     let terms = Terms {
-        ground: &ground,
+        setup: &setup,
         limit: Some(limit_for(pool)),
         workload,
         warm_up: Plan { threads: THREADS, seconds: 0.0, seed: 77 },
@@ -93,7 +93,7 @@ fn one_workload(
     }
     let mut outcome = figure.outcome(workload);
     outcome.notes.extend(team.notes());
-    outcome.notes.push(ground.about());
+    outcome.notes.push(setup.about());
     Ok(outcome)
 }
 

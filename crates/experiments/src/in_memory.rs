@@ -5,7 +5,7 @@ use anyhow::Result;
 use super::{Context, Experiment};
 use vellum_bench::engine::VELLUM;
 use vellum_bench::report::{Outcome, Row};
-use vellum_bench::worker::{Contest, Ground, Member, Series, Team, Terms, named};
+use vellum_bench::worker::{Contest, Member, Series, Setup, Team, Terms, named};
 use vellum_bench::workload::lookup::ENTRY;
 use vellum_bench::workload::{Lookup, Plan, Scan, Workload};
 
@@ -22,8 +22,8 @@ const BATCH: usize = 32;
 
 fn run(context: &Context<'_>) -> Result<Outcome> {
     let entries = context.pick(1_000_000, 10_000_000);
-    let ground = Ground::disk(&context.directory)?;
-    let team = team(context, &ground, &single(entries))?;
+    let setup = Setup::disk(&context.directory)?;
+    let team = team(context, &setup, &single(entries))?;
     read_everything(context, &team, entries)?;
     let mut contest = Contest::of(&team);
     for threads in [1, 2] {
@@ -39,20 +39,20 @@ fn run(context: &Context<'_>) -> Result<Outcome> {
     outcome.rows.extend(series.iter().map(|series| series.row("lookups/s")));
     outcome.rows.extend(ratios(&team, &series));
     outcome.notes = vec![data(entries)];
-    outcome.notes.extend(notes(&ground, &team));
+    outcome.notes.extend(notes(&setup, &team));
     Ok(outcome)
 }
 
 /// All engines with caches that hold everything, filled. They run for a while before anything
 /// counts.
-pub(super) fn team(context: &Context<'_>, ground: &Ground, workload: &Workload) -> Result<Team> {
+pub(super) fn team(context: &Context<'_>, setup: &Setup, workload: &Workload) -> Result<Team> {
     let mut members = Member::all(context.engines);
     for member in &mut members {
         // Pages are not full, have headers, and some workloads add data.
         member.cache_bytes = Some(workload.work().bytes() * 2 + (128 << 20));
     }
     let terms = Terms {
-        ground,
+        setup,
         limit: None,
         workload,
         warm_up: Plan { threads: 2, seconds: context.pick(1.0, 6.0), seed: 77 },
@@ -72,14 +72,14 @@ pub(super) fn read_everything(context: &Context<'_>, team: &Team, entries: u64) 
 }
 
 /// Notes for the reader about a team that has everything in memory.
-pub(super) fn notes(ground: &Ground, team: &Team) -> Vec<String> {
+pub(super) fn notes(setup: &Setup, team: &Team) -> Vec<String> {
     let mut notes = team.notes();
     notes.push(
         "Each engine in a process of its own without a memory limit, its cache larger than the \
          data."
             .to_owned(),
     );
-    notes.push(ground.about());
+    notes.push(setup.about());
     notes
 }
 

@@ -9,7 +9,7 @@ use super::{Context, Experiment};
 use vellum_bench::engine::VELLUM;
 use vellum_bench::machine::processors;
 use vellum_bench::report::{Axis, Chart, Line, Outcome};
-use vellum_bench::worker::{Contest, Ground, Series, named};
+use vellum_bench::worker::{Contest, Series, Setup, named};
 use vellum_bench::workload::tpcc::{Scale, Tpcc};
 use vellum_bench::workload::{Plan, Workload};
 
@@ -77,8 +77,8 @@ fn run(context: &Context<'_>) -> Result<Outcome> {
 }
 
 fn one_panel(context: &Context<'_>, panel: Panel, outcome: &mut Outcome) -> Result<()> {
-    let ground = Ground::disk(&context.directory)?;
-    let team = team(context, &ground, &panel.workload)?;
+    let setup = Setup::disk(&context.directory)?;
+    let team = team(context, &setup, &panel.workload)?;
     if let Workload::Lookup(lookups) = &panel.workload {
         read_everything(context, &team, lookups.entries)?;
     }
@@ -108,7 +108,7 @@ fn one_panel(context: &Context<'_>, panel: Panel, outcome: &mut Outcome) -> Resu
         named(&series, &label(name, threads))
     }));
     outcome.notes.push(panel.note.clone());
-    outcome.notes.extend(notes(&ground, &team));
+    outcome.notes.extend(notes(&setup, &team));
     Ok(())
 }
 

@@ -11,13 +11,13 @@ mod blob;
 mod bulk_work;
 mod commits;
 mod context;
+mod data_sizes;
 mod disk;
 mod exmap;
 mod fig10;
 mod fig4;
 mod fig8;
 mod graph;
-mod hero;
 mod in_memory;
 mod in_memory_scaling;
 mod memory;
@@ -54,7 +54,7 @@ pub const ALL: &[Experiment] = &[
     commits::COMMITS,
     bulk_work::BULK_WORK,
     tpcc::TPCC,
-    hero::HERO,
+    data_sizes::DATA_SIZES,
     exmap::ALLOCATION,
     exmap::INTERFACES,
     exmap::TABLES,

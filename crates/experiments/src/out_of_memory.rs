@@ -10,7 +10,7 @@ use vellum_bench::engine::{Engines, VELLUM};
 use vellum_bench::machine::device_rate::{DeviceRate, PAGE, Way};
 use vellum_bench::report::{Outcome, Row};
 use vellum_bench::worker::{
-    Contest, Ground, Member, Series, Team, Terms, limit_for, named, scaled, times,
+    Contest, Member, Series, Setup, Team, Terms, limit_for, named, scaled, times,
 };
 use vellum_bench::workload::lookup::ENTRY;
 use vellum_bench::workload::{Lookup, Plan, Workload};
@@ -54,10 +54,10 @@ fn one_size(context: &Context<'_>, factor: u64, outcome: &mut Outcome) -> Result
     let data = factor * pool;
     let members = members(context.engines);
     let room = data * members.len() as u64 * ROOM / 4;
-    let ground = Ground::fast(room, &context.directory)?;
+    let setup = Setup::fast(room, &context.directory)?;
     let entries = data / ENTRY;
     let terms = Terms {
-        ground: &ground,
+        setup: &setup,
         limit: Some(limit_for(pool)),
         workload: &Workload::Lookup(Lookup { entries, batch: 1 }),
         warm_up: Plan { threads: 2, seconds: context.pick(0.3, 3.0), seed: 77 },
@@ -77,7 +77,7 @@ fn one_size(context: &Context<'_>, factor: u64, outcome: &mut Outcome) -> Result
         data >> 20
     ));
     outcome.notes.extend(team.notes());
-    outcome.notes.push(ground.about());
+    outcome.notes.push(setup.about());
     Ok(())
 }
 

@@ -12,7 +12,7 @@ use super::{Context, Experiment};
 use vellum_bench::engine::VELLUM;
 use vellum_bench::measure::Samples;
 use vellum_bench::report::{Outcome, Row};
-use vellum_bench::worker::{Contest, Ground, Member, Team, Terms, limit_for, named, times};
+use vellum_bench::worker::{Contest, Member, Setup, Team, Terms, limit_for, named, times};
 use vellum_bench::workload::{Measured, Plan, Tpcc, Work, Workload};
 
 /// The experiment.
@@ -111,10 +111,10 @@ fn measure(context: &Context<'_>, size: &Size, outcome: &mut Outcome) -> Result<
     }
     // Engines that rewrite data need room for both copies.
     let room = (size.tpcc.bytes() * 5 / 2 + growth) * members.len() as u64;
-    let ground = Ground::fast(room, &context.directory)?;
+    let setup = Setup::fast(room, &context.directory)?;
     let workload = Workload::Tpcc(size.tpcc.clone());
     let terms = Terms {
-        ground: &ground,
+        setup: &setup,
         limit: size.pool.map(limit_for),
         workload: &workload,
         warm_up: Plan { threads: 2, seconds: size.warm_up, seed: 77 },
@@ -131,7 +131,7 @@ fn measure(context: &Context<'_>, size: &Size, outcome: &mut Outcome) -> Result<
         size.pool.map_or(String::new(), |pool| format!(", pool {} MiB", pool >> 20))
     ));
     outcome.notes.extend(team.notes());
-    outcome.notes.push(ground.about());
+    outcome.notes.push(setup.about());
     for name in team.names() {
         context.progress.doing(&format!("checking {name}"));
         outcome.notes.push(checked(&team, name, &workload)?);

@@ -70,13 +70,13 @@ struct Latency {
 
 fn run(context: &Context<'_>) -> Result<Outcome> {
     let entries = context.pick(50_000, 200_000);
-    let ground = Ground::new(entries)?;
+    let setup = Setup::new(entries)?;
     let duration = Duration::from_secs_f64(context.pick(0.5, 3.0));
     let latencies = LOADS.map(|_| RefCell::new(Vec::new()));
     let contestants = LOADS.iter().zip(&latencies).map(|((name, load), latencies)| {
-        let ground = &ground;
+        let setup = &setup;
         Contestant::new(*name, move || {
-            let (rate, latency) = ground.sample(*load, duration)?;
+            let (rate, latency) = setup.sample(*load, duration)?;
             latencies.borrow_mut().push(latency);
             Ok(rate)
         })
@@ -107,14 +107,14 @@ fn run(context: &Context<'_>) -> Result<Outcome> {
 }
 
 /// A store with two equal trees; the writer updates the first.
-struct Ground {
+struct Setup {
     store: Store,
     here: Tree,
     elsewhere: Tree,
 }
 
-impl Ground {
-    fn new(entries: u64) -> Result<Ground> {
+impl Setup {
+    fn new(entries: u64) -> Result<Setup> {
         let options = Options::new().pool_bytes(256 << 20);
         let store = Store::create_on(Arc::new(MemoryDevice::new()), &options)?;
         let tree = |name: &str| {
@@ -134,7 +134,7 @@ impl Ground {
             anyhow::Ok(tree)
         };
         let (here, elsewhere) = (tree("here")?, tree("elsewhere")?);
-        Ok(Ground { store, here, elsewhere })
+        Ok(Setup { store, here, elsewhere })
     }
 
     /// Updates a second, and their latencies.
@@ -257,9 +257,9 @@ mod tests {
 
     #[test]
     fn the_writer_updates_beside_every_load() {
-        let ground = Ground::new(2000).unwrap();
+        let setup = Setup::new(2000).unwrap();
         for (name, load) in LOADS {
-            let (rate, latency) = ground.sample(load, Duration::from_millis(50)).unwrap();
+            let (rate, latency) = setup.sample(load, Duration::from_millis(50)).unwrap();
             assert!(rate > 0.0 && latency.longest >= latency.p99, "{name}");
         }
     }

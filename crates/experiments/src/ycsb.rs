@@ -6,7 +6,7 @@ use anyhow::Result;
 use super::{Context, Experiment};
 use vellum_bench::engine::VELLUM;
 use vellum_bench::report::{Outcome, Row};
-use vellum_bench::worker::{Contest, Ground, Member, Series, Team, Terms, named};
+use vellum_bench::worker::{Contest, Member, Series, Setup, Team, Terms, named};
 use vellum_bench::workload::ycsb::Kind;
 use vellum_bench::workload::{Plan, Work, Workload, Ycsb};
 
@@ -45,10 +45,10 @@ fn compare(context: &Context<'_>, outcome: &mut Outcome, name: &str, ratio: f64)
     members.insert(1, Member::with_option(&VELLUM, "policy", "s3-fifo"));
     Member::fill_limit(&mut members, limit, bytes);
     let each = bytes * 5 / 2 + INSERTED;
-    let ground = Ground::fast(each * members.len() as u64, &context.directory)?;
+    let setup = Setup::fast(each * members.len() as u64, &context.directory)?;
     let seconds = context.pick(0.1, 1.0);
     let terms = Terms {
-        ground: &ground,
+        setup: &setup,
         limit: Some(limit),
         workload: &workload,
         warm_up: Plan { threads: 2, seconds: seconds * 2.0, seed: 1 },
@@ -69,7 +69,7 @@ fn compare(context: &Context<'_>, outcome: &mut Outcome, name: &str, ratio: f64)
     outcome.notes.push(format!(
         "{name}: {records} records of 1,000 bytes, {} MiB; two threads. {}",
         bytes >> 20,
-        ground.about()
+        setup.about()
     ));
     outcome.notes.push(
         "D and E insert, and a faster engine inserts more: data that fitted into memory before may \

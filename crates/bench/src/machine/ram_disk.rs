@@ -1,7 +1,7 @@
 //! A block device in memory with a file system on it, which stands in for a fast SSD: zram.
 //!
 //! It is set up as root and torn down on drop. It records every device under `/run/vellum-bench`
-//! before it uses it. So the next run, or a [keeper](crate::worker::Keeper), can tell the devices
+//! before it uses it. So the next run, or a [cleaner](crate::worker::Cleaner), can tell the devices
 //! of a killed run from those of other programs, and remove them. The device stores incompressible
 //! data unchanged: data under test must not compress.
 

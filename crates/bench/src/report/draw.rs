@@ -33,8 +33,8 @@ const DARK: &str = "<style>@media (prefers-color-scheme: dark) { \
                     text[fill=\"#000000\"] { fill: #C9D1D9 } \
                     [stroke=\"#000000\"] { stroke: #8B949E } }</style>\n";
 
-/// Writes the charts of experiments to a folder, such as `hero-throughput.svg`: named after the
-/// experiment and the chart's title, up to its colon.
+/// Writes the charts of experiments to a folder, such as `data-sizes-throughput.svg`: named after
+/// the experiment and the chart's title, up to its colon.
 ///
 /// # Errors
 /// If a chart cannot be drawn or a file cannot be written.

@@ -93,12 +93,12 @@ mod tests {
         let (x, y) = (Axis::logarithmic("data / memory"), Axis::linear("lookups/s"));
         let chart = Chart { title: "The chart".into(), x, y, lines };
         let record = Record {
-            experiment: "hero".into(),
+            experiment: "data-sizes".into(),
             shows: "a comparison".into(),
             source: "a <paper>".into(),
             quick: false,
             machine: "two cores".into(),
-            command: "vellum bench hero".into(),
+            command: "vellum bench data-sizes".into(),
             seconds: 12.0,
             outcome: Outcome {
                 rows: vec![Row::count("vellum, 2 threads", 1234.0, "lookups/s")],

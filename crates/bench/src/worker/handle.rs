@@ -14,7 +14,7 @@ use anyhow::{Context as _, Result, anyhow, bail};
 
 use super::Launcher;
 use super::message::{GREETING, Request, Response, Usage};
-use super::stage::Stage;
+use super::pipeline::Stage;
 use super::whole_file::{Way, Weight};
 use crate::engine::Setting;
 use crate::machine::MemoryCgroup;
@@ -245,7 +245,7 @@ impl Worker {
         self.do_it(&Request::LetGo, SHORT)
     }
 
-    /// Makes it a keeper, which asks nothing and is asked nothing any more.
+    /// Makes it a cleaner, which asks nothing and is asked nothing any more.
     pub(super) fn keep(&mut self) -> Result<()> {
         self.do_it(&Request::Keep, SHORT)
     }

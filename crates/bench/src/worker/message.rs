@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use super::stage::Stage;
+use super::pipeline::Stage;
 use super::whole_file::{Way, Weight};
 use crate::engine::Setting;
 use crate::machine::kib;

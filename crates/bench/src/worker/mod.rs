@@ -5,29 +5,29 @@
 //! cgroup before it opens anything, and the kernel kills it when its parent ends. The parent keeps
 //! several alive and lets them run alternately ([`Team`]).
 
+mod cache_size;
+mod cleaner;
 mod contest;
-mod ground;
 mod handle;
-mod keeper;
 mod launcher;
 mod message;
 mod model_file;
+mod pipeline;
 mod serve;
-mod share;
-mod stage;
+mod setup;
 mod team;
 mod whole_file;
 
+pub use cache_size::{cache_bytes, limit_for, limit_for_data};
+pub use cleaner::Cleaner;
 pub use contest::{Contest, Series, named, scaled, times};
-pub use ground::Ground;
 pub use handle::{Moment, Worker};
-pub use keeper::Keeper;
 pub use launcher::Launcher;
 pub use message::{GREETING, Request, Response, Usage};
 pub use model_file::make as make_model;
+pub use pipeline::{Head, Stage, Step, connect, sum_of};
 pub use serve::main;
-pub use share::{cache_bytes, limit_for, limit_for_data};
-pub use stage::{Head, Stage, Step, connect, sum_of};
+pub use setup::Setup;
 pub use team::{Member, Team, Terms};
 pub use whole_file::{
     FileMapping, Way, Weight, make as make_file, sum as sum_of_pages, warm as warm_file,

@@ -87,7 +87,7 @@ fn answer(
 }
 
 /// Outlives the parent for as long as it takes to remove its remains. A parent that ends in order
-/// kills its keeper before.
+/// kills its cleaner before.
 fn keep(input: &mut dyn BufRead) -> Result<()> {
     set_parent_process_death_signal(None).context("outliving the parent")?;
     let parent = getppid();

@@ -6,8 +6,8 @@ use std::path::PathBuf;
 
 use anyhow::{Context as _, Result, bail};
 
-use super::share::pool_for;
-use super::{Ground, Worker, cache_bytes};
+use super::cache_size::pool_for;
+use super::{Setup, Worker, cache_bytes};
 use crate::engine::{Engines, Factory, Setting, VELLUM};
 use crate::machine::{MemoryCgroup, page_cache};
 use crate::progress::Progress;
@@ -66,7 +66,7 @@ impl Member {
 #[derive(Debug)]
 pub struct Terms<'a> {
     /// Where they play.
-    pub ground: &'a Ground,
+    pub setup: &'a Setup,
     /// The memory limit of each, in bytes; none if memory is not what the experiment is about.
     pub limit: Option<u64>,
     /// Their data.
@@ -224,7 +224,7 @@ impl Team {
 impl Seat {
     fn take(member: &Member, terms: &Terms<'_>, limit: Option<u64>, at: usize) -> Result<Seat> {
         let work = terms.workload.work();
-        let directory = terms.ground.directory().join(format!("{at}-{}", member.engine.name));
+        let directory = terms.setup.directory().join(format!("{at}-{}", member.engine.name));
         std::fs::create_dir_all(&directory)
             .with_context(|| format!("cannot make {}", directory.display()))?;
         let files = Files(directory.clone());
@@ -235,7 +235,7 @@ impl Seat {
             options: member.options.clone(),
             ..Setting::new(&directory, 0)
         };
-        let mut worker = Worker::start(terms.ground.launcher(), &member.name, limit)?;
+        let mut worker = Worker::start(terms.setup.launcher(), &member.name, limit)?;
         let engine = member.engine.name;
         worker.open(engine, &setting)?;
         worker.load(terms.workload)?;

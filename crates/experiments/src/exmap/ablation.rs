@@ -5,9 +5,9 @@ use vellum_uapi::exmap::{FLUSH_EACH, LOCK_TABLES, NO_POOL};
 use vellum_vm::BackendKind;
 
 use super::contest::{Entrant, add_point, add_rows, compete};
-use super::crew::{Plan, Strategy};
-use super::ground::{Ground, OfExmap};
+use super::memory::{OfExmap, PageMemory};
 use super::pattern::{Claimed, Pattern};
+use super::threads::{Plan, Strategy};
 use super::{Size, device, without_module};
 use crate::{Context, Experiment, count};
 use vellum_bench::report::{Axis, Chart, Outcome};
@@ -30,12 +30,12 @@ fn run(context: &Context<'_>) -> Result<Outcome> {
     let size = Size::of(context);
     context.progress.doing("making surfaces");
     let madvise = size.kernel_ground(BackendKind::Madvise)?;
-    let single = size.ground(NO_POOL | LOCK_TABLES | FLUSH_EACH)?;
+    let single = size.memory(NO_POOL | LOCK_TABLES | FLUSH_EACH)?;
     let single = OfExmap::page_by_page(single.into_exmap());
-    let batched = size.ground(NO_POOL | LOCK_TABLES)?;
-    let private = size.ground(LOCK_TABLES)?;
-    let free = size.ground(0)?;
-    let steps: [(&str, &dyn Ground); 5] = [
+    let batched = size.memory(NO_POOL | LOCK_TABLES)?;
+    let private = size.memory(LOCK_TABLES)?;
+    let free = size.memory(0)?;
+    let steps: [(&str, &dyn PageMemory); 5] = [
         ("madvise", &madvise),
         ("exmap, a call and a flush for each page", &single),
         ("+ batches with one flush", &batched),
@@ -51,11 +51,11 @@ fn run(context: &Context<'_>) -> Result<Outcome> {
         let plan = Plan::new(threads, Pattern::Random, Strategy::Local, size.frames);
         let plan = plan.lasting(size.time * 2);
         let mut step = 0;
-        let entrants = steps.map(|(name, ground)| {
+        let entrants = steps.map(|(name, memory)| {
             let name = format!("{name}, {}", count(threads, "thread"));
             let plan = if step < BATCHED { plan.page_by_page() } else { plan };
             step += 1;
-            Entrant::new(name, ground, &states, size.pages, plan)
+            Entrant::new(name, memory, &states, size.pages, plan)
         });
         let found = compete(context, &entrants)?;
         add_rows(&mut outcome, &found);

@@ -8,11 +8,11 @@ use vellum_uapi::exmap::{ALLOC, FREE, STEALING};
 use vellum_vm::BackendKind;
 
 use super::contest::{Entrant, Found, add_point, add_rows, compete};
-use super::crew::{Plan, Strategy};
 use super::device::Exmap;
-use super::ground::{Ground, Nothing, OfExmap, OfKernel};
+use super::memory::{Nothing, OfExmap, OfKernel, PageMemory};
 use super::pattern::{BATCH, Chooser, Claimed, Pattern};
 use super::shootdowns::shootdowns;
+use super::threads::{Plan, Strategy};
 use super::{Size, device, without_module};
 use crate::{Context, Experiment, count};
 use vellum_bench::report::{Axis, Chart, Line, Outcome, Row};
@@ -57,10 +57,10 @@ fn run(context: &Context<'_>) -> Result<Outcome> {
                 .to_owned(),
         );
     }
-    let grounds = Grounds {
+    let memories = Grounds {
         madvise: size.kernel_ground(BackendKind::Madvise)?,
         process_madvise: process_madvise.ok(),
-        exmap: size.ground(0)?,
+        exmap: size.memory(0)?,
         states: Claimed::new(size.pages),
     };
     let mut lines = Lines::default();
@@ -68,15 +68,15 @@ fn run(context: &Context<'_>) -> Result<Outcome> {
         for pattern in Pattern::ALL {
             for strategy in Strategy::ALL {
                 let plan = Plan::new(threads, pattern, strategy, size.frames).lasting(size.time);
-                by_ground(context, &size, &grounds, plan, &mut outcome, &mut lines)?;
+                by_ground(context, &size, &memories, plan, &mut outcome, &mut lines)?;
             }
         }
     }
-    let stealing = size.ground(STEALING)?;
+    let stealing = size.memory(STEALING)?;
     for threads in size.thread_counts() {
-        scenarios(context, &size, &grounds, &stealing, threads, &mut outcome, &mut lines)?;
+        scenarios(context, &size, &memories, &stealing, threads, &mut outcome, &mut lines)?;
     }
-    outcome.rows.extend(of_vectors(&grounds.exmap, size.pages)?);
+    outcome.rows.extend(of_vectors(&memories.exmap, size.pages)?);
     outcome.charts.extend(charts(lines));
     outcome.notes.extend(NOTES.iter().map(|note| (*note).to_owned()));
     Ok(outcome)
@@ -90,32 +90,32 @@ const NOTES: &[&str] = &[
     "'no device' is the benchmark alone: pattern, page states and queues.",
 ];
 
-/// The same plan on every ground.
+/// The same plan on every memory.
 fn by_ground(
     context: &Context<'_>,
     size: &Size,
-    grounds: &Grounds,
+    memories: &Grounds,
     plan: Plan,
     outcome: &mut Outcome,
     lines: &mut Lines,
 ) -> Result<()> {
     let label = format!("{}, {}", plan.pattern.name(), plan.strategy.name());
     let threads = count(plan.allocators, "thread");
-    let entrant = |way: &str, ground, plan| {
+    let entrant = |way: &str, memory, plan| {
         let name = format!("{way}, {label}, {threads}");
-        Entrant::new(name, ground, &grounds.states, size.pages, plan)
+        Entrant::new(name, memory, &memories.states, size.pages, plan)
     };
     let mut ways = vec!["madvise", "exmap", "exmap, not touched", "no device"];
-    let exmap: &dyn Ground = &grounds.exmap;
+    let exmap: &dyn PageMemory = &memories.exmap;
     let mut entrants = vec![
-        entrant(ways[0], &grounds.madvise, plan.page_by_page()),
+        entrant(ways[0], &memories.madvise, plan.page_by_page()),
         entrant(ways[1], exmap, plan),
         entrant(ways[2], exmap, plan.untouched()),
         entrant(ways[3], &Nothing, plan.untouched()),
     ];
-    if let Some(ground) = &grounds.process_madvise {
+    if let Some(memory) = &memories.process_madvise {
         ways.push("process_madvise");
-        entrants.push(entrant("process_madvise", ground, plan));
+        entrants.push(entrant("process_madvise", memory, plan));
     }
     let found = compete(context, &entrants)?;
     add_rows(outcome, &found);
@@ -143,7 +143,7 @@ fn shootdown_rows(found: &[Found]) -> Vec<Row> {
 fn scenarios(
     context: &Context<'_>,
     size: &Size,
-    grounds: &Grounds,
+    memories: &Grounds,
     stealing: &OfExmap,
     threads: usize,
     outcome: &mut Outcome,
@@ -158,18 +158,18 @@ fn scenarios(
         let all = Plan { allocators: threads - half, freers: half, queues: half, ..remote };
         plans.push(("pool", Plan { queued: size.frames, ..all }));
     }
-    let entrant = |name: String, ground, plan| {
+    let entrant = |name: String, memory, plan| {
         let name = format!("{name}, {}", count(threads, "thread"));
-        Entrant::new(name, ground, &grounds.states, size.pages, plan)
+        Entrant::new(name, memory, &memories.states, size.pages, plan)
     };
     let mut names = vec!["madvise".to_owned()];
     let mut entrants =
-        vec![entrant(names[0].clone(), &grounds.madvise, plan(Strategy::Local).page_by_page())];
-    let designs: [(&str, &OfExmap); 2] = [("bundles", &grounds.exmap), ("stealing", stealing)];
-    for (design, ground) in designs {
+        vec![entrant(names[0].clone(), &memories.madvise, plan(Strategy::Local).page_by_page())];
+    let designs: [(&str, &OfExmap); 2] = [("bundles", &memories.exmap), ("stealing", stealing)];
+    for (design, memory) in designs {
         for (scenario, plan) in &plans {
             let name = format!("exmap ({scenario}), {design}");
-            entrants.push(entrant(name.clone(), ground, *plan));
+            entrants.push(entrant(name.clone(), memory, *plan));
             names.push(name);
         }
     }
@@ -182,7 +182,7 @@ fn scenarios(
 }
 
 /// Vectors of 512 random pages, while another thread runs on another processor: shootdowns.
-fn of_vectors(ground: &OfExmap, pages: u64) -> Result<Vec<Row>> {
+fn of_vectors(memory: &OfExmap, pages: u64) -> Result<Vec<Row>> {
     const VECTORS: u64 = 32;
     let others = vellum_bench::machine::processors() as u64 - 1;
     let stop = AtomicBool::new(false);
@@ -192,7 +192,7 @@ fn of_vectors(ground: &OfExmap, pages: u64) -> Result<Vec<Row>> {
                 std::hint::spin_loop();
             }
         });
-        let counted = count_shootdowns(ground.exmap(), pages, VECTORS);
+        let counted = count_shootdowns(memory.exmap(), pages, VECTORS);
         stop.store(true, Ordering::Relaxed);
         spinning.join().map_err(|_| anyhow!("a thread panicked"))?;
         counted

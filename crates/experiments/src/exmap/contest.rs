@@ -1,13 +1,13 @@
-//! Crews that are measured in turn, with their rates and other counts.
+//! Groups of threads that are measured in turn, with their rates and other counts.
 
 use std::cell::RefCell;
 
 use anyhow::Result;
 
-use super::crew::{self, Tally};
-use super::ground::Ground;
+use super::memory::PageMemory;
 use super::pattern::Claims;
 use super::shootdowns::shootdowns;
+use super::threads::{self, Tally};
 use crate::Context;
 use vellum_bench::measure::{Contestant, Samples, alternate};
 use vellum_bench::report::{Line, Outcome, Row};
@@ -19,15 +19,15 @@ pub struct Entrant<'a> {
 }
 
 impl<'a> Entrant<'a> {
-    /// A crew on a ground of `pages` pages.
+    /// Threads on a memory of `pages` pages.
     pub fn new<C: Claims>(
         name: impl Into<String>,
-        ground: &'a dyn Ground,
+        memory: &'a dyn PageMemory,
         claims: &'a C,
         pages: u64,
-        plan: crew::Plan,
+        plan: threads::Plan,
     ) -> Entrant<'a> {
-        Entrant::with(name, move || crew::run(ground, claims, pages, &plan))
+        Entrant::with(name, move || threads::run(memory, claims, pages, &plan))
     }
 
     /// Anything that counts pages.

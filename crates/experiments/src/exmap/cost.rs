@@ -32,8 +32,8 @@ fn run(context: &Context<'_>) -> Result<Outcome> {
     }
     let size = Size::of(context);
     context.progress.doing("making surfaces");
-    let ground = size.ground(0)?;
-    let lane = ground.exmap().lane(0)?.private()?;
+    let memory = size.memory(0)?;
+    let lane = memory.exmap().lane(0)?.private()?;
     let clock = clock_cost();
     let rounds = context.pick(8, 40);
     let mut outcome = Outcome::default();

@@ -13,11 +13,11 @@ use anyhow::{Result, anyhow};
 use vellum_uapi::exmap::{ALLOC, FREE};
 use vellum_vm::BackendKind;
 
+use super::affinity::stay_on;
 use super::contest::rounds;
 use super::device::{Exmap, Lane};
-use super::ground::{Ground, Hand, OfKernel};
+use super::memory::{OfKernel, PageMemory, Populator};
 use super::pattern::{BATCH, Chooser, Claimed, Pattern};
-use super::place::stay_on;
 use super::ring::CommandRing;
 use super::{Size, device, without_module};
 use crate::{Context, Experiment, count};
@@ -69,8 +69,8 @@ fn run(context: &Context<'_>) -> Result<Outcome> {
     }
     let size = Size::of(context);
     context.progress.doing("making surfaces");
-    let grounds = Grounds {
-        exmap: size.ground(0)?.into_exmap(),
+    let memories = Grounds {
+        exmap: size.memory(0)?.into_exmap(),
         kernel: size.kernel_ground(BackendKind::Madvise)?,
         states: Claimed::new(size.pages),
     };
@@ -85,7 +85,7 @@ fn run(context: &Context<'_>) -> Result<Outcome> {
         let mut lines: Vec<Line> = Vec::new();
         for threads in size.thread_counts() {
             let label = format!("{}, {}", count(pages, "page"), count(threads, "thread"));
-            let found = measure(context, &size, &grounds, pages, threads)?;
+            let found = measure(context, &size, &memories, pages, threads)?;
             rows(&mut outcome, &found, &label);
             for one in &found {
                 let point = (threads as f64, one.alone.median());
@@ -115,7 +115,7 @@ struct Found {
 fn measure(
     context: &Context<'_>,
     size: &Size,
-    grounds: &Grounds,
+    memories: &Grounds,
     pages: usize,
     threads: usize,
 ) -> Result<Vec<Found>> {
@@ -124,7 +124,7 @@ fn measure(
     let both_of = &both;
     let contestants = WAYS.iter().enumerate().map(|(index, (way, name))| {
         Contestant::new(format!("{name}, {label}"), move || {
-            let spent = turn(grounds, *way, pages, threads, size.time)?;
+            let spent = turn(memories, *way, pages, threads, size.time)?;
             both_of.borrow_mut()[index].push(spent.both);
             Ok(spent.alone)
         })
@@ -170,7 +170,7 @@ struct Spent {
 
 /// All threads populate and free pages for a while; returns their mean cost.
 fn turn(
-    grounds: &Grounds,
+    memories: &Grounds,
     way: Way,
     pages: usize,
     threads: usize,
@@ -183,11 +183,11 @@ fn turn(
             .map(|thread| {
                 scope.spawn(move || {
                     stay_on(thread);
-                    let pages_of = grounds.exmap.pages();
+                    let pages_of = memories.exmap.pages();
                     let chooser = Chooser::new(Pattern::Sequential, thread, threads, pages_of);
-                    let caller = Caller::new(grounds, way, thread);
+                    let caller = Caller::new(memories, way, thread);
                     begin.wait();
-                    caller?.work(&grounds.states, chooser, pages, time)
+                    caller?.work(&memories.states, chooser, pages, time)
                 })
             })
             .collect();
@@ -203,18 +203,18 @@ fn turn(
 
 /// A thread's way to ask for pages.
 enum Caller<'a> {
-    Fault(Box<dyn Hand + 'a>, Vec<u64>),
+    Fault(Box<dyn Populator + 'a>, Vec<u64>),
     Iovec(Lane<'a>, Vec<libc::iovec>),
     Vector(Lane<'a>),
     Uring(Box<CommandRing<'a>>),
 }
 
 impl<'a> Caller<'a> {
-    fn new(grounds: &'a Grounds, way: Way, thread: usize) -> Result<Caller<'a>> {
+    fn new(memories: &'a Grounds, way: Way, thread: usize) -> Result<Caller<'a>> {
         if way == Way::Fault {
-            return Ok(Caller::Fault(grounds.kernel.hand(thread)?, Vec::new()));
+            return Ok(Caller::Fault(memories.kernel.populator(thread)?, Vec::new()));
         }
-        let lane = grounds.exmap.lane(thread)?;
+        let lane = memories.exmap.lane(thread)?;
         let is_private =
             matches!(way, Way::Iovec { private: true } | Way::Vector { private: true });
         let lane = if is_private { lane.private()? } else { lane };

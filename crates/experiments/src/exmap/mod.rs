@@ -1,27 +1,27 @@
 //! Experiments with `/dev/exmap`: figures 9 to 11 of the first paper (SIGMOD'23), 5 to 11 of the
 //! second (IEEE Access 2023), and 12 of that.
 //!
-//! All but reads and lookups are one benchmark, that of the second paper: a [`crew`] of threads
-//! works on a [`ground`] by a [`pattern`]. Where the module is not loaded an experiment says so and
+//! All but reads and lookups are one benchmark, that of the second paper: [`threads`] work on a
+//! [`memory`] by a [`pattern`]. Where the module is not loaded an experiment says so and
 //! has no figures.
 
 mod ablation;
+mod affinity;
 mod allocation;
 mod contest;
 mod cost;
-mod crew;
 mod device;
-mod ground;
 mod interfaces;
 mod lookup;
+mod memory;
 mod pattern;
-mod place;
 mod pool;
 mod queue;
 mod read;
 mod ring;
 mod shootdowns;
 mod tables;
+mod threads;
 mod transfer;
 
 use std::time::Duration;
@@ -41,7 +41,7 @@ pub use tables::TABLES;
 use super::Context;
 use super::fig4::thread_counts;
 use device::{Exmap, Plan};
-use ground::{OfExmap, OfKernel, make_tables, shuffle};
+use memory::{OfExmap, OfKernel, make_tables, shuffle};
 use vellum_bench::machine::processors;
 use vellum_bench::report::Outcome;
 
@@ -79,24 +79,24 @@ impl Size {
 
     /// An exmap with these flags.
     fn exmap(&self, flags: u64) -> Result<Exmap> {
-        let interfaces = crew::Plan::lanes(self.threads);
+        let interfaces = threads::Plan::lanes(self.threads);
         let (pages, frames) = (self.pages, self.frames);
         Exmap::new(Plan { pages, frames, interfaces, flags, backing: None })
     }
 
-    /// The same as a ground that was in use for some time.
-    fn ground(&self, flags: u64) -> Result<OfExmap> {
-        let ground = OfExmap::new(self.exmap(flags)?);
-        make_tables(&ground, self.pages)?;
-        shuffle(&ground, self.frames, self.pages, crew::Plan::lanes(self.threads))?;
-        Ok(ground)
+    /// The same as a memory that was in use for some time.
+    fn memory(&self, flags: u64) -> Result<OfExmap> {
+        let memory = OfExmap::new(self.exmap(flags)?);
+        make_tables(&memory, self.pages)?;
+        shuffle(&memory, self.frames, self.pages, threads::Plan::lanes(self.threads))?;
+        Ok(memory)
     }
 
     /// A surface of the kernel's that was in use for some time.
     fn kernel_ground(&self, backend: BackendKind) -> Result<OfKernel> {
-        let ground = OfKernel::new(self.pages, backend)?;
-        make_tables(&ground, self.pages)?;
-        Ok(ground)
+        let memory = OfKernel::new(self.pages, backend)?;
+        make_tables(&memory, self.pages)?;
+        Ok(memory)
     }
 
     fn note(&self) -> String {

@@ -5,9 +5,9 @@ use vellum_uapi::exmap::STEALING;
 use vellum_vm::BackendKind;
 
 use super::contest::{Entrant, add_point, add_ratio, add_rows, compete};
-use super::crew::{Plan, Strategy};
-use super::ground::{Ground, OfExmap, OfKernel};
+use super::memory::{OfExmap, OfKernel, PageMemory};
 use super::pattern::{Claimed, Pattern};
+use super::threads::{Plan, Strategy};
 use super::{Size, device, without_module};
 use crate::{Context, Experiment, count};
 use vellum_bench::report::{Axis, Chart, Line, Outcome};
@@ -38,9 +38,9 @@ fn run(context: &Context<'_>) -> Result<Outcome> {
     let size = Size::of(context);
     let size = Size { threads: size.threads.max(PRESSURE), ..size };
     context.progress.doing("making surfaces");
-    let grounds = Grounds {
-        stealing: size.ground(STEALING)?,
-        bundles: size.ground(0)?,
+    let memories = Grounds {
+        stealing: size.memory(STEALING)?,
+        bundles: size.memory(0)?,
         madvise: size.kernel_ground(BackendKind::Madvise)?,
         states: Claimed::new(size.pages),
     };
@@ -51,9 +51,9 @@ fn run(context: &Context<'_>) -> Result<Outcome> {
          holds a part of the pool."
     ));
     let threads = Size::of(context).thread_counts();
-    let without = without_pressure(context, &size, &grounds, &threads, &mut outcome)?;
+    let without = without_pressure(context, &size, &memories, &threads, &mut outcome)?;
     outcome.charts.push(chart("Without memory pressure", "threads that allocate", without));
-    let under = under_pressure(context, &size, &grounds, &mut outcome)?;
+    let under = under_pressure(context, &size, &memories, &mut outcome)?;
     outcome.charts.push(chart("Under memory pressure", "% of the pool in the queue", under));
     Ok(outcome)
 }
@@ -67,19 +67,19 @@ fn chart(title: &str, x: &str, lines: Vec<Line>) -> Chart {
 fn compare(
     context: &Context<'_>,
     size: &Size,
-    grounds: &Grounds,
+    memories: &Grounds,
     label: &str,
     plan: Plan,
     outcome: &mut Outcome,
 ) -> Result<f64> {
     let name = |design: &str| format!("{design}, {label}");
-    let (states, pages) = (&grounds.states, size.pages);
+    let (states, pages) = (&memories.states, size.pages);
     let entrant =
-        |design: &str, ground, plan| Entrant::new(name(design), ground, states, pages, plan);
+        |design: &str, memory, plan| Entrant::new(name(design), memory, states, pages, plan);
     let entrants = [
-        entrant("madvise", &grounds.madvise as &dyn Ground, plan.page_by_page()),
-        entrant("stealing", &grounds.stealing, plan),
-        entrant("bundles", &grounds.bundles, plan),
+        entrant("madvise", &memories.madvise as &dyn PageMemory, plan.page_by_page()),
+        entrant("stealing", &memories.stealing, plan),
+        entrant("bundles", &memories.bundles, plan),
     ];
     let found = compete(context, &entrants)?;
     add_rows(outcome, &found);
@@ -89,7 +89,7 @@ fn compare(
 fn without_pressure(
     context: &Context<'_>,
     size: &Size,
-    grounds: &Grounds,
+    memories: &Grounds,
     threads: &[usize],
     outcome: &mut Outcome,
 ) -> Result<Vec<Line>> {
@@ -100,7 +100,7 @@ fn without_pressure(
                 let line = format!("{}, {}", pattern.name(), strategy.name());
                 let label = format!("{line}, {}", count(threads, "thread"));
                 let plan = Plan::new(threads, pattern, strategy, size.frames).lasting(size.time);
-                let ratio = compare(context, size, grounds, &label, plan, outcome)?;
+                let ratio = compare(context, size, memories, &label, plan, outcome)?;
                 add_point(&mut lines, &line, (threads as f64, ratio));
             }
         }
@@ -111,7 +111,7 @@ fn without_pressure(
 fn under_pressure(
     context: &Context<'_>,
     size: &Size,
-    grounds: &Grounds,
+    memories: &Grounds,
     outcome: &mut Outcome,
 ) -> Result<Vec<Line>> {
     let mut lines = Vec::new();
@@ -120,7 +120,7 @@ fn under_pressure(
         for percent in parts {
             let plan = pressing(size, pattern, *percent);
             let label = format!("{}, queue of {percent} %", pattern.name());
-            let ratio = compare(context, size, grounds, &label, plan, outcome)?;
+            let ratio = compare(context, size, memories, &label, plan, outcome)?;
             add_point(&mut lines, pattern.name(), (*percent as f64, ratio));
         }
     }

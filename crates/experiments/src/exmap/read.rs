@@ -13,12 +13,12 @@ use anyhow::{Context as _, Result, anyhow};
 use vellum_uapi::exmap::PINNABLE;
 use vellum_vm::BackendKind;
 
+use super::affinity::stay_on;
 use super::contest::{Entrant, add_point, compete};
-use super::crew::Tally;
 use super::device::{Exmap, PAGE, Plan};
-use super::ground::{Ground, OfKernel};
+use super::memory::{OfKernel, PageMemory};
 use super::pattern::{Chooser, Claimed, Pattern};
-use super::place::stay_on;
+use super::threads::Tally;
 use super::transfer::{DEPTH, Reader, Target, Way};
 use super::{Size, device, without_module};
 use crate::{Context, Experiment, count};
@@ -76,14 +76,14 @@ fn run(context: &Context<'_>) -> Result<Outcome> {
     };
     let size = Size::of(context);
     context.progress.doing("making surfaces");
-    let grounds = grounds(&path, &size)?;
+    let memories = memories(&path, &size)?;
     let mut outcome = Outcome::default();
     let mut lines = Vec::new();
     for threads in size.thread_counts() {
         let entrants = WAYS.map(|(name, onto, way)| {
             let label = format!("{name}, {}", count(threads, "thread"));
-            let (grounds, time) = (&grounds, size.time);
-            Entrant::with(label, move || read(grounds, onto, way, threads, time))
+            let (memories, time) = (&memories, size.time);
+            Entrant::with(label, move || read(memories, onto, way, threads, time))
         });
         let found = compete(context, &entrants)?;
         for ((name, ..), one) in WAYS.iter().zip(&found) {
@@ -102,7 +102,7 @@ fn run(context: &Context<'_>) -> Result<Outcome> {
         "Device {}, {} MiB of it{}; a queue is {DEPTH} reads a thread; pages are taken off in \
          batches.",
         path.display(),
-        grounds.pages >> 8,
+        memories.pages >> 8,
         parameters()
     ));
     Ok(outcome)
@@ -124,7 +124,7 @@ fn parameters() -> String {
     ["queue_mode", "irqmode"].into_iter().filter_map(read).collect()
 }
 
-fn grounds(path: &Path, size: &Size) -> Result<Grounds> {
+fn memories(path: &Path, size: &Size) -> Result<Grounds> {
     let mut device = OpenOptions::new()
         .read(true)
         .custom_flags(libc::O_DIRECT)
@@ -147,7 +147,7 @@ fn grounds(path: &Path, size: &Size) -> Result<Grounds> {
 
 /// All threads read for a while.
 fn read(
-    grounds: &Grounds,
+    memories: &Grounds,
     onto: Onto,
     way: Way,
     threads: usize,
@@ -160,7 +160,7 @@ fn read(
             .map(|thread| {
                 scope.spawn(move || {
                     stay_on(thread);
-                    let reader = reader(grounds, onto, thread, threads);
+                    let reader = reader(memories, onto, thread, threads);
                     begin.wait();
                     reader?.work(way, time)
                 })
@@ -177,15 +177,15 @@ fn read(
     })
 }
 
-fn reader(grounds: &Grounds, onto: Onto, thread: usize, threads: usize) -> Result<Reader<'_>> {
+fn reader(memories: &Grounds, onto: Onto, thread: usize, threads: usize) -> Result<Reader<'_>> {
     let target = match onto {
-        Onto::Madvise => Target::Kernel(&grounds.madvise, grounds.madvise.hand(thread)?),
-        Onto::Exmap => Target::Exmap(grounds.exmap.lane(thread)?.private()?),
-        Onto::Pinnable => Target::Exmap(grounds.pinnable.lane(thread)?.private()?),
+        Onto::Madvise => Target::Kernel(&memories.madvise, memories.madvise.populator(thread)?),
+        Onto::Exmap => Target::Exmap(memories.exmap.lane(thread)?.private()?),
+        Onto::Pinnable => Target::Exmap(memories.pinnable.lane(thread)?.private()?),
         Onto::Buffers => Target::buffers(),
     };
-    let chooser = Chooser::new(Pattern::Random, thread, threads, grounds.pages);
-    Ok(Reader { target, device: &grounds.device, chooser, states: &grounds.states })
+    let chooser = Chooser::new(Pattern::Random, thread, threads, memories.pages);
+    Ok(Reader { target, device: &memories.device, chooser, states: &memories.states })
 }
 
 #[cfg(test)]

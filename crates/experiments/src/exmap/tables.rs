@@ -4,9 +4,9 @@ use anyhow::{Context as _, Result};
 use vellum_vm::BackendKind;
 
 use super::contest::{Entrant, add_point, add_ratio, add_rows, compete};
-use super::crew::{Plan, Strategy};
 use super::device::Tables;
 use super::pattern::{Pattern, StateArray};
+use super::threads::{Plan, Strategy};
 use super::{Size, device, without_module};
 use crate::{Context, Experiment, count};
 use vellum_bench::machine::kib;
@@ -27,12 +27,12 @@ fn run(context: &Context<'_>) -> Result<Outcome> {
     let size = Size::of(context);
     context.progress.doing("making surfaces");
     let madvise = size.kernel_ground(BackendKind::Madvise)?;
-    let ground = size.ground(0)?;
+    let memory = size.memory(0)?;
     let mut outcome = Outcome::default();
     outcome.notes.push(size.note());
     let (states, of_array) = added(&["RssAnon", "VmPTE"], || Ok(StateArray::new(size.pages)))?;
     let (tables, of_tables) = added(&["RssAnon", "VmPTE"], || {
-        let tables = ground.exmap().tables()?;
+        let tables = memory.exmap().tables()?;
         look_everywhere(&tables, size.pages);
         Ok(tables)
     })?;
@@ -49,8 +49,8 @@ fn run(context: &Context<'_>) -> Result<Outcome> {
                 let name = |way: &str| format!("{way}, {label}, {threads_named}");
                 let entrants = [
                     Entrant::new(name("madvise, array"), &madvise, &states, pages, by_page),
-                    Entrant::new(name("state array"), &ground, &states, pages, plan),
-                    Entrant::new(name("page tables"), &ground, &tables, pages, plan),
+                    Entrant::new(name("state array"), &memory, &states, pages, plan),
+                    Entrant::new(name("page tables"), &memory, &tables, pages, plan),
                 ];
                 let found = compete(context, &entrants)?;
                 add_rows(&mut outcome, &found);

@@ -9,11 +9,11 @@ use anyhow::{Context as _, Result, ensure};
 use vellum_uapi::exmap::{ALLOC, FREE, READ};
 use vellum_uapi::exmap_published::OP_READ;
 
-use super::crew::Tally;
 use super::device::{Lane, PAGE};
-use super::ground::{Hand, OfKernel};
+use super::memory::{OfKernel, Populator};
 use super::pattern::{BATCH, Chooser, Claimed, Claims as _};
 use super::ring::ReadRing;
+use super::threads::Tally;
 
 /// Reads that a queue keeps under way.
 pub const DEPTH: usize = 256;
@@ -23,7 +23,7 @@ pub enum Target<'a> {
     /// The surface of an exmap, through its proxy or, once they were brought, past it.
     Exmap(Lane<'a>),
     /// A surface of the kernel's.
-    Kernel(&'a OfKernel, Box<dyn Hand + 'a>),
+    Kernel(&'a OfKernel, Box<dyn Populator + 'a>),
     /// Memory that stays where it is, a page for each slot.
     Buffers(Vec<Buffer>),
 }
@@ -41,7 +41,7 @@ impl<'a> Target<'a> {
     fn address(&mut self, slot: usize, page: u64) -> *mut u8 {
         match self {
             Target::Exmap(lane) => lane.exmap().address(page),
-            Target::Kernel(ground, _) => ground.surface().address(page).as_ptr(),
+            Target::Kernel(memory, _) => memory.surface().address(page).as_ptr(),
             Target::Buffers(buffers) => buffers[slot].0.as_mut_ptr(),
         }
     }
@@ -214,7 +214,7 @@ mod tests {
     use vellum_testing::patience::PATIENCE;
     use vellum_vm::{BackendKind, PageRange};
 
-    use super::super::ground::Ground as _;
+    use super::super::memory::PageMemory as _;
     use super::super::pattern::Pattern;
     use super::*;
 
@@ -228,15 +228,16 @@ mod tests {
         let direct = libc::O_DIRECT;
         let device = OpenOptions::new().read(true).custom_flags(direct).open(&path).unwrap();
         let states = Claimed::new(PAGES);
-        let ground = OfKernel::new(PAGES, BackendKind::Madvise).unwrap();
+        let memory = OfKernel::new(PAGES, BackendKind::Madvise).unwrap();
         for way in [Way::Wait, Way::Queue] {
-            for target in [Target::buffers(), Target::Kernel(&ground, ground.hand(0).unwrap())] {
+            for target in [Target::buffers(), Target::Kernel(&memory, memory.populator(0).unwrap())]
+            {
                 let chooser = Chooser::new(Pattern::Random, 0, 1, PAGES);
                 let reader = Reader { target, device: &device, chooser, states: &states };
                 let tally = reader.work(way, Duration::from_millis(300)).unwrap();
                 assert!(tally.pages > 0 && states.count() == 0, "{way:?}");
                 let all = PageRange { start: 0, count: PAGES };
-                assert_eq!(ground.surface().resident_pages(all).unwrap(), 0);
+                assert_eq!(memory.surface().resident_pages(all).unwrap(), 0);
             }
         }
     }

@@ -20,7 +20,7 @@ pub struct Source {
 }
 
 /// So many processes.
-pub fn crew_of(processes: usize) -> Result<Vec<Worker>> {
+pub fn start_workers(processes: usize) -> Result<Vec<Worker>> {
     let launcher = Launcher::this_program()?;
     (0..processes)
         .map(|number| Worker::start(&launcher, &format!("client {number}"), None))
@@ -28,9 +28,9 @@ pub fn crew_of(processes: usize) -> Result<Vec<Worker>> {
 }
 
 /// The memory of all processes together once they have the file, from a daemon if there is one.
-pub fn weigh(crew: &mut [Worker], daemon: Option<&Running>, file: &Source) -> Result<Weight> {
+pub fn weigh(workers: &mut [Worker], daemon: Option<&Running>, file: &Source) -> Result<Weight> {
     let mut all = Weight::default();
-    for worker in crew {
+    for worker in workers {
         let weight = worker.weigh()?;
         all.memory += weight.memory;
         all.tables += weight.tables;

@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use anyhow::{Result, ensure};
 
-use super::daemons::{Running, Source, crew_of, start_daemons, weigh};
+use super::daemons::{Running, Source, start_daemons, start_workers, weigh};
 use crate::{Context, Experiment};
 use vellum_bench::measure::{Contestant, alternate};
 use vellum_bench::report::{Outcome, Row};
@@ -53,7 +53,7 @@ impl<'a> Contender<'a> {
     }
 
     /// Has all processes get the file at once; loads a second.
-    fn measure(&self, crew: &mut [Worker], file: &Source) -> Result<f64> {
+    fn measure(&self, workers: &mut [Worker], file: &Source) -> Result<f64> {
         if let (Some(daemon), true) = (self.daemon, self.anew) {
             daemon.forget(&file.path)?;
         }
@@ -63,15 +63,15 @@ impl<'a> Contender<'a> {
             daemon.load(&file.path)?;
         }
         let start = Instant::now();
-        for worker in crew.iter_mut() {
+        for worker in workers.iter_mut() {
             worker.begin_hold(&self.way, &file.path)?;
         }
-        for worker in crew.iter_mut() {
+        for worker in workers.iter_mut() {
             ensure!(worker.held()? == file.sum, "the bytes are not those of the file");
         }
         let seconds = start.elapsed().as_secs_f64();
-        self.weight.set(weigh(crew, self.daemon, file)?);
-        for worker in crew.iter_mut() {
+        self.weight.set(weigh(workers, self.daemon, file)?);
+        for worker in workers.iter_mut() {
             worker.let_go()?;
         }
         Ok(PROCESSES as f64 / seconds)
@@ -94,7 +94,7 @@ fn run(context: &Context<'_>) -> Result<Outcome> {
     let file = Source { path, bytes, sum };
     let mut outcome = Outcome::default();
     let daemons = start_daemons(&directory, bytes, &mut outcome)?;
-    let crew = RefCell::new(crew_of(PROCESSES)?);
+    let workers = RefCell::new(start_workers(PROCESSES)?);
     let mut contenders = vec![
         Contender::new("each reads the file", Way::Read),
         Contender::new("each maps the file", Way::Map),
@@ -103,7 +103,7 @@ fn run(context: &Context<'_>) -> Result<Outcome> {
         contenders.extend([false, true].map(|anew| Contender::of(daemon, anew)));
     }
     let contestants = contenders.iter().map(|contender| {
-        let measure = || contender.measure(&mut crew.borrow_mut(), &file);
+        let measure = || contender.measure(&mut workers.borrow_mut(), &file);
         Contestant::new(&contender.name, measure)
     });
     let samples = alternate(context.rounds(), &context.progress, contestants.collect())?;

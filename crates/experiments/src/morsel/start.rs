@@ -9,7 +9,7 @@ use std::time::Instant;
 use anyhow::{Context as _, Result, ensure};
 use vellum_morsel::BackendKind;
 
-use super::daemons::{Running, Source, crew_of, start_daemons, weigh};
+use super::daemons::{Running, Source, start_daemons, start_workers, weigh};
 use crate::{Context, Experiment};
 use vellum_bench::machine::memory_available;
 use vellum_bench::measure::{Contestant, Samples, alternate};
@@ -71,32 +71,32 @@ impl<'a> Contender<'a> {
     }
 
     /// One process after the other gets the model and keeps it; seconds that the last one takes.
-    fn measure(&self, crew: &mut [Worker], model: &Source) -> Result<f64> {
+    fn measure(&self, workers: &mut [Worker], model: &Source) -> Result<f64> {
         if let Some(daemon) = self.daemon {
             daemon.forget(&model.path)?;
         }
         warm_file(&model.path)?;
         let mut last = 0.0;
-        for number in 1..=crew.len() {
+        for number in 1..=workers.len() {
             let start = Instant::now();
-            let worker = &mut crew[number - 1];
+            let worker = &mut workers[number - 1];
             worker.begin_hold(&self.way, &model.path)?;
             ensure!(worker.held()? == model.sum, "the bytes are not those of the file");
             last = start.elapsed().as_secs_f64();
             if let Some(index) = NTH.iter().position(|nth| *nth == number) {
                 self.times.borrow_mut()[index].values.push(last);
-                self.memory.borrow_mut()[index] = self.weight(&mut crew[..number], model)?;
+                self.memory.borrow_mut()[index] = self.weight(&mut workers[..number], model)?;
             }
         }
-        for worker in crew.iter_mut() {
+        for worker in workers.iter_mut() {
             worker.let_go()?;
         }
         Ok(last)
     }
 
     /// The memory of the processes, page tables included.
-    fn weight(&self, crew: &mut [Worker], model: &Source) -> Result<u64> {
-        let all = weigh(crew, self.daemon, model)?;
+    fn weight(&self, workers: &mut [Worker], model: &Source) -> Result<u64> {
+        let all = weigh(workers, self.daemon, model)?;
         Ok(all.memory + all.tables)
     }
 
@@ -142,9 +142,9 @@ fn run(context: &Context<'_>) -> Result<Outcome> {
         outcome.notes.push(note);
     }
     contenders.extend(daemons.iter().map(Contender::of));
-    let crew = RefCell::new(crew_of(PROCESSES)?);
+    let workers = RefCell::new(start_workers(PROCESSES)?);
     let contestants = contenders.iter().map(|contender| {
-        Contestant::new(contender.name, || contender.measure(&mut crew.borrow_mut(), &model))
+        Contestant::new(contender.name, || contender.measure(&mut workers.borrow_mut(), &model))
     });
     alternate(context.rounds(), &context.progress, contestants.collect())?;
     for contender in &contenders {

@@ -43,7 +43,7 @@ const CONTAINMENT: &[(&str, &str)] = &[
     ("crates/python/src/morsel.rs", "the same, handed on"),
     ("crates/python/src/source.rs", "descriptors that Python has duplicated"),
     ("crates/bench/src/machine/device_rate/", "the kernel fills fixed buffers"),
-    ("crates/bench/src/worker/stage.rs", "packets, whose memory one process has at a time"),
+    ("crates/bench/src/worker/pipeline.rs", "packets, whose memory one process has at a time"),
     ("crates/bench/src/worker/whole_file.rs", "mapping a file as other programs do"),
     ("crates/experiments/src/page_access/", "plain reads to compare optimistic ones with"),
     ("crates/experiments/src/fig4.rs", "touching and releasing pages without a pool"),

@@ -1,4 +1,4 @@
-//! Crews on a ground without a device: each allocated page is freed once, by the right lane.
+//! Threads without a device: each allocated page is freed once, by the right lane.
 
 use std::collections::HashMap;
 use std::sync::Mutex;
@@ -30,8 +30,8 @@ struct State {
     calls: usize,
 }
 
-impl Ground for Fake {
-    fn hand(&self, lane: usize) -> Result<Box<dyn Hand + '_>> {
+impl PageMemory for Fake {
+    fn populator(&self, lane: usize) -> Result<Box<dyn Populator + '_>> {
         Ok(Box::new(FakeHand { fake: self, lane }))
     }
 
@@ -57,7 +57,7 @@ impl FakeHand<'_> {
     }
 }
 
-impl Hand for FakeHand<'_> {
+impl Populator for FakeHand<'_> {
     fn bring(&mut self, pages: &mut Vec<u64>, refused: &mut Vec<u64>) -> Result<()> {
         assert!(pages.len() <= BATCH);
         let mut state = self.fake.state.lock().unwrap();

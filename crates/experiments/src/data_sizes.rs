@@ -7,13 +7,13 @@ use super::out_of_memory::ROOM;
 use super::{Context, Experiment};
 use vellum_bench::engine::VELLUM;
 use vellum_bench::report::{Axis, Chart, Line, Outcome, Row};
-use vellum_bench::worker::{Contest, Ground, Member, Series, Team, Terms, named};
+use vellum_bench::worker::{Contest, Member, Series, Setup, Team, Terms, named};
 use vellum_bench::workload::lookup::ENTRY;
 use vellum_bench::workload::{Lookup, Plan, Workload};
 
 /// The experiment.
-pub const HERO: Experiment = Experiment {
-    name: "hero",
+pub const DATA_SIZES: Experiment = Experiment {
+    name: "data-sizes",
     shows: "throughput and p99 latency against data / memory from 0.5 to 10, all engines",
     source: "SIGMOD'23, section 5.3, for the whole range",
     run,
@@ -65,10 +65,10 @@ fn one_ratio(
     let entries = data / ENTRY;
     let mut members = Member::all(context.engines);
     Member::fill_limit(&mut members, limit, data);
-    let ground = Ground::fast(data * members.len() as u64 * ROOM / 4, &context.directory)?;
+    let setup = Setup::fast(data * members.len() as u64 * ROOM / 4, &context.directory)?;
     let workload = Workload::Lookup(Lookup { entries, batch: 1 });
     let terms = Terms {
-        ground: &ground,
+        setup: &setup,
         limit: Some(limit),
         workload: &workload,
         warm_up: Plan { threads: THREADS, seconds: context.pick(0.3, 3.0), seed: 77 },
@@ -93,7 +93,7 @@ fn one_ratio(
     }
     outcome.rows.extend(over_others(ratio, &series));
     outcome.notes.extend(team.notes().into_iter().map(|note| format!("{ratio} x: {note}")));
-    outcome.notes.push(format!("{ratio} x: {}", ground.about()));
+    outcome.notes.push(format!("{ratio} x: {}", setup.about()));
     Ok(())
 }
 

@@ -10,19 +10,19 @@ use super::pattern::BATCH;
 use vellum_bench::workload::values::Random;
 
 /// A range of pages and a way to bring them and take them off.
-pub trait Ground: Sync {
+pub trait PageMemory: Sync {
     /// The lane of a thread. No two threads have the same lane at a time.
     ///
     /// # Errors
     /// If there is no such lane.
-    fn hand(&self, lane: usize) -> Result<Box<dyn Hand + '_>>;
+    fn populator(&self, lane: usize) -> Result<Box<dyn Populator + '_>>;
 
     /// Uses a cache line of a page that was brought.
     fn touch(&self, page: u64);
 }
 
 /// A thread's way to bring pages and take them off, a batch at a time.
-pub trait Hand {
+pub trait Populator {
     /// Brings pages. Those that did not come, because there is no memory or because they are there
     /// already, go from `pages` to `refused`, which is empty before.
     ///
@@ -41,15 +41,15 @@ pub trait Hand {
 #[derive(Debug)]
 pub struct Nothing;
 
-impl Ground for Nothing {
-    fn hand(&self, _lane: usize) -> Result<Box<dyn Hand + '_>> {
+impl PageMemory for Nothing {
+    fn populator(&self, _lane: usize) -> Result<Box<dyn Populator + '_>> {
         Ok(Box::new(Nothing))
     }
 
     fn touch(&self, _page: u64) {}
 }
 
-impl Hand for Nothing {
+impl Populator for Nothing {
     fn bring(&mut self, _pages: &mut Vec<u64>, _refused: &mut Vec<u64>) -> Result<()> {
         Ok(())
     }
@@ -88,8 +88,8 @@ impl OfExmap {
     }
 }
 
-impl Ground for OfExmap {
-    fn hand(&self, lane: usize) -> Result<Box<dyn Hand + '_>> {
+impl PageMemory for OfExmap {
+    fn populator(&self, lane: usize) -> Result<Box<dyn Populator + '_>> {
         let lane = self.exmap.lane(lane)?.private()?;
         Ok(Box::new(HandOfExmap { lane, batch: self.batch, kept: Vec::with_capacity(BATCH) }))
     }
@@ -108,7 +108,7 @@ struct HandOfExmap<'a> {
 /// The result of an entry for a page without memory.
 const NO_MEMORY: i32 = -libc::ENOMEM;
 
-impl Hand for HandOfExmap<'_> {
+impl Populator for HandOfExmap<'_> {
     fn bring(&mut self, pages: &mut Vec<u64>, refused: &mut Vec<u64>) -> Result<()> {
         self.kept.clear();
         for part in pages.chunks(self.batch) {
@@ -149,8 +149,8 @@ impl OfKernel {
     }
 }
 
-impl Ground for OfKernel {
-    fn hand(&self, _lane: usize) -> Result<Box<dyn Hand + '_>> {
+impl PageMemory for OfKernel {
+    fn populator(&self, _lane: usize) -> Result<Box<dyn Populator + '_>> {
         Ok(Box::new(HandOfKernel { surface: &self.0, entries: Vec::with_capacity(BATCH) }))
     }
 
@@ -165,7 +165,7 @@ struct HandOfKernel<'a> {
     entries: Vec<Entry>,
 }
 
-impl Hand for HandOfKernel<'_> {
+impl Populator for HandOfKernel<'_> {
     fn bring(&mut self, pages: &mut Vec<u64>, _refused: &mut Vec<u64>) -> Result<()> {
         // The first touch brings a page.
         pages.iter().for_each(|page| {
@@ -179,7 +179,8 @@ impl Hand for HandOfKernel<'_> {
         self.entries.clear();
         let one = |page: &u64| Entry::new(PageRange { start: *page, count: 1 });
         self.entries.extend(pages.iter().map(one));
-        // SAFETY: only the crew knows these pages, and no reference into them exists.
+        // SAFETY: only the threads of this benchmark know these pages, and no reference into them
+        // exists.
         let failed = unsafe { self.surface.release(&mut self.entries) };
         ensure!(failed == 0, "releasing {failed} of {} pages failed", pages.len());
         Ok(())
@@ -190,8 +191,8 @@ impl Hand for HandOfKernel<'_> {
 ///
 /// # Errors
 /// If a page does not come.
-pub fn make_tables(ground: &dyn Ground, pages: u64) -> Result<()> {
-    let mut hand = ground.hand(0)?;
+pub fn make_tables(memory: &dyn PageMemory, pages: u64) -> Result<()> {
+    let mut hand = memory.populator(0)?;
     let (mut batch, mut refused) = (Vec::with_capacity(BATCH), Vec::new());
     let mut firsts = (0..pages).step_by(512).peekable();
     while firsts.peek().is_some() {
@@ -209,9 +210,10 @@ pub fn make_tables(ground: &dyn Ground, pages: u64) -> Result<()> {
 ///
 /// # Errors
 /// If the kernel refuses.
-pub fn shuffle(ground: &dyn Ground, frames: u64, pages: u64, lanes: usize) -> Result<()> {
-    let mut hands =
-        (0..lanes).map(|lane| ground.hand(lane)).collect::<Result<Vec<Box<dyn Hand + '_>>>>()?;
+pub fn shuffle(memory: &dyn PageMemory, frames: u64, pages: u64, lanes: usize) -> Result<()> {
+    let mut hands = (0..lanes)
+        .map(|lane| memory.populator(lane))
+        .collect::<Result<Vec<Box<dyn Populator + '_>>>>()?;
     let step = (pages / frames).max(1);
     let wanted: Vec<u64> = (0..frames.min(pages)).map(|frame| frame * step).collect();
     let (mut there, mut refused) = (Vec::with_capacity(wanted.len()), Vec::new());

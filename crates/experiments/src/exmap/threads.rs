@@ -12,9 +12,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow};
 
-use super::ground::{Ground, Hand};
+use super::affinity::stay_on;
+use super::memory::{PageMemory, Populator};
 use super::pattern::{BATCH, Chooser, Claims, Pattern};
-use super::place::stay_on;
 use super::queue::Queues;
 
 /// Pages of a batch where batches make no difference.
@@ -53,7 +53,7 @@ impl Strategy {
     }
 }
 
-/// The task of a crew.
+/// The task of the threads.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
     /// Threads that allocate pages.
@@ -114,7 +114,7 @@ impl Plan {
     }
 }
 
-/// The work that a crew has done.
+/// The work that the threads have done.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Tally {
     /// Pages that came and went.
@@ -132,14 +132,19 @@ impl Tally {
     }
 }
 
-/// Lets a crew work on a ground of so many pages.
+/// Lets threads work on a memory of so many pages.
 ///
 /// # Errors
 /// The first of a thread.
-pub fn run(ground: &dyn Ground, claims: &impl Claims, pages: u64, plan: &Plan) -> Result<Tally> {
+pub fn run(
+    memory: &dyn PageMemory,
+    claims: &impl Claims,
+    pages: u64,
+    plan: &Plan,
+) -> Result<Tally> {
     let freers = if plan.strategy.is_remote() { plan.freers } else { 0 };
     let site = Site {
-        ground,
+        memory,
         claims,
         pages,
         plan,
@@ -167,9 +172,9 @@ pub fn run(ground: &dyn Ground, claims: &impl Claims, pages: u64, plan: &Plan) -
     })
 }
 
-/// The state that the threads of a crew share.
+/// The state that the threads share.
 struct Site<'a, C> {
-    ground: &'a dyn Ground,
+    memory: &'a dyn PageMemory,
     claims: &'a C,
     pages: u64,
     plan: &'a Plan,
@@ -195,9 +200,9 @@ impl Drop for Ending<'_> {
 
 impl<C: Claims> Site<'_, C> {
     /// A lane and a processor, when all others have theirs.
-    fn begin(&self, lane: usize) -> Result<Box<dyn Hand + '_>> {
+    fn begin(&self, lane: usize) -> Result<Box<dyn Populator + '_>> {
         stay_on(lane);
-        let hand = self.ground.hand(lane);
+        let hand = self.memory.populator(lane);
         self.begin.wait();
         hand
     }
@@ -206,7 +211,7 @@ impl<C: Claims> Site<'_, C> {
         let _ending = Ending { queues: &self.queues, working: Some(&self.working) };
         let plan = self.plan;
         let second = match plan.strategy {
-            Strategy::TwoLanes => Some(self.ground.hand(plan.allocators + thread)),
+            Strategy::TwoLanes => Some(self.memory.populator(plan.allocators + thread)),
             _ => None,
         };
         let mut hand = self.begin(thread)?;
@@ -227,7 +232,7 @@ impl<C: Claims> Site<'_, C> {
                 continue;
             }
             if plan.touch {
-                batch.iter().for_each(|page| self.ground.touch(*page));
+                batch.iter().for_each(|page| self.memory.touch(*page));
             }
             let remote = self.split(&mut batch);
             if !batch.is_empty() {
@@ -253,7 +258,12 @@ impl<C: Claims> Site<'_, C> {
         }
     }
 
-    fn take(&self, hand: &mut Box<dyn Hand + '_>, batch: &[u64], tally: &mut Tally) -> Result<()> {
+    fn take(
+        &self,
+        hand: &mut Box<dyn Populator + '_>,
+        batch: &[u64],
+        tally: &mut Tally,
+    ) -> Result<()> {
         hand.take(batch)?;
         batch.iter().for_each(|page| self.claims.release(*page));
         tally.pages += batch.len() as u64;
@@ -272,5 +282,5 @@ impl<C: Claims> Site<'_, C> {
 }
 
 #[cfg(test)]
-#[path = "crew_tests.rs"]
+#[path = "threads_tests.rs"]
 mod tests;

@@ -10,21 +10,21 @@ use super::{Launcher, Worker};
 /// memory cgroups that this one left. Start it before they are made, so that it is dropped after
 /// them: then there is nothing to remove, and it only ends.
 #[derive(Debug)]
-pub struct Keeper {
+pub struct Cleaner {
     _process: Worker,
 }
 
-impl Keeper {
+impl Cleaner {
     /// Starts one, in a process group of its own: signals of a terminal to this process do not
     /// reach it.
     ///
     /// # Errors
     /// If the process cannot be started.
-    pub fn start(launcher: &Launcher) -> Result<Keeper> {
+    pub fn start(launcher: &Launcher) -> Result<Cleaner> {
         let mut command = launcher.command();
         command.process_group(0);
-        let mut process = Worker::of(command, "keeper", None)?;
+        let mut process = Worker::of(command, "cleaner", None)?;
         process.keep()?;
-        Ok(Keeper { _process: process })
+        Ok(Cleaner { _process: process })
     }
 }

@@ -20,24 +20,24 @@ const SCRIPT: &str = r#"
 /// A folder that is there as long as this value or, if this process ends without dropping it, as
 /// long as the process.
 #[derive(Debug)]
-pub struct Keeper {
+pub struct Cleaner {
     folder: PathBuf,
     child: Child,
 }
 
-impl Keeper {
+impl Cleaner {
     /// Creates a new folder inside `place`.
     ///
     /// # Errors
     /// If there can be no folder, or no process.
-    pub fn new(place: &Path) -> Result<Keeper> {
+    pub fn new(place: &Path) -> Result<Cleaner> {
         let folder = tempfile::Builder::new().prefix("run-").tempdir_in(place)?.keep();
         let mut command = Command::new("/bin/sh");
         command.args(["-c", SCRIPT]).arg(&folder).stdin(Stdio::piped());
-        // The interrupt signal of a terminal reaches this process, not the keeper.
+        // The interrupt signal of a terminal reaches this process, not the cleaner.
         command.process_group(0);
         match command.spawn() {
-            Ok(child) => Ok(Keeper { folder, child }),
+            Ok(child) => Ok(Cleaner { folder, child }),
             Err(error) => {
                 fs::remove_dir_all(&folder).ok();
                 Err(error).context("starting a shell")
@@ -53,7 +53,7 @@ impl Keeper {
     /// Has `process` killed, too, if this one ends.
     ///
     /// # Errors
-    /// If the keeper is gone.
+    /// If the cleaner is gone.
     pub fn watch_over(&mut self, process: u32) -> Result<()> {
         self.say(&process.to_string())
     }
@@ -61,18 +61,18 @@ impl Keeper {
     /// The process has ended: its number may soon be another's.
     ///
     /// # Errors
-    /// If the keeper is gone.
+    /// If the cleaner is gone.
     pub fn release(&mut self) -> Result<()> {
         self.say("")
     }
 
     fn say(&mut self, line: &str) -> Result<()> {
-        let input = self.child.stdin.as_mut().context("the keeper does not listen")?;
-        writeln!(input, "{line}").context("the keeper is gone")
+        let input = self.child.stdin.as_mut().context("the cleaner does not listen")?;
+        writeln!(input, "{line}").context("the cleaner is gone")
     }
 }
 
-impl Drop for Keeper {
+impl Drop for Cleaner {
     fn drop(&mut self) {
         drop(self.child.stdin.take());
         self.child.wait().ok();
@@ -91,10 +91,10 @@ mod tests {
     fn nothing_is_left_when_the_input_ends() {
         let place = tempfile::tempdir().unwrap();
         let mut sleeper = sleeper();
-        let mut keeper = Keeper::new(place.path()).unwrap();
-        fs::write(keeper.folder().join("file"), "").unwrap();
-        keeper.watch_over(sleeper.id()).unwrap();
-        drop(keeper);
+        let mut cleaner = Cleaner::new(place.path()).unwrap();
+        fs::write(cleaner.folder().join("file"), "").unwrap();
+        cleaner.watch_over(sleeper.id()).unwrap();
+        drop(cleaner);
         assert!(!sleeper.wait().unwrap().success());
         assert_eq!(fs::read_dir(place.path()).unwrap().count(), 0);
     }
@@ -103,10 +103,10 @@ mod tests {
     fn a_process_that_was_released_lives() {
         let place = tempfile::tempdir().unwrap();
         let mut sleeper = sleeper();
-        let mut keeper = Keeper::new(place.path()).unwrap();
-        keeper.watch_over(sleeper.id()).unwrap();
-        keeper.release().unwrap();
-        drop(keeper);
+        let mut cleaner = Cleaner::new(place.path()).unwrap();
+        cleaner.watch_over(sleeper.id()).unwrap();
+        cleaner.release().unwrap();
+        drop(cleaner);
         assert!(sleeper.try_wait().unwrap().is_none());
         sleeper.kill().unwrap();
         sleeper.wait().unwrap();

@@ -1,47 +1,47 @@
-//! The ground of a team: the storage under test, how workers are started, and the process that
+//! The setup of a team: the storage under test, how workers are started, and the process that
 //! cleans up.
 
 use std::path::Path;
 
 use anyhow::Result;
 
-use super::{Keeper, Launcher};
+use super::{Cleaner, Launcher};
 use crate::machine::Storage;
 
 /// The storage, and the arguments of workers.
 #[derive(Debug)]
-pub struct Ground {
+pub struct Setup {
     launcher: Launcher,
     storage: Storage,
     /// Dropped after the storage: it has nothing to do once that is removed.
-    _keeper: Keeper,
+    _cleaner: Cleaner,
 }
 
-impl Ground {
+impl Setup {
     /// Room for `bytes` of files in memory, or on the disk of `directory` where that cannot be.
     ///
     /// # Errors
     /// If this program cannot be started again.
-    pub fn fast(bytes: u64, directory: &Path) -> Result<Ground> {
+    pub fn fast(bytes: u64, directory: &Path) -> Result<Setup> {
         let launcher = Launcher::this_program()?;
-        Ground::with(launcher, || Storage::fast(bytes, directory))
+        Setup::with(launcher, || Storage::fast(bytes, directory))
     }
 
     /// On the disk of `directory`.
     ///
     /// # Errors
     /// If this program cannot be started again.
-    pub fn disk(directory: &Path) -> Result<Ground> {
-        Ground::with(Launcher::this_program()?, || Storage::disk(directory))
+    pub fn disk(directory: &Path) -> Result<Setup> {
+        Setup::with(Launcher::this_program()?, || Storage::disk(directory))
     }
 
     /// With workers that are started in another way.
     ///
     /// # Errors
     /// If they cannot be started.
-    pub fn with(launcher: Launcher, storage: impl FnOnce() -> Storage) -> Result<Ground> {
-        let keeper = Keeper::start(&launcher)?;
-        Ok(Ground { launcher, storage: storage(), _keeper: keeper })
+    pub fn with(launcher: Launcher, storage: impl FnOnce() -> Storage) -> Result<Setup> {
+        let cleaner = Cleaner::start(&launcher)?;
+        Ok(Setup { launcher, storage: storage(), _cleaner: cleaner })
     }
 
     /// Where files go.
