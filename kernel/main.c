@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Vellum: explicit virtual memory. What the module offers, in the order in which it starts: what any
- * program can reach comes last, as a program that has it open does not keep a module whose start
- * fails.
+ * Vellum: explicit virtual memory.
+ *
+ * The module starts its parts in the order in which they stand here. The parts that any program can
+ * reach start last: a program that has one of them open does not keep a module whose start fails.
  */
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
 
@@ -20,16 +21,19 @@
 #define CREATE_TRACE_POINTS
 #include "trace.h"
 
-/* Where the self-checks are: /sys/kernel/debug/vellum. */
-static struct dentry *folder;
+/* Holds the self-checks: /sys/kernel/debug/vellum. */
+static struct dentry *vellum_debugfs;
 
 static int __init vellum_init(void)
 {
 	int error;
 
-	/* The hypervisor writes its page tables, and no store of ours would do. */
+	/*
+	 * The hypervisor writes the page tables of a PV domain, and a store by the module has no
+	 * effect.
+	 */
 	if (cpu_feature_enabled(X86_FEATURE_XENPV)) {
-		pr_err("not in a PV domain of Xen\n");
+		pr_err("Xen PV domains are not supported\n");
 		return -ENODEV;
 	}
 	error = pt_flush_init();
@@ -40,18 +44,18 @@ static int __init vellum_init(void)
 	error = pt_tree_start();
 	if (error)
 		goto no_trees;
-	folder = debugfs_create_dir("vellum", NULL);
-	error = morsel_init(folder);
+	vellum_debugfs = debugfs_create_dir("vellum", NULL);
+	error = morsel_init(vellum_debugfs);
 	if (error)
 		goto no_morsels;
-	error = exmap_init(folder);
+	error = exmap_init(vellum_debugfs);
 	if (error)
 		goto no_exmaps;
 	return 0;
 no_exmaps:
 	morsel_exit();
 no_morsels:
-	debugfs_remove_recursive(folder);
+	debugfs_remove_recursive(vellum_debugfs);
 	pt_tree_end();
 no_trees:
 	pt_userfault_exit();
@@ -60,7 +64,7 @@ no_trees:
 
 static void __exit vellum_exit(void)
 {
-	debugfs_remove_recursive(folder);
+	debugfs_remove_recursive(vellum_debugfs);
 	exmap_exit();
 	morsel_exit();
 	pt_tree_end();

@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/*
- * Tracepoints: events/vellum in tracefs. A vector is one event, not each of its entries.
- */
+/* Tracepoints: events/vellum in tracefs. A vector is one event; its entries are not events. */
 #undef TRACE_SYSTEM
 #define TRACE_SYSTEM vellum
 

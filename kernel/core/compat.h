@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * What differs between the kernels that the module is built for: all of it is here, so that the
- * rest of the module has no #if on versions.
+ * The differences between the kernels that the module is built for. All of them are in this file,
+ * so the rest of the module has no #if on versions.
  */
 #ifndef VELLUM_COMPAT_H
 #define VELLUM_COMPAT_H
@@ -28,8 +28,8 @@
 #endif
 
 /*
- * The core takes the lock that lives in a table's struct page, and counts tables there; the
- * constructor of the level sets both up. Level 1 is the table whose entries are pages.
+ * Sets up the lock in the table's struct page, and the count of tables. The core takes that lock
+ * and keeps that count. The entries of a table of level 1 are pages.
  */
 static inline bool pt_table_construct(struct page *page, unsigned int level)
 {
@@ -40,7 +40,9 @@ static inline bool pt_table_construct(struct page *page, unsigned int level)
 	case 2:
 		return pagetable_pmd_ctor(page_ptdesc(page));
 	case 3:
-		/* Without it, a table of this level that the core frees is a page in a bad state. */
+		/*
+		 * Without this a table of level 3 is a page in a bad state when the core frees it.
+		 */
 		pagetable_pud_ctor(page_ptdesc(page));
 		return true;
 	}
@@ -79,11 +81,14 @@ static inline void pt_table_destruct(struct page *page, unsigned int level)
 		break;
 	}
 #endif
-	/* The kernel's allocator hands out pages without a lock in them; a device's are used again as is. */
+	/*
+	 * The kernel's allocator hands out pages without a lock in them. A device's pages are
+	 * reused as they are.
+	 */
 	set_page_private(page, 0);
 }
 
-/* The lock of the table that the entry is in. */
+/* The lock of the table that holds the entry. */
 static inline spinlock_t *pt_table_lock(void *entry)
 {
 #if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 6, 0)
@@ -103,7 +108,7 @@ static inline void pt_vma_change_flags(struct vm_area_struct *vma, unsigned long
 #endif
 }
 
-/* Faults that hold only the VMA's own lock wait until this one lets go of the mmap lock. */
+/* Makes faults that hold only the VMA's own lock wait until the caller releases the mmap lock. */
 static inline void pt_vma_start_write(struct vm_area_struct *vma)
 {
 #if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 4, 0)
@@ -111,7 +116,7 @@ static inline void pt_vma_start_write(struct vm_area_struct *vma)
 #endif
 }
 
-/* The flags of a VMA that is nowhere. */
+/* Sets the flags of a VMA that is in no address space. */
 static inline void pt_vma_init_flags(struct vm_area_struct *vma, unsigned long flags)
 {
 #if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 3, 0)
@@ -121,8 +126,8 @@ static inline void pt_vma_init_flags(struct vm_area_struct *vma, unsigned long f
 #endif
 }
 
-/* Whether userfaultfd takes also what is not ordinary memory. */
-static inline bool userfault_takes_all(void)
+/* Whether userfaultfd accepts mappings of more than ordinary memory. */
+static inline bool pt_userfault_takes_all(void)
 {
 #if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 7, 0)
 	static const struct vm_operations_struct operations = {};
@@ -147,8 +152,9 @@ static inline unsigned long pt_get_unmapped_area(struct file *file, unsigned lon
 }
 
 /*
- * A leaf of 2 MiB that nothing may pin: the core's fast way to pages refuses it. Where there is no
- * bit that says so for such leaves, it is taken for a device's memory, and no device has it.
+ * The flag of a 2 MiB leaf that nothing may pin: the core's fast path to pages refuses it. Some
+ * kernels have no such bit for 2 MiB leaves. There the core takes the leaf for a device's memory,
+ * and finds no device that owns it.
  */
 #ifdef CONFIG_ARCH_SUPPORTS_PMD_PFNMAP
 #define PT_HUGE_UNPINNABLE	_PAGE_SPECIAL
@@ -157,21 +163,21 @@ static inline unsigned long pt_get_unmapped_area(struct file *file, unsigned lon
 #endif
 
 /*
- * Whether 2 MiB may come to an entry of level 2 a second time, while faults look at it. Before 6.5 a
- * fault looks so often that it may find none, 2 MiB, none, and 2 MiB, which it then takes for a
- * damaged table and clears.
+ * Whether a 2 MiB leaf may be put into an entry of level 2 a second time while faults read the
+ * entry. Before 6.5 a fault reads the entry so often that it may find none, a leaf, none, and a
+ * leaf. It then takes the entry for a damaged table and clears it.
  */
 #define PT_HUGE_MAY_RETURN	(LINUX_VERSION_CODE >= KERNEL_VERSION(6, 5, 0))
 
 /*
- * Before 6.5 the core looks at an entry of level 2 once and then again for the table: in between a
- * leaf must not come there, as it would be walked like a table. So faults are kept out, as the core
- * does it for its own huge pages. Later ones look once.
+ * Before 6.5 the core reads an entry of level 2 once, and then again for the table. A leaf that
+ * comes in between would be walked like a table. So the caller keeps faults out, as the core does
+ * for its own huge pages. Later kernels read the entry once.
  */
 static inline bool pt_keep_faults_out(struct mm_struct *mm)
 {
 #if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 5, 0)
-	/* For lockdep, which then knows of the others' order here as well. */
+	/* Tells lockdep the order of locks that the other kernels have. */
 	might_lock(&mm->mmap_lock);
 	return true;
 #else
@@ -187,10 +193,10 @@ static inline void pt_let_faults_in(struct mm_struct *mm)
 }
 
 /*
- * Whether devices that share a process' page tables (SVA) are told by the flush of its TLBs, and by
- * nothing else. Before, they hear of it as secondary MMUs do.
+ * Whether the flush of a process' TLBs tells the devices that share its page tables (SVA), and
+ * nothing else does. On older kernels the notifiers of secondary MMUs tell them.
  */
-static inline bool flush_tells_devices(void)
+static inline bool pt_flush_tells_devices(void)
 {
 #if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 6, 0)
 	return IS_ENABLED(CONFIG_IOMMU_SVA);
@@ -199,21 +205,26 @@ static inline bool flush_tells_devices(void)
 #endif
 }
 
-/* The end of what secondary MMUs are told by the kernel's own function, found by its name. */
+/*
+ * Calls the kernel's own function that ends an invalidation of secondary MMUs. The module finds
+ * that function by its name.
+ */
 #if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 6, 0)
-static inline void secondary_no_end(struct mmu_notifier_range *range)
+static inline void pt_secondary_no_end(struct mmu_notifier_range *range)
 {
 }
-#define secondary_end(call, range)	static_call(call)(range)
+
+#define pt_secondary_end(call, range)	static_call(call)(range)
 #else
-static inline void secondary_no_end(struct mmu_notifier_range *range, bool only_end)
+static inline void pt_secondary_no_end(struct mmu_notifier_range *range, bool only_end)
 {
 }
-#define secondary_end(call, range)	static_call(call)(range, false)
+
+#define pt_secondary_end(call, range)	static_call(call)(range, false)
 #endif
 
-/* Where the user memory of an iterator's next segment is, and how much there is. */
-static inline void __user *segment_address(const struct iov_iter *iter)
+/* The address and the length of the user memory of an iterator's next segment. */
+static inline void __user *vellum_iter_address(const struct iov_iter *iter)
 {
 #if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 4, 0)
 	return iter_iov_addr(iter);
@@ -222,7 +233,7 @@ static inline void __user *segment_address(const struct iov_iter *iter)
 #endif
 }
 
-static inline size_t segment_length(const struct iov_iter *iter)
+static inline size_t vellum_iter_length(const struct iov_iter *iter)
 {
 #if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 4, 0)
 	return iter_iov_len(iter);
@@ -233,8 +244,8 @@ static inline size_t segment_length(const struct iov_iter *iter)
 #endif
 }
 
-/* What a command of io_uring carries. */
-static inline const void *uring_cmd_data(const struct io_uring_cmd *command)
+/* The payload of an io_uring command. */
+static inline const void *vellum_uring_cmd_data(const struct io_uring_cmd *command)
 {
 #if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 4, 0)
 	return io_uring_sqe_cmd(command->sqe);
@@ -243,9 +254,12 @@ static inline const void *uring_cmd_data(const struct io_uring_cmd *command)
 #endif
 }
 
-/* A shrinker: registered by one call, and by three where it was allocated. */
+/*
+ * Registers a shrinker. Kernels that allocate shrinkers take three calls for that, others take one.
+ */
 #if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 7, 0)
-static inline struct shrinker *shrinker_start(const char *name, const struct shrinker *like)
+static inline struct shrinker *vellum_shrinker_register(const char *name,
+							const struct shrinker *like)
 {
 	struct shrinker *shrinker = shrinker_alloc(0, "%s", name);
 
@@ -258,28 +272,28 @@ static inline struct shrinker *shrinker_start(const char *name, const struct shr
 	return shrinker;
 }
 
-static inline void shrinker_stop(struct shrinker *shrinker)
+static inline void vellum_shrinker_unregister(struct shrinker *shrinker)
 {
 	shrinker_free(shrinker);
 }
 #else
-static inline struct shrinker *shrinker_start(const char *name, struct shrinker *like)
+static inline struct shrinker *vellum_shrinker_register(const char *name, struct shrinker *like)
 {
 	return register_shrinker(like, "%s", name) ? NULL : like;
 }
 
-static inline void shrinker_stop(struct shrinker *shrinker)
+static inline void vellum_shrinker_unregister(struct shrinker *shrinker)
 {
 	unregister_shrinker(shrinker);
 }
 #endif
 
 /*
- * Starts a write that may go on after the call. The file system cannot be frozen before it ends,
- * which for one that goes on (EIOCBQUEUED) is said by kiocb_end_write in its completion.
+ * Starts a write that may go on after the call. The file system cannot be frozen before the write
+ * ends. If the write goes on (EIOCBQUEUED), its completion calls kiocb_end_write().
  */
-static inline ssize_t file_begin_write(struct file *file, struct kiocb *kiocb,
-				       struct iov_iter *iter)
+static inline ssize_t vellum_iocb_write(struct file *file, struct kiocb *kiocb,
+					struct iov_iter *iter)
 {
 #if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 8, 0)
 	return vfs_iocb_iter_write(file, kiocb, iter);
@@ -294,18 +308,18 @@ static inline ssize_t file_begin_write(struct file *file, struct kiocb *kiocb,
 #endif
 }
 
-/* Whose eyes a file system looks with at owners. */
+/* The mapping of owners through which a file system is seen. */
 #if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 3, 0)
-typedef struct mnt_idmap inode_idmap;
-#define INODE_NO_IDMAP	(&nop_mnt_idmap)
-#define file_idmap(file)	file_mnt_idmap(file)
+#define vellum_idmap	mnt_idmap
+#define VELLUM_NOP_IDMAP	(&nop_mnt_idmap)
+#define vellum_file_idmap(file)	file_mnt_idmap(file)
 #else
-typedef struct user_namespace inode_idmap;
-#define INODE_NO_IDMAP	(&init_user_ns)
-#define file_idmap(file)	file_mnt_user_ns(file)
+#define vellum_idmap	user_namespace
+#define VELLUM_NOP_IDMAP	(&init_user_ns)
+#define vellum_file_idmap(file)	file_mnt_user_ns(file)
 #endif
 
-static inline void inode_begin_times(struct inode *inode)
+static inline void vellum_inode_init_times(struct inode *inode)
 {
 #if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 7, 0)
 	simple_inode_init_ts(inode);
@@ -316,8 +330,8 @@ static inline void inode_begin_times(struct inode *inode)
 #endif
 }
 
-/* A folder whose entries have changed. */
-static inline void inode_touch(struct inode *inode)
+/* Updates the times of a directory whose entries have changed. */
+static inline void vellum_inode_touch(struct inode *inode)
 {
 #if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 7, 0)
 	inode_set_mtime_to_ts(inode, inode_set_ctime_current(inode));
@@ -327,8 +341,8 @@ static inline void inode_touch(struct inode *inode)
 #endif
 }
 
-static inline void inode_fill_attributes(inode_idmap *idmap, u32 mask, struct inode *inode,
-					 struct kstat *stat)
+static inline void vellum_fillattr(struct vellum_idmap *idmap, u32 mask, struct inode *inode,
+				   struct kstat *stat)
 {
 #if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 6, 0)
 	generic_fillattr(idmap, mask, inode, stat);
@@ -337,10 +351,10 @@ static inline void inode_fill_attributes(inode_idmap *idmap, u32 mask, struct in
 #endif
 }
 
-/* By read_iter, into pages that a pipe then has. */
-static inline ssize_t file_splice_read(struct file *file, loff_t *position,
-				       struct pipe_inode_info *pipe, size_t count,
-				       unsigned int flags)
+/* Splices by read_iter, into pages that the pipe then owns. */
+static inline ssize_t vellum_splice_read(struct file *file, loff_t *position,
+					 struct pipe_inode_info *pipe, size_t count,
+					 unsigned int flags)
 {
 #if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 5, 0)
 	return copy_splice_read(file, position, pipe, count, flags);
@@ -349,38 +363,38 @@ static inline ssize_t file_splice_read(struct file *file, loff_t *position,
 #endif
 }
 
-/* A block device that nobody else has meanwhile. */
+/* A block device that the module has opened exclusively. */
 #if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 9, 0)
-typedef struct file own_bdev;
+#define vellum_bdev	file
 
-static inline own_bdev *own_bdev_open(const char *path, void *holder)
+static inline struct vellum_bdev *vellum_bdev_open(const char *path, void *holder)
 {
 	return bdev_file_open_by_path(path, BLK_OPEN_READ | BLK_OPEN_WRITE, holder, NULL);
 }
 
-static inline struct block_device *own_bdev_get(own_bdev *bdev)
+static inline struct block_device *vellum_bdev_get(struct vellum_bdev *bdev)
 {
 	return file_bdev(bdev);
 }
 
-static inline void own_bdev_close(own_bdev *bdev)
+static inline void vellum_bdev_close(struct vellum_bdev *bdev)
 {
 	fput(bdev);
 }
 #else
-typedef struct block_device own_bdev;
+#define vellum_bdev	block_device
 
-static inline own_bdev *own_bdev_open(const char *path, void *holder)
+static inline struct vellum_bdev *vellum_bdev_open(const char *path, void *holder)
 {
 	return blkdev_get_by_path(path, FMODE_READ | FMODE_WRITE | FMODE_EXCL, holder);
 }
 
-static inline struct block_device *own_bdev_get(own_bdev *bdev)
+static inline struct block_device *vellum_bdev_get(struct vellum_bdev *bdev)
 {
 	return bdev;
 }
 
-static inline void own_bdev_close(own_bdev *bdev)
+static inline void vellum_bdev_close(struct vellum_bdev *bdev)
 {
 	blkdev_put(bdev, FMODE_READ | FMODE_WRITE | FMODE_EXCL);
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-/* The pool of frames. See frames.h for what holds. */
+/* The pool of frames. frames.h lists its invariants. */
 
 #include <linux/delay.h>
 #include <linux/memcontrol.h>
@@ -10,10 +10,10 @@
 
 #include "core/frames.h"
 
-/* How often a lane looks for a frame that should be there; with the waits some seconds. */
-#define ATTEMPTS	10000
+/* How often a lane looks for a frame that should be free; with the waits this is some seconds. */
+#define FRAME_ATTEMPTS	10000
 
-static void push_shared(struct frame_pool *pool, struct frame_bundle *bundle)
+static void frame_push_shared(struct frame_pool *pool, struct frame_bundle *bundle)
 {
 	u64 frame = frame_of(bundle->stack);
 	s64 head = atomic64_read(&pool->shared);
@@ -27,12 +27,12 @@ static void push_shared(struct frame_pool *pool, struct frame_bundle *bundle)
 	bundle->count = 0;
 }
 
-static bool pop_shared(struct frame_pool *pool, struct frame_bundle *bundle)
+static bool frame_pop_shared(struct frame_pool *pool, struct frame_bundle *bundle)
 {
 	u64 frame, word, tag;
 	s64 head;
 
-	/* Between look and exchange the tag must not come round. */
+	/* The tag must not come round between the read and the exchange. */
 	preempt_disable();
 	head = atomic64_read(&pool->shared);
 	do {
@@ -51,8 +51,9 @@ static bool pop_shared(struct frame_pool *pool, struct frame_bundle *bundle)
 	return true;
 }
 
-/* Moves so many numbers from one stack to the other, and leaves none behind. */
-static void move(struct frame_bundle *from, struct frame_bundle *to, unsigned int count)
+/* Moves numbers from one stack to the other, and clears them where they were. */
+static void frame_bundle_move(struct frame_bundle *from, struct frame_bundle *to,
+			      unsigned int count)
 {
 	from->count -= count;
 	memcpy(to->stack + to->count, from->stack + from->count, count * sizeof(u64));
@@ -60,18 +61,19 @@ static void move(struct frame_bundle *from, struct frame_bundle *to, unsigned in
 	to->count += count;
 }
 
-static void push(struct frame_pool *pool, struct frame_bundle *bundle, u64 frame)
+static void frame_push(struct frame_pool *pool, struct frame_bundle *bundle, u64 frame)
 {
 	if (bundle->stack && bundle->count == FRAME_BUNDLE)
-		push_shared(pool, bundle);
+		frame_push_shared(pool, bundle);
 	if (bundle->stack)
 		bundle->stack[bundle->count++] = frame;
 	else
 		bundle->stack = frame_memory(frame);
 }
 
-/* Keeps or gives back what is in a bundle of one of the designs for comparison. */
-static void drain(struct frame_pool *pool, struct frame_lane *lane, struct frame_bundle *bundle)
+/* Keeps or gives back the frames of a bundle of one of the designs for comparison. */
+static void frame_drain(struct frame_pool *pool, struct frame_lane *lane,
+			struct frame_bundle *bundle)
 {
 	if (pool->design == FRAMES_STEALING)
 		frame_steal_drain(lane, bundle);
@@ -82,7 +84,7 @@ static void drain(struct frame_pool *pool, struct frame_lane *lane, struct frame
 void __frame_take_end(struct frame_pool *pool, struct frame_lane *lane,
 		      struct frame_bundle *bundle)
 {
-	drain(pool, lane, bundle);
+	frame_drain(pool, lane, bundle);
 }
 
 void frame_take_back(struct frame_pool *pool, struct frame_lane *lane,
@@ -91,11 +93,11 @@ void frame_take_back(struct frame_pool *pool, struct frame_lane *lane,
 	if (unlikely(pool->blocks) && frame_block_take_back(pool, lane, frame))
 		return;
 	if (pool->design == FRAMES_BUNDLES) {
-		push(pool, bundle, frame);
+		frame_push(pool, bundle, frame);
 		return;
 	}
 	if (bundle->count == FRAME_BUNDLE)
-		drain(pool, lane, bundle);
+		frame_drain(pool, lane, bundle);
 	bundle->stack[bundle->count++] = frame;
 }
 
@@ -108,8 +110,8 @@ void frame_take_back_one(struct frame_pool *pool, struct frame_lane *lane, u64 f
 	frame_take_end(pool, lane, &bundle);
 }
 
-static bool take_idle(struct frame_pool *pool, struct frame_lane *lane,
-		      struct frame_bundle *bundle)
+static bool frame_take_idle(struct frame_pool *pool, struct frame_lane *lane,
+			    struct frame_bundle *bundle)
 {
 	unsigned int first = lane - pool->lanes;
 	unsigned int i;
@@ -126,8 +128,8 @@ static bool take_idle(struct frame_pool *pool, struct frame_lane *lane,
 	return false;
 }
 
-/* A frame that was pinned when it was freed, and no longer is. */
-static bool take_unpinned(struct frame_pool *pool, struct frame_bundle *bundle)
+/* Takes a frame that was pinned when it was freed, and no longer is. */
+static bool frame_take_unpinned(struct frame_pool *pool, struct frame_bundle *bundle)
 {
 	struct page *page, *next;
 	bool found = false;
@@ -138,7 +140,7 @@ static bool take_unpinned(struct frame_pool *pool, struct frame_bundle *bundle)
 	list_for_each_entry_safe(page, next, &pool->pinned, lru) {
 		if (!frame_is_unpinned(pool, page))
 			continue;
-		push(pool, bundle, page_to_pfn(page));
+		frame_push(pool, bundle, page_to_pfn(page));
 		found = true;
 		break;
 	}
@@ -146,67 +148,68 @@ static bool take_unpinned(struct frame_pool *pool, struct frame_bundle *bundle)
 	return found;
 }
 
-static u64 take_otherwise(struct frame_pool *pool, struct frame_lane *lane,
-			  struct frame_bundle *bundle)
+static u64 frame_take_otherwise(struct frame_pool *pool, struct frame_lane *lane,
+				struct frame_bundle *bundle)
 {
 	bool filled;
 
 	lane->refills++;
 	if (pool->design == FRAMES_STEALING)
-		filled = frame_steal_fill(pool, lane, bundle) || take_unpinned(pool, bundle);
+		filled = frame_steal_fill(pool, lane, bundle) || frame_take_unpinned(pool, bundle);
 	else
 		filled = frame_kernel_fill(pool, bundle);
 	return filled ? frame_take(pool, lane, bundle) : 0;
 }
 
 /*
- * Frames that are nobody's, and that nobody can have, because something has them pinned for long:
- * not while there are transfers, which let go of theirs. Who looks for frames after this finds those
- * of transfers that have ended by now.
+ * Counts the frames that no user has and no lane can take, because something has pinned them for
+ * long. While transfers are under way the answer is none, as transfers release their frames. A
+ * caller that looks for frames after this finds those of transfers that have ended by now.
  */
-static u64 count_aside(struct frame_pool *pool)
+static u64 frame_count_aside(struct frame_pool *pool)
 {
 	u64 pinned = READ_ONCE(pool->pinned_count), of_blocks = READ_ONCE(pool->blocks_pinned);
 
-	smp_rmb(); /* as said above */
+	smp_rmb(); /* the counts are read before the holders */
 	return pinned > of_blocks && !atomic_read(&pool->holders) ? pinned - of_blocks : 0;
 }
 
 /*
- * What is free may be in the hands of others, who may have lost their processor, or pinned by
- * transfers: waits a moment. False when that is not so, or has gone on for too long. What was aside
- * before we looked counts, if it still is. Who looks for memory for somebody does not wait: it may be
- * him who has the frames in his hands.
+ * Other threads, which may have lost their CPU, may have free frames in hand, and transfers may
+ * have frames pinned. This waits a moment for them. False: there are no such frames, or the wait
+ * has taken too long. Frames that were set aside before the caller looked count if they still are.
+ * A thread that reclaims memory does not wait: it may be the one that has the frames in hand.
  */
-static bool wait_for_others(struct frame_pool *pool, u64 aside, unsigned int attempt)
+static bool frame_wait_for_others(struct frame_pool *pool, u64 aside, unsigned int attempt)
 {
-	aside = min_t(u64, aside, count_aside(pool));
+	aside = min_t(u64, aside, frame_count_aside(pool));
 	if (frame_pool_lent(pool) + aside >= READ_ONCE(pool->frames) ||
-	    attempt == ATTEMPTS || (current->flags & PF_MEMALLOC) || fatal_signal_pending(current))
+	    attempt == FRAME_ATTEMPTS || (current->flags & PF_MEMALLOC) ||
+	    fatal_signal_pending(current))
 		return false;
-	if (attempt < ATTEMPTS / 10)
+	if (attempt < FRAME_ATTEMPTS / 10)
 		cond_resched();
 	else
 		usleep_range(100, 200);
 	return true;
 }
 
-/* The slow part of taking: the lane's bundle has nothing on its stack. */
+/* The slow path of taking a frame: the stack of the lane's bundle is empty. */
 u64 __frame_take(struct frame_pool *pool, struct frame_lane *lane, struct frame_bundle *bundle)
 {
 	unsigned int attempt = 0;
 	u64 frame, aside;
 
 	if (pool->design != FRAMES_BUNDLES)
-		return take_otherwise(pool, lane, bundle);
+		return frame_take_otherwise(pool, lane, bundle);
 	while (!bundle->stack) {
 		lane->refills++;
-		aside = count_aside(pool);
-		smp_rmb(); /* counted before we look */
-		if (pop_shared(pool, bundle) || take_idle(pool, lane, bundle) ||
-		    take_unpinned(pool, bundle))
+		aside = frame_count_aside(pool);
+		smp_rmb(); /* counted before the search */
+		if (frame_pop_shared(pool, bundle) || frame_take_idle(pool, lane, bundle) ||
+		    frame_take_unpinned(pool, bundle))
 			break;
-		if (!wait_for_others(pool, aside, attempt++))
+		if (!frame_wait_for_others(pool, aside, attempt++))
 			return 0;
 	}
 	if (bundle->count)
@@ -216,7 +219,7 @@ u64 __frame_take(struct frame_pool *pool, struct frame_lane *lane, struct frame_
 	return frame;
 }
 
-/* The slow part of taking one: the word is what the lane's bundle was. */
+/* The slow path of taking one frame. The word is what the lane's bundle was. */
 u64 __frame_take_one(struct frame_pool *pool, struct frame_lane *lane, u64 word)
 {
 	struct frame_bundle bundle = frame_unpack(word);
@@ -230,8 +233,8 @@ u64 __frame_take_one(struct frame_pool *pool, struct frame_lane *lane, u64 word)
 	return frame;
 }
 
-/* Whether something holds one of the frames: the pool has one reference to each. */
-static bool is_one_held(const struct frame_bundle *bundle)
+/* Whether something holds one of the frames. The pool has one reference to each. */
+static bool frame_any_held(const struct frame_bundle *bundle)
 {
 	const u64 *frame = bundle->stack, *end = frame + bundle->count;
 	u64 references = 0;
@@ -241,8 +244,8 @@ static bool is_one_held(const struct frame_bundle *bundle)
 	return references != bundle->count;
 }
 
-/* Keeps aside what something holds. */
-static noinline void set_held_aside(struct frame_pool *pool, struct frame_lane *lane)
+/* Sets aside the pending frames that something holds. */
+static noinline void frame_set_held_aside(struct frame_pool *pool, struct frame_lane *lane)
 {
 	struct frame_bundle *bundle = &lane->pending;
 	unsigned int i;
@@ -261,8 +264,8 @@ static noinline void set_held_aside(struct frame_pool *pool, struct frame_lane *
 	}
 }
 
-/* The lane's pending frames become its bundle, together with what it has. */
-static void settle_pending(struct frame_pool *pool, struct frame_lane *lane)
+/* Merges the lane's pending frames into its bundle. */
+static void frame_settle_pending(struct frame_pool *pool, struct frame_lane *lane)
 {
 	struct frame_bundle more = lane->pending, less;
 
@@ -272,13 +275,16 @@ static void settle_pending(struct frame_pool *pool, struct frame_lane *lane)
 	if (less.stack && less.count > more.count)
 		swap(less, more);
 	if (less.stack && more.count + less.count <= FRAME_BUNDLE) {
-		/* All on the fuller stack; the other one is the next for pending frames. */
-		move(&less, &more, less.count);
+		/*
+		 * The fuller stack gets all numbers. The other one is the next stack of pending
+		 * frames.
+		 */
+		frame_bundle_move(&less, &more, less.count);
 		lane->pending = less;
 	} else {
 		if (less.stack) {
-			move(&less, &more, FRAME_BUNDLE - more.count);
-			push_shared(pool, &more);
+			frame_bundle_move(&less, &more, FRAME_BUNDLE - more.count);
+			frame_push_shared(pool, &more);
 			more = less;
 		}
 		lane->pending.stack = frame_memory(more.stack[--more.count]);
@@ -288,26 +294,29 @@ static void settle_pending(struct frame_pool *pool, struct frame_lane *lane)
 	frame_take_end(pool, lane, &more);
 }
 
-/* After the flush, and after secondary MMUs were told: what was pended is free, or kept aside. */
+/*
+ * Frees the pending frames, or sets them aside, after the flush and after secondary MMUs were told.
+ */
 void frame_settle(struct frame_pool *pool, struct frame_lane *lane)
 {
-	/* The kernel looks after those that go back to it. */
-	if (pool->design != FRAMES_FROM_KERNEL && unlikely(is_one_held(&lane->pending)))
-		set_held_aside(pool, lane);
+	/* The kernel keeps track of references to frames that go back to it. */
+	if (pool->design != FRAMES_FROM_KERNEL && unlikely(frame_any_held(&lane->pending)))
+		frame_set_held_aside(pool, lane);
 	if (unlikely(pool->blocks))
 		frame_blocks_collect(pool, lane, &lane->pending);
 	if (pool->design == FRAMES_BUNDLES)
-		settle_pending(pool, lane);
+		frame_settle_pending(pool, lane);
 	else
-		drain(pool, lane, &lane->pending);
+		frame_drain(pool, lane, &lane->pending);
 }
 
 /*
- * Frames in the hands of users, as far as they have said; so many at least. A frame that changes
- * hands meanwhile may be given before we look and taken again after that, and must not count twice:
- * so what was taken is counted first. What is not to count, those of blocks, the other way round.
+ * Counts the frames that users have in hand, as far as they have said: there are at least so many.
+ * A frame that changes hands meanwhile may be given before this reads and taken again after that,
+ * and must not count twice. So taken frames are read first. Frames of blocks, which are subtracted,
+ * are read in the opposite order.
  */
-static u64 count_lent(struct frame_pool *pool, bool blocks)
+static u64 frame_count_lent(struct frame_pool *pool, bool blocks)
 {
 	u64 taken = 0, given = 0;
 	unsigned int i;
@@ -317,7 +326,7 @@ static u64 count_lent(struct frame_pool *pool, bool blocks)
 
 		taken += READ_ONCE(lane->taken) + (blocks ? 0 : READ_ONCE(lane->block_given));
 	}
-	smp_rmb(); /* as said above */
+	smp_rmb(); /* taken frames are read first */
 	for (i = 0; i < pool->count; i++) {
 		const struct frame_lane *lane = &pool->lanes[i];
 
@@ -328,12 +337,12 @@ static u64 count_lent(struct frame_pool *pool, bool blocks)
 
 u64 frame_pool_resident(struct frame_pool *pool)
 {
-	return count_lent(pool, true);
+	return frame_count_lent(pool, true);
 }
 
 u64 frame_pool_lent(struct frame_pool *pool)
 {
-	return count_lent(pool, false);
+	return frame_count_lent(pool, false);
 }
 
 static struct page *frame_from_kernel(struct frame_pool *pool)
@@ -387,7 +396,7 @@ u64 frame_pool_resize(struct frame_pool *pool, struct frame_lane *lane, u64 fram
 	return pool->frames;
 }
 
-static bool make_lane(struct frame_pool *pool, struct frame_lane *lane)
+static bool frame_lane_init(struct frame_pool *pool, struct frame_lane *lane)
 {
 	bool needs_scratch = pool->design != FRAMES_BUNDLES;
 	struct page *pending = frame_from_kernel(pool);
@@ -401,8 +410,8 @@ static bool make_lane(struct frame_pool *pool, struct frame_lane *lane)
 	return true;
 }
 
-/* Gives the users' frames to where they are taken from. */
-static bool fill(struct frame_pool *pool)
+/* Fills the pool with the frames of its users. */
+static bool frame_pool_fill(struct frame_pool *pool)
 {
 	struct frame_bundle bundle = {};
 	struct page *page;
@@ -416,16 +425,16 @@ static bool fill(struct frame_pool *pool)
 			frame_steal_add(&pool->lanes[i % pool->count], page);
 			continue;
 		}
-		push(pool, &bundle, page_to_pfn(page));
+		frame_push(pool, &bundle, page_to_pfn(page));
 		if (!(i % FRAME_BUNDLE))
 			cond_resched();
 	}
 	if (bundle.stack)
-		push_shared(pool, &bundle);
+		frame_push_shared(pool, &bundle);
 	return true;
 }
 
-/* Takes the frames from the kernel, zeroed. */
+/* Takes the pool's frames from the kernel, zeroed. */
 int frame_pool_init(struct frame_pool *pool, enum frame_design design, u64 frames,
 		    unsigned int lanes)
 {
@@ -444,9 +453,9 @@ int frame_pool_init(struct frame_pool *pool, enum frame_design design, u64 frame
 	pool->frames = frames;
 	pool->count = lanes;
 	for (lane = 0; lane < lanes; lane++)
-		if (!make_lane(pool, &pool->lanes[lane]))
+		if (!frame_lane_init(pool, &pool->lanes[lane]))
 			goto failed;
-	if (design == FRAMES_FROM_KERNEL || fill(pool))
+	if (design == FRAMES_FROM_KERNEL || frame_pool_fill(pool))
 		return 0;
 failed:
 	frame_pool_destroy(pool);
@@ -464,14 +473,17 @@ void frame_pool_destroy(struct frame_pool *pool)
 	list_for_each_entry_safe(page, next, &pool->all, lru) {
 		list_del(&page->lru);
 		set_page_private(page, 0);
-		/* Whoever has it pinned still keeps it alive. */
+		/* Whatever has the page pinned still keeps it alive. */
 		put_page(page);
 		cond_resched();
 	}
 	kvfree(pool->blocks);
 	pool->blocks = NULL;
-	pool->block_count = pool->free_block = pool->blocks_free = 0;
-	pool->blocks_loose = pool->blocks_pinned = 0;
+	pool->blocks_free = 0;
+	pool->free_block = 0;
+	pool->block_count = 0;
+	pool->blocks_pinned = 0;
+	pool->blocks_loose = 0;
 	kvfree(pool->lanes);
 	pool->lanes = NULL;
 }

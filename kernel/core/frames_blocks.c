@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Blocks: 512 frames in a row, which can be mapped by one entry of 2 MiB.
+ * Blocks: 512 frames in a row, which one entry of 2 MiB can map.
  *
- * They are beside the pool's other frames, and are handed out whole. They may come back one by one:
- * then they wait until all of their block are back, and are given to nobody for anything else; so a
- * block never falls apart. Each frame is the kernel's as if it had been taken alone, and is on the
- * pool's list of all; page->private has the number of its block, from 1.
+ * The pool keeps blocks apart from its other frames, and hands them out whole. Their frames may
+ * return one by one. They then wait until all frames of their block are back, and no user gets them
+ * for anything else. So a block never falls apart. To the kernel each frame is one that was taken
+ * alone, and each is on the pool's list of all frames. page->private has the number of the frame's
+ * block, from 1.
  *
- * Blocks change hands seldom, by 2 MiB at a time: under the lock of the lists.
+ * Blocks change hands seldom, and 2 MiB at a time, so the lock of the lists is enough.
  */
 
 #include <linux/mm.h>
@@ -16,9 +17,9 @@
 
 #include "core/frames.h"
 
-#define BLOCK_ORDER	9
+#define FRAME_BLOCK_ORDER	9
 
-static void put_free(struct frame_pool *pool, u32 number)
+static void frame_block_put_free(struct frame_pool *pool, u32 number)
 {
 	struct frame_block *block = &pool->blocks[number - 1];
 
@@ -27,8 +28,8 @@ static void put_free(struct frame_pool *pool, u32 number)
 	pool->blocks_free++;
 }
 
-/* A frame is back with its block. The lock is held. */
-static void put_back(struct frame_pool *pool, struct page *page)
+/* Returns a frame to its block. The lock is held. */
+static void frame_block_put_back(struct frame_pool *pool, struct page *page)
 {
 	u32 number = page_private(page);
 
@@ -36,7 +37,7 @@ static void put_back(struct frame_pool *pool, struct page *page)
 	if (++pool->blocks[number - 1].back < FRAME_BLOCK)
 		return;
 	pool->blocks_loose -= FRAME_BLOCK;
-	put_free(pool, number);
+	frame_block_put_free(pool, number);
 }
 
 void frame_set_aside(struct frame_pool *pool, struct page *page)
@@ -55,25 +56,25 @@ bool frame_is_unpinned(struct frame_pool *pool, struct page *page)
 	if (!pool->blocks || !page_private(page))
 		return true;
 	pool->blocks_pinned--;
-	put_back(pool, page);
+	frame_block_put_back(pool, page);
 	return false;
 }
 
-static bool make_block(struct frame_pool *pool, u32 number)
+static bool frame_block_make(struct frame_pool *pool, u32 number)
 {
-	struct page *page = alloc_pages(FRAME_GFP, BLOCK_ORDER);
+	struct page *page = alloc_pages(FRAME_GFP, FRAME_BLOCK_ORDER);
 	unsigned int i;
 
 	if (!page)
 		return false;
-	split_page(page, BLOCK_ORDER);
+	split_page(page, FRAME_BLOCK_ORDER);
 	spin_lock(&pool->lock);
 	for (i = 0; i < FRAME_BLOCK; i++) {
 		set_page_private(page + i, number);
 		list_add(&page[i].lru, &pool->all);
 	}
 	pool->blocks[number - 1] = (struct frame_block){ page_to_pfn(page), FRAME_BLOCK, 0 };
-	put_free(pool, number);
+	frame_block_put_free(pool, number);
 	spin_unlock(&pool->lock);
 	return true;
 }
@@ -86,13 +87,13 @@ int frame_blocks_init(struct frame_pool *pool, u32 count)
 	if (!pool->blocks)
 		return -ENOMEM;
 	while (pool->block_count < count && !fatal_signal_pending(current) &&
-	       make_block(pool, pool->block_count + 1))
+	       frame_block_make(pool, pool->block_count + 1))
 		pool->block_count++;
 	return fatal_signal_pending(current) ? -EINTR : 0;
 }
 
-/* Frames of blocks that were pinned when they came back, and no longer are. */
-static void look_for_unpinned(struct frame_pool *pool)
+/* Looks for frames of blocks that were pinned when they came back, and no longer are. */
+static void frame_block_find_unpinned(struct frame_pool *pool)
 {
 	struct page *page, *next;
 
@@ -107,7 +108,7 @@ u64 frame_block_take(struct frame_pool *pool)
 
 	spin_lock(&pool->lock);
 	if (!pool->free_block && pool->blocks_pinned)
-		look_for_unpinned(pool);
+		frame_block_find_unpinned(pool);
 	if (pool->free_block) {
 		block = &pool->blocks[pool->free_block - 1];
 		pool->free_block = block->next;
@@ -128,7 +129,7 @@ void frame_block_give(struct frame_pool *pool, u64 frame)
 		if (unlikely(frame_is_held(page)))
 			frame_set_aside(pool, page);
 		else
-			put_back(pool, page);
+			frame_block_put_back(pool, page);
 	}
 	spin_unlock(&pool->lock);
 }
@@ -140,7 +141,7 @@ bool frame_block_take_back(struct frame_pool *pool, struct frame_lane *lane, u64
 	if (!page_private(page))
 		return false;
 	spin_lock(&pool->lock);
-	put_back(pool, page);
+	frame_block_put_back(pool, page);
 	spin_unlock(&pool->lock);
 	WRITE_ONCE(lane->block_given, lane->block_given + 1);
 	return true;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-/* No pool at all: frames come from the kernel, zeroed, and go back to it. Kept for comparison. */
+/* No pool: frames come from the kernel, zeroed, and go back to it. For comparison. */
 
 #include <linux/memcontrol.h>
 #include <linux/mm.h>

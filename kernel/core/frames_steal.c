@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
  * The pool of the first paper (SIGMOD 2023, 4.4): each lane has a list of free frames under a lock.
- * Whose list is empty steals from others, more than he needs: from the one from whom he stole last,
- * from the richer of two at random, and at last from one after the other. Kept for comparison.
+ * A lane whose list is empty steals from other lanes, and takes more than it needs: first from the
+ * lane that it stole from last, then from the richer of two random lanes, then from one after the
+ * other. For comparison.
  */
 
 #include <linux/mm.h>
@@ -10,15 +11,15 @@
 
 #include "core/frames.h"
 
-/* Frames that are stolen at a time, if there are so many. */
-#define LOOT	512
+/* How many frames a lane steals at a time, if there are so many. */
+#define FRAME_LOOT	512
 
 /* Part of a lane's list. */
-struct chain {
+struct frame_chain {
 	u64	first, last, length;
 };
 
-static void put(struct frame_lane *lane, struct chain chain)
+static void frame_chain_put(struct frame_lane *lane, struct frame_chain chain)
 {
 	if (!chain.length)
 		return;
@@ -29,10 +30,10 @@ static void put(struct frame_lane *lane, struct chain chain)
 	spin_unlock(&lane->lock);
 }
 
-/* Up to so many frames from the front of the list. */
-static struct chain get(struct frame_lane *lane, u64 most)
+/* Takes up to so many frames from the front of the list. */
+static struct frame_chain frame_chain_get(struct frame_lane *lane, u64 most)
 {
-	struct chain chain = {};
+	struct frame_chain chain = {};
 
 	if (!READ_ONCE(lane->length))
 		return chain;
@@ -48,33 +49,34 @@ static struct chain get(struct frame_lane *lane, u64 most)
 	return chain;
 }
 
-static bool steal(struct frame_pool *pool, struct frame_lane *lane, unsigned int from, u64 want)
+static bool frame_steal(struct frame_pool *pool, struct frame_lane *lane, unsigned int from,
+			u64 want)
 {
 	struct frame_lane *victim = &pool->lanes[from % pool->count];
-	struct chain loot = {};
+	struct frame_chain loot = {};
 
 	if (victim != lane)
-		loot = get(victim, max_t(u64, want, LOOT));
-	put(lane, loot);
+		loot = frame_chain_get(victim, max_t(u64, want, FRAME_LOOT));
+	frame_chain_put(lane, loot);
 	if (loot.length)
 		lane->victim = from % pool->count;
 	return READ_ONCE(lane->length) >= want;
 }
 
-static void steal_enough(struct frame_pool *pool, struct frame_lane *lane, u64 want)
+static void frame_steal_enough(struct frame_pool *pool, struct frame_lane *lane, u64 want)
 {
 	unsigned int one = get_random_u32() % pool->count;
 	unsigned int other = get_random_u32() % pool->count;
 	unsigned int i;
 
-	if (steal(pool, lane, lane->victim, want))
+	if (frame_steal(pool, lane, lane->victim, want))
 		return;
 	if (READ_ONCE(pool->lanes[other].length) > READ_ONCE(pool->lanes[one].length))
 		one = other;
-	if (steal(pool, lane, one, want))
+	if (frame_steal(pool, lane, one, want))
 		return;
 	for (i = 1; i < pool->count; i++)
-		if (steal(pool, lane, lane - pool->lanes + i, want))
+		if (frame_steal(pool, lane, lane - pool->lanes + i, want))
 			return;
 }
 
@@ -82,12 +84,12 @@ bool frame_steal_fill(struct frame_pool *pool, struct frame_lane *lane,
 		      struct frame_bundle *bundle)
 {
 	u64 want = clamp_t(u64, bundle->want, 1, FRAME_BUNDLE);
-	struct chain chain;
+	struct frame_chain chain;
 	u64 frame, next;
 
 	if (READ_ONCE(lane->length) < want)
-		steal_enough(pool, lane, want);
-	chain = get(lane, want);
+		frame_steal_enough(pool, lane, want);
+	chain = frame_chain_get(lane, want);
 	for (frame = chain.first; chain.length; chain.length--, frame = next) {
 		next = page_private(pfn_to_page(frame));
 		set_page_private(pfn_to_page(frame), 0);
@@ -98,7 +100,7 @@ bool frame_steal_fill(struct frame_pool *pool, struct frame_lane *lane,
 
 void frame_steal_drain(struct frame_lane *lane, struct frame_bundle *bundle)
 {
-	struct chain chain = { .length = bundle->count };
+	struct frame_chain chain = { .length = bundle->count };
 	unsigned int i;
 
 	for (i = 0; i < bundle->count; i++) {
@@ -110,12 +112,12 @@ void frame_steal_drain(struct frame_lane *lane, struct frame_bundle *bundle)
 		chain.first = frame;
 	}
 	bundle->count = 0;
-	put(lane, chain);
+	frame_chain_put(lane, chain);
 }
 
 void frame_steal_add(struct frame_lane *lane, struct page *page)
 {
 	u64 frame = page_to_pfn(page);
 
-	put(lane, (struct chain){ frame, frame, 1 });
+	frame_chain_put(lane, (struct frame_chain){ frame, frame, 1 });
 }

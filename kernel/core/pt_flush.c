@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Two ways to flush the TLBs of a process on all processors.
+ * Two ways to flush the TLBs of a process on all CPUs.
  *
- * flush_tlb_mm_range() is what the kernel itself uses; it is not exported, but may be found
+ * The kernel itself uses flush_tlb_mm_range(). It is not exported, but the module may find it
  * (pt_symbol.h).
  *
- * Where that fails, or is not wanted (parameter flush=exported), the generation of the address
- * space is advanced and every processor that runs it flushes everything: what that needs is
- * exported. A processor that does not run it compares generations before it does. Devices that share
- * the process' page tables have to be told then; where they can only be told by what is not
- * exported, and that cannot be found, the module does not load.
+ * Where the module does not find it, or the parameter flush=exported says so, the module advances
+ * the generation of the address space, and every CPU that runs it flushes everything. All that this
+ * needs is exported. A CPU that does not run the address space compares generations before it does.
+ * Devices that share the process' page tables must be told as well. If only a function that is not
+ * exported can tell them, and the module does not find it, the module does not load.
  */
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
 
@@ -24,51 +24,51 @@
 #include "core/pt_flush.h"
 #include "core/pt_symbol.h"
 
-static char *flush = "direct";
-module_param(flush, charp, 0444);
+static char *pt_flush_mode = "direct";
+module_param_named(flush, pt_flush_mode, charp, 0444);
 MODULE_PARM_DESC(flush, "direct: the kernel's own way (default); exported: slower");
 
-static void flush_this_processor(void *unused)
+static void pt_flush_this_cpu(void *unused)
 {
 	preempt_disable();
 	__flush_tlb_all();
 	preempt_enable();
 }
 
-static void tell_no_device(struct mm_struct *mm, unsigned long start, unsigned long end)
+static void pt_flush_tell_no_device(struct mm_struct *mm, unsigned long start, unsigned long end)
 {
 }
 
-DEFINE_STATIC_CALL(vellum_tell_devices, tell_no_device);
+DEFINE_STATIC_CALL(vellum_tell_devices, pt_flush_tell_no_device);
 
-static void flush_exported(struct mm_struct *mm, unsigned long start, unsigned long end,
-			   unsigned int stride_shift, bool freed_tables)
+static void pt_flush_exported(struct mm_struct *mm, unsigned long start, unsigned long end,
+			      unsigned int stride_shift, bool freed_tables)
 {
-	/* Entries were cleared before; the generation must not be seen to advance before that. */
+	/* Entries were cleared before. No CPU may see the generation advance before that. */
 	smp_mb__before_atomic();
 	atomic64_inc(&mm->context.tlb_gen);
-	smp_mb__after_atomic(); /* advanced before it is seen which processors run it */
-	on_each_cpu_cond_mask(NULL, flush_this_processor, NULL, true, mm_cpumask(mm));
+	smp_mb__after_atomic(); /* advanced before the mask of CPUs is read */
+	on_each_cpu_cond_mask(NULL, pt_flush_this_cpu, NULL, true, mm_cpumask(mm));
 	if (mm_has_notifiers(mm))
 		static_call(vellum_tell_devices)(mm, start, end);
 }
 
-DEFINE_STATIC_CALL(vellum_flush, flush_exported);
+DEFINE_STATIC_CALL(vellum_flush, pt_flush_exported);
 
 bool pt_flush_is_direct(void)
 {
-	return static_call_query(vellum_flush) != (void *)flush_exported;
+	return static_call_query(vellum_flush) != (void *)pt_flush_exported;
 }
 
-static int find_devices(void)
+static int pt_flush_find_devices(void)
 {
 	void *function;
 
-	if (!flush_tells_devices())
+	if (!pt_flush_tells_devices())
 		return 0;
 	function = pt_symbol_find("__mmu_notifier_arch_invalidate_secondary_tlbs");
 	if (!function) {
-		pr_err("devices that share page tables could not be told of flushes\n");
+		pr_err("no function to tell devices that share page tables of flushes\n");
 		return -EOPNOTSUPP;
 	}
 	static_call_update(vellum_tell_devices, function);
@@ -79,16 +79,16 @@ int pt_flush_init(void)
 {
 	void *function;
 
-	if (!strcmp(flush, "exported"))
-		return find_devices();
-	if (strcmp(flush, "direct")) {
-		pr_err("flush=%s: there are direct and exported\n", flush);
+	if (!strcmp(pt_flush_mode, "exported"))
+		return pt_flush_find_devices();
+	if (strcmp(pt_flush_mode, "direct")) {
+		pr_err("flush=%s: must be direct or exported\n", pt_flush_mode);
 		return -EINVAL;
 	}
 	function = pt_symbol_find("flush_tlb_mm_range");
 	if (!function) {
-		pr_warn("flush_tlb_mm_range is not to be found; TLBs are flushed the slower way\n");
-		return find_devices();
+		pr_warn("flush_tlb_mm_range not found; TLB flushes are slower\n");
+		return pt_flush_find_devices();
 	}
 	static_call_update(vellum_flush, function);
 	return 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-/* Leaves of 2 MiB: put, taken off, split. See pt_huge.h for what holds. */
+/* Leaves of 2 MiB: put, taken off, split. pt_huge.h lists their invariants. */
 
 #include <linux/sched.h>
 
@@ -8,29 +8,29 @@
 #include "core/pt_huge.h"
 #include "trace.h"
 
-static u64 *deposit_of(struct pt_tree *tree, u64 page)
+static u64 *pt_huge_deposit(struct pt_tree *tree, u64 page)
 {
 	return xa_load(&tree->deposits, page / PT_ENTRIES);
 }
 
-static unsigned long address_of(const struct pt_mount *mount, u64 page)
+static unsigned long pt_huge_address(const struct pt_mount *mount, u64 page)
 {
 	return mount->start + (page << PAGE_SHIFT);
 }
 
-/* Keeps the table where it is found when a leaf is in its place; from the first time on for good */
-static int keep(struct pt_tree *tree, u64 page, u64 *table)
+/* Keeps the table where it is found while a leaf is in its place. Once kept, it stays kept. */
+static int pt_huge_keep(struct pt_tree *tree, u64 page, u64 *table)
 {
 	int error;
 
-	if (deposit_of(tree, page))
+	if (pt_huge_deposit(tree, page))
 		return 0;
 	error = xa_insert(&tree->deposits, page / PT_ENTRIES, table, GFP_KERNEL);
 	return error == -EBUSY ? 0 : error;
 }
 
-/* The first entry that is not none; 0: all are. */
-static u64 first_of(const u64 *table)
+/* Returns the first entry that is not none; 0: all are none. */
+static u64 pt_huge_first_entry(const u64 *table)
 {
 	unsigned int i;
 	u64 value = 0;
@@ -40,13 +40,16 @@ static u64 first_of(const u64 *table)
 	return value;
 }
 
-/* Somebody else has claimed it for 2 MiB, or has not opened all entries yet; or it is a page's. */
-static int why_not(u64 value)
+/*
+ * The error for an entry that is not none. Another thread has claimed it for 2 MiB, or has not yet
+ * opened all entries (EAGAIN); or it maps a page (EBUSY).
+ */
+static int pt_huge_refusal(u64 value)
 {
 	return value == PT_CLAIMED ? -EAGAIN : -EBUSY;
 }
 
-static void set_all(u64 *table, u64 value)
+static void pt_huge_set_all(u64 *table, u64 value)
 {
 	unsigned int i;
 
@@ -54,24 +57,27 @@ static void set_all(u64 *table, u64 value)
 		WRITE_ONCE(table[i], value);
 }
 
-static int put_locked(struct pt_mount *mount, u64 *entry, u64 *table, u64 page, u64 frame)
+static int pt_huge_put_locked(struct pt_mount *mount, u64 *entry, u64 *table, u64 page, u64 frame)
 {
 	spinlock_t *lock;
 	u64 old;
 
-	/* Unmapped meanwhile; perhaps mapped by another process, whose faults are not kept out. */
+	/*
+	 * Another thread has unmapped the surface. Another process may have mapped it since, and
+	 * its faults are not kept out.
+	 */
 	if (READ_ONCE(mount->mm) != current->mm)
 		return -EBUSY;
 	old = pt_table_claim(table);
 	if (old)
-		return why_not(old);
+		return pt_huge_refusal(old);
 	lock = pt_table_lock(entry);
 	spin_lock(lock);
 	xchg(entry, frame << PAGE_SHIFT | PT_HUGE_FLAGS);
 	spin_unlock(lock);
 	pt_mount_entry_changed(mount, page);
 	atomic_long_inc(&mount->tree->huge);
-	trace_huge_put(address_of(mount, page), frame);
+	trace_huge_put(pt_huge_address(mount, page), frame);
 	return 0;
 }
 
@@ -91,25 +97,25 @@ int pt_huge_put(struct pt_mount *mount, u64 page, u64 frame)
 		return -EAGAIN;
 	if (!table)
 		return value ? -EEXIST : -ENOMEM;
-	/* A look before others are disturbed. */
-	value = first_of(table);
+	/* Looks before it disturbs other threads. */
+	value = pt_huge_first_entry(table);
 	if (value)
-		return why_not(value);
-	error = keep(tree, page, table);
+		return pt_huge_refusal(value);
+	error = pt_huge_keep(tree, page, table);
 	if (error)
 		return error;
 	if (!pt_keep_faults_out(current->mm))
 		return -EBUSY;
-	error = put_locked(mount, entry, table, page, frame);
+	error = pt_huge_put_locked(mount, entry, table, page, frame);
 	pt_let_faults_in(current->mm);
 	return error;
 }
 
 /*
- * Exchanges the leaf for its table, whose entries are in this state then; returns the leaf, or 0 if
- * there is none.
+ * Exchanges the leaf for its table, whose entries get this state. Returns the leaf; 0 if there is
+ * none.
  */
-static u64 exchange(struct pt_mount *mount, u64 page, u64 *table, u64 state)
+static u64 pt_huge_exchange(struct pt_mount *mount, u64 page, u64 *table, u64 state)
 {
 	u64 *entry = pt_tree_entry(mount->tree, page);
 	spinlock_t *lock = pt_table_lock(entry);
@@ -119,7 +125,7 @@ static u64 exchange(struct pt_mount *mount, u64 page, u64 *table, u64 state)
 	old = READ_ONCE(*entry) & _PAGE_PSE ? READ_ONCE(*entry) : 0;
 	if (old) {
 		if (state != PT_CLAIMED)
-			set_all(table, state);
+			pt_huge_set_all(table, state);
 		xchg(entry, pt_table_entry(table));
 	}
 	spin_unlock(lock);
@@ -132,38 +138,38 @@ static u64 exchange(struct pt_mount *mount, u64 page, u64 *table, u64 state)
 
 u64 pt_huge_take_off(struct pt_mount *mount, u64 page)
 {
-	u64 *table = deposit_of(mount->tree, page);
-	u64 old = table ? exchange(mount, page, table, PT_CLAIMED) : 0;
+	u64 *table = pt_huge_deposit(mount->tree, page);
+	u64 old = table ? pt_huge_exchange(mount, page, table, PT_CLAIMED) : 0;
 
 	if (!old)
 		return 0;
-	trace_huge_take_off(address_of(mount, page), pt_leaf_pfn(old));
+	trace_huge_take_off(pt_huge_address(mount, page), pt_leaf_pfn(old));
 	return pt_leaf_pfn(old);
 }
 
 void pt_huge_open(struct pt_mount *mount, u64 page)
 {
-	set_all(deposit_of(mount->tree, page), 0);
+	pt_huge_set_all(pt_huge_deposit(mount->tree, page), 0);
 }
 
 bool pt_huge_split(struct pt_mount *mount, u64 page, u64 flags)
 {
 	u64 first = round_down(page, PT_ENTRIES);
-	u64 *table = deposit_of(mount->tree, first);
-	u64 old = table ? exchange(mount, first, table, PT_SPLITTING) : 0;
+	u64 *table = pt_huge_deposit(mount->tree, first);
+	u64 old = table ? pt_huge_exchange(mount, first, table, PT_SPLITTING) : 0;
 	unsigned int i;
 
 	if (!old)
 		return false;
-	pt_flush_huge(current->mm, address_of(mount, first));
+	pt_flush_huge(current->mm, pt_huge_address(mount, first));
 	for (i = 0; i < PT_ENTRIES; i++)
 		WRITE_ONCE(table[i], (pt_leaf_pfn(old) + i) << PAGE_SHIFT | flags);
 	atomic_long_inc(&mount->tree->splits);
-	trace_huge_split(address_of(mount, first), pt_leaf_pfn(old));
+	trace_huge_split(pt_huge_address(mount, first), pt_leaf_pfn(old));
 	return true;
 }
 
-static bool is_claimed(const u64 *table)
+static bool pt_huge_is_claimed(const u64 *table)
 {
 	unsigned int i;
 
@@ -180,7 +186,7 @@ u64 pt_huge_wrong(struct pt_tree *tree)
 	for (page = 0; tree->root && page < tree->pages; page += PT_ENTRIES) {
 		if (pt_tree_huge(tree, page)) {
 			found++;
-			wrong += !is_claimed(deposit_of(tree, page));
+			wrong += !pt_huge_is_claimed(pt_huge_deposit(tree, page));
 		}
 		cond_resched();
 	}

@@ -1,31 +1,33 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * Leaves of 2 MiB: an entry of level 2 that is 512 pages in one, in place of their table.
+ * Leaves of 2 MiB: an entry of level 2 that maps 512 pages at once, in place of their table.
  *
- * The table stays the tree's, kept beside it (a deposit): whoever found it before goes on using it,
- * and finds in it that he cannot. All changes go through it:
+ * The tree keeps the table elsewhere (a deposit). A thread that found the table before goes on
+ * using it, and finds in it that it cannot. All changes go through the table:
  *
  *	put		all its entries are claimed, each from none; then the leaf takes its place
- *	take off	it is back in its place, still claimed; TLBs are flushed; they are none
- *	split		it is back in its place, its entries splitting; TLBs are flushed; they are
- *			leaves of 4 KiB
+ *	take off	the table returns to its place, still claimed; TLBs are flushed; the
+ *			entries become none
+ *	split		the table returns to its place, its entries splitting; TLBs are flushed; the
+ *			entries become leaves of 4 KiB
  *
- * What holds:
- * - a table has claimed entries while it is a deposit, and for a moment before and after. For the
- *   core and the processor such an entry is none; nobody but who has claimed it changes it;
- * - so each change has one winner: who claims all entries puts a leaf, who exchanges the leaf for
- *   the table takes it off or splits it;
- * - a processor that still knows the table's place when a leaf has come there finds entries that
- *   are none, and that fault makes it look again. So nothing is flushed for a leaf that comes;
- * - between a leaf and the 512 that it is split into there is a flush, and nothing is mapped: some
- *   processors do not bear entries of both sizes for the same address. Who accesses a page
- *   meanwhile has a fault, and has it again until the leaves are there;
- * - a leaf is taken away under the lock of the table that it is in, as it is with those of 4 KiB:
- *   the core's fault handler writes under it what it has read before.
+ * Invariants:
  *
- * Who waits for what: to put, nobody waits. Who takes off keeps entries claimed until he flushes,
- * which may be after some more of it; so only who brings pages may wait for claimed entries. A
- * split waits for nothing, and everybody may wait for it.
+ * - A table has claimed entries while it is a deposit, and for a moment before and after. For the
+ *   core and the CPU a claimed entry is none. Only the thread that has claimed an entry changes it.
+ * - So each change has one winner. The thread that claims all entries puts a leaf. The thread that
+ *   exchanges the leaf for the table takes it off or splits it.
+ * - A CPU that still caches the table's place when a leaf has come finds entries that are none, and
+ *   the fault makes it walk again. So nothing is flushed when a leaf comes.
+ * - Between a leaf and the 512 leaves that it is split into there is a flush, and nothing is
+ *   mapped: some CPUs do not tolerate translations of both sizes for one address. A thread that
+ *   accesses a page meanwhile faults, and faults again until the leaves are there.
+ * - A leaf is taken off under the lock of the table that holds it, as a leaf of 4 KiB is. The
+ *   core's fault handler writes back under that lock what it has read before.
+ *
+ * Waiting: pt_huge_put() waits for nothing. A thread that takes a leaf off keeps the entries
+ * claimed until it flushes, and it may take off more before that. So only a thread that brings
+ * pages may wait for claimed entries. A split waits for nothing, and every thread may wait for it.
  */
 #ifndef VELLUM_PT_HUGE_H
 #define VELLUM_PT_HUGE_H
@@ -34,41 +36,42 @@
 #include "core/pt_mount.h"
 #include "core/pt_tree.h"
 
-/* A state of an entry of level 1 that is not present; another one is PT_CLAIMED. */
+/* A state of an entry of level 1 that is not present. PT_CLAIMED is another. */
 #define PT_SPLITTING	((u64)(_PAGE_ACCESSED | _PAGE_DIRTY))
 
 /*
- * Such a leaf. Nothing pins it; accessed and dirty as leaves of 4 KiB are, and in the core's own
- * sense too, so that it has nothing to add.
+ * The flags of a 2 MiB leaf. Nothing pins it. It is accessed and dirty, as leaves of 4 KiB are, and
+ * soft-dirty too, so the core has nothing to add.
  */
 #define PT_HUGE_FLAGS	(PT_LEAF_FLAGS | _PAGE_PSE | _PAGE_SOFT_DIRTY | PT_HUGE_UNPINNABLE)
 
-/* Whether the core knows leaves of 2 MiB when it meets them. */
+/* Whether the core handles leaves of 2 MiB that it meets. */
 #define PT_HUGE_IS_POSSIBLE	IS_ENABLED(CONFIG_TRANSPARENT_HUGEPAGE)
 
 /*
- * Puts a leaf on the 512 pages from this one: frames from this number on, both multiples of 512.
+ * Puts a leaf on the 512 pages from this one. It maps frames from this number on. Both numbers are
+ * multiples of 512.
  *
- * Errors: EBUSY there is something; EAGAIN somebody else is just putting such a leaf, or taking one
+ * Errors: EBUSY an entry is in use; EAGAIN another thread is putting such a leaf, or taking one
  * off, and may not have flushed; EEXIST there is such a leaf; EINVAL the tree does not have all of
  * these pages; ENOMEM.
  */
 int pt_huge_put(struct pt_mount *mount, u64 page, u64 frame);
 
 /*
- * Takes the leaf off; returns its first frame, or 0 if there is none. The caller flushes, and then
- * opens the table's entries; then the frames are free.
+ * Takes the leaf off, and returns its first frame; 0 if there is no leaf. The caller flushes, and
+ * then opens the table's entries; then the frames are free.
  */
 u64 pt_huge_take_off(struct pt_mount *mount, u64 page);
 void pt_huge_open(struct pt_mount *mount, u64 page);
 
 /*
- * Makes the leaf that the page is in 512 leaves with these flags, and flushes. False: there is
- * none, or somebody else is doing it.
+ * Splits the leaf of the page into 512 leaves with these flags, and flushes. False: there is no
+ * leaf, or another thread is splitting it.
  */
 bool pt_huge_split(struct pt_mount *mount, u64 page, u64 flags);
 
-/* For self-checks: leaves of 2 MiB whose table is not as it should be. */
+/* For self-checks: counts leaves of 2 MiB whose table is in a wrong state. */
 u64 pt_huge_wrong(struct pt_tree *tree);
 
 #endif /* VELLUM_PT_HUGE_H */

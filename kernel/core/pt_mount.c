@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * The life of a mount. See pt_mount.h.
+ * The life of a mount. pt_mount.h describes it.
  *
- * Locks: mmap lock > mount->lock > locks of page tables. A notifier may run without the mmap lock;
- * so whether a mount is attached is decided under mount->lock, by the protocol of interval
- * notifiers: an entry is set only if no invalidation has begun since we looked.
+ * Locks: mmap lock > mount->lock > locks of page tables. A notifier may run without the mmap lock.
+ * So mount->lock decides whether a mount is attached, by the protocol of interval notifiers: an
+ * entry is set only if no invalidation has begun since the sequence was read.
  */
 
 #include <linux/file.h>
@@ -29,12 +29,12 @@ void pt_mount_init(struct pt_mount *mount, struct pt_tree *tree)
 }
 
 /* Copies the tree's leaves of the tail to where the process sees them. */
-static void fill_tail(struct pt_mount *mount)
+static void pt_mount_fill_tail(struct pt_mount *mount)
 {
 	spinlock_t *lock = pt_table_lock(mount->tail_mirror);
 	u64 i;
 
-	/* The core changes entries of the process' own table under this. */
+	/* The core changes entries of the process' own table under this lock. */
 	spin_lock(lock);
 	for (i = 0; i < mount->tree->pages - mount->tail; i++)
 		WRITE_ONCE(mount->tail_mirror[i], READ_ONCE(mount->tail_leaves[i]));
@@ -56,8 +56,8 @@ void __pt_mount_mirror(struct pt_mount *mount, u64 page)
 	spin_unlock(&mount->lock);
 }
 
-/* What is in the slot of a piece while the mount is attached. */
-static u64 slot_of(const struct pt_mount *mount, const struct pt_piece *piece)
+/* The slot's entry for a piece while the mount is attached. */
+static u64 pt_mount_slot_entry(const struct pt_mount *mount, const struct pt_piece *piece)
 {
 	if (mount->reads)
 		return pt_table_entry(mount->reader->root);
@@ -71,7 +71,7 @@ void pt_mount_entry_changed(struct pt_mount *mount, u64 page)
 
 	spin_lock(&mount->lock);
 	if (mount->attached) {
-		/* The last piece that begins no later; pieces are in order. */
+		/* Finds the last piece that begins no later. Pieces are in order. */
 		addr = mount->start + (page << PAGE_SHIFT);
 		for (high = mount->count; high - low > 1;) {
 			middle = low + (high - low) / 2;
@@ -82,19 +82,20 @@ void pt_mount_entry_changed(struct pt_mount *mount, u64 page)
 		}
 		if (mount->count && mount->pieces[low].level == 1)
 			pt_slot_set(mount->mm, mount->pieces[low].addr, 1,
-				    slot_of(mount, &mount->pieces[low]));
+				    pt_mount_slot_entry(mount, &mount->pieces[low]));
 	}
 	spin_unlock(&mount->lock);
 }
 
-#define NOTED	((u64)(_PAGE_ACCESSED | _PAGE_DIRTY))
+#define PT_MOUNT_NOTED	((u64)(_PAGE_ACCESSED | _PAGE_DIRTY))
 
-/* Of a page that is there: what stands in other entries is their owner's business. */
-static void set_bits(u64 *entry, u64 bits)
+/* Sets bits in the entry of a page that is there. Other entries are left to their owner. */
+static void pt_mount_set_bits(u64 *entry, u64 bits)
 {
 	u64 old = READ_ONCE(*entry);
 
-	while ((old & _PAGE_PRESENT) && (old & bits) != bits && !try_cmpxchg64(entry, &old, old | bits))
+	while ((old & _PAGE_PRESENT) && (old & bits) != bits &&
+	       !try_cmpxchg64(entry, &old, old | bits))
 		;
 }
 
@@ -115,11 +116,11 @@ u64 __pt_mount_tail_bits(struct pt_mount *mount, u64 page, u64 clear)
 		spin_unlock(lock);
 	}
 	spin_unlock(&mount->lock);
-	return noted & NOTED;
+	return noted & PT_MOUNT_NOTED;
 }
 
-/* Takes the tail away from the process; what processors have noted there goes to the tree. */
-static void empty_tail(struct pt_mount *mount)
+/* Takes the tail out of the process. What the CPUs have set there goes to the tree. */
+static void pt_mount_empty_tail(struct pt_mount *mount)
 {
 	spinlock_t *lock;
 	u64 i;
@@ -129,12 +130,13 @@ static void empty_tail(struct pt_mount *mount)
 	lock = pt_table_lock(mount->tail_mirror);
 	spin_lock(lock);
 	for (i = 0; i < mount->tree->pages - mount->tail; i++)
-		set_bits(mount->tail_leaves + i, xchg(mount->tail_mirror + i, 0) & NOTED);
+		pt_mount_set_bits(mount->tail_leaves + i,
+				  xchg(mount->tail_mirror + i, 0) & PT_MOUNT_NOTED);
 	spin_unlock(lock);
 	mount->tail_mirror = NULL;
 }
 
-static void take_out(struct pt_mount *mount)
+static void pt_mount_take_out_locked(struct pt_mount *mount)
 {
 	unsigned int i;
 
@@ -144,16 +146,16 @@ static void take_out(struct pt_mount *mount)
 	for (i = 0; i < mount->count; i++)
 		pt_slot_set(mount->mm, mount->pieces[i].addr, mount->pieces[i].level,
 			    mount->pieces[i].own);
-	empty_tail(mount);
+	pt_mount_empty_tail(mount);
 	mount->attached = false;
 	mount->stale = true;
 	mount->detaches++;
 	trace_mount_detach(mount->start, mount->end, mount->count);
 }
 
-static void detach_locked(struct pt_mount *mount)
+static void pt_mount_detach_locked(struct pt_mount *mount)
 {
-	take_out(mount);
+	pt_mount_take_out_locked(mount);
 	if (mount->stale)
 		pt_flush_tables(mount->mm, mount->start, mount->end);
 	mount->stale = false;
@@ -162,11 +164,11 @@ static void detach_locked(struct pt_mount *mount)
 void pt_mount_detach(struct pt_mount *mount)
 {
 	spin_lock(&mount->lock);
-	detach_locked(mount);
+	pt_mount_detach_locked(mount);
 	spin_unlock(&mount->lock);
 }
 
-static void widen(struct pt_area *area, unsigned long start, unsigned long end)
+static void pt_area_widen(struct pt_area *area, unsigned long start, unsigned long end)
 {
 	area->start = area->end ? min(area->start, start) : start;
 	area->end = max(area->end, end);
@@ -179,20 +181,20 @@ void pt_mount_find(struct pt_mount *mount, u64 page, u64 count, struct pt_area *
 	spin_lock(&mount->lock);
 	start = mount->start + (page << PAGE_SHIFT);
 	if (mount->attached)
-		widen(area, start, start + (count << PAGE_SHIFT));
+		pt_area_widen(area, start, start + (count << PAGE_SHIFT));
 	spin_unlock(&mount->lock);
 }
 
 /*
- * It remains stale, as it is not known here when the caller has flushed: the notifier and the
- * mapping's end flush again before the core goes on.
+ * The mount stays stale, as this function does not know when the caller flushes. The notifier and
+ * the end of the mapping flush again before the core goes on.
  */
 void pt_mount_take_out(struct pt_mount *mount, struct pt_area *area)
 {
 	spin_lock(&mount->lock);
-	take_out(mount);
+	pt_mount_take_out_locked(mount);
 	if (mount->stale)
-		widen(area, mount->start, mount->end);
+		pt_area_widen(area, mount->start, mount->end);
 	spin_unlock(&mount->lock);
 }
 
@@ -209,14 +211,14 @@ void __pt_mount_tell(struct pt_mount *mount, const struct mm_struct *flushed, u6
 		pt_flush_range(mount->mm, start, start + (count << PAGE_SHIFT));
 	}
 	spin_unlock(&mount->lock);
-	/* Who has unmapped it has had everything forgotten by the core. */
+	/* If the process has unmapped the tree, the core has told the secondary MMUs. */
 	if (is_there)
 		pt_listener_tell(&listener, page, count);
 }
 
 u64 pt_mount_wrong(struct pt_mount *mount)
 {
-	/* What processors set, and what the core sets for user space of its own. */
+	/* Bits that CPUs set, and a bit that the core sets for user space of its own accord. */
 	const u64 others = _PAGE_ACCESSED | _PAGE_DIRTY | _PAGE_NX;
 	u64 entry, wrong = 0;
 	unsigned int i;
@@ -224,14 +226,14 @@ u64 pt_mount_wrong(struct pt_mount *mount)
 	spin_lock(&mount->lock);
 	for (i = 0; i < mount->count && mount->attached; i++) {
 		entry = pt_slot_get(mount->mm, mount->pieces[i].addr, mount->pieces[i].level);
-		wrong += ((entry ^ slot_of(mount, &mount->pieces[i])) & ~others) != 0;
+		wrong += ((entry ^ pt_mount_slot_entry(mount, &mount->pieces[i])) & ~others) != 0;
 	}
 	spin_unlock(&mount->lock);
 	return wrong;
 }
 
-/* Makes the tables above the slots, and the one that mirrors the tail. */
-static int prepare_slots(struct pt_mount *mount, u64 **mirror)
+/* Makes the tables above the slots, and the table that mirrors the tail. */
+static int pt_mount_prepare_slots(struct pt_mount *mount, u64 **mirror)
 {
 	unsigned int i;
 	int error;
@@ -252,7 +254,7 @@ static int prepare_slots(struct pt_mount *mount, u64 **mirror)
 	return 0;
 }
 
-static void put_in(struct pt_mount *mount, bool reads, u64 *mirror)
+static void pt_mount_put_in(struct pt_mount *mount, bool reads, u64 *mirror)
 {
 	struct pt_piece *piece;
 	bool has_own = false;
@@ -261,35 +263,36 @@ static void put_in(struct pt_mount *mount, bool reads, u64 *mirror)
 	mount->reads = reads;
 	mount->tail_mirror = mirror;
 	if (mirror)
-		fill_tail(mount);
+		pt_mount_fill_tail(mount);
 	for (i = 0; i < mount->count; i++) {
 		piece = &mount->pieces[i];
 		piece->own = pt_slot_set(mount->mm, piece->addr, piece->level,
-					 slot_of(mount, piece));
+					 pt_mount_slot_entry(mount, piece));
 		has_own |= piece->own;
 	}
 	mount->attached = true;
 	mount->attaches++;
 	trace_mount_attach(mount->start, mount->end, mount->count);
-	/* Processors may have got as far as the empty tables. */
+	/* CPUs may have cached the empty tables. */
 	if (has_own)
 		pt_flush_tables(mount->mm, mount->start, mount->end);
 }
 
 /*
- * Puts the tree into the process' page tables. The mmap lock is held: for reading is enough, as no
- * table of the core is freed. What walks page tables without saying so before it looks at them, as
- * mprotect does, holds it for writing. A mapping's own lock would not be enough: mprotect takes that
- * after we have detached. The core has the mmap lock, too, when it calls us in a fault.
+ * Puts the tree into the process' page tables. The caller holds the mmap lock. Holding it for
+ * reading is enough, as no table of the core is freed. Code that walks page tables without a
+ * notification before it, as mprotect does, holds the lock for writing. The lock of the VMA alone
+ * would not be enough: mprotect takes that lock after the mount was detached. The core holds the
+ * mmap lock, too, when it calls this in a fault.
  */
-static int attach(struct pt_mount *mount, const struct vm_area_struct *vma)
+static int pt_mount_attach(struct pt_mount *mount, const struct vm_area_struct *vma)
 {
 	unsigned long sequence;
 	u64 *mirror;
 	int error;
 
 	mmap_assert_locked(mount->mm);
-	error = prepare_slots(mount, &mirror);
+	error = pt_mount_prepare_slots(mount, &mirror);
 	if (error)
 		return error;
 	do {
@@ -302,30 +305,35 @@ static int attach(struct pt_mount *mount, const struct vm_area_struct *vma)
 	if (mount->dead)
 		error = -ESRCH;
 	else if (!mount->attached)
-		put_in(mount, !(vma->vm_flags & VM_WRITE), mirror);
+		pt_mount_put_in(mount, !(vma->vm_flags & VM_WRITE), mirror);
 	spin_unlock(&mount->lock);
 	return error;
 }
 
-/* The core is about to walk page tables in the range, unless it is us. Must not sleep. */
-static bool invalidate(struct mmu_interval_notifier *notifier,
-		       const struct mmu_notifier_range *range, unsigned long sequence)
+/*
+ * Detaches the mount because the core is about to walk page tables in the range, unless the
+ * notification is the module's own. Must not sleep.
+ */
+static bool pt_mount_invalidate(struct mmu_interval_notifier *notifier,
+				const struct mmu_notifier_range *range, unsigned long sequence)
 {
 	struct pt_mount *mount = container_of(notifier, struct pt_mount, notifier);
 
 	spin_lock(&mount->lock);
 	mmu_interval_set_seq(notifier, sequence);
 	if (!pt_secondary_is_ours(range))
-		detach_locked(mount);
+		pt_mount_detach_locked(mount);
 	if (range->event == MMU_NOTIFY_RELEASE)
 		mount->dead = true;
 	spin_unlock(&mount->lock);
 	return true;
 }
 
-static const struct mmu_interval_notifier_ops notifier_ops = { .invalidate = invalidate };
+static const struct mmu_interval_notifier_ops pt_mount_notifier_ops = {
+	.invalidate = pt_mount_invalidate,
+};
 
-static void forget(struct pt_mount *mount)
+static void pt_mount_forget(struct pt_mount *mount)
 {
 	kvfree(mount->pieces);
 	mount->pieces = NULL;
@@ -337,11 +345,12 @@ static void forget(struct pt_mount *mount)
 }
 
 /*
- * The first notifier of a process is not registered while a signal, a stop, a debugger, the freezer
- * or work of io_uring waits for the caller. He is in mmap or in a fault, and cannot be told to come
- * again: they wait. A mask does not keep all of them away.
+ * Registers the notifier. The core does not register the first notifier of a process while a
+ * signal, a stop, a debugger, the freezer or work of io_uring waits for the thread. The thread is
+ * in mmap or in a fault, and cannot be told to try again, so those wait. A signal mask does not
+ * keep all of them away.
  */
-static int insert_notifier(struct pt_mount *mount, struct mm_struct *mm)
+static int pt_mount_insert_notifier(struct pt_mount *mount, struct mm_struct *mm)
 {
 	sigset_t others, before;
 	bool work = false, signal = false;
@@ -357,7 +366,7 @@ static int insert_notifier(struct pt_mount *mount, struct mm_struct *mm)
 		work |= test_and_clear_thread_flag(TIF_NOTIFY_SIGNAL);
 		error = mmu_interval_notifier_insert_locked(&mount->notifier, mm, mount->start,
 							    mount->end - mount->start,
-							    &notifier_ops);
+							    &pt_mount_notifier_ops);
 	} while (error == -EINTR);
 	sigprocmask(SIG_SETMASK, &before, NULL);
 	if (signal)
@@ -367,8 +376,11 @@ static int insert_notifier(struct pt_mount *mount, struct mm_struct *mm)
 	return error;
 }
 
-/* Nothing is in the way. Later on only the core's faults put tables into the slots, empty ones. */
-static bool are_slots_empty(const struct pt_mount *mount, struct mm_struct *mm)
+/*
+ * Whether nothing is in the way. After this only the core's faults put tables into the slots, and
+ * those are empty.
+ */
+static bool pt_mount_slots_are_empty(const struct pt_mount *mount, struct mm_struct *mm)
 {
 	unsigned int i;
 
@@ -379,15 +391,15 @@ static bool are_slots_empty(const struct pt_mount *mount, struct mm_struct *mm)
 }
 
 /*
- * Mounts the tree over the whole VMA, in ->mmap. The VMA's length is the tree's.
+ * Mounts the tree over the whole VMA, in ->mmap. The VMA is as long as the tree.
  *
- * Errors: EBUSY mounted already, or something is in the way; EINVAL the address is not aligned, or
- * the length is another; EOPNOTSUPP userfaultfd cannot be kept away; ENOMEM.
+ * Errors: EBUSY the tree is mounted, or something is in the way; EINVAL the address is not aligned,
+ * or the length is wrong; EOPNOTSUPP userfaultfd cannot be kept away; ENOMEM.
  */
 int pt_mount_create(struct pt_mount *mount, struct vm_area_struct *vma)
 {
 	unsigned long len = vma->vm_end - vma->vm_start;
-	/* A surface of several tables of level 3 may begin in the midst of one. */
+	/* A surface of several tables of level 3 may begin within one of them. */
 	unsigned long needed = min(pt_pieces_alignment(len), pt_slot_size(2));
 	int error;
 
@@ -405,19 +417,21 @@ int pt_mount_create(struct pt_mount *mount, struct vm_area_struct *vma)
 	mount->stale = false;
 	mount->failed = false;
 	error = pt_pieces_find(mount);
-	if (!error && !are_slots_empty(mount, vma->vm_mm))
+	if (!error && !pt_mount_slots_are_empty(mount, vma->vm_mm))
 		error = -EBUSY;
 	if (error)
 		goto failed;
-	error = insert_notifier(mount, vma->vm_mm);
+	error = pt_mount_insert_notifier(mount, vma->vm_mm);
 	if (error)
 		goto failed;
-	/* It can be told from now on, and not before: the first notifier sees to that. */
+	/*
+	 * From now on the mount may be a listener, and not before: the first notifier allows that.
+	 */
 	spin_lock(&mount->lock);
 	mount->mm = vma->vm_mm;
 	spin_unlock(&mount->lock);
-	/* What nobody may access is attached when that changes. */
-	error = vma_is_accessible(vma) ? attach(mount, vma) : 0;
+	/* A mapping that no access is allowed to is attached when its rights change. */
+	error = vma_is_accessible(vma) ? pt_mount_attach(mount, vma) : 0;
 	if (error) {
 		mmu_interval_notifier_remove(&mount->notifier);
 		goto failed;
@@ -425,16 +439,16 @@ int pt_mount_create(struct pt_mount *mount, struct vm_area_struct *vma)
 	vma->vm_private_data = mount;
 	return 0;
 failed:
-	forget(mount);
+	pt_mount_forget(mount);
 	return error;
 }
 
 /*
- * Mounts the tree for a child that accesses it for the first time. That takes the mmap lock for
- * writing, so who cannot let go of it meanwhile (VFIO, a debugger) gets nothing before the child
- * itself has been there.
+ * Mounts the tree when a child accesses it for the first time. That takes the mmap lock for
+ * writing. A caller that cannot release the lock meanwhile (VFIO, a debugger) gets nothing before
+ * the child itself has accessed the tree.
  */
-static vm_fault_t mount_for_child(struct pt_mount *mount, struct vm_fault *vmf)
+static vm_fault_t pt_mount_for_child(struct pt_mount *mount, struct vm_fault *vmf)
 {
 	struct mm_struct *mm = vmf->vma->vm_mm;
 	struct file *file = vmf->vma->vm_file;
@@ -447,15 +461,15 @@ static vm_fault_t mount_for_child(struct pt_mount *mount, struct vm_fault *vmf)
 	}
 	if (!(vmf->flags & FAULT_FLAG_ALLOW_RETRY))
 		return VM_FAULT_SIGBUS;
-	/* The caller comes again when it may wait. */
+	/* The caller tries again when it may wait. */
 	if (vmf->flags & FAULT_FLAG_RETRY_NOWAIT)
 		return VM_FAULT_RETRY;
-	/* Keeps the mount while no lock does. */
+	/* The reference keeps the mount while no lock does. */
 	get_file(file);
 	mmap_read_unlock(mm);
 	if (!mmap_write_lock_killable(mm)) {
 		vma = find_vma(mm, addr);
-		/* Nobody may have the right to access it any more. */
+		/* Another thread may have unmapped it, or taken away the right to access it. */
 		if (vma && vma->vm_file == file && vma->vm_private_data == mount &&
 		    vma_is_accessible(vma) && !mount->mm) {
 			pt_vma_start_write(vma);
@@ -468,8 +482,8 @@ static vm_fault_t mount_for_child(struct pt_mount *mount, struct vm_fault *vmf)
 }
 
 /*
- * A fault in a mount whose tree has the page, or can show it: attaches the mount again if that is
- * what is missing.
+ * Handles a fault in a mount whose tree has the page, or can show it. Attaches the mount again if
+ * it is detached.
  */
 vm_fault_t pt_mount_refault(struct pt_mount *mount, struct vm_fault *vmf)
 {
@@ -478,16 +492,16 @@ vm_fault_t pt_mount_refault(struct pt_mount *mount, struct vm_fault *vmf)
 	if (READ_ONCE(mount->attached))
 		return VM_FAULT_NOPAGE;
 	if (!mount->mm)
-		return mount_for_child(mount, vmf);
-	error = attach(mount, vmf->vma);
+		return pt_mount_for_child(mount, vmf);
+	error = pt_mount_attach(mount, vmf->vma);
 	if (error)
 		return error == -ENOMEM ? VM_FAULT_OOM : VM_FAULT_SIGBUS;
 	return VM_FAULT_NOPAGE;
 }
 
 /*
- * The VMA was copied, by fork or mremap, and the core is about to copy or move what the page tables
- * have: nothing. The copy is a mapping of nothing.
+ * fork or mremap has copied the VMA, and the core is about to copy or move what the page tables
+ * hold: nothing. The copy maps nothing.
  */
 void pt_mount_vm_open(struct vm_area_struct *vma)
 {
@@ -498,7 +512,7 @@ void pt_mount_vm_open(struct vm_area_struct *vma)
 	vma->vm_private_data = NULL;
 }
 
-/* The VMA is gone, or mmap failed after all. */
+/* The VMA is gone, or mmap has failed after all. */
 void pt_mount_vm_close(struct vm_area_struct *vma)
 {
 	struct pt_mount *mount = vma->vm_private_data;
@@ -506,15 +520,15 @@ void pt_mount_vm_close(struct vm_area_struct *vma)
 	if (!mount)
 		return;
 	vma->vm_private_data = NULL;
-	/* A child's that it has never accessed. */
+	/* The mount of a child that has never accessed it. */
 	if (!mount->mm)
 		return;
 	pt_mount_detach(mount);
 	mmu_interval_notifier_remove(&mount->notifier);
-	forget(mount);
+	pt_mount_forget(mount);
 }
 
-/* A part of a tree cannot be unmapped: an entry is there or not. */
+/* A part of a tree cannot be unmapped, as one entry mounts all of it. */
 int pt_mount_vm_may_split(struct vm_area_struct *vma, unsigned long addr)
 {
 	return -EINVAL;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-/* All mounts of what several processes share. See pt_mounts.h. */
+/* All mounts of a tree that several processes share. pt_mounts.h describes them. */
 
 #include <linux/mm.h>
 
@@ -15,34 +15,34 @@ void pt_mounts_init(struct pt_mounts *mounts)
 	mounts->count = 0;
 }
 
-static struct pt_mount *mount_of(struct rb_node *node)
+static struct pt_mount *pt_mounts_entry(struct rb_node *node)
 {
 	return node ? rb_entry(node, struct pt_mount, node) : NULL;
 }
 
-static struct pt_mount *first(struct pt_mounts *mounts)
+static struct pt_mount *pt_mounts_first(struct pt_mounts *mounts)
 {
 	lockdep_assert_held(&mounts->lock);
-	return mount_of(rb_first(&mounts->tree));
+	return pt_mounts_entry(rb_first(&mounts->tree));
 }
 
-/* There may be as many as the system has mappings. */
-static struct pt_mount *next(struct pt_mount *mount)
+/* The next mount. There may be as many mounts as the system has mappings. */
+static struct pt_mount *pt_mounts_next(struct pt_mount *mount)
 {
 	cond_resched();
-	return mount_of(rb_next(&mount->node));
+	return pt_mounts_entry(rb_next(&mount->node));
 }
 
-static bool is_less(struct rb_node *node, const struct rb_node *other)
+static bool pt_mounts_less(struct rb_node *node, const struct rb_node *other)
 {
-	return mount_of(node)->process < rb_entry(other, struct pt_mount, node)->process;
+	return pt_mounts_entry(node)->process < rb_entry(other, struct pt_mount, node)->process;
 }
 
 void pt_mounts_add(struct pt_mounts *mounts, struct pt_mount *mount, struct mm_struct *process)
 {
 	mount->process = process;
 	mutex_lock(&mounts->lock);
-	rb_add(&mount->node, &mounts->tree, is_less);
+	rb_add(&mount->node, &mounts->tree, pt_mounts_less);
 	mounts->count++;
 	mutex_unlock(&mounts->lock);
 }
@@ -56,11 +56,11 @@ void pt_mounts_remove(struct pt_mounts *mounts, struct pt_mount *mount)
 }
 
 /*
- * After the last mount of a process: one flush, for all of its mounts. It has page tables meanwhile,
- * as the mapping of a mount does not end before the mount is removed.
+ * Flushes a process once for all of its mounts, after the last of them. Its page tables exist
+ * meanwhile, as a mount is removed before its mapping ends.
  */
-static void flush_process(struct pt_mount *mount, struct pt_mount *next, struct pt_area *area,
-			  bool tables)
+static void pt_mounts_flush_process(struct pt_mount *mount, struct pt_mount *next,
+				    struct pt_area *area, bool tables)
 {
 	if (next && next->process == mount->process)
 		return;
@@ -71,42 +71,42 @@ static void flush_process(struct pt_mount *mount, struct pt_mount *next, struct 
 	*area = (struct pt_area){};
 }
 
-static void flush(struct pt_mounts *mounts, u64 page, u64 count, bool tables)
+static void __pt_mounts_flush(struct pt_mounts *mounts, u64 page, u64 count, bool tables)
 {
 	struct pt_mount *mount, *other;
 	struct pt_area area = {};
 
 	mutex_lock(&mounts->lock);
-	for (mount = first(mounts); mount; mount = other) {
+	for (mount = pt_mounts_first(mounts); mount; mount = other) {
 		pt_mount_find(mount, page, count, &area);
-		other = next(mount);
-		flush_process(mount, other, &area, tables);
+		other = pt_mounts_next(mount);
+		pt_mounts_flush_process(mount, other, &area, tables);
 	}
 	mutex_unlock(&mounts->lock);
 }
 
 void pt_mounts_flush(struct pt_mounts *mounts, u64 page, u64 count)
 {
-	flush(mounts, page, count, false);
+	__pt_mounts_flush(mounts, page, count, false);
 }
 
 void pt_mounts_flush_tables(struct pt_mounts *mounts, u64 page, u64 count)
 {
-	flush(mounts, page, count, true);
+	__pt_mounts_flush(mounts, page, count, true);
 }
 
-/* So many mounts need no memory to be remembered. */
-#define FEW	8
+/* So many listeners fit on the stack. */
+#define PT_MOUNTS_FEW	8
 
-/* Finds as many as there is room for. False: there are more. */
-static bool find_listeners(struct pt_mounts *mounts, struct pt_listener *listeners, u64 room,
-			   u64 *found)
+/* Finds as many listeners as there is room for. False: there are more. */
+static bool pt_mounts_find_listeners(struct pt_mounts *mounts, struct pt_listener *listeners,
+				     u64 room, u64 *found)
 {
 	struct pt_listener *listener = listeners;
 	struct pt_mount *mount;
 
 	mutex_lock(&mounts->lock);
-	for (mount = first(mounts); mount; mount = next(mount)) {
+	for (mount = pt_mounts_first(mounts); mount; mount = pt_mounts_next(mount)) {
 		if (listener == listeners + room)
 			break;
 		spin_lock(&mount->lock);
@@ -120,15 +120,16 @@ static bool find_listeners(struct pt_mounts *mounts, struct pt_listener *listene
 
 bool pt_mounts_tell_secondary(struct pt_mounts *mounts, u64 page, u64 count)
 {
-	struct pt_listener few[FEW], *listeners = few;
+	struct pt_listener few[PT_MOUNTS_FEW], *listeners = few;
 	u64 room = READ_ONCE(mounts->count), found, i;
 	bool are_told;
 
-	if (room > FEW)
+	if (room > PT_MOUNTS_FEW)
 		listeners = kvmalloc_array(room, sizeof(*listeners), GFP_KERNEL_ACCOUNT);
 	if (!listeners)
 		return false;
-	are_told = find_listeners(mounts, listeners, max_t(u64, room, FEW), &found);
+	are_told = pt_mounts_find_listeners(mounts, listeners, max_t(u64, room, PT_MOUNTS_FEW),
+					    &found);
 	for (i = 0; i < found; i++) {
 		are_told &= pt_listener_tell(listeners + i, page, count);
 		cond_resched();
@@ -144,10 +145,10 @@ void pt_mounts_detach(struct pt_mounts *mounts)
 	struct pt_area area = {};
 
 	mutex_lock(&mounts->lock);
-	for (mount = first(mounts); mount; mount = other) {
+	for (mount = pt_mounts_first(mounts); mount; mount = other) {
 		pt_mount_take_out(mount, &area);
-		other = next(mount);
-		flush_process(mount, other, &area, true);
+		other = pt_mounts_next(mount);
+		pt_mounts_flush_process(mount, other, &area, true);
 	}
 	mutex_unlock(&mounts->lock);
 }
@@ -158,7 +159,7 @@ u64 pt_mounts_wrong(struct pt_mounts *mounts)
 	u64 wrong = 0;
 
 	mutex_lock(&mounts->lock);
-	for (mount = first(mounts); mount; mount = next(mount))
+	for (mount = pt_mounts_first(mounts); mount; mount = pt_mounts_next(mount))
 		wrong += pt_mount_wrong(mount);
 	mutex_unlock(&mounts->lock);
 	return wrong;

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * All mounts of what several processes share: whoever takes leaves off it flushes for all of them.
+ * All mounts of a tree that several processes share. A thread that takes leaves off the tree
+ * flushes for all of them.
  *
- * A mount that is not attached needs no flush: it was flushed when it was detached, and what it
- * finds when it is attached again is what is there by then.
+ * A detached mount needs no flush: it was flushed when it was detached, and it finds the current
+ * leaves when it is attached again.
  */
 #ifndef VELLUM_PT_MOUNTS_H
 #define VELLUM_PT_MOUNTS_H
@@ -16,29 +17,31 @@ struct mm_struct;
 struct pt_mount;
 
 struct pt_mounts {
-	struct mutex		lock;	/* protects all below; taken before a mount's */
-	struct rb_root		tree;	/* by process: those of one follow each other */
+	struct mutex		lock;	/* protects all below; taken before a mount's lock */
+	struct rb_root		tree;	/* by process: the mounts of a process are in a row */
 	u64			count;
 };
 
 void pt_mounts_init(struct pt_mounts *mounts);
-/* The process in whose page tables it will be. They outlive the mount's removal. */
+/*
+ * `process` owns the page tables that the mount goes into. They exist until the mount is removed.
+ */
 void pt_mounts_add(struct pt_mounts *mounts, struct pt_mount *mount, struct mm_struct *process);
 void pt_mounts_remove(struct pt_mounts *mounts, struct pt_mount *mount);
 
-/* Each process is flushed once, however often it has the pages mounted. */
-/* Translations of the pages. */
+/* These flush each process once, however often it has the pages mounted. */
+/* Flushes translations of the pages. */
 void pt_mounts_flush(struct pt_mounts *mounts, u64 page, u64 count);
-/* Translations of the pages, and what the processors keep of the tables above. */
+/* Flushes translations of the pages, and what the CPUs cache of the tables above. */
 void pt_mounts_flush_tables(struct pt_mounts *mounts, u64 page, u64 count);
 /*
- * After a flush: secondary MMUs of all who have the pages mounted forget them. May sleep. False: they
- * could not all be told.
+ * After a flush, makes the secondary MMUs of all processes that have the pages mounted forget them.
+ * May sleep. False: not all of them could be told.
  */
 bool pt_mounts_tell_secondary(struct pt_mounts *mounts, u64 page, u64 count);
-/* Nobody has anything mapped when this returns; a fault attaches a mount again. */
+/* No process has anything mapped when this returns. A fault attaches a mount again. */
 void pt_mounts_detach(struct pt_mounts *mounts);
-/* For self-checks: entries in processes that are not what they should be. */
+/* For self-checks: counts wrong entries in processes. */
 u64 pt_mounts_wrong(struct pt_mounts *mounts);
 
 #endif /* VELLUM_PT_MOUNTS_H */

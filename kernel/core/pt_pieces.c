@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-/* By which entries a tree goes into a process, and where there is a place for it. */
+/* The entries by which a tree goes into a process, and the place where it goes. */
 
 #include <linux/mm.h>
 #include <linux/mman.h>
@@ -11,10 +11,12 @@
 #include "core/pt_slot.h"
 
 /*
- * Finds out by which entries a table goes into the process: itself, if the mapping covers all of
- * it, or else what is below it. Counts them if there is no place for them yet.
+ * Finds the entries by which a table goes into the process: one for the table itself, if the
+ * mapping covers all of it, or else those for the tables below it. Counts them if there is no array
+ * for them yet.
  */
-static int divide(struct pt_mount *mount, u64 *table, u64 *entry, unsigned int level, u64 page)
+static int pt_pieces_divide(struct pt_mount *mount, u64 *table, u64 *entry, unsigned int level,
+			    u64 page)
 {
 	unsigned long addr = mount->start + (page << PAGE_SHIFT);
 	unsigned long size = pt_slot_size(level);
@@ -39,7 +41,7 @@ static int divide(struct pt_mount *mount, u64 *table, u64 *entry, unsigned int l
 		if (!table[i] && !pt_tree_make_leaf(mount->tree, page))
 			return -ENOMEM;
 		below = pt_tree_table(mount->tree, READ_ONCE(table[i]), page);
-		error = divide(mount, below, table + i, level - 1, page);
+		error = pt_pieces_divide(mount, below, table + i, level - 1, page);
 		page += pt_entry_pages(level);
 	}
 	return error;
@@ -50,14 +52,14 @@ int pt_pieces_find(struct pt_mount *mount)
 	int error;
 
 	mount->count = 0;
-	error = divide(mount, mount->tree->root, NULL, mount->tree->order, 0);
+	error = pt_pieces_divide(mount, mount->tree->root, NULL, mount->tree->order, 0);
 	if (error)
 		return error;
 	mount->pieces = kvcalloc(mount->count, sizeof(*mount->pieces), GFP_KERNEL_ACCOUNT);
 	if (!mount->pieces && mount->count)
 		return -ENOMEM;
 	mount->count = 0;
-	return divide(mount, mount->tree->root, NULL, mount->tree->order, 0);
+	return pt_pieces_divide(mount, mount->tree->root, NULL, mount->tree->order, 0);
 }
 
 unsigned long pt_pieces_alignment(unsigned long len)
@@ -79,7 +81,7 @@ unsigned long pt_pieces_area(struct file *file, unsigned long addr, unsigned lon
 		return IS_ALIGNED(addr, min(align, pt_slot_size(2))) ? addr : -EINVAL;
 	if (len + align < len)
 		return -ENOMEM;
-	/* Above what four levels cover the core looks only if it is asked to. */
+	/* The core looks above what four levels cover only if the hint is there. */
 	if (len + align > DEFAULT_MAP_WINDOW)
 		hint = DEFAULT_MAP_WINDOW + PAGE_SIZE;
 	found = pt_get_unmapped_area(file, hint, len + align, pgoff, flags);

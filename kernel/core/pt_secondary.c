@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Tells secondary MMUs by what the kernel itself uses for it, which is not exported.
+ * Tells secondary MMUs by the function that the kernel itself uses for it, and does not export.
  *
- * They are told of a beginning and of an end, and count. So nobody may begin to listen in between,
- * which needs the mmap lock for writing, and then the i_mmap locks of all files that are mapped. It
- * is the latter that is held here, of the file by which the tree is mounted; where it says nothing,
- * because the mapping is just made or just unmade, the mmap lock is held by whoever does that. He
- * lets go of it only after the mapping is among the file's, for which he needs this lock, or after
- * nobody is a listener.
+ * Listeners are told of a beginning and of an end, and count these. So no listener may register in
+ * between. A thread that registers one holds the mmap lock for writing, and then takes the i_mmap
+ * locks of all files that are mapped. This code holds the i_mmap lock of the file that mounts the
+ * tree. That lock has no effect while the mapping is being made or unmade. But the thread that
+ * makes or unmakes it holds the mmap lock, and releases it only after the mapping is among the
+ * file's, which takes the i_mmap lock, or after the listeners are gone.
  */
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
 
@@ -20,15 +20,15 @@
 #include "core/pt_secondary.h"
 #include "core/pt_symbol.h"
 
-static int no_start(struct mmu_notifier_range *range)
+static int pt_secondary_no_start(struct mmu_notifier_range *range)
 {
 	return 0;
 }
 
-DEFINE_STATIC_CALL(vellum_secondary_start, no_start);
-DEFINE_STATIC_CALL(vellum_secondary_end, secondary_no_end);
+DEFINE_STATIC_CALL(vellum_secondary_start, pt_secondary_no_start);
+DEFINE_STATIC_CALL(vellum_secondary_end, pt_secondary_no_end);
 
-static bool is_found;
+static bool pt_secondary_is_found;
 
 void pt_secondary_init(void)
 {
@@ -36,25 +36,25 @@ void pt_secondary_init(void)
 	void *end = pt_symbol_find("__mmu_notifier_invalidate_range_end");
 
 	if (!start || !end) {
-		pr_warn("notifiers are not to be found: no surfaces of exmaps, and slower punches\n");
+		pr_warn("no function to tell secondary MMUs: exmaps have no surfaces, punches are slow\n");
 		return;
 	}
 	static_call_update(vellum_secondary_start, start);
 	static_call_update(vellum_secondary_end, end);
-	is_found = true;
+	pt_secondary_is_found = true;
 }
 
 bool pt_secondary_can_be_told(void)
 {
-	return is_found;
+	return pt_secondary_is_found;
 }
 
 /* The core names an owner for this kind of event alone, and always. */
-static char owner;
+static char pt_secondary_owner;
 
 bool pt_secondary_is_ours(const struct mmu_notifier_range *range)
 {
-	return range->event == MMU_NOTIFY_EXCLUSIVE && range->owner == &owner;
+	return range->event == MMU_NOTIFY_EXCLUSIVE && range->owner == &pt_secondary_owner;
 }
 
 bool pt_listener_find(struct pt_mount *mount, struct pt_listener *listener)
@@ -67,15 +67,15 @@ bool pt_listener_find(struct pt_mount *mount, struct pt_listener *listener)
 	return true;
 }
 
-static void let_go(struct pt_mount *mount)
+static void pt_listener_put(struct pt_mount *mount)
 {
 	bool is_last;
 
 	spin_lock(&mount->lock);
-	/* Who waits for the last one has unmapped the tree before. */
+	/* A thread that waits for the last listener has unmapped the tree before. */
 	is_last = !--mount->listeners && !mount->mm;
 	spin_unlock(&mount->lock);
-	/* It may be gone by now; its address is enough. */
+	/* The mount may be gone by now. Its address is enough. */
 	if (unlikely(is_last))
 		wake_up_var(&mount->listeners);
 }
@@ -90,24 +90,24 @@ bool pt_listener_tell(const struct pt_listener *listener, u64 page, u64 count)
 		.end = start + (count << PAGE_SHIFT),
 		.flags = MMU_NOTIFIER_RANGE_BLOCKABLE,
 		.event = MMU_NOTIFY_EXCLUSIVE,
-		.owner = &owner,
+		.owner = &pt_secondary_owner,
 	};
 
-	if (is_found) {
+	if (pt_secondary_is_found) {
 		i_mmap_lock_read(mapping);
 		static_call(vellum_secondary_start)(&range);
-		secondary_end(vellum_secondary_end, &range);
+		pt_secondary_end(vellum_secondary_end, &range);
 		i_mmap_unlock_read(mapping);
 	}
-	let_go(listener->mount);
-	return is_found;
+	pt_listener_put(listener->mount);
+	return pt_secondary_is_found;
 }
 
-static bool has_listeners(struct pt_mount *mount)
+static bool pt_listeners_exist(struct pt_mount *mount)
 {
 	bool has;
 
-	/* The last one may still be about to release the lock. */
+	/* The last listener may still be about to release the lock. */
 	spin_lock(&mount->lock);
 	has = mount->listeners;
 	spin_unlock(&mount->lock);
@@ -116,5 +116,5 @@ static bool has_listeners(struct pt_mount *mount)
 
 void pt_listeners_wait(struct pt_mount *mount)
 {
-	wait_var_event(&mount->listeners, !has_listeners(mount));
+	wait_var_event(&mount->listeners, !pt_listeners_exist(mount));
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Slots in a process' page tables: written with what kernel headers define in line, because the
+ * Slots in a process' page tables. The inline functions of kernel headers write them, because the
  * core's own functions for it are not exported. Locks and counts are the core's.
  */
 
@@ -11,7 +11,7 @@
 #include "core/pt_slot.h"
 #include "core/pt_tree.h"
 
-static p4d_t *make_p4d(struct mm_struct *mm, unsigned long addr)
+static p4d_t *pt_slot_make_p4d(struct mm_struct *mm, unsigned long addr)
 {
 	pgd_t *pgd = pgd_offset(mm, addr);
 	u64 *table;
@@ -33,9 +33,9 @@ static p4d_t *make_p4d(struct mm_struct *mm, unsigned long addr)
 	return p4d_offset(pgd, addr);
 }
 
-static pud_t *make_pud(struct mm_struct *mm, unsigned long addr)
+static pud_t *pt_slot_make_pud(struct mm_struct *mm, unsigned long addr)
 {
-	p4d_t *p4d = make_p4d(mm, addr);
+	p4d_t *p4d = pt_slot_make_p4d(mm, addr);
 	u64 *table;
 
 	if (!p4d)
@@ -58,9 +58,9 @@ static pud_t *make_pud(struct mm_struct *mm, unsigned long addr)
 	return pud_offset(p4d, addr);
 }
 
-static pmd_t *make_pmd(struct mm_struct *mm, unsigned long addr)
+static pmd_t *pt_slot_make_pmd(struct mm_struct *mm, unsigned long addr)
 {
-	pud_t *pud = make_pud(mm, addr);
+	pud_t *pud = pt_slot_make_pud(mm, addr);
 	spinlock_t *lock;
 	u64 *table;
 
@@ -86,7 +86,7 @@ static pmd_t *make_pmd(struct mm_struct *mm, unsigned long addr)
 
 u64 *pt_slot_own_table(struct mm_struct *mm, unsigned long addr)
 {
-	pmd_t *pmd = make_pmd(mm, addr);
+	pmd_t *pmd = pt_slot_make_pmd(mm, addr);
 	spinlock_t *lock;
 	u64 *table;
 
@@ -115,18 +115,18 @@ int pt_slot_prepare(struct mm_struct *mm, unsigned long addr, unsigned int level
 {
 	switch (level) {
 	case 1:
-		return make_pmd(mm, addr) ? 0 : -ENOMEM;
+		return pt_slot_make_pmd(mm, addr) ? 0 : -ENOMEM;
 	case 2:
-		return make_pud(mm, addr) ? 0 : -ENOMEM;
+		return pt_slot_make_pud(mm, addr) ? 0 : -ENOMEM;
 	case 3:
-		return make_p4d(mm, addr) ? 0 : -ENOMEM;
+		return pt_slot_make_p4d(mm, addr) ? 0 : -ENOMEM;
 	case 4:
 		return 0;
 	}
 	return -EINVAL;
 }
 
-/* What is in the slot; 0 where it is empty, or a table above is missing. */
+/* Returns the slot's entry; 0 where it is empty, or a table above is missing. */
 u64 pt_slot_get(struct mm_struct *mm, unsigned long addr, unsigned int level)
 {
 	pgd_t *pgd = pgd_offset(mm, addr);
@@ -144,7 +144,7 @@ u64 pt_slot_get(struct mm_struct *mm, unsigned long addr, unsigned int level)
 	return pmd_val(*pmd_offset(pud, addr));
 }
 
-/* Fills or empties the slot, and returns what was there. The tables above are there. */
+/* Fills or empties the slot, and returns the old entry. The tables above are there. */
 u64 pt_slot_set(struct mm_struct *mm, unsigned long addr, unsigned int level, u64 entry)
 {
 	pgd_t *pgd = pgd_offset(mm, addr);
@@ -185,8 +185,8 @@ u64 pt_slot_set(struct mm_struct *mm, unsigned long addr, unsigned int level, u6
 	return old;
 }
 
-/* Whether the table of the core has nothing but empty tables below it. Faults may add some. */
-static bool is_empty(u64 *table, unsigned int level)
+/* Whether the core's table has nothing but empty tables below it. Faults may add some. */
+static bool pt_slot_table_is_empty(u64 *table, unsigned int level)
 {
 	unsigned int i;
 	u64 entry;
@@ -196,16 +196,17 @@ static bool is_empty(u64 *table, unsigned int level)
 		if (!entry)
 			continue;
 		if (level == 1 || (entry & _PAGE_PSE) ||
-		    !is_empty(pt_entry_table(entry), level - 1))
+		    !pt_slot_table_is_empty(pt_entry_table(entry), level - 1))
 			return false;
 	}
 	return true;
 }
 
-/* Whether nothing is mapped by what the core has put into the slot. */
+/* Whether the tables that the core has put into the slot map nothing. */
 bool pt_slot_is_empty(struct mm_struct *mm, unsigned long addr, unsigned int level)
 {
 	u64 entry = pt_slot_get(mm, addr, level);
 
-	return !entry || (!(entry & _PAGE_PSE) && is_empty(pt_entry_table(entry), level));
+	return !entry ||
+	       (!(entry & _PAGE_PSE) && pt_slot_table_is_empty(pt_entry_table(entry), level));
 }

@@ -1,14 +1,13 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * Slots: entries in a process' own page tables that can hold a table of ours.
+ * Slots: entries in a process' own page tables that can hold a table of the module.
  *
  * The slot of level n at an address is the entry that points to the table of level n there: for
- * level 1 an entry of a PMD table, and so on. The tables above belong to the process; where they
- * are missing they are made and counted as the core does it, and the core frees them with the
- * mapping.
+ * level 1 an entry of a PMD table, and so on. The tables above belong to the process. Missing
+ * tables are made and counted as the core does it, and the core frees them with the mapping.
  *
- * All of these are called with the mmap lock held, or from where the core is about to walk these
- * tables itself (a notifier). Tables above a slot stay for as long as a mapping covers the slot.
+ * Callers hold the mmap lock, or are called where the core is about to walk these tables itself (a
+ * notifier). The tables above a slot stay for as long as a mapping covers the slot.
  */
 #ifndef VELLUM_PT_SLOT_H
 #define VELLUM_PT_SLOT_H
@@ -21,10 +20,12 @@ u64 pt_slot_get(struct mm_struct *mm, unsigned long addr, unsigned int level);
 u64 pt_slot_set(struct mm_struct *mm, unsigned long addr, unsigned int level, u64 entry);
 bool pt_slot_is_empty(struct mm_struct *mm, unsigned long addr, unsigned int level);
 
-/* The table of level 1 at the address, the process' own; made where there is none. */
+/* Returns the process' own table of level 1 at the address, and makes it where there is none. */
 u64 *pt_slot_own_table(struct mm_struct *mm, unsigned long addr);
 
-/* The highest level that a slot can have: the table of the level above is the process' first. */
+/*
+ * The highest level that a slot can have: the table of the level above is the process' top table.
+ */
 static inline unsigned int pt_slot_highest(void)
 {
 	return pgtable_l5_enabled() ? 4 : 3;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-/* Finds functions that the kernel does not export. See pt_symbol.h. */
+/* Finds functions that the kernel does not export. pt_symbol.h says how they are called. */
 
 #include <linux/kallsyms.h>
 #include <linux/kprobes.h>
@@ -18,7 +18,7 @@ void *pt_symbol_find(const char *name)
 	address = (unsigned long)probe.addr;
 	unregister_kprobe(&probe);
 
-	/* The probe may lie behind the landing pad, at "name+0x4/0x120". */
+	/* The probe may lie after the landing pad, at "name+0x4/0x120". */
 	sprint_symbol(symbol, address);
 	if (strncmp(symbol, name, strlen(name)) || sscanf(tail, "+%lx/", &offset) != 1 ||
 	    offset > 4)

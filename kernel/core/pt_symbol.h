@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * The few functions of the kernel that are not exported and that the module calls where they are
- * found. A kprobe finds them; a static call must reach them: a direct call, as an indirect one would
- * be a fault where the processor checks targets of branches (the function's landing pad is removed
- * at boot, because nothing takes its address).
+ * The few functions that the kernel does not export and that the module calls where it finds them.
+ *
+ * A kprobe finds them. The module calls them by a static call, which is a direct call. An indirect
+ * call would fault on CPUs that check the targets of branches: the kernel removes the function's
+ * landing pad at boot, because nothing takes its address.
  */
 #ifndef VELLUM_PT_SYMBOL_H
 #define VELLUM_PT_SYMBOL_H
 
-/* The address of a function, or NULL. */
+/* Returns the address of a function, or NULL. */
 void *pt_symbol_find(const char *name);
 
 #endif /* VELLUM_PT_SYMBOL_H */

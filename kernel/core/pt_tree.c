@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-/* Subtrees of page tables: made, walked, freed. See pt_tree.h for what holds. */
+/* Subtrees of page tables: made, walked, freed. pt_tree.h lists their invariants. */
 
 #include <linux/memcontrol.h>
 #include <linux/rcupdate.h>
@@ -29,10 +29,13 @@ void pt_table_free(u64 *table, unsigned int level)
 	__free_page(page);
 }
 
-/* By level. Whatever page one follows through those of higher levels, he ends in that of level 2. */
-static u64 *guards[PT_MAX_ORDER];
+/*
+ * Guards by level. A walk through guards of higher levels ends in the guard of level 2, for every
+ * page.
+ */
+static u64 *pt_tree_guards[PT_MAX_ORDER];
 
-static void fill_table(u64 *table, u64 entry)
+static void pt_table_fill(u64 *table, u64 entry)
 {
 	unsigned int i;
 
@@ -45,13 +48,14 @@ int pt_tree_start(void)
 	unsigned int level;
 
 	for (level = 2; level < PT_MAX_ORDER; level++) {
-		guards[level] = pt_table_alloc(level);
-		if (!guards[level]) {
+		pt_tree_guards[level] = pt_table_alloc(level);
+		if (!pt_tree_guards[level]) {
 			pt_tree_end();
 			return -ENOMEM;
 		}
 		if (level > 2)
-			fill_table(guards[level], pt_table_entry(guards[level - 1]));
+			pt_table_fill(pt_tree_guards[level],
+				      pt_table_entry(pt_tree_guards[level - 1]));
 	}
 	return 0;
 }
@@ -62,23 +66,23 @@ void pt_tree_end(void)
 
 	/* The core walks page tables under RCU, without locks. */
 	synchronize_rcu();
-	for (level = 2; level < PT_MAX_ORDER && guards[level]; level++)
-		pt_table_free(guards[level], level);
+	for (level = 2; level < PT_MAX_ORDER && pt_tree_guards[level]; level++)
+		pt_table_free(pt_tree_guards[level], level);
 }
 
-/* What is in the place of a table of this level. */
-static u64 *guard_of(const struct pt_tree *tree, unsigned int level)
+/* The guard in the place of a table of this level. */
+static u64 *pt_tree_guard(const struct pt_tree *tree, unsigned int level)
 {
-	return tree->source ? tree->source->guard : guards[level];
+	return tree->source ? tree->source->guard : pt_tree_guards[level];
 }
 
-/* The processor sets the accessed bit of an entry that it walks through. */
-static bool is_guard(const struct pt_tree *tree, u64 entry, unsigned int level)
+/* The CPU sets the accessed bit of an entry that it walks through. */
+static bool pt_tree_is_guard(const struct pt_tree *tree, u64 entry, unsigned int level)
 {
-	return level > 1 && entry && pt_entry_table(entry) == guard_of(tree, level);
+	return level > 1 && entry && pt_entry_table(entry) == pt_tree_guard(tree, level);
 }
 
-static u64 *alloc_table(struct pt_tree *tree, unsigned int level)
+static u64 *pt_tree_alloc_table(struct pt_tree *tree, unsigned int level)
 {
 	u64 *table = tree->source ? tree->source->alloc(tree->source, level) :
 				    pt_table_alloc(level);
@@ -87,11 +91,11 @@ static u64 *alloc_table(struct pt_tree *tree, unsigned int level)
 		return NULL;
 	atomic_long_inc(&tree->tables);
 	if (tree->is_sparse && level > 2)
-		fill_table(table, pt_table_entry(guard_of(tree, level - 1)));
+		pt_table_fill(table, pt_table_entry(pt_tree_guard(tree, level - 1)));
 	return table;
 }
 
-static void free_table(struct pt_tree *tree, u64 *table, unsigned int level)
+static void pt_tree_free_table(struct pt_tree *tree, u64 *table, unsigned int level)
 {
 	if (tree->source)
 		tree->source->free(tree->source, table, level);
@@ -108,7 +112,7 @@ unsigned int pt_tree_missing(struct pt_tree *tree, u64 page)
 
 	for (level = tree->order; level > 1; level--) {
 		entry = READ_ONCE(table[(page / pt_entry_pages(level)) % PT_ENTRIES]);
-		if (!entry || is_guard(tree, entry, level - 1))
+		if (!entry || pt_tree_is_guard(tree, entry, level - 1))
 			return level - 1;
 		if (!pt_entry_is_table(entry))
 			return 0;
@@ -124,37 +128,40 @@ u64 pt_tree_guarded(struct pt_tree *tree, u64 page)
 	return missing > 1 ? pt_entry_pages(missing + 1) : 0;
 }
 
-static u64 *table_or_null(u64 entry)
+static u64 *pt_entry_table_or_null(u64 entry)
 {
 	return pt_entry_is_table(entry) ? pt_entry_table(entry) : NULL;
 }
 
-/* The table below the entry, made if there is none. Whoever loses the race frees his. */
-static u64 *table_below(struct pt_tree *tree, u64 *entry, unsigned int level)
+/*
+ * Returns the table below the entry, and makes it if there is none. A thread that loses the race
+ * frees its own table.
+ */
+static u64 *pt_tree_table_below(struct pt_tree *tree, u64 *entry, unsigned int level)
 {
 	u64 value = READ_ONCE(*entry);
 	u64 *table;
 
-	if (value && !is_guard(tree, value, level))
-		return table_or_null(value);
-	table = alloc_table(tree, level);
+	if (value && !pt_tree_is_guard(tree, value, level))
+		return pt_entry_table_or_null(value);
+	table = pt_tree_alloc_table(tree, level);
 	if (!table)
 		return NULL;
-	/* A full barrier: the table is zeroed before anybody can walk into it. */
+	/* A full barrier: the table is zeroed before a CPU can walk into it. */
 	while (!try_cmpxchg64(entry, &value, pt_table_entry(table))) {
-		if (!is_guard(tree, value, level)) {
-			free_table(tree, table, level);
-			return table_or_null(value);
+		if (!pt_tree_is_guard(tree, value, level)) {
+			pt_tree_free_table(tree, table, level);
+			return pt_entry_table_or_null(value);
 		}
 	}
 	return table;
 }
 
 /*
- * The table of this level that the page is in; NULL when there is no memory for it, or a leaf in
- * its place.
+ * Returns the table of this level that the page is in, and makes it. NULL: there is no memory for
+ * it, or a leaf in its place.
  */
-static u64 *make_table(struct pt_tree *tree, u64 page, unsigned int lowest)
+static u64 *pt_tree_make_table(struct pt_tree *tree, u64 page, unsigned int lowest)
 {
 	u64 *table = tree->root;
 	unsigned int level;
@@ -162,21 +169,21 @@ static u64 *make_table(struct pt_tree *tree, u64 page, unsigned int lowest)
 	for (level = tree->order; table && level > lowest; level--) {
 		u64 index = (page >> (PT_INDEX_BITS * (level - 1))) & (PT_ENTRIES - 1);
 
-		table = table_below(tree, table + index, level - 1);
+		table = pt_tree_table_below(tree, table + index, level - 1);
 	}
 	return table;
 }
 
 u64 *__pt_tree_make_leaf(struct pt_tree *tree, u64 page)
 {
-	u64 *table = make_table(tree, page, 1);
+	u64 *table = pt_tree_make_table(tree, page, 1);
 
 	return table ? table + (page & (PT_ENTRIES - 1)) : NULL;
 }
 
 u64 *pt_tree_make_entry(struct pt_tree *tree, u64 page)
 {
-	u64 *table = make_table(tree, page, 2);
+	u64 *table = pt_tree_make_table(tree, page, 2);
 
 	return table ? table + ((page >> PT_INDEX_BITS) & (PT_ENTRIES - 1)) : NULL;
 }
@@ -187,9 +194,9 @@ u64 *pt_tree_table(struct pt_tree *tree, u64 entry, u64 page)
 					  xa_load(&tree->deposits, page / PT_ENTRIES);
 }
 
-typedef void (*visit_leaf)(void *data, u64 page, u64 leaf);
+typedef void (*pt_visit_leaf)(void *data, u64 page, u64 leaf);
 
-static void each_part(u64 huge, u64 page, visit_leaf visit, void *data)
+static void pt_tree_each_part(u64 huge, u64 page, pt_visit_leaf visit, void *data)
 {
 	u64 i;
 
@@ -197,8 +204,8 @@ static void each_part(u64 huge, u64 page, visit_leaf visit, void *data)
 		visit(data, page + i, pt_huge_part(huge, page + i));
 }
 
-static void each_below(struct pt_tree *tree, const u64 *table, unsigned int level, u64 page,
-		       visit_leaf visit, void *data)
+static void pt_tree_each_below(struct pt_tree *tree, const u64 *table, unsigned int level, u64 page,
+			       pt_visit_leaf visit, void *data)
 {
 	unsigned int i;
 	u64 value;
@@ -206,35 +213,36 @@ static void each_below(struct pt_tree *tree, const u64 *table, unsigned int leve
 	cond_resched();
 	for (i = 0; i < PT_ENTRIES; i++, page += pt_entry_pages(level)) {
 		value = READ_ONCE(table[i]);
-		if (!value || (level > 2 && is_guard(tree, value, level - 1)))
+		if (!value || (level > 2 && pt_tree_is_guard(tree, value, level - 1)))
 			continue;
 		if (level == 1)
 			visit(data, page, value);
 		else if (pt_entry_is_table(value))
-			each_below(tree, pt_entry_table(value), level - 1, page, visit, data);
+			pt_tree_each_below(tree, pt_entry_table(value), level - 1, page, visit,
+					   data);
 		else
-			each_part(value, page, visit, data);
+			pt_tree_each_part(value, page, visit, data);
 	}
 }
 
-void pt_tree_each_leaf(struct pt_tree *tree, visit_leaf visit, void *data)
+void pt_tree_each_leaf(struct pt_tree *tree, pt_visit_leaf visit, void *data)
 {
 	if (tree->root)
-		each_below(tree, tree->root, tree->order, 0, visit, data);
+		pt_tree_each_below(tree, tree->root, tree->order, 0, visit, data);
 }
 
-/* Frees a table and all below it; what the leaves refer to is the owner's business. */
-static void free_below(struct pt_tree *tree, u64 *table, unsigned int level, u64 page)
+/* Frees a table and all tables below it. The owner takes care of what the leaves refer to. */
+static void pt_tree_free_below(struct pt_tree *tree, u64 *table, unsigned int level, u64 page)
 {
 	unsigned int i;
 	u64 *below;
 
 	for (i = 0; level > 1 && i < PT_ENTRIES; i++, page += pt_entry_pages(level)) {
 		below = table[i] ? pt_tree_table(tree, table[i], page) : NULL;
-		if (below && below != guard_of(tree, level - 1))
-			free_below(tree, below, level - 1, page);
+		if (below && below != pt_tree_guard(tree, level - 1))
+			pt_tree_free_below(tree, below, level - 1, page);
 	}
-	free_table(tree, table, level);
+	pt_tree_free_table(tree, table, level);
 	cond_resched();
 }
 
@@ -244,13 +252,14 @@ void pt_tree_destroy(struct pt_tree *tree)
 		return;
 	/* The core walks page tables under RCU, without locks. */
 	synchronize_rcu();
-	free_below(tree, tree->root, tree->order, 0);
+	pt_tree_free_below(tree, tree->root, tree->order, 0);
 	WARN_ON_ONCE(atomic_long_read(&tree->tables));
 	xa_destroy(&tree->deposits);
 	tree->root = NULL;
 }
 
-static void begin(struct pt_tree *tree, unsigned int order, u64 pages, struct pt_source *source)
+static void pt_tree_begin(struct pt_tree *tree, unsigned int order, u64 pages,
+			  struct pt_source *source)
 {
 	tree->source = source;
 	tree->is_sparse = false;
@@ -265,30 +274,30 @@ static void begin(struct pt_tree *tree, unsigned int order, u64 pages, struct pt
 /* Makes a tree of one table, which covers all of its extent. */
 int pt_tree_init_sparse(struct pt_tree *tree, unsigned int order, struct pt_source *source)
 {
-	begin(tree, order, 1ULL << (PT_INDEX_BITS * order), source);
+	pt_tree_begin(tree, order, 1ULL << (PT_INDEX_BITS * order), source);
 	tree->is_sparse = true;
-	tree->root = alloc_table(tree, order);
+	tree->root = pt_tree_alloc_table(tree, order);
 	return tree->root ? 0 : -ENOMEM;
 }
 
-static long count_tables(struct pt_tree *tree, const u64 *table, unsigned int level)
+static long pt_tree_count_tables(struct pt_tree *tree, const u64 *table, unsigned int level)
 {
 	unsigned int i;
 	long count = 1;
 
 	for (i = 0; level > 1 && i < PT_ENTRIES; i++)
 		if (pt_entry_is_table(table[i]) &&
-		    !(level > 2 && is_guard(tree, table[i], level - 1)))
-			count += count_tables(tree, pt_entry_table(table[i]), level - 1);
+		    !(level > 2 && pt_tree_is_guard(tree, table[i], level - 1)))
+			count += pt_tree_count_tables(tree, pt_entry_table(table[i]), level - 1);
 	return count;
 }
 
 void pt_tree_adopt(struct pt_tree *tree, unsigned int order, struct pt_source *source, u64 *root)
 {
-	begin(tree, order, 1ULL << (PT_INDEX_BITS * order), source);
+	pt_tree_begin(tree, order, 1ULL << (PT_INDEX_BITS * order), source);
 	tree->is_sparse = true;
 	tree->root = root;
-	atomic_long_set(&tree->tables, count_tables(tree, root, order));
+	atomic_long_set(&tree->tables, pt_tree_count_tables(tree, root, order));
 }
 
 void pt_tree_release(struct pt_tree *tree)
@@ -311,8 +320,8 @@ u64 pt_table_claim(u64 *table)
 	return old;
 }
 
-/* Claims a table without leaves, after it has dropped those that show zeros. */
-static bool claim_empty(u64 *table, u64 zeros)
+/* Claims a table without leaves, after dropping the leaves that show zeros. */
+static bool pt_table_claim_empty(u64 *table, u64 zeros)
 {
 	unsigned int i;
 	u64 value;
@@ -327,9 +336,9 @@ static bool claim_empty(u64 *table, u64 zeros)
 	return !pt_table_claim(table);
 }
 
-/* Takes empty tables of level 1 off those of level 2, and keeps them on the list. */
-static void unlink_empty(struct pt_tree *tree, u64 *table, unsigned int level, u64 page, u64 zeros,
-			 struct list_head *empty)
+/* Takes empty tables of level 1 off those of level 2, and puts them on the list. */
+static void __pt_tree_unlink_empty(struct pt_tree *tree, u64 *table, unsigned int level, u64 page,
+				   u64 zeros, struct list_head *empty)
 {
 	unsigned int i;
 	u64 *below;
@@ -337,14 +346,15 @@ static void unlink_empty(struct pt_tree *tree, u64 *table, unsigned int level, u
 	for (i = 0; i < PT_ENTRIES; i++, page += pt_entry_pages(level)) {
 		/*
 		 * A mount that does not cover a table of level 2 has entries of its own for the
-		 * tables below it, and the tail: those stay. Nothing is below entries behind them.
+		 * tables below it, and for the tail. Those tables stay. Later entries have no
+		 * tables.
 		 */
 		if (level == 3 && page + pt_entry_pages(3) > tree->pages)
 			return;
-		below = table_or_null(READ_ONCE(table[i]));
+		below = pt_entry_table_or_null(READ_ONCE(table[i]));
 		if (below && level > 2) {
-			unlink_empty(tree, below, level - 1, page, zeros, empty);
-		} else if (below && claim_empty(below, zeros)) {
+			__pt_tree_unlink_empty(tree, below, level - 1, page, zeros, empty);
+		} else if (below && pt_table_claim_empty(below, zeros)) {
 			xa_erase(&tree->deposits, page / PT_ENTRIES);
 			WRITE_ONCE(table[i], 0);
 			list_add(&virt_to_page(below)->lru, empty);
@@ -356,18 +366,18 @@ static void unlink_empty(struct pt_tree *tree, u64 *table, unsigned int level, u
 void pt_tree_unlink_empty(struct pt_tree *tree, u64 zeros, struct list_head *empty)
 {
 	if (tree->order > 2)
-		unlink_empty(tree, tree->root, tree->order, 0, zeros, empty);
+		__pt_tree_unlink_empty(tree, tree->root, tree->order, 0, zeros, empty);
 }
 
 void pt_tree_free_unlinked(struct pt_tree *tree, struct list_head *empty)
 {
 	struct page *page, *next;
 
-	/* For the thread that still has a table under RCU. */
+	/* A thread may still use a table under RCU. */
 	synchronize_rcu();
 	list_for_each_entry_safe(page, next, empty, lru) {
 		list_del(&page->lru);
-		free_table(tree, page_address(page), 1);
+		pt_tree_free_table(tree, page_address(page), 1);
 		cond_resched();
 	}
 }
@@ -382,13 +392,13 @@ int pt_tree_init(struct pt_tree *tree, u64 pages, struct pt_source *source)
 		return -EINVAL;
 	while (1ULL << (PT_INDEX_BITS * order) < pages)
 		order++;
-	begin(tree, order, pages, source);
-	tree->root = alloc_table(tree, order);
+	pt_tree_begin(tree, order, pages, source);
+	tree->root = pt_tree_alloc_table(tree, order);
 	if (!tree->root)
 		return -ENOMEM;
 
 	for (page = 0; tree->order > 2 && page < pages; page += pt_entry_pages(3)) {
-		if (!make_table(tree, page, 2) || fatal_signal_pending(current)) {
+		if (!pt_tree_make_table(tree, page, 2) || fatal_signal_pending(current)) {
 			pt_tree_destroy(tree);
 			return -ENOMEM;
 		}

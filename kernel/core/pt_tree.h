@@ -2,22 +2,23 @@
 /*
  * Subtrees of page tables that the module owns.
  *
- * A tree of order n is a table of level n and what hangs below it: level 1 is the table whose
- * entries are pages, one of level n covers 512^n pages. It is built, filled and emptied without
- * regard to whether a process has it mounted (pt_mount.h): its entries are what the processor
- * reads, so that a frame put here is visible wherever the tree is mounted.
+ * A tree of order n is a table of level n and all tables below it. The entries of a table of level
+ * 1 are pages, and a table of level n covers 512^n pages. The module builds, fills and empties a
+ * tree whether or not a process has it mounted (pt_mount.h). The CPU reads these very entries, so a
+ * frame that is put here is visible wherever the tree is mounted.
  *
- * What holds:
- * - an entry changes from none to a table once, and back only by pt_tree_unlink_empty(): a walker
- *   that found a table may go on using it for as long as the tree lives and is not pruned. While 512
- *   pages have a leaf of 2 MiB instead of the table (pt_huge.h), the tree keeps the table elsewhere,
- *   and nothing can be put into it;
- * - leaves change by atomic operations alone, so that each change has one winner;
- * - no entry above level 2 is ever none. The core would put tables of its own there, and count them
- *   for the process. In a tree for a surface all tables of level 2 and above are there from the
- *   start. In a sparse tree a guard is in the place of those that are not: a table of level 2 that
- *   all sparse trees share, and which stays empty, as nothing but a fault gets there; and in the
- *   place of one of level 3, a table with nothing but that.
+ * Invariants:
+ *
+ * - An entry changes from none to a table once, and back only by pt_tree_unlink_empty(). A walker
+ *   that found a table may go on using it for as long as the tree lives and is not pruned. While a
+ *   leaf of 2 MiB replaces a table (pt_huge.h), the tree keeps the table elsewhere, and nothing can
+ *   be put into it.
+ * - Leaves change by atomic operations alone, so each change has one winner.
+ * - No entry above level 2 is ever none. The core would put tables of its own there, and count them
+ *   for the process. A tree for a surface has all tables of level 2 and above from the start. A
+ *   sparse tree has guards in the place of missing tables: a table of level 2 that all sparse trees
+ *   share, and that stays empty, as nothing but a fault gets there; and in the place of a table of
+ *   level 3 a table with nothing but entries for that guard.
  */
 #ifndef VELLUM_PT_TREE_H
 #define VELLUM_PT_TREE_H
@@ -32,33 +33,33 @@
 #define PT_MAX_ORDER	4
 
 /*
- * The entry that points to a table. With less than these rights the core takes an entry for a
- * damaged one and clears it; rights are restricted in the leaves.
+ * The flags of an entry that points to a table. With fewer rights than these the core takes the
+ * entry for a damaged one and clears it. Leaves restrict rights.
  */
 #define PT_TABLE_FLAGS	(_KERNPG_TABLE | _PAGE_USER)
 
 /*
- * Rights and state of a leaf. Accessed and dirty from the start: so no access needs to set them,
- * and the core never finds a reason to write the entry.
+ * The rights and the state of a leaf. It is accessed and dirty from the start, so no access needs
+ * to set these bits, and the core never finds a reason to write the entry.
  */
 #define PT_LEAF_FLAGS \
 	(_PAGE_PRESENT | _PAGE_RW | _PAGE_USER | _PAGE_ACCESSED | _PAGE_DIRTY | _PAGE_NX | \
 	 _PAGE_ENC)
 
 /*
- * Who pays for the tables of a tree, and where they are. Without a source they are the kernel's
- * memory, and the caller pays. Persistent memory is a source: its guard must be there, too.
+ * Where the tables of a tree come from, and what they are charged to. Without a source they are the
+ * kernel's memory, and the caller pays. Persistent memory is a source, and has a guard of its own.
  */
 struct pt_source {
 	u64	*(*alloc)(struct pt_source *source, unsigned int level);
 	void	(*free)(struct pt_source *source, u64 *table, unsigned int level);
-	/* Of sparse trees, of level 2: such trees are of order 3 at most. */
+	/* The guard of level 2 for sparse trees. Such trees have order 3 at most. */
 	u64	*guard;
 };
 
 /*
- * An entry of level 1 that is claimed: none for the core and the processor, and only the thread that
- * has claimed it may change it.
+ * A claimed entry of level 1. It is none for the core and the CPU, and only the thread that has
+ * claimed it may change it.
  */
 #define PT_CLAIMED	((u64)_PAGE_DIRTY)
 
@@ -70,62 +71,66 @@ struct pt_tree {
 	u64		*root;
 	atomic_long_t	tables;
 
-	/* Tables in whose place there is, or was, a leaf of 2 MiB; by the number of 512 pages. */
+	/* Tables that a leaf of 2 MiB replaces, or has replaced, by page number / 512. */
 	struct xarray	deposits;
-	atomic_long_t	huge, splits;	/* such leaves now; how many became 512 leaves */
+	atomic_long_t	huge, splits;	/* leaves of 2 MiB now; leaves that were split */
 };
 
 int pt_tree_init(struct pt_tree *tree, u64 pages, struct pt_source *source);
 int pt_tree_init_sparse(struct pt_tree *tree, unsigned int order, struct pt_source *source);
-/* Makes a sparse tree of tables that are there. */
+/* Makes a sparse tree of existing tables. */
 void pt_tree_adopt(struct pt_tree *tree, unsigned int order, struct pt_source *source, u64 *root);
-/* Lets go of the tables without freeing them. */
+/* Gives up the tables without freeing them. */
 void pt_tree_release(struct pt_tree *tree);
 void pt_tree_destroy(struct pt_tree *tree);
 u64 *__pt_tree_make_leaf(struct pt_tree *tree, u64 page);
-/* The entry of level 2 that the page is below; NULL when there is no memory for its table. */
+/* Returns the entry of level 2 above the page; NULL when there is no memory for its table. */
 u64 *pt_tree_make_entry(struct pt_tree *tree, u64 page);
 /*
- * For how many pages, this one among them, a guard is in the place of a table; 0: the page's table
- * of level 2 is there. When the table comes, processors may still know the guard: flush what they
- * keep of tables for all of these pages.
+ * The number of pages around this one for which a guard replaces a table; 0: the page's table of
+ * level 2 is there. When the table comes, CPUs may still cache the guard. The caller then flushes
+ * what they cache of tables for all of these pages.
  */
 u64 pt_tree_guarded(struct pt_tree *tree, u64 page);
-/* How many tables are not there yet on the way to the page's leaf; none where 2 MiB are one. */
+/*
+ * The number of tables missing on the way to the page's leaf; 0 where a leaf of 2 MiB maps the
+ * page.
+ */
 unsigned int pt_tree_missing(struct pt_tree *tree, u64 page);
-/* Shows all leaves that are not empty, in order; one of 2 MiB as 512. */
+/* Calls the function for all leaves that are not empty, in order. A leaf of 2 MiB counts as 512. */
 void pt_tree_each_leaf(struct pt_tree *tree, void (*visit)(void *data, u64 page, u64 leaf),
 		       void *data);
 
 /*
- * Tables of level 1 without a leaf go from a surface's tree, as far as tables of level 2 lead to them
- * that a mount covers as a whole. A leaf equal to `zeros` counts as none and is dropped. The first
- * function takes them off, the second one frees them, once secondary MMUs were told in between.
+ * Free the tables of level 1 without a leaf in a surface's tree, where a mount covers the table of
+ * level 2 above as a whole. A leaf equal to `zeros` counts as none and is dropped. The first
+ * function takes the tables off. The second one frees them. The caller tells secondary MMUs in
+ * between.
  *
- * No processor walks the tree meanwhile: it is detached, and stays so. No other thread holds a table
- * of it, but for one under RCU: that thread finds claimed entries. May sleep.
+ * No CPU walks the tree meanwhile: it is detached, and stays so. No other thread uses a table of
+ * it, except under RCU; such a thread finds claimed entries. May sleep.
  */
 void pt_tree_unlink_empty(struct pt_tree *tree, u64 zeros, struct list_head *empty);
 void pt_tree_free_unlinked(struct pt_tree *tree, struct list_head *empty);
 
 /*
- * Claims all entries of a table of level 1, each from none, or claims none of them and returns the
- * first entry that was not none. Of several threads the one that gets the first entry gets all.
+ * Claims all entries of a table of level 1, each from none. If an entry is not none, claims no
+ * entry and returns it. Of several threads the one that gets the first entry gets all.
  */
 u64 pt_table_claim(u64 *table);
 
-/* The table that an entry above leads to for this page, also where a leaf is in its place. */
+/* Returns the page's table below an entry, also where a leaf replaces the table. */
 u64 *pt_tree_table(struct pt_tree *tree, u64 entry, u64 page);
 
-/* The guards of sparse trees. */
+/* Make and free the guards of sparse trees. */
 int pt_tree_start(void);
 void pt_tree_end(void);
 
-/* Tables on their own. */
+/* Make and free single tables. */
 u64 *pt_table_alloc(unsigned int level);
 void pt_table_free(u64 *table, unsigned int level);
 
-/* Pages that an entry of a table of this level covers. */
+/* The number of pages that an entry of a table of this level covers. */
 static inline u64 pt_entry_pages(unsigned int level)
 {
 	return 1ULL << (PT_INDEX_BITS * (level - 1));
@@ -141,7 +146,7 @@ static inline u64 pt_table_entry(u64 *table)
 	return __pa(table) | PT_TABLE_FLAGS;
 }
 
-/* Neither none nor a leaf of 2 MiB. */
+/* Whether the entry is neither none nor a leaf of 2 MiB. */
 static inline bool pt_entry_is_table(u64 entry)
 {
 	return (entry & (_PAGE_PRESENT | _PAGE_PSE)) == _PAGE_PRESENT;
@@ -152,10 +157,7 @@ static inline u64 pt_leaf_pfn(u64 leaf)
 	return (leaf & PTE_PFN_MASK) >> PAGE_SHIFT;
 }
 
-/*
- * The entry of level 2 that the page is below, or NULL in a tree that has none. The page is one of
- * the tree's.
- */
+/* The entry of level 2 above the page, or NULL in a tree that has none. The tree has the page. */
 static inline u64 *pt_tree_entry(struct pt_tree *tree, u64 page)
 {
 	unsigned int shift = PT_INDEX_BITS * (tree->order - 1);
@@ -177,13 +179,13 @@ static inline u64 pt_tree_huge(struct pt_tree *tree, u64 page)
 	return value & _PAGE_PSE ? value : 0;
 }
 
-/* What the leaf of a page would be that is in this one of 2 MiB. */
+/* The leaf that the page would have if this leaf of 2 MiB were split. */
 static inline u64 pt_huge_part(u64 huge, u64 page)
 {
 	return (huge & ~(u64)_PAGE_PSE) + ((page % PT_ENTRIES) << PAGE_SHIFT);
 }
 
-/* The leaf of a page, or NULL where there is no table for it yet, or it is in a leaf of 2 MiB. */
+/* The leaf of a page; NULL where there is no table for it yet, or a leaf of 2 MiB maps the page. */
 static inline u64 *pt_tree_leaf(struct pt_tree *tree, u64 page)
 {
 	unsigned int shift = PT_INDEX_BITS * (tree->order - 1);
@@ -200,8 +202,8 @@ static inline u64 *pt_tree_leaf(struct pt_tree *tree, u64 page)
 }
 
 /*
- * The leaf of a page; NULL when there is no memory for its table, or it is in a leaf of 2 MiB. May
- * sleep.
+ * The leaf of a page, with its table made; NULL when there is no memory for the table, or a leaf of
+ * 2 MiB maps the page. May sleep.
  */
 static inline u64 *pt_tree_make_leaf(struct pt_tree *tree, u64 page)
 {

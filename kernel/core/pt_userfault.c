@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-/* Userfaultfd is refused by a probe where it takes a mapping. See pt_userfault.h. */
+/* Refuses userfaultfd by a probe in the function that takes a mapping. pt_userfault.h says why. */
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
 
 #include <linux/kprobes.h>
@@ -11,79 +11,83 @@
 #include "core/pt_symbol.h"
 #include "core/pt_userfault.h"
 
-#define PROBED	"vma_modify_flags_uffd"
+#define PT_USERFAULT_PROBED	"vma_modify_flags_uffd"
 
-/* On kernels where userfaultfd takes nothing of ours. */
-static struct vm_area_struct *refused(struct vma_iterator *iterator, struct vm_area_struct *previous,
-				      struct vm_area_struct *vma, unsigned long start,
-				      unsigned long end, unsigned long flags,
-				      struct vm_userfaultfd_ctx context)
+/* For kernels where userfaultfd does not take the module's mappings. */
+static struct vm_area_struct *pt_userfault_refused(struct vma_iterator *iterator,
+						   struct vm_area_struct *previous,
+						   struct vm_area_struct *vma, unsigned long start,
+						   unsigned long end, unsigned long flags,
+						   struct vm_userfaultfd_ctx context)
 {
 	return ERR_PTR(-EINVAL);
 }
 
-/* What the kernel has there, with the probe in it. */
-DEFINE_STATIC_CALL(vellum_probed, refused);
+/* The kernel's function, with the probe in it. */
+DEFINE_STATIC_CALL(vellum_probed, pt_userfault_refused);
 
-static bool is_placed = true;
+static bool pt_userfault_is_placed = true;
 
-/* Is entered in place of the kernel's function, with its arguments. */
-static noinline notrace struct vm_area_struct *refuse(void)
+/* Runs in place of the kernel's function, with its arguments. */
+static noinline notrace struct vm_area_struct *pt_userfault_refuse(void)
 {
 	return ERR_PTR(-EINVAL);
 }
 
-static bool is_ours(const struct vm_area_struct *vma)
+static bool pt_userfault_is_ours(const struct vm_area_struct *vma)
 {
 	return vma->vm_ops && vma->vm_ops->may_split == pt_mount_vm_may_split;
 }
 
-static int look(struct kprobe *probe, struct pt_regs *regs)
+static int pt_userfault_look(struct kprobe *probe, struct pt_regs *regs)
 {
 	const struct vm_area_struct *vma = (void *)regs_get_kernel_argument(regs, 2);
 
-	if (!is_ours(vma))
+	if (!pt_userfault_is_ours(vma))
 		return 0;
-	instruction_pointer_set(regs, (unsigned long)refuse);
+	instruction_pointer_set(regs, (unsigned long)pt_userfault_refuse);
 	return 1;
 }
 
-/* A probe with nothing to do afterwards would not be allowed to lead elsewhere. */
-static void after(struct kprobe *probe, struct pt_regs *regs, unsigned long flags)
+/* Without this handler the core would optimise the probe, which then could not change the flow. */
+static void pt_userfault_after(struct kprobe *probe, struct pt_regs *regs, unsigned long flags)
 {
 }
 
-/* Nothing but userfaultfd calls it, to begin or to end: the latter never concerns ours. */
-static struct kprobe probe = {
-	.symbol_name = PROBED,
-	.pre_handler = look,
-	.post_handler = after,
+/*
+ * Only userfaultfd calls the function, to begin or to end. An end never concerns a mapping of the
+ * module.
+ */
+static struct kprobe pt_userfault_probe = {
+	.symbol_name = PT_USERFAULT_PROBED,
+	.pre_handler = pt_userfault_look,
+	.post_handler = pt_userfault_after,
 };
 
 void pt_userfault_init(void)
 {
 	void *probed;
 
-	if (!userfault_takes_all())
+	if (!pt_userfault_takes_all())
 		return;
-	probed = pt_symbol_find(PROBED);
-	is_placed = probed && !register_kprobe(&probe);
-	if (is_placed)
+	probed = pt_symbol_find(PT_USERFAULT_PROBED);
+	pt_userfault_is_placed = probed && !register_kprobe(&pt_userfault_probe);
+	if (pt_userfault_is_placed)
 		static_call_update(vellum_probed, probed);
 	else
-		pr_warn("userfaultfd cannot be kept away: nothing will be mapped\n");
+		pr_warn("cannot refuse userfaultfd: nothing can be mapped\n");
 }
 
 void pt_userfault_exit(void)
 {
-	if (probe.addr && is_placed)
-		unregister_kprobe(&probe);
+	if (pt_userfault_probe.addr && pt_userfault_is_placed)
+		unregister_kprobe(&pt_userfault_probe);
 }
 
 /*
- * Probes can be switched off, all at once, and do not know it (debugfs, kernel.ftrace_enabled). So
- * the function is called for a mapping that looks like ours. It would do nothing, if it were to be
- * reached: the mapping is special, and all of it is to have the flags that it has.
+ * All probes can be switched off at once, and do not notice it (debugfs, kernel.ftrace_enabled). So
+ * this calls the function for a mapping that looks like one of the module's. If the function itself
+ * ran, it would do nothing: the mapping is special, and all of it keeps the flags that it has.
  */
 bool pt_userfault_is_refused(struct mm_struct *mm)
 {
@@ -92,7 +96,7 @@ bool pt_userfault_is_refused(struct mm_struct *mm)
 	struct vma_iterator iterator;
 	struct vm_area_struct *answer;
 
-	if (!is_placed)
+	if (!pt_userfault_is_placed)
 		return false;
 	mmap_assert_write_locked(mm);
 	vma_iter_init(&iterator, mm, 0);

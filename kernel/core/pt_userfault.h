@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * Userfaultfd, with asynchronous write protection, takes mappings of any kind on some kernels, and
- * then changes page tables without saying so before it has walked into them: it would find ours.
- * Other kernels refuse what is not ordinary memory, and need nothing.
+ * On some kernels userfaultfd with asynchronous write protection takes mappings of any kind. It
+ * then changes page tables without a notification before it has walked into them, and would find
+ * the tables of the module. Other kernels refuse what is not ordinary memory, and need no help.
  */
 #ifndef VELLUM_PT_USERFAULT_H
 #define VELLUM_PT_USERFAULT_H
@@ -11,11 +11,12 @@
 
 struct mm_struct;
 
-/* Has this kernel refuse what has a tree mounted, if it does not by itself. */
+/* Makes this kernel refuse mappings that mount a tree, if it does not refuse them by itself. */
 void pt_userfault_init(void);
 void pt_userfault_exit(void);
 /*
- * Whether it does at this time; nothing may be mounted otherwise. The mmap lock is held for writing.
+ * Whether the kernel refuses them at this time. If not, nothing may be mounted. The mmap lock is
+ * held for writing.
  */
 bool pt_userfault_is_refused(struct mm_struct *mm);
 

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * Arguments of ioctls: structures that may grow at their ends. The first word of each is its size as
- * the caller knows it.
+ * Arguments of ioctls: structures that may grow at their ends. The first word of each is its size
+ * as the caller knows it.
  *
- * An older program passes less than this module knows: the rest is zero, and the answer ends where
- * the program's structure ends. A newer one passes more: the rest must be zero, and stays so.
+ * An older program passes less than this module knows. The rest is zero, and the answer ends where
+ * the program's structure ends. A newer program passes more. The rest must be zero, and stays zero.
  */
 #ifndef VELLUM_SIZED_H
 #define VELLUM_SIZED_H
@@ -14,17 +14,17 @@
 #include <linux/mm.h>
 #include <linux/uaccess.h>
 
-/* A command without the size in its number, which is that of the caller's structure. */
-#define sized_command(command)	((command) & ~(_IOC_SIZEMASK << _IOC_SIZESHIFT))
+/* A command without its size field, which has the size of the caller's structure. */
+#define vellum_sized_command(command)	((command) & ~(_IOC_SIZEMASK << _IOC_SIZESHIFT))
 
 /*
- * Copies a structure of which so many bytes are known, and which had so many in its first version.
+ * Copies a structure in. `known` is its size in this module, `first` its size in the first version.
  * Returns the caller's size.
  *
- * Errors: EINVAL shorter than that; E2BIG longer than a page, or with something unknown that is not
- * zero; EFAULT.
+ * Errors: EINVAL the structure is shorter than the first version; E2BIG it is longer than a page,
+ * or has an unknown part that is not zero; EFAULT.
  */
-static inline int copy_sized(void *to, size_t known, size_t first, unsigned long from)
+static inline int vellum_copy_sized(void *to, size_t known, size_t first, unsigned long from)
 {
 	int error;
 	u32 size;
@@ -39,8 +39,8 @@ static inline int copy_sized(void *to, size_t known, size_t first, unsigned long
 	return error ? error : size;
 }
 
-/* Answers with as much of the structure as the caller knows, whose size this is. */
-static inline int answer_sized(unsigned long to, int size, const void *from, size_t known)
+/* Copies out as much of the structure as the caller knows. `size` is the caller's size. */
+static inline int vellum_answer_sized(unsigned long to, int size, const void *from, size_t known)
 {
 	return copy_to_user((void __user *)to, from, min_t(size_t, size, known)) ? -EFAULT : 0;
 }

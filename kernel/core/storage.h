@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* Files that pages are read from. */
+/* Files that the module reads pages from. */
 #ifndef VELLUM_STORAGE_H
 #define VELLUM_STORAGE_H
 
@@ -7,12 +7,12 @@
 #include <vellum/morsel.h>
 
 /*
- * Whether the file keeps what it has, so that page n is at byte n * 4096 each time: a regular file
- * or a block device. What procfs, sysfs, cgroups and configfs show as regular files is made up for
- * each read. These file systems say that nothing in them may ever be executed. No file system that
- * stores files says so but morselfs, which keeps what it has.
+ * Whether the file stores its content, so that page n is at byte n * 4096 each time: a regular file
+ * or a block device. procfs, sysfs, cgroups and configfs make up the content of their regular files
+ * for each read. These file systems say that nothing in them may ever be executed. Of the file
+ * systems that store files only morselfs says so.
  */
-static inline bool file_has_storage(const struct file *file)
+static inline bool vellum_file_has_storage(const struct file *file)
 {
 	const struct inode *inode = file_inode(file);
 	const struct super_block *super = inode->i_sb;

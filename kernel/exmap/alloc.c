@@ -2,11 +2,11 @@
 /*
  * Frames come to the surface.
  *
- * An entry that is none is changed by a single atomic operation and without a lock, for runs of
- * pages as well: the core does not write such entries, and of several who bring a frame one wins.
+ * A single atomic operation changes an entry that is none, without a lock, for runs of pages as
+ * well. The core does not write such entries. Of several threads that bring a frame one wins.
  *
- * A processor does not remember that a page was not there. So nothing is flushed, unless a page
- * showed zeros before.
+ * A CPU does not cache that a page was not there. So nothing is flushed, unless a page showed zeros
+ * before.
  */
 
 #include <linux/mm.h>
@@ -15,8 +15,8 @@
 #include "exmap/exmap.h"
 #include "trace.h"
 
-/* What a thread that allocates has in its hands. */
-struct allocation {
+/* The state of a thread that allocates. */
+struct exmap_allocation {
 	struct exmap		*exmap;
 	unsigned int		index;
 	struct frame_lane	*lane;
@@ -25,8 +25,8 @@ struct allocation {
 };
 
 /* Brings a frame to the page, if it has none. False: there is no memory for it. */
-static __always_inline bool alloc_leaf(struct allocation *allocation, u64 *leaf, u64 page,
-				       struct exmap_result *result)
+static __always_inline bool exmap_alloc_leaf(struct exmap_allocation *allocation, u64 *leaf,
+					     u64 page, struct exmap_result *result)
 {
 	struct exmap *exmap = allocation->exmap;
 	bool placed, is_huge;
@@ -53,12 +53,16 @@ static __always_inline bool alloc_leaf(struct allocation *allocation, u64 *leaf,
 		return true;
 	}
 	result->pages++;
-	/* At once: frames that nobody is known to have would be waited for when there are no more. */
+	/*
+	 * Counted at once: when there are no more frames, threads wait for those that are not known
+	 * to be in use.
+	 */
 	allocation->lane->taken++;
 	return true;
 }
 
-static struct exmap_result alloc_small(struct allocation *allocation, struct page_range range)
+static struct exmap_result exmap_alloc_small(struct exmap_allocation *allocation,
+					     struct exmap_range range)
 {
 	struct exmap_result result = {};
 	u64 *leaf = NULL;
@@ -67,14 +71,14 @@ static struct exmap_result alloc_small(struct allocation *allocation, struct pag
 	     range.page++, range.count--) {
 		leaf = exmap_next_leaf(leaf, range.page) ?:
 		       pt_tree_make_leaf(&allocation->exmap->tree, range.page);
-		if (!alloc_leaf(allocation, leaf, range.page, &result))
+		if (!exmap_alloc_leaf(allocation, leaf, range.page, &result))
 			result.error = -ENOMEM;
 	}
 	return result;
 }
 
-/* The pages up to where 2 MiB begin, or all. */
-static struct page_range up_to_extent(struct page_range range)
+/* The pages up to where an extent of 2 MiB begins, or all. */
+static struct exmap_range exmap_up_to_extent(struct exmap_range range)
 {
 	unsigned int before = -range.page % PT_ENTRIES ?: PT_ENTRIES;
 
@@ -82,23 +86,26 @@ static struct page_range up_to_extent(struct page_range range)
 	return range;
 }
 
-/* A range in a surface with blocks: each 2 MiB of it as a whole if that can be, or by pages. */
-static noinline struct exmap_result alloc_parts(struct allocation *allocation,
-						struct page_range range)
+/*
+ * Allocates a range in a surface with blocks: each extent of 2 MiB as a whole if possible, or by
+ * pages.
+ */
+static noinline struct exmap_result exmap_alloc_parts(struct exmap_allocation *allocation,
+						      struct exmap_range range)
 {
 	struct exmap_result result = {}, small;
-	struct page_range part;
+	struct exmap_range part;
 	bool is_there;
 
 	while (range.count && !result.error && exmap_may_go_on(range.page)) {
-		part = up_to_extent(range);
+		part = exmap_up_to_extent(range);
 		is_there = false;
 		small = (struct exmap_result){};
 		if (exmap_is_extent(allocation->exmap, part))
 			small.pages = exmap_alloc_huge(allocation->exmap, allocation->index,
 						       part.page, &is_there);
 		if (!small.pages && !is_there)
-			small = alloc_small(allocation, part);
+			small = exmap_alloc_small(allocation, part);
 		result.pages += small.pages;
 		result.error = small.error;
 		range.page += part.count;
@@ -107,72 +114,73 @@ static noinline struct exmap_result alloc_parts(struct allocation *allocation,
 	return result;
 }
 
-static noinline struct exmap_result alloc_run(struct allocation *allocation,
-					      struct page_range range)
+static noinline struct exmap_result exmap_alloc_run(struct exmap_allocation *allocation,
+						    struct exmap_range range)
 {
 	struct exmap_result result;
 
 	if (unlikely(allocation->exmap->pool.blocks))
-		return alloc_parts(allocation, range);
-	result = alloc_small(allocation, range);
+		return exmap_alloc_parts(allocation, range);
+	result = exmap_alloc_small(allocation, range);
 	cond_resched();
 	return result;
 }
 
-static __always_inline void begin(struct allocation *allocation, struct exmap *exmap,
-				  unsigned int index, unsigned int ranges)
+static __always_inline void exmap_alloc_begin(struct exmap_allocation *allocation,
+					      struct exmap *exmap, unsigned int index,
+					      unsigned int ranges)
 {
-	*allocation = (struct allocation){ .exmap = exmap, .index = index,
+	*allocation = (struct exmap_allocation){ .exmap = exmap, .index = index,
 					   .lane = &exmap->pool.lanes[index] };
 	frame_take_begin(&exmap->pool, allocation->lane, &allocation->bundle, ranges);
 }
 
-/* A range, which is empty if it is not within the surface. */
-static __always_inline struct exmap_result alloc_one(struct allocation *allocation,
-						     struct exmap_interface *interface,
-						     struct page_range range)
+/* Allocates a range. A range that is not within the surface is empty. */
+static __always_inline struct exmap_result exmap_alloc_one(struct exmap_allocation *allocation,
+							   struct exmap_interface *interface,
+							   struct exmap_range range)
 {
 	struct exmap_result result = {};
 	u64 *leaf;
 
 	if (likely(range.count == 1)) {
 		leaf = pt_tree_make_leaf(&allocation->exmap->tree, range.page);
-		if (unlikely(!alloc_leaf(allocation, leaf, range.page, &result)))
+		if (unlikely(!exmap_alloc_leaf(allocation, leaf, range.page, &result)))
 			result.error = -ENOMEM;
 	} else {
-		result = alloc_run(allocation, range);
+		result = exmap_alloc_run(allocation, range);
 	}
 	if (unlikely(!result.error && result.pages != range.count))
 		interface->conflicts += range.count - result.pages;
 	return result;
 }
 
-static void end(struct allocation *allocation, struct exmap_interface *interface)
+static void exmap_alloc_end(struct exmap_allocation *allocation, struct exmap_interface *interface)
 {
 	frame_take_end(&allocation->exmap->pool, allocation->lane, &allocation->bundle);
 	if (unlikely(allocation->over_zeros))
 		exmap_flush_zeros(allocation->exmap, interface, current->mm);
 }
 
-void exmap_alloc(struct exmap *exmap, unsigned int index, const struct page_range *ranges,
+void exmap_alloc(struct exmap *exmap, unsigned int index, const struct exmap_range *ranges,
 		 struct exmap_result *results, unsigned int count)
 {
 	struct exmap_interface *interface = &exmap->interface[index];
-	struct allocation allocation;
+	struct exmap_allocation allocation;
 	unsigned int i;
 
-	begin(&allocation, exmap, index, count);
+	exmap_alloc_begin(&allocation, exmap, index, count);
 	for (i = 0; i < count; i++)
-		results[i] = alloc_one(&allocation, interface, ranges[i]);
-	end(&allocation, interface);
+		results[i] = exmap_alloc_one(&allocation, interface, ranges[i]);
+	exmap_alloc_end(&allocation, interface);
 }
 
-/* Usually the page has no frame, the lane has one, and nothing is in the way. */
+/* In the common case the page has no frame, the lane has one, and no other thread interferes. */
 struct exmap_result exmap_alloc_page(struct exmap *exmap, unsigned int index, u64 page)
 {
 	struct frame_lane *lane = &exmap->pool.lanes[index];
 	u64 *leaf = pt_tree_leaf(&exmap->tree, page);
-	struct page_range range = { page, 1 };
+	struct exmap_range range = { page, 1 };
 	struct exmap_result result = {};
 	bool over_zeros = false;
 	u64 frame;
@@ -196,37 +204,38 @@ struct exmap_result exmap_alloc_page(struct exmap *exmap, unsigned int index, u6
 	return result;
 }
 
-static noinline long alloc_vector(struct exmap *exmap, unsigned int index, unsigned int entries)
+static noinline long __exmap_alloc_vector(struct exmap *exmap, unsigned int index,
+					  unsigned int entries)
 {
 	struct exmap_interface *interface = &exmap->interface[index];
-	struct allocation allocation;
-	struct page_range range;
+	struct exmap_allocation allocation;
+	struct exmap_range range;
 	u64 before, *entry;
 	long failed = 0;
 
-	begin(&allocation, exmap, index, entries);
+	exmap_alloc_begin(&allocation, exmap, index, entries);
 	before = allocation.lane->taken;
 	for (entry = interface->vector; entry < interface->vector + entries; entry++) {
 		range = exmap_decode(exmap, READ_ONCE(*entry));
 		WRITE_ONCE(*entry, exmap_encode(interface, range,
-						alloc_one(&allocation, interface, range),
+						exmap_alloc_one(&allocation, interface, range),
 						&failed));
 	}
 	trace_exmap_alloc(index, entries, allocation.lane->taken - before);
-	end(&allocation, interface);
+	exmap_alloc_end(&allocation, interface);
 	return failed;
 }
 
-/* Ranges of the interface's vector; returns how many entries have an error. */
+/* Allocates the ranges of the interface's vector. Returns the number of entries with an error. */
 long exmap_alloc_vector(struct exmap *exmap, unsigned int index, unsigned int entries)
 {
 	struct exmap_interface *interface = &exmap->interface[index];
 	struct exmap_result result;
-	struct page_range range;
+	struct exmap_range range;
 	long failed = 0;
 
 	if (entries != 1)
-		return alloc_vector(exmap, index, entries);
+		return __exmap_alloc_vector(exmap, index, entries);
 	range = exmap_decode(exmap, READ_ONCE(*interface->vector));
 	if (likely(range.count == 1))
 		result = exmap_alloc_page(exmap, index, range.page);

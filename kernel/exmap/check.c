@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Self-check: /sys/kernel/debug/vellum/exmaps has a line for each exmap, with what does not add up.
- * Where commands are under way meanwhile the sums may differ by what is in their hands.
+ * Self-check: /sys/kernel/debug/vellum/exmaps has a line for each exmap, with all that does not add
+ * up. While commands are under way the sums may differ by the frames that these have in hand.
  */
 
 #include <linux/debugfs.h>
@@ -12,18 +12,18 @@
 
 #include "exmap/exmap.h"
 
-/* Frames on the surface, as its tables have them. */
-struct census {
+/* The frames on the surface, as its tables have them. */
+struct exmap_census {
 	struct exmap	*exmap;
 	u64		*frames;
 	u64		room, count;
-	u64		of_blocks;	/* among them */
-	u64		stuck;		/* entries that somebody has claimed */
+	u64		of_blocks;	/* frames of blocks */
+	u64		stuck;		/* entries that a thread has claimed */
 };
 
-static void count_frame(void *data, u64 page, u64 leaf)
+static void exmap_check_count_frame(void *data, u64 page, u64 leaf)
 {
-	struct census *census = data;
+	struct exmap_census *census = data;
 
 	census->stuck += leaf == PT_CLAIMED || leaf == PT_SPLITTING;
 	if (!exmap_has_frame(census->exmap, leaf))
@@ -35,29 +35,30 @@ static void count_frame(void *data, u64 page, u64 leaf)
 	census->count++;
 }
 
-static int by_number(const void *a, const void *b)
+static int exmap_check_by_number(const void *a, const void *b)
 {
 	u64 left = *(const u64 *)a, right = *(const u64 *)b;
 
 	return left < right ? -1 : left > right;
 }
 
-static u64 shared_frames(struct census *census)
+static u64 exmap_check_shared_frames(struct exmap_census *census)
 {
 	u64 i, shared = 0;
 
-	sort(census->frames, min(census->count, census->room), sizeof(u64), by_number, NULL);
+	sort(census->frames, min(census->count, census->room), sizeof(u64), exmap_check_by_number,
+	     NULL);
 	for (i = 1; i < min(census->count, census->room); i++)
 		shared += census->frames[i] == census->frames[i - 1];
 	return shared;
 }
 
-static u64 check_mount(struct exmap *exmap)
+static u64 exmap_check_mount(struct exmap *exmap)
 {
 	struct mm_struct *mm;
 	u64 wrong = 0;
 
-	/* It is there for as long as it is in the mount. */
+	/* The process' memory exists for as long as it is in the mount. */
 	spin_lock(&exmap->mount.lock);
 	mm = exmap->mount.mm;
 	if (mm && !mmget_not_zero(mm))
@@ -65,7 +66,10 @@ static u64 check_mount(struct exmap *exmap)
 	spin_unlock(&exmap->mount.lock);
 	if (!mm)
 		return 0;
-	/* Who maps holds the mmap lock, and waits for the one that we hold. */
+	/*
+	 * A thread that maps the surface holds the mmap lock, and waits for `setup`, which is held
+	 * here.
+	 */
 	if (mmap_read_trylock(mm)) {
 		if (exmap->mount.mm == mm)
 			wrong = pt_mount_wrong(&exmap->mount);
@@ -75,8 +79,11 @@ static u64 check_mount(struct exmap *exmap)
 	return wrong;
 }
 
-/* Frames of blocks must be with a block, on the surface, or pinned; tables in some state. */
-static void show_blocks(struct seq_file *file, const struct census *census)
+/*
+ * Each frame of a block must be with its block, on the surface, or pinned, and each table in a
+ * valid state.
+ */
+static void exmap_check_show_blocks(struct seq_file *file, const struct exmap_census *census)
 {
 	struct frame_pool *pool = &census->exmap->pool;
 	u64 known;
@@ -92,9 +99,9 @@ static void show_blocks(struct seq_file *file, const struct census *census)
 		   census->stuck + pt_huge_wrong(&census->exmap->tree));
 }
 
-static void show_exmap(struct seq_file *file, struct exmap *exmap)
+static void exmap_check_show_one(struct seq_file *file, struct exmap *exmap)
 {
-	struct census census = {
+	struct exmap_census census = {
 		.exmap = exmap,
 		.room = exmap->pool.frames + (u64)exmap->pool.block_count * FRAME_BLOCK,
 	};
@@ -102,27 +109,28 @@ static void show_exmap(struct seq_file *file, struct exmap *exmap)
 	census.frames = kvmalloc_array(census.room ?: 1, sizeof(u64), GFP_KERNEL);
 	if (!census.frames)
 		census.room = 0;
-	pt_tree_each_leaf(&exmap->tree, count_frame, &census);
-	seq_printf(file, "frames %llu resident %llu on surface %llu twice %llu pinned %lu pages %llu ",
+	pt_tree_each_leaf(&exmap->tree, exmap_check_count_frame, &census);
+	seq_printf(file,
+		   "frames %llu resident %llu on surface %llu twice %llu pinned %lu pages %llu ",
 		   exmap->pool.frames,
 		   exmap_is_created(exmap) ? frame_pool_resident(&exmap->pool) : 0, census.count,
-		   shared_frames(&census), exmap->pool.pinned_count, exmap->tree.pages);
+		   exmap_check_shared_frames(&census), exmap->pool.pinned_count, exmap->tree.pages);
 	seq_printf(file, "tables %ld entries %u wrong %llu attached %d",
-		   atomic_long_read(&exmap->tree.tables), exmap->mount.count, check_mount(exmap),
-		   exmap->mount.attached);
+		   atomic_long_read(&exmap->tree.tables), exmap->mount.count,
+		   exmap_check_mount(exmap), exmap->mount.attached);
 	if (exmap_is_created(exmap))
-		show_blocks(file, &census);
+		exmap_check_show_blocks(file, &census);
 	else
 		seq_puts(file, " not created\n");
 	kvfree(census.frames);
 }
 
-static bool show(struct exmap *exmap, void *file)
+static bool exmap_check_show(struct exmap *exmap, void *file)
 {
-	/* Neither pruned nor created nor mapped meanwhile. */
+	/* Keeps the exmap from being pruned, created or mapped meanwhile. */
 	down_read(&exmap->walking);
 	mutex_lock(&exmap->setup);
-	show_exmap(file, exmap);
+	exmap_check_show_one(file, exmap);
 	mutex_unlock(&exmap->setup);
 	up_read(&exmap->walking);
 	return true;
@@ -130,7 +138,7 @@ static bool show(struct exmap *exmap, void *file)
 
 static int exmaps_show(struct seq_file *file, void *unused)
 {
-	exmap_each(show, file);
+	exmap_each(exmap_check_show, file);
 	return 0;
 }
 DEFINE_SHOW_ATTRIBUTE(exmaps);

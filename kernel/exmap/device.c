@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-/* The device: one open is one exmap. See include/uapi/vellum/exmap.h for what it promises. */
+/* The device: one open is one exmap. include/uapi/vellum/exmap.h says what it promises. */
 
 #include <linux/anon_inodes.h>
 #include <linux/capability.h>
@@ -19,7 +19,7 @@
 #include "core/storage.h"
 #include "exmap/exmap.h"
 
-static struct exmap *make_exmap(void)
+static struct exmap *exmap_make(void)
 {
 	struct exmap *exmap = kzalloc(sizeof(*exmap), GFP_KERNEL_ACCOUNT);
 
@@ -35,7 +35,7 @@ static struct exmap *make_exmap(void)
 	return exmap;
 }
 
-static void free_interfaces(struct exmap_interface *interface, unsigned int count)
+static void exmap_free_interfaces(struct exmap_interface *interface, unsigned int count)
 {
 	unsigned int i;
 
@@ -49,7 +49,7 @@ static void free_interfaces(struct exmap_interface *interface, unsigned int coun
 	kvfree(interface);
 }
 
-static struct exmap_interface *make_interfaces(unsigned int count)
+static struct exmap_interface *exmap_make_interfaces(unsigned int count)
 {
 	struct exmap_interface *interface = kvcalloc(count, sizeof(*interface), GFP_KERNEL_ACCOUNT);
 	unsigned int i;
@@ -67,14 +67,14 @@ static struct exmap_interface *make_interfaces(unsigned int count)
 					GFP_KERNEL_ACCOUNT);
 		one->leaving = kvcalloc(FRAME_BUNDLE, sizeof(*one->leaving), GFP_KERNEL_ACCOUNT);
 		if (!one->vector || !one->ranges || !one->results || !one->leaving) {
-			free_interfaces(interface, count);
+			exmap_free_interfaces(interface, count);
 			return NULL;
 		}
 	}
 	return interface;
 }
 
-static void destroy(struct kref *references)
+static void exmap_destroy(struct kref *references)
 {
 	struct exmap *exmap = container_of(references, struct exmap, references);
 
@@ -84,7 +84,7 @@ static void destroy(struct kref *references)
 	exmap_surface_destroy(exmap);
 	frame_pool_destroy(&exmap->pool);
 	if (exmap->interface)
-		free_interfaces(exmap->interface, exmap->interfaces);
+		exmap_free_interfaces(exmap->interface, exmap->interfaces);
 	if (exmap->backing)
 		fput(exmap->backing);
 	exmap_uncharge(exmap, exmap->charged);
@@ -97,11 +97,11 @@ static void destroy(struct kref *references)
 
 void exmap_put(struct exmap *exmap)
 {
-	kref_put(&exmap->references, destroy);
+	kref_put(&exmap->references, exmap_destroy);
 }
 
 /* The file that pages are read from and written to; NULL for none. */
-static struct file *backing_file(int descriptor)
+static struct file *exmap_backing_file(int descriptor)
 {
 	struct file *file;
 
@@ -110,35 +110,35 @@ static struct file *backing_file(int descriptor)
 	file = fget(descriptor);
 	if (!file)
 		return ERR_PTR(-EBADF);
-	if ((file->f_mode & FMODE_READ) && file_has_storage(file))
+	if ((file->f_mode & FMODE_READ) && vellum_file_has_storage(file))
 		return file;
 	fput(file);
 	return ERR_PTR(-EBADF);
 }
 
-static int create_locked(struct exmap *exmap, const struct vellum_exmap_create *create,
-			 struct file *backing, struct workqueue_struct *work)
+static int exmap_create_locked(struct exmap *exmap, const struct vellum_exmap_create *create,
+			       struct file *backing, struct workqueue_struct *work)
 {
 	struct exmap_interface *interface;
 	int error;
 
 	if (exmap->interface)
 		return -EBUSY;
-	/* Only a pinnable surface may be mapped before. */
+	/* Only a pinnable surface may be mapped before creation. */
 	if (exmap->tree.root && !(create->flags & VELLUM_EXMAP_PINNABLE))
 		return -EBUSY;
-	interface = make_interfaces(create->interfaces);
+	interface = exmap_make_interfaces(create->interfaces);
 	error = interface ? exmap_make_pool(exmap, create) : -ENOMEM;
 	if (error) {
 		if (interface)
-			free_interfaces(interface, create->interfaces);
+			exmap_free_interfaces(interface, create->interfaces);
 		return error;
 	}
 	exmap->flags = create->flags;
 	exmap->interfaces = create->interfaces;
 	exmap->backing = backing;
 	exmap->work = work;
-	/* From here on it is used. */
+	/* Pairs with the acquire in exmap_is_created(). Commands use the exmap from here on. */
 	smp_store_release(&exmap->interface, interface);
 	return 0;
 }
@@ -154,18 +154,21 @@ int exmap_create(struct exmap *exmap, const struct vellum_exmap_create *create)
 	    create->interfaces > VELLUM_EXMAP_MAX_INTERFACES || !create->frames ||
 	    !exmap_huge_is_right(create))
 		return -EINVAL;
-	backing = backing_file(create->backing);
+	backing = exmap_backing_file(create->backing);
 	if (IS_ERR(backing))
 		return PTR_ERR(backing);
 	if (backing) {
-		/* Before the lock, which is taken under the mmap lock: this waits for hotplug. */
+		/*
+		 * Allocated before `setup` is taken, which nests in the mmap lock: this waits for
+		 * CPU hotplug.
+		 */
 		work = alloc_workqueue("exmap", WQ_UNBOUND | WQ_HIGHPRI, 0);
 		if (!work)
 			goto out;
 	}
 	error = -EINTR;
 	if (!mutex_lock_killable(&exmap->setup)) {
-		error = create_locked(exmap, create, backing, work);
+		error = exmap_create_locked(exmap, create, backing, work);
 		mutex_unlock(&exmap->setup);
 	}
 out:
@@ -187,17 +190,17 @@ int exmap_lock_slowly(struct exmap *exmap, struct exmap_interface *interface, bo
 	return mutex_lock_killable(&interface->lock) ? -EINTR : 0;
 }
 
-/* What programs pass that were built for the first version of each structure. */
-#define QUERY_SIZE_VER0		32
-#define CREATE_SIZE_VER0	32
-#define STAT_SIZE_VER0		120
-#define HARVEST_SIZE_VER0	40
-#define MOVE_SIZE_VER0		32
+/* The sizes that programs pass that were built for the first version of each structure. */
+#define EXMAP_QUERY_SIZE_VER0		32
+#define EXMAP_CREATE_SIZE_VER0	32
+#define EXMAP_STAT_SIZE_VER0		120
+#define EXMAP_HARVEST_SIZE_VER0	40
+#define EXMAP_MOVE_SIZE_VER0		32
 
-static long ioctl_query(unsigned long argument)
+static long exmap_ioctl_query(unsigned long argument)
 {
 	struct vellum_exmap_query query;
-	int size = copy_sized(&query, sizeof(query), QUERY_SIZE_VER0, argument);
+	int size = vellum_copy_sized(&query, sizeof(query), EXMAP_QUERY_SIZE_VER0, argument);
 
 	if (size < 0)
 		return size;
@@ -210,21 +213,21 @@ static long ioctl_query(unsigned long argument)
 		.max_interfaces = VELLUM_EXMAP_MAX_INTERFACES,
 		.vector_entries = VELLUM_EXMAP_VECTOR_ENTRIES,
 	};
-	return answer_sized(argument, size, &query, sizeof(query));
+	return vellum_answer_sized(argument, size, &query, sizeof(query));
 }
 
-static long ioctl_create(struct exmap *exmap, unsigned long argument)
+static long exmap_ioctl_create(struct exmap *exmap, unsigned long argument)
 {
 	struct vellum_exmap_create create;
-	int size = copy_sized(&create, sizeof(create), CREATE_SIZE_VER0, argument);
+	int size = vellum_copy_sized(&create, sizeof(create), EXMAP_CREATE_SIZE_VER0, argument);
 
 	return size < 0 ? size : exmap_create(exmap, &create);
 }
 
-static long ioctl_stat(struct exmap *exmap, unsigned long argument)
+static long exmap_ioctl_stat(struct exmap *exmap, unsigned long argument)
 {
 	struct vellum_exmap_stat stat;
-	int size = copy_sized(&stat, sizeof(stat), STAT_SIZE_VER0, argument);
+	int size = vellum_copy_sized(&stat, sizeof(stat), EXMAP_STAT_SIZE_VER0, argument);
 	unsigned int i;
 
 	if (size < 0)
@@ -259,51 +262,53 @@ static long ioctl_stat(struct exmap *exmap, unsigned long argument)
 		stat.read += READ_ONCE(interface->read);
 		stat.written += READ_ONCE(interface->written);
 	}
-	return answer_sized(argument, size, &stat, sizeof(stat));
+	return vellum_answer_sized(argument, size, &stat, sizeof(stat));
 }
 
-static long ioctl_vector(struct exmap *exmap, unsigned int command, unsigned long argument)
+static long exmap_ioctl_vector(struct exmap *exmap, unsigned int command, unsigned long argument)
 {
 	if (argument >> 32)
 		return -EINVAL;
 	return exmap_vector(exmap, command, argument & 0xffff, argument >> 16, false);
 }
 
-static long ioctl_harvest(struct exmap *exmap, unsigned long argument)
+static long exmap_ioctl_harvest(struct exmap *exmap, unsigned long argument)
 {
 	struct vellum_exmap_harvest harvest;
-	int size = copy_sized(&harvest, sizeof(harvest), HARVEST_SIZE_VER0, argument);
+	int size = vellum_copy_sized(&harvest, sizeof(harvest), EXMAP_HARVEST_SIZE_VER0, argument);
 
 	return size < 0 ? size : exmap_harvest(exmap, &harvest);
 }
 
-static long ioctl_move(struct exmap *exmap, unsigned long argument)
+static long exmap_ioctl_move(struct exmap *exmap, unsigned long argument)
 {
 	struct vellum_exmap_move move;
-	int size = copy_sized(&move, sizeof(move), MOVE_SIZE_VER0, argument);
+	int size = vellum_copy_sized(&move, sizeof(move), EXMAP_MOVE_SIZE_VER0, argument);
 
 	return size < 0 ? size : exmap_move(exmap, &move);
 }
 
-static struct exmap_handle *make_handle(struct exmap *exmap)
+static struct exmap_handle *exmap_make_handle(struct exmap *exmap)
 {
 	struct exmap_handle *handle = kzalloc(sizeof(*handle), GFP_KERNEL_ACCOUNT);
 
-	if (handle)
-		handle->exmap = handle->own = exmap;
+	if (handle) {
+		handle->own = exmap;
+		handle->exmap = exmap;
+	}
 	return handle;
 }
 
-/* As pread and pwrite have it, and io_uring may start reads without a thread of its own. */
-static void set_modes(struct file *file)
+/* Lets pread and pwrite work, and lets io_uring start reads without a thread of its own. */
+static void exmap_set_modes(struct file *file)
 {
 	file->f_mode |= FMODE_PREAD | FMODE_PWRITE | FMODE_NOWAIT;
 }
 
-/* Another descriptor for the same exmap. */
-static long clone(struct exmap *exmap)
+/* Returns another descriptor for the same exmap. */
+static long exmap_clone(struct exmap *exmap)
 {
-	struct exmap_handle *handle = make_handle(exmap);
+	struct exmap_handle *handle = exmap_make_handle(exmap);
 	struct file *file;
 	int descriptor;
 
@@ -320,15 +325,15 @@ static long clone(struct exmap *exmap)
 		kfree(handle);
 		return PTR_ERR(file);
 	}
-	set_modes(file);
+	exmap_set_modes(file);
 	kref_get(&exmap->references);
 	fd_install(descriptor, file);
 	return descriptor;
 }
 
 /*
- * Makes a descriptor one for another's exmap, once, and only if it was not used for its own. That
- * stays until the descriptor is closed, as others may just be looking at it.
+ * Makes a descriptor one for another's exmap, once, and only if its own exmap was not used. The own
+ * exmap stays until the descriptor is closed, as other threads may be reading it.
  */
 int exmap_become_clone(struct file *file, struct file *other)
 {
@@ -348,44 +353,45 @@ int exmap_become_clone(struct file *file, struct file *other)
 	return 0;
 }
 
-static noinline long own_ioctl(struct exmap *exmap, unsigned int command, unsigned long argument)
+static noinline long exmap_own_ioctl(struct exmap *exmap, unsigned int command,
+				     unsigned long argument)
 {
 	switch (command) {
 	case VELLUM_EXMAP_ALLOC:
 	case VELLUM_EXMAP_FREE:
 	case VELLUM_EXMAP_READ:
 	case VELLUM_EXMAP_WRITE:
-		return ioctl_vector(exmap, command, argument);
+		return exmap_ioctl_vector(exmap, command, argument);
 	case VELLUM_EXMAP_RESIZE:
 		return exmap_resize(exmap, argument);
 	case VELLUM_EXMAP_CLONE:
-		return argument ? -EINVAL : clone(exmap);
+		return argument ? -EINVAL : exmap_clone(exmap);
 	}
-	switch (sized_command(command)) {
-	case sized_command(VELLUM_EXMAP_QUERY):
-		return ioctl_query(argument);
-	case sized_command(VELLUM_EXMAP_CREATE):
-		return ioctl_create(exmap, argument);
-	case sized_command(VELLUM_EXMAP_STAT):
-		return ioctl_stat(exmap, argument);
-	case sized_command(VELLUM_EXMAP_HARVEST):
-		return ioctl_harvest(exmap, argument);
-	case sized_command(VELLUM_EXMAP_MOVE):
-		return ioctl_move(exmap, argument);
+	switch (vellum_sized_command(command)) {
+	case vellum_sized_command(VELLUM_EXMAP_QUERY):
+		return exmap_ioctl_query(argument);
+	case vellum_sized_command(VELLUM_EXMAP_CREATE):
+		return exmap_ioctl_create(exmap, argument);
+	case vellum_sized_command(VELLUM_EXMAP_STAT):
+		return exmap_ioctl_stat(exmap, argument);
+	case vellum_sized_command(VELLUM_EXMAP_HARVEST):
+		return exmap_ioctl_harvest(exmap, argument);
+	case vellum_sized_command(VELLUM_EXMAP_MOVE):
+		return exmap_ioctl_move(exmap, argument);
 	}
 	return -ENOTTY;
 }
 
-static long ioctl(struct file *file, unsigned int command, unsigned long argument)
+static long exmap_ioctl(struct file *file, unsigned int command, unsigned long argument)
 {
 	struct exmap *exmap = exmap_of(file);
 
 	if (exmap_published_knows(command))
 		return exmap_published_ioctl(exmap, file, command, argument);
-	return own_ioctl(exmap, command, argument);
+	return exmap_own_ioctl(exmap, command, argument);
 }
 
-static int map(struct file *file, struct vm_area_struct *vma)
+static int exmap_mmap(struct file *file, struct vm_area_struct *vma)
 {
 	struct exmap *exmap = exmap_of(file);
 	u64 offset = (u64)vma->vm_pgoff << PAGE_SHIFT;
@@ -400,30 +406,31 @@ static int map(struct file *file, struct vm_area_struct *vma)
 	return -EINVAL;
 }
 
-static unsigned long area(struct file *file, unsigned long addr, unsigned long len,
-			  unsigned long pgoff, unsigned long flags)
+static unsigned long exmap_get_unmapped_area(struct file *file, unsigned long addr,
+					     unsigned long len, unsigned long pgoff,
+					     unsigned long flags)
 {
 	if (!pgoff)
 		return pt_pieces_area(file, addr, len, pgoff, flags);
 	return pt_get_unmapped_area(file, addr, len, pgoff, flags);
 }
 
-static int open(struct inode *inode, struct file *file)
+static int exmap_open(struct inode *inode, struct file *file)
 {
-	struct exmap *exmap = make_exmap();
+	struct exmap *exmap = exmap_make();
 
 	if (!exmap)
 		return -ENOMEM;
-	file->private_data = make_handle(exmap);
+	file->private_data = exmap_make_handle(exmap);
 	if (!file->private_data) {
 		exmap_put(exmap);
 		return -ENOMEM;
 	}
-	set_modes(file);
+	exmap_set_modes(file);
 	return 0;
 }
 
-static int release(struct inode *inode, struct file *file)
+static int exmap_release(struct inode *inode, struct file *file)
 {
 	struct exmap_handle *handle = file->private_data;
 
@@ -436,18 +443,18 @@ static int release(struct inode *inode, struct file *file)
 
 const struct file_operations exmap_operations = {
 	.owner = THIS_MODULE,
-	.open = open,
-	.release = release,
+	.open = exmap_open,
+	.release = exmap_release,
 	.read_iter = exmap_read_iter,
 	.write_iter = exmap_write_iter,
 	.uring_cmd = exmap_uring_cmd,
-	.unlocked_ioctl = ioctl,
-	.mmap = map,
-	.get_unmapped_area = area,
+	.unlocked_ioctl = exmap_ioctl,
+	.mmap = exmap_mmap,
+	.get_unmapped_area = exmap_get_unmapped_area,
 	.llseek = noop_llseek,
 };
 
-static struct miscdevice device = {
+static struct miscdevice exmap_device = {
 	.minor = MISC_DYNAMIC_MINOR,
 	.name = "exmap",
 	.fops = &exmap_operations,
@@ -468,7 +475,7 @@ int exmap_init(struct dentry *folder)
 		goto no_shrinker;
 	exmap_check_init(folder);
 	/* Programs may open it before this returns. */
-	error = misc_register(&device);
+	error = misc_register(&exmap_device);
 	if (error)
 		goto no_device;
 	return 0;
@@ -481,7 +488,7 @@ no_shrinker:
 
 void exmap_exit(void)
 {
-	misc_deregister(&device);
+	misc_deregister(&exmap_device);
 	exmap_shrinker_exit();
 	destroy_workqueue(exmap_work);
 }

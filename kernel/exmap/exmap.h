@@ -1,23 +1,23 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * An exmap: a surface, which is a tree with one mount; a pool of frames; and interfaces, each of
- * which is for one thread at a time and has a lane of the pool.
+ * An exmap: a surface, which is a tree with one mount; a pool of frames; and interfaces. An
+ * interface is for one thread at a time and has a lane of the pool.
  *
- *	device.c	the device: open, ioctl, and who may do what
+ *	device.c	the device: open, ioctl, and access rights
  *	surface.c	mapping the surface and the vectors, faults
  *	tables.c	the surface's page tables, shown to the process
  *	alloc.c, free.c	frames come to the surface and leave it
- *	flush.c		nobody reaches a frame any more that has left
+ *	flush.c		no CPU and no device reaches a frame that has left
  *	transfer.c	reading and writing pages
  *	harvest.c	which pages were accessed and written
- *	huge.c		pages that are part of 2 MiB
+ *	huge.c		pages that a leaf of 2 MiB maps
  *	move.c		frames go from page to page
- *	resize.c	the pool grows and shrinks; who is charged for it, and for page tables
- *	prune.c		page tables go that have become empty
+ *	resize.c	the pool grows and shrinks; charges for it, and for page tables
+ *	prune.c		empty page tables are freed
  *	vector.c	commands as vectors
  *	proxy.c		commands as pread, preadv, pwrite and pwritev
  *	uring.c		commands through io_uring
- *	registry.c	all exmaps
+ *	registry.c	the list of all exmaps
  *	check.c		self-check in debugfs
  *	published.c	the interface of the published module
  */
@@ -41,16 +41,16 @@
 #include "core/pt_mount.h"
 #include "core/pt_tree.h"
 
-/* Pages that a command is for. */
-struct page_range {
+/* Pages that a command acts on. */
+struct exmap_range {
 	u64		page;
 	unsigned int	count;
 };
 
-/* What has become of them. */
+/* The outcome of a command for a range. */
 struct exmap_result {
 	int		error;
-	unsigned int	pages;		/* for which it was carried out */
+	unsigned int	pages;		/* that the command was carried out for */
 };
 
 /* 2 MiB that were taken off and wait for the flush. */
@@ -58,52 +58,53 @@ struct exmap_extent {
 	u64	page, frame;
 };
 
-/* So many of them wait for the same flush. */
+/* The number of extents that may wait for the same flush. */
 #define EXMAP_EXTENTS	16
 
 struct exmap_interface {
-	struct mutex	lock;		/* whoever carries out a vector; protects all below */
-	u64		*vector;	/* a page that the process has mapped */
-	struct page_range *ranges;	/* the vector's entries, as read */
-	struct exmap_result *results;	/* what becomes of them */
+	struct mutex	lock;		/* held to carry out a vector; protects all below */
+	u64		*vector;	/* a page that the process maps */
+	struct exmap_range *ranges;	/* the vector's entries, as read */
+	struct exmap_result *results;	/* the outcome of each range */
 	u64		**leaving;	/* entries that wait for the flush */
 	struct exmap_extent extents[EXMAP_EXTENTS];
-	struct llist_head finished;	/* asynchronous calls to be concluded; has no lock */
-	struct work_struct concluding;	/* does it */
-	struct transfer_batch *batch;	/* for the next transfers that are waited for, or NULL */
-	bool		published;	/* the vector's errors are those of the published module */
+	struct llist_head finished;	/* asynchronous calls to be concluded; needs no lock */
+	struct work_struct concluding;	/* concludes them */
+	struct exmap_transfer_batch *batch;	/* for the next transfers, or NULL */
+	bool		published;	/* the vector reports errors as the published module does */
 	u64		conflicts, busy, flushes, read, written;
 } ____cacheline_aligned_in_smp;
 
 struct exmap {
-	struct list_head	node;	/* in the list of all */
+	struct list_head	node;	/* in the list of all exmaps */
 	struct kref		references;
 	struct mutex		setup;	/* creation and mapping, one at a time */
 	/*
-	 * The pool's size. Not the one above, which is taken with the mmap lock held: this one is
-	 * held while an interface's is waited for, whose holder may wait for a file's.
+	 * Protects the pool's size. `setup` cannot, as it is taken with the mmap lock held. A
+	 * thread that holds `sizing` waits for an interface's lock, and the holder of that lock may
+	 * wait for a file's lock.
 	 */
 	struct mutex		sizing;
 
-	/* Set by creation, which is done when there are interfaces; unchanged afterwards. */
+	/* Set by creation, which is complete when there are interfaces; unchanged afterwards. */
 	u64			flags;
 	unsigned int		interfaces;
 	struct exmap_interface	*interface;
 	struct frame_pool	pool;
-	struct user_struct	*user;		/* who is charged, or NULL */
-	u64			charged;	/* pages; without those of tables */
-	/* Up to so many pages of the user tables are charged, whichever thread brings them. */
+	struct user_struct	*user;		/* is charged; or NULL */
+	u64			charged;	/* pages; without those of page tables */
+	/* The user's limit for page tables in pages, whichever thread brings them. */
 	u64			lock_limit;
 	struct file		*backing;	/* or NULL */
 	/*
-	 * For what is left of transfers that no caller waits for. Its work waits for interfaces of
-	 * this exmap, and so must not keep another exmap's from its turn.
+	 * For the rest of transfers that no caller waits for. Its work waits for interfaces of this
+	 * exmap, and must not delay the work of another exmap.
 	 */
 	struct workqueue_struct	*work;		/* if there is a backing */
 
-	atomic64_t		read_quickly;	/* pages, without an interface's lock */
+	atomic64_t		read_quickly;	/* pages read without an interface's lock */
 
-	/* Set when the surface is first mapped; then unchanged, but for what the core changes. */
+	/* Set when the surface is first mapped; then unchanged, except by the core. */
 	bool			pinnable;
 	u64			leaf_flags;
 	u64			zero_leaf;	/* shows a page of zeros; 0: there is none */
@@ -113,29 +114,29 @@ struct exmap {
 	struct pt_mount		mount;
 
 	bool			shows_tables;	/* has, or had, a mapping of its tables */
-	long			prune_at;	/* tables; beyond so many a command prunes first */
-	/* After the last prune: tables, and frames that had been taken off by then. */
+	long			prune_at;	/* beyond this many tables a command prunes */
+	/* After the last prune: the number of tables, and of frames taken off by then. */
 	long			pruned_tables;
 	u64			pruned_given;
 	/*
-	 * To read: a thread that walks the tree without an interface's lock and without the mmap
-	 * lock. To write: the thread that prunes. Taken before the mmap lock.
+	 * Readers walk the tree without an interface's lock and without the mmap lock. The writer
+	 * prunes. Taken before the mmap lock.
 	 */
 	struct rw_semaphore	walking;
-	/* Changes of leaves from this page on concern more than the tree. */
+	/* The first page whose leaf is mirrored or shown elsewhere than in the tree. */
 	u64			watched;
 	/* What unprivileged programs see of the tables; see tables.c. */
-	bool			shows;		/* there is such a mapping, or was */
-	struct xarray		shown;		/* pages of it, by the number of 512 pages */
+	bool			shows;		/* there is such a mapping, or was one */
+	struct xarray		shown;		/* by page number / 512 */
 };
 
-/* What a descriptor refers to. A clone has an exmap of its own until it becomes a clone. */
+/* The object of a descriptor. A descriptor that becomes a clone keeps its own exmap. */
 struct exmap_handle {
 	struct exmap	*exmap;
 	struct exmap	*own;
 };
 
-/* Flags of creation that this module knows. */
+/* The flags of creation that this module knows. */
 #define EXMAP_FLAGS \
 	(VELLUM_EXMAP_PINNABLE | VELLUM_EXMAP_READS_ZEROS | VELLUM_EXMAP_STEALING | \
 	 VELLUM_EXMAP_TRACKS | VELLUM_EXMAP_SHRINKS | VELLUM_EXMAP_NO_POOL | \
@@ -146,18 +147,18 @@ static inline struct exmap *exmap_of(struct file *file)
 {
 	struct exmap_handle *handle = file->private_data;
 
-	/* Pairs with the exchange by which a descriptor becomes another's. */
+	/* Pairs with the cmpxchg() in exmap_become_clone(). */
 	return smp_load_acquire(&handle->exmap);
 }
 
-/* Whether it has its pool and its interfaces. */
+/* Whether the exmap has its pool and its interfaces. */
 static inline bool exmap_is_created(struct exmap *exmap)
 {
-	/* Pairs with the release at the end of creation. */
+	/* Pairs with the release in exmap_create_locked(). */
 	return smp_load_acquire(&exmap->interface);
 }
 
-/* Whether the caller may change the surface, and there is one. */
+/* Returns 0 if there is a surface and the caller may change it. */
 static inline int exmap_may_command(struct exmap *exmap)
 {
 	struct mm_struct *mm = READ_ONCE(exmap->mount.mm);
@@ -167,7 +168,7 @@ static inline int exmap_may_command(struct exmap *exmap)
 	return likely(mm == current->mm) ? 0 : -EPERM;
 }
 
-/* The interface, for a caller who may change the surface; or an error. */
+/* Returns the interface if the caller may change the surface; or an error. */
 static inline struct exmap_interface *exmap_find_interface(struct exmap *exmap, unsigned int index)
 {
 	int error = exmap_may_command(exmap);
@@ -188,32 +189,35 @@ void exmap_tables_destroy(struct exmap *exmap);
 int exmap_map_vector(struct exmap *exmap, struct vm_area_struct *vma, unsigned long index);
 void exmap_surface_destroy(struct exmap *exmap);
 
-/* The same as below, after a look whether page tables have become empty. */
+/* exmap_lock_interface(), after a look for empty page tables. */
 int exmap_lock_slowly(struct exmap *exmap, struct exmap_interface *interface, bool may_wait);
 long exmap_vector(struct exmap *exmap, unsigned int command, unsigned int index,
 		  unsigned int entries, bool published);
-/* The pages at an address. EINVAL it is not the surface's; EFAULT the surface ends before. */
+/*
+ * Finds the pages at an address. EINVAL the address is not the surface's; EFAULT the surface ends
+ * before.
+ */
 int exmap_find_range(const struct exmap *exmap, unsigned long address, size_t length,
-		     struct page_range *range);
+		     struct exmap_range *range);
 
-/* The interface's lock is held, and the ranges, or the page, are within the surface. */
+/* The caller holds the interface's lock. The ranges, or the page, are within the surface. */
 struct exmap_result exmap_alloc_page(struct exmap *exmap, unsigned int index, u64 page);
-void exmap_alloc(struct exmap *exmap, unsigned int index, const struct page_range *ranges,
+void exmap_alloc(struct exmap *exmap, unsigned int index, const struct exmap_range *ranges,
 		 struct exmap_result *results, unsigned int count);
-void exmap_free(struct exmap *exmap, unsigned int index, const struct page_range *ranges,
+void exmap_free(struct exmap *exmap, unsigned int index, const struct exmap_range *ranges,
 		struct exmap_result *results, unsigned int count);
 long exmap_alloc_vector(struct exmap *exmap, unsigned int index, unsigned int entries);
 long exmap_free_vector(struct exmap *exmap, unsigned int index, unsigned int entries);
-/* Not the number of a frame: something holds the page's. */
+/* Stands for a frame that something holds. */
 #define EXMAP_HELD	U64_MAX
 u64 exmap_take_off(struct exmap *exmap, u64 *leaf, u64 page, bool pins);
 
-/* As the kernel's own bound: beyond so many pages all translations are flushed. */
+/* The kernel's own bound: beyond so many pages a flush drops all translations. */
 #define EXMAP_FLUSH_PAGES	33
 
 /*
- * Of the pages from first to last, of 2 MiB, of all, of one page. Of the process, which gave the
- * command. May sleep.
+ * Flush translations of the pages from first to last; of 2 MiB; of all pages; of one page. `mm` is
+ * the process that gave the command. May sleep.
  */
 void exmap_flush(struct exmap *exmap, struct mm_struct *mm, u64 first, u64 last);
 void exmap_flush_extent(struct exmap *exmap, struct mm_struct *mm, u64 page);
@@ -244,18 +248,21 @@ long exmap_move(struct exmap *exmap, const struct vellum_exmap_move *move);
 long exmap_resize(struct exmap *exmap, u64 frames);
 int exmap_make_pool(struct exmap *exmap, const struct vellum_exmap_create *create);
 void exmap_uncharge(struct exmap *exmap, u64 pages);
-/* How many pages more may be charged for tables. */
+/* The number of pages that may still be charged for tables. */
 u64 exmap_chargeable(struct exmap *exmap);
-/* A page of zeros that is charged like a page table; NULL: no memory, or no room in the limit. */
+/*
+ * A page of zeros that is charged like a page table; NULL: there is no memory, or no room in the
+ * limit.
+ */
 u64 *exmap_alloc_charged(struct exmap *exmap);
 void exmap_free_charged(struct exmap *exmap, u64 *page);
 /*
- * The exmap's user is the caller if there is none. Its tree's tables are charged from now on, up to
- * the caller's limit.
+ * Makes the caller the exmap's user if it has none. The tree's tables are charged from now on, up
+ * to the caller's limit.
  */
 void exmap_charge_tables(struct exmap *exmap);
 
-/* The number of tables is beyond the mark: a command frees empty ones first. EINTR; EAGAIN. */
+/* There are more tables than the mark: frees empty ones. EINTR; EAGAIN. */
 int exmap_prune(struct exmap *exmap, bool may_wait);
 void exmap_set_prune_mark(struct exmap *exmap);
 int exmap_shrinker_init(void);
@@ -268,8 +275,8 @@ void exmap_conclude(struct work_struct *work);
 int exmap_uring_cmd(struct io_uring_cmd *command, unsigned int issue_flags);
 
 /*
- * Show all exmaps to the function, until it returns false. What is registered does not end
- * meanwhile. The second returns false if somebody else has the list.
+ * Call the function for all exmaps, until it returns false. No registered exmap ends meanwhile. The
+ * second returns false if another thread holds the list.
  */
 void exmap_each(bool (*visit)(struct exmap *exmap, void *data), void *data);
 bool exmap_try_each(bool (*visit)(struct exmap *exmap, void *data), void *data);
@@ -294,7 +301,7 @@ extern struct workqueue_struct *exmap_work;
 int exmap_init(struct dentry *folder);
 void exmap_exit(void);
 
-/* EINTR: the caller is to die; EAGAIN: he may not wait, and would have to. */
+/* EINTR: the caller is to die. EAGAIN: the caller may not wait, and would have to. */
 static inline int exmap_lock_interface(struct exmap *exmap, struct exmap_interface *interface,
 				       bool may_wait)
 {
@@ -305,23 +312,23 @@ static inline int exmap_lock_interface(struct exmap *exmap, struct exmap_interfa
 	return mutex_lock_killable(&interface->lock) ? -EINTR : 0;
 }
 
-/* The first page of a range that is not within the surface. */
+/* Stands for the first page of a range that is not within the surface. */
 #define EXMAP_OUTSIDE	U64_MAX
 
-/* An entry of a vector; a range that is not within the surface becomes an empty one. */
-static __always_inline struct page_range exmap_decode(const struct exmap *exmap, u64 entry)
+/* Decodes an entry of a vector. A range that is not within the surface becomes an empty one. */
+static __always_inline struct exmap_range exmap_decode(const struct exmap *exmap, u64 entry)
 {
-	struct page_range range = { entry & ((1ULL << 52) - 1), entry >> 52 };
+	struct exmap_range range = { entry & ((1ULL << 52) - 1), entry >> 52 };
 
 	/* The sum has 53 bits at most. */
 	if (unlikely(!range.count || range.page + range.count > exmap->tree.pages))
-		range = (struct page_range){ range.count ? EXMAP_OUTSIDE : 0, 0 };
+		range = (struct exmap_range){ range.count ? EXMAP_OUTSIDE : 0, 0 };
 	return range;
 }
 
-/* What has become of it, as the process reads it; counts those with an error. */
+/* Encodes the outcome as the process reads it, and counts the entries with an error. */
 static __always_inline u64 exmap_encode(const struct exmap_interface *interface,
-					struct page_range range, struct exmap_result result,
+					struct exmap_range range, struct exmap_result result,
 					long *failed)
 {
 	if (unlikely(!range.count)) {
@@ -340,8 +347,9 @@ static __always_inline bool exmap_has_frame(const struct exmap *exmap, u64 leaf)
 }
 
 /*
- * Whether a page that something holds stays on the surface (EBUSY): the process has asked for that,
- * or transfers hold pages. In any case the pool looks itself before it reuses a frame.
+ * Whether a page that something holds must stay on the surface (EBUSY): the process has asked for
+ * that, or transfers hold pages. In any case the pool looks for references before it reuses a
+ * frame.
  */
 static __always_inline bool exmap_may_be_pinned(const struct exmap *exmap)
 {
@@ -349,32 +357,35 @@ static __always_inline bool exmap_may_be_pinned(const struct exmap *exmap)
 }
 
 /*
- * What an entry is from when its frame was taken off until TLBs were flushed: nobody may put a frame
- * there before, as he could be sent to the old one. For the core and the processor it is none. Two
- * more such states are those of pt_huge.h.
+ * The state of an entry after its frame was taken off and before TLBs are flushed. No thread may
+ * put a frame there before, as a CPU could still send that thread to the old one. For the core and
+ * the CPU the entry is none. pt_huge.h has two more such states.
  */
 #define EXMAP_LEAVING	((u64)_PAGE_ACCESSED)
 
-/* Whether the range begins with all of 2 MiB, and there may be blocks for it. */
-static __always_inline bool exmap_is_extent(const struct exmap *exmap, struct page_range range)
+/* Whether the range begins with a whole extent of 2 MiB, and the pool has blocks. */
+static __always_inline bool exmap_is_extent(const struct exmap *exmap, struct exmap_range range)
 {
 	return unlikely(exmap->pool.blocks) && !(range.page % PT_ENTRIES) &&
 	       range.count >= PT_ENTRIES;
 }
 
-/* The next page's leaf: beside the last one, or NULL where another table begins. */
+/* The next page's leaf: the one after this leaf, or NULL where another table begins. */
 static __always_inline u64 *exmap_next_leaf(u64 *leaf, u64 page)
 {
 	return leaf && (page & (PT_ENTRIES - 1)) ? leaf + 1 : NULL;
 }
 
-/* Pages from this one to where the next table's begin, of so many. */
+/* The number of pages up to where the next table's pages begin, or `count`. */
 static inline unsigned int exmap_rest_of_table(u64 page, unsigned int count)
 {
 	return min_t(u64, count, PT_ENTRIES - page % PT_ENTRIES);
 }
 
-/* Where a table's pages begin, others get their turn; a range may be long. False: he is to die. */
+/*
+ * Lets other threads run where a table's pages begin, as a range may be long. False: the caller is
+ * to die.
+ */
 static inline bool exmap_may_go_on(u64 page)
 {
 	if (page % PT_ENTRIES)
@@ -383,7 +394,10 @@ static inline bool exmap_may_go_on(u64 page)
 	return !fatal_signal_pending(current);
 }
 
-/* For comparison: the lock of the table, which is needed only to take frames off; or NULL. */
+/*
+ * For comparison: takes the lock of the table, which is needed only to take frames off. NULL
+ * otherwise.
+ */
 static __always_inline spinlock_t *exmap_lock_table(const struct exmap *exmap, u64 *leaf)
 {
 	spinlock_t *lock = NULL;
@@ -391,7 +405,7 @@ static __always_inline spinlock_t *exmap_lock_table(const struct exmap *exmap, u
 	if (unlikely(exmap->flags & VELLUM_EXMAP_LOCK_TABLES)) {
 		lock = pt_table_lock(leaf);
 		spin_lock(lock);
-		__release(lock); /* for sparse, which cannot know when it is held */
+		__release(lock); /* sparse cannot know when the lock is held */
 	}
 	return lock;
 }
@@ -411,7 +425,7 @@ static __always_inline void exmap_leaf_changed(struct exmap *exmap, u64 page)
 		__exmap_leaf_changed(exmap, page);
 }
 
-/* Puts a frame on a page. False: it has one, or the entry is somebody else's for the moment. */
+/* Puts a frame on a page. False: the page has one, or another thread has claimed the entry. */
 static __always_inline bool exmap_place(struct exmap *exmap, u64 *leaf, u64 page, u64 frame,
 					bool *over_zeros)
 {

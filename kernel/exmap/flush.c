@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Translations of pages go, after their entries have changed and before a frame is anybody else's:
- * what processors remember, and what secondary MMUs have, such as a virtual machine whose memory the
- * surface is.
+ * Flushes of translations, after entries have changed and before a frame is reused: those that CPUs
+ * cache, and those of secondary MMUs, such as a virtual machine whose memory the surface is.
  *
- * It is the process that gave the command whose processors are asked. If that has unmapped the
- * surface meanwhile, and another one has mapped it, then that one's as well.
+ * The flush asks the CPUs of the process that gave the command. If that process has unmapped the
+ * surface meanwhile, and another one has mapped it, the flush asks the CPUs of the other process as
+ * well.
  */
 
 #include <linux/mm.h>
@@ -37,7 +37,7 @@ void exmap_flush_all(struct exmap *exmap, struct mm_struct *mm)
 	pt_mount_tell(&exmap->mount, mm, 0, exmap->tree.pages);
 }
 
-/* Pages that got frames may be remembered as those that showed zeros. */
+/* CPUs may cache that pages which have frames now show zeros. */
 void exmap_flush_zeros(struct exmap *exmap, struct exmap_interface *interface,
 		       struct mm_struct *mm)
 {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
  * Frames leave the surface: entries are cleared, TLBs are flushed once, and then the frames are
- * free. What something has pinned stays where it is.
+ * free. A page that something has pinned stays.
  */
 
 #include <linux/delay.h>
@@ -12,25 +12,25 @@
 #include "exmap/exmap.h"
 #include "trace.h"
 
-/* How long a command waits at most for what holds pages; nanoseconds. */
-#define PATIENCE	NSEC_PER_MSEC
+/* The longest wait of a command for holders of pages, in nanoseconds. */
+#define EXMAP_FREE_PATIENCE	NSEC_PER_MSEC
 
-/* What a thread that frees has taken off and not yet flushed. */
-struct clearance {
+/* The state of a thread that frees: pages taken off and not yet flushed. */
+struct exmap_clearance {
 	struct exmap		*exmap;
 	struct frame_lane	*lane;
 	struct exmap_interface	*interface;
-	u64			**leaving;	/* the interface's, for as many pages as follows */
+	u64			**leaving;	/* the interface's; `pages` are in use */
 	unsigned int		pages;
-	unsigned int		extents;	/* of 2 MiB; their pages are not among those */
-	u64			first, last;	/* while there are few */
+	unsigned int		extents;	/* of 2 MiB; their pages are not in `pages` */
+	u64			first, last;	/* while there are few pages */
 	bool			pins;		/* pages may be pinned */
-	u64			deadline;	/* until when to wait for what holds them, or 0 */
-	bool			is_impatient;	/* that is over */
+	u64			deadline;	/* when the wait for holders ends, or 0 */
+	bool			is_impatient;	/* the wait is over */
 };
 
-/* Flushes where 2 MiB have been taken off by an entry, and opens their tables. */
-static noinline void flush_extents(struct clearance *clearance)
+/* Flushes after extents of 2 MiB were taken off, and opens their tables. */
+static noinline void exmap_free_flush_extents(struct exmap_clearance *clearance)
 {
 	const struct exmap_extent *extents = clearance->interface->extents;
 	struct exmap *exmap = clearance->exmap;
@@ -44,7 +44,7 @@ static noinline void flush_extents(struct clearance *clearance)
 		pt_huge_open(&exmap->mount, extents[i].page);
 }
 
-static noinline void give_extents(struct clearance *clearance)
+static noinline void exmap_free_give_extents(struct exmap_clearance *clearance)
 {
 	const struct exmap_extent *extent = clearance->interface->extents;
 
@@ -54,7 +54,7 @@ static noinline void give_extents(struct clearance *clearance)
 		frame_block_give(&clearance->exmap->pool, extent->frame);
 }
 
-static void flush(struct clearance *clearance)
+static void exmap_free_flush(struct exmap_clearance *clearance)
 {
 	u64 **leaf = clearance->leaving, **end = leaf + clearance->pages;
 	struct exmap *exmap = clearance->exmap;
@@ -62,7 +62,7 @@ static void flush(struct clearance *clearance)
 	if (!(clearance->pages | clearance->extents))
 		return;
 	if (unlikely(clearance->extents))
-		flush_extents(clearance);
+		exmap_free_flush_extents(clearance);
 	else if (clearance->pages <= EXMAP_FLUSH_PAGES)
 		exmap_flush(exmap, current->mm, clearance->first, clearance->last);
 	else
@@ -74,25 +74,30 @@ static void flush(struct clearance *clearance)
 	clearance->interface->flushes++;
 	clearance->pages = 0;
 	if (unlikely(clearance->extents))
-		give_extents(clearance);
+		exmap_free_give_extents(clearance);
 }
 
 /*
- * Takes a page's frame off: its number; 0 if there is none; EXMAP_HELD if something holds it, and
- * such pages stay. The entry is leaving until the caller has flushed and made it none.
+ * Takes a page's frame off and returns its number; 0 if there is none; EXMAP_HELD if something
+ * holds it, and such a page stays. The entry is leaving until the caller has flushed and made it
+ * none.
  *
- * Under the lock of the table, unlike what puts frames on. A thread whose access failed before the
- * frame came finds it there in the core's fault handler, which then writes the entry as it has read
- * it: under this lock, and without looking once more. What was taken off meanwhile would be back.
- * And what takes a reference through an entry does it under this lock, so that none is taken later.
+ * Takes the lock of the table, unlike the code that puts frames on. A thread whose access failed
+ * before the frame came finds the frame in the core's fault handler. The handler writes the entry
+ * back as it has read it, under this lock, and without reading it once more: a frame that was taken
+ * off meanwhile would be mapped again. And code that takes a reference through an entry holds this
+ * lock, so no reference is taken later.
  */
-static __always_inline u64 take_off(struct exmap *exmap, u64 *leaf, u64 page, bool pins)
+static __always_inline u64 __exmap_take_off(struct exmap *exmap, u64 *leaf, u64 page, bool pins)
 {
 	u64 old = READ_ONCE(*leaf);
 	spinlock_t *lock;
 
 	if (unlikely(!exmap_has_frame(exmap, old))) {
-		/* Claimed: it is leaving, or coming, with all 2 MiB. Splitting: it is there. */
+		/*
+		 * A claimed entry is leaving, or coming, with all of its 2 MiB. A splitting one has
+		 * a frame.
+		 */
 		if (old == PT_SPLITTING)
 			old = exmap_wait_for_split(leaf);
 		if (!exmap_has_frame(exmap, old))
@@ -114,26 +119,29 @@ static __always_inline u64 take_off(struct exmap *exmap, u64 *leaf, u64 page, bo
 
 u64 exmap_take_off(struct exmap *exmap, u64 *leaf, u64 page, bool pins)
 {
-	return take_off(exmap, leaf, page, pins);
+	return __exmap_take_off(exmap, leaf, page, pins);
 }
 
-static __always_inline void note(struct clearance *clearance, u64 page)
+static __always_inline void exmap_free_note(struct exmap_clearance *clearance, u64 page)
 {
 	if (likely(clearance->pages++ >= EXMAP_FLUSH_PAGES))
 		return;
-	if (clearance->pages == 1)
-		clearance->first = clearance->last = page;
+	if (clearance->pages == 1) {
+		clearance->last = page;
+		clearance->first = page;
+	}
 	clearance->first = min(clearance->first, page);
 	clearance->last = max(clearance->last, page);
 }
 
 /* Whether something holds a page of the range. */
-static bool is_held(struct exmap *exmap, struct page_range range)
+static bool exmap_free_is_held(struct exmap *exmap, struct exmap_range range)
 {
 	unsigned int pages;
 	u64 frame;
 
-	for (; range.count && exmap_may_go_on(range.page); range.page += pages, range.count -= pages) {
+	for (; range.count && exmap_may_go_on(range.page);
+	     range.page += pages, range.count -= pages) {
 		pages = 1;
 		frame = exmap_frame(exmap, range.page);
 		if (frame && frame_is_held(pfn_to_page(frame)))
@@ -145,18 +153,20 @@ static bool is_held(struct exmap *exmap, struct page_range range)
 }
 
 /*
- * Whether something goes on holding a page of the range. The end of direct I/O wakes the waiter a
- * little before it lets go of the pages. So the command waits a moment, for all entries together.
+ * Whether something still holds a page of the range after a wait. The end of direct I/O wakes its
+ * waiter a little before it releases the pages. So the command waits a moment, once for all its
+ * entries.
  */
-static noinline bool stays_held(struct clearance *clearance, struct page_range range)
+static noinline bool exmap_free_stays_held(struct exmap_clearance *clearance,
+					   struct exmap_range range)
 {
 	if (clearance->is_impatient)
 		return true;
-	/* Others wait for pages that are leaving. */
-	flush(clearance);
+	/* Other threads wait for pages that are leaving. */
+	exmap_free_flush(clearance);
 	if (!clearance->deadline)
-		clearance->deadline = ktime_get_ns() + PATIENCE;
-	while (is_held(clearance->exmap, range)) {
+		clearance->deadline = ktime_get_ns() + EXMAP_FREE_PATIENCE;
+	while (exmap_free_is_held(clearance->exmap, range)) {
 		if (ktime_get_ns() >= clearance->deadline || fatal_signal_pending(current)) {
 			clearance->is_impatient = true;
 			return true;
@@ -166,12 +176,13 @@ static noinline bool stays_held(struct clearance *clearance, struct page_range r
 	return false;
 }
 
-static __always_inline void free_leaf(struct clearance *clearance, u64 *leaf, u64 page,
-				      struct exmap_result *result)
+static __always_inline void exmap_free_leaf(struct exmap_clearance *clearance, u64 *leaf, u64 page,
+					    struct exmap_result *result)
 {
-	u64 frame = take_off(clearance->exmap, leaf, page, clearance->pins);
+	u64 frame = __exmap_take_off(clearance->exmap, leaf, page, clearance->pins);
 
-	if (unlikely(frame == EXMAP_HELD) && !stays_held(clearance, (struct page_range){ page, 1 }))
+	if (unlikely(frame == EXMAP_HELD) &&
+	    !exmap_free_stays_held(clearance, (struct exmap_range){ page, 1 }))
 		frame = exmap_take_off(clearance->exmap, leaf, page, false);
 	if (unlikely(frame == EXMAP_HELD)) {
 		clearance->interface->busy++;
@@ -182,13 +193,13 @@ static __always_inline void free_leaf(struct clearance *clearance, u64 *leaf, u6
 		return;
 	result->pages++;
 	clearance->leaving[clearance->pages] = leaf;
-	note(clearance, page);
+	exmap_free_note(clearance, page);
 	if (frame_pend(clearance->lane, frame))
-		flush(clearance);
+		exmap_free_flush(clearance);
 }
 
-/* Takes 2 MiB off by one entry, if they are mapped by one. */
-static bool free_extent(struct clearance *clearance, u64 page)
+/* Takes an extent of 2 MiB off, if one entry maps it. */
+static bool exmap_free_extent(struct exmap_clearance *clearance, u64 page)
 {
 	u64 frame = pt_huge_take_off(&clearance->exmap->mount, page);
 
@@ -196,30 +207,33 @@ static bool free_extent(struct clearance *clearance, u64 page)
 		return false;
 	clearance->interface->extents[clearance->extents++] = (struct exmap_extent){ page, frame };
 	if (clearance->extents == EXMAP_EXTENTS)
-		flush(clearance);
+		exmap_free_flush(clearance);
 	return true;
 }
 
 /*
- * All of it goes, or none of it: to its owner it may be a single page. What something begins to hold
- * after the look goes, too, and its frame is kept aside.
+ * Frees all of a range, or nothing of it: to its owner the range may be a single page. A page that
+ * something begins to hold after the check is freed, too, and its frame is set aside.
  */
-static noinline struct exmap_result free_run(struct clearance *clearance, struct page_range range)
+static noinline struct exmap_result exmap_free_run(struct exmap_clearance *clearance,
+						   struct exmap_range range)
 {
 	struct exmap_result result = {};
 	bool pins = clearance->pins;
 	unsigned int pages;
 	u64 *leaf = NULL;
 
-	if (pins && is_held(clearance->exmap, range) && stays_held(clearance, range)) {
+	if (pins && exmap_free_is_held(clearance->exmap, range) &&
+	    exmap_free_stays_held(clearance, range)) {
 		clearance->interface->busy++;
 		result.error = -EBUSY;
 		return result;
 	}
 	clearance->pins = false;
-	for (; range.count && exmap_may_go_on(range.page); range.page += pages, range.count -= pages) {
+	for (; range.count && exmap_may_go_on(range.page);
+	     range.page += pages, range.count -= pages) {
 		if (exmap_is_extent(clearance->exmap, range) &&
-		    free_extent(clearance, range.page)) {
+		    exmap_free_extent(clearance, range.page)) {
 			pages = PT_ENTRIES;
 			result.pages += pages;
 			leaf = NULL;
@@ -230,7 +244,7 @@ static noinline struct exmap_result free_run(struct clearance *clearance, struct
 		       pt_tree_leaf(&clearance->exmap->tree, range.page) ?:
 		       exmap_reach(clearance->exmap, range.page);
 		if (leaf)
-			free_leaf(clearance, leaf, range.page, &result);
+			exmap_free_leaf(clearance, leaf, range.page, &result);
 		else
 			pages = exmap_rest_of_table(range.page, range.count);
 	}
@@ -239,9 +253,9 @@ static noinline struct exmap_result free_run(struct clearance *clearance, struct
 	return result;
 }
 
-/* A range, which is empty if it is not within the surface. */
-static __always_inline struct exmap_result free_one(struct clearance *clearance,
-						    struct page_range range)
+/* Frees a range. A range that is not within the surface is empty. */
+static __always_inline struct exmap_result exmap_free_one(struct exmap_clearance *clearance,
+							  struct exmap_range range)
 {
 	struct exmap_result result = {};
 	u64 *leaf;
@@ -251,16 +265,16 @@ static __always_inline struct exmap_result free_one(struct clearance *clearance,
 		if (unlikely(!leaf))
 			leaf = exmap_reach(clearance->exmap, range.page);
 		if (likely(leaf))
-			free_leaf(clearance, leaf, range.page, &result);
+			exmap_free_leaf(clearance, leaf, range.page, &result);
 	} else {
-		result = free_run(clearance, range);
+		result = exmap_free_run(clearance, range);
 	}
 	return result;
 }
 
-/* One page alone, flushed at once. False: it takes more than that, and nothing was done. */
-static __always_inline bool free_alone(struct exmap *exmap, unsigned int index, u64 page,
-				       struct exmap_result *result)
+/* Frees a single page, and flushes at once. False: that is not enough, and nothing was done. */
+static __always_inline bool exmap_free_alone(struct exmap *exmap, unsigned int index, u64 page,
+					     struct exmap_result *result)
 {
 	struct frame_lane *lane = &exmap->pool.lanes[index];
 	u64 *leaf = pt_tree_leaf(&exmap->tree, page);
@@ -268,7 +282,7 @@ static __always_inline bool free_alone(struct exmap *exmap, unsigned int index, 
 
 	if (unlikely(!leaf))
 		return false;
-	frame = take_off(exmap, leaf, page, exmap_may_be_pinned(exmap));
+	frame = __exmap_take_off(exmap, leaf, page, exmap_may_be_pinned(exmap));
 	if (unlikely(frame == EXMAP_HELD))
 		return false;
 	if (unlikely(!frame))
@@ -282,10 +296,10 @@ static __always_inline bool free_alone(struct exmap *exmap, unsigned int index, 
 	return true;
 }
 
-static __always_inline void begin(struct clearance *clearance, struct exmap *exmap,
-				  unsigned int index)
+static __always_inline void exmap_free_begin(struct exmap_clearance *clearance, struct exmap *exmap,
+					     unsigned int index)
 {
-	*clearance = (struct clearance){
+	*clearance = (struct exmap_clearance){
 		.exmap = exmap,
 		.lane = &exmap->pool.lanes[index],
 		.interface = &exmap->interface[index],
@@ -294,54 +308,55 @@ static __always_inline void begin(struct clearance *clearance, struct exmap *exm
 	};
 }
 
-void exmap_free(struct exmap *exmap, unsigned int index, const struct page_range *ranges,
+void exmap_free(struct exmap *exmap, unsigned int index, const struct exmap_range *ranges,
 		struct exmap_result *results, unsigned int count)
 {
-	struct clearance clearance;
+	struct exmap_clearance clearance;
 	unsigned int i;
 
-	begin(&clearance, exmap, index);
+	exmap_free_begin(&clearance, exmap, index);
 	for (i = 0; i < count; i++)
-		results[i] = free_one(&clearance, ranges[i]);
-	flush(&clearance);
+		results[i] = exmap_free_one(&clearance, ranges[i]);
+	exmap_free_flush(&clearance);
 }
 
-static noinline long free_vector(struct exmap *exmap, unsigned int index, unsigned int entries)
+static noinline long __exmap_free_vector(struct exmap *exmap, unsigned int index,
+					 unsigned int entries)
 {
 	struct exmap_interface *interface = &exmap->interface[index];
 	bool each = exmap->flags & VELLUM_EXMAP_FLUSH_EACH;
 	u64 *entry = interface->vector, *end = entry + entries;
-	struct clearance clearance;
-	struct page_range range;
+	struct exmap_clearance clearance;
+	struct exmap_range range;
 	long failed = 0;
 	u64 before;
 
-	begin(&clearance, exmap, index);
+	exmap_free_begin(&clearance, exmap, index);
 	before = clearance.lane->given;
 	for (; entry < end; entry++) {
 		range = exmap_decode(exmap, READ_ONCE(*entry));
-		WRITE_ONCE(*entry, exmap_encode(interface, range, free_one(&clearance, range),
+		WRITE_ONCE(*entry, exmap_encode(interface, range, exmap_free_one(&clearance, range),
 						&failed));
 		if (unlikely(each))
-			flush(&clearance);
+			exmap_free_flush(&clearance);
 	}
-	flush(&clearance);
+	exmap_free_flush(&clearance);
 	trace_exmap_free(index, entries, clearance.lane->given - before);
 	return failed;
 }
 
-/* Ranges of the interface's vector; returns how many entries have an error. */
+/* Frees the ranges of the interface's vector. Returns the number of entries with an error. */
 long exmap_free_vector(struct exmap *exmap, unsigned int index, unsigned int entries)
 {
 	struct exmap_interface *interface = &exmap->interface[index];
 	struct exmap_result result = {};
-	struct page_range range;
+	struct exmap_range range;
 	long failed = 0;
 
 	if (entries != 1)
-		return free_vector(exmap, index, entries);
+		return __exmap_free_vector(exmap, index, entries);
 	range = exmap_decode(exmap, READ_ONCE(*interface->vector));
-	if (range.count != 1 || unlikely(!free_alone(exmap, index, range.page, &result)))
+	if (range.count != 1 || unlikely(!exmap_free_alone(exmap, index, range.page, &result)))
 		exmap_free(exmap, index, &range, &result, 1);
 	WRITE_ONCE(*interface->vector, exmap_encode(interface, range, result, &failed));
 	trace_exmap_free(index, entries, result.pages);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-/* Which pages were accessed and written, as the processors note it in the page tables. */
+/* Finds the pages that were accessed and written, as the CPUs note it in the page tables. */
 
 #include <linux/mm.h>
 #include <linux/sched/signal.h>
@@ -7,17 +7,17 @@
 
 #include "exmap/exmap.h"
 
-#define KNOWN_FLAGS	(VELLUM_EXMAP_CLEAR_ACCESSED | VELLUM_EXMAP_CLEAR_WRITTEN)
+#define EXMAP_HARVEST_FLAGS	(VELLUM_EXMAP_CLEAR_ACCESSED | VELLUM_EXMAP_CLEAR_WRITTEN)
 
-/* Pages whose bits fit into a word. */
-#define WORD		64
+/* The number of pages whose bits fit into a word. */
+#define EXMAP_HARVEST_WORD		64
 
-struct words {
+struct exmap_harvest_words {
 	u64	accessed, written;
 	u64	present, cleared;	/* pages */
 };
 
-static u64 to_clear(u32 flags)
+static u64 exmap_harvest_bits(u32 flags)
 {
 	u64 bits = 0;
 
@@ -29,7 +29,8 @@ static u64 to_clear(u32 flags)
 }
 
 /* A surface with such pages does not track: they count as accessed and written from the start. */
-static void look_at_huge(struct exmap *exmap, u64 page, unsigned int bit, struct words *words)
+static void exmap_harvest_huge(struct exmap *exmap, u64 page, unsigned int bit,
+			       struct exmap_harvest_words *words)
 {
 	if (!exmap_frame(exmap, page))
 		return;
@@ -38,14 +39,15 @@ static void look_at_huge(struct exmap *exmap, u64 page, unsigned int bit, struct
 	words->written |= 1ULL << bit;
 }
 
-static void look(struct exmap *exmap, u64 page, u64 clear, unsigned int bit, struct words *words)
+static void exmap_harvest_page(struct exmap *exmap, u64 page, u64 clear, unsigned int bit,
+			       struct exmap_harvest_words *words)
 {
 	u64 *leaf = pt_tree_leaf(&exmap->tree, page);
 	spinlock_t *lock;
 	u64 old, noted;
 
 	if (!leaf || READ_ONCE(*leaf) == PT_SPLITTING) {
-		look_at_huge(exmap, page, bit, words);
+		exmap_harvest_huge(exmap, page, bit, words);
 		return;
 	}
 	if (!exmap_has_frame(exmap, READ_ONCE(*leaf)))
@@ -68,8 +70,8 @@ static void look(struct exmap *exmap, u64 page, u64 clear, unsigned int bit, str
 		words->written |= 1ULL << bit;
 }
 
-static int put_words(const struct vellum_exmap_harvest *harvest, u64 index,
-		     const struct words *words)
+static int exmap_harvest_put(const struct vellum_exmap_harvest *harvest, u64 index,
+			     const struct exmap_harvest_words *words)
 {
 	u64 __user *accessed = u64_to_user_ptr(harvest->accessed);
 	u64 __user *written = u64_to_user_ptr(harvest->written);
@@ -81,28 +83,31 @@ static int put_words(const struct vellum_exmap_harvest *harvest, u64 index,
 
 long exmap_harvest(struct exmap *exmap, const struct vellum_exmap_harvest *harvest)
 {
-	/* Without tracking nobody expects entries that lack these bits. */
-	u64 clear = exmap->flags & VELLUM_EXMAP_TRACKS ? to_clear(harvest->flags) : 0;
+	/* Without tracking no other code expects entries that lack these bits. */
+	u64 clear = exmap->flags & VELLUM_EXMAP_TRACKS ? exmap_harvest_bits(harvest->flags) : 0;
 	long error = exmap_may_command(exmap);
 	u64 index, present = 0, cleared = 0;
 	unsigned int bit;
 
 	if (error)
 		return error;
-	if (harvest->flags & ~KNOWN_FLAGS || harvest->page > exmap->tree.pages ||
+	if (harvest->flags & ~EXMAP_HARVEST_FLAGS || harvest->page > exmap->tree.pages ||
 	    harvest->count > exmap->tree.pages - harvest->page)
 		return -EINVAL;
-	for (index = 0; !error && index * WORD < harvest->count; index++) {
-		u64 left = min_t(u64, harvest->count - index * WORD, WORD);
-		struct words words = {};
+	for (index = 0; !error && index * EXMAP_HARVEST_WORD < harvest->count; index++) {
+		u64 left = min_t(u64, harvest->count - index * EXMAP_HARVEST_WORD,
+				 EXMAP_HARVEST_WORD);
+		struct exmap_harvest_words words = {};
 
 		down_read(&exmap->walking);
 		for (bit = 0; bit < left; bit++)
-			look(exmap, harvest->page + index * WORD + bit, clear, bit, &words);
+			exmap_harvest_page(exmap, harvest->page + index * EXMAP_HARVEST_WORD + bit,
+					   clear, bit, &words);
 		up_read(&exmap->walking);
 		present += words.present;
 		cleared += words.cleared;
-		error = fatal_signal_pending(current) ? -EINTR : put_words(harvest, index, &words);
+		error = fatal_signal_pending(current) ? -EINTR :
+			exmap_harvest_put(harvest, index, &words);
 		cond_resched();
 	}
 	if (cleared)

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Pages of a surface that are part of 2 MiB: what commands do where an entry is not one page's.
+ * Pages of a surface that a leaf of 2 MiB maps: what commands do where an entry is not one page's.
  *
- * All of it is off the way of single pages: these find out by an entry that they cannot use.
+ * All of it is off the path of single pages, which comes here when it finds an entry that it cannot
+ * use.
  */
 
 #include <linux/mm.h>
@@ -11,8 +12,8 @@
 #include "core/pt_huge.h"
 #include "exmap/exmap.h"
 
-/* What cannot be had together with it. */
-#define NOT_WITH_HUGE \
+/* The flags that exclude huge pages. */
+#define EXMAP_NOT_WITH_HUGE \
 	(VELLUM_EXMAP_PINNABLE | VELLUM_EXMAP_TRACKS | VELLUM_EXMAP_STEALING | \
 	 VELLUM_EXMAP_NO_POOL | VELLUM_EXMAP_LOCK_TABLES)
 
@@ -20,17 +21,17 @@ bool exmap_huge_is_right(const struct vellum_exmap_create *create)
 {
 	if (!(create->flags & VELLUM_EXMAP_HUGE))
 		return !create->blocks;
-	return PT_HUGE_IS_POSSIBLE && !(create->flags & NOT_WITH_HUGE);
+	return PT_HUGE_IS_POSSIBLE && !(create->flags & EXMAP_NOT_WITH_HUGE);
 }
 
-/* Brings a block to the 512 pages from this one; returns how many pages now have a frame by it. */
+/* Brings a block to the 512 pages from this one. Returns the number of pages that got a frame. */
 unsigned int exmap_alloc_huge(struct exmap *exmap, unsigned int index, u64 page, bool *is_there)
 {
 	struct frame_lane *lane = &exmap->pool.lanes[index];
 	u64 frame = 0;
 	int error;
 
-	/* A look before a block is taken for nothing. */
+	/* Looks before it takes a block in vain. */
 	*is_there = pt_tree_huge(&exmap->tree, page);
 	if (!*is_there)
 		frame = frame_block_take(&exmap->pool);
@@ -51,9 +52,9 @@ unsigned int exmap_alloc_huge(struct exmap *exmap, unsigned int index, u64 page,
 }
 
 /*
- * The leaf of a page, made where there is none; NULL when there is no memory for its table, or it
- * is part of 2 MiB. What is found may be another thing a moment later, but memory is not said to be
- * missing for that.
+ * Returns the leaf of a page, and makes its table where there is none. NULL: there is no memory for
+ * the table, or a leaf of 2 MiB maps the page. The answer may be out of date a moment later, but
+ * that is never reported as a lack of memory.
  */
 u64 *exmap_make_leaf(struct exmap *exmap, u64 page, bool *is_huge)
 {
@@ -69,8 +70,8 @@ u64 *exmap_make_leaf(struct exmap *exmap, u64 page, bool *is_huge)
 }
 
 /*
- * The leaf of a page, after 2 MiB that it was part of have been split; NULL: there is no table. An
- * entry that is neither none nor of 2 MiB leads to a table: another thread has just split it.
+ * Returns the leaf of a page, and splits a leaf of 2 MiB before. NULL: there is no table. An entry
+ * that is neither none nor a leaf leads to a table: another thread has just split it.
  */
 u64 *exmap_reach(struct exmap *exmap, u64 page)
 {
@@ -82,7 +83,7 @@ u64 *exmap_reach(struct exmap *exmap, u64 page)
 	return leaf;
 }
 
-/* Waits until the entry is not just splitting, and returns what it is. */
+/* Waits until the entry is no longer splitting, and returns it. */
 u64 exmap_wait_for_split(u64 *leaf)
 {
 	u64 value;
@@ -95,7 +96,8 @@ u64 exmap_wait_for_split(u64 *leaf)
 }
 
 /*
- * Waits until a frame can be put on the page, or has been. False: it has one that is part of 2 MiB.
+ * Waits until a frame can be put on the page, or was put there. False: a leaf of 2 MiB maps the
+ * page.
  */
 bool exmap_wait(struct exmap *exmap, u64 *leaf, u64 page)
 {
@@ -111,7 +113,7 @@ bool exmap_wait(struct exmap *exmap, u64 *leaf, u64 page)
 	}
 }
 
-/* The frame of a page, however it is mapped; 0: it has none. */
+/* Returns the frame of a page, however it is mapped; 0: it has none. */
 u64 exmap_frame(struct exmap *exmap, u64 page)
 {
 	for (;;) {
@@ -130,15 +132,15 @@ u64 exmap_frame(struct exmap *exmap, u64 page)
 		huge = pt_tree_huge(&exmap->tree, page);
 		if (huge)
 			return pt_leaf_pfn(huge) + page % PT_ENTRIES;
-		/* It may have been split after we looked. */
+		/* Another thread may have split it after the read. */
 		if (leaf ? READ_ONCE(*leaf) == PT_CLAIMED : !pt_tree_leaf(&exmap->tree, page))
 			return 0;
 	}
 }
 
 /*
- * Whether a fault at a page that had no frame by an entry of its own is to be tried again: it is
- * part of 2 MiB, or that is just changing, or has just changed.
+ * Whether a fault at a page without a leaf of its own is to be tried again: a leaf of 2 MiB maps
+ * the page, or that is just changing, or has just changed.
  */
 bool exmap_may_be_huge(struct exmap *exmap, u64 page)
 {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Frames go from page to page with their contents: taken off, TLBs flushed, put down. Who writes to
- * the old page until the flush writes to the frame, who writes later has a fault.
+ * Frames go from page to page with their contents: taken off, TLBs flushed, put down. A thread that
+ * writes to the old page before the flush writes to the frame. A thread that writes later faults.
  */
 
 #include <linux/mm.h>
@@ -10,14 +10,15 @@
 
 #include "exmap/exmap.h"
 
-/* Pages between two flushes. */
-#define STRIDE	512
+/* The number of pages between two flushes. */
+#define EXMAP_MOVE_STRIDE	512
 
 /*
- * Puts a frame down: on the new page, or back, or if both are taken into the pool. Something may
- * have begun to hold it since it was found to be nobody's: then it goes back.
+ * Puts a frame down on the new page, or back on the old one, or into the pool if both pages have a
+ * frame by now. If something has begun to hold the frame since it was taken off, it goes back.
  */
-static bool put_down(struct exmap *exmap, struct frame_lane *lane, u64 from, u64 to, u64 frame)
+static bool exmap_move_put_down(struct exmap *exmap, struct frame_lane *lane, u64 from, u64 to,
+				u64 frame)
 {
 	bool held = frame_is_held(pfn_to_page(frame));
 	u64 *leaf = held ? NULL : pt_tree_make_leaf(&exmap->tree, to);
@@ -36,8 +37,8 @@ static bool put_down(struct exmap *exmap, struct frame_lane *lane, u64 from, u64
 	return moved;
 }
 
-static unsigned int move_some(struct exmap *exmap, struct frame_lane *lane, u64 from, u64 to,
-			      unsigned int count, u64 *frames)
+static unsigned int exmap_move_some(struct exmap *exmap, struct frame_lane *lane, u64 from, u64 to,
+				    unsigned int count, u64 *frames)
 {
 	bool pins = exmap_may_be_pinned(exmap);
 	unsigned int i, taken = 0, moved = 0;
@@ -51,7 +52,7 @@ static unsigned int move_some(struct exmap *exmap, struct frame_lane *lane, u64 
 		leaf = exmap_reach(exmap, from + i);
 		if (!leaf)
 			continue;
-		/* Whoever has it pinned expects to see it at the old place. */
+		/* A holder expects to see the frame at the old place. */
 		frame = exmap_take_off(exmap, leaf, from + i, pins);
 		frames[i] = frame == EXMAP_HELD ? 0 : frame;
 		taken += frames[i] != 0;
@@ -63,22 +64,22 @@ static unsigned int move_some(struct exmap *exmap, struct frame_lane *lane, u64 
 			WRITE_ONCE(*pt_tree_leaf(&exmap->tree, from + i), 0);
 	for (i = 0; i < count; i++)
 		if (frames[i])
-			moved += put_down(exmap, lane, from + i, to + i, frames[i]);
+			moved += exmap_move_put_down(exmap, lane, from + i, to + i, frames[i]);
 	return moved;
 }
 
 /*
- * Other commands have the interface between strides. Meanwhile the process may have unmapped the
- * surface, or may have been killed.
+ * Locks the interface for a stride. Other commands run between strides. Meanwhile the process may
+ * have unmapped the surface, or may have been killed.
  */
-static long lock_for_stride(struct exmap *exmap, struct exmap_interface *interface)
+static long exmap_move_lock(struct exmap *exmap, struct exmap_interface *interface)
 {
 	long error = fatal_signal_pending(current) ? -EINTR : exmap_may_command(exmap);
 
 	return error ?: exmap_lock_interface(exmap, interface, true);
 }
 
-static bool overlap(const struct vellum_exmap_move *move)
+static bool exmap_move_overlaps(const struct vellum_exmap_move *move)
 {
 	return move->from < move->to + move->count && move->to < move->from + move->count;
 }
@@ -93,17 +94,18 @@ long exmap_move(struct exmap *exmap, const struct vellum_exmap_move *move)
 	if (IS_ERR(interface))
 		return PTR_ERR(interface);
 	if (move->count > pages || move->from > pages - move->count ||
-	    move->to > pages - move->count || overlap(move))
+	    move->to > pages - move->count || exmap_move_overlaps(move))
 		return -EINVAL;
-	frames = kmalloc_array(STRIDE, sizeof(*frames), GFP_KERNEL_ACCOUNT);
+	frames = kmalloc_array(EXMAP_MOVE_STRIDE, sizeof(*frames), GFP_KERNEL_ACCOUNT);
 	if (!frames)
 		return -ENOMEM;
-	for (done = 0; done < move->count; done += STRIDE) {
-		error = lock_for_stride(exmap, interface);
+	for (done = 0; done < move->count; done += EXMAP_MOVE_STRIDE) {
+		error = exmap_move_lock(exmap, interface);
 		if (error)
 			break;
-		moved += move_some(exmap, &exmap->pool.lanes[move->interface], move->from + done,
-				   move->to + done, min_t(u64, STRIDE, move->count - done), frames);
+		moved += exmap_move_some(exmap, &exmap->pool.lanes[move->interface],
+					 move->from + done, move->to + done,
+					 min_t(u64, EXMAP_MOVE_STRIDE, move->count - done), frames);
 		mutex_unlock(&interface->lock);
 		cond_resched();
 	}

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-/* The interface of the published module. See include/uapi/vellum/exmap_published.h. */
+/* The interface of the published module. include/uapi/vellum/exmap_published.h describes it. */
 
 #include <linux/file.h>
 #include <linux/uaccess.h>
@@ -7,13 +7,13 @@
 
 #include "exmap/exmap.h"
 
-static noinline long setup(struct exmap *exmap, unsigned long argument)
+static noinline long exmap_published_ioctl_setup(struct exmap *exmap, unsigned long argument)
 {
 	struct exmap_published_setup setup;
 
 	if (copy_from_user(&setup, (void __user *)argument, sizeof(setup)))
 		return -EFAULT;
-	/* Its flags are not looked at: programs leave them as they find them. */
+	/* The flags are ignored: programs do not set them. */
 	return exmap_create(exmap, &(struct vellum_exmap_create){
 		.interfaces = setup.max_interfaces,
 		.flags = VELLUM_EXMAP_PINNABLE,
@@ -22,7 +22,7 @@ static noinline long setup(struct exmap *exmap, unsigned long argument)
 	});
 }
 
-static long action(struct exmap *exmap, unsigned long argument)
+static long exmap_published_ioctl_action(struct exmap *exmap, unsigned long argument)
 {
 	static const unsigned int commands[] = {
 		[EXMAP_PUBLISHED_OP_ALLOC] = VELLUM_EXMAP_ALLOC,
@@ -37,7 +37,7 @@ static long action(struct exmap *exmap, unsigned long argument)
 	return exmap_vector(exmap, commands[action.opcode], action.interface, action.iov_len, true);
 }
 
-static long clone(struct file *file, unsigned long argument)
+static long exmap_published_ioctl_clone(struct file *file, unsigned long argument)
 {
 	struct file *other = fget(argument);
 	int error;
@@ -49,7 +49,7 @@ static long clone(struct file *file, unsigned long argument)
 	return error;
 }
 
-static noinline long stats(struct exmap *exmap, unsigned long argument)
+static noinline long exmap_published_ioctl_stats(struct exmap *exmap, unsigned long argument)
 {
 	struct exmap_published_stats stats = {};
 
@@ -66,14 +66,14 @@ long exmap_published_ioctl(struct exmap *exmap, struct file *file, unsigned int 
 			   unsigned long argument)
 {
 	if (likely(command == EXMAP_PUBLISHED_ACTION))
-		return action(exmap, argument);
+		return exmap_published_ioctl_action(exmap, argument);
 	switch (command) {
 	case EXMAP_PUBLISHED_SETUP:
-		return setup(exmap, argument);
+		return exmap_published_ioctl_setup(exmap, argument);
 	case EXMAP_PUBLISHED_CLONE:
-		return clone(file, argument);
+		return exmap_published_ioctl_clone(file, argument);
 	case EXMAP_PUBLISHED_STATS:
-		return stats(exmap, argument);
+		return exmap_published_ioctl_stats(exmap, argument);
 	}
 	return -ENOTTY;
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-/* The pool: how many frames it has, who is charged for them, and who may take some away. */
+/* The pool: its size, the charges for it, and the shrinker. */
 
 #include <linux/capability.h>
 #include <linux/mm.h>
@@ -9,20 +9,20 @@
 #include "core/compat.h"
 #include "exmap/exmap.h"
 
-/* Pages of an interface: its vector, its ranges, results and leaving entries, and its lane's frame. */
-#define INTERFACE_PAGES	6
+/* Pages of an interface: its vector, ranges, results and leaving entries, and its lane's frame. */
+#define EXMAP_INTERFACE_PAGES	6
 
-/* Pages that the caller may lock. */
-static u64 limit_of_caller(void)
+/* The number of pages that the caller may lock. */
+static u64 exmap_limit_of_caller(void)
 {
 	return capable(CAP_IPC_LOCK) ? U64_MAX : rlimit(RLIMIT_MEMLOCK) >> PAGE_SHIFT;
 }
 
 /*
- * Charges pages to the exmap's user as locked memory. The user is the one who created the exmap or
- * first mapped it, also where another process makes it larger.
+ * Charges pages to the exmap's user as locked memory. The user is the creator of the exmap or the
+ * first to map it, also where another process makes it larger.
  */
-static bool charge_user(struct exmap *exmap, u64 pages, u64 limit)
+static bool exmap_charge_user(struct exmap *exmap, u64 pages, u64 limit)
 {
 	long before = atomic_long_read(&exmap->user->locked_vm);
 
@@ -40,16 +40,16 @@ u64 exmap_chargeable(struct exmap *exmap)
 	return exmap->lock_limit > before ? exmap->lock_limit - before : 0;
 }
 
-/* Under `setup`. */
-static void set_user(struct exmap *exmap)
+/* The caller holds `setup`. */
+static void exmap_set_user(struct exmap *exmap)
 {
 	if (!exmap->user)
 		exmap->user = get_uid(current_user());
 }
 
-static int charge(struct exmap *exmap, u64 pages)
+static int exmap_charge(struct exmap *exmap, u64 pages)
 {
-	if (!charge_user(exmap, pages, limit_of_caller()))
+	if (!exmap_charge_user(exmap, pages, exmap_limit_of_caller()))
 		return -EPERM;
 	exmap->charged += pages;
 	return 0;
@@ -66,7 +66,7 @@ u64 *exmap_alloc_charged(struct exmap *exmap)
 {
 	u64 *page;
 
-	if (!charge_user(exmap, 1, exmap->lock_limit))
+	if (!exmap_charge_user(exmap, 1, exmap->lock_limit))
 		return NULL;
 	page = (u64 *)get_zeroed_page(GFP_KERNEL_ACCOUNT);
 	if (!page)
@@ -85,12 +85,12 @@ static struct exmap *exmap_of_source(struct pt_source *source)
 	return container_of(source, struct exmap, source);
 }
 
-static u64 *alloc_table(struct pt_source *source, unsigned int level)
+static u64 *exmap_alloc_table(struct pt_source *source, unsigned int level)
 {
 	struct exmap *exmap = exmap_of_source(source);
 	u64 *table;
 
-	if (!charge_user(exmap, 1, exmap->lock_limit))
+	if (!exmap_charge_user(exmap, 1, exmap->lock_limit))
 		return NULL;
 	table = pt_table_alloc(level);
 	if (!table)
@@ -98,7 +98,7 @@ static u64 *alloc_table(struct pt_source *source, unsigned int level)
 	return table;
 }
 
-static void free_table(struct pt_source *source, u64 *table, unsigned int level)
+static void exmap_free_table(struct pt_source *source, u64 *table, unsigned int level)
 {
 	pt_table_free(table, level);
 	atomic_long_dec(&exmap_of_source(source)->user->locked_vm);
@@ -106,23 +106,23 @@ static void free_table(struct pt_source *source, u64 *table, unsigned int level)
 
 void exmap_charge_tables(struct exmap *exmap)
 {
-	set_user(exmap);
-	exmap->lock_limit = limit_of_caller();
-	exmap->source = (struct pt_source){ .alloc = alloc_table, .free = free_table };
+	exmap_set_user(exmap);
+	exmap->lock_limit = exmap_limit_of_caller();
+	exmap->source = (struct pt_source){ .alloc = exmap_alloc_table, .free = exmap_free_table };
 }
 
-static enum frame_design design(u64 flags)
+static enum frame_design exmap_frame_design(u64 flags)
 {
 	if (flags & VELLUM_EXMAP_NO_POOL)
 		return FRAMES_FROM_KERNEL;
 	return flags & VELLUM_EXMAP_STEALING ? FRAMES_STEALING : FRAMES_BUNDLES;
 }
 
-/* Where there are not so many blocks there are as many frames more. */
-static int fill(struct frame_pool *pool, const struct vellum_exmap_create *create)
+/* Fills the pool. Frames replace the blocks that the kernel does not have. */
+static int exmap_fill_pool(struct frame_pool *pool, const struct vellum_exmap_create *create)
 {
 	u64 frames;
-	int error = frame_pool_init(pool, design(create->flags), create->frames,
+	int error = frame_pool_init(pool, exmap_frame_design(create->flags), create->frames,
 				    create->interfaces);
 
 	if (error)
@@ -144,24 +144,24 @@ int exmap_make_pool(struct exmap *exmap, const struct vellum_exmap_create *creat
 
 	if (create->frames > totalram_pages() || frames > totalram_pages())
 		return -ENOMEM;
-	pages = frames + create->interfaces * INTERFACE_PAGES;
-	set_user(exmap);
-	error = charge(exmap, pages);
+	pages = frames + create->interfaces * EXMAP_INTERFACE_PAGES;
+	exmap_set_user(exmap);
+	error = exmap_charge(exmap, pages);
 	if (error)
 		return error;
-	error = fill(&exmap->pool, create);
+	error = exmap_fill_pool(&exmap->pool, create);
 	if (error)
 		exmap_uncharge(exmap, pages);
 	return error;
 }
 
-static long resize_locked(struct exmap *exmap, u64 frames)
+static long exmap_resize_locked(struct exmap *exmap, u64 frames)
 {
 	u64 before = exmap->pool.frames, now;
 	int error = 0;
 
 	if (frames > before)
-		error = charge(exmap, frames - before);
+		error = exmap_charge(exmap, frames - before);
 	if (error)
 		return error;
 	now = frame_pool_resize(&exmap->pool, &exmap->pool.lanes[0], frames);
@@ -181,18 +181,18 @@ long exmap_resize(struct exmap *exmap, u64 frames)
 		return -EINVAL;
 	if (frames > totalram_pages())
 		return -ENOMEM;
-	/* Its lane is the one through which frames come and go. */
+	/* Frames come and go through the lane of interface 0. */
 	if (mutex_lock_killable(&exmap->sizing))
 		return error;
 	if (!mutex_lock_killable(&exmap->interface[0].lock)) {
-		error = resize_locked(exmap, frames);
+		error = exmap_resize_locked(exmap, frames);
 		mutex_unlock(&exmap->interface[0].lock);
 	}
 	mutex_unlock(&exmap->sizing);
 	return error;
 }
 
-static u64 free_frames(struct exmap *exmap)
+static u64 exmap_shrinkable(struct exmap *exmap)
 {
 	u64 resident;
 
@@ -202,33 +202,33 @@ static u64 free_frames(struct exmap *exmap)
 	return exmap->pool.frames > resident ? exmap->pool.frames - resident : 0;
 }
 
-static bool count_one(struct exmap *exmap, void *data)
+static bool exmap_shrinker_count_one(struct exmap *exmap, void *data)
 {
-	*(unsigned long *)data += free_frames(exmap);
+	*(unsigned long *)data += exmap_shrinkable(exmap);
 	return true;
 }
 
-static unsigned long count_objects(struct shrinker *shrinker, struct shrink_control *control)
+static unsigned long exmap_shrinker_count(struct shrinker *shrinker, struct shrink_control *control)
 {
 	unsigned long count = 0;
 
-	if (!exmap_try_each(count_one, &count))
+	if (!exmap_try_each(exmap_shrinker_count_one, &count))
 		return 0;
 	return count ?: SHRINK_EMPTY;
 }
 
-/* The last frame stays, so that there is a pool. */
-static bool shrink_one(struct exmap *exmap, void *data)
+/* Shrinks the pool of an exmap. The last frame stays, so there is always a pool. */
+static bool exmap_shrinker_scan_one(struct exmap *exmap, void *data)
 {
 	struct shrink_control *control = data;
-	u64 before, most = free_frames(exmap);
+	u64 before, most = exmap_shrinkable(exmap);
 
 	if (!most || !mutex_trylock(&exmap->sizing))
 		return true;
 	if (mutex_trylock(&exmap->interface[0].lock)) {
 		before = exmap->pool.frames;
 		most = min3(most, (u64)control->nr_to_scan - control->nr_scanned, before - 1);
-		resize_locked(exmap, before - most);
+		exmap_resize_locked(exmap, before - most);
 		control->nr_scanned += before - exmap->pool.frames;
 		mutex_unlock(&exmap->interface[0].lock);
 	}
@@ -236,29 +236,29 @@ static bool shrink_one(struct exmap *exmap, void *data)
 	return control->nr_scanned < control->nr_to_scan;
 }
 
-static unsigned long scan_objects(struct shrinker *shrinker, struct shrink_control *control)
+static unsigned long exmap_shrinker_scan(struct shrinker *shrinker, struct shrink_control *control)
 {
 	control->nr_scanned = 0;
-	if (!exmap_try_each(shrink_one, control) || !control->nr_scanned)
+	if (!exmap_try_each(exmap_shrinker_scan_one, control) || !control->nr_scanned)
 		return SHRINK_STOP;
 	return control->nr_scanned;
 }
 
-static struct shrinker like = {
-	.count_objects = count_objects,
-	.scan_objects = scan_objects,
+static struct shrinker exmap_shrinker_like = {
+	.count_objects = exmap_shrinker_count,
+	.scan_objects = exmap_shrinker_scan,
 	.seeks = DEFAULT_SEEKS,
 };
 
-static struct shrinker *shrinker;
+static struct shrinker *exmap_shrinker;
 
 int exmap_shrinker_init(void)
 {
-	shrinker = shrinker_start("vellum-exmap", &like);
-	return shrinker ? 0 : -ENOMEM;
+	exmap_shrinker = vellum_shrinker_register("vellum-exmap", &exmap_shrinker_like);
+	return exmap_shrinker ? 0 : -ENOMEM;
 }
 
 void exmap_shrinker_exit(void)
 {
-	shrinker_stop(shrinker);
+	vellum_shrinker_unregister(exmap_shrinker);
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-/* Mapping an exmap: its surface, and the vectors of its interfaces. */
+/* Mappings of an exmap: its surface, and the vectors of its interfaces. */
 
 #include <linux/mm.h>
 #include <linux/mman.h>
@@ -10,16 +10,16 @@
 #include "exmap/transfer.h"
 
 /* Pages of the longest surface: 16 TiB. Its tables of level 2 take a 262,144th of it. */
-#define MAX_SURFACE	(1ULL << 32)
+#define EXMAP_MAX_SURFACE	BIT_ULL(32)
 
-static vm_fault_t surface_fault(struct vm_fault *vmf)
+static vm_fault_t exmap_surface_fault(struct vm_fault *vmf)
 {
 	struct pt_mount *mount = vmf->vma->vm_private_data;
 	struct exmap *exmap;
 	u64 *leaf, page;
 	bool is_huge;
 
-	/* A child's, or one that was to be moved: nothing is mapped there. */
+	/* The mapping of a child, or one that was to be moved, maps nothing. */
 	if (!mount)
 		return VM_FAULT_SIGSEGV;
 	exmap = container_of(mount, struct exmap, mount);
@@ -27,7 +27,7 @@ static vm_fault_t surface_fault(struct vm_fault *vmf)
 	leaf = pt_tree_leaf(&exmap->tree, page);
 	if (leaf && READ_ONCE(*leaf) & _PAGE_PRESENT)
 		return pt_mount_refault(mount, vmf);
-	/* A part of 2 MiB, perhaps by an entry that this processor did not know yet. */
+	/* A leaf of 2 MiB may map the page, and this CPU may not have seen its entry yet. */
 	if (unlikely(exmap->pool.blocks) && exmap_may_be_huge(exmap, page))
 		return pt_mount_refault(mount, vmf);
 	if (!exmap->zero_leaf || (vmf->flags & FAULT_FLAG_WRITE))
@@ -42,10 +42,10 @@ static vm_fault_t surface_fault(struct vm_fault *vmf)
 }
 
 /*
- * Somebody writes to a page that shows zeros. Without this the core would give him the right to:
- * it takes the entry for one that was read-only to be told of the first write.
+ * Refuses a write to a page that shows zeros. Without this the core would allow the write: it takes
+ * the entry for one that is read-only to report the first write.
  */
-static vm_fault_t surface_write_to_zeros(struct vm_fault *vmf)
+static vm_fault_t exmap_surface_write_to_zeros(struct vm_fault *vmf)
 {
 	struct pt_mount *mount = vmf->vma->vm_private_data;
 	struct exmap *exmap = mount ? container_of(mount, struct exmap, mount) : NULL;
@@ -54,25 +54,25 @@ static vm_fault_t surface_write_to_zeros(struct vm_fault *vmf)
 	if (!exmap)
 		return VM_FAULT_SIGSEGV;
 	leaf = pt_tree_leaf(&exmap->tree, (vmf->address - mount->start) >> PAGE_SHIFT);
-	/* A frame has come there meanwhile, or nothing is there: he tries again. */
+	/* A frame has come there meanwhile, or nothing is there: the CPU tries again. */
 	if (!leaf || READ_ONCE(*leaf) != exmap->zero_leaf)
 		return VM_FAULT_NOPAGE;
 	return VM_FAULT_SIGSEGV;
 }
 
-/* Rights stay what they are. */
-static int surface_mprotect(struct vm_area_struct *vma, unsigned long start, unsigned long end,
-			    unsigned long flags)
+/* The rights of a surface cannot change. */
+static int exmap_surface_mprotect(struct vm_area_struct *vma, unsigned long start,
+				  unsigned long end, unsigned long flags)
 {
 	return -EACCES;
 }
 
 /*
- * For debuggers and /proc/PID/mem, which need neither the page tables nor a page that may be
- * pinned: the frame is held meanwhile, as for a transfer, on surfaces of every kind.
+ * Serves debuggers and /proc/PID/mem, without page tables and without a page that may be pinned. It
+ * holds the frame meanwhile, as a transfer does, on surfaces of every kind.
  */
-static int surface_access(struct vm_area_struct *vma, unsigned long addr, void *buffer, int length,
-			  int write)
+static int exmap_surface_access(struct vm_area_struct *vma, unsigned long addr, void *buffer,
+				int length, int write)
 {
 	struct pt_mount *mount = vma->vm_private_data;
 	unsigned int offset = offset_in_page(addr);
@@ -84,8 +84,8 @@ static int surface_access(struct vm_area_struct *vma, unsigned long addr, void *
 	exmap = container_of(mount, struct exmap, mount);
 	length = min_t(int, length, PAGE_SIZE - offset);
 	atomic_inc(&exmap->pool.holders);
-	smp_mb__after_atomic(); /* said before we look; see exmap_may_be_pinned() */
-	page = transfer_hold(exmap, (addr - mount->start) >> PAGE_SHIFT);
+	smp_mb__after_atomic(); /* raised before the page is read; see exmap_may_be_pinned() */
+	page = exmap_transfer_hold(exmap, (addr - mount->start) >> PAGE_SHIFT);
 	if (!page && (write || !exmap->zero_leaf))
 		length = -EFAULT;
 	else if (!page)
@@ -101,38 +101,38 @@ static int surface_access(struct vm_area_struct *vma, unsigned long addr, void *
 }
 
 /*
- * What the core sees as a mapping whose first writes are to be reported cannot be pinned for long,
- * by io_uring for example. So that is for surfaces that show zeros alone.
+ * Only a surface that shows zeros reports first writes. If a mapping reports them, the core refuses
+ * to pin it for long, for io_uring for example.
  */
-static const struct vm_operations_struct surface_operations = {
+static const struct vm_operations_struct exmap_surface_vm_ops = {
 	.open = pt_mount_vm_open,
 	.close = pt_mount_vm_close,
 	.may_split = pt_mount_vm_may_split,
 	.mremap = pt_mount_vm_mremap,
-	.mprotect = surface_mprotect,
-	.fault = surface_fault,
-	.access = surface_access,
+	.mprotect = exmap_surface_mprotect,
+	.fault = exmap_surface_fault,
+	.access = exmap_surface_access,
 };
 
-static const struct vm_operations_struct surface_with_zeros_operations = {
+static const struct vm_operations_struct exmap_surface_with_zeros_vm_ops = {
 	.open = pt_mount_vm_open,
 	.close = pt_mount_vm_close,
 	.may_split = pt_mount_vm_may_split,
 	.mremap = pt_mount_vm_mremap,
-	.mprotect = surface_mprotect,
-	.fault = surface_fault,
-	.pfn_mkwrite = surface_write_to_zeros,
-	.access = surface_access,
+	.mprotect = exmap_surface_mprotect,
+	.fault = exmap_surface_fault,
+	.pfn_mkwrite = exmap_surface_write_to_zeros,
+	.access = exmap_surface_access,
 };
 
-static bool is_surface_like(const struct vm_area_struct *vma)
+static bool exmap_is_surface_like(const struct vm_area_struct *vma)
 {
 	unsigned long needed = VM_SHARED | VM_READ | VM_WRITE;
 
 	return (vma->vm_flags & (needed | VM_EXEC)) == needed;
 }
 
-static int make_zeros(struct exmap *exmap)
+static int exmap_make_zeros(struct exmap *exmap)
 {
 	if (!(exmap->flags & VELLUM_EXMAP_READS_ZEROS))
 		return 0;
@@ -144,18 +144,20 @@ static int make_zeros(struct exmap *exmap)
 	return 0;
 }
 
-static int first_mapping(struct exmap *exmap, u64 pages)
+static int exmap_first_mapping(struct exmap *exmap, u64 pages)
 {
 	int error;
 
-	if (pages > MAX_SURFACE)
+	if (pages > EXMAP_MAX_SURFACE)
 		return -EINVAL;
-	/* Programs for the published interface map the surface first, and expect that. */
+	/*
+	 * Programs for the published interface map the surface first, and expect it to be pinnable.
+	 */
 	exmap->pinnable = !exmap->interface || (exmap->flags & VELLUM_EXMAP_PINNABLE);
 	exmap->leaf_flags = PT_LEAF_FLAGS | (exmap->pinnable ? 0 : _PAGE_SPECIAL);
 	if (exmap->flags & VELLUM_EXMAP_TRACKS)
 		exmap->leaf_flags &= ~(u64)(_PAGE_ACCESSED | _PAGE_DIRTY);
-	error = make_zeros(exmap);
+	error = exmap_make_zeros(exmap);
 	if (error)
 		return error;
 	exmap_charge_tables(exmap);
@@ -165,13 +167,13 @@ static int first_mapping(struct exmap *exmap, u64 pages)
 	return error;
 }
 
-static int map_locked(struct exmap *exmap, struct vm_area_struct *vma)
+static int exmap_map_locked(struct exmap *exmap, struct vm_area_struct *vma)
 {
 	unsigned long flags = VM_DONTEXPAND | VM_DONTDUMP | VM_DONTCOPY | VM_NOHUGEPAGE;
 	bool is_first = !exmap->tree.root;
 	int error;
 
-	error = is_first ? first_mapping(exmap, vma_pages(vma)) : 0;
+	error = is_first ? exmap_first_mapping(exmap, vma_pages(vma)) : 0;
 	if (!error) {
 		flags |= exmap->pinnable ? VM_MIXEDMAP : VM_PFNMAP | VM_IO;
 		pt_vma_change_flags(vma, flags, VM_MAYEXEC);
@@ -181,9 +183,12 @@ static int map_locked(struct exmap *exmap, struct vm_area_struct *vma)
 	if (!error && !exmap->shows)
 		exmap->watched = exmap->mount.tail;
 	if (!error)
-		vma->vm_ops = exmap->zero_leaf ? &surface_with_zeros_operations :
-						 &surface_operations;
-	/* With other errors a command may have begun to use the tree: it waits for the next mapping. */
+		vma->vm_ops = exmap->zero_leaf ? &exmap_surface_with_zeros_vm_ops :
+						 &exmap_surface_vm_ops;
+	/*
+	 * With other errors a command may have begun to use the tree, which stays for the next
+	 * mapping.
+	 */
 	else if (is_first && (error == -EINVAL || !exmap->tree.root))
 		exmap_surface_destroy(exmap);
 	return error;
@@ -193,19 +198,19 @@ int exmap_map_surface(struct exmap *exmap, struct vm_area_struct *vma)
 {
 	int error;
 
-	if (!is_surface_like(vma))
+	if (!exmap_is_surface_like(vma))
 		return -EACCES;
-	/* A virtual machine would go on with frames that are somebody else's. */
+	/* A virtual machine would keep using frames that belong to another process by then. */
 	if (!pt_secondary_can_be_told())
 		return -EOPNOTSUPP;
 	if (mutex_lock_killable(&exmap->setup))
 		return -EINTR;
-	error = map_locked(exmap, vma);
+	error = exmap_map_locked(exmap, vma);
 	mutex_unlock(&exmap->setup);
 	return error;
 }
 
-static void forget_frame(void *data, u64 page, u64 leaf)
+static void exmap_forget_frame(void *data, u64 page, u64 leaf)
 {
 	struct exmap *exmap = data;
 
@@ -213,11 +218,11 @@ static void forget_frame(void *data, u64 page, u64 leaf)
 		frame_pool_forget(&exmap->pool, pt_leaf_pfn(leaf));
 }
 
-/* Nothing maps the surface, and nobody has the exmap. */
+/* Nothing maps the surface, and nothing refers to the exmap. */
 void exmap_surface_destroy(struct exmap *exmap)
 {
 	if (exmap->flags & VELLUM_EXMAP_NO_POOL)
-		pt_tree_each_leaf(&exmap->tree, forget_frame, exmap);
+		pt_tree_each_leaf(&exmap->tree, exmap_forget_frame, exmap);
 	exmap_tables_destroy(exmap);
 	pt_tree_destroy(&exmap->tree);
 	if (exmap->zeros)

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * The last level of the surface's page tables, shown to the process (refined exmap, section III-C):
- * an entry a page, of which the process reads whether the page is there.
+ * Shows the process the last level of the surface's page tables (refined exmap, section III-C): an
+ * entry a page, from which the process reads whether the page is there.
  *
- * A privileged process sees what the processor walks. So nothing may ever write it: the mapping
- * cannot be made writable by mprotect, and what writes for a debugger is refused as well.
+ * A privileged process sees the tables that the CPU walks. So nothing may ever write them: mprotect
+ * cannot make the mapping writable, and writes for a debugger are refused as well.
  *
- * Other processes must not learn physical addresses, and nothing can hide them in a page that the
- * processor walks. They see pages of their own with an entry for each leaf: 1 if there is a frame,
- * otherwise 0. While an exmap has such a mapping, the thread that changes a leaf changes its entry
- * after that; so what ALLOC and FREE have done is to be seen when they return.
+ * Other processes must not learn physical addresses, and nothing can hide these in a page that the
+ * CPU walks. Such processes see separate pages with an entry for each leaf: 1 if there is a frame,
+ * otherwise 0. While an exmap has such a mapping, a thread that changes a leaf changes its entry
+ * after that. So the effect of ALLOC and FREE is visible when they return.
  */
 
 #include <linux/capability.h>
@@ -19,16 +19,16 @@
 #include "core/compat.h"
 #include "exmap/exmap.h"
 
-/* The number of the table, by the offset, which parts of the mapping keep. */
-static u64 table_of(const struct vm_fault *vmf)
+/* The number of the table, from the offset, which parts of the mapping keep. */
+static u64 exmap_table_number(const struct vm_fault *vmf)
 {
 	return vmf->pgoff - (VELLUM_EXMAP_OFFSET_TABLES >> PAGE_SHIFT);
 }
 
-static vm_fault_t tables_fault(struct vm_fault *vmf)
+static vm_fault_t exmap_tables_fault(struct vm_fault *vmf)
 {
 	struct exmap *exmap = vmf->vma->vm_private_data;
-	u64 *table = pt_tree_make_leaf(&exmap->tree, table_of(vmf) * PT_ENTRIES);
+	u64 *table = pt_tree_make_leaf(&exmap->tree, exmap_table_number(vmf) * PT_ENTRIES);
 
 	/* Memory may be missing for good, as the user has a limit: the CPU must not fault again. */
 	if (!table)
@@ -36,9 +36,7 @@ static vm_fault_t tables_fault(struct vm_fault *vmf)
 	return vmf_insert_pfn(vmf->vma, vmf->address, page_to_pfn(virt_to_page(table)));
 }
 
-static const struct vm_operations_struct tables_operations = { .fault = tables_fault };
-
-static bool is_there(struct exmap *exmap, u64 page)
+static bool exmap_is_there(struct exmap *exmap, u64 page)
 {
 	u64 *leaf = pt_tree_leaf(&exmap->tree, page);
 
@@ -46,10 +44,10 @@ static bool is_there(struct exmap *exmap, u64 page)
 }
 
 /*
- * Has the page's entry say what its leaf is. Of threads that change a leaf at the same time each
- * looks once more after it wrote: the last write agrees with the leaf.
+ * Makes the page's entry agree with its leaf. Each thread that changes a leaf reads the leaf once
+ * more after it wrote the entry, so the last write agrees with the leaf.
  */
-static void show(struct exmap *exmap, u64 page)
+static void exmap_show_page(struct exmap *exmap, u64 page)
 {
 	u64 *shown = xa_load(&exmap->shown, page / PT_ENTRIES);
 	bool there;
@@ -57,20 +55,20 @@ static void show(struct exmap *exmap, u64 page)
 	if (!shown)
 		return;
 	do {
-		there = is_there(exmap, page);
+		there = exmap_is_there(exmap, page);
 		WRITE_ONCE(shown[page % PT_ENTRIES], there);
-		smp_mb(); /* written before we look again */
-	} while (is_there(exmap, page) != there);
+		smp_mb(); /* written before the leaf is read again */
+	} while (exmap_is_there(exmap, page) != there);
 }
 
 void __exmap_leaf_changed(struct exmap *exmap, u64 page)
 {
 	pt_mount_leaf_changed(&exmap->mount, page);
 	if (exmap->shows)
-		show(exmap, page);
+		exmap_show_page(exmap, page);
 }
 
-static u64 *make_shown(struct exmap *exmap, u64 number)
+static u64 *exmap_make_shown(struct exmap *exmap, u64 number)
 {
 	u64 *shown = exmap_alloc_charged(exmap), *before;
 
@@ -83,29 +81,30 @@ static u64 *make_shown(struct exmap *exmap, u64 number)
 	return xa_is_err(before) ? NULL : before;
 }
 
-static vm_fault_t shown_fault(struct vm_fault *vmf)
+static vm_fault_t exmap_shown_fault(struct vm_fault *vmf)
 {
 	struct exmap *exmap = vmf->vma->vm_private_data;
-	u64 number = table_of(vmf), page;
+	u64 number = exmap_table_number(vmf), page;
 	u64 *shown = xa_load(&exmap->shown, number);
 
 	if (!shown)
-		shown = make_shown(exmap, number);
+		shown = exmap_make_shown(exmap, number);
 	if (!shown)
 		return VM_FAULT_SIGBUS;
-	/* A thread that changes a leaf from here on finds the page. Another may just be filling it. */
+	/*
+	 * A thread that changes a leaf from here on finds the page. Another thread may just be
+	 * filling it.
+	 */
 	smp_mb();
-	/* Another process may have the surface by now, and prune: RCU keeps its tables. */
+	/* Another process may have the surface by now, and prune. RCU keeps its tables. */
 	rcu_read_lock();
 	for (page = number * PT_ENTRIES; page < (number + 1) * PT_ENTRIES; page++)
-		show(exmap, page);
+		exmap_show_page(exmap, page);
 	rcu_read_unlock();
 	return vmf_insert_pfn(vmf->vma, vmf->address, page_to_pfn(virt_to_page(shown)));
 }
 
-static const struct vm_operations_struct shown_operations = { .fault = shown_fault };
-
-/* Nothing maps them any more. */
+/* Nothing maps the pages any more. */
 void exmap_tables_destroy(struct exmap *exmap)
 {
 	unsigned long number;
@@ -116,14 +115,22 @@ void exmap_tables_destroy(struct exmap *exmap)
 	xa_destroy(&exmap->shown);
 }
 
+static const struct vm_operations_struct exmap_tables_vm_ops = {
+	.fault = exmap_tables_fault,
+};
+
+static const struct vm_operations_struct exmap_shown_vm_ops = {
+	.fault = exmap_shown_fault,
+};
+
 int exmap_map_tables(struct exmap *exmap, struct vm_area_struct *vma)
 {
 	if (!(vma->vm_flags & VM_SHARED) || vma->vm_flags & (VM_WRITE | VM_EXEC))
 		return -EACCES;
-	/* 2 MiB that are one entry have no table. */
+	/* A leaf of 2 MiB has no table. */
 	if (exmap->flags & VELLUM_EXMAP_HUGE)
 		return -EOPNOTSUPP;
-	/* While the surface is mapped it has all of its tables but the last level's. */
+	/* While the surface is mapped it has all of its tables but those of the last level. */
 	if (READ_ONCE(exmap->mount.mm) != vma->vm_mm)
 		return -ENODEV;
 	if (vma_pages(vma) > DIV_ROUND_UP(exmap->tree.pages, PT_ENTRIES))
@@ -131,11 +138,11 @@ int exmap_map_tables(struct exmap *exmap, struct vm_area_struct *vma)
 	pt_vma_change_flags(vma, VM_PFNMAP | VM_IO | VM_DONTEXPAND | VM_DONTDUMP | VM_DONTCOPY,
 			    VM_MAYWRITE | VM_MAYEXEC);
 	if (capable(CAP_SYS_ADMIN)) {
-		/* The process keeps what it sees: no table is freed before the exmap ends. */
+		/* The process keeps what it sees, so no table is freed before the exmap ends. */
 		exmap->shows_tables = true;
-		vma->vm_ops = &tables_operations;
+		vma->vm_ops = &exmap_tables_vm_ops;
 	} else {
-		vma->vm_ops = &shown_operations;
+		vma->vm_ops = &exmap_shown_vm_ops;
 		exmap->shows = true;
 		exmap->watched = 0;
 	}

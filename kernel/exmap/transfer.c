@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-/* Transfers between a surface and its backing file. See transfer.h for what holds. */
+/* Transfers between a surface and its backing file. transfer.h lists their invariants. */
 
 #include <linux/bio.h>
 #include <linux/blkdev.h>
@@ -16,19 +16,20 @@
 /* Pages of the longest transfer: 1 MiB. */
 #define TRANSFER_PAGES	256
 
-bool transfer_is_possible(struct exmap *exmap, bool write)
+bool exmap_transfer_is_possible(struct exmap *exmap, bool write)
 {
 	return exmap->backing && exmap->backing->f_mode & (write ? FMODE_WRITE : FMODE_READ);
 }
 
-struct transfer_batch *transfer_batch(struct exmap_interface *interface)
+struct exmap_transfer_batch *exmap_transfer_get_batch(struct exmap_interface *interface)
 {
 	if (unlikely(!interface->batch))
 		interface->batch = kmalloc(sizeof(*interface->batch), GFP_KERNEL_ACCOUNT);
 	return interface->batch;
 }
 
-static void begin(struct transfer_batch *batch, struct exmap *exmap, unsigned int index)
+static void exmap_batch_begin(struct exmap_transfer_batch *batch, struct exmap *exmap,
+			      unsigned int index)
 {
 	batch->exmap = exmap;
 	batch->index = index;
@@ -44,11 +45,12 @@ static void begin(struct transfer_batch *batch, struct exmap *exmap, unsigned in
 	frame_take_begin(&exmap->pool, &exmap->pool.lanes[index], &batch->bundle, 0);
 }
 
-static struct transfer *add_transfer(struct transfer_batch *batch, enum transfer_kind kind,
-				     struct page_range range, struct exmap_result *result)
+static struct exmap_transfer *exmap_batch_add(struct exmap_transfer_batch *batch,
+					      enum exmap_transfer_kind kind,
+					      struct exmap_range range, struct exmap_result *result)
 {
 	unsigned int room = min_t(unsigned int, range.count, TRANSFER_PAGES);
-	struct transfer *transfer = &batch->single;
+	struct exmap_transfer *transfer = &batch->single;
 
 	if (room == 1 && list_empty(&batch->transfers)) {
 		transfer->pages = &batch->single_page;
@@ -71,24 +73,24 @@ static struct transfer *add_transfer(struct transfer_batch *batch, enum transfer
 	return transfer;
 }
 
-static void end_transfer(struct transfer *transfer)
+static void exmap_transfer_remove(struct exmap_transfer *transfer)
 {
 	list_del(&transfer->node);
 	if (transfer != &transfer->batch->single)
 		kfree(transfer);
 }
 
-static void add_page(struct transfer *transfer, struct page *page)
+static void exmap_transfer_add_page(struct exmap_transfer *transfer, struct page *page)
 {
 	transfer->pages[transfer->count++] = (struct bio_vec){ .bv_page = page,
 							       .bv_len = PAGE_SIZE };
 }
 
 /*
- * A thread that frees the page either finds it held, or we find it gone: both look at what the
- * other does after they have done their own.
+ * Either a thread that frees the page finds it held, or this thread finds it gone: each reads what
+ * the other does after it has done its own part.
  */
-struct page *transfer_hold(struct exmap *exmap, u64 number)
+struct page *exmap_transfer_hold(struct exmap *exmap, u64 number)
 {
 	struct page *page;
 	u64 frame;
@@ -98,41 +100,41 @@ struct page *transfer_hold(struct exmap *exmap, u64 number)
 		if (!frame)
 			return NULL;
 		page = pfn_to_page(frame);
-		/* The pool may have shrunk since, by this very frame. */
+		/* The pool may have shrunk by this frame since it was read. */
 		if (!get_page_unless_zero(page))
 			continue;
-		smp_mb__after_atomic(); /* held before we look again */
+		smp_mb__after_atomic(); /* held before the page is read again */
 		if (exmap_frame(exmap, number) == frame)
 			return page;
 		put_page(page);
 	}
 }
 
-static struct page *hold(struct transfer_batch *batch, u64 number)
+static struct page *exmap_batch_hold(struct exmap_transfer_batch *batch, u64 number)
 {
 	if (!batch->holds) {
 		atomic_inc(&batch->exmap->pool.holders);
-		smp_mb__after_atomic(); /* said before we look; see exmap_may_be_pinned() */
+		smp_mb__after_atomic(); /* raised before the read: exmap_may_be_pinned() */
 		batch->holds = true;
 	}
-	return transfer_hold(batch->exmap, number);
+	return exmap_transfer_hold(batch->exmap, number);
 }
 
 /*
- * Plans to read what of the range is not there, and with refresh what is there as well. A page for
- * which there is no frame ends the range.
+ * Plans to read the pages of the range that are not there, and with `refresh` those that are. A
+ * page without a frame to read into ends the range.
  */
-static void fill(struct transfer_batch *batch, struct page_range range, bool refresh,
-		 struct exmap_result *result)
+static void exmap_batch_fill(struct exmap_transfer_batch *batch, struct exmap_range range,
+			     bool refresh, struct exmap_result *result)
 {
 	struct exmap *exmap = batch->exmap;
 	struct frame_lane *lane = &exmap->pool.lanes[batch->index];
-	struct transfer *transfer = NULL;
+	struct exmap_transfer *transfer = NULL;
 
 	for (; range.count; range.page++, range.count--) {
 		bool is_huge;
 		u64 *leaf = exmap_make_leaf(exmap, range.page, &is_huge);
-		enum transfer_kind kind = TRANSFER_FILL;
+		enum exmap_transfer_kind kind = TRANSFER_FILL;
 		struct page *page = NULL;
 		u64 frame = 0;
 
@@ -140,9 +142,9 @@ static void fill(struct transfer_batch *batch, struct page_range range, bool ref
 			result->error = -ENOMEM;
 			return;
 		}
-		/* An entry that is none is not looked into any further. */
+		/* An entry that is none needs no further look. */
 		if (!leaf || (READ_ONCE(*leaf) && exmap_frame(exmap, range.page))) {
-			page = refresh ? hold(batch, range.page) : NULL;
+			page = refresh ? exmap_batch_hold(batch, range.page) : NULL;
 			kind = TRANSFER_REFRESH;
 			if (!page) {
 				transfer = NULL;
@@ -151,7 +153,7 @@ static void fill(struct transfer_batch *batch, struct page_range range, bool ref
 			}
 		}
 		if (!transfer || transfer->kind != kind || transfer->count == TRANSFER_PAGES)
-			transfer = add_transfer(batch, kind, range, result);
+			transfer = exmap_batch_add(batch, kind, range, result);
 		if (transfer && kind == TRANSFER_FILL) {
 			frame = frame_take(&exmap->pool, lane, &batch->bundle);
 			page = frame ? pfn_to_page(frame) : NULL;
@@ -163,11 +165,11 @@ static void fill(struct transfer_batch *batch, struct page_range range, bool ref
 			result->error = -ENOMEM;
 			return;
 		}
-		add_page(transfer, page);
+		exmap_transfer_add_page(transfer, page);
 	}
 }
 
-static void let_go(struct transfer *transfer)
+static void exmap_transfer_let_go(struct exmap_transfer *transfer)
 {
 	unsigned int i;
 
@@ -176,69 +178,70 @@ static void let_go(struct transfer *transfer)
 	transfer->count = 0;
 }
 
-/* Plans to write the range, all of which must be there. */
-static void write(struct transfer_batch *batch, struct page_range range,
-		  struct exmap_result *result)
+/* Plans to write the range. All of its pages must be there. */
+static void exmap_batch_write(struct exmap_transfer_batch *batch, struct exmap_range range,
+			      struct exmap_result *result)
 {
 	struct list_head *before = batch->transfers.prev;
-	struct transfer *transfer = NULL;
+	struct exmap_transfer *transfer = NULL;
 
 	for (; range.count; range.page++, range.count--) {
-		struct page *page = hold(batch, range.page);
+		struct page *page = exmap_batch_hold(batch, range.page);
 
 		if (!page) {
 			result->error = -ENOENT;
 			break;
 		}
 		if (!transfer || transfer->count == TRANSFER_PAGES)
-			transfer = add_transfer(batch, TRANSFER_WRITE, range, result);
+			transfer = exmap_batch_add(batch, TRANSFER_WRITE, range, result);
 		if (!transfer) {
 			put_page(page);
 			break;
 		}
-		add_page(transfer, page);
+		exmap_transfer_add_page(transfer, page);
 	}
-	/* Nothing of a range that is not there as a whole. */
+	/* Nothing is written of a range that is not there as a whole. */
 	while (result->error && batch->transfers.prev != before) {
-		transfer = list_last_entry(&batch->transfers, struct transfer, node);
-		let_go(transfer);
-		end_transfer(transfer);
+		transfer = list_last_entry(&batch->transfers, struct exmap_transfer, node);
+		exmap_transfer_let_go(transfer);
+		exmap_transfer_remove(transfer);
 	}
 }
 
-void transfer_plan(struct transfer_batch *batch, struct exmap *exmap, unsigned int index,
-		   enum transfer_kind kind, const struct page_range *ranges,
-		   struct exmap_result *results, unsigned int count)
+void exmap_transfer_plan(struct exmap_transfer_batch *batch, struct exmap *exmap,
+			 unsigned int index, enum exmap_transfer_kind kind,
+			 const struct exmap_range *ranges, struct exmap_result *results,
+			 unsigned int count)
 {
 	unsigned int i;
 
-	begin(batch, exmap, index);
+	exmap_batch_begin(batch, exmap, index);
 	memset(results, 0, count * sizeof(*results));
 	for (i = 0; i < count; i++) {
 		if (kind == TRANSFER_WRITE)
-			write(batch, ranges[i], &results[i]);
+			exmap_batch_write(batch, ranges[i], &results[i]);
 		else
-			fill(batch, ranges[i], kind == TRANSFER_REFRESH, &results[i]);
+			exmap_batch_fill(batch, ranges[i], kind == TRANSFER_REFRESH, &results[i]);
 	}
 }
 
-unsigned int transfer_plan_new(struct transfer_batch *batch, struct exmap *exmap,
-			       unsigned int index, const struct page_range *ranges,
-			       struct exmap_result *results, unsigned int count)
+unsigned int exmap_transfer_plan_new(struct exmap_transfer_batch *batch, struct exmap *exmap,
+				     unsigned int index, const struct exmap_range *ranges,
+				     struct exmap_result *results, unsigned int count)
 {
 	unsigned int i;
 
-	begin(batch, exmap, index);
+	exmap_batch_begin(batch, exmap, index);
 	for (i = 0; i < count; i++) {
 		results[i] = (struct exmap_result){};
-		fill(batch, ranges[i], false, &results[i]);
+		exmap_batch_fill(batch, ranges[i], false, &results[i]);
 		if (batch->has_gap || results[i].error)
 			return i + 1;
 	}
 	return count;
 }
 
-static void one_less(struct transfer_batch *batch)
+static void exmap_batch_put(struct exmap_transfer_batch *batch)
 {
 	if (!atomic_dec_and_test(&batch->left))
 		return;
@@ -250,23 +253,23 @@ static void one_less(struct transfer_batch *batch)
 		complete(&batch->done);
 }
 
-static void end(struct transfer *transfer, long outcome)
+static void exmap_transfer_end(struct exmap_transfer *transfer, long outcome)
 {
 	transfer->outcome = outcome;
 	trace_exmap_transfer(transfer->batch->index, transfer->page, transfer->count, outcome);
-	one_less(transfer->batch);
+	exmap_batch_put(transfer->batch);
 }
 
-static void completed(struct kiocb *kiocb, long outcome)
+static void exmap_transfer_completed(struct kiocb *kiocb, long outcome)
 {
-	struct transfer *transfer = container_of(kiocb, struct transfer, kiocb);
+	struct exmap_transfer *transfer = container_of(kiocb, struct exmap_transfer, kiocb);
 
 	if (transfer->kind == TRANSFER_WRITE)
 		kiocb_end_write(kiocb);
-	end(transfer, outcome);
+	exmap_transfer_end(transfer, outcome);
 }
 
-static void submit(struct transfer *transfer, struct file *file, bool waits)
+static void exmap_transfer_submit(struct exmap_transfer *transfer, struct file *file, bool waits)
 {
 	struct kiocb *kiocb = &transfer->kiocb;
 	bool write = transfer->kind == TRANSFER_WRITE;
@@ -275,61 +278,65 @@ static void submit(struct transfer *transfer, struct file *file, bool waits)
 
 	init_sync_kiocb(kiocb, file);
 	kiocb->ki_pos = transfer->page << PAGE_SHIFT;
-	kiocb->ki_complete = waits ? NULL : completed;
+	kiocb->ki_complete = waits ? NULL : exmap_transfer_completed;
 	iov_iter_bvec(&iter, write ? WRITE : READ, transfer->pages, transfer->count,
 		      (size_t)transfer->count << PAGE_SHIFT);
 	if (write)
 		kiocb->ki_flags |= IOCB_WRITE;
-	outcome = write ? file_begin_write(file, kiocb, &iter) :
+	outcome = write ? vellum_iocb_write(file, kiocb, &iter) :
 			  vfs_iocb_iter_read(file, kiocb, &iter);
 	if (outcome != -EIOCBQUEUED)
-		end(transfer, outcome);
+		exmap_transfer_end(transfer, outcome);
 }
 
-static struct transfer *first_of(struct transfer_batch *batch)
+static struct exmap_transfer *exmap_batch_first(struct exmap_transfer_batch *batch)
 {
-	return list_first_entry_or_null(&batch->transfers, struct transfer, node);
+	return list_first_entry_or_null(&batch->transfers, struct exmap_transfer, node);
 }
 
 /*
- * For a caller who waits for one transfer from or to a block device: the device's own wait is the
- * cheapest. It ends when the device answers, or is given up.
+ * Whether a caller that waits for one transfer may wait inside the call, which is the cheapest
+ * wait. For a block device it may: the wait ends when the device answers, or the device is given
+ * up.
  */
-static bool may_wait_inside(const struct exmap *exmap)
+static bool exmap_may_wait_inside(const struct exmap *exmap)
 {
 	return S_ISBLK(file_inode(exmap->backing)->i_mode);
 }
 
-static void submit_all(struct transfer_batch *batch)
+static void exmap_batch_submit(struct exmap_transfer_batch *batch)
 {
 	struct file *file = batch->exmap->backing;
-	struct transfer *transfer;
+	struct exmap_transfer *transfer;
 	struct blk_plug plug;
 
-	/* Others may have the lane's frames meanwhile. */
+	/* Other threads may take the lane's frames meanwhile. */
 	frame_take_end(&batch->exmap->pool, &batch->exmap->pool.lanes[batch->index],
 		       &batch->bundle);
 	if (!batch->finished && list_is_singular(&batch->transfers) &&
-	    may_wait_inside(batch->exmap) && first_of(batch)->count) {
+	    exmap_may_wait_inside(batch->exmap) && exmap_batch_first(batch)->count) {
 		atomic_inc(&batch->left);
-		submit(first_of(batch), file, true);
+		exmap_transfer_submit(exmap_batch_first(batch), file, true);
 	} else {
 		blk_start_plug(&plug);
 		list_for_each_entry(transfer, &batch->transfers, node) {
 			if (!transfer->count)
 				continue;
 			atomic_inc(&batch->left);
-			submit(transfer, file, false);
+			exmap_transfer_submit(transfer, file, false);
 		}
 		blk_finish_plug(&plug);
 	}
 	/* The batch may be gone after this. */
-	one_less(batch);
+	exmap_batch_put(batch);
 }
 
-/* Brings what was read to the surface; what was not, or comes too late, goes back to the pool. */
-static unsigned int publish(struct transfer_batch *batch, struct transfer *transfer,
-			    unsigned int good)
+/*
+ * Brings the pages that were read to the surface. The frames of pages that were not read, or came
+ * too late, go back to the pool.
+ */
+static unsigned int exmap_transfer_publish(struct exmap_transfer_batch *batch,
+					   struct exmap_transfer *transfer, unsigned int good)
 {
 	struct exmap *exmap = batch->exmap;
 	struct frame_lane *lane = &exmap->pool.lanes[batch->index];
@@ -339,12 +346,12 @@ static unsigned int publish(struct transfer_batch *batch, struct transfer *trans
 		u64 frame = page_to_pfn(transfer->pages[i].bv_page);
 		u64 page = transfer->page + i;
 		bool placed = false, is_huge = true;
-		/* The table of the page may have been empty, and pruned, meanwhile. */
+		/* Meanwhile the table of the page may have been empty and pruned. */
 		u64 *leaf = i < good ? exmap_make_leaf(exmap, page, &is_huge) : NULL;
 
 		if (!leaf && !is_huge && !transfer->result->error)
 			transfer->result->error = -ENOMEM;
-		/* Or it has become part of 2 MiB meanwhile. */
+		/* Meanwhile a leaf of 2 MiB may have come to map the page. */
 		while (!placed && leaf && !exmap_has_frame(exmap, READ_ONCE(*leaf))) {
 			if (!exmap_wait(exmap, leaf, page))
 				break;
@@ -361,7 +368,8 @@ static unsigned int publish(struct transfer_batch *batch, struct transfer *trans
 	return published;
 }
 
-static void conclude(struct transfer_batch *batch, struct transfer *transfer)
+static void exmap_transfer_conclude_one(struct exmap_transfer_batch *batch,
+					struct exmap_transfer *transfer)
 {
 	struct exmap_interface *interface = &batch->exmap->interface[batch->index];
 	unsigned int good = transfer->outcome < 0 ? 0 : transfer->outcome >> PAGE_SHIFT;
@@ -375,9 +383,9 @@ static void conclude(struct transfer_batch *batch, struct transfer *transfer)
 					transfer->kind == TRANSFER_WRITE ? -EIO : -ENODATA;
 	}
 	if (transfer->kind == TRANSFER_FILL)
-		good = publish(batch, transfer, good);
+		good = exmap_transfer_publish(batch, transfer, good);
 	else
-		let_go(transfer);
+		exmap_transfer_let_go(transfer);
 	result->pages += good;
 	if (transfer->kind == TRANSFER_WRITE)
 		interface->written += good;
@@ -385,40 +393,40 @@ static void conclude(struct transfer_batch *batch, struct transfer *transfer)
 		interface->read += good;
 }
 
-static void forget(struct transfer_batch *batch)
+static void exmap_batch_forget(struct exmap_transfer_batch *batch)
 {
-	struct transfer *transfer, *next;
+	struct exmap_transfer *transfer, *next;
 
 	list_for_each_entry_safe(transfer, next, &batch->transfers, node)
-		end_transfer(transfer);
+		exmap_transfer_remove(transfer);
 	if (batch->holds)
 		atomic_dec(&batch->exmap->pool.holders);
 }
 
-/* Concludes what has an outcome. The interface's lock is held. */
-void transfer_conclude(struct transfer_batch *batch, struct mm_struct *mm)
+/* Concludes the transfers that have an outcome. The interface's lock is held. */
+void exmap_transfer_conclude(struct exmap_transfer_batch *batch, struct mm_struct *mm)
 {
 	struct exmap *exmap = batch->exmap;
 	struct frame_lane *lane = &exmap->pool.lanes[batch->index];
-	struct transfer *transfer;
+	struct exmap_transfer *transfer;
 
 	frame_take_begin(&exmap->pool, lane, &batch->bundle, 0);
 	list_for_each_entry(transfer, &batch->transfers, node)
-		conclude(batch, transfer);
+		exmap_transfer_conclude_one(batch, transfer);
 	frame_take_end(&exmap->pool, lane, &batch->bundle);
 	if (batch->over_zeros)
 		exmap_flush_zeros(exmap, &exmap->interface[batch->index], mm);
-	forget(batch);
+	exmap_batch_forget(batch);
 }
 
 /*
- * Concludes a batch in which all went well and nobody was in the way: then entries of page tables
- * change, and nothing else. False: something is left.
+ * Concludes a batch in which all went well and no other thread interfered. This changes entries of
+ * page tables, and nothing else. False: something is left to do.
  */
-bool transfer_conclude_quickly(struct transfer_batch *batch)
+bool exmap_transfer_conclude_quickly(struct exmap_transfer_batch *batch)
 {
 	struct exmap *exmap = batch->exmap;
-	struct transfer *transfer = first_of(batch);
+	struct exmap_transfer *transfer = exmap_batch_first(batch);
 	bool over_zeros = false;
 	unsigned int i;
 
@@ -428,7 +436,7 @@ bool transfer_conclude_quickly(struct transfer_batch *batch)
 	    transfer->outcome != (long)transfer->count << PAGE_SHIFT ||
 	    transfer->page + transfer->count > exmap->mount.tail)
 		return false;
-	/* No interface's lock is held here: RCU keeps tables that are pruned meanwhile. */
+	/* No interface's lock is held here. RCU keeps tables that are pruned meanwhile. */
 	rcu_read_lock();
 	for (i = 0; i < transfer->count; i++) {
 		u64 page = transfer->page + i;
@@ -440,13 +448,13 @@ bool transfer_conclude_quickly(struct transfer_batch *batch)
 	}
 	rcu_read_unlock();
 	transfer->result->pages += i;
-	/* A caller who waits has the interface's lock. */
+	/* A caller that waits holds the interface's lock. */
 	if (batch->finished)
 		atomic64_add(i, &exmap->read_quickly);
 	else
 		exmap->interface[batch->index].read += i;
 	if (i < transfer->count) {
-		/* What is left begins with the page that somebody else has brought. */
+		/* The rest begins with the page that another thread has brought. */
 		transfer->page += i;
 		transfer->count -= i;
 		transfer->outcome -= (long)i << PAGE_SHIFT;
@@ -454,20 +462,21 @@ bool transfer_conclude_quickly(struct transfer_batch *batch)
 			transfer->count * sizeof(*transfer->pages));
 		return false;
 	}
-	forget(batch);
+	exmap_batch_forget(batch);
 	return true;
 }
 
-void transfer_start(struct transfer_batch *batch, void (*finished)(struct transfer_batch *))
+void exmap_transfer_start(struct exmap_transfer_batch *batch,
+			  void (*finished)(struct exmap_transfer_batch *))
 {
 	batch->finished = finished;
-	submit_all(batch);
+	exmap_batch_submit(batch);
 }
 
-/* The last step, after which the exmap's own queue and the module may go. */
-static void end_abandoned(struct work_struct *work)
+/* The last step. After it the exmap's own queue and the module may go. */
+static void exmap_batch_end_abandoned(struct work_struct *work)
 {
-	struct transfer_batch *batch = container_of(work, struct transfer_batch, work);
+	struct exmap_transfer_batch *batch = container_of(work, struct exmap_transfer_batch, work);
 
 	exmap_put(batch->exmap);
 	kfree(batch);
@@ -475,30 +484,30 @@ static void end_abandoned(struct work_struct *work)
 	module_put(THIS_MODULE);
 }
 
-static void conclude_abandoned(struct work_struct *work)
+static void exmap_batch_conclude_abandoned(struct work_struct *work)
 {
-	struct transfer_batch *batch = container_of(work, struct transfer_batch, work);
+	struct exmap_transfer_batch *batch = container_of(work, struct exmap_transfer_batch, work);
 	struct exmap_interface *interface = &batch->exmap->interface[batch->index];
 
-	/* The end of the last transfer may still be about to say so. */
+	/* The end of the last transfer may still be about to signal the completion. */
 	if (batch->state == BATCH_DONE)
 		wait_for_completion(&batch->done);
 	mutex_lock(&interface->lock);
-	transfer_conclude(batch, batch->mm);
+	exmap_transfer_conclude(batch, batch->mm);
 	mutex_unlock(&interface->lock);
 	if (batch->mm)
 		mmdrop(batch->mm);
-	INIT_WORK(&batch->work, end_abandoned);
+	INIT_WORK(&batch->work, exmap_batch_end_abandoned);
 	queue_work(exmap_work, &batch->work);
 }
 
-/* The caller is to die, and what is under way goes on without it. */
-static void abandon(struct transfer_batch *batch)
+/* Abandons the batch: the caller is to die, and the transfers go on without it. */
+static void exmap_batch_abandon(struct exmap_transfer_batch *batch)
 {
 	struct exmap *exmap = batch->exmap;
-	struct transfer *transfer;
+	struct exmap_transfer *transfer;
 
-	/* Results are looked at only by what concludes. */
+	/* No caller reads the results. Only the code that concludes the batch does. */
 	batch->nowhere = (struct exmap_result){};
 	list_for_each_entry(transfer, &batch->transfers, node)
 		transfer->result = &batch->nowhere;
@@ -508,14 +517,14 @@ static void abandon(struct transfer_batch *batch)
 		mmgrab(batch->mm);
 	kref_get(&exmap->references);
 	__module_get(THIS_MODULE);
-	INIT_WORK(&batch->work, conclude_abandoned);
-	/* Unless the last transfer has just ended, its end queues the work. */
+	INIT_WORK(&batch->work, exmap_batch_conclude_abandoned);
+	/* The end of the last transfer queues the work, unless it has just come. */
 	if (cmpxchg(&batch->state, BATCH_WAITED_FOR, BATCH_ABANDONED) == BATCH_DONE)
 		queue_work(exmap->work, &batch->work);
 }
 
-/* As wait_for_completion_io(), which cannot be killed. */
-static int wait_killable(struct completion *done)
+/* wait_for_completion_io() that can be killed. */
+static int exmap_wait_killable(struct completion *done)
 {
 	bool before = current->in_iowait;
 	int error;
@@ -526,19 +535,19 @@ static int wait_killable(struct completion *done)
 	return error;
 }
 
-int transfer_finish(struct transfer_batch *batch)
+int exmap_transfer_finish(struct exmap_transfer_batch *batch)
 {
-	submit_all(batch);
-	if (!try_wait_for_completion(&batch->done) && wait_killable(&batch->done)) {
-		abandon(batch);
+	exmap_batch_submit(batch);
+	if (!try_wait_for_completion(&batch->done) && exmap_wait_killable(&batch->done)) {
+		exmap_batch_abandon(batch);
 		return -EINTR;
 	}
-	if (!transfer_conclude_quickly(batch))
-		transfer_conclude(batch, current->mm);
+	if (!exmap_transfer_conclude_quickly(batch))
+		exmap_transfer_conclude(batch, current->mm);
 	return 0;
 }
 
-static long read_frame(struct exmap *exmap, const struct kiocb *caller, u64 page, u64 frame)
+static long exmap_read_frame(struct exmap *exmap, const struct kiocb *caller, u64 page, u64 frame)
 {
 	struct bio_vec bytes = { .bv_page = pfn_to_page(frame), .bv_len = PAGE_SIZE };
 	struct file *file = exmap->backing;
@@ -558,18 +567,18 @@ static long read_frame(struct exmap *exmap, const struct kiocb *caller, u64 page
 	return outcome < 0 ? outcome : -ENODATA;
 }
 
-ssize_t transfer_read_page(struct exmap *exmap, unsigned int index, const struct kiocb *caller,
-			   u64 page)
+ssize_t exmap_transfer_read_page(struct exmap *exmap, unsigned int index,
+				 const struct kiocb *caller, u64 page)
 {
 	struct exmap_interface *interface = &exmap->interface[index];
 	struct frame_lane *lane = &exmap->pool.lanes[index];
-	/* It stays: tables are pruned only while the interface is locked for that. */
+	/* The table stays: tables are pruned only with the interface locked. */
 	u64 *leaf = pt_tree_leaf(&exmap->tree, page);
 	bool placed = false, over_zeros = false;
 	long outcome;
 	u64 frame;
 
-	if (unlikely(!leaf || !may_wait_inside(exmap)))
+	if (unlikely(!leaf || !exmap_may_wait_inside(exmap)))
 		return -EAGAIN;
 	if (unlikely(READ_ONCE(*leaf)))
 		return exmap_has_frame(exmap, READ_ONCE(*leaf)) ? 0 : -EAGAIN;
@@ -577,7 +586,7 @@ ssize_t transfer_read_page(struct exmap *exmap, unsigned int index, const struct
 	if (unlikely(!frame))
 		return -ENOMEM;
 	lane->taken++;
-	outcome = read_frame(exmap, caller, page, frame);
+	outcome = exmap_read_frame(exmap, caller, page, frame);
 	trace_exmap_transfer(index, page, 1, outcome);
 	while (likely(outcome > 0) && !placed && !exmap_has_frame(exmap, READ_ONCE(*leaf))) {
 		if (unlikely(READ_ONCE(*leaf)) && !exmap_wait(exmap, leaf, page))

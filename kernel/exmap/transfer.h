@@ -1,19 +1,20 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * Transfers between pages of a surface and the same pages of its backing file: page n is at byte
- * n * 4096. The kernel reads into frames and writes from them as such; the process' page tables are
- * not walked, and it need not be possible to pin what they show.
+ * Transfers between pages of a surface and the same pages of its backing file: page n is at byte n
+ * * 4096. The kernel reads into frames and writes from them directly. It does not walk the process'
+ * page tables, and the pages of the surface need not be pinnable.
  *
- * A transfer is a run of pages, a batch is what one call has asked for; all of a batch is under way
- * at the same time if the file can do that (O_DIRECT).
+ * A transfer is a run of pages. A batch is all that one call has asked for. All transfers of a
+ * batch are under way at the same time if the file can do that (O_DIRECT).
  *
- * What holds:
- * - a page that is read for the first time comes to the surface when its data is there, and not at
- *   all if it could not be read;
- * - a page that is on the surface and takes part is held: it can be neither freed nor reused;
- * - a batch outlives its caller, who may be killed while it is under way: a file system that waits
- *   for a server (FUSE, NFS) may never give an answer. A wait inside the file system's own
- *   read_iter or write_iter is the file system's: that is where a cached file is read, for example.
+ * Invariants:
+ *
+ * - A page that is read for the first time comes to the surface when its data is there, and does
+ *   not come if it could not be read.
+ * - A page that is on the surface and takes part is held: it can be neither freed nor reused.
+ * - A batch outlives its caller, which may be killed while the batch is under way: a file system
+ *   that waits for a server (FUSE, NFS) may never give an answer. A wait inside the file system's
+ *   own read_iter or write_iter is the file system's. A cached file, for example, is read there.
  */
 #ifndef VELLUM_EXMAP_TRANSFER_H
 #define VELLUM_EXMAP_TRANSFER_H
@@ -25,101 +26,109 @@
 
 #include "exmap/exmap.h"
 
-enum transfer_kind {
-	TRANSFER_FILL,		/* read into frames that then come to the surface */
+enum exmap_transfer_kind {
+	TRANSFER_FILL,		/* read into frames, which then come to the surface */
 	TRANSFER_REFRESH,	/* read into pages that are there */
 	TRANSFER_WRITE,		/* write pages that are there */
 };
 
-struct transfer {
+struct exmap_transfer {
 	struct kiocb		kiocb;
-	struct transfer_batch	*batch;
+	struct exmap_transfer_batch	*batch;
 	struct list_head	node;
-	struct exmap_result	*result;	/* of the range that it is part of */
-	enum transfer_kind	kind;
+	struct exmap_result	*result;	/* of the transfer's range */
+	enum exmap_transfer_kind	kind;
 	u64			page;
 	unsigned int		count;
 	long			outcome;	/* bytes, or an error */
 	struct bio_vec		*pages;
 };
 
-/* The end of the last transfer and a killed caller each try to be the first. */
-enum batch_state {
+/* The end of the last transfer and a killed caller each try to change the state first. */
+enum exmap_batch_state {
 	BATCH_WAITED_FOR,
 	BATCH_DONE,		/* the caller concludes, or has its work do it */
-	BATCH_ABANDONED,	/* the end of the last transfer has the batch's work do it */
+	BATCH_ABANDONED,	/* the last transfer's end queues `work` */
 };
 
-struct transfer_batch {
+struct exmap_transfer_batch {
 	struct exmap		*exmap;
-	unsigned int		index;		/* of the interface, whose lock is held */
+	unsigned int		index;		/* of the interface; its lock is held */
 	struct frame_bundle	bundle;		/* of its lane */
 	struct list_head	transfers;
 	atomic_t		left;
-	/* Called when all transfers have an outcome, in any context; NULL: the caller waits. */
-	void			(*finished)(struct transfer_batch *batch);
-	enum batch_state	state;		/* changes once, by compare-and-exchange */
+	/* Called when all transfers have an outcome, in any context. NULL: the caller waits. */
+	void			(*finished)(struct exmap_transfer_batch *batch);
+	enum exmap_batch_state	state;		/* changes once, by compare-and-exchange */
 	struct completion	done;
-	bool			holds;		/* pages of the surface */
+	bool			holds;		/* it holds pages of the surface */
 	bool			over_zeros;	/* a page that showed zeros has a frame now */
-	bool			has_gap;	/* what came may not be the first of its range */
+	bool			has_gap;	/* its pages may not be the range's first */
 	struct exmap_result	*short_one;	/* the last range of which a transfer fell short */
 
 	/* A transfer of one page, as most are. */
-	struct transfer		single;
+	struct exmap_transfer		single;
 	struct bio_vec		single_page;
 
-	/* Once the caller was killed. */
+	/* Used after the caller was killed. */
 	struct work_struct	work;
 	struct mm_struct	*mm;		/* NULL: not needed */
 	struct exmap_result	nowhere;
 };
 
 /* Whether there is a file that can be read, or written. */
-bool transfer_is_possible(struct exmap *exmap, bool write);
-
-/* A batch for transfer_finish(), which leaves it with the interface. NULL: there is no memory. */
-struct transfer_batch *transfer_batch(struct exmap_interface *interface);
+bool exmap_transfer_is_possible(struct exmap *exmap, bool write);
 
 /*
- * Plans a batch for these ranges. What is there already is read again with TRANSFER_REFRESH, and
- * left alone with TRANSFER_FILL.
+ * Returns a batch for exmap_transfer_finish(), which keeps it with the interface; NULL: no memory.
  */
-void transfer_plan(struct transfer_batch *batch, struct exmap *exmap, unsigned int index,
-		   enum transfer_kind kind, const struct page_range *ranges,
-		   struct exmap_result *results, unsigned int count);
+struct exmap_transfer_batch *exmap_transfer_get_batch(struct exmap_interface *interface);
+
+/*
+ * Plans a batch for these ranges. TRANSFER_REFRESH reads the pages again that are there, and
+ * TRANSFER_FILL leaves them alone.
+ */
+void exmap_transfer_plan(struct exmap_transfer_batch *batch, struct exmap *exmap,
+			 unsigned int index, enum exmap_transfer_kind kind,
+			 const struct exmap_range *ranges, struct exmap_result *results,
+			 unsigned int count);
 
 /*
  * The same with TRANSFER_FILL, up to the first range that cannot come as a whole, because a page of
- * it is there or because there is no frame. Returns for how many ranges, that one among them.
+ * it is there or because there is no frame. Returns the number of ranges, that one included.
  */
-unsigned int transfer_plan_new(struct transfer_batch *batch, struct exmap *exmap,
-			       unsigned int index, const struct page_range *ranges,
-			       struct exmap_result *results, unsigned int count);
+unsigned int exmap_transfer_plan_new(struct exmap_transfer_batch *batch, struct exmap *exmap,
+				     unsigned int index, const struct exmap_range *ranges,
+				     struct exmap_result *results, unsigned int count);
 
 /*
- * Carries the batch out and waits for it. EINTR: the caller is to die, and must not look at the
- * batch or the results.
+ * Carries the batch out and waits for it. EINTR: the caller is to die, and must not read the batch
+ * or the results.
  */
-int transfer_finish(struct transfer_batch *batch);
+int exmap_transfer_finish(struct exmap_transfer_batch *batch);
 
 /*
- * Reads a page that is not there, for a caller who waits: all that a batch would do for it, without
- * one. The interface's lock is held. Returns the page's bytes; 0 it is there, and stays as it is; an
- * error; EAGAIN it takes a batch, and nothing was done.
+ * Reads a page that is not there for a caller that waits. It does all that a batch would do,
+ * without a batch. The interface's lock is held. Returns the page's bytes; 0 if the page is there,
+ * and stays as it is; an error; EAGAIN if it takes a batch, and nothing was done.
  */
-ssize_t transfer_read_page(struct exmap *exmap, unsigned int index, const struct kiocb *caller,
-			   u64 page);
+ssize_t exmap_transfer_read_page(struct exmap *exmap, unsigned int index,
+				 const struct kiocb *caller, u64 page);
 
 /*
- * Or without waiting: starts it; when it is finished, what needs no lock is done at once, and if
- * something is left the rest with the interface's lock held.
+ * Starts a batch without waiting for it. When the batch is finished,
+ * exmap_transfer_conclude_quickly() does what needs no lock. If something is left,
+ * exmap_transfer_conclude() does the rest with the interface's lock held.
  */
-void transfer_start(struct transfer_batch *batch, void (*finished)(struct transfer_batch *));
-bool transfer_conclude_quickly(struct transfer_batch *batch);
-void transfer_conclude(struct transfer_batch *batch, struct mm_struct *mm);
+void exmap_transfer_start(struct exmap_transfer_batch *batch,
+			  void (*finished)(struct exmap_transfer_batch *));
+bool exmap_transfer_conclude_quickly(struct exmap_transfer_batch *batch);
+void exmap_transfer_conclude(struct exmap_transfer_batch *batch, struct mm_struct *mm);
 
-/* Holds the frame of a page that is there, with the pool's count of holders raised; or NULL. */
-struct page *transfer_hold(struct exmap *exmap, u64 number);
+/*
+ * Holds the frame of a page that is there. The caller has raised the pool's count of holders. NULL:
+ * there is no page.
+ */
+struct page *exmap_transfer_hold(struct exmap *exmap, u64 number);
 
 #endif /* VELLUM_EXMAP_TRANSFER_H */

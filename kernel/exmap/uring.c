@@ -4,9 +4,9 @@
  *
  *	cmd_op = interface | opcode << 8
  *
- * with a struct iovec in the command. That is a part of the surface; or, with a registered buffer
- * (IORING_URING_CMD_FIXED), a part of the buffer which holds entries, and gets the results in their
- * place. Carried out when it is submitted.
+ * The command holds a struct iovec, which is a part of the surface. With a registered buffer
+ * (IORING_URING_CMD_FIXED) it is a part of the buffer, which holds entries, and gets the results in
+ * their place. A command is carried out when it is submitted.
  */
 
 #include <linux/mm.h>
@@ -17,8 +17,8 @@
 #include "exmap/exmap.h"
 
 /* Reads the entries of a registered buffer into the interface's ranges. */
-static int read_buffer(struct exmap *exmap, struct exmap_interface *interface,
-		       struct io_uring_cmd *command, struct iovec buffer)
+static int exmap_uring_read_buffer(struct exmap *exmap, struct exmap_interface *interface,
+				   struct io_uring_cmd *command, struct iovec buffer)
 {
 	size_t i, entries = buffer.iov_len / sizeof(u64);
 	struct iov_iter iter;
@@ -37,8 +37,9 @@ static int read_buffer(struct exmap *exmap, struct exmap_interface *interface,
 	return error ? error : (int)entries;
 }
 
-static long write_buffer(struct exmap_interface *interface, struct io_uring_cmd *command,
-			 struct iovec buffer, unsigned int entries)
+static long exmap_uring_write_buffer(struct exmap_interface *interface,
+				     struct io_uring_cmd *command, struct iovec buffer,
+				     unsigned int entries)
 {
 	struct iov_iter iter;
 	unsigned int i;
@@ -57,8 +58,8 @@ static long write_buffer(struct exmap_interface *interface, struct io_uring_cmd 
 	return error ? error : failed;
 }
 
-static long carry_out(struct exmap *exmap, unsigned int index, unsigned int opcode,
-		      unsigned int entries)
+static long exmap_uring_carry_out(struct exmap *exmap, unsigned int index, unsigned int opcode,
+				  unsigned int entries)
 {
 	struct exmap_interface *interface = &exmap->interface[index];
 
@@ -73,9 +74,9 @@ static long carry_out(struct exmap *exmap, unsigned int index, unsigned int opco
 	return -EINVAL;
 }
 
-/* Returns bytes, of at most as many pages as read() has in one call: the result has 32 bits. */
-static long range_command(struct exmap *exmap, unsigned int index, unsigned int opcode,
-			  struct iovec part)
+/* Returns bytes, for at most as many pages as read() has in one call: the result has 32 bits. */
+static long exmap_uring_range(struct exmap *exmap, unsigned int index, unsigned int opcode,
+			      struct iovec part)
 {
 	struct exmap_interface *interface = &exmap->interface[index];
 	unsigned long address = (unsigned long)part.iov_base;
@@ -83,23 +84,23 @@ static long range_command(struct exmap *exmap, unsigned int index, unsigned int 
 				      &interface->ranges[0]);
 
 	if (!error)
-		error = carry_out(exmap, index, opcode, 1);
+		error = exmap_uring_carry_out(exmap, index, opcode, 1);
 	if (!error)
 		error = interface->results[0].error;
 	return error ? error : (long)interface->results[0].pages << PAGE_SHIFT;
 }
 
-static long buffer_command(struct exmap *exmap, unsigned int index, unsigned int opcode,
-			   struct io_uring_cmd *command, struct iovec buffer)
+static long exmap_uring_buffer(struct exmap *exmap, unsigned int index, unsigned int opcode,
+			       struct io_uring_cmd *command, struct iovec buffer)
 {
 	struct exmap_interface *interface = &exmap->interface[index];
-	int entries = read_buffer(exmap, interface, command, buffer);
+	int entries = exmap_uring_read_buffer(exmap, interface, command, buffer);
 	long error;
 
 	if (entries < 0)
 		return entries;
-	error = carry_out(exmap, index, opcode, entries);
-	return error ? error : write_buffer(interface, command, buffer, entries);
+	error = exmap_uring_carry_out(exmap, index, opcode, entries);
+	return error ? error : exmap_uring_write_buffer(interface, command, buffer, entries);
 }
 
 int exmap_uring_cmd(struct io_uring_cmd *command, unsigned int issue_flags)
@@ -107,7 +108,7 @@ int exmap_uring_cmd(struct io_uring_cmd *command, unsigned int issue_flags)
 	struct exmap *exmap = exmap_of(command->file);
 	unsigned int index = command->cmd_op & 0xff;
 	unsigned int opcode = command->cmd_op >> 8;
-	const struct iovec *given = uring_cmd_data(command);
+	const struct iovec *given = vellum_uring_cmd_data(command);
 	struct iovec part = { READ_ONCE(given->iov_base), READ_ONCE(given->iov_len) };
 	struct exmap_interface *interface = exmap_find_interface(exmap, index);
 	long outcome;
@@ -117,16 +118,17 @@ int exmap_uring_cmd(struct io_uring_cmd *command, unsigned int issue_flags)
 	outcome = exmap_lock_interface(exmap, interface,
 				       !(issue_flags & IO_URING_F_NONBLOCK));
 	if (outcome)
-		return outcome; /* with EAGAIN a worker comes, which may wait */
+		return outcome; /* after EAGAIN a worker calls again, and may wait */
 	interface->published = true;
 	if (command->flags & IORING_URING_CMD_FIXED)
-		outcome = buffer_command(exmap, index, opcode, command, part);
+		outcome = exmap_uring_buffer(exmap, index, opcode, command, part);
 	else
-		outcome = range_command(exmap, index, opcode, part);
+		outcome = exmap_uring_range(exmap, index, opcode, part);
 	mutex_unlock(&interface->lock);
 	/*
-	 * Not as this function's return value: 6.1 takes a positive one for an error, which cancels
-	 * the commands that are linked to this one, and in a worker for no completion at all.
+	 * Completes the command here and not by the return value. 6.1 takes a positive return value
+	 * for an error, and cancels the commands that are linked to this one. In a worker it takes
+	 * the value for no completion at all.
 	 */
 	io_uring_cmd_done(command, outcome, 0, issue_flags);
 	return -EIOCBQUEUED;

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0
-/* Commands as vectors: the entries of an interface's page, and what has become of them. */
+/* Commands as vectors: the entries of an interface's page, and their outcomes. */
 
 #include <linux/mm.h>
 
 #include "exmap/exmap.h"
 #include "exmap/transfer.h"
 
-/* Reads the vector, each entry once, as the process may go on writing it. */
-static void read_vector(struct exmap *exmap, struct exmap_interface *interface,
-			unsigned int entries)
+/* Reads each entry of the vector once, as the process may go on writing it. */
+static void exmap_read_vector(struct exmap *exmap, struct exmap_interface *interface,
+			      unsigned int entries)
 {
 	unsigned int i;
 
@@ -16,7 +16,7 @@ static void read_vector(struct exmap *exmap, struct exmap_interface *interface,
 		interface->ranges[i] = exmap_decode(exmap, READ_ONCE(interface->vector[i]));
 }
 
-static long write_results(struct exmap_interface *interface, unsigned int entries)
+static long exmap_write_results(struct exmap_interface *interface, unsigned int entries)
 {
 	unsigned int i;
 	long failed = 0;
@@ -28,26 +28,26 @@ static long write_results(struct exmap_interface *interface, unsigned int entrie
 	return failed;
 }
 
-static noinline long transfer(struct exmap *exmap, unsigned int index, unsigned int entries,
-			      bool write)
+static noinline long exmap_vector_transfer(struct exmap *exmap, unsigned int index,
+					   unsigned int entries, bool write)
 {
 	struct exmap_interface *interface = &exmap->interface[index];
-	struct transfer_batch *batch;
+	struct exmap_transfer_batch *batch;
 
-	if (!transfer_is_possible(exmap, write))
+	if (!exmap_transfer_is_possible(exmap, write))
 		return -EBADF;
-	batch = transfer_batch(interface);
+	batch = exmap_transfer_get_batch(interface);
 	if (!batch)
 		return -ENOMEM;
-	read_vector(exmap, interface, entries);
-	transfer_plan(batch, exmap, index, write ? TRANSFER_WRITE : TRANSFER_FILL,
-		      interface->ranges, interface->results, entries);
-	return transfer_finish(batch) ?: write_results(interface, entries);
+	exmap_read_vector(exmap, interface, entries);
+	exmap_transfer_plan(batch, exmap, index, write ? TRANSFER_WRITE : TRANSFER_FILL,
+			    interface->ranges, interface->results, entries);
+	return exmap_transfer_finish(batch) ?: exmap_write_results(interface, entries);
 }
 
 /*
- * Carries out the interface's vector, which may have come by the published interface; returns how
- * many entries have an error.
+ * Carries out the interface's vector, which may have come by the published interface. Returns the
+ * number of entries with an error.
  */
 long exmap_vector(struct exmap *exmap, unsigned int command, unsigned int index,
 		  unsigned int entries, bool published)
@@ -72,7 +72,8 @@ long exmap_vector(struct exmap *exmap, unsigned int command, unsigned int index,
 		break;
 	case VELLUM_EXMAP_READ:
 	case VELLUM_EXMAP_WRITE:
-		outcome = transfer(exmap, index, entries, command == VELLUM_EXMAP_WRITE);
+		outcome = exmap_vector_transfer(exmap, index, entries,
+						command == VELLUM_EXMAP_WRITE);
 		break;
 	default:
 		outcome = -EINVAL;

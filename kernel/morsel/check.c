@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Self-check: /sys/kernel/debug/vellum/morsels has a line for each Morsel, with what does not add
- * up. While it is used meanwhile, the sums may differ by what is on its way.
+ * Self-check: /sys/kernel/debug/vellum/morsels has a line for each Morsel, with all that does not
+ * add up. While the Morsel is in use the sums may differ by pages that are coming or going.
  */
 
 #include <linux/debugfs.h>
@@ -11,35 +11,35 @@
 
 #include "morsel/morsel.h"
 
-static LIST_HEAD(morsels);
-static DEFINE_MUTEX(morsels_lock);	/* protects the list, and keeps who is in it */
+static LIST_HEAD(morsel_list);
+static DEFINE_MUTEX(morsel_list_lock);	/* protects the list, and keeps its Morsels */
 
 void morsel_register(struct morsel *morsel)
 {
-	mutex_lock(&morsels_lock);
-	list_add_tail(&morsel->node, &morsels);
-	mutex_unlock(&morsels_lock);
+	mutex_lock(&morsel_list_lock);
+	list_add_tail(&morsel->node, &morsel_list);
+	mutex_unlock(&morsel_list_lock);
 }
 
 void morsel_unregister(struct morsel *morsel)
 {
-	mutex_lock(&morsels_lock);
+	mutex_lock(&morsel_list_lock);
 	list_del(&morsel->node);
-	mutex_unlock(&morsels_lock);
+	mutex_unlock(&morsel_list_lock);
 }
 
-static void count_leaf(void *count, u64 page, u64 leaf)
+static void morsel_check_count(void *count, u64 page, u64 leaf)
 {
 	++*(u64 *)count;
 }
 
-static void show_morsel(struct seq_file *out, struct morsel *morsel)
+static void morsel_check_show_one(struct seq_file *out, struct morsel *morsel)
 {
 	u64 found = 0;
 
 	if (!morsel_is_shaped(morsel))
 		return;
-	pt_tree_each_leaf(&morsel->tree, count_leaf, &found);
+	pt_tree_each_leaf(&morsel->tree, morsel_check_count, &found);
 	seq_printf(out, "inode %lu order %u length %llu pages %lld found %llu huge %ld splits %ld ",
 		   morsel->inode.i_ino, morsel->order, morsel->length,
 		   atomic64_read(&morsel->pages), found, atomic_long_read(&morsel->tree.huge),
@@ -53,10 +53,10 @@ static int morsels_show(struct seq_file *out, void *unused)
 {
 	struct morsel *morsel;
 
-	mutex_lock(&morsels_lock);
-	list_for_each_entry(morsel, &morsels, node)
-		show_morsel(out, morsel);
-	mutex_unlock(&morsels_lock);
+	mutex_lock(&morsel_list_lock);
+	list_for_each_entry(morsel, &morsel_list, node)
+		morsel_check_show_one(out, morsel);
+	mutex_unlock(&morsel_list_lock);
 	return 0;
 }
 DEFINE_SHOW_ATTRIBUTE(morsels);

@@ -1,25 +1,25 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * Persistent memory under a file system: what a machine finds again after it went down, however it
- * did.
+ * Persistent memory under a file system. The machine finds it again after it went down in any way.
  *
- *	page 0			who we are, and where we were (struct morsel_super)
+ *	page 0			the identity and the place of the device (struct morsel_super)
  *	page 1			the guard of trees of order 3
- *	pages 2 ...		slots: a Morsel's name, rights and shape, and where its tables begin
+ *	pages 2 ...		slots: a Morsel's name, rights and shape, and its first table
  *	all others		tables and data
  *
- * Tables are there as the processor walks them: a Morsel is mounted by one entry right after a
- * restart, nothing is rebuilt.
+ * The tables on the device are those that the CPU walks. One entry mounts a Morsel right after a
+ * restart, and nothing is rebuilt.
  *
- * What is free is not written anywhere. A page is used if a table that can be reached from a slot
- * says so; when the device is mounted all tables are read, which is a 512th of what is there. So
- * nothing that has to be consistent with something else is ever written: an entry, and a slot's
- * first word, are 8 bytes each, which are there or not, and are written only when what they refer to
- * is durable. What was taken and not yet referred to is free again after a crash.
+ * The device has no record of free pages. A page is used if a table that can be reached from a slot
+ * says so. Mounting the device reads all tables, which are a 512th of its pages. So the device has
+ * no two records that have to agree. An entry, and the first word of a slot, have 8 bytes each,
+ * which are written as a whole or not at all. They are written only when all that they refer to is
+ * durable. A page that was taken and that nothing refers to yet is free again after a crash.
  *
- * Processors see a page only when all entries that lead to it are durable, its own too: else a
- * program could store there, write that back and tell the world, and lose the page with the power.
- * So a leaf is durable without PRESENT first. Recovery takes it for the page's either way.
+ * CPUs see a page only when all entries that lead to it are durable, its own included. Otherwise a
+ * program could store to the page, write the store back, tell the world, and lose the page with the
+ * power. So a leaf is first made durable without PRESENT. Recovery takes the page for used in both
+ * states.
  */
 #ifndef VELLUM_MORSEL_DEVICE_H
 #define VELLUM_MORSEL_DEVICE_H
@@ -38,14 +38,14 @@
 struct morsel_super {
 	u64	magic;
 	u64	version;
-	u64	pages;		/* of the device */
+	u64	pages;		/* number of pages of the device */
 	u64	slots;
 	u64	address;	/* physical, of page 0: entries are physical addresses */
 };
 
 struct morsel_slot {
-	u64	is_used;	/* 1; written last. 0: nothing else means anything */
-	u64	root;		/* the page with the first table; written after the rest. 0: no shape */
+	u64	is_used;	/* 1; written last. 0: the rest is void */
+	u64	root;		/* page of the first table; written after the rest. 0: no shape */
 	u32	order, mode, uid, gid;
 	u64	length, flags, address, seals;
 	char	name[256];	/* ends with a zero */
@@ -57,19 +57,22 @@ struct dev_pagemap;
 
 struct morsel_device {
 	struct pt_source	source;
-	own_bdev		*bdev;
+	struct vellum_bdev		*bdev;
 	struct dax_device	*dax;
-	struct dev_pagemap	*descriptors;	/* of its pages: they stay meanwhile */
+	struct dev_pagemap	*descriptors;	/* of its pages, which stay meanwhile */
 	void			*start;
 	struct morsel_super	*super;
 	struct morsel_slot	*slots;
-	u64			pages, first;	/* the first that is for tables and data */
+	u64			pages, first;	/* `first` is the first page for tables and data */
 
 	spinlock_t		lock;		/* protects all below */
 	unsigned long		*used;		/* a bit a page */
 	unsigned long		*named;		/* a bit a slot */
-	u64			next;		/* where to look for a free page */
-	/* Pages that are nobody's, and that something still has references to: they wait. */
+	u64			next;		/* where the search for a free page begins */
+	/*
+	 * Pages that were given back while something still had references to them. They wait for
+	 * that.
+	 */
 	unsigned long		*held;
 	u64			held_count;
 };
@@ -77,11 +80,14 @@ struct morsel_device {
 /* device.c */
 struct morsel_device *morsel_device_open(const char *path, bool format);
 void morsel_device_close(struct morsel_device *device);
-/* A page of zeros, durable; NULL: there is none. */
+/* Takes a page of zeros, durably; NULL: there is none. */
 struct page *morsel_device_take(struct morsel_device *device);
-/* No entry leads to it, durably. It waits, and not the caller, for who has a reference to it. */
+/*
+ * Gives a page back. No durable entry leads to it. The page waits for holders of references, and
+ * the caller does not.
+ */
 void morsel_device_give(struct morsel_device *device, struct page *page);
-/* Whether the page is one for tables and data; claims it if nobody else has. */
+/* Claims the page for tables and data. False: it is not for these, or is claimed. */
 bool morsel_device_claim(struct morsel_device *device, u64 index);
 u64 morsel_device_used(struct morsel_device *device);
 void morsel_persist(const void *address, size_t length);
@@ -108,7 +114,7 @@ void morsel_slot_set_owner(struct morsel_slot *slot, const struct inode *inode);
 void morsel_slot_set_seals(struct morsel_slot *slot, u64 seals);
 
 /* recover.c */
-/* Finds out what is used, and makes tables what the kernel expects. EUCLEAN: something is wrong. */
+/* Finds the used pages, and sets tables up for the kernel. EUCLEAN: the device is damaged. */
 int morsel_device_recover(struct morsel_device *device);
 /* Makes tables ordinary pages again. */
 void morsel_device_forget_tables(struct morsel_device *device, struct morsel_slot *slot);

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Pages are read from a file: by its own read operation into the pages themselves, so that direct
+ * Reads pages from a file. The file's own read operation reads into the pages themselves, so direct
  * I/O goes straight there, several pieces at a time.
  *
  * The caller may be killed while pieces are under way: a file system that waits for a server (FUSE,
- * NFS) may never give an answer. They go on without the caller, and the last to end cleans up. A
- * wait inside the file system's own read_iter is the file system's: that is where a cached file is
- * read.
+ * NFS) may never give an answer. The pieces go on without the caller, and the last one to end
+ * cleans up. A wait inside the file system's own read_iter is the file system's. A cached file is
+ * read there.
  */
 
 #include <linux/bvec.h>
@@ -21,63 +21,63 @@
 #include "core/storage.h"
 #include "morsel/morsel.h"
 
-/* 1 MiB, and so many of them at a time. */
-#define PIECE_PAGES	256
-#define PIECES		8
+/* A piece has 1 MiB, and so many pieces are under way at a time. */
+#define MORSEL_PIECE_PAGES	256
+#define MORSEL_PIECES		8
 
-struct piece {
+struct morsel_piece {
 	struct kiocb		kiocb;
-	struct filling		*filling;
+	struct morsel_filling		*filling;
 	loff_t			from;
 	struct completion	done;
 	ssize_t			outcome;
 	size_t			length;		/* bytes; 0: nothing is under way */
 	unsigned int		pages;
-	struct bio_vec		vector[PIECE_PAGES];
+	struct bio_vec		vector[MORSEL_PIECE_PAGES];
 };
 
-struct filling {
+struct morsel_filling {
 	struct morsel	*morsel;
 	struct file	*source;
 	loff_t		from;		/* where the next piece begins in the source */
 	u64		page;		/* and in the Morsel */
-	u64		left;		/* bytes */
-	u64		filled;		/* without a gap */
-	int		error;		/* the first, by place */
-	bool		ended;		/* nothing more is to be begun */
-	bool		has_gap;	/* nothing more is to be counted */
-	struct piece	*pieces[PIECES];
+	u64		left;		/* bytes still to read */
+	u64		filled;		/* bytes that came without a gap */
+	int		error;		/* the first error, by place in the file */
+	bool		ended;		/* no more pieces begin */
+	bool		has_gap;	/* no more bytes are counted */
+	struct morsel_piece	*pieces[MORSEL_PIECES];
 	/* Pieces under way, and one more until the caller was killed. */
 	atomic_t	users;
 	bool		abandoned;	/* the caller was killed */
-	struct file	*file;		/* the Morsel's, once abandoned */
+	struct file	*file;		/* the Morsel's file, once abandoned */
 	struct work_struct work;
 };
 
-static struct workqueue_struct *abandoned_fills;
+static struct workqueue_struct *morsel_fill_work;
 
-static void complete_piece(struct kiocb *kiocb, long outcome)
+static void morsel_piece_complete(struct kiocb *kiocb, long outcome)
 {
-	struct piece *piece = container_of(kiocb, struct piece, kiocb);
-	struct filling *filling = piece->filling;
-	/* Before the caller may free it. */
+	struct morsel_piece *piece = container_of(kiocb, struct morsel_piece, kiocb);
+	struct morsel_filling *filling = piece->filling;
+	/* Decremented before the caller may free the filling. */
 	bool is_last = atomic_dec_and_test(&filling->users);
 
 	piece->outcome = outcome;
 	complete(&piece->done);
 	if (is_last)
-		queue_work(abandoned_fills, &filling->work);
+		queue_work(morsel_fill_work, &filling->work);
 }
 
-static void release_pages_of(struct piece *piece)
+static void morsel_piece_release_pages(struct morsel_piece *piece)
 {
 	while (piece->pages)
 		put_page(piece->vector[--piece->pages].bv_page);
 	piece->length = 0;
 }
 
-/* Somebody may take the page off again before we have it. */
-static struct page *page_for(struct morsel *morsel, u64 number)
+/* Gets the page with a reference. Another thread may take the page off before this one has it. */
+static struct page *morsel_page_for(struct morsel *morsel, u64 number)
 {
 	struct page *page;
 	int error;
@@ -89,17 +89,17 @@ static struct page *page_for(struct morsel *morsel, u64 number)
 	return page ?: ERR_PTR(-EINTR);
 }
 
-static int collect_pages(struct filling *filling, struct piece *piece)
+static int morsel_piece_collect_pages(struct morsel_filling *filling, struct morsel_piece *piece)
 {
-	size_t length = min_t(u64, filling->left, PIECE_PAGES * PAGE_SIZE);
+	size_t length = min_t(u64, filling->left, MORSEL_PIECE_PAGES * PAGE_SIZE);
 	struct page *page;
 	size_t part;
 
 	for (piece->pages = 0; length; length -= part) {
 		part = min_t(size_t, length, PAGE_SIZE);
-		page = page_for(filling->morsel, filling->page + piece->pages);
+		page = morsel_page_for(filling->morsel, filling->page + piece->pages);
 		if (IS_ERR(page)) {
-			release_pages_of(piece);
+			morsel_piece_release_pages(piece);
 			return PTR_ERR(page);
 		}
 		piece->vector[piece->pages++] = (struct bio_vec){ .bv_page = page, .bv_len = part };
@@ -108,11 +108,11 @@ static int collect_pages(struct filling *filling, struct piece *piece)
 	return 0;
 }
 
-static void begin_piece(struct filling *filling, struct piece *piece)
+static void morsel_piece_begin(struct morsel_filling *filling, struct morsel_piece *piece)
 {
 	struct iov_iter iter;
 	ssize_t outcome;
-	int error = signal_pending(current) ? -EINTR : collect_pages(filling, piece);
+	int error = signal_pending(current) ? -EINTR : morsel_piece_collect_pages(filling, piece);
 
 	if (error) {
 		filling->error = error;
@@ -126,17 +126,18 @@ static void begin_piece(struct filling *filling, struct piece *piece)
 
 	init_sync_kiocb(&piece->kiocb, filling->source);
 	piece->kiocb.ki_pos = piece->from;
-	piece->kiocb.ki_complete = complete_piece;
+	piece->kiocb.ki_complete = morsel_piece_complete;
 	reinit_completion(&piece->done);
 	iov_iter_bvec(&iter, READ, piece->vector, piece->pages, piece->length);
 	atomic_inc(&filling->users);
 	outcome = vfs_iocb_iter_read(filling->source, &piece->kiocb, &iter);
 	if (outcome != -EIOCBQUEUED)
-		complete_piece(&piece->kiocb, outcome);
+		morsel_piece_complete(&piece->kiocb, outcome);
 }
 
-/* What a file did not give at once, though it has it. */
-static ssize_t read_rest(struct filling *filling, struct piece *piece, size_t done)
+/* Reads what the file has and did not give at once. */
+static ssize_t morsel_piece_read_rest(struct morsel_filling *filling, struct morsel_piece *piece,
+				      size_t done)
 {
 	struct iov_iter iter;
 
@@ -149,8 +150,8 @@ static ssize_t read_rest(struct filling *filling, struct piece *piece, size_t do
 	return vfs_iocb_iter_read(filling->source, &piece->kiocb, &iter);
 }
 
-/* Waits for the piece, if it is under way. Counts it, if all before it were whole. */
-static void end_piece(struct filling *filling, struct piece *piece)
+/* Waits for the piece, if it is under way. Counts its bytes, if all pieces before it were whole. */
+static void morsel_piece_end(struct morsel_filling *filling, struct morsel_piece *piece)
 {
 	ssize_t outcome;
 	size_t done = 0;
@@ -165,39 +166,39 @@ static void end_piece(struct filling *filling, struct piece *piece)
 	outcome = piece->outcome;
 	while (!filling->has_gap && outcome > 0) {
 		done += outcome;
-		outcome = done < piece->length ? read_rest(filling, piece, done) : 0;
+		outcome = done < piece->length ? morsel_piece_read_rest(filling, piece, done) : 0;
 	}
 	if (!filling->has_gap && done < piece->length) {
-		/* Before what kept the next ones from being begun. */
+		/* This error comes before the one that kept later pieces from beginning. */
 		filling->error = outcome;
 		filling->has_gap = true;
 		filling->ended = true;
 	}
 	filling->filled += done;
-	release_pages_of(piece);
+	morsel_piece_release_pages(piece);
 }
 
-static void fill(struct filling *filling)
+static void morsel_fill_by_pieces(struct morsel_filling *filling)
 {
 	unsigned int next = 0, i;
 
 	while (filling->left && !filling->ended) {
-		end_piece(filling, filling->pieces[next]);
+		morsel_piece_end(filling, filling->pieces[next]);
 		if (!filling->ended)
-			begin_piece(filling, filling->pieces[next]);
-		next = (next + 1) % PIECES;
+			morsel_piece_begin(filling, filling->pieces[next]);
+		next = (next + 1) % MORSEL_PIECES;
 		cond_resched();
 	}
-	for (i = 0; i < PIECES; i++)
-		end_piece(filling, filling->pieces[(next + i) % PIECES]);
+	for (i = 0; i < MORSEL_PIECES; i++)
+		morsel_piece_end(filling, filling->pieces[(next + i) % MORSEL_PIECES]);
 }
 
-static int make_pieces(struct filling *filling)
+static int morsel_make_pieces(struct morsel_filling *filling)
 {
-	struct piece *piece;
+	struct morsel_piece *piece;
 	unsigned int i;
 
-	for (i = 0; i < PIECES; i++) {
+	for (i = 0; i < MORSEL_PIECES; i++) {
 		piece = kvzalloc(sizeof(*piece), GFP_KERNEL_ACCOUNT);
 		if (!piece)
 			return -ENOMEM;
@@ -208,77 +209,78 @@ static int make_pieces(struct filling *filling)
 	return 0;
 }
 
-static bool is_within(const struct morsel *morsel, const struct vellum_morsel_fill *fill)
+static bool morsel_fill_is_within(const struct morsel *morsel,
+				  const struct vellum_morsel_fill *fill)
 {
-	/* Direct I/O reads whole blocks: the last page may be filled to its end. */
+	/* Direct I/O reads whole blocks, so the last page may be filled to its end. */
 	u64 end = morsel_page_count(morsel) << PAGE_SHIFT;
 
 	return IS_ALIGNED(fill->offset, PAGE_SIZE) && fill->length && fill->offset < end &&
 	       fill->length <= end - fill->offset && fill->from <= S64_MAX - fill->length;
 }
 
-static void free_pieces(struct filling *filling)
+static void morsel_free_pieces(struct morsel_filling *filling)
 {
 	unsigned int i;
 
-	for (i = 0; i < PIECES; i++)
+	for (i = 0; i < MORSEL_PIECES; i++)
 		kvfree(filling->pieces[i]);
 }
 
-/* The last piece has ended, and so has the caller. */
-static void end_abandoned(struct work_struct *work)
+/* Cleans up after the last piece has ended. The caller has died before. */
+static void morsel_fill_end_abandoned(struct work_struct *work)
 {
-	struct filling *filling = container_of(work, struct filling, work);
+	struct morsel_filling *filling = container_of(work, struct morsel_filling, work);
 	unsigned int i;
 
-	for (i = 0; i < PIECES; i++) {
+	for (i = 0; i < MORSEL_PIECES; i++) {
 		if (!filling->pieces[i]->length)
 			continue;
-		/* What completes them may not have come to its end. */
+		/* The function that completes the piece may still be running. */
 		wait_for_completion(&filling->pieces[i]->done);
-		release_pages_of(filling->pieces[i]);
+		morsel_piece_release_pages(filling->pieces[i]);
 	}
-	free_pieces(filling);
+	morsel_free_pieces(filling);
 	morsel_end_writing(filling->morsel);
 	fput(filling->source);
 	fput(filling->file);
 	kfree(filling);
 }
 
-static void abandon(struct filling *filling, struct file *file)
+static void morsel_fill_abandon(struct morsel_filling *filling, struct file *file)
 {
-	/* It keeps the Morsel, the mount and the module. */
+	/* The reference keeps the Morsel, the mount and the module. */
 	filling->file = get_file(file);
-	INIT_WORK(&filling->work, end_abandoned);
+	INIT_WORK(&filling->work, morsel_fill_end_abandoned);
 	if (atomic_dec_and_test(&filling->users))
-		queue_work(abandoned_fills, &filling->work);
+		queue_work(morsel_fill_work, &filling->work);
 }
 
-static int fill_from(struct filling *filling)
+static int morsel_fill_from(struct morsel_filling *filling)
 {
 	u64 size = i_size_read(filling->source->f_mapping->host);
 	int error;
 
 	if (filling->from >= size)
 		return -ENODATA;
-	/* Nothing is populated for what is not there; direct I/O asks for whole blocks. */
+	/* Pages beyond the source's end are not populated. Direct I/O asks for whole blocks. */
 	filling->left = min(filling->left, round_up(size, PAGE_SIZE) - filling->from);
 	error = morsel_begin_writing(filling->morsel);
 	if (error)
 		return error;
-	error = make_pieces(filling);
+	error = morsel_make_pieces(filling);
 	if (!error) {
-		fill(filling);
+		morsel_fill_by_pieces(filling);
 		error = filling->error;
 	}
 	if (filling->abandoned)
 		return -EINTR;
-	free_pieces(filling);
+	morsel_free_pieces(filling);
 	morsel_end_writing(filling->morsel);
 	return error;
 }
 
-static int fill_filling(struct filling *filling, struct vellum_morsel_fill *fill)
+static int morsel_fill_from_source(struct morsel_filling *filling, struct vellum_morsel_fill *fill)
 {
 	int error;
 
@@ -288,21 +290,22 @@ static int fill_filling(struct filling *filling, struct vellum_morsel_fill *fill
 	if (!(filling->source->f_mode & FMODE_READ))
 		error = -EBADF;
 	else
-		error = file_has_storage(filling->source) ? fill_from(filling) : -EINVAL;
+		error = vellum_file_has_storage(filling->source) ? morsel_fill_from(filling) :
+			-EINVAL;
 	if (!filling->abandoned)
 		fput(filling->source);
 	fill->filled = filling->filled;
-	/* What came before a signal is worth knowing. */
+	/* Bytes that came before a signal are reported. */
 	return error == -EINTR && filling->filled ? 0 : error;
 }
 
 int morsel_fill(struct file *file, struct vellum_morsel_fill *fill)
 {
 	struct morsel *morsel = morsel_of(file_inode(file));
-	struct filling *filling;
+	struct morsel_filling *filling;
 	int error;
 
-	if (!is_within(morsel, fill))
+	if (!morsel_fill_is_within(morsel, fill))
 		return -EINVAL;
 	filling = kzalloc(sizeof(*filling), GFP_KERNEL_ACCOUNT);
 	if (!filling)
@@ -312,9 +315,9 @@ int morsel_fill(struct file *file, struct vellum_morsel_fill *fill)
 	filling->page = fill->offset >> PAGE_SHIFT;
 	filling->left = fill->length;
 	atomic_set(&filling->users, 1);
-	error = fill_filling(filling, fill);
+	error = morsel_fill_from_source(filling, fill);
 	if (filling->abandoned)
-		abandon(filling, file);
+		morsel_fill_abandon(filling, file);
 	else
 		kfree(filling);
 	return error;
@@ -322,11 +325,11 @@ int morsel_fill(struct file *file, struct vellum_morsel_fill *fill)
 
 int morsel_fill_init(void)
 {
-	abandoned_fills = alloc_workqueue("morsel", WQ_UNBOUND, 0);
-	return abandoned_fills ? 0 : -ENOMEM;
+	morsel_fill_work = alloc_workqueue("morsel", WQ_UNBOUND, 0);
+	return morsel_fill_work ? 0 : -ENOMEM;
 }
 
 void morsel_fill_exit(void)
 {
-	destroy_workqueue(abandoned_fills);
+	destroy_workqueue(morsel_fill_work);
 }

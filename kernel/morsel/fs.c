@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * The file system: names, owners, modes, and how much memory its Morsels may take. All of it is in
- * memory, and gone when it is unmounted.
+ * The file system: names, owners, modes, and a limit on the memory of its Morsels. Without a device
+ * all of it is in memory, and gone when it is unmounted.
  */
 
 #include <linux/fs_context.h>
@@ -17,19 +17,19 @@
 
 #include "morsel/morsel.h"
 
-/* What a mounted file system has. */
-struct morsels {
-	atomic64_t	pages;		/* taken: data and page tables */
+/* A mounted file system. */
+struct morselfs {
+	atomic64_t	pages;		/* charged: data and page tables */
 	u64		max_pages;
 	atomic64_t	inodes;
 	u64		max_inodes;
 	struct morsel_device *device;	/* or NULL */
-	/* See morsel_charging. */
+	/* See morsel_charging(). */
 	struct rw_semaphore charging;
 };
 
-/* How it is to be mounted. */
-struct morsels_options {
+/* The options of a mount. */
+struct morselfs_options {
 	u64	max_pages, max_inodes;
 	umode_t	mode;
 	kuid_t	uid;
@@ -37,15 +37,15 @@ struct morsels_options {
 	bool	format;
 };
 
-static struct kmem_cache *inode_cache;
+static struct kmem_cache *morselfs_inode_cache;
 
-static struct morsels *morsels_of(const struct super_block *super)
+static struct morselfs *morselfs_of(const struct super_block *super)
 {
 	return super->s_fs_info;
 }
 
-/* Takes so many, unless that is more than there may be. */
-static bool take(atomic64_t *taken, u64 count, u64 most)
+/* Adds `count`, unless the sum would exceed the limit. */
+static bool morselfs_take(atomic64_t *taken, u64 count, u64 most)
 {
 	if (atomic64_add_return(count, taken) <= most)
 		return true;
@@ -55,11 +55,11 @@ static bool take(atomic64_t *taken, u64 count, u64 most)
 
 bool morsel_charge(struct morsel *morsel, u64 pages)
 {
-	struct morsels *morsels = morsels_of(morsel->inode.i_sb);
+	struct morselfs *morsels = morselfs_of(morsel->inode.i_sb);
 
-	if (!take(&morsels->pages, pages, morsels->max_pages))
+	if (!morselfs_take(&morsels->pages, pages, morsels->max_pages))
 		return false;
-	if (!morsel->user || take(&morsel->user->locked_vm, pages, morsel->lock_limit))
+	if (!morsel->user || morselfs_take(&morsel->user->locked_vm, pages, morsel->lock_limit))
 		return true;
 	atomic64_sub(pages, &morsels->pages);
 	return false;
@@ -67,16 +67,17 @@ bool morsel_charge(struct morsel *morsel, u64 pages)
 
 void morsel_uncharge(struct morsel *morsel, u64 pages)
 {
-	atomic64_sub(pages, &morsels_of(morsel->inode.i_sb)->pages);
+	atomic64_sub(pages, &morselfs_of(morsel->inode.i_sb)->pages);
 	if (morsel->user)
 		atomic64_sub(pages, &morsel->user->locked_vm);
 }
 
 /*
- * What cannot be swapped out is locked memory of the user who makes the Morsel, whichever process
- * brings the pages: a Morsel may outlive all of them. A device's pages are none.
+ * Makes the Morsel's memory locked memory of the user who makes the Morsel, as it cannot be swapped
+ * out. Other processes may bring the pages, and a Morsel may outlive all of them. A device's pages
+ * are not charged to a user.
  */
-static void make_locked(struct morsel *morsel)
+static void morsel_make_locked(struct morsel *morsel)
 {
 	if (morsel->device || capable(CAP_IPC_LOCK))
 		return;
@@ -86,7 +87,7 @@ static void make_locked(struct morsel *morsel)
 
 int morsel_charging(struct morsel *morsel, u64 page, int (*attempt)(struct morsel *, u64))
 {
-	struct rw_semaphore *charging = &morsels_of(morsel->inode.i_sb)->charging;
+	struct rw_semaphore *charging = &morselfs_of(morsel->inode.i_sb)->charging;
 	int error;
 
 	down_read(charging);
@@ -100,14 +101,15 @@ int morsel_charging(struct morsel *morsel, u64 page, int (*attempt)(struct morse
 	return error;
 }
 
-static const struct inode_operations folder_operations, device_folder_operations;
+static const struct inode_operations morselfs_dir_inode_ops, morselfs_device_dir_inode_ops;
 
-static struct inode *make_inode(struct super_block *super, const struct inode *folder, umode_t mode)
+static struct inode *morselfs_make_inode(struct super_block *super, const struct inode *folder,
+					 umode_t mode)
 {
-	struct morsels *morsels = morsels_of(super);
+	struct morselfs *morsels = morselfs_of(super);
 	struct inode *inode;
 
-	if (!take(&morsels->inodes, 1, morsels->max_inodes))
+	if (!morselfs_take(&morsels->inodes, 1, morsels->max_inodes))
 		return ERR_PTR(-ENOSPC);
 	inode = new_inode(super);
 	if (!inode) {
@@ -115,25 +117,26 @@ static struct inode *make_inode(struct super_block *super, const struct inode *f
 		return ERR_PTR(-ENOMEM);
 	}
 	inode->i_ino = get_next_ino();
-	inode_init_owner(INODE_NO_IDMAP, inode, folder, mode);
-	inode_begin_times(inode);
+	inode_init_owner(VELLUM_NOP_IDMAP, inode, folder, mode);
+	vellum_inode_init_times(inode);
 	mapping_set_unevictable(inode->i_mapping);
 	if (S_ISDIR(mode)) {
-		inode->i_op = morsels->device ? &device_folder_operations : &folder_operations;
+		inode->i_op = morsels->device ? &morselfs_device_dir_inode_ops :
+			      &morselfs_dir_inode_ops;
 		inode->i_fop = &simple_dir_operations;
 		inc_nlink(inode);
 	} else {
 		inode->i_op = &morsel_file_inode_operations;
 		inode->i_fop = &morsel_file_operations;
 		morsel_of(inode)->device = morsels->device;
-		make_locked(morsel_of(inode));
+		morsel_make_locked(morsel_of(inode));
 		morsel_register(morsel_of(inode));
 	}
 	return inode;
 }
 
-/* False: it has no room for another name. */
-static bool name_on_device(struct inode *inode, const struct dentry *entry)
+/* False: the device has no room for another name. */
+static bool morselfs_name_on_device(struct inode *inode, const struct dentry *entry)
 {
 	struct morsel *morsel = morsel_of(inode);
 
@@ -143,41 +146,41 @@ static bool name_on_device(struct inode *inode, const struct dentry *entry)
 	return morsel->slot;
 }
 
-static int make_entry(struct inode *folder, struct dentry *entry, umode_t mode)
+static int morselfs_make_entry(struct inode *folder, struct dentry *entry, umode_t mode)
 {
-	struct inode *inode = make_inode(folder->i_sb, folder, mode);
+	struct inode *inode = morselfs_make_inode(folder->i_sb, folder, mode);
 
 	if (IS_ERR(inode))
 		return PTR_ERR(inode);
-	if (!name_on_device(inode, entry)) {
+	if (!morselfs_name_on_device(inode, entry)) {
 		iput(inode);
 		return -ENOSPC;
 	}
 	if (S_ISDIR(mode))
 		inc_nlink(folder);
 	d_instantiate(entry, inode);
-	dget(entry); /* there is no other place that it could be found in */
-	inode_touch(folder);
+	dget(entry); /* the dentry cache is the only place that has the entry */
+	vellum_inode_touch(folder);
 	return 0;
 }
 
-static int create_file(inode_idmap *idmap, struct inode *folder, struct dentry *entry, umode_t mode,
-		       bool exclusive)
+static int morselfs_create(struct vellum_idmap *idmap, struct inode *folder, struct dentry *entry,
+			   umode_t mode, bool exclusive)
 {
-	return make_entry(folder, entry, mode | S_IFREG);
+	return morselfs_make_entry(folder, entry, mode | S_IFREG);
 }
 
-static int create_folder(inode_idmap *idmap, struct inode *folder, struct dentry *entry,
-			 umode_t mode)
+static int morselfs_mkdir(struct vellum_idmap *idmap, struct inode *folder, struct dentry *entry,
+			  umode_t mode)
 {
-	return make_entry(folder, entry, mode | S_IFDIR);
+	return morselfs_make_entry(folder, entry, mode | S_IFDIR);
 }
 
-/* O_TMPFILE: without a name, until it is given one. */
-static int create_nameless(inode_idmap *idmap, struct inode *folder, struct file *file,
-			   umode_t mode)
+/* O_TMPFILE: makes a file without a name, until it is given one. */
+static int morselfs_tmpfile(struct vellum_idmap *idmap, struct inode *folder, struct file *file,
+			    umode_t mode)
 {
-	struct inode *inode = make_inode(folder->i_sb, folder, mode | S_IFREG);
+	struct inode *inode = morselfs_make_inode(folder->i_sb, folder, mode | S_IFREG);
 
 	if (IS_ERR(inode))
 		return finish_open_simple(file, PTR_ERR(inode));
@@ -185,36 +188,36 @@ static int create_nameless(inode_idmap *idmap, struct inode *folder, struct file
 	return finish_open_simple(file, 0);
 }
 
-static const struct inode_operations folder_operations = {
+static const struct inode_operations morselfs_dir_inode_ops = {
 	.lookup = simple_lookup,
-	.create = create_file,
-	.tmpfile = create_nameless,
+	.create = morselfs_create,
+	.tmpfile = morselfs_tmpfile,
 	.link = simple_link,
 	.unlink = simple_unlink,
-	.mkdir = create_folder,
+	.mkdir = morselfs_mkdir,
 	.rmdir = simple_rmdir,
 	.rename = simple_rename,
 	.getattr = simple_getattr,
 };
 
-static int remove_name(struct inode *folder, struct dentry *entry)
+static int morselfs_unlink(struct inode *folder, struct dentry *entry)
 {
 	morsel_lose_name(morsel_of(d_inode(entry)));
 	return simple_unlink(folder, entry);
 }
 
-/* A device has names of files, and each has one. */
-static const struct inode_operations device_folder_operations = {
+/* A device has names of files only, and each file has one. */
+static const struct inode_operations morselfs_device_dir_inode_ops = {
 	.lookup = simple_lookup,
-	.create = create_file,
-	.tmpfile = create_nameless,
-	.unlink = remove_name,
+	.create = morselfs_create,
+	.tmpfile = morselfs_tmpfile,
+	.unlink = morselfs_unlink,
 	.getattr = simple_getattr,
 };
 
-static struct inode *alloc_inode(struct super_block *super)
+static struct inode *morselfs_alloc_inode(struct super_block *super)
 {
-	struct morsel *morsel = alloc_inode_sb(super, inode_cache, GFP_KERNEL);
+	struct morsel *morsel = alloc_inode_sb(super, morselfs_inode_cache, GFP_KERNEL);
 
 	if (!morsel)
 		return NULL;
@@ -223,12 +226,12 @@ static struct inode *alloc_inode(struct super_block *super)
 	return &morsel->inode;
 }
 
-static void free_inode(struct inode *inode)
+static void morselfs_free_inode(struct inode *inode)
 {
-	kmem_cache_free(inode_cache, morsel_of(inode));
+	kmem_cache_free(morselfs_inode_cache, morsel_of(inode));
 }
 
-static void evict_inode(struct inode *inode)
+static void morselfs_evict_inode(struct inode *inode)
 {
 	truncate_inode_pages_final(&inode->i_data);
 	clear_inode(inode);
@@ -236,12 +239,12 @@ static void evict_inode(struct inode *inode)
 		morsel_unregister(morsel_of(inode));
 	morsel_end(morsel_of(inode));
 	free_uid(morsel_of(inode)->user);
-	atomic64_dec(&morsels_of(inode->i_sb)->inodes);
+	atomic64_dec(&morselfs_of(inode->i_sb)->inodes);
 }
 
-static int statistics(struct dentry *entry, struct kstatfs *stat)
+static int morselfs_statfs(struct dentry *entry, struct kstatfs *stat)
 {
-	struct morsels *morsels = morsels_of(entry->d_sb);
+	struct morselfs *morsels = morselfs_of(entry->d_sb);
 
 	stat->f_type = VELLUM_MORSEL_MAGIC;
 	stat->f_bsize = PAGE_SIZE;
@@ -254,27 +257,27 @@ static int statistics(struct dentry *entry, struct kstatfs *stat)
 	return 0;
 }
 
-static int show_options(struct seq_file *out, struct dentry *root)
+static int morselfs_show_options(struct seq_file *out, struct dentry *root)
 {
-	struct morsels *morsels = morsels_of(root->d_sb);
+	struct morselfs *morsels = morselfs_of(root->d_sb);
 
 	seq_printf(out, ",size=%lluk,inodes=%llu", morsels->max_pages << (PAGE_SHIFT - 10),
 		   morsels->max_inodes);
 	return 0;
 }
 
-static const struct super_operations super_operations = {
-	.alloc_inode = alloc_inode,
-	.free_inode = free_inode,
+static const struct super_operations morselfs_super_ops = {
+	.alloc_inode = morselfs_alloc_inode,
+	.free_inode = morselfs_free_inode,
 	.drop_inode = generic_delete_inode,
-	.evict_inode = evict_inode,
-	.statfs = statistics,
-	.show_options = show_options,
+	.evict_inode = morselfs_evict_inode,
+	.statfs = morselfs_statfs,
+	.show_options = morselfs_show_options,
 };
 
 enum { OPTION_SIZE, OPTION_INODES, OPTION_MODE, OPTION_UID, OPTION_GID, OPTION_FORMAT };
 
-static const struct fs_parameter_spec parameters[] = {
+static const struct fs_parameter_spec morselfs_parameters[] = {
 	fsparam_string("size", OPTION_SIZE),
 	fsparam_u64("inodes", OPTION_INODES),
 	fsparam_u32oct("mode", OPTION_MODE),
@@ -284,8 +287,8 @@ static const struct fs_parameter_spec parameters[] = {
 	{}
 };
 
-/* Bytes with a suffix, or a share of the memory: "64g", "30%". */
-static int parse_size(struct fs_context *context, const char *text, u64 *pages)
+/* Parses bytes with a suffix, or a share of the memory: "64g", "30%". */
+static int morselfs_parse_size(struct fs_context *context, const char *text, u64 *pages)
 {
 	char *rest;
 	u64 size = memparse(text, &rest);
@@ -296,31 +299,32 @@ static int parse_size(struct fs_context *context, const char *text, u64 *pages)
 	}
 	*pages = size >> PAGE_SHIFT;
 	if (*rest || !*pages)
-		return invalf(context, "morselfs: size=%s: bytes with a suffix, or a percentage", text);
+		return invalf(context, "morselfs: size=%s: must be bytes with a suffix, or N%%",
+			      text);
 	return 0;
 }
 
-static int parse_owner(struct fs_context *context, struct morsels_options *options, u32 number,
-		       bool is_group)
+static int morselfs_parse_owner(struct fs_context *context, struct morselfs_options *options,
+				u32 number, bool is_group)
 {
 	options->uid = is_group ? options->uid : make_kuid(current_user_ns(), number);
 	options->gid = is_group ? make_kgid(current_user_ns(), number) : options->gid;
 	return uid_valid(options->uid) && gid_valid(options->gid) ? 0 :
-	       invalf(context, "morselfs: %u is nobody here", number);
+	       invalf(context, "morselfs: the user namespace has no ID %u", number);
 }
 
-static int parse(struct fs_context *context, struct fs_parameter *parameter)
+static int morselfs_parse_param(struct fs_context *context, struct fs_parameter *parameter)
 {
-	struct morsels_options *options = context->fs_private;
+	struct morselfs_options *options = context->fs_private;
 	struct fs_parse_result result;
-	int which = fs_parse(context, parameters, parameter, &result);
+	int which = fs_parse(context, morselfs_parameters, parameter, &result);
 
 	if (which >= 0 && context->purpose == FS_CONTEXT_FOR_RECONFIGURE)
-		return invalf(context, "morselfs: %s stays what it is while it is mounted",
+		return invalf(context, "morselfs: %s cannot change while mounted",
 			      parameter->key);
 	switch (which) {
 	case OPTION_SIZE:
-		return parse_size(context, parameter->string, &options->max_pages);
+		return morselfs_parse_size(context, parameter->string, &options->max_pages);
 	case OPTION_INODES:
 		options->max_inodes = result.uint_64;
 		return 0;
@@ -329,7 +333,7 @@ static int parse(struct fs_context *context, struct fs_parameter *parameter)
 		return 0;
 	case OPTION_UID:
 	case OPTION_GID:
-		return parse_owner(context, options, result.uint_32, which == OPTION_GID);
+		return morselfs_parse_owner(context, options, result.uint_32, which == OPTION_GID);
 	case OPTION_FORMAT:
 		options->format = true;
 		return 0;
@@ -337,8 +341,8 @@ static int parse(struct fs_context *context, struct fs_parameter *parameter)
 	return which;
 }
 
-/* What a device has had all the time. */
-static int show_slot(struct super_block *super, struct morsel_slot *slot)
+/* Makes the inode and the name of a slot that the device has. */
+static int morselfs_show_slot(struct super_block *super, struct morsel_slot *slot)
 {
 	struct qstr name = QSTR_INIT(slot->name, strlen(slot->name));
 	struct dentry *entry = d_hash_and_lookup(super->s_root, &name);
@@ -346,13 +350,13 @@ static int show_slot(struct super_block *super, struct morsel_slot *slot)
 
 	if (entry) {
 		dput(entry);
-		pr_err("morselfs: the device has '%s' twice\n", slot->name);
+		pr_err("morselfs: the device has the name '%s' twice\n", slot->name);
 		return -EUCLEAN;
 	}
 	entry = d_alloc_name(super->s_root, slot->name);
 	if (!entry)
 		return -ENOMEM;
-	inode = make_inode(super, NULL, slot->mode);
+	inode = morselfs_make_inode(super, NULL, slot->mode);
 	if (IS_ERR(inode)) {
 		dput(entry);
 		return PTR_ERR(inode);
@@ -364,8 +368,10 @@ static int show_slot(struct super_block *super, struct morsel_slot *slot)
 	return 0;
 }
 
-/* No inode has these slots, from the first one on, so none would let go of their tables. */
-static void forget_slots(struct morsel_device *device, struct morsel_slot *slot)
+/*
+ * Releases the tables of these slots, from the first one on. They have no inode that would do it.
+ */
+static void morselfs_forget_slots(struct morsel_device *device, struct morsel_slot *slot)
 {
 	struct morsel_slot *end = device->slots + device->super->slots;
 
@@ -374,24 +380,24 @@ static void forget_slots(struct morsel_device *device, struct morsel_slot *slot)
 			morsel_device_forget_tables(device, slot);
 }
 
-static int show_slots(struct super_block *super, struct morsel_device *device)
+static int morselfs_show_slots(struct super_block *super, struct morsel_device *device)
 {
 	struct morsel_slot *slot = device->slots, *end = slot + device->super->slots;
 	int error = 0;
 
 	for (; slot < end; slot++) {
-		error = slot->is_used ? show_slot(super, slot) : 0;
+		error = slot->is_used ? morselfs_show_slot(super, slot) : 0;
 		if (error) {
-			forget_slots(device, slot);
+			morselfs_forget_slots(device, slot);
 			break;
 		}
 	}
 	return error;
 }
 
-static int open_device(struct super_block *super, const char *path, bool format)
+static int morselfs_open_device(struct super_block *super, const char *path, bool format)
 {
-	struct morsels *morsels = morsels_of(super);
+	struct morselfs *morsels = morselfs_of(super);
 	struct morsel_device *device = morsel_device_open(path, format);
 
 	if (IS_ERR(device))
@@ -403,10 +409,10 @@ static int open_device(struct super_block *super, const char *path, bool format)
 	return 0;
 }
 
-static int fill_super(struct super_block *super, struct fs_context *context)
+static int morselfs_fill_super(struct super_block *super, struct fs_context *context)
 {
-	const struct morsels_options *options = context->fs_private;
-	struct morsels *morsels = kzalloc(sizeof(*morsels), GFP_KERNEL);
+	const struct morselfs_options *options = context->fs_private;
+	struct morselfs *morsels = kzalloc(sizeof(*morsels), GFP_KERNEL);
 	struct inode *root;
 	int error = 0;
 
@@ -417,18 +423,18 @@ static int fill_super(struct super_block *super, struct fs_context *context)
 	morsels->max_inodes = options->max_inodes;
 	super->s_fs_info = morsels;
 	super->s_magic = VELLUM_MORSEL_MAGIC;
-	super->s_op = &super_operations;
+	super->s_op = &morselfs_super_ops;
 	super->s_maxbytes = MAX_LFS_FILESIZE;
 	super->s_blocksize = PAGE_SIZE;
 	super->s_blocksize_bits = PAGE_SHIFT;
 	super->s_time_gran = 1;
 	super->s_iflags |= SB_I_NOEXEC | SB_I_NODEV;
-	/* A path is that of a device with persistent memory; else the source is but a word. */
+	/* A path names a device with persistent memory. Any other source is but a word. */
 	if (context->source && context->source[0] == '/')
-		error = open_device(super, context->source, options->format);
+		error = morselfs_open_device(super, context->source, options->format);
 	if (error)
 		return error;
-	root = make_inode(super, NULL, S_IFDIR | options->mode);
+	root = morselfs_make_inode(super, NULL, S_IFDIR | options->mode);
 	if (!IS_ERR(root)) {
 		root->i_uid = options->uid;
 		root->i_gid = options->gid;
@@ -436,31 +442,31 @@ static int fill_super(struct super_block *super, struct fs_context *context)
 	}
 	if (!super->s_root) {
 		if (morsels->device)
-			forget_slots(morsels->device, morsels->device->slots);
+			morselfs_forget_slots(morsels->device, morsels->device->slots);
 		return IS_ERR(root) ? PTR_ERR(root) : -ENOMEM;
 	}
-	return morsels->device ? show_slots(super, morsels->device) : 0;
+	return morsels->device ? morselfs_show_slots(super, morsels->device) : 0;
 }
 
-static int get_tree(struct fs_context *context)
+static int morselfs_get_tree(struct fs_context *context)
 {
-	return get_tree_nodev(context, fill_super);
+	return get_tree_nodev(context, morselfs_fill_super);
 }
 
-static void free_context(struct fs_context *context)
+static void morselfs_free_context(struct fs_context *context)
 {
 	kfree(context->fs_private);
 }
 
-static const struct fs_context_operations context_operations = {
-	.parse_param = parse,
-	.get_tree = get_tree,
-	.free = free_context,
+static const struct fs_context_operations morselfs_context_ops = {
+	.parse_param = morselfs_parse_param,
+	.get_tree = morselfs_get_tree,
+	.free = morselfs_free_context,
 };
 
-static int init_context(struct fs_context *context)
+static int morselfs_init_fs_context(struct fs_context *context)
 {
-	struct morsels_options *options = kzalloc(sizeof(*options), GFP_KERNEL);
+	struct morselfs_options *options = kzalloc(sizeof(*options), GFP_KERNEL);
 
 	if (!options)
 		return -ENOMEM;
@@ -470,13 +476,13 @@ static int init_context(struct fs_context *context)
 	options->uid = current_fsuid();
 	options->gid = current_fsgid();
 	context->fs_private = options;
-	context->ops = &context_operations;
+	context->ops = &morselfs_context_ops;
 	return 0;
 }
 
-static void kill_super(struct super_block *super)
+static void morselfs_kill_sb(struct super_block *super)
 {
-	struct morsels *morsels = morsels_of(super);
+	struct morselfs *morsels = morselfs_of(super);
 
 	kill_litter_super(super);
 	if (morsels && morsels->device)
@@ -484,16 +490,16 @@ static void kill_super(struct super_block *super)
 	kfree(morsels);
 }
 
-static struct file_system_type type = {
+static struct file_system_type morselfs_type = {
 	.owner = THIS_MODULE,
 	.name = "morselfs",
-	.init_fs_context = init_context,
-	.parameters = parameters,
-	.kill_sb = kill_super,
+	.init_fs_context = morselfs_init_fs_context,
+	.parameters = morselfs_parameters,
+	.kill_sb = morselfs_kill_sb,
 };
 MODULE_ALIAS_FS("morselfs");
 
-static void construct(void *memory)
+static void morselfs_init_once(void *memory)
 {
 	inode_init_once(&((struct morsel *)memory)->inode);
 }
@@ -502,14 +508,15 @@ int morsel_init(struct dentry *folder)
 {
 	int error = -ENOMEM;
 
-	inode_cache = kmem_cache_create("vellum_morsel", sizeof(struct morsel), 0,
-					SLAB_ACCOUNT | SLAB_RECLAIM_ACCOUNT, construct);
-	if (!inode_cache)
+	morselfs_inode_cache = kmem_cache_create("vellum_morsel", sizeof(struct morsel), 0,
+						 SLAB_ACCOUNT | SLAB_RECLAIM_ACCOUNT,
+						 morselfs_init_once);
+	if (!morselfs_inode_cache)
 		return error;
 	error = morsel_fill_init();
 	if (error)
 		goto no_fills;
-	error = register_filesystem(&type);
+	error = register_filesystem(&morselfs_type);
 	if (error)
 		goto no_type;
 	morsel_check_init(folder);
@@ -517,15 +524,15 @@ int morsel_init(struct dentry *folder)
 no_type:
 	morsel_fill_exit();
 no_fills:
-	kmem_cache_destroy(inode_cache);
+	kmem_cache_destroy(morselfs_inode_cache);
 	return error;
 }
 
 void morsel_exit(void)
 {
-	unregister_filesystem(&type);
+	unregister_filesystem(&morselfs_type);
 	morsel_fill_exit();
-	/* Inodes are freed after RCU has let go of them. */
+	/* RCU frees the inodes. */
 	rcu_barrier();
-	kmem_cache_destroy(inode_cache);
+	kmem_cache_destroy(morselfs_inode_cache);
 }

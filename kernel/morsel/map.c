@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-/* Mapping a Morsel: one entry in the process' page tables, and what happens to it then. */
+/* Mapping a Morsel by one entry in the process' page tables, and the operations on the mapping. */
 
 #include <linux/highmem.h>
 #include <linux/mm.h>
@@ -12,14 +12,14 @@
 #include "core/pt_secondary.h"
 #include "morsel/morsel.h"
 
-/* A mapping of a process. It ends with the VMA that has it. */
+/* A mapping of a process. It ends with its VMA. */
 struct morsel_mount {
 	struct pt_mount	mount;
 	struct morsel	*morsel;
-	bool		writes;		/* it counts among those who may write */
+	bool		writes;		/* it counts as a writer */
 };
 
-static struct morsel_mount *mount_of(const struct vm_area_struct *vma)
+static struct morsel_mount *morsel_mount_of(const struct vm_area_struct *vma)
 {
 	struct pt_mount *mount = vma->vm_private_data;
 
@@ -35,13 +35,13 @@ static struct morsel *morsel_of_vma(const struct vm_area_struct *vma)
  * Whether a mapping with these flags shows the reader's tree. A page without tables has an entry of
  * its own in each process.
  */
-static bool needs_reader(const struct morsel *morsel, unsigned long flags)
+static bool morsel_needs_reader(const struct morsel *morsel, unsigned long flags)
 {
 	return !(flags & VM_WRITE) && morsel->order;
 }
 
-static struct morsel_mount *make_mount(struct morsel *morsel, struct mm_struct *process,
-				       bool writes)
+static struct morsel_mount *morsel_make_mount(struct morsel *morsel, struct mm_struct *process,
+					      bool writes)
 {
 	struct morsel_mount *mount = kzalloc(sizeof(*mount), GFP_KERNEL_ACCOUNT);
 
@@ -55,7 +55,7 @@ static struct morsel_mount *make_mount(struct morsel *morsel, struct mm_struct *
 	return mount;
 }
 
-static void end_mount(struct morsel_mount *mount)
+static void morsel_end_mount(struct morsel_mount *mount)
 {
 	pt_mounts_remove(&mount->morsel->mounts, &mount->mount);
 	if (mount->writes)
@@ -63,24 +63,25 @@ static void end_mount(struct morsel_mount *mount)
 	kfree(mount);
 }
 
-/* What an error in bringing a page is to who has accessed it. */
-static vm_fault_t fault_of(int error)
+/* The outcome of a fault that could not bring the page. */
+static vm_fault_t morsel_fault_of(int error)
 {
 	return error == -ENOMEM ? VM_FAULT_OOM : VM_FAULT_SIGBUS;
 }
 
 /*
- * Who may have references to its pages. VFIO takes those that it finds in a VM_PFNMAP without any if
- * they are marked as reserved, which the kernel's for persistent memory are: it must not be one.
+ * The VMA flags that say what may take references to pages. VFIO takes pages without a reference
+ * that it finds in a VM_PFNMAP if they are marked as reserved. The kernel's pages for persistent
+ * memory are so marked, so their mapping must not be a VM_PFNMAP.
  */
-static unsigned long rights_to_pin(const struct morsel *morsel)
+static unsigned long morsel_pin_flags(const struct morsel *morsel)
 {
 	if (morsel->flags & VELLUM_MORSEL_PINNABLE)
 		return VM_MIXEDMAP;
 	return VM_IO | (morsel->device ? VM_MIXEDMAP : VM_PFNMAP);
 }
 
-static vm_fault_t insert_single(struct vm_fault *vmf, struct page *page)
+static vm_fault_t morsel_insert_single(struct vm_fault *vmf, struct page *page)
 {
 	struct vm_area_struct *vma = vmf->vma;
 	unsigned long pfn = page_to_pfn(page);
@@ -93,10 +94,10 @@ static vm_fault_t insert_single(struct vm_fault *vmf, struct page *page)
 }
 
 /*
- * The page of order 0, by an entry of the process' own. Under the mutex that is held while it is
- * taken off and such entries are cleared: none can be made in between.
+ * Maps the page of order 0 by an entry of the process' own. The mutex is also held while the page
+ * is taken off and such entries are cleared, so no entry can be made in between.
  */
-static vm_fault_t map_single(struct vm_fault *vmf, struct morsel *morsel)
+static vm_fault_t morsel_map_single(struct vm_fault *vmf, struct morsel *morsel)
 {
 	vm_fault_t outcome = VM_FAULT_NOPAGE;
 	u64 leaf;
@@ -104,53 +105,54 @@ static vm_fault_t map_single(struct vm_fault *vmf, struct morsel *morsel)
 	mutex_lock(&morsel->tables);
 	leaf = READ_ONCE(morsel->tree.root[0]);
 	if (morsel_is_shown(leaf))
-		outcome = insert_single(vmf, pfn_to_page(pt_leaf_pfn(leaf)));
+		outcome = morsel_insert_single(vmf, pfn_to_page(pt_leaf_pfn(leaf)));
 	mutex_unlock(&morsel->tables);
 	return outcome;
 }
 
-static vm_fault_t fault(struct vm_fault *vmf)
+static vm_fault_t morsel_vm_fault(struct vm_fault *vmf)
 {
 	struct vm_area_struct *vma = vmf->vma;
-	struct morsel_mount *mount = mount_of(vma);
+	struct morsel_mount *mount = morsel_mount_of(vma);
 	struct morsel *morsel = morsel_of_vma(vma);
 	int error;
 
-	/* A copy that has no mount; or nobody may access it, and the core still tries. */
+	/* A copy has no mount. Or no access is allowed, and the core still tries. */
 	if (!mount || !vma_is_accessible(vma))
 		return VM_FAULT_SIGSEGV;
 	error = morsel_populate(morsel, vmf->pgoff);
-	if (!error && needs_reader(morsel, vma->vm_flags))
+	if (!error && morsel_needs_reader(morsel, vma->vm_flags))
 		error = morsel_show_reader(morsel, vmf->pgoff);
 	if (error)
-		return fault_of(error);
-	return morsel->order ? pt_mount_refault(&mount->mount, vmf) : map_single(vmf, morsel);
+		return morsel_fault_of(error);
+	return morsel->order ? pt_mount_refault(&mount->mount, vmf) :
+	       morsel_map_single(vmf, morsel);
 }
 
-/* A child's mount, which its first access attaches. NULL: there is no memory for it. */
-static struct morsel_mount *inherit(struct morsel_mount *parent, struct mm_struct *process)
+/* Makes a child's mount, which its first access attaches. NULL: there is no memory for it. */
+static struct morsel_mount *morsel_inherit(struct morsel_mount *parent, struct mm_struct *process)
 {
 	struct morsel_mount *child;
 	bool writes = parent->writes;
 	int error = writes ? morsel_begin_writing(parent->morsel) : 0;
 
-	/* What was revoked is lost to the child as it is to the parent. */
+	/* A revoked Morsel is lost to the child as it is to the parent. */
 	if (error && error != -EIO)
 		return NULL;
 	writes &= !error;
-	child = make_mount(parent->morsel, process, writes);
+	child = morsel_make_mount(parent->morsel, process, writes);
 	if (!child && writes)
 		morsel_end_writing(parent->morsel);
 	return child;
 }
 
 /*
- * The VMA was copied, by fork or to be moved, and the core is about to copy or to move what the page
- * tables have: nothing. If it leaves them alone in a fork, the parent need not notice.
+ * fork or mremap has copied the VMA, and the core is about to copy or to move what the page tables
+ * hold: nothing. A fork that leaves the page tables alone need not disturb the parent.
  */
-static void opened(struct vm_area_struct *vma)
+static void morsel_vm_open(struct vm_area_struct *vma)
 {
-	struct morsel_mount *mount = mount_of(vma), *child = NULL;
+	struct morsel_mount *mount = morsel_mount_of(vma), *child = NULL;
 	bool is_child = vma->vm_mm != current->mm;
 
 	if (!mount)
@@ -158,26 +160,26 @@ static void opened(struct vm_area_struct *vma)
 	if (!is_child || !(vma->vm_flags & VM_WIPEONFORK))
 		pt_mount_detach(&mount->mount);
 	if (is_child)
-		child = inherit(mount, vma->vm_mm);
+		child = morsel_inherit(mount, vma->vm_mm);
 	vma->vm_private_data = child ? &child->mount : NULL;
 }
 
-static void closed(struct vm_area_struct *vma)
+static void morsel_vm_close(struct vm_area_struct *vma)
 {
-	struct morsel_mount *mount = mount_of(vma);
+	struct morsel_mount *mount = morsel_mount_of(vma);
 
 	if (!mount)
 		return;
 	pt_mount_vm_close(vma);
-	end_mount(mount);
+	morsel_end_mount(mount);
 }
 
-/* Where a reader needs leaves of his own there are some afterwards. */
-static int prepare_reader(struct morsel_mount *mount, unsigned long flags)
+/* Makes the reader's tree if a mapping with these flags needs it. */
+static int morsel_prepare_reader(struct morsel_mount *mount, unsigned long flags)
 {
 	int error;
 
-	if (!needs_reader(mount->morsel, flags))
+	if (!morsel_needs_reader(mount->morsel, flags))
 		return 0;
 	error = morsel_make_reader(mount->morsel);
 	mount->mount.reader = mount->morsel->reader;
@@ -185,10 +187,11 @@ static int prepare_reader(struct morsel_mount *mount, unsigned long flags)
 }
 
 /*
- * Secondary MMUs forget the pages, as they have found them with the rights of before. An entry of the
- * process' own goes: one that nobody may access would still be given to a virtual machine.
+ * Makes secondary MMUs forget the pages, which they have found with the old rights. An entry of the
+ * process' own is removed, as the core would give it to a virtual machine even if no access is
+ * allowed.
  */
-static void tell(struct vm_area_struct *vma, struct morsel_mount *mount)
+static void morsel_tell_secondary(struct vm_area_struct *vma, struct morsel_mount *mount)
 {
 	if (mount->morsel->order && pt_secondary_can_be_told())
 		pt_mount_tell(&mount->mount, vma->vm_mm, 0, mount->morsel->tree.pages);
@@ -196,28 +199,29 @@ static void tell(struct vm_area_struct *vma, struct morsel_mount *mount)
 		unmap_mapping_range(vma->vm_file->f_mapping, 0, 0, 1);
 }
 
-/* The next access attaches it again, with the new rights. */
-static int protect(struct vm_area_struct *vma, unsigned long start, unsigned long end,
-		   unsigned long flags)
+/* The next access attaches the mount again, with the new rights. */
+static int morsel_vm_mprotect(struct vm_area_struct *vma, unsigned long start, unsigned long end,
+			      unsigned long flags)
 {
-	struct morsel_mount *mount = mount_of(vma);
+	struct morsel_mount *mount = morsel_mount_of(vma);
 	int error;
 
 	if (start != vma->vm_start || end != vma->vm_end || !mount)
 		return -EINVAL;
-	/* The key would have to be in the leaves, which others share. */
+	/* The key would have to be in the leaves, which other processes share. */
 	if (flags & ARCH_VM_PKEY_FLAGS)
 		return -EOPNOTSUPP;
-	error = prepare_reader(mount, flags);
+	error = morsel_prepare_reader(mount, flags);
 	if (error)
 		return error;
 	pt_mount_detach(&mount->mount);
-	tell(vma, mount);
+	morsel_tell_secondary(vma, mount);
 	return 0;
 }
 
-/* For debuggers: what they cannot get by pinning pages. Bytes of one page at most. */
-static int access(struct vm_area_struct *vma, unsigned long addr, void *buffer, int length, int write)
+/* Serves debuggers, which cannot pin pages of a Morsel. Copies within one page. */
+static int morsel_vm_access(struct vm_area_struct *vma, unsigned long addr, void *buffer,
+			    int length, int write)
 {
 	struct morsel *morsel = morsel_of_vma(vma);
 	unsigned int offset = offset_in_page(addr);
@@ -237,17 +241,17 @@ static int access(struct vm_area_struct *vma, unsigned long addr, void *buffer, 
 	return length;
 }
 
-static const struct vm_operations_struct operations = {
-	.open = opened,
-	.close = closed,
+static const struct vm_operations_struct morsel_vm_ops = {
+	.open = morsel_vm_open,
+	.close = morsel_vm_close,
 	.may_split = pt_mount_vm_may_split,
 	.mremap = pt_mount_vm_mremap,
-	.mprotect = protect,
-	.fault = fault,
-	.access = access,
+	.mprotect = morsel_vm_mprotect,
+	.fault = morsel_vm_fault,
+	.access = morsel_vm_access,
 };
 
-static int is_right(const struct morsel *morsel, const struct vm_area_struct *vma)
+static int morsel_check_mapping(const struct morsel *morsel, const struct vm_area_struct *vma)
 {
 	u64 extent;
 
@@ -262,10 +266,10 @@ static int is_right(const struct morsel *morsel, const struct vm_area_struct *vm
 }
 
 /*
- * Who maps it through a descriptor for writing counts as a writer, also while he only reads. Of what
- * is sealed he gets a mapping for reading, for good.
+ * Counts a mapping through a descriptor for writing as a writer, also while it only reads. Such a
+ * mapping of a sealed Morsel is for reading, for good.
  */
-static int count_writer(struct morsel *morsel, struct vm_area_struct *vma, bool *writes)
+static int morsel_count_writer(struct morsel *morsel, struct vm_area_struct *vma, bool *writes)
 {
 	int error;
 
@@ -281,7 +285,7 @@ static int count_writer(struct morsel *morsel, struct vm_area_struct *vma, bool 
 	return error;
 }
 
-static int mount_it(struct morsel_mount *mount, struct vm_area_struct *vma)
+static int morsel_mount_create(struct morsel_mount *mount, struct vm_area_struct *vma)
 {
 	int error;
 
@@ -289,7 +293,7 @@ static int mount_it(struct morsel_mount *mount, struct vm_area_struct *vma)
 		vma->vm_private_data = &mount->mount;
 		return 0;
 	}
-	error = prepare_reader(mount, vma->vm_flags);
+	error = morsel_prepare_reader(mount, vma->vm_flags);
 	return error ? error : pt_mount_create(&mount->mount, vma);
 }
 
@@ -301,32 +305,32 @@ int morsel_map(struct file *file, struct vm_area_struct *vma)
 	bool writes;
 	int error;
 
-	error = is_right(morsel, vma);
+	error = morsel_check_mapping(morsel, vma);
 	if (!error)
-		error = count_writer(morsel, vma, &writes);
+		error = morsel_count_writer(morsel, vma, &writes);
 	if (error)
 		return error;
-	mount = make_mount(morsel, vma->vm_mm, writes);
+	mount = morsel_make_mount(morsel, vma->vm_mm, writes);
 	if (!mount) {
 		if (writes)
 			morsel_end_writing(morsel);
 		return -ENOMEM;
 	}
-	flags |= rights_to_pin(morsel);
+	flags |= morsel_pin_flags(morsel);
 	flags |= morsel->flags & VELLUM_MORSEL_INHERIT ? VM_WIPEONFORK : VM_DONTCOPY;
 	pt_vma_change_flags(vma, flags, VM_MAYEXEC);
-	error = mount_it(mount, vma);
+	error = morsel_mount_create(mount, vma);
 	if (error) {
-		end_mount(mount);
+		morsel_end_mount(mount);
 		return error;
 	}
-	vma->vm_ops = &operations;
+	vma->vm_ops = &morsel_vm_ops;
 	return 0;
 }
 
-/* The address that it is bound to, if nothing is in the way. The mmap lock is held. */
-static unsigned long bound_area(u64 address, unsigned long addr, unsigned long len,
-				unsigned long flags)
+/* The address that the Morsel is bound to, if nothing is in the way. The mmap lock is held. */
+static unsigned long morsel_bound_area(u64 address, unsigned long addr, unsigned long len,
+				       unsigned long flags)
 {
 	struct vm_area_struct *vma;
 
@@ -346,7 +350,7 @@ unsigned long morsel_area(struct file *file, unsigned long addr, unsigned long l
 	if (!morsel_is_shaped(morsel) || pgoff || len != VELLUM_MORSEL_EXTENT(morsel->order))
 		return -EINVAL;
 	if (morsel->address)
-		return bound_area(morsel->address, addr, len, flags);
+		return morsel_bound_area(morsel->address, addr, len, flags);
 	if (!morsel->order)
 		return pt_get_unmapped_area(file, addr, len, pgoff, flags);
 	return pt_pieces_area(file, addr, len, pgoff, flags);

@@ -9,15 +9,16 @@
 #include "morsel/morsel.h"
 
 /*
- * For pages of data. Whoever populates is charged. The core knows nothing of these pages, so it
- * cannot move them. They are up to date, which is what a pipe looks at that gets one.
+ * For pages of data, which are charged to the thread that populates. The core knows nothing of
+ * these pages, so it cannot move them. They are up to date, as a pipe expects of a page that it
+ * gets.
  */
-#define PAGE_GFP	(GFP_KERNEL_ACCOUNT | __GFP_ZERO)
-/* 2 MiB in a row are welcome, and not worth much work. */
-#define BLOCK_GFP	(PAGE_GFP | __GFP_NOWARN | __GFP_NORETRY)
-#define BLOCK_ORDER	9
+#define MORSEL_PAGE_GFP	(GFP_KERNEL_ACCOUNT | __GFP_ZERO)
+/* 2 MiB in a row are welcome, but not worth much work. */
+#define MORSEL_BLOCK_GFP	(MORSEL_PAGE_GFP | __GFP_NOWARN | __GFP_NORETRY)
+#define MORSEL_BLOCK_ORDER	9
 
-static int may_populate(struct morsel *morsel, u64 page)
+static int morsel_may_populate(struct morsel *morsel, u64 page)
 {
 	if (READ_ONCE(morsel->is_revoked))
 		return -EIO;
@@ -26,13 +27,13 @@ static int may_populate(struct morsel *morsel, u64 page)
 	return READ_ONCE(morsel->seals) & VELLUM_MORSEL_SEAL_POPULATION ? -EPERM : 0;
 }
 
-static struct page *new_page(struct morsel *morsel)
+static struct page *morsel_new_page(struct morsel *morsel)
 {
 	struct page *page;
 
 	if (morsel->device)
 		return morsel_device_take(morsel->device);
-	page = alloc_page(PAGE_GFP);
+	page = alloc_page(MORSEL_PAGE_GFP);
 	if (page)
 		SetPageUptodate(page);
 	return page;
@@ -52,8 +53,8 @@ void morsel_persist_entry(struct morsel *morsel, const u64 *entry)
 		morsel_persist(entry, sizeof(*entry));
 }
 
-/* The entries that lead to the page, its own too. */
-static void persist_path(struct morsel *morsel, u64 page)
+/* Makes the entries that lead to the page durable, its own included. */
+static void morsel_persist_path(struct morsel *morsel, u64 page)
 {
 	u64 *table = morsel->tree.root, *entry;
 	unsigned int level;
@@ -67,10 +68,10 @@ static void persist_path(struct morsel *morsel, u64 page)
 }
 
 /*
- * For a device: see device.h. Without PRESENT the core takes the leaf for one of a page that may not
- * be accessed, which a fault makes one that may; it does that under the lock.
+ * Puts a leaf on a device: see device.h. Without PRESENT the core takes the leaf for that of a page
+ * that no access is allowed to, and a fault makes it accessible. The core does that under the lock.
  */
-static bool put_durable_leaf(struct morsel *morsel, u64 page, u64 *leaf, u64 value)
+static bool morsel_put_durable_leaf(struct morsel *morsel, u64 page, u64 *leaf, u64 value)
 {
 	spinlock_t *lock = pt_table_lock(leaf);
 	bool is_none;
@@ -79,30 +80,30 @@ static bool put_durable_leaf(struct morsel *morsel, u64 page, u64 *leaf, u64 val
 	is_none = !READ_ONCE(*leaf);
 	if (is_none) {
 		WRITE_ONCE(*leaf, (value & ~(u64)_PAGE_PRESENT) | _PAGE_PROTNONE);
-		persist_path(morsel, page);
+		morsel_persist_path(morsel, page);
 		xchg(leaf, value);
 	}
 	spin_unlock(lock);
 	return is_none;
 }
 
-static bool put_leaf(struct morsel *morsel, u64 page, u64 *leaf, struct page *fresh)
+static bool morsel_put_leaf(struct morsel *morsel, u64 page, u64 *leaf, struct page *fresh)
 {
 	u64 value = page_to_phys(fresh) | morsel->leaf_flags, none = 0;
 
-	return morsel->device ? put_durable_leaf(morsel, page, leaf, value) :
+	return morsel->device ? morsel_put_durable_leaf(morsel, page, leaf, value) :
 				try_cmpxchg64(leaf, &none, value);
 }
 
-/* Puts a page where the leaf is none. Another one that comes first is as good. */
-static int put_page_on(struct morsel *morsel, u64 page, u64 *leaf)
+/* Puts a page where the leaf is none. If another thread's page comes first, that one is as good. */
+static int morsel_put_page(struct morsel *morsel, u64 page, u64 *leaf)
 {
 	struct page *fresh;
 
 	if (!morsel_charge(morsel, 1))
 		return -ENOSPC;
-	fresh = new_page(morsel);
-	if (!fresh || !put_leaf(morsel, page, leaf, fresh)) {
+	fresh = morsel_new_page(morsel);
+	if (!fresh || !morsel_put_leaf(morsel, page, leaf, fresh)) {
 		morsel_uncharge(morsel, 1);
 		if (!fresh)
 			return -ENOMEM;
@@ -113,32 +114,32 @@ static int put_page_on(struct morsel *morsel, u64 page, u64 *leaf)
 	return 0;
 }
 
-/* Whether 2 MiB may come to the entry that the page is below; notes that they have. */
-static bool is_first_block(struct morsel *morsel, u64 page)
+/* Whether a leaf of 2 MiB may come to the entry above the page; notes that one has. */
+static bool morsel_is_first_block(struct morsel *morsel, u64 page)
 {
 	return PT_HUGE_MAY_RETURN ||
 	       !xa_insert(&morsel->blocks, page / PT_ENTRIES, xa_mk_value(0), GFP_KERNEL);
 }
 
-/* Puts 2 MiB where the entry is none. False: the kernel has not so much in a row. */
-static bool put_block_on(struct morsel *morsel, u64 page, u64 *entry)
+/* Puts a leaf of 2 MiB where the entry is none. False: the kernel has no 2 MiB in a row. */
+static bool morsel_put_block(struct morsel *morsel, u64 page, u64 *entry)
 {
 	struct page *block;
 	unsigned int i;
 
 	if (!morsel_charge(morsel, PT_ENTRIES))
 		return false;
-	block = alloc_pages(BLOCK_GFP, BLOCK_ORDER);
-	if (block && !is_first_block(morsel, page)) {
-		__free_pages(block, BLOCK_ORDER);
+	block = alloc_pages(MORSEL_BLOCK_GFP, MORSEL_BLOCK_ORDER);
+	if (block && !morsel_is_first_block(morsel, page)) {
+		__free_pages(block, MORSEL_BLOCK_ORDER);
 		block = NULL;
 	}
 	if (!block) {
 		morsel_uncharge(morsel, PT_ENTRIES);
 		return false;
 	}
-	/* They go one by one. */
-	split_page(block, BLOCK_ORDER);
+	/* The pages are freed one by one. */
+	split_page(block, MORSEL_BLOCK_ORDER);
 	for (i = 0; i < PT_ENTRIES; i++)
 		SetPageUptodate(block + i);
 	xchg(entry, page_to_phys(block) | PT_HUGE_FLAGS);
@@ -147,24 +148,24 @@ static bool put_block_on(struct morsel *morsel, u64 page, u64 *entry)
 	return true;
 }
 
-static bool may_have_block(const struct morsel *morsel, u64 page)
+static bool morsel_may_have_block(const struct morsel *morsel, u64 page)
 {
 	return (morsel->flags & VELLUM_MORSEL_HUGE) &&
 	       round_down(page, PT_ENTRIES) + PT_ENTRIES <= morsel_page_count(morsel);
 }
 
-/* The mutex `tables` is held. */
-static int make_room(struct morsel *morsel, struct pt_tree *tree, u64 page)
+/* The caller holds the mutex `tables`. */
+static int __morsel_make_room(struct morsel *morsel, struct pt_tree *tree, u64 page)
 {
 	u64 *entry;
 
 	if (tree != &morsel->tree)
 		return morsel_make_readers_room(morsel, page);
-	if (may_have_block(morsel, page)) {
+	if (morsel_may_have_block(morsel, page)) {
 		entry = pt_tree_make_entry(tree, page);
 		if (!entry)
 			return -ENOMEM;
-		if (*entry || put_block_on(morsel, page, entry))
+		if (*entry || morsel_put_block(morsel, page, entry))
 			return 0;
 	}
 	return pt_tree_make_leaf(tree, page) ? 0 : -ENOMEM;
@@ -182,7 +183,7 @@ int morsel_make_room(struct morsel *morsel, struct pt_tree *tree, u64 page)
 	if (!error) {
 		guarded = pt_tree_guarded(tree, page);
 		made = -atomic_long_read(&tree->tables);
-		error = make_room(morsel, tree, page);
+		error = __morsel_make_room(morsel, tree, page);
 		made += atomic_long_read(&tree->tables);
 		if (guarded != pt_tree_guarded(tree, page))
 			pt_mounts_flush_tables(&morsel->mounts, round_down(page, guarded), guarded);
@@ -192,7 +193,7 @@ int morsel_make_room(struct morsel *morsel, struct pt_tree *tree, u64 page)
 	return error;
 }
 
-static int populate(struct morsel *morsel, u64 page)
+static int __morsel_populate(struct morsel *morsel, u64 page)
 {
 	u64 *leaf = pt_tree_leaf(&morsel->tree, page);
 	int error;
@@ -203,24 +204,27 @@ static int populate(struct morsel *morsel, u64 page)
 			return error;
 		leaf = pt_tree_leaf(&morsel->tree, page);
 	}
-	/* Without a leaf it is in 2 MiB that came, or that just went again. */
-	return leaf && !morsel_is_shown(READ_ONCE(*leaf)) ? put_page_on(morsel, page, leaf) : 0;
+	/* Without a leaf of its own the page is in 2 MiB that came, or that just went again. */
+	return leaf && !morsel_is_shown(READ_ONCE(*leaf)) ? morsel_put_page(morsel, page, leaf) : 0;
 }
 
-static bool is_there(struct morsel *morsel, u64 page)
+static bool morsel_is_there(struct morsel *morsel, u64 page)
 {
 	u64 *leaf = pt_tree_leaf(&morsel->tree, page);
 
 	return leaf ? morsel_is_shown(READ_ONCE(*leaf)) : pt_tree_huge(&morsel->tree, page);
 }
 
-/* It was only missed while 2 MiB became a table, which nobody else is to notice. */
-static bool is_there_after_all(struct morsel *morsel, u64 page)
+/*
+ * Whether the page was missed only while a leaf of 2 MiB became a table. Callers are not to notice
+ * that.
+ */
+static bool morsel_is_there_after_all(struct morsel *morsel, u64 page)
 {
 	bool is_so;
 
 	mutex_lock(&morsel->tables);
-	is_so = is_there(morsel, page);
+	is_so = morsel_is_there(morsel, page);
 	mutex_unlock(&morsel->tables);
 	return is_so;
 }
@@ -229,14 +233,14 @@ int morsel_populate(struct morsel *morsel, u64 page)
 {
 	int error;
 
-	if (is_there(morsel, page))
+	if (morsel_is_there(morsel, page))
 		return 0;
-	error = may_populate(morsel, page);
+	error = morsel_may_populate(morsel, page);
 	if (!error)
-		error = morsel_charging(morsel, page, populate);
-	if (error && is_there_after_all(morsel, page))
+		error = morsel_charging(morsel, page, __morsel_populate);
+	if (error && morsel_is_there_after_all(morsel, page))
 		error = 0;
-	/* A full barrier came with the page: see morsel_revoke. */
+	/* A full barrier came with the page: see morsel_revoke(). */
 	if (unlikely(!error && READ_ONCE(morsel->is_revoked))) {
 		page = round_down(page, PT_ENTRIES);
 		error = morsel_punch_pages(morsel, page, page + PT_ENTRIES) ?: -EIO;
@@ -267,7 +271,7 @@ struct page *morsel_get_page(struct morsel *morsel, u64 page)
 	u64 value;
 
 	if (!leaf) {
-		/* There is none, or 2 MiB, which may just be on their way to become a table. */
+		/* There is no page, or a leaf of 2 MiB, which may just be on its way to a table. */
 		mutex_lock(&morsel->tables);
 		value = pt_tree_huge(&morsel->tree, page);
 		if (value) {

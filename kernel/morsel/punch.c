@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Pages go. Leaves are cleared, TLBs are flushed for all who have the Morsel mounted, and then the
- * pages are free; what something else has a reference to lives on without being the Morsel's.
- * Secondary MMUs, which have none, are told; or, where that cannot be, the core unmaps the range,
- * which tells them, and detaches all mounts until the next access.
+ * Pages go. Leaves are cleared, TLBs are flushed for all processes that have the Morsel mounted,
+ * and then the pages are free. A page that something else has a reference to lives on outside the
+ * Morsel. Secondary MMUs, which have no reference, are told. Where they cannot be told, the core
+ * unmaps the range, which tells them, and detaches all mounts until the next access.
  */
 
 #include <linux/highmem.h>
@@ -13,17 +13,17 @@
 #include "core/pt_flush.h"
 #include "morsel/morsel.h"
 
-/* So many pages wait for the same flush. */
-#define BATCH	512
+/* The number of pages that wait for the same flush. */
+#define MORSEL_PUNCH_BATCH	512
 
-struct departure {
+struct morsel_departure {
 	struct morsel	*morsel;
 	struct page	**pages;
 	unsigned int	count;
-	u64		first, last;	/* among which they were */
+	u64		first, last;	/* the range that the pages are in */
 };
 
-static void flush(struct departure *departure)
+static void morsel_punch_flush(struct morsel_departure *departure)
 {
 	struct morsel *morsel = departure->morsel;
 	unsigned int i;
@@ -43,24 +43,24 @@ static void flush(struct departure *departure)
 	departure->count = 0;
 }
 
-static void add(struct departure *departure, u64 page, u64 pfn)
+static void morsel_punch_add(struct morsel_departure *departure, u64 page, u64 pfn)
 {
 	if (!departure->count)
 		departure->first = page;
 	departure->last = page;
 	departure->pages[departure->count++] = pfn_to_page(pfn);
-	if (departure->count == BATCH)
-		flush(departure);
+	if (departure->count == MORSEL_PUNCH_BATCH)
+		morsel_punch_flush(departure);
 }
 
-static void take_off(struct departure *departure, u64 *leaf, u64 page)
+static void morsel_take_off(struct morsel_departure *departure, u64 *leaf, u64 page)
 {
 	spinlock_t *lock = pt_table_lock(leaf);
 	u64 old;
 
 	/*
-	 * Under the lock, because the core's fault handler writes entries back under it as it has
-	 * read them, and who wants the page gets his reference under it.
+	 * The core's fault handler writes entries back under this lock as it has read them. A
+	 * thread that needs the page takes its reference under it.
 	 */
 	spin_lock(lock);
 	old = xchg(leaf, 0);
@@ -70,10 +70,10 @@ static void take_off(struct departure *departure, u64 *leaf, u64 page)
 	}
 	spin_unlock(lock);
 	if (old)
-		add(departure, page, pt_leaf_pfn(old));
+		morsel_punch_add(departure, page, pt_leaf_pfn(old));
 }
 
-static u64 clear_huge_entry(struct morsel *morsel, u64 *entry, u64 page)
+static u64 morsel_clear_huge_entry(struct morsel *morsel, u64 *entry, u64 page)
 {
 	u64 old = morsel_clear_entry(entry);
 
@@ -82,18 +82,20 @@ static u64 clear_huge_entry(struct morsel *morsel, u64 *entry, u64 page)
 	return old;
 }
 
-/* Takes off 2 MiB. The mutex `tables` is held. */
-static void take_off_block(struct departure *departure, u64 *entry, u64 page)
+/* Takes a leaf of 2 MiB off. The mutex `tables` is held. */
+static void morsel_take_off_block(struct morsel_departure *departure, u64 *entry, u64 page)
 {
-	u64 old = clear_huge_entry(departure->morsel, entry, page);
+	u64 old = morsel_clear_huge_entry(departure->morsel, entry, page);
 	u64 i;
 
 	for (i = 0; i < PT_ENTRIES; i++)
-		add(departure, page + i, pt_leaf_pfn(old) + i);
+		morsel_punch_add(departure, page + i, pt_leaf_pfn(old) + i);
 }
 
-/* Makes 2 MiB 512 pages. The mutex `tables` is held. In between nothing is mapped there. */
-static int split(struct morsel *morsel, u64 *entry, u64 page)
+/*
+ * Splits a leaf of 2 MiB into 512. The mutex `tables` is held. In between nothing is mapped there.
+ */
+static int morsel_split_block(struct morsel *morsel, u64 *entry, u64 page)
 {
 	u64 *table, old;
 	unsigned int i;
@@ -105,19 +107,22 @@ static int split(struct morsel *morsel, u64 *entry, u64 page)
 		morsel_uncharge(morsel, 1);
 		return -ENOMEM;
 	}
-	old = clear_huge_entry(morsel, entry, page);
+	old = morsel_clear_huge_entry(morsel, entry, page);
 	pt_mounts_flush(&morsel->mounts, round_down(page, PT_ENTRIES), PT_ENTRIES);
 	for (i = 0; i < PT_ENTRIES; i++)
 		table[i] = (pt_leaf_pfn(old) + i) << PAGE_SHIFT | morsel->leaf_flags;
-	/* A full barrier: the leaves are there before anybody can walk to them. */
+	/* A full barrier: the leaves are there before a CPU can walk to them. */
 	xchg(entry, pt_table_entry(table));
 	atomic_long_inc(&morsel->tree.tables);
 	atomic_long_inc(&morsel->tree.splits);
 	return 0;
 }
 
-/* 2 MiB that a page is in: goes if all of it is in the range, and otherwise becomes 512 pages. */
-static int part_block(struct departure *departure, u64 page, u64 end)
+/*
+ * Punches a leaf of 2 MiB that the page is in: takes it off if all of it is in the range, or else
+ * splits it.
+ */
+static int morsel_punch_block(struct morsel_departure *departure, u64 page, u64 end)
 {
 	struct morsel *morsel = departure->morsel;
 	u64 *entry;
@@ -127,77 +132,79 @@ static int part_block(struct departure *departure, u64 page, u64 end)
 	if (pt_tree_huge(&morsel->tree, page)) {
 		entry = pt_tree_entry(&morsel->tree, page);
 		if (!(page % PT_ENTRIES) && end - page >= PT_ENTRIES)
-			take_off_block(departure, entry, page);
+			morsel_take_off_block(departure, entry, page);
 		else
-			error = split(morsel, entry, page);
+			error = morsel_split_block(morsel, entry, page);
 	}
 	mutex_unlock(&morsel->tables);
 	return error;
 }
 
-/* Where the pages begin that the next entry of level 2 is for, or of a higher one with a guard. */
-static u64 next_part(struct morsel *morsel, u64 page)
+/* The first page under the next entry of level 2, or under the next higher entry with a guard. */
+static u64 morsel_next_part(struct morsel *morsel, u64 page)
 {
 	u64 part = pt_tree_guarded(&morsel->tree, page) ?: PT_ENTRIES;
 
 	return round_down(page, part) + part;
 }
 
-static int punch(struct departure *departure, u64 page, u64 end)
+static int __morsel_punch(struct morsel_departure *departure, u64 page, u64 end)
 {
 	struct morsel *morsel = departure->morsel;
 	u64 stop, *leaf;
 	int error;
 
 	for (; page < end; page = stop) {
-		stop = min(next_part(morsel, page), end);
+		stop = min(morsel_next_part(morsel, page), end);
 		cond_resched();
-		error = pt_tree_huge(&morsel->tree, page) ? part_block(departure, page, end) : 0;
+		error = pt_tree_huge(&morsel->tree, page) ?
+			morsel_punch_block(departure, page, end) : 0;
 		if (error)
 			return error;
 		leaf = pt_tree_leaf(&morsel->tree, page);
 		for (; leaf && page < stop; page++, leaf++)
 			if (READ_ONCE(*leaf))
-				take_off(departure, leaf, page);
+				morsel_take_off(departure, leaf, page);
 	}
 	return 0;
 }
 
 /*
- * A page on its own is mapped by entries of the processes: see map_single. Who waits until it is
- * free, does so without the mutex, which whoever has a reference to it may want.
+ * Punches the page of order 0, which entries of the processes map: see morsel_map_single(). The
+ * wait for the page comes after the mutex was released, as a holder of a reference may want the
+ * mutex.
  */
-static int punch_single(struct departure *departure, u64 page, u64 end)
+static int morsel_punch_single(struct morsel_departure *departure, u64 page, u64 end)
 {
 	struct morsel *morsel = departure->morsel;
 	int error;
 
 	mutex_lock(&morsel->tables);
-	error = punch(departure, page, end);
+	error = __morsel_punch(departure, page, end);
 	if (departure->count)
 		unmap_mapping_range(morsel->inode.i_mapping, 0, 0, 1);
 	mutex_unlock(&morsel->tables);
 	return error;
 }
 
-/* The pages from the first one to before the end. */
+/* Punches the pages from `first` to before `end`. */
 int morsel_punch_pages(struct morsel *morsel, u64 first, u64 end)
 {
-	struct departure departure = { .morsel = morsel };
+	struct morsel_departure departure = { .morsel = morsel };
 	int error;
 
-	departure.pages = kcalloc(BATCH, sizeof(*departure.pages), GFP_KERNEL_ACCOUNT);
+	departure.pages = kcalloc(MORSEL_PUNCH_BATCH, sizeof(*departure.pages), GFP_KERNEL_ACCOUNT);
 	if (!departure.pages)
 		return -ENOMEM;
-	error = morsel->order ? punch(&departure, first, end) :
-				punch_single(&departure, first, end);
-	flush(&departure);
+	error = morsel->order ? __morsel_punch(&departure, first, end) :
+				morsel_punch_single(&departure, first, end);
+	morsel_punch_flush(&departure);
 	kfree(departure.pages);
 	return error;
 }
 
-/* Bytes within a page. */
-static void zero(struct morsel *morsel, u64 offset, u64 end)
+/* Zeroes bytes within a page. */
+static void morsel_zero(struct morsel *morsel, u64 offset, u64 end)
 {
 	struct page *page;
 
@@ -221,10 +228,10 @@ int morsel_punch(struct morsel *morsel, u64 offset, u64 length)
 	/* The last page ends with the Morsel. */
 	last = end == morsel->length ? round_up(end, PAGE_SIZE) : round_down(end, PAGE_SIZE);
 	if (first > last) {
-		zero(morsel, offset, end);
+		morsel_zero(morsel, offset, end);
 		return 0;
 	}
-	zero(morsel, offset, first);
-	zero(morsel, min(last, end), end);
+	morsel_zero(morsel, offset, first);
+	morsel_zero(morsel, min(last, end), end);
 	return morsel_punch_pages(morsel, first >> PAGE_SHIFT, last >> PAGE_SHIFT);
 }

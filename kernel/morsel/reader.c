@@ -2,13 +2,13 @@
 /*
  * A second tree whose leaves show the same pages and cannot be written through.
  *
- * Processors would be content with an entry above that lacks the right to write. The core is not: it
- * looks at leaves alone, when it pins pages and when a virtual machine's host asks it for them. So
- * who may not write mounts this tree. It is made when the first one comes, and shows what a table of
- * the other one has when somebody misses a page of it: once for all readers.
+ * For CPUs an entry above without the right to write would be enough. It is not enough for the
+ * core, which reads leaves alone when it pins pages and when the host of a virtual machine asks for
+ * them. So a mapping that may not write mounts this tree. It is made for the first such mapping.
+ * When a reader misses a page, it gets all leaves of that page's table, once for all readers.
  *
- * A leaf here is changed under the lock of the other tree's table, so that it is gone before the
- * page is; one of 2 MiB under the mutex `tables`.
+ * A leaf of this tree changes under the lock of the other tree's table, so it is gone before the
+ * page is. A leaf of 2 MiB changes under the mutex `tables`.
  */
 
 #include <linux/mm.h>
@@ -16,25 +16,25 @@
 
 #include "morsel/morsel.h"
 
-/* Not dirty, as that without the right to write means something else to processors. */
-#define READER_LACKS	((u64)(_PAGE_RW | _PAGE_DIRTY))
+/* A reader's leaf is not dirty: without the right to write, dirty means something else to CPUs. */
+#define MORSEL_READER_LACKS	((u64)(_PAGE_RW | _PAGE_DIRTY))
 
 /*
- * What others change: who looks which pages were accessed clears that, and the core, when a write
- * has faulted and finds the page there, notes it twice.
+ * Bits that other code changes. Code that looks which pages were accessed clears the first. The
+ * core sets the second when a write has faulted and finds the page there.
  */
-#define OTHERS		((u64)(_PAGE_ACCESSED | _PAGE_SOFT_DIRTY))
+#define MORSEL_READER_OTHERS		((u64)(_PAGE_ACCESSED | _PAGE_SOFT_DIRTY))
 
 /* For pages of 256 MiB. */
-#define TABLES_AT_ONCE	128
+#define MORSEL_TABLES_AT_ONCE	128
 
-static struct pt_tree *reader_of(struct morsel *morsel)
+static struct pt_tree *morsel_reader_of(struct morsel *morsel)
 {
-	/* Pairs with the release when it was made. */
+	/* Pairs with the release in __morsel_make_reader(). */
 	return smp_load_acquire(&morsel->reader);
 }
 
-static int make(struct morsel *morsel)
+static int __morsel_make_reader(struct morsel *morsel)
 {
 	struct pt_tree *reader = kzalloc(sizeof(*reader), GFP_KERNEL_ACCOUNT);
 	int error;
@@ -47,6 +47,7 @@ static int make(struct morsel *morsel)
 	error = pt_tree_init_sparse(reader, morsel->order, NULL);
 	if (error)
 		goto no_tree;
+	/* Pairs with the acquire in morsel_reader_of(). */
 	smp_store_release(&morsel->reader, reader);
 	return 0;
 no_tree:
@@ -56,10 +57,13 @@ no_room:
 	return error;
 }
 
-/* Where the other tree has a table, which it has for good, the reader's gets one; or 2 MiB. */
+/*
+ * Makes a table of the reader's tree where the other tree has a table, which stays; or a leaf of 2
+ * MiB.
+ */
 int morsel_make_readers_room(struct morsel *morsel, u64 page)
 {
-	struct pt_tree *reader = reader_of(morsel);
+	struct pt_tree *reader = morsel_reader_of(morsel);
 	u64 huge = pt_tree_huge(&morsel->tree, page);
 	u64 *made;
 
@@ -68,50 +72,53 @@ int morsel_make_readers_room(struct morsel *morsel, u64 page)
 		return 0;
 	made = huge ? pt_tree_make_entry(reader, page) : pt_tree_make_leaf(reader, page);
 	if (made && huge)
-		xchg(made, huge & ~READER_LACKS);
+		xchg(made, huge & ~MORSEL_READER_LACKS);
 	return made ? 0 : -ENOMEM;
 }
 
-static int make_room(struct morsel *morsel, u64 page)
+static int morsel_make_room_for_reader(struct morsel *morsel, u64 page)
 {
-	return morsel_make_room(morsel, reader_of(morsel), page);
+	return morsel_make_room(morsel, morsel_reader_of(morsel), page);
 }
 
-/* Shows all pages that are in one table with this one, or in 2 MiB. */
+/* Shows readers all pages in the page's table, or the page's 2 MiB. */
 int morsel_show_reader(struct morsel *morsel, u64 page)
 {
-	struct pt_tree *reader = reader_of(morsel);
+	struct pt_tree *reader = morsel_reader_of(morsel);
 	u64 first = round_down(page, PT_ENTRIES);
 	u64 *from = pt_tree_leaf(&morsel->tree, first), *to = pt_tree_leaf(reader, first);
 	spinlock_t *lock;
 	unsigned int i;
 
 	if (!from || !to) {
-		int error = morsel_charging(morsel, first, make_room);
+		int error = morsel_charging(morsel, first, morsel_make_room_for_reader);
 
 		if (error)
 			return error;
 		from = pt_tree_leaf(&morsel->tree, first);
 		to = pt_tree_leaf(reader, first);
 	}
-	/* 2 MiB; or what just changed from that or to it, which whoever misses it asks for again. */
+	/*
+	 * A leaf of 2 MiB; or the entry has just changed, and a thread that misses the page faults
+	 * again.
+	 */
 	if (!from || !to)
 		return 0;
 	lock = pt_table_lock(from);
 	spin_lock(lock);
 	for (i = 0; i < PT_ENTRIES; i++)
-		WRITE_ONCE(to[i], READ_ONCE(from[i]) & ~READER_LACKS);
+		WRITE_ONCE(to[i], READ_ONCE(from[i]) & ~MORSEL_READER_LACKS);
 	spin_unlock(lock);
 	return 0;
 }
 
 /*
- * What is there when the first reader comes is shown at once, as far as that takes no time worth
- * mentioning: he and those after him need no fault for it.
+ * Shows the pages that are there when the first reader comes, as far as that takes little time.
+ * Readers need no fault for these.
  */
-static void show_first(struct morsel *morsel)
+static void morsel_show_first_reader(struct morsel *morsel)
 {
-	u64 end = min_t(u64, morsel_page_count(morsel), TABLES_AT_ONCE * PT_ENTRIES);
+	u64 end = min_t(u64, morsel_page_count(morsel), MORSEL_TABLES_AT_ONCE * PT_ENTRIES);
 	u64 page;
 
 	for (page = 0; page < end; page += PT_ENTRIES)
@@ -127,17 +134,17 @@ int morsel_make_reader(struct morsel *morsel)
 
 	mutex_lock(&morsel->tables);
 	is_first = !morsel->reader;
-	error = is_first ? make(morsel) : 0;
+	error = is_first ? __morsel_make_reader(morsel) : 0;
 	mutex_unlock(&morsel->tables);
 	if (is_first && !error)
-		show_first(morsel);
+		morsel_show_first_reader(morsel);
 	return error;
 }
 
-/* A page goes. The lock of its table is held. */
+/* Hides a page that goes. The lock of its table is held. */
 void morsel_hide_from_reader(struct morsel *morsel, u64 page)
 {
-	struct pt_tree *reader = reader_of(morsel);
+	struct pt_tree *reader = morsel_reader_of(morsel);
 	u64 *leaf = reader ? pt_tree_leaf(reader, page) : NULL;
 	spinlock_t *lock;
 
@@ -149,10 +156,10 @@ void morsel_hide_from_reader(struct morsel *morsel, u64 page)
 	spin_unlock(lock);
 }
 
-/* 2 MiB go, or become a table. The mutex `tables` is held. */
+/* Hides a leaf of 2 MiB that goes, or becomes a table. The mutex `tables` is held. */
 void morsel_hide_block(struct morsel *morsel, u64 page)
 {
-	struct pt_tree *reader = reader_of(morsel);
+	struct pt_tree *reader = morsel_reader_of(morsel);
 	u64 *entry = reader && pt_tree_huge(reader, page) ? pt_tree_entry(reader, page) : NULL;
 
 	if (entry)
@@ -172,27 +179,27 @@ void morsel_destroy_reader(struct morsel *morsel)
 	morsel->reader = NULL;
 }
 
-struct comparison {
+struct morsel_comparison {
 	struct morsel	*morsel;
 	u64		wrong;
 };
 
-static void compare(void *data, u64 page, u64 leaf)
+static void morsel_reader_compare(void *data, u64 page, u64 leaf)
 {
-	struct comparison *comparison = data;
+	struct morsel_comparison *comparison = data;
 	struct pt_tree *tree = &comparison->morsel->tree;
 	u64 *other = pt_tree_leaf(tree, page);
 	u64 value = other ? READ_ONCE(*other) : pt_huge_part(pt_tree_huge(tree, page), page);
 
-	comparison->wrong += ((value ^ leaf) & ~(READER_LACKS | OTHERS)) != 0;
+	comparison->wrong += ((value ^ leaf) & ~(MORSEL_READER_LACKS | MORSEL_READER_OTHERS)) != 0;
 }
 
-/* For self-checks, while nothing changes: leaves that show another page than they should. */
+/* For self-checks, while nothing changes: counts leaves that show a wrong page. */
 u64 morsel_reader_wrong(struct morsel *morsel)
 {
-	struct comparison comparison = { .morsel = morsel };
+	struct morsel_comparison comparison = { .morsel = morsel };
 
-	if (reader_of(morsel))
-		pt_tree_each_leaf(morsel->reader, compare, &comparison);
+	if (morsel_reader_of(morsel))
+		pt_tree_each_leaf(morsel->reader, morsel_reader_compare, &comparison);
 	return comparison.wrong;
 }

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * What a device has when it is mounted. First everything is looked at and nothing is changed; what
- * does not add up is refused as a whole. Then tables become what the kernel expects of them.
+ * Recovers the content of a device when it is mounted. The first pass reads everything and changes
+ * nothing, and refuses the device as a whole if something is wrong. The second pass sets tables up
+ * for the kernel.
  *
- * Entries are what processors will walk, so none is believed: it must refer to a page of the device
- * that nothing else refers to, and gets its bits anew.
+ * CPUs will walk the entries, so the code trusts none of them. Each must refer to a page of the
+ * device that no other entry refers to, and gets its bits anew.
  */
 
 #include <linux/sched.h>
@@ -13,33 +14,35 @@
 #include "morsel/device.h"
 #include "morsel/morsel.h"
 
-struct walk {
+struct morsel_walk {
 	struct morsel_device	*device;
 	const struct morsel_slot *slot;
-	u64			page;		/* that the entry is for; the first of them */
-	/* Called for a table before what is below it; false ends the walk. */
-	bool	(*table)(struct walk *walk, u64 *table, unsigned int level);
-	bool	(*leaf)(struct walk *walk, u64 *leaf);
-	u64			tables;		/* that were constructed, or are to be destructed */
+	u64			page;		/* the first page that the entry covers */
+	/* Called for a table before the tables below it. False ends the walk. */
+	bool	(*table)(struct morsel_walk *walk, u64 *table, unsigned int level);
+	bool	(*leaf)(struct morsel_walk *walk, u64 *leaf);
+	u64			tables;		/* constructed so far, or still to be destructed */
 };
 
-static unsigned int levels_of(const struct morsel_slot *slot)
+static unsigned int morsel_slot_levels(const struct morsel_slot *slot)
 {
 	return slot->order ?: 1;
 }
 
 /*
- * What an entry is where there is nothing. At level 3 that is the guard: none is damage, as the table
- * is durable with guards before a slot leads to it, and the core would put a table of its own there.
+ * Whether the entry stands for nothing. At level 3 that is the guard, and none is damage: the table
+ * is durable with guards before a slot leads to it, and the core would put a table of its own
+ * there.
  */
-static bool is_nothing(const struct walk *walk, u64 entry, u64 index, unsigned int level)
+static bool morsel_walk_is_nothing(const struct morsel_walk *walk, u64 entry, u64 index,
+				   unsigned int level)
 {
 	if (level < 3)
 		return !entry;
 	return morsel_device_page(walk->device, index) == (void *)walk->device->source.guard;
 }
 
-static bool walk_below(struct walk *walk, u64 *table, unsigned int level)
+static bool morsel_walk_below(struct morsel_walk *walk, u64 *table, unsigned int level)
 {
 	u64 first = walk->page;
 	unsigned int i;
@@ -51,23 +54,24 @@ static bool walk_below(struct walk *walk, u64 *table, unsigned int level)
 	for (i = 0; i < PT_ENTRIES; i++) {
 		walk->page = first + i * pt_entry_pages(level);
 		index = morsel_device_index(walk->device, table[i]);
-		if (is_nothing(walk, table[i], index, level))
+		if (morsel_walk_is_nothing(walk, table[i], index, level))
 			continue;
 		if (level == 1 ? !walk->leaf(walk, table + i) :
-				 !walk_below(walk, morsel_device_page(walk->device, index), level - 1))
+				 !morsel_walk_below(walk, morsel_device_page(walk->device, index),
+						    level - 1))
 			return false;
 	}
 	return true;
 }
 
-static bool walk_slot(struct walk *walk)
+static bool morsel_walk_slot(struct morsel_walk *walk)
 {
 	walk->page = 0;
-	return walk_below(walk, morsel_device_page(walk->device, walk->slot->root),
-			  levels_of(walk->slot));
+	return morsel_walk_below(walk, morsel_device_page(walk->device, walk->slot->root),
+				 morsel_slot_levels(walk->slot));
 }
 
-static bool is_claimed_now(struct walk *walk, u64 index, const char *what)
+static bool morsel_walk_claim(struct morsel_walk *walk, u64 index, const char *what)
 {
 	if (morsel_device_claim(walk->device, index))
 		return true;
@@ -76,25 +80,28 @@ static bool is_claimed_now(struct walk *walk, u64 index, const char *what)
 	return false;
 }
 
-static bool claim_table(struct walk *walk, u64 *table, unsigned int level)
+static bool morsel_claim_table(struct morsel_walk *walk, u64 *table, unsigned int level)
 {
-	/* Computed from an entry, which may be anything: compared before it is followed. */
+	/*
+	 * The pointer comes from an entry, which may be anything. It is checked before it is
+	 * followed.
+	 */
 	u64 index = ((void *)table - walk->device->start) >> PAGE_SHIFT;
 
-	return is_claimed_now(walk, index, "table");
+	return morsel_walk_claim(walk, index, "table");
 }
 
-static bool claim_leaf(struct walk *walk, u64 *leaf)
+static bool morsel_claim_leaf(struct morsel_walk *walk, u64 *leaf)
 {
 	if (walk->page >= DIV_ROUND_UP(walk->slot->length, PAGE_SIZE)) {
 		pr_err("morselfs: '%.64s' has page %llu beyond its length\n", walk->slot->name,
 		       walk->page);
 		return false;
 	}
-	return is_claimed_now(walk, morsel_device_index(walk->device, *leaf), "page");
+	return morsel_walk_claim(walk, morsel_device_index(walk->device, *leaf), "page");
 }
 
-static bool is_slot_right(const struct morsel_device *device, const struct morsel_slot *slot)
+static bool morsel_slot_is_right(const struct morsel_device *device, const struct morsel_slot *slot)
 {
 	const struct vellum_morsel_create create = {
 		.order = slot->order,
@@ -109,20 +116,23 @@ static bool is_slot_right(const struct morsel_device *device, const struct morse
 	       (!slot->root || morsel_shape_is_right(&create, true));
 }
 
-static int claim_slot(struct morsel_device *device, const struct morsel_slot *slot)
+static int morsel_claim_slot(struct morsel_device *device, const struct morsel_slot *slot)
 {
-	struct walk walk = {
-		.device = device, .slot = slot, .table = claim_table, .leaf = claim_leaf,
+	struct morsel_walk walk = {
+		.device = device,
+		.slot = slot,
+		.table = morsel_claim_table,
+		.leaf = morsel_claim_leaf,
 	};
 
-	if (!is_slot_right(device, slot)) {
+	if (!morsel_slot_is_right(device, slot)) {
 		pr_err("morselfs: slot %zd of the device is damaged\n", slot - device->slots);
 		return -EUCLEAN;
 	}
-	return !slot->root || walk_slot(&walk) ? 0 : -EUCLEAN;
+	return !slot->root || morsel_walk_slot(&walk) ? 0 : -EUCLEAN;
 }
 
-static bool renew_leaf(struct walk *walk, u64 *leaf)
+static bool morsel_renew_leaf(struct morsel_walk *walk, u64 *leaf)
 {
 	u64 value = (*leaf & PTE_PFN_MASK) | PT_LEAF_FLAGS | _PAGE_SPECIAL;
 
@@ -133,7 +143,7 @@ static bool renew_leaf(struct walk *walk, u64 *leaf)
 	return true;
 }
 
-static bool renew_entries(struct walk *walk, u64 *table, unsigned int level)
+static bool morsel_renew_entries(struct morsel_walk *walk, u64 *table, unsigned int level)
 {
 	unsigned int i;
 
@@ -148,7 +158,7 @@ static bool renew_entries(struct walk *walk, u64 *table, unsigned int level)
 	return true;
 }
 
-static bool destruct_table(struct walk *walk, u64 *table, unsigned int level)
+static bool morsel_destruct_table(struct morsel_walk *walk, u64 *table, unsigned int level)
 {
 	if (!walk->tables--)
 		return false;
@@ -156,35 +166,42 @@ static bool destruct_table(struct walk *walk, u64 *table, unsigned int level)
 	return true;
 }
 
-static bool leave_leaf(struct walk *walk, u64 *leaf)
+static bool morsel_leave_leaf(struct morsel_walk *walk, u64 *leaf)
 {
 	return true;
 }
 
-static void forget(struct morsel_device *device, const struct morsel_slot *slot, u64 tables)
+static void morsel_forget_tables(struct morsel_device *device, const struct morsel_slot *slot,
+				 u64 tables)
 {
-	struct walk walk = {
-		.device = device, .slot = slot, .table = destruct_table, .leaf = leave_leaf,
+	struct morsel_walk walk = {
+		.device = device,
+		.slot = slot,
+		.table = morsel_destruct_table,
+		.leaf = morsel_leave_leaf,
 		.tables = tables,
 	};
 
-	walk_slot(&walk);
+	morsel_walk_slot(&walk);
 }
 
 void morsel_device_forget_tables(struct morsel_device *device, struct morsel_slot *slot)
 {
-	forget(device, slot, U64_MAX);
+	morsel_forget_tables(device, slot, U64_MAX);
 }
 
-static int adopt_slot(struct morsel_device *device, const struct morsel_slot *slot)
+static int morsel_adopt_slot(struct morsel_device *device, const struct morsel_slot *slot)
 {
-	struct walk walk = {
-		.device = device, .slot = slot, .table = renew_entries, .leaf = renew_leaf,
+	struct morsel_walk walk = {
+		.device = device,
+		.slot = slot,
+		.table = morsel_renew_entries,
+		.leaf = morsel_renew_leaf,
 	};
 
-	if (walk_slot(&walk))
+	if (morsel_walk_slot(&walk))
 		return 0;
-	forget(device, slot, walk.tables);
+	morsel_forget_tables(device, slot, walk.tables);
 	return -ENOMEM;
 }
 
@@ -197,14 +214,14 @@ int morsel_device_recover(struct morsel_device *device)
 		if (!slot->is_used)
 			continue;
 		__set_bit(slot - device->slots, device->named);
-		error = claim_slot(device, slot);
+		error = morsel_claim_slot(device, slot);
 	}
 	if (error)
 		return error;
 	for (slot = device->slots; slot < end; slot++) {
 		if (!slot->is_used || !slot->root)
 			continue;
-		error = adopt_slot(device, slot);
+		error = morsel_adopt_slot(device, slot);
 		if (error)
 			break;
 	}

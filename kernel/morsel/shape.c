@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0
-/* How a Morsel gets its shape, what it is sealed against, and how it ends. */
+/* How a Morsel gets its shape, its seals, and its end. */
 
 #include <linux/mm.h>
 #include <linux/sched/signal.h>
 
 #include "morsel/morsel.h"
 
-/* So often it is looked whether pages that are pinned are so no longer. */
-#define SEAL_TRIES	5
+/* How often a seal looks whether pages are still pinned. */
+#define MORSEL_SEAL_TRIES	5
 
-/* A new inode's. */
+/* Sets up a new inode. */
 void morsel_start(struct morsel *morsel)
 {
 	mutex_init(&morsel->state);
@@ -33,7 +33,10 @@ void morsel_start(struct morsel *morsel)
 
 unsigned int morsel_max_order(bool is_on_device)
 {
-	/* On a device there is a guard for tables of level 2, and so much is on none. */
+	/*
+	 * A device has a guard for tables of level 2 only, and no device is so large that it needs
+	 * more.
+	 */
 	return !is_on_device && pgtable_l5_enabled() ? 4 : 3;
 }
 
@@ -43,7 +46,7 @@ bool morsel_shape_is_right(const struct vellum_morsel_create *create, bool is_on
 
 	if (create->order > morsel_max_order(is_on_device) || create->flags & ~(u64)MORSEL_FLAGS)
 		return false;
-	/* What is pinned could not be found again; 2 MiB cannot be split by one store. */
+	/* Recovery could not find pinned pages again, and no single store can split 2 MiB. */
 	if (is_on_device && (create->flags & (VELLUM_MORSEL_PINNABLE | VELLUM_MORSEL_HUGE)))
 		return false;
 	extent = VELLUM_MORSEL_EXTENT(create->order);
@@ -55,7 +58,7 @@ bool morsel_shape_is_right(const struct vellum_morsel_create *create, bool is_on
 	return IS_ALIGNED(create->address, extent) && create->address <= TASK_SIZE_MAX - extent;
 }
 
-static int shape_locked(struct morsel *morsel, const struct vellum_morsel_create *create)
+static int morsel_shape_locked(struct morsel *morsel, const struct vellum_morsel_create *create)
 {
 	int error;
 
@@ -65,7 +68,7 @@ static int shape_locked(struct morsel *morsel, const struct vellum_morsel_create
 		return -EBUSY;
 	if (!morsel_charge(morsel, 1))
 		return -ENOSPC;
-	/* A page on its own has a table, too, but nobody mounts it. */
+	/* The page of order 0 has a table, too, which no process mounts. */
 	error = pt_tree_init_sparse(&morsel->tree, create->order ?: 1,
 				    morsel->device ? &morsel->device->source : NULL);
 	if (error) {
@@ -84,17 +87,19 @@ static int shape_locked(struct morsel *morsel, const struct vellum_morsel_create
 		morsel_slot_set_shape(morsel->device, morsel->slot, morsel);
 	}
 	i_size_write(&morsel->inode, create->length);
-	/* From here on it is used. */
+	/*
+	 * Pairs with the acquire in morsel_is_shaped(). Other threads use the Morsel from here on.
+	 */
 	smp_store_release(&morsel->is_shaped, true);
 	return 0;
 }
 
-static void count_page(void *count, u64 page, u64 leaf)
+static void morsel_count_page(void *count, u64 page, u64 leaf)
 {
 	atomic64_inc(count);
 }
 
-/* What a device has found again. */
+/* Sets up a Morsel that the device has. */
 void morsel_adopt(struct morsel *morsel, struct morsel_slot *slot)
 {
 	struct morsel_device *device = morsel->device;
@@ -110,12 +115,12 @@ void morsel_adopt(struct morsel *morsel, struct morsel_slot *slot)
 	morsel->leaf_flags = PT_LEAF_FLAGS | _PAGE_SPECIAL;
 	pt_tree_adopt(&morsel->tree, slot->order ?: 1, &device->source,
 		      morsel_device_page(device, slot->root));
-	pt_tree_each_leaf(&morsel->tree, count_page, &morsel->pages);
+	pt_tree_each_leaf(&morsel->tree, morsel_count_page, &morsel->pages);
 	i_size_write(&morsel->inode, slot->length);
 	morsel->is_shaped = true;
 }
 
-/* Its name goes, and with it what a restart would find. */
+/* Removes the Morsel's name, and with it all that a restart would find. */
 void morsel_lose_name(struct morsel *morsel)
 {
 	mutex_lock(&morsel->state);
@@ -133,7 +138,7 @@ int morsel_shape(struct morsel *morsel, const struct vellum_morsel_create *creat
 		return -EINVAL;
 	if (mutex_lock_killable(&morsel->state))
 		return -EINTR;
-	error = shape_locked(morsel, create);
+	error = morsel_shape_locked(morsel, create);
 	mutex_unlock(&morsel->state);
 	return error;
 }
@@ -142,65 +147,69 @@ int morsel_shape_by_length(struct morsel *morsel, u64 length)
 {
 	struct vellum_morsel_create create = { .length = length };
 
-	while (create.order < morsel_max_order(morsel->device) && length > VELLUM_MORSEL_EXTENT(create.order))
+	while (create.order < morsel_max_order(morsel->device) &&
+	       length > VELLUM_MORSEL_EXTENT(create.order))
 		create.order++;
 	return morsel_shape(morsel, &create);
 }
 
-static void set_seals(struct morsel *morsel, u64 seals)
+static void morsel_set_seals(struct morsel *morsel, u64 seals)
 {
 	if (morsel->slot)
 		morsel_slot_set_seals(morsel->slot, seals);
 	WRITE_ONCE(morsel->seals, seals);
 }
 
-static void count_pinned(void *count, u64 page, u64 leaf)
+static void morsel_count_pinned(void *count, u64 page, u64 leaf)
 {
 	struct page *there = pfn_to_page(pt_leaf_pfn(leaf));
-	/* The Morsel's, and those of entries that map a page on its own. */
+	/*
+	 * The Morsel's reference, and one for each entry that maps the page of order 0. _mapcount
+	 * begins at -1.
+	 */
 	int expected = 2 + atomic_read(&there->_mapcount);
 
 	*(u64 *)count += page_ref_count(there) != expected;
 }
 
 /*
- * Whether something has references to pages: a device, or I/O that has not ended, which may write
- * there long after the mapping is gone by which it was let in. KVM takes them whether pages are
- * pinnable or not, and keeps them after all notifiers. No mapping can write, and the mutex `state`
- * is held, so no page goes meanwhile.
+ * Whether something has references to pages. A device, or I/O that has not ended, may write there
+ * long after the mapping that allowed it is gone. KVM takes references whether pages are pinnable
+ * or not, and keeps them after all notifiers. No mapping can write, and the mutex `state` is held,
+ * so no page goes meanwhile.
  */
-static bool is_pinned(struct morsel *morsel)
+static bool morsel_is_pinned(struct morsel *morsel)
 {
 	u64 count = 0;
 
 	/*
-	 * The core pins pages without locks, with interrupts off. A virtual processor that its host
-	 * does not run may be in the middle of that: it is flushed later, without an interrupt that
-	 * would wait for it. It has the reference, or sees that the mapping is gone, after this.
+	 * The core pins pages without locks, with interrupts off. A virtual CPU that its host does
+	 * not run may be in the middle of that: it is flushed later, without an interrupt that
+	 * would wait for it. After this it has the reference, or sees that the mapping is gone.
 	 */
 	synchronize_rcu();
-	pt_tree_each_leaf(&morsel->tree, count_pinned, &count);
+	pt_tree_each_leaf(&morsel->tree, morsel_count_pinned, &count);
 	return count;
 }
 
-/* EAGAIN: pages are pinned, if only by who reads them at this time. */
-static int seal_locked(struct morsel *morsel, u64 seals)
+/* EAGAIN: pages are pinned, if only by a reader at this moment. */
+static int morsel_seal_locked(struct morsel *morsel, u64 seals)
 {
 	if (morsel->is_revoked)
 		return -EIO;
 	if (seals & ~morsel->seals & VELLUM_MORSEL_SEAL_CONTENT) {
 		if (morsel->writers)
 			return -EBUSY;
-		if (is_pinned(morsel))
+		if (morsel_is_pinned(morsel))
 			return -EAGAIN;
 	}
-	set_seals(morsel, morsel->seals | seals);
+	morsel_set_seals(morsel, morsel->seals | seals);
 	return 0;
 }
 
 int morsel_seal(struct morsel *morsel, u64 seals)
 {
-	unsigned int tries = SEAL_TRIES;
+	unsigned int tries = MORSEL_SEAL_TRIES;
 	int error;
 
 	if (seals & ~(u64)(VELLUM_MORSEL_SEAL_CONTENT | VELLUM_MORSEL_SEAL_POPULATION))
@@ -208,7 +217,7 @@ int morsel_seal(struct morsel *morsel, u64 seals)
 	do {
 		if (mutex_lock_killable(&morsel->state))
 			return -EINTR;
-		error = seal_locked(morsel, seals);
+		error = morsel_seal_locked(morsel, seals);
 		mutex_unlock(&morsel->state);
 	} while (error == -EAGAIN && --tries && !schedule_timeout_killable(HZ / 50));
 	return error == -EAGAIN ? -EBUSY : error;
@@ -242,7 +251,10 @@ int morsel_revoke(struct morsel *morsel)
 	mutex_lock(&morsel->state);
 	WRITE_ONCE(morsel->is_revoked, true);
 	mutex_unlock(&morsel->state);
-	/* Pairs with the one after a page was put: it goes here, or who has put it takes it off. */
+	/*
+	 * Pairs with the barrier after a page was put: the page goes here, or the thread that put
+	 * it takes it off.
+	 */
 	smp_mb();
 	if (!morsel_is_shaped(morsel))
 		return 0;
@@ -250,12 +262,12 @@ int morsel_revoke(struct morsel *morsel)
 	return morsel_punch_pages(morsel, 0, morsel_page_count(morsel));
 }
 
-static void free_page_of(void *morsel, u64 page, u64 leaf)
+static void morsel_free_leaf(void *morsel, u64 page, u64 leaf)
 {
 	morsel_free_page(morsel, pfn_to_page(pt_leaf_pfn(leaf)));
 }
 
-/* Nobody has it: no name, no descriptor, no mapping. */
+/* Ends a Morsel without a name, descriptors and mappings. */
 void morsel_end(struct morsel *morsel)
 {
 	u64 taken;
@@ -267,12 +279,12 @@ void morsel_end(struct morsel *morsel)
 	morsel_destroy_reader(morsel);
 	xa_destroy(&morsel->blocks);
 	if (morsel->slot) {
-		/* It stays where it is. */
+		/* The device keeps the pages and the tables. */
 		morsel_device_forget_tables(morsel->device, morsel->slot);
 		pt_tree_release(&morsel->tree);
 		return;
 	}
-	pt_tree_each_leaf(&morsel->tree, free_page_of, morsel);
+	pt_tree_each_leaf(&morsel->tree, morsel_free_leaf, morsel);
 	pt_tree_destroy(&morsel->tree);
 	morsel_uncharge(morsel, taken);
 }

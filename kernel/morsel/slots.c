@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Slots: what a device knows of a Morsel beside its tables. Who changes one holds the folder's lock,
- * for the name, or the Morsel's mutex `state`, for the rest.
+ * Slots: the names, rights and shapes of a device's Morsels. Changes of a name are made under the
+ * directory's lock, all others under the Morsel's mutex `state`.
  */
 
 #include "morsel/device.h"
 #include "morsel/morsel.h"
 
-static u64 take_slot(struct morsel_device *device)
+static u64 morsel_slot_take(struct morsel_device *device)
 {
 	u64 index;
 
@@ -19,11 +19,11 @@ static u64 take_slot(struct morsel_device *device)
 	return index;
 }
 
-/* A new file's. NULL: there is none left. */
+/* Makes the slot of a new file. NULL: there is none left. */
 struct morsel_slot *morsel_slot_make(struct morsel_device *device, const struct inode *inode,
 				     const char *name)
 {
-	u64 index = take_slot(device);
+	u64 index = morsel_slot_take(device);
 	struct morsel_slot *slot = device->slots + index;
 
 	if (index >= device->super->slots)
@@ -61,7 +61,10 @@ void morsel_slot_set_shape(struct morsel_device *device, struct morsel_slot *slo
 	morsel_persist(&slot->root, sizeof(slot->root));
 }
 
-/* A crash in between may leave the new rights with the old owner: each is an owner's own choice. */
+/*
+ * A crash in between may leave the new rights with the old owner. Each of the two was an owner's
+ * choice.
+ */
 void morsel_slot_set_owner(struct morsel_slot *slot, const struct inode *inode)
 {
 	slot->mode = inode->i_mode;

@@ -19,6 +19,7 @@ mod options;
 mod packages;
 mod run;
 mod stock;
+mod style;
 mod suite;
 mod verdict;
 
@@ -56,6 +57,7 @@ fn perform(arguments: &Arguments) -> Result<bool> {
     match &arguments.chore {
         Chore::Fetch => Ok(true),
         Chore::Build { folder } => build_all(&kernels, folder),
+        Chore::Style { folder } => look_at_style(&cache, &kernels, folder),
         Chore::Run { patience, tests, arguments: given } => {
             let work = Work::Tests(options::tests(tests, given)?);
             suite::run_all(arguments, &kernels, &work, *patience)
@@ -73,6 +75,15 @@ fn build_all(kernels: &[Kernel], folder: &Path) -> Result<bool> {
         }
     }
     Ok(true)
+}
+
+fn look_at_style(cache: &Path, kernels: &[Kernel], folder: &Path) -> Result<bool> {
+    let findings = style::findings(cache, kernels, folder)?;
+    for finding in &findings {
+        println!("{finding}");
+    }
+    println!("checkpatch and sparse on {}: {} findings", folder.display(), findings.len());
+    Ok(findings.is_empty())
 }
 
 /// A shell in the guest; with gdb the kernel waits for it before its first instruction.

@@ -95,6 +95,11 @@ pub enum Chore {
         /// The folder
         folder: PathBuf,
     },
+    /// Look at the C files of a folder with a Kbuild file by `checkpatch.pl --strict` and by sparse
+    Style {
+        /// The folder
+        folder: PathBuf,
+    },
 }
 
 impl Arguments {

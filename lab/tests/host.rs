@@ -141,6 +141,39 @@ fn a_warning_of_the_compiler_is_an_error_with_the_place() {
 }
 
 #[test]
+#[ignore = "builds a module"]
+fn what_a_maintainer_would_frown_at_is_a_finding() {
+    let folder = tempfile::Builder::new().prefix("labstyle").tempdir().unwrap();
+    let put = |name: &str, text: &str| fs::write(folder.path().join(name), text).unwrap();
+    let source = "// SPDX-License-Identifier: GPL-2.0\n\
+         #include <linux/module.h>\n\n\
+         static int labstyle_level;\n\
+         module_param_named(level, labstyle_level, int, 0444);\n\
+         MODULE_DESCRIPTION(\"A test of the lab\");\n\
+         MODULE_LICENSE(\"GPL\");\n";
+    put("Kbuild", "obj-m := labstyle.o\n");
+    put("labstyle.c", source);
+    let style = || {
+        let output = lab(&["style", folder.path().to_str().unwrap()]).output().unwrap();
+        (output.status.success(), text(&output))
+    };
+    let (is_well, said) = style();
+    assert!(is_well && said.ends_with(": 0 findings\n"), "{said}");
+
+    // One for checkpatch, one for sparse, and an exception that nothing needs.
+    put("labstyle.c", &format!("{source}\nint labstyle_number;\n\nint * labstyle_pointer;\n"));
+    put("checkpatch.exceptions", "# A comment.\n.c | some message | some reason\n");
+    let (is_well, said) = style();
+    assert!(!is_well && said.contains("labstyle.c:11: ERROR: \"foo * bar\""), "{said}");
+    assert!(said.contains("labstyle.c:9:5: warning: symbol 'labstyle_number'"), "{said}");
+    assert!(said.contains("nothing needs '.c | some message | some reason' any more"), "{said}");
+
+    put("checkpatch.exceptions", ".c | \"foo * bar\" | as it is said to be in C++\n");
+    let (is_well, said) = style();
+    assert!(!is_well && !said.contains("foo * bar") && !said.contains("nothing needs"), "{said}");
+}
+
+#[test]
 #[ignore = "starts a machine"]
 fn a_shell_answers_and_has_the_programs_that_came_along() {
     let messages = cache().join(format!("messages-{KERNEL}-shell"));

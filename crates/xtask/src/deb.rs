@@ -8,7 +8,7 @@ use crate::setup;
 use crate::workspace::Outcome;
 
 /// Parts of `kernel/` that are not for users of the package.
-const LEFT_OUT: [&str; 2] = ["kernel/tests/", "kernel/README.md"];
+const LEFT_OUT: [&str; 3] = ["kernel/tests/", "kernel/README.md", "kernel/checkpatch.exceptions"];
 
 /// Builds the package in `target/deb` and has lintian check it; returns its path.
 ///

@@ -86,6 +86,9 @@ pub struct Options {
     /// A program for the shell, with the libraries that it needs
     #[arg(long = "file", value_name = "FILE", requires = "shell")]
     files: Vec<PathBuf>,
+    /// No tests: the module's sources by `checkpatch.pl --strict`, and by sparse for every kernel
+    #[arg(long, conflicts_with_all = ["packages", "filter", "short", "fuzz", "bench", "shell"])]
+    style: bool,
     /// Instruction by instruction: a nanosecond of the guest's clock is an instruction; slow
     #[arg(long)]
     count_instructions: bool,
@@ -115,6 +118,9 @@ pub fn run(root: &Path, options: &Options) -> Outcome {
     }
     if options.short {
         return short(root, options);
+    }
+    if options.style {
+        return style(root, options);
     }
     if options.shell {
         return shell(root, options);
@@ -175,6 +181,17 @@ fn short(root: &Path, options: &Options) -> Outcome {
     let programs = programs::named(&programs::of_workspace(root)?, &ON_ALL)?;
     let job = tests(root, options, "short", one_of(&options.kernels), &programs);
     jobs::run(job.into_iter().collect())
+}
+
+/// The module's sources as the kernel's maintainers would look at them.
+fn style(root: &Path, options: &Options) -> Outcome {
+    let mut command = cargo(root);
+    command.args(["run", "--quiet", "--package", "vellum-lab", "--"]);
+    for kernel in &options.kernels {
+        command.args(["--kernel", kernel]);
+    }
+    command.args(["style", "kernel"]);
+    finish(command)
 }
 
 /// The fuzzer: half of the time one thread, half of it several. The kernel may be preempted

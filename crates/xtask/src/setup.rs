@@ -29,6 +29,7 @@ const LAB_PROGRAMS: &[(&str, &str)] = &[
     // programs.
     ("gcc-12", "gcc-12"),
     ("/usr/include/libelf.h", "libelf-dev"),
+    ("sparse", "sparse"),
 ];
 
 /// As above, for a kernel of the lab's own.

@@ -28,6 +28,7 @@ pub fn check(root: &Path, verbose: bool) -> Outcome {
     if passed.is_current() {
         println!("the module and its users have not changed since its tests passed: not run again");
     } else {
+        list.push(Step::program("module style", xtask(root, "lab --style --kernel 6.12")));
         list.push(Step::program("module", xtask(root, "lab --short")));
     }
     steps::run(list, verbose, &failed(root))?;
@@ -49,6 +50,7 @@ pub fn test(root: &Path, verbose: bool) -> Outcome {
     list.push(Step::program("Python", xtask(root, "python")));
     let folder = root.to_path_buf();
     list.push(Step::function("kernel package", move || deb::run(&folder).map(drop)));
+    list.push(Step::program("kernel style", xtask(root, "lab --style")));
     list.push(Step::program("kernel lab", xtask(root, "lab")));
     steps::run(list, verbose, &failed(root))
 }

@@ -426,7 +426,7 @@ mod tests {
         assert!(text.contains("the worker 'shell' died, settling: exit status: 3"), "{text}");
         assert!(text.ends_with("its last words: one | two words"), "{text}");
         // And is still dead.
-        assert!(worker.usage().unwrap_err().to_string().contains("died, telling"));
+        assert!(worker.usage().unwrap_err().to_string().contains("died, reporting"));
     }
 
     #[test]
