@@ -2,5 +2,5 @@
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
-    println!("cargo::rustc-cdylib-link-arg=-Wl,-soname,libvellum_morsel.so.0");
+    println!("cargo::rustc-cdylib-link-arg=-Wl,-soname,libvellum.so.0");
 }

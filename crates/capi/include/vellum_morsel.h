@@ -1,7 +1,7 @@
 /*
  * Morsels: memory objects that processes mount as a whole.
  *
- * This header is the manual of libvellum_morsel. Link with -lvellum_morsel.
+ * This header is the manual of libvellum. Link with -lvellum.
  *
  * A Morsel is memory that has a file descriptor. One process makes it, fills it and seals its
  * content; others receive the descriptor, or open it by name, and map all of it. With Vellum's

@@ -20,6 +20,10 @@ impl Failure {
         Self { errno: Errno::INVAL, message: message.into() }
     }
 
+    pub(crate) fn new(errno: Errno, message: String) -> Self {
+        Self { errno, message }
+    }
+
     pub(crate) fn system(doing: &str, errno: Errno) -> Self {
         Self { errno, message: format!("{doing}: {errno}") }
     }
@@ -28,6 +32,13 @@ impl Failure {
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         Self { errno: error.errno(), message: error.to_string() }
+    }
+}
+
+impl From<vellum::Error> for Failure {
+    fn from(error: vellum::Error) -> Self {
+        let errno = Errno::from_raw_os_error(error.errno());
+        Self { errno, message: error.to_string() }
     }
 }
 
@@ -44,7 +55,7 @@ thread_local! {
 }
 
 /// Runs a function's body. Zero, or a negative error number with its message left for
-/// [`vellum_morsel_last_error`].
+/// [`vellum_last_error`].
 pub(crate) fn call(body: impl FnOnce() -> Outcome) -> c_int {
     // What a body may leave half done is the kernel's, and that does not unwind.
     let outcome = catch_unwind(AssertUnwindSafe(body));
@@ -53,7 +64,7 @@ pub(crate) fn call(body: impl FnOnce() -> Outcome) -> c_int {
         Ok(Err(failure)) => failure,
         Err(_) => Failure {
             errno: Errno::NOTRECOVERABLE,
-            message: "a defect of libvellum_morsel: it panicked; please report it".into(),
+            message: "a defect of libvellum: it panicked; please report it".into(),
         },
     };
     let errno = failure.errno.raw_os_error();
@@ -85,9 +96,15 @@ impl<'a, T> Place<'a, T> {
 
 /// See the header.
 #[unsafe(no_mangle)]
-pub extern "C" fn vellum_morsel_last_error() -> *const c_char {
+pub extern "C" fn vellum_last_error() -> *const c_char {
     const NONE: &CStr = c"";
     LAST.try_with(|last| last.borrow().as_ptr()).unwrap_or(NONE.as_ptr())
+}
+
+/// See the header.
+#[unsafe(no_mangle)]
+pub extern "C" fn vellum_morsel_last_error() -> *const c_char {
+    vellum_last_error()
 }
 
 #[cfg(test)]

@@ -1,4 +1,5 @@
-//! `libvellum_morsel`: Morsels for C. What the functions do is said in `include/vellum_morsel.h`.
+//! `libvellum`: stores and Morsels for C. What the functions do is said in `include/vellum.h` and
+//! `include/vellum_morsel.h`.
 //!
 //! What holds: handles are references or boxes, which C sees as pointers, so that NULL is `None`
 //! and the rest is the caller's contract, as the header states it; raw pointers are taken in `raw`
@@ -11,4 +12,5 @@ mod mapping;
 mod morsel;
 mod raw;
 mod share;
+mod store;
 mod types;

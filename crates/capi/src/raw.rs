@@ -1,22 +1,65 @@
-//! What C gives as plain pointers and numbers: strings and descriptors.
+//! What C gives as plain pointers and numbers: strings, bytes and descriptors.
 #![allow(unsafe_code)]
 
-use std::ffi::{CStr, c_char, c_int};
+use std::ffi::{CStr, OsStr, c_char, c_int, c_void};
 use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 
 use vellum_morsel::Errno;
 
 use crate::call::{Failure, Outcome};
 
-/// A string that must be there and be UTF-8.
-pub(crate) fn text<'a>(string: *const c_char, what: &str) -> Outcome<&'a str> {
+/// A string that must be there.
+fn string<'a>(string: *const c_char, what: &str) -> Outcome<&'a CStr> {
     if string.is_null() {
         return Err(Failure::argument(&format!("{what} is NULL")));
     }
     // SAFETY: the header asks for a string that ends with a NUL and stays as it is during the call;
     // nothing keeps it longer.
-    let string = unsafe { CStr::from_ptr(string) };
-    string.to_str().map_err(|_| Failure::argument(&format!("{what} is not UTF-8")))
+    Ok(unsafe { CStr::from_ptr(string) })
+}
+
+/// A string that must be there and be UTF-8.
+pub(crate) fn text<'a>(given: *const c_char, what: &str) -> Outcome<&'a str> {
+    let text = string(given, what)?.to_str();
+    text.map_err(|_| Failure::argument(&format!("{what} is not UTF-8")))
+}
+
+/// The name of a file, which may have any bytes.
+pub(crate) fn path<'a>(given: *const c_char, what: &str) -> Outcome<&'a Path> {
+    Ok(Path::new(OsStr::from_bytes(string(given, what)?.to_bytes())))
+}
+
+/// Bytes to be read during the call.
+pub(crate) fn bytes<'a>(begin: *const c_void, length: usize) -> Outcome<&'a [u8]> {
+    if length == 0 {
+        return Ok(&[]);
+    }
+    check(begin, length)?;
+    // SAFETY: they are not NULL, and the header asks for so many bytes that stay as they are during
+    // the call; nothing keeps them longer.
+    Ok(unsafe { std::slice::from_raw_parts(begin.cast(), length) })
+}
+
+/// Bytes to be written during the call.
+pub(crate) fn buffer<'a>(begin: *mut c_void, length: usize) -> Outcome<&'a mut [u8]> {
+    if length == 0 {
+        return Ok(&mut []);
+    }
+    check(begin, length)?;
+    // SAFETY: as for `bytes`, and they are the call's alone. What they are before is not looked at.
+    Ok(unsafe { std::slice::from_raw_parts_mut(begin.cast(), length) })
+}
+
+fn check(begin: *const c_void, length: usize) -> Outcome {
+    if begin.is_null() {
+        return Err(Failure::argument("bytes are NULL, and their length is not 0"));
+    }
+    match begin.addr().checked_add(length) {
+        Some(_) if isize::try_from(length).is_ok() => Ok(()),
+        _ => Err(Failure::argument("a length beyond all addresses")),
+    }
 }
 
 /// A descriptor of our own for the same file: the caller keeps its own, whatever that is.

@@ -1,4 +1,4 @@
-//! The header and the library are the same, and a C program does with them what the header says.
+//! The headers and the library are the same, and C programs do with them what the headers say.
 
 #![allow(clippy::unwrap_used)]
 
@@ -46,42 +46,64 @@ fn text(output: Output) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Compiles the program that calls everything, and runs it.
-fn runs(libraries: &[OsString]) {
-    let folder = tempfile::tempdir().unwrap();
-    let program = folder.path().join("everything");
-    let mut compiler = compiler("cc");
-    compiler.args(WARNINGS).arg("-D_GNU_SOURCE").arg("-o").arg(&program);
-    run(compiler.arg(crate_folder().join("tests/everything.c")).args(libraries));
-    // Programs look for the name that says which interface it is.
-    let named = folder.path().join("libvellum_morsel.so.0");
-    std::os::unix::fs::symlink(LIBRARIES.join("libvellum_morsel.so"), named).unwrap();
-    let output = run(Command::new(program).env("LD_LIBRARY_PATH", folder.path()));
-    assert_eq!(text(output), "ok\n");
+/// The programs, which call every function of a header each.
+const PROGRAMS: [&str; 2] = ["everything", "store"];
+const HEADERS: [&str; 2] = ["vellum.h", "vellum_morsel.h"];
+
+/// Compiles programs and runs them.
+fn run_with(programs: &[&str], libraries: &[OsString]) {
+    for name in programs {
+        let folder = tempfile::tempdir().unwrap();
+        let program = folder.path().join(name);
+        let mut compiler = compiler("cc");
+        compiler.args(WARNINGS).args(["-D_GNU_SOURCE", "-pthread", "-o"]).arg(&program);
+        let source = crate_folder().join(format!("tests/{name}.c"));
+        run(compiler.arg(source).args(libraries));
+        // Programs look for the name that says which interface it is.
+        let named = folder.path().join("libvellum.so.0");
+        std::os::unix::fs::symlink(LIBRARIES.join("libvellum.so"), named).unwrap();
+        let mut command = Command::new(program);
+        command.current_dir(&folder).env("LD_LIBRARY_PATH", folder.path());
+        assert_eq!(text(run(&mut command)), "ok\n");
+    }
+}
+
+fn shared() -> Vec<OsString> {
+    vec!["-L".into(), LIBRARIES.clone().into(), "-lvellum".into()]
 }
 
 #[test]
-fn a_program_runs_with_the_shared_library() {
-    runs(&["-L".into(), LIBRARIES.clone().into(), "-lvellum_morsel".into()]);
+fn programs_run_with_the_shared_library() {
+    run_with(&PROGRAMS, &shared());
 }
 
 #[test]
-fn a_program_runs_with_the_static_library() {
-    let library = LIBRARIES.join("libvellum_morsel.a");
-    runs(&[library.into(), "-lpthread".into(), "-lm".into(), "-ldl".into()]);
+fn programs_run_with_the_static_library() {
+    let library = LIBRARIES.join("libvellum.a");
+    run_with(&PROGRAMS, &[library.into(), "-lpthread".into(), "-lm".into(), "-ldl".into()]);
+}
+
+/// The address sanitizer finds what the program, or the library for it, frees twice or never frees.
+/// The other program maps at addresses that the sanitizer has.
+#[test]
+fn the_program_with_a_store_runs_under_sanitizers() {
+    let sanitizers = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"];
+    run_with(&["store"], &[&sanitizers.map(OsString::from)[..], &shared()].concat());
 }
 
 #[test]
-fn the_header_is_one_of_cpp_too() {
-    let header = crate_folder().join("include/vellum_morsel.h");
-    let flags = ["-std=c++17", "-Wall", "-Wextra", "-Werror", "-fsyntax-only", "-x", "c++"];
-    run(compiler("c++").args(flags).arg(header));
+fn the_headers_are_ones_of_cpp_too() {
+    for header in HEADERS {
+        let header = crate_folder().join("include").join(header);
+        let flags = ["-std=c++17", "-Wall", "-Wextra", "-Werror", "-fsyntax-only", "-x", "c++"];
+        run(compiler("c++").args(flags).arg(header));
+    }
 }
 
-/// What the shared library has for others, and the header for readers.
+/// What the shared library has for others, and the headers for readers.
 #[test]
 fn names_are_the_same_in_both() {
-    let library = LIBRARIES.join("libvellum_morsel.so");
+    let library = LIBRARIES.join("libvellum.so");
     let listing = text(run(Command::new("nm").args(["-D", "--defined-only"]).arg(library)));
     let exported: BTreeSet<&str> = listing
         .lines()
@@ -89,8 +111,8 @@ fn names_are_the_same_in_both() {
         .filter(|name| !name.starts_with('_'))
         .collect();
     // The preprocessor takes the comments, which name functions as well.
-    let header = crate_folder().join("include/vellum_morsel.h");
-    let code = text(run(compiler("cc").args(["-E", "-P"]).arg(header)));
+    let includes = HEADERS.map(|header| crate_folder().join("include").join(header));
+    let code = text(run(compiler("cc").args(["-E", "-P"]).args(includes)));
     let words = code.split(|letter: char| !letter.is_alphanumeric() && letter != '_');
     let followed: Vec<(usize, &str)> =
         words.map(|word| (word.as_ptr() as usize - code.as_ptr() as usize, word)).collect();
@@ -98,7 +120,7 @@ fn names_are_the_same_in_both() {
         .into_iter()
         .filter(|(at, word)| code[at + word.len()..].starts_with('('))
         .map(|(_, word)| word)
-        .filter(|word| word.starts_with("vellum_morsel"))
+        .filter(|word| word.starts_with("vellum_"))
         .collect();
     assert_eq!(declared, exported);
 }
@@ -119,6 +141,11 @@ fn types_are_the_same_in_both() {
         ("MappingHandle", "vellum_morsel_mapping"),
         ("CShape", "vellum_morsel_shape"),
         ("CStat", "vellum_morsel_stat"),
+        ("StoreHandle", "vellum_store"),
+        ("TreeHandle", "vellum_tree"),
+        ("ReaderHandle", "vellum_reader"),
+        ("WriterHandle", "vellum_writer"),
+        ("CStoreOptions", "vellum_store_options"),
     ] {
         config.export.rename.insert(rust.into(), c.into());
     }
@@ -129,7 +156,8 @@ fn types_are_the_same_in_both() {
     let mut declarations = Vec::new();
     builder.generate().unwrap().write(&mut declarations);
     let declarations = String::from_utf8(declarations).unwrap();
-    assert!(declarations.matches("vellum_morsel_").count() >= 20, "{declarations}");
-    std::fs::write(&source, format!("#include \"vellum_morsel.h\"\n{declarations}")).unwrap();
+    assert!(declarations.matches("vellum_").count() >= 38, "{declarations}");
+    let includes = HEADERS.map(|header| format!("#include \"{header}\"\n")).concat();
+    std::fs::write(&source, includes + &declarations).unwrap();
     run(compiler("cc").args(WARNINGS).arg("-fsyntax-only").arg(source));
 }

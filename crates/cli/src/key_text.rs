@@ -25,11 +25,18 @@ pub fn from_argument(text: &OsStr, hex: bool) -> Outcome<Vec<u8>> {
 
 /// Bytes from two hexadecimal digits each; `None` for anything else.
 pub fn from_hex(text: &[u8]) -> Option<Vec<u8>> {
+    let mut bytes = Vec::with_capacity(text.len() / 2);
+    (push_from_hex(text, &mut bytes)? == text.len()).then_some(bytes)
+}
+
+/// Appends the bytes of pairs of hexadecimal digits; returns how many letters those are, for one
+/// may be left. `None` for anything else.
+pub fn push_from_hex(text: &[u8], bytes: &mut Vec<u8>) -> Option<usize> {
     let (pairs, rest) = text.as_chunks::<2>();
-    if !rest.is_empty() {
-        return None;
+    for [high, low] in pairs {
+        bytes.push(digit(*high)? << 4 | digit(*low)?);
     }
-    pairs.iter().map(|[high, low]| Some(digit(*high)? << 4 | digit(*low)?)).collect()
+    Some(text.len() - rest.len())
 }
 
 /// Appends two hexadecimal digits for each byte.
@@ -42,18 +49,30 @@ pub fn push_hex(bytes: &[u8], text: &mut Vec<u8>) {
 /// Bytes from printable text with escapes; `None` for a broken escape.
 pub fn from_printable(text: &[u8]) -> Option<Vec<u8>> {
     let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.iter().copied();
-    while let Some(byte) = rest.next() {
-        if byte != b'\\' {
-            bytes.push(byte);
-            continue;
-        }
-        match rest.next()? {
-            b'\\' => bytes.push(b'\\'),
-            high => bytes.push(digit(high)? << 4 | digit(rest.next()?)?),
+    (push_from_printable(text, &mut bytes)? == text.len()).then_some(bytes)
+}
+
+/// Appends the bytes of printable text with escapes; returns how many letters those are, for an
+/// escape may be cut off at the end. `None` for a broken one.
+pub fn push_from_printable(text: &[u8], bytes: &mut Vec<u8>) -> Option<usize> {
+    let mut rest = text;
+    loop {
+        rest = match rest {
+            [b'\\', b'\\', rest @ ..] => {
+                bytes.push(b'\\');
+                rest
+            }
+            [b'\\', high, low, rest @ ..] => {
+                bytes.push(digit(*high)? << 4 | digit(*low)?);
+                rest
+            }
+            [b'\\', ..] | [] => return Some(text.len() - rest.len()),
+            [byte, rest @ ..] => {
+                bytes.push(*byte);
+                rest
+            }
         }
     }
-    Some(bytes)
 }
 
 /// Appends printable text with escapes.

@@ -49,6 +49,97 @@ fn a_value_goes_in_and_out_in_little_memory() {
     ok(&["check", &store, "--pool", "4MiB"]);
 }
 
+/// The beginning of a dump with one entry, up to its value.
+fn dump_head(format: &str) -> String {
+    format!("VERSION=3\nformat={format}\ntype=btree\nHEADER=END\n 6b\n ")
+}
+
+/// Bytes as a dump has them, some of them as escapes.
+fn as_text(format: &str, bytes: &[u8]) -> Vec<u8> {
+    let mut text = Vec::new();
+    for byte in bytes {
+        match format {
+            "bytevalue" => text.extend(format!("{byte:02x}").into_bytes()),
+            _ if *byte == b'\\' => text.extend(b"\\\\"),
+            _ if (b' '..=b'~').contains(byte) => text.push(*byte),
+            _ => text.extend(format!("\\{byte:02x}").into_bytes()),
+        }
+    }
+    text
+}
+
+/// The pool is so large that the value could be stored in one call, or that it could not.
+#[test]
+fn a_value_goes_from_a_dump_and_to_one_in_little_memory() {
+    const PARTS: usize = 192;
+    for (format, pool) in [("bytevalue", "4MiB"), ("bytevalue", "1GiB"), ("print", "4MiB")] {
+        let folder = Folder::new();
+        let store = folder.name("a.vellum");
+        let part = noise(MIB, 7);
+        let text = as_text(format, &part);
+        let mut load = command(&["load", &store, "--pool", pool]);
+        let mut child = load.stdin(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+        let mut input = child.stdin.take().unwrap();
+        input.write_all(dump_head(format).as_bytes()).unwrap();
+        (1..PARTS).for_each(|_| input.write_all(&text).unwrap());
+        // A pool may have as much of the value as it has room for.
+        let most = if pool == "4MiB" { MOST_KIB } else { MOST_KIB + 192 * 1024 };
+        let peak = peak_kib(&child);
+        assert!(peak < most, "load had {peak} KiB with a pool of {pool}");
+        input.write_all(&text).unwrap();
+        input.write_all(b"\nDATA=END\n").unwrap();
+        drop(input);
+        assert!(child.wait().unwrap().success());
+        let key = if format == "print" { "6b" } else { "k" };
+        let found = ok(&["get", &store, key, "--pool", "4MiB"]);
+        assert!(found.len() == PARTS * MIB && found.chunks(MIB).all(|found| found == part));
+
+        let mut dump = command(&["dump", &store, "--pool", "4MiB"]);
+        let mut child = dump.stdout(Stdio::piped()).spawn().unwrap();
+        let mut output = child.stdout.take().unwrap();
+        let mut first = vec![0; (PARTS - 1) * 2 * MIB];
+        output.read_exact(&mut first).unwrap();
+        let peak = peak_kib(&child);
+        assert!(peak < MOST_KIB, "dump had {peak} KiB");
+        output.read_to_end(&mut first).unwrap();
+        assert!(child.wait().unwrap().success());
+    }
+}
+
+/// Long values, in the order of their keys and out of it; one of them is cut off.
+#[test]
+fn a_load_that_fails_inside_a_long_value_says_where() {
+    let folder = Folder::new();
+    let (whole, broken) = (noise(3 * MIB, 1), b"zz".to_vec());
+    let entry = |key: &str, text: &[u8]| [b" ", key.as_bytes(), b"\n ", text, b"\n"].concat();
+    let long = as_text("bytevalue", &whole);
+    let dump = |last: &[u8]| {
+        let head = b"VERSION=3\nHEADER=END\n".to_vec();
+        let end = b"DATA=END\n".to_vec();
+        [head, entry("61", &long), entry("63", &long), entry("62", &long), entry("64", last), end]
+            .concat()
+    };
+    for (place, existing) in [("new", false), ("old", true)] {
+        let store = folder.name(place);
+        if existing {
+            ok(&["put", &store, "z", "before", "--tree", "main"]);
+            ok(&["rm", &store, "z"]);
+        }
+        let cut_off = dump(&[&long[..], &broken].concat());
+        let load = ["load", &store, "--pool", "4MiB"];
+        let error = support::failed(run_with_input(&load, &cut_off));
+        let left =
+            if existing { "got 3 entries before" } else { "nothing of tree 'main' was kept" };
+        assert!(error.contains("line 10: bytes are two") && error.contains(left), "{error}");
+        let counted = String::from_utf8(ok(&["check", &store])).unwrap();
+        succeeded(run_with_input(&load, &dump(&long)));
+        for key in ["a", "b", "c", "d"] {
+            assert!(ok(&["get", &store, key, "--pool", "4MiB"]) == whole, "{key} {counted}");
+        }
+        ok(&["check", &store]);
+    }
+}
+
 #[test]
 fn a_value_that_was_put_with_a_large_pool_is_read_with_a_small_one() {
     let folder = Folder::new();

@@ -4,6 +4,7 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use rustix::io::Errno;
 use vellum_pool::device::DeviceError;
 use vellum_pool::{PageDamage, PageRef, PoolError};
 
@@ -191,6 +192,52 @@ impl Error {
     /// A node that was reached by a key which is outside of its fences.
     pub(crate) fn fences(page: PageRef) -> Error {
         Error::damaged(page, "its fences are not the separators beside it in its parent")
+    }
+
+    /// The number of `errno.h` that stands for it where errors are numbers, in C and Python.
+    pub fn errno(&self) -> i32 {
+        let errno = match self {
+            Error::NotAStore(_) | Error::UnknownFormat { .. } => Errno::MEDIUMTYPE,
+            Error::Truncated { .. } | Error::Damaged { .. } => Errno::BADMSG,
+            Error::UncleanShutdown => Errno::UCLEAN,
+            Error::InUse(_) => Errno::BUSY,
+            Error::ReadOnly => Errno::ROFS,
+            Error::KeyTooLong { .. } => Errno::NAMETOOLONG,
+            Error::ValueTooLong { .. }
+            | Error::TooLongForAny { .. }
+            | Error::NeedsReader { .. } => Errno::FBIG,
+            Error::PoolTooSmall { .. } | Error::BadOption(_) | Error::NotSorted { .. } => {
+                Errno::INVAL
+            }
+            Error::PoolExhausted(_) => Errno::NOBUFS,
+            Error::DiskFull(_) => Errno::NOSPC,
+            Error::Exists(_) | Error::TreeExists(_) | Error::KeyExists => Errno::EXIST,
+            Error::NotFound(_) | Error::NoSuchTree(_) => Errno::NOENT,
+            Error::NotEmpty => Errno::NOTEMPTY,
+            Error::NoTreeNumbers => Errno::OVERFLOW,
+            Error::Closed => Errno::SHUTDOWN,
+            Error::Io(_)
+            | Error::Input(_)
+            | Error::Poisoned(_)
+            | Error::Open(_)
+            | Error::Pool(_) => return self.system_errno().unwrap_or(Errno::IO.raw_os_error()),
+        };
+        errno.raw_os_error()
+    }
+
+    /// What the system said.
+    fn system_errno(&self) -> Option<i32> {
+        let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(self);
+        while let Some(error) = cause {
+            let error_of_io = error.downcast_ref::<io::Error>();
+            if let Some(number) = error_of_io.and_then(io::Error::raw_os_error) {
+                return Some(number);
+            }
+            // That one passes over the error that it is made of.
+            let inner = error_of_io.and_then(io::Error::get_ref);
+            cause = inner.map_or(error.source(), |inner| Some(inner));
+        }
+        None
     }
 
     /// A page that contradicts what is known of it.

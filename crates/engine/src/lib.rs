@@ -44,8 +44,8 @@ pub use store::pool_view::PoolView;
 pub use store::snapshot::Snapshot;
 pub use store::{Limits, Store, StoreStat};
 pub use tree::{
-    Cursor, Entries, ExtractIf, KeyRange, Tree, TreeStat, ValueReader, ValueWriter, Visit,
-    VisitReaders,
+    BulkLoader, Cursor, Entries, ExtractIf, KeyRange, OwnedValueReader, OwnedValueWriter, Tree,
+    TreeStat, ValueReader, ValueWriter, Visit, VisitReaders,
 };
 pub use value::{Blob, Value};
 pub use vellum_pool::device::{

@@ -5,7 +5,7 @@
 mod common;
 
 use std::fs::File;
-use std::io::Write;
+use std::io::{Read, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::process::{Command, ExitStatus, exit};
@@ -98,12 +98,22 @@ fn child() {
             exit(3);
         }
         "fork" => {
+            // A page that is held, and pages that are set aside.
+            tree.upsert(&key(0), &[7; 9000]).unwrap();
+            let reader = tree.clone().into_reader(&key(0)).unwrap().unwrap();
+            let mut writer = tree.clone().into_writer(&key(1001)).unwrap();
+            writer.write_all(&[7; 1 << 20]).unwrap();
             for how in ["exit", "drop", "own"] {
                 in_child(|| match how {
                     "exit" => {}
                     "drop" => {
-                        // SAFETY: the copies are the child's own, and not used again.
-                        drop(unsafe { (std::ptr::read(&store), std::ptr::read(&tree)) });
+                        // SAFETY: the copies are the child's own, and its parent's are not used.
+                        let streams = unsafe { (std::ptr::read(&reader), std::ptr::read(&writer)) };
+                        // SAFETY: as above.
+                        let handles = unsafe { (std::ptr::read(&store), std::ptr::read(&tree)) };
+                        let (mut reader, mut writer) = streams;
+                        assert!(reader.read(&mut [0]).is_err() && writer.write(&[7]).is_err());
+                        drop((reader, writer, handles));
                     }
                     _ => {
                         let own = begin(&Path::new(&place).join("own"));
@@ -112,6 +122,7 @@ fn child() {
                 });
             }
             tree.upsert(&key(1000), b"after the children").unwrap();
+            drop((reader, writer));
             std::mem::forget((store, tree));
         }
         other => panic!("{other}"),

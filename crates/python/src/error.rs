@@ -24,6 +24,18 @@ pub(crate) fn of(error: &Error) -> PyErr {
     }
 }
 
+/// The exception of an error of a store.
+pub(crate) fn of_store(error: &vellum::Error) -> PyErr {
+    use vellum::Error;
+    match error {
+        Error::Closed
+        | Error::KeyTooLong { .. }
+        | Error::BadOption(_)
+        | Error::PoolTooSmall { .. } => PyValueError::new_err(error.to_string()),
+        error => PyOSError::new_err((error.errno(), error.to_string())),
+    }
+}
+
 pub(crate) fn format(error: &vellum_tensors::Error) -> PyErr {
     FormatError::new_err(error.to_string())
 }

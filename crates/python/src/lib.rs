@@ -10,6 +10,7 @@ mod mapping;
 mod morsel;
 mod source;
 mod stat;
+mod store;
 mod tensors;
 
 use pyo3::prelude::*;
@@ -19,6 +20,8 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<morsel::PyMorsel>()?;
     module.add_class::<mapping::PyMapping>()?;
     module.add_class::<stat::PyStat>()?;
+    module.add_class::<store::PyStore>()?;
+    module.add_class::<store::PyTree>()?;
     module.add("FormatError", module.py().get_type::<error::FormatError>())?;
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add_function(wrap_pyfunction!(morsel::load_file, module)?)?;

@@ -13,12 +13,13 @@ use crate::workspace::Outcome;
 const PACKAGES: [&str; 3] = ["vellum-cli", "vellum-capi", "vellum-preload"];
 
 /// The shared library for C: as the linker, as programs that run, and as people look for it.
-const LIBRARY: &str = "libvellum_morsel.so";
-const SONAME: &str = "libvellum_morsel.so.0";
+const LIBRARY: &str = "libvellum.so";
+const SONAME: &str = "libvellum.so.0";
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// Files that are installed as they are, but for paths in them; with where they go.
-const FILES: [(&str, &str); 5] = [
+const FILES: [(&str, &str); 6] = [
+    ("crates/capi/include/vellum.h", "include/vellum.h"),
     ("crates/capi/include/vellum_morsel.h", "include/vellum_morsel.h"),
     ("crates/morsel/systemd/vellum-morseld.service", "lib/systemd/system/vellum-morseld.service"),
     ("crates/morsel/systemd/vellum.conf", "lib/sysusers.d/vellum.conf"),
@@ -30,9 +31,9 @@ const FILES: [(&str, &str); 5] = [
 /// names. This includes files of other versions.
 const INSTALLED: [(&str, &str, &str); 9] = [
     ("bin", "vellum", ""),
-    ("lib", "libvellum_morsel.", ""),
+    ("lib", "libvellum.", ""),
     ("lib/vellum", "libvellum_preload.so", ""),
-    ("lib/pkgconfig", "vellum_morsel.pc", ""),
+    ("lib/pkgconfig", "vellum.pc", ""),
     ("share/man/man1", "vellum.1", ""),
     ("share/man/man1", "vellum-", ".1"),
     ("share/bash-completion/completions", "vellum", ""),
@@ -43,7 +44,7 @@ const INSTALLED: [(&str, &str, &str); 9] = [
 /// The steps that remain on a machine whose programs are to find the installed files.
 const REMAINS: &str = "\
 to be done yet, as root, where it is wanted:
-  ldconfig                                    for programs that use libvellum_morsel
+  ldconfig                                    for programs that use libvellum
   systemd-sysusers && systemd-tmpfiles --create
   systemctl daemon-reload
   systemctl enable --now vellum-morseld       for the cache daemon";
@@ -97,7 +98,7 @@ pub fn run(root: &Path, options: &Options) -> Outcome {
     copy(&artifact(LIBRARY)?, &place.join("lib").join(&library), 0o644)?;
     link(&library, &place.join("lib").join(SONAME))?;
     link(SONAME, &place.join("lib").join(LIBRARY))?;
-    for (name, folder) in [("libvellum_morsel.a", "lib"), ("libvellum_preload.so", "lib/vellum")] {
+    for (name, folder) in [("libvellum.a", "lib"), ("libvellum_preload.so", "lib/vellum")] {
         copy(&artifact(name)?, &place.join(folder).join(name), 0o644)?;
     }
     for (from, to) in FILES {
@@ -105,7 +106,7 @@ pub fn run(root: &Path, options: &Options) -> Outcome {
         let bin = prefix.join("bin");
         write(&place.join(to), &text.replace("/usr/bin", &bin.to_string_lossy()))?;
     }
-    write(&place.join("lib/pkgconfig/vellum_morsel.pc"), &pkg_config(prefix))?;
+    write(&place.join("lib/pkgconfig/vellum.pc"), &pkg_config(prefix))?;
     println!("installed in {}", place.display());
     println!("{REMAINS}");
     Ok(())
@@ -160,7 +161,7 @@ fn write_manuals(program: &Path, share: &Path) -> Outcome {
     }
 }
 
-/// The file that `pkg-config vellum_morsel` reads.
+/// The file that `pkg-config vellum` reads.
 fn pkg_config(prefix: &Path) -> String {
     let prefix = prefix.display();
     format!(
@@ -168,11 +169,11 @@ fn pkg_config(prefix: &Path) -> String {
          libdir=${{prefix}}/lib\n\
          includedir=${{prefix}}/include\n\
          \n\
-         Name: vellum_morsel\n\
-         Description: memory that processes mount as a whole\n\
+         Name: vellum\n\
+         Description: ordered maps in files larger than memory; memory that processes share\n\
          Version: {VERSION}\n\
          Cflags: -I${{includedir}}\n\
-         Libs: -L${{libdir}} -lvellum_morsel\n\
+         Libs: -L${{libdir}} -lvellum\n\
          Libs.private: -lpthread -lm -ldl\n"
     )
 }

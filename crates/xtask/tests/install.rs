@@ -39,7 +39,7 @@ fn what_is_installed_is_found_and_used() {
     let said = chore(&["install", "--dev"]);
     assert!(said.contains("\n  ldconfig ") && said.contains("systemctl enable"), "{said}");
 
-    for binary in ["bin/vellum", "lib/libvellum_morsel.so", "lib/vellum/libvellum_preload.so"] {
+    for binary in ["bin/vellum", "lib/libvellum.so", "lib/vellum/libvellum_preload.so"] {
         let mut sections = Command::new("readelf");
         let sections = run(sections.args(["--sections", "--wide"]).arg(place.join(binary)));
         assert!(sections.contains(".text") && !sections.contains(".debug_info"), "{binary}");
@@ -58,7 +58,7 @@ fn what_is_installed_is_found_and_used() {
     }
 
     let mut asked = Command::new("pkg-config");
-    asked.args(["--cflags", "--libs", "vellum_morsel"]).env("PKG_CONFIG_SYSROOT_DIR", &folder.0);
+    asked.args(["--cflags", "--libs", "vellum"]).env("PKG_CONFIG_SYSROOT_DIR", &folder.0);
     let flags = run(asked.env("PKG_CONFIG_LIBDIR", place.join("lib/pkgconfig")));
     let program = folder.0.join("everything");
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../capi/tests/everything.c");
@@ -66,7 +66,7 @@ fn what_is_installed_is_found_and_used() {
     compiler.args(["-std=c11", "-Wall", "-Wextra", "-Werror", "-D_GNU_SOURCE", "-o"]);
     run(compiler.arg(&program).arg(source).args(flags.split_whitespace()));
     // This name is for linkers; programs at run time look for the one with the interface's number.
-    fs::remove_file(place.join("lib/libvellum_morsel.so")).unwrap();
+    fs::remove_file(place.join("lib/libvellum.so")).unwrap();
     assert_eq!(run(Command::new(program).env("LD_LIBRARY_PATH", place.join("lib"))), "ok\n");
 
     // Nothing of it is left, and everything else is.

@@ -15,7 +15,7 @@
 //! here (page and map sizes) are passed over when reading. A name that has no place in a line of
 //! its own is written as `vellum-database=`, in the encoding `print`.
 
-use std::io::{self, BufRead, Write};
+use std::io::{self, BufRead, Read, Write};
 
 use crate::key_text;
 
@@ -87,9 +87,6 @@ impl<W: Write> Writer<W> {
     }
 }
 
-/// A key and its value.
-pub type Entry = (Vec<u8>, Vec<u8>);
-
 /// Why a dump cannot be read on.
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
@@ -106,20 +103,43 @@ pub enum ReadError {
     Io(#[from] io::Error),
 }
 
-/// Reads one section after the other.
+/// The longest line of a header, and the longest key as text: no store takes longer ones.
+const LINE_MAX: usize = 1 << 20;
+
+/// Reads one section after the other. Of a value it has no more in memory than is asked for.
 pub struct Reader<R> {
     source: R,
     line: Vec<u8>,
     number: u64,
     encoding: Encoding,
     ignored: Vec<String>,
+    text: Text,
+}
+
+/// A line of data that is being read.
+#[derive(Default)]
+struct Text {
+    place: Place,
+    /// The beginning of an escape, or the first of two digits, whose rest has not come yet.
+    begun: Vec<u8>,
+    /// A carriage return was met, which is no part of the line if that ends behind it.
+    is_return_held: bool,
+}
+
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+enum Place {
+    #[default]
+    Ended,
+    /// A key was read: the line of its value comes next.
+    BeforeValue,
+    Inside,
 }
 
 impl<R: BufRead> Reader<R> {
     /// Reads from `source`.
     pub fn new(source: R) -> Self {
         let (line, encoding, ignored) = (Vec::new(), Encoding::ByteValue, Vec::new());
-        Self { source, line, number: 0, encoding, ignored }
+        Self { source, line, number: 0, encoding, ignored, text: Text::default() }
     }
 
     /// What the last header asks for that cannot be had, a sentence each.
@@ -193,46 +213,119 @@ impl<R: BufRead> Reader<R> {
         Ok(Some(name))
     }
 
-    /// Reads the next entry of the section; `None` at its end.
+    /// Reads the key of the section's next entry; `None` at the end of the section. The value
+    /// before it was read to its end.
     ///
     /// # Errors
     /// When the text is not an entry.
-    pub fn entry(&mut self) -> Result<Option<Entry>, ReadError> {
-        if !self.next_line()? {
-            return Err(self.problem("the dump ends before DATA=END: it is cut off"));
+    pub fn key(&mut self) -> Result<Option<Vec<u8>>, ReadError> {
+        match self.begin_text()? {
+            Begun::Text => {}
+            Begun::SectionEnd => return Ok(None),
+            Begun::DumpEnd => {
+                return Err(self.problem("the dump ends before DATA=END: it is cut off"));
+            }
         }
-        if self.line == b"DATA=END" {
-            return Ok(None);
+        let mut key = Vec::new();
+        if self.read_text(&mut key, LINE_MAX)? {
+            return Err(self.problem("the key is longer than 1 MiB, which no store takes"));
         }
-        let key = self.bytes()?;
-        if !self.next_line()? || self.line == b"DATA=END" {
-            return Err(self.problem("the last key has no value"));
-        }
-        Ok(Some((key, self.bytes()?)))
+        self.text.place = Place::BeforeValue;
+        Ok(Some(key))
     }
 
-    /// Decodes the current line.
-    fn bytes(&self) -> Result<Vec<u8>, ReadError> {
-        let Some(text) = self.line.strip_prefix(b" ") else {
-            return Err(self.problem("a line of data starts with one blank"));
-        };
-        match self.encoding {
-            Encoding::ByteValue => key_text::from_hex(text)
-                .ok_or_else(|| self.problem("bytes are two hexadecimal digits each")),
-            Encoding::Print => key_text::from_printable(text).ok_or_else(|| {
-                self.problem("behind a backslash comes another, or two hexadecimal digits")
-            }),
+    /// Reads from the value of the entry whose key was read last: appends bytes until there are
+    /// `most` in all. True if there are more.
+    ///
+    /// # Errors
+    /// When the text is not a value.
+    pub fn value(&mut self, bytes: &mut Vec<u8>, most: usize) -> Result<bool, ReadError> {
+        if self.text.place == Place::BeforeValue {
+            match self.begin_text()? {
+                Begun::Text => {}
+                Begun::SectionEnd | Begun::DumpEnd => {
+                    return Err(self.problem("the last key has no value"));
+                }
+            }
         }
+        self.read_text(bytes, most)
+    }
+
+    fn begin_text(&mut self) -> Result<Begun, ReadError> {
+        if !self.fill()? {
+            return Ok(Begun::DumpEnd);
+        }
+        if self.source.fill_buf()?.first() == Some(&b' ') {
+            self.source.consume(1);
+            self.number += 1;
+            self.text = Text { place: Place::Inside, ..Text::default() };
+            return Ok(Begun::Text);
+        }
+        match self.next_line()? && self.line == b"DATA=END" {
+            true => Ok(Begun::SectionEnd),
+            false => Err(self.problem("a line of data starts with one blank")),
+        }
+    }
+
+    fn read_text(&mut self, bytes: &mut Vec<u8>, most: usize) -> Result<bool, ReadError> {
+        while self.text.place == Place::Inside {
+            let is_cut_off = !self.fill()?;
+            let found = self.source.fill_buf()?;
+            let end = found.iter().position(|letter| *letter == b'\n');
+            let is_end = end == Some(0) || is_cut_off;
+            if is_end {
+                self.source.consume(usize::from(!is_cut_off));
+                self.text.place = Place::Ended;
+                return match self.text.begun.is_empty() {
+                    true => Ok(false),
+                    false => Err(self.broken()),
+                };
+            }
+            if bytes.len() >= most {
+                return Ok(true);
+            }
+            // A letter stands for a byte at most, and so does one that is held.
+            let room = most - bytes.len() - usize::from(self.text.is_return_held);
+            let count = end.unwrap_or(found.len()).min(room);
+            let decoded = self.text.decode(self.encoding, &found[..count], bytes);
+            self.source.consume(count);
+            if decoded.is_none() {
+                return Err(self.broken());
+            }
+        }
+        Ok(false)
+    }
+
+    /// Reads on if nothing is left of what was read; false at the end.
+    fn fill(&mut self) -> io::Result<bool> {
+        loop {
+            match self.source.fill_buf() {
+                Ok(found) => return Ok(!found.is_empty()),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    fn broken(&self) -> ReadError {
+        self.problem(match self.encoding {
+            Encoding::ByteValue => "bytes are two hexadecimal digits each",
+            Encoding::Print => "behind a backslash comes another, or two hexadecimal digits",
+        })
     }
 
     /// Reads a line without its line break; false at the end.
-    fn next_line(&mut self) -> io::Result<bool> {
+    fn next_line(&mut self) -> Result<bool, ReadError> {
         self.line.clear();
-        let length = self.source.read_until(b'\n', &mut self.line)?;
+        let mut source = self.source.by_ref().take(LINE_MAX as u64);
+        let length = source.read_until(b'\n', &mut self.line)?;
         if length == 0 {
             return Ok(false);
         }
         self.number += 1;
+        if length == LINE_MAX {
+            return Err(self.problem("the line has more than 1 MiB and is not one of data"));
+        }
         if self.line.ends_with(b"\n") {
             self.line.pop();
         }
@@ -247,19 +340,87 @@ impl<R: BufRead> Reader<R> {
     }
 }
 
+/// What begins where a line of data is expected.
+enum Begun {
+    Text,
+    SectionEnd,
+    DumpEnd,
+}
+
+impl Text {
+    /// Appends the bytes of the line's next letters. `None` if they stand for none.
+    fn decode(&mut self, encoding: Encoding, text: &[u8], bytes: &mut Vec<u8>) -> Option<()> {
+        // The line's end is not among these letters.
+        if std::mem::take(&mut self.is_return_held) {
+            self.decode_letters(encoding, b"\r", bytes)?;
+        }
+        let whole = text.strip_suffix(b"\r");
+        self.is_return_held = whole.is_some();
+        self.decode_letters(encoding, whole.unwrap_or(text), bytes)
+    }
+
+    fn decode_letters(
+        &mut self,
+        encoding: Encoding,
+        mut text: &[u8],
+        bytes: &mut Vec<u8>,
+    ) -> Option<()> {
+        let decode = match encoding {
+            Encoding::ByteValue => key_text::push_from_hex,
+            Encoding::Print => key_text::push_from_printable,
+        };
+        while let (false, [letter, rest @ ..]) = (self.begun.is_empty(), text) {
+            self.begun.push(*letter);
+            text = rest;
+            let decoded = decode(&self.begun, bytes)?;
+            self.begun.drain(..decoded);
+        }
+        let decoded = decode(text, bytes)?;
+        self.begun.extend_from_slice(&text[decoded..]);
+        Some(())
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use std::io::BufReader;
+
     use super::*;
 
-    fn read(text: &str) -> Result<Vec<(String, Entry)>, ReadError> {
-        let mut reader = Reader::new(text.as_bytes());
+    type Entry = (Vec<u8>, Vec<u8>);
+
+    /// Reads from a source that gives so many letters at a time, and values by as many bytes.
+    fn read_by(text: &str, step: usize) -> Result<Vec<(String, Entry)>, ReadError> {
+        let mut reader = Reader::new(BufReader::with_capacity(step, text.as_bytes()));
         let mut entries = Vec::new();
         while let Some(name) = reader.section()? {
-            while let Some(entry) = reader.entry()? {
-                entries.push((name.clone().unwrap_or_default(), entry));
+            while let Some(key) = reader.key()? {
+                let mut value = Vec::new();
+                loop {
+                    let most = value.len() + step;
+                    let more = reader.value(&mut value, most)?;
+                    assert!(value.len() <= most && (!more || value.len() == most));
+                    if !more {
+                        break;
+                    }
+                }
+                entries.push((name.clone().unwrap_or_default(), (key, value)));
             }
         }
         Ok(entries)
+    }
+
+    /// Reads; whether the text comes in parts makes no difference.
+    fn read(text: &str) -> Result<Vec<(String, Entry)>, ReadError> {
+        let whole = read_by(text, 1 << 16);
+        for step in 1..8 {
+            match (&whole, read_by(text, step)) {
+                (Ok(whole), Ok(parts)) => assert_eq!(*whole, parts, "{step}"),
+                (Err(whole), Err(parts)) => assert_eq!(whole.to_string(), parts.to_string()),
+                (whole, parts) => panic!("{whole:?} and {parts:?} by {step}"),
+            }
+        }
+        whole
     }
 
     #[test]
@@ -293,6 +454,26 @@ mod tests {
                     db_pagesize=4096\nHEADER=END\n a\\00\n b\\\\\nDATA=END\n";
         assert_eq!(read(text).unwrap(), [(String::new(), (b"a\0".to_vec(), b"b\\".to_vec()))]);
         assert!(read("").unwrap().is_empty());
+    }
+
+    #[test]
+    fn a_carriage_return_ends_a_line_with_its_break_only() {
+        let text = "VERSION=3\r\nformat=print\r\nHEADER=END\r\n a\r\r\n \r\\0d\rb\r\nDATA=END\r\n";
+        let entry = (b"a\r".to_vec(), b"\r\r\rb".to_vec());
+        assert_eq!(read(text).unwrap(), [(String::new(), entry)]);
+        let text = "VERSION=3\nHEADER=END\n 61\r\n \r\nDATA=END";
+        assert_eq!(read(text).unwrap(), [(String::new(), (b"a".to_vec(), vec![]))]);
+        assert!(read("VERSION=3\nHEADER=END\n 61\r\n 6\r1\nDATA=END\n").is_err());
+    }
+
+    #[test]
+    fn lines_without_end_are_refused() {
+        let head = "VERSION=3\nformat=print\nHEADER=END\n";
+        let long = "k".repeat(LINE_MAX + 1);
+        for text in [&long, &format!("{head} {long}\n v\n"), &format!("{head} k\n{long}\n")] {
+            let error = read_by(text, 1 << 16).unwrap_err().to_string();
+            assert!(error.contains("1 MiB"), "{error}");
+        }
     }
 
     #[test]

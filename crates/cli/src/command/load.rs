@@ -1,17 +1,18 @@
 //! `vellum load`: reads trees in the text format of Berkeley DB and LMDB.
 //!
 //! Entries that come in the order of their keys build the tree from the bottom; from the first one
-//! out of order on, each is put in its place. A tree that a failed load has created is dropped
+//! out of order on, each is put in its place. A long value goes from the dump into the store part
+//! by part, and is never in memory as a whole. A tree that a failed load has created is dropped
 //! again; of one that was there before, the message says how many entries it got.
 
 use std::fs::File;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{self, BufRead, BufReader, Read};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
-use vellum::{Error, Store, Tree};
+use vellum::{BulkLoader, Error, Store, Tree};
 
-use super::dump_format::{Entry, ReadError, Reader};
+use super::dump_format::{ReadError, Reader};
 use crate::error::{AtStore, Doing, Failure, Outcome, of_stream};
 use crate::interrupt;
 use crate::options::{CreateArguments, DEFAULT_TREE, Need, StoreArguments};
@@ -25,8 +26,8 @@ Examples:
 
 Each section goes to the tree that it names, or to the one given with --tree. The store and the
 trees are created when they are not there; keys that are there already get the new value. Ctrl-C
-ends the load at the next entry: a tree that it was creating is removed again, and the store is
-closed.";
+ends the load at the next entry, or inside a long value: a tree that it was creating is removed
+again, and the store is closed. Long values are streamed: none is in memory as a whole.";
 
 /// Read trees in the text format of Berkeley DB and LMDB
 #[derive(clap::Args)]
@@ -58,7 +59,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
             (File::open(file).doing(|| format!("opening {name}"))?, name)
         }
         None => {
-            let input = std::io::stdin().as_fd().try_clone_to_owned();
+            let input = io::stdin().as_fd().try_clone_to_owned();
             let input = input.doing(|| "opening standard input".into())?;
             (File::from(input), "standard input".to_string())
         }
@@ -96,7 +97,8 @@ fn load_tree<R: BufRead>(
     let existed = store.trees().at(path)?.iter().any(|known| known == name);
     let tree = store.tree_or_create(name).at(path)?;
     let mut loaded = 0;
-    let result = fill(&tree, reader, &mut loaded, store.limits().max_value, path);
+    let whole = store.limits().max_value.min(WHOLE) as usize;
+    let result = fill(&tree, reader, &mut loaded, whole, path);
     let Err(failure) = result else { return Ok(loaded) };
     drop(tree);
     let left = match existed {
@@ -109,99 +111,119 @@ fn load_tree<R: BufRead>(
     Err(Failure::message(format!("{failure}; {left}")))
 }
 
-/// Stores the entries of one section; `loaded` counts them, also when something fails.
+/// Values up to this length are stored in one call; so many bytes of others are read at a time.
+const WHOLE: u64 = 1 << 20;
+
+/// Stores the entries of one section; `loaded` counts those that are in the tree, also when
+/// something fails. Values up to the length `whole` are stored in one call.
 fn fill<R: BufRead>(
     tree: &Tree,
     reader: &mut Reader<R>,
     loaded: &mut u64,
-    most: u64,
+    whole: usize,
     path: &Path,
 ) -> Outcome {
-    if tree.cursor().first().at(path)? {
-        return fill_one_by_one(tree, reader, loaded, path);
-    }
-    let mut sorted = Sorted { reader, most, last: None, rest: None, failure: None, ended: false };
-    let result = tree.bulk_load(&mut sorted).at(path);
-    let Sorted { reader, rest, failure, .. } = sorted;
-    *loaded = result.map_err(|failure| at_line(reader.line_number(), &failure))?;
-    if let Some(failure) = failure {
-        return Err(failure);
-    }
-    if let Some((key, value)) = rest {
-        put(tree, &key, &value).at(path)?;
-        *loaded += 1;
-        return fill_one_by_one(tree, reader, loaded, path);
-    }
-    Ok(())
-}
-
-/// Stores a value, whatever the size of the pool.
-fn put(tree: &Tree, key: &[u8], value: &[u8]) -> vellum::Result<()> {
-    match tree.upsert(key, value) {
-        Err(Error::ValueTooLong { .. }) => {
-            let mut writer = tree.writer(key)?;
-            writer.write_all(value).map_err(of_stream)?;
-            writer.finish().map(drop)
+    let mut target = match tree.bulk_loader() {
+        Err(Error::NotEmpty) => Target::Tree(tree),
+        loader => Target::Loader(loader.at(path)?),
+    };
+    let mut value = Vec::new();
+    let mut next = || {
+        interrupt::check()?;
+        let unreadable = |error: ReadError| Failure::message(error.to_string());
+        let Some(key) = reader.key().map_err(unreadable)? else { return Ok(false) };
+        if target.is_past(&key) {
+            *loaded += std::mem::replace(&mut target, Target::Tree(tree)).finish().at(path)?;
         }
-        stored => stored.map(drop),
-    }
-}
-
-fn fill_one_by_one<R: BufRead>(
-    tree: &Tree,
-    reader: &mut Reader<R>,
-    loaded: &mut u64,
-    path: &Path,
-) -> Outcome {
-    while let Some((key, value)) = next_entry(reader)? {
-        let line = reader.line_number();
-        put(tree, &key, &value).at(path).map_err(|failure| at_line(line, &failure))?;
-        *loaded += 1;
-    }
-    Ok(())
-}
-
-/// The next entry of the section, unless a signal has come.
-fn next_entry<R: BufRead>(reader: &mut Reader<R>) -> Outcome<Option<Entry>> {
-    interrupt::check()?;
-    reader.entry().map_err(|error| Failure::message(error.to_string()))
+        value.clear();
+        let stored = match reader.value(&mut value, whole).map_err(unreadable)? {
+            false => target.put(&key, &value),
+            true => target.put_from(&key, &mut Parts { reader, part: &mut value, used: 0 }),
+        };
+        match stored {
+            // It has the line, and is no error of the store.
+            Err(Error::Input(error)) => Err(Failure::message(error.to_string())),
+            stored => stored.at(path).map_err(|failure| at_line(reader.line_number(), &failure)),
+        }?;
+        *loaded += u64::from(matches!(target, Target::Tree(_)));
+        Ok(true)
+    };
+    let outcome = loop {
+        match next() {
+            Ok(true) => {}
+            Ok(false) => break Ok(()),
+            Err(failure) => break Err(failure),
+        }
+    };
+    // What came before a bad line stays, as it does of entries that are put one by one.
+    let finished = target.finish().at(path);
+    *loaded += finished.as_ref().copied().unwrap_or(0);
+    outcome.and(finished.map(drop).map_err(|failure| at_line(reader.line_number(), &failure)))
 }
 
 fn at_line(line: u64, failure: &Failure) -> Failure {
     Failure::message(format!("line {line}: {failure}"))
 }
 
-/// The entries up to the first that is out of order or too long to be loaded in bulk, which is then
-/// in `rest`, or to the first that cannot be read: then `failure` says why.
-struct Sorted<'a, R> {
-    reader: &'a mut Reader<R>,
-    /// Greatest length of a value that is stored in one call.
-    most: u64,
-    last: Option<Vec<u8>>,
-    rest: Option<Entry>,
-    failure: Option<Failure>,
-    ended: bool,
+/// Where entries go.
+enum Target<'a> {
+    /// An empty tree, as long as they are in the order of their keys.
+    Loader(BulkLoader<'a>),
+    Tree(&'a Tree),
 }
 
-impl<R: BufRead> Iterator for Sorted<'_, R> {
-    type Item = Entry;
+impl Target<'_> {
+    /// Whether the next entry must not have this key.
+    fn is_past(&self, key: &[u8]) -> bool {
+        match self {
+            Self::Loader(loader) => loader.last_key().is_some_and(|last| key <= last),
+            Self::Tree(_) => false,
+        }
+    }
 
-    fn next(&mut self) -> Option<Self::Item> {
-        if self.ended {
-            return None;
+    fn put(&mut self, key: &[u8], value: &[u8]) -> vellum::Result<()> {
+        match self {
+            Self::Loader(loader) => loader.push(key, value),
+            Self::Tree(tree) => tree.upsert(key, value).map(drop),
         }
-        match next_entry(self.reader) {
-            Ok(Some(entry))
-                if self.last.as_ref().is_none_or(|last| *last < entry.0)
-                    && entry.1.len() as u64 <= self.most =>
-            {
-                self.last = Some(entry.0.clone());
-                return Some(entry);
+    }
+
+    fn put_from(&mut self, key: &[u8], value: &mut dyn Read) -> vellum::Result<()> {
+        match self {
+            Self::Loader(loader) => loader.push_from(key, value),
+            Self::Tree(tree) => {
+                let mut writer = tree.writer(key)?;
+                io::copy(value, &mut writer).map_err(of_stream)?;
+                writer.finish().map(drop)
             }
-            Ok(rest) => self.rest = rest,
-            Err(failure) => self.failure = Some(failure),
         }
-        self.ended = true;
-        None
+    }
+
+    /// Returns how many entries the tree has by this call.
+    fn finish(self) -> vellum::Result<u64> {
+        match self {
+            Self::Loader(loader) => loader.finish(),
+            Self::Tree(_) => Ok(0),
+        }
+    }
+}
+
+/// A long value, part by part. The first part was read already.
+struct Parts<'a, R> {
+    reader: &'a mut Reader<R>,
+    part: &'a mut Vec<u8>,
+    used: usize,
+}
+
+impl<R: BufRead> Read for Parts<'_, R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        if self.used == self.part.len() {
+            self.part.clear();
+            self.used = 0;
+            self.reader.value(self.part, WHOLE as usize).map_err(io::Error::other)?;
+        }
+        let count = (&self.part[self.used..]).read(buffer)?;
+        self.used += count;
+        Ok(count)
     }
 }

@@ -1,10 +1,13 @@
 //! Filling an empty tree with sorted entries.
 
+use std::io::{self, Read};
+
 use vellum_pool::PageId;
 
 use super::apply::{Action, apply, init};
 use super::modify::Incoming;
 use super::page_runs::PageRuns;
+use super::streams::ValueWriter;
 use super::{Access, Cursor};
 use crate::error::{Error, Result};
 use crate::node::bulk::{BulkBuilder, PageSink};
@@ -19,6 +22,7 @@ const FILL: u8 = 95;
 const COLLAPSE_TRIES: u32 = 1000;
 
 /// Stores the builder's nodes in new pages, and remembers them.
+#[derive(Debug)]
 struct Pages<'a> {
     access: Access<'a>,
     pages: PageRuns,
@@ -58,50 +62,121 @@ impl Drop for Pages<'_> {
     }
 }
 
+/// A bulk load that is under way: it takes one entry after the other, values of any length as
+/// streams among them. Made by [`Tree::bulk_loader`](crate::Tree::bulk_loader).
+///
+/// The tree has the entries, at once, when [`finish`](BulkLoader::finish) returns. Dropped before,
+/// the loader gives its space back. No change is under way between its calls: a checkpoint that
+/// comes between finds pages that nothing refers to yet.
+#[derive(Debug)]
+pub struct BulkLoader<'a> {
+    access: Access<'a>,
+    builder: BulkBuilder<Pages<'a>>,
+    /// The values in pieces, set aside until the tree has them.
+    values: Vec<ValueWriter<'a>>,
+    failed: bool,
+}
+
+impl<'a> BulkLoader<'a> {
+    pub(crate) fn new(access: Access<'a>) -> Result<BulkLoader<'a>> {
+        let change = access.core.change()?;
+        access.check_dropped()?;
+        access.collapse(&change)?;
+        drop(change);
+        let pages = Pages { access, pages: PageRuns::default() };
+        let builder = BulkBuilder::new(pages, access.page(0).bytes(), FILL);
+        Ok(BulkLoader { access, builder, values: Vec::new(), failed: false })
+    }
+
+    /// The key of the last entry.
+    pub fn last_key(&self) -> Option<&[u8]> {
+        self.builder.last_key()
+    }
+
+    /// Takes the next entry, whose key is above the last one.
+    ///
+    /// # Errors
+    /// [`NotSorted`](Error::NotSorted), limits: then the entry is passed over. A full disk or pool:
+    /// then [`finish`](BulkLoader::finish) may fail, too.
+    pub fn push(&mut self, key: &[u8], value: &[u8]) -> Result<()> {
+        self.check_order(key)?;
+        if !self.access.check_entry(key, value)? {
+            return self.add(key, Payload::Inline(value));
+        }
+        let change = self.access.core.change()?;
+        let blob = self.access.store_blob(&change, key, Incoming::Bytes(value))?;
+        drop(change);
+        self.builder.sink().pages.push(blob.page);
+        self.add(key, Payload::Blob(&blob.encode()))
+    }
+
+    /// Takes the next entry, whose value is the rest of a stream, of any length. Of a long one the
+    /// loader has some pieces in memory at a time, as a [`ValueWriter`] has.
+    ///
+    /// # Errors
+    /// As [`push`](BulkLoader::push); [`Input`](Error::Input) if the stream fails: then the entry
+    /// is passed over, too.
+    pub fn push_from(&mut self, key: &[u8], mut value: impl Read) -> Result<()> {
+        self.check_order(key)?;
+        let mut writer = ValueWriter::new(self.access, key)?;
+        let copied = io::copy(&mut value, &mut writer);
+        copied.map_err(|error| error.downcast().unwrap_or_else(Error::Input))?;
+        let change = self.access.core.change()?;
+        self.access.check_dropped()?;
+        let blob = writer.settle(&change)?;
+        drop(change);
+        let Some(blob) = blob else { return self.push(key, writer.buffered()) };
+        self.add(key, Payload::Blob(&blob.encode()))?;
+        self.values.push(writer);
+        Ok(())
+    }
+
+    fn check_order(&self, key: &[u8]) -> Result<()> {
+        match self.last_key().is_some_and(|last| key <= last) {
+            true => Err(Error::NotSorted { entry: self.builder.entries() }),
+            false => Ok(()),
+        }
+    }
+
+    fn add(&mut self, key: &[u8], payload: Payload<'_>) -> Result<()> {
+        let added = self.builder.push(key, payload);
+        self.failed |= added.is_err();
+        added
+    }
+
+    /// Gives the entries to the tree; returns how many.
+    ///
+    /// # Errors
+    /// [`NotEmpty`](Error::NotEmpty) if others have put entries into the tree meanwhile; a full
+    /// disk or pool, now or before. Then the tree has none of the entries.
+    pub fn finish(self) -> Result<u64> {
+        if self.failed {
+            return Err(Error::Input(io::Error::other("an earlier entry could not be stored")));
+        }
+        let entries = self.builder.entries();
+        let (image, mut pages) = self.builder.finish().map_err(|(error, _)| error)?;
+        let change = self.access.core.change()?;
+        self.access.check_dropped()?;
+        self.access.install(&change, &image)?;
+        // Before a checkpoint can come between.
+        self.values.iter().for_each(|value| value.keep(&change));
+        pages.pages.clear();
+        Ok(entries)
+    }
+}
+
 impl Access<'_> {
-    /// Loads sorted entries into an empty tree; returns how many. No change is under way while
-    /// `sorted` runs: a checkpoint that comes between finds pages that nothing refers to yet.
+    /// Loads sorted entries into an empty tree; returns how many.
     pub(crate) fn bulk_load<K: AsRef<[u8]>, V: AsRef<[u8]>>(
         self,
         sorted: impl Iterator<Item = Result<(K, V)>>,
     ) -> Result<u64> {
-        let change = self.core.change()?;
-        self.check_dropped()?;
-        self.collapse(&change)?;
-        drop(change);
-        let pages = Pages { access: self, pages: PageRuns::default() };
-        let page_len = self.page(0).bytes();
-        let mut builder = BulkBuilder::new(pages, page_len, FILL);
+        let mut loader = BulkLoader::new(self)?;
         for entry in sorted {
             let (key, value) = entry?;
-            self.load_entry(&mut builder, key.as_ref(), value.as_ref())?;
+            loader.push(key.as_ref(), value.as_ref())?;
         }
-        let entries = builder.entries();
-        let (image, mut pages) = builder.finish().map_err(|(error, _)| error)?;
-        let change = self.core.change()?;
-        self.check_dropped()?;
-        self.install(&change, &image)?;
-        pages.pages.clear();
-        Ok(entries)
-    }
-
-    fn load_entry(
-        self,
-        builder: &mut BulkBuilder<Pages<'_>>,
-        key: &[u8],
-        value: &[u8],
-    ) -> Result<()> {
-        if builder.last_key().is_some_and(|last| key <= last) {
-            return Err(Error::NotSorted { entry: builder.entries() });
-        }
-        if !self.check_entry(key, value)? {
-            return builder.push(key, Payload::Inline(value));
-        }
-        let change = self.core.change()?;
-        let blob = self.store_blob(&change, key, Incoming::Bytes(value))?;
-        drop(change);
-        builder.sink().pages.push(blob.page);
-        builder.push(key, Payload::Blob(&blob.encode()))
+        loader.finish()
     }
 
     /// Makes a tree without entries a tree of one page, if it is not: a merge that found no frame

@@ -14,7 +14,7 @@ use super::multi_get::Found;
 use super::range::{self, KeyRange};
 use super::salvage::{Visit, VisitReaders};
 use super::streams::{ValueReader, ValueWriter};
-use super::{Access, Cursor, Entries, ExtractIf, TreeStat, TreeState};
+use super::{Access, BulkLoader, Cursor, Entries, ExtractIf, TreeStat, TreeState};
 use crate::error::Result;
 use crate::store::core::StoreCore;
 use crate::value::Value;
@@ -439,6 +439,15 @@ impl Tree {
         sorted: impl IntoIterator<Item = Result<(K, V)>>,
     ) -> Result<u64> {
         self.access().bulk_load(sorted.into_iter())
+    }
+
+    /// As [`bulk_load`](Tree::bulk_load), for entries that come one by one, with values of any
+    /// length as streams among them.
+    ///
+    /// # Errors
+    /// [`NotEmpty`](crate::Error::NotEmpty), damage, a failed read.
+    pub fn bulk_loader(&self) -> Result<BulkLoader<'_>> {
+        BulkLoader::new(self.access())
     }
 
     /// Counts what the tree has, its entries among that: no count of them is kept. Reads all of the

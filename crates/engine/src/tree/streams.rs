@@ -123,24 +123,59 @@ impl<'a> ValueWriter<'a> {
     ///
     /// # Errors
     /// A full disk or pool, a failed read, damage. Then the key has what it had.
-    pub fn finish(mut self) -> Result<bool> {
+    pub fn finish(self) -> Result<bool> {
+        self.finish_with(Existing::Replace)
+    }
+
+    /// Gives the value to its key, which must be new.
+    ///
+    /// # Errors
+    /// [`KeyExists`](Error::KeyExists), and as [`finish`](ValueWriter::finish).
+    pub fn finish_new(self) -> Result<()> {
+        self.finish_with(Existing::Refuse).map(drop)
+    }
+
+    fn finish_with(mut self, existing: Existing) -> Result<bool> {
         self.check_failed()?;
-        let core = self.access.core;
-        let change = core.change()?;
-        self.access.check_dropped()?;
-        let replaced = if self.pieces == 0 {
-            let value = Incoming::Bytes(&self.buffer);
-            self.access.put_in(&change, &self.key, value, Existing::Replace)?
-        } else {
-            let blob = self.store_root(&change)?;
-            core.need_version(&change, FORMAT_VERSION_PIECES);
-            let payload = blob.encode();
-            let payload = Payload::Blob(&payload);
-            self.access.put_payload(&change, &self.key, payload, Existing::Replace)?
+        let access = self.access;
+        let change = access.core.change()?;
+        access.check_dropped()?;
+        let replaced = match self.settle(&change)? {
+            None => access.put_in(&change, &self.key, Incoming::Bytes(&self.buffer), existing)?,
+            Some(blob) => {
+                let payload = blob.encode();
+                access.put_payload(&change, &self.key, Payload::Blob(&payload), existing)?
+            }
         };
-        // Before a checkpoint can come between.
-        core.aside.keep(self.aside);
+        self.keep(&change);
         Ok(replaced)
+    }
+
+    /// Stores what is left of the value, which no key has yet. None for one that is not in pieces:
+    /// all of it is in the buffer.
+    pub(super) fn settle(&mut self, change: &Change<'_>) -> Result<Option<BlobRef>> {
+        self.check_failed()?;
+        if self.pieces == 0 {
+            return Ok(None);
+        }
+        let blob = self.store_root(change)?;
+        self.buffer = Vec::new();
+        Ok(Some(blob))
+    }
+
+    /// A value that is not in pieces.
+    pub(super) fn buffered(&self) -> &[u8] {
+        &self.buffer
+    }
+
+    /// The tree has the value by this change: its pages are no longer set aside when a checkpoint
+    /// comes.
+    pub(super) fn keep(&self, change: &Change<'_>) {
+        let core = self.access.core;
+        if self.pieces > 0 {
+            core.need_version(change, FORMAT_VERSION_PIECES);
+        }
+        core.aside.keep(self.aside);
     }
 
     fn piece_data(&self) -> usize {
