@@ -132,6 +132,16 @@ pub enum Error {
     /// Reading the input of a change failed. The store is unchanged.
     #[error("the value could not be read: {0}")]
     Input(#[source] io::Error),
+    /// A function of the caller that the store runs has called the store: one that
+    /// [`Tree::update`](crate::Tree::update), `fetch_and_update`, `upsert_with`, `with`, `retain`,
+    /// `extract_if` or [`Store::check`](crate::Store::check) was given. All calls that change the
+    /// store, and `sync`, `close`, `snapshot` and `check`, would wait for that function to end.
+    #[error(
+        "the store was called by a function that it runs itself, under a lock (that of update, \
+         retain, with or another call): it would wait for itself; call it when that function has \
+         returned"
+    )]
+    CalledFromWithin,
     /// An earlier write or sync failed.
     #[error(
         "an earlier failure stopped all changes: {0}; reading goes on: save what you need, close \
@@ -216,6 +226,7 @@ impl Error {
             Error::NotEmpty => Errno::NOTEMPTY,
             Error::NoTreeNumbers => Errno::OVERFLOW,
             Error::Closed => Errno::SHUTDOWN,
+            Error::CalledFromWithin => Errno::DEADLK,
             Error::Io(_)
             | Error::Input(_)
             | Error::Poisoned(_)

@@ -6,8 +6,8 @@ mod common;
 mod hooked;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
@@ -15,7 +15,10 @@ use common::{PATIENCE, assert_sound, options};
 use hooked::{About, Hooked};
 use rustix::io::Errno;
 use vellum::{Error, Store, Tree};
-use vellum_pool::device::{Fault, FaultyDevice, MemoryDevice, Operation};
+use vellum_pool::device::{
+    Device, DeviceInfo, Fault, FaultyDevice, MemoryDevice, Operation, PageRange, ReadDone, Surface,
+    Write,
+};
 
 type Faulty = Arc<FaultyDevice<Arc<MemoryDevice>>>;
 
@@ -252,6 +255,37 @@ fn a_panic_of_the_device_in_a_checkpoint_loses_nothing() {
     }
 }
 
+/// The device panics under a thread that evicts. The store says so, and closing it ends.
+#[test]
+fn a_store_whose_device_panicked_in_an_eviction_can_be_closed() {
+    let device = Arc::new(Hooked::default());
+    let store = Store::create_on(device.clone(), &options(64, 1)).unwrap();
+    let tree = store.create_tree("t").unwrap();
+    put(&tree, 0, 100);
+    store.sync().unwrap();
+    device.set(|about| {
+        let evicts = thread::current().name() == Some("vellum-evict");
+        if evicts && matches!(about, About::Write(2..)) {
+            std::panic::resume_unwind(Box::new("a fault of the device"));
+        }
+    });
+    let changes = (0..).map(|number: u32| tree.upsert(&number.to_be_bytes(), &[8; 100]));
+    let refused = changes.take(10_000_000).find_map(Result::err).unwrap();
+    assert!(matches!(&refused, Error::Poisoned(why) if why.contains("panicked")), "{refused}");
+    device.set(|_| ());
+    // No page is held: all of them can be read, and none keeps the store open.
+    let (ended, ends) = std::sync::mpsc::channel();
+    thread::spawn(move || {
+        assert_eq!(&*tree.get(&5u32.to_be_bytes()).unwrap().unwrap(), [8; 100]);
+        let closed = store.clone().close();
+        drop((tree, store));
+        ended.send(closed).unwrap();
+    });
+    let closed = ends.recv_timeout(PATIENCE / 4).expect("closing does not end");
+    assert!(matches!(closed, Err(Error::Poisoned(_))), "{closed:?}");
+    assert!(matches!(found(&device.memory), Err(Error::UncleanShutdown)));
+}
+
 /// A page that a thread evicts is on its way to the file while the store is closed, which has
 /// written it, too. The file is given to others only when it has arrived.
 #[test]
@@ -302,4 +336,164 @@ fn an_error_names_the_mark_that_could_not_be_made() {
     let error = (0..5000).find_map(|n: u32| tree.upsert(&n.to_be_bytes(), &[8; 100]).err());
     let error = error.unwrap().to_string();
     assert!(error.contains("the file could not be marked in use"), "{error}");
+}
+
+/// A file below a page cache: a sync that fails leaves what was written in the cache, which calls
+/// it clean and does not write it again.
+#[derive(Debug, Default)]
+struct Cached {
+    cache: MemoryDevice,
+    unwritten: Mutex<Vec<(usize, Vec<u8>)>>,
+    durable: Mutex<Vec<u8>>,
+    syncs_fail_from: AtomicU32,
+    /// What a loss of power leaves right after the file became shorter.
+    cut_off: Mutex<Vec<Vec<u8>>>,
+}
+
+impl Device for Cached {
+    fn read(&self, surface: &Surface, range: PageRange) -> std::io::Result<()> {
+        self.cache.read(surface, range)
+    }
+
+    fn start_reads(&self, surface: &Surface, reads: Vec<(PageRange, ReadDone)>) {
+        self.cache.start_reads(surface, reads);
+    }
+
+    fn write(&self, batch: &mut [Write<'_>]) {
+        let bytes = batch.iter().map(|write| (write.page as usize * 4096, write.parts.concat()));
+        self.unwritten.lock().unwrap().extend(bytes);
+        self.cache.write(batch);
+    }
+
+    fn sync(&self) -> std::io::Result<()> {
+        let unwritten = std::mem::take(&mut *self.unwritten.lock().unwrap());
+        let nth = self.syncs_fail_from.load(Ordering::SeqCst);
+        if nth == 1 {
+            return Err(Errno::IO.into());
+        }
+        self.syncs_fail_from.store(nth.saturating_sub(1), Ordering::SeqCst);
+        let mut durable = self.durable.lock().unwrap();
+        durable.resize(self.cache.snapshot().len(), 0);
+        for (at, bytes) in unwritten {
+            durable[at..at + bytes.len()].copy_from_slice(&bytes);
+        }
+        Ok(())
+    }
+
+    fn pages(&self) -> std::io::Result<u64> {
+        self.cache.pages()
+    }
+
+    fn resize(&self, pages: u64) -> std::io::Result<()> {
+        if pages < self.cache.pages()? {
+            let mut durable = self.durable.lock().unwrap().clone();
+            durable.truncate(pages as usize * 4096);
+            self.cut_off.lock().unwrap().push(durable);
+        }
+        self.cache.resize(pages)
+    }
+
+    fn info(&self) -> DeviceInfo {
+        self.cache.info()
+    }
+}
+
+/// A sync of a checkpoint fails, its process is killed, and the next one finds in the page cache
+/// what the device has not: the listed pages, or the header. What that process takes for durable is
+/// so, whatever it does next, and after a loss of power.
+#[test]
+fn what_a_failed_sync_left_in_the_page_cache_is_written_again() {
+    // The second sync is that of the listed pages, the last one of many changes that of the header.
+    for (count, nth) in [(10, 2), (2000, 2), (2000, 3)] {
+        let device = Arc::new(Cached::default());
+        let store = Store::create_on(device.clone(), &options(4000, 1)).unwrap();
+        let tree = store.create_tree("t").unwrap();
+        put(&tree, 0, 20_000);
+        store.sync().unwrap();
+        for number in 0..count {
+            tree.upsert(&(number * 10 + 7_u32).to_be_bytes(), b"new").unwrap();
+        }
+        device.syncs_fail_from.store(nth, Ordering::SeqCst);
+        assert!(store.sync().is_err());
+        // The process is killed; the cache stays.
+        std::mem::forget((tree, store));
+        device.syncs_fail_from.store(0, Ordering::SeqCst);
+        let read_only = options(4000, 1).read_only(true);
+        let before = device.unwritten.lock().unwrap().len();
+        let opened = Store::open_on(device.clone(), &read_only).map(drop);
+        assert_eq!(device.unwritten.lock().unwrap().len(), before, "one that only reads writes");
+        let store = match Store::open_on(device.clone(), &options(4000, 1)) {
+            Ok(store) => store,
+            Err(Error::UncleanShutdown) => {
+                assert!(opened.is_err());
+                continue;
+            }
+            Err(error) => panic!("{error}"),
+        };
+        let powerless = || {
+            let bytes = device.durable.lock().unwrap().clone();
+            let store = Store::open_on(Arc::new(MemoryDevice::from_snapshot(bytes)), &read_only)?;
+            let tree = store.tree("t")?;
+            let is_new =
+                |n: u32| tree.get(&(n * 10 + 7).to_be_bytes()).unwrap().unwrap().len() == 3;
+            assert!((0..count).all(is_new), "an old page came back");
+            assert!(store.check(&mut |_| {})?.is_sound());
+            Ok::<(), Error>(())
+        };
+        powerless().unwrap();
+        let tree = store.tree("t").unwrap();
+        for number in 0..3 {
+            tree.upsert(&u32::MAX.to_be_bytes(), &[number]).unwrap();
+            store.sync().unwrap();
+            powerless().unwrap();
+        }
+        drop(tree);
+        store.close().unwrap();
+        powerless().unwrap();
+    }
+}
+
+/// The file becomes shorter only while it says, durably, that it is in use. A header that says
+/// "clean" would have the file taken for one that was cut off.
+#[test]
+fn a_file_is_marked_in_use_before_it_is_trimmed() {
+    let case = |synced: bool, reopened: bool, changed: bool| {
+        let device = Arc::new(Cached::default());
+        let open = || Store::open_on(device.clone(), &options(4000, 1)).unwrap();
+        let mut store = Store::create_on(device.clone(), &options(4000, 1)).unwrap();
+        store.create_tree("kept").unwrap().upsert(b"k", b"v").unwrap();
+        let tree = store.create_tree("t").unwrap();
+        put(&tree, 0, 20_000);
+        store.sync().unwrap();
+        tree.clear().unwrap();
+        drop(tree);
+        if synced {
+            store.sync().unwrap();
+        }
+        if reopened {
+            // The process is killed, and trims nothing.
+            std::mem::forget(store);
+            store = open();
+        }
+        if changed {
+            store.tree("t").unwrap().upsert(b"k", b"v").unwrap();
+        }
+        assert!(device.cut_off.lock().unwrap().is_empty());
+        store.close().unwrap();
+        let cut_off = std::mem::take(&mut *device.cut_off.lock().unwrap());
+        assert!(!cut_off.is_empty(), "nothing was trimmed");
+        for image in cut_off {
+            let image = Arc::new(MemoryDevice::from_snapshot(image));
+            let error = Store::open_on(image.clone(), &options(64, 1)).unwrap_err();
+            assert!(matches!(error, Error::UncleanShutdown), "{error}");
+            let salvaged = Store::open_on(image, &options(64, 1).salvage(true)).unwrap();
+            assert_eq!(&*salvaged.tree("kept").unwrap().get(b"k").unwrap().unwrap(), b"v");
+        }
+        assert_eq!(&*open().tree("kept").unwrap().get(b"k").unwrap().unwrap(), b"v");
+    };
+    for changed in [false, true] {
+        case(false, false, changed);
+        case(true, false, changed);
+        case(true, true, changed);
+    }
 }

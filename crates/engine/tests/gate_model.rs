@@ -135,13 +135,76 @@ fn a_change_that_tries_passes_nobody_who_is_alone() {
             assert!(ground.gate.try_pass().is_none());
             ground.change();
         };
-        let change = |ground: &Ground| {
-            let _passage = ground.gate.pass();
-            ground.change();
-        };
         let ground =
             run(vec![Box::new(try_to_change), Box::new(alone), Box::new(change), Box::new(hold)]);
         let passed = ground.passed.load(Ordering::SeqCst);
         assert_eq!(ground.value.load(Ordering::SeqCst), 2 * passed + 4);
+    });
+}
+
+/// Holds the gate if the changes under way end in time.
+fn hold_briefly(ground: &Ground) {
+    for waits in [0, 2] {
+        if let Some(_hold) = ground.gate.hold_within(waits) {
+            ground.look();
+            assert!(ground.gate.try_pass().is_none());
+            ground.look();
+        }
+    }
+}
+
+fn change(ground: &Ground) {
+    let _passage = ground.gate.pass();
+    ground.change();
+}
+
+/// The holder that waits for a while only holds the gate as any other does, or leaves no trace:
+/// changes that wait for it go on.
+#[test]
+fn a_holder_that_gives_up_lets_changes_go_on() {
+    check(|| {
+        let ground = run(vec![
+            Box::new(hold_briefly),
+            Box::new(change),
+            Box::new(try_to_change),
+            Box::new(hold_briefly),
+        ]);
+        let passed = ground.passed.load(Ordering::SeqCst);
+        assert_eq!(ground.value.load(Ordering::SeqCst), 2 * passed + 2);
+        assert!(ground.gate.try_pass().is_some(), "the gate is free again");
+        drop(ground.gate.alone());
+    });
+}
+
+/// The same beside a thread that wants to be alone, and another holder.
+#[test]
+fn a_holder_that_gives_up_lets_one_be_alone() {
+    check(|| {
+        let alone = |ground: &Ground| {
+            let _alone = ground.gate.alone();
+            ground.look();
+            ground.change();
+        };
+        let ground =
+            run(vec![Box::new(hold_briefly), Box::new(alone), Box::new(change), Box::new(hold)]);
+        assert_eq!(ground.value.load(Ordering::SeqCst), 4);
+        assert!(ground.gate.try_pass().is_some(), "the gate is free again");
+    });
+}
+
+/// A change that does not end keeps the gate from a holder that waits for a while only.
+#[test]
+fn a_holder_gives_up_while_a_change_goes_on() {
+    check(|| {
+        let ground = Arc::new(Ground::default());
+        let passage = ground.gate.pass();
+        let other = ground.clone();
+        let holder = thread::spawn(move || assert!(other.gate.hold_within(2).is_none()));
+        let waiting = ground.clone();
+        let waits = thread::spawn(move || change(&waiting));
+        holder.join().unwrap();
+        waits.join().unwrap();
+        drop(passage);
+        assert!(ground.gate.hold_within(0).is_some());
     });
 }

@@ -333,8 +333,16 @@ impl Core {
             PoolError::WriteAhead(source) => is_disk_full(source) || error.is_put_off(),
             _ => false,
         };
-        if !harmless && self.poison.set(error.to_string().into()).is_ok() {
-            tracing::error!("{error}; changes are refused from now on");
+        if !harmless {
+            self.poison_for(&error.to_string());
+        }
+    }
+
+    /// Refuses changes from now on.
+    #[cold]
+    pub(crate) fn poison_for(&self, what: &str) {
+        if self.poison.set(what.into()).is_ok() {
+            tracing::error!("{what}; changes are refused from now on");
         }
     }
 }

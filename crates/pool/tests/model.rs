@@ -7,6 +7,8 @@
 //! thousands of schedules, random ones and ones with few, well-placed preemptions (PCT), and fails
 //! on a wrong result as well as on a deadlock. A failing schedule is printed; replay it with
 //! `shuttle::replay`. `VELLUM_MODEL_SCHEDULES` sets how many are tried (2,000 of each).
+//!
+//! Long because all scenarios share one device, one pool and one way to run them.
 
 #![cfg(feature = "model")]
 
@@ -99,6 +101,7 @@ impl Device for SlowDevice {
     }
 
     fn resize(&self, pages: u64) -> io::Result<()> {
+        interleave();
         self.0.resize(pages)
     }
 
@@ -127,7 +130,7 @@ impl PageFormat for Lengths {
         if is_this { Ok(()) } else { Err(PageDamage { page, what: what() }) }
     }
 
-    fn write_ahead(&self, _lsn: u64) -> io::Result<()> {
+    fn write_ahead(&self, _lsn: u64, _still_dirty: &dyn Fn() -> bool) -> io::Result<()> {
         Ok(())
     }
 }
@@ -338,6 +341,185 @@ fn a_write_back_of_all_misses_no_page_that_came_back() {
         ]);
         pool.write_dirty().unwrap();
         assert_eq!(get(&stored(&memory, changed)), 1);
+    });
+}
+
+/// Adds 1 to a page.
+fn count_up(pool: &Pool, page: PageRef) {
+    let mut guard = pool.fix_exclusive(page).unwrap();
+    let value = get(&guard);
+    set(&mut guard, value + 1);
+}
+
+/// Pages are read ahead, changed, evicted and written back, all at a time, in a pool that has
+/// frames for most of them.
+#[test]
+fn pages_that_are_read_ahead_lose_no_change() {
+    check(|| {
+        let memory = Arc::new(MemoryDevice::new());
+        let pool = Arc::new(pool_for(4, memory.clone(), 0, Arc::new(RawPages)));
+        let pages = new_pages(&pool, 5);
+        pool.write_dirty().unwrap();
+        let changes = |order: [usize; 2]| -> Box<dyn FnOnce() + Send> {
+            let (pool, pages) = (pool.clone(), pages.clone());
+            Box::new(move || {
+                for index in order {
+                    pool.prefetch(&[pages[index], pages[(index + 2) % 5]]);
+                    count_up(&pool, pages[index]);
+                }
+            })
+        };
+        let (writing, evicting, all) = (pool.clone(), pool.clone(), pages.clone());
+        threads(vec![
+            changes([0, 1]),
+            changes([1, 0]),
+            Box::new(move || writing.write_dirty().unwrap()),
+            Box::new(move || {
+                evicting.bring_in(&all[2..]);
+                drop(evicting.fix_shared(all[4]).unwrap());
+            }),
+        ]);
+        pool.write_dirty().unwrap();
+        let counts: Vec<_> = pages.iter().map(|page| get(&stored(&memory, *page))).collect();
+        assert_eq!(counts, [2, 2, 0, 0, 0]);
+        assert_eq!(pool.dirty_pages(), 0);
+        assert!(pool.stats().resident_frames_peak <= u64::from(FRAMES) * 4);
+    });
+}
+
+/// A page is freed, while a reader has it, and its place is used again, beside write-backs of all.
+#[test]
+fn a_page_in_the_place_of_a_freed_one_is_written_back() {
+    check(|| {
+        let memory = Arc::new(MemoryDevice::new());
+        let pool = Arc::new(pool_for(3, memory.clone(), 0, Arc::new(RawPages)));
+        let pages = new_pages(&pool, 2);
+        let [old, other] = pages[..] else { unreachable!() };
+        let (owner, reader, writing) = (pool.clone(), pool.clone(), pool.clone());
+        let file = memory.clone();
+        threads(vec![
+            Box::new(move || {
+                count_up(&owner, old);
+                owner.free_page(old).unwrap();
+            }),
+            Box::new(move || {
+                // There, or behind the other pages.
+                let mut new = writing.allocate(FRAMES).unwrap();
+                set(&mut new, 7);
+                let page = new.page();
+                drop(new);
+                count_up(&writing, other);
+                writing.sync().unwrap();
+                assert_eq!(get(&stored(&file, page)), 7, "{page}");
+            }),
+            Box::new(move || match reader.fix_shared(old) {
+                Ok(guard) => assert!([0, 1, 7].contains(&get(&guard))),
+                Err(error) => assert!(matches!(error, PoolError::PageFree(_)), "{error}"),
+            }),
+        ]);
+        pool.write_dirty().unwrap();
+        assert_eq!(get(&stored(&memory, other)), 1);
+        assert_eq!((pool.dirty_pages(), pool.frames_to_free()), (0, 0));
+        assert_eq!(pool.with_space(Space::allocated_pages), u64::from(FRAMES) * 2);
+    });
+}
+
+/// Two threads make the file longer while one gives its tail back and one evicts.
+#[test]
+fn a_file_that_grows_and_shrinks_keeps_its_pages() {
+    check(|| {
+        let memory = Arc::new(MemoryDevice::new());
+        let pool = Arc::new(pool_for(4, memory.clone(), 1, Arc::new(RawPages)));
+        let pages = new_pages(&pool, 4);
+        pool.free_page(pages[3]).unwrap();
+        // Some fill the place of the page that was freed, others need a longer file.
+        let counts = [5, 7].map(|value| value..value + shuttle::rand::thread_rng().gen_range(0..3));
+        let expected: Vec<u64> = counts.clone().into_iter().flatten().collect();
+        let grow = |values: std::ops::Range<u64>| -> Box<dyn FnOnce() + Send> {
+            let pool = pool.clone();
+            Box::new(move || {
+                values.for_each(|value| set(&mut pool.allocate(FRAMES).unwrap(), value));
+            })
+        };
+        let [first, second] = counts;
+        let (trimming, evicting, kept) = (pool.clone(), pool.clone(), pages[0]);
+        threads(vec![
+            grow(first),
+            grow(second),
+            Box::new(move || {
+                trimming.trim().unwrap();
+                trimming.write_dirty().unwrap();
+            }),
+            Box::new(move || count_up(&evicting, kept)),
+        ]);
+        pool.sync().unwrap();
+        assert!(pool.file_pages() >= pool.end());
+        assert_eq!(memory.pages().unwrap(), pool.file_pages());
+        assert_eq!(get(&stored(&memory, kept)), 1);
+        let allocated = (12..pool.end()).step_by(FRAMES as usize);
+        let value = |id| get(&pool.fix_shared(PageRef::new(id, FRAMES)).unwrap());
+        let mut grown: Vec<_> = allocated.map(value).collect();
+        grown.sort_unstable();
+        assert_eq!(grown, expected);
+    });
+}
+
+/// Pages must not be written while this says so.
+#[derive(Debug, Default)]
+struct Barred(AtomicBool);
+
+impl PageFormat for Barred {
+    fn seal(&self, _page: PageRef, _head: &mut [u8], _body: &[u8]) -> u64 {
+        0
+    }
+
+    fn verify(&self, _page: PageRef, _bytes: &[u8]) -> Result<(), PageDamage> {
+        Ok(())
+    }
+
+    fn write_ahead(&self, _lsn: u64, _still_dirty: &dyn Fn() -> bool) -> io::Result<()> {
+        let barred = self.0.load(Ordering::SeqCst);
+        if barred { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(()) }
+    }
+}
+
+/// A checkpoint copies the dirty pages and writes the copies while changes and evictions go on. No
+/// page counts as clean that the file has not.
+#[test]
+fn a_checkpoint_of_copies_misses_no_change() {
+    check(|| {
+        let memory = Arc::new(MemoryDevice::new());
+        let format = Arc::new(Barred::default());
+        let pool = Arc::new(pool_for(3, memory.clone(), 0, format.clone()));
+        let pages = new_pages(&pool, 4);
+        pool.write_dirty().unwrap();
+        let changes = |order: [usize; 2]| -> Box<dyn FnOnce() + Send> {
+            let (pool, pages) = (pool.clone(), pages.clone());
+            Box::new(move || order.into_iter().for_each(|index| count_up(&pool, pages[index])))
+        };
+        let (copying, reading, all) = (pool.clone(), pool.clone(), pages.clone());
+        threads(vec![
+            changes([0, 1]),
+            changes([1, 0]),
+            Box::new(move || {
+                for _ in 0..2 {
+                    format.0.store(true, Ordering::SeqCst);
+                    let copies = copying.copy_dirty(9, 99).unwrap().unwrap();
+                    copying.write_copies(&copies).unwrap();
+                    copying.settle_copies(&copies);
+                    format.0.store(false, Ordering::SeqCst);
+                }
+            }),
+            Box::new(move || {
+                for page in &all[2..] {
+                    drop(reading.fix_shared(*page).unwrap());
+                }
+            }),
+        ]);
+        pool.write_dirty().unwrap();
+        let counts: Vec<_> = pages.iter().map(|page| get(&stored(&memory, *page))).collect();
+        assert_eq!(counts, [2, 2, 0, 0]);
+        assert_eq!(pool.dirty_pages(), 0);
     });
 }
 

@@ -32,7 +32,7 @@ impl PageFormat for Stamped {
         }
     }
 
-    fn write_ahead(&self, _lsn: u64) -> io::Result<()> {
+    fn write_ahead(&self, _lsn: u64, _still_dirty: &dyn Fn() -> bool) -> io::Result<()> {
         Ok(())
     }
 }

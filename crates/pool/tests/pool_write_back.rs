@@ -23,12 +23,22 @@ const MARK: usize = 40;
 const SEALED: u64 = 0x5ea1_ed00_5ea1_ed00;
 
 /// A format with log sequence numbers, whose log can refuse.
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct Logged {
     log_fails: AtomicBool,
     not_now: AtomicBool,
+    /// What happens before the next answer.
+    meanwhile: Mutex<Option<Meanwhile>>,
     sealed: Mutex<Vec<(PageRef, usize)>>,
     durable_up_to: Mutex<Vec<u64>>,
+}
+
+type Meanwhile = Box<dyn FnOnce() + Send>;
+
+impl std::fmt::Debug for Logged {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Logged")
+    }
 }
 
 impl PageFormat for Logged {
@@ -46,8 +56,13 @@ impl PageFormat for Logged {
         }
     }
 
-    fn write_ahead(&self, lsn: u64) -> io::Result<()> {
+    fn write_ahead(&self, lsn: u64, still_dirty: &dyn Fn() -> bool) -> io::Result<()> {
         self.durable_up_to.lock().unwrap().push(lsn);
+        if let Some(meanwhile) = self.meanwhile.lock().unwrap().take() {
+            assert!(still_dirty());
+            meanwhile();
+            assert!(!still_dirty());
+        }
         if self.log_fails.load(Ordering::SeqCst) {
             return Err(io::Error::other("the log is broken"));
         }
@@ -101,6 +116,30 @@ fn a_log_that_fails_keeps_pages_dirty_and_in_memory() {
     assert!(matches!(error, PoolError::WriteAhead(_) | PoolError::Poisoned(_)), "{error}");
     assert_eq!(pool.stats().resident_frames, 16);
     assert_eq!(pool.stats().write_backs, 0);
+}
+
+/// A checkpoint writes copies of the pages and ends while a thread that is about to write the same
+/// pages is delayed in the format. The thread writes nothing, and the format can tell.
+#[test]
+fn pages_that_a_checkpoint_made_clean_are_not_written_again() {
+    let format = Arc::new(Logged::default());
+    let (pool, plan) = faulty_with(format.clone(), PoolOptions { evictors: 0, ..options(16) });
+    let pool = Arc::new(pool);
+    let pages = [new_page(&pool, 1, 1), new_page(&pool, 2, 1)];
+    let (checkpointed, counts) = (pool.clone(), plan.clone());
+    let writes = Arc::new(AtomicU64::new(0));
+    let written = writes.clone();
+    *format.meanwhile.lock().unwrap() = Some(Box::new(move || {
+        let copies = checkpointed.copy_dirty(8, 64).unwrap().unwrap();
+        checkpointed.write_copies(&copies).unwrap();
+        checkpointed.settle_copies(&copies);
+        written.store(counts.counts().writes, Ordering::SeqCst);
+    }));
+    pool.write_dirty().unwrap();
+    assert!(format.meanwhile.lock().unwrap().is_none());
+    assert_eq!(plan.counts().writes, writes.load(Ordering::SeqCst));
+    assert_eq!((plan.counts().writes, pool.dirty_pages()), (2, 0));
+    pages.iter().for_each(|page| assert_eq!(generation(&pool, *page), Some(1)));
 }
 
 /// While dirty pages must not be written, clean ones go; where there are none a thread that needs a

@@ -55,7 +55,7 @@ impl PageFormat for StoreFormat {
     }
 
     /// There is no log yet; but the file has to say that it is in use.
-    fn write_ahead(&self, _lsn: u64) -> io::Result<()> {
-        self.0.as_ref().map_or(Ok(()), |file| file.before_pages())
+    fn write_ahead(&self, _lsn: u64, still_dirty: &dyn Fn() -> bool) -> io::Result<()> {
+        self.0.as_ref().map_or(Ok(()), |file| file.before_pages(still_dirty))
     }
 }

@@ -6,6 +6,7 @@ use crate::error::{Error, Result};
 use crate::store::Store;
 use crate::store::header::HeaderPage;
 use crate::store::open;
+use crate::store::within::{Within, refuse_within};
 use crate::tree::{Access, Entries, TreeStat, Visitor};
 
 /// How far a check has come.
@@ -80,6 +81,7 @@ impl Visitor for Collect<'_> {
         }
         self.report.pages_checked += u64::from(page.frames);
         let (pages_done, pages_total) = (self.report.pages_checked, self.total);
+        let _within = Within::of(&self.store.core.gate);
         (self.progress)(CheckProgress { pages_done, pages_total });
         Ok(fresh)
     }
@@ -101,9 +103,10 @@ impl Store {
     /// is no error but part of the report.
     pub fn check(&self, progress: &mut dyn FnMut(CheckProgress)) -> Result<CheckReport> {
         self.core.check_open()?;
+        refuse_within(&self.core.gate)?;
         // In this order: changes go on while this waits for a checkpoint.
         let checkpoints = self.core.checkpoint_lock();
-        let _still = self.core.hold();
+        let _still = self.core.hold()?;
         let pool = &self.core.pool;
         // Freed, but held by a reader or a write-back at that moment; or of a value that is being
         // written: not in use, and not lost.

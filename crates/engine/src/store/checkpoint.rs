@@ -29,6 +29,7 @@ use crate::store::file::{Bar, Checkpoints};
 use crate::store::free_map;
 use crate::store::gate::Hold;
 use crate::store::header::{Header, LISTED_FRAMES_MAX, LISTED_MAX, Listed};
+use crate::store::within::refuse_within;
 
 /// The free map to be written.
 struct Map {
@@ -67,6 +68,8 @@ impl StoreCore {
     /// that came before its cut.
     pub(crate) fn sync(&self) -> Result<()> {
         self.check_writable()?;
+        // Before the lock: a checkpoint that has it may be waiting for this thread's change.
+        refuse_within(&self.gate)?;
         let wanted = self.cuts.load(Ordering::Acquire) + 1;
         let mut checkpoints = self.checkpoint_lock();
         if checkpoints.last >= wanted {
@@ -80,7 +83,7 @@ impl StoreCore {
             self.file.mark_in_use()?;
             self.pool.write_dirty()?;
         }
-        let hold = self.hold();
+        let hold = self.hold()?;
         self.free_ended();
         let number = self.cuts.fetch_add(1, Ordering::AcqRel) + 1;
         let cut = self.cut(&hold, &mut checkpoints)?;
@@ -230,8 +233,9 @@ impl StoreCore {
     /// Checkpoints, refuses everything afterwards, and lets others have the file.
     pub(crate) fn close(&self) -> Result<()> {
         self.check_process()?;
+        refuse_within(&self.gate)?;
         let mut checkpoints = self.checkpoint_lock();
-        let hold = self.hold();
+        let hold = self.hold()?;
         self.close_held(&hold, &mut checkpoints)
     }
 

@@ -16,6 +16,7 @@ use crate::store::file::{Checkpoints, StoreFile};
 use crate::store::gate::{Alone, Gate, Hold, Passage};
 use crate::store::header::{Header, NEXT_TREE_MAX};
 use crate::store::options::min_pool_frames;
+use crate::store::within::{Within, refuse_within};
 use crate::tree::TreeState;
 
 /// Below so many tree pages, a pool is too small for two changes of structure at a time.
@@ -94,7 +95,9 @@ impl Change<'_> {
     /// is freed if it panics: so its panics cut nothing.
     pub(crate) fn callers_code<T>(&self, run: impl FnOnce() -> T) -> T {
         self.in_callers_code.set(true);
+        let within = Within::of(&self.core.gate);
         let result = run();
+        drop(within);
         self.in_callers_code.set(false);
         result
     }
@@ -201,6 +204,7 @@ impl StoreCore {
     /// Begins a change. Waits while a snapshot lives.
     #[inline]
     pub(crate) fn change(&self) -> Result<Change<'_>> {
+        refuse_within(&self.gate)?;
         let passage = self.gate.pass();
         // Inside the gate: the store may have been closed while this waited.
         self.check_writable()?;
@@ -228,13 +232,15 @@ impl StoreCore {
     }
 
     /// No change is under way while the result lives.
-    pub(crate) fn hold(&self) -> Hold<'_> {
-        self.gate.hold()
+    pub(crate) fn hold(&self) -> Result<Hold<'_>> {
+        refuse_within(&self.gate)?;
+        Ok(self.gate.hold())
     }
 
     /// Neither changes nor snapshots nor checkpoints are there while the result lives.
-    pub(crate) fn alone(&self) -> Alone<'_> {
-        self.gate.alone()
+    pub(crate) fn alone(&self) -> Result<Alone<'_>> {
+        refuse_within(&self.gate)?;
+        Ok(self.gate.alone())
     }
 
     /// The child of a `fork` has neither the memory of the pool nor its threads.

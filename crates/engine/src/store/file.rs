@@ -114,15 +114,16 @@ impl StoreFile {
     }
 
     /// Pages are about to be written: makes the file say that it is in use. "Not now" while the
-    /// file is barred.
-    pub(crate) fn before_pages(&self) -> io::Result<()> {
+    /// file is barred. A checkpoint may have made the pages clean in the meantime: the file is
+    /// marked only if one of them is `still_dirty`.
+    pub(crate) fn before_pages(&self, still_dirty: &dyn Fn() -> bool) -> io::Result<()> {
         if self.barred.load(Ordering::Acquire) {
             return Err(put_off());
         }
         if self.in_use.load(Ordering::Acquire) {
             return Ok(());
         }
-        self.mark().map_err(|error| match error {
+        self.mark(still_dirty).map_err(|error| match error {
             PoolError::WriteAhead(said) => said,
             error => io::Error::other(format!("the file could not be marked in use: {error}")),
         })
@@ -130,16 +131,21 @@ impl StoreFile {
 
     /// Makes the file say that it is in use, unless it does. The caller is the one that bars it.
     pub(crate) fn mark_in_use(&self) -> Result<()> {
-        Ok(self.mark()?)
+        Ok(self.mark(&|| true)?)
     }
 
     #[cold]
-    fn mark(&self) -> std::result::Result<(), PoolError> {
+    fn mark(&self, is_needed: &dyn Fn() -> bool) -> std::result::Result<(), PoolError> {
         let writing = self.writing();
         if self.barred.load(Ordering::Acquire) {
             return Err(PoolError::WriteAhead(put_off()));
         }
         if self.in_use.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        // No checkpoint comes between this look and the mark: it bars the file under the lock. One
+        // that was before has called its pages clean before it lifted the bar.
+        if !is_needed() {
             return Ok(());
         }
         if self.is_closed() {
@@ -229,9 +235,7 @@ mod tests {
 
     use super::*;
 
-    /// A thread of the pool may come late: the file may be another process's by then.
-    #[test]
-    fn a_closed_file_is_not_marked() {
+    fn clean_file() -> (Arc<MemoryDevice>, StoreFile) {
         let header = Header {
             version: 1,
             page_frames: 1,
@@ -246,9 +250,40 @@ mod tests {
         };
         let device = Arc::new(MemoryDevice::new());
         let file = StoreFile::new(device.clone(), header);
+        (device, file)
+    }
+
+    /// A thread of the pool may come late: the file may be another process's by then.
+    #[test]
+    fn a_closed_file_is_not_marked() {
+        let (device, file) = clean_file();
         file.close();
-        assert!(file.before_pages().is_err());
+        assert!(file.before_pages(&|| true).is_err());
         assert_eq!(device.pages().unwrap(), 0);
         assert!(file.check_poison().is_ok());
+    }
+
+    /// A thread of the pool has seen a dirty page, and comes to the mark after the checkpoint that
+    /// wrote the page has ended.
+    #[test]
+    fn a_file_is_not_marked_for_pages_that_a_checkpoint_made_clean() {
+        let (_, file) = clean_file();
+        let dirty = AtomicBool::new(true);
+        let still_dirty = || dirty.load(Ordering::SeqCst);
+        std::thread::scope(|scope| {
+            let writing = file.writing();
+            assert!(still_dirty());
+            let late = scope.spawn(|| file.before_pages(&still_dirty));
+            // It waits for the lock, or comes for it later.
+            std::thread::sleep(std::time::Duration::from_millis(50));
+            dirty.store(false, Ordering::SeqCst);
+            drop(writing);
+            late.join().unwrap().unwrap();
+        });
+        assert!(!file.is_in_use());
+        assert!(file.header().clean);
+        dirty.store(true, Ordering::SeqCst);
+        file.before_pages(&still_dirty).unwrap();
+        assert!(file.is_in_use());
     }
 }

@@ -16,6 +16,7 @@ pub(crate) mod open;
 pub(crate) mod options;
 pub(crate) mod pool_view;
 pub(crate) mod snapshot;
+pub(crate) mod within;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -198,7 +199,7 @@ impl Store {
     /// [`NoSuchTree`](Error::NoSuchTree). Damage on the way: then the tree is gone all the same,
     /// but what could not be read stays unused space.
     pub fn drop_tree(&self, name: &str) -> Result<()> {
-        let alone = self.core.alone();
+        let alone = self.core.alone()?;
         self.core.drop_tree(&alone, name)
     }
 

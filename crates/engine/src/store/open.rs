@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use vellum_pool::device::{Device, FileDevice, FileOptions, UnpublishedFile};
+use vellum_pool::device::{Device, FileDevice, FileOptions, UnpublishedFile, Write};
 use vellum_pool::{PageRef, Pool, PoolError, PoolOptions, PoolSize, RawPages, Space};
 
 use crate::error::{Error, Result};
@@ -126,14 +126,8 @@ pub(crate) fn open(device: Arc<dyn Device>, options: &Options) -> Result<StoreCo
     let (free_map, space) = match options.salvage {
         true => (Vec::new(), Space::new(pages)),
         false => {
-            check_list(&device, &header)?;
-            let found = read_free_map(&device, &header)?;
-            if !options.is_read_only() {
-                // A process that was killed may have written what this one finds and not have
-                // waited for its sync. The next header says that all of it is in the file.
-                device.sync().map_err(PoolError::Sync)?;
-            }
-            found
+            confirm(&device, &header, !options.is_read_only())?;
+            read_free_map(&device, &header)?
         }
     };
     let file = Arc::new(StoreFile::new(device.clone(), header));
@@ -144,21 +138,43 @@ pub(crate) fn open(device: Arc<dyn Device>, options: &Options) -> Result<StoreCo
 
 /// Each page that the header lists is as it says; otherwise the process, or the power, was gone
 /// before all of them were written.
-fn check_list(device: &Arc<dyn Device>, header: &Header) -> Result<()> {
-    if header.listed == 0 {
-        return Ok(());
-    }
+///
+/// A store that is opened for writing has the header and these pages in the file afterwards,
+/// durably: its next header says so. The process before may have been killed while it waited for a
+/// sync, or after that sync had failed. Then the kernel has in its page cache what the device has
+/// not, calls it clean, and would not write it for another sync. So both are written again, as they
+/// were read. All other pages were durable before the header was written. A crash meanwhile leaves
+/// what a crash of the process before would have left.
+fn confirm(device: &Arc<dyn Device>, header: &Header, durably: bool) -> Result<()> {
     let headers = small_pool(device, Arc::new(RawPages), 1)?;
-    let list: Vec<_> = header.list(&headers.fix_shared(header.page())?).collect();
+    let newest = headers.fix_shared(header.page())?;
+    match Header::decode(header.page().id.0, &newest) {
+        HeaderPage::Valid(found) if found == *header => {}
+        _ => return Err(Error::damaged(header.page(), "it is another one than a moment ago")),
+    }
     let pool = scratch_pool(device, StoreFormat::to_read(), 2 * LISTED_FRAMES_MAX)?;
-    for listed in list {
+    let mut pages = Vec::with_capacity(header.listed as usize);
+    for listed in header.list(&newest) {
         match pool.fix_shared(listed.page) {
-            Ok(page) if page::checksum_of(&page) == listed.checksum => {}
+            Ok(page) if page::checksum_of(&page) == listed.checksum => pages.push(page),
             Err(error @ PoolError::Read { .. }) => return Err(error.into()),
             _ => return Err(Error::UncleanShutdown),
         }
     }
-    Ok(())
+    if !durably {
+        return Ok(());
+    }
+    // A damaged list may name a page twice.
+    pages.sort_unstable_by_key(|page| page.page());
+    pages.dedup_by_key(|page| page.page());
+    let all = [&newest].into_iter().chain(&pages);
+    let mut writes: Vec<_> = all.map(|page| Write::new(page.page().id.0, [page, &[]])).collect();
+    device.write(&mut writes);
+    for (write, page) in writes.into_iter().zip([&newest].into_iter().chain(&pages)) {
+        let page = page.page();
+        write.result.map_err(|source| PoolError::Write { page, source })?;
+    }
+    Ok(device.sync().map_err(PoolError::Sync)?)
 }
 
 /// A pool only to look at a few pages, before it is known which are allocated.

@@ -20,10 +20,10 @@ impl Store {
     /// A view of the store that stands still. Changes wait while it lives.
     ///
     /// # Errors
-    /// [`Closed`](crate::Error::Closed).
+    /// [`Closed`](crate::Error::Closed), [`CalledFromWithin`](crate::Error::CalledFromWithin).
     pub fn snapshot(&self) -> Result<Snapshot<'_>> {
         self.core.check_open()?;
-        Ok(Snapshot { store: self, _still: self.core.hold() })
+        Ok(Snapshot { store: self, _still: self.core.hold()? })
     }
 }
 

@@ -386,7 +386,7 @@ impl Tree {
     /// Damage or a failed read. Unless the tree's root is damaged the tree is empty then, too, but
     /// what could not be read stays unused space.
     pub fn clear(&self) -> Result<()> {
-        let alone = self.core.alone();
+        let alone = self.core.alone()?;
         let change = self.core.change_alone(&alone)?;
         let access = self.access();
         access.check_dropped()?;
@@ -465,7 +465,7 @@ impl Tree {
     /// # Errors
     /// The first damage, or a failed read.
     pub fn check(&self) -> Result<TreeStat> {
-        let _still = self.core.hold();
+        let _still = self.core.hold()?;
         let access = self.open_access()?;
         access.check_dropped()?;
         access.check(&mut Strict::new(access))

@@ -10,6 +10,7 @@ use super::held_leaf::{Held, HeldLeaf};
 use crate::error::{Error, Result};
 use crate::node::PayloadPlace;
 use crate::page::blob::{self, BLOB_REF, BLOB_REST, BlobRef};
+use crate::store::within::Within;
 use crate::tree::streams::Pin;
 use crate::value::{Blob, Value};
 
@@ -238,10 +239,15 @@ impl<'a> Access<'a> {
         let leaf = self.leaf_for_reading(key)?;
         match HeldLeaf::from(&leaf).find(key)? {
             None => Ok(None),
-            Some((_, Held::Inline(value))) => Ok(Some(read(value))),
+            Some((_, Held::Inline(value))) => {
+                let _within = Within::of(&self.core.gate);
+                Ok(Some(read(value)))
+            }
             Some((_, Held::Blob(_))) => {
                 drop(leaf);
-                Ok(self.get(key)?.map(|value| read(&value)))
+                let value = self.get(key)?;
+                let _within = Within::of(&self.core.gate);
+                Ok(value.map(|value| read(&value)))
             }
         }
     }

@@ -8,13 +8,14 @@
 pub(crate) mod frame_budget;
 pub(crate) mod write_back;
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use crate::core::Core;
 use crate::device::Device;
 use crate::error::PoolError;
 use crate::eviction::frame_budget::Reserved;
-use crate::eviction::write_back::Writer;
+use crate::eviction::write_back::{HeldPages, Writer};
 use crate::page::PageRef;
 use crate::page::state::{Leave, State};
 use crate::statistics::counters::Event;
@@ -156,7 +157,7 @@ impl Eviction {
 
         let (clean, dirty) = self.hold_dirty(&candidates);
         let written = self.write(&dirty);
-        let locked = self.lock_exclusively(&clean, &dirty, &written);
+        let locked = self.lock_exclusively(&clean, dirty, &written);
         let results = core.evict(&locked);
 
         let mut evicted = Evicted::default();
@@ -171,8 +172,8 @@ impl Eviction {
 
     /// Step 1: the candidates that are still marked, clean ones and, held shared, dirty ones in
     /// the order of the file.
-    fn hold_dirty(&self, candidates: &[PageRef]) -> (Vec<PageRef>, Vec<PageRef>) {
-        let (mut clean, mut dirty) = (Vec::new(), Vec::new());
+    fn hold_dirty(&self, candidates: &[PageRef]) -> (Vec<PageRef>, HeldPages<'_>) {
+        let (mut clean, mut dirty) = (Vec::new(), HeldPages::none(&self.core));
         for &page in candidates {
             let (state, seen) = self.core.look_at_known(page);
             if seen.state() == State::Marked {
@@ -188,18 +189,18 @@ impl Eviction {
             }
         }
         // Devices write what follows one another in the file with one operation.
-        dirty.sort_unstable();
+        dirty.sort();
         (clean, dirty)
     }
 
     /// Step 2: writes the dirty ones. True for those that are clean now.
-    fn write(&self, dirty: &[PageRef]) -> Vec<bool> {
-        let results = self.writer.write(&self.core, &*self.device, dirty);
+    fn write(&self, dirty: &HeldPages<'_>) -> Vec<bool> {
+        let results = self.writer.write(&*self.device, dirty);
         if matches!(results.first(), Some(Err(error)) if error.is_put_off()) {
             self.put_off.fetch_add(1, Ordering::Relaxed);
         } else if let Some(Err(error)) = results.iter().find(|result| result.is_err()) {
             *lock(&self.failure) = Some(error.to_string());
-        } else if !dirty.is_empty() {
+        } else if !results.is_empty() {
             *lock(&self.failure) = None;
         }
         results.into_iter().map(|result| result.is_ok()).collect()
@@ -209,10 +210,10 @@ impl Eviction {
     fn lock_exclusively(
         &self,
         clean: &[PageRef],
-        dirty: &[PageRef],
+        dirty: HeldPages<'_>,
         written: &[bool],
     ) -> Vec<PageRef> {
-        let mut locked = Vec::with_capacity(clean.len() + dirty.len());
+        let mut locked = Vec::with_capacity(clean.len() + written.len());
         for &page in clean {
             let (state, seen) = self.core.look_at_known(page);
             if seen.state() == State::Marked && !seen.is_dirty() && state.try_lock(seen) {
@@ -224,7 +225,7 @@ impl Eviction {
                 }
             }
         }
-        for (&page, &written) in dirty.iter().zip(written) {
+        for (page, &written) in dirty.take().into_iter().zip(written) {
             if written && self.core.held(page).try_upgrade() {
                 locked.push(page);
             } else {
@@ -277,7 +278,22 @@ impl Eviction {
             // If this thread alone does not keep up, the next one is woken.
             self.background.asleep.store(state.sleeping > 0, Ordering::Relaxed);
             drop(state);
-            self.evict_until_free(wanted);
+            self.evict_until_free_or_panic(wanted);
+        }
+    }
+
+    /// As [`evict_until_free`](Self::evict_until_free). A panic of the device or the format ends
+    /// this attempt, not the thread: threads that wait for frames look again.
+    fn evict_until_free_or_panic(&self, wanted: u64) {
+        // In the model a panic is a failure of the test.
+        if cfg!(feature = "model") {
+            return self.evict_until_free(wanted);
+        }
+        let evicting = AssertUnwindSafe(|| self.evict_until_free(wanted));
+        if catch_unwind(evicting).is_err() {
+            tracing::error!("the device or the format of the pages panicked during an eviction");
+            *lock(&self.failure) = Some("a panic ended an eviction".to_owned());
+            self.core.budget.wake();
         }
     }
 
@@ -398,7 +414,10 @@ mod tests {
         pool.sync().unwrap();
         let held = pool.fix_shared(page).unwrap();
         let written = lock(&device.written).len();
-        let results = pool.eviction.writer.write(&pool.core, &*pool.eviction.device, &[page]);
+        let mut late = HeldPages::none(&pool.core);
+        std::mem::forget(pool.fix_shared(page).unwrap());
+        late.push(page);
+        let results = pool.eviction.writer.write(&*pool.eviction.device, &late);
         assert!(matches!(&results[..], [Ok(())]));
         assert_eq!(lock(&device.written).len(), written);
         drop(held);

@@ -19,6 +19,59 @@ use crate::page::PageRef;
 use crate::statistics::counters::Event;
 use crate::sync::{Condvar, Mutex, lock, wait};
 
+/// Pages that this thread holds shared to write them. Dropping it lets go of them, also when a
+/// panic of the device or the format unwinds the thread.
+#[derive(Debug)]
+pub(crate) struct HeldPages<'a> {
+    core: &'a Core,
+    pages: Vec<PageRef>,
+}
+
+impl<'a> HeldPages<'a> {
+    pub(crate) fn none(core: &'a Core) -> HeldPages<'a> {
+        HeldPages { core, pages: Vec::new() }
+    }
+
+    /// Takes over a page that the caller holds shared.
+    pub(crate) fn push(&mut self, page: PageRef) {
+        self.pages.push(page);
+    }
+
+    /// Puts the pages into the order of the file.
+    pub(crate) fn sort(&mut self) {
+        self.pages.sort_unstable();
+    }
+
+    /// The pages, which the caller holds from now on.
+    pub(crate) fn take(mut self) -> Vec<PageRef> {
+        std::mem::take(&mut self.pages)
+    }
+}
+
+impl Drop for HeldPages<'_> {
+    fn drop(&mut self) {
+        self.pages.iter().for_each(|page| self.core.unlock_shared(*page));
+    }
+}
+
+/// Unless it is forgotten, a panic of the device has ended a write, of which nothing is known.
+struct Unfinished<'a>(&'a Core);
+
+impl Drop for Unfinished<'_> {
+    fn drop(&mut self) {
+        self.0.poison_for("the device panicked while pages were written");
+    }
+}
+
+/// Writes a batch to the device. If that panics the pool is poisoned.
+pub(crate) fn write_to(device: &dyn Device, core: &Core, writes: &mut [Write<'_>]) {
+    let started = Instant::now();
+    let unfinished = Unfinished(core);
+    device.write(writes);
+    std::mem::forget(unfinished);
+    core.write_latency.record(started.elapsed(), writes.len() as u64);
+}
+
 /// Writes batches of dirty pages; keeps the buffers for their heads.
 #[derive(Debug)]
 pub(crate) struct Writer {
@@ -46,14 +99,14 @@ impl Writer {
         self.batch
     }
 
-    /// Writes pages that the caller holds shared, at most a batch of them. Those that were
-    /// written are no longer dirty. The results are in the order of the pages.
+    /// Writes pages, at most a batch of them. Those that were written are no longer dirty. The
+    /// results are in the order of the pages.
     pub(crate) fn write(
         &self,
-        core: &Core,
         device: &dyn Device,
-        pages: &[PageRef],
+        held: &HeldPages<'_>,
     ) -> Vec<Result<(), PoolError>> {
+        let HeldPages { core, pages } = held;
         assert!(pages.len() <= self.batch);
         if pages.is_empty() {
             return Vec::new();
@@ -119,18 +172,19 @@ fn write_sealed(
         newest_lsn = newest_lsn.max(core.format.seal(*page, head, body));
         writes.push(Write { page: page.id.0, parts: [head, body], result: Ok(()) });
     }
-    // The caller may have come late: a checkpoint has written them while they were held, and the
-    // format need not be told of pages that the file has.
-    if !pages.iter().any(|page| core.held(*page).load().is_dirty()) {
-        return pages.iter().map(|_| Ok(())).collect();
-    }
-    if let Err(error) = core.format.write_ahead(newest_lsn) {
+    // The caller may have come late: a checkpoint has written the pages while the caller held
+    // them. The format need not be told of pages that the file has, and they need no write.
+    let still_dirty = || pages.iter().any(|page| core.held(*page).load().is_dirty());
+    if still_dirty()
+        && let Err(error) = core.format.write_ahead(newest_lsn, &still_dirty)
+    {
         let again = || std::io::Error::new(error.kind(), error.to_string());
         return pages.iter().map(|_| Err(PoolError::WriteAhead(again()))).collect();
     }
-    let started = Instant::now();
-    device.write(&mut writes);
-    core.write_latency.record(started.elapsed(), pages.len() as u64);
+    if !still_dirty() {
+        return pages.iter().map(|_| Ok(())).collect();
+    }
+    write_to(device, core, &mut writes);
     let results = writes.into_iter().zip(pages);
     results
         .map(|(write, &page)| write.result.map_err(|source| PoolError::Write { page, source }))

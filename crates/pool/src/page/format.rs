@@ -8,8 +8,8 @@ use crate::page::PageRef;
 /// Seals pages before they are written and checks them when they were read.
 ///
 /// The pool moves pages; what their bytes say is the format's business. The hooks run on any
-/// thread, background threads included, must not call the pool, and must not panic: a page whose
-/// hook panicked stays locked.
+/// thread, background threads included, and must not call the pool. If one panics, the page stays
+/// as it was: dirty, or not read.
 pub trait PageFormat: Send + Sync + fmt::Debug + 'static {
     /// Completes a page that is about to be written (checksum and the like) and returns its log
     /// sequence number, or 0.
@@ -24,10 +24,16 @@ pub trait PageFormat: Send + Sync + fmt::Debug + 'static {
     /// The write-ahead rule: returns once the log is durable up to `lsn`, the greatest number in
     /// a batch of pages that is about to be written. An error keeps the pages in memory, dirty.
     ///
+    /// `still_dirty` says whether a page of the batch is dirty at this moment. A checkpoint that
+    /// writes copies makes pages clean while the pool holds them to write them
+    /// ([`Pool::settle_copies`](crate::Pool::settle_copies)). The pool does not write a batch
+    /// without a dirty page. So a format that changes something before a write asks where no
+    /// checkpoint can come between the answer and the change.
+    ///
     /// An error of the kind [`WouldBlock`](io::ErrorKind::WouldBlock) says "not now": the pages
     /// must not be written for a while. It poisons nothing. Eviction takes other pages then, and a
     /// thread that finds no frame waits until pages may be written again, however long that takes.
-    fn write_ahead(&self, lsn: u64) -> io::Result<()>;
+    fn write_ahead(&self, lsn: u64, still_dirty: &dyn Fn() -> bool) -> io::Result<()>;
 }
 
 /// A page is not what it should be.
@@ -53,7 +59,7 @@ impl PageFormat for RawPages {
         Ok(())
     }
 
-    fn write_ahead(&self, _lsn: u64) -> io::Result<()> {
+    fn write_ahead(&self, _lsn: u64, _still_dirty: &dyn Fn() -> bool) -> io::Result<()> {
         Ok(())
     }
 }

@@ -6,13 +6,12 @@
 //! meantime ([`PageFormat::write_ahead`](crate::PageFormat::write_ahead)), or an older copy could
 //! follow a newer page.
 
-use std::time::Instant;
-
 use vellum_vm::PAGE_SIZE;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use crate::device::Write;
 use crate::error::PoolError;
+use crate::eviction::write_back::write_to;
 use crate::page::PageRef;
 use crate::page::state::{SHARED_HOLDERS_MAX, State};
 use crate::pool::Pool;
@@ -121,9 +120,7 @@ impl Pool {
                 let (head, body) = copy.bytes().split_at(PAGE_SIZE);
                 writes.push(Write::new(copy.page.id.0, [head, body]));
             }
-            let started = Instant::now();
-            self.device.write(&mut writes);
-            self.core.write_latency.record(started.elapsed(), batch.len() as u64);
+            write_to(&*self.device, &self.core, &mut writes);
             for (written, copy) in writes.into_iter().zip(batch) {
                 let page = copy.page;
                 written.result.map_err(|source| {

@@ -38,6 +38,7 @@ struct Claimed<'a> {
     page: PageRef,
     /// What the frames behind the head were; taken when the read has ended well.
     enclosed: Option<Enclosed>,
+    /// Its frames, which are put back after the page was given up.
     reserved: Option<Reserved<'a>>,
 }
 
@@ -53,20 +54,15 @@ impl Claimed<'_> {
     /// Reads the page. Then the caller holds it exclusively.
     fn read(mut self) -> Result<(), PoolError> {
         let (pool, page, core) = (self.pool, self.page, &*self.pool.core);
-        let reserved = match self.reserved.take() {
-            Some(reserved) => reserved,
-            None => pool.eviction.reserve(page)?,
-        };
+        if self.reserved.is_none() {
+            self.reserved = Some(pool.eviction.reserve(page)?);
+        }
         let started = Instant::now();
         let result = pool.device.read(&core.surface, page.range());
         core.read_latency.record(started.elapsed(), 1);
-        if let Err(error) = core.finish_read(page, result) {
-            // Before the frames are put back.
-            drop(self);
-            return Err(error);
-        }
+        core.finish_read(page, result)?;
         self.enclosed = None;
-        reserved.keep();
+        self.reserved.take().into_iter().for_each(Reserved::keep);
         core.counters.count(Event::Miss);
         Ok(())
     }
@@ -222,11 +218,12 @@ impl Pool {
             Coming::Blocked => return Err(PoolError::WrongSize(page)),
         };
         reserved.keep();
-        let core = self.core.clone();
         let started = Instant::now();
+        let arriving =
+            Arriving { core: self.core.clone(), page, enclosed: Some(enclosed), failure };
         let done = ReadDone::new(move |result| {
-            core.read_latency.record(started.elapsed(), 1);
-            complete(&core, page, enclosed, result, event, failure);
+            arriving.core.read_latency.record(started.elapsed(), 1);
+            arriving.complete(result, event);
         });
         Ok(Some(Load { page, done }))
     }
@@ -250,26 +247,43 @@ impl Pool {
     }
 }
 
-/// Publishes a page that was read asynchronously, or gives back what was taken for it.
-fn complete(
-    core: &Core,
+/// A page that is read asynchronously: locked, and its frames are taken. Dropping it gives both
+/// back; unless the read has failed, a panic of the format has ended the check of the page then.
+struct Arriving {
+    core: Arc<Core>,
     page: PageRef,
-    enclosed: Enclosed,
-    result: std::io::Result<()>,
-    event: Event,
+    /// What the frames behind the head were; taken when the page was published.
+    enclosed: Option<Enclosed>,
     failure: Option<Arc<LoadFailure>>,
-) {
-    match core.finish_read(page, result) {
-        Ok(()) => {
-            core.counters.count(event);
-            core.unlock(page, Leave::Unlocked, false);
-        }
-        Err(error) => {
-            if let Some(failure) = failure {
-                *lock(&failure.0) = Some(error);
+}
+
+impl Arriving {
+    /// Publishes the page, or gives back what was taken for it.
+    fn complete(mut self, result: std::io::Result<()>, event: Event) {
+        match self.core.finish_read(self.page, result) {
+            Ok(()) => {
+                self.enclosed = None;
+                self.core.counters.count(event);
+                self.core.unlock(self.page, Leave::Unlocked, false);
             }
-            core.abandon(page, enclosed);
-            core.budget.put_back(u64::from(page.frames));
+            Err(error) => self.fail(error),
         }
+    }
+
+    /// Says why the page does not come, to the one who started the read.
+    fn fail(&mut self, error: PoolError) {
+        if let Some(failure) = self.failure.take() {
+            *lock(&failure.0) = Some(error);
+        }
+    }
+}
+
+impl Drop for Arriving {
+    fn drop(&mut self) {
+        let Some(enclosed) = self.enclosed.take() else { return };
+        let source = std::io::Error::other("the format of the pages panicked when it checked it");
+        self.fail(PoolError::Read { page: self.page, source });
+        self.core.abandon(self.page, enclosed);
+        self.core.budget.put_back(u64::from(self.page.frames));
     }
 }

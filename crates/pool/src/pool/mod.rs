@@ -18,6 +18,7 @@ use crate::core::{Core, Wanted};
 use crate::device::{Device, DeviceInfo};
 use crate::error::{PoolError, Restart};
 use crate::eviction::Eviction;
+use crate::eviction::write_back::HeldPages;
 use crate::huge::collapser;
 use crate::page::bytes::RacyBytes;
 use crate::page::dirty_pages::DirtyPages;
@@ -366,7 +367,7 @@ impl Pool {
         self.check_writable()?;
         self.free_deferred();
         for batch in self.core.dirty.collect().chunks(self.eviction.writer.batch()) {
-            let (mut held, mut busy) = (Vec::with_capacity(batch.len()), Vec::new());
+            let (mut held, mut busy) = (HeldPages::none(&self.core), Vec::new());
             for &id in batch {
                 match self.try_hold_dirty(id) {
                     Hold::Held(page) => held.push(page),
@@ -374,21 +375,21 @@ impl Pool {
                     Hold::Busy(..) => busy.push(id),
                 }
             }
-            self.write_held(&held)?;
+            self.write_held(held)?;
             for id in busy {
                 if let Some(page) = self.wait_to_hold_dirty(id) {
-                    self.write_held(&[page])?;
+                    let mut held = HeldPages::none(&self.core);
+                    held.push(page);
+                    self.write_held(held)?;
                 }
             }
         }
         Ok(())
     }
 
-    /// Writes pages that are held shared, and lets go of them.
-    fn write_held(&self, held: &[PageRef]) -> Result<(), PoolError> {
-        let results = self.eviction.writer.write(&self.core, &*self.device, held);
-        held.iter().for_each(|page| self.core.unlock_shared(*page));
-        results.into_iter().collect()
+    /// Writes pages and lets go of them.
+    fn write_held(&self, held: HeldPages<'_>) -> Result<(), PoolError> {
+        self.eviction.writer.write(&*self.device, &held).into_iter().collect()
     }
 
     /// Holds the page that begins at `id` shared, if it is dirty and no thread writes to it.
