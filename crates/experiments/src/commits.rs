@@ -1,18 +1,15 @@
 //! Small durable commits: one put and the wait until it survives a loss of power.
 
-use std::cell::RefCell;
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt as _;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use anyhow::{Result, anyhow};
-use hdrhistogram::Histogram;
+use anyhow::Result;
 
+use super::durable::{self, Commit, rates_and_latencies};
 use super::{Context, Experiment, count};
 use vellum_bench::engine::{Engine, Factory, Setting, VELLUM};
-use vellum_bench::measure::{Contestant, Samples, alternate};
-use vellum_bench::report::{Outcome, Row};
+use vellum_bench::report::Outcome;
 use vellum_bench::workload::values::{fill, key};
 
 /// The experiment.
@@ -28,24 +25,11 @@ const WRITERS: [u64; 3] = [1, 8, 32];
 const PEERS: [&str; 2] = ["lmdb", "redb"];
 const VALUE: usize = 120;
 const CACHE: u64 = 256 << 20;
-/// The longest latency that the histogram resolves, in nanoseconds.
-const LONGEST: u64 = 100_000_000_000;
-
-/// Commits something, in the thread of this number.
-type Commit<'a> = Box<dyn FnMut() -> Result<()> + 'a>;
-
 /// The measured operation.
 enum Way {
     /// A write of 4 KiB to a file of the thread's own, and its fdatasync.
     Plain(Vec<File>),
     Engine(&'static str, Box<dyn Engine>),
-}
-
-/// Latencies of one sample in nanoseconds.
-#[derive(Clone, Copy)]
-struct Latency {
-    p50: u64,
-    p99: u64,
 }
 
 fn run(context: &Context<'_>) -> Result<Outcome> {
@@ -59,26 +43,13 @@ fn run(context: &Context<'_>) -> Result<Outcome> {
     }
     let mut outcome = Outcome::default();
     for writers in WRITERS {
-        let latencies: Vec<_> = ways.iter().map(|_| RefCell::new(Vec::new())).collect();
-        let contestants = ways.iter().zip(&latencies).map(|(way, latencies)| {
-            let name = format!("{}, {}", way.name(), count(writers as usize, "writer"));
-            Contestant::new(name, move || {
-                let (rate, latency) = way.sample(writers, entries, duration)?;
-                latencies.borrow_mut().push(latency);
-                Ok(rate)
-            })
+        let contestants = ways.iter().map(|way| durable::Way {
+            name: format!("{}, {}", way.name(), count(writers as usize, "writer")),
+            threads: writers,
+            commit: Box::new(move |thread| way.commit(thread, entries)),
         });
-        let rates = alternate(context.rounds(), &context.progress, contestants.collect())?;
-        outcome.rows.extend(rates.iter().map(|of| Row::of(of, "commits/s").against(of, &rates[0])));
-        for (what, of) in [("p50", (|l| l.p50) as fn(&Latency) -> u64), ("p99", |l| l.p99)] {
-            let samples = |(rate, latencies): (&Samples, &RefCell<Vec<Latency>>)| Samples {
-                name: format!("{what}, {}", rate.name),
-                // The first round does not count.
-                values: latencies.borrow()[1..].iter().map(|l| of(l) as f64 / 1000.0).collect(),
-            };
-            let all: Vec<_> = rates.iter().zip(&latencies).map(samples).collect();
-            outcome.rows.extend(all.iter().map(|of| Row::of(of, "us").against(of, &all[0])));
-        }
+        let contestants: Vec<_> = contestants.collect();
+        outcome.rows.extend(rates_and_latencies(context, &contestants, "commits/s", duration)?);
     }
     outcome.notes.push(format!(
         "Each thread replaces one of {entries} values of {VALUE} bytes at random and waits until \
@@ -152,36 +123,5 @@ impl Way {
                 }))
             }
         }
-    }
-
-    /// Commits a second of all threads together, and their latencies.
-    fn sample(&self, writers: u64, entries: u64, duration: Duration) -> Result<(f64, Latency)> {
-        let (begin, commits) = (Instant::now(), AtomicU64::new(0));
-        let histograms = std::thread::scope(|scope| {
-            let body = |thread| {
-                let commits = &commits;
-                move || {
-                    let mut commit = self.commit(thread, entries)?;
-                    let mut histogram = Histogram::<u64>::new_with_bounds(1, LONGEST, 3)?;
-                    while begin.elapsed() < duration {
-                        let started = Instant::now();
-                        commit()?;
-                        histogram.saturating_record(started.elapsed().as_nanos() as u64);
-                        commits.fetch_add(1, Ordering::Relaxed);
-                    }
-                    anyhow::Ok(histogram)
-                }
-            };
-            let threads: Vec<_> = (0..writers).map(|thread| scope.spawn(body(thread))).collect();
-            let joined = threads
-                .into_iter()
-                .map(|thread| thread.join().map_err(|_| anyhow!("a writer panicked"))?);
-            joined.collect::<Result<Vec<_>>>()
-        })?;
-        let rate = commits.load(Ordering::Relaxed) as f64 / begin.elapsed().as_secs_f64();
-        let mut all = Histogram::<u64>::new_with_bounds(1, LONGEST, 3)?;
-        histograms.iter().try_for_each(|histogram| all.add(histogram))?;
-        let of = |quantile| all.value_at_quantile(quantile);
-        Ok((rate, Latency { p50: of(0.5), p99: of(0.99) }))
     }
 }

@@ -13,6 +13,7 @@ mod commits;
 mod context;
 mod data_sizes;
 mod disk;
+mod durable;
 mod exmap;
 mod fig10;
 mod fig4;
@@ -20,6 +21,7 @@ mod fig8;
 mod graph;
 mod in_memory;
 mod in_memory_scaling;
+mod log;
 mod memory;
 mod morsel;
 mod out_of_memory;
@@ -52,6 +54,7 @@ pub const ALL: &[Experiment] = &[
     disk::DISK,
     writers::WRITERS,
     commits::COMMITS,
+    log::LOG,
     bulk_work::BULK_WORK,
     tpcc::TPCC,
     data_sizes::DATA_SIZES,

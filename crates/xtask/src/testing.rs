@@ -123,18 +123,21 @@ fn xtask(root: &Path, words: &str) -> Command {
     command
 }
 
-/// The page-state protocol under shuttle: the pool with its primitives replaced.
+/// The page-state protocol and the log's ring under shuttle: both with their primitives replaced.
 fn model_check(root: &Path) -> Command {
-    command(root, "test -p vellum-pool --features model --release --test model")
+    let mut command = command(root, "test -p vellum-pool -p vellum-log --release --test model");
+    command.args(["--features", "vellum-pool/model,vellum-log/model"]);
+    command
 }
 
-/// The pool's and the store's tests with every access to memory checked, and leaks. Not those of
-/// the surfaces: the sanitizer's own mappings exceed the limits that they set.
+/// The pool's, the log's and the store's tests with every access to memory checked, and leaks. Not
+/// those of the surfaces: the sanitizer's own mappings exceed the limits that they set.
 fn address_sanitizer(root: &Path) -> Command {
     let mut command = Command::new("cargo");
     let target = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
     command.current_dir(root).args(["+nightly", "test", "--no-fail-fast", "--target", &target]);
-    command.args(["-p", "vellum-pool", "-p", "vellum", "--lib", "--tests"]);
+    command.args(["-p", "vellum-pool", "-p", "vellum-log", "-p", "vellum"]);
+    command.args(["--lib", "--tests"]);
     command.args(["--target-dir", "target/sanitizer"]).env("RUSTFLAGS", "-Zsanitizer=address");
     command
 }

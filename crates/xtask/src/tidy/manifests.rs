@@ -14,6 +14,10 @@ const MUST_NOT_KNOW: &[(&str, &[&str])] = &[
         &["vellum-pool", "vellum", "vellum-cli", MORSEL, BENCH, EXPERIMENTS, PEERS],
     ),
     ("crates/pool/Cargo.toml", &["vellum", "vellum-cli", MORSEL, BENCH, EXPERIMENTS, PEERS]),
+    (
+        "crates/log/Cargo.toml",
+        &["vellum-vm", "vellum-pool", "vellum", "vellum-cli", MORSEL, BENCH, EXPERIMENTS, PEERS],
+    ),
     ("crates/engine/Cargo.toml", &["vellum-cli", MORSEL, BENCH, EXPERIMENTS, PEERS]),
     (
         "crates/morsel/Cargo.toml",

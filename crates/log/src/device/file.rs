@@ -1,0 +1,378 @@
+//! A log in a folder: files of one size, which are allocated and zeroed ahead and recycled.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::fs::{self, File};
+use std::hash::{BuildHasher as _, RandomState};
+use std::io;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, RwLock};
+
+use rustix::fs::{FlockOperation, flock};
+
+use super::segment::{Segment, SegmentHead};
+use super::way::{Choice, Way, probe};
+use super::{LogDevice, Written};
+use crate::block::{BLOCK_BYTES, Block};
+use crate::error::LogError;
+
+/// What the names of the files begin with; a number follows, which means nothing.
+const NAME: &str = "segment-";
+
+/// How a [`FileLog`] is opened.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct FileLogOptions {
+    /// Bytes of each file, a multiple of 4096 and at least 16384; for a log that is created.
+    pub segment_bytes: u64,
+    /// Bytes of all files; a log has two files at least.
+    pub most_bytes: u64,
+    /// How blocks become durable; `None` for the way that a probe finds fastest.
+    pub way: Option<Way>,
+}
+
+impl Default for FileLogOptions {
+    fn default() -> Self {
+        Self { segment_bytes: 16 << 20, most_bytes: 1 << 30, way: None }
+    }
+}
+
+/// A log in a folder.
+#[derive(Debug)]
+pub struct FileLog {
+    folder: PathBuf,
+    /// The folder, locked.
+    lock: File,
+    log: u64,
+    /// Blocks of a segment.
+    blocks: u64,
+    most: usize,
+    choice: Choice,
+    segments: RwLock<Segments>,
+    /// Whether a write or sync has failed. Held while one is under way whose failure the kernel may
+    /// tell to another: it tells each only once.
+    failed: Mutex<bool>,
+}
+
+#[derive(Debug)]
+struct Segments {
+    /// The number of the first one.
+    first: u64,
+    live: VecDeque<Arc<Segment>>,
+    spare: Vec<Arc<Segment>>,
+    /// A file that failed to get its new number. It may have it on the disk, and then no other file
+    /// may: it comes before the spare ones.
+    unsure: Option<Arc<Segment>>,
+    /// Files that there are.
+    files: usize,
+    /// The number in the name of the next one.
+    name: u64,
+}
+
+impl FileLog {
+    /// Opens the log in a folder, or creates it there; the folder, too, if its own is there.
+    ///
+    /// # Errors
+    /// `InUse` if another handle has it; `Unfit` if the files do not belong together; what the
+    /// system said.
+    pub fn open(folder: impl AsRef<Path>, options: &FileLogOptions) -> Result<FileLog, LogError> {
+        let folder = folder.as_ref();
+        let unfit = |what: &str| LogError::Unfit { path: folder.into(), what: what.into() };
+        let blocks = options.segment_bytes / BLOCK_BYTES as u64;
+        let fits = options.segment_bytes.is_multiple_of(BLOCK_BYTES as u64) && blocks >= 4;
+        if !fits || options.most_bytes / options.segment_bytes < 2 {
+            return Err(unfit(
+                "a segment has a multiple of 4096 bytes, at least 16384, and a log two segments",
+            ));
+        }
+        let doing = || format!("opening the log in {}", folder.display());
+        let lock = lock_folder(folder)?;
+        let choice = match options.way {
+            Some(way) => Choice { way, in_flight: 1 },
+            None => probe(folder).map_err(LogError::io(doing()))?,
+        };
+        let (files, last) = list(folder, choice.way).map_err(LogError::io(doing()))?;
+        let found = Found::new(files, blocks - 1).map_err(LogError::io(doing()))?;
+        let found = found.map_err(|what| unfit(&what))?;
+        let mut segments = found.segments.settle(found.head).map_err(LogError::io(doing()))?;
+        segments.name = last.map_or(0, |last| last + 1);
+        let most = options.most_bytes / ((found.head.blocks + 1) * BLOCK_BYTES as u64);
+        Ok(FileLog {
+            folder: folder.into(),
+            lock,
+            log: found.head.log,
+            blocks: found.head.blocks,
+            most: most.max(2) as usize,
+            choice,
+            segments: RwLock::new(segments),
+            failed: Mutex::new(false),
+        })
+    }
+
+    /// How blocks become durable.
+    pub fn way(&self) -> Way {
+        self.choice.way
+    }
+
+    /// A file that gets a new number: a spare one, or a new one.
+    fn take_spare(&self) -> io::Result<Arc<Segment>> {
+        let mut segments = self.write_segments();
+        if let Some(unsure) = segments.unsure.take() {
+            return Ok(unsure);
+        }
+        if let Some(spare) = segments.spare.pop() {
+            return Ok(spare);
+        }
+        if segments.files >= self.most {
+            let bytes = self.most as u64 * (self.blocks + 1) * BLOCK_BYTES as u64;
+            let what = format!(
+                "the log has all of its {bytes} bytes in use: trim it, or open it \
+                 with a larger bound"
+            );
+            return Err(io::Error::new(io::ErrorKind::StorageFull, what));
+        }
+        let path = self.folder.join(format!("{NAME}{:04}", segments.name));
+        let segment = Segment::open(&path, self.choice.way, true)?;
+        segments.files += 1;
+        segments.name += 1;
+        Ok(Arc::new(segment))
+    }
+
+    /// Calls `each` for the part of some blocks that lies in each segment: the segment, the first
+    /// block in it, and which of the blocks.
+    fn by_segment(
+        &self,
+        first: u64,
+        count: usize,
+        mut each: impl FnMut(&Segment, u64, Range<usize>) -> io::Result<()>,
+    ) -> io::Result<()> {
+        let mut done = 0;
+        while done < count {
+            let number = first + done as u64;
+            let inside = number % self.blocks;
+            let part = ((self.blocks - inside) as usize).min(count - done);
+            each(&*self.segment(number)?, inside, done..done + part)?;
+            done += part;
+        }
+        Ok(())
+    }
+
+    fn segment(&self, block: u64) -> io::Result<Arc<Segment>> {
+        let segments = self.segments.read().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let index = (block / self.blocks).checked_sub(segments.first);
+        let segment = index.and_then(|index| segments.live.get(index as usize));
+        let outside = || io::Error::other(format!("block {block} is outside the log"));
+        segment.cloned().ok_or_else(outside)
+    }
+
+    fn write_segments(&self) -> std::sync::RwLockWriteGuard<'_, Segments> {
+        self.segments.write().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// Fails after any failure; else waits for others that write or sync.
+    fn alone(&self) -> io::Result<MutexGuard<'_, bool>> {
+        let failed = self.failed.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        if *failed {
+            return Err(io::Error::other("an earlier write or sync of the log has failed"));
+        }
+        Ok(failed)
+    }
+}
+
+impl LogDevice for FileLog {
+    fn identity(&self) -> u64 {
+        self.log
+    }
+
+    fn scan(&self) -> Range<u64> {
+        let segments = self.segments.read().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let end = segments.first + segments.live.len() as u64;
+        segments.first * self.blocks..end * self.blocks
+    }
+
+    fn extend(&self) -> io::Result<u64> {
+        let number = self.scan().end / self.blocks;
+        let segment = self.take_spare()?;
+        let head = SegmentHead { log: self.log, number, blocks: self.blocks };
+        if let Err(error) = segment.prepare(self.blocks) {
+            self.write_segments().spare.push(segment);
+            return Err(error);
+        }
+        // A new file is there after a crash once its folder is durable.
+        let headed = segment.write_head(head).and_then(|()| self.lock.sync_all());
+        let mut segments = self.write_segments();
+        if let Err(error) = headed {
+            segments.unsure = Some(segment);
+            return Err(error);
+        }
+        segments.live.push_back(segment);
+        Ok((number + 1) * self.blocks)
+    }
+
+    fn append(&self, first: u64, parts: [&[Block]; 2]) -> io::Result<Written> {
+        let way = self.choice.way;
+        let mut alone = (way == Way::BufferedDsync).then(|| self.alone()).transpose()?;
+        let count = parts[0].len() + parts[1].len();
+        let written = self.by_segment(first, count, |segment, inside, part| {
+            let middle = parts[0].len();
+            let (from, to) = (part.start, part.end);
+            let head = &parts[0][from.min(middle)..to.min(middle)];
+            let tail = &parts[1][from.max(middle) - middle..to.max(middle) - middle];
+            segment.write(inside, [head, tail])
+        });
+        if let (Some(failed), Err(_)) = (&mut alone, &written) {
+            **failed = true;
+        }
+        written.map(|()| if way.is_durable() { Written::Durable } else { Written::Cached })
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        let mut failed = self.alone()?;
+        let segments = self.segments.read().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let live: Vec<_> = segments.live.iter().cloned().collect();
+        drop(segments);
+        let synced = live.iter().try_for_each(|segment| segment.sync());
+        *failed = synced.is_err();
+        synced
+    }
+
+    fn read(&self, first: u64, blocks: &mut [Block]) -> io::Result<()> {
+        self.by_segment(first, blocks.len(), |segment, inside, part| {
+            segment.read(inside, &mut blocks[part])
+        })
+    }
+
+    fn trim(&self, before: u64) -> io::Result<()> {
+        let mut segments = self.write_segments();
+        while segments.live.len() > 1 && (segments.first + 1) * self.blocks <= before {
+            let oldest = segments.live.pop_front();
+            segments.spare.extend(oldest);
+            segments.first += 1;
+        }
+        Ok(())
+    }
+
+    fn in_flight(&self) -> usize {
+        self.choice.in_flight
+    }
+}
+
+/// Creates the folder if it is not there, and locks it.
+fn lock_folder(folder: &Path) -> Result<File, LogError> {
+    let doing = |what: &str| format!("{what} the log's folder {}", folder.display());
+    match fs::create_dir(folder) {
+        Ok(()) => {
+            let parent = folder.parent().filter(|parent| !parent.as_os_str().is_empty());
+            let synced =
+                File::open(parent.unwrap_or(Path::new("."))).and_then(|dir| dir.sync_all());
+            synced.map_err(LogError::io(doing("syncing what holds")))?;
+        }
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+        Err(error) => return Err(LogError::io(doing("creating"))(error)),
+    }
+    let lock = File::open(folder).map_err(LogError::io(doing("opening")))?;
+    match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(lock),
+        Err(rustix::io::Errno::WOULDBLOCK) => Err(LogError::InUse { path: folder.into() }),
+        Err(error) => Err(LogError::io(doing("locking"))(error.into())),
+    }
+}
+
+/// The files of a log with their heads, and the greatest number in their names.
+fn list(folder: &Path, way: Way) -> io::Result<(Vec<Stated>, Option<u64>)> {
+    let (mut files, mut last) = (Vec::new(), None);
+    for entry in fs::read_dir(folder)? {
+        let name = entry?.file_name();
+        let number = name.to_str().and_then(|name| name.strip_prefix(NAME)?.parse().ok());
+        let Some(number) = number else { continue };
+        last = last.max(Some(number));
+        let segment = Segment::open(&folder.join(&name), way, false)?;
+        let head = segment.head()?;
+        files.push((segment, head));
+    }
+    Ok((files, last))
+}
+
+/// A file, and what its head says.
+type Stated = (Segment, Option<SegmentHead>);
+
+/// What the files of a folder are together.
+struct Found {
+    /// Identity and size, as in each head.
+    head: SegmentHead,
+    segments: Recovered,
+}
+
+/// Files by what they are.
+struct Recovered {
+    by_number: BTreeMap<u64, (Segment, bool)>,
+    spare: Vec<Arc<Segment>>,
+    files: usize,
+}
+
+impl Found {
+    /// The inner error says in which way the files do not belong together.
+    fn new(files: Vec<Stated>, new_blocks: u64) -> io::Result<Result<Found, String>> {
+        let mut known = files.iter().filter_map(|(_, head)| *head);
+        let random = || RandomState::new().hash_one(std::process::id()) | 1;
+        let first = known.next();
+        let log = first.map(|head| head.log);
+        let blocks = first.map_or(new_blocks, |head| head.blocks);
+        if known.any(|head| (Some(head.log), head.blocks) != (log, blocks)) {
+            return Ok(Err("its segments are those of several logs: move one of them away".into()));
+        }
+        let mut head = SegmentHead { log: log.unwrap_or_default(), number: 0, blocks };
+        let count = files.len();
+        let mut segments =
+            Recovered { by_number: BTreeMap::new(), spare: Vec::new(), files: count };
+        for (segment, stated) in files {
+            let is_whole = segment.has_length(blocks)?;
+            let is = match stated {
+                Some(stated) if is_whole => Some(stated),
+                Some(stated) => {
+                    return Ok(Err(format!("segment {} has lost its tail", stated.number)));
+                }
+                None if is_whole => segment.infer(log, blocks)?,
+                None => None,
+            };
+            let Some(is) = is else {
+                segments.spare.push(Arc::new(segment));
+                continue;
+            };
+            segment.set_ready();
+            if head.log == 0 {
+                head.log = is.log;
+            }
+            if segments.by_number.insert(is.number, (segment, stated.is_none())).is_some() {
+                return Ok(Err(format!("segment {} is there twice", is.number)));
+            }
+        }
+        if head.log == 0 {
+            head.log = random();
+        }
+        Ok(Ok(Found { head, segments }))
+    }
+}
+
+impl Recovered {
+    /// The newest segments without a gap are the log; the others are spare.
+    fn settle(mut self, head: SegmentHead) -> io::Result<Segments> {
+        let mut live = VecDeque::new();
+        let mut first = 0;
+        while let Some((number, (segment, lost_head))) = self.by_number.pop_last() {
+            let segment = Arc::new(segment);
+            if !live.is_empty() && number + 1 != first {
+                self.spare.push(segment);
+                continue;
+            }
+            if lost_head {
+                tracing::warn!(number, "a segment of the log has lost its head: writing it anew");
+                segment.write_head(SegmentHead { number, ..head })?;
+            }
+            segment.settle()?;
+            first = number;
+            live.push_front(segment);
+        }
+        Ok(Segments { first, live, spare: self.spare, unsure: None, files: self.files, name: 0 })
+    }
+}

@@ -1,0 +1,86 @@
+//! Where the blocks of a log are kept: a trait, and what implements it.
+
+use std::fmt;
+use std::io;
+use std::ops::Range;
+
+use crate::block::Block;
+
+mod file;
+mod segment;
+mod simulated;
+mod way;
+
+pub use file::{FileLog, FileLogOptions};
+pub use simulated::{SimulatedDevice, SimulatedFault, SimulatedOptions};
+pub use way::Way;
+
+/// The place of a log: an array of blocks that grows at its end and is given up at its front.
+///
+/// The log numbers its blocks from 0 on. It writes each block once, and a second time only if an
+/// opening found that the first writing never became durable. A folder of files keeps them, or
+/// memory, or several machines.
+///
+/// The log calls `append`, `sync`, `read` and `trim` from several threads at once; `extend` from
+/// one
+/// at a time.
+pub trait LogDevice: Send + Sync + fmt::Debug + 'static {
+    /// The identity of the log, which stands in each of its blocks, so that a block of another log
+    /// is never taken for one of this.
+    fn identity(&self) -> u64;
+
+    /// The blocks that there is room for: those written, and those that `extend` made.
+    fn scan(&self) -> Range<u64>;
+
+    /// Makes room for more blocks at the end, and returns the new end. The room is durable when
+    /// this
+    /// returns, and a block that is written there later changes no metadata. What the blocks hold
+    /// until then is of no interest: the log tells it from its own.
+    ///
+    /// # Errors
+    /// `StorageFull` and its like if there is none; then nothing has changed, and a later call may
+    /// succeed.
+    fn extend(&self) -> io::Result<u64>;
+
+    /// Writes the blocks of both parts, one after the other, from block `first` on. Several appends
+    /// of different blocks may be under way. Blocks are within `scan`.
+    ///
+    /// # Errors
+    /// What was written is then unknown.
+    fn append(&self, first: u64, parts: [&[Block]; 2]) -> io::Result<Written>;
+
+    /// Makes all blocks durable whose `append` returned before this was called, by this process or
+    /// by an earlier one.
+    ///
+    /// # Errors
+    /// What is durable is then unknown, and all later syncs fail, too.
+    fn sync(&self) -> io::Result<()>;
+
+    /// Reads blocks, which are within `scan`.
+    ///
+    /// # Errors
+    /// What the storage said.
+    fn read(&self, first: u64, blocks: &mut [Block]) -> io::Result<()>;
+
+    /// Lets the device reuse the room of blocks before `before`. It may keep some, and an opening
+    /// may
+    /// find them again.
+    ///
+    /// # Errors
+    /// What the storage said.
+    fn trim(&self, before: u64) -> io::Result<()>;
+
+    /// How many appends at once are worth it.
+    fn in_flight(&self) -> usize {
+        1
+    }
+}
+
+/// What became of an append.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Written {
+    /// It is durable.
+    Durable,
+    /// It is durable after the next sync.
+    Cached,
+}

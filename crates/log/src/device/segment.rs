@@ -1,0 +1,183 @@
+//! One file of a log: a head, which says which segment it is, and the segment's blocks.
+//!
+//! What holds: the head is durable before a block of the segment is written, and all of the file is
+//! allocated and was written before, so that a block changes no metadata.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt as _;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rustix::fs::{Advice, FallocateFlags, fadvise, fallocate, ftruncate};
+use zerocopy::IntoBytes as _;
+
+use super::way::Way;
+use crate::block::{BLOCK_BYTES, Block, Head, at, crc};
+
+const MAGIC: [u8; 8] = *b"VLLOGSEG";
+const VERSION: u32 = 1;
+
+/// Blocks that are zeroed at once.
+const ZEROES: usize = 256;
+
+/// What the first block of a file says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct SegmentHead {
+    /// The identity of the log.
+    pub(super) log: u64,
+    /// The number of the segment; its first block is `number * blocks`.
+    pub(super) number: u64,
+    /// Blocks of each segment of the log, without the head.
+    pub(super) blocks: u64,
+}
+
+impl SegmentHead {
+    fn to_block(self) -> Block {
+        let mut block = Block::ZERO;
+        let bytes = &mut block.0;
+        bytes[8..16].copy_from_slice(&MAGIC);
+        bytes[16..24].copy_from_slice(&self.log.to_le_bytes());
+        bytes[24..32].copy_from_slice(&self.number.to_le_bytes());
+        bytes[32..40].copy_from_slice(&self.blocks.to_le_bytes());
+        bytes[4..8].copy_from_slice(&VERSION.to_le_bytes());
+        let sum = crc(&bytes[4..]);
+        bytes[..4].copy_from_slice(&sum.to_le_bytes());
+        block
+    }
+
+    /// The head in a block that is whole. An unknown version is an error.
+    fn of_block(block: &Block) -> Result<Option<SegmentHead>, u32> {
+        let bytes = &block.0;
+        let is_whole = u32::from_le_bytes(at(bytes, 0)) == crc(&bytes[4..]);
+        if !is_whole || bytes[8..16] != MAGIC {
+            return Ok(None);
+        }
+        match u32::from_le_bytes(at(bytes, 4)) {
+            VERSION => {}
+            other => return Err(other),
+        }
+        let number = |start| u64::from_le_bytes(at(bytes, start));
+        let head = SegmentHead { log: number(16), number: number(24), blocks: number(32) };
+        Ok((head.blocks > 0 && head.number < 1 << 40).then_some(head))
+    }
+}
+
+/// One file.
+#[derive(Debug)]
+pub(super) struct Segment {
+    file: File,
+    way: Way,
+    /// All of it is allocated and was written.
+    ready: AtomicBool,
+    /// Something was written since the last sync.
+    dirty: AtomicBool,
+}
+
+impl Segment {
+    pub(super) fn open(path: &Path, way: Way, create: bool) -> io::Result<Segment> {
+        let file = way.open(path, create)?;
+        Ok(Segment { file, way, ready: AtomicBool::new(false), dirty: AtomicBool::new(false) })
+    }
+
+    /// Reads the head; none if there is no whole one.
+    pub(super) fn head(&self) -> io::Result<Option<SegmentHead>> {
+        if self.file.metadata()?.len() < BLOCK_BYTES as u64 {
+            return Ok(None);
+        }
+        let mut block = [Block::ZERO];
+        self.file.read_exact_at(block.as_mut_bytes(), 0)?;
+        SegmentHead::of_block(&block[0]).map_err(|version| {
+            io::Error::other(format!("a segment of version {version}, which a later program wrote"))
+        })
+    }
+
+    /// Whether the file is as long as a segment.
+    pub(super) fn has_length(&self, blocks: u64) -> io::Result<bool> {
+        Ok(self.file.metadata()?.len() == (blocks + 1) * BLOCK_BYTES as u64)
+    }
+
+    /// The file is known to be prepared: it was in use.
+    pub(super) fn set_ready(&self) {
+        self.ready.store(true, Ordering::Relaxed);
+    }
+
+    /// Which segment a file without a head is, by its blocks.
+    pub(super) fn infer(&self, log: Option<u64>, blocks: u64) -> io::Result<Option<SegmentHead>> {
+        let mut found: Option<SegmentHead> = None;
+        let mut chunk = vec![Block::ZERO; blocks.min(ZEROES as u64) as usize];
+        for first in (0..blocks).step_by(chunk.len()) {
+            let count = (blocks - first).min(chunk.len() as u64) as usize;
+            self.read(first, &mut chunk[..count])?;
+            for (index, block) in (first..).zip(&chunk[..count]) {
+                let Ok(head) = Head::read(block) else { continue };
+                let fits = head.number % blocks == index && log.is_none_or(|log| log == head.log);
+                let number = head.number / blocks;
+                if fits && found.is_none_or(|found| found.number < number) {
+                    found = Some(SegmentHead { log: head.log, number, blocks });
+                }
+            }
+        }
+        Ok(found)
+    }
+
+    /// Allocates and zeroes the file, unless that was done. A failure leaves it empty.
+    pub(super) fn prepare(&self, blocks: u64) -> io::Result<()> {
+        if self.ready.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let prepared = self.allocate(blocks);
+        if prepared.is_err() {
+            ftruncate(&self.file, 0)?;
+        }
+        self.ready.store(prepared.is_ok(), Ordering::Relaxed);
+        prepared
+    }
+
+    fn allocate(&self, blocks: u64) -> io::Result<()> {
+        let len = (blocks + 1) * BLOCK_BYTES as u64;
+        ftruncate(&self.file, 0)?;
+        match fallocate(&self.file, FallocateFlags::empty(), 0, len) {
+            Ok(()) | Err(rustix::io::Errno::OPNOTSUPP) => {}
+            Err(error) => return Err(error.into()),
+        }
+        // What was only allocated would be marked as written with the first write to it.
+        let zeroes = vec![Block::ZERO; ZEROES];
+        for first in (0..=blocks).step_by(ZEROES) {
+            let count = (blocks + 1 - first).min(ZEROES as u64) as usize;
+            let bytes = zeroes[..count].as_bytes();
+            self.file.write_all_at(bytes, first * BLOCK_BYTES as u64)?;
+        }
+        self.file.sync_all()
+    }
+
+    /// Writes the head, and makes it durable.
+    pub(super) fn write_head(&self, head: SegmentHead) -> io::Result<()> {
+        self.file.write_all_at([head.to_block()].as_bytes(), 0)?;
+        self.file.sync_data()
+    }
+
+    /// Writes blocks; the segment's first one is number 0.
+    pub(super) fn write(&self, first: u64, parts: [&[Block]; 2]) -> io::Result<()> {
+        self.way.write(&self.file, (first + 1) * BLOCK_BYTES as u64, parts)?;
+        // After the write, so that a sync that sees it covers the write.
+        self.dirty.store(!self.way.is_durable(), Ordering::Release);
+        Ok(())
+    }
+
+    pub(super) fn read(&self, first: u64, blocks: &mut [Block]) -> io::Result<()> {
+        self.file.read_exact_at(blocks.as_mut_bytes(), (first + 1) * BLOCK_BYTES as u64)
+    }
+
+    /// Makes durable what was written.
+    pub(super) fn sync(&self) -> io::Result<()> {
+        if self.dirty.swap(false, Ordering::AcqRel) { self.file.sync_data() } else { Ok(()) }
+    }
+
+    /// Makes durable what an earlier process wrote, and has the storage itself asked from now on:
+    /// the page cache may hold what the storage failed to take.
+    pub(super) fn settle(&self) -> io::Result<()> {
+        self.file.sync_data()?;
+        Ok(fadvise(&self.file, 0, None, Advice::DontNeed)?)
+    }
+}

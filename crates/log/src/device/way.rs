@@ -1,0 +1,178 @@
+//! How a block gets durable on a file: four ways, and which is fastest here.
+
+use std::fmt;
+use std::fs::File;
+use std::io::{self, IoSlice};
+use std::os::fd::AsFd as _;
+use std::os::unix::fs::{FileExt as _, MetadataExt as _};
+use std::path::Path;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use rustix::fs::{Mode, OFlags, open};
+use rustix::io::{ReadWriteFlags, pwritev2};
+use zerocopy::IntoBytes as _;
+
+use crate::block::{BLOCK_BYTES, Block};
+
+/// How a block gets durable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// `O_DIRECT`, and `RWF_DSYNC` with each write: with forced unit access, where the disk has it.
+    DirectDsync,
+    /// `O_DIRECT`, and `fdatasync` after the write.
+    DirectSync,
+    /// Through the page cache, and `RWF_DSYNC` with each write.
+    BufferedDsync,
+    /// Through the page cache, and `fdatasync` after the write.
+    BufferedSync,
+}
+
+impl Way {
+    /// All ways, the one first that is preferred among equals.
+    pub const ALL: [Way; 4] =
+        [Way::DirectDsync, Way::DirectSync, Way::BufferedDsync, Way::BufferedSync];
+
+    /// Whether I/O goes past the page cache.
+    pub fn is_direct(self) -> bool {
+        matches!(self, Way::DirectDsync | Way::DirectSync)
+    }
+
+    /// Whether a write is durable when it returns.
+    pub fn is_durable(self) -> bool {
+        matches!(self, Way::DirectDsync | Way::BufferedDsync)
+    }
+
+    /// Opens a file for this way.
+    pub(super) fn open(self, path: &Path, create: bool) -> io::Result<File> {
+        let mut flags = OFlags::RDWR | OFlags::CLOEXEC;
+        flags.set(OFlags::DIRECT, self.is_direct());
+        flags.set(OFlags::CREATE, create);
+        Ok(File::from(open(path, flags, Mode::from_raw_mode(0o644))?))
+    }
+
+    /// Writes both parts at a place, all of them.
+    pub(super) fn write(
+        self,
+        file: &File,
+        mut offset: u64,
+        parts: [&[Block]; 2],
+    ) -> io::Result<()> {
+        let flags = match self.is_durable() {
+            true => ReadWriteFlags::DSYNC,
+            false => ReadWriteFlags::empty(),
+        };
+        let mut parts = parts.map(<[Block]>::as_bytes);
+        while parts.iter().any(|part| !part.is_empty()) {
+            let slices = parts.map(IoSlice::new);
+            let written = match pwritev2(file.as_fd(), &slices, offset, flags) {
+                Err(rustix::io::Errno::INTR) => continue,
+                written => written?,
+            };
+            // A block that was written in part is written again: direct I/O wants whole ones.
+            let mut whole = written / BLOCK_BYTES * BLOCK_BYTES;
+            if whole == 0 {
+                return Err(io::ErrorKind::WriteZero.into());
+            }
+            offset += whole as u64;
+            for part in &mut parts {
+                let taken = whole.min(part.len());
+                *part = &part[taken..];
+                whole -= taken;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Way {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Way::DirectDsync => "O_DIRECT with RWF_DSYNC",
+            Way::DirectSync => "O_DIRECT and fdatasync",
+            Way::BufferedDsync => "page cache with RWF_DSYNC",
+            Way::BufferedSync => "page cache and fdatasync",
+        })
+    }
+}
+
+/// Blocks of the file that the probe writes to, as many writes of each way.
+const PROBES: u64 = 16;
+
+/// Writes at once that are tried.
+const AT_ONCE: usize = 4;
+
+/// The fastest way of a file system, and how many writes at once are worth it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Choice {
+    pub(super) way: Way,
+    pub(super) in_flight: usize,
+}
+
+/// What was found before, by file system.
+static KNOWN: Mutex<Vec<(u64, Choice)>> = Mutex::new(Vec::new());
+
+/// Tries all ways on a file in the folder, once for each file system and process.
+pub(super) fn probe(folder: &Path) -> io::Result<Choice> {
+    let device = std::fs::metadata(folder)?.dev();
+    let mut known = KNOWN.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    if let Some((_, choice)) = known.iter().find(|(other, _)| *other == device) {
+        return Ok(*choice);
+    }
+    let path = folder.join("probe");
+    let choice = measure(&path);
+    let removed = std::fs::remove_file(&path);
+    let choice = choice?;
+    removed?;
+    tracing::debug!(way = %choice.way, in_flight = choice.in_flight, "probed for the log");
+    known.push((device, choice));
+    Ok(choice)
+}
+
+fn measure(path: &Path) -> io::Result<Choice> {
+    let file = Way::BufferedSync.open(path, true)?;
+    let blocks = PROBES * AT_ONCE as u64;
+    file.write_all_at(&vec![0; blocks as usize * BLOCK_BYTES], 0)?;
+    file.sync_all()?;
+    // A way that does not work here fails with its first write, which is not counted.
+    let mut ways = Vec::new();
+    for way in Way::ALL {
+        let opened = way.open(path, false);
+        if let Ok(file) = opened.and_then(|file| durable(way, &file, 0).map(|()| file)) {
+            ways.push((way, file, Duration::MAX));
+        }
+    }
+    for number in 0..PROBES {
+        for (way, file, shortest) in &mut ways {
+            let begin = Instant::now();
+            durable(*way, file, number)?;
+            // The shortest: what else the machine does makes others longer.
+            *shortest = begin.elapsed().min(*shortest);
+        }
+    }
+    let best = ways.iter().min_by_key(|(_, _, shortest)| *shortest);
+    let Some((way, file, alone)) = best else { return Err(io::ErrorKind::Unsupported.into()) };
+    let several = *way == Way::DirectDsync
+        && at_once(*way, file)? < *alone * (PROBES * AT_ONCE as u64 / 2) as u32;
+    Ok(Choice { way: *way, in_flight: if several { AT_ONCE } else { 1 } })
+}
+
+/// Time for the same number of writes in each of several threads.
+fn at_once(way: Way, file: &File) -> io::Result<Duration> {
+    let begin = Instant::now();
+    std::thread::scope(|scope| {
+        let write = |thread: u64| {
+            let numbers = thread * PROBES..(thread + 1) * PROBES;
+            move || numbers.into_iter().try_for_each(|number| durable(way, file, number))
+        };
+        let threads: Vec<_> = (0..AT_ONCE as u64).map(|at| scope.spawn(write(at))).collect();
+        let failed = |_| Err(io::Error::other("a probing thread panicked"));
+        threads.into_iter().try_for_each(|thread| thread.join().unwrap_or_else(failed))
+    })?;
+    Ok(begin.elapsed())
+}
+
+fn durable(way: Way, file: &File, number: u64) -> io::Result<()> {
+    way.write(file, number * BLOCK_BYTES as u64, [&[Block::ZERO], &[]])?;
+    if way.is_durable() { Ok(()) } else { file.sync_data() }
+}

@@ -1,0 +1,434 @@
+//! Carrying what was appended to the device, and telling who waits for it.
+//!
+//! A *flight* carries one batch of the ring to the device. The thread that waits for a record leads
+//! the flight that takes it, if the device is free; all records that were appended until then go
+//! along. While as many flights are under way as the device is good for, records gather for the
+//! next one, which starts the moment a flight lands. There is no timer (arXiv 2606.18187). A thread
+//! of the log's own leads the flights for records that nobody waits for.
+//!
+//! What holds: flights land in any order, and are released in order; what is acknowledged lies
+//! before the oldest flight that has not landed. After the first failure nothing more is.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use crate::block::{CLOSES, LENGTH, Lsn, PAYLOAD_U64, STARTS};
+use crate::device::{LogDevice, Written};
+use crate::error::LogError;
+use crate::ring::{Batch, Obstacle, Ring};
+use crate::sync::{AtomicBool, Condvar, Mutex, MutexGuard, Ordering, lock, wait};
+
+/// What is called when a record is durable, or never will be: once, on any thread, with no lock of
+/// the log held. It should not block.
+pub type Durable = Box<dyn FnOnce(Result<(), LogError>) + Send>;
+
+/// Groups of threads that wait for flights, by the number of the flight. More than flights that
+/// there usually are at once.
+const GROUPS: usize = 16;
+
+/// What the threads of a log share.
+pub(crate) struct Shared {
+    pub(crate) device: Arc<dyn LogDevice>,
+    pub(crate) ring: Ring,
+    /// The first block that this handle writes.
+    start: u64,
+    /// Whether the log was closed there, and is still as it was then.
+    was_closed: bool,
+    /// Flights at once.
+    most: usize,
+    flow: Mutex<Flow>,
+    /// As in `flow`: whether it is poisoned.
+    poisoned: AtomicBool,
+    /// A flight has been released, or the device is free for the next one: by the number of the
+    /// flight, so that a landing wakes those it is about, and one to lead the next flight.
+    landed: [Condvar; GROUPS],
+    /// There is work for the thread of the log.
+    work: Condvar,
+    /// Held while the device makes room.
+    supply: Mutex<()>,
+}
+
+#[derive(Default)]
+struct Flow {
+    /// Those that are not released, oldest first: the first block, and the batch once it has
+    /// landed.
+    flights: VecDeque<(u64, Option<Batch>)>,
+    /// How many have not landed.
+    flying: usize,
+    /// How many there were: the number of the next one.
+    taken: u64,
+    poison: Option<String>,
+    /// By the block that has to be durable, and a serial number.
+    callbacks: BTreeMap<(u64, u64), Durable>,
+    serial: u64,
+    /// Blocks before this shall become durable though no thread waits for them.
+    wanted: u64,
+    /// The thread of the log shall ask for room.
+    wants_room: bool,
+    /// The end of the room when it was asked for last.
+    asked_at: u64,
+    closing: bool,
+}
+
+impl Shared {
+    /// For a log that goes on where the ring does.
+    pub(crate) fn new(
+        device: Arc<dyn LogDevice>,
+        ring: Ring,
+        most: usize,
+        was_closed: bool,
+    ) -> Shared {
+        let start = ring.durable();
+        let flow = Flow { wanted: start, asked_at: u64::MAX, ..Flow::default() };
+        Shared {
+            device,
+            ring,
+            start,
+            was_closed,
+            most,
+            flow: Mutex::new(flow),
+            poisoned: AtomicBool::new(false),
+            landed: std::array::from_fn(|_| Condvar::new()),
+            work: Condvar::new(),
+            supply: Mutex::new(()),
+        }
+    }
+
+    /// The longest record that is taken: two of them, each begun in the midst of a block, fit into
+    /// the ring.
+    pub(crate) fn longest(&self) -> usize {
+        ((self.ring.len() / 2 - 1) * PAYLOAD_U64) as usize - LENGTH
+    }
+
+    /// Appends a record; or names the blocks that have to become durable first.
+    pub(crate) fn try_append(&self, parts: &[&[u8]]) -> Result<Result<Lsn, u64>, LogError> {
+        let len = parts.iter().map(|part| part.len()).sum();
+        if len > self.longest() {
+            return Err(LogError::TooLong { len, most: self.longest() });
+        }
+        loop {
+            if self.poisoned.load(Ordering::Acquire) {
+                return Err(lock(&self.flow).failure());
+            }
+            match self.ring.append(parts, len as u32) {
+                Ok(position) => {
+                    self.relieve(position, position + (LENGTH + len) as u64);
+                    return Ok(Ok(Lsn::of_position(position)));
+                }
+                Err(Obstacle::Ring(blocks)) => return Ok(Err(blocks)),
+                Err(Obstacle::Room(blocks)) => {
+                    let bytes = (LENGTH + len) as u64;
+                    self.make_room(blocks).map_err(|source| LogError::Full { bytes, source })?;
+                }
+            }
+        }
+    }
+
+    /// Has each quarter of the ring made durable once it is full, so that appends that nobody waits
+    /// for do not come to a halt.
+    fn relieve(&self, from: u64, to: u64) {
+        let quarter = (self.ring.len() / 4) * PAYLOAD_U64;
+        if from / quarter != to / quarter {
+            self.want(to / PAYLOAD_U64);
+        }
+    }
+
+    /// Waits until all blocks before this one are durable, and helps.
+    pub(crate) fn wait_until(&self, blocks: u64) -> Result<(), LogError> {
+        if self.ring.durable() >= blocks {
+            return Ok(());
+        }
+        let mut flow = lock(&self.flow);
+        loop {
+            if let Some(result) = self.known(&flow, blocks) {
+                return result;
+            }
+            let flight = (self.ring.sealed() < blocks).then(|| self.take(&mut flow)).flatten();
+            flow = match flight {
+                Some(flight) => {
+                    drop(flow);
+                    flight.run();
+                    lock(&self.flow)
+                }
+                None => {
+                    let flight = self.flight_of(&flow, blocks);
+                    wait(self.landed(flight), flow)
+                }
+            };
+        }
+    }
+
+    /// What is known already about blocks becoming durable.
+    fn known(&self, flow: &Flow, blocks: u64) -> Option<Result<(), LogError>> {
+        let reserved = self.ring.reserved();
+        if self.ring.durable() >= blocks {
+            Some(Ok(()))
+        } else if flow.poison.is_some() {
+            Some(Err(flow.failure()))
+        } else if reserved.div_ceil(PAYLOAD_U64) < blocks {
+            let (lsn, end) = (Lsn::of_block(blocks - 1), Lsn::of_position(reserved));
+            Some(Err(LogError::NotAppended { lsn, end }))
+        } else {
+            None
+        }
+    }
+
+    /// Has a function called when the blocks before this one are durable, or never will be known to
+    /// be.
+    pub(crate) fn on_durable(&self, blocks: u64, durable: Durable) {
+        let mut flow = lock(&self.flow);
+        if let Some(result) = self.known(&flow, blocks) {
+            drop(flow);
+            return call(durable, result);
+        }
+        flow.serial += 1;
+        let key = (blocks, flow.serial);
+        flow.callbacks.insert(key, durable);
+        self.want_locked(&mut flow, blocks);
+    }
+
+    /// Tells all who still wait to be called that they wait in vain.
+    pub(crate) fn abandon_callbacks(&self) {
+        let left = std::mem::take(&mut lock(&self.flow).callbacks);
+        left.into_values().for_each(|callback| call(callback, Err(LogError::Closed)));
+    }
+
+    /// The next flight, for tests that steer flights themselves.
+    #[cfg(all(test, not(feature = "model")))]
+    pub(crate) fn take_next(&self) -> Option<Flight<'_>> {
+        self.take(&mut lock(&self.flow))
+    }
+
+    /// The next flight, if the device is free and there is something to carry.
+    fn take(&self, flow: &mut Flow) -> Option<Flight<'_>> {
+        if flow.flying >= self.most || flow.poison.is_some() {
+            return None;
+        }
+        let batch = self.ring.seal()?;
+        Some(self.fly(flow, batch, 0))
+    }
+
+    fn fly(&self, flow: &mut Flow, batch: Batch, flags: u8) -> Flight<'_> {
+        let Batch { blocks, .. } = &batch;
+        flow.flights.push_back((blocks.start, None));
+        flow.flying += 1;
+        flow.taken += 1;
+        // Room is made ahead, so that no append waits for it.
+        let (room, ahead) = (self.ring.room(), self.ring.len());
+        if room < blocks.end + ahead && flow.asked_at != room {
+            (flow.wants_room, flow.asked_at) = (true, room);
+            self.work.notify_one();
+        }
+        let flags = if blocks.start == self.start { flags | STARTS } else { flags };
+        Flight { shared: self, batch: Some(batch), flags }
+    }
+
+    /// The number of the flight that carries the last of these blocks, which are not durable.
+    fn flight_of(&self, flow: &Flow, blocks: u64) -> u64 {
+        let later = flow.flights.iter().rev().take_while(|(first, _)| *first >= blocks).count();
+        let is_sealed = self.ring.sealed() >= blocks;
+        flow.taken - (later + usize::from(is_sealed)) as u64
+    }
+
+    fn landed(&self, flight: u64) -> &Condvar {
+        &self.landed[flight as usize % GROUPS]
+    }
+
+    /// Wakes those whose flight was released, and one to lead the next.
+    fn wake(&self, flow: &Flow, released: usize) {
+        let oldest = flow.taken - flow.flights.len() as u64;
+        for flight in oldest - released as u64..oldest {
+            self.landed(flight).notify_all();
+        }
+        if flow.poison.is_some() {
+            self.landed.iter().for_each(Condvar::notify_all);
+        } else if flow.flights.len() + 1 < GROUPS {
+            self.landed(flow.taken).notify_one();
+        } else {
+            // Others may wait in the same group: one of them could be the one that is woken.
+            self.landed(flow.taken).notify_all();
+        }
+    }
+
+    /// A flight has landed.
+    fn land(&self, batch: Batch, result: Result<(), String>) {
+        let mut flow = lock(&self.flow);
+        flow.flying -= 1;
+        let mut released = 0;
+        match result {
+            Err(cause) => {
+                tracing::error!(%cause, "the log takes no more records");
+                self.poisoned.store(true, Ordering::Release);
+                flow.poison.get_or_insert(cause);
+            }
+            // What failed first may have been told to another flight's sync.
+            Ok(()) if flow.poison.is_some() => {}
+            Ok(()) => {
+                let first = batch.blocks.start;
+                if let Some(flight) = flow.flights.iter_mut().find(|flight| flight.0 == first) {
+                    flight.1 = Some(batch);
+                }
+                while let Some((_, landed)) = flow.flights.front_mut() {
+                    let Some(batch) = landed.take() else { break };
+                    flow.flights.pop_front();
+                    self.ring.release(batch);
+                    released += 1;
+                }
+            }
+        }
+        if flow.wanted > self.ring.sealed() {
+            self.work.notify_one();
+        }
+        self.wake(&flow, released);
+        self.call_back(flow);
+    }
+
+    /// Calls those that have waited long enough.
+    fn call_back(&self, mut flow: MutexGuard<'_, Flow>) {
+        let durable = self.ring.durable();
+        let later = flow.callbacks.split_off(&(durable + 1, 0));
+        let ready = std::mem::replace(&mut flow.callbacks, later);
+        let failed = match flow.poison {
+            Some(_) => std::mem::take(&mut flow.callbacks),
+            None => BTreeMap::new(),
+        };
+        let failed: Vec<_> =
+            failed.into_values().map(|callback| (callback, flow.failure())).collect();
+        drop(flow);
+        ready.into_values().for_each(|callback| call(callback, Ok(())));
+        failed.into_iter().for_each(|(callback, failure)| call(callback, Err(failure)));
+    }
+
+    /// Has the blocks before this one made durable by the thread of the log.
+    pub(crate) fn want(&self, blocks: u64) {
+        self.want_locked(&mut lock(&self.flow), blocks);
+    }
+
+    fn want_locked(&self, flow: &mut Flow, blocks: u64) {
+        if blocks > flow.wanted {
+            flow.wanted = blocks;
+            self.work.notify_one();
+        }
+    }
+
+    /// Has the device make room for all blocks before this one.
+    fn make_room(&self, blocks: u64) -> io::Result<()> {
+        let _supply = lock(&self.supply);
+        while self.ring.room() < blocks {
+            self.ring.set_room(self.device.extend()?);
+        }
+        Ok(())
+    }
+
+    /// Room may have come free: the thread of the log may ask for it again.
+    pub(crate) fn ask_anew(&self) {
+        lock(&self.flow).asked_at = u64::MAX;
+    }
+
+    /// Has the thread of the log end.
+    pub(crate) fn end_work(&self) {
+        lock(&self.flow).closing = true;
+        self.work.notify_all();
+    }
+
+    /// What the thread of the log does.
+    pub(crate) fn work(&self) {
+        let mut flow = lock(&self.flow);
+        while !flow.closing {
+            let is_wanted = flow.wanted > self.ring.sealed();
+            let flight = is_wanted.then(|| self.take(&mut flow)).flatten();
+            if let Some(flight) = flight {
+                drop(flow);
+                flight.run();
+                flow = lock(&self.flow);
+            } else if std::mem::take(&mut flow.wants_room) {
+                drop(flow);
+                if let Err(error) = self.make_room(self.ring.room() + 1) {
+                    tracing::debug!(%error, "no room ahead in the log");
+                }
+                flow = lock(&self.flow);
+            } else {
+                flow = wait(&self.work, flow);
+            }
+        }
+    }
+
+    /// Notes that the log ends here, if that is not noted already and there is room for it.
+    pub(crate) fn note_close(&self) -> Result<(), LogError> {
+        if self.was_closed && self.ring.durable() == self.start {
+            return Ok(());
+        }
+        let mut flow = lock(&self.flow);
+        let Some(batch) = self.ring.seal_empty() else { return Ok(()) };
+        let end = batch.blocks.end;
+        let flight = self.fly(&mut flow, batch, CLOSES);
+        drop(flow);
+        flight.run();
+        self.wait_until(end)
+    }
+}
+
+impl Flow {
+    fn failure(&self) -> LogError {
+        let cause = self.poison.clone().unwrap_or_default();
+        LogError::Poisoned { cause }
+    }
+}
+
+/// Calls a function of the caller's, which must not take a thread of the log down with it.
+fn call(callback: Durable, result: Result<(), LogError>) {
+    if catch_unwind(AssertUnwindSafe(|| callback(result))).is_err() {
+        tracing::error!("a callback of the log panicked");
+    }
+}
+
+/// A batch on its way to the device.
+pub(crate) struct Flight<'a> {
+    shared: &'a Shared,
+    batch: Option<Batch>,
+    flags: u8,
+}
+
+impl Flight<'_> {
+    /// Carries the batch, and lands.
+    fn run(self) {
+        let result = match self.write() {
+            Ok(Written::Durable) => Ok(()),
+            Ok(Written::Cached) => self.sync(),
+            Err(cause) => Err(cause),
+        };
+        self.land(result);
+    }
+
+    /// Writes the batch.
+    pub(crate) fn write(&self) -> Result<Written, String> {
+        let Shared { device, ring, .. } = self.shared;
+        let Some(batch) = &self.batch else { return Ok(Written::Durable) };
+        ring.finish(batch, device.identity(), self.flags);
+        let first = batch.blocks.start;
+        let written = device.append(first, ring.parts(batch));
+        written.map_err(|error| format!("writing at {} failed ({error})", Lsn::of_block(first)))
+    }
+
+    pub(crate) fn sync(&self) -> Result<(), String> {
+        let synced = self.shared.device.sync();
+        synced.map_err(|error| format!("a sync failed ({error})"))
+    }
+
+    pub(crate) fn land(mut self, result: Result<(), String>) {
+        if let Some(batch) = self.batch.take() {
+            self.shared.land(batch, result);
+        }
+    }
+}
+
+impl Drop for Flight<'_> {
+    /// A device that panics leaves its batch unwritten.
+    fn drop(&mut self) {
+        if let Some(batch) = self.batch.take() {
+            self.shared.land(batch, Err("a write was abandoned".into()));
+        }
+    }
+}

@@ -1,0 +1,54 @@
+//! A write-ahead log: many threads append records at once, and learn when they are durable.
+//!
+//! [`Log::append`] copies a record into a ring in memory, with no lock held, and returns its
+//! number.
+//! [`Log::wait_durable`] waits until the record survives a loss of power; all records that were
+//! appended until then go to the device together. [`Log::open`] gives back every record that was
+//! acknowledged, and goes on behind the last one. The blocks are kept by a [`LogDevice`]: a folder
+//! of
+//! files, or memory that fails by plan.
+//!
+//! ```
+//! use std::sync::Arc;
+//! use vellum_log::{Log, LogError, LogOptions, SimulatedDevice, SimulatedOptions};
+//!
+//! let device = Arc::new(SimulatedDevice::new(SimulatedOptions::default()));
+//! let (log, _) = Log::open(device.clone(), &LogOptions::default(), None, |_| Ok::<_,
+//! LogError>(()))?;
+//! let lsn = log.append(b"a record")?;
+//! log.wait_durable(lsn)?;
+//!
+//! // The power fails.
+//! let device = Arc::new(device.crash());
+//! let mut found = Vec::new();
+//! let (_log, end) = Log::open(device, &LogOptions::default(), None, |record| {
+//!     found.push(record.bytes);
+//!     Ok::<_, LogError>(())
+//! })?;
+//! assert_eq!(found, [b"a record"]);
+//! println!("the log ends at {}: {}", end.lsn, end.why);
+//! # Ok::<(), LogError>(())
+//! ```
+//!
+//! The format, what is durable when, and what each failure does: `docs/log.md`.
+
+mod block;
+mod device;
+mod error;
+mod flights;
+mod log;
+mod ring;
+mod scan;
+#[cfg(all(test, not(feature = "model")))]
+mod simulation;
+mod sync;
+
+pub use block::{BLOCK_BYTES, Block, Lsn, Unsound};
+pub use device::{
+    FileLog, FileLogOptions, LogDevice, SimulatedDevice, SimulatedFault, SimulatedOptions, Way,
+    Written,
+};
+pub use error::LogError;
+pub use flights::Durable;
+pub use log::{Log, LogOptions};
+pub use scan::{End, EndReason, Record, Scan};

@@ -1,0 +1,249 @@
+//! The log as callers see it: opening, appending, waiting, reading, trimming, closing.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::block::{BLOCK_BYTES, Block, Lsn, PAYLOAD_U64};
+use crate::device::LogDevice;
+use crate::error::LogError;
+use crate::flights::{Durable, Shared};
+use crate::ring::Ring;
+use crate::scan::{End, EndReason, Record, Scan};
+use crate::sync::thread;
+
+/// How a log is opened.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct LogOptions {
+    /// Memory for records that are not durable yet, rounded up to a power of two of blocks, at
+    /// least
+    /// four. The longest record has a little less than half of it.
+    pub ring_bytes: usize,
+    /// Flights at once; `None` for as many as the device thinks worth it.
+    pub in_flight: Option<usize>,
+}
+
+impl Default for LogOptions {
+    fn default() -> Self {
+        Self { ring_bytes: 4 << 20, in_flight: None }
+    }
+}
+
+/// A write-ahead log.
+pub struct Log {
+    shared: Arc<Shared>,
+    background: Option<thread::JoinHandle<()>>,
+}
+
+impl Log {
+    /// Opens a log: makes durable what is there, gives `visit` every record from `from` on (from
+    /// the
+    /// oldest one, if that is `None`), in order, and goes on where the log ends. `from` is the
+    /// number
+    /// of a record, or an earlier [`End::lsn`] or [`end`](Log::end).
+    ///
+    /// # Errors
+    /// `Damaged` if a block is missing that was durable; `Trimmed` if the log begins later; what
+    /// the
+    /// storage or `visit` said.
+    pub fn open<E: From<LogError>>(
+        device: Arc<dyn LogDevice>,
+        options: &LogOptions,
+        from: Option<Lsn>,
+        visit: impl FnMut(Record) -> Result<(), E>,
+    ) -> Result<(Log, End), E> {
+        let (mut log, end) = Log::recover(device, options, from, visit)?;
+        let shared = Arc::clone(&log.shared);
+        let work = move || shared.work();
+        #[cfg(not(feature = "model"))]
+        let started = thread::Builder::new().name("vellum-log".into()).spawn(work);
+        #[cfg(feature = "model")]
+        let started = std::io::Result::Ok(thread::spawn(work));
+        let started = started.map_err(LogError::io("starting a thread for the log"))?;
+        log.background = Some(started);
+        Ok((log, end))
+    }
+
+    /// A log without a thread of its own.
+    pub(crate) fn recover<E: From<LogError>>(
+        device: Arc<dyn LogDevice>,
+        options: &LogOptions,
+        from: Option<Lsn>,
+        mut visit: impl FnMut(Record) -> Result<(), E>,
+    ) -> Result<(Log, End), E> {
+        // A process that was killed may have written what it did not sync: nobody shall act on
+        // records that a loss of power could still take.
+        device.sync().map_err(LogError::io("syncing the log before it is read"))?;
+        let mut scan = Scan::new(&*device, from, None)?;
+        while let Some(record) = scan.next_record()? {
+            visit(record)?;
+        }
+        let end = scan.end().unwrap_or_else(|| unreachable!("the scan has ended"));
+        erase(&*device, scan.stale())?;
+        let blocks = options.ring_bytes.div_ceil(BLOCK_BYTES).next_power_of_two().max(4);
+        let (start, room) = (end.lsn.block(), device.scan().end);
+        let ring = Ring::new(blocks, start, room);
+        let most = options.in_flight.unwrap_or_else(|| device.in_flight()).max(1);
+        let shared = Shared::new(device, ring, most, end.why == EndReason::Closed);
+        tracing::debug!(end = %end.lsn, why = %end.why, "opened a log");
+        Ok((Log { shared: Arc::new(shared), background: None }, end))
+    }
+
+    /// Appends a record and returns its number, which is greater than those of all records appended
+    /// before. The record is durable when [`wait_durable`](Log::wait_durable) says so. Waits while
+    /// the ring is full, and while the device makes room.
+    ///
+    /// # Errors
+    /// `TooLong`, `Full`, `Poisoned`; the record was not taken then.
+    pub fn append(&self, record: &[u8]) -> Result<Lsn, LogError> {
+        self.append_parts(&[record])
+    }
+
+    /// The same for a record in parts, which become one.
+    ///
+    /// # Errors
+    /// As [`append`](Log::append).
+    pub fn append_parts(&self, parts: &[&[u8]]) -> Result<Lsn, LogError> {
+        loop {
+            match self.shared.try_append(parts)? {
+                Ok(lsn) => return Ok(lsn),
+                Err(blocks) => self.shared.wait_until(blocks)?,
+            }
+        }
+    }
+
+    /// The same, but does not wait for the ring.
+    ///
+    /// # Errors
+    /// `Busy`, or as [`append`](Log::append).
+    pub fn try_append(&self, parts: &[&[u8]]) -> Result<Lsn, LogError> {
+        let taken = self.shared.try_append(parts)?;
+        let bytes = self.shared.ring.len() * BLOCK_BYTES as u64;
+        taken.map_err(|blocks| {
+            self.shared.want(blocks);
+            LogError::Busy { bytes }
+        })
+    }
+
+    /// Waits until a record is durable, and with it all before it.
+    ///
+    /// # Errors
+    /// `Poisoned` if it is unknown whether the record is durable.
+    pub fn wait_durable(&self, lsn: Lsn) -> Result<(), LogError> {
+        self.shared.wait_until(lsn.block() + 1)
+    }
+
+    /// Has a function called when a record is durable, or is known never to be acknowledged; at
+    /// once
+    /// if it is durable already. One thread can so have thousands of records under way.
+    pub fn on_durable(&self, lsn: Lsn, durable: Durable) {
+        self.shared.on_durable(lsn.block() + 1, durable);
+    }
+
+    /// Has a record made durable soon, though nobody waits for it.
+    pub fn request_flush(&self, lsn: Lsn) {
+        self.shared.want(lsn.block() + 1);
+    }
+
+    /// Records before this number are durable.
+    pub fn durable(&self) -> Lsn {
+        Lsn::of_block(self.shared.ring.durable())
+    }
+
+    /// Where the next record will begin, or a little later.
+    pub fn end(&self) -> Lsn {
+        Lsn::of_position(self.shared.ring.reserved())
+    }
+
+    /// Where the log begins: an earlier record can not be read.
+    pub fn begin(&self) -> Lsn {
+        Lsn::of_block(self.shared.device.scan().start)
+    }
+
+    /// The longest record that is taken, in bytes.
+    pub fn longest_record(&self) -> usize {
+        self.shared.longest()
+    }
+
+    /// Reads the durable records from one on, or from the oldest one.
+    ///
+    /// # Errors
+    /// `Trimmed` if the log begins later.
+    pub fn scan(&self, from: Option<Lsn>) -> Result<Scan<'_>, LogError> {
+        Scan::new(&*self.shared.device, from, Some(self.shared.ring.durable()))
+    }
+
+    /// Reads one durable record.
+    ///
+    /// # Errors
+    /// `NotAppended` if there is none, or it is not durable; `Trimmed`, `Damaged`, what the storage
+    /// said.
+    pub fn read(&self, lsn: Lsn) -> Result<Vec<u8>, LogError> {
+        let record = self.scan(Some(lsn))?.next_record()?;
+        let end = self.durable();
+        let record = record.filter(|record| record.lsn == lsn);
+        record.map(|record| record.bytes).ok_or(LogError::NotAppended { lsn, end })
+    }
+
+    /// Gives up records before this number, so that their room can be reused. The device gives up
+    /// whole segments; an opening may find some of the records again.
+    ///
+    /// # Errors
+    /// What the storage said.
+    pub fn trim(&self, before: Lsn) -> Result<(), LogError> {
+        let block = before.block().min(self.shared.ring.durable());
+        self.shared.device.trim(block).map_err(LogError::io("trimming the log"))?;
+        self.shared.ask_anew();
+        Ok(())
+    }
+
+    /// Makes all records durable, notes that the log ends here, and closes it. A log that is
+    /// dropped
+    /// instead makes nothing durable.
+    ///
+    /// # Errors
+    /// `Poisoned`.
+    pub fn close(self) -> Result<(), LogError> {
+        self.shared.wait_until(self.shared.ring.reserved().div_ceil(PAYLOAD_U64))?;
+        self.shared.note_close()
+    }
+
+    /// The next flight, for tests that steer flights themselves.
+    #[cfg(all(test, not(feature = "model")))]
+    pub(crate) fn take_flight(&self) -> Option<crate::flights::Flight<'_>> {
+        self.shared.take_next()
+    }
+}
+
+/// Overwrites blocks that were never acknowledged: the log goes on before them, and they must not
+/// be
+/// taken for its continuation.
+fn erase(device: &dyn LogDevice, stale: &[u64]) -> Result<(), LogError> {
+    for number in stale {
+        let erased = device.append(*number, [&[Block::ZERO], &[]]);
+        erased.map_err(LogError::io("erasing blocks after the end of the log"))?;
+    }
+    if stale.is_empty() {
+        return Ok(());
+    }
+    device.sync().map_err(LogError::io("syncing erased blocks of the log"))
+}
+
+impl Drop for Log {
+    fn drop(&mut self) {
+        self.shared.end_work();
+        if let Some(background) = self.background.take() {
+            // It catches panics of callbacks; others were reported.
+            drop(background.join());
+        }
+        self.shared.abandon_callbacks();
+    }
+}
+
+impl fmt::Debug for Log {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut text = f.debug_struct("Log");
+        text.field("device", &self.shared.device).field("durable", &self.durable());
+        text.field("end", &self.end()).finish_non_exhaustive()
+    }
+}

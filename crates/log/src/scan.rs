@@ -1,0 +1,310 @@
+//! Reading a log from a place on, record by record, and telling its end from damage.
+//!
+//! The end is the first block that is not sound. It is damage instead if a later block shows that
+//! it
+//! had been durable: each block says which blocks were durable when it was sealed.
+
+use std::fmt;
+use std::ops::Range;
+
+use crate::block::{Block, CLOSES, HEAD, Head, LENGTH, Lsn, PAYLOAD, STARTS, Unsound};
+use crate::device::LogDevice;
+use crate::error::LogError;
+
+/// Blocks that are read at once.
+const CHUNK: usize = 64;
+
+/// A record, as it was appended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Record {
+    /// Its number.
+    pub lsn: Lsn,
+    /// Its bytes.
+    pub bytes: Vec<u8>,
+}
+
+/// Where a log ends and why there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct End {
+    /// The first block that does not belong to the log: the next records go there.
+    pub lsn: Lsn,
+    /// Why it does not.
+    pub why: EndReason,
+    /// A record that was never acknowledged, of which only the beginning is there.
+    pub unfinished: Option<Lsn>,
+}
+
+/// Why a log ends where it ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum EndReason {
+    /// The log was closed there.
+    Closed,
+    /// What stands there is not the next block, and nothing shows that it ever was durable.
+    Unsound(Unsound),
+    /// There is no more room for blocks.
+    Room,
+    /// The caller wanted no more.
+    Limit,
+}
+
+impl fmt::Display for EndReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            EndReason::Closed => f.write_str("the log was closed there"),
+            EndReason::Unsound(why) => write!(f, "the next block was not finished: {why}"),
+            EndReason::Room => f.write_str("the log was written to the end of its room"),
+            EndReason::Limit => f.write_str("what follows is not durable yet"),
+        }
+    }
+}
+
+/// Reads records in order. See [`Log::scan`](crate::Log::scan).
+#[derive(Debug)]
+pub struct Scan<'a> {
+    device: &'a dyn LogDevice,
+    room: Range<u64>,
+    /// Blocks before this are known to be durable.
+    known: u64,
+    /// Whether `known` is also where to stop.
+    stops: bool,
+    chunk: Vec<Block>,
+    chunk_first: u64,
+    /// The block that is read now.
+    number: u64,
+    head: Option<Head>,
+    /// The next byte of its payload.
+    cursor: usize,
+    /// Records before this are passed over.
+    from: Lsn,
+    partial: Option<Partial>,
+    /// The scan began with a record's middle, and has not seen the end of that one.
+    skips: bool,
+    /// The block before this one closed the log.
+    closed: bool,
+    end: Option<End>,
+    /// Sound blocks after the end, which were never acknowledged.
+    stale: Vec<u64>,
+}
+
+/// A record that began in an earlier block.
+#[derive(Debug)]
+struct Partial {
+    lsn: Lsn,
+    /// Its length, then itself.
+    bytes: Vec<u8>,
+}
+
+impl Partial {
+    /// Bytes that are missing: of the length, or of the record.
+    fn missing(&self) -> usize {
+        match self.bytes.first_chunk::<LENGTH>() {
+            None => LENGTH - self.bytes.len(),
+            Some(length) => LENGTH + u32::from_le_bytes(*length) as usize - self.bytes.len(),
+        }
+    }
+
+    fn is_whole(&self) -> bool {
+        self.bytes.len() >= LENGTH && self.missing() == 0
+    }
+}
+
+impl<'a> Scan<'a> {
+    /// Reads from the record `from` on, or from the oldest one that begins in the log. Blocks
+    /// before
+    /// `durable` are known to be there; if there is such a number, the scan ends at it.
+    pub(crate) fn new(
+        device: &'a dyn LogDevice,
+        from: Option<Lsn>,
+        durable: Option<u64>,
+    ) -> Result<Scan<'a>, LogError> {
+        let room = device.scan();
+        let start = from.map_or(room.start, Lsn::block);
+        if start < room.start || start > room.end {
+            let (lsn, begin) = (Lsn::of_block(start), Lsn::of_block(room.start));
+            let end = Lsn::of_block(room.end);
+            return Err(match start < room.start {
+                true => LogError::Trimmed { lsn, begin },
+                false => LogError::NotAppended { lsn, end },
+            });
+        }
+        Ok(Scan {
+            device,
+            room,
+            known: durable.unwrap_or(start),
+            stops: durable.is_some(),
+            chunk: Vec::new(),
+            chunk_first: start,
+            number: start,
+            head: None,
+            cursor: 0,
+            from: from.unwrap_or(Lsn(0)),
+            partial: None,
+            skips: true,
+            closed: false,
+            end: None,
+            stale: Vec::new(),
+        })
+    }
+
+    /// Where the log ends, once all records were read.
+    pub fn end(&self) -> Option<End> {
+        self.end
+    }
+
+    /// Sound blocks after the end.
+    pub(crate) fn stale(&self) -> &[u64] {
+        &self.stale
+    }
+
+    /// The next record; none at the end.
+    ///
+    /// # Errors
+    /// `Damaged`, or what the storage said. Nothing is read after that.
+    pub fn next_record(&mut self) -> Result<Option<Record>, LogError> {
+        loop {
+            if self.end.is_some() {
+                return Ok(None);
+            }
+            let Some(head) = self.head else {
+                self.enter()?;
+                continue;
+            };
+            let left = usize::from(head.used).saturating_sub(self.cursor);
+            if left == 0 {
+                self.leave(head)?;
+                continue;
+            }
+            let lsn = Lsn(Lsn::of_block(self.number).0 + (HEAD + self.cursor) as u64);
+            let partial = self.partial.get_or_insert_with(|| Partial { lsn, bytes: Vec::new() });
+            let taken = partial.missing().min(left);
+            let from = HEAD + self.cursor;
+            let block = &self.chunk[(self.number - self.chunk_first) as usize];
+            partial.bytes.extend_from_slice(&block.0[from..from + taken]);
+            self.cursor += taken;
+            if let Some(whole) = self.partial.take_if(|partial| partial.is_whole()) {
+                let carries = usize::from(head.carry);
+                if whole.lsn.block() < self.number && self.cursor != carries {
+                    return Err(self.inconsistent("a record ends elsewhere than its block says"));
+                }
+                if whole.lsn < self.from {
+                    continue;
+                }
+                return Ok(Some(Record { lsn: whole.lsn, bytes: whole.bytes[LENGTH..].to_vec() }));
+            }
+        }
+    }
+
+    /// Begins with the next block, or ends.
+    fn enter(&mut self) -> Result<(), LogError> {
+        if self.stops && self.number >= self.known {
+            self.finish(EndReason::Limit);
+            return Ok(());
+        }
+        if self.number == self.room.end {
+            self.finish(EndReason::Room);
+            return Ok(());
+        }
+        let head = match self.block(self.number)? {
+            Ok(head) => head,
+            Err(why) => return self.conclude(why),
+        };
+        if head.flags & STARTS != 0 {
+            // What the block before left unfinished was never acknowledged.
+            self.partial = None;
+        }
+        let carry = usize::from(head.carry);
+        if self.skips {
+            (self.cursor, self.skips) = (carry, carry == PAYLOAD);
+        } else if !self.continues(carry) {
+            return self.conclude(Unsound::Continuation);
+        } else {
+            self.cursor = 0;
+        }
+        self.head = Some(head);
+        Ok(())
+    }
+
+    /// Whether a block that begins with so many bytes of an earlier record is the next one.
+    fn continues(&self, carry: usize) -> bool {
+        match &self.partial {
+            None => carry == 0,
+            Some(partial) if partial.bytes.len() < LENGTH => carry >= partial.missing(),
+            Some(partial) => carry == partial.missing().min(PAYLOAD),
+        }
+    }
+
+    /// A block is read to its end.
+    fn leave(&mut self, head: Head) -> Result<(), LogError> {
+        if self.partial.is_some() && usize::from(head.used) < PAYLOAD {
+            return Err(self.inconsistent("a record is longer than what follows it"));
+        }
+        self.closed = head.flags & CLOSES != 0;
+        (self.head, self.number) = (None, self.number + 1);
+        Ok(())
+    }
+
+    /// Reads a block, through the chunk.
+    fn block(&mut self, number: u64) -> Result<Result<Head, Unsound>, LogError> {
+        let chunk = self.chunk_first..self.chunk_first + self.chunk.len() as u64;
+        if !chunk.contains(&number) {
+            let count = (self.room.end - number).min(CHUNK as u64) as usize;
+            self.chunk.resize(count, Block::ZERO);
+            self.chunk_first = number;
+            let doing = || format!("reading the log from {} on", Lsn::of_block(number));
+            self.device.read(number, &mut self.chunk).map_err(LogError::io(doing()))?;
+        }
+        let block = &self.chunk[(number - self.chunk_first) as usize];
+        Ok(Head::expect(block, self.device.identity(), number))
+    }
+
+    /// There is no sound block here: that is the end, or damage.
+    fn conclude(&mut self, why: Unsound) -> Result<(), LogError> {
+        let number = self.number;
+        if let Unsound::Version(_) = why {
+            return Err(LogError::damaged(number, why, "its checksum is right".into()));
+        }
+        if number < self.known {
+            let witness = "it was durable when this process wrote on".into();
+            return Err(LogError::damaged(number, why, witness));
+        }
+        for later in number + 1..self.room.end {
+            let Ok(head) = self.block(later)? else { continue };
+            if head.durable > number {
+                let lsn = Lsn::of_block(later);
+                let witness = format!("the block at {lsn} was written when it was durable");
+                return Err(LogError::damaged(number, why, witness));
+            }
+            self.stale.push(later);
+        }
+        self.finish(if self.closed { EndReason::Closed } else { EndReason::Unsound(why) });
+        Ok(())
+    }
+
+    fn finish(&mut self, why: EndReason) {
+        let unfinished = self.partial.take().map(|partial| partial.lsn);
+        self.end = Some(End { lsn: Lsn::of_block(self.number), why, unfinished });
+    }
+
+    /// Sound blocks do not fit together: their writer was wrong, or they were exchanged.
+    fn inconsistent(&self, what: &str) -> LogError {
+        LogError::Damaged {
+            lsn: Lsn(Lsn::of_block(self.number).0 + (HEAD + self.cursor) as u64),
+            what: what.into(),
+            witness: "the block's checksum is right".into(),
+        }
+    }
+}
+
+impl Iterator for Scan<'_> {
+    type Item = Result<Record, LogError>;
+
+    /// After an error there is nothing more.
+    fn next(&mut self) -> Option<Self::Item> {
+        let next = self.next_record().transpose();
+        if let Some(Err(_)) = next {
+            self.finish(EndReason::Limit);
+        }
+        next
+    }
+}

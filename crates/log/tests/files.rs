@@ -1,0 +1,236 @@
+//! Logs in folders, each way of becoming durable.
+#![allow(clippy::unwrap_used)]
+
+use std::fs::{self, OpenOptions};
+use std::os::unix::fs::FileExt as _;
+use std::os::unix::process::parent_id;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+
+use tempfile::tempdir;
+use vellum_log::{
+    End, EndReason, FileLog, FileLogOptions, Log, LogDevice as _, LogError, LogOptions, Lsn, Way,
+};
+use vellum_testing::own_process;
+use vellum_testing::patience::eventually;
+use vellum_testing::system_calls::forbid;
+
+/// Small segments, of three blocks each after the head.
+fn options(way: Option<Way>) -> FileLogOptions {
+    let mut options = FileLogOptions::default();
+    (options.segment_bytes, options.most_bytes, options.way) = (16384, 8 * 16384, way);
+    options
+}
+
+fn open(folder: &Path, way: Option<Way>) -> Result<(Log, End, Vec<Vec<u8>>), LogError> {
+    open_with(folder, &options(way), None)
+}
+
+fn open_with(
+    folder: &Path,
+    files: &FileLogOptions,
+    in_flight: Option<usize>,
+) -> Result<(Log, End, Vec<Vec<u8>>), LogError> {
+    let mut found = Vec::new();
+    let mut options = LogOptions::default();
+    (options.ring_bytes, options.in_flight) = (8 * 4096, in_flight);
+    let device = Arc::new(FileLog::open(folder, files)?);
+    let (log, end) = Log::open(device, &options, None, |record| {
+        found.push(record.bytes);
+        Ok::<_, LogError>(())
+    })?;
+    Ok((log, end, found))
+}
+
+/// The ways that work on the file system of the tests.
+fn ways() -> Vec<Way> {
+    let works = |way: &Way| {
+        let folder = tempdir().unwrap();
+        let works = open(folder.path(), Some(*way)).and_then(|(log, ..)| {
+            let lsn = log.append(b"x")?;
+            log.wait_durable(lsn)
+        });
+        works.is_ok()
+    };
+    let ways: Vec<_> = Way::ALL.into_iter().filter(works).collect();
+    assert!(ways.contains(&Way::BufferedSync));
+    ways
+}
+
+#[test]
+fn segments_are_recycled_and_all_is_found_by_each_way() {
+    for way in ways() {
+        let folder = tempdir().unwrap();
+        let (mut next, mut trimmed) = (0_u64, 0_u64);
+        for round in 0..4 {
+            let (log, end, found) = open(folder.path(), Some(way)).unwrap();
+            let numbers =
+                found.iter().map(|bytes| u64::from_le_bytes(bytes[..8].try_into().unwrap()));
+            let numbers: Vec<_> = numbers.collect();
+            let first = numbers.first().copied().unwrap_or(next);
+            assert!(first <= trimmed, "{way}: {first}");
+            assert!(numbers.iter().copied().eq(first..next), "{way}, round {round}: {numbers:?}");
+            assert_eq!(end.why == EndReason::Closed, round > 0 && round % 2 == 0, "{}", end.why);
+            for _ in 0..20 {
+                let mut record = vec![7; 1 + (next as usize * 977) % 9000];
+                record.splice(..1, next.to_le_bytes());
+                let lsn = log.append(&record).unwrap();
+                log.wait_durable(lsn).unwrap();
+                assert_eq!(log.read(lsn).unwrap(), record);
+                log.trim(lsn).unwrap();
+                (trimmed, next) = (next, next + 1);
+            }
+            let files = fs::read_dir(folder.path()).unwrap().count();
+            assert!(files <= 8, "{files} files");
+            if round % 2 == 1 {
+                log.close().unwrap();
+            }
+        }
+    }
+}
+
+#[test]
+fn many_threads_append_and_wait_by_each_way() {
+    for way in ways() {
+        let folder = tempdir().unwrap();
+        let mut options = options(Some(way));
+        options.most_bytes = 512 * 16384;
+        let (log, _, _) = open_with(folder.path(), &options, Some(3)).unwrap();
+        thread::scope(|scope| {
+            for thread in 0..6_u64 {
+                let log = &log;
+                scope.spawn(move || {
+                    let mut last = Lsn(0);
+                    for number in 0..30_u64 {
+                        let [thread, number] = [thread, number].map(u64::to_le_bytes);
+                        let fill = vec![thread[0]; usize::from(number[0]) * 50];
+                        let lsn = log.append_parts(&[&thread, &number, &fill]).unwrap();
+                        assert!(lsn > last);
+                        log.wait_durable(lsn).unwrap();
+                        assert!(log.durable() > lsn);
+                        last = lsn;
+                    }
+                });
+            }
+        });
+        drop(log);
+        let (_, _, found) = open_with(folder.path(), &options, None).unwrap();
+        for thread in 0..6_u64 {
+            let of = found.iter().filter(|bytes| bytes[..8] == thread.to_le_bytes());
+            assert!(of.map(|bytes| bytes[8]).eq(0..30), "{way}, thread {thread}");
+        }
+    }
+}
+
+#[test]
+fn one_thread_has_thousands_under_way() {
+    let folder = tempdir().unwrap();
+    let mut files = options(None);
+    files.most_bytes = 512 * 16384;
+    let (log, _, _) = open_with(folder.path(), &files, None).unwrap();
+    let called = Arc::new(AtomicU64::new(0));
+    for number in 0..5000_u64 {
+        let lsn = log.append(&number.to_le_bytes()).unwrap();
+        let called = Arc::clone(&called);
+        let durable = move |result: Result<(), LogError>| {
+            result.unwrap();
+            called.fetch_add(1, Ordering::SeqCst);
+        };
+        log.on_durable(lsn, Box::new(durable));
+    }
+    eventually("all are durable", || called.load(Ordering::SeqCst) == 5000);
+    let lsn = log.append(b"more").unwrap();
+    log.request_flush(lsn);
+    eventually("a flush that was asked for", || log.durable() > lsn);
+}
+
+#[test]
+fn a_folder_is_opened_once() {
+    let folder = tempdir().unwrap();
+    let first = open(folder.path(), None).unwrap();
+    assert!(matches!(open(folder.path(), None), Err(LogError::InUse { .. })));
+    drop(first);
+    open(folder.path(), None).unwrap();
+    let nowhere = folder.path().join("a/b");
+    let error = open(&nowhere, None).unwrap_err();
+    assert!(error.to_string().contains("a/b"), "{error}");
+}
+
+#[test]
+fn a_segment_that_lost_its_head_is_known_by_its_blocks() {
+    for lost in 0..3 {
+        let folder = tempdir().unwrap();
+        let (log, _, _) = open(folder.path(), None).unwrap();
+        for number in 0..8_u64 {
+            let lsn = log.append(&number.to_le_bytes()).unwrap();
+            log.wait_durable(lsn).unwrap();
+        }
+        drop(log);
+        let path = folder.path().join(format!("segment-000{lost}"));
+        let file = OpenOptions::new().write(true).open(path).unwrap();
+        file.write_all_at(&[3; 512], 0).unwrap();
+        for _ in 0..2 {
+            let (log, _, found) = open(folder.path(), None).unwrap();
+            assert_eq!(found.len(), 8, "segment {lost}");
+            drop(log);
+        }
+    }
+}
+
+#[test]
+fn files_that_do_not_belong_together_are_refused() {
+    let folders = [tempdir().unwrap(), tempdir().unwrap()];
+    for folder in &folders {
+        let (log, _, _) = open(folder.path(), None).unwrap();
+        log.wait_durable(log.append(b"x").unwrap()).unwrap();
+    }
+    let [one, other] = folders.each_ref().map(|folder| folder.path().join("segment-0000"));
+    fs::copy(&one, other.with_file_name("segment-0009")).unwrap();
+    let error = open(folders[1].path(), None).unwrap_err();
+    assert!(error.to_string().contains("several logs"), "{error}");
+    fs::copy(&one, one.with_file_name("segment-0009")).unwrap();
+    let error = open(folders[0].path(), None).unwrap_err();
+    assert!(error.to_string().contains("there twice"), "{error}");
+    fs::remove_file(one.with_file_name("segment-0009")).unwrap();
+    OpenOptions::new().write(true).open(&one).unwrap().set_len(8192).unwrap();
+    let error = open(folders[0].path(), None).unwrap_err();
+    assert!(error.to_string().contains("lost its tail"), "{error}");
+}
+
+#[test]
+fn sizes_that_cannot_be_are_refused() {
+    let folder = tempdir().unwrap();
+    for (segment, most) in [(0, 1 << 20), (5000, 1 << 20), (8192, 1 << 20), (16384, 16384)] {
+        let mut options = FileLogOptions::default();
+        (options.segment_bytes, options.most_bytes) = (segment, most);
+        let opened = FileLog::open(folder.path(), &options);
+        assert!(matches!(opened, Err(LogError::Unfit { .. })), "{segment} {most}");
+    }
+}
+
+/// A segment gets its head, but not durably, and then another file is recycled: no number is given
+/// to both.
+#[test]
+fn a_number_that_could_not_be_given_is_given_to_the_same_file() {
+    let test = "a_number_that_could_not_be_given_is_given_to_the_same_file";
+    let folder = |process| std::env::temp_dir().join(format!("vellum-log-{process}"));
+    let open = |folder| FileLog::open(folder, &options(Some(Way::BufferedDsync)));
+    if let Some(output) = own_process::run(test) {
+        let folder = folder(std::process::id());
+        let opened = open(&folder);
+        fs::remove_dir_all(&folder).unwrap();
+        assert!(output.status.success(), "{output:?}");
+        opened.unwrap();
+        return;
+    }
+    let device = open(&folder(parent_id())).unwrap();
+    assert_eq!([device.extend().unwrap(), device.extend().unwrap()], [3, 6]);
+    if !forbid(libc::SYS_fdatasync) {
+        return;
+    }
+    device.extend().unwrap_err();
+    device.trim(3).unwrap();
+    device.extend().unwrap_err();
+}

@@ -1,0 +1,89 @@
+//! A full log and a full disk: records are refused before they are taken, and the log goes on.
+#![allow(clippy::unwrap_used)]
+
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+
+use tempfile::tempdir;
+use vellum_log::{FileLog, FileLogOptions, Log, LogError, LogOptions, Lsn, Way};
+
+const SEGMENT: u64 = 64 << 10;
+
+fn open(folder: &Path, most: u64) -> (Log, usize) {
+    let mut options = FileLogOptions::default();
+    (options.segment_bytes, options.most_bytes) = (SEGMENT, most);
+    options.way = Some(Way::BufferedSync);
+    let device = Arc::new(FileLog::open(folder, &options).unwrap());
+    let mut found = 0;
+    let opened = Log::open(device, &LogOptions::default(), None, |_| {
+        found += 1;
+        Ok::<_, LogError>(())
+    });
+    (opened.unwrap().0, found)
+}
+
+/// Appends until there is no room; returns the last two records, how many, and the error.
+fn fill(log: &Log) -> ([Lsn; 2], usize, LogError) {
+    let (mut last, mut count) = ([Lsn(0); 2], 0);
+    loop {
+        match log.append(&[9; 3000]) {
+            Ok(lsn) => last = [last[1], lsn],
+            Err(error) => return (last, count, error),
+        }
+        log.wait_durable(last[1]).unwrap();
+        count += 1;
+    }
+}
+
+fn is_refused_and_goes_on(folder: &Path, most: u64) {
+    let (log, _) = open(folder, most);
+    let (last, count, error) = fill(&log);
+    let LogError::Full { source, .. } = &error else { panic!("{error}") };
+    assert_eq!(source.kind(), std::io::ErrorKind::StorageFull, "{error}");
+    assert!(count >= 30, "{count} records before: {error}");
+    assert_eq!(log.read(last[1]).unwrap(), [9; 3000]);
+    assert!(matches!(log.append(&[1]), Err(LogError::Full { .. })), "full is full");
+    log.trim(last[0]).unwrap();
+    let lsn = log.append(b"after").unwrap();
+    log.wait_durable(lsn).unwrap();
+    assert_eq!(log.read(lsn).unwrap(), b"after");
+    let end = fill(&log).1;
+    drop(log);
+    let (log, found) = open(folder, most);
+    assert!(found > end, "{found} of {end}");
+    drop(log);
+}
+
+#[test]
+fn the_bound_refuses_records() {
+    let folder = tempdir().unwrap();
+    is_refused_and_goes_on(folder.path(), 3 * SEGMENT);
+    let bytes: u64 = std::fs::read_dir(folder.path())
+        .unwrap()
+        .map(|f| f.unwrap().metadata().unwrap().len())
+        .sum();
+    assert!(bytes <= 3 * SEGMENT, "{bytes}");
+}
+
+/// A file system of 300 KiB, which goes with this.
+struct SmallDisk(tempfile::TempDir);
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        Command::new("umount").arg("-l").arg(self.0.path()).status().unwrap();
+    }
+}
+
+#[test]
+fn a_full_disk_refuses_records() {
+    let folder = tempdir().unwrap();
+    let mut mount = Command::new("mount");
+    mount.args(["-t", "tmpfs", "-o", "size=300k", "tmpfs"]).arg(folder.path());
+    if !mount.output().is_ok_and(|output| output.status.success()) {
+        println!("skipped: no file system can be mounted here");
+        return;
+    }
+    let disk = SmallDisk(folder);
+    is_refused_and_goes_on(&disk.0.path().join("log"), 1 << 30);
+}

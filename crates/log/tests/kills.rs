@@ -1,0 +1,131 @@
+//! A process that is killed while it appends, hundreds of times: what it has acknowledged is there.
+#![allow(clippy::unwrap_used)]
+
+use std::collections::BTreeMap;
+use std::env;
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use tempfile::tempdir;
+use vellum_log::{FileLog, FileLogOptions, Log, LogError, LogOptions, Way};
+
+/// Where the child finds the log, and how many times it was killed before.
+const FOLDER: &str = "VELLUM_LOG_FOLDER";
+const ROUND: &str = "VELLUM_LOG_ROUND";
+
+const THREADS: u64 = 3;
+
+/// Opens the log, and checks that each thread's records are there in order, without a gap. Returns
+/// each thread's last one.
+fn open(folder: &Path, way: Way, in_flight: usize) -> (Log, BTreeMap<u64, u64>) {
+    let mut files = FileLogOptions::default();
+    (files.segment_bytes, files.most_bytes, files.way) = (64 << 10, 1 << 20, Some(way));
+    let device = Arc::new(FileLog::open(folder, &files).unwrap());
+    let mut last = BTreeMap::new();
+    let mut options = LogOptions::default();
+    (options.ring_bytes, options.in_flight) = (64 << 10, Some(in_flight));
+    let opened = Log::open(device, &options, None, |record| {
+        let [thread, number] =
+            [0, 8].map(|at| u64::from_le_bytes(record.bytes[at..at + 8].try_into().unwrap()));
+        assert_eq!(record.bytes[16..], content(thread, number));
+        if let Some(before) = last.insert(thread, number) {
+            assert_eq!(number, before + 1, "thread {thread}");
+        }
+        Ok::<_, LogError>(())
+    });
+    (opened.unwrap().0, last)
+}
+
+fn content(thread: u64, number: u64) -> Vec<u8> {
+    let len = number.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 50;
+    vec![(thread + number) as u8; if number.is_multiple_of(7) { len as usize } else { 40 }]
+}
+
+/// Runs in the child, which ends by being killed.
+#[test]
+fn child() {
+    let Some(folder) = env::var_os(FOLDER) else { return };
+    let round: usize = env::var(ROUND).unwrap().parse().unwrap();
+    let (log, last) = open(Path::new(&folder), way(round), 1 + round % 3);
+    thread::scope(|scope| {
+        for thread in 0..THREADS {
+            let (log, first) = (&log, last.get(&thread).map_or(0, |last| last + 1));
+            scope.spawn(move || {
+                for number in first.. {
+                    let head = [thread, number].map(u64::to_le_bytes);
+                    let parts = [head.as_flattened(), &content(thread, number)];
+                    let lsn = log.append_parts(&parts).unwrap();
+                    log.wait_durable(lsn).unwrap();
+                    let text = format!("\nack {thread} {number}\n");
+                    std::io::stdout().lock().write_all(text.as_bytes()).unwrap();
+                    // The others' newest records are not as old as that.
+                    let kept = lsn.0.saturating_sub(400 << 10);
+                    log.trim(vellum_log::Lsn(kept)).unwrap();
+                }
+            });
+        }
+    });
+}
+
+fn way(round: usize) -> Way {
+    Way::ALL[round % Way::ALL.len()]
+}
+
+#[test]
+fn what_a_killed_process_acknowledged_is_there() {
+    let folder = tempdir().unwrap();
+    let direct = {
+        let files = FileLog::open(folder.path(), &FileLogOptions::default()).unwrap();
+        files.way().is_direct()
+    };
+    let rounds = if env::var_os("VELLUM_SOAK").is_some() { 5000 } else { 300 };
+    let mut acknowledged = BTreeMap::new();
+    let mut random = 1_u64;
+    for round in 0..rounds {
+        // Without direct I/O, the ways through the page cache alone.
+        let round = if direct { round } else { round * 4 + 2 + round % 2 };
+        let mut child = Command::new(env::current_exe().unwrap())
+            .args(["child", "--exact", "--nocapture"])
+            .env(FOLDER, folder.path())
+            .env(ROUND, round.to_string())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        let patience = Duration::from_micros((random >> 40) % 30_000);
+        let mut killer = None;
+        let mut lives = Some(child);
+        for line in lines {
+            // The last line may be torn, too.
+            let line = line.unwrap();
+            let words: Vec<_> = line.split(' ').collect();
+            let ["ack", thread, number] = words[..] else { continue };
+            let (Ok(thread), Ok(number)) = (thread.parse::<u64>(), number.parse::<u64>()) else {
+                panic!("{line}");
+            };
+            let before = acknowledged.insert(thread, number);
+            assert!(before.is_none_or(|before| before < number), "{line}");
+            // It is killed some time after its first acknowledgement.
+            if let Some(mut child) = lives.take() {
+                killer = Some(thread::spawn(move || {
+                    thread::sleep(patience);
+                    child.kill().unwrap();
+                    child.wait().unwrap()
+                }));
+            }
+        }
+        let ended = killer.expect("the child has acknowledged nothing").join().unwrap();
+        assert!(!ended.success() && ended.code().is_none(), "{ended}");
+        let (log, last) = open(folder.path(), Way::BufferedSync, 1);
+        for (thread, number) in &acknowledged {
+            assert!(last.get(thread) >= Some(number), "round {round}: {thread} {number} is lost");
+        }
+        drop(log);
+    }
+    println!("{rounds} kills, {acknowledged:?} acknowledged");
+}
