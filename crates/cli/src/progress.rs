@@ -59,7 +59,7 @@ impl Progress {
         match &self.shown {
             Shown::Bar(bar) => bar.inc(by),
             Shown::Lines(due) => {
-                // Whoever finds the lock taken leaves the line to the other thread.
+                // A thread that finds the lock taken leaves the line to the other one.
                 if let Ok(mut due) = due.try_lock()
                     && Instant::now() >= *due
                 {

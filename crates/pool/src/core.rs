@@ -1,7 +1,7 @@
 //! The memory side of a pool: surface, page states, budget, and what every operation needs of them.
 //!
-//! Nothing here knows the device. So whoever completes a read on the device's own thread may hold
-//! this part of the pool, and the device never waits for itself to end.
+//! Nothing here knows the device. So a thread that completes a read on the device's own thread may
+//! hold this part of the pool, and the device never waits for itself to end.
 
 #![allow(unsafe_code)]
 
@@ -271,7 +271,7 @@ impl Core {
         self.parking.park_task(page.id, waker, || self.is_blocked(page, wanted))
     }
 
-    /// Whoever unlocks or releases the page will wake those who wait for it.
+    /// The thread that unlocks or releases the page will wake those that wait for it.
     fn is_blocked(&self, page: PageRef, wanted: Wanted) -> bool {
         let (_, now) = self.look_at_known(page);
         now.has_waiters() && wanted.is_blocked(now)

@@ -4,8 +4,8 @@
 //! A page that comes is claimed (locked, all of its frames part of it), filled, admitted, unlocked.
 //! One that goes is dismissed: its memory is taken away while it is locked, and then it is evicted
 //! or free. Where states are with the frames ([`States::Frames`]), a page is no longer anybody's
-//! from the moment at which its memory goes, and whoever brings its memory has it locked; all that
-//! is to be said of the page in between is said before.
+//! from the moment at which its memory goes, and the thread that brings its memory has it locked;
+//! all that is to be said of the page in between is said before.
 
 #![allow(unsafe_code)]
 
@@ -25,7 +25,7 @@ use crate::page::states::States;
 const POPULATE_FROM: u32 = 4;
 
 /// How often to look again, after a millisecond or so, at a frame to which an old reference has led
-/// somebody. He leaves it when his read has ended, if not before.
+/// another thread. That one leaves it when its read has ended, if not before.
 pub(crate) const LOOKS: u32 = 1_000;
 
 /// How claiming a page went.
@@ -33,9 +33,9 @@ pub(crate) const LOOKS: u32 = 1_000;
 pub(crate) enum Coming {
     /// The caller holds it exclusively.
     Ours(Enclosed),
-    /// Somebody else was first: look again.
+    /// Another thread was first: look again.
     Lost,
-    /// A frame behind its head is on its way to or from somebody else.
+    /// One of its inner frames is on its way to or from another page.
     Blocked,
 }
 
@@ -84,9 +84,9 @@ impl Core {
     }
 
     /// Locks a page that was not allocated until now, and gives it zeroed memory or leaves that to
-    /// whoever writes it first. The caller has taken its frames out of the budget.
+    /// its first writer. The caller has taken its frames out of the budget.
     ///
-    /// Somebody with an old reference may be there, who finds out soon that it leads nowhere.
+    /// A thread with an old reference may be there, which finds out soon that it leads nowhere.
     ///
     /// # Errors
     /// [`PoolError::InUse`] or [`PoolError::Populate`]. Nothing has changed then.
@@ -145,7 +145,7 @@ impl Core {
         Ok(())
     }
 
-    /// Puts zeroed memory behind a page that has none, or leaves that to whoever writes it first.
+    /// Puts zeroed memory behind a page that has none, or leaves that to its first writer.
     /// The caller holds it exclusively and has taken its frames out of the budget.
     ///
     /// # Errors
@@ -284,8 +284,8 @@ impl Core {
         Ok(self.go(page, Leave::Free, entry.result)?)
     }
 
-    /// Frees an evicted page, whose word was `seen`. None if that has changed; false if somebody is
-    /// just bringing the page.
+    /// Frees an evicted page, whose word was `seen`. None if that has changed; false if a thread
+    /// reads the page in just now.
     ///
     /// # Errors
     /// If it is free already.

@@ -31,7 +31,7 @@ pub(crate) struct PyMorsel {
     shared: bool,
 }
 
-/// What a Morsel has until it is closed. Whoever works with it meanwhile has it until then.
+/// What a Morsel has until it is closed, and until the calls that use it have ended.
 struct Open {
     morsel: Arc<Morsel>,
     /// What buffers of the Morsel itself are of.

@@ -1,4 +1,4 @@
-//! The change gate: changes pass together, unless somebody holds it to see a store that stands
+//! The change gate: changes pass together, unless a thread holds it to see a store that stands
 //! still.
 //!
 //! Changes only count themselves in one word; who finds the gate held waits on a condition

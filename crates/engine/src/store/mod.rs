@@ -173,7 +173,7 @@ impl Store {
                 other => return other,
             }
             match self.create_tree(name) {
-                // Somebody else was faster.
+                // Another thread was faster.
                 Err(Error::TreeExists(_)) => {}
                 other => return other,
             }

@@ -390,7 +390,7 @@ impl<'a> Cursor<'a> {
             let Some(blob) = self.blob_at(next) else { continue };
             let frames = u64::from(blob.page.frames);
             if frames > frames_left {
-                // One that is too large is left to whoever wants it.
+                // One that is too large is left to the next caller that wants it.
                 self.blobs_until = next.max(index + 1);
                 break;
             }

@@ -4,8 +4,8 @@
 //! it came from, take the child's guard, validate the node again. Only then is the child known to
 //! be the right one, and only between the two validations may an error of the child be believed.
 //!
-//! Locks are taken from the root downwards, and whoever waits for a page holds nothing below it.
-//! So waits form no circle.
+//! Locks are taken from the root downwards, and a thread that waits for a page holds nothing below
+//! it. So waits form no circle.
 
 use vellum_pool::{ExclusiveGuard, OptimisticGuard, PageReader, PageRef, RacyBytes, Restart};
 use vellum_pool::{PageId, SharedGuard};
@@ -360,7 +360,7 @@ impl<'a> Access<'a> {
         let (index, child) =
             step(Node::new(bytes), target).map_err(|torn| Error::torn(page, torn))?;
         match child == page.id.0 {
-            // Whoever holds it would wait for himself.
+            // A thread that holds it would wait for itself.
             true => Err(Error::damaged(page, "it is its own child")),
             false => Ok((index, child)),
         }

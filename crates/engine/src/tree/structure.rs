@@ -86,7 +86,7 @@ impl<'a> Access<'a> {
         level: u8,
         has_room: HasRoom<'_>,
     ) -> Result<Outcome> {
-        // Before anything is held: whoever waits for a frame holds as little as possible.
+        // Before anything is held: a thread that waits for a frame holds as little as possible.
         let mut spare = self.core.pool.allocate(self.core.page_frames)?;
         let kind = if level == 0 { PageKind::Leaf } else { PageKind::Inner };
         init(change, &mut spare, kind, level, self.tree.id);

@@ -60,7 +60,8 @@ impl FileDevice {
     /// Opens a file or a block device.
     ///
     /// # Errors
-    /// [`DeviceError`]; among others [`DeviceError::InUse`] while somebody else has it open.
+    /// [`DeviceError`]; among others [`DeviceError::InUse`] while another process, or another
+    /// handle, has it open.
     pub fn open(path: impl AsRef<Path>, options: FileOptions) -> Result<Self, DeviceError> {
         Self::with(path.as_ref(), path.as_ref(), options, false)
     }

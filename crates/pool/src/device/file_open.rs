@@ -48,7 +48,7 @@ pub struct FileOptions {
     /// What moves the bytes.
     pub engine: EngineChoice,
     /// Lock the file against other processes and handles, as long as the device lives. Without
-    /// it, whoever opens the file twice destroys it.
+    /// it, a program that opens the file twice destroys it.
     pub lock: bool,
 }
 

@@ -45,7 +45,7 @@ pub use memory::{Completion, MemoryDevice};
 ///
 /// # Contract of the callers
 ///
-/// `read` and `start_reads` write into the surface's memory. Whoever calls them holds the pages of
+/// `read` and `start_reads` write into the surface's memory. The caller holds the pages of
 /// the range exclusively (no other thread reads them but optimistically, none writes them) from
 /// the call until it returns or, for `start_reads`, until the range's [`ReadDone`] is called; and
 /// keeps the surface mapped and the range populated or free to be populated for as long. The pool

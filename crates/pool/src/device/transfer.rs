@@ -216,7 +216,7 @@ impl ReadRequest {
         self.transfer = Transfer::new(Direction::Read, len);
     }
 
-    /// The read has ended: adds whom to tell to `finished`.
+    /// The read has ended: adds it to `finished`.
     ///
     /// If it failed and was merged, nobody is told: its parts come back, to be read one by one, so
     /// that each owner learns what became of its own bytes.

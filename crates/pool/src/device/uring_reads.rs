@@ -1,10 +1,10 @@
 //! The io_uring engine: asynchronous reads, all on one ring, which one thread serves.
 //!
-//! Whoever starts reads queues them and wakes that thread, the reactor, if it sleeps. The reactor
-//! submits what is queued and takes in completions with the same system call, and calls the
+//! A thread that starts reads queues them and wakes that thread, the reactor, if it sleeps. The
+//! reactor submits what is queued and takes in completions with the same system call, and calls the
 //! [`ReadDone`]s. It is the only one that submits because the kernel hands a completion to the
-//! thread that submitted the operation: any other would be interrupted, or woken, for each of
-//! them, only to pass it on. A read that answers short is submitted again.
+//! thread that submitted the operation: any other would be interrupted, or woken, for each of them,
+//! only to pass it on. A read that answers short is submitted again.
 //!
 //! What holds: at most [`IN_FLIGHT`] operations are with the kernel, so the completion queue never
 //! overflows; no lock is held while a `ReadDone` runs; the reactor ends when the ring was dropped
@@ -196,7 +196,8 @@ impl Reactor {
             }
         }
         if closing && self.waiting.is_empty() && self.in_flight == usize::from(self.armed) {
-            // Whoever closed has written to the event, so the waking operation ends by itself.
+            // The thread that closed has written to the event, so the waking operation ends by
+            // itself.
             return self.armed.then_some(1);
         }
         if !self.armed && !closing {
@@ -219,7 +220,8 @@ impl Reactor {
         queue.closing
     }
 
-    /// Nothing was queued meanwhile, and whoever queues something from now on wakes the reactor.
+    /// Nothing was queued meanwhile, and a thread that queues something from now on wakes the
+    /// reactor.
     fn may_sleep(&self) -> bool {
         let mut queue = lock(&self.shared.queue);
         queue.asleep = self.armed && queue.reads.is_empty() && !queue.closing;
@@ -259,7 +261,7 @@ impl Reactor {
         pushed
     }
 
-    /// Takes in what is done; returns whom to tell.
+    /// Takes in the reads that have ended; returns those to be completed.
     fn reap(&mut self) -> Finished {
         let mut finished = Finished::new();
         for completion in self.ring.completion() {

@@ -1,7 +1,8 @@
 //! The memory contract: frames are counted before they are populated and after they are released.
 //!
-//! Whoever makes a page resident first takes its frames out of the budget and puts them back when
-//! the memory is gone. So what is resident never exceeds the pool's size, whatever else happens.
+//! A thread that makes a page resident first takes its frames out of the budget and puts them back
+//! when the memory is gone. So what is resident never exceeds the pool's size, whatever else
+//! happens.
 
 use std::sync::atomic::AtomicU64 as Statistic;
 use std::task::Waker;
@@ -20,7 +21,7 @@ pub(crate) struct FrameBudget {
     /// The most that was ever in use.
     peak: Statistic,
     awaited: AtomicBool,
-    /// How often frames were put back while somebody waited.
+    /// How often frames were put back while a thread waited.
     progress: Statistic,
     tasks: Mutex<Vec<Waker>>,
     released: Condvar,
@@ -119,7 +120,7 @@ impl FrameBudget {
         self.progress() != before
     }
 
-    /// Goes up whenever frames are put back for which somebody waits.
+    /// Goes up whenever frames are put back for which a thread waits.
     pub(crate) fn progress(&self) -> u64 {
         self.progress.load(Ordering::Relaxed)
     }

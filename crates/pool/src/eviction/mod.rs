@@ -301,7 +301,7 @@ impl Eviction {
         while self.core.budget.available() < wanted && !lock(&self.background.state).ended {
             let missing = wanted - self.core.budget.available().min(wanted);
             if self.evict_batch(missing.max(self.batch as u64)).frames == 0 {
-                // Nothing can go now: whoever waits for frames looks again, and asks again.
+                // Nothing can go now: threads that wait for frames look again, and ask again.
                 self.core.budget.wait_briefly();
                 self.core.budget.wake();
                 return;
@@ -373,7 +373,7 @@ mod tests {
         }
     }
 
-    /// A batch of one clean and one dirty page; while the dirty one is written, somebody writes to
+    /// A batch of one clean and one dirty page; while the dirty one is written, a thread writes to
     /// the clean one, and another clock's hand marks it again.
     #[test]
     fn a_page_that_was_dirtied_while_its_batch_was_written_stays() {
@@ -438,7 +438,7 @@ mod tests {
         assert!(written.iter().any(|pages| pages.len() > 1));
     }
 
-    /// One frame goes from hand to hand, and somebody waits for two.
+    /// One frame goes from thread to thread, and another thread waits for two.
     #[test]
     fn frames_that_come_and_go_are_no_exhaustion() {
         let options = PoolOptions {

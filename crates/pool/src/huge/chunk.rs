@@ -113,7 +113,7 @@ pub(super) enum Leaving {
     GoWhole(Seen),
     /// The caller has to split this huge page, and to end that with [`Chunk::finish_split`].
     Split(Seen),
-    /// Somebody else collapses or splits it just now.
+    /// Another thread collapses or splits it just now.
     Busy,
 }
 

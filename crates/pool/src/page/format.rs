@@ -1,4 +1,4 @@
-//! What the pool asks of whoever gives pages a meaning: [`PageFormat`].
+//! What the pool asks of the code that gives pages a meaning: [`PageFormat`].
 
 use std::fmt;
 use std::io;

@@ -5,19 +5,20 @@
 //! so that 8 bytes a frame do. The paper puts the word into the page instead. Here that would be
 //! wrong: a lock is taken by a write, which may come when the page has just gone, and kills the
 //! process then; reading a page from the file would overwrite its lock; a stale reference into a
-//! page of several frames would take somebody's data for a lock; and files would have 8 bytes less
-//! a page than those of other backends. A frame's word is always there.
+//! page of several frames would take another page's data for a lock; and files would have 8 bytes
+//! less a page than those of other backends. A frame's word is always there.
 //!
 //! What holds:
-//! - A frame that no page has is locked, or nobody has ever written its word. So whoever claims a
+//! - A frame that no page has is locked, or its word was never written. So the thread that claims a
 //!   page, which of several threads one does, has it locked at the moment at which others see it.
 //! - A word's version never goes back, whatever page has the frame. A page that is seen in the same
-//!   frame before and after its word was read had that word in between. So whoever exchanges the
-//!   word that he saw, or finds its version unchanged, still has the same page before him.
-//! - Pages that were freed, and frames behind a page's head, are known by a bit each. Whoever frees
-//!   a page that is not resident sets the bit and then looks for the page; whoever claims one looks
-//!   for the bit afterwards. At least one of them sees the other.
-//! - Waiting is for a page, not for a frame: whoever releases a page wakes all who wait for it.
+//!   frame before and after its word was read had that word in between. So a thread that
+//!   exchanges the word that it saw, or finds its version unchanged, still looks at the same page.
+//! - Pages that were freed, and frames behind a page's head, are known by a bit each. A thread that
+//!   frees a page that is not resident sets the bit and then looks for the page; one that claims a
+//!   page looks for the bit afterwards. At least one of them sees the other.
+//! - Waiting is for a page, not for a frame: the thread that releases a page wakes all that wait
+//!   for it.
 
 #![allow(unsafe_code)]
 
@@ -56,9 +57,9 @@ type Words = Vec<PageState>;
 pub(crate) enum Claim {
     /// It is the caller's, all of its frames locked, and has memory with any contents.
     Ours,
-    /// Somebody else has it, or had it just now: look again.
+    /// Another thread has it, or had it just now: look again.
     Lost,
-    /// A frame behind its head is somebody else's.
+    /// Another page has one of its inner frames.
     Blocked,
     /// There is no memory for it.
     Failed(Errno),
@@ -127,7 +128,8 @@ impl FrameStates {
     }
 
     /// The word of a page and what it said, if the file is that long. A word that nobody has ever
-    /// written says evicted for a moment; whoever then claims the page finds that somebody has.
+    /// written says evicted for a moment; a thread that then claims the page finds that another one
+    /// has.
     #[inline(always)]
     pub(crate) fn look(&self, page: PageId) -> Option<(&PageState, Word)> {
         if page.0 >= self.pages.load(Ordering::Acquire) {
@@ -159,7 +161,7 @@ impl FrameStates {
                 continue;
             }
             if seen.is_untouched() {
-                // Whoever has claimed the page is about to lock it.
+                // The thread that has claimed the page is about to lock it.
                 thread::yield_now();
                 return (state, seen.as_locked());
             }
@@ -196,7 +198,7 @@ impl FrameStates {
     }
 
     /// As [`claim`](Self::claim), for a page that is just being allocated. Lost or blocked means
-    /// that somebody who had an old reference is still looking at a part of it, or uses it.
+    /// that a thread that had an old reference is still looking at a part of it, or uses it.
     pub(crate) fn claim_free(
         &self,
         surface: &Surface,
@@ -302,7 +304,7 @@ impl FrameStates {
         }
     }
 
-    /// The page has been released: whoever waits for it looks again.
+    /// The page has been released: threads that wait for it look again.
     pub(crate) fn left(&self, parking: &ParkingLot, page: PageRef) {
         ids(page).for_each(|id| parking.wake(id));
     }
@@ -312,8 +314,8 @@ impl FrameStates {
         self.tables.released(entries);
     }
 
-    /// Frees a page that was seen not to be resident. False if somebody brings it just now; true if
-    /// it is free.
+    /// Frees a page that was seen not to be resident. False if a thread reads it in just now; true
+    /// if it is free.
     pub(crate) fn free_absent(
         &self,
         surface: &Surface,

@@ -28,7 +28,7 @@ impl fmt::Display for PageId {
 /// A page of any multiple of 4 KiB (SIGMOD'23, section 3.5): contiguous in the file and in virtual
 /// memory, with one state word, that of its first frame.
 ///
-/// Whoever refers to a page knows its size, as it knows its place: the pool keeps no table of
+/// A reference to a page has its size, as it has its place: the pool keeps no table of
 /// sizes. [`PageFormat::verify`](crate::PageFormat::verify) can check the size that a page itself
 /// records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -20,8 +20,8 @@
 //! - Every exclusive unlock, eviction and free adds one to the version, so a reader whose version
 //!   still matches saw one state of the page, and it was resident throughout.
 //! - The dirty bit changes only under the shared or the exclusive lock.
-//! - The waiters bit is set by whoever is about to park; whoever makes the page lockable clears
-//!   it and wakes them.
+//! - The waiters bit is set by a thread that is about to park; the one that makes the page lockable
+//!   clears it and wakes them.
 //! - The urgent bit is set by a thread that waited in vain for shared holders to leave: no new
 //!   holder joins them. The end of the next exclusive hold clears it.
 
@@ -78,7 +78,7 @@ impl Word {
         self.0 == 0
     }
 
-    /// As it will be when whoever just takes it into use has locked it.
+    /// As it will be when the thread that just claims the frame has locked it.
     pub(crate) const fn as_locked(self) -> Word {
         self.with_raw_state(LOCKED)
     }
@@ -109,7 +109,7 @@ impl Word {
         self.0 & DIRTY != 0
     }
 
-    /// Somebody is parked, or about to park, until this page's lock is released.
+    /// A thread is parked, or about to park, until this page's lock is released.
     pub const fn has_waiters(self) -> bool {
         self.0 & WAITERS != 0
     }

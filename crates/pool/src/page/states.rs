@@ -102,7 +102,7 @@ impl States {
         }
     }
 
-    /// The cache line that is wanted soon by whoever looks at the page.
+    /// The cache line that the next look at the page reads first.
     #[inline(always)]
     pub(crate) fn line(&self, page: PageId) -> Option<*const u8> {
         match self {

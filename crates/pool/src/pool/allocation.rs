@@ -124,7 +124,7 @@ impl Pool {
 
     /// Frees a page that the caller does not hold, without reading it.
     ///
-    /// Waits for no holder, but up to 50 ms for a huge page to split: while somebody holds the page
+    /// Waits for no holder, but up to 50 ms for a huge page to split: while a thread holds the page
     /// (a reader of a blob, a write-back), it stays, and is freed by a later call of this pool.
     pub fn free_page(&self, page: PageRef) -> Result<(), PoolError> {
         self.check_writable()?;
@@ -139,7 +139,7 @@ impl Pool {
         Ok(())
     }
 
-    /// Frees a page unless somebody holds it; true if it is free.
+    /// Frees a page unless a thread holds it; true if it is free.
     fn try_free(&self, page: PageRef) -> Result<bool, PoolError> {
         loop {
             let (state, seen) = match self.core.look(page) {
@@ -172,14 +172,14 @@ impl Pool {
             Ok(is_free) => !is_free,
             Err(PoolError::Release { .. }) => true,
             Err(error) => {
-                // Tried again, it might hit whoever is given this place next.
+                // Tried again, it might hit the page that gets this place next.
                 tracing::warn!("{page} could not be freed: {error}");
                 false
             }
         });
     }
 
-    /// Frames of pages that were freed while somebody held them, and still are: after another try.
+    /// Frames of pages that were freed while a thread held them, and still are: after another try.
     pub fn frames_to_free(&self) -> u64 {
         if self.check_writable().is_ok() {
             self.free_deferred();

@@ -2,7 +2,7 @@
 //!
 //! A checkpoint copies the dirty pages while nothing changes, lets changes go on, writes the copies
 //! and at last tells the pool, which then calls those pages clean that are still what was written.
-//! Until then the pages stay dirty. Whoever copies keeps the evictor from writing them in the
+//! Until then the pages stay dirty. The caller keeps the evictor from writing them in the
 //! meantime ([`PageFormat::write_ahead`](crate::PageFormat::write_ahead)), or an older copy could
 //! follow a newer page.
 

@@ -239,7 +239,7 @@ impl Pool {
     /// Starts reading pages that will be needed soon, all at once, and returns without waiting.
     ///
     /// A hint: pages that are resident or in transit already are skipped, and so are pages for
-    /// which no frame is free. A failed read is silent; whoever fixes the page meets the error.
+    /// which no frame is free. A failed read is silent; the next fix of the page meets the error.
     pub fn prefetch(&self, pages: &[PageRef]) {
         let prepare = |page: &PageRef| self.prepare_load(*page, Event::Prefetch, None);
         let loads = pages.iter().filter_map(|page| prepare(page).ok().flatten()).collect();

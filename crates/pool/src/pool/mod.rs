@@ -314,9 +314,9 @@ impl Pool {
     }
 
     /// Counts optimistic reads, which do not count themselves: so many were made, whether their
-    /// pages were in memory or not. Whoever makes several in one operation reports them at once,
-    /// for the price of one addition to a counter of this thread; [`PoolStats`](crate::PoolStats)
-    /// has no hits of reads that nobody reports.
+    /// pages were in memory or not. A caller that makes several in one operation reports them at
+    /// once, for the price of one addition to a counter of this thread;
+    /// [`PoolStats`](crate::PoolStats) has no hits of reads that nobody reports.
     #[inline(always)]
     pub fn count_optimistic(&self, reads: u64) {
         self.core.counters.add(Event::Optimistic, reads);

@@ -82,7 +82,7 @@ pub struct PoolOptions {
     /// more, are taken from the machine at once and locked; that is only chosen by itself
     /// ([`BackendChoice::Auto`]) for a `size` in bytes.
     pub backend: BackendChoice,
-    /// Threads that keep frames free ahead of need. With 0, whoever needs a frame evicts.
+    /// Threads that keep frames free ahead of need. With 0, a thread that needs a frame evicts.
     pub evictors: u64,
     /// Pages that are written, and released, together; at most a sixteenth of the pool. Of 16 to
     /// 1,024, 256 was the fastest out of memory, 64 about 5 % slower and 16 about 15 %.

@@ -41,11 +41,11 @@ impl Replacement {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Chance {
     /// It was unused since the last look, or new: it is marked now, and goes at the next look
-    /// unless somebody uses it before.
+    /// unless a thread uses it before.
     Given,
     /// Nobody used it since it was marked: it can go.
     Spent,
-    /// Somebody holds it.
+    /// A thread holds it.
     InUse,
 }
 

@@ -16,7 +16,7 @@ const STRIPES: usize = 64;
 pub enum Event {
     /// A fix found its page resident.
     Hit,
-    /// An optimistic read was made; reported by whoever made it.
+    /// An optimistic read was made; reported by the reader.
     Optimistic,
     /// An optimistic read brought its page in; a `Miss`, too.
     OptimisticMiss,

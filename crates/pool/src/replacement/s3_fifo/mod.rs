@@ -166,7 +166,7 @@ impl ReplacementPolicy for S3Fifo {
 
     fn for_each(&self, visit: &mut dyn FnMut(PageRef)) {
         for shard in &self.shards {
-            // Whoever is called may ask the policy in turn.
+            // The function that is called may ask the policy in turn.
             let pages: Vec<PageRef> = lock(&shard.0).pages().collect();
             pages.into_iter().for_each(&mut *visit);
         }

@@ -1,4 +1,4 @@
-//! The rules, for the pages of one shard. Whoever calls holds the shard's lock.
+//! The rules, for the pages of one shard. The caller holds the shard's lock.
 
 use super::ghosts::Ghosts;
 use super::table::{Note, PageTable, Queue, Slot, hash};
