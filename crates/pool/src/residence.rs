@@ -213,7 +213,7 @@ impl Core {
     }
 
     /// A read into a claimed page has ended: checks the page and admits it. After an error it is
-    /// the caller's to [`abandon`](Core::abandon).
+    /// the caller's to [`unclaim`](Core::unclaim).
     pub(crate) fn finish_read(
         &self,
         page: PageRef,
@@ -240,9 +240,9 @@ impl Core {
     /// Gives a claimed page up that was not admitted: it is evicted, without memory and unlocked.
     /// The reference to it may be wrong, so the frames behind the head are again what they were.
     /// Where the kernel does not take the memory, it is found there when the page comes next.
-    pub(crate) fn abandon(&self, page: PageRef, enclosed: Enclosed) {
+    pub(crate) fn unclaim(&self, page: PageRef, enclosed: Enclosed) {
         if let States::Frames(states) = &self.states {
-            states.give_up(&self.surface, &self.parking, page);
+            states.unclaim(&self.surface, &self.parking, page);
             return;
         }
         self.release_small(&mut [Entry::new(page.range())]);
@@ -257,7 +257,7 @@ impl Core {
     /// way, or which is just put together; or, on exmap, its own I/O has not let go of it yet.
     /// Like any page that fails to be released, it stays, unlocked.
     pub(crate) fn evict(&self, pages: &[PageRef]) -> Vec<Result<(), Errno>> {
-        pages.iter().for_each(|page| self.prepare_to_go(*page, Leave::Evicted));
+        pages.iter().for_each(|page| self.begin_release(*page, Leave::Evicted));
         let mut entries: Vec<Entry> = pages.iter().map(|page| self.entry(*page)).collect();
         match &self.huge {
             Some(huge) => {
@@ -265,14 +265,16 @@ impl Core {
             }
             None => self.release_small(&mut entries),
         }
-        let gone = |(page, entry): (&PageRef, Entry)| self.go(*page, Leave::Evicted, entry.result);
+        let gone = |(page, entry): (&PageRef, Entry)| {
+            self.end_release(*page, Leave::Evicted, entry.result)
+        };
         pages.iter().zip(entries).map(gone).collect()
     }
 
     /// As [`evict`](Core::evict), for one page that is freed, and cannot stay for another try:
     /// waits a little where that would say EBUSY. If it stays all the same, it is unlocked.
-    pub(crate) fn dismiss_freed(&self, page: PageRef) -> io::Result<()> {
-        self.prepare_to_go(page, Leave::Free);
+    pub(crate) fn release_freed(&self, page: PageRef) -> io::Result<()> {
+        self.begin_release(page, Leave::Free);
         let mut entry = self.entry(page);
         match &self.huge {
             Some(huge) => {
@@ -281,7 +283,7 @@ impl Core {
             }
             None => self.release_small(std::slice::from_mut(&mut entry)),
         }
-        Ok(self.go(page, Leave::Free, entry.result)?)
+        Ok(self.end_release(page, Leave::Free, entry.result)?)
     }
 
     /// Frees an evicted page, whose word was `seen`. None if that has changed; false if a thread
@@ -305,10 +307,10 @@ impl Core {
         Ok(Some(true))
     }
 
-    fn prepare_to_go(&self, page: PageRef, leave: Leave) {
+    fn begin_release(&self, page: PageRef, leave: Leave) {
         if let States::Frames(states) = &self.states {
             self.policy.forget(page);
-            states.leave(page, leave);
+            states.begin_release(page, leave);
         }
     }
 
@@ -329,12 +331,17 @@ impl Core {
     ///
     /// The frames behind the head are free then, evicted page or not: none of them is a page, and
     /// a stale reader that knew one when it was must not bring it in.
-    fn go(&self, page: PageRef, leave: Leave, released: Result<(), Errno>) -> Result<(), Errno> {
+    fn end_release(
+        &self,
+        page: PageRef,
+        leave: Leave,
+        released: Result<(), Errno>,
+    ) -> Result<(), Errno> {
         // What may have holes is no page any more. What is left of it is found when it comes back.
         if released.is_err() && !self.is_long(page) {
             if let States::Frames(states) = &self.states {
                 self.policy.admit(page);
-                states.stay(&self.parking, page, leave);
+                states.cancel_release(&self.parking, page, leave);
             }
             self.unlock(page, Leave::Unlocked, false);
             return released;
@@ -346,12 +353,12 @@ impl Core {
         }
         match &self.states {
             States::Frames(states) if self.is_long(page) => {
-                states.give_up(&self.surface, &self.parking, page);
+                states.unclaim(&self.surface, &self.parking, page);
             }
-            States::Frames(states) => states.left(&self.parking, page),
+            States::Frames(states) => states.end_release(&self.parking, page),
             States::Pages(_) => {
                 self.policy.forget(page);
-                inner_pages(page).for_each(|inner| self.held(inner).disclose());
+                inner_pages(page).for_each(|inner| self.held(inner).free_inner());
                 self.unlock(page, leave, false);
             }
         }

@@ -2,7 +2,7 @@
 //!
 //! Batches go through the paper's five steps (SIGMOD'23, section 3.4): take candidates and hold
 //! the dirty ones shared; write those; lock all exclusively, or leave them be; release their
-//! memory with one call; retire them. Background threads keep some frames free; a thread that
+//! memory with one call; call them evicted. Background threads keep some frames free; a thread that
 //! finds none evicts a batch by itself.
 
 pub(crate) mod frame_budget;

@@ -191,7 +191,7 @@ impl FrameStates {
         let claim = self.claim_any(surface, parking, page);
         if claim == Claim::Ours && self.unfit.contains(page.id.0) {
             // Freed since the caller saw it.
-            self.give_up(surface, parking, page);
+            self.unclaim(surface, parking, page);
             return Claim::Lost;
         }
         claim
@@ -232,7 +232,7 @@ impl FrameStates {
         };
         inner.retain(|entry| entry.result.is_ok());
         inner.push(Entry::page(page.id.0));
-        self.give_back(surface, parking, &mut inner);
+        self.unclaim_each(surface, parking, &mut inner);
         if errno == Errno::EXIST { Claim::Blocked } else { Claim::Failed(errno) }
     }
 
@@ -259,14 +259,14 @@ impl FrameStates {
     }
 
     /// Takes the memory of a page away that was claimed and did not come to be.
-    pub(crate) fn give_up(&self, surface: &Surface, parking: &ParkingLot, page: PageRef) {
+    pub(crate) fn unclaim(&self, surface: &Surface, parking: &ParkingLot, page: PageRef) {
         let mut entries: Vec<Entry> = ids(page).map(|id| Entry::page(id.0)).collect();
-        self.give_back(surface, parking, &mut entries);
+        self.unclaim_each(surface, parking, &mut entries);
     }
 
     /// Takes the memory of claimed pages away, each on its own. What the kernel does not release
     /// stays with them until they are claimed again.
-    fn give_back(&self, surface: &Surface, parking: &ParkingLot, entries: &mut [Entry]) {
+    fn unclaim_each(&self, surface: &Surface, parking: &ParkingLot, entries: &mut [Entry]) {
         for entry in entries.iter() {
             let _ = self.held(entry_id(entry)).take_over(false);
         }
@@ -282,7 +282,7 @@ impl FrameStates {
     }
 
     /// Prepares the release of a page that the caller holds exclusively.
-    pub(crate) fn leave(&self, page: PageRef, leave: Leave) {
+    pub(crate) fn begin_release(&self, page: PageRef, leave: Leave) {
         if leave == Leave::Free {
             self.unfit.set(page.id.0);
         }
@@ -293,7 +293,7 @@ impl FrameStates {
     }
 
     /// The kernel has not released the page after all.
-    pub(crate) fn stay(&self, parking: &ParkingLot, page: PageRef, leave: Leave) {
+    pub(crate) fn cancel_release(&self, parking: &ParkingLot, page: PageRef, leave: Leave) {
         for id in ids(page).skip(1) {
             if self.held(id).take_over(true) {
                 parking.wake(id);
@@ -305,7 +305,7 @@ impl FrameStates {
     }
 
     /// The page has been released: threads that wait for it look again.
-    pub(crate) fn left(&self, parking: &ParkingLot, page: PageRef) {
+    pub(crate) fn end_release(&self, parking: &ParkingLot, page: PageRef) {
         ids(page).for_each(|id| parking.wake(id));
     }
 
@@ -329,7 +329,7 @@ impl FrameStates {
             return Ok(true);
         }
         if self.take_left_over(page) {
-            self.give_back(surface, parking, &mut [Entry::page(page.0)]);
+            self.unclaim_each(surface, parking, &mut [Entry::page(page.0)]);
             return Ok(true);
         }
         self.unfit.clear(page.0);

@@ -323,7 +323,7 @@ impl PageState {
     }
 
     /// A frame behind the head is free: its page is gone, and the head still locked.
-    pub fn disclose(&self) {
+    pub fn free_inner(&self) {
         let held = Word(self.0.load(Ordering::Relaxed));
         debug_assert_eq!(held.state(), State::Inner);
         // Nobody else changes an inner word.

@@ -119,7 +119,7 @@ impl Pool {
     pub fn free(&self, guard: ExclusiveGuard<'_>) -> Result<(), PoolError> {
         self.check_writable()?;
         let page = guard.into_held();
-        self.retire(page)
+        self.free_locked(page)
     }
 
     /// Frees a page that the caller does not hold, without reading it.
@@ -153,12 +153,16 @@ impl Pool {
                 State::Inner => return Err(PoolError::WrongSize(page)),
                 State::Evicted => {
                     if let Some(free) = self.core.free_evicted(page, state, seen)? {
-                        return if free { self.retired(page).map(|()| true) } else { Ok(false) };
+                        return if free {
+                            self.return_place(page).map(|()| true)
+                        } else {
+                            Ok(false)
+                        };
                     }
                 }
                 State::Unlocked | State::Marked => {
                     if state.try_lock(seen) {
-                        return self.retire(page).map(|()| true);
+                        return self.free_locked(page).map(|()| true);
                     }
                 }
             }
@@ -188,19 +192,19 @@ impl Pool {
     }
 
     /// Ends the life of a resident page that the caller has locked.
-    fn retire(&self, page: PageRef) -> Result<(), PoolError> {
+    fn free_locked(&self, page: PageRef) -> Result<(), PoolError> {
         if !self.core.policy.contains(page) {
             self.core.unlock(page, Leave::Unlocked, false);
             return Err(PoolError::WrongSize(page));
         }
-        let dismissed = self.core.dismiss_freed(page);
-        dismissed.map_err(|source| PoolError::Release { page, source })?;
+        let released = self.core.release_freed(page);
+        released.map_err(|source| PoolError::Release { page, source })?;
         self.core.budget.put_back(u64::from(page.frames));
-        self.retired(page)
+        self.return_place(page)
     }
 
     /// A page is free, and its memory gone: its place can be allocated again.
-    fn retired(&self, page: PageRef) -> Result<(), PoolError> {
+    fn return_place(&self, page: PageRef) -> Result<(), PoolError> {
         self.core.counters.count(Event::Free);
         lock(&self.space).free(page.id.0, u64::from(page.frames))?;
         Ok(())

@@ -45,7 +45,7 @@ struct Claimed<'a> {
 impl Drop for Claimed<'_> {
     fn drop(&mut self) {
         if let Some(enclosed) = self.enclosed.take() {
-            self.pool.core.abandon(self.page, enclosed);
+            self.pool.core.unclaim(self.page, enclosed);
         }
     }
 }
@@ -283,7 +283,7 @@ impl Drop for Arriving {
         let Some(enclosed) = self.enclosed.take() else { return };
         let source = std::io::Error::other("the format of the pages panicked when it checked it");
         self.fail(PoolError::Read { page: self.page, source });
-        self.core.abandon(self.page, enclosed);
+        self.core.unclaim(self.page, enclosed);
         self.core.budget.put_back(u64::from(self.page.frames));
     }
 }

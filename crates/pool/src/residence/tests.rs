@@ -83,7 +83,7 @@ fn memory_that_could_not_be_taken_away_is_found_again() {
             };
             pool.core.surface.populate(&mut [Entry::new(page.range())]);
             let held = hold(&pool, page);
-            pool.core.abandon(page, enclosed);
+            pool.core.unclaim(page, enclosed);
             assert_eq!(pool.kernel_resident_pages().unwrap(), 1);
             assert!(!pool.is_resident(page));
             if read {
