@@ -307,8 +307,10 @@ impl Shared {
     }
 
     fn want_locked(&self, flow: &mut Flow, blocks: u64) {
-        if blocks > flow.wanted {
-            flow.wanted = blocks;
+        // Only what was appended can be carried: a larger number would hide later wishes.
+        let appended = self.ring.reserved().div_ceil(PAYLOAD_U64);
+        flow.wanted = flow.wanted.max(blocks.min(appended));
+        if flow.wanted > self.ring.sealed() {
             self.work.notify_one();
         }
     }

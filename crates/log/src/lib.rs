@@ -1,12 +1,10 @@
 //! A write-ahead log: many threads append records at once, and learn when they are durable.
 //!
 //! [`Log::append`] copies a record into a ring in memory, with no lock held, and returns its
-//! number.
-//! [`Log::wait_durable`] waits until the record survives a loss of power; all records that were
-//! appended until then go to the device together. [`Log::open`] gives back every record that was
-//! acknowledged, and goes on behind the last one. The blocks are kept by a [`LogDevice`]: a folder
-//! of
-//! files, or memory that fails by plan.
+//! number. [`Log::wait_durable`] waits until the record survives a loss of power; all records that
+//! were appended until then go to the device together. [`Log::open`] gives back every record that
+//! was acknowledged, and goes on behind the last one. The blocks are kept by a [`LogDevice`]: a
+//! folder of files, or memory that fails by plan.
 //!
 //! ```
 //! use std::sync::Arc;

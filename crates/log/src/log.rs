@@ -8,7 +8,7 @@ use crate::device::LogDevice;
 use crate::error::LogError;
 use crate::flights::{Durable, Shared};
 use crate::ring::Ring;
-use crate::scan::{End, EndReason, Record, Scan};
+use crate::scan::{End, EndReason, Record, Scan, check_reaches};
 use crate::sync::thread;
 
 /// How a log is opened.
@@ -16,8 +16,7 @@ use crate::sync::thread;
 #[non_exhaustive]
 pub struct LogOptions {
     /// Memory for records that are not durable yet, rounded up to a power of two of blocks, at
-    /// least
-    /// four. The longest record has a little less than half of it.
+    /// least four. The longest record has a little less than half of it.
     pub ring_bytes: usize,
     /// Flights at once; `None` for as many as the device thinks worth it.
     pub in_flight: Option<usize>,
@@ -37,15 +36,12 @@ pub struct Log {
 
 impl Log {
     /// Opens a log: makes durable what is there, gives `visit` every record from `from` on (from
-    /// the
-    /// oldest one, if that is `None`), in order, and goes on where the log ends. `from` is the
-    /// number
-    /// of a record, or an earlier [`End::lsn`] or [`end`](Log::end).
+    /// the oldest one, if that is `None`), in order, and goes on where the log ends. `from` is the
+    /// number of a record, or an earlier [`End::lsn`] or [`end`](Log::end).
     ///
     /// # Errors
     /// `Damaged` if a block is missing that was durable; `Trimmed` if the log begins later; what
-    /// the
-    /// storage or `visit` said.
+    /// the storage or `visit` said.
     pub fn open<E: From<LogError>>(
         device: Arc<dyn LogDevice>,
         options: &LogOptions,
@@ -74,6 +70,9 @@ impl Log {
         // A process that was killed may have written what it did not sync: nobody shall act on
         // records that a loss of power could still take.
         device.sync().map_err(LogError::io("syncing the log before it is read"))?;
+        if let Some(from) = from {
+            check_reaches(&*device, from)?;
+        }
         let mut scan = Scan::new(&*device, from, None)?;
         while let Some(record) = scan.next_record()? {
             visit(record)?;
@@ -134,8 +133,7 @@ impl Log {
     }
 
     /// Has a function called when a record is durable, or is known never to be acknowledged; at
-    /// once
-    /// if it is durable already. One thread can so have thousands of records under way.
+    /// once if it is durable already. One thread can so have thousands of records under way.
     pub fn on_durable(&self, lsn: Lsn, durable: Durable) {
         self.shared.on_durable(lsn.block() + 1, durable);
     }
@@ -198,8 +196,7 @@ impl Log {
     }
 
     /// Makes all records durable, notes that the log ends here, and closes it. A log that is
-    /// dropped
-    /// instead makes nothing durable.
+    /// dropped instead makes nothing durable.
     ///
     /// # Errors
     /// `Poisoned`.
@@ -216,8 +213,7 @@ impl Log {
 }
 
 /// Overwrites blocks that were never acknowledged: the log goes on before them, and they must not
-/// be
-/// taken for its continuation.
+/// be taken for its continuation.
 fn erase(device: &dyn LogDevice, stale: &[u64]) -> Result<(), LogError> {
     for number in stale {
         let erased = device.append(*number, [&[Block::ZERO], &[]]);
@@ -232,7 +228,10 @@ fn erase(device: &dyn LogDevice, stale: &[u64]) -> Result<(), LogError> {
 impl Drop for Log {
     fn drop(&mut self) {
         self.shared.end_work();
-        if let Some(background) = self.background.take() {
+        if let Some(background) = self.background.take()
+            // A callback may drop the last handle: the thread does not wait for itself, and ends.
+            && background.thread().id() != thread::current().id()
+        {
             // It catches panics of callbacks; others were reported.
             drop(background.join());
         }

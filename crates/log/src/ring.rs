@@ -1,20 +1,15 @@
 //! The ring of blocks into which many threads copy records at once.
 //!
 //! A thread *reserves* bytes of the stream of payloads by one atomic step, *copies* its record
-//! there
-//! with no lock held, and counts the bytes in each block that it filled. A flush *seals*: it
-//! reserves
-//! the rest of the last block that anybody has, so that all blocks up to there are complete as soon
-//! as their counts are, and takes them as a *batch*. When a batch is durable its blocks are
-//! *released*, in order, and are filled anew.
+//! there with no lock held, and counts the bytes in each block that it filled. A flush *seals*: it
+//! reserves the rest of the last block that anybody has, so that all blocks up to there are
+//! complete as soon as their counts are, and takes them as a *batch*. When a batch is durable its
+//! blocks are *released*, in order, and are filled anew.
 //!
 //! What holds: `tail <= sealed <= reserved <= tail + blocks of the ring`, in blocks; each byte of
-//! the
-//! stream is reserved once, and only its owner writes it, until its block is complete; then only
-//! the
-//! batch's owner touches the block, until it is released. The stream of payloads counts the bytes
-//! of
-//! records and of what pads a block; the heads of the blocks are not in it.
+//! the stream is reserved once, and only its owner writes it, until its block is complete; then
+//! only the batch's owner touches the block, until it is released. The stream of payloads counts
+//! the bytes of records and of what pads a block; the heads of the blocks are not in it.
 #![allow(unsafe_code)]
 
 use std::cell::UnsafeCell;
@@ -39,8 +34,7 @@ pub(crate) struct Ring {
 }
 
 // SAFETY: the bytes of `blocks` are written by the owners of reservations, which are disjoint, and
-// by
-// the owner of a batch after all of them have counted their bytes; see the header.
+// by the owner of a batch after all of them have counted their bytes; see the header.
 unsafe impl Sync for Ring {}
 
 /// What is known of a block in the ring.
@@ -149,8 +143,7 @@ impl Ring {
     }
 
     /// Copies `bytes` bytes of `head` and `parts` to where the caller has reserved as many. What
-    /// the
-    /// parts are short of is zeros.
+    /// the parts are short of is zeros.
     fn copy(&self, position: u64, bytes: u64, head: &[u8], parts: &[&[u8]]) {
         let end = position + bytes;
         let mut at = position;

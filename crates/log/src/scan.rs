@@ -1,8 +1,7 @@
 //! Reading a log from a place on, record by record, and telling its end from damage.
 //!
 //! The end is the first block that is not sound. It is damage instead if a later block shows that
-//! it
-//! had been durable: each block says which blocks were durable when it was sealed.
+//! it had been durable: each block says which blocks were durable when it was sealed.
 
 use std::fmt;
 use std::ops::Range;
@@ -109,10 +108,28 @@ impl Partial {
     }
 }
 
+/// The log has become durable up to `from`: the block before it is there, and so is its own unless
+/// the number is that of the block's first byte for records, where a log may have ended. Otherwise
+/// an opening would go on after a hole.
+pub(crate) fn check_reaches(device: &dyn LogDevice, from: Lsn) -> Result<(), LogError> {
+    let (room, block) = (device.scan(), from.block());
+    let first = block.saturating_sub(1).max(room.start);
+    let is_first = from.0 <= Lsn::of_block(block).0 + HEAD as u64;
+    let end = if is_first { block } else { block + 1 };
+    for number in first..end.min(room.end) {
+        let mut read = [Block::ZERO];
+        let doing = || format!("reading the log at {}", Lsn::of_block(number));
+        device.read(number, &mut read).map_err(LogError::io(doing()))?;
+        if Head::expect(&read[0], device.identity(), number).is_err() {
+            return Err(LogError::NotAppended { lsn: from, end: Lsn::of_block(number) });
+        }
+    }
+    Ok(())
+}
+
 impl<'a> Scan<'a> {
     /// Reads from the record `from` on, or from the oldest one that begins in the log. Blocks
-    /// before
-    /// `durable` are known to be there; if there is such a number, the scan ends at it.
+    /// before `durable` are known to be there; if there is such a number, the scan ends at it.
     pub(crate) fn new(
         device: &'a dyn LogDevice,
         from: Option<Lsn>,

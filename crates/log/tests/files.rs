@@ -8,6 +8,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use tempfile::tempdir;
 use vellum_log::{
@@ -36,12 +37,23 @@ fn open_with(
     let mut found = Vec::new();
     let mut options = LogOptions::default();
     (options.ring_bytes, options.in_flight) = (8 * 4096, in_flight);
-    let device = Arc::new(FileLog::open(folder, files)?);
+    let device = Arc::new(open_files(folder, files)?);
     let (log, end) = Log::open(device, &options, None, |record| {
         found.push(record.bytes);
         Ok::<_, LogError>(())
     })?;
     Ok((log, end, found))
+}
+
+/// A child that another test forks has the lock until it runs its own program.
+fn open_files(folder: &Path, files: &FileLogOptions) -> Result<FileLog, LogError> {
+    let deadline = Instant::now() + Duration::from_secs(1);
+    loop {
+        match FileLog::open(folder, files) {
+            Err(LogError::InUse { .. }) if Instant::now() < deadline => thread::yield_now(),
+            opened => return opened,
+        }
+    }
 }
 
 /// The ways that work on the file system of the tests.
@@ -233,4 +245,108 @@ fn a_number_that_could_not_be_given_is_given_to_the_same_file() {
     device.extend().unwrap_err();
     device.trim(3).unwrap();
     device.extend().unwrap_err();
+}
+
+#[test]
+fn a_folder_that_is_renamed_is_still_the_log() {
+    let parent = tempdir().unwrap();
+    let (before, after) = (parent.path().join("before"), parent.path().join("after"));
+    let (log, ..) = open(&before, None).unwrap();
+    fs::rename(&before, &after).unwrap();
+    // Another log of that name, whose files this one must not touch.
+    drop(open(&before, None).unwrap());
+    for _ in 0..6 {
+        let lsn = log.append(&[1; 4000]).unwrap();
+        log.wait_durable(lsn).unwrap();
+    }
+    drop(log);
+    assert_eq!(open(&after, None).unwrap().2.len(), 6);
+    assert_eq!(open(&before, None).unwrap().2.len(), 0);
+}
+
+#[test]
+fn files_of_others_in_the_folder_are_left_alone() {
+    let folder = tempdir().unwrap();
+    let names = ["probe", "segment-7", "segment-18446744073709551615", "segment-x"];
+    names.iter().for_each(|name| fs::write(folder.path().join(name), name).unwrap());
+    for round in 0..4 {
+        let (log, _, found) = open(folder.path(), None).unwrap();
+        assert_eq!(found.len(), round);
+        let lsn = log.append(&[2; 4000]).unwrap();
+        log.wait_durable(lsn).unwrap();
+    }
+    for name in names {
+        assert_eq!(fs::read_to_string(folder.path().join(name)).unwrap(), name);
+    }
+}
+
+/// A number up to which the log never became durable: to go on there would leave a hole.
+#[test]
+fn an_opening_beyond_the_durable_end_is_refused() {
+    let folder = tempdir().unwrap();
+    let device = || Arc::new(open_files(folder.path(), &options(None)).unwrap());
+    let visit = |_| Ok::<_, LogError>(());
+    let (log, _) = Log::open(device(), &LogOptions::default(), None, visit).unwrap();
+    let kept = log.append(b"kept").unwrap();
+    log.wait_durable(kept).unwrap();
+    let durable = log.end();
+    for _ in 0..3 {
+        log.append(&[3; 3000]).unwrap();
+    }
+    let end = log.end();
+    drop(log);
+    let refused = Log::open(device(), &LogOptions::default(), Some(end), visit).unwrap_err();
+    assert!(matches!(refused, LogError::NotAppended { .. }), "{refused}");
+    for from in [None, Some(kept), Some(durable)] {
+        let (log, _) = Log::open(device(), &LogOptions::default(), from, visit).unwrap();
+        assert_eq!(log.read(kept).unwrap(), b"kept");
+    }
+}
+
+#[test]
+fn a_flush_of_nothing_hides_no_later_wish() {
+    let folder = tempdir().unwrap();
+    let (log, ..) = open(folder.path(), None).unwrap();
+    log.request_flush(log.end());
+    log.request_flush(Lsn(1 << 50));
+    let called = Arc::new(AtomicU64::new(0));
+    for round in 1..4 {
+        let lsn = log.append(b"record").unwrap();
+        let called_now = Arc::clone(&called);
+        log.on_durable(
+            lsn,
+            Box::new(move |result| {
+                result.unwrap();
+                called_now.fetch_add(1, Ordering::SeqCst);
+            }),
+        );
+        eventually("the callback is called", || called.load(Ordering::SeqCst) == round);
+    }
+}
+
+/// The last handle goes in a callback, on the thread of the log: the others are told.
+#[test]
+fn a_callback_may_drop_the_log() {
+    let folder = tempdir().unwrap();
+    let log = Arc::new(open(folder.path(), None).unwrap().0);
+    let (told, held) = (Arc::new(AtomicU64::new(0)), Arc::new(std::sync::Mutex::new(())));
+    let waits = held.lock().unwrap();
+    let (handle, until) = (Arc::clone(&log), Arc::clone(&held));
+    let drops = move |_| {
+        drop(until.lock().unwrap());
+        drop(handle);
+    };
+    log.on_durable(log.append(b"first").unwrap(), Box::new(drops));
+    eventually("the first one is durable", || {
+        log.durable() > Lsn(0) && log.begin() < log.durable()
+    });
+    let closed = Arc::clone(&told);
+    let second = move |result: Result<(), LogError>| {
+        assert!(matches!(result, Err(LogError::Closed)));
+        closed.fetch_add(1, Ordering::SeqCst);
+    };
+    log.on_durable(log.append(b"second").unwrap(), Box::new(second));
+    drop(log);
+    drop(waits);
+    eventually("the second one is told", || told.load(Ordering::SeqCst) == 1);
 }

@@ -85,5 +85,14 @@ fn a_full_disk_refuses_records() {
         return;
     }
     let disk = SmallDisk(folder);
-    is_refused_and_goes_on(&disk.0.path().join("log"), 1 << 30);
+    let folder = disk.0.path().join("log");
+    is_refused_and_goes_on(&folder, 1 << 30);
+    // Nor has the probe any room: what is there is read all the same.
+    std::fs::write(disk.0.path().join("rest"), [1; 400_000]).unwrap_err();
+    let mut options = FileLogOptions::default();
+    options.segment_bytes = SEGMENT;
+    let device = Arc::new(FileLog::open(&folder, &options).unwrap());
+    let visit = |_| Ok::<_, LogError>(());
+    let (log, _) = Log::open(device, &LogOptions::default(), None, visit).unwrap();
+    assert!(log.scan(None).unwrap().count() > 0);
 }

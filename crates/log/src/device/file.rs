@@ -5,10 +5,10 @@ use std::fs::{self, File};
 use std::hash::{BuildHasher as _, RandomState};
 use std::io;
 use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, RwLock};
 
-use rustix::fs::{FlockOperation, flock};
+use rustix::fs::{FlockOperation, Mode, OFlags, flock, openat};
 
 use super::segment::{Segment, SegmentHead};
 use super::way::{Choice, Way, probe};
@@ -40,9 +40,8 @@ impl Default for FileLogOptions {
 /// A log in a folder.
 #[derive(Debug)]
 pub struct FileLog {
-    folder: PathBuf,
     /// The folder, locked.
-    lock: File,
+    folder: File,
     log: u64,
     /// Blocks of a segment.
     blocks: u64,
@@ -86,20 +85,19 @@ impl FileLog {
             ));
         }
         let doing = || format!("opening the log in {}", folder.display());
-        let lock = lock_folder(folder)?;
+        let locked = lock_folder(folder)?;
         let choice = match options.way {
             Some(way) => Choice { way, in_flight: 1 },
-            None => probe(folder).map_err(LogError::io(doing()))?,
+            None => probe(&locked).map_err(LogError::io(doing()))?,
         };
-        let (files, last) = list(folder, choice.way).map_err(LogError::io(doing()))?;
+        let (files, last) = list(folder, &locked, choice.way).map_err(LogError::io(doing()))?;
         let found = Found::new(files, blocks - 1).map_err(LogError::io(doing()))?;
         let found = found.map_err(|what| unfit(&what))?;
         let mut segments = found.segments.settle(found.head).map_err(LogError::io(doing()))?;
         segments.name = last.map_or(0, |last| last + 1);
         let most = options.most_bytes / ((found.head.blocks + 1) * BLOCK_BYTES as u64);
         Ok(FileLog {
-            folder: folder.into(),
-            lock,
+            folder: locked,
             log: found.head.log,
             blocks: found.head.blocks,
             most: most.max(2) as usize,
@@ -131,8 +129,7 @@ impl FileLog {
             );
             return Err(io::Error::new(io::ErrorKind::StorageFull, what));
         }
-        let path = self.folder.join(format!("{NAME}{:04}", segments.name));
-        let segment = Segment::open(&path, self.choice.way, true)?;
+        let segment = Segment::open(&self.folder, &name(segments.name), self.choice.way, true)?;
         segments.files += 1;
         segments.name += 1;
         Ok(Arc::new(segment))
@@ -199,7 +196,7 @@ impl LogDevice for FileLog {
             return Err(error);
         }
         // A new file is there after a crash once its folder is durable.
-        let headed = segment.write_head(head).and_then(|()| self.lock.sync_all());
+        let headed = segment.write_head(head).and_then(|()| self.folder.sync_all());
         let mut segments = self.write_segments();
         if let Err(error) = headed {
             segments.unsure = Some(segment);
@@ -261,32 +258,53 @@ impl LogDevice for FileLog {
 fn lock_folder(folder: &Path) -> Result<File, LogError> {
     let doing = |what: &str| format!("{what} the log's folder {}", folder.display());
     match fs::create_dir(folder) {
-        Ok(()) => {
-            let parent = folder.parent().filter(|parent| !parent.as_os_str().is_empty());
-            let synced =
-                File::open(parent.unwrap_or(Path::new("."))).and_then(|dir| dir.sync_all());
-            synced.map_err(LogError::io(doing("syncing what holds")))?;
-        }
+        Ok(()) => {}
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
         Err(error) => return Err(LogError::io(doing("creating"))(error)),
     }
-    let lock = File::open(folder).map_err(LogError::io(doing("opening")))?;
-    match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(lock),
-        Err(rustix::io::Errno::WOULDBLOCK) => Err(LogError::InUse { path: folder.into() }),
-        Err(error) => Err(LogError::io(doing("locking"))(error.into())),
+    let locked = File::open(folder).map_err(LogError::io(doing("opening")))?;
+    match flock(&locked, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => {}
+        Err(rustix::io::Errno::WOULDBLOCK) => {
+            return Err(LogError::InUse { path: folder.into() });
+        }
+        Err(error) => return Err(LogError::io(doing("locking"))(error.into())),
     }
+    // Also of a folder that is there: its process may have been killed before it did so.
+    let above = openat(&locked, "..", OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty());
+    let above =
+        above.map_err(|error| LogError::io(doing("opening the one above"))(error.into()))?;
+    let synced = locked.sync_all().and_then(|()| File::from(above).sync_all());
+    synced.map_err(LogError::io(doing("syncing")))?;
+    Ok(locked)
+}
+
+/// The name of a file.
+fn name(number: u64) -> String {
+    format!("{NAME}{number:04}")
+}
+
+/// The number in a name that the log gives.
+fn number(text: &str) -> Option<u64> {
+    let number = text.strip_prefix(NAME)?.parse().ok()?;
+    (number < u64::MAX && name(number) == text).then_some(number)
 }
 
 /// The files of a log with their heads, and the greatest number in their names.
-fn list(folder: &Path, way: Way) -> io::Result<(Vec<Stated>, Option<u64>)> {
+///
+/// What an earlier process left in the page cache is made durable, or found not to be there, before
+/// any of it is believed.
+fn list(folder: &Path, locked: &File, way: Way) -> io::Result<(Vec<Stated>, Option<u64>)> {
     let (mut files, mut last) = (Vec::new(), None);
     for entry in fs::read_dir(folder)? {
         let name = entry?.file_name();
-        let number = name.to_str().and_then(|name| name.strip_prefix(NAME)?.parse().ok());
-        let Some(number) = number else { continue };
+        let Some((name, number)) = name.to_str().and_then(|name| Some((name, number(name)?)))
+        else {
+            continue;
+        };
         last = last.max(Some(number));
-        let segment = Segment::open(&folder.join(&name), way, false)?;
+        let segment = Segment::open(locked, name, way, false)?;
+        segment.settle()?;
         let head = segment.head()?;
         files.push((segment, head));
     }
@@ -369,7 +387,6 @@ impl Recovered {
                 tracing::warn!(number, "a segment of the log has lost its head: writing it anew");
                 segment.write_head(SegmentHead { number, ..head })?;
             }
-            segment.settle()?;
             first = number;
             live.push_front(segment);
         }

@@ -22,8 +22,7 @@ pub use way::Way;
 /// memory, or several machines.
 ///
 /// The log calls `append`, `sync`, `read` and `trim` from several threads at once; `extend` from
-/// one
-/// at a time.
+/// one at a time.
 pub trait LogDevice: Send + Sync + fmt::Debug + 'static {
     /// The identity of the log, which stands in each of its blocks, so that a block of another log
     /// is never taken for one of this.
@@ -33,9 +32,8 @@ pub trait LogDevice: Send + Sync + fmt::Debug + 'static {
     fn scan(&self) -> Range<u64>;
 
     /// Makes room for more blocks at the end, and returns the new end. The room is durable when
-    /// this
-    /// returns, and a block that is written there later changes no metadata. What the blocks hold
-    /// until then is of no interest: the log tells it from its own.
+    /// this returns, and a block that is written there later changes no metadata. What the blocks
+    /// hold until then is of no interest: the log tells it from its own.
     ///
     /// # Errors
     /// `StorageFull` and its like if there is none; then nothing has changed, and a later call may
@@ -63,8 +61,7 @@ pub trait LogDevice: Send + Sync + fmt::Debug + 'static {
     fn read(&self, first: u64, blocks: &mut [Block]) -> io::Result<()>;
 
     /// Lets the device reuse the room of blocks before `before`. It may keep some, and an opening
-    /// may
-    /// find them again.
+    /// may find them again.
     ///
     /// # Errors
     /// What the storage said.

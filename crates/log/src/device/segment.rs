@@ -6,7 +6,6 @@
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt as _;
-use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::fs::{Advice, FallocateFlags, fadvise, fallocate, ftruncate};
@@ -75,8 +74,8 @@ pub(super) struct Segment {
 }
 
 impl Segment {
-    pub(super) fn open(path: &Path, way: Way, create: bool) -> io::Result<Segment> {
-        let file = way.open(path, create)?;
+    pub(super) fn open(folder: &File, name: &str, way: Way, create: bool) -> io::Result<Segment> {
+        let file = way.open(folder, name, create)?;
         Ok(Segment { file, way, ready: AtomicBool::new(false), dirty: AtomicBool::new(false) })
     }
 

@@ -5,12 +5,11 @@ use std::fs::File;
 use std::io::{self, IoSlice};
 use std::os::fd::AsFd as _;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
-use std::path::Path;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use rustix::fs::{Mode, OFlags, open};
-use rustix::io::{ReadWriteFlags, pwritev2};
+use rustix::fs::{AtFlags, Mode, OFlags, openat, unlinkat};
+use rustix::io::{Errno, ReadWriteFlags, pwritev2};
 use zerocopy::IntoBytes as _;
 
 use crate::block::{BLOCK_BYTES, Block};
@@ -43,12 +42,13 @@ impl Way {
         matches!(self, Way::DirectDsync | Way::BufferedDsync)
     }
 
-    /// Opens a file for this way.
-    pub(super) fn open(self, path: &Path, create: bool) -> io::Result<File> {
-        let mut flags = OFlags::RDWR | OFlags::CLOEXEC;
+    /// Opens a file of a folder for this way, or creates one that is not there. The folder is open,
+    /// so it is the same one wherever the process goes, and whatever its name becomes.
+    pub(super) fn open(self, folder: &File, name: &str, create: bool) -> io::Result<File> {
+        let mut flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         flags.set(OFlags::DIRECT, self.is_direct());
-        flags.set(OFlags::CREATE, create);
-        Ok(File::from(open(path, flags, Mode::from_raw_mode(0o644))?))
+        flags.set(OFlags::CREATE | OFlags::EXCL, create);
+        Ok(File::from(openat(folder, name, flags, Mode::from_raw_mode(0o600))?))
     }
 
     /// Writes both parts at a place, all of them.
@@ -66,7 +66,7 @@ impl Way {
         while parts.iter().any(|part| !part.is_empty()) {
             let slices = parts.map(IoSlice::new);
             let written = match pwritev2(file.as_fd(), &slices, offset, flags) {
-                Err(rustix::io::Errno::INTR) => continue,
+                Err(Errno::INTR) => continue,
                 written => written?,
             };
             // A block that was written in part is written again: direct I/O wants whole ones.
@@ -112,32 +112,55 @@ pub(super) struct Choice {
 /// What was found before, by file system.
 static KNOWN: Mutex<Vec<(u64, Choice)>> = Mutex::new(Vec::new());
 
+/// The file that the probe writes to. No other program has one of this name.
+const PROBE: &str = "vellum-log-probe.tmp";
+
 /// Tries all ways on a file in the folder, once for each file system and process.
-pub(super) fn probe(folder: &Path) -> io::Result<Choice> {
-    let device = std::fs::metadata(folder)?.dev();
+pub(super) fn probe(folder: &File) -> io::Result<Choice> {
+    let device = folder.metadata()?.dev();
     let mut known = KNOWN.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     if let Some((_, choice)) = known.iter().find(|(other, _)| *other == device) {
         return Ok(*choice);
     }
-    let path = folder.join("probe");
-    let choice = measure(&path);
-    let removed = std::fs::remove_file(&path);
-    let choice = choice?;
+    // One that is there was left by a process that was killed: the folder is locked.
+    remove(folder)?;
+    let choice = measure(folder);
+    let removed = remove(folder);
+    let choice = match choice {
+        // The log's own files are there: a full disk is no reason not to read them, or to trim.
+        Err(error) if is_full(&error) => {
+            tracing::warn!(%error, "no room to probe for the log");
+            return Ok(Choice { way: Way::BufferedSync, in_flight: 1 });
+        }
+        choice => choice?,
+    };
     removed?;
     tracing::debug!(way = %choice.way, in_flight = choice.in_flight, "probed for the log");
     known.push((device, choice));
     Ok(choice)
 }
 
-fn measure(path: &Path) -> io::Result<Choice> {
-    let file = Way::BufferedSync.open(path, true)?;
+fn remove(folder: &File) -> io::Result<()> {
+    match unlinkat(folder, PROBE, AtFlags::empty()) {
+        Ok(()) | Err(Errno::NOENT) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn is_full(error: &io::Error) -> bool {
+    use io::ErrorKind::{FileTooLarge, QuotaExceeded, StorageFull};
+    matches!(error.kind(), StorageFull | QuotaExceeded | FileTooLarge)
+}
+
+fn measure(folder: &File) -> io::Result<Choice> {
+    let file = Way::BufferedSync.open(folder, PROBE, true)?;
     let blocks = PROBES * AT_ONCE as u64;
     file.write_all_at(&vec![0; blocks as usize * BLOCK_BYTES], 0)?;
     file.sync_all()?;
     // A way that does not work here fails with its first write, which is not counted.
     let mut ways = Vec::new();
     for way in Way::ALL {
-        let opened = way.open(path, false);
+        let opened = way.open(folder, PROBE, false);
         if let Ok(file) = opened.and_then(|file| durable(way, &file, 0).map(|()| file)) {
             ways.push((way, file, Duration::MAX));
         }
