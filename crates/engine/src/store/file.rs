@@ -100,11 +100,6 @@ impl StoreFile {
         self.poison.get().map_or(Ok(()), |first| Err(Error::Poisoned(first.clone())))
     }
 
-    fn poison(&self, error: PoolError) -> PoolError {
-        self.poison_for(&error.to_string());
-        error
-    }
-
     /// Refuses changes from now on.
     #[cold]
     pub(crate) fn poison_for(&self, what: &str) {
@@ -125,7 +120,7 @@ impl StoreFile {
         }
         self.mark(still_dirty).map_err(|error| match error {
             PoolError::WriteAhead(said) => said,
-            error => io::Error::other(format!("the file could not be marked in use: {error}")),
+            error => io::Error::other(format!("{UNMARKED}: {error}")),
         })
     }
 
@@ -152,7 +147,10 @@ impl StoreFile {
             return Err(PoolError::WriteAhead(io::Error::other(CLOSED)));
         }
         let next = Header { clean: false, free_map: 0, ..self.header() };
-        self.write(&writing, next, &[])?;
+        self.write(&writing, next, &[]).inspect_err(|error| {
+            // Other threads may meet this before the one that writes pages meets the error.
+            self.poison_for(&format!("{UNMARKED}: {error}"));
+        })?;
         self.in_use.store(true, Ordering::Release);
         Ok(())
     }
@@ -172,10 +170,12 @@ impl StoreFile {
         header: Header,
         listed: &[Listed],
     ) -> Result<()> {
-        Ok(self.write(&self.writing(), Header { clean: true, ..header }, listed)?)
+        let written = self.write(&self.writing(), Header { clean: true, ..header }, listed);
+        Ok(written.inspect_err(|error| self.poison_for(&error.to_string()))?)
     }
 
-    /// Makes a header durable, as the one that follows the last.
+    /// Makes a header durable, as the one that follows the last. The caller poisons the file if that
+    /// fails.
     fn write(
         &self,
         _writing: &MutexGuard<'_, ()>,
@@ -191,8 +191,7 @@ impl StoreFile {
         self.in_use.store(false, Ordering::Release);
         let written = next.write(&*self.device, listed);
         let written = written.map_err(|source| PoolError::Write { page, source });
-        let durable = written.and_then(|()| self.device.sync().map_err(PoolError::Sync));
-        durable.map_err(|error| self.poison(error))?;
+        written.and_then(|()| self.device.sync().map_err(PoolError::Sync))?;
         self.update(|last| {
             *last = Header { version: last.version, next_tree: last.next_tree, ..next };
         });
@@ -225,13 +224,16 @@ impl Checkpoints {
     }
 }
 
+const UNMARKED: &str = "the file could not be marked in use";
+
 fn put_off() -> io::Error {
     io::Error::new(io::ErrorKind::WouldBlock, "a checkpoint is about to write its header")
 }
 
 #[cfg(test)]
 mod tests {
-    use vellum_pool::device::MemoryDevice;
+    use rustix::io::Errno;
+    use vellum_pool::device::{Fault, FaultyDevice, MemoryDevice, Operation};
 
     use super::*;
 
@@ -261,6 +263,17 @@ mod tests {
         assert!(file.before_pages(&|| true).is_err());
         assert_eq!(device.pages().unwrap(), 0);
         assert!(file.check_poison().is_ok());
+    }
+
+    #[test]
+    fn a_mark_that_fails_is_named_to_all() {
+        let (memory, file) = clean_file();
+        let device = FaultyDevice::new(memory, 1).unwrap();
+        device.plan().fail_always(Operation::Sync, Fault::Error(Errno::IO));
+        let file = StoreFile::new(Arc::new(device), file.header());
+        let error = file.before_pages(&|| true).unwrap_err().to_string();
+        let poison = file.check_poison().unwrap_err().to_string();
+        assert!(error.contains(UNMARKED) && poison.contains(UNMARKED), "{error}; {poison}");
     }
 
     /// A thread of the pool has seen a dirty page, and comes to the mark after the checkpoint that
