@@ -174,8 +174,8 @@ impl StoreFile {
         Ok(written.inspect_err(|error| self.poison_for(&error.to_string()))?)
     }
 
-    /// Makes a header durable, as the one that follows the last. The caller poisons the file if that
-    /// fails.
+    /// Makes a header durable, as the one that follows the last. If that fails the caller poisons
+    /// the file.
     fn write(
         &self,
         _writing: &MutexGuard<'_, ()>,
