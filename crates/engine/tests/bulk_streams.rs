@@ -6,30 +6,13 @@ mod common;
 use std::io::Read;
 use std::sync::Arc;
 
-use common::{Random, all_freed, assert_sound, memory_store, options};
-use vellum::{Error, Store, Tree};
+use common::{all_freed, assert_sound, bytes, memory_store, options, read};
+use vellum::{Error, Store};
 use vellum_pool::device::MemoryDevice;
 
 /// Bytes of a piece that one frame has, and of one that has as many as pieces can have.
 const SMALL_PIECE: usize = 4096 - 56;
 const PIECE: usize = 64 * 4096 - 56;
-
-/// Bytes that are the same nowhere.
-fn bytes(len: usize, seed: u64) -> Vec<u8> {
-    let mut random = Random(seed);
-    let mut bytes = Vec::with_capacity(len + 8);
-    while bytes.len() < len {
-        bytes.extend(random.next().to_le_bytes());
-    }
-    bytes.truncate(len);
-    bytes
-}
-
-fn read(tree: &Tree, key: &[u8]) -> Vec<u8> {
-    let mut value = Vec::new();
-    tree.reader(key).unwrap().unwrap().read_to_end(&mut value).unwrap();
-    value
-}
 
 /// Values of all lengths are loaded as streams, between entries that come as a whole.
 #[test]

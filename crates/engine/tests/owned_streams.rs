@@ -5,25 +5,8 @@ mod common;
 
 use std::io::{Read, Seek, SeekFrom, Write};
 
-use common::{Random, all_freed, assert_sound, memory_store, options};
-use vellum::{Error, OwnedValueReader, OwnedValueWriter, Store, Tree};
-
-/// Bytes that are the same nowhere.
-fn bytes(len: usize, seed: u64) -> Vec<u8> {
-    let mut random = Random(seed);
-    let mut bytes = Vec::with_capacity(len + 8);
-    while bytes.len() < len {
-        bytes.extend(random.next().to_le_bytes());
-    }
-    bytes.truncate(len);
-    bytes
-}
-
-fn read(tree: &Tree, key: &[u8]) -> Vec<u8> {
-    let mut value = Vec::new();
-    tree.reader(key).unwrap().unwrap().read_to_end(&mut value).unwrap();
-    value
-}
+use common::{all_freed, assert_sound, bytes, memory_store, options, read};
+use vellum::{Error, OwnedValueReader, OwnedValueWriter, Store};
 
 /// Threads without a scope, after all other handles have gone.
 #[test]

@@ -6,24 +6,13 @@ mod common;
 use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
 use std::sync::Arc;
 
-use common::{Random, all_freed, assert_sound, memory_store, options};
+use common::{Random, all_freed, assert_sound, bytes, memory_store, options};
 use vellum::{Error, Store, Tree, ValueReader};
 use vellum_pool::device::MemoryDevice;
 
 /// Bytes of a piece that one frame has, and of one that has as many as pieces can have.
 const SMALL_PIECE: usize = 4096 - 56;
 const PIECE: usize = 64 * 4096 - 56;
-
-/// Bytes that are the same nowhere.
-fn bytes(len: usize, seed: u64) -> Vec<u8> {
-    let mut random = Random(seed);
-    let mut bytes = Vec::with_capacity(len + 8);
-    while bytes.len() < len {
-        bytes.extend(random.next().to_le_bytes());
-    }
-    bytes.truncate(len);
-    bytes
-}
 
 /// Streams a value in, a bit of `step` bytes at a time.
 fn stream(tree: &Tree, key: &[u8], value: &[u8], step: usize) -> bool {

@@ -4,7 +4,7 @@
 //! the flight that takes it, if the device is free; all records that were appended until then go
 //! along. While as many flights are under way as the device is good for, records gather for the
 //! next one, which starts the moment a flight lands. There is no timer (arXiv 2606.18187). A thread
-//! of the log's own leads the flights for records that nobody waits for.
+//! of the log's own leads the flights for records that no thread waits for.
 //!
 //! What holds: flights land in any order, and are released in order; what is acknowledged lies
 //! before the oldest flight that has not landed. After the first failure nothing more is.
@@ -126,8 +126,8 @@ impl Shared {
         }
     }
 
-    /// Has each quarter of the ring made durable once it is full, so that appends that nobody waits
-    /// for do not come to a halt.
+    /// Has each quarter of the ring made durable once it is full, so that appends that no thread
+    /// waits for do not come to a halt.
     fn relieve(&self, from: u64, to: u64) {
         let quarter = (self.ring.len() / 4) * PAYLOAD_U64;
         if from / quarter != to / quarter {

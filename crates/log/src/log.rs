@@ -67,7 +67,7 @@ impl Log {
         from: Option<Lsn>,
         mut visit: impl FnMut(Record) -> Result<(), E>,
     ) -> Result<(Log, End), E> {
-        // A process that was killed may have written what it did not sync: nobody shall act on
+        // A process that was killed may have written what it did not sync: no caller shall act on
         // records that a loss of power could still take.
         device.sync().map_err(LogError::io("syncing the log before it is read"))?;
         if let Some(from) = from {
@@ -138,7 +138,7 @@ impl Log {
         self.shared.on_durable(lsn.block() + 1, durable);
     }
 
-    /// Has a record made durable soon, though nobody waits for it.
+    /// Has a record made durable soon, though no thread waits for it.
     pub fn request_flush(&self, lsn: Lsn) {
         self.shared.want(lsn.block() + 1);
     }

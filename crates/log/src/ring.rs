@@ -2,7 +2,7 @@
 //!
 //! A thread *reserves* bytes of the stream of payloads by one atomic step, *copies* its record
 //! there with no lock held, and counts the bytes in each block that it filled. A flush *seals*: it
-//! reserves the rest of the last block that anybody has, so that all blocks up to there are
+//! reserves the rest of the last block that any append has, so that all blocks up to there are
 //! complete as soon as their counts are, and takes them as a *batch*. When a batch is durable its
 //! blocks are *released*, in order, and are filled anew.
 //!
@@ -153,8 +153,8 @@ impl Ring {
                 let offset = (at % PAYLOAD_U64) as usize;
                 let (now, rest) = part.split_at(part.len().min(PAYLOAD - offset));
                 // SAFETY: the bytes `at..at + now.len()` of the stream lie in one block, within its
-                // payload, and within the caller's reservation, which nobody else has; the batch's
-                // owner reads them only after `count` below.
+                // payload, and within the caller's reservation, which no other thread has; the
+                // batch's owner reads them only after `count` below.
                 unsafe {
                     let to = self.address(at / PAYLOAD_U64).add(HEAD + offset);
                     std::ptr::copy_nonoverlapping(now.as_ptr(), to, now.len());

@@ -315,7 +315,7 @@ fn damage_is_told_from_the_end_where_a_later_block_knows() {
         let LogError::Damaged { lsn, .. } = error else { panic!("{error}") };
         assert_eq!(lsn, Lsn::of_block(damaged));
     }
-    // The last block of a log that was not closed: nobody knows that it was durable.
+    // The last block of a log that was not closed: no later block says that it was durable.
     let device = small_log(10);
     device.damage(9, |block| block[1000] ^= 1);
     assert_eq!(recover(&device).unwrap().1.len(), 9);

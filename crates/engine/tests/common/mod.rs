@@ -2,6 +2,7 @@
 #![allow(dead_code, unused_imports, clippy::unwrap_used)]
 
 use std::collections::BTreeMap;
+use std::io::Read;
 use std::sync::Arc;
 
 use vellum::{Options, Store, Tree};
@@ -61,6 +62,17 @@ impl Random {
     }
 }
 
+/// Bytes that are the same nowhere.
+pub fn bytes(len: usize, seed: u64) -> Vec<u8> {
+    let mut random = Random(seed);
+    let mut bytes = Vec::with_capacity(len + 8);
+    while bytes.len() < len {
+        bytes.extend(random.next().to_le_bytes());
+    }
+    bytes.truncate(len);
+    bytes
+}
+
 /// How often a test repeats what it does at random: once, or so many times with `VELLUM_SOAK=1`.
 pub fn rounds(soak: u32) -> u32 {
     if std::env::var_os("VELLUM_SOAK").is_some() { soak } else { 1 }
@@ -90,6 +102,13 @@ pub fn assert_sound(store: &Store) {
     let report = store.check(&mut |_| {}).unwrap();
     assert!(report.is_sound(), "{:?}", report.damage);
     assert_eq!(report.lost_pages, 0);
+}
+
+/// The value of a key, through a reader.
+pub fn read(tree: &Tree, key: &[u8]) -> Vec<u8> {
+    let mut value = Vec::new();
+    tree.reader(key).unwrap().unwrap().read_to_end(&mut value).unwrap();
+    value
 }
 
 /// The tree has what the map has.

@@ -93,7 +93,7 @@ impl FileLog {
         let (files, last) = list(folder, &locked, choice.way).map_err(LogError::io(doing()))?;
         let found = Found::new(files, blocks - 1).map_err(LogError::io(doing()))?;
         let found = found.map_err(|what| unfit(&what))?;
-        let mut segments = found.segments.settle(found.head).map_err(LogError::io(doing()))?;
+        let mut segments = found.segments.into_log(found.head).map_err(LogError::io(doing()))?;
         segments.name = last.map_or(0, |last| last + 1);
         let most = options.most_bytes / ((found.head.blocks + 1) * BLOCK_BYTES as u64);
         Ok(FileLog {
@@ -374,7 +374,7 @@ impl Found {
 
 impl Recovered {
     /// The newest segments without a gap are the log; the others are spare.
-    fn settle(mut self, head: SegmentHead) -> io::Result<Segments> {
+    fn into_log(mut self, head: SegmentHead) -> io::Result<Segments> {
         let mut live = VecDeque::new();
         let mut first = 0;
         while let Some((number, (segment, lost_head))) = self.by_number.pop_last() {
