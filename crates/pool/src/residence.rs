@@ -212,6 +212,14 @@ impl Core {
         inner_pages(page).filter_map(|inner| self.states.look(inner.id))
     }
 
+    /// A frame behind the head that is on its way to or from another page, or back to this one.
+    pub(crate) fn inner_in_transit(&self, page: PageRef) -> Option<(PageRef, &PageState, Word)> {
+        inner_pages(page).find_map(|inner| {
+            let (state, seen) = self.states.look(inner.id)?;
+            (seen.state() == State::Locked).then_some((inner, state, seen))
+        })
+    }
+
     /// A read into a claimed page has ended: checks the page and admits it. After an error it is
     /// the caller's to [`unclaim`](Core::unclaim).
     pub(crate) fn finish_read(

@@ -15,7 +15,7 @@ use crate::page::PageRef;
 use crate::page::state::{State, Word};
 use crate::pool::Pool;
 use crate::pool::guard::{ExclusiveGuard, SharedGuard};
-use crate::pool::load::LoadFailure;
+use crate::pool::load::{LoadFailure, Prepared};
 use crate::statistics::counters::Event;
 
 /// Waits for the shared lock of a page; see [`Pool::fix_shared_async`].
@@ -140,17 +140,30 @@ impl<'a> Fix<'a> {
     fn start_read(&mut self, seen: Word, cx: &mut Context<'_>) -> Result<Step, PoolError> {
         let core = &*self.pool.core;
         let failure = Arc::new(LoadFailure::default());
-        let load = self.pool.prepare_load(self.page, Event::Miss, Some(failure.clone()))?;
-        if let Some(load) = load {
-            self.read = Some(failure);
-            self.pool.start_loads(vec![load]);
-            return Ok(Step::Again);
+        match self.pool.prepare_load(self.page, Event::Miss, Some(failure.clone()))? {
+            Prepared::Load(load) => {
+                self.read = Some(failure);
+                self.pool.start_loads(vec![load]);
+                return Ok(Step::Again);
+            }
+            Prepared::Blocked => return Ok(self.wait_for_inner(cx)),
+            Prepared::Nothing => {}
         }
         let still_evicted = core.look(self.page)?.1 == seen;
         if !still_evicted || core.budget.available() >= u64::from(self.page.frames) {
             return Ok(Step::Again);
         }
         self.wait_for_frames(cx)
+    }
+
+    /// Waits for a frame of the page that is still going, or to which an old reference has led
+    /// another thread.
+    fn wait_for_inner(&self, cx: &mut Context<'_>) -> Step {
+        let core = &*self.pool.core;
+        let waits = core.inner_in_transit(self.page).is_some_and(|(inner, state, seen)| {
+            core.wait_task(inner, state, seen, Wanted::NotLocked, cx.waker())
+        });
+        if waits { Step::Pending } else { Step::Again }
     }
 
     fn wait_for_frames(&mut self, cx: &mut Context<'_>) -> Result<Step, PoolError> {

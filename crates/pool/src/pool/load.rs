@@ -31,6 +31,15 @@ pub(crate) struct Load {
     done: ReadDone,
 }
 
+/// What an asynchronous read needs before it can start.
+pub(crate) enum Prepared {
+    Load(Load),
+    /// The page is not evicted any more, or no frame is free for it: look again.
+    Nothing,
+    /// One of its inner frames is on its way to or from another page, or back to this one.
+    Blocked,
+}
+
 /// An evicted page that this thread has locked to read it. Dropping it gives the page up.
 #[derive(Debug)]
 struct Claimed<'a> {
@@ -191,7 +200,7 @@ impl Pool {
     /// where that may take forever.
     fn wait_for_inner(&self, page: PageRef) -> Result<(), PoolError> {
         for _ in 0..LOOKS {
-            if !self.core.inner(page).any(|(_, word)| word.state() == State::Locked) {
+            if self.core.inner_in_transit(page).is_none() {
                 return Ok(());
             }
             self.core.budget.wait_briefly();
@@ -200,22 +209,22 @@ impl Pool {
     }
 
     /// Prepares the asynchronous read of a page, if it is evicted and there are frames for it.
+    /// Never waits.
     pub(crate) fn prepare_load(
         &self,
         page: PageRef,
         event: Event,
         failure: Option<Arc<LoadFailure>>,
-    ) -> Result<Option<Load>, PoolError> {
+    ) -> Result<Prepared, PoolError> {
         let (state, seen) = self.core.look(page)?;
         if seen.state() != State::Evicted {
-            return Ok(None);
+            return Ok(Prepared::Nothing);
         }
-        let Some(reserved) = self.eviction.try_reserve(page) else { return Ok(None) };
+        let Some(reserved) = self.eviction.try_reserve(page) else { return Ok(Prepared::Nothing) };
         let enclosed = match self.core.claim(page, state, seen)? {
             Coming::Ours(enclosed) => enclosed,
-            Coming::Lost => return Ok(None),
-            // Nothing here waits.
-            Coming::Blocked => return Err(PoolError::WrongSize(page)),
+            Coming::Lost => return Ok(Prepared::Nothing),
+            Coming::Blocked => return Ok(Prepared::Blocked),
         };
         reserved.keep();
         let started = Instant::now();
@@ -225,7 +234,7 @@ impl Pool {
             arriving.core.read_latency.record(started.elapsed(), 1);
             arriving.complete(result, event);
         });
-        Ok(Some(Load { page, done }))
+        Ok(Prepared::Load(Load { page, done }))
     }
 
     /// Starts reads; each publishes its page when it is done.
@@ -242,8 +251,11 @@ impl Pool {
     /// which no frame is free. A failed read is silent; the next fix of the page meets the error.
     pub fn prefetch(&self, pages: &[PageRef]) {
         let prepare = |page: &PageRef| self.prepare_load(*page, Event::Prefetch, None);
-        let loads = pages.iter().filter_map(|page| prepare(page).ok().flatten()).collect();
-        self.start_loads(loads);
+        let loads = pages.iter().filter_map(|page| match prepare(page) {
+            Ok(Prepared::Load(load)) => Some(load),
+            _ => None,
+        });
+        self.start_loads(loads.collect());
     }
 }
 
