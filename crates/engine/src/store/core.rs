@@ -262,7 +262,54 @@ impl StoreCore {
 
 #[cfg(test)]
 mod tests {
+    use std::pin::pin;
+    use std::task::{Context, Wake, Waker};
+
+    use vellum_pool::device::{FaultyDevice, MemoryDevice, Operation};
+
     use super::*;
+    use crate::store::open;
+    use crate::store::options::Options;
+
+    /// A store, which the task drops that is woken when its page has come: the thread of the device
+    /// that wakes it still has what the read needed.
+    struct DroppedByTask {
+        core: Mutex<Option<StoreCore>>,
+        device: Weak<FaultyDevice<Arc<MemoryDevice>>>,
+        devices_left: Mutex<Option<usize>>,
+    }
+
+    impl Wake for DroppedByTask {
+        fn wake(self: Arc<Self>) {
+            drop(lock(&self.core).take());
+            *lock(&self.devices_left) = Some(self.device.strong_count());
+        }
+    }
+
+    #[test]
+    fn a_thread_that_completes_a_read_keeps_no_device() {
+        let memory = Arc::new(MemoryDevice::new());
+        let options = Options::new().pool_bytes(1 << 20);
+        drop(open::create(memory.clone(), &options).unwrap());
+        let device = Arc::new(FaultyDevice::new(memory, 1).unwrap());
+        let plan = device.plan();
+        let core = open::open(device.clone(), &options).unwrap();
+        let catalog = PageRef::new(core.file.header().catalog, 1);
+        let task = Arc::new(DroppedByTask {
+            core: Mutex::new(Some(core)),
+            device: Arc::downgrade(&device),
+            devices_left: Mutex::default(),
+        });
+        plan.hold(Operation::Read);
+        {
+            let core = lock(&task.core);
+            let fix = pin!(core.as_ref().unwrap().pool.fix_shared_async(catalog));
+            let waker = Waker::from(task.clone());
+            assert!(fix.poll(&mut Context::from_waker(&waker)).is_pending());
+        }
+        plan.release(Operation::Read);
+        assert_eq!(*lock(&task.devices_left), Some(1), "that of this test");
+    }
 
     #[test]
     fn trees_without_handles_are_forgotten() {

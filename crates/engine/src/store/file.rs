@@ -10,7 +10,7 @@
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use vellum_pool::device::Device;
 use vellum_pool::{PageRef, PoolError, Space};
@@ -21,7 +21,10 @@ use crate::store::header::{Header, Listed};
 /// See the module's documentation.
 #[derive(Debug)]
 pub(crate) struct StoreFile {
-    device: Arc<dyn Device>,
+    /// Weak, because the pool's format has this file, and a thread of the device that has just
+    /// completed a read still has the format: it must not be the one that drops the device, which
+    /// unlocks the file. Who writes a header has the device.
+    device: Weak<dyn Device>,
     /// What the file's newest header says, but that the numbers which the store hands out
     /// (`version`, `next_tree`) go on.
     header: Mutex<Header>,
@@ -48,9 +51,9 @@ impl Drop for Bar<'_> {
 
 impl StoreFile {
     /// A file that has this header, durably.
-    pub(crate) fn new(device: Arc<dyn Device>, header: Header) -> StoreFile {
+    pub(crate) fn new(device: &Arc<dyn Device>, header: Header) -> StoreFile {
         StoreFile {
-            device,
+            device: Arc::downgrade(device),
             in_use: AtomicBool::new(!header.clean),
             header: Mutex::new(header),
             writing: Mutex::default(),
@@ -182,6 +185,9 @@ impl StoreFile {
         next: Header,
         listed: &[Listed],
     ) -> std::result::Result<(), PoolError> {
+        let Some(device) = self.device.upgrade() else {
+            return Err(PoolError::WriteAhead(io::Error::other(CLOSED)));
+        };
         let sequence = self.header().sequence + 1;
         let next = Header { sequence, listed: listed.len() as u32, ..next };
         let page = next.page();
@@ -189,9 +195,9 @@ impl StoreFile {
         // never becomes so, be it for an error or for a panic of the device, the next page that is
         // to be written waits for a header that says "in use", in the place of this one.
         self.in_use.store(false, Ordering::Release);
-        let written = next.write(&*self.device, listed);
+        let written = next.write(&*device, listed);
         let written = written.map_err(|source| PoolError::Write { page, source });
-        written.and_then(|()| self.device.sync().map_err(PoolError::Sync))?;
+        written.and_then(|()| device.sync().map_err(PoolError::Sync))?;
         self.update(|last| {
             *last = Header { version: last.version, next_tree: last.next_tree, ..next };
         });
@@ -251,7 +257,7 @@ mod tests {
             listed: 0,
         };
         let device = Arc::new(MemoryDevice::new());
-        let file = StoreFile::new(device.clone(), header);
+        let file = StoreFile::new(&(device.clone() as Arc<dyn Device>), header);
         (device, file)
     }
 
@@ -270,7 +276,8 @@ mod tests {
         let (memory, file) = clean_file();
         let device = FaultyDevice::new(memory, 1).unwrap();
         device.plan().fail_always(Operation::Sync, Fault::Error(Errno::IO));
-        let file = StoreFile::new(Arc::new(device), file.header());
+        let device: Arc<dyn Device> = Arc::new(device);
+        let file = StoreFile::new(&device, file.header());
         let error = file.before_pages(&|| true).unwrap_err().to_string();
         let poison = file.check_poison().unwrap_err().to_string();
         assert!(error.contains(UNMARKED) && poison.contains(UNMARKED), "{error}; {poison}");
@@ -280,7 +287,7 @@ mod tests {
     /// wrote the page has ended.
     #[test]
     fn a_file_is_not_marked_for_pages_that_a_checkpoint_made_clean() {
-        let (_, file) = clean_file();
+        let (_device, file) = clean_file();
         let dirty = AtomicBool::new(true);
         let still_dirty = || dirty.load(Ordering::SeqCst);
         std::thread::scope(|scope| {

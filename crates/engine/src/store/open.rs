@@ -69,7 +69,7 @@ pub(crate) fn create(device: Arc<dyn Device>, options: &Options) -> Result<Store
         next_tree: CATALOG + 1,
         listed: 0,
     };
-    let file = Arc::new(StoreFile::new(device.clone(), header));
+    let file = Arc::new(StoreFile::new(&device, header));
     let format = StoreFormat::of(file.clone());
     let pool = Pool::open(device.clone(), format, space, pool_options)?;
 
@@ -130,7 +130,7 @@ pub(crate) fn open(device: Arc<dyn Device>, options: &Options) -> Result<StoreCo
             read_free_map(&device, &header)?
         }
     };
-    let file = Arc::new(StoreFile::new(device.clone(), header));
+    let file = Arc::new(StoreFile::new(&device, header));
     let format = StoreFormat::of(file.clone());
     let pool = Pool::open(device.clone(), format, space, pool_options)?;
     Ok(StoreCore::new(pool, device, file, free_map, options.salvage))
