@@ -38,10 +38,10 @@ mod tree;
 mod value;
 
 pub use error::{Error, Result};
+pub use store::PoolView;
+pub use store::Snapshot;
 pub use store::check::{CheckProgress, CheckReport};
 pub use store::options::Options;
-pub use store::pool_view::PoolView;
-pub use store::snapshot::Snapshot;
 pub use store::{Limits, Store, StoreStat};
 pub use tree::{
     BulkLoader, Cursor, Entries, ExtractIf, KeyRange, OwnedValueReader, OwnedValueWriter, Tree,

@@ -7,8 +7,6 @@
 //! thousands of schedules, random ones and ones with few, well-placed preemptions (PCT), and fails
 //! on a wrong result as well as on a deadlock. A failing schedule is printed; replay it with
 //! `shuttle::replay`. `VELLUM_MODEL_SCHEDULES` sets how many are tried (2,000 of each).
-//!
-//! Long because all scenarios share one device, one pool and one way to run them.
 
 #![cfg(feature = "model")]
 

@@ -1,8 +1,8 @@
 //! Whether a page's bytes are a sound node: a quick check of all bounds, and a strict one of all
 //! invariants.
 
+use super::layout::NodeLimits;
 use super::layout::*;
-use super::limits::NodeLimits;
 use super::read::Node;
 use crate::page::bytes::{get_u16, get_u32, get_u64};
 use crate::page::{LEVEL, PageKind, kind_number};

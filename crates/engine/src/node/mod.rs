@@ -12,23 +12,18 @@
 pub mod bulk;
 mod check;
 mod layout;
-mod limits;
-mod merge;
 mod read;
-mod search;
-mod split;
 #[cfg(test)]
 mod tests;
 mod write;
 
 pub use check::{NodeDamage, check, check_bounds};
-pub use layout::Torn;
-pub use limits::NodeLimits;
-pub use merge::{fits_merge, merge_into_right};
+pub use layout::{NodeLimits, Torn};
 pub use read::{Node, Position};
-pub use split::{Split, plan_split, separator, split_off_left};
-pub use write::{Fences, NodeMut, Payload};
+pub use write::{
+    Fences, NodeMut, Payload, Split, fits_merge, merge_into_right, plan_split, separator,
+    split_off_left,
+};
 
 pub(crate) use layout::{HINTS_END, HINTS_FROM, INNER_SLOT, LEAF_SLOT, capacity, common_prefix};
-pub(crate) use read::PayloadPlace;
-pub(crate) use search::Search;
+pub(crate) use read::{PayloadPlace, Search};

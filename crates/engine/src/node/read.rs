@@ -1,11 +1,17 @@
-//! Reading nodes: keys, payloads, fences.
+//! Reading nodes: the fields, keys, payloads and fences, and the search for a key.
+//!
+//! A search has steps, so that a lookup that does other work between them finds its cache lines
+//! there: [`narrow`](Node::narrow) reads the header and the hints, [`probe`](Node::probe) compares
+//! heads, all of which lie in the slots, without a branch that the processor could guess wrong, and
+//! [`resolve`](Node::resolve) settles what the heads leave open, which may take a look at a cell.
 
 use std::cmp::Ordering;
+use std::hint::select_unpredictable;
 
 use vellum_pool::PageReader;
 
 use super::layout::*;
-use crate::page::{KIND, PageKind};
+use crate::page::{KIND, PageKind, TREE, kind_and_level, tree_and_magic};
 
 /// A view of a node's bytes, locked or not.
 #[derive(Clone, Copy, Debug)]
@@ -240,5 +246,359 @@ impl<'a> Node<&'a [u8]> {
             0 => Ok(None),
             _ => self.slice(self.u16_at(UPPER_OFFSET)?, self.u16_at(UPPER_LEN)?).map(Some),
         }
+    }
+}
+
+/// How far the search for a key has come.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Search {
+    /// The first slot whose head is not less than the key's is one of `low..=low + len`.
+    low: u32,
+    len: u32,
+    count: u32,
+    /// Bytes of the key before its head: the node's prefix, and what it skips.
+    lead: u32,
+    /// Those of them that stand in the cells, too.
+    skip: u32,
+    /// The head of the key, or [`NO_HEAD`].
+    head: u64,
+}
+
+/// The head of a key that differs from all of the node's before their heads. No slot has it.
+const NO_HEAD: u64 = 1 << 32;
+
+impl Search {
+    /// The node has hints: so many slots that they narrowed the search.
+    #[inline(always)]
+    pub(crate) fn has_hints(self) -> bool {
+        self.count as usize > HINTS_FROM
+    }
+
+    /// Where the slots lie that are left: offset and length in bytes.
+    #[inline(always)]
+    pub(crate) fn slots_left(self, level: u8) -> (usize, usize) {
+        let size = slot_size(level);
+        (SLOTS + self.low as usize * size, self.len as usize * size)
+    }
+}
+
+/// The head of what follows the first `lead` bytes of `key`.
+#[inline(always)]
+fn head_behind(key: &[u8], lead: usize) -> Result<u64, Torn> {
+    let rest = key.get(lead..).ok_or(Torn)?;
+    if let Some(bytes) = rest.first_chunk() {
+        return Ok(u64::from(u32::from_be_bytes(*bytes)));
+    }
+    // A short rest of a key that is not short: what stands before it is shifted out.
+    Ok(u64::from(match key.last_chunk() {
+        Some(bytes) => (u64::from(u32::from_be_bytes(*bytes)) << (32 - 8 * rest.len())) as u32,
+        None => head_of(rest),
+    }))
+}
+
+/// The three parts of a slot's first eight bytes: head, offset, key length.
+#[inline(always)]
+fn parts(slot: u64) -> (u32, usize, usize) {
+    (slot as u32, usize::from((slot >> 32) as u16), usize::from((slot >> 48) as u16))
+}
+
+impl<R: PageReader> Node<R> {
+    /// The page is a node of this tree and level: what is to be expected, in two comparisons.
+    #[inline(always)]
+    pub(crate) fn is_of(self, tree: u32, level: u8) -> bool {
+        self.page.u64(TREE) == Some(tree_and_magic(tree))
+            && self.page.u32(KIND) == Some(kind_and_level(level))
+    }
+
+    /// Begins a search: reads the header, and the hints if there are any.
+    #[inline(always)]
+    pub(crate) fn narrow<const SLOT: usize>(self, key: &[u8]) -> Result<Search, Torn> {
+        // Count and prefix length are the first and the last of four numbers.
+        let header = self.page.u64(COUNT).ok_or(Torn)?;
+        let (count, prefix_len) = ((header & 0xffff) as u32, (header >> 48) as u32);
+        if SLOTS + count as usize * SLOT > self.page.len() {
+            return Err(Torn);
+        }
+        let skip = self.u16_at(SKIP)? as u32;
+        let lead = prefix_len + skip;
+        let whole = Search { low: 0, len: count, count, lead, skip, head: NO_HEAD };
+        if skip != 0 {
+            match self.compare_skipped(key, whole)? {
+                Ordering::Less => return Ok(Search { low: count, len: 0, ..whole }),
+                Ordering::Equal => {}
+                Ordering::Greater => return Ok(Search { len: 0, ..whole }),
+            }
+        }
+        let head = head_behind(key, lead as usize)?;
+        if count as usize <= HINTS_FROM {
+            return Ok(Search { head, ..whole });
+        }
+        // All of them are compared: that is quicker than to guess where to stop.
+        let mut below = 0;
+        for pair in 0..HINT_COUNT / 2 {
+            let hints = self.page.u64(HINTS + 8 * pair).ok_or(Torn)?;
+            let (one, two) = (hints & 0xffff_ffff, hints >> 32);
+            below += u32::from(one < head) + u32::from(two < head);
+        }
+        let distance = hint_distance(count as usize) as u32;
+        let low = below * distance;
+        let len = if below < HINT_COUNT as u32 { distance } else { count - low };
+        Ok(Search { low, len, head, ..whole })
+    }
+
+    /// Compares what all slots begin with, behind the prefix, with what the key has there.
+    #[inline(always)]
+    fn compare_skipped(self, key: &[u8], search: Search) -> Result<Ordering, Torn> {
+        let (lead, skip) = (search.lead as usize, search.skip as usize);
+        let ours = key.get(lead - skip..lead.min(key.len())).ok_or(Torn)?;
+        let (_, first, _) = parts(self.page.u64(SLOTS).ok_or(Torn)?);
+        self.compare_rest(first, skip, ours)
+    }
+
+    /// Finds the first slot whose head is not less than the key's.
+    #[inline(always)]
+    pub(crate) fn probe<const SLOT: usize>(self, search: &mut Search) -> Result<(), Torn> {
+        let (mut low, mut len) = (search.low as usize, search.len as usize);
+        let head_at = |index: usize| self.page.u32(SLOTS + index * SLOT).ok_or(Torn);
+        while len > 1 {
+            let half = len / 2;
+            let is_less = u64::from(head_at(low + half - 1)?) < search.head;
+            low = select_unpredictable(is_less, low + half, low);
+            len -= half;
+        }
+        if len == 1 {
+            low += usize::from(u64::from(head_at(low)?) < search.head);
+        }
+        (search.low, search.len) = (low as u32, 0);
+        Ok(())
+    }
+
+    /// Ends a search for `key`.
+    #[inline(always)]
+    pub(crate) fn resolve<const SLOT: usize>(
+        self,
+        search: Search,
+        key: &[u8],
+    ) -> Result<Position, Torn> {
+        let index = search.low as usize;
+        if search.low < search.count {
+            let slot = parts(self.page.u64(SLOTS + index * SLOT).ok_or(Torn)?);
+            if u64::from(slot.0) == search.head {
+                match self.compare_cell(slot, search, key)? {
+                    Ordering::Equal => return Ok(Position { index, exact: true }),
+                    Ordering::Greater => {}
+                    Ordering::Less => return self.resolve_run::<SLOT>(search, key),
+                }
+            }
+        }
+        Ok(Position { index, exact: false })
+    }
+
+    /// The slot at `low` has the key's head but is less: others behind it may have that head, too.
+    #[inline(never)]
+    fn resolve_run<const SLOT: usize>(self, search: Search, key: &[u8]) -> Result<Position, Torn> {
+        let (mut low, mut high) = (search.low as usize + 1, search.count as usize);
+        while low < high {
+            let middle = (low + high) / 2;
+            let slot = parts(self.page.u64(SLOTS + middle * SLOT).ok_or(Torn)?);
+            let order = match u64::from(slot.0).cmp(&search.head) {
+                Ordering::Equal => self.compare_cell(slot, search, key)?,
+                differ => differ,
+            };
+            match order {
+                Ordering::Less => low = middle + 1,
+                Ordering::Greater => high = middle,
+                Ordering::Equal => return Ok(Position { index: middle, exact: true }),
+            }
+        }
+        Ok(Position { index: low, exact: false })
+    }
+
+    /// Compares the cell of a slot with a key that has the same head.
+    #[inline(always)]
+    fn compare_cell(
+        self,
+        (_, offset, len): (u32, usize, usize),
+        search: Search,
+        key: &[u8],
+    ) -> Result<Ordering, Torn> {
+        let skip = search.skip as usize;
+        let (rest, len) = (key.get(search.lead as usize..).ok_or(Torn)?, len.wrapping_sub(skip));
+        // Where one of them ends within the head, the other begins with it.
+        match rest.split_first_chunk::<4>() {
+            Some((_, rest)) if len > 4 && !rest.is_empty() => {
+                self.compare_rest(offset + skip + 4, len - 4, rest)
+            }
+            _ => Ok(len.cmp(&rest.len())),
+        }
+    }
+
+    /// Compares `len` bytes at `offset` with `key`, the longest steps first.
+    #[inline(always)]
+    fn compare_rest(self, mut at: usize, len: usize, key: &[u8]) -> Result<Ordering, Torn> {
+        let page = self.page;
+        let common = &key[..len.min(key.len())];
+        let (words, rest) = common.as_chunks::<8>();
+        for word in words {
+            let ours = page.u64(at).ok_or(Torn)?.swap_bytes();
+            match ours.cmp(&u64::from_be_bytes(*word)) {
+                Ordering::Equal => at += 8,
+                differ => return Ok(differ),
+            }
+        }
+        // Up to seven bytes, as a number each: what is missing counts as zero on both sides.
+        let (mut ours, mut theirs) = (0, 0);
+        let mut rest = rest;
+        if let Some((four, behind)) = rest.split_first_chunk() {
+            ours = u64::from(page.u32(at).ok_or(Torn)?.swap_bytes());
+            (theirs, rest) = (u64::from(u32::from_be_bytes(*four)), behind);
+            at += 4;
+        }
+        if let Some((two, behind)) = rest.split_first_chunk() {
+            ours = ours << 16 | u64::from(page.u16(at).ok_or(Torn)?.swap_bytes());
+            (theirs, rest) = (theirs << 16 | u64::from(u16::from_be_bytes(*two)), behind);
+            at += 2;
+        }
+        if let Some(one) = rest.first() {
+            ours = ours << 8 | u64::from(page.u8(at).ok_or(Torn)?);
+            theirs = theirs << 8 | u64::from(*one);
+        }
+        Ok(ours.cmp(&theirs).then(len.cmp(&key.len())))
+    }
+
+    #[inline(always)]
+    fn find_in<const SLOT: usize>(self, key: &[u8]) -> Result<Position, Torn> {
+        let mut search = self.narrow::<SLOT>(key)?;
+        self.probe::<SLOT>(&mut search)?;
+        self.resolve::<SLOT>(search, key)
+    }
+
+    /// `key` lies between the fences.
+    #[inline]
+    pub fn covers(self, key: &[u8]) -> Result<bool, Torn> {
+        let flags = self.u16_at(FENCE_FLAGS)? as u16;
+        let compare = |offset, len| self.compare_rest(self.u16_at(offset)?, self.u16_at(len)?, key);
+        let above_lower = flags & HAS_LOWER == 0 || compare(LOWER_OFFSET, LOWER_LEN)?.is_lt();
+        Ok(above_lower && (flags & HAS_UPPER == 0 || compare(UPPER_OFFSET, UPPER_LEN)?.is_ge()))
+    }
+
+    /// The search for `key` came to the leaf for it. Keys are kept without their prefix, so in
+    /// another leaf, to which a device leads that lost a write, another key would be found.
+    #[inline(always)]
+    fn check_owner(self, is_found: bool, key: &[u8]) -> Result<(), Torn> {
+        let is_owner = if is_found { self.has_prefix_of(key)? } else { self.covers(key)? };
+        if is_owner { Ok(()) } else { Err(Torn) }
+    }
+
+    /// `key` begins with the node's prefix, where its lower fence begins.
+    #[inline(always)]
+    fn has_prefix_of(self, key: &[u8]) -> Result<bool, Torn> {
+        let (prefix, at) = (self.prefix_len()?, self.u16_at(LOWER_OFFSET)?);
+        if prefix == 0 {
+            return Ok(true);
+        }
+        // Mostly short: what follows the prefix is shifted out.
+        if let (1..=8, Some(key), Some(ours)) = (prefix, key.first_chunk(), self.page.u64(at)) {
+            return Ok((ours ^ u64::from_le_bytes(*key)) << (64 - 8 * prefix) == 0);
+        }
+        let key = key.get(..prefix).ok_or(Torn)?;
+        Ok(self.compare_rest(at, prefix, key)?.is_eq())
+    }
+
+    /// Finds a key in a leaf to which a descent for it has led.
+    #[inline]
+    pub(crate) fn find_reached(self, key: &[u8]) -> Result<Position, Torn> {
+        let position = self.find(key)?;
+        self.check_owner(position.exact, key)?;
+        Ok(position)
+    }
+
+    /// Finds a key in a leaf.
+    #[inline]
+    pub fn find(self, key: &[u8]) -> Result<Position, Torn> {
+        self.find_in::<LEAF_SLOT>(key)
+    }
+
+    /// Finds the place of a separator in an inner node: the child for `key` is the one at the
+    /// returned index.
+    #[inline]
+    pub fn find_child(self, key: &[u8]) -> Result<Position, Torn> {
+        self.find_in::<INNER_SLOT>(key)
+    }
+
+    /// [`find`](Self::find) or [`find_child`](Self::find_child), after the node's level.
+    pub fn find_slot(self, key: &[u8]) -> Result<Position, Torn> {
+        match self.level()? {
+            0 => self.find(key),
+            _ => self.find_child(key),
+        }
+    }
+
+    /// Ends a search in an inner node: the number of the child for `key`, and its page.
+    #[inline(always)]
+    pub(crate) fn resolve_child(self, search: Search, key: &[u8]) -> Result<(usize, u64), Torn> {
+        let index = self.resolve::<INNER_SLOT>(search, key)?.index;
+        let place = match index < search.count as usize {
+            true => SLOTS + index * INNER_SLOT + SLOT_CHILD,
+            false => UPPER_CHILD,
+        };
+        Ok((index, self.page.u64(place).ok_or(Torn)?))
+    }
+
+    /// The number of the child for `key`, and its page.
+    #[inline(always)]
+    pub(crate) fn child_for(self, key: &[u8]) -> Result<(usize, u64), Torn> {
+        let mut search = self.narrow::<INNER_SLOT>(key)?;
+        self.probe::<INNER_SLOT>(&mut search)?;
+        self.resolve_child(search, key)
+    }
+
+    /// Ends a search in a leaf to which a descent for `key` has led: where the payload lies, if
+    /// there is one.
+    #[inline(always)]
+    pub(crate) fn resolve_payload(
+        self,
+        search: Search,
+        key: &[u8],
+    ) -> Result<Option<PayloadPlace>, Torn> {
+        let position = self.resolve::<LEAF_SLOT>(search, key)?;
+        self.check_owner(position.exact, key)?;
+        match position.exact {
+            true => self.place_at(position.index).map(Some),
+            false => Ok(None),
+        }
+    }
+
+    /// Where the payload of `key` lies, if there is one.
+    #[inline(always)]
+    pub(crate) fn payload_for(self, key: &[u8]) -> Result<Option<PayloadPlace>, Torn> {
+        let mut search = self.narrow::<LEAF_SLOT>(key)?;
+        self.probe::<LEAF_SLOT>(&mut search)?;
+        self.resolve_payload(search, key)
+    }
+
+    /// Where the payload of a leaf's slot lies, which is one; its bounds are inside the page.
+    #[inline(always)]
+    pub(crate) fn place_at(self, index: usize) -> Result<PayloadPlace, Torn> {
+        let slot = SLOTS + index * LEAF_SLOT;
+        let (_, cell, key_len) = parts(self.page.u64(slot).ok_or(Torn)?);
+        let payload = self.page.u32(slot + SLOT_PAYLOAD_LEN).ok_or(Torn)?;
+        let (offset, len) = (cell + key_len, usize::from(payload as u16));
+        if offset + len > self.page.len() {
+            return Err(Torn);
+        }
+        Ok(PayloadPlace { offset, len, blob: (payload >> 16) as u16 & BLOB_FLAG != 0 })
+    }
+
+    /// The cell that a leaf's search has come to, if its slot has the key's head: offset, length.
+    #[inline(always)]
+    pub(crate) fn cell_at(self, search: Search) -> Result<Option<(usize, usize)>, Torn> {
+        let slot = SLOTS + search.low as usize * LEAF_SLOT;
+        if search.low >= search.count {
+            return Ok(None);
+        }
+        let (head, offset, key_len) = parts(self.page.u64(slot).ok_or(Torn)?);
+        let payload_len = self.u16_at(slot + SLOT_PAYLOAD_LEN)?;
+        Ok((u64::from(head) == search.head).then_some((offset, key_len + payload_len)))
     }
 }

@@ -7,6 +7,7 @@ pub(crate) mod blob;
 pub(crate) mod bytes;
 pub(crate) mod format;
 pub(crate) mod pieces;
+pub(crate) mod runs;
 
 use crc_fast::{CrcAlgorithm, Digest};
 use vellum_pool::{PageDamage, PageId, PageRef};

@@ -13,7 +13,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use vellum_pool::{PageId, PageRef};
 
 use crate::page::blob::BlobRef;
-use crate::tree::page_runs::PageRuns;
+use crate::page::runs::PageRuns;
 
 /// See the module's documentation.
 #[derive(Debug, Default)]

@@ -124,14 +124,14 @@ fn open_stores() -> (Vec<Arc<StoreCore>>, bool) {
         }
     }
     // Without the list's lock: this may be the last handle by now.
-    open.retain(|store| store.check_open().is_ok());
+    open.retain(|store| store.pages.check_open().is_ok());
     (open, dropping)
 }
 
 fn close(store: &StoreCore) {
     // In the order of other checkpoints: one that is under way ends first.
     let mut checkpoints = store.checkpoint_lock();
-    let closed = match store.gate.hold_within(GATE_PATIENCE) {
+    let closed = match store.pages.gate.hold_within(GATE_PATIENCE) {
         Some(hold) => store.close_held(&hold, &mut checkpoints),
         None => {
             tracing::error!("a store stays open at the exit: one of its changes does not end");
@@ -165,7 +165,8 @@ impl Closing {
 
     /// Waits until it has ended, or until nothing was written for a while.
     fn wait(&self, stores: &[Arc<StoreCore>]) {
-        let written = || stores.iter().map(|store| store.pool.stats().write_backs).sum::<u64>();
+        let written =
+            || stores.iter().map(|store| store.pages.pool.stats().write_backs).sum::<u64>();
         let (mut before, mut since) = (written(), Instant::now());
         let mut ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
         while !*ended {

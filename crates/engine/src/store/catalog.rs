@@ -8,8 +8,9 @@ use vellum_pool::PageRef;
 use crate::error::{Error, Result};
 use crate::page::PageKind;
 use crate::page::bytes::{get_u32, get_u64, put_u32, put_u64};
-use crate::store::core::{Change, StoreCore};
+use crate::store::core::StoreCore;
 use crate::store::gate::Alone;
+use crate::store::pages::Change;
 use crate::tree::{Access, Action, Existing, Incoming, TreeState, apply, init};
 
 /// Bytes of a tree's entry: number u32, 0 u32, root page u64.
@@ -24,7 +25,7 @@ fn encode(id: u32, root: u64) -> [u8; ENTRY] {
 
 impl StoreCore {
     pub(crate) fn catalog(&self) -> Access<'_> {
-        Access { core: self, tree: &self.catalog }
+        Access { pages: &self.pages, tree: &self.catalog }
     }
 
     /// Decodes a catalog entry.
@@ -32,7 +33,7 @@ impl StoreCore {
         let name = std::str::from_utf8(name);
         match (name, entry.len()) {
             (Ok(name), ENTRY) => {
-                let root = PageRef::new(get_u64(entry, 8), self.page_frames);
+                let root = PageRef::new(get_u64(entry, 8), self.pages.page_frames);
                 Ok(TreeState::new(get_u32(entry, 0), name, root))
             }
             _ => Err(Error::damaged(self.catalog.root, "the catalog has an entry of no sense")),
@@ -41,7 +42,7 @@ impl StoreCore {
 
     /// The tree of this name.
     pub(crate) fn open_tree(&self, name: &str) -> Result<Arc<TreeState>> {
-        self.check_open()?;
+        self.pages.check_open()?;
         let mut trees = self.trees();
         if let Some(tree) = trees.get(name) {
             return Ok(tree);
@@ -58,7 +59,7 @@ impl StoreCore {
     /// Creates a tree.
     pub(crate) fn create_tree(&self, name: &str) -> Result<Arc<TreeState>> {
         self.catalog().check_key(name.as_bytes())?;
-        let change = self.change()?;
+        let change = self.pages.change()?;
         let mut trees = self.trees();
         if self.catalog().contains(name.as_bytes())? {
             return Err(Error::TreeExists(name.into()));
@@ -69,7 +70,7 @@ impl StoreCore {
         let value = Incoming::Bytes(&entry);
         let stored = self.catalog().put_in(&change, name.as_bytes(), value, Existing::Refuse);
         if let Err(error) = stored {
-            self.pool.free_page(root)?;
+            self.pages.pool.free_page(root)?;
             return Err(error);
         }
         let tree = Arc::new(TreeState::new(id, name, root));
@@ -82,7 +83,7 @@ impl StoreCore {
     pub(crate) fn rename_tree(&self, old: &str, new: &str) -> Result<()> {
         let catalog = self.catalog();
         catalog.check_key(new.as_bytes())?;
-        let change = self.change()?;
+        let change = self.pages.change()?;
         let mut trees = self.trees();
         let mut entry = Vec::new();
         if !catalog.get_into(old.as_bytes(), &mut entry)? {
@@ -97,7 +98,9 @@ impl StoreCore {
         };
         if let Err(error) = catalog.remove_in(&change, old.as_bytes()) {
             if catalog.remove_in(&change, new.as_bytes()).is_err() {
-                self.file.poison_for(&format!("a tree has the names {old:?} and {new:?} now"));
+                self.pages
+                    .file
+                    .poison_for(&format!("a tree has the names {old:?} and {new:?} now"));
             }
             return Err(error);
         }
@@ -112,7 +115,7 @@ impl StoreCore {
 
     /// An empty leaf as the root of a tree.
     fn create_root(&self, change: &Change<'_>, id: u32) -> Result<PageRef> {
-        let mut guard = self.pool.allocate(self.page_frames)?;
+        let mut guard = self.pages.pool.allocate(self.pages.page_frames)?;
         let root = init(change, &mut guard, PageKind::Leaf, 0, id);
         apply(change, &mut guard, Action::Raise { level: 0, child: 0 })?;
         Ok(root)
@@ -120,12 +123,12 @@ impl StoreCore {
 
     /// Removes a tree and frees its pages, while nobody else changes or holds the store.
     pub(crate) fn drop_tree(&self, alone: &Alone<'_>, name: &str) -> Result<()> {
-        let change = self.change_alone(alone)?;
+        let change = self.pages.change_alone(alone)?;
         let tree = self.open_tree(name)?;
         let mut trees = self.trees();
         self.catalog().remove_in(&change, name.as_bytes())?;
         trees.remove(name);
         tree.dropped.store(true, Ordering::Release);
-        Access { core: self, tree: &tree }.free_all(&change)
+        Access { pages: &self.pages, tree: &tree }.free_all(&change)
     }
 }

@@ -75,13 +75,13 @@ impl Visitor for Collect<'_> {
             let what = "it is referred to twice, or lies outside the file";
             self.report.damage.push(Error::damaged(page, what));
         }
-        let is_free = self.store.core.pool.with_space(|space| space.is_free(page.id.0));
+        let is_free = self.store.core.pages.pool.with_space(|space| space.is_free(page.id.0));
         if is_free {
             self.report.damage.push(Error::damaged(page, "it is in use, but the free map has it"));
         }
         self.report.pages_checked += u64::from(page.frames);
         let (pages_done, pages_total) = (self.report.pages_checked, self.total);
-        let _within = Within::of(&self.store.core.gate);
+        let _within = Within::of(&self.store.core.pages.gate);
         (self.progress)(CheckProgress { pages_done, pages_total });
         Ok(fresh)
     }
@@ -102,15 +102,15 @@ impl Store {
     /// [`Closed`](Error::Closed), or no memory for the check itself. What is wrong with the store
     /// is no error but part of the report.
     pub fn check(&self, progress: &mut dyn FnMut(CheckProgress)) -> Result<CheckReport> {
-        self.core.check_open()?;
-        refuse_within(&self.core.gate)?;
+        self.core.pages.check_open()?;
+        refuse_within(&self.core.pages.gate)?;
         // In this order: changes go on while this waits for a checkpoint.
         let checkpoints = self.core.checkpoint_lock();
-        let _still = self.core.hold()?;
-        let pool = &self.core.pool;
+        let _still = self.core.pages.hold()?;
+        let pool = &self.core.pages.pool;
         // Freed, but held by a reader or a write-back at that moment; or of a value that is being
         // written: not in use, and not lost.
-        let to_free = pool.frames_to_free() + self.core.aside.frames();
+        let to_free = pool.frames_to_free() + self.core.pages.aside.frames();
         let total = pool.with_space(|space| space.allocated_pages() + space.first());
         let words = pool.file_pages().max(pool.end()).div_ceil(64) as usize;
         let mut collect = Collect {
@@ -125,10 +125,10 @@ impl Store {
             collect.page(*place)?;
         }
         // While the file is in use, or changed pages are in memory, the map there means nothing.
-        let header = self.core.header();
+        let header = self.core.pages.header();
         if header.clean
-            && !self.core.is_changed()
-            && let Err(error) = open::read_free_map(&self.core.device, &header)
+            && !self.core.pages.is_changed()
+            && let Err(error) = open::read_free_map(&self.core.pages.device, &header)
         {
             collect.damage(error)?;
         }
@@ -138,21 +138,21 @@ impl Store {
             match tree {
                 Err(error) => collect.damage(error)?,
                 Ok(tree) => {
-                    let access = Access { core: &self.core, tree: &tree };
+                    let access = Access { pages: &self.core.pages, tree: &tree };
                     let stat = access.check(&mut collect)?;
                     collect.report.trees.push((tree.name().to_string(), stat));
                 }
             }
         }
         // Closed meanwhile, it is no damage that pages cannot be read.
-        self.core.check_open()?;
+        self.core.pages.check_open()?;
         let mut report = collect.report;
         report.lost_pages = total.saturating_sub(report.pages_checked + to_free);
         Ok(report)
     }
 
     fn check_headers(&self, collect: &mut Collect<'_>) -> Result<()> {
-        let pages = open::header_pages(&self.core.device, self.core.pool.file_pages())?;
+        let pages = open::header_pages(&self.core.pages.device, self.core.pages.pool.file_pages())?;
         for (number, page) in (0..).zip(pages) {
             let place = PageRef::new(number, 1);
             collect.page(place)?;

@@ -67,24 +67,24 @@ impl StoreCore {
     /// Makes everything durable that was changed before the call. One checkpoint serves all threads
     /// that came before its cut.
     pub(crate) fn sync(&self) -> Result<()> {
-        self.check_writable()?;
+        self.pages.check_writable()?;
         // Before the lock: a checkpoint that has it may be waiting for this thread's change.
-        refuse_within(&self.gate)?;
+        refuse_within(&self.pages.gate)?;
         let wanted = self.cuts.load(Ordering::Acquire) + 1;
         let mut checkpoints = self.checkpoint_lock();
         if checkpoints.last >= wanted {
             return Ok(());
         }
-        self.check_writable()?;
-        if !self.is_changed() {
+        self.pages.check_writable()?;
+        if !self.pages.is_changed() {
             return Ok(());
         }
-        if self.pool.dirty_pages() > LISTED_MAX {
-            self.file.mark_in_use()?;
-            self.pool.write_dirty()?;
+        if self.pages.pool.dirty_pages() > LISTED_MAX {
+            self.pages.file.mark_in_use()?;
+            self.pages.pool.write_dirty()?;
         }
-        let hold = self.hold()?;
-        self.free_ended();
+        let hold = self.pages.hold()?;
+        self.pages.free_ended();
         let number = self.cuts.fetch_add(1, Ordering::AcqRel) + 1;
         let cut = self.cut(&hold, &mut checkpoints)?;
         drop(hold);
@@ -96,27 +96,27 @@ impl StoreCore {
     /// Makes everything durable and gives the file's unused tail back. Afterwards the file has a
     /// header without a list, which programs read that know no lists.
     fn sync_and_trim(&self, hold: &Hold<'_>, checkpoints: &mut Checkpoints) -> Result<()> {
-        self.check_writable()?;
-        self.free_ended();
-        if !self.is_changed() && !self.has_free_tail() {
-            let header = self.file.header();
+        self.pages.check_writable()?;
+        self.pages.free_ended();
+        if !self.pages.is_changed() && !self.has_free_tail() {
+            let header = self.pages.file.header();
             return match header.listed {
                 0 => Ok(()),
-                _ => self.file.write_clean(&self.file.bar(), header, &[]),
+                _ => self.pages.file.write_clean(&self.pages.file.bar(), header, &[]),
             };
         }
         // From here on a failure leaves a file in use.
-        self.changed.store(true, Ordering::Release);
-        self.file.mark_in_use()?;
+        self.pages.changed.store(true, Ordering::Release);
+        self.pages.file.mark_in_use()?;
         // Pages that were being written back when they were freed are free after this.
-        self.pool.sync()?;
+        self.pages.pool.sync()?;
         // The map may be in the way of the file's new end.
         checkpoints.map_of = None;
         while let Some(place) = checkpoints.places.pop() {
-            self.pool.free_place(place)?;
+            self.pages.pool.free_place(place)?;
         }
         self.allocate_places(&mut checkpoints.places)?;
-        self.pool.trim()?;
+        self.pages.pool.trim()?;
         // After the trimming: that may free pages which a reader held until now.
         let number = self.cuts.fetch_add(1, Ordering::AcqRel) + 1;
         let cut = self.cut(hold, checkpoints)?;
@@ -127,8 +127,8 @@ impl StoreCore {
 
     /// The file ends with pages that are not in use.
     fn has_free_tail(&self) -> bool {
-        let file_pages = self.pool.file_pages();
-        self.pool.with_space(|space| {
+        let file_pages = self.pages.pool.file_pages();
+        self.pages.pool.with_space(|space| {
             let last = space.last_free();
             file_pages > space.end()
                 || last.is_some_and(|(start, count)| start + count == space.end())
@@ -139,27 +139,27 @@ impl StoreCore {
     fn cut(&self, _hold: &Hold<'_>, checkpoints: &mut Checkpoints) -> Result<Cut<'_>> {
         let map = self.cut_map(checkpoints)?;
         let places = map.as_ref().map_or(&[][..], |_| &checkpoints.places);
-        let frames = places.len() as u64 * u64::from(self.page_frames);
-        let mut bar = self.file.bar();
+        let frames = places.len() as u64 * u64::from(self.pages.page_frames);
+        let mut bar = self.pages.file.bar();
         let room = (LISTED_MAX.checked_sub(places.len()), LISTED_FRAMES_MAX.checked_sub(frames));
         let pages = match room {
-            (Some(pages), Some(frames)) if !self.file.is_in_use() => {
-                self.pool.copy_dirty(pages, frames)?
+            (Some(pages), Some(frames)) if !self.pages.file.is_in_use() => {
+                self.pages.pool.copy_dirty(pages, frames)?
             }
             _ => None,
         };
         if pages.is_none() {
             drop(bar);
-            self.file.mark_in_use()?;
-            self.pool.write_dirty()?;
-            bar = self.file.bar();
+            self.pages.file.mark_in_use()?;
+            self.pages.pool.write_dirty()?;
+            bar = self.pages.file.bar();
         }
         let header = Header {
             free_map: checkpoints.places.first().map_or(0, |page| page.id.0),
-            file_pages: self.pool.file_pages(),
-            ..self.file.header()
+            file_pages: self.pages.pool.file_pages(),
+            ..self.pages.file.header()
         };
-        self.changed.store(false, Ordering::Release);
+        self.pages.changed.store(false, Ordering::Release);
         Ok(Cut { bar, header, pages, map })
     }
 
@@ -174,8 +174,8 @@ impl StoreCore {
 
     /// The free map as it is.
     fn map(&self) -> Map {
-        let (space, mut given_back) = self.pool.snapshot_space();
-        given_back.extend(self.aside.ranges());
+        let (space, mut given_back) = self.pages.pool.snapshot_space();
+        given_back.extend(self.pages.aside.ranges());
         Map { space, given_back }
     }
 
@@ -186,16 +186,16 @@ impl StoreCore {
             // Allocating takes from the ranges, so the map does not grow by it.
             let map = self.map();
             let len = map.space.encoded_len_max(map.given_back.len());
-            if free_map::pages_for(len, self.page_frames) <= places.len() {
+            if free_map::pages_for(len, self.pages.page_frames) <= places.len() {
                 return Ok(map);
             }
-            places.push(self.pool.allocate_place(self.page_frames)?);
+            places.push(self.pages.pool.allocate_place(self.pages.page_frames)?);
         }
     }
 
     /// Writes what was cut, while changes go on.
     fn write_cut(&self, cut: Cut<'_>, checkpoints: &mut Checkpoints) -> Result<()> {
-        let unsaved = Unsaved(&self.changed);
+        let unsaved = Unsaved(&self.pages.changed);
         self.try_write_cut(cut, checkpoints)?;
         std::mem::forget(unsaved);
         Ok(())
@@ -212,18 +212,18 @@ impl StoreCore {
         match pages {
             Some(pages) => {
                 let listed: Vec<_> = pages.iter().chain(&map).map(listed).collect();
-                self.file.write_clean(&bar, header, &listed)?;
-                self.pool.write_copies(&pages)?;
-                self.pool.write_copies(&map)?;
+                self.pages.file.write_clean(&bar, header, &listed)?;
+                self.pages.pool.write_copies(&pages)?;
+                self.pages.pool.write_copies(&map)?;
                 if !listed.is_empty() {
-                    self.pool.sync_device()?;
+                    self.pages.pool.sync_device()?;
                 }
-                self.pool.settle_copies(&pages);
+                self.pages.pool.settle_copies(&pages);
             }
             None => {
-                self.pool.write_copies(&map)?;
-                self.pool.sync_device()?;
-                self.file.write_clean(&bar, header, &[])?;
+                self.pages.pool.write_copies(&map)?;
+                self.pages.pool.sync_device()?;
+                self.pages.file.write_clean(&bar, header, &[])?;
             }
         }
         checkpoints.map_of = map_of;
@@ -232,48 +232,48 @@ impl StoreCore {
 
     /// Checkpoints, refuses everything afterwards, and lets others have the file.
     pub(crate) fn close(&self) -> Result<()> {
-        self.check_process()?;
-        refuse_within(&self.gate)?;
+        self.pages.check_process()?;
+        refuse_within(&self.pages.gate)?;
         let mut checkpoints = self.checkpoint_lock();
-        let hold = self.hold()?;
+        let hold = self.pages.hold()?;
         self.close_held(&hold, &mut checkpoints)
     }
 
     /// As [`close`](Self::close), by a holder of the gate.
     pub(crate) fn close_held(&self, hold: &Hold<'_>, checkpoints: &mut Checkpoints) -> Result<()> {
-        if self.file.is_closed() {
+        if self.pages.file.is_closed() {
             return Ok(());
         }
-        let outcome = match self.check_writable() {
+        let outcome = match self.pages.check_writable() {
             Err(Error::ReadOnly) => Ok(()),
             _ => self.sync_and_trim(hold, checkpoints),
         };
         // What could not be saved for want of space or memory can be saved yet: the store stays
         // open, unless it is poisoned.
-        if outcome.is_ok() || self.check_writable().is_err() {
-            self.file.close();
+        if outcome.is_ok() || self.pages.check_writable().is_err() {
+            self.pages.file.close();
         }
         if outcome.is_ok() {
             // All pages are as the file has them, no change comes any more, and what is read from
             // the file after this is refused: the mark is set, and looked at after each read. A
             // page that the checkpoint wrote may be on its way to the file once more.
-            self.pool.wait_for_writes();
-            self.device.unlock();
+            self.pages.pool.wait_for_writes();
+            self.pages.device.unlock();
         }
         outcome
     }
 
     /// Nothing has to be written before the store can go.
     pub(crate) fn is_settled(&self) -> bool {
-        let is_changed = self.is_changed() || self.file.header().listed > 0;
-        self.file.is_closed() || !is_changed
+        let is_changed = self.pages.is_changed() || self.pages.file.header().listed > 0;
+        self.pages.file.is_closed() || !is_changed
     }
 }
 
 impl Drop for StoreCore {
     /// Dropping the last handle closes the store, also while a panic unwinds the thread.
     ///
-    /// That is sound: pages change within a [`Change`] alone, and each operation is one, or several
+    /// That is sound: pages change within a `Change` alone, and each operation is one, or several
     /// that are whole for themselves. If the panic came from the engine's own code within a change,
     /// or from that of a pool or device below it, the store is poisoned, and stays as the file has
     /// it. If it came from the caller's code, that saw copies, and the change has undone itself. In

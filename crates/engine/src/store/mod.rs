@@ -1,4 +1,4 @@
-//! The public face of a store.
+//! The public face of a store: [`Store`], its [`Snapshot`], and its pool to look at.
 
 pub(crate) mod aside;
 pub(crate) mod at_exit;
@@ -14,21 +14,20 @@ mod gate_tests;
 pub(crate) mod header;
 pub(crate) mod open;
 pub(crate) mod options;
-pub(crate) mod pool_view;
-pub(crate) mod snapshot;
+pub(crate) mod pages;
 pub(crate) mod within;
 
 use std::path::Path;
 use std::sync::Arc;
 
-use vellum_pool::device::Device;
-use vellum_pool::{PAGE_SIZE, PoolStats};
+use vellum_pool::device::{Device, DeviceInfo};
+use vellum_pool::{BackendKind, PAGE_SIZE, Pool, PoolError, PoolStats, Space};
 
 use crate::error::{Error, Result};
 use crate::page::blob::VALUE_MAX;
 use crate::store::core::StoreCore;
+use crate::store::gate::Hold;
 use crate::store::options::Options;
-use crate::store::pool_view::PoolView;
 use crate::tree::{Entries, Tree};
 
 /// An open store: named trees in one file. A cheap handle; clone it, send it, share it.
@@ -199,7 +198,7 @@ impl Store {
     /// [`NoSuchTree`](Error::NoSuchTree). Damage on the way: then the tree is gone all the same,
     /// but what could not be read stays unused space.
     pub fn drop_tree(&self, name: &str) -> Result<()> {
-        let alone = self.core.alone()?;
+        let alone = self.core.pages.alone()?;
         self.core.drop_tree(&alone, name)
     }
 
@@ -208,7 +207,7 @@ impl Store {
     /// # Errors
     /// Damage or a failed read.
     pub fn trees(&self) -> Result<Vec<String>> {
-        self.core.check_open()?;
+        self.core.pages.check_open()?;
         // While a tree is renamed the catalog has both names, or so it may look from here.
         let _names_stay = self.core.trees();
         Entries::all(self.core.catalog())
@@ -253,9 +252,9 @@ impl Store {
     /// Damage or a failed read.
     pub fn stat(&self) -> Result<StoreStat> {
         let trees = self.trees()?.len() as u64;
-        let (core, header) = (&self.core, self.core.header());
-        let file_pages = core.pool.file_pages();
-        let used = core.pool.with_space(|space| space.allocated_pages() + space.first());
+        let (core, header) = (&self.core, self.core.pages.header());
+        let file_pages = core.pages.pool.file_pages();
+        let used = core.pages.pool.with_space(|space| space.allocated_pages() + space.first());
         Ok(StoreStat {
             store_id: header.store_id,
             format_version: header.version,
@@ -263,29 +262,110 @@ impl Store {
             file_pages,
             used_pages: used,
             free_pages: file_pages.saturating_sub(used),
-            pool_bytes: core.pool.capacity() * PAGE_SIZE as u64,
+            pool_bytes: core.pages.pool.capacity() * PAGE_SIZE as u64,
             trees,
-            clean: header.clean && !core.is_changed(),
+            clean: header.clean && !core.pages.is_changed(),
         })
     }
 
     /// How long keys and values may be.
     pub fn limits(&self) -> Limits {
         Limits {
-            max_key: self.core.limits.max_key,
-            max_value: self.core.max_blob,
+            max_key: self.core.pages.limits.max_key,
+            max_value: self.core.pages.max_blob,
             max_streamed: VALUE_MAX,
-            max_inline_entry: self.core.limits.max_cell,
+            max_inline_entry: self.core.pages.limits.max_cell,
         }
     }
 
     /// The counters of the buffer manager.
     pub fn pool_stats(&self) -> PoolStats {
-        self.core.pool.stats()
+        self.core.pages.pool.stats()
     }
 
     /// The buffer manager, to look at.
     pub fn pool(&self) -> PoolView<'_> {
-        PoolView(&self.core.pool)
+        PoolView(&self.core.pages.pool)
+    }
+}
+
+/// While this lives the store does not change: whatever is read fits together.
+///
+/// For now changes simply wait, those of other threads until the snapshot is dropped; the thread
+/// that has it must not change the store itself, for that would wait for ever. Reading is not
+/// affected, and several snapshots may live at once.
+#[derive(Debug)]
+pub struct Snapshot<'a> {
+    store: &'a Store,
+    _still: Hold<'a>,
+}
+
+impl Store {
+    /// A view of the store that stands still. Changes wait while it lives.
+    ///
+    /// # Errors
+    /// [`Closed`](crate::Error::Closed), [`CalledFromWithin`](crate::Error::CalledFromWithin).
+    pub fn snapshot(&self) -> Result<Snapshot<'_>> {
+        self.core.pages.check_open()?;
+        Ok(Snapshot { store: self, _still: self.core.pages.hold()? })
+    }
+}
+
+impl Snapshot<'_> {
+    /// The tree of this name, as it is.
+    ///
+    /// # Errors
+    /// [`NoSuchTree`](crate::Error::NoSuchTree), damage, a failed read.
+    pub fn tree(&self, name: &str) -> Result<Tree> {
+        self.store.tree(name)
+    }
+
+    /// The names of all trees, sorted.
+    ///
+    /// # Errors
+    /// Damage or a failed read.
+    pub fn trees(&self) -> Result<Vec<String>> {
+        self.store.trees()
+    }
+}
+
+/// What can be asked of the buffer manager of a store. It changes no page.
+///
+/// ```compile_fail
+/// fn pages_of_a_store_cannot_be_freed(store: &vellum::Store) {
+///     let _ = store.pool().free_page(vellum::PageRef::new(2, 1));
+/// }
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct PoolView<'a>(pub(crate) &'a Pool);
+
+impl PoolView<'_> {
+    /// How pages are populated and released.
+    pub fn backend(self) -> BackendKind {
+        self.0.backend()
+    }
+
+    /// What the device says of itself.
+    pub fn device_info(self) -> DeviceInfo {
+        self.0.device_info()
+    }
+
+    /// How many pages of 4 KiB hold memory, by the kernel's own page tables. Slow: it reads
+    /// `/proc/self/pagemap`.
+    ///
+    /// # Errors
+    /// `/proc/self/pagemap` cannot be read.
+    pub fn kernel_resident_pages(self) -> Result<u64, PoolError> {
+        self.0.kernel_resident_pages()
+    }
+
+    /// Pages of 4 KiB that were freed while a reader or a write-back held them, and still are held.
+    pub fn frames_to_free(self) -> u64 {
+        self.0.frames_to_free()
+    }
+
+    /// Reads the map of allocated pages.
+    pub fn with_space<R>(self, read: impl FnOnce(&Space) -> R) -> R {
+        self.0.with_space(read)
     }
 }

@@ -8,7 +8,7 @@ use vellum_pool::{ExclusiveGuard, PageRef};
 use crate::error::{Error, Result};
 use crate::node::{Fences, Node, NodeMut, Payload, Split, merge_into_right, split_off_left};
 use crate::page::{self, LEVEL, PAGE_HEADER, PageKind};
-use crate::store::core::Change;
+use crate::store::pages::Change;
 
 /// A change of one page.
 #[derive(Debug)]

@@ -6,14 +6,14 @@ use vellum_pool::PageId;
 
 use super::apply::{Action, apply, init};
 use super::modify::Incoming;
-use super::page_runs::PageRuns;
 use super::streams::ValueWriter;
 use super::{Access, Cursor};
 use crate::error::{Error, Result};
 use crate::node::bulk::{BulkBuilder, PageSink};
 use crate::node::{Node, Payload};
+use crate::page::runs::PageRuns;
 use crate::page::{LEVEL, PageKind};
-use crate::store::core::Change;
+use crate::store::pages::Change;
 
 /// How full leaves and inner pages become, in percent: room for a few later inserts.
 const FILL: u8 = 95;
@@ -34,9 +34,9 @@ impl PageSink for Pages<'_> {
     fn store(&mut self, image: &[u8]) -> Result<PageId> {
         let level = image[LEVEL];
         let kind = if level == 0 { PageKind::Leaf } else { PageKind::Inner };
-        let core = self.access.core;
-        let change = core.change()?;
-        let mut guard = core.pool.allocate(core.page_frames)?;
+        let pages = self.access.pages;
+        let change = pages.change()?;
+        let mut guard = pages.pool.allocate(pages.page_frames)?;
         let page = init(&change, &mut guard, kind, level, self.access.tree.id);
         self.pages.push(page);
         apply(&change, &mut guard, Action::Image { image })?;
@@ -50,12 +50,12 @@ impl Drop for Pages<'_> {
         if self.pages.is_empty() {
             return;
         }
-        let Ok(_change) = self.access.core.change() else {
+        let Ok(_change) = self.access.pages.change() else {
             tracing::warn!("the pages of a bulk load that failed stay unused");
             return;
         };
         for page in self.pages.iter() {
-            if let Err(error) = self.access.core.pool.free_page(page) {
+            if let Err(error) = self.access.pages.pool.free_page(page) {
                 tracing::warn!("{page} could not be freed and stays unused: {error}");
             }
         }
@@ -79,7 +79,7 @@ pub struct BulkLoader<'a> {
 
 impl<'a> BulkLoader<'a> {
     pub(crate) fn new(access: Access<'a>) -> Result<BulkLoader<'a>> {
-        let change = access.core.change()?;
+        let change = access.pages.change()?;
         access.check_dropped()?;
         access.collapse(&change)?;
         drop(change);
@@ -103,7 +103,7 @@ impl<'a> BulkLoader<'a> {
         if !self.access.check_entry(key, value)? {
             return self.add(key, Payload::Inline(value));
         }
-        let change = self.access.core.change()?;
+        let change = self.access.pages.change()?;
         let blob = self.access.store_blob(&change, key, Incoming::Bytes(value))?;
         drop(change);
         self.builder.sink().pages.push(blob.page);
@@ -121,7 +121,7 @@ impl<'a> BulkLoader<'a> {
         let mut writer = ValueWriter::new(self.access, key)?;
         let copied = io::copy(&mut value, &mut writer);
         copied.map_err(|error| error.downcast().unwrap_or_else(Error::Input))?;
-        let change = self.access.core.change()?;
+        let change = self.access.pages.change()?;
         self.access.check_dropped()?;
         let blob = writer.settle(&change)?;
         drop(change);
@@ -155,7 +155,7 @@ impl<'a> BulkLoader<'a> {
         }
         let entries = self.builder.entries();
         let (image, mut pages) = self.builder.finish().map_err(|(error, _)| error)?;
-        let change = self.access.core.change()?;
+        let change = self.access.pages.change()?;
         self.access.check_dropped()?;
         self.access.install(&change, &image)?;
         // Before a checkpoint can come between.
@@ -183,7 +183,7 @@ impl Access<'_> {
     /// leaves more.
     fn collapse(self, change: &Change<'_>) -> Result<()> {
         let mut tries = 0..COLLAPSE_TRIES;
-        while !is_empty(&self.core.pool.fix_shared(self.tree.root)?) {
+        while !is_empty(&self.pages.pool.fix_shared(self.tree.root)?) {
             if tries.next().is_none() || Cursor::new(self).first()? {
                 return Err(Error::NotEmpty);
             }
@@ -194,7 +194,7 @@ impl Access<'_> {
 
     /// Makes `image` the root, if the tree is still empty.
     fn install(self, change: &Change<'_>, image: &[u8]) -> Result<()> {
-        let mut root = self.core.pool.fix_exclusive(self.tree.root)?;
+        let mut root = self.pages.pool.fix_exclusive(self.tree.root)?;
         if !is_empty(&root) {
             return Err(Error::NotEmpty);
         }

@@ -5,7 +5,7 @@
 
 use vellum_pool::{PAGE_SIZE, PageId, PageRef};
 
-use super::descend::Target;
+use super::lookup::Target;
 use super::{Access, Cursor};
 use crate::error::{Error, Result};
 use crate::node::{self, Node, PayloadPlace, Torn};
@@ -100,7 +100,7 @@ pub(crate) struct Strict {
 
 impl Strict {
     pub(crate) fn new(access: Access<'_>) -> Strict {
-        Strict { pages_left: access.core.pool.file_pages() }
+        Strict { pages_left: access.pages.pool.file_pages() }
     }
 }
 
@@ -136,7 +136,7 @@ impl Row {
 
     /// Is told that the page `index` comes next. What cannot be read is left to the visit.
     fn come_to(&mut self, index: usize, access: Access<'_>) {
-        let pool = &access.core.pool;
+        let pool = &access.pages.pool;
         let mut left = (pool.capacity() / 16).min(Row::FRAMES);
         // Half of what may be ahead is: enough at a time to be worth a batch.
         let ahead = self.pages.get(index..self.started).unwrap_or_default();
@@ -204,7 +204,7 @@ impl Walk<'_, '_> {
             return Ok(());
         }
         // A copy, so that the walk holds no page while it visits others.
-        let bytes = match self.access.core.pool.fix_shared(page) {
+        let bytes = match self.access.pages.pool.fix_shared(page) {
             Ok(guard) => guard.to_vec(),
             Err(error) => return self.visitor.damage(error.into()),
         };

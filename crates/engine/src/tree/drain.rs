@@ -11,12 +11,12 @@ use vellum_pool::{ExclusiveGuard, OptimisticGuard};
 
 use super::Access;
 use super::apply::{Action, apply};
-use super::held_leaf::{Held, HeldLeaf};
-use super::range::is_before;
+use super::lookup::{Held, HeldLeaf};
+use super::scan::is_before;
 use crate::error::{Error, Result};
 use crate::node::Node;
 use crate::page::blob::BlobRef;
-use crate::store::core::Change;
+use crate::store::pages::Change;
 use crate::value::Value;
 
 /// Which entries of a range go.
@@ -58,7 +58,7 @@ impl<'a> Access<'a> {
     ) -> Result<u64> {
         let (mut from, mut removed) = (first_key(start), 0);
         loop {
-            let change = self.core.change()?;
+            let change = self.pages.change()?;
             self.check_dropped()?;
             let next = self.drain_leaf(&change, &from, &end, &mut which, &mut removed)?;
             drop(change);
@@ -194,7 +194,7 @@ impl<'a> Access<'a> {
             if !matches(key, &value.value) {
                 return Ok(Taken::Kept);
             }
-            let change = self.core.change()?;
+            let change = self.pages.change()?;
             self.check_dropped()?;
             // The blob is held, so no other one has its place: the same reference, the same value.
             let mut leaf = self.exclusive_leaf(key)?;
@@ -265,7 +265,7 @@ impl<'a, F: FnMut(&[u8], &[u8]) -> bool> ExtractIf<'a, F> {
     fn next_entry(&mut self) -> Result<Option<Entry<'a>>> {
         loop {
             let access = self.access;
-            let change = access.core.change()?;
+            let change = access.pages.change()?;
             access.check_dropped()?;
             let (found, next) = self.extract_from_leaf(&change)?;
             drop(change);
@@ -327,7 +327,7 @@ impl<'a, F: FnMut(&[u8], &[u8]) -> bool> ExtractIf<'a, F> {
             self.from.push(0);
             // Taken while the leaf is held, so it is of the version that was left behind.
             let still = leaf.downgrade();
-            self.place = access.core.pool.optimistic(page).ok().map(|guard| (guard, index));
+            self.place = access.pages.pool.optimistic(page).ok().map(|guard| (guard, index));
             self.removed = true;
             drop(still);
             return Ok((Some((key, value)), Next::End));
@@ -370,7 +370,7 @@ impl<F: FnMut(&[u8], &[u8]) -> bool> Drop for ExtractIf<'_, F> {
     /// The leaf that it was at may be worth merging.
     fn drop(&mut self) {
         if self.removed
-            && let Ok(change) = self.access.core.change()
+            && let Ok(change) = self.access.pages.change()
             && self.access.check_dropped().is_ok()
         {
             self.access.merge_or_warn(&change, &self.from);

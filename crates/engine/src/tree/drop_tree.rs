@@ -4,12 +4,12 @@ use vellum_pool::{ExclusiveGuard, PageRef};
 
 use super::Access;
 use super::apply::{Action, apply};
-use super::held_leaf::HeldLeaf;
+use super::lookup::HeldLeaf;
 use crate::error::{Error, Result};
 use crate::node::Node;
 use crate::page::blob::BlobRef;
 use crate::page::{self, PageKind};
-use crate::store::core::Change;
+use crate::store::pages::Change;
 
 /// What a node refers to.
 struct Referred {
@@ -37,7 +37,7 @@ impl<'a> Access<'a> {
     /// # Errors
     /// As [`free_all`](Self::free_all); the tree is empty then, too, unless its root is damaged.
     pub(crate) fn clear(self, change: &Change<'_>) -> Result<()> {
-        let mut root = self.core.pool.fix_exclusive(self.tree.root)?;
+        let mut root = self.pages.pool.fix_exclusive(self.tree.root)?;
         let referred = self.referred(&root, u8::MAX)?;
         apply(change, &mut root, Action::Raise { level: 0, child: 0 })?;
         drop(root);
@@ -47,14 +47,14 @@ impl<'a> Access<'a> {
     /// A page that is to be a value of this tree is something else, as far as that is known without
     /// reading it.
     fn is_foreign(self, blob: BlobRef) -> bool {
-        self.core.pool.fix_shared_resident(blob.page).is_some_and(|guard| {
+        self.pages.pool.fix_shared_resident(blob.page).is_some_and(|guard| {
             let kind = if blob.is_whole() { PageKind::Blob } else { PageKind::PieceIndex };
             page::kind_number(&guard) != kind as u8 || page::tree(&guard) != self.tree.id
         })
     }
 
     fn free_from(self, change: &Change<'_>, page: PageRef, level_max: u8) -> Result<()> {
-        let guard = self.core.pool.fix_exclusive(page)?;
+        let guard = self.pages.pool.fix_exclusive(page)?;
         let referred = self.referred(&guard, level_max)?;
         self.free_page(change, guard);
         self.free_below(change, referred)

@@ -1,18 +1,16 @@
-//! The public face of a tree.
-//!
-//! Long because it is the whole list of what a program can do with a tree, most of it words.
+//! The public face of a tree: the whole list of what a program can do with one.
 
 use std::borrow::Cow;
 use std::io;
 use std::sync::Arc;
 
-use super::alter::{Edge, Verdict};
 use super::check::Strict;
 use super::drain::Which;
+use super::modify::{Edge, Verdict};
 use super::modify::{Existing, Incoming};
 use super::multi_get::Found;
-use super::range::{self, KeyRange};
 use super::salvage::{Visit, VisitReaders};
+use super::scan::{KeyRange, bounds_of, bounds_of_prefix};
 use super::streams::{ValueReader, ValueWriter};
 use super::{Access, BulkLoader, Cursor, Entries, ExtractIf, TreeStat, TreeState};
 use crate::error::Result;
@@ -40,12 +38,12 @@ impl Tree {
 
     #[inline(always)]
     pub(crate) fn access(&self) -> Access<'_> {
-        Access { core: &self.core, tree: &self.state }
+        Access { pages: &self.core.pages, tree: &self.state }
     }
 
     #[inline(always)]
     pub(super) fn open_access(&self) -> Result<Access<'_>> {
-        self.core.check_open()?;
+        self.core.pages.check_open()?;
         Ok(self.access())
     }
 
@@ -342,7 +340,7 @@ impl Tree {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn remove_range(&self, range: impl KeyRange) -> Result<u64> {
-        self.access().remove_range(range::owned(&range), Which::All)
+        self.access().remove_range(bounds_of(&range), Which::All)
     }
 
     /// Removes the entries for which `keep` returns false; returns how many.
@@ -366,7 +364,7 @@ impl Tree {
         range: impl KeyRange,
         mut keep: impl FnMut(&[u8], &[u8]) -> bool,
     ) -> Result<u64> {
-        self.access().remove_range(range::owned(&range), Which::Unless(&mut keep))
+        self.access().remove_range(bounds_of(&range), Which::Unless(&mut keep))
     }
 
     /// Removes the entries of a range for which `chosen` returns true, as the iterator comes to
@@ -376,7 +374,7 @@ impl Tree {
         range: impl KeyRange,
         chosen: F,
     ) -> ExtractIf<'_, F> {
-        ExtractIf::new(self.access(), range::owned(&range), chosen)
+        ExtractIf::new(self.access(), bounds_of(&range), chosen)
     }
 
     /// Removes all entries, in one step. Waits until no snapshot is left, and other changes wait
@@ -386,8 +384,8 @@ impl Tree {
     /// Damage or a failed read. Unless the tree's root is damaged the tree is empty then, too, but
     /// what could not be read stays unused space.
     pub fn clear(&self) -> Result<()> {
-        let alone = self.core.alone()?;
-        let change = self.core.change_alone(&alone)?;
+        let alone = self.core.pages.alone()?;
+        let change = self.core.pages.change_alone(&alone)?;
         let access = self.access();
         access.check_dropped()?;
         access.clear(&change)
@@ -407,12 +405,12 @@ impl Tree {
 
     /// The entries of a range of keys, in the order of their keys: `"a".."f"`, `key..`, `..=key`.
     pub fn range(&self, range: impl KeyRange) -> Entries<'_> {
-        Entries::new(self.access(), range::owned(&range))
+        Entries::new(self.access(), bounds_of(&range))
     }
 
     /// The entries whose keys begin with `prefix`, in the order of their keys.
     pub fn prefix(&self, prefix: &[u8]) -> Entries<'_> {
-        Entries::new(self.access(), range::of_prefix(prefix))
+        Entries::new(self.access(), bounds_of_prefix(prefix))
     }
 
     /// Fills an empty tree with sorted entries, bottom-up: every page is written once, and full.
@@ -465,7 +463,7 @@ impl Tree {
     /// # Errors
     /// The first damage, or a failed read.
     pub fn check(&self) -> Result<TreeStat> {
-        let _still = self.core.hold()?;
+        let _still = self.core.pages.hold()?;
         let access = self.open_access()?;
         access.check_dropped()?;
         access.check(&mut Strict::new(access))

@@ -4,56 +4,47 @@
 //! coupling); changes lock the leaf, and for splits and merges its parent and neighbour as well.
 //! The root's page never changes, so a tree is found by one number for all of its life.
 
-mod alter;
 mod apply;
 mod bulk_load;
 mod check;
-mod cursor;
-mod descend;
 mod drain;
 mod drop_tree;
-mod entries;
 mod handle;
-mod held_leaf;
+mod lookup;
 mod modify;
 mod multi_get;
 mod owned_streams;
-pub(crate) mod page_runs;
-mod range;
-mod read;
-mod read_ahead;
 mod salvage;
-mod state;
+mod scan;
 pub(crate) mod streams;
 mod structure;
 #[cfg(test)]
 mod tests;
-mod update;
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use vellum_pool::PageRef;
 
 pub(crate) use apply::{Action, apply, init};
 pub use bulk_load::BulkLoader;
 pub use check::TreeStat;
 pub(crate) use check::Visitor;
-pub use cursor::Cursor;
 pub use drain::ExtractIf;
-pub use entries::Entries;
 pub use handle::Tree;
 pub(crate) use modify::{Existing, Incoming};
 pub use owned_streams::{OwnedValueReader, OwnedValueWriter};
-pub use range::KeyRange;
 pub use salvage::{Visit, VisitReaders};
-pub(crate) use state::{CATALOG, TreeState};
+pub use scan::{Cursor, Entries, KeyRange};
 pub use streams::{ValueReader, ValueWriter};
 
 use crate::error::{Error, Result};
-use crate::store::core::StoreCore;
+use crate::store::pages::PageStore;
 
 /// A tree and its store: what every operation works on.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Access<'a> {
-    pub core: &'a StoreCore,
+    pub pages: &'a PageStore,
     pub tree: &'a TreeState,
 }
 
@@ -64,5 +55,42 @@ impl Access<'_> {
             false => Ok(()),
             true => Err(Error::NoSuchTree(self.tree.name().to_string())),
         }
+    }
+}
+
+/// Number of the catalog, the tree of the trees.
+pub(crate) const CATALOG: u32 = 1;
+
+/// What all handles of a tree share.
+#[derive(Debug)]
+pub(crate) struct TreeState {
+    pub id: u32,
+    name: Mutex<Arc<str>>,
+    pub root: PageRef,
+    /// Set before the tree's pages are freed.
+    pub dropped: AtomicBool,
+    /// The leaves that the first and the last entry were popped from; 0 for none. A page's number
+    /// comes here, and goes from here when the page is freed, while the page is held exclusively:
+    /// one that is held, and stands here, is a page of the tree.
+    pub edges: [AtomicU64; 2],
+}
+
+impl TreeState {
+    pub(crate) fn new(id: u32, name: &str, root: PageRef) -> TreeState {
+        let name = Mutex::new(name.into());
+        TreeState { id, name, root, dropped: AtomicBool::new(false), edges: Default::default() }
+    }
+
+    /// The name that the tree has now.
+    pub(crate) fn name(&self) -> Arc<str> {
+        self.name.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(crate) fn rename(&self, name: &str) {
+        *self.name.lock().unwrap_or_else(PoisonError::into_inner) = name.into();
+    }
+
+    pub(crate) fn catalog(root: PageRef) -> TreeState {
+        TreeState::new(CATALOG, "(catalog)", root)
     }
 }

@@ -13,8 +13,8 @@
 use vellum_pool::{OptimisticGuard, PageRef};
 
 use super::Access;
-use super::descend::{Step, Stop};
-use super::held_leaf::HeldLeaf;
+use super::lookup::HeldLeaf;
+use super::lookup::{Step, Stop};
 use crate::error::{Error, Result};
 use crate::node::{INNER_SLOT, LEAF_SLOT, Node, PayloadPlace, Search};
 use crate::value::Value;
@@ -126,7 +126,7 @@ impl<'a> Access<'a> {
         keys: &[K],
         visit: impl FnMut(usize, Found<'_, 'a>),
     ) -> Result<()> {
-        let pages = self.core.pool.capacity() / 4 / u64::from(self.core.page_frames);
+        let pages = self.pages.pool.capacity() / 4 / u64::from(self.pages.page_frames);
         let mut batch = Batch {
             access: self,
             keys,
@@ -143,7 +143,7 @@ impl<'a> Access<'a> {
             long: Vec::new(),
         };
         let outcome = batch.run();
-        self.core.pool.count_optimistic(batch.entered);
+        self.pages.pool.count_optimistic(batch.entered);
         outcome
     }
 
@@ -227,7 +227,7 @@ impl<'a, K: AsRef<[u8]>, V: FnMut(usize, Found<'_, 'a>)> Batch<'a, '_, K, V> {
     #[inline(always)]
     fn step(&mut self, lookup: &mut Lookup<'a>) -> Step<Turn> {
         let (access, key) = (self.access, self.keys[lookup.index].as_ref());
-        let pool = &access.core.pool;
+        let pool = &access.pages.pool;
         loop {
             let level = lookup.level;
             match lookup.stage {
@@ -281,7 +281,7 @@ impl<'a, K: AsRef<[u8]>, V: FnMut(usize, Found<'_, 'a>)> Batch<'a, '_, K, V> {
     #[inline(always)]
     fn enter(&mut self, lookup: &mut Lookup<'a>, id: u64) -> Step<bool> {
         let access = self.access;
-        let child = access.core.pool.glance(access.page(id));
+        let child = access.pages.pool.glance(access.page(id));
         lookup.node.validate()?;
         let Some(child) = child else {
             lookup.waits = lookup.waits.saturating_add(1);
@@ -324,7 +324,7 @@ impl<'a, K: AsRef<[u8]>, V: FnMut(usize, Found<'_, 'a>)> Batch<'a, '_, K, V> {
     /// Starts to read a blob; it is taken when all lookups have come to their leaves.
     #[cold]
     fn take_blob(&mut self, lookup: &Lookup<'a>, place: PayloadPlace) -> Step<Turn> {
-        let pool = &self.access.core.pool;
+        let pool = &self.access.pages.pool;
         // A reference stays good as long as its leaf is held.
         let leaf = lookup.node.upgrade_shared()?;
         let torn = |torn| Error::torn(leaf.page(), torn);
@@ -397,7 +397,7 @@ impl<'a, K: AsRef<[u8]>, V: FnMut(usize, Found<'_, 'a>)> Batch<'a, '_, K, V> {
 
     fn bring_in(&mut self) {
         if !self.missing.is_empty() {
-            self.access.core.pool.bring_in(&self.missing);
+            self.access.pages.pool.bring_in(&self.missing);
             self.missing.clear();
         }
     }
@@ -405,7 +405,7 @@ impl<'a, K: AsRef<[u8]>, V: FnMut(usize, Found<'_, 'a>)> Batch<'a, '_, K, V> {
     /// The page of a waiting lookup has not come. If it is not on its way either, as when there
     /// was no memory for it, its read is started again.
     fn still_waits(&mut self, at: usize) -> bool {
-        let pool = &self.access.core.pool;
+        let pool = &self.access.pages.pool;
         let lookup = &mut self.waiting[at];
         let Stage::Enter(id) = lookup.stage else { return false };
         let page = self.access.page(id);

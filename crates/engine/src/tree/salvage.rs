@@ -2,7 +2,7 @@
 
 use vellum_pool::PageRef;
 
-use super::held_leaf::HeldLeaf;
+use super::lookup::HeldLeaf;
 use super::{Access, ValueReader};
 use crate::error::{Error, Result};
 use crate::node::Node;
@@ -38,7 +38,7 @@ impl Access<'_> {
     /// time, and comes once.
     pub(crate) fn salvage_readers(self, visit: VisitReaders<'_>) {
         // A tree has no more pages than its file; references that say otherwise run in circles.
-        let mut pages_left = self.core.pool.file_pages();
+        let mut pages_left = self.pages.pool.file_pages();
         let all = Between(None, None);
         self.salvage_node(self.tree.root, u8::MAX, all, &mut pages_left, visit);
     }
@@ -74,7 +74,7 @@ impl Access<'_> {
             return false;
         }
         *pages_left -= 1;
-        let bytes = match self.core.pool.fix_shared(page) {
+        let bytes = match self.pages.pool.fix_shared(page) {
             Ok(guard) => guard.to_vec(),
             Err(error) => return visit(Err(error.into())),
         };
@@ -145,7 +145,7 @@ impl Access<'_> {
     }
 
     fn salvage_blob(self, blob: Result<BlobRef>, key: &[u8], visit: VisitReaders<'_>) -> bool {
-        let open = |blob: BlobRef| self.open_reader(blob, key, self.core.pin(blob.page.id));
+        let open = |blob: BlobRef| self.open_reader(blob, key, self.pages.pin(blob.page.id));
         match blob.and_then(open) {
             Ok(reader) => visit(Ok((key, reader))),
             Err(error) => visit(Err(error)),

@@ -1,9 +1,8 @@
 //! Values as streams: a value of any length goes in and out piece by piece, with any pool.
 //!
-//! Long because it is the whole path of such a value: [`ValueWriter`] stores pieces and an index
-//! above them, [`Parts`] finds and reads them one by one, [`ValueReader`] hands their bytes out; at
-//! the end stand the pages that are freed with a value, and their check. What the bytes of a piece
-//! say is in [`pieces`](crate::page::pieces).
+//! [`ValueWriter`] stores pieces and an index above them, [`Parts`] finds and reads them one by
+//! one, [`ValueReader`] hands their bytes out; at the end stand the pages that are freed with a
+//! value, and their check. [`pieces`] says what the bytes of a piece mean.
 //!
 //! A whole value that is larger than what the pool should hold is read past the pool, in parts of
 //! its page.
@@ -18,9 +17,8 @@ use vellum_pool::{ExclusiveGuard, PAGE_SIZE, PageId, PageRef, Pool, PoolOptions,
 use super::Access;
 use super::apply::init;
 use super::check::Visitor;
-use super::held_leaf::{Held, HeldLeaf};
+use super::lookup::{Held, HeldLeaf};
 use super::modify::{Existing, Incoming};
-use super::page_runs::PageRuns;
 use crate::error::{Error, Result};
 use crate::node::Payload;
 use crate::page::blob::{self, BLOB_DATA, BlobRef, VALUE_MAX};
@@ -28,10 +26,11 @@ use crate::page::format::StoreFormat;
 use crate::page::pieces::{
     self, PIECE_DATA, Shape, fanout, piece_data, put_index, put_piece, put_root,
 };
+use crate::page::runs::PageRuns;
 use crate::page::{self, Checksum, PageKind};
-use crate::store::core::{Change, StoreCore};
 use crate::store::header::FORMAT_VERSION_PIECES;
 use crate::store::open::{random_id, scratch_pool};
+use crate::store::pages::{Change, PageStore, Pin};
 use crate::value::{Blob, Value};
 
 /// The longest pieces that are written, in frames: 256 KiB.
@@ -84,27 +83,27 @@ struct Level {
 }
 
 /// Length of the pieces that are written with this pool.
-fn piece_frames(core: &StoreCore) -> u32 {
-    let frames = (core.pool.capacity() / PIECES_IN_POOL).min(PIECE_FRAMES) as u32;
+fn piece_frames(pages: &PageStore) -> u32 {
+    let frames = (pages.pool.capacity() / PIECES_IN_POOL).min(PIECE_FRAMES) as u32;
     // Whole tree pages, as every page of the file.
-    (frames / core.page_frames).max(1) * core.page_frames
+    (frames / pages.page_frames).max(1) * pages.page_frames
 }
 
 impl<'a> ValueWriter<'a> {
     pub(crate) fn new(access: Access<'a>, key: &[u8]) -> Result<ValueWriter<'a>> {
         access.check_key(key)?;
         access.check_dropped()?;
-        access.core.check_writable()?;
-        access.core.try_free_ended();
+        access.pages.check_writable()?;
+        access.pages.try_free_ended();
         Ok(ValueWriter {
             access,
             key: key.to_vec(),
-            piece_frames: piece_frames(access.core),
+            piece_frames: piece_frames(access.pages),
             buffer: Vec::new(),
             pieces: 0,
             levels: vec![Level::default()],
             value: random_id() as u64,
-            aside: access.core.aside.begin(),
+            aside: access.pages.aside.begin(),
             failed: false,
         })
     }
@@ -138,7 +137,7 @@ impl<'a> ValueWriter<'a> {
     fn finish_with(mut self, existing: Existing) -> Result<bool> {
         self.check_failed()?;
         let access = self.access;
-        let change = access.core.change()?;
+        let change = access.pages.change()?;
         access.check_dropped()?;
         let replaced = match self.settle(&change)? {
             None => access.put_in(&change, &self.key, Incoming::Bytes(&self.buffer), existing)?,
@@ -171,11 +170,11 @@ impl<'a> ValueWriter<'a> {
     /// The tree has the value by this change: its pages are no longer set aside when a checkpoint
     /// comes.
     pub(super) fn keep(&self, change: &Change<'_>) {
-        let core = self.access.core;
+        let pages = self.access.pages;
         if self.pieces > 0 {
-            core.need_version(change, FORMAT_VERSION_PIECES);
+            pages.need_version(change, FORMAT_VERSION_PIECES);
         }
-        core.aside.keep(self.aside);
+        pages.aside.keep(self.aside);
     }
 
     fn piece_data(&self) -> usize {
@@ -197,10 +196,10 @@ impl<'a> ValueWriter<'a> {
         kind: PageKind,
         level: u8,
     ) -> Result<ExclusiveGuard<'a>> {
-        let core = self.access.core;
-        let mut guard = core.pool.allocate(frames)?;
+        let pages = self.access.pages;
+        let mut guard = pages.pool.allocate(frames)?;
         let page = init(change, &mut guard, kind, level, self.access.tree.id);
-        core.aside.push(self.aside, page);
+        pages.aside.push(self.aside, page);
         Ok(guard)
     }
 
@@ -232,7 +231,7 @@ impl<'a> ValueWriter<'a> {
 
     /// Stores the index page of a level if that is full.
     fn make_room(&mut self, change: &Change<'_>, level: usize) -> Result<()> {
-        match self.levels[level].refs.len() < fanout(self.access.core.page_frames) {
+        match self.levels[level].refs.len() < fanout(self.access.pages.page_frames) {
             true => Ok(()),
             false => self.store_level(change, level),
         }
@@ -250,7 +249,7 @@ impl<'a> ValueWriter<'a> {
     }
 
     fn index_page(&self, change: &Change<'_>, level: usize) -> Result<ExclusiveGuard<'a>> {
-        let frames = self.access.core.page_frames;
+        let frames = self.access.pages.page_frames;
         let mut guard = self.allocate(change, frames, PageKind::PieceIndex, level as u8 + 1)?;
         let Level { first, refs } = &self.levels[level];
         put_index(&mut guard, self.value, *first, refs);
@@ -284,7 +283,7 @@ impl<'a> ValueWriter<'a> {
         }
         // Bytes wait in the buffer for others, so that a value that fits one piece becomes none.
         if self.buffer.len() == most || self.buffer.is_empty() && bytes.len() > most {
-            let change = self.access.core.change()?;
+            let change = self.access.pages.change()?;
             self.access.check_dropped()?;
             if self.buffer.is_empty() {
                 self.store_piece(&change, &bytes[..most])?;
@@ -316,14 +315,14 @@ impl Write for ValueWriter<'_> {
 
 impl Drop for ValueWriter<'_> {
     fn drop(&mut self) {
-        self.access.core.abandon(self.aside);
+        self.access.pages.abandon(self.aside);
     }
 }
 
 /// The index of a value in pieces.
 #[derive(Debug)]
 struct Index<'a> {
-    core: &'a StoreCore,
+    pages: &'a PageStore,
     tree: u32,
     blob: BlobRef,
     shape: Shape,
@@ -337,20 +336,20 @@ struct Index<'a> {
 impl<'a> Index<'a> {
     /// `key` is none if it is not known.
     fn open(
-        core: &'a StoreCore,
+        pages: &'a PageStore,
         tree: u32,
         blob: BlobRef,
         key: Option<&[u8]>,
     ) -> Result<Index<'a>> {
         let damaged = |what: String| Error::damaged(blob.page, what);
         let shape = Shape::of(blob);
-        let file_pages = core.pool.file_pages();
+        let file_pages = pages.pool.file_pages();
         if shape.pieces > file_pages || shape.frames() > file_pages {
             return Err(damaged(format!("its value has {} bytes, the file fewer", blob.len)));
         }
-        let root = core.pool.fix_shared(blob.page)?;
+        let root = pages.pool.fix_shared(blob.page)?;
         let value = pieces::check_root(&root, tree, blob, key).map_err(damaged)?;
-        Ok(Index { core, tree, blob, shape, value, known: Vec::new(), first: 0 })
+        Ok(Index { pages, tree, blob, shape, value, known: Vec::new(), first: 0 })
     }
 
     fn index_page(&self, id: u64) -> PageRef {
@@ -363,7 +362,7 @@ impl<'a> Index<'a> {
 
     /// The pages that an index page refers to.
     fn children(&self, page: PageRef, level: u8, first: u64) -> Result<Vec<u64>> {
-        let bytes = self.core.pool.fix_shared(page)?;
+        let bytes = self.pages.pool.fix_shared(page)?;
         pieces::check_index(&bytes, self.tree, self.shape, self.value, (level, first))
             .map_err(|what| Error::damaged(page, what))?;
         Ok(pieces::refs(&bytes))
@@ -432,14 +431,14 @@ impl<'a> Index<'a> {
         let children = self.children(page, level, first)?;
         for (number, child) in (first..).step_by(self.shape.step(level) as usize).zip(children) {
             match level {
-                1 => self.core.free_or_warn(self.piece_page(child)),
+                1 => self.pages.free_or_warn(self.piece_page(child)),
                 _ => {
                     let freed = self.free_from(self.index_page(child), level - 1, number);
                     outcome = outcome.and(freed);
                 }
             }
         }
-        self.core.free_or_warn(page);
+        self.pages.free_or_warn(page);
         outcome
     }
 }
@@ -499,12 +498,12 @@ impl<'a> Parts<'a> {
         blob: BlobRef,
         key: Option<&[u8]>,
     ) -> Result<Parts<'a>> {
-        let index = Index::open(access.core, access.tree.id, blob, key)?;
-        let (core, frames) = (access.core, u64::from(blob.piece_frames));
+        let index = Index::open(access.pages, access.tree.id, blob, key)?;
+        let (pages, frames) = (access.pages, u64::from(blob.piece_frames));
         // Pieces that a pool writes are smaller than that, so those of others are not in memory.
-        let scratch = match frames > core.pool.capacity() / 4 {
+        let scratch = match frames > pages.pool.capacity() / 4 {
             true => Some(scratch_pool(
-                &core.device,
+                &pages.device,
                 StoreFormat::to_read(),
                 (frames * SCRATCH_PARTS).max(PoolOptions::MIN_FRAMES),
             )?),
@@ -516,7 +515,7 @@ impl<'a> Parts<'a> {
     /// The parts of a whole value that is not in the pool's memory, once all of it was checked.
     pub(crate) fn of_whole(access: Access<'a>, blob: BlobRef, key: &[u8]) -> Result<Parts<'a>> {
         let frames = u64::from(PART_FRAMES) * SCRATCH_PARTS;
-        let scratch = scratch_pool(&access.core.device, Arc::new(RawPages), frames)?;
+        let scratch = scratch_pool(&access.pages.device, Arc::new(RawPages), frames)?;
         let whole = Whole { blob, parts: Vec::new() };
         let (kind, scratch) = (Kind::Whole(whole), Some(scratch));
         let mut parts = Parts { access, kind, scratch, next: 0, started: 0 };
@@ -590,7 +589,7 @@ impl<'a> Parts<'a> {
             self.started = 0;
         }
         self.next = part + 1;
-        let pool = self.scratch.as_ref().unwrap_or(&self.access.core.pool);
+        let pool = self.scratch.as_ref().unwrap_or(&self.access.pages.pool);
         let bytes = pool.fix_shared(page)?;
         let checked = match &self.kind {
             Kind::Pieces(index) => {
@@ -611,7 +610,7 @@ impl<'a> Parts<'a> {
     /// Starts the reads of the parts behind `part`, as far as their places are known, once half of
     /// those that may be on their way have come.
     fn read_ahead(&mut self, part: u64, page: PageRef) {
-        let pool = self.scratch.as_ref().unwrap_or(&self.access.core.pool);
+        let pool = self.scratch.as_ref().unwrap_or(&self.access.pages.pool);
         let most = match self.scratch {
             Some(_) => 1,
             None => (pool.capacity() / 16).min(AHEAD_FRAMES) / u64::from(page.frames),
@@ -750,7 +749,7 @@ impl<'a> ValueReader<'a> {
         if wanted == 0 {
             return Ok(0);
         }
-        self.access.core.check_open()?;
+        self.access.pages.check_open()?;
         let target = &mut target[..wanted];
         let copied = match &mut self.source {
             Source::Inline(value) => copy(&value[self.position as usize..], target),
@@ -758,7 +757,7 @@ impl<'a> ValueReader<'a> {
             Source::Parts(parts) => parts.copy(parts.parts.place(self.position), target)?,
         };
         // What was read past the pool may be another process's, if the store was closed meanwhile.
-        self.access.core.check_open()?;
+        self.access.pages.check_open()?;
         self.position += copied as u64;
         Ok(copied)
     }
@@ -793,7 +792,7 @@ impl<'a> Access<'a> {
                 Ok(Some(ValueReader::inline(self, value.to_vec().into())))
             }
             Some((_, Held::Blob(blob))) => {
-                let pin = self.core.pin(blob.page.id);
+                let pin = self.pages.pin(blob.page.id);
                 drop(leaf);
                 self.open_reader(blob, key, pin).map(Some)
             }
@@ -822,7 +821,7 @@ impl<'a> Access<'a> {
     /// A whole value is read in the pool, not past it. One that is not in memory is in the file:
     /// values that were stored do not change.
     fn is_held(self, blob: BlobRef) -> bool {
-        let pool = &self.core.pool;
+        let pool = &self.pages.pool;
         let most = (pool.capacity() / 16).max(HELD_FRAMES).min(pool.capacity() / 4);
         u64::from(blob.page.frames) <= most || pool.is_resident(blob.page)
     }
@@ -837,7 +836,7 @@ impl<'a> Access<'a> {
 
     /// A copy of the value that a reader is at the beginning of.
     pub(crate) fn copy_of(self, mut reader: ValueReader<'a>) -> Result<Value<'a>> {
-        let (len, max) = (reader.len, self.core.max_blob);
+        let (len, max) = (reader.len, self.pages.max_blob);
         if len > max {
             return Err(Error::NeedsReader { len, max });
         }
@@ -851,12 +850,12 @@ impl<'a> Access<'a> {
 ///
 /// # Errors
 /// A failed read of the index, or damage there. Then no page was freed.
-pub(crate) fn free_pages_of(core: &StoreCore, tree: u32, blob: BlobRef) -> Result<()> {
+pub(crate) fn free_pages_of(pages: &PageStore, tree: u32, blob: BlobRef) -> Result<()> {
     if blob.is_whole() {
-        core.free_or_warn(blob.page);
+        pages.free_or_warn(blob.page);
         return Ok(());
     }
-    let index = Index::open(core, tree, blob, None)?;
+    let index = Index::open(pages, tree, blob, None)?;
     index.walk(&mut |found| found.map(|_| true))?;
     // Every page of the index was read and is sound. Should one not be read again, the rest of the
     // value stays unused.
@@ -870,13 +869,13 @@ pub(crate) fn free_pages_of(core: &StoreCore, tree: u32, blob: BlobRef) -> Resul
 ///
 /// # Errors
 /// A failed read, or damage.
-pub(crate) fn pages_of(core: &StoreCore, tree: u32, blob: BlobRef) -> Result<PageRuns> {
+pub(crate) fn pages_of(store: &PageStore, tree: u32, blob: BlobRef) -> Result<PageRuns> {
     let mut pages = PageRuns::default();
     if blob.is_whole() {
         pages.push(blob.page);
         return Ok(pages);
     }
-    Index::open(core, tree, blob, None)?.walk(&mut |found| {
+    Index::open(store, tree, blob, None)?.walk(&mut |found| {
         pages.push(found?.0);
         Ok(true)
     })?;
@@ -892,7 +891,7 @@ impl<'a> Access<'a> {
         visitor: &mut dyn Visitor,
     ) -> Result<()> {
         let open = || {
-            let index = Index::open(self.core, self.tree.id, blob, Some(key))?;
+            let index = Index::open(self.pages, self.tree.id, blob, Some(key))?;
             Ok((index, Parts::of_pieces(self, blob, Some(key))?))
         };
         let (index, mut parts) = match open() {
@@ -918,28 +917,7 @@ impl<'a> Access<'a> {
     }
 }
 
-/// A value that is being read: its pages stay, whatever becomes of its key.
-#[derive(Debug)]
-pub(crate) struct Pin<'a> {
-    core: &'a StoreCore,
-    first: PageId,
-}
-
-impl Drop for Pin<'_> {
-    fn drop(&mut self) {
-        if self.core.aside.unpin(self.first) {
-            self.core.try_free_ended();
-        }
-    }
-}
-
-impl StoreCore {
-    /// Keeps the pages of the value that begins with this page. The leaf that refers to it is held.
-    pub(crate) fn pin(&self, first: PageId) -> Pin<'_> {
-        self.aside.pin(first);
-        Pin { core: self, first }
-    }
-
+impl PageStore {
     /// The writer of a value ends without it.
     pub(crate) fn abandon(&self, number: u64) {
         self.aside.abandon(number);

@@ -8,12 +8,12 @@ use vellum_pool::ExclusiveGuard;
 
 use super::Access;
 use super::apply::{Action, apply, init};
-use super::descend::{Pair, Target};
+use super::lookup::{Pair, Target};
 use crate::error::{Error, Result};
 use crate::node::{Fences, Node, Payload, Torn, fits_merge, plan_split};
 use crate::page::PageKind;
 use crate::page::blob::BlobRef;
-use crate::store::core::Change;
+use crate::store::pages::Change;
 
 /// Whether a node has the room that a change needs.
 type HasRoom<'f> = &'f dyn Fn(Node<&[u8]>) -> Result<bool, Torn>;
@@ -57,7 +57,7 @@ impl<'a> Access<'a> {
         level: u8,
         has_room: HasRoom<'_>,
     ) -> Result<()> {
-        let _alone = self.core.structure_lock();
+        let _alone = self.pages.structure_lock();
         self.make_room_alone(change, key, level, has_room)
     }
 
@@ -87,7 +87,7 @@ impl<'a> Access<'a> {
         has_room: HasRoom<'_>,
     ) -> Result<Outcome> {
         // Before anything is held: a thread that waits for a frame holds as little as possible.
-        let mut spare = self.core.pool.allocate(self.core.page_frames)?;
+        let mut spare = self.pages.pool.allocate(self.pages.page_frames)?;
         let kind = if level == 0 { PageKind::Leaf } else { PageKind::Inner };
         init(change, &mut spare, kind, level, self.tree.id);
         let pair = match self.exclusive_pair(Target::Key(key), level) {
@@ -143,13 +143,13 @@ impl<'a> Access<'a> {
 
     /// Less than a third of the node is used.
     pub(crate) fn is_underfull(self, node: Node<&[u8]>) -> bool {
-        let capacity = self.core.limits.capacity;
+        let capacity = self.pages.limits.capacity;
         node.free_space().is_ok_and(|free| 3 * (capacity - free.min(capacity)) < capacity)
     }
 
     /// Merges the leaf for `key` with a neighbour if it is underfull, then its ancestors.
     pub(crate) fn merge(self, change: &Change<'_>, key: &[u8]) -> Result<()> {
-        let _alone = self.core.structure_lock();
+        let _alone = self.pages.structure_lock();
         let mut level = 0;
         while let Merged::ParentUnderfull = self.merge_once(change, key, level)? {
             level += 1;
@@ -212,7 +212,7 @@ impl<'a> Access<'a> {
         key: &[u8],
         goes: impl Fn(&[u8]) -> bool,
     ) -> Result<Option<Dropped>> {
-        let _alone = self.core.structure_lock();
+        let _alone = self.pages.structure_lock();
         let Some(Pair { parent: Some((mut parent, first)), node: mut last }) =
             self.exclusive_pair(Target::Key(key), 0)?
         else {
@@ -238,7 +238,7 @@ impl<'a> Access<'a> {
             let next = above.key(index + 1).and_then(|key| Ok((key, above.child(index + 1)?)));
             let Ok((upper, page)) = next.map(|(key, child)| (key, self.page(child))) else { break };
             let is_other = page != parent_page && page != last.page();
-            if !goes(&upper) || !is_other || !self.core.pool.is_resident(page) {
+            if !goes(&upper) || !is_other || !self.pages.pool.is_resident(page) {
                 break;
             }
             let Ok(Some(leaf)) = self.sibling(page, 0) else { break };

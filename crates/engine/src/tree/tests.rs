@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use vellum_pool::device::MemoryDevice;
 
-use super::descend::Target;
+use super::lookup::Target;
 use super::{Action, apply};
 use crate::node::Node;
 use crate::{Options, Store, Tree};
@@ -70,7 +70,7 @@ fn the_ends_of_a_tree_lie_behind_empty_leaves() {
     let (store, tree) = tree();
     let access = tree.access();
     let empty = |target: Target<'_>| {
-        let change = access.core.change().unwrap();
+        let change = access.pages.change().unwrap();
         let mut leaf = access.leaf(target).unwrap().node.upgrade().unwrap();
         let node = Node::new(&leaf[..]);
         let indexes: Vec<_> = (0..node.count().unwrap()).collect();

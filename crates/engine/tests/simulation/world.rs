@@ -1,6 +1,4 @@
 //! A store and a model of it: every operation is done to both, and their answers compared.
-//!
-//! Long because all operations share the two, and each is a few lines.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io::{Read, Seek, SeekFrom, Write};

@@ -6,14 +6,9 @@ use super::tree::{File, Tree};
 /// Columns of a line.
 const COLUMNS: usize = 100;
 
-/// Lines that a file may have without a reason.
-const LINES: usize = 500;
-
-/// Lines that a file may have with a reason.
-const LINES_WITH_REASON: usize = 1200;
-
-/// The number of lines at the top that must have the reason, and how it starts.
-const REASON: (usize, &str) = (20, "Long because");
+/// Lines that a file may have. So many are room for one subject, in the order in which data flows
+/// through it; what is longer is two subjects.
+const LINES: usize = 1200;
 
 /// No line is longer than 100 columns, except for one with a URL or a row of a table in a comment.
 pub fn line_length(tree: &Tree) -> Vec<Finding> {
@@ -35,27 +30,15 @@ fn is_table_row(line: &str) -> bool {
     ["//! |", "/// |", "// |"].iter().any(|start| line.starts_with(start))
 }
 
-/// A file of more than 500 lines says why in its first lines; none has more than 1200.
+/// No file has more than 1,200 lines.
 pub fn file_length(tree: &Tree) -> Vec<Finding> {
     tree.rust_files().filter_map(overlong).collect()
 }
 
 fn overlong(file: &File) -> Option<Finding> {
     let lines = file.text.lines().count();
-    let (top, start) = REASON;
-    if lines > LINES_WITH_REASON {
-        let message = format!("{lines} lines; at most {LINES_WITH_REASON}: split the file");
-        return Some(Finding::new(&file.path, 0, message));
-    }
-    let has_reason = file.text.lines().take(top).any(|line| line.contains(start));
-    if lines > LINES && !has_reason {
-        let message = format!(
-            "{lines} lines; above {LINES} one of the first {top} must say '{start} ...', \
-             or the file is split"
-        );
-        return Some(Finding::new(&file.path, 0, message));
-    }
-    None
+    let message = format!("{lines} lines; at most {LINES}: split the file");
+    (lines > LINES).then(|| Finding::new(&file.path, 0, message))
 }
 
 /// No tabs, no blanks at the end of a line, a line break at the end of the file.
@@ -113,11 +96,8 @@ mod tests {
 
     #[test]
     fn long_files_are_found() {
-        assert!(lines_found(file_length, &"a\n".repeat(500)).is_empty());
-        assert_eq!(lines_found(file_length, &"a\n".repeat(501)), [0]);
-        let with_reason = |lines| format!("//! Long because of a table.\n{}", "a\n".repeat(lines));
-        assert!(lines_found(file_length, &with_reason(999)).is_empty());
-        assert_eq!(lines_found(file_length, &with_reason(1200)), [0]);
+        assert!(lines_found(file_length, &"a\n".repeat(1200)).is_empty());
+        assert_eq!(lines_found(file_length, &"a\n".repeat(1201)), [0]);
     }
 
     #[test]

@@ -1,19 +1,267 @@
-//! From the root to a leaf: without locks, and with them when that starves.
+//! Looking up one key: from the call to the leaf, and what is found there.
 //!
-//! Optimistic lock coupling (SIGMOD'23, section 3.3): read the child's number, validate the node
-//! it came from, take the child's guard, validate the node again. Only then is the child known to
-//! be the right one, and only between the two validations may an error of the child be believed.
+//! Optimistic lock coupling (SIGMOD'23, section 3.3): the reader reads the child's number,
+//! validates the node that it came from, takes the child's guard, and validates the node again.
+//! Only then is the child known to be the right one, and only between the two validations does the
+//! reader believe an error of the child. A reader that starves takes locks.
 //!
-//! Locks are taken from the root downwards, and a thread that waits for a page holds nothing below
-//! it. So waits form no circle.
+//! Threads take locks from the root downwards, and a thread that waits for a page holds nothing
+//! below it. So waits form no circle.
 
-use vellum_pool::{ExclusiveGuard, OptimisticGuard, PageReader, PageRef, RacyBytes, Restart};
-use vellum_pool::{PageId, SharedGuard};
+use std::borrow::Cow;
+
+use vellum_pool::{
+    Begun, ExclusiveGuard, OptimisticGuard, PAGE_SIZE, PageId, PageReader, PageRef, RacyBytes,
+    Restart, SharedGuard,
+};
 
 use super::Access;
 use crate::error::{Error, Result};
-use crate::node::{HINTS_END, HINTS_FROM, LEAF_SLOT, Node, Torn};
+use crate::node::{HINTS_END, HINTS_FROM, LEAF_SLOT, Node, PayloadPlace, Position, Torn};
 use crate::page as header;
+use crate::page::blob::{self, BLOB_REF, BLOB_REST, BlobRef};
+use crate::store::pages::Pin;
+use crate::store::within::Within;
+use crate::value::{Blob, Value};
+
+/// A value with pages of its own, which keep their place: that of a blob for its guard, others for
+/// the pin.
+#[derive(Debug)]
+pub(crate) struct LongValue<'a> {
+    pub value: Value<'a>,
+    _pin: Option<Pin<'a>>,
+}
+
+impl<'a> Access<'a> {
+    /// The value of `key`.
+    pub(crate) fn get(self, key: &[u8]) -> Result<Option<Value<'a>>> {
+        match self.attempt(|| self.try_get(key))? {
+            Some(Some(found)) => Ok(found),
+            _ => self.get_locked(key),
+        }
+    }
+
+    /// `None` if the value is in pieces.
+    fn try_get(self, key: &[u8]) -> Step<Option<Option<Value<'a>>>> {
+        let leaf = self.leaf(Target::Key(key))?.node;
+        let position = self.read(leaf, |node| node.find_reached(key))?;
+        if !position.exact {
+            leaf.validate()?;
+            return Ok(Some(None));
+        }
+        let place = self.read(leaf, |node| node.payload_place(position.index))?;
+        if place.blob {
+            let blob = self.try_blob(leaf, place, key)?;
+            return Ok(blob.map(|(_, blob)| Some(Value::Blob(blob))));
+        }
+        let mut value = Vec::new();
+        self.read(leaf, |node| node.payload_into(place, &mut value))?;
+        leaf.validate()?;
+        Ok(Some(Some(Value::Inline(Cow::Owned(value)))))
+    }
+
+    /// The leaf for `key`, held shared; lock coupling all the way.
+    fn leaf_locked(self, key: &[u8]) -> Result<SharedGuard<'a>> {
+        let leaf = self.shared_leaf(Target::Key(key))?;
+        check_covers(&leaf, leaf.page(), key)?;
+        Ok(leaf)
+    }
+
+    /// As [`leaf_locked`](Self::leaf_locked), without locks on the way there unless that starves.
+    pub(super) fn leaf_for_reading(self, key: &[u8]) -> Result<SharedGuard<'a>> {
+        match self.attempt(|| Ok(self.leaf(Target::Key(key))?.node.upgrade_shared()?))? {
+            Some(leaf) => check_covers(&leaf, leaf.page(), key).map(|()| leaf),
+            None => self.leaf_locked(key),
+        }
+    }
+
+    pub(crate) fn get_locked(self, key: &[u8]) -> Result<Option<Value<'a>>> {
+        let leaf = self.leaf_locked(key)?;
+        let position = HeldLeaf::from(&leaf).position(key)?;
+        position.exact.then(|| self.value_at(leaf, position.index, key)).transpose()
+    }
+
+    /// The value of an entry, whose leaf is held until the value is.
+    fn value_at(self, leaf: SharedGuard<'a>, index: usize, key: &[u8]) -> Result<Value<'a>> {
+        match HeldLeaf::from(&leaf).value(index)? {
+            Held::Inline(value) => Ok(Value::Inline(Cow::Owned(value.to_vec()))),
+            Held::Blob(blob) if blob.is_whole() => self.open_blob(blob, key).map(Value::Blob),
+            Held::Blob(blob) => {
+                let pin = self.pages.pin(blob.page.id);
+                drop(leaf);
+                self.copy_of(self.open_reader(blob, key, pin)?)
+            }
+        }
+    }
+
+    /// The value of `key` and its reference, if it has pages of its own. As long as the result
+    /// lives, no other value gets the same reference.
+    pub(crate) fn get_blob(self, key: &[u8]) -> Result<Option<(BlobRef, LongValue<'a>)>> {
+        let found = self.attempt(|| {
+            let leaf = self.leaf(Target::Key(key))?.node;
+            let place = self.read(leaf, |node| node.payload_for(key))?;
+            let Some(place) = place.filter(|place| place.blob) else {
+                leaf.validate()?;
+                return Ok(Some(None));
+            };
+            Ok(self.try_blob(leaf, place, key)?.map(Some))
+        })?;
+        if let Some(Some(found)) = found {
+            let held = |(blob, value)| (blob, LongValue { value: Value::Blob(value), _pin: None });
+            return Ok(found.map(held));
+        }
+        let leaf = self.leaf_locked(key)?;
+        let Some((_, Held::Blob(blob))) = HeldLeaf::from(&leaf).find(key)? else {
+            return Ok(None);
+        };
+        if blob.is_whole() {
+            let value = Value::Blob(self.open_blob(blob, key)?);
+            return Ok(Some((blob, LongValue { value, _pin: None })));
+        }
+        let (pin, reading) = (self.pages.pin(blob.page.id), self.pages.pin(blob.page.id));
+        drop(leaf);
+        let value = self.copy_of(self.open_reader(blob, key, reading)?)?;
+        Ok(Some((blob, LongValue { value, _pin: Some(pin) })))
+    }
+
+    /// Holds the blob of `key`, which an entry of `leaf` refers to, without holding the leaf while
+    /// the blob is read: its other entries can be changed meanwhile. None if it is in pieces.
+    fn try_blob(
+        self,
+        leaf: OptimisticGuard<'a>,
+        place: PayloadPlace,
+        key: &[u8],
+    ) -> Step<Option<(BlobRef, Blob<'a>)>> {
+        let mut reference = Vec::with_capacity(BLOB_REF);
+        self.read(leaf, |node| node.payload_into(place, &mut reference))?;
+        leaf.validate()?;
+        let blob = HeldLeaf { page: leaf.page(), bytes: &[] }.blob(&reference)?;
+        if !blob.is_whole() {
+            return Ok(None);
+        }
+        self.check_fits(blob)?;
+        let pool = &self.pages.pool;
+        if let Some(guard) = pool.fix_shared_resident(blob.page) {
+            // The reference was there when the page was held already: it is the blob.
+            leaf.validate()?;
+            return Ok(Some((blob, self.blob_in(guard, blob, key)?)));
+        }
+        // A blob's page is as large as its reference says only as long as the reference is there:
+        // the leaf is held until the page is locked for the read.
+        let held = leaf.upgrade_shared()?;
+        let begun = pool.begin_shared(blob.page).map_err(Error::from)?;
+        drop(held);
+        let guard = match begun {
+            Begun::Held(guard) => guard,
+            Begun::Claimed(pending) => pending.read().map_err(Error::from)?,
+            Begun::Busy => return Err(Stop::Restart),
+        };
+        Ok(Some((blob, self.blob_in(guard, blob, key)?)))
+    }
+
+    /// A whole value can be held in the pool.
+    fn check_fits(self, blob: BlobRef) -> Result<()> {
+        let pool = self.pages.pool.capacity();
+        match u64::from(blob.page.frames) <= pool {
+            true => Ok(()),
+            false => {
+                let max = pool * PAGE_SIZE as u64 - BLOB_REST as u64;
+                Err(Error::NeedsReader { len: blob.len, max })
+            }
+        }
+    }
+
+    fn blob_in(self, guard: SharedGuard<'a>, blob: BlobRef, key: &[u8]) -> Result<Blob<'a>> {
+        blob::check(&guard, self.tree.id, key, blob.len)
+            .map_err(|what| Error::damaged(blob.page, what))?;
+        Ok(Blob::new(guard, blob.len as usize))
+    }
+
+    /// Holds the blob of `key`, which is whole and whose reference is held.
+    pub(crate) fn open_blob(self, blob: BlobRef, key: &[u8]) -> Result<Blob<'a>> {
+        self.check_fits(blob)?;
+        self.blob_in(self.pages.pool.fix_shared(blob.page)?, blob, key)
+    }
+
+    /// Copies the value of `key` to `value`; false, and `value` empty, if there is none. Allocates
+    /// nothing unless `value` is too small.
+    #[inline]
+    pub(crate) fn get_into(self, key: &[u8], value: &mut Vec<u8>) -> Result<bool> {
+        let found = self.attempt(|| self.try_get_into(key, value))?;
+        if let Some(Some(found)) = found {
+            if !found {
+                // An attempt that was restarted may have copied a value that went since.
+                value.clear();
+            }
+            return Ok(found);
+        }
+        // A blob, or starved.
+        value.clear();
+        if let Some(Some(found)) = self.attempt(|| self.try_get_whole(key))? {
+            value.extend_from_slice(&found);
+            return Ok(true);
+        }
+        let Some(mut reader) = self.reader(key)? else { return Ok(false) };
+        reader.read_rest(value).inspect_err(|_| value.clear())?;
+        Ok(true)
+    }
+
+    /// The value of `key` if it is whole and fits the pool.
+    fn try_get_whole(self, key: &[u8]) -> Step<Option<Value<'a>>> {
+        match self.try_get(key) {
+            Err(Stop::Fail(Error::NeedsReader { .. })) => Ok(None),
+            found => found.map(Option::flatten),
+        }
+    }
+
+    /// `None` if the value is a blob.
+    #[inline(always)]
+    fn try_get_into(self, key: &[u8], value: &mut Vec<u8>) -> Step<Option<bool>> {
+        let leaf = self.leaf(Target::Key(key))?.node;
+        let place = self.read(leaf, |node| match node.payload_for(key)? {
+            Some(place) if !place.blob => node.payload_into(place, value).map(|()| Some(place)),
+            other => Ok(other),
+        })?;
+        leaf.validate()?;
+        Ok(match place {
+            Some(place) if place.blob => None,
+            place => Some(place.is_some()),
+        })
+    }
+
+    /// Whether `key` has a value.
+    pub(crate) fn contains(self, key: &[u8]) -> Result<bool> {
+        let found = self.attempt(|| {
+            let leaf = self.leaf(Target::Key(key))?.node;
+            let position = self.read(leaf, |node| node.find_reached(key))?;
+            leaf.validate()?;
+            Ok(position.exact)
+        })?;
+        if let Some(found) = found {
+            return Ok(found);
+        }
+        let leaf = self.leaf_locked(key)?;
+        Ok(HeldLeaf::from(&leaf).position(key)?.exact)
+    }
+
+    /// Runs `read` on the value of `key` in place.
+    pub(crate) fn with<T>(self, key: &[u8], read: impl FnOnce(&[u8]) -> T) -> Result<Option<T>> {
+        let leaf = self.leaf_for_reading(key)?;
+        match HeldLeaf::from(&leaf).find(key)? {
+            None => Ok(None),
+            Some((_, Held::Inline(value))) => {
+                let _within = Within::of(&self.pages.gate);
+                Ok(Some(read(value)))
+            }
+            Some((_, Held::Blob(_))) => {
+                drop(leaf);
+                let value = self.get(key)?;
+                let _within = Within::of(&self.pages.gate);
+                Ok(value.map(|value| read(&value)))
+            }
+        }
+    }
+}
 
 /// Optimistic attempts before locks are taken.
 pub(crate) const ATTEMPTS: u32 = 64;
@@ -115,7 +363,7 @@ impl<'a> Access<'a> {
     /// The tree's page with this number.
     #[inline(always)]
     pub(crate) fn page(self, id: u64) -> PageRef {
-        PageRef { id: PageId(id), frames: self.core.page_frames }
+        PageRef { id: PageId(id), frames: self.pages.page_frames }
     }
 
     /// Reads a node optimistically. What makes no sense is damage only if the page did not change.
@@ -134,7 +382,7 @@ impl<'a> Access<'a> {
     /// The root and its level.
     #[inline(always)]
     pub(crate) fn root(self) -> Step<(OptimisticGuard<'a>, u8)> {
-        let root = self.core.pool.optimistic(self.tree.root);
+        let root = self.pages.pool.optimistic(self.tree.root);
         // The tree is marked before its pages go: a guard that is older than the mark is the
         // tree's root, and the validations find out whether it still is.
         self.check_dropped()?;
@@ -159,8 +407,8 @@ impl<'a> Access<'a> {
     #[inline(always)]
     pub(crate) fn touch_node(self, page: PageRef, level: u8) {
         match level {
-            0 => self.core.pool.touch(page, 0, LEAF_BEGIN),
-            _ => self.core.pool.touch(page, 0, HINTS_END),
+            0 => self.pages.pool.touch(page, 0, LEAF_BEGIN),
+            _ => self.pages.pool.touch(page, 0, HINTS_END),
         }
     }
 
@@ -169,7 +417,7 @@ impl<'a> Access<'a> {
     fn below(self, parent: OptimisticGuard<'a>, id: u64, level: u8) -> Step<OptimisticGuard<'a>> {
         let page = self.page(id);
         self.touch_node(page, level);
-        let child = match self.core.pool.glance(page) {
+        let child = match self.pages.pool.glance(page) {
             Some(child) => {
                 parent.validate()?;
                 child
@@ -186,7 +434,7 @@ impl<'a> Access<'a> {
     pub(crate) fn child(self, parent: OptimisticGuard<'a>, id: u64) -> Step<OptimisticGuard<'a>> {
         // Without this a number read from a page in motion could bring in any page of the file.
         parent.validate()?;
-        let child = self.core.pool.optimistic(self.page(id));
+        let child = self.pages.pool.optimistic(self.page(id));
         parent.validate()?;
         Ok(child.map_err(Error::from)?)
     }
@@ -201,7 +449,7 @@ impl<'a> Access<'a> {
             level -= 1;
             (parent, node) = (Some((node, index)), self.below(node, id, level)?);
         }
-        self.core.pool.count_optimistic(u64::from(top) + 1);
+        self.pages.pool.count_optimistic(u64::from(top) + 1);
         Ok(Reached { node, parent })
     }
 
@@ -212,7 +460,7 @@ impl<'a> Access<'a> {
         while level > 1 {
             let (index, child) = self.read(node, |node| node.child_for(key))?;
             let page = self.page(child);
-            let child = self.core.pool.glance(page);
+            let child = self.pages.pool.glance(page);
             node.validate()?;
             level -= 1;
             above = (level == 1).then_some((node, index));
@@ -237,7 +485,7 @@ impl<'a> Access<'a> {
                 Err(Stop::Fail(error)) => return Err(error),
             }
         }
-        self.core.pool.count_starvation();
+        self.pages.pool.count_starvation();
         Ok(None)
     }
 
@@ -256,7 +504,7 @@ impl<'a> Access<'a> {
         }
         while level > to {
             let child = self.next(&node, node.page(), target)?.1;
-            let child = self.core.pool.fix_shared(self.page(child))?;
+            let child = self.pages.pool.fix_shared(self.page(child))?;
             let below = self.level_of(&child, child.page())?;
             if below != level - 1 {
                 return Err(level_error(child.page(), below, level - 1));
@@ -267,7 +515,7 @@ impl<'a> Access<'a> {
     }
 
     fn shared_root(self) -> Result<SharedGuard<'a>> {
-        let root = self.core.pool.fix_shared(self.tree.root);
+        let root = self.pages.pool.fix_shared(self.tree.root);
         self.check_dropped()?;
         Ok(root?)
     }
@@ -281,7 +529,7 @@ impl<'a> Access<'a> {
                 Tried::TooLow => return Ok(None),
                 Tried::Grown => {}
                 // Nothing is held now, so it can be waited for. By now it may be something else.
-                Tried::Busy(page) => drop(self.core.pool.fix_exclusive(page)),
+                Tried::Busy(page) => drop(self.pages.pool.fix_exclusive(page)),
             }
         }
     }
@@ -293,7 +541,7 @@ impl<'a> Access<'a> {
         let mut above_level = self.level_of(&above, above.page())?;
         if above_level <= level + 1 {
             drop(above);
-            let root = self.core.pool.fix_exclusive(self.tree.root)?;
+            let root = self.pages.pool.fix_exclusive(self.tree.root)?;
             let root_level = self.level_of(&root, root.page())?;
             return match root_level {
                 now if now < level => Ok(Tried::TooLow),
@@ -305,7 +553,7 @@ impl<'a> Access<'a> {
         }
         while above_level > level + 2 {
             let child = self.next(&above, above.page(), target)?.1;
-            let child = self.core.pool.fix_shared(self.page(child))?;
+            let child = self.pages.pool.fix_shared(self.page(child))?;
             let below = self.level_of(&child, child.page())?;
             if below != above_level - 1 {
                 return Err(level_error(child.page(), below, above_level - 1));
@@ -313,7 +561,7 @@ impl<'a> Access<'a> {
             (above, above_level) = (child, below);
         }
         let page = self.page(self.next(&above, above.page(), target)?.1);
-        let Some(parent) = self.core.pool.fix_exclusive_briefly(page)? else {
+        let Some(parent) = self.pages.pool.fix_exclusive_briefly(page)? else {
             return Ok(Tried::Busy(page));
         };
         drop(above);
@@ -328,7 +576,7 @@ impl<'a> Access<'a> {
     fn pair_below(self, parent: ExclusiveGuard<'a>, target: Target<'_>) -> Result<Tried<'a>> {
         let (index, child) = self.next(&parent, parent.page(), target)?;
         let page = self.page(child);
-        let Some(node) = self.core.pool.fix_exclusive_briefly(page)? else {
+        let Some(node) = self.pages.pool.fix_exclusive_briefly(page)? else {
             return Ok(Tried::Busy(page));
         };
         let (found, level) = (self.level_of(&node, node.page())?, parent[header::LEVEL]);
@@ -340,7 +588,7 @@ impl<'a> Access<'a> {
 
     /// The sibling of a node of `level`, whose common parent is held; none if it is busy.
     pub(crate) fn sibling(self, page: PageRef, level: u8) -> Result<Option<ExclusiveGuard<'a>>> {
-        let Some(node) = self.core.pool.fix_exclusive_briefly(page)? else { return Ok(None) };
+        let Some(node) = self.pages.pool.fix_exclusive_briefly(page)? else { return Ok(None) };
         match self.level_of(&node, page)? {
             found if found != level => Err(level_error(page, found, level)),
             _ => Ok(Some(node)),
@@ -377,7 +625,7 @@ impl<'a> Access<'a> {
 
     #[cold]
     pub(crate) fn exclusive_leaf_locked(self, target: Target<'_>) -> Result<ExclusiveGuard<'a>> {
-        let _alone = self.core.structure_lock();
+        let _alone = self.pages.structure_lock();
         loop {
             if let Some(pair) = self.exclusive_pair(target, 0)? {
                 return Ok(pair.node);
@@ -436,4 +684,73 @@ fn tree_error(page: PageRef, found: u32, expected: u32) -> Error {
 #[cold]
 fn level_error(page: PageRef, found: u8, expected: u8) -> Error {
     Error::damaged(page, format!("its level is {found} where {expected} is due"))
+}
+
+/// The bytes of a leaf under a lock, or of a copy.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct HeldLeaf<'l> {
+    pub page: PageRef,
+    pub bytes: &'l [u8],
+}
+
+/// The value of an entry, as the leaf has it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Held<'l> {
+    Inline(&'l [u8]),
+    Blob(BlobRef),
+}
+
+impl Held<'_> {
+    pub(crate) fn blob(self) -> Option<BlobRef> {
+        match self {
+            Held::Inline(_) => None,
+            Held::Blob(blob) => Some(blob),
+        }
+    }
+}
+
+impl<'l> From<&'l SharedGuard<'_>> for HeldLeaf<'l> {
+    fn from(guard: &'l SharedGuard<'_>) -> HeldLeaf<'l> {
+        HeldLeaf { page: guard.page(), bytes: guard }
+    }
+}
+
+impl<'l> From<&'l ExclusiveGuard<'_>> for HeldLeaf<'l> {
+    fn from(guard: &'l ExclusiveGuard<'_>) -> HeldLeaf<'l> {
+        HeldLeaf { page: guard.page(), bytes: guard }
+    }
+}
+
+impl<'l> HeldLeaf<'l> {
+    /// Where `key` is, or where it would be.
+    pub(crate) fn position(self, key: &[u8]) -> Result<Position> {
+        Node::new(self.bytes).find(key).map_err(|torn| Error::torn(self.page, torn))
+    }
+
+    /// The number of the entry with `key` and its value; none if there is none.
+    pub(crate) fn find(self, key: &[u8]) -> Result<Option<(usize, Held<'l>)>> {
+        let position = self.position(key)?;
+        match position.exact {
+            true => Ok(Some((position.index, self.value(position.index)?))),
+            false => Ok(None),
+        }
+    }
+
+    /// The value of the entry `index`.
+    pub(crate) fn value(self, index: usize) -> Result<Held<'l>> {
+        let torn = |torn| Error::torn(self.page, torn);
+        let node = Node::new(self.bytes);
+        let place = node.payload_place(index).map_err(torn)?;
+        let payload = node.payload(place).map_err(torn)?;
+        match place.blob {
+            true => self.blob(payload).map(Held::Blob),
+            false => Ok(Held::Inline(payload)),
+        }
+    }
+
+    /// The blob that a payload of the leaf refers to.
+    pub(crate) fn blob(self, payload: &[u8]) -> Result<BlobRef> {
+        let damaged = || Error::damaged(self.page, "a reference to a blob makes no sense");
+        BlobRef::decode(payload).ok_or_else(damaged)
+    }
 }

@@ -1,0 +1,940 @@
+//! Scans: what a range is given as ([`KeyRange`]), iterators over it ([`Entries`]), the cursors
+//! that they walk with ([`Cursor`]), and the leaves that are read ahead of them.
+//!
+//! A cursor has a private copy of its leaf and remembers the version that it copied. A step within
+//! an unchanged leaf is a step within the copy. If the leaf changed, or ended, the cursor descends
+//! again: by its key, or by the leaf's fence, which is where the neighbour begins. So it holds no
+//! lock, needs no pointers between leaves, and every entry that it returns was there at that
+//! moment.
+//!
+//! A scan that has gone from one leaf to its neighbour is likely to go on. From its second leaf on
+//! the next ones are read ahead: half as many as it has come through, and as many once these are
+//! [`ReadAhead::LONG`]. So a short range reads little in vain, and a long one soon keeps the device
+//! busy. What is ahead is bounded ([`ReadAhead::LEAVES`], [`ReadAhead::FRAMES`], an eighth of the
+//! pool). The numbers of the leaves come from their parents, which are read ahead as well. Leaves
+//! that were loaded in bulk lie one behind the other in the file, and are read together.
+
+use std::borrow::Cow;
+use std::collections::VecDeque;
+use std::ops::{
+    Bound, Range, RangeBounds, RangeFrom, RangeFull, RangeInclusive, RangeTo, RangeToInclusive,
+};
+
+use vellum_pool::{OptimisticGuard, PageReader, PageRef};
+
+use super::Access;
+use super::lookup::{ParentOfLeaves, Reached, Step, Target};
+use crate::error::{Error, Result};
+use crate::node::{Node, PayloadPlace, Torn};
+use crate::page::blob::BlobRef;
+use crate::value::Value;
+
+/// A range of keys: any of the standard library's ranges, of anything that is bytes.
+///
+/// `"a".."f"`, `key..`, `..=[1, 2]`, `..`, and pairs of [`Bound`]s. A range whose start is not
+/// below its end has no entries. ([`RangeBounds`] itself would leave the type of `..` to be spelt
+/// out.)
+pub trait KeyRange {
+    /// Where the range starts and ends.
+    fn key_bounds(&self) -> (Bound<&[u8]>, Bound<&[u8]>);
+}
+
+macro_rules! key_range {
+    ($($range:ty),+) => {
+        $(impl<K: AsRef<[u8]>> KeyRange for $range {
+            fn key_bounds(&self) -> (Bound<&[u8]>, Bound<&[u8]>) {
+                let (start, end) = (RangeBounds::<K>::start_bound(self), self.end_bound());
+                (start.map(K::as_ref), end.map(K::as_ref))
+            }
+        })+
+    };
+}
+
+key_range!(
+    Range<K>,
+    RangeFrom<K>,
+    RangeTo<K>,
+    RangeInclusive<K>,
+    RangeToInclusive<K>,
+    (Bound<K>, Bound<K>)
+);
+
+impl KeyRange for RangeFull {
+    fn key_bounds(&self) -> (Bound<&[u8]>, Bound<&[u8]>) {
+        (Bound::Unbounded, Bound::Unbounded)
+    }
+}
+
+/// The bounds of a range.
+pub(crate) fn bounds_of(range: &impl KeyRange) -> (Bound<Vec<u8>>, Bound<Vec<u8>>) {
+    let (start, end) = range.key_bounds();
+    (start.map(<[u8]>::to_vec), end.map(<[u8]>::to_vec))
+}
+
+/// The keys that begin with `prefix`.
+pub(crate) fn bounds_of_prefix(prefix: &[u8]) -> (Bound<Vec<u8>>, Bound<Vec<u8>>) {
+    // The first key behind the prefix ends where its last byte below 255 is one more.
+    let end = prefix.iter().rposition(|byte| *byte != 255).map(|last| {
+        let mut end = prefix[..=last].to_vec();
+        end[last] += 1;
+        end
+    });
+    (Bound::Included(prefix.to_vec()), end.map_or(Bound::Unbounded, Bound::Excluded))
+}
+
+/// Whether `key` lies behind the start of a range.
+pub(crate) fn is_behind(key: &[u8], start: &Bound<Vec<u8>>) -> bool {
+    match start {
+        Bound::Unbounded => true,
+        Bound::Included(start) => key >= &start[..],
+        Bound::Excluded(start) => key > &start[..],
+    }
+}
+
+/// Whether `key` lies before the end of a range.
+pub(crate) fn is_before(key: &[u8], end: &Bound<Vec<u8>>) -> bool {
+    match end {
+        Bound::Unbounded => true,
+        Bound::Included(end) => key <= &end[..],
+        Bound::Excluded(end) => key < &end[..],
+    }
+}
+
+/// Leaves that a range reads ahead.
+const READ_AHEAD: usize = 32;
+
+/// The entries of a range, in the order of their keys, from both ends.
+///
+/// As an iterator it gives keys and values that are copies: they can be collected, whatever the
+/// size of the pool. [`next_entry`](Entries::next_entry) and
+/// [`next_entry_back`](Entries::next_entry_back) give them in place instead, without an allocation
+/// for each.
+///
+/// Each entry was in the tree when it was returned. After an error the iterator has ended.
+///
+/// ```
+/// # use vellum::{Options, Store};
+/// # let directory = tempfile::tempdir()?;
+/// # let options = Options::new().pool_bytes(4 << 20);
+/// # let store = Store::create(directory.path().join("store"), &options)?;
+/// let tree = store.create_tree("letters")?;
+/// for letter in "abcdef".chars() {
+///     tree.upsert(letter.to_string().as_bytes(), b"")?;
+/// }
+/// let found: Vec<_> = tree.range("b".."e").rev().collect::<vellum::Result<_>>()?;
+/// assert!(found.iter().map(|(key, _)| &key[..]).eq([b"d", b"c", b"b"]));
+/// let mut entries = tree.range("c"..);
+/// let (mut keys, mut bytes) = (0, 0);
+/// while let Some((key, value)) = entries.next_entry()? {
+///     keys += 1;
+///     bytes += key.len() + value.len();
+/// }
+/// assert_eq!((keys, bytes), (4, 4));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct Entries<'a> {
+    access: Access<'a>,
+    front: Cursor<'a>,
+    /// None until the first step from the end.
+    back: Option<Box<Cursor<'a>>>,
+    start: Bound<Vec<u8>>,
+    end: Bound<Vec<u8>>,
+    begun: bool,
+    ended: bool,
+}
+
+impl<'a> Entries<'a> {
+    pub(crate) fn new(
+        access: Access<'a>,
+        (start, end): (Bound<Vec<u8>>, Bound<Vec<u8>>),
+    ) -> Entries<'a> {
+        let front = Cursor::new(access).read_ahead(READ_AHEAD);
+        Entries { access, front, back: None, start, end, begun: false, ended: false }
+    }
+
+    /// All entries of a tree.
+    pub(crate) fn all(access: Access<'a>) -> Entries<'a> {
+        Entries::new(access, (Bound::Unbounded, Bound::Unbounded))
+    }
+
+    /// The next entry from the start, as long as no other is asked for. A long value keeps memory
+    /// of the pool, as one that [`Tree::get`](crate::Tree::get) returns.
+    ///
+    /// # Errors
+    /// Damage, a failed read, a pool that is full of guards.
+    #[inline]
+    pub fn next_entry(&mut self) -> Result<Option<(&[u8], Value<'_>)>> {
+        // The cursor knows how far the range goes in its leaf: most steps are within that.
+        if !self.ended
+            && let Some(value) = self.front.step()
+        {
+            let (key, value) = self.front.stepped(value);
+            return Ok(Some((key, Value::Inline(Cow::Borrowed(value)))));
+        }
+        let found = self.step(Entries::forward, |entries| Some(&entries.front))?;
+        Ok(found.map(|blob| lend(&self.front, blob)))
+    }
+
+    /// As [`next_entry`](Entries::next_entry), from the end.
+    ///
+    /// # Errors
+    /// As `next_entry`.
+    pub fn next_entry_back(&mut self) -> Result<Option<(&[u8], Value<'_>)>> {
+        let found = self.step(Entries::backward, |entries| entries.back.as_deref())?;
+        let back = self.back.as_deref();
+        Ok(found.zip(back).map(|(blob, back)| lend(back, blob)))
+    }
+
+    /// Moves a cursor to its next entry; what it returns is that one's value, if it is a blob.
+    fn step(
+        &mut self,
+        advance: fn(&mut Entries<'a>) -> Result<bool>,
+        cursor: for<'e> fn(&'e Entries<'a>) -> Option<&'e Cursor<'a>>,
+    ) -> Result<Option<Option<Value<'a>>>> {
+        if self.ended {
+            return Ok(None);
+        }
+        // Unless it comes to an entry.
+        self.ended = true;
+        while advance(self)? {
+            let blob = match cursor(self) {
+                Some(cursor) if cursor.is_blob() => match self.access.get(cursor.key())? {
+                    // It was removed since the step: go on.
+                    None => continue,
+                    blob => blob,
+                },
+                _ => None,
+            };
+            self.ended = false;
+            return Ok(Some(blob));
+        }
+        Ok(None)
+    }
+
+    /// Moves the front cursor; false if that is the end.
+    fn forward(&mut self) -> Result<bool> {
+        let front = &mut self.front;
+        let moved = match (self.begun, &self.start) {
+            (true, _) => front.forward()?,
+            (_, Bound::Unbounded) => front.first()?,
+            (_, Bound::Included(key)) => front.seek(key)?,
+            (_, Bound::Excluded(key)) => {
+                front.seek(key)? && (front.key() != key || front.forward()?)
+            }
+        };
+        self.begun = true;
+        let is_within = moved && is_before(front.key(), &self.end);
+        match &self.back {
+            Some(back) => Ok(is_within && front.key() < back.key()),
+            None if is_within => front.learn_end(&self.end).map(|()| true),
+            None => Ok(false),
+        }
+    }
+
+    /// Moves the back cursor; false if that is the end.
+    fn backward(&mut self) -> Result<bool> {
+        let moved = match &mut self.back {
+            Some(back) => back.backward()?,
+            none => {
+                // From here on the entries end where the other cursor is.
+                self.front.forget_end();
+                let back = none.insert(Box::new(Cursor::new(self.access).read_ahead(READ_AHEAD)));
+                match &self.end {
+                    Bound::Unbounded => back.last()?,
+                    Bound::Included(key) => back.seek_back(key)?,
+                    Bound::Excluded(key) => {
+                        back.seek_back(key)? && (back.key() != key || back.backward()?)
+                    }
+                }
+            }
+        };
+        let key = self.back.as_deref().map_or(&[][..], Cursor::key);
+        Ok(moved && is_behind(key, &self.start) && (!self.begun || key > self.front.key()))
+    }
+}
+
+/// The entry that a cursor stands on, with its value if that is a blob.
+fn lend<'c>(cursor: &'c Cursor<'_>, blob: Option<Value<'c>>) -> (&'c [u8], Value<'c>) {
+    let inline = || Value::Inline(Cow::Borrowed(cursor.inline_value()));
+    (cursor.key(), blob.unwrap_or_else(inline))
+}
+
+/// An entry that is its own. A blob would keep memory of the pool, which a collection exhausts.
+fn copied<'a>((key, value): (&[u8], Value<'_>)) -> (Vec<u8>, Value<'a>) {
+    (key.to_vec(), Value::Inline(Cow::Owned(value.into_vec())))
+}
+
+impl<'a> Iterator for Entries<'a> {
+    type Item = Result<(Vec<u8>, Value<'a>)>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        self.next_entry().map(|entry| entry.map(copied)).transpose()
+    }
+}
+
+impl DoubleEndedIterator for Entries<'_> {
+    fn next_back(&mut self) -> Option<Self::Item> {
+        self.next_entry_back().map(|entry| entry.map(copied)).transpose()
+    }
+}
+
+impl std::iter::FusedIterator for Entries<'_> {}
+
+/// Where a cursor stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// Nowhere yet.
+    Fresh,
+    /// On the entry `index` of the copied leaf.
+    On(usize),
+    /// Behind the last entry.
+    AtEnd,
+    /// Before the first entry.
+    AtStart,
+}
+
+/// A place in a tree that can move forward and backward. It stays valid whatever others do.
+///
+/// Each entry was in the tree when the method that moved to it returned. After an error the cursor
+/// stands nowhere, as a fresh one.
+#[derive(Debug)]
+pub struct Cursor<'a> {
+    access: Access<'a>,
+    state: State,
+    /// A copy of the leaf, and the guard of the version it was copied from.
+    leaf: Vec<u8>,
+    guard: Option<OptimisticGuard<'a>>,
+    /// The key of the entry that the cursor stands on.
+    key: Vec<u8>,
+    /// A buffer for the keys of descents.
+    scratch: Vec<u8>,
+    /// The key's beginning is the leaf's prefix.
+    has_prefix: bool,
+    /// So many of the leaf's entries lie in the range that is walked over; 0 if that is not known.
+    within: usize,
+    ahead: ReadAhead<'a>,
+    /// Blobs are read ahead, too; those of the entries before this one are on their way.
+    reads_blobs: bool,
+    blobs_until: usize,
+}
+
+impl<'a> Cursor<'a> {
+    pub(crate) fn new(access: Access<'a>) -> Cursor<'a> {
+        Cursor {
+            access,
+            state: State::Fresh,
+            leaf: Vec::new(),
+            guard: None,
+            key: Vec::new(),
+            scratch: Vec::new(),
+            has_prefix: false,
+            within: 0,
+            ahead: ReadAhead::new(access),
+            reads_blobs: false,
+            blobs_until: 0,
+        }
+    }
+
+    /// Reads at most so many leaves ahead, 0 for none, and at most an eighth of the pool; and,
+    /// unless it is 0, the blobs of the next entries, another eighth.
+    ///
+    /// Without this call it is as many leaves as suits the pool, up to 1,024, and no blobs. Either
+    /// way reading ahead begins at the second leaf in a row, with a few.
+    pub fn read_ahead(mut self, leaves: usize) -> Cursor<'a> {
+        self.ahead.limit(self.access, leaves);
+        self.reads_blobs = leaves > 0;
+        self
+    }
+
+    /// Moves to the first entry whose key is not less than `key`; false if there is none.
+    ///
+    /// # Errors
+    /// Damage or a failed read.
+    pub fn seek(&mut self, key: &[u8]) -> Result<bool> {
+        self.load(Target::Key(key), None)?;
+        let index = self.find(key)?.0;
+        self.settle_forward(index)
+    }
+
+    /// Moves to the last entry whose key is not greater than `key`; false if there is none.
+    ///
+    /// # Errors
+    /// Damage or a failed read.
+    pub fn seek_back(&mut self, key: &[u8]) -> Result<bool> {
+        self.load(Target::Key(key), None)?;
+        let (index, exact) = self.find(key)?;
+        self.settle_backward(index + usize::from(exact))
+    }
+
+    /// Moves to the first entry; false if there is none.
+    ///
+    /// # Errors
+    /// Damage or a failed read.
+    pub fn first(&mut self) -> Result<bool> {
+        self.seek(&[])
+    }
+
+    /// A copy of the next leaf and its page, from a fresh cursor the first; none at the end.
+    pub(crate) fn next_leaf(&mut self) -> Result<Option<(PageRef, &[u8])>> {
+        let mut above = Vec::new();
+        let mut direction = None;
+        if self.guard.is_some() {
+            if !self.node().upper_into(&mut above).map_err(|torn| self.torn(torn))? {
+                return Ok(None);
+            }
+            above.push(0);
+            direction = Some(Direction::Forward);
+        }
+        self.load(Target::Key(&above), direction)?;
+        Ok(Some((self.page(), &self.leaf)))
+    }
+
+    /// Moves to the last entry; false if there is none.
+    ///
+    /// # Errors
+    /// Damage or a failed read.
+    pub fn last(&mut self) -> Result<bool> {
+        self.load(Target::Last, None)?;
+        let count = self.node().count().map_err(|torn| self.torn(torn))?;
+        self.settle_backward(count)
+    }
+
+    /// Moves to the next entry, from a fresh cursor to the first; false at the end.
+    ///
+    /// # Errors
+    /// Damage or a failed read.
+    pub fn forward(&mut self) -> Result<bool> {
+        match self.state {
+            State::Fresh | State::AtStart => self.first(),
+            State::AtEnd => Ok(false),
+            State::On(index) if self.is_current() => self.settle_forward(index + 1),
+            State::On(_) => {
+                let (index, exact) = self.seek_key()?;
+                self.settle_forward(index + usize::from(exact))
+            }
+        }
+    }
+
+    /// Finds out how many entries of the leaf lie before `end`, for [`step`](Self::step).
+    #[inline]
+    pub(crate) fn learn_end(&mut self, end: &Bound<Vec<u8>>) -> Result<()> {
+        if self.within == 0 {
+            let count = self.node().count().map_err(|torn| self.torn(torn))?;
+            // The upper fence is the greatest key that the leaf can have.
+            let upper = self.node().upper().ok().flatten();
+            self.within = match end {
+                Bound::Unbounded => count,
+                _ if upper.is_some_and(|upper| is_before(upper, end)) => count,
+                Bound::Included(key) => {
+                    self.find(key).map(|(at, exact)| at + usize::from(exact))?
+                }
+                Bound::Excluded(key) => self.find(key)?.0,
+            };
+        }
+        Ok(())
+    }
+
+    /// Forgets where the range ends.
+    pub(crate) fn forget_end(&mut self) {
+        self.within = 0;
+    }
+
+    /// Moves to the next entry, if that lies in the same leaf, which has not changed, and in the
+    /// range, and its value is no blob; returns where the value lies. Otherwise nothing changes.
+    #[inline(always)]
+    pub(crate) fn step(&mut self) -> Option<PayloadPlace> {
+        let State::On(index) = self.state else { return None };
+        if index + 1 >= self.within || !self.has_prefix || !self.is_current() {
+            return None;
+        }
+        let node = Node::new(&self.leaf[..]);
+        let (suffix, value) = node.entry_at(index + 1)?;
+        if value.blob {
+            return None;
+        }
+        self.key.truncate(node.prefix_len().ok()?);
+        self.key.extend_from_slice(suffix);
+        self.state = State::On(index + 1);
+        Some(value)
+    }
+
+    /// The entry that [`step`](Self::step) moved to.
+    #[inline(always)]
+    pub(crate) fn stepped(&self, value: PayloadPlace) -> (&[u8], &[u8]) {
+        (&self.key, &self.leaf[value.offset..value.offset + value.len])
+    }
+
+    /// Moves to the previous entry, from a fresh cursor to the last; false at the start.
+    ///
+    /// # Errors
+    /// Damage or a failed read.
+    pub fn backward(&mut self) -> Result<bool> {
+        match self.state {
+            State::Fresh | State::AtEnd => self.last(),
+            State::AtStart => Ok(false),
+            State::On(index) if self.is_current() => self.settle_backward(index),
+            State::On(_) => {
+                let index = self.seek_key()?.0;
+                self.settle_backward(index)
+            }
+        }
+    }
+
+    /// The cursor stands on an entry.
+    pub fn is_on_entry(&self) -> bool {
+        matches!(self.state, State::On(_))
+    }
+
+    /// The key of the entry that the cursor stands on; empty if it stands on none.
+    pub fn key(&self) -> &[u8] {
+        match self.state {
+            State::On(_) => &self.key,
+            _ => &[],
+        }
+    }
+
+    /// Length of the entry's value in bytes, known without reading a blob; 0 if on none.
+    pub fn value_len(&self) -> u64 {
+        match self.payload() {
+            Some((bytes, true)) => BlobRef::decode(bytes).map_or(0, |blob| blob.len),
+            Some((bytes, false)) => bytes.len() as u64,
+            None => 0,
+        }
+    }
+
+    /// The value has pages of its own.
+    pub fn is_blob(&self) -> bool {
+        self.payload().is_some_and(|(_, blob)| blob)
+    }
+
+    /// The value of the entry that the cursor stands on. A short one is as it was when the cursor
+    /// moved here, a blob as it is now; `None` if that was removed meanwhile, or if the cursor
+    /// stands on no entry.
+    ///
+    /// # Errors
+    /// Damage, a failed read, a pool that is full of guards.
+    pub fn value(&self) -> Result<Option<Value<'_>>> {
+        match self.payload() {
+            Some((bytes, false)) => Ok(Some(Value::Inline(Cow::Borrowed(bytes)))),
+            Some((_, true)) => self.access.get(&self.key),
+            None => Ok(None),
+        }
+    }
+
+    /// The value of the entry that the cursor stands on, which is no blob.
+    pub(crate) fn inline_value(&self) -> &[u8] {
+        self.payload().map_or(&[], |(bytes, _)| bytes)
+    }
+
+    fn payload(&self) -> Option<(&[u8], bool)> {
+        match self.state {
+            State::On(index) => self.payload_at(index),
+            _ => None,
+        }
+    }
+
+    fn payload_at(&self, index: usize) -> Option<(&[u8], bool)> {
+        let place = self.node().payload_place(index).ok()?;
+        Some((self.node().payload(place).ok()?, place.blob))
+    }
+
+    fn blob_at(&self, index: usize) -> Option<BlobRef> {
+        let (bytes, blob) = self.payload_at(index)?;
+        if blob { BlobRef::decode(bytes) } else { None }
+    }
+
+    fn node(&self) -> Node<&[u8]> {
+        Node::new(&self.leaf[..])
+    }
+
+    #[cold]
+    fn torn(&self, torn: Torn) -> Error {
+        Error::torn(self.page(), torn)
+    }
+
+    /// The page that the leaf was copied from.
+    fn page(&self) -> PageRef {
+        self.guard.map_or(self.access.tree.root, |guard| guard.page())
+    }
+
+    fn find(&self, key: &[u8]) -> Result<(usize, bool)> {
+        let position = self.node().find(key).map_err(|torn| self.torn(torn))?;
+        Ok((position.index, position.exact))
+    }
+
+    /// The leaf is still what was copied. If the store is closed, copying it again says so.
+    fn is_current(&self) -> bool {
+        self.guard.is_some_and(|guard| guard.validate().is_ok())
+            && self.access.pages.check_open().is_ok()
+    }
+
+    /// Copies the leaf of the current key, which has changed, and finds the key's place in it.
+    fn seek_key(&mut self) -> Result<(usize, bool)> {
+        let key = std::mem::take(&mut self.key);
+        let found = self.reload(&key).and_then(|()| self.find(&key));
+        self.key = key;
+        found
+    }
+
+    /// Copies the leaf for `key` again; reading ahead goes on.
+    fn reload(&mut self, key: &[u8]) -> Result<()> {
+        self.load_with(Target::Key(key), |_, _| ())
+    }
+
+    /// Copies the leaf for `target`. `direction` is that of a scan from a neighbour of the leaf;
+    /// none begins anew.
+    fn load(&mut self, target: Target<'_>, direction: Option<Direction>) -> Result<()> {
+        self.load_with(target, |cursor, reached| match direction {
+            Some(direction) => cursor.ahead.step(cursor.access, direction, reached),
+            None => cursor.ahead.restart(),
+        })
+    }
+
+    /// Copies the leaf for `target`, and calls `look_ahead` with it. After an error the cursor
+    /// stands nowhere.
+    fn load_with(
+        &mut self,
+        target: Target<'_>,
+        mut look_ahead: impl FnMut(&mut Cursor<'a>, Reached<'a>),
+    ) -> Result<()> {
+        self.state = State::Fresh;
+        self.blobs_until = 0;
+        self.has_prefix = false;
+        self.within = 0;
+        self.access.pages.check_open()?;
+        let access = self.access;
+        let copied = access.attempt(|| {
+            let reached = access.leaf(target)?;
+            self.copy(reached)?;
+            look_ahead(self, reached);
+            Ok(())
+        })?;
+        if copied.is_none() {
+            let leaf = access.shared_leaf(target)?;
+            self.leaf.clear();
+            self.leaf.extend_from_slice(&leaf);
+            // Taken while the leaf is held, so it is of the version that was copied.
+            self.guard = Some(access.pages.pool.optimistic(leaf.page())?);
+        }
+        // Always true of a sound tree; without it a damaged one could lead in a circle, or past
+        // entries.
+        match target {
+            Target::Key(key) if !self.node().covers(key).map_err(|torn| self.torn(torn))? => {
+                Err(Error::fences(self.page()))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn copy(&mut self, reached: Reached<'a>) -> Step<()> {
+        let bytes = reached.node.bytes();
+        self.leaf.resize(bytes.len(), 0);
+        bytes.copy_to(0, &mut self.leaf);
+        reached.node.validate()?;
+        self.guard = Some(reached.node);
+        Ok(())
+    }
+
+    /// Keeps the blobs of the next entries on their way, as far as they are in this leaf.
+    fn prefetch_blobs(&mut self, index: usize, count: usize) {
+        let pool = &self.access.pages.pool;
+        if !self.reads_blobs || index < self.blobs_until {
+            return;
+        }
+        self.blobs_until = count;
+        // A reference is good as long as its leaf is held, and this is the leaf that was copied.
+        let Some(Ok(_leaf)) = self.guard.map(OptimisticGuard::upgrade_shared) else { return };
+        let mut frames_left = pool.capacity() / 8;
+        let mut pages = Vec::new();
+        for next in (index..count).filter(|next| self.node().is_blob(*next)) {
+            let Some(blob) = self.blob_at(next) else { continue };
+            let frames = u64::from(blob.page.frames);
+            if frames > frames_left {
+                // One that is too large is left to the next caller that wants it.
+                self.blobs_until = next.max(index + 1);
+                break;
+            }
+            frames_left -= frames;
+            if !pool.is_resident(blob.page) {
+                pages.push(blob.page);
+            }
+        }
+        pool.bring_in(&pages);
+    }
+
+    /// Stands on the entry `index` of the leaf, or on the first one behind the leaf.
+    fn settle_forward(&mut self, mut index: usize) -> Result<bool> {
+        loop {
+            let count = self.node().count().map_err(|torn| self.torn(torn))?;
+            if index < count {
+                self.prefetch_blobs(index, count);
+                return self.stand_on(index);
+            }
+            // The next leaf has the smallest key above this one's upper fence.
+            let mut above = std::mem::take(&mut self.scratch);
+            if !self.node().upper_into(&mut above).map_err(|torn| self.torn(torn))? {
+                self.scratch = above;
+                self.state = State::AtEnd;
+                return Ok(false);
+            }
+            above.push(0);
+            self.load(Target::Key(&above), Some(Direction::Forward))?;
+            index = self.find(&above)?.0;
+            self.scratch = above;
+        }
+    }
+
+    /// Stands on the entry before `index` of the leaf, or on the last one before the leaf.
+    fn settle_backward(&mut self, mut index: usize) -> Result<bool> {
+        loop {
+            if index > 0 {
+                return self.stand_on(index - 1);
+            }
+            // The previous leaf is the one whose upper fence is this one's lower fence.
+            let mut below = std::mem::take(&mut self.scratch);
+            if !self.node().lower_into(&mut below).map_err(|torn| self.torn(torn))? {
+                self.scratch = below;
+                self.state = State::AtStart;
+                return Ok(false);
+            }
+            self.load(Target::Key(&below), Some(Direction::Backward))?;
+            let (at, exact) = self.find(&below)?;
+            index = at + usize::from(exact);
+            self.scratch = below;
+        }
+    }
+
+    #[inline(always)]
+    fn stand_on(&mut self, index: usize) -> Result<bool> {
+        let node = Node::new(&self.leaf[..]);
+        let read = match self.has_prefix {
+            true => node.suffix_into(index, &mut self.key),
+            false => node.key_into(index, &mut self.key),
+        };
+        self.has_prefix = read.is_ok();
+        read.map_err(|torn| self.torn(torn))?;
+        self.state = State::On(index);
+        Ok(true)
+    }
+}
+
+/// Where a scan goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Direction {
+    Forward,
+    Backward,
+}
+
+impl Direction {
+    /// The number of the child that comes after this one; none behind the first.
+    fn beside(self, index: usize) -> Option<usize> {
+        match self {
+            Direction::Forward => Some(index + 1),
+            Direction::Backward => index.checked_sub(1),
+        }
+    }
+}
+
+/// See the module's documentation.
+#[derive(Debug)]
+pub(crate) struct ReadAhead<'a> {
+    /// The most leaves to be ahead; 0 if nothing is to be read ahead.
+    most: usize,
+    /// Leaves in a row that the scan has come to, the first not counted.
+    steps: usize,
+    /// The leaves to be ahead now.
+    window: usize,
+    direction: Direction,
+    /// The leaves behind the one that the scan is in, the next one first.
+    leaves: VecDeque<PageRef>,
+    /// So many of them were started, or were there.
+    started: usize,
+    /// Whose children come behind `leaves`, and the number of the next one.
+    parent: Option<(OptimisticGuard<'a>, Option<usize>)>,
+    /// A buffer for the keys of descents, and one for pages.
+    key: Vec<u8>,
+    missing: Vec<PageRef>,
+}
+
+impl<'a> ReadAhead<'a> {
+    /// The most leaves that are ahead, however large the pool.
+    pub(crate) const LEAVES: usize = 1024;
+    /// Leaves in a row that make a scan a long one.
+    const LONG: usize = 32;
+    /// The most frames that they have together: 4 MiB.
+    const FRAMES: u32 = 1024;
+
+    /// As much as suits the pool.
+    pub(crate) fn new(access: Access<'a>) -> ReadAhead<'a> {
+        let mut ahead = ReadAhead {
+            most: 0,
+            steps: 0,
+            window: 0,
+            direction: Direction::Forward,
+            leaves: VecDeque::new(),
+            started: 0,
+            parent: None,
+            key: Vec::new(),
+            missing: Vec::new(),
+        };
+        ahead.limit(access, ReadAhead::LEAVES);
+        ahead
+    }
+
+    /// At most so many leaves; 0 for none.
+    pub(crate) fn limit(&mut self, access: Access<'a>, leaves: usize) {
+        let frames = access.pages.page_frames;
+        let share = access.pages.pool.capacity() / 8 / u64::from(frames);
+        let share = usize::try_from(share).unwrap_or(usize::MAX);
+        self.most = leaves.min(share).min((ReadAhead::FRAMES / frames) as usize);
+    }
+
+    /// The scan begins anew.
+    pub(crate) fn restart(&mut self) {
+        (self.steps, self.window) = (0, 0);
+        self.forget();
+    }
+
+    fn forget(&mut self) {
+        self.leaves.clear();
+        self.started = 0;
+        self.parent = None;
+    }
+
+    /// The scan has gone to the next leaf, `reached`.
+    pub(crate) fn step(&mut self, access: Access<'a>, direction: Direction, reached: Reached<'a>) {
+        if self.most == 0 {
+            return;
+        }
+        if direction != self.direction {
+            self.direction = direction;
+            self.restart();
+        }
+        if self.leaves.pop_front() == Some(reached.node.page()) {
+            self.started = self.started.saturating_sub(1);
+        } else {
+            // The first step, or the tree has changed.
+            self.forget();
+            self.parent = reached.parent.map(|(parent, index)| (parent, direction.beside(index)));
+        }
+        self.steps += 1;
+        if self.started <= self.window / 2 {
+            let wanted = if self.steps < ReadAhead::LONG { self.steps / 2 } else { self.steps };
+            self.window = wanted.max(2).min(self.most);
+            self.collect(access);
+            self.start(access);
+        }
+    }
+
+    /// Finds out which leaves come next, as far as that can be had without waiting. What changes
+    /// meanwhile is found again by the scan's own steps, and so are errors.
+    fn collect(&mut self, access: Access<'a>) {
+        loop {
+            if self.take_children(access).is_err() {
+                self.parent = None;
+            }
+            let is_enough = self.leaves.len() >= self.window;
+            if is_enough || !matches!(self.next_parent(access), Ok(true)) {
+                return;
+            }
+        }
+    }
+
+    /// Adds the next children of the parent.
+    fn take_children(&mut self, access: Access<'a>) -> Step<()> {
+        let Some((parent, mut next)) = self.parent else { return Ok(()) };
+        let before = self.leaves.len();
+        let leaves = &mut self.leaves;
+        let read = access.read(parent, |node| {
+            let count = node.count()?;
+            while let Some(index) = next
+                && leaves.len() < self.window
+            {
+                if index > count {
+                    next = None;
+                    break;
+                }
+                leaves.push_back(access.page(node.child(index)?));
+                next = self.direction.beside(index);
+            }
+            Ok(())
+        });
+        let read = read.and_then(|()| Ok(parent.validate()?));
+        if read.is_err() {
+            leaves.truncate(before);
+        }
+        self.parent = Some((parent, next));
+        read
+    }
+
+    /// Goes to the parent beside this one. False if there is none, or if it is not in memory; then
+    /// it is on its way, and the next call may find it.
+    fn next_parent(&mut self, access: Access<'a>) -> Step<bool> {
+        let Some((parent, None)) = self.parent else { return Ok(false) };
+        let (direction, key) = (self.direction, &mut self.key);
+        let is_last = access.read(parent, |node| match direction {
+            Direction::Forward => Ok(!node.upper_into(key)?),
+            Direction::Backward => Ok(!node.lower_into(key)?),
+        })?;
+        parent.validate()?;
+        if is_last {
+            return Ok(false);
+        }
+        if direction == Direction::Forward {
+            // The smallest key above the fence.
+            key.push(0);
+        }
+        match access.parent_of_leaves(key)? {
+            ParentOfLeaves::Resident { parent, last, above } => {
+                let first = if direction == Direction::Forward { 0 } else { last };
+                self.parent = Some((parent, Some(first)));
+                self.start_parents(access, above, self.window / (last + 1))?;
+                Ok(true)
+            }
+            ParentOfLeaves::Missing { page, above } => {
+                access.pages.pool.bring_in(&[page]);
+                self.start_parents(access, above, 0)?;
+                Ok(false)
+            }
+        }
+    }
+
+    /// Starts the parents that come next, one and `more`: to wait for each of them when its turn
+    /// comes would let the device run dry.
+    fn start_parents(
+        &mut self,
+        access: Access<'a>,
+        above: Option<(OptimisticGuard<'a>, usize)>,
+        more: usize,
+    ) -> Step<()> {
+        let Some((above, index)) = above else { return Ok(()) };
+        let (direction, pool) = (self.direction, &access.pages.pool);
+        let mut missing = Vec::new();
+        access.read(above, |node| {
+            let count = node.count()?;
+            let next = std::iter::successors(direction.beside(index), |at| direction.beside(*at));
+            for at in next.take_while(|at| *at <= count).take(1 + more) {
+                missing.push(access.page(node.child(at)?));
+            }
+            Ok(())
+        })?;
+        above.validate()?;
+        missing.retain(|page| !pool.is_resident(*page));
+        pool.bring_in(&missing);
+        Ok(())
+    }
+
+    /// Starts the leaves of the window that are not in memory.
+    fn start(&mut self, access: Access<'a>) {
+        let pool = &access.pages.pool;
+        let ahead = self.window.min(self.leaves.len());
+        let new = self.leaves.range(self.started.min(ahead)..ahead);
+        self.missing.extend(new.filter(|page| !pool.is_resident(**page)));
+        self.started = ahead;
+        if !self.missing.is_empty() {
+            pool.bring_in(&self.missing);
+            self.missing.clear();
+        }
+    }
+}
