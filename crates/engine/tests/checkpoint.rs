@@ -2,8 +2,6 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
-#[path = "common/hooked.rs"]
-mod hooked;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -12,12 +10,11 @@ use std::thread;
 use std::time::Duration;
 
 use common::{PATIENCE, assert_sound, options};
-use hooked::{About, Hooked};
 use rustix::io::Errno;
 use vellum::{Error, Store, Tree};
 use vellum_pool::device::{
-    Device, DeviceInfo, Fault, FaultyDevice, MemoryDevice, Operation, PageRange, ReadDone, Surface,
-    Write,
+    Call, Device, DeviceInfo, Fault, FaultyDevice, HookedDevice, MemoryDevice, Operation,
+    PageRange, ReadDone, Surface, Write,
 };
 
 type Faulty = Arc<FaultyDevice<Arc<MemoryDevice>>>;
@@ -215,20 +212,20 @@ fn a_closed_file_lists_nothing() {
 #[test]
 fn a_panic_of_the_device_in_a_checkpoint_loses_nothing() {
     for (count, nth) in (1..=3).flat_map(|nth| [(10, nth), (20_000, nth), (20_000, nth + 3)]) {
-        let device = Arc::new(Hooked::default());
+        let device = Arc::new(HookedDevice::new(MemoryDevice::new()));
         let store = Store::create_on(device.clone(), &options(64, 1)).unwrap();
         let tree = store.create_tree("t").unwrap();
         store.sync().unwrap();
         put(&tree, 0, count);
         let operations = AtomicU32::new(0);
-        device.set(move |about| {
-            let counts = matches!(about, About::Write(0 | 1) | About::Sync);
+        device.set_hook(move |call| {
+            let counts = matches!(call, Call::Write([0 | 1, ..]) | Call::Sync);
             if counts && operations.fetch_add(1, Ordering::SeqCst) + 1 == nth {
                 std::panic::resume_unwind(Box::new("a fault of the device"));
             }
         });
         let unwound = catch_unwind(AssertUnwindSafe(|| store.sync().unwrap()));
-        device.set(|_| ());
+        device.clear_hook();
         if unwound.is_ok() {
             continue;
         }
@@ -236,43 +233,43 @@ fn a_panic_of_the_device_in_a_checkpoint_loses_nothing() {
         let removed = (0..count).step_by(2).filter(|n| tree.remove(&n.to_be_bytes()).unwrap());
         let left = count as usize - removed.count() + 10_000;
         put(&tree, 100_000, 10_000);
-        if let Ok(found) = found(&device.memory) {
+        if let Ok(found) = found(device.inner()) {
             assert!(found == 0 || found == count as usize, "{found} of {count}, at {nth}");
         }
         store.sync().unwrap();
-        assert_eq!(found(&device.memory).unwrap(), left);
+        assert_eq!(found(device.inner()).unwrap(), left);
         // Without a change since such a panic, too.
         put(&tree, 1_000_000, 1);
-        device.set(|about| {
-            if about == About::Sync {
+        device.set_hook(|call| {
+            if call == Call::Sync {
                 std::panic::resume_unwind(Box::new("a fault of the device"));
             }
         });
         assert!(catch_unwind(AssertUnwindSafe(|| store.sync())).is_err());
-        device.set(|_| ());
+        device.clear_hook();
         store.sync().unwrap();
-        assert_eq!(found(&device.memory).unwrap(), left + 1);
+        assert_eq!(found(device.inner()).unwrap(), left + 1);
     }
 }
 
 /// The device panics under a thread that evicts. The store says so, and closing it ends.
 #[test]
 fn a_store_whose_device_panicked_in_an_eviction_can_be_closed() {
-    let device = Arc::new(Hooked::default());
+    let device = Arc::new(HookedDevice::new(MemoryDevice::new()));
     let store = Store::create_on(device.clone(), &options(64, 1)).unwrap();
     let tree = store.create_tree("t").unwrap();
     put(&tree, 0, 100);
     store.sync().unwrap();
-    device.set(|about| {
+    device.set_hook(|call| {
         let evicts = thread::current().name() == Some("vellum-evict");
-        if evicts && matches!(about, About::Write(2..)) {
+        if evicts && matches!(call, Call::Write([2..=u64::MAX, ..])) {
             std::panic::resume_unwind(Box::new("a fault of the device"));
         }
     });
     let changes = (0..).map(|number: u32| tree.upsert(&number.to_be_bytes(), &[8; 100]));
     let refused = changes.take(10_000_000).find_map(Result::err).unwrap();
     assert!(matches!(&refused, Error::Poisoned(why) if why.contains("panicked")), "{refused}");
-    device.set(|_| ());
+    device.clear_hook();
     // No page is held: all of them can be read, and none keeps the store open.
     let (ended, ends) = std::sync::mpsc::channel();
     thread::spawn(move || {
@@ -283,14 +280,14 @@ fn a_store_whose_device_panicked_in_an_eviction_can_be_closed() {
     });
     let closed = ends.recv_timeout(PATIENCE / 4).expect("closing does not end");
     assert!(matches!(closed, Err(Error::Poisoned(_))), "{closed:?}");
-    assert!(matches!(found(&device.memory), Err(Error::UncleanShutdown)));
+    assert!(matches!(found(device.inner()), Err(Error::UncleanShutdown)));
 }
 
 /// A page that a thread evicts is on its way to the file while the store is closed, which has
 /// written it, too. The file is given to others only when it has arrived.
 #[test]
 fn a_closed_file_is_unlocked_when_nothing_is_on_its_way_to_it() {
-    let device = Arc::new(Hooked::default());
+    let device = Arc::new(HookedDevice::new(MemoryDevice::new()));
     let options = options(16, 1).evictors(0);
     let store = Store::create_on(device.clone(), &options).unwrap();
     let tree = store.create_tree("t").unwrap();
@@ -298,14 +295,14 @@ fn a_closed_file_is_unlocked_when_nothing_is_on_its_way_to_it() {
     store.sync().unwrap();
     let [held, released, unlocked] = [(); 3].map(|()| Arc::new(AtomicBool::new(false)));
     let (holds, may_go, unlocks) = (held.clone(), released.clone(), unlocked.clone());
-    device.set(move |about| match about {
-        About::Write(2..) if thread::current().name() == Some("late") => {
+    device.set_hook(move |call| match call {
+        Call::Write([2..=u64::MAX, ..]) if thread::current().name() == Some("late") => {
             holds.store(true, Ordering::SeqCst);
             while !may_go.load(Ordering::SeqCst) {
                 thread::yield_now();
             }
         }
-        About::Unlock => unlocks.store(true, Ordering::SeqCst),
+        Call::Unlock => unlocks.store(true, Ordering::SeqCst),
         _ => {}
     });
     (0..5).for_each(|n| put(&tree, n * 1000, 1));

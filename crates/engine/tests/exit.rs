@@ -9,12 +9,12 @@ use std::io::{Read, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::process::{Command, ExitStatus, exit};
-use std::sync::OnceLock;
 use std::sync::mpsc::channel;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use vellum::{Device, DeviceInfo, Error, MemoryDevice, Options, Store};
-use vellum_pool::device::{PageRange, ReadDone, Surface, Write as PageWrite};
+use vellum::{Error, MemoryDevice, Options, Store};
+use vellum_pool::device::{Call, HookedDevice};
 
 /// Which way a child is to end, and in which directory.
 const CASE: &str = "VELLUM_TEST_EXIT_CASE";
@@ -259,50 +259,9 @@ fn a_panic_of_the_caller_in_a_change_closes_the_store_without_it() {
     assert_eq!(&*store.tree("t").unwrap().get(&key(5)).unwrap().unwrap(), [7; 100]);
 }
 
-/// Memory that panics when it is to grow.
-#[derive(Debug)]
-struct Panicking {
-    memory: MemoryDevice,
-    panics: std::sync::atomic::AtomicBool,
-}
-
-impl Device for Panicking {
-    fn read(&self, surface: &Surface, range: PageRange) -> std::io::Result<()> {
-        self.memory.read(surface, range)
-    }
-
-    fn start_reads(&self, surface: &Surface, reads: Vec<(PageRange, ReadDone)>) {
-        self.memory.start_reads(surface, reads);
-    }
-
-    fn write(&self, batch: &mut [PageWrite<'_>]) {
-        self.memory.write(batch);
-    }
-
-    fn sync(&self) -> std::io::Result<()> {
-        self.memory.sync()
-    }
-
-    fn pages(&self) -> std::io::Result<u64> {
-        self.memory.pages()
-    }
-
-    fn resize(&self, pages: u64) -> std::io::Result<()> {
-        assert!(!self.panics.load(std::sync::atomic::Ordering::Relaxed), "a fault of the device");
-        self.memory.resize(pages)
-    }
-
-    fn info(&self) -> DeviceInfo {
-        self.memory.info()
-    }
-}
-
 #[test]
 fn a_panic_in_the_midst_of_a_change_leaves_the_store_as_it_is() {
-    let device = std::sync::Arc::new(Panicking {
-        memory: MemoryDevice::new(),
-        panics: std::sync::atomic::AtomicBool::new(false),
-    });
+    let device = Arc::new(HookedDevice::new(MemoryDevice::new()));
     let mut refused = None;
     let unwound = catch_unwind(AssertUnwindSafe(|| {
         let store = Store::create_on(device.clone(), &small()).unwrap();
@@ -313,11 +272,11 @@ fn a_panic_in_the_midst_of_a_change_leaves_the_store_as_it_is() {
         for number in 0..200 {
             tree.upsert(&[1, number], &long).unwrap();
         }
-        device.panics.store(true, std::sync::atomic::Ordering::Relaxed);
+        device.set_hook(|call| assert!(call != Call::Resize, "a fault of the device"));
         let change =
             catch_unwind(AssertUnwindSafe(|| (0..50u8).all(|n| tree.upsert(&[n], &long).is_ok())));
         assert!(change.is_err());
-        device.panics.store(false, std::sync::atomic::Ordering::Relaxed);
+        device.clear_hook();
         refused = tree.upsert(b"c", b"d").err();
         assert_eq!(&*tree.get(b"a").unwrap().unwrap(), b"b");
         panic!("the last handles go");

@@ -3,76 +3,24 @@
 
 mod common;
 
-use std::io;
-use std::sync::{Arc, Condvar, Mutex, mpsc};
+use std::sync::{Arc, mpsc};
 
 use common::{PATIENCE, assert_sound, options};
-use vellum::{Device, DeviceInfo, Store};
-use vellum_pool::device::{MemoryDevice, PageRange, ReadDone, Surface, Write};
+use vellum::Store;
+use vellum_pool::device::{FaultPlan, FaultyDevice, MemoryDevice, Operation};
 use vellum_testing::patience::SetWhenDropped;
 
-/// A device whose blocking reads do not end while it is stopped.
-#[derive(Debug, Default)]
-struct Stopping {
-    memory: MemoryDevice,
-    /// Whether it is stopped, and how many reads wait.
-    state: Mutex<(bool, u32)>,
-    changed: Condvar,
-}
-
-impl Stopping {
-    fn stop(&self, yes: bool) {
-        self.state.lock().unwrap().0 = yes;
-        self.changed.notify_all();
-    }
-
-    fn until_a_read_waits(&self) {
-        let state = self.state.lock().unwrap();
-        let waiting = self.changed.wait_timeout_while(state, PATIENCE, |state| state.1 == 0);
-        assert!(!waiting.unwrap().1.timed_out());
-    }
-}
-
-impl Device for Stopping {
-    fn read(&self, surface: &Surface, range: PageRange) -> io::Result<()> {
-        let mut state = self.state.lock().unwrap();
-        state.1 += 1;
-        self.changed.notify_all();
-        state = self.changed.wait_while(state, |state| state.0).unwrap();
-        state.1 -= 1;
-        drop(state);
-        self.memory.read(surface, range)
-    }
-    fn start_reads(&self, surface: &Surface, reads: Vec<(PageRange, ReadDone)>) {
-        self.memory.start_reads(surface, reads);
-    }
-    fn write(&self, batch: &mut [Write<'_>]) {
-        self.memory.write(batch);
-    }
-    fn sync(&self) -> io::Result<()> {
-        self.memory.sync()
-    }
-    fn pages(&self) -> io::Result<u64> {
-        self.memory.pages()
-    }
-    fn resize(&self, pages: u64) -> io::Result<()> {
-        self.memory.resize(pages)
-    }
-    fn info(&self) -> DeviceInfo {
-        self.memory.info()
-    }
-}
-
-/// A store on a device that can be stopped, and of which nothing is in memory.
-fn stopping(fill: impl FnOnce(&Store)) -> (Arc<Stopping>, Store) {
+/// A store that has nothing in memory, and the plan that stops the reads of its device.
+fn stopping(fill: impl FnOnce(&Store)) -> (FaultPlan, Store) {
     let device = Arc::new(MemoryDevice::new());
     let store = Store::create_on(device.clone(), &options(2000, 1)).unwrap();
     fill(&store);
     store.close().unwrap();
     let memory = MemoryDevice::from_snapshot(device.snapshot());
-    let device = Arc::new(Stopping { memory, ..Stopping::default() });
-    let store = Store::open_on(device.clone(), &options(2000, 1)).unwrap();
-    (device, store)
+    let device = FaultyDevice::new(memory, 1).unwrap();
+    let plan = device.plan();
+    let store = Store::open_on(Arc::new(device), &options(2000, 1)).unwrap();
+    (plan, store)
 }
 
 /// Does something in a thread of its own; fails if it does not end.
@@ -88,7 +36,7 @@ fn ends(what: &str, body: impl FnOnce() + Send + 'static) {
 
 #[test]
 fn a_leaf_can_be_changed_while_a_blob_of_it_is_read() {
-    let (device, store) = stopping(|store| {
+    let (plan, store) = stopping(|store| {
         let tree = store.create_tree("t").unwrap();
         tree.insert(b"blob", &[7; 20_000]).unwrap();
         tree.insert(b"counter", &[0; 8]).unwrap();
@@ -96,17 +44,17 @@ fn a_leaf_can_be_changed_while_a_blob_of_it_is_read() {
     let tree = store.tree("t").unwrap();
     // The leaf is in memory, the blob is not; and the store is in use.
     tree.update(b"counter", |value| value[0] = 1).unwrap();
-    device.stop(true);
+    plan.hold(Operation::Read);
     let reading = tree.clone();
     let reader = std::thread::spawn(move || reading.get(b"blob").unwrap().unwrap().into_vec());
-    device.until_a_read_waits();
+    assert!(plan.wait_until_held(Operation::Read, 1, PATIENCE));
     let writing = tree.clone();
     ends("a change in the leaf", move || {
         assert!(writing.update(b"counter", |value| value[0] = 2).unwrap());
         // The blob that is being read goes, and its reader gets it all the same.
         assert!(writing.remove(b"blob").unwrap());
     });
-    device.stop(false);
+    plan.release(Operation::Read);
     assert_eq!(reader.join().unwrap(), [7; 20_000]);
     assert!(tree.get(b"blob").unwrap().is_none());
     drop(tree);
@@ -115,20 +63,20 @@ fn a_leaf_can_be_changed_while_a_blob_of_it_is_read() {
 
 #[test]
 fn changes_go_on_while_a_tree_is_counted() {
-    let (device, store) = stopping(|store| {
+    let (plan, store) = stopping(|store| {
         let sorted = (0..2000u32).map(|number| (number.to_be_bytes(), [1; 100]));
         store.create_tree("counted").unwrap().bulk_load(sorted).unwrap();
         store.create_tree("other").unwrap().insert(b"key", b"value").unwrap();
     });
     let (counted, other) = (store.tree("counted").unwrap(), store.tree("other").unwrap());
     other.upsert(b"key", b"1").unwrap();
-    device.stop(true);
+    plan.hold(Operation::Read);
     let counting = counted.clone();
     let counter = std::thread::spawn(move || counting.stat().unwrap());
-    device.until_a_read_waits();
+    assert!(plan.wait_until_held(Operation::Read, 1, PATIENCE));
     let writing = other.clone();
     ends("a change of another tree", move || assert!(writing.upsert(b"key", b"2").unwrap()));
-    device.stop(false);
+    plan.release(Operation::Read);
     let stat = counter.join().unwrap();
     assert_eq!(stat, counted.check().unwrap());
     assert_eq!((stat.entries, stat.height), (2000, 2));

@@ -13,9 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use common::tasks::block_on;
 use common::{PATIENCE, eventually, generation, new_page, options, push_out, stamp, within};
-use vellum_pool::device::{
-    Completion, Device, DeviceInfo, MemoryDevice, PageRange, ReadDone, Surface, Write,
-};
+use vellum_pool::device::{Call, Completion, HookedDevice, MemoryDevice};
 use vellum_pool::{PageDamage, PageFormat, PageRef, Pool, PoolError, PoolOptions, Space};
 
 /// What panics.
@@ -35,54 +33,18 @@ fn panic_if(flag: &AtomicBool) {
     }
 }
 
-/// A device and a format in one.
+/// A format that panics.
 #[derive(Debug)]
-struct Fragile {
-    memory: MemoryDevice,
-    panics: Panics,
-}
-
-impl Device for Fragile {
-    fn read(&self, surface: &Surface, range: PageRange) -> io::Result<()> {
-        panic_if(&self.panics.reads);
-        self.memory.read(surface, range)
-    }
-
-    fn start_reads(&self, surface: &Surface, reads: Vec<(PageRange, ReadDone)>) {
-        panic_if(&self.panics.starts);
-        self.memory.start_reads(surface, reads);
-    }
-
-    fn write(&self, batch: &mut [Write<'_>]) {
-        panic_if(&self.panics.writes);
-        self.memory.write(batch);
-    }
-
-    fn sync(&self) -> io::Result<()> {
-        self.memory.sync()
-    }
-
-    fn pages(&self) -> io::Result<u64> {
-        self.memory.pages()
-    }
-
-    fn resize(&self, pages: u64) -> io::Result<()> {
-        self.memory.resize(pages)
-    }
-
-    fn info(&self) -> DeviceInfo {
-        self.memory.info()
-    }
-}
+struct Fragile(Arc<Panics>);
 
 impl PageFormat for Fragile {
     fn seal(&self, _page: PageRef, _head: &mut [u8], _body: &[u8]) -> u64 {
-        panic_if(&self.panics.seals);
+        panic_if(&self.0.seals);
         0
     }
 
     fn verify(&self, _page: PageRef, _bytes: &[u8]) -> Result<(), PageDamage> {
-        panic_if(&self.panics.checks);
+        panic_if(&self.0.checks);
         Ok(())
     }
 
@@ -91,11 +53,21 @@ impl PageFormat for Fragile {
     }
 }
 
-fn fragile(options: PoolOptions) -> (Arc<Fragile>, Arc<Pool>) {
+/// A pool whose device and format panic.
+fn fragile(options: PoolOptions) -> (Arc<Panics>, Arc<Pool>) {
     let memory = MemoryDevice::new().completing(Completion::Thread).unwrap();
-    let device = Arc::new(Fragile { memory, panics: Panics::default() });
-    let pool = Pool::open(device.clone(), device.clone(), Space::new(0), options).unwrap();
-    (device, Arc::new(pool))
+    let device = Arc::new(HookedDevice::new(memory));
+    let panics = Arc::<Panics>::default();
+    let on_device = panics.clone();
+    device.set_hook(move |call| match call {
+        Call::Read => panic_if(&on_device.reads),
+        Call::StartReads => panic_if(&on_device.starts),
+        Call::Write(_) => panic_if(&on_device.writes),
+        _ => {}
+    });
+    let format = Arc::new(Fragile(panics.clone()));
+    let pool = Pool::open(device, format, Space::new(0), options).unwrap();
+    (panics, Arc::new(pool))
 }
 
 fn no_background() -> PoolOptions {
@@ -126,9 +98,9 @@ fn assert_poisoned(pool: &Pool) {
 
 #[test]
 fn a_device_that_panics_in_an_eviction_leaves_no_page_held() {
-    let (device, pool) = fragile(no_background());
+    let (panics, pool) = fragile(no_background());
     let pages: Vec<_> = (0..8).map(|_| new_page(&pool, 2, 1)).collect();
-    device.panics.writes.store(true, Ordering::SeqCst);
+    panics.writes.store(true, Ordering::SeqCst);
     assert!(unwinds(|| pool.allocate(2).map(drop)));
     assert_poisoned(&pool);
     assert_free(&pool, &pages);
@@ -136,9 +108,9 @@ fn a_device_that_panics_in_an_eviction_leaves_no_page_held() {
 
 #[test]
 fn a_device_that_panics_in_a_write_back_of_all_leaves_no_page_held() {
-    let (device, pool) = fragile(no_background());
+    let (panics, pool) = fragile(no_background());
     let pages: Vec<_> = (0..8).map(|_| new_page(&pool, 1, 1)).collect();
-    device.panics.writes.store(true, Ordering::SeqCst);
+    panics.writes.store(true, Ordering::SeqCst);
     assert!(unwinds(|| pool.write_dirty()));
     assert_poisoned(&pool);
     pool.wait_for_writes();
@@ -147,10 +119,10 @@ fn a_device_that_panics_in_a_write_back_of_all_leaves_no_page_held() {
 
 #[test]
 fn a_device_that_panics_when_copies_are_written_poisons_the_pool() {
-    let (device, pool) = fragile(no_background());
+    let (panics, pool) = fragile(no_background());
     let pages: Vec<_> = (0..8).map(|_| new_page(&pool, 1, 1)).collect();
     let copies = pool.copy_dirty(8, 8).unwrap().unwrap();
-    device.panics.writes.store(true, Ordering::SeqCst);
+    panics.writes.store(true, Ordering::SeqCst);
     assert!(unwinds(|| pool.write_copies(&copies)));
     assert_poisoned(&pool);
     assert_free(&pool, &pages);
@@ -159,14 +131,14 @@ fn a_device_that_panics_when_copies_are_written_poisons_the_pool() {
 /// Nothing was written: once the format is right again all goes on.
 #[test]
 fn a_format_that_panics_when_it_seals_leaves_no_page_held() {
-    let (device, pool) = fragile(no_background());
+    let (panics, pool) = fragile(no_background());
     let pages: Vec<_> = (0..16).map(|_| new_page(&pool, 1, 1)).collect();
-    device.panics.seals.store(true, Ordering::SeqCst);
+    panics.seals.store(true, Ordering::SeqCst);
     assert!(unwinds(|| pool.write_dirty()));
     assert!(unwinds(|| pool.allocate(1).map(drop)));
     assert!(unwinds(|| pool.copy_dirty(99, 99)));
     assert_free(&pool, &pages);
-    device.panics.seals.store(false, Ordering::SeqCst);
+    panics.seals.store(false, Ordering::SeqCst);
     pool.sync().unwrap();
     drop(pool.allocate(1).unwrap());
     assert_eq!(generation(&pool, pages[0]), Some(9));
@@ -175,14 +147,14 @@ fn a_format_that_panics_when_it_seals_leaves_no_page_held() {
 /// The thread goes on: when the format is right again it evicts, for a task that waits for it.
 #[test]
 fn a_thread_that_evicts_outlives_a_panic() {
-    let (device, pool) = fragile(PoolOptions { evictors: 1, ..options(64) });
+    let (panics, pool) = fragile(PoolOptions { evictors: 1, ..options(64) });
     let first = new_page(&pool, 1, 1);
     pool.sync().unwrap();
-    device.panics.seals.store(true, Ordering::SeqCst);
+    panics.seals.store(true, Ordering::SeqCst);
     let allocate = |_| catch_unwind(AssertUnwindSafe(|| new_page(&pool, 1, 1))).ok();
     let pages: Vec<_> = (0..200).map_while(allocate).collect();
     assert!(!pages.is_empty() && pages.len() < 200, "the panics come when frames run short");
-    device.panics.seals.store(false, Ordering::SeqCst);
+    panics.seals.store(false, Ordering::SeqCst);
     assert_free(&pool, &pages);
     let more: Vec<_> = (0..100).map(|_| new_page(&pool, 1, 1)).collect();
     push_out(&pool, first, &more);
@@ -196,9 +168,9 @@ fn a_thread_that_evicts_outlives_a_panic() {
 
 #[test]
 fn a_thread_that_evicts_poisons_the_pool_when_the_device_panics() {
-    let (device, pool) = fragile(PoolOptions { evictors: 1, ..options(64) });
+    let (panics, pool) = fragile(PoolOptions { evictors: 1, ..options(64) });
     let pages: Vec<_> = (0..40).map(|_| new_page(&pool, 1, 1)).collect();
-    device.panics.writes.store(true, Ordering::SeqCst);
+    panics.writes.store(true, Ordering::SeqCst);
     let allocated = || unwinds(|| (0..30).try_for_each(|_| pool.allocate(1).map(drop)));
     eventually("the pool is poisoned", || {
         allocated();
@@ -212,16 +184,16 @@ fn a_thread_that_evicts_poisons_the_pool_when_the_device_panics() {
 
 #[test]
 fn a_panic_in_a_read_gives_the_page_and_its_frames_back() {
-    let (device, pool) = fragile(no_background());
+    let (panics, pool) = fragile(no_background());
     let page = new_page(&pool, 3, 1);
     let others: Vec<_> = (0..16).map(|_| new_page(&pool, 1, 1)).collect();
     pool.sync().unwrap();
     let async_fix = |pool: &Pool| block_on(pool.fix_shared_async(page)).map(drop);
     for (flag, unwinds_async) in [
-        (&device.panics.reads, None),
+        (&panics.reads, None),
         // The panic is that of the device's thread, and the task is told of it.
-        (&device.panics.checks, Some(false)),
-        (&device.panics.starts, Some(true)),
+        (&panics.checks, Some(false)),
+        (&panics.starts, Some(true)),
     ] {
         push_out(&pool, page, &others);
         let before = pool.stats().resident_frames;

@@ -5,13 +5,13 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 use vellum::{Error, Store};
-use vellum_pool::device::{Fault, FaultyDevice, MemoryDevice, Operation, Plan};
+use vellum_pool::device::{Fault, FaultPlan, FaultyDevice, MemoryDevice, Operation};
 
 use crate::crash::salvage;
 use crate::support::{Random, each_seed, options};
 use crate::world::{World, assert_same, difference, next_entry, was_in};
 
-fn world(seed: u64, random: &mut Random, pool_pages: u64) -> (World, Plan, Arc<MemoryDevice>) {
+fn world(seed: u64, random: &mut Random, pool_pages: u64) -> (World, FaultPlan, Arc<MemoryDevice>) {
     let memory = Arc::new(MemoryDevice::new());
     let device = Arc::new(FaultyDevice::new(memory.clone(), seed).unwrap());
     let page_frames = 1 + random.below(3) as u32;

@@ -5,8 +5,7 @@
 //!
 //! - [`FileDevice`]: a file or a block device, past the kernel's page cache where it allows that,
 //!   with io_uring or a few threads below;
-//! - [`MemoryDevice`]: bytes in memory, for tests and stores that need not last;
-//! - [`FaultyDevice`]: another device that fails by plan.
+//! - [`MemoryDevice`]: bytes in memory, for tests and stores that need not last.
 //!
 //! What every device promises: a [`ReadDone`] is called exactly once, with no lock of the device
 //! held; nothing touches the caller's memory after `read` or `write` returned or a `ReadDone` was
@@ -20,13 +19,13 @@ use std::sync::Arc;
 pub use vellum_vm::{PageRange, Surface};
 
 mod error;
-mod faulty;
-mod faulty_plan;
 mod file;
 mod file_new;
 mod file_open;
 mod memory;
 mod promptness;
+#[cfg(any(test, feature = "testing"))]
+mod testing;
 mod threads;
 mod transfer;
 mod uring;
@@ -34,12 +33,12 @@ mod uring_reads;
 mod workers;
 
 pub use error::DeviceError;
-pub use faulty::FaultyDevice;
-pub use faulty_plan::{Fault, Operation, OperationCounts, Plan};
 pub use file::FileDevice;
 pub use file_new::UnpublishedFile;
 pub use file_open::{Direct, EngineChoice, FileOptions};
 pub use memory::{Completion, MemoryDevice};
+#[cfg(any(test, feature = "testing"))]
+pub use testing::{Call, Fault, FaultPlan, FaultyDevice, HookedDevice, Operation, OperationCounts};
 
 /// Storage for pages of 4 KiB.
 ///

@@ -319,65 +319,28 @@ pub(crate) struct Evicted {
 
 #[cfg(all(test, not(feature = "model")))]
 mod tests {
-    use std::io;
-    use std::sync::OnceLock;
-
-    use vellum_vm::{PageRange, Surface};
-
     use super::*;
-    use crate::device::{DeviceInfo, MemoryDevice, ReadDone, Write};
+    use crate::device::{Call, HookedDevice, MemoryDevice};
     use crate::{Pool, PoolOptions, PoolSize, RawPages, Space};
 
-    type Hook = Box<dyn Fn() + Send + Sync>;
-
-    /// Runs a hook in the midst of every batch of writes.
-    #[derive(Default)]
-    struct Interrupted {
-        memory: MemoryDevice,
-        hook: OnceLock<Hook>,
-        /// The pages of each batch.
-        written: Mutex<Vec<Vec<u64>>>,
-    }
-
-    impl std::fmt::Debug for Interrupted {
-        fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-            f.write_str("Interrupted")
-        }
-    }
-
-    impl Device for Interrupted {
-        fn read(&self, surface: &Surface, range: PageRange) -> io::Result<()> {
-            self.memory.read(surface, range)
-        }
-        fn start_reads(&self, surface: &Surface, reads: Vec<(PageRange, ReadDone)>) {
-            self.memory.start_reads(surface, reads);
-        }
-        fn write(&self, batch: &mut [Write<'_>]) {
-            self.memory.write(batch);
-            lock(&self.written).push(batch.iter().map(|write| write.page).collect());
-            if let Some(hook) = self.hook.get() {
-                hook();
+    /// A device that notes the pages of each batch of writes.
+    fn noting() -> (Arc<HookedDevice<MemoryDevice>>, Arc<Mutex<Vec<Vec<u64>>>>) {
+        let written = Arc::<Mutex<Vec<Vec<u64>>>>::default();
+        let device = Arc::new(HookedDevice::new(MemoryDevice::new()));
+        let noted = written.clone();
+        device.set_hook(move |call| {
+            if let Call::AfterWrite(pages) = call {
+                lock(&noted).push(pages.to_vec());
             }
-        }
-        fn sync(&self) -> io::Result<()> {
-            self.memory.sync()
-        }
-        fn pages(&self) -> io::Result<u64> {
-            self.memory.pages()
-        }
-        fn resize(&self, pages: u64) -> io::Result<()> {
-            self.memory.resize(pages)
-        }
-        fn info(&self) -> DeviceInfo {
-            self.memory.info()
-        }
+        });
+        (device, written)
     }
 
     /// A batch of one clean and one dirty page; while the dirty one is written, a thread writes to
     /// the clean one, and another clock's hand marks it again.
     #[test]
     fn a_page_that_was_dirtied_while_its_batch_was_written_stays() {
-        let device = Arc::new(Interrupted::default());
+        let device = Arc::new(HookedDevice::new(MemoryDevice::new()));
         let options =
             PoolOptions { size: PoolSize::Bytes(32 * 4096), evictors: 0, ..PoolOptions::default() };
         let pool = Pool::open(device.clone(), Arc::new(RawPages), Space::new(0), options);
@@ -388,13 +351,12 @@ mod tests {
         pool.fix_exclusive(dirty).unwrap()[0] = 1;
 
         let meanwhile = Arc::downgrade(&pool);
-        let hook: Hook = Box::new(move || {
-            let Some(meanwhile) = meanwhile.upgrade() else { return };
-            meanwhile.fix_exclusive(clean).unwrap()[0] = 2;
-            let state = meanwhile.core.held(clean);
+        device.set_hook(move |call| {
+            let (Call::AfterWrite(_), Some(pool)) = (call, meanwhile.upgrade()) else { return };
+            pool.fix_exclusive(clean).unwrap()[0] = 2;
+            let state = pool.core.held(clean);
             assert!(state.try_mark(state.load()));
         });
-        assert!(device.hook.set(hook).is_ok());
         let evicted = pool.eviction.evict_batch(2);
         assert_eq!(evicted.pages, 1, "the dirty page is written now and goes");
         assert!(pool.is_resident(clean) && !pool.is_resident(dirty));
@@ -406,33 +368,33 @@ mod tests {
     /// has done so: the file must not be touched any more.
     #[test]
     fn pages_that_were_written_meanwhile_are_not_written_again() {
-        let device = Arc::new(Interrupted::default());
+        let (device, written) = noting();
         let options =
             PoolOptions { size: PoolSize::Bytes(32 * 4096), evictors: 0, ..PoolOptions::default() };
-        let pool = Pool::open(device.clone(), Arc::new(RawPages), Space::new(0), options).unwrap();
+        let pool = Pool::open(device, Arc::new(RawPages), Space::new(0), options).unwrap();
         let page = pool.allocate(1).unwrap().page();
         pool.sync().unwrap();
         let held = pool.fix_shared(page).unwrap();
-        let written = lock(&device.written).len();
+        let batches = lock(&written).len();
         let mut late = HeldPages::none(&pool.core);
         std::mem::forget(pool.fix_shared(page).unwrap());
         late.push(page);
         let results = pool.eviction.writer.write(&*pool.eviction.device, &late);
         assert!(matches!(&results[..], [Ok(())]));
-        assert_eq!(lock(&device.written).len(), written);
+        assert_eq!(lock(&written).len(), batches);
         drop(held);
     }
 
     #[test]
     fn a_batch_is_written_in_the_order_of_the_file() {
-        let device = Arc::new(Interrupted::default());
+        let (device, written) = noting();
         let options =
             PoolOptions { size: PoolSize::Bytes(64 * 4096), evictors: 0, ..PoolOptions::default() };
-        let pool = Pool::open(device.clone(), Arc::new(RawPages), Space::new(0), options).unwrap();
+        let pool = Pool::open(device, Arc::new(RawPages), Space::new(0), options).unwrap();
         (0..60).for_each(|_| drop(pool.allocate(1).unwrap()));
         let evicted: u64 = (0..20).map(|_| pool.eviction.evict_batch(8).pages).sum();
         assert_eq!(evicted, 60);
-        let written = lock(&device.written);
+        let written = lock(&written);
         assert!(written.iter().all(|pages| pages.is_sorted()), "{written:?}");
         assert_eq!(written.iter().map(Vec::len).sum::<usize>(), 60);
         assert!(written.iter().any(|pages| pages.len() > 1));

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 use vellum_pool::device::{
-    Completion, Device, Direct, EngineChoice, FaultyDevice, FileDevice, FileOptions, MemoryDevice,
-    Plan,
+    Completion, Device, Direct, EngineChoice, FaultPlan, FaultyDevice, FileDevice, FileOptions,
+    MemoryDevice,
 };
 use vellum_pool::{
     BackendChoice, BackendKind, PAGE_SIZE, PageFormat, PageReader, PageRef, Pool, PoolOptions,
@@ -50,12 +50,12 @@ pub fn open(device: Arc<dyn Device>, options: PoolOptions) -> Pool {
 }
 
 /// A pool of raw pages, all in memory, and the plan of what goes wrong below it.
-pub fn faulty(options: PoolOptions) -> (Pool, Plan) {
+pub fn faulty(options: PoolOptions) -> (Pool, FaultPlan) {
     faulty_with(Arc::new(RawPages), options)
 }
 
 /// As [`faulty`], with a format of the caller's.
-pub fn faulty_with(format: Arc<dyn PageFormat>, options: PoolOptions) -> (Pool, Plan) {
+pub fn faulty_with(format: Arc<dyn PageFormat>, options: PoolOptions) -> (Pool, FaultPlan) {
     let memory = MemoryDevice::new().completing(Completion::Thread).unwrap();
     let device = FaultyDevice::new(memory, 1).unwrap();
     let plan = device.plan();

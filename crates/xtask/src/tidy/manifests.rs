@@ -52,8 +52,10 @@ const BENCH: &str = "vellum-bench";
 const EXPERIMENTS: &str = "vellum-experiments";
 const PEERS: &str = "vellum-bench-peers";
 
-/// The crates that only tests may know.
+/// The crate that only tests may know.
 const TESTING: &str = "vellum-testing";
+/// The feature that only tests may ask for.
+const TESTING_FEATURE: &str = "\"testing\"";
 
 /// Dependencies go one way.
 pub fn arrows(tree: &Tree) -> Vec<Finding> {
@@ -72,13 +74,15 @@ pub fn arrows(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// The crate that tests share is a dependency of tests alone.
+/// The crate that tests share is a dependency of tests alone, and so is a feature of that name.
 pub fn testing_in_tests(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
     for file in tree.files.iter().filter(|file| is_manifest(file)) {
         for (number, kind, name) in dependencies(file) {
-            if name == TESTING && kind != "dev-dependencies" {
-                let message = format!("{TESTING} is for tests: it belongs to [dev-dependencies]");
+            let line = file.lines().nth(number - 1).map_or("", |(_, line)| line);
+            let is_for_tests = name == TESTING || line.contains(TESTING_FEATURE);
+            if is_for_tests && kind != "dev-dependencies" {
+                let message = "this is for tests: it belongs to [dev-dependencies]";
                 findings.push(Finding::new(&file.path, number, message));
             }
         }
@@ -152,6 +156,9 @@ mod tests {
         assert!(lines("[dev-dependencies.vellum-testing]\nworkspace = true\n").is_empty());
         assert_eq!(lines("[dependencies]\nlibc = \"1\"\nvellum-testing.workspace = true\n"), [3]);
         assert_eq!(lines("[dependencies.vellum-testing]\nworkspace = true\n"), [1]);
+        let feature = "vellum-pool = { workspace = true, features = [\"testing\"] }";
+        assert!(lines(&format!("[dev-dependencies]\n{feature}\n")).is_empty());
+        assert_eq!(lines(&format!("[dependencies]\n{feature}\n")), [2]);
     }
 
     #[test]

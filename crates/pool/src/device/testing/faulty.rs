@@ -9,9 +9,9 @@ use std::thread::{self, ThreadId};
 use rustix::io::Errno;
 use vellum_vm::{BackendChoice, PAGE_SIZE, PageRange, Surface};
 
-use super::faulty_plan::{Fault, Operation, Plan};
-use super::workers::{Job, Workers, lock, run_foreign, wait};
-use super::{Device, DeviceInfo, ReadDone, Write};
+use super::super::workers::{Job, Workers, lock, run_foreign, wait};
+use super::super::{Device, DeviceInfo, ReadDone, Write};
+use super::fault_plan::{Fault, FaultPlan, Operation};
 
 /// Threads that finish delayed reads.
 const THREADS: usize = 4;
@@ -20,7 +20,7 @@ const THREADS: usize = 4;
 #[derive(Debug)]
 pub struct FaultyDevice<D> {
     shared: Arc<Shared<D>>,
-    plan: Plan,
+    plan: FaultPlan,
     workers: Arc<Workers>,
     in_flight: Arc<InFlight>,
 }
@@ -56,14 +56,14 @@ impl<D: Device> FaultyDevice<D> {
         let scratch = Surface::reserve(1, BackendChoice::Auto).map_err(io::Error::other)?;
         Ok(Self {
             shared: Arc::new(Shared { inner, scratch: Mutex::new(scratch) }),
-            plan: Plan::new(seed),
+            plan: FaultPlan::new(seed),
             workers: Arc::new(Workers::start(THREADS)?),
             in_flight: Arc::default(),
         })
     }
 
     /// What goes wrong.
-    pub fn plan(&self) -> Plan {
+    pub fn plan(&self) -> FaultPlan {
         self.plan.clone()
     }
 
@@ -168,7 +168,7 @@ impl<D: Device> Shared<D> {
     /// What a fault makes of a range that was read.
     fn spoil(
         &self,
-        plan: &Plan,
+        plan: &FaultPlan,
         fault: Fault,
         range: PageRange,
         memory: &Memory,
@@ -214,7 +214,7 @@ impl<D: Device> Shared<D> {
     /// What a fault makes of the bytes and the place of a write; none if nothing is to be written.
     fn replacement(
         &self,
-        plan: &Plan,
+        plan: &FaultPlan,
         fault: Fault,
         write: &Write<'_>,
     ) -> io::Result<Option<(u64, Pages)>> {
@@ -240,7 +240,7 @@ impl<D: Device> Shared<D> {
     }
 }
 
-fn flip_bit(plan: &Plan, bytes: &mut [u8]) {
+fn flip_bit(plan: &FaultPlan, bytes: &mut [u8]) {
     if !bytes.is_empty() {
         let bit = plan.random_below(bytes.len() * 8);
         bytes[bit / 8] ^= 1 << (bit % 8);

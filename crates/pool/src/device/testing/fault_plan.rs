@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use vellum_vm::{Errno, PageRange};
 
-use super::workers::{Job, lock, run_foreign, wait};
+use super::super::workers::{Job, lock, run_foreign, wait};
 
 /// What can go wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -82,7 +82,7 @@ pub struct OperationCounts {
 ///
 /// Rules are asked in the order they were made; the first that applies decides.
 #[derive(Clone)]
-pub struct Plan {
+pub struct FaultPlan {
     shared: Arc<Shared>,
 }
 
@@ -121,7 +121,7 @@ struct Gate {
     parked: Vec<Job>,
 }
 
-impl Plan {
+impl FaultPlan {
     /// Nothing goes wrong so far. `seed` decides everything that will be random.
     pub(super) fn new(seed: u64) -> Self {
         let state = State {
@@ -272,12 +272,15 @@ impl Plan {
     /// Waits while the gate is shut.
     pub(super) fn pass(&self, operation: Operation) {
         let mut state = lock(&self.shared.state);
-        while state.gates[operation as usize].shut && !state.closed_down {
-            state.gates[operation as usize].waiting += 1;
-            self.shared.changed.notify_all();
-            state = wait(&self.shared.changed, state);
-            state.gates[operation as usize].waiting -= 1;
+        if !state.gates[operation as usize].shut || state.closed_down {
+            return;
         }
+        state.gates[operation as usize].waiting += 1;
+        self.shared.changed.notify_all();
+        while state.gates[operation as usize].shut && !state.closed_down {
+            state = wait(&self.shared.changed, state);
+        }
+        state.gates[operation as usize].waiting -= 1;
     }
 
     /// Runs a job, or parks it while the gate is shut.
@@ -302,9 +305,9 @@ impl Plan {
     }
 }
 
-impl fmt::Debug for Plan {
+impl fmt::Debug for FaultPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Plan").field("counts", &self.counts()).finish_non_exhaustive()
+        f.debug_struct("FaultPlan").field("counts", &self.counts()).finish_non_exhaustive()
     }
 }
 
