@@ -76,7 +76,7 @@ fn a_graph_with_cycles_can_be_walked_while_its_pages_come_and_go() {
     let storage = *Storage::all().last().unwrap();
     let pool = open(storage.create(&dir), options(64));
     let nodes: Vec<_> = (0..NODES).map(|_| new_page(&pool, 1, 0)).collect();
-    let edge = |from: usize, n: usize| nodes[Random((from * EDGES + n) as u64).below(NODES)];
+    let edge = |from: usize, n: usize| nodes[Random((from * EDGES + n) as u64).index(NODES)];
     for (from, node) in nodes.iter().enumerate() {
         let mut guard = pool.fix_exclusive(*node).unwrap();
         for n in 0..EDGES {
@@ -93,7 +93,7 @@ fn a_graph_with_cycles_can_be_walked_while_its_pages_come_and_go() {
                 let mut at = nodes[0];
                 for _ in 0..4_000 {
                     visited.insert(at);
-                    let n = random.below(EDGES);
+                    let n = random.index(EDGES);
                     let next = pool
                         .read(at, |bytes| bytes.u64(64 + n * 8).ok_or(Restart))
                         .unwrap()
@@ -101,7 +101,7 @@ fn a_graph_with_cycles_can_be_walked_while_its_pages_come_and_go() {
                     let next = PageRef::new(next, 1);
                     let from = nodes.iter().position(|node| *node == at).unwrap();
                     assert_eq!(next, edge(from, n), "{at}, edge {n}");
-                    at = if random.below(50) == 0 { random.pick(nodes) } else { next };
+                    at = if random.index(50) == 0 { random.pick(nodes) } else { next };
                 }
                 assert!(visited.len() > NODES / 2);
             });

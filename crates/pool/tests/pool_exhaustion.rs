@@ -222,9 +222,9 @@ fn trimming_beside_allocation_takes_nothing_away() {
                 let mut random = Random(thread);
                 let mut mine: Vec<(PageRef, u64)> = Vec::new();
                 for round in 0..300 {
-                    mine.push((new_page(pool, 1 + random.below(4) as u32, round), round));
+                    mine.push((new_page(pool, 1 + random.index(4) as u32, round), round));
                     if mine.len() > 10 {
-                        let (page, expected) = mine.swap_remove(random.below(mine.len()));
+                        let (page, expected) = mine.swap_remove(random.index(mine.len()));
                         assert_eq!(generation(pool, page), Some(expected));
                         pool.free_page(page).unwrap();
                     }

@@ -173,7 +173,7 @@ fn pages_of_all_lengths_come_and_go() {
     let mut living: Vec<PageRef> = Vec::new();
     let mut frames = 0;
     for round in 0..400 {
-        if frames < CAPACITY - ROOM - 3 * CHUNK && (random.below(5) > 1 || living.is_empty()) {
+        if frames < CAPACITY - ROOM - 3 * CHUNK && (random.index(5) > 1 || living.is_empty()) {
             let count = random.pick(&[1, 2, 3, 100, 511, 512, 513, 1024, 1500]);
             let guard = pool.allocate(count).unwrap();
             assert!(guard.iter().step_by(64).all(|byte| *byte == 0), "not zeroed");
@@ -183,7 +183,7 @@ fn pages_of_all_lengths_come_and_go() {
             frames += u64::from(count);
             living.push(page);
         } else {
-            let page = living.swap_remove(random.below(living.len()));
+            let page = living.swap_remove(random.index(living.len()));
             assert_eq!(common::generation(&pool, page), Some(page.id.0));
             pool.free_page(page).unwrap();
             frames -= u64::from(page.frames);

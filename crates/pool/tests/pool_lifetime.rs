@@ -122,7 +122,7 @@ fn pools_in_one_process_do_not_know_each_other() {
             scope.spawn(move || {
                 let mut random = Random(thread);
                 for _ in 0..2_000 {
-                    let n = random.below(pools.len());
+                    let n = random.index(pools.len());
                     let (pool, pages) = &pools[n];
                     assert_eq!(generation(pool, random.pick(pages)), Some(n as u64));
                 }

@@ -224,14 +224,14 @@ fn a_freed_page_is_gone_and_its_range_comes_back_zeroed_in_other_sizes() {
     let mut random = common::Random(3);
     let mut live: Vec<(PageRef, u64)> = Vec::new();
     for round in 1..2_000 {
-        if live.len() > 12 || (random.below(2) == 0 && !live.is_empty()) {
-            let (page, generation) = live.swap_remove(random.below(live.len()));
+        if live.len() > 12 || (random.index(2) == 0 && !live.is_empty()) {
+            let (page, generation) = live.swap_remove(random.index(live.len()));
             assert_eq!(common::generation(&pool, page), Some(generation));
             pool.free_page(page).unwrap();
             assert!(matches!(pool.optimistic(page), Err(PoolError::PageFree(_))));
             assert!(matches!(pool.free_page(page), Err(PoolError::PageFree(_))));
         } else {
-            let frames = 1 + random.below(5) as u32;
+            let frames = 1 + random.index(5) as u32;
             let mut guard = pool.allocate(frames).unwrap();
             assert!(guard.iter().all(|byte| *byte == 0), "{} is not zeroed", guard.page());
             let page = guard.page();
@@ -280,19 +280,19 @@ fn own(pool: &Pool, thread: u64) -> Vec<(PageRef, u64)> {
     let mut random = common::Random(thread);
     let mut live: Vec<(PageRef, u64)> = Vec::new();
     for round in 1..3_000 {
-        match random.below(4) {
+        match random.index(4) {
             0 | 1 if live.len() < 25 => {
                 let round = round << 8 | thread;
-                live.push((new_page(pool, 1 + random.below(6) as u32, round), round));
+                live.push((new_page(pool, 1 + random.index(6) as u32, round), round));
             }
             0 | 1 => {
-                let (page, expected) = live.swap_remove(random.below(live.len()));
+                let (page, expected) = live.swap_remove(random.index(live.len()));
                 assert_eq!(generation(pool, page), Some(expected), "{page}");
                 pool.free_page(page).unwrap();
             }
             _ if live.is_empty() => {}
             2 => {
-                let index = random.below(live.len());
+                let index = random.index(live.len());
                 let (page, expected) = live[index];
                 let mut guard = pool.fix_exclusive(page).unwrap();
                 assert_eq!(common::stamped(&*guard, page), Some(expected), "{page}");

@@ -330,7 +330,7 @@ fn a_sync_covers_what_was_finished_before_it() {
                 let mut random = common::Random(thread);
                 while !stop.load(Ordering::Relaxed) {
                     // Each thread has its own half of the pages.
-                    let index = random.below(30) * 2 + thread as usize;
+                    let index = random.index(30) * 2 + thread as usize;
                     let next = finished[index].load(Ordering::SeqCst) + 1;
                     stamp(&mut pool.fix_exclusive(pages[index]).unwrap(), pages[index], next);
                     finished[index].store(next, Ordering::SeqCst);

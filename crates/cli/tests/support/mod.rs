@@ -7,6 +7,8 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
+pub use vellum_testing::random::bytes as noise;
+
 /// A command that has not been started yet.
 pub fn command<S: AsRef<OsStr>>(arguments: &[S]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_vellum"));
@@ -91,18 +93,6 @@ impl Folder {
     pub fn name(&self, name: &str) -> String {
         self.path(name).to_str().unwrap().to_string()
     }
-}
-
-/// Pseudo-random bytes (an xorshift generator).
-pub fn noise(length: usize, seed: u64) -> Vec<u8> {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let mut byte = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        (state >> 24) as u8
-    };
-    (0..length).map(|_| byte()).collect()
 }
 
 /// Files of many sizes below `root`: empty, small, of several chunks; links; odd names.

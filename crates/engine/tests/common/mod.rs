@@ -9,6 +9,7 @@ use vellum::{Options, Store, Tree};
 use vellum_pool::device::{FaultyDevice, MemoryDevice};
 pub use vellum_testing::patience::PATIENCE;
 use vellum_testing::patience::eventually;
+pub use vellum_testing::random::{Random, bytes};
 
 /// A value that depends on its length and on how often values were made.
 pub fn value(len: usize, serial: usize) -> Vec<u8> {
@@ -39,38 +40,6 @@ pub fn cold(entries: u64, pool_pages: u64) -> (Arc<FaultyDevice<MemoryDevice>>, 
 pub fn options(pool_pages: u64, page_frames: u32) -> Options {
     let bytes = pool_pages * u64::from(page_frames) * 4096;
     Options::new().pool_bytes(bytes).page_frames(page_frames)
-}
-
-/// Splitmix64 (Steele, Lea, Flood, OOPSLA'14).
-pub struct Random(pub u64);
-
-impl Random {
-    pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    }
-
-    pub fn below(&mut self, bound: u64) -> u64 {
-        self.next() % bound
-    }
-
-    pub fn index(&mut self, bound: usize) -> usize {
-        self.below(bound as u64) as usize
-    }
-}
-
-/// Bytes that are the same nowhere.
-pub fn bytes(len: usize, seed: u64) -> Vec<u8> {
-    let mut random = Random(seed);
-    let mut bytes = Vec::with_capacity(len + 8);
-    while bytes.len() < len {
-        bytes.extend(random.next().to_le_bytes());
-    }
-    bytes.truncate(len);
-    bytes
 }
 
 /// How often a test repeats what it does at random: once, or so many times with `VELLUM_SOAK=1`.

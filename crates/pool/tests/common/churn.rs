@@ -28,9 +28,9 @@ impl Churn {
 
     /// One random access to one random page.
     pub fn step(&self, pool: &Pool, random: &mut Random) {
-        let index = random.below(self.pages.len());
+        let index = random.index(self.pages.len());
         let page = self.pages[index];
-        match random.below(7) {
+        match random.index(7) {
             0 | 1 => self.read_optimistically(pool, index),
             2 => {
                 let guard = pool.fix_shared(page).unwrap();
@@ -59,7 +59,7 @@ impl Churn {
                     let mut random = Random(thread);
                     for _ in 0..1_500 {
                         self.step(pool, &mut random);
-                        let page = new_page(pool, 1 + random.below(3) as u32, 1);
+                        let page = new_page(pool, 1 + random.index(3) as u32, 1);
                         pool.free_page(page).unwrap();
                     }
                 });

@@ -1,5 +1,5 @@
-//! What the pool's integration tests share: storage of every kind, stamped pages, a random
-//! generator, and a small executor.
+//! What the pool's integration tests share: storage of every kind, stamped pages, and a small
+//! executor.
 
 #![allow(dead_code, unused_imports)] // each test program uses a part
 
@@ -16,6 +16,7 @@ use vellum_pool::{
     PoolSize, RawPages, Space, StatePlace,
 };
 pub use vellum_testing::patience::{PATIENCE, eventually};
+pub use vellum_testing::random::Random;
 use vellum_vm::{Surface, probe};
 
 pub mod churn;
@@ -189,28 +190,6 @@ pub fn within(patience: Duration, body: impl FnOnce() + Send + 'static) {
     }
     if let Err(panic) = running.join() {
         std::panic::resume_unwind(panic);
-    }
-}
-
-/// Splitmix64 (Steele, Lea, Flood, OOPSLA'14).
-#[derive(Clone, Debug)]
-pub struct Random(pub u64);
-
-impl Random {
-    pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    }
-
-    pub fn below(&mut self, bound: usize) -> usize {
-        (self.next() % bound as u64) as usize
-    }
-
-    pub fn pick<T: Copy>(&mut self, from: &[T]) -> T {
-        from[self.below(from.len())]
     }
 }
 
