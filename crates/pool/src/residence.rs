@@ -80,7 +80,8 @@ impl Core {
                 }
             },
         };
-        if self.inner(page).any(is_settled) { Err(PoolError::WrongSize(page)) } else { Ok(blocked) }
+        let overlaps = inner_pages(page).any(|inner| self.is_resident_head(inner));
+        if overlaps { Err(PoolError::WrongSize(page)) } else { Ok(blocked) }
     }
 
     /// Locks a page that was not allocated until now, and gives it zeroed memory or leaves that to
@@ -109,6 +110,14 @@ impl Core {
             self.budget.wait_briefly();
         }
         Err(PoolError::InUse(page))
+    }
+
+    /// Whether a resident page begins at a frame. A thread may hold that page, for as long as it
+    /// likes: another page cannot wait for the frame.
+    fn is_resident_head(&self, frame: PageRef) -> bool {
+        let sight = self.look_at_known(frame);
+        let is_held = sight.1.state() == State::Locked;
+        is_settled(sight) || is_held && self.policy.contains(self.whole(frame.id))
     }
 
     fn lock_unallocated(&self, page: PageRef) -> Claim {
