@@ -323,9 +323,12 @@ mod tests {
     use crate::device::{Call, HookedDevice, MemoryDevice};
     use crate::{Pool, PoolOptions, PoolSize, RawPages, Space};
 
+    /// The pages of each batch of writes.
+    type Batches = Arc<Mutex<Vec<Vec<u64>>>>;
+
     /// A device that notes the pages of each batch of writes.
-    fn noting() -> (Arc<HookedDevice<MemoryDevice>>, Arc<Mutex<Vec<Vec<u64>>>>) {
-        let written = Arc::<Mutex<Vec<Vec<u64>>>>::default();
+    fn noting() -> (Arc<HookedDevice<MemoryDevice>>, Batches) {
+        let written = Batches::default();
         let device = Arc::new(HookedDevice::new(MemoryDevice::new()));
         let noted = written.clone();
         device.set_hook(move |call| {
