@@ -1,5 +1,6 @@
-//! The synchronisation primitives of the gate, in one place: `tests/gate_model.rs` compiles the
-//! gate with others of these names, whose scheduler explores interleavings.
+//! The synchronisation primitives of the gate and of group commits, in one place:
+//! `tests/gate_model.rs` compiles both with others of these names, whose scheduler explores
+//! interleavings.
 
 use std::sync::PoisonError;
 pub(crate) use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,6 +1,7 @@
-//! Model check of the change gate: `store/gate.rs` on shuttle's scheduler.
+//! Model check of the change gate and of group commits: `store/gate.rs` and `store/group_commit.rs`
+//! on shuttle's scheduler.
 //!
-//! Every lock and every access to the gate's word is a scheduling point. Shuttle runs each scenario
+//! Every lock and every access to an atomic word is a scheduling point. Shuttle runs each scenario
 //! under random schedules and under ones with few, well-placed preemptions (PCT), and fails on a
 //! wrong result as well as on a deadlock. `VELLUM_MODEL_SCHEDULES` sets how many are tried (1,000
 //! of each).
@@ -9,8 +10,10 @@
 #[path = "../src/store/gate.rs"]
 #[allow(dead_code)]
 mod gate;
+#[path = "../src/store/group_commit.rs"]
+mod group_commit;
 
-/// The primitives by which the gate is compiled here.
+/// The primitives by which both are compiled here.
 mod sync {
     pub(crate) use shuttle::sync::atomic::{AtomicU64, Ordering};
     pub(crate) use shuttle::sync::{Condvar, Mutex, MutexGuard};
@@ -38,6 +41,7 @@ mod sync {
 use std::sync::Arc;
 
 use gate::Gate;
+use group_commit::GroupCommit;
 use shuttle::thread;
 use sync::{AtomicU64, Ordering};
 
@@ -206,5 +210,45 @@ fn a_holder_gives_up_while_a_change_goes_on() {
         waits.join().unwrap();
         drop(passage);
         assert!(ground.gate.hold_within(0).is_some());
+    });
+}
+
+/// Threads that change something and have it saved: what a thread has changed is durable when it
+/// goes on, and every thread goes on. Some leaders fail; their threads try again.
+#[test]
+fn commits_cover_the_changes_of_all_who_wait() {
+    check(|| {
+        let commits = Arc::new(GroupCommit::default());
+        let (changes, durable) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+        let commit =
+            move |commits: &GroupCommit, changes: &AtomicU64, durable: &AtomicU64, fails| {
+                let Some(_leader) = commits.lead(commits.next_cut()) else { return true };
+                let cut = commits.cut();
+                let covered = changes.load(Ordering::SeqCst);
+                interleave();
+                if fails {
+                    return false;
+                }
+                durable.fetch_max(covered, Ordering::SeqCst);
+                commits.save(cut);
+                true
+            };
+        let threads: Vec<_> = (0..3)
+            .map(|number| {
+                let (commits, changes, durable) =
+                    (commits.clone(), changes.clone(), durable.clone());
+                thread::spawn(move || {
+                    for round in 0..2 {
+                        let change = changes.fetch_add(1, Ordering::SeqCst) + 1;
+                        let mut fails = number == round;
+                        while !commit(&commits, &changes, &durable, fails) {
+                            fails = false;
+                        }
+                        assert!(durable.load(Ordering::SeqCst) >= change);
+                    }
+                })
+            })
+            .collect();
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
     });
 }

@@ -70,11 +70,8 @@ impl StoreCore {
         self.pages.check_writable()?;
         // Before the lock: a checkpoint that has it may be waiting for this thread's change.
         refuse_within(&self.pages.gate)?;
-        let wanted = self.cuts.load(Ordering::Acquire) + 1;
+        let Some(_leader) = self.commits.lead(self.commits.next_cut()) else { return Ok(()) };
         let mut checkpoints = self.checkpoint_lock();
-        if checkpoints.last >= wanted {
-            return Ok(());
-        }
         self.pages.check_writable()?;
         if !self.pages.is_changed() {
             return Ok(());
@@ -85,11 +82,11 @@ impl StoreCore {
         }
         let hold = self.pages.hold()?;
         self.pages.free_ended();
-        let number = self.cuts.fetch_add(1, Ordering::AcqRel) + 1;
+        let number = self.commits.cut();
         let cut = self.cut(&hold, &mut checkpoints)?;
         drop(hold);
         self.write_cut(cut, &mut checkpoints)?;
-        checkpoints.last = number;
+        self.commits.save(number);
         Ok(())
     }
 
@@ -118,10 +115,10 @@ impl StoreCore {
         self.allocate_places(&mut checkpoints.places)?;
         self.pages.pool.trim()?;
         // After the trimming: that may free pages which a reader held until now.
-        let number = self.cuts.fetch_add(1, Ordering::AcqRel) + 1;
+        let number = self.commits.cut();
         let cut = self.cut(hold, checkpoints)?;
         self.write_cut(cut, checkpoints)?;
-        checkpoints.last = number;
+        self.commits.save(number);
         Ok(())
     }
 

@@ -1,7 +1,6 @@
 //! What all handles of a store share: its pages, its trees by name, and its checkpoints.
 
 use std::collections::HashMap;
-use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use vellum_pool::device::Device;
@@ -9,6 +8,7 @@ use vellum_pool::{PageRef, Pool};
 
 use crate::error::{Error, Result};
 use crate::store::file::{Checkpoints, StoreFile};
+use crate::store::group_commit::GroupCommit;
 use crate::store::header::{Header, NEXT_TREE_MAX};
 use crate::store::pages::PageStore;
 use crate::tree::TreeState;
@@ -23,8 +23,7 @@ pub(crate) struct StoreCore {
     open_trees: Mutex<OpenTrees>,
     /// Held during a checkpoint: two may hold the gate at a time.
     pub checkpoints: Mutex<Checkpoints>,
-    /// How many checkpoints have come to their cut, which covers all changes that ended before.
-    pub cuts: AtomicU64,
+    pub commits: GroupCommit,
 }
 
 /// Trees by name, as long as they have handles.
@@ -72,7 +71,7 @@ impl StoreCore {
             catalog: Arc::new(TreeState::catalog(PageRef::new(catalog, page_frames))),
             open_trees: Mutex::default(),
             checkpoints: Mutex::new(pool.with_space(|space| Checkpoints::of_file(free_map, space))),
-            cuts: AtomicU64::new(0),
+            commits: GroupCommit::default(),
             pages: PageStore::new(pool, device, file, salvage),
             salvage,
         }

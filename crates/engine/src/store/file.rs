@@ -208,8 +208,6 @@ impl StoreFile {
 /// What checkpoints know of those before them.
 #[derive(Debug, Default)]
 pub(crate) struct Checkpoints {
-    /// The number of the last one that succeeded.
-    pub last: u64,
     /// The places of the free map. They stay its own while the file is in use, so that the next
     /// checkpoint needs no space of a full disk.
     pub places: Vec<PageRef>,
@@ -221,7 +219,7 @@ impl Checkpoints {
     /// Of a file whose free map lies there, and is that of the space.
     pub(crate) fn of_file(places: Vec<PageRef>, space: &Space) -> Checkpoints {
         let map_of = (!places.is_empty()).then(|| space.generation());
-        Checkpoints { last: 0, places, map_of }
+        Checkpoints { places, map_of }
     }
 
     /// The places of the free map.

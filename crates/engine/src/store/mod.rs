@@ -11,6 +11,7 @@ pub(crate) mod free_map;
 pub(crate) mod gate;
 #[cfg(test)]
 mod gate_tests;
+pub(crate) mod group_commit;
 pub(crate) mod header;
 pub(crate) mod open;
 pub(crate) mod options;
