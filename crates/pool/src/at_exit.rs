@@ -1,11 +1,11 @@
-//! Something to do when the process exits or forks: [`at_exit`], [`after_fork`].
+//! Calls that the C library makes when the process exits or forks: [`at_exit`], [`after_fork`].
 #![allow(unsafe_code)]
 
 use std::io;
 
 /// Has the C library call `run` when the process exits: when `main` returns and when
-/// [`std::process::exit`] is called, on that thread, while the others go on. A signal that kills
-/// the process, `abort` and `_exit` call nothing. A child made by `fork` has the call, too.
+/// [`std::process::exit`] is called. It runs on that thread, while other threads go on. A signal
+/// that kills the process, `abort` and `_exit` skip the call. A child of `fork` inherits it.
 ///
 /// # Errors
 /// The C library has no memory for it.

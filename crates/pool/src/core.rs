@@ -1,7 +1,8 @@
-//! The memory side of a pool: surface, page states, budget, and what every operation needs of them.
+//! The memory side of a pool: the surface, the page states, the frame budget, and the steps on them
+//! that every operation needs.
 //!
-//! Nothing here knows the device. So a thread that completes a read on the device's own thread may
-//! hold this part of the pool, and the device never waits for itself to end.
+//! Nothing here knows the device. So a device's own thread may hold this part of the pool while it
+//! completes a read, and the device never waits for its own end.
 
 #![allow(unsafe_code)]
 
@@ -46,22 +47,22 @@ pub(crate) struct Core {
     poison: OnceLock<Arc<str>>,
 }
 
-/// Rounds of about a millisecond for which readers let an urgent writer go first.
+/// Rounds, of about a millisecond each, in which readers let an urgent writer go first.
 const URGENT_ROUNDS: u32 = if cfg!(feature = "model") { 3 } else { 100 };
 
 /// What a waiter waits for.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Wanted {
-    /// Any access beside a writer.
+    /// The end of the exclusive lock.
     NotLocked,
     /// A place among the shared holders.
     SharedPlace,
-    /// Nobody else.
+    /// The end of all locks.
     Alone,
 }
 
 impl Wanted {
-    /// `word` makes the waiter wait.
+    /// Whether `word` makes the waiter wait.
     pub(crate) fn is_blocked(self, word: Word) -> bool {
         match (self, word.state()) {
             (_, State::Locked) => true,
@@ -100,8 +101,8 @@ impl Core {
         }
     }
 
-    /// Puts pages that stay, and the states of all, into huge pages where that is possible and
-    /// wanted. `threads` are those that the pool may have in the background.
+    /// Turns on huge pages, for pages that stay resident and for the states, where the caller wants
+    /// them and the kernel has them. `threads` is how many background threads the pool may have.
     pub(crate) fn with_huge_pages(mut self, wanted: HugePages, threads: u64) -> Core {
         let frames = self.budget.capacity();
         let large = !cfg!(feature = "model") && frames >= HugeChunks::MIN_FRAMES;
@@ -114,14 +115,14 @@ impl Core {
         self
     }
 
-    /// Ends the thread that collapses, if there is one; it returns soon after.
+    /// Tells the collapser thread to end, if there is one; the thread returns soon after.
     pub(crate) fn end_huge_pages(&self) {
         if let Some(huge) = &self.huge {
             huge.candidates.end();
         }
     }
 
-    /// The state word of a page that lies in the file and fits the pool, and what it said; see
+    /// The state word of a page that lies in the file and fits the pool, and its value; see
     /// [`States::look`].
     #[inline(always)]
     pub(crate) fn look(&self, page: PageRef) -> Result<(&PageState, Word), PoolError> {
@@ -155,14 +156,14 @@ impl Core {
         self.states.look(page.id).expect("a page that is known lies in the file")
     }
 
-    /// All of the page is resident, and of this page: a reference of the right length. True of
-    /// any page of one frame. The caller holds the head, or validates it afterwards.
+    /// Whether all frames of the reference belong to this page, so that its length is right. Always
+    /// true of one frame. The caller holds the head, or validates it afterwards.
     #[inline]
     pub(crate) fn is_whole(&self, page: PageRef) -> bool {
         page.frames == 1 || self.inner(page).all(|(_, word)| word.state() == State::Inner)
     }
 
-    /// The page whose head the caller holds: all of its frames.
+    /// The whole page whose head the caller holds.
     pub(crate) fn whole(&self, head: PageId) -> PageRef {
         let is_inner = |id| {
             let sight = self.states.look(PageId(id));
@@ -190,8 +191,8 @@ impl Core {
     /// # Safety
     /// The page is resident, and held for as long as `'a`.
     pub(crate) unsafe fn bytes<'a>(&self, page: PageRef) -> &'a [u8] {
-        // SAFETY: `page` lies on the surface (it passed `state`), its memory is resident and, by
-        // the lock that the caller holds, nobody writes to it.
+        // SAFETY: `page` lies on the surface (it passed `look`), its memory is resident, and the
+        // lock that the caller holds keeps writers out.
         unsafe { std::slice::from_raw_parts(self.address(page), page.bytes()) }
     }
 
@@ -204,8 +205,9 @@ impl Core {
         }
     }
 
-    /// Waits a little for the shared holders of a page to leave. `seen` is the word that says so.
-    /// From the second of its `rounds` on, the caller lets no new holder join: it is the next.
+    /// Waits a little for the shared holders of a page to unlock it. `seen` is the word that counts
+    /// them. From the second of its `rounds` on, the caller is urgent: no new holder joins before
+    /// it.
     #[cold]
     pub(crate) fn wait_for_holders(
         &self,
@@ -225,11 +227,11 @@ impl Core {
         }
     }
 
-    /// Joins the shared holders of a page whose word was `seen`, a readable one; false if that has
-    /// changed, or after a wait for its turn.
+    /// Joins the shared holders of a readable page whose word was `seen`. False if the word has
+    /// changed, or after a wait for the caller's turn.
     ///
-    /// An urgent writer goes first, but only for so many `rounds` of the caller: a holder that
-    /// waits for the caller would never leave.
+    /// An urgent writer goes first, for a limited number of the caller's `rounds`: a holder of the
+    /// page may itself wait for the caller, and would otherwise never unlock it.
     pub(crate) fn join_in_turn(
         &self,
         page: PageRef,
@@ -255,7 +257,7 @@ impl Core {
         false
     }
 
-    /// As [`wait`](Core::wait), for a task. False if there is nothing to wait for any more.
+    /// As [`wait`](Core::wait), for a task. False if the task need not wait any more.
     pub(crate) fn wait_task(
         &self,
         page: PageRef,
@@ -271,22 +273,23 @@ impl Core {
         self.parking.park_task(page.id, waker, || self.is_blocked(page, wanted))
     }
 
-    /// The thread that unlocks or releases the page will wake those that wait for it.
+    /// Whether the page still blocks `wanted`. If so, the thread that unlocks or releases the page
+    /// wakes its waiters.
     fn is_blocked(&self, page: PageRef, wanted: Wanted) -> bool {
         let (_, now) = self.look_at_known(page);
         now.has_waiters() && wanted.is_blocked(now)
     }
 
-    /// Ends an exclusive hold and wakes who waited for it.
+    /// Ends an exclusive hold and wakes the waiters.
     pub(crate) fn unlock(&self, page: PageRef, leave: Leave, dirty: bool) {
         self.unlock_state(page, self.held(page), leave, dirty);
     }
 
-    /// As [`unlock`](Core::unlock), by who has the word at hand.
+    /// As [`unlock`](Core::unlock), for a caller that has the word at hand.
     #[inline]
     pub(crate) fn unlock_state(&self, page: PageRef, state: &PageState, leave: Leave, dirty: bool) {
         if dirty && !state.is_dirty_held() {
-            self.becomes_dirty(page.id);
+            self.note_dirty(page.id);
         }
         if state.unlock(leave, dirty) {
             self.parking.wake(page.id);
@@ -295,22 +298,22 @@ impl Core {
 
     #[cold]
     #[inline(never)]
-    fn becomes_dirty(&self, page: PageId) {
+    fn note_dirty(&self, page: PageId) {
         self.dirty.insert(page);
     }
 
-    /// The file has what memory has of a page that the caller holds.
-    pub(crate) fn written(&self, page: PageRef) {
+    /// Calls a page clean that the caller holds: the file has what memory has.
+    pub(crate) fn mark_clean(&self, page: PageRef) {
         self.held(page).clear_dirty();
         self.dirty.remove(page.id);
     }
 
-    /// Ends a shared hold and wakes who waited for it.
+    /// Ends a shared hold and wakes the waiters.
     pub(crate) fn unlock_shared(&self, page: PageRef) {
         self.unlock_shared_state(page, self.held(page));
     }
 
-    /// As [`unlock_shared`](Core::unlock_shared), by who has the word at hand.
+    /// As [`unlock_shared`](Core::unlock_shared), for a caller that has the word at hand.
     #[inline]
     pub(crate) fn unlock_shared_state(&self, page: PageRef, state: &PageState) {
         if state.unlock_shared() {
@@ -325,8 +328,8 @@ impl Core {
 
     /// Remembers the first failure after which the file's contents are unknown.
     ///
-    /// A full disk is none: the page stays dirty in memory, and can be written once there is room.
-    /// Nor is a write that the format has put off.
+    /// A full disk does not count: the page stays dirty in memory, and a later write succeeds once
+    /// there is room. A write that the format has put off does not count either.
     pub(crate) fn poison(&self, error: &PoolError) {
         let harmless = match error {
             PoolError::Write { source, .. } => is_disk_full(source),

@@ -9,16 +9,16 @@ use vellum_vm::{ReserveError, SurfaceError};
 use crate::page::format::PageDamage;
 use crate::page::{PageId, PageRef};
 
-/// An optimistic read saw a page change under it: start again. Nothing is wrong.
+/// A page changed during an optimistic read: retry. Nothing is wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the page changed during an optimistic read")]
 pub struct Restart;
 
-/// Why the pool could not do what it was asked.
+/// Why an operation of the pool failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PoolError {
-    /// The reference points past the end of the file: it is not from this file, or damaged.
+    /// The reference points past the end of the file: it belongs to another file, or is damaged.
     #[error("{page} lies beyond the end of the file, which has {pages} pages")]
     OutOfRange {
         /// What was asked for.
@@ -29,7 +29,7 @@ pub enum PoolError {
     /// The reference points to a page that was freed.
     #[error("page {0} is not allocated: the reference to it is stale")]
     PageFree(PageId),
-    /// A page was read, but its contents are wrong.
+    /// The device delivered a page, but its contents are wrong.
     #[error(transparent)]
     Damaged(#[from] PageDamage),
     /// The device did not deliver a page.
@@ -40,7 +40,7 @@ pub enum PoolError {
         /// What the device said.
         source: io::Error,
     },
-    /// The device did not take a page. It stays in memory and stays dirty.
+    /// The device failed to write a page. The page stays in memory and stays dirty.
     #[error("writing {page} failed: {source}")]
     Write {
         /// What was to be written.
@@ -48,10 +48,11 @@ pub enum PoolError {
         /// What the device said.
         source: io::Error,
     },
-    /// What has to be durable before pages are written did not become so. No dirty page may leave.
+    /// The log did not become durable, which has to happen before pages are written. No dirty page
+    /// may leave.
     #[error("pages cannot be written yet: {0}")]
     WriteAhead(#[source] io::Error),
-    /// The device could not promise that what was written is durable.
+    /// The device could not make durable what it had written.
     #[error("making the file durable failed: {0}")]
     Sync(#[source] io::Error),
     /// No space for more pages. Nothing was changed.
@@ -65,7 +66,7 @@ pub enum PoolError {
     /// The file could not be made longer or shorter.
     #[error("changing the file's size failed: {0}")]
     Resize(#[source] io::Error),
-    /// All of the pool is held by guards, or cannot be written back.
+    /// Guards hold all frames of the pool, or their pages cannot be written back.
     #[error(
         "the pool of {capacity} frames is exhausted: {wanted} more are needed, {used} are in use \
          and none could be evicted{}; drop guards, or open with a larger pool",
@@ -81,7 +82,7 @@ pub enum PoolError {
         /// The last failed write-back, if that is what keeps pages in memory.
         because: Option<String>,
     },
-    /// A page that is larger than the pool.
+    /// The page is larger than the pool.
     #[error(
         "a value, or another page, of {} does not fit the pool of {}: open with a pool of {} or \
          more",
@@ -93,7 +94,7 @@ pub enum PoolError {
         /// The pool's size in frames.
         capacity: u64,
     },
-    /// The pool was asked to be smaller than it can be.
+    /// The caller asked for a pool below the minimum.
     #[error("a pool of {frames} frames is below the minimum of {min}")]
     PoolTooSmall {
         /// What was asked for, in frames.
@@ -101,7 +102,7 @@ pub enum PoolError {
         /// The minimum, in frames.
         min: u64,
     },
-    /// The pool was asked to be larger than the memory that the process may use.
+    /// The caller asked for a pool larger than the memory that the process may use.
     #[error(
         "a pool of {} MiB is more than this process may use: {} has {} MiB; choose at most that",
         bytes.div_ceil(1 << 20), limit.source.display(), limit.bytes >> 20
@@ -109,13 +110,13 @@ pub enum PoolError {
     PoolTooLarge {
         /// What was asked for, in bytes.
         bytes: u64,
-        /// What the process may use, and where that is said.
+        /// What the process may use, and the file that says so.
         limit: MemoryLimit,
     },
-    /// How much memory there is could not be learnt.
-    #[error("cannot tell how much memory there is: {0}; give the pool's size")]
+    /// The pool could not find out how much memory there is.
+    #[error("cannot find out how much memory there is: {0}; give the pool's size")]
     MemoryLimit(#[source] io::Error),
-    /// A thread for eviction in the background could not be started.
+    /// A background thread could not be started.
     #[error("starting a background thread failed: {0}; ask for fewer, or raise the limit")]
     Thread(#[source] io::Error),
     /// An earlier write or sync failed; what the file holds is no longer known.
@@ -124,27 +125,27 @@ pub enum PoolError {
          save what you need, close, and check the device"
     )]
     Poisoned(Arc<str>),
-    /// A change was asked of a file that was opened to be read.
+    /// The caller asked for a change of a file that is open read-only.
     #[error("the file is open read-only")]
     ReadOnly,
-    /// The map of allocated pages does not agree with what was asked.
+    /// The map of allocated pages contradicts the operation.
     #[error("the map of allocated pages is inconsistent: {0}")]
     Space(#[from] crate::space::SpaceError),
-    /// A page that the map of allocated pages calls free is in use: the file is damaged.
-    #[error("{0} is in use though it is not allocated: the file is damaged; dump it and load anew")]
+    /// The map of allocated pages calls a page free that is in use: the file is damaged.
+    #[error("{0} is in use though it is not allocated: the file is damaged; dump it and reload it")]
     InUse(PageRef),
-    /// A page of another size is in memory at this place, or a page that begins elsewhere.
+    /// The page in memory at this place has another size, or begins elsewhere.
     #[error("{0} is not a page of this size: the reference to it is stale or damaged")]
     WrongSize(PageRef),
-    /// The kernel did not put memory behind a page. Nothing was changed.
-    #[error("no memory can be put behind {page}: {source}")]
+    /// The kernel did not populate a page. Nothing was changed.
+    #[error("the kernel cannot give {page} memory: {source}")]
     Populate {
-        /// The page that was to come.
+        /// The page that needed memory.
         page: PageRef,
         /// What the kernel said.
         source: io::Error,
     },
-    /// The kernel did not take the memory of a page back.
+    /// The kernel did not release the memory of a page.
     #[error("releasing the memory of {page} failed: {source}")]
     Release {
         /// What was to be released.
@@ -152,17 +153,17 @@ pub enum PoolError {
         /// What the kernel said.
         source: io::Error,
     },
-    /// Address space or a batch of page-table changes was refused.
+    /// The kernel refused address space, or a batch of page-table changes.
     #[error(transparent)]
     Surface(#[from] SurfaceError),
-    /// Address space for the page states was refused.
+    /// The kernel refused address space for the page states.
     #[error(transparent)]
     Reserve(#[from] ReserveError),
 }
 
 impl PoolError {
-    /// The format has put the write off: [`PageFormat::write_ahead`](crate::PageFormat) said "not
-    /// now".
+    /// Whether the format has put the write off: [`PageFormat::write_ahead`](crate::PageFormat)
+    /// said "not now".
     pub(crate) fn is_put_off(&self) -> bool {
         matches!(self, PoolError::WriteAhead(said) if said.kind() == io::ErrorKind::WouldBlock)
     }

@@ -2,12 +2,12 @@
 //!
 //! This is vmcache (Leis et al., "Virtual-Memory Assisted Buffer Management", SIGMOD'23, section 3)
 //! as a library. A page's identifier is its position in the file *and* on a surface of virtual
-//! memory, so a hit costs one look at the page's state word and nothing else: no hash table, no
-//! pointers to swizzle, and pages may refer to each other in any way, cycles too. Which pages are
-//! in memory is the pool's decision alone; it never has more of them than it was told.
+//! memory. So a hit reads the page's state word and nothing else: no hash table, no pointers to
+//! swizzle, and pages may refer to each other in any way, cycles too. The pool alone decides which
+//! pages are in memory, and never keeps more of them than its size.
 //!
-//! It is for stores whose pages refer to one another and outgrow memory. A pool of 1 MiB that keeps
-//! 4 MiB, which it writes back and reads again as it must:
+//! It is for stores whose pages refer to one another and outgrow memory. Here a pool of 1 MiB keeps
+//! 4 MiB of pages, which it writes back and faults in again as needed:
 //!
 //! ```
 //! use std::sync::Arc;
@@ -34,9 +34,9 @@
 //! ```
 //!
 //! Where to go next: [`Pool`] has the operations, [`OptimisticGuard`] the reads without a lock,
-//! [`PoolOptions`] what can be chosen; a [`PageFormat`] checks pages as they come and seals them as
-//! they leave, and a [`Device`](device::Device) is where they go. The README of the crate has the
-//! rules for locks.
+//! [`PoolOptions`] the options. A [`PageFormat`] checks pages after a read and seals them before a
+//! write; a [`Device`](device::Device) stores them. The README of the crate has the rules for
+//! locks.
 
 mod at_exit;
 mod core;

@@ -1,11 +1,11 @@
-//! How pages become resident and cease to be: what is done with state words, memory and policy, in
-//! which order.
+//! How pages become resident and how they leave: the order of the steps on state words, memory and
+//! the replacement policy.
 //!
-//! A page that comes is claimed (locked, all of its frames part of it), filled, admitted, unlocked.
-//! One that goes is dismissed: its memory is taken away while it is locked, and then it is evicted
-//! or free. Where states are with the frames ([`States::Frames`]), a page is no longer anybody's
-//! from the moment at which its memory goes, and the thread that brings its memory has it locked;
-//! all that is to be said of the page in between is said before.
+//! The thread that faults a page in claims the page (it locks all of its frames), fills it, admits
+//! it and unlocks it. The thread that evicts or frees a page locks it, releases its memory, and
+//! then calls it evicted or free. With states in the frames ([`States::Frames`]) the lock ends when
+//! the memory goes, and the thread that brings new memory holds the new lock. So the thread that
+//! releases a page updates the policy and the page's bits before the release.
 
 #![allow(unsafe_code)]
 
@@ -24,57 +24,57 @@ use crate::page::states::States;
 /// From so many frames on, a new page's memory is populated by one call instead of by faults.
 const POPULATE_FROM: u32 = 4;
 
-/// How often to look again, after a millisecond or so, at a frame to which an old reference has led
-/// another thread. That one leaves it when its read has ended, if not before.
-pub(crate) const LOOKS: u32 = 1_000;
+/// Retries, a millisecond or so apart, for a frame that another thread has locked through a stale
+/// reference. That thread unlocks the frame when its read has ended, if not before.
+pub(crate) const RETRIES: u32 = 1_000;
 
-/// How claiming a page went.
+/// The outcome of an attempt to claim a page.
 #[derive(Debug)]
-pub(crate) enum Coming {
-    /// The caller holds it exclusively.
-    Ours(Enclosed),
-    /// Another thread was first: look again.
+pub(crate) enum ClaimOutcome {
+    /// The caller holds the page exclusively.
+    Ours(InnerBefore),
+    /// Another thread was first: retry.
     Lost,
-    /// One of its inner frames is on its way to or from another page.
+    /// Another page is taking or releasing one of the inner frames.
     Blocked,
 }
 
-/// What the frames behind the head of a claimed page were before.
+/// The states that the inner frames of a claimed page had before the claim.
 #[derive(Debug, Default)]
-pub(crate) struct Enclosed(Vec<Leave>);
+pub(crate) struct InnerBefore(Vec<Leave>);
 
 impl Core {
-    /// Whether the frames of a page are to be taken out of the budget before it is claimed, and not
-    /// afterwards: claiming it brings its memory.
+    /// Whether a claim brings the page's memory. If so, the caller takes the frames out of the
+    /// budget before the claim, and otherwise after it.
     pub(crate) fn claim_brings_memory(&self) -> bool {
         matches!(self.states, States::Frames(_))
     }
 
-    /// Locks an evicted page, whose word was `seen`, and the frames behind its head. Never waits.
+    /// Locks an evicted page whose word was `seen`, and its inner frames. Never waits.
     ///
     /// # Errors
-    /// If one of the frames is a page of its own, or there is no memory. Nothing has changed then.
+    /// If one of the frames is a page of its own, or there is no memory. Nothing changed.
     pub(crate) fn claim(
         &self,
         page: PageRef,
         state: &PageState,
         seen: Word,
-    ) -> Result<Coming, PoolError> {
+    ) -> Result<ClaimOutcome, PoolError> {
         let blocked = match &self.states {
             States::Pages(_) => {
                 if !state.try_lock(seen) {
-                    return Ok(Coming::Lost);
+                    return Ok(ClaimOutcome::Lost);
                 }
-                if let Some(enclosed) = self.lock_inner(page) {
-                    return Ok(Coming::Ours(enclosed));
+                if let Some(before) = self.lock_inner(page) {
+                    return Ok(ClaimOutcome::Ours(before));
                 }
                 self.unlock(page, Leave::Evicted, false);
-                Coming::Blocked
+                ClaimOutcome::Blocked
             }
             States::Frames(states) => match states.claim(&self.surface, &self.parking, page) {
-                Claim::Ours => return Ok(Coming::Ours(Enclosed::default())),
-                Claim::Lost => return Ok(Coming::Lost),
-                Claim::Blocked => Coming::Blocked,
+                Claim::Ours => return Ok(ClaimOutcome::Ours(InnerBefore::default())),
+                Claim::Lost => return Ok(ClaimOutcome::Lost),
+                Claim::Blocked => ClaimOutcome::Blocked,
                 Claim::Failed(errno) => {
                     return Err(PoolError::Populate { page, source: errno.into() });
                 }
@@ -84,15 +84,16 @@ impl Core {
         if overlaps { Err(PoolError::WrongSize(page)) } else { Ok(blocked) }
     }
 
-    /// Locks a page that was not allocated until now, and gives it zeroed memory or leaves that to
-    /// its first writer. The caller has taken its frames out of the budget.
+    /// Locks a page that is being allocated. It gives the page zeroed memory, or leaves that to the
+    /// first write fault. The caller has taken the frames out of the budget.
     ///
-    /// A thread with an old reference may be there, which finds out soon that it leads nowhere.
+    /// A thread with a stale reference may hold one of the frames; it soon finds the reference
+    /// stale and unlocks the frame.
     ///
     /// # Errors
-    /// [`PoolError::InUse`] or [`PoolError::Populate`]. Nothing has changed then.
+    /// [`PoolError::InUse`] or [`PoolError::Populate`]. Nothing changed.
     pub(crate) fn claim_unallocated(&self, page: PageRef) -> Result<(), PoolError> {
-        for _ in 0..LOOKS {
+        for _ in 0..RETRIES {
             let claim = match &self.states {
                 States::Pages(_) => self.lock_unallocated(page),
                 States::Frames(states) => states.claim_free(&self.surface, &self.parking, page),
@@ -137,7 +138,7 @@ impl Core {
         Claim::Ours
     }
 
-    /// Gives a page its memory that was locked to be allocated, and joins its frames.
+    /// Gives a locked page that is being allocated its memory, and joins its frames.
     fn fill_unallocated(&self, page: PageRef) -> Result<(), PoolError> {
         match self.states {
             // SAFETY: the page lies on the surface, its memory is resident and it is held
@@ -154,11 +155,11 @@ impl Core {
         Ok(())
     }
 
-    /// Puts zeroed memory behind a page that has none, or leaves that to its first writer.
-    /// The caller holds it exclusively and has taken its frames out of the budget.
+    /// Populates a page with zeroed memory, or leaves that to the first write fault. The caller
+    /// holds the page exclusively and has taken its frames out of the budget.
     ///
     /// # Errors
-    /// What the kernel said; a part of the page may have memory then.
+    /// What the kernel said; a part of the page may have memory.
     fn populate_zeroed(&self, page: PageRef) -> io::Result<()> {
         let by_writing = self.surface.fault_behaviour().writing_populates();
         if by_writing && page.frames < POPULATE_FROM {
@@ -167,7 +168,7 @@ impl Core {
         let mut entry = [Entry::new(page.range())];
         self.surface.populate(&mut entry);
         if by_writing {
-            // Failing to populate ahead is no failure: the first write populates.
+            // A failure to populate ahead is harmless: the first write populates.
             return Ok(());
         }
         entry[0].result?;
@@ -179,10 +180,10 @@ impl Core {
         Ok(())
     }
 
-    /// Locks the frames behind the head, whose lock the caller has. None, and nothing has changed,
-    /// if one of them is resident or on its way.
-    fn lock_inner(&self, page: PageRef) -> Option<Enclosed> {
-        let mut enclosed = Vec::with_capacity(page.frames as usize - 1);
+    /// Locks the inner frames of a page; the caller holds the head. None if one of the inner frames
+    /// is resident or in transit; then nothing changed.
+    fn lock_inner(&self, page: PageRef) -> Option<InnerBefore> {
+        let mut before = Vec::with_capacity(page.frames as usize - 1);
         for (inner, seen) in self.inner(page) {
             let leave = match seen.state() {
                 State::Evicted => Some(Leave::Evicted),
@@ -190,24 +191,24 @@ impl Core {
                 _ => None,
             };
             match leave.filter(|_| inner.try_lock(seen)) {
-                Some(leave) => enclosed.push(leave),
+                Some(leave) => before.push(leave),
                 None => {
-                    self.unlock_inner(page, enclosed);
+                    self.unlock_inner(page, before);
                     return None;
                 }
             }
         }
-        Some(Enclosed(enclosed))
+        Some(InnerBefore(before))
     }
 
-    /// Ends the lock of frames behind the head, from the first on.
+    /// Unlocks inner frames, from the first on, one for each of `leaves`.
     fn unlock_inner(&self, page: PageRef, leaves: impl IntoIterator<Item = Leave>) {
         for (inner, leave) in inner_pages(page).zip(leaves) {
             self.unlock(inner, leave, false);
         }
     }
 
-    /// Makes the locked frames behind the head part of the page, which is there now.
+    /// Makes the locked inner frames part of the page, whose contents are complete.
     fn join(&self, page: PageRef) {
         for inner in inner_pages(page) {
             if self.held(inner).take_over(true) {
@@ -216,12 +217,12 @@ impl Core {
         }
     }
 
-    /// What the words of a page's frames behind its head say.
+    /// The state words of a page's inner frames.
     pub(crate) fn inner(&self, page: PageRef) -> impl Iterator<Item = (&PageState, Word)> {
         inner_pages(page).filter_map(|inner| self.states.look(inner.id))
     }
 
-    /// A frame behind the head that is on its way to or from another page, or back to this one.
+    /// An inner frame that is in transit: another page, or this one, is taking or releasing it.
     pub(crate) fn inner_in_transit(&self, page: PageRef) -> Option<(PageRef, &PageState, Word)> {
         inner_pages(page).find_map(|inner| {
             let (state, seen) = self.states.look(inner.id)?;
@@ -229,8 +230,8 @@ impl Core {
         })
     }
 
-    /// A read into a claimed page has ended: checks the page and admits it. After an error it is
-    /// the caller's to [`unclaim`](Core::unclaim).
+    /// Checks and admits a claimed page whose read has ended. After an error the caller must
+    /// [`unclaim`](Core::unclaim) the page.
     pub(crate) fn finish_read(
         &self,
         page: PageRef,
@@ -245,34 +246,35 @@ impl Core {
         Ok(())
     }
 
-    /// A page became resident: its memory is there, or comes as it is written. The caller holds it
-    /// exclusively and has taken its frames out of the budget.
+    /// Tells the policy that a page is resident: it has its memory, or gets it by write faults. The
+    /// caller holds the page exclusively and has taken its frames out of the budget.
     pub(crate) fn admit(&self, page: PageRef) {
         self.policy.admit(page);
         if let Some(huge) = &self.huge {
-            huge.come(page.range());
+            huge.admit(page.range());
         }
     }
 
-    /// Gives a claimed page up that was not admitted: it is evicted, without memory and unlocked.
-    /// The reference to it may be wrong, so the frames behind the head are again what they were.
-    /// Where the kernel does not take the memory, it is found there when the page comes next.
-    pub(crate) fn unclaim(&self, page: PageRef, enclosed: Enclosed) {
+    /// Undoes the claim of a page that was not admitted: the page is evicted, without memory and
+    /// unlocked. The reference to it may be wrong, so the inner frames get back their states. If
+    /// the kernel refuses to release the memory, the next claim of the page finds it there.
+    pub(crate) fn unclaim(&self, page: PageRef, before: InnerBefore) {
         if let States::Frames(states) = &self.states {
             states.unclaim(&self.surface, &self.parking, page);
             return;
         }
         self.release_small(&mut [Entry::new(page.range())]);
-        self.unlock_inner(page, enclosed.0);
+        self.unlock_inner(page, before.0);
         self.unlock(page, Leave::Evicted, false);
     }
 
-    /// Takes the memory of admitted pages away, with one call for all of them, and evicts them; a
-    /// result for each. The caller holds them exclusively, and no reference to their bytes is left.
+    /// Releases the memory of admitted pages, with one call for all, and evicts the pages; one
+    /// result for each. The caller holds the pages exclusively, and no reference to their bytes is
+    /// left.
     ///
-    /// EBUSY is an ordinary answer: the page lies in a huge page on which others have I/O under
-    /// way, or which is just put together; or, on exmap, its own I/O has not let go of it yet.
-    /// Like any page that fails to be released, it stays, unlocked.
+    /// EBUSY is an ordinary answer: the page lies in a huge page that is pinned for I/O or that the
+    /// collapser is building, or, on exmap, the page's own I/O still pins it. A page whose release
+    /// fails stays resident, unlocked.
     pub(crate) fn evict(&self, pages: &[PageRef]) -> Vec<Result<(), Errno>> {
         pages.iter().for_each(|page| self.begin_release(*page, Leave::Evicted));
         let mut entries: Vec<Entry> = pages.iter().map(|page| self.entry(*page)).collect();
@@ -288,8 +290,9 @@ impl Core {
         pages.iter().zip(entries).map(gone).collect()
     }
 
-    /// As [`evict`](Core::evict), for one page that is freed, and cannot stay for another try:
-    /// waits a little where that would say EBUSY. If it stays all the same, it is unlocked.
+    /// As [`evict`](Core::evict), for one page that is freed. Where `evict` would say EBUSY, this
+    /// waits a little, because no later eviction retries. If the release fails all the same, the
+    /// page stays resident, unlocked.
     pub(crate) fn release_freed(&self, page: PageRef) -> io::Result<()> {
         self.begin_release(page, Leave::Free);
         let mut entry = self.entry(page);
@@ -303,8 +306,8 @@ impl Core {
         Ok(self.end_release(page, Leave::Free, entry.result)?)
     }
 
-    /// Frees an evicted page, whose word was `seen`. None if that has changed; false if a thread
-    /// reads the page in just now.
+    /// Frees an evicted page whose word was `seen`. None if the word has changed; false if a thread
+    /// is reading the page in.
     ///
     /// # Errors
     /// If it is free already.
@@ -331,8 +334,8 @@ impl Core {
         }
     }
 
-    /// What is to be released of a page with one call. If that fails, all of it is still there;
-    /// what is too long for that is taken away in pieces when the page goes, or has holes then.
+    /// What one call releases of a page. If that call fails, the whole page is still there. The
+    /// entry of a page too long for that is empty: the kernel releases such a page in pieces.
     fn entry(&self, page: PageRef) -> Entry {
         match &self.states {
             States::Frames(_) if self.is_long(page) => Entry::new(PageRange::new(page.id.0, 0)),
@@ -344,17 +347,17 @@ impl Core {
         u64::from(page.frames) > self.surface.released_whole()
     }
 
-    /// Ends the exclusive hold of a page whose memory is gone, or is not.
+    /// Ends the exclusive hold of a page after its release, which may have failed.
     ///
-    /// The frames behind the head are free then, evicted page or not: none of them is a page, and
-    /// a stale reader that knew one when it was must not bring it in.
+    /// After a release the inner frames are free, even if the page itself is only evicted: none of
+    /// them is a page, and a reader with a stale reference to one must not fault it in.
     fn end_release(
         &self,
         page: PageRef,
         leave: Leave,
         released: Result<(), Errno>,
     ) -> Result<(), Errno> {
-        // What may have holes is no page any more. What is left of it is found when it comes back.
+        // A page that may have holes is no longer resident. The next claim finds what is left.
         if released.is_err() && !self.is_long(page) {
             if let States::Frames(states) = &self.states {
                 self.policy.admit(page);
@@ -363,8 +366,8 @@ impl Core {
             self.unlock(page, Leave::Unlocked, false);
             return released;
         }
-        // Only a page that is freed may still be dirty, and no thread can bring that one back. One
-        // that is evicted may be here again, and dirty, as soon as its memory was released.
+        // Only a freed page may still be dirty, and no thread can fault that one in. An evicted
+        // page may be resident again, and dirty, as soon as its memory was released.
         if leave == Leave::Free {
             self.dirty.remove(page.id);
         }
@@ -382,14 +385,15 @@ impl Core {
         Ok(())
     }
 
-    /// Releases pages that the caller holds, and that lie in no huge page, or with all of one.
+    /// Releases pages that the caller holds. Each lies outside of huge pages, or the entries cover
+    /// the whole huge page.
     fn release_small(&self, entries: &mut [Entry]) {
         if entries.is_empty() {
             return;
         }
         self.release_batches.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller holds the pages exclusively, so only optimistic readers look at
-        // them, and what those read is discarded.
+        // SAFETY: the caller holds the pages exclusively, so only optimistic readers look at them,
+        // and those discard what they read.
         unsafe { self.surface.release(entries) };
         if let States::Frames(states) = &self.states {
             states.released(entries);
@@ -397,12 +401,12 @@ impl Core {
     }
 }
 
-/// A page of its own, which is resident and stays so for now.
+/// The word is that of a page's head, and the page is resident.
 fn is_settled((_, word): (&PageState, Word)) -> bool {
     matches!(word.state(), State::Unlocked | State::Marked | State::Shared(_))
 }
 
-/// The frames behind a page's head, as if they were pages.
+/// The inner frames of a page, each as if it were a page.
 fn inner_pages(page: PageRef) -> impl Iterator<Item = PageRef> {
     (page.id.0 + 1..page.id.0 + u64::from(page.frames)).map(|id| PageRef::new(id, 1))
 }

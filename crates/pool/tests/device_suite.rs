@@ -287,7 +287,7 @@ fn an_abandoned_read_is_an_error() {
     let calls = Arc::new(AtomicUsize::new(0));
     let counter = Arc::clone(&calls);
     drop(ReadDone::new(move |result| {
-        assert_eq!(result.unwrap_err().to_string(), "read abandoned");
+        assert_eq!(result.unwrap_err().to_string(), "the device dropped the read without a result");
         counter.fetch_add(1, Ordering::Relaxed);
     }));
     assert_eq!(calls.load(Ordering::Relaxed), 1);

@@ -1,4 +1,4 @@
-//! Where pages live when they are not in memory.
+//! Devices: the storage of pages that are not in memory.
 //!
 //! A [`Device`] moves pages between a surface and storage. Page `p` of the surface is page `p` of
 //! the storage, always: a page identifier is a position in both.
@@ -7,9 +7,9 @@
 //!   with io_uring or a few threads below;
 //! - [`MemoryDevice`]: bytes in memory, for tests and stores that need not last.
 //!
-//! What every device promises: a [`ReadDone`] is called exactly once, with no lock of the device
-//! held; nothing touches the caller's memory after `read` or `write` returned or a `ReadDone` was
-//! called; dropping a device waits for the reads in flight and calls their `ReadDone`s.
+//! Every device promises three things. It calls a [`ReadDone`] exactly once, and holds no lock of
+//! its own meanwhile. It does not touch the caller's memory after `read` or `write` has returned or
+//! a `ReadDone` was called. Dropping it waits for the reads in flight and calls their `ReadDone`s.
 
 use std::fmt;
 use std::io;
@@ -51,11 +51,11 @@ pub use testing::{Call, Fault, FaultPlan, FaultyDevice, HookedDevice, Operation,
 /// owns its surface and holds the page's latch in the state Locked, which is what makes these safe
 /// functions sound.
 ///
-/// # What a device has to see to
+/// # Contract of the devices
 ///
-/// Before a range is written to, by the device or by the kernel for it, it has to be populated:
-/// on some surfaces a write to a released page is a fault
-/// ([`Surface::fault_behaviour`](vellum_vm::FaultBehaviour)). What it held is of no interest.
+/// The device populates a range before it, or the kernel for it, writes to the range: on some
+/// surfaces a write to a released page is an error
+/// ([`Surface::fault_behaviour`](vellum_vm::FaultBehaviour)). The former contents do not matter.
 pub trait Device: Send + Sync + fmt::Debug + 'static {
     /// Reads `range` into the surface and populates it. Blocks.
     ///
@@ -64,23 +64,23 @@ pub trait Device: Send + Sync + fmt::Debug + 'static {
     /// undefined. `UnexpectedEof` if the range does not lie wholly within the storage.
     fn read(&self, surface: &Surface, range: PageRange) -> io::Result<()>;
 
-    /// Starts reading each range into the surface and returns. Each [`ReadDone`] is called exactly
-    /// once with what [`read`](Device::read) would have returned, on any thread, also on the
-    /// calling one before this returns. It may call the device again; it should not block. Nor
-    /// does the start block, unless the storage answers without making a thread sleep: such reads
-    /// are cheapest where they are asked for.
+    /// Starts reading each range into the surface and returns. The device calls each [`ReadDone`]
+    /// exactly once with what [`read`](Device::read) would have returned, on any thread; it may
+    /// call it on the calling thread before this returns. A `ReadDone` may call the device again;
+    /// it should not block. The start does not block either, except on storage that answers without
+    /// making a thread sleep: the calling thread does such reads itself, which is cheapest.
     fn start_reads(&self, surface: &Surface, reads: Vec<(PageRange, ReadDone)>);
 
     /// Writes all entries, in flight together, and blocks until all are done. Each entry gets its
-    /// own result. Entries must not overlap one another. Written does not mean durable: see
+    /// own result. Entries must not overlap. A written entry need not be durable: see
     /// [`sync`](Device::sync).
     fn write(&self, batch: &mut [Write<'_>]);
 
-    /// Makes everything durable that was written, and the size, before this was called.
+    /// Makes durable all writes, and all changes of the length, that ended before the call.
     ///
     /// # Errors
-    /// After a failure it is unknown what is durable, and asking again does not help: the kernel
-    /// may have dropped the data that it could not write.
+    /// After a failure it is unknown what is durable, and a retry does not help: the kernel may
+    /// have dropped the data that it could not write.
     fn sync(&self) -> io::Result<()>;
 
     /// The length of the storage in pages, rounded down.
@@ -90,23 +90,23 @@ pub trait Device: Send + Sync + fmt::Debug + 'static {
     fn pages(&self) -> io::Result<u64>;
 
     /// Makes the storage exactly `pages` pages long. Growing allocates the space, so that a full
-    /// disk is found here and not when a page is written back; shrinking gives the tail back. New
-    /// pages read as zeros. A block device keeps its length: any `pages` within it is accepted.
+    /// disk shows here and not when a page is written back. Shrinking frees the space at the end.
+    /// New pages read as zeros. A block device keeps its length, and accepts any `pages` within it.
     ///
     /// # Errors
-    /// `StorageFull` if there is no space; the length is then what it was before.
+    /// `StorageFull` if there is no space; the length has not changed.
     fn resize(&self, pages: u64) -> io::Result<()>;
 
-    /// Lets other processes, and other devices of this one, have the storage. The caller neither
-    /// writes to it from now on nor believes what it reads from it. A storage without locks has
-    /// nothing to do.
+    /// Unlocks the storage for other processes, and for other devices of this process. From now on
+    /// the caller does not write to it, and does not trust what it reads. A storage without locks
+    /// does nothing.
     fn unlock(&self) {}
 
-    /// What this device is and how it does its work.
+    /// The kind of this device, and how it moves bytes.
     fn info(&self) -> DeviceInfo;
 }
 
-/// One entry of a batch of writes: `parts`, one after the other, to the place of `page`.
+/// One entry of a batch of writes: both `parts`, in order, go to the place of `page`.
 #[derive(Debug)]
 pub struct Write<'a> {
     /// The first page written.
@@ -114,7 +114,7 @@ pub struct Write<'a> {
     /// The bytes: the second part follows the first in the file and may be empty. Lengths are
     /// multiples of 4096 bytes, addresses of parts that are not empty are aligned to 4096.
     pub parts: [&'a [u8]; 2],
-    /// How it went. Meaningful after [`Device::write`]; it starts as `Ok`.
+    /// The result, after [`Device::write`]; `Ok` before.
     pub result: io::Result<()>,
 }
 
@@ -135,8 +135,8 @@ impl<'a> Write<'a> {
     }
 }
 
-/// What to call when a read is done: exactly once, on any thread. One that is dropped uncalled
-/// calls itself with an error, so that nobody waits for a read that will not come.
+/// The callback of a read: the device calls it exactly once, on any thread. A callback that is
+/// dropped uncalled calls itself with an error, so that no thread waits for ever.
 pub struct ReadDone(Option<Box<dyn FnOnce(io::Result<()>) + Send>>);
 
 impl ReadDone {
@@ -145,7 +145,7 @@ impl ReadDone {
         Self(Some(Box::new(done)))
     }
 
-    /// Says how the read went.
+    /// Calls the function with the result of the read.
     pub fn call(mut self, result: io::Result<()>) {
         if let Some(done) = self.0.take() {
             done(result);
@@ -156,7 +156,7 @@ impl ReadDone {
 impl Drop for ReadDone {
     fn drop(&mut self) {
         if let Some(done) = self.0.take() {
-            done(Err(io::Error::other("read abandoned")));
+            done(Err(io::Error::other("the device dropped the read without a result")));
         }
     }
 }
@@ -167,20 +167,20 @@ impl fmt::Debug for ReadDone {
     }
 }
 
-/// What a device is and how it does its work.
+/// The kind of a device, and how it moves bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DeviceInfo {
     /// The file, if there is one.
     pub path: Option<PathBuf>,
-    /// `Ok` if I/O goes past the kernel's page cache; otherwise the reason why it does not.
+    /// `Ok` if I/O bypasses the kernel's page cache; otherwise the reason why it does not.
     pub direct: Result<(), String>,
     /// What moves the bytes: `io_uring`, `threads`, `memory`, ...
     pub engine: &'static str,
 }
 
 impl DeviceInfo {
-    /// For devices outside this crate.
+    /// Makes one, for devices outside this crate.
     pub fn new(
         path: Option<PathBuf>,
         direct: Result<(), String>,
@@ -190,7 +190,7 @@ impl DeviceInfo {
     }
 }
 
-/// A shared device is a device, so that a test can keep a hand on the one that a pool uses.
+/// A shared device is a device, so that a test can keep a handle on the device of a pool.
 impl<D: Device + ?Sized> Device for Arc<D> {
     fn read(&self, surface: &Surface, range: PageRange) -> io::Result<()> {
         (**self).read(surface, range)

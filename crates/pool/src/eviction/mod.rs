@@ -1,9 +1,9 @@
-//! Eviction: who finds frames for pages that come, and how pages leave.
+//! Eviction: it finds frames for the pages that threads fault in or allocate.
 //!
-//! Batches go through the paper's five steps (SIGMOD'23, section 3.4): take candidates and hold
-//! the dirty ones shared; write those; lock all exclusively, or leave them be; release their
-//! memory with one call; call them evicted. Background threads keep some frames free; a thread that
-//! finds none evicts a batch by itself.
+//! A batch goes through the paper's five steps (SIGMOD'23, section 3.4): take candidates and hold
+//! the dirty ones shared; write those; lock all exclusively, and skip pages that are in use;
+//! release their memory with one call; call them evicted. Background threads keep some frames free.
+//! A thread that finds no free frame evicts a batch itself.
 
 pub(crate) mod frame_budget;
 pub(crate) mod write_back;
@@ -28,24 +28,24 @@ pub(crate) struct Eviction {
     device: Arc<dyn Device>,
     pub(crate) writer: Writer,
     batch: usize,
-    /// Background eviction begins when fewer frames than this are free ...
+    /// Background eviction begins when fewer frames than this are free.
     low: u64,
-    /// ... and ends when so many are.
+    /// Background eviction ends when this many frames are free.
     high: u64,
-    /// Rounds of about a millisecond in a row in which no frame is put back before the pool counts
-    /// as exhausted.
+    /// After so many consecutive rounds, of about a millisecond each, without a frame that is put
+    /// back, the pool counts as exhausted.
     patience: u32,
     background: Background,
     /// Why the last write-back failed, until one succeeds.
     failure: Mutex<Option<String>>,
-    /// How many batches the format has put off: they say that the pool is not exhausted.
+    /// How many batches the format has put off. While it rises, the pool is not exhausted.
     put_off: AtomicU64,
 }
 
 #[derive(Debug, Default)]
 struct Background {
     threads: u64,
-    /// One of the threads sleeps, and nobody has woken it yet.
+    /// One of the threads sleeps, and no other thread has woken it yet.
     asleep: AtomicBool,
     state: Mutex<BackgroundState>,
     wake_up: Condvar,
@@ -53,7 +53,7 @@ struct Background {
 
 #[derive(Debug, Default)]
 struct BackgroundState {
-    /// So many frames shall be free; 0 while nobody asks.
+    /// How many frames the background threads make free; 0 for no request.
     wanted: u64,
     /// Threads that sleep, or that were woken and do not run yet.
     sleeping: u64,
@@ -84,7 +84,7 @@ impl Eviction {
         }
     }
 
-    /// Takes frames for a page that comes, evicting others if need be.
+    /// Takes the frames for a page out of the budget. Evicts other pages if there are too few.
     pub(crate) fn reserve(&self, page: PageRef) -> Result<Reserved<'_>, PoolError> {
         match self.core.budget.try_reserve(page.frames) {
             Some(reserved) => {
@@ -95,7 +95,7 @@ impl Eviction {
         }
     }
 
-    /// As [`reserve`](Eviction::reserve), but gives up at once if there are none.
+    /// As [`reserve`](Eviction::reserve), but never evicts. None if there are too few frames.
     pub(crate) fn try_reserve(&self, page: PageRef) -> Option<Reserved<'_>> {
         let reserved = self.core.budget.try_reserve(page.frames);
         self.evict_ahead();
@@ -115,8 +115,8 @@ impl Eviction {
             if evicted.frames == 0 {
                 self.core.counters.count(Event::FrameWait);
                 self.core.budget.wait_briefly();
-                // A thread that loses each race for frames is unlucky, and one whose pages must not
-                // be written now has to wait: the pool is not exhausted.
+                // The pool is not exhausted if other threads got the frames, or if the format puts
+                // writes off.
                 rounds = if self.progress() == progress { rounds + 1 } else { 0 };
             }
         }
@@ -133,8 +133,8 @@ impl Eviction {
         }
     }
 
-    /// Goes up when frames are put back for which a thread waits, and when a write is put off: as
-    /// long as it does, waiting is not in vain.
+    /// A number that rises when frames come back while a thread waits for some, and when the format
+    /// puts a write off. While it rises, a thread that waits may yet get frames.
     pub(crate) fn progress(&self) -> u64 {
         self.core.budget.progress() + self.put_off.load(Ordering::Relaxed)
     }
@@ -144,7 +144,7 @@ impl Eviction {
         self.patience
     }
 
-    /// There are threads that evict in the background.
+    /// Whether threads evict in the background.
     pub(crate) fn has_background(&self) -> bool {
         self.background.threads > 0
     }
@@ -170,8 +170,8 @@ impl Eviction {
         evicted
     }
 
-    /// Step 1: the candidates that are still marked, clean ones and, held shared, dirty ones in
-    /// the order of the file.
+    /// Step 1: sorts the candidates that are still marked into clean ones and dirty ones. Holds the
+    /// dirty ones shared, in the order of the file.
     fn hold_dirty(&self, candidates: &[PageRef]) -> (Vec<PageRef>, HeldPages<'_>) {
         let (mut clean, mut dirty) = (Vec::new(), HeldPages::none(&self.core));
         for &page in candidates {
@@ -188,12 +188,12 @@ impl Eviction {
                 }
             }
         }
-        // Devices write what follows one another in the file with one operation.
+        // Devices write neighbours in the file with one operation.
         dirty.sort();
         (clean, dirty)
     }
 
-    /// Step 2: writes the dirty ones. True for those that are clean now.
+    /// Step 2: writes the dirty pages. True for each page that is clean now.
     fn write(&self, dirty: &HeldPages<'_>) -> Vec<bool> {
         let results = self.writer.write(&*self.device, dirty);
         if matches!(results.first(), Some(Err(error)) if error.is_put_off()) {
@@ -206,7 +206,7 @@ impl Eviction {
         results.into_iter().map(|result| result.is_ok()).collect()
     }
 
-    /// Step 3: whatever nobody used meanwhile is locked exclusively; the rest stays.
+    /// Step 3: locks the pages exclusively that no thread has used meanwhile. The others stay.
     fn lock_exclusively(
         &self,
         clean: &[PageRef],
@@ -217,7 +217,7 @@ impl Eviction {
         for &page in clean {
             let (state, seen) = self.core.look_at_known(page);
             if seen.state() == State::Marked && !seen.is_dirty() && state.try_lock(seen) {
-                // Since it was proposed, it may have been freed and its place used again.
+                // The page may have been freed since, and another page may have its place.
                 if self.core.policy.contains(page) {
                     locked.push(page);
                 } else {
@@ -249,19 +249,19 @@ impl Eviction {
     pub(crate) fn wake_background(&self, frames: u64) {
         let mut state = lock(&self.background.state);
         state.wanted = state.wanted.max(frames);
-        // Until the woken thread runs, nobody else need spend a system call on waking it.
+        // Until the woken thread runs, no other thread need spend a system call on waking it.
         self.background.asleep.store(false, Ordering::Relaxed);
         drop(state);
         self.background.wake_up.notify_one();
     }
 
-    /// Ends the background threads; they return soon after.
+    /// Tells the background threads to end; they return soon after.
     pub(crate) fn end_background(&self) {
         lock(&self.background.state).ended = true;
         self.background.wake_up.notify_all();
     }
 
-    /// What a background thread does until it is ended.
+    /// The loop of a background thread, until [`end_background`](Self::end_background).
     pub(crate) fn run_background(&self) {
         loop {
             let mut state = lock(&self.background.state);
@@ -275,7 +275,7 @@ impl Eviction {
                 return;
             }
             let wanted = std::mem::take(&mut state.wanted).max(self.high);
-            // If this thread alone does not keep up, the next one is woken.
+            // If this thread does not keep up, a fix wakes the next one.
             self.background.asleep.store(state.sleeping > 0, Ordering::Relaxed);
             drop(state);
             self.evict_until_free_or_panic(wanted);
@@ -283,7 +283,7 @@ impl Eviction {
     }
 
     /// As [`evict_until_free`](Self::evict_until_free). A panic of the device or the format ends
-    /// this attempt, not the thread: threads that wait for frames look again.
+    /// this attempt, but not the thread. Threads that wait for frames then retry.
     fn evict_until_free_or_panic(&self, wanted: u64) {
         // In the model a panic is a failure of the test.
         if cfg!(feature = "model") {
@@ -291,7 +291,7 @@ impl Eviction {
         }
         let evicting = AssertUnwindSafe(|| self.evict_until_free(wanted));
         if catch_unwind(evicting).is_err() {
-            tracing::error!("the device or the format of the pages panicked during an eviction");
+            tracing::error!("the device or the page format panicked during an eviction");
             *lock(&self.failure) = Some("a panic ended an eviction".to_owned());
             self.core.budget.wake();
         }
@@ -301,7 +301,7 @@ impl Eviction {
         while self.core.budget.available() < wanted && !lock(&self.background.state).ended {
             let missing = wanted - self.core.budget.available().min(wanted);
             if self.evict_batch(missing.max(self.batch as u64)).frames == 0 {
-                // Nothing can go now: threads that wait for frames look again, and ask again.
+                // No page can leave now. Threads that wait for frames retry.
                 self.core.budget.wait_briefly();
                 self.core.budget.wake();
                 return;
@@ -367,8 +367,8 @@ mod tests {
         assert_eq!(pool.fix_shared(dirty).unwrap()[0], 1);
     }
 
-    /// The thread that evicts held it while it was dirty, and comes to write it after a checkpoint
-    /// has done so: the file must not be touched any more.
+    /// The evictor holds a page that was dirty when it looked. A checkpoint writes the page before
+    /// the evictor does: the evictor must not write it again.
     #[test]
     fn pages_that_were_written_meanwhile_are_not_written_again() {
         let (device, written) = noting();
@@ -403,7 +403,7 @@ mod tests {
         assert!(written.iter().any(|pages| pages.len() > 1));
     }
 
-    /// One frame goes from thread to thread, and another thread waits for two.
+    /// Threads pass one frame around while another thread waits for two.
     #[test]
     fn frames_that_come_and_go_are_no_exhaustion() {
         let options = PoolOptions {
@@ -419,7 +419,8 @@ mod tests {
         let mut one = budget.try_reserve(1).unwrap();
         std::thread::scope(|scope| {
             let waiting = scope.spawn(|| pool.eviction.reserve(PageRef::new(0, 2)).map(drop));
-            // In most rounds of a millisecond nothing happens, but never in so many in a row.
+            // Most rounds of a millisecond see no frame, but never as many in a row as the
+            // patience.
             for _ in 0..400 {
                 std::thread::sleep(std::time::Duration::from_millis(3));
                 drop(one);

@@ -1,8 +1,8 @@
 //! Writing dirty pages to the device, in batches.
 //!
-//! A page is written while it is held shared: readers go on, writers wait. Its first 4 KiB, where
-//! formats keep their checksum, are copied and sealed in the copy, so that no byte changes under
-//! readers; the rest goes out of the surface as it is.
+//! The writer of a page holds it shared: readers go on, and threads that change it wait. It copies
+//! the first 4 KiB, where formats keep their checksum, and seals the copy, so that no byte changes
+//! under readers. The device takes the rest from the surface.
 
 #![allow(unsafe_code)]
 
@@ -19,8 +19,8 @@ use crate::page::PageRef;
 use crate::statistics::counters::Event;
 use crate::sync::{Condvar, Mutex, lock, wait};
 
-/// Pages that this thread holds shared to write them. Dropping it lets go of them, also when a
-/// panic of the device or the format unwinds the thread.
+/// Pages that this thread holds shared to write them. Dropping it unlocks them, also when a panic
+/// of the device or the format unwinds the thread.
 #[derive(Debug)]
 pub(crate) struct HeldPages<'a> {
     core: &'a Core,
@@ -42,7 +42,7 @@ impl<'a> HeldPages<'a> {
         self.pages.sort_unstable();
     }
 
-    /// The pages, which the caller holds from now on.
+    /// Hands the pages over to the caller, which holds them from now on.
     pub(crate) fn take(mut self) -> Vec<PageRef> {
         std::mem::take(&mut self.pages)
     }
@@ -54,7 +54,8 @@ impl Drop for HeldPages<'_> {
     }
 }
 
-/// Unless it is forgotten, a panic of the device has ended a write, of which nothing is known.
+/// A write that has not returned. Dropping it poisons the pool: a panic of the device has ended the
+/// write, and the outcome is unknown.
 struct Unfinished<'a>(&'a Core);
 
 impl Drop for Unfinished<'_> {
@@ -63,7 +64,7 @@ impl Drop for Unfinished<'_> {
     }
 }
 
-/// Writes a batch to the device. If that panics the pool is poisoned.
+/// Writes a batch to the device. A panic of the device poisons the pool.
 pub(crate) fn write_to(device: &dyn Device, core: &Core, writes: &mut [Write<'_>]) {
     let started = Instant::now();
     let unfinished = Unfinished(core);
@@ -72,12 +73,12 @@ pub(crate) fn write_to(device: &dyn Device, core: &Core, writes: &mut [Write<'_>
     core.write_latency.record(started.elapsed(), writes.len() as u64);
 }
 
-/// Writes batches of dirty pages; keeps the buffers for their heads.
+/// Writes batches of dirty pages, and keeps the buffers for the copies of their first 4 KiB.
 #[derive(Debug)]
 pub(crate) struct Writer {
     batch: usize,
     buffers: Mutex<Buffers>,
-    /// No batch is under way any more.
+    /// Signals that no batch is under way.
     ended: Condvar,
 }
 
@@ -94,13 +95,13 @@ impl Writer {
         Writer { batch, buffers: Mutex::default(), ended: Condvar::new() }
     }
 
-    /// The most pages that are written together.
+    /// The most pages of one batch.
     pub(crate) fn batch(&self) -> usize {
         self.batch
     }
 
-    /// Writes pages, at most a batch of them. Those that were written are no longer dirty. The
-    /// results are in the order of the pages.
+    /// Writes pages, at most a batch of them, and calls those clean that the device has written.
+    /// The results are in the order of the pages.
     pub(crate) fn write(
         &self,
         device: &dyn Device,
@@ -118,7 +119,7 @@ impl Writer {
         for (page, result) in pages.iter().zip(&results) {
             match result {
                 Ok(()) => {
-                    core.written(*page);
+                    core.mark_clean(*page);
                     core.counters.count(Event::WriteBack);
                 }
                 Err(error) => core.poison(error),
@@ -172,8 +173,8 @@ fn write_sealed(
         newest_lsn = newest_lsn.max(core.format.seal(*page, head, body));
         writes.push(Write { page: page.id.0, parts: [head, body], result: Ok(()) });
     }
-    // The caller may have come late: a checkpoint has written the pages while the caller held
-    // them. The format need not be told of pages that the file has, and they need no write.
+    // A checkpoint may have written the pages while the caller held them. Then there is nothing to
+    // write, and nothing to ask the format.
     let still_dirty = || pages.iter().any(|page| core.held(*page).load().is_dirty());
     if still_dirty()
         && let Err(error) = core.format.write_ahead(newest_lsn, &still_dirty)

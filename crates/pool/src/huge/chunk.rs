@@ -131,7 +131,7 @@ impl Chunk {
 
     /// Pages became resident at the time `now`. True if the chunk is whole now, and small, and not
     /// queued yet, which it is from now on.
-    pub(super) fn come(&self, pages: u64, now: u32) -> bool {
+    pub(super) fn admit(&self, pages: u64, now: u32) -> bool {
         let becomes_candidate = |seen: Seen| {
             seen.resident() + pages == HUGE_PAGES
                 && seen.phase() == Phase::Small
@@ -262,8 +262,8 @@ mod tests {
 
     fn whole() -> Chunk {
         let chunk = Chunk::default();
-        assert!(!chunk.come(HUGE_PAGES - 1, 5));
-        assert!(chunk.come(1, 7));
+        assert!(!chunk.admit(HUGE_PAGES - 1, 5));
+        assert!(chunk.admit(1, 7));
         chunk
     }
 
@@ -273,12 +273,12 @@ mod tests {
         assert_eq!((chunk.load().since(), chunk.load().is_queued()), (7, true));
         assert_eq!(chunk.leave(3), Leaving::Go);
         assert_eq!(chunk.try_claim(|_| true), Err(chunk.load()));
-        assert!(!chunk.come(3, 9), "it is on the list");
+        assert!(!chunk.admit(3, 9), "it is on the list");
         assert_eq!(chunk.load().since(), 9);
         assert!(!chunk.try_dismiss(), "it is a candidate");
         assert_eq!(chunk.leave(1), Leaving::Go);
         assert!(chunk.try_dismiss() && !chunk.load().is_queued());
-        assert!(chunk.come(1, 10));
+        assert!(chunk.admit(1, 10));
     }
 
     #[test]
@@ -296,7 +296,7 @@ mod tests {
         assert_eq!(chunk.load(), huge);
         chunk.leave_unsplit(2);
         assert_eq!((chunk.load().phase(), chunk.load().resident()), (Phase::Huge, 510));
-        assert!(!chunk.come(2, 30) && chunk.load() == huge, "it is huge, or was");
+        assert!(!chunk.admit(2, 30) && chunk.load() == huge, "it is huge, or was");
         assert_eq!(chunk.leave(4), Leaving::Split(huge));
         chunk.finish_split(true);
         chunk.set_failures(1);
@@ -332,7 +332,7 @@ mod tests {
     fn the_table_has_a_word_for_every_chunk() {
         let table = ChunkTable::new();
         let chunks = [0, 1, FIRST - 1, FIRST, 3 * FIRST - 1, 3 * FIRST, 100_000];
-        chunks.iter().for_each(|chunk| _ = table.get(*chunk).come(*chunk % 500, 0));
+        chunks.iter().for_each(|chunk| _ = table.get(*chunk).admit(*chunk % 500, 0));
         for chunk in chunks {
             assert_eq!(table.get(chunk).load().resident(), chunk % 500, "{chunk}");
         }

@@ -148,12 +148,12 @@ impl HugeChunks {
     }
 
     /// Pages of the range became resident, and are held by the caller.
-    pub(crate) fn come(&self, range: PageRange) {
-        parts(range).for_each(|part| self.come_part(part));
+    pub(crate) fn admit(&self, range: PageRange) {
+        parts(range).for_each(|part| self.admit_part(part));
     }
 
-    fn come_part(&self, part: Part) {
-        if self.chunks.get(part.chunk).come(part.pages, self.now()) {
+    fn admit_part(&self, part: Part) {
+        if self.chunks.get(part.chunk).admit(part.pages, self.now()) {
             self.candidates.add(part.chunk);
         }
     }
@@ -291,7 +291,7 @@ impl HugeChunks {
             self.collapses.fetch_add(1, Ordering::AcqRel);
             self.chunks.get(part.chunk).stay_huge();
         } else {
-            self.come_part(part);
+            self.admit_part(part);
         }
     }
 

@@ -28,9 +28,8 @@ impl fmt::Display for PageId {
 /// A page of any multiple of 4 KiB (SIGMOD'23, section 3.5): contiguous in the file and in virtual
 /// memory, with one state word, that of its first frame.
 ///
-/// A reference to a page has its size, as it has its place: the pool keeps no table of
-/// sizes. [`PageFormat::verify`](crate::PageFormat::verify) can check the size that a page itself
-/// records.
+/// A reference carries the page's size along with its place: the pool keeps no table of sizes.
+/// [`PageFormat::verify`](crate::PageFormat::verify) can check the size that a page itself records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PageRef {
     /// The first frame's position.
@@ -42,7 +41,7 @@ pub struct PageRef {
 impl PageRef {
     /// The longest page: 2^24 - 1 frames, just under 64 GiB.
     pub const MAX_FRAMES: u32 = (1 << 24) - 1;
-    /// Pages end at or below this: 2^40 frames, 4 PiB of storage.
+    /// Every page ends at or below this: 2^40 frames, 4 PiB of storage.
     pub const MAX_ID: u64 = 1 << 40;
 
     /// A page of `frames` frames that begins at `id`.

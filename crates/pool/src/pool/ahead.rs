@@ -1,9 +1,9 @@
-//! Looking ahead: pages that are wanted soon, in the processor's caches or from the device.
+//! Prefetching: into the CPU's caches, and from the device.
 //!
-//! [`Pool::glance`] and [`Pool::touch`] are for code that works on many pages at a time and turns
-//! to another one where it would wait (group prefetching, Chen, Ailamaki, Gibbons and Mowry,
+//! [`Pool::glance`] and [`Pool::touch`] are for code that works on many pages in turn and switches
+//! to another page where it would wait (group prefetching, Chen, Ailamaki, Gibbons and Mowry,
 //! ICDE'04; asynchronous memory access chaining, Kocberber, Falsafi and Grot, VLDB'15).
-//! [`Pool::bring_in`] starts reads, for which it makes room.
+//! [`Pool::bring_in`] evicts pages to make room, and starts reads.
 
 #![allow(unsafe_code)]
 
@@ -16,24 +16,25 @@ use crate::pool::Pool;
 use crate::pool::guard::OptimisticGuard;
 use crate::statistics::counters::Event;
 
-/// Bytes of a line of the processor's caches.
+/// Bytes of a cache line.
 const LINE: usize = 64;
 
 impl Pool {
-    /// As [`optimistic`](Pool::optimistic), but never waits and never reads: none if the page is
-    /// not in memory, or held exclusively, or on its way ([`is_resident`](Pool::is_resident) tells
-    /// the two apart), or no page at all (`optimistic` says why not).
+    /// As [`optimistic`](Pool::optimistic), but never waits and never reads. None if the page is
+    /// not in memory, or if a thread holds it exclusively or is reading it
+    /// ([`is_resident`](Pool::is_resident) tells the two apart), or if the reference is bad
+    /// (`optimistic` says why).
     #[inline(always)]
     pub fn glance(&self, page: PageRef) -> Option<OptimisticGuard<'_>> {
         let core = &*self.core;
         let (mut state, mut seen) = core.look(page).ok()?;
         if !(seen.is_readable_unmarked() && core.is_whole(page)) {
-            (state, seen) = glance_again(core, page)?;
+            (state, seen) = glance_slow(core, page)?;
         }
         Some(OptimisticGuard::new(core, state, page, seen))
     }
 
-    /// Asks the processor for the page's state word, or for what leads to it.
+    /// Prefetches the cache line of the page's state word, or of the entry that leads to it.
     #[inline(always)]
     pub fn touch_state(&self, page: PageRef) {
         if let Some(line) = self.core.states.line(page.id) {
@@ -41,11 +42,11 @@ impl Pool {
         }
     }
 
-    /// Asks the processor for `len` bytes at `offset` of a page, resident or not. Where the page
-    /// is not in memory, or is none, nothing happens.
+    /// Prefetches the cache lines of `len` bytes at `offset` of a page. Does nothing if the page is
+    /// not in memory or the reference is bad.
     #[inline(always)]
     pub fn touch(&self, page: PageRef, offset: usize, len: usize) {
-        // What an optimistic reader takes for a number may be rubbish.
+        // An optimistic reader may have read any number.
         let place = (page.id.0 as usize).wrapping_mul(PAGE_SIZE);
         let base: *const u8 = self.core.surface.base().as_ptr().wrapping_add(place);
         let first = offset / LINE;
@@ -60,7 +61,7 @@ impl Pool {
         self.prefetch(pages);
     }
 
-    /// Evicts until there are `frames` frames, as far as that is easy.
+    /// Evicts until `frames` frames are free, or half of the pool, or a batch evicts nothing.
     fn evict_for(&self, frames: u64) {
         let wanted = frames.min(self.capacity() / 2);
         while self.core.budget.available() < wanted {
@@ -74,10 +75,10 @@ impl Pool {
     }
 }
 
-/// The word of a page that was not readable at first sight, if it is readable after all.
+/// The slow path of [`Pool::glance`]: unmarks a marked page.
 #[cold]
 #[inline(never)]
-fn glance_again(core: &Core, page: PageRef) -> Option<(&PageState, Word)> {
+fn glance_slow(core: &Core, page: PageRef) -> Option<(&PageState, Word)> {
     loop {
         let (state, seen) = core.look(page).ok()?;
         match seen.state() {
@@ -90,7 +91,7 @@ fn glance_again(core: &Core, page: PageRef) -> Option<(&PageState, Word)> {
     }
 }
 
-/// Asks the processor for a cache line. Any address will do: nothing is read that counts.
+/// Prefetches a cache line. Any address will do: the CPU ignores addresses without memory.
 #[inline(always)]
 fn touch_line(address: *const u8) {
     #[cfg(target_arch = "x86_64")]

@@ -12,7 +12,7 @@ use crate::space::SpaceSnapshot;
 use crate::statistics::counters::Event;
 use crate::sync::lock;
 
-/// The file grows by an eighth, by at most so many pages at once (64 MiB), at least by so many.
+/// The file grows by an eighth: at most by this many pages (64 MiB), and at least by that many.
 const GROWTH_MAX: u64 = 16_384;
 const GROWTH_MIN: u64 = 16;
 
@@ -20,7 +20,7 @@ impl Pool {
     /// Allocates a page of `frames` frames, zeroed, held exclusively and dirty.
     ///
     /// # Errors
-    /// [`PoolError::DiskFull`] and [`PoolError::Exhausted`] among others; then nothing changed.
+    /// [`PoolError::DiskFull`] and [`PoolError::Exhausted`], among others. Nothing changed.
     pub fn allocate(&self, frames: u32) -> Result<ExclusiveGuard<'_>, PoolError> {
         self.check_writable()?;
         self.free_deferred();
@@ -40,9 +40,9 @@ impl Pool {
                 self.give_place_up(page)?;
                 return Err(error);
             }
-            // No valid reference leads to it or into it. If any of its frames is in use all the
-            // same, the file is damaged, and the range stays allocated so that nothing is
-            // overwritten.
+            // No valid reference leads to the new page or into it. If one of its frames is in use
+            // all the same, the file is damaged. The range then stays allocated, so that no data
+            // is overwritten.
             claimed => claimed?,
         }
         reserved.keep();
@@ -52,10 +52,10 @@ impl Pool {
     }
 
     /// Allocates the place of a page that the caller writes past the pool; see
-    /// [`write_copies`](Pool::write_copies). The pool never reads or writes it.
+    /// [`write_copies`](Pool::write_copies). The pool itself never reads or writes the page.
     ///
     /// # Errors
-    /// [`PoolError::DiskFull`] among others; then nothing changed.
+    /// [`PoolError::DiskFull`], among others. Nothing changed.
     pub fn allocate_place(&self, frames: u32) -> Result<PageRef, PoolError> {
         self.check_writable()?;
         self.free_deferred();
@@ -70,14 +70,14 @@ impl Pool {
         }
     }
 
-    /// Frees a place from [`allocate_place`](Pool::allocate_place), or one that was such a place
-    /// when the file was written.
+    /// Frees a place from [`allocate_place`](Pool::allocate_place), of this pool or of the pool
+    /// that wrote the file.
     pub fn free_place(&self, page: PageRef) -> Result<(), PoolError> {
         self.check_writable()?;
         Ok(lock(&self.space).free(page.id.0, u64::from(page.frames))?)
     }
 
-    /// Gives the place of a page back that did not come to be.
+    /// Frees the place of a page whose allocation failed.
     fn give_place_up(&self, page: PageRef) -> Result<(), PoolError> {
         let mut space = lock(&self.space);
         space.free(page.id.0, u64::from(page.frames))?;
@@ -85,7 +85,7 @@ impl Pool {
         Ok(())
     }
 
-    /// Makes file, surface and page states reach to page `end`.
+    /// Grows the file, the surface and the page states up to page `end`.
     fn make_room(&self, end: u64, frames: u32) -> Result<(), PoolError> {
         if end <= self.file_pages.load(Ordering::Acquire) {
             return Ok(());
@@ -124,8 +124,9 @@ impl Pool {
 
     /// Frees a page that the caller does not hold, without reading it.
     ///
-    /// Waits for no holder, but up to 50 ms for a huge page to split: while a thread holds the page
-    /// (a reader of a blob, a write-back), it stays, and is freed by a later call of this pool.
+    /// Never waits for a holder, but up to 50 ms for a huge page to split. While a thread holds the
+    /// page (a reader of a blob, a write-back), the page stays, and a later call of this pool frees
+    /// it.
     pub fn free_page(&self, page: PageRef) -> Result<(), PoolError> {
         self.check_writable()?;
         self.free_deferred();
@@ -139,11 +140,11 @@ impl Pool {
         Ok(())
     }
 
-    /// Frees a page unless a thread holds it; true if it is free.
+    /// Frees a page unless a thread holds it. True if it is free now.
     fn try_free(&self, page: PageRef) -> Result<bool, PoolError> {
         loop {
             let (state, seen) = match self.core.look(page) {
-                // It lies in the file, and was never resident in a pool of this size.
+                // The page lies in the file, and was never resident in a pool of this size.
                 Err(PoolError::PageTooLarge { .. }) => self.core.look_at_known(page),
                 sight => sight?,
             };
@@ -169,21 +170,22 @@ impl Pool {
         }
     }
 
-    /// Frees what could not be freed before, as far as nobody holds it now.
+    /// Frees pages of earlier calls that a thread held then and that no thread holds now.
     pub(crate) fn free_deferred(&self) {
-        // Locked to the end: `snapshot_space` finds each page either here or free.
+        // The lock is held to the end, so that `snapshot_space` finds each page here or free.
         lock(&self.deferred).retain(|page| match self.try_free(*page) {
             Ok(is_free) => !is_free,
             Err(PoolError::Release { .. }) => true,
             Err(error) => {
-                // Tried again, it might hit the page that gets this place next.
+                // A retry might hit the page that gets this place next.
                 tracing::warn!("{page} could not be freed: {error}");
                 false
             }
         });
     }
 
-    /// Frames of pages that were freed while a thread held them, and still are: after another try.
+    /// Frames of the pages that callers freed while a thread held them, and that a thread still
+    /// holds. Retries those first.
     pub fn frames_to_free(&self) -> u64 {
         if self.check_writable().is_ok() {
             self.free_deferred();
@@ -191,7 +193,7 @@ impl Pool {
         lock(&self.deferred).iter().map(|page| u64::from(page.frames)).sum()
     }
 
-    /// Ends the life of a resident page that the caller has locked.
+    /// Frees a resident page that the caller has locked.
     fn free_locked(&self, page: PageRef) -> Result<(), PoolError> {
         if !self.core.policy.contains(page) {
             self.core.unlock(page, Leave::Unlocked, false);
@@ -203,20 +205,20 @@ impl Pool {
         self.return_place(page)
     }
 
-    /// A page is free, and its memory gone: its place can be allocated again.
+    /// Makes the place of a freed page available to allocations.
     fn return_place(&self, page: PageRef) -> Result<(), PoolError> {
         self.core.counters.count(Event::Free);
         lock(&self.space).free(page.id.0, u64::from(page.frames))?;
         Ok(())
     }
 
-    /// Gives the file's tail back to the file system, as far as it is not allocated.
+    /// Gives the end of the file that no page uses back to the file system.
     ///
     /// Returns the file's new length in pages of 4 KiB.
     pub fn trim(&self) -> Result<u64, PoolError> {
         self.check_writable()?;
         self.free_deferred();
-        // The space stays locked: nobody allocates what is being cut off.
+        // The space stays locked, so that no thread allocates from the end that is cut off.
         let mut space = lock(&self.space);
         let _growing = lock(&self.growing);
         space.trim();
@@ -228,10 +230,9 @@ impl Pool {
         Ok(end)
     }
 
-    /// The map of allocated pages as it is now; and the ranges (start, count) in it of pages that
-    /// were freed while a thread held them, which that thread keeps for a while. The two fit
-    /// together, also while other threads look for pages that can be freed by now; but not beside
-    /// calls that allocate and free.
+    /// The map of allocated pages at this moment, and the ranges (start, count) in it of pages that
+    /// callers freed while a thread held them. The two fit together even while other threads free
+    /// deferred pages, but not while other threads allocate and free.
     pub fn snapshot_space(&self) -> (SpaceSnapshot, Vec<(u64, u64)>) {
         let deferred = lock(&self.deferred);
         let ranges = deferred.iter().map(|page| (page.id.0, u64::from(page.frames))).collect();

@@ -1,10 +1,10 @@
-//! Copies of dirty pages: what is to be written as it was at one moment, while the pages change.
+//! Copies of dirty pages, so that a checkpoint writes them as of one moment while the pages change.
 //!
-//! A checkpoint copies the dirty pages while nothing changes, lets changes go on, writes the copies
-//! and at last tells the pool, which then calls those pages clean that are still what was written.
-//! Until then the pages stay dirty. The caller keeps the evictor from writing them in the
-//! meantime ([`PageFormat::write_ahead`](crate::PageFormat::write_ahead)), or an older copy could
-//! follow a newer page.
+//! A checkpoint copies the dirty pages while changes stand still, lets changes go on, writes the
+//! copies, and then tells the pool. The pool calls those pages clean that still equal their copy.
+//! Until then the pages stay dirty. The caller keeps the evictor from writing them in the meantime
+//! ([`PageFormat::write_ahead`](crate::PageFormat::write_ahead)); otherwise an older copy could
+//! overwrite a newer page in the file.
 
 use vellum_vm::PAGE_SIZE;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
@@ -18,12 +18,12 @@ use crate::pool::Pool;
 use crate::pool::guard::SharedGuard;
 use crate::statistics::counters::Event;
 
-/// Devices want memory that is aligned to 4 KiB.
+/// Devices take memory that is aligned to 4 KiB.
 #[derive(Clone, Copy, FromBytes, Immutable, IntoBytes)]
 #[repr(C, align(4096))]
 struct Block([u8; PAGE_SIZE]);
 
-/// A page's bytes outside of the pool, as the file is to have them.
+/// A copy of a page outside of the pool, in the form that goes to the file.
 pub struct PageCopy {
     page: PageRef,
     blocks: Box<[Block]>,
@@ -36,13 +36,13 @@ impl std::fmt::Debug for PageCopy {
 }
 
 impl PageCopy {
-    /// A page of zeros, to be filled.
+    /// A page of zeros, for the caller to fill.
     pub fn zeroed(page: PageRef) -> PageCopy {
         let blocks = vec![Block([0; PAGE_SIZE]); page.frames as usize];
         PageCopy { page, blocks: blocks.into() }
     }
 
-    /// Where it is to be written.
+    /// The page, whose place in the file the copy goes to.
     pub fn page(&self) -> PageRef {
         self.page
     }
@@ -52,7 +52,7 @@ impl PageCopy {
         self.blocks.as_bytes()
     }
 
-    /// The first 4 KiB and the rest, to be filled and sealed.
+    /// The first 4 KiB and the rest, for the caller to fill and seal.
     pub fn parts_mut(&mut self) -> (&mut [u8], &mut [u8]) {
         let (head, body) = self.blocks.split_at_mut(1);
         (head.as_mut_bytes(), body.as_mut_bytes())
@@ -60,12 +60,12 @@ impl PageCopy {
 }
 
 impl Pool {
-    /// Copies all dirty pages, sealed, in the order of the file. None if they are more than `pages`
-    /// pages or `frames` frames.
+    /// Copies all dirty pages, sealed, in the order of the file. None if there are more than
+    /// `pages` of them or they have more than `frames` frames.
     ///
-    /// Covers all changes whose exclusive guards were dropped before the call; for pages that are
-    /// copied as of one moment, the caller keeps changes out. Waits for pages that are held
-    /// exclusively: a thread that holds one must not call this.
+    /// Covers all changes whose exclusive guards were dropped before the call. To copy all pages as
+    /// of one moment, the caller keeps changes out. Waits for pages that are held exclusively: a
+    /// thread that holds one must not call this.
     ///
     /// # Errors
     /// On a read-only or poisoned pool.
@@ -93,7 +93,7 @@ impl Pool {
         Ok(Some(copies))
     }
 
-    /// How many pages are dirty, more or less: they come and go meanwhile.
+    /// How many pages are dirty, approximately: the number changes while the pool counts.
     pub fn dirty_pages(&self) -> usize {
         self.core.dirty.count()
     }
@@ -107,11 +107,11 @@ impl Pool {
         copy
     }
 
-    /// Writes copies to their places, durable or not. The caller keeps the pool from writing the
-    /// same pages.
+    /// Writes copies to their places. Does not make them durable. The caller keeps the pool from
+    /// writing the same pages.
     ///
     /// # Errors
-    /// A failed write poisons the pool (except for a full disk). Some may be written then.
+    /// A failed write poisons the pool, unless the disk is full. Some copies may be written.
     pub fn write_copies(&self, copies: &[PageCopy]) -> Result<(), PoolError> {
         self.check_writable()?;
         for batch in copies.chunks(self.eviction.writer.batch()) {
@@ -134,8 +134,8 @@ impl Pool {
         Ok(())
     }
 
-    /// Pages from [`copy_dirty`](Pool::copy_dirty) were written: those that have not changed since
-    /// are clean. Waits for nothing; a page that a thread changes now stays dirty.
+    /// Calls pages clean whose copies from [`copy_dirty`](Pool::copy_dirty) were written and that
+    /// have not changed since. Never waits: a page that a thread is changing stays dirty.
     pub fn settle_copies(&self, copies: &[PageCopy]) {
         let mut scratch = PageCopy::zeroed(PageRef::new(0, 1));
         let (head, _) = scratch.parts_mut();
@@ -146,20 +146,20 @@ impl Pool {
             if guard[PAGE_SIZE..] == *body {
                 self.core.format.seal(copy.page, head, body);
                 if *head == *written {
-                    self.core.written(copy.page);
+                    self.core.mark_clean(copy.page);
                 }
             }
         }
     }
 
-    /// Waits until the pool writes no page: one that [`write_dirty`](Pool::write_dirty) has written
-    /// may be on its way to the file once more, by a thread that began before. While pages become
-    /// dirty others may be written right after this.
+    /// Waits for the writes of pages that are under way. An evictor that began before
+    /// [`write_dirty`](Pool::write_dirty) may be writing the same page once more. If pages become
+    /// dirty meanwhile, the pool may begin new writes right after this.
     pub fn wait_for_writes(&self) {
         self.eviction.writer.wait();
     }
 
-    /// Holds a page shared if it is dirty, as long as it was, and no thread writes to it.
+    /// Holds a page shared if it is dirty, has the same length, and no thread is changing it.
     fn try_hold_written(&self, page: PageRef) -> Option<SharedGuard<'_>> {
         loop {
             let (state, seen) = self.core.states.look(page.id)?;

@@ -1,8 +1,8 @@
 //! Fixing pages from asynchronous code, on any executor.
 //!
-//! A hit is ready at the first poll. A miss starts a read and gives the thread back; whoever
-//! completes the read wakes the task. No future ever blocks its thread, except that a pool without
-//! background eviction evicts in the poll that found no frame.
+//! A hit is ready at the first poll. A miss starts a read and returns; the device's thread that
+//! completes the read wakes the task. No future blocks its thread, with one exception: in a pool
+//! without background eviction the poll that finds no frame evicts.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -73,7 +73,7 @@ impl<'a> Future for FixExclusive<'a> {
     }
 }
 
-/// The part that both kinds share: ready means that the lock is taken.
+/// The part that both kinds share. Ready means that the task has the lock.
 #[derive(Debug)]
 struct Fix<'a> {
     pool: &'a Pool,
@@ -81,8 +81,8 @@ struct Fix<'a> {
     wanted: Wanted,
     /// The read that this task started, if it did.
     read: Option<Arc<LoadFailure>>,
-    /// Waits for frames in a row in which none were put back, and the budget's progress at the last
-    /// one.
+    /// Consecutive waits for frames in which no frame came back, and the budget's progress at the
+    /// last one.
     frame_waits: u32,
     progress: u64,
 }
@@ -116,7 +116,7 @@ impl<'a> Fix<'a> {
             let waits = core.wait_task(self.page, state, seen, self.wanted, cx.waker());
             return Ok(if waits { Step::Pending } else { Step::Again });
         }
-        // Not before the read has let go of the page: after the error nothing is left of it.
+        // Not before the read has unlocked the page: the error ends the claim.
         if let Some(error) = self.read.as_ref().and_then(|read| read.take()) {
             return Err(error);
         }
@@ -128,7 +128,7 @@ impl<'a> Fix<'a> {
         }
         let locked = match self.wanted {
             Wanted::Alone => state.try_lock(seen),
-            // Tasks take no turns with threads: one that waits gives its thread to its executor.
+            // A task does not wait for an urgent writer's turn, as a thread does.
             _ => state.try_join(seen),
         };
         if locked && self.read.is_none() {
@@ -156,8 +156,8 @@ impl<'a> Fix<'a> {
         self.wait_for_frames(cx)
     }
 
-    /// Waits for a frame of the page that is still going, or to which an old reference has led
-    /// another thread.
+    /// Waits for an inner frame that another thread is releasing, or that it has locked through a
+    /// stale reference.
     fn wait_for_inner(&self, cx: &mut Context<'_>) -> Step {
         let core = &*self.pool.core;
         let waits = core.inner_in_transit(self.page).is_some_and(|(inner, state, seen)| {
@@ -176,7 +176,7 @@ impl<'a> Fix<'a> {
             return Err(eviction.exhausted(self.page));
         }
         if !eviction.has_background() {
-            // Fails once the patience is used up; the frames go to the next attempt.
+            // Fails once the patience is used up; otherwise the next attempt gets the frames.
             drop(eviction.reserve(self.page)?);
             return Ok(Step::Again);
         }

@@ -12,7 +12,7 @@ use crate::page::bytes::RacyBytes;
 use crate::page::state::{Leave, PageState, State, Word};
 use crate::statistics::counters::Event;
 
-/// A page that nobody else can change, read under lock, or evict.
+/// An exclusive lock on a page: no other thread can change the page, lock it, or evict it.
 ///
 /// Writing through it (`DerefMut`) marks the page dirty. Dropping it unlocks the page.
 #[must_use]
@@ -40,7 +40,7 @@ impl<'a> ExclusiveGuard<'a> {
         self.page
     }
 
-    /// Keeps the page, shared: nothing can change between the two locks.
+    /// Turns the exclusive lock into a shared one. No other thread can change the page in between.
     pub fn downgrade(self) -> SharedGuard<'a> {
         let (core, state, page, dirty) = (self.core, self.state, self.page, self.dirty);
         std::mem::forget(self);
@@ -48,7 +48,7 @@ impl<'a> ExclusiveGuard<'a> {
         SharedGuard { core, state, page }
     }
 
-    /// Hands the lock over, without unlocking.
+    /// Hands the lock over to the caller, without unlocking.
     pub(crate) fn into_held(self) -> PageRef {
         let page = self.page;
         std::mem::forget(self);
@@ -68,7 +68,7 @@ impl Deref for ExclusiveGuard<'_> {
 impl DerefMut for ExclusiveGuard<'_> {
     fn deref_mut(&mut self) -> &mut [u8] {
         self.dirty = true;
-        // SAFETY: the page is resident and held exclusively, so nobody has a reference to it;
+        // SAFETY: the page is resident and held exclusively, so there is no other reference to it;
         // optimistic readers read it through `RacyBytes` alone.
         unsafe { std::slice::from_raw_parts_mut(self.core.address(self.page), self.page.bytes()) }
     }
@@ -80,7 +80,7 @@ impl Drop for ExclusiveGuard<'_> {
     }
 }
 
-/// A page that nobody can change or evict; others may hold it shared, too.
+/// A shared lock on a page: no thread can change or evict the page. Others may hold it shared, too.
 #[must_use]
 pub struct SharedGuard<'a> {
     core: &'a Core,
@@ -100,14 +100,15 @@ impl<'a> SharedGuard<'a> {
         self.page
     }
 
-    /// The bytes, as the code for optimistic readers wants them.
+    /// The bytes in the form that code for optimistic readers takes.
     pub fn bytes(&self) -> RacyBytes<'_> {
         // SAFETY: the page lies on the surface, which is mapped as long as the pool lives.
         unsafe { RacyBytes::new(self.core.address(self.page), self.page.bytes()) }
     }
 
-    /// From shared to exclusive, if nobody else holds the page. Otherwise the guard comes back:
-    /// drop it before you try another way, or two upgrades wait for each other.
+    /// Turns the shared lock into an exclusive one if no other thread holds the page. Otherwise
+    /// returns the guard: drop it before you lock the page another way, or two upgrades wait for
+    /// each other.
     pub fn try_upgrade(self) -> Result<ExclusiveGuard<'a>, SharedGuard<'a>> {
         if !self.state.try_upgrade() {
             return Err(self);
@@ -135,9 +136,9 @@ impl Drop for SharedGuard<'_> {
 
 /// A page that is read without any lock (SIGMOD'23, section 3.3).
 ///
-/// Others may change or evict the page meanwhile, so nothing that was read counts before
-/// [`validate`](OptimisticGuard::validate) succeeded. The guard holds nothing: it costs nothing to
-/// copy or drop.
+/// Other threads may change or evict the page meanwhile. So the reader trusts nothing that it read
+/// before [`validate`](OptimisticGuard::validate) has succeeded. The guard holds nothing: it costs
+/// nothing to copy or drop.
 #[derive(Clone, Copy)]
 #[must_use]
 pub struct OptimisticGuard<'a> {
@@ -148,7 +149,7 @@ pub struct OptimisticGuard<'a> {
 }
 
 impl<'a> OptimisticGuard<'a> {
-    /// For a page whose word, `state`, was `seen`: resident and not locked.
+    /// For a page whose word `state` was `seen`: resident and not locked.
     #[inline(always)]
     pub(crate) fn new(
         core: &'a Core,
@@ -168,24 +169,23 @@ impl<'a> OptimisticGuard<'a> {
     /// The bytes, as they are now.
     #[inline(always)]
     pub fn bytes(&self) -> RacyBytes<'a> {
-        // SAFETY: the page lies on the surface, which is mapped as long as the pool lives; what
-        // was released reads as zeros.
+        // SAFETY: the page lies on the surface, which is mapped as long as the pool lives; released
+        // memory reads as zeros.
         unsafe { RacyBytes::new(self.core.address(self.page), self.page.bytes()) }
     }
 
-    /// The page was resident, and the same, ever since the guard was taken.
+    /// Checks that the page has been resident and unchanged since the guard was taken.
     #[inline(always)]
     pub fn validate(&self) -> Result<(), Restart> {
         let now = self.state.load_after_reads();
-        // Mostly the whole word is what it was; then nothing of it needs to be looked at.
+        // The whole word is usually unchanged, and then its parts need no look.
         if now == self.seen { Ok(()) } else { validate_changed(self.core, self.seen, now) }
     }
 
-    /// Locks the page exclusively, if it is still the same.
+    /// Locks the page exclusively if it is unchanged.
     ///
-    /// Waits for shared holders to leave (a page that is being written back has one), never for
-    /// another writer. Take locks from the root downwards and from left to right, and no two
-    /// upgrades wait for each other.
+    /// Waits for shared holders (write-back is one), never for another writer. Callers that take
+    /// locks from the root downwards and from left to right never wait for each other.
     pub fn upgrade(self) -> Result<ExclusiveGuard<'a>, Restart> {
         let (state, mut rounds) = (self.state, 0);
         loop {
@@ -205,8 +205,8 @@ impl<'a> OptimisticGuard<'a> {
         }
     }
 
-    /// Locks the page shared, if it is still the same. Never waits for a writer that has the page,
-    /// but lets one go first that has waited for a millisecond.
+    /// Locks the page shared if it is unchanged. Never waits for a writer that holds the page, but
+    /// lets a writer go first that has waited for a millisecond.
     pub fn upgrade_shared(self) -> Result<SharedGuard<'a>, Restart> {
         let (state, mut rounds) = (self.state, 0);
         loop {
@@ -221,10 +221,10 @@ impl<'a> OptimisticGuard<'a> {
     }
 }
 
-/// Another word than the one that was seen may be of the same page still: a lock for readers, a
-/// mark, a dirty bit that went.
+/// Validates a word that has changed. The page may be the same still: a shared lock, a mark, or a
+/// dirty bit that was cleared changes the word alone.
 ///
-/// By value, so that no guard has an address and all of it stays in registers.
+/// It takes words by value, so that no guard has an address and all of it stays in registers.
 #[cold]
 #[inline(never)]
 fn validate_changed(core: &Core, seen: Word, now: Word) -> Result<(), Restart> {

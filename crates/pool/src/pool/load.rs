@@ -1,4 +1,5 @@
-//! Misses: bringing pages in, one by one and waiting, or many at once and not waiting.
+//! Misses: faulting pages in, one at a time while the caller waits, or many at once while it goes
+//! on.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -11,11 +12,11 @@ use crate::page::PageRef;
 use crate::page::state::{Leave, PageState, State, Word};
 use crate::pool::Pool;
 use crate::pool::guard::SharedGuard;
-use crate::residence::{Coming, Enclosed, LOOKS};
+use crate::residence::{ClaimOutcome, InnerBefore, RETRIES};
 use crate::statistics::counters::Event;
 use crate::sync::{Mutex, lock};
 
-/// How an asynchronous read ended, for the one who started it.
+/// The error of an asynchronous read, for the task that started the read.
 #[derive(Debug, Default)]
 pub(crate) struct LoadFailure(Mutex<Option<PoolError>>);
 
@@ -25,36 +26,36 @@ impl LoadFailure {
     }
 }
 
-/// A read that is ready to be started: the page is locked, its frames are taken.
+/// A read that is ready to start: the page is locked, its frames are out of the budget.
 pub(crate) struct Load {
     page: PageRef,
     done: ReadDone,
 }
 
-/// What an asynchronous read needs before it can start.
+/// The outcome of preparing an asynchronous read.
 pub(crate) enum Prepared {
     Load(Load),
-    /// The page is not evicted any more, or no frame is free for it: look again.
+    /// The page is no longer evicted, or no frame is free for it: retry.
     Nothing,
-    /// One of its inner frames is on its way to or from another page, or back to this one.
+    /// One of the inner frames is in transit: another page, or this one, is taking or releasing it.
     Blocked,
 }
 
-/// An evicted page that this thread has locked to read it. Dropping it gives the page up.
+/// An evicted page that this thread has locked to read it. Dropping it undoes the claim.
 #[derive(Debug)]
 struct Claimed<'a> {
     pool: &'a Pool,
     page: PageRef,
-    /// What the frames behind the head were; taken when the read has ended well.
-    enclosed: Option<Enclosed>,
-    /// Its frames, which are put back after the page was given up.
+    /// The states of the inner frames before the claim; none once the read has succeeded.
+    inner_before: Option<InnerBefore>,
+    /// The page's frames, which go back to the budget after the claim was undone.
     reserved: Option<Reserved<'a>>,
 }
 
 impl Drop for Claimed<'_> {
     fn drop(&mut self) {
-        if let Some(enclosed) = self.enclosed.take() {
-            self.pool.core.unclaim(self.page, enclosed);
+        if let Some(before) = self.inner_before.take() {
+            self.pool.core.unclaim(self.page, before);
         }
     }
 }
@@ -70,25 +71,26 @@ impl Claimed<'_> {
         let result = pool.device.read(&core.surface, page.range());
         core.read_latency.record(started.elapsed(), 1);
         core.finish_read(page, result)?;
-        self.enclosed = None;
+        self.inner_before = None;
         self.reserved.take().into_iter().for_each(Reserved::keep);
         core.counters.count(Event::Miss);
         Ok(())
     }
 }
 
-/// How far [`Pool::begin_shared`] has come.
+/// The outcome of [`Pool::begin_shared`].
 #[derive(Debug)]
 pub enum Begun<'a> {
     /// The page was in memory.
     Held(SharedGuard<'a>),
-    /// The page is reserved for this thread, which is to read it.
+    /// This thread has claimed the page and must read it.
     Claimed(PendingRead<'a>),
     /// Another thread holds the page exclusively, or is reading it.
     Busy,
 }
 
-/// A page that is to be read by this thread; others wait for it. Dropping it gives the page up.
+/// A page that this thread has claimed and must read; other threads wait for it. Dropping it undoes
+/// the claim.
 #[derive(Debug)]
 #[must_use = "others wait for the page"]
 pub struct PendingRead<'a>(Claimed<'a>);
@@ -107,7 +109,7 @@ impl<'a> PendingRead<'a> {
 }
 
 impl Pool {
-    /// Reads an evicted page, whose word was `seen`. Then the caller holds it exclusively. False if
+    /// Reads an evicted page whose word was `seen`. Then the caller holds it exclusively. False if
     /// another thread was first.
     #[cold]
     pub(crate) fn load(
@@ -122,7 +124,7 @@ impl Pool {
         }
     }
 
-    /// Locks an evicted page, whose word was `seen`, to read it. None if another thread was first.
+    /// Claims an evicted page whose word was `seen`. None if another thread was first.
     fn claim(
         &self,
         page: PageRef,
@@ -133,20 +135,20 @@ impl Pool {
         let reserved =
             core.claim_brings_memory().then(|| self.eviction.reserve(page)).transpose()?;
         match core.claim(page, state, seen)? {
-            Coming::Ours(enclosed) => {
-                Ok(Some(Claimed { pool: self, page, enclosed: Some(enclosed), reserved }))
+            ClaimOutcome::Ours(before) => {
+                Ok(Some(Claimed { pool: self, page, inner_before: Some(before), reserved }))
             }
-            Coming::Lost => Ok(None),
-            Coming::Blocked => {
+            ClaimOutcome::Lost => Ok(None),
+            ClaimOutcome::Blocked => {
                 drop(reserved);
                 self.wait_for_inner(page).map(|()| None)
             }
         }
     }
 
-    /// The first half of [`fix_shared`](Pool::fix_shared), which does not wait for the page: for a
-    /// caller whose reference to it is good only as long as it holds another page. When this
-    /// returns, the caller may let go of that one.
+    /// The first half of [`fix_shared`](Pool::fix_shared), which does not wait for the page. For a
+    /// caller whose reference is valid only while it holds another page. When this returns, the
+    /// caller may unlock that other page.
     ///
     /// # Errors
     /// As [`fix_shared`](Pool::fix_shared).
@@ -176,8 +178,8 @@ impl Pool {
         }
     }
 
-    /// As [`fix_shared`](Pool::fix_shared), if the page is in memory or on its way; never reads.
-    /// None otherwise, and where there is no such page: the reference may be an old one.
+    /// As [`fix_shared`](Pool::fix_shared) if the page is in memory or in transit; never reads.
+    /// None otherwise, and also if there is no such page: the reference may be stale.
     pub fn fix_shared_resident(&self, page: PageRef) -> Option<SharedGuard<'_>> {
         let mut rounds = 0;
         loop {
@@ -196,10 +198,12 @@ impl Pool {
         }
     }
 
-    /// Waits a moment for a thread with an old reference to leave a frame of the page. An error
-    /// where that may take forever.
+    /// Waits a moment for a thread with a stale reference to unlock an inner frame of the page.
+    ///
+    /// # Errors
+    /// If the frame is still locked after all retries.
     fn wait_for_inner(&self, page: PageRef) -> Result<(), PoolError> {
-        for _ in 0..LOOKS {
+        for _ in 0..RETRIES {
             if self.core.inner_in_transit(page).is_none() {
                 return Ok(());
             }
@@ -221,23 +225,22 @@ impl Pool {
             return Ok(Prepared::Nothing);
         }
         let Some(reserved) = self.eviction.try_reserve(page) else { return Ok(Prepared::Nothing) };
-        let enclosed = match self.core.claim(page, state, seen)? {
-            Coming::Ours(enclosed) => enclosed,
-            Coming::Lost => return Ok(Prepared::Nothing),
-            Coming::Blocked => return Ok(Prepared::Blocked),
+        let before = match self.core.claim(page, state, seen)? {
+            ClaimOutcome::Ours(before) => before,
+            ClaimOutcome::Lost => return Ok(Prepared::Nothing),
+            ClaimOutcome::Blocked => return Ok(Prepared::Blocked),
         };
         reserved.keep();
         let started = Instant::now();
-        let arriving =
-            Arriving { core: self.core.clone(), page, enclosed: Some(enclosed), failure };
+        let read = AsyncRead { core: self.core.clone(), page, inner_before: Some(before), failure };
         let done = ReadDone::new(move |result| {
-            arriving.core.read_latency.record(started.elapsed(), 1);
-            arriving.complete(result, event);
+            read.core.read_latency.record(started.elapsed(), 1);
+            read.complete(result, event);
         });
         Ok(Prepared::Load(Load { page, done }))
     }
 
-    /// Starts reads; each publishes its page when it is done.
+    /// Starts reads. Each read publishes its page when it is done.
     pub(crate) fn start_loads(&self, loads: Vec<Load>) {
         if !loads.is_empty() {
             let reads = loads.into_iter().map(|load| (load.page.range(), load.done)).collect();
@@ -245,10 +248,10 @@ impl Pool {
         }
     }
 
-    /// Starts reading pages that will be needed soon, all at once, and returns without waiting.
+    /// Starts reading pages that the caller will need soon, all at once, and does not wait.
     ///
-    /// A hint: pages that are resident or in transit already are skipped, and so are pages for
-    /// which no frame is free. A failed read is silent; the next fix of the page meets the error.
+    /// A hint: the pool skips pages that are resident or in transit, and pages for which no frame
+    /// is free. A failed read is silent; the next fix of the page reports the error.
     pub fn prefetch(&self, pages: &[PageRef]) {
         let prepare = |page: &PageRef| self.prepare_load(*page, Event::Prefetch, None);
         let loads = pages.iter().filter_map(|page| match prepare(page) {
@@ -259,22 +262,23 @@ impl Pool {
     }
 }
 
-/// A page that is read asynchronously: locked, and its frames are taken. Dropping it gives both
-/// back; unless the read has failed, a panic of the format has ended the check of the page then.
-struct Arriving {
+/// An asynchronous read: the page is locked, and its frames are out of the budget. Dropping it
+/// before the page is published undoes both. That happens after a failed read, and after a panic of
+/// the format while it checked the page.
+struct AsyncRead {
     core: Arc<Core>,
     page: PageRef,
-    /// What the frames behind the head were; taken when the page was published.
-    enclosed: Option<Enclosed>,
+    /// The states of the inner frames before the claim; none once the page is published.
+    inner_before: Option<InnerBefore>,
     failure: Option<Arc<LoadFailure>>,
 }
 
-impl Arriving {
-    /// Publishes the page, or gives back what was taken for it.
+impl AsyncRead {
+    /// Publishes the page, or undoes its claim.
     fn complete(mut self, result: std::io::Result<()>, event: Event) {
         match self.core.finish_read(self.page, result) {
             Ok(()) => {
-                self.enclosed = None;
+                self.inner_before = None;
                 self.core.counters.count(event);
                 self.core.unlock(self.page, Leave::Unlocked, false);
             }
@@ -282,7 +286,7 @@ impl Arriving {
         }
     }
 
-    /// Says why the page does not come, to the one who started the read.
+    /// Tells the task that started the read why the read failed.
     fn fail(&mut self, error: PoolError) {
         if let Some(failure) = self.failure.take() {
             *lock(&failure.0) = Some(error);
@@ -290,12 +294,12 @@ impl Arriving {
     }
 }
 
-impl Drop for Arriving {
+impl Drop for AsyncRead {
     fn drop(&mut self) {
-        let Some(enclosed) = self.enclosed.take() else { return };
-        let source = std::io::Error::other("the format of the pages panicked when it checked it");
+        let Some(before) = self.inner_before.take() else { return };
+        let source = std::io::Error::other("the page format panicked while it checked the page");
         self.fail(PoolError::Read { page: self.page, source });
-        self.core.unclaim(self.page, enclosed);
+        self.core.unclaim(self.page, before);
         self.core.budget.put_back(u64::from(self.page.frames));
     }
 }

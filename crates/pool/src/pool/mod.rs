@@ -27,22 +27,22 @@ use crate::page::state::{Leave, PageState, SHARED_HOLDERS_MAX, State, Word};
 use crate::page::states::{StatePlace, States};
 use crate::page::{PageId, PageRef};
 use crate::pool::guard::{ExclusiveGuard, OptimisticGuard, SharedGuard};
-use crate::pool::options::{PoolOptions, PoolSize, Taken};
+use crate::pool::options::{CountedBytes, PoolOptions, PoolSize};
 use crate::replacement::Replacement;
 use crate::space::Space;
 use crate::statistics::counters::Event;
 use crate::sync::{Mutex, lock, thread};
 
-/// Restarts of one optimistic read before it takes the shared lock.
+/// Retries of one optimistic read before it takes the shared lock.
 const RESTARTS_MAX: u32 = 16;
 
-/// Waits, of about a millisecond each, of a brief attempt to lock a page.
+/// Waits of a brief attempt to lock a page, of about a millisecond each.
 const BRIEF_ROUNDS: u32 = 3;
 
 /// A buffer manager that lets the MMU translate page identifiers (vmcache; SIGMOD'23, section 3).
 ///
-/// Every page of the file has its place on a surface of virtual memory; which of them are in
-/// memory is the pool's decision. All methods may be called from any thread.
+/// Every page of the file has its place on a surface of virtual memory. The pool decides which
+/// pages are in memory. Any thread may call any method.
 #[derive(Debug)]
 pub struct Pool {
     pub(crate) eviction: Arc<Eviction>,
@@ -54,11 +54,12 @@ pub struct Pool {
     pub(crate) file_pages: AtomicU64,
     pub(crate) growing: Mutex<()>,
     read_only: bool,
-    _taken: Taken,
+    _counted: CountedBytes,
 }
 
 impl Pool {
-    /// A pool over a device. `format` gives its pages a meaning, `space` says which are allocated.
+    /// Opens a pool over a device. `format` seals and checks the pages, `space` says which pages
+    /// are allocated.
     ///
     /// # Errors
     /// A pool below [`PoolOptions::MIN_FRAMES`] or beyond the memory of the process, a device that
@@ -79,9 +80,9 @@ impl Pool {
         let batch =
             options.eviction_batch.clamp(1, usize::try_from(frames / 16).unwrap_or(1).max(1));
         let surface = match (options.size, options.backend) {
-            // Nobody has asked for memory that is taken at once.
+            // The caller has not asked for a backend that takes its memory at once.
             (PoolSize::Auto, BackendChoice::Auto) => Surface::reserve(pages, options.backend)?,
-            // One batch more: what the contract allows, for frames that come back late.
+            // One batch more, as the contract allows, because releases return frames late.
             _ => Surface::reserve_with_frames(pages, frames + batch as u64, options.backend)?,
         };
         let states = States::new(options.states, &surface, frames + batch as u64, pages)?;
@@ -106,10 +107,10 @@ impl Pool {
             file_pages: AtomicU64::new(file_pages),
             growing: Mutex::new(()),
             read_only: options.read_only,
-            _taken: Taken::frames(frames),
+            _counted: CountedBytes::of_frames(frames),
         };
         for _ in 0..options.evictors {
-            // Should one fail to start, dropping the pool ends those before it.
+            // If a thread does not start, dropping the pool ends the earlier ones.
             pool.background.push(spawn_evictor(&pool.eviction).map_err(PoolError::Thread)?);
         }
         pool.background.extend(collapser::spawn(&pool.core).map_err(PoolError::Thread)?);
@@ -128,10 +129,10 @@ impl Pool {
         self.core.check_poison()
     }
 
-    /// Reads a page without any lock, bringing it in if need be.
+    /// Reads a page without any lock. Faults it in if it is not in memory.
     ///
-    /// A hit is a handful of instructions that write nothing (docs/hit-path.md), so it is not
-    /// counted either; see [`count_optimistic`](Pool::count_optimistic).
+    /// A hit is a handful of instructions that write nothing (docs/hit-path.md). So it does not
+    /// count itself either; see [`count_optimistic`](Pool::count_optimistic).
     #[inline(always)]
     pub fn optimistic(&self, page: PageRef) -> Result<OptimisticGuard<'_>, PoolError> {
         let core = &*self.core;
@@ -142,8 +143,8 @@ impl Pool {
         Ok(OptimisticGuard::new(core, state, page, seen))
     }
 
-    /// The word of a page that was not readable at first sight, once it is. Only the word is
-    /// returned: a guard from here would make the compiler keep every guard in memory.
+    /// Waits until a page is readable, and returns its word. It returns no guard, because the
+    /// compiler would then keep every guard in memory.
     #[cold]
     #[inline(never)]
     fn optimistic_slow(&self, page: PageRef) -> Result<(&PageState, Word), PoolError> {
@@ -172,9 +173,9 @@ impl Pool {
         }
     }
 
-    /// Locks a page shared, bringing it in if need be. Waits for writers, and lets one go first
-    /// that has waited for a millisecond; so a thread that holds the page already may wait for
-    /// 100 ms.
+    /// Locks a page shared. Faults it in if it is not in memory. Waits for a writer that holds the
+    /// page, and lets a writer go first that has waited for a millisecond. So a thread that already
+    /// holds the page may wait for 100 ms.
     #[inline]
     pub fn fix_shared(&self, page: PageRef) -> Result<SharedGuard<'_>, PoolError> {
         let (state, seen) = self.core.look(page)?;
@@ -214,13 +215,13 @@ impl Pool {
         }
     }
 
-    /// For a page that is held: the reference has the length that the page has.
+    /// Checks that the reference has the length of the page, which the caller holds.
     #[inline]
     pub(crate) fn check_whole(&self, page: PageRef) -> Result<(), PoolError> {
         if self.core.is_whole(page) { Ok(()) } else { Err(PoolError::WrongSize(page)) }
     }
 
-    /// Locks a page exclusively, bringing it in if need be. Waits for all others.
+    /// Locks a page exclusively. Faults it in if it is not in memory. Waits for all other holders.
     ///
     /// # Errors
     /// [`PoolError::ReadOnly`] among others.
@@ -238,9 +239,9 @@ impl Pool {
         Ok(ExclusiveGuard::new(&self.core, self.core.held(page), page, false))
     }
 
-    /// As [`fix_exclusive`](Pool::fix_exclusive), but waits for others for a few milliseconds at
-    /// most; none if they still have the page. For callers that hold a page which those others may
-    /// be waiting for.
+    /// As [`fix_exclusive`](Pool::fix_exclusive), but waits for other holders for a few
+    /// milliseconds at most. None if they still hold the page. For a caller that holds another
+    /// page, for which those holders may be waiting.
     pub fn fix_exclusive_briefly(
         &self,
         page: PageRef,
@@ -272,7 +273,7 @@ impl Pool {
                 State::Locked | State::Shared(_) if brief == Some(0) => return Ok(false),
                 State::Locked | State::Shared(_) if brief.is_some() => {
                     brief = brief.map(|rounds| rounds - 1);
-                    // Without urging: the caller may go away.
+                    // Without urgency, because the caller may give up.
                     self.core.wait_for_holders(page, state, seen, &mut 0);
                 }
                 State::Locked => self.core.wait(page, state, seen, Wanted::Alone),
@@ -290,9 +291,9 @@ impl Pool {
 
     /// Runs `read` on a page until one run saw a consistent page (SIGMOD'23, listing 2).
     ///
-    /// `read` may see rubbish; it asks for another run with [`Restart`]. After a number of runs in
-    /// vain the page is locked shared instead, so that writers cannot starve a reader; then what
-    /// `read` sees is consistent, and a [`Restart`] from it is passed on as damage would be.
+    /// `read` may see bytes that do not fit together; it returns [`Restart`] to retry. After 16
+    /// retries this locks the page shared, so that writers cannot starve the reader. Then `read`
+    /// sees a consistent page, and the caller gets a [`Restart`] of `read` as it would get damage.
     pub fn read<R>(
         &self,
         page: PageRef,
@@ -313,21 +314,21 @@ impl Pool {
         Ok(read(guard.bytes()))
     }
 
-    /// Counts optimistic reads, which do not count themselves: so many were made, whether their
-    /// pages were in memory or not. A caller that makes several in one operation reports them at
-    /// once, for the price of one addition to a counter of this thread;
-    /// [`PoolStats`](crate::PoolStats) has no hits of reads that nobody reports.
+    /// Counts optimistic reads, which do not count themselves. `reads` includes those whose page
+    /// was not in memory. A caller that makes several reads in one operation counts them with one
+    /// call, which is one addition to a counter of this thread. [`PoolStats`](crate::PoolStats)
+    /// lacks the hits of reads that the caller does not count.
     #[inline(always)]
     pub fn count_optimistic(&self, reads: u64) {
         self.core.counters.add(Event::Optimistic, reads);
     }
 
-    /// An optimistic operation above the pool gave up after too many restarts: counted.
+    /// Counts an optimistic operation above the pool that took locks after too many retries.
     pub fn count_starvation(&self) {
         self.core.counters.count(Event::Starve);
     }
 
-    /// Whether a page is in memory (or on its way) at this moment.
+    /// Whether a page is in memory, or in transit, at this moment.
     pub fn is_resident(&self, page: PageRef) -> bool {
         let state = self.core.look(page).map(|(_, word)| word.state());
         !matches!(state, Ok(State::Evicted | State::Free | State::Inner) | Err(_))
@@ -342,7 +343,7 @@ impl Pool {
         self.sync_device()
     }
 
-    /// Makes durable what was written, and writes nothing.
+    /// Makes durable what the pool has written. Writes no page.
     ///
     /// # Errors
     /// A failed sync, which poisons the pool.
@@ -354,15 +355,15 @@ impl Pool {
         })
     }
 
-    /// Writes every dirty page, in the order of the file. The device is not asked to make them
-    /// durable. Looks at dirty pages alone, whatever else is in memory.
+    /// Writes every dirty page, in the order of the file. Does not make them durable. Looks at no
+    /// clean page.
     ///
     /// Covers all changes whose exclusive guards were dropped before the call. Waits for pages
     /// that are held exclusively: a thread that holds one must not call this.
     ///
     /// # Errors
-    /// A failed write poisons the pool (except for a full disk). What was not written is still in
-    /// memory, still dirty.
+    /// A failed write poisons the pool, unless the disk is full. A page that was not written is
+    /// still in memory and still dirty.
     pub fn write_dirty(&self) -> Result<(), PoolError> {
         self.check_writable()?;
         self.free_deferred();
@@ -387,7 +388,7 @@ impl Pool {
         Ok(())
     }
 
-    /// Writes pages and lets go of them.
+    /// Writes pages and unlocks them.
     fn write_held(&self, held: HeldPages<'_>) -> Result<(), PoolError> {
         self.eviction.writer.write(&*self.device, &held).into_iter().collect()
     }
@@ -400,14 +401,14 @@ impl Pool {
                 State::Locked => return Hold::Busy(state, seen),
                 _ if !seen.is_dirty() => return Hold::Clean,
                 State::Shared(SHARED_HOLDERS_MAX) => return Hold::Busy(state, seen),
-                // Also before an urgent writer: that is one holder more, for one write.
+                // Even before an urgent writer: this is one more holder, for one write.
                 _ if state.try_join(seen) => return Hold::Held(self.core.whole(id)),
                 _ => {}
             }
         }
     }
 
-    /// As `try_hold_dirty`, but waits for writers. The caller holds nothing else. None if the page
+    /// As `try_hold_dirty`, but waits for writers. The caller holds no other page. None if the page
     /// is clean.
     fn wait_to_hold_dirty(&self, id: PageId) -> Option<PageRef> {
         loop {
@@ -427,37 +428,37 @@ impl Pool {
         self.core.budget.capacity()
     }
 
-    /// How pages are populated and released.
+    /// The backend that populates and releases pages.
     pub fn backend(&self) -> BackendKind {
         self.core.surface.backend()
     }
 
-    /// Where the state words of pages are.
+    /// Where the state words of the pages are.
     pub fn state_place(&self) -> StatePlace {
         self.core.states.place()
     }
 
-    /// Bytes of memory that the state words take, by the kernel's page tables. Slow: it reads
-    /// `/proc/self/pagemap`.
+    /// Bytes of memory that the state words take, according to the kernel's page tables. Slow: it
+    /// reads `/proc/self/pagemap`.
     pub fn state_bytes(&self) -> Result<u64, PoolError> {
         let bytes = self.core.states.resident_bytes();
         bytes.map_err(|errno| PoolError::Surface(SurfaceError::Pagemap { errno }))
     }
 
-    /// Which of these pages of 4 KiB hold memory, by the kernel's own page tables: a check of
-    /// [`PoolStats::resident_frames`](crate::PoolStats::resident_frames) that shares no code with
+    /// Which of these pages of 4 KiB have memory, according to the kernel's page tables. It checks
+    /// [`PoolStats::resident_frames`](crate::PoolStats::resident_frames) and shares no code with
     /// it. Slow: it reads `/proc/self/pagemap`.
     pub fn kernel_residency(&self, range: PageRange) -> Result<Residency, PoolError> {
         Ok(self.core.surface.residency(range)?)
     }
 
-    /// How many pages of 4 KiB hold memory, by the kernel's own page tables.
+    /// How many pages of 4 KiB have memory, according to the kernel's page tables.
     pub fn kernel_resident_pages(&self) -> Result<u64, PoolError> {
         let surface = &self.core.surface;
         Ok(surface.resident_pages(PageRange { start: 0, count: surface.pages() })?)
     }
 
-    /// What the device says of itself.
+    /// What the device reports about itself.
     pub fn device_info(&self) -> DeviceInfo {
         self.device.info()
     }
@@ -467,7 +468,7 @@ impl Pool {
         self.file_pages.load(std::sync::atomic::Ordering::Acquire)
     }
 
-    /// The end of the part of the file that pages were allocated in, in pages of 4 KiB.
+    /// The end of the last allocated page, in pages of 4 KiB.
     pub fn end(&self) -> u64 {
         lock(&self.space).end()
     }
@@ -487,12 +488,12 @@ fn spawn_evictor(eviction: &Arc<Eviction>) -> io::Result<thread::JoinHandle<()>>
 }
 
 impl Drop for Pool {
-    /// Ends the background threads. Dirty pages are not written: call [`Pool::sync`] before.
+    /// Ends the background threads. Writes no dirty page: call [`Pool::sync`] before.
     fn drop(&mut self) {
         self.eviction.end_background();
         self.core.end_huge_pages();
         for thread in self.background.drain(..) {
-            // A background thread that panicked has printed why; there is nothing to add.
+            // A background thread that panicked has printed the reason.
             let _ = thread.join();
         }
     }

@@ -1,4 +1,4 @@
-//! How a pool is opened.
+//! The options of a pool: [`PoolOptions`], [`PoolSize`].
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -13,12 +13,12 @@ use crate::replacement::ReplacementPolicy;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PoolSize {
-    /// Half of what the other pools of the process leave of what it may use: the memory cgroup's
-    /// limit, or the machine's memory. At least 16 MiB, however many pools there are, or half of
-    /// the limit, if that is less.
+    /// Half of the memory that the process may use and that its other pools leave: the memory
+    /// cgroup's limit, or the machine's memory. At least 16 MiB, however many pools there are, or
+    /// half of the limit if that is less.
     #[default]
     Auto,
-    /// So many bytes, rounded down to whole frames of 4 KiB; at most what the process may use.
+    /// This many bytes, rounded down to whole frames of 4 KiB; at most what the process may use.
     Bytes(u64),
 }
 
@@ -30,7 +30,7 @@ impl PoolSize {
     /// [`PoolError::PoolTooLarge`] for more bytes than the process may use.
     pub fn frames(self) -> Result<u64, PoolError> {
         let bytes = match (self, memory_limit::effective()) {
-            (PoolSize::Auto, limit) => share(limit.map_err(PoolError::MemoryLimit)?.bytes),
+            (PoolSize::Auto, limit) => default_bytes(limit.map_err(PoolError::MemoryLimit)?.bytes),
             (PoolSize::Bytes(bytes), Ok(limit)) if bytes > limit.bytes => {
                 return Err(PoolError::PoolTooLarge { bytes, limit });
             }
@@ -40,63 +40,64 @@ impl PoolSize {
     }
 }
 
-/// The least that a pool gets by default, in bytes.
-const LEAST: u64 = 16 << 20;
+/// The smallest default size, in bytes.
+const DEFAULT_MIN: u64 = 16 << 20;
 
 /// Bytes of the pools that are open in this process.
-static TAKEN: AtomicU64 = AtomicU64::new(0);
+static OPEN_BYTES: AtomicU64 = AtomicU64::new(0);
 
-/// The default size in bytes, where the process may use so many.
-fn share(limit: u64) -> u64 {
-    let left = limit.saturating_sub(TAKEN.load(Ordering::Relaxed));
-    (left / 2).max(LEAST.min(limit / 2))
+/// The default size in bytes of a process that may use `limit` bytes.
+fn default_bytes(limit: u64) -> u64 {
+    let left = limit.saturating_sub(OPEN_BYTES.load(Ordering::Relaxed));
+    (left / 2).max(DEFAULT_MIN.min(limit / 2))
 }
 
-/// The memory of a pool that is open, of which others by default take none.
+/// Counts the bytes of an open pool, so that the default size of other pools leaves them out.
 #[derive(Debug)]
-pub(crate) struct Taken(u64);
+pub(crate) struct CountedBytes(u64);
 
-impl Taken {
-    pub(crate) fn frames(frames: u64) -> Taken {
+impl CountedBytes {
+    pub(crate) fn of_frames(frames: u64) -> CountedBytes {
         let bytes = frames * PAGE_SIZE as u64;
-        TAKEN.fetch_add(bytes, Ordering::Relaxed);
-        Taken(bytes)
+        OPEN_BYTES.fetch_add(bytes, Ordering::Relaxed);
+        CountedBytes(bytes)
     }
 }
 
-impl Drop for Taken {
+impl Drop for CountedBytes {
     fn drop(&mut self) {
-        TAKEN.fetch_sub(self.0, Ordering::Relaxed);
+        OPEN_BYTES.fetch_sub(self.0, Ordering::Relaxed);
     }
 }
 
-/// How a pool is opened. `PoolOptions::default()` suits most.
+/// The options of a pool. `PoolOptions::default()` suits most programs.
 #[derive(Debug)]
 pub struct PoolOptions {
-    /// Memory for pages. What is resident never exceeds it. On top come the state words (8 bytes
-    /// for each page of the file that was ever used), the kernel's page tables (as many), the
-    /// resident set (12 bytes for each frame of the pool that was ever used, with S3-FIFO 26) and
-    /// buffers for one batch of writes per evicting thread.
+    /// Memory for pages. Resident pages never exceed it. The pool takes more memory for the state
+    /// words (8 bytes for each page of the file that was ever used), the kernel's page tables (as
+    /// much again), the resident set (12 bytes for each frame of the pool that was ever used, with
+    /// S3-FIFO 26) and buffers for one batch of writes per evicting thread.
     pub size: PoolSize,
-    /// Which way to populate and release pages. On exmap all frames of the pool, and one batch
-    /// more, are taken from the machine at once and locked; that is only chosen by itself
-    /// ([`BackendChoice::Auto`]) for a `size` in bytes.
+    /// How the pool populates and releases pages. On exmap the pool takes all its frames, and one
+    /// batch more, from the machine at once, and they stay locked. [`BackendChoice::Auto`] chooses
+    /// exmap only for a `size` in bytes.
     pub backend: BackendChoice,
-    /// Threads that keep frames free ahead of need. With 0, a thread that needs a frame evicts.
+    /// Background threads that keep frames free. With 0, a thread that needs a frame evicts.
     pub evictors: u64,
-    /// Pages that are written, and released, together; at most a sixteenth of the pool. Of 16 to
-    /// 1,024, 256 was the fastest out of memory, 64 about 5 % slower and 16 about 15 %.
+    /// Pages that the evictor writes, and releases, together; at most a sixteenth of the pool. Out
+    /// of memory 256 was the fastest of 16 to 1,024; 64 was about 5 % slower, 16 about 15 %.
     pub eviction_batch: usize,
-    /// How long a fix waits for a frame while none is put back, in rounds of about a millisecond,
-    /// before it fails with [`PoolError::Exhausted`](crate::PoolError::Exhausted).
+    /// How long a fix waits while no frame comes back, in rounds of about a millisecond, before it
+    /// fails with [`PoolError::Exhausted`](crate::PoolError::Exhausted).
     pub patience: u32,
-    /// Which page leaves; `None` is [`Replacement::default`](crate::Replacement), and
+    /// The policy that chooses the pages to evict. `None` is
+    /// [`Replacement::default`](crate::Replacement);
     /// [`Replacement::policy`](crate::Replacement::policy) makes others.
     pub policy: Option<Box<dyn ReplacementPolicy>>,
-    /// Whether pages that stay are put into huge pages, where random access costs less. One more
-    /// thread does that; it takes 512 frames (2 MiB) of the pool for a moment, and none where so
-    /// many are not free. The states of the file's first pages, up to a 64th of the pool's size,
-    /// then come 2 MiB at a time. Only those do on exmap.
+    /// Whether the pool collapses pages that stay resident into huge pages, which makes random
+    /// access cheaper. One more thread does that. It takes 512 free frames (2 MiB) of the pool for
+    /// a moment, and skips its turn if fewer are free. The states of the file's first pages, up to
+    /// a 64th of the pool's size, are populated 2 MiB at a time. On exmap only the states are.
     pub huge_pages: HugePages,
     /// Where the state words of pages are.
     pub states: StatePlace,

@@ -78,12 +78,12 @@ fn memory_that_could_not_be_taken_away_is_found_again() {
                 pool.eviction.evict_batch(1);
             }
             let (state, seen) = pool.core.look_at_known(page);
-            let Coming::Ours(enclosed) = pool.core.claim(page, state, seen).unwrap() else {
-                panic!("nobody else is here");
+            let ClaimOutcome::Ours(before) = pool.core.claim(page, state, seen).unwrap() else {
+                panic!("no other thread has the page");
             };
             pool.core.surface.populate(&mut [Entry::new(page.range())]);
             let held = hold(&pool, page);
-            pool.core.unclaim(page, enclosed);
+            pool.core.unclaim(page, before);
             assert_eq!(pool.kernel_resident_pages().unwrap(), 1);
             assert!(!pool.is_resident(page));
             if read {
