@@ -4,9 +4,10 @@
  * This header is the manual of the part of libvellum that has stores. Link with -lvellum. The part
  * that has Morsels is described in vellum_morsel.h.
  *
- * A store is a file of named trees. A tree maps keys to values, both strings of bytes. What is read
- * comes through a pool of memory whose size the program chooses, and which is never exceeded: a
- * value goes in and out piece by piece, by a writer and a reader, and may be longer than the pool.
+ * A store is a file of named trees. A tree maps keys to values, both strings of bytes. The store
+ * reads pages into a pool of memory. The program chooses the pool's size, and the store never
+ * exceeds it. A writer and a reader pass a value piece by piece, so a value may be longer than the
+ * pool.
  *
  *     struct vellum_store_options options = { .pool_bytes = 64 << 20, .flags = VELLUM_CREATE };
  *     vellum_store *store;
@@ -28,31 +29,31 @@
  *     }
  *     error = vellum_store_close(store);
  *
- * Errors. A function that returns int returns 0, or a negative errno value: -EINVAL for arguments
- * that no call could take, NULL among them, and else what each function says. Any function that
- * works on a store may return
+ * Errors. A function that returns int returns 0 or a negative errno value. Every function returns
+ * -EINVAL for invalid arguments, NULL among them. Each function lists its other errors. A function
+ * that works on a store may also return
  *
  * -ESHUTDOWN  the store was closed
  * -EBADMSG    the file is damaged
- * -EIO        the file could not be read or written, or an earlier failure to write stopped changes;
- *             if the system says more than that, the system's number
- * -ENOBUFS    all of the pool is in use by other threads
+ * -EIO        reading or writing the file failed, or the store refuses changes after an earlier
+ *             failure to write; if the system returned another number, that number
+ * -ENOBUFS    other threads use all of the pool
  *
- * and a function that changes a store also -EROFS, -ENOSPC. vellum_last_error() has the same in
- * words, with what to do. After an error nothing was changed, and the place for the result was not
- * written.
+ * and a function that changes a store also -EROFS, -ENOSPC. vellum_last_error() returns the same
+ * error in words, and says what to do. After an error nothing has changed, and the function has not
+ * written its result.
  *
- * Handles. A handle is freed exactly once, by its function that ends in _close, and not used while
- * or after it is. Otherwise several threads may use one at the same time; calls of one reader, or of
- * one writer, wait for each other. A tree needs the handle of its store no more, a reader and a
- * writer need neither handle: handles may be freed in any order. What ends the use of all of them is
- * vellum_store_close(): calls of those that are left return -ESHUTDOWN, and they have to be freed
- * nevertheless.
+ * Handles. The caller frees each handle exactly once, with the function that ends in _close, and no
+ * thread uses the handle during or after that call. Otherwise several threads may use one handle at
+ * the same time; calls of one reader, or of one writer, wait for each other. A tree does not need
+ * the handle of its store, and a reader or writer needs neither handle: the caller may free handles
+ * in any order. vellum_store_close() ends the use of all of them: later calls with the remaining
+ * handles return -ESHUTDOWN. The caller must still free those handles.
  *
- * The end of the process. exit() closes the stores that are open. A process that is killed, or ends
- * by _exit(), leaves a store that it changed after the last vellum_store_sync() unclean, and an
- * unclean store does not open (-EUCLEAN). The child of a fork must not use the handles of its
- * parent, but it may free readers and writers, which are the parent's still.
+ * The end of the process. exit() closes the stores that are open. If a process changes a store
+ * after its last vellum_store_sync() and is then killed, or ends by _exit(), the store is unclean,
+ * and an unclean store does not open (-EUCLEAN). The child of a fork must not use the handles of its
+ * parent. It may free readers and writers; the parent keeps its own.
  *
  * Keys have up to some thousand bytes, and the empty key is a key; values have up to 2^48 bytes.
  * Linux 5.10 and later, pages of 4 KiB.
@@ -73,18 +74,18 @@ typedef struct vellum_store vellum_store;
 /* An ordered map of an open store. */
 typedef struct vellum_tree vellum_tree;
 
-/* A value that is being read. */
+/* Reads a value. */
 typedef struct vellum_reader vellum_reader;
 
-/* A value that is being written. */
+/* Writes a value. */
 typedef struct vellum_writer vellum_writer;
 
-/* Flags. Each function says which it takes; all others must be 0. */
-#define VELLUM_CREATE    1u /* make what is not there yet */
-#define VELLUM_READ_ONLY 2u /* change nothing; several processes may have a file open so */
-#define VELLUM_NEW       4u /* refuse a key that has a value, instead of replacing it */
+/* Flags. Each function names those that it takes; all others must be 0. */
+#define VELLUM_CREATE    1u /* create the store or the tree if it does not exist */
+#define VELLUM_READ_ONLY 2u /* refuse changes; several processes may open a file read-only */
+#define VELLUM_NEW       4u /* refuse a key that has a value, instead of replacing the value */
 
-/* How a store is opened. */
+/* Options of vellum_store_open(). */
 struct vellum_store_options {
 	uint64_t pool_bytes; /* memory for pages; 0: half of what the process may use */
 	uint32_t flags;      /* VELLUM_CREATE or VELLUM_READ_ONLY */
@@ -92,47 +93,47 @@ struct vellum_store_options {
 };
 
 /*
- * Why the last call that failed in this thread did, and what to do: UTF-8, "" before the first.
- * Valid until the next call that fails in this thread, or the thread ends. Never NULL.
+ * The reason for the last failed call of this thread, and what to do: UTF-8, "" before the first
+ * failure. Valid until the next failed call of this thread, or until the thread ends. Never NULL.
  */
 const char *vellum_last_error(void);
 
 /*
- * Opens the store in a file. `options` may be NULL: all of its members are 0 then.
+ * Opens the store in a file. `options` may be NULL, which means that all of its members are 0.
  *
- * -ENOENT       there is no file, and VELLUM_CREATE was not asked for
- * -EBUSY        another process, or another handle, has it open
- * -EUCLEAN      it was not closed cleanly: `vellum dump --salvage` saves what can be read
- * -EMEDIUMTYPE  it is no store, or one of another version
+ * -ENOENT       there is no file, and the caller did not pass VELLUM_CREATE
+ * -EBUSY        another process, or another handle, has the store open
+ * -EUCLEAN      the store was not closed cleanly: `vellum dump --salvage` saves what can be read
+ * -EMEDIUMTYPE  the file is not a store, or is a store of another version
  * -EINVAL       the pool is too small, or larger than the memory
  */
 int vellum_store_open(const char *path, const struct vellum_store_options *options,
 		      vellum_store **result);
 
-/* Makes durable what was changed before the call, by any thread. Changes may go on meanwhile. */
+/* Makes durable all changes that any thread made before the call. Changes may go on meanwhile. */
 int vellum_store_sync(const vellum_store *store);
 
 /*
  * Makes everything durable, ends the use of the store's trees, readers and writers, unlocks the file
- * and frees the handle; NULL is nothing. The handle is freed also if this fails, and what was not
- * durable before may be lost then. Values that are being written and were not finished are dropped.
+ * and frees the handle. Does nothing with NULL. The call frees the handle even if it fails; then
+ * changes that were not durable before may be lost. It drops the values of unfinished writers.
  */
 int vellum_store_close(vellum_store *store);
 
 /*
- * Opens the tree of a name, in UTF-8. Flag: VELLUM_CREATE.
+ * Opens the tree with this name, in UTF-8. Flag: VELLUM_CREATE.
  *
- * -ENOENT  the store has none, and VELLUM_CREATE was not asked for
+ * -ENOENT  the store has no such tree, and the caller did not pass VELLUM_CREATE
  */
 int vellum_tree_open(const vellum_store *store, const char *name, uint32_t flags,
 		     vellum_tree **result);
 
-/* Frees a handle; NULL is nothing. The tree stays. */
+/* Frees a handle. Does nothing with NULL. The tree stays. */
 void vellum_tree_close(vellum_tree *tree);
 
 /*
- * Stores a value that is in memory, at once and as a whole. Flag: VELLUM_NEW. A pointer may be NULL
- * if its length is 0.
+ * Stores a value that is in memory, atomically. Flag: VELLUM_NEW. A pointer may be NULL if its
+ * length is 0.
  *
  * -ENAMETOOLONG  the key is too long
  * -EEXIST        with VELLUM_NEW: the key has a value
@@ -148,12 +149,12 @@ int vellum_tree_put(const vellum_tree *tree, const void *key, size_t key_length,
 int vellum_tree_remove(const vellum_tree *tree, const void *key, size_t key_length);
 
 /*
- * Begins to read the value of a key. The reader has the value that the key has now, to its end:
- * whatever becomes of the key or the tree takes none of it away. The value's space is given back
- * when the reader is closed. Every byte is checked before it is handed out.
+ * Begins to read the value of a key. The reader keeps the value that the key has now, even if a
+ * thread changes or removes the key or the tree. Closing the reader gives the space of a removed
+ * value back. The reader checks every byte before it returns it.
  *
- * A reader takes a buffer of 1 MiB at most, and up to 4 MiB for a value that was written with a much
- * larger pool.
+ * A reader allocates a buffer of 1 MiB at most, and up to 4 MiB for a value that was written with a
+ * much larger pool.
  *
  * -ENODATA  there is no such key
  */
@@ -164,26 +165,26 @@ int vellum_reader_open(const vellum_tree *tree, const void *key, size_t key_leng
 uint64_t vellum_reader_length(const vellum_reader *reader);
 
 /*
- * Reads on from where the last vellum_reader_read() ended, first from the beginning. Puts `length`
- * bytes into `buffer`, fewer where the value ends, and their number into `count`: 0 at the end. After
- * an error the next call reads from the same place.
+ * Reads on from the place where the last vellum_reader_read() ended; the first call reads from the
+ * beginning. Puts `length` bytes into `buffer`, or fewer at the end of the value, and their number
+ * into `count`: 0 at the end. After an error the next call reads from the same place.
  */
 int vellum_reader_read(const vellum_reader *reader, void *buffer, size_t length, size_t *count);
 
 /*
- * Reads from the byte `offset`, as vellum_reader_read() does, whose place stays as it is. There are
- * no bytes beyond the end.
+ * As vellum_reader_read(), but reads from the byte `offset`, and does not move the place of
+ * vellum_reader_read(). Reads no bytes beyond the end.
  */
 int vellum_reader_read_at(const vellum_reader *reader, uint64_t offset, void *buffer,
 			  size_t length, size_t *count);
 
-/* Frees a handle; NULL is nothing. */
+/* Frees a handle. Does nothing with NULL. */
 void vellum_reader_close(vellum_reader *reader);
 
 /*
- * Begins to write a value. The key has it when vellum_writer_finish() has returned 0, at once and as
- * a whole. Until then the key has what it had, whatever becomes of the process. The writer takes a
- * buffer of 256 KiB at most, and keeps no other thread waiting.
+ * Begins to write a value. vellum_writer_finish() gives the value to the key, atomically. Until then
+ * the key keeps its old value, even if the process dies. The writer allocates a buffer of 256 KiB at
+ * most, and no other thread waits for it.
  *
  * -ENAMETOOLONG  the key is too long
  */
@@ -191,19 +192,20 @@ int vellum_writer_open(const vellum_tree *tree, const void *key, size_t key_leng
 		       vellum_writer **result);
 
 /*
- * Appends bytes to the value. After an error the writer can only be closed.
+ * Appends bytes to the value. After an error the caller can only close the writer.
  *
- * -EFBIG   the value would be longer than 2^48 bytes
+ * -EFBIG     the value would be longer than 2^48 bytes
  * -EALREADY  the writer was finished
  */
 int vellum_writer_write(const vellum_writer *writer, const void *bytes, size_t length);
 
-/* Bytes that were written so far; 0 of NULL, and once it was finished. */
+/* Bytes written so far; 0 of NULL and of a finished writer. */
 uint64_t vellum_writer_length(const vellum_writer *writer);
 
 /*
- * Gives the value to the key; replaces the one that it has, or refuses with VELLUM_NEW. The writer
- * ends by this call, also if it fails: then the key has what it had, and the value is dropped.
+ * Gives the value to the key. Replaces the key's old value, or refuses to with VELLUM_NEW. The call
+ * finishes the writer even if it fails; then the key keeps its old value, and the new value is
+ * dropped.
  *
  * -EEXIST    with VELLUM_NEW: the key has a value
  * -EALREADY  the writer was finished
@@ -211,8 +213,8 @@ uint64_t vellum_writer_length(const vellum_writer *writer);
 int vellum_writer_finish(const vellum_writer *writer, uint32_t flags);
 
 /*
- * Frees a handle; NULL is nothing. A value that was not finished is dropped, and its space is given
- * back.
+ * Frees a handle. Does nothing with NULL. If the writer is unfinished, drops the value and gives its
+ * space back.
  */
 void vellum_writer_close(vellum_writer *writer);
 

@@ -1,4 +1,4 @@
-//! What every function has in common: its errors, and that no panic leaves it.
+//! The frame of every function: it turns failures into numbers and messages, and stops panics.
 #![allow(unsafe_code)] // exported names
 
 use std::cell::RefCell;
@@ -8,7 +8,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use vellum_morsel::{ClientError, Errno, Error};
 
-/// Why a function failed: what C gets of it.
+/// The failure of a function, in the form that C gets.
 pub(crate) struct Failure {
     errno: Errno,
     message: String,
@@ -54,10 +54,10 @@ thread_local! {
     static LAST: RefCell<CString> = RefCell::default();
 }
 
-/// Runs a function's body. Zero, or a negative error number with its message left for
+/// Runs a function's body. Returns 0, or a negative error number, and then keeps the message for
 /// [`vellum_last_error`].
 pub(crate) fn call(body: impl FnOnce() -> Outcome) -> c_int {
-    // What a body may leave half done is the kernel's, and that does not unwind.
+    // A panic leaves at most a system call's work half done, and the kernel completes that.
     let outcome = catch_unwind(AssertUnwindSafe(body));
     let failure = match outcome {
         Ok(Ok(())) => return 0,
@@ -68,20 +68,20 @@ pub(crate) fn call(body: impl FnOnce() -> Outcome) -> c_int {
         },
     };
     let errno = failure.errno.raw_os_error();
-    // Without NUL bytes, which a name in it may have had, this cannot fail.
+    // This cannot fail once the NUL bytes are out, which a name in the message may have had.
     let message = CString::new(failure.message.replace('\0', "?")).unwrap_or_default();
-    // A thread that ends has nobody left to read it.
+    // A thread that is ending can no longer read the message.
     let _ = LAST.try_with(|last| last.replace(message));
     -errno
 }
 
-/// What an argument that must be there refers to.
+/// The referent of an argument that must not be NULL.
 pub(crate) fn given<T>(argument: Option<T>, what: &str) -> Outcome<T> {
     argument.ok_or_else(|| Failure::argument(&format!("{what} is NULL")))
 }
 
-/// Where a function leaves its result. It is looked at before anything is done, so that nothing is
-/// made that the caller cannot get.
+/// The place for a function's result. The function checks it first, so that it makes nothing that
+/// the caller cannot get.
 pub(crate) struct Place<'a, T>(&'a mut MaybeUninit<T>);
 
 impl<'a, T> Place<'a, T> {

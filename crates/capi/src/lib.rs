@@ -1,9 +1,9 @@
-//! `libvellum`: stores and Morsels for C. What the functions do is said in `include/vellum.h` and
-//! `include/vellum_morsel.h`.
+//! `libvellum`: stores and Morsels for C. `include/vellum.h` and `include/vellum_morsel.h` document
+//! the functions.
 //!
-//! What holds: handles are references or boxes, which C sees as pointers, so that NULL is `None`
-//! and the rest is the caller's contract, as the header states it; raw pointers are taken in `raw`
-//! alone. Every function goes through `call`, from which no panic gets out.
+//! Handles are references or boxes, which C sees as pointers: NULL is `None`, and the header states
+//! the caller's contract for all other values. Only `raw` takes raw pointers. Every function goes
+//! through `call`, which stops panics.
 
 mod call;
 mod create;

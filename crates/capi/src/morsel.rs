@@ -1,4 +1,4 @@
-//! What is done with a Morsel that one has.
+//! Functions of an open Morsel.
 #![allow(unsafe_code)] // exported names
 
 use std::ffi::c_int;

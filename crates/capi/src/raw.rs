@@ -1,4 +1,4 @@
-//! What C gives as plain pointers and numbers: strings, bytes and descriptors.
+//! Arguments that C passes as plain pointers and numbers: strings, bytes and descriptors.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, OsStr, c_char, c_int, c_void};
@@ -10,17 +10,17 @@ use vellum_morsel::Errno;
 
 use crate::call::{Failure, Outcome};
 
-/// A string that must be there.
+/// A string that must not be NULL.
 fn string<'a>(string: *const c_char, what: &str) -> Outcome<&'a CStr> {
     if string.is_null() {
         return Err(Failure::argument(&format!("{what} is NULL")));
     }
-    // SAFETY: the header asks for a string that ends with a NUL and stays as it is during the call;
-    // nothing keeps it longer.
+    // SAFETY: the header asks for a string that ends with a NUL and that no thread changes during
+    // the call; nothing keeps it longer.
     Ok(unsafe { CStr::from_ptr(string) })
 }
 
-/// A string that must be there and be UTF-8.
+/// A string that must not be NULL and must be UTF-8.
 pub(crate) fn text<'a>(given: *const c_char, what: &str) -> Outcome<&'a str> {
     let text = string(given, what)?.to_str();
     text.map_err(|_| Failure::argument(&format!("{what} is not UTF-8")))
@@ -31,24 +31,24 @@ pub(crate) fn path<'a>(given: *const c_char, what: &str) -> Outcome<&'a Path> {
     Ok(Path::new(OsStr::from_bytes(string(given, what)?.to_bytes())))
 }
 
-/// Bytes to be read during the call.
+/// Bytes that the call reads.
 pub(crate) fn bytes<'a>(begin: *const c_void, length: usize) -> Outcome<&'a [u8]> {
     if length == 0 {
         return Ok(&[]);
     }
     check(begin, length)?;
-    // SAFETY: they are not NULL, and the header asks for so many bytes that stay as they are during
-    // the call; nothing keeps them longer.
+    // SAFETY: the pointer is not NULL, and the header asks for this many bytes that no thread
+    // changes during the call; nothing keeps them longer.
     Ok(unsafe { std::slice::from_raw_parts(begin.cast(), length) })
 }
 
-/// Bytes to be written during the call.
+/// Bytes that the call writes.
 pub(crate) fn buffer<'a>(begin: *mut c_void, length: usize) -> Outcome<&'a mut [u8]> {
     if length == 0 {
         return Ok(&mut []);
     }
     check(begin, length)?;
-    // SAFETY: as for `bytes`, and they are the call's alone. What they are before is not looked at.
+    // SAFETY: as for `bytes`, and only this call uses them. It does not read them.
     Ok(unsafe { std::slice::from_raw_parts_mut(begin.cast(), length) })
 }
 
@@ -62,9 +62,9 @@ fn check(begin: *const c_void, length: usize) -> Outcome {
     }
 }
 
-/// A descriptor of our own for the same file: the caller keeps its own, whatever that is.
+/// A duplicate of the caller's descriptor; the caller keeps its own.
 pub(crate) fn duplicate(descriptor: c_int) -> Outcome<OwnedFd> {
-    // SAFETY: the call takes any number, and says whether that is a descriptor.
+    // SAFETY: the system call accepts any number, and fails if that is not a descriptor.
     let copy = unsafe { libc::fcntl(descriptor, libc::F_DUPFD_CLOEXEC, 0) };
     if copy < 0 {
         let error = std::io::Error::last_os_error();

@@ -1,4 +1,4 @@
-//! Morsels that go to other processes, and come from them.
+//! Sending Morsels to other processes, and receiving them.
 #![allow(unsafe_code)] // exported names
 
 use std::ffi::c_int;

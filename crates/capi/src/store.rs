@@ -1,7 +1,7 @@
-//! Stores, their trees, and values that are streamed in and out.
+//! Stores, their trees, and readers and writers of values.
 //!
-//! A reader and a writer own a handle of their tree, so that C may free handles in any order; each
-//! is behind a lock, so that C may use one in several threads.
+//! A reader or writer owns a handle of its tree, so that C may free handles in any order. A lock
+//! guards it, so that several threads may use it.
 #![allow(unsafe_code)] // exported names
 
 use std::ffi::{c_char, c_int, c_void};
@@ -45,7 +45,7 @@ const CREATE: u32 = 1;
 const READ_ONLY: u32 = 2;
 const NEW: u32 = 4;
 
-/// Whether a flag is set, the only one that there may be.
+/// Whether a flag is set. All other flags are errors.
 fn only_flag(flags: u32, flag: u32) -> Outcome<bool> {
     match flags & !flag {
         0 => Ok(flags != 0),
@@ -57,7 +57,7 @@ fn no_key() -> Failure {
     Failure::new(Errno::NODATA, "the tree has no such key".into())
 }
 
-/// The error of the store in one of a reader or writer.
+/// The store's error inside an error of a reader or writer.
 fn of_stream(error: io::Error) -> Error {
     error.downcast().unwrap_or_else(Error::Input)
 }
@@ -90,7 +90,7 @@ fn open(path: &Path, options: Option<&CStoreOptions>) -> Outcome<Store> {
         0 => Store::open(path, &options)?,
         CREATE => Store::open_or_create(path, &options)?,
         READ_ONLY => Store::open(path, &options.read_only(true))?,
-        _ => return Err(Failure::argument("flags that cannot be together, or do not exist")),
+        _ => return Err(Failure::argument("flags that exclude each other, or do not exist")),
     })
 }
 
@@ -196,13 +196,13 @@ pub extern "C" fn vellum_reader_open(
 }
 
 impl ReaderHandle {
-    /// A panic inside is a defect, after which the store does not go on.
+    /// A panic under the lock is a defect; the handle then fails for good.
     fn lock(&self) -> MutexGuard<'_, OwnedValueReader> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Fills the buffer as far as the value goes. After an error the place is what it was.
+/// Fills the buffer, or reads to the end of the value. After an error the place has not moved.
 fn fill(reader: &mut OwnedValueReader, buffer: &mut [u8]) -> io::Result<usize> {
     let (begin, mut filled) = (reader.stream_position()?, 0);
     while filled < buffer.len() {
@@ -218,7 +218,7 @@ fn fill(reader: &mut OwnedValueReader, buffer: &mut [u8]) -> io::Result<usize> {
     Ok(filled)
 }
 
-/// As [`fill`], from a byte of the value.
+/// As [`fill`], from a given byte of the value.
 fn fill_from(reader: &mut OwnedValueReader, from: u64, buffer: &mut [u8]) -> io::Result<usize> {
     let begin = reader.stream_position()?;
     reader.seek(SeekFrom::Start(from))?;

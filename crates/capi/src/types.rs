@@ -1,4 +1,4 @@
-//! What C sees: handles, the shape of a Morsel, and what it says of itself.
+//! Types of C: handles, and the shape and the state of a Morsel.
 
 use vellum_morsel::{Access, BackendChoice, BackendKind, Mapping, Morsel, Shape, Stat};
 
@@ -78,7 +78,7 @@ pub struct CStat {
 
 impl CStat {
     pub(crate) fn new(backend: BackendKind, stat: &Stat) -> Self {
-        // No count of a machine's pages comes near the end of the range.
+        // A count of a machine's pages is always far smaller.
         let known = |count: Option<u64>| count.map_or(-1, |count| count.cast_signed());
         Self {
             shape: stat.shape.into(),
