@@ -87,7 +87,7 @@ pub enum DeviceError {
     },
 }
 
-/// Who has the file. A handle of the own process may be one that the program has forgotten.
+/// The holder of the file's lock. It may be a forgotten handle of this process.
 fn holder_in_words(holder: Option<u32>) -> String {
     match holder {
         Some(pid) if pid == std::process::id() => {

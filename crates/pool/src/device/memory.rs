@@ -10,7 +10,7 @@ use vellum_vm::{Entry, PAGE_SIZE, PageRange, Surface};
 use super::workers::{Job, Workers};
 use super::{Device, DeviceInfo, ReadDone, Write};
 
-/// From so many pages on one call that populates them is cheaper than their faults.
+/// From this many pages on, one call that populates them is cheaper than their faults.
 const POPULATE_FROM: u64 = 8;
 
 /// Where the [`ReadDone`]s of a [`MemoryDevice`] are called.
@@ -64,7 +64,7 @@ impl MemoryDevice {
         Self { workers: None, bytes: Arc::new(Bytes(RwLock::new(bytes))), limit: u64::MAX }
     }
 
-    /// Never longer than `pages` pages: the disk is full then.
+    /// Limits the length to `pages` pages. At that length the disk is full.
     #[must_use]
     pub fn limited_to(mut self, pages: u64) -> Self {
         self.limit = pages;
@@ -83,7 +83,7 @@ impl MemoryDevice {
         Ok(self)
     }
 
-    /// All that was written so far, synced or not.
+    /// All writes so far, synced or not.
     pub fn snapshot(&self) -> Vec<u8> {
         self.bytes.read().clone()
     }
@@ -162,8 +162,8 @@ impl Target {
             .checked_add(self.len)
             .and_then(|end| bytes.get(self.position..end))
             .ok_or(io::ErrorKind::UnexpectedEof)?;
-        // SAFETY: the target is `len` bytes of the surface that nobody else uses until the read is
-        // done (contract of `Device`), and not part of the device's own bytes.
+        // SAFETY: the target is `len` bytes of the surface that no other code uses until the read
+        // is done (contract of `Device`), and not part of the device's own bytes.
         unsafe { std::ptr::copy_nonoverlapping(source.as_ptr(), self.address, self.len) };
         Ok(())
     }

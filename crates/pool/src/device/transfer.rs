@@ -163,7 +163,7 @@ impl ReadRequest {
     /// A read of `len` bytes from byte `offset` of the file.
     ///
     /// # Safety
-    /// `len` bytes at `address` stay mapped, and nobody else writes them or relies on their
+    /// `len` bytes at `address` stay mapped, and no other code writes them or relies on their
     /// contents, until `done` is called.
     pub(super) unsafe fn new(address: *mut u8, len: usize, offset: u64, done: ReadDone) -> Self {
         let transfer = Transfer::new(Direction::Read, len);
@@ -218,8 +218,8 @@ impl ReadRequest {
 
     /// The read has ended: adds it to `finished`.
     ///
-    /// If it failed and was merged, nobody is told: its parts come back, to be read one by one, so
-    /// that each owner learns what became of its own bytes.
+    /// If it failed and was merged, no callback runs: its parts come back, to be read one by one,
+    /// so that each owner learns what became of its own bytes.
     pub(super) fn end(self, result: io::Result<()>, finished: &mut Finished) -> Vec<ReadRequest> {
         if result.is_err() && !self.merged.is_empty() {
             return self.split();

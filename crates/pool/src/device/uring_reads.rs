@@ -87,7 +87,7 @@ impl Drop for ReadRing {
     }
 }
 
-/// What the reactor shares with those who start reads.
+/// The state that the reactor shares with threads that start reads.
 #[derive(Debug)]
 struct Shared {
     /// Wakes the reactor when written to.
@@ -98,7 +98,7 @@ struct Shared {
 #[derive(Debug, Default)]
 struct Queue {
     reads: VecDeque<ReadRequest>,
-    /// The reactor sleeps, or is about to, and nobody has woken it yet.
+    /// The reactor sleeps, or is about to, and no thread has woken it yet.
     asleep: bool,
     closing: bool,
     /// Why the ring is not used any more: the number of the error.

@@ -1,8 +1,7 @@
 //! The memory contract: frames are counted before they are populated and after they are released.
 //!
 //! A thread that makes a page resident first takes its frames out of the budget and puts them back
-//! when the memory is gone. So what is resident never exceeds the pool's size, whatever else
-//! happens.
+//! when the memory is released. So resident frames never exceed the pool's size.
 
 use std::sync::atomic::AtomicU64 as Statistic;
 use std::task::Waker;
@@ -86,7 +85,8 @@ impl FrameBudget {
         }
     }
 
-    /// Puts frames back whose memory was released, and wakes those who wait for some.
+    /// Puts frames back whose memory was released, and wakes the threads and tasks that wait for
+    /// some.
     pub(crate) fn put_back(&self, frames: u64) {
         if frames == 0 {
             return;
@@ -98,7 +98,7 @@ impl FrameBudget {
         }
     }
 
-    /// Wakes all who wait for frames, so that they look again.
+    /// Wakes all threads and tasks that wait for frames, so that they retry.
     pub(crate) fn wake(&self) {
         let mut tasks = lock(&self.tasks);
         self.awaited.store(false, Ordering::SeqCst);
@@ -120,7 +120,7 @@ impl FrameBudget {
         self.progress() != before
     }
 
-    /// Goes up whenever frames are put back for which a thread waits.
+    /// Rises whenever frames are put back while a thread waits for some.
     pub(crate) fn progress(&self) -> u64 {
         self.progress.load(Ordering::Relaxed)
     }

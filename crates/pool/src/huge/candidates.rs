@@ -5,7 +5,7 @@ use std::collections::BinaryHeap;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// A queue of chunks, earliest first. Each is in it once, which its word sees to.
+/// A queue of chunks, earliest first. A bit of the chunk's word keeps it from being queued twice.
 #[derive(Debug, Default)]
 pub(crate) struct Candidates {
     queue: Mutex<Queue>,
@@ -37,7 +37,7 @@ impl Candidates {
         }
     }
 
-    /// Waits for a chunk whose time has come; None once all has ended.
+    /// Waits for a chunk whose time has come; None after the end.
     pub(super) fn next(&self) -> Option<u64> {
         let mut queue = self.lock();
         loop {
@@ -73,7 +73,7 @@ impl Candidates {
         }
     }
 
-    /// Forgets all chunks, those that come too, and ends the thread that waits here.
+    /// Drops all chunks, and those that are added later, and ends the thread that waits here.
     pub(crate) fn end(&self) {
         let mut queue = self.lock();
         *queue = Queue { ended: true, ..Queue::default() };

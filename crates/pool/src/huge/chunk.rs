@@ -1,5 +1,5 @@
 //! One word for every chunk, which is the 512 pages that can be a huge page: how many of them are
-//! resident, and what became of attempts to put them together.
+//! resident, and the outcomes of attempts to collapse them.
 //!
 //! ```text
 //!  63                  32      24         16      12         10       9        0
@@ -24,16 +24,16 @@ const FAILURES_SHIFT: u32 = 16;
 const FAILURES: u64 = 0xff << FAILURES_SHIFT;
 const SINCE_SHIFT: u32 = 32;
 
-/// What the memory of a chunk is made of.
+/// The kind of memory of a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
     /// Pages of 4 KiB, as far as they are resident.
     Small,
-    /// On its way from small to huge: its pages stay for that time.
+    /// The collapser is making it huge: its pages stay for that time.
     Collapsing,
     /// A huge page, or what is left of one that could not be split in time.
     Huge,
-    /// On its way from huge to small.
+    /// A thread is splitting it.
     Splitting,
 }
 
@@ -60,7 +60,7 @@ impl Seen {
         }
     }
 
-    /// It waits among the candidates.
+    /// Whether it is in the queue of candidates.
     pub(super) fn is_queued(self) -> bool {
         self.0 & QUEUED != 0
     }
@@ -97,7 +97,7 @@ impl Seen {
     }
 }
 
-/// More failures are counted as so many.
+/// The count of failures stops here.
 const FAILURES_MAX: u32 = 12;
 
 /// The word of a chunk.

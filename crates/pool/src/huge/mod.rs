@@ -1,9 +1,10 @@
-//! Huge pages: where all 512 pages of an aligned 2 MiB of the surface, a *chunk*, are resident and
-//! stay so, their memory is put into one huge page, and random accesses to them miss the TLB less.
+//! Huge pages. A *chunk* is 512 pages in an aligned 2 MiB of the surface. If all of them are
+//! resident and stay so, the collapser moves their memory into one huge page, and random accesses
+//! to them miss the TLB less.
 //!
-//! A page's state, its latch, its eviction remain its own: only the memory behind is one piece. So
-//! before a page of a collapsed chunk is released, the chunk is split; otherwise the release would
-//! give addresses back and no memory (see [`Surface::split`]).
+//! Each page keeps its own state, latch and eviction: only the memory is one piece. So the evictor
+//! splits a collapsed chunk before it releases a page of it; otherwise the release would give
+//! addresses back and no memory (see [`Surface::split`]).
 //!
 //! What it costs (measured on Linux 6.18): a collapse takes the collapser's thread 0.6 to 1 ms,
 //! most of it for copying 2 MiB, and five times that where a hypervisor has yet to back the new
@@ -44,7 +45,7 @@ use chunk::{Chunk, ChunkTable, Leaving, Phase, Seen};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum HugePages {
-    /// Where the kernel can collapse them and split them again (Linux 6.7, by trying), and where
+    /// Yes, if the kernel can collapse and split them (Linux 6.7; the pool tries it), and if
     /// `/sys/kernel/mm/transparent_hugepage/enabled` is not `never`; in pools of 32 MiB and more
     /// that have a background thread.
     #[default]
@@ -53,7 +54,7 @@ pub enum HugePages {
     Off,
 }
 
-/// What a pool's huge pages did so far.
+/// Counts of a pool's huge pages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct HugePageStats {
@@ -69,7 +70,7 @@ pub struct HugePageStats {
     pub declined: u64,
 }
 
-/// A chunk that lasted so long was worth its collapse, in milliseconds.
+/// A chunk that stayed huge for so long was worth its collapse, in milliseconds.
 const LASTED: u32 = 60_000;
 /// A chunk with one failure has to stay whole so long, in milliseconds; with two, twice as long.
 const FIRST_WAIT: u32 = 500;
@@ -147,7 +148,7 @@ impl HugeChunks {
         }
     }
 
-    /// Pages of the range became resident, and are held by the caller.
+    /// Counts pages that became resident. The caller holds them.
     pub(crate) fn admit(&self, range: PageRange) {
         parts(range).for_each(|part| self.admit_part(part));
     }
@@ -160,7 +161,7 @@ impl HugeChunks {
 
     /// Releases pages that the caller holds exclusively. An entry whose pages lie in a huge page
     /// that cannot be split at once fails with EBUSY; its pages stay, as they do after any error.
-    /// `release` is what releases pages that lie in no huge page, or with all of one.
+    /// `release` releases pages outside of huge pages, or a whole huge page.
     pub(crate) fn release(
         &self,
         surface: &Surface,
@@ -254,7 +255,7 @@ impl HugeChunks {
         if lasted { 0 } else { huge.failures() + 1 }
     }
 
-    /// Counts pages as gone whatever their chunk is made of.
+    /// Counts pages as released, in any phase of their chunk.
     fn leave_unsplit(&self, part: Part) {
         let chunk = self.chunks.get(part.chunk);
         loop {
@@ -270,7 +271,7 @@ impl HugeChunks {
                     self.arrive();
                     return;
                 }
-                // A collapse or a split ends by itself, whatever I/O is under way.
+                // A collapse or a split ends by itself, even while I/O is under way.
                 Leaving::Busy => self.wait_for_arrival(),
             }
         }
@@ -295,7 +296,7 @@ impl HugeChunks {
         }
     }
 
-    /// Tells those who wait that a collapse or a split has ended.
+    /// Wakes the threads that wait for the end of a collapse or a split.
     fn arrive(&self) {
         drop(self.in_transit.lock().unwrap_or_else(PoisonError::into_inner));
         self.arrived.notify_all();
@@ -360,12 +361,13 @@ impl HugeChunks {
     }
 }
 
-/// What became of a candidate.
+/// The outcome for a candidate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Attempt {
-    /// It and those behind it, so many chunks; the kernel may have declined some of those behind.
+    /// Collapsed, with its next neighbours: so many chunks. The kernel may have declined
+    /// neighbours.
     Collapsed(u64),
-    /// It is no candidate any more.
+    /// It is no longer a candidate.
     Dismissed,
     /// Its time has not come: to be looked at again in so many milliseconds.
     Later(u32),

@@ -1,9 +1,9 @@
 //! Reading a page's bytes: under a lock as a plain slice, optimistically as [`RacyBytes`].
 //!
-//! An optimistic reader races with writers by design and throws away what it read when the version
-//! changed. Rust knows no such race, so all of it goes through one type that reads memory with
-//! volatile loads: the compiler neither invents, tears beyond a word, nor repeats them, and no
-//! reference to the contested bytes ever exists. Code that reads pages is written once, against
+//! An optimistic reader races with writers by design, and discards what it has read if the version
+//! changed. Rust's memory model has no such race. So all optimistic reads go through one type with
+//! volatile loads, which the compiler neither invents, nor repeats, nor tears beyond a word, and no
+//! reference to the contested bytes ever exists. Code that reads pages is generic over
 //! [`PageReader`].
 
 #![allow(unsafe_code)]
@@ -14,12 +14,11 @@ use std::marker::PhantomData;
 use crate::sync::interleave;
 
 /// Read-only access to the bytes of a page. Integers are little endian. Nothing panics: an access
-/// outside the page is `None`, because what an optimistic reader takes for an offset may be
-/// rubbish.
+/// outside the page is `None`, because an optimistic reader may have read any number as an offset.
 pub trait PageReader: Copy {
     /// The page's length in bytes.
     fn len(&self) -> usize;
-    /// A page is never empty, but clippy likes to ask.
+    /// Whether the page is empty, which it never is; clippy asks for the method.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -75,10 +74,11 @@ impl PageReader for &[u8] {
     }
 }
 
-/// The bytes of a page that others may be changing at this moment.
+/// The bytes of a page that other threads may be changing at this moment.
 ///
-/// What is read means nothing until [`OptimisticGuard::validate`](crate::OptimisticGuard::validate)
-/// says so. The memory itself always exists: a page that was evicted meanwhile reads as zeros.
+/// The reader trusts nothing that it has read before
+/// [`OptimisticGuard::validate`](crate::OptimisticGuard::validate) has succeeded. The memory itself
+/// always exists: a page that was evicted meanwhile reads as zeros.
 #[derive(Clone, Copy, Debug)]
 pub struct RacyBytes<'a> {
     base: *const u8,
@@ -158,9 +158,9 @@ impl PageReader for RacyBytes<'_> {
         let mut at = offset;
         let (lines, rest) = target.as_chunks_mut::<64>();
         for line in lines {
-            // Eight words without a look at the length between them.
+            // Eight words, with one check of the length.
             for (index, word) in line.as_chunks_mut::<8>().0.iter_mut().enumerate() {
-                // SAFETY: all of the target's length behind `offset` is in bounds, see above.
+                // SAFETY: the target's length from `offset` on is in bounds, see above.
                 let loaded: u64 = unsafe { self.load_within(at + 8 * index) };
                 *word = u64::from_le(loaded).to_le_bytes();
             }

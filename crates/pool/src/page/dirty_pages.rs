@@ -19,7 +19,7 @@
 //!   the two sees the other.
 //!
 //! [`DirtyPages::insert`] is called at the one moment at which a clean page becomes dirty, under
-//! its exclusive lock: the place for whatever else has to be known from then on, such as the
+//! its exclusive lock. That is also the place to record other facts of that moment, such as the
 //! position in a log.
 
 use vellum_vm::ReserveError;
@@ -41,7 +41,7 @@ pub(crate) struct DirtyPages {
 }
 
 impl DirtyPages {
-    /// For so many pages, none of which is dirty.
+    /// For `pages` pages, all of them clean.
     pub(crate) fn new(pages: u64) -> Result<DirtyPages, ReserveError> {
         Ok(DirtyPages {
             pages: PageBits::new(pages.next_multiple_of(GROUP), "dirty pages")?,
@@ -61,16 +61,16 @@ impl DirtyPages {
         Ok(())
     }
 
-    /// A page becomes dirty. The caller holds it exclusively.
+    /// Notes that a page becomes dirty. The caller holds it exclusively.
     pub(crate) fn insert(&self, page: PageId) {
         self.pages.set(page.0);
-        // Mostly another page has marked the group: then threads do not contend for its word.
+        // Another page has usually marked the group; then threads do not contend for its word.
         if !self.groups.contains(page.0 / GROUP) {
             self.groups.set(page.0 / GROUP);
         }
     }
 
-    /// A page is clean, or no page any more. The caller holds it.
+    /// Notes that a page is clean or freed. The caller holds it.
     pub(crate) fn remove(&self, page: PageId) {
         if self.pages.contains(page.0) {
             self.pages.clear(page.0);
@@ -150,7 +150,7 @@ mod tests {
         }
     }
 
-    /// 64 TiB of pages, few of which are dirty.
+    /// 64 TiB of pages, a few of them dirty.
     #[test]
     fn a_large_file_takes_memory_only_where_pages_are_dirty() {
         let pages = (64 << 40) / 4096;
@@ -160,7 +160,7 @@ mod tests {
         assert_eq!(dirty.collect(), few);
         let bytes =
             || dirty.pages.resident_bytes().unwrap() + dirty.groups.resident_bytes().unwrap();
-        // The groups' bits, all of which are looked at, take 512 KiB; reading them takes none.
+        // `collect` reads the bits of all groups, which are 512 KiB; reading takes no memory.
         assert!(bytes() <= 16 * 2 * 4096, "{} bytes", bytes());
         few.iter().for_each(|page| dirty.remove(*page));
         assert!(dirty.collect().is_empty() && dirty.collect().is_empty());

@@ -1,24 +1,24 @@
 //! State words by frame: a word for each frame of the pool, none for pages that have no frame.
 //!
-//! The array of `state_array.rs` has a word for each page of the file. With the page tables in view
-//! (refined exmap, "PtMap", section III-C) the pool knows without it which page is in which frame,
-//! so that 8 bytes a frame do. The paper puts the word into the page instead. Here that would be
-//! wrong: a lock is taken by a write, which may come when the page has just gone, and kills the
-//! process then; reading a page from the file would overwrite its lock; a stale reference into a
-//! page of several frames would take another page's data for a lock; and files would have 8 bytes
-//! less a page than those of other backends. A frame's word is always there.
+//! The array of `state_array.rs` has a word for each page of the file. If the pool can read the
+//! page tables (refined exmap, "PtMap", section III-C), the PTEs say which page is in which frame,
+//! and 8 bytes for each frame are enough. The paper puts the word into the page instead. That would
+//! be wrong here: a thread locks a page by a write, and if the page has just been evicted, that
+//! write kills the process; a read of the page from the file would overwrite its lock; a stale
+//! reference into a page of several frames would take the page's data for a lock; and each page of
+//! a file would have 8 bytes less than on other backends. A frame's word always exists.
 //!
 //! What holds:
-//! - A frame that no page has is locked, or its word was never written. So the thread that claims a
-//!   page, which of several threads one does, has it locked at the moment at which others see it.
+//! - The word of a frame without a page is locked, or was never written. If several threads claim a
+//!   page, one succeeds, and it holds the lock at the moment at which others see the page.
 //! - A word's version never goes back, whatever page has the frame. A page that is seen in the same
 //!   frame before and after its word was read had that word in between. So a thread that
 //!   exchanges the word that it saw, or finds its version unchanged, still looks at the same page.
-//! - Pages that were freed, and frames behind a page's head, are known by a bit each. A thread that
-//!   frees a page that is not resident sets the bit and then looks for the page; one that claims a
-//!   page looks for the bit afterwards. At least one of them sees the other.
-//! - Waiting is for a page, not for a frame: the thread that releases a page wakes all that wait
-//!   for it.
+//! - A bit marks each freed page and each inner frame. A thread that frees a page that is not
+//!   resident sets the bit and then looks for the page. A thread that claims a page looks at the
+//!   bit afterwards. At least one of the two sees the other.
+//! - Threads wait for a page, not for a frame: the thread that releases a page wakes all waiters of
+//!   the page.
 
 #![allow(unsafe_code)]
 
@@ -42,7 +42,7 @@ pub(crate) struct FrameStates {
     /// Pages of the file that are not the head of a page that may be brought in: they were freed,
     /// or lie behind the head of a page of several frames.
     unfit: PageBits,
-    /// Stands for the word of pages that have none.
+    /// The word that stands for pages without one.
     nowhere: PageState,
     pages: AtomicU64,
 }
@@ -52,12 +52,12 @@ type Words = Reservation;
 #[cfg(feature = "model")]
 type Words = Vec<PageState>;
 
-/// How claiming a page went.
+/// The outcome of an attempt to claim a page.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Claim {
-    /// It is the caller's, all of its frames locked, and has memory with any contents.
+    /// The caller has locked all of its frames, which have memory with arbitrary contents.
     Ours,
-    /// Another thread has it, or had it just now: look again.
+    /// Another thread has it, or had it just now: retry.
     Lost,
     /// Another page has one of its inner frames.
     Blocked,
@@ -94,7 +94,7 @@ impl FrameStates {
         Ok((0..frames).map(|_| PageState::evicted()).collect())
     }
 
-    /// Takes so many pages into view; never shrinks. The surface has them already.
+    /// Makes room for `pages` pages; never shrinks. The surface has them already.
     pub(crate) fn grow(&self, pages: u64) -> Result<(), ReserveError> {
         self.unfit.grow(pages)?;
         assert!(pages <= self.tables.pages(), "a surface is no longer than its tables");
@@ -110,7 +110,7 @@ impl FrameStates {
         self.unfit.resident_bytes()
     }
 
-    /// How many pages are in view.
+    /// How many pages there is room for.
     pub(crate) fn pages(&self) -> u64 {
         self.pages.load(Ordering::Acquire)
     }
@@ -127,7 +127,7 @@ impl FrameStates {
         &self.words[frame as usize]
     }
 
-    /// The word of a page and what it said, if the file is that long. A word that nobody has ever
+    /// The word of a page and its value, if the file is that long. A word that no thread has ever
     /// written says evicted for a moment; a thread that then claims the page finds that another one
     /// has.
     #[inline(always)]
@@ -175,7 +175,7 @@ impl FrameStates {
         self.word(self.tables.frame(page.0).expect("a page that is held has a frame"))
     }
 
-    /// What to look at soon to find the page's word.
+    /// The cache line to prefetch for the page's word.
     #[inline(always)]
     pub(crate) fn entry(&self, page: PageId) -> Option<*const u8> {
         let known = page.0 < self.pages.load(Ordering::Relaxed);
@@ -185,8 +185,8 @@ impl FrameStates {
         known.then(std::ptr::null)
     }
 
-    /// Brings memory to an evicted page that nobody has locked, and locks it. Its contents are to
-    /// come; the caller has taken its frames out of the budget.
+    /// Brings memory to an evicted page that no thread has locked, and locks the page. The caller
+    /// has taken its frames out of the budget, and fills them.
     pub(crate) fn claim(&self, surface: &Surface, parking: &ParkingLot, page: PageRef) -> Claim {
         let claim = self.claim_any(surface, parking, page);
         if claim == Claim::Ours && self.unfit.contains(page.id.0) {
@@ -215,7 +215,7 @@ impl FrameStates {
         claim
     }
 
-    /// The head first, so that of several who bring the same page one goes on.
+    /// The head first, so that one of several threads that claim the same page succeeds.
     fn claim_any(&self, surface: &Surface, parking: &ParkingLot, page: PageRef) -> Claim {
         match self.claim_each(surface, &mut [Entry::page(page.id.0)]) {
             Ok(()) => _ = self.held(page.id).take_over(false),
@@ -252,20 +252,20 @@ impl FrameStates {
         worst
     }
 
-    /// Locks a page that has memory left over from when it could not be released.
+    /// Locks a page that still has memory because an earlier release failed.
     fn take_left_over(&self, page: PageId) -> bool {
         let (state, seen) = self.look_again(page);
         seen.state() == State::Evicted && state.try_lock(seen)
     }
 
-    /// Takes the memory of a page away that was claimed and did not come to be.
+    /// Releases the memory of a page whose claim is undone.
     pub(crate) fn unclaim(&self, surface: &Surface, parking: &ParkingLot, page: PageRef) {
         let mut entries: Vec<Entry> = ids(page).map(|id| Entry::page(id.0)).collect();
         self.unclaim_each(surface, parking, &mut entries);
     }
 
-    /// Takes the memory of claimed pages away, each on its own. What the kernel does not release
-    /// stays with them until they are claimed again.
+    /// Releases the memory of claimed pages, each by itself. Memory that the kernel does not
+    /// release stays with them until they are claimed again.
     fn unclaim_each(&self, surface: &Surface, parking: &ParkingLot, entries: &mut [Entry]) {
         for entry in entries.iter() {
             let _ = self.held(entry_id(entry)).take_over(false);
@@ -292,7 +292,7 @@ impl FrameStates {
         }
     }
 
-    /// The kernel has not released the page after all.
+    /// Undoes [`begin_release`](Self::begin_release): the kernel has not released the page.
     pub(crate) fn cancel_release(&self, parking: &ParkingLot, page: PageRef, leave: Leave) {
         for id in ids(page).skip(1) {
             if self.held(id).take_over(true) {
@@ -304,12 +304,12 @@ impl FrameStates {
         }
     }
 
-    /// The page has been released: threads that wait for it look again.
+    /// Wakes the waiters of a page that has been released: they check it again.
     pub(crate) fn end_release(&self, parking: &ParkingLot, page: PageRef) {
         ids(page).for_each(|id| parking.wake(id));
     }
 
-    /// Told of pages that have just been released.
+    /// Notes that pages have just been released.
     pub(crate) fn released(&self, entries: &[Entry]) {
         self.tables.released(entries);
     }

@@ -13,7 +13,7 @@ mod real {
 
     use vellum_vm::{Entry, PageTables, Surface, SurfaceError};
 
-    /// The tables that the processor uses.
+    /// The tables that the CPU uses.
     #[derive(Debug)]
     pub(crate) struct FrameTables(PageTables);
 
@@ -34,7 +34,7 @@ mod real {
             self.0.frame(page)
         }
 
-        /// The same without a look whether the page has an entry.
+        /// The same, without a check that the page has a PTE.
         ///
         /// # Safety
         /// It is below [`pages`](Self::pages).
@@ -44,12 +44,12 @@ mod real {
             unsafe { self.0.frame_unchecked(page) }
         }
 
-        /// Pages that have an entry.
+        /// How many pages have a PTE.
         pub(crate) fn pages(&self) -> u64 {
             self.0.pages()
         }
 
-        /// What to look at soon to know the frame.
+        /// The cache line to prefetch for the frame.
         #[inline(always)]
         pub(crate) fn entry(&self, page: u64) -> *const AtomicU64 {
             std::ptr::from_ref(self.0.entry(page))
@@ -60,7 +60,7 @@ mod real {
             surface.claim(entries);
         }
 
-        /// Told of pages that have just been released.
+        /// Notes that pages have just been released.
         pub(crate) fn released(&self, _entries: &[Entry]) {}
     }
 }

@@ -1,8 +1,8 @@
 //! The parking lot: where threads and tasks wait for a page's lock.
 //!
 //! A page has one bit for its waiters; the queues are here, in a fixed number of buckets shared by
-//! all pages (SIGMOD'23, section 3.3, after Boehm et al., DaMoN'20). A wake-up reaches everybody
-//! in the bucket, so waiting is always a loop that looks at the page again.
+//! all pages (SIGMOD'23, section 3.3, after Boehm et al., DaMoN'20). A wake-up reaches all waiters
+//! in the bucket, so every wait is a loop that checks the page again.
 
 use std::task::Waker;
 
@@ -21,7 +21,7 @@ struct Bucket {
 #[derive(Debug, Default)]
 struct Queue {
     tasks: Vec<(PageId, Waker)>,
-    /// Threads that are parked: without any, waking them needs no system call.
+    /// How many threads are parked. With none, a wake-up needs no system call.
     threads: usize,
 }
 
@@ -84,7 +84,7 @@ impl ParkingLot {
         true
     }
 
-    /// Wakes all who wait for `page`.
+    /// Wakes all waiters of `page`.
     pub(crate) fn wake(&self, page: PageId) {
         let bucket = self.bucket(page);
         let mut queue = lock(&bucket.queue);

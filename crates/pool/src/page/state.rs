@@ -8,22 +8,22 @@
 //! ```
 //!
 //! From SIGMOD'23, sections 3.2 and 3.3, with four changes. Evicted is zero, so that a fresh,
-//! lazily backed array of words means "nothing is resident". A dirty bit stands beside the state,
+//! lazily backed array of words means "nothing is resident". The word has a dirty bit,
 //! so that eviction need not touch a page to learn whether it was written to. A page that is not
 //! allocated is `Free`: an optimistic reader that follows a stale reference cannot bring it back,
-//! which makes reuse of page ranges safe without epochs. And the words behind the head of a
-//! resident page of several frames say `Inner`: no other page can be made of its frames, and a
-//! reference of another length is found out.
+//! which makes reuse of page ranges safe without epochs. And the words of the inner frames of a
+//! resident page say `Inner`: no thread can make another page of these frames, and the pool detects
+//! a reference of another length.
 //!
 //! What holds:
 //! - Only the holder of the exclusive lock leaves `Locked`; only it changes the version.
 //! - Every exclusive unlock, eviction and free adds one to the version, so a reader whose version
 //!   still matches saw one state of the page, and it was resident throughout.
 //! - The dirty bit changes only under the shared or the exclusive lock.
-//! - The waiters bit is set by a thread that is about to park; the one that makes the page lockable
-//!   clears it and wakes them.
-//! - The urgent bit is set by a thread that waited in vain for shared holders to leave: no new
-//!   holder joins them. The end of the next exclusive hold clears it.
+//! - A thread that is about to park sets the waiters bit. The thread that makes the page lockable
+//!   clears the bit and wakes the waiters.
+//! - A thread that has waited in vain for shared holders to unlock the page sets the urgent bit: no
+//!   new holder joins them. The end of the next exclusive hold clears the bit.
 
 use crate::sync::{AtomicU64, Ordering, fence};
 
@@ -41,22 +41,22 @@ const LOCKED: u64 = 253;
 const MARKED: u64 = 254;
 const INNER: u64 = 255;
 
-/// What a state word says.
+/// The state in a state word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
-    /// Allocated, not resident: the file has it.
+    /// Allocated and not resident: only the file has the page.
     Evicted,
-    /// Resident, nobody holds it.
+    /// Resident, and no thread holds it.
     Unlocked,
-    /// Resident, this many hold it shared (1 to 250).
+    /// Resident, and this many threads hold it shared (1 to 250).
     Shared(u8),
     /// Not allocated.
     Free,
     /// Held exclusively, or in transit between file and memory.
     Locked,
-    /// Resident, not used since the clock passed.
+    /// Resident, and not accessed since the clock's hand passed.
     Marked,
-    /// Not a page of its own: a frame behind the head of a resident page.
+    /// An inner frame of a resident page, and so no page of its own.
     Inner,
 }
 
@@ -73,7 +73,7 @@ impl Word {
     /// Of a page that is not allocated and has no word of its own.
     pub(crate) const FREE: Word = Word(FREE << STATE_SHIFT);
 
-    /// Nobody has ever written the word.
+    /// Whether no thread has ever written the word.
     pub(crate) const fn is_untouched(self) -> bool {
         self.0 == 0
     }
@@ -91,7 +91,7 @@ impl Word {
         Word((self.0 & !(0xff << STATE_SHIFT)) | (state << STATE_SHIFT))
     }
 
-    /// What it says of the page.
+    /// The state of the page.
     pub const fn state(self) -> State {
         match self.raw_state() {
             EVICTED => State::Evicted,
@@ -124,20 +124,20 @@ impl Word {
         self.0 & VERSION
     }
 
-    /// Nobody writes to the page at this moment and it is not marked: the common case of an
+    /// No thread writes to the page at this moment and it is not marked: the common case of an
     /// optimistic read, in one comparison.
     #[inline(always)]
     pub const fn is_readable_unmarked(self) -> bool {
         self.raw_state().wrapping_sub(UNLOCKED) <= SHARED_MAX - UNLOCKED
     }
 
-    /// Resident, and nobody writes to the page at this moment.
+    /// Resident, and no thread writes to the page at this moment.
     #[inline(always)]
     pub const fn is_readable(self) -> bool {
         self.is_readable_unmarked() || self.raw_state() == MARKED
     }
 
-    /// Resident, and nobody holds the page at this moment.
+    /// Resident, and no thread holds the page at this moment.
     #[inline(always)]
     pub const fn is_resident_unheld(self) -> bool {
         matches!(self.raw_state(), UNLOCKED | MARKED)
@@ -176,7 +176,7 @@ pub enum Leave {
     Free,
 }
 
-/// The state word of one page. All operations are one attempt: they never wait.
+/// The state word of one page. Every operation makes one attempt and never waits.
 #[repr(transparent)]
 #[derive(Debug)]
 pub struct PageState(AtomicU64);
@@ -188,7 +188,8 @@ impl PageState {
         PageState(AtomicU64::new(0))
     }
 
-    /// A word that no page has: nothing that anybody saw ever equals it, so every attempt fails.
+    /// A word that no page has: it never equals a word that a thread has read, so every attempt
+    /// fails.
     pub(crate) fn nowhere() -> PageState {
         PageState(AtomicU64::new((INNER << STATE_SHIFT) | WAITERS | DIRTY | URGENT | VERSION))
     }
@@ -212,7 +213,7 @@ impl PageState {
         self.0.compare_exchange(seen.0, new.0, Ordering::Acquire, Ordering::Relaxed).is_ok()
     }
 
-    /// Locks exclusively if the word is still `seen`, which must be of a page that nobody holds:
+    /// Locks exclusively if the word is still `seen`, which must be of a page that no thread holds:
     /// unlocked, marked, evicted or free.
     #[inline]
     pub fn try_lock(&self, seen: Word) -> bool {
@@ -224,7 +225,7 @@ impl PageState {
     }
 
     /// Locks shared if the word is still `seen`, a resident page with room for one more holder,
-    /// which no writer has asked for urgently. Clears the clock's mark.
+    /// for which no writer is urgent. Clears the clock's mark.
     #[inline]
     pub fn try_lock_shared(&self, seen: Word) -> bool {
         !seen.is_urgent() && self.try_join(seen)
@@ -241,7 +242,7 @@ impl PageState {
         self.swap_if(seen, seen.with_raw_state(new))
     }
 
-    /// From the only shared holder's lock to the exclusive one.
+    /// Turns the lock of the only shared holder into the exclusive lock.
     pub fn try_upgrade(&self) -> bool {
         let seen = self.load();
         let upgraded =
@@ -275,7 +276,7 @@ impl PageState {
         if matches!(leave, Leave::Evicted | Leave::Free) {
             new &= !DIRTY;
         }
-        // Under the exclusive lock only the waiters bit can change beside us.
+        // Under the exclusive lock other threads can change only the waiters bit.
         Word(self.0.swap(new, Ordering::Release)).has_waiters()
     }
 
@@ -289,7 +290,7 @@ impl PageState {
                 unreachable!("a shared hold ends on a page that is {seen:?}");
             };
             let mut new = seen.with_raw_state(seen.raw_state() - 1);
-            // The last one out wakes writers; leaving a full house wakes readers.
+            // The last holder wakes writers; a holder that leaves a full word wakes readers.
             let wake = seen.has_waiters() && (holders == 1 || holders == SHARED_HOLDERS_MAX);
             if wake {
                 new = Word(new.0 & !WAITERS);
@@ -316,23 +317,23 @@ impl PageState {
         seen.has_waiters() || self.swap_if(seen, Word(seen.0 | WAITERS))
     }
 
-    /// Asks for an end of shared holds, if the word is still `seen`. Then the caller may park.
+    /// Sets the urgent bit if the word is still `seen`. Then the caller may park.
     pub fn try_urge(&self, seen: Word) -> bool {
         let urgent = Word(seen.0 | WAITERS | URGENT);
         seen == urgent || self.swap_if(seen, urgent)
     }
 
-    /// A frame behind the head is free: its page is gone, and the head still locked.
+    /// Frees an inner frame of a page whose memory is released and whose head is still locked.
     pub fn free_inner(&self) {
         let held = Word(self.0.load(Ordering::Relaxed));
         debug_assert_eq!(held.state(), State::Inner);
-        // Nobody else changes an inner word.
+        // No other thread changes an inner word.
         self.0.store(held.next_version().with_raw_state(FREE).0, Ordering::Release);
     }
 
     /// Makes a word locked, or with `inner` part of the page before it, whatever it was: the caller
-    /// owns it, and nobody but announcers of waiters changes it. True if there are waiters to wake,
-    /// which a word that stays locked keeps.
+    /// owns it, and only threads that announce waiters change it. True if there are waiters to
+    /// wake, which a word that stays locked keeps.
     #[must_use = "waiters sleep until they are woken"]
     pub(crate) fn take_over(&self, inner: bool) -> bool {
         loop {

@@ -33,7 +33,7 @@ use crate::sync::{AtomicU64, Ordering};
 pub(crate) struct StateArray {
     words: Words,
     pages: AtomicU64,
-    /// As many bytes of the array may come in huge pages.
+    /// How many bytes of the array may be in huge pages.
     huge: AtomicU64,
 }
 
@@ -87,7 +87,7 @@ impl StateArray {
         {
             let limit = usize::try_from(self.huge.load(Ordering::Relaxed)).unwrap_or(usize::MAX);
             let used = Self::bytes(self.pages()).saturating_add(HUGE_PAGE_SIZE / 2);
-            // Rounded down to whole huge pages, and nothing where it was asked for before.
+            // Rounded down to whole huge pages, without the part of an earlier call.
             self.words.use_huge_pages(used.min(limit));
         }
     }
@@ -165,7 +165,7 @@ mod tests {
     fn reading_first_is_fine() -> bool {
         let words = Reservation::new(2 << 20, "a trial").unwrap();
         words.use_huge_pages(2 << 20);
-        // SAFETY: the reservation holds the word, and nobody else knows it; zeros are a number.
+        // SAFETY: the reservation holds the word, and no other thread has it; zeros are a number.
         let word = unsafe { &*words.base().as_ptr().cast::<AtomicU64>() };
         word.store(word.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
         huge_kib(&words) > 0

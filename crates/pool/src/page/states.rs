@@ -1,5 +1,5 @@
-//! Where the state words of pages are: in an array, one for each page of the file, or with the
-//! frames, one for each frame of the pool.
+//! The places of the state words: an array with one for each page of the file, or one for each
+//! frame of the pool.
 
 use vellum_vm::{Errno, ReserveError, Surface};
 
@@ -102,7 +102,7 @@ impl States {
         }
     }
 
-    /// The cache line that the next look at the page reads first.
+    /// The cache line that the next access to the page's state reads first.
     #[inline(always)]
     pub(crate) fn line(&self, page: PageId) -> Option<*const u8> {
         match self {

@@ -1,7 +1,8 @@
-//! Which resident page leaves next: the trait, its default, and the set of resident pages.
+//! Policies that choose the page to evict next: the trait, its default, and the set of resident
+//! pages.
 //!
-//! A policy never touches pages or their states; it keeps track of what is resident and proposes.
-//! The pool asks each proposed page, through [`Residents`], whether it may go.
+//! A policy never touches pages or their states. It tracks the resident pages and proposes some for
+//! eviction. Through [`Residents`] it looks at a page's state.
 
 mod clock;
 mod resident_set;
@@ -22,7 +23,7 @@ pub enum Replacement {
     /// [`Clock`]: the cheapest.
     #[default]
     Clock,
-    /// [`S3Fifo`]: keeps what is used again and again while scans and loops pass. A miss costs it
+    /// [`S3Fifo`]: keeps pages that are used repeatedly while scans and loops pass. A miss costs it
     /// more, and it takes 26 bytes for each frame of the pool in place of 12.
     S3Fifo,
 }
@@ -37,25 +38,25 @@ impl Replacement {
     }
 }
 
-/// What became of a page that a policy looked at.
+/// The outcome of a policy's look at a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Chance {
     /// It was unused since the last look, or new: it is marked now, and goes at the next look
     /// unless a thread uses it before.
     Given,
-    /// Nobody used it since it was marked: it can go.
+    /// No thread has used it since it was marked: it can be evicted.
     Spent,
     /// A thread holds it.
     InUse,
 }
 
-/// The pool's side of the conversation.
+/// The pool, as policies see it.
 pub trait Residents {
     /// Looks at a page, as a clock's hand does.
     fn second_chance(&self, page: PageRef) -> Chance;
 }
 
-/// A replacement policy. All methods are called from many threads at once.
+/// A replacement policy. Many threads call its methods at the same time.
 ///
 /// The pool guarantees: between `admit` and `forget` of a page there is no second `admit` of it;
 /// `forget` is called only for admitted pages, with the same `PageRef`; there are never more

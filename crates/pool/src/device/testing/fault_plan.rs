@@ -10,7 +10,7 @@ use vellum_vm::{Errno, PageRange};
 
 use super::super::workers::{Job, lock, run_foreign, wait};
 
-/// What can go wrong.
+/// The operations that can fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Operation {
@@ -26,7 +26,7 @@ pub enum Operation {
 
 const OPERATIONS: usize = 4;
 
-/// How it goes wrong. What makes no sense for an operation is an `EIO` instead.
+/// The ways in which an operation fails. A way that makes no sense for an operation is an `EIO`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Fault {
@@ -57,14 +57,14 @@ impl Fault {
     }
 }
 
-/// What a device was asked to do so far.
+/// How many operations a device has had.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct OperationCounts {
     /// Ranges read, blocking or not.
     pub reads: u64,
-    /// The same, but of ranges that were started together neighbours count as one: a file is read
-    /// that way, as far as its limit of bytes goes.
+    /// The same, but neighbours among ranges that were started together count as one, because a
+    /// file device merges them into one read, up to its limit of bytes.
     pub read_runs: u64,
     /// Entries written.
     pub writes: u64,
@@ -78,9 +78,10 @@ pub struct OperationCounts {
     pub faults: u64,
 }
 
-/// A handle on what goes wrong. It may be changed at any time; clones change the same plan.
+/// The plan of what goes wrong. A test may change it at any time; clones share one plan.
 ///
-/// Rules are asked in the order they were made; the first that applies decides.
+/// The device checks the rules in the order in which the test made them; the first that applies
+/// decides.
 #[derive(Clone)]
 pub struct FaultPlan {
     shared: Arc<Shared>,

@@ -1,5 +1,5 @@
-//! A device that fails by plan: errors, torn and misdirected writes, flipped bits, delays, and
-//! gates that hold pages in transit. For tests; nothing here is fast.
+//! A device that fails as a test plans it: errors, torn and misdirected writes, flipped bits,
+//! delays, and gates that hold operations. Nothing here is fast.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -25,11 +25,11 @@ pub struct FaultyDevice<D> {
     in_flight: Arc<InFlight>,
 }
 
-/// What outlives a call: asynchronous reads finish here.
+/// The part that outlives a call, because asynchronous reads finish here.
 #[derive(Debug)]
 struct Shared<D> {
     inner: D,
-    /// Where other pages than those asked for are read to. Its pages are the device's.
+    /// A surface for reads of other pages than the caller asked for.
     scratch: Mutex<Surface>,
 }
 
@@ -62,7 +62,7 @@ impl<D: Device> FaultyDevice<D> {
         })
     }
 
-    /// What goes wrong.
+    /// The plan, which says what goes wrong.
     pub fn plan(&self) -> FaultPlan {
         self.plan.clone()
     }
@@ -72,7 +72,7 @@ impl<D: Device> FaultyDevice<D> {
         &self.shared.inner
     }
 
-    /// Wraps the `done` of a read, so that what was decided happens first.
+    /// Wraps the `done` of a read, so that the planned fault happens first.
     fn interpose(&self, range: PageRange, memory: Memory, done: ReadDone) -> ReadDone {
         let fault = self.plan.decide(Operation::Read);
         let delay = self.plan.delay();

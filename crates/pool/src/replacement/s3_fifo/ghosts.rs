@@ -1,10 +1,10 @@
 //! Ghosts: pages that left not long ago, remembered in four bytes each.
 //!
-//! A page that left before anybody accessed it again is remembered; if it comes back soon, it was
-//! let go too early. A ghost is a fingerprint of 16 bits and the time at which the page left, in
-//! buckets of eight, the newest first. Time goes by frames that left. Old ghosts are not removed:
-//! their age shows, and new ones push them out. One in about 8,000 strangers is taken for a ghost,
-//! which costs no more than a wrong guess.
+//! The table remembers a page that left before a thread accessed it again; if the page comes back
+//! soon, it was evicted too early. A ghost is a fingerprint of 16 bits and the time at which the
+//! page left, in buckets of eight, the newest first. Time goes by frames that left. Old ghosts are
+//! not removed: their age shows, and new ones push them out. One in about 8,000 strangers is taken
+//! for a ghost, which costs no more than a wrong guess.
 
 const WAYS: usize = 8;
 /// Ghosts in a bucket on average, so that few are pushed out by their neighbours early.

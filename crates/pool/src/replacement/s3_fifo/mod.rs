@@ -1,4 +1,4 @@
-//! S3-FIFO over marks: scan and loop resistant, and hits stay what they are.
+//! S3-FIFO over marks: resists scans and loops, and makes hits no slower.
 //!
 //! After Yang et al., "FIFO queues are all you need for cache eviction" (SOSP'23): a small queue
 //! in which new pages prove themselves, a main queue for those that did, and ghosts, the names of
@@ -58,7 +58,7 @@ pub struct S3Fifo {
     frames_per_shard: u64,
     /// Where the next search begins.
     turn: AtomicU64,
-    /// Nobody asked for candidates yet.
+    /// No thread has asked for candidates yet.
     filling: AtomicBool,
 }
 

@@ -12,7 +12,7 @@ const NEW_PART_FILLING: u64 = 12;
 /// New pages that are looked at before one of the main queue is, even if new ones make all the
 /// room: what was hot once and is dead leaves in the end.
 const AGING: u32 = 32;
-/// Of the frames of new pages, this part holds pages that nobody looked at yet.
+/// Of the frames of new pages, this part holds pages that no search has looked at yet.
 const YOUNG: (u64, u64) = (3, 10);
 /// The most credit that a page of the main queue can gain.
 const CREDIT_MAX: u8 = 3;
@@ -163,7 +163,7 @@ impl Shard {
         self.table.age(slot);
     }
 
-    /// Looks at the oldest new page; returns it if it can go. Whatever becomes of it, it is in the
+    /// Looks at the oldest new page; returns it if it can go. In either case it is in the
     /// main queue then, last in line: others do not propose it, and it is there if it stays.
     fn look_at_new(&mut self, residents: &dyn Residents) -> Option<Slot> {
         let Some(slot) = self.table.oldest(Queue::Old) else {

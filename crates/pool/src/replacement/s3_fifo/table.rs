@@ -2,7 +2,7 @@
 //!
 //! An open-addressing table of 16 bytes per slot. A slot's first word is the page, its second one
 //! links it into one of the queues and holds what the policy notes about it. Pages do not move
-//! while they are in the table, except when it grows. The old pages and the young ones behind them
+//! while they are in the table, except when it grows. The old pages, followed by the young ones,
 //! are one chain, so that a page becomes old without a write to any other.
 
 use crate::page::PageRef;
@@ -10,9 +10,9 @@ use crate::page::PageRef;
 /// A queue of the policy. Pages come at the newest end and are looked at from the oldest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Queue {
-    /// New pages that nobody looked at yet.
+    /// New pages that no search has looked at yet.
     Young,
-    /// New pages that were marked, to see whether anybody accesses them again.
+    /// New pages that were marked, to see whether a thread accesses them again.
     Old,
     /// Pages that were accessed again.
     Main,
