@@ -29,12 +29,12 @@ const AFTER_HELP: &str = "\
 Examples:
   vellum demo --dir /usr/share --limit 256MiB   the whole round on real files
   vellum probe                                  what this kernel offers, and what it costs
-  vellum bench list                             measurements, beside other engines
-  vellum put notes.vellum greeting hello        the file is created when it is not there
+  vellum bench list                             measurements, also of other engines
+  vellum put notes.vellum greeting hello        creates the file if it does not exist
   vellum get notes.vellum greeting
   vellum import photos.vellum ~/photos          a directory, then: vellum scan photos.vellum
   vellum dump notes.vellum | vellum load copy.vellum
-  vellum morseld --limit 16GiB                  files in memory once, for all programs; then:
+  vellum morseld --limit 16GiB                  keeps files in memory for all programs; then:
   vellum morsel load model.gguf
 
 Sizes are bytes or take KiB, MiB, GiB, TiB (K, M, G, T): 512MiB, 1.5GiB.

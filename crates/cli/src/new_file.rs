@@ -1,4 +1,4 @@
-//! A file that has its name only when it is complete.
+//! A new file that gets its name only when it is complete.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -9,8 +9,8 @@ use rustix::io::Errno;
 
 use crate::error::{Doing, Outcome};
 
-/// Until it is complete the file is called `NAME.NUMBER.partial`, with the number of the process,
-/// and dropping this removes it.
+/// A new file. Until it is complete, its name is `NAME.NUMBER.partial`, with the number of the
+/// process, and dropping this removes it.
 pub struct NewFile {
     file: File,
     partial: PathBuf,
@@ -18,10 +18,10 @@ pub struct NewFile {
 }
 
 impl NewFile {
-    /// Creates the file `target`, which must not be there yet.
+    /// Creates the file `target`, which must not exist.
     ///
     /// # Errors
-    /// When it is there, or cannot be created.
+    /// When it exists, or cannot be created.
     pub fn create(target: &Path) -> Outcome<Self> {
         let mut partial = target.as_os_str().to_owned();
         partial.push(format!(".{}.partial", std::process::id()));
@@ -37,11 +37,11 @@ impl NewFile {
     /// Makes the content durable and gives the file its name.
     ///
     /// # Errors
-    /// When the disk fails, or a file of that name has come meanwhile.
+    /// When the disk fails, or another process has created a file of that name meanwhile.
     pub fn complete(self) -> Outcome {
         let renamed =
             || match renameat_with(CWD, &self.partial, CWD, &self.target, RenameFlags::NOREPLACE) {
-                // The file system cannot tell; nothing had the name when this began.
+                // The file system has no such rename; no file had the name when this began.
                 Err(Errno::INVAL) => fs::rename(&self.partial, &self.target),
                 result => result.map_err(io::Error::from),
             };
@@ -62,7 +62,7 @@ impl Write for NewFile {
 
 impl Drop for NewFile {
     fn drop(&mut self) {
-        // Once the file is complete there is nothing of this name.
+        // Once the file is complete, no file has this name.
         let _ = fs::remove_file(&self.partial);
     }
 }

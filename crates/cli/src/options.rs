@@ -1,4 +1,4 @@
-//! Options that several commands share, and opening a store by them.
+//! Options that several commands share, and functions that open a store with them.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use crate::{interrupt, size};
 /// The tree that `put` and `load` use when none is named.
 pub const DEFAULT_TREE: &str = "main";
 
-/// Which way of populating and releasing pages to use.
+/// The backend that populates and releases pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 #[value(rename_all = "snake_case")]
 pub enum Backend {
@@ -23,7 +23,7 @@ pub enum Backend {
     Madvise,
     /// Many ranges per call, from Linux 6.13 on
     ProcessMadvise,
-    /// Vellum's kernel module: all memory of the pool is taken at once, and locked
+    /// Vellum's kernel module: takes all memory of the pool at once, and locks it
     Exmap,
 }
 
@@ -38,28 +38,29 @@ impl Backend {
     }
 }
 
-/// How the buffer pool is set up.
+/// The options of the buffer pool.
 #[derive(Args, Clone, Debug)]
 pub struct PoolArguments {
-    /// Memory of the buffer pool [default: what the work needs, at most half of the memory]
+    /// Memory of the buffer pool [default: as much as the command needs, at most half of the
+    /// memory]
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     pub pool: Option<u64>,
 
-    /// Way of populating and releasing pages
+    /// Backend that populates and releases pages
     #[arg(long, value_enum, default_value = "auto")]
     pub backend: Backend,
 }
 
-/// What a command needs a pool for, if --pool does not give its size.
+/// What a command needs a pool for. It decides the pool's size unless --pool gives it.
 #[derive(Clone, Copy, Debug)]
 pub enum Need {
     /// Some pages of trees, one after the other.
     Pages,
     /// Every value that the file may have: each must fit the pool as a whole.
     Values,
-    /// To store a value of so many bytes.
+    /// To store a value of this many bytes.
     Store(u64),
-    /// The more the better.
+    /// As much memory as possible.
     Much,
 }
 

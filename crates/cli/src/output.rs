@@ -1,10 +1,10 @@
-//! Standard output, buffered, with a closed pipe told apart from failures.
+//! Buffered standard output, which tells a closed pipe from other failures.
 
 use std::io::{self, BufWriter, ErrorKind, StdoutLock, Write};
 
 use crate::error::{Failure, Outcome};
 
-/// Standard output. Call [`Output::finish`] at the end: what is still buffered is lost otherwise.
+/// Standard output. Call [`Output::finish`] at the end; otherwise buffered bytes are lost.
 pub struct Output(BufWriter<StdoutLock<'static>>);
 
 impl Output {
@@ -30,7 +30,7 @@ impl Output {
         self.bytes(b"\n")
     }
 
-    /// Hands over what is buffered.
+    /// Writes the buffered bytes.
     ///
     /// # Errors
     /// As [`Output::bytes`].

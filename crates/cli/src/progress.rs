@@ -136,7 +136,7 @@ impl Late {
     }
 }
 
-/// A line on standard error; without one there is nobody to tell.
+/// Prints a line on standard error. Ignores a closed standard error.
 pub fn say(line: &str) {
     let _ = writeln!(std::io::stderr(), "{line}");
 }

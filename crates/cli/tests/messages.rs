@@ -42,7 +42,7 @@ fn a_backslash_in_a_dump() {
     let store = folder.name("a.vellum");
     let dump = b"VERSION=3\nformat=print\nHEADER=END\n a\n \\zz\nDATA=END\n";
     let error = failed(run_with_input(&["load", &store], dump));
-    let text = "line 5: behind a backslash comes another, or two hexadecimal digits";
+    let text = "line 5: a backslash needs another one, or two hexadecimal digits, after it";
     assert!(error.starts_with(&format!("vellum: standard input: {text}; nothing of")), "{error}");
 }
 

@@ -13,9 +13,9 @@ const HELP: &str = "\
 Example:
   vellum check notes.vellum && echo sound
 
-Every page is read and its checksum, its place in its tree, the order of keys and the map of free
-pages are checked. Damage is listed, all of it, and the exit code is 1. Pages that nothing refers to
-are counted as lost: they take space, but no data is missing.";
+Reads every page, and checks its checksum, its place in its tree, the order of its keys and the map
+of free pages. Lists all damage; the exit code is then 1. Counts pages without a reference as lost:
+they take space, but no data is missing.";
 
 /// Read every page of a store and say whether it is sound
 #[derive(clap::Args)]

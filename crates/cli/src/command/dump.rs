@@ -21,9 +21,9 @@ Examples:
   vellum dump broken.vellum --salvage -o rescued.dump
 
 The format is VERSION=3 of db_dump and mdb_dump, one section for each tree. --salvage opens a file
-that was not closed cleanly or is damaged, and passes over the pages that cannot be read. A file
-given with -o has its name only when it is complete. The name of a tree with a line break in it is
-written in a line vellum-database=, with escapes, that other programs do not know.";
+that was not closed cleanly or is damaged, and skips pages that cannot be read. A file given with -o
+gets its name only when it is complete. If the name of a tree has a line break, the dump has the
+name, with escapes, in a line vellum-database=, which other programs do not know.";
 
 /// Bytes of a value that are written at a time.
 const BUFFER: usize = 64 << 10;
@@ -43,11 +43,11 @@ pub struct Arguments {
     #[arg(long, short)]
     print: bool,
 
-    /// Write to a file, which must not be there yet; '-' is standard output, as without this
+    /// Write to a file, which must not exist; '-' is standard output, as without this option
     #[arg(long, short, value_name = "FILE")]
     output: Option<PathBuf>,
 
-    /// Read what can be read of a damaged file
+    /// Open a damaged file, and write the entries that can be read
     #[arg(long)]
     salvage: bool,
 }
@@ -140,7 +140,7 @@ fn each_bit(
     }
 }
 
-/// Writes what can be read of a tree, and says on standard error what cannot.
+/// Writes the entries of a tree that can be read, and names the rest on standard error.
 fn salvage_entries<W: Write>(tree: &Tree, writer: &mut Writer<W>, path: &Path) -> Outcome {
     let (mut saved, mut damaged) = (0_u64, 0_u64);
     let mut outcome = Ok(());
@@ -166,6 +166,6 @@ fn salvage_entries<W: Write>(tree: &Tree, writer: &mut Writer<W>, path: &Path) -
         outcome.is_ok()
     });
     outcome?;
-    say(&format!("tree '{name}': {saved} entries saved, {damaged} damaged places passed over"));
+    say(&format!("tree '{name}': {saved} entries saved, {damaged} damaged places skipped"));
     Ok(())
 }

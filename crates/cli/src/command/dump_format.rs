@@ -12,7 +12,7 @@
 //! ```
 //!
 //! A dump is one such section after the other, one for each tree. Header lines that are not known
-//! here (page and map sizes) are passed over when reading. A name that has no place in a line of
+//! here (page and map sizes) are skipped when reading. A name that has no place in a line of
 //! its own is written as `vellum-database=`, in the encoding `print`.
 
 use std::io::{self, BufRead, Read, Write};
@@ -122,7 +122,7 @@ struct Text {
     place: Place,
     /// The beginning of an escape, or the first of two digits, whose rest has not come yet.
     begun: Vec<u8>,
-    /// A carriage return was met, which is no part of the line if that ends behind it.
+    /// The last byte was a carriage return, which is no part of the line if the line ends here.
     is_return_held: bool,
 }
 
@@ -310,7 +310,7 @@ impl<R: BufRead> Reader<R> {
     fn broken(&self) -> ReadError {
         self.problem(match self.encoding {
             Encoding::ByteValue => "bytes are two hexadecimal digits each",
-            Encoding::Print => "behind a backslash comes another, or two hexadecimal digits",
+            Encoding::Print => "a backslash needs another one, or two hexadecimal digits, after it",
         })
     }
 

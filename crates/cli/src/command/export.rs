@@ -21,8 +21,8 @@ Examples:
   vellum export photos.vellum photos           the reverse of 'vellum import photos.vellum photos'
   vellum export usr.vellum bin bin/            only the files whose path starts with 'bin/'
 
-Contents, permissions, times and targets of symbolic links come back; the bits setuid, setgid and
-sticky do not. DIR must be empty, or not there yet.";
+Restores contents, permissions, times and the targets of symbolic links, but not the bits setuid,
+setgid and sticky. DIR must be empty, or must not exist.";
 
 /// Write the files that were imported into a directory
 #[derive(clap::Args)]

@@ -21,7 +21,7 @@ Examples:
   vellum get usr.vellum bin/env --meta         its size, mode, time and kind
 
 In a store made by 'import' or 'demo', and without --tree, KEY is the path of a file.
-A key that is not there is an error (exit code 1).";
+If the key does not exist, the command fails (exit code 1).";
 
 /// Write the value of a key to standard output
 #[derive(clap::Args)]
@@ -40,7 +40,7 @@ pub struct Arguments {
     #[arg(long)]
     hex: bool,
 
-    /// What is known of an imported file instead of its content
+    /// Write the size, mode, time and kind of an imported file instead of its content
     #[arg(long, conflicts_with_all = ["tree", "hex"])]
     meta: bool,
 }

@@ -18,15 +18,15 @@ use crate::{interrupt, size};
 
 const HELP: &str = "\
 Examples:
-  vellum import usr.vellum /usr/share          the store is created when it is not there
-  vellum import usr.vellum /usr/share          again: only what has changed since
+  vellum import usr.vellum /usr/share          creates the store if it does not exist
+  vellum import usr.vellum /usr/share          the second time: only files that have changed
   vellum scan usr.vellum doc/                  then: list, read
   vellum get usr.vellum doc/README > README
 
-Regular files and symbolic links are stored, relative to DIR; other kinds, what cannot be read, and
-folders on other file systems are passed over and counted. Tree 'meta' has a record for each path,
-tree 'content' the bytes in chunks. Ctrl-C ends the import at the next file; the same command goes
-on from there.";
+Stores regular files and symbolic links, with paths relative to DIR. Skips and counts other kinds of
+files, files that it cannot read, and folders on other file systems. Tree 'meta' has a record for
+each path, tree 'content' the bytes in chunks. Ctrl-C ends the import at the next file; the same
+command continues from there.";
 
 /// Store the files under a directory
 #[derive(clap::Args)]
@@ -38,7 +38,7 @@ pub struct Arguments {
     /// The directory
     dir: PathBuf,
 
-    /// Stop when the files come to this size
+    /// Stop when the files reach this total size
     #[arg(long, value_name = "SIZE", value_parser = size::parse, default_value = "1024TiB")]
     limit: u64,
 

@@ -1,9 +1,10 @@
 //! `vellum load`: reads trees in the text format of Berkeley DB and LMDB.
 //!
-//! Entries that come in the order of their keys build the tree from the bottom; from the first one
-//! out of order on, each is put in its place. A long value goes from the dump into the store part
-//! by part, and is never in memory as a whole. A tree that a failed load has created is dropped
-//! again; of one that was there before, the message says how many entries it got.
+//! While the entries come in the order of their keys, a bulk load builds the tree from the bottom.
+//! From the first entry out of order on, the command inserts each entry by itself. A long value
+//! goes from the dump into the store part by part, and is never in memory as a whole. After a
+//! failure the command drops a tree that it has created; for a tree that existed before, the
+//! message says how many entries it got.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
@@ -24,10 +25,10 @@ Examples:
   mdb_dump -a -n notes.mdb | vellum load notes.vellum
   db_dump notes.db | vellum load notes.vellum --tree notes
 
-Each section goes to the tree that it names, or to the one given with --tree. The store and the
-trees are created when they are not there; keys that are there already get the new value. Ctrl-C
-ends the load at the next entry, or inside a long value: a tree that it was creating is removed
-again, and the store is closed. Long values are streamed: none is in memory as a whole.";
+Each section goes to the tree that it names, or to the one given with --tree. Creates the store and
+the trees if they do not exist; a key that exists gets the new value. Ctrl-C ends the load at the
+next entry, or inside a long value: the command removes the tree that it was creating, and closes
+the store. It streams long values: none is in memory as a whole.";
 
 /// Read trees in the text format of Berkeley DB and LMDB
 #[derive(clap::Args)]
@@ -40,7 +41,7 @@ pub struct Arguments {
     #[arg(value_name = "DUMP")]
     dump: Option<PathBuf>,
 
-    /// Load into this tree, whatever the dump says
+    /// Load all sections into this tree, instead of the trees that they name
     #[arg(long, value_name = "NAME")]
     tree: Option<String>,
 
@@ -111,7 +112,7 @@ fn load_tree<R: BufRead>(
     Err(Failure::message(format!("{failure}; {left}")))
 }
 
-/// Values up to this length are stored in one call; so many bytes of others are read at a time.
+/// One call stores a value up to this length. Of a longer value this many bytes are read at a time.
 const WHOLE: u64 = 1 << 20;
 
 /// Stores the entries of one section; `loaded` counts those that are in the tree, also when

@@ -1,4 +1,4 @@
-//! The manual pages and the completions of shells, made from the definitions of the commands.
+//! Writes manual pages and completions for shells from the definitions of the commands.
 
 use std::fs;
 use std::path::{Path, PathBuf};

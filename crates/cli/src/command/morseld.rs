@@ -16,26 +16,27 @@ use crate::size;
 
 const HELP: &str = "\
 Examples:
-  vellum morseld                                       as root: for everybody on this machine
+  vellum morseld                                       as root: for all users of this machine
   vellum morseld --socket ~/.morseld --mode 600        for yourself, without privileges
   VELLUM_MORSELD=~/.morseld vellum morsel load model.gguf
 
-The daemon reads a file once and hands it to all programs that ask, as memory that nobody can change
-any more. A program names a file by an open descriptor, so it gets only what it may read anyway. A
-file that has changed is loaded anew.
+The daemon reads a file once and hands it to all programs that ask, as memory that no program can
+change any more. A program names a file by an open descriptor, so it gets only files that it may
+read anyway. If a file has changed, the daemon reads it again.
 
-At the limit the file that was used longest ago goes. With the kernel module, files that somebody
-has mapped stay; without it the daemon cannot see that, and such memory is given back when the last
-program that has it ends. SIGTERM ends the daemon; programs keep what they have.
+At the limit the daemon drops the file that was used longest ago. With the kernel module it keeps
+files that a program has mapped. Without the module it cannot see mappings, and the memory of a
+dropped file is freed when the last program that has it ends. SIGTERM ends the daemon; programs keep
+their files.
 
-With the kernel module the files outlive the daemon, and the next one at the same socket has them
-again, if its user is the same. With --forget their memory is given back instead.";
+With the kernel module the files outlive the daemon, and the next daemon of the same user at the
+same socket takes them over. With --forget the daemon frees their memory instead.";
 
 /// Keep files in memory once, for all programs that ask
 #[derive(clap::Args)]
 #[command(after_help = HELP)]
 pub struct Arguments {
-    /// Where to listen, in a folder that is there [default: $VELLUM_MORSELD, or
+    /// Where to listen, in a folder that exists [default: $VELLUM_MORSELD, or
     /// /run/vellum/morseld.sock]
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
@@ -44,15 +45,15 @@ pub struct Arguments {
     #[arg(long, value_name = "OCTAL", default_value = "666", value_parser = mode)]
     mode: u32,
 
-    /// Memory for files [default: half of what this process may use]
+    /// Memory for files [default: half of the memory that this process may use]
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     limit: Option<u64>,
 
-    /// Way of having Morsels
+    /// Backend of the Morsels
     #[arg(long, value_enum, default_value = "auto")]
     backend: Backend,
 
-    /// Keep nothing for the next daemon, and remove what an earlier one has left
+    /// Keep no files for the next daemon, and remove those that an earlier one has left
     #[arg(long)]
     forget: bool,
 
@@ -61,7 +62,7 @@ pub struct Arguments {
     threads: Option<usize>,
 }
 
-/// Which way of having Morsels to use.
+/// The backend of the Morsels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Backend {
     /// The best that this machine has

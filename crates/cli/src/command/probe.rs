@@ -1,4 +1,4 @@
-//! `vellum probe`: what this machine offers, what was chosen, what a page costs.
+//! `vellum probe`: the facilities of this machine, Vellum's choice, and the cost of a page.
 
 use std::path::PathBuf;
 
@@ -19,16 +19,17 @@ Examples:
   vellum probe --dir /data         can files there be read past the page cache?
   vellum probe --json | jq .costs
 
-Every facility is tried out, none is guessed from the kernel's version. The costs are the medians of
-rounds in which the backends take turns; smallest and largest are in parentheses. Releasing a page
-makes the other processors forget it, so it costs more when several threads of the process run.
-Populating includes zeroing the page, except on exmap, where whoever needs zeros writes them.";
+The command tries every facility, and guesses none from the kernel's version. The costs are the
+medians of rounds in which the backends take turns; the smallest and largest are in parentheses. To
+release a page the kernel flushes it from the TLBs of other CPUs, so a release costs more when
+several threads of the process run. To populate a page includes zeroing it, except on exmap, where
+the program writes the zeros that it needs.";
 
-/// Show what this kernel offers, what was chosen and why, and what a page costs
+/// Show what this kernel offers, what Vellum chooses and why, and what a page costs
 #[derive(clap::Args)]
 #[command(after_help = HELP)]
 pub struct Arguments {
-    /// The directory whose file system is looked at
+    /// The directory whose file system the command tries
     #[arg(long, default_value = ".")]
     dir: PathBuf,
 
@@ -65,7 +66,7 @@ struct Findings {
     memory: Result<MemoryLimit, String>,
     /// How files in the directory are read and written.
     device: Result<DeviceInfo, String>,
-    /// One entry per way of having Morsels.
+    /// One entry per backend of Morsels.
     morsels: Vec<vellum_morsel::Probe>,
     /// One entry per backend, for one and for two threads.
     costs: Vec<Cost>,

@@ -18,7 +18,7 @@ Examples:
   vellum put notes.vellum picture --file cat.png
   date | vellum put notes.vellum now           from standard input
 
-The store and the tree are created when they are not there; an older value is replaced.";
+Creates the store and the tree if they do not exist. Replaces an older value.";
 
 /// Store a value under a key
 #[derive(clap::Args)]
@@ -84,7 +84,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
     })
 }
 
-/// Values up to this length are stored in one call; so many bytes of others are read at a time.
+/// One call stores a value up to this length. Of a longer value this many bytes are read at a time.
 const WHOLE: u64 = 1 << 20;
 
 /// Where the value comes from.
@@ -117,7 +117,7 @@ impl Source {
         Ok(Source { bytes: Box::new(interrupt::Input(file)), name, len })
     }
 
-    /// Appends the next bytes; true if there are no more behind them.
+    /// Appends the next bytes; true if they are the last ones.
     fn read_up_to(&mut self, most: u64, bytes: &mut Vec<u8>) -> Outcome<bool> {
         let read = self.bytes.by_ref().take(most).read_to_end(bytes);
         let read = read.doing(|| format!("reading {}", self.name))?;

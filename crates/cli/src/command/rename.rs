@@ -8,7 +8,7 @@ const HELP: &str = "\
 Examples:
   vellum rename notes.vellum drafts archive
 
-A name that another tree has is an error (exit code 1), and both trees stay as they are.";
+If another tree has the name, the command fails (exit code 1), and both trees stay as they are.";
 
 /// Give a tree another name
 #[derive(clap::Args)]

@@ -11,7 +11,7 @@ Examples:
   vellum rm notes.vellum greeting
   vellum rm notes.vellum --tree old --all      the tree with everything in it
 
-A key that is not there is an error (exit code 1).";
+If the key does not exist, the command fails (exit code 1).";
 
 /// Remove a key, or a whole tree
 #[derive(clap::Args)]

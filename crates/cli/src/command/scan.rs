@@ -23,12 +23,12 @@ Examples:
   vellum scan notes.vellum user/ --limit 10    the first ten keys that start with 'user/'
   vellum scan notes.vellum --reverse --keys    keys alone, from the last
   vellum scan usr.vellum bin/                  the files of a store that 'import' made
-  vellum scan notes.vellum --json | jq .key    an object a line; values in full
+  vellum scan notes.vellum --json | jq .key    one object per line; values in full
 
-Bytes that do not print are shown as a backslash and two hexadecimal digits. Long values are cut
-('...'); --full shows all of them. In a store made by 'import' or 'demo', and without --tree, paths
-are listed with what is known of each file. With --json bytes that are no text (UTF-8) come as
-key_hex and value_hex, and so do all with --hex.";
+A byte that does not print appears as a backslash and two hexadecimal digits. Long values are cut
+('...') unless --full is given. In a store made by 'import' or 'demo', and without --tree, the
+command lists the paths with the size, mode, time and kind of each file. With --json, bytes that are
+not UTF-8 become key_hex and value_hex; with --hex, all bytes do.";
 
 /// List keys and values in order
 #[derive(clap::Args)]
@@ -63,7 +63,7 @@ pub struct Arguments {
     #[arg(long)]
     full: bool,
 
-    /// Machine-readable output: an object for each entry, one a line
+    /// Machine-readable output: one object per entry and line
     #[arg(long)]
     json: bool,
 }

@@ -1,4 +1,4 @@
-//! `vellum stat`: how a store and its trees are laid out.
+//! `vellum stat`: the sizes of a store and its trees.
 
 use std::path::Path;
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -18,20 +18,20 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 const HELP: &str = "\
 Examples:
-  vellum stat notes.vellum                     what the header and the map of free pages say
-  vellum stat notes.vellum --full              of each tree, too: every page of it is read
+  vellum stat notes.vellum                     reads the header and the map of free pages
+  vellum stat notes.vellum --full              reads every page of the trees, too
   vellum stat notes.vellum --json | jq .used_bytes
 
 'filled' is the share of the trees' pages that keys and values take.";
 
-/// Show how a store and its trees are laid out
+/// Show the sizes of a store and its trees
 #[derive(clap::Args)]
 #[command(after_help = HELP)]
 pub struct Arguments {
     #[command(flatten)]
     store: StoreArguments,
 
-    /// Read every page of the trees, and count what they have
+    /// Read every page of the trees, and count entries and pages
     #[arg(long)]
     full: bool,
 

@@ -1,4 +1,4 @@
-//! Where the demonstration keeps its store, so that nothing half-done stays behind.
+//! The file of the demonstration's store. No half-written file stays after the demonstration.
 //!
 //! A temporary store loses its name as soon as it is open; the program reaches it through its own
 //! file descriptor from then on. So the kernel frees it however the program ends, by Ctrl-C or

@@ -26,8 +26,8 @@ impl Plan {
         let eighth = (listing.bytes / 8).next_multiple_of(PAGE);
         let pool_bytes = pool.unwrap_or(eighth.max(POOL_MIN));
         let chunk = chunk_bytes(pool_bytes);
-        // Values of every size, each rounded up to pages; records; a fifth for pages that are not
-        // full and for what updates put beside the old.
+        // Values of every size, each rounded up to pages; records; and a fifth more for pages that
+        // are not full and for updates, which write a new value before they free the old one.
         let content: u64 =
             listing.files.iter().map(|found| found.stamp.size.next_multiple_of(PAGE)).sum();
         let records = listing.files.len() as u64 * 256;

@@ -52,10 +52,10 @@ fn summary(report: &Report) -> Vec<(&'static str, String)> {
     let watch = &report.watch;
     let by_kernel = match watch.surface_peak {
         Some(bytes) => format!("{} by the kernel's", show(bytes)),
-        None => "the kernel does not tell".to_string(),
+        None => "the kernel has no count".to_string(),
     };
     let process = watch.process_peak.load(std::sync::atomic::Ordering::Relaxed);
-    let beside = process.saturating_sub(watch.process_before).saturating_sub(watch.pool_peak);
+    let outside = process.saturating_sub(watch.process_before).saturating_sub(watch.pool_peak);
     let total = |of: fn(&Phase) -> u64| report.phases.iter().map(of).sum::<u64>();
     let (hits, misses) = (total(|phase| phase.hits), total(|phase| phase.misses));
     let share = report.bytes as f64 / report.pool_bytes as f64;
@@ -69,7 +69,7 @@ fn summary(report: &Report) -> Vec<(&'static str, String)> {
         ("resident peak", format!("{} by the pool's count, {by_kernel}", show(watch.pool_peak))),
         (
             "process peak",
-            format!("{} of private memory, {} of it beside the pool", show(process), show(beside)),
+            format!("{} of private memory, {} outside of the pool", show(process), show(outside)),
         ),
         ("hit rate", format!("{:.1} %", hits as f64 * 100.0 / (hits + misses).max(1) as f64)),
         ("evictions", total(|phase| phase.evictions).to_string()),

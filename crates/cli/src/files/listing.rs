@@ -50,7 +50,7 @@ pub struct Listing {
 }
 
 /// Lists `root` until the files' sizes come to `limit` bytes. Files and folders for which `skip`
-/// holds (by device and inode) are passed over, and so is what lies on other file systems.
+/// holds (by device and inode) are skipped, and so are files on other file systems.
 ///
 /// # Errors
 /// When `root` is not a directory that can be read.

@@ -1,4 +1,4 @@
-//! What the commands do with each of the files that they are given.
+//! Runs a command's work for each of the files on the command line.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};

@@ -15,14 +15,14 @@ use crate::error::Outcome;
 
 const HELP: &str = "\
 Examples:
-  vellum morsel load model.gguf        now, so that nobody waits for it later
+  vellum morsel load model.gguf        now, so that no program waits for it later
   vellum morsel ls
   vellum morsel stat                   the daemon, and what this machine offers
   vellum morsel rm model.gguf
 
-A daemon must run: see 'vellum help morseld'. Programs ask it by the crate vellum-morsel.";
+A daemon must run: see 'vellum help morseld'. Programs ask it through the crate vellum-morsel.";
 
-/// Ask the cache daemon for files, and what it has
+/// Ask the cache daemon for files, and list those that it has
 #[derive(clap::Args)]
 #[command(after_help = HELP)]
 pub struct Arguments {

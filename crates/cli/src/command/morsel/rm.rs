@@ -8,10 +8,10 @@ use super::files::{each_file, of_file, open};
 use crate::error::{Failure, Outcome};
 
 const HELP: &str = "\
-Programs that have the file keep it; its memory is given back when the last of them ends. Whoever
-may read a file may have it forgotten.";
+Programs that have the file keep it; its memory is freed when the last of them ends. A user who may
+read a file may make the daemon forget it.";
 
-/// Have the daemon forget files
+/// Make the daemon forget files
 #[derive(clap::Args)]
 #[command(after_help = HELP)]
 pub struct Arguments {
