@@ -1,4 +1,4 @@
-//! Errors as Python has them: `OSError` with its number, `ValueError` for what no call can take.
+//! Errors as Python exceptions: `OSError` with its number, `ValueError` for invalid arguments.
 
 use pyo3::create_exception;
 use pyo3::exceptions::{PyOSError, PyValueError};

@@ -1,8 +1,8 @@
-//! The native part of the package `vellum` for Python; what users see is `package/vellum`.
+//! The native part of the package `vellum` for Python. Users import `package/vellum`.
 //!
-//! What holds: Rust has no reference to memory that Python may write, and Python gets writable
-//! buffers only of mappings for writing, while which a Morsel's content cannot be sealed. A buffer
-//! keeps its mapping, a mapping keeps its memory.
+//! Rust never has a reference to memory that Python may write. Python gets writable buffers only of
+//! mappings for writing, and while such a mapping exists, the Morsel's content cannot be sealed. A
+//! buffer keeps its mapping, a mapping keeps its memory.
 
 mod error;
 mod load;

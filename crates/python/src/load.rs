@@ -1,4 +1,4 @@
-//! Files as sealed Morsels: the cache daemon's, or else ones of this process' own.
+//! Files as sealed Morsels: from the cache daemon, or else read by this process.
 
 use std::ffi::CString;
 use std::fs::{File, Metadata};
@@ -13,21 +13,20 @@ use vellum_morsel::{BackendChoice, Client, ClientError, Error, Morsel, Provider,
 
 use crate::{error, source};
 
-/// Bytes that are read between two looks at whether the user has interrupted.
+/// Bytes that a load reads between two checks for Ctrl-C.
 const PIECE: u64 = 16 << 20;
 
 /// A file as a Morsel.
 pub(crate) struct Loaded {
     pub(crate) morsel: Morsel,
-    /// Whether it is the daemon's, so that other processes have the same memory.
+    /// Whether it came from the daemon, so that other processes share the memory.
     pub(crate) shared: bool,
 }
 
-/// Asks the daemon first. If there is none, the file is read into a Morsel of this process' own; if
-/// there is one and it gives nothing, the same happens with a warning.
+/// Asks the daemon first. If no daemon runs, reads the file into a Morsel of this process. If the
+/// daemon refuses, does the same and warns.
 ///
-/// `level`: how many frames of Python lie between here and the caller whom a warning names; 1 for
-/// none.
+/// `level`: the Python frame that the warning names; 1 is the caller of this function.
 pub(crate) fn load(py: Python<'_>, file: &File, level: i32) -> PyResult<Loaded> {
     match ask(py, file.try_clone()?)? {
         Ok(loaded) => return Ok(Loaded { morsel: loaded.morsel, shared: true }),
@@ -39,8 +38,8 @@ pub(crate) fn load(py: Python<'_>, file: &File, level: i32) -> PyResult<Loaded> 
     Ok(Loaded { morsel: privately(py, file)?, shared: false })
 }
 
-/// Asks the daemon, in a thread of its own: the caller looks for Ctrl-C meanwhile, however long the
-/// daemon is silent. A thread that is left behind ends with the answer, which nothing waits for.
+/// Asks the daemon in another thread, so that the caller can check for Ctrl-C however long the
+/// daemon is silent. If the caller is interrupted, that thread ends when the daemon answers.
 fn ask(py: Python<'_>, file: File) -> PyResult<Result<vellum_morsel::Loaded, ClientError>> {
     let (answer, answers) = mpsc::channel();
     let work = move || {
@@ -95,17 +94,17 @@ fn privately(py: Python<'_>, file: &File) -> PyResult<Morsel> {
     Ok(morsel)
 }
 
-/// A forked child keeps it, as it would a mapped file: Python's own processes are forked.
+/// A forked child keeps the memory, as it would a mapped file: multiprocessing may fork.
 fn shape(length: u64) -> Shape {
     let shape = Shape::of_length(length).inherit();
     if shape.order() >= 2 { shape.huge() } else { shape }
 }
 
-/// What differs once somebody has written to a file.
+/// A value that changes when a process writes to the file.
 fn version(file: &Metadata) -> (u64, i64, i64) {
     (file.len(), file.mtime(), file.mtime_nsec())
 }
 
 fn changed() -> PyErr {
-    PyOSError::new_err("the file changed while it was read; try again when nobody writes to it")
+    PyOSError::new_err("the file changed during the read; retry when no process writes to it")
 }

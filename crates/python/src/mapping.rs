@@ -1,7 +1,7 @@
-//! A mapping, whose memory Python sees by the buffer protocol.
+//! A mapping, whose memory Python accesses through the buffer protocol.
 //!
-//! A buffer keeps a reference to the mapping's object, and the mapping cannot be closed as long as
-//! there are buffers: so their addresses hold. To Rust they are addresses only.
+//! A buffer keeps a reference to the mapping's object, and a mapping with buffers cannot be closed:
+//! so the addresses of the buffers stay valid. Rust treats them as addresses only.
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
@@ -16,7 +16,7 @@ use vellum_morsel::{Access, Mapping};
 use crate::error;
 
 /// A Morsel in the address space of this process; memoryview(), bytes() and numpy.frombuffer() take
-/// it. Unmapped when closed, or when nothing refers to it or its memory any more.
+/// it. It is unmapped by close(), or when no object refers to it or its memory any more.
 #[pyclass(name = "Mapping", module = "vellum.morsel", frozen)]
 #[derive(Debug)]
 pub(crate) struct PyMapping {
@@ -28,7 +28,7 @@ pub(crate) struct PyMapping {
 #[derive(Debug)]
 struct State {
     mapping: Option<Mapping>,
-    /// Buffers that there are.
+    /// How many buffers exist.
     buffers: usize,
 }
 
@@ -38,12 +38,12 @@ impl PyMapping {
         Self { state: Mutex::new(State { mapping: Some(mapping), buffers: 0 }), writable, length }
     }
 
-    /// Nothing that holds the lock leaves the state half changed.
+    /// Locks the state. No panic under the lock leaves the state half changed.
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Looks at the bytes, which must be sealed.
+    /// Runs a function on the bytes, which must be sealed.
     pub(crate) fn look<T>(&self, at: impl FnOnce(&[u8]) -> PyResult<T>) -> PyResult<T> {
         let state = self.state();
         let mapping = state.mapping.as_ref().ok_or_else(closed)?;
@@ -57,7 +57,7 @@ fn closed() -> PyErr {
 
 #[pymethods]
 impl PyMapping {
-    /// Whether it may be written.
+    /// Whether the process may write to it.
     #[getter]
     fn writable(&self) -> bool {
         self.writable
@@ -69,14 +69,14 @@ impl PyMapping {
         self.state().mapping.is_none()
     }
 
-    /// Where it begins.
+    /// Its first address.
     #[getter]
     fn address(&self) -> PyResult<usize> {
         let state = self.state();
         Ok(state.mapping.as_ref().ok_or_else(closed)?.base().addr().get())
     }
 
-    /// Unmaps it. Raises BufferError while there are buffers of it: arrays, memoryviews.
+    /// Unmaps it. Raises BufferError while it has buffers: arrays, memoryviews.
     fn close(&self) -> PyResult<()> {
         let mut state = self.state();
         if state.buffers > 0 {

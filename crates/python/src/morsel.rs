@@ -23,18 +23,18 @@ use crate::{error, load, source};
 
 /// Memory that processes share by its descriptor.
 ///
-/// Made by one of create(), open(), load(), from_fd() and receive(). memoryview(), bytes() and
-/// numpy.frombuffer() take a Morsel: they see a mapping for reading, which the first of them makes.
+/// create(), open(), load(), from_fd() and receive() make one. memoryview(), bytes() and
+/// numpy.frombuffer() take a Morsel: the first of these calls maps it for reading.
 #[pyclass(name = "Morsel", module = "vellum.morsel", frozen)]
 pub(crate) struct PyMorsel {
     state: Mutex<Option<Open>>,
     shared: bool,
 }
 
-/// What a Morsel has until it is closed, and until the calls that use it have ended.
+/// The state of an open Morsel. It lives until the Morsel is closed and the calls that use it end.
 struct Open {
     morsel: Arc<Morsel>,
-    /// What buffers of the Morsel itself are of.
+    /// The mapping for buffers of the Morsel itself.
     mapping: Option<Py<PyMapping>>,
 }
 
@@ -60,7 +60,7 @@ impl PyMorsel {
         Ok(Arc::clone(&open.morsel))
     }
 
-    /// Does something that may take its time, while other threads of Python go on.
+    /// Runs a function that may take long, while other Python threads go on.
     fn work<T: Send>(
         &self,
         py: Python<'_>,
@@ -70,7 +70,7 @@ impl PyMorsel {
         py.detach(|| work(&morsel)).map_err(|error| error::of(&error))
     }
 
-    /// The mapping that buffers of the Morsel are of.
+    /// The mapping for buffers of the Morsel; maps the Morsel if there is none.
     fn mapping(&self, py: Python<'_>) -> PyResult<Py<PyMapping>> {
         if let Some(Open { mapping: Some(mapping), .. }) = &*self.state() {
             return Ok(mapping.clone_ref(py));
@@ -86,13 +86,13 @@ impl PyMorsel {
 
 #[pymethods]
 impl PyMorsel {
-    /// Makes a Morsel of so many bytes, which read as zeros and take no memory yet.
+    /// Makes a Morsel of `length` bytes, which read as zeros and take no memory yet.
     ///
-    /// It has a name only if one is given, which needs Vellum's kernel module. order: it covers
-    /// 512 ** order pages of 4 KiB; without it the smallest that does. address: where every process
-    /// has it. huge: pages of 2 MiB where they can be had. pinnable: devices may have its pages.
-    /// inherit: a forked child keeps mappings; without it, touching one there is a crash. backend:
-    /// 'kernel', 'memfd', or None for the best that there is.
+    /// name: a name, which needs Vellum's kernel module. order: the extent is 512 ** order pages of
+    /// 4 KiB; None for the smallest that fits. address: where every process maps it. huge: pages of
+    /// 2 MiB where the kernel has them. pinnable: devices may pin its pages. inherit: a forked
+    /// child keeps mappings; otherwise an access to one in the child crashes it. backend: 'kernel',
+    /// 'memfd', or None for the best that this machine has.
     #[staticmethod]
     #[pyo3(signature = (length, *, name=None, order=None, address=None, huge=false, pinnable=false,
                         inherit=true, backend=None))]
@@ -125,7 +125,7 @@ impl PyMorsel {
         Ok(Self::new(morsel.map_err(|error| error::of(&error))?, false))
     }
 
-    /// Opens the Morsel of a name. Needs Vellum's kernel module.
+    /// Opens a Morsel by its name. Needs Vellum's kernel module.
     #[staticmethod]
     #[pyo3(signature = (name, *, writable=false))]
     fn open(name: &str, writable: bool) -> PyResult<Self> {
@@ -133,27 +133,27 @@ impl PyMorsel {
         Ok(Self::new(morsel.map_err(|error| error::of(&error))?, true))
     }
 
-    /// Takes a name away; the Morsel goes with its last user.
+    /// Removes a name. The Morsel lives until its last user ends.
     #[staticmethod]
     fn unlink(name: &str) -> PyResult<()> {
         provider(None)?.unlink(name).map_err(|error| error::of(&error))
     }
 
-    /// The file of a path as a sealed Morsel: from the cache daemon if one answers, or else read
-    /// into memory of this process; `shared` tells which.
+    /// Loads a file as a sealed Morsel: from the cache daemon if one answers, or else into memory
+    /// of this process. `shared` tells the two apart.
     #[staticmethod]
     fn load(path: &Bound<'_, PyAny>) -> PyResult<Self> {
         load_file(path, 1)
     }
 
-    /// The Morsel of a descriptor, a number or an object with fileno(), which stays the caller's.
+    /// The Morsel of a descriptor: a number or an object with fileno(). The caller keeps its own.
     #[staticmethod]
     fn from_fd(fd: &Bound<'_, PyAny>) -> PyResult<Self> {
         let morsel = Morsel::from_descriptor(source::descriptor(fd)?);
         Ok(Self::new(morsel.map_err(|error| error::of(&error))?, true))
     }
 
-    /// Receives a Morsel from the other end of a Unix stream socket, whose timeout is kept to.
+    /// Receives a Morsel from a Unix stream socket. Respects the socket's timeout.
     #[staticmethod]
     fn receive(py: Python<'_>, socket: &Bound<'_, PyAny>) -> PyResult<Self> {
         let descriptor = source::descriptor(socket)?;
@@ -163,15 +163,15 @@ impl PyMorsel {
         Ok(Self::new(morsel, true))
     }
 
-    /// Sends it to the other end of a Unix stream socket.
+    /// Sends it through a Unix stream socket.
     fn send(&self, py: Python<'_>, socket: &Bound<'_, PyAny>) -> PyResult<()> {
         let socket = UnixStream::from(source::descriptor(socket)?);
         self.work(py, |morsel| morsel.send(&socket))
     }
 
     /// Reads bytes of a file, given by path, number or fileno(), to `offset`, a multiple of 4096.
-    /// `start`: the file's first byte that is read. `length`: how many bytes, or until the Morsel
-    /// is full. Returns how many that were: fewer where the file ends.
+    /// `start`: the first byte of the file to read. `length`: how many bytes; None to fill the
+    /// Morsel. Returns how many bytes it read: fewer if the file ends.
     #[pyo3(signature = (source, *, start=0, offset=0, length=None))]
     fn fill(
         &self,
@@ -188,37 +188,38 @@ impl PyMorsel {
         })
     }
 
-    /// Gives memory to whole pages that have none: all of them, if no range is given.
+    /// Populates whole pages that have no memory: without a range, all of them.
     #[pyo3(signature = (offset=0, length=None))]
     fn populate(&self, py: Python<'_>, offset: u64, length: Option<u64>) -> PyResult<()> {
         self.work(py, |morsel| morsel.populate(range(morsel, offset, length)))
     }
 
-    /// Takes the memory off whole pages, which read as zeros from then on.
+    /// Releases the memory of whole pages, which then read as zeros.
     #[pyo3(signature = (offset=0, length=None))]
     fn punch(&self, py: Python<'_>, offset: u64, length: Option<u64>) -> PyResult<()> {
         self.work(py, |morsel| morsel.punch(range(morsel, offset, length)))
     }
 
-    /// Seals its content for ever: nobody can change it any more. population: holes stay, too.
+    /// Seals its content for ever: no process can change it any more. population: holes stay, too.
     #[pyo3(signature = (*, population=false))]
     fn seal(&self, py: Python<'_>, population: bool) -> PyResult<()> {
         let seals = if population { Seals::CONTENT | Seals::POPULATION } else { Seals::CONTENT };
         self.work(py, |morsel| morsel.seal(seals))
     }
 
-    /// The same Morsel by another object, which cannot change it.
+    /// Another object of the same Morsel, which cannot change it.
     fn read_only(&self) -> PyResult<Self> {
         let morsel = self.morsel()?.read_only().map_err(|error| error::of(&error))?;
         Ok(Self::new(morsel, self.shared))
     }
 
-    /// Takes it from everybody at once: who accesses it gets SIGBUS. Needs Vellum's kernel module.
+    /// Takes its memory from all processes at once: a process that then accesses it gets SIGBUS.
+    /// Needs Vellum's kernel module.
     fn revoke(&self, py: Python<'_>) -> PyResult<()> {
         self.work(py, Morsel::revoke)
     }
 
-    /// Maps all of it, where it is bound to or at an address of choice.
+    /// Maps the whole Morsel: at `address`, or at its own address, or at any free one.
     #[pyo3(signature = (*, writable=false, address=None))]
     fn map(&self, py: Python<'_>, writable: bool, address: Option<u64>) -> PyResult<PyMapping> {
         let map = |morsel: &Morsel| -> Result<Mapping, Error> {
@@ -230,19 +231,19 @@ impl PyMorsel {
         self.work(py, map).map(PyMapping::new)
     }
 
-    /// What it is and has at the moment.
+    /// Its state at this moment.
     fn stat(&self) -> PyResult<PyStat> {
         let morsel = self.morsel()?;
         let stat = morsel.stat().map_err(|error| error::of(&error))?;
         Ok(PyStat::new(&morsel, &stat))
     }
 
-    /// Its descriptor, which goes when it is closed.
+    /// Its descriptor, which close() closes.
     fn fileno(&self) -> PyResult<i32> {
         Ok(self.morsel()?.as_fd().as_raw_fd())
     }
 
-    /// Whether other processes may have it, too: it came from the daemon, a name or a descriptor.
+    /// Whether other processes may share it: it came from the daemon, a name or a descriptor.
     #[getter]
     fn shared(&self) -> bool {
         self.shared
@@ -254,7 +255,7 @@ impl PyMorsel {
         self.state().is_none()
     }
 
-    /// Closes its descriptor. Mappings and buffers of it stay.
+    /// Closes its descriptor. Its mappings and buffers stay.
     fn close(&self) {
         let open = self.state().take();
         drop(open);
@@ -334,7 +335,7 @@ fn access(writable: bool) -> Access {
     if writable { Access::ReadWrite } else { Access::Read }
 }
 
-/// A range of so many bytes, or until the Morsel's end. One that cannot be is refused by its user.
+/// A range of `length` bytes, or up to the Morsel's end. The function that uses it checks it.
 fn range(morsel: &Morsel, offset: u64, length: Option<u64>) -> Range<u64> {
     let end = length.map_or(morsel.length(), |length| offset.saturating_add(length));
     offset..end

@@ -1,4 +1,4 @@
-//! What users name files and sockets by: paths, numbers, objects with `fileno()`.
+//! Arguments that name files and sockets: paths, numbers, objects with `fileno()`.
 #![allow(unsafe_code)]
 
 use std::fs::File;
@@ -12,25 +12,25 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{OFlags, fcntl_getfl};
 use rustix::io::Errno;
 
-/// A descriptor of our own for what an object stands for, so that nobody closes it meanwhile.
+/// A duplicate of an object's descriptor, so that no other thread can close it during the call.
 pub(crate) fn descriptor(object: &Bound<'_, PyAny>) -> PyResult<OwnedFd> {
     let number: i32 = match object.extract() {
         Ok(number) => number,
         Err(_) => object.call_method0("fileno")?.extract()?,
     };
     let copy: i32 = object.py().import("os")?.call_method1("dup", (number,))?.extract()?;
-    // SAFETY: `os.dup` has made it, and nobody else knows it.
+    // SAFETY: `os.dup` has just made it, and no other code has it.
     Ok(unsafe { OwnedFd::from_raw_fd(copy) })
 }
 
-/// How long a call waits between two looks at whether the user has interrupted.
+/// How long a call waits between two checks for Ctrl-C.
 pub(crate) const LOOK: Duration = Duration::from_millis(50);
 
-/// Waits until there is something to receive from a socket, as long as its timeout says. One that
-/// does not block is not waited for.
+/// Waits until a socket has something to receive, for as long as its timeout says. Does not wait
+/// for a non-blocking socket.
 ///
 /// # Errors
-/// `TimeoutError`; what a handler of a signal raises, such as `KeyboardInterrupt`.
+/// `TimeoutError`; the exception of a signal handler, such as `KeyboardInterrupt`.
 pub(crate) fn wait(socket: &Bound<'_, PyAny>, descriptor: &OwnedFd) -> PyResult<()> {
     let py = socket.py();
     let timeout: Option<f64> = match socket.getattr_opt("gettimeout")? {
@@ -63,7 +63,7 @@ fn is_non_blocking(descriptor: &OwnedFd) -> PyResult<bool> {
     Ok(flags.contains(OFlags::NONBLOCK))
 }
 
-/// A file to read from: a path is opened.
+/// A file to read from. Opens a path.
 pub(crate) fn file(object: &Bound<'_, PyAny>) -> PyResult<File> {
     match path(object) {
         Ok(path) => open(&path),
@@ -71,18 +71,18 @@ pub(crate) fn file(object: &Bound<'_, PyAny>) -> PyResult<File> {
     }
 }
 
-/// Opens a file for reading; the error has its name. What would block is not opened.
+/// Opens a file for reading; the error has its name. Refuses files whose open would block.
 pub(crate) fn open(path: &Path) -> PyResult<File> {
     vellum_morsel::open_source(path).map_err(|error| {
         let errno = Errno::from_io_error(&error).unwrap_or(Errno::INVAL);
-        // The system's words; the number and the name stand beside them.
+        // The system's words; the exception adds the number and the name.
         let text = error.to_string();
         let text = text.split(" (os error").next().unwrap_or_default().to_owned();
         PyOSError::new_err((errno.raw_os_error(), text, path.as_os_str().to_owned()))
     })
 }
 
-/// A path as Python has them: text, bytes, or an object that stands for one.
+/// A path in any form that Python takes: text, bytes, or an object with `__fspath__()`.
 pub(crate) fn path(object: &Bound<'_, PyAny>) -> PyResult<PathBuf> {
     object.py().import("os")?.call_method1("fsdecode", (object,))?.extract()
 }

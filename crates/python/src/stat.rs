@@ -1,9 +1,9 @@
-//! What a Morsel says of itself, as an object with attributes.
+//! The state of a Morsel, as an object with attributes.
 
 use pyo3::prelude::*;
 use vellum_morsel::{Morsel, Seals, Stat};
 
-/// What a Morsel is and has at the moment. None: the backend does not know.
+/// The state of a Morsel at one moment. None means that the backend does not know.
 #[pyclass(name = "Stat", module = "vellum.morsel", frozen, get_all)]
 #[derive(Debug)]
 pub(crate) struct PyStat {
@@ -11,13 +11,13 @@ pub(crate) struct PyStat {
     backend: &'static str,
     /// Bytes.
     length: u64,
-    /// It covers 512 ** order pages of 4 KiB.
+    /// Its extent is 512 ** order pages of 4 KiB.
     order: u32,
-    /// Where every process has it, or None.
+    /// The address where every process maps it, or None.
     address: Option<u64>,
-    /// Whether it asks for pages of 2 MiB.
+    /// Whether it asks the kernel for pages of 2 MiB.
     huge: bool,
-    /// Whether devices may have its pages.
+    /// Whether devices may pin its pages.
     pinnable: bool,
     /// Whether a forked child keeps mappings.
     inherit: bool,
@@ -27,11 +27,11 @@ pub(crate) struct PyStat {
     population_sealed: bool,
     /// Pages of 4 KiB that have memory.
     pages: u64,
-    /// Entries of 2 MiB, whose pages are among those.
+    /// Entries of 2 MiB; `pages` includes their pages.
     huge_pages: Option<u64>,
     /// Pages that its page tables take.
     tables: Option<u64>,
-    /// Mappings, of whatever processes.
+    /// Mappings, in all processes.
     mounts: Option<u64>,
 }
 

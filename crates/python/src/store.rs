@@ -1,9 +1,9 @@
-//! Stores, their trees, and values that are streamed in and out.
+//! Stores, their trees, and readers and writers of values.
 //!
-//! Python's buffers are read and written with the interpreter's lock held, part by part; the store
-//! is read and written without it. So Rust has no reference to memory that other threads of Python
-//! may write, and they go on while this one waits. The lock of an object is taken only while the
-//! interpreter's is not held, so that no two threads wait for each other.
+//! A call reads and writes Python's buffers part by part while it holds the interpreter's lock, and
+//! works on the store without that lock. So Rust never has a reference to memory that other Python
+//! threads may write, and those threads go on while this one waits. A call locks an object only
+//! while it does not hold the interpreter's lock, so that no two threads wait for each other.
 
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -16,13 +16,13 @@ use vellum::{Error, Options, OwnedValueReader, OwnedValueWriter, Store, Tree};
 
 use crate::{error, source};
 
-/// Bytes that go between a buffer and the store at a time, between two looks for Ctrl-C.
+/// Bytes that a call moves between a buffer and the store at a time, between two checks for Ctrl-C.
 const PART: usize = 1 << 20;
 
 /// An open file of trees: ordered maps from keys to values, both bytes.
 ///
-/// Opened by Store.open(), and closed at the end of a with statement or by close(). The child of a
-/// fork cannot use it.
+/// Store.open() opens one; close(), or the end of a with statement, closes it. The child of a fork
+/// cannot use it.
 #[pyclass(name = "Store", module = "vellum.store", frozen)]
 #[derive(Debug)]
 pub(crate) struct PyStore {
@@ -34,17 +34,18 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Works with the store while other threads of Python go on.
+/// Runs a function on the store while other Python threads go on.
 fn work<T: Send>(py: Python<'_>, work: impl FnOnce() -> Result<T, Error> + Send) -> PyResult<T> {
     py.detach(work).map_err(|error| error::of_store(&error))
 }
 
-/// The error of the store in one of a reader or writer.
+/// The store's error inside an error of a reader or writer.
 fn of_stream(error: io::Error) -> Error {
     error.downcast().unwrap_or_else(Error::Input)
 }
 
-/// The memory of a store's pool is its process' alone: a fork's child that touched it would crash.
+/// Whether this process opened the store. The child of a fork does not have the pool's memory, and
+/// would crash if it touched it.
 fn check_process(process: u32) -> PyResult<()> {
     match process == std::process::id() {
         true => Ok(()),
@@ -65,8 +66,9 @@ impl PyStore {
 impl PyStore {
     /// Opens the store in a file.
     ///
-    /// pool_bytes: memory for pages, never exceeded; without it half of what the process may use.
-    /// create: make one if there is none. read_only: several processes may have it open so.
+    /// pool_bytes: memory for pages, a hard limit; None for half of what the process may use.
+    /// create: make the store if it does not exist. read_only: refuse changes; several processes
+    /// may open a store read-only.
     #[staticmethod]
     #[pyo3(signature = (path, *, pool_bytes=None, create=false, read_only=false))]
     fn open(
@@ -90,7 +92,7 @@ impl PyStore {
         Ok(Self { store: Mutex::new(Some(store)), process: std::process::id() })
     }
 
-    /// The tree of a name. create: an empty one if there is none.
+    /// The tree with this name. create: make it if it does not exist.
     #[pyo3(signature = (name, *, create=false))]
     fn tree(&self, py: Python<'_>, name: &str, create: bool) -> PyResult<PyTree> {
         let store = self.store(py)?;
@@ -107,14 +109,14 @@ impl PyStore {
         work(py, || store.trees())
     }
 
-    /// Makes durable what was changed before.
+    /// Makes durable all changes before the call.
     fn sync(&self, py: Python<'_>) -> PyResult<()> {
         let store = self.store(py)?;
         work(py, || store.sync())
     }
 
     /// Makes everything durable, unlocks the file, and ends the use of the store's trees, readers
-    /// and writers: they raise ValueError from then on.
+    /// and writers, which then raise ValueError.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         check_process(self.process)?;
         work(py, || {
@@ -139,7 +141,7 @@ impl PyStore {
     }
 }
 
-/// An ordered map of a store. Made by Store.tree().
+/// An ordered map of a store. Store.tree() returns it.
 #[pyclass(name = "Tree", module = "vellum.store", frozen)]
 #[derive(Debug)]
 pub(crate) struct PyTree {
@@ -162,14 +164,14 @@ impl PyTree {
         self.tree.name().to_string()
     }
 
-    /// The value of a key, as a whole; None if there is none.
+    /// The whole value of a key; None if the tree has no such key.
     fn get<'py>(&self, py: Python<'py>, key: &[u8]) -> PyResult<Option<Bound<'py, PyBytes>>> {
         let (tree, mut value) = (self.tree()?, Vec::new());
         let is_there = work(py, || tree.get_into(key, &mut value))?;
         Ok(is_there.then(|| PyBytes::new(py, &value)))
     }
 
-    /// Stores a value that is in memory. new: raise FileExistsError if the key has one.
+    /// Stores a value that is in memory. new: raise FileExistsError if the key has a value.
     #[pyo3(signature = (key, value, *, new=false))]
     fn put(&self, py: Python<'_>, key: &[u8], value: &[u8], new: bool) -> PyResult<()> {
         let tree = self.tree()?;
@@ -187,13 +189,14 @@ impl PyTree {
         })
     }
 
-    /// Removes a key and its value; returns whether it was there.
+    /// Removes a key and its value; returns whether the key existed.
     fn remove(&self, py: Python<'_>, key: &[u8]) -> PyResult<bool> {
         let tree = self.tree()?;
         work(py, || tree.remove(key))
     }
 
-    /// The value of a key as a file to read from, a ValueReader. Raises KeyError if there is none.
+    /// A ValueReader, a file to read the value of a key from. Raises KeyError if the tree has no
+    /// such key.
     fn reader<'py>(
         &self,
         py: Python<'py>,
@@ -206,7 +209,7 @@ impl PyTree {
         py.import("vellum.store")?.getattr("ValueReader")?.call1((native,))
     }
 
-    /// A file to write the value of a key to, a ValueWriter. new: raise FileExistsError at its end
+    /// A ValueWriter, a file to write the value of a key to. new: finish() raises FileExistsError
     /// if the key has a value.
     #[pyo3(signature = (key, *, new=false))]
     fn writer<'py>(&self, py: Python<'py>, key: &[u8], new: bool) -> PyResult<Bound<'py, PyAny>> {
@@ -217,7 +220,7 @@ impl PyTree {
     }
 }
 
-/// A value that is being read; None once it is closed. What Python sees of it is ValueReader.
+/// The native part of ValueReader; None once it is closed.
 #[pyclass(frozen)]
 #[derive(Debug)]
 pub(crate) struct NativeReader {
@@ -240,7 +243,8 @@ impl NativeReader {
 
 #[pymethods]
 impl NativeReader {
-    /// Reads into a buffer; returns how many bytes, which may be fewer than there are.
+    /// Reads into a buffer; returns how many bytes it read, which may be fewer than the buffer
+    /// holds.
     fn readinto(&self, py: Python<'_>, buffer: PyBuffer<u8>) -> PyResult<usize> {
         let Some(target) = buffer.as_mut_slice(py) else {
             return Err(PyBufferError::new_err("the buffer is read-only or not contiguous"));
@@ -251,7 +255,7 @@ impl NativeReader {
         Ok(count)
     }
 
-    /// Moves to a place that is counted from the beginning.
+    /// Moves to a position, counted from the beginning.
     fn seek(&self, py: Python<'_>, to: u64) -> PyResult<u64> {
         self.work(py, |reader| reader.seek(SeekFrom::Start(to)))
     }
@@ -269,8 +273,7 @@ impl NativeReader {
     }
 }
 
-/// A value that is being written; None once it is finished or aborted. What Python sees of it is
-/// ValueWriter.
+/// The native part of ValueWriter; None once it is finished or aborted.
 #[pyclass(frozen)]
 #[derive(Debug)]
 pub(crate) struct NativeWriter {
@@ -280,7 +283,7 @@ pub(crate) struct NativeWriter {
 
 #[pymethods]
 impl NativeWriter {
-    /// Writes all of a buffer. If a handler of a signal raises, a part of it was written.
+    /// Writes all of a buffer. If a signal handler raises, a part may be written.
     fn write(&self, py: Python<'_>, buffer: PyBuffer<u8>) -> PyResult<()> {
         let Some(bytes) = buffer.as_slice(py) else {
             return Err(PyBufferError::new_err("the buffer is not contiguous"));
@@ -300,7 +303,7 @@ impl NativeWriter {
         py.detach(|| lock(&self.writer).as_ref().map_or(0, OwnedValueWriter::len))
     }
 
-    /// Gives the value to its key; returns whether it replaced another one.
+    /// Gives the value to its key; returns whether it replaced a value.
     fn finish(&self, py: Python<'_>) -> PyResult<bool> {
         work(py, || {
             let writer = lock(&self.writer).take().ok_or(Error::Closed)?;
@@ -308,7 +311,7 @@ impl NativeWriter {
         })
     }
 
-    /// Drops the value; returns whether there was one that was not finished.
+    /// Drops the value; returns whether the writer was unfinished.
     fn abort(&self, py: Python<'_>) -> bool {
         py.detach(|| lock(&self.writer).take().is_some())
     }

@@ -26,7 +26,7 @@ pub(crate) fn safetensors_layout<'py>(
     Ok((metadata, tensors?))
 }
 
-/// The same of a GGUF file.
+/// The same for a GGUF file.
 #[pyfunction]
 pub(crate) fn gguf_layout<'py>(
     py: Python<'py>,

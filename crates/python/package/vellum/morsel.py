@@ -5,8 +5,8 @@
     >>> tensors["embed.weight"]            # a read-only numpy array of the file's own bytes
     >>> tensors.metadata
 
-Where Vellum's cache daemon runs, all processes that load a file have the same memory. Otherwise
-each reads it for itself. Morsel.load() tells them apart by `shared`.
+If Vellum's cache daemon runs, all processes that load a file share its memory. Otherwise each
+process reads the file for itself. The attribute `shared` of a loaded Morsel tells the two apart.
 """
 
 import copyreg
@@ -36,7 +36,7 @@ __all__ = [
     "load_safetensors",
 ]
 
-# The types whose elements NumPy has, by the name that each format gives them.
+# The types that NumPy has, by their names in each format.
 _SAFETENSORS = {
     "BOOL": "?", "U8": "u1", "I8": "i1", "U16": "<u2", "I16": "<i2", "F16": "<f2",
     "U32": "<u4", "I32": "<i4", "F32": "<f4", "U64": "<u8", "I64": "<i8", "F64": "<f8",
@@ -45,7 +45,7 @@ _SAFETENSORS = {
 _GGUF = {
     "I8": "i1", "I16": "<i2", "I32": "<i4", "I64": "<i8", "F16": "<f2", "F32": "<f4", "F64": "<f8",
 }
-# Those that only the package ml_dtypes has, and what they are without it.
+# Types that only the package ml_dtypes has, and their substitutes without it.
 _EXTENDED = {
     "BF16": ("bfloat16", "<u2"),
     "F8_E4M3": ("float8_e4m3fn", "u1"),
@@ -56,28 +56,28 @@ _EXTENDED = {
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """What a file says of a tensor."""
+    """The description of a tensor in its file."""
 
     kind: str
-    """The type of its elements, as the format names it: 'BF16', 'Q4_K'."""
+    """The type of its elements, by the format's name: 'BF16', 'Q4_K'."""
     shape: tuple[int, ...]
-    """Its dimensions in elements, also where the array has quantised blocks of bytes."""
+    """Its dimensions in elements, even if the array has quantised blocks of bytes."""
     offset: int
-    """Its first byte in the file."""
+    """The position of its first byte in the file."""
     nbytes: int
-    """How many it has."""
+    """Its length in bytes."""
 
 
 class Tensors(dict):
     """The tensors of a file: read-only arrays by name. They share the Morsel's memory, and keep it.
 
-    metadata: what the file says of itself. info: a TensorInfo for each name. morsel: the file.
+    metadata: the file's own metadata. info: a TensorInfo for each name. morsel: the file.
 
-    multiprocessing sends them, and Morsels, to other processes, also to spawned ones, which then
-    have the same memory. A pickle by itself is of no use: it stands for a descriptor.
+    multiprocessing sends Tensors and Morsels to other processes, also to spawned ones, which then
+    share the memory. A pickle alone is useless: it stands for a descriptor.
     """
 
-    # Which format the file has, and the arrays of it, for those that were loaded.
+    # The format of the file, and the file's own arrays; None unless a function below loaded them.
     _format = None
     _own = None
 
@@ -96,7 +96,7 @@ class Tensors(dict):
     def __reduce_ex__(self, protocol):
         if self._format is None:
             return super().__reduce_ex__(protocol)
-        # Arrays of the file are not copied: the other process finds them in its memory.
+        # The other process has the file's memory, so the pickle leaves out arrays of the file.
         own = self._own
         others = {name: array for name, array in self.items()
                   if name not in own or array is not own[name]}
@@ -132,7 +132,7 @@ def load_safetensors(path):
     Types that NumPy lacks (BF16, F8_*) are those of the package ml_dtypes if it is installed, and
     otherwise unsigned integers with the same bits; see bfloat16_to_float32.
 
-    Raises FormatError for a file that is not as the format demands, OSError if it cannot be read.
+    Raises FormatError for a file that violates the format, OSError if it cannot be read.
     """
     return _load(path, "safetensors")
 
@@ -140,12 +140,12 @@ def load_safetensors(path):
 def load_gguf(path):
     """The tensors of a GGUF file, as Tensors, without a copy.
 
-    A shape has the dimension last whose elements are neighbours, the reverse of the file's order.
-    A tensor of a quantised type is an array of bytes: its last dimension is the bytes of a row, and
-    info[name].shape has the elements. BF16 is as load_safetensors says. Texts in the metadata that
-    are not UTF-8 are bytes.
+    The last dimension of a shape is the one whose elements are adjacent: the reverse of the file's
+    order. A tensor of a quantised type is an array of bytes: its last dimension is the bytes of a
+    row, and info[name].shape has the elements. For BF16 see load_safetensors. A text in the metadata
+    that is not UTF-8 is a bytes object.
 
-    Raises FormatError for a file that is not as the format demands, OSError if it cannot be read.
+    Raises FormatError for a file that violates the format, OSError if it cannot be read.
     """
     return _load(path, "gguf")
 
@@ -203,7 +203,7 @@ def _gguf_array(mapping, info):
     if info.kind == "BF16" or info.kind in _GGUF:
         dtype = _GGUF.get(info.kind) or _extended(info.kind)
         return _array(mapping, info, dtype, info.shape)
-    # Blocks of several elements: rows of so many bytes.
+    # Blocks of several elements, as rows of bytes.
     rows = info.shape[:-1]
     count = 1
     for length in rows:
@@ -225,7 +225,7 @@ def _array(mapping, info, dtype, shape):
     numpy = _numpy()
     dtype = numpy.dtype(dtype)
     if info.nbytes == 0:
-        # NumPy takes no empty part of a buffer.
+        # NumPy rejects an empty part of a buffer.
         empty = numpy.empty(shape, dtype)
         empty.flags.writeable = False
         return empty

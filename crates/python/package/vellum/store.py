@@ -9,7 +9,7 @@
     ...         reader.seek(-1000, io.SEEK_END)
     ...         reader.read()
 
-A value that is read or written so may be longer than the pool, and is never in memory as a whole.
+Such a value may be longer than the pool, and is never in memory as a whole.
 """
 
 import io
@@ -18,7 +18,7 @@ from vellum._native import Store, Tree
 
 __all__ = ["Store", "Tree", "ValueReader", "ValueWriter"]
 
-# Bytes that are read at a time where all are asked for.
+# Bytes that readall() reads at a time.
 _PART = 1 << 20
 
 
@@ -30,11 +30,11 @@ def _check_open(file):
 class ValueReader(io.RawIOBase):
     """The value of a key as a file. Made by Tree.reader().
 
-    It is the value that the key had when the reader was made, whatever becomes of the key. Every
-    byte was checked before it is handed out. len() of a reader is the value's length.
+    The reader keeps the value that the key had when the reader was made, even if the key changes.
+    It checks every byte before it returns it. len() of a reader is the value's length.
 
-    A raw file: read(n) may return fewer bytes than there are. io.BufferedReader(reader) returns as
-    many as asked for, and has quick readline() and peek().
+    A raw file: read(n) may return fewer than n bytes before the end. io.BufferedReader(reader)
+    returns n bytes, and has a fast readline() and peek().
     """
 
     def __init__(self, native):
@@ -79,7 +79,7 @@ class ValueReader(io.RawIOBase):
         return len(self._native)
 
     def __bool__(self):
-        # A file is one, also if it is empty.
+        # A file is true, even if it is empty.
         return True
 
     def close(self):
@@ -91,11 +91,12 @@ class ValueReader(io.RawIOBase):
 class ValueWriter(io.RawIOBase):
     """A file whose content becomes the value of a key. Made by Tree.writer().
 
-    The key has the value, at once and as a whole, when finish() returns, or at the end of a with
-    statement. If that ends by an exception, or by abort(), the key keeps what it had.
+    The key gets the value atomically when finish() returns, or at the end of a with statement. After
+    an exception in the with statement, or abort(), the key keeps its old value.
 
-    close() of a writer that was neither finished nor aborted drops the value, too, and raises
-    ValueError: so nothing is lost silently by what only closes its file, such as io.BufferedWriter.
+    close() of a writer that was neither finished nor aborted also drops the value, and raises
+    ValueError. So a wrapper that only closes its file, such as io.BufferedWriter, loses no value
+    silently.
     """
 
     def __init__(self, native):
@@ -105,7 +106,7 @@ class ValueWriter(io.RawIOBase):
         return True
 
     def write(self, data):
-        """Writes all of the data. If Ctrl-C interrupts it, tell() has how many bytes were written."""
+        """Writes all of the data. If Ctrl-C interrupts it, tell() returns how much was written."""
         _check_open(self)
         with memoryview(data) as view, view.cast("B") as source:
             self._native.write(source)
@@ -119,9 +120,9 @@ class ValueWriter(io.RawIOBase):
         return self._native.tell()
 
     def finish(self):
-        """Gives the value to its key, and closes the writer. Returns whether the key had another.
+        """Gives the value to its key, and closes the writer. Returns whether it replaced a value.
 
-        Raises FileExistsError if the key has a value, and Tree.writer() was told that it is new.
+        Raises FileExistsError if the key has a value and Tree.writer() was called with new=True.
         """
         _check_open(self)
         try:
@@ -150,6 +151,6 @@ class ValueWriter(io.RawIOBase):
             self.abort()
 
     def __del__(self):
-        # Of one whose making has failed there is nothing.
+        # A writer whose construction failed has no native part.
         if hasattr(self, "_native"):
             self.abort()
