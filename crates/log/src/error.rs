@@ -60,7 +60,7 @@ pub enum LogError {
         /// Where the log begins.
         begin: Lsn,
     },
-    /// A block in the midst of the log cannot be read: it was durable, and is not there any more.
+    /// A part of the log was durable, and is not there any more: a block, or a whole file.
     #[error("the log is damaged: at {lsn} {what}, but {witness}: restore the log from a copy")]
     Damaged {
         /// Where the block begins, or the place inside that is wrong.

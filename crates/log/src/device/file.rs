@@ -1,8 +1,7 @@
 //! A log in a folder: files of one size, which are allocated and zeroed ahead and recycled.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::fs::{self, File};
-use std::hash::{BuildHasher as _, RandomState};
 use std::io;
 use std::ops::Range;
 use std::path::Path;
@@ -10,14 +9,12 @@ use std::sync::{Arc, Mutex, MutexGuard, RwLock};
 
 use rustix::fs::{FlockOperation, Mode, OFlags, flock, openat};
 
+use super::found::{find, name};
 use super::segment::{Segment, SegmentHead};
 use super::way::{Choice, Way, probe};
 use super::{LogDevice, Written};
 use crate::block::{BLOCK_BYTES, Block};
 use crate::error::LogError;
-
-/// What the names of the files begin with; a number follows, which means nothing.
-const NAME: &str = "segment-";
 
 /// How a [`FileLog`] is opened.
 #[derive(Clone, Debug)]
@@ -84,22 +81,21 @@ impl FileLog {
                 "a segment has a multiple of 4096 bytes, at least 16384, and a log two segments",
             ));
         }
-        let doing = || format!("opening the log in {}", folder.display());
         let locked = lock_folder(folder)?;
+        let doing = || format!("opening the log in {}", folder.display());
         let choice = match options.way {
             Some(way) => Choice { way, in_flight: 1 },
             None => probe(&locked).map_err(LogError::io(doing()))?,
         };
-        let (files, last) = list(folder, &locked, choice.way).map_err(LogError::io(doing()))?;
-        let found = Found::new(files, blocks - 1).map_err(LogError::io(doing()))?;
-        let found = found.map_err(|what| unfit(&what))?;
-        let mut segments = found.segments.into_log(found.head).map_err(LogError::io(doing()))?;
-        segments.name = last.map_or(0, |last| last + 1);
-        let most = options.most_bytes / ((found.head.blocks + 1) * BLOCK_BYTES as u64);
+        let found = find(folder, &locked, choice.way, blocks - 1)?;
+        let most = options.most_bytes / ((found.blocks + 1) * BLOCK_BYTES as u64);
+        let files = found.live.len() + found.spare.len();
+        let (first, live, spare) = (found.first, found.live, found.spare);
+        let segments = Segments { first, live, spare, unsure: None, files, name: found.name };
         Ok(FileLog {
             folder: locked,
-            log: found.head.log,
-            blocks: found.head.blocks,
+            log: found.log,
+            blocks: found.blocks,
             most: most.max(2) as usize,
             choice,
             segments: RwLock::new(segments),
@@ -188,9 +184,11 @@ impl LogDevice for FileLog {
     }
 
     fn extend(&self) -> io::Result<u64> {
-        let number = self.scan().end / self.blocks;
         let segment = self.take_spare()?;
-        let head = SegmentHead { log: self.log, number, blocks: self.blocks };
+        // Seen after the file was taken: the segment that it was comes before the oldest one.
+        let live = self.scan();
+        let [oldest, number] = [live.start, live.end].map(|block| block / self.blocks);
+        let head = SegmentHead { log: self.log, number, blocks: self.blocks, oldest };
         if let Err(error) = segment.prepare(self.blocks) {
             self.write_segments().spare.push(segment);
             return Err(error);
@@ -277,119 +275,4 @@ fn lock_folder(folder: &Path) -> Result<File, LogError> {
     let synced = locked.sync_all().and_then(|()| File::from(above).sync_all());
     synced.map_err(LogError::io(doing("syncing")))?;
     Ok(locked)
-}
-
-/// The name of a file.
-fn name(number: u64) -> String {
-    format!("{NAME}{number:04}")
-}
-
-/// The number in a name that the log gives.
-fn number(text: &str) -> Option<u64> {
-    let number = text.strip_prefix(NAME)?.parse().ok()?;
-    (number < u64::MAX && name(number) == text).then_some(number)
-}
-
-/// The files of a log with their heads, and the greatest number in their names.
-///
-/// What an earlier process left in the page cache is made durable, or found not to be there, before
-/// any of it is believed.
-fn list(folder: &Path, locked: &File, way: Way) -> io::Result<(Vec<Stated>, Option<u64>)> {
-    let (mut files, mut last) = (Vec::new(), None);
-    for entry in fs::read_dir(folder)? {
-        let name = entry?.file_name();
-        let Some((name, number)) = name.to_str().and_then(|name| Some((name, number(name)?)))
-        else {
-            continue;
-        };
-        last = last.max(Some(number));
-        let segment = Segment::open(locked, name, way, false)?;
-        segment.settle()?;
-        let head = segment.head()?;
-        files.push((segment, head));
-    }
-    Ok((files, last))
-}
-
-/// A file, and what its head says.
-type Stated = (Segment, Option<SegmentHead>);
-
-/// What the files of a folder are together.
-struct Found {
-    /// Identity and size, as in each head.
-    head: SegmentHead,
-    segments: Recovered,
-}
-
-/// Files by what they are.
-struct Recovered {
-    by_number: BTreeMap<u64, (Segment, bool)>,
-    spare: Vec<Arc<Segment>>,
-    files: usize,
-}
-
-impl Found {
-    /// The inner error says in which way the files do not belong together.
-    fn new(files: Vec<Stated>, new_blocks: u64) -> io::Result<Result<Found, String>> {
-        let mut known = files.iter().filter_map(|(_, head)| *head);
-        let random = || RandomState::new().hash_one(std::process::id()) | 1;
-        let first = known.next();
-        let log = first.map(|head| head.log);
-        let blocks = first.map_or(new_blocks, |head| head.blocks);
-        if known.any(|head| (Some(head.log), head.blocks) != (log, blocks)) {
-            return Ok(Err("its segments are those of several logs: move one of them away".into()));
-        }
-        let mut head = SegmentHead { log: log.unwrap_or_default(), number: 0, blocks };
-        let count = files.len();
-        let mut segments =
-            Recovered { by_number: BTreeMap::new(), spare: Vec::new(), files: count };
-        for (segment, stated) in files {
-            let is_whole = segment.has_length(blocks)?;
-            let is = match stated {
-                Some(stated) if is_whole => Some(stated),
-                Some(stated) => {
-                    return Ok(Err(format!("segment {} has lost its tail", stated.number)));
-                }
-                None if is_whole => segment.infer(log, blocks)?,
-                None => None,
-            };
-            let Some(is) = is else {
-                segments.spare.push(Arc::new(segment));
-                continue;
-            };
-            segment.set_ready();
-            if head.log == 0 {
-                head.log = is.log;
-            }
-            if segments.by_number.insert(is.number, (segment, stated.is_none())).is_some() {
-                return Ok(Err(format!("segment {} is there twice", is.number)));
-            }
-        }
-        if head.log == 0 {
-            head.log = random();
-        }
-        Ok(Ok(Found { head, segments }))
-    }
-}
-
-impl Recovered {
-    /// The newest segments without a gap are the log; the others are spare.
-    fn into_log(mut self, head: SegmentHead) -> io::Result<Segments> {
-        let mut live = VecDeque::new();
-        let mut first = 0;
-        while let Some((number, (segment, lost_head))) = self.by_number.pop_last() {
-            let segment = Arc::new(segment);
-            if !live.is_empty() && number + 1 != first {
-                self.spare.push(segment);
-                continue;
-            }
-            if lost_head {
-                tracing::warn!(number, "a segment of the log has lost its head: writing it anew");
-                segment.write_head(SegmentHead { number, ..head })?;
-            }
-            first = number;
-            live.push_front(segment);
-        }
-        Ok(Segments { first, live, spare: self.spare, unsure: None, files: self.files, name: 0 })
-    }
 }

@@ -7,6 +7,7 @@ use std::ops::Range;
 use crate::block::Block;
 
 mod file;
+mod found;
 mod segment;
 mod simulated;
 mod way;

@@ -29,6 +29,8 @@ pub(super) struct SegmentHead {
     pub(super) number: u64,
     /// Blocks of each segment of the log, without the head.
     pub(super) blocks: u64,
+    /// The oldest segment of the log when this one was made: from there on none is missing.
+    pub(super) oldest: u64,
 }
 
 impl SegmentHead {
@@ -39,6 +41,7 @@ impl SegmentHead {
         bytes[16..24].copy_from_slice(&self.log.to_le_bytes());
         bytes[24..32].copy_from_slice(&self.number.to_le_bytes());
         bytes[32..40].copy_from_slice(&self.blocks.to_le_bytes());
+        bytes[40..48].copy_from_slice(&self.oldest.to_le_bytes());
         bytes[4..8].copy_from_slice(&VERSION.to_le_bytes());
         let sum = crc(&bytes[4..]);
         bytes[..4].copy_from_slice(&sum.to_le_bytes());
@@ -57,8 +60,16 @@ impl SegmentHead {
             other => return Err(other),
         }
         let number = |start| u64::from_le_bytes(at(bytes, start));
-        let head = SegmentHead { log: number(16), number: number(24), blocks: number(32) };
-        Ok((head.blocks > 0 && head.number < 1 << 40).then_some(head))
+        let head = SegmentHead {
+            log: number(16),
+            number: number(24),
+            blocks: number(32),
+            oldest: number(40),
+        };
+        // Places in the log and in the file are numbers of 64 bits.
+        let last = head.number.checked_add(1).and_then(|next| next.checked_mul(head.blocks));
+        let fits = (1..1 << 40).contains(&head.blocks) && last.is_some_and(|last| last < 1 << 50);
+        Ok((fits && head.oldest <= head.number).then_some(head))
     }
 }
 
@@ -102,8 +113,9 @@ impl Segment {
     }
 
     /// Which segment a file without a head is, by its blocks.
-    pub(super) fn infer(&self, log: Option<u64>, blocks: u64) -> io::Result<Option<SegmentHead>> {
-        let mut found: Option<SegmentHead> = None;
+    /// Its log and its number; the log is the one given, if there is one.
+    pub(super) fn infer(&self, log: Option<u64>, blocks: u64) -> io::Result<Option<(u64, u64)>> {
+        let mut found: Option<(u64, u64)> = None;
         let mut chunk = vec![Block::ZERO; blocks.min(ZEROES as u64) as usize];
         for first in (0..blocks).step_by(chunk.len()) {
             let count = (blocks - first).min(chunk.len() as u64) as usize;
@@ -112,8 +124,8 @@ impl Segment {
                 let Ok(head) = Head::read(block) else { continue };
                 let fits = head.number % blocks == index && log.is_none_or(|log| log == head.log);
                 let number = head.number / blocks;
-                if fits && found.is_none_or(|found| found.number < number) {
-                    found = Some(SegmentHead { log: head.log, number, blocks });
+                if fits && found.is_none_or(|(_, other)| other < number) {
+                    found = Some((head.log, number));
                 }
             }
         }

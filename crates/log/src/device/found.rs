@@ -1,0 +1,156 @@
+//! What an opening finds in the folder of a log: which files are the log, which are spare, and
+//! which are missing.
+//!
+//! Nothing is changed before all files are known to belong together.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::fs::{self, File};
+use std::hash::{BuildHasher as _, RandomState};
+use std::path::Path;
+use std::sync::Arc;
+
+use super::segment::{Segment, SegmentHead};
+use super::way::Way;
+use crate::block::Lsn;
+use crate::error::LogError;
+
+/// What the names of the files begin with; a number follows, which means nothing.
+const NAME: &str = "segment-";
+
+/// The name of a file.
+pub(super) fn name(number: u64) -> String {
+    format!("{NAME}{number:04}")
+}
+
+/// The number in a name that the log gives.
+fn number(text: &str) -> Option<u64> {
+    let number = text.strip_prefix(NAME)?.parse().ok()?;
+    (number < u64::MAX && name(number) == text).then_some(number)
+}
+
+/// What the files of a folder are together.
+pub(super) struct Found {
+    /// The identity of the log.
+    pub(super) log: u64,
+    /// Blocks of each segment.
+    pub(super) blocks: u64,
+    /// The number of the oldest segment.
+    pub(super) first: u64,
+    pub(super) live: VecDeque<Arc<Segment>>,
+    pub(super) spare: Vec<Arc<Segment>>,
+    /// The number in the name of the next file.
+    pub(super) name: u64,
+}
+
+/// A file, and what its head says.
+type Stated = (Segment, Option<SegmentHead>);
+
+/// Looks at the files of a folder, which is locked; `new_blocks` are those of a segment if the log
+/// is new.
+pub(super) fn find(
+    folder: &Path,
+    locked: &File,
+    way: Way,
+    new_blocks: u64,
+) -> Result<Found, LogError> {
+    let doing = || format!("opening the log in {}", folder.display());
+    let unfit = |what: String| LogError::Unfit { path: folder.into(), what };
+    let (files, last) = list(folder, locked, way).map_err(LogError::io(doing()))?;
+    let mut known = files.iter().filter_map(|(_, head)| *head);
+    let first = known.next();
+    let mut log = first.map(|head| head.log);
+    let blocks = first.map_or(new_blocks, |head| head.blocks);
+    if known.any(|head| (Some(head.log), head.blocks) != (log, blocks)) {
+        return Err(unfit("its segments are those of several logs: move one of them away".into()));
+    }
+    let mut by_number = BTreeMap::new();
+    let mut spare = Vec::new();
+    for (segment, stated) in files {
+        let is_whole = segment.has_length(blocks).map_err(LogError::io(doing()))?;
+        let is = match stated {
+            Some(stated) if is_whole => Some((stated.log, stated.number)),
+            Some(stated) => {
+                return Err(unfit(format!("segment {} has lost its tail", stated.number)));
+            }
+            None if is_whole => segment.infer(log, blocks).map_err(LogError::io(doing()))?,
+            None => None,
+        };
+        let Some((of, number)) = is else {
+            spare.push(Arc::new(segment));
+            continue;
+        };
+        segment.set_ready();
+        log = Some(of);
+        if by_number.insert(number, (segment, stated)).is_some() {
+            return Err(unfit(format!("segment {number} is there twice")));
+        }
+    }
+    let first = first_of_log(&by_number, blocks)?;
+    let log = log.unwrap_or_else(|| RandomState::new().hash_one(std::process::id()) | 1);
+    let mut live = VecDeque::new();
+    for (number, (segment, stated)) in by_number {
+        if number < first {
+            spare.push(Arc::new(segment));
+            continue;
+        }
+        if stated.is_none() {
+            tracing::warn!(number, "a segment of the log has lost its head: writing it anew");
+            let head = SegmentHead { log, number, blocks, oldest: first };
+            segment.write_head(head).map_err(LogError::io(doing()))?;
+        }
+        live.push_back(Arc::new(segment));
+    }
+    Ok(Found { log, blocks, first, live, spare, name: last.map_or(0, |last| last + 1) })
+}
+
+/// The files of a log with their heads, and the greatest number in their names.
+///
+/// What an earlier process left in the page cache is made durable, or found not to be there, before
+/// any of it is believed.
+fn list(folder: &Path, locked: &File, way: Way) -> std::io::Result<(Vec<Stated>, Option<u64>)> {
+    let (mut files, mut last) = (Vec::new(), None);
+    for entry in fs::read_dir(folder)? {
+        let name = entry?.file_name();
+        let Some((name, number)) = name.to_str().and_then(|name| Some((name, number(name)?)))
+        else {
+            continue;
+        };
+        last = last.max(Some(number));
+        let segment = Segment::open(locked, name, way, false)?;
+        segment.settle()?;
+        let head = segment.head()?;
+        files.push((segment, head));
+    }
+    Ok((files, last))
+}
+
+/// The oldest segment of the log.
+///
+/// The newest head names it. A trim since then made it older than it has to be: those files are
+/// there all the same, because only a newer segment takes one of them. A newest segment that lost
+/// its head may have taken one file of a segment that its predecessor's head still counts.
+///
+/// # Errors
+/// `Damaged` if more are missing than that.
+fn first_of_log(by_number: &BTreeMap<u64, Stated>, blocks: u64) -> Result<u64, LogError> {
+    let Some((&newest, _)) = by_number.last_key_value() else { return Ok(0) };
+    let head_of = |(number, (_, stated)): (&u64, &Stated)| Some((*number, (*stated)?.oldest));
+    let eldest = by_number.keys().next().copied().unwrap_or(newest);
+    let (witness, oldest) = by_number.iter().rev().find_map(head_of).unwrap_or((eldest, eldest));
+    let there = by_number.range(oldest..).count() as u64;
+    let missing = newest - oldest + 1 - there;
+    if missing > newest - witness {
+        let is_missing = |number: &u64| !by_number.contains_key(number);
+        let number = (oldest..newest).find(is_missing).unwrap_or(oldest);
+        return Err(LogError::Damaged {
+            lsn: Lsn::of_block(number * blocks),
+            what: format!("no file has segment {number} of the log"),
+            witness: format!("segment {witness} was made when the log had it"),
+        });
+    }
+    let mut first = newest;
+    while first > oldest && by_number.contains_key(&(first - 1)) {
+        first -= 1;
+    }
+    Ok(first)
+}
