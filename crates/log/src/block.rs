@@ -13,7 +13,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 pub const BLOCK_BYTES: usize = 4096;
 
 /// Bytes of a block's head; the payload follows.
-pub(crate) const HEAD: usize = 40;
+pub(crate) const HEAD: usize = 48;
 
 /// Bytes of records, with their lengths, that a block holds.
 pub(crate) const PAYLOAD: usize = BLOCK_BYTES - HEAD;
@@ -97,6 +97,8 @@ pub(crate) struct Head {
     pub(crate) carry: u16,
     /// `STARTS`, `CLOSES`.
     pub(crate) flags: u8,
+    /// The opening of the log that wrote the block: openings that write count up.
+    pub(crate) incarnation: u64,
 }
 
 impl Head {
@@ -112,6 +114,7 @@ impl Head {
         bytes[36] = VERSION;
         bytes[37] = self.flags;
         bytes[38..40].fill(0);
+        bytes[40..48].copy_from_slice(&self.incarnation.to_le_bytes());
         let sum = crc(&bytes[4..]);
         bytes[..4].copy_from_slice(&sum.to_le_bytes());
     }
@@ -139,9 +142,12 @@ impl Head {
             used: u16::from_le_bytes(at(bytes, 32)),
             carry: u16::from_le_bytes(at(bytes, 34)),
             flags: bytes[37],
+            incarnation: u64::from_le_bytes(at(bytes, 40)),
         };
         let fits = usize::from(head.used) <= PAYLOAD && head.carry <= head.used;
-        if fits { Ok(head) } else { Err(Unsound::Lengths) }
+        // A next one can always be counted.
+        let counts = (1..u64::MAX / 2).contains(&head.incarnation);
+        if fits && counts { Ok(head) } else { Err(Unsound::Fields) }
     }
 
     /// Reads the head of the block of this number in this log.
@@ -157,6 +163,15 @@ impl Head {
             return Err(Unsound::Number(head.number));
         }
         Ok(head)
+    }
+
+    /// Whether the block can follow one of that incarnation: the same opening wrote it, or it is
+    /// the first one of a later opening. Another one is left from a flush that did not finish.
+    pub(crate) fn follows(&self, before: Option<u64>) -> bool {
+        before.is_none_or(|before| match self.flags & STARTS {
+            0 => self.incarnation == before,
+            _ => self.incarnation > before,
+        })
     }
 }
 
@@ -194,12 +209,13 @@ pub enum Unsound {
     /// A whole block of another place: what the segment held before it was recycled.
     #[error("it is block {0}")]
     Number(u64),
-    /// A whole block whose lengths exceed it.
-    #[error("its lengths exceed the block")]
-    Lengths,
-    /// A whole block that does not go on where the one before ends.
-    #[error("it does not continue the block before it")]
-    Continuation,
+    /// A whole block whose lengths exceed it, or whose other numbers cannot be.
+    #[error("the numbers in its head cannot be")]
+    Fields,
+    /// A whole block of an earlier opening of the log, whose flush did not finish: the log went on
+    /// before it.
+    #[error("opening {0} of the log wrote it, and the log went on without it")]
+    Incarnation(u64),
 }
 
 #[cfg(test)]
@@ -213,6 +229,7 @@ mod tests {
         used: 3000,
         carry: 17,
         flags: STARTS,
+        incarnation: 5,
     };
 
     #[test]
@@ -241,17 +258,17 @@ mod tests {
         HEAD_OF_TEST.seal(&mut block);
         assert_eq!(Head::expect(&block, HEAD_OF_TEST.log, 78), Err(Unsound::Number(77)));
         assert_eq!(Head::expect(&block, 1, 77), Err(Unsound::OtherLog(HEAD_OF_TEST.log)));
-        for (used, carry) in [(4057, 0), (10, 11)] {
+        for (used, carry) in [(4049, 0), (10, 11)] {
             Head { used, carry, ..HEAD_OF_TEST }.seal(&mut block);
-            assert_eq!(Head::read(&block), Err(Unsound::Lengths));
+            assert_eq!(Head::read(&block), Err(Unsound::Fields));
         }
     }
 
     #[test]
     fn numbers_of_records_are_places_in_blocks() {
-        assert_eq!(Lsn::of_position(0), Lsn(40));
-        assert_eq!(Lsn::of_position(4055), Lsn(4095));
-        assert_eq!(Lsn::of_position(4056), Lsn(4096 + 40));
-        assert_eq!(Lsn::of_position(4056 * 3 + 1).block(), 3);
+        assert_eq!(Lsn::of_position(0), Lsn(48));
+        assert_eq!(Lsn::of_position(4047), Lsn(4095));
+        assert_eq!(Lsn::of_position(4048), Lsn(4096 + 48));
+        assert_eq!(Lsn::of_position(4048 * 3 + 1).block(), 3);
     }
 }

@@ -34,6 +34,8 @@ pub(crate) struct Shared {
     pub(crate) ring: Ring,
     /// The first block that this handle writes.
     start: u64,
+    /// The number of this opening, in each block that it writes.
+    incarnation: u64,
     /// Whether the log was closed there, and is still as it was then.
     was_closed: bool,
     /// Flights at once.
@@ -78,6 +80,7 @@ impl Shared {
         device: Arc<dyn LogDevice>,
         ring: Ring,
         most: usize,
+        incarnation: u64,
         was_closed: bool,
     ) -> Shared {
         let start = ring.durable();
@@ -86,6 +89,7 @@ impl Shared {
             device,
             ring,
             start,
+            incarnation,
             was_closed,
             most,
             flow: Mutex::new(flow),
@@ -406,9 +410,9 @@ impl Flight<'_> {
 
     /// Writes the batch.
     pub(crate) fn write(&self) -> Result<Written, String> {
-        let Shared { device, ring, .. } = self.shared;
+        let Shared { device, ring, incarnation, .. } = self.shared;
         let Some(batch) = &self.batch else { return Ok(Written::Durable) };
-        ring.finish(batch, device.identity(), self.flags);
+        ring.finish(batch, device.identity(), *incarnation, self.flags);
         let first = batch.blocks.start;
         let written = device.append(first, ring.parts(batch));
         written.map_err(|error| format!("writing at {} failed ({error})", Lsn::of_block(first)))

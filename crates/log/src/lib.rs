@@ -31,6 +31,8 @@
 //! The format, what is durable when, and what each failure does: `docs/log.md`.
 
 mod block;
+#[cfg(all(test, not(feature = "model")))]
+mod cases;
 mod device;
 mod error;
 mod flights;

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::block::{BLOCK_BYTES, Block, Lsn, PAYLOAD_U64};
+use crate::block::{BLOCK_BYTES, Lsn, PAYLOAD_U64};
 use crate::device::LogDevice;
 use crate::error::LogError;
 use crate::flights::{Durable, Shared};
@@ -37,7 +37,8 @@ pub struct Log {
 impl Log {
     /// Opens a log: makes durable what is there, gives `visit` every record from `from` on (from
     /// the oldest one, if that is `None`), in order, and goes on where the log ends. `from` is the
-    /// number of a record, or an earlier [`End::lsn`] or [`end`](Log::end).
+    /// number of a record that was durable once, or an earlier [`End::lsn`], or an
+    /// [`end`](Log::end) up to which all was durable. An opening writes no block.
     ///
     /// # Errors
     /// `Damaged` if a block is missing that was durable; `Trimmed` if the log begins later; what
@@ -70,21 +71,21 @@ impl Log {
         // A process that was killed may have written what it did not sync: no caller shall act on
         // records that a loss of power could still take.
         device.sync().map_err(LogError::io("syncing the log before it is read"))?;
-        if let Some(from) = from {
-            check_reaches(&*device, from)?;
-        }
-        let mut scan = Scan::new(&*device, from, None)?;
+        let before = from.map_or(Ok(None), |from| check_reaches(&*device, from))?;
+        let mut scan = Scan::new(&*device, from, None, before)?;
         while let Some(record) = scan.next_record()? {
             visit(record)?;
         }
         let end = scan.end().unwrap_or_else(|| unreachable!("the scan has ended"));
-        erase(&*device, scan.stale())?;
+        // Two openings have the same number only if the first of them wrote nothing that is left.
+        let incarnation = scan.newest() + 1;
         let blocks = options.ring_bytes.div_ceil(BLOCK_BYTES).next_power_of_two().max(4);
         let (start, room) = (end.lsn.block(), device.scan().end);
         let ring = Ring::new(blocks, start, room);
         let most = options.in_flight.unwrap_or_else(|| device.in_flight()).max(1);
-        let shared = Shared::new(device, ring, most, end.why == EndReason::Closed);
-        tracing::debug!(end = %end.lsn, why = %end.why, "opened a log");
+        let was_closed = end.why == EndReason::Closed;
+        let shared = Shared::new(device, ring, most, incarnation, was_closed);
+        tracing::debug!(end = %end.lsn, why = %end.why, incarnation, "opened a log");
         Ok((Log { shared: Arc::new(shared), background: None }, end))
     }
 
@@ -168,7 +169,7 @@ impl Log {
     /// # Errors
     /// `Trimmed` if the log begins later.
     pub fn scan(&self, from: Option<Lsn>) -> Result<Scan<'_>, LogError> {
-        Scan::new(&*self.shared.device, from, Some(self.shared.ring.durable()))
+        Scan::new(&*self.shared.device, from, Some(self.shared.ring.durable()), None)
     }
 
     /// Reads one durable record.
@@ -189,7 +190,9 @@ impl Log {
     /// # Errors
     /// What the storage said.
     pub fn trim(&self, before: Lsn) -> Result<(), LogError> {
-        let block = before.block().min(self.shared.ring.durable());
+        // The last durable block stays: from it an opening knows whether what follows is the log,
+        // or left from an earlier opening's flush.
+        let block = before.block().min(self.shared.ring.durable().saturating_sub(1));
         self.shared.device.trim(block).map_err(LogError::io("trimming the log"))?;
         self.shared.ask_anew();
         Ok(())
@@ -210,19 +213,6 @@ impl Log {
     pub(crate) fn take_flight(&self) -> Option<crate::flights::Flight<'_>> {
         self.shared.take_next()
     }
-}
-
-/// Overwrites blocks that were never acknowledged: the log goes on before them, and they must not
-/// be taken for its continuation.
-fn erase(device: &dyn LogDevice, stale: &[u64]) -> Result<(), LogError> {
-    for number in stale {
-        let erased = device.append(*number, [&[Block::ZERO], &[]]);
-        erased.map_err(LogError::io("erasing blocks after the end of the log"))?;
-    }
-    if stale.is_empty() {
-        return Ok(());
-    }
-    device.sync().map_err(LogError::io("syncing erased blocks of the log"))
 }
 
 impl Drop for Log {

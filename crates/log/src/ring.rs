@@ -237,7 +237,7 @@ impl Ring {
     }
 
     /// Waits until all bytes of a batch are in place, and seals its blocks: `flags` in the first.
-    pub(crate) fn finish(&self, batch: &Batch, log: u64, flags: u8) {
+    pub(crate) fn finish(&self, batch: &Batch, log: u64, incarnation: u64, flags: u8) {
         let durable = self.durable();
         for number in batch.blocks.clone() {
             let slot = self.slot(number);
@@ -250,7 +250,8 @@ impl Ring {
             let used = if is_last { batch.used } else { PAYLOAD };
             let flags = if number == batch.blocks.start { flags } else { 0 };
             let carry = slot.carry.load(Ordering::Relaxed) as u16;
-            let head = Head { log, number, durable, used: used as u16, carry, flags };
+            let used = used as u16;
+            let head = Head { log, number, durable, used, carry, flags, incarnation };
             // SAFETY: the block is complete, so no reservation writes to it any more, and this
             // batch's owner alone has it until it is released.
             head.seal(unsafe { &mut *self.address(number).cast::<Block>() });
@@ -313,13 +314,13 @@ mod tests {
         assert_eq!(append(&ring, PAYLOAD), Ok(100 * PAYLOAD_U64 + 14));
         let batch = ring.seal().unwrap();
         assert_eq!((batch.blocks.clone(), batch.used), (100..102, 18));
-        ring.finish(&batch, 5, 1);
+        ring.finish(&batch, 5, 1, 1);
         let [blocks, none] = ring.parts(&batch);
         assert!(none.is_empty() || batch.blocks.end > 104);
         let blocks: Vec<_> = blocks.iter().chain(none).collect();
         let heads: Vec<_> = blocks.iter().map(|block| Head::read(block).unwrap()).collect();
         let lengths: Vec<_> = heads.iter().map(|h| (h.number, h.used, h.carry, h.flags)).collect();
-        assert_eq!(lengths, [(100, 4056, 0, 1), (101, 18, 18, 0)]);
+        assert_eq!(lengths, [(100, 4048, 0, 1), (101, 18, 18, 0)]);
         assert!(blocks[1].0[HEAD + 18..].iter().all(|byte| *byte == 0));
         assert_eq!(append(&ring, 1), Ok(102 * PAYLOAD_U64), "a new block");
     }
@@ -331,7 +332,7 @@ mod tests {
         assert_eq!(append(&ring, PAYLOAD), Err(Obstacle::Ring(1)));
         assert_eq!(append(&ring, PAYLOAD * 3), Err(Obstacle::Room(7)));
         let batch = ring.seal().unwrap();
-        ring.finish(&batch, 1, 0);
+        ring.finish(&batch, 1, 1, 0);
         ring.release(batch);
         assert_eq!(append(&ring, PAYLOAD), Ok(4 * PAYLOAD_U64));
         ring.set_room(9);
@@ -342,7 +343,7 @@ mod tests {
     fn the_empty_block_has_no_records() {
         let ring = Ring::new(4, 2, 6);
         let batch = ring.seal_empty().unwrap();
-        ring.finish(&batch, 1, 2);
+        ring.finish(&batch, 1, 1, 2);
         let head = Head::read(&ring.parts(&batch)[0][0]).unwrap();
         assert_eq!((head.number, head.used, head.flags), (2, 0, 2));
         append(&ring, 1).unwrap();

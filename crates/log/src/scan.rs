@@ -1,7 +1,7 @@
 //! Reading a log from a place on, record by record, and telling its end from damage.
 //!
-//! The end is the first block that is not sound. It is damage instead if a later block shows that
-//! it had been durable: each block says which blocks were durable when it was sealed.
+//! The end is the first block that is not the next one. It is damage instead if a later block shows
+//! that it had been durable: each block says which blocks were durable when it was sealed.
 
 use std::fmt;
 use std::ops::Range;
@@ -82,8 +82,10 @@ pub struct Scan<'a> {
     /// The block before this one closed the log.
     closed: bool,
     end: Option<End>,
-    /// Sound blocks after the end, which were never acknowledged.
-    stale: Vec<u64>,
+    /// The incarnation of the block before.
+    before: Option<u64>,
+    /// The greatest incarnation of any block that was read, after the end, too.
+    newest: u64,
 }
 
 /// A record that began in an earlier block.
@@ -110,9 +112,10 @@ impl Partial {
 
 /// The log has become durable up to `from`: the block before it is there, and so is its own unless
 /// the number is that of the block's first byte for records, where a log may have ended. Otherwise
-/// an opening would go on after a hole.
-pub(crate) fn check_reaches(device: &dyn LogDevice, from: Lsn) -> Result<(), LogError> {
+/// an opening would go on after a hole. Returns the incarnation of the block before.
+pub(crate) fn check_reaches(device: &dyn LogDevice, from: Lsn) -> Result<Option<u64>, LogError> {
     let (room, block) = (device.scan(), from.block());
+    let mut before = None;
     let first = block.saturating_sub(1).max(room.start);
     let is_first = from.0 <= Lsn::of_block(block).0 + HEAD as u64;
     let end = if is_first { block } else { block + 1 };
@@ -120,20 +123,24 @@ pub(crate) fn check_reaches(device: &dyn LogDevice, from: Lsn) -> Result<(), Log
         let mut read = [Block::ZERO];
         let doing = || format!("reading the log at {}", Lsn::of_block(number));
         device.read(number, &mut read).map_err(LogError::io(doing()))?;
-        if Head::expect(&read[0], device.identity(), number).is_err() {
-            return Err(LogError::NotAppended { lsn: from, end: Lsn::of_block(number) });
+        match Head::expect(&read[0], device.identity(), number) {
+            Ok(head) if number < block => before = Some(head.incarnation),
+            Ok(head) if head.follows(before) => {}
+            _ => return Err(LogError::NotAppended { lsn: from, end: Lsn::of_block(number) }),
         }
     }
-    Ok(())
+    Ok(before)
 }
 
 impl<'a> Scan<'a> {
     /// Reads from the record `from` on, or from the oldest one that begins in the log. Blocks
     /// before `durable` are known to be there; if there is such a number, the scan ends at it.
+    /// `before` is the incarnation of the block before, if that is known.
     pub(crate) fn new(
         device: &'a dyn LogDevice,
         from: Option<Lsn>,
         durable: Option<u64>,
+        before: Option<u64>,
     ) -> Result<Scan<'a>, LogError> {
         let room = device.scan();
         let start = from.map_or(room.start, Lsn::block);
@@ -160,7 +167,8 @@ impl<'a> Scan<'a> {
             skips: true,
             closed: false,
             end: None,
-            stale: Vec::new(),
+            before,
+            newest: before.unwrap_or(0),
         })
     }
 
@@ -169,9 +177,9 @@ impl<'a> Scan<'a> {
         self.end
     }
 
-    /// Sound blocks after the end.
-    pub(crate) fn stale(&self) -> &[u64] {
-        &self.stale
+    /// The greatest incarnation of all blocks that were read.
+    pub(crate) fn newest(&self) -> u64 {
+        self.newest
     }
 
     /// The next record; none at the end.
@@ -226,6 +234,10 @@ impl<'a> Scan<'a> {
             Ok(head) => head,
             Err(why) => return self.conclude(why),
         };
+        if !head.follows(self.before) {
+            return self.conclude(Unsound::Incarnation(head.incarnation));
+        }
+        self.before = Some(head.incarnation);
         if head.flags & STARTS != 0 {
             // What the block before left unfinished was never acknowledged.
             self.partial = None;
@@ -234,7 +246,7 @@ impl<'a> Scan<'a> {
         if self.skips {
             (self.cursor, self.skips) = (carry, carry == PAYLOAD);
         } else if !self.continues(carry) {
-            return self.conclude(Unsound::Continuation);
+            return Err(self.inconsistent("a block does not go on where the one before it ends"));
         } else {
             self.cursor = 0;
         }
@@ -272,7 +284,9 @@ impl<'a> Scan<'a> {
             self.device.read(number, &mut self.chunk).map_err(LogError::io(doing()))?;
         }
         let block = &self.chunk[(number - self.chunk_first) as usize];
-        Ok(Head::expect(block, self.device.identity(), number))
+        let head = Head::expect(block, self.device.identity(), number);
+        self.newest = self.newest.max(head.map_or(0, |head| head.incarnation));
+        Ok(head)
     }
 
     /// There is no sound block here: that is the end, or damage.
@@ -285,6 +299,11 @@ impl<'a> Scan<'a> {
             let witness = "it was durable when this process wrote on".into();
             return Err(LogError::damaged(number, why, witness));
         }
+        if number == self.room.start && number > 0 {
+            // Trims leave the last durable block.
+            let witness = "the log was trimmed up to there when it was durable".into();
+            return Err(LogError::damaged(number, why, witness));
+        }
         for later in number + 1..self.room.end {
             let Ok(head) = self.block(later)? else { continue };
             if head.durable > number {
@@ -292,7 +311,6 @@ impl<'a> Scan<'a> {
                 let witness = format!("the block at {lsn} was written when it was durable");
                 return Err(LogError::damaged(number, why, witness));
             }
-            self.stale.push(later);
         }
         self.finish(if self.closed { EndReason::Closed } else { EndReason::Unsound(why) });
         Ok(())

@@ -1,0 +1,201 @@
+//! Single cases on the simulated device: where a log ends, what is damage, what failures do.
+#![allow(clippy::unwrap_used)]
+
+use std::sync::Arc;
+
+use crate::block::{Block, Lsn, Unsound};
+use crate::device::{LogDevice as _, SimulatedDevice, SimulatedFault, SimulatedOptions, Written};
+use crate::error::LogError;
+use crate::log::{Log, LogOptions};
+use crate::scan::{EndReason, Record};
+
+/// A log of so many small records, each durable by itself, in blocks of their own.
+fn small_log(records: u64) -> Arc<SimulatedDevice> {
+    let options = SimulatedOptions { segment_blocks: 16, ..SimulatedOptions::default() };
+    let device = Arc::new(SimulatedDevice::new(options));
+    let log = recover(&device).unwrap().0;
+    for number in 0..records {
+        let lsn = log.append(&number.to_le_bytes()).unwrap();
+        assert_eq!(lsn, Lsn::of_position(number * crate::block::PAYLOAD_U64));
+        log.wait_durable(lsn).unwrap();
+    }
+    device
+}
+
+fn recover(device: &Arc<SimulatedDevice>) -> Result<(Log, Vec<Record>, EndReason), LogError> {
+    let mut found = Vec::new();
+    let (log, end) = Log::recover(device.clone(), &LogOptions::default(), None, |record| {
+        found.push(record);
+        Ok::<_, LogError>(())
+    })?;
+    Ok((log, found, end.why))
+}
+
+#[test]
+fn damage_is_told_from_the_end_where_a_later_block_knows() {
+    for damaged in 0..9 {
+        let device = small_log(10);
+        device.damage(damaged, |block| block[1000] ^= 1);
+        let error = recover(&device).unwrap_err();
+        let LogError::Damaged { lsn, .. } = error else { panic!("{error}") };
+        assert_eq!(lsn, Lsn::of_block(damaged));
+    }
+    // The last block of a log that was not closed: no later block says that it was durable.
+    let device = small_log(10);
+    device.damage(9, |block| block[1000] ^= 1);
+    assert_eq!(recover(&device).unwrap().1.len(), 9);
+    // One that was closed, or opened again and written to, knows.
+    let device = small_log(10);
+    recover(&device).unwrap().0.close().unwrap();
+    assert_eq!(recover(&device).unwrap().2, EndReason::Closed);
+    device.damage(9, |block| block.fill(0));
+    assert!(matches!(recover(&device), Err(LogError::Damaged { .. })));
+}
+
+#[test]
+fn a_running_log_knows_what_was_durable() {
+    let device = small_log(3);
+    let (log, _, _) = recover(&device).unwrap();
+    device.damage(2, |block| block[8] ^= 1);
+    let read: Result<Vec<_>, _> = log.scan(None).unwrap().collect();
+    assert!(matches!(read, Err(LogError::Damaged { .. })));
+}
+
+#[test]
+fn a_failed_write_or_sync_poisons_and_is_never_tried_again() {
+    for fault in [SimulatedFault::Append, SimulatedFault::Sync] {
+        let device = small_log(2);
+        let (log, _, _) = recover(&device).unwrap();
+        let lsn = log.append(b"lost").unwrap();
+        device.fail(fault, 1);
+        assert!(matches!(log.wait_durable(lsn), Err(LogError::Poisoned { .. })));
+        let syncs = device.syncs();
+        assert!(matches!(log.wait_durable(lsn), Err(LogError::Poisoned { .. })));
+        assert!(matches!(log.append(b"more"), Err(LogError::Poisoned { .. })));
+        assert!(matches!(log.close(), Err(LogError::Poisoned { .. })));
+        assert_eq!(device.syncs(), syncs);
+    }
+}
+
+#[test]
+fn a_full_log_refuses_records_and_goes_on_after_a_trim() {
+    let device = small_log(1);
+    let (log, _, _) = recover(&device).unwrap();
+    let mut last = Lsn(0);
+    let error = loop {
+        match log.append(&[1; 4000]) {
+            Ok(lsn) => last = lsn,
+            Err(error) => break error,
+        }
+        log.wait_durable(last).unwrap();
+    };
+    assert!(matches!(error, LogError::Full { bytes: 4004, .. }), "{error}");
+    assert_eq!(last.block(), 63, "all of the four segments");
+    log.trim(last).unwrap();
+    let lsn = log.append(&[2; 4000]).unwrap();
+    log.wait_durable(lsn).unwrap();
+    assert_eq!(log.read(lsn).unwrap(), [2; 4000]);
+    drop(log);
+    assert_eq!(recover(&device).unwrap().1.last().unwrap().bytes, [2; 4000]);
+}
+
+#[test]
+fn bad_numbers_and_long_records_are_refused() {
+    let device = small_log(2);
+    let (log, _, _) = recover(&device).unwrap();
+    assert!(matches!(log.wait_durable(Lsn(1 << 40)), Err(LogError::NotAppended { .. })));
+    for lsn in [0, 49, 60, 4096, 2 * 4096 + 48, 1 << 40] {
+        let read = log.read(Lsn(lsn));
+        assert!(matches!(read, Err(LogError::NotAppended { .. })), "{lsn}: {read:?}");
+    }
+    assert!(log.scan(Some(Lsn(1 << 40))).is_err());
+    let longest = log.longest_record();
+    assert!(matches!(log.append(&vec![0; longest + 1]), Err(LogError::TooLong { .. })));
+    log.append(&[]).unwrap();
+}
+
+/// A log with these blocks: durable ones, one that a crash lost, and two that the same crash left.
+fn log_with_a_hole(durable: u8) -> Arc<SimulatedDevice> {
+    let options = SimulatedOptions {
+        segment_blocks: 4,
+        segments: 2,
+        durable_appends: true,
+        in_flight: 4,
+        ..SimulatedOptions::default()
+    };
+    let device = Arc::new(SimulatedDevice::new(options));
+    let log = recover(&device).unwrap().0;
+    for number in 0..durable {
+        let lsn = log.append(&[number; 100]).unwrap();
+        log.wait_durable(lsn).unwrap();
+    }
+    let fly = |record: &[u8]| {
+        log.append(record).unwrap();
+        log.take_flight().unwrap()
+    };
+    let flights = [&b"lost"[..], b"stale", b"stale, too"].map(fly);
+    flights[1..].iter().for_each(|flight| assert_eq!(flight.write(), Ok(Written::Durable)));
+    Arc::new(device.crash())
+}
+
+fn blocks(device: &SimulatedDevice) -> Vec<[u8; 4096]> {
+    let room = device.scan();
+    let mut blocks = vec![Block::ZERO; (room.end - room.start) as usize];
+    device.read(room.start, &mut blocks).unwrap();
+    blocks.into_iter().map(|block| block.0).collect()
+}
+
+#[test]
+fn an_opening_leaves_blocks_after_the_end_and_never_takes_them() {
+    let mut device = log_with_a_hole(2);
+    let before = blocks(&device);
+    for _ in 0..2 {
+        let (log, found, why) = recover(&device).unwrap();
+        assert_eq!(found.len(), 2);
+        assert!(matches!(why, EndReason::Unsound(_)), "{why}");
+        drop(log);
+        assert!(blocks(&device) == before, "an opening has changed blocks");
+        device = Arc::new(device.crash());
+    }
+    // The next block fills the hole: what follows is of an earlier opening.
+    for filled in 1..4 {
+        let log = recover(&device).unwrap().0;
+        let lsn = log.append(b"filled").unwrap();
+        log.wait_durable(lsn).unwrap();
+        device = Arc::new(device.crash());
+        let (_, found, why) = recover(&device).unwrap();
+        assert_eq!(found.len(), 2 + filled, "{why}");
+        assert_eq!(found.last().unwrap().bytes, b"filled");
+        let is_stale = why == EndReason::Unsound(Unsound::Incarnation(1));
+        assert_eq!(is_stale, filled < 3, "{why}");
+    }
+}
+
+/// The log goes on to the end of a segment, and the next one holds what an earlier flush left: an
+/// opening that saw that segment alone would take it for the log.
+#[test]
+fn a_trim_leaves_the_block_that_tells_what_follows_it() {
+    let device = log_with_a_hole(3);
+    let log = recover(&device).unwrap().0;
+    let lsn = log.append(b"filled").unwrap();
+    log.wait_durable(lsn).unwrap();
+    assert_eq!(log.end().block(), 4);
+    log.trim(log.end()).unwrap();
+    // What was trimmed is reused, if there is any.
+    drop(device.extend());
+    let (_, found, _) = recover(&Arc::new(device.crash())).unwrap();
+    assert_eq!(found.last().unwrap().bytes, b"filled");
+}
+
+#[test]
+fn a_lost_block_at_the_front_of_a_trimmed_log_is_damage() {
+    let device = small_log(40);
+    let log = recover(&device).unwrap().0;
+    log.trim(log.end()).unwrap();
+    while device.extend().is_ok() {}
+    let begin = device.scan().start;
+    assert_eq!(begin, 32);
+    (begin..40).for_each(|number| device.damage(number, |block| block[100] ^= 1));
+    let error = recover(&device).unwrap_err();
+    assert!(matches!(error, LogError::Damaged { lsn: Lsn(131072), .. }), "{error}");
+}
