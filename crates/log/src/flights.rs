@@ -15,7 +15,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use crate::block::{CLOSES, LENGTH, Lsn, PAYLOAD_U64, STARTS};
-use crate::device::{LogDevice, Written};
+use crate::device::{LogDevice, Written, is_full};
 use crate::error::LogError;
 use crate::ring::{Batch, Obstacle, Ring};
 use crate::sync::{AtomicBool, Condvar, Mutex, MutexGuard, Ordering, lock, wait};
@@ -124,7 +124,10 @@ impl Shared {
                 Err(Obstacle::Ring(blocks)) => return Ok(Err(blocks)),
                 Err(Obstacle::Room(blocks)) => {
                     let bytes = (LENGTH + len) as u64;
-                    self.make_room(blocks).map_err(|source| LogError::Full { bytes, source })?;
+                    self.make_room(blocks).map_err(|source| match is_full(&source) {
+                        true => LogError::Full { bytes, source },
+                        false => LogError::io("making room in the log")(source),
+                    })?;
                 }
             }
         }

@@ -222,29 +222,67 @@ fn sizes_that_cannot_be_are_refused() {
     }
 }
 
-/// A segment gets its head, but not durably, and then another file is recycled: no number is given
-/// to both.
-#[test]
-fn a_number_that_could_not_be_given_is_given_to_the_same_file() {
-    let test = "a_number_that_could_not_be_given_is_given_to_the_same_file";
+/// Runs the rest of a test in a process of its own, whose system calls the test may forbid, and
+/// then opens the folder of that process without the ban.
+fn alone(test: &str, way: Way) -> Option<std::path::PathBuf> {
     let folder = |process| std::env::temp_dir().join(format!("vellum-log-{process}"));
-    let open = |folder| FileLog::open(folder, &options(Some(Way::BufferedDsync)));
-    if let Some(output) = own_process::run(test) {
-        let folder = folder(std::process::id());
-        let opened = open(&folder);
-        fs::remove_dir_all(&folder).unwrap();
-        assert!(output.status.success(), "{output:?}");
-        opened.unwrap();
-        return;
-    }
-    let device = open(&folder(parent_id())).unwrap();
+    let Some(output) = own_process::run(test) else { return Some(folder(parent_id())) };
+    let folder = folder(std::process::id());
+    let opened = open(&folder, Some(way));
+    fs::remove_dir_all(&folder).unwrap();
+    assert!(output.status.success(), "{output:?}");
+    opened.unwrap();
+    None
+}
+
+/// A segment gets its head, but perhaps not durably: no other file may get that number, and the
+/// same device takes nothing more.
+#[test]
+fn a_failed_extension_ends_the_device() {
+    let way = Way::BufferedDsync;
+    let Some(folder) = alone("a_failed_extension_ends_the_device", way) else { return };
+    let device = FileLog::open(&folder, &options(Some(way))).unwrap();
     assert_eq!([device.extend().unwrap(), device.extend().unwrap()], [3, 6]);
     if !forbid(libc::SYS_fdatasync) {
         return;
     }
     device.extend().unwrap_err();
     device.trim(3).unwrap();
-    device.extend().unwrap_err();
+    for error in [
+        device.extend().unwrap_err(),
+        device.append(0, [&[vellum_log::Block::ZERO], &[]]).unwrap_err(),
+        device.sync().unwrap_err(),
+    ] {
+        assert!(error.to_string().contains("open its folder again"), "{error}");
+    }
+}
+
+/// Whatever the way: a write has failed, and the same device is not opened again as if it had not.
+#[test]
+fn a_failed_write_ends_the_device() {
+    let test = "a_failed_write_ends_the_device";
+    let Some(folder) = alone(test, Way::BufferedSync) else { return };
+    fs::create_dir(&folder).unwrap();
+    let visit = |_| Ok::<_, LogError>(());
+    let devices = ways().into_iter().map(|way| {
+        let folder = folder.join(way.to_string());
+        let device = Arc::new(open_files(&folder, &options(Some(way))).unwrap());
+        let (log, _) = Log::open(device.clone(), &LogOptions::default(), None, visit).unwrap();
+        log.wait_durable(log.append(b"kept").unwrap()).unwrap();
+        (folder, device, log)
+    });
+    let devices: Vec<_> = devices.collect();
+    if !forbid(libc::SYS_pwritev2) {
+        return;
+    }
+    for (folder, device, log) in devices {
+        let lsn = log.append(b"lost").unwrap();
+        assert!(matches!(log.wait_durable(lsn), Err(LogError::Poisoned { .. })));
+        drop(log);
+        let again = Log::open(device, &LogOptions::default(), None, visit).unwrap_err();
+        assert!(again.to_string().contains("open its folder again"), "{again}");
+        assert_eq!(open(&folder, Some(Way::BufferedSync)).unwrap().2, [b"kept"]);
+    }
 }
 
 #[test]

@@ -5,14 +5,15 @@ use std::fs::{self, File};
 use std::io;
 use std::ops::Range;
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, RwLock};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use rustix::fs::{FlockOperation, Mode, OFlags, flock, openat};
 
 use super::found::{find, name};
 use super::segment::{Segment, SegmentHead};
 use super::way::{Choice, Way, probe};
-use super::{LogDevice, Written};
+use super::{LogDevice, Written, is_full};
 use crate::block::{BLOCK_BYTES, Block};
 use crate::error::LogError;
 
@@ -45,9 +46,11 @@ pub struct FileLog {
     most: usize,
     choice: Choice,
     segments: RwLock<Segments>,
-    /// Whether a write or sync has failed. Held while one is under way whose failure the kernel may
-    /// tell to another: it tells each only once.
-    failed: Mutex<bool>,
+    /// Whether a write or a sync has failed, of blocks or of heads: nothing is written after that.
+    failed: AtomicBool,
+    /// Held while a write or sync is under way whose failure the kernel may tell to another: it
+    /// tells each only once.
+    alone: Mutex<()>,
 }
 
 #[derive(Debug)]
@@ -56,9 +59,6 @@ struct Segments {
     first: u64,
     live: VecDeque<Arc<Segment>>,
     spare: Vec<Arc<Segment>>,
-    /// A file that failed to get its new number. It may have it on the disk, and then no other file
-    /// may: it comes before the spare ones.
-    unsure: Option<Arc<Segment>>,
     /// Files that there are.
     files: usize,
     /// The number in the name of the next one.
@@ -91,7 +91,7 @@ impl FileLog {
         let most = options.most_bytes / ((found.blocks + 1) * BLOCK_BYTES as u64);
         let files = found.live.len() + found.spare.len();
         let (first, live, spare) = (found.first, found.live, found.spare);
-        let segments = Segments { first, live, spare, unsure: None, files, name: found.name };
+        let segments = Segments { first, live, spare, files, name: found.name };
         Ok(FileLog {
             folder: locked,
             log: found.log,
@@ -99,7 +99,8 @@ impl FileLog {
             most: most.max(2) as usize,
             choice,
             segments: RwLock::new(segments),
-            failed: Mutex::new(false),
+            failed: AtomicBool::new(false),
+            alone: Mutex::new(()),
         })
     }
 
@@ -111,9 +112,6 @@ impl FileLog {
     /// A file that gets a new number: a spare one, or a new one.
     fn take_spare(&self) -> io::Result<Arc<Segment>> {
         let mut segments = self.write_segments();
-        if let Some(unsure) = segments.unsure.take() {
-            return Ok(unsure);
-        }
         if let Some(spare) = segments.spare.pop() {
             return Ok(spare);
         }
@@ -162,13 +160,20 @@ impl FileLog {
         self.segments.write().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// Fails after any failure; else waits for others that write or sync.
-    fn alone(&self) -> io::Result<MutexGuard<'_, bool>> {
-        let failed = self.failed.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        if *failed {
-            return Err(io::Error::other("an earlier write or sync of the log has failed"));
+    /// Waits for others that write or sync.
+    fn alone(&self) -> MutexGuard<'_, ()> {
+        self.alone.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Writes or syncs, unless that has failed before: what the page cache holds since then may
+    /// differ from the disk, and no later sync would say so. Only a new opening of the folder asks
+    /// the disk.
+    fn unless_failed<T>(&self, act: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+        if self.failed.load(Ordering::Acquire) {
+            let what = "an earlier write or sync of the log has failed: open its folder again";
+            return Err(io::Error::other(what));
         }
-        Ok(failed)
+        act().inspect_err(|_| self.failed.store(true, Ordering::Release))
     }
 }
 
@@ -189,46 +194,42 @@ impl LogDevice for FileLog {
         let live = self.scan();
         let [oldest, number] = [live.start, live.end].map(|block| block / self.blocks);
         let head = SegmentHead { log: self.log, number, blocks: self.blocks, oldest };
-        if let Err(error) = segment.prepare(self.blocks) {
+        let prepared = self.unless_failed(|| match segment.prepare(self.blocks) {
+            Err(error) if is_full(&error) => Ok(Err(error)),
+            prepared => prepared.map(Ok),
+        })?;
+        if let Err(full) = prepared {
             self.write_segments().spare.push(segment);
-            return Err(error);
+            return Err(full);
         }
-        // A new file is there after a crash once its folder is durable.
-        let headed = segment.write_head(head).and_then(|()| self.folder.sync_all());
-        let mut segments = self.write_segments();
-        if let Err(error) = headed {
-            segments.unsure = Some(segment);
-            return Err(error);
-        }
-        segments.live.push_back(segment);
+        // A new file is there after a crash once its folder is durable. If this fails, the file may
+        // have the number on the disk or not: no other file must get it.
+        self.unless_failed(|| segment.write_head(head).and_then(|()| self.folder.sync_all()))?;
+        self.write_segments().live.push_back(segment);
         Ok((number + 1) * self.blocks)
     }
 
     fn append(&self, first: u64, parts: [&[Block]; 2]) -> io::Result<Written> {
         let way = self.choice.way;
-        let mut alone = (way == Way::BufferedDsync).then(|| self.alone()).transpose()?;
+        let _alone = (way == Way::BufferedDsync).then(|| self.alone());
         let count = parts[0].len() + parts[1].len();
-        let written = self.by_segment(first, count, |segment, inside, part| {
+        let write = |segment: &Segment, inside, part: Range<usize>| {
             let middle = parts[0].len();
             let (from, to) = (part.start, part.end);
             let head = &parts[0][from.min(middle)..to.min(middle)];
             let tail = &parts[1][from.max(middle) - middle..to.max(middle) - middle];
             segment.write(inside, [head, tail])
-        });
-        if let (Some(failed), Err(_)) = (&mut alone, &written) {
-            **failed = true;
-        }
-        written.map(|()| if way.is_durable() { Written::Durable } else { Written::Cached })
+        };
+        self.unless_failed(|| self.by_segment(first, count, write))?;
+        Ok(if way.is_durable() { Written::Durable } else { Written::Cached })
     }
 
     fn sync(&self) -> io::Result<()> {
-        let mut failed = self.alone()?;
+        let _alone = self.alone();
         let segments = self.segments.read().unwrap_or_else(|poisoned| poisoned.into_inner());
         let live: Vec<_> = segments.live.iter().cloned().collect();
         drop(segments);
-        let synced = live.iter().try_for_each(|segment| segment.sync());
-        *failed = synced.is_err();
-        synced
+        self.unless_failed(|| live.iter().try_for_each(|segment| segment.sync()))
     }
 
     fn read(&self, first: u64, blocks: &mut [Block]) -> io::Result<()> {

@@ -38,14 +38,15 @@ pub trait LogDevice: Send + Sync + fmt::Debug + 'static {
     ///
     /// # Errors
     /// `StorageFull` and its like if there is none; then nothing has changed, and a later call may
-    /// succeed.
+    /// succeed. After a write or sync that failed for another reason the device fails for good.
     fn extend(&self) -> io::Result<u64>;
 
     /// Writes the blocks of both parts, one after the other, from block `first` on. Several appends
     /// of different blocks may be under way. Blocks are within `scan`.
     ///
     /// # Errors
-    /// What was written is then unknown.
+    /// What was written is then unknown, and all later appends and syncs fail, too: the place of
+    /// the log has to be opened anew, so that it is read from the storage itself.
     fn append(&self, first: u64, parts: [&[Block]; 2]) -> io::Result<Written>;
 
     /// Makes all blocks durable whose `append` returned before this was called, by this process or
@@ -81,4 +82,10 @@ pub enum Written {
     Durable,
     /// It is durable after the next sync.
     Cached,
+}
+
+/// Whether there is no room, rather than a failure.
+pub(crate) fn is_full(error: &io::Error) -> bool {
+    use io::ErrorKind::{FileTooLarge, QuotaExceeded, StorageFull};
+    matches!(error.kind(), StorageFull | QuotaExceeded | FileTooLarge)
 }

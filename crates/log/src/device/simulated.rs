@@ -232,7 +232,11 @@ impl LogDevice for SimulatedDevice {
             .zip(parts[0].iter().chain(parts[1]))
             .map(|(number, block)| (state.slot(number), *block))
             .collect();
+        if state.failed {
+            return Err(io::Error::other("an earlier operation has failed"));
+        }
         if state.fails(SimulatedFault::Append) {
+            state.failed = true;
             state.arrive_some(blocks);
             return Err(io::Error::other("a planned fault of an append"));
         }

@@ -12,6 +12,7 @@ use rustix::fs::{AtFlags, Mode, OFlags, openat, unlinkat};
 use rustix::io::{Errno, ReadWriteFlags, pwritev2};
 use zerocopy::IntoBytes as _;
 
+use super::is_full;
 use crate::block::{BLOCK_BYTES, Block};
 
 /// How a block gets durable.
@@ -145,11 +146,6 @@ fn remove(folder: &File) -> io::Result<()> {
         Ok(()) | Err(Errno::NOENT) => Ok(()),
         Err(error) => Err(error.into()),
     }
-}
-
-fn is_full(error: &io::Error) -> bool {
-    use io::ErrorKind::{FileTooLarge, QuotaExceeded, StorageFull};
-    matches!(error.kind(), StorageFull | QuotaExceeded | FileTooLarge)
 }
 
 fn measure(folder: &File) -> io::Result<Choice> {
