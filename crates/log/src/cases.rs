@@ -192,10 +192,23 @@ fn a_lost_block_at_the_front_of_a_trimmed_log_is_damage() {
     let device = small_log(40);
     let log = recover(&device).unwrap().0;
     log.trim(log.end()).unwrap();
+    drop(log);
     while device.extend().is_ok() {}
     let begin = device.scan().start;
     assert_eq!(begin, 32);
     (begin..40).for_each(|number| device.damage(number, |block| block[100] ^= 1));
     let error = recover(&device).unwrap_err();
     assert!(matches!(error, LogError::Damaged { lsn: Lsn(131072), .. }), "{error}");
+}
+
+#[test]
+fn a_device_has_one_log() {
+    let device = small_log(2);
+    let (log, _, _) = recover(&device).unwrap();
+    assert!(matches!(recover(&device), Err(LogError::Taken)));
+    log.append(b"on it goes").unwrap();
+    drop(log);
+    let refuses = |_| Err(LogError::Closed);
+    Log::recover(device.clone(), &LogOptions::default(), None, refuses).unwrap_err();
+    recover(&device).unwrap();
 }

@@ -73,6 +73,12 @@ pub enum LogError {
     /// The log was closed, or dropped, before that.
     #[error("the log was closed before the record was durable")]
     Closed,
+    /// Another [`Log`](crate::Log) of this process has the device.
+    #[error("another log of this process has the device: drop that one first")]
+    Taken,
+    /// This process is the child of a `fork`: the log and its threads are its parent's.
+    #[error("this process was forked from the one that opened the log: let that one use it")]
+    Forked,
     /// Another handle has the log open.
     #[error("{} is in use by another handle or process: close it there first", path.display())]
     InUse {

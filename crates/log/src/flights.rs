@@ -11,12 +11,14 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
+use std::ops::Deref;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use crate::block::{CLOSES, LENGTH, Lsn, PAYLOAD_U64, STARTS};
 use crate::device::{LogDevice, Written, is_full};
 use crate::error::LogError;
+use crate::process::Home;
 use crate::ring::{Batch, Obstacle, Ring};
 use crate::sync::{AtomicBool, Condvar, Mutex, MutexGuard, Ordering, lock, wait};
 
@@ -30,7 +32,7 @@ const GROUPS: usize = 16;
 
 /// What the threads of a log share.
 pub(crate) struct Shared {
-    pub(crate) device: Arc<dyn LogDevice>,
+    pub(crate) device: Hold,
     pub(crate) ring: Ring,
     /// The first block that this handle writes.
     start: u64,
@@ -50,6 +52,33 @@ pub(crate) struct Shared {
     work: Condvar,
     /// Held while the device makes room.
     supply: Mutex<()>,
+    home: Home,
+}
+
+/// A device, for one log alone until this is dropped.
+pub(crate) struct Hold(Arc<dyn LogDevice>);
+
+impl Hold {
+    pub(crate) fn new(device: Arc<dyn LogDevice>) -> Result<Hold, LogError> {
+        match device.taken().swap(true, Ordering::AcqRel) {
+            true => Err(LogError::Taken),
+            false => Ok(Hold(device)),
+        }
+    }
+}
+
+impl Deref for Hold {
+    type Target = dyn LogDevice;
+
+    fn deref(&self) -> &Self::Target {
+        &*self.0
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        self.0.taken().store(false, Ordering::Release);
+    }
 }
 
 #[derive(Default)]
@@ -77,7 +106,7 @@ struct Flow {
 impl Shared {
     /// For a log that goes on where the ring does.
     pub(crate) fn new(
-        device: Arc<dyn LogDevice>,
+        device: Hold,
         ring: Ring,
         most: usize,
         incarnation: u64,
@@ -97,7 +126,13 @@ impl Shared {
             landed: std::array::from_fn(|_| Condvar::new()),
             work: Condvar::new(),
             supply: Mutex::new(()),
+            home: Home::new(),
         }
+    }
+
+    /// Fails in the child of a fork, before any lock is waited for.
+    pub(crate) fn check_home(&self) -> Result<(), LogError> {
+        if self.home.is_here() { Ok(()) } else { Err(LogError::Forked) }
     }
 
     /// The longest record that is taken: two of them, each begun in the midst of a block, fit into
@@ -108,6 +143,7 @@ impl Shared {
 
     /// Appends a record; or names the blocks that have to become durable first.
     pub(crate) fn try_append(&self, parts: &[&[u8]]) -> Result<Result<Lsn, u64>, LogError> {
+        self.check_home()?;
         let len = parts.iter().map(|part| part.len()).sum();
         if len > self.longest() {
             return Err(LogError::TooLong { len, most: self.longest() });
@@ -144,6 +180,7 @@ impl Shared {
 
     /// Waits until all blocks before this one are durable, and helps.
     pub(crate) fn wait_until(&self, blocks: u64) -> Result<(), LogError> {
+        self.check_home()?;
         if self.ring.durable() >= blocks {
             return Ok(());
         }
@@ -185,6 +222,9 @@ impl Shared {
     /// Has a function called when the blocks before this one are durable, or never will be known to
     /// be.
     pub(crate) fn on_durable(&self, blocks: u64, durable: Durable) {
+        if let Err(forked) = self.check_home() {
+            return call(durable, Err(forked));
+        }
         let mut flow = lock(&self.flow);
         if let Some(result) = self.known(&flow, blocks) {
             drop(flow);
@@ -310,7 +350,9 @@ impl Shared {
 
     /// Has the blocks before this one made durable by the thread of the log.
     pub(crate) fn want(&self, blocks: u64) {
-        self.want_locked(&mut lock(&self.flow), blocks);
+        if self.home.is_here() {
+            self.want_locked(&mut lock(&self.flow), blocks);
+        }
     }
 
     fn want_locked(&self, flow: &mut Flow, blocks: u64) {

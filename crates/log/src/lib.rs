@@ -37,6 +37,7 @@ mod device;
 mod error;
 mod flights;
 mod log;
+mod process;
 mod ring;
 mod scan;
 #[cfg(all(test, not(feature = "model")))]

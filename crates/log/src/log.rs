@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::block::{BLOCK_BYTES, Lsn, PAYLOAD_U64};
 use crate::device::LogDevice;
 use crate::error::LogError;
-use crate::flights::{Durable, Shared};
+use crate::flights::{Durable, Hold, Shared};
 use crate::ring::Ring;
 use crate::scan::{End, EndReason, Record, Scan, check_reaches};
 use crate::sync::thread;
@@ -29,6 +29,9 @@ impl Default for LogOptions {
 }
 
 /// A write-ahead log.
+///
+/// In the child of a `fork` it is its parent's: calls fail with `Forked`, [`begin`](Log::begin)
+/// says 0, a drop does nothing. The child may open another folder.
 pub struct Log {
     shared: Arc<Shared>,
     background: Option<thread::JoinHandle<()>>,
@@ -41,7 +44,8 @@ impl Log {
     /// [`end`](Log::end) up to which all was durable. An opening writes no block.
     ///
     /// # Errors
-    /// `Damaged` if a block is missing that was durable; `Trimmed` if the log begins later; what
+    /// `Taken` if another log has the device; `Damaged` if a block is missing that was durable;
+    /// `Trimmed` if the log begins later; what
     /// the storage or `visit` said.
     pub fn open<E: From<LogError>>(
         device: Arc<dyn LogDevice>,
@@ -68,6 +72,7 @@ impl Log {
         from: Option<Lsn>,
         mut visit: impl FnMut(Record) -> Result<(), E>,
     ) -> Result<(Log, End), E> {
+        let device = Hold::new(device)?;
         // A process that was killed may have written what it did not sync: no caller shall act on
         // records that a loss of power could still take.
         device.sync().map_err(LogError::io("syncing the log before it is read"))?;
@@ -169,6 +174,7 @@ impl Log {
     /// # Errors
     /// `Trimmed` if the log begins later.
     pub fn scan(&self, from: Option<Lsn>) -> Result<Scan<'_>, LogError> {
+        self.shared.check_home()?;
         Scan::new(&*self.shared.device, from, Some(self.shared.ring.durable()), None)
     }
 
@@ -190,6 +196,7 @@ impl Log {
     /// # Errors
     /// What the storage said.
     pub fn trim(&self, before: Lsn) -> Result<(), LogError> {
+        self.shared.check_home()?;
         // The last durable block stays: from it an opening knows whether what follows is the log,
         // or left from an earlier opening's flush.
         let block = before.block().min(self.shared.ring.durable().saturating_sub(1));
@@ -217,6 +224,12 @@ impl Log {
 
 impl Drop for Log {
     fn drop(&mut self) {
+        if self.shared.check_home().is_err() {
+            // The child of a fork: the thread and the callbacks are the parent's. The thread's
+            // part of `shared` keeps all that the child has of the log in place.
+            std::mem::forget(self.background.take());
+            return;
+        }
         self.shared.end_work();
         if let Some(background) = self.background.take()
             // A callback may drop the last handle: the thread does not wait for itself, and ends.
@@ -232,7 +245,7 @@ impl Drop for Log {
 impl fmt::Debug for Log {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut text = f.debug_struct("Log");
-        text.field("device", &self.shared.device).field("durable", &self.durable());
+        text.field("device", &&*self.shared.device).field("durable", &self.durable());
         text.field("end", &self.end()).finish_non_exhaustive()
     }
 }

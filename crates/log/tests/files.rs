@@ -8,7 +8,6 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
-use std::time::{Duration, Instant};
 
 use tempfile::tempdir;
 use vellum_log::{
@@ -37,23 +36,12 @@ fn open_with(
     let mut found = Vec::new();
     let mut options = LogOptions::default();
     (options.ring_bytes, options.in_flight) = (8 * 4096, in_flight);
-    let device = Arc::new(open_files(folder, files)?);
+    let device = Arc::new(FileLog::open(folder, files)?);
     let (log, end) = Log::open(device, &options, None, |record| {
         found.push(record.bytes);
         Ok::<_, LogError>(())
     })?;
     Ok((log, end, found))
-}
-
-/// A child that another test forks has the lock until it runs its own program.
-fn open_files(folder: &Path, files: &FileLogOptions) -> Result<FileLog, LogError> {
-    let deadline = Instant::now() + Duration::from_secs(1);
-    loop {
-        match FileLog::open(folder, files) {
-            Err(LogError::InUse { .. }) if Instant::now() < deadline => thread::yield_now(),
-            opened => return opened,
-        }
-    }
 }
 
 /// The ways that work on the file system of the tests.
@@ -266,7 +254,7 @@ fn a_failed_write_ends_the_device() {
     let visit = |_| Ok::<_, LogError>(());
     let devices = ways().into_iter().map(|way| {
         let folder = folder.join(way.to_string());
-        let device = Arc::new(open_files(&folder, &options(Some(way))).unwrap());
+        let device = Arc::new(FileLog::open(&folder, &options(Some(way))).unwrap());
         let (log, _) = Log::open(device.clone(), &LogOptions::default(), None, visit).unwrap();
         log.wait_durable(log.append(b"kept").unwrap()).unwrap();
         (folder, device, log)
@@ -322,7 +310,7 @@ fn files_of_others_in_the_folder_are_left_alone() {
 #[test]
 fn an_opening_beyond_the_durable_end_is_refused() {
     let folder = tempdir().unwrap();
-    let device = || Arc::new(open_files(folder.path(), &options(None)).unwrap());
+    let device = || Arc::new(FileLog::open(folder.path(), &options(None)).unwrap());
     let visit = |_| Ok::<_, LogError>(());
     let (log, _) = Log::open(device(), &LogOptions::default(), None, visit).unwrap();
     let kept = log.append(b"kept").unwrap();

@@ -16,6 +16,7 @@ use super::way::{Choice, Way, probe};
 use super::{LogDevice, Written, is_full};
 use crate::block::{BLOCK_BYTES, Block};
 use crate::error::LogError;
+use crate::process::Home;
 
 /// How a [`FileLog`] is opened.
 #[derive(Clone, Debug)]
@@ -51,6 +52,18 @@ pub struct FileLog {
     /// Held while a write or sync is under way whose failure the kernel may tell to another: it
     /// tells each only once.
     alone: Mutex<()>,
+    taken: AtomicBool,
+    home: Home,
+}
+
+impl Drop for FileLog {
+    /// Gives the folder back though children of this process share the lock; a child does not.
+    fn drop(&mut self) {
+        if self.home.is_here() {
+            // The lock goes with the last descriptor anyway.
+            let _ = flock(&self.folder, FlockOperation::Unlock);
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -101,6 +114,8 @@ impl FileLog {
             segments: RwLock::new(segments),
             failed: AtomicBool::new(false),
             alone: Mutex::new(()),
+            taken: AtomicBool::new(false),
+            home: Home::new(),
         })
     }
 
@@ -149,6 +164,7 @@ impl FileLog {
     }
 
     fn segment(&self, block: u64) -> io::Result<Arc<Segment>> {
+        self.check_home()?;
         let segments = self.segments.read().unwrap_or_else(|poisoned| poisoned.into_inner());
         let index = (block / self.blocks).checked_sub(segments.first);
         let segment = index.and_then(|index| segments.live.get(index as usize));
@@ -158,6 +174,12 @@ impl FileLog {
 
     fn write_segments(&self) -> std::sync::RwLockWriteGuard<'_, Segments> {
         self.segments.write().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// Fails in the child of a fork: it shares the files with its parent, and its locks may be held
+    /// by threads that it does not have.
+    fn check_home(&self) -> io::Result<()> {
+        if self.home.is_here() { Ok(()) } else { Err(io::Error::other(LogError::Forked)) }
     }
 
     /// Waits for others that write or sync.
@@ -183,12 +205,16 @@ impl LogDevice for FileLog {
     }
 
     fn scan(&self) -> Range<u64> {
+        if !self.home.is_here() {
+            return 0..0;
+        }
         let segments = self.segments.read().unwrap_or_else(|poisoned| poisoned.into_inner());
         let end = segments.first + segments.live.len() as u64;
         segments.first * self.blocks..end * self.blocks
     }
 
     fn extend(&self) -> io::Result<u64> {
+        self.check_home()?;
         let segment = self.take_spare()?;
         // Seen after the file was taken: the segment that it was comes before the oldest one.
         let live = self.scan();
@@ -210,6 +236,7 @@ impl LogDevice for FileLog {
     }
 
     fn append(&self, first: u64, parts: [&[Block]; 2]) -> io::Result<Written> {
+        self.check_home()?;
         let way = self.choice.way;
         let _alone = (way == Way::BufferedDsync).then(|| self.alone());
         let count = parts[0].len() + parts[1].len();
@@ -225,6 +252,7 @@ impl LogDevice for FileLog {
     }
 
     fn sync(&self) -> io::Result<()> {
+        self.check_home()?;
         let _alone = self.alone();
         let segments = self.segments.read().unwrap_or_else(|poisoned| poisoned.into_inner());
         let live: Vec<_> = segments.live.iter().cloned().collect();
@@ -239,6 +267,7 @@ impl LogDevice for FileLog {
     }
 
     fn trim(&self, before: u64) -> io::Result<()> {
+        self.check_home()?;
         let mut segments = self.write_segments();
         while segments.live.len() > 1 && (segments.first + 1) * self.blocks <= before {
             let oldest = segments.live.pop_front();
@@ -246,6 +275,10 @@ impl LogDevice for FileLog {
             segments.first += 1;
         }
         Ok(())
+    }
+
+    fn taken(&self) -> &AtomicBool {
+        &self.taken
     }
 
     fn in_flight(&self) -> usize {

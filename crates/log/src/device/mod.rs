@@ -3,6 +3,7 @@
 use std::fmt;
 use std::io;
 use std::ops::Range;
+use std::sync::atomic::AtomicBool;
 
 use crate::block::Block;
 
@@ -68,6 +69,10 @@ pub trait LogDevice: Send + Sync + fmt::Debug + 'static {
     /// # Errors
     /// What the storage said.
     fn trim(&self, before: u64) -> io::Result<()>;
+
+    /// Whether a [`Log`](crate::Log) has the device. The log sets it when it is opened, and clears
+    /// it when it is gone; the device only keeps it. A second log is refused.
+    fn taken(&self) -> &AtomicBool;
 
     /// How many appends at once are worth it.
     fn in_flight(&self) -> usize {

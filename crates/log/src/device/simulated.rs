@@ -5,6 +5,7 @@
 use std::collections::VecDeque;
 use std::io;
 use std::ops::Range;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Mutex, MutexGuard};
 
 use super::{LogDevice, Written};
@@ -49,6 +50,7 @@ pub enum SimulatedFault {
 pub struct SimulatedDevice {
     options: SimulatedOptions,
     state: Mutex<State>,
+    taken: AtomicBool,
 }
 
 #[derive(Clone, Debug)]
@@ -81,7 +83,7 @@ impl SimulatedDevice {
             full: false,
             syncs: 0,
         };
-        Self { options, state: Mutex::new(state) }
+        Self { options, state: Mutex::new(state), taken: AtomicBool::new(false) }
     }
 
     /// What is left after a loss of power now: of what was not synced some was written, some was
@@ -114,7 +116,8 @@ impl SimulatedDevice {
         // What was trimmed and not reused is there again.
         state.begin = state.end.saturating_sub(slots);
         (state.fault, state.failed, state.full) = (None, false, false);
-        SimulatedDevice { options: self.options, state: Mutex::new(state) }
+        let taken = AtomicBool::new(false);
+        SimulatedDevice { options: self.options, state: Mutex::new(state), taken }
     }
 
     /// The `nth` operation of the kind from now on fails; 1 is the next.
@@ -286,6 +289,10 @@ impl LogDevice for SimulatedDevice {
         let segment = self.options.segment_blocks;
         state.begin = state.begin.max(before.min(state.end) / segment * segment);
         Ok(())
+    }
+
+    fn taken(&self) -> &AtomicBool {
+        &self.taken
     }
 
     fn in_flight(&self) -> usize {

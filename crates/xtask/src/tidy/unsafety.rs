@@ -28,6 +28,7 @@ const CONTAINMENT: &[(&str, &str)] = &[
     ("crates/pool/src/device/", "the kernel and other threads fill and read pages"),
     ("crates/pool/tests/", "tests are the holders of pages"),
     ("crates/log/src/ring.rs", "threads copy into blocks that others wait for"),
+    ("crates/log/tests/fork.rs", "tests fork, and a child has its parent's log"),
     ("crates/morsel/src/sys.rs", "the system calls, and the commands of the module's files"),
     ("crates/morsel/src/huge.rs", "a window on a file, for as long as its pages are collapsed"),
     ("crates/morsel/src/mapping.rs", "looking at memory that others may have, too"),
