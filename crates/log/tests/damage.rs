@@ -105,3 +105,34 @@ fn a_gap_that_the_lost_head_may_explain_is_none() {
     gone[..2].iter().for_each(|(_, name)| fs::remove_file(folder.join(name)).unwrap());
     assert!(matches!(open(folder), Err(LogError::Damaged { .. })));
 }
+
+#[test]
+fn a_file_with_a_name_of_the_log_and_other_contents_is_refused() {
+    let notes: [&[u8]; 4] = [b"", b"my notes", &[7; 16384], &[0; 16384]];
+    for (number, notes) in notes.into_iter().enumerate() {
+        let folder = if number % 2 == 0 { log_of(11, 100) } else { tempdir().unwrap() };
+        let folder = folder.path();
+        fs::write(folder.join("segment-0042"), notes).unwrap();
+        // What a crash leaves of a file that was being made is no reason to refuse anything.
+        fs::write(folder.join("vellum-log-new.tmp"), notes).unwrap();
+        let before = contents(folder);
+        let error = open(folder).unwrap_err();
+        assert!(matches!(error, LogError::Unfit { .. }), "{error}");
+        assert!(error.to_string().contains("segment-0042"), "{error}");
+        assert!(contents(folder) == before, "something was changed");
+        fs::remove_file(folder.join("segment-0042")).unwrap();
+        let (log, found) = open(folder).unwrap();
+        assert_eq!(found.len(), if number % 2 == 0 { 11 } else { 0 });
+        assert!(!folder.join("vellum-log-new.tmp").exists());
+        // One that comes later keeps its contents, too.
+        let free = (0..99).map(|number| format!("segment-{number:04}"));
+        let free: Vec<_> = free.filter(|name| !folder.join(name).exists()).collect();
+        free.iter().for_each(|name| fs::write(folder.join(name), b"mine").unwrap());
+        for _ in 0..16 {
+            let lsn = log.append(&[5; 3000]).unwrap();
+            log.wait_durable(lsn).unwrap();
+            log.trim(lsn).unwrap();
+        }
+        free.iter().for_each(|name| assert_eq!(fs::read(folder.join(name)).unwrap(), b"mine"));
+    }
+}

@@ -8,11 +8,13 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
-use rustix::fs::{FlockOperation, Mode, OFlags, flock, openat};
+use rustix::fs::{FlockOperation, Mode, OFlags, RenameFlags};
+use rustix::fs::{flock, openat, renameat, renameat_with};
+use rustix::io::Errno;
 
-use super::found::{find, name};
+use super::found::{NEW, find, name};
 use super::segment::{Segment, SegmentHead};
-use super::way::{Choice, Way, probe};
+use super::way::{Choice, Way, probe, remove};
 use super::{LogDevice, Written, is_full};
 use crate::block::{BLOCK_BYTES, Block};
 use crate::error::LogError;
@@ -124,11 +126,11 @@ impl FileLog {
         self.choice.way
     }
 
-    /// A file that gets a new number: a spare one, or a new one.
-    fn take_spare(&self) -> io::Result<Arc<Segment>> {
+    /// A file that gets a new number: a spare one, or a new one, which has no name yet.
+    fn take_spare(&self) -> io::Result<(Arc<Segment>, bool)> {
         let mut segments = self.write_segments();
         if let Some(spare) = segments.spare.pop() {
-            return Ok(spare);
+            return Ok((spare, false));
         }
         if segments.files >= self.most {
             let bytes = self.most as u64 * (self.blocks + 1) * BLOCK_BYTES as u64;
@@ -138,10 +140,37 @@ impl FileLog {
             );
             return Err(io::Error::new(io::ErrorKind::StorageFull, what));
         }
-        let segment = Segment::open(&self.folder, &name(segments.name), self.choice.way, true)?;
-        segments.files += 1;
-        segments.name += 1;
-        Ok(Arc::new(segment))
+        drop(segments);
+        remove(&self.folder, NEW)?;
+        let segment = Segment::open(&self.folder, NEW, self.choice.way, true)?;
+        let prepared = self.unless_failed(|| match segment.prepare(self.blocks) {
+            Err(error) if is_full(&error) => Ok(Err(error)),
+            prepared => prepared.map(Ok),
+        })?;
+        if let Err(full) = prepared {
+            remove(&self.folder, NEW)?;
+            return Err(full);
+        }
+        Ok((Arc::new(segment), true))
+    }
+
+    /// Gives a new file a name of the log's that no file has.
+    fn name(&self) -> io::Result<()> {
+        loop {
+            let mut segments = self.write_segments();
+            let name = name(segments.name);
+            segments.name += 1;
+            drop(segments);
+            let (folder, keep) = (&self.folder, RenameFlags::NOREPLACE);
+            match renameat_with(folder, NEW, folder, &name, keep) {
+                Err(Errno::EXIST) => {}
+                // Some file systems do not know the flag; no file had the name at the opening.
+                Err(Errno::INVAL | Errno::NOSYS) => {
+                    return Ok(renameat(folder, NEW, folder, &name)?);
+                }
+                renamed => return Ok(renamed?),
+            }
+        }
     }
 
     /// Calls `each` for the part of some blocks that lies in each segment: the segment, the first
@@ -215,23 +244,25 @@ impl LogDevice for FileLog {
 
     fn extend(&self) -> io::Result<u64> {
         self.check_home()?;
-        let segment = self.take_spare()?;
+        let (segment, is_new) = self.take_spare()?;
         // Seen after the file was taken: the segment that it was comes before the oldest one.
         let live = self.scan();
         let [oldest, number] = [live.start, live.end].map(|block| block / self.blocks);
         let head = SegmentHead { log: self.log, number, blocks: self.blocks, oldest };
-        let prepared = self.unless_failed(|| match segment.prepare(self.blocks) {
-            Err(error) if is_full(&error) => Ok(Err(error)),
-            prepared => prepared.map(Ok),
+        // If this fails, the file may have the number on the disk or not: no other file must get
+        // it.
+        self.unless_failed(|| {
+            segment.write_head(head)?;
+            if is_new {
+                self.name()?;
+                // It is there after a crash once its folder is durable.
+                self.folder.sync_all()?;
+            }
+            Ok(())
         })?;
-        if let Err(full) = prepared {
-            self.write_segments().spare.push(segment);
-            return Err(full);
-        }
-        // A new file is there after a crash once its folder is durable. If this fails, the file may
-        // have the number on the disk or not: no other file must get it.
-        self.unless_failed(|| segment.write_head(head).and_then(|()| self.folder.sync_all()))?;
-        self.write_segments().live.push_back(segment);
+        let mut segments = self.write_segments();
+        segments.files += usize::from(is_new);
+        segments.live.push_back(segment);
         Ok((number + 1) * self.blocks)
     }
 
@@ -297,7 +328,7 @@ fn lock_folder(folder: &Path) -> Result<File, LogError> {
     let locked = File::open(folder).map_err(LogError::io(doing("opening")))?;
     match flock(&locked, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => {}
-        Err(rustix::io::Errno::WOULDBLOCK) => {
+        Err(Errno::WOULDBLOCK) => {
             return Err(LogError::InUse { path: folder.into() });
         }
         Err(error) => return Err(LogError::io(doing("locking"))(error.into())),

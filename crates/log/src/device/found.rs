@@ -10,12 +10,16 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::segment::{Segment, SegmentHead};
-use super::way::Way;
+use super::way::{Way, remove};
 use crate::block::Lsn;
 use crate::error::LogError;
 
 /// What the names of the files begin with; a number follows, which means nothing.
 const NAME: &str = "segment-";
+
+/// A file that is being made. It gets a name of the log's when it is allocated, zeroed, and has a
+/// head, all durably: what has such a name and is no segment is none of the log's.
+pub(super) const NEW: &str = "vellum-log-new.tmp";
 
 /// The name of a file.
 pub(super) fn name(number: u64) -> String {
@@ -45,6 +49,9 @@ pub(super) struct Found {
 /// A file, and what its head says.
 type Stated = (Segment, Option<SegmentHead>);
 
+/// The files of a folder, by name, and the greatest number in their names.
+type Listed = (Vec<(String, Stated)>, Option<u64>);
+
 /// Looks at the files of a folder, which is locked; `new_blocks` are those of a segment if the log
 /// is new.
 pub(super) fn find(
@@ -55,8 +62,8 @@ pub(super) fn find(
 ) -> Result<Found, LogError> {
     let doing = || format!("opening the log in {}", folder.display());
     let unfit = |what: String| LogError::Unfit { path: folder.into(), what };
-    let (files, last) = list(folder, locked, way).map_err(LogError::io(doing()))?;
-    let mut known = files.iter().filter_map(|(_, head)| *head);
+    let (files, last) = list(folder, locked, way)?;
+    let mut known = files.iter().filter_map(|(_, (_, head))| *head);
     let first = known.next();
     let mut log = first.map(|head| head.log);
     let blocks = first.map_or(new_blocks, |head| head.blocks);
@@ -65,7 +72,9 @@ pub(super) fn find(
     }
     let mut by_number = BTreeMap::new();
     let mut spare = Vec::new();
-    for (segment, stated) in files {
+    for (name, (segment, stated)) in files {
+        let path = folder.join(name);
+        let doing = || format!("reading {}", path.display());
         let is_whole = segment.has_length(blocks).map_err(LogError::io(doing()))?;
         let is = match stated {
             Some(stated) if is_whole => Some((stated.log, stated.number)),
@@ -76,10 +85,10 @@ pub(super) fn find(
             None => None,
         };
         let Some((of, number)) = is else {
-            spare.push(Arc::new(segment));
-            continue;
+            let what = "it has a name of the log's, but is no segment: move it away, or bring back \
+                        what it was";
+            return Err(LogError::Unfit { path, what: what.into() });
         };
-        segment.set_ready();
         log = Some(of);
         if by_number.insert(number, (segment, stated)).is_some() {
             return Err(unfit(format!("segment {number} is there twice")));
@@ -100,6 +109,7 @@ pub(super) fn find(
         }
         live.push_back(Arc::new(segment));
     }
+    remove(locked, NEW).map_err(LogError::io(doing()))?;
     Ok(Found { log, blocks, first, live, spare, name: last.map_or(0, |last| last + 1) })
 }
 
@@ -107,19 +117,24 @@ pub(super) fn find(
 ///
 /// What an earlier process left in the page cache is made durable, or found not to be there, before
 /// any of it is believed.
-fn list(folder: &Path, locked: &File, way: Way) -> std::io::Result<(Vec<Stated>, Option<u64>)> {
+fn list(folder: &Path, locked: &File, way: Way) -> Result<Listed, LogError> {
     let (mut files, mut last) = (Vec::new(), None);
-    for entry in fs::read_dir(folder)? {
-        let name = entry?.file_name();
+    let doing = || format!("listing {}", folder.display());
+    for entry in fs::read_dir(folder).map_err(LogError::io(doing()))? {
+        let name = entry.map_err(LogError::io(doing()))?.file_name();
         let Some((name, number)) = name.to_str().and_then(|name| Some((name, number(name)?)))
         else {
             continue;
         };
         last = last.max(Some(number));
-        let segment = Segment::open(locked, name, way, false)?;
-        segment.settle()?;
-        let head = segment.head()?;
-        files.push((segment, head));
+        let read = || {
+            let segment = Segment::open(locked, name, way, false)?;
+            segment.settle()?;
+            let head = segment.head()?;
+            Ok((segment, head))
+        };
+        let doing = || format!("opening {}", folder.join(name).display());
+        files.push((name.to_owned(), read().map_err(LogError::io(doing()))?));
     }
     Ok((files, last))
 }

@@ -8,7 +8,7 @@ use std::io;
 use std::os::unix::fs::FileExt as _;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use rustix::fs::{Advice, FallocateFlags, fadvise, fallocate, ftruncate};
+use rustix::fs::{Advice, FallocateFlags, fadvise, fallocate};
 use zerocopy::IntoBytes as _;
 
 use super::way::Way;
@@ -78,8 +78,6 @@ impl SegmentHead {
 pub(super) struct Segment {
     file: File,
     way: Way,
-    /// All of it is allocated and was written.
-    ready: AtomicBool,
     /// Something was written since the last sync.
     dirty: AtomicBool,
 }
@@ -87,7 +85,7 @@ pub(super) struct Segment {
 impl Segment {
     pub(super) fn open(folder: &File, name: &str, way: Way, create: bool) -> io::Result<Segment> {
         let file = way.open(folder, name, create)?;
-        Ok(Segment { file, way, ready: AtomicBool::new(false), dirty: AtomicBool::new(false) })
+        Ok(Segment { file, way, dirty: AtomicBool::new(false) })
     }
 
     /// Reads the head; none if there is no whole one.
@@ -107,13 +105,8 @@ impl Segment {
         Ok(self.file.metadata()?.len() == (blocks + 1) * BLOCK_BYTES as u64)
     }
 
-    /// The file is known to be prepared: it was in use.
-    pub(super) fn set_ready(&self) {
-        self.ready.store(true, Ordering::Relaxed);
-    }
-
-    /// Which segment a file without a head is, by its blocks.
-    /// Its log and its number; the log is the one given, if there is one.
+    /// Which segment a file without a head is, by its blocks: its log and its number. The log is the
+    /// one given, if there is one.
     pub(super) fn infer(&self, log: Option<u64>, blocks: u64) -> io::Result<Option<(u64, u64)>> {
         let mut found: Option<(u64, u64)> = None;
         let mut chunk = vec![Block::ZERO; blocks.min(ZEROES as u64) as usize];
@@ -132,22 +125,9 @@ impl Segment {
         Ok(found)
     }
 
-    /// Allocates and zeroes the file, unless that was done. A failure leaves it empty.
+    /// Allocates and zeroes a new file.
     pub(super) fn prepare(&self, blocks: u64) -> io::Result<()> {
-        if self.ready.load(Ordering::Relaxed) {
-            return Ok(());
-        }
-        let prepared = self.allocate(blocks);
-        if prepared.is_err() {
-            ftruncate(&self.file, 0)?;
-        }
-        self.ready.store(prepared.is_ok(), Ordering::Relaxed);
-        prepared
-    }
-
-    fn allocate(&self, blocks: u64) -> io::Result<()> {
         let len = (blocks + 1) * BLOCK_BYTES as u64;
-        ftruncate(&self.file, 0)?;
         match fallocate(&self.file, FallocateFlags::empty(), 0, len) {
             Ok(()) | Err(rustix::io::Errno::OPNOTSUPP) => {}
             Err(error) => return Err(error.into()),

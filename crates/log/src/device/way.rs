@@ -124,9 +124,9 @@ pub(super) fn probe(folder: &File) -> io::Result<Choice> {
         return Ok(*choice);
     }
     // One that is there was left by a process that was killed: the folder is locked.
-    remove(folder)?;
+    remove(folder, PROBE)?;
     let choice = measure(folder);
-    let removed = remove(folder);
+    let removed = remove(folder, PROBE);
     let choice = match choice {
         // The log's own files are there: a full disk is no reason not to read them, or to trim.
         Err(error) if is_full(&error) => {
@@ -141,8 +141,9 @@ pub(super) fn probe(folder: &File) -> io::Result<Choice> {
     Ok(choice)
 }
 
-fn remove(folder: &File) -> io::Result<()> {
-    match unlinkat(folder, PROBE, AtFlags::empty()) {
+/// Removes a file, if it is there.
+pub(super) fn remove(folder: &File, name: &str) -> io::Result<()> {
+    match unlinkat(folder, name, AtFlags::empty()) {
         Ok(()) | Err(Errno::NOENT) => Ok(()),
         Err(error) => Err(error.into()),
     }
