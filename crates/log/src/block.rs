@@ -206,6 +206,9 @@ pub enum Unsound {
     /// A whole block of another log.
     #[error("it belongs to another log ({0:#018x})")]
     OtherLog(u64),
+    /// The storage does not give it back.
+    #[error("the storage cannot read it")]
+    Unreadable,
     /// A whole block of another place: what the segment held before it was recycled.
     #[error("it is block {0}")]
     Number(u64),

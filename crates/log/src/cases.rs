@@ -212,3 +212,61 @@ fn a_device_has_one_log() {
     Log::recover(device.clone(), &LogOptions::default(), None, refuses).unwrap_err();
     recover(&device).unwrap();
 }
+
+#[test]
+fn an_unreadable_block_is_damage_within_and_nothing_after_the_end() {
+    for bad in 0..9 {
+        let device = small_log(10);
+        device.set_unreadable(bad..bad + 1);
+        let error = recover(&device).unwrap_err();
+        let LogError::Damaged { lsn, .. } = error else { panic!("{error}") };
+        assert_eq!(lsn, Lsn::of_block(bad));
+        assert!(error.to_string().contains("cannot read"), "{error}");
+    }
+    for bad in [10, 11, 15] {
+        let device = small_log(10);
+        device.set_unreadable(bad..bad + 1);
+        let (log, found, _) = recover(&device).unwrap();
+        assert_eq!(found.len(), 10, "block {bad}");
+        let lsn = log.append(b"more").unwrap();
+        log.wait_durable(lsn).unwrap();
+    }
+    // A storage that does not answer at all has not shown that the log is empty, or where it ends.
+    for bad in [0..16, 5..16, 9..16] {
+        let device = small_log(10);
+        device.set_unreadable(bad.clone());
+        assert!(matches!(recover(&device), Err(LogError::Io { .. })), "{bad:?}");
+    }
+}
+
+#[test]
+fn a_ring_larger_than_lengths_can_say_is_refused() {
+    for bytes in [(4 << 30) + 1, 16 << 30, usize::MAX] {
+        let options = LogOptions { ring_bytes: bytes, in_flight: None };
+        let visit = |_| Ok::<_, LogError>(());
+        let refused = Log::recover(small_log(1), &options, None, visit).unwrap_err();
+        assert!(matches!(refused, LogError::RingTooLarge { .. }), "{refused}");
+    }
+}
+
+/// The log is trimmed, and its room reused, between two steps of a scan.
+#[test]
+fn a_scan_that_a_trim_overtakes_says_so() {
+    let device = small_log(10);
+    let (log, _, _) = recover(&device).unwrap();
+    for overtaken in [false, true] {
+        let mut scan = log.scan(None).unwrap();
+        if overtaken {
+            while let Ok(lsn) = log.append(&[1; 4000]) {
+                log.wait_durable(lsn).unwrap();
+            }
+            log.trim(log.end()).unwrap();
+            while let Ok(lsn) = log.append(&[1; 4000]) {
+                log.wait_durable(lsn).unwrap();
+            }
+        }
+        let error = scan.find_map(Result::err);
+        let is_trimmed = matches!(error, Some(LogError::Trimmed { .. }));
+        assert_eq!(is_trimmed, overtaken, "{error:?}");
+    }
+}

@@ -44,6 +44,14 @@ pub enum LogError {
         /// The longest that is taken.
         most: usize,
     },
+    /// The ring is larger than the lengths of records allow.
+    #[error("a ring of {bytes} bytes; a log has at most {most}: ask for less")]
+    RingTooLarge {
+        /// Bytes of the ring that was asked for.
+        bytes: usize,
+        /// The most.
+        most: u64,
+    },
     /// No record has the number.
     #[error("there is no record {lsn}; the log ends at {end}")]
     NotAppended {

@@ -1,6 +1,7 @@
 //! The log as callers see it: opening, appending, waiting, reading, trimming, closing.
 
 use std::fmt;
+use std::hash::{BuildHasher as _, RandomState};
 use std::sync::Arc;
 
 use crate::block::{BLOCK_BYTES, Lsn, PAYLOAD_U64};
@@ -16,10 +17,16 @@ use crate::sync::thread;
 #[non_exhaustive]
 pub struct LogOptions {
     /// Memory for records that are not durable yet, rounded up to a power of two of blocks, at
-    /// least four. The longest record has a little less than half of it.
+    /// least four and at most [`MOST_RING_BYTES`](LogOptions::MOST_RING_BYTES). The longest record
+    /// has a little less than half of it.
     pub ring_bytes: usize,
     /// Flights at once; `None` for as many as the device thinks worth it.
     pub in_flight: Option<usize>,
+}
+
+impl LogOptions {
+    /// The largest ring, 4 GiB: half of it is a record whose length a `u32` says.
+    pub const MOST_RING_BYTES: u64 = 4 << 30;
 }
 
 impl Default for LogOptions {
@@ -44,9 +51,8 @@ impl Log {
     /// [`end`](Log::end) up to which all was durable. An opening writes no block.
     ///
     /// # Errors
-    /// `Taken` if another log has the device; `Damaged` if a block is missing that was durable;
-    /// `Trimmed` if the log begins later; what
-    /// the storage or `visit` said.
+    /// `RingTooLarge`; `Taken` if another log has the device; `Damaged` if a block is missing that
+    /// was durable; `Trimmed` if the log begins later; what the storage or `visit` said.
     pub fn open<E: From<LogError>>(
         device: Arc<dyn LogDevice>,
         options: &LogOptions,
@@ -72,6 +78,10 @@ impl Log {
         from: Option<Lsn>,
         mut visit: impl FnMut(Record) -> Result<(), E>,
     ) -> Result<(Log, End), E> {
+        let (bytes, most) = (options.ring_bytes, LogOptions::MOST_RING_BYTES);
+        if bytes as u64 > most {
+            return Err(LogError::RingTooLarge { bytes, most }.into());
+        }
         let device = Hold::new(device)?;
         // A process that was killed may have written what it did not sync: no caller shall act on
         // records that a loss of power could still take.
@@ -83,7 +93,12 @@ impl Log {
         }
         let end = scan.end().unwrap_or_else(|| unreachable!("the scan has ended"));
         // Two openings have the same number only if the first of them wrote nothing that is left.
-        let incarnation = scan.newest() + 1;
+        // What could not be read may be readable again later: such numbers are passed over.
+        let hidden = match scan.has_hidden() {
+            true => RandomState::new().hash_one(scan.newest()) >> 32,
+            false => 0,
+        };
+        let incarnation = scan.newest() + 1 + hidden;
         let blocks = options.ring_bytes.div_ceil(BLOCK_BYTES).next_power_of_two().max(4);
         let (start, room) = (end.lsn.block(), device.scan().end);
         let ring = Ring::new(blocks, start, room);

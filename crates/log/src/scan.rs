@@ -7,7 +7,7 @@ use std::fmt;
 use std::ops::Range;
 
 use crate::block::{Block, CLOSES, HEAD, Head, LENGTH, Lsn, PAYLOAD, STARTS, Unsound};
-use crate::device::LogDevice;
+use crate::device::{LogDevice, is_unreadable};
 use crate::error::LogError;
 
 /// Blocks that are read at once.
@@ -86,6 +86,8 @@ pub struct Scan<'a> {
     before: Option<u64>,
     /// The greatest incarnation of any block that was read, after the end, too.
     newest: u64,
+    /// The storage did not give some block back.
+    hidden: bool,
 }
 
 /// A record that began in an earlier block.
@@ -169,6 +171,7 @@ impl<'a> Scan<'a> {
             end: None,
             before,
             newest: before.unwrap_or(0),
+            hidden: false,
         })
     }
 
@@ -180,6 +183,11 @@ impl<'a> Scan<'a> {
     /// The greatest incarnation of all blocks that were read.
     pub(crate) fn newest(&self) -> u64 {
         self.newest
+    }
+
+    /// Whether some block could not be read.
+    pub(crate) fn has_hidden(&self) -> bool {
+        self.hidden
     }
 
     /// The next record; none at the end.
@@ -280,8 +288,23 @@ impl<'a> Scan<'a> {
             let count = (self.room.end - number).min(CHUNK as u64) as usize;
             self.chunk.resize(count, Block::ZERO);
             self.chunk_first = number;
-            let doing = || format!("reading the log from {} on", Lsn::of_block(number));
-            self.device.read(number, &mut self.chunk).map_err(LogError::io(doing()))?;
+            let mut read = self.device.read(number, &mut self.chunk);
+            if read.is_err() {
+                // A later block of the chunk may be to blame.
+                self.chunk.truncate(1);
+                read = self.device.read(number, &mut self.chunk);
+            }
+            if let Err(error) = read {
+                self.chunk.clear();
+                self.check_trimmed(number)?;
+                if is_unreadable(&error) {
+                    tracing::warn!(block = number, %error, "the log has an unreadable block");
+                    self.hidden = true;
+                    return Ok(Err(Unsound::Unreadable));
+                }
+                let doing = format!("reading the log at {}", Lsn::of_block(number));
+                return Err(LogError::io(doing)(error));
+            }
         }
         let block = &self.chunk[(number - self.chunk_first) as usize];
         let head = Head::expect(block, self.device.identity(), number);
@@ -289,9 +312,19 @@ impl<'a> Scan<'a> {
         Ok(head)
     }
 
+    /// A running log may have been trimmed since the scan began, and the room reused.
+    fn check_trimmed(&self, number: u64) -> Result<(), LogError> {
+        let begin = self.device.scan().start;
+        if number >= begin {
+            return Ok(());
+        }
+        Err(LogError::Trimmed { lsn: Lsn::of_block(number), begin: Lsn::of_block(begin) })
+    }
+
     /// There is no sound block here: that is the end, or damage.
     fn conclude(&mut self, why: Unsound) -> Result<(), LogError> {
         let number = self.number;
+        self.check_trimmed(number)?;
         if let Unsound::Version(_) = why {
             return Err(LogError::damaged(number, why, "its checksum is right".into()));
         }
@@ -304,13 +337,24 @@ impl<'a> Scan<'a> {
             let witness = "the log was trimmed up to there when it was durable".into();
             return Err(LogError::damaged(number, why, witness));
         }
+        let mut answers = why != Unsound::Unreadable;
         for later in number + 1..self.room.end {
-            let Ok(head) = self.block(later)? else { continue };
+            let read = self.block(later)?;
+            answers |= read != Err(Unsound::Unreadable);
+            let Ok(head) = read else { continue };
             if head.durable > number {
                 let lsn = Lsn::of_block(later);
                 let witness = format!("the block at {lsn} was written when it was durable");
                 return Err(LogError::damaged(number, why, witness));
             }
+        }
+        let is_last = number > 0 && number + 1 == self.room.end;
+        answers = answers || is_last && self.block(number - 1)?.is_ok();
+        if !answers {
+            // Not one bad block: the storage does not answer, and the log may go on there.
+            let source = std::io::Error::other("nor can any block after it");
+            let doing = format!("reading the log at {}", Lsn::of_block(number));
+            return Err(LogError::io(doing)(source));
         }
         self.finish(if self.closed { EndReason::Closed } else { EndReason::Unsound(why) });
         Ok(())

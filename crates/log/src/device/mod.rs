@@ -5,6 +5,8 @@ use std::io;
 use std::ops::Range;
 use std::sync::atomic::AtomicBool;
 
+use rustix::io::Errno;
+
 use crate::block::Block;
 
 mod file;
@@ -93,4 +95,10 @@ pub enum Written {
 pub(crate) fn is_full(error: &io::Error) -> bool {
     use io::ErrorKind::{FileTooLarge, QuotaExceeded, StorageFull};
     matches!(error.kind(), StorageFull | QuotaExceeded | FileTooLarge)
+}
+
+/// Whether the storage has lost what was asked for, rather than that the question was wrong.
+pub(crate) fn is_unreadable(error: &io::Error) -> bool {
+    let unreadable = [Errno::IO, Errno::NODATA, Errno::ILSEQ, Errno::BADMSG];
+    Errno::from_io_error(error).is_some_and(|error| unreadable.contains(&error))
 }

@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use rustix::fs::{Advice, FallocateFlags, fadvise, fallocate};
 use zerocopy::IntoBytes as _;
 
+use super::is_unreadable;
 use super::way::Way;
 use crate::block::{BLOCK_BYTES, Block, Head, at, crc};
 
@@ -94,7 +95,10 @@ impl Segment {
             return Ok(None);
         }
         let mut block = [Block::ZERO];
-        self.file.read_exact_at(block.as_mut_bytes(), 0)?;
+        match self.file.read_exact_at(block.as_mut_bytes(), 0) {
+            Err(error) if is_unreadable(&error) => return Ok(None),
+            read => read?,
+        }
         SegmentHead::of_block(&block[0]).map_err(|version| {
             io::Error::other(format!("a segment of version {version}, which a later program wrote"))
         })
@@ -105,21 +109,21 @@ impl Segment {
         Ok(self.file.metadata()?.len() == (blocks + 1) * BLOCK_BYTES as u64)
     }
 
-    /// Which segment a file without a head is, by its blocks: its log and its number. The log is the
-    /// one given, if there is one.
+    /// Which segment a file without a head is, by its blocks: its log and its number. The log is
+    /// the one given, if there is one.
     pub(super) fn infer(&self, log: Option<u64>, blocks: u64) -> io::Result<Option<(u64, u64)>> {
         let mut found: Option<(u64, u64)> = None;
-        let mut chunk = vec![Block::ZERO; blocks.min(ZEROES as u64) as usize];
-        for first in (0..blocks).step_by(chunk.len()) {
-            let count = (blocks - first).min(chunk.len() as u64) as usize;
-            self.read(first, &mut chunk[..count])?;
-            for (index, block) in (first..).zip(&chunk[..count]) {
-                let Ok(head) = Head::read(block) else { continue };
-                let fits = head.number % blocks == index && log.is_none_or(|log| log == head.log);
-                let number = head.number / blocks;
-                if fits && found.is_none_or(|(_, other)| other < number) {
-                    found = Some((head.log, number));
-                }
+        let mut block = [Block::ZERO];
+        for index in 0..blocks {
+            match self.read(index, &mut block) {
+                Err(error) if is_unreadable(&error) => continue,
+                read => read?,
+            }
+            let Ok(head) = Head::read(&block[0]) else { continue };
+            let fits = head.number % blocks == index && log.is_none_or(|log| log == head.log);
+            let number = head.number / blocks;
+            if fits && found.is_none_or(|(_, other)| other < number) {
+                found = Some((head.log, number));
             }
         }
         Ok(found)

@@ -63,6 +63,8 @@ struct State {
     /// What was written since, in order: slots of `durable`.
     unsynced: VecDeque<(usize, Block)>,
     fault: Option<(SimulatedFault, u64)>,
+    /// Blocks that cannot be read.
+    unreadable: Range<u64>,
     failed: bool,
     full: bool,
     syncs: u64,
@@ -79,6 +81,7 @@ impl SimulatedDevice {
             durable: vec![Block::ZERO; slots],
             unsynced: VecDeque::new(),
             fault: None,
+            unreadable: 0..0,
             failed: false,
             full: false,
             syncs: 0,
@@ -135,6 +138,11 @@ impl SimulatedDevice {
         let mut state = self.lock();
         let slot = state.slot(number);
         change(&mut state.durable[slot].0);
+    }
+
+    /// From now on these blocks cannot be read.
+    pub fn set_unreadable(&self, blocks: Range<u64>) {
+        self.lock().unreadable = blocks;
     }
 
     /// Syncs so far.
@@ -276,6 +284,10 @@ impl LogDevice for SimulatedDevice {
     fn read(&self, first: u64, blocks: &mut [Block]) -> io::Result<()> {
         let state = self.lock();
         state.check(first, blocks.len())?;
+        let bad = &state.unreadable;
+        if first < bad.end && bad.start < first + blocks.len() as u64 {
+            return Err(rustix::io::Errno::IO.into());
+        }
         for (number, block) in (first..).zip(blocks) {
             let slot = state.slot(number);
             let newest = state.unsynced.iter().rev().find(|(other, _)| *other == slot);
