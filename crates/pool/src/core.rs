@@ -19,7 +19,7 @@ use crate::page::dirty_pages::DirtyPages;
 use crate::page::format::PageFormat;
 use crate::page::parking::ParkingLot;
 use crate::page::state::{Leave, PageState, State, Word};
-use crate::page::state_array::StateArray;
+use crate::page::states::StateArray;
 use crate::page::states::States;
 use crate::page::{PageId, PageRef};
 use crate::replacement::{Chance, ReplacementPolicy, Residents};

@@ -62,8 +62,8 @@ pub use page::states::StatePlace;
 pub use page::{PageId, PageRef};
 pub use pool::Pool;
 pub use pool::copies::PageCopy;
+pub use pool::fix::{ExclusiveGuard, OptimisticGuard, SharedGuard};
 pub use pool::fix_async::{FixExclusive, FixShared};
-pub use pool::guard::{ExclusiveGuard, OptimisticGuard, SharedGuard};
 pub use pool::load::{Begun, PendingRead};
 pub use pool::options::{PoolOptions, PoolSize};
 pub use replacement::{

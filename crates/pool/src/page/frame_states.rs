@@ -1,6 +1,6 @@
 //! State words by frame: a word for each frame of the pool, none for pages that have no frame.
 //!
-//! The array of `state_array.rs` has a word for each page of the file. If the pool can read the
+//! The array of `states.rs` has a word for each page of the file. If the pool can read the
 //! page tables (refined exmap, "PtMap", section III-C), the PTEs say which page is in which frame,
 //! and 8 bytes for each frame are enough. The paper puts the word into the page instead. That would
 //! be wrong here: a thread locks a page by a write, and if the page has just been evicted, that

@@ -8,7 +8,6 @@ mod frame_tables;
 mod page_bits;
 pub(crate) mod parking;
 pub mod state;
-pub(crate) mod state_array;
 pub(crate) mod states;
 
 use std::fmt;

@@ -7,7 +7,7 @@ use crate::error::PoolError;
 use crate::page::PageRef;
 use crate::page::state::{Leave, State};
 use crate::pool::Pool;
-use crate::pool::guard::ExclusiveGuard;
+use crate::pool::fix::ExclusiveGuard;
 use crate::space::SpaceSnapshot;
 use crate::statistics::counters::Event;
 use crate::sync::lock;

@@ -15,7 +15,7 @@ use crate::eviction::write_back::write_to;
 use crate::page::PageRef;
 use crate::page::state::{SHARED_HOLDERS_MAX, State};
 use crate::pool::Pool;
-use crate::pool::guard::SharedGuard;
+use crate::pool::fix::SharedGuard;
 use crate::statistics::counters::Event;
 
 /// Devices take memory that is aligned to 4 KiB.

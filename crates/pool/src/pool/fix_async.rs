@@ -14,7 +14,7 @@ use crate::error::PoolError;
 use crate::page::PageRef;
 use crate::page::state::{State, Word};
 use crate::pool::Pool;
-use crate::pool::guard::{ExclusiveGuard, SharedGuard};
+use crate::pool::fix::{ExclusiveGuard, SharedGuard};
 use crate::pool::load::{LoadFailure, Prepared};
 use crate::statistics::counters::Event;
 

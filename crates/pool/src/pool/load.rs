@@ -11,7 +11,7 @@ use crate::eviction::frame_budget::Reserved;
 use crate::page::PageRef;
 use crate::page::state::{Leave, PageState, State, Word};
 use crate::pool::Pool;
-use crate::pool::guard::SharedGuard;
+use crate::pool::fix::SharedGuard;
 use crate::residence::{ClaimOutcome, InnerBefore, RETRIES};
 use crate::statistics::counters::Event;
 use crate::sync::{Mutex, lock};
@@ -259,6 +259,25 @@ impl Pool {
             _ => None,
         });
         self.start_loads(loads.collect());
+    }
+
+    /// As [`prefetch`](Pool::prefetch), but evicts to make room, which may wait for writes.
+    pub fn bring_in(&self, pages: &[PageRef]) {
+        self.evict_for(pages.iter().map(|page| u64::from(page.frames)).sum());
+        self.prefetch(pages);
+    }
+
+    /// Evicts until `frames` frames are free, or half of the pool, or a batch evicts nothing.
+    fn evict_for(&self, frames: u64) {
+        let wanted = frames.min(self.capacity() / 2);
+        while self.core.budget.available() < wanted {
+            let missing = wanted - self.core.budget.available().min(wanted);
+            let evicted = self.eviction.evict_batch(missing);
+            self.core.counters.add(Event::EvictInline, evicted.pages);
+            if evicted.frames == 0 {
+                return;
+            }
+        }
     }
 }
 

@@ -1,10 +1,9 @@
 //! The buffer manager: [`Pool`].
 
-mod ahead;
 mod allocation;
 pub mod copies;
+pub mod fix;
 pub mod fix_async;
-pub mod guard;
 pub(crate) mod load;
 pub mod options;
 
@@ -16,28 +15,19 @@ use vellum_vm::{BackendChoice, BackendKind, PageRange, Residency, Surface, Surfa
 
 use crate::core::{Core, Wanted};
 use crate::device::{Device, DeviceInfo};
-use crate::error::{PoolError, Restart};
+use crate::error::PoolError;
 use crate::eviction::Eviction;
 use crate::eviction::write_back::HeldPages;
 use crate::huge::collapser;
-use crate::page::bytes::RacyBytes;
 use crate::page::dirty_pages::DirtyPages;
 use crate::page::format::PageFormat;
-use crate::page::state::{Leave, PageState, SHARED_HOLDERS_MAX, State, Word};
+use crate::page::state::{PageState, SHARED_HOLDERS_MAX, State, Word};
 use crate::page::states::{StatePlace, States};
 use crate::page::{PageId, PageRef};
-use crate::pool::guard::{ExclusiveGuard, OptimisticGuard, SharedGuard};
 use crate::pool::options::{CountedBytes, PoolOptions, PoolSize};
 use crate::replacement::Replacement;
 use crate::space::Space;
-use crate::statistics::counters::Event;
 use crate::sync::{Mutex, lock, thread};
-
-/// Retries of one optimistic read before it takes the shared lock.
-const RESTARTS_MAX: u32 = 16;
-
-/// Waits of a brief attempt to lock a page, of about a millisecond each.
-const BRIEF_ROUNDS: u32 = 3;
 
 /// A buffer manager that lets the MMU translate page identifiers (vmcache; SIGMOD'23, section 3).
 ///
@@ -127,211 +117,6 @@ impl Pool {
             return Err(PoolError::ReadOnly);
         }
         self.core.check_poison()
-    }
-
-    /// Reads a page without any lock. Faults it in if it is not in memory.
-    ///
-    /// A hit is a handful of instructions that write nothing (docs/hit-path.md). So it does not
-    /// count itself either; see [`count_optimistic`](Pool::count_optimistic).
-    #[inline(always)]
-    pub fn optimistic(&self, page: PageRef) -> Result<OptimisticGuard<'_>, PoolError> {
-        let core = &*self.core;
-        let (mut state, mut seen) = core.look(page)?;
-        if !(seen.is_readable_unmarked() && core.is_whole(page)) {
-            (state, seen) = self.optimistic_slow(page)?;
-        }
-        Ok(OptimisticGuard::new(core, state, page, seen))
-    }
-
-    /// Waits until a page is readable, and returns its word. It returns no guard, because the
-    /// compiler would then keep every guard in memory.
-    #[cold]
-    #[inline(never)]
-    fn optimistic_slow(&self, page: PageRef) -> Result<(&PageState, Word), PoolError> {
-        loop {
-            let (state, seen) = self.core.look(page)?;
-            match seen.state() {
-                State::Unlocked | State::Shared(_) => {
-                    if self.core.is_whole(page) {
-                        return Ok((state, seen));
-                    }
-                    if seen.validates(state.load_after_reads()) {
-                        return Err(PoolError::WrongSize(page));
-                    }
-                }
-                State::Inner => return Err(PoolError::WrongSize(page)),
-                State::Marked => _ = state.try_unmark(seen),
-                State::Locked => self.core.wait(page, state, seen, Wanted::NotLocked),
-                State::Free => return Err(PoolError::PageFree(page.id)),
-                State::Evicted => {
-                    if self.load(page, state, seen)? {
-                        self.core.counters.count(Event::OptimisticMiss);
-                        self.core.unlock(page, Leave::Unlocked, false);
-                    }
-                }
-            }
-        }
-    }
-
-    /// Locks a page shared. Faults it in if it is not in memory. Waits for a writer that holds the
-    /// page, and lets a writer go first that has waited for a millisecond. So a thread that already
-    /// holds the page may wait for 100 ms.
-    #[inline]
-    pub fn fix_shared(&self, page: PageRef) -> Result<SharedGuard<'_>, PoolError> {
-        let (state, seen) = self.core.look(page)?;
-        if page.frames == 1 && seen.is_readable() && state.try_lock_shared(seen) {
-            self.core.counters.count(Event::Hit);
-            return Ok(SharedGuard::new(&self.core, state, page));
-        }
-        self.lock_shared(page)?;
-        Ok(SharedGuard::new(&self.core, self.core.held(page), page))
-    }
-
-    /// As [`fix_shared`](Pool::fix_shared), whatever the page's state; returns with the lock.
-    #[cold]
-    fn lock_shared(&self, page: PageRef) -> Result<(), PoolError> {
-        let mut rounds = 0;
-        loop {
-            let (state, seen) = self.core.look(page)?;
-            match seen.state() {
-                State::Unlocked | State::Marked | State::Shared(_) => {
-                    if self.core.join_in_turn(page, state, seen, &mut rounds) {
-                        self.core.counters.count(Event::Hit);
-                        return self.check_whole(page).inspect_err(|_| {
-                            self.core.unlock_shared(page);
-                        });
-                    }
-                }
-                State::Locked => self.core.wait(page, state, seen, Wanted::NotLocked),
-                State::Free => return Err(PoolError::PageFree(page.id)),
-                State::Inner => return Err(PoolError::WrongSize(page)),
-                State::Evicted => {
-                    if self.load(page, state, seen)? {
-                        self.core.unlock(page, Leave::Shared, false);
-                        return Ok(());
-                    }
-                }
-            }
-        }
-    }
-
-    /// Checks that the reference has the length of the page, which the caller holds.
-    #[inline]
-    pub(crate) fn check_whole(&self, page: PageRef) -> Result<(), PoolError> {
-        if self.core.is_whole(page) { Ok(()) } else { Err(PoolError::WrongSize(page)) }
-    }
-
-    /// Locks a page exclusively. Faults it in if it is not in memory. Waits for all other holders.
-    ///
-    /// # Errors
-    /// [`PoolError::ReadOnly`] among others.
-    #[inline]
-    pub fn fix_exclusive(&self, page: PageRef) -> Result<ExclusiveGuard<'_>, PoolError> {
-        if self.read_only {
-            return Err(PoolError::ReadOnly);
-        }
-        let (state, seen) = self.core.look(page)?;
-        if page.frames == 1 && seen.is_resident_unheld() && state.try_lock(seen) {
-            self.core.counters.count(Event::Hit);
-            return Ok(ExclusiveGuard::new(&self.core, state, page, false));
-        }
-        self.lock_exclusive(page, None)?;
-        Ok(ExclusiveGuard::new(&self.core, self.core.held(page), page, false))
-    }
-
-    /// As [`fix_exclusive`](Pool::fix_exclusive), but waits for other holders for a few
-    /// milliseconds at most. None if they still hold the page. For a caller that holds another
-    /// page, for which those holders may be waiting.
-    pub fn fix_exclusive_briefly(
-        &self,
-        page: PageRef,
-    ) -> Result<Option<ExclusiveGuard<'_>>, PoolError> {
-        if self.read_only {
-            return Err(PoolError::ReadOnly);
-        }
-        let locked = self.lock_exclusive(page, Some(BRIEF_ROUNDS))?;
-        Ok(locked.then(|| ExclusiveGuard::new(&self.core, self.core.held(page), page, false)))
-    }
-
-    /// As [`fix_exclusive`](Pool::fix_exclusive), whatever the page's state; returns with the lock,
-    /// or without it after so many `brief` waits.
-    #[cold]
-    fn lock_exclusive(&self, page: PageRef, mut brief: Option<u32>) -> Result<bool, PoolError> {
-        let mut rounds = 0;
-        loop {
-            let (state, seen) = self.core.look(page)?;
-            match seen.state() {
-                State::Unlocked | State::Marked => {
-                    if state.try_lock(seen) {
-                        self.core.counters.count(Event::Hit);
-                        let whole = self.check_whole(page).inspect_err(|_| {
-                            self.core.unlock(page, Leave::Unlocked, false);
-                        });
-                        return whole.map(|()| true);
-                    }
-                }
-                State::Locked | State::Shared(_) if brief == Some(0) => return Ok(false),
-                State::Locked | State::Shared(_) if brief.is_some() => {
-                    brief = brief.map(|rounds| rounds - 1);
-                    // Without urgency, because the caller may give up.
-                    self.core.wait_for_holders(page, state, seen, &mut 0);
-                }
-                State::Locked => self.core.wait(page, state, seen, Wanted::Alone),
-                State::Shared(_) => self.core.wait_for_holders(page, state, seen, &mut rounds),
-                State::Free => return Err(PoolError::PageFree(page.id)),
-                State::Inner => return Err(PoolError::WrongSize(page)),
-                State::Evicted => {
-                    if self.load(page, state, seen)? {
-                        return Ok(true);
-                    }
-                }
-            }
-        }
-    }
-
-    /// Runs `read` on a page until one run saw a consistent page (SIGMOD'23, listing 2).
-    ///
-    /// `read` may see bytes that do not fit together; it returns [`Restart`] to retry. After 16
-    /// retries this locks the page shared, so that writers cannot starve the reader. Then `read`
-    /// sees a consistent page, and the caller gets a [`Restart`] of `read` as it would get damage.
-    pub fn read<R>(
-        &self,
-        page: PageRef,
-        mut read: impl FnMut(RacyBytes<'_>) -> Result<R, Restart>,
-    ) -> Result<Result<R, Restart>, PoolError> {
-        for _ in 0..RESTARTS_MAX {
-            let guard = self.optimistic(page)?;
-            self.count_optimistic(1);
-            let outcome = read(guard.bytes());
-            if guard.validate().is_ok()
-                && let Ok(value) = outcome
-            {
-                return Ok(Ok(value));
-            }
-        }
-        self.count_starvation();
-        let guard = self.fix_shared(page)?;
-        Ok(read(guard.bytes()))
-    }
-
-    /// Counts optimistic reads, which do not count themselves. `reads` includes those whose page
-    /// was not in memory. A caller that makes several reads in one operation counts them with one
-    /// call, which is one addition to a counter of this thread. [`PoolStats`](crate::PoolStats)
-    /// lacks the hits of reads that the caller does not count.
-    #[inline(always)]
-    pub fn count_optimistic(&self, reads: u64) {
-        self.core.counters.add(Event::Optimistic, reads);
-    }
-
-    /// Counts an optimistic operation above the pool that took locks after too many retries.
-    pub fn count_starvation(&self) {
-        self.core.counters.count(Event::Starve);
-    }
-
-    /// Whether a page is in memory, or in transit, at this moment.
-    pub fn is_resident(&self, page: PageRef) -> bool {
-        let state = self.core.look(page).map(|(_, word)| word.state());
-        !matches!(state, Ok(State::Evicted | State::Free | State::Inner) | Err(_))
     }
 
     /// Writes every dirty page and makes the file durable.
