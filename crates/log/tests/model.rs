@@ -90,7 +90,7 @@ impl Notes {
 
 /// Records of each thread: small ones, and some that go over several blocks.
 fn record(thread: u64, number: u64) -> Vec<u8> {
-    let len = [10, 4050, 100, 3900][((thread + number) % 4) as usize];
+    let len = [10, 4040, 100, 3900][((thread + number) % 4) as usize];
     vec![(thread * 16 + number + 1) as u8; len]
 }
 
