@@ -166,7 +166,10 @@ impl Subject {
                     self.owner.check(&words[..], content, page);
                     self.came(page);
                 }
-                Err(fault) => assert!(self.may_fail(page), "page {page}: {fault:?}"),
+                Err(fault) => {
+                    assert!(self.may_fail(page), "page {page}: {fault:?}");
+                    assert_eq!(fault, Fault { signal: libc::SIGBUS, address: at }, "page {page}");
+                }
             },
             Err(signal) => {
                 let fault = Fault { signal, address: at };
