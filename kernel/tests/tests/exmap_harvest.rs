@@ -2,13 +2,15 @@
 #![allow(clippy::unwrap_used)]
 
 use std::io::{Read as _, Write as _, pipe};
+use std::os::fd::AsFd as _;
 use std::sync::Barrier;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
-use vellum_kernel_tests::child::Child;
-use vellum_kernel_tests::{Plan, Surface, access, sys, turn_with};
+use vellum_kernel_tests::backing::Backing;
+use vellum_kernel_tests::child::{Child, in_child};
+use vellum_kernel_tests::{PAGE, Plan, Surface, access, sys, turn_with};
 use vellum_uapi::exmap::{self, Harvest, Move};
 
 /// Pages that were accessed and those that were written, and how many are there.
@@ -90,6 +92,34 @@ fn writes_of_another_thread_are_noted() {
             assert_eq!(written, [5, 1190], "round {round}");
         }
     });
+}
+
+#[test]
+fn what_a_device_writes_is_not_noted() {
+    let Some(_turn) = turn_with(exmap::TRACKS) else { return };
+    let surface = Plan::new(1200, 300).flags(exmap::TRACKS | exmap::PINNABLE).make();
+    // The second one is in a table of the process' own.
+    let pages = [5, 1190];
+    assert_eq!(surface.alloc(0, &pages.map(|page| (page, 1))), [(0, 1), (0, 1)]);
+    let backing = Backing::direct(1);
+    for is_detached in [false, true] {
+        for page in pages {
+            if is_detached {
+                // A fork: then the kernel finds the page by a fault, otherwise without one.
+                in_child(|| ());
+            }
+            let read = sys::pread(backing.file.as_fd(), surface.mapping.page(page), PAGE, 0);
+            assert_eq!(read, Ok(PAGE as u64));
+        }
+        assert_eq!(harvest(&surface, 0, 1200, BOTH), (vec![], vec![], 2), "{is_detached}");
+        for page in pages {
+            let found = access::kernel_load(surface.mapping.page(page), PAGE).unwrap();
+            assert_eq!(found, backing.stored(0), "page {page}");
+            surface.store(page, 1).unwrap();
+        }
+        let all = pages.to_vec();
+        assert_eq!(harvest(&surface, 0, 1200, BOTH), (all.clone(), all, 2));
+    }
 }
 
 #[test]

@@ -139,9 +139,9 @@ struct vellum_exmap_create {
 
 /*
  * Reports which pages of a range were accessed and which were written, as the CPUs have noted it in
- * the page tables: a bit a page, the first page's in bit 0 of the first word. A page that is not
- * there has neither bit. A null pointer asks for nothing. Returns the number of pages that are
- * there.
+ * the page tables: a bit a page, the first page's in bit 0 of the first word. CPUs do not note what
+ * a device reads or writes, for direct I/O for example. A page that is not there has neither bit. A
+ * null pointer asks for nothing. Returns the number of pages that are there.
  *
  * Errors: EINVAL the range is not within the surface, or a flag is unknown; ENODEV, EPERM as for
  * vectored commands; EFAULT.

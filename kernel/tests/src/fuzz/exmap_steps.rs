@@ -323,10 +323,9 @@ impl Subject {
             if all && writes {
                 disk.pages[disk_page] = held.content;
                 disk.check(&self.owner, index);
-            } else if all {
-                *held = Held { content: disk.pages[disk_page], is_written: true };
             } else if !writes {
-                *held = Held::new(Content::Own);
+                // HARVEST reports what CPUs note: a device's writes are not among that.
+                held.content = if all { disk.pages[disk_page] } else { Content::Own };
             }
         }
         (page..page + count).for_each(|page| self.check(page));
