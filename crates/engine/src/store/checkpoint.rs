@@ -67,6 +67,7 @@ impl StoreCore {
     /// Makes everything durable that was changed before the call. One checkpoint serves all threads
     /// that came before its cut.
     pub(crate) fn sync(&self) -> Result<()> {
+        self.pages.check_process()?;
         self.pages.check_writable()?;
         // Before the lock: a checkpoint that has it may be waiting for this thread's change.
         refuse_within(&self.pages.gate)?;
