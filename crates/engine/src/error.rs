@@ -1,4 +1,4 @@
-//! What can go wrong in a store: one enum, each message with its cause and what to do.
+//! The errors of a store: one enum. Each message names the cause and says what to do.
 
 use std::io;
 use std::path::PathBuf;
@@ -10,22 +10,22 @@ use vellum_pool::{PageDamage, PageRef, PoolError};
 
 use crate::node::Torn;
 
-/// What is said of pages that are read when the store is closed.
+/// The damage that the page check reports for a page that is read after the store was closed.
 pub(crate) const CLOSED: &str = "the store is closed";
 
-/// What operations of this crate return.
+/// The result of an operation of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Why a store could not do what it was asked.
+/// Why an operation on a store failed.
 ///
-/// After an error of a change nothing of that change is in the store.
+/// A change that returns an error has changed nothing in the store.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The file is something else.
+    /// The file is not a Vellum store.
     #[error("this is not a Vellum store: {0}")]
     NotAStore(String),
-    /// The file was written by a program that knows another format.
+    /// The file has a format version that this program cannot read.
     #[error("the store has format version {found}; this program reads {known}: use a matching one")]
     UnknownFormat {
         /// The version that the file records.
@@ -45,7 +45,7 @@ pub enum Error {
         /// Length that the header records.
         expected: u64,
     },
-    /// A page does not hold what it should.
+    /// A page does not hold what the store expects there.
     #[error(
         "{page} is damaged: {what}; restore the store from a copy, or save the rest of it (open \
          it for salvage, or vellum dump --salvage)"
@@ -56,7 +56,7 @@ pub enum Error {
         /// What is wrong with it.
         what: String,
     },
-    /// The program that used the store last did not close it.
+    /// The last program that had the store open did not close it.
     #[error(
         "the store was not closed cleanly, so its pages may not fit together: load a dump into a \
          new store, or save what can be read (open it for salvage, or vellum dump --salvage). That \
@@ -67,7 +67,7 @@ pub enum Error {
     /// Another handle or process has the file open.
     #[error("{0}")]
     InUse(String),
-    /// A change was asked of a store that is open read-only.
+    /// The caller tried to change a store that is open read-only.
     #[error("the store is open read-only: open it for writing to change it")]
     ReadOnly,
     /// The key is too long for a page of this store.
@@ -81,7 +81,7 @@ pub enum Error {
         /// Greatest length of a key in bytes.
         max: usize,
     },
-    /// The value is too long for the pool, to be stored in one call.
+    /// The value is too long to be stored in one call with this pool.
     #[error(
         "the value has {len} bytes, the limit is {max} (a quarter of the pool): write it with \
          Tree::writer, or open the store with a larger pool"
@@ -92,21 +92,21 @@ pub enum Error {
         /// Greatest length of a value in bytes.
         max: u64,
     },
-    /// The value is longer than any can be.
-    #[error("the value has more than {max} bytes, the greatest length of a value: divide it")]
+    /// The value is longer than the format allows.
+    #[error("the value has more than {max} bytes, the greatest length of a value: split it")]
     TooLongForAny {
         /// Greatest length of a value in bytes.
         max: u64,
     },
-    /// The value is too long to be had as a whole with this pool.
+    /// The value is too long for this pool to return it as one slice.
     #[error(
-        "the value has {len} bytes, with this pool up to {max} are handed out as a whole: read it \
+        "the value has {len} bytes, and this pool can return at most {max} as one slice: read it \
          with Tree::reader or Tree::get_into, or open the store with a larger pool"
     )]
     NeedsReader {
         /// Length of the value in bytes.
         len: u64,
-        /// Greatest length, in bytes, that is handed out as a whole.
+        /// Greatest length, in bytes, of a value that is returned as one slice.
         max: u64,
     },
     /// The pool is below the minimum.
@@ -115,31 +115,30 @@ pub enum Error {
         min / 1024
     )]
     PoolTooSmall {
-        /// Size that was asked for, in bytes.
+        /// The requested size in bytes.
         bytes: u64,
         /// The minimum in bytes.
         min: u64,
     },
-    /// All of the pool is held.
+    /// Guards hold all pages of the pool.
     #[error("{0}")]
     PoolExhausted(#[source] Box<PoolError>),
-    /// There is no space for more pages.
+    /// The disk has no space for more pages.
     #[error("{0}")]
     DiskFull(#[source] Box<PoolError>),
     /// The file or the device failed.
     #[error("{0}")]
     Io(#[source] Box<PoolError>),
-    /// Reading the input of a change failed. The store is unchanged.
+    /// The input of a change could not be read. The store is unchanged.
     #[error("the value could not be read: {0}")]
     Input(#[source] io::Error),
-    /// A function of the caller that the store runs has called the store: one that
+    /// A callback called the store that runs it. The callback was passed to
     /// [`Tree::update`](crate::Tree::update), `fetch_and_update`, `upsert_with`, `with`, `retain`,
-    /// `extract_if` or [`Store::check`](crate::Store::check) was given. All calls that change the
-    /// store, and `sync`, `close`, `snapshot` and `check`, would wait for that function to end.
+    /// `extract_if` or [`Store::check`](crate::Store::check). A call from there that changes the
+    /// store, and `sync`, `close`, `snapshot` and `check`, would wait for the callback to end.
     #[error(
-        "the store was called by a function that it runs itself, under a lock (that of update, \
-         retain, with or another call): it would wait for itself; call it when that function has \
-         returned"
+        "a callback of update, retain, with or a similar call has called the store that runs it \
+         under a lock, and would wait for itself: call the store after the callback has returned"
     )]
     CalledFromWithin,
     /// An earlier write or sync failed.
@@ -148,63 +147,65 @@ pub enum Error {
          the store and check the device"
     )]
     Poisoned(Arc<str>),
-    /// The file to create is there already.
+    /// The file to create exists already.
     #[error("{} exists already: open it, or choose another name", .0.display())]
     Exists(PathBuf),
-    /// The file to open is not there.
+    /// The file to open does not exist.
     #[error("{} does not exist", .0.display())]
     NotFound(PathBuf),
-    /// There is no tree of this name.
-    #[error("the store has no tree named {0:?}: create it, or list the trees that there are")]
+    /// The store has no tree of this name.
+    #[error("the store has no tree named {0:?}: create it, or list the trees")]
     NoSuchTree(String),
-    /// There is a tree of this name already.
+    /// The store has a tree of this name already.
     #[error("the store has a tree named {0:?} already: open it, or choose another name")]
     TreeExists(String),
-    /// So many trees were created that no number is left for another one.
+    /// The store has used all numbers for trees.
     #[error(
-        "the store has used up its numbers for trees: use the trees that there are, or dump it and \
-         load the dump into a new store"
+        "the store has used all numbers for trees: use the existing trees, or dump the store and \
+         load the dump into a new one"
     )]
     NoTreeNumbers,
-    /// The key to insert is there already.
+    /// The tree has the key to insert already.
     #[error("the key is in the tree already: use upsert to replace its value")]
     KeyExists,
-    /// A bulk load into a tree that has entries.
+    /// The caller tried to bulk load into a tree that has entries.
     #[error("the tree has entries: bulk loading needs an empty tree")]
     NotEmpty,
-    /// A bulk load of keys that do not ascend.
-    #[error("entry {entry} is not above the one before it: sort the input and remove duplicates")]
+    /// The keys of a bulk load do not ascend.
+    #[error(
+        "the key of entry {entry} is not greater than the key before it: sort the input and \
+         remove duplicates"
+    )]
     NotSorted {
         /// Number of the entry, from 0.
         entry: u64,
     },
-    /// The store was closed, through this handle's store or another handle of it, or because the
-    /// process exits.
+    /// The store was closed through one of its handles, or because the process exits.
     #[error("the store is closed: open it again to use it")]
     Closed,
-    /// An option that makes no sense.
+    /// An option has an invalid value.
     #[error("{0}")]
     BadOption(String),
-    /// Opening the file failed.
+    /// The file could not be opened.
     #[error(transparent)]
     Open(Box<DeviceError>),
-    /// Anything else that the pool reports.
+    /// Any other error of the pool.
     #[error(transparent)]
     Pool(Box<PoolError>),
 }
 
 impl Error {
-    /// A page under a lock whose bytes make no sense.
+    /// The reader holds a lock on the page, and the bytes of its node are inconsistent.
     pub(crate) fn torn(page: PageRef, _: Torn) -> Error {
-        Error::damaged(page, "its node makes no sense")
+        Error::damaged(page, "its node is inconsistent")
     }
 
-    /// A node that was reached by a key which is outside of its fences.
+    /// The reader looked for a key and reached a node whose fences exclude that key.
     pub(crate) fn fences(page: PageRef) -> Error {
-        Error::damaged(page, "its fences are not the separators beside it in its parent")
+        Error::damaged(page, "its fences differ from the separators around it in its parent")
     }
 
-    /// The number of `errno.h` that stands for it where errors are numbers, in C and Python.
+    /// The number of `errno.h` that represents this error in C and Python.
     pub fn errno(&self) -> i32 {
         let errno = match self {
             Error::NotAStore(_) | Error::UnknownFormat { .. } => Errno::MEDIUMTYPE,
@@ -236,7 +237,7 @@ impl Error {
         errno.raw_os_error()
     }
 
-    /// What the system said.
+    /// The error number of the system call that failed, if one did.
     fn system_errno(&self) -> Option<i32> {
         let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(self);
         while let Some(error) = cause {
@@ -244,14 +245,14 @@ impl Error {
             if let Some(number) = error_of_io.and_then(io::Error::raw_os_error) {
                 return Some(number);
             }
-            // That one passes over the error that it is made of.
+            // `io::Error::source` skips the error inside it.
             let inner = error_of_io.and_then(io::Error::get_ref);
             cause = inner.map_or(error.source(), |inner| Some(inner));
         }
         None
     }
 
-    /// A page that contradicts what is known of it.
+    /// The page contradicts what the store knows about it.
     pub(crate) fn damaged(page: PageRef, what: impl Into<String>) -> Error {
         Error::Damaged { page, what: what.into() }
     }
@@ -297,7 +298,7 @@ impl From<PoolError> for Error {
 }
 
 impl From<Error> for io::Error {
-    /// For readers and writers of values: the store's error is inside.
+    /// For the readers and writers of values. The store's error is inside.
     fn from(error: Error) -> io::Error {
         let kind = match &error {
             Error::Damaged { .. } => io::ErrorKind::InvalidData,

@@ -19,15 +19,15 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Trees are for many threads at a time: readers take no locks, changes lock a leaf. Values that
-//! are too long for a leaf become blobs and come back as one slice, in place, under a guard. Longer
-//! ones, up to 256 TiB, are [written](Tree::writer) and [read](Tree::reader) as streams, with any
-//! pool.
+//! Many threads may use a tree at the same time: readers take no locks, and a change locks one
+//! leaf. A value that does not fit in a leaf becomes a blob. A lookup returns a blob as one slice,
+//! in place, under a guard. Values of up to 256 TiB can be [written](Tree::writer) and
+//! [read](Tree::reader) as streams, whatever the size of the pool.
 //!
-//! The bytes on disk are described in docs/format.md. Transactions and a log are a later step;
-//! until then a store has to be closed, or synced after its last change, to be opened again. It is
-//! closed when its last handle is dropped, also by a panic, and when the process exits; a process
-//! that is killed closes nothing.
+//! docs/format.md describes the bytes on disk. Transactions and a log are a later step. Until then,
+//! a store can be opened again only if it was closed, or synced after its last change. The store
+//! closes when its last handle is dropped, also when a panic drops it, and when the process exits.
+//! A process that is killed closes nothing.
 
 mod error;
 pub mod node;

@@ -1,18 +1,17 @@
-//! The synchronisation primitives of the gate and of group commits, in one place:
-//! `tests/gate_model.rs` compiles both with others of these names, whose scheduler explores
-//! interleavings.
+//! The synchronisation primitives of the gate and of group commits. `tests/gate_model.rs` compiles
+//! both with other primitives of the same names, whose scheduler explores interleavings.
 
 use std::sync::PoisonError;
 pub(crate) use std::sync::atomic::{AtomicU64, Ordering};
 pub(crate) use std::sync::{Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
-/// Locks, whether or not a thread panicked while it held the lock.
+/// Locks the mutex, even if a thread panicked while it held the lock.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Waits for a notification; may return without one.
+/// Waits for a notification. It may return without one.
 pub(crate) fn wait<'a, T>(condvar: &Condvar, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
     condvar.wait(guard).unwrap_or_else(PoisonError::into_inner)
 }

@@ -7,19 +7,19 @@ use vellum_pool::SharedGuard;
 
 use crate::page::blob::BLOB_DATA;
 
-/// A value. Short ones are copies, long ones lie in the pool and are held there.
+/// A value. A short value is a copy. A long value stays in the pool, under a guard.
 ///
-/// It is a slice of bytes either way (`Deref`). A [`Value::Blob`] keeps its page in memory as long
-/// as it lives, and counts against the pool; do not keep many.
+/// Both dereference to a slice of bytes. A [`Value::Blob`] pins its page in memory while it lives,
+/// and that memory counts against the pool: do not keep many.
 #[derive(Debug)]
 pub enum Value<'a> {
     /// A value from a leaf.
     Inline(Cow<'a, [u8]>),
-    /// A value with pages of its own, contiguous, not copied.
+    /// A value on a page of its own: contiguous, not copied.
     Blob(Blob<'a>),
 }
 
-/// A long value, held shared in the pool (SIGMOD'23, section 3.5).
+/// A long value in the pool, under a shared guard (SIGMOD'23, section 3.5).
 #[derive(Debug)]
 pub struct Blob<'a> {
     guard: SharedGuard<'a>,
@@ -27,7 +27,7 @@ pub struct Blob<'a> {
 }
 
 impl<'a> Blob<'a> {
-    /// `len` bytes of data fit into the page; the caller has checked it.
+    /// The caller has checked that the page has `len` bytes of data.
     pub(crate) fn new(guard: SharedGuard<'a>, len: usize) -> Blob<'a> {
         Blob { guard, len }
     }
@@ -59,7 +59,7 @@ impl AsRef<[u8]> for Value<'_> {
 }
 
 impl Value<'_> {
-    /// The value as a vector of its own.
+    /// Copies the value into a vector, unless it is one already.
     pub fn into_vec(self) -> Vec<u8> {
         match self {
             Value::Inline(bytes) => bytes.into_owned(),
@@ -67,7 +67,7 @@ impl Value<'_> {
         }
     }
 
-    /// The value has pages of its own and is held in the pool.
+    /// Whether the value is in the pool, on a page of its own.
     pub fn is_blob(&self) -> bool {
         matches!(self, Value::Blob(_))
     }

@@ -1,9 +1,10 @@
-//! Blobs: values that are too long for a leaf.
+//! Blobs: values that do not fit in a leaf.
 //!
-//! One that was stored in one call lies on a page of its own: the page header, the value's length
-//! and then the value, contiguous in the file and in memory, so that it is handed out as one slice
-//! under a guard (SIGMOD'23, section 3.5). The page's last bytes tell which key the value belongs
-//! to. One that was written as a stream lies in [`pieces`](crate::page::pieces).
+//! A value that was stored in one call has a page of its own: the page header, the value's length
+//! and then the value. The value is contiguous in the file and in memory, so a lookup can return it
+//! as one slice under a guard (SIGMOD'23, section 3.5). The last bytes of the page are a checksum
+//! of the key that the value belongs to. A value that was written as a stream is stored in
+//! [`pieces`](crate::page::pieces).
 
 use crc_fast::{CrcAlgorithm, checksum};
 
@@ -18,27 +19,27 @@ pub(crate) const VALUE_MAX: u64 = 1 << 48;
 /// The longest pieces, in frames.
 pub(crate) const PIECE_FRAMES_MAX: u32 = 256;
 
-/// Bytes of a reference to a blob, as a leaf holds it.
+/// Length in bytes of a reference to a blob in a leaf.
 pub(crate) const BLOB_REF: usize = 20;
-/// Where a blob's data begins in its page.
+/// Offset of a blob's data in its page.
 pub(crate) const BLOB_DATA: usize = PAGE_HEADER + 8;
 const BLOB_LEN: usize = PAGE_HEADER;
-/// Bytes of the key's checksum at a blob page's end.
+/// Length in bytes of the key's checksum at the end of a blob page.
 const BLOB_KEY: usize = 8;
-/// Bytes of a blob page beside its value.
+/// Bytes of a blob page that are not part of the value.
 pub(crate) const BLOB_REST: usize = BLOB_DATA + BLOB_KEY;
 
-/// In a reference, the bits of `frames` above those for the length of a page: the length of an
-/// index page, if the value is in pieces.
+/// If a value is in pieces, the bits of a reference's `frames` from this one on are the length of
+/// an index page. The bits below are the length of a piece.
 const INDEX_FRAMES_SHIFT: u32 = 24;
 
 /// Where a blob is and how long it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BlobRef {
-    /// The value's page; of a value in pieces the root of their index.
+    /// The value's page, or the root of the index if the value is in pieces.
     pub page: PageRef,
     pub len: u64,
-    /// Length of each piece in frames; 0 if the value is whole.
+    /// Length of each piece in frames; 0 if the value is on one page.
     pub piece_frames: u32,
 }
 
@@ -48,7 +49,7 @@ impl BlobRef {
         BlobRef { page, len, piece_frames: 0 }
     }
 
-    /// The value is contiguous on a page of its own.
+    /// Whether the value is contiguous, on a page of its own.
     pub(crate) fn is_whole(self) -> bool {
         self.piece_frames == 0
     }
@@ -65,7 +66,8 @@ impl BlobRef {
         bytes
     }
 
-    /// `None` if the bytes cannot be a reference: the data would not fit the page or the pieces.
+    /// `None` if the bytes cannot be a reference, because the data would not fit the page or the
+    /// pieces.
     pub(crate) fn decode(bytes: &[u8]) -> Option<BlobRef> {
         if bytes.len() != BLOB_REF {
             return None;
@@ -98,22 +100,22 @@ pub(crate) fn put_key(bytes: &mut [u8], key: &[u8]) {
     put_u64(bytes, at, key_checksum(key));
 }
 
-/// Never 0, which means that no checksum was recorded.
+/// Never 0: a recorded 0 means that there is no checksum.
 pub(crate) fn key_checksum(key: &[u8]) -> u64 {
     checksum(CrcAlgorithm::Crc64Nvme, key).max(1)
 }
 
-/// What is wrong with a page that is to be the value of `key` in `tree`, `len` bytes long.
+/// Checks that a page holds the value of `key` in `tree`, with a length of `len` bytes.
 pub(crate) fn check(bytes: &[u8], tree: u32, key: &[u8], len: u64) -> Result<(), String> {
     check_head(bytes, tree, len)?;
     let tail = &bytes[bytes.len() - BLOB_KEY..];
     check_tail(tail, bytes.len() as u64, key, len)
 }
 
-/// As [`check`], of the page's beginning.
+/// As [`check`], for the first bytes of the page.
 pub(crate) fn check_head(head: &[u8], tree: u32, len: u64) -> Result<(), String> {
     if page::kind_number(head) != PageKind::Blob as u8 {
-        return Err("it is no value".into());
+        return Err("it is not the page of a value".into());
     }
     if page::tree(head) != tree {
         return Err(format!("it belongs to tree {}, not {tree}", page::tree(head)));
@@ -124,9 +126,9 @@ pub(crate) fn check_head(head: &[u8], tree: u32, len: u64) -> Result<(), String>
     Ok(())
 }
 
-/// As [`check`], of the end of a page that has so many bytes.
+/// As [`check`], for the last bytes of a page whose length is `bytes`.
 pub(crate) fn check_tail(tail: &[u8], bytes: u64, key: &[u8], len: u64) -> Result<(), String> {
-    // Versions that recorded no checksum left zeros here, or bytes of the value.
+    // Versions of this program that recorded no checksum left zeros here, or bytes of the value.
     let has_room = BLOB_REST as u64 + len <= bytes;
     let recorded = if has_room { get_u64(tail, tail.len() - BLOB_KEY) } else { 0 };
     match recorded == 0 || recorded == key_checksum(key) {
@@ -135,7 +137,7 @@ pub(crate) fn check_tail(tail: &[u8], bytes: u64, key: &[u8], len: u64) -> Resul
     }
 }
 
-/// The length that a blob's page records.
+/// The value's length that a blob's page records.
 pub(crate) fn len(bytes: &[u8]) -> u64 {
     get_u64(bytes, BLOB_LEN)
 }

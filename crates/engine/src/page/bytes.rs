@@ -1,6 +1,6 @@
-//! Little-endian integers in byte slices that are held under a lock.
+//! Little-endian integers in slices of pages that the caller has locked.
 //!
-//! Offsets are the caller's business and in bounds; optimistic readers use
+//! The caller keeps offsets in bounds. Optimistic readers use
 //! [`PageReader`](vellum_pool::PageReader) instead.
 
 #[inline(always)]

@@ -1,5 +1,5 @@
-//! What the pool is told about pages: how they are sealed and checked, and when they may be
-//! written.
+//! The store's page format for the pool: how the pool seals and checks a page, and when it may
+//! write one.
 
 use std::io;
 use std::sync::Arc;
@@ -17,12 +17,12 @@ use crate::store::file::StoreFile;
 pub(crate) struct StoreFormat(Option<Arc<StoreFile>>);
 
 impl StoreFormat {
-    /// For the pool of a store, which writes to this file.
+    /// The format for the pool of a store, which writes to this file.
     pub(crate) fn of(file: Arc<StoreFile>) -> Arc<StoreFormat> {
         Arc::new(StoreFormat(Some(file)))
     }
 
-    /// For pools that only read.
+    /// The format for a pool that only reads.
     pub(crate) fn to_read() -> Arc<StoreFormat> {
         Arc::new(StoreFormat(None))
     }
@@ -33,11 +33,11 @@ impl PageFormat for StoreFormat {
         page::seal(head, body)
     }
 
-    /// Admits only pages that code under a lock can use as they are: the header is right, and
-    /// whatever a node refers to lies inside it.
+    /// Accepts a page only if code that holds a lock on it can use it without further checks of
+    /// bounds: the header is valid, and every offset in a node is inside the node.
     fn verify(&self, page: PageRef, bytes: &[u8]) -> Result<(), PageDamage> {
         let damage = |what: String| Err(PageDamage { page, what });
-        // Behind the read: the mark was set before the file was unlocked.
+        // After the read: `close` sets the mark before it unlocks the file.
         if self.0.as_ref().is_some_and(|file| file.is_closed()) {
             return damage(CLOSED.into());
         }
@@ -54,7 +54,7 @@ impl PageFormat for StoreFormat {
         }
     }
 
-    /// There is no log yet; but the file has to say that it is in use.
+    /// There is no log yet. But the file's header must say that the file is in use.
     fn write_ahead(&self, _lsn: u64, still_dirty: &dyn Fn() -> bool) -> io::Result<()> {
         self.0.as_ref().map_or(Ok(()), |file| file.before_pages(still_dirty))
     }

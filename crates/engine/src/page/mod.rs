@@ -1,7 +1,8 @@
-//! The header that every page of a store begins with, and the checks made when a page is read.
+//! The header at the beginning of every page, and the checks when a page is read.
 //!
-//! Forty bytes, little endian (docs/format.md, "Page header"). The checksum covers everything
-//! behind itself, so it is computed from a private head and the body in place, without a copy.
+//! Forty bytes, little endian (docs/format.md, "Page header"). The checksum comes first and covers
+//! all bytes after it. The writer computes it from a private copy of the head and from the body in
+//! place, without copying the body.
 
 pub(crate) mod blob;
 pub(crate) mod bytes;
@@ -16,9 +17,9 @@ use crate::page::bytes::{get_u32, get_u64, put_u32, put_u64};
 
 /// Length of the page header in bytes.
 pub const PAGE_HEADER: usize = 40;
-/// Version of the format of pages that this code writes, and the only one it reads.
+/// Version of the page format that this code writes. It reads no other.
 pub const PAGE_VERSION: u8 = 1;
-/// First four bytes behind the numbers: "VLMP".
+/// The magic number of a page: "VLMP".
 pub const PAGE_MAGIC: u32 = u32::from_le_bytes(*b"VLMP");
 
 const CHECKSUM: usize = 0;
@@ -31,13 +32,13 @@ pub(crate) const KIND: usize = 36;
 const VERSION: usize = 37;
 pub(crate) const LEVEL: usize = 38;
 
-/// Tree and magic number as they stand in a page of this tree, one behind the other.
+/// The tree's number and the magic number, as the eight bytes at [`TREE`] of a page of this tree.
 #[inline(always)]
 pub(crate) const fn tree_and_magic(tree: u32) -> u64 {
     tree as u64 | (PAGE_MAGIC as u64) << 32
 }
 
-/// Kind, version and level as they stand in a node of this level, in four bytes.
+/// Kind, version and level, as the four bytes at [`KIND`] of a node of this level.
 #[inline(always)]
 pub(crate) const fn kind_and_level(level: u8) -> u32 {
     let kind = if level == 0 { PageKind::Leaf } else { PageKind::Inner };
@@ -57,13 +58,13 @@ pub enum PageKind {
     Inner = 2,
     /// A tree node with entries.
     Leaf = 3,
-    /// One value, whole.
+    /// A value that is contiguous on this page.
     Blob = 4,
     /// A part of the list of unused ranges of the file.
     FreeMap = 5,
     /// A piece of a value that was written as a stream.
     Piece = 6,
-    /// Where the pieces of such a value are.
+    /// The places of the pieces of such a value.
     PieceIndex = 7,
 }
 
@@ -86,7 +87,7 @@ impl PageKind {
 /// The decoded page header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PageHeader {
-    /// CRC-64/NVME of all bytes behind the checksum.
+    /// CRC-64/NVME of all bytes after the checksum.
     pub checksum: u64,
     /// The page's own position.
     pub id: u64,
@@ -98,11 +99,12 @@ pub struct PageHeader {
     pub tree: u32,
     /// What the page holds.
     pub kind: PageKind,
-    /// Height above the leaves, or above the pieces; 0 for everything but inner nodes and indexes.
+    /// Height above the leaves, or above the pieces; 0 for all pages but inner nodes and piece
+    /// indexes.
     pub level: u8,
 }
 
-/// Writes the header of a new page; the checksum follows when the page is sealed.
+/// Writes the header of a new page. [`seal`] adds the checksum.
 pub fn init(bytes: &mut [u8], page: PageRef, kind: PageKind, level: u8, tree: u32) {
     bytes[..PAGE_HEADER].fill(0);
     put_u64(bytes, ID, page.id.0);
@@ -120,12 +122,12 @@ pub(crate) fn set_kind(bytes: &mut [u8], kind: PageKind, level: u8) {
     bytes[LEVEL] = level;
 }
 
-/// The number of the kind, whether it is a known one or not.
+/// The number of the page's kind, which may be unknown.
 pub(crate) fn kind_number(bytes: &[u8]) -> u8 {
     bytes[KIND]
 }
 
-/// The tree a page belongs to.
+/// The tree that a page belongs to.
 pub fn tree(bytes: &[u8]) -> u32 {
     get_u32(bytes, TREE)
 }
@@ -135,7 +137,8 @@ pub fn lsn(bytes: &[u8]) -> u64 {
     get_u64(bytes, LSN)
 }
 
-/// Completes a page before it is written: puts the checksum into `head`. Returns the LSN.
+/// Completes a page before it is written: computes the checksum and stores it in `head`. Returns
+/// the LSN.
 ///
 /// The page's bytes are `head` followed by `body`; `head` holds at least the page header.
 pub fn seal(head: &mut [u8], body: &[u8]) -> u64 {
@@ -144,12 +147,12 @@ pub fn seal(head: &mut [u8], body: &[u8]) -> u64 {
     lsn(head)
 }
 
-/// The checksum that a sealed page bears.
+/// The checksum that is stored in a sealed page.
 pub(crate) fn checksum_of(sealed: &[u8]) -> u64 {
     get_u64(sealed, CHECKSUM)
 }
 
-/// CRC-64/NVME of `head` behind the checksum field, followed by `body`.
+/// CRC-64/NVME of the part of `head` after the checksum field, followed by `body`.
 fn checksum(head: &[u8], body: &[u8]) -> u64 {
     let mut checksum = Checksum::of(head);
     if !body.is_empty() {
@@ -158,18 +161,18 @@ fn checksum(head: &[u8], body: &[u8]) -> u64 {
     checksum.value()
 }
 
-/// The checksum of a page that comes in parts.
+/// Computes the checksum of a page that is read in parts.
 pub(crate) struct Checksum(Digest);
 
 impl Checksum {
-    /// Begins with the page's first part, which has the page header.
+    /// Begins with the first part of the page, which includes the page header.
     pub(crate) fn of(head: &[u8]) -> Checksum {
         let mut digest = Digest::new(CrcAlgorithm::Crc64Nvme);
         digest.update(&head[ID..]);
         Checksum(digest)
     }
 
-    /// Goes on with the next part.
+    /// Adds the next part of the page.
     pub(crate) fn add(&mut self, part: &[u8]) {
         self.0.update(part);
     }
@@ -179,10 +182,10 @@ impl Checksum {
     }
 }
 
-/// Decodes the header of a page and checks everything in it against what `page` promises.
+/// Decodes the header of a page and checks it against `page`.
 ///
 /// # Errors
-/// Names the page and the first thing that differs: magic, version, checksum, position, length or
+/// Names the page and the first field that differs: magic, version, checksum, position, length or
 /// kind.
 pub fn verify(page: PageRef, bytes: &[u8]) -> Result<PageHeader, PageDamage> {
     if bytes.len() < PAGE_HEADER || bytes.len() != page.bytes() {
@@ -192,8 +195,8 @@ pub fn verify(page: PageRef, bytes: &[u8]) -> Result<PageHeader, PageDamage> {
     verify_parts(page, bytes, checksum(bytes, &[]))
 }
 
-/// As [`verify`], of a page that is not in memory as a whole: of its beginning, and what
-/// [`Checksum`] computed of all of it.
+/// As [`verify`], for a page that is not in memory as a whole: takes the page's first bytes, and
+/// the checksum that [`Checksum`] computed from all parts.
 pub(crate) fn verify_parts(
     page: PageRef,
     bytes: &[u8],
@@ -208,14 +211,14 @@ pub(crate) fn verify_parts(
     }
     if bytes[VERSION] != PAGE_VERSION {
         return Err(damage(format!(
-            "its format version is {}, this program reads {PAGE_VERSION}",
+            "its format version is {}, but this program reads {PAGE_VERSION}",
             bytes[VERSION]
         )));
     }
     let stored = get_u64(bytes, CHECKSUM);
     if stored != computed {
         return Err(damage(format!(
-            "its checksum is {stored:#018x}, but its bytes give {computed:#018x}"
+            "its checksum is {stored:#018x}, but that of its bytes is {computed:#018x}"
         )));
     }
     if get_u64(bytes, ID) != page.id.0 {
@@ -229,7 +232,7 @@ pub(crate) fn verify_parts(
         )));
     }
     let kind = PageKind::from_number(bytes[KIND])
-        .ok_or_else(|| damage(format!("its kind is {}, which is unknown", bytes[KIND])))?;
+        .ok_or_else(|| damage(format!("its kind {} is unknown", bytes[KIND])))?;
     Ok(PageHeader {
         checksum: stored,
         id: page.id.0,
@@ -241,7 +244,7 @@ pub(crate) fn verify_parts(
     })
 }
 
-/// The page reference that a page gives of itself, for reports on files of unknown state.
+/// The position and length that a page's header claims, for reports on files of unknown state.
 pub fn claimed(bytes: &[u8]) -> Option<PageRef> {
     (bytes.len() >= PAGE_HEADER && get_u32(bytes, MAGIC) == PAGE_MAGIC)
         .then(|| PageRef { id: PageId(get_u64(bytes, ID)), frames: get_u32(bytes, FRAMES) })

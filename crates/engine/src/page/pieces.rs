@@ -1,9 +1,10 @@
-//! Values in pieces: what is written as a stream, without its length being known.
+//! Values in pieces: a writer can store a value as a stream, without knowing its length.
 //!
-//! Pieces are pages of one length, each with its own checksum. Where they are tells a tree of index
-//! pages, whose shape follows from the value's length alone: piece `n` is found by its number. All
-//! pages of a value bear the value's own number, so that what an earlier value left in their places
-//! is not taken for them (docs/format.md, "Values in pieces").
+//! Pieces are pages of equal length, each with its own checksum. A tree of index pages has the
+//! places of the pieces. The value's length alone determines the shape of that tree, so a reader
+//! finds piece `n` by its number. Every page of a value stores the value's own number. By that
+//! number a reader tells it from a page that an earlier value left in the same place
+//! (docs/format.md, "Values in pieces").
 
 use crate::page::blob::{BlobRef, key_checksum};
 use crate::page::bytes::{get_u32, get_u64, put_u32, put_u64};
@@ -13,22 +14,23 @@ use crate::page::{self, LEVEL, PAGE_HEADER, PageKind};
 const VALUE: usize = PAGE_HEADER;
 /// A piece's number, or that of the first piece below an index page.
 const NUMBER: usize = PAGE_HEADER + 8;
-/// Where the data begins in a piece.
+/// Offset of the data in a piece.
 pub(crate) const PIECE_DATA: usize = PAGE_HEADER + 16;
 
-// Of an index page. Length, checksum of the key and length of the pieces are those of the root.
+// Offsets in an index page. Only the root uses the length, the key's checksum and the length of the
+// pieces.
 const LEN: usize = PAGE_HEADER + 16;
 const KEY: usize = PAGE_HEADER + 24;
 const COUNT: usize = PAGE_HEADER + 32;
 const PIECE_FRAMES: usize = PAGE_HEADER + 36;
 const REFS: usize = PAGE_HEADER + 40;
 
-/// Bytes of the value in a piece of so many frames.
+/// Bytes of the value in a piece that has `frames` frames.
 pub(crate) fn piece_data(frames: u32) -> usize {
     frames as usize * vellum_pool::PAGE_SIZE - PIECE_DATA
 }
 
-/// References in an index page of so many frames.
+/// The most references in an index page that has `frames` frames.
 pub(crate) fn fanout(frames: u32) -> usize {
     (frames as usize * vellum_pool::PAGE_SIZE - REFS) / 8
 }
@@ -46,7 +48,7 @@ pub(crate) struct Shape {
 }
 
 impl Shape {
-    /// Of a value that is in pieces.
+    /// The shape of this value, which must be in pieces.
     pub(crate) fn of(blob: BlobRef) -> Shape {
         let fanout = fanout(blob.page.frames) as u64;
         let pieces = blob.len.div_ceil(piece_data(blob.piece_frames) as u64);
@@ -59,17 +61,17 @@ impl Shape {
         Shape { pieces, level, fanout, piece_frames, index_frames }
     }
 
-    /// Pieces below one child of an index page of `level`.
+    /// The number of pieces below one child of an index page of `level`.
     pub(crate) fn step(self, level: u8) -> u64 {
         self.fanout.saturating_pow(u32::from(level) - 1)
     }
 
-    /// Children of the index page of `level` whose first piece is `first`.
+    /// The number of children of the index page of `level` whose first piece is `first`.
     fn children(self, level: u8, first: u64) -> u64 {
         self.pieces.saturating_sub(first).div_ceil(self.step(level)).min(self.fanout)
     }
 
-    /// Frames of all pages.
+    /// The number of frames of all pages, pieces and indexes.
     pub(crate) fn frames(self) -> u64 {
         let index: u64 =
             (1..=self.level).map(|level| self.pieces.div_ceil(self.step(level + 1))).sum();
@@ -77,14 +79,14 @@ impl Shape {
     }
 }
 
-/// Completes a new piece; its data follow.
+/// Fills in a new piece: its numbers and its data.
 pub(crate) fn put_piece(bytes: &mut [u8], value: u64, number: u64, data: &[u8]) {
     put_u64(bytes, VALUE, value);
     put_u64(bytes, NUMBER, number);
     bytes[PIECE_DATA..PIECE_DATA + data.len()].copy_from_slice(data);
 }
 
-/// Completes a new index page above the pieces from `first` on.
+/// Fills in a new index page above the pieces from `first` on.
 pub(crate) fn put_index(bytes: &mut [u8], value: u64, first: u64, refs: &[u64]) {
     put_u64(bytes, VALUE, value);
     put_u64(bytes, NUMBER, first);
@@ -101,7 +103,7 @@ pub(crate) fn put_root(bytes: &mut [u8], key: &[u8], len: u64, piece_frames: u32
     put_u32(bytes, PIECE_FRAMES, piece_frames);
 }
 
-/// What an index page refers to lies inside it.
+/// Checks that the references of an index page are inside the page.
 pub(crate) fn check_bounds(bytes: &[u8]) -> Result<(), String> {
     let (count, room) = (get_u32(bytes, COUNT) as usize, (bytes.len() - REFS) / 8);
     match (1..=room).contains(&count) {
@@ -110,7 +112,8 @@ pub(crate) fn check_bounds(bytes: &[u8]) -> Result<(), String> {
     }
 }
 
-/// The number of the value whose root this page is to be; of `key`, if that is known.
+/// Checks that a page is the root of `blob`, and that the value belongs to `key` if the key is
+/// known. Returns the value's number.
 pub(crate) fn check_root(
     bytes: &[u8],
     tree: u32,
@@ -128,7 +131,7 @@ pub(crate) fn check_root(
     }
 }
 
-/// Whether a page is the index page of a value with this level and first piece.
+/// Checks that a page is the index page of a value with this level and first piece.
 pub(crate) fn check_index(
     bytes: &[u8],
     tree: u32,
@@ -137,15 +140,15 @@ pub(crate) fn check_index(
     (level, first): (u8, u64),
 ) -> Result<(), String> {
     check_part(bytes, PageKind::PieceIndex, tree, value, first)?;
-    let (found, due) = (u64::from(get_u32(bytes, COUNT)), shape.children(level, first));
-    if bytes[LEVEL] != level || found != due {
+    let (found, expected) = (u64::from(get_u32(bytes, COUNT)), shape.children(level, first));
+    if bytes[LEVEL] != level || found != expected {
         let found = format!("level {} and {found} references", bytes[LEVEL]);
-        return Err(format!("it has {found}, where level {level} and {due} are due"));
+        return Err(format!("it has {found}, but level {level} and {expected} are expected"));
     }
     Ok(())
 }
 
-/// Whether a page is this piece of a value.
+/// Checks that a page is this piece of a value.
 pub(crate) fn check_piece(bytes: &[u8], tree: u32, value: u64, number: u64) -> Result<(), String> {
     check_part(bytes, PageKind::Piece, tree, value, number)
 }
@@ -158,7 +161,7 @@ fn check_part(
     number: u64,
 ) -> Result<(), String> {
     if page::kind_number(bytes) != kind as u8 {
-        return Err("it is no part of a value in pieces, where one is due".into());
+        return Err("it is not part of a value in pieces, but one is expected here".into());
     }
     if page::tree(bytes) != tree {
         return Err(format!("it belongs to tree {}, not {tree}", page::tree(bytes)));
@@ -168,7 +171,7 @@ fn check_part(
     }
     match get_u64(bytes, NUMBER) {
         found if found == number => Ok(()),
-        found => Err(format!("it begins with piece {found}, where {number} is due")),
+        found => Err(format!("it begins with piece {found}, but {number} is expected")),
     }
 }
 
@@ -179,7 +182,7 @@ pub(crate) fn refs(bytes: &[u8]) -> Vec<u64> {
 }
 
 impl BlobRef {
-    /// Frames that the value takes.
+    /// The number of frames that the value takes.
     pub(crate) fn frames(self) -> u64 {
         match self.is_whole() {
             true => u64::from(self.page.frames),

@@ -1,10 +1,10 @@
-//! Many pages in little memory: runs of pages of one length, each behind the one before.
+//! A compact list of pages: runs of adjacent pages of equal length.
 
 use vellum_pool::{PageId, PageRef};
 
-/// Pages in the order in which they came. Those that were allocated one behind the other, as in a
-/// file that grows, take the memory of one. A list would need 16 bytes a page, as much as states
-/// and page tables take for it, which the pool's size does not bound either.
+/// Pages in the order in which they were added. Adjacent pages, such as those of a file that grows,
+/// take the memory of one. A plain list would need 16 bytes for each page, and the pool's size
+/// would not bound it.
 #[derive(Debug, Default)]
 pub(crate) struct PageRuns(Vec<Run>);
 
@@ -32,7 +32,7 @@ impl PageRuns {
         self.0.iter().flat_map(|run| (0..run.pages).map(|number| run.nth(number)))
     }
 
-    /// The runs as (first frame, number of frames).
+    /// The runs, as (first frame, number of frames).
     pub(crate) fn ranges(&self) -> impl ExactSizeIterator<Item = (u64, u64)> {
         self.0.iter().map(|run| (run.first.0, u64::from(run.frames) * u64::from(run.pages)))
     }
