@@ -113,7 +113,7 @@ fn child() {
                         let handles = unsafe { (std::ptr::read(&store), std::ptr::read(&tree)) };
                         let (mut reader, mut writer) = streams;
                         assert!(reader.read(&mut [0]).is_err() && writer.write(&[7]).is_err());
-                        assert!(matches!(handles.0.sync(), Err(vellum::Error::InUse(_))));
+                        assert!(matches!(handles.0.sync(), Err(Error::InUse(_))));
                         drop((reader, writer, handles));
                     }
                     _ => {

@@ -3,8 +3,8 @@
 //!
 //! Every lock and every access to an atomic word is a scheduling point. Shuttle runs each scenario
 //! under random schedules and under ones with few, well-placed preemptions (PCT), and fails on a
-//! wrong result as well as on a deadlock. `VELLUM_MODEL_SCHEDULES` sets how many are tried (1,000
-//! of each).
+//! wrong result and on a deadlock. `VELLUM_MODEL_SCHEDULES` sets the number of schedules of each
+//! kind (1,000).
 #![allow(clippy::unwrap_used)]
 
 #[path = "../src/store/gate.rs"]
@@ -13,7 +13,7 @@ mod gate;
 #[path = "../src/store/group_commit.rs"]
 mod group_commit;
 
-/// The primitives by which both are compiled here.
+/// The primitives that both use in this test.
 mod sync {
     pub(crate) use shuttle::sync::atomic::{AtomicU64, Ordering};
     pub(crate) use shuttle::sync::{Condvar, Mutex, MutexGuard};
@@ -26,7 +26,7 @@ mod sync {
         condvar.wait(guard).unwrap()
     }
 
-    /// The model has no clock: a brief wait lets any other thread run.
+    /// The model has no clock. A brief wait lets any other thread run.
     pub(crate) fn wait_briefly<'a, T>(
         _condvar: &Condvar,
         mutex: &'a Mutex<T>,
@@ -54,28 +54,28 @@ fn check(scenario: impl Fn() + Send + Sync + 'static) {
     shuttle::check_pct(move || pct(), schedules, 3);
 }
 
-/// A point at which another thread may run. `yield_now` is none: it makes the thread the last in
-/// the order of PCT's schedules, which then never let it run on.
+/// A point at which another thread may run. `yield_now` would not do: it makes the thread the last
+/// in the order of PCT's schedules, so the thread might never run on.
 fn interleave() {
     AtomicU64::new(0).load(Ordering::SeqCst);
 }
 
-/// What changes touch: each makes it odd, and even again.
+/// The gate, and a value that every change makes odd and then even again.
 #[derive(Default)]
-struct Ground {
+struct Scene {
     gate: Gate,
     value: AtomicU64,
     passed: AtomicU64,
 }
 
-impl Ground {
+impl Scene {
     fn change(&self) {
         self.value.fetch_add(1, Ordering::SeqCst);
         interleave();
         self.value.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Nothing changes while the gate is held.
+    /// Checks that the value does not change while the gate is frozen.
     fn look(&self) {
         let seen = self.value.load(Ordering::SeqCst);
         assert_eq!(seen % 2, 0, "a change is under way");
@@ -84,132 +84,139 @@ impl Ground {
     }
 }
 
-type Body = Box<dyn FnOnce(&Ground) + Send>;
+type Body = Box<dyn FnOnce(&Scene) + Send>;
 
-fn run(bodies: Vec<Body>) -> Arc<Ground> {
-    let ground = Arc::new(Ground::default());
+fn run(bodies: Vec<Body>) -> Arc<Scene> {
+    let scene = Arc::new(Scene::default());
     let threads: Vec<_> = bodies
         .into_iter()
         .map(|body| {
-            let ground = ground.clone();
-            thread::spawn(move || body(&ground))
+            let scene = scene.clone();
+            thread::spawn(move || body(&scene))
         })
         .collect();
     threads.into_iter().for_each(|thread| thread.join().unwrap());
-    ground
+    scene
 }
 
-fn try_to_change(ground: &Ground) {
+fn try_to_change(scene: &Scene) {
     for _ in 0..2 {
-        if let Some(_passage) = ground.gate.try_pass() {
-            ground.change();
-            ground.passed.fetch_add(1, Ordering::SeqCst);
+        if let Some(_permit) = scene.gate.try_begin_change() {
+            scene.change();
+            scene.passed.fetch_add(1, Ordering::SeqCst);
         }
     }
 }
 
-fn hold(ground: &Ground) {
+fn freeze(scene: &Scene) {
     for _ in 0..2 {
-        let _hold = ground.gate.hold();
-        ground.look();
-        // `try_pass` returns at once while the gate is held.
-        assert!(ground.gate.try_pass().is_none());
-        ground.look();
+        let _freeze = scene.gate.freeze();
+        scene.look();
+        // `try_begin_change` returns at once while the gate is frozen.
+        assert!(scene.gate.try_begin_change().is_none());
+        scene.look();
     }
 }
 
-/// A change that tries finds the gate held, or is waited for.
+/// Either `try_begin_change` finds the gate frozen, or the freeze waits for the change.
 #[test]
-fn a_change_that_tries_passes_no_holder() {
+fn try_begin_change_never_passes_a_freeze() {
     check(|| {
-        let ground = run(vec![Box::new(try_to_change), Box::new(hold), Box::new(try_to_change)]);
-        let passed = ground.passed.load(Ordering::SeqCst);
-        assert_eq!(ground.value.load(Ordering::SeqCst), 2 * passed);
-        assert!(ground.gate.try_pass().is_some(), "the gate is free again");
+        let scene = run(vec![Box::new(try_to_change), Box::new(freeze), Box::new(try_to_change)]);
+        let passed = scene.passed.load(Ordering::SeqCst);
+        assert_eq!(scene.value.load(Ordering::SeqCst), 2 * passed);
+        assert!(scene.gate.try_begin_change().is_some(), "the gate is free again");
     });
 }
 
-/// The same beside changes that wait, and one that wants to be alone.
+/// The same with changes that wait, and with a thread that wants exclusive use.
 #[test]
-fn a_change_that_tries_passes_nobody_who_is_alone() {
+fn try_begin_change_never_passes_exclusive_use() {
     check(|| {
-        let alone = |ground: &Ground| {
-            let _alone = ground.gate.alone();
-            ground.look();
-            assert!(ground.gate.try_pass().is_none());
-            ground.change();
+        let exclusive = |scene: &Scene| {
+            let _exclusive = scene.gate.exclusive();
+            scene.look();
+            assert!(scene.gate.try_begin_change().is_none());
+            scene.change();
         };
-        let ground =
-            run(vec![Box::new(try_to_change), Box::new(alone), Box::new(change), Box::new(hold)]);
-        let passed = ground.passed.load(Ordering::SeqCst);
-        assert_eq!(ground.value.load(Ordering::SeqCst), 2 * passed + 4);
+        let scene = run(vec![
+            Box::new(try_to_change),
+            Box::new(exclusive),
+            Box::new(change),
+            Box::new(freeze),
+        ]);
+        let passed = scene.passed.load(Ordering::SeqCst);
+        assert_eq!(scene.value.load(Ordering::SeqCst), 2 * passed + 4);
     });
 }
 
-/// Holds the gate if the changes under way end in time.
-fn hold_briefly(ground: &Ground) {
+/// Freezes the gate if the changes under way end in time.
+fn freeze_briefly(scene: &Scene) {
     for waits in [0, 2] {
-        if let Some(_hold) = ground.gate.hold_within(waits) {
-            ground.look();
-            assert!(ground.gate.try_pass().is_none());
-            ground.look();
+        if let Some(_freeze) = scene.gate.freeze_within(waits) {
+            scene.look();
+            assert!(scene.gate.try_begin_change().is_none());
+            scene.look();
         }
     }
 }
 
-fn change(ground: &Ground) {
-    let _passage = ground.gate.pass();
-    ground.change();
+fn change(scene: &Scene) {
+    let _permit = scene.gate.begin_change();
+    scene.change();
 }
 
-/// The holder that waits for a while only holds the gate as any other does, or leaves no trace:
-/// changes that wait for it go on.
+/// `freeze_within` either freezes the gate or leaves no trace: the changes that wait for it go on.
 #[test]
-fn a_holder_that_gives_up_lets_changes_go_on() {
+fn a_freeze_that_gives_up_lets_changes_go_on() {
     check(|| {
-        let ground = run(vec![
-            Box::new(hold_briefly),
+        let scene = run(vec![
+            Box::new(freeze_briefly),
             Box::new(change),
             Box::new(try_to_change),
-            Box::new(hold_briefly),
+            Box::new(freeze_briefly),
         ]);
-        let passed = ground.passed.load(Ordering::SeqCst);
-        assert_eq!(ground.value.load(Ordering::SeqCst), 2 * passed + 2);
-        assert!(ground.gate.try_pass().is_some(), "the gate is free again");
-        drop(ground.gate.alone());
+        let passed = scene.passed.load(Ordering::SeqCst);
+        assert_eq!(scene.value.load(Ordering::SeqCst), 2 * passed + 2);
+        assert!(scene.gate.try_begin_change().is_some(), "the gate is free again");
+        drop(scene.gate.exclusive());
     });
 }
 
-/// The same beside a thread that wants to be alone, and another holder.
+/// The same with a thread that wants exclusive use, and with another freeze.
 #[test]
-fn a_holder_that_gives_up_lets_one_be_alone() {
+fn a_freeze_that_gives_up_lets_exclusive_use_go_on() {
     check(|| {
-        let alone = |ground: &Ground| {
-            let _alone = ground.gate.alone();
-            ground.look();
-            ground.change();
+        let exclusive = |scene: &Scene| {
+            let _exclusive = scene.gate.exclusive();
+            scene.look();
+            scene.change();
         };
-        let ground =
-            run(vec![Box::new(hold_briefly), Box::new(alone), Box::new(change), Box::new(hold)]);
-        assert_eq!(ground.value.load(Ordering::SeqCst), 4);
-        assert!(ground.gate.try_pass().is_some(), "the gate is free again");
+        let scene = run(vec![
+            Box::new(freeze_briefly),
+            Box::new(exclusive),
+            Box::new(change),
+            Box::new(freeze),
+        ]);
+        assert_eq!(scene.value.load(Ordering::SeqCst), 4);
+        assert!(scene.gate.try_begin_change().is_some(), "the gate is free again");
     });
 }
 
-/// A change that does not end keeps the gate from a holder that waits for a while only.
+/// `freeze_within` fails while a change does not end.
 #[test]
-fn a_holder_gives_up_while_a_change_goes_on() {
+fn a_freeze_gives_up_while_a_change_goes_on() {
     check(|| {
-        let ground = Arc::new(Ground::default());
-        let passage = ground.gate.pass();
-        let other = ground.clone();
-        let holder = thread::spawn(move || assert!(other.gate.hold_within(2).is_none()));
-        let waiting = ground.clone();
+        let scene = Arc::new(Scene::default());
+        let permit = scene.gate.begin_change();
+        let other = scene.clone();
+        let freezer = thread::spawn(move || assert!(other.gate.freeze_within(2).is_none()));
+        let waiting = scene.clone();
         let waits = thread::spawn(move || change(&waiting));
-        holder.join().unwrap();
+        freezer.join().unwrap();
         waits.join().unwrap();
-        drop(passage);
-        assert!(ground.gate.hold_within(0).is_some());
+        drop(permit);
+        assert!(scene.gate.freeze_within(0).is_some());
     });
 }
 

@@ -1,9 +1,9 @@
-//! Building a tree bottom-up from sorted entries.
+//! Builds a tree bottom-up from sorted entries.
 //!
-//! A leaf's cells are held back until its upper fence is known, for only then is the length of its
-//! prefix, and so the size of its cells. Each finished node becomes an entry of the level above.
-//! Pages leave through [`PageSink`] in the order in which they are finished; the last one is the
-//! root and is handed back instead.
+//! The builder buffers a leaf's cells until it knows the leaf's upper fence, because the fences
+//! determine the length of the prefix, and so the size of the cells. Each finished node becomes an
+//! entry of the level above. The builder passes the nodes to a [`PageSink`] in the order in which
+//! it finishes them. It returns the last node, the root, to the caller.
 
 use std::mem;
 
@@ -13,43 +13,43 @@ use crate::node::{
     Fences, INNER_SLOT, LEAF_SLOT, NodeMut, Payload, capacity, common_prefix, separator,
 };
 
-/// Where finished nodes go.
+/// Stores the finished nodes.
 pub trait PageSink {
-    /// Why a page could not be taken.
+    /// The reason why a node could not be stored.
     type Error;
 
-    /// Stores a node. `image` is as long as a page; its page header is not set but for kind and
-    /// level. Returns where the node is.
+    /// Stores a node. `image` is as long as a page. Its page header is not set, except for kind and
+    /// level. Returns the page of the node.
     fn store(&mut self, image: &[u8]) -> Result<PageId, Self::Error>;
 }
 
-/// One value on its way into a leaf.
+/// An entry for a node that is not finished.
 #[derive(Debug)]
 struct Cell {
     key: Vec<u8>,
-    payload: Owned,
+    payload: OwnedPayload,
 }
 
 #[derive(Debug)]
-enum Owned {
+enum OwnedPayload {
     Inline(Vec<u8>),
     Blob(Vec<u8>),
     Child(u64),
 }
 
-impl Owned {
+impl OwnedPayload {
     fn borrow(&self) -> Payload<'_> {
         match self {
-            Owned::Inline(bytes) => Payload::Inline(bytes),
-            Owned::Blob(bytes) => Payload::Blob(bytes),
-            Owned::Child(page) => Payload::Child(*page),
+            OwnedPayload::Inline(bytes) => Payload::Inline(bytes),
+            OwnedPayload::Blob(bytes) => Payload::Blob(bytes),
+            OwnedPayload::Child(page) => Payload::Child(*page),
         }
     }
 
     fn heap_len(&self) -> usize {
         match self {
-            Owned::Inline(bytes) | Owned::Blob(bytes) => bytes.len(),
-            Owned::Child(_) => 0,
+            OwnedPayload::Inline(bytes) | OwnedPayload::Blob(bytes) => bytes.len(),
+            OwnedPayload::Child(_) => 0,
         }
     }
 }
@@ -59,13 +59,13 @@ impl Owned {
 struct Level {
     lower: Option<Vec<u8>>,
     pending: Vec<Cell>,
-    /// Slots, keys and payloads of `pending`, with whole keys.
+    /// The size of the slots, whole keys and payloads of `pending`.
     size: usize,
-    /// A node of this level has been stored, so there must be a level above.
+    /// Whether a node of this level has been stored, so that there must be a level above.
     stored: bool,
 }
 
-/// Takes entries in ascending order and builds a tree of them.
+/// Builds a tree from entries in ascending order.
 #[derive(Debug)]
 pub struct BulkBuilder<S> {
     sink: S,
@@ -75,54 +75,54 @@ pub struct BulkBuilder<S> {
     entries: u64,
 }
 
-/// Where a node ends: how many pending cells it takes, and the fence behind them.
-struct Cut {
+/// The end of a node: the number of pending cells that it takes, and its upper fence.
+struct NodeEnd {
     cells: usize,
     upper: Option<Vec<u8>>,
 }
 
 impl<S: PageSink> BulkBuilder<S> {
-    /// Fills pages of `page_len` bytes up to `fill` percent (50 to 100).
+    /// A builder that fills pages of `page_len` bytes to `fill` percent (50 to 100).
     pub fn new(sink: S, page_len: usize, fill: u8) -> BulkBuilder<S> {
         let target = capacity(page_len) * usize::from(fill.clamp(50, 100)) / 100;
         let levels = vec![Level::default()];
         BulkBuilder { sink, image: vec![0; page_len], target, levels, entries: 0 }
     }
 
-    /// The last key that was taken.
+    /// The last key that was pushed.
     pub fn last_key(&self) -> Option<&[u8]> {
         let leaf = &self.levels[0];
         leaf.pending.last().map(|cell| &cell.key[..])
     }
 
-    /// The place that takes the pages.
+    /// The sink for the nodes.
     pub fn sink(&mut self) -> &mut S {
         &mut self.sink
     }
 
-    /// The sink, when the tree is not wanted any more.
+    /// Gives up the tree and returns the sink.
     pub fn into_sink(self) -> S {
         self.sink
     }
 
-    /// Number of entries taken so far.
+    /// The number of entries that were pushed so far.
     pub fn entries(&self) -> u64 {
         self.entries
     }
 
-    /// Takes the next entry. The caller has checked that its key is above the last one, and key
-    /// and payload against the limits.
+    /// Adds the next entry. The caller has checked that its key is greater than the last one, and
+    /// that key and payload are within the limits.
     pub fn push(&mut self, key: &[u8], payload: Payload<'_>) -> Result<(), S::Error> {
         let payload = match payload {
-            Payload::Inline(bytes) => Owned::Inline(bytes.to_vec()),
-            Payload::Blob(bytes) => Owned::Blob(bytes.to_vec()),
-            Payload::Child(page) => Owned::Child(page),
+            Payload::Inline(bytes) => OwnedPayload::Inline(bytes.to_vec()),
+            Payload::Blob(bytes) => OwnedPayload::Blob(bytes.to_vec()),
+            Payload::Child(page) => OwnedPayload::Child(page),
         };
         self.entries += 1;
         self.add(0, Cell { key: key.to_vec(), payload })
     }
 
-    /// Stores what is pending and returns the image of the root.
+    /// Stores the pending cells and returns the image of the root.
     pub fn finish(mut self) -> Result<(Vec<u8>, S), (S::Error, S)> {
         match self.finish_levels() {
             Ok(()) => Ok((self.image, self.sink)),
@@ -135,11 +135,11 @@ impl<S: PageSink> BulkBuilder<S> {
         let mut level = 0;
         let mut last_child = 0;
         loop {
-            while let Some(cut) = self.last_cut(level) {
-                self.store_node(level, cut)?;
+            while let Some(end) = self.last_end(level) {
+                self.store_node(level, end)?;
             }
             let cells = self.levels[level].pending.len();
-            self.fill_image(level, &Cut { cells, upper: None }, last_child);
+            self.fill_image(level, &NodeEnd { cells, upper: None }, last_child);
             if !self.levels[level].stored {
                 return Ok(());
             }
@@ -159,24 +159,24 @@ impl<S: PageSink> BulkBuilder<S> {
         let pending = &mut self.levels[level];
         pending.size += Self::slot(level) + cell.key.len() + cell.payload.heap_len();
         pending.pending.push(cell);
-        // With the last key as the fence nothing can be longer than what is counted here, so a
-        // node that is below the target now may only grow above it by its prefix getting shorter.
+        // With the last key as the fence, the node cannot be larger than this size. So a node that
+        // is below the target now can exceed it later only if its prefix gets shorter.
         while self.pending_size(level) > self.target && self.levels[level].pending.len() > 1 {
-            let cut = self.best_cut(level);
-            self.store_node(level, cut)?;
+            let end = self.best_end(level);
+            self.store_node(level, end)?;
         }
         Ok(())
     }
 
-    /// Size of the node that all pending cells of a level would make, with the last key as fence.
+    /// The size of a node of all pending cells of a level, with the last key as its upper fence.
     fn pending_size(&self, level: usize) -> usize {
         let level = &self.levels[level];
         let upper = level.pending.last().map(|cell| &cell.key[..]);
         node_size(level.lower.as_deref(), upper, level.size, level.pending.len())
     }
 
-    /// The largest node that stays within the target, of at least one cell.
-    fn best_cut(&self, level: usize) -> Cut {
+    /// The largest node within the target size, of at least one cell.
+    fn best_end(&self, level: usize) -> NodeEnd {
         let pending = &self.levels[level].pending;
         let mut size = self.levels[level].size;
         let mut cells = pending.len() - 1;
@@ -189,48 +189,49 @@ impl<S: PageSink> BulkBuilder<S> {
             };
             let lower = self.levels[level].lower.as_deref();
             if cells == 1 || node_size(lower, Some(upper), size, cells) <= self.target {
-                return Cut { cells, upper: Some(upper.to_vec()) };
+                return NodeEnd { cells, upper: Some(upper.to_vec()) };
             }
             cells -= 1;
         }
     }
 
-    /// A cut, if the pending cells are too much for the last node of a level, which has no prefix.
-    fn last_cut(&self, level: usize) -> Option<Cut> {
+    /// The end of the next node, if the pending cells do not fit into the last node of the level.
+    /// The last node has no prefix.
+    fn last_end(&self, level: usize) -> Option<NodeEnd> {
         let pending = &self.levels[level];
         let size = node_size(pending.lower.as_deref(), None, pending.size, pending.pending.len());
         let fits = size <= capacity(self.image.len());
-        (!fits && pending.pending.len() > 1).then(|| self.best_cut(level))
+        (!fits && pending.pending.len() > 1).then(|| self.best_end(level))
     }
 
-    /// Stores a node of the first pending cells. In an inner node the cell behind them gives the
-    /// upper child and goes as well; its key is the fence.
-    fn store_node(&mut self, level: usize, cut: Cut) -> Result<(), S::Error> {
-        let upper_child = match self.levels[level].pending[cut.cells].payload {
-            Owned::Child(page) => page,
+    /// Stores a node of the first pending cells. In an inner node, the next cell is consumed, too:
+    /// its child becomes the upper child, and its key the upper fence.
+    fn store_node(&mut self, level: usize, end: NodeEnd) -> Result<(), S::Error> {
+        let upper_child = match self.levels[level].pending[end.cells].payload {
+            OwnedPayload::Child(page) => page,
             _ => 0,
         };
-        self.fill_image(level, &cut, upper_child);
+        self.fill_image(level, &end, upper_child);
         let page = self.sink.store(&self.image)?;
-        let taken = cut.cells + usize::from(level > 0);
+        let taken = end.cells + usize::from(level > 0);
         let done = &mut self.levels[level];
         for cell in done.pending.drain(..taken) {
             done.size -= Self::slot(level) + cell.key.len() + cell.payload.heap_len();
         }
         done.stored = true;
-        let Some(upper) = cut.upper else { return Ok(()) };
+        let Some(upper) = end.upper else { return Ok(()) };
         done.lower = Some(upper.clone());
-        self.add(level + 1, Cell { key: upper, payload: Owned::Child(page.0) })
+        self.add(level + 1, Cell { key: upper, payload: OwnedPayload::Child(page.0) })
     }
 
-    fn fill_image(&mut self, level: usize, cut: &Cut, upper_child: u64) {
+    fn fill_image(&mut self, level: usize, end: &NodeEnd, upper_child: u64) {
         let mut image = mem::take(&mut self.image);
         let source = &self.levels[level];
-        let fences = Fences { lower: source.lower.as_deref(), upper: cut.upper.as_deref() };
+        let fences = Fences { lower: source.lower.as_deref(), upper: end.upper.as_deref() };
         let prefix = fences.prefix_len();
         // Levels beyond 255 would take more pages than there are page numbers.
         let mut node = NodeMut::format(&mut image, level as u8, fences, upper_child);
-        for cell in &source.pending[..cut.cells] {
+        for cell in &source.pending[..end.cells] {
             node.push([&cell.key[prefix..], &[]], cell.payload.borrow());
         }
         node.finish();
@@ -238,7 +239,7 @@ impl<S: PageSink> BulkBuilder<S> {
     }
 }
 
-/// Size of a node with these fences and cells of `size` bytes that still have their prefix.
+/// The size of a node with these fences. `size` is the size of its cells with whole keys.
 fn node_size(lower: Option<&[u8]>, upper: Option<&[u8]>, size: usize, cells: usize) -> usize {
     let fences = lower.map_or(0, <[u8]>::len) + upper.map_or(0, <[u8]>::len);
     let prefix = match (lower, upper) {
@@ -312,7 +313,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(64))]
 
         #[test]
-        fn everything_that_was_loaded_is_there(
+        fn all_loaded_entries_are_found(
             seeds in prop::collection::btree_set(any::<u32>(), 0..2000),
             shape in 0..4usize,
             fill in 50..=100u8,
@@ -349,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_gives_an_empty_leaf() {
+    fn no_entries_give_an_empty_leaf() {
         let (root, pages) = load(&[], 90);
         assert_eq!((Node::new(&root[..]).level(), pages.0.len()), (Ok(0), 0));
     }

@@ -1,5 +1,4 @@
-//! Whether a page's bytes are a sound node: a quick check of all bounds, and a strict one of all
-//! invariants.
+//! Checks of a node: a quick check of all bounds, and a strict check of all invariants.
 
 use super::layout::NodeLimits;
 use super::layout::*;
@@ -54,8 +53,8 @@ impl Header {
     }
 }
 
-/// Checks that everything a node refers to lies inside its heap and that its sizes add up, so that
-/// code holding the page under a lock can use the offsets as they are. One pass over the slots.
+/// Checks that all offsets of a node point into its heap and that its sizes add up. Code that holds
+/// a lock on the page can then use the offsets without further checks. Passes over the slots once.
 ///
 /// # Errors
 /// The first violation.
@@ -77,7 +76,7 @@ pub fn check_bounds(bytes: &[u8]) -> Result<(), NodeDamage> {
         header.heap_top
     );
     ensure!(header.flags & !(HAS_LOWER | HAS_UPPER) == 0, "it has unknown flags");
-    // What has no bytes lies nowhere: the heap's top may have moved past it.
+    // An empty cell may have any offset, because the heap's top may have moved past it.
     let inside = |(offset, len): (usize, usize)| {
         (offset >= header.heap_top || len == 0) && offset + len <= end
     };
@@ -86,7 +85,10 @@ pub fn check_bounds(bytes: &[u8]) -> Result<(), NodeDamage> {
         [(HAS_LOWER, header.lower, "lower"), (HAS_UPPER, header.upper, "upper")]
     {
         if header.flags & flag == 0 {
-            ensure!(fence == (0, 0), "it has an absent {name} fence of some length");
+            ensure!(
+                fence == (0, 0),
+                "its {name} fence has a length, but its flags say that there is none"
+            );
         } else {
             ensure!(inside(fence), "its {name} fence lies outside its heap");
             ensure!(fence.1 <= limits.max_key, "its {name} fence is {} bytes long", fence.1);
@@ -108,7 +110,7 @@ pub fn check_bounds(bytes: &[u8]) -> Result<(), NodeDamage> {
         let suffix_len = usize::from(get_u16(bytes, slot + SLOT_KEY_LEN));
         ensure!(
             suffix_len >= header.skip,
-            "the key of slot {index} is shorter than what is skipped"
+            "the key of slot {index} is shorter than the skipped bytes"
         );
         let key_len = header.prefix_len + suffix_len;
         ensure!(key_len <= limits.max_key, "the key of slot {index} is {key_len} bytes long");
@@ -152,14 +154,17 @@ pub fn check(bytes: &[u8]) -> Result<(), NodeDamage> {
         prefix_len = common_prefix(lower, upper);
     }
     ensure!(header.prefix_len == prefix_len, "its prefix is {} bytes long", header.prefix_len);
-    ensure!(header.count > 0 || header.skip == 0, "it skips bytes of no slot");
+    ensure!(header.count > 0 || header.skip == 0, "it has no slots, but skips bytes");
     let (mut before, mut key) = (lower.map(<[u8]>::to_vec), Vec::new());
     for index in 0..header.count {
         let slot = SLOTS + index * slot_size(header.level);
         let suffix = node.suffix(index).map_err(torn)?;
         let first = node.suffix(0).map_err(torn)?;
         let skip = header.skip;
-        ensure!(first[..skip] == suffix[..skip], "slot {index} differs in what is skipped");
+        ensure!(
+            first[..skip] == suffix[..skip],
+            "slot {index} differs from slot 0 in the skipped bytes"
+        );
         let head = head_of(&suffix[skip..]);
         ensure!(get_u32(bytes, slot) == head, "the head of slot {index} is wrong");
         node.key_into(index, &mut key).map_err(torn)?;
@@ -175,7 +180,7 @@ pub fn check(bytes: &[u8]) -> Result<(), NodeDamage> {
     check_hints(bytes, &header)
 }
 
-/// What differs between the slots of leaves and inner nodes.
+/// Checks the fields of a slot that differ between leaves and inner nodes.
 fn check_slot(bytes: &[u8], header: &Header, slot: usize, index: usize) -> Result<(), NodeDamage> {
     if header.level != 0 {
         ensure!(get_u64(bytes, slot + SLOT_CHILD) != 0, "slot {index} has no child");
@@ -192,7 +197,7 @@ fn check_slot(bytes: &[u8], header: &Header, slot: usize, index: usize) -> Resul
     Ok(())
 }
 
-/// No two cells or fences share a byte.
+/// Checks that no two cells or fences overlap.
 fn check_overlap(bytes: &[u8], header: &Header) -> Result<(), NodeDamage> {
     let mut ranges = vec![header.lower, header.upper];
     for index in 0..header.count {
@@ -212,7 +217,7 @@ fn check_overlap(bytes: &[u8], header: &Header) -> Result<(), NodeDamage> {
     Ok(())
 }
 
-/// Hints are the heads of slots at equal distances, and zero in a small node.
+/// Checks that the hints are the heads of slots at equal distances, or zero in a small node.
 fn check_hints(bytes: &[u8], header: &Header) -> Result<(), NodeDamage> {
     let distance = hint_distance(header.count);
     for hint in 0..HINT_COUNT {

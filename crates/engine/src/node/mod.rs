@@ -1,13 +1,15 @@
 //! Slotted B+tree nodes.
 //!
-//! A node holds the keys `k` with `lower < k <= upper`, its fence keys; what both fences begin with
-//! is the node's prefix, kept once. Slots grow upwards behind the header, sorted; cells grow
-//! downwards from the end. Sixteen hints, the heads of slots at equal distances, narrow a search
-//! before the first slot is touched (LeanStore's and vmcache's node, SIGMOD'23 section 5).
+//! A node has two fence keys, and contains the keys `k` with `lower < k <= upper`. The node stores
+//! the common prefix of its fences once. The sorted slots grow upwards after the header, and the
+//! cells grow downwards from the end of the page. Sixteen hints are copies of the heads of slots at
+//! equal distances. A search reads them before it touches the first slot (as in LeanStore and
+//! vmcache, SIGMOD'23 section 5).
 //!
-//! [`Node`] reads, from locked slices and from racy optimistic memory alike: every offset is
-//! checked, rubbish gives [`Torn`], never a panic or an endless loop. [`NodeMut`] changes a page
-//! that is exclusively held and whose bounds [`check_bounds`] accepted when it was read.
+//! [`Node`] reads from locked slices and from racy optimistic memory. It checks every offset:
+//! invalid bytes give [`Torn`], never a panic or an endless loop. [`NodeMut`] changes a page under
+//! an exclusive lock. [`check_bounds`] has checked the bounds of that page when it was read from
+//! the file.
 
 pub mod bulk;
 mod check;

@@ -1,9 +1,10 @@
 //! Reading nodes: the fields, keys, payloads and fences, and the search for a key.
 //!
-//! A search has steps, so that a lookup that does other work between them finds its cache lines
-//! there: [`narrow`](Node::narrow) reads the header and the hints, [`probe`](Node::probe) compares
-//! heads, all of which lie in the slots, without a branch that the processor could guess wrong, and
-//! [`resolve`](Node::resolve) settles what the heads leave open, which may take a look at a cell.
+//! A search has three steps. A lookup can prefetch cache lines for the next step and do other work
+//! between the steps. [`narrow`](Node::narrow) reads the header and the hints.
+//! [`probe`](Node::probe) compares the heads in the slots, without branches that the CPU could
+//! mispredict. [`resolve`](Node::resolve) compares the rest of the key with a cell if the heads are
+//! equal.
 
 use std::cmp::Ordering;
 use std::hint::select_unpredictable;
@@ -19,16 +20,17 @@ pub struct Node<R> {
     pub(super) page: R,
 }
 
-/// Where a key is, or where it would be.
+/// The position of a key in a node, or the position at which to insert it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Position {
-    /// The first slot whose key is not less than the one searched for; the count if none is.
+    /// The first slot whose key is not less than the search key; the number of slots if there is
+    /// none.
     pub index: usize,
-    /// The slot's key is the one searched for.
+    /// Whether the slot's key equals the search key.
     pub exact: bool,
 }
 
-/// A leaf's payload as it lies in the page.
+/// The place of a payload in a leaf's page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PayloadPlace {
     pub offset: usize,
@@ -48,7 +50,7 @@ impl<R: PageReader> Node<R> {
         self.page.u16(offset).map(usize::from).ok_or(Torn)
     }
 
-    /// Height above the leaves. Of a page that is no node at all it makes no sense.
+    /// Height above the leaves. `Torn` if the page is not a node.
     #[inline(always)]
     pub fn level(self) -> Result<u8, Torn> {
         // Kind, version and level, in one load.
@@ -69,19 +71,20 @@ impl<R: PageReader> Node<R> {
         self.u16_at(PREFIX_LEN)
     }
 
-    /// Bytes left for slots and cells, once the heap is compacted.
+    /// Bytes available for slots and cells after the heap is compacted.
     pub fn free_space(self) -> Result<usize, Torn> {
         let slots = SLOTS + self.count()? * slot_size(self.level()?);
         heap_end(self.page.len()).checked_sub(slots + self.u16_at(HEAP_USED)?).ok_or(Torn)
     }
 
-    /// Whether an entry fits that has a key of `key_len` bytes and `payload` bytes in the heap.
+    /// Whether the node has room for an entry with a key of `key_len` bytes and `payload` bytes in
+    /// the heap.
     pub fn has_room(self, key_len: usize, payload: usize) -> Result<bool, Torn> {
         let suffix = key_len.checked_sub(self.prefix_len()?).ok_or(Torn)?;
         Ok(slot_size(self.level()?) + suffix + payload <= self.free_space()?)
     }
 
-    /// The child at `index`; the one at `count` is the upper child.
+    /// The child at `index`. At the number of slots, this is the upper child.
     #[inline(always)]
     pub fn child(self, index: usize) -> Result<u64, Torn> {
         let count = self.count()?;
@@ -92,7 +95,7 @@ impl<R: PageReader> Node<R> {
         }
     }
 
-    /// Where the payload of a leaf's slot lies; its bounds are inside the page.
+    /// The place of the payload of a leaf's slot, which is inside the page.
     #[inline(always)]
     pub(crate) fn payload_place(self, index: usize) -> Result<PayloadPlace, Torn> {
         match index < self.count()? {
@@ -101,7 +104,7 @@ impl<R: PageReader> Node<R> {
         }
     }
 
-    /// Appends a slot's whole key to `key`, after clearing it.
+    /// Replaces `key` with a slot's whole key.
     pub fn key_into(self, index: usize, key: &mut Vec<u8>) -> Result<(), Torn> {
         let slot = SLOTS + index * slot_size(self.level()?);
         if index >= self.count()? {
@@ -116,10 +119,10 @@ impl<R: PageReader> Node<R> {
         self.page.copy_to(offset, suffix).ok_or(Torn)
     }
 
-    /// Copies the payload at `place` to `value`, in place of what is there.
+    /// Replaces `value` with the payload at `place`.
     #[inline(always)]
     pub(crate) fn payload_into(self, place: PayloadPlace, value: &mut Vec<u8>) -> Result<(), Torn> {
-        // What is there is overwritten: only what is missing has to be filled up.
+        // The copy overwrites all bytes, so only new bytes need to be initialised.
         if value.len() > place.len {
             value.truncate(place.len);
         } else if value.len() < place.len {
@@ -128,18 +131,18 @@ impl<R: PageReader> Node<R> {
         self.payload_to(place, value)
     }
 
-    /// Copies the payload at `place` to `value`, which has its length.
+    /// Copies the payload at `place` to `value`, which has the payload's length.
     #[inline(always)]
     pub(crate) fn payload_to(self, place: PayloadPlace, value: &mut [u8]) -> Result<(), Torn> {
         self.page.copy_to(place.offset, value).ok_or(Torn)
     }
 
-    /// Copies the lower fence to `key`; false if the node is the leftmost of its level.
+    /// Copies the lower fence to `key`. Returns false if the node is the leftmost of its level.
     pub fn lower_into(self, key: &mut Vec<u8>) -> Result<bool, Torn> {
         self.fence_into(HAS_LOWER, LOWER_OFFSET, LOWER_LEN, key)
     }
 
-    /// Copies the upper fence to `key`; false if the node is the rightmost of its level.
+    /// Copies the upper fence to `key`. Returns false if the node is the rightmost of its level.
     pub fn upper_into(self, key: &mut Vec<u8>) -> Result<bool, Torn> {
         self.fence_into(HAS_UPPER, UPPER_OFFSET, UPPER_LEN, key)
     }
@@ -161,7 +164,8 @@ impl<R: PageReader> Node<R> {
     }
 }
 
-/// Reading under a lock: slices instead of copies. The page's bounds were checked when it was read.
+/// Reading under a lock: returns slices instead of copies. The bounds of the page were checked when
+/// it was read from the file.
 impl<'a> Node<&'a [u8]> {
     pub(crate) fn bytes(self) -> &'a [u8] {
         self.page
@@ -172,7 +176,8 @@ impl<'a> Node<&'a [u8]> {
         self.page.get(offset..).and_then(|rest| rest.get(..len)).ok_or(Torn)
     }
 
-    /// Makes `key`, which begins with the node's prefix, a leaf's slot's whole key.
+    /// Replaces the part of `key` after the node's prefix with a leaf slot's suffix, so that it
+    /// becomes the slot's whole key.
     #[inline(always)]
     pub(crate) fn suffix_into(self, index: usize, key: &mut Vec<u8>) -> Result<(), Torn> {
         if index >= self.count()? {
@@ -185,8 +190,8 @@ impl<'a> Node<&'a [u8]> {
         Ok(())
     }
 
-    /// The part of a leaf's slot's key behind the prefix, and where its payload lies. The slot is
-    /// one of the leaf's.
+    /// The part of a leaf slot's key after the prefix, and the place of its payload. The leaf has a
+    /// slot at `index`.
     #[inline(always)]
     pub(crate) fn entry_at(self, index: usize) -> Option<(&'a [u8], PayloadPlace)> {
         let slot = SLOTS + index * LEAF_SLOT;
@@ -197,14 +202,14 @@ impl<'a> Node<&'a [u8]> {
         Some((suffix, PayloadPlace { offset, len, blob: (value >> 16) as u16 & BLOB_FLAG != 0 }))
     }
 
-    /// The payload of a leaf's slot is a blob.
+    /// Whether the payload of a leaf's slot is a blob.
     #[inline(always)]
     pub(crate) fn is_blob(self, index: usize) -> bool {
         let flags = self.page.u16(SLOTS + index * LEAF_SLOT + SLOT_FLAGS);
         flags.is_some_and(|flags| flags & BLOB_FLAG != 0)
     }
 
-    /// The part of a slot's key behind the prefix.
+    /// The part of a slot's key after the prefix.
     pub fn suffix(self, index: usize) -> Result<&'a [u8], Torn> {
         if index >= self.count()? {
             return Err(Torn);
@@ -222,7 +227,7 @@ impl<'a> Node<&'a [u8]> {
         Ok(key)
     }
 
-    /// What all keys of the node begin with.
+    /// The prefix that all keys of the node share.
     pub fn prefix(self) -> Result<&'a [u8], Torn> {
         self.slice(self.u16_at(LOWER_OFFSET)?, self.prefix_len()?)
     }
@@ -232,7 +237,7 @@ impl<'a> Node<&'a [u8]> {
         self.slice(place.offset, place.len)
     }
 
-    /// The fence below all keys, if there is one.
+    /// The lower fence, which is below all keys, if there is one.
     pub fn lower(self) -> Result<Option<&'a [u8]>, Torn> {
         match self.u16_at(FENCE_FLAGS)? & usize::from(HAS_LOWER) {
             0 => Ok(None),
@@ -240,7 +245,7 @@ impl<'a> Node<&'a [u8]> {
         }
     }
 
-    /// The fence that no key exceeds, if there is one.
+    /// The upper fence, which no key exceeds, if there is one.
     pub fn upper(self) -> Result<Option<&'a [u8]>, Torn> {
         match self.u16_at(FENCE_FLAGS)? & usize::from(HAS_UPPER) {
             0 => Ok(None),
@@ -249,32 +254,33 @@ impl<'a> Node<&'a [u8]> {
     }
 }
 
-/// How far the search for a key has come.
+/// The state of a search for a key.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Search {
     /// The first slot whose head is not less than the key's is one of `low..=low + len`.
     low: u32,
     len: u32,
     count: u32,
-    /// Bytes of the key before its head: the node's prefix, and what it skips.
+    /// The number of bytes of the key before its head: the node's prefix and the skipped bytes.
     lead: u32,
-    /// Those of them that stand in the cells, too.
+    /// The number of skipped bytes, which the cells contain.
     skip: u32,
     /// The head of the key, or [`NO_HEAD`].
     head: u64,
 }
 
-/// The head of a key that differs from all of the node's before their heads. No slot has it.
+/// The head of a search key that differs from the node's keys in the bytes before the heads. No
+/// slot has this head.
 const NO_HEAD: u64 = 1 << 32;
 
 impl Search {
-    /// The node has hints: so many slots that they narrowed the search.
+    /// Whether the node has hints, so that they narrowed the search.
     #[inline(always)]
     pub(crate) fn has_hints(self) -> bool {
         self.count as usize > HINTS_FROM
     }
 
-    /// Where the slots lie that are left: offset and length in bytes.
+    /// The slots that the search has not excluded: offset and length in bytes.
     #[inline(always)]
     pub(crate) fn slots_left(self, level: u8) -> (usize, usize) {
         let size = slot_size(level);
@@ -282,14 +288,15 @@ impl Search {
     }
 }
 
-/// The head of what follows the first `lead` bytes of `key`.
+/// The head of the part of `key` after its first `lead` bytes.
 #[inline(always)]
-fn head_behind(key: &[u8], lead: usize) -> Result<u64, Torn> {
+fn head_after(key: &[u8], lead: usize) -> Result<u64, Torn> {
     let rest = key.get(lead..).ok_or(Torn)?;
     if let Some(bytes) = rest.first_chunk() {
         return Ok(u64::from(u32::from_be_bytes(*bytes)));
     }
-    // A short rest of a key that is not short: what stands before it is shifted out.
+    // The rest is shorter than a head, but the key is not. Load the key's last four bytes and shift
+    // out the bytes before the rest.
     Ok(u64::from(match key.last_chunk() {
         Some(bytes) => (u64::from(u32::from_be_bytes(*bytes)) << (32 - 8 * rest.len())) as u32,
         None => head_of(rest),
@@ -303,7 +310,7 @@ fn parts(slot: u64) -> (u32, usize, usize) {
 }
 
 impl<R: PageReader> Node<R> {
-    /// The page is a node of this tree and level: what is to be expected, in two comparisons.
+    /// Whether the page is a node of this tree and level, in two comparisons.
     #[inline(always)]
     pub(crate) fn is_of(self, tree: u32, level: u8) -> bool {
         self.page.u64(TREE) == Some(tree_and_magic(tree))
@@ -329,11 +336,11 @@ impl<R: PageReader> Node<R> {
                 Ordering::Greater => return Ok(Search { len: 0, ..whole }),
             }
         }
-        let head = head_behind(key, lead as usize)?;
+        let head = head_after(key, lead as usize)?;
         if count as usize <= HINTS_FROM {
             return Ok(Search { head, ..whole });
         }
-        // All of them are compared: that is quicker than to guess where to stop.
+        // Comparing all hints is faster than branching to stop early.
         let mut below = 0;
         for pair in 0..HINT_COUNT / 2 {
             let hints = self.page.u64(HINTS + 8 * pair).ok_or(Torn)?;
@@ -346,7 +353,7 @@ impl<R: PageReader> Node<R> {
         Ok(Search { low, len, head, ..whole })
     }
 
-    /// Compares what all slots begin with, behind the prefix, with what the key has there.
+    /// Compares the skipped bytes, which all slots share, with the same bytes of the key.
     #[inline(always)]
     fn compare_skipped(self, key: &[u8], search: Search) -> Result<Ordering, Torn> {
         let (lead, skip) = (search.lead as usize, search.skip as usize);
@@ -373,7 +380,7 @@ impl<R: PageReader> Node<R> {
         Ok(())
     }
 
-    /// Ends a search for `key`.
+    /// Finishes a search for `key`.
     #[inline(always)]
     pub(crate) fn resolve<const SLOT: usize>(
         self,
@@ -387,16 +394,21 @@ impl<R: PageReader> Node<R> {
                 match self.compare_cell(slot, search, key)? {
                     Ordering::Equal => return Ok(Position { index, exact: true }),
                     Ordering::Greater => {}
-                    Ordering::Less => return self.resolve_run::<SLOT>(search, key),
+                    Ordering::Less => return self.resolve_equal_heads::<SLOT>(search, key),
                 }
             }
         }
         Ok(Position { index, exact: false })
     }
 
-    /// The slot at `low` has the key's head but is less: others behind it may have that head, too.
+    /// Finishes a search whose slot at `low` has the key's head, but a smaller key. The slots after
+    /// it may have the same head.
     #[inline(never)]
-    fn resolve_run<const SLOT: usize>(self, search: Search, key: &[u8]) -> Result<Position, Torn> {
+    fn resolve_equal_heads<const SLOT: usize>(
+        self,
+        search: Search,
+        key: &[u8],
+    ) -> Result<Position, Torn> {
         let (mut low, mut high) = (search.low as usize + 1, search.count as usize);
         while low < high {
             let middle = (low + high) / 2;
@@ -414,7 +426,7 @@ impl<R: PageReader> Node<R> {
         Ok(Position { index: low, exact: false })
     }
 
-    /// Compares the cell of a slot with a key that has the same head.
+    /// Compares the cell of a slot with a key. Both have the same head.
     #[inline(always)]
     fn compare_cell(
         self,
@@ -424,7 +436,7 @@ impl<R: PageReader> Node<R> {
     ) -> Result<Ordering, Torn> {
         let skip = search.skip as usize;
         let (rest, len) = (key.get(search.lead as usize..).ok_or(Torn)?, len.wrapping_sub(skip));
-        // Where one of them ends within the head, the other begins with it.
+        // If one of the suffixes ends within the head, the other begins with it.
         match rest.split_first_chunk::<4>() {
             Some((_, rest)) if len > 4 && !rest.is_empty() => {
                 self.compare_rest(offset + skip + 4, len - 4, rest)
@@ -433,7 +445,7 @@ impl<R: PageReader> Node<R> {
         }
     }
 
-    /// Compares `len` bytes at `offset` with `key`, the longest steps first.
+    /// Compares `len` bytes at `at` with `key`, eight bytes at a time.
     #[inline(always)]
     fn compare_rest(self, mut at: usize, len: usize, key: &[u8]) -> Result<Ordering, Torn> {
         let page = self.page;
@@ -446,17 +458,17 @@ impl<R: PageReader> Node<R> {
                 differ => return Ok(differ),
             }
         }
-        // Up to seven bytes, as a number each: what is missing counts as zero on both sides.
+        // Compare the last bytes, at most seven, as one number on each side.
         let (mut ours, mut theirs) = (0, 0);
         let mut rest = rest;
-        if let Some((four, behind)) = rest.split_first_chunk() {
+        if let Some((four, after)) = rest.split_first_chunk() {
             ours = u64::from(page.u32(at).ok_or(Torn)?.swap_bytes());
-            (theirs, rest) = (u64::from(u32::from_be_bytes(*four)), behind);
+            (theirs, rest) = (u64::from(u32::from_be_bytes(*four)), after);
             at += 4;
         }
-        if let Some((two, behind)) = rest.split_first_chunk() {
+        if let Some((two, after)) = rest.split_first_chunk() {
             ours = ours << 16 | u64::from(page.u16(at).ok_or(Torn)?.swap_bytes());
-            (theirs, rest) = (theirs << 16 | u64::from(u16::from_be_bytes(*two)), behind);
+            (theirs, rest) = (theirs << 16 | u64::from(u16::from_be_bytes(*two)), after);
             at += 2;
         }
         if let Some(one) = rest.first() {
@@ -473,7 +485,7 @@ impl<R: PageReader> Node<R> {
         self.resolve::<SLOT>(search, key)
     }
 
-    /// `key` lies between the fences.
+    /// Whether `key` is between the fences.
     #[inline]
     pub fn covers(self, key: &[u8]) -> Result<bool, Torn> {
         let flags = self.u16_at(FENCE_FLAGS)? as u16;
@@ -482,22 +494,23 @@ impl<R: PageReader> Node<R> {
         Ok(above_lower && (flags & HAS_UPPER == 0 || compare(UPPER_OFFSET, UPPER_LEN)?.is_ge()))
     }
 
-    /// The search for `key` came to the leaf for it. Keys are kept without their prefix, so in
-    /// another leaf, to which a device leads that lost a write, another key would be found.
+    /// Checks that this is the leaf for `key`. A leaf stores keys without their prefix. If the
+    /// device lost a write and the descent reached a wrong leaf, the search could find a different
+    /// key there.
     #[inline(always)]
-    fn check_owner(self, is_found: bool, key: &[u8]) -> Result<(), Torn> {
+    fn check_is_leaf_for(self, is_found: bool, key: &[u8]) -> Result<(), Torn> {
         let is_owner = if is_found { self.has_prefix_of(key)? } else { self.covers(key)? };
         if is_owner { Ok(()) } else { Err(Torn) }
     }
 
-    /// `key` begins with the node's prefix, where its lower fence begins.
+    /// Whether `key` begins with the node's prefix.
     #[inline(always)]
     fn has_prefix_of(self, key: &[u8]) -> Result<bool, Torn> {
         let (prefix, at) = (self.prefix_len()?, self.u16_at(LOWER_OFFSET)?);
         if prefix == 0 {
             return Ok(true);
         }
-        // Mostly short: what follows the prefix is shifted out.
+        // A short prefix is the usual case: shift out the bytes after the prefix.
         if let (1..=8, Some(key), Some(ours)) = (prefix, key.first_chunk(), self.page.u64(at)) {
             return Ok((ours ^ u64::from_le_bytes(*key)) << (64 - 8 * prefix) == 0);
         }
@@ -505,11 +518,12 @@ impl<R: PageReader> Node<R> {
         Ok(self.compare_rest(at, prefix, key)?.is_eq())
     }
 
-    /// Finds a key in a leaf to which a descent for it has led.
+    /// Finds a key in the leaf that a descent for the key has reached, and checks that it is the
+    /// leaf for the key.
     #[inline]
     pub(crate) fn find_reached(self, key: &[u8]) -> Result<Position, Torn> {
         let position = self.find(key)?;
-        self.check_owner(position.exact, key)?;
+        self.check_is_leaf_for(position.exact, key)?;
         Ok(position)
     }
 
@@ -519,14 +533,13 @@ impl<R: PageReader> Node<R> {
         self.find_in::<LEAF_SLOT>(key)
     }
 
-    /// Finds the place of a separator in an inner node: the child for `key` is the one at the
-    /// returned index.
+    /// Finds the position of a key in an inner node: the child for `key` is at the returned index.
     #[inline]
     pub fn find_child(self, key: &[u8]) -> Result<Position, Torn> {
         self.find_in::<INNER_SLOT>(key)
     }
 
-    /// [`find`](Self::find) or [`find_child`](Self::find_child), after the node's level.
+    /// [`find`](Self::find) in a leaf, [`find_child`](Self::find_child) in an inner node.
     pub fn find_slot(self, key: &[u8]) -> Result<Position, Torn> {
         match self.level()? {
             0 => self.find(key),
@@ -534,7 +547,7 @@ impl<R: PageReader> Node<R> {
         }
     }
 
-    /// Ends a search in an inner node: the number of the child for `key`, and its page.
+    /// Finishes a search in an inner node: returns the index and the page of the child for `key`.
     #[inline(always)]
     pub(crate) fn resolve_child(self, search: Search, key: &[u8]) -> Result<(usize, u64), Torn> {
         let index = self.resolve::<INNER_SLOT>(search, key)?.index;
@@ -545,7 +558,7 @@ impl<R: PageReader> Node<R> {
         Ok((index, self.page.u64(place).ok_or(Torn)?))
     }
 
-    /// The number of the child for `key`, and its page.
+    /// The index and the page of the child for `key`.
     #[inline(always)]
     pub(crate) fn child_for(self, key: &[u8]) -> Result<(usize, u64), Torn> {
         let mut search = self.narrow::<INNER_SLOT>(key)?;
@@ -553,8 +566,8 @@ impl<R: PageReader> Node<R> {
         self.resolve_child(search, key)
     }
 
-    /// Ends a search in a leaf to which a descent for `key` has led: where the payload lies, if
-    /// there is one.
+    /// Finishes a search in the leaf that a descent for `key` has reached: returns the place of the
+    /// payload, if the leaf has the key.
     #[inline(always)]
     pub(crate) fn resolve_payload(
         self,
@@ -562,14 +575,14 @@ impl<R: PageReader> Node<R> {
         key: &[u8],
     ) -> Result<Option<PayloadPlace>, Torn> {
         let position = self.resolve::<LEAF_SLOT>(search, key)?;
-        self.check_owner(position.exact, key)?;
+        self.check_is_leaf_for(position.exact, key)?;
         match position.exact {
             true => self.place_at(position.index).map(Some),
             false => Ok(None),
         }
     }
 
-    /// Where the payload of `key` lies, if there is one.
+    /// The place of the payload of `key`, if the leaf has the key.
     #[inline(always)]
     pub(crate) fn payload_for(self, key: &[u8]) -> Result<Option<PayloadPlace>, Torn> {
         let mut search = self.narrow::<LEAF_SLOT>(key)?;
@@ -577,7 +590,8 @@ impl<R: PageReader> Node<R> {
         self.resolve_payload(search, key)
     }
 
-    /// Where the payload of a leaf's slot lies, which is one; its bounds are inside the page.
+    /// The place of the payload of a leaf's slot, which is inside the page. The leaf has a slot at
+    /// `index`.
     #[inline(always)]
     pub(crate) fn place_at(self, index: usize) -> Result<PayloadPlace, Torn> {
         let slot = SLOTS + index * LEAF_SLOT;
@@ -590,7 +604,8 @@ impl<R: PageReader> Node<R> {
         Ok(PayloadPlace { offset, len, blob: (payload >> 16) as u16 & BLOB_FLAG != 0 })
     }
 
-    /// The cell that a leaf's search has come to, if its slot has the key's head: offset, length.
+    /// The offset and length of the cell that a leaf's search has reached, if the slot has the
+    /// key's head.
     #[inline(always)]
     pub(crate) fn cell_at(self, search: Search) -> Result<Option<(usize, usize)>, Torn> {
         let slot = SLOTS + search.low as usize * LEAF_SLOT;

@@ -1,4 +1,4 @@
-//! Model tests: a node against `BTreeMap`, splits and merges, rubbish.
+//! Model tests: a node against `BTreeMap`, splits and merges, random bytes.
 
 use std::collections::BTreeMap;
 
@@ -40,7 +40,7 @@ fn separators(bytes: &[u8]) -> (Vec<(Vec<u8>, u64)>, u64) {
     (slots.collect(), node.child(count).unwrap())
 }
 
-/// Keys with long shared beginnings, zeros, and every length up to the limit.
+/// Keys with long common prefixes, zeros, and every length up to the limit.
 fn key(max: usize) -> impl Strategy<Value = Vec<u8>> {
     let short = prop::collection::vec(prop::sample::select(&[0u8, 1, b'a', b'b', 255][..]), 0..6);
     let shared =
@@ -74,7 +74,7 @@ fn actions() -> impl Strategy<Value = (u32, Vec<Action>)> {
     })
 }
 
-/// Puts into the node as the tree does; false if there is no room.
+/// Inserts or replaces an entry as a tree does. Returns false if the node has no room.
 fn put(bytes: &mut [u8], key: &[u8], value: &[u8]) -> bool {
     let position = Node::new(&*bytes).find(key).unwrap();
     let mut node = NodeMut::new(bytes);
@@ -139,7 +139,8 @@ proptest! {
         both.extend(entries(&bytes));
         prop_assert_eq!(&both, &model);
 
-        // More of the same in the half where it belongs, then a merge if it still fits.
+        // Insert into the half where the key belongs, then merge if both halves still fit into one
+        // page.
         let half = if incoming <= split.separator { &mut left } else { &mut bytes };
         if put(half, &incoming, b"new") {
             model.insert(incoming, b"new".to_vec());
@@ -193,7 +194,7 @@ proptest! {
     }
 
     #[test]
-    fn rubbish_never_panics(
+    fn random_bytes_never_panic(
         (frames, actions) in actions(),
         flips in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..40),
         header in prop::collection::vec((36..136usize, any::<u8>()), 0..8),
@@ -221,7 +222,8 @@ proptest! {
             }
         }
         let _ = check(&bytes);
-        // What passes the check of bounds may be changed without a panic, sound or not.
+        // A change of a node that passes the check of bounds must not panic, even if the node is
+        // unsound.
         if check_bounds(&bytes).is_ok() {
             if let Ok(split) = plan_split(node, &probe) {
                 let mut left = page_of(frames);
@@ -239,8 +241,8 @@ proptest! {
 
 #[test]
 fn ascending_and_descending_inserts_leave_full_leaves() {
-    // With every length of value, so that leaves are full to the last byte in some cases: then
-    // there is no room for the new fence, and the split moves away from the end.
+    // With every length of value, some leaves are full to the last byte. Such a leaf has no room
+    // for the new fence, and the split moves away from the end.
     for (descending, len) in (0..200).map(|n| (n % 2 == 1, n / 2)) {
         let value = vec![1; len];
         let mut bytes = page_of(1);
@@ -258,7 +260,8 @@ fn ascending_and_descending_inserts_leave_full_leaves() {
             check(&bytes).unwrap();
             let (done, next) = if descending { (bytes, left) } else { (left, bytes) };
             let free = Node::new(&done[..]).free_space().unwrap();
-            // The prefix appears only with the second fence: three bytes of every key.
+            // The leaf gets a prefix only with its second fence, and then saves three bytes of
+            // every key.
             let gained = 3 * Node::new(&done[..]).count().unwrap();
             assert!(free < 2 * (len + 16) + gained, "{free} bytes are free in a leaf");
             bytes = next;
@@ -296,7 +299,7 @@ fn skewed_leaves_split_into_halves_that_fit() {
 
 #[test]
 fn the_first_entry_may_grow_until_its_leaf_splits() {
-    // Growing in place is no descending insert: the entry must not end up beside itself.
+    // An entry that grows is not a descending insert: it must not be inserted a second time.
     let mut bytes = page_of(1);
     NodeMut::format(&mut bytes, 0, Fences::default(), 0);
     for n in 0..9u8 {
@@ -313,7 +316,7 @@ fn the_first_entry_may_grow_until_its_leaf_splits() {
 
 #[test]
 fn an_entry_without_bytes_stays_when_its_neighbour_goes() {
-    // Both cells begin at the heap's top; removing the longer one moves the top up.
+    // Both cells begin at the heap's top. Removing the longer one moves the top up.
     let mut bytes = page_of(1);
     NodeMut::format(&mut bytes, 0, Fences::default(), 0);
     assert!(put(&mut bytes, b"key", b"value"));

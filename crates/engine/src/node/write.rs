@@ -1,7 +1,8 @@
-//! Changing nodes: insert, replace, remove, compact; divide a full node, merge two neighbours.
+//! Changes of nodes: insert, replace, remove and compact; split a full node, merge two siblings.
 //!
-//! The page is held exclusively and its bounds were checked when it was read, so offsets are used
-//! as they are. Nothing here fails half way: what does not fit is refused before a byte changes.
+//! The caller holds an exclusive lock on the page, and its bounds were checked when it was read
+//! from the file. So this code uses offsets without further checks. It refuses an entry that does
+//! not fit before it changes a byte.
 
 use super::layout::*;
 use super::read::{Node, Position};
@@ -11,9 +12,9 @@ use crate::page::{LEVEL, PAGE_HEADER, PageKind, set_kind};
 /// The keys that bound a node: all of its keys are greater than `lower` and at most `upper`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Fences<'a> {
-    /// Absent in the leftmost node of a level. The empty key is a fence like any other.
+    /// `None` in the leftmost node of a level. The empty key is a fence like any other.
     pub lower: Option<&'a [u8]>,
-    /// Absent in the rightmost node of a level.
+    /// `None` in the rightmost node of a level.
     pub upper: Option<&'a [u8]>,
 }
 
@@ -26,25 +27,25 @@ impl Fences<'_> {
         }
     }
 
-    /// Bytes that the fences take in a node's heap.
+    /// The number of bytes that the fences take in a node's heap.
     pub(crate) fn size(&self) -> usize {
         self.lower.map_or(0, <[u8]>::len) + self.upper.map_or(0, <[u8]>::len)
     }
 }
 
-/// What a key leads to.
+/// What a slot stores for its key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Payload<'a> {
     /// In a leaf: the value itself.
     Inline(&'a [u8]),
     /// In a leaf: an encoded reference to a blob.
     Blob(&'a [u8]),
-    /// In an inner node: the page with the keys up to the separator.
+    /// In an inner node: the child page with the keys up to the separator.
     Child(u64),
 }
 
 impl Payload<'_> {
-    /// Bytes that the payload takes in the heap.
+    /// The number of bytes that the payload takes in the heap.
     fn heap_len(&self) -> usize {
         match self {
             Payload::Inline(bytes) | Payload::Blob(bytes) => bytes.len(),
@@ -53,19 +54,19 @@ impl Payload<'_> {
     }
 }
 
-/// A node that is held exclusively.
+/// A node under an exclusive lock.
 #[derive(Debug)]
 pub struct NodeMut<'a> {
     bytes: &'a mut [u8],
 }
 
 impl<'a> NodeMut<'a> {
-    /// Changes `bytes`, a page whose bounds are known to be sound.
+    /// A node in `bytes`, a page whose bounds are known to be sound.
     pub fn new(bytes: &'a mut [u8]) -> NodeMut<'a> {
         NodeMut { bytes }
     }
 
-    /// Makes the page an empty node. The page header stays, but for kind and level.
+    /// Makes the page an empty node. Of the page header, this sets only kind and level.
     ///
     /// `upper_child` is the child for keys above all separators, 0 in a leaf.
     pub fn format(
@@ -86,7 +87,7 @@ impl<'a> NodeMut<'a> {
         node
     }
 
-    /// Stores a fence key in the heap; its length field follows the offset field.
+    /// Stores a fence key in the heap. The field of its length follows that of its offset.
     fn put_fence(&mut self, fence: Option<&[u8]>, flag: u16, offset_field: usize) {
         let Some(key) = fence else { return };
         let offset = self.take_heap(key.len());
@@ -96,7 +97,7 @@ impl<'a> NodeMut<'a> {
         self.put(FENCE_FLAGS, self.get(FENCE_FLAGS) | usize::from(flag));
     }
 
-    /// The same node, to read.
+    /// A read-only view of the node.
     pub fn node(&self) -> Node<&[u8]> {
         Node::new(&*self.bytes)
     }
@@ -124,22 +125,23 @@ impl<'a> NodeMut<'a> {
         SLOTS + index * slot_size(self.level())
     }
 
-    /// Bytes that an entry takes in this node.
+    /// The number of bytes that an entry takes in this node.
     fn needed(&self, key_len: usize, payload: &Payload<'_>) -> usize {
         slot_size(self.level()) + key_len - self.get(PREFIX_LEN) + payload.heap_len()
     }
 
-    /// Bytes free in all, part of them perhaps between cells.
+    /// The number of free bytes, including gaps between cells.
     fn free(&self) -> usize {
         heap_end(self.bytes.len()) - self.slot(self.count()) - self.get(HEAP_USED)
     }
 
-    /// Bytes free between the slots and the heap.
+    /// The number of free bytes between the slots and the heap.
     fn gap(&self) -> usize {
         self.get(HEAP_TOP) - self.slot(self.count())
     }
 
-    /// Inserts an entry before the slot at `index`. False, and nothing changed, if it does not fit.
+    /// Inserts an entry before the slot at `index`. If it does not fit, returns false and changes
+    /// nothing.
     pub fn insert(&mut self, index: usize, key: &[u8], payload: Payload<'_>) -> bool {
         let needed = self.needed(key.len(), &payload);
         if needed > self.free() {
@@ -155,7 +157,7 @@ impl<'a> NodeMut<'a> {
         let prefix = self.get(PREFIX_LEN);
         let shared = self.shared_with(index, count, &key[prefix..]);
         if shared != self.get(SKIP) {
-            // Written with the others' heads below.
+            // `make_heads` writes the head of this slot, too.
             self.put(SKIP, 0);
             self.put_cell(index, [&key[prefix..], &[]], payload);
             self.make_heads(shared);
@@ -167,8 +169,9 @@ impl<'a> NodeMut<'a> {
         true
     }
 
-    /// What all suffixes share once `suffix` is among them: as much of what they shared as it has,
-    /// and with a single other one all that both have. The slot at `index` is free.
+    /// The number of leading bytes to skip after `suffix` is inserted: the bytes that `suffix`
+    /// shares with the skipped bytes, or with the only other suffix. The slot at `index` is still
+    /// unused.
     fn shared_with(&self, index: usize, others: usize, suffix: &[u8]) -> usize {
         let skip = self.get(SKIP);
         if others == 0 || (others > 1 && skip == 0) {
@@ -180,14 +183,15 @@ impl<'a> NodeMut<'a> {
         self.worth_skipping(common_prefix(&self.bytes[offset..offset + most], suffix))
     }
 
-    /// So many of the bytes that all suffixes share as pay: what is skipped has to be compared with
-    /// a cell, which in a leaf may mean to wait for memory.
+    /// The number of shared bytes that are worth skipping. A search must compare skipped bytes with
+    /// a cell, and in a leaf that may cost a cache miss.
     fn worth_skipping(&self, shared: usize) -> usize {
         let least = if self.level() == 0 { HEAD_LEN } else { 2 };
         if shared < least { 0 } else { shared }
     }
 
-    /// Takes the heads of all slots behind the first `skip` bytes, which their suffixes share.
+    /// Writes the heads of all slots. A head begins after the first `skip` bytes, which all
+    /// suffixes share.
     fn make_heads(&mut self, skip: usize) {
         self.put(SKIP, skip);
         for index in 0..self.count() {
@@ -198,7 +202,7 @@ impl<'a> NodeMut<'a> {
         }
     }
 
-    /// Ends the filling of a node: heads and hints.
+    /// Finishes a node after its last [`push`](NodeMut::push): writes heads and hints.
     pub(crate) fn finish(&mut self) {
         let suffix = |index: usize| {
             let slot = self.slot(index);
@@ -208,8 +212,8 @@ impl<'a> NodeMut<'a> {
         let count = self.count();
         let shared = match count {
             0 | 1 => 0,
-            // They are sorted: what these two share all of them do. On a damaged page they may
-            // not be, but even there nothing is skipped that is not there.
+            // The suffixes are sorted, so all of them share what the first and the last share. On a
+            // damaged page they may be unsorted. `min` keeps the skipped bytes inside every suffix.
             _ => {
                 let shortest = (0..count).map(|index| suffix(index).len()).min().unwrap_or(0);
                 common_prefix(suffix(0), suffix(count - 1)).min(shortest)
@@ -220,15 +224,15 @@ impl<'a> NodeMut<'a> {
         self.make_hints();
     }
 
-    /// Appends an entry whose suffix is given in two parts. The caller knows that it fits, and
-    /// calls [`finish`](NodeMut::finish) at the end.
+    /// Appends an entry whose suffix is given in two parts. The caller has checked that the entry
+    /// fits, and calls [`finish`](NodeMut::finish) at the end.
     pub(crate) fn push(&mut self, suffix: [&[u8]; 2], payload: Payload<'_>) {
         let index = self.count();
         self.put(COUNT, index + 1);
         self.put_cell(index, suffix, payload);
     }
 
-    /// Fills the slot at `index` and its cell.
+    /// Writes the slot at `index` and its cell.
     fn put_cell(&mut self, index: usize, suffix: [&[u8]; 2], payload: Payload<'_>) {
         let slot = self.slot(index);
         let key_len = suffix[0].len() + suffix[1].len();
@@ -258,8 +262,8 @@ impl<'a> NodeMut<'a> {
         top
     }
 
-    /// Gives the entry at `index` of a leaf another payload. False, and nothing changed, if it does
-    /// not fit.
+    /// Replaces the payload of the entry at `index` of a leaf. If the new payload does not fit,
+    /// returns false and changes nothing.
     pub fn replace(&mut self, index: usize, payload: Payload<'_>) -> bool {
         let slot = self.slot(index);
         let key_len = self.get(slot + SLOT_KEY_LEN);
@@ -304,7 +308,7 @@ impl<'a> NodeMut<'a> {
         self.make_hints_from(index, count);
     }
 
-    /// Lets the child at `index` be another page; at the count, the upper child.
+    /// Replaces the child at `index`. At the number of slots, this is the upper child.
     pub fn set_child(&mut self, index: usize, child: u64) {
         let field = match index < self.count() {
             true => self.slot(index) + SLOT_CHILD,
@@ -313,7 +317,7 @@ impl<'a> NodeMut<'a> {
         put_u64(self.bytes, field, child);
     }
 
-    /// Removes the entries at `indexes`, which ascend.
+    /// Removes the entries at `indexes`, which must ascend.
     pub fn remove_all(&mut self, indexes: &[usize]) {
         match indexes {
             [index] => self.remove(*index),
@@ -321,12 +325,12 @@ impl<'a> NodeMut<'a> {
         }
     }
 
-    /// Moves all cells together at the end of the page.
+    /// Moves all cells to the end of the page, without gaps.
     pub(crate) fn compact(&mut self) {
         self.rebuild(&[]);
     }
 
-    /// Writes the node anew, without the slots at `left_out`, which ascend.
+    /// Rewrites the node without the slots at `left_out`, which must ascend.
     fn rebuild(&mut self, left_out: &[usize]) {
         let old = self.bytes.to_vec();
         let old = Node::new(&old[..]);
@@ -362,7 +366,8 @@ impl<'a> NodeMut<'a> {
         }
     }
 
-    /// Corrects the hints after a slot came or went at `index`; there were `before` slots.
+    /// Corrects the hints after a slot was inserted or removed at `index`. Before that, the node
+    /// had `before` slots.
     fn make_hints_from(&mut self, index: usize, before: usize) {
         let count = self.count();
         if count <= HINTS_FROM && before <= HINTS_FROM {
@@ -391,40 +396,42 @@ pub(crate) fn cell(node: Node<&[u8]>, index: usize) -> Result<(&[u8], Payload<'_
     Ok((suffix, if place.blob { Payload::Blob(bytes) } else { Payload::Inline(bytes) }))
 }
 
-/// How a node is to be divided.
+/// A plan for splitting a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Split {
-    /// Slots that go to the left node. In an inner node the slot behind them becomes the separator.
+    /// The number of slots that move to the left node. In an inner node, the next slot becomes the
+    /// separator.
     pub left: usize,
-    /// The upper fence of the left and the lower fence of the right node.
+    /// The upper fence of the left node and the lower fence of the right node.
     pub separator: Vec<u8>,
 }
 
-/// The shortest key `s` with `low <= s < high`; `low < high`.
+/// The shortest key `s` with `low <= s < high`. The caller guarantees `low < high`.
 pub fn separator<'a>(low: &'a [u8], high: &'a [u8]) -> &'a [u8] {
     let common = common_prefix(low, high);
-    // One byte more than both share is above `low`; it is below `high` if something follows.
+    // The common prefix and one more byte of `high` are greater than `low`. They are less than
+    // `high` if `high` has further bytes.
     if common + 1 < high.len() && common < low.len() { &high[..common + 1] } else { low }
 }
 
-/// So many entries in a row, each inserted after the one before, are a run: a quarter of a leaf's,
-/// within these limits. With fewer, random inserts look like runs now and then; a leaf of fewer
-/// than eight entries shows too little to tell.
-const RUN: std::ops::RangeInclusive<usize> = 4..=8;
+/// The number of neighbouring entries that must have been inserted in order to count as a run: a
+/// quarter of the leaf's entries, within these limits. With fewer entries, random inserts would
+/// sometimes look like a run.
+const RUN_LEN: std::ops::RangeInclusive<usize> = 4..=8;
 
-/// In which order the entries around an insertion point came.
+/// A run: the order in which the entries next to an insertion point were inserted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Run {
     Ascending,
     Descending,
 }
 
-/// Chooses where to divide `node` so that an entry with key `incoming` finds room.
+/// Chooses where to split `node` so that an entry with key `incoming` fits into one of the halves.
 ///
-/// The halves have about the same size; around that point the shortest separator wins. Where
-/// entries arrive in ascending or descending order, the node is divided where they arrive, so that
-/// full nodes stay behind: at the ends of a level, and in a leaf wherever its newest entries show
-/// such an order.
+/// By default the halves have about the same size, and the shortest separator near the middle wins.
+/// If entries are inserted in ascending or descending order, the node is split at the insertion
+/// point, so that the inserts leave full nodes. This applies at the ends of a level, and in a leaf
+/// wherever its newest entries form a run.
 ///
 /// # Errors
 /// [`Torn`] if the node is damaged.
@@ -435,7 +442,7 @@ pub fn plan_split(node: Node<&[u8]>, incoming: &[u8]) -> Result<Split, Torn> {
     }
     let Position { index: at, exact } = node.find_slot(incoming)?;
     let ascending = at == count && node.upper()?.is_none();
-    // An entry that is there already, and grows, is no neighbour of the others.
+    // An existing entry that grows is not an insert.
     let descending = at == 0 && !exact && node.lower()?.is_none();
     if !leaf {
         let left = match (ascending, descending) {
@@ -467,20 +474,20 @@ pub fn plan_split(node: Node<&[u8]>, incoming: &[u8]) -> Result<Split, Torn> {
             return Ok(split);
         }
     }
-    // A long fence for a full node: by bytes, which always fits.
+    // The new fence was too long for a half that is almost full. Halves of equal size always fit.
     split_leaf_at(node, balanced(node, leaf, count)?.1, incoming)
 }
 
-/// Whether the entries beside `at` came one after the other, and lately.
+/// Whether the entries next to `at` were inserted in order, and recently.
 ///
-/// The heap tells: it grows downwards, so a cell below another one is the newer one. Entries that a
-/// split or a compaction has moved lie in the order of their keys, and tell nothing; but such
-/// entries lie in the upper part of the heap, unless nothing came since.
+/// The heap grows downwards, so of two cells the one with the lower offset is newer. A split or a
+/// compaction stores the cells in the order of their keys, whatever their age. But such cells are
+/// in the upper part of the heap if newer entries have been inserted since.
 fn run_at(node: Node<&[u8]>, at: usize, count: usize) -> Result<Option<Run>, Torn> {
     let offset = |index: usize| node.u16_at(SLOTS + index * LEAF_SLOT + SLOT_OFFSET);
     let (top, end) = (node.u16_at(HEAP_TOP)?, heap_end(node.bytes().len()));
     let middle = top + end.checked_sub(top).ok_or(Torn)? / 2;
-    let needed = (count / 4).clamp(*RUN.start(), *RUN.end());
+    let needed = (count / 4).clamp(*RUN_LEN.start(), *RUN_LEN.end());
     if at >= needed {
         let first = offset(at - needed)?;
         let mut run = first < middle;
@@ -504,8 +511,8 @@ fn run_at(node: Node<&[u8]>, at: usize, count: usize) -> Result<Option<Run>, Tor
     Ok(None)
 }
 
-/// A split where a run goes on. What lies beyond the run's end stays with it if it is little, and
-/// else goes to a leaf of its own, so that the run's next leaves are full.
+/// A split at the end of a run. If the entries beyond the run are few, they stay with the run.
+/// Otherwise they get a leaf of their own, so that the run's next leaves become full.
 fn split_at_run(
     node: Node<&[u8]>,
     at: usize,
@@ -521,24 +528,25 @@ fn split_at_run(
     for index in beyond {
         size += LEAF_SLOT + node.suffix(index)?.len() + node.payload_place(index)?.len;
     }
-    let little = size <= capacity(node.bytes().len()) / 8;
-    // With what lies beyond it, the incoming entry goes to the right of an ascending run.
-    let goes_right = little == (run == Run::Ascending);
-    let mut beside = Vec::new();
+    let few = size <= capacity(node.bytes().len()) / 8;
+    // In an ascending run, the incoming entry goes to the right together with few entries beyond
+    // the run.
+    let goes_right = few == (run == Run::Ascending);
+    let mut neighbour = Vec::new();
     let key = match goes_right && at > 0 || at == count {
         true => {
-            node.key_into(at - 1, &mut beside)?;
-            separator(&beside, incoming)
+            node.key_into(at - 1, &mut neighbour)?;
+            separator(&neighbour, incoming)
         }
         false => {
-            node.key_into(at, &mut beside)?;
-            separator(incoming, &beside)
+            node.key_into(at, &mut neighbour)?;
+            separator(incoming, &neighbour)
         }
     };
     Ok(Split { left: at, separator: key.to_vec() })
 }
 
-/// A split of a leaf between two of its slots, or between its last one and `incoming`.
+/// A split of a leaf between two of its slots, or between an outermost slot and `incoming`.
 fn split_leaf_at(node: Node<&[u8]>, left: usize, incoming: &[u8]) -> Result<Split, Torn> {
     let (mut low, mut high) = (incoming.to_vec(), incoming.to_vec());
     if left > 0 {
@@ -550,7 +558,7 @@ fn split_leaf_at(node: Node<&[u8]>, left: usize, incoming: &[u8]) -> Result<Spli
     Ok(Split { left, separator: separator(&low, &high).to_vec() })
 }
 
-/// Whether both halves of a leaf fit their pages, with the separator as a new fence.
+/// Whether both halves of a leaf fit into their pages with the separator as a new fence.
 fn halves_fit(node: Node<&[u8]>, split: &Split) -> Result<bool, Torn> {
     let (lower, upper) = (node.lower()?, node.upper()?);
     let middle = Some(&split.separator[..]);
@@ -572,8 +580,8 @@ fn halves_fit(node: Node<&[u8]>, split: &Split) -> Result<bool, Torn> {
     Ok(true)
 }
 
-/// The slot near the middle with the shortest separator before it, or in it, and the slot in the
-/// middle, by bytes.
+/// Two slots at which to split: the slot near the middle that gives the shortest separator, and the
+/// slot in the middle, by bytes.
 fn balanced(node: Node<&[u8]>, leaf: bool, count: usize) -> Result<(usize, usize), Torn> {
     let size = |index| -> Result<usize, Torn> {
         let payload = if leaf { node.payload_place(index)?.len } else { 0 };
@@ -608,13 +616,13 @@ fn balanced(node: Node<&[u8]>, leaf: bool, count: usize) -> Result<(usize, usize
     Ok((best, middle.max(least)))
 }
 
-/// Moves the slots left of the split to `left`, a new page, and keeps the others in `page`.
+/// Moves the slots left of the split to `left`, a new page. The others stay in `page`.
 ///
-/// So the reference that the parent has of `page` stays right, and the parent gains one separator
-/// before it. Both pages have their page headers; the rest of `left` is overwritten.
+/// The parent's reference to `page` stays valid, and the caller inserts one separator before it.
+/// Both pages must have their page headers. The rest of `left` is overwritten.
 ///
 /// # Errors
-/// [`Torn`] if the node is damaged; nothing is changed then but `left`.
+/// [`Torn`] if the node is damaged. Then only `left` has changed.
 pub fn split_off_left(page: &mut [u8], left: &mut [u8], split: &Split) -> Result<(), Torn> {
     let old = page.to_vec();
     let node = Node::new(&old[..]);
@@ -631,7 +639,7 @@ pub fn split_off_left(page: &mut [u8], left: &mut [u8], split: &Split) -> Result
     fill(NodeMut::format(page, level, fences, upper_child), node, right_from..count)
 }
 
-/// Appends slots of `source`, whose prefix is not longer than the target's.
+/// Appends slots of `source`, whose prefix is not longer than that of `target`.
 fn fill(
     mut target: NodeMut<'_>,
     source: Node<&[u8]>,
@@ -646,23 +654,24 @@ fn fill(
     Ok(())
 }
 
-/// Whether `left` and its right neighbour fit into one page. `separator` is the key between them
-/// in their parent, which an inner node gets back.
+/// Whether `left` and its right sibling fit into one page. `separator` is the key between them in
+/// their parent. A merged inner node takes it back.
 ///
 /// # Errors
 /// [`Torn`] if one of the nodes is damaged.
 pub fn fits_merge(left: Node<&[u8]>, right: Node<&[u8]>, separator: &[u8]) -> Result<bool, Torn> {
     let fences = Fences { lower: left.lower()?, upper: right.upper()? };
     let prefix = fences.prefix_len();
-    let mut size = fences.size() + grown(left, prefix)? + grown(right, prefix)?;
+    let mut size =
+        fences.size() + size_with_prefix(left, prefix)? + size_with_prefix(right, prefix)?;
     if left.level()? != 0 {
         size += INNER_SLOT + separator.len().checked_sub(prefix).ok_or(Torn)?;
     }
     Ok(left.level()? == right.level()? && size <= capacity(left.bytes().len()))
 }
 
-/// Bytes of a node's slots and cells once its prefix is only `prefix` bytes long.
-fn grown(node: Node<&[u8]>, prefix: usize) -> Result<usize, Torn> {
+/// The size of a node's slots and cells if its prefix becomes only `prefix` bytes long.
+fn size_with_prefix(node: Node<&[u8]>, prefix: usize) -> Result<usize, Torn> {
     let count = node.count()?;
     let fences = Fences { lower: node.lower()?, upper: node.upper()? };
     let cells = node.u16_at(HEAP_USED)?.checked_sub(fences.size()).ok_or(Torn)?;
@@ -670,11 +679,11 @@ fn grown(node: Node<&[u8]>, prefix: usize) -> Result<usize, Torn> {
     Ok(count * (slot_size(node.level()?) + longer) + cells)
 }
 
-/// Moves everything from `left` into `right`, in front. The caller knows that it fits; `left` is
-/// unused afterwards, and the parent loses the separator between them.
+/// Moves all entries from `left` to the front of `right`. The caller has checked that they fit. The
+/// caller then frees `left`, and removes the separator from the parent.
 ///
 /// # Errors
-/// [`Torn`] if one of the nodes is damaged; nothing is changed then.
+/// [`Torn`] if one of the nodes is damaged. Then nothing has changed.
 pub fn merge_into_right(left: Node<&[u8]>, right: &mut [u8], separator: &[u8]) -> Result<(), Torn> {
     let old = right.to_vec();
     let old = Node::new(&old[..]);
@@ -695,7 +704,7 @@ pub fn merge_into_right(left: Node<&[u8]>, right: &mut [u8], separator: &[u8]) -
     Ok(())
 }
 
-/// Appends all slots of `source`, whose prefix is not shorter than the target's.
+/// Appends all slots of `source`, whose prefix is not shorter than that of `target`.
 fn append(target: &mut NodeMut<'_>, source: Node<&[u8]>) -> Result<(), Torn> {
     let start = source.prefix()?.get(target.node().prefix_len()?..).ok_or(Torn)?;
     for index in 0..source.count()? {

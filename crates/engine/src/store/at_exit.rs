@@ -1,11 +1,11 @@
-//! Stores that are open when the process exits are closed then: those in statics, and those whose
-//! handles are left where they are by `std::process::exit`.
+//! Closes the stores that are open when the process exits: stores in statics, and stores whose
+//! handles `std::process::exit` does not drop.
 //!
-//! The C library runs the handler on the thread that exits while all others go on, so that thread
-//! may hold anything: a passage of the gate if it exits in the caller's part of a change, or a lock
-//! if it exits in a handler of a signal. So another thread closes the stores, and the one that
-//! exits waits for it only for as long as it gets on. What cannot be closed by then stays as a
-//! process leaves it that is killed.
+//! The C library runs the handler on the exiting thread while all other threads go on. The exiting
+//! thread may hold anything: a permit of the change gate if it exits in a callback, or a lock if it
+//! exits in a signal handler. So another thread, the closer, closes the stores. The exiting thread
+//! waits for the closer only while the closer makes progress. A store that the closer cannot close
+//! stays as if the process had been killed.
 
 use std::panic::catch_unwind;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,27 +15,28 @@ use std::time::{Duration, Instant};
 
 use crate::store::core::StoreCore;
 
-/// For so long the list may be locked. It only is for a moment, unless the thread that exits does
-/// so in a handler of a signal, or the process is the child of another thread's `fork`.
+/// How long a thread waits for the lock on the list. Threads hold the lock only for a moment,
+/// unless a thread exits in a signal handler, or another thread held the lock when its process
+/// forked.
 const LIST_PATIENCE: Duration = Duration::from_secs(1);
-/// For so many milliseconds a change may keep its store open.
+/// How many milliseconds the closer waits for the changes of a store to end.
 const GATE_PATIENCE: u32 = 5000;
-/// For so long the thread that closes may write nothing.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// How long the exiting thread waits for the closer to write the next page.
+const PROGRESS_PATIENCE: Duration = Duration::from_secs(60);
 
-/// The stores, until they are closed by dropping them.
-static STORES: Mutex<Vec<Open>> = Mutex::new(Vec::new());
+/// The stores of the process. Dropping a store takes it from the list.
+static STORES: Mutex<Vec<OpenStore>> = Mutex::new(Vec::new());
 
-/// The C library knows of the handlers; the child of a `fork` inherits that.
+/// The handlers are registered with the C library. The child of a `fork` inherits them.
 static HAS_HANDLERS: AtomicBool = AtomicBool::new(false);
 
-struct Open {
+struct OpenStore {
     store: Weak<StoreCore>,
-    /// The process that opened it. For a child of that the store is none of its own.
+    /// The process that opened the store. The store does not belong to a child of that process.
     process: u32,
 }
 
-fn stores() -> Option<MutexGuard<'static, Vec<Open>>> {
+fn stores() -> Option<MutexGuard<'static, Vec<OpenStore>>> {
     let until = Instant::now() + LIST_PATIENCE;
     loop {
         match STORES.try_lock() {
@@ -47,8 +48,8 @@ fn stores() -> Option<MutexGuard<'static, Vec<Open>>> {
     }
 }
 
-/// The store is closed when the process exits, if it is still open then.
-pub(crate) fn enter(store: &Arc<StoreCore>) {
+/// Has the store closed when the process exits, if it is open then.
+pub(crate) fn register(store: &Arc<StoreCore>) {
     if !HAS_HANDLERS.swap(true, Ordering::Relaxed) {
         let known = vellum_pool::at_exit(close_all);
         if let Err(error) = known.and_then(|()| vellum_pool::after_fork(keep_parents_stores)) {
@@ -57,14 +58,14 @@ pub(crate) fn enter(store: &Arc<StoreCore>) {
     }
     match stores() {
         Some(mut stores) => {
-            stores.push(Open { store: Arc::downgrade(store), process: std::process::id() });
+            stores.push(OpenStore { store: Arc::downgrade(store), process: std::process::id() });
         }
         None => tracing::warn!("this store will not be closed at the exit: the list is locked"),
     }
 }
 
-/// The store was closed as it was dropped.
-pub(crate) fn leave(store: &StoreCore) {
+/// Takes a store from the list. Its drop has closed it.
+pub(crate) fn unregister(store: &StoreCore) {
     if let Some(mut stores) = stores() {
         stores.retain(|open| !std::ptr::eq(open.store.as_ptr(), store));
         if stores.capacity() > 2 * stores.len() + 16 {
@@ -73,19 +74,19 @@ pub(crate) fn leave(store: &StoreCore) {
     }
 }
 
-/// In the child of a fork, the stores of its parent are never dropped: that would wait for threads
-/// which the child does not have, and unlock the parent's file.
+/// Keeps the child of a fork from dropping the parent's stores. Dropping one would wait for threads
+/// that the child does not have, and would unlock the parent's file.
 extern "C" fn keep_parents_stores() {
     let stores = match STORES.try_lock() {
         Ok(stores) => stores,
         Err(TryLockError::Poisoned(stores)) => stores.into_inner(),
-        // Another thread of the parent had the list, for a moment. Nothing can be waited for here.
+        // Another thread of the parent held the lock at the fork. The child must not wait for it.
         Err(TryLockError::WouldBlock) => return,
     };
     stores.iter().for_each(|open| std::mem::forget(open.store.upgrade()));
 }
 
-/// The handler. A panic must not leave a function that C calls.
+/// The exit handler. C calls it, so no panic may leave it.
 extern "C" fn close_all() {
     let _ = catch_unwind(|| {
         let (open, dropping) = open_stores();
@@ -94,7 +95,7 @@ extern "C" fn close_all() {
         }
         let closing = Arc::new(Closing::default());
         let (closer, watched) = (closing.clone(), open.clone());
-        let closes = move || {
+        let run_closer = move || {
             let _ = catch_unwind(std::panic::AssertUnwindSafe(|| {
                 open.iter().for_each(|store| close(store));
                 drop(open);
@@ -102,16 +103,18 @@ extern "C" fn close_all() {
             }));
             closer.end();
         };
-        match thread::Builder::new().name("vellum-exit".into()).spawn(closes) {
+        match thread::Builder::new().name("vellum-exit".into()).spawn(run_closer) {
             Ok(_) => closing.wait(&watched),
             Err(error) => {
-                tracing::error!("open stores are not closed, for want of a thread: {error}");
+                tracing::error!(
+                    "open stores are not closed, because no thread could be started: {error}"
+                );
             }
         }
     });
 }
 
-/// The stores of this process that are not closed, and whether another thread is dropping one.
+/// The open stores of this process, and whether another thread is dropping one.
 fn open_stores() -> (Vec<Arc<StoreCore>>, bool) {
     let (mut open, mut dropping) = (Vec::new(), false);
     let process = std::process::id();
@@ -123,16 +126,16 @@ fn open_stores() -> (Vec<Arc<StoreCore>>, bool) {
             }
         }
     }
-    // Without the list's lock: this may be the last handle by now.
+    // After unlocking the list: dropping the store here, which may be its last handle, locks it.
     open.retain(|store| store.pages.check_open().is_ok());
     (open, dropping)
 }
 
 fn close(store: &StoreCore) {
-    // In the order of other checkpoints: one that is under way ends first.
+    // In the lock order of all checkpoints. A checkpoint that is under way ends first.
     let mut checkpoints = store.checkpoint_lock();
-    let closed = match store.pages.gate.hold_within(GATE_PATIENCE) {
-        Some(hold) => store.close_held(&hold, &mut checkpoints),
+    let closed = match store.pages.gate.freeze_within(GATE_PATIENCE) {
+        Some(freeze) => store.close_frozen(&freeze, &mut checkpoints),
         None => {
             tracing::error!("a store stays open at the exit: one of its changes does not end");
             return;
@@ -143,14 +146,14 @@ fn close(store: &StoreCore) {
     }
 }
 
-/// Other threads may be closing stores by dropping them.
+/// Waits for other threads that are closing stores by dropping them.
 fn wait_for_drops() {
     while open_stores().1 {
         thread::sleep(Duration::from_millis(1));
     }
 }
 
-/// What the thread that exits waits for.
+/// The progress of the closer, for which the exiting thread waits.
 #[derive(Default)]
 struct Closing {
     ended: Mutex<bool>,
@@ -163,18 +166,18 @@ impl Closing {
         self.changed.notify_all();
     }
 
-    /// Waits until it has ended, or until nothing was written for a while.
+    /// Waits until the closer has ended, or has written nothing for [`PROGRESS_PATIENCE`].
     fn wait(&self, stores: &[Arc<StoreCore>]) {
         let written =
             || stores.iter().map(|store| store.pages.pool.stats().write_backs).sum::<u64>();
         let (mut before, mut since) = (written(), Instant::now());
         let mut ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
         while !*ended {
-            if since.elapsed() > PATIENCE {
+            if since.elapsed() > PROGRESS_PATIENCE {
                 tracing::error!("a store stays open at the exit: closing it does not end");
                 return;
             }
-            let waited = self.changed.wait_timeout(ended, PATIENCE / 60);
+            let waited = self.changed.wait_timeout(ended, PROGRESS_PATIENCE / 60);
             ended = waited.unwrap_or_else(PoisonError::into_inner).0;
             let now = written();
             if now != before {

@@ -1,4 +1,4 @@
-//! The catalog: which trees there are. Itself a tree, from a tree's name to its number and root.
+//! The catalog: a tree that maps the name of each tree to its number and root.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -9,11 +9,11 @@ use crate::error::{Error, Result};
 use crate::page::PageKind;
 use crate::page::bytes::{get_u32, get_u64, put_u32, put_u64};
 use crate::store::core::StoreCore;
-use crate::store::gate::Alone;
+use crate::store::gate::Exclusive;
 use crate::store::pages::Change;
 use crate::tree::{Access, Action, Existing, Incoming, TreeState, apply, init};
 
-/// Bytes of a tree's entry: number u32, 0 u32, root page u64.
+/// Length in bytes of a tree's entry: number u32, 0 u32, root page u64.
 const ENTRY: usize = 16;
 
 fn encode(id: u32, root: u64) -> [u8; ENTRY] {
@@ -36,7 +36,7 @@ impl StoreCore {
                 let root = PageRef::new(get_u64(entry, 8), self.pages.page_frames);
                 Ok(TreeState::new(get_u32(entry, 0), name, root))
             }
-            _ => Err(Error::damaged(self.catalog.root, "the catalog has an entry of no sense")),
+            _ => Err(Error::damaged(self.catalog.root, "the catalog has an invalid entry")),
         }
     }
 
@@ -78,8 +78,9 @@ impl StoreCore {
         Ok(tree)
     }
 
-    /// Gives a tree another name. Others see one of the two: they look at the catalog with the open
-    /// trees locked, and no checkpoint comes within a change.
+    /// Renames a tree. Other threads see one of the two names, because they lock the open trees
+    /// before they read the catalog. A checkpoint has one of the two names, because no cut happens
+    /// during a change.
     pub(crate) fn rename_tree(&self, old: &str, new: &str) -> Result<()> {
         let catalog = self.catalog();
         catalog.check_key(new.as_bytes())?;
@@ -98,9 +99,9 @@ impl StoreCore {
         };
         if let Err(error) = catalog.remove_in(&change, old.as_bytes()) {
             if catalog.remove_in(&change, new.as_bytes()).is_err() {
-                self.pages
-                    .file
-                    .poison_for(&format!("a tree has the names {old:?} and {new:?} now"));
+                self.pages.file.poison_for(&format!(
+                    "renaming failed, and a tree has the names {old:?} and {new:?} now"
+                ));
             }
             return Err(error);
         }
@@ -113,7 +114,7 @@ impl StoreCore {
         Ok(())
     }
 
-    /// An empty leaf as the root of a tree.
+    /// Creates the root of a tree: an empty leaf.
     fn create_root(&self, change: &Change<'_>, id: u32) -> Result<PageRef> {
         let mut guard = self.pages.pool.allocate(self.pages.page_frames)?;
         let root = init(change, &mut guard, PageKind::Leaf, 0, id);
@@ -121,9 +122,9 @@ impl StoreCore {
         Ok(root)
     }
 
-    /// Removes a tree and frees its pages, while nobody else changes or holds the store.
-    pub(crate) fn drop_tree(&self, alone: &Alone<'_>, name: &str) -> Result<()> {
-        let change = self.pages.change_alone(alone)?;
+    /// Removes a tree and frees its pages. The caller has exclusive use of the store.
+    pub(crate) fn drop_tree(&self, exclusive: &Exclusive<'_>, name: &str) -> Result<()> {
+        let change = self.pages.change_exclusively(exclusive)?;
         let tree = self.open_tree(name)?;
         let mut trees = self.trees();
         self.catalog().remove_in(&change, name.as_bytes())?;

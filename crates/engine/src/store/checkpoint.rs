@@ -1,19 +1,21 @@
 //! Checkpoints: from changed pages in memory to a clean file (`Store::sync`, `Store::close`).
 //!
-//! Changes stand still only for the *cut*: what the checkpoint writes is fixed there. It is written
-//! while changes go on.
+//! The checkpoint freezes changes only for the *cut*. There it determines what it will write. It
+//! writes that while changes go on.
 //!
-//! Of few changed pages, none of which was written since the last clean header, the cut is a copy.
-//! The header goes first, with a list of these pages and their checksums; it says that the file is
-//! clean once each of them is as the list says. Then the pages follow. Whatever a crash leaves,
-//! opening compares the pages with the list. That takes two syncs of the device.
+//! If few pages changed, and none of them was written since the last clean header, the cut copies
+//! them. The checkpoint first writes a header with a list of these pages and their checksums. The
+//! header says that the file is clean if each page matches the list. Then the checkpoint writes the
+//! pages. After a crash, opening the store compares the pages with the list. This takes two syncs
+//! of the device.
 //!
-//! Otherwise the file is marked in use, most pages are written before the cut, while changes go on,
-//! and the rest in the cut. The free map and a clean header follow.
+//! Otherwise the checkpoint marks the file in use. It writes most pages before the cut, while
+//! changes go on, and the rest in the cut. It writes the free map and a clean header last.
 //!
-//! From the cut to the end the file is barred: the pool writes no page. The free map is that of
-//! the cut, too: the space then (a snapshot that shares chunks with the live one), without the
-//! pages that are set aside or wait to be freed. It goes to places that the pool does not use.
+//! From the cut to its end, the checkpoint pauses the pool's writes. It also writes the free map as
+//! of the cut: a snapshot of the space, which shares chunks with the live one. In that map,
+//! unlinked pages and pages that wait to be freed count as free. The map's pages lie in places that
+//! the pool does not use.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::MutexGuard;
@@ -24,53 +26,54 @@ use vellum_pool::{PageCopy, PageRef, SpaceSnapshot};
 use crate::error::{Error, Result};
 use crate::page::checksum_of;
 use crate::store::at_exit;
+use crate::store::callback::refuse_in_callback;
 use crate::store::core::StoreCore;
-use crate::store::file::{Bar, Checkpoints};
+use crate::store::file::{Checkpoints, PausedWrites};
 use crate::store::free_map;
-use crate::store::gate::Hold;
+use crate::store::gate::Freeze;
 use crate::store::header::{Header, LISTED_FRAMES_MAX, LISTED_MAX, Listed};
-use crate::store::within::refuse_within;
 
-/// The free map to be written.
-struct Map {
+/// The free map of a cut.
+struct FreeMap {
     space: SpaceSnapshot,
-    /// Ranges that are free in the file, though not yet in memory.
+    /// Ranges that are free in the file, but not yet in memory.
     given_back: Vec<(u64, u64)>,
 }
 
-/// What a checkpoint writes.
+/// The data that a checkpoint writes.
 struct Cut<'a> {
-    bar: Bar<'a>,
+    paused: PausedWrites<'a>,
     header: Header,
-    /// The changed pages; none if they are written already.
+    /// Copies of the changed pages; `None` if the checkpoint has written the pages in the cut.
     pages: Option<Vec<PageCopy>>,
-    /// None if the one in the file is right.
-    map: Option<Map>,
+    /// `None` if the file has this map already.
+    map: Option<FreeMap>,
 }
 
-/// Unless it is forgotten, what was cut counts as changed again: an error, or a panic of the
-/// device, has ended its checkpoint.
-struct Unsaved<'a>(&'a AtomicBool);
+/// Marks the store changed again when it is dropped. A checkpoint that succeeds forgets it. An
+/// error, or a panic of the device, drops it.
+struct ChangedUnlessSaved<'a>(&'a AtomicBool);
 
-impl Drop for Unsaved<'_> {
+impl Drop for ChangedUnlessSaved<'_> {
     fn drop(&mut self) {
         self.0.store(true, Ordering::Release);
     }
 }
 
 impl StoreCore {
-    /// No checkpoint is under way while the result lives.
+    /// While the result lives, no checkpoint is under way.
     pub(crate) fn checkpoint_lock(&self) -> MutexGuard<'_, Checkpoints> {
         self.checkpoints.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    /// Makes everything durable that was changed before the call. One checkpoint serves all threads
-    /// that came before its cut.
+    /// Makes all earlier changes durable. One checkpoint serves all threads that called this before
+    /// its cut.
     pub(crate) fn sync(&self) -> Result<()> {
         self.pages.check_process()?;
         self.pages.check_writable()?;
-        // Before the lock: a checkpoint that has it may be waiting for this thread's change.
-        refuse_within(&self.pages.gate)?;
+        // Before taking the lock: a checkpoint that holds it may be waiting for this thread's
+        // change.
+        refuse_in_callback(&self.pages.gate)?;
         let Some(_leader) = self.commits.lead(self.commits.next_cut()) else { return Ok(()) };
         let mut checkpoints = self.checkpoint_lock();
         self.pages.check_writable()?;
@@ -81,49 +84,49 @@ impl StoreCore {
             self.pages.file.mark_in_use()?;
             self.pages.pool.write_dirty()?;
         }
-        let hold = self.pages.hold()?;
-        self.pages.free_ended();
+        let freeze = self.pages.freeze()?;
+        self.pages.reclaim_unlinked();
         let number = self.commits.cut();
-        let cut = self.cut(&hold, &mut checkpoints)?;
-        drop(hold);
+        let cut = self.cut(&freeze, &mut checkpoints)?;
+        drop(freeze);
         self.write_cut(cut, &mut checkpoints)?;
         self.commits.save(number);
         Ok(())
     }
 
-    /// Makes everything durable and gives the file's unused tail back. Afterwards the file has a
-    /// header without a list, which programs read that know no lists.
-    fn sync_and_trim(&self, hold: &Hold<'_>, checkpoints: &mut Checkpoints) -> Result<()> {
+    /// Makes everything durable and truncates the file's unused tail. Afterwards the file has a
+    /// header without a list, which older programs can read.
+    fn sync_and_trim(&self, freeze: &Freeze<'_>, checkpoints: &mut Checkpoints) -> Result<()> {
         self.pages.check_writable()?;
-        self.pages.free_ended();
+        self.pages.reclaim_unlinked();
         if !self.pages.is_changed() && !self.has_free_tail() {
             let header = self.pages.file.header();
             return match header.listed {
                 0 => Ok(()),
-                _ => self.pages.file.write_clean(&self.pages.file.bar(), header, &[]),
+                _ => self.pages.file.write_clean(&self.pages.file.pause_writes(), header, &[]),
             };
         }
         // From here on a failure leaves a file in use.
         self.pages.changed.store(true, Ordering::Release);
         self.pages.file.mark_in_use()?;
-        // Pages that were being written back when they were freed are free after this.
+        // After this, the pages that were freed during their write-back are free.
         self.pages.pool.sync()?;
-        // The map may be in the way of the file's new end.
+        // The old map may lie in the tail.
         checkpoints.map_of = None;
         while let Some(place) = checkpoints.places.pop() {
             self.pages.pool.free_place(place)?;
         }
         self.allocate_places(&mut checkpoints.places)?;
         self.pages.pool.trim()?;
-        // After the trimming: that may free pages which a reader held until now.
+        // After trimming, which may free pages that a reader held until now.
         let number = self.commits.cut();
-        let cut = self.cut(hold, checkpoints)?;
+        let cut = self.cut(freeze, checkpoints)?;
         self.write_cut(cut, checkpoints)?;
         self.commits.save(number);
         Ok(())
     }
 
-    /// The file ends with pages that are not in use.
+    /// Whether the file ends with unused pages.
     fn has_free_tail(&self) -> bool {
         let file_pages = self.pages.pool.file_pages();
         self.pages.pool.with_space(|space| {
@@ -133,12 +136,12 @@ impl StoreCore {
         })
     }
 
-    /// Fixes what a checkpoint writes.
-    fn cut(&self, _hold: &Hold<'_>, checkpoints: &mut Checkpoints) -> Result<Cut<'_>> {
+    /// Determines what the checkpoint writes.
+    fn cut(&self, _freeze: &Freeze<'_>, checkpoints: &mut Checkpoints) -> Result<Cut<'_>> {
         let map = self.cut_map(checkpoints)?;
         let places = map.as_ref().map_or(&[][..], |_| &checkpoints.places);
         let frames = places.len() as u64 * u64::from(self.pages.page_frames);
-        let mut bar = self.pages.file.bar();
+        let mut paused = self.pages.file.pause_writes();
         let room = (LISTED_MAX.checked_sub(places.len()), LISTED_FRAMES_MAX.checked_sub(frames));
         let pages = match room {
             (Some(pages), Some(frames)) if !self.pages.file.is_in_use() => {
@@ -147,10 +150,10 @@ impl StoreCore {
             _ => None,
         };
         if pages.is_none() {
-            drop(bar);
+            drop(paused);
             self.pages.file.mark_in_use()?;
             self.pages.pool.write_dirty()?;
-            bar = self.pages.file.bar();
+            paused = self.pages.file.pause_writes();
         }
         let header = Header {
             free_map: checkpoints.places.first().map_or(0, |page| page.id.0),
@@ -158,11 +161,11 @@ impl StoreCore {
             ..self.pages.file.header()
         };
         self.pages.changed.store(false, Ordering::Release);
-        Ok(Cut { bar, header, pages, map })
+        Ok(Cut { paused, header, pages, map })
     }
 
-    /// The free map as it is, and places for it. None if the file has it.
-    fn cut_map(&self, checkpoints: &mut Checkpoints) -> Result<Option<Map>> {
+    /// The current free map, with places for it. `None` if the file has this map already.
+    fn cut_map(&self, checkpoints: &mut Checkpoints) -> Result<Option<FreeMap>> {
         let map = self.map();
         if map.given_back.is_empty() && checkpoints.map_of == Some(map.space.generation()) {
             return Ok(None);
@@ -170,18 +173,17 @@ impl StoreCore {
         Ok(Some(self.allocate_places(&mut checkpoints.places)?))
     }
 
-    /// The free map as it is.
-    fn map(&self) -> Map {
+    /// The current free map.
+    fn map(&self) -> FreeMap {
         let (space, mut given_back) = self.pages.pool.snapshot_space();
-        given_back.extend(self.pages.aside.ranges());
-        Map { space, given_back }
+        given_back.extend(self.pages.unlinked.ranges());
+        FreeMap { space, given_back }
     }
 
-    /// Allocates places besides those that there are, for the free map as it will be then. That
-    /// map fits them.
-    fn allocate_places(&self, places: &mut Vec<PageRef>) -> Result<Map> {
+    /// Allocates more places until the free map fits into all of them. Returns that map.
+    fn allocate_places(&self, places: &mut Vec<PageRef>) -> Result<FreeMap> {
         loop {
-            // Allocating takes from the ranges, so the map does not grow by it.
+            // An allocation takes pages from the free ranges, so the map does not grow.
             let map = self.map();
             let len = map.space.encoded_len_max(map.given_back.len());
             if free_map::pages_for(len, self.pages.page_frames) <= places.len() {
@@ -191,18 +193,18 @@ impl StoreCore {
         }
     }
 
-    /// Writes what was cut, while changes go on.
+    /// Writes the data of a cut, while changes go on.
     fn write_cut(&self, cut: Cut<'_>, checkpoints: &mut Checkpoints) -> Result<()> {
-        let unsaved = Unsaved(&self.pages.changed);
+        let guard = ChangedUnlessSaved(&self.pages.changed);
         self.try_write_cut(cut, checkpoints)?;
-        std::mem::forget(unsaved);
+        std::mem::forget(guard);
         Ok(())
     }
 
     fn try_write_cut(&self, cut: Cut<'_>, checkpoints: &mut Checkpoints) -> Result<()> {
-        let Cut { bar, header, pages, map } = cut;
+        let Cut { paused, header, pages, map } = cut;
         let mut map_of = checkpoints.map_of;
-        let map = map.map_or_else(Vec::new, |Map { space, given_back }| {
+        let map = map.map_or_else(Vec::new, |FreeMap { space, given_back }| {
             checkpoints.map_of = None;
             map_of = given_back.is_empty().then(|| space.generation());
             free_map::pages(&space.encode(given_back), &checkpoints.places)
@@ -210,7 +212,7 @@ impl StoreCore {
         match pages {
             Some(pages) => {
                 let listed: Vec<_> = pages.iter().chain(&map).map(listed).collect();
-                self.pages.file.write_clean(&bar, header, &listed)?;
+                self.pages.file.write_clean(&paused, header, &listed)?;
                 self.pages.pool.write_copies(&pages)?;
                 self.pages.pool.write_copies(&map)?;
                 if !listed.is_empty() {
@@ -221,71 +223,75 @@ impl StoreCore {
             None => {
                 self.pages.pool.write_copies(&map)?;
                 self.pages.pool.sync_device()?;
-                self.pages.file.write_clean(&bar, header, &[])?;
+                self.pages.file.write_clean(&paused, header, &[])?;
             }
         }
         checkpoints.map_of = map_of;
         Ok(())
     }
 
-    /// Checkpoints, refuses everything afterwards, and lets others have the file.
+    /// Writes a checkpoint, refuses all later operations, and unlocks the file.
     pub(crate) fn close(&self) -> Result<()> {
         self.pages.check_process()?;
-        refuse_within(&self.pages.gate)?;
+        refuse_in_callback(&self.pages.gate)?;
         let mut checkpoints = self.checkpoint_lock();
-        let hold = self.pages.hold()?;
-        self.close_held(&hold, &mut checkpoints)
+        let freeze = self.pages.freeze()?;
+        self.close_frozen(&freeze, &mut checkpoints)
     }
 
-    /// As [`close`](Self::close), by a holder of the gate.
-    pub(crate) fn close_held(&self, hold: &Hold<'_>, checkpoints: &mut Checkpoints) -> Result<()> {
+    /// As [`close`](Self::close), for a caller that has frozen the gate.
+    pub(crate) fn close_frozen(
+        &self,
+        freeze: &Freeze<'_>,
+        checkpoints: &mut Checkpoints,
+    ) -> Result<()> {
         if self.pages.file.is_closed() {
             return Ok(());
         }
         let outcome = match self.pages.check_writable() {
             Err(Error::ReadOnly) => Ok(()),
-            _ => self.sync_and_trim(hold, checkpoints),
+            _ => self.sync_and_trim(freeze, checkpoints),
         };
-        // What could not be saved for want of space or memory can be saved yet: the store stays
+        // If space or memory ran out, the caller can still save the changes. So the store stays
         // open, unless it is poisoned.
         if outcome.is_ok() || self.pages.check_writable().is_err() {
             self.pages.file.close();
         }
         if outcome.is_ok() {
-            // All pages are as the file has them, no change comes any more, and what is read from
-            // the file after this is refused: the mark is set, and looked at after each read. A
-            // page that the checkpoint wrote may be on its way to the file once more.
+            // All pages are saved and no change can begin. `StoreFormat::verify` looks at the mark
+            // of `close` after each read, and refuses pages that are read from now on. But the pool
+            // may be writing a page a second time that the checkpoint has written.
             self.pages.pool.wait_for_writes();
             self.pages.device.unlock();
         }
         outcome
     }
 
-    /// Nothing has to be written before the store can go.
-    pub(crate) fn is_settled(&self) -> bool {
+    /// Whether the store can be dropped without writing anything.
+    pub(crate) fn is_saved(&self) -> bool {
         let is_changed = self.pages.is_changed() || self.pages.file.header().listed > 0;
         self.pages.file.is_closed() || !is_changed
     }
 }
 
 impl Drop for StoreCore {
-    /// Dropping the last handle closes the store, also while a panic unwinds the thread.
+    /// Dropping the last handle closes the store, even while a panic unwinds the thread.
     ///
-    /// That is sound: pages change within a `Change` alone, and each operation is one, or several
-    /// that are whole for themselves. If the panic came from the engine's own code within a change,
-    /// or from that of a pool or device below it, the store is poisoned, and stays as the file has
-    /// it. If it came from the caller's code, that saw copies, and the change has undone itself. In
-    /// any other case all changes that began have ended, so the pages fit together.
+    /// This is sound. Pages change only within a `Change`, and an operation is one change or
+    /// several independent ones. If the code of the engine, the pool or the device panicked within
+    /// a change, the store is poisoned and the file stays as it is. If a callback panicked, it saw
+    /// only copies, and the change has undone itself. In all other cases the changes have ended, so
+    /// the pages are consistent.
     fn drop(&mut self) {
-        if !self.is_settled() && !self.salvage {
-            // A panic within a panic would end the process if it left a destructor.
+        if !self.is_saved() && !self.salvage {
+            // A panic that left this destructor during another panic would abort the process.
             match catch_unwind(AssertUnwindSafe(|| self.close())) {
                 Ok(Ok(()) | Err(Error::ReadOnly)) => {}
                 Ok(Err(error)) => tracing::error!("closing the store failed: {error}"),
                 Err(_) => tracing::error!("closing the store panicked"),
             }
         }
-        at_exit::leave(self);
+        at_exit::unregister(self);
     }
 }
 

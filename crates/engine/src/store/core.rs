@@ -1,4 +1,4 @@
-//! What all handles of a store share: its pages, its trees by name, and its checkpoints.
+//! The state that all handles of a store share: its pages, its trees by name, and its checkpoints.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -13,24 +13,24 @@ use crate::store::header::{Header, NEXT_TREE_MAX};
 use crate::store::pages::PageStore;
 use crate::tree::TreeState;
 
-/// What all handles of a store share.
+/// The state that all handles of a store share.
 #[derive(Debug)]
 pub(crate) struct StoreCore {
     pub pages: PageStore,
     pub salvage: bool,
     pub catalog: Arc<TreeState>,
-    /// The trees that have handles, or had some lately.
+    /// The trees that have handles, or had handles until recently.
     open_trees: Mutex<OpenTrees>,
-    /// Held during a checkpoint: two may hold the gate at a time.
+    /// A checkpoint holds this lock. Freezing the gate does not exclude another checkpoint.
     pub checkpoints: Mutex<Checkpoints>,
     pub commits: GroupCommit,
 }
 
-/// Trees by name, as long as they have handles.
+/// The trees that have handles, by name.
 #[derive(Debug, Default)]
 pub(crate) struct OpenTrees {
     by_name: HashMap<String, Weak<TreeState>>,
-    /// So many entries were of use at the last look.
+    /// The number of trees that had handles when the map was last cleaned up.
     live: usize,
 }
 
@@ -40,7 +40,7 @@ impl OpenTrees {
     }
 
     pub(crate) fn insert(&mut self, tree: &Arc<TreeState>) {
-        // What has no handle any more goes when it could be half of all.
+        // Remove the trees without handles when they may be half of the map.
         if self.by_name.len() > 2 * self.live + 16 {
             self.by_name.retain(|_, tree| tree.strong_count() > 0);
             self.by_name.shrink_to(2 * self.by_name.len());
@@ -81,7 +81,7 @@ impl StoreCore {
         lock(&self.open_trees)
     }
 
-    /// The number for a tree that is created.
+    /// The number for a new tree.
     pub(crate) fn next_tree_id(&self) -> Result<u32> {
         self.pages.file.update(|header| {
             let id = header.next_tree;
@@ -105,8 +105,8 @@ mod tests {
     use crate::store::open;
     use crate::store::options::Options;
 
-    /// A store, which the task drops that is woken when its page has come: the thread of the device
-    /// that wakes it still has what the read needed.
+    /// A task drops the store when the device wakes it after a read. The device's thread still has
+    /// what the read needed.
     struct DroppedByTask {
         core: Mutex<Option<StoreCore>>,
         device: Weak<FaultyDevice<Arc<MemoryDevice>>>,

@@ -1,12 +1,14 @@
-//! The store's file as a whole: which header it has, and whether pages may be written to it.
+//! The store's file as a whole: its newest header, and whether the pool may write pages to it.
 //!
-//! A clean header says what every page of the file is. So before the first page is written after
-//! it, a header that says "in use" is made durable ([`StoreFile::before_pages`], which the pool
-//! calls before each write of pages). A change that stays in memory leaves the file clean.
+//! A clean header describes every page of the file. So before the pool writes the first page after
+//! a clean header, the store makes a header durable that says "in use". The pool calls
+//! [`StoreFile::before_pages`] before each write of pages for this. A change that stays in memory
+//! leaves the file clean.
 //!
-//! While a checkpoint is between its last page and its header no page may be written at all: the
-//! header is about the pages as they were then. The checkpoint bars the file ([`StoreFile::bar`]),
-//! and the pool keeps its dirty pages until the [`Bar`] is dropped.
+//! From the cut of a checkpoint to its end the pool must write no page, because the checkpoint's
+//! header describes the pages as of the cut. The checkpoint pauses writes
+//! ([`StoreFile::pause_writes`]), and the pool keeps its dirty pages until the [`PausedWrites`] is
+//! dropped.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,43 +23,45 @@ use crate::store::header::{Header, Listed};
 /// See the module's documentation.
 #[derive(Debug)]
 pub(crate) struct StoreFile {
-    /// Weak, because the pool's format has this file, and a thread of the device that has just
-    /// completed a read still has the format: it must not be the one that drops the device, which
-    /// unlocks the file. Who writes a header has the device.
+    /// Weak, because the pool's format refers to this file, and a thread of the device that has
+    /// just completed a read still refers to the format. That thread must not drop the device,
+    /// because dropping it unlocks the file. A thread that writes a header keeps the device alive
+    /// by other means.
     device: Weak<dyn Device>,
-    /// What the file's newest header says, but that the numbers which the store hands out
-    /// (`version`, `next_tree`) go on.
+    /// The newest header of the file. Only `version` and `next_tree` run ahead of the file: they
+    /// are what the next header will say.
     header: Mutex<Header>,
-    /// Held while a header is written, and while it is settled whether one has to be.
+    /// A thread holds this lock while it writes a header, and while it decides whether to write
+    /// one.
     writing: Mutex<()>,
-    /// The newest header says "in use", durably: pages may be written.
+    /// The newest header durably says "in use": the pool may write pages.
     in_use: AtomicBool,
-    barred: AtomicBool,
-    /// The store is closed, and others may have changed the file since.
+    paused: AtomicBool,
+    /// The store is closed, and another process may have changed the file since.
     closed: AtomicBool,
     /// The first failure to write a header or the free map.
     poison: OnceLock<Arc<str>>,
 }
 
-/// While this lives no page is written by the pool.
+/// While this lives, the pool writes no page.
 #[derive(Debug)]
-pub(crate) struct Bar<'a>(&'a StoreFile);
+pub(crate) struct PausedWrites<'a>(&'a StoreFile);
 
-impl Drop for Bar<'_> {
+impl Drop for PausedWrites<'_> {
     fn drop(&mut self) {
-        self.0.barred.store(false, Ordering::Release);
+        self.0.paused.store(false, Ordering::Release);
     }
 }
 
 impl StoreFile {
-    /// A file that has this header, durably.
+    /// The file has this header, durably.
     pub(crate) fn new(device: &Arc<dyn Device>, header: Header) -> StoreFile {
         StoreFile {
             device: Arc::downgrade(device),
             in_use: AtomicBool::new(!header.clean),
             header: Mutex::new(header),
             writing: Mutex::default(),
-            barred: AtomicBool::new(false),
+            paused: AtomicBool::new(false),
             closed: AtomicBool::new(false),
             poison: OnceLock::new(),
         }
@@ -71,19 +75,20 @@ impl StoreFile {
         self.writing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What is read from the file may be another process's.
+    /// Whether the store is closed. Another process may have written what is read from the file
+    /// afterwards.
     pub(crate) fn is_closed(&self) -> bool {
         self.closed.load(Ordering::Acquire)
     }
 
-    /// Nothing of this store is read or written after this, but what the pool is writing just now.
+    /// After this the store reads and writes nothing, except for writes that the pool has begun.
     pub(crate) fn close(&self) {
-        // Under the lock: a thread that is about to mark the file has done so, or finds it closed.
+        // Under the lock: another thread has marked the file before this, or will find it closed.
         let _writing = self.writing();
         self.closed.store(true, Ordering::Release);
     }
 
-    /// A page may have been written since the last clean header.
+    /// Whether the pool may have written a page since the last clean header.
     pub(crate) fn is_in_use(&self) -> bool {
         self.in_use.load(Ordering::Acquire)
     }
@@ -97,8 +102,8 @@ impl StoreFile {
         change(&mut self.lock())
     }
 
-    /// After a failed write of a header or a sync nothing is known of the file, and after a panic
-    /// in a change its pages may not fit together.
+    /// After a failed write of a header, or a failed sync, the contents of the file are unknown.
+    /// After a panic in a change its pages may be inconsistent.
     pub(crate) fn check_poison(&self) -> Result<()> {
         self.poison.get().map_or(Ok(()), |first| Err(Error::Poisoned(first.clone())))
     }
@@ -111,12 +116,12 @@ impl StoreFile {
         }
     }
 
-    /// Pages are about to be written: makes the file say that it is in use. "Not now" while the
-    /// file is barred. A checkpoint may have made the pages clean in the meantime: the file is
-    /// marked only if one of them is `still_dirty`.
+    /// The pool calls this before it writes pages: marks the file in use. Fails with `WouldBlock`
+    /// while writes are paused. A checkpoint may have written the pages in the meantime, so this
+    /// marks the file only if one of them is `still_dirty`.
     pub(crate) fn before_pages(&self, still_dirty: &dyn Fn() -> bool) -> io::Result<()> {
-        if self.barred.load(Ordering::Acquire) {
-            return Err(put_off());
+        if self.paused.load(Ordering::Acquire) {
+            return Err(writes_are_paused());
         }
         if self.in_use.load(Ordering::Acquire) {
             return Ok(());
@@ -127,7 +132,7 @@ impl StoreFile {
         })
     }
 
-    /// Makes the file say that it is in use, unless it does. The caller is the one that bars it.
+    /// Marks the file in use, if it is not. Only the checkpoint that pauses writes calls this.
     pub(crate) fn mark_in_use(&self) -> Result<()> {
         Ok(self.mark(&|| true)?)
     }
@@ -135,14 +140,14 @@ impl StoreFile {
     #[cold]
     fn mark(&self, is_needed: &dyn Fn() -> bool) -> std::result::Result<(), PoolError> {
         let writing = self.writing();
-        if self.barred.load(Ordering::Acquire) {
-            return Err(PoolError::WriteAhead(put_off()));
+        if self.paused.load(Ordering::Acquire) {
+            return Err(PoolError::WriteAhead(writes_are_paused()));
         }
         if self.in_use.load(Ordering::Acquire) {
             return Ok(());
         }
-        // No checkpoint comes between this look and the mark: it bars the file under the lock. One
-        // that was before has called its pages clean before it lifted the bar.
+        // No checkpoint can pause writes between this check and the mark, because it would need the
+        // lock. An earlier checkpoint has marked its pages clean before it resumed writes.
         if !is_needed() {
             return Ok(());
         }
@@ -151,25 +156,27 @@ impl StoreFile {
         }
         let next = Header { clean: false, free_map: 0, ..self.header() };
         self.write(&writing, next, &[]).inspect_err(|error| {
-            // Other threads may meet this before the one that writes pages meets the error.
+            // Other threads may meet the poison before the thread that writes pages returns the
+            // error.
             self.poison_for(&format!("{UNMARKED}: {error}"));
         })?;
         self.in_use.store(true, Ordering::Release);
         Ok(())
     }
 
-    /// Bars the file. One checkpoint at a time does that.
-    pub(crate) fn bar(&self) -> Bar<'_> {
-        // Under the lock: a thread that is about to mark the file has done so, or finds it barred.
+    /// Pauses the pool's writes. Only one checkpoint at a time does that.
+    pub(crate) fn pause_writes(&self) -> PausedWrites<'_> {
+        // Under the lock: another thread has marked the file before this, or will find writes
+        // paused.
         let _writing = self.writing();
-        self.barred.store(true, Ordering::Release);
-        Bar(self)
+        self.paused.store(true, Ordering::Release);
+        PausedWrites(self)
     }
 
-    /// Makes a clean header durable. It holds once all listed pages are as the list says.
+    /// Makes a clean header durable. The header is valid once all listed pages match the list.
     pub(crate) fn write_clean(
         &self,
-        _bar: &Bar<'_>,
+        _paused: &PausedWrites<'_>,
         header: Header,
         listed: &[Listed],
     ) -> Result<()> {
@@ -177,8 +184,8 @@ impl StoreFile {
         Ok(written.inspect_err(|error| self.poison_for(&error.to_string()))?)
     }
 
-    /// Makes a header durable, as the one that follows the last. If that fails the caller poisons
-    /// the file.
+    /// Makes `next` durable as the header after the last one. If that fails, the caller poisons the
+    /// file.
     fn write(
         &self,
         _writing: &MutexGuard<'_, ()>,
@@ -191,9 +198,9 @@ impl StoreFile {
         let sequence = self.header().sequence + 1;
         let next = Header { sequence, listed: listed.len() as u32, ..next };
         let page = next.page();
-        // Until this one is durable either of the two may be the newest one after a crash. If it
-        // never becomes so, be it for an error or for a panic of the device, the next page that is
-        // to be written waits for a header that says "in use", in the place of this one.
+        // Until this header is durable, either of the two headers may be the newest one after a
+        // crash. If an error, or a panic of the device, prevents that, the next write of a page
+        // must first write a header that says "in use" in the place of this one.
         self.in_use.store(false, Ordering::Release);
         let written = next.write(&*device, listed);
         let written = written.map_err(|source| PoolError::Write { page, source });
@@ -205,18 +212,18 @@ impl StoreFile {
     }
 }
 
-/// What checkpoints know of those before them.
+/// The results of earlier checkpoints.
 #[derive(Debug, Default)]
 pub(crate) struct Checkpoints {
-    /// The places of the free map. They stay its own while the file is in use, so that the next
-    /// checkpoint needs no space of a full disk.
+    /// The places of the free map. They stay reserved while the file is in use, so that the next
+    /// checkpoint needs no space on a full disk.
     pub places: Vec<PageRef>,
-    /// The map there is that of this generation of the space.
+    /// The generation of the space that the map in these places describes.
     pub map_of: Option<u64>,
 }
 
 impl Checkpoints {
-    /// Of a file whose free map lies there, and is that of the space.
+    /// For a file that was just opened: its free map lies in `places` and describes `space`.
     pub(crate) fn of_file(places: Vec<PageRef>, space: &Space) -> Checkpoints {
         let map_of = (!places.is_empty()).then(|| space.generation());
         Checkpoints { places, map_of }
@@ -230,7 +237,7 @@ impl Checkpoints {
 
 const UNMARKED: &str = "the file could not be marked in use";
 
-fn put_off() -> io::Error {
+fn writes_are_paused() -> io::Error {
     io::Error::new(io::ErrorKind::WouldBlock, "a checkpoint is about to write its header")
 }
 
@@ -259,7 +266,8 @@ mod tests {
         (device, file)
     }
 
-    /// A thread of the pool may come late: the file may be another process's by then.
+    /// A thread of the pool may call `before_pages` late, when another process may have opened the
+    /// file.
     #[test]
     fn a_closed_file_is_not_marked() {
         let (device, file) = clean_file();
@@ -270,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mark_that_fails_is_named_to_all() {
+    fn a_failed_mark_is_reported_to_the_writer_and_as_poison() {
         let (memory, file) = clean_file();
         let device = FaultyDevice::new(memory, 1).unwrap();
         device.plan().fail_always(Operation::Sync, Fault::Error(Errno::IO));
@@ -281,8 +289,8 @@ mod tests {
         assert!(error.contains(UNMARKED) && poison.contains(UNMARKED), "{error}; {poison}");
     }
 
-    /// A thread of the pool has seen a dirty page, and comes to the mark after the checkpoint that
-    /// wrote the page has ended.
+    /// A thread of the pool has seen a dirty page. It calls `before_pages` after the checkpoint
+    /// that wrote the page has ended.
     #[test]
     fn a_file_is_not_marked_for_pages_that_a_checkpoint_made_clean() {
         let (_device, file) = clean_file();
@@ -292,7 +300,7 @@ mod tests {
             let writing = file.writing();
             assert!(still_dirty());
             let late = scope.spawn(|| file.before_pages(&still_dirty));
-            // It waits for the lock, or comes for it later.
+            // The thread waits for the lock, or takes it later.
             std::thread::sleep(std::time::Duration::from_millis(50));
             dirty.store(false, Ordering::SeqCst);
             drop(writing);

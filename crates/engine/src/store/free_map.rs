@@ -1,10 +1,11 @@
-//! The free map in the file: which page ranges are unused, as a chain of pages.
+//! The free map in the file: a chain of pages that lists the unused ranges.
 //!
-//! It is written at a checkpoint, to places that are allocated for it and that the pool does not
-//! use, and read when the store is opened.
+//! A checkpoint writes it to places that are allocated for it and that the pool does not use.
+//! Opening the store reads it.
 //!
-//! A free map page is the page header, the next page's number (0: none), the number of bytes that
-//! follow, and these bytes, a piece of what [`Space::encode`](vellum_pool::Space::encode) gives.
+//! A free map page consists of the page header, the number of the next page (0: none), the number
+//! of bytes that follow, and these bytes. Joined in order, the bytes of all pages are the output of
+//! [`Space::encode`](vellum_pool::Space::encode).
 
 use vellum_pool::{PAGE_SIZE, PageCopy, PageRef, Pool};
 
@@ -20,19 +21,19 @@ fn capacity(page_frames: u32) -> usize {
     page_frames as usize * PAGE_SIZE - DATA
 }
 
-/// How many pages a map of so many bytes takes.
+/// The number of pages that an encoded map takes.
 pub(crate) fn pages_for(bytes: usize, page_frames: u32) -> usize {
     bytes.div_ceil(capacity(page_frames))
 }
 
-/// The pages for an encoded map, sealed; all places are part of the chain.
+/// The sealed pages of an encoded map. The chain includes all places.
 pub(crate) fn pages(map: &[u8], places: &[PageRef]) -> Vec<PageCopy> {
     let next = places.iter().skip(1).map(|next| next.id.0).chain([0]);
     let mut rest = map;
     let pages = places.iter().zip(next).map(|(place, next)| {
         let mut copy = PageCopy::zeroed(*place);
-        let (piece, behind) = rest.split_at(rest.len().min(capacity(place.frames)));
-        rest = behind;
+        let (piece, after) = rest.split_at(rest.len().min(capacity(place.frames)));
+        rest = after;
         let (head, body) = copy.parts_mut();
         page::init(head, *place, PageKind::FreeMap, 0, 0);
         put_u64(head, NEXT, next);
@@ -48,7 +49,7 @@ pub(crate) fn pages(map: &[u8], places: &[PageRef]) -> Vec<PageCopy> {
     pages
 }
 
-/// Reads the chain that begins at page `first`: its pages, and the bytes of the map.
+/// Reads the chain that begins at page `first`. Returns its pages and the encoded map.
 pub(crate) fn read(pool: &Pool, first: u64, page_frames: u32) -> Result<(Vec<PageRef>, Vec<u8>)> {
     let (mut pages, mut bytes, mut next) = (Vec::new(), Vec::new(), first);
     while next != 0 {
@@ -57,12 +58,12 @@ pub(crate) fn read(pool: &Pool, first: u64, page_frames: u32) -> Result<(Vec<Pag
         let len = get_u64(&page, LEN);
         let kind = page::kind_number(&page);
         if kind != PageKind::FreeMap as u8 || len > capacity(page_frames) as u64 {
-            return Err(Error::damaged(place, "it is no page of the free map"));
+            return Err(Error::damaged(place, "it is not a page of the free map"));
         }
-        // A map of the longest kind, every other page free, takes 8 bytes for a page.
-        let most = 32 + 8 * pool.file_pages();
-        if pages.len() as u64 > pool.file_pages() || bytes.len() as u64 > most {
-            return Err(Error::damaged(place, "the free map runs in a circle"));
+        // The longest map, with every other page free, takes 8 bytes for each page.
+        let len_max = 32 + 8 * pool.file_pages();
+        if pages.len() as u64 > pool.file_pages() || bytes.len() as u64 > len_max {
+            return Err(Error::damaged(place, "the pages of the free map form a cycle"));
         }
         bytes.extend_from_slice(&page[DATA..DATA + len as usize]);
         pages.push(place);

@@ -1,86 +1,89 @@
-//! The change gate: changes pass together, unless a thread holds it to see a store that stands
-//! still.
+//! The change gate. Changes pass the gate together, unless a thread has frozen it to see a store
+//! that does not change.
 //!
-//! Changes only count themselves in one word; who finds the gate held waits on a condition
-//! variable. Several may hold it at once, and one may ask to be alone: neither changes nor other
-//! holders. Until there are versions of pages, this is what a snapshot is made of.
+//! A change only counts itself in one word. A change that finds the gate frozen waits on a
+//! condition variable. Several threads may freeze the gate at once. One thread may take it
+//! exclusively: then there are neither changes nor freezes. Until pages have versions, a snapshot
+//! is a freeze of this gate.
 //!
-//! A change that has waited for about a millisecond is overdue, and so is one that waits to be
-//! alone: who then comes to hold the gate lets them go first. That is a courtesy with an end: a
-//! holder may be waiting for the one who comes.
+//! A change that has waited for about a millisecond is overdue, and so is a thread that has waited
+//! as long for exclusive use. A thread that wants to freeze the gate lets the overdue threads go
+//! first. It does so for a limited time, because a thread that has frozen the gate may be waiting
+//! for it.
 //!
 //! `tests/gate_model.rs` checks this file on a scheduler that explores interleavings.
 
 use crate::sync::{AtomicU64, Condvar, Mutex, MutexGuard, Ordering, lock, wait, wait_briefly};
 
-/// Holders are counted above the changes under way.
-const HOLDER: u64 = 1 << 32;
+/// One freeze in the gate's word. The changes under way are counted in the bits below.
+const FREEZE: u64 = 1 << 32;
 
-/// For so many brief waits, of a millisecond each, those who come to hold the gate let changes that
-/// are overdue go first.
-const COURTESY: u32 = 100;
+/// A thread that wants to freeze the gate waits for overdue threads at most this many times, a
+/// millisecond each.
+const OVERDUE_WAITS: u32 = 100;
 
 /// See the module's documentation.
 #[derive(Debug, Default)]
 pub(crate) struct Gate {
-    /// Changes under way in the low half, holders in the high half.
+    /// The number of changes under way in the low half, the number of freezes in the high half.
     word: AtomicU64,
-    sleepers: Mutex<Sleepers>,
-    changed: Condvar,
-    /// Held by the one that is, or wants to be, alone: two would wait for each other.
-    solitude: Mutex<()>,
+    waiters: Mutex<Waiters>,
+    state_changed: Condvar,
+    /// The thread that has, or wants, exclusive use holds this lock. Without it, two such threads
+    /// would wait for each other.
+    exclusive_turn: Mutex<()>,
 }
 
-/// Who waits.
+/// The threads that wait.
 #[derive(Debug, Default)]
-struct Sleepers {
-    /// Changes, and one who waits to be alone, that are overdue.
+struct Waiters {
+    /// The number of overdue threads: changes, and a thread that wants exclusive use.
     overdue: u64,
-    /// How many of those have gone on since the beginning.
+    /// The number of overdue threads that have passed since the gate was created.
     served: u64,
 }
 
-/// A change under way.
+/// The right to change the store. While this lives, no thread has frozen the gate.
 #[derive(Debug)]
-pub(crate) struct Passage<'a>(&'a Gate);
+pub(crate) struct ChangePermit<'a>(&'a Gate);
 
-/// While this lives no change is under way.
+/// While this lives, no change is under way.
 #[derive(Debug)]
-pub(crate) struct Hold<'a>(&'a Gate);
+pub(crate) struct Freeze<'a>(&'a Gate);
 
-/// While this lives there is neither a change under way nor another holder.
+/// While this lives, no change is under way and no thread has frozen the gate.
 #[derive(Debug)]
-pub(crate) struct Alone<'a> {
+pub(crate) struct Exclusive<'a> {
     gate: &'a Gate,
-    _solitude: MutexGuard<'a, ()>,
+    _turn: MutexGuard<'a, ()>,
 }
 
 impl Gate {
-    /// Begins a change; waits while the gate is held.
+    /// Begins a change. Waits while the gate is frozen.
     #[inline]
-    pub(crate) fn pass(&self) -> Passage<'_> {
+    pub(crate) fn begin_change(&self) -> ChangePermit<'_> {
         let before = self.word.fetch_add(1, Ordering::Acquire);
-        if before >= HOLDER {
-            self.pass_slow();
+        if before >= FREEZE {
+            self.begin_change_slow();
         }
-        Passage(self)
+        ChangePermit(self)
     }
 
-    /// Begins a change unless the gate is held.
-    pub(crate) fn try_pass(&self) -> Option<Passage<'_>> {
-        self.enter(1).then(|| Passage(self))
+    /// Begins a change, unless the gate is frozen.
+    pub(crate) fn try_begin_change(&self) -> Option<ChangePermit<'_>> {
+        self.enter(1).then(|| ChangePermit(self))
     }
 
     #[cold]
-    fn pass_slow(&self) {
+    fn begin_change_slow(&self) {
         self.leave();
         self.wait_until(|| self.enter(1));
     }
 
-    /// Counts a change or a holder in, unless there is a holder.
+    /// Adds `count`, a change or a freeze, to the word, unless the gate is frozen.
     fn enter(&self, count: u64) -> bool {
         let mut word = self.word.load(Ordering::Relaxed);
-        while word < HOLDER {
+        while word < FREEZE {
             let (ok, relaxed) = (Ordering::Acquire, Ordering::Relaxed);
             match self.word.compare_exchange(word, word + count, ok, relaxed) {
                 Ok(_) => return true,
@@ -90,111 +93,111 @@ impl Gate {
         false
     }
 
-    /// Waits until `done`, and is overdue after a while.
+    /// Waits until `done`. The thread is overdue after the first wait.
     fn wait_until(&self, mut done: impl FnMut() -> bool) {
-        let mut sleepers = self.lock();
+        let mut waiters = self.lock();
         let mut is_overdue = false;
         while !done() {
-            sleepers = wait_briefly(&self.changed, &self.sleepers, sleepers);
+            waiters = wait_briefly(&self.state_changed, &self.waiters, waiters);
             if !is_overdue {
-                sleepers.overdue += 1;
+                waiters.overdue += 1;
                 is_overdue = true;
             }
         }
         if is_overdue {
-            sleepers.overdue -= 1;
-            sleepers.served += 1;
-            drop(sleepers);
-            self.changed.notify_all();
+            waiters.overdue -= 1;
+            waiters.served += 1;
+            drop(waiters);
+            self.state_changed.notify_all();
         }
     }
 
-    /// Lets those go first who are overdue now, for a while.
-    fn give_way(&self) {
-        let mut sleepers = self.lock();
-        let enough = sleepers.served + sleepers.overdue;
-        for _ in 0..COURTESY {
-            if sleepers.overdue == 0 || sleepers.served >= enough {
+    /// Lets the threads that are overdue now go first, for a limited time.
+    fn let_overdue_go_first(&self) {
+        let mut waiters = self.lock();
+        let target = waiters.served + waiters.overdue;
+        for _ in 0..OVERDUE_WAITS {
+            if waiters.overdue == 0 || waiters.served >= target {
                 return;
             }
-            sleepers = wait_briefly(&self.changed, &self.sleepers, sleepers);
+            waiters = wait_briefly(&self.state_changed, &self.waiters, waiters);
         }
     }
 
-    fn release(&self, held: u64) {
-        self.word.fetch_sub(held, Ordering::Release);
+    fn release(&self, count: u64) {
+        self.word.fetch_sub(count, Ordering::Release);
         drop(self.lock());
-        self.changed.notify_all();
+        self.state_changed.notify_all();
     }
 
     fn leave(&self) {
         let before = self.word.fetch_sub(1, Ordering::Release);
-        if before >= HOLDER && before % HOLDER == 1 {
-            // The lock orders this after the holder's look at the count.
+        if before >= FREEZE && before % FREEZE == 1 {
+            // The lock orders the notification after the freezing thread's look at the count.
             drop(self.lock());
-            self.changed.notify_all();
+            self.state_changed.notify_all();
         }
     }
 
-    /// Keeps new changes out and waits for those under way.
-    pub(crate) fn hold(&self) -> Hold<'_> {
-        self.give_way();
-        self.word.fetch_add(HOLDER, Ordering::Acquire);
-        let mut sleeping = self.lock();
-        while !self.word.load(Ordering::Acquire).is_multiple_of(HOLDER) {
-            sleeping = wait(&self.changed, sleeping);
+    /// Keeps new changes out and waits for the changes under way.
+    pub(crate) fn freeze(&self) -> Freeze<'_> {
+        self.let_overdue_go_first();
+        self.word.fetch_add(FREEZE, Ordering::Acquire);
+        let mut waiters = self.lock();
+        while !self.word.load(Ordering::Acquire).is_multiple_of(FREEZE) {
+            waiters = wait(&self.state_changed, waiters);
         }
-        Hold(self)
+        Freeze(self)
     }
 
-    /// As [`hold`](Self::hold), unless the changes under way do not end within so many waits of a
-    /// millisecond.
-    pub(crate) fn hold_within(&self, waits: u32) -> Option<Hold<'_>> {
-        self.word.fetch_add(HOLDER, Ordering::Acquire);
-        let hold = Hold(self);
-        let is_alone = || self.word.load(Ordering::Acquire).is_multiple_of(HOLDER);
-        let mut sleeping = self.lock();
+    /// As [`freeze`](Self::freeze), but gives up if the changes under way do not end within `waits`
+    /// waits of a millisecond each.
+    pub(crate) fn freeze_within(&self, waits: u32) -> Option<Freeze<'_>> {
+        self.word.fetch_add(FREEZE, Ordering::Acquire);
+        let freeze = Freeze(self);
+        let is_quiet = || self.word.load(Ordering::Acquire).is_multiple_of(FREEZE);
+        let mut waiters = self.lock();
         for _ in 0..waits {
-            if is_alone() {
+            if is_quiet() {
                 break;
             }
-            sleeping = wait_briefly(&self.changed, &self.sleepers, sleeping);
+            waiters = wait_briefly(&self.state_changed, &self.waiters, waiters);
         }
-        drop(sleeping);
-        is_alone().then_some(hold)
+        drop(waiters);
+        is_quiet().then_some(freeze)
     }
 
-    /// Keeps changes and other holders out and waits for those that are there. Changes go on while
-    /// it waits for holders.
-    pub(crate) fn alone(&self) -> Alone<'_> {
-        let solitude = lock(&self.solitude);
+    /// Keeps changes and freezes out, and waits for those that exist. Changes go on while it waits
+    /// for a freeze to end.
+    pub(crate) fn exclusive(&self) -> Exclusive<'_> {
+        let exclusive_turn = lock(&self.exclusive_turn);
         let (ok, relaxed) = (Ordering::Acquire, Ordering::Relaxed);
-        // As a holder it keeps changes out, as a change other holders.
-        self.wait_until(|| self.enter(HOLDER));
-        self.wait_until(|| self.word.compare_exchange(HOLDER, HOLDER + 1, ok, relaxed).is_ok());
-        Alone { gate: self, _solitude: solitude }
+        // The freeze keeps changes out, and the change keeps freezes out.
+        self.wait_until(|| self.enter(FREEZE));
+        self.wait_until(|| self.word.compare_exchange(FREEZE, FREEZE + 1, ok, relaxed).is_ok());
+        Exclusive { gate: self, _turn: exclusive_turn }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Sleepers> {
-        lock(&self.sleepers)
+    fn lock(&self) -> MutexGuard<'_, Waiters> {
+        lock(&self.waiters)
     }
 }
 
-impl Drop for Passage<'_> {
+impl Drop for ChangePermit<'_> {
     #[inline]
     fn drop(&mut self) {
         self.0.leave();
     }
 }
 
-impl Drop for Hold<'_> {
+impl Drop for Freeze<'_> {
     fn drop(&mut self) {
-        self.0.release(HOLDER);
+        self.0.release(FREEZE);
     }
 }
 
-impl Drop for Alone<'_> {
+impl Drop for Exclusive<'_> {
     fn drop(&mut self) {
-        self.gate.release(HOLDER + 1);
+        self.gate.release(FREEZE + 1);
     }
 }

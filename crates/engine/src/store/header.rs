@@ -1,9 +1,10 @@
-//! The store's header: pages 0 and 1, written in turn (docs/format.md, "Header pages").
+//! The store's header: pages 0 and 1, written alternately (docs/format.md, "Header pages").
 //!
-//! The one with the larger sequence number counts. A header says either "clean", then every page
-//! is in the file and the free map is valid, or "in use". A clean one may list pages: it holds only
-//! if each of them has the checksum that the list says. Before a page is written that the newest
-//! header does not list, a newer one goes to the other header page, durably.
+//! The header with the larger sequence number is the valid one. A header says "clean" or "in use".
+//! If it says "clean", every page is in the file and the free map is valid. A clean header may list
+//! pages: then it is valid only if each of these pages has the checksum in the list. Before the
+//! pool writes a page that the newest header does not list, the store makes a newer header durable
+//! in the other header page.
 
 use vellum_pool::device::{Device, Write};
 use vellum_pool::{PAGE_SIZE, PageDamage, PageRef};
@@ -11,11 +12,11 @@ use vellum_pool::{PAGE_SIZE, PageDamage, PageRef};
 use crate::page::bytes::{get_u32, get_u64, put_u32, put_u64};
 use crate::page::{self, PAGE_HEADER, PageKind};
 
-/// Version of the store's format that new stores have.
+/// Version of the format of a new store.
 pub(crate) const FORMAT_VERSION: u32 = 1;
-/// The version of a store that had a value in pieces.
+/// Version of the format of a store that has, or had, a value in pieces.
 pub(crate) const FORMAT_VERSION_PIECES: u32 = 2;
-/// The version of a header that lists pages; the greatest that this code reads.
+/// Version of a header that lists pages. This is the greatest version that this code reads.
 pub(crate) const FORMAT_VERSION_LIST: u32 = 3;
 /// The most pages that a header lists.
 pub(crate) const LISTED_MAX: usize = (PAGE_SIZE - LIST) / LISTED_BYTES;
@@ -24,7 +25,7 @@ pub(crate) const LISTED_FRAMES_MAX: u64 = 256;
 /// Number of header pages at the beginning of the file.
 pub(crate) const HEADER_PAGES: u64 = 2;
 const MAGIC: &[u8; 8] = b"VELLUMDB";
-/// The number of the next tree does not become greater.
+/// The greatest number of the next tree.
 pub(crate) const NEXT_TREE_MAX: u32 = u32::MAX - 1;
 const CLEAN: u64 = 1;
 
@@ -41,7 +42,7 @@ const AT_NEXT_TREE: usize = PAGE_HEADER + 72;
 const AT_LISTED: usize = PAGE_HEADER + 80;
 const AT_STORE_VERSION: usize = PAGE_HEADER + 84;
 const LIST: usize = PAGE_HEADER + 88;
-/// Number, frames and checksum of a page.
+/// Length of an entry of the list: number, frames and checksum of a page.
 const LISTED_BYTES: usize = 20;
 
 /// The decoded header.
@@ -53,19 +54,20 @@ pub(crate) struct Header {
     pub page_frames: u32,
     /// Tells stores apart.
     pub store_id: u128,
-    /// Goes up with every header that is written; its last bit says to which page.
+    /// Increases by one with every written header. Its lowest bit is the number of the header's
+    /// page.
     pub sequence: u64,
-    /// Everything is in the file.
+    /// All pages are in the file.
     pub clean: bool,
     /// Root page of the catalog.
     pub catalog: u64,
     /// First page of the free map, 0 if there is none; valid only if clean.
     pub free_map: u64,
-    /// Length of the file in pages of 4 KiB when this was written.
+    /// Length of the file in pages of 4 KiB when this header was written.
     pub file_pages: u64,
     /// Number of the next tree to be created.
     pub next_tree: u32,
-    /// So many pages are listed.
+    /// The number of listed pages.
     pub listed: u32,
 }
 
@@ -76,7 +78,7 @@ pub(crate) struct Listed {
     pub checksum: u64,
 }
 
-/// What a header page holds.
+/// The contents of a header page.
 #[derive(Debug)]
 pub(crate) enum HeaderPage {
     /// A header of this program's format.
@@ -89,9 +91,9 @@ pub(crate) enum HeaderPage {
     Foreign,
 }
 
-/// A buffer that devices take: aligned to its size.
+/// A buffer with the alignment that devices need.
 #[repr(C, align(4096))]
-pub(crate) struct Block(pub [u8; PAGE_SIZE]);
+pub(crate) struct AlignedPage(pub [u8; PAGE_SIZE]);
 
 impl Header {
     /// The page that this header belongs to.
@@ -99,10 +101,10 @@ impl Header {
         PageRef::new(self.sequence % HEADER_PAGES, 1)
     }
 
-    /// The sealed page, which lists as many pages as `self.listed` says.
-    pub(crate) fn encode(&self, list: &[Listed]) -> Box<Block> {
+    /// The sealed page of this header. `list` must have `self.listed` entries.
+    pub(crate) fn encode(&self, list: &[Listed]) -> Box<AlignedPage> {
         debug_assert_eq!(self.listed as usize, list.len());
-        let mut block = Box::new(Block([0; PAGE_SIZE]));
+        let mut block = Box::new(AlignedPage([0; PAGE_SIZE]));
         let bytes = &mut block.0;
         page::init(bytes, self.page(), PageKind::Header, 0, 0);
         bytes[AT_MAGIC..AT_VERSION].copy_from_slice(MAGIC);
@@ -137,7 +139,7 @@ impl Header {
         let verified = page::verify(at, bytes);
         if !looks_like_one {
             return match verified {
-                Ok(_) => damaged("it is no header page"),
+                Ok(_) => damaged("it is not a header page"),
                 Err(damage) if page::claimed(bytes).is_some() => HeaderPage::Damaged(damage),
                 Err(_) => HeaderPage::Foreign,
             };
@@ -145,7 +147,7 @@ impl Header {
         match verified {
             Err(damage) => return HeaderPage::Damaged(damage),
             Ok(header) if header.kind != PageKind::Header => {
-                return damaged("it is no header page");
+                return damaged("it is not a header page");
             }
             Ok(_) => {}
         }
@@ -169,8 +171,8 @@ impl Header {
             next_tree: get_u32(bytes, AT_NEXT_TREE),
             listed,
         };
-        // Numbers that can go up for as long as anybody lives.
-        let endless = header.sequence < 1 << 62 && header.next_tree <= NEXT_TREE_MAX;
+        // Counters that do not overflow for centuries.
+        let counters_are_sound = header.sequence < 1 << 62 && header.next_tree <= NEXT_TREE_MAX;
         let known = (FORMAT_VERSION..=FORMAT_VERSION_PIECES).contains(&version);
         let list = header.list(bytes);
         let frames = list.map(|listed| u64::from(listed.page.frames)).sum::<u64>();
@@ -178,7 +180,7 @@ impl Header {
         let can_list = listed == 0 || can_list && header.clean;
         if header.page() != at
             || !(1..=16).contains(&header.page_frames)
-            || !endless
+            || !counters_are_sound
             || !known
             || !can_list
         {
@@ -195,7 +197,7 @@ impl Header {
         })
     }
 
-    /// Writes the header to its page. Not durable before the device is synced.
+    /// Writes the header to its page. The caller makes it durable by syncing the device.
     pub(crate) fn write(&self, device: &dyn Device, list: &[Listed]) -> std::io::Result<()> {
         let block = self.encode(list);
         let mut writes = [Write::new(self.page().id.0, [&block.0, &[]])];

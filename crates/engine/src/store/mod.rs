@@ -1,7 +1,7 @@
-//! The public face of a store: [`Store`], its [`Snapshot`], and its pool to look at.
+//! The public interface of a store: [`Store`], [`Snapshot`], and a view of its pool.
 
-pub(crate) mod aside;
 pub(crate) mod at_exit;
+pub(crate) mod callback;
 pub(crate) mod catalog;
 pub(crate) mod check;
 pub(crate) mod checkpoint;
@@ -16,7 +16,7 @@ pub(crate) mod header;
 pub(crate) mod open;
 pub(crate) mod options;
 pub(crate) mod pages;
-pub(crate) mod within;
+pub(crate) mod unlinked;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -27,17 +27,17 @@ use vellum_pool::{BackendKind, PAGE_SIZE, Pool, PoolError, PoolStats, Space};
 use crate::error::{Error, Result};
 use crate::page::blob::VALUE_MAX;
 use crate::store::core::StoreCore;
-use crate::store::gate::Hold;
+use crate::store::gate::Freeze;
 use crate::store::options::Options;
 use crate::tree::{Entries, Tree};
 
-/// An open store: named trees in one file. A cheap handle; clone it, send it, share it.
+/// An open store: named trees in one file. This is a cheap handle: clone it, send it, share it.
 ///
-/// [`close`](Store::close) it at the end. If all handles are dropped instead the same happens, also
-/// while a panic unwinds the thread, and when the process exits with the store open; but errors
-/// only go to the log. A store whose process was killed is refused when it is opened again, until
-/// there is a log to recover it from. In the child of a `fork` nothing becomes of its parent's
-/// stores.
+/// [`close`](Store::close) the store at the end. The store also closes when its last handle is
+/// dropped, even while a panic unwinds the thread, and when the process exits with the store open.
+/// In these cases errors go only to the log. If the process was killed after a change was written
+/// to the file, opening the store again fails, because there is no log yet from which to recover
+/// it. The child of a `fork` neither uses nor closes the stores of its parent.
 #[derive(Clone, Debug)]
 pub struct Store {
     pub(crate) core: Arc<StoreCore>,
@@ -47,23 +47,23 @@ pub struct Store {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Limits {
-    /// Greatest length of a key in bytes; follows from the page size.
+    /// Greatest length of a key in bytes. It depends on the page size.
     pub max_key: usize,
     /// Greatest length in bytes of a value that is stored in one call: a quarter of the pool.
     pub max_value: u64,
     /// Greatest length in bytes of a value that is [streamed](crate::Tree::writer), whatever the
-    /// pool: 2^48.
+    /// size of the pool: 2^48.
     pub max_streamed: u64,
-    /// Key, value and bookkeeping of an entry up to this size are kept in a leaf; a longer value
-    /// gets pages of its own.
+    /// An entry whose key, value and bookkeeping take at most this many bytes is stored in a leaf.
+    /// The value of a longer entry gets pages of its own.
     pub max_inline_entry: usize,
 }
 
-/// What a store is and has.
+/// Properties and statistics of a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct StoreStat {
-    /// Tells stores apart.
+    /// A random number that identifies the store.
     pub store_id: u128,
     /// Version of the file's format.
     pub format_version: u32,
@@ -79,18 +79,18 @@ pub struct StoreStat {
     pub pool_bytes: u64,
     /// Number of trees.
     pub trees: u64,
-    /// Nothing was changed since the file was made durable last.
+    /// Nothing has changed since the last checkpoint.
     pub clean: bool,
 }
 
 impl Store {
     /// Creates a store in a new file, or in an empty one. The file gets its name when the store is
-    /// complete and durable; until then it has another one in the same directory, `.NAME.*.new`,
-    /// which stays behind if the process is killed.
+    /// complete and durable. Until then it has another name in the same directory, `.NAME.*.new`. A
+    /// process that is killed leaves that file in the directory.
     ///
     /// # Errors
-    /// [`Exists`](Error::Exists), a full disk, options that make no sense. Then there is no file,
-    /// or it is as it was.
+    /// [`Exists`](Error::Exists), a full disk, invalid options. After an error there is no new
+    /// file, or the old one is unchanged.
     pub fn create(path: impl AsRef<Path>, options: &Options) -> Result<Store> {
         open::create_file(path.as_ref(), options).map(Store::from_core)
     }
@@ -98,7 +98,7 @@ impl Store {
     /// Opens the store in a file.
     ///
     /// # Errors
-    /// [`NotFound`](Error::NotFound), [`InUse`](Error::InUse); whatever is wrong with the file:
+    /// [`NotFound`](Error::NotFound), [`InUse`](Error::InUse); if the file is invalid,
     /// [`NotAStore`](Error::NotAStore), [`Truncated`](Error::Truncated),
     /// [`Damaged`](Error::Damaged), [`UncleanShutdown`](Error::UncleanShutdown).
     pub fn open(path: impl AsRef<Path>, options: &Options) -> Result<Store> {
@@ -118,13 +118,13 @@ impl Store {
             other => return other,
         }
         match Store::create(path, options) {
-            // Another process was faster.
+            // Another process has created the file meanwhile.
             Err(Error::Exists(_)) => Store::open(path, options),
             other => other,
         }
     }
 
-    /// Creates a store on a device, whatever that holds.
+    /// Creates a store on a device, and overwrites what the device holds.
     ///
     /// # Errors
     /// As [`create`](Store::create).
@@ -142,7 +142,7 @@ impl Store {
 
     fn from_core(core: StoreCore) -> Store {
         let core = Arc::new(core);
-        at_exit::enter(&core);
+        at_exit::register(&core);
         Store { core }
     }
 
@@ -162,7 +162,7 @@ impl Store {
         Ok(Tree::new(self.core.clone(), self.core.create_tree(name)?))
     }
 
-    /// The tree of this name; an empty one if there was none.
+    /// The tree of this name. Creates an empty tree if there is none.
     ///
     /// # Errors
     /// As [`tree`](Store::tree) and [`create_tree`](Store::create_tree).
@@ -173,34 +173,34 @@ impl Store {
                 other => return other,
             }
             match self.create_tree(name) {
-                // Another thread was faster.
+                // Another thread has created the tree meanwhile.
                 Err(Error::TreeExists(_)) => {}
                 other => return other,
             }
         }
     }
 
-    /// Gives a tree another name, as one step: those who open trees, or list them, find one of the
-    /// two names. Its handles stay good, and have the new name. A tree may be given the name that
-    /// it has. The name is as durable as other changes: by the next [`sync`](Store::sync).
+    /// Renames a tree atomically: a thread that opens or lists trees finds one of the two names.
+    /// Handles of the tree stay valid and have the new name. The old and the new name may be the
+    /// same. The next [`sync`](Store::sync) makes the name durable, as any other change.
     ///
     /// # Errors
     /// [`NoSuchTree`](Error::NoSuchTree); [`TreeExists`](Error::TreeExists) if another tree has the
     /// new name; [`KeyTooLong`](Error::KeyTooLong), as when a tree is created; a full disk or pool.
-    /// Then the tree has its old name.
+    /// After an error the tree has its old name.
     pub fn rename_tree(&self, old: &str, new: &str) -> Result<()> {
         self.core.rename_tree(old, new)
     }
 
-    /// Removes a tree and all of its entries, once no snapshot is left. Its handles fail with
-    /// [`NoSuchTree`](Error::NoSuchTree) from then on.
+    /// Removes a tree and all of its entries. Waits until no snapshot is left. The handles of the
+    /// tree fail with [`NoSuchTree`](Error::NoSuchTree) from then on.
     ///
     /// # Errors
-    /// [`NoSuchTree`](Error::NoSuchTree). Damage on the way: then the tree is gone all the same,
-    /// but what could not be read stays unused space.
+    /// [`NoSuchTree`](Error::NoSuchTree). Damage: then the tree is removed, but the pages that
+    /// could not be read stay allocated and unused.
     pub fn drop_tree(&self, name: &str) -> Result<()> {
-        let alone = self.core.pages.alone()?;
-        self.core.drop_tree(&alone, name)
+        let exclusive = self.core.pages.exclusive()?;
+        self.core.drop_tree(&exclusive, name)
     }
 
     /// The names of all trees, sorted.
@@ -209,7 +209,7 @@ impl Store {
     /// Damage or a failed read.
     pub fn trees(&self) -> Result<Vec<String>> {
         self.core.pages.check_open()?;
-        // While a tree is renamed the catalog has both names, or so it may look from here.
+        // A thread that renames a tree holds this lock while the catalog has both names.
         let _names_stay = self.core.trees();
         Entries::all(self.core.catalog())
             .map(|entry| {
@@ -219,12 +219,13 @@ impl Store {
             .collect()
     }
 
-    /// Makes everything durable that was changed before. Changes stand still only while few changed
-    /// pages are copied, or the last of many are written. They go on while the rest is written and
-    /// made durable. Threads that call this at the same time are served by one checkpoint.
+    /// Makes all earlier changes durable. New changes wait only while the checkpoint copies the
+    /// changed pages, if they are few, or writes the last of them, if they are many. Changes go on
+    /// while the checkpoint writes the rest and makes it durable. One checkpoint serves all threads
+    /// that call this at the same time.
     ///
-    /// Afterwards the file opens as it was when changes stood still, until the first page of a
-    /// later change is written: by the next call, or when its memory is needed.
+    /// Afterwards the file opens with the state at the cut of that checkpoint. This holds until the
+    /// store writes the first page of a later change, at the next call or when it evicts a page.
     ///
     /// # Errors
     /// A failed write or sync, which poisons the store; a full disk, which does not.
@@ -232,22 +233,22 @@ impl Store {
         self.core.sync()
     }
 
-    /// Makes everything durable, gives the unused tail of the file back, ends the use of all
-    /// handles and unlocks the file: it can be opened again. What trees, iterators, cursors and
-    /// readers that still live are asked for then is [`Closed`](Error::Closed); values that were
-    /// handed out stay. The memory of the pool comes back when the last handle is dropped, and so
-    /// does the claim that the kernel has on a block device. A blob that was replaced or
-    /// removed but is still held as a [`Value`](crate::Value) stays in the file, unused; what a
-    /// [`ValueWriter`](crate::ValueWriter) that has not finished wrote does not.
+    /// Makes all changes durable, truncates the unused tail of the file and unlocks the file, which
+    /// can then be opened again. From then on, trees, iterators, cursors and readers return
+    /// [`Closed`](Error::Closed). Values that the caller still has stay valid. Dropping the last
+    /// handle frees the memory of the pool and ends the exclusive claim on a block device. A blob
+    /// that was replaced or removed but that the caller still has as a [`Value`](crate::Value)
+    /// stays in the file, unused. The pages of a [`ValueWriter`](crate::ValueWriter) that has not
+    /// finished do not stay.
     ///
     /// # Errors
-    /// As [`sync`](Store::sync). Unless the store is poisoned it stays open then: its other handles
-    /// go on and may close it again, and dropping the last of them tries once more.
+    /// As [`sync`](Store::sync). After an error the store stays open, unless it is poisoned: the
+    /// other handles go on and may close it again, and dropping the last one tries once more.
     pub fn close(self) -> Result<()> {
         self.core.close()
     }
 
-    /// What the store is and has.
+    /// Properties and statistics of the store.
     ///
     /// # Errors
     /// Damage or a failed read.
@@ -269,7 +270,7 @@ impl Store {
         })
     }
 
-    /// How long keys and values may be.
+    /// The greatest lengths of keys and values.
     pub fn limits(&self) -> Limits {
         Limits {
             max_key: self.core.pages.limits.max_key,
@@ -284,36 +285,36 @@ impl Store {
         self.core.pages.pool.stats()
     }
 
-    /// The buffer manager, to look at.
+    /// A read-only view of the buffer manager.
     pub fn pool(&self) -> PoolView<'_> {
         PoolView(&self.core.pages.pool)
     }
 }
 
-/// While this lives the store does not change: whatever is read fits together.
+/// While this lives, the store does not change, so all reads see the same state.
 ///
-/// For now changes simply wait, those of other threads until the snapshot is dropped; the thread
-/// that has it must not change the store itself, for that would wait for ever. Reading is not
-/// affected, and several snapshots may live at once.
+/// For now, changes of other threads wait until the snapshot is dropped. The thread that has the
+/// snapshot must not change the store: it would wait for ever. Reads do not wait, and several
+/// snapshots may live at once.
 #[derive(Debug)]
 pub struct Snapshot<'a> {
     store: &'a Store,
-    _still: Hold<'a>,
+    _freeze: Freeze<'a>,
 }
 
 impl Store {
-    /// A view of the store that stands still. Changes wait while it lives.
+    /// A view of the store that does not change. Changes wait while it lives.
     ///
     /// # Errors
     /// [`Closed`](crate::Error::Closed), [`CalledFromWithin`](crate::Error::CalledFromWithin).
     pub fn snapshot(&self) -> Result<Snapshot<'_>> {
         self.core.pages.check_open()?;
-        Ok(Snapshot { store: self, _still: self.core.pages.hold()? })
+        Ok(Snapshot { store: self, _freeze: self.core.pages.freeze()? })
     }
 }
 
 impl Snapshot<'_> {
-    /// The tree of this name, as it is.
+    /// The tree of this name, in the state of the snapshot.
     ///
     /// # Errors
     /// [`NoSuchTree`](crate::Error::NoSuchTree), damage, a failed read.
@@ -330,7 +331,7 @@ impl Snapshot<'_> {
     }
 }
 
-/// What can be asked of the buffer manager of a store. It changes no page.
+/// A read-only view of the buffer manager of a store.
 ///
 /// ```compile_fail
 /// fn pages_of_a_store_cannot_be_freed(store: &vellum::Store) {
@@ -341,17 +342,17 @@ impl Snapshot<'_> {
 pub struct PoolView<'a>(pub(crate) &'a Pool);
 
 impl PoolView<'_> {
-    /// How pages are populated and released.
+    /// The backend that populates and releases pages.
     pub fn backend(self) -> BackendKind {
         self.0.backend()
     }
 
-    /// What the device says of itself.
+    /// The properties of the device.
     pub fn device_info(self) -> DeviceInfo {
         self.0.device_info()
     }
 
-    /// How many pages of 4 KiB hold memory, by the kernel's own page tables. Slow: it reads
+    /// The number of resident pages of 4 KiB according to the kernel's page tables. Slow: it reads
     /// `/proc/self/pagemap`.
     ///
     /// # Errors
@@ -360,7 +361,7 @@ impl PoolView<'_> {
         self.0.kernel_resident_pages()
     }
 
-    /// Pages of 4 KiB that were freed while a reader or a write-back held them, and still are held.
+    /// The number of pages of 4 KiB that were freed but that a reader or a write-back still holds.
     pub fn frames_to_free(self) -> u64 {
         self.0.frames_to_free()
     }

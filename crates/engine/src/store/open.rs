@@ -1,4 +1,5 @@
-//! From a file to a store: which header counts, what is refused, and where the free map is.
+//! Creates and opens a store: finds the valid header, refuses invalid files, and reads the free
+//! map.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -24,8 +25,8 @@ pub(crate) fn open_file(path: &Path, options: &Options) -> Result<Arc<dyn Device
     Ok(Arc::new(FileDevice::open(path, file_options(options))?))
 }
 
-/// Makes a store in a new file, which gets its name when the store is complete and durable. An
-/// empty file of this name is replaced.
+/// Creates a store in a new file. The file gets its name when the store is complete and durable. It
+/// replaces an empty file of this name.
 pub(crate) fn create_file(path: &Path, options: &Options) -> Result<StoreCore> {
     if options.is_read_only() {
         return Err(Error::ReadOnly);
@@ -44,7 +45,7 @@ fn file_options(options: &Options) -> FileOptions {
     }
 }
 
-/// Makes a device an empty store, durably.
+/// Creates an empty store on a device, durably.
 pub(crate) fn create(device: Arc<dyn Device>, options: &Options) -> Result<StoreCore> {
     let page_frames = options.page_frames.unwrap_or(1);
     if !(1..=PAGE_FRAMES_MAX).contains(&page_frames) {
@@ -86,7 +87,7 @@ pub(crate) fn create(device: Arc<dyn Device>, options: &Options) -> Result<Store
         let write = |source| PoolError::Write { page, source };
         header.write(&*device, &[]).map_err(write)?;
     }
-    // Before any page: what was on the device must not be taken for a store any more.
+    // Before the first page: a store that was on the device before must be invalid from now on.
     device.sync().map_err(PoolError::Sync)?;
     file.update(|known| *known = header);
     let core = StoreCore::new(pool, device, file, Vec::new(), false);
@@ -94,7 +95,7 @@ pub(crate) fn create(device: Arc<dyn Device>, options: &Options) -> Result<Store
     Ok(core)
 }
 
-/// A number that tells stores apart, or values.
+/// A random number that identifies a store or a value.
 pub(crate) fn random_id() -> u128 {
     use std::hash::{BuildHasher, RandomState};
     // The standard library seeds it from the system's random numbers.
@@ -115,7 +116,7 @@ pub(crate) fn open(device: Arc<dyn Device>, options: &Options) -> Result<StoreCo
     }
     let pool_options = options.pool_options(header.page_frames)?;
     if !options.salvage {
-        // First this: a header that says "in use" may know nothing of the file's length.
+        // First, because the file's length in a header that says "in use" may be wrong.
         if !header.clean {
             return Err(Error::UncleanShutdown);
         }
@@ -126,7 +127,7 @@ pub(crate) fn open(device: Arc<dyn Device>, options: &Options) -> Result<StoreCo
     let (free_map, space) = match options.salvage {
         true => (Vec::new(), Space::new(pages)),
         false => {
-            confirm(&device, &header, !options.is_read_only())?;
+            check_listed_pages(&device, &header, !options.is_read_only())?;
             read_free_map(&device, &header)?
         }
     };
@@ -136,16 +137,17 @@ pub(crate) fn open(device: Arc<dyn Device>, options: &Options) -> Result<StoreCo
     Ok(StoreCore::new(pool, device, file, free_map, options.salvage))
 }
 
-/// Each page that the header lists is as it says; otherwise the process, or the power, was gone
-/// before all of them were written.
+/// Checks that each page in the header's list has the checksum in the list. If one differs, a crash
+/// or a power failure came before the checkpoint had written all of them.
 ///
-/// A store that is opened for writing has the header and these pages in the file afterwards,
-/// durably: its next header says so. The process before may have been killed while it waited for a
-/// sync, or after that sync had failed. Then the kernel has in its page cache what the device has
-/// not, calls it clean, and would not write it for another sync. So both are written again, as they
-/// were read. All other pages were durable before the header was written. A crash meanwhile leaves
-/// what a crash of the process before would have left.
-fn confirm(device: &Arc<dyn Device>, header: &Header, durably: bool) -> Result<()> {
+/// If `durably`, as for a store that is opened for writing, this makes the header and these pages
+/// durable, because the next header relies on them. The last process may have been killed while it
+/// waited for a sync, or after a sync had failed. Then the kernel's page cache may have pages that
+/// the device does not have. The kernel may consider them clean, and would not write them at
+/// another sync. So this function writes the header and the listed pages again, as it read them.
+/// All other pages were durable before the header was written. A crash during this function leaves
+/// the same states as a crash of the last process.
+fn check_listed_pages(device: &Arc<dyn Device>, header: &Header, durably: bool) -> Result<()> {
     if !durably && header.listed == 0 {
         return Ok(());
     }
@@ -153,7 +155,12 @@ fn confirm(device: &Arc<dyn Device>, header: &Header, durably: bool) -> Result<(
     let newest = headers.fix_shared(header.page())?;
     match Header::decode(header.page().id.0, &newest) {
         HeaderPage::Valid(found) if found == *header => {}
-        _ => return Err(Error::damaged(header.page(), "it is another one than a moment ago")),
+        _ => {
+            return Err(Error::damaged(
+                header.page(),
+                "it has changed since it was read a moment ago",
+            ));
+        }
     }
     let pool = scratch_pool(device, StoreFormat::to_read(), 2 * LISTED_FRAMES_MAX)?;
     let mut pages = Vec::with_capacity(header.listed as usize);
@@ -167,7 +174,7 @@ fn confirm(device: &Arc<dyn Device>, header: &Header, durably: bool) -> Result<(
     if !durably {
         return Ok(());
     }
-    // A damaged list may name a page twice.
+    // A damaged list may have a page twice.
     pages.sort_unstable_by_key(|page| page.page());
     pages.dedup_by_key(|page| page.page());
     let all = [&newest].into_iter().chain(&pages);
@@ -180,7 +187,7 @@ fn confirm(device: &Arc<dyn Device>, header: &Header, durably: bool) -> Result<(
     Ok(device.sync().map_err(PoolError::Sync)?)
 }
 
-/// A pool only to look at a few pages, before it is known which are allocated.
+/// A pool for reading a few pages before the free map is known.
 fn small_pool(
     device: &Arc<dyn Device>,
     format: Arc<dyn vellum_pool::PageFormat>,
@@ -189,7 +196,7 @@ fn small_pool(
     scratch_pool(device, format, min_pool_frames(page_frames))
 }
 
-/// A pool of so many frames beside the store's own, to look at what the file has.
+/// A pool apart from the store's own, for reading what the file has.
 pub(crate) fn scratch_pool(
     device: &Arc<dyn Device>,
     format: Arc<dyn vellum_pool::PageFormat>,
@@ -213,8 +220,8 @@ pub(crate) fn header_pages(device: &Arc<dyn Device>, pages: u64) -> Result<Vec<H
         .collect()
 }
 
-/// The header that counts. Both must be sound: were the newer one lost, the older one would
-/// promise what is no longer so.
+/// Reads the valid header. Both headers must be sound: if the newer one were lost, the older one
+/// would describe a state that the file no longer has.
 fn read_header(device: &Arc<dyn Device>, pages: u64, salvage: bool) -> Result<Header> {
     if pages == 0 {
         let what = "the file is empty, or shorter than one page: create a store in an empty file";
@@ -236,20 +243,21 @@ fn read_header(device: &Arc<dyn Device>, pages: u64, salvage: bool) -> Result<He
             HeaderPage::Damaged(damage) => wrong = Some(damage.clone().into()),
             HeaderPage::Foreign => {
                 foreign += 1;
-                let what = "it is no header page";
+                let what = "it is not a header page";
                 wrong = wrong.or(Some(Error::damaged(PageRef::new(number, 1), what)));
             }
         }
     }
     if foreign == found.len() {
-        return Err(Error::NotAStore("its first pages are no header of a store".into()));
+        return Err(Error::NotAStore("its first pages are not headers of a store".into()));
     }
     match (newest, wrong) {
         (Some(newest), _) if salvage => Ok(newest),
         (_, Some(wrong)) => Err(wrong),
-        (Some(newest), None) if !are_consecutive(&found) => {
-            Err(Error::damaged(newest.page(), "the headers are not one after the other"))
-        }
+        (Some(newest), None) if !are_consecutive(&found) => Err(Error::damaged(
+            newest.page(),
+            "the sequence numbers of the two headers are not consecutive",
+        )),
         (Some(newest), None) if pages < HEADER_PAGES => {
             Err(Error::Truncated { found: pages, expected: newest.file_pages })
         }
@@ -258,7 +266,7 @@ fn read_header(device: &Arc<dyn Device>, pages: u64, salvage: bool) -> Result<He
     }
 }
 
-/// Two headers of one store, of which the one was written right after the other.
+/// Whether the two headers belong to one store and were written one right after the other.
 fn are_consecutive(found: &[HeaderPage]) -> bool {
     match found {
         [HeaderPage::Valid(one), HeaderPage::Valid(two)] => {
@@ -279,7 +287,7 @@ pub(crate) fn read_free_map(
     let damaged = |what: String| Error::damaged(first, what);
     let space = Space::decode(&bytes).map_err(|error| damaged(error.to_string()))?;
     if space.first() != HEADER_PAGES || space.end() > pool.file_pages() {
-        return Err(damaged("the free map is of another file".into()));
+        return Err(damaged("the free map belongs to another file".into()));
     }
     Ok((pages, space))
 }

@@ -1,4 +1,4 @@
-//! How a store is opened: [`Options`].
+//! The options for opening a store: [`Options`].
 
 use vellum_pool::device::Direct;
 use vellum_pool::{BackendChoice, PAGE_SIZE, PoolOptions, PoolSize, Replacement, StatePlace};
@@ -8,11 +8,11 @@ use crate::error::{Error, Result};
 /// The longest tree pages, in units of 4 KiB.
 pub(crate) const PAGE_FRAMES_MAX: u32 = 16;
 
-/// How a store is opened. `Options::new()` suits most.
+/// How to open or create a store. `Options::new()` suits most programs.
 #[derive(Clone, Debug)]
 pub struct Options {
     pub(crate) pool: PoolSize,
-    /// None was asked for: what the file has, or 1.
+    /// `None`: the page size of the file, or 1 for a new store.
     pub(crate) page_frames: Option<u32>,
     pub(crate) read_only: bool,
     pub(crate) salvage: bool,
@@ -40,70 +40,71 @@ impl Default for Options {
 }
 
 impl Options {
-    /// A pool that follows the process' memory limit and the pools that are open in the process
-    /// ([`pool_bytes`](Options::pool_bytes)), pages of 4 KiB, reading and writing.
+    /// The defaults: pages of 4 KiB, open for reading and writing, and a pool whose size depends on
+    /// the memory limit of the process and on its other open pools
+    /// ([`pool_bytes`](Options::pool_bytes)).
     pub fn new() -> Options {
         Options::default()
     }
 
-    /// Memory for pages, in bytes. What is resident never exceeds it. More than the memory that
-    /// the process may use is refused when the store is opened.
+    /// Memory for pages, in bytes. Resident pages never take more. Opening the store refuses a pool
+    /// that is larger than the memory that the process may use.
     ///
-    /// Without this call it is half of what the other open pools of the process leave of the
-    /// memory that it may use, and at least 16 MiB: half of it for the first store, a quarter for
-    /// the second. A program that opens several large stores should divide the memory itself.
+    /// By default, the pool takes half of the memory that the process may use and that its other
+    /// open pools leave: half of it for the first store, a quarter for the second. The default is
+    /// at least 16 MiB. A program that opens several large stores should divide the memory itself.
     pub fn pool_bytes(mut self, bytes: u64) -> Options {
         self.pool = PoolSize::Bytes(bytes);
         self
     }
 
-    /// Size of the tree pages of a store that is created, in units of 4 KiB, 1 to 16; 1 without
-    /// this call. To open a store whose pages have another size is refused then.
+    /// Size of the tree pages of a new store, in units of 4 KiB, from 1 to 16; the default is 1. If
+    /// this is set, opening refuses a store whose pages have another size.
     pub fn page_frames(mut self, frames: u32) -> Options {
         self.page_frames = Some(frames);
         self
     }
 
-    /// Opens without the right to change anything. Several may do so at once.
+    /// Opens the store read-only. Several processes may do so at the same time.
     pub fn read_only(mut self, yes: bool) -> Options {
         self.read_only = yes;
         self
     }
 
-    /// Opens what would be refused, a store that was not closed or has lost pages, to read what
-    /// is left. Implies [`read_only`](Options::read_only). Ranges and cursors end
-    /// with an error at a damaged page; [`Tree::salvage`](crate::Tree::salvage) goes round it.
+    /// Opens a store that would be refused because it was not closed or has lost pages, to read the
+    /// entries that are left. Implies [`read_only`](Options::read_only). Ranges and cursors end
+    /// with an error at a damaged page; [`Tree::salvage`](crate::Tree::salvage) skips it.
     pub fn salvage(mut self, yes: bool) -> Options {
         self.salvage = yes;
         self
     }
 
-    /// Which way to populate and release pages.
+    /// The backend that populates and releases pages.
     pub fn backend(mut self, backend: BackendChoice) -> Options {
         self.backend = backend;
         self
     }
 
-    /// Whether to go past the kernel's page cache.
+    /// Whether to bypass the kernel's page cache.
     pub fn direct(mut self, direct: Direct) -> Options {
         self.direct = direct;
         self
     }
 
-    /// Threads that keep frames free ahead of need.
+    /// The number of threads that evict pages in the background to keep frames free.
     pub fn evictors(mut self, threads: u64) -> Options {
         self.evictors = threads;
         self
     }
 
-    /// Which page leaves memory when another one comes.
+    /// The replacement policy, which chooses the pages to evict.
     pub fn replacement(mut self, replacement: Replacement) -> Options {
         self.replacement = replacement;
         self
     }
 
-    /// Where the state words of pages are: 8 bytes for each page of the file, or for each frame of
-    /// the pool, which needs exmap and the right to see page tables.
+    /// The place of the pages' state words: 8 bytes for each page of the file, or 8 bytes for each
+    /// frame of the pool. The latter needs exmap and permission to see page tables.
     pub fn states(mut self, place: StatePlace) -> Options {
         self.states = place;
         self
@@ -113,7 +114,7 @@ impl Options {
         self.read_only || self.salvage
     }
 
-    /// Options for a pool whose tree pages have `page_frames` frames.
+    /// The options of a pool for tree pages of `page_frames` frames.
     pub(crate) fn pool_options(&self, page_frames: u32) -> Result<PoolOptions> {
         let frames = self.pool.frames()?;
         let min = min_pool_frames(page_frames);
@@ -137,7 +138,7 @@ impl Options {
     }
 }
 
-/// The smallest pool: the pool's own minimum, in tree pages.
+/// The smallest pool in frames: the minimum of the pool crate, counted in tree pages.
 pub(crate) fn min_pool_frames(page_frames: u32) -> u64 {
     PoolOptions::MIN_FRAMES * u64::from(page_frames)
 }

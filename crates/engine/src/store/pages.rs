@@ -1,4 +1,4 @@
-//! The pages of a store, and the right to change them: what trees work on.
+//! The pages of a store, and the right to change them. Trees see nothing else of the store.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,14 +10,14 @@ use vellum_pool::{PAGE_SIZE, PageId, PageRef, Pool};
 use crate::error::{Error, Result};
 use crate::node::NodeLimits;
 use crate::page::blob::BLOB_REST;
-use crate::store::aside::Aside;
+use crate::store::callback::{CallbackScope, refuse_in_callback};
 use crate::store::file::StoreFile;
-use crate::store::gate::{Alone, Gate, Hold, Passage};
+use crate::store::gate::{ChangePermit, Exclusive, Freeze, Gate};
 use crate::store::header::Header;
 use crate::store::options::min_pool_frames;
-use crate::store::within::{Within, refuse_within};
+use crate::store::unlinked::UnlinkedPages;
 
-/// Below so many tree pages, a pool is too small for two changes of structure at a time.
+/// A pool of fewer tree pages is too small for two structure changes at a time.
 const SMALL_POOL_PAGES: u64 = 64;
 
 /// See the module's documentation.
@@ -25,19 +25,20 @@ const SMALL_POOL_PAGES: u64 = 64;
 pub(crate) struct PageStore {
     pub pool: Pool,
     pub device: Arc<dyn Device>,
-    /// Length of tree pages in units of 4 KiB. All pages but headers are multiples of it.
+    /// Length of tree pages in units of 4 KiB. The length of every page but the headers is a
+    /// multiple of it.
     pub page_frames: u32,
     pub limits: NodeLimits,
     /// Greatest length of a value in bytes.
     pub max_blob: u64,
     pub gate: Gate,
-    /// Pages that are allocated though no tree has them.
-    pub aside: Aside,
+    /// Pages that are allocated although no tree refers to them.
+    pub unlinked: UnlinkedPages,
     /// Shared with the pool's format.
     pub file: Arc<StoreFile>,
-    /// There were changes since the last cut.
+    /// Whether the store has changed since the last cut.
     pub changed: AtomicBool,
-    /// The process that opened it.
+    /// The process that opened the store.
     process: u32,
     small_pool: Option<Mutex<()>>,
 }
@@ -45,47 +46,48 @@ pub(crate) struct PageStore {
 /// The right to change pages of a store.
 #[derive(Debug)]
 pub(crate) struct Change<'a> {
-    _passage: Option<Passage<'a>>,
+    _permit: Option<ChangePermit<'a>>,
     pages: &'a PageStore,
-    /// It is a destructor's change, which the panic does not unwind.
+    /// A destructor began the change during a panic, and that panic does not unwind the change.
     began_in_panic: bool,
-    in_callers_code: Cell<bool>,
+    in_callback: Cell<bool>,
 }
 
 impl Change<'_> {
-    /// Runs the caller's own code. It sees copies, or a page that nothing refers to yet, and that
-    /// is freed if it panics: so its panics cut nothing.
-    pub(crate) fn callers_code<T>(&self, run: impl FnOnce() -> T) -> T {
-        self.in_callers_code.set(true);
-        let within = Within::of(&self.pages.gate);
+    /// Runs a callback. The callback sees copies, or a page that nothing refers to yet and that is
+    /// freed if the callback panics. So its panic leaves no change half done.
+    pub(crate) fn run_callback<T>(&self, run: impl FnOnce() -> T) -> T {
+        self.in_callback.set(true);
+        let within = CallbackScope::of(&self.pages.gate);
         let result = run();
         drop(within);
-        self.in_callers_code.set(false);
+        self.in_callback.set(false);
         result
     }
 }
 
 impl Drop for Change<'_> {
-    /// A change that a panic unwound may have changed one of two pages that belong together.
+    /// A change that was ended by a panic may have changed only one of two pages that belong
+    /// together.
     #[inline]
     fn drop(&mut self) {
-        if std::thread::panicking() && !self.began_in_panic && !self.in_callers_code.get() {
-            self.pages.file.poison_for("a panic ended a change in its midst");
+        if std::thread::panicking() && !self.began_in_panic && !self.in_callback.get() {
+            self.pages.file.poison_for("a panic interrupted a change");
         }
     }
 }
 
-/// A value that is being read: its pages stay, whatever becomes of its key.
+/// Pins a value that is being read. Its pages stay allocated even if its key is removed.
 #[derive(Debug)]
-pub(crate) struct Pin<'a> {
+pub(crate) struct ValuePin<'a> {
     pages: &'a PageStore,
     first: PageId,
 }
 
-impl Drop for Pin<'_> {
+impl Drop for ValuePin<'_> {
     fn drop(&mut self) {
-        if self.pages.aside.unpin(self.first) {
-            self.pages.try_free_ended();
+        if self.pages.unlinked.unpin(self.first) {
+            self.pages.try_reclaim_unlinked();
         }
     }
 }
@@ -104,7 +106,7 @@ impl PageStore {
         let header = file.header();
         let page_frames = header.page_frames;
         let capacity = pool.capacity();
-        // Whole tree pages, so that every page of the file is a multiple of them.
+        // A multiple of the tree page size, as every page of the file.
         let blob_frames = (capacity / 4).min(u64::from(PageRef::MAX_FRAMES));
         let blob_frames = blob_frames / u64::from(page_frames) * u64::from(page_frames);
         let small = capacity < min_pool_frames(page_frames) / 8 * SMALL_POOL_PAGES;
@@ -113,7 +115,7 @@ impl PageStore {
             limits: NodeLimits::for_page_size(page_frames as usize * PAGE_SIZE),
             max_blob: blob_frames * PAGE_SIZE as u64 - BLOB_REST as u64,
             gate: Gate::default(),
-            aside: Aside::default(),
+            unlinked: UnlinkedPages::default(),
             changed: AtomicBool::new(!header.clean && !salvage),
             process: std::process::id(),
             file,
@@ -123,13 +125,14 @@ impl PageStore {
         }
     }
 
-    /// Frames of the page for a value of `len` bytes: whole tree pages.
+    /// The number of frames of the page for a value of `len` bytes: a multiple of the tree page
+    /// size.
     pub(crate) fn blob_frames(&self, len: u64) -> u32 {
         let frames = (len + BLOB_REST as u64).div_ceil(PAGE_SIZE as u64);
         frames.next_multiple_of(u64::from(self.page_frames)) as u32
     }
 
-    /// In a small pool changes of structure take turns, so that together they do not hold it all.
+    /// In a small pool, structure changes take turns. Together they might hold all of its pages.
     pub(crate) fn structure_lock(&self) -> Option<MutexGuard<'_, ()>> {
         self.small_pool.as_ref().map(lock)
     }
@@ -138,14 +141,14 @@ impl PageStore {
         self.file.header()
     }
 
-    /// Keeps the pages of the value that begins with this page. The leaf that refers to it is held.
-    pub(crate) fn pin(&self, first: PageId) -> Pin<'_> {
-        self.aside.pin(first);
-        Pin { pages: self, first }
+    /// Pins the value that begins with this page. The caller has locked the leaf that refers to it.
+    pub(crate) fn pin(&self, first: PageId) -> ValuePin<'_> {
+        self.unlinked.pin(first);
+        ValuePin { pages: self, first }
     }
 
-    /// The store has something that only this version of the format knows.
-    pub(crate) fn need_version(&self, _change: &Change<'_>, version: u32) {
+    /// The next header will say that a reader of the store needs this version of the format.
+    pub(crate) fn require_version(&self, _change: &Change<'_>, version: u32) {
         self.file.update(|header| header.version = header.version.max(version));
     }
 
@@ -162,46 +165,49 @@ impl PageStore {
         self.file.check_poison()
     }
 
-    /// Begins a change. Waits while a snapshot lives.
+    /// Begins a change. Waits while the gate is frozen.
     #[inline]
     pub(crate) fn change(&self) -> Result<Change<'_>> {
-        refuse_within(&self.gate)?;
-        let passage = self.gate.pass();
-        // Inside the gate: the store may have been closed while this waited.
+        refuse_in_callback(&self.gate)?;
+        let permit = self.gate.begin_change();
+        // After the gate: the store may have been closed while this thread waited.
         self.check_writable()?;
-        Ok(self.begin(Some(passage)))
+        Ok(self.begin(Some(permit)))
     }
 
-    /// The right to change, for the one who has the store alone.
-    pub(crate) fn change_alone<'a>(&'a self, _alone: &'a Alone<'_>) -> Result<Change<'a>> {
+    /// Begins a change with exclusive use of the store.
+    pub(crate) fn change_exclusively<'a>(
+        &'a self,
+        _exclusive: &'a Exclusive<'_>,
+    ) -> Result<Change<'a>> {
         self.check_writable()?;
         Ok(self.begin(None))
     }
 
     #[inline]
-    fn begin<'a>(&'a self, passage: Option<Passage<'a>>) -> Change<'a> {
-        // A cut clears it while no change is under way.
+    fn begin<'a>(&'a self, permit: Option<ChangePermit<'a>>) -> Change<'a> {
+        // A cut clears the flag while no change is under way.
         if !self.changed.load(Ordering::Relaxed) {
             self.changed.store(true, Ordering::Relaxed);
         }
         Change {
-            _passage: passage,
+            _permit: permit,
             pages: self,
             began_in_panic: std::thread::panicking(),
-            in_callers_code: Cell::new(false),
+            in_callback: Cell::new(false),
         }
     }
 
-    /// No change is under way while the result lives.
-    pub(crate) fn hold(&self) -> Result<Hold<'_>> {
-        refuse_within(&self.gate)?;
-        Ok(self.gate.hold())
+    /// Freezes the gate: no change is under way while the result lives.
+    pub(crate) fn freeze(&self) -> Result<Freeze<'_>> {
+        refuse_in_callback(&self.gate)?;
+        Ok(self.gate.freeze())
     }
 
-    /// Neither changes nor snapshots nor checkpoints are there while the result lives.
-    pub(crate) fn alone(&self) -> Result<Alone<'_>> {
-        refuse_within(&self.gate)?;
-        Ok(self.gate.alone())
+    /// Takes the gate exclusively: while the result lives there are no changes, snapshots or cuts.
+    pub(crate) fn exclusive(&self) -> Result<Exclusive<'_>> {
+        refuse_in_callback(&self.gate)?;
+        Ok(self.gate.exclusive())
     }
 
     /// The child of a `fork` has neither the memory of the pool nor its threads.
@@ -209,13 +215,13 @@ impl PageStore {
         match self.process == std::process::id() {
             true => Ok(()),
             false => Err(Error::InUse(format!(
-                "process {} opened the store: after fork, let that one use it",
+                "process {} opened the store: after a fork, only that process can use it",
                 self.process
             ))),
         }
     }
 
-    /// There were changes that no checkpoint covers.
+    /// Whether there are changes that no checkpoint has saved.
     pub(crate) fn is_changed(&self) -> bool {
         self.changed.load(Ordering::Acquire) || self.file.is_in_use()
     }

@@ -103,7 +103,7 @@ impl<'a> Access<'a> {
                     true
                 }
                 (Held::Inline(value), Which::Unless(keep)) => {
-                    !change.callers_code(|| keep(&key, value))
+                    !change.run_callback(|| keep(&key, value))
                 }
                 (Held::Blob(_), Which::Unless(_)) => {
                     next = Some(Next::Blob(key.clone()));
@@ -318,7 +318,7 @@ impl<'a, F: FnMut(&[u8], &[u8]) -> bool> ExtractIf<'a, F> {
             let Held::Inline(value) = held.value(index)? else {
                 return Ok((None, Next::Blob(key)));
             };
-            if !change.callers_code(|| (self.chosen)(&key, value)) {
+            if !change.run_callback(|| (self.chosen)(&key, value)) {
                 continue;
             }
             let value = Value::Inline(Cow::Owned(value.to_vec()));

@@ -384,8 +384,8 @@ impl Tree {
     /// Damage or a failed read. Unless the tree's root is damaged the tree is empty then, too, but
     /// what could not be read stays unused space.
     pub fn clear(&self) -> Result<()> {
-        let alone = self.core.pages.alone()?;
-        let change = self.core.pages.change_alone(&alone)?;
+        let exclusive = self.core.pages.exclusive()?;
+        let change = self.core.pages.change_exclusively(&exclusive)?;
         let access = self.access();
         access.check_dropped()?;
         access.clear(&change)
@@ -463,7 +463,7 @@ impl Tree {
     /// # Errors
     /// The first damage, or a failed read.
     pub fn check(&self) -> Result<TreeStat> {
-        let _still = self.core.pages.hold()?;
+        let _freeze = self.core.pages.freeze()?;
         let access = self.open_access()?;
         access.check_dropped()?;
         access.check(&mut Strict::new(access))

@@ -20,8 +20,8 @@ use crate::error::{Error, Result};
 use crate::node::{HINTS_END, HINTS_FROM, LEAF_SLOT, Node, PayloadPlace, Position, Torn};
 use crate::page as header;
 use crate::page::blob::{self, BLOB_REF, BLOB_REST, BlobRef};
-use crate::store::pages::Pin;
-use crate::store::within::Within;
+use crate::store::callback::CallbackScope;
+use crate::store::pages::ValuePin;
 use crate::value::{Blob, Value};
 
 /// A value with pages of its own, which keep their place: that of a blob for its guard, others for
@@ -29,7 +29,7 @@ use crate::value::{Blob, Value};
 #[derive(Debug)]
 pub(crate) struct LongValue<'a> {
     pub value: Value<'a>,
-    _pin: Option<Pin<'a>>,
+    _pin: Option<ValuePin<'a>>,
 }
 
 impl<'a> Access<'a> {
@@ -250,13 +250,13 @@ impl<'a> Access<'a> {
         match HeldLeaf::from(&leaf).find(key)? {
             None => Ok(None),
             Some((_, Held::Inline(value))) => {
-                let _within = Within::of(&self.pages.gate);
+                let _scope = CallbackScope::of(&self.pages.gate);
                 Ok(Some(read(value)))
             }
             Some((_, Held::Blob(_))) => {
                 drop(leaf);
                 let value = self.get(key)?;
-                let _within = Within::of(&self.pages.gate);
+                let _scope = CallbackScope::of(&self.pages.gate);
                 Ok(value.map(|value| read(&value)))
             }
         }

@@ -96,7 +96,7 @@ impl<'a> Access<'a> {
         }
         if inline {
             let mut bytes = vec![0; value.len()];
-            change.callers_code(|| value.write(&mut bytes))?;
+            change.run_callback(|| value.write(&mut bytes))?;
             return self.put_payload(change, key, Payload::Inline(&bytes), existing);
         }
         if existing == Existing::Refuse && self.contains(key)? {
@@ -271,7 +271,7 @@ impl<'a> Access<'a> {
         blob::put_key(&mut guard, key);
         let mut unwritten = Unwritten { access: self, change, guard: Some(guard) };
         if let Some(guard) = &mut unwritten.guard {
-            change.callers_code(|| value.write(&mut guard[BLOB_DATA..BLOB_DATA + len]))?;
+            change.run_callback(|| value.write(&mut guard[BLOB_DATA..BLOB_DATA + len]))?;
         }
         unwritten.guard = None;
         Ok(BlobRef::whole(page, len as u64))
@@ -365,7 +365,7 @@ impl<'a> Access<'a> {
             Some((_, Held::Blob(_))) => return Ok(Found::Blob),
             Some((index, Held::Inline(value))) => (index, value.to_vec()),
         };
-        begun.callers_code(|| change(&mut value));
+        begun.run_callback(|| change(&mut value));
         apply(begun, &mut leaf, Action::Replace { index, payload: Payload::Inline(&value) })?;
         Ok(Found::Changed)
     }
@@ -517,7 +517,7 @@ impl<'a> Access<'a> {
                     continue;
                 }
             };
-            match (change.callers_code(|| decide(old.bytes())), &old) {
+            match (change.run_callback(|| decide(old.bytes())), &old) {
                 (Verdict::Keep, _) | (Verdict::Remove, Old::Nothing) => {}
                 (Verdict::Remove, _) => {
                     apply(&change, &mut leaf, Action::Remove { index })?;

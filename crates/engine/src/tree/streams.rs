@@ -30,7 +30,7 @@ use crate::page::runs::PageRuns;
 use crate::page::{self, Checksum, PageKind};
 use crate::store::header::FORMAT_VERSION_PIECES;
 use crate::store::open::{random_id, scratch_pool};
-use crate::store::pages::{Change, PageStore, Pin};
+use crate::store::pages::{Change, PageStore, ValuePin};
 use crate::value::{Blob, Value};
 
 /// The longest pieces that are written, in frames: 256 KiB.
@@ -70,7 +70,7 @@ pub struct ValueWriter<'a> {
     /// The value's own number, in all its pages.
     value: u64,
     /// The number under which its pages are set aside.
-    aside: u64,
+    unlinked: u64,
     failed: bool,
 }
 
@@ -94,7 +94,7 @@ impl<'a> ValueWriter<'a> {
         access.check_key(key)?;
         access.check_dropped()?;
         access.pages.check_writable()?;
-        access.pages.try_free_ended();
+        access.pages.try_reclaim_unlinked();
         Ok(ValueWriter {
             access,
             key: key.to_vec(),
@@ -103,7 +103,7 @@ impl<'a> ValueWriter<'a> {
             pieces: 0,
             levels: vec![Level::default()],
             value: random_id() as u64,
-            aside: access.pages.aside.begin(),
+            unlinked: access.pages.unlinked.begin_value(),
             failed: false,
         })
     }
@@ -172,9 +172,9 @@ impl<'a> ValueWriter<'a> {
     pub(super) fn keep(&self, change: &Change<'_>) {
         let pages = self.access.pages;
         if self.pieces > 0 {
-            pages.need_version(change, FORMAT_VERSION_PIECES);
+            pages.require_version(change, FORMAT_VERSION_PIECES);
         }
-        pages.aside.keep(self.aside);
+        pages.unlinked.link(self.unlinked);
     }
 
     fn piece_data(&self) -> usize {
@@ -199,7 +199,7 @@ impl<'a> ValueWriter<'a> {
         let pages = self.access.pages;
         let mut guard = pages.pool.allocate(frames)?;
         let page = init(change, &mut guard, kind, level, self.access.tree.id);
-        pages.aside.push(self.aside, page);
+        pages.unlinked.add_page(self.unlinked, page);
         Ok(guard)
     }
 
@@ -315,7 +315,7 @@ impl Write for ValueWriter<'_> {
 
 impl Drop for ValueWriter<'_> {
     fn drop(&mut self) {
-        self.access.pages.abandon(self.aside);
+        self.access.pages.abandon(self.unlinked);
     }
 }
 
@@ -649,7 +649,7 @@ pub struct ValueReader<'a> {
     position: u64,
     source: Source<'a>,
     // Behind the source: what that holds is left before the pages go.
-    _pin: Option<Pin<'a>>,
+    _pin: Option<ValuePin<'a>>,
 }
 
 #[derive(Debug)]
@@ -804,7 +804,7 @@ impl<'a> Access<'a> {
         self,
         blob: BlobRef,
         key: &[u8],
-        pin: Pin<'a>,
+        pin: ValuePin<'a>,
     ) -> Result<ValueReader<'a>> {
         let buffered =
             |parts| Source::Parts(Box::new(Buffered { parts, buffer: Vec::new(), number: None }));
@@ -920,33 +920,33 @@ impl<'a> Access<'a> {
 impl PageStore {
     /// The writer of a value ends without it.
     pub(crate) fn abandon(&self, number: u64) {
-        self.aside.abandon(number);
-        self.try_free_ended();
+        self.unlinked.abandon(number);
+        self.try_reclaim_unlinked();
     }
 
     /// Frees what was set aside and has no owner any more, unless changes have to wait now: who
     /// calls this may be the one whom they wait for.
-    pub(crate) fn try_free_ended(&self) {
-        if let Some(_passage) = self.gate.try_pass() {
-            self.free_ended();
+    pub(crate) fn try_reclaim_unlinked(&self) {
+        if let Some(_permit) = self.gate.try_begin_change() {
+            self.reclaim_unlinked();
         }
     }
 
     /// Frees what was set aside and has no owner any more. The caller changes the store, or holds
     /// the gate.
-    pub(crate) fn free_ended(&self) {
-        let (ended, unfound) = self.aside.take_ended();
+    pub(crate) fn reclaim_unlinked(&self) {
+        let (ended, unreadable) = self.unlinked.take_reclaimable();
         ended.iter().for_each(|pages| self.free_pages(pages));
-        unfound.into_iter().for_each(|(tree, blob)| self.free_value(tree, blob));
+        unreadable.into_iter().for_each(|(tree, blob)| self.free_value(tree, blob));
     }
 
     /// Frees the pages of a value that was removed, once it has no readers. What cannot be found
     /// now is tried again.
     pub(crate) fn free_value(&self, tree: u32, blob: BlobRef) {
-        let freed = match self.aside.is_read(blob.page.id) {
+        let freed = match self.unlinked.has_readers(blob.page.id) {
             false => free_pages_of(self, tree, blob),
             true => pages_of(self, tree, blob).map(|pages| {
-                if let Some(pages) = self.aside.removed(blob.page.id, pages) {
+                if let Some(pages) = self.unlinked.unlink(blob.page.id, pages) {
                     self.free_pages(&pages);
                 }
             }),
@@ -955,7 +955,7 @@ impl PageStore {
             Ok(()) => {}
             Err(error) => {
                 tracing::warn!("the pages of a value cannot be freed yet: {error}");
-                self.aside.push_unfound(tree, blob);
+                self.unlinked.add_unreadable(tree, blob);
             }
         }
     }
