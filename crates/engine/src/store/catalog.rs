@@ -118,7 +118,7 @@ impl StoreCore {
     fn create_root(&self, change: &Change<'_>, id: u32) -> Result<PageRef> {
         let mut guard = self.pages.pool.allocate(self.pages.page_frames)?;
         let root = init(change, &mut guard, PageKind::Leaf, 0, id);
-        apply(change, &mut guard, Action::Raise { level: 0, child: 0 })?;
+        apply(change, &mut guard, Action::FormatRoot { level: 0, child: 0 })?;
         Ok(root)
     }
 

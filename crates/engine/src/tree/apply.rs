@@ -1,7 +1,8 @@
 //! The one place where pages change.
 //!
-//! Every change of a tree's page goes through [`apply`], under the page's exclusive lock and a
-//! [`Change`] of the store. A log will write its record, and the page its sequence number, here.
+//! Every change of a tree's page goes through [`apply`], under the page's exclusive lock and within
+//! a [`Change`] of the store. A log will write its records here, and store their sequence numbers
+//! in the pages.
 
 use vellum_pool::{ExclusiveGuard, PageRef};
 
@@ -13,30 +14,31 @@ use crate::store::pages::Change;
 /// A change of one page.
 #[derive(Debug)]
 pub(crate) enum Action<'a> {
-    /// Insert an entry before the slot `index`.
+    /// Insert an entry before the slot at `index`.
     Insert { index: usize, key: &'a [u8], payload: Payload<'a> },
-    /// Give the entry at `index` another payload.
+    /// Replace the payload of the entry at `index`.
     Replace { index: usize, payload: Payload<'a> },
     /// Remove the entry at `index`.
     Remove { index: usize },
-    /// Remove the entries at `indexes`, which ascend.
+    /// Remove the entries at `indexes`, which must ascend.
     RemoveAll { indexes: &'a [usize] },
-    /// Become the node of `image`, whose page header does not count but for kind and level.
+    /// Copy the node of `image`. Of its page header, only kind and level are used.
     Image { image: &'a [u8] },
-    /// Become a node of no separators with one child, of all keys.
-    Raise { level: u8, child: u64 },
-    /// Become a leaf of no entries between these fences.
-    Empty { fences: Fences<'a> },
-    /// Give everything left of the split to `left`, a new page.
+    /// Make the page a node for all keys: an empty leaf, or an inner node with no separators and
+    /// one child.
+    FormatRoot { level: u8, child: u64 },
+    /// Make the page an empty leaf with these fences.
+    FormatLeaf { fences: Fences<'a> },
+    /// Move all slots left of the split to `left`, a new page.
     SplitOff { left: &'a mut [u8], split: &'a Split },
-    /// Take everything from the left neighbour.
+    /// Take all slots from the left sibling.
     MergeFrom { left: &'a [u8], separator: &'a [u8] },
 }
 
-/// Applies `action` to `page`. False, and nothing changed, if it does not fit.
+/// Applies `action` to `page`. If the result does not fit, returns false and changes nothing.
 ///
 /// # Errors
-/// [`Error::Damaged`] if the page makes no sense; nothing is changed then.
+/// [`Error::Damaged`] if the page is inconsistent. Then nothing has changed.
 pub(crate) fn apply(
     _change: &Change<'_>,
     page: &mut ExclusiveGuard<'_>,
@@ -58,10 +60,10 @@ pub(crate) fn apply(
             let kind = if image[LEVEL] == 0 { PageKind::Leaf } else { PageKind::Inner };
             page::set_kind(bytes, kind, image[LEVEL]);
         }
-        Action::Raise { level, child } => {
+        Action::FormatRoot { level, child } => {
             NodeMut::format(bytes, level, Default::default(), child);
         }
-        Action::Empty { fences } => {
+        Action::FormatLeaf { fences } => {
             NodeMut::format(bytes, 0, fences, 0);
         }
         Action::SplitOff { left, split } => {
@@ -75,7 +77,7 @@ pub(crate) fn apply(
     Ok(true)
 }
 
-/// Writes the page header of a page that was just allocated.
+/// Writes the page header of a new page.
 pub(crate) fn init(
     _change: &Change<'_>,
     page: &mut ExclusiveGuard<'_>,

@@ -1,4 +1,4 @@
-//! Filling an empty tree with sorted entries.
+//! Fills an empty tree with sorted entries.
 
 use std::io::{self, Read};
 
@@ -15,20 +15,22 @@ use crate::page::runs::PageRuns;
 use crate::page::{LEVEL, PageKind};
 use crate::store::pages::Change;
 
-/// How full leaves and inner pages become, in percent: room for a few later inserts.
+/// How full the loader makes leaves and inner nodes, in percent. This leaves room for a few later
+/// inserts.
 const FILL: u8 = 95;
 
-/// Merges that are tried on an empty tree of several pages; each takes away a leaf.
+/// The most merges to try on a tree that has no entries but several pages. Each merge removes a
+/// leaf.
 const COLLAPSE_TRIES: u32 = 1000;
 
-/// Stores the builder's nodes in new pages, and remembers them.
+/// Stores the builder's nodes in new pages, and lists these pages.
 #[derive(Debug)]
-struct Pages<'a> {
+struct NewPages<'a> {
     access: Access<'a>,
     pages: PageRuns,
 }
 
-impl PageSink for Pages<'_> {
+impl PageSink for NewPages<'_> {
     type Error = Error;
 
     fn store(&mut self, image: &[u8]) -> Result<PageId> {
@@ -44,14 +46,15 @@ impl PageSink for Pages<'_> {
     }
 }
 
-impl Drop for Pages<'_> {
-    /// Frees everything again, unless it was installed: the load has failed, or its input panics.
+impl Drop for NewPages<'_> {
+    /// Frees the pages if the load has failed, or if its input panicked. A load that succeeds
+    /// clears the list.
     fn drop(&mut self) {
         if self.pages.is_empty() {
             return;
         }
         let Ok(_change) = self.access.pages.change() else {
-            tracing::warn!("the pages of a bulk load that failed stay unused");
+            tracing::warn!("the pages of a failed bulk load stay unused");
             return;
         };
         for page in self.pages.iter() {
@@ -62,17 +65,17 @@ impl Drop for Pages<'_> {
     }
 }
 
-/// A bulk load that is under way: it takes one entry after the other, values of any length as
-/// streams among them. Made by [`Tree::bulk_loader`](crate::Tree::bulk_loader).
+/// A bulk load. The caller pushes one entry after the other, with values of any length as streams.
+/// Created by [`Tree::bulk_loader`](crate::Tree::bulk_loader).
 ///
-/// The tree has the entries, at once, when [`finish`](BulkLoader::finish) returns. Dropped before,
-/// the loader gives its space back. No change is under way between its calls: a checkpoint that
-/// comes between finds pages that nothing refers to yet.
+/// [`finish`](BulkLoader::finish) adds all entries to the tree atomically. A loader that is dropped
+/// before frees its pages. Between two calls no change is under way. A checkpoint that comes
+/// between finds pages to which nothing refers yet.
 #[derive(Debug)]
 pub struct BulkLoader<'a> {
     access: Access<'a>,
-    builder: BulkBuilder<Pages<'a>>,
-    /// The values in pieces, set aside until the tree has them.
+    builder: BulkBuilder<NewPages<'a>>,
+    /// The values in pieces. Their pages are unlinked until the tree has them.
     values: Vec<ValueWriter<'a>>,
     failed: bool,
 }
@@ -83,7 +86,7 @@ impl<'a> BulkLoader<'a> {
         access.check_dropped()?;
         access.collapse(&change)?;
         drop(change);
-        let pages = Pages { access, pages: PageRuns::default() };
+        let pages = NewPages { access, pages: PageRuns::default() };
         let builder = BulkBuilder::new(pages, access.page(0).bytes(), FILL);
         Ok(BulkLoader { access, builder, values: Vec::new(), failed: false })
     }
@@ -93,11 +96,11 @@ impl<'a> BulkLoader<'a> {
         self.builder.last_key()
     }
 
-    /// Takes the next entry, whose key is above the last one.
+    /// Adds the next entry, whose key must be greater than the last one.
     ///
     /// # Errors
-    /// [`NotSorted`](Error::NotSorted), limits: then the entry is passed over. A full disk or pool:
-    /// then [`finish`](BulkLoader::finish) may fail, too.
+    /// [`NotSorted`](Error::NotSorted), limits: then the loader skips the entry. A full disk or
+    /// pool: then [`finish`](BulkLoader::finish) may fail, too.
     pub fn push(&mut self, key: &[u8], value: &[u8]) -> Result<()> {
         self.check_order(key)?;
         if !self.access.check_entry(key, value)? {
@@ -110,12 +113,12 @@ impl<'a> BulkLoader<'a> {
         self.add(key, Payload::Blob(&blob.encode()))
     }
 
-    /// Takes the next entry, whose value is the rest of a stream, of any length. Of a long one the
-    /// loader has some pieces in memory at a time, as a [`ValueWriter`] has.
+    /// Adds the next entry, whose value is the rest of a stream, of any length. The loader keeps
+    /// some pieces of a long value in memory at a time, as a [`ValueWriter`] does.
     ///
     /// # Errors
-    /// As [`push`](BulkLoader::push); [`Input`](Error::Input) if the stream fails: then the entry
-    /// is passed over, too.
+    /// As [`push`](BulkLoader::push); [`Input`](Error::Input) if the stream fails: then the loader
+    /// skips the entry, too.
     pub fn push_from(&mut self, key: &[u8], mut value: impl Read) -> Result<()> {
         self.check_order(key)?;
         let mut writer = ValueWriter::new(self.access, key)?;
@@ -123,7 +126,7 @@ impl<'a> BulkLoader<'a> {
         copied.map_err(|error| error.downcast().unwrap_or_else(Error::Input))?;
         let change = self.access.pages.change()?;
         self.access.check_dropped()?;
-        let blob = writer.settle(&change)?;
+        let blob = writer.store_rest(&change)?;
         drop(change);
         let Some(blob) = blob else { return self.push(key, writer.buffered()) };
         self.add(key, Payload::Blob(&blob.encode()))?;
@@ -144,11 +147,11 @@ impl<'a> BulkLoader<'a> {
         added
     }
 
-    /// Gives the entries to the tree; returns how many.
+    /// Adds the entries to the tree. Returns their number.
     ///
     /// # Errors
-    /// [`NotEmpty`](Error::NotEmpty) if others have put entries into the tree meanwhile; a full
-    /// disk or pool, now or before. Then the tree has none of the entries.
+    /// [`NotEmpty`](Error::NotEmpty) if another thread has put entries into the tree meanwhile; a
+    /// full disk or pool, now or at an earlier call. Then the tree has none of the entries.
     pub fn finish(self) -> Result<u64> {
         if self.failed {
             return Err(Error::Input(io::Error::other("an earlier entry could not be stored")));
@@ -158,15 +161,15 @@ impl<'a> BulkLoader<'a> {
         let change = self.access.pages.change()?;
         self.access.check_dropped()?;
         self.access.install(&change, &image)?;
-        // Before a checkpoint can come between.
-        self.values.iter().for_each(|value| value.keep(&change));
+        // Within the same change, so that no checkpoint comes between.
+        self.values.iter().for_each(|value| value.link(&change));
         pages.pages.clear();
         Ok(entries)
     }
 }
 
 impl Access<'_> {
-    /// Loads sorted entries into an empty tree; returns how many.
+    /// Loads sorted entries into an empty tree. Returns their number.
     pub(crate) fn bulk_load<K: AsRef<[u8]>, V: AsRef<[u8]>>(
         self,
         sorted: impl Iterator<Item = Result<(K, V)>>,
@@ -179,8 +182,8 @@ impl Access<'_> {
         loader.finish()
     }
 
-    /// Makes a tree without entries a tree of one page, if it is not: a merge that found no frame
-    /// leaves more.
+    /// Reduces a tree without entries to one page. It may have more pages if an earlier merge
+    /// failed.
     fn collapse(self, change: &Change<'_>) -> Result<()> {
         let mut tries = 0..COLLAPSE_TRIES;
         while !is_empty(&self.pages.pool.fix_shared(self.tree.root)?) {
@@ -192,7 +195,7 @@ impl Access<'_> {
         Ok(())
     }
 
-    /// Makes `image` the root, if the tree is still empty.
+    /// Makes `image` the root if the tree is still empty.
     fn install(self, change: &Change<'_>, image: &[u8]) -> Result<()> {
         let mut root = self.pages.pool.fix_exclusive(self.tree.root)?;
         if !is_empty(&root) {

@@ -1,7 +1,7 @@
-//! Walking over a whole tree to check it and to count what it has.
+//! Walks over a whole tree, to check it and to count its entries and pages.
 //!
-//! The walk knows which pages come next: the children of a node, and the blobs of a leaf. So it has
-//! a part of them read while it looks at those before them.
+//! The walk knows the pages that it will visit next: the children of a node, and the blobs of a
+//! leaf. So it starts the reads of some of them in advance.
 
 use vellum_pool::{PAGE_SIZE, PageId, PageRef};
 
@@ -12,7 +12,7 @@ use crate::node::{self, Node, PayloadPlace, Torn};
 use crate::page;
 use crate::page::blob::BlobRef;
 
-/// What a tree has.
+/// Statistics of a tree.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TreeStat {
@@ -26,7 +26,7 @@ pub struct TreeStat {
     pub leaf_pages: u64,
     /// Values with pages of their own.
     pub blobs: u64,
-    /// Bytes of the file that these pages take.
+    /// Bytes of the file that the pages of these values take.
     pub blob_page_bytes: u64,
     /// Bytes of all keys.
     pub key_bytes: u64,
@@ -34,7 +34,7 @@ pub struct TreeStat {
     pub value_bytes: u64,
     /// Bytes used in inner pages and leaves.
     pub used_bytes: u64,
-    /// Bytes that inner pages and leaves have.
+    /// Total bytes of inner pages and leaves.
     pub page_bytes: u64,
 }
 
@@ -50,7 +50,7 @@ impl TreeStat {
         Ok(())
     }
 
-    /// Counts an entry, but for its value if that is a blob.
+    /// Counts an entry. Does not count its value if that is a blob.
     fn count_entry(
         &mut self,
         leaf: Node<&[u8]>,
@@ -84,17 +84,19 @@ impl TreeStat {
     }
 }
 
-/// Who is told of what the walk meets. An error ends the walk.
+/// Receives the pages and the damage that the walk meets. An error ends the walk.
 pub(crate) trait Visitor {
-    /// A page that the tree refers to; false if it is not to be visited.
+    /// The walk has found a page of the tree. Returns false if the walk must not visit it.
     fn page(&mut self, page: PageRef) -> Result<bool>;
-    /// A page that is damaged or cannot be read; what is below it is not visited.
+    /// The walk has found a page that is damaged or cannot be read. It does not visit the pages
+    /// below it.
     fn damage(&mut self, error: Error) -> Result<()>;
 }
 
-/// Ends at the first damage.
+/// Ends the walk at the first damage.
 pub(crate) struct Strict {
-    /// Pages that may still come: more than the file has are a circle, or worse.
+    /// The number of pages that the walk may still visit. If it visits more pages than the file
+    /// has, a page is referred to twice.
     pages_left: u64,
 }
 
@@ -118,27 +120,29 @@ impl Visitor for Strict {
 
 type Fence = Option<Vec<u8>>;
 
-/// Pages that are visited one after the other, and are read ahead.
+/// Pages that the walk visits one after the other, with read-ahead.
 struct Row {
     pages: Vec<PageRef>,
-    /// The reads of so many of them were started.
+    /// The number of pages whose reads were started.
     started: usize,
 }
 
 impl Row {
-    /// The most frames that are on their way for a row: 4 MiB, or a sixteenth of the pool, since a
-    /// walk has a row for each level.
+    /// The most frames to read ahead for a row: 4 MiB. A walk has a row for each level, so a row
+    /// also takes at most a sixteenth of the pool.
     const FRAMES: u64 = 1024;
 
     fn new(pages: Vec<PageRef>) -> Row {
         Row { pages, started: 0 }
     }
 
-    /// Is told that the page `index` comes next. What cannot be read is left to the visit.
-    fn come_to(&mut self, index: usize, access: Access<'_>) {
+    /// Starts the reads of the pages from `index` on, which the walk visits next. The visit reports
+    /// errors.
+    fn read_ahead_from(&mut self, index: usize, access: Access<'_>) {
         let pool = &access.pages.pool;
         let mut left = (pool.capacity() / 16).min(Row::FRAMES);
-        // Half of what may be ahead is: enough at a time to be worth a batch.
+        // Start a new batch only when less than half of the pages are ahead, so that batches are
+        // large.
         let ahead = self.pages.get(index..self.started).unwrap_or_default();
         if ahead.iter().map(|page| u64::from(page.frames)).sum::<u64>() > left / 2 {
             return;
@@ -163,7 +167,8 @@ struct Walk<'a, 'v> {
 }
 
 impl Access<'_> {
-    /// Counts what the tree has, each node as it is when it is read: changes go on meanwhile.
+    /// Counts entries and pages. Changes go on meanwhile, and each node counts as it is when it is
+    /// read.
     pub(crate) fn count(self) -> Result<TreeStat> {
         let mut stat = TreeStat::default();
         let mut leaves = Cursor::new(self);
@@ -172,7 +177,7 @@ impl Access<'_> {
             stat.count_node(node, 0, leaf.len()).map_err(torn)?;
             stat.count_leaf(node).map_err(torn)?;
         }
-        // From left to right on each level: a node ends where the next one begins.
+        // From left to right on each level: the upper fence of a node leads to the next one.
         let (mut level, mut key) = (1, Vec::new());
         while let Some(guard) = self.shared_node(Target::Key(&key), level)? {
             let (page, node) = (guard.page(), Node::new(&guard[..]));
@@ -189,7 +194,7 @@ impl Access<'_> {
         Ok(stat)
     }
 
-    /// Visits every page of the tree. Nothing may change meanwhile.
+    /// Visits every page of the tree. The caller makes sure that the store does not change.
     pub(crate) fn check(self, visitor: &mut dyn Visitor) -> Result<TreeStat> {
         let mut walk = Walk { access: self, visitor, stat: TreeStat::default() };
         walk.node(self.tree.root, None, (None, None))?;
@@ -198,12 +203,12 @@ impl Access<'_> {
 }
 
 impl Walk<'_, '_> {
-    /// Visits a node and what is below it; its level and fences are known but for the root's.
+    /// Visits a node and the pages below it. Checks its level, if known, and its fences.
     fn node(&mut self, page: PageRef, level: Option<u8>, fences: (Fence, Fence)) -> Result<()> {
         if !self.visitor.page(page)? {
             return Ok(());
         }
-        // A copy, so that the walk holds no page while it visits others.
+        // A copy, so that the walk holds no lock while it visits other pages.
         let bytes = match self.access.pages.pool.fix_shared(page) {
             Ok(guard) => guard.to_vec(),
             Err(error) => return self.visitor.damage(error.into()),
@@ -223,7 +228,7 @@ impl Walk<'_, '_> {
         let child = |index| Ok(PageRef { id: PageId(node.child(index).map_err(torn)?), ..page });
         let mut row = Row::new((0..=count).map(child).collect::<Result<_>>()?);
         for index in 0..=count {
-            row.come_to(index, self.access);
+            row.read_ahead_from(index, self.access);
             let mut bound = upper.clone();
             if index < count {
                 let mut key = Vec::new();
@@ -248,13 +253,13 @@ impl Walk<'_, '_> {
             return Err(format!("it belongs to tree {}, not {tree}", page::tree(bytes)));
         }
         if let Some(level) = level.filter(|level| *level != found) {
-            return Err(format!("its level is {found}, but {level} is due"));
+            return Err(format!("its level is {found}, but {level} is expected"));
         }
         let node = Node::new(bytes);
         let lower = node.lower().map_err(|torn| torn.to_string())?;
         let upper = node.upper().map_err(|torn| torn.to_string())?;
         if lower != fences.0.as_deref() || upper != fences.1.as_deref() {
-            return Err("its fences are not the separators beside it in its parent".into());
+            return Err("its fences differ from the separators around it in its parent".into());
         }
         Ok(())
     }
@@ -278,14 +283,14 @@ impl Walk<'_, '_> {
                     blobs.push((blob, key));
                 }
                 None => {
-                    let what = format!("the blob reference of entry {index} makes no sense");
+                    let what = format!("the blob reference of entry {index} is invalid");
                     self.visitor.damage(Error::damaged(page, what))?;
                 }
             }
         }
         let mut row = Row::new(blobs.iter().map(|(blob, _)| blob.page).collect());
         for (index, (blob, key)) in blobs.into_iter().enumerate() {
-            row.come_to(index, self.access);
+            row.read_ahead_from(index, self.access);
             self.blob(blob, &key)?;
         }
         Ok(())

@@ -1,51 +1,52 @@
-//! Freeing all pages of a tree: to drop it, and to empty it.
+//! Frees all pages of a tree, to drop it or to clear it.
 
 use vellum_pool::{ExclusiveGuard, PageRef};
 
 use super::Access;
 use super::apply::{Action, apply};
-use super::lookup::HeldLeaf;
+use super::lookup::LeafBytes;
 use crate::error::{Error, Result};
 use crate::node::Node;
 use crate::page::blob::BlobRef;
 use crate::page::{self, PageKind};
 use crate::store::pages::Change;
 
-/// What a node refers to.
-struct Referred {
+/// The children and blobs to which a node refers.
+struct References {
     level: u8,
     children: Vec<u64>,
     blobs: Vec<BlobRef>,
 }
 
 impl<'a> Access<'a> {
-    /// Frees every page of the tree, which is marked as dropped and no longer in the catalog. The
-    /// caller holds the gate: readers may still be about, changes not.
+    /// Frees every page of the tree. The caller has marked the tree as dropped, has removed it from
+    /// the catalog, and has exclusive use of the store: there may be readers, but no changes.
     ///
-    /// A page goes before its children, so no reader gets to a child any more that is not there
-    /// already, and those find out by its version.
+    /// This frees a page before its children. So no new reader reaches a child, and a reader that
+    /// has reached one already finds its version changed.
     ///
     /// # Errors
-    /// The first damage or failed read; what was not freed then stays unused for good.
+    /// The first damage or failed read. Pages that were not freed stay allocated and unused.
     pub(crate) fn free_all(self, change: &Change<'_>) -> Result<()> {
         self.free_from(change, self.tree.root, u8::MAX)
     }
 
-    /// Removes every entry: the root becomes an empty leaf, which readers see as one step, and the
-    /// pages below it are freed. The caller holds the gate alone.
+    /// Removes all entries: makes the root an empty leaf, which readers see as one step, and frees
+    /// the pages below it. The caller has exclusive use of the store.
     ///
     /// # Errors
-    /// As [`free_all`](Self::free_all); the tree is empty then, too, unless its root is damaged.
+    /// As [`free_all`](Self::free_all). After an error the tree is empty, too, unless its root is
+    /// damaged.
     pub(crate) fn clear(self, change: &Change<'_>) -> Result<()> {
         let mut root = self.pages.pool.fix_exclusive(self.tree.root)?;
-        let referred = self.referred(&root, u8::MAX)?;
-        apply(change, &mut root, Action::Raise { level: 0, child: 0 })?;
+        let references = self.references_of(&root, u8::MAX)?;
+        apply(change, &mut root, Action::FormatRoot { level: 0, child: 0 })?;
         drop(root);
-        self.free_below(change, referred)
+        self.free_below(change, references)
     }
 
-    /// A page that is to be a value of this tree is something else, as far as that is known without
-    /// reading it.
+    /// Whether the page of a blob is known to be something else than a value of this tree. Reads no
+    /// page.
     fn is_foreign(self, blob: BlobRef) -> bool {
         self.pages.pool.fix_shared_resident(blob.page).is_some_and(|guard| {
             let kind = if blob.is_whole() { PageKind::Blob } else { PageKind::PieceIndex };
@@ -55,48 +56,48 @@ impl<'a> Access<'a> {
 
     fn free_from(self, change: &Change<'_>, page: PageRef, level_max: u8) -> Result<()> {
         let guard = self.pages.pool.fix_exclusive(page)?;
-        let referred = self.referred(&guard, level_max)?;
+        let references = self.references_of(&guard, level_max)?;
         self.free_page(change, guard);
-        self.free_below(change, referred)
+        self.free_below(change, references)
     }
 
-    /// What a node of this tree, up to a level, refers to.
-    fn referred(self, guard: &ExclusiveGuard<'a>, level_max: u8) -> Result<Referred> {
+    /// The references of a node, which must belong to this tree and have at most `level_max`.
+    fn references_of(self, guard: &ExclusiveGuard<'a>, level_max: u8) -> Result<References> {
         let page = guard.page();
         let torn = |torn| Error::torn(page, torn);
         let node = Node::new(&guard[..]);
         let (level, count) = (node.level().map_err(torn)?, node.count().map_err(torn)?);
         if level > level_max || !node.is_of(self.tree.id, level) {
-            // The page may be in use elsewhere, so it stays.
-            let what = format!("it is no node of tree {} up to level {level_max}", self.tree.id);
+            // The page may be in use elsewhere, so this thread does not free it.
+            let what = format!("it is not a node of tree {} up to level {level_max}", self.tree.id);
             return Err(Error::damaged(page, what));
         }
-        let mut referred = Referred { level, children: Vec::new(), blobs: Vec::new() };
+        let mut references = References { level, children: Vec::new(), blobs: Vec::new() };
         if level > 0 {
             for index in 0..=count {
-                referred.children.push(node.child(index).map_err(torn)?);
+                references.children.push(node.child(index).map_err(torn)?);
             }
         } else {
             for index in 0..count {
-                referred.blobs.extend(HeldLeaf::from(guard).value(index)?.blob());
+                references.blobs.extend(LeafBytes::from(guard).value(index)?.blob());
             }
         }
-        Ok(referred)
+        Ok(references)
     }
 
-    fn free_below(self, change: &Change<'_>, referred: Referred) -> Result<()> {
+    fn free_below(self, change: &Change<'_>, references: References) -> Result<()> {
         let mut outcome = Ok(());
-        for blob in referred.blobs {
+        for blob in references.blobs {
             match self.is_foreign(blob) {
                 true => {
-                    let what = format!("it is no value of tree {}", self.tree.id);
+                    let what = format!("it is not a value of tree {}", self.tree.id);
                     outcome = outcome.and(Err(Error::damaged(blob.page, what)));
                 }
                 false => self.free_blob(change, blob),
             }
         }
-        for child in referred.children {
-            let freed = self.free_from(change, self.page(child), referred.level - 1);
+        for child in references.children {
+            let freed = self.free_from(change, self.page(child), references.level - 1);
             outcome = outcome.and(freed);
         }
         outcome

@@ -1,14 +1,14 @@
-//! The public face of a tree: the whole list of what a program can do with one.
+//! The public interface of a tree: all operations on it.
 
 use std::borrow::Cow;
 use std::io;
 use std::sync::Arc;
 
 use super::check::Strict;
-use super::drain::Which;
-use super::modify::{Edge, Verdict};
+use super::modify::{Decision, TreeEnd};
 use super::modify::{Existing, Incoming};
-use super::multi_get::Found;
+use super::multi_get::FoundValue;
+use super::remove_many::Selection;
 use super::salvage::{Visit, VisitReaders};
 use super::scan::{KeyRange, bounds_of, bounds_of_prefix};
 use super::streams::{ValueReader, ValueWriter};
@@ -17,14 +17,15 @@ use crate::error::Result;
 use crate::store::core::StoreCore;
 use crate::value::Value;
 
-/// An ordered map from keys to values, both strings of bytes. A cheap handle; clone it, send it,
-/// share it.
+/// An ordered map from keys to values, both strings of bytes. This is a cheap handle: clone it,
+/// send it, share it.
 ///
-/// Keys have up to [`max_key`](crate::Limits::max_key) bytes; the empty key is a key. Every single
-/// operation is atomic, and sees all operations that returned before it began.
+/// Keys have up to [`max_key`](crate::Limits::max_key) bytes; the empty key is valid. Every
+/// operation on one key is atomic, and sees all operations that returned before it began.
 ///
-/// Values that are too long for a leaf come as guards ([`Value::Blob`]) that keep memory of the
-/// pool. A thread may change what it holds: the guard keeps the old value.
+/// Lookups return a value that does not fit in a leaf as a guard ([`Value::Blob`]), which pins
+/// memory of the pool. A thread may change the value while it holds the guard: the guard keeps the
+/// old value.
 #[derive(Clone, Debug)]
 pub struct Tree {
     core: Arc<StoreCore>,
@@ -47,12 +48,12 @@ impl Tree {
         Ok(self.access())
     }
 
-    /// The tree's name, as it is [now](crate::Store::rename_tree).
+    /// The tree's current name, which [`rename_tree`](crate::Store::rename_tree) can change.
     pub fn name(&self) -> Arc<str> {
         self.state.name()
     }
 
-    /// The value of `key`. One that was [written](Tree::writer) as a stream is copied.
+    /// The value of `key`. A value that was [written](Tree::writer) as a stream is copied.
     ///
     /// # Errors
     /// Damage, a failed read, a pool that is full of guards;
@@ -61,17 +62,18 @@ impl Tree {
         self.open_access()?.get(key)
     }
 
-    /// Copies the value of `key` to `value`, of any length; false, and `value` empty, if there is
-    /// none. Allocates nothing for a short one if `value` has the capacity.
+    /// Copies the value of `key`, of any length, to `value`. If there is none, clears `value` and
+    /// returns false. Allocates nothing for a short value if `value` has the capacity.
     ///
     /// # Errors
-    /// Damage, a failed read, a pool that is full of guards, no memory for the copy.
+    /// Damage, a failed read, a pool that is full of guards, too little memory for the copy.
     #[inline]
     pub fn get_into(&self, key: &[u8], value: &mut Vec<u8>) -> Result<bool> {
         self.open_access()?.get_into(key, value)
     }
 
-    /// Runs `read` on the value of `key`, in place and under a lock: it must not call the store.
+    /// Runs `read` on the value of `key`, in place and under a lock. `read` must not call the
+    /// store.
     ///
     /// # Errors
     /// As [`get`](Tree::get).
@@ -87,10 +89,10 @@ impl Tree {
         self.open_access()?.contains(key)
     }
 
-    /// The values of many keys, in their order. Pages that are missing are read together, level by
-    /// level, instead of one after the other.
+    /// The values of many keys, in their order. Reads the pages that are not resident together,
+    /// level by level, instead of one after the other.
     ///
-    /// All blobs among the values are held at once, so they must fit the pool.
+    /// Pins all blobs among the values at once, so they must fit into the pool.
     ///
     /// # Errors
     /// As [`get`](Tree::get).
@@ -98,15 +100,15 @@ impl Tree {
         self.open_access()?.multi_get(keys)
     }
 
-    /// Calls `visit` for each key, in any order: with the key's number and its value, or none if
-    /// there is none. Nothing is allocated for a key whose value lies in a leaf of 4 KiB.
+    /// Calls `visit` for each key, in any order, with the key's index and its value, or `None` if
+    /// there is none. Allocates nothing for a key whose value is in a leaf of 4 KiB.
     ///
-    /// The lookups are interleaved: while one waits for memory or the device the others go on. A
-    /// change that comes between restarts the one lookup that it concerns. `visit` must not change
-    /// the key that it was called for, whose value it may hold.
+    /// The lookups are interleaved: while one waits for memory or the device, the others go on. A
+    /// change of a page restarts only the lookups on that page. `visit` must not change the key for
+    /// which it was called, because its value may be pinned.
     ///
     /// # Errors
-    /// As [`get`](Tree::get); then `visit` was called for some keys only.
+    /// As [`get`](Tree::get). Then `visit` was called only for some keys.
     #[inline]
     pub fn multi_get_with<K: AsRef<[u8]>>(
         &self,
@@ -114,21 +116,22 @@ impl Tree {
         mut visit: impl FnMut(usize, Option<&[u8]>),
     ) -> Result<()> {
         self.open_access()?.multi_get_with(keys, |index, found| match found {
-            Found::Nothing => visit(index, None),
-            Found::Inline(bytes) => visit(index, Some(bytes)),
-            Found::Held(value) => visit(index, Some(&value)),
+            FoundValue::Absent => visit(index, None),
+            FoundValue::Inline(bytes) => visit(index, Some(bytes)),
+            FoundValue::Guarded(value) => visit(index, Some(&value)),
         })
     }
 
     /// Stores a value for a new key.
     ///
     /// # Errors
-    /// [`KeyExists`](crate::Error::KeyExists); limits; a full disk or pool. Then nothing changed.
+    /// [`KeyExists`](crate::Error::KeyExists); limits; a full disk or pool. Then nothing has
+    /// changed.
     pub fn insert(&self, key: &[u8], value: &[u8]) -> Result<()> {
         self.access().put(key, Incoming::Bytes(value), Existing::Refuse).map(drop)
     }
 
-    /// Stores a value; true if it replaced another one.
+    /// Stores a value. Returns true if it replaced another value.
     ///
     /// # Errors
     /// Limits; a full disk or pool. Then nothing changed.
@@ -136,8 +139,8 @@ impl Tree {
         self.access().put(key, Incoming::Bytes(value), Existing::Replace)
     }
 
-    /// Stores a value of `len` bytes that `fill` writes, a long one right in its place in the pool.
-    /// True if it replaced another one.
+    /// Stores a value of `len` bytes that `fill` writes. `fill` writes a long value directly to its
+    /// page in the pool. Returns true if the value replaced another one.
     ///
     /// `fill` gets a slice of zeros. It must not call the store.
     ///
@@ -152,29 +155,29 @@ impl Tree {
         let mut fill = Some(fill);
         let mut once = |target: &mut [u8]| match fill.take() {
             Some(fill) => fill(target),
-            None => Err(io::Error::other("a value was asked for twice")),
+            None => Err(io::Error::other("the store asked for a value twice")),
         };
         self.access().put(key, Incoming::Fill(len, &mut once), Existing::Replace)
     }
 
-    /// Changes the value of `key`, keeping its length, as one step: no other change comes between
-    /// what `change` reads and what it writes. False if there is no value.
+    /// Changes the value of `key` atomically, without changing its length: no other change comes
+    /// between what `change` reads and what it writes. Returns false if there is no value.
     ///
-    /// `change` gets a copy and may get another one, if a change of a long value was overtaken. It
-    /// must not call the store.
+    /// `change` gets a copy. If another change of a long value comes first, `change` is called
+    /// again with a new copy. It must not call the store.
     ///
     /// # Errors
-    /// Damage or a failed read; of long values also a full disk or pool. Then nothing changed.
+    /// Damage or a failed read; for long values also a full disk or pool. Then nothing has changed.
     pub fn update(&self, key: &[u8], mut change: impl FnMut(&mut [u8])) -> Result<bool> {
         self.access().update(key, &mut change)
     }
 
-    /// Stores entries as [`upsert`](Tree::upsert) does, each by itself; returns how many. If they
-    /// come in the order of their keys, many are stored under one lock, wherever in the tree that
-    /// is. `entries` may use the store.
+    /// Stores entries as [`upsert`](Tree::upsert) does, each atomically. Returns their number. If
+    /// the entries are in the order of their keys, this stores many under one lock, anywhere in the
+    /// tree. `entries` may use the store.
     ///
     /// # Errors
-    /// As `upsert`; the entries before the one that failed are stored then.
+    /// As `upsert`. The entries before the one that failed are stored.
     pub fn extend<K: AsRef<[u8]>, V: AsRef<[u8]>>(
         &self,
         entries: impl IntoIterator<Item = (K, V)>,
@@ -182,12 +185,12 @@ impl Tree {
         self.access().extend(entries.into_iter())
     }
 
-    /// Changes, stores or removes the value of `key`, as one step: no other change comes between
-    /// what `change` sees and what it returns. `change` gets the value, or none, and returns the
-    /// new one, of any length, or none. The old value is returned.
+    /// Changes, stores or removes the value of `key` atomically: no other change comes between what
+    /// `change` sees and what it returns. `change` gets the value, or `None`, and returns the new
+    /// one, of any length, or `None`. Returns the old value.
     ///
-    /// `change` is called under a lock, and again if a change of a long value was overtaken: it
-    /// must not call the store.
+    /// `change` runs under a lock, and must not call the store. It is called again if another
+    /// change of a long value comes first.
     ///
     /// # Errors
     /// Limits; damage or a failed read; a full disk or pool. Then nothing changed.
@@ -210,13 +213,13 @@ impl Tree {
         mut change: impl FnMut(Option<&[u8]>) -> Option<V>,
     ) -> Result<Option<Value<'_>>> {
         self.access().alter(key, &mut |old| match change(old) {
-            Some(new) => Verdict::Put(Cow::Owned(new.into())),
-            None => Verdict::Remove,
+            Some(new) => Decision::Put(Cow::Owned(new.into())),
+            None => Decision::Remove,
         })
     }
 
-    /// Puts `new` in the place of `expected`, if that is the value of `key`, as one step; true if
-    /// it was. `None` stands for no value.
+    /// Atomically replaces the value of `key` by `new` if it is `expected`. Returns true if it was.
+    /// `None` stands for no value.
     ///
     /// # Errors
     /// As [`fetch_and_update`](Tree::fetch_and_update).
@@ -243,24 +246,24 @@ impl Tree {
         self.access().alter(key, &mut |old| {
             swapped = old == expected;
             match (swapped, new) {
-                (false, _) => Verdict::Keep,
-                (true, Some(new)) => Verdict::Put(Cow::Borrowed(new)),
-                (true, None) => Verdict::Remove,
+                (false, _) => Decision::Keep,
+                (true, Some(new)) => Decision::Put(Cow::Borrowed(new)),
+                (true, None) => Decision::Remove,
             }
         })?;
         Ok(swapped)
     }
 
-    /// Removes an entry and returns its value. [`remove`](Tree::remove) costs less, and does not
+    /// Removes an entry and returns its value. [`remove`](Tree::remove) costs less: it does not
     /// read a long value.
     ///
     /// # Errors
     /// Damage, a failed read, a pool that is full of guards. Then nothing changed.
     pub fn take(&self, key: &[u8]) -> Result<Option<Value<'_>>> {
-        self.access().alter(key, &mut |_| Verdict::Remove)
+        self.access().alter(key, &mut |_| Decision::Remove)
     }
 
-    /// The first entry: that with the smallest key.
+    /// The first entry, which has the smallest key.
     ///
     /// # Errors
     /// As [`get`](Tree::get).
@@ -281,34 +284,34 @@ impl Tree {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn first(&self) -> Result<Option<(Vec<u8>, Value<'_>)>> {
-        self.open_access()?.edge_entry(Edge::First)
+        self.open_access()?.end_entry(TreeEnd::First)
     }
 
-    /// The last entry: that with the greatest key.
+    /// The last entry, which has the greatest key.
     ///
     /// # Errors
     /// As [`get`](Tree::get).
     pub fn last(&self) -> Result<Option<(Vec<u8>, Value<'_>)>> {
-        self.open_access()?.edge_entry(Edge::Last)
+        self.open_access()?.end_entry(TreeEnd::Last)
     }
 
-    /// Removes the first entry and returns it, as one step.
+    /// Atomically removes the first entry and returns it.
     ///
     /// # Errors
     /// As [`take`](Tree::take).
     pub fn pop_first(&self) -> Result<Option<(Vec<u8>, Value<'_>)>> {
-        self.access().pop(Edge::First)
+        self.access().pop(TreeEnd::First)
     }
 
-    /// Removes the last entry and returns it, as one step.
+    /// Atomically removes the last entry and returns it.
     ///
     /// # Errors
     /// As [`take`](Tree::take).
     pub fn pop_last(&self) -> Result<Option<(Vec<u8>, Value<'_>)>> {
-        self.access().pop(Edge::Last)
+        self.access().pop(TreeEnd::Last)
     }
 
-    /// Removes an entry; true if it was there. [`take`](Tree::take) returns its value.
+    /// Removes an entry. Returns true if the tree had it. [`take`](Tree::take) returns its value.
     ///
     /// # Errors
     /// Damage or a failed read. Then nothing changed.
@@ -316,13 +319,13 @@ impl Tree {
         self.access().remove(key)
     }
 
-    /// Removes the entries of a range of keys; returns how many. Reads no blob.
+    /// Removes the entries of a range of keys. Returns their number. Reads no blob.
     ///
-    /// Works leaf by leaf, or by some leaves at a time, and each of these is one step: another
-    /// thread may see that a part of the range is gone, and may put entries where this has been.
+    /// Works on one leaf, or on some leaves, at a time, and each of these steps is atomic. Another
+    /// thread may see that a part of the range is removed, and may insert entries into that part.
     ///
     /// # Errors
-    /// Damage or a failed read. What lies before it in the range is gone then.
+    /// Damage or a failed read. The entries of the range before it are removed.
     ///
     /// ```
     /// # use vellum::{Options, Store};
@@ -340,14 +343,14 @@ impl Tree {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn remove_range(&self, range: impl KeyRange) -> Result<u64> {
-        self.access().remove_range(bounds_of(&range), Which::All)
+        self.access().remove_range(bounds_of(&range), Selection::All)
     }
 
-    /// Removes the entries for which `keep` returns false; returns how many.
+    /// Removes the entries for which `keep` returns false. Returns their number.
     ///
-    /// As for [`remove_range`](Tree::remove_range), each leaf is one step. `keep` is called with
-    /// each key and its value, in the order of the keys, once unless the value changes meanwhile,
-    /// and under a lock: it must not call the store.
+    /// As for [`remove_range`](Tree::remove_range), each leaf is one atomic step. `keep` is called
+    /// with each key and its value, in the order of the keys; again if the value changes meanwhile.
+    /// It runs under a lock, and must not call the store.
     ///
     /// # Errors
     /// As `remove_range`, and a pool that is full of guards.
@@ -355,7 +358,7 @@ impl Tree {
         self.retain_in(.., keep)
     }
 
-    /// As [`retain`](Tree::retain), of a range of keys: what lies outside stays.
+    /// As [`retain`](Tree::retain), for a range of keys. Entries outside the range stay.
     ///
     /// # Errors
     /// As `retain`.
@@ -364,11 +367,11 @@ impl Tree {
         range: impl KeyRange,
         mut keep: impl FnMut(&[u8], &[u8]) -> bool,
     ) -> Result<u64> {
-        self.access().remove_range(bounds_of(&range), Which::Unless(&mut keep))
+        self.access().remove_range(bounds_of(&range), Selection::Unless(&mut keep))
     }
 
-    /// Removes the entries of a range for which `chosen` returns true, as the iterator comes to
-    /// them, and returns them. `chosen` is called as that of [`retain`](Tree::retain).
+    /// Removes and returns the entries of a range for which `chosen` returns true, as the iterator
+    /// reaches them. `chosen` is called as the callback of [`retain`](Tree::retain).
     pub fn extract_if<F: FnMut(&[u8], &[u8]) -> bool>(
         &self,
         range: impl KeyRange,
@@ -377,12 +380,12 @@ impl Tree {
         ExtractIf::new(self.access(), bounds_of(&range), chosen)
     }
 
-    /// Removes all entries, in one step. Waits until no snapshot is left, and other changes wait
-    /// for it.
+    /// Atomically removes all entries. Waits until no snapshot is left. Other changes wait until
+    /// this returns.
     ///
     /// # Errors
-    /// Damage or a failed read. Unless the tree's root is damaged the tree is empty then, too, but
-    /// what could not be read stays unused space.
+    /// Damage or a failed read. After an error the tree is empty, too, unless its root is damaged.
+    /// The pages that could not be read stay allocated and unused.
     pub fn clear(&self) -> Result<()> {
         let exclusive = self.core.pages.exclusive()?;
         let change = self.core.pages.change_exclusively(&exclusive)?;
@@ -391,14 +394,14 @@ impl Tree {
         access.clear(&change)
     }
 
-    /// A cursor that stands on no entry yet.
+    /// A new cursor, which is at no entry yet.
     pub fn cursor(&self) -> Cursor<'_> {
         Cursor::new(self.access())
     }
 
     /// All entries, in the order of their keys. As with [`get`](Tree::get), a value that is too
-    /// long for the pool is an error, which ends the iterator; a [`cursor`](Tree::cursor) goes on,
-    /// and gives the key for a [`reader`](Tree::reader).
+    /// long for the pool is an error, which ends the iterator. A [`cursor`](Tree::cursor) can go on
+    /// after such a value, and gives its key for a [`reader`](Tree::reader).
     pub fn entries(&self) -> Entries<'_> {
         self.range(..)
     }
@@ -413,10 +416,11 @@ impl Tree {
         Entries::new(self.access(), bounds_of_prefix(prefix))
     }
 
-    /// Fills an empty tree with sorted entries, bottom-up: every page is written once, and full.
-    /// Returns the number of entries. Other changes of the tree make this fail. `sorted` may
-    /// use the store. Of a process that dies during a load, after a [`sync`](crate::Store::sync) in
-    /// its midst, the pages that were loaded until then stay unused space.
+    /// Fills an empty tree with sorted entries, bottom-up: writes every page once, and full.
+    /// Returns the number of entries. Fails if another thread changes the tree meanwhile. `sorted`
+    /// may use the store. If the process is killed during a load, after a
+    /// [`sync`](crate::Store::sync), the pages that were loaded before the sync stay allocated and
+    /// unused.
     ///
     /// # Errors
     /// [`NotEmpty`](crate::Error::NotEmpty), [`NotSorted`](crate::Error::NotSorted); limits; a
@@ -428,10 +432,10 @@ impl Tree {
         self.access().bulk_load(sorted.into_iter().map(Ok))
     }
 
-    /// As [`bulk_load`](Tree::bulk_load), of entries that may fail to come.
+    /// As [`bulk_load`](Tree::bulk_load), for an input that may fail.
     ///
     /// # Errors
-    /// As `bulk_load`, and the first error of an entry.
+    /// As `bulk_load`, and the first error of the input.
     pub fn try_bulk_load<K: AsRef<[u8]>, V: AsRef<[u8]>>(
         &self,
         sorted: impl IntoIterator<Item = Result<(K, V)>>,
@@ -439,8 +443,8 @@ impl Tree {
         self.access().bulk_load(sorted.into_iter())
     }
 
-    /// As [`bulk_load`](Tree::bulk_load), for entries that come one by one, with values of any
-    /// length as streams among them.
+    /// As [`bulk_load`](Tree::bulk_load), for a caller that adds entries one by one. Values can be
+    /// streams of any length.
     ///
     /// # Errors
     /// [`NotEmpty`](crate::Error::NotEmpty), damage, a failed read.
@@ -448,9 +452,9 @@ impl Tree {
         BulkLoader::new(self.access())
     }
 
-    /// Counts what the tree has, its entries among that: no count of them is kept. Reads all of the
-    /// tree's pages but the blobs; a million entries of 100 bytes take some 30 ms if they are in
-    /// memory. Changes go on meanwhile, and each page counts as it is when it is read.
+    /// Counts the entries and pages of the tree; the store keeps no count. Reads all pages of the
+    /// tree but the blobs. A million entries of 100 bytes take about 30 ms if they are in memory.
+    /// Changes go on meanwhile, and each page counts as it is when it is read.
     ///
     /// # Errors
     /// The first damage, or a failed read.
@@ -458,7 +462,8 @@ impl Tree {
         self.open_access()?.count()
     }
 
-    /// Checks every page of the tree, blobs included, and counts. Changes wait meanwhile.
+    /// Checks every page of the tree, blobs included, and counts entries and pages. Changes wait
+    /// until the check ends.
     ///
     /// # Errors
     /// The first damage, or a failed read.
@@ -469,9 +474,9 @@ impl Tree {
         access.check(&mut Strict::new(access))
     }
 
-    /// Visits whatever can be read of the tree, in order, and the damage that was met between.
-    /// For stores that were opened for salvage; `visit` returns false to end. A value that is too
-    /// long for the pool is met as an error.
+    /// Visits the readable entries of the tree in order, and the damage between them. For stores
+    /// that were opened for salvage. `visit` returns false to end the walk. A value that is too
+    /// long for the pool is visited as an error.
     pub fn salvage(&self, visit: Visit<'_>) {
         match self.open_access() {
             Ok(access) => access.salvage(visit),
@@ -487,15 +492,15 @@ impl Tree {
         }
     }
 
-    /// The value of `key`, to be read piece by piece: of any length, with any pool, in memory that
-    /// does not grow with it.
+    /// A reader of the value of `key`. It reads a value of any length piece by piece, with any
+    /// pool, in memory that does not grow with the value.
     ///
-    /// The reader has the value that the key had at this call, to its end: a change or a removal of
-    /// the key, or of the tree, takes none of it away. The space comes back when the reader is
-    /// dropped.
+    /// The reader reads the value that the key had at this call. A change or a removal of the key,
+    /// or of the tree, does not affect the reader. The space of a removed value is freed when the
+    /// reader is dropped.
     ///
-    /// A value that was stored in one call has one checksum for all of it. If it is not in memory
-    /// and longer than a sixteenth of the pool (or 256 KiB), this call reads it once to check it.
+    /// A value that was stored in one call has one checksum. If it is not in memory and longer than
+    /// a sixteenth of the pool (or 256 KiB), this call reads it once to check it.
     ///
     /// # Errors
     /// Damage, a failed read, a pool that is full of guards.
@@ -503,9 +508,9 @@ impl Tree {
         self.open_access()?.reader(key)
     }
 
-    /// Stores a value of any length for `key`, which comes piece by piece. The key has it, at once
-    /// and as a whole, when [`finish`](ValueWriter::finish) returns; whatever the key had until
-    /// then stays so long.
+    /// A writer that stores a value of any length for `key`, piece by piece.
+    /// [`finish`](ValueWriter::finish) stores the value atomically. Until then the key keeps its
+    /// old value.
     ///
     /// # Errors
     /// Limits of the key.

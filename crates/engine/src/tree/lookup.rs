@@ -1,12 +1,12 @@
-//! Looking up one key: from the call to the leaf, and what is found there.
+//! Looks up one key: descends to its leaf and returns its value.
 //!
-//! Optimistic lock coupling (SIGMOD'23, section 3.3): the reader reads the child's number,
-//! validates the node that it came from, takes the child's guard, and validates the node again.
-//! Only then is the child known to be the right one, and only between the two validations does the
-//! reader believe an error of the child. A reader that starves takes locks.
+//! Optimistic lock coupling (SIGMOD'23, section 3.3): the reader reads the child's number from the
+//! parent, validates the parent, takes the child's guard, and validates the parent again. Only then
+//! does the reader know that the child is the right one. It reports an error of the child only if
+//! both validations succeed. A reader that starves takes locks.
 //!
-//! Threads take locks from the root downwards, and a thread that waits for a page holds nothing
-//! below it. So waits form no circle.
+//! Threads take locks from the root downwards, and a thread that waits for a page holds no page
+//! below it. So waits form no cycle.
 
 use std::borrow::Cow;
 
@@ -24,8 +24,8 @@ use crate::store::callback::CallbackScope;
 use crate::store::pages::ValuePin;
 use crate::value::{Blob, Value};
 
-/// A value with pages of its own, which keep their place: that of a blob for its guard, others for
-/// the pin.
+/// A long value. While this lives, the pages of the value are not freed: its guard keeps the page
+/// of a blob, and the pin keeps the pages of a value in pieces.
 #[derive(Debug)]
 pub(crate) struct LongValue<'a> {
     pub value: Value<'a>,
@@ -42,7 +42,7 @@ impl<'a> Access<'a> {
     }
 
     /// `None` if the value is in pieces.
-    fn try_get(self, key: &[u8]) -> Step<Option<Option<Value<'a>>>> {
+    fn try_get(self, key: &[u8]) -> Attempt<Option<Option<Value<'a>>>> {
         let leaf = self.leaf(Target::Key(key))?.node;
         let position = self.read(leaf, |node| node.find_reached(key))?;
         if !position.exact {
@@ -60,14 +60,14 @@ impl<'a> Access<'a> {
         Ok(Some(Some(Value::Inline(Cow::Owned(value)))))
     }
 
-    /// The leaf for `key`, held shared; lock coupling all the way.
+    /// The leaf for `key` under a shared lock. Descends with lock coupling.
     fn leaf_locked(self, key: &[u8]) -> Result<SharedGuard<'a>> {
         let leaf = self.shared_leaf(Target::Key(key))?;
         check_covers(&leaf, leaf.page(), key)?;
         Ok(leaf)
     }
 
-    /// As [`leaf_locked`](Self::leaf_locked), without locks on the way there unless that starves.
+    /// As [`leaf_locked`](Self::leaf_locked), but descends optimistically unless that starves.
     pub(super) fn leaf_for_reading(self, key: &[u8]) -> Result<SharedGuard<'a>> {
         match self.attempt(|| Ok(self.leaf(Target::Key(key))?.node.upgrade_shared()?))? {
             Some(leaf) => check_covers(&leaf, leaf.page(), key).map(|()| leaf),
@@ -77,16 +77,16 @@ impl<'a> Access<'a> {
 
     pub(crate) fn get_locked(self, key: &[u8]) -> Result<Option<Value<'a>>> {
         let leaf = self.leaf_locked(key)?;
-        let position = HeldLeaf::from(&leaf).position(key)?;
+        let position = LeafBytes::from(&leaf).position(key)?;
         position.exact.then(|| self.value_at(leaf, position.index, key)).transpose()
     }
 
-    /// The value of an entry, whose leaf is held until the value is.
+    /// The value of an entry. Keeps the leaf locked until the value is copied or pinned.
     fn value_at(self, leaf: SharedGuard<'a>, index: usize, key: &[u8]) -> Result<Value<'a>> {
-        match HeldLeaf::from(&leaf).value(index)? {
-            Held::Inline(value) => Ok(Value::Inline(Cow::Owned(value.to_vec()))),
-            Held::Blob(blob) if blob.is_whole() => self.open_blob(blob, key).map(Value::Blob),
-            Held::Blob(blob) => {
+        match LeafBytes::from(&leaf).value(index)? {
+            LeafValue::Inline(value) => Ok(Value::Inline(Cow::Owned(value.to_vec()))),
+            LeafValue::Blob(blob) if blob.is_whole() => self.open_blob(blob, key).map(Value::Blob),
+            LeafValue::Blob(blob) => {
                 let pin = self.pages.pin(blob.page.id);
                 drop(leaf);
                 self.copy_of(self.open_reader(blob, key, pin)?)
@@ -94,8 +94,8 @@ impl<'a> Access<'a> {
         }
     }
 
-    /// The value of `key` and its reference, if it has pages of its own. As long as the result
-    /// lives, no other value gets the same reference.
+    /// The value of `key` and its reference, if it is a blob. While the result lives, no other
+    /// value gets the same reference.
     pub(crate) fn get_blob(self, key: &[u8]) -> Result<Option<(BlobRef, LongValue<'a>)>> {
         let found = self.attempt(|| {
             let leaf = self.leaf(Target::Key(key))?.node;
@@ -111,7 +111,7 @@ impl<'a> Access<'a> {
             return Ok(found.map(held));
         }
         let leaf = self.leaf_locked(key)?;
-        let Some((_, Held::Blob(blob))) = HeldLeaf::from(&leaf).find(key)? else {
+        let Some((_, LeafValue::Blob(blob))) = LeafBytes::from(&leaf).find(key)? else {
             return Ok(None);
         };
         if blob.is_whole() {
@@ -124,42 +124,44 @@ impl<'a> Access<'a> {
         Ok(Some((blob, LongValue { value, _pin: Some(pin) })))
     }
 
-    /// Holds the blob of `key`, which an entry of `leaf` refers to, without holding the leaf while
-    /// the blob is read: its other entries can be changed meanwhile. None if it is in pieces.
+    /// Fixes the blob of `key`, to which an entry of `leaf` refers. The reader does not keep the
+    /// leaf locked while it reads the blob, so the leaf's other entries can change meanwhile.
+    /// `None` if the value is in pieces.
     fn try_blob(
         self,
         leaf: OptimisticGuard<'a>,
         place: PayloadPlace,
         key: &[u8],
-    ) -> Step<Option<(BlobRef, Blob<'a>)>> {
+    ) -> Attempt<Option<(BlobRef, Blob<'a>)>> {
         let mut reference = Vec::with_capacity(BLOB_REF);
         self.read(leaf, |node| node.payload_into(place, &mut reference))?;
         leaf.validate()?;
-        let blob = HeldLeaf { page: leaf.page(), bytes: &[] }.blob(&reference)?;
+        let blob = LeafBytes { page: leaf.page(), bytes: &[] }.blob(&reference)?;
         if !blob.is_whole() {
             return Ok(None);
         }
         self.check_fits(blob)?;
         let pool = &self.pages.pool;
         if let Some(guard) = pool.fix_shared_resident(blob.page) {
-            // The reference was there when the page was held already: it is the blob.
+            // The leaf still had the reference after this thread had fixed the page. So the page is
+            // the blob's.
             leaf.validate()?;
             return Ok(Some((blob, self.blob_in(guard, blob, key)?)));
         }
-        // A blob's page is as large as its reference says only as long as the reference is there:
-        // the leaf is held until the page is locked for the read.
+        // The size in the reference is right only while the leaf has the reference. So this thread
+        // keeps the leaf locked until it has locked the blob's page for the read.
         let held = leaf.upgrade_shared()?;
         let begun = pool.begin_shared(blob.page).map_err(Error::from)?;
         drop(held);
         let guard = match begun {
             Begun::Held(guard) => guard,
             Begun::Claimed(pending) => pending.read().map_err(Error::from)?,
-            Begun::Busy => return Err(Stop::Restart),
+            Begun::Busy => return Err(AttemptError::Restart),
         };
         Ok(Some((blob, self.blob_in(guard, blob, key)?)))
     }
 
-    /// A whole value can be held in the pool.
+    /// Checks that a whole value fits into the pool.
     fn check_fits(self, blob: BlobRef) -> Result<()> {
         let pool = self.pages.pool.capacity();
         match u64::from(blob.page.frames) <= pool {
@@ -177,25 +179,25 @@ impl<'a> Access<'a> {
         Ok(Blob::new(guard, blob.len as usize))
     }
 
-    /// Holds the blob of `key`, which is whole and whose reference is held.
+    /// Fixes the blob of `key`, which must be whole. The caller keeps its reference valid.
     pub(crate) fn open_blob(self, blob: BlobRef, key: &[u8]) -> Result<Blob<'a>> {
         self.check_fits(blob)?;
         self.blob_in(self.pages.pool.fix_shared(blob.page)?, blob, key)
     }
 
-    /// Copies the value of `key` to `value`; false, and `value` empty, if there is none. Allocates
-    /// nothing unless `value` is too small.
+    /// Copies the value of `key` to `value`. If there is none, clears `value` and returns false.
+    /// Allocates nothing unless `value` is too small.
     #[inline]
     pub(crate) fn get_into(self, key: &[u8], value: &mut Vec<u8>) -> Result<bool> {
         let found = self.attempt(|| self.try_get_into(key, value))?;
         if let Some(Some(found)) = found {
             if !found {
-                // An attempt that was restarted may have copied a value that went since.
+                // An earlier attempt may have copied a value that was removed since.
                 value.clear();
             }
             return Ok(found);
         }
-        // A blob, or starved.
+        // The value is a blob, or the reader starved.
         value.clear();
         if let Some(Some(found)) = self.attempt(|| self.try_get_whole(key))? {
             value.extend_from_slice(&found);
@@ -206,17 +208,17 @@ impl<'a> Access<'a> {
         Ok(true)
     }
 
-    /// The value of `key` if it is whole and fits the pool.
-    fn try_get_whole(self, key: &[u8]) -> Step<Option<Value<'a>>> {
+    /// The value of `key`, if it is whole and fits into the pool.
+    fn try_get_whole(self, key: &[u8]) -> Attempt<Option<Value<'a>>> {
         match self.try_get(key) {
-            Err(Stop::Fail(Error::NeedsReader { .. })) => Ok(None),
+            Err(AttemptError::Failed(Error::NeedsReader { .. })) => Ok(None),
             found => found.map(Option::flatten),
         }
     }
 
     /// `None` if the value is a blob.
     #[inline(always)]
-    fn try_get_into(self, key: &[u8], value: &mut Vec<u8>) -> Step<Option<bool>> {
+    fn try_get_into(self, key: &[u8], value: &mut Vec<u8>) -> Attempt<Option<bool>> {
         let leaf = self.leaf(Target::Key(key))?.node;
         let place = self.read(leaf, |node| match node.payload_for(key)? {
             Some(place) if !place.blob => node.payload_into(place, value).map(|()| Some(place)),
@@ -241,19 +243,19 @@ impl<'a> Access<'a> {
             return Ok(found);
         }
         let leaf = self.leaf_locked(key)?;
-        Ok(HeldLeaf::from(&leaf).position(key)?.exact)
+        Ok(LeafBytes::from(&leaf).position(key)?.exact)
     }
 
     /// Runs `read` on the value of `key` in place.
     pub(crate) fn with<T>(self, key: &[u8], read: impl FnOnce(&[u8]) -> T) -> Result<Option<T>> {
         let leaf = self.leaf_for_reading(key)?;
-        match HeldLeaf::from(&leaf).find(key)? {
+        match LeafBytes::from(&leaf).find(key)? {
             None => Ok(None),
-            Some((_, Held::Inline(value))) => {
+            Some((_, LeafValue::Inline(value))) => {
                 let _scope = CallbackScope::of(&self.pages.gate);
                 Ok(Some(read(value)))
             }
-            Some((_, Held::Blob(_))) => {
+            Some((_, LeafValue::Blob(_))) => {
                 drop(leaf);
                 let value = self.get(key)?;
                 let _scope = CallbackScope::of(&self.pages.gate);
@@ -263,90 +265,94 @@ impl<'a> Access<'a> {
     }
 }
 
-/// Optimistic attempts before locks are taken.
+/// The number of optimistic attempts before a reader takes locks.
 pub(crate) const ATTEMPTS: u32 = 64;
 
-/// Why an optimistic attempt ended.
+/// Why an optimistic attempt failed.
 #[derive(Debug)]
-pub(crate) enum Stop {
-    /// A page changed meanwhile: try again.
+pub(crate) enum AttemptError {
+    /// A page has changed meanwhile. The reader tries again.
     Restart,
-    /// Something is wrong.
-    Fail(Error),
+    /// The operation fails with this error.
+    Failed(Error),
 }
 
-impl From<Restart> for Stop {
-    fn from(_: Restart) -> Stop {
-        Stop::Restart
+impl From<Restart> for AttemptError {
+    fn from(_: Restart) -> AttemptError {
+        AttemptError::Restart
     }
 }
 
-impl From<Error> for Stop {
-    fn from(error: Error) -> Stop {
-        Stop::Fail(error)
+impl From<Error> for AttemptError {
+    fn from(error: Error) -> AttemptError {
+        AttemptError::Failed(error)
     }
 }
 
-/// What an optimistic attempt returns.
-pub(crate) type Step<T> = Result<T, Stop>;
+/// The result of an optimistic attempt.
+pub(crate) type Attempt<T> = Result<T, AttemptError>;
 
-/// Where a descent goes.
+/// The leaf to which a thread descends.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Target<'k> {
-    /// To the leaf that has, or would have, this key.
+    /// The leaf that has, or would have, this key.
     Key(&'k [u8]),
-    /// To the last leaf.
+    /// The last leaf.
     Last,
 }
 
-/// A node that was reached optimistically.
+/// A node that an optimistic descent has reached, and its parent.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Reached<'a> {
+pub(crate) struct OptimisticPair<'a> {
     pub node: OptimisticGuard<'a>,
-    /// The parent, and the node's number among its children.
+    /// The parent, and the index of the node among its children.
     pub parent: Option<(OptimisticGuard<'a>, usize)>,
 }
 
-/// The parent of some leaves. `above` is its own parent and its number among the children there.
+/// The parent of some leaves. `above` is the parent's own parent, and the index of the parent
+/// there.
 #[derive(Debug)]
 pub(crate) enum ParentOfLeaves<'a> {
     Resident {
         parent: OptimisticGuard<'a>,
-        /// The number of its last child.
+        /// The index of its last child.
         last: usize,
-        /// None if it is the root.
+        /// `None` if the parent is the root.
         above: Option<(OptimisticGuard<'a>, usize)>,
     },
     Missing {
-        /// The page on the way there that is not in memory.
+        /// The page on the path to the parent, or the parent itself, that is not in memory.
         page: PageRef,
-        /// None if that is another page than the parent.
+        /// `None` if `page` is not the parent itself.
         above: Option<(OptimisticGuard<'a>, usize)>,
     },
 }
 
-/// A node and its parent, both held exclusively.
+/// A node and its parent, both under exclusive locks.
 #[derive(Debug)]
-pub(crate) struct Pair<'a> {
-    /// The parent, and the node's number among its children; none for the root.
+pub(crate) struct LockedPair<'a> {
+    /// The parent, and the index of the node among its children; `None` for the root.
     pub parent: Option<(ExclusiveGuard<'a>, usize)>,
     pub node: ExclusiveGuard<'a>,
 }
 
-/// What an attempt to hold a node and its parent came to.
-enum Tried<'a> {
-    Pair(Pair<'a>),
+/// The result of an attempt to lock a node and its parent.
+enum PairAttempt<'a> {
+    Locked(LockedPair<'a>),
     /// The tree has no such level.
     TooLow,
-    /// The tree was lower when the attempt began.
+    /// The tree has grown during the attempt.
     Grown,
-    /// Others have this page.
+    /// Another thread has locked this page.
     Busy(PageRef),
 }
 
-/// The number of the child that leads to the target, and its page.
+/// The index and the page of the child on the path to the target.
 #[inline(always)]
-fn step<R: PageReader>(node: Node<R>, target: Target<'_>) -> Result<(usize, u64), Torn> {
+fn child_for_target<R: PageReader>(
+    node: Node<R>,
+    target: Target<'_>,
+) -> Result<(usize, u64), Torn> {
     match target {
         Target::Key(key) => node.child_for(key),
         Target::Last => {
@@ -356,8 +362,8 @@ fn step<R: PageReader>(node: Node<R>, target: Target<'_>) -> Result<(usize, u64)
     }
 }
 
-/// What a search in a leaf without hints looks at: header and slots.
-const LEAF_BEGIN: usize = HINTS_END + HINTS_FROM * LEAF_SLOT;
+/// The length of the part of a leaf that a search without hints reads: header and slots.
+const LEAF_HEAD_BYTES: usize = HINTS_END + HINTS_FROM * LEAF_SLOT;
 
 impl<'a> Access<'a> {
     /// The tree's page with this number.
@@ -366,25 +372,26 @@ impl<'a> Access<'a> {
         PageRef { id: PageId(id), frames: self.pages.page_frames }
     }
 
-    /// Reads a node optimistically. What makes no sense is damage only if the page did not change.
+    /// Reads a node optimistically. Inconsistent bytes are damage only if the page has not changed.
     #[inline(always)]
     pub(crate) fn read<T>(
         self,
         guard: OptimisticGuard<'a>,
         read: impl FnOnce(Node<RacyBytes<'a>>) -> Result<T, Torn>,
-    ) -> Step<T> {
+    ) -> Attempt<T> {
         match read(Node::new(guard.bytes())) {
             Ok(value) => Ok(value),
-            Err(Torn) => Err(torn_stop(guard.validate(), guard.page())),
+            Err(Torn) => Err(torn_or_restart(guard.validate(), guard.page())),
         }
     }
 
     /// The root and its level.
     #[inline(always)]
-    pub(crate) fn root(self) -> Step<(OptimisticGuard<'a>, u8)> {
+    pub(crate) fn root(self) -> Attempt<(OptimisticGuard<'a>, u8)> {
         let root = self.pages.pool.optimistic(self.tree.root);
-        // The tree is marked before its pages go: a guard that is older than the mark is the
-        // tree's root, and the validations find out whether it still is.
+        // A thread that drops the tree marks it before it frees the pages. So a guard that is taken
+        // before the mark is set is a guard of the tree's root, and validation finds out whether it
+        // still is.
         self.check_dropped()?;
         let root = root.map_err(Error::from)?;
         let level = self.read(root, Node::level)?;
@@ -392,29 +399,38 @@ impl<'a> Access<'a> {
         Ok((root, level))
     }
 
-    /// A page that was reached is a node of this tree and level.
+    /// Checks that a page is a node of this tree and level.
     #[inline(always)]
-    pub(crate) fn check_node(self, guard: OptimisticGuard<'a>, level: u8) -> Step<()> {
+    pub(crate) fn check_node(self, guard: OptimisticGuard<'a>, level: u8) -> Attempt<()> {
         match Node::new(guard.bytes()).is_of(self.tree.id, level) {
             true => Ok(()),
-            false => {
-                Err(stranger(guard.validate(), guard.page(), guard.bytes(), self.tree.id, level))
-            }
+            false => Err(wrong_node_or_restart(
+                guard.validate(),
+                guard.page(),
+                guard.bytes(),
+                self.tree.id,
+                level,
+            )),
         }
     }
 
-    /// Asks the processor for what a search in a node of this level begins with.
+    /// Prefetches the bytes with which a search in a node of this level begins.
     #[inline(always)]
     pub(crate) fn touch_node(self, page: PageRef, level: u8) {
         match level {
-            0 => self.pages.pool.touch(page, 0, LEAF_BEGIN),
+            0 => self.pages.pool.touch(page, 0, LEAF_HEAD_BYTES),
             _ => self.pages.pool.touch(page, 0, HINTS_END),
         }
     }
 
-    /// The child of `level` that `parent` named. The parent is as it was when this returns.
+    /// The child `id` of `parent`, which has this level. Validates the parent.
     #[inline(always)]
-    fn below(self, parent: OptimisticGuard<'a>, id: u64, level: u8) -> Step<OptimisticGuard<'a>> {
+    fn enter_child(
+        self,
+        parent: OptimisticGuard<'a>,
+        id: u64,
+        level: u8,
+    ) -> Attempt<OptimisticGuard<'a>> {
         let page = self.page(id);
         self.touch_node(page, level);
         let child = match self.pages.pool.glance(page) {
@@ -422,17 +438,21 @@ impl<'a> Access<'a> {
                 parent.validate()?;
                 child
             }
-            None => self.child(parent, id)?,
+            None => self.fault_in_child(parent, id)?,
         };
         self.check_node(child, level)?;
         Ok(child)
     }
 
-    /// The guard of a child that `parent` named, brought in if need be. The parent is as it was
-    /// when this returns.
+    /// The guard of the child `id` of `parent`. Faults the child in if it is not resident.
+    /// Validates the parent.
     #[inline(always)]
-    pub(crate) fn child(self, parent: OptimisticGuard<'a>, id: u64) -> Step<OptimisticGuard<'a>> {
-        // Without this a number read from a page in motion could bring in any page of the file.
+    pub(crate) fn fault_in_child(
+        self,
+        parent: OptimisticGuard<'a>,
+        id: u64,
+    ) -> Attempt<OptimisticGuard<'a>> {
+        // Without this, a number read from a page that is being changed could fault in any page.
         parent.validate()?;
         let child = self.pages.pool.optimistic(self.page(id));
         parent.validate()?;
@@ -441,20 +461,21 @@ impl<'a> Access<'a> {
 
     /// Descends to the leaf for `target`.
     #[inline(always)]
-    pub(crate) fn leaf(self, target: Target<'_>) -> Step<Reached<'a>> {
+    pub(crate) fn leaf(self, target: Target<'_>) -> Attempt<OptimisticPair<'a>> {
         let (mut node, top) = self.root()?;
         let (mut parent, mut level) = (None, top);
         while level > 0 {
-            let (index, id) = self.read(node, |node| step(node, target))?;
+            let (index, id) = self.read(node, |node| child_for_target(node, target))?;
             level -= 1;
-            (parent, node) = (Some((node, index)), self.below(node, id, level)?);
+            (parent, node) = (Some((node, index)), self.enter_child(node, id, level)?);
         }
         self.pages.pool.count_optimistic(u64::from(top) + 1);
-        Ok(Reached { node, parent })
+        Ok(OptimisticPair { node, parent })
     }
 
-    /// The parent of the leaf for `key`, as far as that can be had without waiting.
-    pub(crate) fn parent_of_leaves(self, key: &[u8]) -> Step<ParentOfLeaves<'a>> {
+    /// The parent of the leaf for `key`, or the first page on the path to it that is not resident.
+    /// Does not wait.
+    pub(crate) fn parent_of_leaves(self, key: &[u8]) -> Attempt<ParentOfLeaves<'a>> {
         let (mut node, mut level) = self.root()?;
         let mut above = None;
         while level > 1 {
@@ -469,33 +490,37 @@ impl<'a> Access<'a> {
             node = child;
         }
         // The tree may have become a single leaf.
-        let last =
-            if level == 1 { self.read(node, Node::count)? } else { return Err(Stop::Restart) };
+        let last = if level == 1 {
+            self.read(node, Node::count)?
+        } else {
+            return Err(AttemptError::Restart);
+        };
         node.validate()?;
         Ok(ParentOfLeaves::Resident { parent: node, last, above })
     }
 
-    /// Repeats `attempt` until it is not restarted any more; `None` if it starves.
+    /// Repeats `attempt` until it succeeds or fails. `None` if it starves.
     #[inline(always)]
-    pub(crate) fn attempt<T>(self, mut attempt: impl FnMut() -> Step<T>) -> Result<Option<T>> {
+    pub(crate) fn attempt<T>(self, mut attempt: impl FnMut() -> Attempt<T>) -> Result<Option<T>> {
         for _ in 0..ATTEMPTS {
             match attempt() {
                 Ok(value) => return Ok(Some(value)),
-                Err(Stop::Restart) => {}
-                Err(Stop::Fail(error)) => return Err(error),
+                Err(AttemptError::Restart) => {}
+                Err(AttemptError::Failed(error)) => return Err(error),
             }
         }
         self.pages.pool.count_starvation();
         Ok(None)
     }
 
-    /// The leaf for `target`, held shared; lock coupling all the way.
+    /// The leaf for `target` under a shared lock. Descends with lock coupling.
     pub(crate) fn shared_leaf(self, target: Target<'_>) -> Result<SharedGuard<'a>> {
         let leaf = self.shared_node(target, 0)?;
         leaf.ok_or_else(|| Error::damaged(self.tree.root, "its level is below that of leaves"))
     }
 
-    /// As [`shared_leaf`](Self::shared_leaf), of a level; none if the tree is lower than that.
+    /// As [`shared_leaf`](Self::shared_leaf), for the node of level `to`. `None` if the tree is not
+    /// that high.
     pub(crate) fn shared_node(self, target: Target<'_>, to: u8) -> Result<Option<SharedGuard<'a>>> {
         let mut node = self.shared_root()?;
         let mut level = self.level_of(&node, node.page())?;
@@ -503,7 +528,7 @@ impl<'a> Access<'a> {
             return Ok(None);
         }
         while level > to {
-            let child = self.next(&node, node.page(), target)?.1;
+            let child = self.next_child(&node, node.page(), target)?.1;
             let child = self.pages.pool.fix_shared(self.page(child))?;
             let below = self.level_of(&child, child.page())?;
             if below != level - 1 {
@@ -520,23 +545,29 @@ impl<'a> Access<'a> {
         Ok(root?)
     }
 
-    /// The node of `level` for `target` and its parent, both held exclusively; `None` if the tree
-    /// is lower than that.
-    pub(crate) fn exclusive_pair(self, target: Target<'_>, level: u8) -> Result<Option<Pair<'a>>> {
+    /// The node of `level` for `target` and its parent, both under exclusive locks. `None` if the
+    /// tree is not that high.
+    pub(crate) fn exclusive_pair(
+        self,
+        target: Target<'_>,
+        level: u8,
+    ) -> Result<Option<LockedPair<'a>>> {
         loop {
             match self.try_exclusive_pair(target, level)? {
-                Tried::Pair(pair) => return Ok(Some(pair)),
-                Tried::TooLow => return Ok(None),
-                Tried::Grown => {}
-                // Nothing is held now, so it can be waited for. By now it may be something else.
-                Tried::Busy(page) => drop(self.pages.pool.fix_exclusive(page)),
+                PairAttempt::Locked(pair) => return Ok(Some(pair)),
+                PairAttempt::TooLow => return Ok(None),
+                PairAttempt::Grown => {}
+                // This thread holds no lock here, so it can wait for the page, which may have
+                // another use by then.
+                PairAttempt::Busy(page) => drop(self.pages.pool.fix_exclusive(page)),
             }
         }
     }
 
-    /// Waits for the root alone, and only briefly for what is below: in a damaged tree, two nodes
-    /// may be below each other, and their holders would wait for each other.
-    fn try_exclusive_pair(self, target: Target<'_>, level: u8) -> Result<Tried<'a>> {
+    /// Waits without limit only for the root, and briefly for the pages below it. In a damaged
+    /// tree, two nodes may be below each other, and two threads that hold them would wait for each
+    /// other.
+    fn try_exclusive_pair(self, target: Target<'_>, level: u8) -> Result<PairAttempt<'a>> {
         let mut above = self.shared_root()?;
         let mut above_level = self.level_of(&above, above.page())?;
         if above_level <= level + 1 {
@@ -544,15 +575,17 @@ impl<'a> Access<'a> {
             let root = self.pages.pool.fix_exclusive(self.tree.root)?;
             let root_level = self.level_of(&root, root.page())?;
             return match root_level {
-                now if now < level => Ok(Tried::TooLow),
-                now if now == level => Ok(Tried::Pair(Pair { parent: None, node: root })),
+                now if now < level => Ok(PairAttempt::TooLow),
+                now if now == level => {
+                    Ok(PairAttempt::Locked(LockedPair { parent: None, node: root }))
+                }
                 now if now == level + 1 => self.pair_below(root, target),
-                // The tree has grown while nothing was held.
-                _ => Ok(Tried::Grown),
+                // The tree has grown while this thread held no lock.
+                _ => Ok(PairAttempt::Grown),
             };
         }
         while above_level > level + 2 {
-            let child = self.next(&above, above.page(), target)?.1;
+            let child = self.next_child(&above, above.page(), target)?.1;
             let child = self.pages.pool.fix_shared(self.page(child))?;
             let below = self.level_of(&child, child.page())?;
             if below != above_level - 1 {
@@ -560,9 +593,9 @@ impl<'a> Access<'a> {
             }
             (above, above_level) = (child, below);
         }
-        let page = self.page(self.next(&above, above.page(), target)?.1);
+        let page = self.page(self.next_child(&above, above.page(), target)?.1);
         let Some(parent) = self.pages.pool.fix_exclusive_briefly(page)? else {
-            return Ok(Tried::Busy(page));
+            return Ok(PairAttempt::Busy(page));
         };
         drop(above);
         let found = self.level_of(&parent, parent.page())?;
@@ -572,21 +605,22 @@ impl<'a> Access<'a> {
         self.pair_below(parent, target)
     }
 
-    /// Adds the child for `target` to its parent.
-    fn pair_below(self, parent: ExclusiveGuard<'a>, target: Target<'_>) -> Result<Tried<'a>> {
-        let (index, child) = self.next(&parent, parent.page(), target)?;
+    /// Locks the child for `target` below its parent.
+    fn pair_below(self, parent: ExclusiveGuard<'a>, target: Target<'_>) -> Result<PairAttempt<'a>> {
+        let (index, child) = self.next_child(&parent, parent.page(), target)?;
         let page = self.page(child);
         let Some(node) = self.pages.pool.fix_exclusive_briefly(page)? else {
-            return Ok(Tried::Busy(page));
+            return Ok(PairAttempt::Busy(page));
         };
         let (found, level) = (self.level_of(&node, node.page())?, parent[header::LEVEL]);
         if found != level - 1 {
             return Err(level_error(node.page(), found, level - 1));
         }
-        Ok(Tried::Pair(Pair { parent: Some((parent, index)), node }))
+        Ok(PairAttempt::Locked(LockedPair { parent: Some((parent, index)), node }))
     }
 
-    /// The sibling of a node of `level`, whose common parent is held; none if it is busy.
+    /// Locks the sibling of a node of `level`. The caller has locked their parent. `None` if the
+    /// sibling is busy.
     pub(crate) fn sibling(self, page: PageRef, level: u8) -> Result<Option<ExclusiveGuard<'a>>> {
         let Some(node) = self.pages.pool.fix_exclusive_briefly(page)? else { return Ok(None) };
         match self.level_of(&node, page)? {
@@ -595,7 +629,7 @@ impl<'a> Access<'a> {
         }
     }
 
-    /// The level of a node that is held; it is one of this tree.
+    /// The level of a locked node. Checks that the node belongs to this tree.
     fn level_of(self, bytes: &[u8], page: PageRef) -> Result<u8> {
         let tree = header::tree(bytes);
         if tree != self.tree.id {
@@ -604,17 +638,17 @@ impl<'a> Access<'a> {
         Node::new(bytes).level().map_err(|torn| Error::torn(page, torn))
     }
 
-    fn next(self, bytes: &[u8], page: PageRef, target: Target<'_>) -> Result<(usize, u64)> {
+    fn next_child(self, bytes: &[u8], page: PageRef, target: Target<'_>) -> Result<(usize, u64)> {
         let (index, child) =
-            step(Node::new(bytes), target).map_err(|torn| Error::torn(page, torn))?;
+            child_for_target(Node::new(bytes), target).map_err(|torn| Error::torn(page, torn))?;
         match child == page.id.0 {
-            // A thread that holds it would wait for itself.
+            // This thread holds the page, and would wait for itself.
             true => Err(Error::damaged(page, "it is its own child")),
             false => Ok((index, child)),
         }
     }
 
-    /// The leaf for `key`, held exclusively.
+    /// The leaf for `key` under an exclusive lock.
     #[inline]
     pub(crate) fn exclusive_leaf(self, key: &[u8]) -> Result<ExclusiveGuard<'a>> {
         let leaf = self.attempt(|| Ok(self.leaf(Target::Key(key))?.node.upgrade()?))?;
@@ -625,7 +659,7 @@ impl<'a> Access<'a> {
 
     #[cold]
     pub(crate) fn exclusive_leaf_locked(self, target: Target<'_>) -> Result<ExclusiveGuard<'a>> {
-        let _alone = self.pages.structure_lock();
+        let _turn = self.pages.structure_lock();
         loop {
             if let Some(pair) = self.exclusive_pair(target, 0)? {
                 return Ok(pair.node);
@@ -634,8 +668,9 @@ impl<'a> Access<'a> {
     }
 }
 
-/// A leaf that is held is the one for `key`. Keys are kept without what both fences begin with, so
-/// a key from elsewhere would become another one. A device that lost a write leads to such leaves.
+/// Checks that a locked leaf is the leaf for `key`. A leaf stores keys without their prefix, so a
+/// key that belongs elsewhere would become a different one. A descent can reach a wrong leaf if the
+/// device has lost a write.
 pub(super) fn check_covers(leaf: &[u8], page: PageRef, key: &[u8]) -> Result<()> {
     match Node::new(leaf).covers(key).map_err(|torn| Error::torn(page, torn))? {
         true => Ok(()),
@@ -643,92 +678,93 @@ pub(super) fn check_covers(leaf: &[u8], page: PageRef, key: &[u8]) -> Result<()>
     }
 }
 
-// What follows takes no guards: one whose address is taken would have to be in memory always.
+// The next functions take no guards. A guard whose address is taken could not stay in registers.
 
-/// Why a read made no sense.
+/// The error for inconsistent bytes of a node: damage if the page is unchanged, or else a restart.
 #[cold]
 #[inline(never)]
-fn torn_stop(unchanged: Result<(), Restart>, page: PageRef) -> Stop {
+fn torn_or_restart(unchanged: Result<(), Restart>, page: PageRef) -> AttemptError {
     match unchanged {
-        Ok(()) => Stop::Fail(Error::torn(page, Torn)),
-        Err(Restart) => Stop::Restart,
+        Ok(()) => AttemptError::Failed(Error::torn(page, Torn)),
+        Err(Restart) => AttemptError::Restart,
     }
 }
 
-/// Why a page is not the node of this tree and level that was to be found there.
+/// The error for a page that is not a node of this tree and level: damage if the page is unchanged,
+/// or else a restart.
 #[cold]
 #[inline(never)]
-fn stranger(
+fn wrong_node_or_restart(
     unchanged: Result<(), Restart>,
     page: PageRef,
     bytes: RacyBytes<'_>,
     tree: u32,
     level: u8,
-) -> Stop {
+) -> AttemptError {
     if unchanged.is_err() {
-        return Stop::Restart;
+        return AttemptError::Restart;
     }
-    Stop::Fail(match (bytes.u32(header::TREE), Node::new(bytes).level()) {
+    AttemptError::Failed(match (bytes.u32(header::TREE), Node::new(bytes).level()) {
         (Some(found), Ok(_)) if found != tree => tree_error(page, found, tree),
         (_, Ok(found)) => level_error(page, found, level),
         (_, Err(torn)) => Error::torn(page, torn),
     })
 }
 
-/// A sound page of another tree, as when the device lost the write of this one.
+/// The page is a sound page of another tree. This happens if the device has lost a write.
 #[cold]
 fn tree_error(page: PageRef, found: u32, expected: u32) -> Error {
-    Error::damaged(page, format!("it belongs to tree {found} where one of {expected} is due"))
+    Error::damaged(page, format!("it belongs to tree {found}, but {expected} is expected"))
 }
 
 #[cold]
 fn level_error(page: PageRef, found: u8, expected: u8) -> Error {
-    Error::damaged(page, format!("its level is {found} where {expected} is due"))
+    Error::damaged(page, format!("its level is {found}, but {expected} is expected"))
 }
 
-/// The bytes of a leaf under a lock, or of a copy.
+/// The bytes of a locked leaf, or of a copy.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct HeldLeaf<'l> {
+pub(crate) struct LeafBytes<'l> {
     pub page: PageRef,
     pub bytes: &'l [u8],
 }
 
-/// The value of an entry, as the leaf has it.
+/// The value of an entry as the leaf stores it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Held<'l> {
+pub(crate) enum LeafValue<'l> {
     Inline(&'l [u8]),
     Blob(BlobRef),
 }
 
-impl Held<'_> {
+impl LeafValue<'_> {
     pub(crate) fn blob(self) -> Option<BlobRef> {
         match self {
-            Held::Inline(_) => None,
-            Held::Blob(blob) => Some(blob),
+            LeafValue::Inline(_) => None,
+            LeafValue::Blob(blob) => Some(blob),
         }
     }
 }
 
-impl<'l> From<&'l SharedGuard<'_>> for HeldLeaf<'l> {
-    fn from(guard: &'l SharedGuard<'_>) -> HeldLeaf<'l> {
-        HeldLeaf { page: guard.page(), bytes: guard }
+impl<'l> From<&'l SharedGuard<'_>> for LeafBytes<'l> {
+    fn from(guard: &'l SharedGuard<'_>) -> LeafBytes<'l> {
+        LeafBytes { page: guard.page(), bytes: guard }
     }
 }
 
-impl<'l> From<&'l ExclusiveGuard<'_>> for HeldLeaf<'l> {
-    fn from(guard: &'l ExclusiveGuard<'_>) -> HeldLeaf<'l> {
-        HeldLeaf { page: guard.page(), bytes: guard }
+impl<'l> From<&'l ExclusiveGuard<'_>> for LeafBytes<'l> {
+    fn from(guard: &'l ExclusiveGuard<'_>) -> LeafBytes<'l> {
+        LeafBytes { page: guard.page(), bytes: guard }
     }
 }
 
-impl<'l> HeldLeaf<'l> {
-    /// Where `key` is, or where it would be.
+impl<'l> LeafBytes<'l> {
+    /// The position of `key`, or the position at which to insert it.
     pub(crate) fn position(self, key: &[u8]) -> Result<Position> {
         Node::new(self.bytes).find(key).map_err(|torn| Error::torn(self.page, torn))
     }
 
-    /// The number of the entry with `key` and its value; none if there is none.
-    pub(crate) fn find(self, key: &[u8]) -> Result<Option<(usize, Held<'l>)>> {
+    /// The index and the value of the entry with `key`, if the leaf has one.
+    pub(crate) fn find(self, key: &[u8]) -> Result<Option<(usize, LeafValue<'l>)>> {
         let position = self.position(key)?;
         match position.exact {
             true => Ok(Some((position.index, self.value(position.index)?))),
@@ -736,21 +772,21 @@ impl<'l> HeldLeaf<'l> {
         }
     }
 
-    /// The value of the entry `index`.
-    pub(crate) fn value(self, index: usize) -> Result<Held<'l>> {
+    /// The value of the entry at `index`.
+    pub(crate) fn value(self, index: usize) -> Result<LeafValue<'l>> {
         let torn = |torn| Error::torn(self.page, torn);
         let node = Node::new(self.bytes);
         let place = node.payload_place(index).map_err(torn)?;
         let payload = node.payload(place).map_err(torn)?;
         match place.blob {
-            true => self.blob(payload).map(Held::Blob),
-            false => Ok(Held::Inline(payload)),
+            true => self.blob(payload).map(LeafValue::Blob),
+            false => Ok(LeafValue::Inline(payload)),
         }
     }
 
     /// The blob that a payload of the leaf refers to.
     pub(crate) fn blob(self, payload: &[u8]) -> Result<BlobRef> {
-        let damaged = || Error::damaged(self.page, "a reference to a blob makes no sense");
+        let damaged = || Error::damaged(self.page, "a reference to a blob is invalid");
         BlobRef::decode(payload).ok_or_else(damaged)
     }
 }

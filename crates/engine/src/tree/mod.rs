@@ -1,19 +1,20 @@
 //! B+trees on the buffer manager: [`Tree`].
 //!
 //! Nodes have fence keys and no pointers to their siblings. Readers take no locks (optimistic lock
-//! coupling); changes lock the leaf, and for splits and merges its parent and neighbour as well.
-//! The root's page never changes, so a tree is found by one number for all of its life.
+//! coupling). A change locks the leaf. A split or a merge also locks the parent and the sibling.
+//! The root always stays on the same page, so one page number identifies a tree for all of its
+//! life.
 
 mod apply;
 mod bulk_load;
 mod check;
-mod drain;
 mod drop_tree;
 mod handle;
 mod lookup;
 mod modify;
 mod multi_get;
 mod owned_streams;
+mod remove_many;
 mod salvage;
 mod scan;
 pub(crate) mod streams;
@@ -30,10 +31,10 @@ pub(crate) use apply::{Action, apply, init};
 pub use bulk_load::BulkLoader;
 pub use check::TreeStat;
 pub(crate) use check::Visitor;
-pub use drain::ExtractIf;
 pub use handle::Tree;
 pub(crate) use modify::{Existing, Incoming};
 pub use owned_streams::{OwnedValueReader, OwnedValueWriter};
+pub use remove_many::ExtractIf;
 pub use salvage::{Visit, VisitReaders};
 pub use scan::{Cursor, Entries, KeyRange};
 pub use streams::{ValueReader, ValueWriter};
@@ -41,7 +42,7 @@ pub use streams::{ValueReader, ValueWriter};
 use crate::error::{Error, Result};
 use crate::store::pages::PageStore;
 
-/// A tree and its store: what every operation works on.
+/// A tree and the pages of its store. Every operation works on these.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Access<'a> {
     pub pages: &'a PageStore,
@@ -58,10 +59,10 @@ impl Access<'_> {
     }
 }
 
-/// Number of the catalog, the tree of the trees.
+/// The number of the catalog, the tree that lists the other trees.
 pub(crate) const CATALOG: u32 = 1;
 
-/// What all handles of a tree share.
+/// The state that all handles of a tree share.
 #[derive(Debug)]
 pub(crate) struct TreeState {
     pub id: u32,
@@ -69,19 +70,25 @@ pub(crate) struct TreeState {
     pub root: PageRef,
     /// Set before the tree's pages are freed.
     pub dropped: AtomicBool,
-    /// The leaves that the first and the last entry were popped from; 0 for none. A page's number
-    /// comes here, and goes from here when the page is freed, while the page is held exclusively:
-    /// one that is held, and stands here, is a page of the tree.
-    pub edges: [AtomicU64; 2],
+    /// The leaves from which the first and the last entry were popped last; 0 for none. A thread
+    /// stores a page's number here, and removes it when it frees the page, only while it holds the
+    /// page's exclusive lock. So a locked page whose number is here is a page of the tree.
+    pub popped_leaves: [AtomicU64; 2],
 }
 
 impl TreeState {
     pub(crate) fn new(id: u32, name: &str, root: PageRef) -> TreeState {
         let name = Mutex::new(name.into());
-        TreeState { id, name, root, dropped: AtomicBool::new(false), edges: Default::default() }
+        TreeState {
+            id,
+            name,
+            root,
+            dropped: AtomicBool::new(false),
+            popped_leaves: Default::default(),
+        }
     }
 
-    /// The name that the tree has now.
+    /// The current name of the tree.
     pub(crate) fn name(&self) -> Arc<str> {
         self.name.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }

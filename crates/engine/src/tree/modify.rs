@@ -1,10 +1,10 @@
-//! Changes of one entry: insert, upsert, remove, update in place; changes that depend on what is
-//! there (`take`, `compare_and_swap`, `fetch_and_update`); the ends of a tree (`first`, `last`,
+//! Changes of one entry: insert, upsert, remove, update in place; changes that depend on the old
+//! value (`take`, `compare_and_swap`, `fetch_and_update`); the ends of a tree (`first`, `last`,
 //! `pop_first`, `pop_last`).
 //!
-//! Everything a change needs is there before the first byte changes: a blob is allocated and
-//! filled first, a page for a split before the split. So a full pool or disk is an error and
-//! nothing else.
+//! A change takes everything that it needs before it changes the first byte: it allocates and fills
+//! a blob first, and allocates a page for a split before the split. So an error of a full pool or
+//! disk leaves the tree unchanged.
 
 use std::borrow::Cow;
 use std::io;
@@ -14,7 +14,7 @@ use vellum_pool::{ExclusiveGuard, OptimisticGuard};
 
 use super::Access;
 use super::apply::{Action, apply, init};
-use super::lookup::{Held, HeldLeaf, LongValue, Step, Stop, Target};
+use super::lookup::{Attempt, AttemptError, LeafBytes, LeafValue, LongValue, Target};
 use crate::error::{Error, Result};
 use crate::node::{Node, Payload, Torn};
 use crate::page::PageKind;
@@ -22,21 +22,22 @@ use crate::page::blob::{self, BLOB_DATA, BLOB_REF, BlobRef};
 use crate::store::pages::Change;
 use crate::value::Value;
 
-/// Entries, and bytes of keys and values, that are stored under one passage of the gate.
+/// The most entries, and bytes of keys and values, that `extend` stores within one change of the
+/// store.
 const BATCH: usize = 128;
 const BATCH_BYTES: usize = 64 << 10;
 
-/// What to do if the key is there.
+/// What to do if the tree has the key already.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Existing {
     Refuse,
     Replace,
 }
 
-/// A value that is on its way in.
+/// A value to be stored.
 pub(crate) enum Incoming<'v> {
     Bytes(&'v [u8]),
-    /// So many bytes, which the function writes.
+    /// A value of this length, which the function writes.
     Fill(usize, &'v mut dyn FnMut(&mut [u8]) -> io::Result<()>),
 }
 
@@ -57,14 +58,14 @@ impl Incoming<'_> {
     }
 }
 
-/// A new page that is freed again if the value does not come, also when its writer panics.
-struct Unwritten<'a, 'c> {
+/// The page of a new blob. It is freed if the value is not written, also when the callback panics.
+struct UnwrittenBlob<'a, 'c> {
     access: Access<'a>,
     change: &'c Change<'c>,
     guard: Option<ExclusiveGuard<'a>>,
 }
 
-impl Drop for Unwritten<'_, '_> {
+impl Drop for UnwrittenBlob<'_, '_> {
     fn drop(&mut self) {
         if let Some(guard) = self.guard.take() {
             self.access.free_page(self.change, guard);
@@ -73,7 +74,7 @@ impl Drop for Unwritten<'_, '_> {
 }
 
 impl<'a> Access<'a> {
-    /// Stores a value; true if it replaced one.
+    /// Stores a value. Returns true if it replaced another value.
     pub(crate) fn put(self, key: &[u8], value: Incoming<'_>, existing: Existing) -> Result<bool> {
         self.check_key(key)?;
         self.check_value(value.len() as u64)?;
@@ -82,7 +83,7 @@ impl<'a> Access<'a> {
         self.put_in(&change, key, value, existing)
     }
 
-    /// As [`put`](Self::put), within a change; key and value were checked.
+    /// As [`put`](Self::put), within a change. The caller has checked key and value.
     pub(crate) fn put_in(
         self,
         change: &Change<'_>,
@@ -119,7 +120,7 @@ impl<'a> Access<'a> {
     ) -> Result<bool> {
         loop {
             let mut leaf = self.exclusive_leaf(key)?;
-            let held = HeldLeaf::from(&leaf);
+            let held = LeafBytes::from(&leaf);
             let position = held.position(key)?;
             if position.exact && existing == Existing::Refuse {
                 return Err(Error::KeyExists);
@@ -144,7 +145,7 @@ impl<'a> Access<'a> {
         }
     }
 
-    /// Splits the leaf for `key` until an entry, new or in place of an old one, fits.
+    /// Splits the leaf for `key` until the entry, new or replacing an old one, fits.
     pub(super) fn make_room_for(
         self,
         change: &Change<'_>,
@@ -154,8 +155,8 @@ impl<'a> Access<'a> {
         self.make_room(change, key, 0, &|leaf| leaf_has_room(leaf, key, payload))
     }
 
-    /// Stores entries, as many under one lock as come one after the other to a leaf; returns how
-    /// many. No lock is held, and no change under way, while `entries` runs.
+    /// Stores entries, and returns their number. Stores consecutive entries of one leaf under one
+    /// lock. While `entries` runs, this thread holds no lock and no change is under way.
     pub(crate) fn extend<K: AsRef<[u8]>, V: AsRef<[u8]>>(
         self,
         entries: impl Iterator<Item = (K, V)>,
@@ -192,8 +193,8 @@ impl<'a> Access<'a> {
         }
     }
 
-    /// Stores the first entries, those that go to one leaf and fit there, or makes room for the
-    /// first one; returns how many it stored.
+    /// Stores the first entries that belong to one leaf and fit into it, and returns their number.
+    /// If the first one does not fit, makes room for it.
     fn extend_leaf<K: AsRef<[u8]>, V: AsRef<[u8]>>(
         self,
         change: &Change<'_>,
@@ -216,7 +217,7 @@ impl<'a> Access<'a> {
                     leaf
                 }
             };
-            let held = HeldLeaf::from(&*leaf);
+            let held = LeafBytes::from(&*leaf);
             let position = held.position(key)?;
             let (index, payload) = (position.index, Payload::Inline(value));
             let (action, blob) = match position.exact {
@@ -240,7 +241,7 @@ impl<'a> Access<'a> {
         Ok(stored)
     }
 
-    /// Removes an entry; true if it was there.
+    /// Removes an entry. Returns true if the tree had it.
     pub(crate) fn remove(self, key: &[u8]) -> Result<bool> {
         let change = self.pages.change()?;
         self.check_dropped()?;
@@ -250,14 +251,14 @@ impl<'a> Access<'a> {
     /// As [`remove`](Self::remove), within a change.
     pub(crate) fn remove_in(self, change: &Change<'_>, key: &[u8]) -> Result<bool> {
         let mut leaf = self.exclusive_leaf(key)?;
-        let Some((index, held)) = HeldLeaf::from(&leaf).find(key)? else { return Ok(false) };
+        let Some((index, held)) = LeafBytes::from(&leaf).find(key)? else { return Ok(false) };
         let old_blob = held.blob();
         apply(change, &mut leaf, Action::Remove { index })?;
         self.after_removal(change, leaf, key, old_blob.as_slice());
         Ok(true)
     }
 
-    /// Allocates a blob for the value of `key` and fills it.
+    /// Allocates a blob for the value of `key` and writes the value to it.
     pub(crate) fn store_blob(
         self,
         change: &Change<'_>,
@@ -269,7 +270,7 @@ impl<'a> Access<'a> {
         let page = init(change, &mut guard, PageKind::Blob, 0, self.tree.id);
         blob::put_len(&mut guard, len as u64);
         blob::put_key(&mut guard, key);
-        let mut unwritten = Unwritten { access: self, change, guard: Some(guard) };
+        let mut unwritten = UnwrittenBlob { access: self, change, guard: Some(guard) };
         if let Some(guard) = &mut unwritten.guard {
             change.run_callback(|| value.write(&mut guard[BLOB_DATA..BLOB_DATA + len]))?;
         }
@@ -277,7 +278,7 @@ impl<'a> Access<'a> {
         Ok(BlobRef::whole(page, len as u64))
     }
 
-    /// Frees a blob that nothing refers to any more; readers that still have it keep it.
+    /// Frees a blob that nothing refers to any more. Readers that hold it keep it until they end.
     pub(crate) fn free_blob(self, _change: &Change<'_>, blob: BlobRef) {
         self.pages.free_value(self.tree.id, blob);
     }
@@ -285,9 +286,9 @@ impl<'a> Access<'a> {
     /// Frees a page that nothing refers to any more.
     pub(crate) fn free_page(self, _change: &Change<'_>, guard: ExclusiveGuard<'a>) {
         let page = guard.page();
-        for edge in &self.tree.edges {
-            if edge.load(Ordering::Relaxed) == page.id.0 {
-                edge.store(0, Ordering::Relaxed);
+        for popped in &self.tree.popped_leaves {
+            if popped.load(Ordering::Relaxed) == page.id.0 {
+                popped.store(0, Ordering::Relaxed);
             }
         }
         if let Err(error) = self.pages.pool.free(guard) {
@@ -311,7 +312,7 @@ impl<'a> Access<'a> {
         }
     }
 
-    /// Checks an entry against the limits; true if its value becomes a blob.
+    /// Checks an entry against the limits. Returns true if its value becomes a blob.
     pub(crate) fn check_entry(self, key: &[u8], value: &[u8]) -> Result<bool> {
         self.check_key(key)?;
         self.check_value(value.len() as u64)?;
@@ -319,7 +320,7 @@ impl<'a> Access<'a> {
     }
 }
 
-/// Whether an entry, new or in place of an old one, fits a leaf.
+/// Whether an entry, new or replacing an old one, fits into a leaf.
 fn leaf_has_room(leaf: Node<&[u8]>, key: &[u8], payload: Payload<'_>) -> Result<bool, Torn> {
     let new = match payload {
         Payload::Inline(bytes) | Payload::Blob(bytes) => bytes.len(),
@@ -332,23 +333,23 @@ fn leaf_has_room(leaf: Node<&[u8]>, key: &[u8], payload: Payload<'_>) -> Result<
     leaf.has_room(key.len(), new)
 }
 
-/// What an attempt under the leaf's lock found.
-enum Found {
-    Nothing,
+/// The result of an update under the leaf's lock.
+enum UpdateOutcome {
+    Absent,
     Changed,
-    /// The value is a blob, which cannot be replaced while the leaf is locked.
+    /// The value is a blob, which must not be written under the leaf's lock.
     Blob,
 }
 
 impl<'a> Access<'a> {
-    /// Changes the value of `key` in place; false if there is none.
+    /// Changes the value of `key` in place. Returns false if there is none.
     pub(crate) fn update(self, key: &[u8], change: &mut dyn FnMut(&mut [u8])) -> Result<bool> {
         let begun = self.pages.change()?;
         self.check_dropped()?;
         match self.update_inline(&begun, key, change)? {
-            Found::Nothing => Ok(false),
-            Found::Changed => Ok(true),
-            Found::Blob => self.update_blob(&begun, key, change),
+            UpdateOutcome::Absent => Ok(false),
+            UpdateOutcome::Changed => Ok(true),
+            UpdateOutcome::Blob => self.update_blob(&begun, key, change),
         }
     }
 
@@ -357,20 +358,20 @@ impl<'a> Access<'a> {
         begun: &Change<'_>,
         key: &[u8],
         change: &mut dyn FnMut(&mut [u8]),
-    ) -> Result<Found> {
+    ) -> Result<UpdateOutcome> {
         let mut leaf = self.exclusive_leaf(key)?;
-        // On a copy: should `change` panic, the page is as it was.
-        let (index, mut value) = match HeldLeaf::from(&leaf).find(key)? {
-            None => return Ok(Found::Nothing),
-            Some((_, Held::Blob(_))) => return Ok(Found::Blob),
-            Some((index, Held::Inline(value))) => (index, value.to_vec()),
+        // `change` gets a copy. If it panics, the page is unchanged.
+        let (index, mut value) = match LeafBytes::from(&leaf).find(key)? {
+            None => return Ok(UpdateOutcome::Absent),
+            Some((_, LeafValue::Blob(_))) => return Ok(UpdateOutcome::Blob),
+            Some((index, LeafValue::Inline(value))) => (index, value.to_vec()),
         };
         begun.run_callback(|| change(&mut value));
         apply(begun, &mut leaf, Action::Replace { index, payload: Payload::Inline(&value) })?;
-        Ok(Found::Changed)
+        Ok(UpdateOutcome::Changed)
     }
 
-    /// Puts a changed copy in the place of a blob, unless another change came first.
+    /// Replaces a blob by a changed copy. Starts again if another change came first.
     fn update_blob(
         self,
         begun: &Change<'_>,
@@ -378,14 +379,14 @@ impl<'a> Access<'a> {
         change: &mut dyn FnMut(&mut [u8]),
     ) -> Result<bool> {
         loop {
-            // The old blob is held to the end: its place cannot become another blob's meanwhile,
-            // so finding the same reference again means that nothing changed.
+            // This thread holds the old blob to the end, so no other blob can get its place
+            // meanwhile. If it finds the same reference again, nothing has changed.
             let Some((old, long)) = self.get_blob(key)? else {
-                // It became a value in a leaf, or went.
+                // The value was removed, or replaced by a short one.
                 match self.update_inline(begun, key, change)? {
-                    Found::Nothing => return Ok(false),
-                    Found::Changed => return Ok(true),
-                    Found::Blob => continue,
+                    UpdateOutcome::Absent => return Ok(false),
+                    UpdateOutcome::Changed => return Ok(true),
+                    UpdateOutcome::Blob => continue,
                 }
             };
             let mut fill = |target: &mut [u8]| {
@@ -401,8 +402,8 @@ impl<'a> Access<'a> {
                     return Err(error);
                 }
             };
-            let found = HeldLeaf::from(&leaf).find(key)?;
-            if let Some((index, Held::Blob(blob))) = found
+            let found = LeafBytes::from(&leaf).find(key)?;
+            if let Some((index, LeafValue::Blob(blob))) = found
                 && blob == old
             {
                 let payload = new.encode();
@@ -418,113 +419,115 @@ impl<'a> Access<'a> {
     }
 }
 
-/// What becomes of a value.
-pub(crate) enum Verdict<'v> {
+/// What to do with a value.
+pub(crate) enum Decision<'v> {
     Keep,
     Remove,
     Put(Cow<'v, [u8]>),
 }
 
-/// Decides about the value of a key, or about there being none.
-type Decide<'f, 'v> = &'f mut dyn FnMut(Option<&[u8]>) -> Verdict<'v>;
+/// Decides what to do with the value of a key, or with a missing value.
+type Decide<'f, 'v> = &'f mut dyn FnMut(Option<&[u8]>) -> Decision<'v>;
 
-/// A value as it was when it was decided about. A blob is held, so no other one has its place: the
-/// same reference is the same value.
-enum Old<'a> {
-    Nothing,
+/// The value about which a callback has decided. The thread holds a blob, so no other blob gets its
+/// place: the same reference is the same value.
+enum OldValue<'a> {
+    Absent,
     Inline(Vec<u8>),
     Blob(BlobRef, LongValue<'a>),
 }
 
-impl<'a> Old<'a> {
-    fn is(&self, found: Option<Held<'_>>) -> bool {
+impl<'a> OldValue<'a> {
+    fn matches(&self, found: Option<LeafValue<'_>>) -> bool {
         match (self, found) {
-            (Old::Nothing, None) => true,
-            (Old::Inline(old), Some(Held::Inline(value))) => old == value,
-            (Old::Blob(old, _), Some(Held::Blob(blob))) => *old == blob,
+            (OldValue::Absent, None) => true,
+            (OldValue::Inline(old), Some(LeafValue::Inline(value))) => old == value,
+            (OldValue::Blob(old, _), Some(LeafValue::Blob(blob))) => *old == blob,
             _ => false,
         }
     }
 
     fn blob(&self) -> Option<BlobRef> {
         match self {
-            Old::Blob(blob, _) => Some(*blob),
+            OldValue::Blob(blob, _) => Some(*blob),
             _ => None,
         }
     }
 
     fn bytes(&self) -> Option<&[u8]> {
         match self {
-            Old::Nothing => None,
-            Old::Inline(value) => Some(value),
-            Old::Blob(_, long) => Some(&long.value),
+            OldValue::Absent => None,
+            OldValue::Inline(value) => Some(value),
+            OldValue::Blob(_, long) => Some(&long.value),
         }
     }
 
     fn into_value(self) -> Option<Value<'a>> {
         match self {
-            Old::Nothing => None,
-            Old::Inline(value) => Some(Value::Inline(Cow::Owned(value))),
-            Old::Blob(_, long) => Some(long.value),
+            OldValue::Absent => None,
+            OldValue::Inline(value) => Some(Value::Inline(Cow::Owned(value))),
+            OldValue::Blob(_, long) => Some(long.value),
         }
     }
 }
 
 /// An end of a tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Edge {
+pub(crate) enum TreeEnd {
     First,
     Last,
 }
 
-impl Edge {
+impl TreeEnd {
     fn target(self) -> Target<'static> {
         match self {
-            Edge::First => Target::Key(&[]),
-            Edge::Last => Target::Last,
+            TreeEnd::First => Target::Key(&[]),
+            TreeEnd::Last => Target::Last,
         }
     }
 
-    /// The number of the entry at this end of a leaf that has some.
+    /// The index of the entry at this end of a leaf that has `count` entries.
     fn index(self, count: usize) -> usize {
         match self {
-            Edge::First => 0,
-            Edge::Last => count - 1,
+            TreeEnd::First => 0,
+            TreeEnd::Last => count - 1,
         }
     }
 }
 
 impl<'a> Access<'a> {
-    /// Has `decide` say what becomes of the value of `key`, and does so, as one step; returns what
-    /// the value was. `decide` is called under the leaf's lock, and again if another change came
-    /// between that and the change.
+    /// Atomically does with the value of `key` what `decide` says. Returns the old value. Calls
+    /// `decide` under the leaf's lock, and calls it again if another change came between the
+    /// decision and the replacement.
     pub(crate) fn alter(self, key: &[u8], decide: Decide<'_, '_>) -> Result<Option<Value<'a>>> {
         let change = self.pages.change()?;
         self.check_dropped()?;
         let mut blob = None;
         loop {
             let mut leaf = self.exclusive_leaf(key)?;
-            let found = HeldLeaf::from(&leaf).find(key)?;
+            let found = LeafBytes::from(&leaf).find(key)?;
             let (index, old) = match (found, blob.take()) {
-                (None, _) => (0, Old::Nothing),
-                (Some((index, Held::Inline(value))), _) => (index, Old::Inline(value.to_vec())),
-                (Some((index, Held::Blob(now))), Some((then, value))) if now == then => {
-                    (index, Old::Blob(now, value))
+                (None, _) => (0, OldValue::Absent),
+                (Some((index, LeafValue::Inline(value))), _) => {
+                    (index, OldValue::Inline(value.to_vec()))
                 }
-                (Some((_, Held::Blob(_))), _) => {
+                (Some((index, LeafValue::Blob(now))), Some((then, value))) if now == then => {
+                    (index, OldValue::Blob(now, value))
+                }
+                (Some((_, LeafValue::Blob(_))), _) => {
                     drop(leaf);
                     blob = self.get_blob(key)?;
                     continue;
                 }
             };
             match (change.run_callback(|| decide(old.bytes())), &old) {
-                (Verdict::Keep, _) | (Verdict::Remove, Old::Nothing) => {}
-                (Verdict::Remove, _) => {
+                (Decision::Keep, _) | (Decision::Remove, OldValue::Absent) => {}
+                (Decision::Remove, _) => {
                     apply(&change, &mut leaf, Action::Remove { index })?;
                     self.after_removal(&change, leaf, key, old.blob().as_slice());
                 }
-                (Verdict::Put(value), _) => {
-                    if !self.put_over(&change, leaf, key, &value, &old)? {
+                (Decision::Put(value), _) => {
+                    if !self.replace_if_unchanged(&change, leaf, key, &value, &old)? {
                         continue;
                     }
                 }
@@ -533,45 +536,58 @@ impl<'a> Access<'a> {
         }
     }
 
-    /// Stores a value if that of `key`, whose leaf is held, is still `old`; false if it is not.
-    fn put_over(
+    /// Replaces the value of `key` if it is still `old`, or else returns false. The caller has
+    /// locked the leaf.
+    fn replace_if_unchanged(
         self,
         change: &Change<'_>,
         leaf: ExclusiveGuard<'a>,
         key: &[u8],
         value: &[u8],
-        old: &Old<'a>,
+        old: &OldValue<'a>,
     ) -> Result<bool> {
         if !self.check_entry(key, value)? {
-            return self.put_payload_over(change, Some(leaf), key, Payload::Inline(value), old);
+            return self.replace_payload_if_unchanged(
+                change,
+                Some(leaf),
+                key,
+                Payload::Inline(value),
+                old,
+            );
         }
         drop(leaf);
         let blob = self.store_blob(change, key, Incoming::Bytes(value))?;
-        let stored = self.put_payload_over(change, None, key, Payload::Blob(&blob.encode()), old);
+        let stored = self.replace_payload_if_unchanged(
+            change,
+            None,
+            key,
+            Payload::Blob(&blob.encode()),
+            old,
+        );
         if !matches!(stored, Ok(true)) {
             self.free_blob(change, blob);
         }
         stored
     }
 
-    fn put_payload_over(
+    fn replace_payload_if_unchanged(
         self,
         change: &Change<'_>,
         mut held: Option<ExclusiveGuard<'a>>,
         key: &[u8],
         payload: Payload<'_>,
-        old: &Old<'a>,
+        old: &OldValue<'a>,
     ) -> Result<bool> {
         loop {
             let mut leaf = match held.take() {
                 Some(leaf) => leaf,
                 None => self.exclusive_leaf(key)?,
             };
-            let found = HeldLeaf::from(&leaf);
+            let found = LeafBytes::from(&leaf);
             let position = found.position(key)?;
             let index = position.index;
             let now = position.exact.then(|| found.value(index)).transpose()?;
-            if !old.is(now) {
+            if !old.matches(now) {
                 return Ok(false);
             }
             let action = match position.exact {
@@ -590,18 +606,18 @@ impl<'a> Access<'a> {
         }
     }
 
-    /// The leaf with the first or last entry; none if there is no entry. Leaves that lie beyond it
-    /// and are empty, which a merge that failed leaves, come to `empty`: as long as none of those
-    /// changes, the entry is the first or last one.
-    fn edge_leaf(
+    /// The leaf with the first or last entry; `None` if there is no entry. Adds empty leaves
+    /// between that leaf and the end to `empty`; a failed merge can leave such leaves. While none
+    /// of them changes, the entry is the first or last one.
+    fn end_leaf(
         self,
-        edge: Edge,
+        end: TreeEnd,
         empty: &mut Vec<OptimisticGuard<'a>>,
-    ) -> Step<Option<OptimisticGuard<'a>>> {
+    ) -> Attempt<Option<OptimisticGuard<'a>>> {
         empty.clear();
         let (mut fence, mut before) = (Vec::new(), Vec::new());
         loop {
-            let target = if empty.is_empty() { edge.target() } else { Target::Key(&fence) };
+            let target = if empty.is_empty() { end.target() } else { Target::Key(&fence) };
             let leaf = self.leaf(target)?.node;
             let count = self.read(leaf, Node::count)?;
             if count > 0 {
@@ -609,64 +625,65 @@ impl<'a> Access<'a> {
                 return Ok(Some(leaf));
             }
             std::mem::swap(&mut fence, &mut before);
-            let more = self.read(leaf, |node| match edge {
-                Edge::First => node.upper_into(&mut fence),
-                Edge::Last => node.lower_into(&mut fence),
+            let more = self.read(leaf, |node| match end {
+                TreeEnd::First => node.upper_into(&mut fence),
+                TreeEnd::Last => node.lower_into(&mut fence),
             })?;
             leaf.validate()?;
-            if more && edge == Edge::First {
+            if more && end == TreeEnd::First {
                 fence.push(0);
             }
-            let goes_on = match edge {
-                Edge::First => fence > before,
-                Edge::Last => fence < before,
+            let goes_on = match end {
+                TreeEnd::First => fence > before,
+                TreeEnd::Last => fence < before,
             };
             if !more {
                 empty.push(leaf);
                 return Ok(None);
             }
-            // Always true of a sound tree; a damaged one could lead in a circle.
+            // Always true in a sound tree. A damaged tree could lead this thread in a cycle.
             if !empty.is_empty() && !goes_on {
-                return Err(Stop::Fail(Error::fences(leaf.page())));
+                return Err(AttemptError::Failed(Error::fences(leaf.page())));
             }
             empty.push(leaf);
         }
     }
 
-    /// What `take` makes of the leaf with the first or last entry, while the leaves in `empty` had
-    /// none; none within if there is no entry, none if it starves.
-    fn at_edge<T>(
+    /// Calls `take` with the leaf that has the first or last entry, and validates the leaves in
+    /// `empty`. The inner `Option` is `None` if there is no entry, the outer one if the thread
+    /// starves.
+    fn at_end<T>(
         self,
-        edge: Edge,
+        end: TreeEnd,
         empty: &mut Vec<OptimisticGuard<'a>>,
-        take: impl Fn(OptimisticGuard<'a>) -> Step<T>,
+        take: impl Fn(OptimisticGuard<'a>) -> Attempt<T>,
     ) -> Result<Option<Option<T>>> {
         self.attempt(|| {
-            let taken = self.edge_leaf(edge, empty)?.map(&take).transpose()?;
+            let taken = self.end_leaf(end, empty)?.map(&take).transpose()?;
             empty.iter().try_for_each(OptimisticGuard::validate)?;
             Ok(taken)
         })
     }
 
     /// The first or last entry.
-    pub(crate) fn edge_entry(self, edge: Edge) -> Result<Option<(Vec<u8>, Value<'a>)>> {
+    pub(crate) fn end_entry(self, end: TreeEnd) -> Result<Option<(Vec<u8>, Value<'a>)>> {
         let mut empty = Vec::new();
-        let entry = |leaf| Ok((leaf, self.key_and_value(leaf, edge)?));
+        let entry = |leaf| Ok((leaf, self.key_and_value(leaf, end)?));
         loop {
-            let found = self.at_edge(edge, &mut empty, entry)?;
+            let found = self.at_end(end, &mut empty, entry)?;
             let found = match found {
                 Some(found) => found,
                 None => {
-                    // Starved. Unless this leaf is empty it has the entry.
+                    // This thread has starved. Unless this leaf is empty, it has the entry.
                     empty.clear();
-                    let held = self.shared_leaf(edge.target())?;
+                    let held = self.shared_leaf(end.target())?;
                     let leaf = self.pages.pool.optimistic(held.page())?;
                     let is_empty = Node::new(&held[..]).count() == Ok(0);
-                    match self.key_and_value(leaf, edge) {
+                    match self.key_and_value(leaf, end) {
                         _ if is_empty => continue,
                         Ok(found) => Some((leaf, found)),
-                        Err(Stop::Fail(error)) => return Err(error),
-                        Err(Stop::Restart) => continue,
+                        Err(AttemptError::Failed(error)) => return Err(error),
+                        Err(AttemptError::Restart) => continue,
                     }
                 }
             };
@@ -675,7 +692,8 @@ impl<'a> Access<'a> {
                 Some((_, (key, Some(value)))) => return Ok(Some((key, value))),
                 Some((leaf, (key, None))) => (leaf, key),
             };
-            // A blob is read without its leaf. If that is unchanged, the entry was there all along.
+            // The blob is read without a lock on its leaf. If the leaf is unchanged now, the entry
+            // was there during the read.
             if let Some(value) = self.get(&key)?
                 && [&leaf].into_iter().chain(&empty).all(|guard| guard.validate().is_ok())
             {
@@ -684,15 +702,15 @@ impl<'a> Access<'a> {
         }
     }
 
-    /// The first or last entry of a leaf; the value only if it is no blob.
+    /// The first or last entry of a leaf. The value is `None` if it is a blob.
     fn key_and_value(
         self,
         leaf: OptimisticGuard<'a>,
-        edge: Edge,
-    ) -> Step<(Vec<u8>, Option<Value<'a>>)> {
+        end: TreeEnd,
+    ) -> Attempt<(Vec<u8>, Option<Value<'a>>)> {
         let (mut key, mut value) = (Vec::new(), Vec::new());
         let blob = self.read(leaf, |node| {
-            let index = edge.index(node.count()?.max(1));
+            let index = end.index(node.count()?.max(1));
             node.key_into(index, &mut key)?;
             let place = node.payload_place(index)?;
             node.payload_into(place, &mut value)?;
@@ -703,32 +721,34 @@ impl<'a> Access<'a> {
     }
 
     /// Removes the first or last entry and returns it.
-    pub(crate) fn pop(self, edge: Edge) -> Result<Option<(Vec<u8>, Value<'a>)>> {
+    pub(crate) fn pop(self, end: TreeEnd) -> Result<Option<(Vec<u8>, Value<'a>)>> {
         let change = self.pages.change()?;
         self.check_dropped()?;
         let mut blob: Option<(BlobRef, LongValue<'a>)> = None;
         loop {
-            let Some(mut leaf) = self.exclusive_edge(&change, edge)? else { return Ok(None) };
+            let Some(mut leaf) = self.exclusive_end_leaf(&change, end)? else { return Ok(None) };
             let torn = |torn| Error::torn(leaf.page(), torn);
             let node = Node::new(&leaf[..]);
-            let index = edge.index(node.count().map_err(torn)?);
+            let index = end.index(node.count().map_err(torn)?);
             let key = node.key(index).map_err(torn)?;
-            let old = match (HeldLeaf::from(&leaf).value(index)?, blob.take()) {
-                (Held::Inline(value), _) => Old::Inline(value.to_vec()),
-                (Held::Blob(now), Some((then, value))) if now == then => Old::Blob(now, value),
-                (Held::Blob(_), _) => {
+            let old = match (LeafBytes::from(&leaf).value(index)?, blob.take()) {
+                (LeafValue::Inline(value), _) => OldValue::Inline(value.to_vec()),
+                (LeafValue::Blob(now), Some((then, value))) if now == then => {
+                    OldValue::Blob(now, value)
+                }
+                (LeafValue::Blob(_), _) => {
                     drop(leaf);
                     blob = self.get_blob(&key)?;
                     continue;
                 }
             };
             apply(&change, &mut leaf, Action::Remove { index })?;
-            let hint = &self.tree.edges[edge as usize];
+            let hint = &self.tree.popped_leaves[end as usize];
             if hint.load(Ordering::Relaxed) != leaf.page().id.0 {
                 hint.store(leaf.page().id.0, Ordering::Relaxed);
             }
-            // As long as it has entries, the next one pops those: a merge would have to be tried
-            // for each.
+            // While the leaf has entries, the next calls pop them. Trying a merge at each call
+            // would be slow.
             let is_empty = Node::new(&leaf[..]).count() == Ok(0);
             drop(leaf);
             if let Some(blob) = old.blob() {
@@ -741,48 +761,53 @@ impl<'a> Access<'a> {
         }
     }
 
-    /// The leaf that an entry was popped from before, held exclusively, if it still has the first
-    /// or last entry and no other thread holds it.
+    /// The leaf from which an entry was popped last, under an exclusive lock. `None` if it no
+    /// longer has the first or last entry, or if another thread has locked it.
     #[inline]
-    fn known_edge(self, edge: Edge) -> Option<ExclusiveGuard<'a>> {
-        let hint = &self.tree.edges[edge as usize];
+    fn known_end_leaf(self, end: TreeEnd) -> Option<ExclusiveGuard<'a>> {
+        let hint = &self.tree.popped_leaves[end as usize];
         let id = hint.load(Ordering::Relaxed);
         if id == 0 {
             return None;
         }
         let leaf = self.pages.pool.glance(self.page(id))?.upgrade().ok()?;
         let node = Node::new(&leaf[..]);
-        let fence = match edge {
-            Edge::First => node.lower(),
-            Edge::Last => node.upper(),
+        let fence = match end {
+            TreeEnd::First => node.lower(),
+            TreeEnd::Last => node.upper(),
         };
-        // It may have been freed, and be something else, since the hint was read: then the hint has
-        // gone. The only leaf that has no fence on this side has the entry, if it has any.
-        let is_edge = hint.load(Ordering::Relaxed) == id
+        // The page may have been freed and reused since this thread read the hint. Then the hint
+        // has changed. Only one leaf has no fence on this side. If it has entries, it has the first
+        // or last one.
+        let is_end = hint.load(Ordering::Relaxed) == id
             && node.is_of(self.tree.id, 0)
             && fence == Ok(None)
             && node.count().is_ok_and(|count| count > 0);
-        is_edge.then_some(leaf)
+        is_end.then_some(leaf)
     }
 
-    /// The leaf with the first or last entry, held exclusively; none if there is no entry.
-    fn exclusive_edge(self, change: &Change<'_>, edge: Edge) -> Result<Option<ExclusiveGuard<'a>>> {
-        if let Some(leaf) = self.known_edge(edge) {
+    /// The leaf with the first or last entry, under an exclusive lock; `None` if there is no entry.
+    fn exclusive_end_leaf(
+        self,
+        change: &Change<'_>,
+        end: TreeEnd,
+    ) -> Result<Option<ExclusiveGuard<'a>>> {
+        if let Some(leaf) = self.known_end_leaf(end) {
             return Ok(Some(leaf));
         }
         let mut empty = Vec::new();
         loop {
-            if let Some(found) = self.at_edge(edge, &mut empty, |leaf| Ok(leaf.upgrade()?))? {
+            if let Some(found) = self.at_end(end, &mut empty, |leaf| Ok(leaf.upgrade()?))? {
                 return Ok(found);
             }
-            // Starved. Unless this leaf is empty it has the entry.
-            let leaf = self.exclusive_leaf_locked(edge.target())?;
+            // This thread has starved. Unless this leaf is empty, it has the entry.
+            let leaf = self.exclusive_leaf_locked(end.target())?;
             let (node, torn) = (Node::new(&leaf[..]), |torn| Error::torn(leaf.page(), torn));
             if node.count().map_err(torn)? > 0 {
                 return Ok(Some(leaf));
             }
             let mut key = Vec::new();
-            if edge == Edge::Last && node.lower_into(&mut key).map_err(torn)? {
+            if end == TreeEnd::Last && node.lower_into(&mut key).map_err(torn)? {
                 key.push(0);
             }
             drop(leaf);

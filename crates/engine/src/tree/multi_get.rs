@@ -1,70 +1,72 @@
-//! Looking up many keys at once, so that none waits for the memory or the device alone.
+//! Looks up many keys at once, so that their waits for memory and for the device overlap.
 //!
-//! Up to [`ACTIVE`] lookups are under way side by side. Each does what it can with what is in the
-//! processor's caches, asks for the cache lines that it needs next, and gives way to the next one
-//! (asynchronous memory access chaining, Kocberber, Falsafi and Grot, VLDB'15). A lookup whose page
-//! is not in memory steps aside; the reads of all that did so are started together, and the others
-//! go on meanwhile. Only when none can go on does the thread wait.
+//! Up to [`ACTIVE`] lookups are active at a time. At its turn a lookup works with the cache lines
+//! that the CPU has, prefetches the lines that it needs next, and yields to the next lookup
+//! (asynchronous memory access chaining, Kocberber, Falsafi and Grot, VLDB'15). A lookup that needs
+//! a page that is not resident becomes a waiting lookup. The thread starts the reads of all waiting
+//! lookups together, and goes on with the others. It waits only if no lookup can go on.
 //!
-//! Each lookup is an optimistic descent of its own, by the rules in `descend.rs`: a change on its
-//! way restarts it and no other. No page is held between two steps, so a batch needs no more of
-//! the pool than its luckiest lookup.
+//! Each lookup is an optimistic descent of its own, by the rules in `lookup.rs`: a change on its
+//! path restarts only this lookup. A lookup holds no page between two turns, so a batch needs no
+//! more pages at a time than one lookup.
 
 use vellum_pool::{OptimisticGuard, PageRef};
 
 use super::Access;
-use super::lookup::HeldLeaf;
-use super::lookup::{Step, Stop};
+use super::lookup::LeafBytes;
+use super::lookup::{Attempt, AttemptError};
 use crate::error::{Error, Result};
 use crate::node::{INNER_SLOT, LEAF_SLOT, Node, PayloadPlace, Search};
 use crate::value::Value;
 
-/// Lookups under way at a time: enough to hide the latency of memory, and so few that what they
-/// asked for is still in the first cache when their turn comes.
+/// The number of active lookups: enough to hide the latency of memory, and so few that the lines
+/// that they prefetched are still in the first-level cache at their next turn.
 const ACTIVE: usize = 32;
 
-/// Lookups that wait for reads at a time; less in a small pool.
-const WAITING: u64 = 256;
+/// The most lookups that wait for reads at a time. In a small pool there are fewer.
+const WAITING_MAX: u64 = 256;
 
-/// Restarts after which a lookup goes on alone.
-const RESTARTS: u8 = 16;
+/// After so many restarts, the thread finishes a lookup by itself.
+const RESTARTS_MAX: u8 = 16;
 
-/// Reads that are started for a lookup before it has to read by itself, and meets the error.
-const READS: u8 = 3;
+/// The most reads that are started for a lookup in advance. After them the lookup reads the page
+/// itself, and so meets the error.
+const READS_MAX: u8 = 3;
 
-/// Waits after which a lookup goes on alone.
-const WAITS: u8 = 64;
+/// After so many waits, the thread finishes a lookup by itself.
+const WAITS_MAX: u8 = 64;
 
-/// The longest value that is copied without a buffer from the heap.
-const SHORT: usize = 1024;
+/// The longest value that is copied to a buffer on the stack.
+const SHORT_MAX: usize = 1024;
 
-/// What was found for a key.
-pub(crate) enum Found<'v, 'a> {
-    Nothing,
+/// The result of a lookup.
+pub(crate) enum FoundValue<'v, 'a> {
+    Absent,
     Inline(&'v [u8]),
-    Held(Value<'a>),
+    Guarded(Value<'a>),
 }
 
-/// What a lookup does at its next turn.
+/// The next stage of a lookup.
 #[derive(Clone, Copy, Debug)]
 enum Stage {
-    /// Begins to search the node.
+    /// Begin to search the node.
     Begin,
-    /// Searches the slots that are left.
+    /// Search the slots that the hints have not excluded.
     Search(Search),
-    /// Enters the child with this number.
-    Enter(u64),
-    /// Takes the value out of a leaf.
-    Take(Search),
+    /// Enter the child on this page.
+    EnterChild(u64),
+    /// Read the value from the leaf.
+    ReadValue(Search),
 }
 
-/// One key on its way.
+/// The lookup of one key.
 #[derive(Clone, Copy, Debug)]
 struct Lookup<'a> {
-    /// The node it has come to; at [`Stage::Enter`] the parent of the one to be entered.
+    /// The node that the lookup has reached. At [`Stage::EnterChild`], this is the parent of the
+    /// child.
     node: OptimisticGuard<'a>,
     stage: Stage,
-    /// The key's number.
+    /// The index of the key.
     index: usize,
     /// The node's level.
     level: u8,
@@ -72,12 +74,12 @@ struct Lookup<'a> {
     waits: u8,
 }
 
-/// How a turn ended.
-enum Turn {
+/// The result of a turn.
+enum Progress {
     /// The lookup goes on at its next turn.
-    Later,
-    /// It needs a page that is not there.
-    Waits,
+    Yield,
+    /// The lookup needs a page that is not resident.
+    WaitForPage,
     Done,
 }
 
@@ -86,21 +88,21 @@ struct Batch<'a, 'k, K, V> {
     access: Access<'a>,
     keys: &'k [K],
     visit: V,
-    /// The root and its level, for those who start.
+    /// The root and its level, where lookups start.
     root: (OptimisticGuard<'a>, u8),
     /// The next key to start.
     next: usize,
     waiting: Vec<Lookup<'a>>,
-    /// Lookups that may wait at a time.
-    places: usize,
-    /// Pages whose reads are to be started.
+    /// The most lookups that may wait at a time.
+    waiting_max: usize,
+    /// The pages whose reads are to be started next.
     missing: Vec<PageRef>,
-    /// Keys whose blobs are on their way, and the frames that those take.
+    /// The keys whose blobs are being read, and the frames that these blobs take.
     blobs: Vec<usize>,
     blob_frames: u64,
-    /// Nodes that were entered, for the pool's statistics.
+    /// The number of nodes that lookups have entered, for the pool's statistics.
     entered: u64,
-    short: [u8; SHORT],
+    short: [u8; SHORT_MAX],
     long: Vec<u8>,
 }
 
@@ -111,9 +113,9 @@ impl<'a> Access<'a> {
         values.resize_with(keys.len(), || None);
         self.multi_get_with(keys, |index, found| {
             values[index] = match found {
-                Found::Nothing => None,
-                Found::Inline(bytes) => Some(Value::Inline(bytes.to_vec().into())),
-                Found::Held(value) => Some(value),
+                FoundValue::Absent => None,
+                FoundValue::Inline(bytes) => Some(Value::Inline(bytes.to_vec().into())),
+                FoundValue::Guarded(value) => Some(value),
             };
         })?;
         Ok(values)
@@ -124,22 +126,22 @@ impl<'a> Access<'a> {
     pub(crate) fn multi_get_with<K: AsRef<[u8]>>(
         self,
         keys: &[K],
-        visit: impl FnMut(usize, Found<'_, 'a>),
+        visit: impl FnMut(usize, FoundValue<'_, 'a>),
     ) -> Result<()> {
         let pages = self.pages.pool.capacity() / 4 / u64::from(self.pages.page_frames);
         let mut batch = Batch {
             access: self,
             keys,
             visit,
-            root: self.root_at_last()?,
+            root: self.stable_root()?,
             next: 0,
             waiting: Vec::new(),
-            places: pages.clamp(1, WAITING) as usize,
+            waiting_max: pages.clamp(1, WAITING_MAX) as usize,
             missing: Vec::new(),
             blobs: Vec::new(),
             blob_frames: 0,
             entered: 0,
-            short: [0; SHORT],
+            short: [0; SHORT_MAX],
             long: Vec::new(),
         };
         let outcome = batch.run();
@@ -147,19 +149,19 @@ impl<'a> Access<'a> {
         outcome
     }
 
-    /// The root and its level, however often it changes meanwhile.
-    fn root_at_last(self) -> Result<(OptimisticGuard<'a>, u8)> {
+    /// The root and its level. Retries until the root does not change meanwhile.
+    fn stable_root(self) -> Result<(OptimisticGuard<'a>, u8)> {
         loop {
             match self.root() {
                 Ok(root) => return Ok(root),
-                Err(Stop::Restart) => {}
-                Err(Stop::Fail(error)) => return Err(error),
+                Err(AttemptError::Restart) => {}
+                Err(AttemptError::Failed(error)) => return Err(error),
             }
         }
     }
 }
 
-impl<'a, K: AsRef<[u8]>, V: FnMut(usize, Found<'_, 'a>)> Batch<'a, '_, K, V> {
+impl<'a, K: AsRef<[u8]>, V: FnMut(usize, FoundValue<'_, 'a>)> Batch<'a, '_, K, V> {
     #[inline(always)]
     fn run(&mut self) -> Result<()> {
         let mut active: [Lookup<'a>; ACTIVE] = std::array::from_fn(|index| self.start(index));
@@ -168,15 +170,15 @@ impl<'a, K: AsRef<[u8]>, V: FnMut(usize, Found<'_, 'a>)> Batch<'a, '_, K, V> {
         while count > 0 || !self.waiting.is_empty() {
             let mut at = 0;
             while at < count {
-                match self.turn(&mut active[at])? {
-                    Turn::Later => {
+                match self.run_turn(&mut active[at])? {
+                    Progress::Yield => {
                         at += 1;
                         continue;
                     }
-                    Turn::Waits => self.waiting.push(active[at]),
-                    Turn::Done => {}
+                    Progress::WaitForPage => self.waiting.push(active[at]),
+                    Progress::Done => {}
                 }
-                if self.next < self.keys.len() && self.waiting.len() < self.places {
+                if self.next < self.keys.len() && self.waiting.len() < self.waiting_max {
                     active[at] = self.start(self.next);
                     self.next += 1;
                     at += 1;
@@ -186,46 +188,46 @@ impl<'a, K: AsRef<[u8]>, V: FnMut(usize, Found<'_, 'a>)> Batch<'a, '_, K, V> {
                 }
             }
             if !self.waiting.is_empty() {
-                count = self.attend(&mut active, count)?;
+                count = self.serve_waiting(&mut active, count)?;
             }
         }
         self.finish_blobs()
     }
 
-    /// A lookup of the key `index`, at the root.
+    /// A lookup of the key at `index`, at the root.
     #[inline(always)]
     fn start(&self, index: usize) -> Lookup<'a> {
         let (node, level) = self.root;
         Lookup { node, stage: Stage::Begin, index, level, restarts: 0, waits: 0 }
     }
 
-    /// What a lookup does before it gives way.
+    /// Runs a lookup until it yields, waits or is done.
     #[inline(always)]
-    fn turn(&mut self, lookup: &mut Lookup<'a>) -> Result<Turn> {
-        match self.step(lookup) {
+    fn run_turn(&mut self, lookup: &mut Lookup<'a>) -> Result<Progress> {
+        match self.run_stages(lookup) {
             Ok(turn) => Ok(turn),
-            Err(stop) => self.stopped(lookup, stop),
+            Err(error) => self.interrupted(lookup, error),
         }
     }
 
-    /// A lookup met a change, or an error.
+    /// Restarts a lookup that a change has interrupted, or returns its error.
     #[cold]
-    fn stopped(&mut self, lookup: &mut Lookup<'a>, stop: Stop) -> Result<Turn> {
-        if let Stop::Fail(error) = stop {
+    fn interrupted(&mut self, lookup: &mut Lookup<'a>, error: AttemptError) -> Result<Progress> {
+        if let AttemptError::Failed(error) = error {
             return Err(error);
         }
-        if lookup.restarts >= RESTARTS {
-            self.finish_alone(lookup.index)?;
-            return Ok(Turn::Done);
+        if lookup.restarts >= RESTARTS_MAX {
+            self.look_up_alone(lookup.index)?;
+            return Ok(Progress::Done);
         }
-        self.root = self.access.root_at_last()?;
+        self.root = self.access.stable_root()?;
         let restarts = lookup.restarts + 1;
         *lookup = Lookup { restarts, ..self.start(lookup.index) };
-        Ok(Turn::Later)
+        Ok(Progress::Yield)
     }
 
     #[inline(always)]
-    fn step(&mut self, lookup: &mut Lookup<'a>) -> Step<Turn> {
+    fn run_stages(&mut self, lookup: &mut Lookup<'a>) -> Attempt<Progress> {
         let (access, key) = (self.access, self.keys[lookup.index].as_ref());
         let pool = &access.pages.pool;
         loop {
@@ -237,11 +239,11 @@ impl<'a, K: AsRef<[u8]>, V: FnMut(usize, Found<'_, 'a>)> Batch<'a, '_, K, V> {
                         _ => node.narrow::<INNER_SLOT>(key),
                     })?;
                     lookup.stage = Stage::Search(search);
-                    // The nodes above the parents of leaves are few, and at hand.
+                    // The nodes above the parents of leaves are few, and mostly in the cache.
                     if level < 2 && search.has_hints() {
                         let (offset, len) = search.slots_left(level);
                         pool.touch(lookup.node.page(), offset, len);
-                        return Ok(Turn::Later);
+                        return Ok(Progress::Yield);
                     }
                 }
                 Stage::Search(mut search) if level > 0 => {
@@ -249,16 +251,16 @@ impl<'a, K: AsRef<[u8]>, V: FnMut(usize, Found<'_, 'a>)> Batch<'a, '_, K, V> {
                         node.probe::<INNER_SLOT>(&mut search)?;
                         Ok(node.resolve_child(search, key)?.1)
                     })?;
-                    lookup.stage = Stage::Enter(id);
+                    lookup.stage = Stage::EnterChild(id);
                     if level <= 2 {
                         pool.touch_state(access.page(id));
                         access.touch_node(access.page(id), level - 1);
-                        return Ok(Turn::Later);
+                        return Ok(Progress::Yield);
                     }
                 }
-                Stage::Enter(id) => {
+                Stage::EnterChild(id) => {
                     if !self.enter(lookup, id)? {
-                        return Ok(Turn::Waits);
+                        return Ok(Progress::WaitForPage);
                     }
                 }
                 Stage::Search(mut search) => {
@@ -266,20 +268,20 @@ impl<'a, K: AsRef<[u8]>, V: FnMut(usize, Found<'_, 'a>)> Batch<'a, '_, K, V> {
                         node.probe::<LEAF_SLOT>(&mut search)?;
                         node.cell_at(search)
                     })?;
-                    lookup.stage = Stage::Take(search);
+                    lookup.stage = Stage::ReadValue(search);
                     if let Some((offset, len)) = cell {
-                        pool.touch(lookup.node.page(), offset, len.min(SHORT));
-                        return Ok(Turn::Later);
+                        pool.touch(lookup.node.page(), offset, len.min(SHORT_MAX));
+                        return Ok(Progress::Yield);
                     }
                 }
-                Stage::Take(search) => return self.take(lookup, search),
+                Stage::ReadValue(search) => return self.read_value(lookup, search),
             }
         }
     }
 
-    /// Goes on to a child. False if it is not there; then the parent is as it was.
+    /// Enters a child. Returns false if the child is not resident, after validating the parent.
     #[inline(always)]
-    fn enter(&mut self, lookup: &mut Lookup<'a>, id: u64) -> Step<bool> {
+    fn enter(&mut self, lookup: &mut Lookup<'a>, id: u64) -> Attempt<bool> {
         let access = self.access;
         let child = access.pages.pool.glance(access.page(id));
         lookup.node.validate()?;
@@ -295,18 +297,18 @@ impl<'a, K: AsRef<[u8]>, V: FnMut(usize, Found<'_, 'a>)> Batch<'a, '_, K, V> {
         Ok(true)
     }
 
-    /// Takes the value of a key out of the leaf it has come to.
+    /// Reads the value of a key from the leaf that the lookup has reached.
     #[inline(always)]
-    fn take(&mut self, lookup: &mut Lookup<'a>, search: Search) -> Step<Turn> {
+    fn read_value(&mut self, lookup: &mut Lookup<'a>, search: Search) -> Attempt<Progress> {
         let (leaf, key) = (lookup.node, self.keys[lookup.index].as_ref());
         let place = self.access.read(leaf, |node| node.resolve_payload(search, key))?;
         let Some(place) = place else {
             leaf.validate()?;
-            (self.visit)(lookup.index, Found::Nothing);
-            return Ok(Turn::Done);
+            (self.visit)(lookup.index, FoundValue::Absent);
+            return Ok(Progress::Done);
         };
         if place.blob {
-            return self.take_blob(lookup, place);
+            return self.start_blob(lookup, place);
         }
         let value = match self.short.get_mut(..place.len) {
             Some(value) => value,
@@ -317,59 +319,64 @@ impl<'a, K: AsRef<[u8]>, V: FnMut(usize, Found<'_, 'a>)> Batch<'a, '_, K, V> {
         };
         self.access.read(leaf, |node| node.payload_to(place, value))?;
         leaf.validate()?;
-        (self.visit)(lookup.index, Found::Inline(value));
-        Ok(Turn::Done)
+        (self.visit)(lookup.index, FoundValue::Inline(value));
+        Ok(Progress::Done)
     }
 
-    /// Starts to read a blob; it is taken when all lookups have come to their leaves.
+    /// Starts the read of a blob. `visit` gets the blob after all lookups have reached their
+    /// leaves.
     #[cold]
-    fn take_blob(&mut self, lookup: &Lookup<'a>, place: PayloadPlace) -> Step<Turn> {
+    fn start_blob(&mut self, lookup: &Lookup<'a>, place: PayloadPlace) -> Attempt<Progress> {
         let pool = &self.access.pages.pool;
-        // A reference stays good as long as its leaf is held.
+        // The reference is valid while this thread has locked the leaf.
         let leaf = lookup.node.upgrade_shared()?;
         let torn = |torn| Error::torn(leaf.page(), torn);
         let payload = Node::new(&leaf[..]).payload(place).map_err(torn)?;
-        let blob = HeldLeaf::from(&leaf).blob(payload)?;
+        let blob = LeafBytes::from(&leaf).blob(payload)?;
         let (frames, most) = (u64::from(blob.page.frames), pool.capacity() / 8);
         if frames <= most && !pool.is_resident(blob.page) {
             if self.blob_frames + frames > most {
                 drop(leaf);
                 self.finish_blobs()?;
-                // The next turn finds the reference again.
-                return Ok(Turn::Later);
+                // At its next turn, the lookup finds the reference again.
+                return Ok(Progress::Yield);
             }
             self.blob_frames += frames;
             pool.bring_in(&[blob.page]);
         }
         self.blobs.push(lookup.index);
-        Ok(Turn::Done)
+        Ok(Progress::Done)
     }
 
-    /// Hands out the blobs that were started.
+    /// Passes the blobs whose reads were started to `visit`.
     #[inline(never)]
     fn finish_blobs(&mut self) -> Result<()> {
         self.blob_frames = 0;
         for index in std::mem::take(&mut self.blobs) {
-            self.finish_alone(index)?;
+            self.look_up_alone(index)?;
         }
         Ok(())
     }
 
-    /// Looks up a key by itself.
+    /// Looks up one key without interleaving.
     #[cold]
-    fn finish_alone(&mut self, index: usize) -> Result<()> {
+    fn look_up_alone(&mut self, index: usize) -> Result<()> {
         let value = self.access.get(self.keys[index].as_ref())?;
-        (self.visit)(index, value.map_or(Found::Nothing, Found::Held));
+        (self.visit)(index, value.map_or(FoundValue::Absent, FoundValue::Guarded));
         Ok(())
     }
 
-    /// Starts the reads that lookups wait for and takes those back whose pages have come. If there
-    /// is nothing else to do, waits for one.
+    /// Starts the reads for waiting lookups, and makes lookups active whose pages have arrived. If
+    /// no lookup is active, waits for one page.
     #[cold]
     #[inline(never)]
-    fn attend(&mut self, active: &mut [Lookup<'a>; ACTIVE], mut count: usize) -> Result<usize> {
+    fn serve_waiting(
+        &mut self,
+        active: &mut [Lookup<'a>; ACTIVE],
+        mut count: usize,
+    ) -> Result<usize> {
         self.bring_in();
-        // As long as many are active the others may wait: looking after them costs time, too.
+        // While many lookups are active the others may wait, because checking them costs time.
         if count > ACTIVE / 2 {
             return Ok(count);
         }
@@ -384,8 +391,8 @@ impl<'a, K: AsRef<[u8]>, V: FnMut(usize, Found<'_, 'a>)> Batch<'a, '_, K, V> {
         }
         self.bring_in();
         if count == 0 {
-            // Half of them have come when the one in the middle has: few awakenings, and the
-            // device has something to do meanwhile.
+            // When the page in the middle has arrived, about half of the pages have. So the thread
+            // wakes up rarely, and the device stays busy.
             let mut lookup = self.waiting.swap_remove(self.waiting.len() / 2);
             if !self.await_page(&mut lookup)? {
                 active[0] = lookup;
@@ -402,17 +409,17 @@ impl<'a, K: AsRef<[u8]>, V: FnMut(usize, Found<'_, 'a>)> Batch<'a, '_, K, V> {
         }
     }
 
-    /// The page of a waiting lookup has not come. If it is not on its way either, as when there
-    /// was no memory for it, its read is started again.
+    /// Whether the page of a waiting lookup has not arrived. If no read of the page is under way,
+    /// for example because the pool had no frame for it, its read is started again.
     fn still_waits(&mut self, at: usize) -> bool {
         let pool = &self.access.pages.pool;
         let lookup = &mut self.waiting[at];
-        let Stage::Enter(id) = lookup.stage else { return false };
+        let Stage::EnterChild(id) = lookup.stage else { return false };
         let page = self.access.page(id);
         if pool.glance(page).is_some() {
             return false;
         }
-        if lookup.waits < READS && !pool.is_resident(page) {
+        if lookup.waits < READS_MAX && !pool.is_resident(page) {
             if lookup.node.validate().is_err() {
                 return false;
             }
@@ -422,16 +429,18 @@ impl<'a, K: AsRef<[u8]>, V: FnMut(usize, Found<'_, 'a>)> Batch<'a, '_, K, V> {
         true
     }
 
-    /// Waits for the page that a lookup needs, or reads it. True if that ended the lookup.
+    /// Waits for the page that a lookup needs, or reads it. Returns true if the lookup is done.
     fn await_page(&mut self, lookup: &mut Lookup<'a>) -> Result<bool> {
-        let Stage::Enter(id) = lookup.stage else { return Ok(false) };
-        if lookup.waits > WAITS {
-            // Its pages go as soon as they have come.
-            return self.finish_alone(lookup.index).map(|()| true);
+        let Stage::EnterChild(id) = lookup.stage else { return Ok(false) };
+        if lookup.waits > WAITS_MAX {
+            // The pool evicts the lookup's pages as soon as they have arrived.
+            return self.look_up_alone(lookup.index).map(|()| true);
         }
-        match self.access.child(lookup.node, id) {
+        match self.access.fault_in_child(lookup.node, id) {
             Ok(_) => Ok(false),
-            Err(stop) => self.stopped(lookup, stop).map(|turn| matches!(turn, Turn::Done)),
+            Err(error) => {
+                self.interrupted(lookup, error).map(|turn| matches!(turn, Progress::Done))
+            }
         }
     }
 }

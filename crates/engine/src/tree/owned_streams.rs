@@ -1,5 +1,5 @@
-//! Readers and writers of values that keep their tree, for those who cannot borrow it: objects of
-//! other languages, tasks, threads without a scope.
+//! Readers and writers of values that own a handle of their tree, for callers that cannot borrow
+//! the tree: objects of other languages, tasks, threads without a scope.
 
 use std::io::{self, Read, Seek, SeekFrom, Write};
 
@@ -32,7 +32,7 @@ self_cell!(
 );
 
 impl Tree {
-    /// As [`reader`](Tree::reader), of a reader that keeps the tree.
+    /// As [`reader`](Tree::reader), but the reader owns the handle of the tree.
     ///
     /// # Errors
     /// As `reader`.
@@ -45,34 +45,34 @@ impl Tree {
         match reader {
             Ok(reader) => {
                 let len = reader.with_dependent(|_, reader| reader.len());
-                Ok(Some(OwnedValueReader { reader: Own::new(reader), len }))
+                Ok(Some(OwnedValueReader { reader: OwnedByProcess::new(reader), len }))
             }
             Err(None) => Ok(None),
             Err(Some(error)) => Err(error),
         }
     }
 
-    /// As [`writer`](Tree::writer), of a writer that keeps the tree.
+    /// As [`writer`](Tree::writer), but the writer owns the handle of the tree.
     ///
     /// # Errors
     /// As `writer`.
     pub fn into_writer(self, key: &[u8]) -> Result<OwnedValueWriter> {
         let writer = WriterAndTree::try_new(self, |tree| tree.writer(key).map(Some))?;
-        Ok(OwnedValueWriter { writer: Own::new(writer), len: 0 })
+        Ok(OwnedValueWriter { writer: OwnedByProcess::new(writer), len: 0 })
     }
 }
 
-/// What the process that made it may use. The child of a fork has not the memory of the pool, so
-/// there it counts as closed, and nothing is dropped.
+/// A value that only the process that created it may use. The child of a fork does not have the
+/// memory of the pool. There this returns `Closed`, and the value is not dropped.
 #[derive(Debug)]
-struct Own<T> {
+struct OwnedByProcess<T> {
     value: Option<T>,
     process: u32,
 }
 
-impl<T> Own<T> {
-    fn new(value: T) -> Own<T> {
-        Own { value: Some(value), process: std::process::id() }
+impl<T> OwnedByProcess<T> {
+    fn new(value: T) -> OwnedByProcess<T> {
+        OwnedByProcess { value: Some(value), process: std::process::id() }
     }
 
     fn get(&mut self) -> Result<&mut T> {
@@ -81,7 +81,7 @@ impl<T> Own<T> {
     }
 }
 
-impl<T> Drop for Own<T> {
+impl<T> Drop for OwnedByProcess<T> {
     fn drop(&mut self) {
         if self.process != std::process::id() {
             std::mem::forget(self.value.take());
@@ -89,12 +89,12 @@ impl<T> Drop for Own<T> {
     }
 }
 
-/// A [`ValueReader`] that keeps its tree, and so its store, as a handle of it does: the store may
-/// be closed meanwhile, and reads fail with [`Closed`](Error::Closed) then, as they do in the child
-/// of a fork, which may drop it. From [`Tree::into_reader`].
+/// A [`ValueReader`] that owns a handle of its tree, and so of the store. After the store was
+/// closed, reads fail with [`Closed`](Error::Closed). They also fail in the child of a fork, which
+/// may drop the reader. Created by [`Tree::into_reader`].
 #[derive(Debug)]
 pub struct OwnedValueReader {
-    reader: Own<ReaderAndTree>,
+    reader: OwnedByProcess<ReaderAndTree>,
     len: u64,
 }
 
@@ -104,7 +104,7 @@ impl OwnedValueReader {
         self.len
     }
 
-    /// The value has no bytes.
+    /// Whether the value has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -122,27 +122,27 @@ impl Seek for OwnedValueReader {
     }
 }
 
-/// A [`ValueWriter`] that keeps its tree, and so its store, as a handle of it does: the store may
-/// be closed meanwhile, and what was written is given back then. The child of a fork may drop it,
-/// without an effect on its parent. From [`Tree::into_writer`].
+/// A [`ValueWriter`] that owns a handle of its tree, and so of the store. If the store is closed
+/// meanwhile, the space of the written pieces is given back. The child of a fork may drop the
+/// writer, which has no effect on the parent. Created by [`Tree::into_writer`].
 #[derive(Debug)]
 pub struct OwnedValueWriter {
-    writer: Own<WriterAndTree>,
+    writer: OwnedByProcess<WriterAndTree>,
     len: u64,
 }
 
 impl OwnedValueWriter {
-    /// Bytes that were written so far.
+    /// The number of bytes that were written so far.
     pub fn len(&self) -> u64 {
         self.len
     }
 
-    /// Nothing was written so far.
+    /// Whether nothing was written so far.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Gives the value to its key; true if it replaced another one.
+    /// Stores the value for its key. Returns true if it replaced another value.
     ///
     /// # Errors
     /// As [`ValueWriter::finish`].
@@ -150,7 +150,7 @@ impl OwnedValueWriter {
         self.writer.get()?.with_dependent_mut(|_, writer| take(writer)?.finish())
     }
 
-    /// Gives the value to its key, which must be new.
+    /// Stores the value for its key, which must be new.
     ///
     /// # Errors
     /// As [`ValueWriter::finish_new`].
@@ -159,7 +159,7 @@ impl OwnedValueWriter {
     }
 }
 
-/// The writer, which is there until its owner ends.
+/// Takes the writer, which is there until `finish` is called.
 fn take<'a>(writer: &mut Writer<'a>) -> Result<ValueWriter<'a>> {
     writer.take().ok_or(Error::Closed)
 }
@@ -174,7 +174,7 @@ impl Write for OwnedValueWriter {
         Ok(written)
     }
 
-    /// Does nothing, as that of [`ValueWriter`].
+    /// Does nothing, as [`ValueWriter`]'s `flush`.
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }

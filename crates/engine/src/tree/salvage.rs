@@ -1,49 +1,51 @@
-//! Reading what is left of a tree that is damaged.
+//! Reads the entries that are left of a damaged tree.
 
 use vellum_pool::PageRef;
 
-use super::lookup::HeldLeaf;
+use super::lookup::LeafBytes;
 use super::{Access, ValueReader};
 use crate::error::{Error, Result};
 use crate::node::Node;
 use crate::page::blob::BlobRef;
 
-/// Called with every entry that can be read and every damage that is met; false ends the walk.
+/// The walk calls this with every entry that it can read, and with every damage. Returning false
+/// ends the walk.
 pub type Visit<'v> = &'v mut dyn FnMut(Result<(&[u8], &[u8])>) -> bool;
 
 /// As [`Visit`], with values of any length.
 pub type VisitReaders<'v> = &'v mut dyn FnMut(Result<(&[u8], ValueReader<'_>)>) -> bool;
 
-/// The keys that may be in a node: those above the first and up to the second, as far as there are
-/// such bounds.
+/// The bounds of the keys of a node: its keys are greater than the first bound and at most the
+/// second.
 #[derive(Clone, Copy)]
-struct Between<'k>(Option<&'k [u8]>, Option<&'k [u8]>);
+struct KeyBounds<'k>(Option<&'k [u8]>, Option<&'k [u8]>);
 
-impl Between<'_> {
+impl KeyBounds<'_> {
     fn has(self, key: &[u8]) -> bool {
         self.0.is_none_or(|lower| key > lower) && self.1.is_none_or(|upper| key <= upper)
     }
 
-    /// Whether any key can be there.
+    /// Whether any key can be within the bounds.
     fn is_possible(self) -> bool {
-        !matches!(self, Between(Some(lower), Some(upper)) if lower >= upper)
+        !matches!(self, KeyBounds(Some(lower), Some(upper)) if lower >= upper)
     }
 }
 
 impl Access<'_> {
-    /// Visits what can be read of the tree, in order, skipping what cannot.
+    /// Visits the readable entries of the tree in order, and skips damaged pages.
     ///
-    /// The file may have pages of many moments. A page counts if it is of this tree, and of its
-    /// entries those that its ancestors' separators lead to: so an entry was in the tree at some
-    /// time, and comes once.
+    /// The pages of the file may be from different times. The walk uses a page if it belongs to
+    /// this tree, and those of its entries whose keys are between its ancestors' separators. So
+    /// each visited entry was in the tree at some time, and is visited once.
     pub(crate) fn salvage_readers(self, visit: VisitReaders<'_>) {
-        // A tree has no more pages than its file; references that say otherwise run in circles.
+        // A tree has no more pages than its file. If the walk visits more, references form a cycle.
         let mut pages_left = self.pages.pool.file_pages();
-        let all = Between(None, None);
+        let all = KeyBounds(None, None);
         self.salvage_node(self.tree.root, u8::MAX, all, &mut pages_left, visit);
     }
 
-    /// As [`salvage_readers`](Self::salvage_readers), with the values that the pool has room for.
+    /// As [`salvage_readers`](Self::salvage_readers), with values as slices. A value that does not
+    /// fit into the pool is an error.
     pub(crate) fn salvage(self, visit: Visit<'_>) {
         self.salvage_readers(&mut |found| {
             let (key, reader) = match found {
@@ -60,12 +62,12 @@ impl Access<'_> {
         });
     }
 
-    /// False to end the walk.
+    /// Returns false to end the walk.
     fn salvage_node(
         self,
         page: PageRef,
         level_max: u8,
-        keys: Between<'_>,
+        keys: KeyBounds<'_>,
         pages_left: &mut u64,
         visit: VisitReaders<'_>,
     ) -> bool {
@@ -87,7 +89,7 @@ impl Access<'_> {
         page: PageRef,
         bytes: &[u8],
         level_max: u8,
-        keys: Between<'_>,
+        keys: KeyBounds<'_>,
         pages_left: &mut u64,
         visit: VisitReaders<'_>,
     ) -> Result<bool> {
@@ -95,7 +97,7 @@ impl Access<'_> {
         let node = Node::new(bytes);
         let (level, count) = (node.level().map_err(torn)?, node.count().map_err(torn)?);
         if level > level_max || !node.is_of(self.tree.id, level) {
-            let what = format!("it is no node of tree {} below level {level_max}", self.tree.id);
+            let what = format!("it is not a node of tree {} up to level {level_max}", self.tree.id);
             return Err(Error::damaged(page, what));
         }
         let fences = (node.lower().map_err(torn)?, node.upper().map_err(torn)?);
@@ -110,7 +112,7 @@ impl Access<'_> {
                     node.key_into(index, &mut key).map_err(torn)?;
                     upper = Some(upper.map_or(&key[..], |upper| upper.min(&key[..])));
                 }
-                let below = Between(lower.as_deref(), upper);
+                let below = KeyBounds(lower.as_deref(), upper);
                 let child = self.page(node.child(index).map_err(torn)?);
                 if below.is_possible()
                     && !self.salvage_node(child, level - 1, below, pages_left, visit)
@@ -133,7 +135,7 @@ impl Access<'_> {
             let go_on = match place.blob {
                 false => visit(Ok((&key, ValueReader::inline(self, payload.into())))),
                 true => {
-                    let leaf = HeldLeaf { page, bytes: node.bytes() };
+                    let leaf = LeafBytes { page, bytes: node.bytes() };
                     self.salvage_blob(leaf.blob(payload), &key, visit)
                 }
             };

@@ -1,18 +1,18 @@
-//! Scans: what a range is given as ([`KeyRange`]), iterators over it ([`Entries`]), the cursors
-//! that they walk with ([`Cursor`]), and the leaves that are read ahead of them.
+//! Scans: ranges of keys ([`KeyRange`]), iterators over a range ([`Entries`]), cursors
+//! ([`Cursor`]), and read-ahead of leaves.
 //!
-//! A cursor has a private copy of its leaf and remembers the version that it copied. A step within
-//! an unchanged leaf is a step within the copy. If the leaf changed, or ended, the cursor descends
-//! again: by its key, or by the leaf's fence, which is where the neighbour begins. So it holds no
-//! lock, needs no pointers between leaves, and every entry that it returns was there at that
-//! moment.
+//! A cursor has a private copy of its leaf, and the version of the leaf that it has copied. While
+//! the leaf is unchanged, the cursor moves within the copy. If the leaf has changed, the cursor
+//! descends again with its key. At the end of the leaf, it descends with the leaf's fence key,
+//! where the sibling begins. So a cursor holds no lock and needs no pointers between leaves. The
+//! tree had every entry at the moment when the cursor returned it.
 //!
-//! A scan that has gone from one leaf to its neighbour is likely to go on. From its second leaf on
-//! the next ones are read ahead: half as many as it has come through, and as many once these are
-//! [`ReadAhead::LONG`]. So a short range reads little in vain, and a long one soon keeps the device
-//! busy. What is ahead is bounded ([`ReadAhead::LEAVES`], [`ReadAhead::FRAMES`], an eighth of the
-//! pool). The numbers of the leaves come from their parents, which are read ahead as well. Leaves
-//! that were loaded in bulk lie one behind the other in the file, and are read together.
+//! A scan that has moved from one leaf to the next is likely to go on. So the cursor reads ahead
+//! from its second leaf on: half as many leaves as it has visited, and as many once it has visited
+//! [`ReadAhead::LONG`] leaves. A short scan reads few leaves in vain, and a long one soon keeps the
+//! device busy. Read-ahead is limited by [`ReadAhead::LEAVES`], [`ReadAhead::FRAMES`] and an eighth
+//! of the pool. It takes the numbers of the leaves from their parents, and reads the parents ahead,
+//! too. Bulk-loaded leaves are adjacent in the file, and are read together.
 
 use std::borrow::Cow;
 use std::collections::VecDeque;
@@ -23,19 +23,19 @@ use std::ops::{
 use vellum_pool::{OptimisticGuard, PageReader, PageRef};
 
 use super::Access;
-use super::lookup::{ParentOfLeaves, Reached, Step, Target};
+use super::lookup::{Attempt, OptimisticPair, ParentOfLeaves, Target};
 use crate::error::{Error, Result};
 use crate::node::{Node, PayloadPlace, Torn};
 use crate::page::blob::BlobRef;
 use crate::value::Value;
 
-/// A range of keys: any of the standard library's ranges, of anything that is bytes.
+/// A range of keys: any range of the standard library over a type that dereferences to bytes.
 ///
 /// `"a".."f"`, `key..`, `..=[1, 2]`, `..`, and pairs of [`Bound`]s. A range whose start is not
-/// below its end has no entries. ([`RangeBounds`] itself would leave the type of `..` to be spelt
-/// out.)
+/// below its end has no entries. (With [`RangeBounds`] the caller would have to name a type for
+/// `..`.)
 pub trait KeyRange {
-    /// Where the range starts and ends.
+    /// The start and the end of the range.
     fn key_bounds(&self) -> (Bound<&[u8]>, Bound<&[u8]>);
 }
 
@@ -73,7 +73,7 @@ pub(crate) fn bounds_of(range: &impl KeyRange) -> (Bound<Vec<u8>>, Bound<Vec<u8>
 
 /// The keys that begin with `prefix`.
 pub(crate) fn bounds_of_prefix(prefix: &[u8]) -> (Bound<Vec<u8>>, Bound<Vec<u8>>) {
-    // The first key behind the prefix ends where its last byte below 255 is one more.
+    // The end of the range is the prefix up to its last byte below 255, with that byte incremented.
     let end = prefix.iter().rposition(|byte| *byte != 255).map(|last| {
         let mut end = prefix[..=last].to_vec();
         end[last] += 1;
@@ -82,8 +82,8 @@ pub(crate) fn bounds_of_prefix(prefix: &[u8]) -> (Bound<Vec<u8>>, Bound<Vec<u8>>
     (Bound::Included(prefix.to_vec()), end.map_or(Bound::Unbounded, Bound::Excluded))
 }
 
-/// Whether `key` lies behind the start of a range.
-pub(crate) fn is_behind(key: &[u8], start: &Bound<Vec<u8>>) -> bool {
+/// Whether `key` is not before the start of a range.
+pub(crate) fn is_after_start(key: &[u8], start: &Bound<Vec<u8>>) -> bool {
     match start {
         Bound::Unbounded => true,
         Bound::Included(start) => key >= &start[..],
@@ -91,8 +91,8 @@ pub(crate) fn is_behind(key: &[u8], start: &Bound<Vec<u8>>) -> bool {
     }
 }
 
-/// Whether `key` lies before the end of a range.
-pub(crate) fn is_before(key: &[u8], end: &Bound<Vec<u8>>) -> bool {
+/// Whether `key` is before the end of a range.
+pub(crate) fn is_before_end(key: &[u8], end: &Bound<Vec<u8>>) -> bool {
     match end {
         Bound::Unbounded => true,
         Bound::Included(end) => key <= &end[..],
@@ -100,17 +100,17 @@ pub(crate) fn is_before(key: &[u8], end: &Bound<Vec<u8>>) -> bool {
     }
 }
 
-/// Leaves that a range reads ahead.
+/// The leaves_max leaves that a range reads ahead.
 const READ_AHEAD: usize = 32;
 
-/// The entries of a range, in the order of their keys, from both ends.
+/// Iterates over the entries of a range in the order of their keys, from both ends.
 ///
-/// As an iterator it gives keys and values that are copies: they can be collected, whatever the
-/// size of the pool. [`next_entry`](Entries::next_entry) and
-/// [`next_entry_back`](Entries::next_entry_back) give them in place instead, without an allocation
-/// for each.
+/// The iterator returns copies of keys and values, so a program can collect them, whatever the size
+/// of the pool. [`next_entry`](Entries::next_entry) and
+/// [`next_entry_back`](Entries::next_entry_back) return an entry in place instead, without an
+/// allocation for each.
 ///
-/// Each entry was in the tree when it was returned. After an error the iterator has ended.
+/// The tree had each entry when the iterator returned it. The iterator ends after an error.
 ///
 /// ```
 /// # use vellum::{Options, Store};
@@ -136,7 +136,7 @@ const READ_AHEAD: usize = 32;
 pub struct Entries<'a> {
     access: Access<'a>,
     front: Cursor<'a>,
-    /// None until the first step from the end.
+    /// `None` until the first step from the end.
     back: Option<Box<Cursor<'a>>>,
     start: Bound<Vec<u8>>,
     end: Bound<Vec<u8>>,
@@ -158,14 +158,15 @@ impl<'a> Entries<'a> {
         Entries::new(access, (Bound::Unbounded, Bound::Unbounded))
     }
 
-    /// The next entry from the start, as long as no other is asked for. A long value keeps memory
-    /// of the pool, as one that [`Tree::get`](crate::Tree::get) returns.
+    /// The next entry from the start, valid until the next call. A long value pins memory of the
+    /// pool, as a value from [`Tree::get`](crate::Tree::get) does.
     ///
     /// # Errors
     /// Damage, a failed read, a pool that is full of guards.
     #[inline]
     pub fn next_entry(&mut self) -> Result<Option<(&[u8], Value<'_>)>> {
-        // The cursor knows how far the range goes in its leaf: most steps are within that.
+        // Most steps stay within the leaf, and the cursor knows how many of its entries are in the
+        // range.
         if !self.ended
             && let Some(value) = self.front.step()
         {
@@ -186,7 +187,7 @@ impl<'a> Entries<'a> {
         Ok(found.zip(back).map(|(blob, back)| lend(back, blob)))
     }
 
-    /// Moves a cursor to its next entry; what it returns is that one's value, if it is a blob.
+    /// Moves a cursor to its next entry. Returns the value of that entry if it is a blob.
     fn step(
         &mut self,
         advance: fn(&mut Entries<'a>) -> Result<bool>,
@@ -195,12 +196,12 @@ impl<'a> Entries<'a> {
         if self.ended {
             return Ok(None);
         }
-        // Unless it comes to an entry.
+        // The iterator ends if it finds no entry, or fails.
         self.ended = true;
         while advance(self)? {
             let blob = match cursor(self) {
                 Some(cursor) if cursor.is_blob() => match self.access.get(cursor.key())? {
-                    // It was removed since the step: go on.
+                    // The entry was removed since the step: go on.
                     None => continue,
                     blob => blob,
                 },
@@ -212,7 +213,7 @@ impl<'a> Entries<'a> {
         Ok(None)
     }
 
-    /// Moves the front cursor; false if that is the end.
+    /// Moves the front cursor. Returns false at the end.
     fn forward(&mut self) -> Result<bool> {
         let front = &mut self.front;
         let moved = match (self.begun, &self.start) {
@@ -224,7 +225,7 @@ impl<'a> Entries<'a> {
             }
         };
         self.begun = true;
-        let is_within = moved && is_before(front.key(), &self.end);
+        let is_within = moved && is_before_end(front.key(), &self.end);
         match &self.back {
             Some(back) => Ok(is_within && front.key() < back.key()),
             None if is_within => front.learn_end(&self.end).map(|()| true),
@@ -232,12 +233,13 @@ impl<'a> Entries<'a> {
         }
     }
 
-    /// Moves the back cursor; false if that is the end.
+    /// Moves the back cursor. Returns false at the end.
     fn backward(&mut self) -> Result<bool> {
         let moved = match &mut self.back {
             Some(back) => back.backward()?,
             none => {
-                // From here on the entries end where the other cursor is.
+                // From now on the front cursor ends at the back cursor, not at the end of the
+                // range.
                 self.front.forget_end();
                 let back = none.insert(Box::new(Cursor::new(self.access).read_ahead(READ_AHEAD)));
                 match &self.end {
@@ -250,17 +252,17 @@ impl<'a> Entries<'a> {
             }
         };
         let key = self.back.as_deref().map_or(&[][..], Cursor::key);
-        Ok(moved && is_behind(key, &self.start) && (!self.begun || key > self.front.key()))
+        Ok(moved && is_after_start(key, &self.start) && (!self.begun || key > self.front.key()))
     }
 }
 
-/// The entry that a cursor stands on, with its value if that is a blob.
+/// The entry of a cursor. The caller passes its value if that is a blob.
 fn lend<'c>(cursor: &'c Cursor<'_>, blob: Option<Value<'c>>) -> (&'c [u8], Value<'c>) {
     let inline = || Value::Inline(Cow::Borrowed(cursor.inline_value()));
     (cursor.key(), blob.unwrap_or_else(inline))
 }
 
-/// An entry that is its own. A blob would keep memory of the pool, which a collection exhausts.
+/// A copy of an entry. A collection of blobs in place would pin all memory of the pool.
 fn copied<'a>((key, value): (&[u8], Value<'_>)) -> (Vec<u8>, Value<'a>) {
     (key.to_vec(), Value::Inline(Cow::Owned(value.into_vec())))
 }
@@ -281,40 +283,42 @@ impl DoubleEndedIterator for Entries<'_> {
 
 impl std::iter::FusedIterator for Entries<'_> {}
 
-/// Where a cursor stands.
+/// The position of a cursor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// Nowhere yet.
+    /// At no entry yet.
     Fresh,
-    /// On the entry `index` of the copied leaf.
+    /// At the entry with this index in the copied leaf.
     On(usize),
-    /// Behind the last entry.
+    /// After the last entry.
     AtEnd,
     /// Before the first entry.
     AtStart,
 }
 
-/// A place in a tree that can move forward and backward. It stays valid whatever others do.
+/// A position in a tree that can move forward and backward. It stays valid when other threads
+/// change the tree.
 ///
-/// Each entry was in the tree when the method that moved to it returned. After an error the cursor
-/// stands nowhere, as a fresh one.
+/// The tree had each entry when the method that moved to it returned. After an error the cursor is
+/// at no entry, as a new one.
 #[derive(Debug)]
 pub struct Cursor<'a> {
     access: Access<'a>,
     state: State,
-    /// A copy of the leaf, and the guard of the version it was copied from.
+    /// A copy of the leaf, and a guard of the version that was copied.
     leaf: Vec<u8>,
     guard: Option<OptimisticGuard<'a>>,
-    /// The key of the entry that the cursor stands on.
+    /// The key of the current entry.
     key: Vec<u8>,
     /// A buffer for the keys of descents.
     scratch: Vec<u8>,
-    /// The key's beginning is the leaf's prefix.
+    /// Whether `key` begins with the leaf's prefix.
     has_prefix: bool,
-    /// So many of the leaf's entries lie in the range that is walked over; 0 if that is not known.
+    /// The number of the leaf's entries before the end of the range; 0 if it is not known.
     within: usize,
     ahead: ReadAhead<'a>,
-    /// Blobs are read ahead, too; those of the entries before this one are on their way.
+    /// Whether the cursor reads blobs ahead, too. The reads of the blobs before the entry
+    /// `blobs_until` were started.
     reads_blobs: bool,
     blobs_until: usize,
 }
@@ -336,18 +340,19 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// Reads at most so many leaves ahead, 0 for none, and at most an eighth of the pool; and,
-    /// unless it is 0, the blobs of the next entries, another eighth.
+    /// Sets the leaves_max leaves to read ahead, 0 for none. They take at leaves_max an eighth of
+    /// the pool. Unless it is 0, the cursor also reads the blobs of the next entries ahead, up to
+    /// another eighth.
     ///
-    /// Without this call it is as many leaves as suits the pool, up to 1,024, and no blobs. Either
-    /// way reading ahead begins at the second leaf in a row, with a few.
+    /// By default, the cursor reads up to 1,024 leaves ahead, depending on the pool, and no blobs.
+    /// Read-ahead begins at the second consecutive leaf, with a few leaves.
     pub fn read_ahead(mut self, leaves: usize) -> Cursor<'a> {
         self.ahead.limit(self.access, leaves);
         self.reads_blobs = leaves > 0;
         self
     }
 
-    /// Moves to the first entry whose key is not less than `key`; false if there is none.
+    /// Moves to the first entry whose key is not less than `key`. Returns false if there is none.
     ///
     /// # Errors
     /// Damage or a failed read.
@@ -357,7 +362,7 @@ impl<'a> Cursor<'a> {
         self.settle_forward(index)
     }
 
-    /// Moves to the last entry whose key is not greater than `key`; false if there is none.
+    /// Moves to the last entry whose key is not greater than `key`. Returns false if there is none.
     ///
     /// # Errors
     /// Damage or a failed read.
@@ -367,7 +372,7 @@ impl<'a> Cursor<'a> {
         self.settle_backward(index + usize::from(exact))
     }
 
-    /// Moves to the first entry; false if there is none.
+    /// Moves to the first entry. Returns false if there is none.
     ///
     /// # Errors
     /// Damage or a failed read.
@@ -375,7 +380,8 @@ impl<'a> Cursor<'a> {
         self.seek(&[])
     }
 
-    /// A copy of the next leaf and its page, from a fresh cursor the first; none at the end.
+    /// A copy of the next leaf, and its page. A new cursor returns the first leaf. `None` at the
+    /// end.
     pub(crate) fn next_leaf(&mut self) -> Result<Option<(PageRef, &[u8])>> {
         let mut above = Vec::new();
         let mut direction = None;
@@ -390,7 +396,7 @@ impl<'a> Cursor<'a> {
         Ok(Some((self.page(), &self.leaf)))
     }
 
-    /// Moves to the last entry; false if there is none.
+    /// Moves to the last entry. Returns false if there is none.
     ///
     /// # Errors
     /// Damage or a failed read.
@@ -400,7 +406,7 @@ impl<'a> Cursor<'a> {
         self.settle_backward(count)
     }
 
-    /// Moves to the next entry, from a fresh cursor to the first; false at the end.
+    /// Moves to the next entry. A new cursor moves to the first. Returns false at the end.
     ///
     /// # Errors
     /// Damage or a failed read.
@@ -416,7 +422,7 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// Finds out how many entries of the leaf lie before `end`, for [`step`](Self::step).
+    /// Finds the number of the leaf's entries before `end`, for [`step`](Self::step).
     #[inline]
     pub(crate) fn learn_end(&mut self, end: &Bound<Vec<u8>>) -> Result<()> {
         if self.within == 0 {
@@ -425,7 +431,7 @@ impl<'a> Cursor<'a> {
             let upper = self.node().upper().ok().flatten();
             self.within = match end {
                 Bound::Unbounded => count,
-                _ if upper.is_some_and(|upper| is_before(upper, end)) => count,
+                _ if upper.is_some_and(|upper| is_before_end(upper, end)) => count,
                 Bound::Included(key) => {
                     self.find(key).map(|(at, exact)| at + usize::from(exact))?
                 }
@@ -435,13 +441,14 @@ impl<'a> Cursor<'a> {
         Ok(())
     }
 
-    /// Forgets where the range ends.
+    /// Forgets the end of the range.
     pub(crate) fn forget_end(&mut self) {
         self.within = 0;
     }
 
-    /// Moves to the next entry, if that lies in the same leaf, which has not changed, and in the
-    /// range, and its value is no blob; returns where the value lies. Otherwise nothing changes.
+    /// The fast path of a step: moves to the next entry and returns the place of its value. Does
+    /// nothing and returns `None` if the leaf has changed, if the next entry is not in this leaf or
+    /// not in the range, or if its value is a blob.
     #[inline(always)]
     pub(crate) fn step(&mut self) -> Option<PayloadPlace> {
         let State::On(index) = self.state else { return None };
@@ -459,13 +466,13 @@ impl<'a> Cursor<'a> {
         Some(value)
     }
 
-    /// The entry that [`step`](Self::step) moved to.
+    /// The entry to which [`step`](Self::step) has moved.
     #[inline(always)]
     pub(crate) fn stepped(&self, value: PayloadPlace) -> (&[u8], &[u8]) {
         (&self.key, &self.leaf[value.offset..value.offset + value.len])
     }
 
-    /// Moves to the previous entry, from a fresh cursor to the last; false at the start.
+    /// Moves to the previous entry. A new cursor moves to the last. Returns false at the start.
     ///
     /// # Errors
     /// Damage or a failed read.
@@ -481,12 +488,12 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// The cursor stands on an entry.
+    /// Whether the cursor is at an entry.
     pub fn is_on_entry(&self) -> bool {
         matches!(self.state, State::On(_))
     }
 
-    /// The key of the entry that the cursor stands on; empty if it stands on none.
+    /// The key of the current entry; empty if the cursor is at none.
     pub fn key(&self) -> &[u8] {
         match self.state {
             State::On(_) => &self.key,
@@ -494,7 +501,7 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// Length of the entry's value in bytes, known without reading a blob; 0 if on none.
+    /// Length of the current value in bytes; 0 if the cursor is at no entry. Reads no blob.
     pub fn value_len(&self) -> u64 {
         match self.payload() {
             Some((bytes, true)) => BlobRef::decode(bytes).map_or(0, |blob| blob.len),
@@ -503,14 +510,14 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// The value has pages of its own.
+    /// Whether the value has pages of its own.
     pub fn is_blob(&self) -> bool {
         self.payload().is_some_and(|(_, blob)| blob)
     }
 
-    /// The value of the entry that the cursor stands on. A short one is as it was when the cursor
-    /// moved here, a blob as it is now; `None` if that was removed meanwhile, or if the cursor
-    /// stands on no entry.
+    /// The value of the current entry. A short value is as it was when the cursor moved here. A
+    /// blob is as it is now. `None` if a blob was removed meanwhile, or if the cursor is at no
+    /// entry.
     ///
     /// # Errors
     /// Damage, a failed read, a pool that is full of guards.
@@ -522,7 +529,7 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// The value of the entry that the cursor stands on, which is no blob.
+    /// The value of the current entry, which must not be a blob.
     pub(crate) fn inline_value(&self) -> &[u8] {
         self.payload().map_or(&[], |(bytes, _)| bytes)
     }
@@ -563,13 +570,14 @@ impl<'a> Cursor<'a> {
         Ok((position.index, position.exact))
     }
 
-    /// The leaf is still what was copied. If the store is closed, copying it again says so.
+    /// Whether the leaf has not changed since it was copied. Also false if the store is closed: the
+    /// next copy then returns that error.
     fn is_current(&self) -> bool {
         self.guard.is_some_and(|guard| guard.validate().is_ok())
             && self.access.pages.check_open().is_ok()
     }
 
-    /// Copies the leaf of the current key, which has changed, and finds the key's place in it.
+    /// Copies the leaf of the current key again, and finds the key in it.
     fn seek_key(&mut self) -> Result<(usize, bool)> {
         let key = std::mem::take(&mut self.key);
         let found = self.reload(&key).and_then(|()| self.find(&key));
@@ -577,13 +585,13 @@ impl<'a> Cursor<'a> {
         found
     }
 
-    /// Copies the leaf for `key` again; reading ahead goes on.
+    /// Copies the leaf for `key` again, and continues read-ahead.
     fn reload(&mut self, key: &[u8]) -> Result<()> {
         self.load_with(Target::Key(key), |_, _| ())
     }
 
-    /// Copies the leaf for `target`. `direction` is that of a scan from a neighbour of the leaf;
-    /// none begins anew.
+    /// Copies the leaf for `target`. `direction` is the direction of a scan that comes from a
+    /// sibling of the leaf. `None` restarts read-ahead.
     fn load(&mut self, target: Target<'_>, direction: Option<Direction>) -> Result<()> {
         self.load_with(target, |cursor, reached| match direction {
             Some(direction) => cursor.ahead.step(cursor.access, direction, reached),
@@ -591,12 +599,12 @@ impl<'a> Cursor<'a> {
         })
     }
 
-    /// Copies the leaf for `target`, and calls `look_ahead` with it. After an error the cursor
-    /// stands nowhere.
+    /// Copies the leaf for `target`, and calls `look_ahead` with it. After an error the cursor is
+    /// at no entry.
     fn load_with(
         &mut self,
         target: Target<'_>,
-        mut look_ahead: impl FnMut(&mut Cursor<'a>, Reached<'a>),
+        mut look_ahead: impl FnMut(&mut Cursor<'a>, OptimisticPair<'a>),
     ) -> Result<()> {
         self.state = State::Fresh;
         self.blobs_until = 0;
@@ -614,11 +622,12 @@ impl<'a> Cursor<'a> {
             let leaf = access.shared_leaf(target)?;
             self.leaf.clear();
             self.leaf.extend_from_slice(&leaf);
-            // Taken while the leaf is held, so it is of the version that was copied.
+            // This thread takes the optimistic guard while it holds the leaf, so the guard has the
+            // version of the copy.
             self.guard = Some(access.pages.pool.optimistic(leaf.page())?);
         }
-        // Always true of a sound tree; without it a damaged one could lead in a circle, or past
-        // entries.
+        // Always true in a sound tree. Without this check, a damaged tree could lead the cursor in
+        // a cycle, or past entries.
         match target {
             Target::Key(key) if !self.node().covers(key).map_err(|torn| self.torn(torn))? => {
                 Err(Error::fences(self.page()))
@@ -627,7 +636,7 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    fn copy(&mut self, reached: Reached<'a>) -> Step<()> {
+    fn copy(&mut self, reached: OptimisticPair<'a>) -> Attempt<()> {
         let bytes = reached.node.bytes();
         self.leaf.resize(bytes.len(), 0);
         bytes.copy_to(0, &mut self.leaf);
@@ -636,14 +645,15 @@ impl<'a> Cursor<'a> {
         Ok(())
     }
 
-    /// Keeps the blobs of the next entries on their way, as far as they are in this leaf.
+    /// Starts the reads of the blobs of the next entries in this leaf.
     fn prefetch_blobs(&mut self, index: usize, count: usize) {
         let pool = &self.access.pages.pool;
         if !self.reads_blobs || index < self.blobs_until {
             return;
         }
         self.blobs_until = count;
-        // A reference is good as long as its leaf is held, and this is the leaf that was copied.
+        // A reference is valid while its leaf is locked. The upgrade fails if the leaf is no longer
+        // the one that was copied.
         let Some(Ok(_leaf)) = self.guard.map(OptimisticGuard::upgrade_shared) else { return };
         let mut frames_left = pool.capacity() / 8;
         let mut pages = Vec::new();
@@ -651,7 +661,7 @@ impl<'a> Cursor<'a> {
             let Some(blob) = self.blob_at(next) else { continue };
             let frames = u64::from(blob.page.frames);
             if frames > frames_left {
-                // One that is too large is left to the next caller that wants it.
+                // Leave a blob that is too large to `value`.
                 self.blobs_until = next.max(index + 1);
                 break;
             }
@@ -663,15 +673,16 @@ impl<'a> Cursor<'a> {
         pool.bring_in(&pages);
     }
 
-    /// Stands on the entry `index` of the leaf, or on the first one behind the leaf.
+    /// Moves to the entry at `index` of the leaf, or to the first entry after the leaf.
     fn settle_forward(&mut self, mut index: usize) -> Result<bool> {
         loop {
             let count = self.node().count().map_err(|torn| self.torn(torn))?;
             if index < count {
                 self.prefetch_blobs(index, count);
-                return self.stand_on(index);
+                return self.move_to(index);
             }
-            // The next leaf has the smallest key above this one's upper fence.
+            // The smallest key that is greater than this leaf's upper fence belongs to the next
+            // leaf.
             let mut above = std::mem::take(&mut self.scratch);
             if !self.node().upper_into(&mut above).map_err(|torn| self.torn(torn))? {
                 self.scratch = above;
@@ -685,11 +696,11 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// Stands on the entry before `index` of the leaf, or on the last one before the leaf.
+    /// Moves to the entry before `index` of the leaf, or to the last entry before the leaf.
     fn settle_backward(&mut self, mut index: usize) -> Result<bool> {
         loop {
             if index > 0 {
-                return self.stand_on(index - 1);
+                return self.move_to(index - 1);
             }
             // The previous leaf is the one whose upper fence is this one's lower fence.
             let mut below = std::mem::take(&mut self.scratch);
@@ -706,7 +717,7 @@ impl<'a> Cursor<'a> {
     }
 
     #[inline(always)]
-    fn stand_on(&mut self, index: usize) -> Result<bool> {
+    fn move_to(&mut self, index: usize) -> Result<bool> {
         let node = Node::new(&self.leaf[..]);
         let read = match self.has_prefix {
             true => node.suffix_into(index, &mut self.key),
@@ -719,7 +730,7 @@ impl<'a> Cursor<'a> {
     }
 }
 
-/// Where a scan goes.
+/// The direction of a scan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Direction {
     Forward,
@@ -727,8 +738,8 @@ pub(crate) enum Direction {
 }
 
 impl Direction {
-    /// The number of the child that comes after this one; none behind the first.
-    fn beside(self, index: usize) -> Option<usize> {
+    /// The index of the next child in this direction; `None` before the first child.
+    fn next_index(self, index: usize) -> Option<usize> {
         match self {
             Direction::Forward => Some(index + 1),
             Direction::Backward => index.checked_sub(1),
@@ -736,21 +747,21 @@ impl Direction {
     }
 }
 
-/// See the module's documentation.
+/// The read-ahead of a scan: the module's documentation describes it.
 #[derive(Debug)]
 pub(crate) struct ReadAhead<'a> {
-    /// The most leaves to be ahead; 0 if nothing is to be read ahead.
-    most: usize,
-    /// Leaves in a row that the scan has come to, the first not counted.
+    /// The leaves_max leaves to read ahead; 0 turns read-ahead off.
+    leaves_max: usize,
+    /// The number of consecutive leaves that the scan has entered, without the first.
     steps: usize,
-    /// The leaves to be ahead now.
+    /// The number of leaves to read ahead now.
     window: usize,
     direction: Direction,
-    /// The leaves behind the one that the scan is in, the next one first.
+    /// The leaves after the scan's leaf, the next one first.
     leaves: VecDeque<PageRef>,
-    /// So many of them were started, or were there.
+    /// The number of `leaves` whose reads were started, or that were resident.
     started: usize,
-    /// Whose children come behind `leaves`, and the number of the next one.
+    /// The parent whose children come after `leaves`, and the index of the next child.
     parent: Option<(OptimisticGuard<'a>, Option<usize>)>,
     /// A buffer for the keys of descents, and one for pages.
     key: Vec<u8>,
@@ -758,17 +769,17 @@ pub(crate) struct ReadAhead<'a> {
 }
 
 impl<'a> ReadAhead<'a> {
-    /// The most leaves that are ahead, however large the pool.
+    /// The leaves_max leaves to read ahead in any pool.
     pub(crate) const LEAVES: usize = 1024;
-    /// Leaves in a row that make a scan a long one.
+    /// After so many consecutive leaves a scan is long.
     const LONG: usize = 32;
-    /// The most frames that they have together: 4 MiB.
+    /// The leaves_max frames of all leaves that are read ahead: 4 MiB.
     const FRAMES: u32 = 1024;
 
-    /// As much as suits the pool.
+    /// Read-ahead with the default limit for the pool.
     pub(crate) fn new(access: Access<'a>) -> ReadAhead<'a> {
         let mut ahead = ReadAhead {
-            most: 0,
+            leaves_max: 0,
             steps: 0,
             window: 0,
             direction: Direction::Forward,
@@ -782,15 +793,15 @@ impl<'a> ReadAhead<'a> {
         ahead
     }
 
-    /// At most so many leaves; 0 for none.
+    /// Sets the leaves_max leaves to read ahead; 0 for none.
     pub(crate) fn limit(&mut self, access: Access<'a>, leaves: usize) {
         let frames = access.pages.page_frames;
         let share = access.pages.pool.capacity() / 8 / u64::from(frames);
         let share = usize::try_from(share).unwrap_or(usize::MAX);
-        self.most = leaves.min(share).min((ReadAhead::FRAMES / frames) as usize);
+        self.leaves_max = leaves.min(share).min((ReadAhead::FRAMES / frames) as usize);
     }
 
-    /// The scan begins anew.
+    /// The scan begins at a new place.
     pub(crate) fn restart(&mut self) {
         (self.steps, self.window) = (0, 0);
         self.forget();
@@ -802,9 +813,14 @@ impl<'a> ReadAhead<'a> {
         self.parent = None;
     }
 
-    /// The scan has gone to the next leaf, `reached`.
-    pub(crate) fn step(&mut self, access: Access<'a>, direction: Direction, reached: Reached<'a>) {
-        if self.most == 0 {
+    /// The scan has moved to the next leaf, `reached`.
+    pub(crate) fn step(
+        &mut self,
+        access: Access<'a>,
+        direction: Direction,
+        reached: OptimisticPair<'a>,
+    ) {
+        if self.leaves_max == 0 {
             return;
         }
         if direction != self.direction {
@@ -816,19 +832,20 @@ impl<'a> ReadAhead<'a> {
         } else {
             // The first step, or the tree has changed.
             self.forget();
-            self.parent = reached.parent.map(|(parent, index)| (parent, direction.beside(index)));
+            self.parent =
+                reached.parent.map(|(parent, index)| (parent, direction.next_index(index)));
         }
         self.steps += 1;
         if self.started <= self.window / 2 {
             let wanted = if self.steps < ReadAhead::LONG { self.steps / 2 } else { self.steps };
-            self.window = wanted.max(2).min(self.most);
+            self.window = wanted.max(2).min(self.leaves_max);
             self.collect(access);
             self.start(access);
         }
     }
 
-    /// Finds out which leaves come next, as far as that can be had without waiting. What changes
-    /// meanwhile is found again by the scan's own steps, and so are errors.
+    /// Collects the next leaves, without waiting for pages. If the tree changes meanwhile, or a
+    /// read fails, the scan finds out when it reaches the leaf.
     fn collect(&mut self, access: Access<'a>) {
         loop {
             if self.take_children(access).is_err() {
@@ -842,7 +859,7 @@ impl<'a> ReadAhead<'a> {
     }
 
     /// Adds the next children of the parent.
-    fn take_children(&mut self, access: Access<'a>) -> Step<()> {
+    fn take_children(&mut self, access: Access<'a>) -> Attempt<()> {
         let Some((parent, mut next)) = self.parent else { return Ok(()) };
         let before = self.leaves.len();
         let leaves = &mut self.leaves;
@@ -856,7 +873,7 @@ impl<'a> ReadAhead<'a> {
                     break;
                 }
                 leaves.push_back(access.page(node.child(index)?));
-                next = self.direction.beside(index);
+                next = self.direction.next_index(index);
             }
             Ok(())
         });
@@ -868,9 +885,9 @@ impl<'a> ReadAhead<'a> {
         read
     }
 
-    /// Goes to the parent beside this one. False if there is none, or if it is not in memory; then
-    /// it is on its way, and the next call may find it.
-    fn next_parent(&mut self, access: Access<'a>) -> Step<bool> {
+    /// Moves to the next parent. Returns false if there is none, or if it is not resident. In that
+    /// case this starts its read, and a later call may find it.
+    fn next_parent(&mut self, access: Access<'a>) -> Attempt<bool> {
         let Some((parent, None)) = self.parent else { return Ok(false) };
         let (direction, key) = (self.direction, &mut self.key);
         let is_last = access.read(parent, |node| match direction {
@@ -900,20 +917,21 @@ impl<'a> ReadAhead<'a> {
         }
     }
 
-    /// Starts the parents that come next, one and `more`: to wait for each of them when its turn
-    /// comes would let the device run dry.
+    /// Starts the reads of the next parents: one and `more`. If the scan read each one only when it
+    /// needs it, the device would be idle in between.
     fn start_parents(
         &mut self,
         access: Access<'a>,
         above: Option<(OptimisticGuard<'a>, usize)>,
         more: usize,
-    ) -> Step<()> {
+    ) -> Attempt<()> {
         let Some((above, index)) = above else { return Ok(()) };
         let (direction, pool) = (self.direction, &access.pages.pool);
         let mut missing = Vec::new();
         access.read(above, |node| {
             let count = node.count()?;
-            let next = std::iter::successors(direction.beside(index), |at| direction.beside(*at));
+            let next =
+                std::iter::successors(direction.next_index(index), |at| direction.next_index(*at));
             for at in next.take_while(|at| *at <= count).take(1 + more) {
                 missing.push(access.page(node.child(at)?));
             }
@@ -925,7 +943,7 @@ impl<'a> ReadAhead<'a> {
         Ok(())
     }
 
-    /// Starts the leaves of the window that are not in memory.
+    /// Starts the reads of the leaves in the window that are not resident.
     fn start(&mut self, access: Access<'a>) {
         let pool = &access.pages.pool;
         let ahead = self.window.min(self.leaves.len());

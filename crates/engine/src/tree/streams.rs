@@ -1,11 +1,11 @@
-//! Values as streams: a value of any length goes in and out piece by piece, with any pool.
+//! Values as streams: writes and reads a value of any length piece by piece, with any pool.
 //!
-//! [`ValueWriter`] stores pieces and an index above them, [`Parts`] finds and reads them one by
-//! one, [`ValueReader`] hands their bytes out; at the end stand the pages that are freed with a
-//! value, and their check. [`pieces`] says what the bytes of a piece mean.
+//! [`ValueWriter`] stores pieces and an index above them. [`Parts`] finds and reads the pieces one
+//! by one. [`ValueReader`] passes their bytes to the caller. The end of this file frees and checks
+//! the pages of a value. [`pieces`] defines the bytes of a piece.
 //!
-//! A whole value that is larger than what the pool should hold is read past the pool, in parts of
-//! its page.
+//! If a whole value is too large for the pool to hold, the reader reads its page in parts, through
+//! a small pool of its own: the scratch pool.
 
 use std::borrow::Cow;
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -17,7 +17,7 @@ use vellum_pool::{ExclusiveGuard, PAGE_SIZE, PageId, PageRef, Pool, PoolOptions,
 use super::Access;
 use super::apply::init;
 use super::check::Visitor;
-use super::lookup::{Held, HeldLeaf};
+use super::lookup::{LeafBytes, LeafValue};
 use super::modify::{Existing, Incoming};
 use crate::error::{Error, Result};
 use crate::node::Payload;
@@ -33,43 +33,43 @@ use crate::store::open::{random_id, scratch_pool};
 use crate::store::pages::{Change, PageStore, ValuePin};
 use crate::value::{Blob, Value};
 
-/// The longest pieces that are written, in frames: 256 KiB.
+/// The longest pieces that a writer stores, in frames: 256 KiB.
 const PIECE_FRAMES: u64 = 64;
-/// Pieces for which the pool has room at least, if they have more than one page each.
+/// The pool has room for at least this many pieces, if a piece is longer than one tree page.
 const PIECES_IN_POOL: u64 = 32;
-/// The pool holds whole values up to this length, in frames, as far as a quarter of it has room.
-const HELD_FRAMES: u64 = 64;
-/// Length of the parts in which a whole value is read past the pool, in frames.
+/// The pool holds whole values of up to this length, in frames, if they fit into a quarter of it.
+const POOL_FRAMES: u64 = 64;
+/// Length of the parts in which a reader reads a whole value through the scratch pool, in frames.
 const PART_FRAMES: u32 = 64;
-/// Parts for which a pool beside the store's own has room: one that is read from, one that is on
-/// its way, and one that has to leave.
+/// The number of parts for which the scratch pool has room: one that the caller reads, one that the
+/// device reads, and one to evict.
 const SCRATCH_PARTS: u64 = 3;
-/// The most frames that are read ahead: 4 MiB, or a sixteenth of the pool.
+/// The most frames to read ahead: 4 MiB, and at most a sixteenth of the pool.
 const AHEAD_FRAMES: u64 = 1024;
 
-/// A value that is being stored piece by piece, with [`Write`].
+/// Stores a value piece by piece, with [`Write`].
 ///
-/// The key has it when [`finish`](ValueWriter::finish) has returned. Dropped before, the writer
-/// gives its space back and the key keeps what it had; so it does when a call has failed.
+/// The key has the value when [`finish`](ValueWriter::finish) has returned. If the writer is
+/// dropped before, or if a call has failed, the writer frees its space and the key keeps its old
+/// value.
 ///
-/// The writer takes a buffer of at most 256 KiB, holds no lock while the caller's code runs, and
-/// takes nothing from others but space: `sync` does not wait for it, and a crash loses none of its
-/// space. Its calls wait, as all changes do, while a snapshot lives: the thread that has one must
-/// not write.
+/// The writer has a buffer of at most 256 KiB, and holds no lock between two calls. `sync` does not
+/// wait for the writer, and a crash loses none of its space. Its calls wait, as all changes do,
+/// while a snapshot lives: a thread that has a snapshot must not write.
 #[derive(Debug)]
 pub struct ValueWriter<'a> {
     access: Access<'a>,
     key: Vec<u8>,
     piece_frames: u32,
-    /// What comes into the next piece.
+    /// The data of the next piece.
     buffer: Vec<u8>,
-    /// Pieces that are stored.
+    /// The number of stored pieces.
     pieces: u64,
-    /// Index pages that are not full, the lowest level first.
+    /// The index pages that are not full, the lowest level first.
     levels: Vec<Level>,
-    /// The value's own number, in all its pages.
+    /// The value's own number, which all of its pages store.
     value: u64,
-    /// The number under which its pages are set aside.
+    /// The number of the value in the list of unlinked pages.
     unlinked: u64,
     failed: bool,
 }
@@ -82,10 +82,10 @@ struct Level {
     refs: Vec<u64>,
 }
 
-/// Length of the pieces that are written with this pool.
+/// Length in frames of the pieces that a writer stores with this pool.
 fn piece_frames(pages: &PageStore) -> u32 {
     let frames = (pages.pool.capacity() / PIECES_IN_POOL).min(PIECE_FRAMES) as u32;
-    // Whole tree pages, as every page of the file.
+    // A multiple of the tree page size, as every page of the file.
     (frames / pages.page_frames).max(1) * pages.page_frames
 }
 
@@ -108,25 +108,25 @@ impl<'a> ValueWriter<'a> {
         })
     }
 
-    /// Bytes that were written so far.
+    /// The number of bytes that were written so far.
     pub fn len(&self) -> u64 {
         self.pieces * self.piece_data() as u64 + self.buffer.len() as u64
     }
 
-    /// Nothing was written so far.
+    /// Whether nothing was written so far.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Gives the value to its key; true if it replaced another one.
+    /// Stores the value for its key. Returns true if it replaced another value.
     ///
     /// # Errors
-    /// A full disk or pool, a failed read, damage. Then the key has what it had.
+    /// A full disk or pool, a failed read, damage. Then the key has its old value.
     pub fn finish(self) -> Result<bool> {
         self.finish_with(Existing::Replace)
     }
 
-    /// Gives the value to its key, which must be new.
+    /// Stores the value for its key, which must be new.
     ///
     /// # Errors
     /// [`KeyExists`](Error::KeyExists), and as [`finish`](ValueWriter::finish).
@@ -139,20 +139,20 @@ impl<'a> ValueWriter<'a> {
         let access = self.access;
         let change = access.pages.change()?;
         access.check_dropped()?;
-        let replaced = match self.settle(&change)? {
+        let replaced = match self.store_rest(&change)? {
             None => access.put_in(&change, &self.key, Incoming::Bytes(&self.buffer), existing)?,
             Some(blob) => {
                 let payload = blob.encode();
                 access.put_payload(&change, &self.key, Payload::Blob(&payload), existing)?
             }
         };
-        self.keep(&change);
+        self.link(&change);
         Ok(replaced)
     }
 
-    /// Stores what is left of the value, which no key has yet. None for one that is not in pieces:
-    /// all of it is in the buffer.
-    pub(super) fn settle(&mut self, change: &Change<'_>) -> Result<Option<BlobRef>> {
+    /// Stores the rest of the value: the last piece and the index. Does not store an entry for the
+    /// key. `None` if the value is not in pieces, because all of it is in the buffer.
+    pub(super) fn store_rest(&mut self, change: &Change<'_>) -> Result<Option<BlobRef>> {
         self.check_failed()?;
         if self.pieces == 0 {
             return Ok(None);
@@ -162,14 +162,14 @@ impl<'a> ValueWriter<'a> {
         Ok(Some(blob))
     }
 
-    /// A value that is not in pieces.
+    /// The bytes of a value that is not in pieces.
     pub(super) fn buffered(&self) -> &[u8] {
         &self.buffer
     }
 
-    /// The tree has the value by this change: its pages are no longer set aside when a checkpoint
-    /// comes.
-    pub(super) fn keep(&self, change: &Change<'_>) {
+    /// Within this change the tree has got a reference to the value. So the pages of the value are
+    /// no longer unlinked at the next checkpoint.
+    pub(super) fn link(&self, change: &Change<'_>) {
         let pages = self.access.pages;
         if self.pieces > 0 {
             pages.require_version(change, FORMAT_VERSION_PIECES);
@@ -184,11 +184,11 @@ impl<'a> ValueWriter<'a> {
     fn check_failed(&self) -> Result<()> {
         match self.failed {
             false => Ok(()),
-            true => Err(Error::Input(io::Error::other("an earlier write of it failed"))),
+            true => Err(Error::Input(io::Error::other("an earlier write of the value failed"))),
         }
     }
 
-    /// A new page of the value, which is set aside until the value is finished.
+    /// Allocates a page of the value. The page is unlinked until the value is finished.
     fn allocate(
         &self,
         change: &Change<'_>,
@@ -212,7 +212,7 @@ impl<'a> ValueWriter<'a> {
         Ok(())
     }
 
-    /// Stores what is in the buffer as a piece.
+    /// Stores the contents of the buffer as a piece.
     fn store_buffer(&mut self, change: &Change<'_>) -> Result<()> {
         let mut buffer = std::mem::take(&mut self.buffer);
         self.store_piece(change, &buffer)?;
@@ -229,7 +229,7 @@ impl<'a> ValueWriter<'a> {
         level.refs.push(id);
     }
 
-    /// Stores the index page of a level if that is full.
+    /// Stores the index page of a level if it is full.
     fn make_room(&mut self, change: &Change<'_>, level: usize) -> Result<()> {
         match self.levels[level].refs.len() < fanout(self.access.pages.page_frames) {
             true => Ok(()),
@@ -256,13 +256,13 @@ impl<'a> ValueWriter<'a> {
         Ok(guard)
     }
 
-    /// Stores what is left, up to the root.
+    /// Stores the rest of the value, up to the root of its index.
     fn store_root(&mut self, change: &Change<'_>) -> Result<BlobRef> {
         let len = self.len();
         if !self.buffer.is_empty() {
             self.store_buffer(change)?;
         }
-        // Storing a level may add one on top.
+        // Storing a level may add a level above it.
         let mut level = 0;
         while level + 1 < self.levels.len() {
             self.store_level(change, level)?;
@@ -281,7 +281,8 @@ impl<'a> ValueWriter<'a> {
         if bytes.is_empty() {
             return Err(Error::TooLongForAny { max: VALUE_MAX });
         }
-        // Bytes wait in the buffer for others, so that a value that fits one piece becomes none.
+        // The first bytes stay in the buffer, because a value that fits into one piece is not
+        // stored in pieces.
         if self.buffer.len() == most || self.buffer.is_empty() && bytes.len() > most {
             let change = self.access.pages.change()?;
             self.access.check_dropped()?;
@@ -307,7 +308,7 @@ impl Write for ValueWriter<'_> {
         Ok(written?)
     }
 
-    /// Does nothing: bytes wait for those that come with them into a piece.
+    /// Does nothing: bytes stay in the buffer until a piece is full.
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }
@@ -328,13 +329,13 @@ struct Index<'a> {
     shape: Shape,
     /// The value's number.
     value: u64,
-    /// Pieces from the number `first` on.
+    /// The pages of the pieces from the number `first` on, from the index page that was read last.
     known: Vec<u64>,
     first: u64,
 }
 
 impl<'a> Index<'a> {
-    /// `key` is none if it is not known.
+    /// Opens the index of `blob` and checks its root. `key` is `None` if it is not known.
     fn open(
         pages: &'a PageStore,
         tree: u32,
@@ -345,7 +346,10 @@ impl<'a> Index<'a> {
         let shape = Shape::of(blob);
         let file_pages = pages.pool.file_pages();
         if shape.pieces > file_pages || shape.frames() > file_pages {
-            return Err(damaged(format!("its value has {} bytes, the file fewer", blob.len)));
+            return Err(damaged(format!(
+                "its value has {} bytes, but the file has fewer",
+                blob.len
+            )));
         }
         let root = pages.pool.fix_shared(blob.page)?;
         let value = pieces::check_root(&root, tree, blob, key).map_err(damaged)?;
@@ -368,13 +372,13 @@ impl<'a> Index<'a> {
         Ok(pieces::refs(&bytes))
     }
 
-    /// The place of a piece, if the last one that was looked up stands beside it.
+    /// The page of a piece, if the index page that was read last refers to it.
     fn known(&self, number: u64) -> Option<PageRef> {
         let index = usize::try_from(number.checked_sub(self.first)?).ok()?;
         self.known.get(index).map(|id| self.piece_page(*id))
     }
 
-    /// The place of a piece; the value has one of this number.
+    /// The page of a piece. The value has a piece of this number.
     fn piece(&mut self, number: u64) -> Result<PageRef> {
         if let Some(page) = self.known(number) {
             return Ok(page);
@@ -394,9 +398,9 @@ impl<'a> Index<'a> {
         }
     }
 
-    /// Visits each page, an index page before those that it refers to. `visit` gets a piece's
-    /// number, says whether to go on below an index page, and is told of index pages that are
-    /// damaged.
+    /// Visits each page of the value, an index page before the pages to which it refers. `visit`
+    /// gets the page, and the number of a piece. It returns whether to go on below an index page.
+    /// It also gets the errors of damaged index pages.
     fn walk(&self, visit: &mut VisitPage<'_>) -> Result<()> {
         self.walk_below(self.blob.page, self.shape.level, 0, visit)
     }
@@ -424,8 +428,8 @@ impl<'a> Index<'a> {
         Ok(())
     }
 
-    /// Frees the pages below an index page, and then that one. A list of all would take memory for
-    /// each piece.
+    /// Frees the pages below an index page, and then the index page. Recursion avoids a list of all
+    /// pages.
     fn free_from(&self, page: PageRef, level: u8, first: u64) -> Result<()> {
         let mut outcome = Ok(());
         let children = self.children(page, level, first)?;
@@ -445,12 +449,12 @@ impl<'a> Index<'a> {
 
 type VisitPage<'v> = dyn FnMut(Result<(PageRef, Option<u64>)>) -> Result<bool> + 'v;
 
-/// A whole value that is read past the pool.
+/// A whole value that the reader reads through the scratch pool.
 #[derive(Debug)]
 struct Whole {
     blob: BlobRef,
-    /// A checksum of each part, from when the value's own was checked: so each part is known to be
-    /// what was checked then.
+    /// A checksum of each part. The reader computed them while it checked the value's own checksum.
+    /// By these it checks each part when it reads the part again.
     parts: Vec<u64>,
 }
 
@@ -472,20 +476,21 @@ enum Kind<'a> {
     Whole(Whole),
 }
 
-/// The parts of a value, which are read one by one.
+/// The parts of a value. A reader reads them one by one.
 #[derive(Debug)]
 pub(crate) struct Parts<'a> {
     access: Access<'a>,
     kind: Kind<'a>,
-    /// Reads past the store's pool: the parts are too large for that, and so are in the file.
+    /// The scratch pool, if the parts are too large for the store's pool. Such parts are in the
+    /// file.
     scratch: Option<Pool>,
-    /// The part that comes next if parts are read in their order.
+    /// The next part, if the caller reads the parts in order.
     next: u64,
     /// The reads of the parts before this one were started.
     started: u64,
 }
 
-/// A part, and where in it a byte is.
+/// The place of a byte: a part, and the offset in it.
 pub(crate) struct Place {
     pub part: u64,
     pub offset: usize,
@@ -500,7 +505,8 @@ impl<'a> Parts<'a> {
     ) -> Result<Parts<'a>> {
         let index = Index::open(access.pages, access.tree.id, blob, key)?;
         let (pages, frames) = (access.pages, u64::from(blob.piece_frames));
-        // Pieces that a pool writes are smaller than that, so those of others are not in memory.
+        // A store with this pool writes smaller pieces. So these pieces were written with another
+        // pool, and are not in memory.
         let scratch = match frames > pages.pool.capacity() / 4 {
             true => Some(scratch_pool(
                 &pages.device,
@@ -512,7 +518,7 @@ impl<'a> Parts<'a> {
         Ok(Parts { access, kind: Kind::Pieces(index), scratch, next: 0, started: 0 })
     }
 
-    /// The parts of a whole value that is not in the pool's memory, once all of it was checked.
+    /// The parts of a whole value that is not in the pool. Reads and checks all of it.
     pub(crate) fn of_whole(access: Access<'a>, blob: BlobRef, key: &[u8]) -> Result<Parts<'a>> {
         let frames = u64::from(PART_FRAMES) * SCRATCH_PARTS;
         let scratch = scratch_pool(&access.pages.device, Arc::new(RawPages), frames)?;
@@ -545,7 +551,7 @@ impl<'a> Parts<'a> {
         let checked = match header.kind {
             PageKind::Blob => blob::check_head(&head, self.access.tree.id, blob.len)
                 .and_then(|()| blob::check_tail(&tail, page.bytes() as u64, key, blob.len)),
-            _ => Err("it is no value".into()),
+            _ => Err("it is not the page of a value".into()),
         };
         checked.map_err(|what| Error::damaged(page, what))?;
         if let Kind::Whole(whole) = &mut self.kind {
@@ -555,7 +561,7 @@ impl<'a> Parts<'a> {
         Ok(())
     }
 
-    /// Where the byte `position` of the value is.
+    /// The place of the byte `position` of the value.
     pub(crate) fn place(&self, position: u64) -> Place {
         let (before, each, offset) = match &self.kind {
             Kind::Pieces(index) => (0, piece_data(index.blob.piece_frames) as u64, PIECE_DATA),
@@ -579,8 +585,7 @@ impl<'a> Parts<'a> {
         }
     }
 
-    /// Hands a part to `read`, once it was checked. Parts that are read in their order are read
-    /// ahead.
+    /// Checks a part and calls `read` with it. Reads ahead if the caller reads the parts in order.
     pub(crate) fn with_part<T>(&mut self, part: u64, read: impl FnOnce(&[u8]) -> T) -> Result<T> {
         let page = self.page(part)?;
         if part == self.next && part > 0 {
@@ -597,9 +602,9 @@ impl<'a> Parts<'a> {
             }
             Kind::Whole(Whole { parts, .. }) => match parts.get(part as usize) {
                 Some(sum) if *sum != checksum(CrcAlgorithm::Crc64Nvme, &bytes) => {
-                    Err("the device gives other bytes than before".into())
+                    Err("the device returns other bytes than before".into())
                 }
-                // Without checksums the value is being checked now.
+                // There are no checksums yet while `check_whole` runs.
                 _ => Ok(()),
             },
         };
@@ -607,8 +612,8 @@ impl<'a> Parts<'a> {
         Ok(read(&bytes))
     }
 
-    /// Starts the reads of the parts behind `part`, as far as their places are known, once half of
-    /// those that may be on their way have come.
+    /// Starts the reads of the next parts whose pages are known, when less than half of the parts
+    /// that may be read ahead are left.
     fn read_ahead(&mut self, part: u64, page: PageRef) {
         let pool = self.scratch.as_ref().unwrap_or(&self.access.pages.pool);
         let most = match self.scratch {
@@ -631,35 +636,36 @@ impl<'a> Parts<'a> {
     }
 }
 
-/// The value of a key, to be read piece by piece, with [`Read`] and [`Seek`].
+/// Reads the value of a key piece by piece, with [`Read`] and [`Seek`].
 ///
-/// It is the value that the key had when [`Tree::reader`](crate::Tree::reader) was called, whatever
-/// others do. It takes a buffer of at most 1 MiB; a value in pieces that were written with a much
-/// larger pool, and a whole one that is not held in the pool, 4 MiB at most beside the pool, and
-/// the whole one 8 bytes for each 256 KiB of its length.
+/// The reader reads the value that the key had when [`Tree::reader`](crate::Tree::reader) was
+/// called, whatever other threads do. It has a buffer of at most 1 MiB. It also has a scratch pool
+/// of at most 4 MiB if the value was written in pieces with a much larger pool, or if it is a whole
+/// value that the pool does not hold. Such a whole value takes another 8 bytes for each 256 KiB of
+/// its length.
 ///
-/// Every byte was checked before it is handed out: a value that was [written](crate::Tree::writer)
-/// as a stream piece by piece, one that was stored in one call as a whole, when the reader was
-/// made, and piece by piece against that when it is read. Errors of the store come as [`io::Error`]
-/// with an [`Error`] inside.
+/// The reader checks every byte before it returns it. It checks a value that was
+/// [written](crate::Tree::writer) as a stream piece by piece. It checks a value that was stored in
+/// one call as a whole when it is created, and again part by part when it reads it. The reader
+/// returns an error of the store as an [`io::Error`] with an [`Error`] inside.
 #[derive(Debug)]
 pub struct ValueReader<'a> {
     access: Access<'a>,
     len: u64,
     position: u64,
     source: Source<'a>,
-    // Behind the source: what that holds is left before the pages go.
+    // After `source`, so that the source drops its guards before the pages are freed.
     _pin: Option<ValuePin<'a>>,
 }
 
 #[derive(Debug)]
 enum Source<'a> {
     Inline(Cow<'a, [u8]>),
-    Held(Blob<'a>),
+    Guarded(Blob<'a>),
     Parts(Box<Buffered<'a>>),
 }
 
-/// Parts of a value, and a copy of one of them.
+/// The parts of a value, and a copy of one part.
 #[derive(Debug)]
 struct Buffered<'a> {
     parts: Parts<'a>,
@@ -669,7 +675,7 @@ struct Buffered<'a> {
 }
 
 impl Buffered<'_> {
-    /// Copies bytes that begin at a place, as many as the part has, and as there is room for.
+    /// Copies bytes from `place` on: as many as the part has and `target` has room for.
     fn copy(&mut self, place: Place, target: &mut [u8]) -> Result<usize> {
         if self.number == Some(place.part) {
             return Ok(copy(&self.buffer[place.offset..], target));
@@ -692,7 +698,7 @@ impl Buffered<'_> {
     }
 }
 
-/// Copies as much as fits.
+/// Copies as many bytes as fit. Returns their number.
 fn copy(from: &[u8], to: &mut [u8]) -> usize {
     let count = from.len().min(to.len());
     to[..count].copy_from_slice(&from[..count]);
@@ -700,7 +706,7 @@ fn copy(from: &[u8], to: &mut [u8]) -> usize {
 }
 
 impl<'a> ValueReader<'a> {
-    /// A value that lies in a leaf.
+    /// A reader of a value from a leaf.
     pub(crate) fn inline(access: Access<'a>, value: Cow<'a, [u8]>) -> ValueReader<'a> {
         let (len, source) = (value.len() as u64, Source::Inline(value));
         ValueReader { access, len, position: 0, source, _pin: None }
@@ -711,12 +717,12 @@ impl<'a> ValueReader<'a> {
         self.len
     }
 
-    /// The value has no bytes.
+    /// Whether the value has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Appends the rest of the value.
+    /// Appends the rest of the value to `value`.
     pub(crate) fn read_rest(&mut self, value: &mut Vec<u8>) -> Result<()> {
         let rest = self.len.saturating_sub(self.position);
         let no_memory = || Error::Input(io::ErrorKind::OutOfMemory.into());
@@ -734,11 +740,11 @@ impl<'a> ValueReader<'a> {
         Ok(())
     }
 
-    /// The value as a slice, if it is in memory as such.
+    /// The value as a slice, if it is contiguous in memory.
     pub(crate) fn as_slice(&self) -> Option<&[u8]> {
         match &self.source {
             Source::Inline(value) => Some(value),
-            Source::Held(blob) => Some(blob),
+            Source::Guarded(blob) => Some(blob),
             Source::Parts(_) => None,
         }
     }
@@ -753,10 +759,11 @@ impl<'a> ValueReader<'a> {
         let target = &mut target[..wanted];
         let copied = match &mut self.source {
             Source::Inline(value) => copy(&value[self.position as usize..], target),
-            Source::Held(blob) => copy(&blob[self.position as usize..], target),
+            Source::Guarded(blob) => copy(&blob[self.position as usize..], target),
             Source::Parts(parts) => parts.copy(parts.parts.place(self.position), target)?,
         };
-        // What was read past the pool may be another process's, if the store was closed meanwhile.
+        // If the store was closed meanwhile, another process may have written what the scratch pool
+        // has read.
         self.access.pages.check_open()?;
         self.position += copied as u64;
         Ok(copied)
@@ -776,22 +783,27 @@ impl Seek for ValueReader<'_> {
             SeekFrom::End(by) => self.len.checked_add_signed(by),
             SeekFrom::Current(by) => self.position.checked_add_signed(by),
         };
-        let before = || io::Error::new(io::ErrorKind::InvalidInput, "a seek before the beginning");
+        let before = || {
+            io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "the caller tried to seek to a position before the beginning",
+            )
+        };
         self.position = position.ok_or_else(before)?;
         Ok(self.position)
     }
 }
 
 impl<'a> Access<'a> {
-    /// The value of `key`, to be read piece by piece.
+    /// A reader of the value of `key`.
     pub(crate) fn reader(self, key: &[u8]) -> Result<Option<ValueReader<'a>>> {
         let leaf = self.leaf_for_reading(key)?;
-        match HeldLeaf::from(&leaf).find(key)? {
+        match LeafBytes::from(&leaf).find(key)? {
             None => Ok(None),
-            Some((_, Held::Inline(value))) => {
+            Some((_, LeafValue::Inline(value))) => {
                 Ok(Some(ValueReader::inline(self, value.to_vec().into())))
             }
-            Some((_, Held::Blob(blob))) => {
+            Some((_, LeafValue::Blob(blob))) => {
                 let pin = self.pages.pin(blob.page.id);
                 drop(leaf);
                 self.open_reader(blob, key, pin).map(Some)
@@ -799,7 +811,7 @@ impl<'a> Access<'a> {
         }
     }
 
-    /// The value that a reference leads to, whose pages stay.
+    /// A reader of the value of a reference. `pin` keeps the value's pages.
     pub(crate) fn open_reader(
         self,
         blob: BlobRef,
@@ -810,31 +822,31 @@ impl<'a> Access<'a> {
             |parts| Source::Parts(Box::new(Buffered { parts, buffer: Vec::new(), number: None }));
         let source = if !blob.is_whole() {
             buffered(Parts::of_pieces(self, blob, Some(key))?)
-        } else if self.is_held(blob) {
-            Source::Held(self.open_blob(blob, key)?)
+        } else if self.is_read_through_pool(blob) {
+            Source::Guarded(self.open_blob(blob, key)?)
         } else {
             buffered(Parts::of_whole(self, blob, key)?)
         };
         Ok(ValueReader { access: self, len: blob.len, position: 0, source, _pin: Some(pin) })
     }
 
-    /// A whole value is read in the pool, not past it. One that is not in memory is in the file:
-    /// values that were stored do not change.
-    fn is_held(self, blob: BlobRef) -> bool {
+    /// Whether a reader reads a whole value through the store's pool, and not through the scratch
+    /// pool. A value that is not resident is in the file, because a stored blob does not change.
+    fn is_read_through_pool(self, blob: BlobRef) -> bool {
         let pool = &self.pages.pool;
-        let most = (pool.capacity() / 16).max(HELD_FRAMES).min(pool.capacity() / 4);
+        let most = (pool.capacity() / 16).max(POOL_FRAMES).min(pool.capacity() / 4);
         u64::from(blob.page.frames) <= most || pool.is_resident(blob.page)
     }
 
-    /// Checks a whole value. The store does not change meanwhile.
+    /// Checks a whole value. The caller makes sure that the store does not change.
     pub(crate) fn check_whole(self, blob: BlobRef, key: &[u8]) -> Result<()> {
-        match self.is_held(blob) {
+        match self.is_read_through_pool(blob) {
             true => self.open_blob(blob, key).map(drop),
             false => Parts::of_whole(self, blob, key).map(drop),
         }
     }
 
-    /// A copy of the value that a reader is at the beginning of.
+    /// A copy of the value of a reader that is at the beginning.
     pub(crate) fn copy_of(self, mut reader: ValueReader<'a>) -> Result<Value<'a>> {
         let (len, max) = (reader.len, self.pages.max_blob);
         if len > max {
@@ -846,7 +858,7 @@ impl<'a> Access<'a> {
     }
 }
 
-/// Frees the pages of a value that has no readers, and that no leaf refers to any more.
+/// Frees the pages of a value that has no readers and to which no leaf refers any more.
 ///
 /// # Errors
 /// A failed read of the index, or damage there. Then no page was freed.
@@ -857,8 +869,8 @@ pub(crate) fn free_pages_of(pages: &PageStore, tree: u32, blob: BlobRef) -> Resu
     }
     let index = Index::open(pages, tree, blob, None)?;
     index.walk(&mut |found| found.map(|_| true))?;
-    // Every page of the index was read and is sound. Should one not be read again, the rest of the
-    // value stays unused.
+    // Every page of the index was read and is sound. If one cannot be read again, the rest of the
+    // value stays allocated and unused.
     if let Err(error) = index.free_from(blob.page, index.shape.level, 0) {
         tracing::warn!("pages of a value stay unused: {error}");
     }
@@ -906,42 +918,42 @@ impl<'a> Access<'a> {
                 Ok(found) => found,
                 Err(error) => return visitor.damage(error).map(|()| false),
             };
-            let fresh = visitor.page(page)?;
-            if let Some(number) = number.filter(|_| fresh)
+            let first_visit = visitor.page(page)?;
+            if let Some(number) = number.filter(|_| first_visit)
                 && let Err(error) = parts.with_part(number, |_| ())
             {
                 visitor.damage(error)?;
             }
-            Ok(fresh)
+            Ok(first_visit)
         })
     }
 }
 
 impl PageStore {
-    /// The writer of a value ends without it.
+    /// The writer of a value has ended without finishing it.
     pub(crate) fn abandon(&self, number: u64) {
         self.unlinked.abandon(number);
         self.try_reclaim_unlinked();
     }
 
-    /// Frees what was set aside and has no owner any more, unless changes have to wait now: who
-    /// calls this may be the one whom they wait for.
+    /// As [`reclaim_unlinked`](Self::reclaim_unlinked), within a change of its own. Does nothing
+    /// while the gate is frozen, because the caller may be the thread that has frozen it.
     pub(crate) fn try_reclaim_unlinked(&self) {
         if let Some(_permit) = self.gate.try_begin_change() {
             self.reclaim_unlinked();
         }
     }
 
-    /// Frees what was set aside and has no owner any more. The caller changes the store, or holds
-    /// the gate.
+    /// Frees the unlinked pages whose reader or writer has ended. The caller has begun a change or
+    /// has frozen the gate.
     pub(crate) fn reclaim_unlinked(&self) {
         let (ended, unreadable) = self.unlinked.take_reclaimable();
         ended.iter().for_each(|pages| self.free_pages(pages));
         unreadable.into_iter().for_each(|(tree, blob)| self.free_value(tree, blob));
     }
 
-    /// Frees the pages of a value that was removed, once it has no readers. What cannot be found
-    /// now is tried again.
+    /// Frees the pages of a removed value, or leaves them to its last reader. If the pages cannot
+    /// be found now, a later call tries again.
     pub(crate) fn free_value(&self, tree: u32, blob: BlobRef) {
         let freed = match self.unlinked.has_readers(blob.page.id) {
             false => free_pages_of(self, tree, blob),
@@ -960,12 +972,13 @@ impl PageStore {
         }
     }
 
-    /// Frees pages that nothing refers to any more; readers that still hold one keep it.
+    /// Frees pages to which nothing refers any more. A reader that holds a page keeps it until it
+    /// lets go.
     pub(crate) fn free_pages(&self, pages: &PageRuns) {
         pages.iter().for_each(|page| self.free_or_warn(page));
     }
 
-    /// Frees a page that nothing refers to any more.
+    /// Frees a page to which nothing refers any more.
     pub(crate) fn free_or_warn(&self, page: PageRef) {
         if let Err(error) = self.pool.free_page(page) {
             tracing::warn!("{page} could not be freed and stays unused: {error}");

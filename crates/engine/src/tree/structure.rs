@@ -1,55 +1,55 @@
-//! Splits and merges: changes of a node, its neighbour and their parent.
+//! Splits and merges: changes of a node, its sibling and their parent.
 //!
-//! They are rare, so they go down with locks (`exclusive_pair`) and need no restarts. The root
-//! keeps its page: when it is full its contents move to a new child, and when it has one child
-//! left, that one's contents move up.
+//! They are rare, so a thread descends with locks (`exclusive_pair`) and needs no restarts. The
+//! root keeps its page. If it is full, its contents move to a new child. If it has only one child
+//! left, the contents of that child move to the root.
 
 use vellum_pool::ExclusiveGuard;
 
 use super::Access;
 use super::apply::{Action, apply, init};
-use super::lookup::{Pair, Target};
+use super::lookup::{LockedPair, Target};
 use crate::error::{Error, Result};
 use crate::node::{Fences, Node, Payload, Torn, fits_merge, plan_split};
 use crate::page::PageKind;
 use crate::page::blob::BlobRef;
 use crate::store::pages::Change;
 
-/// Whether a node has the room that a change needs.
+/// Whether a node has enough room for a change.
 type HasRoom<'f> = &'f dyn Fn(Node<&[u8]>) -> Result<bool, Torn>;
 
-/// What one attempt to split came to.
-enum Outcome {
-    /// The node was split, or has room already.
+/// The result of one attempt to split.
+enum SplitOutcome {
+    /// The node was split, or has enough room already.
     Done,
-    /// The root's contents moved down: now there is a parent to split with.
-    Raised,
+    /// The contents of the root moved to a new child, which can be split now.
+    RootGrew,
     /// The parent has no room for a separator of this length.
     ParentFull(usize),
 }
 
-/// What one attempt to merge came to.
-enum Merged {
+/// The result of one attempt to merge.
+enum MergeOutcome {
     Done,
-    /// The parent lost a separator and may itself be merged.
+    /// The parent has lost a separator and may be merged itself.
     ParentUnderfull,
 }
 
-/// Leaves that one step of a removal drops at most: so long does it keep others from their parent.
+/// The most leaves that a removal drops while it holds the lock on their parent.
 const DROPPED_MAX: usize = 128;
 
-/// What went with leaves that were dropped.
+/// The contents of the leaves that a removal has dropped.
 #[derive(Debug)]
-pub(crate) struct Dropped {
+pub(crate) struct DroppedLeaves {
     pub entries: u64,
-    /// Nothing refers to them any more.
+    /// Blobs to which nothing refers any more.
     pub blobs: Vec<BlobRef>,
-    /// No key up to this one is left of them.
+    /// The upper fence of the last dropped leaf.
     pub upper: Vec<u8>,
 }
 
 impl<'a> Access<'a> {
-    /// Splits the node of `level` for `key`, and its ancestors if need be, until it has room.
+    /// Splits the node of `level` for `key`, and its ancestors if necessary, until it has room.
     pub(crate) fn make_room(
         self,
         change: &Change<'_>,
@@ -57,11 +57,11 @@ impl<'a> Access<'a> {
         level: u8,
         has_room: HasRoom<'_>,
     ) -> Result<()> {
-        let _alone = self.pages.structure_lock();
-        self.make_room_alone(change, key, level, has_room)
+        let _turn = self.pages.structure_lock();
+        self.make_room_in_turn(change, key, level, has_room)
     }
 
-    fn make_room_alone(
+    fn make_room_in_turn(
         self,
         change: &Change<'_>,
         key: &[u8],
@@ -70,10 +70,10 @@ impl<'a> Access<'a> {
     ) -> Result<()> {
         loop {
             match self.split_once(change, key, level, has_room)? {
-                Outcome::Done => return Ok(()),
-                Outcome::Raised => {}
-                Outcome::ParentFull(len) => {
-                    self.make_room_alone(change, key, level + 1, &|node| node.has_room(len, 0))?;
+                SplitOutcome::Done => return Ok(()),
+                SplitOutcome::RootGrew => {}
+                SplitOutcome::ParentFull(len) => {
+                    self.make_room_in_turn(change, key, level + 1, &|node| node.has_room(len, 0))?;
                 }
             }
         }
@@ -85,8 +85,8 @@ impl<'a> Access<'a> {
         key: &[u8],
         level: u8,
         has_room: HasRoom<'_>,
-    ) -> Result<Outcome> {
-        // Before anything is held: a thread that waits for a frame holds as little as possible.
+    ) -> Result<SplitOutcome> {
+        // Before this thread takes a lock: a thread that waits for a frame should hold no pages.
         let mut spare = self.pages.pool.allocate(self.pages.page_frames)?;
         let kind = if level == 0 { PageKind::Leaf } else { PageKind::Inner };
         init(change, &mut spare, kind, level, self.tree.id);
@@ -94,7 +94,7 @@ impl<'a> Access<'a> {
             Ok(Some(pair)) => pair,
             other => {
                 self.free_page(change, spare);
-                return other.map(|_| Outcome::Done);
+                return other.map(|_| SplitOutcome::Done);
             }
         };
         match self.split_pair(change, key, has_room, pair, &mut spare) {
@@ -106,65 +106,65 @@ impl<'a> Access<'a> {
         }
     }
 
-    /// The outcome, and whether `spare` is in use now.
+    /// Splits a node whose parent is locked, too. Also returns whether it has used `spare`.
     fn split_pair(
         self,
         change: &Change<'_>,
         key: &[u8],
         has_room: HasRoom<'_>,
-        mut pair: Pair<'a>,
+        mut pair: LockedPair<'a>,
         spare: &mut ExclusiveGuard<'a>,
-    ) -> Result<(Outcome, bool)> {
+    ) -> Result<(SplitOutcome, bool)> {
         let place = pair.node.page();
         let torn = |torn| Error::torn(place, torn);
         let node = Node::new(&pair.node[..]);
         if has_room(node).map_err(torn)? {
-            return Ok((Outcome::Done, false));
+            return Ok((SplitOutcome::Done, false));
         }
         let Some((parent, index)) = &mut pair.parent else {
             let level = node.level().map_err(torn)?.checked_add(1).ok_or(torn(Torn))?;
             apply(change, spare, Action::Image { image: &pair.node })?;
             let child = spare.page().id.0;
-            apply(change, &mut pair.node, Action::Raise { level, child })?;
-            return Ok((Outcome::Raised, true));
+            apply(change, &mut pair.node, Action::FormatRoot { level, child })?;
+            return Ok((SplitOutcome::RootGrew, true));
         };
         let split = plan_split(node, key).map_err(torn)?;
         let parent_torn = |torn| Error::torn(parent.page(), torn);
         let len = split.separator.len();
         if !Node::new(&parent[..]).has_room(len, 0).map_err(parent_torn)? {
-            return Ok((Outcome::ParentFull(len), false));
+            return Ok((SplitOutcome::ParentFull(len), false));
         }
         let child = Payload::Child(spare.page().id.0);
         apply(change, &mut pair.node, Action::SplitOff { left: &mut spare[..], split: &split })?;
         let insert = Action::Insert { index: *index, key: &split.separator, payload: child };
         apply(change, parent, insert)?;
-        Ok((Outcome::Done, true))
+        Ok((SplitOutcome::Done, true))
     }
 
-    /// Less than a third of the node is used.
+    /// Whether less than a third of the node is used.
     pub(crate) fn is_underfull(self, node: Node<&[u8]>) -> bool {
         let capacity = self.pages.limits.capacity;
         node.free_space().is_ok_and(|free| 3 * (capacity - free.min(capacity)) < capacity)
     }
 
-    /// Merges the leaf for `key` with a neighbour if it is underfull, then its ancestors.
+    /// Merges the leaf for `key` with a sibling if it is underfull, and then its ancestors.
     pub(crate) fn merge(self, change: &Change<'_>, key: &[u8]) -> Result<()> {
-        let _alone = self.pages.structure_lock();
+        let _turn = self.pages.structure_lock();
         let mut level = 0;
-        while let Merged::ParentUnderfull = self.merge_once(change, key, level)? {
+        while let MergeOutcome::ParentUnderfull = self.merge_once(change, key, level)? {
             level += 1;
         }
         Ok(())
     }
 
-    fn merge_once(self, change: &Change<'_>, key: &[u8], level: u8) -> Result<Merged> {
-        let Some(Pair { parent: Some((mut parent, index)), node }) =
+    fn merge_once(self, change: &Change<'_>, key: &[u8], level: u8) -> Result<MergeOutcome> {
+        let Some(LockedPair { parent: Some((mut parent, index)), node }) =
             self.exclusive_pair(Target::Key(key), level)?
         else {
-            return Ok(Merged::Done);
+            return Ok(MergeOutcome::Done);
         };
         if !self.is_underfull(Node::new(&node[..])) {
-            return Ok(Merged::Done);
+            return Ok(MergeOutcome::Done);
         }
         let parent_page = parent.page();
         let parent_torn = |torn| Error::torn(parent_page, torn);
@@ -172,7 +172,8 @@ impl<'a> Access<'a> {
         if count == 0 {
             return self.pull_up(change, parent, node);
         }
-        // The parent is held, so nobody who holds one of its children waits for another of them.
+        // This thread holds the parent, so no other thread that holds one child waits for another
+        // child.
         let mut node = Some(node);
         for left in [index, index.wrapping_sub(1)] {
             if left >= count {
@@ -182,38 +183,43 @@ impl<'a> Access<'a> {
             let other = self.page(Node::new(&parent[..]).child(other).map_err(parent_torn)?);
             let Some(held) = node.take() else { break };
             if other == held.page() || other == parent_page {
-                // To wait for it would be to wait for ever.
+                // This thread holds that page, and would wait for itself.
                 return Err(Error::damaged(other, "it is referred to twice"));
             }
-            // The tree only has one more page than it needs if others have that one now.
-            let Some(other) = self.sibling(other, level)? else { return Ok(Merged::Done) };
+            // If the sibling is busy, the tree only has one more page than it needs.
+            let Some(other) = self.sibling(other, level)? else { return Ok(MergeOutcome::Done) };
             let (one, two) = if left == index { (held, other) } else { (other, held) };
             match self.merge_pair(change, &mut parent, left, one, two)? {
                 Ok(right) if count == 1 => return self.pull_up(change, parent, right),
                 Ok(_) => {
                     let underfull = self.is_underfull(Node::new(&parent[..]));
-                    return Ok(if underfull { Merged::ParentUnderfull } else { Merged::Done });
+                    return Ok(if underfull {
+                        MergeOutcome::ParentUnderfull
+                    } else {
+                        MergeOutcome::Done
+                    });
                 }
                 Err((one, two)) => node = Some(if left == index { one } else { two }),
             }
         }
-        Ok(Merged::Done)
+        Ok(MergeOutcome::Done)
     }
 
-    /// Drops the leaves after that for `key`, which is empty, as far as they have the same parent
-    /// and are in memory, and all of their keys are to go: `goes` tells for a key whether those up
-    /// to it are. None if the leaf for `key` has entries or none of those after it can be dropped.
+    /// Drops the leaves after the leaf for `key`, which is empty. It drops leaves while they have
+    /// the same parent and are resident, and while all of their keys are to be removed:
+    /// `is_removed` says for a key whether all keys up to it are to be removed. `None` if the leaf
+    /// for `key` has entries, or if no leaf after it can be dropped.
     ///
-    /// The last of them stays as an empty leaf, with the keys of all of them. A leaf that is busy,
-    /// or not what its parent says, ends the run: the caller comes to it by itself, and finds out.
+    /// The last of these leaves stays as an empty leaf with the fences of all of them. A busy or
+    /// damaged leaf ends the run. The caller reaches that leaf later, and meets the error there.
     pub(crate) fn drop_leaves(
         self,
         change: &Change<'_>,
         key: &[u8],
-        goes: impl Fn(&[u8]) -> bool,
-    ) -> Result<Option<Dropped>> {
-        let _alone = self.pages.structure_lock();
-        let Some(Pair { parent: Some((mut parent, first)), node: mut last }) =
+        is_removed: impl Fn(&[u8]) -> bool,
+    ) -> Result<Option<DroppedLeaves>> {
+        let _turn = self.pages.structure_lock();
+        let Some(LockedPair { parent: Some((mut parent, first)), node: mut last }) =
             self.exclusive_pair(Target::Key(key), 0)?
         else {
             return Ok(None);
@@ -226,7 +232,7 @@ impl<'a> Access<'a> {
             return Ok(None);
         }
         let upper = above.key(first).map_err(torn)?;
-        let mut dropped = Dropped { entries: 0, blobs: Vec::new(), upper };
+        let mut dropped = DroppedLeaves { entries: 0, blobs: Vec::new(), upper };
         let leaf = Node::new(&last[..]);
         if leaf.count() != Ok(0) || leaf.upper() != Ok(Some(&dropped.upper)) {
             return Ok(None);
@@ -234,17 +240,21 @@ impl<'a> Access<'a> {
         let lower = leaf.lower().map(|key| key.map(<[u8]>::to_vec)).map_err(torn)?;
         let mut index = first;
         while index + 1 < count && index - first < DROPPED_MAX {
-            // What was dropped before stays so, whatever comes now.
+            // An error here must not lose the leaves that were dropped before. So it only ends the
+            // loop.
             let next = above.key(index + 1).and_then(|key| Ok((key, above.child(index + 1)?)));
             let Ok((upper, page)) = next.map(|(key, child)| (key, self.page(child))) else { break };
             let is_other = page != parent_page && page != last.page();
-            if !goes(&upper) || !is_other || !self.pages.pool.is_resident(page) {
+            if !is_removed(&upper) || !is_other || !self.pages.pool.is_resident(page) {
                 break;
             }
             let Ok(Some(leaf)) = self.sibling(page, 0) else { break };
-            let Ok(entries) =
-                all_between(Node::new(&leaf[..]), &dropped.upper, &upper, &mut dropped.blobs)
-            else {
+            let Ok(entries) = count_and_collect_blobs(
+                Node::new(&leaf[..]),
+                &dropped.upper,
+                &upper,
+                &mut dropped.blobs,
+            ) else {
                 break;
             };
             dropped.entries += entries;
@@ -256,13 +266,14 @@ impl<'a> Access<'a> {
             return Ok(None);
         }
         let fences = Fences { lower: lower.as_deref(), upper: Some(&dropped.upper) };
-        apply(change, &mut last, Action::Empty { fences })?;
+        apply(change, &mut last, Action::FormatLeaf { fences })?;
         let indexes: Vec<usize> = (first..index).collect();
         apply(change, &mut parent, Action::RemoveAll { indexes: &indexes })?;
         Ok(Some(dropped))
     }
 
-    /// Merges two neighbours if they fit one page; gives them back if they do not.
+    /// Merges two siblings if they fit into one page, and returns the merged node. Otherwise
+    /// returns both nodes.
     #[allow(clippy::type_complexity)]
     fn merge_pair(
         self,
@@ -275,8 +286,8 @@ impl<'a> Access<'a> {
         let mut separator = Vec::new();
         let torn = |torn| Error::torn(left.page(), torn);
         Node::new(&parent[..]).key_into(index, &mut separator).map_err(torn)?;
-        // Keys are kept without what both fences begin with, so nodes with other fences than the
-        // separator would come out with other keys. A device that lost a write leaves such nodes.
+        // Nodes store keys without their prefix. If a fence differs from the separator, the merge
+        // would change the keys. The fences can differ if the device has lost a write.
         let meet = Node::new(&left[..]).upper().map_err(torn)? == Some(&separator[..])
             && Node::new(&right[..]).lower().map_err(torn)? == Some(&separator[..]);
         if !meet {
@@ -293,25 +304,25 @@ impl<'a> Access<'a> {
         Ok(Ok(right))
     }
 
-    /// A parent with one child left: if it is the root, the child's contents move up.
+    /// Moves the contents of an only child to its parent, if the parent is the root.
     fn pull_up(
         self,
         change: &Change<'_>,
         mut parent: ExclusiveGuard<'a>,
         child: ExclusiveGuard<'a>,
-    ) -> Result<Merged> {
+    ) -> Result<MergeOutcome> {
         if parent.page() != self.tree.root {
-            return Ok(Merged::ParentUnderfull);
+            return Ok(MergeOutcome::ParentUnderfull);
         }
         apply(change, &mut parent, Action::Image { image: &child })?;
         self.free_page(change, child);
-        Ok(Merged::Done)
+        Ok(MergeOutcome::Done)
     }
 }
 
-/// The number of entries of a leaf between these fences. Their blobs come to `blobs`, unless the
-/// leaf is damaged or another one.
-fn all_between(
+/// Checks that a leaf has these fences. Returns the number of its entries and adds their blobs to
+/// `blobs`. After an error `blobs` is unchanged.
+fn count_and_collect_blobs(
     leaf: Node<&[u8]>,
     lower: &[u8],
     upper: &[u8],

@@ -1,4 +1,5 @@
-//! The ways that are taken only when optimistic attempts starve: they must agree with the others.
+//! Tests of the code that runs only when optimistic attempts starve. It must give the same results
+//! as the optimistic code.
 
 use std::sync::Arc;
 
@@ -63,10 +64,10 @@ fn pairs_are_parent_and_child_on_every_level() {
     }
 }
 
-/// Merges that failed leave empty leaves at the ends; with locks or without, what lies behind them
-/// is found.
+/// Failed merges leave empty leaves at the ends. The first and last entries are found after them,
+/// with locks and without.
 #[test]
-fn the_ends_of_a_tree_lie_behind_empty_leaves() {
+fn the_ends_of_a_tree_are_found_after_empty_leaves() {
     let (store, tree) = tree();
     let access = tree.access();
     let empty = |target: Target<'_>| {

@@ -1,7 +1,8 @@
-//! Removing many entries, a leaf at a time: `retain`, `remove_range`, [`ExtractIf`].
+//! Removes many entries, one leaf at a time: `retain`, `remove_range`, [`ExtractIf`].
 //!
-//! What is to go is decided where it lies, under the leaf's lock, and goes in one pass over the
-//! leaf. A long value is read without its leaf; then the leaf must still refer to it.
+//! A callback decides in place, under the leaf's lock, which entries to remove. The thread then
+//! removes them in one pass over the leaf. It reads a blob without a lock on the leaf. Before it
+//! removes the entry, it checks that the leaf still refers to the blob.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -11,30 +12,30 @@ use vellum_pool::{ExclusiveGuard, OptimisticGuard};
 
 use super::Access;
 use super::apply::{Action, apply};
-use super::lookup::{Held, HeldLeaf};
-use super::scan::is_before;
+use super::lookup::{LeafBytes, LeafValue};
+use super::scan::is_before_end;
 use crate::error::{Error, Result};
 use crate::node::Node;
 use crate::page::blob::BlobRef;
 use crate::store::pages::Change;
 use crate::value::Value;
 
-/// Which entries of a range go.
-pub(crate) enum Which<'f> {
+/// Which entries of a range to remove.
+pub(crate) enum Selection<'f> {
     All,
     Unless(&'f mut dyn FnMut(&[u8], &[u8]) -> bool),
 }
 
-/// Where to go on.
-enum Next {
-    /// At the first entry whose key is not less than this.
+/// Where to resume after a leaf.
+enum Resume {
+    /// At the first entry whose key is not less than this key.
     Key(Vec<u8>),
-    /// At this key, whose value is a blob that has to be read.
+    /// At this key, whose value is a blob that must be read for the decision.
     Blob(Vec<u8>),
     End,
 }
 
-/// The smallest key that a range can have.
+/// The smallest possible key of a range.
 fn first_key(start: Bound<Vec<u8>>) -> Vec<u8> {
     match start {
         Bound::Unbounded => Vec::new(),
@@ -43,70 +44,70 @@ fn first_key(start: Bound<Vec<u8>>) -> Vec<u8> {
     }
 }
 
-/// The smallest key above another one.
+/// The smallest key that is greater than `key`.
 fn next_key(mut key: Vec<u8>) -> Vec<u8> {
     key.push(0);
     key
 }
 
 impl<'a> Access<'a> {
-    /// Removes entries of a range; returns how many.
+    /// Removes entries of a range. Returns their number.
     pub(crate) fn remove_range(
         self,
         (start, end): (Bound<Vec<u8>>, Bound<Vec<u8>>),
-        mut which: Which<'_>,
+        mut selection: Selection<'_>,
     ) -> Result<u64> {
         let (mut from, mut removed) = (first_key(start), 0);
         loop {
             let change = self.pages.change()?;
             self.check_dropped()?;
-            let next = self.drain_leaf(&change, &from, &end, &mut which, &mut removed)?;
+            let next = self.remove_from_leaf(&change, &from, &end, &mut selection, &mut removed)?;
             drop(change);
-            from = match (next, &mut which) {
-                (Next::Key(key), _) => key,
-                (Next::Blob(key), Which::Unless(keep)) => {
+            from = match (next, &mut selection) {
+                (Resume::Key(key), _) => key,
+                (Resume::Blob(key), Selection::Unless(keep)) => {
                     let matches = |key: &[u8], value: &[u8]| !keep(key, value);
-                    let taken = self.take_blob_if(&key, matches)?;
-                    removed += u64::from(matches!(taken, Taken::Gone(_)));
-                    // What became a short value meanwhile is looked at once more.
-                    if let Taken::NoBlob = taken { key } else { next_key(key) }
+                    let outcome = self.remove_blob_if(&key, matches)?;
+                    removed += u64::from(matches!(outcome, BlobOutcome::Removed(_)));
+                    // If the value has become a short one meanwhile, decide again.
+                    if let BlobOutcome::NoBlob = outcome { key } else { next_key(key) }
                 }
-                (Next::End | Next::Blob(_), _) => return Ok(removed),
+                (Resume::End | Resume::Blob(_), _) => return Ok(removed),
             };
         }
     }
 
-    /// Removes what is to go of the leaf for `from`, as one step.
-    fn drain_leaf(
+    /// Atomically removes the selected entries of the leaf for `from`.
+    fn remove_from_leaf(
         self,
         change: &Change<'_>,
         from: &[u8],
         end: &Bound<Vec<u8>>,
-        which: &mut Which<'_>,
+        selection: &mut Selection<'_>,
         removed: &mut u64,
-    ) -> Result<Next> {
+    ) -> Result<Resume> {
         let mut leaf = self.exclusive_leaf(from)?;
         let page = leaf.page();
         let torn = |torn| Error::torn(page, torn);
-        let (held, node) = (HeldLeaf::from(&leaf), Node::new(&leaf[..]));
+        let (held, node) = (LeafBytes::from(&leaf), Node::new(&leaf[..]));
         let (mut indexes, mut blobs, mut key) = (Vec::new(), Vec::new(), Vec::new());
         let mut next = None;
         for index in held.position(from)?.index..node.count().map_err(torn)? {
             node.key_into(index, &mut key).map_err(torn)?;
-            if !is_before(&key, end) {
-                next = Some(Next::End);
+            if !is_before_end(&key, end) {
+                next = Some(Resume::End);
                 break;
             }
-            let goes = match (held.value(index)?, &mut *which) {
-                (held, Which::All) => {
+            let goes = match (held.value(index)?, &mut *selection) {
+                (held, Selection::All) => {
                     blobs.extend(held.blob());
                     true
                 }
-                (Held::Inline(value), Which::Unless(keep)) => {
+                (LeafValue::Inline(value), Selection::Unless(keep)) => {
                     !change.run_callback(|| keep(&key, value))
                 }
-                (Held::Blob(_), Which::Unless(_)) => {
-                    next = Some(Next::Blob(key.clone()));
+                (LeafValue::Blob(_), Selection::Unless(_)) => {
+                    next = Some(Resume::Blob(key.clone()));
                     break;
                 }
             };
@@ -116,16 +117,16 @@ impl<'a> Access<'a> {
         }
         let mut next = match next {
             Some(next) => next,
-            None if node.upper_into(&mut key).map_err(torn)? => Next::Key(next_key(key)),
-            None => Next::End,
+            None if node.upper_into(&mut key).map_err(torn)? => Resume::Key(next_key(key)),
+            None => Resume::End,
         };
         if !indexes.is_empty() {
             apply(change, &mut leaf, Action::RemoveAll { indexes: &indexes })?;
             *removed += indexes.len() as u64;
             let is_empty = Node::new(&leaf[..]).count() == Ok(0);
-            if let (Which::All, Next::Key(next), true) = (which, &mut next, is_empty) {
+            if let (Selection::All, Resume::Key(next), true) = (selection, &mut next, is_empty) {
                 drop(leaf);
-                self.drop_after(change, from, end, &mut blobs, next, removed);
+                self.drop_leaves_after(change, from, end, &mut blobs, next, removed);
                 blobs.iter().for_each(|blob| self.free_blob(change, *blob));
                 self.merge_or_warn(change, from);
             } else {
@@ -135,9 +136,9 @@ impl<'a> Access<'a> {
         Ok(next)
     }
 
-    /// Drops the leaves after that for `from`, which is empty, as far as they go as a whole; then
-    /// `next` is the key behind them.
-    fn drop_after(
+    /// Drops the leaves after the leaf for `from`, which is empty, as far as all of their entries
+    /// are to be removed. Sets `next` to the first key after them.
+    fn drop_leaves_after(
         self,
         change: &Change<'_>,
         from: &[u8],
@@ -146,7 +147,7 @@ impl<'a> Access<'a> {
         next: &mut Vec<u8>,
         removed: &mut u64,
     ) {
-        match self.drop_leaves(change, from, |key| is_before(key, end)) {
+        match self.drop_leaves(change, from, |key| is_before_end(key, end)) {
             Ok(None) => {}
             Ok(Some(dropped)) => {
                 *removed += dropped.entries;
@@ -159,7 +160,8 @@ impl<'a> Access<'a> {
         }
     }
 
-    /// Lets a leaf go that entries were removed from; `key` lies in it.
+    /// Unlocks a leaf from which entries were removed, frees their blobs, and merges the leaf if it
+    /// is underfull. `key` belongs to the leaf.
     pub(crate) fn after_removal(
         self,
         change: &Change<'_>,
@@ -177,7 +179,7 @@ impl<'a> Access<'a> {
         }
     }
 
-    /// Merges the leaf for `key`. If that fails the tree only has one more page than it needs.
+    /// Merges the leaf for `key`. If that fails, the tree only has one more page than it needs.
     pub(crate) fn merge_or_warn(self, change: &Change<'_>, key: &[u8]) {
         if let Err(error) = self.merge(change, key) {
             tracing::warn!("merging pages of tree {:?} failed: {error}", self.tree.name());
@@ -185,54 +187,55 @@ impl<'a> Access<'a> {
     }
 
     /// Removes the entry of `key` if its value is a blob that `matches`.
-    fn take_blob_if(
+    fn remove_blob_if(
         self,
         key: &[u8],
         mut matches: impl FnMut(&[u8], &[u8]) -> bool,
-    ) -> Result<Taken<'a>> {
+    ) -> Result<BlobOutcome<'a>> {
         while let Some((old, value)) = self.get_blob(key)? {
             if !matches(key, &value.value) {
-                return Ok(Taken::Kept);
+                return Ok(BlobOutcome::Kept);
             }
             let change = self.pages.change()?;
             self.check_dropped()?;
-            // The blob is held, so no other one has its place: the same reference, the same value.
+            // This thread holds the blob, so no other blob gets its place: the same reference is
+            // the same value.
             let mut leaf = self.exclusive_leaf(key)?;
-            if let Some((index, Held::Blob(blob))) = HeldLeaf::from(&leaf).find(key)?
+            if let Some((index, LeafValue::Blob(blob))) = LeafBytes::from(&leaf).find(key)?
                 && blob == old
             {
                 apply(&change, &mut leaf, Action::Remove { index })?;
                 self.after_removal(&change, leaf, key, &[old]);
-                return Ok(Taken::Gone(value.value));
+                return Ok(BlobOutcome::Removed(value.value));
             }
         }
-        Ok(Taken::NoBlob)
+        Ok(BlobOutcome::NoBlob)
     }
 }
 
-/// What became of an entry whose value is a blob.
-enum Taken<'a> {
-    Gone(Value<'a>),
+/// What happened to an entry whose value was a blob.
+enum BlobOutcome<'a> {
+    Removed(Value<'a>),
     Kept,
-    /// It has no blob any more.
+    /// The entry was removed, or its value is no longer a blob.
     NoBlob,
 }
 
-/// Removes the entries of a range that a function chooses, one with each step of the iterator, and
-/// gives them back, in the order of their keys. Those that it does not come to stay.
+/// Removes and returns the entries of a range that a callback chooses, in the order of their keys.
+/// Each call of `next` removes one entry. Entries that the iterator has not reached stay.
 ///
-/// Keys and values are copies. Each step is atomic, the whole is not: other changes come between.
-/// After an error the iterator has ended.
-#[must_use = "it removes nothing unless it is iterated over"]
+/// Keys and values are copies. Each step is atomic, the whole is not: other changes can come
+/// between two steps. The iterator ends after an error.
+#[must_use = "the iterator removes nothing unless it is used"]
 pub struct ExtractIf<'a, F: FnMut(&[u8], &[u8]) -> bool> {
     access: Access<'a>,
     chosen: F,
-    /// The smallest key that was not looked at.
+    /// The smallest key that the iterator has not checked.
     from: Vec<u8>,
     end: Bound<Vec<u8>>,
-    /// The leaf that it has come to, and the number of the next entry there.
+    /// The leaf that the iterator has reached, and the index of the next entry there.
     place: Option<(OptimisticGuard<'a>, usize)>,
-    /// It has removed entries of that leaf.
+    /// Whether the iterator has removed entries of that leaf.
     removed: bool,
     ended: bool,
 }
@@ -273,16 +276,16 @@ impl<'a, F: FnMut(&[u8], &[u8]) -> bool> ExtractIf<'a, F> {
                 return Ok(found);
             }
             match next {
-                Next::End => return Ok(None),
-                Next::Key(key) => self.from = key,
-                Next::Blob(key) => {
-                    let taken = access.take_blob_if(&key, &mut self.chosen)?;
-                    if let Taken::NoBlob = taken {
+                Resume::End => return Ok(None),
+                Resume::Key(key) => self.from = key,
+                Resume::Blob(key) => {
+                    let outcome = access.remove_blob_if(&key, &mut self.chosen)?;
+                    if let BlobOutcome::NoBlob = outcome {
                         self.from = key;
                         continue;
                     }
                     self.from = next_key(key.clone());
-                    if let Taken::Gone(value) = taken {
+                    if let BlobOutcome::Removed(value) = outcome {
                         return Ok(Some((key, Value::Inline(Cow::Owned(value.into_vec())))));
                     }
                 }
@@ -290,8 +293,9 @@ impl<'a, F: FnMut(&[u8], &[u8]) -> bool> ExtractIf<'a, F> {
         }
     }
 
-    /// The next entry of the leaf that it has come to, unless that has none; and where to go on.
-    fn extract_from_leaf(&mut self, change: &Change<'_>) -> Result<(Option<Entry<'a>>, Next)> {
+    /// Removes the next chosen entry of the current leaf, if it has one. Also returns where to
+    /// resume.
+    fn extract_from_leaf(&mut self, change: &Change<'_>) -> Result<(Option<Entry<'a>>, Resume)> {
         let access = self.access;
         let unchanged = self.place.take().and_then(|(guard, index)| {
             let leaf = guard.upgrade().ok()?;
@@ -301,22 +305,22 @@ impl<'a, F: FnMut(&[u8], &[u8]) -> bool> ExtractIf<'a, F> {
             Some(place) => place,
             None => {
                 let leaf = access.exclusive_leaf(&self.from)?;
-                let index = HeldLeaf::from(&leaf).position(&self.from)?.index;
+                let index = LeafBytes::from(&leaf).position(&self.from)?.index;
                 (leaf, index)
             }
         };
         let page = leaf.page();
         let torn = |torn| Error::torn(page, torn);
-        let (held, node) = (HeldLeaf::from(&leaf), Node::new(&leaf[..]));
+        let (held, node) = (LeafBytes::from(&leaf), Node::new(&leaf[..]));
         let mut key = Vec::new();
         for index in first..node.count().map_err(torn)? {
             node.key_into(index, &mut key).map_err(torn)?;
-            if !is_before(&key, &self.end) {
-                self.leave(change, leaf, &self.from.clone());
-                return Ok((None, Next::End));
+            if !is_before_end(&key, &self.end) {
+                self.merge_left_leaf(change, leaf, &self.from.clone());
+                return Ok((None, Resume::End));
             }
-            let Held::Inline(value) = held.value(index)? else {
-                return Ok((None, Next::Blob(key)));
+            let LeafValue::Inline(value) = held.value(index)? else {
+                return Ok((None, Resume::Blob(key)));
             };
             if !change.run_callback(|| (self.chosen)(&key, value)) {
                 continue;
@@ -325,24 +329,25 @@ impl<'a, F: FnMut(&[u8], &[u8]) -> bool> ExtractIf<'a, F> {
             apply(change, &mut leaf, Action::Remove { index })?;
             self.from.clone_from(&key);
             self.from.push(0);
-            // Taken while the leaf is held, so it is of the version that was left behind.
+            // This thread takes the optimistic guard while it holds the leaf, so the guard has the
+            // version after this removal.
             let still = leaf.downgrade();
             self.place = access.pages.pool.optimistic(page).ok().map(|guard| (guard, index));
             self.removed = true;
             drop(still);
-            return Ok((Some((key, value)), Next::End));
+            return Ok((Some((key, value)), Resume::End));
         }
         if !node.upper_into(&mut key).map_err(torn)? {
-            self.leave(change, leaf, &self.from.clone());
-            return Ok((None, Next::End));
+            self.merge_left_leaf(change, leaf, &self.from.clone());
+            return Ok((None, Resume::End));
         }
-        // The upper fence of a leaf lies in the leaf.
-        self.leave(change, leaf, &key);
-        Ok((None, Next::Key(next_key(key))))
+        // The key of the upper fence belongs to the leaf.
+        self.merge_left_leaf(change, leaf, &key);
+        Ok((None, Resume::Key(next_key(key))))
     }
 
-    /// Comes to the end of the leaf for `key`.
-    fn leave(&mut self, change: &Change<'_>, leaf: ExclusiveGuard<'a>, key: &[u8]) {
+    /// Merges the leaf for `key` if entries were removed from it, before the iterator leaves it.
+    fn merge_left_leaf(&mut self, change: &Change<'_>, leaf: ExclusiveGuard<'a>, key: &[u8]) {
         if std::mem::take(&mut self.removed) {
             self.access.after_removal(change, leaf, key, &[]);
         }
@@ -356,7 +361,7 @@ impl<'a, F: FnMut(&[u8], &[u8]) -> bool> Iterator for ExtractIf<'a, F> {
         if self.ended {
             return None;
         }
-        // Unless it comes to an entry, also if `chosen` panics.
+        // The iterator ends if it finds no entry, and if `chosen` panics.
         self.ended = true;
         let next = self.next_entry();
         self.ended = !matches!(next, Ok(Some(_)));
@@ -367,7 +372,7 @@ impl<'a, F: FnMut(&[u8], &[u8]) -> bool> Iterator for ExtractIf<'a, F> {
 impl<F: FnMut(&[u8], &[u8]) -> bool> std::iter::FusedIterator for ExtractIf<'_, F> {}
 
 impl<F: FnMut(&[u8], &[u8]) -> bool> Drop for ExtractIf<'_, F> {
-    /// The leaf that it was at may be worth merging.
+    /// Merges the current leaf if it is underfull.
     fn drop(&mut self) {
         if self.removed
             && let Ok(change) = self.access.pages.change()
