@@ -100,7 +100,7 @@ pub(crate) fn is_before_end(key: &[u8], end: &Bound<Vec<u8>>) -> bool {
     }
 }
 
-/// The leaves_max leaves that a range reads ahead.
+/// The most leaves that a range reads ahead.
 const READ_AHEAD: usize = 32;
 
 /// Iterates over the entries of a range in the order of their keys, from both ends.
@@ -340,7 +340,7 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// Sets the leaves_max leaves to read ahead, 0 for none. They take at leaves_max an eighth of
+    /// Sets the most leaves to read ahead, 0 for none. They take at most an eighth of
     /// the pool. Unless it is 0, the cursor also reads the blobs of the next entries ahead, up to
     /// another eighth.
     ///
@@ -750,7 +750,7 @@ impl Direction {
 /// The read-ahead of a scan: the module's documentation describes it.
 #[derive(Debug)]
 pub(crate) struct ReadAhead<'a> {
-    /// The leaves_max leaves to read ahead; 0 turns read-ahead off.
+    /// The most leaves to read ahead; 0 turns read-ahead off.
     leaves_max: usize,
     /// The number of consecutive leaves that the scan has entered, without the first.
     steps: usize,
@@ -769,11 +769,11 @@ pub(crate) struct ReadAhead<'a> {
 }
 
 impl<'a> ReadAhead<'a> {
-    /// The leaves_max leaves to read ahead in any pool.
+    /// The most leaves to read ahead in any pool.
     pub(crate) const LEAVES: usize = 1024;
     /// After so many consecutive leaves a scan is long.
     const LONG: usize = 32;
-    /// The leaves_max frames of all leaves that are read ahead: 4 MiB.
+    /// The most frames of all leaves that are read ahead: 4 MiB.
     const FRAMES: u32 = 1024;
 
     /// Read-ahead with the default limit for the pool.
@@ -793,7 +793,7 @@ impl<'a> ReadAhead<'a> {
         ahead
     }
 
-    /// Sets the leaves_max leaves to read ahead; 0 for none.
+    /// Sets the most leaves to read ahead; 0 for none.
     pub(crate) fn limit(&mut self, access: Access<'a>, leaves: usize) {
         let frames = access.pages.page_frames;
         let share = access.pages.pool.capacity() / 8 / u64::from(frames);
