@@ -1,4 +1,4 @@
-//! Changes that depend on what is there, and removals of many entries, by many threads.
+//! Changes that depend on the old value, and removals of many entries, by many threads.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -44,7 +44,7 @@ fn every_entry_is_popped_once() {
                 } {
                     let n = number(&key);
                     assert!(*found == value(n)[..]);
-                    // Nothing is put in, so each end only moves inwards.
+                    // No thread inserts, so each end only moves inwards.
                     let inwards = last.is_none_or(|last| (last < n) == (thread < 3));
                     assert!(inwards, "{n} after {last:?}");
                     last = Some(n);
@@ -83,8 +83,8 @@ fn a_queue_is_emptied_while_it_is_filled() {
     assert_sound(&store);
 }
 
-/// The value is a number with as many bytes behind it as its last digits say: it changes between
-/// a leaf and a blob, and leaves are split.
+/// A number, followed by as many bytes as its last digits say. So the value is sometimes inline and
+/// sometimes a blob, and leaves are split.
 fn counter(n: u64) -> Vec<u8> {
     let len = if n % 10 == 3 { 5000 } else { 8 + n as usize % 1000 };
     let mut value = vec![7; len];
@@ -148,7 +148,7 @@ fn every_entry_is_extracted_once() {
     assert_sound(&store);
 }
 
-/// What is removed as a range, and what others do beside it, does not mix.
+/// A removal of a range and changes of other entries do not affect each other.
 #[test]
 fn ranges_go_while_others_change_the_rest() {
     let (_, store) = memory_store(400, 1);
@@ -210,7 +210,7 @@ fn a_tree_is_cleared_in_one_step() {
                 }
                 let fill = fills.load(Ordering::SeqCst);
                 while has(0) {}
-                // It has gone, so all of them have, as long as none comes again.
+                // This entry is gone, so all of them are gone, because no thread inserts.
                 let others = [1999, 1500, 700, 1].map(has);
                 let none = others == [false; 4];
                 assert!(none || fills.load(Ordering::SeqCst) != fill, "{others:?}");
@@ -230,7 +230,7 @@ fn a_tree_is_cleared_in_one_step() {
     assert!(matches!(tree.clear(), Err(Error::NoSuchTree(_))));
 }
 
-/// A function that panics changes nothing, and holds nothing afterwards.
+/// A callback that panics changes nothing, and leaves no page locked.
 #[test]
 fn a_panic_leaves_what_was() {
     let (_, store) = memory_store(200, 1);
@@ -267,7 +267,7 @@ fn what_is_not_extracted_stays() {
     let taken: Vec<_> = tree.extract_if(.., |_, _| true).take(950).map(Result::unwrap).collect();
     assert_eq!((taken.len(), tree.entries().count()), (950, 50));
     assert_eq!(number(&tree.first().unwrap().unwrap().0), 950);
-    // Leaves that it came through were merged.
+    // The iterator has merged the leaves that it has left.
     assert!(tree.stat().unwrap().leaf_pages < 4);
     assert_sound(&store);
 }

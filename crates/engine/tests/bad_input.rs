@@ -1,5 +1,5 @@
-//! Bad files, bad options and failing devices: every one an error that names the cause, and
-//! nothing that was there is lost.
+//! Bad files, bad options and failing devices: each gives an error that names the cause, and no
+//! data is lost.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -48,7 +48,7 @@ fn what_is_no_store_is_named() {
         assert_eq!(fs::read(&path).unwrap(), contents, "and it is left alone");
     }
     assert!(open(directory.path()).is_err());
-    // Creating does not overwrite it either.
+    // Creating a store does not overwrite the file either.
     let error = Store::create(&path, &Options::new()).unwrap_err();
     assert!(matches!(error, Error::Exists(_)), "{error}");
     assert_eq!(fs::read(&path).unwrap(), noise);
@@ -150,7 +150,7 @@ fn a_store_that_was_not_closed_is_refused_and_can_be_salvaged() {
     }
     let in_use = device.snapshot();
 
-    // What the file had at the sync is a store, as long as no page was written since.
+    // After a sync the file is a valid store, until the next page is written.
     for image in [synced, unwritten] {
         let copy = Arc::new(MemoryDevice::from_snapshot(image));
         let opened = Store::open_on(copy, &options(64, 1)).unwrap();
@@ -233,7 +233,7 @@ fn a_full_disk_is_an_error_that_loses_nothing() {
         assert!(matches!(tree.upsert(b"blob", &[0; 30_000]), Err(Error::DiskFull(_))));
         assert_eq!(tree.check().unwrap().entries, u64::from(stored));
         assert_sound(&store);
-        // There is room again as soon as something goes.
+        // The disk has room again as soon as an entry is removed.
         for n in 0..stored / 2 {
             assert!(tree.remove(&(n ^ 0x5555).to_be_bytes()).unwrap());
         }
@@ -282,7 +282,8 @@ fn failing_reads_are_errors_and_pass() {
         assert!(good > 50 && bad > 20, "{good} good, {bad} bad");
         device.plan().clear();
     }
-    // Changes that met a failed read are not there, the others are, and all goes on.
+    // The changes that met a failed read are not in the tree. The others are, and the store works
+    // on.
     device.plan().fail_randomly(Operation::Read, 0.1, Fault::Error(Errno::IO));
     let mut random = Random(12);
     let mut entries = 20_000;
@@ -308,7 +309,7 @@ fn failing_reads_are_errors_and_pass() {
 fn a_failed_write_stops_changes_and_not_reading() {
     for operation in [Operation::Write, Operation::Sync] {
         let device = Arc::new(FaultyDevice::new(MemoryDevice::new(), 5).unwrap());
-        // The write that fails is the sync's, and not one of a background thread before it.
+        // The sync's write must fail, not an earlier write of the evictor.
         let options = options(32, 1).evictors(0);
         let store = Store::create_on(device.clone(), &options).unwrap();
         let tree = store.create_tree("t").unwrap();
@@ -324,7 +325,7 @@ fn a_failed_write_stops_changes_and_not_reading() {
         assert!(matches!(error, Error::Poisoned(_)), "{operation:?}: {error}");
         assert!(matches!(store.sync(), Err(Error::Poisoned(_))));
         assert_eq!(tree.entries().filter(Result::is_ok).count(), 5001);
-        // Whatever the file has now, it is not taken for a clean store.
+        // The file must not open as a clean store, whatever it has now.
         assert!(store.close().is_err());
         drop(tree);
         let copy: Arc<dyn Device> = device;
@@ -368,7 +369,7 @@ fn a_pool_full_of_guards_is_an_error() {
     assert_eq!(tree.get(&[5]).unwrap().as_deref(), Some(&[5; 12_000][..]));
 }
 
-/// Bytes of a page that are more interesting than others: kind, level, the node header, slots.
+/// The offset of a byte that the code interprets: kind, level, the node header, slots.
 fn interesting_byte(random: &mut Random) -> usize {
     match random.below(4) {
         0 => 28 + random.below(12) as usize,
@@ -396,7 +397,7 @@ fn pages_that_lie_under_a_right_checksum_cause_no_panic_and_no_endless_loop() {
     for round in 0..400 {
         let mut bytes = whole.clone();
         for _ in 0..1 + random.below(4) {
-            // Few inner pages lie among many leaves: half of the time one of them is hit.
+            // There are few inner pages and many leaves. Choose an inner page half of the time.
             let inner = (2..pages).filter(|page| whole[page * 4096 + 36] == 2);
             let inner: Vec<usize> = inner.collect();
             let page = match random.below(2) {
@@ -407,7 +408,7 @@ fn pages_that_lie_under_a_right_checksum_cause_no_panic_and_no_endless_loop() {
             for _ in 0..1 + random.below(3) {
                 page[interesting_byte(&mut random)] = random.next() as u8;
             }
-            // Only whole 4 KiB pages and blobs, whose first page alone does not verify.
+            // Only pages of 4 KiB. The first 4 KiB of a blob do not verify by themselves.
             vellum::page::seal(page, &[]);
         }
         let device = Arc::new(MemoryDevice::from_snapshot(bytes));

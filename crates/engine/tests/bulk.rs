@@ -1,5 +1,5 @@
-//! Entries that are popped, walked over and removed many at a time: a leaf that is known already,
-//! steps within a leaf, leaves that go without being emptied.
+//! Pops, scans and removals of many entries: the remembered leaf of a pop, steps within a leaf,
+//! leaves that are dropped as a whole.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -30,7 +30,7 @@ fn fill(tree: &Tree, count: u64) {
     }
 }
 
-/// A page that entries were popped from may become a page of something else.
+/// A page from which entries were popped may be freed and reused.
 #[test]
 fn nothing_is_popped_from_leaves_that_are_no_part_of_the_tree() {
     let (_, store) = memory_store(2000, 1);
@@ -46,7 +46,7 @@ fn nothing_is_popped_from_leaves_that_are_no_part_of_the_tree() {
         } else {
             assert_eq!(tree.remove_range(..).unwrap(), 2800);
         }
-        // The leaves of what is loaded lie in the places of those that are gone.
+        // The loaded leaves take the places of the freed leaves.
         let sorted = (0..3000u64).map(|n| {
             assert!(tree.pop_first().unwrap().is_none() && tree.pop_last().unwrap().is_none());
             (n.to_be_bytes(), value(n))
@@ -60,7 +60,7 @@ fn nothing_is_popped_from_leaves_that_are_no_part_of_the_tree() {
     assert_sound(&store);
 }
 
-/// Entries come before and after the leaf that is popped from.
+/// Entries are inserted before and after the leaf from which entries are popped.
 #[test]
 fn what_is_popped_is_the_end_of_the_tree_now() {
     let seed = seed(3);
@@ -89,7 +89,7 @@ fn what_is_popped_is_the_end_of_the_tree_now() {
     assert_sound(&store);
 }
 
-/// Threads pop from both ends while another one puts entries in, in the middle and at the ends.
+/// Threads pop from both ends while another thread inserts entries in the middle and at the ends.
 #[test]
 fn every_entry_that_comes_is_popped_once() {
     const COUNT: u64 = 20_000;
@@ -99,7 +99,7 @@ fn every_entry_that_comes_is_popped_once() {
     let seen: Vec<AtomicBool> = (0..COUNT).map(|_| AtomicBool::new(false)).collect();
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            // Each number once, in no order.
+            // Each number once, in any order.
             for n in 0..COUNT {
                 let n = n * 7919 % COUNT;
                 tree.insert(&n.to_be_bytes(), &value(n)).unwrap();
@@ -162,7 +162,8 @@ fn ranges_of_many_leaves_are_removed_exactly() {
     }
 }
 
-/// Most leaves of a range go as a whole, while others change what lies before, behind and in it.
+/// Most leaves of a range are dropped as a whole, while other threads change entries before, after
+/// and in the range.
 #[test]
 fn leaves_go_while_entries_come() {
     const COUNT: u64 = 8000;
@@ -209,7 +210,7 @@ fn leaves_go_while_entries_come() {
     assert_sound(&store);
 }
 
-/// A parent has two of its leaves in each other's place. All of them are in memory.
+/// Two leaves are in each other's place in their parent. All leaves are resident.
 #[test]
 fn leaves_that_their_parent_mistakes_are_not_dropped() {
     let (device, store) = memory_store(2000, 1);
@@ -235,7 +236,7 @@ fn leaves_that_their_parent_mistakes_are_not_dropped() {
     let before: Vec<u64> = (0..3000).filter(sound).collect();
     let removed = tree.remove_range(10u64.to_be_bytes()..);
     assert!(matches!(removed, Err(Error::Damaged { .. })), "{removed:?}");
-    // What lies before the damage has gone, what lies behind it has not.
+    // The entries before the damage are removed, the entries after it are not.
     let after: Vec<u64> = (0..3000).filter(sound).collect();
     let left = |n: &u64| *n < 10 || n.to_be_bytes()[..] > fence[..];
     assert!(after.iter().eq(before.iter().filter(|n| left(n))), "{after:?}");
@@ -257,7 +258,7 @@ fn ranges_end_where_they_should_within_leaves_and_between() {
                 assert!(*read == value(number(key))[..]);
                 Some(number(key))
             };
-            // From the other end, too, now and then.
+            // Sometimes from the other end, too.
             while let Some(n) = next(to % 5 == 0 && found.len() % 20 == 19) {
                 found.push(n);
             }

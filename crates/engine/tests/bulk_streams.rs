@@ -1,4 +1,4 @@
-//! Bulk loads that take values as streams.
+//! Bulk loads with values as streams.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -10,11 +10,11 @@ use common::{all_freed, assert_sound, bytes, memory_store, options, read};
 use vellum::{Error, Store};
 use vellum_pool::device::MemoryDevice;
 
-/// Bytes of a piece that one frame has, and of one that has as many as pieces can have.
+/// The data bytes of a piece of one frame, and of the longest piece.
 const SMALL_PIECE: usize = 4096 - 56;
 const PIECE: usize = 64 * 4096 - 56;
 
-/// Values of all lengths are loaded as streams, between entries that come as a whole.
+/// Loads values of all lengths as streams, between values that are passed as slices.
 #[test]
 fn a_bulk_load_takes_streams() {
     for (pool_pages, page_frames) in [(8, 1), (64, 1), (2048, 1), (64, 4)] {
@@ -31,7 +31,7 @@ fn a_bulk_load_takes_streams() {
             } else {
                 loader.push(&key, &bytes(60, n)).unwrap();
             }
-            // What is loaded is nowhere until the end.
+            // The tree has none of the loaded entries until the end.
             if n % 500 == 0 {
                 store.sync().unwrap();
                 assert!(tree.cursor().key().is_empty() && tree.get(&key).unwrap().is_none());
@@ -92,7 +92,7 @@ fn a_bulk_load_passes_over_a_stream_that_fails_and_gives_all_back_if_it_is_dropp
     }
 }
 
-/// Others put an entry into the tree while it is loaded.
+/// Another thread inserts an entry into the tree during the load.
 #[test]
 fn a_bulk_load_that_comes_too_late_gives_its_streams_back() {
     let (_, store) = memory_store(64, 1);
@@ -106,7 +106,7 @@ fn a_bulk_load_that_comes_too_late_gives_its_streams_back() {
     assert_sound(&store);
 }
 
-/// The process dies in the midst of a load, after a sync: the streams' space is free again.
+/// The process is killed during a load, after a sync. The space of the streams is free again.
 #[test]
 fn a_crash_in_a_bulk_load_loses_no_space_of_streams() {
     let (device, store) = memory_store(64, 1);

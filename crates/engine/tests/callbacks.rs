@@ -1,5 +1,4 @@
-//! Calls of a store from within functions that it runs itself: an error, where they would wait for
-//! themselves.
+//! Calls of a store from its own callbacks: a call that would wait for itself is an error.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -77,7 +76,7 @@ fn upsert_with(tree: &Tree, key: &[u8], len: usize, call: &dyn Fn()) {
     assert!(tree.upsert_with(key, len, fill).unwrap());
 }
 
-/// The functions that a store runs under a lock, with short values (`a`) and blobs (`b`).
+/// The operations that run a callback under a lock, with short values (`a`) and blobs (`b`).
 const AROUND: [(&str, Around); 11] = [
     ("update", |_, tree, call| update(tree, b"a", call)),
     ("update of a blob", |_, tree, call| update(tree, b"b", call)),
@@ -122,7 +121,7 @@ fn within_patience(body: impl FnOnce() + Send + 'static) {
     thread.join().unwrap();
 }
 
-/// Each call, within each function.
+/// Each call, in the callback of each operation.
 #[test]
 fn a_call_that_would_wait_for_itself_is_an_error() {
     within_patience(|| {
@@ -148,8 +147,8 @@ fn a_call_that_would_wait_for_itself_is_an_error() {
     });
 }
 
-/// Functions that run without a lock may call the store, and any function another store; that one
-/// knows when it is called back.
+/// A callback that runs without a lock may call the store. Any callback may call another store, and
+/// that store refuses calls from its own callbacks.
 #[test]
 fn a_call_that_waits_for_nothing_is_none() {
     within_patience(|| {

@@ -1,4 +1,4 @@
-//! Checkpoints: what stands still meanwhile, and what they cost.
+//! Checkpoints: which operations wait for them, and what they cost.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -34,7 +34,7 @@ fn put(tree: &Tree, from: u32, count: u32) {
     }
 }
 
-/// What a file has that is opened now.
+/// The number of entries in the file if it is opened now.
 fn found(memory: &MemoryDevice) -> Result<usize, Error> {
     let copy = Arc::new(MemoryDevice::from_snapshot(memory.snapshot()));
     let store = Store::open_on(copy, &options(64, 1))?;
@@ -44,8 +44,8 @@ fn found(memory: &MemoryDevice) -> Result<usize, Error> {
     Ok(count)
 }
 
-/// The header that lists the changed pages, and the pages: two syncs, and one write of the page
-/// that an update changed.
+/// A checkpoint of few pages writes the header with the list and then the pages: two syncs, and one
+/// write of the page that the update has changed.
 #[test]
 fn a_small_commit_takes_two_syncs() {
     let (memory, device, store, tree) = store(64);
@@ -63,15 +63,15 @@ fn a_small_commit_takes_two_syncs() {
     assert_eq!(found(&memory).unwrap(), 1000);
 }
 
-/// From the cut of a checkpoint on changes go on, whether it has copied few pages or written many,
-/// and the file is as it was at the cut.
+/// Changes go on after the cut of a checkpoint, whether it has copied few pages or written many.
+/// The file has the state of the cut.
 #[test]
 fn changes_go_on_while_a_checkpoint_writes() {
     for count in [10, 20_000] {
         let (memory, device, store, tree) = store(4000);
         put(&tree, 0, count);
         let plan = device.plan();
-        // The first sync of the device, and each one after it in turn.
+        // Hold the first sync of the device, and then each later one in turn.
         for nth in 1..=3 {
             let syncs = plan.counts().syncs;
             thread::scope(|scope| {
@@ -80,7 +80,7 @@ fn changes_go_on_while_a_checkpoint_writes() {
                 for held in 1..=nth {
                     let last = held == nth;
                     if count > 10 && held == 1 {
-                        // The mark, before the cut.
+                        // The sync of the "in use" mark, before the cut.
                         assert!(plan.wait_until_held(Operation::Sync, 1, PATIENCE));
                     } else if !plan.wait_until_held(Operation::Sync, 1, Duration::from_secs(1)) {
                         break;
@@ -109,7 +109,7 @@ fn changes_go_on_while_a_checkpoint_writes() {
     }
 }
 
-/// Threads that wait for a checkpoint are served by the next one, all of them.
+/// One checkpoint serves all threads that wait for the checkpoint before it.
 #[test]
 fn one_checkpoint_serves_all_that_wait() {
     let (_, device, store, tree) = store(256);
@@ -142,8 +142,8 @@ fn one_checkpoint_serves_all_that_wait() {
     assert_eq!(plan.counts().syncs - before, 4, "two checkpoints of two syncs");
 }
 
-/// A pool in which every page is dirty while none may be written: a change that needs a frame waits
-/// for the end of the checkpoint, and is no failure.
+/// Every page of the pool is dirty, and writes are paused. A change that needs a frame waits for
+/// the end of the checkpoint, and does not fail.
 #[test]
 fn a_pool_of_dirty_pages_waits_for_the_checkpoint() {
     let (memory, device, store, tree) = store(16);
@@ -164,8 +164,8 @@ fn a_pool_of_dirty_pages_waits_for_the_checkpoint() {
     assert_eq!(found(&memory).unwrap(), 3000);
 }
 
-/// The header that lists the pages is there, and a page is not: that is no clean file. Nor does the
-/// list hold when the missing pages come later, with others.
+/// The file has the header with the list, but lacks a listed page: it is not clean. It is not clean
+/// either if the missing pages are written later, together with other pages.
 #[test]
 fn a_list_whose_pages_are_missing_is_refused() {
     let (memory, device, store, tree) = store(64);
@@ -179,14 +179,14 @@ fn a_list_whose_pages_are_missing_is_refused() {
     let error = store.sync().unwrap_err();
     assert!(matches!(error, Error::DiskFull(_) | Error::Io(_)), "{error}");
     assert!(matches!(found(&memory), Err(Error::UncleanShutdown)));
-    // Pages leave, among them the missing ones; others change.
+    // The pool evicts pages, among them the missing ones. Other pages change.
     put(&tree, 1000, 20_000);
     assert!(matches!(found(&memory), Err(Error::UncleanShutdown)));
     store.sync().unwrap();
     assert_eq!(found(&memory).unwrap(), 21_000);
 }
 
-/// A closed file has a header that programs read which know no lists.
+/// The header of a closed file has no list, so older programs can read it.
 #[test]
 fn a_closed_file_lists_nothing() {
     let (memory, _, store, tree) = store(64);
@@ -207,8 +207,8 @@ fn a_closed_file_lists_nothing() {
     assert_eq!(found(&memory).unwrap(), 10);
 }
 
-/// The device panics in a checkpoint, whenever it writes a header or makes something durable. What
-/// was cut is not taken for saved, and no page is written over a header that may say "clean".
+/// The device panics in a checkpoint, at each write of a header and at each sync. The store does
+/// not consider the cut saved, and writes no page while the newest header may say "clean".
 #[test]
 fn a_panic_of_the_device_in_a_checkpoint_loses_nothing() {
     for (count, nth) in (1..=3).flat_map(|nth| [(10, nth), (20_000, nth), (20_000, nth + 3)]) {
@@ -229,7 +229,7 @@ fn a_panic_of_the_device_in_a_checkpoint_loses_nothing() {
         if unwound.is_ok() {
             continue;
         }
-        // Changed pages leave the pool.
+        // The pool evicts changed pages.
         let removed = (0..count).step_by(2).filter(|n| tree.remove(&n.to_be_bytes()).unwrap());
         let left = count as usize - removed.count() + 10_000;
         put(&tree, 100_000, 10_000);
@@ -238,7 +238,7 @@ fn a_panic_of_the_device_in_a_checkpoint_loses_nothing() {
         }
         store.sync().unwrap();
         assert_eq!(found(device.inner()).unwrap(), left);
-        // Without a change since such a panic, too.
+        // The same without a change after the panic.
         put(&tree, 1_000_000, 1);
         device.set_hook(|call| {
             if call == Call::Sync {
@@ -252,7 +252,7 @@ fn a_panic_of_the_device_in_a_checkpoint_loses_nothing() {
     }
 }
 
-/// The device panics under a thread that evicts. The store says so, and closing it ends.
+/// The device panics under the evictor. The store reports it, and closing the store ends.
 #[test]
 fn a_store_whose_device_panicked_in_an_eviction_can_be_closed() {
     let device = Arc::new(HookedDevice::new(MemoryDevice::new()));
@@ -270,7 +270,7 @@ fn a_store_whose_device_panicked_in_an_eviction_can_be_closed() {
     let refused = changes.take(10_000_000).find_map(Result::err).unwrap();
     assert!(matches!(&refused, Error::Poisoned(why) if why.contains("panicked")), "{refused}");
     device.clear_hook();
-    // No page is held: all of them can be read, and none keeps the store open.
+    // No page is locked: all of them can be read, and none keeps the store open.
     let (ended, ends) = std::sync::mpsc::channel();
     thread::spawn(move || {
         assert_eq!(&*tree.get(&5u32.to_be_bytes()).unwrap().unwrap(), [8; 100]);
@@ -283,8 +283,8 @@ fn a_store_whose_device_panicked_in_an_eviction_can_be_closed() {
     assert!(matches!(found(device.inner()), Err(Error::UncleanShutdown)));
 }
 
-/// A page that a thread evicts is on its way to the file while the store is closed, which has
-/// written it, too. The file is given to others only when it has arrived.
+/// The evictor is writing a page while `close` writes the same page. The store unlocks the file
+/// only after the evictor's write has ended.
 #[test]
 fn a_closed_file_is_unlocked_when_nothing_is_on_its_way_to_it() {
     let device = Arc::new(HookedDevice::new(MemoryDevice::new()));
@@ -323,7 +323,7 @@ fn a_closed_file_is_unlocked_when_nothing_is_on_its_way_to_it() {
     });
 }
 
-/// The header that says "in use" cannot be written: the error says so.
+/// If the header that says "in use" cannot be written, the error says so.
 #[test]
 fn an_error_names_the_mark_that_could_not_be_made() {
     let (_, device, store, tree) = store(16);
@@ -335,15 +335,15 @@ fn an_error_names_the_mark_that_could_not_be_made() {
     assert!(error.contains("the file could not be marked in use"), "{error}");
 }
 
-/// A file below a page cache: a sync that fails leaves what was written in the cache, which calls
-/// it clean and does not write it again.
+/// A file under a page cache. After a failed sync the cache keeps the written pages, considers them
+/// clean and does not write them again.
 #[derive(Debug, Default)]
 struct Cached {
     cache: MemoryDevice,
     unwritten: Mutex<Vec<(usize, Vec<u8>)>>,
     durable: Mutex<Vec<u8>>,
     syncs_fail_from: AtomicU32,
-    /// What a loss of power leaves right after the file became shorter.
+    /// The contents after a power failure right after the file was truncated.
     cut_off: Mutex<Vec<Vec<u8>>>,
 }
 
@@ -395,12 +395,13 @@ impl Device for Cached {
     }
 }
 
-/// A sync of a checkpoint fails, its process is killed, and the next one finds in the page cache
-/// what the device has not: the listed pages, or the header. What that process takes for durable is
-/// so, whatever it does next, and after a loss of power.
+/// A sync of a checkpoint fails, and the process is killed. The next process finds pages in the
+/// page cache that the device does not have: the listed pages, or the header. What that process
+/// considers durable must survive a power failure.
 #[test]
 fn what_a_failed_sync_left_in_the_page_cache_is_written_again() {
-    // The second sync is that of the listed pages, the last one of many changes that of the header.
+    // The second sync makes the listed pages durable. After many changes, the last sync makes the
+    // header durable.
     for (count, nth) in [(10, 2), (2000, 2), (2000, 3)] {
         let device = Arc::new(Cached::default());
         let store = Store::create_on(device.clone(), &options(4000, 1)).unwrap();
@@ -450,8 +451,8 @@ fn what_a_failed_sync_left_in_the_page_cache_is_written_again() {
     }
 }
 
-/// The file becomes shorter only while it says, durably, that it is in use. A header that says
-/// "clean" would have the file taken for one that was cut off.
+/// The store truncates the file only while the durable header says "in use". With a header that
+/// says "clean", opening would refuse the file as truncated.
 #[test]
 fn a_file_is_marked_in_use_before_it_is_trimmed() {
     let case = |synced: bool, reopened: bool, changed: bool| {
@@ -468,7 +469,7 @@ fn a_file_is_marked_in_use_before_it_is_trimmed() {
             store.sync().unwrap();
         }
         if reopened {
-            // The process is killed, and trims nothing.
+            // The process is killed before it trims the file.
             std::mem::forget(store);
             store = open();
         }

@@ -12,20 +12,20 @@ use vellum::{Store, Tree};
 use vellum_pool::device::MemoryDevice;
 use vellum_testing::patience::SetWhenDropped;
 
-/// One operation on one key: when it began and ended, and what it saw or did.
+/// One operation on one key: its beginning, its end, and its result.
 #[derive(Clone, Copy, Debug)]
 struct Event {
     begin: u64,
     end: u64,
-    /// `Some(state)` that a write left (0: absent), or that a read saw.
+    /// The state after a write (0: absent), or the state that a read saw.
     write: bool,
     state: u64,
-    /// What a write replaced: whether there was a value.
+    /// Whether a write replaced a value.
     had: Option<bool>,
 }
 
-/// Whether some order of the events that respects real time explains all of them (Wing and Gong,
-/// 1993), beginning with an absent key. Per key there are few enough.
+/// Whether an order of the events exists that respects real time and explains all results,
+/// beginning with an absent key (Wing and Gong, 1993). Each key has few enough events.
 fn is_linearizable(events: &[Event]) -> bool {
     fn search(
         events: &[Event],
@@ -76,8 +76,8 @@ fn the_checker_tells_good_histories_from_bad_ones() {
     assert!(!is_linearizable(&lost));
 }
 
-/// A value that cannot be mistaken for a mixture of two: its number all the way, in a length that
-/// depends on it.
+/// A value that repeats its number, with a length that depends on the number. So a mixture of two
+/// values is noticed.
 fn value_of(number: u64) -> Vec<u8> {
     let len = 8 * (1 + number % 40) as usize + if number.is_multiple_of(97) { 6000 } else { 0 };
     number.to_le_bytes().into_iter().cycle().take(len).collect()
@@ -210,7 +210,7 @@ fn threads_that_insert_and_remove_everywhere_leave_a_sound_tree() {
 fn cursors_see_every_entry_that_stays() {
     let (_, store) = memory_store(64, 1);
     let tree = store.create_tree("t").unwrap();
-    // Even numbers stay, odd ones come and go.
+    // Even numbers stay; odd ones are inserted and removed.
     for n in (0..6000u32).step_by(2) {
         tree.insert(&n.to_be_bytes(), &n.to_be_bytes()).unwrap();
     }
@@ -282,7 +282,7 @@ fn readers_and_a_tree_that_is_dropped() {
                 });
             }
             store.drop_tree("t").unwrap();
-            // Its pages are used at once by another tree.
+            // Another tree uses the pages at once.
             let other = store.create_tree("other").unwrap();
             other.bulk_load((0..3000u32).map(|n| (n.to_be_bytes(), [0xee; 100]))).unwrap();
         });
@@ -354,7 +354,7 @@ fn a_file_that_many_threads_wrote_opens_with_all_of_it() {
 }
 
 #[test]
-fn one_leaf_that_everybody_writes_to_starves_nobody() {
+fn no_thread_starves_when_all_write_to_one_leaf() {
     let (_, store) = memory_store(64, 1);
     let tree = store.create_tree("t").unwrap();
     let stop = AtomicBool::new(false);

@@ -1,4 +1,4 @@
-//! The default size of pools: its test has a process of its own, whose pools are all there are.
+//! The default size of pools. The test runs in a process of its own, which has no other pools.
 #![allow(clippy::unwrap_used)]
 
 use std::sync::Arc;
@@ -13,14 +13,14 @@ fn stores_with_the_default_pool_divide_the_memory() {
     let half = bytes(&first);
     let second = open();
     assert_eq!(bytes(&second).abs_diff(half / 2) >> 12, 0);
-    // What has a size of its own counts, too.
+    // A pool with a given size counts, too.
     let own = Options::new().pool_bytes(half / 4);
     let third = Store::create_on(Arc::new(MemoryDevice::new()), &own).unwrap();
     assert_eq!(bytes(&open()).abs_diff(half / 8) >> 12, 0);
-    // However many there are, each has enough to work with.
+    // However many pools there are, each has the minimum.
     let many: Vec<_> = (0..40).map(|_| open()).collect();
     assert!(many.iter().all(|store| bytes(store) >= 16 << 20));
-    // Memory that comes back is divided again, also that of a store that was closed.
+    // The next pool gets a share of the memory that was given back, also by a closed store.
     drop(many);
     first.close().unwrap();
     drop((second, third));

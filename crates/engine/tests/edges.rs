@@ -1,5 +1,5 @@
-//! Sharp edges: damaged trees on which threads could wait for each other, numbers that run out,
-//! buffers of lookups that find nothing.
+//! Edge cases: damaged trees in which threads could wait for each other, numbers that run out,
+//! buffers of lookups that find no entry.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -44,9 +44,9 @@ fn a_lookup_that_finds_nothing_leaves_nothing_in_the_buffer() {
     });
 }
 
-/// Two parents of leaves have each other for children, and two threads merge below them.
+/// Two parents of leaves are each other's children, and two threads merge below them.
 #[test]
-fn nodes_below_each_other_stop_nobody() {
+fn nodes_below_each_other_stop_no_thread() {
     let (device, store) = memory_store(2000, 1);
     let tree = store.create_tree("t").unwrap();
     for number in 0..40_000u32 {
@@ -65,7 +65,7 @@ fn nodes_below_each_other_stop_nobody() {
         key.resize(4, 0);
         u32::from_be_bytes(key[..4].try_into().unwrap())
     };
-    // Slots 4 and 6 lead to the other parent; slot 5 stays, and its entries are changed.
+    // Slots 4 and 6 refer to the other parent. Slot 5 stays, and its entries change.
     let ranges = [one, two].map(|at| separator(at, 4) + 1..=separator(at, 5));
     for (at, other) in [(one, two), (two, one)] {
         for slot in [4, 6] {
@@ -82,7 +82,7 @@ fn nodes_below_each_other_stop_nobody() {
             for round in 0..3000 {
                 for number in range.clone() {
                     let key = number.to_be_bytes();
-                    // Errors are as good as answers here.
+                    // The calls may fail here, but they must end.
                     if round % 2 == 0 {
                         let _ = tree.remove(&key);
                     } else {
@@ -122,7 +122,8 @@ fn a_store_whose_numbers_for_trees_are_used_up_opens_again() {
     assert_eq!(store.trees().unwrap(), ["a", "b", "first"]);
 }
 
-/// A tree's root leads to another tree, in a file that lies: dropping it takes nothing from that.
+/// In a damaged file, the root of a tree refers to pages of another tree. Dropping the first tree
+/// frees no page of the other.
 #[test]
 fn dropping_a_tree_frees_no_pages_of_another_one() {
     let (device, store) = memory_store(2000, 1);
@@ -139,7 +140,7 @@ fn dropping_a_tree_frees_no_pages_of_another_one() {
         .filter(|at| image[*at + 32..*at + 37] == *b"VLMP\x02" && image[*at + 38] == 1)
         .collect();
     let [one, two] = roots[..] else { panic!("{roots:?}") };
-    // The first child of the one is the first child of the other.
+    // Both trees have the same first child.
     image.copy_within(two + 136 + 8..two + 136 + 16, one + 136 + 8);
     seal(&mut image[one..one + 4096], &[]);
     let store = open(image);
@@ -148,8 +149,8 @@ fn dropping_a_tree_frees_no_pages_of_another_one() {
     assert_eq!(store.tree("two").unwrap().check().unwrap().entries, 3000);
 }
 
-/// Two leaves have changed places, as when a device lost writes. They keep their keys without what
-/// these begin with, so a key that is led to the wrong one could become another key there.
+/// Two leaves are in each other's place, as if a device had lost writes. Leaves store keys without
+/// their prefix, so a key in the wrong leaf could become a different key.
 #[test]
 fn no_key_changes_in_a_leaf_of_other_keys() {
     let (device, store) = memory_store(2000, 1);

@@ -67,7 +67,7 @@ fn both_ends_of_a_range_meet() {
         assert_eq!(low, high);
         assert!(entries.next().is_none() && entries.next_back().is_none());
     }
-    // Neither gives what the other one gave, though the tree changes between.
+    // No entry is returned from both ends, although the tree changes meanwhile.
     let mut entries = tree.entries();
     assert_eq!((number(entries.next()), number(entries.next_back())), (Some(0), Some(999)));
     for n in 1..999u32 {
@@ -80,7 +80,7 @@ fn both_ends_of_a_range_meet() {
     assert_sound(&store);
 }
 
-/// A leaf has some ninety of these entries.
+/// A leaf has about ninety of these entries.
 #[test]
 fn entries_in_place_are_not_allocated() {
     let (_, store) = memory_store(400, 1);
@@ -103,7 +103,7 @@ fn entries_in_place_are_not_allocated() {
     }
 }
 
-/// Twelve blobs of half a megabyte, a pool of four: as guards, they would not fit.
+/// Twelve blobs of half a megabyte and a pool of four megabytes: guards of all blobs would not fit.
 #[test]
 fn blobs_that_are_collected_may_exceed_the_pool() {
     let (_, store) = memory_store(1024, 1);

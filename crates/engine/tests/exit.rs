@@ -1,5 +1,5 @@
-//! How a process ends that has a store open: by a panic, by `exit` from anywhere, with the store in
-//! a static, as the child of a fork. The store opens afterwards, and has all that was done.
+//! A process with an open store ends: by a panic, by `exit` from anywhere, with the store in a
+//! static, as the child of a fork. Afterwards the store opens and has all changes.
 #![allow(unsafe_code, clippy::unwrap_used)]
 
 mod common;
@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use vellum::{Error, MemoryDevice, Options, Store};
 use vellum_pool::device::{Call, HookedDevice};
 
-/// Which way a child is to end, and in which directory.
+/// The environment variables of a child: how it ends, and in which directory.
 const CASE: &str = "VELLUM_TEST_EXIT_CASE";
 const PLACE: &str = "VELLUM_TEST_EXIT_PLACE";
 
@@ -28,7 +28,7 @@ fn key(number: u64) -> [u8; 8] {
     number.to_be_bytes()
 }
 
-/// Runs a case of [`child`] in a process of its own; returns how that ended, and where.
+/// Runs a case of [`child`] in a process of its own. Returns its exit status and its directory.
 fn run(case: &str) -> (ExitStatus, tempfile::TempDir) {
     let place = tempfile::tempdir().unwrap();
     let mut command = Command::new(std::env::current_exe().unwrap());
@@ -39,7 +39,7 @@ fn run(case: &str) -> (ExitStatus, tempfile::TempDir) {
     (output.status, place)
 }
 
-/// Opens a child's store, which is sound, and has these entries of the tree "t".
+/// Opens a child's store, and asserts that it is sound and that its tree "t" has these entries.
 fn expect(store: &Path, entries: impl IntoIterator<Item = u64>) {
     let store = Store::open(store, &small()).unwrap();
     assert!(store.check(&mut |_| ()).unwrap().is_sound());
@@ -50,7 +50,7 @@ fn expect(store: &Path, entries: impl IntoIterator<Item = u64>) {
     store.close().unwrap();
 }
 
-/// A store in a file, with some entries that are not in the file yet.
+/// Creates a store with some entries that are not in the file yet.
 fn begin(path: &Path) -> (Store, vellum::Tree) {
     let store = Store::create(path, &small()).unwrap();
     let tree = store.create_tree("t").unwrap();
@@ -62,7 +62,7 @@ fn begin(path: &Path) -> (Store, vellum::Tree) {
 
 static STORE: OnceLock<Store> = OnceLock::new();
 
-/// What the children do.
+/// Runs in the child: the case that the parent has chosen.
 #[test]
 #[ignore = "other tests run it in processes of their own"]
 fn child() {
@@ -98,7 +98,7 @@ fn child() {
             exit(3);
         }
         "fork" => {
-            // A page that is held, and pages that are set aside.
+            // A guard of a page, and unlinked pages.
             tree.upsert(&key(0), &[7; 9000]).unwrap();
             let reader = tree.clone().into_reader(&key(0)).unwrap().unwrap();
             let mut writer = tree.clone().into_writer(&key(1001)).unwrap();
@@ -130,7 +130,7 @@ fn child() {
     }
 }
 
-/// Runs `work` in a child of a fork, which then exits as other programs do.
+/// Runs `work` in a child of a fork, which then calls `exit`.
 fn in_child(work: impl FnOnce()) {
     // SAFETY: the threads of this process that the child lacks are the store's and the harness's,
     // which hold no lock now.
@@ -149,7 +149,7 @@ fn in_child(work: impl FnOnce()) {
     assert!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0, "status {status}");
 }
 
-/// Four threads write, and each writes down what was done, when the process exits.
+/// Four threads write, and each records its finished changes, until the process exits.
 fn write_until_exit(store: &Store, place: &Path) {
     for thread in 0..4u64 {
         let (tree, mut done) =
@@ -207,13 +207,13 @@ fn an_exit_closes_a_store_that_other_threads_write_to() {
 }
 
 #[test]
-fn an_exit_in_the_callers_part_of_a_change_ends_and_closes_other_stores() {
+fn an_exit_in_a_callback_ends_and_closes_other_stores() {
     let begun = Instant::now();
     let (status, place) = run("in a change");
     assert_eq!(status.code(), Some(3));
     assert!(begun.elapsed() < Duration::from_secs(30));
     expect(&place.path().join("other"), 0..1000);
-    // Its change never ended.
+    // The change of this store never ended.
     let error = Store::open(place.path().join("store"), &small()).unwrap_err();
     assert!(matches!(error, Error::UncleanShutdown), "{error}");
     assert!(error.to_string().contains("brings back the entries"), "{error}");

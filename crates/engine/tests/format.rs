@@ -1,4 +1,4 @@
-//! docs/format.md is true: a decoder written from that document alone reads a store file.
+//! Tests docs/format.md: a decoder that was written only from that document reads a store file.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -86,7 +86,7 @@ impl File {
         rest[..len as usize].to_vec()
     }
 
-    /// First and end of the map, and the frames that are free.
+    /// The first page and the end of the space, and the number of free frames.
     fn free_map(&self, first: u64, frames: u32) -> (u64, u64, u64) {
         let (mut map, mut next) = (Vec::new(), first);
         while next != 0 {
@@ -155,7 +155,7 @@ fn a_decoder_written_from_the_document_reads_the_file() {
 
         let (first, end, free) = file.free_map(file.u64(header + 96), page_frames);
         assert_eq!(first, 2);
-        // The map's own pages came on top of what was used before.
+        // The pages of the map were allocated after the statistics were taken.
         assert!(end - free >= used && end - free <= used + 4 * u64::from(page_frames));
 
         let mut trees = Vec::new();

@@ -1,4 +1,5 @@
-//! Many lookups at once: the same answers as one by one, whatever else goes on.
+//! Many lookups at once: the same results as single lookups, also while other threads change the
+//! tree.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -14,7 +15,7 @@ use vellum::{Error, Store, Tree};
 use vellum_pool::device::{Completion, Fault, MemoryDevice, Operation};
 use vellum_testing::patience::SetWhenDropped;
 
-/// Keys of many lengths; half of them share a long beginning.
+/// Keys of many lengths. Half of them share a long prefix.
 fn key_of(number: u64) -> Vec<u8> {
     let tail = "x".repeat((number % 23) as usize);
     match number % 2 {
@@ -33,7 +34,7 @@ fn value_of(number: u64, version: u64) -> Vec<u8> {
     mixed.to_le_bytes().into_iter().cycle().take(len).collect()
 }
 
-/// Looks all keys up at once and compares with the model.
+/// Looks up all keys at once and compares the values with the model.
 fn assert_found(tree: &Tree, keys: &[Vec<u8>], model: &BTreeMap<Vec<u8>, Vec<u8>>) {
     let mut visits = vec![0; keys.len()];
     tree.multi_get_with(keys, |index, value| {
@@ -65,7 +66,7 @@ fn against_the_model(seed: u64, pool_pages: u64, page_frames: u32, entries: u64)
         let keys: Vec<_> = (0..batch).map(|_| key_of(random.below(entries * 5 / 4))).collect();
         assert_found(&tree, &keys, &model);
         let references: Vec<&[u8]> = keys.iter().map(|key| &key[..]).collect();
-        // All blobs are held at once: only a few of them fit a small pool.
+        // The lookup pins all blobs at once, and only a few of them fit into a small pool.
         let few = &references[..references.len().min(20)];
         for (key, value) in few.iter().zip(tree.multi_get(few).unwrap()) {
             assert_eq!(value.as_deref(), model.get(*key).map(|value| &value[..]));
@@ -84,9 +85,9 @@ fn finds_what_single_lookups_find() {
     }
 }
 
-/// Values say which key they belong to, so that an answer for another key, or a torn one, is
-/// noticed; keys in the upper half are never changed, so those have to be found.
-fn beside_writers(seed: u64, pool_pages: u64) {
+/// A value contains its key, so the test notices a value of another key, or a torn one. No thread
+/// changes the upper half of the keys, so the lookups must find all of these.
+fn with_writers(seed: u64, pool_pages: u64) {
     const KEYS: u64 = 3000;
     let (_, store) = memory_store(pool_pages, 1);
     let tree = store.create_tree("t").unwrap();
@@ -138,23 +139,23 @@ fn beside_writers(seed: u64, pool_pages: u64) {
 }
 
 #[test]
-fn finds_what_is_there_beside_writers() {
+fn finds_unchanged_keys_while_others_write() {
     for round in 0..u64::from(rounds(20)) {
-        beside_writers(seed(5 + round), 2000);
-        beside_writers(seed(105 + round), 40);
+        with_writers(seed(5 + round), 2000);
+        with_writers(seed(105 + round), 40);
     }
 }
 
 #[test]
 fn all_reads_of_a_batch_are_in_flight_together() {
     let (device, _store, tree) = cold(3000, 500);
-    // The root, which has all leaves below it, and one leaf.
+    // The root, which is the parent of all leaves, and one leaf.
     assert!(tree.contains(&0u64.to_be_bytes()).unwrap());
     let plan = device.plan();
     plan.hold(Operation::Read);
     std::thread::scope(|scope| {
         let batch = scope.spawn(|| {
-            // So far from one another that no two leaves are neighbours.
+            // So far apart that no two leaves are siblings.
             let keys: Vec<_> = (1..48u64).map(|number| (number * 62).to_be_bytes()).collect();
             let mut found = 0;
             tree.multi_get_with(&keys, |index, value| {
@@ -207,8 +208,8 @@ fn a_page_that_cannot_be_read_fails_the_batch_with_its_error() {
     assert_sound(&store);
 }
 
-/// As when the device acknowledged the writes of a page and lost them: what is there is sound, and
-/// from a time when its place was another tree's.
+/// As if the device had acknowledged the writes of a page and lost them: the page in the file is
+/// sound, but from a time when the place belonged to another tree.
 #[test]
 fn a_sound_page_of_another_tree_is_damage() {
     let memory = Arc::new(MemoryDevice::new());

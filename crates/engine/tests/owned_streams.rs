@@ -1,4 +1,4 @@
-//! Readers and writers that keep their tree; writers for new keys; errors as numbers.
+//! Readers and writers that own a handle of their tree; writers for new keys; errors as numbers.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -8,7 +8,7 @@ use std::io::{Read, Seek, SeekFrom, Write};
 use common::{all_freed, assert_sound, bytes, memory_store, options, read};
 use vellum::{Error, OwnedValueReader, OwnedValueWriter, Store};
 
-/// Threads without a scope, after all other handles have gone.
+/// Unscoped threads use the streams after all other handles were dropped.
 #[test]
 fn streams_that_keep_their_tree_go_anywhere() {
     fn is_send<T: Send + Sync + 'static>() {}
@@ -58,7 +58,7 @@ fn a_closed_store_has_streams_that_say_so() {
     let mut writer = tree.clone().into_writer(b"other").unwrap();
     writer.write_all(&bytes(1 << 20, 2)).unwrap();
     store.close().unwrap();
-    // Others have the file now.
+    // Another store has opened the file meanwhile.
     let again = Store::open(&path, &options(64, 1)).unwrap();
     let inner = |error: std::io::Error| error.downcast::<Error>().unwrap();
     for reader in &mut readers {
@@ -87,7 +87,7 @@ fn errors_have_numbers() {
     assert_eq!(number(Store::open(folder.path(), &options(64, 1)).unwrap_err()), libc::EIO);
     std::fs::write(&nowhere, b"no store").unwrap();
     assert_eq!(number(Store::open(&nowhere, &options(64, 1)).unwrap_err()), libc::EMEDIUMTYPE);
-    // What the system said, wherever it stands.
+    // The error number of the system call, however deep it is nested.
     let refused = std::io::Error::from_raw_os_error(libc::EDQUOT);
     assert_eq!(number(Error::Input(std::io::Error::other(refused))), libc::EDQUOT);
 }

@@ -1,8 +1,8 @@
-//! The example on the first page: it is compiled, it runs, and it is the one that stands there.
+//! The example in README.md: it compiles, it runs, and it is the same as in the file.
 
 use vellum::{Options, Store};
 
-/// The example, in another folder.
+/// The example in README.md, in another folder.
 fn example() -> Result<(), Box<dyn std::error::Error>> {
     let store = Store::open_or_create("capitals.vellum", &Options::new().pool_bytes(64 << 20))?;
     let capitals = store.tree_or_create("capitals")?;
@@ -18,7 +18,7 @@ fn example() -> Result<(), Box<dyn std::error::Error>> {
 #[test]
 fn the_example_of_the_first_page_runs() -> Result<(), Box<dyn std::error::Error>> {
     let folder = tempfile::tempdir()?;
-    // The other test of this program needs no folder.
+    // The other test of this file needs no folder.
     std::env::set_current_dir(&folder)?;
     example()?;
     let store = Store::open("capitals.vellum", &Options::new().pool_bytes(64 << 20))?;

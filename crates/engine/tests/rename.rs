@@ -1,4 +1,4 @@
-//! Trees that get other names.
+//! Renames of trees.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -14,7 +14,7 @@ fn a_tree_gets_another_name() {
     let tree = store.create_tree("a").unwrap();
     tree.insert(b"key", b"of a").unwrap();
     store.create_tree("b").unwrap().insert(b"key", b"of b").unwrap();
-    // Nothing of this changes anything.
+    // None of these calls changes anything.
     assert!(matches!(store.rename_tree("c", "d"), Err(Error::NoSuchTree(name)) if name == "c"));
     assert!(matches!(store.rename_tree("c", "c"), Err(Error::NoSuchTree(_))));
     assert!(matches!(store.rename_tree("a", "b"), Err(Error::TreeExists(name)) if name == "b"));
@@ -26,12 +26,13 @@ fn a_tree_gets_another_name() {
     store.rename_tree("a", "größe").unwrap();
     assert_eq!(store.trees().unwrap(), ["b", "größe"]);
     assert!(matches!(store.tree("a"), Err(Error::NoSuchTree(_))));
-    // A handle from before and one from after are of the same tree, which has the new name.
+    // A handle from before the rename and one from after it belong to the same tree, which has the
+    // new name.
     let found = store.tree("größe").unwrap();
     tree.insert(b"more", b"").unwrap();
     assert!(found.contains(b"more").unwrap());
     assert_eq!((&*tree.name(), &*found.name()), ("größe", "größe"));
-    // The old name is free, also for a tree that is dropped then.
+    // The old name is free for another tree, which can be dropped.
     store.create_tree("a").unwrap().insert(b"new", b"").unwrap();
     store.drop_tree("a").unwrap();
     assert!(tree.contains(b"more").unwrap());
@@ -54,7 +55,7 @@ fn a_tree_gets_another_name() {
 #[test]
 fn a_rename_that_finds_no_space_leaves_the_name() {
     let (device, store, tree) = common::cold(10, 64);
-    // So many trees that the next names take another page of the catalog.
+    // Create so many trees that the next names need another page of the catalog.
     let names: Vec<_> = (0..200).map(|n| format!("{n:0100}")).collect();
     names.iter().for_each(|name| drop(store.create_tree(name).unwrap()));
     device.plan().fail_always(Operation::Resize, Fault::Error(Errno::NOSPC));
@@ -92,7 +93,7 @@ fn a_rename_is_one_step_for_all_others() {
             }
         });
         while !looking.is_finished() {
-            // One name lies before most others, the other behind them.
+            // One name is before most others, the other after them.
             store.rename_tree("from", "!").unwrap();
             store.rename_tree("!", "from").unwrap();
         }

@@ -1,4 +1,4 @@
-//! What salvaging gives of files as a crash leaves them: entries of the tree itself.
+//! Salvaging a file after a crash returns only entries of the tree itself.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -18,10 +18,10 @@ fn value(tree: &str, number: u32) -> Vec<u8> {
     format!("{tree} {number} {}", "x".repeat(80)).into_bytes()
 }
 
-/// Entries move from one tree to another, whose pages take the places of the first one's.
+/// Entries move from one tree to another, whose pages take the places of the first tree's pages.
 #[test]
 fn salvaging_gives_no_entry_of_another_tree() {
-    // A pool from which pages leave: what stays in memory does not change the file.
+    // A pool that evicts: pages that stay in memory would not change the file.
     let (device, store) = memory_store(30, 1);
     let (old, new) = (store.create_tree("old").unwrap(), store.create_tree("new").unwrap());
     let (all, each) = (6000u32, 100);
@@ -53,7 +53,7 @@ fn salvaging_gives_no_entry_of_another_tree() {
                 }
                 true
             });
-            // The iterator ends with an error where it would have to leave entries out.
+            // The iterator ends with an error where it would have to skip entries.
             for entry in tree.entries().map_while(Result::ok) {
                 let number = u32::from_be_bytes(entry.0[..].try_into().unwrap());
                 assert_eq!(&entry.1[..], value(name, number), "iterated of {name}");
@@ -107,7 +107,7 @@ fn salvaging_gives_no_value_of_another_key() {
     assert!(salvaged > 20 && refused > 0, "{salvaged} entries, {refused} refused");
 }
 
-/// Earlier programs recorded nothing of the key in a blob's page.
+/// Earlier versions recorded no checksum of the key in a blob's page.
 #[test]
 fn blobs_without_a_checksum_of_their_key_are_read() {
     let (device, store) = memory_store(60, 1);

@@ -1,4 +1,5 @@
-//! Scans of trees that are not in memory: what they read ahead, how, and that it changes nothing.
+//! Scans of trees that are not in memory: how much they read ahead, in which reads, and that the
+//! results are the same.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -15,7 +16,7 @@ use vellum_testing::patience::SetWhenDropped;
 
 const ENTRIES: u64 = 30_000;
 
-/// The keys that a cursor comes to in one direction, from where it stands.
+/// The keys that a cursor visits in one direction from its position.
 fn keys(cursor: &mut Cursor<'_>, forward: bool) -> Vec<u64> {
     let mut keys = Vec::new();
     while if forward { cursor.forward() } else { cursor.backward() }.unwrap() {
@@ -90,7 +91,8 @@ fn a_short_range_reads_little_ahead() {
     assert!(stats.prefetches < 30, "{stats:?}");
 }
 
-/// At most half of what a short range used is read in vain, of a long one as much as it used.
+/// A short range reads at most half as many pages in vain as it uses, a long one at most as many as
+/// it uses.
 #[test]
 fn what_is_read_ahead_is_mostly_used() {
     let each = ENTRIES / cold(ENTRIES, 1500).2.stat().unwrap().leaf_pages;
@@ -111,7 +113,7 @@ fn a_pool_of_a_few_pages_is_enough() {
         let mut cursor = tree.cursor();
         assert_eq!(keys(&mut cursor, true), (0..6000).collect::<Vec<_>>());
         assert_eq!(keys(&mut cursor, false), (0..6000).rev().collect::<Vec<_>>());
-        // To and fro, so that what was read ahead is of no use.
+        // Change direction, so that the pages that were read ahead are of no use.
         let mut random = Random(3);
         for _ in 0..40 {
             let from = random.below(6000);
@@ -142,8 +144,8 @@ fn a_leaf_that_cannot_be_read_ends_the_scan_with_its_error() {
         Ok(count)
     };
     let mut failed = 0;
-    // A scan fails where a leaf cannot be read twice. Which reads there are depends on the
-    // background thread, too, and not on the seed alone: whatever is drawn, some scans fail.
+    // A scan fails where two reads of a leaf fail. The order of reads depends on the evictor, too,
+    // and not only on the seed. With any order, some scans fail.
     for round in 0..10 {
         plan.fail_randomly(Operation::Read, 0.008 * f64::from(round), Fault::Error(Errno::IO));
         match scan() {
@@ -158,9 +160,10 @@ fn a_leaf_that_cannot_be_read_ends_the_scan_with_its_error() {
     assert_sound(&store);
 }
 
-/// What stays is seen by every scan, in order, whatever comes and goes around it.
+/// Every scan sees all entries that stay, in order, while other threads insert and remove entries
+/// between them.
 #[test]
-fn scans_beside_writers_see_all_that_stays() {
+fn scans_see_all_that_stays_while_others_write() {
     let (_, store) = memory_store(80, 1);
     let tree = store.create_tree("t").unwrap();
     for number in 0..4000u64 {

@@ -1,4 +1,4 @@
-//! How full splits leave the pages of a tree.
+//! The fill of the pages of a tree after splits.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -21,7 +21,7 @@ fn ascending_inserts_fill_their_leaves() {
     }
 }
 
-/// How full the leaves and inner pages of a tree are after these inserts, from 0 to 1.
+/// The fill of the leaves and inner pages of a tree after these inserts, from 0 to 1.
 fn fill_after(keys: impl Iterator<Item = Vec<u8>>, value: &[u8]) -> f64 {
     let (_, store) = memory_store(1500, 1);
     let tree = store.create_tree("t").unwrap();
@@ -33,13 +33,13 @@ fn fill_after(keys: impl Iterator<Item = Vec<u8>>, value: &[u8]) -> f64 {
     stat.used_bytes as f64 / stat.page_bytes as f64
 }
 
-/// Keys of a tenant and a time: as many runs as there are tenants, which take turns at random.
-/// Balanced splits leave these leaves 0.45 to 0.6 full.
+/// Keys of a tenant and a time: one run for each tenant, in random turns. With balanced splits
+/// alone, the leaves would be 0.45 to 0.6 full.
 #[test]
 fn runs_that_take_turns_fill_their_leaves() {
     let (small, large) = (&[7; 20][..], &[7; 400][..]);
     let cases = [
-        // Two or three leaves a tenant.
+        // Two or three leaves for each tenant.
         (1000u32, 200, small, 0.7),
         (1000, 20, large, 0.65),
         (30, 4000, small, 0.84),

@@ -39,7 +39,7 @@ fn a_closed_store_opens_with_everything_in_it() {
     assert_eq!(tree.get(b"large").unwrap().as_deref(), Some(&large[..]));
     assert!(store.stat().unwrap().clean, "reading changes nothing");
 
-    // The file's tail is given back: an emptied store is a small file.
+    // Closing truncates the file's tail: the file of an emptied store is small.
     drop(tree);
     let before = std::fs::metadata(&path).unwrap().len();
     store.drop_tree("files").unwrap();
@@ -53,7 +53,7 @@ fn a_closed_store_opens_with_everything_in_it() {
     assert_sound(&store);
 }
 
-/// A guest of the lab has the kernel module: all these tests are on it there.
+/// A guest of the lab has the kernel module, so all these tests use it there.
 #[test]
 fn a_store_is_on_exmap_where_that_is() {
     let (_, store) = memory_store(64, 1);
@@ -99,7 +99,7 @@ fn a_closed_store_refuses_everything() {
 fn closing_unlocks_the_file_under_live_handles() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("store");
-    // Most of the tree is not in memory.
+    // Most pages of the tree are not in memory.
     let options = Options::new().pool_bytes(64 << 12);
     let store = Store::create(&path, &options).unwrap();
     let tree = store.create_tree("t").unwrap();
@@ -119,7 +119,7 @@ fn closing_unlocks_the_file_under_live_handles() {
     assert!(taken.next().unwrap().is_ok());
     store.clone().close().unwrap();
 
-    // Another store has the file, and changes all of it.
+    // Another store opens the file and changes all of it.
     let other = Store::open(&path, &options).unwrap();
     let changed = other.tree("t").unwrap();
     changed.clear().unwrap();
@@ -148,7 +148,7 @@ fn closing_unlocks_the_file_under_live_handles() {
         true
     });
     assert_eq!(met, [false]);
-    // What is held already stays.
+    // A value that the caller holds stays.
     assert_eq!(&*blob, [1; 20_000]);
     drop((blob, taken, cursor, reader));
     drop((tree, store));
@@ -157,8 +157,8 @@ fn closing_unlocks_the_file_under_live_handles() {
     other.close().unwrap();
 }
 
-/// Those who read while a store is closed, and another one changes the file, get entries of the
-/// store that they have open, or that it is closed.
+/// Threads read while their store is closed and another store changes the file. Each read returns
+/// an entry of the closed store, or `Closed`.
 #[test]
 fn what_is_read_while_a_store_is_closed_is_of_that_store() {
     let directory = tempfile::tempdir().unwrap();
@@ -178,7 +178,7 @@ fn what_is_read_while_a_store_is_closed_is_of_that_store() {
                     let mut random = Random(seed);
                     let mut keys = || (random.below(8000) as u32).to_be_bytes();
                     loop {
-                        // Long enough for another store to change what is still to be read.
+                        // Long enough for another store to change the rest of the file.
                         let keys: Vec<_> = (0..20_000).map(|_| keys()).collect();
                         let found = tree.multi_get_with(&keys, |_, value| {
                             assert_eq!(value, Some(&[round; 100][..]));
@@ -217,7 +217,7 @@ fn trees_come_and_go_by_name() {
     assert!(matches!(dropped.get(b"name"), Err(Error::NoSuchTree(_))));
     assert!(matches!(dropped.insert(b"x", b"y"), Err(Error::NoSuchTree(_))));
     assert!(matches!(dropped.cursor().first(), Err(Error::NoSuchTree(_))));
-    // Another one of the same name is another one.
+    // A new tree of the same name is a different tree.
     assert!(store.tree_or_create("a").unwrap().get(b"name").unwrap().is_none());
     assert!(matches!(dropped.get(b"name"), Err(Error::NoSuchTree(_))));
     drop(dropped);
@@ -272,7 +272,7 @@ fn a_snapshot_makes_changes_wait() {
     assert!(!written.load(Ordering::SeqCst));
     assert_eq!(snapshot.trees().unwrap(), ["t", "u"]);
     assert_eq!(snapshot.tree("t").unwrap().entries().count(), 1);
-    // Dropping a tree is a change; a checkpoint is none.
+    // Dropping a tree is a change; a checkpoint is not.
     store.sync().unwrap();
     let dropping = {
         let store = store.clone();
@@ -307,7 +307,7 @@ fn blobs_have_the_length_they_were_given() {
         assert!(tree.upsert(&vec![1; max_key], &[1; 5000]).is_ok());
         let error = tree.upsert(&vec![1; max_key + 1], b"").unwrap_err();
         assert!(matches!(error, Error::KeyTooLong { max, .. } if max == max_key), "{error}");
-        // A key over the limit can be asked for; it is just not there.
+        // A lookup of a key over the limit finds nothing, and is no error.
         assert!(tree.get(&vec![1; max_key + 1]).unwrap().is_none());
         assert!(!tree.remove(&vec![1; max_key + 1]).unwrap());
         assert_sound(&store);
@@ -344,8 +344,8 @@ fn many_threads_may_sync_check_and_change_at_once() {
     assert_eq!(store.tree("t").unwrap().entries().count(), 200);
 }
 
-/// A reader that looks at the file all the time, as a process finds it after the creator was
-/// killed at that moment, finds a whole store or none.
+/// A thread reads the file all the time, as a process would find it if the creator were killed at
+/// that moment. It finds a whole store or no file.
 #[test]
 fn a_file_has_its_name_only_when_it_is_a_store() {
     use std::io::Read;
@@ -362,7 +362,7 @@ fn a_file_has_its_name_only_when_it_is_a_store() {
                 let mut found = Vec::new();
                 file.read_to_end(&mut found).unwrap();
                 if file.metadata().unwrap().nlink() == 0 {
-                    // It was removed, so it may have changed while it was read.
+                    // The file was removed, so it may have changed during the read.
                     continue;
                 }
                 let copy = Arc::new(vellum_pool::device::MemoryDevice::from_snapshot(found));
@@ -401,7 +401,7 @@ fn an_empty_file_is_a_store_to_be() {
         assert!(link.is_symlink());
     }
     assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 2, "nothing stays behind");
-    // What has bytes is not replaced, and of several creators one succeeds.
+    // A file that has bytes is not replaced. Of several creators one succeeds.
     std::fs::write(&path, "text").unwrap();
     assert!(matches!(Store::create(&path, &options), Err(Error::Exists(_))));
     assert!(matches!(Store::open_or_create(&path, &options), Err(Error::NotAStore(_))));
@@ -429,7 +429,7 @@ fn another_page_size_than_the_files_is_refused() {
     Store::create_on(device.clone(), &options(64, 4)).unwrap().close().unwrap();
     let error = Store::open_on(device.clone(), &options(64, 2)).unwrap_err();
     assert!(matches!(&error, Error::BadOption(what) if what.contains("have 4 frames")), "{error}");
-    // The file's own, or none.
+    // The file's own page size, or none.
     Store::open_on(device.clone(), &options(64, 4)).unwrap().close().unwrap();
     let store = Store::open_on(device, &Options::new().pool_bytes(1 << 20)).unwrap();
     assert_eq!(store.stat().unwrap().page_bytes, 4 * 4096);

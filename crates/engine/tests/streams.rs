@@ -1,4 +1,4 @@
-//! Values as streams: any length, any pool, whatever others do meanwhile.
+//! Values as streams: any length, any pool, any changes by other threads.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -10,11 +10,11 @@ use common::{Random, all_freed, assert_sound, bytes, memory_store, options};
 use vellum::{Error, Store, Tree, ValueReader};
 use vellum_pool::device::MemoryDevice;
 
-/// Bytes of a piece that one frame has, and of one that has as many as pieces can have.
+/// The data bytes of a piece of one frame, and of the longest piece.
 const SMALL_PIECE: usize = 4096 - 56;
 const PIECE: usize = 64 * 4096 - 56;
 
-/// Streams a value in, a bit of `step` bytes at a time.
+/// Writes a value as a stream, `step` bytes at a time.
 fn stream(tree: &Tree, key: &[u8], value: &[u8], step: usize) -> bool {
     let mut writer = tree.writer(key).unwrap();
     value.chunks(step).for_each(|bit| writer.write_all(bit).unwrap());
@@ -33,7 +33,7 @@ fn read(tree: &Tree, key: &[u8]) -> Vec<u8> {
     read_all(tree.reader(key).unwrap().unwrap())
 }
 
-/// What the inner error of a reader or writer is.
+/// The store's error inside the error of a reader or writer.
 fn inner(error: &std::io::Error) -> &Error {
     error.get_ref().unwrap().downcast_ref().unwrap()
 }
@@ -44,7 +44,8 @@ fn used_pages(store: &Store) -> u64 {
 
 #[test]
 fn round_trips_around_the_borders_of_pages_and_pieces() {
-    // Pools in which pieces have one frame, several, the most, and those of larger tree pages.
+    // Pools whose pieces have one frame, several frames, the most frames, and pools with larger
+    // tree pages.
     for (pool_pages, page_frames) in [(8, 1), (256, 1), (2048, 1), (8, 3), (64, 16)] {
         let (device, store) = memory_store(pool_pages, page_frames);
         let tree = store.create_tree("t").unwrap();
@@ -92,7 +93,7 @@ fn round_trips_around_the_borders_of_pages_and_pieces() {
         }
         assert_sound(&store);
         all_freed(&store);
-        // Headers, catalog, tree, and the free map.
+        // The headers, the catalog, the tree and the free map.
         assert!(used_pages(&store) <= 2 + 4 * u64::from(page_frames), "{}", used_pages(&store));
     }
 }
@@ -114,7 +115,7 @@ fn values_of_many_times_the_pool() {
     assert_sound(&store);
 }
 
-/// Whatever pool has written a value, the smallest reads it.
+/// The smallest pool can read a value that any pool has written.
 #[test]
 fn what_a_large_pool_has_stored_a_small_one_reads() {
     let device = Arc::new(MemoryDevice::new());
@@ -145,7 +146,7 @@ fn what_a_large_pool_has_stored_a_small_one_reads() {
     }
     assert_sound(&store);
     drop((tree, store));
-    // And removes it.
+    // The small pool can also remove the value.
     let store = Store::open_on(device, &options(8, 1)).unwrap();
     let tree = store.tree("t").unwrap();
     for number in 0..lens.len() as u8 {
@@ -201,7 +202,8 @@ fn seeks_lead_anywhere() {
     }
 }
 
-/// A reader has the value that there was, whatever becomes of its key; then the space comes back.
+/// A reader reads the old value, even if the key is changed or removed. Afterwards the space is
+/// freed.
 #[test]
 fn a_reader_keeps_its_value() {
     for (pool, len) in [(8, 100_000), (8, 9000), (64, 2000), (512, 900_000)] {
@@ -223,7 +225,7 @@ fn a_reader_keeps_its_value() {
             reader.read_exact(&mut begin).unwrap();
             stream(&tree, b"key", &bytes(len, 2), 5000);
             tree.remove(b"key").unwrap();
-            // Its place would be taken by these, if it were free.
+            // These values would take the pages of the old value if they were free.
             for round in 0..3 {
                 stream(&tree, b"key", &bytes(len, 3 + round), 5000);
             }
@@ -240,7 +242,8 @@ fn a_reader_keeps_its_value() {
             assert_sound(&store);
             all_freed(&store);
             assert!(used_pages(&store) < 10, "{}", used_pages(&store));
-            // A crash right after the sync: nothing is lost, whatever was being read.
+            // After a crash right after the sync no page is lost, although a reader had pinned the
+            // value.
             let store = Store::open_on(other, &options(64, 1)).unwrap();
             assert_sound(&store);
             assert!(read(&store.tree("t").unwrap(), b"key") == bytes(len, 5));
@@ -248,7 +251,7 @@ fn a_reader_keeps_its_value() {
     }
 }
 
-/// A reader that ends while a snapshot lives, on the thread that has it.
+/// Readers and writers end while a snapshot lives, on the thread that has the snapshot.
 #[test]
 fn readers_and_writers_end_under_a_snapshot() {
     let (_, store) = memory_store(64, 1);
@@ -268,7 +271,7 @@ fn readers_and_writers_end_under_a_snapshot() {
     assert!(used_pages(&store) < 10);
 }
 
-/// A value is seen once its writer has finished; a writer that is dropped leaves nothing.
+/// Lookups see a value only after its writer has finished. A writer that is dropped leaves nothing.
 #[test]
 fn a_value_is_there_when_it_is_finished() {
     for len in [10, 3000, 100_000] {
@@ -292,7 +295,7 @@ fn a_value_is_there_when_it_is_finished() {
         assert!(!stream(&tree, b"new", &bytes(len, 2), 999));
         assert!(stream(&tree, b"key", &bytes(len, 3), 999));
         assert!(read(&tree, b"key") == bytes(len, 3) && read(&tree, b"new") == bytes(len, 2));
-        // What was there at the sync opens, and nothing of it is lost.
+        // The state at the sync opens, and no page is lost.
         let store = Store::open_on(crashed, &options(16, 1)).unwrap();
         assert_sound(&store);
         let report = store.check(&mut |_| {}).unwrap();
@@ -301,7 +304,7 @@ fn a_value_is_there_when_it_is_finished() {
     }
 }
 
-/// A store that is closed while a value is written takes nothing of it along.
+/// A store that is closed while a writer writes a value has none of it.
 #[test]
 fn closing_ends_writers_and_readers() {
     let (device, store) = memory_store(16, 1);
@@ -349,7 +352,7 @@ fn limits_are_errors() {
     assert!(matches!(error, Error::ValueTooLong { .. }), "{error}");
     assert!(error.to_string().contains("Tree::writer"), "{error}");
     assert_eq!(store.limits().max_streamed, 1 << 48);
-    // A change in place of a long value, in pieces and too long for that.
+    // An update in place of a value that is in pieces and too long for that.
     stream(&tree, b"key", &bytes(4500, 1), 999);
     assert!(tree.update(b"key", |value| value[0] ^= 1).unwrap());
     let mut expected = bytes(4500, 1);
@@ -362,7 +365,7 @@ fn limits_are_errors() {
     assert_sound(&store);
 }
 
-/// The format's version says that there are, or were, values in pieces.
+/// The format version says whether the store has, or had, values in pieces.
 #[test]
 fn the_version_of_the_format_goes_up_with_the_first_value_in_pieces() {
     let (device, store) = memory_store(16, 1);
@@ -377,7 +380,7 @@ fn the_version_of_the_format_goes_up_with_the_first_value_in_pieces() {
     assert_eq!(version(&Store::open_on(device, &options(16, 1)).unwrap()), 2);
 }
 
-/// A flipped bit anywhere in a value: an error before a byte of its piece is handed out.
+/// A flipped bit anywhere in a value is an error before the reader returns a byte of that piece.
 #[test]
 fn damage_is_noticed_before_bytes_are_handed_out() {
     let device = Arc::new(MemoryDevice::new());
@@ -423,7 +426,7 @@ fn damage_is_noticed_before_bytes_are_handed_out() {
     assert!(met.iter().all(|met| *met > 5), "{met:?}");
 }
 
-/// Readers, writers and changes of the same keys at a time, in a small pool.
+/// Readers, writers and other changes use the same keys at the same time, in a small pool.
 #[test]
 fn streams_of_many_threads() {
     let device = Arc::new(MemoryDevice::new());

@@ -1,4 +1,4 @@
-//! A tree's calls one by one: loading, reading in place, blobs, cursors.
+//! Calls of a tree: bulk loads, reads in place, blobs, cursors.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -31,7 +31,7 @@ fn bulk_loading_gives_the_same_tree_and_refuses_what_it_must() {
     assert_eq!(tree.bulk_load(entries.iter().cloned()).unwrap(), 30_001);
     assert_same(&tree, &entries.iter().cloned().collect());
     assert!(matches!(tree.bulk_load(entries.iter().cloned()), Err(Error::NotEmpty)));
-    // And it goes on as any tree.
+    // The loaded tree takes changes as any other tree.
     let mut model: BTreeMap<_, _> = entries.into_iter().collect();
     for n in (0..30_000u32).step_by(7) {
         let key = format!("{n:08}x").into_bytes();
@@ -106,7 +106,7 @@ fn a_blob_that_is_held_keeps_its_value_when_it_is_replaced() {
     assert!(*tree.get(b"key").unwrap().unwrap() == new[..]);
     assert!(tree.remove(b"key").unwrap());
     drop(held);
-    // What could not be freed while it was held is free now.
+    // The page that could not be freed while the guard held it is free now.
     store.sync().unwrap();
     assert_sound(&store);
 }
@@ -121,7 +121,7 @@ fn a_cursor_goes_both_ways_and_survives_changes() {
     let mut cursor = tree.cursor();
     assert!(cursor.key().is_empty() && cursor.value().unwrap().is_none());
     assert!(cursor.seek(&1500u32.to_be_bytes()).unwrap());
-    // The leaf under it is emptied, merged away and filled again.
+    // The cursor's leaf is emptied, merged away and filled again.
     for n in 1000..2000u32 {
         assert!(tree.remove(&n.to_be_bytes()).unwrap());
     }
@@ -162,7 +162,8 @@ fn a_range_reads_its_blobs_ahead() {
     assert!(stats.prefetches > 200, "{stats:?}");
 }
 
-/// YCSB's records: as blobs, each with a page of its own, they took four times the memory.
+/// YCSB's records are inline values. As blobs, each with a page of its own, they took four times
+/// the memory.
 #[test]
 fn records_of_a_thousand_bytes_lie_in_leaves() {
     let (_, store) = memory_store(600, 1);

@@ -23,16 +23,16 @@ enum Action {
     Forward(Vec<u8>, usize),
     Backward(Vec<u8>, usize),
     Prefix(Vec<u8>),
-    /// A range, from its ends in this order.
+    /// Scan a range, from its two ends in this order.
     Range(Bound<Vec<u8>>, Bound<Vec<u8>>, Vec<bool>),
     Take(Vec<u8>),
-    /// With what is there expected, or something else.
+    /// Compare and swap, with the current value as the expected one, or with another value.
     Swap(Vec<u8>, bool, Option<usize>),
     FetchAndUpdate(Vec<u8>, Option<usize>),
     Pop(bool, usize),
-    /// The entries of a range that have one of so many remainders go.
+    /// Remove the entries of a range that [`keeps`] rejects with this modulus.
     RetainIn(Bound<Vec<u8>>, Bound<Vec<u8>>, usize),
-    /// So many of those at most.
+    /// The same with an iterator, and at most as many entries as the last number says.
     ExtractIf(Bound<Vec<u8>>, Bound<Vec<u8>>, usize, usize),
     RemoveKeyRange(Bound<Vec<u8>>, Bound<Vec<u8>>),
     Extend(Vec<(Vec<u8>, usize)>, bool),
@@ -64,7 +64,7 @@ fn value_len() -> impl Strategy<Value = usize> {
 }
 
 fn action() -> impl Strategy<Value = Action> {
-    // Seldom, so that trees grow.
+    // Rarely, so that trees grow.
     prop_oneof![200 => other_action(), 1 => Just(Action::Clear)]
 }
 
@@ -137,7 +137,7 @@ fn apply(tree: &Tree, model: &mut Model, serial: usize, action: &Action) {
     }
 }
 
-/// The calls that depend on what is there.
+/// The calls that depend on the old value.
 fn apply_more(tree: &Tree, model: &mut Model, serial: usize, action: &Action) {
     match action {
         Action::Take(key) => {
@@ -186,7 +186,7 @@ fn apply_more(tree: &Tree, model: &mut Model, serial: usize, action: &Action) {
     }
 }
 
-/// The calls that concern many entries.
+/// The calls that change many entries.
 fn apply_to_many(tree: &Tree, model: &mut Model, serial: usize, action: &Action) {
     match action {
         Action::RetainIn(start, end, modulus) => {
@@ -245,7 +245,7 @@ fn put(model: &mut Model, key: &[u8], value: Option<Vec<u8>>) {
     };
 }
 
-/// An arbitrary choice.
+/// Whether an entry stays: an arbitrary choice that depends on its key and its length.
 fn keeps(key: &[u8], value: &[u8], modulus: usize) -> bool {
     let sum: usize = key.iter().map(|byte| usize::from(*byte)).sum();
     !(sum + value.len()).is_multiple_of(modulus)
@@ -259,7 +259,8 @@ fn keys_in(model: &Model, start: &Bound<Vec<u8>>, end: &Bound<Vec<u8>>) -> Vec<V
     range.map(|(key, _)| key.clone()).collect()
 }
 
-/// Whether the map takes these bounds: it panics where a tree's range is just empty.
+/// Whether `BTreeMap` accepts these bounds. It panics for some bounds for which a tree's range is
+/// empty.
 fn is_range(start: &Bound<Vec<u8>>, end: &Bound<Vec<u8>>) -> bool {
     match (start, end) {
         (Bound::Unbounded, _) | (_, Bound::Unbounded) => true,
@@ -360,7 +361,7 @@ proptest! {
         }
         assert_same(&tree, &model);
         assert_sound(&store);
-        // Empty again, nothing but the root is left.
+        // After all entries were removed, only the root is left.
         for key in model.keys() {
             assert!(tree.remove(key).unwrap());
         }

@@ -1,4 +1,4 @@
-//! Changes do not wait for what other threads do: reads of blobs, walks over a tree, bulk loads.
+//! Changes do not wait for reads of blobs, counts of a tree, or bulk loads of other threads.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -10,7 +10,7 @@ use vellum::Store;
 use vellum_pool::device::{FaultPlan, FaultyDevice, MemoryDevice, Operation};
 use vellum_testing::patience::SetWhenDropped;
 
-/// A store that has nothing in memory, and the plan that stops the reads of its device.
+/// A store with no resident pages, and the plan that stops the reads of its device.
 fn stopping(fill: impl FnOnce(&Store)) -> (FaultPlan, Store) {
     let device = Arc::new(MemoryDevice::new());
     let store = Store::create_on(device.clone(), &options(2000, 1)).unwrap();
@@ -23,7 +23,7 @@ fn stopping(fill: impl FnOnce(&Store)) -> (FaultPlan, Store) {
     (plan, store)
 }
 
-/// Does something in a thread of its own; fails if it does not end.
+/// Runs `body` in a thread of its own, and fails if it does not end.
 fn ends(what: &str, body: impl FnOnce() + Send + 'static) {
     let (done, ended) = mpsc::channel();
     let thread = std::thread::spawn(move || {
@@ -42,7 +42,7 @@ fn a_leaf_can_be_changed_while_a_blob_of_it_is_read() {
         tree.insert(b"counter", &[0; 8]).unwrap();
     });
     let tree = store.tree("t").unwrap();
-    // The leaf is in memory, the blob is not; and the store is in use.
+    // The leaf is resident, the blob is not, and the file is in use.
     tree.update(b"counter", |value| value[0] = 1).unwrap();
     plan.hold(Operation::Read);
     let reading = tree.clone();
@@ -51,7 +51,7 @@ fn a_leaf_can_be_changed_while_a_blob_of_it_is_read() {
     let writing = tree.clone();
     ends("a change in the leaf", move || {
         assert!(writing.update(b"counter", |value| value[0] = 2).unwrap());
-        // The blob that is being read goes, and its reader gets it all the same.
+        // This removes the blob while it is being read. The reader still gets it.
         assert!(writing.remove(b"blob").unwrap());
     });
     plan.release(Operation::Read);
@@ -80,7 +80,8 @@ fn changes_go_on_while_a_tree_is_counted() {
     let stat = counter.join().unwrap();
     assert_eq!(stat, counted.check().unwrap());
     assert_eq!((stat.entries, stat.height), (2000, 2));
-    // Meanwhile another thread changes the tree: what it does not touch is counted.
+    // Another thread changes the tree meanwhile. The count includes all entries that it does not
+    // touch.
     let stop = std::sync::atomic::AtomicBool::new(false);
     std::thread::scope(|scope| {
         let _stopping = SetWhenDropped(&stop);
@@ -107,7 +108,7 @@ fn a_bulk_load_lets_others_go_on_while_its_input_comes() {
         let (store, loaded) = (store.clone(), loaded.clone());
         ends("a bulk load whose input changes the store", move || {
             let sorted = (0..3000u32).map(|number| {
-                // The input of a load may do all that others may do meanwhile.
+                // The input of a load may call the store, as any other thread may.
                 if number % 500 == 0 {
                     other.upsert(&number.to_be_bytes(), &[1; 5000]).unwrap();
                     store.sync().unwrap();
@@ -120,8 +121,7 @@ fn a_bulk_load_lets_others_go_on_while_its_input_comes() {
     }
     assert_eq!(loaded.check().unwrap().entries, 3000);
     assert_sound(&store);
-    // A load that fails after a checkpoint in its midst gives its pages back, and so does one
-    // whose tree goes.
+    // A load that fails after a checkpoint frees its pages. So does a load whose tree is dropped.
     for drops in [false, true] {
         let tree = store.create_tree("fails").unwrap();
         let sorted = (0..3000u32).map(|number| {

@@ -1,4 +1,4 @@
-//! `Tree::update`: read, change and write as one step, whatever comes between.
+//! `Tree::update` reads, changes and writes a value atomically.
 #![allow(clippy::unwrap_used)]
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,7 +19,7 @@ fn count(value: &[u8]) -> u64 {
     u64::from_le_bytes(value[..8].try_into().unwrap())
 }
 
-/// Two threads add, a third one replaces nothing but the rest of the value's life: its place.
+/// Two threads add to a value. A third one only moves the value to another place.
 fn no_addition_is_lost(len: usize, rounds: u64) {
     let directory = tempfile::tempdir().unwrap();
     let store = store(&directory);

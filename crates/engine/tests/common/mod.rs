@@ -1,4 +1,4 @@
-//! What the tests share.
+//! Helpers that several tests share.
 #![allow(dead_code, unused_imports, clippy::unwrap_used)]
 
 use std::collections::BTreeMap;
@@ -16,14 +16,14 @@ pub fn value(len: usize, serial: usize) -> Vec<u8> {
     (0..len).map(|at| (at + serial) as u8).collect()
 }
 
-/// A store in memory with a pool of so many tree pages.
+/// A store in memory with a pool of `pool_pages` tree pages.
 pub fn memory_store(pool_pages: u64, page_frames: u32) -> (Arc<MemoryDevice>, Store) {
     let device = Arc::new(MemoryDevice::new());
     let store = Store::create_on(device.clone(), &options(pool_pages, page_frames)).unwrap();
     (device, store)
 }
 
-/// A tree of numbers on a device that fails by plan; next to nothing of it is in memory.
+/// A tree of numbers on a device that can fail. Almost none of its pages are resident.
 pub fn cold(entries: u64, pool_pages: u64) -> (Arc<FaultyDevice<MemoryDevice>>, Store, Tree) {
     let memory = Arc::new(MemoryDevice::new());
     let store = Store::create_on(memory.clone(), &options(4000, 1)).unwrap();
@@ -42,7 +42,7 @@ pub fn options(pool_pages: u64, page_frames: u32) -> Options {
     Options::new().pool_bytes(bytes).page_frames(page_frames)
 }
 
-/// How often a test repeats what it does at random: once, or so many times with `VELLUM_SOAK=1`.
+/// How often a test repeats its random steps: once, or `soak` times with `VELLUM_SOAK=1`.
 pub fn rounds(soak: u32) -> u32 {
     if std::env::var_os("VELLUM_SOAK").is_some() { soak } else { 1 }
 }
@@ -56,17 +56,17 @@ pub fn seed(default: u64) -> u64 {
     seed
 }
 
-/// Waits until pages that were in use when they were freed are free: the background thread may
-/// have been writing some of them back.
+/// Waits until the pages are free that were in use when they were freed: the evictor may have been
+/// writing some of them back.
 #[track_caller]
 pub fn all_freed(store: &Store) {
     eventually("pages that were freed go", || store.pool().frames_to_free() == 0);
 }
 
-/// Every page of the store is sound and none is lost.
+/// Asserts that every page of the store is sound and that none is lost.
 pub fn assert_sound(store: &Store) {
-    // Pages that were in use when they were freed (read, or written back at that moment) are free
-    // only after a later call. A read-only store has none.
+    // Pages that were in use when they were freed become free only at a later call. A read-only
+    // store has no such pages.
     let _ = store.sync();
     let report = store.check(&mut |_| {}).unwrap();
     assert!(report.is_sound(), "{:?}", report.damage);
@@ -80,7 +80,7 @@ pub fn read(tree: &Tree, key: &[u8]) -> Vec<u8> {
     value
 }
 
-/// The tree has what the map has.
+/// Asserts that the tree has the entries of the map.
 pub fn assert_same(tree: &Tree, model: &BTreeMap<Vec<u8>, Vec<u8>>) {
     let mut expected = model.iter();
     for entry in tree.entries() {

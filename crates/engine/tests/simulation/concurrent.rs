@@ -1,5 +1,5 @@
-//! A few threads on a few keys in the smallest pools: what they saw could have happened one after
-//! the other, key by key.
+//! A few threads on a few keys in the smallest pools. For each key, the results must be possible in
+//! some sequential order.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,7 +15,8 @@ use crate::world::assert_same;
 const HOT: u64 = 5;
 const STABLE: u64 = 150;
 
-/// Keys that nobody changes lie between those that all change and those of one thread.
+/// Stable keys, which no thread changes, are between the hot keys, which all threads change, and
+/// the private keys of one thread.
 fn hot(number: u64) -> Vec<u8> {
     format!("key {:05} hot", number * 37 % STABLE).into_bytes()
 }
@@ -29,7 +30,7 @@ fn private(thread: usize, number: u64) -> Vec<u8> {
         .into_bytes()
 }
 
-/// A number as a value of some length; long ones are blobs.
+/// A number as a value of some length. Long values are blobs.
 fn value(number: u64) -> Vec<u8> {
     let len = match number % 11 {
         0 => 3000,
@@ -44,7 +45,7 @@ fn number(bytes: &[u8]) -> u64 {
     number
 }
 
-/// What one thread did to the hot keys.
+/// One thread and its calls on the hot keys.
 struct Worker<'a> {
     thread: usize,
     tree: &'a Tree,
@@ -102,7 +103,7 @@ impl Worker<'_> {
         self.calls[key as usize].push(Call { called, returned, done });
     }
 
-    /// Keys of this thread alone come and go, so that nodes split and merge around the others.
+    /// Inserts and removes private keys, so that nodes around the other keys split and merge.
     fn churn(&mut self) {
         for _ in 0..1 + self.random.below(8) {
             let key = private(self.thread, self.random.below(200));
@@ -120,7 +121,7 @@ impl Worker<'_> {
         }
     }
 
-    /// What a cursor stands on was there between the call of its step and the return.
+    /// Records that a cursor saw an entry between the call of its step and the return.
     fn saw(&mut self, key: &[u8], found: Option<u64>, called: u64) {
         if let Some(hot) = (0..HOT).find(|number| hot(*number) == key) {
             let (returned, done) = (self.now(), Done::Get(found));
@@ -128,7 +129,7 @@ impl Worker<'_> {
         }
     }
 
-    /// Walks over everything; what nobody changes is all there, once and in order.
+    /// Scans all entries. The scan must see each stable key once and in order.
     fn scan(&mut self, forward: bool) {
         let mut cursor = self.tree.cursor().read_ahead(2);
         let (mut before, mut fixed): (Option<Vec<u8>>, _) = (None, Vec::new());
@@ -176,7 +177,7 @@ fn run(seed: u64, steps: u64) {
     let mut random = Random(seed);
     let threads = 2 + random.index(3);
     let page_frames = 1 + random.below(2) as u32;
-    // Every thread may hold a few pages; a pool much smaller would be exhausted by them.
+    // Every thread may hold a few pages, which would exhaust a much smaller pool.
     let options = options([24, 32, 64][random.index(3)], page_frames).evictors(random.below(2));
     let store = Store::create_on(Arc::new(MemoryDevice::new()), &options).unwrap();
     let tree = store.create_tree("t").unwrap();

@@ -1,5 +1,6 @@
-//! Devices that fail: reads, writes, syncs and growing, at random. What fails has changed nothing,
-//! what is answered is right, and when the faults stop the store works on, or says why it does not.
+//! Devices on which reads, writes, syncs and resizes fail at random. A change that fails has
+//! changed nothing, and every answer is right. When the faults stop, the store works on, or says
+//! why it does not.
 
 use std::sync::Arc;
 
@@ -23,7 +24,7 @@ fn world(seed: u64, random: &mut Random, pool_pages: u64) -> (World, FaultPlan, 
     (world, device.plan(), memory)
 }
 
-/// The faults are over: everything is as the model has it, in memory and in the file.
+/// After the faults, the store equals the model, in memory and in the file.
 fn recovered(mut world: World, random: &mut Random) {
     world.tolerant = false;
     let _ = world.store.sync();
@@ -35,7 +36,7 @@ fn recovered(mut world: World, random: &mut Random) {
     assert_same(&world.store, &world.model);
 }
 
-/// Reads that fail or bring something else never bring wrong data, and are forgotten.
+/// Reads that fail or return other bytes never lead to wrong data, and have no lasting effect.
 fn failing_reads(seed: u64, steps: u64) {
     let mut random = Random(seed);
     let pool_pages = [10, 16][random.index(2)];
@@ -62,14 +63,14 @@ fn failing_reads_bring_no_wrong_data() {
     each_seed(16, |seed| failing_reads(seed, 300));
 }
 
-/// A disk that is full now and then: changes fail whole, and go on when there is space.
+/// A disk that is sometimes full: a change fails as a whole, and changes go on when there is space.
 fn full_disk(seed: u64, steps: u64) {
     let mut random = Random(seed);
     let (mut world, plan, _) = world(seed, &mut random, 16);
     for _ in 0..4 {
         plan.fail_always(Operation::Resize, Fault::Error(Errno::NOSPC));
         if random.once_in(2) {
-            // The file system takes some writes and not others.
+            // The file system accepts some writes and refuses others.
             plan.fail_randomly(Operation::Write, 0.05, Fault::Error(Errno::NOSPC));
         }
         for _ in 0..steps {
@@ -79,7 +80,7 @@ fn full_disk(seed: u64, steps: u64) {
             world.step(&mut random);
         }
         plan.clear();
-        // A header that the file system did not take is like any other failed write.
+        // A refused write of a header is like any other failed write.
         if matches!(world.store.sync(), Err(Error::Poisoned(_) | Error::Closed)) {
             return;
         }
@@ -98,8 +99,8 @@ fn a_full_disk_changes_nothing() {
     each_seed(10, |seed| full_disk(seed, 100));
 }
 
-/// Writes, syncs and cuts that fail: after the first one changes are refused, answers stay right,
-/// and the file is refused or holds what was synced.
+/// Writes, syncs and truncations that fail: after the first failure the store refuses changes, and
+/// answers stay right. The file is refused, or has the state of a sync.
 fn failing_writes(seed: u64, steps: u64) {
     let mut random = Random(seed);
     let (mut world, plan, memory) = world(seed, &mut random, 16);
@@ -107,7 +108,7 @@ fn failing_writes(seed: u64, steps: u64) {
     plan.fail_randomly(Operation::Write, 0.01, [Fault::Error(Errno::IO), torn][random.index(2)]);
     plan.fail_randomly(Operation::Sync, 0.05, Fault::Error(Errno::IO));
     for _ in 0..steps {
-        // What a failed checkpoint was about to make durable may be durable.
+        // The state of a failed checkpoint may be durable.
         let before = [world.synced.clone(), world.model.clone()];
         let failures = world.failures;
         if world.dead {
@@ -136,7 +137,7 @@ fn failing_writes(seed: u64, steps: u64) {
     if world.dead {
         return;
     }
-    // In memory nothing is wrong, poisoned or not.
+    // The state in memory is right, whether the store is poisoned or not.
     let model = std::mem::take(&mut world.model);
     for (name, entries) in &model {
         let tree = world.store.tree(name).unwrap();
@@ -154,8 +155,8 @@ fn failing_writes_poison_and_lose_nothing_that_was_synced() {
     each_seed(16, |seed| failing_writes(seed, 200));
 }
 
-/// A device that lies: writes that it took are lost, elsewhere, or have a bit that is not theirs.
-/// That can bring old data, but no panic and nothing that never was.
+/// A device that lies: it loses writes, writes to other places, or flips a bit. That can lead to
+/// old data, but not to a panic, nor to entries that the store never had.
 fn lying_writes(seed: u64, steps: u64) {
     let mut random = Random(seed);
     let (mut world, plan, memory) = world(seed, &mut random, 12);

@@ -1,4 +1,5 @@
-//! The fuzz targets' entry functions with inputs from a seed, so that they are exercised always.
+//! Runs the entry functions of the fuzz targets with inputs from a seed, so that every test run
+//! exercises them.
 
 use crate::entry;
 use crate::support::{Random, each_seed};

@@ -1,4 +1,4 @@
-//! Files that somebody made to do harm: every checksum is right, and what the pages say is not.
+//! Malicious files: every checksum is valid, but the contents of the pages are not.
 
 use vellum::PageRef;
 use vellum::node::{Fences, Node, NodeMut, Payload, check_bounds};
@@ -18,7 +18,7 @@ fn put(image: &mut [u8], page: usize, at: usize, bytes: &[u8]) {
     image[start..start + bytes.len()].copy_from_slice(bytes);
 }
 
-/// The pages of a kind.
+/// The pages of this kind.
 fn pages_of(image: &[u8], kind: u8) -> Vec<usize> {
     let is_page = |page: &usize| {
         let bytes = &image[page * 4096..(page + 1) * 4096];
@@ -27,7 +27,7 @@ fn pages_of(image: &[u8], kind: u8) -> Vec<usize> {
     (0..image.len() / 4096).filter(is_page).collect()
 }
 
-/// A store in which one thing is changed and all checksums are right.
+/// Uses a store in which `change` has changed the image. All checksums are valid.
 fn changed(change: impl Fn(&mut [u8])) {
     let mut image = sound_store(1).to_vec();
     change(&mut image);
@@ -37,7 +37,8 @@ fn changed(change: impl Fn(&mut [u8])) {
     exercise(image, 1);
 }
 
-/// Every child of every inner node leads, in turn, to a page of every other kind, and to itself.
+/// Every child reference of every inner node refers, in turn, to a page of each kind, and to the
+/// node itself.
 #[test]
 fn children_that_lead_anywhere() {
     let image = sound_store(1);
@@ -60,7 +61,7 @@ fn children_that_lead_anywhere() {
     }
 }
 
-/// A blob whose bytes look like a leaf, in the place of one.
+/// A blob whose bytes look like a leaf, in the place of a leaf.
 #[test]
 fn a_blob_that_poses_as_a_leaf() {
     let image = sound_store(1);
@@ -83,7 +84,7 @@ fn a_blob_that_poses_as_a_leaf() {
     }
 }
 
-/// Levels that do not go down by one, and levels at the end of what a byte holds.
+/// Levels that do not decrease by one, and the greatest levels that a byte can have.
 #[test]
 fn levels_of_any_height() {
     let image = sound_store(1);
@@ -113,7 +114,8 @@ fn fields_at_their_extremes() {
     });
 }
 
-/// A blob of two bytes whose page reads as a leaf of two empty keys and a heap that is nowhere.
+/// A blob of two bytes whose page looks like a leaf with two empty keys and a heap outside the
+/// page.
 #[test]
 fn a_blob_that_poses_as_an_empty_leaf() {
     let image = sound_store(1);
@@ -130,7 +132,7 @@ fn a_blob_that_poses_as_an_empty_leaf() {
     });
 }
 
-/// What a change of a node relies on is checked when its page is read.
+/// The check of a page that is read covers all that a change of the node relies on.
 #[test]
 fn bounds_cover_what_changes_rely_on() {
     let mut page = vec![0; 4096];
@@ -139,11 +141,11 @@ fn bounds_cover_what_changes_rely_on() {
     let mut node = NodeMut::format(&mut page, 0, fences, 0);
     assert!(node.insert(0, b"prefix b", Payload::Inline(b"value")));
     assert_eq!(check_bounds(&page), Ok(()));
-    // A prefix that is not the fences' is another one once the heap is compacted.
+    // A compaction would change a prefix length that differs from that of the fences.
     let mut lie = page.clone();
     lie[COUNT + 6] = 3;
     assert!(check_bounds(&lie).is_err());
-    // Keys, cells and fences beyond the limits may leave no room for a split.
+    // Keys, cells and fences over the limits may leave no room for a split.
     for (fences, key) in [(Fences::default(), 2000), (Fences::default(), 645)] {
         let mut long = page.clone();
         let mut node = NodeMut::format(&mut long, 0, fences, 0);

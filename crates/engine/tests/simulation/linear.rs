@@ -1,24 +1,24 @@
-//! Whether a history of concurrent operations on one key could have happened one after the other
-//! (Wing and Gong, "Testing and verifying concurrent objects", with a memory of what was tried).
+//! Checks whether a history of concurrent operations on one key is linearizable (Wing and Gong,
+//! "Testing and verifying concurrent objects", with memoization).
 
 use std::collections::HashSet;
 
-/// What was done to a key, and the answer.
+/// An operation on a key, and its result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Done {
-    /// The value that was there; values are numbers above 0.
+    /// A read, and the value that it returned; values are numbers above 0.
     Get(Option<u64>),
-    /// It was there, whatever its value.
+    /// A read that found the key, with any value.
     Contains(bool),
-    /// A value was stored; whether it replaced one.
+    /// A write of a value, and whether it replaced another value.
     Upsert(u64, bool),
-    /// A value was stored if none was there; whether it was stored.
+    /// An insert of a value, and whether the value was stored.
     Insert(u64, bool),
-    /// Whether it was there.
+    /// A removal, and whether it found the key.
     Remove(bool),
 }
 
-/// An operation and the moments of its call and its return.
+/// An operation with the times of its call and its return.
 #[derive(Clone, Copy, Debug)]
 pub struct Call {
     pub called: u64,
@@ -27,7 +27,7 @@ pub struct Call {
 }
 
 impl Done {
-    /// The state after it, if the answer is right for the state before it.
+    /// The state after the operation, if its result is right for the state before it.
     fn apply(self, state: Option<u64>) -> Option<Option<u64>> {
         let (right, after) = match self {
             Done::Get(found) => (found == state, state),
@@ -41,7 +41,7 @@ impl Done {
     }
 }
 
-/// Each thread's calls in their order; `state` is the value at the beginning.
+/// `threads` has the calls of each thread in order; `state` is the value at the beginning.
 pub fn is_linearizable(threads: &[Vec<Call>], state: Option<u64>) -> bool {
     let mut tried = HashSet::new();
     let mut open = vec![(vec![0; threads.len()], state)];
@@ -53,7 +53,7 @@ pub fn is_linearizable(threads: &[Vec<Call>], state: Option<u64>) -> bool {
             continue;
         }
         let next = || done.iter().zip(threads).map(|(done, calls)| calls.get(*done));
-        // Whatever was called after another one had returned comes after it.
+        // A call that began after another one had returned comes after it.
         let first_return = next().flatten().map(|call| call.returned).min().unwrap_or(u64::MAX);
         for (thread, call) in next().enumerate() {
             let Some(call) = call.filter(|call| call.called < first_return) else { continue };
@@ -81,7 +81,7 @@ fn the_checker_tells_right_from_wrong() {
     ] {
         assert_eq!(is_linearizable(&[vec![write], vec![read]], None), expected, "{read:?}");
     }
-    // Two reads that see a write and then do not see it.
+    // Of two reads, the first sees a write and the second does not.
     let reads = vec![call(1, 2, Done::Get(Some(1))), call(3, 4, Done::Contains(false))];
     assert!(!is_linearizable(&[vec![write], reads], None));
 }

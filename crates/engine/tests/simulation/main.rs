@@ -1,11 +1,11 @@
-//! Simulation: whole stores driven from a seed, and judged by models.
+//! Simulation: random operations from a seed on whole stores, compared with models.
 //!
 //! `VELLUM_SEED=N cargo test -p vellum --test simulation` replays one seed, `VELLUM_SEEDS=N` runs
 //! the seeds 1 to N, `-- --ignored` runs the long version of every kind.
 //!
-//! What holds of every operation of a store, whatever its device does: it gives the right answer or
-//! an error that names the cause; a change that failed has changed nothing; a file is taken for a
-//! sound one only if it holds exactly what a completed sync left there.
+//! Every operation must behave as follows, whatever the device does: it returns the right answer,
+//! or an error that names the cause. A change that fails has changed nothing. A file opens only if
+//! it has exactly the state of a completed sync.
 #![allow(clippy::unwrap_used)]
 
 mod concurrent;

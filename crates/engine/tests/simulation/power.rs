@@ -1,5 +1,4 @@
-//! A device that loses its power: what was written since the last sync is there in part, torn, or
-//! not at all.
+//! A device that loses power: a write since the last sync is there in part, torn, or not at all.
 
 use std::io;
 use std::sync::Mutex;
@@ -11,10 +10,10 @@ use vellum_pool::device::{Device, DeviceInfo, MemoryDevice, PageRange, ReadDone,
 
 use crate::support::Random;
 
-/// The smallest part of a write that is written whole.
+/// The part of a write that the device writes atomically.
 const SECTOR: usize = 512;
 
-/// What was done since the last sync.
+/// An operation since the last sync.
 #[derive(Clone, Debug)]
 enum Unsynced {
     Write(usize, Vec<u8>),
@@ -26,14 +25,14 @@ struct State {
     durable: Vec<u8>,
     unsynced: Vec<Unsynced>,
     random: Random,
-    /// Once in so many operations there is an image of what the power left; 0 for never.
+    /// The device takes an image of a power failure once in so many operations; 0 for never.
     image_every: u64,
     images: Vec<Vec<u8>>,
-    /// As often, the device as a killed process left it.
+    /// Taken as often: the device as a killed process leaves it.
     killed: Vec<PowerDevice>,
 }
 
-/// Memory, and what of it would outlive a loss of power.
+/// Memory, and the state of it that would survive a power failure.
 #[derive(Debug)]
 pub struct PowerDevice {
     memory: MemoryDevice,
@@ -57,7 +56,7 @@ impl PowerDevice {
         }
     }
 
-    /// Writes and syncs take a while, so that other threads do something meanwhile.
+    /// Makes writes and syncs slow, so that other threads run meanwhile.
     pub fn be_slow(&self, slow: bool) {
         self.slow.store(slow, Ordering::Relaxed);
     }
@@ -68,22 +67,22 @@ impl PowerDevice {
         }
     }
 
-    /// What may be left if the power goes now.
+    /// A possible state after a power failure now.
     pub fn image(&self) -> Vec<u8> {
         self.state.lock().unwrap().image()
     }
 
-    /// What would have been left at moments since the last call.
+    /// Possible states after power failures since the last call.
     pub fn take_images(&self) -> Vec<Vec<u8>> {
         std::mem::take(&mut self.state.lock().unwrap().images)
     }
 
-    /// The device as it was at moments since the last call, for a process that goes on with it.
+    /// The device at times since the last call, for a process that goes on with it.
     pub fn take_killed(&self) -> Vec<PowerDevice> {
         std::mem::take(&mut self.state.lock().unwrap().killed)
     }
 
-    /// Everything that was written, as after a crash of the process alone.
+    /// All written bytes, as after a crash of the process only.
     pub fn snapshot(&self) -> Vec<u8> {
         self.memory.snapshot()
     }
@@ -103,8 +102,8 @@ impl PowerDevice {
                     copy.durable.clone_from(&state.durable);
                     copy.unsynced.clone_from(&state.unsynced);
                     if state.random.once_in(2) {
-                        // Its sync failed before: the page cache has what was written, calls it
-                        // clean, and will not write it again.
+                        // An earlier sync has failed. The page cache considers the written pages
+                        // clean, and will not write them again.
                         copy.unsynced.retain(|what| matches!(what, Unsynced::Resize(_)));
                     }
                 }
@@ -118,7 +117,7 @@ impl PowerDevice {
 impl State {
     fn image(&mut self) -> Vec<u8> {
         let (mut bytes, random) = (self.durable.clone(), &mut self.random);
-        // From all of it to nothing.
+        // From all bytes of the write to none.
         let kept = random.below(5);
         for unsynced in &self.unsynced {
             if random.below(4) >= kept {
@@ -143,7 +142,7 @@ impl State {
         bytes
     }
 
-    /// The first operations that are not durable become so.
+    /// Makes the first operations durable.
     fn apply(&mut self, count: usize) {
         for unsynced in self.unsynced.drain(..count) {
             match unsynced {
@@ -183,7 +182,7 @@ impl Device for PowerDevice {
     fn sync(&self) -> io::Result<()> {
         self.before();
         self.linger(500);
-        // What is written while it lasts may be durable afterwards, or not.
+        // Writes during the sync may be durable afterwards, or not.
         let unsynced = self.state.lock().unwrap().unsynced.len();
         self.linger(500);
         self.state.lock().unwrap().apply(unsynced);
@@ -228,7 +227,7 @@ impl PowerDevice {
     }
 }
 
-/// Whole pages that lie as devices want them.
+/// Pages with the alignment that devices need.
 struct Pages(Vec<Page>);
 
 #[derive(Clone)]

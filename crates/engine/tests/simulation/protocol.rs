@@ -1,5 +1,5 @@
-//! Who may be at work at the same time as whom, and what an error leaves behind: each of these was
-//! a way in which a store could be lost.
+//! Operations that run at the same time, and the state after an error. Each of these tests is for a
+//! bug by which a store could be lost.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ fn fill(store: &Store, name: &str, entries: u32) {
     }
 }
 
-/// A snapshot stands still though a tree is dropped.
+/// A snapshot does not change while another thread wants to drop a tree.
 #[test]
 fn dropping_a_tree_waits_for_snapshots() {
     let device = Arc::new(MemoryDevice::new());
@@ -39,14 +39,14 @@ fn dropping_a_tree_waits_for_snapshots() {
         assert!(!dropped.load(Ordering::Acquire), "the snapshot has changed");
         assert_eq!(snapshot.trees().unwrap(), ["t"]);
         assert_eq!(snapshot.tree("t").unwrap().entries().filter(|e| e.is_ok()).count(), 500);
-        // The same thread may take another one meanwhile.
+        // The same thread may take another snapshot meanwhile.
         drop(store.snapshot().unwrap());
         drop(snapshot);
     });
     assert!(store.trees().unwrap().is_empty());
 }
 
-/// Checkpoints, drops and checks keep out of each other's way; whatever is left by a sync opens.
+/// Checkpoints, drops and checks exclude each other, and the state after each sync opens.
 #[test]
 fn checkpoints_drops_and_checks_take_turns() {
     let device = Arc::new(MemoryDevice::new());
@@ -83,7 +83,7 @@ fn checkpoints_drops_and_checks_take_turns() {
     assert_same(&store, &BTreeMap::new());
 }
 
-/// Of two that drop a tree one finds it and the other does not.
+/// Two threads drop a tree: one succeeds, and the other does not find the tree.
 #[test]
 fn a_tree_is_dropped_once() {
     let device = Arc::new(MemoryDevice::new());
@@ -101,10 +101,10 @@ fn a_tree_is_dropped_once() {
     assert_same(&store, &BTreeMap::new());
 }
 
-/// A change beside a checkpoint that fails stays in memory: the checkpoint's header may be in the
-/// file, and says that the file is as it was at the cut.
+/// A change during a checkpoint that fails stays in memory, because the checkpoint's header may be
+/// in the file and describes the state at the cut.
 #[test]
-fn a_change_beside_a_failing_checkpoint_does_not_reach_the_file() {
+fn a_change_during_a_failing_checkpoint_does_not_reach_the_file() {
     for failing in [1, 2] {
         let memory = Arc::new(MemoryDevice::new());
         let device = Arc::new(FaultyDevice::new(memory.clone(), 1).unwrap());
@@ -123,7 +123,7 @@ fn a_change_beside_a_failing_checkpoint_does_not_reach_the_file() {
         });
         let changed = tree.upsert(&0u32.to_be_bytes(), b"later");
         assert!(matches!(changed, Err(Error::Poisoned(_))), "{changed:?}");
-        // Everything is read once more.
+        // Read everything again.
         assert_eq!(tree.entries().count(), 1000);
         let copy = Arc::new(MemoryDevice::from_snapshot(memory.snapshot()));
         if let Ok(store) = Store::open_on(copy, &options(16, 1)) {
@@ -134,7 +134,7 @@ fn a_change_beside_a_failing_checkpoint_does_not_reach_the_file() {
     }
 }
 
-/// When the disk is full everything that is in the store can be made durable.
+/// On a full disk, a store can still make all of its changes durable.
 #[test]
 fn a_full_disk_does_not_keep_a_store_from_closing() {
     for limit in [30, 64, 100] {
@@ -159,7 +159,7 @@ fn a_full_disk_does_not_keep_a_store_from_closing() {
     }
 }
 
-/// A bulk load whose input panics, and a value whose writer does, leave no pages behind.
+/// A bulk load whose input panics loses no pages. Neither does a value whose writer panics.
 #[test]
 fn a_panic_of_the_caller_loses_no_pages() {
     let device = Arc::new(MemoryDevice::new());
@@ -185,7 +185,7 @@ fn a_panic_of_the_caller_loses_no_pages() {
     tree.upsert(b"key", b"value").unwrap();
 }
 
-/// The space of a value that is larger than the pool comes back.
+/// Removing a value that is larger than the pool frees its space.
 #[test]
 fn a_value_that_a_smaller_pool_cannot_read_can_be_removed() {
     let device = Arc::new(MemoryDevice::new());

@@ -1,4 +1,4 @@
-//! One thread, a device without faults: every answer is the model's.
+//! One thread and a device without faults: every answer equals the model's.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ fn run(seed: u64, steps: u64) {
     for _ in 0..steps {
         world.step(&mut random);
     }
-    // Pages that a reader held when they were freed are free only after a later call.
+    // Pages that a reader held when they were freed become free only at a later call.
     world.sync();
     assert_same(&world.store, &world.model);
     world.reopen();

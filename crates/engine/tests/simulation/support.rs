@@ -1,9 +1,9 @@
-//! Seeds, and keys and values that are hard on a tree.
+//! Seeds, and keys and values that are difficult for a tree.
 
 use vellum::Options;
 pub use vellum_testing::random::Random;
 
-/// Names the seed if the test fails.
+/// Prints the seed if the test fails.
 struct Named(u64);
 
 impl Drop for Named {
@@ -14,7 +14,8 @@ impl Drop for Named {
     }
 }
 
-/// Runs a simulation for each seed: the one of `VELLUM_SEED`, or so many as `VELLUM_SEEDS` says.
+/// Runs a simulation for each seed: the seed of `VELLUM_SEED`, or as many seeds as `VELLUM_SEEDS`
+/// says.
 pub fn each_seed(count: u64, run: impl Fn(u64)) {
     let number = |name: &str| std::env::var(name).ok()?.parse::<u64>().ok();
     let seeds = match number("VELLUM_SEED") {
@@ -27,7 +28,7 @@ pub fn each_seed(count: u64, run: impl Fn(u64)) {
     }
 }
 
-/// Options for a pool of so many tree pages, in which nothing happens but by the calling thread.
+/// Options for a pool of `pool_pages` tree pages without background threads.
 pub fn options(pool_pages: u64, page_frames: u32) -> Options {
     let bytes = pool_pages * u64::from(page_frames) * 4096;
     Options::new().pool_bytes(bytes).page_frames(page_frames).evictors(0)
@@ -59,21 +60,22 @@ impl Keys {
         let max = self.max;
         match shape {
             0 => (n as u16).to_be_bytes().to_vec(),
-            // Runs of one byte: each is the beginning of the next; the empty key is one of them.
+            // Repetitions of one byte: each key is a prefix of the next. The empty key is one of
+            // them.
             1 => {
                 let len = n as usize / 4 * 7 % (max + 1);
                 vec![[0, 255, b'a', 1][n as usize % 4]; len]
             }
-            // As long as can be, differing in the last bytes alone.
+            // The longest keys, which differ only in the last bytes.
             2 => [&vec![b'x'; max - 2][..], &(n as u16).to_be_bytes()].concat(),
-            // As long as can be, differing at once.
+            // The longest keys, which differ in the first bytes.
             3 => [&(n as u16).to_be_bytes()[..], &vec![255; max - 2]].concat(),
-            // Only zeros and 255s, of any length.
+            // Only bytes 0 and 255, of any length.
             4 => {
                 let bits = 64 - (n + 1).leading_zeros() - 1;
                 (0..bits).map(|bit| if n >> bit & 1 == 0 { 0 } else { 255 }).chain([0]).collect()
             }
-            // Groups with long prefixes of their own.
+            // Groups of keys, each with a long prefix of its own.
             5 => {
                 let group = (n % 5) as u8;
                 let prefix = vec![group; max / 8 * usize::from(group)];
@@ -90,7 +92,7 @@ pub struct Values {
     made: u64,
     pub max: u64,
     pub max_inline: usize,
-    /// Once in how many times a value is a blob.
+    /// One in so many values is a blob.
     pub blobs: u64,
 }
 
@@ -103,7 +105,7 @@ impl Values {
                 1..=3 => around(4096 * (1 + random.below(4)) - 48, random),
                 _ => self.max_inline as u64 + random.below(6000),
             },
-            // Around the limit of what stays in a leaf.
+            // Around the greatest length of an inline value.
             1 => around(self.max_inline as u64 - random.below(40), random),
             2 => random.below(400),
             _ => random.below(40),
@@ -122,7 +124,7 @@ impl Values {
         self.of(len as usize)
     }
 
-    /// A value of this length; different from all others if that leaves room.
+    /// A value of this length. It differs from all others if its length allows that.
     pub fn of(&mut self, len: usize) -> Vec<u8> {
         self.made += 1;
         let mut bytes = Random(self.made);

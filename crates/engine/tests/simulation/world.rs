@@ -1,4 +1,4 @@
-//! A store and a model of it: every operation is done to both, and their answers compared.
+//! A store and its model. Every operation runs on both, and the results are compared.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -30,23 +30,23 @@ pub struct World {
     pub device: Arc<dyn Device>,
     pub options: Options,
     pub model: Model,
-    /// What the last completed sync covered.
+    /// The state at the last completed sync.
     pub synced: Model,
-    /// What the syncs since the last look covered, in turn.
+    /// The states at the syncs since the last look, in order.
     pub syncs: Vec<Model>,
-    /// No change was begun since then.
+    /// Whether no change has begun since then.
     pub is_clean: bool,
     pub once: Once,
-    /// Errors of the device are answers, too.
+    /// Whether errors of the device are valid results.
     pub tolerant: bool,
     pub failures: u64,
-    /// Closed for ever by a failure.
+    /// The store is closed: closing it failed because it was poisoned.
     pub dead: bool,
     pub keys: Keys,
     pub values: Values,
 }
 
-/// The error of the store in one of a reader or writer.
+/// The store's error inside the error of a reader or writer.
 pub fn inner(error: std::io::Error) -> Error {
     *error.into_inner().unwrap().downcast().unwrap()
 }
@@ -67,7 +67,7 @@ pub fn next_entry(tree: &Tree, cursor: &mut Cursor<'_>) -> Result<Option<Entry>,
     Ok(Some((cursor.key().to_vec(), value)))
 }
 
-/// The device, or what it did to the store, is the reason of this error.
+/// Whether the device, or what it did to the store, is the cause of this error.
 pub fn is_fault(error: &Error) -> bool {
     matches!(
         error,
@@ -101,7 +101,7 @@ impl World {
         }
     }
 
-    /// The value, or `None` for an error that the device may be blamed for.
+    /// The value, or `None` for an error that the device may have caused.
     pub fn accept<T>(&mut self, result: Result<T, Error>) -> Option<T> {
         match result {
             Ok(value) => Some(value),
@@ -131,7 +131,7 @@ impl World {
         }
     }
 
-    /// One change, which is there as a whole or not at all.
+    /// One change, which happens as a whole or not at all.
     pub fn change(&mut self, random: &mut Random) {
         let name = NAMES[random.index(NAMES.len())];
         if !self.model.contains_key(name) {
@@ -175,8 +175,8 @@ impl World {
         }
     }
 
-    /// The value, or `None` for an error that the device may be blamed for, or that there must be
-    /// for a value of this length if it is asked for as a whole.
+    /// The value, or `None` for an error that the device may have caused, or that is due because a
+    /// value of this length cannot be returned as a whole.
     fn accept_whole<T>(&mut self, result: Result<T, Error>, len: Option<usize>) -> Option<T> {
         match result {
             Err(Error::NeedsReader { len: found, .. })
@@ -188,7 +188,7 @@ impl World {
         }
     }
 
-    /// Remembers an entry that is about to be stored.
+    /// Records an entry before it is stored.
     pub fn ever(&mut self, name: &str, key: &[u8], value: &[u8]) {
         let entries = self.once.entry(name.into()).or_default();
         entries.insert((key.to_vec(), value.to_vec()));
@@ -214,7 +214,7 @@ impl World {
             let error = self.store.create_tree(name).unwrap_err();
             assert!(matches!(error, Error::TreeExists(_)), "{error}");
         } else {
-            // A drop that met an error half way is told of, but the tree is gone.
+            // A drop that fails half way returns an error, but the tree is gone.
             return;
         }
         let old = self.store.tree(name).unwrap();
@@ -237,12 +237,12 @@ impl World {
         }
     }
 
-    /// Closes and opens again; everything is compared.
+    /// Closes the store, opens it again and compares everything.
     pub fn reopen(&mut self) {
         self.is_clean = false;
         let closed = self.store.clone().close();
         if self.accept(closed).is_none() {
-            // It stays open, but for one that takes no changes any more.
+            // The store stays open, unless it is poisoned.
             self.dead = matches!(self.store.sync(), Err(Error::Closed));
             return;
         }
@@ -258,7 +258,7 @@ impl World {
                     }
                     return;
                 }
-                // Read faults in the headers make it anything but a store.
+                // With read faults in the headers, opening can return any error.
                 Err(error) => assert!(self.tolerant, "{error:?}"),
             }
         }
@@ -291,7 +291,7 @@ impl World {
         }
     }
 
-    /// Streams a value in, while other things happen; now and then only a part of it.
+    /// Writes a value as a stream while other operations run. Sometimes writes only a part of it.
     fn stream(&mut self, name: &str, tree: &Tree, random: &mut Random) {
         let (key, value) = (self.keys.any(random), self.values.streamed(random));
         self.is_clean = false;
@@ -311,7 +311,7 @@ impl World {
                 0 => self.sync(),
                 1 => self.put(name, tree, random),
                 2 => self.remove(name, tree, random),
-                // Dropped: the key keeps what it has.
+                // The writer is dropped, and the key keeps its old value.
                 3 => return,
                 _ => {}
             }
@@ -325,7 +325,7 @@ impl World {
         }
     }
 
-    /// Reads a value piece by piece, while other things happen.
+    /// Reads a value piece by piece while other operations run.
     fn read_stream(&mut self, name: &str, tree: &Tree, random: &mut Random) {
         let key = self.keys.any(random);
         let Some(reader) = self.accept(tree.reader(&key)) else { return };
@@ -419,7 +419,7 @@ impl World {
     fn multi_get(&mut self, name: &str, tree: &Tree, random: &mut Random) {
         let mut keys: Vec<_> = (0..random.below(12)).map(|_| self.keys.any(random)).collect();
         let model = &self.model[name];
-        // All blobs are held together: as many as the smallest pool has room for.
+        // The lookup pins all blobs at once: look up only as many as fit into the smallest pool.
         let is_long = |key: &Vec<u8>| model.get(key).is_some_and(|value| value.len() > 900);
         keys.retain(|key| !is_long(key) || model[key].len() < 5000 && key.len() % 3 == 0);
         if keys.iter().filter(|key| is_long(key)).count() > 1 {
@@ -434,7 +434,7 @@ impl World {
         }
     }
 
-    /// A cursor from anywhere, some steps in either direction.
+    /// Moves a cursor from a random place some steps in either direction.
     fn walk(&mut self, name: &str, tree: &Tree, random: &mut Random) {
         let (from, forward) = (self.keys.any(random), random.once_in(2));
         let steps = random.index(40);
