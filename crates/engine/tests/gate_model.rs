@@ -220,10 +220,10 @@ fn a_freeze_gives_up_while_a_change_goes_on() {
     });
 }
 
-/// Threads that change something and have it saved: what a thread has changed is durable when it
-/// goes on, and every thread goes on. Some leaders fail; their threads try again.
+/// Threads change something and commit it. Each thread's change is durable when its commit returns,
+/// and each commit returns. Some leaders fail, and try again.
 #[test]
-fn commits_cover_the_changes_of_all_who_wait() {
+fn a_commit_covers_the_changes_of_all_waiting_threads() {
     check(|| {
         let commits = Arc::new(GroupCommit::default());
         let (changes, durable) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
