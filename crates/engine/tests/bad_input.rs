@@ -35,7 +35,7 @@ fn salvage(path: &Path) -> Store {
 }
 
 #[test]
-fn what_is_no_store_is_named() {
+fn a_file_that_is_not_a_store_is_named() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("file");
     assert!(matches!(open(&path), Err(Error::NotFound(_))));
@@ -197,7 +197,7 @@ fn one_file_is_open_once_for_writing() {
 }
 
 #[test]
-fn options_that_make_no_sense_are_refused() {
+fn invalid_options_are_refused() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("store");
     let small = Options::new().pool_bytes(7 * 4096);

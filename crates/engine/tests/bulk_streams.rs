@@ -55,7 +55,7 @@ fn a_bulk_load_takes_streams() {
 }
 
 #[test]
-fn a_bulk_load_passes_over_a_stream_that_fails_and_gives_all_back_if_it_is_dropped() {
+fn a_bulk_load_skips_a_stream_that_fails_and_frees_its_pages_if_it_is_dropped() {
     struct Failing(u64);
     impl Read for Failing {
         fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {

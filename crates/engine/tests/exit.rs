@@ -261,7 +261,7 @@ fn a_panic_of_the_caller_in_a_change_closes_the_store_without_it() {
 }
 
 #[test]
-fn a_panic_in_the_midst_of_a_change_leaves_the_store_as_it_is() {
+fn a_panic_during_a_change_leaves_the_file_as_it_is() {
     let device = Arc::new(HookedDevice::new(MemoryDevice::new()));
     let mut refused = None;
     let unwound = catch_unwind(AssertUnwindSafe(|| {

@@ -69,7 +69,7 @@ fn no_addition_to_a_blob_is_lost() {
 }
 
 #[test]
-fn what_is_not_there_is_not_changed() {
+fn a_missing_key_is_not_changed() {
     let directory = tempfile::tempdir().unwrap();
     let store = store(&directory);
     let tree = store.create_tree("t").unwrap();

@@ -1,4 +1,5 @@
-//! Crashes and losses of power: what opens again is what a completed sync left, and nothing else.
+//! Crashes and power failures: a file that opens again has the state of a completed sync, and
+//! nothing else.
 
 use std::io::Read;
 use std::sync::Arc;
@@ -10,7 +11,7 @@ use crate::power::PowerDevice;
 use crate::support::{Random, each_seed, options};
 use crate::world::{Model, Once, World, difference, was_in};
 
-/// What is in a file that is found after a crash: one of `allowed` if it opens.
+/// Checks a file after a crash: if it opens, it has one of the `allowed` states.
 fn judge(image: Vec<u8>, options: &Options, allowed: &[&Model]) -> Result<(), Error> {
     let store = Store::open_on(Arc::new(MemoryDevice::from_snapshot(image)), options);
     let store = match store {
@@ -32,8 +33,9 @@ fn judge(image: Vec<u8>, options: &Options, allowed: &[&Model]) -> Result<(), Er
     Ok(())
 }
 
-/// Another process opens what a killed one left, and goes on with it. What it has found is durable
-/// once it has synced or closed, though it has not written it.
+/// A process opens the file of a killed process, and goes on with it. After its first sync or
+/// close, the state that it has found must be durable, although it has not written that state
+/// itself.
 fn go_on(device: PowerDevice, options: &Options, allowed: &[&Model], random: &mut Random) -> bool {
     let device = Arc::new(device);
     let Ok(store) = Store::open_on(device.clone(), options) else { return false };
@@ -65,7 +67,7 @@ fn go_on(device: PowerDevice, options: &Options, allowed: &[&Model], random: &mu
     true
 }
 
-/// Salvaging ends, and gives only entries that the tree once had, in order and none twice.
+/// Salvaging ends, and returns only entries that the tree had at some time, in order and each once.
 pub fn salvage(image: Vec<u8>, options: &Options, once: &Once) {
     let options = options.clone().salvage(true);
     let device = Arc::new(MemoryDevice::from_snapshot(image));
@@ -119,7 +121,7 @@ fn run(seed: u64, steps: u64) {
         world.syncs.clear();
         world.step(&mut random);
         for image in device.take_images() {
-            // In the midst of a step: either the state before it, or the one of a sync in it.
+            // During a step: either the state before it, or the state of a sync in it.
             let mut allowed: Vec<_> = world.syncs.iter().collect();
             allowed.extend([&before, &world.synced]);
             opened += u32::from(judge(image, &options, &allowed).is_ok());
@@ -130,7 +132,7 @@ fn run(seed: u64, steps: u64) {
             opened += u32::from(go_on(killed, &options, &allowed, &mut random));
         }
         if world.is_clean && (!was_clean || random.once_in(20)) {
-            // Nothing was changed since: it has to open.
+            // Nothing has changed since, so the file must open.
             judge(device.image(), &options, &[&world.synced]).unwrap();
             judge(device.snapshot(), &options, &[&world.synced]).unwrap();
             opened += 2;
@@ -145,9 +147,9 @@ fn run(seed: u64, steps: u64) {
     assert!(opened > 0);
 }
 
-/// Changes go on beside a checkpoint: what opens is the store as it was between two of them, or as
-/// it was before.
-fn beside_a_sync(seed: u64, rounds: u64) {
+/// Changes go on during a checkpoint. The file opens with the state between two changes, or with
+/// the state before them.
+fn during_a_sync(seed: u64, rounds: u64) {
     let mut random = Random(seed);
     let page_frames = 1 + random.below(3) as u32;
     let options = options([10, 16, 60, 400][random.index(4)], page_frames);
@@ -187,14 +189,14 @@ fn beside_a_sync(seed: u64, rounds: u64) {
 }
 
 #[test]
-fn what_opens_after_a_crash_beside_a_sync_is_whole() {
-    each_seed(12, |seed| beside_a_sync(seed, 20));
+fn a_file_that_opens_after_a_crash_during_a_sync_is_whole() {
+    each_seed(12, |seed| during_a_sync(seed, 20));
 }
 
 #[test]
 #[ignore = "long"]
-fn what_opens_after_a_crash_beside_a_sync_is_whole_for_long() {
-    each_seed(1000, |seed| beside_a_sync(seed, 40));
+fn a_file_that_opens_after_a_crash_during_a_sync_is_whole_for_long() {
+    each_seed(1000, |seed| during_a_sync(seed, 40));
 }
 
 #[test]
@@ -202,8 +204,8 @@ fn what_opens_after_a_crash_is_what_was_synced() {
     each_seed(20, |seed| run(seed, 300));
 }
 
-/// A merge finds no frame, so the tree that is emptied afterwards keeps several pages: it is empty
-/// all the same, and can be bulk loaded.
+/// A merge finds no free frame, so the tree keeps several pages after all of its entries were
+/// removed. It is empty nevertheless, and can be bulk loaded.
 #[test]
 fn an_emptied_tree_of_several_pages_is_empty() {
     run(836, 1000);
@@ -215,8 +217,8 @@ fn what_opens_after_a_crash_is_what_was_synced_for_long() {
     each_seed(3000, |seed| run(seed, 1000));
 }
 
-/// A store that is created over another one, and the power goes: the old one is there, untouched,
-/// or it is none.
+/// The power fails while a store is created over another one. Then the old store is there,
+/// unchanged, or there is no store.
 #[test]
 fn creating_over_an_old_store() {
     each_seed(60, |seed| {

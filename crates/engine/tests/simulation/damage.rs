@@ -1,5 +1,6 @@
-//! Files that were damaged: flipped, cut, extended, mixed up, or never a store. Whatever is read is
-//! what was stored, or an error; never other data, a panic, or a walk without end.
+//! Damaged files: flipped bits, truncated, extended or mixed-up files, and files that never were a
+//! store. A read returns the stored data or an error; never other data, a panic, or an endless
+//! walk.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -25,7 +26,8 @@ fn closed(random: &mut Random) -> (Vec<u8>, World) {
     (device.snapshot(), world)
 }
 
-/// Everything that a damaged file still gives is as the model has it. False if all is sound.
+/// Checks that all data of a damaged file that can be read equals the model. Returns false if the
+/// file is sound.
 fn judge(image: Vec<u8>, world: &World) -> bool {
     salvage(image.clone(), &world.options, &world.once);
     let device = Arc::new(MemoryDevice::from_snapshot(image));
@@ -49,7 +51,7 @@ fn judge(image: Vec<u8>, world: &World) -> bool {
     damaged
 }
 
-/// Reads everything in every way; the number of errors.
+/// Reads everything in every way. Returns the number of errors.
 fn read(store: &Store, model: &Model) -> u32 {
     let mut failures = 0;
     match store.trees() {
@@ -100,13 +102,13 @@ fn flip(seed: u64, flips: u64) {
     };
     for _ in 0..flips {
         let page = if random.once_in(3) { used[0] } else { used[random.index(used.len())] };
-        // Half of them hit the fields at the front of a page.
+        // Half of the flips hit the fields at the beginning of a page.
         let most = [4096, 160][random.index(2)];
         let mut bad = image.clone();
         bad[page * 4096 + random.index(most)] ^= 1 << random.below(8);
         assert!(judge(bad, &world), "a flipped bit in page {page} was not found");
     }
-    // Whole pages in the place of others.
+    // Put whole pages in the place of other pages.
     for _ in 0..flips / 8 {
         let (from, to) = (used[random.index(used.len())], used[random.index(used.len())]);
         let mut bad = image.clone();
@@ -145,9 +147,9 @@ fn a_file_that_was_cut_or_extended() {
     });
 }
 
-/// Files of noise, and files that are stores only in part.
+/// Files of random bytes, and files of which only a part is a store.
 #[test]
-fn what_is_no_store_is_refused() {
+fn a_file_that_is_not_a_store_is_refused() {
     each_seed(60, |seed| {
         let mut random = Random(seed);
         let mut image: Vec<u8> = (0..random.below(60_000)).map(|_| random.next() as u8).collect();
@@ -165,7 +167,7 @@ fn what_is_no_store_is_refused() {
     });
 }
 
-/// A store beside the same one: nothing here tests the tests alone.
+/// A store that is not damaged is sound: this tests the checks of this file.
 #[test]
 fn what_is_sound_is_sound() {
     each_seed(4, |seed| {
