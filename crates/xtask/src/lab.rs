@@ -203,6 +203,8 @@ fn fuzz(root: &Path, options: &Options, seconds: u64) -> Outcome {
     let mut command = lab(root, &options, &[one_of(&options.kernels)]);
     command.args(["--variable", &format!("VELLUM_SECONDS={}", seconds.div_ceil(2))]);
     command.args(["--pmem", "--module", "kvm-amd", "run"]);
+    // Says at once how to repeat what has failed, and at the end how many rounds there were.
+    command.args(["--arguments", "--nocapture"]);
     command.args(["--patience", &(seconds + SLACK).to_string(), &programs::told(&fuzzer)]);
     finish(command)
 }
