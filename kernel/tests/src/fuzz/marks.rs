@@ -54,6 +54,14 @@ impl Owner {
         word == 0 || (self.has_made(word) && word >> 16 & 0xff_ffff == page & 0xff_ffff)
     }
 
+    /// Whether bytes of the word may be of such a mark, and the others zero: the kernel copies by
+    /// bytes, and another thread may see a word amid that.
+    pub(super) fn is_making_for(&self, word: u64, page: u64) -> bool {
+        let whole = SIGN << 40 | self.number << 24 | page & 0xff_ffff;
+        let bytes = (word >> 16).to_le_bytes().into_iter().zip(whole.to_le_bytes());
+        bytes.into_iter().all(|(byte, right)| byte == 0 || byte == right)
+    }
+
     /// The position of the first word that differs from the expected one.
     fn first_wrong(&self, words: &[u64], expected: Content) -> Option<usize> {
         let is_right = |word: u64| match expected {
@@ -110,6 +118,7 @@ mod tests {
         assert_eq!(one.first_wrong(&[mark, 0], Content::Own), None);
         assert!(one.has_made_for(mark, 5) && !one.has_made_for(mark, 6));
         assert!(!other.has_made_for(mark, 5) && other.has_made_for(0, 5));
+        assert!(one.is_making_for(mark & 0xffff_ffff, 5) && !one.is_making_for(mark >> 8, 5));
         assert_eq!(words_of(&page_of(mark)), [mark; WORDS]);
         assert_eq!(other.first_wrong(&[mark], Content::Own), Some(0));
         assert_eq!(one.first_wrong(&[mark, 0x1234], Content::Own), Some(1));

@@ -17,7 +17,7 @@ use super::session::Session;
 use super::walks;
 use crate::child::{Child, End, be_disturbed};
 use crate::random::Random;
-use crate::threads::{Stop, processors};
+use crate::threads::{Stop, processors, wait_until};
 use crate::{Exmap, Mapping, Morsel, PAGE, Plan, Surface, access, morsel, sys};
 
 /// Threads and processes that act, each on stripes of its own.
@@ -360,10 +360,13 @@ impl<'a> Sharer<'a> {
     /// Others' pages have marks for that page, or zeros.
     fn look_around(&mut self) {
         let page = self.random.below(self.bound);
-        let found = access::load_page(self.reader.page(page)).expect("a page");
-        let is_right = |word: &u64| self.owner.has_made_for(*word, page);
-        let wrong = found.iter().find(|word| !is_right(word));
-        assert_eq!(wrong, None, "page {page} has what no actor has put there");
+        // A word that is not whole yet is soon.
+        wait_until(|| {
+            let found = access::load_page(self.reader.page(page)).expect("a page");
+            let strange = found.iter().find(|word| !self.owner.is_making_for(**word, page));
+            assert_eq!(strange, None, "page {page} has what no actor has put there");
+            found.iter().all(|word| self.owner.has_made_for(*word, page))
+        });
     }
 }
 
