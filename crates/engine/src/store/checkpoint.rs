@@ -32,6 +32,7 @@ use crate::store::file::{Checkpoints, PausedWrites};
 use crate::store::free_map;
 use crate::store::gate::Freeze;
 use crate::store::header::{Header, LISTED_FRAMES_MAX, LISTED_MAX, Listed};
+use crate::sync::lock;
 
 /// The free map of a cut.
 struct FreeMap {
@@ -63,7 +64,7 @@ impl Drop for ChangedUnlessSaved<'_> {
 impl StoreCore {
     /// While the result lives, no checkpoint is under way.
     pub(crate) fn checkpoint_lock(&self) -> MutexGuard<'_, Checkpoints> {
-        self.checkpoints.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+        lock(&self.checkpoints)
     }
 
     /// Makes all earlier changes durable. One checkpoint serves all threads that called this before

@@ -1,7 +1,7 @@
 //! The state that all handles of a store share: its pages, its trees by name, and its checkpoints.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use vellum_pool::device::Device;
 use vellum_pool::{PageRef, Pool};
@@ -11,6 +11,7 @@ use crate::store::file::{Checkpoints, StoreFile};
 use crate::store::group_commit::GroupCommit;
 use crate::store::header::{Header, NEXT_TREE_MAX};
 use crate::store::pages::PageStore;
+use crate::sync::lock;
 use crate::tree::TreeState;
 
 /// The state that all handles of a store share.
@@ -52,10 +53,6 @@ impl OpenTrees {
     pub(crate) fn remove(&mut self, name: &str) {
         self.by_name.remove(name);
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl StoreCore {

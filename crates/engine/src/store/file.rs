@@ -12,13 +12,14 @@
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 
 use vellum_pool::device::Device;
 use vellum_pool::{PageRef, PoolError, Space};
 
 use crate::error::{CLOSED, Error, Result};
 use crate::store::header::{Header, Listed};
+use crate::sync::lock;
 
 /// See the module's documentation.
 #[derive(Debug)]
@@ -68,11 +69,11 @@ impl StoreFile {
     }
 
     fn lock(&self) -> MutexGuard<'_, Header> {
-        self.header.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.header)
     }
 
     fn writing(&self) -> MutexGuard<'_, ()> {
-        self.writing.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.writing)
     }
 
     /// Whether the store is closed. Another process may have written what is read from the file

@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use vellum_pool::device::Device;
 use vellum_pool::{PAGE_SIZE, PageId, PageRef, Pool};
@@ -16,6 +16,7 @@ use crate::store::gate::{ChangePermit, Exclusive, Freeze, Gate};
 use crate::store::header::Header;
 use crate::store::options::min_pool_frames;
 use crate::store::unlinked::UnlinkedPages;
+use crate::sync::lock;
 
 /// A pool of fewer tree pages is too small for two structure changes at a time.
 const SMALL_POOL_PAGES: u64 = 64;
@@ -90,10 +91,6 @@ impl Drop for ValuePin<'_> {
             self.pages.try_reclaim_unlinked();
         }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl PageStore {

@@ -8,12 +8,13 @@
 
 use std::collections::HashMap;
 use std::mem::take;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 use vellum_pool::{PageId, PageRef};
 
 use crate::page::blob::BlobRef;
 use crate::page::runs::PageRuns;
+use crate::sync::lock;
 
 /// See the module's documentation.
 #[derive(Debug, Default)]
@@ -49,7 +50,7 @@ impl Lists {
 
 impl UnlinkedPages {
     fn lock(&self) -> MutexGuard<'_, Lists> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 
     /// A writer begins a value. Returns the number of the value.

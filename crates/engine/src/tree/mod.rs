@@ -23,7 +23,7 @@ mod structure;
 mod tests;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use vellum_pool::PageRef;
 
@@ -41,6 +41,7 @@ pub use streams::{ValueReader, ValueWriter};
 
 use crate::error::{Error, Result};
 use crate::store::pages::PageStore;
+use crate::sync::lock;
 
 /// A tree and the pages of its store. Every operation works on these.
 #[derive(Clone, Copy, Debug)]
@@ -90,11 +91,11 @@ impl TreeState {
 
     /// The current name of the tree.
     pub(crate) fn name(&self) -> Arc<str> {
-        self.name.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        lock(&self.name).clone()
     }
 
     pub(crate) fn rename(&self, name: &str) {
-        *self.name.lock().unwrap_or_else(PoisonError::into_inner) = name.into();
+        *lock(&self.name) = name.into();
     }
 
     pub(crate) fn catalog(root: PageRef) -> TreeState {
