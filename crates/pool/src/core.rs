@@ -22,7 +22,7 @@ use crate::page::state::{Leave, PageState, State, Word};
 use crate::page::states::StateArray;
 use crate::page::states::States;
 use crate::page::{PageId, PageRef};
-use crate::replacement::{Chance, ReplacementPolicy, Residents};
+use crate::replacement::{MarkOutcome, ReplacementPolicy, Residents};
 use crate::statistics::counters::{Counters, Event};
 use crate::statistics::histogram::Histogram;
 
@@ -302,8 +302,8 @@ impl Core {
         self.dirty.insert(page);
     }
 
-    /// Calls a page clean that the caller holds: the file has what memory has.
-    pub(crate) fn mark_clean(&self, page: PageRef) {
+    /// Makes a page clean that the caller holds: the file has what memory has.
+    pub(crate) fn clear_dirty(&self, page: PageRef) {
         self.held(page).clear_dirty();
         self.dirty.remove(page.id);
     }
@@ -359,12 +359,12 @@ pub(crate) fn is_disk_full(error: &io::Error) -> bool {
 }
 
 impl Residents for Core {
-    fn second_chance(&self, page: PageRef) -> Chance {
-        let Some((state, seen)) = self.states.look(page.id) else { return Chance::InUse };
+    fn try_mark(&self, page: PageRef) -> MarkOutcome {
+        let Some((state, seen)) = self.states.look(page.id) else { return MarkOutcome::InUse };
         match seen.state() {
-            State::Marked => Chance::Spent,
-            State::Unlocked if state.try_mark(seen) => Chance::Given,
-            _ => Chance::InUse,
+            State::Marked => MarkOutcome::AlreadyMarked,
+            State::Unlocked if state.try_mark(seen) => MarkOutcome::Marked,
+            _ => MarkOutcome::InUse,
         }
     }
 }

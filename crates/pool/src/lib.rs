@@ -64,10 +64,10 @@ pub use pool::Pool;
 pub use pool::copies::PageCopy;
 pub use pool::fix::{ExclusiveGuard, OptimisticGuard, SharedGuard};
 pub use pool::fix_async::{FixExclusive, FixShared};
-pub use pool::load::{Begun, PendingRead};
+pub use pool::load::{FixOutcome, PendingRead};
 pub use pool::options::{PoolOptions, PoolSize};
 pub use replacement::{
-    Chance, Clock, Replacement, ReplacementPolicy, ResidentSet, Residents, S3Fifo,
+    Clock, MarkOutcome, Replacement, ReplacementPolicy, ResidentSet, Residents, S3Fifo,
 };
 pub use space::{Space, SpaceError, SpaceSnapshot};
 pub use statistics::PoolStats;

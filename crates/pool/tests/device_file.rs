@@ -17,13 +17,17 @@ use device_support::{
     Buffer, Mounted, PATIENCE, Reads, assert_holds, range, surface, surface_with_frames, write_all,
 };
 use vellum_pool::device::{
-    Device, DeviceError, Direct, EngineChoice, FileDevice, FileOptions, Write,
+    Device, DeviceError, Direct, FileDevice, FileOptions, IoEngineChoice, Write,
 };
 use vellum_testing::patience::SetWhenDropped;
 use vellum_vm::PAGE_SIZE;
 
-const RW: FileOptions =
-    FileOptions { read_only: false, direct: Direct::Auto, engine: EngineChoice::Auto, lock: true };
+const RW: FileOptions = FileOptions {
+    read_only: false,
+    direct: Direct::Auto,
+    engine: IoEngineChoice::Auto,
+    lock: true,
+};
 const RO: FileOptions = FileOptions { read_only: true, ..RW };
 
 fn directory() -> tempfile::TempDir {
@@ -180,7 +184,7 @@ fn read_only_files_are_read_and_not_changed() {
 
 #[test]
 fn a_torn_last_page_does_not_count_and_cannot_be_read() {
-    for engine in [EngineChoice::Auto, EngineChoice::Threads] {
+    for engine in [IoEngineChoice::Auto, IoEngineChoice::Threads] {
         for direct in [Direct::Auto, Direct::Never] {
             let directory = directory();
             let path = directory.path().join("pages");
@@ -226,7 +230,7 @@ fn growing_allocates_and_shrinking_gives_back() {
 }
 
 /// A full disk is found when growing, changes nothing, and passes when there is space again.
-fn fill_up(directory: &Path, disk_pages: u64, engine: EngineChoice) {
+fn fill_up(directory: &Path, disk_pages: u64, engine: IoEngineChoice) {
     let path = directory.join("pages");
     let device = FileDevice::create(&path, FileOptions { engine, ..RW }).unwrap();
     device.resize(disk_pages / 4).unwrap();
@@ -244,7 +248,7 @@ fn fill_up(directory: &Path, disk_pages: u64, engine: EngineChoice) {
 
 #[test]
 fn a_full_disk_is_found_when_growing() {
-    for engine in [EngineChoice::Auto, EngineChoice::Threads] {
+    for engine in [IoEngineChoice::Auto, IoEngineChoice::Threads] {
         let Some(mounted) = Mounted::new("tmpfs", "size=4m") else { return };
         fill_up(mounted.path(), 1024, engine);
     }
@@ -297,7 +301,7 @@ fn a_full_ext4_is_found_when_growing() {
             return;
         }
     }
-    fill_up(&mount_point, 3000, EngineChoice::Auto);
+    fill_up(&mount_point, 3000, IoEngineChoice::Auto);
 }
 
 #[test]
@@ -327,7 +331,7 @@ fn a_block_device_is_used_as_it_is() {
 
 #[test]
 fn a_full_disk_under_a_sparse_file_fails_single_writes() {
-    for engine in [EngineChoice::Auto, EngineChoice::Threads] {
+    for engine in [IoEngineChoice::Auto, IoEngineChoice::Threads] {
         let Some(mounted) = Mounted::new("tmpfs", "size=1m") else { return };
         let path = mounted.path().join("pages");
         File::create(&path).unwrap().set_len(4 << 20).unwrap();
@@ -413,7 +417,7 @@ fn signals_do_not_disturb() {
         action.sa_sigaction = ignore as extern "C" fn(libc::c_int) as usize;
         assert_eq!(libc::sigaction(libc::SIGUSR1, &raw const action, std::ptr::null_mut()), 0);
     }
-    for engine in [EngineChoice::Auto, EngineChoice::Threads] {
+    for engine in [IoEngineChoice::Auto, IoEngineChoice::Threads] {
         let directory = directory();
         let options = FileOptions { engine, ..RW };
         let device = FileDevice::create(directory.path().join("pages"), options).unwrap();
@@ -475,7 +479,7 @@ fn descriptors_and_threads_go_with_the_device() {
     let counts = (0..100).map(|_| (moment(), now()).1);
     let before = counts.min_by_key(|(descriptors, threads)| (*descriptors, threads.len())).unwrap();
     for round in 0..200 {
-        let engine = [EngineChoice::Auto, EngineChoice::Threads][round % 2];
+        let engine = [IoEngineChoice::Auto, IoEngineChoice::Threads][round % 2];
         let device = FileDevice::open(&path, FileOptions { engine, ..RW }).unwrap();
         assert_eq!(open_descriptors_of(&path), 1);
         device.resize(16).unwrap();

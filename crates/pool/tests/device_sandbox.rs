@@ -6,11 +6,11 @@
 mod device_support;
 
 use device_support::{Reads, assert_holds, range, release, surface, write_all};
-use vellum_pool::device::{Device, DeviceError, EngineChoice, FileDevice, FileOptions};
+use vellum_pool::device::{Device, DeviceError, FileDevice, FileOptions, IoEngineChoice};
 use vellum_testing::own_process::entered;
 use vellum_testing::system_calls::forbid;
 
-fn options(engine: EngineChoice) -> FileOptions {
+fn options(engine: IoEngineChoice) -> FileOptions {
     FileOptions { engine, ..FileOptions::default() }
 }
 
@@ -26,12 +26,12 @@ fn where_io_uring_is_forbidden_threads_do_the_work() {
         }
         let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
         let path = directory.path().join("pages");
-        let device = FileDevice::create(&path, options(EngineChoice::Auto)).unwrap();
+        let device = FileDevice::create(&path, options(IoEngineChoice::Auto)).unwrap();
         assert_eq!(device.info().engine, "threads");
         device.resize(8).unwrap();
         write_all(&device, &[range(0, 8)], 1);
         drop(device);
-        let error = FileDevice::open(&path, options(EngineChoice::Uring)).unwrap_err();
+        let error = FileDevice::open(&path, options(IoEngineChoice::Uring)).unwrap_err();
         assert!(matches!(error, DeviceError::Engine { engine: "io_uring", .. }), "{error}");
     }
 }
@@ -43,7 +43,7 @@ fn a_sandbox_that_closes_later_fails_reads_but_nothing_hangs_or_is_lost() {
     }
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let path = directory.path().join("pages");
-    let Ok(device) = FileDevice::create(&path, options(EngineChoice::Uring)) else {
+    let Ok(device) = FileDevice::create(&path, options(IoEngineChoice::Uring)) else {
         println!("skipped: no io_uring here");
         return;
     };

@@ -373,7 +373,7 @@ fn pages_that_are_read_ahead_lose_no_change() {
             changes([1, 0]),
             Box::new(move || writing.write_dirty().unwrap()),
             Box::new(move || {
-                evicting.bring_in(&all[2..]);
+                evicting.evict_and_prefetch(&all[2..]);
                 drop(evicting.fix_shared(all[4]).unwrap());
             }),
         ]);
@@ -504,7 +504,7 @@ fn a_checkpoint_of_copies_misses_no_change() {
                     format.0.store(true, Ordering::SeqCst);
                     let copies = copying.copy_dirty(9, 99).unwrap().unwrap();
                     copying.write_copies(&copies).unwrap();
-                    copying.settle_copies(&copies);
+                    copying.clear_dirty_if_unchanged(&copies);
                     format.0.store(false, Ordering::SeqCst);
                 }
             }),

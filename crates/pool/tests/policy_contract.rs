@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, Ordering};
 
 use proptest::prelude::*;
-use vellum_pool::{Chance, Clock, PageRef, ReplacementPolicy, Residents, S3Fifo};
+use vellum_pool::{Clock, MarkOutcome, PageRef, ReplacementPolicy, Residents, S3Fifo};
 
 fn policies(frames: u64) -> Vec<Box<dyn ReplacementPolicy>> {
     vec![Box::new(Clock::new(frames)), Box::new(S3Fifo::new(frames))]
@@ -27,14 +27,14 @@ enum Mark {
 struct Model(RefCell<BTreeMap<PageRef, Mark>>);
 
 impl Residents for Model {
-    fn second_chance(&self, page: PageRef) -> Chance {
+    fn try_mark(&self, page: PageRef) -> MarkOutcome {
         match self.0.borrow_mut().get_mut(&page) {
-            Some(Mark::Marked) => Chance::Spent,
+            Some(Mark::Marked) => MarkOutcome::AlreadyMarked,
             Some(mark @ Mark::Unlocked) => {
                 *mark = Mark::Marked;
-                Chance::Given
+                MarkOutcome::Marked
             }
-            Some(Mark::InUse) => Chance::InUse,
+            Some(Mark::InUse) => MarkOutcome::InUse,
             None => panic!("{page} is not resident, but the policy looks at it"),
         }
     }
@@ -130,12 +130,12 @@ const MARKED: u8 = 2;
 const LOCKED: u8 = 3;
 
 impl Residents for Shared<'_> {
-    fn second_chance(&self, page: PageRef) -> Chance {
+    fn try_mark(&self, page: PageRef) -> MarkOutcome {
         let state = self.state(page);
         match state.load(Ordering::Acquire) {
-            MARKED => Chance::Spent,
-            UNLOCKED if swap(state, UNLOCKED, MARKED) => Chance::Given,
-            _ => Chance::InUse,
+            MARKED => MarkOutcome::AlreadyMarked,
+            UNLOCKED if swap(state, UNLOCKED, MARKED) => MarkOutcome::Marked,
+            _ => MarkOutcome::InUse,
         }
     }
 }

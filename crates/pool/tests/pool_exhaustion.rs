@@ -14,7 +14,7 @@ use common::{
     new_page, open, options, options_on, push_out, scratch_dir, stamped,
 };
 use vellum_pool::device::{
-    Direct, EngineChoice, Fault, FileDevice, FileOptions, MemoryDevice, Operation,
+    Direct, Fault, FileDevice, FileOptions, IoEngineChoice, MemoryDevice, Operation,
 };
 use vellum_pool::{
     BackendChoice, PageRef, Pool, PoolError, PoolOptions, PoolSize, RawPages, Space,
@@ -253,7 +253,7 @@ fn a_read_only_pool_refuses_changes() {
     let options_of = |read_only| FileOptions {
         read_only,
         direct: Direct::Auto,
-        engine: EngineChoice::Threads,
+        engine: IoEngineChoice::Threads,
         lock: true,
     };
     let device = FileDevice::create(&path, options_of(false)).unwrap();

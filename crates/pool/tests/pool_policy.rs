@@ -9,7 +9,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex};
 
 use common::{Storage, filled, generation, new_page, open, options, scratch_dir};
-use vellum_pool::{Chance, PageRef, PoolOptions, ReplacementPolicy, Residents};
+use vellum_pool::{MarkOutcome, PageRef, PoolOptions, ReplacementPolicy, Residents};
 
 #[derive(Debug, Default)]
 struct Log {
@@ -54,9 +54,9 @@ impl ReplacementPolicy for Fifo {
             if candidates.len() >= pages || found >= frames {
                 break;
             }
-            // The first look takes the second chance away, whatever it was.
-            residents.second_chance(*page);
-            if residents.second_chance(*page) == Chance::Spent {
+            // The first call marks the page if it has no mark.
+            residents.try_mark(*page);
+            if residents.try_mark(*page) == MarkOutcome::AlreadyMarked {
                 candidates.push(*page);
                 found += u64::from(page.frames);
             }

@@ -124,7 +124,7 @@ impl ReplacementPolicy for Late {
     ) {
         match *self.stale.lock().unwrap() {
             Some(stale) => {
-                while residents.second_chance(stale) != vellum_pool::Chance::Spent {}
+                while residents.try_mark(stale) != vellum_pool::MarkOutcome::AlreadyMarked {}
                 candidates.push(stale);
             }
             None => self.clock.candidates(residents, frames, pages, candidates),

@@ -132,7 +132,7 @@ fn pages_that_a_checkpoint_made_clean_are_not_written_again() {
     *format.meanwhile.lock().unwrap() = Some(Box::new(move || {
         let copies = checkpointed.copy_dirty(8, 64).unwrap().unwrap();
         checkpointed.write_copies(&copies).unwrap();
-        checkpointed.settle_copies(&copies);
+        checkpointed.clear_dirty_if_unchanged(&copies);
         written.store(counts.counts().writes, Ordering::SeqCst);
     }));
     pool.write_dirty().unwrap();
@@ -184,7 +184,7 @@ fn copies_are_written_while_pages_change() {
     let again = new_page(&pool, 1, 7);
     assert_eq!(again, pages[2]);
     pool.write_copies(&copies).unwrap();
-    pool.settle_copies(&copies);
+    pool.clear_dirty_if_unchanged(&copies);
     assert_eq!((plan.counts().writes, pool.dirty_pages()), (3, 2));
     let rest = pool.copy_dirty(3, 5).unwrap().unwrap();
     assert_eq!(rest.iter().map(|copy| copy.page()).collect::<Vec<_>>(), pages[1..]);

@@ -219,7 +219,7 @@ impl StoreCore {
                 if !listed.is_empty() {
                     self.pages.pool.sync_device()?;
                 }
-                self.pages.pool.settle_copies(&pages);
+                self.pages.pool.clear_dirty_if_unchanged(&pages);
             }
             None => {
                 self.pages.pool.write_copies(&map)?;

@@ -154,7 +154,7 @@ impl Row {
         });
         let end = index + fits.count();
         if end > self.started {
-            pool.bring_in(&self.pages[self.started.max(index)..end]);
+            pool.evict_and_prefetch(&self.pages[self.started.max(index)..end]);
             self.started = end;
         }
     }

@@ -11,7 +11,7 @@
 use std::borrow::Cow;
 
 use vellum_pool::{
-    Begun, ExclusiveGuard, OptimisticGuard, PAGE_SIZE, PageId, PageReader, PageRef, RacyBytes,
+    ExclusiveGuard, FixOutcome, OptimisticGuard, PAGE_SIZE, PageId, PageReader, PageRef, RacyBytes,
     Restart, SharedGuard,
 };
 
@@ -151,12 +151,12 @@ impl<'a> Access<'a> {
         // The size in the reference is right only while the leaf has the reference. So this thread
         // keeps the leaf locked until it has locked the blob's page for the read.
         let held = leaf.upgrade_shared()?;
-        let begun = pool.begin_shared(blob.page).map_err(Error::from)?;
+        let begun = pool.begin_fix_shared(blob.page).map_err(Error::from)?;
         drop(held);
         let guard = match begun {
-            Begun::Held(guard) => guard,
-            Begun::Claimed(pending) => pending.read().map_err(Error::from)?,
-            Begun::Busy => return Err(AttemptError::Restart),
+            FixOutcome::Resident(guard) => guard,
+            FixOutcome::Claimed(pending) => pending.read().map_err(Error::from)?,
+            FixOutcome::Busy => return Err(AttemptError::Restart),
         };
         Ok(Some((blob, self.blob_in(guard, blob, key)?)))
     }
@@ -418,8 +418,8 @@ impl<'a> Access<'a> {
     #[inline(always)]
     pub(crate) fn touch_node(self, page: PageRef, level: u8) {
         match level {
-            0 => self.pages.pool.touch(page, 0, LEAF_HEAD_BYTES),
-            _ => self.pages.pool.touch(page, 0, HINTS_END),
+            0 => self.pages.pool.prefetch_bytes(page, 0, LEAF_HEAD_BYTES),
+            _ => self.pages.pool.prefetch_bytes(page, 0, HINTS_END),
         }
     }
 
@@ -433,7 +433,7 @@ impl<'a> Access<'a> {
     ) -> Attempt<OptimisticGuard<'a>> {
         let page = self.page(id);
         self.touch_node(page, level);
-        let child = match self.pages.pool.glance(page) {
+        let child = match self.pages.pool.try_optimistic(page) {
             Some(child) => {
                 parent.validate()?;
                 child
@@ -481,7 +481,7 @@ impl<'a> Access<'a> {
         while level > 1 {
             let (index, child) = self.read(node, |node| node.child_for(key))?;
             let page = self.page(child);
-            let child = self.pages.pool.glance(page);
+            let child = self.pages.pool.try_optimistic(page);
             node.validate()?;
             level -= 1;
             above = (level == 1).then_some((node, index));

@@ -770,7 +770,7 @@ impl<'a> Access<'a> {
         if id == 0 {
             return None;
         }
-        let leaf = self.pages.pool.glance(self.page(id))?.upgrade().ok()?;
+        let leaf = self.pages.pool.try_optimistic(self.page(id))?.upgrade().ok()?;
         let node = Node::new(&leaf[..]);
         let fence = match end {
             TreeEnd::First => node.lower(),

@@ -242,7 +242,7 @@ impl<'a, K: AsRef<[u8]>, V: FnMut(usize, FoundValue<'_, 'a>)> Batch<'a, '_, K, V
                     // The nodes above the parents of leaves are few, and mostly in the cache.
                     if level < 2 && search.has_hints() {
                         let (offset, len) = search.slots_left(level);
-                        pool.touch(lookup.node.page(), offset, len);
+                        pool.prefetch_bytes(lookup.node.page(), offset, len);
                         return Ok(Progress::Yield);
                     }
                 }
@@ -253,7 +253,7 @@ impl<'a, K: AsRef<[u8]>, V: FnMut(usize, FoundValue<'_, 'a>)> Batch<'a, '_, K, V
                     })?;
                     lookup.stage = Stage::EnterChild(id);
                     if level <= 2 {
-                        pool.touch_state(access.page(id));
+                        pool.prefetch_state(access.page(id));
                         access.touch_node(access.page(id), level - 1);
                         return Ok(Progress::Yield);
                     }
@@ -270,7 +270,7 @@ impl<'a, K: AsRef<[u8]>, V: FnMut(usize, FoundValue<'_, 'a>)> Batch<'a, '_, K, V
                     })?;
                     lookup.stage = Stage::ReadValue(search);
                     if let Some((offset, len)) = cell {
-                        pool.touch(lookup.node.page(), offset, len.min(SHORT_MAX));
+                        pool.prefetch_bytes(lookup.node.page(), offset, len.min(SHORT_MAX));
                         return Ok(Progress::Yield);
                     }
                 }
@@ -283,7 +283,7 @@ impl<'a, K: AsRef<[u8]>, V: FnMut(usize, FoundValue<'_, 'a>)> Batch<'a, '_, K, V
     #[inline(always)]
     fn enter(&mut self, lookup: &mut Lookup<'a>, id: u64) -> Attempt<bool> {
         let access = self.access;
-        let child = access.pages.pool.glance(access.page(id));
+        let child = access.pages.pool.try_optimistic(access.page(id));
         lookup.node.validate()?;
         let Some(child) = child else {
             lookup.waits = lookup.waits.saturating_add(1);
@@ -342,7 +342,7 @@ impl<'a, K: AsRef<[u8]>, V: FnMut(usize, FoundValue<'_, 'a>)> Batch<'a, '_, K, V
                 return Ok(Progress::Yield);
             }
             self.blob_frames += frames;
-            pool.bring_in(&[blob.page]);
+            pool.evict_and_prefetch(&[blob.page]);
         }
         self.blobs.push(lookup.index);
         Ok(Progress::Done)
@@ -404,7 +404,7 @@ impl<'a, K: AsRef<[u8]>, V: FnMut(usize, FoundValue<'_, 'a>)> Batch<'a, '_, K, V
 
     fn bring_in(&mut self) {
         if !self.missing.is_empty() {
-            self.access.pages.pool.bring_in(&self.missing);
+            self.access.pages.pool.evict_and_prefetch(&self.missing);
             self.missing.clear();
         }
     }
@@ -416,7 +416,7 @@ impl<'a, K: AsRef<[u8]>, V: FnMut(usize, FoundValue<'_, 'a>)> Batch<'a, '_, K, V
         let lookup = &mut self.waiting[at];
         let Stage::EnterChild(id) = lookup.stage else { return false };
         let page = self.access.page(id);
-        if pool.glance(page).is_some() {
+        if pool.try_optimistic(page).is_some() {
             return false;
         }
         if lookup.waits < READS_MAX && !pool.is_resident(page) {

@@ -670,7 +670,7 @@ impl<'a> Cursor<'a> {
                 pages.push(blob.page);
             }
         }
-        pool.bring_in(&pages);
+        pool.evict_and_prefetch(&pages);
     }
 
     /// Moves to the entry at `index` of the leaf, or to the first entry after the leaf.
@@ -910,7 +910,7 @@ impl<'a> ReadAhead<'a> {
                 Ok(true)
             }
             ParentOfLeaves::Missing { page, above } => {
-                access.pages.pool.bring_in(&[page]);
+                access.pages.pool.evict_and_prefetch(&[page]);
                 self.start_parents(access, above, 0)?;
                 Ok(false)
             }
@@ -939,7 +939,7 @@ impl<'a> ReadAhead<'a> {
         })?;
         above.validate()?;
         missing.retain(|page| !pool.is_resident(*page));
-        pool.bring_in(&missing);
+        pool.evict_and_prefetch(&missing);
         Ok(())
     }
 
@@ -951,7 +951,7 @@ impl<'a> ReadAhead<'a> {
         self.missing.extend(new.filter(|page| !pool.is_resident(**page)));
         self.started = ahead;
         if !self.missing.is_empty() {
-            pool.bring_in(&self.missing);
+            pool.evict_and_prefetch(&self.missing);
             self.missing.clear();
         }
     }

@@ -630,7 +630,7 @@ impl<'a> Parts<'a> {
             Kind::Whole(whole) => (started..end).map(|part| whole.part(part)).collect(),
         };
         if !pages.is_empty() {
-            pool.bring_in(&pages);
+            pool.evict_and_prefetch(&pages);
         }
         self.started = started + pages.len() as u64;
     }

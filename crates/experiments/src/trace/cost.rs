@@ -5,7 +5,7 @@
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use vellum_pool::{Chance, PageRef, ReplacementPolicy, Residents};
+use vellum_pool::{MarkOutcome, PageRef, ReplacementPolicy, Residents};
 
 use vellum_bench::workload::values::Random;
 
@@ -24,12 +24,12 @@ struct States<'a> {
 }
 
 impl Residents for States<'_> {
-    fn second_chance(&self, page: PageRef) -> Chance {
+    fn try_mark(&self, page: PageRef) -> MarkOutcome {
         let word = &self.words[page.id.0 as usize];
         match word.load(Ordering::Acquire) {
-            MARKED => Chance::Spent,
-            UNLOCKED if swap(word, UNLOCKED, MARKED) => Chance::Given,
-            _ => Chance::InUse,
+            MARKED => MarkOutcome::AlreadyMarked,
+            UNLOCKED if swap(word, UNLOCKED, MARKED) => MarkOutcome::Marked,
+            _ => MarkOutcome::InUse,
         }
     }
 }

@@ -3,7 +3,7 @@
 
 use std::cell::{Cell, RefCell};
 
-use vellum_pool::{Chance, PageRef, ReplacementPolicy, Residents};
+use vellum_pool::{MarkOutcome, PageRef, ReplacementPolicy, Residents};
 
 use super::Trace;
 
@@ -36,16 +36,16 @@ struct States {
 }
 
 impl Residents for States {
-    fn second_chance(&self, page: PageRef) -> Chance {
+    fn try_mark(&self, page: PageRef) -> MarkOutcome {
         self.looks.set(self.looks.get() + 1);
         let state = &mut self.states.borrow_mut()[page.id.0 as usize];
         match *state {
             State::Unlocked => {
                 *state = State::Marked;
-                Chance::Given
+                MarkOutcome::Marked
             }
-            State::Marked => Chance::Spent,
-            State::Evicted => Chance::InUse,
+            State::Marked => MarkOutcome::AlreadyMarked,
+            State::Evicted => MarkOutcome::InUse,
         }
     }
 }

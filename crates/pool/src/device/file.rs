@@ -1,6 +1,6 @@
 //! Pages in a file or on a block device.
 //!
-//! Blocking reads go straight through the surface; everything else goes through an [`Engine`].
+//! Blocking reads go straight through the surface; everything else goes through an [`IoEngine`].
 #![allow(unsafe_code)]
 
 use std::fs::File;
@@ -13,10 +13,10 @@ use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 use vellum_vm::{END_OF_FILE, Entry, PAGE_SIZE, PageRange, Surface};
 
-use super::file_open::{EngineChoice, FileLock, FileOptions, Opened, open};
+use super::file_open::{FileLock, FileOptions, IoEngineChoice, Opened, open};
 use super::promptness::Promptness;
 use super::threads::ThreadEngine;
-use super::transfer::{Engine, ReadRequest, file_offset};
+use super::transfer::{IoEngine, ReadRequest, file_offset};
 use super::uring::UringEngine;
 use super::workers::lock;
 use super::{Device, DeviceError, DeviceInfo, ReadDone, Write};
@@ -25,7 +25,7 @@ use super::{Device, DeviceError, DeviceInfo, ReadDone, Write};
 #[derive(Debug)]
 pub struct FileDevice {
     // Dropped first: waits for the reads in flight. It holds the file too.
-    engine: Box<dyn Engine>,
+    engine: Box<dyn IoEngine>,
     file: Arc<File>,
     path: PathBuf,
     read_only: bool,
@@ -179,19 +179,22 @@ impl FileDevice {
 }
 
 /// Starts the engine that was chosen.
-fn start_engine(file: &Arc<File>, choice: EngineChoice) -> Result<Box<dyn Engine>, DeviceError> {
+fn start_engine(
+    file: &Arc<File>,
+    choice: IoEngineChoice,
+) -> Result<Box<dyn IoEngine>, DeviceError> {
     let uring = || UringEngine::new(Arc::clone(file));
     let threads = || match ThreadEngine::new(Arc::clone(file)) {
-        Ok(engine) => Ok(Box::new(engine) as Box<dyn Engine>),
+        Ok(engine) => Ok(Box::new(engine) as Box<dyn IoEngine>),
         Err(source) => Err(DeviceError::Engine { engine: "threads", source }),
     };
     match choice {
-        EngineChoice::Threads => threads(),
-        EngineChoice::Uring => match uring() {
+        IoEngineChoice::Threads => threads(),
+        IoEngineChoice::Uring => match uring() {
             Ok(engine) => Ok(Box::new(engine)),
             Err(source) => Err(DeviceError::Engine { engine: "io_uring", source }),
         },
-        EngineChoice::Auto => match uring() {
+        IoEngineChoice::Auto => match uring() {
             Ok(engine) => Ok(Box::new(engine)),
             Err(error) => {
                 tracing::info!(%error, "io_uring is not available: threads do the I/O");

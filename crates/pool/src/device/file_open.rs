@@ -28,7 +28,7 @@ pub enum Direct {
 /// What moves the bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum EngineChoice {
+pub enum IoEngineChoice {
     /// io_uring where it works, otherwise threads.
     #[default]
     Auto,
@@ -46,7 +46,7 @@ pub struct FileOptions {
     /// Whether to go past the kernel's page cache.
     pub direct: Direct,
     /// What moves the bytes.
-    pub engine: EngineChoice,
+    pub engine: IoEngineChoice,
     /// Lock the file against other processes and handles, as long as the device lives. Without
     /// it, a program that opens the file twice destroys it.
     pub lock: bool,
@@ -54,7 +54,7 @@ pub struct FileOptions {
 
 impl Default for FileOptions {
     fn default() -> Self {
-        Self { read_only: false, direct: Direct::Auto, engine: EngineChoice::Auto, lock: true }
+        Self { read_only: false, direct: Direct::Auto, engine: IoEngineChoice::Auto, lock: true }
     }
 }
 

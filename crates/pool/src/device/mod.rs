@@ -35,7 +35,7 @@ mod workers;
 pub use error::DeviceError;
 pub use file::FileDevice;
 pub use file_new::UnpublishedFile;
-pub use file_open::{Direct, EngineChoice, FileOptions};
+pub use file_open::{Direct, FileOptions, IoEngineChoice};
 pub use memory::{Completion, MemoryDevice};
 #[cfg(any(test, feature = "testing"))]
 pub use testing::{Call, Fault, FaultPlan, FaultyDevice, HookedDevice, Operation, OperationCounts};

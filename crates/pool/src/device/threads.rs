@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 
 use super::Write;
-use super::transfer::{Engine, ReadRequest, write_blocking, write_runs};
+use super::transfer::{IoEngine, ReadRequest, write_blocking, write_runs};
 use super::workers::{Job, Workers, lock, wait};
 
 /// Threads per device. Each keeps one read or write in flight; writers help themselves too.
@@ -27,7 +27,7 @@ impl ThreadEngine {
     }
 }
 
-impl Engine for ThreadEngine {
+impl IoEngine for ThreadEngine {
     fn name(&self) -> &'static str {
         "threads"
     }

@@ -17,7 +17,7 @@ use super::workers::run_foreign;
 use super::{ReadDone, Write};
 
 /// What moves bytes between memory and the file.
-pub(super) trait Engine: Send + Sync + fmt::Debug {
+pub(super) trait IoEngine: Send + Sync + fmt::Debug {
     fn name(&self) -> &'static str;
     /// Starts reads; each request's `done` is called once. Dropping the engine waits for all.
     fn start_reads(&self, reads: Vec<ReadRequest>);

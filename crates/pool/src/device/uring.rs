@@ -16,8 +16,8 @@ use io_uring::{IoUring, Probe, opcode, squeue, types};
 
 use super::Write;
 use super::transfer::{
-    Direction, Engine, ReadRequest, SUBMIT_PATIENCE, Step, Transfer, file_offset, passes, vectors,
-    write_blocking, write_runs,
+    Direction, IoEngine, ReadRequest, SUBMIT_PATIENCE, Step, Transfer, file_offset, passes,
+    vectors, write_blocking, write_runs,
 };
 use super::uring_reads::ReadRing;
 use super::workers::lock;
@@ -95,7 +95,7 @@ impl UringEngine {
     }
 }
 
-impl Engine for UringEngine {
+impl IoEngine for UringEngine {
     fn name(&self) -> &'static str {
         "io_uring"
     }

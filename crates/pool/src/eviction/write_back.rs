@@ -119,7 +119,7 @@ impl Writer {
         for (page, result) in pages.iter().zip(&results) {
             match result {
                 Ok(()) => {
-                    core.mark_clean(*page);
+                    core.clear_dirty(*page);
                     core.counters.count(Event::WriteBack);
                 }
                 Err(error) => core.poison(error),

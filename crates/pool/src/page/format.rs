@@ -27,9 +27,9 @@ pub trait PageFormat: Send + Sync + fmt::Debug + 'static {
     ///
     /// `still_dirty` says whether a page of the batch is dirty at this moment. A checkpoint that
     /// writes copies may make pages clean while the pool holds them to write them
-    /// ([`Pool::settle_copies`](crate::Pool::settle_copies)). The pool does not write a batch
-    /// without a dirty page. So a format that changes something before a write calls `still_dirty`
-    /// where no checkpoint can run between the answer and the change.
+    /// ([`Pool::clear_dirty_if_unchanged`](crate::Pool::clear_dirty_if_unchanged)). The pool does
+    /// not write a batch without a dirty page. So a format that changes something before a write
+    /// calls `still_dirty` where no checkpoint can run between the answer and the change.
     ///
     /// An error of the kind [`WouldBlock`](io::ErrorKind::WouldBlock) says "not now": the pool must
     /// not write the pages for a while. It poisons nothing. Eviction then takes other pages, and a

@@ -302,12 +302,12 @@ impl PageState {
         }
     }
 
-    /// Takes the second chance from an unlocked page.
+    /// Marks an unlocked page: this takes its second chance away.
     pub fn try_mark(&self, seen: Word) -> bool {
         seen.raw_state() == UNLOCKED && self.swap_if(seen, seen.with_raw_state(MARKED))
     }
 
-    /// Gives a marked page its second chance.
+    /// Clears the mark of a page: this gives the page its second chance back.
     pub fn try_unmark(&self, seen: Word) -> bool {
         seen.raw_state() == MARKED && self.swap_if(seen, seen.with_raw_state(UNLOCKED))
     }

@@ -1,7 +1,7 @@
 //! Copies of dirty pages, so that a checkpoint writes them as of one moment while the pages change.
 //!
 //! A checkpoint copies the dirty pages while changes stand still, lets changes go on, writes the
-//! copies, and then tells the pool. The pool calls those pages clean that still equal their copy.
+//! copies, and then tells the pool. The pool makes those pages clean that still equal their copy.
 //! Until then the pages stay dirty. The caller keeps the evictor from writing them in the meantime
 //! ([`PageFormat::write_ahead`](crate::PageFormat::write_ahead)); otherwise an older copy could
 //! overwrite a newer page in the file.
@@ -134,9 +134,9 @@ impl Pool {
         Ok(())
     }
 
-    /// Calls pages clean whose copies from [`copy_dirty`](Pool::copy_dirty) were written and that
-    /// have not changed since. Never waits: a page that a thread is changing stays dirty.
-    pub fn settle_copies(&self, copies: &[PageCopy]) {
+    /// Makes pages clean that still equal their copies from [`copy_dirty`](Pool::copy_dirty), which
+    /// the caller has written. Never waits: a page that a thread is changing stays dirty.
+    pub fn clear_dirty_if_unchanged(&self, copies: &[PageCopy]) {
         let mut scratch = PageCopy::zeroed(PageRef::new(0, 1));
         let (head, _) = scratch.parts_mut();
         for copy in copies {
@@ -146,7 +146,7 @@ impl Pool {
             if guard[PAGE_SIZE..] == *body {
                 self.core.format.seal(copy.page, head, body);
                 if *head == *written {
-                    self.core.mark_clean(copy.page);
+                    self.core.clear_dirty(copy.page);
                 }
             }
         }

@@ -1,8 +1,9 @@
-//! Fixing pages, and the guards that come of it: exclusive, shared and optimistic.
+//! Fixing pages, and the guards of fixed pages: exclusive, shared and optimistic.
 //!
-//! [`Pool::glance`] and [`Pool::touch`] are for code that works on many pages in turn and switches
-//! to another page where it would wait (group prefetching, Chen, Ailamaki, Gibbons and Mowry,
-//! ICDE'04; asynchronous memory access chaining, Kocberber, Falsafi and Grot, VLDB'15).
+//! [`Pool::try_optimistic`], [`Pool::prefetch_state`] and [`Pool::prefetch_bytes`] are for code that
+//! works on many pages in turn and switches to another page where it would wait (group prefetching,
+//! Chen, Ailamaki, Gibbons and Mowry, ICDE'04; asynchronous memory access chaining, Kocberber,
+//! Falsafi and Grot, VLDB'15).
 
 #![allow(unsafe_code)]
 
@@ -239,41 +240,41 @@ impl Pool {
     /// ([`is_resident`](Pool::is_resident) tells the two apart), or if the reference is bad
     /// (`optimistic` says why).
     #[inline(always)]
-    pub fn glance(&self, page: PageRef) -> Option<OptimisticGuard<'_>> {
+    pub fn try_optimistic(&self, page: PageRef) -> Option<OptimisticGuard<'_>> {
         let core = &*self.core;
         let (mut state, mut seen) = core.look(page).ok()?;
         if !(seen.is_readable_unmarked() && core.is_whole(page)) {
-            (state, seen) = glance_slow(core, page)?;
+            (state, seen) = try_optimistic_slow(core, page)?;
         }
         Some(OptimisticGuard::new(core, state, page, seen))
     }
 
-    /// Prefetches the cache line of the page's state word, or of the entry that leads to it.
+    /// Prefetches the page's state word, or the entry that leads to it, into the CPU's cache.
     #[inline(always)]
-    pub fn touch_state(&self, page: PageRef) {
+    pub fn prefetch_state(&self, page: PageRef) {
         if let Some(line) = self.core.states.line(page.id) {
-            touch_line(line);
+            prefetch_line(line);
         }
     }
 
-    /// Prefetches the cache lines of `len` bytes at `offset` of a page. Does nothing if the page is
-    /// not in memory or the reference is bad.
+    /// Prefetches `len` bytes at `offset` of a page into the CPU's cache. Does nothing if the page
+    /// is not in memory or the reference is bad. [`prefetch`](Pool::prefetch) reads pages.
     #[inline(always)]
-    pub fn touch(&self, page: PageRef, offset: usize, len: usize) {
+    pub fn prefetch_bytes(&self, page: PageRef, offset: usize, len: usize) {
         // An optimistic reader may have read any number.
         let place = (page.id.0 as usize).wrapping_mul(PAGE_SIZE);
         let base: *const u8 = self.core.surface.base().as_ptr().wrapping_add(place);
         let first = offset / LINE;
         for line in first..(offset + len).div_ceil(LINE) {
-            touch_line(base.wrapping_add(line * LINE));
+            prefetch_line(base.wrapping_add(line * LINE));
         }
     }
 }
 
-/// The slow path of [`Pool::glance`]: unmarks a marked page.
+/// The slow path of [`Pool::try_optimistic`]: unmarks a marked page.
 #[cold]
 #[inline(never)]
-fn glance_slow(core: &Core, page: PageRef) -> Option<(&PageState, Word)> {
+fn try_optimistic_slow(core: &Core, page: PageRef) -> Option<(&PageState, Word)> {
     loop {
         let (state, seen) = core.look(page).ok()?;
         match seen.state() {
@@ -286,9 +287,9 @@ fn glance_slow(core: &Core, page: PageRef) -> Option<(&PageState, Word)> {
     }
 }
 
-/// Prefetches a cache line. Any address will do: the CPU ignores addresses without memory.
+/// Prefetches a cache line. The address may be any: the CPU ignores addresses without memory.
 #[inline(always)]
-fn touch_line(address: *const u8) {
+fn prefetch_line(address: *const u8) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: a prefetch is a hint; it does not fault, whatever the address.
     unsafe {

@@ -15,7 +15,7 @@ use crate::page::PageRef;
 use crate::page::state::{State, Word};
 use crate::pool::Pool;
 use crate::pool::fix::{ExclusiveGuard, SharedGuard};
-use crate::pool::load::{LoadFailure, Prepared};
+use crate::pool::load::{LoadFailure, PrepareOutcome};
 use crate::statistics::counters::Event;
 
 /// Waits for the shared lock of a page; see [`Pool::fix_shared_async`].
@@ -141,13 +141,13 @@ impl<'a> Fix<'a> {
         let core = &*self.pool.core;
         let failure = Arc::new(LoadFailure::default());
         match self.pool.prepare_load(self.page, Event::Miss, Some(failure.clone()))? {
-            Prepared::Load(load) => {
+            PrepareOutcome::Ready(load) => {
                 self.read = Some(failure);
                 self.pool.start_loads(vec![load]);
                 return Ok(Step::Again);
             }
-            Prepared::Blocked => return Ok(self.wait_for_inner(cx)),
-            Prepared::Nothing => {}
+            PrepareOutcome::Blocked => return Ok(self.wait_for_inner(cx)),
+            PrepareOutcome::NotNow => {}
         }
         let still_evicted = core.look(self.page)?.1 == seen;
         if !still_evicted || core.budget.available() >= u64::from(self.page.frames) {

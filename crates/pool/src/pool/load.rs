@@ -32,11 +32,11 @@ pub(crate) struct Load {
     done: ReadDone,
 }
 
-/// The outcome of preparing an asynchronous read.
-pub(crate) enum Prepared {
-    Load(Load),
-    /// The page is no longer evicted, or no frame is free for it: retry.
-    Nothing,
+/// The outcome of [`Pool::prepare_load`].
+pub(crate) enum PrepareOutcome {
+    Ready(Load),
+    /// The page is not evicted, or no frame is free for it.
+    NotNow,
     /// One of the inner frames is in transit: another page, or this one, is taking or releasing it.
     Blocked,
 }
@@ -78,21 +78,21 @@ impl Claimed<'_> {
     }
 }
 
-/// The outcome of [`Pool::begin_shared`].
+/// The outcome of [`Pool::begin_fix_shared`].
 #[derive(Debug)]
-pub enum Begun<'a> {
-    /// The page was in memory.
-    Held(SharedGuard<'a>),
+pub enum FixOutcome<'a> {
+    /// The page was in memory. The caller holds it shared.
+    Resident(SharedGuard<'a>),
     /// This thread has claimed the page and must read it.
     Claimed(PendingRead<'a>),
     /// Another thread holds the page exclusively, or is reading it.
     Busy,
 }
 
-/// A page that this thread has claimed and must read; other threads wait for it. Dropping it undoes
-/// the claim.
+/// The read of a page that this thread has claimed. Other threads wait for the page until the read
+/// has ended, or until this is dropped, which undoes the claim.
 #[derive(Debug)]
-#[must_use = "others wait for the page"]
+#[must_use = "other threads wait for the page"]
 pub struct PendingRead<'a>(Claimed<'a>);
 
 impl<'a> PendingRead<'a> {
@@ -152,26 +152,26 @@ impl Pool {
     ///
     /// # Errors
     /// As [`fix_shared`](Pool::fix_shared).
-    pub fn begin_shared(&self, page: PageRef) -> Result<Begun<'_>, PoolError> {
+    pub fn begin_fix_shared(&self, page: PageRef) -> Result<FixOutcome<'_>, PoolError> {
         loop {
             let (state, seen) = self.core.look(page)?;
             match seen.state() {
                 State::Unlocked | State::Marked | State::Shared(_) => {
                     if Wanted::SharedPlace.is_blocked(seen) {
-                        return Ok(Begun::Busy);
+                        return Ok(FixOutcome::Busy);
                     }
                     if state.try_join(seen) {
                         self.core.counters.count(Event::Hit);
                         let guard = SharedGuard::new(&self.core, self.core.held(page), page);
-                        return self.check_whole(page).map(|()| Begun::Held(guard));
+                        return self.check_whole(page).map(|()| FixOutcome::Resident(guard));
                     }
                 }
-                State::Locked => return Ok(Begun::Busy),
+                State::Locked => return Ok(FixOutcome::Busy),
                 State::Free => return Err(PoolError::PageFree(page.id)),
                 State::Inner => return Err(PoolError::WrongSize(page)),
                 State::Evicted => {
                     if let Some(claimed) = self.claim(page, state, seen)? {
-                        return Ok(Begun::Claimed(PendingRead(claimed)));
+                        return Ok(FixOutcome::Claimed(PendingRead(claimed)));
                     }
                 }
             }
@@ -219,16 +219,18 @@ impl Pool {
         page: PageRef,
         event: Event,
         failure: Option<Arc<LoadFailure>>,
-    ) -> Result<Prepared, PoolError> {
+    ) -> Result<PrepareOutcome, PoolError> {
         let (state, seen) = self.core.look(page)?;
         if seen.state() != State::Evicted {
-            return Ok(Prepared::Nothing);
+            return Ok(PrepareOutcome::NotNow);
         }
-        let Some(reserved) = self.eviction.try_reserve(page) else { return Ok(Prepared::Nothing) };
+        let Some(reserved) = self.eviction.try_reserve(page) else {
+            return Ok(PrepareOutcome::NotNow);
+        };
         let before = match self.core.claim(page, state, seen)? {
             ClaimOutcome::Ours(before) => before,
-            ClaimOutcome::Lost => return Ok(Prepared::Nothing),
-            ClaimOutcome::Blocked => return Ok(Prepared::Blocked),
+            ClaimOutcome::Lost => return Ok(PrepareOutcome::NotNow),
+            ClaimOutcome::Blocked => return Ok(PrepareOutcome::Blocked),
         };
         reserved.keep();
         let started = Instant::now();
@@ -237,7 +239,7 @@ impl Pool {
             read.core.read_latency.record(started.elapsed(), 1);
             read.complete(result, event);
         });
-        Ok(Prepared::Load(Load { page, done }))
+        Ok(PrepareOutcome::Ready(Load { page, done }))
     }
 
     /// Starts reads. Each read publishes its page when it is done.
@@ -252,17 +254,18 @@ impl Pool {
     ///
     /// A hint: the pool skips pages that are resident or in transit, and pages for which no frame
     /// is free. A failed read is silent; the next fix of the page reports the error.
+    /// [`prefetch_bytes`](Pool::prefetch_bytes) is for pages that are in memory.
     pub fn prefetch(&self, pages: &[PageRef]) {
         let prepare = |page: &PageRef| self.prepare_load(*page, Event::Prefetch, None);
         let loads = pages.iter().filter_map(|page| match prepare(page) {
-            Ok(Prepared::Load(load)) => Some(load),
+            Ok(PrepareOutcome::Ready(load)) => Some(load),
             _ => None,
         });
         self.start_loads(loads.collect());
     }
 
-    /// As [`prefetch`](Pool::prefetch), but evicts to make room, which may wait for writes.
-    pub fn bring_in(&self, pages: &[PageRef]) {
+    /// As [`prefetch`](Pool::prefetch), but evicts first to make room, which may wait for writes.
+    pub fn evict_and_prefetch(&self, pages: &[PageRef]) {
         self.evict_for(pages.iter().map(|page| u64::from(page.frames)).sum());
         self.prefetch(pages);
     }

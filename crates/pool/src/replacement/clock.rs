@@ -1,12 +1,12 @@
 //! Clock with second chance over the resident set (SIGMOD'23, section 3.4).
 //!
-//! The hand goes round the set's slots. A page it finds unlocked is marked, one it finds still
-//! marked is proposed; every access clears the mark. Threads that evict at once share the hand,
-//! each looking at the slots that it stepped over.
+//! The hand goes round the set's slots. The hand marks each unlocked page that it finds, and
+//! proposes each page that is still marked. Every access clears the mark. Threads that evict at the
+//! same time share the hand: each thread looks at the slots of its own steps.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::{Chance, ReplacementPolicy, ResidentSet, Residents};
+use super::{MarkOutcome, ReplacementPolicy, ResidentSet, Residents};
 use crate::page::PageRef;
 
 /// The default policy.
@@ -46,15 +46,15 @@ impl ReplacementPolicy for Clock {
         let slots = self.resident.slots();
         let mut found_frames = 0;
         let mut first = None;
-        // Once round to mark everything and once more to find it still marked: so a page that stays
-        // unused is found.
+        // The first round marks all pages, and the second finds those that no thread has accessed.
         for _ in 0..2 * slots {
             let step = self.hand.fetch_add(1, Ordering::Relaxed);
-            // Only where the hand came round, others' steps included, can a page be there already.
-            let is_round = step.wrapping_sub(*first.get_or_insert(step)) >= slots;
+            // Only from its second round on, steps of other threads included, can the hand come to
+            // a page that is among the candidates already.
+            let is_second_round = step.wrapping_sub(*first.get_or_insert(step)) >= slots;
             let Some(page) = self.resident.at(step % slots) else { continue };
-            if residents.second_chance(page) == Chance::Spent
-                && !(is_round && candidates.contains(&page))
+            if residents.try_mark(page) == MarkOutcome::AlreadyMarked
+                && !(is_second_round && candidates.contains(&page))
             {
                 found_frames += u64::from(page.frames);
                 candidates.push(page);
@@ -84,13 +84,13 @@ mod tests {
     }
 
     impl Residents for Marks {
-        fn second_chance(&self, page: PageRef) -> Chance {
+        fn try_mark(&self, page: PageRef) -> MarkOutcome {
             if self.in_use.contains(&page) {
-                Chance::InUse
+                MarkOutcome::InUse
             } else if self.marked.borrow_mut().insert(page) {
-                Chance::Given
+                MarkOutcome::Marked
             } else {
-                Chance::Spent
+                MarkOutcome::AlreadyMarked
             }
         }
     }
@@ -107,7 +107,7 @@ mod tests {
         let mut candidates = Vec::new();
         clock.candidates(&marks, 3, 64, &mut candidates);
         assert_eq!(candidates.len(), 3);
-        assert_eq!(marks.marked.borrow().len(), 10, "the hand went round once before");
+        assert_eq!(marks.marked.borrow().len(), 10, "the first round marked all pages");
     }
 
     #[test]

@@ -1,8 +1,9 @@
 //! Policies that choose the page to evict next: the trait, its default, and the set of resident
 //! pages.
 //!
-//! A policy never touches pages or their states. It tracks the resident pages and proposes some for
-//! eviction. Through [`Residents`] it looks at a page's state.
+//! A policy changes neither pages nor their states. It tracks the resident pages and proposes some
+//! for eviction. Through [`Residents`] it asks the pool to mark a page, and learns whether a thread
+//! has accessed the page since the last time.
 
 mod clock;
 mod resident_set;
@@ -38,22 +39,21 @@ impl Replacement {
     }
 }
 
-/// The outcome of a policy's look at a page.
+/// The outcome of [`Residents::try_mark`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Chance {
-    /// It was unused since the last look, or new: it is marked now, and goes at the next look
-    /// unless a thread uses it before.
-    Given,
-    /// No thread has used it since it was marked: it can be evicted.
-    Spent,
-    /// A thread holds it.
+pub enum MarkOutcome {
+    /// The page had no mark and has one now. The next access clears the mark.
+    Marked,
+    /// No thread has accessed the page since it was marked: it can be evicted.
+    AlreadyMarked,
+    /// A thread holds the page, or the page is not resident.
     InUse,
 }
 
 /// The pool, as policies see it.
 pub trait Residents {
-    /// Looks at a page, as a clock's hand does.
-    fn second_chance(&self, page: PageRef) -> Chance;
+    /// Marks a page, as a clock's hand does, unless it is marked already or a thread holds it.
+    fn try_mark(&self, page: PageRef) -> MarkOutcome;
 }
 
 /// A replacement policy. Many threads call its methods at the same time.
@@ -72,8 +72,8 @@ pub trait ReplacementPolicy: Send + Sync + fmt::Debug + 'static {
     /// find out whether a reference that it got some time ago still fits.
     fn contains(&self, page: PageRef) -> bool;
 
-    /// Proposes pages whose chance is spent, adding up to `frames` frames or a little more, at
-    /// most `pages` pages; fewer if a bounded search does not find them. No page twice.
+    /// Proposes pages to evict: pages of `frames` frames in all, or a little more, and at most
+    /// `pages` pages. Proposes fewer if a bounded search does not find as many, and no page twice.
     fn candidates(
         &self,
         residents: &dyn Residents,

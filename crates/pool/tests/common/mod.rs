@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 use vellum_pool::device::{
-    Completion, Device, Direct, EngineChoice, FaultPlan, FaultyDevice, FileDevice, FileOptions,
+    Completion, Device, Direct, FaultPlan, FaultyDevice, FileDevice, FileOptions, IoEngineChoice,
     MemoryDevice,
 };
 use vellum_pool::{
@@ -68,16 +68,16 @@ pub fn faulty_with(format: Arc<dyn PageFormat>, options: PoolOptions) -> (Pool, 
 pub enum Storage {
     Memory,
     MemoryWithThread,
-    File(EngineChoice, Direct),
+    File(IoEngineChoice, Direct),
 }
 
 impl Storage {
     /// Those that work on this machine.
     pub fn all() -> Vec<Storage> {
         let files = [
-            Storage::File(EngineChoice::Threads, Direct::Auto),
-            Storage::File(EngineChoice::Uring, Direct::Auto),
-            Storage::File(EngineChoice::Uring, Direct::Never),
+            Storage::File(IoEngineChoice::Threads, Direct::Auto),
+            Storage::File(IoEngineChoice::Uring, Direct::Auto),
+            Storage::File(IoEngineChoice::Uring, Direct::Never),
         ];
         let works = |storage: &Storage| {
             let dir = scratch_dir();

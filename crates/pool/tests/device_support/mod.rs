@@ -6,7 +6,9 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, Sender, channel};
 
-use vellum_pool::device::{Device, Direct, EngineChoice, FileDevice, FileOptions, ReadDone, Write};
+use vellum_pool::device::{
+    Device, Direct, FileDevice, FileOptions, IoEngineChoice, ReadDone, Write,
+};
 pub use vellum_testing::patience::PATIENCE;
 use vellum_vm::{BackendChoice, PAGE_SIZE, PageRange, Surface};
 
@@ -186,7 +188,7 @@ pub fn directories() -> Vec<tempfile::TempDir> {
 /// Runs a test on files of all kinds and with all engines.
 pub fn on_all_files(test: impl Fn(FileDevice)) {
     for directory in directories() {
-        for engine in [EngineChoice::Uring, EngineChoice::Threads] {
+        for engine in [IoEngineChoice::Uring, IoEngineChoice::Threads] {
             for direct in [Direct::Auto, Direct::Never] {
                 let path = directory.path().join(format!("{engine:?}{direct:?}"));
                 let options = FileOptions { engine, direct, ..FileOptions::default() };

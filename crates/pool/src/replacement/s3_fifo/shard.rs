@@ -3,7 +3,7 @@
 use super::ghosts::Ghosts;
 use super::table::{Note, PageTable, Queue, Slot, hash};
 use crate::page::PageRef;
-use crate::replacement::{Chance, Residents};
+use crate::replacement::{MarkOutcome, Residents};
 
 /// New pages have this part of the frames; what they have beyond is let go first ...
 const NEW_PART: u64 = 16;
@@ -159,7 +159,7 @@ impl Shard {
 
     /// Marks a young page: what follows tells an access from the load that brought it in.
     fn mark(&mut self, slot: Slot, residents: &dyn Residents) {
-        residents.second_chance(self.table.page(slot));
+        residents.try_mark(self.table.page(slot));
         self.table.age(slot);
     }
 
@@ -170,17 +170,17 @@ impl Shard {
             self.mark(self.table.oldest(Queue::Young)?, residents);
             return None;
         };
-        let spent = residents.second_chance(self.table.page(slot)) == Chance::Spent;
-        self.table.renew(slot, Note { credit: 0, leaves_ghost: spent });
-        spent.then_some(slot)
+        let is_unused = residents.try_mark(self.table.page(slot)) == MarkOutcome::AlreadyMarked;
+        self.table.renew(slot, Note { credit: 0, leaves_ghost: is_unused });
+        is_unused.then_some(slot)
     }
 
     /// Looks at a page of the main queue, which becomes the last in line; returns it if it can go.
     fn look_at_main(&mut self, slot: Slot, residents: &dyn Residents) -> Option<Slot> {
         let credit = self.table.note(slot).credit;
-        let spent = residents.second_chance(self.table.page(slot)) == Chance::Spent;
-        let left = if spent { credit.saturating_sub(1) } else { (credit + 1).min(CREDIT_MAX) };
+        let is_unused = residents.try_mark(self.table.page(slot)) == MarkOutcome::AlreadyMarked;
+        let left = if is_unused { credit.saturating_sub(1) } else { (credit + 1).min(CREDIT_MAX) };
         self.table.renew(slot, Note { credit: left, leaves_ghost: false });
-        (spent && credit == 0).then_some(slot)
+        (is_unused && credit == 0).then_some(slot)
     }
 }

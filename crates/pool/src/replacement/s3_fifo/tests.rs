@@ -4,7 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, HashSet};
 
 use super::*;
-use crate::replacement::Chance;
+use crate::replacement::MarkOutcome;
 
 /// A pool reduced to states: which pages are resident, and whether they are marked.
 struct Cache {
@@ -17,15 +17,15 @@ struct Cache {
 }
 
 impl Residents for Cache {
-    fn second_chance(&self, page: PageRef) -> Chance {
+    fn try_mark(&self, page: PageRef) -> MarkOutcome {
         match self.marked.borrow_mut().get_mut(&page) {
-            _ if self.in_use.borrow().contains(&page) => Chance::InUse,
-            Some(marked) if *marked => Chance::Spent,
+            _ if self.in_use.borrow().contains(&page) => MarkOutcome::InUse,
+            Some(marked) if *marked => MarkOutcome::AlreadyMarked,
             Some(marked) => {
                 *marked = true;
-                Chance::Given
+                MarkOutcome::Marked
             }
-            None => Chance::InUse,
+            None => MarkOutcome::InUse,
         }
     }
 }
