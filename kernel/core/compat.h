@@ -35,11 +35,11 @@ static inline bool pt_table_construct(struct page *page, unsigned int level)
 {
 #if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 6, 0)
 	switch (level) {
-	case 1:
+	case PG_LEVEL_4K:
 		return pagetable_pte_ctor(page_ptdesc(page));
-	case 2:
+	case PG_LEVEL_2M:
 		return pagetable_pmd_ctor(page_ptdesc(page));
-	case 3:
+	case PG_LEVEL_1G:
 		/*
 		 * Without this a table of level 3 is a page in a bad state when the core frees it.
 		 */
@@ -48,9 +48,9 @@ static inline bool pt_table_construct(struct page *page, unsigned int level)
 	}
 #else
 	switch (level) {
-	case 1:
+	case PG_LEVEL_4K:
 		return pgtable_pte_page_ctor(page);
-	case 2:
+	case PG_LEVEL_2M:
 		return pgtable_pmd_page_ctor(page);
 	}
 #endif
@@ -61,22 +61,22 @@ static inline void pt_table_destruct(struct page *page, unsigned int level)
 {
 #if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 6, 0)
 	switch (level) {
-	case 1:
+	case PG_LEVEL_4K:
 		pagetable_pte_dtor(page_ptdesc(page));
 		break;
-	case 2:
+	case PG_LEVEL_2M:
 		pagetable_pmd_dtor(page_ptdesc(page));
 		break;
-	case 3:
+	case PG_LEVEL_1G:
 		pagetable_pud_dtor(page_ptdesc(page));
 		break;
 	}
 #else
 	switch (level) {
-	case 1:
+	case PG_LEVEL_4K:
 		pgtable_pte_page_dtor(page);
 		break;
-	case 2:
+	case PG_LEVEL_2M:
 		pgtable_pmd_page_dtor(page);
 		break;
 	}

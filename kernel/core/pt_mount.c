@@ -80,8 +80,8 @@ void pt_mount_entry_changed(struct pt_mount *mount, u64 page)
 			else
 				high = middle;
 		}
-		if (mount->count && mount->pieces[low].level == 1)
-			pt_slot_set(mount->mm, mount->pieces[low].addr, 1,
+		if (mount->count && mount->pieces[low].level == PG_LEVEL_4K)
+			pt_slot_set(mount->mm, mount->pieces[low].addr, PG_LEVEL_4K,
 				    pt_mount_slot_entry(mount, &mount->pieces[low]));
 	}
 	spin_unlock(&mount->lock);
@@ -400,7 +400,7 @@ int pt_mount_create(struct pt_mount *mount, struct vm_area_struct *vma)
 {
 	unsigned long len = vma->vm_end - vma->vm_start;
 	/* A surface of several tables of level 3 may begin within one of them. */
-	unsigned long needed = min(pt_pieces_alignment(len), pt_slot_size(2));
+	unsigned long needed = min(pt_pieces_alignment(len), pt_slot_size(PG_LEVEL_2M));
 	int error;
 
 	if (mount->mm)

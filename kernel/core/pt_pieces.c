@@ -27,11 +27,11 @@ static int pt_pieces_divide(struct pt_mount *mount, u64 *table, u64 *entry, unsi
 	if (level <= pt_slot_highest() && IS_ALIGNED(addr, size) && size <= mount->end - addr) {
 		if (mount->pieces)
 			mount->pieces[mount->count] = (struct pt_piece){
-				addr, level, table, level == 1 ? entry : NULL };
+				addr, level, table, level == PG_LEVEL_4K ? entry : NULL };
 		mount->count++;
 		return 0;
 	}
-	if (level == 1) {
+	if (level == PG_LEVEL_4K) {
 		mount->tail = page;
 		mount->tail_leaves = table;
 		return 0;
@@ -66,7 +66,7 @@ unsigned long pt_pieces_alignment(unsigned long len)
 {
 	unsigned int level = pt_slot_highest();
 
-	while (level > 1 && pt_slot_size(level) > len)
+	while (level > PG_LEVEL_4K && pt_slot_size(level) > len)
 		level--;
 	return pt_slot_size(level);
 }
@@ -78,7 +78,7 @@ unsigned long pt_pieces_area(struct file *file, unsigned long addr, unsigned lon
 	unsigned long hint = 0, found;
 
 	if (flags & MAP_FIXED)
-		return IS_ALIGNED(addr, min(align, pt_slot_size(2))) ? addr : -EINVAL;
+		return IS_ALIGNED(addr, min(align, pt_slot_size(PG_LEVEL_2M))) ? addr : -EINVAL;
 	if (len + align < len)
 		return -ENOMEM;
 	/* The core looks above what four levels cover only if the hint is there. */

@@ -17,7 +17,7 @@ static p4d_t *pt_slot_make_p4d(struct mm_struct *mm, unsigned long addr)
 	u64 *table;
 
 	if (pgtable_l5_enabled() && pgd_none(*pgd)) {
-		table = pt_table_alloc(4);
+		table = pt_table_alloc(PG_LEVEL_512G);
 		if (!table)
 			return NULL;
 		spin_lock(&mm->page_table_lock);
@@ -28,7 +28,7 @@ static p4d_t *pt_slot_make_p4d(struct mm_struct *mm, unsigned long addr)
 		}
 		spin_unlock(&mm->page_table_lock);
 		if (table)
-			pt_table_free(table, 4);
+			pt_table_free(table, PG_LEVEL_512G);
 	}
 	return p4d_offset(pgd, addr);
 }
@@ -41,7 +41,7 @@ static pud_t *pt_slot_make_pud(struct mm_struct *mm, unsigned long addr)
 	if (!p4d)
 		return NULL;
 	if (p4d_none(*p4d)) {
-		table = pt_table_alloc(3);
+		table = pt_table_alloc(PG_LEVEL_1G);
 		if (!table)
 			return NULL;
 		spin_lock(&mm->page_table_lock);
@@ -53,7 +53,7 @@ static pud_t *pt_slot_make_pud(struct mm_struct *mm, unsigned long addr)
 		}
 		spin_unlock(&mm->page_table_lock);
 		if (table)
-			pt_table_free(table, 3);
+			pt_table_free(table, PG_LEVEL_1G);
 	}
 	return pud_offset(p4d, addr);
 }
@@ -67,7 +67,7 @@ static pmd_t *pt_slot_make_pmd(struct mm_struct *mm, unsigned long addr)
 	if (!pud)
 		return NULL;
 	if (pud_none(*pud)) {
-		table = pt_table_alloc(2);
+		table = pt_table_alloc(PG_LEVEL_2M);
 		if (!table)
 			return NULL;
 		lock = pud_lock(mm, pud);
@@ -79,7 +79,7 @@ static pmd_t *pt_slot_make_pmd(struct mm_struct *mm, unsigned long addr)
 		}
 		spin_unlock(lock);
 		if (table)
-			pt_table_free(table, 2);
+			pt_table_free(table, PG_LEVEL_2M);
 	}
 	return pmd_offset(pud, addr);
 }
@@ -93,7 +93,7 @@ u64 *pt_slot_own_table(struct mm_struct *mm, unsigned long addr)
 	if (!pmd)
 		return NULL;
 	if (pmd_none(*pmd)) {
-		table = pt_table_alloc(1);
+		table = pt_table_alloc(PG_LEVEL_4K);
 		if (!table)
 			return NULL;
 		lock = pmd_lock(mm, pmd);
@@ -105,7 +105,7 @@ u64 *pt_slot_own_table(struct mm_struct *mm, unsigned long addr)
 		}
 		spin_unlock(lock);
 		if (table)
-			pt_table_free(table, 1);
+			pt_table_free(table, PG_LEVEL_4K);
 	}
 	return (u64 *)pmd_page_vaddr(*pmd);
 }
@@ -114,13 +114,13 @@ u64 *pt_slot_own_table(struct mm_struct *mm, unsigned long addr)
 int pt_slot_prepare(struct mm_struct *mm, unsigned long addr, unsigned int level)
 {
 	switch (level) {
-	case 1:
+	case PG_LEVEL_4K:
 		return pt_slot_make_pmd(mm, addr) ? 0 : -ENOMEM;
-	case 2:
+	case PG_LEVEL_2M:
 		return pt_slot_make_pud(mm, addr) ? 0 : -ENOMEM;
-	case 3:
+	case PG_LEVEL_1G:
 		return pt_slot_make_p4d(mm, addr) ? 0 : -ENOMEM;
-	case 4:
+	case PG_LEVEL_512G:
 		return 0;
 	}
 	return -EINVAL;
@@ -133,13 +133,13 @@ u64 pt_slot_get(struct mm_struct *mm, unsigned long addr, unsigned int level)
 	p4d_t *p4d;
 	pud_t *pud;
 
-	if (level == 4 || (pgtable_l5_enabled() && pgd_none(*pgd)))
+	if (level == PG_LEVEL_512G || (pgtable_l5_enabled() && pgd_none(*pgd)))
 		return pgd_val(*pgd);
 	p4d = p4d_offset(pgd, addr);
-	if (level == 3 || p4d_none(*p4d))
+	if (level == PG_LEVEL_1G || p4d_none(*p4d))
 		return p4d_val(*p4d);
 	pud = pud_offset(p4d, addr);
-	if (level == 2 || pud_none(*pud))
+	if (level == PG_LEVEL_2M || pud_none(*pud))
 		return pud_val(*pud);
 	return pmd_val(*pmd_offset(pud, addr));
 }
@@ -154,7 +154,7 @@ u64 pt_slot_set(struct mm_struct *mm, unsigned long addr, unsigned int level, u6
 	pmd_t *pmd;
 	u64 old;
 
-	if (level == 4) {
+	if (level == PG_LEVEL_512G) {
 		spin_lock(&mm->page_table_lock);
 		old = pgd_val(*pgd);
 		set_pgd(pgd, __pgd(entry));
@@ -162,7 +162,7 @@ u64 pt_slot_set(struct mm_struct *mm, unsigned long addr, unsigned int level, u6
 		return old;
 	}
 	p4d = p4d_offset(pgd, addr);
-	if (level == 3) {
+	if (level == PG_LEVEL_1G) {
 		spin_lock(&mm->page_table_lock);
 		old = p4d_val(*p4d);
 		set_p4d(p4d, __p4d(entry));
@@ -170,7 +170,7 @@ u64 pt_slot_set(struct mm_struct *mm, unsigned long addr, unsigned int level, u6
 		return old;
 	}
 	pud = pud_offset(p4d, addr);
-	if (level == 2) {
+	if (level == PG_LEVEL_2M) {
 		lock = pud_lock(mm, pud);
 		old = pud_val(*pud);
 		set_pud(pud, __pud(entry));
@@ -195,7 +195,7 @@ static bool pt_slot_table_is_empty(u64 *table, unsigned int level)
 		entry = READ_ONCE(table[i]);
 		if (!entry)
 			continue;
-		if (level == 1 || (entry & _PAGE_PSE) ||
+		if (level == PG_LEVEL_4K || (entry & _PAGE_PSE) ||
 		    !pt_slot_table_is_empty(pt_entry_table(entry), level - 1))
 			return false;
 	}

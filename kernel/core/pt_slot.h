@@ -28,7 +28,7 @@ u64 *pt_slot_own_table(struct mm_struct *mm, unsigned long addr);
  */
 static inline unsigned int pt_slot_highest(void)
 {
-	return pgtable_l5_enabled() ? 4 : 3;
+	return pgtable_l5_enabled() ? PG_LEVEL_512G : PG_LEVEL_1G;
 }
 
 /* Bytes that a table of this level covers. */

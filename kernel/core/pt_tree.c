@@ -47,13 +47,13 @@ int pt_tree_start(void)
 {
 	unsigned int level;
 
-	for (level = 2; level < PT_MAX_ORDER; level++) {
+	for (level = PG_LEVEL_2M; level < PT_MAX_ORDER; level++) {
 		pt_tree_guards[level] = pt_table_alloc(level);
 		if (!pt_tree_guards[level]) {
 			pt_tree_end();
 			return -ENOMEM;
 		}
-		if (level > 2)
+		if (level > PG_LEVEL_2M)
 			pt_table_fill(pt_tree_guards[level],
 				      pt_table_entry(pt_tree_guards[level - 1]));
 	}
@@ -66,7 +66,7 @@ void pt_tree_end(void)
 
 	/* The core walks page tables under RCU, without locks. */
 	synchronize_rcu();
-	for (level = 2; level < PT_MAX_ORDER && pt_tree_guards[level]; level++)
+	for (level = PG_LEVEL_2M; level < PT_MAX_ORDER && pt_tree_guards[level]; level++)
 		pt_table_free(pt_tree_guards[level], level);
 }
 
@@ -79,7 +79,7 @@ static u64 *pt_tree_guard(const struct pt_tree *tree, unsigned int level)
 /* The CPU sets the accessed bit of an entry that it walks through. */
 static bool pt_tree_is_guard(const struct pt_tree *tree, u64 entry, unsigned int level)
 {
-	return level > 1 && entry && pt_entry_table(entry) == pt_tree_guard(tree, level);
+	return level > PG_LEVEL_4K && entry && pt_entry_table(entry) == pt_tree_guard(tree, level);
 }
 
 static u64 *pt_tree_alloc_table(struct pt_tree *tree, unsigned int level)
@@ -90,7 +90,7 @@ static u64 *pt_tree_alloc_table(struct pt_tree *tree, unsigned int level)
 	if (!table)
 		return NULL;
 	atomic_long_inc(&tree->tables);
-	if (tree->is_sparse && level > 2)
+	if (tree->is_sparse && level > PG_LEVEL_2M)
 		pt_table_fill(table, pt_table_entry(pt_tree_guard(tree, level - 1)));
 	return table;
 }
@@ -110,7 +110,7 @@ unsigned int pt_tree_missing(struct pt_tree *tree, u64 page)
 	unsigned int level;
 	u64 entry;
 
-	for (level = tree->order; level > 1; level--) {
+	for (level = tree->order; level > PG_LEVEL_4K; level--) {
 		entry = READ_ONCE(table[(page / pt_entry_pages(level)) % PT_ENTRIES]);
 		if (!entry || pt_tree_is_guard(tree, entry, level - 1))
 			return level - 1;
@@ -125,7 +125,7 @@ u64 pt_tree_guarded(struct pt_tree *tree, u64 page)
 {
 	unsigned int missing = pt_tree_missing(tree, page);
 
-	return missing > 1 ? pt_entry_pages(missing + 1) : 0;
+	return missing > PG_LEVEL_4K ? pt_entry_pages(missing + 1) : 0;
 }
 
 static u64 *pt_entry_table_or_null(u64 entry)
@@ -176,14 +176,14 @@ static u64 *pt_tree_make_table(struct pt_tree *tree, u64 page, unsigned int lowe
 
 u64 *__pt_tree_make_leaf(struct pt_tree *tree, u64 page)
 {
-	u64 *table = pt_tree_make_table(tree, page, 1);
+	u64 *table = pt_tree_make_table(tree, page, PG_LEVEL_4K);
 
 	return table ? table + (page & (PT_ENTRIES - 1)) : NULL;
 }
 
 u64 *pt_tree_make_entry(struct pt_tree *tree, u64 page)
 {
-	u64 *table = pt_tree_make_table(tree, page, 2);
+	u64 *table = pt_tree_make_table(tree, page, PG_LEVEL_2M);
 
 	return table ? table + ((page >> PT_INDEX_BITS) & (PT_ENTRIES - 1)) : NULL;
 }
@@ -213,9 +213,9 @@ static void pt_tree_each_below(struct pt_tree *tree, const u64 *table, unsigned 
 	cond_resched();
 	for (i = 0; i < PT_ENTRIES; i++, page += pt_entry_pages(level)) {
 		value = READ_ONCE(table[i]);
-		if (!value || (level > 2 && pt_tree_is_guard(tree, value, level - 1)))
+		if (!value || (level > PG_LEVEL_2M && pt_tree_is_guard(tree, value, level - 1)))
 			continue;
-		if (level == 1)
+		if (level == PG_LEVEL_4K)
 			visit(data, page, value);
 		else if (pt_entry_is_table(value))
 			pt_tree_each_below(tree, pt_entry_table(value), level - 1, page, visit,
@@ -237,7 +237,7 @@ static void pt_tree_free_below(struct pt_tree *tree, u64 *table, unsigned int le
 	unsigned int i;
 	u64 *below;
 
-	for (i = 0; level > 1 && i < PT_ENTRIES; i++, page += pt_entry_pages(level)) {
+	for (i = 0; level > PG_LEVEL_4K && i < PT_ENTRIES; i++, page += pt_entry_pages(level)) {
 		below = table[i] ? pt_tree_table(tree, table[i], page) : NULL;
 		if (below && below != pt_tree_guard(tree, level - 1))
 			pt_tree_free_below(tree, below, level - 1, page);
@@ -285,9 +285,9 @@ static long pt_tree_count_tables(struct pt_tree *tree, const u64 *table, unsigne
 	unsigned int i;
 	long count = 1;
 
-	for (i = 0; level > 1 && i < PT_ENTRIES; i++)
+	for (i = 0; level > PG_LEVEL_4K && i < PT_ENTRIES; i++)
 		if (pt_entry_is_table(table[i]) &&
-		    !(level > 2 && pt_tree_is_guard(tree, table[i], level - 1)))
+		    !(level > PG_LEVEL_2M && pt_tree_is_guard(tree, table[i], level - 1)))
 			count += pt_tree_count_tables(tree, pt_entry_table(table[i]), level - 1);
 	return count;
 }
@@ -349,10 +349,10 @@ static void __pt_tree_unlink_empty(struct pt_tree *tree, u64 *table, unsigned in
 		 * tables below it, and for the tail. Those tables stay. Later entries have no
 		 * tables.
 		 */
-		if (level == 3 && page + pt_entry_pages(3) > tree->pages)
+		if (level == PG_LEVEL_1G && page + pt_entry_pages(PG_LEVEL_1G) > tree->pages)
 			return;
 		below = pt_entry_table_or_null(READ_ONCE(table[i]));
-		if (below && level > 2) {
+		if (below && level > PG_LEVEL_2M) {
 			__pt_tree_unlink_empty(tree, below, level - 1, page, zeros, empty);
 		} else if (below && pt_table_claim_empty(below, zeros)) {
 			xa_erase(&tree->deposits, page / PT_ENTRIES);
@@ -365,7 +365,7 @@ static void __pt_tree_unlink_empty(struct pt_tree *tree, u64 *table, unsigned in
 
 void pt_tree_unlink_empty(struct pt_tree *tree, u64 zeros, struct list_head *empty)
 {
-	if (tree->order > 2)
+	if (tree->order > PG_LEVEL_2M)
 		__pt_tree_unlink_empty(tree, tree->root, tree->order, 0, zeros, empty);
 }
 
@@ -377,7 +377,7 @@ void pt_tree_free_unlinked(struct pt_tree *tree, struct list_head *empty)
 	synchronize_rcu();
 	list_for_each_entry_safe(page, next, empty, lru) {
 		list_del(&page->lru);
-		pt_tree_free_table(tree, page_address(page), 1);
+		pt_tree_free_table(tree, page_address(page), PG_LEVEL_4K);
 		cond_resched();
 	}
 }
@@ -397,8 +397,9 @@ int pt_tree_init(struct pt_tree *tree, u64 pages, struct pt_source *source)
 	if (!tree->root)
 		return -ENOMEM;
 
-	for (page = 0; tree->order > 2 && page < pages; page += pt_entry_pages(3)) {
-		if (!pt_tree_make_table(tree, page, 2) || fatal_signal_pending(current)) {
+	for (page = 0; tree->order > PG_LEVEL_2M && page < pages;
+	     page += pt_entry_pages(PG_LEVEL_1G)) {
+		if (!pt_tree_make_table(tree, page, PG_LEVEL_2M) || fatal_signal_pending(current)) {
 			pt_tree_destroy(tree);
 			return -ENOMEM;
 		}

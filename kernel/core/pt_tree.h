@@ -2,8 +2,10 @@
 /*
  * Subtrees of page tables that the module owns.
  *
- * A tree of order n is a table of level n and all tables below it. The entries of a table of level
- * 1 are pages, and a table of level n covers 512^n pages. The module builds, fills and empties a
+ * A tree of order n is a table of level n and all tables below it. A table of level n covers 512^n
+ * pages. In code the levels have the kernel's names, by what an entry covers: those of a table of
+ * level 1 are pages (PG_LEVEL_4K), one of level 2 covers 2 MiB (PG_LEVEL_2M), one of level 3 1 GiB
+ * (PG_LEVEL_1G), and one of level 4 512 GiB (PG_LEVEL_512G). The module builds, fills and empties a
  * tree whether or not a process has it mounted (pt_mount.h). The CPU reads these very entries, so a
  * frame that is put here is visible wherever the tree is mounted.
  *
@@ -30,7 +32,7 @@
 
 #define PT_ENTRIES	512
 #define PT_INDEX_BITS	9
-#define PT_MAX_ORDER	4
+#define PT_MAX_ORDER	PG_LEVEL_512G
 
 /*
  * The flags of an entry that points to a table. With fewer rights than these the core takes the

@@ -256,7 +256,7 @@ static int morsel_device_make_guard(struct morsel_device *device)
 	clear_page(guard);
 	morsel_persist(guard, PAGE_SIZE);
 	device->source.guard = guard;
-	return pt_table_construct(virt_to_page(guard), 2) ? 0 : -ENOMEM;
+	return pt_table_construct(virt_to_page(guard), PG_LEVEL_2M) ? 0 : -ENOMEM;
 }
 
 /* Makes a bitmap. The kernel's own bitmaps end at 4 MiB, which covers 128 GiB. */

@@ -102,7 +102,7 @@ static int morsel_split_block(struct morsel *morsel, u64 *entry, u64 page)
 
 	if (!morsel_charge(morsel, 1))
 		return -ENOSPC;
-	table = pt_table_alloc(1);
+	table = pt_table_alloc(PG_LEVEL_4K);
 	if (!table) {
 		morsel_uncharge(morsel, 1);
 		return -ENOMEM;

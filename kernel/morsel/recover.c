@@ -37,7 +37,7 @@ static unsigned int morsel_slot_levels(const struct morsel_slot *slot)
 static bool morsel_walk_is_nothing(const struct morsel_walk *walk, u64 entry, u64 index,
 				   unsigned int level)
 {
-	if (level < 3)
+	if (level < PG_LEVEL_1G)
 		return !entry;
 	return morsel_device_page(walk->device, index) == (void *)walk->device->source.guard;
 }
@@ -56,7 +56,7 @@ static bool morsel_walk_below(struct morsel_walk *walk, u64 *table, unsigned int
 		index = morsel_device_index(walk->device, table[i]);
 		if (morsel_walk_is_nothing(walk, table[i], index, level))
 			continue;
-		if (level == 1 ? !walk->leaf(walk, table + i) :
+		if (level == PG_LEVEL_4K ? !walk->leaf(walk, table + i) :
 				 !morsel_walk_below(walk, morsel_device_page(walk->device, index),
 						    level - 1))
 			return false;
@@ -147,10 +147,10 @@ static bool morsel_renew_entries(struct morsel_walk *walk, u64 *table, unsigned 
 {
 	unsigned int i;
 
-	for (i = 0; level > 1 && i < PT_ENTRIES; i++)
+	for (i = 0; level > PG_LEVEL_4K && i < PT_ENTRIES; i++)
 		if (table[i])
 			WRITE_ONCE(table[i], (table[i] & PTE_PFN_MASK) | PT_TABLE_FLAGS);
-	if (level > 1)
+	if (level > PG_LEVEL_4K)
 		morsel_persist(table, PAGE_SIZE);
 	if (!pt_table_construct(virt_to_page(table), level))
 		return false;
