@@ -1,20 +1,16 @@
 //! A log in a folder: files of one size, which are allocated and zeroed ahead and recycled.
 
 use std::collections::VecDeque;
-use std::fs::{self, File};
 use std::io;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
-use rustix::fs::{FlockOperation, Mode, OFlags, RenameFlags};
-use rustix::fs::{flock, openat, renameat, renameat_with};
-use rustix::io::Errno;
-
+use super::folder::{Folder, KernelFolder};
 use super::found::{NEW, find, name};
 use super::segment::{Segment, SegmentHead};
-use super::way::{Choice, Way, probe, remove};
+use super::way::{Choice, Way, probe};
 use super::{LogDevice, Written, is_full};
 use crate::block::{BLOCK_BYTES, Block};
 use crate::error::LogError;
@@ -42,7 +38,7 @@ impl Default for FileLogOptions {
 #[derive(Debug)]
 pub struct FileLog {
     /// The folder, locked.
-    folder: File,
+    folder: Box<dyn Folder>,
     log: u64,
     /// Blocks of a segment.
     blocks: u64,
@@ -62,8 +58,7 @@ impl Drop for FileLog {
     /// Gives the folder back though children of this process share the lock; a child does not.
     fn drop(&mut self) {
         if self.home.is_here() {
-            // The lock goes with the last descriptor anyway.
-            let _ = flock(&self.folder, FlockOperation::Unlock);
+            self.folder.unlock();
         }
     }
 }
@@ -88,6 +83,15 @@ impl FileLog {
     /// system said.
     pub fn open(folder: impl AsRef<Path>, options: &FileLogOptions) -> Result<FileLog, LogError> {
         let folder = folder.as_ref();
+        FileLog::open_in(folder, options, || Ok(Box::new(KernelFolder::lock(folder)?)))
+    }
+
+    /// The same, in the folder that `lock` gives.
+    pub(crate) fn open_in(
+        folder: &Path,
+        options: &FileLogOptions,
+        lock: impl FnOnce() -> Result<Box<dyn Folder>, LogError>,
+    ) -> Result<FileLog, LogError> {
         let unfit = |what: &str| LogError::Unfit { path: folder.into(), what: what.into() };
         let blocks = options.segment_bytes / BLOCK_BYTES as u64;
         let fits = options.segment_bytes.is_multiple_of(BLOCK_BYTES as u64) && blocks >= 4;
@@ -96,13 +100,15 @@ impl FileLog {
                 "a segment has a multiple of 4096 bytes, at least 16384, and a log two segments",
             ));
         }
-        let locked = lock_folder(folder)?;
+        let locked = lock()?;
         let doing = || format!("opening the log in {}", folder.display());
+        // Also of a folder that is there: its process may have been killed before it did so.
+        locked.sync().and_then(|()| locked.sync_above()).map_err(LogError::io(doing()))?;
         let choice = match options.way {
             Some(way) => Choice { way, in_flight: 1 },
-            None => probe(&locked).map_err(LogError::io(doing()))?,
+            None => probe(&*locked).map_err(LogError::io(doing()))?,
         };
-        let found = find(folder, &locked, choice.way, blocks - 1)?;
+        let found = find(folder, &*locked, choice.way, blocks - 1)?;
         let most = options.most_bytes / ((found.blocks + 1) * BLOCK_BYTES as u64);
         let files = found.live.len() + found.spare.len();
         let (first, live, spare) = (found.first, found.live, found.spare);
@@ -141,14 +147,14 @@ impl FileLog {
             return Err(io::Error::new(io::ErrorKind::StorageFull, what));
         }
         drop(segments);
-        remove(&self.folder, NEW)?;
-        let segment = Segment::open(&self.folder, NEW, self.choice.way, true)?;
+        self.folder.remove(NEW)?;
+        let segment = Segment::open(&*self.folder, NEW, self.choice.way, true)?;
         let prepared = self.unless_failed(|| match segment.prepare(self.blocks) {
             Err(error) if is_full(&error) => Ok(Err(error)),
             prepared => prepared.map(Ok),
         })?;
         if let Err(full) = prepared {
-            remove(&self.folder, NEW)?;
+            self.folder.remove(NEW)?;
             return Err(full);
         }
         Ok((Arc::new(segment), true))
@@ -161,14 +167,9 @@ impl FileLog {
             let name = name(segments.name);
             segments.name += 1;
             drop(segments);
-            let (folder, keep) = (&self.folder, RenameFlags::NOREPLACE);
-            match renameat_with(folder, NEW, folder, &name, keep) {
-                Err(Errno::EXIST) => {}
-                // Some file systems do not know the flag; no file had the name at the opening.
-                Err(Errno::INVAL | Errno::NOSYS) => {
-                    return Ok(renameat(folder, NEW, folder, &name)?);
-                }
-                renamed => return Ok(renamed?),
+            match self.folder.rename(NEW, &name) {
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                renamed => return renamed,
             }
         }
     }
@@ -256,7 +257,7 @@ impl LogDevice for FileLog {
             if is_new {
                 self.name()?;
                 // It is there after a crash once its folder is durable.
-                self.folder.sync_all()?;
+                self.folder.sync()?;
             }
             Ok(())
         })?;
@@ -315,29 +316,4 @@ impl LogDevice for FileLog {
     fn in_flight(&self) -> usize {
         self.choice.in_flight
     }
-}
-
-/// Creates the folder if it is not there, and locks it.
-fn lock_folder(folder: &Path) -> Result<File, LogError> {
-    let doing = |what: &str| format!("{what} the log's folder {}", folder.display());
-    match fs::create_dir(folder) {
-        Ok(()) => {}
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-        Err(error) => return Err(LogError::io(doing("creating"))(error)),
-    }
-    let locked = File::open(folder).map_err(LogError::io(doing("opening")))?;
-    match flock(&locked, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => {}
-        Err(Errno::WOULDBLOCK) => {
-            return Err(LogError::InUse { path: folder.into() });
-        }
-        Err(error) => return Err(LogError::io(doing("locking"))(error.into())),
-    }
-    // Also of a folder that is there: its process may have been killed before it did so.
-    let above = openat(&locked, "..", OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty());
-    let above =
-        above.map_err(|error| LogError::io(doing("opening the one above"))(error.into()))?;
-    let synced = locked.sync_all().and_then(|()| File::from(above).sync_all());
-    synced.map_err(LogError::io(doing("syncing")))?;
-    Ok(locked)
 }

@@ -4,13 +4,13 @@
 //! Nothing is changed before all files are known to belong together.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::fs::{self, File};
 use std::hash::{BuildHasher as _, RandomState};
 use std::path::Path;
 use std::sync::Arc;
 
+use super::folder::Folder;
 use super::segment::{Segment, SegmentHead};
-use super::way::{Way, remove};
+use super::way::Way;
 use crate::block::Lsn;
 use crate::error::LogError;
 
@@ -56,7 +56,7 @@ type Listed = (Vec<(String, Stated)>, Option<u64>);
 /// is new.
 pub(super) fn find(
     folder: &Path,
-    locked: &File,
+    locked: &dyn Folder,
     way: Way,
     new_blocks: u64,
 ) -> Result<Found, LogError> {
@@ -109,7 +109,7 @@ pub(super) fn find(
         }
         live.push_back(Arc::new(segment));
     }
-    remove(locked, NEW).map_err(LogError::io(doing()))?;
+    locked.remove(NEW).map_err(LogError::io(doing()))?;
     Ok(Found { log, blocks, first, live, spare, name: last.map_or(0, |last| last + 1) })
 }
 
@@ -117,24 +117,21 @@ pub(super) fn find(
 ///
 /// What an earlier process left in the page cache is made durable, or found not to be there, before
 /// any of it is believed.
-fn list(folder: &Path, locked: &File, way: Way) -> Result<Listed, LogError> {
+fn list(folder: &Path, locked: &dyn Folder, way: Way) -> Result<Listed, LogError> {
     let (mut files, mut last) = (Vec::new(), None);
     let doing = || format!("listing {}", folder.display());
-    for entry in fs::read_dir(folder).map_err(LogError::io(doing()))? {
-        let name = entry.map_err(LogError::io(doing()))?.file_name();
-        let Some((name, number)) = name.to_str().and_then(|name| Some((name, number(name)?)))
-        else {
-            continue;
-        };
+    for name in locked.names().map_err(LogError::io(doing()))? {
+        let Some(number) = number(&name) else { continue };
         last = last.max(Some(number));
         let read = || {
-            let segment = Segment::open(locked, name, way, false)?;
+            let segment = Segment::open(locked, &name, way, false)?;
             segment.settle()?;
             let head = segment.head()?;
             Ok((segment, head))
         };
-        let doing = || format!("opening {}", folder.join(name).display());
-        files.push((name.to_owned(), read().map_err(LogError::io(doing()))?));
+        let doing = || format!("opening {}", folder.join(&name).display());
+        let read = read().map_err(LogError::io(doing()))?;
+        files.push((name, read));
     }
     Ok((files, last))
 }

@@ -10,6 +10,7 @@ use rustix::io::Errno;
 use crate::block::Block;
 
 mod file;
+mod folder;
 mod found;
 mod segment;
 mod simulated;

@@ -3,16 +3,14 @@
 //! What holds: the head is durable before a block of the segment is written, and all of the file is
 //! allocated and was written before, so that a block changes no metadata.
 
-use std::fs::File;
 use std::io;
-use std::os::unix::fs::FileExt as _;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use rustix::fs::{Advice, FallocateFlags, fadvise, fallocate};
 use zerocopy::IntoBytes as _;
 
+use super::folder::{Folder, FolderFile};
 use super::is_unreadable;
-use super::way::Way;
+use super::way::{Way, write_all};
 use crate::block::{BLOCK_BYTES, Block, Head, at, crc};
 
 const MAGIC: [u8; 8] = *b"VLLOGSEG";
@@ -77,25 +75,30 @@ impl SegmentHead {
 /// One file.
 #[derive(Debug)]
 pub(super) struct Segment {
-    file: File,
+    file: Box<dyn FolderFile>,
     way: Way,
     /// Something was written since the last sync.
     dirty: AtomicBool,
 }
 
 impl Segment {
-    pub(super) fn open(folder: &File, name: &str, way: Way, create: bool) -> io::Result<Segment> {
+    pub(super) fn open(
+        folder: &dyn Folder,
+        name: &str,
+        way: Way,
+        create: bool,
+    ) -> io::Result<Segment> {
         let file = way.open(folder, name, create)?;
         Ok(Segment { file, way, dirty: AtomicBool::new(false) })
     }
 
     /// Reads the head; none if there is no whole one.
     pub(super) fn head(&self) -> io::Result<Option<SegmentHead>> {
-        if self.file.metadata()?.len() < BLOCK_BYTES as u64 {
+        if self.file.len()? < BLOCK_BYTES as u64 {
             return Ok(None);
         }
         let mut block = [Block::ZERO];
-        match self.file.read_exact_at(block.as_mut_bytes(), 0) {
+        match self.file.read(0, block.as_mut_bytes()) {
             Err(error) if is_unreadable(&error) => return Ok(None),
             read => read?,
         }
@@ -106,7 +109,7 @@ impl Segment {
 
     /// Whether the file is as long as a segment.
     pub(super) fn has_length(&self, blocks: u64) -> io::Result<bool> {
-        Ok(self.file.metadata()?.len() == (blocks + 1) * BLOCK_BYTES as u64)
+        Ok(self.file.len()? == (blocks + 1) * BLOCK_BYTES as u64)
     }
 
     /// Which segment a file without a head is, by its blocks: its log and its number. The log is
@@ -132,47 +135,47 @@ impl Segment {
     /// Allocates and zeroes a new file.
     pub(super) fn prepare(&self, blocks: u64) -> io::Result<()> {
         let len = (blocks + 1) * BLOCK_BYTES as u64;
-        match fallocate(&self.file, FallocateFlags::empty(), 0, len) {
-            Ok(()) | Err(rustix::io::Errno::OPNOTSUPP) => {}
-            Err(error) => return Err(error.into()),
+        match self.file.allocate(len) {
+            Err(error) if error.kind() == io::ErrorKind::Unsupported => {}
+            allocated => allocated?,
         }
         // What was only allocated would be marked as written with the first write to it.
         let zeroes = vec![Block::ZERO; ZEROES];
         for first in (0..=blocks).step_by(ZEROES) {
             let count = (blocks + 1 - first).min(ZEROES as u64) as usize;
-            let bytes = zeroes[..count].as_bytes();
-            self.file.write_all_at(bytes, first * BLOCK_BYTES as u64)?;
+            let place = first * BLOCK_BYTES as u64;
+            write_all(&*self.file, place, [&zeroes[..count], &[]], false)?;
         }
-        self.file.sync_all()
+        self.file.sync()
     }
 
     /// Writes the head, and makes it durable.
     pub(super) fn write_head(&self, head: SegmentHead) -> io::Result<()> {
-        self.file.write_all_at([head.to_block()].as_bytes(), 0)?;
-        self.file.sync_data()
+        write_all(&*self.file, 0, [&[head.to_block()], &[]], false)?;
+        self.file.sync()
     }
 
     /// Writes blocks; the segment's first one is number 0.
     pub(super) fn write(&self, first: u64, parts: [&[Block]; 2]) -> io::Result<()> {
-        self.way.write(&self.file, (first + 1) * BLOCK_BYTES as u64, parts)?;
+        self.way.write(&*self.file, (first + 1) * BLOCK_BYTES as u64, parts)?;
         // After the write, so that a sync that sees it covers the write.
         self.dirty.store(!self.way.is_durable(), Ordering::Release);
         Ok(())
     }
 
     pub(super) fn read(&self, first: u64, blocks: &mut [Block]) -> io::Result<()> {
-        self.file.read_exact_at(blocks.as_mut_bytes(), (first + 1) * BLOCK_BYTES as u64)
+        self.file.read((first + 1) * BLOCK_BYTES as u64, blocks.as_mut_bytes())
     }
 
     /// Makes durable what was written.
     pub(super) fn sync(&self) -> io::Result<()> {
-        if self.dirty.swap(false, Ordering::AcqRel) { self.file.sync_data() } else { Ok(()) }
+        if self.dirty.swap(false, Ordering::AcqRel) { self.file.sync() } else { Ok(()) }
     }
 
     /// Makes durable what an earlier process wrote, and has the storage itself asked from now on:
     /// the page cache may hold what the storage failed to take.
     pub(super) fn settle(&self) -> io::Result<()> {
-        self.file.sync_data()?;
-        Ok(fadvise(&self.file, 0, None, Advice::DontNeed)?)
+        self.file.sync()?;
+        self.file.forget_cache()
     }
 }

@@ -1,17 +1,13 @@
 //! How a block gets durable on a file: four ways, and which is fastest here.
 
 use std::fmt;
-use std::fs::File;
-use std::io::{self, IoSlice};
-use std::os::fd::AsFd as _;
-use std::os::unix::fs::{FileExt as _, MetadataExt as _};
+use std::io;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use rustix::fs::{AtFlags, Mode, OFlags, openat, unlinkat};
-use rustix::io::{Errno, ReadWriteFlags, pwritev2};
 use zerocopy::IntoBytes as _;
 
+use super::folder::{Folder, FolderFile};
 use super::is_full;
 use crate::block::{BLOCK_BYTES, Block};
 
@@ -43,47 +39,50 @@ impl Way {
         matches!(self, Way::DirectDsync | Way::BufferedDsync)
     }
 
-    /// Opens a file of a folder for this way, or creates one that is not there. The folder is open,
-    /// so it is the same one wherever the process goes, and whatever its name becomes.
-    pub(super) fn open(self, folder: &File, name: &str, create: bool) -> io::Result<File> {
-        let mut flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-        flags.set(OFlags::DIRECT, self.is_direct());
-        flags.set(OFlags::CREATE | OFlags::EXCL, create);
-        Ok(File::from(openat(folder, name, flags, Mode::from_raw_mode(0o600))?))
+    /// Opens a file of a folder for this way, or creates one that is not there.
+    pub(super) fn open(
+        self,
+        folder: &dyn Folder,
+        name: &str,
+        create: bool,
+    ) -> io::Result<Box<dyn FolderFile>> {
+        folder.open(name, self.is_direct(), create)
     }
 
-    /// Writes both parts at a place, all of them.
+    /// Writes both parts at a place, all of them; durable when this returns, if the way is so.
     pub(super) fn write(
         self,
-        file: &File,
-        mut offset: u64,
+        file: &dyn FolderFile,
+        offset: u64,
         parts: [&[Block]; 2],
     ) -> io::Result<()> {
-        let flags = match self.is_durable() {
-            true => ReadWriteFlags::DSYNC,
-            false => ReadWriteFlags::empty(),
-        };
-        let mut parts = parts.map(<[Block]>::as_bytes);
-        while parts.iter().any(|part| !part.is_empty()) {
-            let slices = parts.map(IoSlice::new);
-            let written = match pwritev2(file.as_fd(), &slices, offset, flags) {
-                Err(Errno::INTR) => continue,
-                written => written?,
-            };
-            // A block that was written in part is written again: direct I/O wants whole ones.
-            let mut whole = written / BLOCK_BYTES * BLOCK_BYTES;
-            if whole == 0 {
-                return Err(io::ErrorKind::WriteZero.into());
-            }
-            offset += whole as u64;
-            for part in &mut parts {
-                let taken = whole.min(part.len());
-                *part = &part[taken..];
-                whole -= taken;
-            }
-        }
-        Ok(())
+        write_all(file, offset, parts, self.is_durable())
     }
+}
+
+/// Writes both parts at a place, all of them.
+pub(super) fn write_all(
+    file: &dyn FolderFile,
+    mut offset: u64,
+    parts: [&[Block]; 2],
+    durable: bool,
+) -> io::Result<()> {
+    let mut parts = parts.map(<[Block]>::as_bytes);
+    while parts.iter().any(|part| !part.is_empty()) {
+        let written = file.write(offset, parts, durable)?;
+        // A block that was written in part is written again: direct I/O wants whole ones.
+        let mut whole = written / BLOCK_BYTES * BLOCK_BYTES;
+        if whole == 0 {
+            return Err(io::ErrorKind::WriteZero.into());
+        }
+        offset += whole as u64;
+        for part in &mut parts {
+            let taken = whole.min(part.len());
+            *part = &part[taken..];
+            whole -= taken;
+        }
+    }
+    Ok(())
 }
 
 impl fmt::Display for Way {
@@ -117,16 +116,16 @@ static KNOWN: Mutex<Vec<(u64, Choice)>> = Mutex::new(Vec::new());
 const PROBE: &str = "vellum-log-probe.tmp";
 
 /// Tries all ways on a file in the folder, once for each file system and process.
-pub(super) fn probe(folder: &File) -> io::Result<Choice> {
-    let device = folder.metadata()?.dev();
+pub(super) fn probe(folder: &dyn Folder) -> io::Result<Choice> {
+    let device = folder.file_system()?;
     let mut known = KNOWN.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     if let Some((_, choice)) = known.iter().find(|(other, _)| *other == device) {
         return Ok(*choice);
     }
     // One that is there was left by a process that was killed: the folder is locked.
-    remove(folder, PROBE)?;
+    folder.remove(PROBE)?;
     let choice = measure(folder);
-    let removed = remove(folder, PROBE);
+    let removed = folder.remove(PROBE);
     let choice = match choice {
         // The log's own files are there: a full disk is no reason not to read them, or to trim.
         Err(error) if is_full(&error) => {
@@ -141,31 +140,23 @@ pub(super) fn probe(folder: &File) -> io::Result<Choice> {
     Ok(choice)
 }
 
-/// Removes a file, if it is there.
-pub(super) fn remove(folder: &File, name: &str) -> io::Result<()> {
-    match unlinkat(folder, name, AtFlags::empty()) {
-        Ok(()) | Err(Errno::NOENT) => Ok(()),
-        Err(error) => Err(error.into()),
-    }
-}
-
-fn measure(folder: &File) -> io::Result<Choice> {
+fn measure(folder: &dyn Folder) -> io::Result<Choice> {
     let file = Way::BufferedSync.open(folder, PROBE, true)?;
     let blocks = PROBES * AT_ONCE as u64;
-    file.write_all_at(&vec![0; blocks as usize * BLOCK_BYTES], 0)?;
-    file.sync_all()?;
+    write_all(&*file, 0, [&vec![Block::ZERO; blocks as usize], &[]], false)?;
+    file.sync()?;
     // A way that does not work here fails with its first write, which is not counted.
     let mut ways = Vec::new();
     for way in Way::ALL {
         let opened = way.open(folder, PROBE, false);
-        if let Ok(file) = opened.and_then(|file| durable(way, &file, 0).map(|()| file)) {
+        if let Ok(file) = opened.and_then(|file| durable(way, &*file, 0).map(|()| file)) {
             ways.push((way, file, Duration::MAX));
         }
     }
     for number in 0..PROBES {
         for (way, file, shortest) in &mut ways {
             let begin = Instant::now();
-            durable(*way, file, number)?;
+            durable(*way, &**file, number)?;
             // The shortest: what else the machine does makes others longer.
             *shortest = begin.elapsed().min(*shortest);
         }
@@ -173,12 +164,12 @@ fn measure(folder: &File) -> io::Result<Choice> {
     let best = ways.iter().min_by_key(|(_, _, shortest)| *shortest);
     let Some((way, file, alone)) = best else { return Err(io::ErrorKind::Unsupported.into()) };
     let several = *way == Way::DirectDsync
-        && at_once(*way, file)? < *alone * (PROBES * AT_ONCE as u64 / 2) as u32;
+        && at_once(*way, &**file)? < *alone * (PROBES * AT_ONCE as u64 / 2) as u32;
     Ok(Choice { way: *way, in_flight: if several { AT_ONCE } else { 1 } })
 }
 
 /// Time for the same number of writes in each of several threads.
-fn at_once(way: Way, file: &File) -> io::Result<Duration> {
+fn at_once(way: Way, file: &dyn FolderFile) -> io::Result<Duration> {
     let begin = Instant::now();
     std::thread::scope(|scope| {
         let write = |thread: u64| {
@@ -192,7 +183,7 @@ fn at_once(way: Way, file: &File) -> io::Result<Duration> {
     Ok(begin.elapsed())
 }
 
-fn durable(way: Way, file: &File, number: u64) -> io::Result<()> {
+fn durable(way: Way, file: &dyn FolderFile, number: u64) -> io::Result<()> {
     way.write(file, number * BLOCK_BYTES as u64, [&[Block::ZERO], &[]])?;
-    if way.is_durable() { Ok(()) } else { file.sync_data() }
+    if way.is_durable() { Ok(()) } else { file.sync() }
 }
