@@ -1,9 +1,9 @@
 //! Fixing pages, and the guards of fixed pages: exclusive, shared and optimistic.
 //!
-//! [`Pool::try_optimistic`], [`Pool::prefetch_state`] and [`Pool::prefetch_bytes`] are for code that
-//! works on many pages in turn and switches to another page where it would wait (group prefetching,
-//! Chen, Ailamaki, Gibbons and Mowry, ICDE'04; asynchronous memory access chaining, Kocberber,
-//! Falsafi and Grot, VLDB'15).
+//! [`Pool::try_optimistic`], [`Pool::prefetch_state`] and [`Pool::prefetch_bytes`] are for code
+//! that works on many pages in turn and switches to another page where it would wait (group
+//! prefetching, Chen, Ailamaki, Gibbons and Mowry, ICDE'04; asynchronous memory access chaining,
+//! Kocberber, Falsafi and Grot, VLDB'15).
 
 #![allow(unsafe_code)]
 
