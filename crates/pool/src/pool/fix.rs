@@ -37,15 +37,15 @@ impl Pool {
     #[inline(always)]
     pub fn optimistic(&self, page: PageRef) -> Result<OptimisticGuard<'_>, PoolError> {
         let core = &*self.core;
-        let (mut state, mut seen) = core.look(page)?;
-        if !(seen.is_readable_unmarked() && core.is_whole(page)) {
-            (state, seen) = self.optimistic_slow(page)?;
-        }
+        let (state, seen) = match core.states.look(page.id) {
+            Some(hit) if page.frames == 1 && hit.1.is_readable_unmarked() => hit,
+            _ => self.optimistic_slow(page)?,
+        };
         Ok(OptimisticGuard::new(core, state, page, seen))
     }
 
-    /// Waits until a page is readable, and returns its word. It returns no guard, because the
-    /// compiler would then keep every guard in memory.
+    /// Checks the reference, waits until the page is readable, and returns its word. It returns no
+    /// guard, because the compiler would then keep every guard in memory.
     #[cold]
     #[inline(never)]
     fn optimistic_slow(&self, page: PageRef) -> Result<(&PageState, Word), PoolError> {
@@ -242,10 +242,10 @@ impl Pool {
     #[inline(always)]
     pub fn try_optimistic(&self, page: PageRef) -> Option<OptimisticGuard<'_>> {
         let core = &*self.core;
-        let (mut state, mut seen) = core.look(page).ok()?;
-        if !(seen.is_readable_unmarked() && core.is_whole(page)) {
-            (state, seen) = try_optimistic_slow(core, page)?;
-        }
+        let (state, seen) = match core.states.look(page.id) {
+            Some(hit) if page.frames == 1 && hit.1.is_readable_unmarked() => hit,
+            _ => try_optimistic_slow(core, page)?,
+        };
         Some(OptimisticGuard::new(core, state, page, seen))
     }
 
