@@ -4,7 +4,7 @@ use std::io::{self, Read};
 
 use vellum_pool::PageId;
 
-use super::apply::{Action, apply, init};
+use super::group::{Action, init};
 use super::modify::Incoming;
 use super::streams::ValueWriter;
 use super::{Access, Cursor};
@@ -41,7 +41,7 @@ impl PageSink for NewPages<'_> {
         let mut guard = pages.pool.allocate(pages.page_frames)?;
         let page = init(&change, &mut guard, kind, level, self.access.tree.id);
         self.pages.push(page);
-        apply(&change, &mut guard, Action::Image { image })?;
+        self.access.apply(&change, &mut guard, Action::Image { image })?;
         Ok(page.id)
     }
 }
@@ -201,7 +201,7 @@ impl Access<'_> {
         if !is_empty(&root) {
             return Err(Error::NotEmpty);
         }
-        apply(change, &mut root, Action::Image { image }).map(drop)
+        self.apply(change, &mut root, Action::Image { image }).map(drop)
     }
 }
 

@@ -3,7 +3,7 @@
 use vellum_pool::{ExclusiveGuard, PageRef};
 
 use super::Access;
-use super::apply::{Action, apply};
+use super::group::Action;
 use super::lookup::LeafBytes;
 use crate::error::{Error, Result};
 use crate::node::Node;
@@ -40,7 +40,7 @@ impl<'a> Access<'a> {
     pub(crate) fn clear(self, change: &Change<'_>) -> Result<()> {
         let mut root = self.pages.pool.fix_exclusive(self.tree.root)?;
         let references = self.references_of(&root, u8::MAX)?;
-        apply(change, &mut root, Action::FormatRoot { level: 0, child: 0 })?;
+        self.apply(change, &mut root, Action::FormatRoot { level: 0, child: 0 })?;
         drop(root);
         self.free_below(change, references)
     }

@@ -5,10 +5,10 @@
 //! The root always stays on the same page, so one page number identifies a tree for all of its
 //! life.
 
-mod apply;
 mod bulk_load;
 mod check;
 mod drop_tree;
+mod group;
 mod handle;
 mod lookup;
 mod modify;
@@ -27,10 +27,10 @@ use std::sync::{Arc, Mutex};
 
 use vellum_pool::PageRef;
 
-pub(crate) use apply::{Action, apply, init};
 pub use bulk_load::BulkLoader;
 pub use check::TreeStat;
 pub(crate) use check::Visitor;
+pub(crate) use group::{Action, init};
 pub use handle::Tree;
 pub(crate) use modify::{Existing, Incoming};
 pub use owned_streams::{OwnedValueReader, OwnedValueWriter};

@@ -13,7 +13,7 @@ use std::sync::atomic::Ordering;
 use vellum_pool::{ExclusiveGuard, OptimisticGuard};
 
 use super::Access;
-use super::apply::{Action, apply, init};
+use super::group::{Action, Group, init};
 use super::lookup::{Attempt, AttemptError, LeafBytes, LeafValue, LongValue, Target};
 use crate::error::{Error, Result};
 use crate::node::{Node, Payload, Torn};
@@ -56,6 +56,15 @@ impl Incoming<'_> {
         }
         Ok(())
     }
+}
+
+/// The result of an attempt to store one more entry in a leaf.
+enum Extension {
+    /// The entry was stored. It replaced this blob, if any.
+    Stored(Option<BlobRef>),
+    /// The key belongs to another leaf.
+    OtherLeaf,
+    Full,
 }
 
 /// The page of a new blob. It is freed if the value is not written, also when the callback panics.
@@ -133,7 +142,7 @@ impl<'a> Access<'a> {
                 true => Action::Replace { index, payload },
                 false => Action::Insert { index, key, payload },
             };
-            if apply(change, &mut leaf, action)? {
+            if self.apply(change, &mut leaf, action)? {
                 drop(leaf);
                 if let Some(blob) = old_blob {
                     self.free_blob(change, blob);
@@ -200,45 +209,65 @@ impl<'a> Access<'a> {
         change: &Change<'_>,
         entries: &[(K, V)],
     ) -> Result<usize> {
-        let (mut stored, mut old_blobs, mut leaf) = (0, Vec::new(), None);
-        let mut full = None;
+        let Some((first, _)) = entries.first() else { return Ok(0) };
+        let mut leaf = self.exclusive_leaf(first.as_ref())?;
+        let (mut stored, mut old_blobs, mut full) = (0, Vec::new(), None);
+        let mut group = self.group(change);
+        let mut outcome = Ok(());
         for (key, value) in entries {
             let (key, value) = (key.as_ref(), value.as_ref());
             if self.check_entry(key, value).unwrap_or(true) {
                 break;
             }
-            let leaf = match &mut leaf {
-                None => leaf.insert(self.exclusive_leaf(key)?),
-                Some(leaf) => {
-                    let covers = Node::new(&leaf[..]).covers(key);
-                    if !covers.map_err(|torn| Error::torn(leaf.page(), torn))? {
-                        break;
-                    }
-                    leaf
+            match self.extend_by(&mut group, &mut leaf, key, value) {
+                Ok(Extension::Stored(old)) => old_blobs.extend(old),
+                Ok(Extension::OtherLeaf) => break,
+                Ok(Extension::Full) => {
+                    full = Some((key, Payload::Inline(value)));
+                    break;
                 }
-            };
-            let held = LeafBytes::from(&*leaf);
-            let position = held.position(key)?;
-            let (index, payload) = (position.index, Payload::Inline(value));
-            let (action, blob) = match position.exact {
-                true => (Action::Replace { index, payload }, held.value(index)?.blob()),
-                false => (Action::Insert { index, key, payload }, None),
-            };
-            if !apply(change, leaf, action)? {
-                full = Some((key, payload));
-                break;
+                Err(error) => {
+                    outcome = Err(error);
+                    break;
+                }
             }
-            old_blobs.extend(blob);
             stored += 1;
         }
+        group.end(&[&leaf]);
         drop(leaf);
         for blob in old_blobs {
             self.free_blob(change, blob);
         }
+        outcome?;
         if let (0, Some((key, payload))) = (stored, full) {
             self.make_room_for(change, key, payload)?;
         }
         Ok(stored)
+    }
+
+    /// Stores an entry in `leaf`, if it belongs there and fits.
+    fn extend_by(
+        self,
+        group: &mut Group<'_, 'a>,
+        leaf: &mut ExclusiveGuard<'a>,
+        key: &[u8],
+        value: &[u8],
+    ) -> Result<Extension> {
+        let covers = Node::new(&leaf[..]).covers(key);
+        if !covers.map_err(|torn| Error::torn(leaf.page(), torn))? {
+            return Ok(Extension::OtherLeaf);
+        }
+        let held = LeafBytes::from(&*leaf);
+        let position = held.position(key)?;
+        let (index, payload) = (position.index, Payload::Inline(value));
+        let (action, old) = match position.exact {
+            true => (Action::Replace { index, payload }, held.value(index)?.blob()),
+            false => (Action::Insert { index, key, payload }, None),
+        };
+        Ok(match group.apply(leaf, action)? {
+            true => Extension::Stored(old),
+            false => Extension::Full,
+        })
     }
 
     /// Removes an entry. Returns true if the tree had it.
@@ -253,7 +282,7 @@ impl<'a> Access<'a> {
         let mut leaf = self.exclusive_leaf(key)?;
         let Some((index, held)) = LeafBytes::from(&leaf).find(key)? else { return Ok(false) };
         let old_blob = held.blob();
-        apply(change, &mut leaf, Action::Remove { index })?;
+        self.apply(change, &mut leaf, Action::Remove { index })?;
         self.after_removal(change, leaf, key, old_blob.as_slice());
         Ok(true)
     }
@@ -367,7 +396,7 @@ impl<'a> Access<'a> {
             Some((index, LeafValue::Inline(value))) => (index, value.to_vec()),
         };
         begun.run_callback(|| change(&mut value));
-        apply(begun, &mut leaf, Action::Replace { index, payload: Payload::Inline(&value) })?;
+        self.apply(begun, &mut leaf, Action::Replace { index, payload: Payload::Inline(&value) })?;
         Ok(UpdateOutcome::Changed)
     }
 
@@ -408,7 +437,7 @@ impl<'a> Access<'a> {
             {
                 let payload = new.encode();
                 let payload = Payload::Blob(&payload);
-                apply(begun, &mut leaf, Action::Replace { index, payload })?;
+                self.apply(begun, &mut leaf, Action::Replace { index, payload })?;
                 drop((leaf, long));
                 self.free_blob(begun, old);
                 return Ok(true);
@@ -523,7 +552,7 @@ impl<'a> Access<'a> {
             match (change.run_callback(|| decide(old.bytes())), &old) {
                 (Decision::Keep, _) | (Decision::Remove, OldValue::Absent) => {}
                 (Decision::Remove, _) => {
-                    apply(&change, &mut leaf, Action::Remove { index })?;
+                    self.apply(&change, &mut leaf, Action::Remove { index })?;
                     self.after_removal(&change, leaf, key, old.blob().as_slice());
                 }
                 (Decision::Put(value), _) => {
@@ -594,7 +623,7 @@ impl<'a> Access<'a> {
                 true => Action::Replace { index, payload },
                 false => Action::Insert { index, key, payload },
             };
-            if apply(change, &mut leaf, action)? {
+            if self.apply(change, &mut leaf, action)? {
                 drop(leaf);
                 if let Some(blob) = old.blob() {
                     self.free_blob(change, blob);
@@ -742,7 +771,7 @@ impl<'a> Access<'a> {
                     continue;
                 }
             };
-            apply(&change, &mut leaf, Action::Remove { index })?;
+            self.apply(&change, &mut leaf, Action::Remove { index })?;
             let hint = &self.tree.popped_leaves[end as usize];
             if hint.load(Ordering::Relaxed) != leaf.page().id.0 {
                 hint.store(leaf.page().id.0, Ordering::Relaxed);

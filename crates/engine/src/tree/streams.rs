@@ -15,8 +15,8 @@ use crc_fast::{CrcAlgorithm, checksum};
 use vellum_pool::{ExclusiveGuard, PAGE_SIZE, PageId, PageRef, Pool, PoolOptions, RawPages};
 
 use super::Access;
-use super::apply::init;
 use super::check::Visitor;
+use super::group::init;
 use super::lookup::{LeafBytes, LeafValue};
 use super::modify::{Existing, Incoming};
 use crate::error::{Error, Result};

@@ -7,7 +7,7 @@
 use vellum_pool::ExclusiveGuard;
 
 use super::Access;
-use super::apply::{Action, apply, init};
+use super::group::{Action, init};
 use super::lookup::{LockedPair, Target};
 use crate::error::{Error, Result};
 use crate::node::{Fences, Node, Payload, Torn, fits_merge, plan_split};
@@ -123,9 +123,11 @@ impl<'a> Access<'a> {
         }
         let Some((parent, index)) = &mut pair.parent else {
             let level = node.level().map_err(torn)?.checked_add(1).ok_or(torn(Torn))?;
-            apply(change, spare, Action::Image { image: &pair.node })?;
             let child = spare.page().id.0;
-            apply(change, &mut pair.node, Action::FormatRoot { level, child })?;
+            let mut group = self.group(change);
+            group.apply(spare, Action::Image { image: &pair.node })?;
+            group.apply(&mut pair.node, Action::FormatRoot { level, child })?;
+            group.end(&[spare, &pair.node]);
             return Ok((SplitOutcome::RootGrew, true));
         };
         let split = plan_split(node, key).map_err(torn)?;
@@ -135,9 +137,13 @@ impl<'a> Access<'a> {
             return Ok((SplitOutcome::ParentFull(len), false));
         }
         let child = Payload::Child(spare.page().id.0);
-        apply(change, &mut pair.node, Action::SplitOff { left: &mut spare[..], split: &split })?;
         let insert = Action::Insert { index: *index, key: &split.separator, payload: child };
-        apply(change, parent, insert)?;
+        let mut group = self.group(change);
+        group.split_off(&mut pair.node, spare, &split)?;
+        if !group.apply(parent, insert)? {
+            return Err(Error::torn(parent.page(), Torn));
+        }
+        group.end(&[&pair.node, spare, parent]);
         Ok((SplitOutcome::Done, true))
     }
 
@@ -238,7 +244,7 @@ impl<'a> Access<'a> {
             return Ok(None);
         }
         let lower = leaf.lower().map(|key| key.map(<[u8]>::to_vec)).map_err(torn)?;
-        let mut index = first;
+        let (mut group, mut index) = (self.group(change), first);
         while index + 1 < count && index - first < DROPPED_MAX {
             // An error here must not lose the leaves that were dropped before. So it only ends the
             // loop.
@@ -259,16 +265,17 @@ impl<'a> Access<'a> {
             };
             dropped.entries += entries;
             dropped.upper = upper;
-            self.free_page(change, std::mem::replace(&mut last, leaf));
+            group.free(std::mem::replace(&mut last, leaf));
             index += 1;
         }
         if index == first {
             return Ok(None);
         }
         let fences = Fences { lower: lower.as_deref(), upper: Some(&dropped.upper) };
-        apply(change, &mut last, Action::FormatLeaf { fences })?;
+        group.apply(&mut last, Action::FormatLeaf { fences })?;
         let indexes: Vec<usize> = (first..index).collect();
-        apply(change, &mut parent, Action::RemoveAll { indexes: &indexes })?;
+        group.apply(&mut parent, Action::RemoveAll { indexes: &indexes })?;
+        group.end(&[&last, &parent]);
         Ok(Some(dropped))
     }
 
@@ -297,10 +304,11 @@ impl<'a> Access<'a> {
         if !fits.map_err(torn)? {
             return Ok(Err((left, right)));
         }
-        let merge = Action::MergeFrom { left: &left, separator: &separator };
-        apply(change, &mut right, merge)?;
-        apply(change, parent, Action::Remove { index })?;
-        self.free_page(change, left);
+        let mut group = self.group(change);
+        group.apply(&mut right, Action::MergeFrom { left: &left, separator: &separator })?;
+        group.apply(parent, Action::Remove { index })?;
+        group.free(left);
+        group.end(&[&right, parent]);
         Ok(Ok(right))
     }
 
@@ -314,8 +322,10 @@ impl<'a> Access<'a> {
         if parent.page() != self.tree.root {
             return Ok(MergeOutcome::ParentUnderfull);
         }
-        apply(change, &mut parent, Action::Image { image: &child })?;
-        self.free_page(change, child);
+        let mut group = self.group(change);
+        group.apply(&mut parent, Action::Image { image: &child })?;
+        group.free(child);
+        group.end(&[&parent]);
         Ok(MergeOutcome::Done)
     }
 }

@@ -1,14 +1,14 @@
-//! Tests of the code that runs only when optimistic attempts starve. It must give the same results
-//! as the optimistic code.
+//! Tests of the code that runs only when optimistic attempts starve, and of groups that do not end.
+//! The code with locks must give the same results as the optimistic code.
 
 use std::sync::Arc;
 
 use vellum_pool::device::MemoryDevice;
 
+use super::Action;
 use super::lookup::Target;
-use super::{Action, apply};
 use crate::node::Node;
-use crate::{Options, Store, Tree};
+use crate::{Error, Options, Store, Tree};
 
 fn tree() -> (Store, Tree) {
     let options = Options::new().pool_bytes(1 << 18);
@@ -78,7 +78,7 @@ fn the_ends_of_a_tree_are_found_after_empty_leaves() {
         let [mut lower, mut upper] = [Vec::new(), Vec::new()];
         node.lower_into(&mut lower).unwrap();
         node.upper_into(&mut upper).unwrap();
-        apply(&change, &mut leaf, Action::RemoveAll { indexes: &indexes }).unwrap();
+        access.apply(&change, &mut leaf, Action::RemoveAll { indexes: &indexes }).unwrap();
         (indexes.len() as u64, lower, upper)
     };
     let (one, _, upper) = empty(Target::Key(&[]));
@@ -98,6 +98,44 @@ fn the_ends_of_a_tree_are_found_after_empty_leaves() {
     }
     assert_eq!(removed + 2 + left, 3000);
     assert!(tree.first().unwrap().is_none() && tree.pop_first().unwrap().is_none());
+    drop(tree);
+    store.close().unwrap();
+}
+
+/// A thread that gives up between two pages of a split leaves a tree that must not be saved.
+#[test]
+fn a_group_that_does_not_end_has_changes_refused() {
+    let (store, tree) = tree();
+    let access = tree.access();
+    {
+        let change = access.pages.change().unwrap();
+        let mut leaf = access.exclusive_leaf(b"0001").unwrap();
+        let mut group = access.group(&change);
+        assert!(group.apply(&mut leaf, Action::Remove { index: 0 }).unwrap());
+    }
+    let error = tree.upsert(b"key", b"value").unwrap_err();
+    assert!(matches!(error, Error::Poisoned(_)), "{error}");
+    assert!(error.to_string().contains("ended in its midst"), "{error}");
+    drop(tree);
+    store.close().unwrap_err();
+}
+
+/// A thread gives up before it has changed a page: no page is freed, and the store goes on.
+#[test]
+fn a_group_that_changed_nothing_frees_nothing() {
+    let (store, tree) = tree();
+    let access = tree.access();
+    let page = {
+        let change = access.pages.change().unwrap();
+        let leaf = access.exclusive_leaf(b"0001").unwrap();
+        let page = leaf.page();
+        let mut group = access.group(&change);
+        group.free(leaf);
+        page
+    };
+    assert!(access.pages.pool.fix_shared(page).is_ok());
+    tree.upsert(b"key", b"value").unwrap();
+    assert_eq!(tree.stat().unwrap().entries, 3001);
     drop(tree);
     store.close().unwrap();
 }
