@@ -35,9 +35,13 @@ mod block;
 mod cases;
 mod device;
 mod error;
+#[cfg(all(test, not(feature = "model")))]
+mod file_cases;
 mod flights;
 mod log;
 mod process;
+#[cfg(all(test, not(feature = "model")))]
+mod reference;
 mod ring;
 mod scan;
 #[cfg(all(test, not(feature = "model")))]

@@ -149,14 +149,7 @@ impl FileLog {
         drop(segments);
         self.folder.remove(NEW)?;
         let segment = Segment::open(&*self.folder, NEW, self.choice.way, true)?;
-        let prepared = self.unless_failed(|| match segment.prepare(self.blocks) {
-            Err(error) if is_full(&error) => Ok(Err(error)),
-            prepared => prepared.map(Ok),
-        })?;
-        if let Err(full) = prepared {
-            self.folder.remove(NEW)?;
-            return Err(full);
-        }
+        self.unless_failed_or_full(|| segment.prepare(self.blocks))?;
         Ok((Arc::new(segment), true))
     }
 
@@ -227,6 +220,18 @@ impl FileLog {
         }
         act().inspect_err(|_| self.failed.store(true, Ordering::Release))
     }
+
+    /// The same for a step of a new file. If room is missing, nothing has failed: the file goes.
+    fn unless_failed_or_full(&self, act: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
+        let full = self.unless_failed(|| match act() {
+            Err(error) if is_full(&error) => Ok(Err(error)),
+            done => done.map(Ok),
+        })?;
+        if full.is_err() {
+            self.folder.remove(NEW)?;
+        }
+        full
+    }
 }
 
 impl LogDevice for FileLog {
@@ -251,16 +256,13 @@ impl LogDevice for FileLog {
         let [oldest, number] = [live.start, live.end].map(|block| block / self.blocks);
         let head = SegmentHead { log: self.log, number, blocks: self.blocks, oldest };
         // If this fails, the file may have the number on the disk or not: no other file must get
-        // it.
-        self.unless_failed(|| {
-            segment.write_head(head)?;
-            if is_new {
-                self.name()?;
-                // It is there after a crash once its folder is durable.
-                self.folder.sync()?;
-            }
-            Ok(())
-        })?;
+        // it. Not even for want of room, which a file system may need that writes elsewhere.
+        self.unless_failed(|| segment.write_head(head)).map_err(for_good)?;
+        if is_new {
+            self.unless_failed_or_full(|| self.name())?;
+            // It is there after a crash once its folder is durable.
+            self.unless_failed(|| self.folder.sync()).map_err(for_good)?;
+        }
         let mut segments = self.write_segments();
         segments.files += usize::from(is_new);
         segments.live.push_back(segment);
@@ -316,4 +318,12 @@ impl LogDevice for FileLog {
     fn in_flight(&self) -> usize {
         self.choice.in_flight
     }
+}
+
+/// An error after which the log takes nothing more, so that no caller waits for room.
+fn for_good(error: io::Error) -> io::Error {
+    if !is_full(&error) {
+        return error;
+    }
+    io::Error::other(format!("{error}, though the place was written before: open the folder again"))
 }

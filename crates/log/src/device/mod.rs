@@ -14,10 +14,16 @@ mod folder;
 mod found;
 mod segment;
 mod simulated;
+#[cfg(all(test, not(feature = "model")))]
+mod simulated_disk;
+#[cfg(all(test, not(feature = "model")))]
+mod simulated_folder;
 mod way;
 
 pub use file::{FileLog, FileLogOptions};
 pub use simulated::{SimulatedDevice, SimulatedFault, SimulatedOptions};
+#[cfg(all(test, not(feature = "model")))]
+pub(crate) use simulated_disk::{Planted, SimulatedDisk};
 pub use way::Way;
 
 /// The place of a log: an array of blocks that grows at its end and is given up at its front.

@@ -1,0 +1,142 @@
+//! Single cases of the files of a log, in a simulated folder: heads that are lost, room that is
+//! missing.
+#![allow(clippy::unwrap_used)]
+
+use std::path::Path;
+use std::sync::Arc;
+
+use crate::block::{BLOCK_BYTES, Lsn};
+use crate::device::{FileLog, FileLogOptions, LogDevice as _, SimulatedDisk, Way};
+use crate::error::LogError;
+use crate::log::{Log, LogOptions};
+
+/// Blocks of a segment.
+const BLOCKS: u64 = 3;
+
+/// Sectors of a block.
+const SECTORS: usize = 8;
+
+/// Opens a log; its records, each by its first byte, and where it ends.
+fn open(disk: &SimulatedDisk) -> Result<(Log, Arc<FileLog>, Vec<u8>, Lsn), LogError> {
+    let segment_bytes = (BLOCKS + 1) * BLOCK_BYTES as u64;
+    let way = Some(Way::BufferedSync);
+    let files = FileLogOptions { segment_bytes, most_bytes: 8 * segment_bytes, way };
+    let device = Arc::new(FileLog::open_in(Path::new("log"), &files, || disk.folder())?);
+    let mut found = Vec::new();
+    let options = LogOptions { ring_bytes: 4 * BLOCK_BYTES, in_flight: None };
+    let (log, end) = Log::recover(device.clone(), &options, None, |record| {
+        found.push(record.bytes[0]);
+        Ok::<_, LogError>(())
+    })?;
+    Ok((log, device, found, end.lsn))
+}
+
+/// Appends a record that fills a block.
+fn append(log: &Log, number: u8) -> Result<Lsn, LogError> {
+    let lsn = log.append(&[number; 4000])?;
+    log.wait_durable(lsn)?;
+    Ok(lsn)
+}
+
+/// A log of so many records, a block each.
+fn log_of(records: u8) -> SimulatedDisk {
+    let disk = SimulatedDisk::quiet(1);
+    let (log, ..) = open(&disk).unwrap();
+    for number in 0..records {
+        append(&log, number).unwrap();
+    }
+    drop(log);
+    disk
+}
+
+fn name(segment: usize) -> String {
+    format!("segment-{segment:04}")
+}
+
+#[test]
+fn a_head_that_cannot_be_read_is_known_by_the_blocks_and_written_anew() {
+    // Three segments: full, full, begun.
+    for segment in 0..3 {
+        // What else of the file cannot be read is of no interest to the search.
+        for unreadable in [0..SECTORS, 0..1, 3..4] {
+            let disk = log_of(7);
+            unreadable.for_each(|sector| disk.damage(&name(segment), sector, None));
+            let before = disk.contents();
+            for _ in 0..2 {
+                let (_, _, found, end) = open(&disk).unwrap();
+                assert_eq!((found.len(), end), (7, Lsn::of_block(7)), "segment {segment}");
+            }
+            assert!(disk.contents() == before, "segment {segment}");
+        }
+    }
+}
+
+#[test]
+fn a_head_and_blocks_that_cannot_be_read_are_known_by_the_rest() {
+    let disk = log_of(7);
+    // The head and the first block of the full segment in the midst: that block is damage.
+    [0, SECTORS].into_iter().for_each(|sector| disk.damage(&name(1), sector, None));
+    let error = open(&disk).unwrap_err();
+    let LogError::Damaged { lsn, .. } = &error else { panic!("{error}") };
+    assert_eq!(*lsn, Lsn::of_block(3), "{error}");
+    // All of its blocks: it is not known to be the log's.
+    (0..4 * SECTORS).for_each(|sector| disk.damage(&name(1), sector, None));
+    let before = disk.contents();
+    let error = open(&disk).unwrap_err();
+    assert!(matches!(error, LogError::Unfit { .. }), "{error}");
+    assert!(error.to_string().contains("segment-0001"), "{error}");
+    assert!(disk.contents() == before);
+}
+
+#[test]
+fn a_lost_head_of_a_file_without_blocks_is_refused_and_harms_nothing() {
+    let disk = log_of(6);
+    let (log, device, ..) = open(&disk).unwrap();
+    device.extend().unwrap();
+    drop((log, device));
+    let before = disk.contents();
+    disk.damage(&name(2), 0, None);
+    let error = open(&disk).unwrap_err();
+    assert!(matches!(error, LogError::Unfit { .. }), "{error}");
+    assert!(error.to_string().contains("segment-0002"), "{error}");
+    assert!(disk.contents() == before, "something was changed");
+    // Without it the log is as before.
+    disk.remove(&name(2));
+    assert_eq!(open(&disk).unwrap().2.len(), 6);
+}
+
+#[test]
+fn a_head_that_was_lost_may_be_lost_again() {
+    let disk = log_of(7);
+    for round in 0..4 {
+        disk.damage(&name(0), 0, [None, Some([9; 512])][round % 2]);
+        // The power fails within the opening, too.
+        disk.end_after(round as u64 * 4);
+        drop(open(&disk));
+        disk.restart(true);
+        assert_eq!(open(&disk).unwrap().2.len(), 7);
+    }
+}
+
+/// The file system has room for a file, and none for its name.
+#[test]
+fn a_name_without_room_fails_nothing() {
+    for seed in 0..20 {
+        let disk = SimulatedDisk::quiet(seed);
+        let (log, ..) = open(&disk).unwrap();
+        for number in 0..3 {
+            append(&log, number).unwrap();
+        }
+        disk.set_room((BLOCKS + 1) * BLOCK_BYTES as u64);
+        for _ in 0..10 {
+            match append(&log, 3) {
+                Ok(_) | Err(LogError::Full { .. }) => {}
+                Err(error) => panic!("{error}"),
+            }
+        }
+        disk.set_room(1 << 20);
+        append(&log, 4).unwrap();
+        drop(log);
+        assert_eq!(*open(&disk).unwrap().2.last().unwrap(), 4);
+    }
+}
