@@ -118,6 +118,38 @@ fn a_head_that_was_lost_may_be_lost_again() {
     }
 }
 
+/// A segment took the file of one that was given up, a crash tore its first block, and its head
+/// goes: by its other blocks it is the one that was given up, whose first block is missing.
+#[test]
+fn a_torn_file_without_a_head_is_not_taken_for_the_end() {
+    let disk = log_of(0);
+    let (log, device, ..) = open(&disk).unwrap();
+    // The last two of three segments are of one flush: none of their blocks was written when
+    // another of them was durable.
+    for number in 0..3 {
+        append(&log, number).unwrap();
+    }
+    let flush: Vec<_> = (3..7).map(|number| log.append(&[number; 4000]).unwrap()).collect();
+    log.wait_durable(flush[3]).unwrap();
+    device.extend().unwrap();
+    drop((log, device));
+    let (log, device, found, _) = open(&disk).unwrap();
+    assert_eq!(found.len(), 7);
+    log.trim(Lsn::of_block(6)).unwrap();
+    device.extend().unwrap();
+    drop((log, device));
+    // The file of the segment that began with block 3.
+    let is_newest = |bytes: &Vec<u8>| bytes[24..32] == 4_u64.to_le_bytes();
+    let files = disk.contents();
+    let (newest, _) = files.iter().find(|(_, bytes)| is_newest(bytes)).unwrap();
+    disk.damage(newest, SECTORS + 3, Some([7; 512]));
+    disk.damage(newest, 0, None);
+    let error = open(&disk).unwrap_err();
+    let LogError::Damaged { lsn, .. } = &error else { panic!("{error}") };
+    assert_eq!(*lsn, Lsn::of_block(3), "{error}");
+    assert!(error.to_string().contains("lost its head"), "{error}");
+}
+
 /// The file system has room for a file, and none for its name.
 #[test]
 fn a_name_without_room_fails_nothing() {

@@ -12,6 +12,7 @@ use super::folder::Folder;
 use super::segment::{Segment, SegmentHead};
 use super::way::Way;
 use crate::block::Lsn;
+use crate::block::Unsound::{Empty, Number};
 use crate::error::LogError;
 
 /// What the names of the files begin with; a number follows, which means nothing.
@@ -96,6 +97,7 @@ pub(super) fn find(
     }
     let first = first_of_log(&by_number, blocks)?;
     let log = log.unwrap_or_else(|| RandomState::new().hash_one(std::process::id()) | 1);
+    check_inferred(folder, &by_number, first, log, blocks)?;
     let mut live = VecDeque::new();
     for (number, (segment, stated)) in by_number {
         if number < first {
@@ -165,4 +167,46 @@ fn first_of_log(by_number: &BTreeMap<u64, Stated>, blocks: u64) -> Result<u64, L
         first -= 1;
     }
     Ok(first)
+}
+
+/// A file that lost its head may be a newer segment than its blocks say: one that took the file of
+/// that one, and whose first blocks a crash has torn. They would look like the end of the log, in
+/// the midst of it. So if a segment that is known by its blocks has a torn one, no later segment
+/// has any. (One that is empty, or older, was not written since: the file is what it seems.)
+///
+/// # Errors
+/// `Damaged` if a later segment has blocks.
+fn check_inferred(
+    folder: &Path,
+    by_number: &BTreeMap<u64, Stated>,
+    first: u64,
+    log: u64,
+    blocks: u64,
+) -> Result<(), LogError> {
+    let doing = || format!("reading the log in {}", folder.display());
+    let heads = |number: u64, segment: &Segment| {
+        let heads = segment.heads(log, number, blocks);
+        heads.map_err(LogError::io(doing()))
+    };
+    for (&number, (segment, stated)) in by_number.range(first..) {
+        if stated.is_some() {
+            continue;
+        }
+        let heads_here = heads(number, segment)?;
+        let is_torn = |head: &Result<_, _>| !matches!(head, Ok(_) | Err(Empty | Number(_)));
+        let Some(torn) = heads_here.iter().position(is_torn) else { continue };
+        for (&later, (segment, _)) in by_number.range(number + 1..) {
+            if heads(later, segment)?.iter().any(Result::is_ok) {
+                return Err(LogError::Damaged {
+                    lsn: Lsn::of_block(number * blocks + torn as u64),
+                    what: format!(
+                        "there is no sound block, in a file that lost its head and seems to be \
+                         segment {number}"
+                    ),
+                    witness: format!("segment {later} has some"),
+                });
+            }
+        }
+    }
+    Ok(())
 }

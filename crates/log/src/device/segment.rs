@@ -11,7 +11,7 @@ use zerocopy::IntoBytes as _;
 use super::folder::{Folder, FolderFile};
 use super::is_unreadable;
 use super::way::{Way, write_all};
-use crate::block::{BLOCK_BYTES, Block, Head, at, crc};
+use crate::block::{BLOCK_BYTES, Block, Head, Unsound, at, crc};
 
 const MAGIC: [u8; 8] = *b"VLLOGSEG";
 const VERSION: u32 = 1;
@@ -130,6 +130,21 @@ impl Segment {
             }
         }
         Ok(found)
+    }
+
+    /// The heads of its blocks, if it is this segment, or why there is none.
+    pub(super) fn heads(
+        &self,
+        log: u64,
+        number: u64,
+        blocks: u64,
+    ) -> io::Result<Vec<Result<Head, Unsound>>> {
+        let mut block = [Block::ZERO];
+        let head = |index| match self.read(index, &mut block) {
+            Err(error) if is_unreadable(&error) => Ok(Err(Unsound::Unreadable)),
+            read => read.map(|()| Head::expect(&block[0], log, number * blocks + index)),
+        };
+        (0..blocks).map(head).collect()
     }
 
     /// Allocates and zeroes a new file.
