@@ -89,7 +89,8 @@ impl Subject {
         match (mapped, expected) {
             (Ok(mapping), None) => {
                 let may_write = !is_for_reading && !self.is_sealed();
-                self.views.push(View { mapping, rights, may_write });
+                let is_inherited = self.has(INHERIT);
+                self.views.push(View { mapping, rights, may_write, is_inherited });
             }
             (Err(error), Some(expected)) => {
                 // More than one operation finds that a mapping was revoked.
@@ -253,8 +254,11 @@ impl Subject {
             2 => assert!(sys::mremap(at, length, length + PAGE, libc::MREMAP_MAYMOVE).is_err()),
             3 => {
                 let advice = session.random.pick(&walks::ADVICE);
-                // It is refused, or has no effect.
+                // It is refused, or has no effect on memory.
                 let done = sys::madvise(at, length, advice);
+                if done.is_ok() && advice == libc::MADV_DONTFORK {
+                    self.views[index].is_inherited = false;
+                }
                 if done.is_ok() && advice == libc::MADV_POPULATE_READ {
                     (page..page + count).for_each(|page| self.came(page));
                 }
@@ -289,7 +293,7 @@ impl Subject {
         session.note(format!("fork, page {page}, view {index:?}, killed {is_killed}"));
         let Some(index) = index else { return };
         let mark = self.owner.mark(page);
-        let inherits = self.has(INHERIT);
+        let inherits = self.views[index].is_inherited;
         if self.may_fail(page) {
             // No page comes any more: what is a hole now is one for the child, too.
             self.check(index, page);

@@ -21,6 +21,8 @@ pub(super) struct View {
     pub(super) rights: i32,
     /// It was made through a descriptor for writing, of a Morsel that was not sealed.
     pub(super) may_write: bool,
+    /// A child inherits it: the Morsel is to be inherited, and `MADV_DONTFORK` was not given.
+    pub(super) is_inherited: bool,
 }
 
 /// A Morsel.
@@ -239,7 +241,8 @@ impl Subject {
         self.is_revoked = false;
         let rights = if self.is_sealed() { libc::PROT_READ } else { sys::READ_WRITE };
         let mapping = self.morsel().map(rights).expect("mmap");
-        self.views.push(View { mapping, rights, may_write: !self.is_sealed() });
+        let (may_write, is_inherited) = (!self.is_sealed(), self.has(INHERIT));
+        self.views.push(View { mapping, rights, may_write, is_inherited });
         let pages: Vec<u64> = self.model.keys().copied().collect();
         pages.into_iter().for_each(|page| self.check(0, page));
     }
