@@ -69,14 +69,12 @@ impl<'a> Access<'a> {
     #[inline]
     pub(crate) fn apply(
         self,
-        change: &Change<'_>,
+        _change: &Change<'_>,
         page: &mut ExclusiveGuard<'a>,
         action: Action<'_>,
     ) -> Result<bool> {
-        let mut group = self.group(change);
-        let applied = group.apply(page, action)?;
-        group.end(&[page]);
-        Ok(applied)
+        // It ends at once: an action is applied, or has changed nothing.
+        apply(page, action)
     }
 }
 
