@@ -5,6 +5,7 @@
 //! `docs/log.md`.
 
 use std::fmt;
+use std::hash::{BuildHasher as _, RandomState};
 
 use crc_fast::{CrcAlgorithm, checksum};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -42,6 +43,17 @@ pub struct Block(pub [u8; BLOCK_BYTES]);
 impl Block {
     /// A block of zeros.
     pub const ZERO: Block = Block([0; BLOCK_BYTES]);
+
+    /// A block that is none, and has no sector that another block could have.
+    pub(crate) fn noise() -> Block {
+        let mut block = Block::ZERO;
+        let random = RandomState::new();
+        for (at, bytes) in block.0.chunks_mut(8).enumerate() {
+            bytes.copy_from_slice(&random.hash_one(at).to_le_bytes());
+        }
+        block.0[4..8].fill(0);
+        block
+    }
 }
 
 impl fmt::Debug for Block {

@@ -23,7 +23,7 @@ fn open(disk: &SimulatedDisk) -> Result<(Log, Arc<FileLog>, Vec<u8>, Lsn), LogEr
     let files = FileLogOptions { segment_bytes, most_bytes: 8 * segment_bytes, way };
     let device = Arc::new(FileLog::open_in(Path::new("log"), &files, || disk.folder())?);
     let mut found = Vec::new();
-    let options = LogOptions { ring_bytes: 4 * BLOCK_BYTES, in_flight: None };
+    let options = LogOptions { ring_bytes: 4 * BLOCK_BYTES, in_flight: Some(2) };
     let (log, end) = Log::recover(device.clone(), &options, None, |record| {
         found.push(record.bytes[0]);
         Ok::<_, LogError>(())
@@ -148,6 +148,39 @@ fn a_torn_file_without_a_head_is_not_taken_for_the_end() {
     let LogError::Damaged { lsn, .. } = &error else { panic!("{error}") };
     assert_eq!(*lsn, Lsn::of_block(3), "{error}");
     assert!(error.to_string().contains("lost its head"), "{error}");
+}
+
+/// A flush was torn, and so is the next one, in the same place: together they are not the first.
+#[test]
+fn a_torn_flush_does_not_complete_an_earlier_one() {
+    for seed in 0..300 {
+        let disk = SimulatedDisk::quiet(seed);
+        let (log, ..) = open(&disk).unwrap();
+        append(&log, 0).unwrap();
+        drop(log);
+        // Two flushes of a block each: the first one has its beginning, the second one is whole.
+        let (log, ..) = open(&disk).unwrap();
+        let flights = [1, 2].map(|number| {
+            log.append(&[number; 100]).unwrap();
+            let flight = log.take_flight().unwrap();
+            flight.write().unwrap();
+            flight
+        });
+        drop(flights);
+        drop(log);
+        disk.restart(false);
+        disk.damage(&name(0), 2 * SECTORS + 3, Some([5; 512]));
+        // The log goes on in its place, and the power fails.
+        let (log, _, found, _) = open(&disk).unwrap();
+        assert_eq!(found, [0]);
+        disk.end_after(seed % 5);
+        let lsn = log.append(&[3; 100]).unwrap();
+        drop(log.wait_durable(lsn));
+        drop(log);
+        disk.restart(true);
+        let found = open(&disk).unwrap().2;
+        assert!([&[0][..], &[0, 3]].contains(&&*found), "{seed}: {found:?}");
+    }
 }
 
 /// The file system has room for a file, and none for its name.

@@ -15,15 +15,15 @@ use std::ops::Deref;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use crate::block::{CLOSES, LENGTH, Lsn, PAYLOAD_U64, STARTS};
+use crate::block::{Block, CLOSES, LENGTH, Lsn, PAYLOAD_U64, STARTS};
 use crate::device::{LogDevice, Written, is_full};
 use crate::error::LogError;
 use crate::process::Home;
 use crate::ring::{Batch, Obstacle, Ring};
 use crate::sync::{AtomicBool, Condvar, Mutex, MutexGuard, Ordering, lock, wait};
 
-/// What is called when a record is durable, or never will be: once, on any thread, with no lock of
-/// the log held. It should not block.
+/// What is called when a record is durable, or never will be: once, on any thread, with no lock
+/// held. It should not block.
 pub type Durable = Box<dyn FnOnce(Result<(), LogError>) + Send>;
 
 /// Groups of threads that wait for flights, by the number of the flight. More than flights that
@@ -40,6 +40,8 @@ pub(crate) struct Shared {
     incarnation: u64,
     /// Whether the log was closed there, and is still as it was then.
     was_closed: bool,
+    /// A part of an earlier opening's block may stand in the first block's place.
+    torn: bool,
     /// Flights at once.
     most: usize,
     flow: Mutex<Flow>,
@@ -111,6 +113,7 @@ impl Shared {
         most: usize,
         incarnation: u64,
         was_closed: bool,
+        torn: bool,
     ) -> Shared {
         let start = ring.durable();
         let flow = Flow { wanted: start, asked_at: u64::MAX, ..Flow::default() };
@@ -120,6 +123,7 @@ impl Shared {
             start,
             incarnation,
             was_closed,
+            torn,
             most,
             flow: Mutex::new(flow),
             poisoned: AtomicBool::new(false),
@@ -242,7 +246,7 @@ impl Shared {
         left.into_values().for_each(|callback| call(callback, Err(LogError::Closed)));
     }
 
-    /// The next flight, for tests that steer flights themselves.
+    /// For tests that steer flights themselves.
     #[cfg(all(test, not(feature = "model")))]
     pub(crate) fn take_next(&self) -> Option<Flight<'_>> {
         self.take(&mut lock(&self.flow))
@@ -459,8 +463,19 @@ impl Flight<'_> {
         let Some(batch) = &self.batch else { return Ok(Written::Durable) };
         ring.finish(batch, device.identity(), *incarnation, self.flags);
         let first = batch.blocks.start;
-        let written = device.append(first, ring.parts(batch));
+        let blotted = if first == self.shared.start { self.blot() } else { Ok(()) };
+        let written = blotted.and_then(|()| device.append(first, ring.parts(batch)));
         written.map_err(|error| format!("writing at {} failed ({error})", Lsn::of_block(first)))
+    }
+
+    /// Writes over what an earlier opening left in part in the first block's place: a first block
+    /// that is torn, too, could complete it, and what an opening did not find would come back.
+    fn blot(&self) -> io::Result<()> {
+        let Shared { device, start, torn, .. } = self.shared;
+        if *torn && device.append(*start, [&[Block::noise()], &[]])? == Written::Cached {
+            device.sync()?;
+        }
+        Ok(())
     }
 
     pub(crate) fn sync(&self) -> Result<(), String> {

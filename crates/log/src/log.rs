@@ -104,7 +104,8 @@ impl Log {
         let ring = Ring::new(blocks, start, room);
         let most = options.in_flight.unwrap_or_else(|| device.in_flight()).max(1);
         let was_closed = end.why == EndReason::Closed;
-        let shared = Shared::new(device, ring, most, incarnation, was_closed);
+        let torn = scan.ends_torn();
+        let shared = Shared::new(device, ring, most, incarnation, was_closed, torn);
         tracing::debug!(end = %end.lsn, why = %end.why, incarnation, "opened a log");
         Ok((Log { shared: Arc::new(shared), background: None }, end))
     }

@@ -88,6 +88,8 @@ pub struct Scan<'a> {
     newest: u64,
     /// The storage did not give some block back.
     hidden: bool,
+    /// The block at the end may be the next one in part.
+    torn: bool,
 }
 
 /// A record that began in an earlier block.
@@ -172,6 +174,7 @@ impl<'a> Scan<'a> {
             before,
             newest: before.unwrap_or(0),
             hidden: false,
+            torn: false,
         })
     }
 
@@ -188,6 +191,12 @@ impl<'a> Scan<'a> {
     /// Whether some block could not be read.
     pub(crate) fn has_hidden(&self) -> bool {
         self.hidden
+    }
+
+    /// Whether what stands at the end may be a part of the next block: a write that was torn again
+    /// could complete it.
+    pub(crate) fn ends_torn(&self) -> bool {
+        self.torn
     }
 
     /// The next record; none at the end.
@@ -356,6 +365,7 @@ impl<'a> Scan<'a> {
             let doing = format!("reading the log at {}", Lsn::of_block(number));
             return Err(LogError::io(doing)(source));
         }
+        self.torn = matches!(why, Unsound::Checksum | Unsound::Unreadable);
         self.finish(if self.closed { EndReason::Closed } else { EndReason::Unsound(why) });
         Ok(())
     }

@@ -28,8 +28,8 @@ pub use way::Way;
 
 /// The place of a log: an array of blocks that grows at its end and is given up at its front.
 ///
-/// The log numbers its blocks from 0 on. It writes each block once, and a second time only if an
-/// opening found that the first writing did not become a part of the log. A folder of files keeps
+/// The log numbers its blocks from 0 on. It writes each block once, and again only if an opening
+/// found that the first writing did not become a part of the log. A folder of files keeps
 /// them, or memory, or several machines.
 ///
 /// The log calls `append`, `sync`, `read` and `trim` from several threads at once; `extend` from
