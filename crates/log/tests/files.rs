@@ -213,7 +213,8 @@ fn sizes_that_cannot_be_are_refused() {
 /// Runs the rest of a test in a process of its own, whose system calls the test may forbid, and
 /// then opens the folder of that process without the ban.
 fn alone(test: &str, way: Way) -> Option<std::path::PathBuf> {
-    let folder = |process| std::env::temp_dir().join(format!("vellum-log-{process}"));
+    // Tests of this program run at once, so each has a folder of its own.
+    let folder = |process| std::env::temp_dir().join(format!("vellum-log-{test}-{process}"));
     let Some(output) = own_process::run(test) else { return Some(folder(parent_id())) };
     let folder = folder(std::process::id());
     let opened = open(&folder, Some(way));
