@@ -47,13 +47,15 @@ mod scan;
 #[cfg(all(test, not(feature = "model")))]
 mod simulation;
 mod sync;
+mod view;
 
 pub use block::{BLOCK_BYTES, Block, Lsn, Unsound};
 pub use device::{
-    FileLog, FileLogOptions, LogDevice, SimulatedDevice, SimulatedFault, SimulatedOptions, Way,
-    Written,
+    FileLog, FileLogOptions, FileSeen, LogDevice, SimulatedDevice, SimulatedFault,
+    SimulatedOptions, Way, Written,
 };
 pub use error::LogError;
 pub use flights::Durable;
 pub use log::{Log, LogOptions};
 pub use scan::{End, EndReason, Record, Scan};
+pub use view::{LogView, Records, Shown};

@@ -188,6 +188,11 @@ impl<'a> Scan<'a> {
         self.newest
     }
 
+    /// The incarnation of the block that was read last.
+    pub(crate) fn incarnation(&self) -> u64 {
+        self.before.unwrap_or(0)
+    }
+
     /// Whether some block could not be read.
     pub(crate) fn has_hidden(&self) -> bool {
         self.hidden

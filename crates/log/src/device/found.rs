@@ -28,7 +28,7 @@ pub(super) fn name(number: u64) -> String {
 }
 
 /// The number in a name that the log gives.
-fn number(text: &str) -> Option<u64> {
+pub(super) fn number(text: &str) -> Option<u64> {
     let number = text.strip_prefix(NAME)?.parse().ok()?;
     (number < u64::MAX && name(number) == text).then_some(number)
 }
@@ -48,7 +48,7 @@ pub(super) struct Found {
 }
 
 /// A file, and what its head says.
-type Stated = (Segment, Option<SegmentHead>);
+pub(super) type Stated = (Segment, Option<SegmentHead>);
 
 /// The files of a folder, by name, and the greatest number in their names.
 type Listed = (Vec<(String, Stated)>, Option<u64>);
@@ -146,7 +146,10 @@ fn list(folder: &Path, locked: &dyn Folder, way: Way) -> Result<Listed, LogError
 ///
 /// # Errors
 /// `Damaged` if more are missing than that.
-fn first_of_log(by_number: &BTreeMap<u64, Stated>, blocks: u64) -> Result<u64, LogError> {
+pub(super) fn first_of_log(
+    by_number: &BTreeMap<u64, Stated>,
+    blocks: u64,
+) -> Result<u64, LogError> {
     let Some((&newest, _)) = by_number.last_key_value() else { return Ok(0) };
     let head_of = |(number, (_, stated)): (&u64, &Stated)| Some((*number, (*stated)?.oldest));
     let eldest = by_number.keys().next().copied().unwrap_or(newest);
@@ -176,7 +179,7 @@ fn first_of_log(by_number: &BTreeMap<u64, Stated>, blocks: u64) -> Result<u64, L
 ///
 /// # Errors
 /// `Damaged` if a later segment has blocks.
-fn check_inferred(
+pub(super) fn check_inferred(
     folder: &Path,
     by_number: &BTreeMap<u64, Stated>,
     first: u64,

@@ -12,6 +12,7 @@ use crate::block::Block;
 mod file;
 mod folder;
 mod found;
+mod look;
 mod segment;
 mod simulated;
 #[cfg(all(test, not(feature = "model")))]
@@ -21,6 +22,8 @@ mod simulated_folder;
 mod way;
 
 pub use file::{FileLog, FileLogOptions};
+pub use look::FileSeen;
+pub(crate) use look::{Seen, look};
 pub use simulated::{SimulatedDevice, SimulatedFault, SimulatedOptions};
 #[cfg(all(test, not(feature = "model")))]
 pub(crate) use simulated_disk::{Planted, SimulatedDisk};

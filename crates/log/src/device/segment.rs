@@ -92,6 +92,11 @@ impl Segment {
         Ok(Segment { file, way, dirty: AtomicBool::new(false) })
     }
 
+    /// One that is only read.
+    pub(super) fn to_read(file: Box<dyn FolderFile>) -> Segment {
+        Segment { file, way: Way::BufferedSync, dirty: AtomicBool::new(false) }
+    }
+
     /// Reads the head; none if there is no whole one.
     pub(super) fn head(&self) -> io::Result<Option<SegmentHead>> {
         if self.file.len()? < BLOCK_BYTES as u64 {
@@ -110,6 +115,11 @@ impl Segment {
     /// Whether the file is as long as a segment.
     pub(super) fn has_length(&self, blocks: u64) -> io::Result<bool> {
         Ok(self.file.len()? == (blocks + 1) * BLOCK_BYTES as u64)
+    }
+
+    /// How many blocks the file has after its head.
+    pub(super) fn blocks(&self) -> io::Result<u64> {
+        Ok((self.file.len()? / BLOCK_BYTES as u64).saturating_sub(1))
     }
 
     /// Which segment a file without a head is, by its blocks: its log and its number. The log is
