@@ -463,16 +463,19 @@ impl Flight<'_> {
         let Some(batch) = &self.batch else { return Ok(Written::Durable) };
         ring.finish(batch, device.identity(), *incarnation, self.flags);
         let first = batch.blocks.start;
-        let blotted = if first == self.shared.start { self.blot() } else { Ok(()) };
+        let is_over_torn = self.shared.torn && first == self.shared.start;
+        let blotted = if is_over_torn { self.blot() } else { Ok(()) };
         let written = blotted.and_then(|()| device.append(first, ring.parts(batch)));
         written.map_err(|error| format!("writing at {} failed ({error})", Lsn::of_block(first)))
     }
 
     /// Writes over what an earlier opening left in part in the first block's place: a first block
     /// that is torn, too, could complete it, and what an opening did not find would come back.
+    #[cold]
+    #[inline(never)]
     fn blot(&self) -> io::Result<()> {
-        let Shared { device, start, torn, .. } = self.shared;
-        if *torn && device.append(*start, [&[Block::noise()], &[]])? == Written::Cached {
+        let Shared { device, start, .. } = self.shared;
+        if device.append(*start, [&[Block::noise()], &[]])? == Written::Cached {
             device.sync()?;
         }
         Ok(())
