@@ -73,6 +73,7 @@ enum Command {
     Check(command::check::Arguments),
     Dump(command::dump::Arguments),
     Load(command::load::Arguments),
+    Log(command::log::Arguments),
     Morseld(command::morseld::Arguments),
     Morsel(command::morsel::Arguments),
     #[command(hide = true)]
@@ -110,6 +111,7 @@ fn run(command: Command) -> Outcome {
         Command::Check(arguments) => command::check::run(&arguments),
         Command::Dump(arguments) => command::dump::run(&arguments),
         Command::Load(arguments) => command::load::run(&arguments),
+        Command::Log(arguments) => command::log::run(&arguments),
         Command::Morseld(arguments) => command::morseld::run(&arguments),
         Command::Morsel(arguments) => command::morsel::run(&arguments),
         Command::WriteManuals(arguments) => {

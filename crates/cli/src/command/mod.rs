@@ -8,6 +8,7 @@ pub mod export;
 pub mod get;
 pub mod import;
 pub mod load;
+pub mod log;
 pub mod manuals;
 pub mod morsel;
 pub mod morseld;
