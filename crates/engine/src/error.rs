@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use rustix::io::Errno;
+use vellum_log::LogError;
 use vellum_pool::device::DeviceError;
 use vellum_pool::{PageDamage, PageRef, PoolError};
 
@@ -67,6 +68,9 @@ pub enum Error {
     /// Another handle or process has the file open.
     #[error("{0}")]
     InUse(String),
+    /// The store's log has no room, or has failed.
+    #[error(transparent)]
+    Log(#[from] LogError),
     /// The caller tried to change a store that is open read-only.
     #[error("the store is open read-only: open it for writing to change it")]
     ReadOnly,
@@ -232,6 +236,7 @@ impl Error {
             | Error::Input(_)
             | Error::Poisoned(_)
             | Error::Open(_)
+            | Error::Log(_)
             | Error::Pool(_) => return self.system_errno().unwrap_or(Errno::IO.raw_os_error()),
         };
         errno.raw_os_error()

@@ -32,6 +32,7 @@
 mod error;
 pub mod node;
 pub mod page;
+mod redo;
 mod store;
 mod sync;
 mod tree;

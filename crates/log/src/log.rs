@@ -170,7 +170,7 @@ impl Log {
         Lsn::of_block(self.shared.ring.durable())
     }
 
-    /// Where the next record will begin, or a little later.
+    /// The next record will begin here, or a little later.
     pub fn end(&self) -> Lsn {
         Lsn::of_position(self.shared.ring.reserved())
     }

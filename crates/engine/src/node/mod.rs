@@ -29,3 +29,4 @@ pub use write::{
 
 pub(crate) use layout::{HINTS_END, HINTS_FROM, INNER_SLOT, LEAF_SLOT, capacity, common_prefix};
 pub(crate) use read::{PayloadPlace, Search};
+pub(crate) use write::Edit;

@@ -77,6 +77,13 @@ impl<R: PageReader> Node<R> {
         heap_end(self.page.len()).checked_sub(slots + self.u16_at(HEAP_USED)?).ok_or(Torn)
     }
 
+    /// Begin and end of the gap between the slots and the heap.
+    pub(crate) fn gap(self) -> Result<(usize, usize), Torn> {
+        let begin = SLOTS + self.count()? * slot_size(self.level()?);
+        let end = self.u16_at(HEAP_TOP)?;
+        if begin <= end && end <= self.page.len() { Ok((begin, end)) } else { Err(Torn) }
+    }
+
     /// Whether the node has room for an entry with a key of `key_len` bytes and `payload` bytes in
     /// the heap.
     pub fn has_room(self, key_len: usize, payload: usize) -> Result<bool, Torn> {

@@ -54,6 +54,20 @@ impl Payload<'_> {
     }
 }
 
+/// A change of the entries of one node. Two nodes with the same bytes, but for the gap between
+/// their slots and their heaps, have the same bytes after the same edit, but for that gap.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Edit<'a> {
+    /// Insert an entry before the slot at `index`.
+    Insert { index: usize, key: &'a [u8], payload: Payload<'a> },
+    /// Replace the payload of the entry at `index` of a leaf.
+    Replace { index: usize, payload: Payload<'a> },
+    /// Remove the entry at `index`.
+    Remove { index: usize },
+    /// Remove the entries at `indexes`, which must ascend.
+    RemoveAll { indexes: &'a [usize] },
+}
+
 /// A node under an exclusive lock.
 #[derive(Debug)]
 pub struct NodeMut<'a> {
@@ -138,6 +152,18 @@ impl<'a> NodeMut<'a> {
     /// The number of free bytes between the slots and the heap.
     fn gap(&self) -> usize {
         self.get(HEAP_TOP) - self.slot(self.count())
+    }
+
+    /// Makes an edit. If the result does not fit, returns false and changes nothing.
+    #[inline]
+    pub(crate) fn edit(&mut self, edit: Edit<'_>) -> bool {
+        match edit {
+            Edit::Insert { index, key, payload } => return self.insert(index, key, payload),
+            Edit::Replace { index, payload } => return self.replace(index, payload),
+            Edit::Remove { index } => self.remove(index),
+            Edit::RemoveAll { indexes } => self.remove_all(indexes),
+        }
+        true
     }
 
     /// Inserts an entry before the slot at `index`. If it does not fit, returns false and changes

@@ -23,7 +23,7 @@ pub const PAGE_VERSION: u8 = 1;
 pub const PAGE_MAGIC: u32 = u32::from_le_bytes(*b"VLMP");
 
 const CHECKSUM: usize = 0;
-const ID: usize = 8;
+pub(crate) const ID: usize = 8;
 const LSN: usize = 16;
 const FRAMES: usize = 24;
 pub(crate) const TREE: usize = 28;
@@ -135,6 +135,11 @@ pub fn tree(bytes: &[u8]) -> u32 {
 /// The log sequence number of a page's last change.
 pub fn lsn(bytes: &[u8]) -> u64 {
     get_u64(bytes, LSN)
+}
+
+/// Changes the log sequence number of a page's last change.
+pub(crate) fn set_lsn(bytes: &mut [u8], lsn: u64) {
+    put_u64(bytes, LSN, lsn);
 }
 
 /// Completes a page before it is written: computes the checksum and stores it in `head`. Returns

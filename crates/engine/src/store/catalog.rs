@@ -11,7 +11,7 @@ use crate::page::bytes::{get_u32, get_u64, put_u32, put_u64};
 use crate::store::core::StoreCore;
 use crate::store::gate::Exclusive;
 use crate::store::pages::Change;
-use crate::tree::{Access, Action, Existing, Incoming, TreeState, init};
+use crate::tree::{Access, Existing, Incoming, TreeState, init};
 
 /// Length in bytes of a tree's entry: number u32, 0 u32, root page u64.
 const ENTRY: usize = 16;
@@ -118,7 +118,10 @@ impl StoreCore {
     fn create_root(&self, change: &Change<'_>, id: u32) -> Result<PageRef> {
         let mut guard = self.pages.pool.allocate(self.pages.page_frames)?;
         let root = init(change, &mut guard, PageKind::Leaf, 0, id);
-        self.catalog().apply(change, &mut guard, Action::FormatRoot { level: 0, child: 0 })?;
+        let mut group = self.catalog().group(change);
+        group.take(root);
+        group.format_root(&mut guard, 0, 0);
+        group.end(&mut [&mut guard])?;
         Ok(root)
     }
 

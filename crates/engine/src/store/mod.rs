@@ -140,7 +140,7 @@ impl Store {
         open::open(device, options).map(Store::from_core)
     }
 
-    fn from_core(core: StoreCore) -> Store {
+    pub(crate) fn from_core(core: StoreCore) -> Store {
         let core = Arc::new(core);
         at_exit::register(&core);
         Store { core }

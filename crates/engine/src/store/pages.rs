@@ -10,6 +10,7 @@ use vellum_pool::{PAGE_SIZE, PageId, PageRef, Pool};
 use crate::error::{Error, Result};
 use crate::node::NodeLimits;
 use crate::page::blob::BLOB_REST;
+use crate::redo::log::RedoLog;
 use crate::store::callback::{CallbackScope, refuse_in_callback};
 use crate::store::file::StoreFile;
 use crate::store::gate::{ChangePermit, Exclusive, Freeze, Gate};
@@ -37,6 +38,8 @@ pub(crate) struct PageStore {
     pub unlinked: UnlinkedPages,
     /// Shared with the pool's format.
     pub file: Arc<StoreFile>,
+    /// The log, if the store has one.
+    pub redo_log: Option<RedoLog>,
     /// Whether the store has changed since the last cut.
     pub changed: AtomicBool,
     /// The process that opened the store.
@@ -113,6 +116,7 @@ impl PageStore {
             max_blob: blob_frames * PAGE_SIZE as u64 - BLOB_REST as u64,
             gate: Gate::default(),
             unlinked: UnlinkedPages::default(),
+            redo_log: None,
             changed: AtomicBool::new(!header.clean && !salvage),
             process: std::process::id(),
             file,

@@ -4,7 +4,7 @@ use std::io::{self, Read};
 
 use vellum_pool::PageId;
 
-use super::group::{Action, init};
+use super::group::init;
 use super::modify::Incoming;
 use super::streams::ValueWriter;
 use super::{Access, Cursor};
@@ -41,7 +41,10 @@ impl PageSink for NewPages<'_> {
         let mut guard = pages.pool.allocate(pages.page_frames)?;
         let page = init(&change, &mut guard, kind, level, self.access.tree.id);
         self.pages.push(page);
-        self.access.apply(&change, &mut guard, Action::Image { image })?;
+        let mut group = self.access.group(&change);
+        group.take(page);
+        group.copy(&mut guard, image);
+        group.end(&mut [&mut guard])?;
         Ok(page.id)
     }
 }
@@ -201,7 +204,9 @@ impl Access<'_> {
         if !is_empty(&root) {
             return Err(Error::NotEmpty);
         }
-        self.apply(change, &mut root, Action::Image { image }).map(drop)
+        let mut group = self.group(change);
+        group.copy(&mut root, image);
+        group.end(&mut [&mut root])
     }
 }
 

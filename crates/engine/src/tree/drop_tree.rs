@@ -3,7 +3,6 @@
 use vellum_pool::{ExclusiveGuard, PageRef};
 
 use super::Access;
-use super::group::Action;
 use super::lookup::LeafBytes;
 use crate::error::{Error, Result};
 use crate::node::Node;
@@ -40,7 +39,9 @@ impl<'a> Access<'a> {
     pub(crate) fn clear(self, change: &Change<'_>) -> Result<()> {
         let mut root = self.pages.pool.fix_exclusive(self.tree.root)?;
         let references = self.references_of(&root, u8::MAX)?;
-        self.apply(change, &mut root, Action::FormatRoot { level: 0, child: 0 })?;
+        let mut group = self.group(change);
+        group.format_root(&mut root, 0, 0);
+        group.end(&mut [&mut root])?;
         drop(root);
         self.free_below(change, references)
     }

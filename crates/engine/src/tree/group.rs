@@ -1,45 +1,24 @@
 //! The one place where pages of trees change: groups.
 //!
-//! A *group* is one atomic change of a tree: an entry of one leaf, or a split with its three pages.
-//! The thread locks the pages, applies an [`Action`] to each of them, and ends the group while it
-//! still holds them. Until then no page of the group can leave memory, and no other thread sees a
-//! part of the group. A log will write one record for each group, in [`Group::end`].
+//! A *group* is one atomic change of a tree: entries of one leaf, or a split with its three pages.
+//! The thread locks the pages, changes each of them, and ends the group while it still holds them.
+//! Until then no page of the group can leave memory, and no other thread sees a part of the group.
+//! If the store has a log, [`Group::end`] appends one record for the group.
 //!
-//! A thread that gives up has applied nothing, or else the tree is inconsistent. So the store
+//! A thread that gives up has changed nothing, or else the tree is inconsistent. So the store
 //! refuses changes after a group that had begun to change pages and did not end.
 
 use vellum_pool::{ExclusiveGuard, PageId, PageRef};
 
 use super::Access;
 use crate::error::{Error, Result};
-use crate::node::{Fences, Node, NodeMut, Payload, Split, merge_into_right, split_off_left};
+use crate::node::{Edit, Fences, Node, NodeMut, Split, merge_into_right, split_off_left};
 use crate::page::{self, LEVEL, PAGE_HEADER, PageKind};
+use crate::redo::record::{RecordWriter, push_edit};
 use crate::store::pages::Change;
 
 /// The most pages that a group changes: a node, its new sibling and their parent.
 const PAGES_MAX: usize = 3;
-
-/// A change of one page.
-#[derive(Debug)]
-pub(crate) enum Action<'a> {
-    /// Insert an entry before the slot at `index`.
-    Insert { index: usize, key: &'a [u8], payload: Payload<'a> },
-    /// Replace the payload of the entry at `index`.
-    Replace { index: usize, payload: Payload<'a> },
-    /// Remove the entry at `index`.
-    Remove { index: usize },
-    /// Remove the entries at `indexes`, which must ascend.
-    RemoveAll { indexes: &'a [usize] },
-    /// Copy the node of `image`. Of its page header, only kind and level are used.
-    Image { image: &'a [u8] },
-    /// Make the page a node for all keys: an empty leaf, or an inner node with no separators and
-    /// one child.
-    FormatRoot { level: u8, child: u64 },
-    /// Make the page an empty leaf with these fences.
-    FormatLeaf { fences: Fences<'a> },
-    /// Take all slots from the left sibling.
-    MergeFrom { left: &'a [u8], separator: &'a [u8] },
-}
 
 /// See the module's documentation.
 #[derive(Debug)]
@@ -47,78 +26,155 @@ pub(crate) enum Action<'a> {
 pub(crate) struct Group<'c, 'a> {
     access: Access<'a>,
     /// The pages that have changed, each once: so many of the array.
-    changed: [PageId; PAGES_MAX],
+    changed: [ChangedPage; PAGES_MAX],
     count: usize,
+    /// New pages to which the tree refers after the group.
+    taken: Vec<PageRef>,
     /// Pages to which nothing refers after the group.
     freed: Vec<ExclusiveGuard<'a>>,
     change: &'c Change<'c>,
+}
+
+/// A page that a group has changed.
+#[derive(Debug)]
+struct ChangedPage {
+    id: PageId,
+    /// The edits for the log, unless the record has the page's image.
+    edits: Vec<u8>,
+    needs_image: bool,
+}
+
+impl ChangedPage {
+    const NONE: ChangedPage = ChangedPage { id: PageId(0), edits: Vec::new(), needs_image: false };
 }
 
 impl<'a> Access<'a> {
     /// Begins a group within a change.
     #[inline]
     pub(crate) fn group<'c>(self, change: &'c Change<'_>) -> Group<'c, 'a> {
-        Group { access: self, changed: [PageId(0); PAGES_MAX], count: 0, freed: Vec::new(), change }
+        Group {
+            access: self,
+            changed: [const { ChangedPage::NONE }; PAGES_MAX],
+            count: 0,
+            taken: Vec::new(),
+            freed: Vec::new(),
+            change,
+        }
     }
 
-    /// A group of one action: applies it to `page`. If the result does not fit, returns false and
-    /// changes nothing.
+    /// A group of one edit. If the result does not fit, returns false and changes nothing.
     ///
     /// # Errors
-    /// [`Error::Damaged`] if the page is inconsistent. Then nothing has changed.
+    /// If the log does not take the record. Then the store refuses changes.
     #[inline]
-    pub(crate) fn apply(
+    pub(crate) fn edit(
         self,
-        _change: &Change<'_>,
+        change: &Change<'_>,
         page: &mut ExclusiveGuard<'a>,
-        action: Action<'_>,
+        edit: Edit<'_>,
     ) -> Result<bool> {
-        // It ends at once: an action is applied, or has changed nothing.
-        apply(page, action)
+        if self.pages.redo_log.is_none() {
+            return Ok(NodeMut::new(page).edit(edit));
+        }
+        let mut group = self.group(change);
+        let fits = group.edit(page, edit);
+        group.end(&mut [page])?;
+        Ok(fits)
     }
 }
 
 impl<'a> Group<'_, 'a> {
-    /// Applies `action` to `page`. If the result does not fit, returns false and changes nothing.
-    ///
-    /// # Errors
-    /// [`Error::Damaged`] if the page is inconsistent. Then this action has changed nothing.
-    pub(crate) fn apply(
-        &mut self,
-        page: &mut ExclusiveGuard<'_>,
-        action: Action<'_>,
-    ) -> Result<bool> {
-        let applied = apply(page, action)?;
-        if applied {
-            self.note(page.page().id);
+    /// Edits a node. If the result does not fit, returns false and changes nothing.
+    pub(crate) fn edit(&mut self, page: &mut ExclusiveGuard<'_>, edit: Edit<'_>) -> bool {
+        let needs_image = self.needs_image(page);
+        if !NodeMut::new(page).edit(edit) {
+            return false;
         }
-        Ok(applied)
+        let is_logged = self.access.pages.redo_log.is_some();
+        let changed = self.note(page, needs_image);
+        if is_logged && !changed.needs_image {
+            push_edit(&mut changed.edits, edit);
+        }
+        true
+    }
+
+    /// Copies the node of `image` to `page`. Of its page header, only the level is used.
+    pub(crate) fn copy(&mut self, page: &mut ExclusiveGuard<'_>, image: &[u8]) {
+        page[PAGE_HEADER..].copy_from_slice(&image[PAGE_HEADER..]);
+        let kind = if image[LEVEL] == 0 { PageKind::Leaf } else { PageKind::Inner };
+        page::set_kind(page, kind, image[LEVEL]);
+        self.note(page, true);
+    }
+
+    /// Makes the page a node for all keys: an empty leaf, or an inner node with no separators and
+    /// one child.
+    pub(crate) fn format_root(&mut self, page: &mut ExclusiveGuard<'_>, level: u8, child: u64) {
+        NodeMut::format(page, level, Fences::default(), child);
+        self.note(page, true);
+    }
+
+    /// Makes the page an empty leaf with these fences.
+    pub(crate) fn format_leaf(&mut self, page: &mut ExclusiveGuard<'_>, fences: Fences<'_>) {
+        NodeMut::format(page, 0, fences, 0);
+        self.note(page, true);
     }
 
     /// Moves all slots left of the split to `left`, a new page.
     ///
     /// # Errors
-    /// As [`apply`](Self::apply).
+    /// [`Error::Damaged`] if the node is inconsistent. Then only `left` has changed, or neither.
     pub(crate) fn split_off(
         &mut self,
         page: &mut ExclusiveGuard<'_>,
         left: &mut ExclusiveGuard<'_>,
         split: &Split,
     ) -> Result<()> {
-        let place = page.page();
-        split_off_left(&mut page[..], &mut left[..], split)
-            .map_err(|torn| Error::torn(place, torn))?;
-        self.note(place.id);
-        self.note(left.page().id);
+        split_off_left(page, left, split).map_err(|torn| Error::torn(page.page(), torn))?;
+        self.note(page, true);
+        self.note(left, true);
         Ok(())
     }
 
+    /// Moves all entries of `left` to the front of `right`, its sibling.
+    ///
+    /// # Errors
+    /// [`Error::Damaged`] if one of the nodes is inconsistent. Then nothing has changed.
+    pub(crate) fn merge(
+        &mut self,
+        left: &[u8],
+        right: &mut ExclusiveGuard<'_>,
+        separator: &[u8],
+    ) -> Result<()> {
+        let place = right.page();
+        merge_into_right(Node::new(left), right, separator)
+            .map_err(|torn| Error::torn(place, torn))?;
+        self.note(right, true);
+        Ok(())
+    }
+
+    /// Whether the log needs the image of a page that the group is about to change.
     #[inline]
-    fn note(&mut self, page: PageId) {
-        if !self.changed[..self.count].contains(&page) {
-            self.changed[self.count] = page;
+    fn needs_image(&self, page: &[u8]) -> bool {
+        self.access.pages.redo_log.as_ref().is_some_and(|log| log.needs_image(page))
+    }
+
+    #[inline]
+    fn note(&mut self, page: &ExclusiveGuard<'_>, needs_image: bool) -> &mut ChangedPage {
+        let id = page.page().id;
+        let found = self.changed[..self.count].iter().position(|changed| changed.id == id);
+        let at = found.unwrap_or(self.count);
+        let changed = &mut self.changed[at];
+        if found.is_none() {
+            changed.id = id;
             self.count += 1;
         }
+        changed.needs_image |= needs_image;
+        changed
+    }
+
+    /// The group adds the first reference to this range of new pages.
+    pub(crate) fn take(&mut self, pages: PageRef) {
+        self.taken.push(pages);
     }
 
     /// The group removes the last reference to this page. The page is freed when the group ends. If
@@ -129,14 +185,51 @@ impl<'a> Group<'_, 'a> {
 
     /// Ends the group. `pages` are all pages that the group has changed. The caller still holds
     /// them, and unlocks them afterwards.
+    ///
+    /// # Errors
+    /// If the log does not take the record. Then the store refuses changes.
     #[inline]
-    pub(crate) fn end(mut self, pages: &[&ExclusiveGuard<'a>]) {
-        let is_held = |page: &PageId| pages.iter().any(|guard| guard.page().id == *page);
-        debug_assert!(self.changed[..self.count].iter().all(is_held), "{self:?} without {pages:?}");
+    pub(crate) fn end(mut self, pages: &mut [&mut ExclusiveGuard<'a>]) -> Result<()> {
+        debug_assert!(
+            self.changed[..self.count]
+                .iter()
+                .all(|changed| { pages.iter().any(|guard| guard.page().id == changed.id) })
+        );
+        if self.access.pages.redo_log.is_some() && self.count > 0 {
+            self.append(pages)?;
+        }
         self.count = 0;
         for page in std::mem::take(&mut self.freed) {
             self.access.free_page(self.change, page);
         }
+        Ok(())
+    }
+
+    /// Appends the group's record to the log, and gives its number to the changed pages.
+    fn append(&self, pages: &mut [&mut ExclusiveGuard<'a>]) -> Result<()> {
+        let Some(log) = &self.access.pages.redo_log else { return Ok(()) };
+        let mut bytes = Vec::new();
+        let freed: Vec<PageRef> = self.freed.iter().map(ExclusiveGuard::page).collect();
+        let mut record = RecordWriter::new(&mut bytes, &self.taken, &freed);
+        let changed = &self.changed[..self.count];
+        let change_of = |page: PageRef| changed.iter().find(|changed| changed.id == page.id);
+        for guard in &*pages {
+            let page = guard.page();
+            match change_of(page) {
+                Some(changed) if changed.needs_image => {
+                    record.image(page, guard).map_err(|torn| Error::torn(page, torn))?;
+                }
+                Some(changed) => record.edits(page, &changed.edits),
+                None => {}
+            }
+        }
+        let lsn = log.append(&bytes)?;
+        for guard in pages {
+            if change_of(guard.page()).is_some() {
+                page::set_lsn(guard, lsn);
+            }
+        }
+        Ok(())
     }
 }
 
@@ -149,36 +242,6 @@ impl Drop for Group<'_, '_> {
             self.access.pages.file.poison_for(&what);
         }
     }
-}
-fn apply(page: &mut ExclusiveGuard<'_>, action: Action<'_>) -> Result<bool> {
-    let place = page.page();
-    let bytes = &mut page[..];
-    match action {
-        Action::Insert { index, key, payload } => {
-            return Ok(NodeMut::new(bytes).insert(index, key, payload));
-        }
-        Action::Replace { index, payload } => {
-            return Ok(NodeMut::new(bytes).replace(index, payload));
-        }
-        Action::Remove { index } => NodeMut::new(bytes).remove(index),
-        Action::RemoveAll { indexes } => NodeMut::new(bytes).remove_all(indexes),
-        Action::Image { image } => {
-            bytes[PAGE_HEADER..].copy_from_slice(&image[PAGE_HEADER..]);
-            let kind = if image[LEVEL] == 0 { PageKind::Leaf } else { PageKind::Inner };
-            page::set_kind(bytes, kind, image[LEVEL]);
-        }
-        Action::FormatRoot { level, child } => {
-            NodeMut::format(bytes, level, Default::default(), child);
-        }
-        Action::FormatLeaf { fences } => {
-            NodeMut::format(bytes, 0, fences, 0);
-        }
-        Action::MergeFrom { left, separator } => {
-            merge_into_right(Node::new(left), bytes, separator)
-                .map_err(|torn| Error::torn(place, torn))?;
-        }
-    }
-    Ok(true)
 }
 
 /// Writes the page header of a new page.

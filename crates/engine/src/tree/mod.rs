@@ -30,7 +30,7 @@ use vellum_pool::PageRef;
 pub use bulk_load::BulkLoader;
 pub use check::TreeStat;
 pub(crate) use check::Visitor;
-pub(crate) use group::{Action, init};
+pub(crate) use group::init;
 pub use handle::Tree;
 pub(crate) use modify::{Existing, Incoming};
 pub use owned_streams::{OwnedValueReader, OwnedValueWriter};

@@ -13,10 +13,10 @@ use std::sync::atomic::Ordering;
 use vellum_pool::{ExclusiveGuard, OptimisticGuard};
 
 use super::Access;
-use super::group::{Action, Group, init};
+use super::group::{Group, init};
 use super::lookup::{Attempt, AttemptError, LeafBytes, LeafValue, LongValue, Target};
 use crate::error::{Error, Result};
-use crate::node::{Node, Payload, Torn};
+use crate::node::{Edit, Node, Payload, Torn};
 use crate::page::PageKind;
 use crate::page::blob::{self, BLOB_DATA, BLOB_REF, BlobRef};
 use crate::store::pages::Change;
@@ -138,11 +138,11 @@ impl<'a> Access<'a> {
             if position.exact {
                 old_blob = held.value(index)?.blob();
             }
-            let action = match position.exact {
-                true => Action::Replace { index, payload },
-                false => Action::Insert { index, key, payload },
+            let edit = match position.exact {
+                true => Edit::Replace { index, payload },
+                false => Edit::Insert { index, key, payload },
             };
-            if self.apply(change, &mut leaf, action)? {
+            if self.edit(change, &mut leaf, edit)? {
                 drop(leaf);
                 if let Some(blob) = old_blob {
                     self.free_blob(change, blob);
@@ -233,7 +233,7 @@ impl<'a> Access<'a> {
             }
             stored += 1;
         }
-        group.end(&[&leaf]);
+        group.end(&mut [&mut leaf])?;
         drop(leaf);
         for blob in old_blobs {
             self.free_blob(change, blob);
@@ -260,11 +260,11 @@ impl<'a> Access<'a> {
         let held = LeafBytes::from(&*leaf);
         let position = held.position(key)?;
         let (index, payload) = (position.index, Payload::Inline(value));
-        let (action, old) = match position.exact {
-            true => (Action::Replace { index, payload }, held.value(index)?.blob()),
-            false => (Action::Insert { index, key, payload }, None),
+        let (edit, old) = match position.exact {
+            true => (Edit::Replace { index, payload }, held.value(index)?.blob()),
+            false => (Edit::Insert { index, key, payload }, None),
         };
-        Ok(match group.apply(leaf, action)? {
+        Ok(match group.edit(leaf, edit) {
             true => Extension::Stored(old),
             false => Extension::Full,
         })
@@ -282,7 +282,7 @@ impl<'a> Access<'a> {
         let mut leaf = self.exclusive_leaf(key)?;
         let Some((index, held)) = LeafBytes::from(&leaf).find(key)? else { return Ok(false) };
         let old_blob = held.blob();
-        self.apply(change, &mut leaf, Action::Remove { index })?;
+        self.edit(change, &mut leaf, Edit::Remove { index })?;
         self.after_removal(change, leaf, key, old_blob.as_slice());
         Ok(true)
     }
@@ -396,7 +396,7 @@ impl<'a> Access<'a> {
             Some((index, LeafValue::Inline(value))) => (index, value.to_vec()),
         };
         begun.run_callback(|| change(&mut value));
-        self.apply(begun, &mut leaf, Action::Replace { index, payload: Payload::Inline(&value) })?;
+        self.edit(begun, &mut leaf, Edit::Replace { index, payload: Payload::Inline(&value) })?;
         Ok(UpdateOutcome::Changed)
     }
 
@@ -437,7 +437,7 @@ impl<'a> Access<'a> {
             {
                 let payload = new.encode();
                 let payload = Payload::Blob(&payload);
-                self.apply(begun, &mut leaf, Action::Replace { index, payload })?;
+                self.edit(begun, &mut leaf, Edit::Replace { index, payload })?;
                 drop((leaf, long));
                 self.free_blob(begun, old);
                 return Ok(true);
@@ -552,7 +552,7 @@ impl<'a> Access<'a> {
             match (change.run_callback(|| decide(old.bytes())), &old) {
                 (Decision::Keep, _) | (Decision::Remove, OldValue::Absent) => {}
                 (Decision::Remove, _) => {
-                    self.apply(&change, &mut leaf, Action::Remove { index })?;
+                    self.edit(&change, &mut leaf, Edit::Remove { index })?;
                     self.after_removal(&change, leaf, key, old.blob().as_slice());
                 }
                 (Decision::Put(value), _) => {
@@ -619,11 +619,11 @@ impl<'a> Access<'a> {
             if !old.matches(now) {
                 return Ok(false);
             }
-            let action = match position.exact {
-                true => Action::Replace { index, payload },
-                false => Action::Insert { index, key, payload },
+            let edit = match position.exact {
+                true => Edit::Replace { index, payload },
+                false => Edit::Insert { index, key, payload },
             };
-            if self.apply(change, &mut leaf, action)? {
+            if self.edit(change, &mut leaf, edit)? {
                 drop(leaf);
                 if let Some(blob) = old.blob() {
                     self.free_blob(change, blob);
@@ -771,7 +771,7 @@ impl<'a> Access<'a> {
                     continue;
                 }
             };
-            self.apply(&change, &mut leaf, Action::Remove { index })?;
+            self.edit(&change, &mut leaf, Edit::Remove { index })?;
             let hint = &self.tree.popped_leaves[end as usize];
             if hint.load(Ordering::Relaxed) != leaf.page().id.0 {
                 hint.store(leaf.page().id.0, Ordering::Relaxed);

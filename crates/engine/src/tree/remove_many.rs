@@ -11,11 +11,10 @@ use std::ops::Bound;
 use vellum_pool::{ExclusiveGuard, OptimisticGuard};
 
 use super::Access;
-use super::group::Action;
 use super::lookup::{LeafBytes, LeafValue};
 use super::scan::is_before_end;
 use crate::error::{Error, Result};
-use crate::node::Node;
+use crate::node::{Edit, Node};
 use crate::page::blob::BlobRef;
 use crate::store::pages::Change;
 use crate::value::Value;
@@ -121,7 +120,7 @@ impl<'a> Access<'a> {
             None => Resume::End,
         };
         if !indexes.is_empty() {
-            self.apply(change, &mut leaf, Action::RemoveAll { indexes: &indexes })?;
+            self.edit(change, &mut leaf, Edit::RemoveAll { indexes: &indexes })?;
             *removed += indexes.len() as u64;
             let is_empty = Node::new(&leaf[..]).count() == Ok(0);
             if let (Selection::All, Resume::Key(next), true) = (selection, &mut next, is_empty) {
@@ -204,7 +203,7 @@ impl<'a> Access<'a> {
             if let Some((index, LeafValue::Blob(blob))) = LeafBytes::from(&leaf).find(key)?
                 && blob == old
             {
-                self.apply(&change, &mut leaf, Action::Remove { index })?;
+                self.edit(&change, &mut leaf, Edit::Remove { index })?;
                 self.after_removal(&change, leaf, key, &[old]);
                 return Ok(BlobOutcome::Removed(value.value));
             }
@@ -326,7 +325,7 @@ impl<'a, F: FnMut(&[u8], &[u8]) -> bool> ExtractIf<'a, F> {
                 continue;
             }
             let value = Value::Inline(Cow::Owned(value.to_vec()));
-            access.apply(change, &mut leaf, Action::Remove { index })?;
+            access.edit(change, &mut leaf, Edit::Remove { index })?;
             self.from.clone_from(&key);
             self.from.push(0);
             // This thread takes the optimistic guard while it holds the leaf, so the guard has the

@@ -7,10 +7,10 @@
 use vellum_pool::ExclusiveGuard;
 
 use super::Access;
-use super::group::{Action, init};
+use super::group::init;
 use super::lookup::{LockedPair, Target};
 use crate::error::{Error, Result};
-use crate::node::{Fences, Node, Payload, Torn, fits_merge, plan_split};
+use crate::node::{Edit, Fences, Node, Payload, Torn, fits_merge, plan_split};
 use crate::page::PageKind;
 use crate::page::blob::BlobRef;
 use crate::store::pages::Change;
@@ -125,9 +125,10 @@ impl<'a> Access<'a> {
             let level = node.level().map_err(torn)?.checked_add(1).ok_or(torn(Torn))?;
             let child = spare.page().id.0;
             let mut group = self.group(change);
-            group.apply(spare, Action::Image { image: &pair.node })?;
-            group.apply(&mut pair.node, Action::FormatRoot { level, child })?;
-            group.end(&[spare, &pair.node]);
+            group.take(spare.page());
+            group.copy(spare, &pair.node);
+            group.format_root(&mut pair.node, level, child);
+            group.end(&mut [spare, &mut pair.node])?;
             return Ok((SplitOutcome::RootGrew, true));
         };
         let split = plan_split(node, key).map_err(torn)?;
@@ -137,13 +138,14 @@ impl<'a> Access<'a> {
             return Ok((SplitOutcome::ParentFull(len), false));
         }
         let child = Payload::Child(spare.page().id.0);
-        let insert = Action::Insert { index: *index, key: &split.separator, payload: child };
+        let insert = Edit::Insert { index: *index, key: &split.separator, payload: child };
         let mut group = self.group(change);
+        group.take(spare.page());
         group.split_off(&mut pair.node, spare, &split)?;
-        if !group.apply(parent, insert)? {
+        if !group.edit(parent, insert) {
             return Err(Error::torn(parent.page(), Torn));
         }
-        group.end(&[&pair.node, spare, parent]);
+        group.end(&mut [&mut pair.node, spare, parent])?;
         Ok((SplitOutcome::Done, true))
     }
 
@@ -272,10 +274,10 @@ impl<'a> Access<'a> {
             return Ok(None);
         }
         let fences = Fences { lower: lower.as_deref(), upper: Some(&dropped.upper) };
-        group.apply(&mut last, Action::FormatLeaf { fences })?;
+        group.format_leaf(&mut last, fences);
         let indexes: Vec<usize> = (first..index).collect();
-        group.apply(&mut parent, Action::RemoveAll { indexes: &indexes })?;
-        group.end(&[&last, &parent]);
+        group.edit(&mut parent, Edit::RemoveAll { indexes: &indexes });
+        group.end(&mut [&mut last, &mut parent])?;
         Ok(Some(dropped))
     }
 
@@ -305,10 +307,10 @@ impl<'a> Access<'a> {
             return Ok(Err((left, right)));
         }
         let mut group = self.group(change);
-        group.apply(&mut right, Action::MergeFrom { left: &left, separator: &separator })?;
-        group.apply(parent, Action::Remove { index })?;
+        group.merge(&left, &mut right, &separator)?;
+        group.edit(parent, Edit::Remove { index });
         group.free(left);
-        group.end(&[&right, parent]);
+        group.end(&mut [&mut right, parent])?;
         Ok(Ok(right))
     }
 
@@ -323,9 +325,9 @@ impl<'a> Access<'a> {
             return Ok(MergeOutcome::ParentUnderfull);
         }
         let mut group = self.group(change);
-        group.apply(&mut parent, Action::Image { image: &child })?;
+        group.copy(&mut parent, &child);
         group.free(child);
-        group.end(&[&parent]);
+        group.end(&mut [&mut parent])?;
         Ok(MergeOutcome::Done)
     }
 }

@@ -5,9 +5,8 @@ use std::sync::Arc;
 
 use vellum_pool::device::MemoryDevice;
 
-use super::Action;
 use super::lookup::Target;
-use crate::node::Node;
+use crate::node::{Edit, Node};
 use crate::{Error, Options, Store, Tree};
 
 fn tree() -> (Store, Tree) {
@@ -78,7 +77,7 @@ fn the_ends_of_a_tree_are_found_after_empty_leaves() {
         let [mut lower, mut upper] = [Vec::new(), Vec::new()];
         node.lower_into(&mut lower).unwrap();
         node.upper_into(&mut upper).unwrap();
-        access.apply(&change, &mut leaf, Action::RemoveAll { indexes: &indexes }).unwrap();
+        access.edit(&change, &mut leaf, Edit::RemoveAll { indexes: &indexes }).unwrap();
         (indexes.len() as u64, lower, upper)
     };
     let (one, _, upper) = empty(Target::Key(&[]));
@@ -111,7 +110,7 @@ fn a_group_that_does_not_end_has_changes_refused() {
         let change = access.pages.change().unwrap();
         let mut leaf = access.exclusive_leaf(b"0001").unwrap();
         let mut group = access.group(&change);
-        assert!(group.apply(&mut leaf, Action::Remove { index: 0 }).unwrap());
+        assert!(group.edit(&mut leaf, Edit::Remove { index: 0 }));
     }
     let error = tree.upsert(b"key", b"value").unwrap_err();
     assert!(matches!(error, Error::Poisoned(_)), "{error}");

@@ -1,0 +1,326 @@
+//! The bytes of a record.
+//!
+//! Little endian. A record is a head, the ranges of pages that its group took, the ranges that it
+//! freed, and the pages that it changed:
+//!
+//! ```text
+//! head    kind u8 = 1, changed pages u8, taken u16, freed u16
+//! range   first page u64, frames u32
+//! page    first page u64, frames u32, form u8, length u32, bytes
+//! ```
+//!
+//! The form of a page's bytes is 1, edits, or 2, an image. An image leaves out the gap between the
+//! slots and the heap: it has the gap's begin u32 and its end u32, and the bytes around it. An edit
+//! is one of these:
+//!
+//! ```text
+//! insert      1 u8, index u16, key length u16, payload's kind u8 and length u16, key, payload
+//! replace     2 u8, index u16, payload's kind u8 and length u16, payload
+//! remove      3 u8, index u16
+//! remove all  4 u8, count u16, each index u16
+//! ```
+//!
+//! The kinds of a payload are 1, a value, 2, a reference to a blob, and 3, a child.
+//!
+//! The log guards its records by checksums. A reader of a record still believes none of its
+//! numbers: every length is checked against the bytes that are there, and what an edit says is
+//! checked against the page (`redo/page.rs`).
+
+use vellum_pool::PageRef;
+
+use crate::node::{Edit, Node, Payload, Torn};
+
+/// The kind of the record of a group.
+const GROUP: u8 = 1;
+
+const EDITS: u8 = 1;
+const IMAGE: u8 = 2;
+
+const INSERT: u8 = 1;
+const REPLACE: u8 = 2;
+const REMOVE: u8 = 3;
+const REMOVE_ALL: u8 = 4;
+
+const INLINE: u8 = 1;
+const BLOB: u8 = 2;
+const CHILD: u8 = 3;
+
+/// A record that no version of this program wrote.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub(crate) struct BadRecord(pub &'static str);
+
+// Writing.
+
+/// Adds an edit to the edits of a page.
+pub(crate) fn push_edit(bytes: &mut Vec<u8>, edit: Edit<'_>) {
+    let mut index_of = |code: u8, index: usize| {
+        bytes.push(code);
+        push_u16(bytes, index);
+    };
+    match edit {
+        Edit::Insert { index, key, payload } => {
+            index_of(INSERT, index);
+            push_u16(bytes, key.len());
+            push_payload(bytes, key, payload);
+        }
+        Edit::Replace { index, payload } => {
+            index_of(REPLACE, index);
+            push_payload(bytes, &[], payload);
+        }
+        Edit::Remove { index } => index_of(REMOVE, index),
+        Edit::RemoveAll { indexes } => {
+            index_of(REMOVE_ALL, indexes.len());
+            indexes.iter().for_each(|index| push_u16(bytes, *index));
+        }
+    }
+}
+
+fn push_payload(bytes: &mut Vec<u8>, key: &[u8], payload: Payload<'_>) {
+    let child;
+    let (kind, payload) = match payload {
+        Payload::Inline(value) => (INLINE, value),
+        Payload::Blob(reference) => (BLOB, reference),
+        Payload::Child(page) => {
+            child = page.to_le_bytes();
+            (CHILD, &child[..])
+        }
+    };
+    bytes.push(kind);
+    push_u16(bytes, payload.len());
+    bytes.extend_from_slice(key);
+    bytes.extend_from_slice(payload);
+}
+
+/// Numbers of slots, and lengths of keys and payloads in a node, have 16 bits.
+fn push_u16(bytes: &mut Vec<u8>, number: usize) {
+    debug_assert!(number <= usize::from(u16::MAX));
+    bytes.extend_from_slice(&(number as u16).to_le_bytes());
+}
+
+/// A record that is being written. The ranges come before the pages.
+#[derive(Debug)]
+pub(crate) struct RecordWriter<'b> {
+    bytes: &'b mut Vec<u8>,
+}
+
+impl<'b> RecordWriter<'b> {
+    /// Begins the record of a group in `bytes`, whose contents go.
+    pub(crate) fn new(
+        bytes: &'b mut Vec<u8>,
+        taken: &[PageRef],
+        freed: &[PageRef],
+    ) -> RecordWriter<'b> {
+        bytes.clear();
+        bytes.extend_from_slice(&[GROUP, 0]);
+        push_u16(bytes, taken.len());
+        push_u16(bytes, freed.len());
+        [taken, freed].concat().into_iter().for_each(|range| push_range(bytes, range));
+        RecordWriter { bytes }
+    }
+
+    /// Adds a page with the edits that [`push_edit`] wrote.
+    pub(crate) fn edits(&mut self, page: PageRef, edits: &[u8]) {
+        self.begin_page(page, EDITS, edits.len());
+        self.bytes.extend_from_slice(edits);
+    }
+
+    /// Adds a page with its image.
+    ///
+    /// # Errors
+    /// [`Torn`] if the page is not a node.
+    pub(crate) fn image(&mut self, page: PageRef, node: &[u8]) -> Result<(), Torn> {
+        let (begin, end) = Node::new(node).gap()?;
+        let (before, after) = (node.get(..begin).ok_or(Torn)?, node.get(end..).ok_or(Torn)?);
+        self.begin_page(page, IMAGE, 8 + before.len() + after.len());
+        push_u32(self.bytes, begin);
+        push_u32(self.bytes, end);
+        self.bytes.extend_from_slice(before);
+        self.bytes.extend_from_slice(after);
+        Ok(())
+    }
+
+    fn begin_page(&mut self, page: PageRef, form: u8, len: usize) {
+        self.bytes[1] += 1;
+        push_range(self.bytes, page);
+        self.bytes.push(form);
+        push_u32(self.bytes, len);
+    }
+}
+
+fn push_range(bytes: &mut Vec<u8>, range: PageRef) {
+    bytes.extend_from_slice(&range.id.0.to_le_bytes());
+    bytes.extend_from_slice(&range.frames.to_le_bytes());
+}
+
+/// Lengths of pages and of what is stored of them have 32 bits.
+fn push_u32(bytes: &mut Vec<u8>, number: usize) {
+    bytes.extend_from_slice(&(number as u32).to_le_bytes());
+}
+
+// Reading.
+
+/// The record of a group.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct GroupRecord<'a> {
+    /// Ranges of pages that the group took.
+    pub taken: Vec<PageRef>,
+    /// Ranges of pages that the group freed.
+    pub freed: Vec<PageRef>,
+    /// The pages that the group changed.
+    pub pages: Vec<PageRecord<'a>>,
+}
+
+/// What a record says of one page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PageRecord<'a> {
+    pub page: PageRef,
+    pub redo: Redo<'a>,
+}
+
+/// What makes a page what it was after the group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Redo<'a> {
+    /// The edits of the node as it was before the group.
+    Edits(&'a [u8]),
+    /// The bytes around the gap from `begin` to `end`.
+    Image { begin: usize, end: usize, bytes: &'a [u8] },
+}
+
+impl<'a> GroupRecord<'a> {
+    /// Reads a record.
+    ///
+    /// # Errors
+    /// [`BadRecord`] if it is not the record of a group.
+    pub(crate) fn read(record: &'a [u8]) -> Result<GroupRecord<'a>, BadRecord> {
+        let mut rest = Reader(record);
+        let [kind, pages] = rest.array()?;
+        if kind != GROUP {
+            return Err(BadRecord("its kind is unknown"));
+        }
+        let (taken, freed) = (rest.u16()?, rest.u16()?);
+
+        let mut ranges =
+            |count| (0..count).map(|_| rest.range()).collect::<Result<Vec<_>, BadRecord>>();
+        let (taken, freed) = (ranges(taken)?, ranges(freed)?);
+        let pages = (0..pages).map(|_| rest.page()).collect::<Result<Vec<_>, BadRecord>>()?;
+        match rest.0 {
+            [] => Ok(GroupRecord { taken, freed, pages }),
+            _ => Err(BadRecord("it is longer than its parts")),
+        }
+    }
+}
+
+/// The edits of a page, in their order.
+#[derive(Debug)]
+pub(crate) struct Edits<'a> {
+    rest: Reader<'a>,
+    indexes: Vec<usize>,
+}
+
+impl<'a> Edits<'a> {
+    pub(crate) fn new(bytes: &'a [u8]) -> Edits<'a> {
+        Edits { rest: Reader(bytes), indexes: Vec::new() }
+    }
+
+    /// The next edit.
+    ///
+    /// # Errors
+    /// [`BadRecord`] if what follows is not an edit.
+    pub(crate) fn next(&mut self) -> Result<Option<Edit<'_>>, BadRecord> {
+        let rest = &mut self.rest;
+        if rest.0.is_empty() {
+            return Ok(None);
+        }
+        let [code] = rest.array()?;
+        let index = rest.u16()?;
+        Ok(Some(match code {
+            INSERT => {
+                let key_len = rest.u16()?;
+                let (key, payload) = rest.payload(key_len)?;
+                Edit::Insert { index, key, payload }
+            }
+            REPLACE => Edit::Replace { index, payload: rest.payload(0)?.1 },
+            REMOVE => Edit::Remove { index },
+            REMOVE_ALL => {
+                self.indexes.clear();
+                for _ in 0..index {
+                    self.indexes.push(rest.u16()?);
+                }
+                Edit::RemoveAll { indexes: &self.indexes }
+            }
+            _ => return Err(BadRecord("an edit is unknown")),
+        }))
+    }
+}
+
+/// The bytes of a record that have not been read.
+#[derive(Debug)]
+struct Reader<'a>(&'a [u8]);
+
+impl<'a> Reader<'a> {
+    fn take(&mut self, len: usize) -> Result<&'a [u8], BadRecord> {
+        let (taken, rest) = self.0.split_at_checked(len).ok_or(BadRecord("it is too short"))?;
+        self.0 = rest;
+        Ok(taken)
+    }
+
+    fn array<const LEN: usize>(&mut self) -> Result<[u8; LEN], BadRecord> {
+        let (taken, rest) = self.0.split_first_chunk().ok_or(BadRecord("it is too short"))?;
+        self.0 = rest;
+        Ok(*taken)
+    }
+
+    fn u16(&mut self) -> Result<usize, BadRecord> {
+        Ok(usize::from(u16::from_le_bytes(self.array()?)))
+    }
+
+    fn u32(&mut self) -> Result<usize, BadRecord> {
+        Ok(u32::from_le_bytes(self.array()?) as usize)
+    }
+
+    fn range(&mut self) -> Result<PageRef, BadRecord> {
+        let (first, frames) =
+            (u64::from_le_bytes(self.array()?), u32::from_le_bytes(self.array()?));
+        match first.checked_add(frames.into()) {
+            Some(_) if frames > 0 => Ok(PageRef::new(first, frames)),
+            _ => Err(BadRecord("a range of pages has no pages, or too high ones")),
+        }
+    }
+
+    fn page(&mut self) -> Result<PageRecord<'a>, BadRecord> {
+        let page = self.range()?;
+        let [form] = self.array()?;
+        let len = self.u32()?;
+        let mut bytes = Reader(self.take(len)?);
+        let redo = match form {
+            EDITS => Redo::Edits(bytes.0),
+            IMAGE => {
+                let (begin, end) = (bytes.u32()?, bytes.u32()?);
+                let is_whole = begin <= end
+                    && end <= page.bytes()
+                    && bytes.0.len() == page.bytes() - (end - begin);
+                if !is_whole {
+                    return Err(BadRecord("an image has not as many bytes as its page"));
+                }
+                Redo::Image { begin, end, bytes: bytes.0 }
+            }
+            _ => return Err(BadRecord("the form of a page is unknown")),
+        };
+        Ok(PageRecord { page, redo })
+    }
+
+    /// A key of `key_len` bytes and a payload, after the payload's kind and length.
+    fn payload(&mut self, key_len: usize) -> Result<(&'a [u8], Payload<'a>), BadRecord> {
+        let [kind] = self.array()?;
+        let len = self.u16()?;
+        let (key, mut payload) = (self.take(key_len)?, Reader(self.take(len)?));
+        let payload = match kind {
+            INLINE => Payload::Inline(payload.0),
+            BLOB => Payload::Blob(payload.0),
+            CHILD if len == 8 => Payload::Child(u64::from_le_bytes(payload.array()?)),
+            _ => return Err(BadRecord("the kind of a payload is unknown")),
+        };
+        Ok((key, payload))
+    }
+}

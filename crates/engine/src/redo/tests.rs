@@ -1,0 +1,247 @@
+//! Random changes of trees: redo of their records gives the pages that the changes made.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use vellum_log::{Log, LogError, LogOptions, Lsn, SimulatedDevice, SimulatedOptions};
+use vellum_pool::device::MemoryDevice;
+use vellum_pool::{PageDamage, PageRef};
+use vellum_testing::random::Random;
+
+use super::log::RedoLog;
+use super::page::redo;
+use super::record::{GroupRecord, PageRecord, Redo};
+use crate::node::{self, Node};
+use crate::page::ID;
+use crate::store::open;
+use crate::{Options, Store, Tree};
+
+/// A store that logs its changes to memory.
+fn logged_store(page_frames: u32) -> Store {
+    let options = Options::new().pool_bytes(32 << 20).page_frames(page_frames);
+    let mut core = open::create(Arc::new(MemoryDevice::new()), &options).unwrap();
+    let device = SimulatedOptions { segments: 1 << 12, segment_blocks: 64, ..Default::default() };
+    let device = Arc::new(SimulatedDevice::new(device));
+    let visit = |_| Ok::<_, LogError>(());
+    let (log, _) = Log::open(device, &LogOptions::default(), None, visit).unwrap();
+    core.pages.redo_log = Some(RedoLog::new(log));
+    Store::from_core(core)
+}
+
+/// The bytes of all nodes of the store.
+fn nodes(store: &Store, trees: &[Tree]) -> BTreeMap<PageRef, Vec<u8>> {
+    let pages = &store.core.pages;
+    let mut found = BTreeMap::new();
+    let mut rest: Vec<_> = trees.iter().map(|tree| tree.access().tree.root).collect();
+    rest.push(store.core.catalog.root);
+    while let Some(page) = rest.pop() {
+        let bytes = pages.pool.fix_shared(page).unwrap().to_vec();
+        let node = Node::new(&bytes[..]);
+        if node.level().unwrap() > 0 {
+            let children = (0..=node.count().unwrap()).map(|index| node.child(index).unwrap());
+            rest.extend(children.map(|child| PageRef::new(child, page.frames)));
+        }
+        assert!(found.insert(page, bytes).is_none());
+    }
+    found
+}
+
+/// What redo must restore: all bytes but the checksum and the gap.
+fn comparable(page: &[u8]) -> Vec<u8> {
+    let (begin, end) = Node::new(page).gap().unwrap();
+    [&page[ID..begin], &page[end..]].concat()
+}
+
+/// All records from `from` on.
+fn records(store: &Store, from: Lsn) -> Vec<(u64, Vec<u8>)> {
+    let log = store.core.pages.redo_log.as_ref().unwrap();
+    let mut records = Vec::new();
+    // The end may be the begin of a block that has no record yet.
+    let end = log.end().0;
+    let last = log.wait_durable(end - 1).or_else(|_| log.wait_durable(end - 49));
+    last.unwrap();
+    let mut scan = log.scan(from).unwrap();
+    while let Some(record) = scan.next_record().unwrap() {
+        records.push((record.lsn.0, record.bytes));
+    }
+    records
+}
+
+/// The pages that redo makes of records, as recovery will: by page, from nothing.
+fn redone(records: &[(u64, Vec<u8>)]) -> BTreeMap<PageRef, Vec<u8>> {
+    let mut pages: BTreeMap<PageRef, Vec<u8>> = BTreeMap::new();
+    for (lsn, record) in records {
+        let record = GroupRecord::read(record).unwrap();
+        for freed in record.freed {
+            pages.remove(&freed);
+        }
+        for change in record.pages {
+            let bytes = pages.entry(change.page).or_insert_with(|| vec![0xa5; change.page.bytes()]);
+            redo(&change, *lsn, bytes).unwrap();
+        }
+    }
+    pages
+}
+
+fn key(random: &mut Random) -> Vec<u8> {
+    let len = random.pick(&[0, 1, 3, 8, 30, 200]);
+    let mut key = vec![b'p'; len];
+    key.extend_from_slice(&(random.below(700) as u16).to_be_bytes());
+    key
+}
+
+fn value(random: &mut Random) -> Vec<u8> {
+    let len = match random.below(8) {
+        0 => random.below(30_000),
+        1..4 => random.below(900),
+        _ => random.below(40),
+    };
+    vec![random.next() as u8; len as usize]
+}
+
+fn change(random: &mut Random, tree: &Tree) {
+    match random.below(40) {
+        0..14 => drop(tree.upsert(&key(random), &value(random)).unwrap()),
+        14..19 => drop(tree.remove(&key(random)).unwrap()),
+        19..21 => drop(tree.pop_first().unwrap()),
+        21..23 => drop(tree.pop_last().unwrap()),
+        23..28 => {
+            let mut entries: Vec<_> = (0..random.below(60)).map(|_| key(random)).collect();
+            entries.sort();
+            let entries = entries.iter().map(|key| (key, value(random)));
+            let _ = tree.extend(entries.collect::<Vec<_>>()).unwrap();
+        }
+        28..31 => {
+            let value = value(random);
+            tree.fetch_and_update(&key(random), |_| Some(value.clone())).map(drop).unwrap();
+        }
+        31..33 => drop(tree.take(&key(random)).unwrap()),
+        33..36 => {
+            let (one, two) = (key(random), key(random));
+            let _ = tree.remove_range(one.clone().min(two.clone())..one.max(two)).unwrap();
+        }
+        36 => {
+            let keep = random.next() | 1 << 5;
+            let keep = |key: &[u8], _: &[u8]| keep >> (key.last().unwrap_or(&0) % 64) & 1 == 1;
+            let _ = tree.retain(|key, value| keep(key, value)).unwrap();
+        }
+        37 if random.once_in(20) => {
+            tree.clear().unwrap();
+            let entries = (0..random.below(3000) as u32).map(|n| (n.to_be_bytes(), [7; 50]));
+            let _ = tree.bulk_load(entries).unwrap();
+        }
+        _ => {
+            let (key, new) = (key(random), value(random));
+            let mut writer = tree.writer(&key).unwrap();
+            std::io::Write::write_all(&mut writer, &new).unwrap();
+            writer.finish().map(drop).unwrap();
+        }
+    }
+}
+
+#[test]
+fn redo_makes_the_pages_that_the_changes_made() {
+    for (seed, page_frames) in [(1, 1), (2, 1), (3, 2), (4, 16), (5, 1), (6, 3)] {
+        let random = &mut Random(seed);
+        let store = logged_store(page_frames);
+        let trees = ["one", "two"].map(|name| store.create_tree(name).unwrap());
+        let mut from = Lsn(0);
+        let mut before: BTreeMap<PageRef, Vec<u8>> = BTreeMap::new();
+        for _cut in 0..4 {
+            for _ in 0..400 {
+                let tree = random.below(2) as usize;
+                change(random, &trees[tree]);
+            }
+            trees.iter().for_each(|tree| _ = tree.check().unwrap());
+            let after = nodes(&store, &trees);
+            let redone = redone(&records(&store, from));
+            let mut unchanged = 0;
+            for (page, bytes) in &after {
+                node::check(bytes).unwrap();
+                match (redone.get(page), before.get(page)) {
+                    (Some(made), _) => {
+                        assert!(comparable(made) == comparable(bytes), "seed {seed}: {page}");
+                    }
+                    (None, Some(old)) => {
+                        unchanged += 1;
+                        assert!(comparable(old) == comparable(bytes), "seed {seed}: {page}");
+                    }
+                    (None, None) => panic!("seed {seed}: {page} has no image"),
+                }
+            }
+            assert!(redone.len() > 2 && unchanged < after.len());
+            before = after;
+            from = store.core.pages.redo_log.as_ref().unwrap().cut_at_end();
+        }
+        drop(trees);
+        store.close().unwrap();
+    }
+}
+
+/// A record that was damaged before its checksum was computed: redo refuses it, or makes another
+/// page of it, and does nothing worse.
+#[test]
+fn no_record_does_harm() {
+    let random = &mut Random(7);
+    let store = logged_store(1);
+    let trees = [store.create_tree("one").unwrap()];
+    (0..300).for_each(|_| change(random, &trees[0]));
+    let records = records(&store, Lsn(0));
+    let mut pages: BTreeMap<PageRef, Vec<u8>> = BTreeMap::new();
+    let (mut refused, mut made) = (0, 0);
+    for (lsn, record) in &records {
+        for _ in 0..20 {
+            let mut damaged = record.clone();
+            for _ in 0..=random.below(3) {
+                let at = random.index(damaged.len());
+                match random.below(4) {
+                    0 => damaged.truncate(at.max(1)),
+                    1 => damaged[at] = random.pick(&[0, 1, 0x7f, 0x80, 0xff]),
+                    _ => damaged[at] ^= 1 << random.below(8),
+                }
+            }
+            let Ok(damaged) = GroupRecord::read(&damaged) else {
+                refused += 1;
+                continue;
+            };
+            for change in damaged.pages {
+                let page = change.page;
+                if page.frames > 64 {
+                    continue;
+                }
+                let mut bytes = pages.get(&page).cloned().unwrap_or(vec![0; page.bytes()]);
+                match redo(&change, *lsn, &mut bytes) {
+                    Ok(()) => {
+                        made += 1;
+                        node::check_bounds(&bytes).unwrap();
+                    }
+                    Err(PageDamage { .. }) => refused += 1,
+                }
+            }
+        }
+        let record = GroupRecord::read(record).unwrap();
+        record.freed.iter().for_each(|page| drop(pages.remove(page)));
+        for change in record.pages {
+            let bytes = pages.entry(change.page).or_insert_with(|| vec![0; change.page.bytes()]);
+            redo(&change, *lsn, bytes).unwrap();
+        }
+    }
+    assert!(refused > 100 && made > 100, "{refused} refused, {made} made");
+}
+
+#[test]
+fn an_edit_of_a_page_that_has_it_already_is_refused() {
+    let store = logged_store(1);
+    let tree = store.create_tree("one").unwrap();
+    tree.insert(b"a", b"1").unwrap();
+    tree.insert(b"b", b"2").unwrap();
+    let records = records(&store, Lsn(0));
+    let (lsn, record) = records.last().unwrap();
+    let record = GroupRecord::read(record).unwrap();
+    let [change @ PageRecord { redo: Redo::Edits(_), .. }] = record.pages[..] else {
+        panic!("{record:?}")
+    };
+    let mut bytes = redone(&records).remove(&change.page).unwrap();
+    let damage = redo(&change, *lsn, &mut bytes).unwrap_err();
+    assert!(damage.to_string().contains("newer than the record"), "{damage}");
+}
