@@ -11,7 +11,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use common::{PATIENCE, faulty, faulty_with, generation, new_page, options, stamp};
-use vellum_pool::device::{Device, MemoryDevice, Operation};
+use rustix::io::Errno;
+use vellum_pool::device::{Device, Fault, MemoryDevice, Operation};
 use vellum_pool::{
     Clock, PageDamage, PageFormat, PageRef, Pool, PoolError, PoolOptions, RawPages,
     ReplacementPolicy, Residents, Space,
@@ -352,4 +353,60 @@ fn a_snapshot_of_the_space_has_all_freed_pages() {
         pool.free_page(pages[64]).unwrap();
         pool.trim().unwrap();
     }
+}
+
+/// A log whose records are durable up to a number, and that a write-ahead makes durable further.
+#[derive(Debug)]
+struct SlowLog {
+    newest: AtomicU64,
+    durable: AtomicU64,
+}
+
+impl PageFormat for SlowLog {
+    fn seal(&self, _page: PageRef, _head: &mut [u8], _body: &[u8]) -> u64 {
+        0
+    }
+
+    fn verify(&self, _page: PageRef, _bytes: &[u8]) -> Result<(), PageDamage> {
+        Ok(())
+    }
+
+    fn write_ahead(&self, lsn: u64, _still_dirty: &dyn Fn() -> bool) -> io::Result<()> {
+        self.durable.fetch_max(lsn + 1, Ordering::SeqCst);
+        Ok(())
+    }
+
+    fn free_lsn(&self) -> u64 {
+        self.newest.load(Ordering::SeqCst)
+    }
+
+    fn durable_lsn(&self) -> u64 {
+        self.durable.load(Ordering::SeqCst)
+    }
+}
+
+#[test]
+fn a_freed_place_is_reused_when_the_log_is_durable() {
+    let log = Arc::new(SlowLog { newest: AtomicU64::new(10), durable: AtomicU64::new(10) });
+    let (pool, plan) = faulty_with(log.clone(), single_steps());
+    let [one, two, three] = [(); 3].map(|()| new_page(&pool, 1, 1));
+    pool.free_page(one).unwrap();
+    log.newest.store(20, Ordering::SeqCst);
+    pool.free_page(two).unwrap();
+    assert_eq!(new_page(&pool, 1, 2), PageRef::new(3, 1));
+    assert_eq!(pool.frames_to_free(), 2);
+    // A cut that covers both records counts both places as free.
+    assert_eq!(pool.snapshot_space().1, [(0, 1), (1, 1)]);
+
+    log.durable.store(11, Ordering::SeqCst);
+    assert_eq!(new_page(&pool, 1, 3), one);
+    assert_eq!(pool.frames_to_free(), 1);
+    assert_eq!(new_page(&pool, 1, 3), PageRef::new(4, 1));
+
+    // The disk is full: the pool waits for the log, and refuses nothing.
+    plan.fail_always(Operation::Resize, Fault::Error(Errno::NOSPC));
+    while new_page(&pool, 1, 4) != two {}
+    assert_eq!(log.durable.load(Ordering::SeqCst), 21);
+    assert!(matches!(pool.allocate(1), Err(PoolError::DiskFull { .. })));
+    assert_eq!(generation(&pool, three), Some(1));
 }

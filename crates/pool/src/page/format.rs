@@ -36,6 +36,19 @@ pub trait PageFormat: Send + Sync + fmt::Debug + 'static {
     /// thread that finds no frame waits until the pool may write pages again, however long that
     /// takes.
     fn write_ahead(&self, lsn: u64, still_dirty: &dyn Fn() -> bool) -> io::Result<()>;
+
+    /// The log sequence number that must be durable before the place of a page that is freed now
+    /// may be allocated again; 0 if it may be at once. After a crash the page may be in use again,
+    /// if the log has lost the record that frees it. So a page that is not logged must not be
+    /// written there before.
+    fn free_lsn(&self) -> u64 {
+        0
+    }
+
+    /// Records before this log sequence number are durable.
+    fn durable_lsn(&self) -> u64 {
+        u64::MAX
+    }
 }
 
 /// A page whose contents are wrong.

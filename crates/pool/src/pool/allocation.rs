@@ -29,12 +29,7 @@ impl Pool {
             return Err(PoolError::PageTooLarge { page: PageRef::new(0, frames), capacity });
         }
         let reserved = self.eviction.reserve(PageRef::new(0, frames))?;
-        let start = lock(&self.space).allocate(u64::from(frames));
-        let page = PageRef::new(start, frames);
-        if let Err(error) = self.make_room(start + u64::from(frames), frames) {
-            self.give_place_up(page)?;
-            return Err(error);
-        }
+        let page = self.take_place(frames)?;
         match self.core.claim_unallocated(page) {
             Err(error @ PoolError::Populate { .. }) => {
                 self.give_place_up(page)?;
@@ -59,6 +54,31 @@ impl Pool {
     pub fn allocate_place(&self, frames: u32) -> Result<PageRef, PoolError> {
         self.check_writable()?;
         self.free_deferred();
+        self.take_place(frames)
+    }
+
+    /// Frees a place from [`allocate_place`](Pool::allocate_place), of this pool or of the pool
+    /// that wrote the file.
+    pub fn free_place(&self, page: PageRef) -> Result<(), PoolError> {
+        self.check_writable()?;
+        Ok(lock(&self.space).free(page.id.0, u64::from(page.frames))?)
+    }
+
+    /// Takes a place from the space. On a full disk this waits for the log if the log keeps places
+    /// from being allocated again.
+    fn take_place(&self, frames: u32) -> Result<PageRef, PoolError> {
+        let taken = self.try_take_place(frames);
+        let Err(PoolError::DiskFull { .. }) = taken else { return taken };
+        let newest = lock(&self.waiting).back().map(|(lsn, _)| *lsn);
+        let Some(newest) = newest else { return taken };
+        if self.core.format.write_ahead(newest, &|| true).is_err() {
+            return taken;
+        }
+        self.return_waiting()?;
+        self.try_take_place(frames)
+    }
+
+    fn try_take_place(&self, frames: u32) -> Result<PageRef, PoolError> {
         let start = lock(&self.space).allocate(u64::from(frames));
         let page = PageRef::new(start, frames);
         match self.make_room(start + u64::from(frames), frames) {
@@ -68,13 +88,6 @@ impl Pool {
                 Err(error)
             }
         }
-    }
-
-    /// Frees a place from [`allocate_place`](Pool::allocate_place), of this pool or of the pool
-    /// that wrote the file.
-    pub fn free_place(&self, page: PageRef) -> Result<(), PoolError> {
-        self.check_writable()?;
-        Ok(lock(&self.space).free(page.id.0, u64::from(page.frames))?)
     }
 
     /// Frees the place of a page whose allocation failed.
@@ -170,8 +183,12 @@ impl Pool {
         }
     }
 
-    /// Frees pages of earlier calls that a thread held then and that no thread holds now.
+    /// Frees pages of earlier calls that a thread held then and that no thread holds now. Makes
+    /// places available for which the log is durable by now.
     pub(crate) fn free_deferred(&self) {
+        if let Err(error) = self.return_waiting() {
+            tracing::warn!("freed pages are lost until the file is opened again: {error}");
+        }
         // The lock is held to the end, so that `snapshot_space` finds each page here or free.
         lock(&self.deferred).retain(|page| match self.try_free(*page) {
             Ok(is_free) => !is_free,
@@ -184,13 +201,15 @@ impl Pool {
         });
     }
 
-    /// Frames of the pages that callers freed while a thread held them, and that a thread still
-    /// holds. Retries those first.
+    /// Frames of the pages that callers freed, and that a thread still holds or whose places wait
+    /// for the log. Retries those first.
     pub fn frames_to_free(&self) -> u64 {
         if self.check_writable().is_ok() {
             self.free_deferred();
         }
-        lock(&self.deferred).iter().map(|page| u64::from(page.frames)).sum()
+        let (deferred, waiting) = (lock(&self.deferred), lock(&self.waiting));
+        let pages = deferred.iter().chain(waiting.iter().map(|(_, page)| page));
+        pages.map(|page| u64::from(page.frames)).sum()
     }
 
     /// Frees a resident page that the caller has locked.
@@ -205,10 +224,31 @@ impl Pool {
         self.return_place(page)
     }
 
-    /// Makes the place of a freed page available to allocations.
+    /// Makes the place of a freed page available to allocations, at once or when the log is
+    /// durable.
     fn return_place(&self, page: PageRef) -> Result<(), PoolError> {
         self.core.counters.count(Event::Free);
-        lock(&self.space).free(page.id.0, u64::from(page.frames))?;
+        match self.core.format.free_lsn() {
+            0 => Ok(lock(&self.space).free(page.id.0, u64::from(page.frames))?),
+            lsn => {
+                lock(&self.waiting).push_back((lsn, page));
+                Ok(())
+            }
+        }
+    }
+
+    /// Makes the places available for which the log is durable by now.
+    fn return_waiting(&self) -> Result<(), PoolError> {
+        let mut waiting = lock(&self.waiting);
+        if waiting.is_empty() {
+            return Ok(());
+        }
+        let durable = self.core.format.durable_lsn();
+        let mut space = lock(&self.space);
+        while let Some((_, page)) = waiting.front().copied().filter(|(lsn, _)| *lsn < durable) {
+            waiting.pop_front();
+            space.free(page.id.0, u64::from(page.frames))?;
+        }
         Ok(())
     }
 
@@ -231,11 +271,12 @@ impl Pool {
     }
 
     /// The map of allocated pages at this moment, and the ranges (start, count) in it of pages that
-    /// callers freed while a thread held them. The two fit together even while other threads free
-    /// deferred pages, but not while other threads allocate and free.
+    /// callers freed: a thread holds them, or their places wait for the log. The two fit together
+    /// even while other threads free deferred pages, but not while other threads allocate and free.
     pub fn snapshot_space(&self) -> (SpaceSnapshot, Vec<(u64, u64)>) {
-        let deferred = lock(&self.deferred);
-        let ranges = deferred.iter().map(|page| (page.id.0, u64::from(page.frames))).collect();
+        let (deferred, waiting) = (lock(&self.deferred), lock(&self.waiting));
+        let pages = deferred.iter().chain(waiting.iter().map(|(_, page)| page));
+        let ranges = pages.map(|page| (page.id.0, u64::from(page.frames))).collect();
         (lock(&self.space).snapshot(), ranges)
     }
 

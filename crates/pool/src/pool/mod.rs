@@ -7,6 +7,7 @@ pub mod fix_async;
 pub(crate) mod load;
 pub mod options;
 
+use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -41,6 +42,9 @@ pub struct Pool {
     pub(crate) device: Arc<dyn Device>,
     pub(crate) space: Mutex<Space>,
     pub(crate) deferred: Mutex<Vec<PageRef>>,
+    /// Freed places that may be allocated again when the log is durable up to the number. Locked
+    /// after `deferred` and before `space`.
+    pub(crate) waiting: Mutex<VecDeque<(u64, PageRef)>>,
     pub(crate) file_pages: AtomicU64,
     pub(crate) growing: Mutex<()>,
     read_only: bool,
@@ -94,6 +98,7 @@ impl Pool {
             device,
             space: Mutex::new(space),
             deferred: Mutex::new(Vec::new()),
+            waiting: Mutex::new(VecDeque::new()),
             file_pages: AtomicU64::new(file_pages),
             growing: Mutex::new(()),
             read_only: options.read_only,
