@@ -248,6 +248,7 @@ mod tests {
     use vellum_pool::device::{Fault, FaultyDevice, MemoryDevice, Operation};
 
     use super::*;
+    use crate::store::header::LogPoint;
 
     fn clean_file() -> (Arc<MemoryDevice>, StoreFile) {
         let header = Header {
@@ -261,6 +262,7 @@ mod tests {
             file_pages: 3,
             next_tree: 2,
             listed: 0,
+            log: LogPoint::default(),
         };
         let device = Arc::new(MemoryDevice::new());
         let file = StoreFile::new(&(device.clone() as Arc<dyn Device>), header);

@@ -5,6 +5,9 @@
 //! pages: then it is valid only if each of these pages has the checksum in the list. Before the
 //! pool writes a page that the newest header does not list, the store makes a newer header durable
 //! in the other header page.
+//!
+//! A header "in use" may name a log. Then its free map and its other fields describe a cut, and the
+//! records of the log from the cut on describe what has changed since.
 
 use vellum_pool::device::{Device, Write};
 use vellum_pool::{PAGE_SIZE, PageDamage, PageRef};
@@ -16,9 +19,12 @@ use crate::page::{self, PAGE_HEADER, PageKind};
 pub(crate) const FORMAT_VERSION: u32 = 1;
 /// Version of the format of a store that has, or had, a value in pieces.
 pub(crate) const FORMAT_VERSION_PIECES: u32 = 2;
-/// Version of a header that lists pages. This is the greatest version that this code reads.
+/// Version of a header that lists pages, of a store that never had a log.
 pub(crate) const FORMAT_VERSION_LIST: u32 = 3;
-/// The most pages that a header lists.
+/// Version of a header of a store that has, or had, a log. This is the greatest version that this
+/// code reads.
+pub(crate) const FORMAT_VERSION_LOG: u32 = 4;
+/// The most pages that a header lists, with the fields of a log before the list.
 pub(crate) const LISTED_MAX: usize = (PAGE_SIZE - LIST) / LISTED_BYTES;
 /// The most frames of all listed pages.
 pub(crate) const LISTED_FRAMES_MAX: u64 = 256;
@@ -41,7 +47,12 @@ const AT_FILE_PAGES: usize = PAGE_HEADER + 64;
 const AT_NEXT_TREE: usize = PAGE_HEADER + 72;
 const AT_LISTED: usize = PAGE_HEADER + 80;
 const AT_STORE_VERSION: usize = PAGE_HEADER + 84;
-const LIST: usize = PAGE_HEADER + 88;
+const AT_LOG: usize = PAGE_HEADER + 88;
+const AT_LOG_BEGIN: usize = PAGE_HEADER + 96;
+const AT_LSN: usize = PAGE_HEADER + 104;
+const LIST: usize = PAGE_HEADER + 112;
+/// The place of the list in a header of version 3, which has no fields of a log.
+const LIST_WITHOUT_LOG: usize = AT_LOG;
 /// Length of an entry of the list: number, frames and checksum of a page.
 const LISTED_BYTES: usize = 20;
 
@@ -69,6 +80,23 @@ pub(crate) struct Header {
     pub next_tree: u32,
     /// The number of listed pages.
     pub listed: u32,
+    /// The log of the store.
+    pub log: LogPoint,
+}
+
+/// A header's place in the records of the store.
+///
+/// Records have log sequence numbers that grow for as long as the store exists, whatever logs it
+/// has one after the other.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct LogPoint {
+    /// The identity of the store's log while the store is in use with a log, else 0.
+    pub identity: u64,
+    /// The log sequence number at the log's own number 0, modulo 2^64.
+    pub begin: u64,
+    /// The header describes the store after all records before this log sequence number. 0 if the
+    /// store never had a log.
+    pub lsn: u64,
 }
 
 /// A page that a header lists.
@@ -101,6 +129,23 @@ impl Header {
         PageRef::new(self.sequence % HEADER_PAGES, 1)
     }
 
+    /// Whether pages may have log sequence numbers other than 0.
+    fn has_lsns(&self) -> bool {
+        self.log.lsn > 0
+    }
+
+    fn encoded_version(&self) -> u32 {
+        match (self.has_lsns(), self.listed) {
+            (true, _) => FORMAT_VERSION_LOG,
+            (false, 0) => self.version,
+            (false, _) => FORMAT_VERSION_LIST,
+        }
+    }
+
+    fn list_place(&self) -> usize {
+        if self.has_lsns() { LIST } else { LIST_WITHOUT_LOG }
+    }
+
     /// The sealed page of this header. `list` must have `self.listed` entries.
     pub(crate) fn encode(&self, list: &[Listed]) -> Box<AlignedPage> {
         debug_assert_eq!(self.listed as usize, list.len());
@@ -108,8 +153,7 @@ impl Header {
         let bytes = &mut block.0;
         page::init(bytes, self.page(), PageKind::Header, 0, 0);
         bytes[AT_MAGIC..AT_VERSION].copy_from_slice(MAGIC);
-        let version = if list.is_empty() { self.version } else { FORMAT_VERSION_LIST };
-        put_u32(bytes, AT_VERSION, version);
+        put_u32(bytes, AT_VERSION, self.encoded_version());
         put_u32(bytes, AT_PAGE_FRAMES, self.page_frames);
         bytes[AT_STORE_ID..AT_SEQUENCE].copy_from_slice(&self.store_id.to_le_bytes());
         put_u64(bytes, AT_SEQUENCE, self.sequence);
@@ -118,11 +162,17 @@ impl Header {
         put_u64(bytes, AT_FREE_MAP, self.free_map);
         put_u64(bytes, AT_FILE_PAGES, self.file_pages);
         put_u32(bytes, AT_NEXT_TREE, self.next_tree);
-        if !list.is_empty() {
+        if self.encoded_version() >= FORMAT_VERSION_LIST {
             put_u32(bytes, AT_LISTED, self.listed);
             put_u32(bytes, AT_STORE_VERSION, self.version);
         }
-        for (listed, bytes) in list.iter().zip(bytes[LIST..].chunks_exact_mut(LISTED_BYTES)) {
+        if self.has_lsns() {
+            put_u64(bytes, AT_LOG, self.log.identity);
+            put_u64(bytes, AT_LOG_BEGIN, self.log.begin);
+            put_u64(bytes, AT_LSN, self.log.lsn);
+        }
+        let places = bytes[self.list_place()..].chunks_exact_mut(LISTED_BYTES);
+        for (listed, bytes) in list.iter().zip(places) {
             put_u64(bytes, 0, listed.page.id.0);
             put_u32(bytes, 8, listed.page.frames);
             put_u64(bytes, 12, listed.checksum);
@@ -152,9 +202,20 @@ impl Header {
             Ok(_) => {}
         }
         let version = get_u32(bytes, AT_VERSION);
+        let log = match version {
+            FORMAT_VERSION_LOG => LogPoint {
+                identity: get_u64(bytes, AT_LOG),
+                begin: get_u64(bytes, AT_LOG_BEGIN),
+                lsn: get_u64(bytes, AT_LSN),
+            },
+            _ => LogPoint::default(),
+        };
+        let is_of_log = version == FORMAT_VERSION_LOG;
         let (listed, version) = match version {
             FORMAT_VERSION..=FORMAT_VERSION_PIECES => (0, version),
-            FORMAT_VERSION_LIST => (get_u32(bytes, AT_LISTED), get_u32(bytes, AT_STORE_VERSION)),
+            FORMAT_VERSION_LIST | FORMAT_VERSION_LOG => {
+                (get_u32(bytes, AT_LISTED), get_u32(bytes, AT_STORE_VERSION))
+            }
             other => return HeaderPage::OtherVersion(other),
         };
         let mut store_id = [0; 16];
@@ -170,19 +231,26 @@ impl Header {
             file_pages: get_u64(bytes, AT_FILE_PAGES),
             next_tree: get_u32(bytes, AT_NEXT_TREE),
             listed,
+            log,
         };
         // Counters that do not overflow for centuries.
-        let counters_are_sound = header.sequence < 1 << 62 && header.next_tree <= NEXT_TREE_MAX;
+        let counters_are_sound = header.sequence < 1 << 62
+            && header.next_tree <= NEXT_TREE_MAX
+            && log.lsn < 1 << 63
+            && is_of_log == header.has_lsns();
         let known = (FORMAT_VERSION..=FORMAT_VERSION_PIECES).contains(&version);
         let list = header.list(bytes);
         let frames = list.map(|listed| u64::from(listed.page.frames)).sum::<u64>();
-        let can_list = listed as usize <= LISTED_MAX && frames <= LISTED_FRAMES_MAX;
+        let listed_max = (PAGE_SIZE - header.list_place()) / LISTED_BYTES;
+        let can_list = listed as usize <= listed_max && frames <= LISTED_FRAMES_MAX;
         let can_list = listed == 0 || can_list && header.clean;
+        let names_log_in_use = log.identity == 0 || !header.clean;
         if header.page() != at
             || !(1..=16).contains(&header.page_frames)
             || !counters_are_sound
             || !known
             || !can_list
+            || !names_log_in_use
         {
             return damaged("its fields contradict each other");
         }
@@ -191,7 +259,8 @@ impl Header {
 
     /// The pages that the header lists, from its page.
     pub(crate) fn list(&self, bytes: &[u8]) -> impl Iterator<Item = Listed> {
-        bytes[LIST..].chunks_exact(LISTED_BYTES).take(self.listed as usize).map(|bytes| Listed {
+        let places = bytes[self.list_place()..].chunks_exact(LISTED_BYTES);
+        places.take(self.listed as usize).map(|bytes| Listed {
             page: PageRef::new(get_u64(bytes, 0), get_u32(bytes, 8)),
             checksum: get_u64(bytes, 12),
         })
@@ -224,6 +293,7 @@ mod tests {
             file_pages: 1000,
             next_tree: 5,
             listed: LISTED_MAX as u32,
+            log: LogPoint { identity: 0, begin: 1 << 40, lsn: 1 << 41 },
         };
         let listed =
             |n: u64| Listed { page: PageRef::new(n << 40, 1 + n as u32 % 4 / 3), checksum: !n };
@@ -231,12 +301,29 @@ mod tests {
         let block = header.encode(&list);
         let HeaderPage::Valid(decoded) = Header::decode(1, &block.0) else { panic!("not valid") };
         assert_eq!(decoded, header);
-        assert!(decoded.list(&block.0).eq(list));
+        assert!(decoded.list(&block.0).eq(list.iter().copied()));
+        let no_log = LogPoint::default();
+        let log = LogPoint { identity: u64::MAX, ..header.log };
         let plain = Header { listed: 0, ..header };
-        let HeaderPage::Valid(decoded) = Header::decode(1, &plain.encode(&[]).0) else {
-            panic!("not valid")
-        };
-        assert_eq!(decoded, plain);
+        for (header, version) in [
+            (plain, FORMAT_VERSION_LOG),
+            (Header { clean: false, log, ..plain }, FORMAT_VERSION_LOG),
+            (Header { log: no_log, ..plain }, FORMAT_VERSION_PIECES),
+        ] {
+            let block = header.encode(&[]);
+            assert_eq!(get_u32(&block.0, AT_VERSION), version);
+            let HeaderPage::Valid(decoded) = Header::decode(1, &block.0) else {
+                panic!("not valid")
+            };
+            assert_eq!(decoded, header);
+        }
+        let old = Header { log: no_log, ..header }.encode(&list);
+        assert_eq!(get_u32(&old.0, AT_VERSION), FORMAT_VERSION_LIST);
+        let HeaderPage::Valid(decoded) = Header::decode(1, &old.0) else { panic!("not valid") };
+        assert!(decoded.list(&old.0).eq(list));
+        // A clean header needs no log.
+        let named = Header { log, ..plain }.encode(&[]);
+        assert!(matches!(Header::decode(1, &named.0), HeaderPage::Damaged(_)));
         assert!(matches!(Header::decode(0, &block.0), HeaderPage::Damaged(_)));
         for bit in 0..200 * 8 {
             let mut bytes = block.0;

@@ -15,7 +15,8 @@ use crate::store::core::StoreCore;
 use crate::store::file::StoreFile;
 use crate::store::free_map;
 use crate::store::header::{
-    FORMAT_VERSION, FORMAT_VERSION_LIST, HEADER_PAGES, Header, HeaderPage, LISTED_FRAMES_MAX,
+    FORMAT_VERSION, FORMAT_VERSION_LOG, HEADER_PAGES, Header, HeaderPage, LISTED_FRAMES_MAX,
+    LogPoint,
 };
 use crate::store::options::{Options, PAGE_FRAMES_MAX, min_pool_frames};
 use crate::tree::CATALOG;
@@ -69,6 +70,7 @@ pub(crate) fn create(device: Arc<dyn Device>, options: &Options) -> Result<Store
         file_pages: 0,
         next_tree: CATALOG + 1,
         listed: 0,
+        log: LogPoint::default(),
     };
     let file = Arc::new(StoreFile::new(&device, header));
     let format = StoreFormat::of(file.clone());
@@ -238,7 +240,7 @@ fn read_header(device: &Arc<dyn Device>, pages: u64, salvage: bool) -> Result<He
                 }
             }
             HeaderPage::OtherVersion(version) => {
-                return Err(Error::UnknownFormat { found: *version, known: FORMAT_VERSION_LIST });
+                return Err(Error::UnknownFormat { found: *version, known: FORMAT_VERSION_LOG });
             }
             HeaderPage::Damaged(damage) => wrong = Some(damage.clone().into()),
             HeaderPage::Foreign => {
