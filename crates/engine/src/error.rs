@@ -71,6 +71,28 @@ pub enum Error {
     /// The store's log has no room, or has failed.
     #[error(transparent)]
     Log(#[from] LogError),
+    /// The store needs its log to recover, and was given another one.
+    #[error(
+        "the store needs its log {expected:016x} to recover, and this log is {found:016x}: open \
+         the store with the log that it had when it was last open"
+    )]
+    OtherLog {
+        /// The identity of the log that was given.
+        found: u64,
+        /// The identity of the log that the store's header names.
+        expected: u64,
+    },
+    /// A record of the log is none that this program understands.
+    #[error(
+        "the record at {lsn} of the log cannot be understood: {what}; open the store with the \
+         version of the program that wrote it"
+    )]
+    BadRecord {
+        /// The record's number in the log.
+        lsn: u64,
+        /// What is wrong.
+        what: String,
+    },
     /// The caller tried to change a store that is open read-only.
     #[error("the store is open read-only: open it for writing to change it")]
     ReadOnly,
@@ -213,8 +235,10 @@ impl Error {
     pub fn errno(&self) -> i32 {
         let errno = match self {
             Error::NotAStore(_) | Error::UnknownFormat { .. } => Errno::MEDIUMTYPE,
-            Error::Truncated { .. } | Error::Damaged { .. } => Errno::BADMSG,
-            Error::UncleanShutdown => Errno::UCLEAN,
+            Error::Truncated { .. } | Error::Damaged { .. } | Error::BadRecord { .. } => {
+                Errno::BADMSG
+            }
+            Error::UncleanShutdown | Error::OtherLog { .. } => Errno::UCLEAN,
             Error::InUse(_) => Errno::BUSY,
             Error::ReadOnly => Errno::ROFS,
             Error::KeyTooLong { .. } => Errno::NAMETOOLONG,

@@ -156,6 +156,48 @@ impl Space {
         Ok(())
     }
 
+    /// Makes `count` pages from `start` allocated, whichever of them are so already. Pages between
+    /// the end and `start` become free.
+    ///
+    /// # Errors
+    /// [`SpaceError::OutOfRange`]; nothing was changed then.
+    pub fn set_allocated(&mut self, start: u64, count: u64) -> Result<(), SpaceError> {
+        let within = start >= self.first && count > 0;
+        let end = start.checked_add(count).filter(|&end| within && end <= MAX_PAGES);
+        let Some(end) = end else {
+            return Err(SpaceError::OutOfRange { start, count, first: self.first, end: MAX_PAGES });
+        };
+        let known = self.end;
+        if end > known {
+            self.end = end;
+            self.generation += 1;
+            if start > known {
+                self.free(known, start - known)?;
+            }
+        }
+        while let Some((free_start, free_count)) = self.by_start.before(end)
+            && free_start + free_count > start
+        {
+            self.remove(free_start, free_count);
+            if free_start < start {
+                self.insert(free_start, start - free_start);
+            }
+            if free_start + free_count > end {
+                self.insert(end, free_start + free_count - end);
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes `count` pages from `start` free, whichever of them are so already.
+    ///
+    /// # Errors
+    /// [`SpaceError::OutOfRange`]; nothing was changed then.
+    pub fn set_free(&mut self, start: u64, count: u64) -> Result<(), SpaceError> {
+        self.set_allocated(start, count)?;
+        self.free(start, count)
+    }
+
     /// The first page that can ever be allocated.
     pub fn first(&self) -> u64 {
         self.first

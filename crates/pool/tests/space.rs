@@ -54,6 +54,16 @@ impl Bitmap {
         true
     }
 
+    fn set(&mut self, start: u64, count: u64, free: bool) -> bool {
+        let (from, to) = (start as usize, (start + count) as usize);
+        if count == 0 || from < self.first {
+            return false;
+        }
+        self.free.resize(to.max(self.free.len()), true);
+        self.free[from..to].fill(free);
+        true
+    }
+
     fn trim(&mut self) -> Option<u64> {
         let used = self.free.iter().rposition(|free| !free).map_or(self.first, |last| last + 1);
         let used = used.max(self.first);
@@ -68,6 +78,7 @@ enum Step {
     Allocate(u64),
     Free(u64, u64),
     FreeAllocated(usize),
+    Set(u64, u64, bool),
     Trim,
     Reload,
 }
@@ -77,6 +88,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         8 => (1_u64..9).prop_map(Step::Allocate),
         3 => (0_u64..120, 0_u64..9).prop_map(|(start, count)| Step::Free(start, count)),
         7 => any::<usize>().prop_map(Step::FreeAllocated),
+        2 => (0_u64..120, 0_u64..9, any::<bool>())
+            .prop_map(|(start, count, free)| Step::Set(start, count, free)),
         1 => Just(Step::Trim),
         1 => Just(Step::Reload),
     ];
@@ -119,6 +132,16 @@ proptest! {
                     prop_assert_eq!(space.free(start, count).is_ok(), bitmap.free(start, count));
                 }
                 Step::FreeAllocated(_) => {}
+                Step::Set(start, count, free) => {
+                    let set = match free {
+                        true => space.set_free(start, count),
+                        false => space.set_allocated(start, count),
+                    };
+                    prop_assert_eq!(set.is_ok(), bitmap.set(start, count, free));
+                    for page in start..start + count {
+                        allocated.retain(|(first, count)| !(*first..first + count).contains(&page));
+                    }
+                }
                 Step::Trim => prop_assert_eq!(space.trim(), bitmap.trim()),
                 Step::Reload => {
                     let decoded = Space::decode(&space.encode());

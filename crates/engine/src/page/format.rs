@@ -10,6 +10,7 @@ use crate::error::CLOSED;
 use crate::node::check_bounds;
 use crate::page::{self, PageKind};
 use crate::page::{blob, pieces};
+use crate::redo::log::RedoLog;
 use crate::store::file::StoreFile;
 
 /// The format of a store's pages, for the pool.
@@ -25,6 +26,12 @@ impl StoreFormat {
     /// The format for a pool that only reads.
     pub(crate) fn to_read() -> Arc<StoreFormat> {
         Arc::new(StoreFormat(None))
+    }
+}
+
+impl StoreFormat {
+    fn log(&self) -> Option<&RedoLog> {
+        self.0.as_ref().and_then(|file| file.log())
     }
 }
 
@@ -54,8 +61,15 @@ impl PageFormat for StoreFormat {
         }
     }
 
-    /// There is no log yet. But the file's header must say that the file is in use.
-    fn write_ahead(&self, _lsn: u64, still_dirty: &dyn Fn() -> bool) -> io::Result<()> {
-        self.0.as_ref().map_or(Ok(()), |file| file.before_pages(still_dirty))
+    fn write_ahead(&self, lsn: u64, still_dirty: &dyn Fn() -> bool) -> io::Result<()> {
+        self.0.as_ref().map_or(Ok(()), |file| file.before_pages(lsn, still_dirty))
+    }
+
+    fn free_lsn(&self) -> u64 {
+        self.log().map_or(0, RedoLog::newest)
+    }
+
+    fn durable_lsn(&self) -> u64 {
+        self.log().map_or(u64::MAX, RedoLog::durable)
     }
 }

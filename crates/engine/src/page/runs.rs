@@ -5,10 +5,10 @@ use vellum_pool::{PageId, PageRef};
 /// Pages in the order in which they were added. Adjacent pages, such as those of a file that grows,
 /// take the memory of one. A plain list would need 16 bytes for each page, and the pool's size
 /// would not bound it.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct PageRuns(Vec<Run>);
 
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 struct Run {
     first: PageId,
     /// Length of each page.

@@ -1,24 +1,77 @@
 //! The log of a store.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::io;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
-use vellum_log::{Log, LogError, Lsn, Scan};
+use vellum_log::{Block, Log, LogDevice, LogError, Lsn, Written};
+use vellum_pool::PageRef;
+use vellum_pool::device::Device;
 
 use crate::page;
+use crate::store::header::LogPoint;
+use crate::sync::lock;
+
+/// The first log sequence number of a store: 0 is for pages without a record.
+const FIRST_LSN: u64 = 4096;
 
 /// The log of a store, with the place of its newest cut.
+///
+/// Numbers here are the store's: they grow on from one log of the store to its next.
 #[derive(Debug)]
 pub(crate) struct RedoLog {
     log: Log,
+    identity: u64,
+    /// The store's number at the number 0 of `log`, modulo 2^64.
+    begin: u64,
+    /// The records of this log begin here. Earlier ones are durable, and their pages are.
+    first: u64,
     /// The records that recovery needs begin here. It moves while no change is under way.
     cut: AtomicU64,
+    /// The number of the newest record, or one before `first`.
+    newest: AtomicU64,
+    /// A checkpoint is due when so many bytes follow the cut.
+    bytes_per_cut: u64,
+    values: Arc<ValuesFirst>,
+    pub maps: Mutex<MapPlaces>,
+}
+
+/// The places of free maps. A checkpoint writes one while the newest header needs the other.
+#[derive(Debug, Default)]
+pub(crate) struct MapPlaces {
+    /// Those of the newest header's map.
+    pub newest: Vec<PageRef>,
+    /// Those that the next checkpoint writes to. They are free in the map of the newest header.
+    pub next: Vec<PageRef>,
 }
 
 impl RedoLog {
-    /// A log of which recovery needs the records after its end.
-    pub(crate) fn new(log: Log) -> RedoLog {
-        let cut = AtomicU64::new(log.end().0);
-        RedoLog { log, cut }
+    /// A log whose next record follows all that the header describes.
+    pub(crate) fn new(
+        log: Log,
+        values: Arc<ValuesFirst>,
+        header: LogPoint,
+        maps: MapPlaces,
+        bytes_per_cut: u64,
+    ) -> RedoLog {
+        let first = header.lsn.max(FIRST_LSN);
+        RedoLog {
+            begin: first.wrapping_sub(log.end().0),
+            identity: values.identity(),
+            values,
+            first,
+            cut: AtomicU64::new(first),
+            newest: AtomicU64::new(first - 1),
+            bytes_per_cut,
+            maps: Mutex::new(maps),
+            log,
+        }
+    }
+
+    /// What a header in use says of the log: recovery needs the records from `cut` on.
+    pub(crate) fn point(&self, cut: u64) -> LogPoint {
+        LogPoint { identity: self.identity, begin: self.begin, lsn: cut }
     }
 
     /// Whether the record of a group must have the image of this page, because no record after the
@@ -33,7 +86,21 @@ impl RedoLog {
     /// # Errors
     /// If the log has no room, or has failed.
     pub(crate) fn append(&self, record: &[u8]) -> Result<u64, LogError> {
-        self.log.append(record).map(|lsn| lsn.0)
+        let lsn = self.log.append(record)?.0.wrapping_add(self.begin);
+        self.newest.fetch_max(lsn, Ordering::AcqRel);
+        Ok(lsn)
+    }
+
+    /// The caller has written pages that are not in the log, and is about to append a record that
+    /// refers to them.
+    pub(crate) fn sync_file_first(&self) {
+        *lock(&self.values.unsynced) = true;
+    }
+
+    /// The number of the newest record, 0 if this log has none.
+    pub(crate) fn newest(&self) -> u64 {
+        let newest = self.newest.load(Ordering::Acquire);
+        if newest < self.first { 0 } else { newest }
     }
 
     /// Waits until the record of this number, and all before it, are durable.
@@ -41,26 +108,109 @@ impl RedoLog {
     /// # Errors
     /// If it is unknown whether they are.
     pub(crate) fn wait_durable(&self, lsn: u64) -> Result<(), LogError> {
-        self.log.wait_durable(Lsn(lsn))
+        match lsn < self.first {
+            true => Ok(()),
+            false => self.log.wait_durable(Lsn(lsn.wrapping_sub(self.begin))),
+        }
     }
 
-    /// The end of the log: the next record begins here or later.
-    pub(crate) fn end(&self) -> Lsn {
-        self.log.end()
+    /// Records before this number are durable.
+    pub(crate) fn durable(&self) -> u64 {
+        self.log.durable().0.wrapping_add(self.begin)
+    }
+
+    /// The next record begins here or later.
+    pub(crate) fn end(&self) -> u64 {
+        self.log.end().0.wrapping_add(self.begin)
+    }
+
+    /// Whether the log is so long that a checkpoint is due.
+    pub(crate) fn is_cut_due(&self) -> bool {
+        self.end() - self.cut.load(Ordering::Relaxed) > self.bytes_per_cut
     }
 
     /// Makes the end of the log the newest cut, while no change is under way.
-    pub(crate) fn cut_at_end(&self) -> Lsn {
-        let end = self.log.end();
-        self.cut.store(end.0, Ordering::Relaxed);
+    pub(crate) fn cut_at_end(&self) -> u64 {
+        let end = self.end();
+        self.cut.store(end, Ordering::Relaxed);
         end
+    }
+
+    /// Lets the log reuse the room of the records before a cut whose header is durable.
+    ///
+    /// # Errors
+    /// What the storage said.
+    pub(crate) fn trim(&self, cut: u64) -> Result<(), LogError> {
+        self.log.trim(Lsn(cut.wrapping_sub(self.begin)))
     }
 
     /// Reads the durable records from `from` on.
     ///
     /// # Errors
     /// If the log begins later.
-    pub(crate) fn scan(&self, from: Lsn) -> Result<Scan<'_>, LogError> {
-        self.log.scan(Some(from))
+    #[cfg(test)]
+    pub(crate) fn scan(&self, from: u64) -> Result<vellum_log::Scan<'_>, LogError> {
+        self.log.scan(Some(Lsn(from.wrapping_sub(self.begin))))
+    }
+}
+
+/// The place of the log, which syncs the store's file before it writes a record that refers to
+/// pages that are not in the log.
+#[derive(Debug)]
+pub(crate) struct ValuesFirst {
+    log: Arc<dyn LogDevice>,
+    file: Arc<dyn Device>,
+    /// Whether such pages were written since the last sync began. A thread that syncs the file
+    /// holds the lock to the end, so no other append passes it.
+    unsynced: Mutex<bool>,
+}
+
+impl ValuesFirst {
+    pub(crate) fn new(log: Arc<dyn LogDevice>, file: Arc<dyn Device>) -> ValuesFirst {
+        ValuesFirst { log, file, unsynced: Mutex::default() }
+    }
+}
+
+impl LogDevice for ValuesFirst {
+    fn identity(&self) -> u64 {
+        self.log.identity()
+    }
+
+    fn scan(&self) -> Range<u64> {
+        self.log.scan()
+    }
+
+    fn extend(&self) -> io::Result<u64> {
+        self.log.extend()
+    }
+
+    fn append(&self, first: u64, parts: [&[Block]; 2]) -> io::Result<Written> {
+        let mut unsynced = lock(&self.unsynced);
+        if *unsynced {
+            self.file.sync()?;
+            *unsynced = false;
+        }
+        drop(unsynced);
+        self.log.append(first, parts)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.log.sync()
+    }
+
+    fn read(&self, first: u64, blocks: &mut [Block]) -> io::Result<()> {
+        self.log.read(first, blocks)
+    }
+
+    fn trim(&self, before: u64) -> io::Result<()> {
+        self.log.trim(before)
+    }
+
+    fn taken(&self) -> &AtomicBool {
+        self.log.taken()
+    }
+
+    fn in_flight(&self) -> usize {
+        self.log.in_flight()
     }
 }

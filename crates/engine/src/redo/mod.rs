@@ -5,12 +5,11 @@
 //! of a page after a cut has its image, so recovery reads no page of which a write may have been
 //! torn. Each page is redone by itself: its image, and then the edits of later records, in order.
 
-// No store has a log yet but in tests: recovery is the next step (ROADMAP.md, section 7).
-#[cfg_attr(not(test), allow(dead_code))]
 pub(crate) mod log;
-#[cfg(test)]
 pub(crate) mod page;
-#[cfg_attr(not(test), allow(dead_code))]
 pub(crate) mod record;
+pub(crate) mod recover;
+#[cfg(test)]
+mod simulation;
 #[cfg(test)]
 mod tests;

@@ -29,6 +29,7 @@
 use vellum_pool::PageRef;
 
 use crate::node::{Edit, Node, Payload, Torn};
+use crate::page::{self, PAGE_HEADER};
 
 /// The kind of the record of a group.
 const GROUP: u8 = 1;
@@ -176,6 +177,19 @@ pub(crate) struct GroupRecord<'a> {
 pub(crate) struct PageRecord<'a> {
     pub page: PageRef,
     pub redo: Redo<'a>,
+}
+
+impl PageRecord<'_> {
+    /// The number of the tree that an image is of.
+    ///
+    /// # Errors
+    /// [`BadRecord`] if it is no image, or too short for a page header.
+    pub(crate) fn image_tree(&self) -> Result<u32, BadRecord> {
+        match self.redo {
+            Redo::Image { begin, bytes, .. } if begin >= PAGE_HEADER => Ok(page::tree(bytes)),
+            _ => Err(BadRecord("an image has no page header")),
+        }
+    }
 }
 
 /// What makes a page what it was after the group.

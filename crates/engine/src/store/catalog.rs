@@ -10,7 +10,6 @@ use crate::page::PageKind;
 use crate::page::bytes::{get_u32, get_u64, put_u32, put_u64};
 use crate::store::core::StoreCore;
 use crate::store::gate::Exclusive;
-use crate::store::pages::Change;
 use crate::tree::{Access, Existing, Incoming, TreeState, init};
 
 /// Length in bytes of a tree's entry: number u32, 0 u32, root page u64.
@@ -65,15 +64,16 @@ impl StoreCore {
             return Err(Error::TreeExists(name.into()));
         }
         let id = self.next_tree_id()?;
-        let root = self.create_root(&change, id)?;
-        let entry = encode(id, root.id.0);
-        let value = Incoming::Bytes(&entry);
-        let stored = self.catalog().put_in(&change, name.as_bytes(), value, Existing::Refuse);
-        if let Err(error) = stored {
-            self.pages.pool.free_page(root)?;
+        let mut root = self.pages.pool.allocate(self.pages.page_frames)?;
+        let page = init(&change, &mut root, PageKind::Leaf, 0, id);
+        let entry = encode(id, page.id.0);
+        if let Err(error) = self.catalog().insert_tree(&change, name.as_bytes(), &entry, &mut root)
+        {
+            self.catalog().free_page(&change, root);
             return Err(error);
         }
-        let tree = Arc::new(TreeState::new(id, name, root));
+        drop(root);
+        let tree = Arc::new(TreeState::new(id, name, page));
         trees.insert(&tree);
         Ok(tree)
     }
@@ -112,17 +112,6 @@ impl StoreCore {
             trees.insert(&tree);
         }
         Ok(())
-    }
-
-    /// Creates the root of a tree: an empty leaf.
-    fn create_root(&self, change: &Change<'_>, id: u32) -> Result<PageRef> {
-        let mut guard = self.pages.pool.allocate(self.pages.page_frames)?;
-        let root = init(change, &mut guard, PageKind::Leaf, 0, id);
-        let mut group = self.catalog().group(change);
-        group.take(root);
-        group.format_root(&mut guard, 0, 0);
-        group.end(&mut [&mut guard])?;
-        Ok(root)
     }
 
     /// Removes a tree and frees its pages. The caller has exclusive use of the store.

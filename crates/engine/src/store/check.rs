@@ -7,6 +7,7 @@ use crate::store::Store;
 use crate::store::callback::{CallbackScope, refuse_in_callback};
 use crate::store::header::HeaderPage;
 use crate::store::open;
+use crate::sync::lock;
 use crate::tree::{Access, Entries, TreeStat, Visitor};
 
 /// The progress of a check.
@@ -107,6 +108,8 @@ impl Store {
         refuse_in_callback(&self.core.pages.gate)?;
         // In this order, changes go on while this thread waits for a checkpoint.
         let checkpoints = self.core.checkpoint_lock();
+        let log = self.core.pages.redo_log.as_ref();
+        let maps = log.map(|log| lock(&log.maps));
         let _freeze = self.core.pages.freeze()?;
         let pool = &self.core.pages.pool;
         // These pages are neither in use nor lost: pages that were freed while a reader or a
@@ -122,7 +125,8 @@ impl Store {
             progress,
         };
         self.check_headers(&mut collector)?;
-        for place in checkpoints.places() {
+        let of_log = maps.iter().flat_map(|maps| maps.newest.iter().chain(&maps.next));
+        for place in checkpoints.places().iter().chain(of_log) {
             collector.page(*place)?;
         }
         // The map in the file is valid only if the file is clean and the store has not changed

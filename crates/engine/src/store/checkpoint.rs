@@ -1,4 +1,5 @@
-//! Checkpoints: from changed pages in memory to a clean file (`Store::sync`, `Store::close`).
+//! Checkpoints of a store without a log: from changed pages in memory to a clean file
+//! (`Store::sync`, `Store::close`). Those of a store with a log are in `store/cut.rs`.
 //!
 //! The checkpoint freezes changes only for the *cut*. There it determines what it will write. It
 //! writes that while changes go on.
@@ -21,7 +22,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::MutexGuard;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use vellum_pool::{PageCopy, PageRef, SpaceSnapshot};
+use vellum_pool::{PageCopy, PageRef};
 
 use crate::error::{Error, Result};
 use crate::page::checksum_of;
@@ -29,17 +30,10 @@ use crate::store::at_exit;
 use crate::store::callback::refuse_in_callback;
 use crate::store::core::StoreCore;
 use crate::store::file::{Checkpoints, PausedWrites};
-use crate::store::free_map;
+use crate::store::free_map::{self, FreeMap};
 use crate::store::gate::Freeze;
 use crate::store::header::{Header, LISTED_FRAMES_MAX, LISTED_MAX, Listed};
 use crate::sync::lock;
-
-/// The free map of a cut.
-struct FreeMap {
-    space: SpaceSnapshot,
-    /// Ranges that are free in the file, but not yet in memory.
-    given_back: Vec<(u64, u64)>,
-}
 
 /// The data that a checkpoint writes.
 struct Cut<'a> {
@@ -75,6 +69,9 @@ impl StoreCore {
         // Before taking the lock: a checkpoint that holds it may be waiting for this thread's
         // change.
         refuse_in_callback(&self.pages.gate)?;
+        if let Some(log) = &self.pages.redo_log {
+            return self.pages.sync_log(log);
+        }
         let Some(_leader) = self.commits.lead(self.commits.next_cut()) else { return Ok(()) };
         let mut checkpoints = self.checkpoint_lock();
         self.pages.check_writable()?;
@@ -98,6 +95,9 @@ impl StoreCore {
     /// Makes everything durable and truncates the file's unused tail. Afterwards the file has a
     /// header without a list, which older programs can read.
     fn sync_and_trim(&self, freeze: &Freeze<'_>, checkpoints: &mut Checkpoints) -> Result<()> {
+        if let Some(log) = &self.pages.redo_log {
+            return self.pages.end_log(log, freeze);
+        }
         self.pages.check_writable()?;
         self.pages.reclaim_unlinked();
         if !self.pages.is_changed() && !self.has_free_tail() {
@@ -167,27 +167,19 @@ impl StoreCore {
 
     /// The current free map, with places for it. `None` if the file has this map already.
     fn cut_map(&self, checkpoints: &mut Checkpoints) -> Result<Option<FreeMap>> {
-        let map = self.map();
+        let map = self.pages.free_map(&[]);
         if map.given_back.is_empty() && checkpoints.map_of == Some(map.space.generation()) {
             return Ok(None);
         }
         Ok(Some(self.allocate_places(&mut checkpoints.places)?))
     }
 
-    /// The current free map.
-    fn map(&self) -> FreeMap {
-        let (space, mut given_back) = self.pages.pool.snapshot_space();
-        given_back.extend(self.pages.unlinked.ranges());
-        FreeMap { space, given_back }
-    }
-
     /// Allocates more places until the free map fits into all of them. Returns that map.
     fn allocate_places(&self, places: &mut Vec<PageRef>) -> Result<FreeMap> {
         loop {
             // An allocation takes pages from the free ranges, so the map does not grow.
-            let map = self.map();
-            let len = map.space.encoded_len_max(map.given_back.len());
-            if free_map::pages_for(len, self.pages.page_frames) <= places.len() {
+            let map = self.pages.free_map(&[]);
+            if map.pages(self.pages.page_frames) <= places.len() {
                 return Ok(map);
             }
             places.push(self.pages.pool.allocate_place(self.pages.page_frames)?);
@@ -205,10 +197,10 @@ impl StoreCore {
     fn try_write_cut(&self, cut: Cut<'_>, checkpoints: &mut Checkpoints) -> Result<()> {
         let Cut { paused, header, pages, map } = cut;
         let mut map_of = checkpoints.map_of;
-        let map = map.map_or_else(Vec::new, |FreeMap { space, given_back }| {
+        let map = map.map_or_else(Vec::new, |map| {
             checkpoints.map_of = None;
-            map_of = given_back.is_empty().then(|| space.generation());
-            free_map::pages(&space.encode(given_back), &checkpoints.places)
+            map_of = map.given_back.is_empty().then(|| map.space.generation());
+            free_map::pages(&map.encode(), &checkpoints.places)
         });
         match pages {
             Some(pages) => {

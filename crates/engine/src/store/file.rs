@@ -18,6 +18,7 @@ use vellum_pool::device::Device;
 use vellum_pool::{PageRef, PoolError, Space};
 
 use crate::error::{CLOSED, Error, Result};
+use crate::redo::log::RedoLog;
 use crate::store::header::{Header, Listed};
 use crate::sync::lock;
 
@@ -42,6 +43,8 @@ pub(crate) struct StoreFile {
     closed: AtomicBool,
     /// The first failure to write a header or the free map.
     poison: OnceLock<Arc<str>>,
+    /// The log, if the store has one. Then the file stays in use until the store is closed.
+    log: OnceLock<Arc<RedoLog>>,
 }
 
 /// While this lives, the pool writes no page.
@@ -65,7 +68,20 @@ impl StoreFile {
             paused: AtomicBool::new(false),
             closed: AtomicBool::new(false),
             poison: OnceLock::new(),
+            log: OnceLock::new(),
         }
+    }
+
+    /// Makes a header durable that names the log of the store. From then on the pool may write
+    /// pages as soon as their records are durable.
+    pub(crate) fn begin_log(&self, log: &Arc<RedoLog>, header: Header) -> Result<()> {
+        self.write_cut(header)?;
+        let _ = self.log.set(log.clone());
+        Ok(())
+    }
+
+    pub(crate) fn log(&self) -> Option<&RedoLog> {
+        self.log.get().map(|log| &**log)
     }
 
     fn lock(&self) -> MutexGuard<'_, Header> {
@@ -117,10 +133,16 @@ impl StoreFile {
         }
     }
 
-    /// The pool calls this before it writes pages: marks the file in use. Fails with `WouldBlock`
-    /// while writes are paused. A checkpoint may have written the pages in the meantime, so this
-    /// marks the file only if one of them is `still_dirty`.
-    pub(crate) fn before_pages(&self, still_dirty: &dyn Fn() -> bool) -> io::Result<()> {
+    /// The pool calls this before it writes pages, of which `lsn` is the greatest log sequence
+    /// number. With a log, waits until the log is durable up to there.
+    ///
+    /// Without a log, marks the file in use. Fails with `WouldBlock` while writes are paused. A
+    /// checkpoint may have written the pages in the meantime, so this marks the file only if one of
+    /// them is `still_dirty`.
+    pub(crate) fn before_pages(&self, lsn: u64, still_dirty: &dyn Fn() -> bool) -> io::Result<()> {
+        if let Some(log) = self.log() {
+            return log.wait_durable(lsn).map_err(io::Error::other);
+        }
         if self.paused.load(Ordering::Acquire) {
             return Err(writes_are_paused());
         }
@@ -182,6 +204,12 @@ impl StoreFile {
         listed: &[Listed],
     ) -> Result<()> {
         let written = self.write(&self.writing(), Header { clean: true, ..header }, listed);
+        Ok(written.inspect_err(|error| self.poison_for(&error.to_string()))?)
+    }
+
+    /// Makes a header durable for a store with a log.
+    pub(crate) fn write_cut(&self, header: Header) -> Result<()> {
+        let written = self.write(&self.writing(), header, &[]);
         Ok(written.inspect_err(|error| self.poison_for(&error.to_string()))?)
     }
 
@@ -275,7 +303,7 @@ mod tests {
     fn a_closed_file_is_not_marked() {
         let (device, file) = clean_file();
         file.close();
-        assert!(file.before_pages(&|| true).is_err());
+        assert!(file.before_pages(0, &|| true).is_err());
         assert_eq!(device.pages().unwrap(), 0);
         assert!(file.check_poison().is_ok());
     }
@@ -287,7 +315,7 @@ mod tests {
         device.plan().fail_always(Operation::Sync, Fault::Error(Errno::IO));
         let device: Arc<dyn Device> = Arc::new(device);
         let file = StoreFile::new(&device, file.header());
-        let error = file.before_pages(&|| true).unwrap_err().to_string();
+        let error = file.before_pages(0, &|| true).unwrap_err().to_string();
         let poison = file.check_poison().unwrap_err().to_string();
         assert!(error.contains(UNMARKED) && poison.contains(UNMARKED), "{error}; {poison}");
     }
@@ -302,7 +330,7 @@ mod tests {
         std::thread::scope(|scope| {
             let writing = file.writing();
             assert!(still_dirty());
-            let late = scope.spawn(|| file.before_pages(&still_dirty));
+            let late = scope.spawn(|| file.before_pages(0, &still_dirty));
             // The thread waits for the lock, or takes it later.
             std::thread::sleep(std::time::Duration::from_millis(50));
             dirty.store(false, Ordering::SeqCst);
@@ -312,7 +340,7 @@ mod tests {
         assert!(!file.is_in_use());
         assert!(file.header().clean);
         dirty.store(true, Ordering::SeqCst);
-        file.before_pages(&still_dirty).unwrap();
+        file.before_pages(0, &still_dirty).unwrap();
         assert!(file.is_in_use());
     }
 }

@@ -7,7 +7,7 @@
 //! of bytes that follow, and these bytes. Joined in order, the bytes of all pages are the output of
 //! [`Space::encode`](vellum_pool::Space::encode).
 
-use vellum_pool::{PAGE_SIZE, PageCopy, PageRef, Pool};
+use vellum_pool::{PAGE_SIZE, PageCopy, PageRef, Pool, SpaceSnapshot};
 
 use crate::error::{Error, Result};
 use crate::page::bytes::{get_u64, put_u64};
@@ -17,12 +17,30 @@ const NEXT: usize = PAGE_HEADER;
 const LEN: usize = PAGE_HEADER + 8;
 const DATA: usize = PAGE_HEADER + 16;
 
+/// The free map of one moment.
+#[derive(Debug)]
+pub(crate) struct FreeMap {
+    pub space: SpaceSnapshot,
+    /// Ranges that are free in the file, but not yet in memory.
+    pub given_back: Vec<(u64, u64)>,
+}
+
+impl FreeMap {
+    /// The number of pages that it takes.
+    pub(crate) fn pages(&self, page_frames: u32) -> usize {
+        pages_for(self.space.encoded_len_max(self.given_back.len()), page_frames)
+    }
+
+    pub(crate) fn encode(self) -> Vec<u8> {
+        self.space.encode(self.given_back)
+    }
+}
+
 fn capacity(page_frames: u32) -> usize {
     page_frames as usize * PAGE_SIZE - DATA
 }
 
-/// The number of pages that an encoded map takes.
-pub(crate) fn pages_for(bytes: usize, page_frames: u32) -> usize {
+fn pages_for(bytes: usize, page_frames: u32) -> usize {
     bytes.div_ceil(capacity(page_frames))
 }
 

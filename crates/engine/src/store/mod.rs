@@ -6,6 +6,7 @@ pub(crate) mod catalog;
 pub(crate) mod check;
 pub(crate) mod checkpoint;
 pub(crate) mod core;
+pub(crate) mod cut;
 pub(crate) mod file;
 pub(crate) mod free_map;
 pub(crate) mod gate;

@@ -4,6 +4,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use vellum_log::{End, Log, LogDevice, LogOptions, Lsn, Record};
 use vellum_pool::device::{Device, FileDevice, FileOptions, UnpublishedFile, Write};
 use vellum_pool::{PageRef, Pool, PoolError, PoolOptions, PoolSize, RawPages, Space};
 
@@ -11,14 +12,17 @@ use crate::error::{Error, Result};
 use crate::node::{Fences, NodeMut};
 use crate::page::format::StoreFormat;
 use crate::page::{self, PageKind};
+use crate::redo::log::{MapPlaces, RedoLog, ValuesFirst};
+use crate::redo::recover::Recovery;
 use crate::store::core::StoreCore;
 use crate::store::file::StoreFile;
 use crate::store::free_map;
 use crate::store::header::{
-    FORMAT_VERSION, FORMAT_VERSION_LOG, HEADER_PAGES, Header, HeaderPage, LISTED_FRAMES_MAX,
-    LogPoint,
+    FORMAT_VERSION, FORMAT_VERSION_LOG, FORMAT_VERSION_PIECES, HEADER_PAGES, Header, HeaderPage,
+    LISTED_FRAMES_MAX, LogPoint,
 };
 use crate::store::options::{Options, PAGE_FRAMES_MAX, min_pool_frames};
+use crate::sync::lock;
 use crate::tree::CATALOG;
 
 /// Opens the file as a device.
@@ -92,8 +96,13 @@ pub(crate) fn create(device: Arc<dyn Device>, options: &Options) -> Result<Store
     // Before the first page: a store that was on the device before must be invalid from now on.
     device.sync().map_err(PoolError::Sync)?;
     file.update(|known| *known = header);
-    let core = StoreCore::new(pool, device, file, Vec::new(), false);
+    let mut core = StoreCore::new(pool, device, file, Vec::new(), false);
     core.sync()?;
+    if let Some(log) = &options.log {
+        let log = Arc::new(ValuesFirst::new(log.clone(), core.pages.device.clone()));
+        let (opened, _) = open_log(&log, None, |_| Ok(()))?;
+        begin_log(&mut core, opened, log, options.log_bytes)?;
+    }
     Ok(core)
 }
 
@@ -108,7 +117,7 @@ pub(crate) fn random_id() -> u128 {
 /// Opens the store on a device.
 pub(crate) fn open(device: Arc<dyn Device>, options: &Options) -> Result<StoreCore> {
     let pages = device.pages().map_err(PoolError::Resize)?;
-    let header = read_header(&device, pages, options.salvage)?;
+    let mut header = read_header(&device, pages, options.salvage)?;
     if let Some(asked) = options.page_frames.filter(|asked| *asked != header.page_frames) {
         return Err(Error::BadOption(format!(
             "the store's tree pages have {} frames of 4 KiB, not {asked}: leave the option out to \
@@ -117,13 +126,24 @@ pub(crate) fn open(device: Arc<dyn Device>, options: &Options) -> Result<StoreCo
         )));
     }
     let pool_options = options.pool_options(header.page_frames)?;
+    let log_device = options.log.as_ref().filter(|_| !options.is_read_only());
+    let log_device = log_device.map(|log| Arc::new(ValuesFirst::new(log.clone(), device.clone())));
+    let mut log = None;
     if !options.salvage {
+        let needs_log = !header.clean && header.log.identity != 0;
         // First, because the file's length in a header that says "in use" may be wrong.
-        if !header.clean {
+        if !header.clean && !(needs_log && log_device.is_some()) {
             return Err(Error::UncleanShutdown);
         }
         if pages < header.file_pages {
             return Err(Error::Truncated { found: pages, expected: header.file_pages });
+        }
+        if let Some(log_device) = &log_device {
+            let (opened, recovered) = match needs_log {
+                true => recover(&device, header, log_device)?,
+                false => (open_log(log_device, None, |_| Ok(()))?.0, header),
+            };
+            (log, header) = (Some(opened), recovered);
         }
     }
     let (free_map, space) = match options.salvage {
@@ -136,7 +156,57 @@ pub(crate) fn open(device: Arc<dyn Device>, options: &Options) -> Result<StoreCo
     let file = Arc::new(StoreFile::new(&device, header));
     let format = StoreFormat::of(file.clone());
     let pool = Pool::open(device.clone(), format, space, pool_options)?;
-    Ok(StoreCore::new(pool, device, file, free_map, options.salvage))
+    let mut core = StoreCore::new(pool, device, file, free_map, options.salvage);
+    if let (Some(log), Some(log_device)) = (log, log_device) {
+        begin_log(&mut core, log, log_device, options.log_bytes)?;
+    }
+    Ok(core)
+}
+
+fn open_log(
+    device: &Arc<ValuesFirst>,
+    from: Option<Lsn>,
+    visit: impl FnMut(Record) -> Result<()>,
+) -> Result<(Log, End)> {
+    Log::open(device.clone(), &LogOptions::default(), from, visit)
+}
+
+/// Recovers a store that ended while it was in use with this log. Returns the log, and the header
+/// of the clean file.
+fn recover(
+    device: &Arc<dyn Device>,
+    header: Header,
+    log: &Arc<ValuesFirst>,
+) -> Result<(Log, Header)> {
+    let (found, expected) = (log.identity(), header.log.identity);
+    if found != expected {
+        return Err(Error::OtherLog { found, expected });
+    }
+    let mut recovery = Recovery::new(device, header)?;
+    let (log, end) = open_log(log, Some(recovery.from()), |record| recovery.add(record))?;
+    recovery.end_at(end.lsn);
+    let (header, done) = recovery.write(device)?;
+    tracing::info!(records = done.records, pages = done.pages, "recovered the store");
+    Ok((log, header))
+}
+
+/// Has a clean store write its changes to a log from now on.
+fn begin_log(
+    core: &mut StoreCore,
+    log: Log,
+    device: Arc<ValuesFirst>,
+    bytes_per_cut: u64,
+) -> Result<()> {
+    let file = core.pages.file.clone();
+    // A store with a log has header version 4, which no program reads that knows no pieces.
+    file.update(|header| header.version = FORMAT_VERSION_PIECES);
+    let newest = std::mem::take(&mut lock(&core.checkpoints).places);
+    let maps = MapPlaces { newest, next: Vec::new() };
+    let log = Arc::new(RedoLog::new(log, device, file.header().log, maps, bytes_per_cut));
+    let named = Header { clean: false, log: log.point(log.cut_at_end()), ..file.header() };
+    file.begin_log(&log, named)?;
+    core.pages.redo_log = Some(log);
+    Ok(())
 }
 
 /// Checks that each page in the header's list has the checksum in the list. If one differs, a crash

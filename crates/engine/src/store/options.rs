@@ -1,5 +1,8 @@
 //! The options for opening a store: [`Options`].
 
+use std::sync::Arc;
+
+use vellum_log::LogDevice;
 use vellum_pool::device::Direct;
 use vellum_pool::{BackendChoice, PAGE_SIZE, PoolOptions, PoolSize, Replacement, StatePlace};
 
@@ -21,6 +24,11 @@ pub struct Options {
     pub(crate) evictors: u64,
     pub(crate) replacement: Replacement,
     pub(crate) states: StatePlace,
+    /// The place of the store's log. Not public yet: values with pages of their own and bulk loads
+    /// are not in the log.
+    pub(crate) log: Option<Arc<dyn LogDevice>>,
+    /// A checkpoint is due when the log has so many bytes after the last one.
+    pub(crate) log_bytes: u64,
 }
 
 impl Default for Options {
@@ -35,6 +43,8 @@ impl Default for Options {
             evictors: 1,
             replacement: Replacement::default(),
             states: StatePlace::default(),
+            log: None,
+            log_bytes: 64 << 20,
         }
     }
 }

@@ -11,6 +11,7 @@ use crate::error::{Error, Result};
 use crate::node::NodeLimits;
 use crate::page::blob::BLOB_REST;
 use crate::redo::log::RedoLog;
+use crate::redo::record::RecordWriter;
 use crate::store::callback::{CallbackScope, refuse_in_callback};
 use crate::store::file::StoreFile;
 use crate::store::gate::{ChangePermit, Exclusive, Freeze, Gate};
@@ -21,6 +22,9 @@ use crate::sync::lock;
 
 /// A pool of fewer tree pages is too small for two structure changes at a time.
 const SMALL_POOL_PAGES: u64 = 64;
+
+/// The most ranges in a record of their own.
+const RANGES_MAX: usize = 1000;
 
 /// See the module's documentation.
 #[derive(Debug)]
@@ -39,7 +43,7 @@ pub(crate) struct PageStore {
     /// Shared with the pool's format.
     pub file: Arc<StoreFile>,
     /// The log, if the store has one.
-    pub redo_log: Option<RedoLog>,
+    pub redo_log: Option<Arc<RedoLog>>,
     /// Whether the store has changed since the last cut.
     pub changed: AtomicBool,
     /// The process that opened the store.
@@ -170,6 +174,9 @@ impl PageStore {
     #[inline]
     pub(crate) fn change(&self) -> Result<Change<'_>> {
         refuse_in_callback(&self.gate)?;
+        if let Some(log) = self.redo_log.as_ref().filter(|log| log.is_cut_due()) {
+            self.cut_log(log)?;
+        }
         let permit = self.gate.begin_change();
         // After the gate: the store may have been closed while this thread waited.
         self.check_writable()?;
@@ -199,6 +206,44 @@ impl PageStore {
         }
     }
 
+    /// Writes the pages of a value, which are not in the log, so that a record may refer to them.
+    /// Does nothing without a log.
+    pub(crate) fn write_value(&self, pages: impl Iterator<Item = PageRef>) -> Result<()> {
+        if let Some(log) = &self.redo_log {
+            let pages: Vec<PageId> = pages.map(|page| page.id).collect();
+            self.pool.write_pages(&pages)?;
+            log.sync_file_first();
+        }
+        Ok(())
+    }
+
+    /// Logs that ranges (start, count) of pages are in use, or are free, apart from a group. Does
+    /// nothing without a log.
+    pub(crate) fn log_ranges(
+        &self,
+        ranges: impl Iterator<Item = (u64, u64)>,
+        are_free: bool,
+    ) -> Result<()> {
+        let Some(log) = &self.redo_log else { return Ok(()) };
+        let mut pages = Vec::new();
+        for (mut first, mut count) in ranges {
+            while count > 0 {
+                let frames = count.min(1 << 31);
+                pages.push(PageRef::new(first, frames as u32));
+                (first, count) = (first + frames, count - frames);
+            }
+        }
+        let mut record = Vec::new();
+        for some in pages.chunks(RANGES_MAX) {
+            match are_free {
+                false => RecordWriter::new(&mut record, some, &[]),
+                true => RecordWriter::new(&mut record, &[], some),
+            };
+            log.append(&record)?;
+        }
+        Ok(())
+    }
+
     /// Freezes the gate: no change is under way while the result lives.
     pub(crate) fn freeze(&self) -> Result<Freeze<'_>> {
         refuse_in_callback(&self.gate)?;
@@ -224,6 +269,6 @@ impl PageStore {
 
     /// Whether there are changes that no checkpoint has saved.
     pub(crate) fn is_changed(&self) -> bool {
-        self.changed.load(Ordering::Acquire) || self.file.is_in_use()
+        self.changed.load(Ordering::Acquire) || self.file.is_in_use() || self.redo_log.is_some()
     }
 }

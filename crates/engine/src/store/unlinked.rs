@@ -69,6 +69,11 @@ impl UnlinkedPages {
         }
     }
 
+    /// The pages of a value that is being written.
+    pub(crate) fn pages(&self, number: u64) -> PageRuns {
+        self.lock().written.get(&number).cloned().unwrap_or_default()
+    }
+
     /// A tree refers to the value from now on.
     pub(crate) fn link(&self, number: u64) {
         self.lock().written.remove(&number);

@@ -60,11 +60,7 @@ impl Drop for NewPages<'_> {
             tracing::warn!("the pages of a failed bulk load stay unused");
             return;
         };
-        for page in self.pages.iter() {
-            if let Err(error) = self.access.pages.pool.free_page(page) {
-                tracing::warn!("{page} could not be freed and stays unused: {error}");
-            }
-        }
+        self.access.pages.free_pages(&self.pages);
     }
 }
 
@@ -111,8 +107,9 @@ impl<'a> BulkLoader<'a> {
         }
         let change = self.access.pages.change()?;
         let blob = self.access.store_blob(&change, key, Incoming::Bytes(value))?;
-        drop(change);
         self.builder.sink().pages.push(blob.page);
+        let range = (blob.page.id.0, u64::from(blob.page.frames));
+        self.access.pages.log_ranges([range].into_iter(), false)?;
         self.add(key, Payload::Blob(&blob.encode()))
     }
 
@@ -163,8 +160,9 @@ impl<'a> BulkLoader<'a> {
         let (image, mut pages) = self.builder.finish().map_err(|(error, _)| error)?;
         let change = self.access.pages.change()?;
         self.access.check_dropped()?;
+        // Within one change, so that no checkpoint comes between.
+        self.values.iter().try_for_each(|value| value.log_pages(&change))?;
         self.access.install(&change, &image)?;
-        // Within the same change, so that no checkpoint comes between.
         self.values.iter().for_each(|value| value.link(&change));
         pages.pages.clear();
         Ok(entries)

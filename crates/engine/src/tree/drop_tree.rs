@@ -58,6 +58,8 @@ impl<'a> Access<'a> {
     fn free_from(self, change: &Change<'_>, page: PageRef, level_max: u8) -> Result<()> {
         let guard = self.pages.pool.fix_exclusive(page)?;
         let references = self.references_of(&guard, level_max)?;
+        let range = (page.id.0, u64::from(page.frames));
+        self.pages.log_ranges([range].into_iter(), true)?;
         self.free_page(change, guard);
         self.free_below(change, references)
     }

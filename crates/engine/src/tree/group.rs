@@ -12,7 +12,8 @@ use vellum_pool::{ExclusiveGuard, PageId, PageRef};
 
 use super::Access;
 use crate::error::{Error, Result};
-use crate::node::{Edit, Fences, Node, NodeMut, Split, merge_into_right, split_off_left};
+use crate::node::{Edit, Fences, Node, NodeMut, Payload, Split, merge_into_right, split_off_left};
+use crate::page::blob::BlobRef;
 use crate::page::{self, LEVEL, PAGE_HEADER, PageKind};
 use crate::redo::record::{RecordWriter, push_edit};
 use crate::store::pages::Change;
@@ -28,8 +29,11 @@ pub(crate) struct Group<'c, 'a> {
     /// The pages that have changed, each once: so many of the array.
     changed: [ChangedPage; PAGES_MAX],
     count: usize,
-    /// New pages to which the tree refers after the group.
+    /// New pages to which the tree refers after the group: nodes, and values in one page.
     taken: Vec<PageRef>,
+    /// Values in one page to which nothing refers after the group. Other pages of values have
+    /// records of their own (`PageStore::log_value`).
+    removed: Vec<PageRef>,
     /// Pages to which nothing refers after the group.
     freed: Vec<ExclusiveGuard<'a>>,
     change: &'c Change<'c>,
@@ -57,6 +61,7 @@ impl<'a> Access<'a> {
             changed: [const { ChangedPage::NONE }; PAGES_MAX],
             count: 0,
             taken: Vec::new(),
+            removed: Vec::new(),
             freed: Vec::new(),
             change,
         }
@@ -86,16 +91,53 @@ impl<'a> Access<'a> {
 impl<'a> Group<'_, 'a> {
     /// Edits a node. If the result does not fit, returns false and changes nothing.
     pub(crate) fn edit(&mut self, page: &mut ExclusiveGuard<'_>, edit: Edit<'_>) -> bool {
-        let needs_image = self.needs_image(page);
+        let is_logged = self.access.pages.redo_log.is_some();
+        let (needs_image, removed) = (self.needs_image(page), self.removed.len());
+        if is_logged {
+            self.remove_values(Node::new(page), edit);
+        }
         if !NodeMut::new(page).edit(edit) {
+            self.removed.truncate(removed);
             return false;
         }
-        let is_logged = self.access.pages.redo_log.is_some();
         let changed = self.note(page, needs_image);
-        if is_logged && !changed.needs_image {
-            push_edit(&mut changed.edits, edit);
+        if is_logged {
+            if !changed.needs_image {
+                push_edit(&mut changed.edits, edit);
+            }
+            self.take_value(edit);
         }
         true
+    }
+
+    /// Notes the value to which the edit adds the first reference.
+    fn take_value(&mut self, edit: Edit<'_>) {
+        if let Edit::Insert { payload: Payload::Blob(reference), .. }
+        | Edit::Replace { payload: Payload::Blob(reference), .. } = edit
+        {
+            let value = BlobRef::decode(reference).filter(|value| value.is_whole());
+            self.taken.extend(value.map(|value| value.page));
+        }
+    }
+
+    /// Notes the values to which the node does not refer after the edit.
+    fn remove_values(&mut self, node: Node<&[u8]>, edit: Edit<'_>) {
+        let mut remove = |index: usize| {
+            let place = node.payload_place(index).ok().filter(|place| place.blob);
+            let value = place.and_then(|place| node.payload(place).ok()).and_then(BlobRef::decode);
+            self.remove_value(value);
+        };
+        match edit {
+            Edit::Insert { .. } => {}
+            Edit::Replace { index, .. } | Edit::Remove { index } => remove(index),
+            Edit::RemoveAll { indexes } => indexes.iter().for_each(|index| remove(*index)),
+        }
+    }
+
+    /// The group removes the last references to these values.
+    pub(crate) fn remove_value(&mut self, values: impl IntoIterator<Item = BlobRef>) {
+        let whole = values.into_iter().filter(|value| value.is_whole());
+        self.removed.extend(whole.map(|value| value.page));
     }
 
     /// Copies the node of `image` to `page`. Of its page header, only the level is used.
@@ -209,7 +251,8 @@ impl<'a> Group<'_, 'a> {
     fn append(&self, pages: &mut [&mut ExclusiveGuard<'a>]) -> Result<()> {
         let Some(log) = &self.access.pages.redo_log else { return Ok(()) };
         let mut bytes = Vec::new();
-        let freed: Vec<PageRef> = self.freed.iter().map(ExclusiveGuard::page).collect();
+        let freed = self.freed.iter().map(ExclusiveGuard::page);
+        let freed: Vec<PageRef> = freed.chain(self.removed.iter().copied()).collect();
         let mut record = RecordWriter::new(&mut bytes, &self.taken, &freed);
         let changed = &self.changed[..self.count];
         let change_of = |page: PageRef| changed.iter().find(|changed| changed.id == page.id);

@@ -16,7 +16,7 @@ use super::Access;
 use super::group::{Group, init};
 use super::lookup::{Attempt, AttemptError, LeafBytes, LeafValue, LongValue, Target};
 use crate::error::{Error, Result};
-use crate::node::{Edit, Node, Payload, Torn};
+use crate::node::{Edit, Node, Payload, Position, Torn};
 use crate::page::PageKind;
 use crate::page::blob::{self, BLOB_DATA, BLOB_REF, BlobRef};
 use crate::store::pages::Change;
@@ -151,6 +151,33 @@ impl<'a> Access<'a> {
             }
             drop(leaf);
             self.make_room_for(change, key, payload)?;
+        }
+    }
+
+    /// Adds the entry of a new tree to the catalog, and makes its root an empty leaf. The two are
+    /// one group.
+    pub(crate) fn insert_tree(
+        self,
+        change: &Change<'_>,
+        name: &[u8],
+        entry: &[u8],
+        root: &mut ExclusiveGuard<'a>,
+    ) -> Result<()> {
+        let payload = Payload::Inline(entry);
+        loop {
+            let mut leaf = self.exclusive_leaf(name)?;
+            let Position { index, exact } = LeafBytes::from(&leaf).position(name)?;
+            if exact {
+                return Err(Error::KeyExists);
+            }
+            let mut group = self.group(change);
+            if group.edit(&mut leaf, Edit::Insert { index, key: name, payload }) {
+                group.take(root.page());
+                group.format_root(root, 0, 0);
+                return group.end(&mut [root, &mut leaf]);
+            }
+            drop((group, leaf));
+            self.make_room_for(change, name, payload)?;
         }
     }
 
@@ -304,7 +331,12 @@ impl<'a> Access<'a> {
             change.run_callback(|| value.write(&mut guard[BLOB_DATA..BLOB_DATA + len]))?;
         }
         unwritten.guard = None;
-        Ok(BlobRef::whole(page, len as u64))
+        let blob = BlobRef::whole(page, len as u64);
+        if let Err(error) = self.pages.write_value([page].into_iter()) {
+            self.free_blob(change, blob);
+            return Err(error);
+        }
+        Ok(blob)
     }
 
     /// Frees a blob that nothing refers to any more. Readers that hold it keep it until they end.

@@ -143,6 +143,7 @@ impl<'a> ValueWriter<'a> {
             None => access.put_in(&change, &self.key, Incoming::Bytes(&self.buffer), existing)?,
             Some(blob) => {
                 let payload = blob.encode();
+                self.log_pages(&change)?;
                 access.put_payload(&change, &self.key, Payload::Blob(&payload), existing)?
             }
         };
@@ -159,12 +160,21 @@ impl<'a> ValueWriter<'a> {
         }
         let blob = self.store_root(change)?;
         self.buffer = Vec::new();
+        let pages = self.access.pages;
+        pages.write_value(pages.unlinked.pages(self.unlinked).iter())?;
         Ok(Some(blob))
     }
 
     /// The bytes of a value that is not in pieces.
     pub(super) fn buffered(&self) -> &[u8] {
         &self.buffer
+    }
+
+    /// Logs that the pages of the value are in use. Within the same change the tree gets a reference
+    /// to the value.
+    pub(super) fn log_pages(&self, _change: &Change<'_>) -> Result<()> {
+        let pages = self.access.pages;
+        pages.log_ranges(pages.unlinked.pages(self.unlinked).ranges(), false)
     }
 
     /// Within this change the tree has got a reference to the value. So the pages of the value are
@@ -980,6 +990,11 @@ impl PageStore {
 
     /// Frees a page to which nothing refers any more.
     pub(crate) fn free_or_warn(&self, page: PageRef) {
+        let range = (page.id.0, u64::from(page.frames));
+        if let Err(error) = self.log_ranges([range].into_iter(), true) {
+            tracing::warn!("{page} could not be freed and stays unused: {error}");
+            return;
+        }
         if let Err(error) = self.pool.free_page(page) {
             tracing::warn!("{page} could not be freed and stays unused: {error}");
         }

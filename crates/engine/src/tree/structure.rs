@@ -273,6 +273,7 @@ impl<'a> Access<'a> {
         if index == first {
             return Ok(None);
         }
+        group.remove_value(dropped.blobs.iter().copied());
         let fences = Fences { lower: lower.as_deref(), upper: Some(&dropped.upper) };
         group.format_leaf(&mut last, fences);
         let indexes: Vec<usize> = (first..index).collect();

@@ -252,6 +252,17 @@ impl Pool {
         Ok(())
     }
 
+    /// Cuts the unused end off the map of allocated pages, and leaves the file as it is.
+    ///
+    /// # Errors
+    /// On a read-only or poisoned pool.
+    pub fn trim_space(&self) -> Result<(), PoolError> {
+        self.check_writable()?;
+        self.free_deferred();
+        lock(&self.space).trim();
+        Ok(())
+    }
+
     /// Gives the end of the file that no page uses back to the file system.
     ///
     /// Returns the file's new length in pages of 4 KiB.

@@ -52,6 +52,11 @@ impl PageCopy {
         self.blocks.as_bytes()
     }
 
+    /// Its bytes, for the caller to change.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        self.blocks.as_mut_bytes()
+    }
+
     /// The first 4 KiB and the rest, for the caller to fill and seal.
     pub fn parts_mut(&mut self) -> (&mut [u8], &mut [u8]) {
         let (head, body) = self.blocks.split_at_mut(1);

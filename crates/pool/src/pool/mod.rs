@@ -157,7 +157,16 @@ impl Pool {
     pub fn write_dirty(&self) -> Result<(), PoolError> {
         self.check_writable()?;
         self.free_deferred();
-        for batch in self.core.dirty.collect().chunks(self.eviction.writer.batch()) {
+        self.write_pages(&self.core.dirty.collect())
+    }
+
+    /// Writes those of some pages that are dirty. Does not make them durable.
+    ///
+    /// # Errors
+    /// As [`write_dirty`](Pool::write_dirty).
+    pub fn write_pages(&self, pages: &[PageId]) -> Result<(), PoolError> {
+        self.check_writable()?;
+        for batch in pages.chunks(self.eviction.writer.batch()) {
             let (mut held, mut busy) = (HeldPages::none(&self.core), Vec::new());
             for &id in batch {
                 match self.try_hold_dirty(id) {

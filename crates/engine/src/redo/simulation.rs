@@ -1,0 +1,329 @@
+//! Stores that lose power at any operation of their file, with their logs: what was synced is there
+//! after recovery, in order, and nothing else.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::{Arc, Mutex};
+
+use vellum_log::{SimulatedDevice, SimulatedOptions};
+use vellum_pool::PAGE_SIZE;
+use vellum_pool::device::{Device, DeviceInfo, MemoryDevice, PageRange, ReadDone, Surface, Write};
+use vellum_testing::random::Random;
+
+use crate::{Options, Store};
+
+/// The part of a write that the device writes as a whole.
+const SECTOR: usize = 512;
+
+/// What a loss of power left, and what the store had done until then.
+#[derive(Debug)]
+struct Crash {
+    file: Vec<u8>,
+    log: SimulatedDevice,
+    /// So many changes were durable, so many had begun.
+    synced: usize,
+    begun: usize,
+}
+
+#[derive(Clone, Debug)]
+enum Unsynced {
+    Write(usize, Vec<u8>),
+    Resize(usize),
+}
+
+#[derive(Debug)]
+struct State {
+    random: Random,
+    durable: Vec<u8>,
+    unsynced: Vec<Unsynced>,
+    synced: usize,
+    begun: usize,
+    crashes: Vec<Crash>,
+}
+
+/// A file in memory that notes what a loss of power would leave of it and of its log, now and then.
+#[derive(Debug)]
+struct CrashingFile {
+    memory: MemoryDevice,
+    log: Arc<SimulatedDevice>,
+    /// Once in so many operations.
+    every: u64,
+    state: Mutex<State>,
+}
+
+impl CrashingFile {
+    fn new(file: Vec<u8>, log: Arc<SimulatedDevice>, every: u64, seed: u64) -> CrashingFile {
+        let state = State {
+            random: Random(seed),
+            durable: file.clone(),
+            unsynced: Vec::new(),
+            synced: 0,
+            begun: 0,
+            crashes: Vec::new(),
+        };
+        let memory = MemoryDevice::from_snapshot(file);
+        CrashingFile { memory, log, every, state: Mutex::new(state) }
+    }
+
+    fn note(&self, synced: usize, begun: usize) {
+        let mut state = self.state.lock().unwrap();
+        (state.synced, state.begun) = (synced, begun);
+    }
+
+    fn take_crashes(&self) -> Vec<Crash> {
+        std::mem::take(&mut self.state.lock().unwrap().crashes)
+    }
+
+    fn crash_now(&self) -> Crash {
+        let mut state = self.state.lock().unwrap();
+        let file = state.image();
+        Crash { file, log: self.log.crash(), synced: state.synced, begun: state.begun }
+    }
+
+    fn perhaps_crash(&self) {
+        let crashes = {
+            let mut state = self.state.lock().unwrap();
+            state.crashes.len() < 3 && state.random.once_in(self.every)
+        };
+        if crashes {
+            let crash = self.crash_now();
+            self.state.lock().unwrap().crashes.push(crash);
+        }
+    }
+}
+
+impl State {
+    /// The file with some of what was not synced, some of it torn.
+    fn image(&mut self) -> Vec<u8> {
+        let mut bytes = self.durable.clone();
+        let kept = self.random.below(5);
+        for unsynced in &self.unsynced {
+            if self.random.below(4) >= kept {
+                continue;
+            }
+            match unsynced {
+                Unsynced::Resize(len) => bytes.resize(*len, 0),
+                Unsynced::Write(at, data) => {
+                    let is_torn = self.random.once_in(8);
+                    bytes.resize(bytes.len().max(at + data.len()), 0);
+                    for (number, sector) in data.chunks(SECTOR).enumerate() {
+                        if !is_torn || self.random.once_in(2) {
+                            bytes[at + number * SECTOR..][..sector.len()].copy_from_slice(sector);
+                        }
+                    }
+                }
+            }
+        }
+        bytes
+    }
+}
+
+impl Device for CrashingFile {
+    fn read(&self, surface: &Surface, range: PageRange) -> io::Result<()> {
+        self.memory.read(surface, range)
+    }
+
+    fn start_reads(&self, surface: &Surface, reads: Vec<(PageRange, ReadDone)>) {
+        self.memory.start_reads(surface, reads);
+    }
+
+    fn write(&self, batch: &mut [Write<'_>]) {
+        self.perhaps_crash();
+        let mut state = self.state.lock().unwrap();
+        for write in &*batch {
+            let at = write.page as usize * PAGE_SIZE;
+            state.unsynced.push(Unsynced::Write(at, write.parts.concat()));
+        }
+        drop(state);
+        self.memory.write(batch);
+        self.perhaps_crash();
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.perhaps_crash();
+        let mut state = self.state.lock().unwrap();
+        for unsynced in std::mem::take(&mut state.unsynced) {
+            match unsynced {
+                Unsynced::Resize(len) => state.durable.resize(len, 0),
+                Unsynced::Write(at, data) => {
+                    let len = state.durable.len().max(at + data.len());
+                    state.durable.resize(len, 0);
+                    state.durable[at..at + data.len()].copy_from_slice(&data);
+                }
+            }
+        }
+        drop(state);
+        self.perhaps_crash();
+        Ok(())
+    }
+
+    fn pages(&self) -> io::Result<u64> {
+        self.memory.pages()
+    }
+
+    fn resize(&self, pages: u64) -> io::Result<()> {
+        self.memory.resize(pages)?;
+        let len = pages as usize * PAGE_SIZE;
+        self.state.lock().unwrap().unsynced.push(Unsynced::Resize(len));
+        Ok(())
+    }
+
+    fn info(&self) -> DeviceInfo {
+        self.memory.info()
+    }
+}
+
+/// A change that a crash leaves whole or undone.
+#[derive(Clone, Debug)]
+enum Change {
+    CreateTree(String),
+    Put(usize, Vec<u8>, Vec<u8>),
+    Remove(usize, Vec<u8>),
+}
+
+/// The trees, and their contents.
+type Model = BTreeMap<String, BTreeMap<Vec<u8>, Vec<u8>>>;
+
+fn name(number: usize) -> String {
+    format!("tree {number}")
+}
+
+impl Change {
+    fn random(random: &mut Random, trees: usize) -> Change {
+        if trees == 0 || random.once_in(150) {
+            return Change::CreateTree(name(trees));
+        }
+        let tree = random.index(trees);
+        let mut key = vec![b'k'; random.pick(&[0, 1, 8, 60])];
+        key.extend((random.below(300) as u16).to_be_bytes());
+        match random.below(10) {
+            0..4 => Change::Remove(tree, key),
+            _ => {
+                let len = match random.below(8) {
+                    0 => random.below(40_000),
+                    1..4 => random.below(900),
+                    _ => random.below(40),
+                };
+                Change::Put(tree, key, vec![random.next() as u8; len as usize])
+            }
+        }
+    }
+
+    fn make(&self, store: &Store) {
+        match self {
+            Change::CreateTree(name) => drop(store.create_tree(name).unwrap()),
+            Change::Put(tree, key, value) => {
+                store.tree(&name(*tree)).unwrap().upsert(key, value).map(drop).unwrap();
+            }
+            Change::Remove(tree, key) => {
+                store.tree(&name(*tree)).unwrap().remove(key).map(drop).unwrap();
+            }
+        }
+    }
+
+    fn apply(&self, model: &mut Model) {
+        match self {
+            Change::CreateTree(name) => drop(model.insert(name.clone(), BTreeMap::new())),
+            Change::Put(tree, key, value) => {
+                let tree = model.get_mut(&name(*tree)).unwrap();
+                tree.insert(key.clone(), value.clone());
+            }
+            Change::Remove(tree, key) => {
+                let _ = model.get_mut(&name(*tree)).unwrap().remove(key);
+            }
+        }
+    }
+}
+
+fn contents(store: &Store) -> Model {
+    let tree = |name: String| {
+        let tree = store.tree(&name).unwrap();
+        let entries = tree.range(..).map(|entry| {
+            let (key, value) = entry.unwrap();
+            (key, value.to_vec())
+        });
+        (name, entries.collect())
+    };
+    store.trees().unwrap().into_iter().map(tree).collect()
+}
+
+fn options(log: &Arc<SimulatedDevice>, log_bytes: u64) -> Options {
+    let options = Options::new().pool_bytes(1 << 20);
+    Options { log: Some(log.clone()), log_bytes, evictors: 0, ..options }
+}
+
+/// Recovers a store, sometimes through crashes of the recovery, and checks it. Returns how many of
+/// the changes it has.
+fn recover(crash: Crash, changes: &[Change], seed: u64, depth: u32) -> (Store, usize) {
+    let (log, synced, begun) = (Arc::new(crash.log), crash.synced, crash.begun);
+    let every = if depth == 0 { u64::MAX } else { 8 };
+    let file = Arc::new(CrashingFile::new(crash.file, log.clone(), every, seed));
+    file.note(synced, begun);
+    let store = Store::open_on(file.clone(), &options(&log, 64 << 10)).unwrap();
+    for (number, crash) in file.take_crashes().into_iter().enumerate() {
+        drop(recover(crash, changes, seed + number as u64, depth - 1));
+    }
+
+    let report = store.check(&mut |_| ()).unwrap();
+    assert!(report.damage.is_empty(), "seed {seed}: {:?}", report.damage);
+    assert_eq!(report.lost_pages, 0, "seed {seed}");
+    let found = contents(&store);
+    let mut model = Model::new();
+    changes[..synced].iter().for_each(|change| change.apply(&mut model));
+    let mut done = synced;
+    while found != model {
+        assert!(done < begun, "seed {seed}: the store has none of the states {synced}..={begun}");
+        changes[done].apply(&mut model);
+        done += 1;
+    }
+    (store, done)
+}
+
+fn live(seed: u64) {
+    let random = &mut Random(seed);
+    let segments =
+        SimulatedOptions { seed, segments: 64, segment_blocks: 16, ..Default::default() };
+    let log = Arc::new(SimulatedDevice::new(segments));
+    let every = random.pick(&[20, 100, 400]);
+    let file = Arc::new(CrashingFile::new(Vec::new(), log.clone(), every, seed));
+    let page_frames = random.pick(&[1, 1, 2]);
+    let log_bytes = random.pick(&[16 << 10, 100 << 10, 2 << 20]);
+    let options = options(&log, log_bytes).page_frames(page_frames);
+    let store = Store::create_on(file.clone(), &options).unwrap();
+    // A crash of the creation leaves no store.
+    drop(file.take_crashes());
+    let sync_once_in = random.pick(&[1, 5, 50]);
+    let (mut changes, mut trees, mut synced) = (Vec::new(), 0, 0);
+    for number in 0..random.below(1500) {
+        let change = Change::random(random, trees);
+        trees += usize::from(matches!(change, Change::CreateTree(_)));
+        changes.push(change.clone());
+        file.note(synced, changes.len());
+        change.make(&store);
+        if random.once_in(sync_once_in) {
+            store.sync().unwrap();
+            synced = changes.len();
+            file.note(synced, synced);
+        }
+        for crash in file.take_crashes() {
+            drop(recover(crash, &changes, seed + number, 2));
+        }
+    }
+    let (_, done) = recover(file.crash_now(), &changes, seed, 2);
+    assert!((synced..=changes.len()).contains(&done));
+
+    // A closed store needs no log.
+    store.close().unwrap();
+    let plain = Options { log: None, ..options };
+    let store = Store::open_on(file, &plain).unwrap();
+    let mut model = Model::new();
+    changes.iter().for_each(|change| change.apply(&mut model));
+    assert!(contents(&store) == model);
+}
+
+#[test]
+fn what_was_synced_survives_a_loss_of_power() {
+    let rounds = std::env::var("VELLUM_ROUNDS").map_or(30, |rounds| rounds.parse().unwrap());
+    let first = std::env::var("VELLUM_SEED").map_or(1, |seed| seed.parse().unwrap());
+    (first..first + rounds).for_each(|seed| live(seed));
+}

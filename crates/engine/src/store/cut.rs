@@ -1,0 +1,123 @@
+//! Cuts: checkpoints of a store with a log (`PageStore::change`, `Store::close`).
+//!
+//! The checkpoint freezes changes for the *cut* alone. There it notes the end of the log, the free
+//! map and the rest of the header. Then changes go on, and the pool writes pages as it likes. The
+//! checkpoint writes the pages that are dirty now, in any newer state, the free map of the cut, and
+//! last a header in use with what it noted. The log may then reuse the room of the records before
+//! the cut: all that they say is in the file.
+//!
+//! After a crash, the header's free map and the records from its cut on describe the store. So the
+//! free map of a header must stay as it is until the next header is durable. There are two sets of
+//! places for free maps, which take turns. In the map of a cut, the places of the other set count
+//! as free, and so do unlinked pages and pages that wait to be freed.
+
+use crate::error::Result;
+use crate::redo::log::{MapPlaces, RedoLog};
+use crate::store::free_map::{self, FreeMap};
+use crate::store::gate::Freeze;
+use crate::store::header::{Header, LogPoint};
+use crate::store::pages::PageStore;
+use crate::sync::lock;
+
+/// What a cut has noted.
+struct Cut {
+    lsn: u64,
+    header: Header,
+    map: FreeMap,
+}
+
+impl PageStore {
+    /// Makes all changes durable that ended before this.
+    pub(crate) fn sync_log(&self, log: &RedoLog) -> Result<()> {
+        Ok(log.wait_durable(log.newest())?)
+    }
+
+    /// If the log is so long that a checkpoint is due, this thread writes one, or waits for the
+    /// thread that does. The caller has not begun a change.
+    #[cold]
+    pub(crate) fn cut_log(&self, log: &RedoLog) -> Result<()> {
+        let mut maps = lock(&log.maps);
+        if !log.is_cut_due() {
+            return Ok(());
+        }
+        self.check_writable()?;
+        let freeze = self.freeze()?;
+        self.reclaim_unlinked();
+        let cut = self.note_cut(log, &freeze, &mut maps)?;
+        drop(freeze);
+        let header = Header { clean: false, log: log.point(cut.lsn), ..cut.header };
+        self.write_log_cut(log, cut, header, &mut maps)
+    }
+
+    /// Writes a checkpoint after which the store needs no log, and truncates the file's unused
+    /// tail.
+    pub(crate) fn end_log(&self, log: &RedoLog, freeze: &Freeze<'_>) -> Result<()> {
+        self.check_writable()?;
+        let mut maps = lock(&log.maps);
+        self.reclaim_unlinked();
+        // After this, the places that wait for the log are free.
+        self.sync_log(log)?;
+        self.pool.write_dirty()?;
+        // The map goes where the file is used.
+        while let Some(place) = maps.next.pop() {
+            self.pool.free_place(place)?;
+        }
+        self.pool.trim_space()?;
+        let cut = self.note_cut(log, freeze, &mut maps)?;
+        let lsn = cut.lsn;
+        let header = Header {
+            clean: true,
+            file_pages: self.pool.end(),
+            log: LogPoint { identity: 0, begin: 0, lsn },
+            ..cut.header
+        };
+        self.write_log_cut(log, cut, header, &mut maps)?;
+        // Only now: the header before this one needs the file's whole length.
+        self.pool.trim()?;
+        Ok(())
+    }
+
+    /// Notes the end of the log and the state of the store there.
+    fn note_cut(&self, log: &RedoLog, _freeze: &Freeze<'_>, maps: &mut MapPlaces) -> Result<Cut> {
+        let map = loop {
+            // An allocation takes pages from the free ranges, so the map does not grow.
+            let map = self.free_map(&maps.newest);
+            if map.pages(self.page_frames) <= maps.next.len() {
+                break map;
+            }
+            maps.next.push(self.pool.allocate_place(self.page_frames)?);
+        };
+        let header = Header {
+            free_map: maps.next.first().map_or(0, |page| page.id.0),
+            file_pages: self.pool.file_pages(),
+            ..self.header()
+        };
+        Ok(Cut { lsn: log.cut_at_end(), header, map })
+    }
+
+    /// Writes what a cut has noted, while changes go on.
+    fn write_log_cut(
+        &self,
+        log: &RedoLog,
+        cut: Cut,
+        header: Header,
+        maps: &mut MapPlaces,
+    ) -> Result<()> {
+        self.sync_log(log)?;
+        self.pool.write_dirty()?;
+        let pages = free_map::pages(&cut.map.encode(), &maps.next);
+        self.pool.write_copies(&pages)?;
+        self.pool.sync_device()?;
+        self.file.write_cut(header)?;
+        std::mem::swap(&mut maps.newest, &mut maps.next);
+        Ok(log.trim(cut.lsn)?)
+    }
+
+    /// The current free map, in which `places` are free as well.
+    pub(crate) fn free_map(&self, places: &[vellum_pool::PageRef]) -> FreeMap {
+        let (space, mut given_back) = self.pool.snapshot_space();
+        given_back.extend(self.unlinked.ranges());
+        given_back.extend(places.iter().map(|page| (page.id.0, u64::from(page.frames))));
+        FreeMap { space, given_back }
+    }
+}
