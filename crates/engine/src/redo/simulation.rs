@@ -96,7 +96,7 @@ impl State {
     /// The file with some of what was not synced, some of it torn.
     fn image(&mut self) -> Vec<u8> {
         let mut bytes = self.durable.clone();
-        let kept = self.random.below(5);
+        let (kept, torn_once_in) = (self.random.below(5), self.random.pick(&[2, 8]));
         for unsynced in &self.unsynced {
             if self.random.below(4) >= kept {
                 continue;
@@ -104,7 +104,7 @@ impl State {
             match unsynced {
                 Unsynced::Resize(len) => bytes.resize(*len, 0),
                 Unsynced::Write(at, data) => {
-                    let is_torn = self.random.once_in(8);
+                    let is_torn = self.random.once_in(torn_once_in);
                     bytes.resize(bytes.len().max(at + data.len()), 0);
                     for (number, sector) in data.chunks(SECTOR).enumerate() {
                         if !is_torn || self.random.once_in(2) {
@@ -195,13 +195,14 @@ impl Change {
         }
         let tree = random.index(trees);
         let mut key = vec![b'k'; random.pick(&[0, 1, 8, 60])];
-        key.extend((random.below(300) as u16).to_be_bytes());
+        key.extend((random.below(600) as u16).to_be_bytes());
         match random.below(10) {
-            0..4 => Change::Remove(tree, key),
+            0..3 => Change::Remove(tree, key),
             _ => {
                 let len = match random.below(8) {
-                    0 => random.below(40_000),
-                    1..4 => random.below(900),
+                    0 if random.once_in(4) => random.below(40_000),
+                    0 => random.below(9_000),
+                    1..6 => random.below(900),
                     _ => random.below(40),
                 };
                 Change::Put(tree, key, vec![random.next() as u8; len as usize])
@@ -247,8 +248,9 @@ fn contents(store: &Store) -> Model {
     store.trees().unwrap().into_iter().map(tree).collect()
 }
 
-fn options(log: &Arc<SimulatedDevice>, log_bytes: u64) -> Options {
-    let options = Options::new().pool_bytes(1 << 20);
+/// In the smaller pool, most nodes leave memory between two changes.
+fn options(log: &Arc<SimulatedDevice>, log_bytes: u64, pool_bytes: u64) -> Options {
+    let options = Options::new().pool_bytes(pool_bytes);
     Options { log: Some(log.clone()), log_bytes, evictors: 0, ..options }
 }
 
@@ -259,7 +261,7 @@ fn recover(crash: Crash, changes: &[Change], seed: u64, depth: u32) -> (Store, u
     let every = if depth == 0 { u64::MAX } else { 8 };
     let file = Arc::new(CrashingFile::new(crash.file, log.clone(), every, seed));
     file.note(synced, begun);
-    let store = Store::open_on(file.clone(), &options(&log, 64 << 10)).unwrap();
+    let store = Store::open_on(file.clone(), &options(&log, 64 << 10, 512 << 10)).unwrap();
     for (number, crash) in file.take_crashes().into_iter().enumerate() {
         drop(recover(crash, changes, seed + number as u64, depth - 1));
     }
@@ -284,17 +286,18 @@ fn live(seed: u64) {
     let segments =
         SimulatedOptions { seed, segments: 64, segment_blocks: 16, ..Default::default() };
     let log = Arc::new(SimulatedDevice::new(segments));
-    let every = random.pick(&[20, 100, 400]);
+    let every = random.pick(&[8, 60, 400]);
     let file = Arc::new(CrashingFile::new(Vec::new(), log.clone(), every, seed));
     let page_frames = random.pick(&[1, 1, 2]);
     let log_bytes = random.pick(&[16 << 10, 100 << 10, 2 << 20]);
-    let options = options(&log, log_bytes).page_frames(page_frames);
+    let pool_bytes = random.pick(&[192 << 10, 192 << 10, 1 << 20]);
+    let options = options(&log, log_bytes, pool_bytes).page_frames(page_frames);
     let store = Store::create_on(file.clone(), &options).unwrap();
     // A crash of the creation leaves no store.
     drop(file.take_crashes());
     let sync_once_in = random.pick(&[1, 5, 50]);
     let (mut changes, mut trees, mut synced) = (Vec::new(), 0, 0);
-    for number in 0..random.below(1500) {
+    for number in 0..random.pick(&[100, 1000, 3000]) {
         let change = Change::random(random, trees);
         trees += usize::from(matches!(change, Change::CreateTree(_)));
         changes.push(change.clone());
@@ -323,7 +326,7 @@ fn live(seed: u64) {
 
 #[test]
 fn what_was_synced_survives_a_loss_of_power() {
-    let rounds = std::env::var("VELLUM_ROUNDS").map_or(30, |rounds| rounds.parse().unwrap());
+    let rounds = std::env::var("VELLUM_ROUNDS").map_or(6, |rounds| rounds.parse().unwrap());
     let first = std::env::var("VELLUM_SEED").map_or(1, |seed| seed.parse().unwrap());
     (first..first + rounds).for_each(|seed| live(seed));
 }
