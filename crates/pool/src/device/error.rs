@@ -18,19 +18,19 @@ pub enum DeviceError {
         /// The process that holds it, if that can be told.
         holder: Option<u32>,
     },
-    /// The file to create is there already.
+    /// The file to create exists already.
     #[error("{} exists already: open it, or choose another name", path.display())]
     AlreadyExists {
         /// The file.
         path: PathBuf,
     },
-    /// The file to open is not there.
+    /// The file to open does not exist.
     #[error("{} does not exist", path.display())]
     NotFound {
         /// The file.
         path: PathBuf,
     },
-    /// The folder to create the file in is not there.
+    /// The folder for the new file does not exist.
     #[error("{} cannot be created: the folder {} does not exist", path.display(), folder.display())]
     NoFolder {
         /// The file.
@@ -46,7 +46,7 @@ pub enum DeviceError {
         /// What it is.
         kind: &'static str,
     },
-    /// Not allowed to open the file.
+    /// The process has no right to open the file.
     #[error("no permission to open {} {}: {source}", path.display(),
         if *.read_only { "for reading" } else { "for reading and writing (try read-only)" })]
     Permission {

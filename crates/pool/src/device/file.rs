@@ -24,7 +24,7 @@ use super::{Device, DeviceError, DeviceInfo, ReadDone, Write};
 /// A file or a block device; page `p` is at byte `p * 4096`.
 #[derive(Debug)]
 pub struct FileDevice {
-    // Dropped first: waits for the reads in flight. It holds the file too.
+    // Dropped first: the drop waits for the reads in flight. The engine holds the file too.
     engine: Box<dyn IoEngine>,
     file: Arc<File>,
     path: PathBuf,
@@ -120,17 +120,17 @@ impl FileDevice {
         };
         match result {
             Ok(()) => Ok(()),
-            // Without the call, space can only be found missing by writing.
+            // Without the call, only a write can find that space is missing.
             Err(Errno::OPNOTSUPP | Errno::NOSYS) => self.file.set_len(new),
             Err(error) => {
-                // Some file systems keep what they had allocated when the space ran out.
+                // Some file systems keep the part that they allocated before the space ran out.
                 self.file.set_len(old)?;
                 Err(error.into())
             }
         }
     }
 
-    /// Starts requests; where the storage answers at once, they are done when this returns.
+    /// Starts requests. If the storage answers at once, this thread does the reads itself.
     fn start(&self, mut requests: Vec<ReadRequest>) {
         if self.promptness.is_prompt() {
             let count = requests.len();
@@ -146,7 +146,7 @@ impl FileDevice {
         self.engine.start_reads(requests);
     }
 
-    /// Populates all ranges by one call, unless reading populates by itself: then nothing is done.
+    /// Populates all ranges by one call. Does nothing on a surface that a read populates by itself.
     fn populate(&self, surface: &Surface, reads: &[(PageRange, ReadDone)]) -> Vec<Entry> {
         let mut entries: Vec<Entry> = reads.iter().map(|(range, _)| Entry::new(*range)).collect();
         if surface.must_be_populated() {
@@ -155,7 +155,7 @@ impl FileDevice {
         entries
     }
 
-    /// The request that reads a range which was populated, or why there can be none.
+    /// The request that reads a populated range; an error if the range cannot be read.
     fn request(
         &self,
         surface: &Surface,
@@ -178,7 +178,7 @@ impl FileDevice {
     }
 }
 
-/// Starts the engine that was chosen.
+/// Starts the chosen engine.
 fn start_engine(
     file: &Arc<File>,
     choice: IoEngineChoice,

@@ -20,16 +20,16 @@ use super::{DeviceError, FileDevice};
 #[derive(Debug)]
 #[must_use = "the file goes unless it is published"]
 pub struct UnpublishedFile {
-    /// None of a block device, which has its name already.
+    /// None for a block device, which has its name already.
     temporary: Option<PathBuf>,
     path: PathBuf,
-    /// The empty file that the new one replaces, locked until then.
+    /// The empty file that the new one replaces. It stays locked until then.
     replaced: Option<(Arc<File>, FileLock)>,
 }
 
 impl UnpublishedFile {
-    /// A new, empty file that will be at `path`, where there is nothing yet or an empty file. A
-    /// block device at `path` is opened, and is its own.
+    /// A new, empty file, to be published at `path`, which is free or names an empty file. If
+    /// `path` names a block device, this opens the device, and publishing does not replace it.
     ///
     /// # Errors
     /// [`DeviceError`]; among others if there is a file that is not empty, or one that another
@@ -44,7 +44,7 @@ impl UnpublishedFile {
             Err(error) => return Err(open_failed(path, false, error)),
         };
         if found.as_ref().is_some_and(|found| !found.is_file()) {
-            // A block device; whatever else it is, the error says so.
+            // A block device. For any other kind of file, `open` returns the error.
             let device = FileDevice::create(path, options)?;
             let path = path.to_path_buf();
             return Ok((device, UnpublishedFile { temporary: None, path, replaced: None }));
@@ -52,7 +52,7 @@ impl UnpublishedFile {
         let mut target = path.to_path_buf();
         let mut replaced = None;
         if found.is_some() {
-            // The new file goes where a symbolic link leads, not in the place of the link.
+            // The new file replaces the target of a symbolic link, not the link.
             target = path.canonicalize().map_err(|error| open_failed(path, false, error))?;
             replaced = Some(lock_empty(&target)?);
         }
@@ -66,11 +66,11 @@ impl UnpublishedFile {
         Ok((device, file))
     }
 
-    /// Gives the file its name, durably. What the file holds is to be durable before.
+    /// Gives the file its name, durably. The caller has made the contents durable before.
     ///
     /// # Errors
-    /// [`DeviceError::AlreadyExists`] if there is a file of this name by now; a failed rename or
-    /// sync.
+    /// [`DeviceError::AlreadyExists`] if another process has created a file of this name since;
+    /// a failed rename or sync.
     pub fn publish(mut self) -> Result<(), DeviceError> {
         let Some(temporary) = &self.temporary else { return Ok(()) };
         let renamed = match &self.replaced {
@@ -107,7 +107,7 @@ impl Drop for UnpublishedFile {
 /// Renames a file unless there is one of the new name.
 fn rename_to_free_name(from: &Path, to: &Path) -> io::Result<()> {
     match rustix::fs::renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
-        // File systems without this kind of renaming have hard links, which replace nothing either.
+        // The file system has no such rename. A hard link does not replace a file either.
         Err(Errno::INVAL | Errno::NOSYS) => {
             std::fs::hard_link(from, to)?;
             std::fs::remove_file(from)
@@ -126,7 +126,7 @@ fn lock_empty(path: &Path) -> Result<(Arc<File>, FileLock), DeviceError> {
         return Err(exists());
     }
     let lock = lock(&file, path, false, &opened)?;
-    // Another creator may have replaced it before it was locked here.
+    // Another creator may have replaced the file before this thread locked it.
     let (locked, now) = (file.metadata().map_err(failed)?, path.metadata().map_err(failed)?);
     match locked.len() == 0 && (locked.dev(), locked.ino()) == (now.dev(), now.ino()) {
         true => Ok((file, lock)),

@@ -18,10 +18,10 @@ use super::DeviceError;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Direct {
-    /// Where the file system takes it; otherwise through the page cache, with a warning.
+    /// Past the page cache if the file system allows it; otherwise through it, with a warning.
     #[default]
     Auto,
-    /// Through the page cache, so that pages are cached twice. For tests and comparisons.
+    /// Through the page cache, which caches the pages a second time. For tests and comparisons.
     Never,
 }
 
@@ -48,7 +48,7 @@ pub struct FileOptions {
     /// What moves the bytes.
     pub engine: IoEngineChoice,
     /// Lock the file against other processes and handles, as long as the device lives. Without
-    /// it, a program that opens the file twice destroys it.
+    /// the lock, a program that opens the file twice destroys it.
     pub lock: bool,
 }
 
@@ -67,9 +67,9 @@ pub(super) struct Opened {
     pub(super) direct: Result<(), String>,
 }
 
-/// The lock on a file. Dropping it unlocks the file at once. Closing the file would do that only
-/// when the kernel's last reference goes: io_uring may hold one for a moment after an operation is
-/// done, and so may a child process between fork and exec.
+/// The lock on a file. Dropping it unlocks the file at once. Closing the file would unlock it only
+/// when the kernel drops its last reference: io_uring may hold one for a moment after the end of an
+/// operation, and so may a child process between fork and exec.
 #[derive(Debug)]
 pub(super) struct FileLock(Arc<File>);
 
@@ -81,8 +81,8 @@ impl Drop for FileLock {
     }
 }
 
-/// Opens a file; `create` makes a new one, or takes a block device that is there. Errors call it
-/// `path`, whatever its name is for now.
+/// Opens a file. With `create`, makes a new file, or opens an existing block device. Errors name
+/// the file `path`, also while it has a temporary name.
 pub(super) fn open(
     path: &Path,
     name: &Path,
@@ -95,7 +95,7 @@ pub(super) fn open(
         Err(error) if error.kind() == io::ErrorKind::NotFound => None,
         Err(error) => return Err(open_failed(path, options.read_only, error)),
     };
-    // Looked at before opening, because opening a pipe would block and a tape would wind.
+    // Checked before the open: an open of a pipe would block, and one of a tape would wind it.
     let is_block_device = match &existing {
         Some(metadata) => is_block_device(path, metadata)?,
         None => false,
@@ -107,7 +107,7 @@ pub(super) fn open(
     let mut how = OpenOptions::new();
     how.read(true).write(!options.read_only).create_new(new && !options.read_only);
     if is_block_device && !options.read_only {
-        // Refused while the device is mounted or otherwise in the system's use.
+        // The kernel refuses this while the device is mounted, or the system uses it otherwise.
         how.custom_flags(libc::O_EXCL);
     }
     let file = open_patiently(&how, name, is_block_device).map_err(|error| match error.kind() {
@@ -127,7 +127,7 @@ pub(super) fn open(
         false => Ok(None),
     };
     if new && matches!(lock, Err(DeviceError::NoLocks { .. })) {
-        // The caller may try again without a lock, and then it must not be there already.
+        // The caller may try again without a lock, and must not find this file then.
         drop(std::fs::remove_file(name));
     }
     let lock = lock?;
@@ -144,8 +144,8 @@ pub(super) fn open(
     Ok(Opened { file, lock, is_block_device, direct })
 }
 
-/// Opens, and tries again for a moment if a block device is busy: the kernel's claim on one that
-/// was just closed goes with its last reference, which io_uring may still hold.
+/// Opens a file. If a block device is busy, tries again for a moment: the kernel ends its claim on
+/// a closed device with the last reference, which io_uring may still hold.
 fn open_patiently(how: &OpenOptions, path: &Path, is_block_device: bool) -> io::Result<File> {
     for _ in 0..20 {
         match how.open(path) {
@@ -158,7 +158,7 @@ fn open_patiently(how: &OpenOptions, path: &Path, is_block_device: bool) -> io::
     how.open(path)
 }
 
-/// Whether it is a block device; an error for what is no regular file either.
+/// Whether it is a block device. An error if it is neither that nor a regular file.
 fn is_block_device(path: &Path, metadata: &Metadata) -> Result<bool, DeviceError> {
     let file_type = metadata.file_type();
     let kind = match file_type {
@@ -186,7 +186,7 @@ pub(super) fn open_failed(path: &Path, read_only: bool, source: io::Error) -> De
     }
 }
 
-/// Locks the open file: shared to read, alone to write.
+/// Locks the open file: shared to read, exclusively to write.
 pub(super) fn lock(
     file: &Arc<File>,
     path: &Path,
@@ -260,7 +260,7 @@ fn go_direct(file: &File) -> io::Result<Result<(), String>> {
         Some(alignment) if !(1..=PAGE_SIZE as u64).contains(&alignment) => {
             format!("direct I/O needs an alignment of {alignment} bytes here (0: not possible)")
         }
-        // Believed only after a try: there are file systems that take the flag but not the I/O.
+        // A read has to prove it: some file systems take the flag and then refuse the I/O.
         _ => match read_one_page(file) {
             Ok(()) => return Ok(Ok(())),
             Err(error) => format!("a first direct read of 4 KiB failed ({error})"),
@@ -270,7 +270,7 @@ fn go_direct(file: &File) -> io::Result<Result<(), String>> {
     Ok(Err(reason))
 }
 
-/// The alignment that the file says it needs (Linux 6.1), in bytes.
+/// The alignment that the kernel reports for the file (Linux 6.1), in bytes.
 fn declared_alignment(file: &File) -> Option<u64> {
     let found = rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN).ok()?;
     let declared = found.stx_mask & StatxFlags::DIOALIGN.bits() != 0;

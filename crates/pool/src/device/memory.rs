@@ -59,7 +59,7 @@ impl MemoryDevice {
         Self::from_snapshot(Vec::new())
     }
 
-    /// A device with these contents, such as another one had when its process "crashed".
+    /// A device with these contents, for example those that another had when its process "crashed".
     pub fn from_snapshot(bytes: Vec<u8>) -> Self {
         Self { workers: None, bytes: Arc::new(Bytes(RwLock::new(bytes))), limit: u64::MAX }
     }
@@ -120,12 +120,12 @@ impl MemoryDevice {
         Ok(())
     }
 
-    /// The memory of a range, populated, unless this thread is about to fill it and that is enough.
+    /// The memory of a range. Populates it, unless the writes of this thread will do that as well.
     fn target(surface: &Surface, range: PageRange, here: bool) -> io::Result<Target> {
         if !range.is_within(surface.pages()) {
             return Err(Errno::INVAL.into());
         }
-        // Where touching a released page populates it, filling few pages needs no call for that.
+        // On a surface where a write populates a released page, a few pages need no call.
         let by_touching = !surface.must_be_populated();
         if !(here && by_touching) || range.count >= POPULATE_FROM {
             let mut entry = [Entry::new(range)];
@@ -143,7 +143,7 @@ fn position(page: u64) -> io::Result<usize> {
     page.and_then(|page| page.checked_mul(PAGE_SIZE)).ok_or_else(|| Errno::FBIG.into())
 }
 
-/// Memory of the caller's that a read fills.
+/// The caller's memory that a read fills.
 struct Target {
     address: *mut u8,
     position: usize,

@@ -7,9 +7,10 @@
 //!   with io_uring or a few threads below;
 //! - [`MemoryDevice`]: bytes in memory, for tests and stores that need not last.
 //!
-//! Every device promises three things. It calls a [`ReadDone`] exactly once, and holds no lock of
-//! its own meanwhile. It does not touch the caller's memory after `read` or `write` has returned or
-//! a `ReadDone` was called. Dropping it waits for the reads in flight and calls their `ReadDone`s.
+//! Every device promises three things. It calls a [`ReadDone`] exactly once, and holds none of its
+//! locks during the call. It does not touch the caller's memory after `read` or `write` has
+//! returned or a `ReadDone` was called. Dropping it waits for the reads in flight and calls their
+//! `ReadDone`s.
 
 use std::fmt;
 use std::io;
@@ -60,8 +61,8 @@ pub trait Device: Send + Sync + fmt::Debug + 'static {
     /// Reads `range` into the surface and populates it. Blocks.
     ///
     /// # Errors
-    /// The whole range was read or the result is an error; then the contents of the range are
-    /// undefined. `UnexpectedEof` if the range does not lie wholly within the storage.
+    /// If the device could not read the whole range; the contents of the range are then undefined.
+    /// `UnexpectedEof` if the range does not lie wholly within the storage.
     fn read(&self, surface: &Surface, range: PageRange) -> io::Result<()>;
 
     /// Starts reading each range into the surface and returns. The device calls each [`ReadDone`]
@@ -79,8 +80,8 @@ pub trait Device: Send + Sync + fmt::Debug + 'static {
     /// Makes durable all writes, and all changes of the length, that ended before the call.
     ///
     /// # Errors
-    /// After a failure it is unknown what is durable, and a retry does not help: the kernel may
-    /// have dropped the data that it could not write.
+    /// After a failure the caller cannot know what is durable, and a retry does not help: the
+    /// kernel may have dropped the data that it could not write.
     fn sync(&self) -> io::Result<()>;
 
     /// The length of the storage in pages, rounded down.
@@ -98,7 +99,7 @@ pub trait Device: Send + Sync + fmt::Debug + 'static {
     fn resize(&self, pages: u64) -> io::Result<()>;
 
     /// Unlocks the storage for other processes, and for other devices of this process. From now on
-    /// the caller does not write to it, and does not trust what it reads. A storage without locks
+    /// the caller does not write to it, and does not trust what it reads. A device without locks
     /// does nothing.
     fn unlock(&self) {}
 

@@ -1,10 +1,10 @@
 //! Whether the storage answers at once, so that a read never makes its thread sleep.
 //!
-//! Memory that plays the block device (zram, persistent memory), tmpfs and what lies in the page
-//! cache are like that. Then a blocking read on the spot costs what the copying costs, while a
-//! completion through a ring costs another thread's wake-up on top: nearly twice as much, measured
-//! on zram. So reads that may be asynchronous are done on the spot as long as they do not sleep.
-//! The kernel counts how often a thread slept, so this is observed and not guessed.
+//! Block devices made of memory (zram, persistent memory), tmpfs and the page cache answer at once.
+//! A blocking read on the calling thread then costs no more than the copy. A completion through a
+//! ring wakes another thread as well, and costs nearly twice as much (measured on zram). So the
+//! device does asynchronous reads on the calling thread as long as they do not sleep. The kernel
+//! counts how often a thread slept, so the device observes this and does not guess.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -14,34 +14,34 @@ use super::transfer::sleeps_of_this_thread;
 const BEST: u32 = 16;
 /// From this score on the storage counts as prompt.
 const PROMPT: u32 = BEST / 2;
-/// What a trial without sleep adds: four in a row make the storage prompt.
+/// A trial without sleep adds so much: four in a row make the storage prompt.
 const TRIAL: u32 = 2;
-/// At the best score only one batch in so many is watched.
+/// At the best score the device watches only one batch in so many.
 const WATCHED: u32 = 16;
 
-/// What was seen of the storage so far. Threads may overwrite each other's observations: then it
-/// takes a few more.
+/// The observations of the storage so far. Threads may overwrite each other's observations; the
+/// score then takes a few more to settle.
 #[derive(Debug, Default)]
 pub(super) struct Promptness {
     score: AtomicU32,
-    /// Batches so far, and the one that the next trial is due at.
+    /// The number of batches so far, and the batch at which the next trial is due.
     batches: AtomicU32,
     next_trial: AtomicU32,
 }
 
 impl Promptness {
-    /// Reads had better be done on the spot.
+    /// Whether the calling thread should do reads itself.
     pub(super) fn is_prompt(&self) -> bool {
         self.score.load(Ordering::Relaxed) >= PROMPT
     }
 
-    /// Whether one read of this batch should be done on the spot to see how long it takes. After a
-    /// sleep that is four times as many batches later as the time before.
+    /// Whether the calling thread should do one read of this batch, to see whether it sleeps. Each
+    /// sleep makes the wait for the next trial four times as long, counted in batches.
     pub(super) fn trial_is_due(&self) -> bool {
         self.batches.fetch_add(1, Ordering::Relaxed) >= self.next_trial.load(Ordering::Relaxed)
     }
 
-    /// Runs `count` reads on the spot and draws conclusions.
+    /// Runs `count` reads on the calling thread and updates the score.
     pub(super) fn watch(&self, count: usize, reads: impl FnOnce()) {
         if self.score.load(Ordering::Relaxed) == BEST
             && !self.batches.fetch_add(1, Ordering::Relaxed).is_multiple_of(WATCHED)
@@ -54,7 +54,7 @@ impl Promptness {
     }
 
     fn conclude(&self, reads: usize, sleeps: i64) {
-        // A few may be of other causes: a lock, or memory that was short.
+        // A few sleeps may have other causes, such as a lock or a shortage of memory.
         let slept = sleeps.unsigned_abs() > reads as u64 / 8;
         let score = self.score.load(Ordering::Relaxed);
         let now = match (score >= PROMPT, slept) {
@@ -77,8 +77,7 @@ mod tests {
 
     use super::*;
 
-    /// Sleeps, by the kernel's count: where the thread is kept from running, its time may be over
-    /// before it falls asleep.
+    /// Sleeps until the kernel counts it: on a busy CPU the sleep may be over before it begins.
     fn sleep() {
         let before = sleeps_of_this_thread();
         while sleeps_of_this_thread() == before {

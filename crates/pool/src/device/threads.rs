@@ -53,9 +53,9 @@ impl IoEngine for ThreadEngine {
     }
 }
 
-/// One batch of writes that several threads work on, run by run. Its lifetime is erased: entries
-/// are only looked at between being claimed and being finished, and the owner waits for all to
-/// finish.
+/// One batch of writes that several threads work on, run by run. Its lifetime is erased: a thread
+/// looks at an entry only after it claims and before it finishes the entry, and the owner waits
+/// until all are finished.
 struct Batch {
     file: Arc<File>,
     entries: *const Write<'static>,
@@ -92,7 +92,7 @@ impl Batch {
         }
     }
 
-    /// Writes runs until none is unclaimed. Helpers that come late find none.
+    /// Claims and writes runs until none is left. A helper that starts late finds none.
     fn help(&self) {
         while let Some(run) = self.runs.get(self.next.fetch_add(1, Ordering::Relaxed)) {
             #[allow(unsafe_code)]
@@ -101,7 +101,7 @@ impl Batch {
             let entries =
                 unsafe { std::slice::from_raw_parts(self.entries.add(run.start), run.len()) };
             let whole = write_blocking(&self.file, entries);
-            // Each entry is told what became of itself.
+            // Writes the entries of a failed run one by one, so that each gets its own result.
             let written: Vec<_> = match whole {
                 Err(_) if entries.len() > 1 => {
                     entries.chunks(1).map(|entry| write_blocking(&self.file, entry)).collect()
@@ -118,7 +118,7 @@ impl Batch {
         }
     }
 
-    /// Waits until all entries are done.
+    /// Waits until all entries are finished.
     fn finish(&self) -> Vec<io::Result<()>> {
         let mut results = lock(&self.results);
         while results.done < self.len {

@@ -1,7 +1,8 @@
-//! Reads and writes on their way: how far they got, and what to do about what the kernel answered.
+//! Reads and writes in progress: how many bytes were moved, and how to go on after each answer of
+//! the kernel.
 //!
-//! The kernel may move fewer bytes than asked, or none for reasons that pass. Both engines use the
-//! rules here, and so does the plain blocking path that stands in for them.
+//! The kernel may move fewer bytes than asked, or none because of a failure that passes. Both
+//! engines follow these rules, and so does the blocking path that replaces them.
 #![allow(unsafe_code)]
 
 use std::fmt;
@@ -19,7 +20,7 @@ use super::{ReadDone, Write};
 /// What moves bytes between memory and the file.
 pub(super) trait IoEngine: Send + Sync + fmt::Debug {
     fn name(&self) -> &'static str;
-    /// Starts reads; each request's `done` is called once. Dropping the engine waits for all.
+    /// Starts reads, and calls each request's `done` once. Dropping the engine waits for all.
     fn start_reads(&self, reads: Vec<ReadRequest>);
     /// Writes, and gives every entry its result.
     fn write(&self, batch: &mut [Write<'_>]);
@@ -28,10 +29,10 @@ pub(super) trait IoEngine: Send + Sync + fmt::Debug {
 /// Most bytes asked of the kernel at once; it would not move 2 GiB in one go anyway.
 const LARGEST_STEP: usize = 1 << 30;
 
-/// How often a passing failure is tried again. They are rare; this only ends endless loops.
+/// How often to retry after a failure that passes. Those are rare; the limit ends endless loops.
 const PATIENCE: u32 = 1000;
 
-/// How often, a millisecond apart, submitting is tried again when the kernel is short of memory.
+/// How often to retry a submission, a millisecond apart, when the kernel is short of memory.
 pub(super) const SUBMIT_PATIENCE: u32 = 1000;
 
 /// How often an answer may bring nothing new before that is an error.
@@ -43,13 +44,13 @@ pub(super) enum Direction {
     Write,
 }
 
-/// Whether an error of submitting passes when tried again later.
+/// Whether a later retry of a submission can succeed after this error.
 pub(super) fn passes(error: &io::Error) -> bool {
     let passing = [libc::EINTR, libc::EAGAIN, libc::EBUSY, libc::ENOMEM];
     error.raw_os_error().is_some_and(|number| passing.contains(&number))
 }
 
-/// What to do after the kernel's answer.
+/// The next step after the kernel's answer.
 #[derive(Debug)]
 pub(super) enum Step {
     /// All bytes were moved.
@@ -71,7 +72,7 @@ pub(super) struct Transfer {
 }
 
 impl Transfer {
-    /// Nothing of `len` bytes was moved so far.
+    /// A transfer of `len` bytes, of which none was moved so far.
     pub(super) fn new(direction: Direction, len: usize) -> Self {
         Self { direction, len, done: 0, retries: 0, fruitless: 0 }
     }
@@ -104,7 +105,7 @@ impl Transfer {
             self.done = reached;
             return Step::Again;
         }
-        // Nothing at all, or a part of a page: the end of the file, unless asking again helps.
+        // Nothing, or a part of a page: this is the end of the file, unless a retry brings more.
         self.fruitless += 1;
         if moved > 0 && self.fruitless < FRUITLESS {
             return Step::Again;
@@ -130,13 +131,13 @@ impl Transfer {
     }
 }
 
-/// Most bytes that neighbouring reads, or writes, are merged into.
+/// Most bytes of one transfer that neighbouring reads, or writes, are merged into.
 pub(super) const MERGED_MAX: usize = 256 << 10;
 
-/// Whom to tell of a read, and what.
+/// The owners of finished reads, and the result for each.
 pub(super) type Finished = Vec<(ReadDone, io::Result<()>)>;
 
-/// Tells the owners of reads. The caller holds no lock.
+/// Calls the `done`s of reads. The caller holds no lock.
 pub(super) fn call(finished: Finished) {
     for (done, result) in finished {
         run_foreign(|| done.call(result));
@@ -150,12 +151,12 @@ pub(super) struct ReadRequest {
     address: *mut u8,
     offset: u64,
     done: ReadDone,
-    /// The lengths and owners of reads that were merged into this one: each follows the one
-    /// before it, in memory and in the file. The first is before all of them.
+    /// The lengths and owners of the reads that were merged into this one. Each follows the one
+    /// before it, in memory and in the file; the first of them follows this read's own bytes.
     merged: Vec<(usize, ReadDone)>,
 }
 
-// SAFETY: the memory behind the address is given to the request exclusively until `done` is called
+// SAFETY: the memory at the address belongs to the request exclusively until `done` is called
 // (see `ReadRequest::new`), so it may move to other threads with the request.
 unsafe impl Send for ReadRequest {}
 
@@ -170,22 +171,22 @@ impl ReadRequest {
         Self { transfer, address, offset, done, merged: Vec::new() }
     }
 
-    /// Where in the file it begins.
+    /// The offset in the file at which it begins.
     pub(super) fn offset(&self) -> u64 {
         self.offset
     }
 
-    /// Where the next bytes go.
+    /// The address for the next bytes.
     pub(super) fn next_address(&self) -> *mut u8 {
         self.address.wrapping_add(self.transfer.done())
     }
 
-    /// Where in the file the next bytes are.
+    /// The offset in the file of the next bytes.
     pub(super) fn next_offset(&self) -> u64 {
         self.offset + self.transfer.done() as u64
     }
 
-    /// Makes one request of those that are neighbours in memory and in the file.
+    /// Merges requests that are neighbours in memory and in the file.
     pub(super) fn merge(mut requests: Vec<ReadRequest>) -> Vec<ReadRequest> {
         if requests.len() < 2 {
             return requests;
@@ -208,7 +209,7 @@ impl ReadRequest {
             && self.address.wrapping_add(len) == next.address
     }
 
-    /// Takes in a request that follows this one; neither has begun.
+    /// Appends a request that follows this one. Neither has begun.
     fn append(&mut self, next: ReadRequest) {
         self.merged.push((next.transfer.len, next.done));
         self.merged.extend(next.merged);
@@ -216,10 +217,10 @@ impl ReadRequest {
         self.transfer = Transfer::new(Direction::Read, len);
     }
 
-    /// The read has ended: adds it to `finished`.
+    /// Adds a read that has ended to `finished`.
     ///
-    /// If it failed and was merged, no callback runs: its parts come back, to be read one by one,
-    /// so that each owner learns what became of its own bytes.
+    /// If a merged read failed, this adds nothing and returns its parts. The caller reads them one
+    /// by one, so that each owner gets the result of its own bytes.
     pub(super) fn end(self, result: io::Result<()>, finished: &mut Finished) -> Vec<ReadRequest> {
         if result.is_err() && !self.merged.is_empty() {
             return self.split();
@@ -229,7 +230,7 @@ impl ReadRequest {
         Vec::new()
     }
 
-    /// It will not be read: adds all owners to `finished`.
+    /// Adds all owners of a read that will not happen to `finished`.
     pub(super) fn give_up(self, error: impl Fn() -> io::Error, finished: &mut Finished) {
         finished.push((self.done, Err(error())));
         finished.extend(self.merged.into_iter().map(|(_, done)| (done, Err(error()))));
@@ -248,7 +249,7 @@ impl ReadRequest {
         parts.collect()
     }
 
-    /// Reads all of it, blocking, and says so to its owners.
+    /// Reads all bytes, blocking, and calls the owners' `done`s.
     pub(super) fn run(mut self, file: &File) {
         let result = self.read_blocking(file);
         let mut finished = Finished::new();
@@ -279,8 +280,8 @@ impl ReadRequest {
     }
 }
 
-/// The lengths of the runs that a batch of writes is made of: entries that follow one another in
-/// the file, and are written by one call.
+/// The lengths of the runs in a batch of writes. The entries of a run follow one another in the
+/// file, and one call writes them.
 pub(super) fn write_runs(batch: &[Write<'_>]) -> Vec<Range<usize>> {
     let mut runs: Vec<Range<usize>> = Vec::with_capacity(batch.len());
     let (mut bytes, mut end) = (0, None);
@@ -315,7 +316,7 @@ pub(super) fn vectors(run: &[Write<'_>], mut done: usize) -> Vec<libc::iovec> {
     vectors
 }
 
-/// Writes a run, blocking. After a failure nothing is known of any entry.
+/// Writes a run, blocking. After a failure any of its entries may be written, also in part.
 pub(super) fn write_blocking(file: &File, run: &[Write<'_>]) -> io::Result<()> {
     let Some(first) = run.first() else { return Ok(()) };
     let mut transfer = Transfer::new(Direction::Write, run.iter().map(Write::len).sum());

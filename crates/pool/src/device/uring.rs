@@ -1,7 +1,7 @@
-//! The io_uring engine: batches of writes, each on a ring of its own while it lasts.
+//! The io_uring engine: batches of writes, each with a ring of its own until it ends.
 //!
-//! What holds: when a batch's `run` returns, nothing of the batch is in flight, so its buffers may
-//! go. Reads are in `uring_reads.rs`.
+//! Invariant: when a batch's `run` returns, nothing of the batch is in flight, so the caller may
+//! free its buffers. Reads are in `uring_reads.rs`.
 #![allow(unsafe_code)]
 
 use std::fs::File;
@@ -31,17 +31,17 @@ const READ_RINGS: usize = 4;
 /// Reads of one batch that go to the same ring.
 const READS_PER_RING: usize = 32;
 
-/// Rings kept for the next batch. More exist while more threads than this write at the same time.
+/// Idle rings that the engine keeps. More exist while more threads than this write at a time.
 const SPARE_RINGS: usize = 8;
 
 /// Reads and writes by io_uring.
 #[derive(Debug)]
 pub(super) struct UringEngine {
     file: Arc<File>,
-    /// Several, because submitting to fast storage keeps a processor busy.
+    /// Several, because submission to fast storage keeps a CPU busy.
     reads: Vec<ReadRing>,
     write_rings: Mutex<Vec<WriteRing>>,
-    /// Rings cannot be had any more: batches are written without.
+    /// The kernel gives no more rings: threads write batches by blocking calls.
     no_more_rings: AtomicBool,
 }
 
@@ -101,8 +101,8 @@ impl IoEngine for UringEngine {
     }
 
     fn start_reads(&self, mut reads: Vec<ReadRequest>) {
-        // A thread keeps to its ring, so that threads do not wake each other's; the rest of a long
-        // batch goes to the next one.
+        // Each thread keeps to one ring, so that it does not wake another thread's reactor. The
+        // rest of a long batch goes to the next ring.
         let mut ring = number_of_this_thread();
         while reads.len() > READS_PER_RING {
             let rest = reads.split_off(READS_PER_RING);
@@ -121,7 +121,7 @@ impl IoEngine for UringEngine {
                 return;
             }
             let unwritten = run.unwritten();
-            // Entries that the kernel has not seen are still in the ring: never enter it again.
+            // The ring has entries that the kernel has not seen: no thread may enter it again.
             drop(ring);
             self.no_more_rings.store(true, Ordering::Relaxed);
             for index in unwritten {
@@ -144,7 +144,7 @@ fn number_of_this_thread() -> usize {
     NUMBER.try_with(|number| *number).unwrap_or(0) // the thread is ending
 }
 
-/// A new ring; the kernel may make it smaller than asked.
+/// A new ring. The kernel may make it smaller than asked.
 fn new_ring(entries: u32) -> io::Result<IoUring> {
     IoUring::builder().setup_clamp().build(entries)
 }
@@ -159,8 +159,8 @@ impl std::fmt::Debug for WriteRing {
 }
 
 impl WriteRing {
-    /// Sends an operation that does nothing through the ring: some sandboxes let rings be made
-    /// but not used.
+    /// Sends an operation that does nothing through the ring: some sandboxes allow a program to
+    /// make rings but not to use them.
     fn try_out(&mut self) -> io::Result<()> {
         let nop = opcode::Nop::new().build();
         // SAFETY: the operation refers to no memory.
@@ -181,21 +181,21 @@ impl WriteRing {
     }
 }
 
-/// Counts operations in the kernel's hands. They use memory that the caller only lent.
+/// Counts the operations that the kernel works on. They use memory that the caller only lent.
 struct InFlight(usize);
 
 impl Drop for InFlight {
     fn drop(&mut self) {
         if self.0 > 0 {
-            // Only a panic between submitting and reaping leads here. Unwinding further would free
-            // buffers that the kernel is still reading.
+            // A panic between submission and completion. To unwind further would free buffers that
+            // the kernel still reads.
             tracing::error!(writes = self.0, "a panic with writes in flight: aborting the process");
             std::process::abort();
         }
     }
 }
 
-/// One batch of writes on its way through one ring, a run of neighbours by each operation.
+/// One batch of writes that goes through one ring. Each operation writes a run of neighbours.
 struct Batch<'a, 'b> {
     file: &'a File,
     entries: &'a mut [Write<'b>],
@@ -206,11 +206,11 @@ struct Batch<'a, 'b> {
     in_flight: InFlight,
 }
 
-/// Entries that are written by one operation.
+/// Entries that one operation writes.
 struct Run {
     entries: Range<usize>,
     transfer: Transfer,
-    /// What the operation in flight points to; kept in place until it is done.
+    /// The vectors of the operation in flight. They stay in place until the operation is done.
     vectors: Vec<libc::iovec>,
 }
 
@@ -235,7 +235,7 @@ impl<'a, 'b> Batch<'a, 'b> {
         }
     }
 
-    /// Writes everything. Returns whether the ring is fit for another batch; if it is not, some
+    /// Writes everything. Returns whether the ring can take another batch; if it cannot, some
     /// entries may be [`unwritten`](Self::unwritten).
     fn run(&mut self, ring: &mut IoUring) -> bool {
         let mut failures = 0;
@@ -279,9 +279,9 @@ impl<'a, 'b> Batch<'a, 'b> {
                 }
             };
             let operation = self.operation(index, offset);
-            // SAFETY: the parts are borrowed for as long as this batch and the vectors stay in
-            // place with it; `run` returns only when nothing is in flight, and `InFlight` sees to
-            // it that a panic does not get past either.
+            // SAFETY: the parts are borrowed as long as this batch lives, and the vectors stay in
+            // place in it. `run` returns only when nothing is in flight, and `InFlight` aborts a
+            // panic before that.
             if unsafe { queue.push(&operation) }.is_err() {
                 self.waiting.push(index);
                 return;
@@ -290,7 +290,7 @@ impl<'a, 'b> Batch<'a, 'b> {
         }
     }
 
-    /// The operation that writes what is left of a run.
+    /// The operation that writes the rest of a run.
     fn operation(&mut self, index: usize, offset: u64) -> squeue::Entry {
         let Run { entries, transfer, vectors: kept } = &mut self.runs[index];
         let offset = offset + transfer.done() as u64;
@@ -306,7 +306,7 @@ impl<'a, 'b> Batch<'a, 'b> {
         entry.user_data(index as u64)
     }
 
-    /// Takes in what is done.
+    /// Handles the completions that are there.
     fn reap(&mut self, ring: &mut IoUring) {
         for completion in ring.completion() {
             let index = completion.user_data() as usize;
@@ -319,8 +319,8 @@ impl<'a, 'b> Batch<'a, 'b> {
         }
     }
 
-    /// Waits, without the kernel's help, until it has nothing of this batch in its hands. What it
-    /// did not take yet it will not take any more.
+    /// Polls for completions until the kernel works on nothing of this batch. The kernel takes no
+    /// operation that it has not taken before.
     fn drain(&mut self, ring: &mut IoUring) {
         loop {
             self.reap(ring);
@@ -333,8 +333,8 @@ impl<'a, 'b> Batch<'a, 'b> {
         }
     }
 
-    /// A run is written, or failed. The entries of one that failed are then written one by one,
-    /// so that each is told what became of itself.
+    /// Handles the end of a run. If it failed, queues its entries one by one, so that each gets its
+    /// own result.
     fn finish(&mut self, index: usize, result: io::Result<()>) {
         let entries = self.runs[index].entries.clone();
         if result.is_err() && entries.len() > 1 {

@@ -1,14 +1,14 @@
 //! The io_uring engine: asynchronous reads, all on one ring, which one thread serves.
 //!
 //! A thread that starts reads queues them and wakes that thread, the reactor, if it sleeps. The
-//! reactor submits what is queued and takes in completions with the same system call, and calls the
-//! [`ReadDone`]s. It is the only one that submits because the kernel hands a completion to the
-//! thread that submitted the operation: any other would be interrupted, or woken, for each of them,
-//! only to pass it on. A read that answers short is submitted again.
+//! reactor submits the queued reads and takes completions with the same system call, and calls the
+//! [`ReadDone`]s. No other thread submits, because the kernel hands a completion to the thread that
+//! submitted the operation: it would interrupt or wake any other thread for each completion, which
+//! that thread would only pass on. The reactor submits a short read again.
 //!
-//! What holds: at most [`IN_FLIGHT`] operations are with the kernel, so the completion queue never
-//! overflows; no lock is held while a `ReadDone` runs; the reactor ends when the ring was dropped
-//! and nothing is in flight, or when the ring broke and nothing is in flight.
+//! Invariants: the kernel works on at most [`IN_FLIGHT`] operations, so the completion queue never
+//! overflows. The reactor holds no lock while a `ReadDone` runs. It ends when nothing is in flight
+//! and the ring was dropped or broke.
 //!
 //! [`ReadDone`]: super::ReadDone
 #![allow(unsafe_code)]
@@ -27,10 +27,10 @@ use rustix::event::{EventfdFlags, eventfd};
 use super::transfer::{Finished, ReadRequest, SUBMIT_PATIENCE, Step, call, passes};
 use super::workers::{join, lock};
 
-/// Operations with the kernel at a time. The completion queue is twice as long.
+/// The most operations that the kernel works on. The completion queue is twice as long.
 const IN_FLIGHT: u32 = 256;
 
-/// Reads that are submitted before completions are looked at again.
+/// The most reads that the reactor submits before it looks at completions again.
 const SUBMIT_MAX: usize = 32;
 
 /// Marks the operation that wakes the reactor.
@@ -54,7 +54,7 @@ impl ReadRing {
         Ok(Self { shared, reactor: Some(reactor) })
     }
 
-    /// Starts reads; those beyond the limit wait their turn.
+    /// Starts reads. Those beyond the limit wait in the queue.
     pub(super) fn start_reads(&self, reads: Vec<ReadRequest>) {
         if reads.is_empty() {
             return;
@@ -73,7 +73,7 @@ impl ReadRing {
     }
 }
 
-/// A ring whose owner is not interrupted for completions: it looks for them by itself.
+/// A ring for which the kernel does not interrupt the reactor: the reactor polls for completions.
 fn new_read_ring() -> io::Result<IoUring> {
     let quiet = IoUring::builder().setup_clamp().setup_coop_taskrun().build(IN_FLIGHT);
     quiet.or_else(|_| IoUring::builder().setup_clamp().build(IN_FLIGHT)) // before Linux 5.19
@@ -107,15 +107,15 @@ struct Queue {
 
 impl Shared {
     fn wake(&self) {
-        // A number that is not zero in any byte order. The counter cannot overflow: it is read
-        // whenever the reactor wakes.
+        // A number that is not zero in any byte order. The counter cannot overflow: the reactor
+        // reads it whenever it wakes.
         if let Err(error) = rustix::io::write(&self.event, &[1, 0, 0, 0, 0, 0, 0, 0]) {
             tracing::error!(%error, "the thread that reads cannot be woken");
         }
     }
 }
 
-/// Fails reads that never were with the kernel, or came back from it.
+/// Fails reads that the kernel has not taken, or has completed.
 fn refuse(reads: impl IntoIterator<Item = ReadRequest>, number: i32) -> Finished {
     let mut finished = Finished::new();
     for read in reads {
@@ -124,16 +124,16 @@ fn refuse(reads: impl IntoIterator<Item = ReadRequest>, number: i32) -> Finished
     finished
 }
 
-/// The thread that serves the ring, and what it alone knows.
+/// The thread that serves the ring, and its private state.
 struct Reactor {
     ring: IoUring,
     file: Arc<File>,
     shared: Arc<Shared>,
     limit: usize,
-    /// What is in the ring, by the number that its operation has.
+    /// The reads in the ring, by the number of the operation.
     slots: Vec<Option<ReadRequest>>,
     free_slots: Vec<usize>,
-    /// Not in the ring yet, or again to be read.
+    /// The reads to submit, or to submit again.
     waiting: VecDeque<ReadRequest>,
     /// Numbers of the operations that the kernel has not taken yet, in order.
     unsubmitted: VecDeque<u64>,
@@ -182,8 +182,8 @@ impl Reactor {
         }
     }
 
-    /// Fills the submission queue. Returns for how many completions to wait, or none when there
-    /// is nothing left to do, for ever.
+    /// Fills the submission queue. Returns for how many completions to wait, or none when the
+    /// reactor can end.
     fn fill(&mut self) -> Option<usize> {
         let closing = self.take_queued();
         // One place stays free for the waking operation.
@@ -212,7 +212,7 @@ impl Reactor {
         Some(usize::from(idle))
     }
 
-    /// Takes what was queued. Returns whether nothing more will be.
+    /// Takes the queued reads. Returns whether the queue is closed.
     fn take_queued(&mut self) -> bool {
         let mut queue = lock(&self.shared.queue);
         queue.asleep = false;
@@ -220,8 +220,8 @@ impl Reactor {
         queue.closing
     }
 
-    /// Nothing was queued meanwhile, and a thread that queues something from now on wakes the
-    /// reactor.
+    /// Whether the reactor may sleep: nothing was queued since it last looked. If so, a thread
+    /// that queues a read from now on wakes it.
     fn may_sleep(&self) -> bool {
         let mut queue = lock(&self.shared.queue);
         queue.asleep = self.armed && queue.reads.is_empty() && !queue.closing;
@@ -261,7 +261,7 @@ impl Reactor {
         pushed
     }
 
-    /// Takes in the reads that have ended; returns those to be completed.
+    /// Takes the reads that have ended out of the ring, and returns those to be completed.
     fn reap(&mut self) -> Finished {
         let mut finished = Finished::new();
         for completion in self.ring.completion() {
@@ -283,8 +283,8 @@ impl Reactor {
         finished
     }
 
-    /// The kernel refuses to work: waits, without its help, until it has nothing in its hands, and
-    /// fails everything else. What it did not take yet it will not take any more.
+    /// Ends the ring when the kernel refuses to work: polls until the kernel works on nothing, and
+    /// fails all other reads. The kernel takes no operation that it has not taken before.
     fn end_broken(&mut self, error: &io::Error) {
         tracing::error!(%error, "io_uring stopped working: reads will fail");
         let number = error.raw_os_error().unwrap_or(libc::EIO);
@@ -307,7 +307,7 @@ impl Reactor {
             if self.in_flight == 0 {
                 return;
             }
-            // The kernel delivers completions when the thread enters it, for whatever reason.
+            // The kernel delivers completions whenever the thread makes a system call.
             thread::sleep(Duration::from_millis(1));
         }
     }

@@ -1,6 +1,6 @@
-//! A few threads that run jobs, in the order given.
+//! A few threads that run jobs in the order in which they were added.
 //!
-//! What holds: every job that was accepted runs, also those waiting when the workers are dropped.
+//! Invariant: every accepted job runs, also one that waits when the workers are dropped.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -11,30 +11,30 @@ use std::thread::{self, JoinHandle};
 
 pub(super) type Job = Box<dyn FnOnce() + Send>;
 
-/// Locks, whether or not a thread panicked while it held the lock: what the mutexes of the devices
-/// guard is valid between any two statements that change it.
+/// Locks, also after a thread panicked while it held the lock: the data in the devices' mutexes is
+/// valid between any two statements that change it.
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
-/// Waits; may return without a notification.
+/// Waits for a notification. May return without one.
 pub(super) fn wait<'a, T>(condvar: &Condvar, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
     condvar.wait(guard).unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
-/// Runs something of the caller's, which must not take a thread of the device's down with it.
+/// Runs a function of the caller. A panic in it does not end the device's thread.
 pub(super) fn run_foreign(job: impl FnOnce()) {
     if catch_unwind(AssertUnwindSafe(job)).is_err() {
         tracing::error!("a callback of the storage device panicked");
     }
 }
 
-/// Joins threads, but not the one that is running this: the last user of a device may be one of
-/// its own callbacks. That thread then ends by itself.
+/// Joins threads, except the current one: one of the device's own callbacks may drop the last
+/// handle of the device. The thread that runs the callback then ends by itself.
 pub(super) fn join(threads: impl IntoIterator<Item = JoinHandle<()>>) {
     for handle in threads {
         if handle.thread().id() != thread::current().id() {
-            // The threads catch panics, and one that got through was reported by its thread.
+            // The threads catch panics. The standard library reports one that gets through.
             drop(handle.join());
         }
     }
