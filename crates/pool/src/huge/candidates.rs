@@ -1,4 +1,4 @@
-//! The chunks that wait to be collapsed, and the moments at which to look at them.
+//! The chunks that wait to be collapsed, and the time at which the collapser looks at each.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -23,13 +23,13 @@ impl Candidates {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds a chunk to be looked at now.
+    /// Adds a chunk that the collapser looks at now.
     pub(super) fn add(&self, chunk: u64) {
         self.add_at(chunk, Instant::now());
         self.changed.notify_one();
     }
 
-    /// Adds a chunk to be looked at later, by the thread that waits here.
+    /// Adds a chunk that the collapser looks at later. Only the collapser calls this.
     pub(super) fn add_at(&self, chunk: u64, time: Instant) {
         let mut queue = self.lock();
         if !queue.ended {
@@ -37,7 +37,7 @@ impl Candidates {
         }
     }
 
-    /// Waits for a chunk whose time has come; None after the end.
+    /// Waits for a chunk whose time has come. None after the end.
     pub(super) fn next(&self) -> Option<u64> {
         let mut queue = self.lock();
         loop {
@@ -59,7 +59,7 @@ impl Candidates {
         }
     }
 
-    /// Rests, unless all has ended.
+    /// Rests. Returns early after the end.
     pub(super) fn rest(&self, time: Duration) {
         let deadline = Instant::now() + time;
         let mut queue = self.lock();
@@ -73,7 +73,7 @@ impl Candidates {
         }
     }
 
-    /// Drops all chunks, and those that are added later, and ends the thread that waits here.
+    /// Drops all chunks, also those that are added later, and ends the collapser's wait.
     pub(crate) fn end(&self) {
         let mut queue = self.lock();
         *queue = Queue { ended: true, ..Queue::default() };

@@ -1,5 +1,5 @@
-//! One word for every chunk, which is the 512 pages that can be a huge page: how many of them are
-//! resident, and the outcomes of attempts to collapse them.
+//! One word for every chunk (512 pages that can be a huge page): how many of its pages are
+//! resident, and the outcomes of the attempts to collapse it.
 //!
 //! ```text
 //!  63                  32      24         16      12         10       9        0
@@ -8,8 +8,8 @@
 //! +----------------------+-------+----------+-------+----------+--------------+
 //! ```
 //!
-//! What holds: a chunk is collapsed only while all of its pages are resident, and none of them
-//! is released meanwhile; of two threads that want to collapse or split it one has its way.
+//! Invariants: the collapser collapses a chunk only while all of its pages are resident, and no
+//! thread releases one of them during the collapse. At most one thread collapses or splits a chunk.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -29,9 +29,9 @@ const SINCE_SHIFT: u32 = 32;
 pub(super) enum Phase {
     /// Pages of 4 KiB, as far as they are resident.
     Small,
-    /// The collapser is making it huge: its pages stay for that time.
+    /// The collapser is making it huge. Its pages stay resident until that ends.
     Collapsing,
-    /// A huge page, or what is left of one that could not be split in time.
+    /// A huge page, or the rest of one that a thread could not split in time.
     Huge,
     /// A thread is splitting it.
     Splitting,
@@ -65,7 +65,7 @@ impl Seen {
         self.0 & QUEUED != 0
     }
 
-    /// Collapses that failed or did not last, since one did.
+    /// Collapses that failed or did not last, since the last one that lasted.
     pub(super) fn failures(self) -> u32 {
         ((self.0 & FAILURES) >> FAILURES_SHIFT) as u32
     }
@@ -104,12 +104,12 @@ const FAILURES_MAX: u32 = 12;
 #[derive(Debug, Default)]
 pub(super) struct Chunk(AtomicU64);
 
-/// What to do for pages that leave a chunk.
+/// The next step of a thread that releases pages of a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Leaving {
-    /// They are counted as gone: release them.
+    /// The pages are counted as released: release them.
     Go,
-    /// The same, and the chunk was this huge page, which leaves as a whole.
+    /// The same, and they are the whole of this huge page.
     GoWhole(Seen),
     /// The caller has to split this huge page, and to end that with [`Chunk::finish_split`].
     Split(Seen),
@@ -122,15 +122,15 @@ impl Chunk {
         Seen(self.0.load(Ordering::Acquire))
     }
 
-    /// Changes the word; returns what it was, or what stood against the change.
+    /// Changes the word. Returns the word before, or the word that `change` refused.
     fn update(&self, change: impl Fn(Seen) -> Option<Seen>) -> Result<Seen, Seen> {
         let change = |word| change(Seen(word)).map(|new| new.0);
         let done = self.0.fetch_update(Ordering::AcqRel, Ordering::Acquire, change);
         done.map(Seen).map_err(Seen)
     }
 
-    /// Pages became resident at the time `now`. True if the chunk is whole now, and small, and not
-    /// queued yet, which it is from now on.
+    /// Counts pages that became resident at the time `now`. True if the chunk is whole and small
+    /// now, and was not queued; its word then says that it is, and the caller queues it.
     pub(super) fn admit(&self, pages: u64, now: u32) -> bool {
         let becomes_candidate = |seen: Seen| {
             seen.resident() + pages == HUGE_PAGES
@@ -147,7 +147,7 @@ impl Chunk {
         before.is_ok_and(becomes_candidate)
     }
 
-    /// Pages are about to be released. Nothing is changed unless they may go.
+    /// Counts pages as released before their release. Changes nothing if they may not leave now.
     pub(super) fn leave(&self, pages: u64) -> Leaving {
         let before = self.update(|seen| {
             let left = seen.with_resident(seen.resident().checked_sub(pages)?);
@@ -169,28 +169,28 @@ impl Chunk {
         }
     }
 
-    /// A huge page that [`leave`](Chunk::leave) counted as gone was not released.
+    /// Takes back what [`leave`](Chunk::leave) did for a huge page that was not released.
     pub(super) fn stay_huge(&self) {
         let _ = self.update(|seen| Some(seen.with_resident(HUGE_PAGES).with_phase(Phase::Huge)));
     }
 
-    /// What a collapse that has ended says of the next one.
+    /// Sets the failures, on which the delay before the next collapse depends.
     pub(super) fn set_failures(&self, failures: u32) {
         let _ = self.update(|seen| Some(seen.with_failures(failures)));
     }
 
-    /// Pages leave a huge page that cannot be split in time: it stays in its phase.
+    /// Counts pages as released whose huge page could not be split in time. It stays in its phase.
     pub(super) fn leave_unsplit(&self, pages: u64) {
         let _ = self.update(|seen| Some(seen.with_resident(seen.resident() - pages)));
     }
 
-    /// Ends a split: done or not.
+    /// Ends a split that succeeded or failed.
     pub(super) fn finish_split(&self, split: bool) {
         let phase = if split { Phase::Small } else { Phase::Huge };
         let _ = self.update(|seen| Some(seen.with_phase(phase)));
     }
 
-    /// Starts to collapse a candidate that is `ripe`; otherwise returns it as it is.
+    /// Starts to collapse a candidate that is `ripe`. Otherwise returns its word.
     pub(super) fn try_claim(&self, ripe: impl Fn(Seen) -> bool) -> Result<(), Seen> {
         let claim = |seen: Seen| {
             let ready = seen.is_whole() && seen.phase() == Phase::Small && ripe(seen);
@@ -199,8 +199,8 @@ impl Chunk {
         self.update(claim).map(|_| ())
     }
 
-    /// Takes a chunk that is not whole, or not small, off the list of candidates. False if it is
-    /// one again: then it stays on the list.
+    /// Takes a chunk that is not whole, or not small, out of the queue of candidates. False if it
+    /// is whole and small again: then it stays in the queue.
     pub(super) fn try_dismiss(&self) -> bool {
         self.update(|seen| {
             let candidate = seen.is_whole() && seen.phase() == Phase::Small;
@@ -209,8 +209,8 @@ impl Chunk {
         .is_ok()
     }
 
-    /// Ends a collapse that succeeded at the time `now`. `popped` says that the chunk is on the
-    /// list of candidates no longer.
+    /// Ends a collapse that succeeded at the time `now`. `popped` says that the chunk is no longer
+    /// in the queue of candidates.
     pub(super) fn finish_collapse(&self, now: u32, popped: bool) {
         let _ = self.update(|seen| {
             let queued = seen.is_queued() && !popped;

@@ -8,8 +8,9 @@ use crate::core::Core;
 use crate::huge::Attempt;
 use crate::sync::thread;
 
-/// The thread rests as long as a collapse took, since that uses the memory's bandwidth and makes
-/// others wait; but at most so long, since most of a longer time was spent waiting too.
+/// The thread rests as long as the collapse took, because a collapse uses the memory's bandwidth
+/// and makes other threads wait. It rests at most this long: a collapse that took longer spent most
+/// of the time waiting.
 const REST_PER_CHUNK: Duration = Duration::from_millis(2);
 /// The rest after a collapse that the kernel declined; twice as long after two in a row, ...
 const REST_AFTER_FAILURE: Duration = Duration::from_millis(10);

@@ -6,26 +6,26 @@
 //! splits a collapsed chunk before it releases a page of it; otherwise the release would give
 //! addresses back and no memory (see [`Surface::split`]).
 //!
-//! What it costs (measured on Linux 6.18): a collapse takes the collapser's thread 0.6 to 1 ms,
-//! most of it for copying 2 MiB, and five times that where a hypervisor has yet to back the new
-//! page; a thread that touches the chunk just then waits for the copy. A split takes the evicting
-//! thread 0.2 ms. What it brings: random reads of 2.7 GiB took 112 ns instead of 180, 1.5 to 1.6
-//! times as fast (`examples/huge_reads.rs`). So a collapse pays if the chunk stays for some 30,000
-//! reads, 60 for each page. The pool does not count those, as hits have no bookkeeping; the policy
-//! is to expect of a chunk what it did before:
+//! Costs (measured on Linux 6.18): a collapse takes the collapser 0.6 to 1 ms, most of it to copy
+//! 2 MiB, and five times as long if a hypervisor has yet to back the new page. A thread that
+//! accesses the chunk during the copy waits for its end. A split takes the evictor 0.2 ms. Gain:
+//! random reads of 2.7 GiB took 112 ns instead of 180, 1.5 to 1.6 times as fast
+//! (`examples/huge_reads.rs`). So a collapse pays if the chunk stays for some 30,000 reads, 60 for
+//! each page. The pool does not count reads, because hits have no bookkeeping. Instead it expects a
+//! chunk to last as long as it did before:
 //!
-//! - In a pool that has frames free, a chunk is collapsed as soon as it is whole. In one that
-//!   evicts, it has to stay whole for a second before that.
+//! - If the pool has free frames, the collapser collapses a chunk as soon as it is whole. If the
+//!   pool evicts, the chunk has to stay whole for a second first.
 //! - A chunk that was split within a minute, or that the kernel declined to collapse, has to stay
-//!   whole for half a second the next time, then for one, two, ... up to 17 minutes. One that
+//!   whole for half a second the next time, then for one, two, ... up to 17 minutes. A chunk that
 //!   lasted starts afresh. So a pool under steady pressure does not thrash.
-//! - One chunk after the other, by one thread, which rests in between. It takes 512 frames out of
-//!   the budget for the new page while the old ones are still there: what is resident stays within
-//!   the pool's size, and a pool without so many free frames collapses nothing.
+//! - One thread collapses one chunk after the other, and rests in between. It takes 512 frames out
+//!   of the budget for the new page while the old ones still exist. So the resident frames stay
+//!   within the pool's size, and a pool without so many free frames collapses nothing.
 //!
-//! What holds: a chunk's word counts the frames of its pages that are admitted, in the same order
-//! as the budget does (down before they are released, up after they were populated); pages are
-//! released only from small chunks, or with the whole of a huge one.
+//! Invariants: a chunk's word counts the frames of its admitted pages, in the same order as the
+//! budget does: down before their release, up after they were populated. Pages are released only
+//! from small chunks, or with the whole of a huge one.
 
 pub(crate) mod candidates;
 mod chunk;
@@ -45,9 +45,9 @@ use chunk::{Chunk, ChunkTable, Leaving, Phase, Seen};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum HugePages {
-    /// Yes, if the kernel can collapse and split them (Linux 6.7; the pool tries it), and if
-    /// `/sys/kernel/mm/transparent_hugepage/enabled` is not `never`; in pools of 32 MiB and more
-    /// that have a background thread.
+    /// Yes, in pools of 32 MiB and more that have a background thread, if the kernel can collapse
+    /// and split huge pages (Linux 6.7; the pool tries it), and if
+    /// `/sys/kernel/mm/transparent_hugepage/enabled` is not `never`.
     #[default]
     Auto,
     /// Never.
@@ -58,28 +58,28 @@ pub enum HugePages {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct HugePageStats {
-    /// Chunks of 512 frames that are collapsed now. The kernel may have split some by itself,
-    /// to swap them or because memory ran short.
+    /// Chunks of 512 frames that are collapsed now. The kernel may have split some of them, to
+    /// swap pages out or because memory ran short.
     pub collapsed: u64,
     /// Chunks that were collapsed.
     pub collapses: u64,
     /// Chunks that were split, or released as a whole.
     pub splits: u64,
-    /// Collapses and splits that the kernel declined, because of I/O on one of the pages or for
-    /// want of memory.
+    /// Collapses and splits that the kernel declined, because of I/O on one of the pages or because
+    /// memory ran short.
     pub declined: u64,
 }
 
-/// A chunk that stayed huge for so long was worth its collapse, in milliseconds.
+/// A chunk that stayed huge for this long was worth its collapse, in milliseconds.
 const LASTED: u32 = 60_000;
-/// A chunk with one failure has to stay whole so long, in milliseconds; with two, twice as long.
+/// A chunk with one failure has to stay whole this long, in milliseconds; with two, twice as long.
 const FIRST_WAIT: u32 = 500;
-/// In a pool that evicts, a chunk is treated as if it had failed so many times more.
+/// In a pool that evicts, the collapser adds this number to a chunk's failures.
 const PRESSED: u32 = 2;
-/// Neighbours that one call collapses at most. The kernel drains the other processors' page caches
-/// once per call, and where these are busy that takes longer than all the copying.
+/// The most neighbours that one call collapses. The kernel drains the other CPUs' page caches once
+/// per call; if these CPUs are busy, that takes longer than all the copying.
 const RUN: u64 = 16;
-/// How long a page that is freed waits for its chunk to split, before it goes without.
+/// How long the free of a page waits for the split of its chunk, before it goes on without.
 const SPLIT_PATIENCE: Duration = Duration::from_millis(50);
 
 /// The huge pages of one pool.
@@ -115,8 +115,8 @@ fn parts(range: PageRange) -> impl DoubleEndedIterator<Item = Part> {
 }
 
 impl HugeChunks {
-    /// A pool of fewer frames than this (32 MiB) has no huge pages: the frames for one collapse
-    /// would be too large a part of it.
+    /// A pool of fewer frames than this (32 MiB) has no huge pages: one collapse would take too
+    /// large a part of its frames.
     pub(crate) const MIN_FRAMES: u64 = 16 * HUGE_PAGES;
 
     pub(crate) fn new() -> HugeChunks {
@@ -132,7 +132,7 @@ impl HugeChunks {
         }
     }
 
-    /// Milliseconds since the pool was opened; wraps after 49 days, as do all uses of it.
+    /// Milliseconds since the pool was opened. Wraps after 49 days; all uses allow for that.
     fn now(&self) -> u32 {
         self.opened.elapsed().as_millis() as u32
     }
@@ -148,7 +148,7 @@ impl HugeChunks {
         }
     }
 
-    /// Counts pages that became resident. The caller holds them.
+    /// Counts pages that became resident. The caller holds their locks.
     pub(crate) fn admit(&self, range: PageRange) {
         parts(range).for_each(|part| self.admit_part(part));
     }
@@ -182,9 +182,9 @@ impl HugeChunks {
         going.zip(left).for_each(|(entry, left)| entry.result = left.result);
     }
 
-    /// Releases the pages of one entry, which will not be needed again: waits a little for its
-    /// chunks to be split. Where I/O of others on the same chunk takes longer, the pages go all
-    /// the same, and the kernel keeps their memory until another page of the chunk leaves.
+    /// Releases the pages of one entry, which no thread will need again. Waits a little for the
+    /// splits of their chunks. If I/O on another page of a chunk takes longer, releases the pages
+    /// all the same; the kernel then keeps their memory until another page of the chunk leaves.
     pub(crate) fn release_freed(
         &self,
         surface: &Surface,
@@ -205,7 +205,7 @@ impl HugeChunks {
         self.release_left(std::slice::from_mut(entry), release);
     }
 
-    /// Counts pages as gone, if they can be released now: their chunks are small, or go as a whole.
+    /// Counts pages as released if they can be now: their chunks are small, or leave as a whole.
     fn leave(&self, surface: &Surface, range: PageRange) -> Result<(), Errno> {
         for part in parts(range) {
             if let Err(errno) = self.leave_part(surface, part) {
@@ -233,7 +233,7 @@ impl HugeChunks {
         }
     }
 
-    /// Splits a chunk whose word says that this thread does.
+    /// Splits a chunk. Its word says already that this thread does so.
     fn split(&self, surface: &Surface, part: Part, chunk: &Chunk, huge: Seen) -> Result<(), Errno> {
         let asked = surface.split(part.first);
         let done = matches!(asked, Ok(Asked::Done));
@@ -248,8 +248,7 @@ impl HugeChunks {
         if done { Ok(()) } else { Err(Errno::BUSY) }
     }
 
-    /// Whether the collapse of a chunk that comes to its end was worth it: its failures since one
-    /// was.
+    /// The failures of a chunk whose huge page ends now: none if it lasted, otherwise one more.
     fn judge(&self, huge: Seen) -> u32 {
         let lasted = self.now().wrapping_sub(huge.since()) >= LASTED;
         if lasted { 0 } else { huge.failures() + 1 }
@@ -271,13 +270,13 @@ impl HugeChunks {
                     self.arrive();
                     return;
                 }
-                // A collapse or a split ends by itself, even while I/O is under way.
+                // The other thread's collapse or split ends also while I/O is in flight.
                 Leaving::Busy => self.wait_for_arrival(),
             }
         }
     }
 
-    /// Releases pages that were counted as gone; those that stay after all are counted again.
+    /// Releases pages that were counted as released. Counts those again that could not be.
     fn release_left(&self, entries: &mut [Entry], release: impl Fn(&mut [Entry])) {
         release(entries);
         for entry in entries.iter().filter(|entry| entry.result.is_err()) {
@@ -285,8 +284,9 @@ impl HugeChunks {
         }
     }
 
-    /// Pages that were counted as gone stay. Whether a huge page that would have left as a whole
-    /// is still one is not known; so it is split, at no cost, before a part of it leaves.
+    /// Counts pages again that were not released. The kernel may have split a huge page that was to
+    /// leave as a whole; its chunk counts as huge, so a split, which then costs nothing, comes
+    /// before a part of it leaves.
     fn stay(&self, part: Part) {
         if part.pages == HUGE_PAGES {
             self.collapses.fetch_add(1, Ordering::AcqRel);
@@ -302,7 +302,7 @@ impl HugeChunks {
         self.arrived.notify_all();
     }
 
-    /// Waits until some collapse or split has ended, a millisecond at most.
+    /// Waits until a collapse or a split ends, for a millisecond at most.
     fn wait_for_arrival(&self) {
         let waiting = self.in_transit.lock().unwrap_or_else(PoisonError::into_inner);
         drop(self.arrived.wait_timeout(waiting, Duration::from_millis(1)));
@@ -346,8 +346,8 @@ impl HugeChunks {
         first.flatten().map_or(Attempt::Collapsed(chunks), Attempt::Declined)
     }
 
-    /// Ends the collapse of a chunk, done or not; if not, returns in how many milliseconds to look
-    /// at it again. `popped` says whether it was taken out of the queue.
+    /// Ends the collapse of a chunk. If it failed, returns in how many milliseconds to look at the
+    /// chunk again. `popped` says whether the chunk was taken out of the queue.
     fn finish_collapse(&self, place: u64, done: bool, popped: bool, pressed: bool) -> Option<u32> {
         let chunk = self.chunks.get(place);
         if done {
@@ -364,14 +364,14 @@ impl HugeChunks {
 /// The outcome for a candidate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Attempt {
-    /// Collapsed, with its next neighbours: so many chunks. The kernel may have declined
-    /// neighbours.
+    /// The collapser tried this number of chunks: the candidate, which is collapsed, and the
+    /// neighbours after it, of which the kernel may have declined some.
     Collapsed(u64),
     /// It is no longer a candidate.
     Dismissed,
-    /// Its time has not come: to be looked at again in so many milliseconds.
+    /// Its time comes in this number of milliseconds.
     Later(u32),
-    /// The kernel declined; as above.
+    /// The kernel declined. The collapser looks at it again in this number of milliseconds.
     Declined(u32),
 }
 
@@ -384,7 +384,7 @@ fn time_left(seen: Seen, now: u32, pressed: bool) -> u32 {
     wait.saturating_sub(now.wrapping_sub(seen.since()))
 }
 
-/// The pool evicts, or will soon: not even the frames that eviction keeps free are all there.
+/// Whether the pool evicts, or will soon: it has fewer free frames than eviction keeps free.
 fn is_pressed(budget: &FrameBudget) -> bool {
     budget.available() < budget.capacity() / 16 + HUGE_PAGES
 }

@@ -2,9 +2,9 @@
 //!
 //! The table remembers a page that left before a thread accessed it again; if the page comes back
 //! soon, it was evicted too early. A ghost is a fingerprint of 16 bits and the time at which the
-//! page left, in buckets of eight, the newest first. Time goes by frames that left. Old ghosts are
-//! not removed: their age shows, and new ones push them out. One in about 8,000 strangers is taken
-//! for a ghost, which costs no more than a wrong guess.
+//! page left, in buckets of eight, the newest first. Time counts frames that left. The table does
+//! not remove old ghosts: their time tells their age, and new ones push them out. It takes one in
+//! about 8,000 other pages for a ghost, which costs no more than a wrong guess.
 
 const WAYS: usize = 8;
 /// Ghosts in a bucket on average, so that few are pushed out by their neighbours early.
@@ -13,7 +13,7 @@ const FILL: u64 = 6;
 /// wraps after 2^16 steps.
 const STEPS: u64 = 1 << 12;
 
-/// See the module's documentation.
+/// The ghosts of one shard.
 pub(super) struct Ghosts {
     /// Fingerprint in the upper half, time in the lower one; zero is none.
     buckets: Vec<[u32; WAYS]>,
@@ -46,7 +46,7 @@ impl Ghosts {
         &mut self.buckets[at as usize]
     }
 
-    /// A page of this hash and of `frames` frames left.
+    /// Remembers a page of this hash and of `frames` frames that left.
     pub(super) fn add(&mut self, hash: u64, frames: u32) {
         self.frames += u64::from(frames);
         if self.frames >= self.step {
@@ -59,7 +59,7 @@ impl Ghosts {
         bucket[0] = ghost;
     }
 
-    /// Whether a page of this hash left not long ago. If it did, that is forgotten.
+    /// Whether a page of this hash left not long ago. Forgets its ghost.
     pub(super) fn take(&mut self, hash: u64) -> bool {
         let (now, span) = (self.now, self.span);
         let fingerprint = Self::fingerprint(hash);

@@ -1,27 +1,29 @@
 //! S3-FIFO over marks: resists scans and loops, and makes hits no slower.
 //!
 //! After Yang et al., "FIFO queues are all you need for cache eviction" (SOSP'23): a small queue
-//! in which new pages prove themselves, a main queue for those that did, and ghosts, the names of
-//! those that left the small queue and may come back. A page that is read once, by a scan, passes
-//! through the small queue alone; what is in the main queue is not disturbed.
+//! for new pages, a main queue for pages that were accessed again, and ghosts, the names of pages
+//! that left the small queue and may come back. A page that a scan reads once passes through the
+//! small queue alone, and does not push pages out of the main queue.
 //!
 //! The paper counts accesses on every hit. Here a hit only clears a page's mark (SIGMOD'23, section
-//! 3.4), so the policy learns no more than "accessed since I looked". What follows from that:
+//! 3.4), so the policy learns only whether a thread accessed the page since the last look. So the
+//! rules differ from the paper's:
 //!
-//! - *New pages are marked a while after they came.* The load that brings a page in is an access,
-//!   and so are the next few by the same transaction. A page is marked when 30 % of the small queue
-//!   came after it; only an access after that moves it to the main queue.
-//! - *Credit in the main queue* is gained by a look that finds the page accessed and spent by one
-//!   that does not, up to three: a clock that tells warm pages from hot ones.
+//! - *New pages get their mark late.* The load that brings a page in is an access, and so are the
+//!   next few by the same transaction. The policy marks a page when 30 % of the small queue came
+//!   after it; only an access after that moves the page to the main queue.
+//! - *Credit in the main queue.* A page gains a credit, up to three, when a look finds it accessed,
+//!   and spends one when a look does not: a clock that tells warm pages from hot ones.
 //! - *The main queue ages*, slowly, even while new pages make all the room: with every 32 of them
-//!   one of its pages is looked at. What was hot once leaves in the end.
+//!   the policy looks at one page of the main queue. So a page that was hot once leaves in the end.
 //! - *The first pages go to the main queue* until the pool is full for the first time, all but the
 //!   last twelfth. A loop that is longer than the pool finds most of them again on every turn.
-//! - *Proposed pages* join the main queue at its end, whether or not they are evicted then: none is
-//!   lost, and no other thread proposes it meanwhile.
+//! - *Proposed pages* join the main queue at its end, whether or not the evictor evicts them. So
+//!   the policy loses none, and no other thread proposes the same page at the same time.
 //!
-//! The pages are spread over shards by hash. Each has its lock, which is held for one page when it
-//! comes or goes, and for a few looks when a batch is sought. Frames are counted, not pages.
+//! The policy spreads the pages over shards by their hash. Each shard has a lock. A thread holds it
+//! for one page that comes or goes, and for a few looks of a search. The policy counts frames, not
+//! pages.
 //!
 //! Memory: 21.3 bytes per frame of the pool for the table, 5 bytes per frame for the ghosts; none
 //! of it follows the size of the file.
@@ -39,7 +41,7 @@ use super::{ReplacementPolicy, Residents};
 use crate::page::PageRef;
 use crate::sync::{AtomicBool, AtomicU64, Mutex, MutexGuard, Ordering, lock};
 
-/// A shard has at least so many frames: its queues should behave like those of the whole.
+/// A shard has at least this many frames, so that its queues behave like those of the whole.
 const FRAMES_PER_SHARD: u64 = 4_096;
 const SHARDS_MAX: u64 = 64;
 /// A shard's table has room for fewer than 2^28 pages.
@@ -51,8 +53,8 @@ const GHOSTS: (u64, u64) = (15, 16);
 const VISIT: usize = 32;
 /// Looks at pages during such a visit.
 const LOOKS: usize = 256;
-/// A policy of two queues, after S3-FIFO (Yang et al., SOSP'23): new pages pass a small one, and
-/// only what is used again, or comes back soon after it left, gets to the main one.
+/// A policy of two queues, after S3-FIFO (Yang et al., SOSP'23). New pages pass a small one; only a
+/// page that is used again, or comes back soon after it left, gets to the main one.
 pub struct S3Fifo {
     shards: Box<[Lane]>,
     frames_per_shard: u64,
@@ -90,8 +92,8 @@ impl S3Fifo {
         lock(&self.shards[shard as usize].0)
     }
 
-    /// Asks the shards in turn, beginning with `start`, until nothing is wanted any more; each is
-    /// asked once, for as much as `effort` says, which may be nothing.
+    /// Asks the shards in turn, beginning with `start`, until there are enough candidates. Asks
+    /// each shard once, for as much as `effort` says, which may be nothing.
     fn ask_shards(
         &self,
         start: u64,
@@ -151,8 +153,8 @@ impl ReplacementPolicy for S3Fifo {
             (shard.frames() >= share - share / 16).then_some(Effort { pages, looks: LOOKS })
         };
         self.ask_shards(start, in_proportion, residents, wanted, candidates);
-        // If all that was looked at is in use: look at everything, until something is not. What
-        // the first round marked, the second one finds.
+        // If all pages so far are in use, look at all others. The second round finds the pages that
+        // the first one marked.
         let all = |shard: &Shard| {
             let looks = (LOOKS_PER_PAGE + 2) * shard.len();
             Some(Effort { pages: visit, looks })

@@ -5,12 +5,12 @@ use super::table::{Note, PageTable, Queue, Slot, hash};
 use crate::page::PageRef;
 use crate::replacement::{MarkOutcome, Residents};
 
-/// New pages have this part of the frames; what they have beyond is let go first ...
+/// New pages have this part of the frames. If they have more, they leave first ...
 const NEW_PART: u64 = 16;
-/// ... but while the pool fills up, this part: so they, not others, make room at first.
+/// ... but this part while the pool fills up, so that they make room first.
 const NEW_PART_FILLING: u64 = 12;
-/// New pages that are looked at before one of the main queue is, even if new ones make all the
-/// room: what was hot once and is dead leaves in the end.
+/// The search looks at this many new pages and then at one of the main queue, even if new pages
+/// make all the room: so a page that was hot once leaves in the end.
 const AGING: u32 = 32;
 /// Of the frames of new pages, this part holds pages that no search has looked at yet.
 const YOUNG: (u64, u64) = (3, 10);
@@ -38,12 +38,12 @@ impl Wanted {
     }
 }
 
-/// How much a shard shall do at most.
+/// The most that a shard does in one search.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Effort {
     /// Pages to propose.
     pub(super) pages: usize,
-    /// Looks to find them.
+    /// Looks at pages.
     pub(super) looks: usize,
 }
 
@@ -85,7 +85,7 @@ impl Shard {
         self.table.frames(Queue::Young) + self.table.frames(Queue::Old)
     }
 
-    /// New pages have more than one `part`th of the frames.
+    /// Whether new pages have more than one `part`th of the frames.
     fn new_exceed(&self, part: u64) -> bool {
         self.new_frames() * part > self.frames()
     }
@@ -121,9 +121,9 @@ impl Shard {
         candidates: &mut Vec<PageRef>,
     ) {
         let first = candidates.len();
-        // Once round the main queue, proposed pages come up again.
+        // After one round of the main queue the proposed pages come up again.
         let (mut first_proposed, mut is_round) = (None, false);
-        // If none of the main queue can go even without its credit, new pages have to.
+        // If no page of the main queue can leave even without credit, new pages have to.
         let mut main_looks = LOOKS_PER_PAGE * self.table.len();
         for _ in 0..effort.looks {
             if wanted.is_nothing() || candidates.len() - first >= effort.pages {
@@ -157,14 +157,14 @@ impl Shard {
         }
     }
 
-    /// Marks a young page: what follows tells an access from the load that brought it in.
+    /// Marks a young page. A later access clears the mark; the load came before it.
     fn mark(&mut self, slot: Slot, residents: &dyn Residents) {
         residents.try_mark(self.table.page(slot));
         self.table.age(slot);
     }
 
-    /// Looks at the oldest new page; returns it if it can go. In either case it is in the
-    /// main queue then, last in line: others do not propose it, and it is there if it stays.
+    /// Looks at the oldest new page, and returns it if it can leave. In either case makes it the
+    /// newest of the main queue: other threads do not propose it, and it is there if it stays.
     fn look_at_new(&mut self, residents: &dyn Residents) -> Option<Slot> {
         let Some(slot) = self.table.oldest(Queue::Old) else {
             self.mark(self.table.oldest(Queue::Young)?, residents);
@@ -175,7 +175,8 @@ impl Shard {
         is_unused.then_some(slot)
     }
 
-    /// Looks at a page of the main queue, which becomes the last in line; returns it if it can go.
+    /// Looks at the oldest page of the main queue, makes it the newest, and returns it if it can
+    /// leave.
     fn look_at_main(&mut self, slot: Slot, residents: &dyn Residents) -> Option<Slot> {
         let credit = self.table.note(slot).credit;
         let is_unused = residents.try_mark(self.table.page(slot)) == MarkOutcome::AlreadyMarked;

@@ -1,4 +1,4 @@
-//! The resident pages of one shard: found by their place, and in three queues.
+//! The resident pages of one shard, in a hash table by their place, and in three queues.
 //!
 //! An open-addressing table of 16 bytes per slot. A slot's first word is the page, its second one
 //! links it into one of the queues and holds what the policy notes about it. Pages do not move
@@ -21,9 +21,9 @@ pub(super) enum Queue {
 /// What the policy notes about a page.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Note {
-    /// So often its chance may be spent before it goes: 0 to 3.
+    /// How many looks that find it unused it survives: 0 to 3.
     pub(super) credit: u8,
-    /// It was proposed out of the queues of new pages: a ghost remembers it when it goes.
+    /// The search proposed it from the queues of new pages: a ghost remembers it when it leaves.
     pub(super) leaves_ghost: bool,
 }
 
@@ -31,7 +31,7 @@ pub(super) struct Note {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Slot(u32);
 
-/// No slot; at the same time the most slots that a table can have, which is 1 TiB of pages.
+/// No slot. Also the most slots that a table can have, which is 1 TiB of pages.
 const NONE: u32 = (1 << LINK_BITS) - 1;
 const LINK_BITS: u32 = 28;
 const FRAMES_BITS: u32 = 24;
@@ -74,7 +74,7 @@ struct Ends {
 
 const EMPTY: Ends = Ends { oldest: NONE, newest: NONE };
 
-/// See the module's documentation.
+/// The resident pages of one shard.
 pub(super) struct PageTable {
     slots: Vec<[u64; 2]>,
     pages: usize,
@@ -160,7 +160,7 @@ impl PageTable {
         ((u128::from(below_shard) * self.slots.len() as u128) >> 64) as usize
     }
 
-    /// Where a page is, if it is there with this size.
+    /// The slot of a page, if the table has it with this size.
     pub(super) fn find(&self, page: PageRef) -> Option<Slot> {
         let wanted = encode(page);
         let mut slot = self.first_slot(page);
@@ -188,7 +188,7 @@ impl PageTable {
 
     fn place(&mut self, page: PageRef, queue: Queue, note: Note) {
         let (mut slot, mut distance) = (self.first_slot(page), 0);
-        // It ends: an eighth of the slots is free, or the table had grown.
+        // The loop ends: an eighth of the slots is free, or the table had grown.
         while self.slots[slot][0] != 0 {
             slot = self.after(slot);
             distance += 1;
