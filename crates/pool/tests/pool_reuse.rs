@@ -410,3 +410,15 @@ fn a_freed_place_is_reused_when_the_log_is_durable() {
     assert!(matches!(pool.allocate(1), Err(PoolError::DiskFull { .. })));
     assert_eq!(generation(&pool, three), Some(1));
 }
+
+#[test]
+fn the_file_does_not_grow_for_ever_while_places_wait_for_the_log() {
+    let log = Arc::new(SlowLog { newest: AtomicU64::new(10), durable: AtomicU64::new(10) });
+    let (pool, _) = faulty_with(log.clone(), single_steps());
+    for _ in 0..3000 {
+        log.newest.fetch_add(1, Ordering::SeqCst);
+        pool.free_page(new_page(&pool, 4, 1)).unwrap();
+    }
+    assert!(pool.file_pages() < 6000, "{}", pool.file_pages());
+    assert!(log.durable.load(Ordering::SeqCst) > 1000);
+}

@@ -330,3 +330,25 @@ fn what_was_synced_survives_a_loss_of_power() {
     let first = std::env::var("VELLUM_SEED").map_or(1, |seed| seed.parse().unwrap());
     (first..first + rounds).for_each(|seed| live(seed));
 }
+
+/// A crash may come when the map of a cut is written and its header is not.
+#[test]
+fn the_map_of_a_cut_lies_elsewhere_than_that_of_the_cut_before() {
+    let segments = SimulatedOptions { segments: 64, segment_blocks: 16, ..Default::default() };
+    let log = Arc::new(SimulatedDevice::new(segments));
+    let file = Arc::new(MemoryDevice::new());
+    let store = Store::create_on(file, &options(&log, 16 << 10, 1 << 20)).unwrap();
+    let tree = store.create_tree("tree").unwrap();
+    let mut maps = vec![store.core.pages.header().free_map];
+    for number in 0..400_u16 {
+        tree.insert(&number.to_be_bytes(), &[7; 300]).unwrap();
+        let header = store.core.pages.header();
+        assert!(!header.clean && header.log.identity != 0);
+        if maps.last() != Some(&header.free_map) {
+            maps.push(header.free_map);
+        }
+    }
+    assert!(maps.len() > 5, "{maps:?}");
+    assert!(maps.windows(3).skip(1).all(|maps| maps[0] == maps[2]), "{maps:?}");
+    assert!(store.core.pages.redo_log.as_ref().unwrap().end() > 5 * (16 << 10));
+}

@@ -1,5 +1,6 @@
 //! Allocating and freeing pages of the file.
 
+use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 
 use crate::core::is_disk_full;
@@ -15,6 +16,41 @@ use crate::sync::lock;
 /// The file grows by an eighth: at most by this many pages (64 MiB), and at least by that many.
 const GROWTH_MAX: u64 = 16_384;
 const GROWTH_MIN: u64 = 16;
+
+/// The file grows by at most so many pages, or an eighth, for freed places that wait for the log.
+const WAITING_MIN: u64 = 4096;
+
+/// Freed places, each with the log sequence number that must be durable before it is allocated
+/// again. The numbers grow.
+#[derive(Debug, Default)]
+pub(crate) struct WaitingPlaces {
+    places: VecDeque<(u64, PageRef)>,
+    /// The length of all of them.
+    frames: u64,
+}
+
+impl WaitingPlaces {
+    fn push(&mut self, lsn: u64, page: PageRef) {
+        self.places.push_back((lsn, page));
+        self.frames += u64::from(page.frames);
+    }
+
+    /// The next place for which the log is durable.
+    fn pop(&mut self, durable: u64) -> Option<PageRef> {
+        let (_, page) = *self.places.front().filter(|(lsn, _)| *lsn < durable)?;
+        self.places.pop_front();
+        self.frames -= u64::from(page.frames);
+        Some(page)
+    }
+
+    fn newest(&self) -> Option<u64> {
+        self.places.back().map(|(lsn, _)| *lsn)
+    }
+
+    fn pages(&self) -> impl Iterator<Item = &PageRef> {
+        self.places.iter().map(|(_, page)| page)
+    }
+}
 
 impl Pool {
     /// Allocates a page of `frames` frames, zeroed, held exclusively and dirty.
@@ -64,18 +100,31 @@ impl Pool {
         Ok(lock(&self.space).free(page.id.0, u64::from(page.frames))?)
     }
 
-    /// Takes a place from the space. On a full disk this waits for the log if the log keeps places
-    /// from being allocated again.
+    /// Takes a place from the space. If many places wait for the log, or the disk is full, this
+    /// waits for the log first.
     fn take_place(&self, frames: u32) -> Result<PageRef, PoolError> {
-        let taken = self.try_take_place(frames);
-        let Err(PoolError::DiskFull { .. }) = taken else { return taken };
-        let newest = lock(&self.waiting).back().map(|(lsn, _)| *lsn);
-        let Some(newest) = newest else { return taken };
-        if self.core.format.write_ahead(newest, &|| true).is_err() {
-            return taken;
+        let waiting = lock(&self.waiting).frames;
+        if waiting > WAITING_MIN.max(self.file_pages.load(Ordering::Relaxed) / 8) {
+            self.wait_for_places()?;
         }
-        self.return_waiting()?;
-        self.try_take_place(frames)
+        match self.try_take_place(frames) {
+            Err(PoolError::DiskFull { .. }) if self.wait_for_places()? => {
+                self.try_take_place(frames)
+            }
+            taken => taken,
+        }
+    }
+
+    /// Waits for the log so that freed places can be allocated again. False if that changed
+    /// nothing.
+    fn wait_for_places(&self) -> Result<bool, PoolError> {
+        let Some(newest) = lock(&self.waiting).newest() else { return Ok(false) };
+        // If the log has failed, the caller goes on without these places.
+        let is_durable = self.core.format.write_ahead(newest, &|| true).is_ok();
+        if is_durable {
+            self.return_waiting()?;
+        }
+        Ok(is_durable)
     }
 
     fn try_take_place(&self, frames: u32) -> Result<PageRef, PoolError> {
@@ -208,7 +257,7 @@ impl Pool {
             self.free_deferred();
         }
         let (deferred, waiting) = (lock(&self.deferred), lock(&self.waiting));
-        let pages = deferred.iter().chain(waiting.iter().map(|(_, page)| page));
+        let pages = deferred.iter().chain(waiting.pages());
         pages.map(|page| u64::from(page.frames)).sum()
     }
 
@@ -231,7 +280,7 @@ impl Pool {
         match self.core.format.free_lsn() {
             0 => Ok(lock(&self.space).free(page.id.0, u64::from(page.frames))?),
             lsn => {
-                lock(&self.waiting).push_back((lsn, page));
+                lock(&self.waiting).push(lsn, page);
                 Ok(())
             }
         }
@@ -240,13 +289,12 @@ impl Pool {
     /// Makes the places available for which the log is durable by now.
     fn return_waiting(&self) -> Result<(), PoolError> {
         let mut waiting = lock(&self.waiting);
-        if waiting.is_empty() {
+        if waiting.frames == 0 {
             return Ok(());
         }
         let durable = self.core.format.durable_lsn();
         let mut space = lock(&self.space);
-        while let Some((_, page)) = waiting.front().copied().filter(|(lsn, _)| *lsn < durable) {
-            waiting.pop_front();
+        while let Some(page) = waiting.pop(durable) {
             space.free(page.id.0, u64::from(page.frames))?;
         }
         Ok(())
@@ -286,7 +334,7 @@ impl Pool {
     /// even while other threads free deferred pages, but not while other threads allocate and free.
     pub fn snapshot_space(&self) -> (SpaceSnapshot, Vec<(u64, u64)>) {
         let (deferred, waiting) = (lock(&self.deferred), lock(&self.waiting));
-        let pages = deferred.iter().chain(waiting.iter().map(|(_, page)| page));
+        let pages = deferred.iter().chain(waiting.pages());
         let ranges = pages.map(|page| (page.id.0, u64::from(page.frames))).collect();
         (lock(&self.space).snapshot(), ranges)
     }

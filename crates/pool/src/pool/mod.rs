@@ -7,7 +7,6 @@ pub mod fix_async;
 pub(crate) mod load;
 pub mod options;
 
-use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -25,6 +24,7 @@ use crate::page::format::PageFormat;
 use crate::page::state::{PageState, SHARED_HOLDERS_MAX, State, Word};
 use crate::page::states::{StatePlace, States};
 use crate::page::{PageId, PageRef};
+use crate::pool::allocation::WaitingPlaces;
 use crate::pool::options::{CountedBytes, PoolOptions, PoolSize};
 use crate::replacement::Replacement;
 use crate::space::Space;
@@ -44,7 +44,7 @@ pub struct Pool {
     pub(crate) deferred: Mutex<Vec<PageRef>>,
     /// Freed places that may be allocated again when the log is durable up to the number. Locked
     /// after `deferred` and before `space`.
-    pub(crate) waiting: Mutex<VecDeque<(u64, PageRef)>>,
+    pub(crate) waiting: Mutex<WaitingPlaces>,
     pub(crate) file_pages: AtomicU64,
     pub(crate) growing: Mutex<()>,
     read_only: bool,
@@ -98,7 +98,7 @@ impl Pool {
             device,
             space: Mutex::new(space),
             deferred: Mutex::new(Vec::new()),
-            waiting: Mutex::new(VecDeque::new()),
+            waiting: Mutex::default(),
             file_pages: AtomicU64::new(file_pages),
             growing: Mutex::new(()),
             read_only: options.read_only,
