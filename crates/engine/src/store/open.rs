@@ -132,7 +132,8 @@ pub(crate) fn open(device: Arc<dyn Device>, options: &Options) -> Result<StoreCo
     if !options.salvage {
         let needs_log = !header.clean && header.log.identity != 0;
         // First, because the file's length in a header that says "in use" may be wrong.
-        if !header.clean && !(needs_log && log_device.is_some()) {
+        let can_recover = needs_log && log_device.is_some();
+        if !header.clean && !can_recover {
             return Err(Error::UncleanShutdown);
         }
         if pages < header.file_pages {
