@@ -350,7 +350,7 @@ fn live(seed: u64) {
     let sync_once_in = random.pick(&[1, 5, 50]);
     let (mut changes, mut trees, mut synced) = (Vec::new(), 0, 0);
     for number in 0..random.pick(&[100, 1000, 3000]) {
-        let change = Change::random(random, trees, seed % 2 == 0);
+        let change = Change::random(random, trees, seed.is_multiple_of(2));
         trees += usize::from(matches!(change, Change::CreateTree(_)));
         changes.push(change.clone());
         file.note(synced, changes.len());
@@ -380,7 +380,7 @@ fn live(seed: u64) {
 fn what_was_synced_survives_a_loss_of_power() {
     let rounds = std::env::var("VELLUM_ROUNDS").map_or(6, |rounds| rounds.parse().unwrap());
     let first = std::env::var("VELLUM_SEED").map_or(1, |seed| seed.parse().unwrap());
-    (first..first + rounds).for_each(|seed| live(seed));
+    (first..first + rounds).for_each(live);
 }
 
 /// A crash may come when the map of a cut is written and its header is not.

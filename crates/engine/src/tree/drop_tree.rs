@@ -96,7 +96,13 @@ impl<'a> Access<'a> {
                     let what = format!("it is not a value of tree {}", self.tree.id);
                     outcome = outcome.and(Err(Error::damaged(blob.page, what)));
                 }
-                false => self.free_blob(change, blob),
+                false => {
+                    if blob.is_whole() {
+                        let range = (blob.page.id.0, u64::from(blob.page.frames));
+                        self.pages.log_ranges([range].into_iter(), true)?;
+                    }
+                    self.free_blob(change, blob);
+                }
             }
         }
         for child in references.children {

@@ -31,8 +31,8 @@ pub(crate) struct Group<'c, 'a> {
     count: usize,
     /// New pages to which the tree refers after the group: nodes, and values in one page.
     taken: Vec<PageRef>,
-    /// Values in one page to which nothing refers after the group. Other pages of values have
-    /// records of their own (`PageStore::log_value`).
+    /// Values in one page to which nothing refers after the group. Pages of values in pieces have
+    /// records of their own (`PageStore::log_ranges`).
     removed: Vec<PageRef>,
     /// Pages to which nothing refers after the group.
     freed: Vec<ExclusiveGuard<'a>>,

@@ -874,7 +874,7 @@ impl<'a> Access<'a> {
 /// A failed read of the index, or damage there. Then no page was freed.
 pub(crate) fn free_pages_of(pages: &PageStore, tree: u32, blob: BlobRef) -> Result<()> {
     if blob.is_whole() {
-        pages.free_or_warn(blob.page);
+        pages.free_logged(blob.page);
         return Ok(());
     }
     let index = Index::open(pages, tree, blob, None)?;
@@ -988,13 +988,19 @@ impl PageStore {
         pages.iter().for_each(|page| self.free_or_warn(page));
     }
 
-    /// Frees a page to which nothing refers any more.
+    /// Frees a page to which nothing refers any more, and logs that.
     pub(crate) fn free_or_warn(&self, page: PageRef) {
         let range = (page.id.0, u64::from(page.frames));
         if let Err(error) = self.log_ranges([range].into_iter(), true) {
             tracing::warn!("{page} could not be freed and stays unused: {error}");
             return;
         }
+        self.free_logged(page);
+    }
+
+    /// Frees a page to which nothing refers any more. A group has logged that, or has never logged
+    /// that the page is in use.
+    fn free_logged(&self, page: PageRef) {
         if let Err(error) = self.pool.free_page(page) {
             tracing::warn!("{page} could not be freed and stays unused: {error}");
         }
