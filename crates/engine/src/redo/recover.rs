@@ -23,7 +23,6 @@ use crate::page;
 use crate::store::file::StoreFile;
 use crate::store::free_map::{self, FreeMap};
 use crate::store::header::{Header, LogPoint};
-use crate::store::open::read_free_map;
 
 /// So many bytes of pages are in memory until they are written.
 const BATCH_BYTES: usize = 16 << 20;
@@ -57,11 +56,11 @@ pub(crate) struct Recovered {
 }
 
 impl Recovery {
-    /// For a header in use that names a log.
-    pub(crate) fn new(device: &Arc<dyn Device>, header: Header) -> Result<Recovery> {
-        let (old_map, space) = read_free_map(device, &header)?;
+    /// For a header in use that names a log, with the pages of its free map and the space that the
+    /// map describes.
+    pub(crate) fn new(header: Header, old_map: Vec<PageRef>, space: Space) -> Recovery {
         let end = header.log.lsn;
-        Ok(Recovery {
+        Recovery {
             header,
             records: Vec::new(),
             pages: BTreeMap::new(),
@@ -69,7 +68,7 @@ impl Recovery {
             old_map,
             next_tree: header.next_tree,
             end,
-        })
+        }
     }
 
     /// The number, in the log, of the first record that recovery needs.

@@ -183,7 +183,8 @@ fn recover(
     if found != expected {
         return Err(Error::OtherLog { found, expected });
     }
-    let mut recovery = Recovery::new(device, header)?;
+    let (map, space) = read_free_map(device, &header)?;
+    let mut recovery = Recovery::new(header, map, space);
     let (log, end) = open_log(log, Some(recovery.from()), |record| recovery.add(record))?;
     recovery.end_at(end.lsn);
     let (header, done) = recovery.write(device)?;

@@ -170,8 +170,8 @@ impl<'a> ValueWriter<'a> {
         &self.buffer
     }
 
-    /// Logs that the pages of the value are in use. Within the same change the tree gets a reference
-    /// to the value.
+    /// Logs that the pages of the value are in use. Within the same change the tree gets a
+    /// reference to the value.
     pub(super) fn log_pages(&self, _change: &Change<'_>) -> Result<()> {
         let pages = self.access.pages;
         pages.log_ranges(pages.unlinked.pages(self.unlinked).ranges(), false)

@@ -1,6 +1,5 @@
 //! Allocating and freeing pages of the file.
 
-use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 
 use crate::core::is_disk_full;
@@ -19,38 +18,6 @@ const GROWTH_MIN: u64 = 16;
 
 /// The file grows by at most so many pages, or an eighth, for freed places that wait for the log.
 const WAITING_MIN: u64 = 4096;
-
-/// Freed places, each with the log sequence number that must be durable before it is allocated
-/// again. The numbers grow.
-#[derive(Debug, Default)]
-pub(crate) struct WaitingPlaces {
-    places: VecDeque<(u64, PageRef)>,
-    /// The length of all of them.
-    frames: u64,
-}
-
-impl WaitingPlaces {
-    fn push(&mut self, lsn: u64, page: PageRef) {
-        self.places.push_back((lsn, page));
-        self.frames += u64::from(page.frames);
-    }
-
-    /// The next place for which the log is durable.
-    fn pop(&mut self, durable: u64) -> Option<PageRef> {
-        let (_, page) = *self.places.front().filter(|(lsn, _)| *lsn < durable)?;
-        self.places.pop_front();
-        self.frames -= u64::from(page.frames);
-        Some(page)
-    }
-
-    fn newest(&self) -> Option<u64> {
-        self.places.back().map(|(lsn, _)| *lsn)
-    }
-
-    fn pages(&self) -> impl Iterator<Item = &PageRef> {
-        self.places.iter().map(|(_, page)| page)
-    }
-}
 
 impl Pool {
     /// Allocates a page of `frames` frames, zeroed, held exclusively and dirty.
@@ -103,7 +70,7 @@ impl Pool {
     /// Takes a place from the space. If many places wait for the log, or the disk is full, this
     /// waits for the log first.
     fn take_place(&self, frames: u32) -> Result<PageRef, PoolError> {
-        let waiting = lock(&self.waiting).frames;
+        let waiting = lock(&self.waiting).frames();
         if waiting > WAITING_MIN.max(self.file_pages.load(Ordering::Relaxed) / 8) {
             self.wait_for_places()?;
         }
@@ -289,7 +256,7 @@ impl Pool {
     /// Makes the places available for which the log is durable by now.
     fn return_waiting(&self) -> Result<(), PoolError> {
         let mut waiting = lock(&self.waiting);
-        if waiting.frames == 0 {
+        if waiting.frames() == 0 {
             return Ok(());
         }
         let durable = self.core.format.durable_lsn();

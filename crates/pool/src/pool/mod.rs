@@ -6,6 +6,7 @@ pub mod fix;
 pub mod fix_async;
 pub(crate) mod load;
 pub mod options;
+mod waiting_places;
 
 use std::io;
 use std::sync::Arc;
@@ -24,8 +25,8 @@ use crate::page::format::PageFormat;
 use crate::page::state::{PageState, SHARED_HOLDERS_MAX, State, Word};
 use crate::page::states::{StatePlace, States};
 use crate::page::{PageId, PageRef};
-use crate::pool::allocation::WaitingPlaces;
 use crate::pool::options::{CountedBytes, PoolOptions, PoolSize};
+use crate::pool::waiting_places::WaitingPlaces;
 use crate::replacement::Replacement;
 use crate::space::Space;
 use crate::sync::{Mutex, lock, thread};
