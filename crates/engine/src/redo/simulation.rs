@@ -406,3 +406,51 @@ fn the_map_of_a_cut_lies_elsewhere_than_that_of_the_cut_before() {
     assert!(maps.windows(3).skip(1).all(|maps| maps[0] == maps[2]), "{maps:?}");
     assert!(store.core.pages.redo_log.as_ref().unwrap().end() > 5 * (16 << 10));
 }
+
+/// Threads change a tree, sync, and write cuts for each other. Then the power fails.
+#[test]
+fn threads_find_their_changes_after_a_loss_of_power() {
+    for seed in 1..40 {
+        let segments =
+            SimulatedOptions { seed, segments: 256, segment_blocks: 16, ..Default::default() };
+        let log = Arc::new(SimulatedDevice::new(segments));
+        let file = Arc::new(CrashingFile::new(Vec::new(), log.clone(), u64::MAX, seed));
+        let options = Options { evictors: 1, ..options(&log, 32 << 10, 384 << 10) };
+        let store = Store::create_on(file.clone(), &options).unwrap();
+        let tree = store.create_tree("tree").unwrap();
+        let one = |thread: u8| {
+            let (random, mut model) = (&mut Random(seed * 10 + u64::from(thread)), BTreeMap::new());
+            for _ in 0..600 {
+                let key = [thread, random.below(80) as u8].to_vec();
+                let len = random.pick(&[3, 30, 700, 5_000]);
+                match random.below(4) {
+                    0 => drop((tree.remove(&key).unwrap(), model.remove(&key))),
+                    _ => {
+                        let value = vec![random.next() as u8; len];
+                        tree.upsert(&key, &value).unwrap();
+                        model.insert(key, value);
+                    }
+                }
+                if random.once_in(40) {
+                    store.sync().unwrap();
+                }
+            }
+            store.sync().unwrap();
+            model
+        };
+        let mut model = BTreeMap::new();
+        std::thread::scope(|scope| {
+            let one = &one;
+            let threads = [0, 1, 2, 3].map(|thread| scope.spawn(move || one(thread)));
+            threads.into_iter().for_each(|thread| model.extend(thread.join().unwrap()));
+        });
+        let crash = file.crash_now();
+        let (log, file) = (Arc::new(crash.log), Arc::new(MemoryDevice::from_snapshot(crash.file)));
+        let options = Options { log: Some(log), ..options };
+        let recovered = Store::open_on(file, &options).unwrap();
+        let report = recovered.check(&mut |_| ()).unwrap();
+        assert!(report.damage.is_empty(), "seed {seed}: {:?}", report.damage);
+        assert_eq!(report.lost_pages, 0, "seed {seed}");
+        assert!(contents(&recovered) == Model::from([("tree".to_string(), model)]), "seed {seed}");
+    }
+}
