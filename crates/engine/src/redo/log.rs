@@ -126,13 +126,15 @@ impl RedoLog {
 
     /// Whether the log is so long that a checkpoint is due.
     pub(crate) fn is_cut_due(&self) -> bool {
-        self.end() - self.cut.load(Ordering::Relaxed) > self.bytes_per_cut
+        // The cut first: another thread may make the end of now the cut.
+        let cut = self.cut.load(Ordering::Acquire);
+        self.end() - cut > self.bytes_per_cut
     }
 
     /// Makes the end of the log the newest cut, while no change is under way.
     pub(crate) fn cut_at_end(&self) -> u64 {
         let end = self.end();
-        self.cut.store(end, Ordering::Relaxed);
+        self.cut.store(end, Ordering::Release);
         end
     }
 
