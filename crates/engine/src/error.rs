@@ -179,6 +179,36 @@ pub enum Error {
     /// The file to open does not exist.
     #[error("{} does not exist", .0.display())]
     NotFound(PathBuf),
+    /// Another transaction has changed entries that this one has read or changed.
+    #[error(
+        "another transaction has changed what this one has read or changes: nothing was changed; \
+         begin a new transaction and try again (Store::transact does)"
+    )]
+    Conflict,
+    /// The transaction changes more than this store can commit at once.
+    #[error("the transaction is too large: {0}; commit it in parts")]
+    TransactionTooLarge(String),
+    /// The savepoint is of another transaction, or was undone.
+    #[error("the transaction has no such savepoint: it was undone, or is of another transaction")]
+    NoSuchSavepoint,
+    /// The tree belongs to another store.
+    #[error("the tree {0:?} belongs to another store than the transaction or the snapshot")]
+    OtherStore(String),
+    /// The old values that snapshots and transactions still see take too much memory.
+    #[error(
+        "the old values that {views} snapshots and transactions still see take {bytes} bytes of \
+         memory, more than they may; the oldest is {} s old: end it, or open the store with a \
+         larger pool",
+        oldest.as_secs()
+    )]
+    VersionsFull {
+        /// What the old values take.
+        bytes: u64,
+        /// The number of snapshots and transactions.
+        views: u64,
+        /// The age of the oldest of them.
+        oldest: std::time::Duration,
+    },
     /// The store has no tree of this name.
     #[error("the store has no tree named {0:?}: create it, or list the trees")]
     NoSuchTree(String),
@@ -248,6 +278,10 @@ impl Error {
             Error::PoolTooSmall { .. } | Error::BadOption(_) | Error::NotSorted { .. } => {
                 Errno::INVAL
             }
+            Error::Conflict => Errno::AGAIN,
+            Error::TransactionTooLarge(_) => Errno::TOOBIG,
+            Error::NoSuchSavepoint | Error::OtherStore(_) => Errno::INVAL,
+            Error::VersionsFull { .. } => Errno::NOMEM,
             Error::PoolExhausted(_) => Errno::NOBUFS,
             Error::DiskFull(_) => Errno::NOSPC,
             Error::Exists(_) | Error::TreeExists(_) | Error::KeyExists => Errno::EXIST,

@@ -36,17 +36,20 @@ mod redo;
 mod store;
 mod sync;
 mod tree;
+mod txn;
 mod value;
 
 pub use error::{Error, Result};
 pub use store::PoolView;
-pub use store::Snapshot;
 pub use store::check::{CheckProgress, CheckReport};
 pub use store::options::Options;
 pub use store::{Limits, Store, StoreStat};
 pub use tree::{
     BulkLoader, Cursor, Entries, ExtractIf, KeyRange, OwnedValueReader, OwnedValueWriter, Tree,
     TreeStat, ValueReader, ValueWriter, Visit, VisitReaders,
+};
+pub use txn::{
+    Durability, Isolation, Savepoint, Snapshot, Transaction, TransactionOptions, ViewEntries,
 };
 pub use value::{Blob, Value};
 pub use vellum_pool::device::{

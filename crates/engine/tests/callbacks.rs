@@ -23,10 +23,12 @@ fn store() -> (Store, Tree) {
 type Call = fn(&Store, &Tree) -> Result<(), Error>;
 
 /// All calls that change a store or wait for its changes.
-const CALLS: [(&str, Call); 21] = [
+const CALLS: [(&str, Call); 23] = [
     ("sync", |store, _| store.sync()),
     ("close", |store, _| store.clone().close()),
     ("snapshot", |store, _| store.snapshot().map(drop)),
+    ("begin", |store, _| store.begin().map(drop)),
+    ("transact", |store, tree| store.transact(|one| one.put(tree, b"c", b"c"))),
     ("check", |store, _| store.check(&mut |_| {}).map(drop)),
     ("create_tree", |store, _| store.create_tree("new").map(drop)),
     ("tree_or_create", |store, _| store.tree_or_create("new").map(drop)),

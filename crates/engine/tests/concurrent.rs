@@ -5,7 +5,7 @@ mod common;
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Barrier};
+use std::sync::{Arc, Barrier, RwLock};
 
 use common::{Random, assert_sound, memory_store, options, rounds, seed};
 use vellum::{Store, Tree};
@@ -296,14 +296,17 @@ fn every_checkpoint_between_changes_is_a_sound_store() {
     let (device, store) = memory_store(48, 1);
     let tree = store.create_tree("t").unwrap();
     let stop = AtomicBool::new(false);
+    // The thread that locks it for writing has the store stand still.
+    let changing = RwLock::new(());
     std::thread::scope(|scope| {
         let _stopping = SetWhenDropped(&stop);
         for thread in 0..2u64 {
-            let (tree, stop) = (&tree, &stop);
+            let (tree, stop, changing) = (&tree, &stop, &changing);
             scope.spawn(move || {
                 let mut random = Random(thread + 40);
                 while !stop.load(Ordering::Relaxed) {
                     let key = key_of(random.below(2000));
+                    let _one = changing.read().unwrap();
                     match random.below(3) {
                         0 => tree.remove(&key).map(drop),
                         _ => tree.upsert(&key, &value_of(random.below(1000))).map(drop),
@@ -313,8 +316,8 @@ fn every_checkpoint_between_changes_is_a_sound_store() {
             });
         }
         for _ in 0..20 * rounds(50) {
-            let still = store.snapshot().unwrap();
-            let entries = still.tree("t").unwrap().entries().count();
+            let still = changing.write().unwrap();
+            let entries = tree.entries().count();
             store.sync().unwrap();
             let copy = MemoryDevice::from_snapshot(device.snapshot());
             drop(still);

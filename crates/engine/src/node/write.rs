@@ -504,6 +504,64 @@ pub fn plan_split(node: Node<&[u8]>, incoming: &[u8]) -> Result<Split, Torn> {
     split_leaf_at(node, balanced(node, leaf, count)?.1, incoming)
 }
 
+/// Chooses where to split a leaf that has no room for several changes: keys in ascending order,
+/// each with the length of its new payload, or `None` if it is removed. The node covers them. What
+/// the leaf is to have afterwards is divided into two halves, or into a full leaf and the rest.
+///
+/// # Errors
+/// [`Torn`] if the node is damaged.
+pub fn plan_split_for(
+    node: Node<&[u8]>,
+    changes: &[(&[u8], Option<usize>)],
+) -> Result<Split, Torn> {
+    // The keys of the entries, what they take, and whether the leaf has them already.
+    let (mut entries, mut rest) = (Vec::new(), changes);
+    let new =
+        |key: &[u8], len: usize, is_there| (key.to_vec(), LEAF_SLOT + key.len() + len, is_there);
+    for index in 0..node.count()? {
+        let key = node.key(index)?;
+        while let [(incoming, len), after @ ..] = rest
+            && **incoming < *key
+        {
+            entries.extend(len.map(|len| new(incoming, len, false)));
+            rest = after;
+        }
+        let mut len = Some(node.payload_place(index)?.len);
+        if let [(incoming, changed), after @ ..] = rest
+            && **incoming == *key
+        {
+            (len, rest) = (*changed, after);
+        }
+        // A slot that is removed moves with its neighbours.
+        entries.push((
+            key,
+            len.map_or(0, |len| LEAF_SLOT + node.suffix(index).map_or(0, <[u8]>::len) + len),
+            true,
+        ));
+    }
+    entries.extend(rest.iter().filter_map(|(key, len)| len.map(|len| new(key, len, false))));
+    let total: usize = entries.iter().map(|(_, size, _)| size).sum();
+    let capacity = capacity(node.bytes().len());
+    let target = if total <= 2 * capacity { total / 2 } else { capacity - capacity / 8 };
+    let (mut size, mut left, mut slots) = (0, 0, 0);
+    while left + 1 < entries.len() && (left == 0 || size + entries[left].1 <= target) {
+        size += entries[left].1;
+        slots += usize::from(entries[left].2);
+        left += 1;
+    }
+    let (Some(low), Some(high)) =
+        (left.checked_sub(1).and_then(|low| entries.get(low)), entries.get(left))
+    else {
+        return Err(Torn);
+    };
+    let split = Split { left: slots, separator: separator(&low.0, &high.0).to_vec() };
+    match halves_fit(node, &split)? {
+        true => Ok(split),
+        // The new fence is too long for a half that is almost full.
+        false => plan_split(node, &high.0),
+    }
+}
+
 /// Whether the entries next to `at` were inserted in order, and recently.
 ///
 /// The heap grows downwards, so of two cells the one with the lower offset is newer. A split or a

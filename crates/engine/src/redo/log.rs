@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use vellum_log::{Block, Log, LogDevice, LogError, Lsn, Written};
+use vellum_log::{Block, Durable, Log, LogDevice, LogError, Lsn, Written};
 use vellum_pool::PageRef;
 use vellum_pool::device::Device;
 
@@ -112,6 +112,27 @@ impl RedoLog {
             true => Ok(()),
             false => self.log.wait_durable(Lsn(lsn.wrapping_sub(self.begin))),
         }
+    }
+
+    /// Asks the log to make the record of this number durable soon.
+    pub(crate) fn request_flush(&self, lsn: u64) {
+        if lsn >= self.first {
+            self.log.request_flush(Lsn(lsn.wrapping_sub(self.begin)));
+        }
+    }
+
+    /// Calls `durable` when the record of this number is durable, or when it is unknown whether it
+    /// will be.
+    pub(crate) fn on_durable(&self, lsn: u64, durable: Durable) {
+        match lsn < self.first {
+            true => durable(Ok(())),
+            false => self.log.on_durable(Lsn(lsn.wrapping_sub(self.begin)), durable),
+        }
+    }
+
+    /// The longest record that the log takes, in bytes.
+    pub(crate) fn longest_record(&self) -> usize {
+        self.log.longest_record()
     }
 
     /// Records before this number are durable.

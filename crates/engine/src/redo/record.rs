@@ -4,7 +4,7 @@
 //! freed, and the pages that it changed:
 //!
 //! ```text
-//! head    kind u8 = 1, changed pages u8, taken u16, freed u16
+//! head    kind u8 = 1, 0 u8, changed pages u16, taken u16, freed u16
 //! range   first page u64, frames u32
 //! page    first page u64, frames u32, form u8, length u32, bytes
 //! ```
@@ -113,7 +113,7 @@ impl<'b> RecordWriter<'b> {
         freed: &[PageRef],
     ) -> RecordWriter<'b> {
         bytes.clear();
-        bytes.extend_from_slice(&[GROUP, 0]);
+        bytes.extend_from_slice(&[GROUP, 0, 0, 0]);
         push_u16(bytes, taken.len());
         push_u16(bytes, freed.len());
         [taken, freed].concat().into_iter().for_each(|range| push_range(bytes, range));
@@ -142,7 +142,8 @@ impl<'b> RecordWriter<'b> {
     }
 
     fn begin_page(&mut self, page: PageRef, form: u8, len: usize) {
-        self.bytes[1] += 1;
+        let count = u16::from_le_bytes([self.bytes[2], self.bytes[3]]) + 1;
+        self.bytes[2..4].copy_from_slice(&count.to_le_bytes());
         push_range(self.bytes, page);
         self.bytes.push(form);
         push_u32(self.bytes, len);
@@ -208,12 +209,11 @@ impl<'a> GroupRecord<'a> {
     /// [`BadRecord`] if it is not the record of a group.
     pub(crate) fn read(record: &'a [u8]) -> Result<GroupRecord<'a>, BadRecord> {
         let mut rest = Reader(record);
-        let [kind, pages] = rest.array()?;
+        let [kind, 0] = rest.array()? else { return Err(BadRecord("its kind is unknown")) };
         if kind != GROUP {
             return Err(BadRecord("its kind is unknown"));
         }
-        let (taken, freed) = (rest.u16()?, rest.u16()?);
-
+        let (pages, taken, freed) = (rest.u16()?, rest.u16()?, rest.u16()?);
         let mut ranges =
             |count| (0..count).map(|_| rest.range()).collect::<Result<Vec<_>, BadRecord>>();
         let (taken, freed) = (ranges(taken)?, ranges(freed)?);

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use vellum_log::{SimulatedDevice, SimulatedOptions};
@@ -10,7 +11,7 @@ use vellum_pool::PAGE_SIZE;
 use vellum_pool::device::{Device, DeviceInfo, MemoryDevice, PageRange, ReadDone, Surface, Write};
 use vellum_testing::random::Random;
 
-use crate::{Error, Options, Store};
+use crate::{Durability, Error, Options, Store, Transaction, TransactionOptions, Tree};
 
 /// The part of a write that the device writes as a whole.
 const SECTOR: usize = 512;
@@ -179,6 +180,8 @@ enum Change {
     CreateTree(String),
     Put(usize, Vec<u8>, Vec<u8>),
     Remove(usize, Vec<u8>),
+    /// Puts, and removals of what is there.
+    Transaction(Vec<(usize, Vec<u8>, Option<Vec<u8>>)>),
     // A crash of the next ones may lose pages: they have several records.
     Stream(usize, Vec<u8>, Vec<u8>),
     Clear(usize),
@@ -200,6 +203,17 @@ fn loaded(count: u16) -> impl Iterator<Item = (Vec<u8>, Vec<u8>)> {
     })
 }
 
+/// A value of random length: some have pages of their own.
+fn value(random: &mut Random) -> Vec<u8> {
+    let len = match random.below(8) {
+        0 if random.once_in(4) => random.below(40_000),
+        0 => random.below(9_000),
+        1..6 => random.below(900),
+        _ => random.below(40),
+    };
+    vec![random.next() as u8; len as usize]
+}
+
 impl Change {
     fn random(random: &mut Random, trees: usize, may_lose: bool) -> Change {
         if trees == 0 || random.once_in(150) {
@@ -218,17 +232,19 @@ impl Change {
             let len = random.below(300_000) as usize;
             return Change::Stream(tree, key, vec![random.next() as u8; len]);
         }
+        if random.once_in(10) {
+            // A commit in the smallest pool changes at most three leaves.
+            let count = random.pick(&[1, 2, 3]);
+            let one = |_| {
+                let mut key = key.clone();
+                key.push(random.below(40) as u8);
+                (random.index(trees), key, (!random.once_in(3)).then(|| value(random)))
+            };
+            return Change::Transaction((0..count).map(one).collect());
+        }
         match random.below(10) {
             0..3 => Change::Remove(tree, key),
-            _ => {
-                let len = match random.below(8) {
-                    0 if random.once_in(4) => random.below(40_000),
-                    0 => random.below(9_000),
-                    1..6 => random.below(900),
-                    _ => random.below(40),
-                };
-                Change::Put(tree, key, vec![random.next() as u8; len as usize])
-            }
+            _ => Change::Put(tree, key, value(random)),
         }
     }
 
@@ -240,6 +256,18 @@ impl Change {
             }
             Change::Remove(tree, key) => {
                 store.tree(&name(*tree)).unwrap().remove(key).map(drop).unwrap();
+            }
+            Change::Transaction(changes) => {
+                let options = TransactionOptions::new().durability(Durability::None);
+                let mut transaction = store.begin_with(options).unwrap();
+                for (tree, key, value) in changes {
+                    let tree = store.tree(&name(*tree)).unwrap();
+                    match value {
+                        Some(value) => transaction.put(&tree, key, value).unwrap(),
+                        None => drop(transaction.remove(&tree, key).unwrap()),
+                    }
+                }
+                transaction.commit().unwrap();
             }
             Change::Stream(tree, key, value) => {
                 let tree = store.tree(&name(*tree)).unwrap();
@@ -267,6 +295,15 @@ impl Change {
             }
             Change::Remove(tree, key) => {
                 let _ = model.get_mut(&name(*tree)).unwrap().remove(key);
+            }
+            Change::Transaction(changes) => {
+                for (tree, key, value) in changes {
+                    let tree = model.get_mut(&name(*tree)).unwrap();
+                    match value {
+                        Some(value) => drop(tree.insert(key.clone(), value.clone())),
+                        None => drop(tree.remove(key)),
+                    }
+                }
             }
             Change::Stream(tree, key, value) => {
                 let tree = model.get_mut(&name(*tree)).unwrap();
@@ -452,5 +489,106 @@ fn threads_find_their_changes_after_a_loss_of_power() {
         assert!(report.damage.is_empty(), "seed {seed}: {:?}", report.damage);
         assert_eq!(report.lost_pages, 0, "seed {seed}");
         assert!(contents(&recovered) == Model::from([("tree".to_string(), model)]), "seed {seed}");
+    }
+}
+
+const ACCOUNTS: u64 = 40;
+const EACH: u64 = 1000;
+
+fn number_at(transaction: &Transaction, tree: &Tree, key: u64) -> u64 {
+    let value = transaction.get(tree, &key.to_be_bytes()).unwrap();
+    value.map_or(0, |value| u64::from_be_bytes(value[..8].try_into().unwrap()))
+}
+
+/// Moves money between two accounts, each in a tree of its own or not, and counts the transfer of
+/// this thread. Some balances are on pages of their own.
+fn transfer(one: &mut Transaction, trees: &[Tree; 2], thread: u64, random: &mut Random) {
+    let (from, to) = (random.below(ACCOUNTS), random.below(ACCOUNTS));
+    let tree_of = |account: u64| &trees[(account % 2) as usize];
+    let balance = |number: u64, random: &mut Random| {
+        let mut value = number.to_be_bytes().to_vec();
+        value.resize(random.pick(&[8, 8, 300, 6000]), 0);
+        value
+    };
+    let amount = random.below(20).min(number_at(one, tree_of(from), from));
+    let left = number_at(one, tree_of(from), from) - amount;
+    one.put(tree_of(from), &from.to_be_bytes(), &balance(left, random)).unwrap();
+    let sum = number_at(one, tree_of(to), to) + amount;
+    one.put(tree_of(to), &to.to_be_bytes(), &balance(sum, random)).unwrap();
+    let count = number_at(one, &trees[0], 1000 + thread) + 1;
+    one.put(&trees[0], &(1000 + thread).to_be_bytes(), &count.to_be_bytes()).unwrap();
+}
+
+/// Threads move money, and the power fails at any operation of the file: no money is lost or made,
+/// and every transfer that was durable then has happened.
+#[test]
+fn transactions_are_whole_or_undone_after_a_loss_of_power() {
+    for seed in 1..12 {
+        let segments =
+            SimulatedOptions { seed, segments: 256, segment_blocks: 16, ..Default::default() };
+        let log = Arc::new(SimulatedDevice::new(segments));
+        let file = Arc::new(CrashingFile::new(Vec::new(), log.clone(), 40, seed));
+        let options = options(&log, 32 << 10, 384 << 10);
+        let store = Store::create_on(file.clone(), &options).unwrap();
+        let trees = ["even", "odd"].map(|name| store.create_tree(name).unwrap());
+        for account in 0..ACCOUNTS {
+            let tree = &trees[(account % 2) as usize];
+            tree.upsert(&account.to_be_bytes(), &EACH.to_be_bytes()).unwrap();
+        }
+        store.sync().unwrap();
+        drop(file.take_crashes());
+
+        // The transfers of each thread that are durable.
+        let durable = [(); 3].map(|()| AtomicU64::new(0));
+        let mut recoveries = 0;
+        let mut recovered = |crash: Crash, at_least: [u64; 3]| {
+            let (log, image) = (Arc::new(crash.log), MemoryDevice::from_snapshot(crash.file));
+            let options = Options { log: Some(log), ..options.clone() }.pool_bytes(4 << 20);
+            let store = Store::open_on(Arc::new(image), &options).unwrap();
+            let report = store.check(&mut |_| ()).unwrap();
+            assert!(report.damage.is_empty(), "seed {seed}: {:?}", report.damage);
+            let trees = ["even", "odd"].map(|name| store.tree(name).unwrap());
+            let view = store.begin().unwrap();
+            let account = |number: u64| number_at(&view, &trees[(number % 2) as usize], number);
+            assert_eq!((0..ACCOUNTS).map(account).sum::<u64>(), ACCOUNTS * EACH, "seed {seed}");
+            for (thread, least) in at_least.into_iter().enumerate() {
+                let found = number_at(&view, &trees[0], 1000 + thread as u64);
+                assert!(found >= least, "seed {seed}: thread {thread}: {found} of {least}");
+            }
+            recoveries += 1;
+        };
+        std::thread::scope(|scope| {
+            for (thread, durable) in durable.iter().enumerate() {
+                let (store, trees) = (&store, &trees);
+                scope.spawn(move || {
+                    let random = &mut Random(seed * 10 + thread as u64);
+                    for number in 1..200 {
+                        let how = random.pick(&[Durability::Synced, Durability::Buffered]);
+                        let options = TransactionOptions::new().durability(how);
+                        let run = |one: &mut Transaction| {
+                            transfer(one, trees, thread as u64, &mut Random(seed + number));
+                            Ok(())
+                        };
+                        store.transact_with(options, run).unwrap();
+                        if how == Durability::Synced {
+                            durable.store(number, Ordering::SeqCst);
+                        }
+                    }
+                });
+            }
+            for _ in 0..40 {
+                std::thread::sleep(std::time::Duration::from_millis(2));
+                // In this order: the crash comes after these transfers were durable.
+                let at_least =
+                    [0, 1, 2].map(|thread: usize| durable[thread].load(Ordering::SeqCst));
+                recovered(file.crash_now(), at_least);
+                file.take_crashes().into_iter().for_each(|crash| recovered(crash, [0; 3]));
+            }
+        });
+        recovered(
+            file.crash_now(),
+            [0, 1, 2].map(|thread: usize| durable[thread].load(Ordering::SeqCst)),
+        );
+        assert!(recoveries > 40);
     }
 }

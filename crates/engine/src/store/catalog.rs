@@ -10,7 +10,9 @@ use crate::page::PageKind;
 use crate::page::bytes::{get_u32, get_u64, put_u32, put_u64};
 use crate::store::core::StoreCore;
 use crate::store::gate::Exclusive;
-use crate::tree::{Access, Existing, Incoming, TreeState, init};
+use crate::store::pages::Change;
+use crate::sync::lock;
+use crate::tree::{Access, Entries, TreeState, Write, commit, init};
 
 /// Length in bytes of a tree's entry: number u32, 0 u32, root page u64.
 const ENTRY: usize = 16;
@@ -93,18 +95,15 @@ impl StoreCore {
         if old == new {
             return Ok(());
         }
-        match catalog.put_in(&change, new.as_bytes(), Incoming::Bytes(&entry), Existing::Refuse) {
-            Err(Error::KeyExists) => return Err(Error::TreeExists(new.into())),
-            stored => stored?,
-        };
-        if let Err(error) = catalog.remove_in(&change, old.as_bytes()) {
-            if catalog.remove_in(&change, new.as_bytes()).is_err() {
-                self.pages.file.poison_for(&format!(
-                    "renaming failed, and a tree has the names {old:?} and {new:?} now"
-                ));
-            }
-            return Err(error);
+        if catalog.contains(new.as_bytes())? {
+            return Err(Error::TreeExists(new.into()));
         }
+        // One group, so that neither a view nor a crash finds two names.
+        let mut writes = [(old, None), (new, Some(&entry[..]))];
+        writes.sort_unstable();
+        let writes =
+            writes.map(|(name, value)| Write { access: catalog, key: name.as_bytes(), value });
+        commit(&self.pages, &change, None, writes)?;
         let open = trees.get(old);
         trees.remove(old);
         if let Some(tree) = open {
@@ -121,7 +120,67 @@ impl StoreCore {
         let mut trees = self.trees();
         self.catalog().remove_in(&change, name.as_bytes())?;
         trees.remove(name);
+        // No other change is under way, so this is the time of the removal, or there was no view.
+        let time = self.pages.versions.now();
+        if self.pages.versions.has_view_before(time) {
+            tree.drop_at(time);
+            lock(&self.dropped_trees).push(tree);
+            return Ok(());
+        }
         tree.dropped.store(true, Ordering::Release);
         Access { pages: &self.pages, tree: &tree }.free_all(&change)
+    }
+
+    /// Frees the pages of dropped trees that no view sees any more. If that is not possible now, a
+    /// later call does it.
+    pub(crate) fn free_dropped_trees(&self) {
+        if lock(&self.dropped_trees).is_empty() {
+            return;
+        }
+        match self.pages.change() {
+            Ok(change) => self.free_dropped_trees_in(&change, false),
+            Err(error) => tracing::debug!("dropped trees are freed later: {error}"),
+        }
+    }
+
+    /// As [`free_dropped_trees`](Self::free_dropped_trees), within a change; `all` of them when the
+    /// store closes.
+    pub(crate) fn free_dropped_trees_in(&self, change: &Change<'_>, all: bool) {
+        let mut dropped = std::mem::take(&mut *lock(&self.dropped_trees));
+        for tree in dropped.extract_if(.., |tree| {
+            let time = tree.before_drop.get().map_or(0, |(time, _)| *time);
+            all || !self.pages.versions.has_view_before(time)
+        }) {
+            let Some((_, twin)) = tree.before_drop.get() else { continue };
+            twin.dropped.store(true, Ordering::Release);
+            let freed = Access { pages: &self.pages, tree: twin }.free_all(change);
+            if let Err(error) = freed {
+                let name = tree.name();
+                tracing::warn!("pages of the dropped tree {name:?} stay unused: {error}");
+            }
+        }
+        lock(&self.dropped_trees).append(&mut dropped);
+    }
+
+    /// The tree of this number: open, in the catalog, or dropped while a view sees it.
+    pub(crate) fn tree_of_number(&self, number: u32) -> Result<Option<Arc<TreeState>>> {
+        let found = self.trees().live().find(|tree| tree.id == number);
+        if let Some(tree) = found {
+            return Ok(Some(tree));
+        }
+        for entry in Entries::all(self.catalog()) {
+            let (name, value) = entry?;
+            let tree = self.decode_tree(&name, &value)?;
+            if tree.id == number {
+                match self.open_tree(&tree.name()) {
+                    // It may have been renamed or dropped meanwhile.
+                    Ok(tree) if tree.id == number => return Ok(Some(tree)),
+                    Ok(_) | Err(Error::NoSuchTree(_)) => {}
+                    Err(error) => return Err(error),
+                }
+            }
+        }
+        let dropped = lock(&self.dropped_trees);
+        Ok(dropped.iter().find(|tree| tree.id == number).cloned())
     }
 }

@@ -243,7 +243,12 @@ impl StoreCore {
         }
         let outcome = match self.pages.check_writable() {
             Err(Error::ReadOnly) => Ok(()),
-            _ => self.sync_and_trim(freeze, checkpoints),
+            _ => {
+                if let Ok(change) = self.pages.change_frozen(freeze) {
+                    self.free_dropped_trees_in(&change, true);
+                }
+                self.sync_and_trim(freeze, checkpoints)
+            }
         };
         // If space or memory ran out, the caller can still save the changes. So the store stays
         // open, unless it is poisoned.

@@ -25,6 +25,8 @@ pub(crate) struct StoreCore {
     /// A checkpoint holds this lock. Freezing the gate does not exclude another checkpoint.
     pub checkpoints: Mutex<Checkpoints>,
     pub commits: GroupCommit,
+    /// Trees that were dropped and whose pages views still see.
+    pub dropped_trees: Mutex<Vec<Arc<TreeState>>>,
 }
 
 /// The trees that have handles, by name.
@@ -50,6 +52,11 @@ impl OpenTrees {
         self.by_name.insert(tree.name().to_string(), Arc::downgrade(tree));
     }
 
+    /// The trees that have handles.
+    pub(crate) fn live(&self) -> impl Iterator<Item = Arc<TreeState>> {
+        self.by_name.values().filter_map(Weak::upgrade)
+    }
+
     pub(crate) fn remove(&mut self, name: &str) {
         self.by_name.remove(name);
     }
@@ -67,6 +74,7 @@ impl StoreCore {
         StoreCore {
             catalog: Arc::new(TreeState::catalog(PageRef::new(catalog, page_frames))),
             open_trees: Mutex::default(),
+            dropped_trees: Mutex::default(),
             checkpoints: Mutex::new(pool.with_space(|space| Checkpoints::of_file(free_map, space))),
             commits: GroupCommit::default(),
             pages: PageStore::new(pool, device, file, salvage),

@@ -1,4 +1,4 @@
-//! The public interface of a store: [`Store`], [`Snapshot`], and a view of its pool.
+//! The public interface of a store: [`Store`], and a view of its pool.
 
 pub(crate) mod at_exit;
 pub(crate) mod callback;
@@ -18,9 +18,11 @@ pub(crate) mod open;
 pub(crate) mod options;
 pub(crate) mod pages;
 pub(crate) mod unlinked;
+pub(crate) mod versions;
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use vellum_pool::device::{Device, DeviceInfo};
 use vellum_pool::{BackendKind, PAGE_SIZE, Pool, PoolError, PoolStats, Space};
@@ -28,7 +30,6 @@ use vellum_pool::{BackendKind, PAGE_SIZE, Pool, PoolError, PoolStats, Space};
 use crate::error::{Error, Result};
 use crate::page::blob::VALUE_MAX;
 use crate::store::core::StoreCore;
-use crate::store::gate::Freeze;
 use crate::store::options::Options;
 use crate::tree::{Entries, Tree};
 
@@ -82,6 +83,12 @@ pub struct StoreStat {
     pub trees: u64,
     /// Nothing has changed since the last checkpoint.
     pub clean: bool,
+    /// The number of snapshots and transactions.
+    pub views: u64,
+    /// The age of the oldest snapshot or transaction.
+    pub oldest_view: Option<Duration>,
+    /// The memory, in bytes, that old values take for snapshots and transactions.
+    pub version_bytes: u64,
 }
 
 impl Store {
@@ -257,6 +264,7 @@ impl Store {
         let trees = self.trees()?.len() as u64;
         let (core, header) = (&self.core, self.core.pages.header());
         let file_pages = core.pages.pool.file_pages();
+        let (views, oldest_view) = core.pages.versions.views();
         let used = core.pages.pool.with_space(|space| space.allocated_pages() + space.first());
         Ok(StoreStat {
             store_id: header.store_id,
@@ -268,6 +276,9 @@ impl Store {
             pool_bytes: core.pages.pool.capacity() * PAGE_SIZE as u64,
             trees,
             clean: header.clean && !core.pages.is_changed(),
+            views,
+            oldest_view,
+            version_bytes: core.pages.versions.bytes(),
         })
     }
 
@@ -289,46 +300,6 @@ impl Store {
     /// A read-only view of the buffer manager.
     pub fn pool(&self) -> PoolView<'_> {
         PoolView(&self.core.pages.pool)
-    }
-}
-
-/// While this lives, the store does not change, so all reads see the same state.
-///
-/// For now, changes of other threads wait until the snapshot is dropped. The thread that has the
-/// snapshot must not change the store: it would wait for ever. Reads do not wait, and several
-/// snapshots may live at once.
-#[derive(Debug)]
-pub struct Snapshot<'a> {
-    store: &'a Store,
-    _freeze: Freeze<'a>,
-}
-
-impl Store {
-    /// A view of the store that does not change. Changes wait while it lives.
-    ///
-    /// # Errors
-    /// [`Closed`](crate::Error::Closed), [`CalledFromWithin`](crate::Error::CalledFromWithin).
-    pub fn snapshot(&self) -> Result<Snapshot<'_>> {
-        self.core.pages.check_open()?;
-        Ok(Snapshot { store: self, _freeze: self.core.pages.freeze()? })
-    }
-}
-
-impl Snapshot<'_> {
-    /// The tree of this name, in the state of the snapshot.
-    ///
-    /// # Errors
-    /// [`NoSuchTree`](crate::Error::NoSuchTree), damage, a failed read.
-    pub fn tree(&self, name: &str) -> Result<Tree> {
-        self.store.tree(name)
-    }
-
-    /// The names of all trees, sorted.
-    ///
-    /// # Errors
-    /// Damage or a failed read.
-    pub fn trees(&self) -> Result<Vec<String>> {
-        self.store.trees()
     }
 }
 

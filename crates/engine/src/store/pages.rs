@@ -9,7 +9,7 @@ use vellum_pool::{PAGE_SIZE, PageId, PageRef, Pool};
 
 use crate::error::{Error, Result};
 use crate::node::NodeLimits;
-use crate::page::blob::BLOB_REST;
+use crate::page::blob::{BLOB_REST, BlobRef};
 use crate::redo::log::RedoLog;
 use crate::redo::record::RecordWriter;
 use crate::store::callback::{CallbackScope, refuse_in_callback};
@@ -18,10 +18,14 @@ use crate::store::gate::{ChangePermit, Exclusive, Freeze, Gate};
 use crate::store::header::Header;
 use crate::store::options::min_pool_frames;
 use crate::store::unlinked::UnlinkedPages;
+use crate::store::versions::{Conflicting, ReadSet, Replaced, Time, Versions, VersionsFull};
 use crate::sync::lock;
 
 /// A pool of fewer tree pages is too small for two structure changes at a time.
 const SMALL_POOL_PAGES: u64 = 64;
+
+/// Old values may take so many bytes, and an eighth of a larger pool.
+const VERSIONS_MIN: u64 = 16 << 20;
 
 /// The most ranges in a record of their own.
 const RANGES_MAX: usize = 1000;
@@ -40,6 +44,8 @@ pub(crate) struct PageStore {
     pub gate: Gate,
     /// Pages that are allocated although no tree refers to them.
     pub unlinked: UnlinkedPages,
+    /// The old values of entries that have changed, for views.
+    pub versions: Versions,
     /// Shared with the pool's format.
     pub file: Arc<StoreFile>,
     /// The log, if the store has one.
@@ -120,6 +126,7 @@ impl PageStore {
             max_blob: blob_frames * PAGE_SIZE as u64 - BLOB_REST as u64,
             gate: Gate::default(),
             unlinked: UnlinkedPages::default(),
+            versions: Versions::new((capacity * PAGE_SIZE as u64 / 8).max(VERSIONS_MIN)),
             redo_log: None,
             changed: AtomicBool::new(!header.clean && !salvage),
             process: std::process::id(),
@@ -174,6 +181,9 @@ impl PageStore {
     #[inline]
     pub(crate) fn change(&self) -> Result<Change<'_>> {
         refuse_in_callback(&self.gate)?;
+        if self.versions.are_kept() {
+            self.check_versions(0)?;
+        }
         if let Some(log) = self.redo_log.as_ref().filter(|log| log.is_cut_due()) {
             self.cut_log(log)?;
         }
@@ -183,11 +193,81 @@ impl PageStore {
         Ok(self.begin(Some(permit)))
     }
 
+    /// Refuses a change if old values take more memory than they may, or would with `more` bytes.
+    #[cold]
+    pub(crate) fn check_versions(&self, more: u64) -> Result<()> {
+        self.versions.check_room(more).map_err(|VersionsFull| {
+            let (views, oldest) = self.versions.views();
+            Error::VersionsFull {
+                bytes: self.versions.bytes(),
+                views,
+                oldest: oldest.unwrap_or_default(),
+            }
+        })
+    }
+
+    /// Keeps the old values of entries for the views that see them. The caller has begun a change,
+    /// and holds the locks of the leaves.
+    pub(crate) fn keep_versions(&self, replaced: Vec<Replaced>) {
+        let mut unpinned = Vec::new();
+        let pin = |blob: BlobRef| self.unlinked.pin(blob.page.id);
+        self.versions.keep(replaced, pin, &mut unpinned);
+        self.unpin(&unpinned);
+    }
+
+    /// As [`keep_versions`](Self::keep_versions), for a transaction whose view has this time.
+    ///
+    /// # Errors
+    /// [`Conflicting`] if what the transaction has read has changed. Then nothing is kept.
+    pub(crate) fn keep_versions_unless_conflicting(
+        &self,
+        time: Time,
+        reads: &ReadSet,
+        replaced: Vec<Replaced>,
+    ) -> std::result::Result<(), Conflicting> {
+        let mut unpinned = Vec::new();
+        let pin = |blob: BlobRef| self.unlinked.pin(blob.page.id);
+        let kept = self.versions.keep_unless_conflicting(time, reads, replaced, pin, &mut unpinned);
+        self.unpin(&unpinned);
+        kept
+    }
+
+    /// No version has these values any more. Returns whether pages can be freed.
+    pub(crate) fn unpin(&self, blobs: &[BlobRef]) -> bool {
+        blobs.iter().filter(|blob| self.unlinked.unpin(blob.page.id)).count() > 0
+    }
+
+    /// Begins a view of the store as it is now. The caller ends it.
+    pub(crate) fn begin_view(&self) -> Result<Time> {
+        self.check_process()?;
+        self.check_open()?;
+        refuse_in_callback(&self.gate)?;
+        match self.versions.try_begin_view() {
+            Some(time) => Ok(time),
+            None => Ok(self.versions.begin_view(&self.freeze()?)),
+        }
+    }
+
+    /// Ends a view.
+    pub(crate) fn end_view(&self, time: Time) {
+        let mut unpinned = Vec::new();
+        self.versions.end_view(time, &mut unpinned);
+        if self.unpin(&unpinned) {
+            self.try_reclaim_unlinked();
+        }
+    }
+
     /// Begins a change with exclusive use of the store.
     pub(crate) fn change_exclusively<'a>(
         &'a self,
         _exclusive: &'a Exclusive<'_>,
     ) -> Result<Change<'a>> {
+        self.check_writable()?;
+        Ok(self.begin(None))
+    }
+
+    /// Begins a change while the caller has frozen the gate.
+    pub(crate) fn change_frozen<'a>(&'a self, _freeze: &'a Freeze<'_>) -> Result<Change<'a>> {
         self.check_writable()?;
         Ok(self.begin(None))
     }

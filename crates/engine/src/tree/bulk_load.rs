@@ -202,9 +202,12 @@ impl Access<'_> {
         if !is_empty(&root) {
             return Err(Error::NotEmpty);
         }
+        if self.pages.versions.are_kept() {
+            self.pages.versions.keep_load(self.tree.id);
+        }
         let mut group = self.group(change);
         group.copy(&mut root, image);
-        group.end(&mut [&mut root])
+        group.end(&mut [&mut root]).map(drop)
     }
 }
 

@@ -4,11 +4,13 @@ use vellum_pool::{ExclusiveGuard, PageRef};
 
 use super::Access;
 use super::lookup::LeafBytes;
+use super::scan::Cursor;
 use crate::error::{Error, Result};
 use crate::node::Node;
 use crate::page::blob::BlobRef;
 use crate::page::{self, PageKind};
 use crate::store::pages::Change;
+use crate::store::versions::Replaced;
 
 /// The children and blobs to which a node refers.
 struct References {
@@ -37,13 +39,39 @@ impl<'a> Access<'a> {
     /// As [`free_all`](Self::free_all). After an error the tree is empty, too, unless its root is
     /// damaged.
     pub(crate) fn clear(self, change: &Change<'_>) -> Result<()> {
+        let replaced = match self.pages.versions.are_kept() {
+            true => self.all_entries()?,
+            false => Vec::new(),
+        };
         let mut root = self.pages.pool.fix_exclusive(self.tree.root)?;
         let references = self.references_of(&root, u8::MAX)?;
         let mut group = self.group(change);
+        group.replace(replaced);
         group.format_root(&mut root, 0, 0);
         group.end(&mut [&mut root])?;
         drop(root);
         self.free_below(change, references)
+    }
+
+    /// All entries of the tree, which a clear is about to remove, for views that still see them.
+    ///
+    /// # Errors
+    /// [`Error::VersionsFull`], damage, a failed read.
+    fn all_entries(self) -> Result<Vec<Replaced>> {
+        let (mut replaced, mut bytes) = (Vec::new(), 0);
+        let mut cursor = Cursor::new(self);
+        while let Some((page, leaf)) = cursor.next_leaf()? {
+            bytes += leaf.len() as u64;
+            self.pages.check_versions(bytes)?;
+            let torn = |torn| Error::torn(page, torn);
+            let (node, leaf) = (Node::new(leaf), LeafBytes { page, bytes: leaf });
+            for index in 0..node.count().map_err(torn)? {
+                let key = node.key(index).map_err(torn)?.into();
+                let old = Some(leaf.value(index)?.into());
+                replaced.push(Replaced { tree: self.tree.id, key, old });
+            }
+        }
+        Ok(replaced)
     }
 
     /// Whether the page of a blob is known to be something else than a value of this tree. Reads no

@@ -1,34 +1,40 @@
 //! The one place where pages of trees change: groups.
 //!
 //! A *group* is one atomic change of a tree: entries of one leaf, or a split with its three pages.
-//! The thread locks the pages, changes each of them, and ends the group while it still holds them.
-//! Until then no page of the group can leave memory, and no other thread sees a part of the group.
-//! If the store has a log, [`Group::end`] appends one record for the group.
+//! The commit of a transaction is one group, too, of any leaves of any trees. The thread locks the
+//! pages, changes each of them, and ends the group while it still holds them. Until then no page of
+//! the group can leave memory, and no other thread sees a part of the group. If the store has a
+//! log, [`Group::end`] appends one record for the group.
 //!
 //! A thread that gives up has changed nothing, or else the tree is inconsistent. So the store
 //! refuses changes after a group that had begun to change pages and did not end.
 
+use smallvec::SmallVec;
 use vellum_pool::{ExclusiveGuard, PageId, PageRef};
 
 use super::Access;
+use super::lookup::{LeafBytes, LeafValue};
 use crate::error::{Error, Result};
 use crate::node::{Edit, Fences, Node, NodeMut, Payload, Split, merge_into_right, split_off_left};
 use crate::page::blob::BlobRef;
 use crate::page::{self, LEVEL, PAGE_HEADER, PageKind};
 use crate::redo::record::{RecordWriter, push_edit};
 use crate::store::pages::Change;
+use crate::store::versions::{OldValue, Replaced};
 
-/// The most pages that a group changes: a node, its new sibling and their parent.
-const PAGES_MAX: usize = 3;
+/// Most groups change at most so many pages: a node, its new sibling and their parent. The commit
+/// of a transaction may change more.
+const PAGES_INLINE: usize = 3;
 
 /// See the module's documentation.
 #[derive(Debug)]
 #[must_use = "a group that changed pages must end"]
 pub(crate) struct Group<'c, 'a> {
     access: Access<'a>,
-    /// The pages that have changed, each once: so many of the array.
-    changed: [ChangedPage; PAGES_MAX],
-    count: usize,
+    /// The pages that have changed, each once.
+    changed: SmallVec<[ChangedPage; PAGES_INLINE]>,
+    /// The old values of the entries that have changed, if there are views that may see them.
+    replaced: Option<Vec<Replaced>>,
     /// New pages to which the tree refers after the group: nodes, and values in one page.
     taken: Vec<PageRef>,
     /// Values in one page to which nothing refers after the group. Pages of values in pieces have
@@ -48,18 +54,22 @@ struct ChangedPage {
     needs_image: bool,
 }
 
-impl ChangedPage {
-    const NONE: ChangedPage = ChangedPage { id: PageId(0), edits: Vec::new(), needs_image: false };
-}
-
 impl<'a> Access<'a> {
     /// Begins a group within a change.
     #[inline]
     pub(crate) fn group<'c>(self, change: &'c Change<'_>) -> Group<'c, 'a> {
+        let mut group = self.group_without_versions(change);
+        group.replaced = self.pages.versions.are_kept().then(Vec::new);
+        group
+    }
+
+    /// Begins a group that keeps no old values, because the caller has kept them.
+    #[inline]
+    pub(crate) fn group_without_versions<'c>(self, change: &'c Change<'_>) -> Group<'c, 'a> {
         Group {
             access: self,
-            changed: [const { ChangedPage::NONE }; PAGES_MAX],
-            count: 0,
+            changed: SmallVec::new(),
+            replaced: None,
             taken: Vec::new(),
             removed: Vec::new(),
             freed: Vec::new(),
@@ -78,7 +88,7 @@ impl<'a> Access<'a> {
         page: &mut ExclusiveGuard<'a>,
         edit: Edit<'_>,
     ) -> Result<bool> {
-        if self.pages.redo_log.is_none() {
+        if self.pages.redo_log.is_none() && !self.pages.versions.are_kept() {
             return Ok(NodeMut::new(page).edit(edit));
         }
         let mut group = self.group(change);
@@ -93,11 +103,18 @@ impl<'a> Group<'_, 'a> {
     pub(crate) fn edit(&mut self, page: &mut ExclusiveGuard<'_>, edit: Edit<'_>) -> bool {
         let is_logged = self.access.pages.redo_log.is_some();
         let (needs_image, removed) = (self.needs_image(page), self.removed.len());
+        let replaced = self.replaced.as_ref().map_or(0, Vec::len);
         if is_logged {
             self.remove_values(Node::new(page), edit);
         }
+        if self.replaced.is_some() && page[LEVEL] == 0 {
+            self.replace_entries(page, edit);
+        }
         if !NodeMut::new(page).edit(edit) {
             self.removed.truncate(removed);
+            if let Some(entries) = &mut self.replaced {
+                entries.truncate(replaced);
+            }
             return false;
         }
         let changed = self.note(page, needs_image);
@@ -131,6 +148,32 @@ impl<'a> Group<'_, 'a> {
             Edit::Insert { .. } => {}
             Edit::Replace { index, .. } | Edit::Remove { index } => remove(index),
             Edit::RemoveAll { indexes } => indexes.iter().for_each(|index| remove(*index)),
+        }
+    }
+
+    /// Notes the entries of a leaf that the edit changes.
+    fn replace_entries(&mut self, leaf: &ExclusiveGuard<'_>, edit: Edit<'_>) {
+        let (tree, leaf) = (self.access.tree.id, LeafBytes::from(leaf));
+        let Some(replaced) = &mut self.replaced else { return };
+        // The thread has found the entries before, so it can read them.
+        let mut replace = |index: usize| {
+            if let (Ok(key), Ok(value)) = (Node::new(leaf.bytes).key(index), leaf.value(index)) {
+                replaced.push(Replaced { tree, key: key.into(), old: Some(value.into()) });
+            }
+        };
+        match edit {
+            Edit::Insert { key, .. } => {
+                replaced.push(Replaced { tree, key: key.into(), old: None });
+            }
+            Edit::Replace { index, .. } | Edit::Remove { index } => replace(index),
+            Edit::RemoveAll { indexes } => indexes.iter().for_each(|index| replace(*index)),
+        }
+    }
+
+    /// The group removes these entries, by other means than an edit.
+    pub(crate) fn replace(&mut self, entries: Vec<Replaced>) {
+        if let Some(replaced) = &mut self.replaced {
+            replaced.extend(entries);
         }
     }
 
@@ -203,13 +246,13 @@ impl<'a> Group<'_, 'a> {
     #[inline]
     fn note(&mut self, page: &ExclusiveGuard<'_>, needs_image: bool) -> &mut ChangedPage {
         let id = page.page().id;
-        let found = self.changed[..self.count].iter().position(|changed| changed.id == id);
-        let at = found.unwrap_or(self.count);
-        let changed = &mut self.changed[at];
+        // From the last one on: a thread that changes many pages changes one after the other.
+        let found = self.changed.iter().rposition(|changed| changed.id == id);
+        let at = found.unwrap_or(self.changed.len());
         if found.is_none() {
-            changed.id = id;
-            self.count += 1;
+            self.changed.push(ChangedPage { id, edits: Vec::new(), needs_image: false });
         }
+        let changed = &mut self.changed[at];
         changed.needs_image |= needs_image;
         changed
     }
@@ -226,63 +269,78 @@ impl<'a> Group<'_, 'a> {
     }
 
     /// Ends the group. `pages` are all pages that the group has changed. The caller still holds
-    /// them, and unlocks them afterwards.
+    /// them, and unlocks them afterwards. Returns the number of the group's record; 0 without a
+    /// log.
     ///
     /// # Errors
     /// If the log does not take the record. Then the store refuses changes.
     #[inline]
-    pub(crate) fn end(mut self, pages: &mut [&mut ExclusiveGuard<'a>]) -> Result<()> {
-        debug_assert!(
-            self.changed[..self.count]
-                .iter()
-                .all(|changed| { pages.iter().any(|guard| guard.page().id == changed.id) })
-        );
-        if self.access.pages.redo_log.is_some() && self.count > 0 {
-            self.append(pages)?;
+    pub(crate) fn end(mut self, pages: &mut [&mut ExclusiveGuard<'a>]) -> Result<u64> {
+        if let Some(replaced) = self.replaced.take_if(|replaced| !replaced.is_empty()) {
+            self.access.pages.keep_versions(replaced);
         }
-        self.count = 0;
+        let mut lsn = 0;
+        if self.access.pages.redo_log.is_some() && !self.changed.is_empty() {
+            lsn = self.append(pages)?;
+        }
+        self.changed.clear();
         for page in std::mem::take(&mut self.freed) {
             self.access.free_page(self.change, page);
         }
-        Ok(())
+        Ok(lsn)
     }
 
     /// Appends the group's record to the log, and gives its number to the changed pages.
-    fn append(&self, pages: &mut [&mut ExclusiveGuard<'a>]) -> Result<()> {
-        let Some(log) = &self.access.pages.redo_log else { return Ok(()) };
+    fn append(&self, pages: &mut [&mut ExclusiveGuard<'a>]) -> Result<u64> {
+        let Some(log) = &self.access.pages.redo_log else { return Ok(0) };
         let mut bytes = Vec::new();
         let freed = self.freed.iter().map(ExclusiveGuard::page);
         let freed: Vec<PageRef> = freed.chain(self.removed.iter().copied()).collect();
         let mut record = RecordWriter::new(&mut bytes, &self.taken, &freed);
-        let changed = &self.changed[..self.count];
-        let change_of = |page: PageRef| changed.iter().find(|changed| changed.id == page.id);
-        for guard in &*pages {
+        // The caller of a large group passes the pages in the order in which it changed them.
+        let change_of = |index: usize, page: PageRef| {
+            let same = self.changed.get(index).filter(|changed| changed.id == page.id);
+            same.or_else(|| self.changed.iter().find(|changed| changed.id == page.id))
+        };
+        let mut count = 0;
+        for (index, guard) in pages.iter().enumerate() {
             let page = guard.page();
-            match change_of(page) {
+            match change_of(index, page) {
                 Some(changed) if changed.needs_image => {
                     record.image(page, guard).map_err(|torn| Error::torn(page, torn))?;
                 }
                 Some(changed) => record.edits(page, &changed.edits),
-                None => {}
+                None => continue,
             }
+            count += 1;
         }
+        debug_assert_eq!(count, self.changed.len(), "the caller passes all changed pages");
         let lsn = log.append(&bytes)?;
-        for guard in pages {
-            if change_of(guard.page()).is_some() {
+        for (index, guard) in pages.iter_mut().enumerate() {
+            if change_of(index, guard.page()).is_some() {
                 page::set_lsn(guard, lsn);
             }
         }
-        Ok(())
+        Ok(lsn)
     }
 }
 
 impl Drop for Group<'_, '_> {
     #[inline]
     fn drop(&mut self) {
-        if self.count > 0 {
+        if !self.changed.is_empty() {
             let tree = self.access.tree.name();
             let what = format!("a change of tree {tree:?} ended in its midst");
             self.access.pages.file.poison_for(&what);
+        }
+    }
+}
+
+impl From<LeafValue<'_>> for OldValue {
+    fn from(value: LeafValue<'_>) -> OldValue {
+        match value {
+            LeafValue::Inline(value) => OldValue::Inline(value.into()),
+            LeafValue::Blob(blob) => OldValue::Blob(blob),
         }
     }
 }

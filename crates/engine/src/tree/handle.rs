@@ -42,8 +42,13 @@ impl Tree {
         Access { pages: &self.core.pages, tree: &self.state }
     }
 
+    /// Whether this is a tree of this store.
+    pub(crate) fn is_of(&self, core: &Arc<StoreCore>) -> bool {
+        Arc::ptr_eq(&self.core, core)
+    }
+
     #[inline(always)]
-    pub(super) fn open_access(&self) -> Result<Access<'_>> {
+    pub(crate) fn open_access(&self) -> Result<Access<'_>> {
         self.core.pages.check_open()?;
         Ok(self.access())
     }

@@ -9,6 +9,7 @@
 //! below it. So waits form no cycle.
 
 use std::borrow::Cow;
+use std::sync::MutexGuard;
 
 use vellum_pool::{
     ExclusiveGuard, FixOutcome, OptimisticGuard, PAGE_SIZE, PageId, PageReader, PageRef, RacyBytes,
@@ -177,6 +178,17 @@ impl<'a> Access<'a> {
         blob::check(&guard, self.tree.id, key, blob.len)
             .map_err(|what| Error::damaged(blob.page, what))?;
         Ok(Blob::new(guard, blob.len as usize))
+    }
+
+    /// The value of a reference, which a version keeps.
+    pub(crate) fn open_value(self, blob: BlobRef, key: &[u8]) -> Result<Value<'a>> {
+        match blob.is_whole() {
+            true => self.open_blob(blob, key).map(Value::Blob),
+            false => {
+                let pin = self.pages.pin(blob.page.id);
+                self.copy_of(self.open_reader(blob, key, pin)?)
+            }
+        }
     }
 
     /// Fixes the blob of `key`, which must be whole. The caller keeps its reference valid.
@@ -657,9 +669,30 @@ impl<'a> Access<'a> {
         Ok(leaf)
     }
 
+    /// As [`exclusive_leaf`](Self::exclusive_leaf), for a thread that has the turn for structure
+    /// changes, and may hold leaves that come before this one.
+    pub(crate) fn exclusive_leaf_in_turn(
+        self,
+        key: &[u8],
+        turn: &Option<MutexGuard<'_, ()>>,
+    ) -> Result<ExclusiveGuard<'a>> {
+        let leaf = self.attempt(|| Ok(self.leaf(Target::Key(key))?.node.upgrade()?))?;
+        let leaf = leaf.map_or_else(|| self.exclusive_leaf_below(Target::Key(key), turn), Ok)?;
+        check_covers(&leaf, leaf.page(), key)?;
+        Ok(leaf)
+    }
+
     #[cold]
     pub(crate) fn exclusive_leaf_locked(self, target: Target<'_>) -> Result<ExclusiveGuard<'a>> {
-        let _turn = self.pages.structure_lock();
+        self.exclusive_leaf_below(target, &self.pages.structure_lock())
+    }
+
+    #[cold]
+    fn exclusive_leaf_below(
+        self,
+        target: Target<'_>,
+        _turn: &Option<MutexGuard<'_, ()>>,
+    ) -> Result<ExclusiveGuard<'a>> {
         loop {
             if let Some(pair) = self.exclusive_pair(target, 0)? {
                 return Ok(pair.node);

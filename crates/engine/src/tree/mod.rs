@@ -7,6 +7,7 @@
 
 mod bulk_load;
 mod check;
+mod commit;
 mod drop_tree;
 mod group;
 mod handle;
@@ -23,24 +24,27 @@ mod structure;
 mod tests;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use vellum_pool::PageRef;
 
 pub use bulk_load::BulkLoader;
 pub use check::TreeStat;
 pub(crate) use check::Visitor;
+pub(crate) use commit::{Write, commit};
 pub(crate) use group::init;
 pub use handle::Tree;
-pub(crate) use modify::{Existing, Incoming};
+pub(crate) use lookup::Target;
 pub use owned_streams::{OwnedValueReader, OwnedValueWriter};
 pub use remove_many::ExtractIf;
 pub use salvage::{Visit, VisitReaders};
 pub use scan::{Cursor, Entries, KeyRange};
+pub(crate) use scan::{Direction, bounds_of, bounds_of_prefix, is_after_start, is_before_end};
 pub use streams::{ValueReader, ValueWriter};
 
 use crate::error::{Error, Result};
 use crate::store::pages::PageStore;
+use crate::store::versions::Time;
 use crate::sync::lock;
 
 /// A tree and the pages of its store. Every operation works on these.
@@ -51,6 +55,14 @@ pub(crate) struct Access<'a> {
 }
 
 impl Access<'_> {
+    /// The tree as a view of this time sees it, if it was dropped since.
+    pub(crate) fn at(self, time: Time) -> Self {
+        match self.tree.before_drop.get() {
+            Some((dropped, twin)) if time < *dropped => Access { tree: twin, ..self },
+            _ => self,
+        }
+    }
+
     #[inline(always)]
     pub(crate) fn check_dropped(self) -> Result<()> {
         match self.tree.dropped.load(Ordering::Acquire) {
@@ -71,6 +83,9 @@ pub(crate) struct TreeState {
     pub root: PageRef,
     /// Set before the tree's pages are freed.
     pub dropped: AtomicBool,
+    /// For views that began before the tree was dropped, until its pages are freed: the tree as
+    /// they see it.
+    pub before_drop: OnceLock<(Time, Box<TreeState>)>,
     /// The leaves from which the first and the last entry were popped last; 0 for none. A thread
     /// stores a page's number here, and removes it when it frees the page, only while it holds the
     /// page's exclusive lock. So a locked page whose number is here is a page of the tree.
@@ -85,6 +100,7 @@ impl TreeState {
             name,
             root,
             dropped: AtomicBool::new(false),
+            before_drop: OnceLock::new(),
             popped_leaves: Default::default(),
         }
     }
@@ -96,6 +112,13 @@ impl TreeState {
 
     pub(crate) fn rename(&self, name: &str) {
         *lock(&self.name) = name.into();
+    }
+
+    /// The tree is dropped at this time. Views of earlier times may still read it.
+    pub(crate) fn drop_at(&self, time: Time) {
+        let twin = TreeState::new(self.id, &self.name(), self.root);
+        let _ = self.before_drop.set((time, Box::new(twin)));
+        self.dropped.store(true, Ordering::Release);
     }
 
     pub(crate) fn catalog(root: PageRef) -> TreeState {

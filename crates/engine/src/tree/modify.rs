@@ -174,7 +174,7 @@ impl<'a> Access<'a> {
             if group.edit(&mut leaf, Edit::Insert { index, key: name, payload }) {
                 group.take(root.page());
                 group.format_root(root, 0, 0);
-                return group.end(&mut [root, &mut leaf]);
+                return group.end(&mut [root, &mut leaf]).map(drop);
             }
             drop((group, leaf));
             self.make_room_for(change, name, payload)?;
@@ -182,7 +182,7 @@ impl<'a> Access<'a> {
     }
 
     /// Splits the leaf for `key` until the entry, new or replacing an old one, fits.
-    pub(super) fn make_room_for(
+    pub(crate) fn make_room_for(
         self,
         change: &Change<'_>,
         key: &[u8],

@@ -396,6 +396,17 @@ impl<'a> Cursor<'a> {
         Ok(Some((self.page(), &self.leaf)))
     }
 
+    /// A copy of the leaf for `target`, and its page. `direction` is that of a scan that comes from
+    /// the leaf's sibling.
+    pub(crate) fn copy_leaf(
+        &mut self,
+        target: Target<'_>,
+        direction: Option<Direction>,
+    ) -> Result<(PageRef, &[u8])> {
+        self.load(target, direction)?;
+        Ok((self.page(), &self.leaf))
+    }
+
     /// Moves to the last entry. Returns false if there is none.
     ///
     /// # Errors

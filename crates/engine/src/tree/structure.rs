@@ -10,13 +10,16 @@ use super::Access;
 use super::group::init;
 use super::lookup::{LockedPair, Target};
 use crate::error::{Error, Result};
-use crate::node::{Edit, Fences, Node, Payload, Torn, fits_merge, plan_split};
+use crate::node::{Edit, Fences, Node, Payload, Split, Torn, fits_merge, plan_split};
 use crate::page::PageKind;
 use crate::page::blob::BlobRef;
 use crate::store::pages::Change;
 
 /// Whether a node has enough room for a change.
 type HasRoom<'f> = &'f dyn Fn(Node<&[u8]>) -> Result<bool, Torn>;
+
+/// Where to split a node; `None` if it has enough room.
+type PlanSplit<'f> = &'f dyn Fn(Node<&[u8]>) -> Result<Option<Split>, Torn>;
 
 /// The result of one attempt to split.
 enum SplitOutcome {
@@ -57,8 +60,19 @@ impl<'a> Access<'a> {
         level: u8,
         has_room: HasRoom<'_>,
     ) -> Result<()> {
+        self.split_as_planned(change, key, level, &|node| split_unless(has_room, node, key))
+    }
+
+    /// Splits the node of `level` for `key` as planned, and its ancestors if necessary.
+    pub(crate) fn split_as_planned(
+        self,
+        change: &Change<'_>,
+        key: &[u8],
+        level: u8,
+        plan: PlanSplit<'_>,
+    ) -> Result<()> {
         let _turn = self.pages.structure_lock();
-        self.make_room_in_turn(change, key, level, has_room)
+        self.make_room_in_turn(change, key, level, plan)
     }
 
     fn make_room_in_turn(
@@ -66,14 +80,16 @@ impl<'a> Access<'a> {
         change: &Change<'_>,
         key: &[u8],
         level: u8,
-        has_room: HasRoom<'_>,
+        plan: PlanSplit<'_>,
     ) -> Result<()> {
         loop {
-            match self.split_once(change, key, level, has_room)? {
+            match self.split_once(change, key, level, plan)? {
                 SplitOutcome::Done => return Ok(()),
                 SplitOutcome::RootGrew => {}
                 SplitOutcome::ParentFull(len) => {
-                    self.make_room_in_turn(change, key, level + 1, &|node| node.has_room(len, 0))?;
+                    let has_room: HasRoom<'_> = &|node| node.has_room(len, 0);
+                    let plan: PlanSplit<'_> = &|node| split_unless(has_room, node, key);
+                    self.make_room_in_turn(change, key, level + 1, plan)?;
                 }
             }
         }
@@ -84,7 +100,7 @@ impl<'a> Access<'a> {
         change: &Change<'_>,
         key: &[u8],
         level: u8,
-        has_room: HasRoom<'_>,
+        plan: PlanSplit<'_>,
     ) -> Result<SplitOutcome> {
         // Before this thread takes a lock: a thread that waits for a frame should hold no pages.
         let mut spare = self.pages.pool.allocate(self.pages.page_frames)?;
@@ -97,7 +113,7 @@ impl<'a> Access<'a> {
                 return other.map(|_| SplitOutcome::Done);
             }
         };
-        match self.split_pair(change, key, has_room, pair, &mut spare) {
+        match self.split_pair(change, plan, pair, &mut spare) {
             Ok((outcome, true)) => Ok(outcome),
             other => {
                 self.free_page(change, spare);
@@ -110,17 +126,16 @@ impl<'a> Access<'a> {
     fn split_pair(
         self,
         change: &Change<'_>,
-        key: &[u8],
-        has_room: HasRoom<'_>,
+        plan: PlanSplit<'_>,
         mut pair: LockedPair<'a>,
         spare: &mut ExclusiveGuard<'a>,
     ) -> Result<(SplitOutcome, bool)> {
         let place = pair.node.page();
         let torn = |torn| Error::torn(place, torn);
         let node = Node::new(&pair.node[..]);
-        if has_room(node).map_err(torn)? {
+        let Some(split) = plan(node).map_err(torn)? else {
             return Ok((SplitOutcome::Done, false));
-        }
+        };
         let Some((parent, index)) = &mut pair.parent else {
             let level = node.level().map_err(torn)?.checked_add(1).ok_or(torn(Torn))?;
             let child = spare.page().id.0;
@@ -131,7 +146,6 @@ impl<'a> Access<'a> {
             group.end(&mut [spare, &mut pair.node])?;
             return Ok((SplitOutcome::RootGrew, true));
         };
-        let split = plan_split(node, key).map_err(torn)?;
         let parent_torn = |torn| Error::torn(parent.page(), torn);
         let len = split.separator.len();
         if !Node::new(&parent[..]).has_room(len, 0).map_err(parent_torn)? {
@@ -226,6 +240,10 @@ impl<'a> Access<'a> {
         key: &[u8],
         is_removed: impl Fn(&[u8]) -> bool,
     ) -> Result<Option<DroppedLeaves>> {
+        if self.pages.versions.are_kept() {
+            // The caller removes the entries leaf by leaf, which keeps their values.
+            return Ok(None);
+        }
         let _turn = self.pages.structure_lock();
         let Some(LockedPair { parent: Some((mut parent, first)), node: mut last }) =
             self.exclusive_pair(Target::Key(key), 0)?
@@ -331,6 +349,15 @@ impl<'a> Access<'a> {
         group.end(&mut [&mut parent])?;
         Ok(MergeOutcome::Done)
     }
+}
+
+/// The split that makes room for one more entry with this key.
+fn split_unless(
+    has_room: HasRoom<'_>,
+    node: Node<&[u8]>,
+    key: &[u8],
+) -> Result<Option<Split>, Torn> {
+    (!has_room(node)?).then(|| plan_split(node, key)).transpose()
 }
 
 /// Checks that a leaf has these fences. Returns the number of its entries and adds their blobs to

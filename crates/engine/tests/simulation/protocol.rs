@@ -3,7 +3,6 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -20,30 +19,6 @@ fn fill(store: &Store, name: &str, entries: u32) {
     for n in 0..entries {
         tree.upsert(&n.to_be_bytes(), &[7; 100]).unwrap();
     }
-}
-
-/// A snapshot does not change while another thread wants to drop a tree.
-#[test]
-fn dropping_a_tree_waits_for_snapshots() {
-    let device = Arc::new(MemoryDevice::new());
-    let store = Store::create_on(device, &options(64, 1)).unwrap();
-    fill(&store, "t", 500);
-    let snapshot = store.snapshot().unwrap();
-    let (other, dropped) = (store.clone(), AtomicBool::new(false));
-    thread::scope(|scope| {
-        scope.spawn(|| {
-            other.drop_tree("t").unwrap();
-            dropped.store(true, Ordering::Release);
-        });
-        thread::sleep(Duration::from_millis(100));
-        assert!(!dropped.load(Ordering::Acquire), "the snapshot has changed");
-        assert_eq!(snapshot.trees().unwrap(), ["t"]);
-        assert_eq!(snapshot.tree("t").unwrap().entries().filter(|e| e.is_ok()).count(), 500);
-        // The same thread may take another snapshot meanwhile.
-        drop(store.snapshot().unwrap());
-        drop(snapshot);
-    });
-    assert!(store.trees().unwrap().is_empty());
 }
 
 /// Checkpoints, drops and checks exclude each other, and the state after each sync opens.

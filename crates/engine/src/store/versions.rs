@@ -1,0 +1,489 @@
+//! Versions: the old values of entries, in memory, for views of the store as it was.
+//!
+//! A *view* (a snapshot, or a transaction) sees the store as of a *time*. While there are views, a
+//! change keeps the old value of each entry that it changes, with the time of the change. Pages
+//! have only the newest values, so that recovery knows nothing of versions.
+//!
+//! A thread that changes a leaf keeps the old values while it holds the leaf's lock, before any
+//! reader can see the new ones. A view reads the leaf first and looks for old values afterwards. If
+//! it has read a new value, it finds the old one here. If it has read the old value, it may find
+//! the same one here.
+//!
+//! The same lists tell a transaction at its commit which keys were changed since it began.
+//!
+//! While there is no view, changes keep nothing, and do not even count the time. The first view
+//! makes changes keep old values: it freezes the change gate for a moment, so that no change is
+//! under way that does not know.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::ops::Bound;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::time::{Duration, Instant};
+
+use crate::page::blob::BlobRef;
+use crate::store::gate::Freeze;
+
+/// So many changes without a view are made before changes keep nothing any more. Then the next view
+/// has to freeze the gate.
+const IDLE_CHANGES: u32 = 1000;
+
+/// A change that keeps old values drops the old values of so many changes that no view needs.
+const RECLAIMED_PER_CHANGE: usize = 4;
+
+/// What a chain and its key take in memory beside the bytes of keys and values.
+const CHAIN_BYTES: u64 = 160;
+
+/// A point in the order of the changes that kept old values. A view sees the changes up to its
+/// time.
+pub(crate) type Time = u64;
+
+/// The start and the end of a range of keys.
+pub(crate) type KeyBounds = (Bound<Vec<u8>>, Bound<Vec<u8>>);
+
+/// The value of an entry that was changed, or `None` if there was no entry.
+pub(crate) type Old = Option<OldValue>;
+
+/// A value that was replaced or removed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum OldValue {
+    Inline(Arc<[u8]>),
+    /// The pages of the value are pinned while the version is kept.
+    Blob(BlobRef),
+}
+
+/// An entry that a change is about to change.
+#[derive(Debug)]
+pub(crate) struct Replaced {
+    pub tree: u32,
+    pub key: Arc<[u8]>,
+    pub old: Old,
+}
+
+/// The keys that a transaction has read, or must find unchanged for another reason.
+#[derive(Debug, Default)]
+pub(crate) struct ReadSet {
+    pub keys: HashMap<u32, Vec<Vec<u8>>>,
+    pub ranges: HashMap<u32, Vec<KeyBounds>>,
+}
+
+/// The outcome of a look for the version that a view sees.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Seen {
+    /// What the page has.
+    Page,
+    Version(Old),
+}
+
+/// The versions of a range of keys, as a view sees them.
+#[derive(Debug, Default)]
+pub(crate) struct SeenRange {
+    pub versions: Vec<(Arc<[u8]>, Old)>,
+    /// The view sees none of the entries that the pages have and that are not in `versions`.
+    pub is_hidden: bool,
+}
+
+/// Another transaction has changed what this one has read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Conflicting;
+
+/// The old values take more memory than they may.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct VersionsFull;
+
+/// See the module's documentation.
+#[derive(Debug)]
+pub(crate) struct Versions {
+    /// Whether changes keep old values. It becomes true only while no change is under way.
+    are_kept: AtomicBool,
+    /// The time of the newest change that kept old values.
+    now: AtomicU64,
+    /// What all chains take, in bytes.
+    bytes: AtomicU64,
+    bytes_max: u64,
+    lists: RwLock<Lists>,
+}
+
+#[derive(Debug, Default)]
+struct Lists {
+    views: BTreeMap<Time, Views>,
+    trees: HashMap<u32, TreeVersions>,
+    /// Each chain once, with a time before which it need not be looked at, oldest first.
+    queue: VecDeque<(Time, u32, Arc<[u8]>)>,
+    /// The number of changes since there was a view.
+    idle: u32,
+}
+
+/// The views of one time.
+#[derive(Debug)]
+struct Views {
+    count: u64,
+    since: Instant,
+}
+
+#[derive(Debug, Default)]
+struct TreeVersions {
+    chains: BTreeMap<Arc<[u8]>, Chain>,
+    /// The times at which a bulk load filled the tree, which was empty before. A load keeps no
+    /// version for each entry.
+    loads: Vec<Time>,
+}
+
+/// The versions of one entry.
+#[derive(Debug, Default)]
+struct Chain {
+    /// The time of the newest change of the entry.
+    newest: Time,
+    /// Old values and the times of the changes that replaced them, oldest first. A value that no
+    /// view can see is left out, or goes with the next change of the entry.
+    old: Vec<(Time, Old)>,
+}
+
+/// When a chain is extended, so many of its newest versions are dropped if no view sees them any
+/// more. Older ones were looked at when they were among the newest.
+const LOOKED_AT: usize = 8;
+
+impl Chain {
+    /// What a view of `time` sees, if it is not what the page has.
+    fn at(&self, time: Time) -> Option<(Time, &Old)> {
+        let index = self.old.partition_point(|(replaced, _)| *replaced <= time);
+        self.old.get(index).map(|(replaced, old)| (*replaced, old))
+    }
+}
+
+impl Chain {
+    /// Drops those of the newest versions that no view sees.
+    fn drop_unseen(&mut self, views: &BTreeMap<Time, Views>, mut dropped: impl FnMut(Old)) {
+        let mut index = self.old.len().saturating_sub(LOOKED_AT);
+        while index < self.old.len() {
+            let since = index.checked_sub(1).map_or(0, |before| self.old[before].0);
+            match views.range(since..self.old[index].0).next() {
+                Some(_) => index += 1,
+                None => dropped(self.old.remove(index).1),
+            }
+        }
+    }
+}
+
+fn size_of(key: &[u8], old: &Old) -> u64 {
+    let value = match old {
+        Some(OldValue::Inline(value)) => value.len(),
+        Some(OldValue::Blob(_)) | None => 0,
+    };
+    (key.len() + value) as u64 + CHAIN_BYTES
+}
+
+impl Versions {
+    /// Versions that take at most so many bytes.
+    pub(crate) fn new(bytes_max: u64) -> Versions {
+        Versions {
+            are_kept: AtomicBool::new(false),
+            now: AtomicU64::new(0),
+            bytes: AtomicU64::new(0),
+            bytes_max,
+            lists: RwLock::default(),
+        }
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, Lists> {
+        self.lists.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, Lists> {
+        self.lists.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether a change must keep the old values of the entries that it changes. The caller has
+    /// begun the change.
+    #[inline]
+    pub(crate) fn are_kept(&self) -> bool {
+        self.are_kept.load(Ordering::Relaxed)
+    }
+
+    /// The time of the newest change that kept old values. A view of this time, or a later one,
+    /// sees what the pages have.
+    #[inline]
+    pub(crate) fn now(&self) -> Time {
+        self.now.load(Ordering::Acquire)
+    }
+
+    /// Begins a view of now, if changes keep old values already.
+    pub(crate) fn try_begin_view(&self) -> Option<Time> {
+        let mut lists = self.write();
+        self.are_kept().then(|| self.add_view(&mut lists))
+    }
+
+    /// Begins a view of now.
+    pub(crate) fn begin_view(&self, _no_change: &Freeze<'_>) -> Time {
+        let mut lists = self.write();
+        self.are_kept.store(true, Ordering::Relaxed);
+        self.add_view(&mut lists)
+    }
+
+    fn add_view(&self, lists: &mut Lists) -> Time {
+        lists.idle = 0;
+        let now = self.now();
+        let new = || Views { count: 0, since: Instant::now() };
+        lists.views.entry(now).or_insert_with(new).count += 1;
+        now
+    }
+
+    /// Ends a view. Adds the blobs that no version needs any more to `unpinned`.
+    pub(crate) fn end_view(&self, time: Time, unpinned: &mut Vec<BlobRef>) {
+        let mut lists = self.write();
+        if let Some(views) = lists.views.get_mut(&time) {
+            views.count -= 1;
+            if views.count == 0 {
+                lists.views.remove(&time);
+            }
+        }
+        if lists.views.is_empty() {
+            // A thread that has to drop much does it after it has released the lock.
+            let gone = (std::mem::take(&mut lists.trees), std::mem::take(&mut lists.queue));
+            drop(lists);
+            let mut bytes = 0;
+            for (key, chain) in gone.0.values().flat_map(|tree| &tree.chains) {
+                for (_, old) in &chain.old {
+                    bytes += size_of(key, old);
+                    if let Some(OldValue::Blob(blob)) = old {
+                        unpinned.push(*blob);
+                    }
+                }
+            }
+            self.bytes.fetch_sub(bytes, Ordering::Relaxed);
+        } else {
+            self.reclaim(&mut lists, RECLAIMED_PER_CHANGE, unpinned);
+        }
+    }
+
+    /// Drops the versions of up to `most` changes that no view needs.
+    fn reclaim(&self, lists: &mut Lists, most: usize, unpinned: &mut Vec<BlobRef>) {
+        let Some(oldest) = lists.views.keys().next().copied() else { return };
+        for _ in 0..most {
+            match lists.queue.front() {
+                Some((time, ..)) if *time <= oldest => {}
+                _ => return,
+            }
+            let Some((_, id, key)) = lists.queue.pop_front() else { return };
+            let Some(tree) = lists.trees.get_mut(&id) else { continue };
+            tree.loads.retain(|load| *load > oldest);
+            let Some(chain) = tree.chains.get_mut(&key) else { continue };
+            let needless = chain.old.partition_point(|(replaced, _)| *replaced <= oldest);
+            for (_, old) in chain.old.drain(..needless) {
+                self.bytes.fetch_sub(size_of(&key, &old), Ordering::Relaxed);
+                if let Some(OldValue::Blob(blob)) = old {
+                    unpinned.push(blob);
+                }
+            }
+            // As long as a view is older than the newest change, a validation needs the chain.
+            match chain.newest <= oldest {
+                true => drop(tree.chains.remove(&key)),
+                false => lists.queue.push_back((self.now(), id, key)),
+            }
+        }
+    }
+
+    /// Refuses a change if old values take more memory than they may, or would with `more` bytes.
+    pub(crate) fn check_room(&self, more: u64) -> Result<(), VersionsFull> {
+        match self.bytes() + more <= self.bytes_max {
+            true => Ok(()),
+            false => Err(VersionsFull),
+        }
+    }
+
+    /// Keeps the old values of a change. The caller holds the locks of the leaves. `pin` keeps a
+    /// blob's pages. Adds the blobs that no version needs any more to `unpinned`.
+    pub(crate) fn keep(
+        &self,
+        replaced: Vec<Replaced>,
+        pin: impl FnMut(BlobRef),
+        unpinned: &mut Vec<BlobRef>,
+    ) {
+        let mut lists = self.write();
+        self.keep_in(&mut lists, replaced, pin, unpinned);
+    }
+
+    /// Keeps the old values of a transaction's changes, unless another change since `time`
+    /// conflicts with what the transaction has read. The caller holds the locks of the leaves.
+    ///
+    /// # Errors
+    /// [`Conflicting`]. Then nothing is kept.
+    pub(crate) fn keep_unless_conflicting(
+        &self,
+        time: Time,
+        reads: &ReadSet,
+        replaced: Vec<Replaced>,
+        pin: impl FnMut(BlobRef),
+        unpinned: &mut Vec<BlobRef>,
+    ) -> Result<(), Conflicting> {
+        let mut lists = self.write();
+        if self.now() > time && lists.conflict(time, reads) {
+            return Err(Conflicting);
+        }
+        self.keep_in(&mut lists, replaced, pin, unpinned);
+        Ok(())
+    }
+
+    fn keep_in(
+        &self,
+        lists: &mut Lists,
+        replaced: Vec<Replaced>,
+        mut pin: impl FnMut(BlobRef),
+        unpinned: &mut Vec<BlobRef>,
+    ) {
+        if lists.views.is_empty() {
+            lists.idle += 1;
+            if lists.idle > IDLE_CHANGES {
+                self.are_kept.store(false, Ordering::Relaxed);
+            }
+            return;
+        }
+        let now = self.now() + 1;
+        let mut bytes = 0;
+        for Replaced { tree, key, old } in replaced {
+            let chain = lists.trees.entry(tree).or_default().chains.entry(key.clone());
+            let chain = chain.or_insert_with(|| {
+                lists.queue.push_back((now, tree, key.clone()));
+                Chain::default()
+            });
+            chain.drop_unseen(&lists.views, |old| {
+                self.bytes.fetch_sub(size_of(&key, &old), Ordering::Relaxed);
+                if let Some(OldValue::Blob(blob)) = old {
+                    unpinned.push(blob);
+                }
+            });
+            // Only a view that is younger than the last change of the entry sees the old value.
+            if lists.views.range(chain.newest..now).next().is_some() {
+                bytes += size_of(&key, &old);
+                if let Some(OldValue::Blob(blob)) = &old {
+                    pin(*blob);
+                }
+                chain.old.push((now, old));
+            }
+            chain.newest = now;
+        }
+        self.bytes.fetch_add(bytes, Ordering::Relaxed);
+        // A view that begins now sees the change: it waits for the locks of the leaves.
+        self.now.store(now, Ordering::Release);
+        self.reclaim(lists, 2 * RECLAIMED_PER_CHANGE, unpinned);
+    }
+
+    /// A bulk load has filled an empty tree: views of earlier times see none of its entries. The
+    /// caller holds the lock of the root.
+    pub(crate) fn keep_load(&self, tree: u32) {
+        let mut lists = self.write();
+        if !lists.views.is_empty() {
+            let now = self.now() + 1;
+            lists.trees.entry(tree).or_default().loads.push(now);
+            self.now.store(now, Ordering::Release);
+        }
+    }
+
+    /// What a view sees of an entry. The caller has read the page before.
+    pub(crate) fn at(&self, tree: u32, key: &[u8], time: Time) -> Seen {
+        if self.now() <= time {
+            return Seen::Page;
+        }
+        let lists = self.read();
+        let Some(tree) = lists.trees.get(&tree) else { return Seen::Page };
+        tree.at(tree.chains.get(key), time)
+    }
+
+    /// What a view sees of a range of keys. The caller has read the page before.
+    pub(crate) fn range_at(
+        &self,
+        tree: u32,
+        (start, end): (Bound<&[u8]>, Bound<&[u8]>),
+        time: Time,
+    ) -> SeenRange {
+        if self.now() <= time {
+            return SeenRange::default();
+        }
+        let lists = self.read();
+        let Some(tree) = lists.trees.get(&tree).filter(|_| is_range((start, end))) else {
+            return SeenRange::default();
+        };
+        let mut versions = Vec::new();
+        for (key, chain) in tree.chains.range::<[u8], _>((start, end)) {
+            if let Seen::Version(old) = tree.at(Some(chain), time) {
+                versions.push((key.clone(), old));
+            }
+        }
+        SeenRange { versions, is_hidden: tree.load_after(time).is_some() }
+    }
+
+    /// Whether there is a view of an earlier time.
+    pub(crate) fn has_view_before(&self, time: Time) -> bool {
+        self.read().views.keys().next().is_some_and(|oldest| *oldest < time)
+    }
+
+    /// The number of views and the age of the oldest.
+    pub(crate) fn views(&self) -> (u64, Option<Duration>) {
+        let lists = self.read();
+        let count = lists.views.values().map(|views| views.count).sum();
+        let oldest = lists.views.values().next();
+        (count, oldest.map(|views| views.since.elapsed()))
+    }
+
+    /// The memory that old values take, in bytes.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::Relaxed)
+    }
+}
+
+impl TreeVersions {
+    /// The first bulk load after this time.
+    fn load_after(&self, time: Time) -> Option<Time> {
+        self.loads.iter().copied().find(|load| *load > time)
+    }
+
+    fn at(&self, chain: Option<&Chain>, time: Time) -> Seen {
+        let old = chain.and_then(|chain| chain.at(time));
+        // What came first after the view's time decides.
+        match (old, self.load_after(time)) {
+            (Some((replaced, _)), Some(load)) if load < replaced => Seen::Version(None),
+            (Some((_, old)), _) => Seen::Version(old.clone()),
+            (None, Some(_)) => Seen::Version(None),
+            (None, None) => Seen::Page,
+        }
+    }
+}
+
+impl Lists {
+    /// Whether one of the keys has changed since `time`.
+    fn conflict(&self, time: Time, reads: &ReadSet) -> bool {
+        let tree = |id: &u32| self.trees.get(id);
+        let changed = |chain: &Chain| chain.newest > time;
+        let by_key = reads.keys.iter().filter_map(|(id, keys)| Some((tree(id)?, keys)));
+        let by_range = reads.ranges.iter().filter_map(|(id, ranges)| Some((tree(id)?, ranges)));
+        for (tree, keys) in by_key {
+            let is_changed = |key: &Vec<u8>| tree.chains.get(&key[..]).is_some_and(changed);
+            if tree.load_after(time).is_some() || keys.iter().any(is_changed) {
+                return true;
+            }
+        }
+        for (tree, ranges) in by_range {
+            let is_changed = |(start, end): &KeyBounds| {
+                let bounds = (start.as_ref().map(|key| &key[..]), end.as_ref().map(|key| &key[..]));
+                is_range(bounds)
+                    && tree.chains.range::<[u8], _>(bounds).any(|(_, chain)| changed(chain))
+            };
+            if tree.load_after(time).is_some() || ranges.iter().any(is_changed) {
+                return true;
+            }
+        }
+        false
+    }
+}
+
+/// Whether the bounds are in order, so that a map takes them.
+pub(crate) fn is_range((start, end): (Bound<&[u8]>, Bound<&[u8]>)) -> bool {
+    match (start, end) {
+        (Bound::Unbounded, _) | (_, Bound::Unbounded) => true,
+        (Bound::Excluded(start), Bound::Excluded(end)) => start < end,
+        (
+            Bound::Included(start) | Bound::Excluded(start),
+            Bound::Included(end) | Bound::Excluded(end),
+        ) => start <= end,
+    }
+}

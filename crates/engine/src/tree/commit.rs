@@ -1,0 +1,329 @@
+//! Atomic changes of many entries, in any trees: the commit of a transaction.
+//!
+//! The thread writes long values to pages of their own. Then it locks all leaves that the
+//! transaction changes, in the order of trees and keys, and splits leaves that have too little
+//! room. While it holds the leaves, it compares what the transaction has read with the changes
+//! since, and keeps the old values for other views; both in one step that no other commit
+//! interrupts. Last it changes the leaves, as one group with one record in the log.
+//!
+//! Commits wait for leaves in one order, and all other threads that hold several pages wait only
+//! briefly for a further one. So waits form no cycle. In a small pool commits take turns with
+//! splits and merges, because together they might hold all of its pages.
+
+use std::cell::Cell;
+use std::ops::Range;
+
+use vellum_pool::ExclusiveGuard;
+
+use super::Access;
+use super::lookup::LeafBytes;
+use super::modify::Incoming;
+use crate::error::{Error, Result};
+use crate::node::{Edit, Node, NodeMut, Payload, Position, Torn, plan_split_for};
+use crate::page::blob::{BLOB_REF, BlobRef};
+use crate::store::pages::{Change, PageStore};
+use crate::store::versions::{Conflicting, ReadSet, Replaced, Time};
+
+/// A record of the log has room for so many pages and values.
+const PAGES_MAX: usize = u16::MAX as usize;
+
+/// What a page takes in a record, beside its image or its edits.
+const PAGE_BYTES: usize = 32;
+
+/// What an edit takes in a record, beside its key and its payload.
+const EDIT_BYTES: usize = 16;
+
+/// A change of one entry.
+pub(crate) struct Write<'w> {
+    pub access: Access<'w>,
+    pub key: &'w [u8],
+    /// The new value; `None` removes the entry.
+    pub value: Option<&'w [u8]>,
+}
+
+/// The new value of a key, as a leaf stores it.
+enum New<'w> {
+    Removed,
+    Inline(&'w [u8]),
+    Blob([u8; BLOB_REF]),
+}
+
+impl New<'_> {
+    fn payload(&self) -> Option<Payload<'_>> {
+        match self {
+            New::Removed => None,
+            New::Inline(value) => Some(Payload::Inline(value)),
+            New::Blob(reference) => Some(Payload::Blob(reference)),
+        }
+    }
+
+    /// The length of the payload.
+    fn len(&self) -> Option<usize> {
+        match self {
+            New::Removed => None,
+            New::Inline(value) => Some(value.len()),
+            New::Blob(reference) => Some(reference.len()),
+        }
+    }
+}
+
+/// A change of one entry of a leaf.
+struct LeafWrite<'w> {
+    access: Access<'w>,
+    key: &'w [u8],
+    new: New<'w>,
+}
+
+impl LeafWrite<'_> {
+    /// The edit that makes this change in a leaf, if the leaf needs one.
+    fn edit(&self, leaf: LeafBytes<'_>) -> Result<Option<Edit<'_>>> {
+        Ok(self.edit_at(leaf.position(self.key)?))
+    }
+
+    fn edit_at(&self, Position { index, exact }: Position) -> Option<Edit<'_>> {
+        match (self.new.payload(), exact) {
+            (None, false) => None,
+            (None, true) => Some(Edit::Remove { index }),
+            (Some(payload), true) => Some(Edit::Replace { index, payload }),
+            (Some(payload), false) => Some(Edit::Insert { index, key: self.key, payload }),
+        }
+    }
+
+    /// The most bytes that the entry takes in a leaf or in a record.
+    fn bytes(&self) -> usize {
+        EDIT_BYTES + self.key.len() + self.new.len().unwrap_or(0)
+    }
+}
+
+/// A leaf that the transaction changes, and the numbers of its writes there.
+struct LockedLeaf<'w> {
+    guard: ExclusiveGuard<'w>,
+    writes: Range<usize>,
+}
+
+/// The values that were written to pages of their own. They are freed unless the commit succeeds.
+struct NewBlobs<'w, 'c> {
+    change: &'c Change<'c>,
+    blobs: Vec<(Access<'w>, BlobRef)>,
+}
+
+impl Drop for NewBlobs<'_, '_> {
+    fn drop(&mut self) {
+        for (access, blob) in self.blobs.drain(..) {
+            access.free_blob(self.change, blob);
+        }
+    }
+}
+
+/// Makes all changes, or none. They are sorted by the numbers of their trees, and by their keys. If
+/// `reads` is given, makes them only if nothing in it has changed since that time. Returns the
+/// number of the log's record; 0 without a log.
+///
+/// # Errors
+/// [`Error::Conflict`], and all that a change can meet. Then nothing has changed.
+pub(crate) fn commit<'w>(
+    pages: &'w PageStore,
+    change: &Change<'_>,
+    reads: Option<(Time, &ReadSet)>,
+    writes: impl IntoIterator<Item = Write<'w>>,
+) -> Result<u64> {
+    let mut new_blobs = NewBlobs { change, blobs: Vec::new() };
+    let mut leaf_writes = Vec::new();
+    for Write { access, key, value } in writes {
+        let new = match value {
+            None => New::Removed,
+            Some(value) if access.check_entry(key, value)? => {
+                access.check_dropped()?;
+                let blob = access.store_blob(change, key, Incoming::Bytes(value))?;
+                new_blobs.blobs.push((access, blob));
+                New::Blob(blob.encode())
+            }
+            Some(value) => New::Inline(value),
+        };
+        leaf_writes.push(LeafWrite { access, key, new });
+    }
+    if new_blobs.blobs.len() > PAGES_MAX {
+        return Err(Error::TransactionTooLarge(format!(
+            "it has more than {PAGES_MAX} long values"
+        )));
+    }
+    let leaves = lock_leaves(pages, change, &leaf_writes)?;
+    let (lsn, old_blobs, underfull) = apply(pages, change, reads, &leaf_writes, leaves)?;
+    new_blobs.blobs.clear();
+    for (access, blob) in old_blobs {
+        access.free_blob(change, blob);
+    }
+    for (access, key) in underfull {
+        access.merge_or_warn(change, key);
+    }
+    Ok(lsn)
+}
+
+/// Locks the leaves that the writes change. Each has room for its writes.
+fn lock_leaves<'w>(
+    pages: &'w PageStore,
+    change: &Change<'_>,
+    writes: &[LeafWrite<'w>],
+) -> Result<Vec<LockedLeaf<'w>>> {
+    // Other threads need frames, too.
+    let most = (pages.pool.capacity() / u64::from(pages.page_frames) / 8).max(1);
+    let most = usize::try_from(most).unwrap_or(usize::MAX).min(PAGES_MAX);
+    'again: loop {
+        let turn = pages.structure_lock();
+        let mut leaves: Vec<LockedLeaf<'w>> = Vec::new();
+        for (number, write) in writes.iter().enumerate() {
+            if let Some(leaf) = leaves.last_mut()
+                && writes[leaf.writes.start].access.tree.id == write.access.tree.id
+                && covers(&leaf.guard, write.key)?
+            {
+                leaf.writes.end = number + 1;
+                continue;
+            }
+            if leaves.len() == most {
+                return Err(Error::TransactionTooLarge(format!(
+                    "it changes more than {most} leaves, an eighth of the pool"
+                )));
+            }
+            write.access.check_dropped()?;
+            let guard = write.access.exclusive_leaf_in_turn(write.key, &turn)?;
+            leaves.push(LockedLeaf { guard, writes: number..number + 1 });
+        }
+        for leaf in &leaves {
+            let (page, writes) = (leaf.guard.page(), &writes[leaf.writes.clone()]);
+            if !has_room(LeafBytes::from(&leaf.guard), writes)
+                .map_err(|torn| Error::torn(page, torn))?
+            {
+                drop((leaves, turn));
+                make_room(change, writes)?;
+                continue 'again;
+            }
+        }
+        return Ok(leaves);
+    }
+}
+
+/// Splits leaves until each has room for the writes that belong there. The writes are of one tree.
+/// Afterwards other threads may take the room.
+fn make_room(change: &Change<'_>, mut writes: &[LeafWrite<'_>]) -> Result<()> {
+    while let [first, ..] = writes {
+        let done = Cell::new(0);
+        first.access.split_as_planned(change, first.key, 0, &|node| {
+            let count = writes.iter().position(|write| node.covers(write.key) != Ok(true));
+            let here = &writes[..count.unwrap_or(writes.len())];
+            let leaf = LeafBytes { page: first.access.tree.root, bytes: node.bytes() };
+            if here.is_empty() || has_room(leaf, here)? {
+                done.set(here.len().max(1));
+                return Ok(None);
+            }
+            let changes: Vec<_> = here.iter().map(|write| (write.key, write.new.len())).collect();
+            plan_split_for(node, &changes).map(Some)
+        })?;
+        writes = &writes[done.get()..];
+    }
+    Ok(())
+}
+
+fn covers(leaf: &ExclusiveGuard<'_>, key: &[u8]) -> Result<bool> {
+    Node::new(&leaf[..]).covers(key).map_err(|torn| Error::torn(leaf.page(), torn))
+}
+
+/// Whether a leaf has room for all of these writes.
+fn has_room(leaf: LeafBytes<'_>, writes: &[LeafWrite<'_>]) -> Result<bool, Torn> {
+    let free = Node::new(leaf.bytes).free_space()?;
+    if writes.iter().map(LeafWrite::bytes).sum::<usize>() <= free {
+        return Ok(true);
+    }
+    // The sum does not count what the old values give back.
+    let mut copy = leaf.bytes.to_vec();
+    for write in writes {
+        let position = Node::new(&copy[..]).find(write.key)?;
+        if let Some(edit) = write.edit_at(position)
+            && !NodeMut::new(&mut copy).edit(edit)
+        {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// What remains to be done when the leaves are unlocked: old values to free, and keys of leaves
+/// that are underfull.
+type Rest<'w> = (u64, Vec<(Access<'w>, BlobRef)>, Vec<(Access<'w>, &'w [u8])>);
+
+/// Changes the leaves, unless there is a conflict.
+fn apply<'w>(
+    pages: &'w PageStore,
+    change: &Change<'_>,
+    reads: Option<(Time, &ReadSet)>,
+    writes: &[LeafWrite<'w>],
+    mut leaves: Vec<LockedLeaf<'w>>,
+) -> Result<Rest<'w>> {
+    check_record(pages, writes, &leaves)?;
+    let (mut replaced, mut old_blobs) = (Vec::new(), Vec::new());
+    for leaf in &leaves {
+        let held = LeafBytes::from(&leaf.guard);
+        for write in &writes[leaf.writes.clone()] {
+            let old = held.find(write.key)?.map(|(_, value)| value);
+            if old.is_none() && matches!(write.new, New::Removed) {
+                continue;
+            }
+            old_blobs.extend(old.and_then(|old| Some((write.access, old.blob()?))));
+            let (tree, key) = (write.access.tree.id, write.key.into());
+            replaced.push(Replaced { tree, key, old: old.map(Into::into) });
+        }
+    }
+    match reads {
+        Some((time, reads)) => pages
+            .keep_versions_unless_conflicting(time, reads, replaced)
+            .map_err(|Conflicting| Error::Conflict)?,
+        None if pages.versions.are_kept() => pages.keep_versions(replaced),
+        None => {}
+    }
+
+    let Some(first) = writes.first() else { return Ok((0, old_blobs, Vec::new())) };
+    // From here on an error has the store refuse changes.
+    let mut group = first.access.group_without_versions(change);
+    for leaf in &mut leaves {
+        for write in &writes[leaf.writes.clone()] {
+            let Some(edit) = write.edit(LeafBytes::from(&leaf.guard))? else { continue };
+            if !group.edit(&mut leaf.guard, edit) {
+                let what = "it has less room than a moment ago";
+                return Err(Error::damaged(leaf.guard.page(), what));
+            }
+        }
+    }
+    let mut guards: Vec<_> = leaves.iter_mut().map(|leaf| &mut leaf.guard).collect();
+    let lsn = group.end(&mut guards)?;
+    let mut underfull = Vec::new();
+    for leaf in &leaves {
+        let write = &writes[leaf.writes.start];
+        if write.access.is_underfull(Node::new(&leaf.guard[..])) {
+            underfull.push((write.access, write.key));
+        }
+    }
+    Ok((lsn, old_blobs, underfull))
+}
+
+/// Refuses a transaction whose record is too long for the log.
+fn check_record(
+    pages: &PageStore,
+    writes: &[LeafWrite<'_>],
+    leaves: &[LockedLeaf<'_>],
+) -> Result<()> {
+    let Some(log) = &pages.redo_log else { return Ok(()) };
+    let of_leaf = |leaf: &LockedLeaf<'_>| match log.needs_image(&leaf.guard) {
+        true => PAGE_BYTES + leaf.guard.len(),
+        false => {
+            PAGE_BYTES + writes[leaf.writes.clone()].iter().map(LeafWrite::bytes).sum::<usize>()
+        }
+    };
+    let bytes: usize = leaves.iter().map(of_leaf).sum();
+    // Ranges of pages that are taken and freed.
+    let bytes = bytes + 2 * PAGE_BYTES * writes.len();
+    match log.longest_record() {
+        most if bytes > most => Err(Error::TransactionTooLarge(format!(
+            "its record in the log may take {bytes} bytes, and the longest has {most}"
+        ))),
+        _ => Ok(()),
+    }
+}

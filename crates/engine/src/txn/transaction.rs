@@ -1,0 +1,541 @@
+//! Transactions: [`Transaction`], and [`Store::transact`].
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use crate::error::{Error, Result};
+use crate::store::Store;
+use crate::store::versions::{KeyBounds, ReadSet};
+use crate::sync::lock;
+use crate::tree::{Access, KeyRange, Tree, Write, bounds_of, bounds_of_prefix, commit};
+use crate::txn::entries::{Changes, ViewEntries};
+use crate::txn::view::View;
+use crate::value::Value;
+
+/// What concurrent transactions may do to each other.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Isolation {
+    /// The transactions have the effect of some order in which they run one after the other. A
+    /// transaction that has read what another one changed and committed since it began fails at its
+    /// commit.
+    #[default]
+    Serializable,
+    /// A transaction sees the store as it was when the transaction began, and fails at its commit
+    /// if another one has changed an entry that it changes. What it has only read may have changed
+    /// (write skew).
+    Snapshot,
+}
+
+/// When a commit survives a crash.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Durability {
+    /// [`Transaction::commit`] returns when the transaction is durable. Without a log it syncs the
+    /// store.
+    #[default]
+    Synced,
+    /// The commit asks the log to write the transaction, and does not wait: a crash may take what
+    /// was committed within some milliseconds, and what was committed later, but nothing in
+    /// between. Without a log as `None`.
+    Buffered,
+    /// The transaction becomes durable with the next one that is synced or buffered, with the next
+    /// [`Store::sync`], or when the log's memory is full.
+    None,
+}
+
+/// How a transaction runs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct TransactionOptions {
+    /// What concurrent transactions may do to this one.
+    pub isolation: Isolation,
+    /// When the commit survives a crash.
+    pub durability: Durability,
+}
+
+impl TransactionOptions {
+    /// Serializable, and durable when `commit` returns.
+    pub fn new() -> TransactionOptions {
+        TransactionOptions::default()
+    }
+
+    /// Chooses the isolation.
+    pub fn isolation(mut self, isolation: Isolation) -> TransactionOptions {
+        self.isolation = isolation;
+        self
+    }
+
+    /// Chooses the durability.
+    pub fn durability(mut self, durability: Durability) -> TransactionOptions {
+        self.durability = durability;
+        self
+    }
+}
+
+/// An atomic change of any number of entries, in any number of trees.
+///
+/// A transaction sees the store as it was when the transaction began, and its own changes. Nobody
+/// else sees them before [`commit`](Transaction::commit). A transaction that is dropped has changed
+/// nothing. Transactions take no locks before they commit, so none of them waits for another one,
+/// and there are no deadlocks; instead, a commit fails with [`Conflict`](Error::Conflict) if
+/// another transaction was first. [`Store::transact`] tries again then.
+///
+/// Changes that are made directly on a [`Tree`] are small transactions of their own.
+///
+/// ```
+/// # use vellum::{Options, Store};
+/// # let directory = tempfile::tempdir()?;
+/// # let options = Options::new().pool_bytes(4 << 20);
+/// # let store = Store::create(directory.path().join("store"), &options)?;
+/// let accounts = store.create_tree("accounts")?;
+/// accounts.extend([("Ada", [100]), ("Ben", [20])])?;
+/// let mut transfer = store.begin()?;
+/// let ada = transfer.get(&accounts, b"Ada")?.expect("she has an account")[0];
+/// let ben = transfer.get(&accounts, b"Ben")?.expect("he has an account")[0];
+/// transfer.put(&accounts, b"Ada", &[ada - 30])?;
+/// transfer.put(&accounts, b"Ben", &[ben + 30])?;
+/// transfer.commit()?;
+/// assert_eq!(accounts.get(b"Ben")?.as_deref(), Some(&[50][..]));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct Transaction {
+    view: View,
+    options: TransactionOptions,
+    /// What the transaction has read, if it is serializable.
+    reads: Mutex<ReadSet>,
+    changes: BTreeMap<u32, TreeChanges>,
+    /// The bytes of keys and values in `changes`, with those that were replaced there.
+    bytes: u64,
+    /// What an undo puts back, if there are savepoints.
+    undo: Vec<Undo>,
+    savepoints: Vec<Savepoint>,
+}
+
+/// The changes that a transaction makes in one tree.
+#[derive(Debug)]
+struct TreeChanges {
+    tree: Tree,
+    entries: Changes,
+}
+
+/// A point in a transaction to which it can [return](Transaction::rollback_to).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Savepoint {
+    /// The view's time and the address of the store tell transactions apart.
+    transaction: usize,
+    number: usize,
+    undo: usize,
+}
+
+/// What a key had in the changes of a transaction, if it had been changed.
+#[derive(Debug)]
+struct Undo {
+    tree: u32,
+    key: Arc<[u8]>,
+    before: Option<Option<Arc<[u8]>>>,
+}
+
+/// The most bytes that keys and values of a transaction may take, as a part of the pool.
+const BYTES_OF_POOL: u64 = 4;
+
+/// After so many conflicts in a row, `transact` waits between its attempts.
+const EAGER_ATTEMPTS: u32 = 3;
+
+impl Store {
+    /// Begins a transaction that is serializable, and durable when its commit returns.
+    ///
+    /// # Errors
+    /// [`Closed`](Error::Closed), [`CalledFromWithin`](Error::CalledFromWithin).
+    pub fn begin(&self) -> Result<Transaction> {
+        self.begin_with(TransactionOptions::default())
+    }
+
+    /// Begins a transaction.
+    ///
+    /// # Errors
+    /// As [`begin`](Store::begin).
+    pub fn begin_with(&self, options: TransactionOptions) -> Result<Transaction> {
+        Ok(Transaction {
+            view: View::begin(&self.core)?,
+            options,
+            reads: Mutex::default(),
+            changes: BTreeMap::new(),
+            bytes: 0,
+            undo: Vec::new(),
+            savepoints: Vec::new(),
+        })
+    }
+
+    /// Runs a function in a transaction, and commits. If another transaction was first, begins
+    /// again, until it succeeds or fails for another reason. An error of `run` aborts the
+    /// transaction.
+    ///
+    /// # Errors
+    /// Those of `run` and of [`commit`](Transaction::commit), without
+    /// [`Conflict`](Error::Conflict).
+    ///
+    /// ```
+    /// # use vellum::{Options, Store};
+    /// # let directory = tempfile::tempdir()?;
+    /// # let options = Options::new().pool_bytes(4 << 20);
+    /// # let store = Store::create(directory.path().join("store"), &options)?;
+    /// let counters = store.create_tree("counters")?;
+    /// std::thread::scope(|scope| {
+    ///     for _ in 0..2 {
+    ///         scope.spawn(|| store.transact(|transaction| {
+    ///             let old = transaction.get(&counters, b"visits")?.map_or(0, |value| value[0]);
+    ///             transaction.put(&counters, b"visits", &[old + 1])
+    ///         }));
+    ///     }
+    /// });
+    /// assert_eq!(counters.get(b"visits")?.as_deref(), Some(&[2][..]));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn transact<T>(&self, run: impl FnMut(&mut Transaction) -> Result<T>) -> Result<T> {
+        self.transact_with(TransactionOptions::default(), run)
+    }
+
+    /// As [`transact`](Store::transact), with options.
+    ///
+    /// # Errors
+    /// As `transact`.
+    pub fn transact_with<T>(
+        &self,
+        options: TransactionOptions,
+        mut run: impl FnMut(&mut Transaction) -> Result<T>,
+    ) -> Result<T> {
+        let mut attempts = 0;
+        loop {
+            let mut transaction = self.begin_with(options)?;
+            let done = run(&mut transaction);
+            match done.and_then(|done| transaction.commit().map(|()| done)) {
+                Err(Error::Conflict) => {}
+                other => return other,
+            }
+            attempts += 1;
+            if attempts > EAGER_ATTEMPTS {
+                std::thread::sleep(Duration::from_micros(50 << (attempts - EAGER_ATTEMPTS).min(6)));
+            }
+        }
+    }
+}
+
+impl Transaction {
+    fn is_serializable(&self) -> bool {
+        self.options.isolation == Isolation::Serializable
+    }
+
+    /// The value that the transaction itself has given the key.
+    fn own(&self, tree: u32, key: &[u8]) -> Option<&Option<Arc<[u8]>>> {
+        self.changes.get(&tree)?.entries.get(key)
+    }
+
+    fn note_read(&self, tree: u32, key: &[u8]) {
+        if self.is_serializable() {
+            lock(&self.reads).keys.entry(tree).or_default().push(key.to_vec());
+        }
+    }
+
+    /// The value of `key`.
+    ///
+    /// # Errors
+    /// As [`Tree::get`]; [`OtherStore`](Error::OtherStore).
+    pub fn get<'t>(&'t self, tree: &'t Tree, key: &[u8]) -> Result<Option<Value<'t>>> {
+        let access = self.view.access(tree)?;
+        if let Some(own) = self.own(access.tree.id, key) {
+            return Ok(own.as_deref().map(|value| Value::Inline(Cow::Borrowed(value))));
+        }
+        self.note_read(access.tree.id, key);
+        self.view.get(access, key)
+    }
+
+    /// Whether `key` has a value.
+    ///
+    /// # Errors
+    /// As [`get`](Transaction::get).
+    pub fn contains(&self, tree: &Tree, key: &[u8]) -> Result<bool> {
+        let access = self.view.access(tree)?;
+        if let Some(own) = self.own(access.tree.id, key) {
+            return Ok(own.is_some());
+        }
+        self.note_read(access.tree.id, key);
+        self.view.contains(access, key)
+    }
+
+    /// The values of many keys, in their order. Reads the pages that are not resident together.
+    ///
+    /// # Errors
+    /// As [`get`](Transaction::get).
+    pub fn multi_get<'t>(
+        &'t self,
+        tree: &'t Tree,
+        keys: &[&[u8]],
+    ) -> Result<Vec<Option<Value<'t>>>> {
+        let access = self.view.access(tree)?;
+        keys.iter().for_each(|key| self.note_read(access.tree.id, key));
+        let mut values = self.view.multi_get(access, keys)?;
+        for (key, value) in keys.iter().zip(&mut values) {
+            if let Some(own) = self.own(access.tree.id, key) {
+                *value = own.as_deref().map(|value| Value::Inline(Cow::Borrowed(value)));
+            }
+        }
+        Ok(values)
+    }
+
+    /// All entries, in the order of their keys.
+    ///
+    /// # Errors
+    /// [`Closed`](Error::Closed), [`OtherStore`](Error::OtherStore).
+    pub fn entries<'t>(&'t self, tree: &'t Tree) -> Result<ViewEntries<'t>> {
+        self.range(tree, ..)
+    }
+
+    /// The entries of a range of keys, in the order of their keys, from both ends. A serializable
+    /// transaction depends on the part of the range that the iterator has passed: also on keys that
+    /// are not there.
+    ///
+    /// # Errors
+    /// As [`entries`](Transaction::entries).
+    pub fn range<'t>(&'t self, tree: &'t Tree, range: impl KeyRange) -> Result<ViewEntries<'t>> {
+        let access = self.view.access(tree)?;
+        Ok(self.entries_in(access, bounds_of(&range)))
+    }
+
+    /// The entries whose keys begin with `prefix`, in the order of their keys.
+    ///
+    /// # Errors
+    /// As [`entries`](Transaction::entries).
+    pub fn prefix<'t>(&'t self, tree: &'t Tree, prefix: &[u8]) -> Result<ViewEntries<'t>> {
+        let access = self.view.access(tree)?;
+        Ok(self.entries_in(access, bounds_of_prefix(prefix)))
+    }
+
+    fn entries_in<'t>(&'t self, access: Access<'t>, bounds: KeyBounds) -> ViewEntries<'t> {
+        let changes = self.changes.get(&access.tree.id).map(|changes| &changes.entries);
+        let reads = self.is_serializable().then_some(&self.reads);
+        ViewEntries::new(&self.view, access, bounds, changes, reads)
+    }
+
+    /// Stores a value. Reads nothing: transactions that only put the same key do not conflict, and
+    /// the last one to commit counts.
+    ///
+    /// # Errors
+    /// Limits; [`TransactionTooLarge`](Error::TransactionTooLarge). Then the transaction is
+    /// unchanged.
+    pub fn put(&mut self, tree: &Tree, key: &[u8], value: &[u8]) -> Result<()> {
+        let access = self.view.access(tree)?;
+        access.check_dropped()?;
+        access.pages.check_writable()?;
+        access.check_entry(key, value)?;
+        self.change(tree, access.tree.id, key, Some(value))
+    }
+
+    /// Stores a value for a new key.
+    ///
+    /// # Errors
+    /// [`KeyExists`](Error::KeyExists); as [`put`](Transaction::put) and
+    /// [`get`](Transaction::get).
+    pub fn insert(&mut self, tree: &Tree, key: &[u8], value: &[u8]) -> Result<()> {
+        match self.contains(tree, key)? {
+            true => Err(Error::KeyExists),
+            false => self.put(tree, key, value),
+        }
+    }
+
+    /// Changes the value of `key` to what `change` returns for it; `None` stands for no value.
+    /// Returns whether there is a value now.
+    ///
+    /// # Errors
+    /// As [`put`](Transaction::put) and [`get`](Transaction::get).
+    pub fn update<V: AsRef<[u8]>>(
+        &mut self,
+        tree: &Tree,
+        key: &[u8],
+        change: impl FnOnce(Option<&[u8]>) -> Option<V>,
+    ) -> Result<bool> {
+        let new = change(self.get(tree, key)?.as_deref());
+        match &new {
+            Some(value) => self.put(tree, key, value.as_ref())?,
+            None => drop(self.remove(tree, key)?),
+        }
+        Ok(new.is_some())
+    }
+
+    /// Removes an entry. Returns true if the tree had it.
+    ///
+    /// # Errors
+    /// As [`put`](Transaction::put) and [`get`](Transaction::get).
+    pub fn remove(&mut self, tree: &Tree, key: &[u8]) -> Result<bool> {
+        let access = self.view.access(tree)?;
+        access.check_key(key)?;
+        access.pages.check_writable()?;
+        let is_there = self.contains(tree, key)?;
+        if is_there {
+            self.change(tree, access.tree.id, key, None)?;
+        }
+        Ok(is_there)
+    }
+
+    /// Removes the entries of a range of keys. Returns their number.
+    ///
+    /// # Errors
+    /// As [`remove`](Transaction::remove). Then some of the entries are removed in the transaction.
+    pub fn remove_range(&mut self, tree: &Tree, range: impl KeyRange) -> Result<u64> {
+        let access = self.view.access(tree)?;
+        access.pages.check_writable()?;
+        let most = self.bytes_max();
+        let (mut keys, mut bytes) = (Vec::new(), 0);
+        for entry in self.entries_in(access, bounds_of(&range)) {
+            let (key, _) = entry?;
+            bytes += key.len() as u64;
+            if bytes > most {
+                return Err(too_many_bytes(most));
+            }
+            keys.push(key);
+        }
+        for key in &keys {
+            self.change(tree, access.tree.id, key, None)?;
+        }
+        Ok(keys.len() as u64)
+    }
+
+    fn bytes_max(&self) -> u64 {
+        let pool = &self.view.core().pages.pool;
+        pool.capacity() * vellum_pool::PAGE_SIZE as u64 / BYTES_OF_POOL
+    }
+
+    fn change(&mut self, tree: &Tree, id: u32, key: &[u8], value: Option<&[u8]>) -> Result<()> {
+        let (bytes, most) = (key.len() + value.map_or(0, <[u8]>::len), self.bytes_max());
+        if self.bytes + bytes as u64 > most {
+            return Err(too_many_bytes(most));
+        }
+        self.bytes += bytes as u64;
+        let changes = self
+            .changes
+            .entry(id)
+            .or_insert_with(|| TreeChanges { tree: tree.clone(), entries: Changes::new() });
+        let key: Arc<[u8]> = key.into();
+        let before = changes.entries.insert(key.clone(), value.map(Arc::from));
+        if !self.savepoints.is_empty() {
+            self.undo.push(Undo { tree: id, key, before });
+        }
+        Ok(())
+    }
+
+    /// A point to which [`rollback_to`](Transaction::rollback_to) returns.
+    pub fn savepoint(&mut self) -> Savepoint {
+        let point = Savepoint {
+            transaction: std::ptr::from_ref(&self.view.core().pages).addr()
+                ^ self.view.time() as usize,
+            number: self.savepoints.len(),
+            undo: self.undo.len(),
+        };
+        self.savepoints.push(point);
+        point
+    }
+
+    /// Undoes the changes since a savepoint. The savepoint stays; those after it are gone. What the
+    /// transaction has read counts still.
+    ///
+    /// # Errors
+    /// [`NoSuchSavepoint`](Error::NoSuchSavepoint).
+    pub fn rollback_to(&mut self, savepoint: Savepoint) -> Result<()> {
+        if self.savepoints.get(savepoint.number) != Some(&savepoint) {
+            return Err(Error::NoSuchSavepoint);
+        }
+        self.savepoints.truncate(savepoint.number + 1);
+        for Undo { tree, key, before } in self.undo.drain(savepoint.undo..).rev() {
+            let Some(changes) = self.changes.get_mut(&tree) else { continue };
+            match before {
+                Some(before) => drop(changes.entries.insert(key, before)),
+                None => drop(changes.entries.remove(&key)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes all changes of the transaction, or none. Depending on the transaction's
+    /// [`Durability`], waits until they are durable.
+    ///
+    /// # Errors
+    /// [`Conflict`](Error::Conflict): another transaction has changed since what this one has read
+    /// or, with [`Isolation::Snapshot`], what it changes. A full disk, pool or log; a failed read;
+    /// [`TransactionTooLarge`](Error::TransactionTooLarge), [`VersionsFull`](Error::VersionsFull).
+    /// Then nothing has changed. If waiting for durability fails, the store is poisoned, and it is
+    /// unknown whether a crash takes the transaction.
+    pub fn commit(self) -> Result<()> {
+        let durability = self.options.durability;
+        let Some((view, lsn)) = self.apply()? else { return Ok(()) };
+        let core = view.core();
+        match (durability, &core.pages.redo_log) {
+            (Durability::Synced, Some(log)) => Ok(log.wait_durable(lsn)?),
+            (Durability::Synced, None) => core.sync(),
+            (Durability::Buffered, Some(log)) => {
+                log.request_flush(lsn);
+                Ok(())
+            }
+            (Durability::Buffered, None) | (Durability::None, _) => Ok(()),
+        }
+    }
+
+    /// As [`commit`](Transaction::commit), but returns before the transaction is durable, and calls
+    /// `durable` when it is, or when it is unknown whether it will be. So one thread can have many
+    /// commits under way. `durable` runs on a thread of the log, or on this one, and must not wait.
+    ///
+    /// Without a log this waits for a sync of the store.
+    ///
+    /// # Errors
+    /// As `commit`. Then `durable` is not called.
+    pub fn commit_then(self, durable: impl FnOnce(Result<()>) + Send + 'static) -> Result<()> {
+        match self.apply()? {
+            None => durable(Ok(())),
+            Some((view, lsn)) => match &view.core().pages.redo_log {
+                Some(log) => {
+                    log.on_durable(lsn, Box::new(|done| durable(done.map_err(Error::from))));
+                }
+                None => durable(view.core().sync()),
+            },
+        }
+        Ok(())
+    }
+
+    /// Makes the changes. Returns the number of the log's record, or `None` if there was nothing to
+    /// do.
+    fn apply(self) -> Result<Option<(View, u64)>> {
+        if self.changes.values().all(|changes| changes.entries.is_empty()) {
+            self.view.core().pages.check_open()?;
+            return Ok(None);
+        }
+        let mut reads = self.reads.into_inner().unwrap_or_else(|broken| broken.into_inner());
+        if self.options.isolation == Isolation::Snapshot {
+            for (tree, changes) in &self.changes {
+                let keys = changes.entries.keys().map(|key| key.to_vec());
+                reads.keys.entry(*tree).or_default().extend(keys);
+            }
+        }
+        let writes = self.changes.values().flat_map(|TreeChanges { tree, entries }| {
+            entries.iter().map(|(key, value)| Write {
+                access: tree.access(),
+                key,
+                value: value.as_deref(),
+            })
+        });
+        let pages = &self.view.core().pages;
+        let change = pages.change()?;
+        let lsn = commit(pages, &change, Some((self.view.time(), &reads)), writes)?;
+        drop(change);
+        Ok(Some((self.view, lsn)))
+    }
+
+    /// Ends the transaction. It has changed nothing. Dropping it does the same.
+    pub fn abort(self) {}
+}
+
+#[cold]
+fn too_many_bytes(most: u64) -> Error {
+    Error::TransactionTooLarge(format!(
+        "its keys and values may take {most} bytes, a quarter of the pool"
+    ))
+}

@@ -1,0 +1,116 @@
+//! A view: reads of the store as of one time.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use crate::error::{Error, Result};
+use crate::store::core::StoreCore;
+use crate::store::versions::{OldValue, Seen, Time, Versions};
+use crate::tree::{Access, Tree, ValueReader};
+use crate::value::Value;
+
+/// The store as of one time. While a view lives, changes keep the old values of entries.
+#[derive(Debug)]
+pub(crate) struct View {
+    core: Arc<StoreCore>,
+    time: Time,
+}
+
+impl View {
+    /// A view of the store as it is now.
+    pub(crate) fn begin(core: &Arc<StoreCore>) -> Result<View> {
+        Ok(View { core: core.clone(), time: core.pages.begin_view()? })
+    }
+
+    pub(crate) fn core(&self) -> &StoreCore {
+        &self.core
+    }
+
+    pub(crate) fn core_handle(&self) -> Arc<StoreCore> {
+        self.core.clone()
+    }
+
+    pub(crate) fn time(&self) -> Time {
+        self.time
+    }
+
+    pub(crate) fn versions(&self) -> &Versions {
+        &self.core.pages.versions
+    }
+
+    /// The pages of a tree, which must be of this store.
+    pub(crate) fn access<'t>(&self, tree: &'t Tree) -> Result<Access<'t>> {
+        match tree.is_of(&self.core) {
+            true => Ok(tree.open_access()?.at(self.time)),
+            false => Err(Error::OtherStore(tree.name().to_string())),
+        }
+    }
+
+    /// The value of `key`.
+    pub(crate) fn get<'t>(&self, access: Access<'t>, key: &[u8]) -> Result<Option<Value<'t>>> {
+        // The page first. An error may be about a value that this view does not see.
+        let found = access.get(key);
+        match self.versions().at(access.tree.id, key, self.time) {
+            Seen::Page => found,
+            Seen::Version(None) => Ok(None),
+            Seen::Version(Some(OldValue::Inline(value))) => {
+                Ok(Some(Value::Inline(Cow::Owned(value.to_vec()))))
+            }
+            // This view keeps the pages of the value.
+            Seen::Version(Some(OldValue::Blob(blob))) => access.open_value(blob, key).map(Some),
+        }
+    }
+
+    /// The values of many keys, in their order.
+    pub(crate) fn multi_get<'t>(
+        &self,
+        access: Access<'t>,
+        keys: &[&[u8]],
+    ) -> Result<Vec<Option<Value<'t>>>> {
+        let mut values = access.multi_get(keys)?;
+        if self.versions().now() > self.time {
+            for (key, value) in keys.iter().zip(&mut values) {
+                if self.versions().at(access.tree.id, key, self.time) != Seen::Page {
+                    *value = self.get(access, key)?;
+                }
+            }
+        }
+        Ok(values)
+    }
+
+    /// Whether `key` has a value.
+    pub(crate) fn contains(&self, access: Access<'_>, key: &[u8]) -> Result<bool> {
+        let found = access.contains(key);
+        match self.versions().at(access.tree.id, key, self.time) {
+            Seen::Page => found,
+            Seen::Version(old) => Ok(old.is_some()),
+        }
+    }
+
+    /// A reader of the value of `key`.
+    pub(crate) fn reader<'t>(
+        &self,
+        access: Access<'t>,
+        key: &[u8],
+    ) -> Result<Option<ValueReader<'t>>> {
+        let found = access.reader(key);
+        match self.versions().at(access.tree.id, key, self.time) {
+            Seen::Page => found,
+            Seen::Version(None) => Ok(None),
+            Seen::Version(Some(OldValue::Inline(value))) => {
+                Ok(Some(ValueReader::inline(access, value.to_vec().into())))
+            }
+            Seen::Version(Some(OldValue::Blob(blob))) => {
+                let pin = access.pages.pin(blob.page.id);
+                access.open_reader(blob, key, pin).map(Some)
+            }
+        }
+    }
+}
+
+impl Drop for View {
+    fn drop(&mut self) {
+        self.core.pages.end_view(self.time);
+        self.core.free_dropped_trees();
+    }
+}
