@@ -1,4 +1,4 @@
-//! What a command fails with: one line, the cause and what to do.
+//! The failure of a command: one line with the cause and what to do.
 
 use std::io;
 use std::path::Path;
@@ -9,31 +9,31 @@ pub type Outcome<T = ()> = Result<T, Failure>;
 /// Why a command failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
-    /// The store refused; its own message says what to do.
+    /// An error of the store; its message says what to do.
     #[error("{}{source}", prefix(path, source))]
     Store {
         /// The file as the user named it.
         path: String,
-        /// What the store said.
+        /// The error of the store.
         source: vellum::Error,
     },
     /// An operation of the system failed.
     #[error("{what}: {source}")]
     System {
-        /// What was being done, with the file's name.
+        /// The operation, with the file's name.
         what: String,
-        /// What the system said.
+        /// The error of the system.
         source: io::Error,
     },
-    /// Anything else, said in full.
+    /// Another failure, with its whole message.
     #[error("{0}")]
     Message(String),
-    /// The reader of the output has gone: not an error, the command just ends.
-    #[error("the reader of the output has gone")]
+    /// The reader has closed the pipe. This is no error; the command just ends.
+    #[error("the reader of the output has closed the pipe")]
     OutputClosed,
 }
 
-/// The file before a message of the store that does not name it.
+/// The name of the file, unless the message of the store has it already.
 fn prefix(path: &str, source: &vellum::Error) -> String {
     match source {
         vellum::Error::InUse(_)
@@ -45,12 +45,12 @@ fn prefix(path: &str, source: &vellum::Error) -> String {
 }
 
 impl Failure {
-    /// A failure that is explained by `text` alone.
+    /// A failure with the message `text`.
     pub fn message(text: impl Into<String>) -> Self {
         Self::Message(text.into())
     }
 
-    /// What failed, in one line.
+    /// The failure in one line.
     pub fn line(&self) -> String {
         self.to_string().replace('\n', "; ")
     }
@@ -58,7 +58,7 @@ impl Failure {
 
 /// Adds the file to an error of the store.
 pub trait AtStore<T> {
-    /// Says that `path` is the store that the error is about.
+    /// Names the store that the error is about.
     fn at(self, path: &Path) -> Outcome<T>;
 }
 
@@ -69,14 +69,14 @@ impl<T> AtStore<T> for vellum::Result<T> {
     }
 }
 
-/// The error of the store in one of a reader or writer of a value.
+/// The error of the store inside an I/O error of a reader or writer of a value.
 pub fn of_stream(error: io::Error) -> vellum::Error {
     error.downcast().unwrap_or_else(vellum::Error::Input)
 }
 
-/// Adds what was being done to an error of the system.
+/// Adds the failed operation to an error of the system.
 pub trait Doing<T> {
-    /// Says what was being done.
+    /// Names the operation: 'reading FILE'.
     fn doing(self, what: impl FnOnce() -> String) -> Outcome<T>;
 }
 

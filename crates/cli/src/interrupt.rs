@@ -1,8 +1,8 @@
-//! Ctrl-C, SIGTERM and SIGHUP while a store is open to be changed.
+//! Ctrl-C, SIGTERM and SIGHUP while a command changes a store.
 //!
-//! A store whose process is killed does not open again, until there is a log. So the first signal
-//! asks only: the command ends at its next record, closes the store, and the program exits with
-//! [`EXIT_CODE`]. A second signal ends the process at once.
+//! A store without a log does not open again after its process was killed. So the first signal only
+//! asks the command to end: it ends at its next record, closes the store, and the program exits
+//! with [`EXIT_CODE`]. A second signal ends the process at once.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -24,11 +24,11 @@ pub const EXIT_CODE: u8 = 130;
 const INTERRUPTED: &str = "interrupted by a signal";
 
 /// A signal has come.
-static ASKED: AtomicBool = AtomicBool::new(false);
+static SIGNAL_CAME: AtomicBool = AtomicBool::new(false);
 /// Becomes readable when a signal comes.
 static WAKE: OnceLock<UnixStream> = OnceLock::new();
 
-/// Has signals ask from now on. To be called before the store is opened.
+/// Installs the handlers. A command calls this before it opens the store.
 ///
 /// # Errors
 /// When the system refuses the handlers.
@@ -43,18 +43,18 @@ fn install() -> io::Result<()> {
     }
     let ignored = ignored_signals();
     for signal in [SIGINT, SIGTERM, SIGHUP] {
-        // What nohup, or a shell that starts a job in the background, has switched off stays off.
+        // A signal that nohup or a shell has switched off for a job in the background stays off.
         if ignored & 1 << (signal - 1) != 0 {
             continue;
         }
-        flag::register_conditional_shutdown(signal, i32::from(EXIT_CODE), &ASKED)?;
-        flag::register(signal, &ASKED)?;
+        flag::register_conditional_shutdown(signal, i32::from(EXIT_CODE), &SIGNAL_CAME)?;
+        flag::register(signal, &SIGNAL_CAME)?;
         pipe::register(signal, signalled.try_clone()?)?;
     }
     Ok(())
 }
 
-/// The signals that this process ignores, a bit each.
+/// The signals that this process ignores, one bit for each.
 fn ignored_signals() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
@@ -62,22 +62,22 @@ fn ignored_signals() -> u64 {
 }
 
 /// Whether a signal has asked the command to end.
-pub fn was_asked() -> bool {
-    ASKED.load(Ordering::SeqCst)
+pub fn signal_came() -> bool {
+    SIGNAL_CAME.load(Ordering::SeqCst)
 }
 
-/// To be called before each record.
+/// Ends the command after a signal. A command calls this before each record.
 ///
 /// # Errors
 /// When a signal has asked the command to end.
 pub fn check() -> Outcome {
-    match was_asked() {
+    match signal_came() {
         true => Err(Failure::message(INTERRUPTED)),
         false => Ok(()),
     }
 }
 
-/// A file, a pipe or a terminal whose reading a signal ends.
+/// A file, a pipe or a terminal. A signal ends a read that waits.
 pub struct Input(pub File);
 
 impl Read for Input {
@@ -89,7 +89,7 @@ impl Read for Input {
                     return Err(errno.into());
                 }
             }
-            if was_asked() {
+            if signal_came() {
                 return Err(io::Error::other(INTERRUPTED));
             }
         }

@@ -1,7 +1,7 @@
 //! Keys and values as text: hexadecimal, and printable with escapes.
 //!
-//! Both are the two encodings of the dump format of Berkeley DB and LMDB: `bytevalue` is two
-//! hexadecimal digits for each byte; `print` leaves printable ASCII as it is, doubles a backslash,
+//! These are the two encodings of the dump format of Berkeley DB and LMDB. `bytevalue` has two
+//! hexadecimal digits for each byte. `print` leaves printable ASCII as it is, doubles a backslash,
 //! and writes every other byte as a backslash and two digits.
 
 use std::ffi::OsStr;
@@ -29,8 +29,8 @@ pub fn from_hex(text: &[u8]) -> Option<Vec<u8>> {
     (push_from_hex(text, &mut bytes)? == text.len()).then_some(bytes)
 }
 
-/// Appends the bytes of pairs of hexadecimal digits; returns how many letters those are, for one
-/// may be left. `None` for anything else.
+/// Appends the bytes of pairs of hexadecimal digits; returns how many letters it has used, because
+/// one may be left. `None` for anything else.
 pub fn push_from_hex(text: &[u8], bytes: &mut Vec<u8>) -> Option<usize> {
     let (pairs, rest) = text.as_chunks::<2>();
     for [high, low] in pairs {
@@ -52,8 +52,8 @@ pub fn from_printable(text: &[u8]) -> Option<Vec<u8>> {
     (push_from_printable(text, &mut bytes)? == text.len()).then_some(bytes)
 }
 
-/// Appends the bytes of printable text with escapes; returns how many letters those are, for an
-/// escape may be cut off at the end. `None` for a broken one.
+/// Appends the bytes of printable text with escapes; returns how many letters it has used, because
+/// an escape may be cut off at the end. `None` for a broken escape.
 pub fn push_from_printable(text: &[u8], bytes: &mut Vec<u8>) -> Option<usize> {
     let mut rest = text;
     loop {

@@ -1,8 +1,8 @@
 //! `vellum`: the demonstration, the probe, everyday work on a store file, and the cache daemon.
 //!
 //! Each command is a file in `command/`; `files/` keeps the files of a directory in a store, for
-//! `import` and `demo`. Every message goes through [`output`], because a reader that closes the
-//! pipe early is no error. Exit codes: 0 done, 1 failed (one line says why), 2 wrong usage, 130
+//! `import` and `demo`. All output goes through [`output`], because it is no error if the reader
+//! closes the pipe early. Exit codes: 0 done, 1 failed (one line says why), 2 wrong usage, 130
 //! ended by a signal.
 
 mod command;
@@ -27,7 +27,7 @@ use error::{Failure, Outcome};
 
 const AFTER_HELP: &str = "\
 Examples:
-  vellum demo --dir /usr/share --limit 256MiB   the whole round on real files
+  vellum demo --dir /usr/share --limit 256MiB   store real files and verify every byte
   vellum probe                                  what this kernel offers, and what it costs
   vellum bench list                             measurements, also of other engines
   vellum put notes.vellum greeting hello        creates the file if it does not exist
@@ -58,7 +58,7 @@ enum Command {
     Demo(demo::Arguments),
     Probe(command::probe::Arguments),
     Bench(vellum_experiments::command::Arguments),
-    /// How the benchmarks start this program again, as a worker
+    /// Run as a worker of the benchmarks, which start this program again
     #[command(name = vellum_bench::worker::NAME, hide = true)]
     BenchWorker,
     Import(command::import::Arguments),
@@ -82,15 +82,17 @@ enum Command {
 
 fn main() -> ExitCode {
     let outcome = run(Arguments::parse().command);
-    let was_asked = interrupt::was_asked();
+    let signal_came = interrupt::signal_came();
     let line = match outcome {
-        Ok(()) | Err(Failure::OutputClosed) if !was_asked => return ExitCode::SUCCESS,
-        Ok(()) | Err(Failure::OutputClosed) => "a signal came, but all was done already".into(),
+        Ok(()) | Err(Failure::OutputClosed) if !signal_came => return ExitCode::SUCCESS,
+        Ok(()) | Err(Failure::OutputClosed) => {
+            "a signal came, but the command had already finished".into()
+        }
         Err(failure) => failure.line(),
     };
-    // Without a standard error stream the exit code alone has to do.
+    // If standard error is closed, only the exit code tells of the failure.
     let _ = writeln!(std::io::stderr(), "vellum: {line}");
-    if was_asked { ExitCode::from(interrupt::EXIT_CODE) } else { ExitCode::FAILURE }
+    if signal_came { ExitCode::from(interrupt::EXIT_CODE) } else { ExitCode::FAILURE }
 }
 
 fn run(command: Command) -> Outcome {

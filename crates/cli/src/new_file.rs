@@ -41,7 +41,7 @@ impl NewFile {
     pub fn complete(self) -> Outcome {
         let renamed =
             || match renameat_with(CWD, &self.partial, CWD, &self.target, RenameFlags::NOREPLACE) {
-                // The file system has no such rename; no file had the name when this began.
+                // The file system has no such rename. `create` found no file of this name.
                 Err(Errno::INVAL) => fs::rename(&self.partial, &self.target),
                 result => result.map_err(io::Error::from),
             };

@@ -10,14 +10,14 @@ use vellum_vm::{memory_limit, probe};
 use crate::error::{AtStore, Failure, Outcome};
 use crate::{interrupt, size};
 
-/// The tree that `put` and `load` use when none is named.
+/// The tree that commands use when the user names none and the store does not have exactly one.
 pub const DEFAULT_TREE: &str = "main";
 
 /// The backend that populates and releases pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 #[value(rename_all = "snake_case")]
 pub enum Backend {
-    /// The fastest that works here: exmap, but only if --pool is given, then process_madvise
+    /// The fastest that works here: exmap (only if --pool is given), then process_madvise
     Auto,
     /// One call per range, on every kernel
     Madvise,
@@ -51,35 +51,35 @@ pub struct PoolArguments {
     pub backend: Backend,
 }
 
-/// What a command needs a pool for. It decides the pool's size unless --pool gives it.
+/// What a command needs the pool for. This decides the pool's size unless --pool gives it.
 #[derive(Clone, Copy, Debug)]
 pub enum Need {
     /// Some pages of trees, one after the other.
     Pages,
-    /// Every value that the file may have: each must fit the pool as a whole.
+    /// Every value of the file: each must fit the pool as a whole.
     Values,
-    /// To store a value of this many bytes.
-    Store(u64),
-    /// As much memory as possible.
-    Much,
+    /// A value of this many bytes, to be stored.
+    OneValue(u64),
+    /// As much memory as possible: the engine's default.
+    Default,
 }
 
 impl Need {
-    /// The pool of a command that needs no more than some pages.
+    /// The pool of a command that needs only some pages.
     const SMALL: u64 = 64 << 20;
 
-    /// The size of the pool for the store at `path`; none for the engine's own default.
+    /// The size of the pool for the store at `path`; `None` for the engine's default.
     fn bytes(self, path: &Path) -> Option<u64> {
         let bytes = match self {
             Self::Pages => Self::SMALL,
             Self::Values => match path.metadata() {
                 Ok(file) if file.is_file() => file.len(),
-                // A block device, whose length is not known here; or what cannot be opened.
+                // A block device, whose metadata has no length, or a file that cannot be opened.
                 _ => return None,
             },
             // A value is at most a quarter of the pool; its page begins with a header.
-            Self::Store(bytes) => bytes.saturating_add(1 << 20).saturating_mul(4),
-            Self::Much => return None,
+            Self::OneValue(bytes) => bytes.saturating_add(1 << 20).saturating_mul(4),
+            Self::Default => return None,
         };
         let half = memory_limit::effective().ok()?.bytes / 2;
         Some(bytes.max(Self::SMALL).min(half))
@@ -87,14 +87,14 @@ impl Need {
 }
 
 impl PoolArguments {
-    /// The options of a store that these stand for; `default` is the size that a pool has without
-    /// --pool, if not the engine's own.
+    /// The options of a store. `default` is the size of the pool without --pool; `None` is the
+    /// engine's default.
     pub fn options(&self, default: Option<u64>) -> Options {
         let options = Options::new().backend(self.backend.choice());
         match (self.pool, default) {
             (Some(bytes), _) => options.pool_bytes(bytes),
             (None, None) => options,
-            // With a size the engine may choose exmap, which takes all of it at once.
+            // With a size, the engine may choose exmap, which takes all of the memory at once.
             (None, Some(bytes)) if self.backend == Backend::Auto => {
                 let backend = probe::choice_without_exmap().backend;
                 options.pool_bytes(bytes).backend(BackendChoice::Only(backend))
@@ -136,11 +136,11 @@ fn seconds(text: &str) -> Result<Duration, String> {
     seconds.ok_or_else(|| "write a number of seconds: 0, 2.5, 60".into())
 }
 
-/// How a store that is not there yet is created.
+/// Options for creating a store.
 #[derive(Args, Clone, Debug)]
 pub struct CreateArguments {
-    /// Page size of the trees of a new store: a multiple of 4KiB up to 64KiB [default: 4KiB]. A
-    /// store that is there must have it
+    /// Page size of the trees of a new store: a multiple of 4KiB up to 64KiB [default: 4KiB]. An
+    /// existing store must have this page size
     #[arg(long, value_name = "SIZE", value_parser = page_frames)]
     pub page_size: Option<u32>,
 }
@@ -154,32 +154,32 @@ fn page_frames(text: &str) -> Result<u32, String> {
 }
 
 impl StoreArguments {
-    /// How to open the store for a command that needs so much.
+    /// The options to open the store, for a command with this need.
     pub fn options(&self, need: Need) -> Options {
         self.pool.options(need.bytes(&self.path))
     }
 
-    /// Opens the store to be read and hands it to `work`.
+    /// Opens the store read-only and passes it to `work`.
     ///
     /// # Errors
     /// When it cannot be opened, or with the error of `work`.
     pub fn read<T>(&self, need: Need, work: impl FnOnce(&Store) -> Outcome<T>) -> Outcome<T> {
         let options = self.options(need).read_only(true);
-        using(self.open(|| Store::open(&self.path, &options))?, &self.path, work)
+        close_after(self.open(|| Store::open(&self.path, &options))?, &self.path, work)
     }
 
-    /// Opens the store to be changed and hands it to `work`, which asks
-    /// [`check`](interrupt::check) before each record.
+    /// Opens the store for changes and passes it to `work`, which calls [`check`](interrupt::check)
+    /// before each record.
     ///
     /// # Errors
     /// When it cannot be opened or closed, or with the error of `work`.
     pub fn write<T>(&self, need: Need, work: impl FnOnce(&Store) -> Outcome<T>) -> Outcome<T> {
         interrupt::watch()?;
         let options = self.options(need);
-        using(self.open(|| Store::open(&self.path, &options))?, &self.path, work)
+        close_after(self.open(|| Store::open(&self.path, &options))?, &self.path, work)
     }
 
-    /// Opens the store to be changed, created if need be, and hands it to `work`.
+    /// Opens the store for changes, or creates it, and passes it to `work`.
     ///
     /// # Errors
     /// As [`StoreArguments::write`].
@@ -194,13 +194,14 @@ impl StoreArguments {
         if let Some(frames) = create.page_size {
             options = options.page_frames(frames);
         }
-        using(self.open(|| Store::open_or_create(&self.path, &options))?, &self.path, work)
+        close_after(self.open(|| Store::open_or_create(&self.path, &options))?, &self.path, work)
     }
 
-    /// Opens by `open`, again and again while another process has the store, or creates it.
+    /// Calls `open` until it succeeds, as long as another process has the store open or is creating
+    /// it.
     ///
     /// # Errors
-    /// That of the last time.
+    /// The error of the last call.
     pub fn open(&self, open: impl Fn() -> vellum::Result<Store>) -> Outcome<Store> {
         const LONGEST_PAUSE: Duration = Duration::from_millis(50);
         let end = Instant::now().checked_add(self.wait);
@@ -221,12 +222,16 @@ impl StoreArguments {
     }
 }
 
-/// Runs `work` and closes the store afterwards, also when that failed: what was done until then is
-/// in the file, and the file is clean.
+/// Runs `work` and closes the store, after a failure too: then the changes until the failure are in
+/// the file, and the file is clean.
 ///
 /// # Errors
-/// The error of `work`, or else that of closing.
-pub fn using<T>(store: Store, path: &Path, work: impl FnOnce(&Store) -> Outcome<T>) -> Outcome<T> {
+/// The error of `work`, or else the error of closing.
+pub fn close_after<T>(
+    store: Store,
+    path: &Path,
+    work: impl FnOnce(&Store) -> Outcome<T>,
+) -> Outcome<T> {
     let result = work(&store);
     let closed = store.close().at(path);
     let value = result?;
@@ -243,10 +248,10 @@ pub struct TreeArguments {
 }
 
 impl TreeArguments {
-    /// The tree that is meant, which must be there.
+    /// The tree that the user means, which must exist.
     ///
     /// # Errors
-    /// When it is not there; the message names those that are.
+    /// When it does not exist. The message names the trees that do.
     pub fn find(&self, store: &Store, path: &Path) -> Outcome<Tree> {
         let names = store.trees().at(path)?;
         let name = match (&self.tree, &names[..]) {
@@ -267,7 +272,7 @@ impl TreeArguments {
         store.tree(name).at(path)
     }
 
-    /// The tree that is meant, created if need be.
+    /// The tree that the user means, created if it does not exist.
     ///
     /// # Errors
     /// When it cannot be created.
@@ -295,9 +300,9 @@ mod tests {
         let small = half.min(64 << 20);
         assert_eq!(Need::Pages.bytes(&path), Some(small));
         assert_eq!(Need::Values.bytes(&path), Some(half));
-        assert_eq!(Need::Store(u64::MAX).bytes(&path), Some(half));
-        assert_eq!(Need::Store(10).bytes(&path), Some(small));
-        assert_eq!(Need::Much.bytes(&path), None);
+        assert_eq!(Need::OneValue(u64::MAX).bytes(&path), Some(half));
+        assert_eq!(Need::OneValue(10).bytes(&path), Some(small));
+        assert_eq!(Need::Default.bytes(&path), None);
         std::fs::File::create(&path).unwrap().set_len(1 << 20).unwrap();
         assert_eq!(Need::Values.bytes(&path), Some(small));
     }

@@ -1,4 +1,4 @@
-//! Buffered standard output, which tells a closed pipe from other failures.
+//! Buffered standard output, which distinguishes a closed pipe from other failures.
 
 use std::io::{self, BufWriter, ErrorKind, StdoutLock, Write};
 
@@ -39,10 +39,11 @@ impl Output {
     }
 }
 
-/// Turns the result of writing to a pipe or file that the user chose into an outcome.
+/// The outcome of writing to standard output, or to a file that the user chose.
 ///
 /// # Errors
-/// [`Failure::OutputClosed`] when the reader has gone, otherwise what the system said.
+/// [`Failure::OutputClosed`] when the reader has closed the pipe, otherwise the error of the
+/// system.
 pub fn written(result: io::Result<()>) -> Outcome {
     result.map_err(|source| match source.kind() {
         ErrorKind::BrokenPipe => Failure::OutputClosed,
@@ -50,7 +51,7 @@ pub fn written(result: io::Result<()>) -> Outcome {
     })
 }
 
-/// Lines of cells as columns: the first to the left, the others to the right.
+/// Aligns rows of cells in columns: the first column to the left, the others to the right.
 pub fn columns(rows: &[Vec<String>]) -> Vec<String> {
     let count = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width = |column: usize| {

@@ -1,4 +1,5 @@
-//! Progress of long work on standard error: a bar on a terminal, otherwise a line now and then.
+//! Progress of long work on standard error: a bar on a terminal, otherwise a line every five
+//! seconds.
 
 use std::io::{IsTerminal, Write};
 use std::sync::Mutex;
@@ -9,8 +10,8 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::size;
 
-/// Work of values that takes no longer is not shown.
-const LATE: Duration = Duration::from_secs(2);
+/// [`DelayedProgress`] shows nothing of work that takes less time.
+const SHOW_AFTER: Duration = Duration::from_secs(2);
 
 /// Time between two plain lines.
 const LINE_EVERY: Duration = Duration::from_secs(5);
@@ -24,7 +25,7 @@ pub enum Unit {
     Items,
 }
 
-/// One piece of work with a known end; any thread may advance it.
+/// The progress of work of known size. Any thread may advance it.
 pub struct Progress {
     label: &'static str,
     unit: Unit,
@@ -59,7 +60,7 @@ impl Progress {
         match &self.shown {
             Shown::Bar(bar) => bar.inc(by),
             Shown::Lines(due) => {
-                // A thread that finds the lock taken leaves the line to the other one.
+                // If another thread has the lock, that thread prints the line.
                 if let Ok(mut due) = due.try_lock()
                     && Instant::now() >= *due
                 {
@@ -76,7 +77,7 @@ impl Progress {
         self.advance(done.saturating_sub(before));
     }
 
-    /// Takes the bar away and prints the last line.
+    /// Removes the bar and prints the last line.
     pub fn finish(self) {
         if let Shown::Bar(bar) = &self.shown {
             bar.finish_and_clear();
@@ -102,8 +103,8 @@ impl Progress {
     }
 }
 
-/// Progress in bytes of work that is shown only if it takes more than two seconds.
-pub struct Late {
+/// Progress in bytes, shown only if the work takes more than two seconds.
+pub struct DelayedProgress {
     label: &'static str,
     total: u64,
     done: u64,
@@ -111,8 +112,8 @@ pub struct Late {
     shown: Option<Progress>,
 }
 
-impl Late {
-    /// Starts at 0 of `total`; that is 0 if it is not known.
+impl DelayedProgress {
+    /// Starts at 0 of `total`, which is 0 if the caller does not know it.
     pub fn new(label: &'static str, total: u64) -> Self {
         Self { label, total, done: 0, start: Instant::now(), shown: None }
     }
@@ -120,7 +121,7 @@ impl Late {
     /// Counts `by` more bytes as done.
     pub fn advance(&mut self, by: u64) {
         self.done += by;
-        if self.shown.is_none() && self.start.elapsed() >= LATE {
+        if self.shown.is_none() && self.start.elapsed() >= SHOW_AFTER {
             self.shown = Some(Progress::new(self.label, Unit::Bytes, self.total));
         }
         if let Some(shown) = &self.shown {
@@ -128,7 +129,7 @@ impl Late {
         }
     }
 
-    /// Takes the bar away, if there is one, and prints the last line.
+    /// Removes the bar, if there is one, and prints the last line.
     pub fn finish(self) {
         if let Some(shown) = self.shown {
             shown.finish();

@@ -4,7 +4,8 @@
 pub struct Random(u64);
 
 impl Random {
-    /// Starts at `seed`; `stream` tells generators of the same seed apart.
+    /// Starts at `seed`. Generators with the same seed and different streams give different
+    /// numbers.
     pub fn new(seed: u64, stream: u64) -> Self {
         let mut random = Self(seed ^ stream.wrapping_mul(0xd6e8_feb8_6659_fd93));
         random.next();

@@ -1,4 +1,4 @@
-//! Sizes in bytes, read from and shown to people.
+//! Parses and formats sizes in bytes.
 
 /// Names of the powers of 1024.
 const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];

@@ -27,7 +27,7 @@ fn commands(store: &str) -> Vec<Vec<String>> {
 }
 
 #[test]
-fn what_is_no_store_is_refused_and_left_alone() {
+fn a_file_that_is_no_store_is_refused_and_unchanged() {
     let folder = Folder::new();
     for (name, bytes) in [
         ("text", b"hello, this is a text\n".to_vec()),
@@ -44,7 +44,7 @@ fn what_is_no_store_is_refused_and_left_alone() {
     }
 }
 
-/// An empty file is a store to be: reading it is refused, the first change makes it a store.
+/// Reading an empty file is refused; the first change makes it a store.
 #[test]
 fn an_empty_file_becomes_a_store() {
     let folder = Folder::new();
@@ -63,7 +63,7 @@ fn an_empty_file_becomes_a_store() {
 }
 
 #[test]
-fn what_is_not_there_is_said() {
+fn a_store_that_does_not_exist_is_an_error() {
     let folder = Folder::new();
     for arguments in commands(&folder.name("none")) {
         if arguments[0] != "put" {
@@ -75,14 +75,14 @@ fn what_is_not_there_is_said() {
     for arguments in commands(&folder.name("no/such/folder")) {
         fails(&arguments);
     }
-    // A directory is no store either.
+    // A directory is no store.
     for arguments in commands(&folder.name("")) {
         fails(&arguments);
     }
 }
 
 #[test]
-fn a_store_that_was_cut_off_is_recognised() {
+fn a_truncated_store_is_an_error() {
     let folder = Folder::new();
     let store = folder.name("a.vellum");
     for number in 0..50 {
@@ -105,13 +105,14 @@ fn a_store_in_use_is_not_opened_twice() {
     let store = folder.name("a.vellum");
     ok(&["put", &store, "k", &"v".repeat(100_000)]);
     ok(&["put", &store, "l", &"v".repeat(100_000)]);
-    // More than a pipe takes: it holds the store open until somebody reads.
+    // The value is longer than a pipe's buffer, so the command has the store open until the test
+    // reads.
     let mut scan = command(&["scan", &store, "--full"]).stdout(Stdio::piped()).spawn().unwrap();
     let mut first = [0; 1];
     scan.stdout.as_mut().unwrap().read_exact(&mut first).unwrap();
     let error = fails(&["put", &store, "k", "new", "--wait", "0.1"]);
     assert!(error.contains("use"), "{error}");
-    // Readers do not mind each other.
+    // Several readers may have the store open.
     assert_eq!(ok(&["get", &store, "k"]).len(), 100_000);
     let mut rest = Vec::new();
     scan.stdout.as_mut().unwrap().read_to_end(&mut rest).unwrap();
@@ -120,7 +121,7 @@ fn a_store_in_use_is_not_opened_twice() {
 }
 
 #[test]
-fn a_reader_that_goes_away_is_no_error() {
+fn a_closed_pipe_is_no_error() {
     let folder = Folder::new();
     let store = folder.name("a.vellum");
     succeeded(run_with_input(&["put", &store, "k"], &[b'v'; 500_000]));
@@ -159,7 +160,7 @@ fn output_that_cannot_be_written_is_an_error() {
 
 #[test]
 fn a_file_that_cannot_be_written_is_an_error() {
-    // Nobody, not even root, can create files there.
+    // Not even root can create files there.
     let error = fails(&["put", "/proc/self/store.vellum", "k", "v"]);
     assert!(error.contains("/proc/self/store.vellum"), "{error}");
     let error = fails(&["put", "/dev/null", "k", "v"]);
@@ -167,7 +168,7 @@ fn a_file_that_cannot_be_written_is_an_error() {
 }
 
 #[test]
-fn a_value_file_that_is_not_there_creates_no_store() {
+fn a_missing_value_file_creates_no_store() {
     let folder = Folder::new();
     fails(&["put", &folder.name("a"), "k", "--file", &folder.name("none")]);
     assert!(!folder.path("a").exists());
@@ -194,14 +195,14 @@ fn a_store_that_was_not_closed_is_refused_and_can_be_salvaged() {
     let head = "VERSION=3\nformat=print\nHEADER=END\n";
     let mut input = child.stdin.take().unwrap();
     write!(input, "{head} key\n value\nDATA=END\n{head}").unwrap();
-    // It says so once the first section is loaded; then it waits for the second.
+    // The command reports the first section when it is loaded. Then it waits for the second.
     let mut said = [0; 1];
     child.stderr.as_mut().unwrap().read_exact(&mut said).unwrap();
     child.kill().unwrap();
     child.wait().unwrap();
-    // No page of the first section was written: the store is as it was created.
+    // The command has written no page of the first section: the store is still as it was created.
     assert!(ok(&["trees", &store]).is_empty());
-    // The header that comes before the first page.
+    // The header that the command writes before the first page.
     let mut bytes = fs::read(&store).unwrap();
     let sequence =
         |page: usize| u64::from_le_bytes(*bytes[page * 4096 + 72..].first_chunk().unwrap());

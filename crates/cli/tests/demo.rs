@@ -1,11 +1,11 @@
-//! The demonstration on small trees of files, with a pool an eighth of the data.
+//! The demonstration on small trees of files, with a pool of an eighth of the data.
 
 mod support;
 
 use support::{Folder, checked, command, failed, fails, make_files, ok, run, text};
 
 #[test]
-fn the_whole_round_on_a_small_tree() {
+fn a_small_tree_is_stored_and_verified() {
     let folder = Folder::new();
     let files = folder.path("files");
     make_files(&files);
@@ -27,13 +27,13 @@ fn the_whole_round_on_a_small_tree() {
         line.split_whitespace().last().unwrap().parse::<u64>().unwrap()
     };
     assert!(row("evictions") > 0 && row("write-backs") > 0, "{table}");
-    // What is left is a whole store under its name.
+    // The demonstration leaves a complete store under its name.
     assert!(!folder.path("kept.vellum.partial").exists());
     ok(&["check", &store]);
     let meta = text(&["get", &store, "large", "--meta"]);
     assert!(meta.contains("2500000 bytes"), "{meta}");
     let error = fails(&arguments);
-    assert!(error.contains("is there already"), "{error}");
+    assert!(error.contains("exists already"), "{error}");
 }
 
 #[test]
@@ -50,7 +50,7 @@ fn a_temporary_store_leaves_nothing() {
 }
 
 #[test]
-fn killed_in_the_middle_it_leaves_nothing() {
+fn a_killed_demonstration_leaves_nothing() {
     let folder = Folder::new();
     let (files, temporary) = (folder.path("files"), folder.path("temporary"));
     make_files(&files);
@@ -59,7 +59,7 @@ fn killed_in_the_middle_it_leaves_nothing() {
     demo.arg(&files).env("TMPDIR", &temporary);
     demo.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::piped());
     let mut child = demo.spawn().unwrap();
-    // Once it reports progress of the import, the store is there.
+    // Once it reports progress of the import, the store exists.
     let mut lines = std::io::BufRead::lines(std::io::BufReader::new(child.stderr.take().unwrap()));
     lines.find(|line| line.as_ref().unwrap().starts_with("import")).unwrap().unwrap();
     child.kill().unwrap();
@@ -68,7 +68,7 @@ fn killed_in_the_middle_it_leaves_nothing() {
 }
 
 #[test]
-fn what_it_cannot_do_is_said() {
+fn impossible_requests_are_errors() {
     let folder = Folder::new();
     let error = fails(&["demo", "--dir", &folder.name("none")]);
     assert!(error.contains("none"), "{error}");

@@ -1,4 +1,4 @@
-//! Dump and load: what comes back, what other programs make of it, what is refused.
+//! Dump and load: round trips, other programs' dumps, refused input.
 
 mod support;
 
@@ -14,7 +14,7 @@ fn fill(store: &str) {
         dump.extend(b"type=btree\nHEADER=END\n");
         for number in 0..300_usize {
             let key = [&noise(number % 9, number as u64)[..], &number.to_be_bytes()].concat();
-            // Up to some 90 KB: blobs too.
+            // Values of up to some 90 KB, so that some are blobs.
             for bytes in [key, noise(number * number, number as u64)] {
                 let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
                 dump.extend(format!(" {hex}\n").into_bytes());
@@ -58,7 +58,7 @@ fn one_tree_can_be_dumped_and_loaded_under_another_name() {
 }
 
 #[test]
-fn unsorted_entries_and_full_trees_are_loaded_one_by_one() {
+fn unsorted_entries_and_nonempty_trees_are_loaded_one_by_one() {
     let folder = Folder::new();
     let store = folder.name("a.vellum");
     let head = "VERSION=3\nformat=print\nHEADER=END\n";
@@ -71,7 +71,7 @@ fn unsorted_entries_and_full_trees_are_loaded_one_by_one() {
 }
 
 #[test]
-fn a_bad_line_is_named_and_nothing_stays_half_loaded() {
+fn a_bad_line_is_named_and_its_tree_is_removed() {
     let folder = Folder::new();
     let store = folder.name("a.vellum");
     let head = "VERSION=3\nformat=print\ndatabase=t\nHEADER=END\n";
@@ -79,7 +79,7 @@ fn a_bad_line_is_named_and_nothing_stays_half_loaded() {
     let error = support::failed(run_with_input(&["load", &store], bad.as_bytes()));
     assert!(error.contains("line 8") && error.contains("nothing of tree 't' was kept"), "{error}");
     assert_eq!(text(&["trees", &store]), "");
-    // Into a tree that is there: the message says how much it got.
+    // If the tree existed before, the message says how many entries it got.
     ok(&["put", &store, "old", "0", "--tree", "t"]);
     let error = support::failed(run_with_input(&["load", &store], bad.as_bytes()));
     assert!(error.contains("line 8") && error.contains("got 1 entries"), "{error}");
@@ -88,7 +88,7 @@ fn a_bad_line_is_named_and_nothing_stays_half_loaded() {
 }
 
 #[test]
-fn what_is_no_dump_creates_no_store() {
+fn a_file_that_is_no_dump_creates_no_store() {
     let folder = Folder::new();
     let store = folder.name("a.vellum");
     for input in [&b"hello\n"[..], b"", b"VERSION=2\n", b"VERSION=3\nformat=xml\n"] {
@@ -110,7 +110,8 @@ fn a_key_that_is_too_long_is_refused_with_its_line() {
     assert_eq!(text(&["trees", &store]), "");
 }
 
-/// Berkeley DB's and LMDB's own tools read our dumps and we read theirs, where they are installed.
+/// Berkeley DB's and LMDB's tools read our dumps, and `load` reads theirs, where they are
+/// installed.
 #[test]
 fn other_programs_read_and_write_the_same_format() {
     let folder = Folder::new();
@@ -130,7 +131,7 @@ fn other_programs_read_and_write_the_same_format() {
         let mut child =
             Command::new(load).args(flag).arg(&database).stdin(Stdio::piped()).spawn().unwrap();
         let mut section = text(&["dump", &store, "--tree", "main"]);
-        // Without a name the other side has one unnamed database.
+        // The dump has no name, so the other program loads it into its one unnamed database.
         section = section.replace("database=main\n", "");
         std::io::Write::write_all(&mut child.stdin.take().unwrap(), section.as_bytes()).unwrap();
         assert!(child.wait().unwrap().success());
@@ -148,7 +149,8 @@ fn a_dump_that_is_interrupted_leaves_no_file() {
     fill(&store);
     let whole = ok(&["dump", &store]);
     let (mut complete, mut interrupted) = (0, 0);
-    // How far a dump gets until the signal comes is the machine's business: until both were seen.
+    // How far a dump gets before the signal depends on the machine. The test repeats until both a
+    // complete and an interrupted dump were seen.
     for round in 0..30 {
         if complete > 0 && interrupted > 0 {
             break;
@@ -156,10 +158,10 @@ fn a_dump_that_is_interrupted_leaves_no_file() {
         let file = folder.name("dump");
         let mut dump = support::command(&["dump", &store, "-o", &file]);
         let mut child = dump.stderr(Stdio::null()).spawn().unwrap();
-        // Once the file is there, under whatever name, the dump is under way.
+        // Once the file exists, under any name, the dump is under way.
         let files = || std::fs::read_dir(folder.path("")).unwrap().count();
         while files() == 1 && child.try_wait().unwrap().is_none() {}
-        // At once, or later each time.
+        // The first signal comes at once, each further one later.
         let later = if round % 2 == 0 { 0 } else { 1 << (round / 2) };
         std::thread::sleep(std::time::Duration::from_millis(later));
         let number = child.id().to_string();
@@ -172,7 +174,7 @@ fn a_dump_that_is_interrupted_leaves_no_file() {
         } else {
             interrupted += usize::from(ended.code() == Some(130));
         }
-        assert_eq!(files(), 1, "something is left of the dump");
+        assert_eq!(files(), 1, "the dump has left a file");
     }
     assert!(complete > 0 && interrupted > 0, "{complete} and {interrupted}");
 }
@@ -199,13 +201,13 @@ fn a_tree_with_a_line_break_in_its_name_survives() {
 }
 
 #[test]
-fn what_is_ignored_of_another_program_s_dump_is_said() {
+fn ignored_settings_of_another_program_s_dump_are_reported() {
     let folder = Folder::new();
     let head = "VERSION=3\nformat=print\nintegerkey=1\nreversekey=1\nHEADER=END\n";
     let dump = format!("{head} a\n 1\nDATA=END\n");
     let output = run_with_input(&["load", &folder.name("a.vellum")], dump.as_bytes());
     let said = String::from_utf8(output.stderr).unwrap();
-    let why = "is ignored: keys stand in the order of their bytes";
+    let why = "is ignored: the store orders keys by their bytes";
     let lines = format!(
         "standard input: line 3: integerkey=1 {why}\nstandard input: line 4: reversekey=1 {why}\n"
     );

@@ -47,7 +47,7 @@ fn binary_keys_are_given_in_hexadecimal() {
 }
 
 #[test]
-fn scans_go_both_ways_and_keep_to_prefix_and_limit() {
+fn scans_go_both_ways_within_prefix_and_limit() {
     let folder = Folder::new();
     let store = folder.name("a.vellum");
     for key in ["a", "b", "b1", "b2", "b3", "c"] {
@@ -70,7 +70,7 @@ fn scans_go_both_ways_and_keep_to_prefix_and_limit() {
 }
 
 #[test]
-fn long_values_are_cut_unless_all_is_wanted() {
+fn long_values_are_cut_unless_full_is_given() {
     let folder = Folder::new();
     let store = folder.name("a.vellum");
     ok(&["put", &store, "long", &"x".repeat(100_000)]);
@@ -80,7 +80,7 @@ fn long_values_are_cut_unless_all_is_wanted() {
 }
 
 #[test]
-fn trees_are_kept_apart() {
+fn trees_are_independent() {
     let folder = Folder::new();
     let store = folder.name("a.vellum");
     ok(&["put", &store, "k", "one", "--tree", "first"]);
@@ -98,7 +98,7 @@ fn trees_are_kept_apart() {
     assert!(error.contains("first, second"), "{error}");
     ok(&["rm", &store, "--tree", "first", "--all"]);
     assert_eq!(text(&["trees", &store]), "second\n");
-    // The only tree need not be named.
+    // The only tree of a store needs no name.
     assert_eq!(ok(&["get", &store, "k"]), b"two");
     let error = fails(&["rm", &store, "gone"]);
     assert!(error.contains("there is no 'gone'"), "{error}");
@@ -127,7 +127,7 @@ fn a_pool_and_a_backend_can_be_chosen() {
 }
 
 #[test]
-fn wrong_usage_is_exit_code_two() {
+fn wrong_usage_has_exit_code_two() {
     for arguments in [
         &["get"][..],
         &["put", "s", "k", "v", "--pool", "many"],
@@ -143,7 +143,7 @@ fn wrong_usage_is_exit_code_two() {
 }
 
 #[test]
-fn every_command_explains_itself() {
+fn every_command_has_help() {
     let help = text(&["--help"]);
     let commands = help.lines().skip_while(|line| *line != "Commands:").skip(1);
     let commands: Vec<&str> = commands

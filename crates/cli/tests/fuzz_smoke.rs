@@ -1,8 +1,9 @@
-//! Damaged stores and dumps given to the real binary: it may refuse or report, never crash or hang.
+//! Damaged stores and dumps for the real binary. It may refuse them or report damage, but never
+//! crash or hang.
 //!
 //! `VELLUM_SEED=N` replays a failure (the seed is in its message), `VELLUM_SOAK=1` runs 50 times as
-//! many rounds. The page decoder's own fuzzer goes deeper; this one shows the whole program.
-// These are tests, where unwrap is the assertion, in helper functions too.
+//! many rounds. The fuzzer of the page decoder goes deeper; this one tests the whole program.
+// In tests, and in their helper functions, unwrap is the assertion.
 #![allow(clippy::unwrap_used)]
 
 mod support;
@@ -14,7 +15,7 @@ use support::{Folder, checked, command, noise, ok, run_with_input};
 
 const ROUNDS: u64 = 120;
 
-/// No command on a file this small may take longer, even on a busy machine.
+/// No command on a file this small takes longer, even on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(200);
 
 fn seeds() -> std::ops::Range<u64> {
@@ -26,7 +27,7 @@ fn seeds() -> std::ops::Range<u64> {
     }
 }
 
-/// Flips bits, copies pages over others, zeroes and cuts; at least one byte is another one.
+/// Flips bits, copies pages over others, zeroes, truncates. At least one byte changes.
 fn damage(bytes: &mut Vec<u8>, seed: u64) {
     let random: Vec<usize> = noise(64, seed.wrapping_add(1000))
         .chunks(8)
@@ -65,7 +66,7 @@ fn run_in_time(arguments: &[&str], seed: u64) {
 }
 
 #[test]
-fn damaged_stores_crash_nothing() {
+fn damaged_stores_crash_no_command() {
     let folder = Folder::new();
     let (whole, store) = (folder.name("whole.vellum"), folder.name("damaged.vellum"));
     let mut dump = String::from("VERSION=3\nformat=print\ndatabase=t\nHEADER=END\n");
@@ -95,7 +96,7 @@ fn damaged_stores_crash_nothing() {
 }
 
 #[test]
-fn damaged_dumps_crash_nothing() {
+fn damaged_dumps_do_not_crash_load() {
     let folder = Folder::new();
     let (whole, store) = (folder.name("whole.vellum"), folder.name("copy.vellum"));
     for tree in ["a", "b"] {
@@ -111,7 +112,7 @@ fn damaged_dumps_crash_nothing() {
         println!("VELLUM_SEED={seed}");
         run_with_input(&["load", &store, "--pool", "1MiB"], &damaged);
         if fs::exists(&store).unwrap() {
-            // Whatever was loaded, the store is sound and was closed.
+            // Whatever the command has loaded, the store is sound and closed.
             ok(&["check", &store]);
         }
     }

@@ -38,7 +38,7 @@ fn a_second_import_stores_what_changed() {
     make_files(&files);
     let files_name = files.to_str().unwrap();
     ok(&["import", &store, files_name, "--pool", "1MiB"]);
-    // Shorter than before: chunks must go.
+    // Shorter than before: the import must remove chunks.
     std::fs::write(files.join("large"), noise(100_000, 5)).unwrap();
     std::fs::write(files.join("added"), b"added").unwrap();
     let report = text(&["import", &store, files_name, "--pool", "1MiB"]);
@@ -50,7 +50,7 @@ fn a_second_import_stores_what_changed() {
 }
 
 #[test]
-fn limits_and_bad_directories() {
+fn a_limit_leaves_files_out_and_bad_directories_are_errors() {
     let folder = Folder::new();
     let (store, files) = (folder.name("a.vellum"), folder.path("files"));
     let error = fails(&["import", &store, &folder.name("none")]);
@@ -77,7 +77,7 @@ fn the_store_is_not_stored_in_itself() {
 }
 
 #[test]
-fn what_is_exported_is_what_was_imported() {
+fn exported_files_equal_the_imported_ones() {
     let folder = Folder::new();
     let (store, files, copy) = (folder.name("a.vellum"), folder.name("files"), folder.name("copy"));
     make_files(files.as_ref());
@@ -88,7 +88,7 @@ fn what_is_exported_is_what_was_imported() {
     let mut same = std::process::Command::new("diff");
     let same = same.args(["-r", "--no-dereference", &files, &copy]).output().unwrap();
     assert!(same.status.success(), "{}", String::from_utf8_lossy(&same.stdout));
-    // Sizes, permissions and times are the same as well: a second import has nothing to do.
+    // Sizes, permissions and times are equal too, so a second import stores nothing.
     let again = text(&["import", &store, &copy]);
     assert!(again.starts_with("0 files stored\n171 unchanged"), "{again}");
     let part = folder.name("part");

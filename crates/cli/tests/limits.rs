@@ -1,18 +1,18 @@
-//! Sizes that no machine has, and sizes that are too small for anything.
-// These are tests, where unwrap is the assertion.
+//! Sizes that are too large for any machine, and sizes that are too small.
+// In tests, unwrap is the assertion.
 #![allow(clippy::unwrap_used)]
 
 mod support;
 
 use support::{Folder, fails, ok, text};
 
-/// The memory of the machine, or of the group, in MiB.
+/// The memory of the machine, or of its control group, in MiB.
 fn memory_mib() -> u64 {
     vellum_vm::memory_limit::effective().unwrap().bytes >> 20
 }
 
 #[test]
-fn a_pool_that_the_machine_does_not_have_is_refused() {
+fn a_pool_larger_than_the_machine_s_memory_is_refused() {
     let folder = Folder::new();
     let store = folder.name("a.vellum");
     ok(&["put", &store, "k", "v", "--pool", "1MiB"]);
@@ -27,14 +27,14 @@ fn a_pool_that_the_machine_does_not_have_is_refused() {
 }
 
 #[test]
-fn a_pool_that_the_machine_does_not_have_creates_no_store() {
+fn a_pool_larger_than_the_machine_s_memory_creates_no_store() {
     let folder = Folder::new();
     fails(&["put", &folder.name("a.vellum"), "k", "v", "--pool", "10TiB"]);
     assert!(!folder.path("a.vellum").exists());
 }
 
 #[test]
-fn a_daemon_without_memory_or_with_too_much_is_not_started() {
+fn a_daemon_with_too_low_or_too_high_a_limit_does_not_start() {
     let folder = Folder::new();
     let socket = folder.name("socket");
     let error = fails(&["morseld", "--socket", &socket, "--limit", "0"]);
@@ -49,7 +49,7 @@ fn a_daemon_without_memory_or_with_too_much_is_not_started() {
 }
 
 #[test]
-fn a_look_at_a_file_takes_a_small_pool() {
+fn commands_that_read_some_pages_take_a_small_pool() {
     let folder = Folder::new();
     let store = folder.name("a.vellum");
     ok(&["put", &store, "k", "v"]);
@@ -59,7 +59,7 @@ fn a_look_at_a_file_takes_a_small_pool() {
 }
 
 #[test]
-fn a_value_beyond_the_small_pool_needs_no_option() {
+fn a_value_larger_than_the_small_pool_needs_no_option() {
     let folder = Folder::new();
     let (store, file) = (folder.name("a.vellum"), folder.name("value"));
     let value = vec![3; 80 << 20];

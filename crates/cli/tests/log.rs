@@ -1,5 +1,5 @@
-//! `vellum log`: what a log has, where it is damaged, where it ends.
-// These are tests, where unwrap is the assertion.
+//! `vellum log`: the files and records of a log, its damage, its end.
+// In tests, unwrap is the assertion.
 #![allow(clippy::unwrap_used)]
 
 mod support;
@@ -11,8 +11,8 @@ use std::sync::Arc;
 use support::{Folder, fails, ok, run, text};
 use vellum_log::{FileLog, FileLogOptions, Log, LogError, LogOptions, Way};
 
-/// A log of seven blocks a file; each record has a block. All of a test is in one file: a log
-/// is closed without its closing block where the next file is not there yet.
+/// A log with seven blocks in a file; each record has a block. The records of a test fit one file,
+/// because a log that needs its next file for the closing block may close without it.
 fn log(folder: &Folder, records: &[&[u8]]) -> Log {
     let mut files = FileLogOptions::default();
     (files.segment_bytes, files.most_bytes, files.way) = (32768, 1 << 20, Some(Way::BufferedSync));
@@ -84,7 +84,7 @@ fn damage_is_listed_in_its_place_and_the_command_fails() {
     assert!(lines[at - 1].contains("first") && lines[at + 1].contains("third"), "{shown}");
     assert!(lines.last().unwrap().starts_with("ends at 16384"), "{shown}");
     assert!(fs::read(&file).unwrap() == before, "the log was changed");
-    // A folder that is no log's, and one that is not there.
+    // A folder without a log, and one that does not exist.
     fs::create_dir(folder.path("other")).unwrap();
     assert!(fails(&["log", &folder.name("other")]).contains("no file of a log"));
     assert!(fails(&["log", &folder.name("none")]).contains("none"));

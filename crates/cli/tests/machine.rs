@@ -1,5 +1,5 @@
-//! Output for programs, and what is installed beside the program.
-// These are tests, where unwrap is the assertion.
+//! Output for programs, and the manual pages and completions.
+// In tests, unwrap is the assertion.
 #![allow(clippy::unwrap_used)]
 
 mod support;
@@ -12,7 +12,7 @@ fn parsed(arguments: &[&str]) -> Value {
 }
 
 #[test]
-fn what_a_store_has_is_json() {
+fn the_sizes_of_a_store_are_json() {
     let folder = Folder::new();
     let store = folder.name("a.vellum");
     ok(&["put", &store, "k", "value", "--tree", "a"]);
@@ -48,7 +48,7 @@ fn imported_files_are_json() {
 }
 
 #[test]
-fn damage_is_json_and_still_exit_code_one() {
+fn damage_is_json_with_exit_code_one() {
     let folder = Folder::new();
     let store = folder.name("a.vellum");
     ok(&["put", &store, "k", &"v".repeat(100_000)]);
@@ -64,7 +64,7 @@ fn damage_is_json_and_still_exit_code_one() {
 }
 
 #[test]
-fn without_a_daemon_there_is_json_too() {
+fn without_a_daemon_the_output_is_json_too() {
     let folder = Folder::new();
     let stat = parsed(&["morsel", "--socket", &folder.name("none"), "stat", "--json"]);
     assert_eq!(stat["daemon"], Value::Null);
@@ -72,7 +72,7 @@ fn without_a_daemon_there_is_json_too() {
 }
 
 #[test]
-fn stat_reads_the_trees_only_if_it_is_asked_to() {
+fn stat_reads_the_trees_only_with_full() {
     let folder = Folder::new();
     let store = folder.name("a.vellum");
     ok(&["put", &store, "k", "v", "--tree", "sometree"]);

@@ -1,5 +1,5 @@
-//! What errors say, word by word: the cause, and what to do.
-// These are tests, where unwrap is the assertion.
+//! The text of errors, word by word: the cause, and what to do.
+// In tests, unwrap is the assertion.
 #![allow(clippy::unwrap_used)]
 
 mod support;
@@ -13,14 +13,14 @@ use std::os::unix::process::CommandExt;
 use support::{Folder, checked, command, failed, fails, ok, run_with_input};
 
 #[test]
-fn a_store_that_is_not_there() {
+fn a_missing_store() {
     let folder = Folder::new();
     let store = folder.name("a.vellum");
     assert_eq!(fails(&["get", &store, "k"]), format!("vellum: {store} does not exist"));
 }
 
 #[test]
-fn a_folder_that_is_not_there() {
+fn a_missing_folder() {
     let folder = Folder::new();
     let (store, parent) = (folder.name("no/such/a.vellum"), folder.name("no/such"));
     let text = format!("vellum: {store} cannot be created: the folder {parent} does not exist");
@@ -42,7 +42,7 @@ fn a_backslash_in_a_dump() {
     let store = folder.name("a.vellum");
     let dump = b"VERSION=3\nformat=print\nHEADER=END\n a\n \\zz\nDATA=END\n";
     let error = failed(run_with_input(&["load", &store], dump));
-    let text = "line 5: a backslash needs another one, or two hexadecimal digits, after it";
+    let text = "line 5: a backslash must be followed by another one, or by two hexadecimal digits";
     assert!(error.starts_with(&format!("vellum: standard input: {text}; nothing of")), "{error}");
 }
 
@@ -59,7 +59,7 @@ fn a_demonstration_without_files() {
 }
 
 #[test]
-fn a_backend_that_is_not_there() {
+fn a_backend_that_does_not_work_here() {
     if fs::exists("/dev/exmap").unwrap() {
         return;
     }
@@ -73,7 +73,7 @@ fn a_backend_that_is_not_there() {
 }
 
 #[test]
-fn a_daemon_that_this_user_may_not_ask() {
+fn a_daemon_that_this_user_may_not_connect_to() {
     let folder = Folder::new();
     let socket = folder.name("socket");
     let _daemon = UnixListener::bind(&socket).unwrap();
@@ -89,8 +89,8 @@ fn a_daemon_that_this_user_may_not_ask() {
     }
     let text = "have the daemon started with a --mode that lets you, or name another socket in \
                 VELLUM_MORSELD";
-    // A child that another test forks while the copy is open for writing has it until it runs its
-    // own program.
+    // Another test may fork while the copy is open for writing. Its child has the copy open until
+    // it runs its own program.
     let output = loop {
         match list.output() {
             Err(error) if error.kind() == ErrorKind::ExecutableFileBusy => std::thread::yield_now(),

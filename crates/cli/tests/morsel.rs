@@ -1,5 +1,5 @@
 //! The cache daemon and its commands.
-// These are tests, where unwrap is the assertion.
+// In tests, unwrap is the assertion.
 #![allow(clippy::unwrap_used)]
 
 mod support;
@@ -10,7 +10,7 @@ use std::process::{Child, Command, Stdio};
 
 use support::{Folder, fails, noise, ok, run, text};
 
-/// A daemon at a socket; killed if a test fails before it has ended it.
+/// A daemon at a socket. If a test fails before it ends the daemon, this kills it.
 struct Daemon(Child);
 
 impl Daemon {
@@ -42,7 +42,7 @@ impl Daemon {
 
 impl Drop for Daemon {
     fn drop(&mut self) {
-        // It may have ended.
+        // The daemon may have ended.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -75,7 +75,7 @@ fn a_file_is_loaded_listed_and_forgotten() {
 }
 
 #[test]
-fn what_cannot_be_is_said() {
+fn errors_name_their_cause() {
     let folder = Folder::new();
     let (socket, file) = (folder.name("socket"), folder.name("large"));
     std::fs::write(&file, noise(10_000, 5)).unwrap();
@@ -97,7 +97,7 @@ fn what_cannot_be_is_said() {
     assert!(missing.contains("none"), "{missing}");
     let second = fails(&["morseld", "--socket", &socket]);
     assert!(second.contains("already"), "{second}");
-    // Killed, it leaves its socket, and the next one takes that.
+    // A killed daemon leaves its socket, which the next one takes over.
     assert_eq!(daemon.end("-KILL"), None);
     assert!(Path::new(&socket).exists());
     let next = Daemon::start(socket.as_ref(), "64KiB");
@@ -114,7 +114,7 @@ fn a_file_that_fails_does_not_stop_the_others() {
     for file in [&a, &c] {
         std::fs::write(file, noise(10_000, 5)).unwrap();
     }
-    // To open it would wait for a writer.
+    // Opening it would wait for a writer.
     assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
     let _daemon = Daemon::start(socket.as_ref(), "1MiB");
     let morsel = |words: &[&str]| run(&[&["morsel", "--socket", &socket], words].concat());

@@ -1,4 +1,4 @@
-//! The probe's two outputs.
+//! The two formats of the probe's output.
 
 mod support;
 
@@ -31,7 +31,7 @@ fn json_has_the_same_content() {
 }
 
 #[test]
-fn a_directory_that_is_not_there_is_said_in_its_line() {
+fn a_missing_directory_is_reported_in_its_line() {
     let folder = Folder::new();
     let name = folder.name("none");
     let probe = text(&["probe", "--pages", "64", "--rounds", "1", "--dir", &name]);

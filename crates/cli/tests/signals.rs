@@ -1,5 +1,5 @@
-//! Signals in the middle of commands that change a store: it opens afterwards.
-// These are tests, where unwrap is the assertion.
+//! Signals to commands that change a store: the store opens afterwards.
+// In tests, unwrap is the assertion.
 #![allow(clippy::unwrap_used)]
 
 mod support;
@@ -18,9 +18,9 @@ fn signal(child: &Child, name: &str) {
     assert!(Command::new("kill").args(["-s", name, &number]).status().unwrap().success());
 }
 
-/// A load that has one tree and waits in the middle of the second.
+/// A `load` that has loaded one tree, and waits for input in the second.
 fn load(store: &str) -> (Child, ChildStdin) {
-    // A shell has what it starts in the background ignore SIGINT, and so what that starts.
+    // A shell lets jobs in the background ignore SIGINT, and their children inherit that.
     let mut load = Command::new("env");
     load.args(["--default-signal=INT,TERM,HUP", env!("CARGO_BIN_EXE_vellum"), "load", store]);
     let mut child = load.stdin(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
@@ -30,7 +30,7 @@ fn load(store: &str) -> (Child, ChildStdin) {
     BufReader::new(child.stderr.as_mut().unwrap()).read_line(&mut said).unwrap();
     assert_eq!(said, "tree 'a': 1 entries\n");
     write!(input, "{HEAD}database=b\nHEADER=END\n 1\n one\n 2\n two\n").unwrap();
-    // Once it has taken that from the pipe it is in the middle of the tree.
+    // Once the command has read this from the pipe, it is in the middle of the tree.
     while rustix::io::ioctl_fionread(&input).unwrap() > 0 {
         std::thread::sleep(Duration::from_millis(1));
     }
@@ -80,7 +80,8 @@ fn a_second_signal_ends_at_once() {
     let mut load = command(&["load", &folder.name("a.vellum")]);
     let mut child = load.stdin(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut input = child.stdin.take().unwrap();
-    // It says a line for each section: more than a pipe takes, so it waits there for a reader.
+    // The command prints a line for each section. That is more than a pipe's buffer takes, so it
+    // waits for a reader.
     let feeder = std::thread::spawn(move || {
         for number in 0..10_000 {
             if write!(input, "{HEAD}database=t\nHEADER=END\n {number}\n v\nDATA=END\n").is_err() {
@@ -103,9 +104,9 @@ fn a_second_signal_ends_at_once() {
     feeder.join().unwrap();
 }
 
-/// Ends a command with SIGTERM after ever longer times, until it is faster. The store must open
-/// each time; `renew` brings it back to where the command begins.
-fn interrupted_anywhere(store: &str, arguments: &[&str], renew: impl Fn()) {
+/// Sends SIGTERM to a command after ever longer times, until the command ends before the signal.
+/// The store must open each time. `renew` restores the store before each run.
+fn interrupt_at_ever_later_times(store: &str, arguments: &[&str], renew: impl Fn()) {
     let mut asked = 0;
     for round in 0..50 {
         renew();
@@ -118,7 +119,7 @@ fn interrupted_anywhere(store: &str, arguments: &[&str], renew: impl Fn()) {
         if status.success() {
             break;
         }
-        // Killed before the store was open, or asked.
+        // The signal killed the command before it had handlers, or asked it to end.
         assert!(status.signal() == Some(15) || status.code() == Some(130), "{status}");
         asked += usize::from(status.code() == Some(130));
         ok(&["check", store]);
@@ -132,7 +133,7 @@ fn a_store_opens_after_a_signal_during_put() {
     let (store, file) = (folder.name("a.vellum"), folder.name("value"));
     std::fs::write(&file, noise(24 << 20, 3)).unwrap();
     ok(&["put", &store, "k", "v"]);
-    interrupted_anywhere(&store, &["put", &store, "large", "--file", &file], || ());
+    interrupt_at_ever_later_times(&store, &["put", &store, "large", "--file", &file], || ());
 }
 
 #[test]
@@ -144,7 +145,7 @@ fn a_store_opens_after_a_signal_during_rm() {
     let dump = folder.name("dump");
     std::fs::write(&dump, format!("{HEAD}database=t\nHEADER=END\n{lines}DATA=END\n")).unwrap();
     ok(&["load", &whole, &dump]);
-    interrupted_anywhere(&store, &["rm", &store, "--tree", "t", "--all"], || {
+    interrupt_at_ever_later_times(&store, &["rm", &store, "--tree", "t", "--all"], || {
         std::fs::copy(&whole, &store).unwrap();
     });
 }

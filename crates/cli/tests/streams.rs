@@ -1,4 +1,4 @@
-//! Values that are larger than the pool, and larger than what a command may have in memory.
+//! Values that are larger than the pool, and larger than the memory that a command may use.
 #![allow(clippy::unwrap_used)]
 
 mod support;
@@ -10,10 +10,10 @@ use support::{Folder, command, noise, ok, run_with_input, succeeded};
 
 const MIB: usize = 1 << 20;
 
-/// What a command may have in memory at most, with a pool of 4 MiB.
+/// The most memory that a command may use with a pool of 4 MiB.
 const MOST_KIB: u64 = 64 << 10;
 
-/// The most memory that a child has had, in KiB; it is still running.
+/// The peak memory of a running child, in KiB.
 fn peak_kib(child: &Child) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
@@ -21,7 +21,7 @@ fn peak_kib(child: &Child) -> u64 {
 }
 
 #[test]
-fn a_value_goes_in_and_out_in_little_memory() {
+fn put_and_get_stream_a_value() {
     let folder = Folder::new();
     let store = folder.name("a.vellum");
     let value = noise(192 * MIB, 7);
@@ -54,7 +54,7 @@ fn dump_head(format: &str) -> String {
     format!("VERSION=3\nformat={format}\ntype=btree\nHEADER=END\n 6b\n ")
 }
 
-/// Bytes as a dump has them, some of them as escapes.
+/// Bytes as the text of a dump, some of them as escapes.
 fn as_text(format: &str, bytes: &[u8]) -> Vec<u8> {
     let mut text = Vec::new();
     for byte in bytes {
@@ -68,9 +68,9 @@ fn as_text(format: &str, bytes: &[u8]) -> Vec<u8> {
     text
 }
 
-/// The pool is so large that the value could be stored in one call, or that it could not.
+/// With a pool that is large enough to store the value in one call, and with one that is not.
 #[test]
-fn a_value_goes_from_a_dump_and_to_one_in_little_memory() {
+fn dump_and_load_stream_a_value() {
     const PARTS: usize = 192;
     for (format, pool) in [("bytevalue", "4MiB"), ("bytevalue", "1GiB"), ("print", "4MiB")] {
         let folder = Folder::new();
@@ -82,7 +82,7 @@ fn a_value_goes_from_a_dump_and_to_one_in_little_memory() {
         let mut input = child.stdin.take().unwrap();
         input.write_all(dump_head(format).as_bytes()).unwrap();
         (1..PARTS).for_each(|_| input.write_all(&text).unwrap());
-        // A pool may have as much of the value as it has room for.
+        // The pool may have as much of the value in memory as it has room for.
         let most = if pool == "4MiB" { MOST_KIB } else { MOST_KIB + 192 * 1024 };
         let peak = peak_kib(&child);
         assert!(peak < most, "load had {peak} KiB with a pool of {pool}");
@@ -106,7 +106,7 @@ fn a_value_goes_from_a_dump_and_to_one_in_little_memory() {
     }
 }
 
-/// Long values, in the order of their keys and out of it; one of them is cut off.
+/// Long values, in the order of their keys and out of order; one of them is cut off.
 #[test]
 fn a_load_that_fails_inside_a_long_value_says_where() {
     let folder = Folder::new();
@@ -130,7 +130,10 @@ fn a_load_that_fails_inside_a_long_value_says_where() {
         let error = support::failed(run_with_input(&load, &cut_off));
         let left =
             if existing { "got 3 entries before" } else { "nothing of tree 'main' was kept" };
-        assert!(error.contains("line 10: bytes are two") && error.contains(left), "{error}");
+        assert!(
+            error.contains("line 10: each byte must be two") && error.contains(left),
+            "{error}"
+        );
         let counted = String::from_utf8(ok(&["check", &store])).unwrap();
         succeeded(run_with_input(&load, &dump(&long)));
         for key in ["a", "b", "c", "d"] {
@@ -165,7 +168,7 @@ fn a_put_that_is_interrupted_leaves_nothing() {
     input.write_all(&noise(16 * MIB, 5)).unwrap();
     let signalled = std::process::Command::new("kill").arg(child.id().to_string()).status();
     assert!(signalled.unwrap().success());
-    // The command looks for signals between two parts of its input.
+    // The command checks for signals between two parts of its input.
     let _ = input.write_all(&noise(4 * MIB, 6));
     drop(input);
     assert!(!child.wait().unwrap().success());

@@ -1,4 +1,4 @@
-//! `vellum bench`: hands over to the benchmarks, with the peers that were built in.
+//! `vellum bench`: runs the benchmarks, with the peers that this program was built with.
 
 use vellum_bench::engine::Factory;
 use vellum_experiments::command::Arguments;
@@ -10,7 +10,7 @@ const PEERS: &[Factory] = vellum_bench_peers::ALL;
 #[cfg(not(feature = "peers"))]
 const PEERS: &[Factory] = &[];
 
-/// What this program does when the benchmarks start it as a worker.
+/// Runs this program as a worker of the benchmarks.
 pub fn work() -> Outcome {
     vellum_bench::worker::main(PEERS).map_err(|error| Failure::message(format!("{error:#}")))
 }

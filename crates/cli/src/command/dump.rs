@@ -9,7 +9,7 @@ use super::dump_format::{Encoding, Writer};
 use crate::error::{AtStore, Outcome, of_stream};
 use crate::interrupt;
 use crate::new_file::NewFile;
-use crate::options::{Need, StoreArguments, using};
+use crate::options::{Need, StoreArguments, close_after};
 use crate::output::written;
 use crate::progress::say;
 
@@ -64,7 +64,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
         false => options.read_only(true),
     };
     let store = arguments.store.open(|| Store::open(path, &options))?;
-    using(store, path, |store| {
+    close_after(store, path, |store| {
         let names = match &arguments.tree {
             Some(name) => vec![name.clone()],
             None => store.trees().at(path)?,
@@ -80,7 +80,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
         match arguments.output.as_deref().filter(|file| *file != "-") {
             None => write(&mut std::io::stdout().lock()),
             Some(file) => {
-                // A signal ends the dump at the next entry, so that nothing is left of the file.
+                // A signal ends the dump at the next entry. Then the unfinished file is removed.
                 interrupt::watch()?;
                 let mut file = NewFile::create(file)?;
                 write(&mut file)?;
@@ -105,7 +105,7 @@ fn dump<W: Write>(
         let mut cursor = tree.cursor();
         while cursor.forward().at(path)? {
             interrupt::check()?;
-            // Nothing changes the store meanwhile: the key is there.
+            // The store is read-only, so the key still exists.
             let Some(value) = tree.reader(cursor.key()).at(path)? else { continue };
             entry(writer, cursor.key(), value, path)?;
         }
@@ -120,12 +120,12 @@ fn entry<W: Write>(
     path: &Path,
 ) -> Outcome {
     written(writer.key(key))?;
-    each_bit(&mut value, &mut |bits| written(writer.bits(bits)), path)?;
+    each_part(&mut value, &mut |part| written(writer.value_part(part)), path)?;
     written(writer.end_entry())
 }
 
 /// Hands a value to `sink`, piece by piece.
-fn each_bit(
+fn each_part(
     value: &mut ValueReader<'_>,
     sink: &mut dyn FnMut(&[u8]) -> Outcome,
     path: &Path,
@@ -140,20 +140,20 @@ fn each_bit(
     }
 }
 
-/// Writes the entries of a tree that can be read, and names the rest on standard error.
+/// Writes the readable entries of a tree, and names the damaged places on standard error.
 fn salvage_entries<W: Write>(tree: &Tree, writer: &mut Writer<W>, path: &Path) -> Outcome {
     let (mut saved, mut damaged) = (0_u64, 0_u64);
     let mut outcome = Ok(());
     let name = tree.name();
     tree.salvage_readers(&mut |found| {
-        // All of a value is read before a part of it is written: a line cannot be taken back.
+        // Reads all of a value before it writes a part of it: a written line cannot be undone.
         let found = found.map_err(|error| error.to_string()).and_then(|(key, mut value)| {
-            each_bit(&mut value, &mut |_| Ok(()), path).map_err(|failure| failure.line())?;
+            each_part(&mut value, &mut |_| Ok(()), path).map_err(|failure| failure.line())?;
             value.rewind().map_err(|error| error.to_string())?;
             Ok((key, value))
         });
         match found {
-            _ if interrupt::was_asked() => outcome = interrupt::check(),
+            _ if interrupt::signal_came() => outcome = interrupt::check(),
             Ok((key, value)) => {
                 outcome = entry(writer, key, value, path);
                 saved += 1;

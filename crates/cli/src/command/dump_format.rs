@@ -11,15 +11,15 @@
 //! DATA=END
 //! ```
 //!
-//! A dump is one such section after the other, one for each tree. Header lines that are not known
-//! here (page and map sizes) are skipped when reading. A name that has no place in a line of
-//! its own is written as `vellum-database=`, in the encoding `print`.
+//! A dump has one such section for each tree. The reader skips header lines that it does not know
+//! (page and map sizes). The writer puts a name with line breaks into a line `vellum-database=`, in
+//! the encoding `print`.
 
 use std::io::{self, BufRead, Read, Write};
 
 use crate::key_text;
 
-/// How the bytes of keys and values are written.
+/// The encoding of the bytes of keys and values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Encoding {
     /// Two hexadecimal digits for each byte.
@@ -54,15 +54,15 @@ impl<W: Write> Writer<W> {
         write!(self.sink, "VERSION=3\nformat={format}\n{database}\ntype=btree\nHEADER=END\n")
     }
 
-    /// Begins an entry: writes its key. Its value follows in bits.
+    /// Begins an entry: writes its key. The caller writes its value with [`Writer::value_part`].
     pub fn key(&mut self, key: &[u8]) -> io::Result<()> {
         self.sink.write_all(b" ")?;
-        self.bits(key)?;
+        self.value_part(key)?;
         self.sink.write_all(b"\n ")
     }
 
     /// Writes bytes of a value.
-    pub fn bits(&mut self, bytes: &[u8]) -> io::Result<()> {
+    pub fn value_part(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.line.clear();
         match self.encoding {
             Encoding::ByteValue => key_text::push_hex(bytes, &mut self.line),
@@ -81,13 +81,13 @@ impl<W: Write> Writer<W> {
         self.sink.write_all(b"DATA=END\n")
     }
 
-    /// Hands over what is buffered.
+    /// Flushes the sink.
     pub fn finish(mut self) -> io::Result<()> {
         self.sink.flush()
     }
 }
 
-/// Why a dump cannot be read on.
+/// Why the reader cannot go on.
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
     /// The text is not a dump.
@@ -103,10 +103,11 @@ pub enum ReadError {
     Io(#[from] io::Error),
 }
 
-/// The longest line of a header, and the longest key as text: no store takes longer ones.
+/// The longest line of a header, and the longest key as text. No store takes a longer key.
 const LINE_MAX: usize = 1 << 20;
 
-/// Reads one section after the other. Of a value it has no more in memory than is asked for.
+/// Reads one section after the other. It keeps no more of a value in memory than the caller asks
+/// for.
 pub struct Reader<R> {
     source: R,
     line: Vec<u8>,
@@ -119,18 +120,18 @@ pub struct Reader<R> {
 /// A line of data that is being read.
 #[derive(Default)]
 struct Text {
-    place: Place,
-    /// The beginning of an escape, or the first of two digits, whose rest has not come yet.
+    position: Position,
+    /// The beginning of an escape, or the first of two digits; the rest is not read yet.
     begun: Vec<u8>,
-    /// The last byte was a carriage return, which is no part of the line if the line ends here.
+    /// The last byte was a carriage return. If the line ends here, it is not part of the line.
     is_return_held: bool,
 }
 
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
-enum Place {
+enum Position {
     #[default]
     Ended,
-    /// A key was read: the line of its value comes next.
+    /// The reader has read a key. The line of its value comes next.
     BeforeValue,
     Inside,
 }
@@ -142,12 +143,12 @@ impl<R: BufRead> Reader<R> {
         Self { source, line, number: 0, encoding, ignored, text: Text::default() }
     }
 
-    /// What the last header asks for that cannot be had, a sentence each.
+    /// The settings of the last header that the reader ignores, a sentence each.
     pub fn ignored(&self) -> &[String] {
         &self.ignored
     }
 
-    /// The number of the line read last, counted from 1.
+    /// The number of the last line, counted from 1.
     pub fn line_number(&self) -> u64 {
         self.number
     }
@@ -168,7 +169,7 @@ impl<R: BufRead> Reader<R> {
         }
         if self.line != b"VERSION=3" {
             let problem = match self.line.starts_with(b"VERSION=") {
-                true => "only VERSION=3 of the dump format can be read",
+                true => "this program reads only VERSION=3 of the dump format",
                 false => "a dump starts with VERSION=3; is this the output of a dump command?",
             };
             return Err(self.problem(problem));
@@ -195,26 +196,26 @@ impl<R: BufRead> Reader<R> {
                 Some((flag @ ("integerkey" | "reversekey"), "1")) => {
                     let line = self.number;
                     self.ignored.push(format!(
-                        "line {line}: {flag}=1 is ignored: keys stand in the order of their bytes"
+                        "line {line}: {flag}=1 is ignored: the store orders keys by their bytes"
                     ));
                 }
                 Some(("type", "btree" | "hash")) => {}
                 Some(("duplicates" | "dupsort", "1")) => {
-                    return Err(self.problem("several values for one key cannot be stored"));
+                    return Err(self.problem("a store cannot have several values for one key"));
                 }
                 Some((key @ ("format" | "type"), value)) => {
-                    return Err(self.problem(&format!("{key}={value} cannot be read")));
+                    return Err(self.problem(&format!("this program cannot read {key}={value}")));
                 }
                 Some(_) => {}
-                None => return Err(self.problem("a header line is NAME=VALUE")),
+                None => return Err(self.problem("a header line must be NAME=VALUE")),
             }
         }
         self.encoding = format.unwrap_or(Encoding::ByteValue);
         Ok(Some(name))
     }
 
-    /// Reads the key of the section's next entry; `None` at the end of the section. The value
-    /// before it was read to its end.
+    /// Reads the key of the section's next entry; `None` at the end of the section. The caller has
+    /// read the value of the entry before to its end.
     ///
     /// # Errors
     /// When the text is not an entry.
@@ -230,17 +231,17 @@ impl<R: BufRead> Reader<R> {
         if self.read_text(&mut key, LINE_MAX)? {
             return Err(self.problem("the key is longer than 1 MiB, which no store takes"));
         }
-        self.text.place = Place::BeforeValue;
+        self.text.position = Position::BeforeValue;
         Ok(Some(key))
     }
 
-    /// Reads from the value of the entry whose key was read last: appends bytes until there are
-    /// `most` in all. True if there are more.
+    /// Reads from the value of the last key's entry: appends to `bytes` until it has `most` bytes.
+    /// True if the value has more.
     ///
     /// # Errors
     /// When the text is not a value.
     pub fn value(&mut self, bytes: &mut Vec<u8>, most: usize) -> Result<bool, ReadError> {
-        if self.text.place == Place::BeforeValue {
+        if self.text.position == Position::BeforeValue {
             match self.begin_text()? {
                 Begun::Text => {}
                 Begun::SectionEnd | Begun::DumpEnd => {
@@ -258,24 +259,24 @@ impl<R: BufRead> Reader<R> {
         if self.source.fill_buf()?.first() == Some(&b' ') {
             self.source.consume(1);
             self.number += 1;
-            self.text = Text { place: Place::Inside, ..Text::default() };
+            self.text = Text { position: Position::Inside, ..Text::default() };
             return Ok(Begun::Text);
         }
         match self.next_line()? && self.line == b"DATA=END" {
             true => Ok(Begun::SectionEnd),
-            false => Err(self.problem("a line of data starts with one blank")),
+            false => Err(self.problem("a line of data must start with one blank")),
         }
     }
 
     fn read_text(&mut self, bytes: &mut Vec<u8>, most: usize) -> Result<bool, ReadError> {
-        while self.text.place == Place::Inside {
+        while self.text.position == Position::Inside {
             let is_cut_off = !self.fill()?;
             let found = self.source.fill_buf()?;
             let end = found.iter().position(|letter| *letter == b'\n');
             let is_end = end == Some(0) || is_cut_off;
             if is_end {
                 self.source.consume(usize::from(!is_cut_off));
-                self.text.place = Place::Ended;
+                self.text.position = Position::Ended;
                 return match self.text.begun.is_empty() {
                     true => Ok(false),
                     false => Err(self.broken()),
@@ -284,7 +285,7 @@ impl<R: BufRead> Reader<R> {
             if bytes.len() >= most {
                 return Ok(true);
             }
-            // A letter stands for a byte at most, and so does one that is held.
+            // Each letter stands for one byte at most, and so does a held carriage return.
             let room = most - bytes.len() - usize::from(self.text.is_return_held);
             let count = end.unwrap_or(found.len()).min(room);
             let decoded = self.text.decode(self.encoding, &found[..count], bytes);
@@ -296,7 +297,7 @@ impl<R: BufRead> Reader<R> {
         Ok(false)
     }
 
-    /// Reads on if nothing is left of what was read; false at the end.
+    /// Fills the source's buffer if it is empty; false at the end of the dump.
     fn fill(&mut self) -> io::Result<bool> {
         loop {
             match self.source.fill_buf() {
@@ -309,8 +310,10 @@ impl<R: BufRead> Reader<R> {
 
     fn broken(&self) -> ReadError {
         self.problem(match self.encoding {
-            Encoding::ByteValue => "bytes are two hexadecimal digits each",
-            Encoding::Print => "a backslash needs another one, or two hexadecimal digits, after it",
+            Encoding::ByteValue => "each byte must be two hexadecimal digits",
+            Encoding::Print => {
+                "a backslash must be followed by another one, or by two hexadecimal digits"
+            }
         })
     }
 
@@ -324,7 +327,7 @@ impl<R: BufRead> Reader<R> {
         }
         self.number += 1;
         if length == LINE_MAX {
-            return Err(self.problem("the line has more than 1 MiB and is not one of data"));
+            return Err(self.problem("the line is longer than 1 MiB, and is not a line of data"));
         }
         if self.line.ends_with(b"\n") {
             self.line.pop();
@@ -340,7 +343,7 @@ impl<R: BufRead> Reader<R> {
     }
 }
 
-/// What begins where a line of data is expected.
+/// What the reader finds where it expects a line of data.
 enum Begun {
     Text,
     SectionEnd,
@@ -348,9 +351,10 @@ enum Begun {
 }
 
 impl Text {
-    /// Appends the bytes of the line's next letters. `None` if they stand for none.
+    /// Appends the bytes that the line's next letters stand for. `None` if the letters are not
+    /// valid.
     fn decode(&mut self, encoding: Encoding, text: &[u8], bytes: &mut Vec<u8>) -> Option<()> {
-        // The line's end is not among these letters.
+        // These letters do not include the line's end, so the carriage return is part of the line.
         if std::mem::take(&mut self.is_return_held) {
             self.decode_letters(encoding, b"\r", bytes)?;
         }
@@ -389,7 +393,7 @@ mod tests {
 
     type Entry = (Vec<u8>, Vec<u8>);
 
-    /// Reads from a source that gives so many letters at a time, and values by as many bytes.
+    /// Reads from a source that gives `step` letters at a time, and values by `step` bytes.
     fn read_by(text: &str, step: usize) -> Result<Vec<(String, Entry)>, ReadError> {
         let mut reader = Reader::new(BufReader::with_capacity(step, text.as_bytes()));
         let mut entries = Vec::new();
@@ -410,7 +414,7 @@ mod tests {
         Ok(entries)
     }
 
-    /// Reads; whether the text comes in parts makes no difference.
+    /// Reads the text, whole and in parts. The result must be the same.
     fn read(text: &str) -> Result<Vec<(String, Entry)>, ReadError> {
         let whole = read_by(text, 1 << 16);
         for step in 1..8 {
@@ -433,7 +437,7 @@ mod tests {
                 writer.begin(tree).unwrap();
                 for (key, value) in [(&b""[..], &all[..]), (&all, b"")] {
                     writer.key(key).unwrap();
-                    value.chunks(100).for_each(|bits| writer.bits(bits).unwrap());
+                    value.chunks(100).for_each(|value_part| writer.value_part(value_part).unwrap());
                     writer.end_entry().unwrap();
                 }
                 writer.end().unwrap();

@@ -64,7 +64,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
                 Failure::message(format!("{store}: '{name}' is not an entry of 'import'"))
             })?;
             match record.kind {
-                // Last of all, so that no file is written through one.
+                // The links come last, so that no file is written through a link.
                 Kind::Link => links.push((place, record)),
                 Kind::File => write_file(&files, &name, &record, &place, path)?,
             }
@@ -82,7 +82,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
     })
 }
 
-/// Makes the directory, or sees that it is empty.
+/// Creates the directory, or checks that it is empty.
 fn make_empty(dir: &Path) -> Outcome {
     fs::create_dir_all(dir).doing(|| format!("creating {}", dir.display()))?;
     let mut entries = fs::read_dir(dir).doing(|| format!("listing {}", dir.display()))?;
@@ -92,7 +92,7 @@ fn make_empty(dir: &Path) -> Outcome {
     }
 }
 
-/// Where a file goes; `None` for a name that leads elsewhere.
+/// The path of a file in `dir`; `None` for a name that leads out of it.
 fn place_of(dir: &Path, name: &[u8]) -> Option<PathBuf> {
     let mut place = dir.to_path_buf();
     for part in name.split(|byte| *byte == b'/') {
@@ -124,7 +124,7 @@ fn write_file(
     })?;
     if length != record.stamp.size {
         let (store, name, size) = (store.display(), key_text::printable(name), record.stamp.size);
-        let text = format!("{store}: '{name}' has {length} bytes stored, and not {size}");
+        let text = format!("{store}: '{name}' has {length} bytes, but its record says {size}");
         return Err(Failure::message(text));
     }
     file.set_permissions(Permissions::from_mode(record.mode & 0o777))
@@ -132,12 +132,12 @@ fn write_file(
         .doing(doing)
 }
 
-/// A new file that only its owner may look at, until it has its permissions.
+/// A new file that only its owner may read, until it has its permissions.
 fn create_private(place: &Path) -> io::Result<File> {
     OpenOptions::new().write(true).create_new(true).mode(0o600).open(place)
 }
 
-/// Gives a file, or a link itself, the time of its last change.
+/// Sets the time of the last change of a file, or of a link itself.
 fn set_time(place: &Path, record: &FileRecord) -> io::Result<()> {
     let (tv_sec, nanoseconds) = record.stamp.modified;
     let times = Timestamps {

@@ -8,7 +8,7 @@ use crate::files::file_store::FileStore;
 use crate::key_text;
 use crate::options::{Need, StoreArguments, TreeArguments};
 use crate::output::Output;
-use crate::progress::Late;
+use crate::progress::DelayedProgress;
 
 /// Bytes of a value that are written at a time.
 const BUFFER: usize = 256 << 10;
@@ -77,7 +77,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
         }
         let tree = arguments.tree.find(store, path)?;
         let mut value = tree.reader(&key).at(path)?.ok_or_else(missing)?;
-        let mut progress = Late::new("get", value.len());
+        let mut progress = DelayedProgress::new("get", value.len());
         let mut buffer = vec![0; BUFFER.min(value.len() as usize).max(1)];
         loop {
             match value.read(&mut buffer).map_err(of_stream).at(path)? {

@@ -55,10 +55,10 @@ pub struct Arguments {
 /// # Errors
 /// When the directory cannot be read or the store refuses something.
 pub fn run(arguments: &Arguments) -> Outcome {
-    // A directory that is not there creates no store.
+    // Lists the directory first: if it does not exist, the command creates no store.
     let skip = identity(&arguments.store.path);
     let mut listing = listing::list(&arguments.dir, arguments.limit, &skip)?;
-    arguments.store.write_or_create(Need::Much, &arguments.create, |store| {
+    arguments.store.write_or_create(Need::Default, &arguments.create, |store| {
         let longest = max_path(store.limits().max_key);
         let too_long = drop_long_paths(&mut listing, longest);
         let counts = import(arguments, store, &listing)?;
@@ -70,12 +70,13 @@ pub fn run(arguments: &Arguments) -> Outcome {
     })
 }
 
-/// Device and inode of the store, if it is there: it is not to be stored in itself.
+/// Device and inode of the store, if it exists. The import skips it, so that it is not stored in
+/// itself.
 pub fn identity(store: &Path) -> Vec<(u64, u64)> {
     std::fs::metadata(store).map(|found| (found.dev(), found.ino())).into_iter().collect()
 }
 
-/// Takes files out of the listing whose path is no key, and returns how many.
+/// Removes from the listing the files whose path is too long for a key, and returns how many.
 pub fn drop_long_paths(listing: &mut Listing, longest: usize) -> u64 {
     let before = listing.files.len();
     listing.files.retain(|found| found.path.len() <= longest);
@@ -132,7 +133,7 @@ fn report(listing: &Listing, counts: &Counts, too_long: u64) -> Vec<String> {
         rest.iter().filter(|(count, _)| *count > 0).map(|(count, why)| format!("{count} {why}")),
     );
     if left_out.ended_early {
-        lines.push("the limit was reached; the rest was not looked at".into());
+        lines.push("the files have reached the limit; the rest was not listed".into());
     }
     lines
 }

@@ -67,13 +67,13 @@ pub fn run(arguments: &Arguments) -> Outcome {
     };
     let source = interrupt::Input(source);
     let mut reader = Reader::new(BufReader::with_capacity(1 << 16, source));
-    // The first header is read before the store is created: a file that is no dump leaves nothing.
+    // Reads the first header before it creates the store: a file that is no dump creates no store.
     let unreadable = |error: ReadError| Failure::message(format!("{name}: {error}"));
     let Some(first) = reader.section().map_err(unreadable)? else {
         return Err(Failure::message(format!("{name}: the dump is empty")));
     };
     let path = &arguments.store.path;
-    arguments.store.write_or_create(Need::Much, &arguments.create, |store| {
+    arguments.store.write_or_create(Need::Default, &arguments.create, |store| {
         let mut section = Some(first);
         while let Some(header) = section {
             reader.ignored().iter().for_each(|ignored| say(&format!("{name}: {ignored}")));
@@ -98,7 +98,7 @@ fn load_tree<R: BufRead>(
     let existed = store.trees().at(path)?.iter().any(|known| known == name);
     let tree = store.tree_or_create(name).at(path)?;
     let mut loaded = 0;
-    let whole = store.limits().max_value.min(WHOLE) as usize;
+    let whole = store.limits().max_value.min(PART_MAX) as usize;
     let result = fill(&tree, reader, &mut loaded, whole, path);
     let Err(failure) = result else { return Ok(loaded) };
     drop(tree);
@@ -106,17 +106,17 @@ fn load_tree<R: BufRead>(
         true => format!("tree '{name}' got {loaded} entries before that"),
         false => {
             store.drop_tree(name).at(path)?;
-            format!("nothing of tree '{name}' was kept; trees before it in the dump were")
+            format!("nothing of tree '{name}' was kept, but the trees before it in the dump were")
         }
     };
     Err(Failure::message(format!("{failure}; {left}")))
 }
 
 /// One call stores a value up to this length. Of a longer value this many bytes are read at a time.
-const WHOLE: u64 = 1 << 20;
+const PART_MAX: u64 = 1 << 20;
 
-/// Stores the entries of one section; `loaded` counts those that are in the tree, also when
-/// something fails. Values up to the length `whole` are stored in one call.
+/// Stores the entries of one section. `loaded` counts the entries that the tree has, after a
+/// failure too. One call stores a value of up to `whole` bytes.
 fn fill<R: BufRead>(
     tree: &Tree,
     reader: &mut Reader<R>,
@@ -142,7 +142,7 @@ fn fill<R: BufRead>(
             true => target.put_from(&key, &mut Parts { reader, part: &mut value, used: 0 }),
         };
         match stored {
-            // It has the line, and is no error of the store.
+            // An error of the reader: it names the line already, and is no error of the store.
             Err(Error::Input(error)) => Err(Failure::message(error.to_string())),
             stored => stored.at(path).map_err(|failure| at_line(reader.line_number(), &failure)),
         }?;
@@ -156,7 +156,7 @@ fn fill<R: BufRead>(
             Err(failure) => break Err(failure),
         }
     };
-    // What came before a bad line stays, as it does of entries that are put one by one.
+    // The entries before a bad line stay, in a bulk load as in single inserts.
     let finished = target.finish().at(path);
     *loaded += finished.as_ref().copied().unwrap_or(0);
     outcome.and(finished.map(drop).map_err(|failure| at_line(reader.line_number(), &failure)))
@@ -168,13 +168,13 @@ fn at_line(line: u64, failure: &Failure) -> Failure {
 
 /// Where entries go.
 enum Target<'a> {
-    /// An empty tree, as long as they are in the order of their keys.
+    /// An empty tree, as long as the entries come in the order of their keys.
     Loader(BulkLoader<'a>),
     Tree(&'a Tree),
 }
 
 impl Target<'_> {
-    /// Whether the next entry must not have this key.
+    /// Whether the loader is past this key, so that it cannot take it.
     fn is_past(&self, key: &[u8]) -> bool {
         match self {
             Self::Loader(loader) => loader.last_key().is_some_and(|last| key <= last),
@@ -200,7 +200,7 @@ impl Target<'_> {
         }
     }
 
-    /// Returns how many entries the tree has by this call.
+    /// Returns how many entries this call has added to the tree.
     fn finish(self) -> vellum::Result<u64> {
         match self {
             Self::Loader(loader) => loader.finish(),
@@ -209,7 +209,7 @@ impl Target<'_> {
     }
 }
 
-/// A long value, part by part. The first part was read already.
+/// A long value, part by part. The caller has read the first part.
 struct Parts<'a, R> {
     reader: &'a mut Reader<R>,
     part: &'a mut Vec<u8>,
@@ -221,7 +221,7 @@ impl<R: BufRead> Read for Parts<'_, R> {
         if self.used == self.part.len() {
             self.part.clear();
             self.used = 0;
-            self.reader.value(self.part, WHOLE as usize).map_err(io::Error::other)?;
+            self.reader.value(self.part, PART_MAX as usize).map_err(io::Error::other)?;
         }
         let count = (&self.part[self.used..]).read(buffer)?;
         self.used += count;

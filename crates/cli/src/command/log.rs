@@ -11,7 +11,7 @@ use crate::output::Output;
 use crate::size::show;
 
 /// Bytes of a record that are shown.
-const GLIMPSE: usize = 16;
+const SHOWN_MAX: usize = 16;
 
 const HELP: &str = "\
 Examples:
@@ -21,11 +21,12 @@ Examples:
 
 Changes nothing, takes no lock, and shows what it can of a damaged log. Each record has a line: its
 number (the place of its first byte), its length, its block, the opening of the log that wrote it,
-and its first 16 bytes. Damage stands where it is, and the command goes on after it; the exit code
-is then 1. The last line says where the log ends, and why it ends there.
+and its first 16 bytes. Damage has a line at its place, and the command goes on after it; the exit
+code is then 1. The last line says where the log ends, and why it ends there.
 
-Spare files have blocks that were given up. A log that another program writes to meanwhile may look
-damaged where a file is reused: look again. What no sync has made durable is shown, too.
+The log may reuse a spare file. If another program writes to the log meanwhile, a file that it
+reuses may look damaged: run the command again. The command also shows records that no sync has made
+durable.
 
 With --json, one object per line, by 'type': log, file, record, damage, end.";
 
@@ -86,13 +87,13 @@ pub fn run(arguments: &Arguments) -> Outcome {
         line(json, text)?;
     }
     if !is_known {
-        line(json!({"type": "end", "lsn": null}), "no end is known".into())?;
+        line(json!({"type": "end", "lsn": null}), "the end of the log is unknown".into())?;
     }
     output.finish()?;
     let folder = arguments.folder.display();
     match is_damaged {
         false => Ok(()),
-        true => Err(Failure::message(format!("{folder}: not all is as it should be, see above"))),
+        true => Err(Failure::message(format!("{folder}: the log is damaged; see the lines above"))),
     }
 }
 
@@ -111,7 +112,7 @@ fn file(file: &FileSeen) -> (Value, String) {
     let segment = match file.segment {
         Some(segment) if file.is_live => format!("segment {segment}"),
         Some(segment) => format!("spare, was segment {segment}"),
-        None => "not of the log".into(),
+        None => "not of this log".into(),
     };
     let fault = file.fault.iter().map(|fault| format!("; {fault}")).collect::<String>();
     let json = json!({
@@ -127,12 +128,12 @@ fn file(file: &FileSeen) -> (Value, String) {
 fn record(record: &Record, incarnation: u64) -> (Value, String) {
     let Record { lsn, bytes } = record;
     let (len, block) = (bytes.len(), lsn.0 / 4096);
-    let glimpse = &bytes[..len.min(GLIMPSE)];
+    let shown = &bytes[..len.min(SHOWN_MAX)];
     let mut hex = Vec::new();
-    push_hex(glimpse, &mut hex);
+    push_hex(shown, &mut hex);
     let hex = String::from_utf8_lossy(&hex);
-    let ascii: String = glimpse.iter().map(|byte| visible(*byte)).collect();
-    let more = if len > GLIMPSE { "..." } else { "" };
+    let ascii: String = shown.iter().map(|byte| visible(*byte)).collect();
+    let more = if len > SHOWN_MAX { "..." } else { "" };
     let text = format!(
         "{lsn:>12}  {len:>8} bytes  block {block:<8}  opening {incarnation:<4}  {hex:<32}  \
          {ascii}{more}"
@@ -148,7 +149,7 @@ fn record(record: &Record, incarnation: u64) -> (Value, String) {
     (json, text)
 }
 
-/// A byte as one letter; a dot for what does not print.
+/// A byte as one letter; a dot for a byte that does not print.
 fn visible(byte: u8) -> char {
     if byte.is_ascii_graphic() || byte == b' ' { byte.into() } else { '.' }
 }
@@ -166,10 +167,10 @@ fn end(end: &End, left: u64) -> (Value, String) {
     let (lsn, why) = (end.lsn.0, end.why.to_string());
     let mut text = format!("ends at {lsn}: {why}");
     if let Some(unfinished) = end.unfinished {
-        text += &format!("; the record at {unfinished} is there in part, and was not acknowledged");
+        text += &format!("; the record at {unfinished} is incomplete, and was not acknowledged");
     }
     if left > 0 {
-        text += &format!("; {left} blocks after it are left from flushes that did not finish");
+        text += &format!("; {left} blocks after it come from flushes that did not finish");
     }
     let json = json!({
         "type": "end",

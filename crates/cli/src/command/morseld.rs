@@ -90,7 +90,7 @@ fn mode(text: &str) -> Result<u32, String> {
     }
 }
 
-/// Runs the command: until SIGTERM or SIGINT.
+/// Runs the daemon until SIGTERM or SIGINT.
 ///
 /// # Errors
 /// When the daemon cannot be started.
@@ -111,8 +111,8 @@ pub fn run(arguments: &Arguments) -> Outcome {
     let (at, backend, limit) = (options.socket.display(), daemon.backend(), size::show(limit));
     say(&format!("listening at {at}, backend {backend}, limit {limit}"));
     say(&match daemon.kept() {
-        Ok(files) => format!("{files} files are there from the daemon before"),
-        Err(why) => format!("after a restart files are loaded anew: {why}"),
+        Ok(files) => format!("took over {files} files from the previous daemon"),
+        Err(why) => format!("the next daemon will load the files again: {why}"),
     });
     daemon.run(stop).map_err(|error| failed(&error))
 }
@@ -137,7 +137,7 @@ fn limit(asked: Option<u64>) -> Outcome<u64> {
     }
 }
 
-/// Becomes readable when this process is asked to end.
+/// A socket that becomes readable when SIGTERM or SIGINT asks this process to end.
 fn stop_signals() -> std::io::Result<UnixStream> {
     let (stop, signalled) = UnixStream::pair()?;
     for signal in [SIGTERM, SIGINT] {

@@ -16,13 +16,13 @@ use crate::size;
 const HELP: &str = "\
 Examples:
   vellum probe
-  vellum probe --dir /data         can files there be read past the page cache?
+  vellum probe --dir /data         does direct I/O work on that file system?
   vellum probe --json | jq .costs
 
 The command tries every facility, and guesses none from the kernel's version. The costs are the
 medians of rounds in which the backends take turns; the smallest and largest are in parentheses. To
-release a page the kernel flushes it from the TLBs of other CPUs, so a release costs more when
-several threads of the process run. To populate a page includes zeroing it, except on exmap, where
+release a page, the kernel flushes it from the TLBs of other CPUs, so a release costs more when
+several threads of the process run. Populating a page includes zeroing it, except on exmap, where
 the program writes the zeros that it needs.";
 
 /// Show what this kernel offers, what Vellum chooses and why, and what a page costs
@@ -60,7 +60,7 @@ fn count(text: &str) -> Result<u32, String> {
 /// The backends that are compared with the plainest.
 const OTHERS: [BackendKind; 2] = [BackendKind::ProcessMadvise, BackendKind::Exmap];
 
-/// All that was found.
+/// The results of the probe.
 struct Findings {
     facilities: Facilities,
     memory: Result<MemoryLimit, String>,
@@ -73,7 +73,7 @@ struct Findings {
 }
 
 impl Findings {
-    /// How many times the cost on `madvise` is that on another backend, to populate and release.
+    /// The cost on `madvise` divided by the cost on another backend, to populate and to release.
     fn ratio(&self, threads: usize, other: BackendKind) -> Option<(f64, f64)> {
         let cost = |backend: BackendKind| {
             let mut costs = self.costs.iter();
@@ -144,7 +144,7 @@ fn cost_json(cost: &Cost) -> Value {
 /// # Errors
 /// When the costs cannot be measured, or the output fails.
 pub fn run(arguments: &Arguments) -> Outcome {
-    let findings = look(arguments)?;
+    let findings = find(arguments)?;
     let mut output = Output::new();
     if arguments.json {
         output.line(&format!("{:#}", findings.json()))?;
@@ -156,7 +156,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
     output.finish()
 }
 
-fn look(arguments: &Arguments) -> Outcome<Findings> {
+fn find(arguments: &Arguments) -> Outcome<Findings> {
     let facilities = probe::facilities();
     let backends = probe::backends();
     let mut costs = Vec::new();
@@ -167,9 +167,8 @@ fn look(arguments: &Arguments) -> Outcome<Findings> {
             batch: arguments.batch as usize,
             rounds: arguments.rounds as usize,
         };
-        let measured = cost::measure(&backends, setting).map_err(|error| {
-            Failure::message(format!("the costs could not be measured: {error}"))
-        })?;
+        let measured = cost::measure(&backends, setting)
+            .map_err(|error| Failure::message(format!("cannot measure the costs: {error}")))?;
         costs.extend(measured);
     }
     Ok(Findings {
@@ -181,7 +180,7 @@ fn look(arguments: &Arguments) -> Outcome<Findings> {
     })
 }
 
-/// Makes a file in the directory, to see how it would be read and written.
+/// Creates a file in the directory, to find out how the device reads and writes it.
 fn device(arguments: &Arguments) -> Result<DeviceInfo, String> {
     use vellum_pool::device::Device;
     let path = arguments.dir.join(format!(".vellum-probe-{}", std::process::id()));
@@ -201,7 +200,7 @@ fn text(arguments: &Arguments, findings: &Findings) -> Vec<String> {
     let dir = arguments.dir.display();
     lines.push(match &findings.device {
         Ok(info) => match &info.direct {
-            Ok(()) => format!("files    {dir}: {}, past the page cache (O_DIRECT)", info.engine),
+            Ok(()) => format!("files    {dir}: {}, direct I/O (O_DIRECT)", info.engine),
             Err(why) => format!("files    {dir}: {}, through the page cache: {why}", info.engine),
         },
         Err(why) => format!("files    {dir}: {why}"),

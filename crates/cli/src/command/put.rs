@@ -9,7 +9,7 @@ use std::path::PathBuf;
 
 use crate::error::{AtStore, Doing, Outcome, of_stream};
 use crate::options::{CreateArguments, Need, StoreArguments, TreeArguments};
-use crate::progress::Late;
+use crate::progress::DelayedProgress;
 use crate::{interrupt, key_text};
 
 const HELP: &str = "\
@@ -55,12 +55,13 @@ pub struct Arguments {
 /// When the value cannot be read, or the store refuses it.
 pub fn run(arguments: &Arguments) -> Outcome {
     let key = key_text::from_argument(&arguments.key, arguments.hex)?;
-    // The value's beginning is read first, so that a file that is not there creates no store.
+    // Reads the beginning of the value first: if its file does not exist, the command creates no
+    // store.
     let mut source = Source::open(arguments)?;
     let mut begin = Vec::new();
-    let whole = source.read_up_to(WHOLE, &mut begin)?;
+    let whole = source.read_up_to(PART_MAX, &mut begin)?;
     let path = &arguments.store.path;
-    let need = Need::Store(begin.len() as u64);
+    let need = Need::OneValue(begin.len() as u64);
     arguments.store.write_or_create(need, &arguments.create, |store| {
         interrupt::check()?;
         let tree = arguments.tree.find_or_create(store, path)?;
@@ -69,13 +70,13 @@ pub fn run(arguments: &Arguments) -> Outcome {
             return Ok(());
         }
         let mut writer = tree.writer(&key).at(path)?;
-        let mut progress = Late::new("put", source.len);
+        let mut progress = DelayedProgress::new("put", source.len);
         while !begin.is_empty() {
             interrupt::check()?;
             writer.write_all(&begin).map_err(of_stream).at(path)?;
             progress.advance(begin.len() as u64);
             begin.clear();
-            source.read_up_to(WHOLE, &mut begin)?;
+            source.read_up_to(PART_MAX, &mut begin)?;
         }
         interrupt::check()?;
         writer.finish().at(path)?;
@@ -85,7 +86,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
 }
 
 /// One call stores a value up to this length. Of a longer value this many bytes are read at a time.
-const WHOLE: u64 = 1 << 20;
+const PART_MAX: u64 = 1 << 20;
 
 /// Where the value comes from.
 struct Source {

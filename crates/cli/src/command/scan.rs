@@ -109,7 +109,7 @@ fn scan(
     .at(path)?;
     while found && left > 0 && cursor.key().starts_with(prefix) {
         line.clear();
-        // A blob is read only if it is shown.
+        // Reads a value only if the command shows it.
         let value = match arguments.keys {
             true => None,
             false => value_of(tree, &cursor).at(path)?,
@@ -127,7 +127,7 @@ fn scan(
     output.finish()
 }
 
-/// The value of the cursor's entry; a copy of one that is too long for the pool.
+/// The value of the cursor's entry; a copy of it if the pool has no room for its page.
 fn value_of<'c>(tree: &Tree, cursor: &'c Cursor<'_>) -> vellum::Result<Option<Cow<'c, [u8]>>> {
     match cursor.value() {
         Err(Error::NeedsReader { .. }) => {
@@ -197,7 +197,7 @@ fn push_value(arguments: &Arguments, value: &[u8], are_records: bool, line: &mut
     }
 }
 
-/// Puts the cursor on the last key that starts with `prefix`, or before where it would be.
+/// Moves the cursor to the last key that starts with `prefix`, or to the key before its place.
 fn seek_last(cursor: &mut Cursor<'_>, prefix: &[u8]) -> vellum::Result<bool> {
     match after_prefix(prefix) {
         // The bound itself does not start with the prefix: step over it.

@@ -13,8 +13,8 @@ use crate::output::{Output, columns};
 use crate::progress::{Progress, Unit};
 use crate::size::show;
 
-/// Time between two looks at how far the walk is.
-const LOOK_EVERY: Duration = Duration::from_millis(100);
+/// Time between two updates of the progress.
+const UPDATE_EVERY: Duration = Duration::from_millis(100);
 
 const HELP: &str = "\
 Examples:
@@ -71,7 +71,8 @@ pub fn run(arguments: &Arguments) -> Outcome {
     })
 }
 
-/// What each tree has. Shows how many pages were read, of those in use: blobs are not read.
+/// The sizes of each tree. The progress counts the pages read, out of the pages in use; it ends
+/// early, because the walk reads no blobs.
 fn tree_stats(store: &Store, stat: &StoreStat, path: &Path) -> Outcome<Vec<(String, TreeStat)>> {
     let progress = Progress::new("stat", Unit::Items, stat.used_pages);
     let frames = u64::from(stat.page_bytes) / 4096;
@@ -79,7 +80,7 @@ fn tree_stats(store: &Store, stat: &StoreStat, path: &Path) -> Outcome<Vec<(Stri
     std::thread::scope(|scope| {
         scope.spawn(move || {
             loop {
-                let is_over = ended.recv_timeout(LOOK_EVERY) != Err(RecvTimeoutError::Timeout);
+                let is_over = ended.recv_timeout(UPDATE_EVERY) != Err(RecvTimeoutError::Timeout);
                 let seen = store.pool_stats();
                 progress.set((seen.misses + seen.prefetches) * frames);
                 if is_over {

@@ -8,9 +8,7 @@ use crate::output::Output;
 
 /// List the names of the trees in a store
 #[derive(clap::Args)]
-#[command(
-    after_help = "Example:\n  vellum trees notes.vellum\n\n'vellum stat --full' says more of each."
-)]
+#[command(after_help = "Example:\n  vellum trees notes.vellum\n\n'vellum stat --full' says more.")]
 pub struct Arguments {
     #[command(flatten)]
     store: StoreArguments,

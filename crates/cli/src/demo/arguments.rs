@@ -1,4 +1,4 @@
-//! What `vellum demo` is told.
+//! The arguments of `vellum demo`.
 
 use std::path::PathBuf;
 
@@ -12,8 +12,8 @@ Examples:
   vellum demo --dir /usr/share --store usr.vellum  keep the store, then look into it:
   vellum scan usr.vellum doc/
 
-The store is a temporary file on a disk, gone at the end however the program ends, unless --store
-names one. The exit code is 0 only if every byte was right and the pool kept within its size.";
+The store is a temporary file on a disk, which is gone however the program ends, unless --store
+names a file. The exit code is 0 only if every byte was right and the pool kept within its size.";
 
 /// Store real files, read them back, compare every byte, update, reopen, check
 #[derive(clap::Args)]
@@ -23,11 +23,11 @@ pub struct Arguments {
     #[arg(long, default_value = "/usr")]
     pub(super) dir: PathBuf,
 
-    /// Stop listing files when they come to this size
+    /// Stop listing files when they reach this total size
     #[arg(long, value_name = "SIZE", value_parser = size::parse, default_value = "2GiB")]
     pub(super) limit: u64,
 
-    /// Keep the store in this file, which must not be there yet [default: a temporary file]
+    /// Keep the store in this file, which must not exist [default: a temporary file]
     #[arg(long, value_name = "FILE")]
     pub(super) store: Option<PathBuf>,
 
@@ -35,7 +35,7 @@ pub struct Arguments {
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     pub(super) pool: Option<u64>,
 
-    /// Way of populating and releasing pages
+    /// Backend that populates and releases pages
     #[arg(long, value_enum, default_value = "auto")]
     pub(super) backend: Backend,
 
@@ -43,11 +43,11 @@ pub struct Arguments {
     #[arg(long, value_name = "N", default_value = "2", value_parser = threads)]
     pub(super) threads: usize,
 
-    /// Length of each of the phases that look up, scan and update
+    /// Length of each phase that looks up, reads, scans or updates
     #[arg(long, value_name = "SECONDS", default_value_t = 3.0, value_parser = seconds)]
     pub(super) seconds: f64,
 
-    /// Chooses what is looked up, scanned and updated
+    /// Seed of the random choices of entries
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub(super) seed: u64,
 }

@@ -1,4 +1,4 @@
-//! What one phase of the demonstration took, from the pool's own counters.
+//! The figures of one phase of the demonstration, from the pool's counters.
 
 use std::time::{Duration, Instant};
 
@@ -10,12 +10,12 @@ use vellum_pool::PoolStats;
 pub struct Phase {
     pub name: &'static str,
     pub operations: u64,
-    /// Content that went through the operations.
+    /// Bytes of content that the operations read or wrote.
     pub bytes: u64,
     pub time: Duration,
     pub hits: u64,
     pub misses: u64,
-    /// Reads of the device, those ahead of need included.
+    /// Reads of the device, prefetches included.
     pub reads: u64,
     pub evictions: u64,
     pub write_backs: u64,
@@ -35,13 +35,13 @@ impl Phase {
 }
 
 /// A phase that is going on.
-pub struct Running {
+pub struct RunningPhase {
     name: &'static str,
     start: Instant,
     before: PoolStats,
 }
 
-impl Running {
+impl RunningPhase {
     /// Starts a phase.
     pub fn start(name: &'static str, store: &Store) -> Self {
         Self { name, before: store.pool_stats(), start: Instant::now() }

@@ -1,6 +1,6 @@
-//! A fingerprint of bytes, to recognise content without the file that it came from.
+//! A fingerprint of bytes, to verify content without the file that it came from.
 
-/// 64 bits that differ for nearly all different contents; fast, and no defence against malice.
+/// A hash of 64 bits. It is fast, and no defence against malice.
 pub fn fingerprint(bytes: &[u8]) -> u64 {
     const MULTIPLIER: u64 = 0x9fb2_1c65_1e98_df25;
     let (words, rest) = bytes.as_chunks::<8>();

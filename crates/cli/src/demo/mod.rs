@@ -1,19 +1,19 @@
-//! `vellum demo`: the whole round on real files, with a pool an eighth of the data.
+//! `vellum demo`: stores real files and verifies them, with a pool of an eighth of the data.
 //!
 //! Lists a directory, stores its files, compares every byte with the file system, looks up, scans
-//! and updates from several threads, closes, opens again, checks every page and compares again.
-//! Nothing counts as verified by the store's own word: contents come from the file system, or from
-//! fingerprints that were taken when they were read from it.
+//! and updates from several threads, closes, opens again, checks every page and compares again. The
+//! demonstration does not trust the store: it verifies contents against the file system, or against
+//! fingerprints that it took when it read the files.
 
 mod arguments;
 mod figures;
 mod fingerprint;
-mod place;
+mod memory_watch;
 mod plan;
 mod report;
 mod run;
+mod store_file;
 mod updates;
-mod watch;
 mod workload;
 
 pub use arguments::Arguments;

@@ -1,9 +1,9 @@
-//! How large everything is going to be, from the sizes of the files alone.
+//! The sizes of the pool, the chunks and the store, from the sizes of the files.
 
 use crate::files::file_store::chunk_bytes;
 use crate::files::listing::Listing;
 
-/// Smallest pool that the demonstration takes by itself.
+/// The smallest pool, unless the user asks for a smaller one.
 const POOL_MIN: u64 = 512 << 10;
 
 /// A page of the file.
@@ -21,7 +21,7 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// A pool of `pool` bytes or else of an eighth of the data, and what follows from it.
+    /// Sizes for a pool of `pool` bytes, or else of an eighth of the data.
     pub fn new(listing: &Listing, pool: Option<u64>) -> Self {
         let eighth = (listing.bytes / 8).next_multiple_of(PAGE);
         let pool_bytes = pool.unwrap_or(eighth.max(POOL_MIN));

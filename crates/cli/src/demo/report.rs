@@ -1,7 +1,7 @@
 //! The table at the end.
 
 use super::figures::Phase;
-use super::watch::Watch;
+use super::memory_watch::MemoryWatch;
 use crate::error::Outcome;
 use crate::files::listing::LeftOut;
 use crate::output::{Output, columns};
@@ -14,13 +14,13 @@ pub struct Report {
     pub bytes: u64,
     pub left_out: LeftOut,
     pub unreadable: u64,
-    /// Files that changed while the demonstration ran, so that there was nothing to compare with.
+    /// Files that changed while the demonstration ran, so that it could not compare them.
     pub changed: u64,
     pub file_bytes: u64,
     pub pool_bytes: u64,
     pub backend: String,
     pub device: String,
-    pub watch: Watch,
+    pub watch: MemoryWatch,
     pub phases: Vec<Phase>,
     pub compared: u64,
     pub pages_checked: u64,
@@ -99,7 +99,7 @@ fn left_out(report: &Report) -> Vec<String> {
         .map(|(count, why)| format!("{count} {why}"))
         .collect();
     if left_out.ended_early {
-        texts.push("what comes after the limit".into());
+        texts.push("all files after the limit".into());
     }
     texts
 }

@@ -8,13 +8,13 @@ use std::time::Duration;
 use vellum::{Options, Store};
 
 use super::arguments::Arguments;
-use super::figures::{Phase, Running};
+use super::figures::{Phase, RunningPhase};
 use super::fingerprint::fingerprint;
-use super::place::Place;
+use super::memory_watch::MemoryWatch;
 use super::plan::Plan;
 use super::report::{self, Report};
+use super::store_file::StoreFile;
 use super::updates::{self, Generations};
-use super::watch::Watch;
 use super::workload::Workload;
 use crate::command::import::drop_long_paths;
 use crate::error::{AtStore, Failure, Outcome};
@@ -29,17 +29,17 @@ use crate::options::PoolArguments;
 use crate::progress::{Progress, Unit, say};
 use crate::size::show;
 
-/// Mismatches that are named; the rest is only counted.
-const NAMED: usize = 10;
+/// The demonstration names so many mismatches, and counts the rest.
+const NAMED_MAX: usize = 10;
 
-/// What there is once the files are listed.
+/// The demonstration, once the files are listed.
 struct Demo<'a> {
     arguments: &'a Arguments,
     plan: Plan,
     /// The store as the user knows it, for messages.
     name: PathBuf,
     threads: usize,
-    watch: Watch,
+    watch: MemoryWatch,
     phases: Vec<Phase>,
     changed: u64,
     unreadable: u64,
@@ -52,7 +52,7 @@ struct Imported {
     prints: Vec<Vec<u64>>,
 }
 
-/// Says why a listing has no bytes.
+/// The failure for a listing without bytes.
 fn nothing_to_store(arguments: &Arguments, listing: &Listing) -> Failure {
     let (dir, limit) = (arguments.dir.display(), show(arguments.limit));
     let left_out = listing.left_out;
@@ -74,7 +74,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
         return Err(nothing_to_store(arguments, &listing));
     }
     let plan = Plan::new(&listing, arguments.pool);
-    let mut place = Place::choose(arguments.store.as_deref(), plan.disk_bytes)?;
+    let mut place = StoreFile::choose(arguments.store.as_deref(), plan.disk_bytes)?;
     say(&format!(
         "{} in {} files; pool {}, seed {}",
         show(listing.bytes),
@@ -87,7 +87,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
         plan,
         name: arguments.store.clone().unwrap_or_else(|| "the temporary store".into()),
         threads: arguments.threads,
-        watch: Watch::new(),
+        watch: MemoryWatch::new(),
         phases: Vec::new(),
         changed: 0,
         unreadable: 0,
@@ -95,12 +95,12 @@ pub fn run(arguments: &Arguments) -> Outcome {
     };
     let store = Store::create(place.path(), &demo.options()).at(&demo.name)?;
     place.created();
-    let (imported, generations) = demo.first_half(&store, &mut listing)?;
+    let (imported, generations) = demo.until_closed(&store, &mut listing)?;
     store.close().at(&demo.name)?;
 
     say("closed; opening again");
     let store = Store::open(place.path(), &demo.options()).at(&demo.name)?;
-    let pages_checked = demo.second_half(&store, &imported, &generations)?;
+    let pages_checked = demo.after_reopening(&store, &imported, &generations)?;
     let report = demo.report(&store, &listing, &imported, pages_checked)?;
     store.close().at(&report.1)?;
     place.complete()?;
@@ -114,8 +114,8 @@ impl Demo<'_> {
         pool.options(None)
     }
 
-    /// Everything until the store is closed for the first time.
-    fn first_half(
+    /// The phases before the store is closed for the first time.
+    fn until_closed(
         &mut self,
         store: &Store,
         listing: &mut Listing,
@@ -148,14 +148,14 @@ impl Demo<'_> {
         Ok((imported, generations))
     }
 
-    /// Everything after the store was opened again; returns the number of pages checked.
-    fn second_half(
+    /// The phases after the store is opened again; returns the number of pages checked.
+    fn after_reopening(
         &mut self,
         store: &Store,
         imported: &Imported,
         generations: &Generations,
     ) -> Outcome<u64> {
-        let running = Running::start("check", store);
+        let running = RunningPhase::start("check", store);
         let pages = store.stat().at(&self.name)?.used_pages;
         let progress = Progress::new("check every page", Unit::Items, pages);
         let report = self.watch.during(|| store.check(&mut |state| progress.set(state.pages_done)));
@@ -187,7 +187,7 @@ impl Demo<'_> {
     }
 
     fn import(&mut self, store: &Store, files: &FileStore, listing: &Listing) -> Outcome<Imported> {
-        let running = Running::start("import", store);
+        let running = RunningPhase::start("import", store);
         let root = &self.arguments.dir;
         let importer = Importer { files, root, chunk_bytes: self.plan.chunk_bytes };
         let progress = Progress::new("import", Unit::Bytes, listing.bytes);
@@ -243,7 +243,7 @@ impl Demo<'_> {
         imported: &Imported,
         generations: &Generations,
     ) -> Outcome {
-        let running = Running::start(label, store);
+        let running = RunningPhase::start(label, store);
         let comparer = Comparer { files, root: &self.arguments.dir };
         let progress = Progress::new(label, Unit::Bytes, imported.bytes());
         let (same, changed) = (AtomicU64::new(0), AtomicU64::new(0));
@@ -271,7 +271,7 @@ impl Demo<'_> {
         progress.finish();
         outcome?;
         let different = different.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner());
-        for line in different.iter().take(NAMED) {
+        for line in different.iter().take(NAMED_MAX) {
             say(&format!("MISMATCH: {line}"));
         }
         if !different.is_empty() {
@@ -280,7 +280,7 @@ impl Demo<'_> {
         }
         let same = same.into_inner();
         self.compared += same;
-        // A file that changes stays changed: the last comparison counts them all.
+        // A file that has changed stays changed, so the last comparison counts all of them.
         self.changed = self.changed.max(changed.into_inner());
         self.phases.push(running.end(store, imported.found.len() as u64, same));
         self.watch.at_rest(store)

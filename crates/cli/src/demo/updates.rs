@@ -1,8 +1,8 @@
-//! What an update makes of a chunk, so that both the old and the new content can be verified.
+//! The content that an update writes, from which both the old and the new content can be verified.
 //!
-//! Generation 0 is the file's own content. Generation g > 0 is that content with every byte
-//! changed by a mask that depends on g, followed by g as eight bytes: so updates change lengths
-//! too, and every generation tells which it is.
+//! Generation 0 is the file's own content. Generation g > 0 is that content with every byte changed
+//! by a mask that depends on g, followed by g as eight bytes. So updates change lengths too, and
+//! each generation names itself.
 
 use std::collections::HashMap;
 
@@ -12,11 +12,11 @@ pub type ChunkId = (usize, u32);
 /// The generation of every chunk that was updated.
 pub type Generations = HashMap<ChunkId, u64>;
 
-/// Bytes that a generation above 0 has more.
+/// Bytes that each generation above 0 appends.
 pub const TRAILER: usize = 8;
 
 fn mask(generation: u64) -> u8 {
-    // Never 0: a lost update must show.
+    // Never 0, so that a lost update is noticed.
     (generation % 255) as u8 + 1
 }
 

@@ -1,4 +1,4 @@
-//! The phases that look up, read, scan and update, from several threads, each operation verified.
+//! The phases in which several threads look up, read, scan and update, and verify each operation.
 
 use std::path::Path;
 use std::sync::Mutex;
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use vellum::Store;
 
-use super::figures::{Phase, Running};
+use super::figures::{Phase, RunningPhase};
 use super::fingerprint::fingerprint;
 use super::updates::{self, ChunkId, Generations, TRAILER};
 use crate::error::{AtStore, Failure, Outcome};
@@ -17,13 +17,13 @@ use crate::files::workers;
 use crate::key_text::printable;
 use crate::random::Random;
 
-/// What the phases work on.
+/// The data that the phases work on.
 pub struct Workload<'a> {
     pub store: &'a Store,
     pub files: &'a FileStore,
     /// The files in the store, in the order of their paths.
     pub found: &'a [Found],
-    /// Fingerprints of each file's chunks, taken when they were read from the file system.
+    /// Fingerprints of each file's chunks, taken when the import read the files.
     pub prints: &'a [Vec<u64>],
     /// The store as the user knows it, for messages.
     pub name: &'a Path,
@@ -72,7 +72,7 @@ impl Workload<'_> {
         })
     }
 
-    /// Scans of all paths with a prefix: what they find must be exactly what the listing has.
+    /// Scans of all paths with a prefix. A scan must find exactly the paths that the listing has.
     ///
     /// # Errors
     /// When the store fails, or a path is missing or too many.
@@ -80,7 +80,8 @@ impl Workload<'_> {
         self.phase("scan folders", |random, _| {
             let path = &self.found[random.below(self.found.len())].path;
             let end = path.iter().rposition(|byte| *byte == b'/').map_or(0, |slash| slash + 1);
-            // A file in the top folder stands for itself: the top has everything under it.
+            // For a file in the top folder the prefix is its own path: a scan of the top would have
+            // all.
             let prefix = if end == 0 { &path[..] } else { &path[..end] };
             let first = self.found.partition_point(|found| found.path.as_slice() < prefix);
             let mut expected =
@@ -104,8 +105,9 @@ impl Workload<'_> {
         })
     }
 
-    /// Updates of chunks, each of which first verifies what the one before left. Threads have
-    /// chunks of their own, neighbours in the tree, so they meet on every page of it.
+    /// Updates of chunks. Each update first verifies what the update before it has written. Each
+    /// thread has its own chunks; neighbours in the tree belong to different threads, so the
+    /// threads contend for its pages.
     ///
     /// # Errors
     /// When the store fails or a chunk is not what it should be.
@@ -120,7 +122,7 @@ impl Workload<'_> {
                 return Ok(0);
             }
             let id = chunks[random.below(own) * self.threads + thread];
-            // Nobody else takes this lock: it is there because threads cannot lend a table.
+            // No other thread takes this lock. It only lets the thread change its own table.
             let mut generations = lock(&states[thread]);
             let before = generations.get(&id).copied().unwrap_or(0);
             let bytes = self.update_one(id, before, random.below(REINSERT_ONE_IN) == 0)?;
@@ -153,12 +155,12 @@ impl Workload<'_> {
         Ok(content.len() as u64)
     }
 
-    /// Reads every chunk that was updated and compares it with what the last update wrote.
+    /// Reads each updated chunk and compares it with what the last update has written.
     ///
     /// # Errors
     /// When the store fails or a chunk is not what it should be.
     pub fn verify_updates(&self, generations: &Generations) -> Outcome<Phase> {
-        let running = Running::start("verify updates", self.store);
+        let running = RunningPhase::start("verify updates", self.store);
         let bytes = AtomicU64::new(0);
         let updated: Vec<(&ChunkId, &u64)> = generations.iter().collect();
         workers::for_each(self.threads, updated.len(), |index| {
@@ -187,19 +189,20 @@ impl Workload<'_> {
         self.prints.iter().enumerate().flat_map(of_file).collect()
     }
 
-    /// Runs `operation` from all threads until the time is over; it returns the bytes it handled.
+    /// Has all threads run `operation` until the time is over. `operation` returns the bytes that
+    /// it handled.
     fn phase(
         &self,
         name: &'static str,
         operation: impl Fn(&mut Random, usize) -> Outcome<u64> + Sync,
     ) -> Outcome<Phase> {
-        let running = Running::start(name, self.store);
+        let running = RunningPhase::start(name, self.store);
         let deadline = Instant::now() + self.time;
         let (operations, bytes) = (AtomicU64::new(0), AtomicU64::new(0));
         workers::each_thread(self.threads, |thread, stop: &AtomicBool| {
             let mut random = Random::new(self.seed, thread as u64);
             let (mut count, mut handled) = (0, 0);
-            // At least one operation, however short the time.
+            // Each thread runs at least one operation, however short the time.
             loop {
                 handled += operation(&mut random, thread)?;
                 count += 1;

@@ -1,4 +1,4 @@
-//! Compares stored files with those of the file system, byte by byte.
+//! Compares stored files with the files of the file system, byte by byte.
 
 use std::fs::{self, File};
 use std::os::unix::ffi::OsStrExt;
@@ -10,14 +10,14 @@ use super::importer::open;
 use super::listing::Found;
 use super::record::{FileRecord, Kind, Stamp};
 
-/// What a comparison found.
+/// The result of a comparison.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// Every byte is the same.
     Same,
-    /// The file itself is another one by now; there is nothing to compare with.
+    /// The file has changed since it was stored, so there is nothing to compare with.
     Changed,
-    /// The store holds something else than the file does; what and where.
+    /// The store has something else than the file; says what and where.
     Different(String),
 }
 
@@ -28,8 +28,8 @@ pub struct Comparer<'a> {
 }
 
 impl Comparer<'_> {
-    /// Compares one file. `expected` turns what the file system has into what the store should
-    /// have: it gets the number of the chunk and may change the bytes.
+    /// Compares one file. `expected` gets the number of a chunk and its bytes from the file system,
+    /// and changes them to what the store should have.
     ///
     /// # Errors
     /// Those of the store.
@@ -39,7 +39,7 @@ impl Comparer<'_> {
         expected: &dyn Fn(u32, &mut Vec<u8>),
     ) -> vellum::Result<Verdict> {
         let verdict = self.content(found, expected)?;
-        // A file that changed while it was compared is no witness against the store.
+        // If the file changed during the comparison, a difference says nothing about the store.
         if matches!(verdict, Verdict::Different(_)) && !self.is_unchanged(found) {
             return Ok(Verdict::Changed);
         }
@@ -120,7 +120,7 @@ mod tests {
 
     const CHUNK: u32 = 5000;
 
-    /// A folder with a file and a link, stored; `change` may then change either side.
+    /// Stores a folder with a file and a link, lets `change` change either side, and compares.
     fn verdicts(change: impl FnOnce(&FileStore, &Path)) -> Vec<Verdict> {
         let root = tempfile::tempdir().unwrap();
         fs::write(root.path().join("file"), vec![7; 12_000]).unwrap();

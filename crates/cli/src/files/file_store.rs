@@ -1,8 +1,8 @@
 //! Files in a store: a record for each path, and the content in chunks.
 //!
 //! Tree `meta`: path -> [`FileRecord`]. Tree `content`: path, a zero byte (which no path has), the
-//! number of the chunk as four bytes, the greatest first -> the bytes of the chunk. So the chunks
-//! of a file lie one after the other, and files in the order of their paths.
+//! number of the chunk in four bytes, big endian -> the bytes of the chunk. So the chunks of a file
+//! follow one another, and files are in the order of their paths.
 
 use std::path::Path;
 
@@ -20,7 +20,8 @@ pub const CONTENT_TREE: &str = "content";
 /// Largest chunk, in bytes.
 const CHUNK_MAX: u64 = 4 << 20;
 
-/// Kept free in a chunk's last page for the page's header and for what an update appends.
+/// Bytes that a chunk leaves free in its last page, for the page's header and for the bytes that an
+/// update appends.
 const CHUNK_SLACK: u64 = 256;
 
 /// The two trees.
@@ -31,7 +32,7 @@ pub struct FileStore {
 }
 
 impl FileStore {
-    /// The trees of `store`, created if need be.
+    /// The trees of `store`, created if they do not exist.
     ///
     /// # Errors
     /// When they cannot be created.
@@ -41,7 +42,7 @@ impl FileStore {
         Ok(Self { meta, content })
     }
 
-    /// The trees of `store`, if both are there.
+    /// The trees of `store`, if both exist.
     ///
     /// # Errors
     /// When the store cannot be read.
@@ -54,7 +55,7 @@ impl FileStore {
         Ok(Some(Self { meta: store.tree(META_TREE)?, content: store.tree(CONTENT_TREE)? }))
     }
 
-    /// The record of a path; `None` also if it is not a record.
+    /// The record of a path; `None` also if the value is not a record.
     ///
     /// # Errors
     /// When the store cannot be read.
@@ -83,7 +84,7 @@ impl FileStore {
     ) -> Outcome {
         let mut bytes = Vec::new();
         for chunk in 0..record.chunks {
-            // A copy: the pool may be smaller than the one that the chunk was stored with.
+            // A copy, because the pool may be smaller than the one that stored the chunk.
             if !self.content.get_into(&chunk_key(path, chunk), &mut bytes).at(store)? {
                 let shown = store.display();
                 return Err(Failure::message(format!("{shown}: chunk {chunk} is missing")));

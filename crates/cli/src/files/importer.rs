@@ -15,7 +15,7 @@ use super::record::{FileRecord, Kind, Stamp};
 pub enum Stored {
     /// It is in the store.
     Yes,
-    /// It was there already, with the same size and time.
+    /// It was in the store already, with the same size and time.
     Unchanged,
     /// It changed while it was read, twice; nothing of it is in the store.
     Changing,
@@ -31,25 +31,25 @@ pub struct Importer<'a> {
     pub chunk_bytes: u32,
 }
 
-/// What reading a file into the store can fail with.
-enum Interrupted {
-    /// The file system: the file is left out.
+/// Why a file could not be stored.
+enum ImportError {
+    /// The file system refused: the import leaves the file out.
     Read,
-    /// The store: the whole import fails.
+    /// The store refused: the whole import fails.
     Store(vellum::Error),
 }
 
-impl From<vellum::Error> for Interrupted {
+impl From<vellum::Error> for ImportError {
     fn from(error: vellum::Error) -> Self {
         Self::Store(error)
     }
 }
 
 impl Importer<'_> {
-    /// Stores one file; `seen` is called with each chunk's number and bytes.
+    /// Stores one file, and calls `seen` with each chunk's number and bytes.
     ///
     /// # Errors
-    /// Only those of the store. What the file system refuses is in the result.
+    /// Only errors of the store. Refusals of the file system are in the result.
     pub fn store(&self, found: &Found, seen: &mut dyn FnMut(u32, &[u8])) -> vellum::Result<Stored> {
         let before = self.files.record(&found.path)?;
         if before.as_ref().is_some_and(|record| {
@@ -65,8 +65,8 @@ impl Importer<'_> {
         let (record, result) = match attempt {
             Ok(Some(record)) => (Some(record), Stored::Yes),
             Ok(None) => (None, Stored::Changing),
-            Err(Interrupted::Read) => (None, Stored::Unreadable),
-            Err(Interrupted::Store(error)) => return Err(error),
+            Err(ImportError::Read) => (None, Stored::Unreadable),
+            Err(ImportError::Store(error)) => return Err(error),
         };
         match record {
             Some(record) => {
@@ -82,8 +82,8 @@ impl Importer<'_> {
         Ok(result)
     }
 
-    fn link(&self, found: &Found) -> Result<Option<FileRecord>, Interrupted> {
-        let target = fs::read_link(found.place(self.root)).map_err(|_| Interrupted::Read)?;
+    fn link(&self, found: &Found) -> Result<Option<FileRecord>, ImportError> {
+        let target = fs::read_link(found.place(self.root)).map_err(|_| ImportError::Read)?;
         Ok(Some(FileRecord {
             kind: Kind::Link,
             mode: found.mode,
@@ -94,14 +94,14 @@ impl Importer<'_> {
         }))
     }
 
-    /// Stores the content. `None` if the file is no longer what the listing found: a path that may
-    /// grow under our hands would break the limit.
+    /// Stores the content. `None` if the file has changed since the listing: a file that has grown
+    /// could break the limit.
     fn file(
         &self,
         found: &Found,
         seen: &mut dyn FnMut(u32, &[u8]),
-    ) -> Result<Option<FileRecord>, Interrupted> {
-        let file = open(&found.place(self.root)).map_err(|_| Interrupted::Read)?;
+    ) -> Result<Option<FileRecord>, ImportError> {
+        let file = open(&found.place(self.root)).map_err(|_| ImportError::Read)?;
         if !is_unchanged(&file, found.stamp)? {
             return Ok(None);
         }
@@ -118,7 +118,7 @@ impl Importer<'_> {
             let offset = u64::from(chunk) * u64::from(self.chunk_bytes);
             let mut failed = false;
             let key = chunk_key(&found.path, chunk);
-            // The bytes go from the file to their place in the pool, without a buffer between.
+            // Reads the bytes from the file straight into the pool, without a buffer in between.
             let result = self.files.content.upsert_with(&key, length, |bytes| {
                 file.read_exact_at(bytes, offset).inspect_err(|_| failed = true)?;
                 seen(chunk, bytes);
@@ -127,7 +127,7 @@ impl Importer<'_> {
             match result {
                 Ok(_) => {}
                 Err(_) if failed && !is_unchanged(&file, found.stamp)? => return Ok(None),
-                Err(_) if failed => return Err(Interrupted::Read),
+                Err(_) if failed => return Err(ImportError::Read),
                 Err(error) => return Err(error.into()),
             }
         }
@@ -135,12 +135,12 @@ impl Importer<'_> {
     }
 }
 
-fn is_unchanged(file: &File, stamp: Stamp) -> Result<bool, Interrupted> {
-    let metadata = file.metadata().map_err(|_| Interrupted::Read)?;
+fn is_unchanged(file: &File, stamp: Stamp) -> Result<bool, ImportError> {
+    let metadata = file.metadata().map_err(|_| ImportError::Read)?;
     Ok(Stamp::of(&metadata) == stamp)
 }
 
-/// Opens a file that was regular a moment ago, without waiting should it be a pipe by now.
+/// Opens a file that the listing found to be regular. Does not block if it is a pipe by now.
 pub fn open(path: &Path) -> io::Result<File> {
     let flags = rustix::fs::OFlags::NONBLOCK | rustix::fs::OFlags::NOFOLLOW;
     let mut options = File::options();

@@ -1,4 +1,4 @@
-//! The files under a directory, up to a limit, before any of them is read.
+//! Lists the files under a directory, up to a limit, without reading them.
 
 use std::fs;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -19,16 +19,16 @@ pub struct Found {
 }
 
 impl Found {
-    /// Where it is.
+    /// Its path.
     pub fn place(&self, root: &Path) -> PathBuf {
         root.join(std::ffi::OsStr::from_bytes(&self.path))
     }
 }
 
-/// What was left out of a listing, and why.
+/// Counts of what a listing left out, by reason.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LeftOut {
-    /// Folders and files that could not be looked at.
+    /// Folders and files that could not be read.
     pub unreadable: u64,
     /// Sockets, devices and pipes.
     pub special: u64,
@@ -40,7 +40,7 @@ pub struct LeftOut {
     pub ended_early: bool,
 }
 
-/// What is under a directory, in the order of the paths' bytes.
+/// The files under a directory, in the order of the paths' bytes.
 #[derive(Debug, Default)]
 pub struct Listing {
     pub files: Vec<Found>,
@@ -49,8 +49,8 @@ pub struct Listing {
     pub left_out: LeftOut,
 }
 
-/// Lists `root` until the files' sizes come to `limit` bytes. Files and folders for which `skip`
-/// holds (by device and inode) are skipped, and so are files on other file systems.
+/// Lists `root` until the files' sizes reach `limit` bytes. Skips the files and folders in `skip`
+/// (device and inode), and files on other file systems.
 ///
 /// # Errors
 /// When `root` is not a directory that can be read.
@@ -64,7 +64,8 @@ pub fn list(root: &Path, limit: u64, skip: &[(u64, u64)]) -> Outcome<Listing> {
     if is_pseudo(root) {
         let shown = root.display();
         return Err(Failure::message(format!(
-            "{shown} shows the kernel's state, whose files never hold still; choose another"
+            "{shown} shows the kernel's state, and its files change all the time; choose another \
+             directory"
         )));
     }
     let mut walk = Walk { root, device: top.dev(), limit, skip, listing: Listing::default() };
@@ -74,7 +75,7 @@ pub fn list(root: &Path, limit: u64, skip: &[(u64, u64)]) -> Outcome<Listing> {
             walk.listing.left_out.ended_early = true;
             break;
         }
-        // Last in, first out: the first folder by name comes next.
+        // A stack: the first folder by name is on top.
         folders.extend(walk.folder(&folder).into_iter().rev());
     }
     let mut listing = walk.listing;
@@ -82,7 +83,8 @@ pub fn list(root: &Path, limit: u64, skip: &[(u64, u64)]) -> Outcome<Listing> {
     Ok(listing)
 }
 
-/// Whether `folder` is in proc or sysfs: their files have no sizes and change without a trace.
+/// Whether `folder` is in proc or sysfs. Their files have no sizes, and change without a new time
+/// stamp.
 fn is_pseudo(folder: &Path) -> bool {
     const PROC: i64 = 0x9fa0;
     const SYSFS: i64 = 0x6265_6572;
@@ -100,12 +102,13 @@ struct Walk<'a> {
 }
 
 impl Walk<'_> {
-    /// Whether less than a thousandth of the limit is left: nearly nothing fits any more.
+    /// Whether less than a thousandth of the limit is left. Then the walk ends, as hardly a file
+    /// fits.
     fn is_full(&self) -> bool {
         self.limit - self.listing.bytes <= self.limit / 1024
     }
 
-    /// Lists the files of one folder and returns its folders, by name.
+    /// Lists the files of one folder and returns its folders, in the order of their names.
     fn folder(&mut self, folder: &Path) -> Vec<PathBuf> {
         let Ok(entries) = fs::read_dir(self.root.join(folder)) else {
             self.listing.left_out.unreadable += 1;

@@ -1,4 +1,4 @@
-//! What is known of a file: the value of the tree `meta`.
+//! The record of a file: the value of the tree `meta`.
 //!
 //! ```text
 //! byte  0      kind: 0 regular file, 1 symbolic link
@@ -20,7 +20,7 @@ use crate::key_text;
 
 const FIXED: usize = 36;
 
-/// What kind of file it is; others are not stored.
+/// The kind of a file. The store has no others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// A regular file.
@@ -29,7 +29,7 @@ pub enum Kind {
     Link,
 }
 
-/// What tells whether a file has changed.
+/// Size and time of a file: a file with another stamp has changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stamp {
     pub size: u64,
@@ -38,7 +38,7 @@ pub struct Stamp {
 }
 
 impl Stamp {
-    /// The stamp of a file that is there.
+    /// The stamp of an existing file.
     pub fn of(metadata: &Metadata) -> Self {
         // The kernel keeps nanoseconds below 10^9, which is a u32.
         let nanoseconds = u32::try_from(metadata.mtime_nsec()).unwrap_or(0);
@@ -59,7 +59,7 @@ pub struct FileRecord {
 }
 
 impl FileRecord {
-    /// The bytes that are stored.
+    /// The record as bytes.
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(FIXED + self.target.len());
         bytes.extend_from_slice(&[u8::from(self.kind == Kind::Link), 0, 0, 0]);
@@ -103,7 +103,7 @@ impl FileRecord {
         usize::try_from(left.min(u64::from(self.chunk_bytes))).ok()
     }
 
-    /// What is known, for programs. A target that is no text (UTF-8) is written with escapes.
+    /// The record for programs. A target that is not UTF-8 is written with escapes.
     pub fn json(&self) -> serde_json::Value {
         let (seconds, nanoseconds) = self.stamp.modified;
         let target = match std::str::from_utf8(&self.target) {
@@ -120,7 +120,7 @@ impl FileRecord {
         })
     }
 
-    /// One line for people.
+    /// The record as one line for people.
     pub fn describe(&self) -> String {
         let (seconds, nanoseconds) = self.stamp.modified;
         let mode = self.mode & 0o7777;

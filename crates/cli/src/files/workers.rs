@@ -1,12 +1,12 @@
-//! Some threads that share a list of work.
+//! Threads that share a list of work.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use crate::error::{Failure, Outcome};
 
-/// Calls `work` with every index below `count`, from `threads` threads. The first failure stops
-/// all of them.
+/// Has `threads` threads call `work` with every index below `count`. The first failure stops all of
+/// them.
 ///
 /// # Errors
 /// The first failure.

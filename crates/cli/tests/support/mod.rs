@@ -1,5 +1,5 @@
-//! Runs the real binary and looks at what it says.
-// Each test file uses a part; these are tests, where unwrap is the assertion.
+//! Runs the real binary and checks its output.
+// Each test file uses some of these. In tests, unwrap is the assertion.
 #![allow(dead_code, clippy::unwrap_used)]
 
 use std::ffi::OsStr;
@@ -9,14 +9,14 @@ use std::process::{Command, Output, Stdio};
 
 pub use vellum_testing::random::bytes as noise;
 
-/// A command that has not been started yet.
+/// A command that is not started yet.
 pub fn command<S: AsRef<OsStr>>(arguments: &[S]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_vellum"));
     command.args(arguments).stdin(Stdio::null());
     command
 }
 
-/// Runs it to the end. Whatever happens, it must not panic or be killed.
+/// Runs the command to its end. It must not panic or be killed.
 pub fn run<S: AsRef<OsStr>>(arguments: &[S]) -> Output {
     checked(command(arguments).output().unwrap())
 }
@@ -26,12 +26,12 @@ pub fn run_with_input<S: AsRef<OsStr>>(arguments: &[S], input: &[u8]) -> Output 
     let mut command = command(arguments);
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().unwrap();
-    // A command that fails early need not read all of it.
+    // A command that fails early does not read all of its input.
     let _ = child.stdin.take().unwrap().write_all(input);
     checked(child.wait_with_output().unwrap())
 }
 
-/// Fails the test if the program panicked or was killed by a signal.
+/// Fails the test if the program panicked, or a signal killed it.
 pub fn checked(output: Output) -> Output {
     let code = output.status.code();
     let error = String::from_utf8_lossy(&output.stderr);
@@ -40,7 +40,7 @@ pub fn checked(output: Output) -> Output {
     output
 }
 
-/// Runs it, expects success and returns standard output.
+/// Runs the command, expects success, and returns standard output.
 #[track_caller]
 pub fn ok<S: AsRef<OsStr>>(arguments: &[S]) -> Vec<u8> {
     succeeded(run(arguments))
@@ -60,13 +60,13 @@ pub fn succeeded(output: Output) -> Vec<u8> {
     output.stdout
 }
 
-/// Runs it, expects exit code 1 and one line of error, and returns that.
+/// Runs the command, expects exit code 1 and one line of error, and returns the line.
 #[track_caller]
 pub fn fails<S: AsRef<OsStr>>(arguments: &[S]) -> String {
     failed(run(arguments))
 }
 
-/// Expects exit code 1 and one line of error, and returns that.
+/// Expects exit code 1 and one line of error, and returns the line.
 #[track_caller]
 pub fn failed(output: Output) -> String {
     let error = String::from_utf8(output.stderr).unwrap();
@@ -84,12 +84,12 @@ impl Folder {
         Self(tempfile::tempdir().unwrap())
     }
 
-    /// A path in it.
+    /// A path in the folder.
     pub fn path(&self, name: &str) -> PathBuf {
         self.0.path().join(name)
     }
 
-    /// A path in it, as an argument.
+    /// A path in the folder, as an argument.
     pub fn name(&self, name: &str) -> String {
         self.path(name).to_str().unwrap().to_string()
     }

@@ -1,4 +1,4 @@
-//! Runs a command's work for each of the files on the command line.
+//! Runs a command's work for each file on the command line.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -8,13 +8,14 @@ use vellum_morsel::ClientError;
 use crate::error::{Doing, Failure, Outcome};
 use crate::progress::say;
 
-/// Does something with each file, also after one of them has failed.
+/// Runs `work` for each file, and goes on after a file that has failed.
 ///
-/// `work` returns an error of its own if no file can be done, and one within if this one cannot.
+/// `work` returns an outer error if it can do no file at all, and an inner one if only this file
+/// failed.
 ///
 /// # Errors
-/// That no file can be done; otherwise what the last file failed with, or that others have failed,
-/// each of which is told when it does.
+/// The outer error of `work`. Otherwise the failure of the last file, or the number of files that
+/// have failed; their failures are printed as they happen.
 pub(super) fn each_file(
     files: &[PathBuf],
     mut work: impl FnMut(&Path) -> Outcome<Outcome>,
@@ -34,7 +35,7 @@ pub(super) fn each_file(
     }
 }
 
-/// Opens a file that a Morsel could be made of.
+/// Opens a file for the daemon to load.
 pub(super) fn open(path: &Path) -> Outcome<File> {
     vellum_morsel::open_source(path).doing(|| path.display().to_string())
 }
@@ -44,7 +45,8 @@ pub(super) fn failed(error: &ClientError) -> Failure {
     Failure::message(error.to_string())
 }
 
-/// Tells an answer that is about a file from one that would be the same for any other.
+/// Separates an answer about this file (inner error) from one that holds for all files (outer
+/// error).
 pub(super) fn of_file<T>(path: &Path, answer: Result<T, ClientError>) -> Outcome<Outcome<T>> {
     match answer {
         Ok(value) => Ok(Ok(value)),

@@ -29,11 +29,11 @@ pub fn run(client: &Client, arguments: &Arguments) -> Outcome {
     let done = each_file(&arguments.files, |path| {
         Ok(load(client, path, arguments.json)?.and_then(|line| output.line(&line)))
     });
-    // What was loaded before a failure is told all the same.
+    // Prints the files that were loaded before a failure, too.
     output.finish().and(done)
 }
 
-/// Loads a file and says in a line what became of it.
+/// Loads a file and returns the line to print.
 fn load(client: &Client, path: &Path, json: bool) -> Outcome<Outcome<String>> {
     let file = match open(path) {
         Ok(file) => file,

@@ -9,10 +9,10 @@ use crate::output::{Output, columns};
 use crate::size;
 
 const HELP: &str = "\
-The last used is first. Users see the files that they have asked for; root and the daemon's own user
-see all. 'mapped' is known with the kernel module only.";
+The file used last comes first. Users see the files that they have asked for; root and the daemon's
+own user see all. 'mapped' is known with the kernel module only.";
 
-/// List the files that the daemon has
+/// List the files that the daemon has in memory
 #[derive(clap::Args)]
 #[command(after_help = HELP)]
 pub struct Arguments {

@@ -1,4 +1,4 @@
-//! `vellum morsel`: what a client of the cache daemon does.
+//! `vellum morsel`: a client of the cache daemon.
 
 mod files;
 mod load;

@@ -1,4 +1,4 @@
-//! `vellum morsel stat`: how the daemon is, and which backends this machine has.
+//! `vellum morsel stat`: the state of the daemon, and the backends that this machine has.
 
 use serde_json::{Value, json};
 use vellum_morsel::{Client, ClientError, DaemonStat};
@@ -9,9 +9,9 @@ use crate::output::{Output, columns};
 use crate::size::show;
 
 const HELP: &str = "\
-The backends are tried out here and now; the daemon has chosen its own when it was started.";
+The command tries the backends itself. The daemon chose its own backend when it started.";
 
-/// Show how the daemon is, and which backends this machine has
+/// Show the state of the daemon, and which backends this machine has
 #[derive(clap::Args)]
 #[command(after_help = HELP)]
 pub struct Arguments {

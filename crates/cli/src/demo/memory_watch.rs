@@ -1,8 +1,8 @@
-//! Watches how much memory is used, by the pool's count and by the kernel's.
+//! Watches how much memory the demonstration uses, by the pool's count and by the kernel's.
 //!
-//! The kernel's count of the surface's pages comes from the page table and takes a moment, so it is
-//! exact only while nothing moves: it is taken between the phases. During them the memory of the
-//! whole process is sampled, which the kernel keeps as one number.
+//! The kernel's count of the surface's pages comes from the page table. It takes a moment, so it is
+//! exact only while no page is populated or released: between the phases. During the phases a
+//! thread samples the memory of the whole process, which the kernel keeps as one number.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -18,24 +18,24 @@ const SAMPLE_EVERY: Duration = Duration::from_millis(20);
 
 /// The peaks so far, in bytes.
 #[derive(Debug, Default)]
-pub struct Watch {
+pub struct MemoryWatch {
     /// By the pool's count.
     pub pool_peak: u64,
-    /// By the kernel's count of the surface, between phases; `None` if it does not tell.
+    /// By the kernel's count of the surface, between phases; `None` if the kernel has no count.
     pub surface_peak: Option<u64>,
     /// Private memory of the whole process.
     pub process_peak: AtomicU64,
-    /// ... before the store was opened.
+    /// The same before the store was opened.
     pub process_before: u64,
 }
 
-impl Watch {
+impl MemoryWatch {
     /// Starts before the store is opened.
     pub fn new() -> Self {
         Self { process_before: process_memory().unwrap_or(0), ..Self::default() }
     }
 
-    /// Runs `work` while the memory of the process is sampled.
+    /// Runs `work`, and samples the memory of the process meanwhile.
     pub fn during<T>(&self, work: impl FnOnce() -> T) -> T {
         let done = AtomicBool::new(false);
         std::thread::scope(|scope| {
@@ -53,7 +53,7 @@ impl Watch {
         })
     }
 
-    /// Takes the exact counts; no operation may be going on.
+    /// Takes the exact counts. The caller runs no operation meanwhile.
     ///
     /// # Errors
     /// When the pool holds, or has held, more memory than it may.
@@ -87,7 +87,7 @@ mod tests {
 
     #[test]
     fn memory_that_comes_and_goes_is_seen() {
-        let watch = Watch::new();
+        let watch = MemoryWatch::new();
         assert!(watch.process_before > 0);
         watch.during(|| {
             let block = std::hint::black_box(vec![1_u8; 64 << 20]);

@@ -1,8 +1,8 @@
-//! The file of the demonstration's store. No half-written file stays after the demonstration.
+//! The file of the demonstration's store. The demonstration leaves no half-written file.
 //!
-//! A temporary store loses its name as soon as it is open; the program reaches it through its own
-//! file descriptor from then on. So the kernel frees it however the program ends, by Ctrl-C or
-//! SIGKILL too. A store that the user keeps is named FILE.partial until it is complete.
+//! A temporary store loses its name as soon as it is open. From then on the program opens it
+//! through its own file descriptor. So the kernel frees it however the program ends, after SIGKILL
+//! too. A store that the user keeps is named FILE.partial until it is complete.
 
 use std::fs::{self, File};
 use std::os::fd::AsRawFd;
@@ -14,28 +14,28 @@ use crate::error::{Doing, Failure, Outcome};
 use crate::progress::say;
 use crate::size;
 
-/// Numbers of file systems that are memory (`statfs(2)`).
+/// File systems that are in memory, by their number in `statfs(2)`.
 const TMPFS: i64 = 0x0102_1994;
 const RAMFS: i64 = 0x8584_58f6;
 
 /// The store's file.
-pub enum Place {
-    /// Gone when this is dropped.
+pub enum StoreFile {
+    /// Removed when this is dropped.
     Temporary {
         folder: PathBuf,
         /// Keeps the content alive while the file has no name.
         open: Option<File>,
         path: PathBuf,
     },
-    /// Kept: renamed to `target` at the end.
+    /// Renamed to `target` at the end.
     Kept { partial: PathBuf, target: PathBuf },
 }
 
-impl Place {
+impl StoreFile {
     /// Chooses a place with room for `bytes`.
     ///
     /// # Errors
-    /// When the file is there already, or there is no room.
+    /// When the file exists already, or there is no room.
     pub fn choose(store: Option<&Path>, bytes: u64) -> Outcome<Self> {
         match store {
             Some(target) => Self::kept(target, bytes),
@@ -46,7 +46,9 @@ impl Place {
     fn kept(target: &Path, bytes: u64) -> Outcome<Self> {
         if target.exists() {
             let shown = target.display();
-            return Err(Failure::message(format!("{shown} is there already; remove it first")));
+            return Err(Failure::message(format!(
+                "{shown} exists already; remove it, or choose another name"
+            )));
         }
         let folder = match target.parent() {
             Some(parent) if !parent.as_os_str().is_empty() => parent,
@@ -56,7 +58,7 @@ impl Place {
         let mut partial = target.as_os_str().to_owned();
         partial.push(".partial");
         let partial = PathBuf::from(partial);
-        // Left by a demonstration that was interrupted.
+        // An interrupted demonstration may have left this file.
         match fs::remove_file(&partial) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
                 Err(error).doing(|| format!("removing {}", partial.display()))?;
@@ -83,12 +85,12 @@ impl Place {
         }
     }
 
-    /// To be called once the store is created and open: takes a temporary one's name away.
+    /// Removes the name of a temporary store. The caller has created the store, and has it open.
     pub fn created(&mut self) {
         let Self::Temporary { folder, open, path } = self else { return };
         let Ok(file) = File::options().read(true).write(true).open(&*path) else { return };
         let by_descriptor = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
-        // Without /proc the name stays, and goes when this is dropped.
+        // Without /proc the name stays until this is dropped.
         if File::open(&by_descriptor).is_err() {
             return;
         }
@@ -99,7 +101,7 @@ impl Place {
         }
     }
 
-    /// To be called when all is done: gives a kept store its name.
+    /// Gives a kept store its name. The caller has closed the store.
     ///
     /// # Errors
     /// When it cannot be renamed.
@@ -111,7 +113,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for StoreFile {
     fn drop(&mut self) {
         match self {
             Self::Temporary { open: Some(_), .. } => {}
@@ -120,14 +122,14 @@ impl Drop for Place {
                 let _ = fs::remove_dir(folder);
             }
             Self::Kept { partial, .. } => {
-                // After a failure the file is of no use to anybody; after success it has its name.
+                // After a failure the file is useless; after success it has its new name.
                 let _ = fs::remove_file(partial);
             }
         }
     }
 }
 
-/// The first folder for temporary files that is on a disk and has the room.
+/// The first folder for temporary files that is on a disk and has enough room.
 fn temporary_parent(bytes: u64) -> Outcome<PathBuf> {
     let named = std::env::var_os("TMPDIR").map(PathBuf::from);
     let usual = ["/var/tmp", "/tmp", "."].map(PathBuf::from);
@@ -174,7 +176,7 @@ mod tests {
 
     #[test]
     fn a_temporary_store_loses_its_name_and_keeps_its_content() {
-        let mut place = Place::choose(None, 1).unwrap();
+        let mut place = StoreFile::choose(None, 1).unwrap();
         let named = place.path().to_path_buf();
         fs::write(&named, b"content").unwrap();
         place.created();
@@ -186,19 +188,19 @@ mod tests {
     fn a_kept_store_gets_its_name_at_the_end() {
         let folder = tempfile::tempdir().unwrap();
         let target = folder.path().join("a.vellum");
-        let place = Place::choose(Some(&target), 1).unwrap();
+        let place = StoreFile::choose(Some(&target), 1).unwrap();
         fs::write(place.path(), b"content").unwrap();
         assert!(!target.exists());
         place.complete().unwrap();
         assert_eq!(fs::read(&target).unwrap(), b"content");
-        assert!(Place::choose(Some(&target), 1).is_err());
+        assert!(StoreFile::choose(Some(&target), 1).is_err());
     }
 
     #[test]
     fn what_is_not_completed_is_removed() {
         let folder = tempfile::tempdir().unwrap();
         let target = folder.path().join("a.vellum");
-        let place = Place::choose(Some(&target), 1).unwrap();
+        let place = StoreFile::choose(Some(&target), 1).unwrap();
         fs::write(place.path(), b"content").unwrap();
         drop(place);
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
@@ -208,8 +210,8 @@ mod tests {
     fn too_little_space_is_said_before_anything_is_written() {
         let folder = tempfile::tempdir().unwrap();
         let target = folder.path().join("a.vellum");
-        let failure = Place::choose(Some(&target), u64::MAX).err().unwrap();
+        let failure = StoreFile::choose(Some(&target), u64::MAX).err().unwrap();
         assert!(failure.to_string().contains("free and the store needs"), "{failure}");
-        assert!(Place::choose(None, u64::MAX).is_err());
+        assert!(StoreFile::choose(None, u64::MAX).is_err());
     }
 }
