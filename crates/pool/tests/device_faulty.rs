@@ -1,4 +1,4 @@
-//! The devices for tests do what they say.
+//! The devices for tests have the faults that their plans ask for.
 
 #![cfg(not(feature = "model"))]
 #![allow(clippy::unwrap_used)]
@@ -32,7 +32,7 @@ fn write(device: &dyn Device, range: PageRange, generation: u64) -> io::Result<(
     write.result
 }
 
-/// Reads in both ways, which must come to the same kind of result.
+/// Reads synchronously and asynchronously. Both must have the same kind of result.
 fn read_both_ways(
     device: &dyn Device,
     surface: &Surface,
@@ -76,7 +76,7 @@ fn the_nth_operation_fails_once() {
 }
 
 #[test]
-fn reads_fail_lie_and_err_by_one_place() {
+fn reads_fail_return_wrong_bytes_and_the_next_page() {
     let device = faulty(2);
     let plan = device.plan();
     let surface = surface(16);
@@ -142,7 +142,7 @@ fn writes_are_torn_misdirected_and_lost() {
 }
 
 #[test]
-fn the_same_seed_is_the_same_fate() {
+fn the_same_seed_gives_the_same_faults() {
     let fate = |seed| -> Vec<bool> {
         let device = faulty(seed);
         device.plan().fail_randomly(Operation::Write, 0.3, Fault::Error(Errno::IO));

@@ -1,4 +1,4 @@
-//! What is special about files: opening, locks, direct I/O, real space, block devices, signals.
+//! Devices on files: opening, locks, direct I/O, real space, block devices, signals.
 
 #![cfg(not(feature = "model"))]
 #![allow(unsafe_code, clippy::unwrap_used)]
@@ -35,12 +35,12 @@ fn directory() -> tempfile::TempDir {
 }
 
 #[test]
-fn the_default_is_to_write_under_a_lock() {
+fn by_default_a_file_is_locked_and_writable() {
     assert_eq!(FileOptions::default(), RW);
 }
 
 #[test]
-fn creating_and_opening_say_what_is_wrong() {
+fn errors_of_creating_and_opening_name_the_cause() {
     let directory = directory();
     let path = directory.path().join("pages");
     assert!(matches!(FileDevice::open(&path, RW), Err(DeviceError::NotFound { .. })));
@@ -71,7 +71,7 @@ fn creating_and_opening_say_what_is_wrong() {
 }
 
 #[test]
-fn a_writer_is_alone_and_readers_are_not() {
+fn a_file_has_one_writer_or_several_readers() {
     let directory = directory();
     let path = directory.path().join("pages");
     let in_use = |result: Result<FileDevice, DeviceError>| match result {
@@ -94,8 +94,8 @@ fn a_writer_is_alone_and_readers_are_not() {
 }
 
 #[test]
-fn the_lock_is_gone_as_soon_as_the_device_is() {
-    // io_uring may hold the file for a moment longer than its operations take.
+fn dropping_the_device_releases_the_lock() {
+    // io_uring may hold the file for a moment after its operations have ended.
     for directory in device_support::directories() {
         for direct in [Direct::Auto, Direct::Never] {
             let path = directory.path().join(format!("{direct:?}"));
@@ -115,7 +115,7 @@ fn the_lock_is_gone_as_soon_as_the_device_is() {
     }
 }
 
-/// Set for the child processes that tests start: what they shall do, and with what.
+/// Tells a child process of a test its role, and the file to use.
 const ROLE: &str = "VELLUM_TEST_CHILD";
 
 fn child(test: &str, path: &Path) -> Command {
@@ -148,20 +148,20 @@ fn the_process_with_the_lock_is_named() {
     while lines.next().unwrap().unwrap() != "locked" {}
     match FileDevice::open(&path, RW) {
         Err(error @ DeviceError::InUse { holder, .. }) => {
-            // Not every container shows all locks.
+            // Some containers do not show all locks.
             assert!(holder.is_none_or(|pid| pid == child.id()), "{error}");
             println!("{error}");
         }
         other => panic!("{other:?}"),
     }
-    // The kernel gives the lock back, however the process ends.
+    // The kernel releases the lock, however the process ends.
     child.kill().unwrap();
     child.wait().unwrap();
     FileDevice::open(&path, RW).unwrap();
 }
 
 #[test]
-fn read_only_files_are_read_and_not_changed() {
+fn read_only_files_are_read_but_never_changed() {
     let directory = directory();
     let path = directory.path().join("pages");
     let device = FileDevice::create(&path, RW).unwrap();
@@ -183,7 +183,7 @@ fn read_only_files_are_read_and_not_changed() {
 }
 
 #[test]
-fn a_torn_last_page_does_not_count_and_cannot_be_read() {
+fn an_incomplete_last_page_is_not_counted_and_cannot_be_read() {
     for engine in [IoEngineChoice::Auto, IoEngineChoice::Threads] {
         for direct in [Direct::Auto, Direct::Never] {
             let directory = directory();
@@ -213,7 +213,7 @@ fn a_torn_last_page_does_not_count_and_cannot_be_read() {
 }
 
 #[test]
-fn growing_allocates_and_shrinking_gives_back() {
+fn growing_allocates_space_and_shrinking_frees_it() {
     let directory = directory();
     let path = directory.path().join("pages");
     let device = FileDevice::create(&path, RW).unwrap();
@@ -229,7 +229,7 @@ fn growing_allocates_and_shrinking_gives_back() {
     assert_eq!((device.pages().unwrap(), fs::metadata(&path).unwrap().len()), (10, 40960));
 }
 
-/// A full disk is found when growing, changes nothing, and passes when there is space again.
+/// Growing fails on a full disk and changes nothing. It succeeds again once there is space.
 fn fill_up(directory: &Path, disk_pages: u64, engine: IoEngineChoice) {
     let path = directory.join("pages");
     let device = FileDevice::create(&path, FileOptions { engine, ..RW }).unwrap();
@@ -265,7 +265,7 @@ impl Loop {
         let directory = directory();
         let image = directory.path().join("image");
         File::create(&image).unwrap().set_len(bytes).unwrap();
-        // In words that every losetup knows. Another test may have taken the device meanwhile.
+        // With options that every losetup has. Another test may have taken the device meanwhile.
         for _ in 0..10 {
             let free = Command::new("losetup").arg("-f").output();
             let Some(free) = free.ok().filter(|output| output.status.success()) else { break };
@@ -305,7 +305,7 @@ fn a_full_ext4_is_found_when_growing() {
 }
 
 #[test]
-fn a_block_device_is_used_as_it_is() {
+fn a_block_device_is_used_with_its_size() {
     let Some(disk) = Loop::new(4 << 20) else { return };
     let device = FileDevice::create(&disk.device, RW).unwrap();
     assert_eq!(device.pages().unwrap(), 1024);
@@ -315,7 +315,7 @@ fn a_block_device_is_used_as_it_is() {
     assert_eq!(device.pages().unwrap(), 1024);
     write_all(&device, &[range(0, 64), range(1000, 24)], 3);
     device.sync().unwrap();
-    // The lock and the kernel's own claim both keep others out.
+    // Both the lock and the kernel's own claim refuse another writer.
     assert!(matches!(FileDevice::open(&disk.device, RW), Err(DeviceError::InUse { .. })));
     drop(device);
     let device = FileDevice::open(&disk.device, RO).unwrap();
@@ -330,7 +330,7 @@ fn a_block_device_is_used_as_it_is() {
 }
 
 #[test]
-fn a_full_disk_under_a_sparse_file_fails_single_writes() {
+fn a_full_disk_under_a_sparse_file_fails_some_writes_alone() {
     for engine in [IoEngineChoice::Auto, IoEngineChoice::Threads] {
         let Some(mounted) = Mounted::new("tmpfs", "size=1m") else { return };
         let path = mounted.path().join("pages");
@@ -361,13 +361,13 @@ fn a_full_disk_under_a_sparse_file_fails_single_writes() {
 }
 
 #[test]
-fn where_direct_io_is_refused_it_is_buffered_and_said() {
+fn without_direct_io_the_device_buffers_and_says_so() {
     let Some(mounted) = Mounted::new("ramfs", "") else { return };
     let path = mounted.path().join("pages");
     let device = FileDevice::create(&path, RW).unwrap();
     let reason = device.info().direct.unwrap_err();
     assert!(reason.contains("direct"), "{reason}");
-    // ramfs has no fallocate either.
+    // ramfs has no fallocate, either.
     device.resize(100).unwrap();
     write_all(&device, &[range(3, 97)], 1);
     let surface = surface(100);
@@ -378,7 +378,7 @@ fn where_direct_io_is_refused_it_is_buffered_and_said() {
 }
 
 #[test]
-fn the_file_size_limit_is_an_error_and_not_a_death() {
+fn the_file_size_limit_is_an_error_and_does_not_kill() {
     if let Some(path) = role() {
         let limit = libc::rlimit { rlim_cur: 1 << 20, rlim_max: 1 << 20 };
         // SAFETY: a valid struct.
@@ -394,7 +394,8 @@ fn the_file_size_limit_is_an_error_and_not_a_death() {
     let directory = directory();
     let path = directory.path().join("pages");
     drop(FileDevice::create(&path, RW).unwrap());
-    let output = child("the_file_size_limit_is_an_error_and_not_a_death", &path).output().unwrap();
+    let output =
+        child("the_file_size_limit_is_an_error_and_does_not_kill", &path).output().unwrap();
     assert!(output.status.success(), "{output:?}");
 }
 
@@ -410,7 +411,7 @@ fn interrupt(thread: libc::pthread_t, stop: &AtomicBool) {
 extern "C" fn ignore(_signal: libc::c_int) {}
 
 #[test]
-fn signals_do_not_disturb() {
+fn signals_do_not_fail_operations() {
     // SAFETY: a handler that does nothing, and without SA_RESTART.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
@@ -452,8 +453,8 @@ fn open_descriptors_of(path: &Path) -> usize {
         .count()
 }
 
-/// The names of this process's threads, without those that the kernel has made for io_uring: one of
-/// them stays as long as the thread that it works for.
+/// The names of this process's threads, without those that the kernel has created for io_uring.
+/// Such a thread stays as long as the thread that it works for.
 fn own_threads() -> Vec<String> {
     let tasks = fs::read_dir("/proc/self/task").unwrap().flatten();
     let names = tasks.filter_map(|task| fs::read_to_string(task.path().join("comm")).ok());
@@ -463,18 +464,19 @@ fn own_threads() -> Vec<String> {
 }
 
 #[test]
-fn descriptors_and_threads_go_with_the_device() {
-    // In a process of its own, because all tests of one process share its descriptors.
+fn dropping_a_device_leaves_no_descriptors_and_threads() {
+    // In its own process, because all tests of a process share its descriptors.
     let Some(path) = role() else {
         let directory = directory();
         let path = directory.path().join("pages");
-        let output = child("descriptors_and_threads_go_with_the_device", &path).output().unwrap();
+        let output =
+            child("dropping_a_device_leaves_no_descriptors_and_threads", &path).output().unwrap();
         assert!(output.status.success(), "{output:?}");
         return;
     };
     let now = || (fs::read_dir("/proc/self/fd").unwrap().count(), own_threads());
     drop(FileDevice::create(&path, RW).unwrap());
-    // A thread that was joined may show for another moment.
+    // The kernel may show a joined thread for another moment.
     let moment = || std::thread::sleep(std::time::Duration::from_millis(10));
     let counts = (0..100).map(|_| (moment(), now()).1);
     let before = counts.min_by_key(|(descriptors, threads)| (*descriptors, threads.len())).unwrap();

@@ -1,4 +1,4 @@
-//! Neighbours are read, and written, together: each is still told what became of itself.
+//! The device merges reads and writes of neighbouring pages. Each page still gets its own result.
 
 #![cfg(not(feature = "model"))]
 #![allow(unsafe_code, clippy::unwrap_used)]
@@ -59,7 +59,7 @@ fn neighbours_in_any_order_and_lengths_are_read() {
 }
 
 #[test]
-fn an_end_of_file_among_neighbours_fails_only_what_is_behind_it() {
+fn an_end_of_file_among_neighbours_fails_only_the_pages_after_it() {
     on_all_files(|device| {
         device.resize(20).unwrap();
         write_all(device, &[range(0, 20)], 2);
@@ -118,14 +118,14 @@ fn a_page_that_cannot_be_written_fails_alone() {
     on_all_files(|device| {
         device.resize(200).unwrap();
         write_all(device, &[range(0, 200)], 4);
-        // The bytes of page 9 are out of reach.
+        // The bytes of page 9 are not accessible.
         let surface = ordinary_surface(1);
         protect(&surface, 0, libc::PROT_NONE);
-        // SAFETY: only the kernel is given this slice, and it checks for itself.
+        // SAFETY: only the kernel gets this slice, and it checks the addresses.
         let bad = unsafe { std::slice::from_raw_parts(surface.address(0).as_ptr(), PAGE_SIZE) };
         let buffers: Vec<_> = (0..200).map(|page| Buffer::of(range(page, 1), 5)).collect();
         let contents = |page: u64| if page == 9 { bad } else { buffers[page as usize].bytes() };
-        // A gap behind page 99, and one entry in two parts.
+        // A gap after page 99, and one entry in two parts.
         let pages = (0..100).chain(110..200);
         let mut batch: Vec<_> = pages
             .map(|page| match page {
@@ -149,9 +149,10 @@ fn a_page_that_cannot_be_written_fails_alone() {
     });
 }
 
-/// What lies in memory is read by the thread that asks, once that was observed.
+/// If storage is in memory, the calling thread reads from it itself, once the device has noticed
+/// that such reads do not sleep.
 #[test]
-fn storage_that_never_makes_threads_sleep_is_read_on_the_spot() {
+fn reads_of_storage_that_never_sleeps_are_done_at_once() {
     let Ok(directory) = tempfile::tempdir_in("/dev/shm") else {
         println!("skipped: no /dev/shm here");
         return;
@@ -181,5 +182,5 @@ fn storage_that_never_makes_threads_sleep_is_read_on_the_spot() {
             return;
         }
     }
-    panic!("tmpfs was never found to be prompt");
+    panic!("the device did not notice that tmpfs never sleeps");
 }

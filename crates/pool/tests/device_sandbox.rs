@@ -1,4 +1,4 @@
-//! Files in sandboxes that forbid io_uring, from the start or from some moment on.
+//! Files in sandboxes that forbid io_uring, from the start or from a later moment on.
 
 #![cfg(not(feature = "model"))]
 #![allow(clippy::unwrap_used)]
@@ -15,11 +15,12 @@ fn options(engine: IoEngineChoice) -> FileOptions {
 }
 
 #[test]
-fn where_io_uring_is_forbidden_threads_do_the_work() {
-    if !entered("where_io_uring_is_forbidden_threads_do_the_work") {
+fn where_io_uring_is_forbidden_threads_do_the_io() {
+    if !entered("where_io_uring_is_forbidden_threads_do_the_io") {
         return;
     }
-    // What is used last is forbidden first, so that each is found missing once.
+    // Forbids the calls in the reverse order of their use, so that the device finds each of them
+    // missing once.
     for call in [libc::SYS_io_uring_enter, libc::SYS_io_uring_register, libc::SYS_io_uring_setup] {
         if !forbid(call) {
             return;
@@ -37,8 +38,8 @@ fn where_io_uring_is_forbidden_threads_do_the_work() {
 }
 
 #[test]
-fn a_sandbox_that_closes_later_fails_reads_but_nothing_hangs_or_is_lost() {
-    if !entered("a_sandbox_that_closes_later_fails_reads_but_nothing_hangs_or_is_lost") {
+fn a_ban_of_io_uring_in_use_fails_reads_but_none_hangs_or_is_lost() {
+    if !entered("a_ban_of_io_uring_in_use_fails_reads_but_none_hangs_or_is_lost") {
         return;
     }
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
@@ -48,7 +49,7 @@ fn a_sandbox_that_closes_later_fails_reads_but_nothing_hangs_or_is_lost() {
         return;
     };
     device.resize(1200).unwrap();
-    // None is another's neighbour: each is a request of its own.
+    // No page is another's neighbour, so each is its own request.
     let ranges: Vec<_> = (0..600).map(|page| range(2 * page, 1)).collect();
     write_all(&device, &ranges, 1);
     let surface = surface(1200);
@@ -57,14 +58,15 @@ fn a_sandbox_that_closes_later_fails_reads_but_nothing_hangs_or_is_lost() {
     if !forbid(libc::SYS_io_uring_enter) {
         return;
     }
-    // These may wait behind the others; what the kernel has is read, and the rest fails.
+    // These may wait for the reads before them. The kernel completes the reads that it has; the
+    // rest fails.
     before.start(&device, &surface, &ranges[..10]);
     assert_eq!(before.wait().len(), 610);
     for _ in 0..2 {
         let mut after = Reads::new();
         after.start(&device, &surface, &ranges);
         let failed: Vec<_> = after.wait().into_iter().filter_map(Result::err).collect();
-        // One may be read on the spot, to see how long that takes.
+        // The device may do one read at once, to measure how long that takes.
         assert!(failed.len() + 1 >= ranges.len());
         for error in failed {
             assert_eq!(error.kind(), std::io::ErrorKind::PermissionDenied);

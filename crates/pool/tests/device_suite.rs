@@ -1,4 +1,4 @@
-//! One suite for all devices: what a pool relies on, whatever is below it.
+//! One suite for all devices: the properties that a pool relies on.
 
 #![cfg(not(feature = "model"))]
 #![allow(clippy::unwrap_used)]
@@ -16,7 +16,7 @@ use device_support::{
 use vellum_pool::device::{Completion, Device, FaultyDevice, MemoryDevice, ReadDone, Write};
 use vellum_vm::{PAGE_SIZE, PageRange};
 
-/// Runs a test on every device there is.
+/// Runs a test on every kind of device.
 fn on_all_devices(test: impl Fn(Arc<dyn Device>)) {
     on_all_files(|device| test(Arc::new(device)));
     println!("memory");
@@ -29,7 +29,7 @@ fn on_all_devices(test: impl Fn(Arc<dyn Device>)) {
     test(Arc::new(faulty));
 }
 
-/// Ranges of 1 to `longest` pages, one after the other; returns where they end too.
+/// Ranges of 1 to `longest` pages, one after the other, and the end of the last one.
 fn ranges(count: usize, longest: u64) -> (Vec<PageRange>, u64) {
     let mut start = 0;
     let ranges = (0..count as u64)
@@ -72,7 +72,7 @@ fn what_is_written_is_read_in_batches_of_any_size() {
 }
 
 #[test]
-fn new_pages_are_zero_also_where_there_were_others_before() {
+fn new_pages_are_zero_even_in_the_place_of_former_ones() {
     on_all_devices(|device| {
         device.resize(8).unwrap();
         write_all(&*device, &[range(0, 8)], 3);
@@ -111,7 +111,7 @@ fn reading_past_the_end_is_an_error_and_the_others_are_read() {
 }
 
 #[test]
-fn ranges_that_are_nowhere_are_errors() {
+fn ranges_outside_of_the_device_are_errors() {
     on_all_devices(|device| {
         device.resize(4).unwrap();
         let surface = surface(4);
@@ -182,7 +182,7 @@ fn many_threads_use_one_device() {
 }
 
 #[test]
-fn more_reads_than_the_kernel_is_given_at_once() {
+fn more_reads_than_the_kernel_takes_at_once() {
     on_all_devices(|device| {
         device.resize(3000).unwrap();
         write_all(&*device, &[range(0, 3000)], 2);
@@ -197,7 +197,7 @@ fn more_reads_than_the_kernel_is_given_at_once() {
 }
 
 #[test]
-fn dropping_a_device_finishes_the_reads_in_flight() {
+fn dropping_a_device_completes_the_reads_in_flight() {
     on_all_devices(|device| {
         device.resize(2000).unwrap();
         write_all(&*device, &[range(0, 2000)], 4);
@@ -212,7 +212,7 @@ fn dropping_a_device_finishes_the_reads_in_flight() {
 }
 
 #[test]
-fn reads_of_threads_that_end_at_once_are_done_all_the_same() {
+fn reads_complete_even_if_their_thread_has_ended() {
     on_all_devices(|device| {
         device.resize(1024).unwrap();
         write_all(&*device, &[range(0, 1024)], 6);
@@ -231,7 +231,7 @@ fn reads_of_threads_that_end_at_once_are_done_all_the_same() {
     });
 }
 
-/// Reads page after page, each read started by the `ReadDone` of the one before.
+/// Reads page after page. The `ReadDone` of each read starts the next one.
 fn read_on(
     device: &Arc<dyn Device>,
     surface: &Arc<vellum_vm::Surface>,
@@ -252,7 +252,7 @@ fn read_on(
 }
 
 #[test]
-fn a_done_may_start_reads_and_be_the_last_user() {
+fn a_callback_may_start_reads_and_be_the_last_user() {
     on_all_devices(|device| {
         device.resize(200).unwrap();
         write_all(&*device, &[range(0, 200)], 8);
@@ -267,7 +267,7 @@ fn a_done_may_start_reads_and_be_the_last_user() {
 }
 
 #[test]
-fn a_panicking_done_harms_nobody_else() {
+fn a_panicking_callback_affects_no_other_read() {
     on_all_devices(|device| {
         device.resize(4).unwrap();
         let surface = surface(4);

@@ -1,12 +1,12 @@
-//! Model checks of the page-state protocol: the real pool, on shuttle's scheduler.
+//! Model checks of the page-state protocol: the real pool on shuttle's scheduler.
 //!
 //! `cargo test -p vellum-pool --features model --release --test model`
 //!
 //! Every lock, state word, parking bucket and budget of the pool is a scheduling point here, and so
 //! is every word of an optimistic read and each half of an I/O. Shuttle runs each scenario under
-//! thousands of schedules, random ones and ones with few, well-placed preemptions (PCT), and fails
-//! on a wrong result as well as on a deadlock. A failing schedule is printed; replay it with
-//! `shuttle::replay`. `VELLUM_MODEL_SCHEDULES` sets how many are tried (2,000 of each).
+//! thousands of schedules, random ones and ones with few preemptions (PCT). It fails on a wrong
+//! result and on a deadlock. It prints a failing schedule; replay it with `shuttle::replay`.
+//! `VELLUM_MODEL_SCHEDULES` sets the number of schedules of each kind (2,000 by default).
 
 #![cfg(feature = "model")]
 
@@ -24,7 +24,7 @@ use vellum_pool::{
 };
 use vellum_vm::{PageRange, Surface};
 
-/// Frames of a page: the smallest pool, of eight frames, then holds two pages.
+/// Frames of a page. So the smallest pool, of eight frames, holds two pages.
 const FRAMES: u32 = 4;
 
 fn schedules() -> usize {
@@ -32,11 +32,12 @@ fn schedules() -> usize {
 }
 
 std::thread_local! {
-    /// Where the pools of this test have their states. All of a model runs on one thread.
+    /// Where the pools of this test have their states. A thread-local suffices, because a model
+    /// runs on one thread.
     static PLACE: Cell<StatePlace> = const { Cell::new(StatePlace::Pages) };
 }
 
-/// Tries a scenario with the states in either place.
+/// Checks a scenario with the states in each place.
 fn check(scenario: impl Fn() + Send + Sync + 'static) {
     let scenario = Arc::new(scenario);
     for place in [StatePlace::Pages, StatePlace::Frames] {
@@ -47,15 +48,15 @@ fn check(scenario: impl Fn() + Send + Sync + 'static) {
     }
 }
 
-/// A point at which another thread may run, as at each access to a shared word. `yield_now` is
-/// none: it makes the thread the last in the order of PCT's schedules, which then never let it run
-/// on.
+/// A point at which another thread may run, as at each access to a shared word. `yield_now` is no
+/// such point: it makes the thread the last in the order of PCT's schedules, which then never
+/// continue it.
 fn interleave() {
     AtomicBool::new(false).load(Ordering::SeqCst);
 }
 
-/// A device whose reads and writes let other threads run in their midst, and whose asynchronous
-/// reads are completed by a thread.
+/// A device whose reads and writes let other threads run in the middle, and whose asynchronous
+/// reads a thread completes.
 #[derive(Debug)]
 struct SlowDevice(Arc<MemoryDevice>);
 
@@ -112,7 +113,7 @@ fn pool(evictors: u64) -> Pool {
     pool_of(evictors, Arc::new(RawPages))
 }
 
-/// Pages on the device say how long they are.
+/// A format with the length of each page in the page.
 #[derive(Debug)]
 struct Lengths;
 
@@ -141,7 +142,7 @@ fn pool_on(memory: Arc<MemoryDevice>, evictors: u64, format: Arc<dyn PageFormat>
     pool_for(2, memory, evictors, format)
 }
 
-/// A pool with frames for so many pages.
+/// A pool with frames for `pages` pages.
 fn pool_for(
     pages: u64,
     memory: Arc<MemoryDevice>,
@@ -159,7 +160,7 @@ fn pool_for(
     Pool::open(device, format, Space::new(0), options).unwrap()
 }
 
-/// The invariant of every page in these scenarios: its first and its last word are equal.
+/// Every page of these scenarios has equal first and last words.
 const FIRST: usize = 0;
 const LAST: usize = FRAMES as usize * 4096 - 8;
 
@@ -175,7 +176,7 @@ fn get(page: &[u8]) -> u64 {
     first
 }
 
-/// What the file has of a page.
+/// The contents of a page in the file.
 fn stored(memory: &MemoryDevice, page: PageRef) -> Vec<u8> {
     let start = page.id.0 as usize * 4096;
     memory.snapshot()[start..start + page.bytes()].to_vec()
@@ -266,7 +267,8 @@ fn eviction_upgrades_and_sync_do_not_deadlock() {
                     set(&mut guard, value + 1);
                     done += 1;
                 }
-                // From shared, too: both may hold it, and then neither gets it.
+                // An upgrade from a shared lock, too. If both threads hold the page, neither
+                // upgrade succeeds.
                 if let Ok(mut guard) = pool.fix_shared(page).unwrap().try_upgrade() {
                     let value = get(&guard);
                     set(&mut guard, value);
@@ -285,8 +287,8 @@ fn eviction_upgrades_and_sync_do_not_deadlock() {
     });
 }
 
-/// Threads that change a page and write all dirty pages back, beside one another, an eviction and
-/// a page that is freed: after each write-back the file has what its thread changed before it.
+/// Several threads change a page and write all dirty pages back, while other threads evict and free
+/// pages. After each write-back the file has the changes that the thread made before it.
 #[test]
 fn a_write_back_of_all_misses_no_dirty_page() {
     check(|| {
@@ -321,8 +323,8 @@ fn a_write_back_of_all_misses_no_dirty_page() {
     });
 }
 
-/// One thread evicts a clean page, and another brings it back and changes it before the first has
-/// put the frames back: another page, which is freed, has frames for it.
+/// One thread evicts a clean page. Before it has given the frames back, another thread faults the
+/// page in, with the frames of a freed page, and changes it.
 #[test]
 fn a_write_back_of_all_misses_no_page_that_came_back() {
     check(|| {
@@ -349,8 +351,8 @@ fn count_up(pool: &Pool, page: PageRef) {
     set(&mut guard, value + 1);
 }
 
-/// Pages are read ahead, changed, evicted and written back, all at a time, in a pool that has
-/// frames for most of them.
+/// Threads prefetch, change, evict and write back pages at the same time, in a pool with frames for
+/// most of them.
 #[test]
 fn pages_that_are_read_ahead_lose_no_change() {
     check(|| {
@@ -385,7 +387,8 @@ fn pages_that_are_read_ahead_lose_no_change() {
     });
 }
 
-/// A page is freed, while a reader has it, and its place is used again, beside write-backs of all.
+/// A thread frees a page that a reader holds, and a new page takes its place, while threads write
+/// all dirty pages back.
 #[test]
 fn a_page_in_the_place_of_a_freed_one_is_written_back() {
     check(|| {
@@ -401,7 +404,7 @@ fn a_page_in_the_place_of_a_freed_one_is_written_back() {
                 owner.free_page(old).unwrap();
             }),
             Box::new(move || {
-                // There, or behind the other pages.
+                // In the same place, or after the other pages.
                 let mut new = writing.allocate(FRAMES).unwrap();
                 set(&mut new, 7);
                 let page = new.page();
@@ -422,7 +425,7 @@ fn a_page_in_the_place_of_a_freed_one_is_written_back() {
     });
 }
 
-/// Two threads make the file longer while one gives its tail back and one evicts.
+/// Two threads make the file longer, one trims its tail, and one evicts.
 #[test]
 fn a_file_that_grows_and_shrinks_keeps_its_pages() {
     check(|| {
@@ -430,7 +433,7 @@ fn a_file_that_grows_and_shrinks_keeps_its_pages() {
         let pool = Arc::new(pool_for(4, memory.clone(), 1, Arc::new(RawPages)));
         let pages = new_pages(&pool, 4);
         pool.free_page(pages[3]).unwrap();
-        // Some fill the place of the page that was freed, others need a longer file.
+        // Some pages fill the place of the freed page; others need a longer file.
         let counts = [5, 7].map(|value| value..value + shuttle::rand::thread_rng().gen_range(0..3));
         let expected: Vec<u64> = counts.clone().into_iter().flatten().collect();
         let grow = |values: std::ops::Range<u64>| -> Box<dyn FnOnce() + Send> {
@@ -462,7 +465,7 @@ fn a_file_that_grows_and_shrinks_keeps_its_pages() {
     });
 }
 
-/// Pages must not be written while this says so.
+/// A format that can forbid the pool to write pages.
 #[derive(Debug, Default)]
 struct Barred(AtomicBool);
 
@@ -481,8 +484,8 @@ impl PageFormat for Barred {
     }
 }
 
-/// A checkpoint copies the dirty pages and writes the copies while changes and evictions go on. No
-/// page counts as clean that the file has not.
+/// A checkpoint copies the dirty pages and writes the copies, while changes and evictions go on. A
+/// page counts as clean only if the file has its contents.
 #[test]
 fn a_checkpoint_of_copies_misses_no_change() {
     check(|| {
@@ -590,7 +593,7 @@ fn a_place_is_used_again_by_pages_of_other_sizes() {
 }
 
 #[test]
-fn asynchronous_fixes_and_prefetches_wake_everybody() {
+fn asynchronous_fixes_and_prefetches_wake_all_waiters() {
     check(|| {
         let pool = Arc::new(pool(1));
         let pages = new_pages(&pool, 3);
@@ -614,8 +617,8 @@ fn asynchronous_fixes_and_prefetches_wake_everybody() {
     });
 }
 
-/// Readers that come one after the other, one that has the page twice, a writer that locks the
-/// page and one that upgrades: each gets its turn, and no urgent wish outlives its writer.
+/// Readers that follow one another, a reader that has the page twice, a writer that locks the page,
+/// and one that upgrades. Each of them succeeds, and no urgent bit outlives its writer.
 #[test]
 fn readers_and_urgent_writers_take_turns() {
     check(|| {

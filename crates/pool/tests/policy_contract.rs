@@ -1,5 +1,5 @@
-//! What every replacement policy owes the pool, asked of each: nothing is lost, nothing is
-//! proposed twice, what is in use is not proposed, and the search ends.
+//! The contract of every replacement policy with the pool: it loses no page, proposes no page
+//! twice, proposes no page that is in use, and its search ends.
 
 #![cfg(not(feature = "model"))]
 #![allow(clippy::unwrap_used)] // helpers of tests may, as tests may
@@ -62,7 +62,7 @@ impl Model {
         self.0.borrow_mut().remove(&page);
     }
 
-    /// Asks for candidates and checks them; evicts those at even places, the others stay.
+    /// Asks for candidates and checks them. Evicts those with even indexes.
     fn evict(&self, policy: &dyn ReplacementPolicy, frames: u64, most: usize) {
         let mut found = Vec::new();
         let could_go = self.0.borrow().values().any(|mark| *mark != Mark::InUse);
@@ -70,7 +70,7 @@ impl Model {
         assert!(!found.is_empty() || !could_go, "something could go");
         assert!(found.len() <= most);
         let before_last: u64 = found.iter().rev().skip(1).map(|page| u64::from(page.frames)).sum();
-        assert!(before_last < frames, "no more than a little more");
+        assert!(before_last < frames, "at most one page more than asked for");
         let distinct: BTreeSet<PageRef> = found.iter().copied().collect();
         assert_eq!(distinct.len(), found.len(), "no page twice");
         for page in found.iter().step_by(2) {
@@ -80,7 +80,7 @@ impl Model {
     }
 }
 
-/// Pages have their ids, and as many frames as these leave a digit of.
+/// The page with an id. Its number of frames follows from the id.
 fn page(id: u64) -> PageRef {
     PageRef::new(id * 10, 1 + (id % 7) as u32)
 }
@@ -115,7 +115,7 @@ proptest! {
     }
 }
 
-/// A pool reduced to states, for threads.
+/// A pool that consists of states alone, for several threads.
 struct Shared<'a> {
     policy: &'a dyn ReplacementPolicy,
     pages: Vec<PageRef>,
@@ -167,7 +167,7 @@ impl Shared<'_> {
         }
     }
 
-    /// A page that is resident ends, as when it is freed.
+    /// Frees a resident page.
     fn free(&self, page: PageRef) {
         let state = self.state(page);
         if swap(state, UNLOCKED, LOCKED) {
@@ -197,8 +197,8 @@ impl Shared<'_> {
 }
 
 #[test]
-fn nothing_is_lost_while_threads_admit_evict_and_look() {
-    // Enough for two shards; a tenth of the pages is never evicted.
+fn no_page_is_lost_while_threads_admit_evict_and_visit() {
+    // Enough for two shards. A tenth of the pages is never evicted.
     const FRAMES: u64 = 8_192;
     for policy in policies(FRAMES) {
         let pages: Vec<PageRef> = (0..5_000).map(page).collect();
@@ -251,7 +251,7 @@ fn churn(pool: &Shared<'_>, seed: u64) {
 }
 
 #[test]
-fn the_search_ends_when_all_is_in_use() {
+fn the_search_ends_when_all_pages_are_in_use() {
     for policy in policies(20_000) {
         let model = Model::default();
         for id in 0..4_000 {

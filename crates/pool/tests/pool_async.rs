@@ -1,4 +1,4 @@
-//! Asynchronous fixes: reads that overlap, errors, dropped futures, waiting for locks and frames.
+//! Asynchronous fixes: overlapping reads, errors, dropped futures, waits for locks and frames.
 
 #![cfg(not(feature = "model"))]
 #![allow(clippy::unwrap_used)] // helpers of tests may, as tests may
@@ -20,8 +20,8 @@ use vellum_pool::device::{Fault, Operation};
 use vellum_pool::{Pool, PoolError, PoolOptions};
 use vellum_vm::Errno;
 
-/// A pool in which nothing happens but what the test does: a frame that a background thread makes
-/// free between two polls would let the second one be the first to read.
+/// A pool without background threads. If such a thread freed a frame between two polls, the second
+/// future might be the first to read.
 fn undisturbed(frames: u64) -> PoolOptions {
     PoolOptions { evictors: 0, ..options(frames) }
 }
@@ -63,7 +63,7 @@ fn one_thread_has_many_reads_in_flight() {
 }
 
 #[test]
-fn a_failed_read_is_told_to_its_starter_and_tried_again_by_others() {
+fn a_failed_read_is_an_error_for_its_starter_and_others_retry() {
     let (pool, plan) = faulty(undisturbed(16));
     let pages = filled(&pool, 64);
     push_out(&pool, pages[0], &pages[8..]);
@@ -146,13 +146,14 @@ fn a_large_page_finds_frames_though_the_background_threads_have_enough() {
         let large = new_page(&pool, 128, 3);
         let small: Vec<_> = (0..512).map(|_| new_page(&pool, 1, 1)).collect();
         push_out(&pool, large, &small);
-        // Some frames are free, more than the background threads care for, but fewer than 128.
+        // Some frames are free: enough for the background threads to rest, but fewer than 128.
         let free = |pool: &Pool| {
             let stats = pool.stats();
             stats.capacity_frames - stats.resident_frames
         };
-        // It begins below 16, and goes on to 32; in between it may rest. Where it was slow, it may
-        // have freed the large page just now, or have found nothing: then others are fixed again.
+        // The thread starts below 16 free frames and goes on to 32; in between it may rest. If it
+        // was slow, it may have just evicted the large page, or have found no page: then the test
+        // fixes others again.
         eventually("background eviction rests", || {
             let rests = (16..128).contains(&free(&pool));
             if !rests {
@@ -167,7 +168,7 @@ fn a_large_page_finds_frames_though_the_background_threads_have_enough() {
 #[test]
 fn without_frames_a_task_fails_after_its_patience_and_succeeds_later() {
     for evictors in [0, 1] {
-        // Enough for a background thread that was interrupted with the last page in its hands.
+        // Long enough for a background thread that was preempted while it held the last page.
         let (pool, _) = faulty(PoolOptions { evictors, patience: 200, ..options(16) });
         let pages = filled(&pool, 64);
         let held: Vec<_> = pages[..16].iter().map(|page| pool.fix_shared(*page).unwrap()).collect();
@@ -194,7 +195,7 @@ fn a_task_that_waits_for_frames_is_woken_when_guards_are_dropped() {
     });
 }
 
-/// Many tasks on a few threads, reading and counting up, in pools much smaller than the data.
+/// Many tasks on a few threads read pages and add to them, in pools much smaller than the data.
 fn many_tasks(storage: Storage, evictors: u64) {
     const TASKS: u64 = 200;
     const ROUNDS: u64 = 30;

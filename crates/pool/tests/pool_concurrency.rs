@@ -1,4 +1,4 @@
-//! Locks and optimistic reads among many threads.
+//! Locks and optimistic reads of many threads.
 
 #![cfg(not(feature = "model"))]
 #![allow(clippy::unwrap_used)] // helpers of tests may, as tests may
@@ -30,7 +30,8 @@ fn a_starving_optimistic_read_takes_the_lock() {
     let (pool, _) = faulty(options(16));
     let page = new_page(&pool, 1, 0);
     let mut runs = 0;
-    // A writer comes in the midst of each optimistic run; under the lock none could.
+    // A writer changes the page in the middle of each optimistic run. It cannot do so under the
+    // lock.
     let seen = pool.read(page, |bytes| {
         runs += 1;
         if runs <= 16 {
@@ -41,12 +42,12 @@ fn a_starving_optimistic_read_takes_the_lock() {
     assert_eq!((seen.unwrap(), runs), (Ok(16), 17));
     assert_eq!(pool.stats().starvations, 1);
     assert_eq!(pool.stats().restarts, 16);
-    // A reader that is never content comes back with that.
+    // A reader that never accepts what it has read gets an error.
     assert_eq!(pool.read(page, |_| Err::<(), _>(Restart)).unwrap(), Err(Restart));
 }
 
 #[test]
-fn readers_get_through_while_a_writer_hammers_the_page() {
+fn readers_succeed_while_a_writer_changes_the_page_all_the_time() {
     let (pool, _) = faulty(options(16));
     let page = new_page(&pool, 4, 0);
     let stop = AtomicBool::new(false);
@@ -70,7 +71,7 @@ fn readers_get_through_while_a_writer_hammers_the_page() {
 }
 
 #[test]
-fn storms_of_upgrades_lose_nothing() {
+fn many_concurrent_upgrades_lose_no_change() {
     const THREADS: u64 = 8;
     const EACH: u64 = 500;
     let (pool, _) = faulty(options(8));
@@ -100,7 +101,7 @@ fn storms_of_upgrades_lose_nothing() {
 }
 
 #[test]
-fn the_251st_shared_holder_waits_for_a_place() {
+fn the_251st_shared_holder_waits() {
     within(PATIENCE, || {
         let (pool, _) = faulty(options(16));
         let page = new_page(&pool, 1, 3);
@@ -124,8 +125,8 @@ fn the_251st_shared_holder_waits_for_a_place() {
             thread::sleep(Duration::from_millis(20));
             assert_eq!(got_it.load(Ordering::SeqCst), 0);
             guards.pop();
-            eventually("all get the one place in turn", || got_it.load(Ordering::SeqCst) == 3);
-            // A writer waits for all of them to go; a sync needs a place of its own.
+            eventually("all get the page in turn", || got_it.load(Ordering::SeqCst) == 3);
+            // A writer waits until all readers have gone. A sync is a shared holder, too.
             let writer = scope.spawn(|| stamp(&mut pool.fix_exclusive(page).unwrap(), page, 4));
             guards.clear();
             writer.join().unwrap();
@@ -135,7 +136,7 @@ fn the_251st_shared_holder_waits_for_a_place() {
 }
 
 #[test]
-fn a_sync_waits_for_a_place_among_250_readers() {
+fn a_sync_waits_until_one_of_250_readers_has_gone() {
     within(PATIENCE, || {
         let (pool, plan) = faulty(options(16));
         let page = new_page(&pool, 1, 3);
@@ -151,7 +152,7 @@ fn a_sync_waits_for_a_place_among_250_readers() {
     });
 }
 
-/// More threads than the counters have stripes, or this machine processors.
+/// More threads than the counters have stripes, and than this machine has processors.
 #[test]
 fn a_hundred_threads_count_on_the_same_pages() {
     const THREADS: u64 = 100;
@@ -197,9 +198,9 @@ fn statistics_add_up() {
     assert!(stats.hit_rate() >= 0.5 && stats.hit_rate() < 1.0);
 }
 
-/// Guards may end on another thread than they began on.
+/// A guard may be dropped by another thread than the one that took it.
 #[test]
-fn guards_travel_between_threads() {
+fn guards_can_move_between_threads() {
     let (pool, _) = faulty(options(16));
     let page = new_page(&pool, 1, 1);
     thread::scope(|scope| {
@@ -214,15 +215,15 @@ fn guards_travel_between_threads() {
 fn assert_send_and_sync<T: Send + Sync>() {}
 
 #[test]
-fn what_may_be_shared_is() {
+fn pools_and_guards_are_send_and_sync() {
     assert_send_and_sync::<Pool>();
     assert_send_and_sync::<vellum_pool::SharedGuard<'_>>();
     assert_send_and_sync::<vellum_pool::ExclusiveGuard<'_>>();
     assert_send_and_sync::<vellum_pool::FixShared<'_>>();
 }
 
-/// Two readers take turns, and neither lets go before the other one has the page too, or has waited
-/// in vain for some milliseconds: without turns no writer would ever have it alone.
+/// Two readers overlap: each drops its guard only once the other one has the page, or has waited
+/// for some milliseconds. If writers had no priority, no writer would ever have the page alone.
 #[test]
 fn a_writer_gets_its_turn_though_there_is_always_a_reader() {
     let (pool, _) = faulty(options(16));
@@ -255,13 +256,17 @@ fn a_writer_gets_its_turn_though_there_is_always_a_reader() {
                     false => drop(pool.fix_exclusive(page).unwrap()),
                 }
                 written.store(true, Ordering::Relaxed);
-                assert!(reads.load(Ordering::Relaxed) < rounds, "only when the readers had ended");
+                assert!(
+                    reads.load(Ordering::Relaxed) < rounds,
+                    "the writer waited until the readers had ended"
+                );
             });
             eventually("readers come", || reads.load(Ordering::Relaxed) > 3);
             drop(first);
         });
     }
-    // A thread that has the page already does not wait for ever for a writer that waits for it.
+    // A thread that already has the page does not wait forever for a writer that waits for this
+    // thread.
     let first = pool.fix_shared(page).unwrap();
     thread::scope(|scope| {
         let writer = scope.spawn(|| drop(pool.fix_exclusive(page).unwrap()));

@@ -1,5 +1,5 @@
-//! What was written is what is read, whatever was evicted in between: all ways of access, mixed
-//! page sizes, every backend of this kernel, every kind of storage.
+//! Reads return what was written, whatever was evicted in between: every kind of access, mixed page
+//! sizes, every backend of this kernel, every kind of storage.
 
 #![cfg(not(feature = "model"))]
 #![allow(clippy::unwrap_used)] // helpers of tests may, as tests may
@@ -34,7 +34,7 @@ fn survives(storage: Storage, options: PoolOptions, steps: usize) {
     assert!(stats.resident_frames_peak <= capacity, "{stats:?}");
     assert!(stats.evictions > 100 && stats.misses > 100 && stats.hits > 100, "{stats:?}");
 
-    // And from storage alone.
+    // And after a reopening, from storage alone.
     pool.sync().unwrap();
     let space = pool.encode_space();
     drop(pool);
@@ -66,8 +66,8 @@ fn with_and_without_background_threads_and_in_tiny_batches() {
     }
 }
 
-/// Pages that refer to each other at random, cycles and self-references included: no order of
-/// eviction may matter to references, because they are nothing but places.
+/// Pages refer to each other at random, in cycles and to themselves. References are places, so the
+/// order of evictions does not affect them.
 #[test]
 fn a_graph_with_cycles_can_be_walked_while_its_pages_come_and_go() {
     const NODES: usize = 600;

@@ -1,5 +1,5 @@
-//! Too little of something: frames, disk, sense in a reference. All of it is an error, none of it
-//! changes anything, and things go on when there is enough again.
+//! Too few frames, a full disk, and invalid references. Each is an error that changes nothing, and
+//! operations succeed again once there is enough.
 
 #![cfg(not(feature = "model"))]
 #![allow(clippy::unwrap_used)] // helpers of tests may, as tests may
@@ -23,9 +23,9 @@ use vellum_testing::patience::SetWhenDropped;
 use vellum_vm::{Errno, memory_limit};
 
 #[test]
-fn guards_on_everything_are_exhaustion_and_dropping_them_ends_it() {
+fn a_pool_of_held_pages_is_exhausted_until_guards_are_dropped() {
     for evictors in [0, 1] {
-        // Enough for a background thread that was interrupted with the last page in its hands.
+        // Long enough for a background thread that was preempted while it held the last page.
         let (pool, _) = faulty(PoolOptions { evictors, patience: 200, ..options(16) });
         let pages = filled(&pool, 64);
         let exclusive: Vec<_> =
@@ -93,7 +93,7 @@ fn a_pool_beyond_the_machine_is_refused() {
 }
 
 #[test]
-fn references_from_nowhere_are_errors_everywhere() {
+fn invalid_references_are_errors_of_every_operation() {
     let (pool, plan) = faulty(options(16));
     let page = new_page(&pool, 1, 1);
     let before = (pool.stats().resident_frames, plan.counts().reads, pool.encode_space());
@@ -112,7 +112,7 @@ fn references_from_nowhere_are_errors_everywhere() {
 
 #[test]
 fn a_reference_longer_than_any_page_is_an_error_even_in_a_huge_pool() {
-    /// Keeps nothing, so that the pool may be of any size.
+    /// A policy that keeps no pages, so that the pool may have any size.
     #[derive(Debug)]
     struct Nothing;
     impl vellum_pool::ReplacementPolicy for Nothing {
@@ -132,13 +132,13 @@ fn a_reference_longer_than_any_page_is_an_error_even_in_a_huge_pool() {
         fn for_each(&self, _: &mut dyn FnMut(PageRef)) {}
     }
     let policy: Option<Box<dyn vellum_pool::ReplacementPolicy>> = Some(Box::new(Nothing));
-    // No machine has that many frames to give at once.
+    // No machine has so many free frames.
     let backend = BackendChoice::Only(vellum_vm::probe::choice_without_exmap().backend);
     let options = PoolOptions { policy, evictors: 0, ..options_on(backend, 1 << 25) };
     let device = Arc::new(MemoryDevice::new());
     let pool = match Pool::open(device, Arc::new(RawPages), Space::new(1 << 25), options) {
         Err(PoolError::PoolTooLarge { .. }) => {
-            println!("not tried: this machine has less than 128 GiB, and so has every pool");
+            println!("not tested: this machine, and so every pool, has less than 128 GiB");
             return;
         }
         pool => pool.unwrap(),
@@ -171,7 +171,7 @@ fn a_full_disk_at_allocation_changes_nothing() {
 }
 
 #[test]
-fn other_failures_to_grow_change_nothing_either() {
+fn other_failures_to_grow_change_nothing() {
     let (pool, plan) = faulty(options(32));
     new_page(&pool, 1, 1);
     let before = (pool.encode_space(), pool.file_pages());
@@ -183,13 +183,13 @@ fn other_failures_to_grow_change_nothing_either() {
     new_page(&pool, 30, 1);
 }
 
-/// What was freed while the background thread wrote it back is free by now.
+/// Waits until the pages that were freed during their write-back are free.
 fn all_freed(pool: &Pool) {
     eventually("all is free", || pool.frames_to_free() == 0);
 }
 
 #[test]
-fn trimming_gives_the_tail_back_and_the_file_grows_again() {
+fn trimming_frees_the_tail_and_the_file_grows_again() {
     for storage in Storage::all() {
         let dir = scratch_dir();
         let device = storage.create(&dir);
@@ -212,7 +212,7 @@ fn trimming_gives_the_tail_back_and_the_file_grows_again() {
 }
 
 #[test]
-fn trimming_beside_allocation_takes_nothing_away() {
+fn trimming_during_allocations_removes_no_page() {
     let dir = scratch_dir();
     let pool = open(Storage::all().last().unwrap().create(&dir), options(64));
     std::thread::scope(|scope| {
@@ -242,7 +242,7 @@ fn trimming_beside_allocation_takes_nothing_away() {
     all_freed(&pool);
     pool.trim().unwrap();
     assert_eq!((pool.end(), pool.file_pages()), (0, 0));
-    // The background thread gives frames back a moment after their pages have gone.
+    // The background thread gives frames back a moment after it has evicted their pages.
     eventually("no frame is in use", || pool.stats().resident_frames == 0);
 }
 
@@ -274,10 +274,10 @@ fn a_read_only_pool_refuses_changes() {
     assert_eq!(generation(&pool, pages[0]), Some(1));
 }
 
-/// Many threads in a tiny pool wait for frames all the time, but frames do come: nobody may take
-/// that for exhaustion.
+/// Many threads in a tiny pool wait for frames all the time, but they get frames. None of them may
+/// report exhaustion.
 #[test]
-fn a_crowd_in_a_tiny_pool_is_not_exhaustion() {
+fn many_threads_in_a_tiny_pool_are_not_exhaustion() {
     for evictors in [0, 1] {
         let pool = open(
             Storage::Memory.create(&scratch_dir()),
@@ -302,7 +302,7 @@ fn a_crowd_in_a_tiny_pool_is_not_exhaustion() {
     }
 }
 
-/// A page of most of the pool comes in while others keep taking single frames.
+/// A thread faults in a page of most of the pool while others keep taking single frames.
 #[test]
 fn a_large_page_gets_its_frames_among_small_ones() {
     let pool = open(Storage::Memory.create(&scratch_dir()), options(64));

@@ -1,4 +1,4 @@
-//! What a pool does for surfaces whose frames are handed on as they are, and when it is on one.
+//! Pools on exmap, whose frames keep the bytes of the page before, and when a pool chooses exmap.
 
 #![cfg(not(feature = "model"))]
 #![allow(clippy::unwrap_used)] // helpers of tests may, as tests may
@@ -10,9 +10,9 @@ use common::{Storage, new_page, open, options, options_on, scratch_dir};
 use vellum_pool::{BackendChoice, BackendKind, PoolOptions, PoolSize, StatePlace};
 use vellum_vm::probe;
 
-/// On exmap a new page's frame holds what another page held before.
+/// On exmap the frame of a new page has the bytes of the page before.
 #[test]
-fn new_pages_are_zeroed_whatever_their_frames_held() {
+fn new_pages_are_zero_whatever_their_frames_held() {
     for backend in common::backends() {
         let pool = open(
             Storage::Memory.create(&scratch_dir()),
@@ -36,15 +36,16 @@ fn new_pages_are_zeroed_whatever_their_frames_held() {
     }
 }
 
-/// An exmap takes the pool's memory at once, which is for those who said how much that is.
+/// An exmap takes the pool's memory at once. So the pool chooses it only if the caller has set the
+/// size.
 #[test]
-fn a_pool_that_follows_the_machines_memory_is_not_on_exmap_by_itself() {
+fn a_pool_of_default_size_does_not_choose_exmap() {
     let given = open(Storage::Memory.create(&scratch_dir()), options(64));
     assert_eq!(given.backend(), probe::choice().backend);
-    // So all the suites of pools and stores are on it there.
+    // So all suites of pools and stores run on exmap there.
     if std::path::Path::new("/sys/module/vellum").exists() {
         assert_eq!(given.backend(), BackendKind::Exmap);
-        println!("exmap is what pools of a fixed size are on");
+        println!("a pool of a fixed size chooses exmap");
     }
     let follows = PoolOptions { size: PoolSize::Auto, states: StatePlace::Pages, ..options(64) };
     let follows = open(Storage::Memory.create(&scratch_dir()), follows);
@@ -52,7 +53,7 @@ fn a_pool_that_follows_the_machines_memory_is_not_on_exmap_by_itself() {
     assert_ne!(follows.backend(), BackendKind::Exmap);
 }
 
-/// States are where the options say, and wherever that is, threads see the same pages.
+/// The states are where the options say. In either place, threads see the same pages.
 #[test]
 fn states_may_be_in_an_array_or_with_the_frames() {
     let exmap = BackendChoice::Only(BackendKind::Exmap);
@@ -70,7 +71,7 @@ fn states_may_be_in_an_array_or_with_the_frames() {
 }
 
 #[test]
-fn states_are_with_the_frames_only_where_page_tables_are_seen() {
+fn states_are_with_the_frames_only_where_page_tables_are_visible() {
     let other = BackendChoice::Only(probe::choice_without_exmap().backend);
     let options = PoolOptions { states: StatePlace::Frames, ..options_on(other, 64) };
     let space = vellum_pool::Space::new(0);

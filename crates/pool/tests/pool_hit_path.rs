@@ -1,7 +1,7 @@
-//! What a hit does not do: no system call, no allocation. And what of it is counted.
+//! A hit makes no system call and no allocation. Also tests which hits are counted.
 //!
-//! System calls are shown by the strictest witness there is: a filter that lets the kernel kill the
-//! process at the first one. docs/hit-path.md has instruction counts.
+//! A seccomp filter has the kernel kill the process at its first system call. docs/hit-path.md has
+//! instruction counts.
 
 #![cfg(not(feature = "model"))]
 #![allow(clippy::unwrap_used)]
@@ -63,10 +63,10 @@ fn a_hit_makes_no_system_call() {
     survive();
 }
 
-/// The same with a page that is not resident: the witness above is not asleep.
+/// The same with a page that is not resident. This shows that the filter works.
 #[test]
-fn a_miss_makes_some() {
-    if let Some(output) = own_process::run("a_miss_makes_some") {
+fn a_miss_makes_system_calls() {
+    if let Some(output) = own_process::run("a_miss_makes_system_calls") {
         let killed = output.status.signal() == Some(libc::SIGSYS);
         assert!(killed || output.status.code() == Some(SURVIVED), "{output:?}");
         return;
@@ -76,7 +76,7 @@ fn a_miss_makes_some() {
     hit_all(&pool, &pages);
     forbid_all();
     (0..1000).for_each(|_| hit_all(&pool, &pages));
-    // Reached where there is no seccomp only; there, forbid_all has ended the process.
+    // Only reached without seccomp. With it, the filter has killed the process.
     std::process::exit(1);
 }
 
@@ -92,14 +92,15 @@ fn optimistic_reads_are_counted_when_they_are_reported() {
     let silent = pool.stats();
     let misses = silent.misses - before.misses;
     assert!(misses >= 48, "{misses} of 64 pages were not among the 16 resident ones");
-    assert_eq!(silent.hits, before.hits, "nobody reported the reads");
+    assert_eq!(silent.hits, before.hits, "the thread has not reported the reads");
     pool.count_optimistic(64);
     let stats = pool.stats();
     assert_eq!(stats.hits - before.hits, 64 - misses);
     assert_eq!(stats.misses, silent.misses);
 }
 
-/// A guard that was taken before other readers came, or left, or the clock's hand, still holds.
+/// An optimistic guard stays valid when other readers come or leave, and when the clock's hand
+/// passes.
 #[test]
 fn shared_locks_do_not_disturb_a_validation() {
     let (pool, pages) = resident();

@@ -1,5 +1,5 @@
-//! Huge pages of a pool: they come by themselves, nothing is lost by them, and what is resident
-//! stays within the pool's size by the kernel's own counts.
+//! Huge pages of a pool: the pool collapses chunks by itself, no contents are lost, and resident
+//! memory stays within the pool's size by the kernel's counts.
 
 #![cfg(not(feature = "model"))]
 #![allow(unsafe_code)]
@@ -24,11 +24,11 @@ use vellum_testing::patience::SetWhenDropped;
 const CHUNK: u64 = 512;
 /// Frames of the pools of these tests: 48 MiB.
 const CAPACITY: u64 = 24 * CHUNK;
-/// What the pool wants free before it collapses without waiting.
+/// Free frames above which the pool collapses a chunk without waiting.
 const ROOM: u64 = CAPACITY / 16 + CHUNK;
 const BATCH: u64 = 64;
 
-/// Whether the kernel has what it takes; says so if not.
+/// Whether the kernel has the facilities that huge pages need. Prints a line if not.
 fn works() -> bool {
     let works = vellum_vm::probe::huge_pages();
     if let Err(reason) = &works {
@@ -37,7 +37,7 @@ fn works() -> bool {
     works.is_ok()
 }
 
-/// What a pool with huge pages is on by itself: not exmap, which has none.
+/// The backend that a pool with huge pages chooses. Exmap has no huge pages.
 fn with_huge_pages() -> BackendChoice {
     BackendChoice::Only(vellum_vm::probe::choice_without_exmap().backend)
 }
@@ -61,7 +61,7 @@ fn collapsed(pool: &Pool, chunks: u64) {
     assert_eq!(stats(pool).collapsed, chunks, "{:?}", stats(pool));
 }
 
-/// So many milliseconds by the pool's clock, which counts whole ones.
+/// A little less than `milliseconds`, because the pool's clock counts whole milliseconds.
 fn almost(milliseconds: u64) -> Duration {
     Duration::from_millis(milliseconds - 1)
 }
@@ -119,7 +119,7 @@ fn whole_chunks_are_collapsed_and_split_when_a_page_is_freed() {
     assert!(guard.iter().all(|byte| *byte == 0), "a reused page is not zeroed");
     drop(guard);
 
-    // It is whole again, but did not last: the collapse comes with a delay.
+    // The chunk is whole again, but it was split before, so the collapse comes after a delay.
     collapsed(&pool, 5);
     assert!(start.elapsed() >= almost(500), "{:?}", start.elapsed());
     let others: Vec<_> = pages.into_iter().filter(|page| *page != freed).collect();
@@ -127,7 +127,7 @@ fn whole_chunks_are_collapsed_and_split_when_a_page_is_freed() {
 }
 
 #[test]
-fn a_chunk_that_does_not_last_waits_longer_each_time() {
+fn a_chunk_that_is_split_soon_waits_longer_each_time() {
     if !works() {
         return;
     }
@@ -144,7 +144,7 @@ fn a_chunk_that_does_not_last_waits_longer_each_time() {
 }
 
 #[test]
-fn pools_that_must_not_have_none() {
+fn pools_that_cannot_have_huge_pages() {
     let mut without = vec![
         PoolOptions { huge_pages: HugePages::Off, ..pool_options(with_huge_pages()) },
         PoolOptions { evictors: 0, ..pool_options(with_huge_pages()) },
@@ -202,7 +202,7 @@ fn pages_of_all_lengths_come_and_go() {
     assert_eq!((pool.kernel_resident_pages().unwrap(), stats(&pool).collapsed), (0, 0));
 }
 
-/// Accesses of all kinds by a thread for each churn, until `done`.
+/// Has a thread for each churn make accesses of all kinds, until `done`.
 fn churn_until(pool: &Pool, churns: &[&Churn], done: impl Fn() -> bool) {
     let stop = AtomicBool::new(false);
     thread::scope(|scope| {
@@ -223,8 +223,8 @@ fn churn_until(pool: &Pool, churns: &[&Churn], done: impl Fn() -> bool) {
     });
 }
 
-/// By turns a set of pages that fits, which is collapsed, and with another that does not, which
-/// splits it; all the while pages are read, written and written back.
+/// The threads use a set of pages that fits the pool, which collapses it, and, in turn, a larger
+/// set, which splits it. Meanwhile pages are read, written and written back.
 fn contents_survive(storage: Storage, backend: BackendChoice, rounds: u32) {
     let dir = scratch_dir();
     let pool = common::open(storage.create(&dir), pool_options(backend));
@@ -252,7 +252,7 @@ fn contents_survive(storage: Storage, backend: BackendChoice, rounds: u32) {
     assert!(stats.resident_frames_peak <= CAPACITY, "{stats:?}");
 }
 
-/// As in `pool_memory_contract`: a look at the page tables while pages come and go.
+/// Checks the page tables while pages come and go, as in `pool_memory_contract`.
 fn watch(pool: &Pool, stop: &AtomicBool) {
     while !stop.load(Ordering::Relaxed) {
         let gone = || pool.stats().evictions + pool.stats().frees;
@@ -282,8 +282,8 @@ fn contents_survive_on_files() {
     }
 }
 
-/// Scans and random reads of twice the pool's size: what comes whole does not stay so, and is left
-/// as it is.
+/// Scans and random reads of twice the pool's size. Chunks become whole, but do not stay so, and
+/// the pool does not collapse them.
 #[test]
 fn a_pool_under_steady_pressure_does_not_thrash() {
     if !works() {
@@ -304,10 +304,10 @@ fn a_pool_under_steady_pressure_does_not_thrash() {
     assert!(chunks > 100 && collapses <= chunks / 10, "{collapses} collapses, {chunks} evicted");
 }
 
-/// Somebody has I/O under way from a page of a huge page: others of it cannot leave, so those of
-/// other chunks do, and a page that is freed does not wait for long.
+/// The kernel does I/O from one page of a huge page. Other pages of it cannot be evicted, so the
+/// pool evicts pages of other chunks, and freeing a page does not wait for long.
 #[test]
-fn pages_beside_one_under_io_stay() {
+fn pages_in_a_huge_page_under_io_stay() {
     if !works() {
         return;
     }
@@ -330,7 +330,7 @@ fn pages_beside_one_under_io_stay() {
     assert!(stats(&pool).declined > 0 && pool.is_resident(beside), "{:?}", stats(&pool));
     let start = Instant::now();
     pool.free_page(beside).unwrap();
-    // Not until the I/O ends, which is after this.
+    // The page does not leave before the I/O ends, which is after this.
     assert!(start.elapsed() < common::PATIENCE, "{:?}", start.elapsed());
     assert!(!pool.is_resident(beside));
     for end in ends {
@@ -357,7 +357,8 @@ fn the_memory_contract_holds_by_the_count_of_the_group() {
     let before = frames("memory.usage_in_bytes");
     let fits = Churn::new(&pool, 10 * CHUNK as usize, &[1]);
     collapsed(&pool, 10);
-    // What else is used: the threads, page tables and states, and what the kernel charges ahead.
+    // Other memory of the group: threads, page tables, states, and what the kernel charges in
+    // advance.
     let slack = 4 * CHUNK;
     for _ in 0..2 {
         let other = Churn::new(&pool, CAPACITY as usize, &[1]);

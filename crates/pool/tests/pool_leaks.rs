@@ -1,5 +1,5 @@
-//! Nothing of a pool is left when it is gone: no descriptor, no thread, no address space. One test
-//! in a program of its own, because it counts what the whole process has.
+//! A dropped pool leaves no descriptor, no thread and no address space. This is one test in its own
+//! program, because it counts the resources of the whole process.
 
 #![cfg(not(feature = "model"))]
 #![allow(clippy::unwrap_used)] // helpers of tests may, as tests may
@@ -13,8 +13,9 @@ fn descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count()
 }
 
-/// Threads of the process, without those that the kernel has made for io_uring: one of them stays
-/// as long as the thread that it works for, from whenever a write first had to wait.
+/// Threads of the process, without those that the kernel has created for io_uring. The kernel
+/// creates one when a write first has to wait, and it stays as long as the thread that it works
+/// for.
 fn threads() -> usize {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten();
     let names = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("comm")).ok());
@@ -47,7 +48,7 @@ fn a_pool_leaves_nothing_behind() {
         open_use_and_drop(storage, 3);
         let before = (descriptors(), threads(), address_space_kib());
         open_use_and_drop(storage, 20);
-        // Threads that were joined leave /proc a moment later.
+        // Joined threads leave /proc a moment later.
         common::eventually("all threads are gone", || threads() <= before.1);
         assert!(descriptors() <= before.0, "{storage:?}");
         let grown = address_space_kib().saturating_sub(before.2);

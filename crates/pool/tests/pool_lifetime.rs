@@ -19,7 +19,7 @@ use vellum_pool::device::{Completion, Fault, FaultyDevice, MemoryDevice, Operati
 use vellum_pool::{Pool, PoolOptions};
 use vellum_vm::Errno;
 
-/// A pool of which some pages are on the disk alone, and its device.
+/// A pool with some pages that are not resident, and its device.
 fn with_cold_pages() -> (Pool, Vec<vellum_pool::PageRef>, Arc<FaultyDevice<MemoryDevice>>) {
     let memory = MemoryDevice::new().completing(Completion::Thread).unwrap();
     let device = Arc::new(FaultyDevice::new(memory, 1).unwrap());
@@ -47,7 +47,7 @@ fn a_pool_may_end_before_its_reads() {
             }
             assert!(plan.wait_until_held(Operation::Read, 9, PATIENCE));
             drop(pool);
-            // The surface is still there for them.
+            // The surface still exists for these reads.
             plan.release(Operation::Read);
             drop(device);
         }
@@ -55,7 +55,7 @@ fn a_pool_may_end_before_its_reads() {
 }
 
 #[test]
-fn a_device_that_ends_with_its_pool_ends_its_reads_first() {
+fn a_device_dropped_with_its_pool_completes_its_reads_first() {
     within(PATIENCE, || {
         let (pool, pages, device) = with_cold_pages();
         let plan = device.plan();
@@ -69,7 +69,7 @@ fn a_device_that_ends_with_its_pool_ends_its_reads_first() {
 }
 
 #[test]
-fn a_pool_may_end_in_the_midst_of_reads_and_eviction() {
+fn a_pool_may_end_during_reads_and_eviction() {
     within(PATIENCE, || {
         for storage in Storage::all() {
             let dir = scratch_dir();
@@ -100,7 +100,7 @@ fn evictors_that_sleep_or_work_end_with_the_pool() {
         assert_eq!(generation(&pool, pages[0]), Some(1));
         drop(pool);
     }
-    // One that can evict nothing, and is asked to again and again.
+    // An evictor that can evict no page, and is asked to again and again.
     let pool = open(Arc::new(MemoryDevice::new()), PoolOptions { patience: 10, ..options(8) });
     let guards: Vec<_> = (0..8).map(|_| pool.allocate(1).unwrap()).collect();
     assert!(pool.allocate(1).is_err());
@@ -108,7 +108,7 @@ fn evictors_that_sleep_or_work_end_with_the_pool() {
 }
 
 #[test]
-fn pools_in_one_process_do_not_know_each_other() {
+fn pools_in_one_process_are_independent() {
     let pools: Vec<_> = (0..24)
         .map(|n| {
             let pool = open(Storage::MemoryWithThread.create(&scratch_dir()), options(8 + n));
@@ -134,15 +134,15 @@ fn pools_in_one_process_do_not_know_each_other() {
     }
 }
 
-/// A future may be polled by one thread and completed by another, and be dropped by a third.
+/// One thread may poll a future, another complete it, and a third drop it.
 #[test]
-fn futures_travel() {
+fn futures_can_move_between_threads() {
     fn assert_send<F: Future + Send>(future: F) -> F {
         future
     }
     let (pool, pages, device) = with_cold_pages();
     let plan = device.plan();
-    // No read is done before its future was polled, however long that takes.
+    // No read completes before its future was polled, however long that takes.
     plan.hold(Operation::Read);
     plan.delay_reads(Duration::from_millis(5));
     std::thread::scope(|scope| {

@@ -1,4 +1,4 @@
-//! The memory contract: what is resident never exceeds the pool's size, and contents survive.
+//! The memory contract: resident memory never exceeds the pool's size, and contents survive.
 //!
 //! `VELLUM_SOAK_EVICTIONS=10000000 cargo test -p vellum-pool --release --test
 //! pool_memory_contract -- --ignored` is the long version.
@@ -24,9 +24,9 @@ fn resident(pool: &Pool) -> u64 {
     pool.kernel_resident_pages().unwrap()
 }
 
-/// Looks at the page tables while others work. A page that leaves and one that comes during a look
-/// may both be counted, so a look allows for what was evicted meanwhile, and for the batches that
-/// are released but not counted yet.
+/// Counts resident pages in the page tables while other threads work. The count may have both a
+/// page that leaves during it and one that comes. So it may be larger by the pages evicted
+/// meanwhile, and by the batches that are released but not counted yet.
 fn watch(pool: &Pool, stop: &AtomicBool) {
     loop {
         let before = pool.stats().evictions;
@@ -47,7 +47,7 @@ fn memory_kib() -> u64 {
     line.split_whitespace().nth(1).unwrap().parse().unwrap()
 }
 
-/// Returns by how many KiB the process grew once all was warm.
+/// Returns by how many KiB the process grew after the warm-up.
 fn keeps_the_contract(storage: Storage, evictions: u64, backend: BackendChoice) -> u64 {
     let dir = scratch_dir();
     let options = PoolOptions { eviction_batch: BATCH as usize, ..options_on(backend, CAPACITY) };
@@ -120,9 +120,9 @@ fn soak() {
     let evictions = evictions.and_then(|text| text.parse().ok()).unwrap_or(10_000_000);
     let before = memory_kib();
     let grown = keeps_the_contract(Storage::Memory, evictions, BackendChoice::Auto);
-    assert!(grown < 4 << 10, "the process grew by {grown} KiB while nothing should");
-    // The pool's 1 MiB, the device's own 4,500 pages (some copies of them while it grew), and the
-    // rest: far below what the file's pages in memory would be.
+    assert!(grown < 4 << 10, "the process grew by {grown} KiB in a steady state");
+    // The pool's 1 MiB, the device's 4,500 pages (with some copies, made while it grew), and the
+    // rest. All pages of the file in memory would be far more.
     let grown = memory_kib().saturating_sub(before);
     assert!(grown < 64 << 10, "the process grew by {grown} KiB in all");
     let file = Storage::all().into_iter().rfind(|storage| matches!(storage, Storage::File(..)));

@@ -1,4 +1,4 @@
-//! Misses that go wrong, and reads ahead of need.
+//! Misses that fail, and prefetches.
 
 #![cfg(not(feature = "model"))]
 #![allow(clippy::unwrap_used)] // helpers of tests may, as tests may
@@ -16,7 +16,7 @@ use vellum_pool::device::{Fault, Operation};
 use vellum_pool::{PageDamage, PageFormat, PageReader, PageRef, PoolError, PoolOptions, Restart};
 use vellum_vm::{Errno, PageRange};
 
-/// A page whose frames do not carry the stamp of their place is damaged.
+/// A format in which a page is damaged if a frame does not have the stamp of its place.
 #[derive(Debug)]
 struct Stamped;
 
@@ -70,7 +70,7 @@ fn a_failed_read_is_an_error_and_leaves_nothing_in_memory() {
 }
 
 #[test]
-fn damage_is_found_before_anybody_sees_the_page() {
+fn damage_is_found_before_a_guard_shows_the_page() {
     let (pool, plan) = faulty_with(Arc::new(Stamped), no_background());
     let page = new_page(&pool, 2, 1);
     let others = filled(&pool, 64);
@@ -115,7 +115,7 @@ fn prefetched_pages_are_hits() {
         let pages = filled(&pool, 200);
         let ahead = &pages[..8];
         ahead.iter().for_each(|page| push_out(&pool, *page, &pages[100..]));
-        // Frames must be free for a prefetch: free some.
+        // A prefetch needs free frames, so the test frees some.
         pages[150..].iter().for_each(|page| pool.free_page(*page).unwrap());
         pages[100..150].iter().for_each(|page| pool.free_page(*page).unwrap());
         let before = pool.stats();
@@ -166,7 +166,7 @@ fn a_prefetch_takes_no_frame_that_is_not_free_and_ignores_bad_references() {
 }
 
 #[test]
-fn a_page_in_transit_can_be_waited_for_freed_later_and_not_read_twice() {
+fn a_page_in_transit_is_read_once_and_can_be_waited_for_and_freed() {
     let (pool, plan) = faulty(no_background());
     let pages = filled(&pool, 100);
     pages[..2].iter().for_each(|page| push_out(&pool, *page, &pages[50..]));
@@ -191,7 +191,7 @@ fn a_page_in_transit_can_be_waited_for_freed_later_and_not_read_twice() {
 }
 
 #[test]
-fn what_was_read_before_an_eviction_does_not_validate() {
+fn a_read_before_an_eviction_does_not_validate() {
     let (pool, plan) = faulty(no_background());
     let pages = filled(&pool, 100);
     drop(pool.fix_shared(pages[0]).unwrap());
@@ -199,11 +199,11 @@ fn what_was_read_before_an_eviction_does_not_validate() {
     assert_eq!(guard.bytes().u64(8), Some(1));
     guard.validate().unwrap();
     push_out(&pool, pages[0], &pages[50..]);
-    assert_eq!(guard.bytes().u64(8), Some(0), "what left memory reads as zeros");
+    assert_eq!(guard.bytes().u64(8), Some(0), "a released page reads as zeros");
     assert_eq!(guard.validate(), Err(Restart));
     assert!(guard.upgrade().is_err());
 
-    // In transit, and back again: the same contents, but another stay.
+    // In transit, and resident again: the contents are the same, but the version is not.
     pages[50..].iter().for_each(|page| pool.free_page(*page).unwrap());
     plan.hold(Operation::Read);
     pool.prefetch(&pages[..1]);

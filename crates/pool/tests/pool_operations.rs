@@ -16,7 +16,7 @@ use vellum_pool::{PageRef, Pool, PoolError, PoolOptions, RawPages, Restart, Spac
 #[derive(Clone, Debug)]
 enum Step {
     Allocate(u32),
-    /// Writes a page, found by its index among the living ones.
+    /// Writes a page, given by its index among the allocated ones.
     Write(usize),
     Upgrade(usize),
     Shared(usize),
@@ -26,14 +26,14 @@ enum Step {
     Free(usize),
     /// ... or through a guard.
     FreeHeld(usize),
-    /// Frees a page that a guard is held on, and drops that later.
+    /// Frees a page that has a guard, and drops the guard later.
     FreeWhileHeld(usize),
     Prefetch(usize, usize),
     Sync,
     Trim,
-    /// Writes everything, and opens again from storage.
+    /// Syncs the pool, and opens it again from storage.
     Reopen,
-    /// Forgets the pool without writing, and opens what the last sync left.
+    /// Drops the pool without writing, and opens the state of the last sync.
     Crash,
 }
 
@@ -62,7 +62,7 @@ struct World {
     pool: Pool,
     evictors: u64,
     live: Vec<(PageRef, u64)>,
-    /// What a crash goes back to.
+    /// The state after a crash.
     synced: (Vec<u8>, Vec<u8>, Vec<(PageRef, u64)>),
     generation: u64,
 }
@@ -97,7 +97,7 @@ impl World {
         let Some((index, page, expected)) = self.pick(index) else { return };
         let next = self.next();
         let mut guard = if upgrade {
-            // A background thread may be writing the page, and hold it shared, too.
+            // A background thread may hold the page shared, too, to write it back.
             loop {
                 if let Ok(guard) = self.pool.fix_shared(page).unwrap().try_upgrade() {
                     break guard;
@@ -114,7 +114,7 @@ impl World {
 
     fn freed(&mut self, index: usize) {
         let (page, _) = self.live.swap_remove(index);
-        // A background thread may be writing it; then it is freed by a later call.
+        // A background thread may be writing the page back. Then a later call frees it.
         common::eventually("it is free", || {
             self.pool.trim().unwrap();
             matches!(self.pool.fix_shared(page), Err(PoolError::PageFree(_)))

@@ -1,4 +1,5 @@
-//! References that overlap: no two guards ever reach the same memory, whatever callers ask for.
+//! Overlapping references: no two guards ever reach the same memory, whatever references callers
+//! have.
 
 #![cfg(not(feature = "model"))]
 #![allow(clippy::unwrap_used)] // helpers of tests may, as tests may
@@ -10,7 +11,7 @@ use std::sync::Arc;
 use vellum_pool::device::MemoryDevice;
 use vellum_pool::{PageRef, Pool, PoolError, PoolOptions, PoolSize, RawPages, Space};
 
-/// A file of eight frames, all of them allocated, none of them resident.
+/// A file of eight frames. All are allocated, none is resident.
 fn pool() -> Pool {
     let device = Arc::new(MemoryDevice::new());
     let options = || PoolOptions { size: PoolSize::Bytes(16 << 12), ..PoolOptions::default() };
@@ -27,7 +28,7 @@ fn refused<T: std::fmt::Debug>(result: Result<T, PoolError>) {
 }
 
 #[test]
-fn frames_of_a_resident_page_are_no_pages_of_their_own() {
+fn inner_frames_of_a_resident_page_are_no_pages() {
     let pool = pool();
     let outer = pool.fix_exclusive(PageRef::new(2, 4)).unwrap();
     for (id, frames) in [(3, 1), (5, 1), (4, 2), (5, 3), (1, 2), (0, 8), (0, 3)] {
@@ -41,9 +42,9 @@ fn frames_of_a_resident_page_are_no_pages_of_their_own() {
     }
     refused(pool.free_page(PageRef::new(3, 1)));
     drop(outer);
-    assert_eq!(pool.stats().resident_frames, 4, "nothing was taken for what was refused");
+    assert_eq!(pool.stats().resident_frames, 4, "a refused fix takes no frames");
 
-    // What lies beside it is as good as ever.
+    // The pages next to it work as before.
     let before = pool.fix_exclusive(PageRef::new(0, 2)).unwrap();
     let behind = pool.fix_exclusive(PageRef::new(6, 2)).unwrap();
     let between = pool.fix_exclusive(PageRef::new(2, 4)).unwrap();
@@ -65,7 +66,7 @@ fn a_longer_reference_to_a_resident_page_is_refused_on_hits() {
 }
 
 #[test]
-fn a_failed_attempt_leaves_the_frames_as_they_were() {
+fn a_failed_fix_leaves_the_frames_as_they_were() {
     let pool = pool();
     drop(pool.fix_shared(PageRef::new(5, 1)).unwrap());
     refused(pool.fix_shared(PageRef::new(2, 4)));
@@ -79,7 +80,7 @@ fn a_failed_attempt_leaves_the_frames_as_they_were() {
 }
 
 #[test]
-fn an_evicted_or_freed_page_can_be_made_of_other_sizes() {
+fn the_place_of_an_evicted_or_freed_page_takes_other_sizes() {
     let pool = pool();
     pool.fix_exclusive(PageRef::new(0, 8)).unwrap()[8 * 4096 - 1] = 7;
     pool.free_page(PageRef::new(0, 8)).unwrap();
@@ -105,10 +106,10 @@ fn exclusive_access_to_a_read_only_pool_is_refused() {
     assert_eq!(pool.fix_shared(page).unwrap()[0], 0);
 }
 
-/// A page that became the inside of another, which was evicted and then freed without being read:
-/// whoever still knows it must find it free, or it would be in the way of the next allocation.
+/// A page whose place became an inner frame of another page, which was evicted and then freed
+/// without a read. A stale reference must find it free, or else it would block the next allocation.
 #[test]
-fn what_was_inside_an_evicted_page_is_no_page() {
+fn a_former_inner_frame_of_an_evicted_page_is_no_page() {
     let device = Arc::new(MemoryDevice::new());
     let options = PoolOptions {
         size: PoolSize::Bytes(8 << 12),

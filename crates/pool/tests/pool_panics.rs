@@ -1,5 +1,5 @@
-//! Panics of the device and of the page format: what the pool held meanwhile is let go of, and a
-//! pool of whose file nothing is known any more refuses changes.
+//! Panics of the device and of the page format. The pool unlocks the pages that it held. If the
+//! contents of the file are unknown then, the pool refuses changes.
 
 #![cfg(not(feature = "model"))]
 #![allow(clippy::unwrap_used)] // helpers of tests may, as tests may
@@ -16,7 +16,7 @@ use common::{PATIENCE, eventually, generation, new_page, options, push_out, stam
 use vellum_pool::device::{Call, Completion, HookedDevice, MemoryDevice};
 use vellum_pool::{PageDamage, PageFormat, PageRef, Pool, PoolError, PoolOptions, Space};
 
-/// What panics.
+/// Which functions panic.
 #[derive(Debug, Default)]
 struct Panics {
     writes: AtomicBool,
@@ -28,7 +28,7 @@ struct Panics {
 
 fn panic_if(flag: &AtomicBool) {
     if flag.load(Ordering::SeqCst) {
-        // Without a message on the terminal.
+        // `resume_unwind` prints no message.
         resume_unwind(Box::new("expected by the test"));
     }
 }
@@ -78,7 +78,7 @@ fn unwinds<T>(run: impl FnOnce() -> T) -> bool {
     catch_unwind(AssertUnwindSafe(run)).is_err()
 }
 
-/// All of these pages can be changed: no thread holds one.
+/// Checks that no thread holds one of these pages.
 fn assert_free(pool: &Arc<Pool>, pages: &[PageRef]) {
     let (pool, pages) = (pool.clone(), pages.to_vec());
     within(PATIENCE / 10, move || {
@@ -128,7 +128,7 @@ fn a_device_that_panics_when_copies_are_written_poisons_the_pool() {
     assert_free(&pool, &pages);
 }
 
-/// Nothing was written: once the format is right again all goes on.
+/// The pool has written nothing. Once the format works again, the pool goes on.
 #[test]
 fn a_format_that_panics_when_it_seals_leaves_no_page_held() {
     let (panics, pool) = fragile(no_background());
@@ -144,16 +144,16 @@ fn a_format_that_panics_when_it_seals_leaves_no_page_held() {
     assert_eq!(generation(&pool, pages[0]), Some(9));
 }
 
-/// The thread goes on: when the format is right again it evicts, for a task that waits for it.
+/// The evictor goes on. Once the format works again, it evicts for a task that waits for frames.
 #[test]
-fn a_thread_that_evicts_outlives_a_panic() {
+fn the_evictor_outlives_a_panic() {
     let (panics, pool) = fragile(PoolOptions { evictors: 1, ..options(64) });
     let first = new_page(&pool, 1, 1);
     pool.sync().unwrap();
     panics.seals.store(true, Ordering::SeqCst);
     let allocate = |_| catch_unwind(AssertUnwindSafe(|| new_page(&pool, 1, 1))).ok();
     let pages: Vec<_> = (0..200).map_while(allocate).collect();
-    assert!(!pages.is_empty() && pages.len() < 200, "the panics come when frames run short");
+    assert!(!pages.is_empty() && pages.len() < 200, "the panics come when frames run out");
     panics.seals.store(false, Ordering::SeqCst);
     assert_free(&pool, &pages);
     let more: Vec<_> = (0..100).map(|_| new_page(&pool, 1, 1)).collect();
@@ -167,7 +167,7 @@ fn a_thread_that_evicts_outlives_a_panic() {
 }
 
 #[test]
-fn a_thread_that_evicts_poisons_the_pool_when_the_device_panics() {
+fn the_evictor_poisons_the_pool_when_the_device_panics() {
     let (panics, pool) = fragile(PoolOptions { evictors: 1, ..options(64) });
     let pages: Vec<_> = (0..40).map(|_| new_page(&pool, 1, 1)).collect();
     panics.writes.store(true, Ordering::SeqCst);
@@ -191,7 +191,7 @@ fn a_panic_in_a_read_gives_the_page_and_its_frames_back() {
     let async_fix = |pool: &Pool| block_on(pool.fix_shared_async(page)).map(drop);
     for (flag, unwinds_async) in [
         (&panics.reads, None),
-        // The panic is that of the device's thread, and the task is told of it.
+        // The device's thread panics, and the task gets an error.
         (&panics.checks, Some(false)),
         (&panics.starts, Some(true)),
     ] {
@@ -212,7 +212,7 @@ fn a_panic_in_a_read_gives_the_page_and_its_frames_back() {
             }
             let _ = catch_unwind(AssertUnwindSafe(|| pool.prefetch(&[page])));
         }
-        eventually("the page is given up", || !pool.is_resident(page));
+        eventually("the page is unclaimed", || !pool.is_resident(page));
         flag.store(false, Ordering::SeqCst);
         assert!(pool.stats().resident_frames <= before);
         let reading = pool.clone();

@@ -1,4 +1,4 @@
-//! A replacement policy of the caller's own.
+//! A replacement policy of the caller.
 
 #![cfg(not(feature = "model"))]
 #![allow(clippy::unwrap_used)] // helpers of tests may, as tests may
@@ -18,7 +18,7 @@ struct Log {
     calls: u64,
 }
 
-/// First in, first out; checks what the pool promises to policies.
+/// First in, first out. Checks the pool's promises to policies.
 #[derive(Clone, Debug, Default)]
 struct Fifo(Arc<Mutex<Log>>);
 
@@ -54,7 +54,7 @@ impl ReplacementPolicy for Fifo {
             if candidates.len() >= pages || found >= frames {
                 break;
             }
-            // The first call marks the page if it has no mark.
+            // The first call marks a page that has no mark.
             residents.try_mark(*page);
             if residents.try_mark(*page) == MarkOutcome::AlreadyMarked {
                 candidates.push(*page);
@@ -70,7 +70,7 @@ impl ReplacementPolicy for Fifo {
 }
 
 #[test]
-fn the_policy_decides_what_leaves() {
+fn the_policy_decides_which_page_is_evicted() {
     let policy = Fifo::default();
     let options = PoolOptions {
         policy: Some(Box::new(policy.clone())),
@@ -81,7 +81,7 @@ fn the_policy_decides_what_leaves() {
     let pool = open(Storage::Memory.create(&scratch_dir()), options);
     let pages = filled(&pool, 8);
     for _ in 0..100 {
-        // A clock would keep this one.
+        // The clock would keep this page.
         assert_eq!(generation(&pool, pages[0]), Some(1));
     }
     let ninth = new_page(&pool, 1, 1);

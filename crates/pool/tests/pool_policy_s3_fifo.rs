@@ -26,8 +26,8 @@ fn read_all(pool: &Pool, pages: &[PageRef]) {
     }
 }
 
-/// Half of the pool is hot; a scan goes over eight times the pool. How many of the hot pages are
-/// resident before and after it.
+/// Half of the pool is hot. A scan reads eight times the pool's size. Returns how many hot pages
+/// are resident before and after the scan.
 fn hot_pages_around_a_scan(policy: Box<dyn ReplacementPolicy>) -> (usize, usize) {
     let pool = pool(policy, FRAMES as u64, 0);
     let hot = filled(&pool, FRAMES / 2);
@@ -42,7 +42,7 @@ fn hot_pages_around_a_scan(policy: Box<dyn ReplacementPolicy>) -> (usize, usize)
 }
 
 #[test]
-fn a_scan_does_not_flush_the_pool() {
+fn a_scan_does_not_evict_the_hot_pages() {
     let (before, after) = hot_pages_around_a_scan(Box::new(S3Fifo::new(FRAMES as u64)));
     assert!(before > FRAMES / 3, "{before} of {}", FRAMES / 2);
     assert!(after >= before * 9 / 10, "{after} of {before}");
@@ -51,7 +51,7 @@ fn a_scan_does_not_flush_the_pool() {
 }
 
 #[test]
-fn every_way_to_use_pages_works_beside_it() {
+fn every_kind_of_access_works_with_it() {
     let pool = pool(Box::new(S3Fifo::new(48)), 48, 1);
     let churn = Churn::new(&pool, 100, &[1, 3, 1, 8]);
     churn.crowd(&pool);

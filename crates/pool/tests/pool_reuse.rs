@@ -1,5 +1,5 @@
-//! Page ranges that are freed and used again with other sizes, while somebody still has the old
-//! reference in hand: a sync under way, an eviction under way, a deferred free, a wrong caller.
+//! Page ranges that are freed and used again with other sizes, while a thread still uses the old
+//! reference: a sync, an eviction, a deferred free, or a wrong caller.
 
 #![cfg(not(feature = "model"))]
 #![allow(clippy::unwrap_used)] // helpers of tests may, as tests may
@@ -18,12 +18,12 @@ use vellum_pool::{
     ReplacementPolicy, Residents, Space,
 };
 
-/// One page per batch, and nobody evicts unasked: what happens when is the test's decision.
+/// One page per batch and no background threads, so that the test decides on the order of events.
 fn single_steps() -> PoolOptions {
     PoolOptions { eviction_batch: 1, evictors: 0, ..options(64) }
 }
 
-/// Remembers which pages were about to be written.
+/// A format that records which pages the pool is about to write.
 #[derive(Debug, Default)]
 struct Recorder(Mutex<Vec<PageRef>>);
 
@@ -53,7 +53,7 @@ fn a_range_reused_as_a_longer_page_during_a_sync_is_written_whole() {
     plan.hold(Operation::Write);
     let long = std::thread::scope(|scope| {
         let sync = scope.spawn(|| pool.sync());
-        // The sync has made its list and is writing page 0.
+        // The sync has its list of pages, and is writing page 0.
         assert!(plan.wait_until_held(Operation::Write, 1, PATIENCE));
         pages[1..].iter().for_each(|page| pool.free_page(*page).unwrap());
         let long = new_page(&pool, 4, 2);
@@ -90,16 +90,16 @@ fn a_range_reused_as_shorter_pages_during_a_sync_is_not_written_as_the_long_one(
         drop(half_written);
     });
     let written = format.0.lock().unwrap();
-    assert!(!written.contains(&long), "pages that others write to were written: {written:?}");
+    assert!(!written.contains(&long), "pages with a writer were written: {written:?}");
 }
 
-/// Proposes a reference that is out of date, as a thread does that was interrupted between asking
-/// the policy and looking at the page.
+/// A policy that proposes a stale reference. A thread that was preempted between asking the policy
+/// and locking the page has such a reference.
 #[derive(Debug)]
 struct Late {
     clock: Clock,
     stale: Arc<Mutex<Option<PageRef>>>,
-    /// How often all resident pages were visited.
+    /// How often a thread has visited all resident pages.
     visits: Arc<AtomicU64>,
 }
 
@@ -156,16 +156,16 @@ fn evicts_by_a_stale_reference(dirty: bool) {
     new_page(&pool, 8, 2); // evicts the first one
     assert_eq!(generation(&pool, page), Some(1), "dirty: {dirty}");
     pool.sync().unwrap();
-    assert_eq!(visits.load(Ordering::Relaxed), 0, "a sync looks at dirty pages alone");
+    assert_eq!(visits.load(Ordering::Relaxed), 0, "a sync visits dirty pages only");
 }
 
 #[test]
-fn an_eviction_that_comes_late_does_not_take_a_part_of_another_page() {
+fn a_late_eviction_does_not_evict_a_part_of_another_page() {
     evicts_by_a_stale_reference(false);
 }
 
 #[test]
-fn an_eviction_that_comes_late_does_not_write_a_part_of_another_page() {
+fn a_late_eviction_does_not_write_a_part_of_another_page() {
     evicts_by_a_stale_reference(true);
 }
 
@@ -180,7 +180,7 @@ fn a_page_that_is_freed_twice_while_it_is_held_is_freed_once() {
     drop(held);
 
     let again = new_page(&pool, 1, 7);
-    assert_eq!(again, page, "freed by now, and used again");
+    assert_eq!(again, page, "the place is free, and used again");
     for _ in 0..3 {
         new_page(&pool, 1, 1);
     }
@@ -220,7 +220,7 @@ fn a_page_held_shared_is_freed_later() {
 }
 
 #[test]
-fn a_freed_page_is_gone_and_its_range_comes_back_zeroed_in_other_sizes() {
+fn the_range_of_a_freed_page_is_reused_zeroed_in_other_sizes() {
     let (pool, _) = faulty(single_steps());
     let mut random = common::Random(3);
     let mut live: Vec<(PageRef, u64)> = Vec::new();
@@ -248,10 +248,10 @@ fn a_freed_page_is_gone_and_its_range_comes_back_zeroed_in_other_sizes() {
     }
 }
 
-/// Threads that allocate and free pages of changing sizes, so that ranges are cut and joined all
-/// the time, while eviction and syncs are under way.
+/// Threads allocate and free pages of changing sizes, so that ranges are split and merged all the
+/// time, during evictions and syncs.
 #[test]
-fn reuse_in_other_sizes_beside_eviction_and_syncs_keeps_every_page_whole() {
+fn reuse_in_other_sizes_during_evictions_and_syncs_keeps_pages_whole() {
     let memory = Arc::new(MemoryDevice::new());
     let pool = common::open(memory.clone(), PoolOptions { eviction_batch: 4, ..options(48) });
     let stop = AtomicBool::new(false);
@@ -276,7 +276,7 @@ fn reuse_in_other_sizes_beside_eviction_and_syncs_keeps_every_page_whole() {
     }
 }
 
-/// What one of those threads does; returns the pages that it did not free.
+/// The work of one such thread. Returns the pages that it has not freed.
 fn own(pool: &Pool, thread: u64) -> Vec<(PageRef, u64)> {
     let mut random = common::Random(thread);
     let mut live: Vec<(PageRef, u64)> = Vec::new();
@@ -310,7 +310,7 @@ fn own(pool: &Pool, thread: u64) -> Vec<(PageRef, u64)> {
 }
 
 #[test]
-fn the_map_of_pages_survives_a_reopening() {
+fn the_map_of_free_pages_survives_a_reopening() {
     let device: Arc<dyn Device> = Arc::new(MemoryDevice::new());
     let pool = common::open(device.clone(), single_steps());
     let pages: Vec<_> = (1..6).map(|frames| new_page(&pool, frames, u64::from(frames))).collect();
@@ -329,8 +329,8 @@ fn the_map_of_pages_survives_a_reopening() {
     assert_eq!(new_page(&pool, 2, 9).id, pages[1].id);
 }
 
-/// Pages that were freed while a thread held them are in the map of the space or among those that
-/// wait, also at the moment at which another thread looks which of them can go.
+/// A page that was freed while a thread held it is in the free map, or among the pages that wait to
+/// be freed, even while another thread checks which of them can be freed.
 #[test]
 fn a_snapshot_of_the_space_has_all_freed_pages() {
     let options = PoolOptions { evictors: 0, ..options(256) };
@@ -355,7 +355,7 @@ fn a_snapshot_of_the_space_has_all_freed_pages() {
     }
 }
 
-/// A log whose records are durable up to a number, and that a write-ahead makes durable further.
+/// A log whose records are durable up to a number. A write-ahead makes further records durable.
 #[derive(Debug)]
 struct SlowLog {
     newest: AtomicU64,
@@ -403,7 +403,7 @@ fn a_freed_place_is_reused_when_the_log_is_durable() {
     assert_eq!(pool.frames_to_free(), 1);
     assert_eq!(new_page(&pool, 1, 3), PageRef::new(4, 1));
 
-    // The disk is full: the pool waits for the log, and refuses nothing.
+    // The disk is full. The pool waits for the log, and the allocation succeeds.
     plan.fail_always(Operation::Resize, Fault::Error(Errno::NOSPC));
     while new_page(&pool, 1, 4) != two {}
     assert_eq!(log.durable.load(Ordering::SeqCst), 21);

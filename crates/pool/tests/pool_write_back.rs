@@ -1,4 +1,4 @@
-//! Writing dirty pages: what goes to the device, when, and what happens when it is refused.
+//! Write-back: which pages go to the device, when, and what follows if the device refuses.
 
 #![cfg(not(feature = "model"))]
 #![allow(clippy::unwrap_used)] // helpers of tests may, as tests may
@@ -17,17 +17,17 @@ use vellum_pool::{
 use vellum_testing::patience::SetWhenDropped;
 use vellum_vm::{BackendChoice, BackendKind, Errno};
 
-/// Where a page of this test keeps its log sequence number, and where sealing puts a mark.
+/// Where a page of these tests has its log sequence number, and where sealing puts a mark.
 const LSN: usize = 32;
 const MARK: usize = 40;
 const SEALED: u64 = 0x5ea1_ed00_5ea1_ed00;
 
-/// A format with log sequence numbers, whose log can refuse.
+/// A format with log sequence numbers, whose log can fail.
 #[derive(Default)]
 struct Logged {
     log_fails: AtomicBool,
     not_now: AtomicBool,
-    /// What happens before the next answer.
+    /// Runs before the next answer of the log.
     meanwhile: Mutex<Option<Meanwhile>>,
     sealed: Mutex<Vec<(PageRef, usize)>>,
     durable_up_to: Mutex<Vec<u64>>,
@@ -86,7 +86,7 @@ fn the_log_is_asked_for_the_greatest_number_before_each_batch() {
     for (page, lsn) in pages.iter().zip([5, 70, 3, 9, 2, 1, 80, 4]) {
         set_lsn(&pool, *page, lsn);
     }
-    // The log has the number before the device has a page.
+    // The log is asked for the number before the device gets a page.
     plan.hold(Operation::Write);
     std::thread::scope(|scope| {
         let sync = scope.spawn(|| pool.sync());
@@ -118,8 +118,8 @@ fn a_log_that_fails_keeps_pages_dirty_and_in_memory() {
     assert_eq!(pool.stats().write_backs, 0);
 }
 
-/// A checkpoint writes copies of the pages and ends while a thread that is about to write the same
-/// pages is delayed in the format. The thread writes nothing, and the format can tell.
+/// A thread is about to write pages, and is delayed in the format. Meanwhile a checkpoint writes
+/// copies of the same pages and ends. Then the thread writes nothing.
 #[test]
 fn pages_that_a_checkpoint_made_clean_are_not_written_again() {
     let format = Arc::new(Logged::default());
@@ -142,12 +142,12 @@ fn pages_that_a_checkpoint_made_clean_are_not_written_again() {
     pages.iter().for_each(|page| assert_eq!(generation(&pool, *page), Some(1)));
 }
 
-/// While dirty pages must not be written, clean ones go; where there are none a thread that needs a
-/// frame waits, for longer than it waits for a pool that is exhausted.
+/// While the pool must not write dirty pages, it evicts clean ones. If there are none, a thread
+/// that needs a frame waits longer than it does in an exhausted pool.
 #[test]
 fn a_write_that_is_put_off_is_no_failure() {
     let format = Arc::new(Logged::default());
-    // An exmap may have a frame less for pages: this counts on all 16.
+    // An exmap may have one frame less for pages, and this test needs all 16.
     let backend = BackendChoice::Only(BackendKind::Madvise);
     let states = StatePlace::Pages;
     let options = PoolOptions { evictors: 0, patience: 20, backend, states, ..options(16) };
@@ -157,7 +157,7 @@ fn a_write_that_is_put_off_is_no_failure() {
     let writes = plan.counts().writes;
     format.not_now.store(true, Ordering::SeqCst);
     let dirty: Vec<_> = (0..16).map(|_| new_page(&pool, 1, 1)).collect();
-    assert!(!pool.is_resident(clean), "the clean page went");
+    assert!(!pool.is_resident(clean), "the clean page was evicted");
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| pool.allocate(1).map(drop));
         std::thread::sleep(std::time::Duration::from_millis(300));
@@ -170,7 +170,8 @@ fn a_write_that_is_put_off_is_no_failure() {
     dirty.iter().for_each(|page| assert_eq!(generation(&pool, *page), Some(1)));
 }
 
-/// Copies are the pages as they were; of the pages those are clean afterwards that still are.
+/// The checkpoint writes the pages as they were when it copied them. Afterwards the pages that have
+/// not changed since are clean.
 #[test]
 fn copies_are_written_while_pages_change() {
     let (pool, plan) = faulty(PoolOptions { evictors: 0, ..options(64) });
@@ -179,7 +180,7 @@ fn copies_are_written_while_pages_change() {
     let copies = pool.copy_dirty(3, 5).unwrap().unwrap();
     assert_eq!(pool.dirty_pages(), 3);
     stamp(&mut pool.fix_exclusive(pages[1]).unwrap(), pages[1], 2);
-    // Freed, and its place used again for a page that begins there.
+    // A freed page, whose place is used again by a page that begins there.
     pool.free_page(pages[2]).unwrap();
     let again = new_page(&pool, 1, 7);
     assert_eq!(again, pages[2]);
@@ -274,7 +275,7 @@ fn a_failed_write_in_the_background_is_found_out() {
         stamp(&mut guard, *page, 2);
         dirtied.push(*page);
     }
-    assert!(dirtied.len() < pages.len(), "more dirty pages than frames, and none could leave");
+    assert!(dirtied.len() < pages.len(), "more dirty pages than frames, and none was evicted");
     assert!(matches!(pool.sync(), Err(PoolError::Poisoned(_))));
     dirtied.iter().for_each(|page| assert_eq!(generation(&pool, *page), Some(2)));
 }
@@ -312,8 +313,8 @@ fn a_failed_sync_poisons() {
     assert_eq!(generation(&pool, page), Some(1));
 }
 
-/// The file must have, after every sync, what was finished before it: under steady writing, with
-/// eviction writing at the same time.
+/// After every sync the file must have all changes that ended before it, while threads write and
+/// the evictor writes back.
 #[test]
 fn a_sync_covers_what_was_finished_before_it() {
     let memory = Arc::new(MemoryDevice::new());
@@ -329,7 +330,7 @@ fn a_sync_covers_what_was_finished_before_it() {
             scope.spawn(move || {
                 let mut random = common::Random(thread);
                 while !stop.load(Ordering::Relaxed) {
-                    // Each thread has its own half of the pages.
+                    // Each thread has half of the pages for itself.
                     let index = random.index(30) * 2 + thread as usize;
                     let next = finished[index].load(Ordering::SeqCst) + 1;
                     stamp(&mut pool.fix_exclusive(pages[index]).unwrap(), pages[index], next);

@@ -1,4 +1,4 @@
-//! The map of free pages against the simplest one possible: a bit per page.
+//! The free map, compared with the simplest possible one: a bit per page.
 
 #![cfg(not(feature = "model"))]
 #![allow(clippy::unwrap_used)]
@@ -7,7 +7,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use vellum_pool::{Space, SpaceError};
 
-/// A bit per page: whether it is free.
+/// One bit per page: whether it is free.
 #[derive(Debug)]
 struct Bitmap {
     first: usize,
@@ -113,7 +113,7 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn it_does_what_a_bitmap_does(first in 0_u64..5, steps in steps()) {
+    fn the_free_map_behaves_like_a_bitmap(first in 0_u64..5, steps in steps()) {
         let mut space = Space::new(first);
         let mut bitmap = Bitmap { first: first as usize, free: vec![false; first as usize] };
         let mut allocated: Vec<(u64, u64)> = Vec::new();
@@ -153,7 +153,7 @@ proptest! {
         }
     }
 
-    /// Changed bytes are refused, or are a space of their own that encodes to just these bytes.
+    /// Changed bytes are refused, or decode to another space, which encodes to the same bytes.
     #[test]
     fn changed_bytes_never_panic(
         frees in vec((0_u64..200, 1_u64..6), 0..30),
@@ -182,7 +182,7 @@ proptest! {
         small in vec(0_u64..40, 0..16),
     ) {
         use_hostile(&bytes)?;
-        // Small numbers behind a good start get further.
+        // With a valid beginning and small numbers, the decoder gets further.
         bytes.clear();
         bytes.extend(1_u64.to_le_bytes());
         bytes.extend(small.iter().flat_map(|number| number.to_le_bytes()));
@@ -204,7 +204,7 @@ fn use_hostile(bytes: &[u8]) -> Result<(), TestCaseError> {
 }
 
 #[test]
-fn a_hundred_thousand_extents_are_no_trouble() {
+fn a_hundred_thousand_extents_work() {
     let mut space = Space::new(0);
     space.allocate(300_000);
     for extent in 0..100_000 {

@@ -1,4 +1,4 @@
-//! Threads that read and write the pages of a pool in every way there is, against a model.
+//! Threads that read and write the pages of a pool by every kind of access, against a model.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -7,7 +7,7 @@ use vellum_pool::{PageRef, Pool, Restart};
 use super::tasks::block_on;
 use super::{Random, new_page, stamp, stamped};
 
-/// Pages and the generation that each must have. A model's word changes only under the page's
+/// Pages, and the generation that each must have. A generation changes only under the page's
 /// exclusive lock.
 pub struct Churn {
     pub pages: Vec<PageRef>,
@@ -51,7 +51,7 @@ impl Churn {
         }
     }
 
-    /// Such accesses by three threads, beside which each has pages that come and go.
+    /// Such accesses by three threads. Each thread also allocates and frees pages of its own.
     pub fn crowd(&self, pool: &Pool) {
         std::thread::scope(|scope| {
             for thread in 0..3 {

@@ -1,5 +1,4 @@
-//! What the pool's integration tests share: storage of every kind, stamped pages, and a small
-//! executor.
+//! Helpers of the pool's integration tests: storage of every kind, stamped pages, a small executor.
 
 #![allow(dead_code, unused_imports)] // each test program uses a part
 
@@ -22,20 +21,20 @@ use vellum_vm::{Surface, probe};
 pub mod churn;
 pub mod tasks;
 
-/// Options for a pool of `frames` frames that gives up soon when it is exhausted.
+/// Options for a pool of `frames` frames that soon reports exhaustion.
 pub fn options(frames: u64) -> PoolOptions {
     options_on(BackendChoice::Auto, frames)
 }
 
-/// The same on a certain backend. States are with the frames where that is possible, and in an
-/// array elsewhere: the suite runs in guests with the module and on machines without it.
+/// The same on one backend. The states are with the frames where that is possible, and in an array
+/// elsewhere. The suite runs in guests with the module and on machines without it.
 pub fn options_on(backend: BackendChoice, frames: u64) -> PoolOptions {
     let size = PoolSize::Bytes(frames * PAGE_SIZE as u64);
     let states = if shows_tables(backend) { StatePlace::Frames } else { StatePlace::Pages };
     PoolOptions { size, backend, states, patience: 2_000, ..PoolOptions::default() }
 }
 
-/// Whether surfaces of that backend show their page tables to this process.
+/// Whether surfaces of this backend show their page tables to the process.
 pub fn shows_tables(backend: BackendChoice) -> bool {
     static EXMAP: OnceLock<bool> = OnceLock::new();
     let exmap = BackendChoice::Only(BackendKind::Exmap);
@@ -50,12 +49,12 @@ pub fn open(device: Arc<dyn Device>, options: PoolOptions) -> Pool {
     Pool::open(device, Arc::new(RawPages), Space::new(0), options).unwrap()
 }
 
-/// A pool of raw pages, all in memory, and the plan of what goes wrong below it.
+/// A pool of raw pages on a device in memory, and the plan of the device's faults.
 pub fn faulty(options: PoolOptions) -> (Pool, FaultPlan) {
     faulty_with(Arc::new(RawPages), options)
 }
 
-/// As [`faulty`], with a format of the caller's.
+/// As [`faulty`], with the caller's format.
 pub fn faulty_with(format: Arc<dyn PageFormat>, options: PoolOptions) -> (Pool, FaultPlan) {
     let memory = MemoryDevice::new().completing(Completion::Thread).unwrap();
     let device = FaultyDevice::new(memory, 1).unwrap();
@@ -63,7 +62,7 @@ pub fn faulty_with(format: Arc<dyn PageFormat>, options: PoolOptions) -> (Pool, 
     (Pool::open(Arc::new(device), format, Space::new(0), options).unwrap(), plan)
 }
 
-/// Where pages are stored.
+/// The storage of a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Storage {
     Memory,
@@ -72,7 +71,7 @@ pub enum Storage {
 }
 
 impl Storage {
-    /// Those that work on this machine.
+    /// All that work on this machine.
     pub fn all() -> Vec<Storage> {
         let files = [
             Storage::File(IoEngineChoice::Threads, Direct::Auto),
@@ -101,7 +100,7 @@ impl Storage {
         })
     }
 
-    /// An empty device; the directory is where its file is, if it has one.
+    /// An empty device, and the directory of its file, if it has one.
     pub fn create(self, dir: &TempDir) -> Arc<dyn Device> {
         self.try_create(dir).unwrap_or_else(|| panic!("{self:?} does not work here"))
     }
@@ -112,7 +111,7 @@ pub fn scratch_dir() -> TempDir {
     tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
 }
 
-/// The backends that this kernel has.
+/// The backends that work on this kernel.
 pub fn backends() -> Vec<BackendChoice> {
     BackendKind::ALL
         .into_iter()
@@ -131,7 +130,8 @@ pub fn stamp(bytes: &mut [u8], page: PageRef, generation: u64) {
     }
 }
 
-/// The generation that a page is stamped with, if all of its frames agree on it and on the place.
+/// The generation that a page is stamped with, if all of its frames have the same one and the right
+/// place.
 pub fn stamped(bytes: impl PageReader, page: PageRef) -> Option<u64> {
     if bytes.len() != page.bytes() {
         return None;
@@ -169,18 +169,19 @@ pub fn generation(pool: &Pool, page: PageRef) -> Option<u64> {
     stamped(&*pool.fix_shared(page).unwrap(), page)
 }
 
-/// Fixes `others` until `page` has left memory.
+/// Fixes `others` until `page` is evicted.
 pub fn push_out(pool: &Pool, page: PageRef, others: &[PageRef]) {
     let deadline = Instant::now() + PATIENCE;
     while pool.is_resident(page) {
-        assert!(Instant::now() < deadline, "{page} does not leave");
+        assert!(Instant::now() < deadline, "{page} is not evicted");
         for other in others.iter().filter(|other| **other != page) {
             drop(pool.fix_shared(*other).unwrap());
         }
     }
 }
 
-/// Runs a test's body on a thread of its own, and fails instead of hanging if it does not end.
+/// Runs the body of a test on its own thread. If it does not end, the test fails instead of
+/// hanging.
 pub fn within(patience: Duration, body: impl FnOnce() + Send + 'static) {
     let running = std::thread::spawn(body);
     let deadline = Instant::now() + patience;
@@ -193,7 +194,7 @@ pub fn within(patience: Duration, body: impl FnOnce() + Send + 'static) {
     }
 }
 
-/// References that no pool of these tests can have, from the ends of the numbers.
+/// References that no pool of these tests can have, with extreme numbers.
 pub fn hostile_references(pool: &Pool) -> Vec<PageRef> {
     let end = pool.file_pages().max(pool.end());
     [

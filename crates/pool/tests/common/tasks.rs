@@ -1,4 +1,4 @@
-//! A `block_on` and an executor of many tasks on a few threads: no more than the tests need.
+//! A `block_on`, and a small executor of many tasks on a few threads.
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -19,7 +19,7 @@ impl Wake for Unpark {
     }
 }
 
-/// Polls a future on this thread until it is ready; fails if nobody wakes it.
+/// Polls a future on this thread until it is ready; fails if no thread wakes it.
 #[track_caller]
 pub fn block_on<F: Future>(future: F) -> F::Output {
     let waker = Waker::from(Arc::new(Unpark(thread::current())));
@@ -82,7 +82,7 @@ impl Wake for Task {
     }
 }
 
-/// Runs all tasks to their end on `threads` threads; fails if they get stuck.
+/// Runs all tasks to their end on `threads` threads; fails if all of them wait.
 pub fn run_all(threads: usize, tasks: Vec<BoxedTask>) {
     let queue = Arc::new(Queue::default());
     queue.state.lock().unwrap().unfinished = tasks.len();
@@ -111,7 +111,8 @@ fn work(queue: &Queue) {
             state = next;
         };
         drop(state);
-        // Held while it is polled: a task that is woken meanwhile waits here for its next turn.
+        // A thread holds this while it polls the task. If the task is woken meanwhile, the next
+        // thread waits here.
         let mut future = task.future.lock().unwrap();
         let waker = Waker::from(task.clone());
         let Some(running) = future.as_mut() else { continue };

@@ -1,4 +1,4 @@
-//! What the tests of devices share: aligned memory, known contents, counting callbacks, mounts.
+//! Helpers of the tests of devices: aligned memory, known contents, counting callbacks, mounts.
 #![allow(unsafe_code, dead_code, unused_imports, clippy::unwrap_used)]
 
 use std::ffi::CString;
@@ -24,7 +24,7 @@ impl Buffer {
         Self(vec![Page([0; PAGE_SIZE]); pages as usize])
     }
 
-    /// The known contents of a range in its n-th generation.
+    /// The known contents of a range in a generation.
     pub fn of(range: PageRange, generation: u64) -> Self {
         let mut buffer = Self::zeroed(range.count);
         for (page, memory) in (range.start..).zip(&mut buffer.0) {
@@ -46,29 +46,29 @@ pub fn range(start: u64, count: u64) -> PageRange {
     PageRange { start, count }
 }
 
-/// A surface such as a pool has, all of whose pages can be in memory.
+/// A surface such as a pool has, with a frame for each page.
 pub fn surface(pages: u64) -> Surface {
     surface_with_frames(pages, pages)
 }
 
-/// As [`surface`], with so many pages in memory at a time.
+/// As [`surface`], with `frames` frames.
 pub fn surface_with_frames(pages: u64, frames: u64) -> Surface {
     Surface::reserve_with_frames(pages, frames, BackendChoice::Auto).unwrap()
 }
 
-/// A surface of ordinary memory, the rights of whose pages can be changed.
+/// A surface of ordinary memory, whose pages can be protected.
 pub fn ordinary_surface(pages: u64) -> Surface {
     Surface::reserve(pages, BackendChoice::Auto).unwrap()
 }
 
-/// What a surface holds at a range that no read is in flight for.
+/// The bytes of a surface at a range for which no read is in flight.
 pub fn bytes(surface: &Surface, range: PageRange) -> Vec<u8> {
     let address = surface.address(range.start).as_ptr();
     // SAFETY: on the surface, and the tests do not change it meanwhile.
     unsafe { std::slice::from_raw_parts(address, range.count as usize * PAGE_SIZE) }.to_vec()
 }
 
-/// Forgets what a surface holds at a range.
+/// Releases a range of a surface.
 pub fn release(surface: &Surface, range: PageRange) {
     let mut entry = [vellum_vm::Entry::new(range)];
     // SAFETY: nothing uses the range.
@@ -82,7 +82,7 @@ pub fn assert_holds(surface: &Surface, range: PageRange, generation: u64) {
     assert_eq!(differs, None, "first byte of {range:?} that is wrong, generation {generation}");
 }
 
-/// Writes known contents to ranges in one batch, each in two parts, split in some way.
+/// Writes known contents to ranges in one batch, each in two parts, split at varying places.
 pub fn write_all(device: &dyn Device, ranges: &[PageRange], generation: u64) {
     let buffers: Vec<_> = ranges.iter().map(|&range| Buffer::of(range, generation)).collect();
     let mut batch: Vec<_> = ranges
@@ -100,7 +100,7 @@ pub fn write_all(device: &dyn Device, ranges: &[PageRange], generation: u64) {
     }
 }
 
-/// Reads in flight, and what came of them.
+/// Reads in flight, and their results.
 pub struct Reads {
     sender: Sender<(usize, io::Result<()>)>,
     receiver: Receiver<(usize, io::Result<()>)>,
@@ -122,7 +122,8 @@ impl Reads {
         device.start_reads(surface, reads.collect());
     }
 
-    /// Waits for all; results in the order of starting. Each must have been called exactly once.
+    /// Waits for all reads, and returns their results in the order of starting. Each callback must
+    /// have been called exactly once.
     pub fn wait(self) -> Vec<io::Result<()>> {
         let mut results: Vec<_> = (0..self.started).map(|_| None).collect();
         for _ in 0..self.started {
@@ -134,7 +135,7 @@ impl Reads {
         results.into_iter().flatten().collect()
     }
 
-    /// How many are done by now.
+    /// The number of reads that are done.
     pub fn done(&self) -> usize {
         self.receiver.try_iter().count()
     }
@@ -144,7 +145,7 @@ impl Reads {
 pub struct Mounted(tempfile::TempDir);
 
 impl Mounted {
-    /// None, with a printed line, where mounting is not allowed.
+    /// `None`, and a printed line, where mounting is not allowed.
     pub fn new(kind: &str, options: &str) -> Option<Self> {
         let directory = tempfile::tempdir().unwrap();
         let [kind_c, options_c] = [kind, options].map(|text| CString::new(text).unwrap());
