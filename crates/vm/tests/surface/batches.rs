@@ -1,4 +1,4 @@
-//! What every backend must do, run for each that the kernel has.
+//! The contract of every backend, tested on each one that the kernel has.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -12,20 +12,20 @@ use vellum_vm::{
 on_every_backend!(
     a_fresh_surface_is_empty_and_zero,
     populate_makes_resident_and_keeps_contents,
-    release_takes_memory_and_leaves_zeros,
+    release_frees_memory_and_leaves_zeros,
     the_zero_page_is_not_resident,
     residency_agrees_with_smaps,
     bad_entries_fail_alone,
     entries_that_the_kernel_refuses_fail_alone,
-    populating_what_cannot_be_written_fails_alone,
+    populating_unwritable_pages_fails_alone,
     more_entries_than_a_vector_takes,
     many_refused_entries_among_thousands,
     one_entry_larger_than_a_call,
     adjacent_duplicate_and_overlapping_entries,
     empty_batches_and_empty_ranges,
-    threads_on_pages_of_their_own,
+    threads_use_their_own_pages,
     growing_while_in_use,
-    growing_past_what_is_mapped,
+    growing_past_the_mapped_range,
     a_forked_child_has_no_surface,
     advice_keeps_contents,
 );
@@ -60,7 +60,7 @@ fn populate_makes_resident_and_keeps_contents(backend: BackendKind) {
     assert!(own.holds(10, 0xAA));
 }
 
-fn release_takes_memory_and_leaves_zeros(backend: BackendKind) {
+fn release_frees_memory_and_leaves_zeros(backend: BackendKind) {
     let own = Own::new(100, backend);
     (0..100).for_each(|page| own.fill(page, 1 + page as u8));
     assert_eq!(own.resident(), 100);
@@ -86,7 +86,7 @@ fn residency_agrees_with_smaps(backend: BackendKind) {
     let own = Own::new(70_000, backend);
     let mut batch: Vec<Entry> = (0..700).map(|index| Entry::page(index * 100)).collect();
     assert_eq!(own.surface.populate(&mut batch), 0);
-    // Reading others maps the zero page there.
+    // Reading the other pages maps the zero page there.
     (0..700).for_each(|index| assert!(own.holds(index * 100 + 1, 0)));
     let base = own.surface.base().addr().get();
     let by_kernel = |field| smaps(base, 1 << 30, field) / 4;
@@ -112,7 +112,7 @@ fn bad_entries_fail_alone(backend: BackendKind) {
     assert_eq!(own.resident(), 4);
     assert_eq!(own.release(&mut batch), 4);
     assert_eq!(own.resident(), 1);
-    assert!(own.holds(0, 7), "an entry out of range did something");
+    assert!(own.holds(0, 7), "an entry out of range had an effect");
     // Each call sets all results.
     assert_eq!(own.release(&mut batch[..1]), 0);
 }
@@ -138,13 +138,13 @@ fn entries_that_the_kernel_refuses_fail_alone(backend: BackendKind) {
     assert_eq!(own.resident(), 64 - 21);
 }
 
-fn populating_what_cannot_be_written_fails_alone(backend: BackendKind) {
+fn populating_unwritable_pages_fails_alone(backend: BackendKind) {
     if probe::facilities().get("MADV_POPULATE_WRITE").is_none_or(|facility| !facility.found) {
         eprintln!("skipped: pages are populated by touching, which cannot report errors");
         return;
     }
     if backend == BackendKind::Exmap {
-        // The rights of its pages cannot be changed. What fails there is in `exmap.rs`.
+        // The rights of an exmap's pages cannot be changed. `exmap.rs` tests the failures there.
         return;
     }
     let own = Own::new(32, backend);
@@ -187,7 +187,7 @@ fn many_refused_entries_among_thousands(backend: BackendKind) {
 }
 
 fn one_entry_larger_than_a_call(backend: BackendKind) {
-    // 5 GiB of addresses: more than the kernel takes in one vector. Only a few are populated.
+    // 5 GiB of addresses, more than the kernel takes in one vector. Only a few pages are populated.
     let pages = 5 << 18;
     let own = Own::new(pages, backend);
     let touched = [0, 1, (1 << 18) - 1, 1 << 18, (2 << 18) - 1, 2 << 18, pages - 1];
@@ -228,7 +228,7 @@ fn empty_batches_and_empty_ranges(backend: BackendKind) {
     empty.fill(0, 1);
 }
 
-fn threads_on_pages_of_their_own(backend: BackendKind) {
+fn threads_use_their_own_pages(backend: BackendKind) {
     const THREADS: u64 = 4;
     let own = Own::new(4_096, backend);
     std::thread::scope(|scope| {
@@ -290,9 +290,10 @@ fn growing_while_in_use(backend: BackendKind) {
     assert!(own.holds(63, 0x5A));
 }
 
-fn growing_past_what_is_mapped(backend: BackendKind) {
-    // Surfaces of other tests would each take half of the room that another one has to grow.
-    if !entered(&format!("batches::{backend}::growing_past_what_is_mapped")) {
+fn growing_past_the_mapped_range(backend: BackendKind) {
+    // Runs alone, because each surface of another test would take half of the room that this one
+    // has to grow.
+    if !entered(&format!("batches::{backend}::growing_past_the_mapped_range")) {
         return;
     }
     let own = Own::new(1, backend);
@@ -339,7 +340,7 @@ fn a_forked_child_has_no_surface(backend: BackendKind) {
 }
 
 fn advice_keeps_contents(backend: BackendKind) {
-    // Two huge pages' worth, so that one lies inside whatever the base's alignment.
+    // The size of two huge pages, so that one lies inside, whatever the alignment of the base.
     let own = Own::new(1024, backend);
     (0..1024).for_each(|page| own.fill(page, (page % 250) as u8 + 1));
     let all = PageRange::new(0, 1024);
@@ -363,7 +364,7 @@ fn advice_keeps_contents(backend: BackendKind) {
     let error = own.surface.advise(PageRange::new(1000, 25), Advice::Cold).unwrap_err();
     assert_eq!(error, SurfaceError::OutOfRange { range: PageRange::new(1000, 25), pages: 1024 });
     assert!(own.surface.residency(PageRange::new(1024, 1)).is_err());
-    // Releasing works page by page, whatever size the pages had.
+    // Single pages can be released, whatever size the pages had.
     assert_eq!(own.release(&mut [Entry::page(700)]), 0);
     assert!(own.holds(700, 0) && own.holds(699, 200) && own.holds(701, 202));
 }
@@ -373,7 +374,7 @@ fn auto_is_the_choice_of_the_probe() {
     let surface = Surface::reserve_with_frames(1, 1, BackendChoice::Auto).unwrap();
     assert_eq!(surface.backend(), probe::choice().backend);
     assert!(probe::backends().contains(&surface.backend()));
-    // An exmap takes all of its memory at once: not without being told how much.
+    // An exmap takes all of its memory at once, so auto takes one only if the caller sets the size.
     let surface = Surface::reserve(1, BackendChoice::Auto).unwrap();
     assert_eq!(surface.backend(), probe::choice_without_exmap().backend);
     assert_ne!(surface.backend(), BackendKind::Exmap);

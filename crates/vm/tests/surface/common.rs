@@ -1,11 +1,11 @@
-//! A surface whose pages the test alone touches, which makes its operations safe to call.
+//! A surface whose pages only the test touches, so that its operations are safe to call.
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use vellum_vm::{BackendChoice, BackendKind, Entry, Errno, PAGE_SIZE, PageRange, Surface, probe};
 
-/// A surface under test. A page is only touched by one thread at a time; tests see to that by
-/// giving threads pages of their own.
+/// A surface under test. Only one thread at a time touches a page: tests give each thread its own
+/// pages.
 #[derive(Debug)]
 pub struct Own {
     pub surface: Surface,
@@ -16,18 +16,19 @@ impl Own {
         Self { surface: Surface::reserve(pages, BackendChoice::Only(backend)).unwrap() }
     }
 
-    /// As [`new`](Self::new), with `frames` frames if the backend has its own.
+    /// As [`new`](Self::new), with `frames` frames if the backend has frames of its own.
     pub fn with_frames(pages: u64, frames: u64, backend: BackendKind) -> Self {
         let backend = BackendChoice::Only(backend);
         Self { surface: Surface::reserve_with_frames(pages, frames, backend).unwrap() }
     }
 
-    /// Fills a page with bytes that belong to the value; populates it first where a write does not.
+    /// Fills a page with bytes that depend on the value. Populates it first if a write does not do
+    /// that.
     pub fn fill(&self, page: u64, value: u8) {
         if !self.surface.fault_behaviour().writing_populates() {
             assert_eq!(self.surface.populate(&mut [Entry::page(page)]), 0, "page {page}");
         }
-        // SAFETY: the page is within the surface and no one else touches it (see `Own`).
+        // SAFETY: the page is within the surface, and no other thread touches it (see `Own`).
         unsafe { self.surface.address(page).write_bytes(value, PAGE_SIZE) };
     }
 
@@ -67,15 +68,15 @@ impl Own {
     }
 }
 
-/// Pages that the kernel refuses to release for as long as this lives: locked in memory, or, on an
-/// exmap, on their way through a pipe, which pins them.
+/// Pages that the kernel refuses to release while this value lives: they are locked in memory or,
+/// on an exmap, pinned by a pipe.
 #[derive(Debug, Default)]
 pub struct Refused {
     ends: Vec<OwnedFd>,
 }
 
 impl Refused {
-    /// What the kernel says when a page of that backend is to be released.
+    /// The error with which the kernel refuses to release a page of the backend.
     pub fn errno(backend: BackendKind) -> Errno {
         if backend == BackendKind::Exmap { Errno::BUSY } else { Errno::INVAL }
     }
@@ -103,7 +104,7 @@ pub fn entries<const N: usize>(ranges: [(u64, u64); N]) -> [Entry; N] {
     ranges.map(|(start, count)| Entry::new(PageRange::new(start, count)))
 }
 
-/// Runs a test if the kernel has the backend, and says so if not.
+/// Runs a test if the kernel has the backend. Prints a line if not.
 pub fn on(backend: BackendKind, test: fn(BackendKind)) {
     match probe::works(backend) {
         Ok(()) => test(backend),
@@ -132,7 +133,7 @@ pub fn smaps(from: usize, bytes: usize, field: &str) -> u64 {
     sum
 }
 
-/// Declares every test once per backend.
+/// Declares each test once for each backend.
 macro_rules! on_every_backend {
     ($($test:ident),* $(,)?) => {
         mod madvise {

@@ -1,5 +1,5 @@
-//! What exmap alone does: frames of its own that run out, pages that cannot be written before they
-//! are populated, pages that the kernel holds, one mapping for all of its life.
+//! Properties of exmap alone: its frames can run out, a page must be populated before a write, the
+//! kernel may hold pages, and one mapping lasts for its whole life.
 
 use std::fs::OpenOptions;
 use std::os::fd::AsRawFd;
@@ -23,7 +23,7 @@ use vellum_vm::{
 
 const EXMAP: BackendKind = BackendKind::Exmap;
 
-/// Whether there is an exmap here; says so if not.
+/// Whether exmap works here. Prints a line if not.
 fn works() -> bool {
     let works = probe::works(EXMAP);
     if let Err(reason) = &works {
@@ -50,13 +50,13 @@ fn frames_run_out_for_the_entries_that_need_more() {
     assert_eq!(own.release(&mut entries([(102, 1)])), 0);
     own.fill(7, 9);
     assert!(own.holds(7, 9));
-    // A released page leaves its frame to the next one, contents and all.
+    // The next page gets the frame of a released page, with its contents.
     assert_eq!(own.release(&mut large), 0);
     assert_eq!(own.resident(), 0);
 }
 
 #[test]
-fn the_kernel_too_cannot_write_where_nothing_is_populated() {
+fn the_kernel_cannot_write_to_an_unpopulated_page() {
     if !works() {
         return;
     }
@@ -69,7 +69,7 @@ fn the_kernel_too_cannot_write_where_nothing_is_populated() {
         usize::try_from(read).map_err(|_| std::io::Error::last_os_error().raw_os_error().unwrap())
     };
     assert_eq!(read(3), Err(libc::EFAULT));
-    assert!(own.holds(3, 0), "it reads as zeros all the same");
+    assert!(own.holds(3, 0), "it still reads as zeros");
     assert_eq!(read(3), Err(libc::EFAULT), "a page that shows zeros can be written");
     assert_eq!(own.resident(), 0);
     own.fill(3, 1);
@@ -78,7 +78,7 @@ fn the_kernel_too_cannot_write_where_nothing_is_populated() {
 }
 
 #[test]
-fn a_page_that_the_kernel_holds_is_released_once_it_lets_go() {
+fn a_page_that_the_kernel_holds_is_released_after_the_hold() {
     if !works() {
         return;
     }
@@ -89,12 +89,12 @@ fn a_page_that_the_kernel_holds_is_released_once_it_lets_go() {
     let mut batch = entries([(0, 600)]);
     assert_eq!(own.release(&mut batch), 1);
     assert_eq!((batch[0].result, own.resident()), (Err(Errno::BUSY), 600));
-    assert!((0..600).all(|page| own.holds(page, 5)), "all of an entry stays");
+    assert!((0..600).all(|page| own.holds(page, 5)), "no page of the entry is released");
     assert!(own.surface.released_whole() >= 600);
     assert_eq!(own.release(&mut entries([(0, 300), (300, 1), (301, 299)])), 1);
     assert_eq!(own.resident(), 1);
-    // Another thread drops the hold while release retries. A child of another test has the pipe,
-    // too, for a moment.
+    // Another thread ends the hold while release retries. A child of another test may have the
+    // pipe, too, for a moment.
     std::thread::scope(|scope| {
         scope.spawn(|| drop(held));
         eventually("it is released", || own.release(&mut batch) == 0);
@@ -121,7 +121,7 @@ fn direct_reads_and_writes_go_straight_to_frames() {
         // SAFETY: pages of the surface that no thread writes to.
         let written = unsafe { libc::pwrite(file.as_raw_fd(), from.cast(), 16 * PAGE_SIZE, 0) };
         assert_eq!(written, 16 * PAGE_SIZE as isize);
-        // Right after the write the kernel may not have let go yet.
+        // Right after the write the kernel may still hold the pages.
         assert_eq!(own.release(&mut entries([(0, 16)])), 0);
         assert_eq!(own.read(&file, 0, &mut entries([(3, 1), (0, 3), (10, 6)])), 0);
         for page in (0..4).chain(10..16) {
@@ -132,10 +132,10 @@ fn direct_reads_and_writes_go_straight_to_frames() {
     assert_eq!(own.resident(), 0);
 }
 
-/// Threads that populate and release the same pages: each change has one winner, or frames would
-/// be lost, or counted twice.
+/// Threads populate and release the same pages. Each change has one winner; otherwise frames would
+/// be lost or counted twice.
 #[test]
-fn threads_that_fight_for_the_same_pages_lose_no_frame() {
+fn threads_that_contend_for_pages_lose_no_frame() {
     if !works() {
         return;
     }
@@ -162,8 +162,8 @@ fn threads_that_fight_for_the_same_pages_lose_no_frame() {
     assert_eq!(own.resident(), FRAMES);
 }
 
-/// Threads that together never have more pages than there are frames: none of them is ever told
-/// that there is none, though free frames are in the hands of others at times.
+/// The threads together never have more pages than there are frames. So none of them gets an error,
+/// although other threads have the free frames at times.
 #[test]
 fn a_frame_that_is_free_is_found() {
     if !works() {
@@ -218,7 +218,7 @@ fn more_threads_than_interfaces_take_turns() {
 }
 
 #[test]
-fn it_grows_within_what_was_mapped_and_says_when_that_ends() {
+fn it_grows_within_its_mapping_and_names_the_end() {
     if !works() {
         return;
     }
@@ -234,7 +234,7 @@ fn it_grows_within_what_was_mapped_and_says_when_that_ends() {
     assert_eq!((bytes, mapped), ((64 << 30) + PAGE_SIZE, 64 << 30));
     assert_eq!(own.surface.pages(), room);
     assert!(own.holds(0, 1) && own.holds(room - 1, 2) && own.holds(room - 2, 0));
-    // Sixteen times what there is, and what the module does not map.
+    // Sixteen times the size, which the module does not map.
     let large = Own::with_frames(room, 1, EXMAP);
     large.surface.grow(8 * room).unwrap();
     let too_long = Surface::reserve_with_frames(1 << 33, 1, BackendChoice::Only(EXMAP));
@@ -260,13 +260,13 @@ fn a_tight_address_space_leaves_less_room() {
     assert_eq!(limit, 8 << 30);
 }
 
-/// Makes this thread run as a user that has locked nothing yet, that may open the device, and that
-/// may not lock more than others.
-fn become_somebody_else() -> bool {
-    const SOMEBODY: u32 = 54_321;
+/// Makes this thread run as a user that has locked no memory, may open the device, and has no right
+/// to exceed the limit of locked memory.
+fn become_another_user() -> bool {
+    const OTHER_USER: u32 = 54_321;
     let all = capabilities(None).unwrap();
     let keeps = set_keep_capabilities(true);
-    if keeps.is_err() || set_thread_uid(Uid::from_raw(SOMEBODY)).is_err() {
+    if keeps.is_err() || set_thread_uid(Uid::from_raw(OTHER_USER)).is_err() {
         return false;
     }
     let effective = CapabilitySet::DAC_OVERRIDE;
@@ -288,7 +288,7 @@ fn frames_beyond_the_limit_of_locked_memory_are_refused_and_auto_does_without() 
     let pages = interfaces + 64;
     let limit = Rlimit { current: Some(pages * PAGE_SIZE as u64), maximum: None };
     setrlimit(Resource::Memlock, limit).unwrap();
-    if !become_somebody_else() {
+    if !become_another_user() {
         return eprintln!("skipped: only root can become a user who may lock little");
     }
     let reserve = |frames, backend| Surface::reserve_with_frames(1_000, frames, backend);

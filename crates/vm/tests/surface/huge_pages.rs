@@ -1,5 +1,5 @@
-//! Huge pages on a surface: put together and split again, on every backend, by the kernel's own
-//! count: `/proc/self/smaps`, and the memory control group where the tests may make one.
+//! Huge pages on a surface, collapsed and split, on every backend. The tests check the kernel's
+//! counts: `/proc/self/smaps`, and the memory control group where the tests may create one.
 
 use std::fs::OpenOptions;
 use std::os::fd::AsRawFd;
@@ -26,8 +26,8 @@ on_every_backend!(
     readers_writers_and_neighbours_go_on,
 );
 
-/// A surface of `count` huge pages filled with values of their own; None if the kernel lacks a
-/// facility that it needs.
+/// A surface of `count` huge pages, each filled with its own value; `None` if the kernel lacks a
+/// facility for it.
 fn filled(count: u64, backend: BackendKind) -> Option<Own> {
     let own = Own::new(count * HUGE_PAGES, backend);
     if !own.surface.can_collapse() {
@@ -49,11 +49,12 @@ fn huge(index: u64) -> PageRange {
 /// KiB in huge pages, by the kernel's count.
 fn huge_kib(own: &Own) -> u64 {
     let bytes = own.surface.pages() as usize * PAGE_SIZE;
-    // Mappings that reach beyond the surface's end are its own too.
+    // Mappings that reach beyond the surface's end belong to the surface, too.
     smaps(own.surface.base().addr().get(), bytes.max(64 << 20), "AnonHugePages")
 }
 
-/// Asks until the kernel agrees: a busy machine may hold a page for a moment.
+/// Retries until the kernel collapses the range, because a busy machine may hold a page for a
+/// moment.
 #[track_caller]
 fn collapse(own: &Own, range: PageRange) {
     eventually("it collapses", || own.surface.collapse(range).unwrap().is_done());
@@ -81,7 +82,7 @@ fn collapsed_pages_keep_their_contents_and_split_again(backend: BackendKind) {
     assert_eq!(own.release(&mut entries([(700, 1), (1000, 24)])), 0);
     assert_eq!(own.resident(), 4 * HUGE_PAGES - 25);
     assert!(own.holds(700, 0) && own.holds(699, value(699)) && own.holds(1000, 0));
-    // Releasing a whole huge page needs no split, and a small page counts as split.
+    // A whole huge page can be released without a split, and splitting a small page succeeds.
     assert_eq!(own.release(&mut entries([(0, 512)])), 0);
     assert_eq!((own.resident(), huge_kib(&own)), (3 * HUGE_PAGES - 25, 2048));
     assert_eq!(own.surface.split(5), Ok(Asked::Done));
@@ -101,8 +102,8 @@ fn a_range_that_is_not_aligned_is_refused(backend: BackendKind) {
     assert!(own.surface.is_huge(4 * HUGE_PAGES).is_err());
 }
 
-/// What the split is for. By page tables the release looks fine without it as well; by the memory
-/// control group, see `a_split_gives_memory_back_to_the_group`.
+/// Why a split is needed. Without one the release looks fine in this page table. The count of the
+/// memory control group shows the difference: see `a_split_gives_memory_back_to_the_group`.
 fn a_part_released_without_a_split_is_still_huge_elsewhere(backend: BackendKind) {
     let Some(own) = filled(2, backend) else { return };
     collapse(&own, huge(1));
@@ -123,7 +124,8 @@ fn collapsing_fills_holes(backend: BackendKind) {
     }
 }
 
-/// The mark against huge pages is back: populating a page of an empty range brings one page.
+/// After the collapse the mapping refuses huge pages again: populating a page of an empty range
+/// populates one page.
 fn pages_populated_afterwards_are_small(backend: BackendKind) {
     let Some(own) = filled(2, backend) else { return };
     collapse(&own, huge(0));
@@ -145,16 +147,16 @@ fn the_mapping_is_in_one_piece_afterwards(backend: BackendKind) {
     assert_eq!(starts.filter(|start| inside.contains(start)).count(), 1, "{text}");
 }
 
-/// Pins a page by a direct write from it that takes its time: into a pipe, by `vmsplice`.
+/// Pins a page by a slow direct write from it: into a pipe, by `vmsplice`.
 fn pages_under_direct_io_stay_as_they_are(backend: BackendKind) {
     let Some(own) = filled(2, backend) else { return };
     collapse(&own, huge(1));
-    // Not for programs that other tests start: they would hold the pages as long as they run.
+    // Closed on exec, because programs of other tests would hold the pages as long as they run.
     let ends = std::io::pipe().unwrap();
     for page in [5, 512 + 5] {
         let part =
             libc::iovec { iov_base: own.surface.address(page).as_ptr().cast(), iov_len: PAGE_SIZE };
-        // SAFETY: the page is the test's, and stays as it is until the pipe is closed.
+        // SAFETY: the page is the test's, and does not change until the pipe is closed.
         let held = unsafe { libc::vmsplice(ends.1.as_raw_fd(), &raw const part, 1, 0) };
         assert_eq!(held, PAGE_SIZE as isize);
     }
@@ -171,8 +173,8 @@ fn pages_under_direct_io_stay_as_they_are(backend: BackendKind) {
     assert!((0..1024).all(|page| own.holds(page, value(page))));
 }
 
-/// One thread collapses and splits a huge page over and over; others write its bytes, write it to
-/// a file without cache, and populate and release its neighbours.
+/// One thread collapses and splits a huge page all the time. Others write its bytes, write it to a
+/// file by direct I/O, and populate and release its neighbours.
 fn readers_writers_and_neighbours_go_on(backend: BackendKind) {
     let Some(own) = filled(3, backend) else { return };
     let done = AtomicBool::new(false);
@@ -219,7 +221,7 @@ fn readers_writers_and_neighbours_go_on(backend: BackendKind) {
                 }
             });
         }
-        // A direct write to a slow disk holds its pages through many rounds.
+        // A direct write to a slow disk holds its pages for many rounds.
         let (start, mut round, mut collapsed) = (Instant::now(), 0, 0);
         while round < 60 || collapsed == 0 && start.elapsed() < PATIENCE {
             collapsed += u32::from(own.surface.collapse(huge(1)).unwrap().is_done());
@@ -229,12 +231,12 @@ fn readers_writers_and_neighbours_go_on(backend: BackendKind) {
         done.store(true, Ordering::Relaxed);
         assert!(collapsed > 0, "never collapsed");
     });
-    // Eight neighbours in a row: two were written, one by each thread.
+    // Of each eight neighbours, the threads have written the first two.
     let untouched = (512..1024).filter(|page| page % 8 >= 2);
     untouched.for_each(|page| assert!(own.holds(page, value(page)), "page {page}"));
 }
 
-/// All the others skip themselves where this is not so.
+/// All other tests skip themselves where this does not hold.
 #[test]
 fn a_kernel_that_can_see_huge_pages_can_make_them() {
     let facilities = probe::facilities();
@@ -254,20 +256,20 @@ fn a_split_gives_memory_back_to_the_group() {
         let Some(own) = filled(COUNT, backend) else { return };
         let small = usage();
         collapse(&own, PageRange::new(0, COUNT * HUGE_PAGES));
-        // The kernel charges some ahead for each processor, or hands it back late.
+        // The kernel charges some memory in advance for each processor, or returns it late.
         let slack = 1024;
         assert!((usage() - small).abs() < slack, "collapsing changed the usage");
         let all = usage();
         let mut halves: Vec<Entry> =
             (0..COUNT).map(|index| Entry::new(PageRange::new(index * HUGE_PAGES, 256))).collect();
-        // Half of each leaves, the first ones without being split.
+        // Releases half of each huge page; the first ones without a split.
         assert_eq!(own.release(&mut halves[..16]), 0);
         assert!((all - usage()).abs() < slack, "the kernel splits them itself now: good news");
         halves[16..].iter().for_each(|entry| split(&own, entry.range.start));
         assert_eq!(own.release(&mut halves[16..]), 0);
         let released = all - usage();
         assert!((released - 16 * 256).abs() < slack, "{released} pages left the group");
-        // A late split frees the memory that was released before.
+        // A later split frees the memory of the pages that were released before.
         halves[..16].iter().for_each(|entry| split(&own, entry.range.start + 256));
         let released = all - usage();
         assert!((released - 32 * 256).abs() < slack, "{released} pages left the group");
@@ -275,16 +277,16 @@ fn a_split_gives_memory_back_to_the_group() {
 }
 
 #[test]
-fn a_reservation_fills_with_huge_pages_where_it_asked_for_them() {
-    // The kernel may have no huge page to give, or hold a page, for a moment.
+fn a_reservation_has_huge_pages_where_it_asks_for_them() {
+    // For a moment, the kernel may have no free huge page, or may hold a page.
     eventually("all of it is in huge pages", || {
         let kib = filled_where_it_asked();
         probe::huge_pages().is_err() || kib == (2 * 2048, 2 * 2048 + 4)
     });
 }
 
-/// Touches a reservation inside and outside the range that has huge pages; returns how many KiB it
-/// then has in huge pages, and in all.
+/// Touches a reservation inside and outside the range that asks for huge pages. Returns how many
+/// KiB it has in huge pages then, and in all.
 fn filled_where_it_asked() -> (u64, u64) {
     let reservation = Reservation::new(64 << 20, "test").unwrap();
     let start = reservation.base().addr().get();

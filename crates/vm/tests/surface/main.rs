@@ -1,5 +1,5 @@
-//! What surfaces promise, tried on the real kernel: every test of `batches`, `read` and `model`
-//! runs for each backend that works here, and all of them again on the plainest kernel there is.
+//! The promises of surfaces, tested on the real kernel. Each test of `batches`, `read` and `model`
+//! runs on each backend that works here, and again on a simulated old kernel.
 #![allow(unsafe_code, clippy::unwrap_used)]
 
 #[macro_use]

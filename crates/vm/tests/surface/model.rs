@@ -1,4 +1,5 @@
-//! Random sequences of operations, on every backend, against a list of what each page holds.
+//! Random sequences of operations, on every backend, compared with a list of the contents of each
+//! page.
 
 use crate::common::Own;
 use proptest::prelude::*;
@@ -18,7 +19,7 @@ enum Operation {
     Grow(u64),
 }
 
-/// Ranges that mostly lie within the surface, and sometimes do not.
+/// Ranges that mostly lie within the surface.
 fn range() -> impl Strategy<Value = PageRange> {
     (0..MAX_PAGES + 4, 0..9_u64).prop_map(|(start, count)| PageRange::new(start, count))
 }
@@ -38,15 +39,15 @@ fn operation() -> impl Strategy<Value = Operation> {
     ]
 }
 
-/// What a page holds: nothing, or memory filled with one value.
+/// The contents of each page: no memory, or memory filled with one value.
 type Model = Vec<Option<u8>>;
 
 fn pages_of(range: PageRange) -> std::ops::Range<usize> {
     range.start as usize..(range.start + range.count) as usize
 }
 
-/// Runs a batch and checks that exactly the entries that are not within the surface failed;
-/// returns the ranges that did not.
+/// Runs a batch and checks that exactly the entries outside of the surface fail. Returns the ranges
+/// of the others.
 fn batch(
     pages: u64,
     ranges: &[PageRange],
@@ -76,7 +77,7 @@ fn apply(own: &Own, model: &mut Model, operation: &Operation) {
         Operation::Populate(ranges) => {
             for range in batch(pages, ranges, |entries| own.surface.populate(entries)) {
                 for page in pages_of(range).filter(|page| model[*page].is_none()) {
-                    // A caller that needs zeros does this where populated pages hold other bytes.
+                    // On backends that do not zero, a caller that needs zeros must write them.
                     if !own.surface.fresh_pages_are_zeroed() {
                         own.fill(page as u64, 0);
                     }

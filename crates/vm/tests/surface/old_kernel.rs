@@ -1,6 +1,6 @@
-//! Kernels that lack the newer calls, played by a seccomp filter: the tests of the madvise
-//! backend run again in a process in which `process_madvise` does not exist and
-//! `MADV_POPULATE_WRITE` and `MADV_COLLAPSE` are unknown, as on Linux 5.10 in a narrow sandbox.
+//! Kernels that lack the newer calls, simulated by a seccomp filter. The tests of the madvise
+//! backend run again in a process without `process_madvise`, `MADV_POPULATE_WRITE` and
+//! `MADV_COLLAPSE`, as on Linux 5.10 in a strict sandbox.
 
 use std::os::unix::process::CommandExt;
 use std::process::Command;
@@ -11,7 +11,7 @@ use vellum_vm::{
     Asked, BackendChoice, BackendKind, HUGE_PAGES, PageRange, Surface, SurfaceError, probe,
 };
 
-/// Not every libc names it.
+/// Some versions of libc have no name for it.
 const MADV_COLLAPSE: u32 = 25;
 
 /// Refuses the newer calls to this process from now on.

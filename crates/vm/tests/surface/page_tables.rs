@@ -1,4 +1,4 @@
-//! Pages that are claimed, and the page tables that show them.
+//! Claims of pages, and page tables that show which frames pages have.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -8,7 +8,8 @@ use crate::common::Own;
 
 const EXMAP: BackendKind = BackendKind::Exmap;
 
-/// An exmap of this many pages and frames; none, and a message why, if there is none.
+/// An exmap with so many pages and frames. If exmap does not work here, returns `None` and prints
+/// why.
 fn exmap(pages: u64, frames: u64) -> Option<Own> {
     let works = probe::works(EXMAP);
     if let Err(reason) = &works {
@@ -33,7 +34,7 @@ fn a_page_is_claimed_once() {
 }
 
 #[test]
-fn of_several_threads_one_claims_a_page() {
+fn one_of_several_threads_claims_a_page() {
     let Some(own) = exmap(64, 256) else { return };
     let won = AtomicU64::new(0);
     std::thread::scope(|scope| {
@@ -65,7 +66,7 @@ fn tables_show_which_frame_a_page_is_in() {
     // A released page that is read shows zeros, and has no frame.
     assert!(own.holds(0, 0));
     assert_eq!(tables.frame(0), None);
-    // They show present pages also after the surface has grown.
+    // The tables still show present pages after the surface has grown.
     own.surface.grow(100_000).unwrap();
     assert_eq!(own.surface.populate(&mut [Entry::page(99_999)]), 0);
     assert!(tables.frame(99_999).is_some());

@@ -63,7 +63,7 @@ fn the_end_of_the_file_is_an_error_of_its_own(backend: BackendKind) {
     assert_eq!(results, [Err(END_OF_FILE), Err(END_OF_FILE), Ok(()), Err(END_OF_FILE)]);
     assert!(own.holds(0, value(0)) && own.holds(1, value(1)) && own.holds(2, value(2)));
     assert_eq!(own.copy(3)[..100], [value(3); 100]);
-    // The kernel reads to the end of the file; the rest is what a fresh page holds.
+    // The kernel reads to the end of the file. The rest of the page is as in a fresh page.
     if own.surface.fresh_pages_are_zeroed() {
         assert_eq!(own.copy(3)[100..], [0; PAGE_SIZE - 100]);
     }
@@ -105,7 +105,7 @@ fn offsets_that_do_not_fit(backend: BackendKind) {
     assert_eq!(batch[1].result, Err(Errno::OVERFLOW));
 }
 
-/// The file opened for direct I/O, or None where the file system does not take that.
+/// The file opened for direct I/O; `None` if the file system does not support that.
 fn direct(directory: &tempfile::TempDir) -> Option<File> {
     let path = directory.path().join("data");
     let opened = OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(path);

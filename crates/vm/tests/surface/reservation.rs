@@ -6,7 +6,7 @@ use crate::common::smaps;
 use vellum_testing::own_process::entered;
 use vellum_vm::{BackendChoice, PAGE_SIZE, Reservation, ReserveError, Surface, SurfaceError};
 
-/// Bytes that a small reservation maps ahead.
+/// Bytes by which a small reservation grows at a time.
 const STEP: usize = 64 << 20;
 
 #[test]
@@ -29,7 +29,7 @@ fn absurd_lengths_are_errors() {
         let error = Reservation::new(bytes, "test").unwrap_err();
         assert_eq!(error, ReserveError::TooLarge { purpose: "test", bytes });
     }
-    // More than the lower half of the address space.
+    // More than the lower half of the address space has.
     assert!(Reservation::new(1 << 60, "test").is_err());
     let reservation = Reservation::new(1, "test").unwrap();
     assert!(reservation.grow(usize::MAX).is_err());
@@ -99,7 +99,7 @@ fn every_piece_is_kept_from_children_dumps_and_huge_pages() {
 }
 
 #[test]
-fn a_neighbour_in_the_way_is_named_and_nothing_breaks() {
+fn a_mapping_in_the_way_is_named_and_stays() {
     let reservation = Reservation::new(PAGE_SIZE, "page states").unwrap();
     let mapped_end = reservation.base().addr().get() + STEP;
     let neighbour = map_at(mapped_end + 2 * STEP);
@@ -112,7 +112,7 @@ fn a_neighbour_in_the_way_is_named_and_nothing_breaks() {
     assert_eq!((asked, address), (bytes, mapped_end + STEP));
     assert!(error.to_string().contains("page states: cannot grow"), "{error}");
     assert_eq!(reservation.len(), STEP + PAGE_SIZE);
-    // Less than a step still fits below the neighbour.
+    // Growth by less than a step still fits below the other mapping.
     reservation.grow(3 * STEP - PAGE_SIZE).unwrap();
     reservation.grow(3 * STEP).unwrap();
     assert!(reservation.grow(3 * STEP + 1).is_err());
@@ -121,7 +121,7 @@ fn a_neighbour_in_the_way_is_named_and_nothing_breaks() {
     reservation.grow(4 * STEP).unwrap();
 }
 
-/// Maps a page at exactly that address.
+/// Maps a page exactly at this address.
 fn map_at(address: usize) -> *mut libc::c_void {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
     let wanted = std::ptr::without_provenance_mut(address);
@@ -166,7 +166,7 @@ fn the_address_space_limit_is_named() {
     let expected = ReserveError::AddressSpaceLimit { purpose: "surface", bytes: 4 << 30, limit };
     assert_eq!(error, SurfaceError::Reserve(expected));
     assert_eq!(surface.pages(), 1_000);
-    // When no further step fits, the length that the caller asks for still does.
+    // If no further step fits, the reservation still grows by what the caller asks for.
     let mut filled = Vec::new();
     loop {
         let mapped = std::fs::read_to_string("/proc/self/statm").unwrap();
