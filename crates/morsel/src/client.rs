@@ -31,7 +31,7 @@ pub enum ClientError {
         /// The error of the system.
         source: io::Error,
     },
-    /// Something listens, and this user may not ask it.
+    /// A process listens, and this user may not connect.
     #[error(
         "this user may not connect to the socket {socket}: have the daemon started with a --mode \
          that lets you, or name another socket in VELLUM_MORSELD"
@@ -45,11 +45,11 @@ pub enum ClientError {
     /// The daemon ended before it answered.
     #[error("the cache daemon ended before it had answered; ask again once it is back")]
     DaemonEnded,
-    /// It does not do that.
+    /// The daemon refuses the request.
     #[error("{0}")]
     Refused(Refusal),
     /// Another program listens there, or a daemon of another version.
-    #[error("what answers is not the cache daemon that belongs to this program: {reason}")]
+    #[error("the program that answers is not the cache daemon of this version: {reason}")]
     Protocol {
         /// The reason.
         reason: String,
@@ -172,7 +172,7 @@ impl Client {
         }
     }
 
-    /// How the daemon is.
+    /// The daemon's counters.
     ///
     /// # Errors
     /// As [`load`](Self::load).

@@ -50,8 +50,8 @@ pub(crate) fn map_at(
     // SAFETY: NOREPLACE never replaces a mapping.
     let base = unsafe { mm::mmap(wanted, bytes, rights.flags(), flags, file, 0)? };
     if base.addr() != address {
-        // Some tools take the flag for a hint and put it elsewhere.
-        // SAFETY: the mapping was made by the call above and no other code knows it.
+        // Some tools treat the address as a hint, and put the mapping elsewhere. SAFETY: the
+        // mapping was made by the call above and no other code knows it.
         unsafe { mm::munmap(base, bytes)? };
         return Err(Errno::EXIST);
     }
@@ -149,10 +149,10 @@ fn last_error() -> Errno {
     Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)
 }
 
-/// Whether a process has a file open for writing, or maps it so. The file's owner may ask, and a
-/// process with `CAP_LEASE`. The descriptor must be for reading, and no other process may have its
-/// description: the description carries the signal of the lease, and each process that has it may
-/// choose which signal.
+/// Whether a process has a file open for writing, or maps it for writing. The file's owner may ask,
+/// and a process with `CAP_LEASE`. The descriptor must be for reading, and no other process may
+/// have its description: the description carries the signal of the lease, and each process that has
+/// it may choose which signal.
 pub(crate) fn is_open_for_writing(file: BorrowedFd<'_>) -> Result<bool> {
     const F_SETSIG: i32 = 10; // not every libc has it
     let set = |command, value: i32| {

@@ -67,7 +67,7 @@ enum Entry {
     Ready(Ready),
 }
 
-/// A file that is there.
+/// A file in memory.
 #[derive(Debug)]
 struct Ready {
     morsel: Arc<Morsel>,
@@ -85,7 +85,7 @@ impl Ready {
     }
 }
 
-/// A file that is on its way.
+/// A file that is being loaded.
 #[derive(Debug, Default)]
 struct Load {
     course: Course,
@@ -110,8 +110,8 @@ impl Cache {
         Self { provider, bounds, state: Mutex::new(state) }
     }
 
-    /// The Morsel of a file, and whether the cache had it. `tell` gets the number of bytes read
-    /// from time to time, and returns whether the client is still connected.
+    /// The Morsel of a file, and whether the cache had it. From time to time `tell` gets the number
+    /// of bytes read. It returns whether the client is still connected.
     pub(super) fn get(
         self: &Arc<Self>,
         mut source: Source,
@@ -250,7 +250,7 @@ impl Cache {
 }
 
 impl State {
-    /// Has a file from now on.
+    /// Adds a loaded file.
     fn insert(&mut self, version: Version, morsel: Arc<Morsel>, name: Option<String>) {
         self.clock += 1;
         let (uses, last_use, askers) = (0, self.clock, BTreeSet::new());
@@ -281,7 +281,7 @@ impl State {
         matches!(entry, Some(Entry::Loading { load: found, .. }) if Arc::ptr_eq(found, load))
     }
 
-    /// Forgets the loaded versions of some files. Processes that have one keep it, and its memory.
+    /// Forgets the loaded versions of some files. Processes that have one keep it and its memory.
     fn forget(&mut self, which: impl Fn(&Version) -> bool) -> u64 {
         let goes = |version: &Version, entry: &mut Entry| {
             matches!(entry, Entry::Ready(_)) && which(version)
@@ -322,7 +322,7 @@ impl State {
 }
 
 impl Load {
-    /// Waits for the end; `None` if `tell` says that the client has left.
+    /// Waits for the end of a load; `None` if `tell` says that the client has left.
     fn wait(&self, mut tell: impl FnMut(u64) -> bool) -> Option<Result<Arc<Morsel>, Refusal>> {
         loop {
             let outcome = lock(&self.outcome);

@@ -30,7 +30,7 @@ pub(super) struct Folder(OwnedFd);
 
 impl Drop for Folder {
     fn drop(&mut self) {
-        // A child process that this one is just starting has a copy of the descriptor for a moment.
+        // A child process that this process is starting has a copy of the descriptor for a moment.
         let _ = fs::flock(&self.0, FlockOperation::Unlock);
     }
 }
@@ -76,7 +76,8 @@ impl Folder {
         found.into_iter().map(|(_, version, morsel)| (version, morsel)).collect()
     }
 
-    /// A version of a file, and when it was loaded; `None`: it is none, or incomplete.
+    /// The version that a file of the folder has, and when it was loaded; `None` if the file is not
+    /// a version, or is incomplete.
     fn look_at(&self, name: &CStr) -> Option<((i64, i64), Version, Morsel)> {
         let version = Version::of_file_name(name.to_str().ok()?)?;
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;

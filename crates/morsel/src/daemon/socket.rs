@@ -110,7 +110,7 @@ impl Drop for Lock {
         // This removes the file while it holds the lock, so no other daemon has locked it. A
         // failure leaves a file that the next daemon locks.
         let _ = self.file.metadata().and_then(|data| remove_own(&self.path, id(&data)));
-        // A child process that this one is just starting has a copy of the descriptor for a moment.
+        // A child process that this process is starting has a copy of the descriptor for a moment.
         let _ = rustix::fs::flock(&self.file, FlockOperation::Unlock);
     }
 }
@@ -153,7 +153,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whoever_listens_next_does_not_wait_for_copies_of_descriptors() {
+    fn the_next_daemon_does_not_wait_for_copies_of_descriptors() {
         let place = tempfile::tempdir().unwrap();
         let path = place.path().join("socket");
         let first = Socket::bind(&path, 0o600).unwrap();
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lock_of_a_file_that_was_removed_is_none() {
+    fn a_lock_of_a_removed_file_does_not_count() {
         let place = tempfile::tempdir().unwrap();
         let path = place.path().join("socket");
         // At most one daemon has the lock, although each removes its file.

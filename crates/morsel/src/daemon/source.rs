@@ -182,7 +182,7 @@ fn version(descriptor: BorrowedFd<'_>) -> Result<Version, Refusal> {
 }
 
 fn failed(errno: Errno) -> Refusal {
-    Refusal::Failed { reason: format!("looking at the file: {errno}") }
+    Refusal::Failed { reason: format!("checking the file: {errno}") }
 }
 
 #[cfg(test)]
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_right_after_the_look_is_seen() {
+    fn a_change_right_after_the_check_is_noticed() {
         let mut file = tempfile::tempfile().unwrap();
         for byte in 0..20 {
             file.write_all(&[byte; 10]).unwrap();

@@ -148,7 +148,7 @@ mod tests {
     use super::*;
     use crate::protocol::{Reply, Request};
 
-    /// No test waits that long: all bytes were written before they are read.
+    /// No test waits so long, because all bytes were written before the read.
     const TIME: Duration = vellum_testing::patience::PATIENCE;
 
     fn read_bytes(bytes: &[u8]) -> Result<(Request, Option<OwnedFd>), FrameError> {
@@ -170,13 +170,13 @@ mod tests {
     }
 
     #[test]
-    fn a_version_that_is_not_ours_is_named() {
+    fn another_version_is_named_in_the_error() {
         let found = read_bytes(&[2, 0, 0, 0, 9, 0, 0, 0, b'{', b'}']).unwrap_err();
         assert!(matches!(found, FrameError::Version(9)), "{found:?}");
     }
 
     #[test]
-    fn a_message_that_is_too_long_is_not_waited_for() {
+    fn a_message_that_is_too_long_is_refused_at_once() {
         let found = read_bytes(&[0xff, 0xff, 0xff, 0xff, 1, 0, 0, 0]).unwrap_err();
         assert!(matches!(found, FrameError::Malformed(_)), "{found:?}");
         let (here, _there) = UnixStream::pair().unwrap();
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_says_nothing_is_too_slow() {
+    fn a_silent_sender_is_too_slow() {
         let (_here, there) = UnixStream::pair().unwrap();
         let found = read::<Request>(&there, Duration::from_millis(20)).unwrap_err();
         assert!(matches!(found, FrameError::TooSlow), "{found:?}");

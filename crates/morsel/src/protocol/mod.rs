@@ -52,7 +52,7 @@ pub(crate) enum Reply {
     EndOfList,
     /// The daemon's counters.
     Stat(DaemonStat),
-    /// It is not done.
+    /// The daemon refuses the request.
     Refused(Refusal),
 }
 
@@ -71,7 +71,7 @@ pub struct Object {
     pub mounts: Option<u64>,
 }
 
-/// How a daemon is.
+/// The counters of a daemon.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct DaemonStat {
@@ -104,10 +104,10 @@ pub enum Refusal {
     /// The file is a directory, a device, a pipe or a socket.
     #[error("only a regular file can be loaded")]
     NotRegular,
-    /// There is nothing in it.
+    /// The file is empty.
     #[error("the file is empty, and a Morsel has at least one byte")]
     Empty,
-    /// It would never fit.
+    /// The file would never fit.
     #[error("the file takes {bytes} bytes, more than the daemon's limit of {limit}: raise --limit")]
     TooLarge {
         /// Of the file.
@@ -115,7 +115,7 @@ pub enum Refusal {
         /// Of the daemon.
         limit: u64,
     },
-    /// It does not fit together with the files that are in use or being loaded.
+    /// The file does not fit together with the files that are in use or being loaded.
     #[error(
         "{bytes} bytes do not fit now: files that are in use or being loaded take the daemon's \
          limit of {limit}; try again later, or raise --limit"
@@ -135,7 +135,7 @@ pub enum Refusal {
     /// Too many connections.
     #[error("too many connections at a time; try again later")]
     Busy,
-    /// The message is none.
+    /// The message cannot be decoded.
     #[error("the message cannot be read: {reason}")]
     BadMessage {
         /// The reason.
@@ -150,7 +150,7 @@ pub enum Refusal {
     /// The file is being changed, or may be.
     #[error("the file is not at rest: {reason}")]
     InUse {
-        /// Why that is thought.
+        /// The reason for this conclusion.
         reason: String,
     },
 }

@@ -9,14 +9,14 @@ use crate::common::{eventually, load, on_each, pattern};
 const FILE: usize = 64 << 10;
 
 #[test]
-fn what_was_used_longest_ago_goes() {
+fn the_file_used_longest_ago_is_evicted() {
     on_each(3 * FILE as u64, |daemon| {
         let files: Vec<File> =
             (0..4).map(|at| daemon.file(&format!("file{at}"), &pattern(FILE)).1).collect();
         for file in &files[..3] {
             load(&daemon.client, file);
         }
-        // The first is used again, so the second is the oldest.
+        // The first file is used again, so the second is the oldest.
         assert!(load(&daemon.client, &files[0]).1);
         assert!(!load(&daemon.client, &files[3]).1);
         let names: Vec<String> =
@@ -30,7 +30,7 @@ fn what_was_used_longest_ago_goes() {
 }
 
 #[test]
-fn a_file_beyond_the_limit_is_refused_and_nothing_goes_for_it() {
+fn a_file_beyond_the_limit_is_refused_and_evicts_nothing() {
     on_each(FILE as u64, |daemon| {
         let (_, small) = daemon.file("small", &pattern(FILE));
         let (_, large) = daemon.file("large", &pattern(FILE + 1));
@@ -45,7 +45,7 @@ fn a_file_beyond_the_limit_is_refused_and_nothing_goes_for_it() {
 }
 
 #[test]
-fn what_is_mapped_stays_as_far_as_that_is_known() {
+fn mapped_files_stay_if_the_daemon_can_see_mappings() {
     on_each(FILE as u64, |daemon| {
         let (_, first) = daemon.file("first", &pattern(FILE));
         let (_, second) = daemon.file("second", &pattern(FILE));
@@ -57,12 +57,12 @@ fn what_is_mapped_stays_as_far_as_that_is_known() {
                 let full = matches!(answer, Err(ClientError::Refused(Refusal::Full { .. })));
                 assert!(full, "{answer:?}");
                 drop(mapping);
-                // Children of other tests have it, too, until they run their programs.
+                // Children of other tests have the mapping, too, until they run their programs.
                 let loads = || daemon.client.load(&second, |_| {}).is_ok();
-                eventually("the other takes its place", loads);
+                eventually("the other file takes its place", loads);
             }
-            // The daemon cannot see which processes map a memfd. It evicts the file, and processes
-            // that have it keep it.
+            // The daemon cannot see which processes map a memfd. It evicts the file; the processes
+            // keep their mappings.
             _ => {
                 answer.unwrap();
                 assert!(mapping.view().unwrap() == pattern(FILE));
@@ -72,7 +72,7 @@ fn what_is_mapped_stays_as_far_as_that_is_known() {
 }
 
 #[test]
-fn what_is_removed_is_forgotten_but_not_taken_away() {
+fn a_removed_file_is_forgotten_but_clients_keep_it() {
     on_each(1 << 20, |daemon| {
         let (_, file) = daemon.file("file", b"bytes");
         assert_eq!(daemon.client.remove(&file).unwrap(), 0);

@@ -8,7 +8,7 @@ use vellum_morsel::{ClientError, Refusal};
 use crate::common::{Loading, eventually, load, on_each};
 
 #[test]
-fn a_load_ends_when_the_only_one_who_waits_is_killed() {
+fn a_load_ends_when_its_only_client_is_killed() {
     on_each(1 << 40, |daemon| {
         let (path, _) = daemon.endless_file();
         Loading::start(&daemon.socket(), &path).kill();
@@ -20,7 +20,7 @@ fn a_load_ends_when_the_only_one_who_waits_is_killed() {
 }
 
 #[test]
-fn a_load_goes_on_for_those_who_are_left() {
+fn a_load_goes_on_for_the_remaining_clients() {
     on_each(1 << 40, |daemon| {
         let (path, _) = daemon.endless_file();
         let first = Loading::start(&daemon.socket(), &path);
@@ -35,7 +35,7 @@ fn a_load_goes_on_for_those_who_are_left() {
 }
 
 #[test]
-fn those_who_say_nothing_do_not_keep_others_waiting() {
+fn silent_clients_do_not_delay_others() {
     on_each(1 << 20, |daemon| {
         let (_, file) = daemon.file("file", b"bytes");
         let connect = || UnixStream::connect(daemon.socket()).unwrap();
@@ -44,10 +44,9 @@ fn those_who_say_nothing_do_not_keep_others_waiting() {
             stream.write_all(&[6, 0]).unwrap();
         }
         load(&daemon.client, &file);
-        // A user has a most number of connections, and hears of it.
+        // A user may have only so many connections. The daemon refuses further ones.
         idle.extend((0..28).map(|_| connect()));
-        // The daemon has closed connections that were silent for too long: others take their
-        // places.
+        // The daemon closes connections that are silent for too long, so other clients can connect.
         eventually("the user has too many connections", || {
             let stat = daemon.client.stat();
             let is_full = matches!(stat, Err(ClientError::Refused(Refusal::Busy)));

@@ -12,7 +12,7 @@ use vellum_morsel::{
 };
 pub use vellum_testing::patience::eventually;
 
-/// A daemon that ends with the value.
+/// A daemon that ends when this is dropped.
 pub struct Running {
     pub client: Client,
     pub folder: tempfile::TempDir,
@@ -44,7 +44,7 @@ impl Running {
         (path.clone(), File::open(path).unwrap())
     }
 
-    /// A sparse file of zeros, so large that a client gets progress before a load of it ends.
+    /// A sparse file of zeros, so large that a client gets progress before its load ends.
     pub fn endless_file(&self) -> (PathBuf, File) {
         let path = self.folder.path().join("endless");
         File::create(&path).unwrap().set_len(16 << 30).unwrap();
@@ -63,7 +63,7 @@ impl Drop for Running {
     fn drop(&mut self) {
         drop(self.stop.take());
         if let Some(thread) = self.thread.take() {
-            // A test that has failed already need not fail twice.
+            // A test that has already failed must not panic again.
             let _ = thread.join();
         }
     }
@@ -73,7 +73,7 @@ pub fn options(socket: &Path, limit: u64) -> DaemonOptions {
     DaemonOptions { socket: socket.into(), mode: 0o666, limit, threads: 2, keep: false }
 }
 
-/// Runs a test with a daemon on each backend of this machine; says which are left out.
+/// Runs a test with a daemon on each backend of this machine. Prints which backends it skips.
 pub fn on_each(limit: u64, test: impl Fn(&mut Running)) {
     for kind in BackendKind::ALL {
         match Provider::new(BackendChoice::Only(kind)) {
@@ -87,7 +87,7 @@ pub fn on_each(limit: u64, test: impl Fn(&mut Running)) {
     }
 }
 
-/// Bytes of which no two neighbouring pages are the same.
+/// Bytes in which neighbouring pages differ.
 pub fn pattern(length: usize) -> Vec<u8> {
     (0..length).map(|at| (at / 4096 * 31 + at * 7) as u8).collect()
 }
@@ -99,10 +99,10 @@ pub fn load(client: &Client, file: &File) -> (Vec<u8>, bool) {
     (mapping.view().unwrap().to_vec(), loaded.was_there)
 }
 
-/// The variables that make a process a client: its task, the socket, the file.
+/// The variable that makes a process a client, with the task, the socket and the file.
 const CLIENT: &str = "VELLUM_TEST_CLIENT";
 
-/// A client in a process of its own.
+/// A client in its own process.
 pub fn client_process(does: &str, socket: &Path, file: &Path) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
     let words = [does, socket.to_str().unwrap(), file.to_str().unwrap()].join(" ");
@@ -118,7 +118,7 @@ pub struct Loading {
 }
 
 impl Loading {
-    /// Starts one, and waits until it hears how far its load is.
+    /// Starts a client, and waits until it gets the first progress of its load.
     pub fn start(socket: &Path, file: &Path) -> Self {
         let mut child = client_process("load", socket, file).spawn().unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
@@ -127,7 +127,7 @@ impl Loading {
         loading
     }
 
-    /// The bytes that it hears of next.
+    /// The loaded bytes of the next progress message.
     pub fn done(&mut self) -> u64 {
         let mut words = self.lines.by_ref().map_while(Result::ok);
         let done = words.find_map(|line| line.strip_prefix("progress ")?.parse().ok());
@@ -141,7 +141,7 @@ impl Loading {
 }
 
 #[test]
-#[ignore = "what other tests start as a process"]
+#[ignore = "other tests start this as a process"]
 fn a_client_in_its_own_process() {
     let words = std::env::var(CLIENT).unwrap();
     let words: Vec<&str> = words.split(' ').collect();

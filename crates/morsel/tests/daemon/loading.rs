@@ -13,7 +13,7 @@ use crate::common::{client_process, load, on_each, pattern};
 #[test]
 fn a_file_is_loaded_once_and_handed_out_again() {
     on_each(64 << 20, |daemon| {
-        // More than a piece, and not whole pages.
+        // More than one piece, and not a whole number of pages.
         let bytes = pattern((33 << 20) + 123);
         let (path, file) = daemon.file("file", &bytes);
         for (round, was_there) in [false, true, true].into_iter().enumerate() {
@@ -45,14 +45,15 @@ fn a_sparse_file_comes_with_memory_for_its_holes() {
             file.write_all_at(b"abc", at as u64).unwrap();
         }
         let morsel = daemon.client.load(&File::open(&path).unwrap(), |_| {}).unwrap().morsel;
-        // An access never needs new memory, which may be short by then.
+        // The holes have memory, so that an access never needs new memory, which may be short by
+        // then.
         assert_eq!(morsel.stat().unwrap().missing(), 0);
         assert!(morsel.map(Access::Read).unwrap().view().unwrap() == bytes);
     });
 }
 
 #[test]
-fn what_comes_cannot_be_changed() {
+fn a_loaded_file_cannot_be_changed() {
     on_each(1 << 20, |daemon| {
         let (_, file) = daemon.file("file", &pattern(5_000));
         let morsel = daemon.client.load(&file, |_| {}).unwrap().morsel;
@@ -88,7 +89,7 @@ fn clients_that_ask_at_the_same_time_wait_for_one_load() {
 }
 
 #[test]
-fn processes_share_it() {
+fn processes_share_a_loaded_file() {
     on_each(16 << 20, |daemon| {
         let bytes = pattern(3 << 20);
         let (path, _) = daemon.file("file", &bytes);
@@ -108,7 +109,7 @@ fn processes_share_it() {
 #[test]
 fn users_see_only_what_they_have_asked_for() {
     if !rustix::process::geteuid().is_root() {
-        return println!("skipped: another user can be had by root alone");
+        return println!("skipped: only root can run a process as another user");
     }
     on_each(1 << 20, |daemon| {
         let everyone = std::os::unix::fs::PermissionsExt::from_mode(0o755);

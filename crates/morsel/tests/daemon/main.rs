@@ -1,6 +1,7 @@
-//! The cache daemon, by its socket: clients in threads and processes, good ones and bad ones.
+//! The cache daemon, tested through its socket, with well-behaved and hostile clients in threads
+//! and processes.
 
-// These are tests, where unwrap is the assertion.
+// In tests, unwrap is the assertion.
 #![allow(clippy::unwrap_used)]
 
 mod bounds;

@@ -1,4 +1,4 @@
-//! Messages that no client of ours would send.
+//! Messages that Vellum's client never sends.
 
 use std::io::{Read, Write};
 use std::net::Shutdown;
@@ -9,10 +9,10 @@ use proptest::test_runner::TestRunner;
 
 use crate::common::{Running, load, on_each};
 
-/// Sends bytes and returns what comes back until the daemon hangs up.
+/// Sends bytes and returns the daemon's answer, until it closes the connection.
 fn answer(daemon: &Running, bytes: &[u8]) -> String {
     let mut stream = UnixStream::connect(daemon.socket()).unwrap();
-    // It may hang up before it has read everything.
+    // The daemon may close the connection before it has read everything.
     let _ = stream.write_all(bytes);
     let _ = stream.shutdown(Shutdown::Write);
     let mut answer = Vec::new();
@@ -28,7 +28,7 @@ fn message(version: u32, body: &str) -> Vec<u8> {
 }
 
 #[test]
-fn bad_messages_are_refused_in_words() {
+fn bad_messages_are_refused_with_a_reason() {
     on_each(1 << 20, |daemon| {
         let bad = [
             (message(1, "\"Load\""), "NoFile"),
@@ -50,7 +50,7 @@ fn bad_messages_are_refused_in_words() {
 }
 
 #[test]
-fn any_bytes_leave_the_daemon_as_it_is() {
+fn no_bytes_break_the_daemon() {
     on_each(1 << 20, |daemon| {
         let (_, file) = daemon.file("file", b"bytes");
         let body = prop_oneof![".{0,40}", "\"(Load|List|Stat|Remove)\".{0,3}", "[\\[{\"]{0,400}"];

@@ -14,12 +14,12 @@ use vellum_morsel::{
 
 use crate::common::{Loading, eventually, load, options, pattern};
 
-/// The variables of a process that is a daemon: its backend, its socket, its limit.
+/// The variable that makes a process a daemon, with its backend, its socket and its limit.
 const DAEMON: &str = "VELLUM_TEST_DAEMON";
 
 const LIMIT: u64 = 16 << 20;
 
-/// A folder with a daemon's socket, and files.
+/// A folder with a daemon's socket and files.
 struct Place {
     folder: tempfile::TempDir,
     backend: BackendKind,
@@ -30,7 +30,7 @@ impl Place {
         self.folder.path().join("socket")
     }
 
-    /// Starts a daemon in a process of its own, and waits until it answers.
+    /// Starts a daemon in its own process, and waits until it answers.
     fn daemon(&self, limit: u64) -> Process {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["restart::a_daemon_in_its_own_process", "--exact", "--ignored"]);
@@ -52,7 +52,7 @@ impl Place {
         (path.clone(), File::open(path).unwrap())
     }
 
-    /// Where the daemon's Morsels have names.
+    /// The folder in which the daemon's Morsels have names.
     fn kept(&self) -> PathBuf {
         let place = std::env::var_os("VELLUM_MORSELS").filter(|place| !place.is_empty());
         let place = place.unwrap_or_else(|| "/run/vellum/morsels".into());
@@ -70,13 +70,13 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        // The files that a test has left take memory until then. A test that has failed need not
-        // fail twice.
+        // The files of a test take memory until they are removed. A test that has already failed
+        // must not panic again.
         let _ = fs::remove_dir_all(self.kept());
     }
 }
 
-/// A daemon that is killed with the value.
+/// A daemon process, killed when this is dropped.
 struct Process(Child);
 
 impl Drop for Process {
@@ -99,7 +99,7 @@ fn on_each(test: impl Fn(&Place)) {
     }
 }
 
-/// As [`on_each`], with the module alone.
+/// As [`on_each`], but only with the module.
 fn with_names(test: impl Fn(&Place)) {
     on_each(|place| {
         if place.backend == BackendKind::Kernel {
@@ -109,7 +109,7 @@ fn with_names(test: impl Fn(&Place)) {
 }
 
 #[test]
-#[ignore = "what other tests start as a process"]
+#[ignore = "other tests start this as a process"]
 fn a_daemon_in_its_own_process() {
     let words = std::env::var(DAEMON).unwrap();
     let words: Vec<&str> = words.split(' ').collect();
@@ -117,7 +117,7 @@ fn a_daemon_in_its_own_process() {
     let provider = Provider::new(BackendChoice::Only(backend)).unwrap();
     let options =
         DaemonOptions { keep: true, ..options(Path::new(words[1]), words[2].parse().unwrap()) };
-    // No client asks it to end: the test kills it.
+    // The daemon runs until the test kills it.
     let (_never, stop) = UnixStream::pair().unwrap();
     Daemon::bind(provider, &options).unwrap().run(stop).unwrap();
 }
@@ -138,7 +138,7 @@ fn files_are_found_again_after_the_daemon_was_killed() {
         let _second = place.daemon(LIMIT);
         let stat = place.client().stat().unwrap();
         if place.backend == BackendKind::Memfd {
-            // A memfd has no name that it could be found by.
+            // A memfd has no name by which a daemon could find it.
             assert_eq!((stat.objects, stat.used), (0, 0));
             assert!(!load(&place.client(), &file).1);
             return;
@@ -148,7 +148,7 @@ fn files_are_found_again_after_the_daemon_was_killed() {
         assert!(list().iter().all(|object| object.name.starts_with("inode ")), "{:?}", list());
         // Children of other tests have the mapping, too, until they run their programs.
         let mounts = || list().iter().map(|object| object.mounts).max();
-        eventually("it is mapped here alone", || mounts() == Some(Some(1)));
+        eventually("only this process maps it", || mounts() == Some(Some(1)));
         let (bytes, was_there) = load(&place.client(), &file);
         assert!(was_there && bytes == pattern((3 << 20) + 123));
         assert_eq!(load(&place.client(), &other), (pattern(5_000), true));
@@ -158,7 +158,7 @@ fn files_are_found_again_after_the_daemon_was_killed() {
 }
 
 #[test]
-fn what_changed_or_was_removed_is_not_found_again() {
+fn changed_and_removed_files_are_not_found_again() {
     with_names(|place| {
         let first = place.daemon(LIMIT);
         let (path, file) = place.file("file", &pattern(10_000));
@@ -184,7 +184,7 @@ fn what_changed_or_was_removed_is_not_found_again() {
 }
 
 #[test]
-fn with_less_room_what_was_loaded_longest_ago_goes() {
+fn with_a_lower_limit_the_files_loaded_longest_ago_go() {
     with_names(|place| {
         let first = place.daemon(LIMIT);
         let files: Vec<File> =
@@ -202,7 +202,7 @@ fn with_less_room_what_was_loaded_longest_ago_goes() {
 }
 
 #[test]
-fn a_load_that_was_cut_off_leaves_nothing() {
+fn an_interrupted_load_leaves_nothing() {
     with_names(|place| {
         let first = place.daemon(1 << 40);
         let path = place.folder.path().join("endless");
@@ -220,14 +220,14 @@ fn a_load_that_was_cut_off_leaves_nothing() {
 }
 
 #[test]
-fn what_is_no_whole_file_is_removed() {
+fn incomplete_files_are_removed() {
     with_names(|place| {
         let first = place.daemon(LIMIT);
         let (_, file) = place.file("file", &pattern(5_000));
         load(&place.client(), &file);
         drop(first);
         let [name] = &place.names()[..] else { panic!("{:?}", place.names()) };
-        // As that of another file: the inode is the second number.
+        // Renames it to the name of another file: the inode is the second number.
         let parts: Vec<&str> = name.split('-').collect();
         let planted = |inode: &str| {
             let mut parts = parts.clone();
@@ -245,7 +245,7 @@ fn what_is_no_whole_file_is_removed() {
             if is_filled {
                 morsel.fill(&file, 0, 0, length).unwrap();
             }
-            // The first one is whole, but may still be written to.
+            // The first one is complete, but not sealed.
             if inode != "a3" {
                 morsel.seal(Seals::CONTENT).unwrap();
             }
@@ -261,7 +261,7 @@ fn what_is_no_whole_file_is_removed() {
 }
 
 #[test]
-fn a_folder_that_others_may_enter_is_not_believed() {
+fn a_folder_that_others_may_enter_is_not_used() {
     with_names(|place| {
         drop(place.daemon(LIMIT));
         let provider = || Provider::new(BackendChoice::Only(place.backend)).unwrap();
@@ -274,18 +274,18 @@ fn a_folder_that_others_may_enter_is_not_believed() {
         chown(place.kept(), Some(12_345), None).unwrap();
         assert!(why().unwrap_err().contains("remove it"));
         chown(place.kept(), Some(0), None).unwrap();
-        // Another daemon that has it.
+        // Another daemon has the folder.
         let holder = File::open(place.kept()).unwrap();
         holder.lock().unwrap();
         assert!(why().unwrap_err().contains("another daemon"));
         drop(holder);
-        // A process that another test is just starting has a copy of it for a moment.
+        // A process that another test is starting has a copy of the descriptor for a moment.
         eventually("no process has its lock", || why() == Ok(0));
     });
 }
 
 #[test]
-fn a_daemon_that_keeps_nothing_says_why_and_gives_the_memory_back() {
+fn a_daemon_that_keeps_nothing_says_why_and_frees_the_memory() {
     on_each(|place| {
         let first = place.daemon(LIMIT);
         load(&place.client(), &place.file("file", &pattern(5_000)).1);

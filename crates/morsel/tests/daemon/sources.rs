@@ -17,10 +17,10 @@ fn refusal(daemon: &Running, file: &File) -> Refusal {
 }
 
 #[test]
-fn a_descriptor_that_proves_nothing_is_refused() {
+fn a_descriptor_that_does_not_prove_the_right_to_read_is_refused() {
     on_each(1 << 20, |daemon| {
         let (path, file) = daemon.file("file", b"secret");
-        // Even if the daemon has the file already.
+        // The daemon refuses it even if it already has the file.
         load(&daemon.client, &file);
         let path_only = rustix::fs::open(&path, OFlags::PATH, Mode::empty()).unwrap();
         let write_only = OpenOptions::new().write(true).open(&path).unwrap();
@@ -35,7 +35,7 @@ fn a_descriptor_that_proves_nothing_is_refused() {
 }
 
 #[test]
-fn only_regular_files_with_something_in_them_are_loaded() {
+fn only_regular_files_that_are_not_empty_are_loaded() {
     on_each(1 << 20, |daemon| {
         let (_, empty) = daemon.file("empty", b"");
         assert_eq!(refusal(daemon, &empty), Refusal::Empty);
@@ -47,11 +47,11 @@ fn only_regular_files_with_something_in_them_are_loaded() {
 }
 
 #[test]
-fn a_file_that_has_changed_is_loaded_anew() {
+fn a_changed_file_is_loaded_again() {
     on_each(1 << 20, |daemon| {
         let (path, file) = daemon.file("file", &pattern(10_000));
         load(&daemon.client, &file);
-        // The same length, at once, and again.
+        // Changes without a change of length, in quick succession.
         for round in 0..5_u8 {
             let writer = OpenOptions::new().write(true).open(&path).unwrap();
             writer.write_all_at(&[round; 7], 100).unwrap();

@@ -1,4 +1,4 @@
-//! Which daemon may listen at a path, and what an ended daemon leaves.
+//! Which daemon may listen at a path, and the files that a daemon leaves when it ends.
 
 use std::os::unix::net::UnixListener;
 
@@ -11,12 +11,12 @@ fn provider() -> Provider {
 }
 
 #[test]
-fn the_socket_goes_with_the_daemon() {
+fn a_daemon_that_ends_removes_its_socket() {
     let mut daemon = Running::start(provider(), 1 << 20);
     assert!(daemon.socket().exists());
     daemon.stop();
     assert!(!daemon.socket().exists());
-    // Another one takes its place, and finds nothing loaded.
+    // Another daemon takes its place, and has no files.
     let again = Daemon::bind(provider(), &options(&daemon.socket(), 1 << 20)).unwrap();
     assert_eq!(again.backend(), BackendKind::Memfd);
 }
@@ -30,18 +30,18 @@ fn a_second_daemon_is_refused() {
 }
 
 #[test]
-fn somebody_elses_socket_is_left_alone() {
+fn another_program_s_socket_is_left_alone() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("socket");
     let other = UnixListener::bind(&path).unwrap();
     let refused = Daemon::bind(provider(), &options(&path, 1)).unwrap_err();
     assert!(matches!(refused, DaemonError::Running { .. }), "{refused:?}");
-    // Once no daemon listens any more, as after a kill, a new one replaces the socket.
+    // Once no process listens, as after a kill, a new daemon replaces the socket.
     drop(other);
     assert!(path.exists());
     let mut daemon = None;
-    // A process that another test is just starting has a copy of the listener for a moment.
-    eventually("no daemon listens", || {
+    // A process that another test is starting has a copy of the listener for a moment.
+    eventually("no process listens", || {
         daemon = Daemon::bind(provider(), &options(&path, 1)).ok();
         daemon.is_some()
     });
@@ -60,7 +60,7 @@ fn a_file_that_is_no_socket_is_left_alone() {
 }
 
 #[test]
-fn nothing_is_made_but_the_socket_and_its_lock() {
+fn a_daemon_creates_only_its_socket_and_lock() {
     let folder = tempfile::tempdir().unwrap();
     let names = || std::fs::read_dir(folder.path()).unwrap().count();
     let path = folder.path().join("run/socket");
@@ -78,7 +78,7 @@ fn nothing_is_made_but_the_socket_and_its_lock() {
 #[test]
 fn a_daemon_that_could_not_start_leaves_no_lock() {
     let folder = tempfile::tempdir().unwrap();
-    // A path that a socket's address has no room for.
+    // A path that is too long for a socket's address.
     let path = folder.path().join("s".repeat(120));
     let refused = Daemon::bind(provider(), &options(&path, 1)).unwrap_err();
     assert!(matches!(refused, DaemonError::Socket { .. }), "{refused:?}");

@@ -1,4 +1,4 @@
-//! Morsels at fixed addresses, and where the others go.
+//! Morsels at fixed addresses, and the places of the others.
 
 use std::process::{Command, Stdio};
 
@@ -8,7 +8,7 @@ use vellum_testing::own_process;
 
 use crate::common::{on_each, on_memfd};
 
-/// Far from what programs use, and a multiple of a gibibyte.
+/// Far from the addresses that programs use, and a multiple of 1 GiB.
 const ADDRESS: u64 = 0x2345 << 30;
 
 #[test]
@@ -51,8 +51,8 @@ fn an_address_is_a_multiple_of_the_extent() {
 }
 
 #[test]
-fn an_address_space_that_is_full_is_said() {
-    if !own_process::entered("address::an_address_space_that_is_full_is_said") {
+fn a_full_address_space_is_an_error() {
+    if !own_process::entered("address::a_full_address_space_is_an_error") {
         return;
     }
     let limit = Rlimit { current: Some(4 << 30), ..getrlimit(Resource::As) };
@@ -68,7 +68,7 @@ fn an_address_space_that_is_full_is_said() {
 }
 
 #[test]
-fn the_backend_says_how_much_it_maps() {
+fn a_mapping_tells_its_extent() {
     on_each(|provider| {
         let morsel = provider.create(&Shape::of_length(5_000)).unwrap();
         let mapping = morsel.map(Access::Read).unwrap();
@@ -82,9 +82,8 @@ fn the_backend_says_how_much_it_maps() {
 }
 
 #[test]
-fn a_memfd_lies_where_huge_pages_fit_and_leaves_nothing_behind() {
-    if !own_process::entered("address::a_memfd_lies_where_huge_pages_fit_and_leaves_nothing_behind")
-    {
+fn a_memfd_is_aligned_for_huge_pages_and_unmapped_completely() {
+    if !own_process::entered("address::a_memfd_is_aligned_for_huge_pages_and_unmapped_completely") {
         return;
     }
     on_memfd(|provider| {
@@ -103,7 +102,7 @@ fn a_memfd_lies_where_huge_pages_fit_and_leaves_nothing_behind() {
 }
 
 #[test]
-fn a_child_has_only_what_it_inherits() {
+fn a_child_has_only_inherited_mappings() {
     on_each(|provider| {
         for inherit in [false, true] {
             let shape = Shape::of_length(4096);
@@ -120,7 +119,7 @@ fn a_child_has_only_what_it_inherits() {
 }
 
 #[test]
-fn a_program_that_is_started_does_not_get_the_descriptor() {
+fn a_started_program_does_not_get_the_descriptor() {
     on_each(|provider| {
         let morsel = provider.create(&Shape::of_length(4096)).unwrap();
         let number = std::os::fd::AsRawFd::as_raw_fd(&std::os::fd::AsFd::as_fd(&morsel));

@@ -1,4 +1,4 @@
-//! The backends that are here, and files to fill from.
+//! The backends of this machine, and files to fill from.
 
 use std::fs::File;
 use std::io::Write;
@@ -7,7 +7,7 @@ use vellum_morsel::{BackendChoice, BackendKind, Error, Provider};
 
 pub const PAGE: u64 = 4096;
 
-/// Runs a test once for each backend of this machine, and says which are left out.
+/// Runs a test once for each backend of this machine. Prints which backends it skips.
 pub fn on_each(test: impl Fn(&Provider)) {
     for kind in BackendKind::ALL {
         match Provider::new(BackendChoice::Only(kind)) {
@@ -24,17 +24,17 @@ pub fn on_each(test: impl Fn(&Provider)) {
     }
 }
 
-/// As [`on_each`], on the one that is always there.
+/// As [`on_each`], but only on memfd, which every machine has.
 pub fn on_memfd(test: impl Fn(&Provider)) {
     test(&Provider::new(BackendChoice::Only(BackendKind::Memfd)).unwrap());
 }
 
-/// Bytes of which no two neighbouring pages are the same.
+/// Bytes in which neighbouring pages differ.
 pub fn pattern(length: usize) -> Vec<u8> {
     (0..length).map(|at| (at / 4096 * 31 + at * 7) as u8).collect()
 }
 
-/// A file without a name that has these bytes.
+/// A file without a name, with these bytes.
 pub fn file_of(bytes: &[u8]) -> File {
     let mut file = tempfile::tempfile().unwrap();
     file.write_all(bytes).unwrap();

@@ -10,7 +10,7 @@ use vellum_morsel::{Access, Errno, Error, Shape};
 use crate::common::{PAGE, file_of, on_each, pattern};
 
 #[test]
-fn a_new_morsel_is_zeros_without_memory() {
+fn a_new_morsel_reads_as_zeros_and_has_no_memory() {
     on_each(|provider| {
         let morsel = provider.create(&Shape::of_length(10_000)).unwrap();
         assert_eq!((morsel.length(), morsel.shape().order()), (10_000, 1));
@@ -23,7 +23,7 @@ fn a_new_morsel_is_zeros_without_memory() {
 }
 
 #[test]
-fn what_is_written_by_one_mapping_is_read_by_another() {
+fn a_mapping_reads_what_another_has_written() {
     on_each(|provider| {
         let morsel = provider.create(&Shape::of_length(3 * PAGE)).unwrap();
         let (writer, reader) =
@@ -56,7 +56,7 @@ fn a_file_fills_it() {
 }
 
 #[test]
-fn a_file_past_the_page_cache_fills_it() {
+fn a_file_opened_for_direct_io_fills_it() {
     on_each(|provider| {
         let bytes = pattern(300_001);
         let file = tempfile::NamedTempFile::new().unwrap();
@@ -75,7 +75,7 @@ fn a_file_past_the_page_cache_fills_it() {
 }
 
 #[test]
-fn a_fill_that_cannot_be_says_why() {
+fn a_failed_fill_says_why() {
     on_each(|provider| {
         let source = file_of(&pattern(5_000));
         let morsel = provider.create(&Shape::of_length(2 * PAGE)).unwrap();
@@ -98,7 +98,7 @@ fn a_fill_that_cannot_be_says_why() {
 }
 
 #[test]
-fn populated_pages_have_memory_and_punched_ones_none() {
+fn populated_pages_have_memory_and_punched_pages_have_none() {
     on_each(|provider| {
         let morsel = provider.create(&Shape::of_length(10 * PAGE - 1)).unwrap();
         morsel.populate(PAGE..10 * PAGE - 1).unwrap();

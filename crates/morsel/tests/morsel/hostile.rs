@@ -1,4 +1,4 @@
-//! Descriptors of an attacker who wants a process to read memory that changes, or is absent.
+//! Descriptors from an attacker who wants a process to read memory that changes or is missing.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
 use vellum_morsel::{Access, Error, Morsel};
 
-/// A name such as Morsels have.
+/// A valid name of a Morsel.
 const NAME: &str = "vellum-morsel-1:0:0:0";
 
 fn memfd(name: &str, length: u64, seals: SealFlags) -> OwnedFd {
@@ -28,7 +28,7 @@ const FIXED: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
 
 #[test]
 fn files_and_sockets_are_no_morsels() {
-    // In the temporary folder it may be of the file system that memfds are of.
+    // The file system of the temporary folder may be the same as that of memfds.
     refused(tempfile::tempfile().unwrap(), "it ");
     refused(File::open("/dev/null").unwrap(), "memfd");
     refused(std::io::pipe().unwrap().0, "memfd");
@@ -43,7 +43,7 @@ fn a_memfd_that_can_be_truncated_is_refused() {
 }
 
 #[test]
-fn a_memfd_of_somebody_else_is_refused() {
+fn a_memfd_with_another_name_is_refused() {
     refused(memfd("other", 4096, FIXED), "name");
     let name_only = tempfile::NamedTempFile::new().unwrap();
     let path = rustix::fs::open(name_only.path(), OFlags::PATH, Mode::empty()).unwrap();
@@ -51,7 +51,7 @@ fn a_memfd_of_somebody_else_is_refused() {
 }
 
 #[test]
-fn a_shape_that_cannot_be_is_refused() {
+fn an_impossible_shape_is_refused() {
     let wrong = [
         (NAME, 4097),
         (NAME, 0),
@@ -68,15 +68,15 @@ fn a_shape_that_cannot_be_is_refused() {
 }
 
 #[test]
-fn a_memfd_that_only_looks_sealed_is_not_looked_at() {
-    // FUTURE_WRITE leaves the mappings for writing that there are.
+fn a_memfd_that_only_looks_sealed_has_no_view() {
+    // FUTURE_WRITE does not affect existing mappings for writing.
     let made = memfd(NAME, 4096, FIXED | SealFlags::FUTURE_WRITE);
     let morsel = Morsel::from_descriptor(made).unwrap();
     assert_eq!(morsel.map(Access::Read).unwrap().view(), Err(Error::NotSealed));
 }
 
 #[test]
-fn a_sealed_memfd_of_the_right_name_is_as_good_as_ours() {
+fn a_sealed_memfd_with_a_valid_name_is_a_morsel() {
     let made = memfd(NAME, 4096, FIXED | SealFlags::WRITE);
     let morsel = Morsel::from_descriptor(made).unwrap();
     assert_eq!(morsel.map(Access::Read).unwrap().view().unwrap(), [0; 4096]);

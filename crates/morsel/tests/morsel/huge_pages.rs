@@ -1,4 +1,4 @@
-//! Huge pages: a Morsel has them if its maker asks for them, and never else.
+//! Huge pages: a Morsel has them only if its creator asks for them.
 
 use std::fs::OpenOptions;
 use std::os::fd::AsFd;
@@ -11,14 +11,14 @@ use crate::common::{PAGE, file_of, on_each, pattern};
 
 const HUGE: u64 = 2 << 20;
 
-/// Kernels that can put a memfd's pages together.
+/// Whether the kernel can collapse a memfd's pages.
 fn kernel_can() -> bool {
     let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
     let mut numbers = release.split(['.', '-']).map_while(|part| part.parse::<u32>().ok());
     (numbers.next(), numbers.next()) >= (Some(6), Some(1))
 }
 
-/// Bytes of a mapping that are mapped by entries of 2 MiB.
+/// Bytes of a mapping in entries of 2 MiB.
 fn huge_bytes(morsel: &Morsel, mapping: &Mapping) -> u64 {
     if morsel.backend() == BackendKind::Kernel {
         return morsel.stat().unwrap().huge.unwrap() * HUGE;
@@ -55,9 +55,9 @@ fn a_huge_morsel_is_in_huge_pages_and_another_is_not() {
 }
 
 #[test]
-fn a_large_fill_from_anywhere_is_the_source() {
+fn a_large_fill_from_any_offset_equals_the_source() {
     on_each(|provider| {
-        // Before, in and after huge pages; more than a window; cut within a page.
+        // Before, in and after huge pages; more than a window; with an end inside a page.
         let bytes = pattern(70 << 20);
         let source = file_of(&bytes);
         for (from, offset, length) in [
@@ -69,7 +69,7 @@ fn a_large_fill_from_anywhere_is_the_source() {
         ] {
             let morsel = provider.create(&Shape::of_length(70 << 20).huge()).unwrap();
             assert_eq!(morsel.fill(&source, from, offset, length), Ok(length));
-            // No mapping is left that could still write.
+            // No mapping for writing is left, so the Morsel can be sealed.
             morsel.seal(Seals::CONTENT).unwrap();
             let mapping = morsel.map(Access::Read).unwrap();
             let found = mapping.view().unwrap();
@@ -87,8 +87,8 @@ fn a_large_fill_from_anywhere_is_the_source() {
 }
 
 #[test]
-fn huge_pages_are_read_into_without_a_copy_between() {
-    // Bytes that this thread has given to write calls.
+fn the_kernel_reads_straight_into_huge_pages() {
+    // The bytes that this thread has passed to write calls.
     let written = || {
         let counts = std::fs::read_to_string("/proc/thread-self/io").unwrap();
         let line = counts.lines().find_map(|line| line.strip_prefix("wchar: ")).unwrap();
@@ -106,11 +106,11 @@ fn huge_pages_are_read_into_without_a_copy_between() {
 }
 
 #[test]
-fn a_fill_over_what_is_there_replaces_that_alone() {
+fn a_fill_over_existing_pages_replaces_only_its_range() {
     on_each(|provider| {
         let morsel = provider.create(&Shape::of_length(8 * HUGE).huge()).unwrap();
         let mapping = morsel.map(Access::ReadWrite).unwrap();
-        // In the third huge page, and in what the fill leaves alone.
+        // In the third huge page, and in the range outside of the fill.
         mapping.write_at(2 * HUGE + 9, b"old").unwrap();
         mapping.write_at(6 * HUGE + 9, b"kept").unwrap();
         let bytes = pattern(6 * HUGE as usize);
@@ -124,7 +124,7 @@ fn a_fill_over_what_is_there_replaces_that_alone() {
 }
 
 #[test]
-fn a_source_past_the_page_cache_fills_huge_pages() {
+fn a_source_opened_for_direct_io_fills_huge_pages() {
     on_each(|provider| {
         let bytes = pattern(2 * HUGE as usize + 5_001);
         let file = tempfile::NamedTempFile::new().unwrap();
@@ -143,7 +143,7 @@ fn a_source_past_the_page_cache_fills_huge_pages() {
 }
 
 #[test]
-fn a_huge_fill_that_cannot_be_says_why() {
+fn a_failed_huge_fill_says_why() {
     on_each(|provider| {
         let source = file_of(&pattern(2 * HUGE as usize));
         let morsel = provider.create(&Shape::of_length(2 * HUGE).huge()).unwrap();
@@ -160,7 +160,7 @@ fn a_huge_fill_that_cannot_be_says_why() {
 }
 
 #[test]
-fn a_source_that_ends_early_brings_no_memory_for_the_rest() {
+fn a_source_that_ends_early_populates_no_memory_for_the_rest() {
     on_each(|provider| {
         let morsel = provider.create(&Shape::of_length(8 * HUGE).huge()).unwrap();
         let source = file_of(&pattern(10_000));
@@ -170,7 +170,7 @@ fn a_source_that_ends_early_brings_no_memory_for_the_rest() {
 }
 
 #[test]
-fn what_is_populated_keeps_what_it_had() {
+fn populating_keeps_the_contents_of_populated_pages() {
     on_each(|provider| {
         let morsel = provider.create(&Shape::of_length(4 * HUGE).huge()).unwrap();
         let mapping = morsel.map(Access::ReadWrite).unwrap();

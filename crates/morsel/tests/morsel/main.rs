@@ -1,6 +1,6 @@
 //! Tests of Morsels, on every backend that this machine has.
 
-// These are tests, where unwrap is the assertion.
+// In tests, unwrap is the assertion.
 #![allow(clippy::unwrap_used)]
 
 mod address;

@@ -1,5 +1,5 @@
-//! Random sequences of writes, fills, punches and populates, compared with an array that gets the
-//! same.
+//! Random sequences of writes, fills, punches and populates, compared with the same operations on
+//! an array.
 
 use proptest::prelude::*;
 use vellum_morsel::{Access, Shape};
@@ -30,7 +30,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 0..20)
 }
 
-/// The array's slice of a range, if the Morsel takes that.
+/// The array's slice of a range, if the Morsel accepts the range.
 fn slice(model: &mut [u8], start: u64, end: u64) -> Option<&mut [u8]> {
     model.get_mut(start as usize..end as usize)
 }
@@ -39,7 +39,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn it_holds_what_an_array_holds(steps in steps()) {
+    fn a_morsel_behaves_like_an_array(steps in steps()) {
         on_each(|provider| {
             let content = pattern(LENGTH as usize);
             let source = file_of(&content);

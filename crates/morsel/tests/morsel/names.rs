@@ -1,4 +1,4 @@
-//! Morsels by name: the module's only.
+//! Morsels by name, which only the module has.
 
 use vellum_morsel::{Access, BackendKind, Error, Shape};
 
@@ -30,7 +30,7 @@ fn a_name_finds_the_morsel_until_it_is_unlinked() {
 }
 
 #[test]
-fn what_is_no_name_is_refused() {
+fn invalid_names_are_refused() {
     on_each(|provider| {
         let bad = provider.create_named("a/b", &Shape::of_length(1)).unwrap_err();
         assert!(matches!(bad, Error::BadName { .. }), "{bad:?}");
@@ -40,7 +40,7 @@ fn what_is_no_name_is_refused() {
 }
 
 #[test]
-fn a_memfd_has_no_name_and_says_what_to_do() {
+fn without_names_the_error_says_what_to_do() {
     on_memfd(|provider| {
         let errors = [
             provider.create_named("model", &Shape::of_length(1)).unwrap_err(),

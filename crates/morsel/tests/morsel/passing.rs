@@ -1,4 +1,4 @@
-//! Descriptors that go from one process to another.
+//! Passing descriptors from one process to another.
 
 use std::io::Write;
 use std::os::fd::OwnedFd;
@@ -9,7 +9,7 @@ use vellum_morsel::{Access, Error, Morsel, Seals, Shape};
 use crate::common::on_each;
 
 #[test]
-fn a_morsel_is_the_same_on_the_other_end() {
+fn a_received_morsel_equals_the_sent_one() {
     on_each(|provider| {
         let shape = Shape::of_length(10_000).inherit();
         let morsel = provider.create(&shape).unwrap();
@@ -25,7 +25,7 @@ fn a_morsel_is_the_same_on_the_other_end() {
 }
 
 #[test]
-fn a_morsel_for_reading_stays_one() {
+fn a_read_only_morsel_stays_read_only() {
     on_each(|provider| {
         let morsel = provider.create(&Shape::of_length(4096)).unwrap();
         let (here, there) = UnixStream::pair().unwrap();
@@ -34,13 +34,13 @@ fn a_morsel_for_reading_stays_one() {
         for refused in [received.map(Access::ReadWrite).map(drop), received.seal(Seals::CONTENT)] {
             assert!(matches!(refused, Err(Error::ReadOnly { .. })), "{refused:?}");
         }
-        // It is not sealed: another process may write.
+        // The content is not sealed, so another process may write.
         assert_eq!(received.map(Access::Read).unwrap().view(), Err(Error::NotSealed));
     });
 }
 
 #[test]
-fn what_is_no_morsel_is_not_received() {
+fn other_descriptors_are_not_received() {
     let (mut here, there) = UnixStream::pair().unwrap();
     here.write_all(b"M").unwrap();
     assert!(matches!(Morsel::receive(&there), Err(Error::NotMorsel { .. })));
@@ -50,7 +50,7 @@ fn what_is_no_morsel_is_not_received() {
 }
 
 #[test]
-fn a_descriptor_becomes_a_morsel_again() {
+fn a_descriptor_converts_back_to_a_morsel() {
     on_each(|provider| {
         let morsel = provider.create(&Shape::of_length(77)).unwrap();
         let descriptor: OwnedFd = morsel.into();

@@ -26,14 +26,14 @@ fn a_sealed_content_does_not_change() {
         assert!(sealed(morsel.fill(&source, 0, 0, 100).map(drop)));
         assert!(sealed(morsel.punch(0..PAGE)));
         assert!(sealed(morsel.map(Access::ReadWrite).map(drop)));
-        // Only the population is open: zeros become zeros.
+        // Only the population may change: it replaces zeros by zeros.
         morsel.populate(0..2 * PAGE).unwrap();
         assert_eq!(morsel.map(Access::Read).unwrap().view().unwrap()[..101].last(), Some(&0));
     });
 }
 
 #[test]
-fn nobody_may_look_at_what_others_may_change() {
+fn content_that_may_change_has_no_view() {
     on_each(|provider| {
         let morsel = provider.create(&Shape::of_length(PAGE)).unwrap();
         let before = morsel.map(Access::Read).unwrap();
@@ -45,7 +45,7 @@ fn nobody_may_look_at_what_others_may_change() {
 }
 
 #[test]
-fn a_morsel_that_is_mapped_for_writing_is_not_sealed() {
+fn a_morsel_mapped_for_writing_cannot_be_sealed() {
     on_each(|provider| {
         let morsel = provider.create(&Shape::of_length(PAGE)).unwrap();
         let writer = morsel.map(Access::ReadWrite).unwrap();
@@ -61,9 +61,9 @@ fn a_morsel_that_is_mapped_for_writing_is_not_sealed() {
 }
 
 #[test]
-fn a_morsel_that_is_mapped_for_reading_is_sealed() {
+fn a_morsel_mapped_for_reading_can_be_sealed() {
     on_each(|provider| {
-        // The longer one is mapped where huge pages fit.
+        // The longer one is aligned for huge pages.
         for length in [PAGE, 4 << 20] {
             let morsel = provider.create(&Shape::of_length(length)).unwrap();
             morsel.map(Access::ReadWrite).unwrap().write_at(0, b"before").unwrap();
@@ -78,7 +78,7 @@ fn a_morsel_that_is_mapped_for_reading_is_sealed() {
 }
 
 #[test]
-fn a_sealed_content_is_looked_at_as_values() {
+fn a_sealed_content_can_be_viewed_as_values() {
     on_each(|provider| {
         let morsel = provider.create(&Shape::of_length(5_000)).unwrap();
         let bytes = [&b"VLUM"[..], &7_u32.to_le_bytes(), &[3, 0, 0, 0]].concat();
@@ -99,7 +99,7 @@ fn a_sealed_content_is_looked_at_as_values() {
 }
 
 #[test]
-fn what_a_memfd_cannot_do_is_said() {
+fn unsupported_operations_of_a_memfd_are_errors() {
     on_memfd(|provider| {
         let morsel = provider.create(&Shape::of_length(PAGE)).unwrap();
         for refused in [morsel.seal(Seals::CONTENT | Seals::POPULATION), morsel.revoke()] {
@@ -113,7 +113,7 @@ fn what_a_memfd_cannot_do_is_said() {
 }
 
 #[test]
-fn a_sealed_population_stays_as_it_is() {
+fn a_sealed_population_does_not_change() {
     on_each(|provider| {
         if provider.backend() != BackendKind::Kernel {
             return;
@@ -128,7 +128,7 @@ fn a_sealed_population_stays_as_it_is() {
 }
 
 #[test]
-fn a_revoked_morsel_is_gone() {
+fn a_revoked_morsel_refuses_all_operations() {
     on_each(|provider| {
         if provider.backend() != BackendKind::Kernel {
             return;
