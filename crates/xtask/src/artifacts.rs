@@ -1,4 +1,4 @@
-//! The files that cargo builds, and where they lie.
+//! The files that cargo builds, and their paths.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -27,7 +27,7 @@ impl Artifacts {
     /// Builds with the arguments of `cargo`, such as `["build", "--release"]`.
     ///
     /// # Errors
-    /// When it does not build; cargo has said why.
+    /// When the build fails; cargo has printed why.
     pub fn build(root: &Path, arguments: &[&str]) -> Outcome<Self> {
         let mut command = cargo(root);
         command.args(arguments).args(["--message-format", "json-render-diagnostics"]);
@@ -59,7 +59,7 @@ impl Artifacts {
         files
             .rfind(|file| file.file_name() == Some(name))
             .map(|file| file.clone().into_std_path_buf())
-            .ok_or_else(|| format!("cargo does not say where {name} is"))
+            .ok_or_else(|| format!("cargo's messages do not name {name}"))
     }
 
     /// The programs that have tests, in the order of their names.
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_built_is_found_in_what_cargo_says() {
+    fn built_files_are_found_in_cargo_s_messages() {
         let id = "path+file:///v/crates/capi#vellum-capi@0.1.0";
         let said = artifact(id, "/v/crates/capi", "vellum", false, "/t/debug/libvellum.so");
         let built = Artifacts::read(said.as_bytes()).unwrap();

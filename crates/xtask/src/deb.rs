@@ -54,7 +54,7 @@ fn below_kernel(file: &str) -> &str {
     file.strip_prefix("kernel/").unwrap_or(file)
 }
 
-/// The files that git knows below `kernel/`, but for those that are left out.
+/// The files that git tracks below `kernel/`, without those that are left out.
 fn kernel_files(root: &Path) -> Outcome<Vec<String>> {
     let mut command = Command::new("git");
     command.current_dir(root).args(["ls-files", "kernel"]);
@@ -62,7 +62,7 @@ fn kernel_files(root: &Path) -> Outcome<Vec<String>> {
     let text = String::from_utf8_lossy(&output.stdout);
     let wanted = |file: &&str| !LEFT_OUT.iter().any(|part| file.starts_with(part));
     let files: Vec<String> = text.lines().filter(wanted).map(str::to_owned).collect();
-    if files.is_empty() { Err("git knows no files in kernel/".to_owned()) } else { Ok(files) }
+    if files.is_empty() { Err("git tracks no files in kernel/".to_owned()) } else { Ok(files) }
 }
 
 fn copy(from: &Path, to: &Path) -> Outcome {
@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sources_that_are_not_in_the_package_are_found() {
+    fn sources_that_the_package_lacks_are_found() {
         let files =
             ["kernel/main.c", "kernel/debian/rules", "kernel/core/frames.c"].map(str::to_owned);
         let line =

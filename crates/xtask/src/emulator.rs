@@ -9,11 +9,11 @@ use crate::workspace::Outcome;
 /// The program.
 const EMULATOR: &str = "qemu-system-x86_64";
 
-/// Before this version, if a kernel changes code while several processors run it, a processor
-/// sometimes executes the old code or hangs there: guests die of an `int3`, or hang.
+/// In older versions, if a kernel changes code while several processors run it, a processor
+/// sometimes executes the old code or hangs. Then guests die of an `int3`, or hang.
 const SOUND: (u32, u32) = (8, 1);
 
-/// The part of Debian 12 that has it.
+/// The suite of Debian 12 that has it.
 const BACKPORTS: &str = "bookworm-backports";
 const PACKAGE: &str = "qemu-system-x86";
 
@@ -35,11 +35,11 @@ pub fn ensure() {
     }
     println!("installing {PACKAGE} from {BACKPORTS}");
     if let Err(reason) = install() {
-        println!("the lab goes on without it, and guests sometimes fail: {reason}");
+        println!("the lab continues without it, and guests sometimes fail: {reason}");
     }
 }
 
-/// Installs it without a change to where the machine takes packages from.
+/// Installs it without a change to the machine's list of sources.
 fn install() -> Outcome {
     let folder = std::env::temp_dir().join(format!("vellum-apt-{}", std::process::id()));
     let list = folder.join("sources.list");
@@ -60,7 +60,7 @@ fn install() -> Outcome {
     let installed = with(&["update"]).and_then(|()| {
         with(&["install", "-y", "--no-install-recommends", "-t", BACKPORTS, PACKAGE])
     });
-    // Its remains do no harm.
+    // Remains of the folder do no harm.
     let _removed = fs::remove_dir_all(&folder);
     installed
 }

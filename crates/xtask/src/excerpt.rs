@@ -1,8 +1,8 @@
-//! The part of a failed step's output that is worth reading: without the tests that passed and the
-//! programs that succeeded. If the rest is long, only its beginning and end.
+//! The important part of a failed step's output: without the tests that passed and the programs
+//! that succeeded. If the rest is long, only its beginning and its end.
 //!
-//! The whole report of a failed run should fit on a screen, and into the limit of a service that
-//! keeps it.
+//! The report of a failed run should fit on a screen, and into the limits of services that store
+//! it.
 
 /// Lines that are shown from the beginning.
 const FIRST: usize = 10;
@@ -29,11 +29,11 @@ pub fn of(lines: &[String]) -> Vec<&str> {
 /// Drops the output of each program whose tests passed, and lines that only announce a start.
 fn without_successes(lines: &[String]) -> Vec<&str> {
     let mut rest: Vec<&str> = Vec::new();
-    // Where in the rest the tests begin whose result is not known yet.
+    // The index in the rest at which the tests without a result so far begin.
     let mut begin = None;
     for line in lines {
         let words = line.trim();
-        if words.is_empty() || is_small_talk(words) {
+        if words.is_empty() || is_success(words) {
             continue;
         }
         if is_beginning(words) {
@@ -53,19 +53,19 @@ fn is_beginning(words: &str) -> bool {
     number.is_some_and(|number| number.parse::<u64>().is_ok())
 }
 
-/// A test that passed or was left out, a program that begins or ended well, cargo at work.
-fn is_small_talk(words: &str) -> bool {
+/// A test that passed or was ignored, a program that begins or succeeds, progress of cargo.
+fn is_success(words: &str) -> bool {
     let is_one_of = |beginnings: &[&str]| beginnings.iter().any(|it| words.starts_with(it));
     let is_test = words.starts_with("test ") && !words.starts_with("test result");
     (is_test && (words.ends_with("... ok") || words.contains("... ignored")))
         || (words.starts_with("lab: end ") && words.ends_with(" 0"))
         || is_one_of(&["lab: begin ", "lab: running ", "lab: ready", "lab: done"])
         || is_one_of(&["Compiling ", "Running ", "Doc-tests ", "Finished ", "Downloading "])
-        || is_one_of(&["Downloaded ", "Executable ", "left out: ", "begins: ", "ended well "])
+        || is_one_of(&["Downloaded ", "Executable ", "left out: ", "begins: ", "succeeded after "])
 }
 
-/// The lines that name failures, the first ones if there are many: tests, panics with their
-/// messages, complaints of a kernel, errors.
+/// The first lines that name failures: tests, panics with their messages, complaints of a kernel,
+/// errors.
 pub fn causes(lines: &[String]) -> impl Iterator<Item = &str> {
     let rest = without_successes(lines);
     let mut named = Vec::new();
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn what_passed_is_left_out() {
+    fn successes_are_left_out() {
         let lines = owned(&[
             "   Compiling something v1.0.0",
             "kernel 6.1: 6.1.0-56-amd64, 2 processors",
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn much_is_shortened_in_the_middle() {
+    fn long_output_is_shortened_in_the_middle() {
         let lines: Vec<String> = (0..10_000).map(|number| format!("line {number}")).collect();
         let shown = of(&lines);
         assert_eq!(shown.len(), FIRST + 1 + LAST);
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn a_result_without_a_beginning_takes_nothing_away() {
+    fn a_result_without_a_beginning_drops_nothing() {
         let lines = owned(&["error: cannot", "test result: ok. 3 passed; 0 failed"]);
         assert_eq!(of(&lines), ["error: cannot"]);
     }

@@ -12,12 +12,13 @@ use crate::workspace::Outcome;
 /// The artifacts to build, and their packages.
 const PACKAGES: [&str; 3] = ["vellum-cli", "vellum-capi", "vellum-preload"];
 
-/// The shared library for C: as the linker, as programs that run, and as people look for it.
+/// The names of the shared library for C: for the linker, for running programs, and with the whole
+/// version.
 const LIBRARY: &str = "libvellum.so";
 const SONAME: &str = "libvellum.so.0";
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// Files that are installed as they are, but for paths in them; with where they go.
+/// Files that are installed unchanged, except for paths in them, and their destinations.
 const FILES: [(&str, &str); 6] = [
     ("crates/capi/include/vellum.h", "include/vellum.h"),
     ("crates/capi/include/vellum_morsel.h", "include/vellum_morsel.h"),
@@ -42,17 +43,17 @@ const INSTALLED: [(&str, &str, &str); 9] = [
 ];
 
 /// The steps that remain on a machine whose programs are to find the installed files.
-const REMAINS: &str = "\
-to be done yet, as root, where it is wanted:
+const REMAINING_STEPS: &str = "\
+remaining steps, as root, if wanted:
   ldconfig                                    for programs that use libvellum
   systemd-sysusers && systemd-tmpfiles --create
   systemctl daemon-reload
   systemctl enable --now vellum-morseld       for the cache daemon";
 
-/// Where things go.
+/// The destination.
 #[derive(clap::Args)]
 pub struct Place {
-    /// The folder in which users will find it
+    /// The folder from which users run the program
     #[arg(long, value_name = "FOLDER", default_value = "/usr/local")]
     prefix: PathBuf,
     /// A folder that stands for the root of the file system, for building packages
@@ -108,7 +109,7 @@ pub fn run(root: &Path, options: &Options) -> Outcome {
     }
     write(&place.join("lib/pkgconfig/vellum.pc"), &pkg_config(prefix))?;
     println!("installed in {}", place.display());
-    println!("{REMAINS}");
+    println!("{REMAINING_STEPS}");
     Ok(())
 }
 
@@ -132,7 +133,7 @@ pub fn remove(place: &Place) -> Outcome {
             removed += remove_files(parent, |file| name == file)?;
         }
     }
-    // Others may have put something there.
+    // The folder may have other files.
     let _ = fs::remove_dir(folder.join("lib/vellum"));
     println!("{removed} files removed from {}", folder.display());
     Ok(())
@@ -178,8 +179,8 @@ fn pkg_config(prefix: &Path) -> String {
     )
 }
 
-/// Copies a built file over one that may be in use: processes that use the old one keep it. The
-/// copy has only the symbols that linkers need.
+/// Replaces a file that may be in use by a copy of a built file; processes that use the old file
+/// keep it. The copy has only the symbols that linkers need.
 fn copy(from: &Path, to: &Path, mode: u32) -> Outcome {
     let failed = |error: std::io::Error| format!("installing {}: {error}", to.display());
     clear(to).and_then(|()| fs::copy(from, to)).map_err(failed)?;
@@ -204,7 +205,7 @@ fn link(target: &str, to: &Path) -> Outcome {
     done.map_err(|error| format!("installing {}: {error}", to.display()))
 }
 
-/// Makes room for a file, and the folder for it.
+/// Removes the old file, if there is one, and creates the folder.
 fn clear(to: &Path) -> std::io::Result<()> {
     to.parent().map_or(Ok(()), fs::create_dir_all)?;
     match fs::remove_file(to) {

@@ -1,4 +1,4 @@
-//! Several programs at a time, because they do not only wait for the processor.
+//! Runs several programs at a time, because they do not only wait for the processor.
 
 use std::collections::VecDeque;
 use std::num::NonZero;
@@ -11,10 +11,10 @@ use std::time::Instant;
 use crate::steps;
 use crate::workspace::Outcome;
 
-/// Programs at a time at most: one that runs a machine takes some GiB of memory.
+/// The most programs at a time, because a program that runs a machine takes some GiB of memory.
 const MOST: usize = 4;
 
-/// A program that is to run.
+/// A program to run.
 pub struct Job {
     name: String,
     command: Command,
@@ -31,7 +31,7 @@ impl Job {
 /// as it comes, and that of the others afterwards, so that lines of different machines do not mix.
 ///
 /// # Errors
-/// Names the jobs that failed; the others ran all the same.
+/// Names the jobs that failed. The other jobs ran, too.
 pub fn run(jobs: Vec<Job>) -> Outcome {
     let at_once = thread::available_parallelism().map_or(1, NonZero::get).min(MOST);
     let (shown, queue): (Vec<_>, VecDeque<_>) = jobs.into_iter().map(with_lines).unzip();
@@ -65,7 +65,7 @@ fn next<T>(queue: &Mutex<VecDeque<T>>) -> Option<T> {
     queue.lock().unwrap_or_else(PoisonError::into_inner).pop_front()
 }
 
-/// Runs one job; true if it went well.
+/// Runs one job; true if it succeeded.
 fn perform(job: Job, lines: &Sender<String>) -> bool {
     let start = Instant::now();
     // The receiver lives until all jobs have ended.
@@ -74,7 +74,7 @@ fn perform(job: Job, lines: &Sender<String>) -> bool {
     let outcome = steps::pipe(job.command, say);
     let seconds = start.elapsed().as_secs_f64();
     match outcome {
-        Ok(true) => say(format!("ended well after {seconds:.0} s: {}", job.name)),
+        Ok(true) => say(format!("succeeded after {seconds:.0} s: {}", job.name)),
         Ok(false) => say(format!("failed: {} after {seconds:.0} s", job.name)),
         Err(ref error) => say(format!("failed: {}: {error}", job.name)),
     }
@@ -114,6 +114,6 @@ mod tests {
         drop(sender);
         let lines: Vec<String> = lines.into_iter().collect();
         assert_eq!(lines[..4], ["begins: a", "1", "2", "3"]);
-        assert!(lines[4].starts_with("ended well after 0 s"), "{lines:?}");
+        assert!(lines[4].starts_with("succeeded after 0 s"), "{lines:?}");
     }
 }

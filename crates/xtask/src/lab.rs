@@ -1,4 +1,4 @@
-//! `cargo xtask lab`: tests, or a measurement, on Debian kernels in an emulator, with the module.
+//! `cargo xtask lab`: tests or measurements on Debian kernels in an emulator, with the module.
 
 pub mod passed;
 mod programs;
@@ -11,11 +11,11 @@ use crate::jobs::{self, Job};
 use crate::setup;
 use crate::workspace::{Outcome, cargo};
 
-/// The packages that run on every kernel if none is named: they test the kernel's own interfaces.
+/// The packages that run on every kernel if none is named. They test the kernel's interfaces.
 const ON_ALL: [&str; 3] = ["vellum-lab/guest", "vellum-vm/", "vellum-kernel-tests/"];
 
 /// The packages that run on one kernel, the newest if none is named: the layers above the surfaces,
-/// which the other packages test; of the benchmarks a short TPC-C, with its consistency conditions.
+/// and a short TPC-C of the benchmarks, with its consistency conditions.
 const ON_ONE: [&str; 5] = [
     "vellum-morsel/",
     "vellum-preload/preload",
@@ -27,7 +27,7 @@ const ON_ONE: [&str; 5] = [
 /// The tests of the module.
 const KERNEL_TESTS: &str = "vellum-kernel-tests";
 
-/// Seconds that the fuzzer may take for more than it was told to.
+/// Seconds that the fuzzer may take beyond its time.
 const SLACK: u64 = 600;
 
 /// The kernels that are tried if none is named.
@@ -36,11 +36,11 @@ const STOCK: [&str; 2] = ["6.1", NEWEST];
 /// The kernel for packages that run on one, if none is named.
 const NEWEST: &str = "6.12";
 
-/// Seconds for a program: machines run side by side, and some programs are long.
+/// Seconds for a program. Machines run at the same time, and some programs are slow.
 const PATIENCE: &str = "2400";
 
-/// The tests that run once more in a machine with all the differences that `strictest` lists: those
-/// that depend most on flushes, on processors, and on concurrency.
+/// The tests that run again on the machine of `strictest`: those that depend most on flushes,
+/// processors and concurrency.
 const STRICTEST: [&str; 3] = [
     "vellum-kernel-tests/module_fuzz",
     "vellum-kernel-tests/exmap_huge_races",
@@ -50,7 +50,7 @@ const STRICTEST: [&str; 3] = [
 /// Which tests run where.
 #[derive(Clone, clap::Args)]
 pub struct Options {
-    /// Packages, with all of their tests; those that concern the kernel if none is named
+    /// Packages, with all of their tests [default: those that concern the kernel]
     #[arg(long = "package", value_name = "PACKAGE")]
     packages: Vec<String>,
     /// Kernels by series, such as 6.1, or 'debug'; both stock ones if none is named
@@ -99,8 +99,8 @@ pub struct Options {
     arguments: Vec<String>,
 }
 
-/// Builds the test programs of the packages and runs them on the kernels, with the module loaded
-/// where there is one; or measures there.
+/// Builds the test programs of the packages and runs them, or a measurement, on the kernels, with
+/// the module loaded.
 ///
 /// # Errors
 /// When something is missing, the build fails or a test does.
@@ -136,7 +136,7 @@ pub fn run(root: &Path, options: &Options) -> Outcome {
     // The longest first.
     let mut jobs = on_each(root, options, &programs::named(&built, &ON_ALL)?);
     if !is_debug {
-        // There they take several times as long: on demand.
+        // On the debug kernel they take several times as long, so they run only on demand.
         let programs = programs::without(programs::named(&built, &ON_ONE)?, programs::LONG);
         let kernel = one_of(&options.kernels);
         jobs.extend(tests(root, options, "upper-layers", kernel, &programs));
@@ -148,7 +148,7 @@ pub fn run(root: &Path, options: &Options) -> Outcome {
         jobs.push(promises(root, is_debug));
         jobs.extend(crash(root, options, &built)?);
     }
-    // Several labs start at once: cargo builds their program before that.
+    // Several labs start at once, so cargo builds their program first.
     finish(built_lab(root))?;
     jobs::run(jobs).map_err(|names| format!("lab: {names}"))
 }
@@ -163,8 +163,8 @@ fn on_each(root: &Path, options: &Options, programs: &[TestProgram]) -> Vec<Job>
     kernels.iter().filter_map(job).collect()
 }
 
-/// A machine with the settings of other machines: separate page tables for user space, flushes by
-/// exported functions, and more processors.
+/// A machine with unusual settings: separate page tables for user space, flushes by exported
+/// functions, and more processors.
 fn strictest(root: &Path, options: &Options, built: &[TestProgram]) -> Outcome<Option<Job>> {
     let options = Options {
         processors: "4".to_owned(),
@@ -176,14 +176,14 @@ fn strictest(root: &Path, options: &Options, built: &[TestProgram]) -> Outcome<O
     Ok(tests(root, &options, "strictest", one_of(&options.kernels), &programs))
 }
 
-/// The module and its surfaces on one kernel: the tests for which a developer waits.
+/// The module and its surfaces on one kernel: the tests that a developer runs after each change.
 fn short(root: &Path, options: &Options) -> Outcome {
     let programs = programs::named(&programs::of_workspace(root)?, &ON_ALL)?;
     let job = tests(root, options, "short", one_of(&options.kernels), &programs);
     jobs::run(job.into_iter().collect())
 }
 
-/// The module's sources as the kernel's maintainers would look at them.
+/// Checks the module's sources as the kernel's maintainers do.
 fn style(root: &Path, options: &Options) -> Outcome {
     let mut command = cargo(root);
     command.args(["run", "--quiet", "--package", "vellum-lab", "--"]);
@@ -194,8 +194,8 @@ fn style(root: &Path, options: &Options) -> Outcome {
     finish(command)
 }
 
-/// The fuzzer: half of the time one thread, half of it several. The kernel may be preempted
-/// anywhere, so that more happens between two steps of the module.
+/// The fuzzer: half of the time with one thread, half of it with several. The kernel is
+/// preemptible, so that more happens between two steps of the module.
 fn fuzz(root: &Path, options: &Options, seconds: u64) -> Outcome {
     let fuzzer = programs::of_package(root, KERNEL_TESTS, &["--test", "module_fuzz"])?.remove(0);
     let boot = options.boot.clone().unwrap_or_else(|| "preempt=full".to_owned());
@@ -203,7 +203,7 @@ fn fuzz(root: &Path, options: &Options, seconds: u64) -> Outcome {
     let mut command = lab(root, &options, &[one_of(&options.kernels)]);
     command.args(["--variable", &format!("VELLUM_SECONDS={}", seconds.div_ceil(2))]);
     command.args(["--pmem", "--module", "kvm-amd", "run"]);
-    // Says at once how to repeat what has failed, and at the end how many rounds there were.
+    // Shows at once how to repeat a failure, and at the end the number of rounds.
     command.args(["--arguments", "--nocapture"]);
     command.args(["--patience", &(seconds + SLACK).to_string(), &programs::told(&fuzzer)]);
     finish(command)
@@ -231,7 +231,7 @@ fn bench(root: &Path, options: &Options, name: &str) -> Outcome {
     finish(command)
 }
 
-/// Where the guest has the model.
+/// The path of the model in the guest.
 const MODEL: &str = "/tests/model";
 
 /// The file that an argument names, which the guest needs, too.
@@ -244,7 +244,7 @@ fn model(arguments: &[String]) -> Option<&str> {
 fn words(name: &str, arguments: &[String]) -> String {
     let mut words = format!("bench {name} --quick --no-progress");
     if !arguments.iter().any(|argument| argument.starts_with("--dir")) {
-        // Its files are on the guest's disk, not in the memory that `/tmp` is.
+        // The files are on the guest's disk, because `/tmp` is in memory.
         words.push_str(" --dir /mnt/bench");
     }
     let model = model(arguments);
@@ -272,7 +272,7 @@ fn one_of(kernels: &[String]) -> String {
     kernels.first().map_or(NEWEST, String::as_str).to_owned()
 }
 
-/// The lab, with the machine and the module that are asked for.
+/// The lab's command, with the machine and the module that the options ask for.
 fn lab(root: &Path, options: &Options, kernels: &[String]) -> Command {
     let mut command = cargo(root);
     command.args(["run", "--quiet", "--package", "vellum-lab", "--"]);
@@ -306,8 +306,7 @@ fn lab(root: &Path, options: &Options, kernels: &[String]) -> Command {
     command
 }
 
-/// The variables of this program's environment that go to the programs in the guest: seeds and the
-/// like.
+/// The variables of this program's environment that the programs in the guest get, such as seeds.
 fn passed_on(variables: impl Iterator<Item = (String, String)>) -> Vec<String> {
     let ours = variables.filter(|(name, _)| name.starts_with("VELLUM_"));
     ours.map(|(name, value)| format!("{name}={value}")).collect()
@@ -342,12 +341,11 @@ fn tests(
     Some(Job::new(title, command))
 }
 
-/// The lab's promises to its callers: it must find planted errors, or its verdicts on other
-/// programs are worthless.
+/// Tests of the lab itself: it must find planted errors, or else its verdicts are worthless.
 fn promises(root: &Path, is_debug: bool) -> Job {
     let mut command = cargo(root);
     command.args(["test", "--quiet", "--package", "vellum-lab", "--test", "host"]);
-    // Each starts a machine.
+    // Each test starts a machine.
     command.args(["--", "--ignored", "--test-threads", "1"]);
     match is_debug {
         true => command.arg("debug"),
@@ -356,8 +354,8 @@ fn promises(root: &Path, is_debug: bool) -> Job {
     Job::new("promises of the lab", command)
 }
 
-/// Kills machines while a program works, and has others check the remains: of counters, to test the
-/// lab itself, and of Morsels.
+/// Kills machines while a program works, and has another program check the memory afterwards:
+/// counters, which test the lab itself, and Morsels.
 fn crash(root: &Path, options: &Options, built: &[TestProgram]) -> Outcome<[Job; 2]> {
     let counters = kill(root, options, built, ("vellum-lab/crash", "count"))?;
     Ok([counters, kill(root, options, built, ("vellum-kernel-tests/morsel_crash", "work"))?])
@@ -398,20 +396,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn variables_of_ours_are_passed_on() {
+    fn vellum_s_variables_are_passed_on() {
         let variable = |name: &str| (name.to_owned(), "1".to_owned());
         let given = [variable("PATH"), variable("VELLUM_SEED")];
         assert_eq!(passed_on(given.into_iter()), ["VELLUM_SEED=1"]);
     }
 
     #[test]
-    fn what_runs_on_one_kernel_runs_on_one_that_was_named() {
+    fn packages_for_one_kernel_run_on_a_named_one() {
         assert_eq!(one_of(&[]), NEWEST);
         assert_eq!(one_of(&["6.1".to_owned(), "6.12".to_owned()]), "6.1");
     }
 
     #[test]
-    fn arguments_are_passed_on_behind_the_name() {
+    fn arguments_follow_the_name() {
         let given = ["--engines".to_owned(), "vellum".to_owned()];
         let expected = "bench tpcc --quick --no-progress --dir /mnt/bench --engines vellum";
         assert_eq!(words("tpcc", &given), expected);

@@ -1,4 +1,4 @@
-//! `cargo xtask`: set-up, tests, the project's own rules and other chores.
+//! `cargo xtask`: set-up, tests, the project's rules and other chores.
 //!
 //! The Makefile and `.ci/run` only call this program, so that what a developer runs and what the
 //! continuous integration runs cannot differ. It depends on little, so a fresh clone gets to its
@@ -36,9 +36,9 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Chore {
-    /// Install or name the tools that the build and the tests need; silent when nothing is missing
+    /// Install or name the missing tools for the build and the tests
     Setup,
-    /// Run this after each change: format, rules, lints, tests, a short model check and, if it
+    /// Run this after each change: format, rules, lints, tests, a short model check and, if it has
     /// changed, the module on one kernel
     Check {
         /// Show the output of every step, not only of those that fail
@@ -69,7 +69,7 @@ enum Chore {
     },
     /// Build the release binary with other engines and run `vellum bench` with the arguments given
     Bench {
-        /// RocksDB among the other engines: needs libclang, and builds for twenty minutes
+        /// Also RocksDB: needs libclang, and takes twenty minutes to build
         #[arg(long)]
         rocksdb: bool,
         /// Passed on to `vellum bench`
@@ -82,7 +82,7 @@ enum Chore {
     Deb,
     /// Build the release binary and the libraries, and install them with their other files
     Install(install::Options),
-    /// Remove the files that install has put there
+    /// Remove the installed files
     Uninstall(install::Place),
     /// Build the package for Python, install it under target/, and run its tests
     Python {
@@ -113,7 +113,7 @@ fn main() -> ExitCode {
         Chore::Bench { rocksdb, arguments } => bench::run(&root, &arguments, rocksdb),
         Chore::Lab(options) => lab::run(&root, &options),
         Chore::Deb => deb::run(&root)
-            .map(|package| println!("{}: lintian has nothing to say", package.display())),
+            .map(|package| println!("{}: lintian has found nothing", package.display())),
         Chore::Install(options) => install::run(&root, &options),
         Chore::Uninstall(place) => install::remove(&place),
         Chore::Python { names } => python::run(&root, &names),

@@ -4,7 +4,8 @@ use std::process::{Command, Stdio};
 
 use crate::workspace::Outcome;
 
-/// Whether `program` is a file in a folder of the PATH or, if its name is a whole path, there.
+/// Whether `program` is a file in a folder of the PATH or, if it is a path, whether that file
+/// exists.
 pub fn on_path(program: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path).any(|folder| folder.join(program).is_file())

@@ -1,7 +1,7 @@
 //! `cargo xtask programs`: the tests of all packages, several programs at a time.
 //!
 //! `cargo test` runs one program after the other. Many tests wait for a timer, a disk or another
-//! process, so two programs at a time end sooner on two processors.
+//! process, so several programs at a time end sooner.
 
 use std::path::Path;
 use std::process::Command;
@@ -10,7 +10,8 @@ use crate::artifacts::{Artifacts, TestProgram};
 use crate::jobs::{self, Job};
 use crate::workspace::{Outcome, cargo};
 
-/// Programs that take longest, first: one that begins last would keep a processor waiting.
+/// The slowest programs, which run first. If one began last, the other processors would be idle at
+/// the end.
 const LONGEST: [&str; 2] = ["vellum-preload/preload", "vellum/simulation"];
 
 /// Packages whose tests only `cargo xtask test` runs: those of other engines.
@@ -25,11 +26,12 @@ pub struct Options {
 }
 
 /// Builds the tests, runs every program in its package's folder, and the examples of the
-/// documentation. It builds all packages even if some do not run: a build for fewer of them has
-/// other features, and would build twice.
+/// documentation. It builds all packages even if some do not run, because a build of fewer packages
+/// has other features and would build twice.
 ///
 /// # Errors
-/// When something does not build, or names the programs whose tests failed; the others ran.
+/// When the build fails. Otherwise names the programs whose tests failed; the other programs ran,
+/// too.
 pub fn run(root: &Path, options: Options) -> Outcome {
     let build = ["test", "--quiet", "--no-run", "--workspace"];
     let mut programs = Artifacts::build(root, &build)?.test_programs();
@@ -44,7 +46,7 @@ pub fn run(root: &Path, options: Options) -> Outcome {
 
 fn job(program: &TestProgram) -> Job {
     let mut command = Command::new(&program.path);
-    // As cargo does it.
+    // As cargo sets it.
     command.current_dir(&program.folder).env("CARGO_MANIFEST_DIR", &program.folder);
     Job::new(program.name.clone(), command)
 }

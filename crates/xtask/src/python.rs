@@ -1,4 +1,4 @@
-//! `cargo xtask python`: the package for Python, built and tested in an environment of its own.
+//! `cargo xtask python`: the package for Python, built and tested in its own virtual environment.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -8,7 +8,7 @@ use std::process::Command;
 use crate::setup;
 use crate::workspace::{Outcome, cargo, target};
 
-/// Debian's Python, even if the PATH has another: the oldest that the package supports.
+/// Debian's Python, even if the PATH has another one. It is the oldest that the package supports.
 const PYTHON: &str = "/usr/bin/python3";
 
 /// The packages that the tests and the build of the package need.
@@ -33,20 +33,20 @@ pub fn run(root: &Path, names: &[String]) -> Outcome {
     };
     let requirements = root.join(REQUIREMENTS);
     let fetch = &mut pip(&["--requirement".as_ref(), requirements.as_ref()]);
-    step("fetching packages from PyPI, which must be reached,", fetch)?;
+    step("fetching packages from PyPI", fetch)?;
     let wheel = build(root, &python, &wheels)?;
     let install = &mut pip(&["--force-reinstall".as_ref(), "--no-deps".as_ref(), wheel.as_ref()]);
     step("installing the package", install)?;
-    // Its load() asks the cache daemon, which is a command of this.
+    // The package's load() asks the cache daemon, which is a command of this program.
     let mut daemon = cargo(root);
     step("building vellum", daemon.args(["build", "--quiet", "--package", "vellum-cli"]))?;
     let mut tests = Command::new(&python);
-    // Without bytecode: the tests lie among the sources.
+    // Without bytecode, because the tests are in the source folder.
     tests.arg("-B").arg(root.join("crates/python/tests")).args(names);
     step("testing the package", tests.env("VELLUM", target.join("debug/vellum")))
 }
 
-/// The wheel, built again: an old one must not be taken for it.
+/// Builds the wheel. Removes old wheels first, so that none is taken for the new one.
 fn build(root: &Path, python: &Path, wheels: &Path) -> Outcome<PathBuf> {
     if wheels.exists() {
         fs::remove_dir_all(wheels).map_err(|error| format!("{}: {error}", wheels.display()))?;

@@ -1,7 +1,6 @@
-//! The tools that the build and the tests need, installed if that is possible.
-//!
-//! Nothing is done, and nothing printed, when everything is there. As root the missing Debian
-//! packages are installed; otherwise the message is the command that installs them.
+//! The tools that the build and the tests need, installed if that is possible. If nothing is
+//! missing, this does nothing and prints nothing. As root it installs the missing Debian packages;
+//! otherwise its message has the command that installs them.
 
 use std::process::Command;
 
@@ -15,7 +14,7 @@ const OLDEST_RUST: (u32, u32) = (1, 90);
 /// Programs that must be on the PATH, or files, and the Debian package that has each.
 const PROGRAMS: &[(&str, &str)] = &[("cc", "build-essential"), ("git", "git")];
 
-/// As above, for RocksDB: the compiler's package has the library that generates bindings.
+/// As above, for RocksDB. The compiler's package has the library that generates bindings.
 const ROCKSDB_PROGRAMS: &[(&str, &str)] = &[("clang-14", "clang-14 libclang-14-dev")];
 
 /// As above, for the kernel lab.
@@ -32,7 +31,7 @@ const LAB_PROGRAMS: &[(&str, &str)] = &[
     ("sparse", "sparse"),
 ];
 
-/// As above, for a kernel of the lab's own.
+/// As above, for the lab's debug kernel.
 const KERNEL_PROGRAMS: &[(&str, &str)] = &[("flex", "flex"), ("bison", "bison"), ("bc", "bc")];
 
 /// As above, for the package of the module.
@@ -61,7 +60,7 @@ pub enum Need {
     Package,
     /// Build and test the package for Python.
     Python,
-    /// Run the whole of `cargo xtask test`: formatter and linter as well.
+    /// Run all of `cargo xtask test`, with formatter and linter.
     Tests,
 }
 

@@ -32,7 +32,7 @@ impl Step {
         Self { name, action: Action::Program(command) }
     }
 
-    /// A step inside this process.
+    /// A step that calls a function of this program.
     pub fn function(name: &'static str, work: impl FnOnce() -> Outcome + 'static) -> Self {
         Self { name, action: Action::Function(Box::new(work)) }
     }
@@ -45,8 +45,8 @@ struct Tally {
     failed: u64,
 }
 
-/// Runs all steps, also after one has failed, and prints `N passed, N failed` as the last line. The
-/// output of those that fail is kept in the folder.
+/// Runs all steps, even after one has failed, and prints `N passed, N failed` as the last line.
+/// Keeps the output of failed steps in the folder.
 ///
 /// # Errors
 /// Names the steps that failed.
@@ -140,7 +140,7 @@ pub fn pipe(mut command: Command, mut each_line: impl FnMut(String)) -> Outcome<
     command.stdin(Stdio::null());
     command.stdout(writer.try_clone().map_err(describe)?).stderr(writer);
     let mut child = command.spawn().map_err(describe)?;
-    // The command owns the writing ends; while it lives the pipe would never end.
+    // The command owns the writing ends of the pipe. While it exists, the pipe does not end.
     drop(command);
     for line in BufReader::new(reader).split(b'\n').map_while(Result::ok) {
         each_line(String::from_utf8_lossy(&line).into_owned());

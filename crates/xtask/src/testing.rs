@@ -10,9 +10,9 @@ use crate::{deb, lab, packages, setup, tidy};
 /// Schedules of each scenario in the model check of `cargo xtask check`.
 const FEW_SCHEDULES: &str = "200";
 
-/// The chore that a developer runs after each change, in minutes: format, rules, lints, tests
-/// without those of other engines, a short model check, and, if the module or its users have
-/// changed since this passed, its tests in one boot of one kernel.
+/// What a developer runs after each change, in minutes: format, rules, lints, tests without those
+/// of other engines, and a short model check. If the module or its users have changed since this
+/// passed, also the module's tests in one boot of one kernel.
 ///
 /// # Errors
 /// Names the steps that failed; their output has been printed.
@@ -35,8 +35,8 @@ pub fn check(root: &Path, verbose: bool) -> Outcome {
     passed.set()
 }
 
-/// Everything a change must pass: format, rules, lints, tests, model check, documentation, the
-/// package for Python, that of the module, and its tests on the kernels that it is for.
+/// Everything that a change must pass: format, rules, lints, tests, model check, documentation, the
+/// package for Python, the module's package, and its tests on all its kernels.
 ///
 /// # Errors
 /// Names the steps that failed; their output has been printed.
@@ -64,7 +64,7 @@ pub fn soak(root: &Path, verbose: bool) -> Outcome {
     // Documentation examples marked `ignore` are not meant to run: libraries, binaries and tests.
     let targets = "test --workspace --release --no-fail-fast --lib --bins --tests";
     let mut long_tests = command(root, targets);
-    // These run in a process that another test has made poor in system calls.
+    // Another test runs these in a process in which it has forbidden system calls.
     long_tests.args(["--", "--include-ignored", "--skip", "with_a_filter"]);
     long_tests.env("VELLUM_SOAK", "1");
     let mut list = vec![Step::program("long tests", long_tests)];
@@ -75,7 +75,7 @@ pub fn soak(root: &Path, verbose: bool) -> Outcome {
     if packages::succeeds(Command::new("cargo").args(["+nightly", "--version"])) {
         list.push(Step::program("address sanitizer", address_sanitizer(root)));
     } else {
-        println!("no nightly compiler: the step with the address sanitizer is left out");
+        println!("no nightly compiler: skipping the step with the address sanitizer");
     }
     list.push(Step::program("module fuzzer", fuzzer(root)));
     steps::run(list, verbose, &failed(root))
@@ -95,7 +95,7 @@ fn clippy(root: &Path) -> Step {
     Step::program("clippy", command(root, words))
 }
 
-/// The fuzzer of the module, for an hour, on the kernel that checks itself if it has been built.
+/// The fuzzer of the module, for an hour, on the debug kernel if it has been built.
 fn fuzzer(root: &Path) -> Command {
     let mut command = xtask(root, "lab --fuzz 3600");
     if root.join("target/lab/debug/release").exists() {
@@ -104,7 +104,7 @@ fn fuzzer(root: &Path) -> Command {
     command
 }
 
-/// Where the whole output of a failed step is written.
+/// The folder for the whole output of failed steps.
 fn failed(root: &Path) -> PathBuf {
     target(root).join("failed")
 }
@@ -123,15 +123,17 @@ fn xtask(root: &Path, words: &str) -> Command {
     command
 }
 
-/// The page-state protocol and the log's ring under shuttle: both with their primitives replaced.
+/// The page-state protocol and the log's ring under shuttle, which replaces their synchronisation
+/// primitives.
 fn model_check(root: &Path) -> Command {
     let mut command = command(root, "test -p vellum-pool -p vellum-log --release --test model");
     command.args(["--features", "vellum-pool/model,vellum-log/model"]);
     command
 }
 
-/// The pool's, the log's and the store's tests with every access to memory checked, and leaks. Not
-/// those of the surfaces: the sanitizer's own mappings exceed the limits that they set.
+/// The tests of the pool, the log and the store under the address sanitizer, which also finds
+/// leaks. The tests of surfaces are left out, because the sanitizer's mappings exceed the limits
+/// that they set.
 fn address_sanitizer(root: &Path) -> Command {
     let mut command = Command::new("cargo");
     let target = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);

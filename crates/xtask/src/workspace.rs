@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// A chore succeeds, or fails with one line that says what is wrong and what to do.
+/// The result of a chore: success, or one line that says what is wrong and what to do.
 pub type Outcome<T = ()> = Result<T, String>;
 
 /// The top folder of the repository, wherever the command is called from.

@@ -1,4 +1,4 @@
-//! The installed files are complete: a C program compiles and runs with nothing else.
+//! The installed files are complete: a C program compiles and runs with them alone.
 #![allow(clippy::unwrap_used)]
 
 use std::fs;
@@ -7,12 +7,12 @@ use std::process::Command;
 
 const PREFIX: &str = "opt/vellum";
 
-/// A folder that is removed with the value.
+/// A folder, removed when this is dropped.
 struct Folder(PathBuf);
 
 impl Drop for Folder {
     fn drop(&mut self) {
-        // A test that has failed already need not fail twice.
+        // A test that has already failed must not panic again.
         let _ = fs::remove_dir_all(&self.0);
     }
 }
@@ -25,7 +25,7 @@ fn run(command: &mut Command) -> String {
 }
 
 #[test]
-fn what_is_installed_is_found_and_used() {
+fn installed_files_are_found_and_used() {
     let name = format!("install-{}", std::process::id());
     let folder = Folder(Path::new(env!("CARGO_TARGET_TMPDIR")).join(name));
     let place = folder.0.join(PREFIX);
@@ -35,7 +35,7 @@ fn what_is_installed_is_found_and_used() {
         run(chore.arg("--destdir").arg(&folder.0))
     };
     chore(&["install", "--dev"]);
-    // A second time, over the installed files.
+    // Installs again, over the installed files.
     let said = chore(&["install", "--dev"]);
     assert!(said.contains("\n  ldconfig ") && said.contains("systemctl enable"), "{said}");
 
@@ -65,11 +65,11 @@ fn what_is_installed_is_found_and_used() {
     let mut compiler = Command::new("cc");
     compiler.args(["-std=c11", "-Wall", "-Wextra", "-Werror", "-D_GNU_SOURCE", "-o"]);
     run(compiler.arg(&program).arg(source).args(flags.split_whitespace()));
-    // This name is for linkers; programs at run time look for the one with the interface's number.
+    // Only linkers use this name. Running programs use the name with the number of the interface.
     fs::remove_file(place.join("lib/libvellum.so")).unwrap();
     assert_eq!(run(Command::new(program).env("LD_LIBRARY_PATH", place.join("lib"))), "ok\n");
 
-    // Nothing of it is left, and everything else is.
+    // Uninstalling removes all installed files, and no others.
     fs::write(place.join("bin/vellum-other"), "").unwrap();
     fs::remove_file(folder.0.join("everything")).unwrap();
     chore(&["uninstall"]);

@@ -1,5 +1,5 @@
-//! The sources with which the module's tests passed, so that the tests run again only after a
-//! change.
+//! Remembers the sources with which the module's tests passed, so that the tests run again only
+//! after a change.
 
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -12,17 +12,17 @@ use crate::workspace::{Outcome, target};
 const LOOKED_AT: [&str; 6] =
     ["kernel", "lab", "crates/uapi", "crates/vm", "crates/testing", "crates/xtask/src/lab"];
 
-/// The state of the sources, and the file that holds the one with which the tests passed.
+/// A checksum of the sources, and the file that has the checksum with which the tests passed.
 pub struct Mark {
     sources: String,
     file: PathBuf,
 }
 
 impl Mark {
-    /// The mark of the sources as they are now.
+    /// The mark of the present sources.
     ///
     /// # Errors
-    /// When git does not say which files there are.
+    /// When git does not list the files.
     pub fn of(root: &Path) -> Outcome<Self> {
         let mut git = Command::new("git");
         git.current_dir(root).args([
@@ -39,7 +39,7 @@ impl Mark {
         }
         let mut hasher = DefaultHasher::new();
         for name in String::from_utf8_lossy(&listing.stdout).split_terminator('\0') {
-            // A file that was removed and not committed has a name and no content.
+            // git still lists a file whose removal is not committed.
             (name, fs::read(root.join(name)).ok()).hash(&mut hasher);
         }
         let sources = format!("{:016x}", hasher.finish());
@@ -51,7 +51,7 @@ impl Mark {
         fs::read_to_string(&self.file).is_ok_and(|passed| passed == self.sources)
     }
 
-    /// Says that the tests have passed with these sources.
+    /// Records that the tests have passed with these sources.
     ///
     /// # Errors
     /// When the file cannot be written.

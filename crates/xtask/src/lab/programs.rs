@@ -1,4 +1,5 @@
-//! Programs for a guest: cargo builds them, and this module leaves out those that are not for one.
+//! Programs for a guest: cargo builds them, and this module leaves out those that cannot run in a
+//! guest.
 
 use std::path::{Path, PathBuf};
 
@@ -10,12 +11,12 @@ pub type LeftOut = [(&'static str, &'static str)];
 
 /// Test programs that are for the host.
 const NOT_FOR_GUESTS: [(&str, &str); 3] = [
-    ("vellum-kernel-tests/frames_on_the_host", "it calls the compiler, and wants real threads"),
+    ("vellum-kernel-tests/frames_on_the_host", "it calls the compiler, and needs real threads"),
     ("vellum-pool/model", "its locks and threads are a model's: the kernel has no part in it"),
     ("vellum-pool/policy_contract", "it calls the policies alone, without a pool or any memory"),
 ];
 
-/// Test programs that are only run when their package is named: each takes its time.
+/// Slow test programs, which run only if their package is named.
 pub const LONG: &LeftOut = &[
     ("vellum-pool/device_suite", "storage without a pool; runs with PACKAGE=vellum-pool"),
     ("vellum-pool/device_file", "storage without a pool; runs with PACKAGE=vellum-pool"),
@@ -24,11 +25,11 @@ pub const LONG: &LeftOut = &[
     ("vellum/bad_input", "two minutes in an emulator; runs with PACKAGE=vellum"),
 ];
 
-/// Libraries that test programs look for in their own folder, each with the program.
+/// Libraries that a test program needs in its folder, with the program.
 const BESIDE: [(&str, &str); 1] = [("vellum-preload/preload", "libvellum_preload.so")];
 
-/// The package whose tests check the memory of a process: no other thread of theirs may map memory
-/// meanwhile, not even its stack.
+/// The package whose tests check the memory of a process. No other thread may map memory meanwhile,
+/// not even its stack.
 const BY_ONE_THREAD: &str = "vellum-kernel-tests";
 
 /// The program, as an argument of the lab.
@@ -40,8 +41,8 @@ pub fn told(program: &TestProgram) -> String {
     }
 }
 
-/// Builds the tests of a package that cargo selects by `selection`, without those that are not for
-/// guests, and names the latter.
+/// Builds the tests of a package that cargo selects by `selection`. Leaves out those that are not
+/// for guests, and names them.
 ///
 /// # Errors
 /// When they do not build, or there are none.
@@ -53,8 +54,8 @@ pub fn of_package(root: &Path, package: &str, selection: &[&str]) -> Outcome<Vec
     if programs.is_empty() { Err(format!("no tests in {package}")) } else { Ok(programs) }
 }
 
-/// Builds the tests of all packages, as `cargo xtask programs` does: a build for fewer of them has
-/// other features, and would build twice. Leaves out those that are not for guests.
+/// Builds the tests of all packages, as `cargo xtask programs` does, because a build of fewer
+/// packages has other features and would build twice. Leaves out those that are not for guests.
 ///
 /// # Errors
 /// When they do not build.
@@ -63,8 +64,7 @@ pub fn of_workspace(root: &Path) -> Outcome<Vec<TestProgram>> {
     Ok(without(Artifacts::build(root, &build)?.test_programs(), &NOT_FOR_GUESTS))
 }
 
-/// Those programs of all packages whose names are given; an ending of `/` stands for all of a
-/// package.
+/// The programs with the given names; a name that ends in `/` stands for all programs of a package.
 ///
 /// # Errors
 /// Names the programs that do not exist.
@@ -84,7 +84,8 @@ pub fn named(built: &[TestProgram], names: &[&str]) -> Outcome<Vec<TestProgram>>
     Ok(programs)
 }
 
-/// The files that a program needs in its folder: names there, and paths on this machine.
+/// The files that a program needs in its folder: their names in the guest, and their paths on this
+/// machine.
 pub fn beside(program: &TestProgram) -> impl Iterator<Item = (String, PathBuf)> {
     let libraries = BESIDE.iter().filter(|(name, _)| *name == program.name);
     libraries.map(|(name, library)| {
@@ -93,7 +94,7 @@ pub fn beside(program: &TestProgram) -> impl Iterator<Item = (String, PathBuf)> 
     })
 }
 
-/// The programs without some of them, which it names.
+/// The programs without those that are left out, which it names.
 pub fn without(mut programs: Vec<TestProgram>, left_out: &LeftOut) -> Vec<TestProgram> {
     programs.retain(|program| {
         let reason = left_out.iter().find(|(name, _)| *name == program.name);
@@ -157,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn libraries_lie_beside_their_programs() {
+    fn libraries_are_in_the_folder_of_their_programs() {
         let program = |name: &str| program(name, "/deps/a-0af1");
         let library = "libvellum_preload.so";
         let expected = (format!("vellum-preload/{library}"), Path::new("/deps").join(library));
@@ -166,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn programs_that_are_left_out_are_there() {
+    fn programs_that_are_left_out_exist() {
         for (name, _) in NOT_FOR_GUESTS.iter().chain(LONG) {
             let (package, program) = name.split_once('/').unwrap();
             let folder = match package {

@@ -1,4 +1,4 @@
-//! Inside a crate arrows between files run one way, too.
+//! Dependencies between the files of a crate form no circles.
 //!
 //! An arrow leads from a file to each file whose names it uses. Files that arrows join in a circle
 //! cannot be read, tested or replaced one without the other.
@@ -38,12 +38,12 @@ fn crates(tree: &Tree) -> BTreeMap<String, Vec<&File>> {
 /// The path of a module inside its crate; the crate itself is empty.
 type Module = Vec<String>;
 
-/// A path as it is written: its words, and the name under which it is known from there on.
+/// A path in the text: its words, and the name that it gets.
 #[derive(Debug, PartialEq, Eq)]
 struct Written {
     words: Vec<String>,
     name: String,
-    /// Others may take it from here.
+    /// Whether it is a re-export.
     is_public: bool,
 }
 
@@ -61,7 +61,7 @@ impl Arrows {
         let mut modules = BTreeMap::new();
         for source in sources {
             let file = source.path[folder.len() + 1..].to_owned();
-            // Names in tests are no part of the structure.
+            // Names in tests do not count.
             if file.starts_with("bin/") || file.ends_with("tests.rs") || file.contains("/tests/") {
                 continue;
             }
@@ -148,7 +148,7 @@ impl Arrows {
         }
         let (found, source) = self.0.get_key_value(&module)?;
         let Some(name) = rest.first() else { return Some(found) };
-        // A name that the module has from elsewhere: the crates' front doors do nothing else.
+        // A name that the module re-exports, as `lib.rs` does.
         let hands_on = |path: &&Written| path.is_public && path.name == *name;
         match source.written.iter().find(hands_on) {
             Some(path) if depth < 8 => self.resolve(found, &path.words, depth + 1).or(Some(found)),
@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn what_tests_name_does_not_count() {
+    fn names_in_tests_do_not_count() {
         let text = "pub struct A;\n#[cfg(test)]\nmod tests {\n    use crate::b::B;\n}\n";
         let circles = circles_of(&[("a.rs", text), ("b.rs", "use crate::a::A;\npub struct B;\n")]);
         assert!(circles.is_empty());

@@ -1,4 +1,4 @@
-//! Documents: the length of a folder's README, links that lead somewhere.
+//! Documents: the length of a folder's README, and links.
 
 use super::finding::Finding;
 use super::tree::{File, Tree};
@@ -6,7 +6,8 @@ use super::tree::{File, Tree};
 /// Lines of a folder's README.
 const README_LINES: usize = 120;
 
-/// A folder's README says what the part is for, promises and must not know, in 120 lines.
+/// A folder's README says what the part is for, what it promises and what it must not know, in 120
+/// lines.
 pub fn folder_readme_length(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
     for file in tree.files.iter().filter(|file| file.path.ends_with("/README.md")) {

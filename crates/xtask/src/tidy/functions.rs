@@ -1,4 +1,4 @@
-//! How long a function may be.
+//! The length of functions.
 
 use super::finding::Finding;
 use super::rust_text::{find_words, line_of};
@@ -31,7 +31,8 @@ pub fn function_length(tree: &Tree) -> Vec<Finding> {
 /// Where the body of the function at the start of `code` ends; `None` without a body (a function
 /// pointer's type, a declaration in a trait).
 fn body_end(code: &[u8]) -> Option<usize> {
-    // Braces of a constant in an array's length are inside brackets: not the body's.
+    // The braces of a constant in an array's length are inside brackets, so they do not begin the
+    // body.
     let mut brackets = 0_i32;
     let mut braces = 0_i32;
     for (at, byte) in code.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! How a Rust file is laid out: line length, file length, white space, header.
+//! The layout of a Rust file: line length, file length, white space, header.
 
 use super::finding::Finding;
 use super::tree::{File, Tree};
@@ -6,8 +6,8 @@ use super::tree::{File, Tree};
 /// Columns of a line.
 const COLUMNS: usize = 100;
 
-/// Lines that a file may have. So many are room for one subject, in the order in which data flows
-/// through it; what is longer is two subjects.
+/// Lines of a file. So many have room for one subject, in the order in which data flows through it;
+/// a longer file has two subjects.
 const LINES: usize = 1200;
 
 /// No line is longer than 100 columns, except for one with a URL or a row of a table in a comment.

@@ -7,7 +7,7 @@ use super::tree::{File, Tree};
 /// The crates that each crate must not know: arrows go `cli -> engine -> pool -> vm`. Morsels and
 /// the store do not know each other; the libraries for C and for Python have both. The harness of
 /// the benchmarks knows all of these; experiments and peers know the harness, and the command alone
-/// knows the three. What tests share knows no other crate.
+/// knows the three. The crate `testing` knows no other crate.
 const MUST_NOT_KNOW: &[(&str, &[&str])] = &[
     (
         "crates/vm/Cargo.toml",
@@ -74,7 +74,7 @@ pub fn arrows(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// The crate that tests share is a dependency of tests alone, and so is a feature of that name.
+/// Only tests may depend on the crate `testing`, and only tests may enable a feature of that name.
 pub fn testing_in_tests(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
     for file in tree.files.iter().filter(|file| is_manifest(file)) {
@@ -82,7 +82,7 @@ pub fn testing_in_tests(tree: &Tree) -> Vec<Finding> {
             let line = file.lines().nth(number - 1).map_or("", |(_, line)| line);
             let is_for_tests = name == TESTING || line.contains(TESTING_FEATURE);
             if is_for_tests && kind != "dev-dependencies" {
-                let message = "this is for tests: it belongs to [dev-dependencies]";
+                let message = "this is for tests only: move it to [dev-dependencies]";
                 findings.push(Finding::new(&file.path, number, message));
             }
         }
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn what_tests_share_is_found_elsewhere() {
+    fn test_helpers_outside_of_tests_are_found() {
         let lines = |text: &str| -> Vec<usize> {
             let tree = Tree::of(&[("crates/x/Cargo.toml", text)]);
             testing_in_tests(&tree).iter().map(|finding| finding.line).collect()

@@ -1,7 +1,7 @@
 //! Takes Rust text apart into code and comments, byte for byte in place.
 //!
-//! Not a parser: it knows comments (nested too), strings of every kind, characters and lifetimes,
-//! which is all that the rules need to look for words and braces without being fooled.
+//! This is no parser. It knows comments (nested ones too), strings of every kind, characters and
+//! lifetimes. The rules need no more to find words and braces reliably.
 
 /// The same text twice, once with only the code and once with only the comments; line breaks stay.
 pub struct RustText {
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn comments_are_kept_where_they_stand() {
+    fn comments_keep_their_places() {
         let text = "let a = 1; // SAFETY: b\n\"// c\"";
         let comments = take_apart(text).comments;
         assert_eq!(comments.len(), text.len());

@@ -1,4 +1,4 @@
-//! The files that the rules look at.
+//! The files that the rules check.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -47,7 +47,7 @@ impl Tree {
     /// The files that git tracks, and those that it would if they were added.
     pub fn of_repository(root: &Path) -> Outcome<Self> {
         let output = Command::new("git")
-            // A checkout that belongs to another user is fine: nothing in it is run by git here.
+            // A checkout of another user is fine, because git runs nothing in it here.
             .arg("-c")
             .arg(format!("safe.directory={}", root.display()))
             .args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"])
@@ -62,7 +62,7 @@ impl Tree {
         let mut files = Vec::new();
         let mut paths = Vec::new();
         for path in listing.split('\0').filter(|path| !path.is_empty()) {
-            // A file deleted but not yet removed from the index is not there to be read.
+            // A deleted file may still be in the index.
             let Ok(bytes) = std::fs::read(root.join(path)) else {
                 continue;
             };

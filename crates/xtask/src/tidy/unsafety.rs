@@ -11,7 +11,7 @@ const CONTAINMENT: &[(&str, &str)] = &[
     ("crates/vm/src/mapping.rs", "mapping and unmapping address space"),
     ("crates/vm/src/backend/", "the ways of populating and releasing"),
     ("crates/vm/src/surface.rs", "addresses of pages, and releasing them"),
-    ("crates/vm/src/scratch.rs", "memory that the probe tries things on"),
+    ("crates/vm/src/scratch.rs", "memory for the probe's trials"),
     ("crates/vm/tests/", "tests release pages and look at memory"),
     ("crates/pool/src/at_exit.rs", "a call of the C library"),
     ("crates/pool/src/page/states.rs", "state words in lazily backed memory"),
@@ -33,14 +33,14 @@ const CONTAINMENT: &[(&str, &str)] = &[
     ("crates/log/tests/fork.rs", "tests fork, and a child has its parent's log"),
     ("crates/morsel/src/sys.rs", "the system calls, and the commands of the module's files"),
     ("crates/morsel/src/huge.rs", "a window on a file, for as long as its pages are collapsed"),
-    ("crates/morsel/src/mapping.rs", "looking at memory that others may have, too"),
-    ("crates/morsel/tests/morsel/fork.rs", "tests fork, and a child does what ends it"),
+    ("crates/morsel/src/mapping.rs", "views of memory that other processes may have, too"),
+    ("crates/morsel/tests/morsel/fork.rs", "tests fork, and a child makes accesses that end it"),
     ("crates/engine/tests/exit.rs", "tests fork, and end processes"),
     ("crates/capi/src/call.rs", "its tests read strings as C does"),
     ("crates/capi/src/raw.rs", "strings and descriptors that C gives"),
     ("crates/preload/src/calls.rs", "calls of C, in the place of the C library's"),
     ("crates/preload/src/system.rs", "the system calls that they make"),
-    ("crates/preload/src/substitute.rs", "descriptors and error numbers of the program's"),
+    ("crates/preload/src/substitute.rs", "descriptors and error numbers of the program"),
     ("crates/preload/src/mounts.rs", "unmapping what the program has given up"),
     ("crates/preload/tests/preload.rs", "LMDB, whose files are mapped"),
     ("crates/python/src/mapping.rs", "memory that Python sees as buffers"),
@@ -55,10 +55,10 @@ const CONTAINMENT: &[(&str, &str)] = &[
     ("crates/bench-peers/src/", "what other engines' interfaces ask for"),
     ("crates/testing/src/allocations.rs", "an allocator that counts"),
     ("crates/testing/src/system_calls.rs", "filters of system calls"),
-    ("kernel/tests/", "tests go where no sound program goes"),
+    ("kernel/tests/", "tests make calls that no sound program makes"),
 ];
 
-/// How far above an `unsafe` its comment may start when the statement is spread over lines.
+/// How many lines above an `unsafe` its comment may start if the statement takes several lines.
 const REACH: usize = 12;
 
 /// Only the files of the containment list use `unsafe`, and each of them does.

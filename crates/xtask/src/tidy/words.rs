@@ -1,22 +1,22 @@
-//! Words that do not belong into the repository.
+//! Words that do not belong in the repository.
 //!
-//! The lists are put together from halves, so that this file passes its own rules.
+//! The lists consist of halves of words, so that this file passes its own rules.
 
 use super::finding::Finding;
 use super::rust_text::{find_words, line_of};
 use super::tree::{File, Tree};
 
-/// Marks of work that is not done.
+/// Marks of unfinished work.
 const LEFTOVERS: &[&str] = &[concat!("TO", "DO"), concat!("FIX", "ME"), concat!("XX", "X")];
 
-/// Macros that belong into work that is not done.
+/// Macros for unfinished work.
 const LEFTOVER_MACROS: &[&str] = &[concat!("db", "g"), "todo", "unimplemented"];
 
 /// Folders that exist on one machine only.
 const MACHINE_PATHS: &[&str] =
     &[concat!("/wo", "rk"), concat!("/tmp/tar", "get"), concat!("/ro", "ot")];
 
-/// Words that promise instead of saying, and words that the project has better ones for.
+/// Words of advertising, and words for which the project has better ones.
 const BANNED: &[&str] = &[
     concat!("bla", "zing"),
     concat!("blaz", "ingly"),
@@ -35,7 +35,7 @@ const BANNED: &[&str] = &[
     concat!("del", "ve"),
 ];
 
-/// Nothing is left to be done later without an issue that says so.
+/// No unfinished work without an issue.
 pub fn leftovers(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
     for file in tree.files.iter().filter(|file| is_written(file)) {
@@ -55,7 +55,7 @@ pub fn leftovers(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// No path that exists on one machine only.
+/// No paths that exist on one machine only.
 pub fn machine_paths(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
     for file in tree.files.iter().filter(|file| is_written(file)) {
