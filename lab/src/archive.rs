@@ -13,7 +13,7 @@ const FOLDER: u32 = 0o040_000;
 const FILE: u32 = 0o100_000;
 const LINK: u32 = 0o120_000;
 
-/// An archive that is being filled. Folders are made when something is put into them.
+/// An archive under construction. Adding a file also adds its folders.
 #[derive(Debug, Default)]
 pub struct Archive {
     bytes: Vec<u8>,
@@ -30,7 +30,7 @@ impl Archive {
         self.entry(name, FOLDER | 0o755, &[]);
     }
 
-    /// Adds a file with these contents; the first one of a name stays.
+    /// Adds a file with these contents, unless it has a file of this name.
     pub fn file(&mut self, name: &str, permissions: u32, contents: &[u8]) {
         if !self.names.contains(name) {
             self.above(name);
@@ -58,7 +58,7 @@ impl Archive {
         Ok(())
     }
 
-    /// The whole archive.
+    /// Ends the archive and returns its bytes.
     pub fn finish(mut self) -> Vec<u8> {
         self.entry("TRAILER!!!", 0, &[]);
         self.bytes

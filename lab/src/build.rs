@@ -1,4 +1,4 @@
-//! Builds modules that are not the kernel's own, for each kernel against its headers.
+//! Builds out-of-tree modules, for each kernel against its headers.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -16,7 +16,7 @@ use crate::packages::starting;
 /// The compiler that Debian's kernels of these series are built with.
 pub const COMPILER: &str = "gcc-12";
 
-/// Where a kernel's folder has the copies in which modules are built.
+/// The subfolder of a kernel's folder with the copies in which modules are built.
 const BUILDS: &str = "build";
 
 /// A module that was built.
@@ -34,7 +34,7 @@ pub struct Built {
 /// folder itself. Any warning, of the compiler or of a later step, is an error.
 ///
 /// # Errors
-/// With all that was said, if there was a warning or the build failed.
+/// With the whole output, if there was a warning or the build failed.
 pub fn build(kernel: &Kernel, folder: &Path) -> Result<Vec<Built>> {
     let folder = canonical(folder)?;
     let builds = kernel.folder.join(BUILDS);
@@ -44,11 +44,11 @@ pub fn build(kernel: &Kernel, folder: &Path) -> Result<Vec<Built>> {
     built(&copy)
 }
 
-/// What sparse says of the files of `folder`, built against the headers of a kernel. What it says
-/// of the kernel's own headers is left out.
+/// The findings of sparse in the files of `folder`, built against the headers of a kernel, without
+/// findings in the kernel's headers.
 ///
 /// # Errors
-/// With all that was said, if the build failed.
+/// With the whole output, if the build failed.
 pub fn sparse(kernel: &Kernel, folder: &Path) -> Result<Vec<String>> {
     let folder = canonical(folder)?;
     let builds = kernel.folder.join(BUILDS);
@@ -56,7 +56,7 @@ pub fn sparse(kernel: &Kernel, folder: &Path) -> Result<Vec<String>> {
     let copy = copy_of(&builds, &folder);
     build_copy(kernel, &folder, &copy)?;
     let mut make = make(kernel, &copy);
-    // All files, although they are built.
+    // Checks all files, even those that are built already.
     make.args(["C=2", "CHECK=sparse", "modules"]);
     let output = make.output().with_context(|| starting("make"))?;
     let said = of_the_folder(&[output.stdout, output.stderr].concat(), &copy, &folder);
@@ -67,8 +67,8 @@ pub fn sparse(kernel: &Kernel, folder: &Path) -> Result<Vec<String>> {
     Ok(lines)
 }
 
-/// The lines of what sparse says that are about a file of the folder, without those that only add
-/// to another line. A header's line comes once for each file that includes it.
+/// The lines of sparse's output about files of the folder, without those that only continue another
+/// line. Sparse repeats a header's line for each file that includes it; this has it once.
 fn findings(said: &str, folder: &Path) -> Vec<String> {
     let prefix = format!("{}/", folder.display());
     let is_finding = |line: &&str| {
@@ -86,8 +86,8 @@ fn canonical(folder: &Path) -> Result<PathBuf> {
     Ok(folder)
 }
 
-/// Where the copy of a folder is. Folders of one name have a copy each: make would take another's
-/// objects for this one's.
+/// The path of a folder's copy. Two folders with the same name have two copies, because make would
+/// mistake the objects of one for those of the other.
 fn copy_of(builds: &Path, folder: &Path) -> PathBuf {
     builds.join(folder.to_string_lossy().trim_start_matches('/').replace('/', "-"))
 }
@@ -102,7 +102,7 @@ fn build_copy(kernel: &Kernel, folder: &Path, copy: &Path) -> Result<()> {
     let has_warning = said.to_lowercase().contains("warning: ");
     if !output.status.success() || has_warning {
         if has_warning {
-            // A second run would not repeat the warning, because the object is built.
+            // Removes the copy: the object is built, so a second run would not repeat the warning.
             fs::remove_dir_all(copy)?;
         }
         bail!("modules in {} for kernel {}:\n{}", folder.display(), kernel.name, said.trim_end());
@@ -115,18 +115,18 @@ fn make(kernel: &Kernel, copy: &Path) -> Command {
     let mut make = Command::new("make");
     make.arg("-C").arg(&kernel.headers).arg(format!("M={}", copy.display()));
     make.arg(format!("-j{}", thread::available_parallelism().map_or(1, usize::from)));
-    // Types for BPF would need a program and the whole kernel, and nothing here reads them.
+    // Type data for BPF needs another program and the whole kernel, and the lab does not use it.
     make.args([&format!("CC={COMPILER}"), "CONFIG_DEBUG_INFO_BTF_MODULES="]).env("LC_ALL", "C");
     make
 }
 
-/// What was said, with the paths of the folder: a person edits that, not the copy.
+/// The output with the paths of the folder instead of the copy's, because people edit the folder.
 fn of_the_folder(said: &[u8], copy: &Path, folder: &Path) -> String {
     String::from_utf8_lossy(said).replace(&*copy.to_string_lossy(), &folder.to_string_lossy())
 }
 
-/// Removes the builds for the kernel in `folder` before another kernel replaces it: make does not
-/// notice all changes.
+/// Removes the builds for the kernel in `folder` before another kernel replaces it, because make
+/// does not notice all changes.
 ///
 /// # Errors
 /// If something cannot be removed.
@@ -156,7 +156,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn complaints_about_the_kernels_headers_are_not_ours() {
+    fn findings_in_the_kernel_s_headers_are_left_out() {
         let said = "  CHECK   /k/main.c\n\
             /headers/include/linux/mm.h:1:2: warning: context imbalance\n\
             /k/core/a.h:3:4: warning: symbol 'a' was not declared\n\

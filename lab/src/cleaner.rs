@@ -1,5 +1,5 @@
-//! Cleans up after this process however it ends, also when it is killed: a small process that waits
-//! for the end of its input.
+//! Cleans up after this process however it ends, even if it is killed, by a small process that
+//! waits for the end of its input.
 
 use std::fs;
 use std::io::Write as _;
@@ -9,16 +9,15 @@ use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context as _, Result};
 
-/// Reads identifiers of processes to watch, the last of which counts; at the end of its input kills
-/// that one and removes the folder. An empty line means no process.
+/// Reads identifiers of processes; only the last one counts. At the end of its input it kills that
+/// process and removes the folder. An empty line means no process.
 const SCRIPT: &str = r#"
     while read -r line; do process=$line; done
     [ -z "$process" ] || kill -9 "$process" 2>/dev/null
     rm -rf "$0"
 "#;
 
-/// A folder that is there as long as this value or, if this process ends without dropping it, as
-/// long as the process.
+/// A folder that is removed when this is dropped, or when this process ends without dropping it.
 #[derive(Debug)]
 pub struct Cleaner {
     folder: PathBuf,
@@ -29,7 +28,7 @@ impl Cleaner {
     /// Creates a new folder inside `place`.
     ///
     /// # Errors
-    /// If there can be no folder, or no process.
+    /// If the folder cannot be created, or the process cannot be started.
     pub fn new(place: &Path) -> Result<Cleaner> {
         let folder = tempfile::Builder::new().prefix("run-").tempdir_in(place)?.keep();
         let mut command = Command::new("/bin/sh");
@@ -50,7 +49,7 @@ impl Cleaner {
         &self.folder
     }
 
-    /// Has `process` killed, too, if this one ends.
+    /// Has the cleaner kill `process`, too, if this process ends.
     ///
     /// # Errors
     /// If the cleaner is gone.
@@ -58,7 +57,7 @@ impl Cleaner {
         self.say(&process.to_string())
     }
 
-    /// The process has ended: its number may soon be another's.
+    /// The process has ended. Another process may soon have its number.
     ///
     /// # Errors
     /// If the cleaner is gone.
@@ -67,7 +66,7 @@ impl Cleaner {
     }
 
     fn say(&mut self, line: &str) -> Result<()> {
-        let input = self.child.stdin.as_mut().context("the cleaner does not listen")?;
+        let input = self.child.stdin.as_mut().context("the cleaner has no input")?;
         writeln!(input, "{line}").context("the cleaner is gone")
     }
 }

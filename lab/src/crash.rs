@@ -1,8 +1,7 @@
-//! Kills a machine in the midst of its work, and lets another one check the persistent memory.
+//! Kills a machine during its work, and has another one check the persistent memory.
 //!
-//! The guest's stores are in the file when the machine is dead, whether they were flushed or not.
-//! So this tests the death of all programs and of the kernel at any instruction, not a loss of
-//! power.
+//! When the machine is dead, the file has all of the guest's stores, flushed or not. So this tests
+//! the death of all programs and of the kernel at any instruction, but not a loss of power.
 
 use std::hash::{BuildHasher as _, RandomState};
 use std::path::Path;
@@ -19,37 +18,38 @@ use crate::run::{Limits, perform};
 use crate::suite;
 use crate::verdict::Verdict;
 
-/// Milliseconds among which a random time is chosen.
+/// The range of random times, in milliseconds.
 const MOMENTS: std::ops::Range<u64> = 200..3000;
 
 /// The programs to kill, the time, and the program that checks.
 #[derive(Args, Debug)]
 pub struct Crash {
-    /// Milliseconds from where a program says 'lab: ready' to the end; another random time in each
-    /// round if not given
+    /// Milliseconds from the line 'lab: ready' of a program to the kill [default: another random
+    /// time in each round]
     #[arg(long, value_name = "MILLISECONDS")]
     after: Option<u64>,
-    /// Kills, each followed by a look, all on the same memory
+    /// Number of kills, each followed by a check, all on the same memory
     #[arg(long, default_value_t = 1)]
     rounds: u32,
-    /// Seconds for the start and for each program that looks
+    /// Seconds for the start and for each program that checks
     #[arg(long, default_value_t = 600)]
     patience: u64,
-    /// Programs that look at the memory afterwards
+    /// Programs that check the memory afterwards
     #[arg(long = "then", required = true, value_name = "NAME=PROGRAM")]
     then: Vec<String>,
-    /// Programs that are killed; one says 'lab: ready', and they should not end by themselves
+    /// Programs that are killed; one of them prints 'lab: ready', and they should not end by
+    /// themselves
     #[arg(required = true, value_name = "NAME=PROGRAM")]
     tests: Vec<String>,
 }
 
-/// Does that on every kernel; true if nothing failed.
+/// Performs the crashes on every kernel; true if nothing failed.
 ///
 /// # Errors
 /// If a machine cannot be put together or started.
 pub fn run_all(arguments: &Arguments, kernels: &[Kernel], crash: &Crash) -> Result<bool> {
     let equipment = arguments.equipment();
-    ensure!(equipment.pmem, "without --pmem nothing outlives the machine");
+    ensure!(equipment.pmem, "nothing outlives the machine without persistent memory; add --pmem");
     let work = Work::Tests(options::tests(&crash.tests, &[])?);
     let then = Work::Tests(options::tests(&crash.then, &[])?);
     suite::everywhere(arguments, kernels, |kernel, machine| {
@@ -70,7 +70,7 @@ pub fn run_all(arguments: &Arguments, kernels: &[Kernel], crash: &Crash) -> Resu
     })
 }
 
-/// Where it happens.
+/// The place of a crash: the kernel, the machine and the folder.
 #[derive(Debug)]
 struct Scene<'a> {
     kernel: &'a Kernel,
@@ -91,7 +91,7 @@ impl Scene<'_> {
         // Tests that passed before the kill do not count.
         killed.passed = 0;
         sum.add(killed);
-        println!("what is left:");
+        println!("checking the memory:");
         sum.add(self.start(then, None)?);
         Ok(())
     }
@@ -104,7 +104,7 @@ impl Scene<'_> {
 
 /// A random time to die.
 fn moment() -> u64 {
-    // Each such state is another one, which is all the chance that is needed.
+    // Each such state has other random keys, which are random enough here.
     MOMENTS.start + RandomState::new().hash_one(0) % (MOMENTS.end - MOMENTS.start)
 }
 

@@ -1,4 +1,4 @@
-//! A kernel of the lab's own, which checks itself: built from Debian's source with `debug.config`.
+//! The lab's debug kernel, which checks itself: built from Debian's source with `debug.config`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,10 +16,10 @@ use crate::stock::BACKPORTS;
 /// Its name in the lab.
 pub const NAME: &str = "debug";
 
-/// The package with its source, which is also the name of its folder.
+/// The package with its source; the source's folder has the same name.
 const SOURCE: &str = "linux-source-6.12";
 
-/// The options that are on; all others are off.
+/// The options that are on. All others are off.
 const CONFIG: &str = include_str!("../debug.config");
 
 /// Functions that modules may call in this kernel, with the file of each. A module that uses only a
@@ -35,14 +35,15 @@ const EXPORTED: [(&str, &str); 3] = [
     ("arch/x86/mm/pti.c", "__pti_set_user_pgtbl"),
 ];
 
-/// The kernel, built below `cache` unless it is there and was made of the same.
+/// The kernel. Builds it below `cache` unless `cache` has it, built from the same source and
+/// configuration.
 ///
 /// # Errors
 /// If the source cannot be fetched or the build fails.
 pub fn fetch(cache: &Path) -> Result<Kernel> {
     let folder = cache.join(NAME);
     let _alone = lock(&folder)?;
-    // Both are written last, the release at the very end.
+    // The build writes both at its end, the release last.
     let (release_stamp, stamp) = (folder.join("release"), folder.join("made-of"));
     let made_of = format!("{EXPORTED:?}\n{CONFIG}");
     let is_same = fs::read_to_string(&stamp).is_ok_and(|before| before == made_of);
@@ -91,7 +92,7 @@ impl Workshop {
         Ok(Workshop { folder: folder.to_path_buf(), source, tree, root, log })
     }
 
-    /// Builds and installs the kernel from nothing; returns the release.
+    /// Builds and installs the kernel from scratch; returns the release.
     fn build(&self) -> Result<String> {
         println!("fetching the source of the debug kernel");
         self.unpack()?;
@@ -143,7 +144,7 @@ impl Workshop {
     }
 
     /// Puts the kernel, its modules and the files to build other modules where the rest of the lab
-    /// looks for them.
+    /// expects them.
     fn install(&self) -> Result<String> {
         let release = fs::read_to_string(self.tree.join("include/config/kernel.release"))?;
         let release = release.trim_end().to_owned();
@@ -181,8 +182,8 @@ impl Workshop {
     }
 }
 
-/// The text with the function exported, if it is not exported yet: a line after its body. None if
-/// there is no such function.
+/// The text with a line that exports the function, after its body, unless it has one already.
+/// `None` if there is no such function.
 fn with_export(text: &str, function: &str) -> Option<String> {
     let line = format!("EXPORT_SYMBOL_GPL({function});\n");
     if text.contains(&line) {
@@ -198,7 +199,7 @@ fn with_export(text: &str, function: &str) -> Option<String> {
     Some(format!("{}{line}{}", &text[..end], &text[end..]))
 }
 
-/// Lines of the configuration that was wanted which the kernel's own rules have not left standing.
+/// Lines of the wanted configuration that the kernel's own rules have removed.
 fn missing<'a>(wanted: &'a str, config: &str) -> Vec<&'a str> {
     let is_option = |line: &&str| line.starts_with("CONFIG_") || line.starts_with("# CONFIG_");
     let is_missing = |line: &&str| !config.lines().any(|there| there == *line);
@@ -210,7 +211,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_function_is_exported_behind_its_body() {
+    fn a_function_is_exported_after_its_body() {
         let body = "{\n\tif (b) {\n\t}\n}\n\nint c;\n";
         let text = format!("\tif (a(1))\n\t\treturn;\nbool a(int b);\nbool a(int b)\n{body}");
         let exported = with_export(&text, "a").unwrap();
@@ -220,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_rules_took_away_is_named() {
+    fn removed_options_are_named() {
         let wanted = "# A comment.\nCONFIG_A=y\nCONFIG_B=y\n# CONFIG_C is not set\n";
         let config = "CONFIG_A=y\n# CONFIG_B is not set\nCONFIG_C=y\n";
         assert_eq!(missing(wanted, config), ["CONFIG_B=y", "# CONFIG_C is not set"]);

@@ -18,12 +18,12 @@ const INIT: &[u8] = include_bytes!("../guest/init");
 /// A statically linked busybox: the guest's shell and tools.
 const BUSYBOX: &str = "/bin/busybox";
 
-/// Modules that every guest has. The second one looks for the first by a name that no list of
-/// modules has.
+/// Modules that every guest has. The second one loads the first by an alias that is in no list of
+/// modules.
 const MODULES: [&str; 8] =
     ["crc32c_generic", "ext4", "nvme", "null_blk", "brd", "loop", "vfio_iommu_type1", "vfio_pci"];
 
-/// A program to be run inside.
+/// A program to run in the guest.
 #[derive(Clone, Debug)]
 pub struct Test {
     /// Its name in the guest.
@@ -41,10 +41,10 @@ const PMEM_MODULES: [&str; 2] = ["nfit", "nd_pmem"];
 const PMEM_PROGRAMS: [(&str, &str); 2] =
     [("/usr/bin/ndctl", "ndctl"), ("/sbin/mke2fs", "e2fsprogs")];
 
-/// The parts of this guest that not every guest has.
+/// The parts of this guest that other guests need not have.
 #[derive(Clone, Debug)]
 pub struct Equipment {
-    /// Where its disk is mounted.
+    /// The mount point of its disk.
     pub scratch: PathBuf,
     /// Its persistent memory is set up for DAX, and mounted at `/pmem`.
     pub pmem: bool,
@@ -136,7 +136,7 @@ fn pmem(archive: &mut Archive) -> Result<()> {
         program(archive, Path::new(path), &format!("sbin/{name}"))
             .with_context(|| format!("install {package}"))?;
     }
-    // Both read how they are configured, if only to find that there is nothing.
+    // Both programs read their configuration, even if it is empty.
     for file in ["/etc/mke2fs.conf", "/etc/ndctl.conf"] {
         if Path::new(file).exists() {
             archive.copy(Path::new(file), file.trim_start_matches('/'))?;
@@ -167,8 +167,8 @@ fn programs(archive: &mut Archive, tests: &[Test]) -> Result<()> {
     Ok(())
 }
 
-/// The program without its debugging sections, which are most of a test: all of it would have to
-/// fit into the guest's memory. None if it has none.
+/// The program without its debugging sections, which are most of a test, because the guest's memory
+/// must have room for it. `None` if it has none.
 fn slim(program: &Path) -> Option<Vec<u8>> {
     let to = tempfile::NamedTempFile::new().ok()?;
     let mut strip = Command::new("strip");

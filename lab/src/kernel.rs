@@ -1,4 +1,4 @@
-//! The kernels of the lab, as the rest of it sees them.
+//! The kernels of the lab.
 
 use std::path::{Path, PathBuf};
 
@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result};
 use crate::debug;
 use crate::stock::STOCK;
 
-/// A kernel that is unpacked and can be booted.
+/// An unpacked kernel that can be booted.
 #[derive(Clone, Debug)]
 pub struct Kernel {
     /// Its name in the lab: its series.
@@ -20,26 +20,27 @@ pub struct Kernel {
     pub modules: PathBuf,
     /// The headers to build modules against.
     pub headers: PathBuf,
-    /// Where its things are kept between runs.
+    /// The folder for its files between runs.
     pub folder: PathBuf,
-    /// It checks itself at every step.
+    /// Whether it is the debug kernel.
     pub is_debug: bool,
 }
 
 impl Kernel {
-    /// How many times longer than a stock kernel it may take.
+    /// How many times longer than on a stock kernel programs may take.
     pub fn slowness(&self) -> u32 {
         if self.is_debug { 5 } else { 1 }
     }
 
-    /// Levels of page tables that it has by default: one of the kernels has as many as most
-    /// processors, the others one more.
+    /// The default number of levels of its page tables: 4 for one of the kernels, as on most
+    /// processors, and 5 for the others.
     pub fn levels(&self) -> u32 {
         if self.name == "6.1" { 4 } else { 5 }
     }
 
-    /// Its boot options, in addition to those of every kernel: it fills freed pages and checks them
-    /// when it uses them again, so that a write through a stale translation shows.
+    /// Its boot options, in addition to those of every kernel. The kernel fills freed pages with a
+    /// pattern and checks it when it reuses them, so that it notices a write through a stale
+    /// translation.
     pub fn boot_arguments(&self) -> &'static str {
         if self.is_debug { "page_poison=1" } else { "" }
     }
@@ -50,8 +51,8 @@ impl Kernel {
     }
 }
 
-/// The kernels of these names, or every stock one: fetched and unpacked below `cache` unless they
-/// are there.
+/// The kernels with these names, or all stock kernels. Fetches and unpacks them below `cache`
+/// unless they are there.
 ///
 /// # Errors
 /// If there is no kernel of a name, or one cannot be fetched.

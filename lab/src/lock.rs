@@ -1,11 +1,12 @@
-//! Several labs at a time use one cache: while one of them makes a part of it, the others wait.
+//! The lock of the cache: while one lab adds a part of the cache, other labs wait.
 
 use std::fs::{self, File, TryLockError};
 use std::path::Path;
 
 use anyhow::{Context as _, Result};
 
-/// Takes the folder for this process until the value is dropped; creates it if need be.
+/// Locks the folder for this process until the result is dropped. Creates the folder if it does not
+/// exist.
 ///
 /// # Errors
 /// If the folder cannot be written to.

@@ -12,19 +12,18 @@ use crate::packages::starting;
 /// The emulator.
 pub const QEMU: &str = "qemu-system-x86_64";
 
-/// Where a machine that waits for a debugger does so.
+/// The port at which a machine waits for a debugger.
 pub const GDB_PORT: u16 = 1234;
 
 /// The boot options of every kernel. Its messages go to the second serial line. It stops after an
-/// error that it cannot repair. A task that seems stuck may only be slow, because an emulated
-/// processor is slow on a machine that has other work, and its timer then seems broken. Devices of
-/// its own drivers reach all of memory; devices that user space drives reach only registered
-/// memory.
+/// oops. Its limits for stuck tasks are high, because an emulated processor is slow on a busy host,
+/// and it does not check its timer, which then seems broken. Devices of kernel drivers reach all of
+/// memory; devices that user space drives reach only registered memory.
 const BOOT_ARGUMENTS: &str = "console=ttyS1 loglevel=7 panic=-1 oops=panic rdinit=/init \
     watchdog_thresh=60 workqueue.watchdog_thresh=120 rcupdate.rcu_cpu_stall_timeout=120 \
     sysctl.kernel.hung_task_timeout_secs=300 no_timer_check intel_iommu=on iommu=pt";
 
-/// The controller that is for user space, by the address at which the guest looks for it.
+/// The controller for user space, at the address at which the guest expects it.
 const LENT: &str = "nvme,serial=lent,drive=lent,addr=10.0";
 
 /// The parts of the machine.
@@ -36,18 +35,18 @@ pub struct Machine {
     pub levels: Option<u32>,
     /// Memory in MiB.
     pub memory_mib: u32,
-    /// Runs one instruction after the other, each in the same time, so that the guest's clock
-    /// counts them: a nanosecond is an instruction.
+    /// Runs one instruction after the other, each in one nanosecond of the guest's clock, so that
+    /// the clock counts instructions.
     pub counts_instructions: bool,
     /// More for the kernel's command line.
     pub boot: String,
     /// The name that distinguishes it from other machines of its kernel.
     pub name: Option<String>,
-    /// Stops at once until a debugger lets it run.
+    /// Waits for a debugger before the first instruction.
     pub waits_for_gdb: bool,
 }
 
-/// Files of one run, in a folder of its own.
+/// The files of one run.
 #[derive(Clone, Copy, Debug)]
 pub struct Files<'a> {
     /// The guest's first file system.
@@ -58,12 +57,12 @@ pub struct Files<'a> {
     pub lent: &'a Path,
     /// Contents of its persistent memory, if it has some; changes are kept.
     pub pmem: Option<&'a Path>,
-    /// Where the kernel's messages go.
+    /// The file for the kernel's messages.
     pub messages: &'a Path,
 }
 
 impl Machine {
-    /// Starts the machine. Programs inside talk through its standard streams.
+    /// Starts the machine. The first serial line of the guest is at its standard streams.
     ///
     /// # Errors
     /// If the emulator does not start.
@@ -84,7 +83,7 @@ impl Machine {
         }
         command.args(["-smp", &self.processors.to_string()]);
         command.args(["-machine", "q35,nvdimm=on"]);
-        // User space may have a device only where the IOMMU sees to its interrupts, too.
+        // User space may drive a device only if the IOMMU remaps its interrupts, too.
         command.args(["-device", "intel-iommu,intremap=on,caching-mode=on"]);
         command.args(["-m", &format!("{}M,slots=2,maxmem=16G", self.memory_mib)]);
         if let Some(pmem) = files.pmem {
@@ -99,7 +98,7 @@ impl Machine {
         let mut told = format!("{BOOT_ARGUMENTS} {} {}", kernel.boot_arguments(), self.boot);
         if self.waits_for_gdb {
             command.args(["-S", "-gdb", &format!("tcp:127.0.0.1:{GDB_PORT}")]);
-            // Symbols are where they were linked.
+            // Without address randomisation, so that symbols are at their linked addresses.
             told.push_str(" nokaslr");
         }
         command.args(["-append", &told]);
@@ -118,7 +117,7 @@ impl Machine {
         command.spawn().with_context(|| starting(QEMU))
     }
 
-    /// How many times longer than others it may take.
+    /// How many times longer than usual programs may take on it.
     pub fn slowness(&self) -> u32 {
         if self.counts_instructions { 4 } else { 1 }
     }
@@ -129,10 +128,11 @@ fn drive(name: &str, file: &Path) -> String {
     format!("if=none,id={name},format=raw,snapshot=on,file={}", file.display())
 }
 
-/// Hardware virtualisation where the processor has it and it may be used, otherwise emulation with
-/// a thread for each processor. The device alone says little: there are machines without the
-/// processor's help on which it opens and a guest does not start. The host's kernel must leave
-/// interrupts of devices to the emulator, whose IOMMU remaps them.
+/// Hardware virtualisation if the processor has it and the user may use it, otherwise emulation
+/// with a thread for each processor. That the device /dev/kvm opens is not enough: there are
+/// machines on which it opens although the processor lacks the feature, and then guests do not
+/// start. The host's kernel must leave interrupts of devices to the emulator, whose IOMMU remaps
+/// them.
 fn accelerator() -> (&'static str, &'static str) {
     let flags = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let has_help = flags.split_whitespace().any(|flag| flag == "vmx" || flag == "svm");

@@ -1,8 +1,8 @@
 //! `lab`: boots Debian kernels in an emulator and runs test programs inside.
 //!
-//! Where Vellum is developed and checked no kernel can be changed. Here kernels can: each run is a
-//! machine of its own, made of a kernel, a busybox, modules and the programs that are to be run,
-//! and nothing of it is left afterwards.
+//! The machines on which Vellum is developed and checked do not let anyone change their kernel. In
+//! the lab each run has its own machine: a kernel, a busybox, modules and the programs to run.
+//! Nothing of it is left afterwards.
 
 mod archive;
 mod build;

@@ -1,4 +1,4 @@
-//! A copy of a folder that follows it. Unchanged files keep their times, so a build in the copy
+//! Keeps a copy of a folder up to date. Unchanged files keep their times, so a build in the copy
 //! rebuilds only changed files, and the folder itself stays clean.
 
 use std::collections::BTreeSet;
@@ -7,11 +7,11 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result};
 
-/// The copy's list of the files that came from the folder: other files in it were built there.
+/// The copy's list of the files that came from the folder. Its other files were built in it.
 const LIST: &str = ".mirrored";
 
-/// Makes `copy` have the files of `folder`: copies changed ones, and removes those that vanished.
-/// Skips hidden files, and folders that are Rust packages.
+/// Updates `copy` to the files of `folder`: copies changed files, and removes files that `folder`
+/// no longer has. Skips hidden files, and folders with Rust packages.
 ///
 /// # Errors
 /// If a file cannot be read or written.
@@ -95,7 +95,8 @@ mod tests {
         follow(&folder, &copy).unwrap();
         assert_eq!(fs::read_to_string(copy.join("core/a.c")).unwrap(), "long a;\n");
         assert!(copy.join("a.ko").exists() && !copy.join("b.c").exists());
-        // Back to a time that the copy is newer than: the content counts, not which is newer.
+        // The file gets an older time than the copy. It is still copied, because its time has
+        // changed.
         let old = std::time::SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(1000);
         fs::write(folder.join("core/a.c"), "char a;").unwrap();
         fs::File::options().write(true).open(folder.join("core/a.c")).unwrap();

@@ -1,4 +1,4 @@
-//! Modules of a kernel and their dependencies, in the order in which they are loaded.
+//! Modules of a kernel and their dependencies, in the order of loading.
 
 use std::collections::HashMap;
 use std::fs;
@@ -10,7 +10,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use crate::kernel::Kernel;
 use crate::packages::starting;
 
-/// A module as it is put into the guest.
+/// A module for the guest.
 #[derive(Debug)]
 pub struct Module {
     /// Its name, as `lsmod` shows it.
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_needed_comes_first_and_once() {
+    fn dependencies_come_first_and_once() {
         let folder = tempfile::tempdir().unwrap();
         let dep = "fs/ext4.ko: fs/jbd2.ko lib/crc-16.ko\nfs/jbd2.ko:\nlib/crc-16.ko:\n\
                    fs/ext2.ko: lib/crc-16.ko\n";

@@ -28,11 +28,11 @@ pub struct Arguments {
     /// Memory of the machine in MiB
     #[arg(long, default_value_t = 3072, global = true)]
     memory: u32,
-    /// Run instruction by instruction: a nanosecond of the guest's clock is an instruction; slow
+    /// Count instructions: the guest's clock advances by a nanosecond for each one; slow
     #[arg(long, global = true)]
     count_instructions: bool,
-    /// Persistent memory of 256 MiB, mounted for DAX at /pmem; with a file, that has its contents
-    /// and keeps the changes
+    /// Persistent memory of 256 MiB, mounted for DAX at /pmem; with FILE, its contents are in that
+    /// file
     #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true, global = true)]
     pmem: Option<Option<PathBuf>>,
     /// More of the kernel's modules to load, such as kvm-amd
@@ -54,8 +54,8 @@ pub struct Arguments {
     /// needs
     #[arg(long = "file", value_name = "NAME=PATH", value_parser = file, global = true)]
     files: Vec<(String, PathBuf)>,
-    /// Tells this lab from others that run at the same time: the kernel's messages are kept in
-    /// messages-SERIES-NAME
+    /// Distinguishes this lab from others that run at the same time: it keeps the kernel's messages
+    /// in messages-SERIES-NAME
     #[arg(long, global = true)]
     name: Option<String>,
     /// The folder at which the guest's disk is mounted
@@ -69,7 +69,7 @@ pub struct Arguments {
 /// What is to be done.
 #[derive(Debug, Subcommand)]
 pub enum Chore {
-    /// Run test programs, each given as NAME=PROGRAM, and say 'N passed, N failed'
+    /// Run test programs, each given as NAME=PROGRAM, and print 'N passed, N failed'
     Run {
         /// Give up when a program, the start or the end takes this many seconds; slow machines get
         /// several times that
@@ -90,12 +90,12 @@ pub enum Chore {
     Gdb,
     /// Only fetch the kernels
     Fetch,
-    /// Build the modules of a folder with a Kbuild file for each kernel; say where they are
+    /// Build the modules of a folder with a Kbuild file for each kernel, and print their paths
     Build {
         /// The folder
         folder: PathBuf,
     },
-    /// Look at the C files of a folder with a Kbuild file by `checkpatch.pl --strict` and by sparse
+    /// Check the C files of a folder with a Kbuild file by `checkpatch.pl --strict` and by sparse
     Style {
         /// The folder
         folder: PathBuf,
@@ -155,7 +155,7 @@ fn variable(given: &str) -> Result<String> {
 /// of them get.
 ///
 /// # Errors
-/// If one is given otherwise, or is not there.
+/// If an argument has another form, or a program does not exist.
 pub fn tests(given: &[String], arguments: &[String]) -> Result<Vec<Test>> {
     let parse = |test: &String| {
         let parts = test.split_once('=');

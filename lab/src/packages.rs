@@ -10,16 +10,15 @@ use anyhow::{Context as _, Result, bail, ensure};
 /// The keys that sign the packages. Debian's package of keys has this file.
 const KEYS: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
-/// A place with an apt of its own that knows some suites of Debian and nothing else.
+/// A folder with its own apt, which knows only some suites of Debian.
 #[derive(Debug)]
 pub struct Packages {
     root: PathBuf,
 }
 
 impl Packages {
-    /// An apt in the folder `root`, for sources such as
-    /// `http://deb.debian.org/debian bookworm main`. Fetches the lists: an old one names packages
-    /// that are no longer there.
+    /// An apt in the folder `root`, for sources such as `http://deb.debian.org/debian bookworm
+    /// main`. Fetches the lists, because old lists name packages that no longer exist.
     ///
     /// # Errors
     /// If the folder cannot be made, or the lists cannot be fetched.
@@ -61,7 +60,7 @@ impl Packages {
         Ok(names.map(str::to_owned).collect())
     }
 
-    /// The version of a package that would be fetched; none if there is no such package.
+    /// The version of a package that `unpack` would fetch; `None` if there is no such package.
     pub fn version(&self, package: &str) -> Option<String> {
         let text = self.run("apt-cache", &["show", "--no-all-versions", package]).ok()?;
         let version = text.lines().find_map(|line| line.strip_prefix("Version: "));
@@ -97,7 +96,7 @@ impl Packages {
             .arg(option("Dir", &self.root))
             .arg("-o")
             .arg(option("Dir::State::status", &self.root.join("var/lib/dpkg/status")))
-            // Where root works for itself, the user that apt would change to may not.
+            // The user to which apt would change may have no access to root's folder.
             .args(["-o", "APT::Sandbox::User=root", "-o", "Acquire::Languages=none"])
             .args(arguments)
             .current_dir(self.root.join("debs"))
@@ -106,7 +105,7 @@ impl Packages {
     }
 }
 
-/// The error for a program that could not be started: most likely it is not installed.
+/// The error for a program that could not be started, most likely because it is not installed.
 pub fn starting(program: &str) -> String {
     format!("starting {program}; `cargo xtask lab` (`make lab`) installs all that the lab needs")
 }

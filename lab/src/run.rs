@@ -1,4 +1,4 @@
-//! One run of a machine: its parts, and watching it until it is off.
+//! One run of a machine: putting it together, and watching it until it is off.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader};
@@ -26,7 +26,7 @@ const LENT: u64 = 64 << 20;
 /// Bytes of its persistent memory.
 const PMEM: u64 = 256 << 20;
 
-/// A machine that can be started, with a folder of its own.
+/// A machine that can be started, with its folder.
 #[derive(Debug)]
 pub struct Run<'a> {
     kernel: &'a Kernel,
@@ -34,17 +34,18 @@ pub struct Run<'a> {
     pmem: Option<PathBuf>,
 }
 
-/// When a machine is not waited for any longer.
+/// When the lab stops waiting for a machine.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// So long for the start, for each program, and for the end.
+    /// The time for the start, for each program, and for the end.
     pub patience: Duration,
-    /// The lab kills it this long after a program has said `lab: ready`, and that is no failure.
-    /// Before that the usual limit applies, because the time of a start depends on the host's load.
+    /// If set, the lab kills the machine this long after a program has printed `lab: ready`, which
+    /// is no failure. Until then the usual limit applies, because the time of a start depends on
+    /// the host's load.
     pub kill_after: Option<Duration>,
 }
 
-/// Puts a machine together and watches it; a second one if the first died of its emulator.
+/// Puts a machine together and watches it. If the emulator has killed it, tries once more.
 ///
 /// # Errors
 /// As for [`Run::prepare`] and [`Run::watch`].
@@ -115,7 +116,7 @@ impl<'a> Run<'a> {
         let (lines, reader) = lines_of(&mut child)?;
         let mut verdict = Verdict::default();
         follow(&lines, limits, &mut verdict);
-        // It is off already unless a limit was reached.
+        // The machine is off already, unless it has reached a limit.
         child.kill()?;
         child.wait()?;
         self.cleaner.release()?;
@@ -159,7 +160,7 @@ impl<'a> Run<'a> {
     }
 }
 
-/// The lines that the guest says, which end when the machine is off.
+/// The lines that the guest prints, until the machine is off.
 fn lines_of(child: &mut Child) -> Result<(Receiver<String>, JoinHandle<()>)> {
     let output = child.stdout.take().context("the emulator has no output")?;
     let (sender, lines) = mpsc::channel();
@@ -212,7 +213,7 @@ mod tests {
         let start = Instant::now();
         let mut verdict = Verdict::default();
         follow(&receiver, limits, &mut verdict);
-        // Only now would the machine be off.
+        // The machine would be off only now.
         drop(sender);
         (verdict, start.elapsed())
     }

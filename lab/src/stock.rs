@@ -45,7 +45,7 @@ impl Stock {
         let folder = cache.join(self.name);
         let root = folder.join("root");
         let _alone = lock(&folder)?;
-        // Both are written last: the lab fetches an incomplete kernel again.
+        // Unpacking writes both last, so the lab fetches an incomplete kernel again.
         let (image_stamp, headers_stamp) = (folder.join("release"), folder.join("headers"));
         let mut release = fs::read_to_string(&image_stamp).ok();
         if release.is_none() || !headers_stamp.exists() {
@@ -91,29 +91,29 @@ fn unpack_image(packages: &Packages, root: &Path) -> Result<String> {
     }
     fs::create_dir_all(root)?;
     packages.unpack(&image, root)?;
-    // Debian makes this list when the package is installed.
+    // Debian creates this list during the installation of the package.
     let mut depmod = Command::new("/sbin/depmod");
     finish(depmod.arg("-b").arg(root).arg(&release)).context("listing modules")?;
     Ok(release)
 }
 
-/// Unpacks the headers for this image; false if the archive has them in another version only,
-/// against which no module may be built.
+/// Unpacks the headers for this image. False if the archive only has another version of them, which
+/// is not usable for modules of this kernel.
 fn unpack_headers(packages: &Packages, root: &Path, release: &str) -> Result<bool> {
     let headers = format!("linux-headers-{release}");
     let bytes = fs::read(image(root, release)).context("reading the kernel's image")?;
-    let ours = version(&bytes).context("the kernel's image does not say its version")?;
+    let ours = version(&bytes).context("the kernel's image has no version")?;
     if packages.version(&headers).as_deref() != Some(&ours) {
         return Ok(false);
     }
     for name in packages.depends(&headers)? {
-        // The part that all flavours share, and the programs of the build.
+        // The headers that all flavours share, and the programs for the build.
         if name.starts_with("linux-headers-") || name.starts_with("linux-kbuild-") {
             packages.unpack(&name, root)?;
         }
     }
     packages.unpack(&headers, root)?;
-    // These lead to where an installed package would be.
+    // These links point to the paths of installed packages.
     let makefile = root.join("usr/src").join(&headers).join("Makefile");
     let text = fs::read_to_string(&makefile)?.replace("include /usr/src/", "include ../");
     fs::write(&makefile, text)?;
@@ -131,7 +131,7 @@ fn unpack_headers(packages: &Packages, root: &Path, release: &str) -> Result<boo
 /// The version of the package that an image comes from; the image's header ends with it:
 /// `6.1.0-42-amd64 (debian-kernel@...) #1 SMP PREEMPT_DYNAMIC Debian 6.1.180-1 (2026-01-01)`.
 fn version(image: &[u8]) -> Option<String> {
-    /// Where the header says where that text is, less 512
+    /// The place of the header's pointer to that text; the pointer is less by 512
     /// (Documentation/arch/x86/boot.rst, `kernel_version`).
     const POINTER: usize = 0x20e;
     let pointer = image.get(POINTER..POINTER + 2)?;
@@ -146,7 +146,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_image_says_its_version() {
+    fn the_version_of_an_image_is_found() {
         let mut image = vec![0; 0x300];
         image[0x20e..0x210].copy_from_slice(&0x40_u16.to_le_bytes());
         let text =

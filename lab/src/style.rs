@@ -1,5 +1,5 @@
-//! Looks at the sources of a module as the kernel's maintainers do: with `checkpatch.pl --strict`
-//! and with sparse.
+//! Checks the sources of a module as the kernel's maintainers do, with `checkpatch.pl --strict` and
+//! with sparse.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -22,7 +22,7 @@ const ARCHIVE: &str = "http://deb.debian.org/debian bookworm main";
 const SCRIPTS: [&str; 3] =
     ["scripts/checkpatch.pl", "scripts/spelling.txt", "scripts/const_structs.checkpatch"];
 
-/// The list of exceptions in a folder: what checkpatch says and is not to be followed.
+/// The list of exceptions in a folder: findings of checkpatch that the project does not follow.
 const EXCEPTIONS: &str = "checkpatch.exceptions";
 
 /// A line of that list: `end of the file's path | part of the message | reason`.
@@ -33,11 +33,11 @@ struct Exception<'a> {
     reason: &'a str,
 }
 
-/// Looks at all C files of `folder` by the script, which it keeps below `cache`, and by sparse,
+/// Checks all C files of `folder` by the script, which it keeps below `cache`, and by sparse,
 /// against the headers of each kernel. Returns the findings, each as `FILE:LINE: MESSAGE`.
 ///
 /// # Errors
-/// If the script does not come, or the module does not build.
+/// If the script cannot be fetched, or the module does not build.
 pub fn findings(cache: &Path, kernels: &[Kernel], folder: &Path) -> Result<Vec<String>> {
     let script = script(cache)?;
     let said = checkpatch(&script, folder)?;
@@ -50,12 +50,12 @@ pub fn findings(cache: &Path, kernels: &[Kernel], folder: &Path) -> Result<Vec<S
     Ok(findings)
 }
 
-/// The script, fetched unless it is there.
+/// The path of the script. Fetches it unless it is there.
 fn script(cache: &Path) -> Result<PathBuf> {
     let folder = cache.join("style");
     let _alone = lock(&folder)?;
     let script = folder.join(SCRIPTS[0]);
-    // Moved there as a whole.
+    // Renamed as a whole, so that it is never incomplete.
     if script.exists() {
         return Ok(script);
     }
@@ -83,16 +83,16 @@ fn extract(archive: &Path, to: &Path) -> Result<()> {
     let mut xz: Child = xz.spawn().with_context(|| starting("xz"))?;
     let plain = xz.stdout.take().context("the output of xz")?;
     let mut tar = Command::new("tar");
-    // With an occurrence for each, tar stops reading once it has them all.
+    // With `--occurrence`, tar stops reading once it has all of them.
     tar.arg("-C").arg(to).args(["-x", "--occurrence=1"]).args(&names).stdin(plain);
     let unpacked = finish(&mut tar);
-    // It is not done, as tar reads no further.
+    // xz fails, because tar does not read its whole output.
     xz.kill().ok();
     xz.wait()?;
     unpacked.map(drop)
 }
 
-/// What checkpatch says of the C files that are in the folder and in no Rust package in it.
+/// The findings of checkpatch in the C files of the folder, without those in Rust packages.
 fn checkpatch(script: &Path, folder: &Path) -> Result<String> {
     let mut files = Vec::new();
     collect(folder, &mut files)?;
@@ -102,7 +102,7 @@ fn checkpatch(script: &Path, folder: &Path) -> Result<String> {
     command.arg(script).args(["--no-tree", "--strict", "--file", "--terse", "--no-summary"]);
     let output = command.args(files).output().with_context(|| starting("perl"))?;
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
-    // It fails if it finds something. What it says when it does not run is no finding.
+    // The script fails if it finds something. Output of a script that did not run is no finding.
     let complaint = String::from_utf8_lossy(&output.stderr);
     ensure!(output.status.success() || !said.is_empty(), "checkpatch.pl: {}", complaint.trim_end());
     Ok(said)
@@ -164,7 +164,7 @@ mod tests {
     const LIST: &str = "# A comment.\n\na.h | macro | user space | has none\n";
 
     #[test]
-    fn an_exception_covers_its_file_and_message_alone() {
+    fn an_exception_covers_only_its_file_and_message() {
         let said = "k/a.h:1: CHECK: a macro\nk/a.h:2: CHECK: a line\nk/b.h:1: CHECK: a macro\n";
         let expected = ["k/a.h:2: CHECK: a line", "k/b.h:1: CHECK: a macro"];
         assert_eq!(without_exceptions(said, &exceptions(LIST).unwrap()), expected);

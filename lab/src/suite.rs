@@ -1,4 +1,5 @@
-//! Runs the same work on several kernels with several numbers of processors, and sums up.
+//! Runs the same work on several kernels with several numbers of processors, and adds up the
+//! results.
 
 use std::time::{Duration, Instant};
 
@@ -11,7 +12,7 @@ use crate::options::Arguments;
 use crate::run::{Limits, perform};
 use crate::verdict::Verdict;
 
-/// Runs programs everywhere; true if nothing failed.
+/// Runs programs on each kernel with each number of processors; true if nothing failed.
 ///
 /// # Errors
 /// If a machine cannot be put together or started.
@@ -59,7 +60,7 @@ pub fn everywhere(
     Ok(failed == 0)
 }
 
-/// How long to wait for one program, given how long that would be on a stock kernel.
+/// How long to wait for one program, given the time for it on a stock kernel.
 pub fn patience_for(kernel: &Kernel, machine: &Machine, seconds: u64) -> Duration {
     Duration::from_secs(seconds) * kernel.slowness() * machine.slowness()
 }

@@ -41,27 +41,27 @@ const TROUBLE: &[&str] = &[
 /// The results of a run so far.
 #[derive(Debug, Default)]
 pub struct Verdict {
-    /// Tests that passed, of all programs; a program that ended well and names no tests is one.
+    /// Passed tests of all programs. A program that succeeded and names no tests counts as one.
     pub passed: u64,
-    /// Tests that failed; a program that did not end well without saying so counts as one.
+    /// Failed tests. A program that failed and names no failed test counts as one.
     pub failed: u64,
     /// The failures, in words.
     pub troubles: Vec<String>,
-    /// The machine died of its emulator before it did anything.
+    /// A fault of the emulator has killed the machine at its start.
     pub is_emulators_fault: bool,
     has_begun: bool,
     running: Option<Program>,
     ending: Ending,
 }
 
-/// How the run has ended, as far as it has.
+/// The end of the run, if it has ended.
 #[derive(Debug, Default, PartialEq, Eq)]
 enum Ending {
     #[default]
     NotYet,
-    /// The guest was done.
+    /// The guest has completed its work.
     Done,
-    /// The machine was killed, as it should be.
+    /// The lab has killed the machine, as planned.
     Killed,
 }
 
@@ -69,13 +69,12 @@ enum Ending {
 struct Program {
     name: String,
     failed: u64,
-    /// It has said how its tests ended.
+    /// It has printed the results of its tests.
     has_tests: bool,
 }
 
 impl Verdict {
-    /// Takes in a line that came from the guest; true if it says that a program begins or has
-    /// ended.
+    /// Handles a line of the guest; true if it says that a program begins or has ended.
     pub fn line(&mut self, line: &str) -> bool {
         let line = line.trim_end();
         if let Some(words) = line.strip_prefix("lab: ") {
@@ -117,17 +116,17 @@ impl Verdict {
         }
     }
 
-    /// The machine is killed now, in the midst of its work, as it should be.
+    /// The lab kills the machine now, during its work, as planned.
     pub fn killed(&mut self) {
         self.ending = Ending::Killed;
     }
 
-    /// Whether it was.
+    /// Whether the lab has killed the machine.
     pub fn was_killed(&self) -> bool {
         self.ending == Ending::Killed
     }
 
-    /// The machine is off; `messages` is all that its kernel said.
+    /// The machine is off. `messages` has all messages of its kernel.
     pub fn end(&mut self, messages: &str) {
         let program = self.running.take();
         match (&self.ending, program) {
@@ -150,7 +149,7 @@ impl Verdict {
         self.troubles.extend(other.troubles);
     }
 
-    /// Something is wrong that no test counted.
+    /// Counts a failure that is not a test's.
     pub fn fail(&mut self, what: String) {
         self.failed += 1;
         self.troubles.push(what);
@@ -197,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_without_tests_is_one() {
+    fn a_program_without_tests_counts_as_one() {
         let lines = ["lab: begin plain", "hello", "lab: end plain 0", "lab: done"];
         assert_eq!((verdict(&lines, "").passed, verdict(&lines, "").failed), (1, 0));
         let none = "test result: ok. 0 passed; 0 failed; 3 ignored";
@@ -217,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn the_emulator_is_blamed_for_the_start_alone() {
+    fn the_emulator_is_blamed_only_for_the_start() {
         let oops = "[    2.8] Oops: int3: 0000 [#1] PREEMPT SMP NOPTI";
         assert!(verdict(&[], oops).is_emulators_fault);
         assert!(!verdict(&["lab: begin vm"], oops).is_emulators_fault);
@@ -231,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_kernel_complains_about_is_a_failure() {
+    fn a_complaint_of_the_kernel_is_a_failure() {
         for words in ["BUG: kernel NULL pointer dereference", "WARNING: CPU: 1 PID: 1 at mm/"] {
             let verdict = verdict(&["lab: done"], &format!("[    1.0] {words}\n"));
             assert_eq!(verdict.failed, 1, "{words}");

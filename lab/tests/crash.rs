@@ -8,7 +8,7 @@ use std::io::Write as _;
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 
-/// Two counters, a page apart. The first is never less than the second, and at most one more.
+/// Two counters, one page apart. The first is equal to the second or one more.
 const FILE: &str = "/pmem/counters";
 const SECOND: u64 = 4096;
 
@@ -36,17 +36,17 @@ fn set(file: &File, at: u64, count: u64) {
 #[ignore = "counts until it is killed"]
 fn count() {
     let Some(file) = open() else { return };
-    // An existing file has both: counting continues from where another machine stopped.
+    // An existing file has both counters. Counting continues where another machine stopped.
     let mut count = match file.metadata().unwrap().len() {
         0 => 0,
         _ => counter(&file, SECOND),
     };
-    // One more than before, however soon the machine dies.
+    // So there is progress, however soon the machine dies.
     count += 1;
     set(&file, 0, count);
     set(&file, SECOND, count);
     file.sync_all().unwrap();
-    // From now on it may be killed.
+    // From now on the lab may kill the machine.
     std::io::stdout().write_all(b"\nlab: ready\n").unwrap();
     loop {
         count += 1;
@@ -62,9 +62,9 @@ fn look() {
     let (first, second) = (counter(&file, 0), counter(&file, SECOND));
     let line = format!("\nthe counters are at {first} and {second}\n");
     std::io::stdout().write_all(line.as_bytes()).unwrap();
-    assert!(first > 0, "nothing was counted");
+    assert!(first > 0, "the counters have not advanced");
     assert!(first == second || first == second + 1, "{first} and {second}");
-    // A round later there must be more.
+    // The next round must find higher counters.
     let seen = Path::new("/pmem/seen");
     let before: u64 = std::fs::read_to_string(seen).map_or(0, |text| text.parse().unwrap());
     assert!(second > before, "{before} before, {second} now");

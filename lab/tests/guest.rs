@@ -1,5 +1,5 @@
-//! Tests the lab's promises about a guest from inside: `make lab` runs this first. Outside of a
-//! guest it tests nothing.
+//! Tests the lab's promises about a guest from inside. `make lab` runs this first. Outside of a
+//! guest, the tests are skipped.
 #![allow(clippy::unwrap_used)]
 
 use std::fs;
@@ -24,7 +24,7 @@ fn is_mounted(folder: &str, options: &str) -> bool {
 }
 
 #[test]
-fn the_devices_are_there() {
+fn a_guest_has_its_devices() {
     if inside() {
         for device in ["nvme0n1", "nullb0", "ram0", "loop0"] {
             assert!(Path::new("/dev").join(device).exists(), "{device}");

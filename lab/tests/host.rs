@@ -1,6 +1,5 @@
-//! Tests the lab's promises to its callers, from outside. Each test starts a machine, so they are
-//! not for every day: `make lab` runs them before all others, `make lab-debug` those about the
-//! debug kernel.
+//! Tests the lab's promises to its callers, from outside. Each test starts a machine, so only `make
+//! lab` runs them, before all other tests, and `make lab-debug` those about the debug kernel.
 #![allow(clippy::unwrap_used)]
 
 use std::fs;
@@ -34,7 +33,7 @@ fn text(output: &Output) -> String {
     String::from_utf8_lossy(&both).into_owned()
 }
 
-/// A folder with a module of this name, which does `init` when it is loaded.
+/// A folder with the source of a module of this name, which runs `init` when it is loaded.
 fn module(name: &str, init: &str, exit: &str) -> tempfile::TempDir {
     let folder = tempfile::Builder::new().prefix(name).tempdir().unwrap();
     let kbuild = format!("obj-m := {name}.o\n");
@@ -56,7 +55,7 @@ fn module(name: &str, init: &str, exit: &str) -> tempfile::TempDir {
 
 const EXIT: &str = "static void __exit stop(void)\n{\n}\nmodule_exit(stop);";
 
-/// A program that says something and that one test has passed.
+/// A program that prints the output of `line`, and that one test has passed.
 fn script(folder: &Path, line: &str) -> String {
     let path = folder.join("script");
     let text = format!("#!/bin/sh\n{line}\necho 'test result: ok. 1 passed; 0 failed'\n");
@@ -88,7 +87,7 @@ fn folders() -> Vec<PathBuf> {
 
 #[test]
 #[ignore = "starts a machine"]
-fn a_module_is_there_with_its_parameters_and_gone_afterwards() {
+fn a_module_is_loaded_with_its_parameters_and_unloaded_afterwards() {
     let folder = module("labgood", "pr_info(\"level %d\\n\", level);", EXIT);
     let (is_well, said) = run(folder.path(), "cat /sys/module/labgood/parameters/level");
     assert!(is_well, "{said}");
@@ -115,7 +114,7 @@ fn a_warning_of_the_kernel_is_a_failure() {
 
 #[test]
 #[ignore = "starts a machine with the debug kernel"]
-fn debug_finds_leaks_and_memory_that_is_not_ours() {
+fn the_debug_kernel_finds_leaks_and_uses_after_free() {
     let init = "u8 *leaked = kmalloc(100, GFP_KERNEL), *freed = kmalloc(100, GFP_KERNEL);\n\
                 OPTIMIZER_HIDE_VAR(leaked);\n\
                 kfree(freed);\n\
@@ -130,7 +129,7 @@ fn debug_finds_leaks_and_memory_that_is_not_ours() {
 
 #[test]
 #[ignore = "builds a module"]
-fn a_warning_of_the_compiler_is_an_error_with_the_place() {
+fn a_warning_of_the_compiler_is_an_error_with_its_place() {
     let folder = module("labunclean", "int unused;", EXIT);
     let output = lab(&["build", &folder.path().display().to_string()]).output().unwrap();
     let said = text(&output);
@@ -142,7 +141,7 @@ fn a_warning_of_the_compiler_is_an_error_with_the_place() {
 
 #[test]
 #[ignore = "builds a module"]
-fn what_a_maintainer_would_frown_at_is_a_finding() {
+fn violations_of_the_kernel_s_style_are_findings() {
     let folder = tempfile::Builder::new().prefix("labstyle").tempdir().unwrap();
     let put = |name: &str, text: &str| fs::write(folder.path().join(name), text).unwrap();
     let source = "// SPDX-License-Identifier: GPL-2.0\n\
@@ -160,7 +159,7 @@ fn what_a_maintainer_would_frown_at_is_a_finding() {
     let (is_well, said) = style();
     assert!(is_well && said.ends_with(": 0 findings\n"), "{said}");
 
-    // One for checkpatch, one for sparse, and an exception that nothing needs.
+    // A finding of checkpatch, one of sparse, and an unused exception.
     put("labstyle.c", &format!("{source}\nint labstyle_number;\n\nint * labstyle_pointer;\n"));
     put("checkpatch.exceptions", "# A comment.\n.c | some message | some reason\n");
     let (is_well, said) = style();
@@ -175,7 +174,7 @@ fn what_a_maintainer_would_frown_at_is_a_finding() {
 
 #[test]
 #[ignore = "starts a machine"]
-fn a_shell_answers_and_has_the_programs_that_came_along() {
+fn a_shell_answers_and_has_the_given_programs() {
     let messages = cache().join(format!("messages-{KERNEL}-shell"));
     fs::remove_file(&messages).ok();
     let arguments = ["--name", "shell", "--file", "cat42=/bin/cat", "shell"];
@@ -183,7 +182,7 @@ fn a_shell_answers_and_has_the_programs_that_came_along() {
     let mut input = child.stdin.take().unwrap();
     let has_answered = Arc::new(AtomicBool::new(false));
     let is_enough = Arc::clone(&has_answered);
-    // Input is lost before the shell reads: the test repeats it.
+    // Input before the shell reads is lost, so the test repeats it.
     let asker = std::thread::spawn(move || {
         loop {
             let question: &[u8] = match is_enough.load(Ordering::SeqCst) {
@@ -207,7 +206,7 @@ fn a_shell_answers_and_has_the_programs_that_came_along() {
 
 #[test]
 #[ignore = "starts a machine"]
-fn nothing_is_left_of_a_lab_that_is_killed() {
+fn a_killed_lab_leaves_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let others = folders();
     let script = script(folder.path(), "sleep 600");
