@@ -1,4 +1,4 @@
-//! Compiles the C programs that tests run in a guest, where no compiler is.
+//! Compiles the C programs that tests run in a guest, which has no compiler.
 
 use std::path::PathBuf;
 use std::process::Command;

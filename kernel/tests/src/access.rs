@@ -1,5 +1,5 @@
-//! Accesses to addresses at which there may be nothing: by an instruction of the program, which
-//! ends in a signal, and by the kernel on the program's behalf, which ends in `EFAULT`.
+//! Accesses to addresses that may have no page: by an instruction of the program, which then gets a
+//! signal, and by the kernel on behalf of the program, which then gets `EFAULT`.
 #![allow(unsafe_code)]
 
 use std::arch::asm;
@@ -12,7 +12,7 @@ use rustix::io::Errno;
 
 use crate::{PAGE, sys};
 
-/// The report of a signal about an access.
+/// The signal that an access has caused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fault {
     /// `SIGSEGV` or `SIGBUS`.
@@ -117,7 +117,7 @@ fn outcome<T>(signal: u64, found: u64, value: T) -> Result<T, Fault> {
     }
 }
 
-/// In r10 while an access is tried.
+/// The value of r10 during an access.
 const MAGIC: u64 = 0x7665_6c6c_756d_0a0a;
 
 extern "C" fn handler(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
@@ -130,8 +130,8 @@ extern "C" fn handler(signal: i32, info: *mut libc::siginfo_t, context: *mut lib
         registers[libc::REG_R10 as usize] = address as i64;
         registers[libc::REG_RIP as usize] = registers[libc::REG_R11 as usize];
     } else {
-        // Some other fault: it happens again, and ends the program.
-        // SAFETY: setting a signal's default is allowed in a handler.
+        // Another fault: with the default action, it happens again and ends the program. SAFETY:
+        // setting a signal's default is allowed in a handler.
         unsafe { libc::signal(signal, libc::SIG_DFL) };
     }
 }
@@ -154,7 +154,7 @@ pub(crate) fn prepare() {
 }
 
 thread_local! {
-    /// A file in memory through which bytes go.
+    /// A file in memory to copy bytes through.
     static FILE: OnceCell<File> = const { OnceCell::new() };
 }
 
@@ -205,7 +205,7 @@ mod tests {
     use crate::Mapping;
 
     #[test]
-    fn what_is_there_is_loaded_and_stored() {
+    fn a_present_page_is_loaded_and_stored() {
         let memory = Mapping::anonymous(None, PAGE).unwrap();
         assert_eq!(store(memory.start() + 5, 77), Ok(()));
         assert_eq!(load(memory.start() + 5), Ok(77));
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_there_is_a_fault() {
+    fn an_absent_page_is_a_fault() {
         let memory = Mapping::anonymous(None, PAGE).unwrap();
         sys::mprotect(memory.start(), PAGE, libc::PROT_READ).unwrap();
         let address = memory.start() + 9;

@@ -16,7 +16,7 @@ const RAM_DISK: &str = "/dev/ram0";
 pub struct Backing {
     /// Its description.
     pub name: &'static str,
-    /// As it was opened, to read and to write.
+    /// The file, open for reading and writing.
     pub file: File,
     path: PathBuf,
 }
@@ -32,12 +32,12 @@ impl Backing {
         Self::file("a cached file", pages, 0)
     }
 
-    /// A file on the guest's disk, past the page cache.
+    /// A file on the guest's disk, by direct I/O.
     pub fn direct(pages: u64) -> Self {
         Self::file("a file for direct I/O", pages, libc::O_DIRECT)
     }
 
-    /// A block device, past the page cache.
+    /// A block device, by direct I/O.
     pub fn device(pages: u64) -> Self {
         let name = "a device";
         fill(&mut OpenOptions::new().write(true).open(RAM_DISK).expect(RAM_DISK), pages);
@@ -60,7 +60,7 @@ impl Backing {
         &self.path
     }
 
-    /// A page as it is stored.
+    /// The contents of a page in the file.
     pub fn stored(&self, page: u64) -> Vec<u8> {
         let file = File::open(&self.path).expect("the backing");
         // Reads through the page cache: a direct write has dropped the page from it, and a buffered

@@ -1,4 +1,4 @@
-//! Children: the part of a test that runs in a process of its own, however that ends.
+//! Children: parts of a test that run in their own process, however it ends.
 #![allow(unsafe_code)]
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -35,20 +35,21 @@ pub struct Child {
 const PATIENCE: Duration = Duration::from_secs(120);
 
 impl Child {
-    /// Starts a process that does `work` and ends with the status that it returns. It has this
-    /// process' memory, as of now, and this thread alone.
+    /// Forks a process that runs `work` and exits with the status that it returns. It has a copy of
+    /// this process' memory, and only this thread.
     pub fn start(work: impl FnOnce() -> i32) -> Self {
-        // A child that is made while another thread is just doing that would wait for it for ever.
+        // The harness captures output under a lock. A child that is forked while another thread has
+        // the lock would wait forever.
         access::prepare();
-        // SAFETY: the C library sees to it that memory can be allocated afterwards; the child uses
-        // no lock that another thread of a test may hold, as tests take turns.
+        // SAFETY: the C library makes sure that the child can allocate memory. The child uses no
+        // lock that another thread of a test may hold, because tests take turns.
         let process = unsafe { libc::fork() };
         assert!(process >= 0, "fork: {}", sys::last_error());
         if process == 0 {
-            // The harness would keep a panic's message to itself.
+            // The harness would not show the message of a panic in a child.
             std::panic::set_hook(Box::new(|panic| say(&format!("in a child: {panic}\n"))));
             let status = catch_unwind(AssertUnwindSafe(work)).unwrap_or(101);
-            // SAFETY: nothing of this process is needed any more.
+            // SAFETY: the child ends without running anything of its parent.
             unsafe { libc::_exit(status) };
         }
         Self { process }
@@ -66,7 +67,7 @@ impl Child {
         assert_eq!(sent, 0, "kill: {}", sys::last_error());
     }
 
-    /// Has it stop, and waits until it has: `None`. Its end, if it came to that before.
+    /// Stops it, and waits until it has stopped. `None`, or its end if it ended before that.
     pub fn stop(&self) -> Option<End> {
         self.signal(libc::SIGSTOP);
         let status = self.status(libc::WUNTRACED);
@@ -78,7 +79,7 @@ impl Child {
         End::of(self.status(0))
     }
 
-    /// Waits for its end, or for something else that can be waited for.
+    /// Waits for its end, or for another event that `waitpid` reports.
     fn status(&self, options: i32) -> i32 {
         let start = Instant::now();
         loop {
@@ -90,7 +91,8 @@ impl Child {
                 return status;
             }
             if start.elapsed() >= PATIENCE {
-                // The reader of the tests' output waits for all processes that have it open.
+                // Kills the child, because the reader of the tests' output waits for all processes
+                // that have it open.
                 self.signal(libc::SIGKILL);
                 panic!("child {} is stuck", self.process);
             }
@@ -105,13 +107,13 @@ impl Child {
     }
 }
 
-/// Writes to the standard error, past the harness.
+/// Writes to standard error without the harness.
 fn say(text: &str) {
-    // SAFETY: the text is there, and as long as it says.
+    // SAFETY: the pointer and the length are those of the text.
     unsafe { libc::write(2, text.as_ptr().cast(), text.len()) };
 }
 
-/// Does `work` in a child, which has to come to its end.
+/// Runs `work` in a child, which must succeed.
 #[track_caller]
 pub fn in_child(work: impl FnOnce()) {
     let child = Child::start(|| {
@@ -121,11 +123,11 @@ pub fn in_child(work: impl FnOnce()) {
     assert_eq!(child.wait(), End::Status(0));
 }
 
-/// Makes this process, which should be a child, an ordinary user's, with a bound on the memory
-/// that it may lock.
+/// Makes this process, which should be a child, one of an ordinary user, with a limit on locked
+/// memory.
 pub fn become_user(lock_limit: u64) {
     let limit = libc::rlimit { rlim_cur: lock_limit, rlim_max: lock_limit };
-    // SAFETY: the calls take numbers, and one a structure that is there.
+    // SAFETY: the calls take numbers, and a pointer to a valid structure.
     unsafe {
         assert_eq!(libc::setrlimit(libc::RLIMIT_MEMLOCK, &raw const limit), 0);
         assert_eq!(libc::setgroups(0, std::ptr::null()), 0);
@@ -139,8 +141,8 @@ const NOBODY: u32 = 65534;
 
 extern "C" fn nothing(_signal: i32) {}
 
-/// Sends this process, which should be a child, SIGALRM all the time, which does nothing.
-pub fn be_disturbed() {
+/// Sends this process, which should be a child, SIGALRM all the time. The handler does nothing.
+pub fn interrupt_constantly() {
     let every = libc::timeval { tv_sec: 0, tv_usec: 100 };
     let timer = libc::itimerval { it_interval: every, it_value: every };
     // SAFETY: the handler does nothing, so it may run at any time.
@@ -165,7 +167,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ends_are_told_apart() {
+    fn exits_and_signals_are_distinguished() {
         assert_eq!(Child::start(|| 7).wait(), End::Status(7));
         assert_eq!(Child::start(|| panic!("on purpose")).wait(), End::Status(101));
         Child::start(|| {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::PAGE;
 
-/// Interrupts by which processors ask each other for something, one number for each processor.
+/// Counts of interrupts between processors, one number for each processor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Interrupts {
     /// To flush TLBs.
@@ -16,13 +16,13 @@ pub struct Interrupts {
 }
 
 impl Interrupts {
-    /// Until now.
+    /// The present counts.
     pub fn now() -> Self {
         let text = fs::read_to_string("/proc/interrupts").expect("/proc/interrupts");
         Self { shootdowns: numbers(&text, "TLB:"), calls: numbers(&text, "CAL:") }
     }
 
-    /// Since then.
+    /// The interrupts since then.
     pub fn since(&self) -> Self {
         let now = Self::now();
         let less = |now: &[u64], then: &[u64]| now.iter().zip(then).map(|(a, b)| a - b).collect();
@@ -39,7 +39,7 @@ fn numbers(text: &str, name: &str) -> Vec<u64> {
     words.map_while(|word| word.parse().ok()).collect()
 }
 
-/// The number after `name` in a file such as `/proc/meminfo`; 0 if it is not there.
+/// The number after `name` in a file such as `/proc/meminfo`; 0 if the file does not have it.
 pub fn field(path: &str, name: &str) -> u64 {
     let text = fs::read_to_string(path).unwrap_or_default();
     let line = text.lines().find_map(|line| {
@@ -56,7 +56,7 @@ pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The results of the module's self-check: a line for each exmap, or Morsel.
 fn checked(what: &str) -> Vec<String> {
-    // Not every kernel has it.
+    // Some kernels do not have it.
     let text = fs::read_to_string(format!("/sys/kernel/debug/vellum/{what}")).unwrap_or_default();
     text.lines().map(str::to_owned).collect()
 }
@@ -112,7 +112,7 @@ fn assert_none(what: &str) {
     }
 }
 
-/// Memory that is free or belongs to processes, and page tables, to be compared with later.
+/// Memory that is free or belongs to processes, and page tables, for a later comparison.
 #[derive(Clone, Copy, Debug)]
 pub struct Memory {
     free_kib: u64,
@@ -120,7 +120,7 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// As it is.
+    /// The present state.
     pub fn now() -> Self {
         // Files that the kernel caches are no leak. Only root may drop them; for other users the
         // comparison includes them.
@@ -135,8 +135,8 @@ impl Memory {
         Self { free_kib, tables: field("/proc/vmstat", "nr_page_table_pages") }
     }
 
-    /// Fails unless memory is free again, and page tables are, but for a little. It waits for
-    /// memory that the kernel frees in its own time.
+    /// Fails unless memory and page tables are free again, except for a little. Waits for memory
+    /// that the kernel frees later.
     #[track_caller]
     pub fn assert_back(&self) {
         self.assert_back_but(0);
@@ -159,7 +159,7 @@ impl Memory {
     }
 }
 
-/// Whether the kernel checks its memory: it keeps records of it.
+/// Whether the kernel checks its memory, for which it keeps records.
 fn is_watched() -> bool {
     Path::new("/sys/kernel/debug/kmemleak").exists()
 }

@@ -104,7 +104,7 @@ impl From<Exmap> for OwnedFd {
     }
 }
 
-/// Whether CREATE knows these flags; if it does not, that is said.
+/// Whether CREATE knows these flags. Prints a line if not.
 pub fn knows(flags: u64) -> bool {
     let unknown = flags & !Exmap::open().query().flags;
     if unknown != 0 {
@@ -127,7 +127,7 @@ pub struct Vector {
 }
 
 impl Vector {
-    /// Whose it is.
+    /// The number of the interface.
     pub fn interface(&self) -> u32 {
         self.interface
     }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::counters::PATIENCE;
 
-/// The kernel's messages, from when this was opened.
+/// The kernel's messages since this was opened.
 #[derive(Debug)]
 pub struct KernelLog {
     file: File,

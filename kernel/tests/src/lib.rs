@@ -1,9 +1,9 @@
 //! Helpers for the tests of the kernel module: an exmap and its parts, accesses that may fault,
 //! children that may die, and the kernel's counters.
 //!
-//! The tests run in a guest of the lab. Without `/dev/exmap`, or without morselfs, each says so and
-//! is skipped. A failure of a helper panics, unless a test checks the error: then the helper
-//! returns an [`Errno`].
+//! The tests run in a guest of the lab. Without `/dev/exmap`, or without morselfs, each test prints
+//! a line and is skipped. A failure of a helper panics, unless a test checks the error: then the
+//! helper returns an [`Errno`].
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 
 pub mod access;

@@ -1,5 +1,5 @@
-//! Virtual machines of KVM whose memory is a test's: they have translations of their own, and
-//! mostly no references to the pages. To one that describes a machine in a machine KVM has one.
+//! Virtual machines of KVM that use a test's memory. They have their own translations, and mostly
+//! no references to the pages. KVM has a reference to a page that describes a nested machine.
 #![allow(unsafe_code)]
 
 use kvm_bindings::{
@@ -20,10 +20,10 @@ const STORE: u64 = CODE + 3;
 /// The address of the test's memory in the machine, the segment of its data.
 const DATA: u64 = 0x10000;
 
-/// So many pages are in reach of the program.
+/// The number of pages that the program can address.
 const PAGES: usize = 16;
 
-/// KVM; `None`, and a word, where this kernel has no virtual machines.
+/// KVM; `None`, and a printed line, if this kernel has no virtual machines.
 fn kvm() -> Option<Kvm> {
     let kvm = Kvm::new();
     if kvm.is_err() {
@@ -32,7 +32,7 @@ fn kvm() -> Option<Kvm> {
     kvm.ok()
 }
 
-/// Repeats a call as long as a signal interrupts it: KVM stops registering its notifier then.
+/// Repeats a call while a signal interrupts it, because KVM then stops registering its notifier.
 fn without_signal<T>(mut call: impl FnMut() -> Result<T, Error>) -> Result<T, Error> {
     loop {
         match call() {
@@ -42,8 +42,7 @@ fn without_signal<T>(mut call: impl FnMut() -> Result<T, Error>) -> Result<T, Er
     }
 }
 
-/// A machine with memory of its own at one address, and the first pages of a test's memory at
-/// another.
+/// A machine with its own memory at one address, and the first pages of a test's memory at another.
 fn make(kvm: &Kvm, own: (u64, &Mapping), tests: (u64, &Mapping)) -> VmFd {
     let machine = without_signal(|| kvm.create_vm()).expect("a machine");
     for (slot, (place, memory)) in [own, tests].into_iter().enumerate() {
@@ -60,7 +59,7 @@ fn make(kvm: &Kvm, own: (u64, &Mapping), tests: (u64, &Mapping)) -> VmFd {
     machine
 }
 
-/// A machine with one processor. It has to go before its memory does.
+/// A machine with one processor. It must be dropped before its memory.
 #[derive(Debug)]
 pub struct Machine {
     processor: VcpuFd,
@@ -84,18 +83,19 @@ impl Machine {
         Some(Self { processor, _machine: machine, _code: code })
     }
 
-    /// Loads the first word of a page; an error where the kernel does not give it to the machine.
+    /// Loads the first word of a page; an error if the kernel does not give the page to the
+    /// machine.
     pub fn load(&mut self, page: usize) -> Result<u16, Error> {
         self.run(LOAD, page, 0)
     }
 
-    /// Stores it.
+    /// Stores the first word of a page.
     pub fn store(&mut self, page: usize, word: u16) -> Result<(), Error> {
         self.run(STORE, page, word).map(drop)
     }
 
     fn run(&mut self, part: u64, page: usize, word: u16) -> Result<u16, Error> {
-        assert!(page < PAGES, "page {page} is out of the program's reach");
+        assert!(page < PAGES, "the program cannot address page {page}");
         let mut registers = self.processor.get_regs()?;
         (registers.rip, registers.rflags) = (part, 2);
         (registers.rax, registers.rbx) = (word.into(), (page * PAGE) as u64);
@@ -123,20 +123,21 @@ const STACK: u64 = 0x8000;
 /// The address of the test's memory in it: the second 4 MiB.
 const OTHERS: u64 = 0x40_0000;
 
-/// How often it tries to start a machine before it stops.
+/// How often the machine tries to start another before it stops.
 const TRIES: u32 = 200;
 
-/// The handler of general protection: skips the instruction, which KVM did not carry out because it
-/// was not given the page. `add esp, 4; add dword [esp], 3; iret`.
+/// The handler of general protection faults. It skips the instruction, which KVM has not executed
+/// because it did not get the page. `add esp, 4; add dword [esp], 3; iret`.
 const SKIP: [u8; 8] = [0x83, 0xc4, 0x04, 0x83, 0x04, 0x24, 0x03, 0xcf];
 
 /// The bit of EFER and the register for machines in machines.
 const SVM_ENABLED: u64 = 1 << 12;
 const STATE_REGISTER: u32 = 0xc001_0117;
 
-/// A machine that tries to start another one, over and over. The description of that one is in a
-/// page of the test's memory. It makes no sense, and KVM says so in that page. KVM finds the page
-/// by the process' page tables, and has a reference while it writes: it does not listen then.
+/// A machine that tries to start a nested machine, again and again. The description of the nested
+/// machine is in a page of the test's memory. It is invalid, and KVM writes an error into that
+/// page. KVM finds the page by the process' page tables, and has a reference to it while it writes;
+/// its notifier does not cover that.
 #[derive(Debug)]
 pub struct Starter {
     processor: VcpuFd,
@@ -145,7 +146,7 @@ pub struct Starter {
 }
 
 impl Starter {
-    /// Where in the page KVM says that it cannot start such a machine: -1, in 8 bytes.
+    /// Where in the page KVM writes that it cannot start such a machine: -1, in 8 bytes.
     pub const ANSWER: usize = 0x70;
 
     /// A machine with the first pages of a mapping, and the description in one of them. `None`, and
@@ -191,13 +192,13 @@ impl Starter {
         Some(Self { processor, _machine: machine, _memory: own })
     }
 
-    /// Its own memory, with the program for a description that it has at this address.
+    /// The machine's own memory, with the program for a description at this address.
     fn memory(description: u64) -> Mapping {
         let memory = Mapping::anonymous(None, PAGES * PAGE).expect("memory");
         let put = |place: usize, bytes: &[u8]| {
             access::kernel_store(memory.start() + place, bytes).expect("its memory");
         };
-        // Two pages of 4 MiB, both where they are.
+        // Maps two pages of 4 MiB at their own addresses.
         put(DIRECTORY, &(OTHERS << 32 | 0x83 << 32 | 0x83).to_le_bytes());
         put(SEGMENTS + 8, &0x00cf_9a00_0000_ffff_u64.to_le_bytes());
         put(SEGMENTS + 16, &0x00cf_9200_0000_ffff_u64.to_le_bytes());
@@ -214,7 +215,7 @@ impl Starter {
         memory
     }
 
-    /// Tries some hundred times, whether the page is there or not.
+    /// Tries some hundred times, whether the page is present or not.
     pub fn run(&mut self) {
         let mut registers = self.processor.get_regs().expect("its registers");
         (registers.rip, registers.rsp, registers.rflags) = (STARTER as u64, STACK, 2);

@@ -1,4 +1,4 @@
-//! A range of addresses that a test mapped.
+//! A range of addresses that a test has mapped.
 
 use std::os::fd::BorrowedFd;
 
@@ -7,7 +7,7 @@ use rustix::io::Errno;
 use crate::sys::{self, Request};
 use crate::{PAGE, access};
 
-/// It is unmapped when it is dropped.
+/// A mapping, unmapped when it is dropped.
 #[derive(Debug)]
 pub struct Mapping {
     start: usize,
@@ -15,7 +15,7 @@ pub struct Mapping {
 }
 
 impl Mapping {
-    /// Carries the request out.
+    /// Maps as requested.
     pub fn new(request: Request<'_>) -> Result<Self, Errno> {
         let start = sys::mmap(request)?;
         Ok(Self { start, length: request.length })
@@ -27,7 +27,7 @@ impl Mapping {
         Self::new(Request { address: 0, length, protection, flags, fd: Some(fd), offset })
     }
 
-    /// Ordinary memory, wherever there is room, or at an address where nothing else may be.
+    /// Ordinary memory, wherever there is room, or at an address that must be free.
     pub fn anonymous(address: Option<usize>, length: usize) -> Result<Self, Errno> {
         let mut flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         if address.is_some() {
@@ -52,7 +52,7 @@ impl Mapping {
         self.start + self.length
     }
 
-    /// The address of a page, in it or not.
+    /// The address of a page, which may be outside of the mapping.
     pub fn page(&self, page: u64) -> usize {
         self.start + usize::try_from(page).expect("pages fit the address space") * PAGE
     }
@@ -67,7 +67,7 @@ impl Mapping {
     /// Fails unless a page is full of the bytes of a stamp.
     #[track_caller]
     pub fn assert_stamped(&self, page: u64, stamp: u64) {
-        let found = access::kernel_load(self.page(page), PAGE).expect("a page that is there");
+        let found = access::kernel_load(self.page(page), PAGE).expect("a present page");
         assert!(found == access::stamped(stamp), "page {page} is not that of stamp {stamp:#x}");
     }
 
@@ -86,7 +86,7 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // A test that fails may be one that finds that this cannot be done.
+        // In a failing test, munmap may fail.
         let unmapped = sys::munmap(self.start, self.length);
         assert!(unmapped.is_ok() || std::thread::panicking(), "munmap of {self:?}: {unmapped:?}");
     }

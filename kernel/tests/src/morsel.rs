@@ -1,4 +1,4 @@
-//! Morsels: a descriptor of one, and the operations on it.
+//! Morsels: descriptors and the operations on them.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
@@ -12,10 +12,10 @@ use vellum_uapi::morsel::{self, Create, Fill, Query, Stat};
 use crate::sys::{self, Request};
 use crate::{Mapping, PAGE, access};
 
-/// Where the guest has mounted the file system.
+/// The mount point of the file system in the guest.
 pub const FOLDER: &str = "/run/vellum/morsels";
 
-/// Whether it has.
+/// Whether the file system is mounted.
 pub fn is_mounted() -> bool {
     let magic = rustix::fs::statfs(FOLDER).map(|stat| stat.f_type as u32);
     magic == Ok(morsel::MAGIC)
@@ -26,12 +26,12 @@ pub fn plan(order: u32, length: u64, flags: u64) -> Create {
     Create { size: size_of::<Create>() as u32, order, length, flags, address: 0 }
 }
 
-/// The highest order that there is with so many levels as page tables have here.
+/// The highest order that this guest's levels of page tables allow.
 pub fn highest_order() -> u32 {
     Morsel::nameless().query().max_order
 }
 
-/// Every order together with the flags for the kind of its pages.
+/// Every order with every combination of the flags for its pages.
 pub fn kinds() -> Vec<(u32, u64)> {
     let mut kinds = Vec::new();
     for order in 0..=highest_order() {
@@ -48,7 +48,7 @@ pub fn ends(order: u32) -> [u64; 2] {
     [0, morsel::extent(order) / PAGE as u64 - 1]
 }
 
-/// One of a kind, with a stamp at both ends: the page's number and 7.
+/// A Morsel of a kind, with a stamp in its first and last page: the page's number plus 7.
 pub fn stamped(kind: (u32, u64)) -> Morsel {
     let morsel = Morsel::of(kind);
     ends(kind.0).iter().for_each(|page| morsel.stamp(*page, page + 7));
@@ -67,7 +67,7 @@ impl Morsel {
         Self::nameless_in(Path::new(FOLDER)).expect("O_TMPFILE")
     }
 
-    /// The same in a folder of one's own.
+    /// The same in another folder.
     pub fn nameless_in(folder: &Path) -> Result<Self, std::io::Error> {
         let mut options = OpenOptions::new();
         let file = options.read(true).write(true).custom_flags(libc::O_TMPFILE).open(folder)?;
@@ -81,12 +81,12 @@ impl Morsel {
         morsel
     }
 
-    /// One that is as long as its order covers, without flags.
+    /// A Morsel as long as its order covers, without flags.
     pub fn whole(order: u32) -> Self {
         Self::new(order, morsel::extent(order), 0)
     }
 
-    /// One that is as long as its order covers.
+    /// A Morsel as long as its order covers.
     pub fn of((order, flags): (u32, u64)) -> Self {
         Self::new(order, morsel::extent(order), flags)
     }
@@ -98,23 +98,23 @@ impl Morsel {
         Self { file }
     }
 
-    /// One that has a name.
+    /// Opens a Morsel by its name.
     pub fn open(name: &str, write: bool) -> Result<Self, std::io::Error> {
         Ok(Self { file: OpenOptions::new().read(true).write(write).open(path(name))? })
     }
 
-    /// Another descriptor for it, by which nothing can be written.
+    /// Another descriptor for it, which cannot write.
     pub fn for_reading(&self) -> Self {
         let path = format!("/proc/self/fd/{}", self.file.as_raw_fd());
         Self { file: File::open(path).expect("a descriptor for reading") }
     }
 
-    /// The one that a file is.
+    /// The Morsel of a file.
     pub fn from_file(file: File) -> Self {
         Self { file }
     }
 
-    /// Another descriptor for it, as by opening a name.
+    /// Another descriptor for it, as from opening its name.
     pub fn reopened(&self, write: bool) -> Result<Self, Errno> {
         let path = format!("/proc/self/fd/{}", self.file.as_raw_fd());
         let file = OpenOptions::new().read(true).write(write).open(path);
@@ -144,19 +144,19 @@ impl Morsel {
         self.try_stat().expect("STAT")
     }
 
-    /// The same, if it says so.
+    /// The same, or the error.
     pub fn try_stat(&self) -> Result<Stat, Errno> {
         let mut stat = Stat { size: size_of::<Stat>() as u32, ..Stat::default() };
         self.pass(morsel::STAT, (&raw mut stat).expose_provenance())?;
         Ok(stat)
     }
 
-    /// The pages that it has, as `fstat` says: also when it was revoked.
+    /// The number of its pages by `fstat`, which works after a revocation, too.
     pub fn pages_by_fstat(&self) -> u64 {
         self.file.metadata().expect("fstat").blocks() / 8
     }
 
-    /// Reads a file into it; how many bytes came, and how it ended.
+    /// Fills it from a file. Returns the number of bytes, and the error, if any.
     pub fn fill(
         &self,
         source: &File,
@@ -175,7 +175,7 @@ impl Morsel {
         rustix::fs::fallocate(&self.file, FallocateFlags::empty(), offset, length)
     }
 
-    /// Takes them off.
+    /// Punches bytes.
     pub fn punch(&self, offset: u64, length: u64) -> Result<(), Errno> {
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         rustix::fs::fallocate(&self.file, flags, offset, length)
@@ -203,7 +203,7 @@ impl Morsel {
 
     /// A request to map all of it.
     pub fn request(&self, protection: i32) -> Request<'_> {
-        // A revoked Morsel does not say.
+        // A revoked Morsel refuses STAT.
         let order = self.try_stat().map_or(0, |stat| stat.order);
         let length = morsel::extent(order) as usize;
         let fd = Some(self.as_fd());

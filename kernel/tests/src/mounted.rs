@@ -1,4 +1,4 @@
-//! A file system for Morsels of a test's own.
+//! A test's own file system for Morsels.
 #![allow(unsafe_code)]
 
 use std::ffi::CString;
@@ -11,7 +11,7 @@ use rustix::io::Errno;
 
 use crate::{Morsel, sys};
 
-/// It is unmounted when this is dropped.
+/// A mounted file system, unmounted when this is dropped.
 #[derive(Debug)]
 pub struct Mounted {
     folder: PathBuf,
@@ -51,14 +51,14 @@ impl Mounted {
         Morsel::nameless_in(&self.folder).expect("O_TMPFILE")
     }
 
-    /// Pages that are taken, as statistics say.
+    /// Used pages, by `statfs`.
     pub fn used(&self) -> u64 {
         let stat = rustix::fs::statfs(&self.folder).expect("statfs");
         assert_eq!(stat.f_bfree, stat.f_bavail);
         stat.f_blocks - stat.f_bfree
     }
 
-    /// Inodes that are taken.
+    /// Used inodes.
     pub fn inodes(&self) -> u64 {
         let stat = rustix::fs::statfs(&self.folder).expect("statfs");
         stat.f_files - stat.f_ffree

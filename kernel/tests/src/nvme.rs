@@ -1,5 +1,5 @@
-//! An NVMe controller that user space drives: one queue for its administration, one for data. Both
-//! are polled, and lie in memory that the caller has and the device sees.
+//! An NVMe controller that user space drives: one queue for administration, one for data. Both are
+//! polled, and are in memory that the caller has registered with the device.
 //!
 //! Numbers are those of the NVM Express base specification.
 
@@ -29,7 +29,7 @@ const DOORBELLS: u64 = 0x1000;
 /// Enabled, with entries of 2^6 and 2^4 bytes.
 const ENABLED: u32 = 1 | 6 << 16 | 4 << 20;
 
-// Commands: of administration first.
+// Commands; those of administration come first.
 const CREATE_SUBMISSIONS: u8 = 0x01;
 const CREATE_COMPLETIONS: u8 = 0x05;
 const IDENTIFY: u8 = 0x06;
@@ -138,7 +138,7 @@ impl<'device> Controller<'device> {
 }
 
 impl Drop for Controller<'_> {
-    /// From here on it accesses no memory.
+    /// After this it accesses no memory.
     fn drop(&mut self) {
         if !std::thread::panicking() {
             self.disable();

@@ -6,12 +6,12 @@ use rustix::io::Errno;
 
 use crate::{morsel, mounted};
 
-/// The guest's persistent memory, if it was given some.
+/// The guest's persistent memory, if it has some.
 pub const DEVICE: &str = "/dev/pmem0";
 /// Where the guest has mounted it.
 pub const FOLDER: &str = "/pmem";
 
-/// Whether there is some, and Morsels can be there; if not, that is said.
+/// Whether the guest has persistent memory that can have Morsels. Prints a line if not.
 pub fn is_there() -> bool {
     let is_there = Path::new(DEVICE).exists() && morsel::is_mounted();
     if !is_there {
@@ -20,7 +20,7 @@ pub fn is_there() -> bool {
     is_there
 }
 
-/// Mounts the device where the guest had it.
+/// Mounts the device at the guest's mount point.
 pub fn mount(options: &str) -> Result<(), Errno> {
     mounted::mount(DEVICE, Path::new(FOLDER), options, 0)
 }
@@ -39,5 +39,5 @@ pub fn format() {
 /// Unmounts it and mounts it again, as a restart does.
 pub fn again() {
     unmount().expect("umount");
-    mount("").expect("the file system from before");
+    mount("").expect("the file system as before");
 }

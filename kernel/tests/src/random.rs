@@ -1,4 +1,4 @@
-//! Numbers that look random and are the same for the same seed.
+//! Pseudo-random numbers from a seed.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -9,11 +9,12 @@ pub struct Random(u64);
 impl Random {
     /// The numbers of a seed.
     pub fn new(seed: u64) -> Self {
-        // Spread out, as neighbouring seeds would begin alike; never 0, which gives only zeros.
+        // Spreads the seeds, because neighbouring seeds would begin alike. Never 0, which gives
+        // only zeros.
         Self((seed ^ 0x9e37_79b9_7f4a_7c15).wrapping_mul(0xbf58_476d_1ce4_e5b9) | 1)
     }
 
-    /// The numbers of `VELLUM_SEED`, or else of the clock; the seed is printed.
+    /// The numbers of `VELLUM_SEED`, or else of a seed from the clock. Prints the seed.
     pub fn of_this_run() -> Self {
         let chosen = std::env::var("VELLUM_SEED").ok().and_then(|text| text.parse().ok());
         let clock = SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |time| time.as_nanos());

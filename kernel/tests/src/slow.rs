@@ -1,4 +1,4 @@
-//! A block device whose answers take long: null_blk, with a timer.
+//! A slow block device: null_blk with a timer.
 #![allow(unsafe_code)]
 
 use std::fs::{self, File, OpenOptions};
@@ -20,12 +20,12 @@ impl Slow {
     /// Bytes of one.
     pub const BYTES: u64 = 64 << 20;
 
-    /// One whose every answer takes so long.
+    /// A device whose every answer takes so long.
     pub fn new(delay: Duration) -> Self {
         let nullb = Path::new(CONFIGURATION).join("nullb");
         if !nullb.exists() {
             let (kind, at) = (c"configfs", c"/sys/kernel/config");
-            // SAFETY: the strings are there, and no options are given.
+            // SAFETY: the strings end with zeros, and there are no options.
             let mounted = unsafe {
                 libc::mount(kind.as_ptr(), at.as_ptr(), kind.as_ptr(), 0, std::ptr::null())
             };
@@ -44,7 +44,7 @@ impl Slow {
         set("completion_nsec", delay.as_nanos());
         set("power", 1);
         let index = fs::read_to_string(folder.join("index")).expect("its number");
-        // Later kernels give it the folder's name.
+        // Later kernels name the device after the folder.
         let names = ["/dev/slow".to_owned(), format!("/dev/nullb{}", index.trim())];
         let device = names.iter().map(PathBuf::from).find(|path| path.exists());
         Self { device: device.expect("the slow device"), folder }

@@ -1,4 +1,4 @@
-//! A surface with everything that belongs to it, for tests that are about something else.
+//! A surface with its exmap and vectors, for tests of other things.
 
 use std::fs::File;
 use std::os::fd::AsRawFd as _;
@@ -13,7 +13,7 @@ use crate::{Exmap, Mapping, PAGE, Vector, counters};
 /// The outcome of an entry: an error, which is 0 or negative, and a number of pages.
 pub type Outcome = (i32, u16);
 
-/// The properties of a surface to make.
+/// The properties of a surface.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
     /// Pages of the surface.
@@ -22,7 +22,7 @@ pub struct Plan {
     pub frames: u64,
     /// Interfaces.
     pub interfaces: u32,
-    /// Of CREATE.
+    /// The flags of CREATE.
     pub flags: u64,
     /// A descriptor to read from, or -1.
     pub backing: i32,
@@ -51,7 +51,7 @@ impl Plan {
         Self { blocks, flags: self.flags | exmap::HUGE, ..self }
     }
 
-    /// With something to read from and to write to.
+    /// With a backing.
     pub fn backing(self, file: &File) -> Self {
         Self { backing: file.as_raw_fd(), ..self }
     }
@@ -87,7 +87,7 @@ pub struct Surface {
 }
 
 impl Surface {
-    /// Has a command carried out for ranges, given by first page and count, all in one vector.
+    /// Runs a command for ranges, given by first page and count, in one vector.
     #[track_caller]
     pub fn run(&self, command: u32, interface: usize, ranges: &[(u64, u64)]) -> Vec<Outcome> {
         let vector = &self.vectors[interface];
@@ -103,25 +103,25 @@ impl Surface {
         outcomes
     }
 
-    /// Puts frames on ranges of pages.
+    /// Populates ranges of pages.
     #[track_caller]
     pub fn alloc(&self, interface: usize, ranges: &[(u64, u64)]) -> Vec<Outcome> {
         self.run(exmap::ALLOC, interface, ranges)
     }
 
-    /// Takes frames off.
+    /// Frees ranges of pages.
     #[track_caller]
     pub fn free(&self, interface: usize, ranges: &[(u64, u64)]) -> Vec<Outcome> {
         self.run(exmap::FREE, interface, ranges)
     }
 
-    /// Reads pages that are not there.
+    /// Reads absent pages.
     #[track_caller]
     pub fn read(&self, interface: usize, ranges: &[(u64, u64)]) -> Vec<Outcome> {
         self.run(exmap::READ, interface, ranges)
     }
 
-    /// Writes pages that are there.
+    /// Writes present pages.
     #[track_caller]
     pub fn write(&self, interface: usize, ranges: &[(u64, u64)]) -> Vec<Outcome> {
         self.run(exmap::WRITE, interface, ranges)
@@ -166,7 +166,7 @@ impl Surface {
         let found = self.contents(page).expect("a page that is there");
         let wanted = access::stamped(stamp);
         let differs = found.iter().zip(&wanted).position(|(found, wanted)| found != wanted);
-        assert_eq!(differs, None, "page {page} is not as stamp {stamp:#x} has it");
+        assert_eq!(differs, None, "page {page} does not have stamp {stamp:#x}");
     }
 
     /// All bytes of a page.
@@ -174,8 +174,8 @@ impl Surface {
         access::kernel_load(self.mapping.page(page), PAGE)
     }
 
-    /// The pages that have a frame; fails if a frame is on two of them, or their number differs
-    /// from the counter. Their contents are lost.
+    /// The pages that have a frame. Fails if two of them share a frame, or if their number differs
+    /// from the counter. Overwrites their contents.
     #[track_caller]
     pub fn assert_counted(&self) -> Vec<u64> {
         counters::assert_exmaps_are_sound();
@@ -187,7 +187,7 @@ impl Surface {
         }
         for page in &there {
             let found = access::kernel_load(address(*page), 8).expect("a page that is there");
-            assert_eq!(found, page.to_le_bytes(), "page {page} has another's frame");
+            assert_eq!(found, page.to_le_bytes(), "page {page} has the frame of another page");
         }
         assert_eq!(there.len() as u64, stat.resident, "pages that are there; {stat:?}");
         assert_eq!(stat.allocated - stat.freed, stat.resident, "{stat:?}");

@@ -1,4 +1,4 @@
-//! System calls as tests need them: with any argument, and with the error that they end with.
+//! System calls with any arguments, which return their error.
 #![allow(unsafe_code)]
 
 use std::os::fd::{AsRawFd as _, BorrowedFd};
@@ -60,7 +60,7 @@ pub fn mmap(request: Request<'_>) -> Result<usize, Errno> {
 /// `munmap`, of addresses that the test mapped.
 pub fn munmap(address: usize, length: usize) -> Result<(), Errno> {
     let address = std::ptr::with_exposed_provenance_mut(address);
-    // SAFETY: only tests' own addresses go.
+    // SAFETY: only tests' own addresses are unmapped.
     checked(unsafe { libc::munmap(address, length) }.into()).map(drop)
 }
 
@@ -165,7 +165,7 @@ pub fn process_vm_writev(process: i32, to: usize, from: &[u8]) -> Result<u64, Er
     } as i64)
 }
 
-/// Moves bytes between a pipe, which has no position, and a file.
+/// `splice`: moves bytes between a pipe, which has no position, and a file.
 pub fn splice(
     (from, at): (BorrowedFd<'_>, Option<u64>),
     (to, into): (BorrowedFd<'_>, Option<u64>),
@@ -180,7 +180,7 @@ pub fn splice(
     checked(done as i64).map(|done| done as usize)
 }
 
-/// `vmsplice` of memory into a pipe, which takes hold of its pages.
+/// `vmsplice` of memory into a pipe, which holds its pages.
 pub fn vmsplice(pipe: BorrowedFd<'_>, from: usize, length: usize) -> Result<u64, Errno> {
     let part =
         libc::iovec { iov_base: std::ptr::with_exposed_provenance_mut(from), iov_len: length };

@@ -1,30 +1,30 @@
-//! Threads on processors of their own.
+//! Threads bound to processors.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-/// How many processors the machine has. Those on which this thread may run are no answer: a thread
-/// inherits the place of the one that starts it.
+/// The number of processors of the machine. The affinity of this thread does not tell, because a
+/// thread inherits that of the thread that starts it.
 pub fn processors() -> usize {
     let text = std::fs::read_to_string("/proc/cpuinfo").expect("/proc/cpuinfo");
     text.lines().filter(|line| line.starts_with("processor")).count()
 }
 
-/// Keeps this thread on a processor; they are counted from 0, and over again.
+/// Binds this thread to a processor, by its number modulo the number of processors.
 pub fn stay_on(processor: usize) {
     let mut allowed = CpuSet::new();
     allowed.set(processor % processors());
     sched_setaffinity(None, &allowed).expect("sched_setaffinity");
 }
 
-/// The processors of this thread, which drop restores with [`sched_setaffinity`].
+/// The affinity of this thread, which drop restores with [`sched_setaffinity`].
 #[derive(Debug)]
 pub struct Place(CpuSet);
 
 impl Place {
-    /// Keeps this thread on a processor for as long as this lives.
+    /// Binds this thread to a processor until the result is dropped.
     pub fn on(processor: usize) -> Self {
         let before = sched_getaffinity(None).expect("sched_getaffinity");
         stay_on(processor);
@@ -34,22 +34,22 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        // The thread ends with its test; a place that cannot be left does no harm.
+        // The thread ends with its test, so a failure does no harm.
         let _ = sched_setaffinity(None, &self.0);
     }
 }
 
-/// Says to other threads that they are done, when this thread is, also if it is because of a panic.
+/// Tells other threads to stop when this thread ends, even by a panic.
 #[derive(Debug, Default)]
 pub struct Stop(AtomicBool);
 
 impl Stop {
-    /// Whether the others are done.
+    /// Whether the thread should stop.
     pub fn is_said(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// Says so when what this returns is dropped.
+    /// Tells the threads to stop when the result is dropped.
     pub fn at_end(&self) -> impl Drop + '_ {
         struct AtEnd<'a>(&'a Stop);
         impl Drop for AtEnd<'_> {
@@ -64,17 +64,17 @@ impl Stop {
 /// How long a test waits for another thread.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Waits until something that another thread does has come true.
+/// Waits until a condition holds that another thread brings about.
 #[track_caller]
 pub fn wait_until(check: impl Fn() -> bool) {
     let deadline = Deadline(Instant::now() + PATIENCE);
     while !check() {
-        assert!(!deadline.is_over(), "the other thread does not come that far");
+        assert!(!deadline.is_over(), "the other thread does not get so far");
         std::thread::yield_now();
     }
 }
 
-/// Time that a test has for something that races.
+/// The end of the time for a race.
 #[derive(Clone, Copy, Debug)]
 pub struct Deadline(Instant);
 
@@ -89,7 +89,7 @@ impl Deadline {
         Self(Instant::now() + Duration::from_millis(time))
     }
 
-    /// Whether it has come.
+    /// Whether the time is over.
     pub fn is_over(&self) -> bool {
         Instant::now() >= self.0
     }

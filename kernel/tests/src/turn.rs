@@ -7,14 +7,14 @@ use crate::{DEVICE, Exmap, counters, knows, morsel};
 
 static TURNS: Mutex<()> = Mutex::new(());
 
-/// While it lives no other test of this program runs.
+/// While this lives, no other test of this program runs.
 #[derive(Debug)]
 pub struct Turn {
     _alone: MutexGuard<'static, ()>,
 }
 
 impl Drop for Turn {
-    /// The test that had a turn has left nothing in the kernel.
+    /// Checks that the test has left nothing in the kernel.
     fn drop(&mut self) {
         if !std::thread::panicking() {
             counters::assert_no_exmaps();
@@ -23,18 +23,18 @@ impl Drop for Turn {
     }
 }
 
-/// Waits until no other test runs. `None` where there is no device to be tested, which is said.
+/// Waits until no other test runs. `None`, and a printed line, if there is no device to test.
 #[must_use]
 pub fn turn() -> Option<Turn> {
     if !Path::new(DEVICE).exists() {
         eprintln!("skipped: no {DEVICE}");
         return None;
     }
-    // A test that failed has nothing to do with the next one.
+    // A failed test does not affect the next one.
     Some(Turn { _alone: TURNS.lock().unwrap_or_else(PoisonError::into_inner) })
 }
 
-/// A turn for a test of Morsels. `None` where there is no morselfs, which is said.
+/// A turn for a test of Morsels. `None`, and a printed line, if there is no morselfs.
 #[must_use]
 pub fn morsel_turn() -> Option<Turn> {
     if !morsel::is_mounted() {

@@ -18,7 +18,7 @@ impl std::fmt::Debug for Ring {
     }
 }
 
-/// An answer that does not come within this time never does.
+/// How long an answer may take.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 impl Ring {
@@ -27,7 +27,7 @@ impl Ring {
         Self { ring: IoUring::new(512).expect("io_uring") }
     }
 
-    /// One whose ends are polled for, which the device does not offer.
+    /// A ring that polls for completions, which the device does not support.
     pub fn polled() -> Self {
         Self { ring: IoUring::builder().setup_iopoll().build(512).expect("io_uring") }
     }
@@ -60,13 +60,17 @@ impl Ring {
             // This thread posts the completions of workers, in a system call.
             self.ring.submit().expect("io_uring_enter");
             ends.extend(self.ring.completion().map(|end| (end.user_data(), end.result())));
-            assert!(start.elapsed() < PATIENCE, "{} of {count} never ended", count - ends.len());
+            assert!(
+                start.elapsed() < PATIENCE,
+                "{} of {count} have not completed",
+                count - ends.len()
+            );
             std::thread::sleep(Duration::from_millis(1));
         }
         ends
     }
 
-    /// Does something, and gives its result.
+    /// Runs an entry, and returns its result.
     #[track_caller]
     pub fn run(&mut self, entry: &Entry) -> i32 {
         self.start(entry);
@@ -96,12 +100,12 @@ pub fn command(
         .build()
 }
 
-/// The same done by a worker, which may wait.
+/// The same by a worker, which may wait.
 pub fn by_worker(entry: Entry) -> Entry {
     entry.flags(Flags::ASYNC)
 }
 
-/// A read through the proxy into a part of the surface, as `pread` has it.
+/// A read through the proxy into a part of the surface, like `pread`.
 pub fn read(exmap: impl AsFd, (address, length): (usize, usize), offset: u64) -> Entry {
     let fd = types::Fd(exmap.as_fd().as_raw_fd());
     let at = std::ptr::with_exposed_provenance_mut(address);

@@ -1,4 +1,4 @@
-//! Userfaultfd, by which a program hears of faults in its memory, and has the kernel put marks into
+//! Userfaultfd, by which a program gets the faults in its memory, and has the kernel put marks into
 //! its page tables.
 #![allow(unsafe_code)]
 
@@ -10,11 +10,11 @@ use crate::sys;
 
 /// The features that a descriptor requests.
 pub mod feature {
-    /// Saying which faults are stores.
+    /// Reports which faults are stores.
     pub const PAGEFAULT_FLAG_WP: u64 = 1 << 0;
-    /// Marks also where there is no page yet.
+    /// Marks absent pages, too.
     pub const WP_UNPOPULATED: u64 = 1 << 13;
-    /// Stores go on by themselves; with it, memory of any kind is taken.
+    /// The kernel resolves stores itself. With this it accepts memory of any kind.
     pub const WP_ASYNC: u64 = 1 << 15;
 }
 
@@ -24,7 +24,7 @@ pub mod mode {
     pub const MISSING: u64 = 1;
     /// Stores to pages with a mark.
     pub const WP: u64 = 2;
-    /// Pages that are there, and not mapped.
+    /// Pages that are present, but not mapped.
     pub const MINOR: u64 = 4;
 }
 
@@ -58,7 +58,7 @@ struct Register {
 pub struct Userfault(OwnedFd);
 
 impl Userfault {
-    /// One with these features; `None` where this kernel does not know them.
+    /// A descriptor with these features; `None` if this kernel does not know them.
     pub fn new(features: u64) -> Option<Self> {
         let flags = libc::O_CLOEXEC | USER_MODE_ONLY;
         // SAFETY: the call takes a number.

@@ -1,4 +1,4 @@
-//! A device that user space has (VFIO), and the memory that it may reach.
+//! A device that user space drives (VFIO), and the memory that it may reach.
 #![allow(unsafe_code)]
 
 use std::ffi::CString;
@@ -24,11 +24,11 @@ pub enum Access {
     ReadWrite = (vfio::VFIO_DMA_MAP_FLAG_READ | vfio::VFIO_DMA_MAP_FLAG_WRITE) as isize,
 }
 
-/// A device, with an address space of its own in the IOMMU.
+/// A device with its own address space in the IOMMU.
 #[derive(Debug)]
 pub struct Device {
     address: String,
-    // Closed in this order.
+    // The order in which they are closed.
     device: File,
     _group: OwnedFd,
     container: OwnedFd,
@@ -37,7 +37,8 @@ pub struct Device {
 }
 
 impl Device {
-    /// The device that this machine has for user space, if there is one; if not, that is said.
+    /// The device that this machine has for user space. `None`, and a printed line, if there is
+    /// none.
     pub fn open() -> Option<Self> {
         let address = address();
         if address.is_none() {
@@ -86,7 +87,7 @@ impl Device {
         call(&self.container, MAP_DMA, request).map(drop)
     }
 
-    /// It sees nothing there any more. Returns how many bytes it saw.
+    /// Removes the device's access to registered memory. Returns the number of bytes.
     pub fn unregister(&self, seen_at: u64, length: usize) -> Result<u64, Errno> {
         let mut request = vfio::vfio_iommu_type1_dma_unmap {
             argsz: size_of::<vfio::vfio_iommu_type1_dma_unmap>() as u32,
@@ -111,8 +112,7 @@ impl Device {
         self.device.write_all_at(&value.to_le_bytes(), at).expect("a register");
     }
 
-    /// Its registers answer, and it may be a master of the bus, which the kernel does not let it be
-    /// when it is opened.
+    /// Enables its registers and bus mastering, which the kernel disables when it opens a device.
     fn let_it_reach_memory(&self) {
         const COMMAND: u64 = 4;
         const MEMORY: u16 = 1 << 1;
@@ -122,7 +122,7 @@ impl Device {
     }
 }
 
-// Commands of `linux/vfio.h`, which the bindings have as parts.
+// Commands of `linux/vfio.h`, of which the bindings only have the parts.
 const SET_CONTAINER: u32 = command(4);
 const SET_IOMMU: u32 = command(2);
 const GET_DEVICE: u32 = command(6);
@@ -142,14 +142,14 @@ fn open(path: &str) -> OwnedFd {
     OpenOptions::new().read(true).write(true).open(path).expect(path).into()
 }
 
-/// The first device that the driver has.
+/// The first device of the driver.
 fn address() -> Option<String> {
     let entries = fs::read_dir(DRIVER).ok()?;
     let mut names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
     names.find(|name| name.contains(':'))
 }
 
-/// The group of devices that the IOMMU can only tell from others together.
+/// The group of devices that the IOMMU cannot distinguish.
 fn group_of(address: &str) -> String {
     let link = fs::read_link(Path::new(DRIVER).join(address).join("iommu_group"));
     let name = link.ok().and_then(|link| Some(link.file_name()?.to_str()?.to_owned()));

@@ -1,5 +1,6 @@
-//! A backing that gives no answer, as a file system that waits for its server: a process that waits
-//! for it can be killed, another exmap does not notice, and nothing is lost once the answer comes.
+//! A backing that does not answer, like a file system that waits for its server. A process that
+//! waits for it can be killed, another exmap is not affected, and nothing is lost once the answer
+//! comes.
 #![allow(clippy::unwrap_used)]
 
 use std::fs::File;
@@ -15,12 +16,12 @@ use vellum_kernel_tests::uring::{Ring, read};
 use vellum_kernel_tests::{Morsel, PAGE, Plan, Surface, morsel_turn, sys, turn};
 use vellum_uapi::exmap;
 
-/// An answer takes so long.
+/// The time of an answer.
 const DELAY: Duration = Duration::from_secs(3);
-/// A killed process must have ended by then.
+/// The time in which a killed process must end.
 const SOON: Duration = Duration::from_secs(2);
 
-/// The device. The kernel itself reads from a new one, so it is made once.
+/// The device. It is created once, because the kernel reads from a new device.
 fn slow() -> File {
     static SLOW: OnceLock<Slow> = OnceLock::new();
     SLOW.get_or_init(|| Slow::new(DELAY)).open()
@@ -57,7 +58,8 @@ fn a_process_that_waits_for_its_backing_can_be_killed() {
             let (at, offset) = (surface.mapping.page(page), u64::from(opcode) << 8);
             sys::pread(surface.exmap.as_fd(), at, pages * PAGE, offset)
         };
-        // A single run of pages of a block device is waited for as any reader does it.
+        // Two runs, because for a single run of pages of a block device the module waits as any
+        // reader does.
         kill_in("two runs of pages", || {
             let _ = pread(&make(0), 7, 300, 0);
         });
@@ -73,7 +75,7 @@ fn a_process_that_waits_for_its_backing_can_be_killed() {
         });
     };
     round();
-    // The last answers come, and all memory is back.
+    // After the last answers, all memory is free.
     std::thread::sleep(DELAY);
     let before = Memory::now();
     round();
@@ -90,7 +92,7 @@ fn a_process_that_fills_a_morsel_can_be_killed() {
         kill_in("a fill", || {
             let _ = morsel.fill(&file, 0, 0, 12 << 20);
         });
-        // The device may still write to it.
+        // The device may still write to the Morsel's pages.
         assert!(morsel.seal(vellum_uapi::morsel::SEAL_CONTENT).is_err());
         std::thread::sleep(DELAY);
         assert!(morsel.seal(vellum_uapi::morsel::SEAL_CONTENT).is_ok());
@@ -101,7 +103,7 @@ fn a_process_that_fills_a_morsel_can_be_killed() {
     }
 }
 
-/// Hundreds of reads of one exmap that wait for an interface do not keep another's from their end.
+/// Hundreds of reads of one exmap that wait for an interface do not delay those of another.
 #[test]
 fn another_exmap_does_not_wait() {
     let Some(_turn) = turn() else { return };
@@ -115,7 +117,7 @@ fn another_exmap_does_not_wait() {
     }
     std::thread::scope(|scope| {
         std::thread::sleep(DELAY / 2);
-        // This one has the interface when their data is there.
+        // This read has the interface when their data arrives.
         scope.spawn(|| stuck.read(0, &[(1000, 1)]));
         std::thread::sleep(DELAY / 2 + Duration::from_millis(400));
         let (start, mut ring) = (Instant::now(), Ring::new());

@@ -1,5 +1,5 @@
-//! The module unlinks a subtree from a process' page tables because the kernel has to walk these.
-//! The next access links it again, also one that may not wait for the mmap lock: a device's, a
+//! The module unlinks a subtree from a process' page tables when the kernel has to walk them. The
+//! next access links it again, even an access that may not wait for the mmap lock: a device's or a
 //! debugger's.
 #![allow(clippy::unwrap_used)]
 
@@ -18,7 +18,7 @@ use vellum_uapi::{exmap, morsel};
 /// Where the device sees a page.
 const SEEN_AT: u64 = 1 << 32;
 
-/// Surfaces that end in the midst of a table, and with one; of one level, and of several.
+/// Surfaces that end inside a table and at its end, with one level and with several.
 const SURFACES: [u64; 5] = [300, 512, 1000, 512 * 512, 512 * 512 + 512 + 77];
 
 /// The first page of a surface and its last one.
@@ -39,7 +39,7 @@ fn clear_refs() {
     fs::write("/proc/self/clear_refs", "4").unwrap();
 }
 
-/// The next access is none of the program's own.
+/// The next access is a device's, not the program's.
 #[track_caller]
 fn assert_device_gets(device: &Device, mapping: &Mapping, page: u64, access: Access) {
     let registered = device.register(mapping.page(page), PAGE, SEEN_AT, access);
@@ -69,7 +69,7 @@ fn a_device_gets_a_morsels_pages() {
             assert_device_gets(&device, &mapping, page, Access::ReadWrite);
             clear_refs();
             assert_device_gets(&device, &mapping, page, Access::ReadWrite);
-            // A page that is not there comes.
+            // The access populates an absent page.
             clear_refs();
             assert_device_gets(&device, &mapping, page / 2, Access::ReadWrite);
             mapping.assert_stamped(page, page + 7);
@@ -94,7 +94,7 @@ fn a_device_gets_a_surfaces_pages() {
 }
 
 #[test]
-fn a_debugger_reads_what_is_detached() {
+fn a_debugger_reads_a_detached_subtree() {
     let Some(_turn) = turn() else { return };
     let memory = File::open("/proc/self/mem").unwrap();
     for pages in SURFACES {
@@ -110,10 +110,10 @@ fn a_debugger_reads_what_is_detached() {
     }
 }
 
-/// Threads access it, and one reads it as a debugger does, while it is detached again and again:
-/// each of them finds its contents.
+/// Threads access it, and one reads it as a debugger does, while it is detached again and again.
+/// Each of them finds its contents.
 #[test]
-fn whoever_comes_first_attaches_it() {
+fn the_first_access_attaches_it() {
     let Some(_turn) = morsel_turn() else { return };
     let memory = File::open("/proc/self/mem").unwrap();
     let mut mappings = Vec::new();

@@ -1,5 +1,5 @@
-//! Translations that processors keep: flushed once for a vector that takes frames off and never
-//! for one that places them, but always before a frame is somewhere else.
+//! TLB flushes: once for a vector that frees pages, never for one that populates them, and always
+//! before a frame gets another page.
 #![allow(clippy::unwrap_used)]
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -20,8 +20,8 @@ struct Cost {
     flushes: u64,
 }
 
-/// Does `work` on one processor while a thread on another one keeps on touching the surface, so
-/// that a flush has to interrupt that processor.
+/// Runs `work` on one processor while a thread on another one accesses the surface all the time, so
+/// that a flush must interrupt that processor.
 fn beside_a_busy_processor(surface: &Surface, work: impl FnOnce() -> Cost) -> Cost {
     let (stop, rounds) = (Stop::default(), AtomicU64::new(0));
     let _place = Place::on(0);
@@ -62,7 +62,7 @@ fn carry_out(surface: &Surface, command: u32) -> Cost {
     Cost { interrupts, flushes: surface.stat().flushes - flushes }
 }
 
-/// The kernel has its own reasons to interrupt; a good round of several is asked for.
+/// The kernel also interrupts for other reasons, so one of several rounds must succeed.
 #[track_caller]
 fn within_some_rounds(what: &str, mut round: impl FnMut() -> Result<(), String>) {
     let outcomes: Vec<String> = (0..5).map_while(|_| round().err()).collect();
@@ -70,7 +70,7 @@ fn within_some_rounds(what: &str, mut round: impl FnMut() -> Result<(), String>)
 }
 
 #[test]
-fn placing_frames_flushes_nothing_and_taking_them_off_once_a_vector() {
+fn populating_flushes_nothing_and_freeing_once_a_vector() {
     let Some(_turn) = turn() else { return };
     if processors() < 2 {
         eprintln!("skipped: one processor");
@@ -86,7 +86,7 @@ fn placing_frames_flushes_nothing_and_taking_them_off_once_a_vector() {
         assert!(taken.flushes <= VECTORS, "{} flushes", taken.flushes);
         let placing = placed.interrupts.shootdowns.iter().sum::<u64>();
         let taking = taken.interrupts.shootdowns.into_iter().max().unwrap_or(0);
-        // A flush may be a call of a function, too; others call as well, if not so often.
+        // A flush may be a function call, too. Other code also calls functions, but less often.
         let calls_placing = placed.interrupts.calls.into_iter().max().unwrap_or(0);
         let calls_taking = taken.interrupts.calls.into_iter().max().unwrap_or(0);
         let few = VECTORS / 2;
@@ -111,12 +111,12 @@ fn flushing_for_every_entry_is_possible() {
     assert_eq!(surface.stat().flushes, 8);
 }
 
-/// Places where a single frame is.
+/// The two places of a single frame.
 const HERE: u64 = 3;
 const THERE: u64 = 700;
 
-/// The frame moves back and forth while another thread stores to the one place as long as it can.
-/// No such store may ever be seen at the other place.
+/// The frame moves back and forth while another thread stores to the first place as long as it can.
+/// No such store may appear at the other place.
 #[test]
 fn stores_do_not_follow_a_frame() {
     let Some(_turn) = turn() else { return };
@@ -154,7 +154,7 @@ fn stores_do_not_follow_a_frame() {
     }
 }
 
-/// The same for loads: a store at the one place is never seen at the other.
+/// The same for loads: a store at one place is never loaded at the other.
 #[test]
 fn loads_do_not_follow_a_frame() {
     let Some(_turn) = turn() else { return };
@@ -170,7 +170,7 @@ fn loads_do_not_follow_a_frame() {
                     let before = is_elsewhere.load(Ordering::SeqCst);
                     let found = surface.load(HERE);
                     let after = is_elsewhere.load(Ordering::SeqCst);
-                    // While the frame is elsewhere there is nothing, or zeros.
+                    // While the frame is at the other place, the page is absent, or reads as zeros.
                     if before && after {
                         assert!(matches!(found, Err(_) | Ok(0)), "{found:?}, flags {flags:#x}");
                     } else if found == Ok(0x11) {

@@ -1,4 +1,4 @@
-//! Which pages were accessed and written, and frames that move to other pages.
+//! HARVEST: which pages were accessed and written. MOVE: frames that move to other pages.
 #![allow(clippy::unwrap_used)]
 
 use std::io::{Read as _, Write as _, pipe};
@@ -13,7 +13,7 @@ use vellum_kernel_tests::child::{Child, in_child};
 use vellum_kernel_tests::{PAGE, Plan, Surface, access, sys, turn_with};
 use vellum_uapi::exmap::{self, Harvest, Move};
 
-/// Pages that were accessed and those that were written, and how many are there.
+/// The accessed pages, the written pages, and the number of present pages.
 type Noted = (Vec<u64>, Vec<u64>, u64);
 
 fn harvest(surface: &Surface, page: u64, count: u64, flags: u32) -> Noted {
@@ -46,7 +46,7 @@ const BOTH: u32 = exmap::CLEAR_ACCESSED | exmap::CLEAR_WRITTEN;
 fn accesses_and_writes_are_noted_and_forgotten() {
     let Some(_turn) = turn_with(exmap::TRACKS) else { return };
     for flags in [exmap::TRACKS, exmap::TRACKS | exmap::PINNABLE] {
-        // The last pages are in a table that is not all the surface's.
+        // The last pages are in a table that the surface does not fill.
         let surface = Plan::new(1200, 300).flags(flags).make();
         for first in [0, 470, 1100] {
             let range = (first, 100);
@@ -60,7 +60,7 @@ fn accesses_and_writes_are_noted_and_forgotten() {
             let accessed = (vec![first + 3, first + 70], vec![], 100);
             assert_eq!(harvest(&surface, first, 100, exmap::CLEAR_ACCESSED), accessed);
             assert_eq!(harvest(&surface, first, 100, BOTH), (vec![], vec![], 100));
-            // The harvest flushed translations, too: processors note new accesses again.
+            // The harvest has flushed translations, too, so processors note new accesses again.
             surface.store(first + 70, 2).unwrap();
             surface.load(first + 3).unwrap();
             assert_eq!(harvest(&surface, first, 100, BOTH), noted);
@@ -95,17 +95,17 @@ fn writes_of_another_thread_are_noted() {
 }
 
 #[test]
-fn what_a_device_writes_is_not_noted() {
+fn writes_of_a_device_are_not_noted() {
     let Some(_turn) = turn_with(exmap::TRACKS) else { return };
     let surface = Plan::new(1200, 300).flags(exmap::TRACKS | exmap::PINNABLE).make();
-    // The second one is in a table of the process' own.
+    // The second page is in a table of the process.
     let pages = [5, 1190];
     assert_eq!(surface.alloc(0, &pages.map(|page| (page, 1))), [(0, 1), (0, 1)]);
     let backing = Backing::direct(1);
     for is_detached in [false, true] {
         for page in pages {
             if is_detached {
-                // A fork: then the kernel finds the page by a fault, otherwise without one.
+                // After a fork the kernel finds the page by a fault, otherwise without one.
                 in_child(|| ());
             }
             let read = sys::pread(backing.file.as_fd(), surface.mapping.page(page), PAGE, 0);
@@ -123,7 +123,7 @@ fn what_a_device_writes_is_not_noted() {
 }
 
 #[test]
-fn without_tracking_what_is_there_counts_as_written() {
+fn without_tracking_present_pages_count_as_written() {
     let Some(_turn) = turn_with(exmap::TRACKS) else { return };
     let surface = Plan::new(1200, 300).make();
     assert_eq!(surface.alloc(0, &[(5, 2), (1190, 1)]), [(0, 2), (0, 1)]);
@@ -134,7 +134,7 @@ fn without_tracking_what_is_there_counts_as_written() {
 }
 
 #[test]
-fn a_harvest_is_of_pages_of_the_surface() {
+fn a_harvest_outside_of_the_surface_is_refused() {
     let Some(_turn) = turn_with(exmap::TRACKS) else { return };
     let surface = Plan::new(1200, 300).flags(exmap::TRACKS).make();
     surface.alloc(0, &[(5, 2)]);
@@ -151,7 +151,7 @@ fn a_harvest_is_of_pages_of_the_surface() {
         assert_eq!(pass(&surface, &Harvest { accessed: at, ..right }), Err(Errno::FAULT));
         assert_eq!(pass(&surface, &Harvest { written: at, ..right }), Err(Errno::FAULT));
     }
-    // Words may be wanted on the surface itself, where there is a page or none.
+    // The result may go to the surface itself, to a present or an absent page.
     let at = surface.mapping.page(5) as u64;
     assert_eq!(pass(&surface, &Harvest { written: at, ..right }), Ok(2));
     let at = surface.mapping.page(9) as u64;
@@ -166,14 +166,14 @@ fn shift(surface: &Surface, from: u64, to: u64, count: u64) -> Result<u64, Errno
 }
 
 #[test]
-fn frames_move_with_what_they_hold() {
+fn frames_move_with_their_contents() {
     let Some(_turn) = turn_with(exmap::TRACKS) else { return };
     for flags in [0, exmap::PINNABLE, exmap::READS_ZEROS, exmap::TRACKS] {
         let surface = Plan::new(1200, 64).flags(flags).make();
         assert_eq!(surface.alloc(0, &[(0, 4), (6, 2), (1101, 1)]), [(0, 4), (0, 2), (0, 1)]);
         let pages = [0, 1, 2, 3, 6, 7, 1101];
         pages.iter().for_each(|page| surface.stamp(*page, *page));
-        // One has none, and at another's place there is one.
+        // One page has no frame, and the target of another has one.
         assert_eq!(shift(&surface, 0, 1100, 8), Ok(5));
         for (from, to) in [(0, 1100), (2, 1102), (3, 1103), (6, 1106), (7, 1107)] {
             surface.assert_stamped(to, from);
@@ -201,7 +201,7 @@ fn frames_move_with_what_they_hold() {
     }
 }
 
-/// Frames go back and forth under threads that store to both places.
+/// Frames move back and forth while threads store to both places.
 #[test]
 fn frames_move_while_they_are_used() {
     let Some(_turn) = turn_with(exmap::TRACKS) else { return };
@@ -232,11 +232,11 @@ fn frames_move_while_they_are_used() {
     }
 }
 
-/// Pages of a surface of 4 TiB, all of which take a command a long time.
+/// The pages of a surface of 4 TiB, for which a command takes long.
 const MANY: u64 = 1 << 30;
 
 #[test]
-fn a_process_that_is_killed_does_not_look_at_all_pages() {
+fn a_killed_process_does_not_harvest_all_pages() {
     let Some(_turn) = turn_with(exmap::TRACKS) else { return };
     for moves in [false, true] {
         let (mut begun, begin) = pipe().unwrap();
@@ -258,7 +258,7 @@ fn a_process_that_is_killed_does_not_look_at_all_pages() {
 }
 
 #[test]
-fn others_have_the_interface_while_many_pages_move() {
+fn other_threads_get_the_interface_while_many_pages_move() {
     let Some(_turn) = turn_with(exmap::TRACKS) else { return };
     let surface = Plan::new(MANY, 16).make();
     std::thread::scope(|scope| {
@@ -268,8 +268,8 @@ fn others_have_the_interface_while_many_pages_move() {
             assert_eq!(surface.alloc(0, &[(MANY - 1, 1)]), [(0, 1)]);
             assert_eq!(surface.free(0, &[(MANY - 1, 1)]), [(0, 1)]);
         }
-        assert!(!moves.is_finished(), "they were moved before others had it");
-        // They stop when the surface is dropped.
+        assert!(!moves.is_finished(), "the pages were moved before other threads got it");
+        // The other threads stop when the surface is dropped.
         let (start, length) = (surface.mapping.start(), surface.mapping.length());
         sys::munmap(start, length).unwrap();
         assert_eq!(moves.join().unwrap(), Err(Errno::NODEV));

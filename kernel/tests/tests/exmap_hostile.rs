@@ -1,5 +1,5 @@
-//! Calls that no sound program makes, thousands of them. Each has an outcome, and afterwards
-//! everything works. `VELLUM_SEED` repeats a run.
+//! Thousands of calls that no sound program makes. Each returns, and afterwards everything works.
+//! `VELLUM_SEED` repeats a run.
 #![allow(clippy::unwrap_used)]
 
 use std::os::fd::{AsFd as _, AsRawFd as _};
@@ -11,7 +11,7 @@ use vellum_kernel_tests::threads::Deadline;
 use vellum_kernel_tests::{Exmap, Mapping, PAGE, Plan, Surface, turn};
 use vellum_uapi::{exmap, exmap_published};
 
-/// Commands that exist, to be met more often than by chance.
+/// Existing commands, which the test uses more often than random numbers.
 const KNOWN: [u32; 12] = [
     exmap::QUERY,
     exmap::CREATE,
@@ -27,7 +27,7 @@ const KNOWN: [u32; 12] = [
     exmap_published::STATS,
 ];
 
-/// Numbers at which something may go wrong.
+/// Numbers at the limits of fields and sizes.
 const EDGES: [u64; 20] = [
     0,
     1,
@@ -51,10 +51,10 @@ const EDGES: [u64; 20] = [
     u64::MAX,
 ];
 
-/// Makes calls on descriptors that come and go, from memory of its own.
+/// Makes calls on descriptors that it opens and closes, with its own memory.
 struct Caller {
     random: Random,
-    /// Opened before, as a user cannot do that.
+    /// Opened in advance, because an ordinary user cannot open it.
     fresh: Vec<Exmap>,
     exmaps: Vec<Exmap>,
     mappings: Vec<Mapping>,
@@ -64,7 +64,7 @@ struct Caller {
 impl Caller {
     fn new(random: Random) -> Self {
         let memory = Mapping::anonymous(None, 4 * PAGE).unwrap();
-        // No memory is readable after the third page.
+        // The memory after the third page is not readable.
         sys::mprotect(memory.page(3), PAGE, libc::PROT_NONE).unwrap();
         let fresh = (0..300).map(|_| Exmap::open()).collect();
         Self { random, fresh, exmaps: Vec::new(), mappings: Vec::new(), memory }
@@ -78,7 +78,8 @@ impl Caller {
         }
     }
 
-    /// An address: of a structure full of edges, of one that is cut off, of nothing.
+    /// An address of a structure of such numbers, of a structure at the end of memory, or of no
+    /// memory.
     fn address(&mut self) -> u64 {
         let at = match self.random.below(8) {
             0 => return self.edge(),
@@ -90,12 +91,13 @@ impl Caller {
         let size = self.random.pick(&[0, 8, 24, 32, 33, 120, 152, 4096]);
         let mut bytes = Vec::new();
         while bytes.len() < room {
-            // Halves, as most fields are that wide.
+            // In halves, because most fields have 4 bytes.
             let (low, high) = (self.edge() as u32, self.edge() as u32);
             bytes.extend((u64::from(low) | u64::from(high) << 32).to_le_bytes());
         }
         if !self.random.one_in(4) {
-            // A right size, few interfaces, few frames, no flags or blocks: such calls get further.
+            // A valid size, few interfaces, few frames, no flags or blocks, because such calls get
+            // further.
             let flags = self.random.pick(&[0, 0, exmap::HUGE]);
             let blocks = if flags == 0 { 0 } else { self.random.below(3) };
             let right =
@@ -187,7 +189,7 @@ impl Caller {
         let (address, length) = (self.argument() as usize, self.edge() as usize);
         let address = match self.mappings.last() {
             Some(mapping) if self.random.one_in(2) => mapping.start(),
-            // Nothing of this program's own may be written to.
+            // No call may write to this program's own memory.
             _ if self.random.one_in(2) => self.memory.page(2),
             _ => address | 1 << 63,
         };
@@ -229,13 +231,14 @@ fn close(number: u64) {
     unsafe { libc::close(number as i32) };
 }
 
-/// A child, so that nothing of this process' own is written to, makes calls for some seconds.
+/// A child makes calls for some seconds, so that none writes to this process' memory.
 fn hostile(random: Random, bystander: &Surface, prepare: impl FnOnce()) -> u64 {
     let (mut counts, mut count) = std::io::pipe().unwrap();
     let child = Child::start(|| {
         use std::io::Write as _;
         let mut caller = Caller::new(random);
-        // By its number an exmap of the caller's could become a clone, and shrink the pool.
+        // Otherwise a call could clone one of the caller's exmaps by its number, and shrink its
+        // pool.
         close(bystander.exmap.as_fd().as_raw_fd() as u64);
         prepare();
         let deadline = Deadline::after_ms(6000);
@@ -280,9 +283,9 @@ fn malformed_calls_of_a_user_do_no_harm() {
     bystander.assert_works();
 }
 
-/// No number of the two letters does anything with a wrong size of its argument.
+/// No number of the two letters has an effect with a wrong size of its argument.
 #[test]
-fn every_number_has_an_answer() {
+fn every_command_number_returns() {
     let Some(_turn) = turn() else { return };
     let surface = Plan::new(100, 10).make();
     for letter in [u32::from(exmap::IOC), u32::from(b'k')] {

@@ -1,4 +1,4 @@
-//! Entries of 2 MiB: when the module sets them, and what each command does to them.
+//! Entries of 2 MiB: when the module sets them, and the effect of each command on them.
 #![allow(clippy::unwrap_used)]
 
 use std::fs;
@@ -15,7 +15,7 @@ const HUGE: u64 = TABLE_PAGES;
 const ALL: u16 = HUGE as u16;
 const NO_MEMORY: i32 = -libc::ENOMEM;
 
-/// Surfaces whose tables are mounted one by one, with a tail; as one; and both ways.
+/// Surfaces whose tables are mounted one by one, with a tail; as one; and in both ways.
 const SHAPES: [u64; 3] = [4 * HUGE + 100, HUGE * HUGE, HUGE * HUGE + 2 * HUGE + 7];
 
 fn last(pages: u64) -> u64 {
@@ -40,7 +40,11 @@ fn a_huge_page_is_one_entry() {
     for pages in SHAPES {
         let surface = Plan::new(pages, 600).blocks(3).make();
         let end = last(pages);
-        assert_eq!(surface.stat().blocks, 3, "a guest that has just started has 6 MiB in a row");
+        assert_eq!(
+            surface.stat().blocks,
+            3,
+            "a guest that has just started has 6 MiB of contiguous memory"
+        );
         assert_eq!(huge_and_free(&surface), (0, 3));
         assert_eq!(surface.alloc(0, &[(0, 2 * HUGE), (end, HUGE)]), [(0, 2 * ALL), (0, ALL)]);
         assert_eq!(huge_and_free(&surface), (3, 0));
@@ -52,7 +56,7 @@ fn a_huge_page_is_one_entry() {
         for first in [0, HUGE, end] {
             some(first).for_each(|page| surface.assert_stamped(page, page));
         }
-        // They are there already, all of them and each of them.
+        // They are present already.
         assert_eq!(surface.alloc(0, &[(0, 2 * HUGE), (9, 1), (5, 600)]), [(0, 0); 3]);
         assert_eq!(huge_and_free(&surface), (3, 0));
         let flushes = surface.stat().flushes;
@@ -68,7 +72,7 @@ fn a_huge_page_is_one_entry() {
     }
 }
 
-/// Blocks that have been used come again, as often as they are asked for.
+/// Used blocks can be used again, as often as asked for.
 #[test]
 fn huge_pages_come_and_go() {
     let Some(_turn) = turn_with(exmap::HUGE) else { return };
@@ -83,7 +87,7 @@ fn huge_pages_come_and_go() {
         assert_eq!(huge_and_free(&surface), (blocks, 0));
         ranges.iter().for_each(|(page, _)| surface.stamp(page + 77, page + round));
         ranges.iter().for_each(|(page, _)| surface.assert_stamped(page + 77, page + round));
-        // Frames of blocks are for nothing else.
+        // Frames of blocks have no other use.
         assert_eq!(surface.alloc(0, &[(40 * HUGE, 12)]), [(NO_MEMORY, 10)]);
         assert_eq!(surface.free(0, &[(40 * HUGE, 12)]), [(0, 10)]);
         let there: u16 = surface.free(0, &ranges).iter().map(|(_, pages)| pages).sum();
@@ -92,8 +96,8 @@ fn huge_pages_come_and_go() {
     }
 }
 
-/// Whether the kernel's own printout of this process' page tables has an entry of 2 MiB at a page;
-/// `None` where the kernel does not print them.
+/// Whether the kernel's printout of this process' page tables has an entry of 2 MiB at a page;
+/// `None` if the kernel does not print them.
 fn is_printed_as_huge(surface: &Surface, page: u64) -> Option<bool> {
     let text = fs::read_to_string("/sys/kernel/debug/page_tables/current_kernel").ok()?;
     let address = surface.mapping.page(page);
@@ -132,18 +136,18 @@ fn the_kernel_prints_huge_pages_as_such() {
 /// If a page is present, or no block is free, or the range is not all of 2 MiB, ALLOC goes page by
 /// page.
 #[test]
-fn what_is_no_huge_page_comes_page_by_page() {
+fn other_ranges_are_populated_page_by_page() {
     let Some(_turn) = turn_with(exmap::HUGE) else { return };
     for pages in SHAPES {
         let surface = Plan::new(pages, 3 * HUGE).blocks(2).make();
-        // Not all of it.
+        // Not a whole range of 2 MiB.
         assert_eq!(surface.alloc(0, &[(0, HUGE - 1), (HUGE + 1, HUGE - 1)]), [(0, ALL - 1); 2]);
         assert_eq!(huge_and_free(&surface), (0, 2));
-        // One is missing, and the other is one.
+        // One range has an absent page, the other becomes a huge page.
         assert_eq!(surface.alloc(0, &[(0, HUGE)]), [(0, 1)]);
         assert_eq!(huge_and_free(&surface), (0, 2));
         assert_eq!(surface.free(0, &[(0, 2 * HUGE)]), [(0, 2 * ALL - 1)]);
-        // In the midst of a range.
+        // Inside a longer range.
         assert_eq!(surface.alloc(0, &[(HUGE - 3, 2 * HUGE + 6)]), [(0, 2 * ALL + 6)]);
         assert_eq!(huge_and_free(&surface), (2, 0));
         // No block is left.
@@ -163,7 +167,7 @@ fn what_is_no_huge_page_comes_page_by_page() {
         );
         assert_eq!(huge_and_free(&surface), (1, 1));
     }
-    // Less than 2 MiB, and just that: one table is all there is.
+    // Surfaces of less than 2 MiB, and of exactly 2 MiB, have only one table.
     for pages in [100, HUGE] {
         let surface = Plan::new(pages, HUGE).blocks(1).make();
         assert_eq!(surface.alloc(0, &[(0, pages)]), [(0, pages as u16)]);
@@ -185,7 +189,7 @@ fn parts_of_huge_pages_may_be_freed() {
         assert_eq!((huge_and_free(&surface), surface.stat().splits), ((0, 0), 1));
         assert_eq!(surface.store(first + 5, 1), Err(surface.fault(first + 5)));
         some(first).for_each(|page| surface.assert_stamped(page, page));
-        // Its frame waits for the others of its block; the page gets another.
+        // Its frame waits for the others of its block; the page gets another frame.
         assert_eq!(surface.alloc(0, &[(first + 5, 1)]), [(0, 1)]);
         surface.stamp(first + 5, 1);
         assert_eq!(surface.free(0, &[(first + 5, 3)]), [(0, 3)]);
@@ -195,12 +199,12 @@ fn parts_of_huge_pages_may_be_freed() {
         assert_eq!((there, huge_and_free(&surface)), (vec![(0, ALL - 8)], (0, 0)));
         assert_eq!(surface.free(0, &[(first, HUGE)]), [(0, 8)]);
         assert_eq!(huge_and_free(&surface), (0, 1));
-        // Together again, and as good as before.
+        // The block is whole again, and works as before.
         assert_eq!(surface.alloc(0, &[(first, HUGE)]), [(0, ALL)]);
         assert_eq!(huge_and_free(&surface), (1, 0));
         some(first).for_each(|page| surface.stamp(page, page ^ 1));
         some(first).for_each(|page| surface.assert_stamped(page, page ^ 1));
-        // A range that ends in it.
+        // A range that ends inside a huge page.
         assert_eq!(surface.free(0, &[(first - 4, HUGE)]), [(0, ALL - 4)]);
         some(first).skip(6).for_each(|page| surface.assert_stamped(page, page ^ 1));
         assert_eq!(surface.free(0, &[(first, HUGE)]), [(0, 4)]);
@@ -220,10 +224,10 @@ fn parts_of_huge_pages_may_be_moved() {
         let request = Move { size, interface: 0, from, to, count };
         surface.exmap.pass(exmap::MOVE, (&raw const request).expose_provenance())
     };
-    // To where there is something: nothing happens, nothing is split.
+    // To a present page: nothing moves, and nothing is split.
     assert_eq!(go(0, HUGE, HUGE), Ok(0));
     assert_eq!(huge_and_free(&surface), (2, 0));
-    // The frames of a block go where they are sent, and come back from there.
+    // The frames of a block move to other pages, and back.
     assert_eq!(go(250, 2 * HUGE + 3, 10), Ok(10));
     assert_eq!((huge_and_free(&surface), surface.stat().splits), ((1, 0), 1));
     surface.assert_stamped(2 * HUGE + 3 + 5, 255);
@@ -236,9 +240,10 @@ fn parts_of_huge_pages_may_be_moved() {
     some(HUGE).for_each(|page| surface.assert_stamped(page, page));
 }
 
-/// A surface that shows zeros shows them where there is nothing, and a page that did is a page's.
+/// A surface that shows zeros shows them at absent pages. A page that showed zeros can become a
+/// part of a huge page.
 #[test]
-fn zeros_are_shown_beside_huge_pages() {
+fn zeros_are_shown_next_to_huge_pages() {
     let Some(_turn) = turn_with(exmap::HUGE) else { return };
     for pages in SHAPES {
         let surface =
@@ -255,7 +260,7 @@ fn zeros_are_shown_beside_huge_pages() {
 }
 
 #[test]
-fn huge_pages_are_refused_where_they_cannot_be() {
+fn impossible_huge_pages_are_refused() {
     let Some(_turn) = turn_with(exmap::HUGE) else { return };
     let (pool, lock) = (exmap::NO_POOL, exmap::LOCK_TABLES);
     for other in [exmap::PINNABLE, exmap::TRACKS, exmap::STEALING, pool, lock, u64::MAX >> 1] {
@@ -293,7 +298,7 @@ fn memory_of_huge_pages_is_charged_and_comes_back() {
     let (create, bytes) = (Create { blocks: 2, ..plan(100, 1, exmap::HUGE) }, PAGE as u64);
     // An interface counts as 6 pages.
     for (limit, answer) in [(2 * HUGE + 105, Err(Errno::PERM)), (2 * HUGE + 106, Ok(()))] {
-        // Twice: the charge of the first one was returned.
+        // Twice, which shows that the first one's charge was returned.
         for _ in 0..2 {
             in_child(|| {
                 let others = [Exmap::open(), Exmap::open()];
@@ -316,7 +321,7 @@ fn memory_of_huge_pages_is_charged_and_comes_back() {
     before.assert_back();
 }
 
-/// Resizing is for the other frames.
+/// Resizing only changes the other frames.
 #[test]
 fn huge_pages_stay_when_the_pool_is_resized() {
     let Some(_turn) = turn_with(exmap::HUGE) else { return };

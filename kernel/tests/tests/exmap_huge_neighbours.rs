@@ -1,5 +1,5 @@
 //! Code of the kernel that inspects a process, pins its pages, or unmaps its memory handles entries
-//! of 2 MiB correctly, and leaves them unchanged. And transfers between files and such pages.
+//! of 2 MiB correctly, and leaves them unchanged. Also transfers between files and such pages.
 #![allow(clippy::unwrap_used, unsafe_code)]
 
 use std::fs::{self, File, OpenOptions};
@@ -46,7 +46,7 @@ fn assert_unchanged(surface: &Surface, after: &str) {
 }
 
 #[test]
-fn who_looks_at_a_process_finds_huge_pages_as_they_are() {
+fn inspecting_a_process_leaves_huge_pages_unchanged() {
     let Some(_turn) = turn_with(exmap::HUGE) else { return };
     for pages in SHAPES {
         let surface = populated(pages);
@@ -90,7 +90,7 @@ fn who_looks_at_a_process_finds_huge_pages_as_they_are() {
 }
 
 #[test]
-fn nobody_takes_hold_of_huge_pages() {
+fn huge_pages_cannot_be_pinned() {
     let Some(_turn) = turn_with(exmap::HUGE) else { return };
     let path = scratch().join("huge");
     let mut options = OpenOptions::new();
@@ -144,7 +144,7 @@ fn huge_pages_may_be_unmapped_and_mapped_again() {
         let mapping = exmap.map(pages).unwrap();
         let surface = Surface { vectors, mapping, exmap };
         assert_unchanged(&surface, "munmap and mmap");
-        // While it is detached.
+        // While the subtree is detached.
         fs::write("/proc/self/clear_refs", "4").unwrap();
         assert_eq!(surface.alloc(0, &[(2 * HUGE, HUGE)]), [(-libc::ENOMEM, 63)]);
         fs::write("/proc/self/clear_refs", "4").unwrap();

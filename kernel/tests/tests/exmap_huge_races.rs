@@ -18,13 +18,13 @@ use vellum_uapi::exmap::{self, Entry};
 const HUGE: u64 = TABLE_PAGES;
 const ALL: u16 = HUGE as u16;
 
-/// This many of them are split in a row.
+/// The number of huge pages that are split one after the other.
 const SPLITS: u64 = 64;
 
 /// Surfaces whose tables are mounted one by one, and as one.
 const SHAPES: [u64; 2] = [8 * HUGE + 30, HUGE * HUGE];
 
-/// Stores to pages, and loads from them, until it is told to stop: they must always be there.
+/// Stores to pages, and loads from them, until a flag stops it. The pages must always be present.
 fn use_pages(surface: &Surface, pages: &[u64], stop: &Stop) -> u64 {
     let mut rounds = 0;
     while !stop.is_said() {
@@ -39,10 +39,10 @@ fn use_pages(surface: &Surface, pages: &[u64], stop: &Stop) -> u64 {
     rounds
 }
 
-/// A thread that uses pages of 2 MiB does not notice that others of them are freed, though the
-/// entries change.
+/// A thread that accesses some pages of a huge page does not notice that others are freed, although
+/// the entries change.
 #[test]
-fn huge_pages_are_split_below_those_who_use_them() {
+fn huge_pages_are_split_while_threads_use_them() {
     let Some(_turn) = turn_with(exmap::HUGE) else { return };
     for pages in SHAPES {
         let surface = Plan::new(pages, 64).blocks(1).interfaces(2).make();
@@ -62,7 +62,7 @@ fn huge_pages_are_split_below_those_who_use_them() {
                     })
                     .into_iter()
                     .collect();
-                // Two threads at a time, one of which splits.
+                // Two threads at a time, of which one splits.
                 for (interface, page) in [(0, first + 1), (1, first + 50)] {
                     let (surface, at_end) = (&surface, stop.at_end());
                     scope.spawn(move || {
@@ -85,9 +85,9 @@ fn huge_pages_are_split_below_those_who_use_them() {
     }
 }
 
-/// Several threads split the same 2 MiB: one that comes too late finds its page all the same.
+/// Several threads split the same 2 MiB. A thread that comes too late still finds its page.
 #[test]
-fn huge_pages_are_split_by_several() {
+fn several_threads_split_huge_pages() {
     let Some(_turn) = turn_with(exmap::HUGE) else { return };
     let surface = Plan::new(SPLITS * HUGE, 64).blocks(SPLITS as u32).interfaces(3).make();
     let all: Vec<(u64, u64)> = (0..SPLITS).map(|n| (n * HUGE, HUGE)).collect();
@@ -135,7 +135,7 @@ fn huge_pages_have_one_owner() {
                         if count == 0 {
                             continue;
                         }
-                        assert_eq!(count, ALL, "no thread allocates less there");
+                        assert_eq!(count, ALL, "no thread allocates single pages there");
                         let (stamp, page) = (random.number(), first + random.below(HUGE));
                         surface.stamp(page, stamp);
                         std::thread::yield_now();
@@ -155,7 +155,7 @@ fn huge_pages_have_one_owner() {
     }
 }
 
-/// Ranges of all kinds come, go and move at once; in the end all adds up.
+/// Threads populate, free and move ranges of all kinds at once. In the end all counters are right.
 #[test]
 fn huge_pages_and_others_may_be_mixed() {
     let Some(_turn) = turn_with(exmap::HUGE) else { return };
@@ -215,7 +215,7 @@ fn huge_pages_and_others_may_be_mixed() {
         assert_exmaps_are_sound();
         let stat = surface.stat();
         assert_eq!((stat.resident, stat.huge, stat.blocks_free), (0, 0, 3));
-        // None of the other frames has got lost either.
+        // None of the other frames is lost.
         assert_eq!(surface.alloc(0, &[(1, HUGE - 1)]), [(0, ALL - 1)]);
         let others = [(HUGE + 1, HUGE - 1), (2 * HUGE + 1, HUGE - 1), (3 * HUGE + 1, 4)];
         let others = surface.alloc(1, &others);
@@ -223,7 +223,7 @@ fn huge_pages_and_others_may_be_mixed() {
     }
 }
 
-/// The process forks, clears references and unmaps while entries of 2 MiB come and go.
+/// The process forks, clears references and unmaps while threads set and clear entries of 2 MiB.
 #[test]
 fn huge_pages_may_come_and_go_while_the_surface_does() {
     let Some(_turn) = turn_with(exmap::HUGE) else { return };
@@ -266,7 +266,7 @@ fn huge_pages_may_come_and_go_while_the_surface_does() {
                         }
                         mapping.unmap().unwrap();
                     }
-                    // A command is not done yet.
+                    // A command is still running.
                     Err(error) => assert!([Errno::BUSY, Errno::NODEV].contains(&error), "{error}"),
                 }
             }
@@ -283,8 +283,8 @@ fn huge_pages_may_come_and_go_while_the_surface_does() {
     }
 }
 
-/// Pages that are being written are not freed, nor are the entries that contain them; in the end
-/// all are.
+/// Pages that are being written are not freed, and neither are their entries of 2 MiB. In the end
+/// all are free.
 #[test]
 fn huge_pages_are_held_while_they_are_written() {
     let Some(_turn) = turn_with(exmap::HUGE) else { return };

@@ -30,7 +30,7 @@ fn assert_unchanged(surface: &Surface, after: &str) {
     surface.assert_works();
 }
 
-/// Every kind of surface, as their entries differ.
+/// Every kind of surface, because their entries differ.
 const KINDS: [u64; 3] = [0, exmap::PINNABLE, exmap::READS_ZEROS];
 
 #[test]
@@ -71,7 +71,7 @@ fn bits_about_references_may_be_cleared() {
 
 /// A debugger's way, with the surface attached, and detached.
 #[test]
-fn memory_may_be_looked_at_through_a_file() {
+fn memory_may_be_read_through_a_file() {
     let Some(_turn) = turn() else { return };
     for (kind, is_detached) in KINDS.into_iter().flat_map(|kind| [(kind, false), (kind, true)]) {
         let surface = populated(kind);
@@ -112,7 +112,7 @@ fn memory_may_be_looked_at_through_a_file() {
     }
 }
 
-/// Calls with a range that have nothing to do with a surface, and say so or do nothing.
+/// Calls on a range that do not apply to a surface. They fail, or have no effect.
 #[test]
 fn calls_about_memory_do_no_harm() {
     let Some(_turn) = turn() else { return };
@@ -146,14 +146,14 @@ fn calls_about_memory_do_no_harm() {
     }
 }
 
-/// All memory of a process is locked, that of surfaces to come as well.
+/// Locks all memory of a process, also that of later surfaces.
 #[test]
 fn a_process_may_lock_its_memory() {
     let Some(_turn) = turn() else { return };
     let child = Child::start(|| {
         for kind in KINDS {
             let before = populated(kind);
-            // SAFETY: no memory changes its place or contents.
+            // SAFETY: the call changes no addresses and no contents.
             let locked = unsafe { libc::mlockall(libc::MCL_CURRENT | libc::MCL_FUTURE) };
             println!("mlockall: {locked}");
             assert_unchanged(&before, "mlockall");

@@ -14,7 +14,7 @@ use vellum_kernel_tests::{Exmap, turn};
 use vellum_uapi::exmap::{self, Create, Query, Stat};
 
 #[test]
-fn the_module_says_what_it_can() {
+fn the_module_reports_its_features() {
     let Some(_turn) = turn() else { return };
     let query = Exmap::open().query();
     println!("{query:?}");
@@ -33,9 +33,9 @@ fn the_module_says_what_it_can() {
     }
 }
 
-/// A newer program may know more of a structure, and an older one less.
+/// A newer program may know more fields of a structure, and an older one fewer.
 #[test]
-fn what_is_written_is_as_long_as_the_caller_says() {
+fn the_answer_is_as_long_as_the_caller_s_structure() {
     let Some(_turn) = turn() else { return };
     let exmap = Exmap::with(10, 1, 0);
     for (command, known) in [(exmap::QUERY, size_of::<Query>()), (exmap::STAT, size_of::<Stat>())] {
@@ -80,9 +80,9 @@ fn fields_out_of_bounds_are_refused() {
     let right = plan(16, 2, 0);
     let refuse = |create: Create, errors: &[Errno]| {
         let exmap = Exmap::open();
-        let Err(error) = exmap.create(&create) else { panic!("{create:?} was taken") };
+        let Err(error) = exmap.create(&create) else { panic!("{create:?} was accepted") };
         assert!(errors.contains(&error), "{error} for {create:?}");
-        // It may be given the right one afterwards.
+        // A valid argument is accepted afterwards.
         exmap.create(&right).unwrap();
         let surface = exmap.map(100).unwrap();
         assert_eq!(exmap.stat().unwrap().frames, 16);
@@ -117,7 +117,7 @@ fn fields_out_of_bounds_are_refused() {
     refuse(Create { backing, ..right }, &[Errno::BADF, Errno::INVAL]);
 }
 
-/// More than there is: said at once, and nothing is kept.
+/// More memory than the machine has is an error at once, and nothing stays allocated.
 #[test]
 fn a_pool_larger_than_memory_is_an_error() {
     let Some(_turn) = turn() else { return };
@@ -131,9 +131,9 @@ fn a_pool_larger_than_memory_is_an_error() {
     }
 }
 
-/// One limit holds for all exmaps of a user, and closing returns the charge.
+/// One limit holds for all exmaps of a user. Closing an exmap returns its charge.
 #[test]
-fn a_user_gets_what_may_be_locked() {
+fn a_user_gets_as_much_memory_as_may_be_locked() {
     let Some(_turn) = turn() else { return };
     let mut fresh: Vec<Exmap> = (0..100).map(|_| Exmap::open()).collect();
     in_child(move || {
@@ -147,10 +147,10 @@ fn a_user_gets_what_may_be_locked() {
         refused(&large, u64::MAX);
         let small = fresh.pop().unwrap();
         small.create(&plan(128, 1, 0)).unwrap();
-        // The memory of one counts for the next; a refused exmap does not count.
+        // The memory of the first counts for the next. A refused exmap does not count.
         refused(&large, 192);
         large.create(&plan(96, 1, 0)).unwrap();
-        // Interfaces count, too: there is room for two more, not for all that an exmap may have.
+        // Interfaces count, too. There is room for two more, not for the maximum.
         let many = fresh.pop().unwrap();
         assert_eq!(many.create(&plan(1, 256, 0)), Err(Errno::PERM));
         many.create(&plan(1, 2, 0)).unwrap();
@@ -164,7 +164,7 @@ fn a_user_gets_what_may_be_locked() {
         let last = fresh.pop().unwrap();
         refused(&last, 128);
         drop((small, surface));
-        // Nothing is charged for good. The parent has them, too, until it comes to closing them.
+        // No charge stays. The parent has the descriptors, too, until it closes them.
         wait_until(|| last.create(&plan(192, 1, 0)).is_ok());
     });
 }

@@ -1,5 +1,5 @@
-//! A virtual machine whose memory is a surface: it has translations of its own, and must lose them
-//! with the frames. A free frame may hold the numbers of others, and another page's contents soon.
+//! A virtual machine with a surface as its memory has its own translations, and must lose them with
+//! the frames. A free frame may hold the numbers of other frames, and soon another page's contents.
 #![allow(clippy::unwrap_used)]
 
 use vellum_kernel_tests::machine::{Machine, Starter};
@@ -15,12 +15,12 @@ fn word(surface: &Surface, page: u64) -> u16 {
 }
 
 #[test]
-fn it_loses_what_is_freed() {
+fn a_machine_loses_freed_pages() {
     let Some(_turn) = turn() else { return };
     for flags in [0, exmap::PINNABLE, exmap::STEALING, exmap::NO_POOL, exmap::LOCK_TABLES] {
         let surface = Plan::new(1000, 700).flags(flags).make();
         let Some(mut machine) = Machine::new(&surface.mapping) else { return };
-        // One page, a few, so many that everything is flushed, and all vectors of a lane.
+        // One page, a few, so many that the module flushes everything, and all vectors of a lane.
         let vectors: [&[(u64, u64)]; 4] =
             [&[(3, 1)], &[(3, 1), (9, 2)], &[(1, 100), (200, 1)], &[(0, 600)]];
         for ranges in vectors {
@@ -29,10 +29,13 @@ fn it_loses_what_is_freed() {
             assert_eq!((word(&surface, 3), machine.load(3).unwrap()), (0x1234, 0x1234));
 
             surface.free(0, ranges);
-            assert!(machine.load(3).is_err(), "flags {flags:#x}, {ranges:?}: it is still read");
-            assert!(machine.store(3, 0x4321).is_err(), "{ranges:?}: it is still written");
+            assert!(
+                machine.load(3).is_err(),
+                "flags {flags:#x}, {ranges:?}: the machine still reads it"
+            );
+            assert!(machine.store(3, 0x4321).is_err(), "{ranges:?}: the machine still writes it");
         }
-        // All frames are elsewhere, whole and unharmed.
+        // Other pages have all frames, with the right contents.
         assert_eq!(surface.alloc(0, &[(16, 700)]), [(0, 700)]);
         (16..716).for_each(|page| surface.stamp(page, page));
         assert!(machine.load(3).is_err());
@@ -46,7 +49,7 @@ fn it_loses_what_is_freed() {
 }
 
 #[test]
-fn it_follows_what_is_moved() {
+fn a_machine_follows_moved_pages() {
     let Some(_turn) = turn() else { return };
     let surface = Plan::new(1000, 8).make();
     let Some(mut machine) = Machine::new(&surface.mapping) else { return };
@@ -56,12 +59,12 @@ fn it_follows_what_is_moved() {
     let request = Move { size, interface: 0, from: 1, to: 9, count: 1 };
     let address = std::ptr::from_ref(&request).expose_provenance();
     assert_eq!(surface.exmap.pass(exmap::MOVE, address), Ok(1));
-    assert!(machine.load(1).is_err(), "it is still at its old place");
+    assert!(machine.load(1).is_err(), "the page is still at its old place");
     assert_eq!(machine.load(9).unwrap(), 0x1234);
 }
 
 #[test]
-fn it_sees_frames_that_come_where_zeros_were() {
+fn a_machine_sees_frames_in_the_place_of_zeros() {
     let Some(_turn) = turn() else { return };
     let surface = Plan::new(1000, 8).flags(exmap::READS_ZEROS).make();
     let Some(mut machine) = Machine::new(&surface.mapping) else { return };
@@ -77,7 +80,7 @@ fn it_sees_frames_that_come_where_zeros_were() {
 }
 
 #[test]
-fn it_loses_two_mebibytes() {
+fn a_machine_loses_two_mebibytes() {
     let Some(_turn) = turn_with(exmap::HUGE) else { return };
     let surface = Plan::new(4 * TABLE_PAGES, 600).blocks(2).make();
     let Some(mut machine) = Machine::new(&surface.mapping) else { return };
@@ -87,7 +90,7 @@ fn it_loses_two_mebibytes() {
         return;
     }
     assert_eq!(word(&surface, 3), 0x1234);
-    // A part of it, the rest, and all of it at once.
+    // A part of the 2 MiB, the rest, and all at once.
     surface.free(0, &[(3, 1)]);
     assert!(machine.load(3).is_err());
     machine.store(4, 0x1234).unwrap();
@@ -99,10 +102,10 @@ fn it_loses_two_mebibytes() {
     assert!(machine.load(3).is_err());
 }
 
-/// The start and the end of a notification reach the same machines: those that are made in between
-/// get neither.
+/// The start and the end of a notification reach the same machines. A machine created in between
+/// gets neither.
 #[test]
-fn machines_come_while_pages_go() {
+fn machines_are_created_while_pages_are_freed() {
     let Some(_turn) = turn() else { return };
     let surface = Plan::new(1000, 8).interfaces(2).make();
     let stop = Stop::default();
@@ -123,7 +126,7 @@ fn machines_come_while_pages_go() {
     });
 }
 
-/// The page that describes a machine, and pages that the machine does not have which starts it.
+/// The page that describes a nested machine, and pages that the outer machine does not have.
 const DESCRIPTION: u64 = 3;
 const ELSEWHERE: u64 = TABLE_PAGES;
 
@@ -131,15 +134,15 @@ const ELSEWHERE: u64 = TABLE_PAGES;
 #[derive(Debug, Default)]
 struct Tally {
     rounds: u64,
-    /// KVM wrote the description while it was there.
+    /// KVM wrote to the description while its page was present.
     used: u64,
-    /// KVM held the frame when the page went, or was to go.
+    /// KVM held the frame when the page was freed, or was to be freed.
     held: u64,
 }
 
-/// Has a machine try to start another one while the page that describes the other one is allocated
-/// and freed, until KVM held its frame some times. `bring` allocates the page. `take` frees it, and
-/// returns other pages that have its frame if it is free, and whether it is held. Those pages must
+/// Has a machine try to start a nested one while the page of its description is allocated and
+/// freed, until KVM has held its frame some times. `bring` allocates the page. `take` frees it, and
+/// returns other pages that get its frame if it is free, and whether KVM holds it. Those pages must
 /// not change.
 fn race(surface: &Surface, bring: impl Fn(), take: impl Fn() -> (Vec<u64>, bool)) -> Option<Tally> {
     let mut starter = Starter::new(&surface.mapping, DESCRIPTION as usize)?;
@@ -176,10 +179,10 @@ fn race(surface: &Surface, bring: impl Fn(), take: impl Fn() -> (Vec<u64>, bool)
     Some(tally)
 }
 
-/// A machine that starts machines writes no frame that was freed, though KVM has a reference to it
-/// and no notifier: the module sets the frame aside until KVM drops the reference.
+/// KVM does not write to a freed frame, although it has a reference to the frame and no notifier:
+/// the module sets the frame aside until KVM drops the reference.
 #[test]
-fn a_frame_that_it_holds_is_kept_aside() {
+fn a_frame_that_kvm_holds_is_set_aside() {
     let Some(_turn) = turn() else { return };
     for flags in [0, exmap::STEALING, exmap::READS_ZEROS] {
         let surface = Plan::new(2 * TABLE_PAGES, 3).flags(flags).make();
@@ -202,7 +205,7 @@ fn a_frame_that_it_holds_is_kept_aside() {
 }
 
 #[test]
-fn a_page_that_it_holds_is_not_moved() {
+fn a_page_that_kvm_holds_is_not_moved() {
     let Some(_turn) = turn() else { return };
     let surface = Plan::new(2 * TABLE_PAGES, 3).make();
     let bring = || {
@@ -225,7 +228,7 @@ fn a_page_that_it_holds_is_not_moved() {
 }
 
 #[test]
-fn a_block_that_it_holds_is_kept_aside() {
+fn a_block_that_kvm_holds_is_set_aside() {
     let Some(_turn) = turn_with(exmap::HUGE) else { return };
     let all = (0, TABLE_PAGES as u16);
     for is_split in [false, true] {

@@ -1,5 +1,5 @@
-//! Other calls on the addresses of a surface: unmap, map over, move, protect, advise. Each works,
-//! or is refused and changes nothing.
+//! Calls on the addresses of a surface: unmap, map over, move, protect, advise. Each works, or is
+//! refused and changes nothing.
 #![allow(clippy::unwrap_used)]
 
 use rustix::io::Errno;
@@ -22,7 +22,7 @@ fn populated() -> Surface {
     surface
 }
 
-/// Nothing has happened to it.
+/// Checks that the surface is unchanged.
 #[track_caller]
 fn assert_unchanged(surface: &Surface) {
     THERE.iter().for_each(|page| surface.assert_stamped(*page, *page));
@@ -46,7 +46,7 @@ fn a_surface_that_is_unmapped_is_gone() {
     assert_eq!(stat.allocated - stat.freed, stat.resident);
 }
 
-/// Its pages belong to the exmap: they are there again when the surface is.
+/// The pages belong to the exmap, so they are present when the surface is mapped again.
 #[test]
 fn a_surface_may_be_mapped_again() {
     let Some(_turn) = turn() else { return };
@@ -54,7 +54,7 @@ fn a_surface_may_be_mapped_again() {
     for _ in 0..3 {
         let Surface { vectors, mapping, exmap } = surface;
         mapping.unmap().unwrap();
-        // A part of it, or more than it is, is something else.
+        // A mapping of a part, or of more, is refused.
         for pages in [1, PAGES - 1, PAGES + 1, PAGES + 512, 10 * PAGES] {
             assert!(exmap.map(pages).is_err(), "{pages} pages");
         }
@@ -86,7 +86,7 @@ fn a_part_is_not_unmapped() {
 }
 
 #[test]
-fn something_else_may_be_mapped_over_all_of_it() {
+fn another_mapping_may_replace_all_of_it() {
     let Some(_turn) = turn() else { return };
     let Surface { vectors, mapping, exmap } = populated();
     let over = |address, length| Request {
@@ -135,7 +135,7 @@ fn it_neither_moves_nor_grows() {
 }
 
 #[test]
-fn its_protection_stays() {
+fn its_protection_cannot_change() {
     let Some(_turn) = turn() else { return };
     let surface = populated();
     let (start, length) = (surface.mapping.start(), surface.mapping.length());
@@ -146,7 +146,7 @@ fn its_protection_stays() {
             assert_unchanged(&surface);
         }
     }
-    // That which it has may be asked for, or not.
+    // The protection that it has may be accepted or refused.
     let same = sys::mprotect(start, length, sys::READ_WRITE);
     println!("the protection that it has: {same:?}");
     assert_unchanged(&surface);
@@ -158,7 +158,7 @@ const ADVICE: [i32; 24] =
     [0, 1, 2, 3, 4, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 102];
 
 #[test]
-fn advice_takes_nothing_away() {
+fn advice_changes_no_page() {
     let Some(_turn) = turn() else { return };
     let surface = populated();
     let (start, length) = (surface.mapping.start(), surface.mapping.length());
@@ -169,7 +169,7 @@ fn advice_takes_nothing_away() {
             assert_unchanged(&surface);
         }
     }
-    // Some of it was about children.
+    // Some of the advice concerned children.
     in_child(|| println!("a child finds {:?}", surface.load(0)));
     assert_unchanged(&surface);
 }
@@ -182,7 +182,7 @@ fn frames_and_tables_come_back() {
         let ranges: Vec<(u64, u64)> = (0..400).map(|index| (index * 10_007, 10)).collect();
         assert_eq!(surface.alloc(0, &ranges), vec![(0, 10); 400]);
         let Surface { vectors, mapping, exmap } = surface;
-        // The parts go in any order.
+        // The parts are closed in any order.
         match round % 3 {
             0 => drop((mapping, exmap, vectors)),
             1 => drop((exmap, vectors, mapping)),
@@ -195,7 +195,7 @@ fn frames_and_tables_come_back() {
     before.assert_back();
 }
 
-/// The last user of a surface is its mapping.
+/// A mapping keeps its surface.
 #[test]
 fn the_descriptor_may_be_closed_first() {
     let Some(_turn) = turn() else { return };

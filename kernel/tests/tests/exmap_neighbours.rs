@@ -1,5 +1,5 @@
-//! Mappings next to a surface. Page tables know no surface, only slots of 2 MiB and 1 GiB. A
-//! mapping that shares a slot with a surface is unchanged, or the surface is refused.
+//! Mappings next to a surface. Page tables have slots of 2 MiB and 1 GiB. A mapping that shares a
+//! slot with a surface does not change, or the surface is refused.
 #![allow(clippy::unwrap_used)]
 
 use std::os::fd::AsFd as _;
@@ -38,7 +38,7 @@ fn assert_holds(address: usize, stamp: u64) {
 }
 
 #[test]
-fn a_fixed_address_has_to_suit_the_tables() {
+fn a_fixed_address_must_be_aligned_to_tables() {
     let Some(_turn) = turn() else { return };
     let exmap = Exmap::with(10, 1, 0);
     let (_room, aligned) = room(GIB);
@@ -52,9 +52,9 @@ fn a_fixed_address_has_to_suit_the_tables() {
     surface.assert_works();
 }
 
-/// An address that does not suit is but a wish.
+/// Without MAP_FIXED, an unaligned address is only a hint.
 #[test]
-fn a_wish_for_an_address_is_rounded() {
+fn a_hint_for_an_address_is_rounded() {
     let Some(_turn) = turn() else { return };
     for wish in [PAGE, 0x10_0000_1000, 0x7000_0000_1000] {
         let exmap = Exmap::with(10, 1, 0);
@@ -64,7 +64,7 @@ fn a_wish_for_an_address_is_rounded() {
 }
 
 #[test]
-fn memory_behind_a_surface_is_not_the_surfaces() {
+fn memory_after_a_surface_is_not_part_of_it() {
     let Some(_turn) = turn() else { return };
     let exmap = Exmap::with(700, 1, 0);
     let (room, aligned) = room(GIB);
@@ -96,9 +96,9 @@ fn memory_behind_a_surface_is_not_the_surfaces() {
     beside.unmap().unwrap();
 }
 
-/// Memory that is there before the surface comes, on both sides of it, in the same slots.
+/// Memory that is mapped before the surface, on both sides of it, in the same slots.
 #[test]
-fn a_surface_may_come_between_what_is_there() {
+fn a_surface_may_be_mapped_between_mappings() {
     let Some(_turn) = turn() else { return };
     for (offset, length) in [
         (0, 700 * PAGE),
@@ -125,7 +125,7 @@ fn a_surface_may_come_between_what_is_there() {
                 assert_holds(before, 1);
                 assert_holds(behind, 2);
                 surface.assert_stamped(last, 3);
-                // It is unmapped with the room that it is in.
+                // The mapping of the whole room unmaps it.
                 surface.mapping.leave();
             }
             Err(error) => println!("{length:#x} bytes at {offset:#x}: {error}"),
@@ -137,7 +137,7 @@ fn a_surface_may_come_between_what_is_there() {
 }
 
 #[test]
-fn it_may_be_unmapped_together_with_what_is_beside_it() {
+fn it_may_be_unmapped_together_with_its_neighbours() {
     let Some(_turn) = turn() else { return };
     let (room, aligned) = room(GIB);
     let exmap = Exmap::with(64, 1, 0);

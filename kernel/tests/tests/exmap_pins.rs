@@ -1,5 +1,5 @@
-//! Pages as the memory of direct I/O and of other calls that pin pages: refused, or, if the surface
-//! is pinnable, possible, and then FREE does not free a page while it is pinned.
+//! Direct I/O and other calls that pin pages of a surface. They are refused, unless the surface is
+//! pinnable. Then FREE does not free a page while it is pinned.
 #![allow(clippy::unwrap_used, unsafe_code)]
 
 use std::cell::Cell;
@@ -33,7 +33,7 @@ fn direct_file(name: &str) -> (PathBuf, File) {
 }
 
 #[test]
-fn nobody_takes_hold_of_pages_unless_asked_for() {
+fn pages_cannot_be_pinned_unless_the_surface_is_pinnable() {
     let Some(_turn) = turn() else { return };
     let surface = Plan::new(2000, 16).make();
     surface.alloc(0, &[(5, 2)]);
@@ -41,7 +41,7 @@ fn nobody_takes_hold_of_pages_unless_asked_for() {
     let (path, file) = direct_file("refused");
     let at = surface.mapping.page(5);
     assert_eq!(sys::pwrite(file.as_fd(), at, PAGE, 0), Err(Errno::FAULT));
-    // A file with a page of its own, because reading a hole would pin no page.
+    // A file with data, because reading a hole would pin no page.
     let ordinary = Mapping::anonymous(None, PAGE).unwrap();
     access::store(ordinary.start(), 1).unwrap();
     assert_eq!(sys::pwrite(file.as_fd(), ordinary.start(), PAGE, 0), Ok(PAGE as u64));
@@ -55,8 +55,8 @@ fn nobody_takes_hold_of_pages_unless_asked_for() {
     fs::remove_file(path).unwrap();
 }
 
-/// Frees pages that direct I/O has just used: the kernel wakes the thread that waits for the I/O,
-/// and unpins the pages after that.
+/// Frees pages that direct I/O has just used. The kernel first wakes the thread that waits for the
+/// I/O, and then unpins the pages.
 #[track_caller]
 fn free_after_io(surface: &Surface, range: (u64, u64)) -> Outcome {
     let outcome = Cell::new((0, 0));
@@ -85,7 +85,7 @@ fn a_pinnable_page_is_the_memory_of_direct_io() {
     for page in [0, 500, 529] {
         surface.assert_stamped(1000 + page, page);
     }
-    // One of the pages is not there.
+    // One of the pages is absent.
     assert_eq!(free_after_io(&surface, (1003, 1)), (0, 1));
     let short = sys::pread(file.as_fd(), to, 8 * PAGE, 0);
     assert!(short == Err(Errno::FAULT) || short == Ok(3 * PAGE as u64), "{short:?}");
@@ -99,7 +99,7 @@ fn a_pinnable_page_is_the_memory_of_direct_io() {
     fs::remove_file(path).unwrap();
 }
 
-/// Takes hold of a page: it is in the pipe itself, not as a copy, until it is read.
+/// Pins a page: the pipe has the page itself, not a copy, until it is read.
 fn hold(pipe: &PipeWriter, at: usize) -> Result<u64, Errno> {
     let part = libc::iovec { iov_base: std::ptr::with_exposed_provenance_mut(at), iov_len: PAGE };
     // SAFETY: the kernel checks the address.
@@ -127,7 +127,7 @@ fn a_page_that_is_held_is_not_freed() {
         assert_eq!((stat.resident, stat.busy), (3, 2 * round), "no page of a range is freed");
         surface.assert_stamped(5, round);
         assert_eq!(surface.free(0, &[(4, 1), (6, 1)]), [(0, 1), (0, 1)]);
-        // All other frames are used, and none of them is that one.
+        // All other frames are in use, and none of them is the held one.
         assert_eq!(surface.alloc(0, &[(100, 8)]), [(-libc::ENOMEM, 7)]);
         (100..107).for_each(|page| surface.stamp(page, 99));
         surface.assert_stamped(5, round);
@@ -137,9 +137,9 @@ fn a_page_that_is_held_is_not_freed() {
     assert_eq!(surface.stat().resident, 0);
 }
 
-/// The end of I/O is such a moment.
+/// The end of I/O unpins pages with such a delay.
 #[test]
-fn a_page_that_is_let_go_in_a_moment_is_freed() {
+fn a_page_that_is_unpinned_soon_is_freed() {
     let Some(_turn) = turn() else { return };
     let surface = pinnable(8);
     let (mut reader, writer) = pipe().unwrap();
@@ -168,7 +168,7 @@ fn a_page_that_is_let_go_in_a_moment_is_freed() {
     assert!(busy < rounds / 2);
     assert_eq!(surface.stat().resident, 0);
 
-    // Of many that stay held, the first is waited for.
+    // If many pages stay pinned, the module waits only for the first.
     surface.alloc(0, &[(5, 1)]);
     assert_eq!(hold(&writer, surface.mapping.page(5)), Ok(PAGE as u64));
     let time = Instant::now();
@@ -192,7 +192,7 @@ fn a_page_may_be_held_longer_than_the_surface_lives() {
             0 => drop((mapping, vectors, exmap)),
             _ => drop((exmap, vectors, mapping)),
         }
-        // Memory that is used again is not that page.
+        // New memory does not have the held page.
         let other = pinnable(512);
         assert_eq!(other.alloc(0, &[(0, 512)]), [(0, 512)]);
         (0..512).for_each(|page| other.stamp(page, 77));

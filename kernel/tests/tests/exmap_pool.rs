@@ -10,7 +10,7 @@ use vellum_uapi::exmap;
 const ENOMEM: i32 = -libc::ENOMEM;
 
 #[test]
-fn an_empty_pool_is_said_and_what_was_placed_stays() {
+fn an_empty_pool_is_an_error_and_populated_pages_stay() {
     let Some(_turn) = turn() else { return };
     let surface = Plan::new(5000, 10).make();
     assert_eq!(surface.alloc(0, &[(0, 4), (1000, 20), (8, 1)]), [(0, 4), (ENOMEM, 6), (ENOMEM, 0)]);
@@ -32,7 +32,7 @@ fn an_empty_pool_is_said_and_what_was_placed_stays() {
 }
 
 #[test]
-fn what_one_interface_frees_another_may_take() {
+fn an_interface_may_take_frames_that_another_has_freed() {
     let Some(_turn) = turn() else { return };
     let frames = 8 * 512;
     for flags in [0, exmap::STEALING].into_iter().filter(|flags| knows(*flags)) {
@@ -41,7 +41,7 @@ fn what_one_interface_frees_another_may_take() {
             assert_eq!(surface.alloc(0, &[(0, 4000)]), [(0, 4000)], "round {round}");
             assert_eq!(surface.free(1, &[(0, 4000)]), [(0, 4000)]);
         }
-        // A few frames may be kept by the interface that has freed them last.
+        // The interface that has freed frames last may keep a few of them.
         let (_, pages) = surface.alloc(0, &[(0, 4095)])[0];
         assert!(u64::from(pages) >= frames - 1024, "{pages} of {frames}, flags {flags:#x}");
         assert_eq!(surface.stat().resident, pages.into());
@@ -49,7 +49,7 @@ fn what_one_interface_frees_another_may_take() {
 }
 
 #[test]
-fn one_process_may_have_several() {
+fn a_process_may_have_several_exmaps() {
     let Some(_turn) = turn() else { return };
     let surfaces = [(); 5].map(|()| Plan::new(3000, 600).interfaces(2).make());
     for (index, surface) in surfaces.iter().enumerate() {
@@ -68,14 +68,14 @@ fn one_process_may_have_several() {
     third.assert_stamped(511, 2);
 }
 
-/// Two threads go for the same pages; each page is given to one of them.
+/// Two threads allocate the same pages. Each page goes to one of them.
 #[test]
 fn a_page_has_one_winner() {
     let Some(_turn) = turn() else { return };
     let surface = Plan::new(4096, 2048).interfaces(2).make();
     let start = Barrier::new(2);
     for round in 0..40_u64 {
-        // Single pages, and runs, which go another way.
+        // Single pages and runs, which take another path.
         let run = [1, 1, 2, 16][round as usize % 4];
         let ranges: Vec<(u64, u64)> = (0..512 / run).map(|at| (100 + at * run, run)).collect();
         let won = std::thread::scope(|scope| {
@@ -104,13 +104,13 @@ fn a_page_has_one_winner() {
     assert_eq!(surface.stat().resident, 0);
 }
 
-/// Free frames may be in the hands of a thread that allocates, or frees, just now. To another one
-/// the pool is not empty for that.
+/// A thread that allocates or frees may have free frames for a moment. The pool is not empty for
+/// another thread then.
 #[test]
-fn a_free_frame_is_found_by_whoever_wants_it() {
+fn every_thread_finds_a_free_frame() {
     let Some(_turn) = turn() else { return };
     for flags in [0, exmap::STEALING].into_iter().filter(|flags| knows(*flags)) {
-        // Each thread has one page at a time: there is a frame for each.
+        // Each thread has one page at a time, and there is a frame for each.
         let surface = Plan::new(1 << 20, 4).interfaces(4).flags(flags).make();
         let deadline = Deadline::after_ms(2000);
         std::thread::scope(|scope| {
@@ -122,7 +122,7 @@ fn a_free_frame_is_found_by_whoever_wants_it() {
                         let placed = surface.alloc(interface, &[(page, 1)]);
                         assert_eq!(placed, [(0, 1)], "flags {flags:#x}");
                         assert_eq!(surface.free(interface, &[(page, 1)]), [(0, 1)]);
-                        // Tables are made on the way, which takes its time.
+                        // The first rounds also allocate tables, which takes time.
                         page = (page + 512) % (1 << 20);
                     }
                 });

@@ -1,4 +1,4 @@
-//! Processes: a surface belongs to one, and ends with it however it ends.
+//! Processes: a surface belongs to one process, and ends with it, however the process ends.
 #![allow(clippy::unwrap_used, unsafe_code)]
 
 use std::io::{Read as _, Write as _, pipe};
@@ -6,7 +6,7 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use std::time::Duration;
 
 use rustix::io::Errno;
-use vellum_kernel_tests::child::{Child, End, be_disturbed, execute, in_child};
+use vellum_kernel_tests::child::{Child, End, execute, in_child, interrupt_constantly};
 use vellum_kernel_tests::counters::Memory;
 use vellum_kernel_tests::random::Random;
 use vellum_kernel_tests::{Exmap, Plan, Surface, access, turn};
@@ -25,13 +25,13 @@ fn assert_unchanged(surface: &Surface) {
     surface.assert_works();
 }
 
-/// The first surface of a process is the one that signals could keep away.
+/// Signals could prevent the mapping of the first surface in a process.
 #[test]
-fn signals_do_not_keep_a_surface_from_being_mapped() {
+fn signals_do_not_prevent_mapping_a_surface() {
     let Some(_turn) = turn() else { return };
     for _ in 0..8 {
         let child = Child::start(|| {
-            be_disturbed();
+            interrupt_constantly();
             let surface = Plan::new(1 << 24, 64).make();
             assert_eq!(surface.alloc(0, &[(1 << 23, 1)]), [(0, 1)]);
             0
@@ -56,7 +56,7 @@ fn a_child_has_no_surface() {
 }
 
 #[test]
-fn another_process_commands_nothing() {
+fn commands_of_another_process_are_refused() {
     let Some(_turn) = turn() else { return };
     let surface = populated();
     surface.vectors[0].set(0, Entry::new(0, 1));
@@ -65,8 +65,8 @@ fn another_process_commands_nothing() {
             assert_eq!(surface.exmap.command(command, exmap::vector(0, 1)), Err(Errno::PERM));
             assert_eq!(surface.exmap.command(command, exmap::vector(0, 512)), Err(Errno::PERM));
         }
-        assert!(surface.exmap.map(2000).is_err(), "the surface is another's");
-        // The child may query, and the vector is only memory.
+        assert!(surface.exmap.map(2000).is_err(), "the surface belongs to another process");
+        // The child may query, and it may use the vector, which is only memory.
         println!("STAT in another process: {:?}", surface.exmap.stat());
         println!("a vector in another process: {:?}", surface.exmap.vector(0));
         let private = surface.exmap.private();
@@ -77,7 +77,7 @@ fn another_process_commands_nothing() {
     assert_unchanged(&surface);
 }
 
-/// The process that mapped the surface ends, and another one still has the descriptor.
+/// The process that has mapped the surface ends, while another process still has the descriptor.
 #[test]
 fn a_descriptor_may_outlive_the_process() {
     let Some(_turn) = turn() else { return };
@@ -101,7 +101,7 @@ fn a_descriptor_may_outlive_the_process() {
 }
 
 #[test]
-fn a_private_descriptor_is_as_good_as_the_first() {
+fn a_private_descriptor_works_like_the_first() {
     let Some(_turn) = turn() else { return };
     let Surface { vectors, mapping, exmap } = Plan::new(2000, 256).interfaces(3).make();
     let private = exmap.private().unwrap();
@@ -112,7 +112,7 @@ fn a_private_descriptor_is_as_good_as_the_first() {
         assert_eq!(descriptor.stat().unwrap().resident, index as u64 + 1);
         assert_eq!(descriptor.map(5).unwrap_err(), Errno::BUSY);
     }
-    // Whichever is closed, the others stay.
+    // Closing one of them does not affect the others.
     drop(exmap);
     let third = private.private().unwrap();
     drop(private);
@@ -130,7 +130,7 @@ fn a_private_descriptor_is_as_good_as_the_first() {
 fn a_private_descriptor_may_come_before_the_pool() {
     let Some(_turn) = turn() else { return };
     let exmap = Exmap::open();
-    // It may be refused then; if it is not, it is the same exmap.
+    // The module may refuse it then. If it does not, it is the same exmap.
     let Ok(private) = exmap.private() else { return };
     exmap.create(&vellum_kernel_tests::exmap::plan(10, 1, 0)).unwrap();
     assert_eq!(private.stat().unwrap().frames, 10);
@@ -160,7 +160,7 @@ fn a_process_may_become_another_program() {
         Child::start(|| {
             let surface = Plan::new(1 << 20, 4096).make();
             assert_eq!(surface.alloc(0, &[(0, 4000), (300_000, 96)]), [(0, 4000), (0, 96)]);
-            // A duplicate is not closed; the program that comes has it, and no surface.
+            // The duplicate is not closed on exec, so the new program has it, but no surface.
             let kept: Option<OwnedFd> = keep.then(|| rustix::io::dup(&surface.exmap).unwrap());
             std::mem::forget((surface, kept));
             execute(c"/bin/true")
@@ -212,7 +212,7 @@ fn allocate_and_free(surface: &Surface, interface: usize) {
             (0..512).map(|_| (random.below((1 << 19) - 4), 1 + random.below(3))).collect();
         surface.alloc(interface, &ranges);
         for (page, _) in &ranges {
-            // Others may have freed it.
+            // Other threads may have freed it.
             let _ = surface.store(*page, 1);
         }
         surface.free(interface, &ranges);

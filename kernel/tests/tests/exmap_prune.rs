@@ -1,4 +1,4 @@
-//! Page tables of a surface: the user is charged for them, and those that become empty go.
+//! Page tables of a surface: they are charged to the user, and empty ones are freed.
 #![allow(clippy::unwrap_used)]
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,16 +15,17 @@ use vellum_uapi::exmap::{self, Harvest};
 /// Pages of a user's locked memory.
 const LIMIT: u64 = 256;
 
-/// 64 GiB, whose upper tables are 65.
+/// 64 GiB, which have 65 upper tables.
 const WIDE: u64 = 1 << 24;
 const UPPER: u64 = 65;
 
-/// The first pages of several tables, from a table on.
+/// The first pages of several tables, from one on.
 fn firsts(from: u64, count: u64) -> Vec<(u64, u64)> {
     (from..from + count).map(|table| (table % (WIDE / TABLE_PAGES) * TABLE_PAGES, 1)).collect()
 }
 
-/// The memory of an exmap without its tables, for a pool of `frames` frames with one interface.
+/// The charged memory of an exmap without its tables, with a pool of `frames` frames and one
+/// interface.
 fn charged(frames: u64) -> u64 {
     frames + 6
 }
@@ -35,7 +36,7 @@ fn a_users_tables_are_bounded() {
     let mut fresh: Vec<Exmap> = (0..70).map(|_| Exmap::open()).collect();
     in_child(move || {
         become_user(LIMIT * PAGE as u64);
-        // The upper tables of 16 TiB alone are 64 MiB.
+        // The upper tables of 16 TiB alone take 64 MiB.
         let vast = fresh.pop().unwrap();
         vast.create(&plan(16, 1, 0)).unwrap();
         assert_eq!(vast.map(1 << 32).err(), Some(Errno::NOMEM));
@@ -46,7 +47,7 @@ fn a_users_tables_are_bounded() {
         let room = LIMIT - charged(40);
         surface.alloc(0, &[(3, 1)]);
         surface.stamp(3, 7);
-        // One page of each table, all over the surface: many more tables than the user may have.
+        // One page in each table of the surface: many more tables than the user may have.
         let mut most = 0;
         for round in 0..200 {
             let ranges = firsts(round * 39 + 1, 39);
@@ -59,15 +60,16 @@ fn a_users_tables_are_bounded() {
         assert!(most <= room, "{most} tables, and the user may have {room}");
         surface.assert_stamped(3, 7);
         drop(surface);
-        // All of it is freed.
+        // All pages are freed.
         let last = fresh.pop().unwrap();
         wait_until(|| last.create(&plan(LIMIT - 6, 1, 0)).is_ok());
     });
 }
 
-/// The user's limit is met in the middle of a vector: some pages come, the others say why not.
+/// A vector reaches the user's limit in the middle: some pages are populated, and the others have
+/// an error.
 #[test]
-fn a_vector_beyond_the_limit_comes_as_far_as_it_can() {
+fn a_vector_beyond_the_limit_is_partly_populated() {
     let Some(_turn) = turn() else { return };
     let exmap = Exmap::open();
     in_child(move || {
@@ -86,14 +88,14 @@ fn a_vector_beyond_the_limit_comes_as_far_as_it_can() {
         for (page, _) in &ranges[..room] {
             surface.assert_stamped(*page, *page);
         }
-        // A page in a table that is there comes as ever.
+        // A page in an existing table can still be populated.
         assert_eq!(surface.alloc(0, &[(1, 1)]), [(0, 1)]);
         surface.free(0, &ranges);
         assert_eq!(surface.alloc(0, &firsts(1000, 60)), vec![(0, 1); 60]);
     });
 }
 
-/// Zeros that are only read have tables, too.
+/// Zeros need tables, too.
 #[test]
 fn reads_of_zeros_are_bounded() {
     let Some(_turn) = turn() else { return };
@@ -107,7 +109,7 @@ fn reads_of_zeros_are_bounded() {
         for table in 1..2000 {
             match surface.load(table * TABLE_PAGES) {
                 Ok(byte) => assert_eq!(byte, 0),
-                // There is no room for its table before a command has freed those without a page.
+                // There is no room for its table before a command has freed the empty ones.
                 Err(fault) => {
                     assert_eq!(fault.signal, libc::SIGBUS);
                     refused += 1;
@@ -116,7 +118,7 @@ fn reads_of_zeros_are_bounded() {
                 }
             }
         }
-        assert!(refused > 0, "the limit was never met");
+        assert!(refused > 0, "the limit was never reached");
         assert!(surface.stat().tables <= LIMIT);
         surface.assert_stamped(5, 9);
     });
@@ -129,9 +131,10 @@ fn harvest(surface: &Surface, page: u64, count: u64) {
     surface.exmap.pass(exmap::HARVEST, address).unwrap();
 }
 
-/// Threads bring, use, move and free pages all over the surface, while tables go again and again.
+/// Threads populate, use, move and free pages all over the surface, while the module frees tables
+/// again and again.
 #[test]
-fn nothing_is_lost_while_tables_go() {
+fn no_page_is_lost_while_tables_are_freed() {
     let Some(_turn) = turn() else { return };
     for flags in [0, exmap::READS_ZEROS, exmap::PINNABLE, exmap::HUGE] {
         if !vellum_kernel_tests::exmap::knows(flags) {
@@ -150,7 +153,7 @@ fn nothing_is_lost_while_tables_go() {
                         let mut random = Random::new(interface as u64 + 1);
                         let deadline = Deadline::after_ms(5000);
                         while !deadline.is_over() && !stop.is_said() {
-                            // Even tables are the first thread's, odd ones the second's.
+                            // The first thread uses even tables, the second one odd tables.
                             let mut pages = Vec::new();
                             while pages.len() < 16 {
                                 let table = random.below(WIDE / TABLE_PAGES / 2) * 2;
@@ -187,8 +190,8 @@ fn nothing_is_lost_while_tables_go() {
     }
 }
 
-/// A virtual machine has read zeros. After the page's table was freed it sees the frame that is
-/// allocated there: it loses its translation with the table.
+/// A virtual machine has read zeros, and loses its translation with the page's table. Afterwards it
+/// sees the frame that is allocated there.
 #[test]
 fn a_machine_loses_zeros_with_their_table() {
     let Some(_turn) = turn() else { return };
@@ -198,7 +201,7 @@ fn a_machine_loses_zeros_with_their_table() {
     let (mut rounds, mut tables) = (0, 0);
     while surface.stat().tables >= tables {
         tables = surface.stat().tables;
-        // One by one: a vector of pages far from each other has machines forget all of them.
+        // One by one, because a vector of distant pages flushes all translations of machines.
         rounds += 1;
         surface.alloc(0, &firsts(rounds, 1));
         surface.free(0, &firsts(rounds, 1));

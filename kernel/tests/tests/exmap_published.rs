@@ -1,5 +1,5 @@
-//! Programs for the published exmap module run unchanged. One is here, in C, with its own idea of
-//! that module's interface (`programs/published.c`); each of its parts is a test.
+//! Programs for the published exmap module run unchanged. `programs/published.c` is one, in C, with
+//! its own definitions of that module's interface. Each of its parts is a test.
 #![allow(clippy::unwrap_used)]
 
 use std::fs;
@@ -43,7 +43,7 @@ fn private_descriptors_work() {
 }
 
 #[test]
-fn what_was_a_hole_is_an_error() {
+fn former_security_holes_are_errors() {
     let Some(_turn) = turn() else { return };
     run(&["errors"]);
 }

@@ -1,5 +1,5 @@
-//! Threads that do different things to one surface at the same time. In every order the counters
-//! are right, and a page belongs to the thread that allocated it.
+//! Threads use one surface in different ways at the same time. In every order the counters are
+//! right, and a page belongs to the thread that has allocated it.
 #![allow(clippy::unwrap_used)]
 
 use std::sync::Mutex;
@@ -12,14 +12,14 @@ use vellum_kernel_tests::threads::{Deadline, Stop};
 use vellum_kernel_tests::{Mapping, PAGE, Plan, Surface, access, knows, turn};
 use vellum_uapi::exmap::{self, Entry};
 
-/// Pages that threads go for; few, so that they meet.
+/// Pages for which threads compete; few, so that they often meet.
 const PAGES: u64 = 1500;
 
-/// One thread's part: tries to allocate random pages, stamps those that it gets, checks that they
-/// keep the stamp, and frees them.
+/// The part of one thread: it tries to allocate random pages, stamps those that it gets, checks the
+/// stamps, and frees the pages.
 fn own_and_check(surface: &Surface, interface: usize, mut random: Random, deadline: Deadline) {
     let mut owned: Vec<(u64, u64)> = Vec::new();
-    // Once at least, however late the thread comes to run.
+    // At least once, however late the thread runs.
     loop {
         let ranges: Vec<(u64, u64)> =
             (0..1 + random.below(40)).map(|_| (random.below(PAGES), 1)).collect();
@@ -64,9 +64,9 @@ fn assert_owners_are_alone(flags: u64, threads: u32, random: &mut Random) {
     println!("flags {flags:#x}, {threads} threads: {stat:?}");
 }
 
-/// For every kind of surface, and every way that frames and entries can take.
+/// For every kind of surface, and every path of frames and entries.
 #[test]
-fn who_is_given_a_page_has_it_alone() {
+fn an_allocated_page_belongs_to_one_thread() {
     let Some(_turn) = turn() else { return };
     let mut random = Random::of_this_run();
     let (pool, each, lock) = (exmap::NO_POOL, exmap::FLUSH_EACH, exmap::LOCK_TABLES);
@@ -80,16 +80,16 @@ fn who_is_given_a_page_has_it_alone() {
     }
 }
 
-/// Pages that threads store to while they come and go.
+/// Pages that threads store to while others allocate and free them.
 const FEW: u64 = 48;
 
-/// When a thread stores to a page that is allocated just then, the kernel reads the entry, and
+/// When a thread stores to a page that is just being allocated, the kernel reads the entry, and
 /// writes it back unchanged. That write must not restore a page that was freed meanwhile.
 #[test]
-fn faults_bring_nothing_back() {
+fn faults_do_not_restore_freed_pages() {
     let Some(_turn) = turn() else { return };
     for flags in [0, exmap::PINNABLE, exmap::READS_ZEROS] {
-        // In a table that is all the surface's, and in one that is not.
+        // In a table that the surface fills, and in one that it does not.
         for first in [500, 1900] {
             let surface = Plan::new(2000, FEW).interfaces(2).flags(flags).make();
             let stop = Stop::default();
@@ -117,11 +117,11 @@ fn come_and_go(surface: &Surface, first: u64) {
     let pages: Vec<(u64, u64)> = (first..first + FEW).map(|page| (page, 1)).collect();
     let (all, mut rounds) = (vec![(0, 1); pages.len()], 0);
     while !deadline.is_over() {
-        assert!(surface.alloc(0, &pages) == all, "something was there in round {rounds}");
-        assert!(surface.free(0, &pages) == all, "a page was missing in round {rounds}");
+        assert!(surface.alloc(0, &pages) == all, "a page was present in round {rounds}");
+        assert!(surface.free(0, &pages) == all, "a page was absent in round {rounds}");
         rounds += 1;
         if rounds % 8 == 0 {
-            // All frames are elsewhere for a moment; none of them may be stored to.
+            // For a moment other pages have all frames. No store may reach them.
             assert_eq!(surface.alloc(1, &[(0, FEW)]), [(0, FEW as u16)]);
             (0..FEW).for_each(|page| surface.stamp(page, page));
             (0..FEW).for_each(|page| surface.assert_stamped(page, page));
@@ -164,7 +164,7 @@ fn a_surface_may_be_unmapped_while_it_is_used() {
                     }
                     mapping.unmap().unwrap();
                 }
-                // A command is not done yet.
+                // A command is still running.
                 Err(error) => assert!([Errno::BUSY, Errno::NODEV].contains(&error), "{error}"),
             }
         }
@@ -207,7 +207,7 @@ fn a_process_may_fork_and_map_while_pages_come_and_go() {
     assert_eq!(surface.stat().resident, 0);
 }
 
-/// Exmaps come and go in several threads of a process at once.
+/// Several threads of a process create and close exmaps at once.
 #[test]
 fn exmaps_may_come_and_go_in_parallel() {
     let Some(_turn) = turn() else { return };

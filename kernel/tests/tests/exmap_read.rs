@@ -1,5 +1,5 @@
-//! Pages are read from a backing: by vectors, and by calls on the descriptor. A page is there when
-//! its data is.
+//! Reading pages from a backing: by vectors, and by calls on the descriptor. A page is present only
+//! once its data is.
 #![allow(clippy::unwrap_used)]
 
 use std::fs::File;
@@ -39,7 +39,7 @@ fn pages_are_read_from_files_and_devices() {
 }
 
 #[test]
-fn pages_that_are_there_are_left_alone() {
+fn present_pages_do_not_change() {
     let Some(_turn) = turn_for(exmap::CAN_READ) else { return };
     let backing = Backing::direct(100);
     let surface = Plan::new(100, 50).backing(&backing.file).make();
@@ -70,10 +70,10 @@ fn a_file_that_is_shorter_has_no_data() {
     }
 }
 
-/// By calls on the descriptor as well: bytes before the end of the file, and ENODATA only if there
+/// Calls on the descriptor return the bytes before the end of the file, and ENODATA only if there
 /// are none.
 #[test]
-fn a_call_says_what_came_before_the_end() {
+fn a_call_returns_the_bytes_before_the_end() {
     let Some(_turn) = turn_for(exmap::CAN_READ) else { return };
     for backing in Backing::all(600).into_iter().take(2) {
         let surface = Plan::new(1000, 900).backing(&backing.file).make();
@@ -82,7 +82,7 @@ fn a_call_says_what_came_before_the_end() {
         for offset in [0, u64::from(exmap::OP_REFRESH) << 8] {
             assert_eq!(sys::pread(fd, at(598), 4 * PAGE, offset), bytes(2), "{}", backing.name);
             assert_eq!(sys::pread(fd, at(600), PAGE, offset), Err(Errno::NODATA));
-            // Of several transfers.
+            // With several transfers.
             assert_eq!(surface.free(0, &[(598, 2)]), [(0, 2)]);
             assert_eq!(sys::pread(fd, at(1), 700 * PAGE, offset), bytes(599), "{}", backing.name);
             let parts = [(at(0), PAGE), (at(900), PAGE), (at(5), PAGE)];
@@ -96,7 +96,7 @@ fn a_call_says_what_came_before_the_end() {
 
 /// A caller that must not wait gets EAGAIN, for every backing; allocating frames does not wait.
 #[test]
-fn a_call_that_must_not_wait_does_not() {
+fn a_call_that_must_not_wait_returns_at_once() {
     let Some(_turn) = turn_for(exmap::CAN_READ) else { return };
     for backing in Backing::all(100) {
         let surface = Plan::new(100, 50).backing(&backing.file).make();
@@ -122,7 +122,7 @@ fn a_call_may_have_many_parts() {
         assert_eq!(sys::preadv(fd, &parts, 0), Ok(1024 * PAGE as u64), "{}", backing.name);
         (0..1024).for_each(|page| surface.assert_stamped(page, page));
         assert_eq!(surface.free(0, &[(0, 1024)]), [(0, 1024)]);
-        // The parts before the wrong one are done, and none after it.
+        // The module reads the parts before the wrong one, and none after it.
         (parts[700].0, parts[800].1) = (surface.mapping.page(9) + 1, 0);
         assert_eq!(sys::preadv(fd, &parts, 0), Ok(700 * PAGE as u64));
         assert_eq!(surface.stat().resident, 700);
@@ -131,7 +131,7 @@ fn a_call_may_have_many_parts() {
 }
 
 #[test]
-fn what_is_made_up_for_a_reader_is_no_backing() {
+fn generated_files_are_no_backing() {
     let Some(_turn) = turn_for(exmap::CAN_READ) else { return };
     for path in [
         "/proc/self/maps",
@@ -145,7 +145,7 @@ fn what_is_made_up_for_a_reader_is_no_backing() {
         let plan = Create { backing: file.as_raw_fd(), ..plan(10, 1, 0) };
         assert_eq!(Exmap::open().create(&plan), Err(Errno::BADF), "{path}");
     }
-    // A file in memory keeps its contents.
+    // A file in memory is a backing, because it keeps its contents.
     std::fs::write("/tmp/backing", access::stamped(0)).unwrap();
     let file = File::open("/tmp/backing").unwrap();
     let surface = Plan::new(10, 5).backing(&file).make();
@@ -155,7 +155,7 @@ fn what_is_made_up_for_a_reader_is_no_backing() {
 }
 
 #[test]
-fn an_empty_pool_is_said() {
+fn an_empty_pool_is_an_error() {
     let Some(_turn) = turn_for(exmap::CAN_READ) else { return };
     let backing = Backing::direct(100);
     let surface = Plan::new(100, 10).backing(&backing.file).make();
@@ -174,9 +174,9 @@ fn without_a_backing_there_is_nothing_to_read() {
     let surface = Plan::new(100, 10).make();
     let (vector, read) = (&surface.vectors[0], exmap::READ);
     vector.set(0, exmap::Entry::new(5, 1));
-    assert!(vector.run(&surface.exmap, read, 1) != Ok(0), "a page came from nowhere");
+    assert!(vector.run(&surface.exmap, read, 1) != Ok(0), "a page was populated without a backing");
     assert_eq!(surface.stat().resident, 0);
-    // Only a file that consists of pages can be a backing.
+    // Only a file with pages can be a backing.
     let (mut ends, folder) = (std::io::pipe().unwrap(), File::open("/tmp").unwrap());
     let null = File::open("/dev/null").unwrap();
     std::io::Write::write_all(&mut ends.1, b"x").unwrap();
@@ -187,9 +187,9 @@ fn without_a_backing_there_is_nothing_to_read() {
     }
 }
 
-/// Another thread waits for the pages, and never finds one that is not yet as it should be.
+/// Another thread waits for the pages, and never finds one with incomplete data.
 #[test]
-fn a_page_is_there_when_its_data_is() {
+fn a_page_is_present_only_once_its_data_is() {
     let Some(_turn) = turn_for(exmap::CAN_READ) else { return };
     for backing in Backing::all(600) {
         let surface = Plan::new(600, 100).backing(&backing.file).make();
@@ -199,7 +199,10 @@ fn a_page_is_there_when_its_data_is() {
                 while !stop.is_said() {
                     for page in 505..520 {
                         if let Ok(bytes) = surface.contents(page) {
-                            assert!(bytes == access::stamped(page), "page {page} came early");
+                            assert!(
+                                bytes == access::stamped(page),
+                                "page {page} was present early"
+                            );
                             found.fetch_add(1, Ordering::Relaxed);
                         }
                     }
@@ -282,7 +285,7 @@ fn calls_on_the_descriptor_read() {
 
 /// A single page takes a shorter path from a device than from a file, with the same result.
 #[test]
-fn a_page_alone_is_read_by_a_call() {
+fn a_call_reads_a_single_page() {
     let Some(_turn) = turn_for(exmap::CAN_READ) else { return };
     for flags in [0, exmap::PINNABLE, exmap::READS_ZEROS, exmap::LOCK_TABLES] {
         for backing in Backing::all(64) {
@@ -316,9 +319,9 @@ fn a_page_alone_is_read_by_a_call() {
     }
 }
 
-/// Each page is brought by one of several threads that read it at the same time.
+/// Several threads read the same pages at the same time. Each page is populated by one of them.
 #[test]
-fn one_thread_is_told_that_it_has_read_a_page() {
+fn exactly_one_thread_has_read_a_page() {
     const THREADS: u64 = 4;
     let Some(_turn) = turn_for(exmap::CAN_READ) else { return };
     let backing = Backing::device(64);

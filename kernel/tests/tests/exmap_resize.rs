@@ -1,4 +1,4 @@
-//! A pool becomes larger and smaller.
+//! RESIZE: a pool grows and shrinks.
 #![allow(clippy::unwrap_used)]
 
 use rustix::io::Errno;
@@ -10,7 +10,7 @@ use vellum_kernel_tests::threads::Stop;
 use vellum_kernel_tests::{Exmap, Plan, Surface, Turn, knows, turn};
 use vellum_uapi::exmap;
 
-/// A turn, if pools can be resized; that came together with a flag.
+/// A turn, if pools can be resized, which came to the module together with a flag.
 fn resize_turn() -> Option<Turn> {
     turn().filter(|_| knows(exmap::SHRINKS))
 }
@@ -31,14 +31,14 @@ fn a_pool_grows_and_shrinks() {
 fn grow_and_shrink() {
     for flags in [0, exmap::PINNABLE, exmap::STEALING, exmap::NO_POOL] {
         let surface = Plan::new(10_000, 10).flags(flags).make();
-        // More than a bundle, less than one, hardly any, and more again.
+        // More frames than a bundle, fewer, hardly any, and more again.
         for (frames, range) in [(1100, (0, 1101)), (100, (0, 101)), (3, (50, 4)), (600, (0, 601))] {
             assert_eq!(resize(&surface.exmap, frames), Ok(0), "to {frames}, flags {flags:#x}");
             assert_eq!(surface.stat().frames, frames);
             let full = (-libc::ENOMEM, frames as u16);
             let before = surface.stat().refills;
             assert_eq!(surface.alloc(0, &[range]), [full], "{frames}, flags {flags:#x}");
-            // It has them all itself: nothing is waited for.
+            // The pool has all of them, so the call does not wait.
             let visits = surface.stat().refills - before;
             assert!(visits <= frames + 2, "{visits} visits for {frames} frames, flags {flags:#x}");
             let there = (range.0..range.0 + range.1).filter(|page| surface.is_there(*page));
@@ -49,7 +49,7 @@ fn grow_and_shrink() {
 }
 
 #[test]
-fn what_is_on_the_surface_stays() {
+fn pages_on_the_surface_stay() {
     let Some(_turn) = resize_turn() else { return };
     let surface = Plan::new(10_000, 1000).make();
     assert_eq!(surface.alloc(0, &[(0, 600)]), [(0, 600)]);
@@ -64,7 +64,7 @@ fn what_is_on_the_surface_stays() {
 }
 
 #[test]
-fn sizes_that_cannot_be_are_refused() {
+fn impossible_sizes_are_refused() {
     let Some(_turn) = resize_turn() else { return };
     let surface = Plan::new(1000, 100).make();
     assert_eq!(resize(&surface.exmap, 0), Err(Errno::INVAL));
@@ -78,7 +78,7 @@ fn sizes_that_cannot_be_are_refused() {
 }
 
 #[test]
-fn a_user_gets_what_may_be_locked() {
+fn a_user_gets_as_much_memory_as_may_be_locked() {
     let Some(_turn) = resize_turn() else { return };
     let (first, second) = (Exmap::open(), Exmap::open());
     in_child(move || {
@@ -114,7 +114,7 @@ fn a_pool_is_resized_while_it_is_used() {
                 let outcome = resize(&surface.exmap, 1 + random.below(3000));
                 assert!(matches!(outcome, Ok(0) | Err(Errno::BUSY)), "{outcome:?}");
                 if flags & exmap::SHRINKS != 0 {
-                    // The test asks for all frames that the pool can free.
+                    // The test has the kernel ask for all frames that the pool can free.
                     std::fs::write("/proc/sys/vm/drop_caches", "2").unwrap();
                 }
             }

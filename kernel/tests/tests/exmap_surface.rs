@@ -1,4 +1,4 @@
-//! The surface: how it is mapped, and accesses to pages with a frame and without one.
+//! The surface: its mapping, and accesses to pages with a frame and without one.
 #![allow(clippy::unwrap_used)]
 
 use std::os::fd::AsFd as _;
@@ -12,7 +12,7 @@ use vellum_kernel_tests::{Exmap, Mapping, PAGE, Plan, TABLE_PAGES, turn};
 use vellum_uapi::exmap;
 
 #[test]
-fn pages_come_zeroed_hold_what_is_stored_and_go() {
+fn pages_are_zeroed_keep_stores_and_are_freed() {
     let Some(_turn) = turn() else { return };
     let surface = Plan::new(1000, 100).make();
     assert_eq!(surface.alloc(0, &[(7, 1), (500, 20)]), [(0, 1), (0, 20)]);
@@ -65,11 +65,11 @@ fn reads_of_missing_pages_give_zeros_if_asked_for() {
     }
     let stat = surface.stat();
     assert_eq!((stat.resident, stat.allocated), (0, 0), "zeros are no frames");
-    assert_eq!(surface.free(0, &[(0, 1), (512, 1)]), [(0, 0), (0, 0)], "nothing to be freed");
+    assert_eq!(surface.free(0, &[(0, 1), (512, 1)]), [(0, 0), (0, 0)], "there is nothing to free");
     assert_eq!(surface.load(512), Ok(0));
 }
 
-/// Zeros that were read are no page: a frame takes their place, for all threads.
+/// Zeros are no page. A frame takes their place, for all threads.
 #[test]
 fn a_frame_takes_the_place_of_zeros() {
     let Some(_turn) = turn() else { return };
@@ -81,7 +81,7 @@ fn a_frame_takes_the_place_of_zeros() {
                 assert_eq!(surface.load(600), Ok(0));
                 ready.wait();
                 ready.wait();
-                // Its processor has seen zeros there.
+                // The other thread's processor has cached the zeros.
                 assert_eq!(surface.store(600, round), Ok(()));
                 ready.wait();
                 ready.wait();
@@ -109,7 +109,7 @@ fn there_is_one_surface_at_a_time() {
     surface.assert_works();
 }
 
-/// Neither a table's end nor a directory's need be the surface's end.
+/// A surface need not end at the end of a table or a directory.
 #[test]
 fn a_surface_may_have_any_length() {
     let Some(_turn) = turn() else { return };
@@ -136,7 +136,7 @@ fn a_surface_may_have_any_length() {
     }
 }
 
-/// A range that crosses tables and directories is as good as one that does not.
+/// A range may cross tables and directories.
 #[test]
 fn a_range_may_cross_tables() {
     let Some(_turn) = turn() else { return };
@@ -153,7 +153,7 @@ fn a_range_may_cross_tables() {
 }
 
 #[test]
-fn a_surface_is_shared_writable_and_holds_no_code() {
+fn a_surface_is_shared_writable_and_not_executable() {
     let Some(_turn) = turn() else { return };
     let exmap = Exmap::with(10, 1, 0);
     let request = |protection, flags| Request {
@@ -176,14 +176,14 @@ fn a_surface_is_shared_writable_and_holds_no_code() {
         let mapped = sys::mmap(request(protection, flags));
         assert!(mapped.is_err(), "protection {protection}, flags {flags:#x}");
     }
-    // None of them has taken the place of a right one.
+    // None of these has occupied the place of a valid mapping.
     let surface = Mapping::new(request(both, shared)).unwrap();
     assert_eq!(exmap.stat().unwrap().surface, 100);
     drop(surface);
 }
 
 #[test]
-fn a_pool_comes_before_the_surface_and_once() {
+fn a_pool_is_created_once_and_before_the_surface() {
     let Some(_turn) = turn() else { return };
     let exmap = Exmap::open();
     assert_eq!(exmap.command(exmap::ALLOC, exmap::vector(0, 1)), Err(Errno::NODEV));

@@ -1,5 +1,4 @@
-//! The surface's page tables, shown: they tell which pages are there, and can be read and nothing
-//! else.
+//! The read-only mapping of the surface's page tables, which shows the present pages.
 #![allow(clippy::unwrap_used, unsafe_code)]
 
 use std::fs::OpenOptions;
@@ -24,14 +23,14 @@ fn shown(exmap: &Exmap) -> Mapping {
     map(exmap, LENGTH, libc::PROT_READ, libc::MAP_SHARED).unwrap()
 }
 
-/// Whether the entry of a page says that it is there.
+/// Whether the entry of a page says that the page is present.
 fn says_there(tables: &Mapping, page: u64) -> bool {
     let entry = access::load(tables.start() + page as usize * 8).expect("an entry");
     entry & 1 == 1
 }
 
 #[test]
-fn an_entry_says_whether_its_page_is_there() {
+fn an_entry_tells_whether_its_page_is_present() {
     let Some(_turn) = turn_for(exmap::CAN_SHOW_TABLES) else { return };
     let surface = Plan::new(PAGES, 100).make();
     let tables = shown(&surface.exmap);
@@ -41,7 +40,7 @@ fn an_entry_says_whether_its_page_is_there() {
     assert_eq!(surface.alloc(0, &ranges), [(0, 1); 7]);
     pages.iter().for_each(|page| assert!(says_there(&tables, *page), "{page}"));
     assert!(!says_there(&tables, 2) && !says_there(&tables, 513));
-    // A second look is as good as the first.
+    // Reading again gives the same.
     let again = shown(&surface.exmap);
     assert!(says_there(&again, 512));
     assert_eq!(surface.free(0, &ranges), [(0, 1); 7]);
@@ -51,7 +50,7 @@ fn an_entry_says_whether_its_page_is_there() {
 }
 
 #[test]
-fn nobody_writes_to_them() {
+fn tables_cannot_be_written() {
     let Some(_turn) = turn_for(exmap::CAN_SHOW_TABLES) else { return };
     let surface = Plan::new(PAGES, 100).make();
     assert_eq!(surface.alloc(0, &[(0, 4)]), [(0, 4)]);
@@ -93,7 +92,7 @@ fn nobody_writes_to_them() {
     surface.assert_works();
 }
 
-/// All that a process without rights sees of an entry is whether its page is there.
+/// A process without privileges only sees in an entry whether the page is present.
 #[test]
 fn the_unprivileged_see_no_addresses() {
     let Some(_turn) = turn_for(exmap::CAN_SHOW_TABLES) else { return };
@@ -106,7 +105,7 @@ fn the_unprivileged_see_no_addresses() {
             let vectors = (0..2).map(|interface| exmap.vector(interface).unwrap()).collect();
             let surface = Surface { vectors, mapping, exmap };
             let pages = [0, 1, 511, 512, 262_143, 262_144, PAGES - 1];
-            // Some are there before anything looks at them.
+            // Some are present before the first read.
             assert_eq!(surface.alloc(0, &[(511, 3)]), [(0, 3)]);
             let tables = shown(&surface.exmap);
             let entry = |page: u64| {
@@ -125,13 +124,13 @@ fn the_unprivileged_see_no_addresses() {
             // A page that shows zeros has no frame.
             let _ = surface.load(600);
             assert_eq!(entry(600), 0);
-            threads_change_what_is_shown(&surface, &entry);
+            the_tables_show_what_threads_change(&surface, &entry);
         });
     }
 }
 
-/// After threads have raced for the same pages the tables show the pages that are present.
-fn threads_change_what_is_shown(surface: &Surface, entry: &impl Fn(u64) -> u64) {
+/// After threads have raced for the same pages, the tables show the present pages.
+fn the_tables_show_what_threads_change(surface: &Surface, entry: &impl Fn(u64) -> u64) {
     std::thread::scope(|scope| {
         for interface in 0..2 {
             scope.spawn(move || {
@@ -148,7 +147,7 @@ fn threads_change_what_is_shown(surface: &Surface, entry: &impl Fn(u64) -> u64) 
 }
 
 #[test]
-fn there_is_nothing_before_the_surface_and_behind_it() {
+fn there_are_no_tables_before_and_after_the_surface() {
     let Some(_turn) = turn_for(exmap::CAN_SHOW_TABLES) else { return };
     let exmap = Exmap::with(16, 1, 0);
     assert!(map(&exmap, PAGE, libc::PROT_READ, libc::MAP_SHARED).is_err());
@@ -165,9 +164,9 @@ fn there_is_nothing_before_the_surface_and_behind_it() {
     drop(surface);
 }
 
-/// The mapping does not show freed tables, whatever their memory is used for then.
+/// The mapping does not show freed tables, whose memory may have other uses.
 #[test]
-fn they_go_with_the_surface() {
+fn unmapping_the_surface_removes_them() {
     let Some(_turn) = turn_for(exmap::CAN_SHOW_TABLES) else { return };
     for _ in 0..5 {
         let Surface { vectors, mapping, exmap } = Plan::new(PAGES, 100).make();
@@ -186,9 +185,9 @@ fn they_go_with_the_surface() {
     }
 }
 
-/// The rest of the mapping shows the same tables.
+/// After a part is unmapped, the rest shows the same tables.
 #[test]
-fn a_part_shows_what_it_showed() {
+fn a_part_still_shows_its_tables() {
     let Some(_turn) = turn_for(exmap::CAN_SHOW_TABLES) else { return };
     let surface = Plan::new(PAGES, 100).make();
     assert_eq!(surface.alloc(0, &[(512, 1), (1025, 1)]), [(0, 1); 2]);
@@ -199,7 +198,7 @@ fn a_part_shows_what_it_showed() {
 }
 
 #[test]
-fn a_child_sees_none() {
+fn a_child_sees_no_tables() {
     let Some(_turn) = turn_for(exmap::CAN_SHOW_TABLES) else { return };
     let surface = Plan::new(PAGES, 100).make();
     surface.alloc(0, &[(5, 1)]);

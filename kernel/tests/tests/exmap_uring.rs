@@ -16,7 +16,7 @@ fn part(surface: &Surface, page: u64, pages: usize) -> (usize, usize) {
     (surface.mapping.page(page), pages * PAGE)
 }
 
-/// Commands with a range return bytes, also when a worker carries them out.
+/// Commands with a range return bytes, also if a worker runs them.
 #[test]
 fn a_range_command_ends_with_bytes() {
     let Some(_turn) = turn() else { return };
@@ -45,7 +45,7 @@ fn a_range_command_ends_with_bytes() {
     }
 }
 
-/// A ring that polls is refused, or served: it neither waits for ever nor harms the kernel.
+/// A ring that polls is refused or served. It neither waits forever nor harms the kernel.
 #[test]
 fn a_ring_that_polls_does_no_harm() {
     let Some(_turn) = turn() else { return };
@@ -63,9 +63,9 @@ fn a_ring_that_polls_does_no_harm() {
     surface.assert_works();
 }
 
-/// A number of bytes is no error to the commands that are linked to the one that ends with it.
+/// If a command returns a number of bytes, the commands linked to it still run.
 #[test]
-fn what_is_linked_to_a_command_is_done() {
+fn commands_linked_to_a_command_run() {
     let Some(_turn) = turn() else { return };
     let surface = Plan::new(1000, 100).make();
     let mut ring = Ring::new();
@@ -79,7 +79,8 @@ fn what_is_linked_to_a_command_is_done() {
     }
 }
 
-/// Entries in a registered buffer: how many failed, and their results in their place.
+/// Entries in a registered buffer: the command returns how many have failed, and writes the results
+/// into the entries.
 #[test]
 fn a_buffer_command_ends_with_a_count() {
     let Some(_turn) = turn() else { return };
@@ -111,9 +112,9 @@ fn a_buffer_command_ends_with_a_count() {
     }
 }
 
-/// An interface that another thread is just using is waited for by a worker.
+/// A worker waits for an interface that another thread is using.
 #[test]
-fn commands_for_a_busy_interface_end() {
+fn commands_for_a_busy_interface_complete() {
     let Some(_turn) = turn() else { return };
     let surface = Plan::new(200_000, 60_000).make();
     let (stop, rounds) = (Stop::default(), 40);
@@ -128,7 +129,7 @@ fn commands_for_a_busy_interface_end() {
         let _at_end = stop.at_end();
         let mut ring = Ring::new();
         for round in 0..rounds {
-            // Some end with bytes, some with 0, some with an error.
+            // Some return bytes, some 0, some an error.
             let parts = [(100_000, 8), (100_000, 8), (199_999, 2), (100_008, 1), (100_003, 0)];
             for (index, (page, pages)) in parts.into_iter().enumerate() {
                 let part = part(&surface, page, pages);
@@ -139,7 +140,7 @@ fn commands_for_a_busy_interface_end() {
             ends.sort_unstable();
             let results: Vec<i32> = ends.into_iter().map(|(_, result)| result).collect();
             let bytes = 8 * PAGE as i32;
-            // Workers are in no order.
+            // Workers complete in any order.
             assert!([[bytes, 0], [0, bytes]].contains(&[results[0], results[1]]), "round {round}");
             assert_eq!(results[2..], [-libc::EFAULT, PAGE as i32, 0], "round {round}");
             let entry = command(&surface.exmap, (0, OP_FREE), part(&surface, 100_000, 9), false);
@@ -148,9 +149,9 @@ fn commands_for_a_busy_interface_end() {
     });
 }
 
-/// Reads through the proxy, by workers as well.
+/// Reads through the proxy, also by workers.
 #[test]
-fn reads_end_whoever_carries_them_out() {
+fn reads_complete_inline_and_by_workers() {
     let Some(_turn) = turn() else { return };
     for backing in Backing::all(600) {
         let surface = Plan::new(600, 300).backing(&backing.file).make();
@@ -159,7 +160,7 @@ fn reads_end_whoever_carries_them_out() {
             for page in 0..40_u64 {
                 let entry = read(&surface.exmap, part(&surface, page * 13, 1), 0);
                 ring.start(&entry.clone().flags(flags).user_data(page));
-                // Of the same read twice one brings the pages, and the other leaves them alone.
+                // Of two equal reads, one populates the pages, and the other does not change them.
                 if page % 8 == 7 {
                     ring.start(&entry.user_data(1000 + page));
                 }
@@ -174,8 +175,8 @@ fn reads_end_whoever_carries_them_out() {
     }
 }
 
-/// Where the kernel registers pages of files at all (6.12; 6.1 refuses all of them), a pinnable
-/// surface may be a registered buffer.
+/// A pinnable surface may be a registered buffer if the kernel registers pages of files (6.12 does,
+/// 6.1 does not).
 #[test]
 fn a_pinnable_surface_is_a_registered_buffer() {
     let Some(_turn) = turn() else { return };
@@ -195,7 +196,8 @@ fn a_pinnable_surface_is_a_registered_buffer() {
     let bytes = buffer.1 as i32;
     assert_eq!(ring.run(&fixed(&backing.file, buffer, 20 * PAGE as u64, false)), bytes);
     (0..8).for_each(|page| surface.assert_stamped(508 + page, 20 + page));
-    // The process and the device see the same memory, also after the kernel took the tables out.
+    // The process and the device see the same memory, even after the module has unlinked the
+    // tables.
     std::fs::write("/proc/self/clear_refs", "4").unwrap();
     (0..8).for_each(|page| surface.stamp(508 + page, 900 + page));
     assert_eq!(ring.run(&fixed(&backing.file, buffer, 40 * PAGE as u64, true)), bytes);
@@ -208,7 +210,7 @@ fn a_pinnable_surface_is_a_registered_buffer() {
 }
 
 #[test]
-fn a_surface_that_is_not_pinnable_is_none() {
+fn a_surface_that_is_not_pinnable_cannot_be_registered() {
     let Some(_turn) = turn() else { return };
     let surface = Plan::new(1000, 100).make();
     surface.alloc(0, &[(0, 8)]);

@@ -1,4 +1,5 @@
-//! Vectors: every entry is looked at on its own, and none makes the kernel look elsewhere.
+//! Vectors: the module handles each entry by itself, and no entry makes it read or write other
+//! memory.
 #![allow(clippy::unwrap_used)]
 
 use std::os::fd::AsFd as _;
@@ -24,7 +25,7 @@ fn a_vector_may_be_full() {
 }
 
 #[test]
-fn the_longest_entry_is_carried_out() {
+fn the_longest_entry_works() {
     let Some(_turn) = turn() else { return };
     let surface = Plan::new(10_000, 8190).make();
     let longest = exmap::ENTRY_PAGES;
@@ -44,7 +45,7 @@ fn an_entry_may_come_twice_in_a_vector() {
     assert_eq!(surface.free(0, &ranges), [(0, 1), (0, 0), (0, 2), (0, 0)]);
     let stat = surface.stat();
     assert_eq!((stat.resident, stat.freed), (0, 3));
-    // No frame was lost, and none is on the list twice.
+    // No frame is lost, and none is on the list twice.
     assert_eq!(surface.alloc(0, &[(20, 11)]), [(-libc::ENOMEM, 10)]);
     for page in 20..30 {
         surface.stamp(page, page);
@@ -81,7 +82,7 @@ fn ranges_that_are_not_within_the_surface_are_refused() {
     for command in [exmap::ALLOC, exmap::FREE] {
         assert_eq!(surface.run(command, 0, &wrong), vec![EINVAL; wrong.len()]);
     }
-    // The module carries out the other entries.
+    // The module still executes the other entries.
     for range in wrong {
         for command in [exmap::ALLOC, exmap::FREE] {
             let outcomes = surface.run(command, 0, &[(3, 1), range, (7, 2)]);
@@ -119,7 +120,7 @@ fn a_command_names_an_interface_and_its_entries() {
 }
 
 #[test]
-fn interfaces_have_vectors_of_their_own() {
+fn each_interface_has_its_own_vector() {
     let Some(_turn) = turn() else { return };
     let surface = Plan::new(10_000, 1024).interfaces(256).make();
     for interface in 0..256 {
@@ -138,7 +139,7 @@ fn interfaces_have_vectors_of_their_own() {
     }
 }
 
-/// An unmapped vector is full of zeros: ranges without pages.
+/// An unmapped vector is full of zeros, which are ranges without pages.
 #[test]
 fn a_vector_need_not_be_mapped() {
     let Some(_turn) = turn() else { return };
@@ -147,7 +148,7 @@ fn a_vector_need_not_be_mapped() {
     assert_eq!(exmap.command(exmap::ALLOC, exmap::vector(1, 512)), Ok(512));
     let vector = exmap.vector(1).unwrap();
     assert_eq!((vector.get(0).result(), vector.get(511).pages()), EINVAL);
-    // It is the same one wherever it is mapped, and outlives all of that.
+    // The vector is the same wherever it is mapped, and outlives its mappings.
     let second = exmap.vector(1).unwrap();
     vector.set(3, Entry::new(5, 1));
     assert_eq!(second.get(3), Entry::new(5, 1));

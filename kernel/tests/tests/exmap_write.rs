@@ -1,4 +1,4 @@
-//! Pages are written to a backing: by vectors, and by calls on the descriptor.
+//! Writing pages to a backing: by vectors, and by calls on the descriptor.
 #![allow(clippy::unwrap_used)]
 
 use std::fs::File;
@@ -14,7 +14,7 @@ use vellum_uapi::exmap::{self, Entry};
 const CAN: u64 = exmap::CAN_READ | exmap::CAN_WRITE;
 
 #[test]
-fn what_is_written_is_read_again() {
+fn written_pages_are_read_again() {
     let Some(_turn) = turn_for(CAN) else { return };
     for flags in [0, exmap::PINNABLE] {
         for backing in Backing::all(2000) {
@@ -26,7 +26,7 @@ fn what_is_written_is_read_again() {
             pages().for_each(|page| surface.stamp(page, page + 5000));
             assert_eq!(surface.write(0, &ranges), done, "{}", backing.name);
             assert_eq!(surface.stat().written, 706);
-            // They stay, and can go.
+            // The pages stay, and can be freed.
             surface.assert_stamped(3, 5003);
             assert_eq!(surface.free(0, &ranges), done);
             for page in [1999, 3, 510, 513, 1000, 1699] {
@@ -39,7 +39,7 @@ fn what_is_written_is_read_again() {
     }
 }
 
-/// Freezing waits for all writes that have begun, and those that have ended must not count.
+/// Freezing waits for all writes that have begun. Completed writes must not count.
 #[test]
 fn a_file_system_can_be_frozen_after_writes() {
     const FREEZE: u32 = 0xc004_5877;
@@ -58,7 +58,7 @@ fn a_file_system_can_be_frozen_after_writes() {
 }
 
 #[test]
-fn an_entry_with_a_page_that_is_not_there_is_not_written() {
+fn an_entry_with_an_absent_page_is_not_written() {
     let Some(_turn) = turn_for(CAN) else { return };
     for backing in Backing::all(600) {
         let surface = Plan::new(600, 50).backing(&backing.file).make();
@@ -80,7 +80,7 @@ fn an_entry_with_a_page_that_is_not_there_is_not_written() {
 }
 
 #[test]
-fn a_backing_that_was_opened_to_be_read_is_not_written() {
+fn a_backing_opened_for_reading_is_not_written() {
     let Some(_turn) = turn_for(CAN) else { return };
     let backing = Backing::cached(100);
     let file = File::open(backing.path()).unwrap();
@@ -117,10 +117,10 @@ fn calls_on_the_descriptor_write() {
     assert!(backing.stored(20) == access::stamped(20));
 }
 
-/// All commands at once, on few pages and frames. A page that no thread has claimed may hold any
-/// bytes; the counters are right.
+/// All commands at once, on few pages and frames. A page without an owner may hold any bytes. The
+/// counters are right.
 #[test]
-fn threads_may_do_everything_at_once() {
+fn threads_may_run_all_commands_at_once() {
     let Some(_turn) = turn_for(CAN) else { return };
     let mut random = Random::of_this_run();
     for backing in Backing::all(600) {

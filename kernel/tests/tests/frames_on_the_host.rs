@@ -1,5 +1,5 @@
-//! The pool of frames as a program of its own: real threads at full speed, under sanitizers. The
-//! emulator's processors take turns too seldom to find races in it, so `make lab` leaves it out.
+//! The pool of frames as a program of its own: real threads at full speed, under sanitizers. In the
+//! emulator races are too rare to be found, so `make lab` leaves this out.
 #![allow(clippy::unwrap_used)]
 
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! Processors go and come while programs use surfaces and Morsels.
+//! Processors go offline and online while programs use surfaces and Morsels.
 #![allow(clippy::unwrap_used)]
 
 use std::fs;
@@ -8,10 +8,10 @@ use vellum_kernel_tests::threads::{Deadline, Stop};
 use vellum_kernel_tests::{Mapping, Morsel, PAGE, Plan, Surface, access, morsel_turn};
 use vellum_uapi::morsel;
 
-/// Whether the second processor is there.
+/// Whether the second processor is online.
 const ONLINE: &str = "/sys/devices/system/cpu/cpu1/online";
 
-/// It is there again when this is dropped.
+/// Brings the processor online when this is dropped.
 struct Online;
 
 impl Drop for Online {
@@ -45,7 +45,7 @@ fn use_morsel(morsel: &Morsel, mapping: &Mapping, stop: &Stop) {
 }
 
 #[test]
-fn processors_go_and_come_while_pages_do() {
+fn processors_go_offline_and_online_while_pages_are_used() {
     let Some(_turn) = morsel_turn() else { return };
     if !fs::exists(ONLINE).unwrap() {
         eprintln!("skipped: no second processor, or one that stays");

@@ -1,5 +1,5 @@
-//! Allocations of the kernel that fail. No call does harm then, and memory that it allocated before
-//! is freed.
+//! Failing allocations of the kernel. A call whose allocation fails does no harm, and frees what it
+//! has allocated before.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::fd::{AsRawFd as _, OwnedFd};
@@ -16,17 +16,18 @@ use vellum_uapi::morsel::{self as uapi, extent};
 /// The file that says which of this thread's allocations fails.
 const FAIL_NTH: &str = "/proc/thread-self/fail-nth";
 
-/// So many allocations a sequence has at most; one with more is no sequence of a few calls.
+/// The most allocations of a sequence of a few calls.
 const MOST: u32 = 20_000;
 
 /// Has one of this thread's allocations fail.
 struct Injection {
-    /// Open all the time: to open it takes memory, too.
+    /// Open all the time, because opening it also allocates memory.
     file: File,
 }
 
 impl Injection {
-    /// Every kind of allocation that can fail will. `None`, and a word, where no such thing is.
+    /// Has every kind of allocation fail. `None`, and a printed line, if the kernel cannot inject
+    /// failures.
     fn new() -> Option<Self> {
         let Ok(file) = OpenOptions::new().read(true).write(true).open(FAIL_NTH) else {
             eprintln!("skipped: this kernel injects no failures; the debug kernel does");
@@ -44,13 +45,13 @@ impl Injection {
         Some(Self { file })
     }
 
-    /// The nth from now on; none if it is 0.
+    /// The nth allocation from now on fails; none if it is 0.
     fn fail(&self, nth: u32) {
         let text = nth.to_string();
         assert_eq!(rustix::io::pwrite(&self.file, text.as_bytes(), 0), Ok(text.len()));
     }
 
-    /// Whether it has come to that; from now on none fails.
+    /// Whether an allocation has failed. From now on none fails.
     fn has_failed(&self) -> bool {
         let mut text = [0; 16];
         let read = rustix::io::pread(&self.file, &mut text[..], 0);
@@ -60,9 +61,9 @@ impl Injection {
     }
 }
 
-/// Does something over and over, each time with another allocation that fails, until none is left.
-/// The lab finds leaks at the end (kmemleak); free memory says little here, because this kernel
-/// keeps freed memory for a while.
+/// Repeats an operation, each time with another failing allocation, until all have failed once. The
+/// lab finds leaks at the end (kmemleak). Free memory says little here, because this kernel keeps
+/// freed memory for a while.
 fn with_each_failure(what: &str, mut work: impl FnMut() -> Result<(), Errno>) {
     let Some(injection) = Injection::new() else { return };
     assert_eq!(work(), Ok(()), "{what}, while nothing fails");
@@ -106,7 +107,7 @@ fn use_exmap(flags: u64, backing: i32) -> Result<(), Errno> {
         vector.set(0, Entry::new(page, count));
         vector.run(&private, command, 1)?;
     }
-    // A page may have missed its frame.
+    // A page may not have got its frame.
     let _ = access::store(mapping.page(3), 1);
     let request = Move { size: size_of::<Move>() as u32, interface: 0, from: 3, to: 4, count: 1 };
     exmap.pass(exmap::MOVE, std::ptr::from_ref(&request).expose_provenance())?;
@@ -116,7 +117,7 @@ fn use_exmap(flags: u64, backing: i32) -> Result<(), Errno> {
 }
 
 #[test]
-fn an_exmap_bears_every_failure() {
+fn every_failure_in_an_exmap_is_harmless() {
     let Some(_turn) = turn() else { return };
     let backing = Backing::cached(1100);
     for flags in
@@ -127,18 +128,18 @@ fn an_exmap_bears_every_failure() {
     }
 }
 
-/// The same for a Morsel: one that is written to, read by a mapping for reading, and cut into.
+/// The same for a Morsel: it is written, read through a mapping for reading, and punched.
 fn use_morsel((order, flags): (u32, u64), source: &File) -> Result<(), Errno> {
     let morsel = Morsel::nameless_in(Path::new(morsel::FOLDER)).map_err(number)?;
     morsel.create(&morsel::plan(order, extent(order), flags))?;
     let (view, reader) = (morsel.map(sys::READ_WRITE)?, morsel.map(libc::PROT_READ)?);
     let last = extent(order) / PAGE as u64 - 1;
     for page in [0, last] {
-        // Where memory is missing it is a signal.
+        // An access whose page has no memory gets a signal.
         let _ = access::store(view.page(page), 1);
         let _ = access::load(reader.page(page));
     }
-    // With entries of 2 MiB one and some pages; each of the others is an allocation of its own.
+    // With entries of 2 MiB one entry and some pages; otherwise each page is an allocation.
     let pages = if flags & uapi::HUGE != 0 { 520 } else { 20 };
     morsel.populate(0, extent(order).min(pages * PAGE as u64))?;
     morsel.punch(0, PAGE as u64)?;
@@ -151,7 +152,7 @@ fn use_morsel((order, flags): (u32, u64), source: &File) -> Result<(), Errno> {
 }
 
 #[test]
-fn a_morsel_bears_every_failure() {
+fn every_failure_in_a_morsel_is_harmless() {
     let Some(_turn) = morsel_turn() else { return };
     let source = Backing::cached(1);
     for kind in [(0, 0), (1, uapi::PINNABLE), (2, 0), (2, uapi::HUGE), (3, uapi::INHERIT)] {

@@ -1,16 +1,16 @@
-//! The fuzzer, for a while. `VELLUM_SECONDS` has it go on for longer; the variables are said in
-//! `src/fuzz/mod.rs`.
+//! The fuzzer for a short time. `VELLUM_SECONDS` sets the time; `src/fuzz/mod.rs` has all
+//! variables.
 
 use vellum_kernel_tests::{fuzz, turn};
 
-/// Of one thread, in which every result is known.
+/// Sequences of one thread. Every result is known.
 #[test]
-fn sequences_come_to_what_they_should() {
+fn sequences_have_the_results_of_the_model() {
     let Some(_turn) = turn() else { return };
     fuzz::sequences(8);
 }
 
-/// Of threads and processes.
+/// Rounds of threads and processes.
 #[test]
 fn threads_and_processes_keep_their_pages() {
     let Some(_turn) = turn() else { return };

@@ -1,8 +1,8 @@
-//! Morsels on persistent memory when the machine dies: one program changes them until it is killed,
-//! the other one checks; `make lab` runs both. All steps that the first one had completed have
-//! taken effect, no step that it had not begun has, and the device holds nothing else.
+//! Morsels on persistent memory when the machine dies. One program changes them until it is killed,
+//! the other one checks; `make lab` runs both. All steps that the first one has completed have
+//! taken effect, no step that it had not begun has, and the device has nothing else.
 //!
-//! The program logs its steps in a Morsel of its own: before it removes something, and after it has
+//! The program logs its steps in another Morsel: before it removes something, and after it has
 //! added something.
 #![allow(clippy::unwrap_used)]
 
@@ -21,9 +21,9 @@ use vellum_uapi::morsel;
 const LOG: &str = "log";
 const LOG_BYTES: u64 = 64 << 20;
 
-/// Morsels that there are at a time.
+/// The number of Morsels at a time.
 const MOST: usize = 24;
-/// Pages that are used of each, at most.
+/// The most used pages of each.
 const PAGES: u64 = 200;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,7 +66,7 @@ impl Step {
 enum Page {
     Stamped,
     Punched,
-    /// On its way.
+    /// A step was in progress.
     Either,
 }
 
@@ -153,7 +153,7 @@ fn length(id: u64) -> u64 {
     morsel::extent(order(id)) - id % 4096
 }
 
-/// The page of the Morsel with this number, far from its neighbours if there is room.
+/// The Morsel's page with this number, far from the others if there is room.
 fn place(id: u64, page: u64) -> u64 {
     let pages = length(id).div_ceil(PAGE as u64);
     page.wrapping_mul(0x9e37_79b9) % pages
@@ -163,7 +163,7 @@ fn stamp(id: u64, place: u64) -> u64 {
     id << 40 | place | 1 << 63
 }
 
-/// A guest with Morsels on its persistent memory; whether they were there before.
+/// Prepares the guest's persistent memory. Returns whether it had Morsels before.
 fn prepare() -> bool {
     let mounts = fs::read_to_string("/proc/mounts").unwrap();
     let were_there = mounts.contains(&format!(" {FOLDER} morselfs "));
@@ -196,7 +196,7 @@ impl Worker {
         let (id, morsel) = &self.alive[self.random.below(self.alive.len() as u64) as usize];
         let place = place(*id, self.random.below(PAGES));
         let bytes = access::stamped(stamp(*id, place));
-        // The last page of a Morsel may end before the page does.
+        // The Morsel may end inside its last page.
         let at = place * PAGE as u64;
         let end = bytes.len().min((length(*id) - at) as usize);
         rustix::io::pwrite(morsel.file(), &bytes[..end], at).unwrap();
@@ -234,7 +234,7 @@ fn work() {
     if were_there {
         look();
     }
-    // Those that were on their way when the machine died go, too.
+    // Also removes those whose step was in progress when the machine died.
     worker.next = worker.log.state().keys().max().map_or(1, |id| id + 2);
     for entry in fs::read_dir(FOLDER).unwrap() {
         let entry = entry.unwrap().file_name().into_string().unwrap();
@@ -246,7 +246,7 @@ fn work() {
             worker.log.write(id, Step::Removed);
         }
     }
-    // However soon it dies from now on, something was done.
+    // From now on there is progress, however soon the machine dies.
     worker.create();
     std::io::stdout().write_all(b"\nlab: ready\n").unwrap();
     loop {
@@ -270,13 +270,13 @@ fn look() {
     let state = log.state();
     let line = format!("\n{} steps, {} Morsels\n", log.next, state.len());
     std::io::stdout().write_all(line.as_bytes()).unwrap();
-    assert!(log.next > 0, "nothing was done");
+    assert!(log.next > 0, "there was no progress");
     assert_morsels_are_sound();
     for (id, pages) in &state {
         match (File::open(path(&name(*id))), pages) {
             (Ok(file), Some(pages)) => look_at(*id, &Morsel::from_file(file), pages),
             (Err(_), None) | (Ok(_), None) => {}
-            (Err(error), Some(_)) => panic!("Morsel {id} is not there: {error}"),
+            (Err(error), Some(_)) => panic!("Morsel {id} is missing: {error}"),
         }
     }
     look_at_all();
@@ -301,8 +301,8 @@ fn look_at(id: u64, morsel: &Morsel, pages: &BTreeMap<u64, Page>) {
     }
 }
 
-/// The device holds nothing else: each word of each page is zero or the expected one, and as many
-/// pages are used as the Morsels have.
+/// The device has nothing else: each word of each page is zero or the expected one, and the number
+/// of used pages is that of the Morsels.
 fn look_at_all() {
     let mut used = 0;
     for entry in fs::read_dir(FOLDER).unwrap() {
@@ -321,8 +321,8 @@ fn look_at_all() {
             let expected = access::stamped(stamp(id, page));
             let words = found.chunks(8).zip(expected.chunks(8));
             let strange = words.filter(|(a, b)| a.iter().any(|byte| *byte != 0) && a != b).count();
-            // The last word may be cut off where the Morsel ends.
-            assert!(strange <= 1, "Morsel {id}, page {page}: {strange} words of something else");
+            // The last word may be incomplete at the Morsel's end.
+            assert!(strange <= 1, "Morsel {id}, page {page}: {strange} unexpected words");
         }
     }
     let stat = rustix::fs::statfs(FOLDER).unwrap();

@@ -1,5 +1,5 @@
-//! Persistent memory that was damaged, or crafted: the module refuses it, or no process reaches
-//! anything else by it.
+//! Damaged or crafted persistent memory: the module refuses it, or no process can reach other
+//! memory through it.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::HashSet;
@@ -22,18 +22,19 @@ const WORDS: u64 = 512;
 const GUARD: u64 = 1;
 const SLOTS: u64 = 2;
 const SLOT_BYTES: u64 = 504;
-/// Words of a slot with a meaning, up to the first ones of its name.
+/// The words of a slot that have a meaning, up to the first words of its name.
 const SLOT_WORDS: u64 = 10;
-/// Words of the first page with a meaning, and the one with the device's physical address.
+/// The words of the first page that have a meaning, and the word with the device's physical
+/// address.
 const SUPER_WORDS: u64 = 5;
 const SUPER_ADDRESS: u64 = 4 * 8;
-/// More than these tests use of the device.
+/// More pages than these tests use on the device.
 const USED_PAGES: u64 = 2048;
 
 /// Bits of an entry that leads to a table, and of a leaf of 2 MiB that any user may write to.
 const TABLE: u64 = 0x67;
 const LEAF: u64 = (1 << 63) | 0xe7;
-/// The one that has processors look at an entry.
+/// The present bit.
 const PRESENT: u64 = 1;
 const NUMBER: u64 = 0x000f_ffff_ffff_f000;
 
@@ -51,7 +52,7 @@ fn path(name: &str) -> PathBuf {
     Path::new(FOLDER).join(name)
 }
 
-/// One that all users may open.
+/// Creates a Morsel that all users may open.
 fn create(name: &str, order: u32) -> Morsel {
     let mut options = OpenOptions::new();
     let file = options.read(true).write(true).create_new(true).open(path(name)).unwrap();
@@ -64,7 +65,7 @@ fn create(name: &str, order: u32) -> Morsel {
 /// The device itself, while it is not mounted.
 struct Raw {
     device: File,
-    /// Of its first page, physical.
+    /// The physical address of its first page.
     address: u64,
 }
 
@@ -102,7 +103,7 @@ impl Raw {
         (entry & NUMBER).wrapping_sub(self.address) / PAGE as u64
     }
 
-    /// Where the slots begin that are used.
+    /// The used slots.
     fn slots(&self) -> Vec<u64> {
         let first = SLOTS * PAGE as u64;
         let slots = (0..PAGE as u64 / SLOT_BYTES).map(|slot| first + slot * SLOT_BYTES);
@@ -144,14 +145,14 @@ fn words(page: &[u8]) -> Vec<u64> {
     page.chunks(8).map(|word| u64::from_le_bytes(word.try_into().unwrap())).collect()
 }
 
-/// Processors walk the guard wherever a Morsel of order 3 has no table: mounting the device removes
-/// the guard's earlier contents.
+/// Processors walk the guard wherever a Morsel of order 3 has no table. So mounting the device
+/// clears the guard.
 #[test]
-fn what_the_guard_has_is_not_believed() {
+fn the_contents_of_the_guard_are_ignored() {
     let Some(_turn) = turn() else { return };
     let raw = Raw::open();
     for index in 0..WORDS {
-        // The machine's first GiB: the kernel is there.
+        // Entries for the machine's first GiB, which has the kernel.
         raw.set(GUARD * PAGE as u64 + index * 8, (index << 21) | LEAF);
     }
     drop(raw);
@@ -163,16 +164,20 @@ fn what_the_guard_has_is_not_believed() {
         let mapping = morsel.mapped();
         for block in 0..WORDS {
             let page = access::kernel_load(mapping.page(block * WORDS), PAGE).unwrap();
-            assert!(page.iter().all(|byte| *byte == 0), "2 MiB number {block}: not the user's");
+            assert!(
+                page.iter().all(|byte| *byte == 0),
+                "2 MiB number {block} does not belong to the user"
+            );
         }
     });
     assert_morsels_are_sound();
     unmount().unwrap();
 }
 
-/// Above level 2 the guard is where no table is, so no crash leaves none there.
+/// Above level 2, absent tables have the guard's entry, so a crash never leaves an empty entry
+/// there.
 #[test]
-fn an_entry_above_level_2_that_is_none_is_refused() {
+fn an_empty_entry_above_level_2_is_refused() {
     let Some(_turn) = turn() else { return };
     mount("").unwrap();
     create("damaged", 3).stamp(0, 1);
@@ -187,9 +192,9 @@ fn an_entry_above_level_2_that_is_none_is_refused() {
     unmount().unwrap();
 }
 
-/// One that processors did not see yet when the machine died: the page is the Morsel's.
+/// An entry without its present bit, as a crash leaves it: the page belongs to the Morsel.
 #[test]
-fn an_entry_that_was_on_its_way_is_found() {
+fn an_entry_without_its_present_bit_is_found() {
     let Some(_turn) = turn() else { return };
     mount("").unwrap();
     for order in 0..=3_u32 {
@@ -211,22 +216,22 @@ fn an_entry_that_was_on_its_way_is_found() {
     unmount().unwrap();
 }
 
-/// The contents of the damaged devices: pages of each Morsel, at these places among others.
+/// The pages of each Morsel on the devices to damage.
 const PLACES: [u64; 6] = [0, 1, 511, 512, 1000, WORDS * WORDS + 3];
 
 fn places(order: u32) -> impl Iterator<Item = u64> {
     PLACES.into_iter().filter(move |page| *page < extent(order) / PAGE as u64)
 }
 
-/// With words of the device changed, the module refuses it, or mounts it; then a user who maps all
-/// of it finds the pages of the device and nothing else.
+/// After changes of words, the module refuses the device, or mounts it. Then a user who maps all
+/// Morsels finds pages of the device and nothing else.
 #[test]
 fn a_damaged_device_does_no_harm() {
     let Some(_turn) = turn() else { return };
     let mut random = Random::of_this_run();
     let (mut mounted, mut refused) = (0, 0);
     for _ in 0..60 {
-        // Earlier contents would look as if they were read.
+        // Clears the device, because earlier contents would look like those of this test.
         let raw = Raw::open();
         raw.device.write_all_at(&vec![0; USED_PAGES as usize * PAGE], 0).unwrap();
         raw.device.sync_all().unwrap();
@@ -254,7 +259,7 @@ fn a_damaged_device_does_no_harm() {
             });
             assert_morsels_are_sound();
             unmount().unwrap();
-            // After any store it is still a device.
+            // Stores do not change the format of the device.
             mount("").unwrap();
             unmount().unwrap();
         } else {
@@ -267,7 +272,7 @@ fn a_damaged_device_does_no_harm() {
     assert!(mounted > 0 && refused > 0, "{mounted} and {refused}: all alike");
 }
 
-/// Where there are words that mean something, while none is damaged.
+/// The places of words with a meaning, in the undamaged device.
 struct Targets {
     slots: Vec<u64>,
     /// Tables by their level.
@@ -280,7 +285,7 @@ impl Targets {
     }
 }
 
-/// Changes a word that means something; says which.
+/// Changes a word with a meaning, and returns a description.
 fn damage(raw: &Raw, targets: &Targets, random: &mut Random) -> String {
     let (what, at) = match random.below(8) {
         0 => (0, random.below(SUPER_WORDS) * 8),
@@ -310,12 +315,12 @@ fn damage(raw: &Raw, targets: &Targets, random: &mut Random) -> String {
     format!("{what}: {at:#x} was {old:#x}, is {value:#x}")
 }
 
-/// Maps all that is there, and something new, and fails if it finds a page that is none of these.
+/// Maps all Morsels and a new one. Fails if it finds a page that is not on the device.
 fn look_around(pages: &HashSet<Vec<u8>>, mut random: Random) {
     let own = Morsel::nameless_in(Path::new(FOLDER)).unwrap();
     own.create(&plan(3, extent(3), 0)).unwrap();
     let named = fs::read_dir(FOLDER).unwrap().map(|name| name.unwrap().path());
-    // Damage may have taken the right away.
+    // The damage may have changed the permissions.
     let opened = named.filter_map(|path| OpenOptions::new().read(true).write(true).open(path).ok());
     for morsel in opened.map(Morsel::from_file).chain([own]) {
         let order = morsel.stat().order;
@@ -323,7 +328,7 @@ fn look_around(pages: &HashSet<Vec<u8>>, mut random: Random) {
             continue;
         }
         for protection in [libc::PROT_READ, sys::READ_WRITE] {
-            // A Morsel that damage has sealed is for reading.
+            // A Morsel that the damage has sealed is read-only.
             let Ok(mapping) = morsel.map(protection) else { continue };
             let all = extent(order) / PAGE as u64;
             let others: Vec<u64> = (0..40).map(|_| random.below(all)).collect();

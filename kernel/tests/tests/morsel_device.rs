@@ -1,5 +1,5 @@
-//! Devices and Morsels: an NVMe controller that an IOMMU restricts, driven from user space, whose
-//! queues and data lie in a Morsel.
+//! Devices and Morsels: user space drives an NVMe controller behind an IOMMU. Its queues and data
+//! are in a Morsel.
 #![allow(clippy::unwrap_used)]
 
 use std::fs::{File, OpenOptions};
@@ -17,12 +17,12 @@ use vellum_kernel_tests::vfio::{Access, Device};
 use vellum_kernel_tests::{Errno, Mapping, Morsel, PAGE, Turn, access, morsel_turn, persistent};
 use vellum_uapi::morsel::{HUGE, PINNABLE, SEAL_CONTENT, SEAL_POPULATION, extent};
 
-/// Pages that the device sees. Queues come first.
+/// The pages that the device sees. Queues come first.
 const PAGES: u64 = 64;
 const LENGTH: usize = PAGES as usize * PAGE;
-/// A page for data.
+/// The page for data.
 const DATA: u64 = QUEUE_PAGES;
-/// Where the device sees them.
+/// The device's address of the first page.
 const SEEN_AT: u64 = 1 << 32;
 
 /// The device's address of a page.
@@ -35,12 +35,12 @@ fn turn() -> Option<(Turn, Device)> {
     Some((turn, Device::open()?))
 }
 
-/// A Morsel with more pages than the device is to see.
+/// A Morsel with more pages than the device may access.
 fn pinnable(order: u32) -> Morsel {
     Morsel::new(order, 4 * LENGTH as u64, PINNABLE)
 }
 
-/// One that the device may write to, and the controller with its queues in it.
+/// Such a Morsel, mapped for writing, and the controller with its queues in it.
 fn driven<'device>(device: &'device Device, mapping: &Mapping) -> Controller<'device> {
     device.register(mapping.start(), LENGTH, SEEN_AT, Access::ReadWrite).unwrap();
     Controller::new(device, mapping.start(), SEEN_AT)
@@ -91,7 +91,7 @@ fn a_device_reaches_nothing_else() {
     let mapping = morsel.mapped();
     let mut controller = driven(&device, &mapping);
     mapping.stamp(PAGES, 5);
-    // The Morsel's own next page. The controller's reaction does not matter.
+    // The Morsel's next page. The controller's reaction does not matter.
     log.wait_for(&refused(&device, seen(PAGES)), || {
         let _ = controller.identify(seen(PAGES));
     });
@@ -110,7 +110,7 @@ fn a_device_reaches_nothing_else() {
     mapping.assert_stamped(DATA + 1, 7);
 }
 
-/// A reader hands on the right to read, not more.
+/// Through a mapping for reading, a device only gets the right to read.
 #[test]
 fn a_device_cannot_write_by_a_mapping_for_reading() {
     let Some((_turn, device)) = turn() else { return };
@@ -139,9 +139,9 @@ fn a_device_cannot_write_by_a_mapping_for_reading() {
     }
 }
 
-/// No mapping lets a device register a Morsel that is not pinnable.
+/// A Morsel that is not pinnable cannot be registered with a device, through any mapping.
 #[test]
-fn no_device_gets_what_is_not_pinnable() {
+fn a_morsel_that_is_not_pinnable_cannot_be_registered() {
     let Some((_turn, device)) = turn() else { return };
     for (order, flags) in kinds().into_iter().filter(|(_, flags)| flags & PINNABLE == 0) {
         let morsel = Morsel::of((order, flags));
@@ -151,7 +151,7 @@ fn no_device_gets_what_is_not_pinnable() {
 
 /// The kernel counts no references to persistent memory that VFIO takes from page tables.
 #[test]
-fn no_device_gets_what_is_on_persistent_memory() {
+fn a_morsel_on_persistent_memory_cannot_be_registered() {
     let Some((_turn, device)) = turn() else { return };
     if !persistent::is_there() {
         return;
@@ -169,7 +169,7 @@ fn no_device_gets_what_is_on_persistent_memory() {
 
 #[track_caller]
 fn assert_not_registered(device: &Device, morsel: &Morsel) {
-    // Pages that are there, and one that is not.
+    // Present pages and an absent one.
     morsel.populate(0, 1).unwrap();
     let writable = morsel.mapped();
     let reader = morsel.for_reading().map(libc::PROT_READ).unwrap();
@@ -182,7 +182,7 @@ fn assert_not_registered(device: &Device, morsel: &Morsel) {
         for page in [0, extent(morsel.stat().order) / PAGE as u64 - 1] {
             let tried = device.register(mapping.page(page), PAGE, SEEN_AT, access);
             let stat = morsel.stat();
-            // 6.1 looks for a leaf of 4 KiB, and says so of one of 2 MiB.
+            // Linux 6.1 expects a leaf of 4 KiB, and warns about one of 2 MiB.
             let expected = [Errno::FAULT, Errno::INVAL];
             let expected = &expected[..1 + usize::from(stat.flags & HUGE != 0)];
             let is_right = tried.is_err_and(|error| expected.contains(&error));
@@ -191,8 +191,8 @@ fn assert_not_registered(device: &Device, morsel: &Morsel) {
     }
 }
 
-/// A page that is punched while a device has it stays the device's until it is unregistered, and
-/// is used for nothing else. The Morsel has another one.
+/// A page that is punched while it is registered stays with the device until it is unregistered,
+/// and has no other use. The Morsel gets another page.
 #[test]
 fn a_page_that_is_punched_stays_with_its_device() {
     let Some((_turn, device)) = turn() else { return };
@@ -205,7 +205,7 @@ fn a_page_that_is_punched_stays_with_its_device() {
         controller.write(seen(DATA + 1), 2).unwrap();
         morsel.punch(DATA * PAGE as u64, PAGE as u64).unwrap();
         assert_morsels_are_sound();
-        // Other Morsels take the free pages.
+        // Other Morsels use the free pages.
         let other = Morsel::new(2, 64 << 20, 0);
         let others = other.mapped();
         (0..(64 << 20) / PAGE as u64).for_each(|page| others.stamp(page, 3));
@@ -224,9 +224,9 @@ fn a_page_that_is_punched_stays_with_its_device() {
     }
 }
 
-/// A device that registered a mapping for writing keeps that right also after the mapping is gone.
+/// A device that has registered a mapping for writing keeps the right after the mapping is gone.
 #[test]
-fn what_a_device_may_write_is_not_sealed() {
+fn content_that_a_device_may_write_cannot_be_sealed() {
     let Some((_turn, device)) = turn() else { return };
     for order in 0..=highest_order() {
         let morsel = Morsel::new(order, extent(order), PINNABLE);
@@ -241,7 +241,7 @@ fn what_a_device_may_write_is_not_sealed() {
         device.unregister(SEEN_AT, PAGE).unwrap();
         reader.assert_stamped(0, 8);
         morsel.seal(SEAL_CONTENT).unwrap();
-        // A device may read a sealed Morsel, which does not prevent further seals.
+        // A device may read a sealed Morsel. That does not prevent further seals.
         let tried = device.register(reader.start(), PAGE, SEEN_AT, Access::ReadWrite);
         assert_eq!(tried, Err(Errno::FAULT), "order {order}");
         device.register(reader.start(), PAGE, SEEN_AT, Access::Read).unwrap();
@@ -250,7 +250,7 @@ fn what_a_device_may_write_is_not_sealed() {
     }
 }
 
-/// Memory is free again however it ends: unregistered, closed, or killed.
+/// Memory is freed however the registration ends: unregistered, closed, or killed.
 #[test]
 fn no_device_leaves_anything_behind() {
     let Some((_turn, device)) = turn() else { return };
@@ -260,7 +260,7 @@ fn no_device_leaves_anything_behind() {
         let morsel = Morsel::new(2, 64 << 20, PINNABLE);
         let mapping = morsel.mapped();
         device.register(mapping.start(), 64 << 20, SEEN_AT, Access::ReadWrite).unwrap();
-        // The Morsel ends before the device has let go of its pages.
+        // The Morsel ends before the device has unregistered its pages.
     };
     let device = Device::open().unwrap();
     register(&device);
@@ -283,7 +283,7 @@ fn no_device_leaves_anything_behind() {
     memory.assert_back();
 }
 
-/// No test: says how long it takes to register memory.
+/// A measurement: how long it takes to register memory.
 #[test]
 #[ignore = "it measures"]
 fn how_long_registering_with_a_device_takes() {

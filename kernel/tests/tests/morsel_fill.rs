@@ -1,4 +1,4 @@
-//! FILL: the bytes of the file are in the Morsel, one by one; it reports bytes that it cannot read.
+//! FILL: the Morsel gets the bytes of the file, and FILL reports bytes that it cannot read.
 #![allow(clippy::unwrap_used, unsafe_code)]
 
 use std::fs::{File, OpenOptions};
@@ -50,7 +50,7 @@ fn a_source_is_read_from_beginning_to_end() {
     }
 }
 
-/// Any part to any page, over earlier contents.
+/// Any part of the file to any page, over earlier contents.
 #[test]
 fn parts_are_read() {
     let Some(_turn) = morsel_turn() else { return };
@@ -99,7 +99,7 @@ fn a_source_may_be_short() {
         assert_eq!(morsel.fill(&file, 0, 0, 32 * MIB), (size, Ok(())));
         assert!(contents(&morsel, 0, size as usize) == stored(2 * 512)[..size as usize]);
         assert_eq!(contents(&morsel, size, 100), [0; 100], "nothing after its end");
-        // The last bytes of it, its end, and beyond.
+        // The last bytes of the source, its end, and beyond.
         let last = size / 4096 * 4096;
         assert_eq!(morsel.fill(&file, last, 4096, 8192), (size - last, Ok(())));
         for from in [size.next_multiple_of(4096), 1 << 40, i64::MAX as u64 - 32 * MIB] {
@@ -120,7 +120,7 @@ fn a_source_may_be_short() {
     }
 }
 
-/// FILL may fill the last page as a whole, because direct I/O reads blocks, but no more than that.
+/// FILL may fill all of the last page, because direct I/O reads blocks, but no more.
 #[test]
 fn a_morsel_may_be_short() {
     let Some(_turn) = morsel_turn() else { return };
@@ -148,7 +148,7 @@ fn a_morsel_may_be_short() {
 }
 
 #[test]
-fn what_is_no_source_is_refused() {
+fn invalid_sources_are_refused() {
     let Some(_turn) = morsel_turn() else { return };
     let morsel = Morsel::new(2, MIB, 0);
     morsel.stamp(0, 7);
@@ -179,7 +179,7 @@ fn what_is_no_source_is_refused() {
     std::fs::remove_file(path).unwrap();
 }
 
-/// From one Morsel to another, or to itself: it is refused, or right.
+/// Filling from a Morsel, another one or the same, is refused, or has the right result.
 #[test]
 fn a_morsel_as_the_source() {
     let Some(_turn) = morsel_turn() else { return };
@@ -203,7 +203,7 @@ fn a_morsel_as_the_source() {
 
 /// The bytes before an error are present, and FILL reports them.
 #[test]
-fn what_was_read_before_an_error_is_said() {
+fn bytes_read_before_an_error_are_reported() {
     let Some(_turn) = morsel_turn() else { return };
     for backing in Backing::all(PAGES) {
         let morsel = Morsel::new(2, 16 * MIB, 0);
@@ -215,7 +215,7 @@ fn what_was_read_before_an_error_is_said() {
             contents(&morsel, page * PAGE as u64, PAGE) == access::stamped(*page)
         });
         let there = there.count() as u64 * PAGE as u64;
-        assert_eq!(filled, there, "{}: so much is there", backing.name);
+        assert_eq!(filled, there, "{}: these bytes are present", backing.name);
 
         let mounted = Mounted::new("size=8m").unwrap();
         let morsel = mounted.nameless();
@@ -242,9 +242,9 @@ fn signal_every(pause: libc::suseconds_t) {
     assert_eq!(outcome, 0);
 }
 
-/// Repeated signals end it early, and never lose bytes that were read.
+/// Repeated signals end FILL early, and never lose bytes that it has read.
 #[test]
-fn a_signal_loses_nothing() {
+fn a_signal_loses_no_bytes() {
     let Some(_turn) = morsel_turn() else { return };
     for backing in Backing::all(PAGES) {
         let morsel = Morsel::new(2, PAGES * PAGE as u64, 0);
@@ -261,7 +261,7 @@ fn a_signal_loses_nothing() {
                 let (filled, outcome) = morsel.fill(&backing.file, done, done, left);
                 let interrupted = outcome == Err(Errno::INTR);
                 assert!(outcome.is_ok() || interrupted, "{outcome:?}");
-                assert!(!interrupted || filled == 0, "something was read, and it is an error");
+                assert!(!interrupted || filled == 0, "bytes were read, and the result is an error");
                 if filled == 0 {
                     empty += 1;
                     pause = (pause + pause / 8).min(900_000);
@@ -313,7 +313,7 @@ fn a_process_may_be_killed_while_it_reads() {
     before.assert_back();
 }
 
-/// Threads fill parts of one, while others take pages off elsewhere, and look at all of it.
+/// Threads fill parts of a Morsel, while others punch pages elsewhere, and read all of it.
 #[test]
 fn threads_fill_at_the_same_time() {
     let Some(_turn) = morsel_turn() else { return };
@@ -332,7 +332,7 @@ fn threads_fill_at_the_same_time() {
                 });
                 let fill = |part: u64| {
                     for round in 0..4 {
-                        // The last round is to its own place, and the others anywhere.
+                        // The last round fills the thread's own part, the others any part.
                         let to = if round == 3 { part * 4 } else { 24 + (part + round) % 4 * 4 };
                         let from = part * 4 * MIB;
                         let filled = morsel.fill(&backing.file, from, to * MIB, 4 * MIB);
@@ -350,9 +350,9 @@ fn threads_fill_at_the_same_time() {
     }
 }
 
-/// The source is written and cut while it is read.
+/// The source is written and truncated while FILL reads it.
 #[test]
-fn a_source_may_change_meanwhile() {
+fn a_source_may_change_during_a_fill() {
     let Some(_turn) = morsel_turn() else { return };
     for flags in [0, libc::O_DIRECT] {
         let path = scratch().join("morsel-changing");

@@ -1,5 +1,5 @@
-//! TLBs are flushed before a page is used again: once for each process that has the Morsel mounted,
-//! however often it has.
+//! TLBs are flushed before a page is used again: once for each process that maps the Morsel,
+//! however many mappings it has.
 #![allow(clippy::unwrap_used)]
 
 use std::io::{Read as _, Write as _, pipe};
@@ -14,10 +14,10 @@ use vellum_uapi::morsel::extent;
 
 const MAPPINGS: usize = 1000;
 
-/// Of these some are flushes of other memory, and calls of other kinds.
+/// The allowance for flushes of other memory, and for other function calls.
 const FEW: u64 = 100;
 
-/// How often another processor was interrupted by `work`, while a thread of this process was on it.
+/// How often `work` has interrupted another processor on which a thread of this process runs.
 fn interruptions(work: impl FnOnce()) -> u64 {
     let (stop, rounds) = (Stop::default(), AtomicU64::new(0));
     let _place = Place::on(0);
@@ -50,7 +50,8 @@ fn a_process_is_flushed_once_for_all_of_its_mappings() {
     }
     let morsel = Morsel::new(1, extent(1), 0);
     let mappings = many(&morsel);
-    // Another process has as many, among which those of this one are not to be looked for in vain.
+    // Another process has as many mappings. The module must not search them for those of this
+    // process.
     let (mut told, mut tell) = pipe().unwrap();
     let other = Child::start(|| {
         let _mappings = many(&morsel);

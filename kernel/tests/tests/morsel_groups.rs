@@ -1,4 +1,4 @@
-//! Groups of processes with a limit on memory: the process that populates a page is charged for it.
+//! Memory control groups: the group of the process that populates a page is charged for it.
 #![allow(clippy::unwrap_used)]
 
 use std::fs;
@@ -12,11 +12,11 @@ use vellum_uapi::morsel;
 
 const MIB: u64 = 1 << 20;
 
-/// A group; its processes have ended when this is dropped.
+/// A group. Its processes must have ended when this is dropped.
 struct Group(PathBuf);
 
 impl Group {
-    /// `None` where the kernel has none, which is said.
+    /// `None`, and a printed line, if the kernel has no such groups.
     fn new(name: &str) -> Option<Self> {
         let root = PathBuf::from("/sys/fs/cgroup");
         if fs::write(root.join("cgroup.subtree_control"), "+memory").is_err() {
@@ -57,9 +57,9 @@ impl Drop for Group {
     }
 }
 
-/// By the call that populates, by an access, by a write.
+/// Populated by POPULATE, by an access, and by a write.
 #[test]
-fn whoever_populates_is_charged() {
+fn the_process_that_populates_is_charged() {
     let Some(_turn) = morsel_turn() else { return };
     let Some(group) = Group::new("charged") else { return };
     for flags in [0, morsel::PINNABLE, morsel::HUGE] {
@@ -85,7 +85,8 @@ fn whoever_populates_is_charged() {
                 0
             });
             assert_eq!(child.wait(), End::Status(0));
-            // It stays charged as long as the Morsel has it; others' accesses change nothing.
+            // The charge stays as long as the Morsel has the page. Accesses by other processes do
+            // not change it.
             assert!(group.charged() >= before + 60 * MIB, "{} {before}", group.charged());
             let mapping = morsel.mapped();
             for page in 0..64 * MIB / PAGE as u64 {
@@ -101,9 +102,10 @@ fn whoever_populates_is_charged() {
     }
 }
 
-/// A process above its limit fails, or is killed; no other process is, and earlier pages stay.
+/// A process above its limit gets an error, or is killed. Other processes are not, and earlier
+/// pages stay.
 #[test]
-fn who_has_too_little_does_no_harm() {
+fn a_process_above_its_limit_does_no_harm() {
     let Some(_turn) = morsel_turn() else { return };
     let before = Memory::now();
     for flags in [0, morsel::PINNABLE, morsel::HUGE] {
@@ -156,7 +158,7 @@ fn who_has_too_little_does_no_harm() {
             morsel.assert_stamped(0, 7);
             assert!(morsel.stat().pages < 32 * MIB / PAGE as u64, "{:?}", morsel.stat());
             assert_morsels_are_sound();
-            // With enough it works.
+            // With a sufficient limit it works.
             group.set("memory.max", "max");
             let child = group.start(|| {
                 morsel.populate(0, 32 * MIB).unwrap();

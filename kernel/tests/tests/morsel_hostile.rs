@@ -1,5 +1,5 @@
-//! Calls that no sound program makes, thousands of them. Each has an outcome, and afterwards
-//! everything works. `VELLUM_SEED` repeats a run.
+//! Thousands of calls that no sound program makes. Each returns, and afterwards everything works.
+//! `VELLUM_SEED` repeats a run.
 #![allow(clippy::unwrap_used, unsafe_code)]
 
 use std::fs::File;
@@ -17,11 +17,11 @@ use vellum_uapi::morsel::{self, Create, Fill, extent};
 
 const MIB: u64 = 1 << 20;
 
-/// Commands that exist.
+/// Existing commands.
 const KNOWN: [u32; 6] =
     [morsel::QUERY, morsel::CREATE, morsel::FILL, morsel::STAT, morsel::SEAL, morsel::REVOKE];
 
-/// Numbers at which something may go wrong.
+/// Numbers at the limits of fields and sizes.
 const EDGES: [u64; 24] = [
     0,
     1,
@@ -49,7 +49,7 @@ const EDGES: [u64; 24] = [
     u64::MAX,
 ];
 
-/// Makes calls on descriptors that come and go, from memory of its own.
+/// Makes calls on descriptors that it opens and closes, with its own memory.
 struct Caller<'a> {
     random: Random,
     mounted: &'a Mounted,
@@ -62,7 +62,7 @@ struct Caller<'a> {
 impl<'a> Caller<'a> {
     fn new(mounted: &'a Mounted, random: Random) -> Self {
         let memory = Mapping::anonymous(None, 4 * PAGE).unwrap();
-        // No memory is readable after the third page.
+        // The memory after the third page is not readable.
         sys::mprotect(memory.page(3), PAGE, libc::PROT_NONE).unwrap();
         let source = File::open("/proc/self/exe").unwrap();
         Self { random, mounted, morsels: Vec::new(), mappings: Vec::new(), memory, source }
@@ -77,12 +77,12 @@ impl<'a> Caller<'a> {
         }
     }
 
-    /// Bytes within the smaller ones, so that some calls do something.
+    /// An offset within the smaller Morsels, so that some calls have an effect.
     fn place(&mut self) -> u64 {
         if self.random.one_in(3) { self.edge() } else { self.random.below(8 * MIB) }
     }
 
-    /// A structure where its last byte may be missing, or it is not aligned.
+    /// Stores a structure at the end of memory, where its last byte may be missing, or unaligned.
     fn put(&mut self, words: &[u64]) -> u64 {
         let length = words.len() * 8;
         let at = match self.random.below(8) {
@@ -161,7 +161,7 @@ impl<'a> Caller<'a> {
 
     fn transfer(&mut self, index: usize) {
         let offset = self.place();
-        // Nothing of this program's own may be written to.
+        // No call may write to this program's own memory.
         let (mut address, mut room) = (self.memory.page(1), PAGE);
         if let Some(mapping) = self.mappings.last()
             && self.random.one_in(2)
@@ -180,7 +180,7 @@ impl<'a> Caller<'a> {
     }
 
     fn map(&mut self, index: usize) {
-        // A revoked Morsel does not say.
+        // A revoked Morsel refuses STAT.
         let stat = self.morsels[index].try_stat().unwrap_or_default();
         let right = extent(stat.order) as usize;
         let length = match self.random.below(8) {
@@ -199,7 +199,7 @@ impl<'a> Caller<'a> {
         }
     }
 
-    /// Accesses, moves, advises about and unmaps a mapping: all of it or a part.
+    /// Accesses, moves, advises and unmaps all or a part of a mapping.
     fn use_mappings(&mut self) {
         let Some(mapping) = self.mappings.pop() else { return };
         let (start, length) = (mapping.start(), mapping.length() as u64);
@@ -216,15 +216,15 @@ impl<'a> Caller<'a> {
             3 => drop(sys::mprotect(from, part, self.random.below(8) as i32)),
             4 => is_there = sys::munmap(from, part).is_err(),
             5 => {
-                // Not poisoning, which takes memory from the machine; and few pages at once, as
-                // some advice brings all of them.
+                // No poisoning, which takes memory from the machine. Few pages at once, because
+                // some advice populates all of them.
                 let advice = self.random.below(26) as i32;
                 let _ = sys::madvise(from, part.min(4 << 20), advice);
             }
             6 => {
                 let to = self.random.pick(&[PAGE, part, 2 * part, part / 2]);
                 let flags = self.random.below(2) as i32;
-                // In its place, and as long as it was; or it is refused.
+                // The call keeps the place and the length, or is refused.
                 if let Ok(moved) = sys::mremap(from, part, to, flags) {
                     assert_eq!((moved, to.next_multiple_of(PAGE)), (from, part));
                 }
@@ -265,7 +265,7 @@ impl<'a> Caller<'a> {
     }
 }
 
-/// A child, so that nothing of this process' own is written to, makes calls for some seconds.
+/// A child makes calls for some seconds, so that none writes to this process' memory.
 fn hostile(random: Random, prepare: impl FnOnce()) -> u64 {
     let (mut counts, mut count) = pipe().unwrap();
     let mounted = Mounted::new("size=64m,inodes=200,mode=1777").unwrap();
@@ -284,7 +284,7 @@ fn hostile(random: Random, prepare: impl FnOnce()) -> u64 {
     assert_eq!(child.wait(), End::Status(0));
     let mut bytes = [0; 8];
     counts.read_exact(&mut bytes).unwrap();
-    assert_eq!((mounted.used(), mounted.inodes()), (0, 1), "all is given back");
+    assert_eq!((mounted.used(), mounted.inodes()), (0, 1), "all memory is free again");
     mounted.unmount().unwrap();
     u64::from_le_bytes(bytes)
 }
@@ -320,9 +320,9 @@ fn malformed_calls_of_a_user_do_no_harm() {
     assert_no_harm("a user", || become_user(4 << 20));
 }
 
-/// No number does anything with a wrong size of its argument.
+/// No number has an effect with a wrong size of its argument.
 #[test]
-fn every_number_has_an_answer() {
+fn every_command_number_returns() {
     let Some(_turn) = morsel_turn() else { return };
     let morsel = Morsel::whole(1);
     morsel.stamp(0, 7);

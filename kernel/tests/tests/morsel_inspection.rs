@@ -1,4 +1,4 @@
-//! Calls that inspect a process' memory, and calls on any memory: they find the Morsel's pages, or
+//! Calls that inspect a process' memory, and calls on any memory. They find the Morsel's pages, or
 //! report none, and change nothing.
 #![allow(clippy::unwrap_used, unsafe_code)]
 
@@ -11,7 +11,7 @@ use vellum_kernel_tests::morsel::kinds;
 use vellum_kernel_tests::{Mapping, Morsel, PAGE, access, morsel_turn, sys};
 use vellum_uapi::morsel::{self, extent};
 
-/// A Morsel with its first page and its last one, to be written and to be read.
+/// A Morsel with its first and its last page, mapped for writing and for reading.
 struct Shown {
     morsel: Morsel,
     mappings: [Mapping; 2],
@@ -45,13 +45,13 @@ impl Shown {
 }
 
 #[test]
-fn whoever_looks_at_memory_changes_nothing() {
+fn inspecting_memory_changes_nothing() {
     let Some(_turn) = morsel_turn() else { return };
     for kind in kinds() {
         let shown = Shown::new(kind);
         let files = ["maps", "smaps", "smaps_rollup", "numa_maps", "status", "statm"];
         for name in files {
-            // Not every kernel has each of them.
+            // Some kernels do not have all of them.
             let text = fs::read_to_string(format!("/proc/self/{name}")).unwrap_or_default();
             println!("{name}: {} bytes", text.len());
             shown.assert_unchanged(name);
@@ -66,8 +66,7 @@ fn whoever_looks_at_memory_changes_nothing() {
             }
         }
         for what in 1..=5 {
-            // 4 makes pages of ordinary memory read-only for a moment, so that the kernel notes
-            // writes.
+            // 4 write-protects pages of ordinary memory, so that the kernel notes writes.
             let written = fs::write("/proc/self/clear_refs", what.to_string());
             println!("clear_refs {what}: {written:?}");
             shown.assert_unchanged("clear_refs");
@@ -82,7 +81,7 @@ fn calls_about_memory_do_no_harm() {
         let shown = Shown::new(kind);
         for mapping in &shown.mappings {
             let (start, length) = (mapping.start() as i64, mapping.length() as i64);
-            // Calls that would list too much, or populate it, use only the first pages.
+            // Calls that would list too many pages, or populate them, only get the first pages.
             let few = length.min(1 << 30);
             let node: u64 = 1;
             let mask = (&raw const node).expose_provenance() as i64;
@@ -110,10 +109,10 @@ fn calls_about_memory_do_no_harm() {
     }
 }
 
-/// A reader has leaves of its own if pages may be pinned; the accessed bits that processors set in
+/// If pages may be pinned, a reader has its own leaves. The accessed bits that processors set in
 /// them are no damage.
 #[test]
-fn what_was_accessed_may_be_forgotten() {
+fn references_may_be_cleared() {
     let Some(_turn) = morsel_turn() else { return };
     for kind in kinds() {
         let shown = Shown::new(kind);
@@ -128,14 +127,14 @@ fn what_was_accessed_may_be_forgotten() {
     }
 }
 
-/// All memory of a process is locked, that of Morsels to come as well.
+/// Locks all memory of a process, also that of later Morsels.
 #[test]
 fn a_process_may_lock_its_memory() {
     let Some(_turn) = morsel_turn() else { return };
     for kind in kinds().into_iter().filter(|(order, _)| *order < 2) {
         in_child(|| {
             let before = Shown::new(kind);
-            // SAFETY: no memory changes its place or contents.
+            // SAFETY: the call changes no addresses and no contents.
             let locked = unsafe { libc::mlockall(libc::MCL_CURRENT | libc::MCL_FUTURE) };
             println!("mlockall: {locked}");
             before.assert_unchanged("mlockall");
@@ -149,9 +148,10 @@ fn a_process_may_lock_its_memory() {
     }
 }
 
-/// A process that ends by a signal leaves no core that has it, and does no harm to it.
+/// The core of a process that a signal has ended does not contain the Morsel. The Morsel does not
+/// change.
 #[test]
-fn a_core_has_nothing_of_it() {
+fn a_core_does_not_contain_it() {
     let Some(_turn) = morsel_turn() else { return };
     for (order, flags) in kinds() {
         let shown = Shown::new((order, flags | morsel::INHERIT));

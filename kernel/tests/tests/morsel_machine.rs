@@ -1,5 +1,5 @@
-//! A virtual machine whose memory is a Morsel: it has translations of its own, and the module
-//! notifies it when pages are punched.
+//! A virtual machine with a Morsel as its memory has its own translations. The module notifies it
+//! when pages are punched.
 #![allow(clippy::unwrap_used)]
 
 use std::path::Path;
@@ -17,7 +17,7 @@ use vellum_uapi::morsel::{HUGE, PINNABLE, SEAL_CONTENT};
 const MIB: u64 = 1 << 20;
 
 #[test]
-fn a_virtual_machine_loses_what_is_punched() {
+fn a_virtual_machine_loses_punched_pages() {
     let Some(_turn) = morsel_turn() else { return };
     for flags in [0, PINNABLE, HUGE] {
         let morsel = Morsel::new(2, 2 * MIB, flags);
@@ -33,7 +33,7 @@ fn a_virtual_machine_loses_what_is_punched() {
         assert_eq!((word(), machine.load(0).unwrap()), (vec![0x34, 0x12], 0x1234));
 
         morsel.punch(0, 2 * MIB).unwrap();
-        // The page very likely has another owner now.
+        // Another owner very likely has the page now.
         let other = Morsel::new(2, 16 * MIB, 0);
         let others = other.mapped();
         let pages = 16 * MIB / PAGE as u64;
@@ -44,7 +44,7 @@ fn a_virtual_machine_loses_what_is_punched() {
         assert_eq!((word(), machine.load(0).unwrap()), (vec![0x34, 0x12], 0x1234));
 
         morsel.revoke().unwrap();
-        assert!(machine.load(0).is_err(), "it has no memory any more");
+        assert!(machine.load(0).is_err(), "it has no memory");
         assert_morsels_are_sound();
     }
 }
@@ -58,10 +58,10 @@ fn assert_loaded(machine: &mut Machine, page: usize, word: u16, flags: u64) {
     }
 }
 
-/// The host checks only leaves for a machine's rights, and gives it the right to write also where
-/// it only reads.
+/// For a machine's rights the host only checks leaves, and it gives the right to write even for a
+/// read.
 #[test]
-fn a_virtual_machine_writes_to_nothing_that_is_mapped_for_reading() {
+fn a_virtual_machine_cannot_write_to_a_mapping_for_reading() {
     let Some(_turn) = morsel_turn() else { return };
     for (kind, seals) in kinds().into_iter().flat_map(|kind| [(kind, 0), (kind, SEAL_CONTENT)]) {
         let morsel = stamped(kind);
@@ -70,7 +70,7 @@ fn a_virtual_machine_writes_to_nothing_that_is_mapped_for_reading() {
         let mapping = morsel.map(libc::PROT_READ).unwrap();
         mapping.assert_stamped(0, 7);
         let pages = mapping.length() / PAGE;
-        // Page 1 is a hole, which no process has accessed.
+        // Page 1 is a hole that no process has accessed.
         for (page, word) in [(0, 7), (1, 0)].into_iter().filter(|(page, _)| *page < pages) {
             for loads_first in [false, true] {
                 let Some(mut machine) = Machine::new(&mapping) else { return };
@@ -89,10 +89,10 @@ fn a_virtual_machine_writes_to_nothing_that_is_mapped_for_reading() {
     }
 }
 
-/// Orders with tables of their own: the core's own tables for Morsels of one page show a page to
-/// machines also where no process may access it.
+/// Only orders with their own tables. For Morsels of one page, the kernel's tables show the page to
+/// machines even if no process may access it.
 #[test]
-fn a_virtual_machine_loses_what_mprotect_takes() {
+fn a_virtual_machine_loses_rights_by_mprotect() {
     let Some(_turn) = morsel_turn() else { return };
     for (order, flags) in kinds().into_iter().filter(|(_, flags)| *flags != HUGE) {
         let morsel = stamped((order, flags));
@@ -127,10 +127,10 @@ fn come_and_go(morsel: &Morsel, stop: &Stop) {
     }
 }
 
-/// The start and the end of a notification reach the same machines and mappings of a process: those
-/// that are made in between get neither.
+/// The start and the end of a notification reach the same machines and mappings of a process. Those
+/// created in between get neither.
 #[test]
-fn machines_and_mappings_come_while_others_punch() {
+fn machines_and_mappings_are_created_while_threads_punch() {
     let Some(_turn) = morsel_turn() else { return };
     let morsel = Morsel::new(3, 2 * MIB, 0);
     let stop = Stop::default();
@@ -140,7 +140,8 @@ fn machines_and_mappings_come_while_others_punch() {
         for _ in 0..40 {
             in_child(|| {
                 let first = Mapping::anonymous(None, PAGE).unwrap();
-                // The process has a machine before it has the Morsel, and more of both after that.
+                // The process creates a machine before it maps the Morsel, and more of both
+                // afterwards.
                 let Some(_machine) = Machine::new(&first) else { return };
                 for _ in 0..3 {
                     let mapping = morsel.mapped();
@@ -154,10 +155,10 @@ fn machines_and_mappings_come_while_others_punch() {
     assert_morsels_are_sound();
 }
 
-/// KVM has a reference to the page that describes a machine in a machine, whether the Morsel is
-/// pinnable or not, and writes to it after the mapping through which KVM found it is gone.
+/// KVM has a reference to the page that describes a nested machine, whether the Morsel is pinnable
+/// or not. It writes to the page even after the mapping through which it found it is gone.
 #[test]
-fn what_kvm_has_hold_of_is_not_sealed() {
+fn a_morsel_with_a_page_that_kvm_holds_cannot_be_sealed() {
     let Some(_turn) = morsel_turn() else { return };
     for (order, flags) in [(1, 0), (1, PINNABLE), (2, HUGE)] {
         if !seal_and_look(order, || Morsel::new(order, 2 * MIB, flags)) {
@@ -175,8 +176,8 @@ fn what_kvm_has_hold_of_is_not_sealed() {
     }
 }
 
-/// Seals Morsels while a machine tries to start another one, and looks whether they change after
-/// that. False: there are no such machines.
+/// Seals Morsels while a machine tries to start a nested one, and checks that they do not change
+/// afterwards. False if there are no nested machines.
 fn seal_and_look(order: u32, make: impl Fn() -> Morsel) -> bool {
     let address = make().map(sys::READ_WRITE).unwrap().start();
     let map = |morsel: &Morsel| {
@@ -192,7 +193,7 @@ fn seal_and_look(order: u32, make: impl Fn() -> Morsel) -> bool {
     let mut random = Random::new(1);
     let (mut rounds, mut described, mut busy) = (0, 0, 0);
     let _place = Place::on(0);
-    // The thread maps its stack, which must not come to lie where the Morsels are to be.
+    // Waits for the thread's stack, which must not be mapped at the Morsels' addresses.
     let has_started = Barrier::new(2);
     std::thread::scope(|scope| {
         let _at_end = stop.at_end();

@@ -1,5 +1,4 @@
-//! Calls on the addresses at which a program has a Morsel: each works, or is refused and changes
-//! nothing.
+//! Calls on the addresses of a mapped Morsel: each works, or is refused and changes nothing.
 #![allow(clippy::unwrap_used, unsafe_code)]
 
 use vellum_kernel_tests::access::{self, Fault};
@@ -22,7 +21,7 @@ fn populated(kind: (u32, u64)) -> (Morsel, Mapping) {
     (morsel, mapping)
 }
 
-/// Everything is as it was made, and works.
+/// Checks that pages, rights and length are unchanged, and that the Morsel works.
 #[track_caller]
 fn assert_unchanged(morsel: &Morsel, mapping: &Mapping) {
     for page in ends(morsel.stat().order) {
@@ -35,21 +34,21 @@ fn assert_unchanged(morsel: &Morsel, mapping: &Mapping) {
     assert_morsels_are_sound();
 }
 
-/// Free addresses: twice as many as asked for, so that a part of them is aligned. No other mapping,
-/// such as a thread's stack, gets them meanwhile: the kernel looks for room from the top.
+/// Free addresses: twice as many as asked for, so that an aligned part fits. No other mapping, such
+/// as a thread's stack, gets them meanwhile, because the kernel looks for room from the top.
 fn free_addresses(length: usize) -> usize {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-    // A Morsel longer than order 3 needs five levels, where there is room higher up.
+    // A Morsel longer than order 3 needs five levels, with which there is room at higher addresses.
     let address = if length as u64 > 2 * extent(3) { 1 << 50 } else { 1 << 44 };
     let protection = libc::PROT_NONE;
     let place = Request { address, length: 2 * length, protection, flags, fd: None, offset: 0 };
     let found = Mapping::new(place).unwrap().start();
-    assert_eq!(found, address, "something is there");
+    assert_eq!(found, address, "another mapping is there");
     found.next_multiple_of(length)
 }
 
 #[test]
-fn another_mapping_than_all_of_it_is_refused() {
+fn mapping_less_or_more_than_all_of_it_is_refused() {
     let Some(_turn) = morsel_turn() else { return };
     for kind in kinds() {
         let (morsel, mapping) = populated(kind);
@@ -88,7 +87,7 @@ fn another_mapping_than_all_of_it_is_refused() {
 }
 
 #[test]
-fn it_is_mapped_where_one_likes() {
+fn it_can_be_mapped_at_any_aligned_address() {
     let Some(_turn) = morsel_turn() else { return };
     for kind in kinds() {
         let (morsel, mapping) = populated(kind);
@@ -98,7 +97,7 @@ fn it_is_mapped_where_one_likes() {
         let second = Mapping::new(Request { address, flags, ..right }).unwrap();
         assert_eq!(second.start(), address);
         second.assert_stamped(0, 7);
-        // Another mapping is there already.
+        // Another mapping is at the address.
         let again = Mapping::new(Request { address, flags, ..right });
         assert_eq!(again.unwrap_err(), Errno::EXIST);
         assert_unchanged(&morsel, &second);
@@ -111,7 +110,7 @@ fn it_is_mapped_where_one_likes() {
         let third = Mapping::new(Request { address, flags, ..right }).unwrap();
         ordinary.leave();
         assert_unchanged(&morsel, &third);
-        // And at its own address.
+        // At its own address.
         let fourth = Mapping::new(Request { address, flags, ..right }).unwrap();
         third.leave();
         assert_unchanged(&morsel, &fourth);
@@ -120,9 +119,9 @@ fn it_is_mapped_where_one_likes() {
     }
 }
 
-/// Something else may take its place.
+/// Another mapping may replace it.
 #[test]
-fn it_is_mapped_over() {
+fn another_mapping_may_replace_it() {
     let Some(_turn) = morsel_turn() else { return };
     for kind in kinds() {
         let (morsel, mapping) = populated(kind);
@@ -149,7 +148,7 @@ fn it_is_mapped_over() {
 }
 
 #[test]
-fn a_part_of_it_is_left_alone() {
+fn calls_on_a_part_of_it_are_refused() {
     let Some(_turn) = morsel_turn() else { return };
     for kind in kinds().into_iter().filter(|(order, _)| *order > 0) {
         let (morsel, mapping) = populated(kind);
@@ -173,7 +172,7 @@ fn a_part_of_it_is_left_alone() {
             let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
             let flags = flags | libc::MAP_NORESERVE;
             let over = Request { address, length, protection: 3, flags, fd: None, offset: 0 };
-            // Some kernels answer ENOMEM for every reason.
+            // Some kernels return ENOMEM for every reason.
             assert!(matches!(sys::mmap(over), Err(Errno::INVAL | Errno::NOMEM)));
             assert_eq!(sys::madvise(address, length, libc::MADV_RANDOM), Err(Errno::INVAL));
             let moved = sys::mremap(address, length, length, libc::MREMAP_MAYMOVE);
@@ -187,7 +186,7 @@ fn a_part_of_it_is_left_alone() {
 
 /// A call on a range that covers a neighbour and a part of it changes both, or nothing.
 #[test]
-fn a_range_that_ends_within_is_refused() {
+fn a_range_that_ends_inside_it_is_refused() {
     let Some(_turn) = morsel_turn() else { return };
     for kind in kinds().into_iter().filter(|(order, _)| *order > 0) {
         let (morsel, mapping) = populated(kind);
@@ -205,7 +204,7 @@ fn a_range_that_ends_within_is_refused() {
 }
 
 #[test]
-fn it_is_neither_moved_nor_resized() {
+fn it_cannot_be_moved_or_resized() {
     let Some(_turn) = morsel_turn() else { return };
     let (may_move, fixed) = (libc::MREMAP_MAYMOVE, libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED);
     for kind in kinds() {
@@ -214,7 +213,7 @@ fn it_is_neither_moved_nor_resized() {
         assert!(sys::mremap(start, length, 2 * length, 0).is_err());
         assert!(sys::mremap(start, length, 2 * length, may_move).is_err());
         assert!(sys::mremap(start, length, length + PAGE, may_move).is_err());
-        assert!(sys::mremap(start, 0, length, may_move).is_err(), "a second one of it");
+        assert!(sys::mremap(start, 0, length, may_move).is_err(), "a second mapping of it");
         if kind.0 > 0 {
             assert!(sys::mremap(start, length, length / 2, 0).is_err());
             assert!(sys::mremap(start, length, PAGE, may_move).is_err());
@@ -223,10 +222,10 @@ fn it_is_neither_moved_nor_resized() {
         for (flags, offset) in [(fixed, 0), (fixed, PAGE), (fixed | libc::MREMAP_DONTUNMAP, 0)] {
             let target = free_addresses(2 * length) + offset;
             let at = std::ptr::with_exposed_provenance_mut::<libc::c_void>(start);
-            // SAFETY: the target's addresses are free.
+            // SAFETY: the addresses of the target are free.
             let moved = unsafe { libc::mremap(at, length, length, flags, target) };
             assert_eq!(moved, libc::MAP_FAILED, "{kind:x?} {flags}");
-            assert!(access::load(target).is_err(), "something was left there");
+            assert!(access::load(target).is_err(), "a mapping was left there");
             assert_unchanged(&morsel, &mapping);
         }
         let flags = may_move | libc::MREMAP_DONTUNMAP;
@@ -236,17 +235,17 @@ fn it_is_neither_moved_nor_resized() {
     }
 }
 
-/// The advice that the kernel takes for its own memory.
+/// The advice that the kernel accepts for ordinary memory.
 #[test]
 fn advice_does_no_harm() {
     let Some(_turn) = morsel_turn() else { return };
-    // Not: removal, which takes pages off; poisoning, which takes memory from the machine.
+    // Without removal, which punches pages, and poisoning, which takes memory from the machine.
     let advices = (0..26).chain([101, 102]).filter(|advice| ![9, 100, 101].contains(advice));
     for kind in kinds() {
         let (morsel, mapping) = populated(kind);
         for advice in advices.clone() {
             for (from, length) in [(0, PAGE), (0, mapping.length().min(1 << 30))] {
-                // An order 3 that may be pinned would be populated.
+                // Without a pinnable order 3, all of which would be populated.
                 let _ = sys::madvise(mapping.start() + from, length.min(64 << 20), advice);
                 assert_unchanged(&morsel, &mapping);
             }
@@ -254,9 +253,9 @@ fn advice_does_no_harm() {
     }
 }
 
-/// A way to take pages off that others have, too.
+/// MADV_REMOVE punches pages that other processes have, too.
 #[test]
-fn removal_takes_pages_off() {
+fn removal_punches_pages() {
     let Some(_turn) = morsel_turn() else { return };
     for kind in kinds() {
         let (morsel, mapping) = populated(kind);
@@ -299,7 +298,7 @@ fn mappings_come_and_go() {
     for kind in kinds() {
         let (morsel, mapping) = populated(kind);
         let before = Memory::now();
-        // There are addresses for 255 of the largest.
+        // The address space has room for 255 of the largest.
         for (rounds, at_once) in [(400, 1), (4, 100)] {
             for round in 0..rounds {
                 let rights = [sys::READ_WRITE, libc::PROT_READ][round % 2];
@@ -336,19 +335,19 @@ fn it_may_be_bound_to_an_address() {
             let mapping = morsel.mapped();
             assert_eq!(mapping.start(), address);
             mapping.stamp(0, 7);
-            // It is in its own way, and cannot be anywhere else.
+            // The first mapping has the address, and it cannot be mapped elsewhere.
             assert_eq!(morsel.map(sys::READ_WRITE).unwrap_err(), Errno::EXIST);
             let other = Mapping::new(Request { address: elsewhere, flags: fixed, ..right });
             assert_eq!(other.unwrap_err(), Errno::INVAL);
             mapping.assert_stamped(0, 7);
             in_child(|| {
-                // A child has nothing there, and may have it there.
+                // A child has no mapping there, and may map it there.
                 let mapping = morsel.mapped();
                 assert_eq!(mapping.start(), address);
                 mapping.assert_stamped(0, 7);
             });
         }
-        // A wish is not heard; the same place, wished for, is.
+        // Another address as a hint is ignored. The same address as a hint works.
         let mapping = Mapping::new(Request { address: elsewhere, ..right }).unwrap();
         assert_eq!(mapping.start(), address);
         let again = Mapping::new(Request { address, flags: fixed, ..right }).unwrap();
@@ -359,7 +358,7 @@ fn it_may_be_bound_to_an_address() {
 }
 
 #[test]
-fn what_is_in_the_way_is_unharmed() {
+fn a_mapping_in_the_way_is_unchanged() {
     let Some(_turn) = morsel_turn() else { return };
     for order in 0..=highest_order() {
         let length = extent(order) as usize;

@@ -1,4 +1,4 @@
-//! Pages come and go, and bytes go through a descriptor: compared with a model.
+//! Populating and punching pages, and I/O through a descriptor, compared with a model.
 #![allow(clippy::unwrap_used, unsafe_code)]
 
 use std::fs::File;
@@ -18,7 +18,8 @@ use vellum_uapi::morsel::{self, extent};
 const MIB: u64 = 1 << 20;
 const HUGE: u64 = 2 * MIB;
 
-/// A kind, with a length that is short enough to have all of it, and odd if that is possible.
+/// Kinds of Morsels, with lengths that are short enough to populate all of them, and not whole
+/// pages if that is possible.
 fn lengths() -> Vec<(u32, u64, u64)> {
     let length = |order| match order {
         0 => 4000,
@@ -39,7 +40,7 @@ fn assert_is(morsel: &Morsel, mapping: &Mapping, model: &[u8]) {
     assert_eq!(differs, None, "where it is mapped");
 }
 
-/// A part of the model, most often short, or near where pages and tables end.
+/// A range of the model, most often short, or near the ends of pages and tables.
 fn part(random: &mut Random, length: u64) -> (u64, u64) {
     let near = [0, PAGE as u64, HUGE, 2 * HUGE, length];
     let at = match random.below(3) {
@@ -50,9 +51,9 @@ fn part(random: &mut Random, length: u64) -> (u64, u64) {
     (at, 1 + random.below(most.min(length - at)))
 }
 
-/// Everything that can be done with bytes, in any order.
+/// All operations on bytes, in any order.
 #[test]
-fn bytes_are_as_in_a_model() {
+fn bytes_are_as_in_the_model() {
     let Some(_turn) = morsel_turn() else { return };
     let mut random = Random::of_this_run();
     for (order, flags, length) in lengths() {
@@ -139,11 +140,11 @@ fn bytes_go_through_pipes_and_files() {
                 bytes.resize(moved, 0);
                 out.read_exact(&mut bytes).unwrap();
                 let at = at as usize;
-                assert!(bytes == model[at..at + moved], "out of it by a pipe");
+                assert!(bytes == model[at..at + moved], "from it through a pipe");
                 done += moved;
             }
         }
-        // To a file and back again, as programs that copy files do it.
+        // To a file and back, as programs that copy files do.
         let mut file = File::options().read(true).write(true).create_new(true).open(&name).unwrap();
         let sent = rustix::fs::sendfile(&file, &morsel, Some(&mut 0), length as usize);
         assert_eq!(sent, Ok(length as usize));
@@ -194,7 +195,7 @@ fn a_descriptor_has_a_position() {
     assert_eq!(file.read_at(&mut bytes, 9990).unwrap(), 10);
 }
 
-/// Reading brings no page; statistics say how many there are.
+/// Reading populates no page. Statistics tell how many pages are present.
 #[test]
 fn holes_are_zeros_and_stay_holes() {
     let Some(_turn) = morsel_turn() else { return };
@@ -206,7 +207,7 @@ fn holes_are_zeros_and_stay_holes() {
         assert_eq!((morsel.stat().pages, morsel.file().metadata().unwrap().blocks()), (0, 0));
         morsel.punch(0, length).unwrap();
         assert_eq!(morsel.stat().pages, 0);
-        // A part of a page is populated as a whole.
+        // Populating a part of a page populates the page.
         let last = length - 1;
         morsel.populate(last, 1).unwrap();
         let pages = morsel.stat().pages;
@@ -243,10 +244,10 @@ fn other_ways_to_allocate_are_refused() {
     assert_eq!(morsel.stat().pages, 1);
 }
 
-/// A fault of a kernel before 6.5 could take 2 MiB for damage that come to a place again: there
-/// they come page by page.
+/// Before Linux 6.5, a fault could take an entry of 2 MiB for damage if the place had one before.
+/// There it is populated page by page.
 #[test]
-fn two_mib_come_once_before_6_5() {
+fn before_6_5_a_place_gets_an_entry_of_2_mib_once() {
     let Some(_turn) = morsel_turn() else { return };
     let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
     let mut numbers = release.split('.').map_while(|number| number.parse::<u32>().ok());
@@ -264,14 +265,14 @@ fn two_mib_come_once_before_6_5() {
         morsel.punch(0, 2 * HUGE).unwrap();
         assert_morsels_are_sound();
     }
-    // Elsewhere it is the first time.
+    // Another place has had no entry of 2 MiB yet.
     morsel.populate(2 * HUGE, HUGE).unwrap();
     assert_eq!(morsel.stat().huge, 1);
 }
 
-/// 2 MiB are one leaf, are punched as one, and become 512 pages if a part is punched.
+/// 2 MiB have one leaf, which is punched as one, and is split into 512 pages if a part is punched.
 #[test]
-fn pieces_of_two_mib_come_and_go() {
+fn pieces_of_two_mib_are_populated_and_punched() {
     let Some(_turn) = morsel_turn() else { return };
     for order in [2, 3] {
         let morsel = Morsel::new(order, 8 * HUGE, morsel::HUGE);
@@ -282,7 +283,7 @@ fn pieces_of_two_mib_come_and_go() {
         let reader = morsel.map(libc::PROT_READ).unwrap();
         (0..4096).for_each(|page| mapping.stamp(page, page));
         let page = PAGE as u64;
-        // Whole ones; the first page of one; one in the midst; a range over two.
+        // Whole pieces, the first page of one, a page inside one, and a range over two.
         morsel.punch(0, HUGE).unwrap();
         assert_eq!((morsel.stat().pages, morsel.stat().huge), (3584, 7));
         morsel.punch(HUGE, page).unwrap();
@@ -306,7 +307,7 @@ fn pieces_of_two_mib_come_and_go() {
         expected[5..105].fill(0);
         assert!(access::kernel_load(mapping.page(2560), PAGE) == Ok(expected));
         assert_morsels_are_sound();
-        // Where nothing is left of one, the next may come in one piece, or not; all are there.
+        // In an empty piece the pages may come as one leaf or as 512. All of them are present.
         morsel.punch(0, 8 * HUGE).unwrap();
         assert_eq!((morsel.stat().pages, morsel.stat().huge), (0, 0));
         morsel.populate(0, 8 * HUGE).unwrap();
@@ -324,7 +325,7 @@ fn a_morsel_is_written_to_itself() {
         let morsel = Morsel::new(order, 2 * MIB, flags);
         let mapping = morsel.mapped();
         (0..8).for_each(|page| morsel.stamp(page, page));
-        // From a page that is there, and from one that comes while it is read.
+        // From a present page, and from a page that is populated during the read.
         let written = sys::pwrite(morsel.as_fd(), mapping.page(1), 3 * PAGE, 100 * PAGE as u64);
         assert_eq!(written, Ok(3 * PAGE as u64));
         (0..3).for_each(|page| mapping.assert_stamped(100 + page, 1 + page));
@@ -337,7 +338,7 @@ fn a_morsel_is_written_to_itself() {
         // A page onto itself.
         assert_eq!(sys::pwrite(morsel.as_fd(), mapping.page(6), PAGE, 6 * PAGE as u64), Ok(4096));
         mapping.assert_stamped(6, 6);
-        // Memory that cannot be read ends it.
+        // Unreadable memory ends the write.
         let bad = [(mapping.page(7), PAGE), (8, PAGE)];
         assert_eq!(sys::pwritev(morsel.as_fd(), &bad, 400 * PAGE as u64), Ok(PAGE as u64));
         mapping.assert_stamped(400, 7);
@@ -347,7 +348,7 @@ fn a_morsel_is_written_to_itself() {
 }
 
 #[test]
-fn what_is_punched_is_free_at_once() {
+fn punched_memory_is_free_at_once() {
     let Some(_turn) = morsel_turn() else { return };
     for (order, flags) in kinds().into_iter().filter(|(order, _)| *order > 1) {
         let morsel = Morsel::new(order, 200 * MIB, flags);
@@ -362,7 +363,8 @@ fn what_is_punched_is_free_at_once() {
                 assert_eq!(access::store(mapping.page(page), 1), Ok(()));
             }
             morsel.punch(0, 200 * MIB).unwrap();
-            // Tables stay, which the first rounds make: the second one where 2 MiB come once.
+            // Tables stay. The first rounds allocate them; the second round, too, if an entry of 2
+            // MiB comes only once.
             if round > 0 {
                 before.get_or_insert_with(Memory::now).assert_back();
             }
@@ -370,10 +372,10 @@ fn what_is_punched_is_free_at_once() {
     }
 }
 
-/// A process reads pages while others punch and populate them: it finds zeros or the stores to
-/// these pages, and nothing of other users of the memory.
+/// A process reads pages while others punch and populate them. It finds zeros or the stores to
+/// these pages, but no bytes of other users of the memory.
 #[test]
-fn nothing_of_others_is_seen() {
+fn bytes_of_other_users_are_never_seen() {
     let Some(_turn) = morsel_turn() else { return };
     const MINE: u8 = 0x11;
     const OTHERS: u8 = 0xee;
@@ -387,7 +389,7 @@ fn nothing_of_others_is_seen() {
                 let mapping = morsel.map(rights).unwrap();
                 let mut random = Random::new(rights as u64);
                 let mut seen = 0;
-                // Until it is killed, unless it sees other bytes.
+                // Reads until it is killed, unless it sees other bytes.
                 while seen != OTHERS {
                     seen = access::load(mapping.page(random.below(pages)) + 9).unwrap();
                     assert!([0, MINE].contains(&seen), "{seen:#x}");

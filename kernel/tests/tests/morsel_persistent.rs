@@ -1,4 +1,4 @@
-//! Morsels on persistent memory: found again as they were, and not believed blindly.
+//! Morsels on persistent memory: they survive unmounting, and the module checks what it finds.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeMap;
@@ -18,14 +18,14 @@ use vellum_kernel_tests::threads::wait_until;
 use vellum_kernel_tests::{Morsel, PAGE, Turn, access, morsel_turn, mounted, sys};
 use vellum_uapi::morsel::{self, extent};
 
-/// A turn with the memory for this test alone, empty.
+/// A turn with empty persistent memory for this test alone.
 fn turn() -> Option<Turn> {
     let turn = morsel_turn()?;
     persistent::is_there().then(format)?;
     Some(turn)
 }
 
-/// Leaves nothing mounted.
+/// Unmounts the device when this is dropped.
 struct Mounted;
 
 impl Drop for Mounted {
@@ -68,7 +68,7 @@ fn names_shapes_and_pages_are_found_again() {
     let mut random = Random::of_this_run();
     let mut pages: BTreeMap<String, Vec<u64>> = BTreeMap::new();
     let mut stats = BTreeMap::new();
-    // A device has no more kinds.
+    // A device supports no other kinds.
     for order in 0..=3 {
         let name = format!("of order {order}");
         let morsel = create(&name);
@@ -107,7 +107,7 @@ fn names_shapes_and_pages_are_found_again() {
                 let found = access::kernel_load(mapping.page(*page), PAGE).unwrap();
                 assert!(found == access::stamped(*page), "{name}, page {page}");
             }
-            assert_eq!(morsel.stat().pages, stats[name].pages, "nothing came by looking");
+            assert_eq!(morsel.stat().pages, stats[name].pages, "reading populated no page");
         }
         assert_morsels_are_sound();
     }
@@ -147,9 +147,9 @@ fn punched_pages_and_lost_names_are_free() {
     open("kept").assert_stamped(0, 1);
 }
 
-/// A pipe has a copy of the contents, not the pages.
+/// A pipe gets a copy of the contents, not the pages.
 #[test]
-fn what_is_in_a_pipe_holds_no_page() {
+fn a_pipe_holds_no_page() {
     let Some(_turn) = turn() else { return };
     let _mounted = Mounted;
     let morsel = create("piped");
@@ -163,7 +163,7 @@ fn what_is_in_a_pipe_holds_no_page() {
     let mut found = vec![0; PAGE];
     from.read_exact(&mut found).unwrap();
     assert!(found == access::stamped(1));
-    // It ends before the pipe does.
+    // The Morsel ends before the pipe does.
     let moved = sys::splice((morsel.as_fd(), Some(0)), (into.as_fd(), None), PAGE);
     assert_eq!(moved, Ok(PAGE));
     drop(morsel);
@@ -200,7 +200,7 @@ fn a_full_device_loses_nothing() {
 }
 
 #[test]
-fn what_cannot_be_a_device_is_refused() {
+fn unsuitable_devices_are_refused() {
     let Some(_turn) = turn() else { return };
     let mounted = Mounted;
     let folder = std::env::temp_dir().join("another");
@@ -219,12 +219,12 @@ fn what_cannot_be_a_device_is_refused() {
     assert!(fs::rename(path("kinds"), path("otherwise")).is_err());
     drop(mounted);
     OpenOptions::new().write(true).open(DEVICE).unwrap().write_all_at(&[0; 8], 0).unwrap();
-    assert_eq!(mount(""), Err(Errno::INVAL), "nothing is there");
+    assert_eq!(mount(""), Err(Errno::INVAL), "there is no such device");
     mount("format").unwrap();
     unmount().unwrap();
 }
 
-/// A driver that is unbound waits until the device is unmounted: until then all is as before.
+/// Unbinding the driver waits until the device is unmounted. Until then everything works as before.
 #[test]
 fn a_driver_waits_until_its_device_is_unmounted() {
     const DRIVER: &str = "/sys/bus/nd/drivers/nd_pmem";
@@ -240,7 +240,7 @@ fn a_driver_waits_until_its_device_is_unmounted() {
         let unbinding = scope.spawn(|| fs::write(format!("{DRIVER}/unbind"), &device).unwrap());
         wait_until(|| !Path::new("/sys/block/pmem0").exists());
         std::thread::sleep(Duration::from_millis(200));
-        assert!(!unbinding.is_finished(), "the driver is gone, but users of its memory are not");
+        assert!(!unbinding.is_finished(), "the driver is gone while its memory has users");
         mapping.assert_stamped(0, 1);
         mapping.stamp(1000, 2);
         morsel.file().sync_all().unwrap();

@@ -1,12 +1,12 @@
-//! Processes: what a child has of a Morsel, and what is left of a Morsel when a process ends in any
-//! way.
+//! Processes: which mappings a child has, and the state of a Morsel after a process has ended in
+//! any way.
 #![allow(clippy::unwrap_used, unsafe_code)]
 
 use std::io::{Read as _, Write as _, pipe};
 use std::os::fd::{AsRawFd, FromRawFd as _, OwnedFd};
 use std::time::Duration;
 
-use vellum_kernel_tests::child::{Child, End, be_disturbed, execute, in_child};
+use vellum_kernel_tests::child::{Child, End, execute, in_child, interrupt_constantly};
 use vellum_kernel_tests::counters::{Memory, assert_morsels_are_sound};
 use vellum_kernel_tests::morsel::{highest_order, kinds};
 use vellum_kernel_tests::random::Random;
@@ -49,7 +49,7 @@ fn assert_nothing_is_at(mapping: &Mapping, order: u32) {
 }
 
 #[test]
-fn a_child_has_nothing_there() {
+fn a_child_has_no_mapping() {
     let Some(_turn) = morsel_turn() else { return };
     for (order, flags) in kinds() {
         let (morsel, mapping) = populated(order, flags);
@@ -87,7 +87,7 @@ fn a_child_may_inherit_it() {
     }
 }
 
-/// In a Morsel that inherits, a child cannot write a mapping that it made for reading.
+/// A child cannot write to an inherited mapping for reading.
 #[test]
 fn a_child_inherits_no_more_rights() {
     let Some(_turn) = morsel_turn() else { return };
@@ -115,8 +115,8 @@ fn a_child_may_have_it_longer_than_the_parent() {
         let before = Memory::now();
         let (morsel, mapping) = populated(order, flags | morsel::INHERIT);
         let (mut wait, mut go) = pipe().unwrap();
-        // The child goes on after this process has dropped the descriptor and the mapping; so does
-        // its child.
+        // The child goes on after this process has dropped the descriptor and the mapping, and so
+        // does its own child.
         let (start, length) = (mapping.start(), mapping.length());
         let child = Child::start(|| {
             drop(morsel.reopened(true));
@@ -134,7 +134,7 @@ fn a_child_may_have_it_longer_than_the_parent() {
     }
 }
 
-/// Children that have it and never access it.
+/// Children that inherit it and never access it.
 #[test]
 fn a_child_need_not_access_it() {
     let Some(_turn) = morsel_turn() else { return };
@@ -142,7 +142,7 @@ fn a_child_need_not_access_it() {
         let (morsel, mapping) = populated(order, flags | morsel::INHERIT);
         in_child(|| ());
         in_child(|| {
-            // Changes that affect all processes with the Morsel affect the child, too.
+            // Changes for all processes affect the child, too.
             morsel.punch(0, PAGE as u64).unwrap();
             in_child(|| drop(morsel.mapped()));
             sys::mprotect(mapping.start(), mapping.length(), libc::PROT_READ).unwrap();
@@ -156,7 +156,7 @@ fn a_child_need_not_access_it() {
     }
 }
 
-/// Memory is right for all of a program's advice about fork.
+/// Contents and rights are right after all kinds of advice about fork.
 #[test]
 fn advice_about_fork_does_no_harm() {
     let Some(_turn) = morsel_turn() else { return };
@@ -186,9 +186,9 @@ fn advice_about_fork_does_no_harm() {
     }
 }
 
-/// A program that was told to have nothing of it in its children has nothing there.
+/// After MADV_DONTFORK, a child has no mapping.
 #[test]
-fn a_child_that_is_not_to_inherit_it_does_not() {
+fn a_child_does_not_inherit_it_after_dontfork() {
     let Some(_turn) = morsel_turn() else { return };
     for (order, flags) in kinds() {
         let (morsel, mapping) = populated(order, flags | morsel::INHERIT);
@@ -204,7 +204,7 @@ fn a_process_may_become_another_program() {
     let start = |order: u32, flags: u64| {
         Child::start(|| {
             let (morsel, mapping) = populated(order, flags);
-            // A duplicate is not closed: the program that comes has it.
+            // The duplicate is not closed on exec, so the new program has it.
             let kept: OwnedFd = rustix::io::dup(&morsel).unwrap();
             std::mem::forget((morsel, mapping, kept));
             execute(c"/bin/true")
@@ -219,7 +219,7 @@ fn a_process_may_become_another_program() {
     before.assert_back();
 }
 
-/// A child that shares the parent's memory until it ends: there is nothing to inherit.
+/// A child that shares the parent's memory until it ends inherits nothing.
 #[test]
 fn vfork_changes_nothing() {
     let Some(_turn) = morsel_turn() else { return };
@@ -286,9 +286,9 @@ fn a_process_may_be_killed_at_any_time() {
     before.assert_back();
 }
 
-/// All want all pages at once; each comes once, and is the same for all.
+/// All processes access all pages at once. Each page is populated once, and is the same for all.
 #[test]
-fn a_page_comes_once() {
+fn a_page_is_populated_once() {
     let Some(_turn) = morsel_turn() else { return };
     for (order, flags) in kinds().into_iter().filter(|(order, _)| *order > 0) {
         let length = extent(order).min(24 * MIB);
@@ -303,7 +303,7 @@ fn a_page_comes_once() {
                 for page in 0..pages {
                     // From both ends, so that some meet.
                     let page = if number.is_multiple_of(2) { page } else { pages - 1 - page };
-                    // A byte of each page is this process'.
+                    // Each process has one byte in each page.
                     let address = mapping.page(page) + number as usize;
                     access::store(address, 0x40 + number as u8).unwrap();
                 }
@@ -351,7 +351,7 @@ fn send(socket: &OwnedFd, sent: &impl AsRawFd) {
     }
 }
 
-/// Receives one.
+/// Receives a descriptor.
 fn receive(socket: &OwnedFd) -> OwnedFd {
     let mut byte = 0_u8;
     let mut part = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
@@ -406,9 +406,9 @@ fn a_descriptor_may_be_passed_to_another_process() {
     before.assert_back();
 }
 
-/// Descriptors in flight in sockets that no process can reach any more.
+/// Descriptors in flight in sockets that no process can reach.
 #[test]
-fn a_descriptor_may_be_lost_on_its_way() {
+fn a_descriptor_may_be_lost_in_flight() {
     let Some(_turn) = morsel_turn() else { return };
     let before = Memory::now();
     for round in 0..20 {
@@ -425,22 +425,22 @@ fn a_descriptor_may_be_lost_on_its_way() {
         drop((one, other, morsel));
         assert_eq!(access::load(mapping.start()), Ok(0));
     }
-    // The kernel looks for such loops when another such socket is closed.
+    // The kernel searches for such loops when another such socket is closed.
     let [one, other] = sockets();
     send(&one, &other);
     drop((one, other));
     before.assert_back();
 }
 
-/// The first mapping in a process is the one that signals could keep away.
+/// Signals could prevent the first mapping in a process.
 #[test]
-fn signals_do_not_keep_it_away() {
+fn signals_do_not_prevent_mapping_it() {
     let Some(_turn) = morsel_turn() else { return };
     for order in 0..=highest_order() {
         let (morsel, mapping) = populated(order, morsel::INHERIT);
         for round in 0..12 {
             in_child(|| {
-                be_disturbed();
+                interrupt_constantly();
                 match round % 3 {
                     0 => assert_unchanged(&morsel, &mapping),
                     1 => assert_eq!(access::load(mapping.start()), Ok(access::stamped(7)[0])),
@@ -453,7 +453,7 @@ fn signals_do_not_keep_it_away() {
 
 /// The file system stays as long as a process uses it, and the module as long as the file system.
 #[test]
-fn it_is_not_unmounted_while_in_use() {
+fn the_file_system_is_not_unmounted_while_in_use() {
     let Some(_turn) = morsel_turn() else { return };
     let unmount = || {
         // SAFETY: a path, and flags.

@@ -1,4 +1,4 @@
-//! The file system: how much memory its Morsels may take, names, and the rights of users.
+//! The file system: limits on the memory of Morsels, names, and the rights of users.
 #![allow(clippy::unwrap_used, unsafe_code)]
 
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
@@ -24,15 +24,15 @@ fn shaped(mounted: &Mounted, order: u32, length: u64, flags: u64) -> Morsel {
     morsel
 }
 
-/// Each way to populate a page reports that memory is used up, and present pages still work.
+/// Every call that populates a page reports that the quota is used up. Present pages still work.
 #[test]
-fn no_more_is_taken_than_there_may_be() {
+fn the_quota_is_never_exceeded() {
     let Some(_turn) = morsel_turn() else { return };
     let source = Backing::cached(1);
     let before = Memory::now();
     for (order, flags) in kinds().into_iter().filter(|(order, _)| *order > 1) {
         let mounted = Mounted::new("size=16m").unwrap();
-        assert_eq!((mounted.used(), mounted.inodes()), (0, 1), "there is the folder");
+        assert_eq!((mounted.used(), mounted.inodes()), (0, 1), "the folder has an inode");
         let morsel = shaped(&mounted, order, extent(2), flags);
         let mapping = morsel.mapped();
         assert_eq!(morsel.populate(0, 64 * MIB), Err(Errno::NOSPC));
@@ -59,11 +59,11 @@ fn no_more_is_taken_than_there_may_be() {
         let stat = morsel.stat();
         assert_eq!(mounted.used(), stat.pages + stat.tables);
         assert_morsels_are_sound();
-        // Another one has a share in the same.
+        // Another Morsel shares the quota.
         let other = shaped(&mounted, 2, extent(2), 0);
         assert_eq!(other.populate(0, 8 * MIB), Err(Errno::NOSPC));
         let reader = morsel.map(libc::PROT_READ);
-        println!("order {order}, flags {flags:#x}: a reader when all is taken: {reader:?}");
+        println!("order {order}, flags {flags:#x}: a reader with the quota used up: {reader:?}");
         drop((reader, mapping, morsel));
         other.populate(0, 15 * MIB).unwrap();
         drop(other);
@@ -91,22 +91,22 @@ fn what_a_user_makes_is_bounded() {
             let address = mapping.page(4000);
             let fault = Fault { signal: libc::SIGBUS, address };
             assert_eq!(access::store(address, 1), Err(fault));
-            // The limit holds for all Morsels together; and punching makes room.
+            // The limit holds for all Morsels together, and punching makes room.
             let other = mounted.nameless();
             let shape = plan(2, 16 * MIB, 0);
             let shaped = other.create(&shape);
             assert_eq!(shaped.and_then(|()| other.populate(0, MIB)), Err(Errno::NOSPC));
             morsel.punch(0, 2 * MIB).unwrap();
-            // It may have its shape by now.
+            // Now there is room for its shape.
             let _ = other.create(&shape);
             other.populate(0, MIB).unwrap();
-            // Only the file system bounds root's Morsels.
+            // Only the size of the file system limits root's Morsels.
             roots.populate(0, 16 * MIB).unwrap();
             drop((mapping, morsel));
             let kept = File::create_new(mounted.path("kept")).unwrap();
             kept.set_permissions(Permissions::from_mode(0o666)).unwrap();
         });
-        // Root brings pages, and they count for the user all the same.
+        // Pages that root populates count for the user, too.
         let kept = OpenOptions::new().read(true).write(true).open(mounted.path("kept")).unwrap();
         let kept = Morsel::from(kept);
         kept.create(&plan(2, 16 * MIB, flags)).unwrap();
@@ -119,9 +119,9 @@ fn what_a_user_makes_is_bounded() {
     assert_eq!((mounted.used(), mounted.inodes()), (0, 1), "all is given back");
 }
 
-/// A reader has tables of its own, for which there is exactly as much as they take.
+/// A reader needs its own tables. The quota has exactly enough for them.
 #[test]
-fn a_reader_asks_for_no_more_than_it_takes() {
+fn a_reader_charges_no_more_than_its_tables() {
     let Some(_turn) = morsel_turn() else { return };
     let (pages, tables) = (2, 4);
     let size = (pages + 2 * tables) * PAGE;
@@ -140,7 +140,7 @@ fn a_reader_asks_for_no_more_than_it_takes() {
 
 /// Every way of freeing returns all memory.
 #[test]
-fn what_goes_is_given_back() {
+fn freed_memory_is_uncharged() {
     let Some(_turn) = morsel_turn() else { return };
     let mounted = Mounted::new("size=64m,inodes=100").unwrap();
     for (order, flags) in kinds() {
@@ -165,13 +165,13 @@ fn what_goes_is_given_back() {
     mounted.unmount().unwrap();
 }
 
-/// The file system has exactly as much space as is needed, and all threads populate at once: none
-/// is refused because of another thread's page.
+/// The file system has exactly the space that is needed, and all threads populate at once. No
+/// thread is refused because of another thread's page.
 #[test]
-fn who_comes_second_is_not_refused() {
+fn concurrent_populates_are_not_refused() {
     let Some(_turn) = morsel_turn() else { return };
     for (order, flags) in [(1, 0), (1, morsel::PINNABLE), (2, 0), (2, morsel::HUGE), (3, 0)] {
-        // Its tables come first. Room for two more is asked for when one comes.
+        // Tables first: a populate asks for room for two more when it adds one.
         let tables = [1, 1, 2, 3][order as usize];
         let mounted = Mounted::new(&format!("size={}", (512 + tables) * PAGE)).unwrap();
         for _ in 0..20 {
@@ -197,7 +197,7 @@ fn who_comes_second_is_not_refused() {
 }
 
 #[test]
-fn there_may_be_so_many_names() {
+fn the_number_of_names_is_limited() {
     let Some(_turn) = morsel_turn() else { return };
     let mounted = Mounted::new("inodes=5").unwrap();
     let files: Vec<Morsel> = (0..4).map(|_| mounted.nameless()).collect();
@@ -214,13 +214,13 @@ fn there_may_be_so_many_names() {
     fs::create_dir(mounted.path("one")).unwrap();
     File::create(mounted.path("one/two")).unwrap();
     fs::hard_link(mounted.path("one/two"), mounted.path("three")).unwrap();
-    assert_eq!(mounted.inodes(), 3, "a second name of the same");
+    assert_eq!(mounted.inodes(), 3, "a second name of the same Morsel");
     // Names end with the file system, and so do their Morsels.
     mounted.unmount().unwrap();
 }
 
 #[test]
-fn options_are_heard_or_refused() {
+fn options_are_applied_or_refused() {
     let Some(_turn) = morsel_turn() else { return };
     let total = field("/proc/meminfo", "MemTotal") / 4;
     let blocks = |options: &str| {
@@ -273,7 +273,7 @@ fn options_are_heard_or_refused() {
 
 /// A remount applies its options, or is refused.
 #[test]
-fn another_size_is_heard_or_refused() {
+fn a_new_size_is_applied_or_refused() {
     let Some(_turn) = morsel_turn() else { return };
     let mounted = Mounted::new("size=16m").unwrap();
     let changed = mounted.change("size=32m");
@@ -292,7 +292,7 @@ fn it_is_not_unmounted_while_in_use() {
     drop(morsel);
     assert_eq!(mounted.unmount(), Err(Errno::BUSY));
     mapping.assert_stamped(0, 7);
-    // Its mount point may be gone before it.
+    // The mount point may be removed before the file system.
     drop(mounted);
     mapping.assert_stamped(0, 7);
     assert_eq!(access::store(mapping.page(5), 7), Ok(()));
@@ -309,7 +309,7 @@ fn it_is_not_unmounted_while_in_use() {
 }
 
 #[test]
-fn names_are_names() {
+fn names_behave_like_file_names() {
     let Some(_turn) = morsel_turn() else { return };
     let mounted = Mounted::new("size=16m").unwrap();
     let path = |name: &str| mounted.path(name);
@@ -339,11 +339,11 @@ fn names_are_names() {
         (list(mounted.folder()), list(&path("folder"))),
         (vec!["c".to_owned(), "folder".to_owned()], vec!["b".to_owned()],)
     );
-    assert!(fs::remove_dir(path("folder")).is_err(), "there is something in it");
+    assert!(fs::remove_dir(path("folder")).is_err(), "the folder is not empty");
     fs::remove_file(path("folder/b")).unwrap();
     fs::remove_dir(path("folder")).unwrap();
     open(path("c")).assert_stamped(0, 7);
-    // One takes another's place.
+    // A rename replaces another name.
     let other = open(path("d"));
     other.create(&plan(1, MIB, 0)).unwrap();
     other.stamp(0, 8);
@@ -366,7 +366,7 @@ fn names_are_names() {
     assert_eq!(linked, 0, "{}", sys::last_error());
     drop(nameless);
     open(path("e")).assert_stamped(0, 9);
-    // Neither programs nor devices nor links to elsewhere.
+    // No programs, no devices, and no links out of the file system.
     fs::set_permissions(path("e"), Permissions::from_mode(0o777)).unwrap();
     assert!(std::process::Command::new(path("e")).status().is_err());
     assert!(File::open(path("nothing")).is_err());
@@ -374,9 +374,9 @@ fn names_are_names() {
     mounted.unmount().unwrap();
 }
 
-/// By mode and owner, as with any file.
+/// Mode and owner decide, as for any file.
 #[test]
-fn who_may_what_is_said_by_modes() {
+fn modes_decide_on_access() {
     let Some(_turn) = morsel_turn() else { return };
     let mounted = Mounted::new("size=16m,mode=0755").unwrap();
     let make = |name: &str, mode: u32| {

@@ -1,5 +1,5 @@
-//! Processes and threads that do different things to one Morsel at the same time. In every order a
-//! page shows the stores to it, or zeros; and afterwards everything adds up.
+//! Processes and threads use one Morsel in different ways at the same time. In every order a page
+//! shows the stores to it, or zeros. Afterwards all counters are right.
 #![allow(clippy::unwrap_used, unsafe_code)]
 
 use std::io::{Read as _, Write as _, pipe};
@@ -21,7 +21,7 @@ fn tag(page: u64) -> u8 {
     (page * 7 % 251 + 1) as u8
 }
 
-/// Pages for which processes go: at the ends of tables, few, so that they meet.
+/// Pages that processes use: at the ends of tables, and few, so that processes often meet.
 fn page(random: &mut Random, pages: u64) -> u64 {
     let near = random.pick(&[0, 512, 1024, 262_144, pages]);
     (near + random.below(40)).saturating_sub(20).min(pages - 1)
@@ -33,7 +33,7 @@ fn check(found: Result<u8, Fault>, page: u64) {
     assert!([0, tag(page)].contains(&found), "page {page} holds {found:#x}, not {:#x}", tag(page));
 }
 
-/// One process' or thread's part in it.
+/// The part of one process or thread.
 struct Actor<'a> {
     morsel: &'a Morsel,
     mapping: Mapping,
@@ -70,7 +70,7 @@ impl<'a> Actor<'a> {
             }
             10 => self.map_anew(page),
             11 if self.random.one_in(8) => {
-                // A table's pages, or of 2 MiB, as a whole.
+                // All pages of a table, or of 2 MiB.
                 let first = page / 512 * 512;
                 let count = 512.min(self.pages - first);
                 self.morsel.punch(first * size, count * size).unwrap();
@@ -102,7 +102,7 @@ impl<'a> Actor<'a> {
     }
 }
 
-/// Every way to every page shows the same.
+/// Every page shows the same through every mapping and descriptor.
 #[track_caller]
 fn assert_shown_alike(morsel: &Morsel, mappings: &[&Mapping]) {
     let pages = morsel.stat().length / PAGE as u64;
@@ -120,7 +120,7 @@ fn assert_shown_alike(morsel: &Morsel, mappings: &[&Mapping]) {
     }
 }
 
-/// A Morsel of a kind, whose pages are in as few tables as there are places to race for.
+/// A Morsel of a kind, whose pages are in few tables.
 fn made((order, flags): (u32, u64)) -> Morsel {
     let length = extent(order).min((1 << 30) + 2 * MIB);
     Morsel::new(order, length, flags)
@@ -193,17 +193,17 @@ fn threads_do_everything_at_once() {
     }
 }
 
-/// One thread punches a page while others populate it: a process that has it mapped then has the
+/// One thread punches a page while others populate it. Afterwards a process that maps it has the
 /// present page, and no freed one.
 #[test]
-fn nobody_keeps_a_page_that_was_taken_off() {
+fn no_process_keeps_a_punched_page() {
     let Some(_turn) = morsel_turn() else { return };
     for kind in kinds() {
         let morsel = Morsel::of(kind);
         for _ in 0..4 {
             let (mut ready, readies) = pipe().unwrap();
             let (wait, mut go) = pipe().unwrap();
-            // Each punch interrupts processors, which an emulator may not have at hand.
+            // Each punch interrupts processors, which may be slow in an emulator.
             let deadline = Deadline::after_ms(1_000);
             let start = |number: u8| {
                 Child::start(|| {
@@ -217,7 +217,7 @@ fn nobody_keeps_a_page_that_was_taken_off() {
                         }
                     }
                     (&readies).write_all(b"!").unwrap();
-                    // All are done; each in turn reports the page that it sees.
+                    // All threads are done. Each in turn reports the page that it sees.
                     (&wait).read_exact(&mut [0]).unwrap();
                     let found = access::load(mapping.start() + 2000).unwrap();
                     i32::from(found)
@@ -243,10 +243,10 @@ fn shared_page() -> Mapping {
     Mapping::new(request).unwrap()
 }
 
-/// The same with one process that punches and one that accesses: a stale mapping of a page that is
-/// not the Morsel's any more would last long.
+/// The same with one process that punches and one that accesses. A stale mapping of a freed page
+/// would last long.
 #[test]
-fn nobody_keeps_a_page_for_long() {
+fn no_process_keeps_a_page_for_long() {
     let Some(_turn) = morsel_turn() else { return };
     const OVER: u8 = u8::MAX;
     // The last punched page, by a number that recurs; or OVER.
@@ -266,14 +266,14 @@ fn nobody_keeps_a_page_for_long() {
                     rustix::io::pread(&morsel, &mut byte, 0).unwrap();
                     byte == [0]
                 };
-                // Punching may take long, if only because a processor is stopped. Once it is done,
-                // a punched page is not accessible.
+                // Punching may take long, for example because a processor is stopped. Once it is
+                // done, a punched page is not accessible.
                 if (0..2000).all(is_gone) && access::load(mapping.start()) == Ok(5) {
                     let before = round();
                     wait_until(|| before == OVER || round() != before);
                     assert!(is_gone(0));
                     let found = access::load(mapping.start());
-                    assert_eq!(found, Ok(0), "it is there, and the Morsel has it not");
+                    assert_eq!(found, Ok(0), "it is present, but the Morsel does not have it");
                 }
             }
             0
@@ -290,13 +290,14 @@ fn nobody_keeps_a_page_for_long() {
     }
 }
 
-/// 2 MiB become 512 pages while other threads access them: present pages are present all the time.
+/// 2 MiB are split into 512 pages while other threads access them. Present pages are present all
+/// the time.
 #[test]
-fn nobody_notices_a_split() {
+fn a_split_is_invisible() {
     let Some(_turn) = morsel_turn() else { return };
     const BLOCKS: u64 = 24;
     for order in [2, 3] {
-        // As much as is needed, and as splitting takes; or more.
+        // Exactly the quota that the pages and the split need, or more.
         let needed = (BLOCKS * 513 + 4) * PAGE as u64;
         for (seals, size) in [(0, 1 << 30), (morsel::SEAL_POPULATION, 1 << 30), (0, needed)] {
             let mounted = Mounted::new(&format!("size={size}")).unwrap();
@@ -338,10 +339,10 @@ fn nobody_notices_a_split() {
     }
 }
 
-/// The whole of it is taken from those that access it, over and over, by rights, by fork, by other
+/// Threads access it while its addresses change again and again: by rights, by fork, by other
 /// mappings in the same place.
 #[test]
-fn addresses_change_hands() {
+fn addresses_change_during_accesses() {
     let Some(_turn) = morsel_turn() else { return };
     for kind in kinds() {
         let (one, two) = (made(kind), made(kind));
@@ -382,7 +383,7 @@ fn addresses_change_hands() {
     }
 }
 
-/// Several processes revoke, seal, or shape one Morsel at once.
+/// Several processes revoke, seal or shape one Morsel at once.
 #[test]
 fn one_of_several_wins() {
     let Some(_turn) = morsel_turn() else { return };

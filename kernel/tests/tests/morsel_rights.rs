@@ -1,5 +1,5 @@
-//! Rights: no call writes memory that a process may not write; for memory that it may write, the
-//! calls that its kind allows work.
+//! Rights: no call writes memory that a process may not write. For memory that it may write, all
+//! calls work that the kind of Morsel allows.
 #![allow(clippy::unwrap_used, unsafe_code)]
 
 use std::fs::{File, OpenOptions};
@@ -28,13 +28,13 @@ fn own_memory() -> File {
 fn ptrace(request: u32, process: i32, address: usize, data: u64) -> Result<u64, Errno> {
     let mut word = 0_u64;
     let data = if request == libc::PTRACE_PEEKDATA { (&raw mut word) as u64 } else { data };
-    // SAFETY: it is a child that is traced, and its memory is its own; the call that reads a word
-    // has where to put it.
+    // SAFETY: the process is a traced child with its own memory, and the address for a word is
+    // valid.
     let done = unsafe { libc::syscall(libc::SYS_ptrace, request, process, address, data) };
     sys::checked(done).map(|_| word)
 }
 
-/// Tries every way to write there; each one is refused.
+/// Tries all calls that write there. Each is refused.
 #[track_caller]
 fn assert_not_written(address: usize, direct: &File) {
     let fault = Fault { signal: libc::SIGSEGV, address };
@@ -49,7 +49,7 @@ fn assert_not_written(address: usize, direct: &File) {
     assert!(own_memory().write_at(&[0xee; 64], address as u64).is_err(), "/proc/self/mem");
 }
 
-/// The same, as a debugger does it to a child that has stopped.
+/// The same by a debugger, for a stopped child.
 #[track_caller]
 fn assert_no_debugger_writes(process: i32, address: usize) {
     assert!(ptrace(libc::PTRACE_POKEDATA, process, address, 0xee).is_err(), "a debugger");
@@ -59,7 +59,7 @@ fn assert_no_debugger_writes(process: i32, address: usize) {
     assert!(memory.write_at(&[0xee; 64], address as u64).is_err(), "its memory");
 }
 
-/// A child that has stopped, to be traced.
+/// A stopped child, to be traced.
 fn traced(work: impl FnOnce()) -> Child {
     let child = Child::start(|| {
         work();
@@ -80,9 +80,9 @@ fn go_on(child: Child) {
     assert_eq!(child.wait(), End::Status(0));
 }
 
-/// All ways to a mapping that may only be read, before its pages are there for it and afterwards.
+/// All calls on a mapping for reading, before and after its pages are mapped.
 #[test]
-fn what_is_mapped_for_reading_is_not_written() {
+fn a_mapping_for_reading_is_never_written() {
     let Some(_turn) = morsel_turn() else { return };
     let source = Backing::direct(2);
     for kind in kinds() {
@@ -105,7 +105,7 @@ fn what_is_mapped_for_reading_is_not_written() {
     }
 }
 
-/// A page that comes for a reader, and one that is not there yet, cannot be written either.
+/// A page that a reader populates, and an absent one, cannot be written, either.
 #[test]
 fn a_hole_that_is_mapped_for_reading_is_not_written() {
     let Some(_turn) = morsel_turn() else { return };
@@ -168,9 +168,9 @@ fn a_debugger_writes_what_the_process_may_write() {
     }
 }
 
-/// A mapping that may not be accessed at all is not, from the beginning.
+/// A mapping without rights cannot be accessed, from the beginning.
 #[test]
-fn what_is_mapped_for_nothing_is_not_accessed() {
+fn a_mapping_without_rights_is_never_accessed() {
     let Some(_turn) = morsel_turn() else { return };
     for kind in kinds() {
         let morsel = stamped(kind);
@@ -193,9 +193,9 @@ fn what_is_mapped_for_nothing_is_not_accessed() {
     }
 }
 
-/// Writable memory is readable, too: processors know no other rights.
+/// Writable memory is readable, too, because processors have no other rights.
 #[test]
-fn what_is_mapped_for_writing_is_written() {
+fn a_mapping_for_writing_is_written() {
     let Some(_turn) = morsel_turn() else { return };
     for kind in kinds() {
         let morsel = stamped(kind);
@@ -229,7 +229,7 @@ fn a_descriptor_for_reading_gives_no_right_to_write() {
     }
 }
 
-/// Rights of all of a mapping change in any order; present pages stay.
+/// The rights of a whole mapping change in any order. Present pages stay.
 #[test]
 fn rights_change_in_any_order() {
     let Some(_turn) = morsel_turn() else { return };
@@ -253,7 +253,7 @@ fn rights_change_in_any_order() {
             } else {
                 assert_not_written(start, &source.file);
             }
-            // No other process notices.
+            // Other processes are not affected.
             other.assert_stamped(0, stamp);
             in_child(|| assert!(access::load(start).is_err()));
             stamp += 1;
@@ -263,8 +263,8 @@ fn rights_change_in_any_order() {
     }
 }
 
-/// A fault that began while there were rights ends when there are none any more. So that it takes
-/// long, the page has to come, and others wait for it, too.
+/// A fault begins while there are rights, and ends after they are gone. The fault takes long,
+/// because it populates the page, and other threads wait for it, too.
 #[test]
 fn no_fault_undoes_mprotect() {
     let Some(_turn) = morsel_turn() else { return };
@@ -275,7 +275,7 @@ fn no_fault_undoes_mprotect() {
         let stop = Stop::default();
         let load = || {
             while !stop.is_said() {
-                // There, or not.
+                // With a present page, and with an absent one.
                 let _ = access::load(start);
             }
         };
@@ -299,9 +299,9 @@ fn no_fault_undoes_mprotect() {
     }
 }
 
-/// Another process' mapping stays as it is.
+/// The mapping of another process does not change.
 #[test]
-fn rights_are_a_process_own() {
+fn rights_belong_to_a_process() {
     let Some(_turn) = morsel_turn() else { return };
     for (order, flags) in kinds() {
         let morsel = stamped((order, flags | morsel::INHERIT));
@@ -326,7 +326,7 @@ fn rights_are_a_process_own() {
 
 /// Direct I/O, and other calls that pin pages, in a mapping for writing.
 #[test]
-fn pages_are_held_only_if_asked_for() {
+fn only_pages_of_pinnable_morsels_can_be_pinned() {
     let Some(_turn) = morsel_turn() else { return };
     let source = Backing::direct(2);
     let path = scratch().join("morsel-rights");
@@ -357,7 +357,7 @@ fn pages_are_held_only_if_asked_for() {
         if order > 0 {
             mapping.assert_stamped(ends(order)[1], stamp);
         }
-        // Also if no page is present yet, and after it was mapped again.
+        // Also before any page is present, and after mapping it again.
         let fresh = Morsel::of((order, flags));
         let mapping = fresh.mapped();
         let read = sys::pread(source.file.as_fd(), mapping.start(), PAGE, 0).map(|_| ());
@@ -366,10 +366,10 @@ fn pages_are_held_only_if_asked_for() {
     std::fs::remove_file(path).unwrap();
 }
 
-/// A read straight into a page goes on after the page was punched, and reaches no other user of
+/// A direct read into a page continues after the page was punched, and reaches no other user of
 /// memory.
 #[test]
-fn a_page_that_is_held_is_given_to_nobody() {
+fn a_held_page_has_no_other_user() {
     let Some(_turn) = morsel_turn() else { return };
     for order in 0..=3 {
         let morsel = stamped((order, morsel::PINNABLE));
@@ -407,7 +407,7 @@ fn futexes_between_processes() {
 struct Key(i64);
 
 impl Key {
-    /// `None`: the processor has none, which is said.
+    /// `None`, and a printed line, if the processor has no keys.
     fn new() -> Option<Self> {
         // SAFETY: no memory has the key.
         let key = sys::checked(unsafe { libc::syscall(libc::SYS_pkey_alloc, 0, 0) });
@@ -432,7 +432,7 @@ fn protect_with(key: i64, mapping: &Mapping, protection: i32) -> Result<u64, Err
     sys::checked(done)
 }
 
-/// Leaves are shared, and the key is a part of each: one process cannot have its own.
+/// The key is a part of each leaf, and leaves are shared, so a process cannot have its own key.
 #[test]
 fn protection_keys_are_refused() {
     let Some(_turn) = morsel_turn() else { return };
@@ -445,11 +445,11 @@ fn protection_keys_are_refused() {
                 assert_eq!(protect_with(key.0, &mapping, asked), Err(Errno::OPNOTSUPP), "{kind:?}");
                 mapping.assert_stamped(0, 7);
             }
-            // The kernel has a key of its own for memory that may only be executed.
+            // The kernel uses a key for execute-only memory.
             assert_eq!(protect_with(-1, &mapping, libc::PROT_EXEC), Err(Errno::ACCESS));
             assert_eq!(access::store(mapping.start(), 1).is_ok(), protection == sys::READ_WRITE);
             morsel.stamp(0, 7);
-            // The key that all memory has is as good as none.
+            // The default key is accepted.
             for none in [0, -1] {
                 assert_eq!(protect_with(none, &mapping, libc::PROT_READ), Ok(0));
                 mapping.assert_stamped(0, 7);

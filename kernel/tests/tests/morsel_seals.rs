@@ -1,4 +1,4 @@
-//! Seals, which end changes, and revocation, which takes the Morsel from all processes.
+//! Seals, which forbid changes, and revocation, which takes the Morsel from all processes.
 #![allow(clippy::unwrap_used)]
 
 use std::io::{Read as _, Write as _, pipe};
@@ -33,7 +33,7 @@ fn assert_content_is_sealed(morsel: &Morsel, source: &Backing) {
 }
 
 #[test]
-fn content_that_is_sealed_does_not_change() {
+fn sealed_content_does_not_change() {
     let Some(_turn) = morsel_turn() else { return };
     let source = Backing::cached(1);
     for kind in kinds() {
@@ -42,13 +42,13 @@ fn content_that_is_sealed_does_not_change() {
         morsel.seal(SEAL_CONTENT).unwrap();
         assert_eq!(morsel.stat().seals, SEAL_CONTENT);
         assert_content_is_sealed(&morsel, &source);
-        // Reopened, as by a process with the right to open it.
+        // Through a new descriptor, as another process with the right to open it has one.
         assert_content_is_sealed(&morsel.reopened(true).unwrap(), &source);
         in_child(|| assert_content_is_sealed(&morsel, &source));
         assert_eq!(morsel.seal(0), Ok(()));
         assert_eq!(morsel.seal(SEAL_CONTENT), Ok(()));
-        assert_eq!(morsel.stat().seals, SEAL_CONTENT, "it cannot be undone");
-        // A hole that is populated is as before.
+        assert_eq!(morsel.stat().seals, SEAL_CONTENT, "a seal cannot be undone");
+        // Populating a hole does not change the content.
         morsel.populate(0, extent(kind.0).min(8 * MIB)).unwrap();
         morsel.assert_stamped(0, 7);
         assert_morsels_are_sound();
@@ -68,9 +68,9 @@ fn a_wrong_seal_is_refused() {
     morsel.mapped().stamp(0, 8);
 }
 
-/// Any possible writer prevents sealing the content.
+/// Every possible writer prevents sealing the content.
 #[test]
-fn content_is_not_sealed_while_somebody_may_write() {
+fn content_cannot_be_sealed_while_a_process_may_write() {
     let Some(_turn) = morsel_turn() else { return };
     for (order, flags) in kinds() {
         let morsel = stamped((order, flags | morsel::INHERIT));
@@ -78,10 +78,14 @@ fn content_is_not_sealed_while_somebody_may_write() {
             let mapping = morsel.map(protection).unwrap();
             assert_eq!(morsel.seal(SEAL_CONTENT), Err(Errno::BUSY));
             sys::mprotect(mapping.start(), mapping.length(), libc::PROT_READ).unwrap();
-            assert_eq!(morsel.seal(SEAL_CONTENT), Err(Errno::BUSY), "it may get the right back");
+            assert_eq!(
+                morsel.seal(SEAL_CONTENT),
+                Err(Errno::BUSY),
+                "the process may get the right back"
+            );
             sys::mprotect(mapping.start(), mapping.length(), sys::READ_WRITE).unwrap();
             mapping.stamp(0, 7);
-            // A child has it, whether it accesses it or not.
+            // A child counts, whether it accesses the mapping or not.
             let (mut wait, mut go) = pipe().unwrap();
             let child = Child::start(|| {
                 wait.read_exact(&mut [0]).unwrap();
@@ -98,7 +102,7 @@ fn content_is_not_sealed_while_somebody_may_write() {
             go.write_all(b"!").unwrap();
             assert_eq!(child.wait(), End::Status(0));
         }
-        // Others do not matter: other seals, and readers.
+        // Other seals and readers do not matter.
         let reader = morsel.for_reading().map(libc::PROT_READ).unwrap();
         reader.assert_stamped(0, 7);
         let writer = morsel.mapped();
@@ -110,9 +114,9 @@ fn content_is_not_sealed_while_somebody_may_write() {
     }
 }
 
-/// A write that is under way: its source is a pipe's, or memory that comes late.
+/// A write in progress, whose source is a pipe, or memory that is populated late.
 #[test]
-fn content_is_not_sealed_while_it_is_written() {
+fn content_cannot_be_sealed_during_a_write() {
     let Some(_turn) = morsel_turn() else { return };
     let morsel = Morsel::new(2, 256 * MIB, 0);
     let bytes = vec![3_u8; 64 << 20];
@@ -149,7 +153,7 @@ fn content_is_not_sealed_while_it_is_written() {
 }
 
 #[test]
-fn holes_that_are_sealed_stay_holes() {
+fn sealed_holes_stay_holes() {
     let Some(_turn) = morsel_turn() else { return };
     let source = Backing::cached(8);
     for kind in kinds().into_iter().filter(|(order, _)| *order > 0) {
@@ -178,7 +182,7 @@ fn holes_that_are_sealed_stay_holes() {
         assert_eq!(morsel.populate(offset, 4096), Err(Errno::PERM));
         assert_eq!(rustix::io::pwrite(&morsel, &[1], offset), Err(Errno::PERM));
         assert_eq!(morsel.fill(&source.file, 0, offset, 4096), (0, Err(Errno::PERM)));
-        // Present pages may change, be read, and be punched; then they are gone.
+        // Present pages may be written, read and punched. Punched pages are gone.
         morsel.populate(0, huge * PAGE as u64).unwrap();
         morsel.stamp(0, 8);
         assert_eq!(morsel.fill(&source.file, 0, 0, 4096), (4096, Ok(())));
@@ -224,7 +228,7 @@ fn assert_lost(mapping: &Mapping, order: u32) {
 }
 
 #[test]
-fn everybody_loses_what_is_revoked() {
+fn all_processes_lose_a_revoked_morsel() {
     let Some(_turn) = morsel_turn() else { return };
     for (order, flags) in kinds() {
         let before = Memory::now();
@@ -258,7 +262,7 @@ fn everybody_loses_what_is_revoked() {
         assert_revoked(&morsel);
         go.write_all(b"!!!").unwrap();
         children.into_iter().for_each(|child| assert_eq!(child.wait(), End::Status(0)));
-        // Rights change, and give nothing back.
+        // Changing rights does not restore access.
         sys::mprotect(mapping.start(), mapping.length(), libc::PROT_READ).unwrap();
         assert_lost(&mapping, order);
         assert_morsels_are_sound();
@@ -267,9 +271,9 @@ fn everybody_loses_what_is_revoked() {
     }
 }
 
-/// A later child has the parent's mapping.
+/// A child forked later has the parent's mapping.
 #[test]
-fn a_child_has_what_was_revoked_no_more_than_its_parent() {
+fn a_later_child_has_no_access_to_a_revoked_morsel() {
     let Some(_turn) = morsel_turn() else { return };
     for (order, flags) in kinds() {
         let morsel = stamped((order, flags | morsel::INHERIT));
@@ -284,7 +288,7 @@ fn a_child_has_what_was_revoked_no_more_than_its_parent() {
 }
 
 #[test]
-fn memory_that_is_revoked_is_free_at_once() {
+fn revoked_memory_is_free_at_once() {
     let Some(_turn) = morsel_turn() else { return };
     for flags in [0, morsel::PINNABLE, morsel::HUGE] {
         let before = Memory::now();
@@ -292,7 +296,7 @@ fn memory_that_is_revoked_is_free_at_once() {
         let mapping = morsel.mapped();
         morsel.populate(0, 256 * MIB).unwrap();
         morsel.revoke().unwrap();
-        // Tables stay, and they are few.
+        // The few tables stay.
         assert_eq!(morsel.pages_by_fstat(), 0);
         assert_lost(&mapping, 2);
         drop((mapping, morsel));
@@ -301,7 +305,7 @@ fn memory_that_is_revoked_is_free_at_once() {
 }
 
 #[test]
-fn what_has_no_shape_may_be_sealed_or_revoked() {
+fn a_morsel_without_a_shape_may_be_sealed_or_revoked() {
     let Some(_turn) = morsel_turn() else { return };
     let morsel = Morsel::nameless();
     morsel.revoke().unwrap();
@@ -315,7 +319,7 @@ fn what_has_no_shape_may_be_sealed_or_revoked() {
     assert_morsels_are_sound();
 }
 
-/// Only the owner may revoke it, whichever process has a descriptor.
+/// Only the owner may revoke it, whichever processes have a descriptor.
 #[test]
 fn only_the_owner_revokes() {
     let Some(_turn) = morsel_turn() else { return };
@@ -332,7 +336,7 @@ fn only_the_owner_revokes() {
     morsel.assert_stamped(0, 7);
     assert!(morsel.command(morsel::REVOKE, 1).is_err());
     morsel.assert_stamped(0, 7);
-    // Root may, of a user's.
+    // Root may revoke a user's Morsel.
     let users = stamped((2, 0));
     rustix::fs::fchown(&users, Some(rustix::fs::Uid::from_raw(65534)), None).unwrap();
     in_child(|| {
@@ -343,9 +347,9 @@ fn only_the_owner_revokes() {
     assert_revoked(&users);
 }
 
-/// Processes bring pages while it is revoked.
+/// Processes populate pages while it is revoked.
 #[test]
-fn nothing_comes_back_after_it_was_revoked() {
+fn no_page_is_populated_after_revocation() {
     let Some(_turn) = morsel_turn() else { return };
     for kind in kinds() {
         let length = extent(kind.0).min(64 * MIB);

@@ -1,4 +1,4 @@
-//! Making a Morsel, its parts, and its end.
+//! Creating a Morsel, its sizes, and its end.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeSet;
@@ -43,7 +43,7 @@ fn each_order_covers_its_extent() {
 }
 
 #[test]
-fn page_tables_take_a_512th() {
+fn page_tables_take_one_512th() {
     let Some(_turn) = morsel_turn() else { return };
     let morsel = Morsel::whole(2);
     morsel.populate(0, 256 * MIB).unwrap();
@@ -82,7 +82,7 @@ fn a_wrong_shape_is_refused() {
 }
 
 #[test]
-fn a_length_makes_the_smallest_shape() {
+fn a_length_gets_the_smallest_order() {
     let Some(_turn) = morsel_turn() else { return };
     let shapes = [(1, 0), (4096, 0), (4097, 1), (2 * MIB + 1, 2), ((1 << 30) + 1, 3)];
     for (length, order) in shapes {
@@ -92,7 +92,7 @@ fn a_length_makes_the_smallest_shape() {
         assert_eq!((stat.order, stat.length), (order, length));
         assert_eq!(morsel.file().metadata().unwrap().len(), length);
         morsel.file().set_len(length).unwrap();
-        assert!(morsel.file().set_len(length + 1).is_err(), "it stays as long as it is");
+        assert!(morsel.file().set_len(length + 1).is_err(), "its length does not change");
     }
     assert!(Morsel::nameless().file().set_len(extent(highest_order()) + 1).is_err());
 }
@@ -121,12 +121,12 @@ fn it_lives_as_long_as_a_name_or_a_descriptor_or_a_mapping() {
 }
 
 #[test]
-fn beyond_its_length_there_is_nothing() {
+fn there_are_no_pages_beyond_its_length() {
     let Some(_turn) = morsel_turn() else { return };
     for order in [1, 2, 3] {
         let morsel = Morsel::new(order, 3 * PAGE as u64 + 5, 0);
         let mapping = morsel.mapped();
-        assert_eq!(access::store(mapping.page(3) + 5, 9), Ok(()), "the page is there as a whole");
+        assert_eq!(access::store(mapping.page(3) + 5, 9), Ok(()), "the whole page is present");
         for page in [4, 511, extent(order) / PAGE as u64 - 1] {
             let address = mapping.page(page);
             let fault = access::Fault { signal: libc::SIGBUS, address };

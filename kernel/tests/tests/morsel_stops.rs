@@ -1,4 +1,4 @@
-//! Processes that are stopped, as a terminal or a debugger does it, while they map a Morsel.
+//! Processes that a terminal or a debugger stops while they map a Morsel.
 #![allow(clippy::unwrap_used)]
 
 use std::io::{Read as _, Write as _, pipe};
@@ -9,7 +9,8 @@ use vellum_kernel_tests::counters::assert_morsels_are_sound;
 use vellum_kernel_tests::random::Random;
 use vellum_kernel_tests::{Mapping, Morsel, PAGE, access, morsel_turn, sys};
 
-/// Ordinary memory with other rights for every other page: to the kernel it is many mappings.
+/// Ordinary memory in which neighbouring pages have different rights, so that the kernel has many
+/// mappings.
 fn patchwork(pages: u64) -> Mapping {
     let memory = Mapping::anonymous(None, pages as usize * PAGE).unwrap();
     for page in (0..pages).step_by(2) {
@@ -18,9 +19,9 @@ fn patchwork(pages: u64) -> Mapping {
     memory
 }
 
-/// The first mapping in a process may be interrupted, and takes the longer the more other mappings
-/// there are. One thread maps while another is told to stop: the first must not delay a signal that
-/// stops all threads.
+/// The first mapping of a Morsel in a process may be interrupted. Its time grows with the number of
+/// other mappings. One thread maps while another gets a signal that stops all threads. The first
+/// must not delay that signal.
 #[test]
 fn a_process_may_be_stopped_while_it_maps() {
     let Some(_turn) = morsel_turn() else { return };

@@ -1,5 +1,5 @@
-//! Userfaultfd puts marks into page tables, and has the core look for them. The module's tables are
-//! not the core's, and a Morsel's belong to others, too: none of its memory is taken.
+//! Userfaultfd puts marks into page tables, and the kernel looks for them. The module has its own
+//! tables, and processes share a Morsel's. So userfaultfd must refuse this memory.
 #![allow(clippy::unwrap_used)]
 
 use std::fs;
@@ -35,22 +35,23 @@ fn assert_refused(mapping: &Mapping) {
     }
 }
 
-/// So that the other tests can tell.
+/// Shows that the other tests test something.
 #[test]
-fn ordinary_memory_is_taken() {
+fn userfaultfd_accepts_ordinary_memory() {
     let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
     let (length, protection) = (16 * PAGE, sys::READ_WRITE);
     let request = Request { address: 0, length, protection, flags, fd: None, offset: 0 };
     let memory = Mapping::new(request).unwrap();
     let outcomes = outcomes(memory.start(), length);
-    // The first of three concerns stores, which a small kernel reports for private memory only.
+    // The first outcome of three concerns stores, which a small kernel only reports for private
+    // memory.
     let is_taken = |three: &[Result<(), Errno>]| three[1..].iter().all(Result::is_ok);
     assert!(outcomes.chunks(3).all(is_taken), "{outcomes:?}");
     assert!(outcomes.len() >= 6, "a kernel that knows no stores");
 }
 
 #[test]
-fn a_morsel_is_not_taken() {
+fn userfaultfd_refuses_a_morsel() {
     let Some(_turn) = morsel_turn() else { return };
     for kind in kinds() {
         for protection in [sys::READ_WRITE, libc::PROT_READ] {
@@ -69,7 +70,7 @@ fn a_morsel_is_not_taken() {
 }
 
 #[test]
-fn a_surface_is_not_taken() {
+fn userfaultfd_refuses_a_surface() {
     let Some(_turn) = turn() else { return };
     let surface = Plan::new(1000, 8).make();
     assert_refused(&surface.mapping);
@@ -81,11 +82,11 @@ fn a_surface_is_not_taken() {
     surface.assert_works();
 }
 
-/// A switch of the kernel's that is off for as long as this lives.
+/// A switch of the kernel that is off while this lives.
 struct Off(&'static str);
 
 impl Off {
-    /// `None`: there is none, or it cannot be switched off, which is said.
+    /// `None`, and a printed line, if the kernel does not have the switch, or cannot turn it off.
     fn new(path: &'static str) -> Option<Self> {
         let switched = fs::write(path, "0");
         println!("{path}: {switched:?}");
@@ -99,10 +100,10 @@ impl Drop for Off {
     }
 }
 
-/// A probe keeps userfaultfd away, and an administrator may switch off all probes. The module then
-/// maps nothing, or the kernel needs no probe.
+/// On some kernels the module refuses userfaultfd by a probe, and an administrator may switch off
+/// all probes. Then the module maps nothing, unless the kernel needs no probe.
 #[test]
-fn nothing_is_mapped_while_userfaultfd_is_not_kept_away() {
+fn nothing_is_mapped_while_userfaultfd_cannot_be_refused() {
     let Some(_turn) = morsel_turn() else { return };
     for path in ["/sys/kernel/debug/kprobes/enabled", "/proc/sys/kernel/ftrace_enabled"] {
         let Some(off) = Off::new(path) else { continue };

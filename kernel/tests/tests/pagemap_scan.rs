@@ -1,5 +1,5 @@
-//! PAGEMAP_SCAN walks page tables, and may make pages read-only if they are registered with
-//! userfaultfd. In a Morsel and in a surface it may find any pages, but changes nothing.
+//! PAGEMAP_SCAN walks page tables, and may write-protect pages that are registered with
+//! userfaultfd. In a Morsel and in a surface it may report any pages, but changes nothing.
 #![allow(clippy::unwrap_used)]
 
 use std::fs::File;
@@ -35,7 +35,7 @@ const CHECK_ASYNC: u64 = 1 << 1;
 const WRITTEN: u64 = 1 << 1;
 const ALL: u64 = 0xff;
 
-/// Scans, in every way, around a page. False: this kernel has no such call.
+/// Scans around a page with all combinations of flags. False if this kernel has no such call.
 #[track_caller]
 fn scan(pagemap: &File, mapping: &Mapping, page: u64) -> bool {
     let part = 1 << 30;
@@ -62,7 +62,7 @@ fn scan(pagemap: &File, mapping: &Mapping, page: u64) -> bool {
                 eprintln!("skipped: no PAGEMAP_SCAN");
                 return false;
             }
-            // Nothing of it is userfaultfd's.
+            // None of it is registered with userfaultfd.
             let is_refused = flags & CHECK_ASYNC != 0;
             assert_eq!(answer == Err(Errno::PERM), is_refused, "{flags}: {answer:?}");
         }

@@ -1,5 +1,4 @@
-//! Pages that the kernel takes for damaged, because root tells it so: their contents are lost, and
-//! nothing else.
+//! Pages that root declares damaged: their contents are lost, and nothing else.
 #![allow(clippy::unwrap_used)]
 
 use vellum_kernel_tests::counters::assert_morsels_are_sound;
@@ -8,20 +7,20 @@ use vellum_uapi::{exmap, morsel};
 
 /// The page that is damaged.
 const PAGE_NUMBER: u64 = 5;
-/// A page is moved away, or is lost.
+/// The page is moved (soft), or lost (hard).
 const KINDS: [i32; 2] = [libc::MADV_SOFT_OFFLINE, libc::MADV_HWPOISON];
 
-/// Has the kernel believe that the page is damaged; whether the kernel could have it at all.
+/// Declares the page damaged. Returns whether the kernel has accepted that.
 fn damage(mapping: &Mapping, kind: i32) -> bool {
     let damaged = sys::madvise(mapping.page(PAGE_NUMBER), PAGE, kind);
     println!("{kind}: {damaged:?}");
-    // The kernel cannot move the page, and says so.
-    assert_ne!(damaged, Err(Errno::INVAL), "a kernel without it");
+    // The kernel cannot move the page.
+    assert_ne!(damaged, Err(Errno::INVAL), "a kernel without this call");
     damaged != Err(Errno::FAULT)
 }
 
 #[test]
-fn a_morsel_loses_a_damaged_page_alone() {
+fn a_morsel_loses_only_the_damaged_page() {
     let Some(_turn) = morsel_turn() else { return };
     for flags in [0, morsel::PINNABLE, morsel::HUGE] {
         for kind in KINDS {
@@ -41,7 +40,7 @@ fn a_morsel_loses_a_damaged_page_alone() {
 }
 
 #[test]
-fn a_surface_loses_a_damaged_frame_alone() {
+fn a_surface_loses_only_the_damaged_frame() {
     let Some(_turn) = turn() else { return };
     for flags in [0, exmap::PINNABLE] {
         for kind in KINDS {

@@ -1,6 +1,5 @@
-//! A process that is killed may have its memory taken before its threads have ended
-//! (`process_mrelease`, as the kernel does it when memory is short): pages that other processes
-//! share with it stay.
+//! The kernel may free the memory of a killed process before its threads have ended
+//! (`process_mrelease`, and when memory is short). Pages that other processes share with it stay.
 #![allow(clippy::unwrap_used, unsafe_code)]
 
 use std::io::{Read as _, Write as _, pipe};
@@ -13,19 +12,19 @@ use vellum_kernel_tests::threads::Deadline;
 use vellum_kernel_tests::{Errno, Mapping, Morsel, PAGE, Plan, access, morsel_turn, sys};
 use vellum_uapi::exmap;
 
-/// Pages of a Morsel that are there.
+/// The present pages of a Morsel.
 const PAGES: u64 = 64;
 
 fn descriptor_of(process: i32) -> u64 {
-    // SAFETY: the call makes a descriptor.
+    // SAFETY: the call returns a new descriptor.
     sys::checked(unsafe { libc::syscall(libc::SYS_pidfd_open, process, 0) }).unwrap()
 }
 
-/// Takes the memory of a process that was killed. ESRCH: the process has none any more.
+/// Frees the memory of a killed process. ESRCH if the process has none any more.
 fn release(descriptor: u64) -> Result<(), Errno> {
     let deadline = Deadline::after_ms(10_000);
     loop {
-        // SAFETY: the process is a child, and on its way out.
+        // SAFETY: the process is a killed child.
         let done = unsafe { libc::syscall(libc::SYS_process_mrelease, descriptor, 0) };
         let done = sys::checked(done).map(drop);
         if done != Err(Errno::AGAIN) || deadline.is_over() {
@@ -34,7 +33,7 @@ fn release(descriptor: u64) -> Result<(), Errno> {
     }
 }
 
-/// Reads and writes pages for ever.
+/// Reads and writes pages forever.
 fn be_busy(mappings: &[(&Mapping, bool)]) -> ! {
     loop {
         for page in 0..PAGES.min(mappings[0].0.length() as u64 / PAGE as u64) {
@@ -93,7 +92,7 @@ fn a_killed_process_is_reaped() {
             assert_morsels_are_sound();
         }
     }
-    println!("{reaped} were reaped");
-    assert!(reaped > 0, "all were gone before");
+    println!("{reaped} processes were reaped");
+    assert!(reaped > 0, "all processes had ended before");
     memory.assert_back();
 }

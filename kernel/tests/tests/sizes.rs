@@ -1,4 +1,5 @@
-//! Structures of commands may grow: programs that know less or more than the module go on working.
+//! The structures of commands may grow. Programs that know fewer or more fields than the module
+//! still work.
 #![allow(clippy::unwrap_used)]
 
 use vellum_kernel_tests::exmap::plan as pool;
@@ -20,7 +21,7 @@ impl Passed {
         let mut bytes = fields.to_vec();
         bytes.resize(size, 0);
         bytes[..4].copy_from_slice(&(size as u32).to_le_bytes());
-        // No thread may write here.
+        // The page after it is not writable.
         bytes.extend([0xee; 64]);
         Self(bytes)
     }
@@ -33,7 +34,7 @@ impl Passed {
     #[track_caller]
     fn answer(self) -> Vec<u8> {
         let (answer, beyond) = self.0.split_at(self.0.len() - 64);
-        assert!(beyond == [0xee; 64], "an answer that is too long");
+        assert!(beyond == [0xee; 64], "an answer beyond the structure");
         answer.to_vec()
     }
 }
@@ -59,7 +60,7 @@ fn assert_newer_works(call: Call<'_>, command: u32, known: usize, fields: &[u8])
     assert_eq!(passed.answer()[known..], [0; 8], "what this module does not know");
 }
 
-/// Less than the first version, and more than any that can come.
+/// Sizes below the first version, and above any future one.
 #[track_caller]
 fn assert_others_refused(call: Call<'_>, command: u32, first: usize) {
     for size in [0, 3, 4, first - 8, first - 1] {
@@ -68,7 +69,7 @@ fn assert_others_refused(call: Call<'_>, command: u32, first: usize) {
         let address = passed.address();
         assert_eq!(call(command, address), Err(Errno::INVAL), "{size} bytes");
     }
-    // All of it is there, and zero, and is not looked at.
+    // The memory exists and is zero, but the size is refused first.
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
     let (length, protection) = (1 << 32, sys::READ_WRITE);
     let request = Request { address: 0, length, protection, flags, fd: None, offset: 0 };
@@ -82,7 +83,7 @@ fn assert_others_refused(call: Call<'_>, command: u32, first: usize) {
 }
 
 #[test]
-fn programs_of_another_age_use_exmaps() {
+fn older_and_newer_programs_use_exmaps() {
     let Some(_turn) = turn() else { return };
     let exmap = Exmap::with(16, 3, 0);
     let call = |command, argument| exmap.command(command, argument);
@@ -113,7 +114,7 @@ fn programs_of_another_age_use_exmaps() {
 }
 
 #[test]
-fn programs_of_another_age_use_morsels() {
+fn older_and_newer_programs_use_morsels() {
     let Some(_turn) = morsel_turn() else { return };
     let morsel = Morsel::nameless();
     let call = |command, argument| morsel.command(command, argument);

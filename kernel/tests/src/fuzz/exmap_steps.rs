@@ -1,5 +1,5 @@
-//! The other operations on an exmap: every command but ALLOC and FREE, and everything that the
-//! kernel offers for a mapping and its pages.
+//! The other operations on an exmap: every command but ALLOC and FREE, and the kernel's calls on a
+//! mapping and its pages.
 
 use std::os::fd::AsFd as _;
 
@@ -19,7 +19,7 @@ use crate::child::{Child, End};
 use crate::machine::Machine;
 use crate::{Mapping, PAGE, access, sys};
 
-/// Does something with an exmap.
+/// An operation on an exmap.
 pub(super) type Operation = fn(&mut Subject, &mut Session);
 
 /// The weight, the name and the function of each operation.
@@ -83,7 +83,7 @@ impl Subject {
         }
     }
 
-    /// Pages are in the file now.
+    /// The backing has the contents of these pages now.
     fn is_stored(&mut self, page: u64, count: u64) {
         let contents: Vec<Content> =
             (page..page + count).filter_map(|at| self.content(at)).collect();
@@ -94,7 +94,7 @@ impl Subject {
         disk.check(&self.owner, page + count - 1);
     }
 
-    /// I/O that has ended just now may still hold pages; this waits for it.
+    /// Waits until I/O that has just ended no longer holds pages.
     fn settle(&mut self) {
         if std::mem::take(&mut self.had_io) {
             std::thread::sleep(std::time::Duration::from_millis(50));
@@ -145,7 +145,7 @@ impl Subject {
         for index in 0..count {
             let is_written = written[index as usize / 64] >> (index % 64) & 1 == 1;
             let Some(held) = &mut self.model[(page + index) as usize] else {
-                assert!(!is_written, "page {} is not there and was written", page + index);
+                assert!(!is_written, "page {} is absent and was written", page + index);
                 continue;
             };
             assert!(is_written || !held.is_written, "a write to page {} is lost", page + index);
@@ -195,7 +195,7 @@ impl Subject {
             2 => assert!(sys::mremap(at, length, length + PAGE, libc::MREMAP_MAYMOVE).is_err()),
             3 => {
                 let advice = session.random.pick(&walks::ADVICE);
-                // It is refused, or has no effect.
+                // The call is refused, or has no effect.
                 let _ = sys::madvise(at, length, advice);
             }
             4 => {
@@ -208,7 +208,7 @@ impl Subject {
         self.check_some(session, (page, count));
     }
 
-    /// Unmaps it, or puts something else in its place, and maps it again.
+    /// Unmaps the surface, or puts another mapping in its place, and maps it again.
     fn remap(&mut self, session: &mut Session) {
         if self.ring.is_some() {
             return;
@@ -234,7 +234,7 @@ impl Subject {
         self.check_some(session, (0, self.pages));
     }
 
-    /// A child has nothing of it, however it ends.
+    /// A child has no surface, however the child ends.
     fn fork(&mut self, session: &mut Session) {
         let (page, is_killed) = (self.some_page(session), session.random.one_in(2));
         session.note(format!("fork, page {page}, killed {is_killed}"));
@@ -257,7 +257,7 @@ impl Subject {
         self.check(page);
     }
 
-    /// Whether a page may be the memory of others: the page of zeros may or may not.
+    /// Whether a pipe may hold a page. `None` for the page of zeros, for which both are correct.
     fn may_be_held(&self, page: u64) -> Option<bool> {
         let is_zeros = !self.is_there(page) && self.has(exmap::READS_ZEROS);
         (!is_zeros).then(|| self.is_there(page) && self.has(exmap::PINNABLE))
@@ -281,7 +281,7 @@ impl Subject {
         let index = session.random.below(self.holds.len() as u64) as usize;
         let hold = self.holds.swap_remove(index);
         session.note(format!("let go {}", hold.page));
-        let content = self.content(hold.page).expect("what is held stays");
+        let content = self.content(hold.page).expect("a held page stays");
         hold.end(&self.owner, content);
     }
 
@@ -301,7 +301,7 @@ impl Subject {
         self.was_transferred((page, count), done, writes, &mut disk);
     }
 
-    /// The result of I/O straight from and to pages.
+    /// The result of direct I/O from and to pages.
     #[track_caller]
     fn was_transferred(
         &mut self,
@@ -324,14 +324,14 @@ impl Subject {
                 disk.pages[disk_page] = held.content;
                 disk.check(&self.owner, index);
             } else if !writes {
-                // HARVEST reports what CPUs note: a device's writes are not among that.
+                // HARVEST reports the bits that CPUs set, so it does not report a device's writes.
                 held.content = if all { disk.pages[disk_page] } else { Content::Own };
             }
         }
         (page..page + count).for_each(|page| self.check(page));
     }
 
-    /// By another process' means.
+    /// Access by the calls for other processes' memory.
     fn peek(&mut self, session: &mut Session) {
         let page = self.some_page(session);
         session.note(format!("peek {page}"));
@@ -416,7 +416,7 @@ impl Subject {
         self.check_some(session, (page, count));
     }
 
-    /// Pages as a registered buffer of io_uring, which are not freed meanwhile.
+    /// Registers pages as a buffer of io_uring. They cannot be freed meanwhile.
     fn register(&mut self, session: &mut Session) {
         let page = self.some_page(session);
         let count = (session.random.below(4) + 1).min(self.pages - page);
@@ -428,7 +428,7 @@ impl Subject {
         }
         let mut ring = Ring::new();
         let registered = ring.register(self.at(page), count);
-        // Before 6.5 io_uring takes no mapping of a file but those of memory (EOPNOTSUPP).
+        // Before 6.5 io_uring registers no mappings of files, except of shmem (EOPNOTSUPP).
         if !all || registered == Err(Errno::OPNOTSUPP) {
             assert!(matches!(registered, Err(Errno::FAULT | Errno::OPNOTSUPP)), "{registered:?}");
             self.had_io = true;
@@ -444,7 +444,7 @@ impl Subject {
         self.had_io = true;
     }
 
-    /// A virtual machine has some of the pages. One that has machines of its own would be one more.
+    /// A virtual machine has some of the pages.
     fn machine(&mut self, session: &mut Session) {
         let page = session.random.below(16.min(self.pages));
         let stores = session.random.one_in(2);
@@ -483,7 +483,7 @@ impl Subject {
     }
 }
 
-/// An operation of a machine, retried if work for the thread has interrupted it.
+/// An operation of a machine, retried if the kernel's work for the thread has interrupted it.
 pub(super) fn undisturbed<T>(mut run: impl FnMut() -> Result<T, Error>) -> Result<T, Error> {
     loop {
         match run() {
@@ -493,7 +493,7 @@ pub(super) fn undisturbed<T>(mut run: impl FnMut() -> Result<T, Error>) -> Resul
     }
 }
 
-/// A number of pages that may be one of bytes.
+/// Converts a result to pages, if it is a number of bytes.
 fn in_pages(done: u64, expected: u64) -> u64 {
     if done == expected * PAGE as u64 { expected } else { done }
 }

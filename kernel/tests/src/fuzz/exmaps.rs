@@ -20,14 +20,15 @@ use crate::{Exmap, Mapping, Outcome, PAGE, Vector, exmap as device};
 
 /// Interfaces of each.
 const INTERFACES: u32 = 2;
-/// Pages whose contents are looked at after a command.
+/// Pages whose contents are checked after a command.
 const LOOKS: u64 = 3;
 
 /// The contents of a page that has a frame.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Held {
     pub(super) content: Content,
-    /// It was written since it came here and since that was forgotten.
+    /// Whether it was written since it was populated or moved here, and since the last HARVEST that
+    /// cleared the bits.
     pub(super) is_written: bool,
 }
 
@@ -40,7 +41,7 @@ impl Held {
 /// An exmap.
 #[derive(Debug)]
 pub(super) struct Subject {
-    // The machine and the holds are dropped before the memory.
+    // The order of the fields drops the machine and the holds before the memory.
     pub(super) machine: Option<Machine>,
     pub(super) holds: Vec<Hold>,
     pub(super) ring: Option<Ring>,
@@ -53,7 +54,7 @@ pub(super) struct Subject {
     /// `None`: it has no frame.
     pub(super) model: Vec<Option<Held>>,
     pub(super) disk: Option<Disk>,
-    /// I/O that has ended just now may still hold pages for a moment.
+    /// I/O that has just ended may still hold pages for a moment.
     pub(super) had_io: bool,
     pub(super) vectors: Vec<Vector>,
     pub(super) mapping: Option<Mapping>,
@@ -61,7 +62,7 @@ pub(super) struct Subject {
     pub(super) exmap: Exmap,
 }
 
-/// Flags that are had together with others.
+/// Kinds of exmaps, by their flags.
 const KINDS: [u64; 14] = [
     0,
     exmap::PINNABLE,
@@ -150,7 +151,7 @@ impl Subject {
         self.model.iter().flatten().count() as u64
     }
 
-    /// Whether the model knows when there are no more frames.
+    /// Whether the model knows the number of free frames.
     pub(super) fn counts_frames(&self) -> bool {
         let others = exmap::SHRINKS | exmap::STEALING | exmap::NO_POOL;
         self.blocks == 0 && !self.has(others)
@@ -164,7 +165,7 @@ impl Subject {
         Fault { signal: libc::SIGSEGV, address: self.at(page) }
     }
 
-    /// A page, more often than not one that is there.
+    /// A page, most often a present one.
     pub(super) fn some_page(&self, session: &mut Session) -> u64 {
         for _ in 0..3 {
             let (page, _) = some_range(&mut session.random, self.pages);
@@ -273,12 +274,15 @@ impl Subject {
         let absent = self.absent(range);
         let room = self.frames.saturating_sub(self.resident());
         let wanted = absent.len() as u64;
-        assert!(u64::from(count) <= wanted, "{range:?}: {count} came, {wanted} were not there");
+        assert!(
+            u64::from(count) <= wanted,
+            "{range:?}: {count} were populated, {wanted} were absent"
+        );
         if self.counts_frames() {
             assert_eq!(u64::from(count), wanted.min(room), "{range:?}: {error}, {room} are free");
         }
         let expected = if u64::from(count) < wanted { -libc::ENOMEM } else { 0 };
-        assert_eq!(error, expected, "{range:?}: {count} of {wanted} came");
+        assert_eq!(error, expected, "{range:?}: {count} of {wanted} were populated");
         for page in &absent[..count.into()] {
             let content = match &self.disk {
                 Some(disk) if from_disk => disk.pages[*page as usize],
@@ -317,14 +321,14 @@ impl Subject {
         }
     }
 
-    /// Frees a page that the machine has just loaded, and must have no longer.
+    /// Frees a page that the machine has just loaded. The machine must lose it.
     #[track_caller]
     pub(super) fn take_from_machine(&mut self, page: u64) {
         self.free_after_io((page, 1));
         let Some(machine) = &mut self.machine else { return };
         let found = undisturbed(|| machine.load(page as usize));
         let is_gone = found.is_err() || (self.flags & exmap::READS_ZEROS != 0 && found == Ok(0));
-        assert!(is_gone, "page {page} is not there, and the machine has it");
+        assert!(is_gone, "page {page} is absent, and the machine still has it");
     }
 
     /// I/O that has ended just now unpins its pages a moment later.
@@ -343,7 +347,7 @@ impl Subject {
     pub(super) fn went(&mut self, range: (u64, u64), outcome: Outcome) {
         let there = range.1 - self.absent(range).len() as u64;
         if self.is_pinned(range) {
-            assert_eq!(outcome, (-libc::EBUSY, 0), "{range:?}, of which a page is pinned");
+            assert_eq!(outcome, (-libc::EBUSY, 0), "{range:?} with a pinned page");
             return;
         }
         assert_eq!(outcome, (0, there as u16), "{range:?}");

@@ -18,7 +18,7 @@ pub(super) struct Disk {
     /// The contents of its pages.
     pub(super) pages: Vec<Content>,
     path: PathBuf,
-    /// For I/O past the cache.
+    /// For direct I/O.
     buffer: Mapping,
 }
 

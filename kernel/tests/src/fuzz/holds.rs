@@ -1,4 +1,4 @@
-//! Pages that something else has hold of: a pipe, into which they were spliced.
+//! Pages that the kernel holds: they were spliced into a pipe.
 
 use std::io::{PipeReader, PipeWriter, Read as _, pipe};
 use std::os::fd::AsFd as _;
@@ -13,21 +13,21 @@ use crate::{PAGE, sys};
 pub(super) struct Hold {
     /// Which one.
     pub(super) page: u64,
-    /// The contents of the held page, if it has left its place.
+    /// The contents of the held page, if another page has taken its place.
     pub(super) content: Option<Content>,
     reader: PipeReader,
     _writer: PipeWriter,
 }
 
 impl Hold {
-    /// Takes hold of the page at an address.
+    /// Splices the page at an address into a pipe.
     pub(super) fn take(page: u64, at: usize) -> Result<Self, Errno> {
         let (reader, writer) = pipe().expect("a pipe");
         assert_eq!(sys::vmsplice(writer.as_fd(), at, PAGE)?, PAGE as u64);
         Ok(Self { page, content: None, reader, _writer: writer })
     }
 
-    /// Whether it is one of these.
+    /// Whether it is in the range.
     pub(super) fn is_within(&self, page: u64, count: u64) -> bool {
         self.page >= page && self.page - page < count
     }

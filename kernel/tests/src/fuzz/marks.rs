@@ -1,4 +1,4 @@
-//! Marks: each page that an owner has written is full of a word that says whose it is.
+//! Marks: each page that an owner has written is full of a word that identifies the owner.
 
 use crate::PAGE;
 use crate::random::Random;
@@ -16,11 +16,11 @@ pub(super) enum Content {
     Zeros,
     /// This mark.
     Mark(u64),
-    /// Of each word one does not know more than this: it is zero, or of a mark of the owner.
+    /// Each word is zero, or one of the owner's marks; more is not known.
     Own,
 }
 
-/// Makes the marks of one owner and knows them again.
+/// Makes the marks of one owner, and recognises them.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Owner {
     number: u64,
@@ -33,7 +33,7 @@ impl Owner {
         Self { number: number & 0xffff, generation: 0 }
     }
 
-    /// The same, whose marks are not those of other threads for it.
+    /// The same owner with other marks than the other threads make for it.
     pub(super) fn beginning(number: u64, generation: u64) -> Self {
         Self { generation, ..Self::new(number) }
     }
@@ -54,8 +54,8 @@ impl Owner {
         word == 0 || (self.has_made(word) && word >> 16 & 0xff_ffff == page & 0xff_ffff)
     }
 
-    /// Whether bytes of the word may be of such a mark, and the others zero: the kernel copies by
-    /// bytes, and another thread may see a word amid that.
+    /// Whether some bytes of the word may be of such a mark, and the others zero. The kernel copies
+    /// by bytes, so another thread may see an incomplete word.
     pub(super) fn is_making_for(&self, word: u64, page: u64) -> bool {
         let whole = SIGN << 40 | self.number << 24 | page & 0xff_ffff;
         let bytes = (word >> 16).to_le_bytes().into_iter().zip(whole.to_le_bytes());
@@ -93,7 +93,7 @@ pub(super) fn page_of(word: u64) -> Vec<u8> {
     word.to_le_bytes().repeat(WORDS)
 }
 
-/// A page, and how many from there on: where tables begin and end, and few enough to be met again.
+/// A page and a number of pages: at the ends of tables, and few, so that operations often meet.
 pub(super) fn some_range(random: &mut Random, pages: u64) -> (u64, u64) {
     let bases = [0, 0, 500, 505, 512, 1020, 1024, pages - pages.min(20), random.below(pages)];
     let page = (random.pick(&bases) + random.below(16)) % pages;
@@ -113,7 +113,8 @@ mod tests {
         let (mut one, other) = (Owner::new(1), Owner::new(2));
         let mark = one.mark(5);
         assert_ne!(mark, one.mark(5));
-        // Without a panic: the child that another test starts meanwhile could wait for its lock.
+        // Without a panic, because a child that another test forks meanwhile could wait for its
+        // lock.
         assert_eq!(one.first_wrong(&[mark; 3], Content::Mark(mark)), None);
         assert_eq!(one.first_wrong(&[mark, 0], Content::Own), None);
         assert!(one.has_made_for(mark, 5) && !one.has_made_for(mark, 6));

@@ -35,10 +35,10 @@ const STEPS: u64 = 400;
 const STEPS_TOGETHER: u64 = 200;
 /// Steps between two self-checks of the module.
 const CHECK: u64 = 50;
-/// A subject is replaced, or the device is mounted again, once in so many steps.
+/// Once in so many steps a subject is replaced, or the device is mounted again.
 const SELDOM: u64 = 80;
 
-/// Sequences of one thread, in which every result is known.
+/// Sequences of one thread. Every result is known.
 pub fn sequences(seconds: u64) {
     let has_device = persistent::is_there();
     if has_device {
@@ -51,7 +51,7 @@ pub fn sequences(seconds: u64) {
     rounds.end();
 }
 
-/// Rounds of threads and processes, in which a page's owner knows its contents.
+/// Rounds of several threads and processes. The owner of a page knows its contents.
 pub fn together(seconds: u64) {
     let mut rounds = Rounds::new(seconds);
     while let Some(mut session) = rounds.next(STEPS_TOGETHER) {
@@ -129,7 +129,7 @@ impl Subjects {
         }
     }
 
-    /// A new one replaces it; or the Morsels on the device are found again.
+    /// Replaces a subject by a new one, or mounts the device again and finds its Morsels.
     fn replace(&mut self, session: &mut Session, index: usize) {
         let Some(of_morsels) = index.checked_sub(self.exmaps.len()) else {
             self.exmaps.remove(index);

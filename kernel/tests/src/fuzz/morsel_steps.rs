@@ -15,7 +15,7 @@ use super::walks;
 use crate::child::{Child, End};
 use crate::{PAGE, access, sys};
 
-/// Does something with a Morsel.
+/// An operation on a Morsel.
 pub(super) type Operation = fn(&mut Subject, &mut Session);
 
 /// The weight, the name and the function of each operation.
@@ -40,14 +40,15 @@ pub(super) const OPERATIONS: [(u64, &str, Operation); 18] = [
     (1, "seal", Subject::seal),
 ];
 
-/// Views of one at a time.
+/// The most views of a Morsel at a time.
 const VIEWS: usize = 4;
 
 fn offset(page: u64) -> u64 {
     page * PAGE as u64
 }
 
-/// The result of a call, retried if work for the thread, such as io_uring's, has interrupted it.
+/// The result of a call, retried if the kernel's work for the thread, such as io_uring's, has
+/// interrupted it.
 fn undisturbed<T>(mut call: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
     loop {
         match call() {
@@ -58,7 +59,7 @@ fn undisturbed<T>(mut call: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno
 }
 
 impl Subject {
-    /// A view, if there is one that may be used like this.
+    /// A view with the rights, if there is one.
     fn view(&self, session: &mut Session, rights: i32) -> Option<usize> {
         let has = |index: &usize| self.views[*index].rights & rights == rights;
         let those: Vec<usize> = (0..self.views.len()).filter(has).collect();
@@ -93,7 +94,7 @@ impl Subject {
                 self.views.push(View { mapping, rights, may_write, is_inherited });
             }
             (Err(error), Some(expected)) => {
-                // More than one operation finds that a mapping was revoked.
+                // The error depends on which operation notices the revocation.
                 assert!(error == expected || self.is_revoked, "{error}, expected {expected}");
             }
             (other, expected) => panic!("mmap: {other:?}, expected {expected:?}"),
@@ -146,7 +147,7 @@ impl Subject {
         let expected = match self.may_change() {
             Err(error) => Err(error),
             Ok(()) if page >= self.pages => Err(Errno::FBIG),
-            // With entries of 2 MiB the page may be there.
+            // With entries of 2 MiB the page may be present.
             Ok(()) if self.may_fail(page) && written.is_ok() => Ok(PAGE),
             Ok(()) if is_sealed_hole => Err(Errno::PERM),
             Ok(()) => Ok(PAGE),
@@ -224,7 +225,7 @@ impl Subject {
             let left = offset(count) - filled;
             let (more, done) = self.morsel().fill(&disk.file, filled, begin, left);
             filled += more;
-            // It stops at a signal, too, if it has something by then.
+            // FILL also stops at a signal, if it has read something by then.
             if done.is_ok() && more < left { Err(Errno::INTR) } else { done }
         });
         assert_eq!(done, self.may_change(), "FILL");
@@ -254,7 +255,7 @@ impl Subject {
             2 => assert!(sys::mremap(at, length, length + PAGE, libc::MREMAP_MAYMOVE).is_err()),
             3 => {
                 let advice = session.random.pick(&walks::ADVICE);
-                // It is refused, or has no effect on memory.
+                // The call is refused, or has no effect on memory.
                 let done = sys::madvise(at, length, advice);
                 if done.is_ok() && advice == libc::MADV_DONTFORK {
                     self.views[index].is_inherited = false;
@@ -268,7 +269,7 @@ impl Subject {
         self.check(index, page);
     }
 
-    /// A protection key is refused, or protects.
+    /// A protection key is refused, or works.
     fn key(&mut self, session: &mut Session) {
         let Some(index) = self.view(session, sys::READ_WRITE) else { return };
         let page = self.some_page(session);
@@ -276,7 +277,7 @@ impl Subject {
         let mapping = &self.views[index].mapping;
         let (start, length) = (mapping.start(), mapping.length());
         if let Ok(key) = walks::protect_by_key(start, length) {
-            // Once while the key allows it, which faults the page in.
+            // First accesses the page while the key allows it, which faults the page in.
             let _ = access::load(mapping.page(page));
             let found = key.denying(|| access::load(mapping.page(page)));
             let signal = found.map_err(|fault| fault.signal);
@@ -286,7 +287,7 @@ impl Subject {
         self.check(index, page);
     }
 
-    /// A child has the mappings that it inherits, and those that it makes.
+    /// A child has the mappings that it inherits and those that it makes.
     fn fork(&mut self, session: &mut Session) {
         let (page, is_killed) = (self.some_page(session), session.random.one_in(3));
         let index = self.view(session, sys::READ_WRITE);
@@ -295,7 +296,7 @@ impl Subject {
         let mark = self.owner.mark(page);
         let inherits = self.views[index].is_inherited;
         if self.may_fail(page) {
-            // No page comes any more: what is a hole now is one for the child, too.
+            // No page can be populated any more, so a hole is also a hole for the child.
             self.check(index, page);
         }
         let expected = match inherits {
@@ -325,7 +326,7 @@ impl Subject {
             0
         });
         if is_killed {
-            // It comes to that at any time.
+            // The kill comes at any time.
             child.kill();
         } else {
             assert_eq!(child.wait(), End::Status(0));
@@ -388,7 +389,7 @@ impl Subject {
         self.check_all(page);
     }
 
-    /// As a debugger reads it.
+    /// Reads and writes it as a debugger does.
     fn debug(&mut self, session: &mut Session) {
         let Some(index) = self.view(session, libc::PROT_READ) else { return };
         let page = self.some_page(session);

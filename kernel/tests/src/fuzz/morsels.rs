@@ -1,4 +1,4 @@
-//! A Morsel and the model of its pages, with the views that this process has of it.
+//! A Morsel with the model of its pages, and the views of this process.
 
 use std::collections::BTreeMap;
 use std::fs::{self, OpenOptions};
@@ -19,9 +19,9 @@ pub(super) struct View {
     pub(super) mapping: Mapping,
     /// `PROT_*`.
     pub(super) rights: i32,
-    /// It was made through a descriptor for writing, of a Morsel that was not sealed.
+    /// It was made through a descriptor for writing while the Morsel was not sealed.
     pub(super) may_write: bool,
-    /// A child inherits it: the Morsel is to be inherited, and `MADV_DONTFORK` was not given.
+    /// A child inherits it: the Morsel has the property, and `MADV_DONTFORK` was not given.
     pub(super) is_inherited: bool,
 }
 
@@ -34,11 +34,11 @@ pub(super) struct Subject {
     pub(super) order: u32,
     pub(super) flags: u64,
     pub(super) pages: u64,
-    /// The pages that are there; with entries of 2 MiB others may be, too.
+    /// The present pages. With entries of 2 MiB other pages may be present, too.
     pub(super) model: BTreeMap<u64, Content>,
     pub(super) seals: u64,
     pub(super) is_revoked: bool,
-    /// On persistent memory it has a name.
+    /// Its name, on persistent memory.
     name: Option<PathBuf>,
     /// `None` while the device is not mounted.
     pub(super) morsel: Option<Morsel>,
@@ -118,7 +118,7 @@ impl Subject {
         if random.one_in(10) { page % all } else { page % self.pages }
     }
 
-    /// A page, and how many from there on, within the Morsel.
+    /// A page and a number of pages, within the Morsel.
     pub(super) fn some_range(&self, session: &mut Session) -> (u64, u64) {
         let page = self.some_page(session) % self.pages;
         match session.random.pick(&[1, 1, 2, 5, 40, 512, 1100]) {
@@ -151,7 +151,7 @@ impl Subject {
         self.has(morsel::HUGE) && self.holes_stay() && !self.model.contains_key(&page)
     }
 
-    /// Notes that a page has come by an access to it.
+    /// Notes that an access has populated a page.
     pub(super) fn came(&mut self, page: u64) {
         self.model.entry(page).or_insert(Content::Zeros);
     }
@@ -180,7 +180,7 @@ impl Subject {
         }
     }
 
-    /// Loads it by every view that there is.
+    /// Loads it by every view.
     #[track_caller]
     pub(super) fn check_all(&mut self, page: u64) {
         (0..self.views.len()).for_each(|view| self.check(view, page));
@@ -232,12 +232,12 @@ impl Subject {
         self.morsel = None;
     }
 
-    /// Has it back by its name.
+    /// Opens it by its name again.
     pub(super) fn return_to(&mut self) {
         let Some(name) = &self.name else { return };
         let file = OpenOptions::new().read(true).write(true).open(name);
         self.morsel = Some(Morsel::from_file(file.expect("a name that was there before")));
-        // A restart does not know that it was revoked: it is there again, and empty.
+        // Revocation does not survive a restart: the Morsel exists again, and is empty.
         self.is_revoked = false;
         let rights = if self.is_sealed() { libc::PROT_READ } else { sys::READ_WRITE };
         let mapping = self.morsel().map(rights).expect("mmap");

@@ -1,8 +1,8 @@
-//! Rushes: threads go for the same pages at the same moment.
+//! Rushes: threads use the same pages at the same moment.
 //!
 //! Threads that act at random seldom meet within a few instructions. In a rush they wait for each
-//! other, and then each does its announced operation to the same pages in the same order. All
-//! announcements together say what the pages, and the numbers that the commands report, must be.
+//! other, and then each performs its announced operation on the same pages in the same order. The
+//! announcements determine the state of the pages and the numbers that the commands report.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -19,7 +19,7 @@ use crate::random::Random;
 use crate::threads::{Stop, processors};
 use crate::{Mapping, Morsel, PAGE, Plan, Surface, TABLE_PAGES, access, counters, morsel};
 
-/// Where all threads wait for each other, unless one has failed.
+/// A barrier at which all threads wait for each other, unless one has failed.
 #[derive(Debug)]
 struct Meeting<'a> {
     all: u64,
@@ -28,7 +28,7 @@ struct Meeting<'a> {
 }
 
 impl<'a> Meeting<'a> {
-    /// Of so many.
+    /// A barrier for so many threads.
     fn new(all: u64, stop: &'a Stop) -> Self {
         Self { all, arrived: AtomicU64::new(0), stop }
     }
@@ -41,7 +41,7 @@ impl<'a> Meeting<'a> {
                 return;
             }
             assert!(!self.stop.is_said(), "another thread has failed");
-            // One that has a long way to go needs the processor.
+            // A slow thread needs the processor.
             match round {
                 0..100 => std::thread::yield_now(),
                 _ => std::thread::sleep(Duration::from_micros(50)),
@@ -50,7 +50,7 @@ impl<'a> Meeting<'a> {
     }
 }
 
-/// Says that all are done when the last of them is, or one has failed.
+/// Sets a flag when the last thread is done, or one has failed.
 #[derive(Debug)]
 pub(super) struct LastOf<'a> {
     pub(super) left: &'a AtomicU64,
@@ -74,7 +74,7 @@ const PIECES: u64 = 32;
 /// Pages of a field.
 const FIELD: u64 = PIECES * TABLE_PAGES;
 
-/// A surface for whose pages all threads go at once.
+/// A surface whose pages all threads use at once.
 #[derive(Debug)]
 struct Field<'a> {
     surface: &'a Surface,
@@ -95,9 +95,9 @@ struct State {
 struct Page {
     /// Before the rush.
     is_there: bool,
-    /// A thread is going to bring it.
+    /// A thread will populate it.
     comes: bool,
-    /// A thread is going to free it.
+    /// A thread will free it.
     goes: bool,
 }
 
@@ -114,7 +114,7 @@ impl<'a> Field<'a> {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // The state that a failed thread has left is useless, and no other thread goes on for long.
+        // After a failed thread the state is useless, but the other threads soon end.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -122,7 +122,8 @@ impl<'a> Field<'a> {
         (0..PIECES).map(|piece| (piece * TABLE_PAGES, TABLE_PAGES)).collect()
     }
 
-    /// One thread's part in a rush, from the field's first page to its last, which are free again.
+    /// One thread's part in a rush, from the field's first page to its last. Afterwards all pages
+    /// are free.
     fn rush(&self, number: u64, owner: &mut Owner, random: &mut Random) {
         if number == 0 {
             self.fill();
@@ -135,7 +136,7 @@ impl<'a> Field<'a> {
             self.state().resident = resident;
         }
         self.meeting.wait();
-        // A thread that uses pages keeps to those that no thread frees.
+        // A thread that accesses pages only uses those that no thread frees.
         marks.retain(|(page, _)| !self.page(*page).goes);
         self.carry_out(number, &part, owner, &mut marks);
         self.meeting.wait();
@@ -157,7 +158,7 @@ impl<'a> Field<'a> {
         }
     }
 
-    /// All of the field comes, as far as there are frames.
+    /// Populates the field, as far as there are frames.
     fn fill(&self) {
         let mut pages = vec![Page::default(); FIELD as usize];
         let outcomes = self.surface.alloc(0, &self.pieces());
@@ -248,7 +249,7 @@ impl<'a> Field<'a> {
         }
     }
 
-    /// Pages that were freed, and not brought again, are not there.
+    /// Pages that were freed, and not populated again, are absent.
     fn check_gone(&self, part: &Part, random: &mut Random) {
         let Part::Free(ranges) = part else { return };
         for _ in 0..4 {
@@ -257,18 +258,18 @@ impl<'a> Field<'a> {
             if !self.page(page).comes {
                 let found = access::load_page(self.surface.mapping.page(page));
                 let is_gone = found.map_or(true, |words| words.iter().all(|word| *word == 0));
-                assert!(is_gone, "page {page} was freed and has something");
+                assert!(is_gone, "page {page} was freed and is present");
             }
         }
     }
 
-    /// Each page that was there is freed once at least, by whichever thread.
+    /// Each page that was present is freed at least once, by any thread.
     fn check_numbers(&self) {
         let (state, resident) = (self.state(), self.surface.stat().resident);
         let State { came, went, .. } = *state;
-        assert_eq!(state.resident + came, resident + went, "{came} came, {went} went");
+        assert_eq!(state.resident + came, resident + went, "{came} were populated, {went} freed");
         let going = state.pages.iter().filter(|page| page.is_there && page.goes).count() as u64;
-        assert!(went >= going, "{went} pages went, and {going} that were there were freed");
+        assert!(went >= going, "{went} pages were freed, of {going} present ones");
     }
 
     fn empty(&self) {
@@ -283,7 +284,7 @@ fn pages_of(outcomes: &[(i32, u16)]) -> u64 {
     outcomes.iter().map(|(_, pages)| u64::from(*pages)).sum()
 }
 
-/// Does something else meanwhile, until all threads are done.
+/// Performs other operations until all threads are done.
 fn disturb_until(stop: &Stop, random: &mut Random, mapping: &Mapping) {
     while !stop.is_said() {
         std::thread::sleep(Duration::from_millis(random.below(40)));
@@ -293,7 +294,7 @@ fn disturb_until(stop: &Stop, random: &mut Random, mapping: &Mapping) {
 
 /// Threads rush for the pages of an exmap of a random kind.
 pub(super) fn with_exmap(session: &mut Session) {
-    // These have more ways to come and to go than others.
+    // These kinds have more ways to populate and to free than others.
     let is_huge = session.random.one_in(2);
     let flags = if is_huge { exmap::HUGE } else { session.random.pick(&KINDS) };
     let frames = session.random.pick(&[300, 2000]);
@@ -321,9 +322,9 @@ pub(super) fn with_exmap(session: &mut Session) {
 
 /// Threads of a rush for a Morsel.
 const RUNNERS: u64 = 4;
-/// Where the pages begin that are a runner's own, and how far it is from one's to the next one's.
+/// Where a runner's own pages begin, and the distance from one runner's pages to the next one's.
 const OWN: u64 = 4096;
-/// So many pages are a runner's own at most.
+/// The most pages of a runner.
 const OWNS: u64 = 32;
 
 /// A thread of a rush for a Morsel.
@@ -337,8 +338,8 @@ struct Runner<'a> {
 }
 
 impl Runner<'_> {
-    /// One takes pages off that another one writes all the time; a third one brings pages of its
-    /// own meanwhile, which no other thread's view may show.
+    /// One thread punches pages that another one writes all the time. Meanwhile a third one
+    /// populates its own pages, which no other thread's view may show.
     fn rush(&mut self, round: &Round, step: u64) {
         let mut place = CpuSet::new();
         place.set(self.random.below(round.processors) as usize);
@@ -363,7 +364,7 @@ impl Runner<'_> {
         self.meeting.wait();
     }
 
-    /// Does something once, and until the one that takes pages off is done.
+    /// Repeats an operation until the thread that punches is done, at least once.
     fn until(&mut self, round: &Round, step: u64, mut action: impl FnMut(&mut Self)) {
         loop {
             action(self);
@@ -406,22 +407,22 @@ impl Runner<'_> {
         self.owner.check(&found[..], content, page);
     }
 
-    /// By another mapping the pages have the stores of some thread, or zeros.
+    /// Through another mapping the pages have the stores of some thread, or zeros.
     fn map_again(&mut self) {
         let other = self.morsel.mapped();
         let page = self.random.below(64);
         let found = access::load_page(other.page(page)).expect("a page");
         let is_right = |word: &u64| self.owner.has_made_for(*word, page);
-        assert!(found.iter().all(is_right), "page {page} has what no thread has put there");
+        assert!(found.iter().all(is_right), "page {page} has bytes that no thread has stored");
     }
 }
 
 /// The state that all runners share.
 struct Round {
     processors: u64,
-    /// So many pages are taken off at a time.
+    /// The number of pages that are punched at a time.
     pages: u64,
-    /// The last step in which they have been.
+    /// The last step in which they were punched.
     done: AtomicU64,
 }
 

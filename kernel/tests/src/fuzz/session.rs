@@ -9,31 +9,33 @@ use crate::counters::{self, Memory};
 use crate::random::Random;
 
 /// Memory that the kernel takes once for operations that the first round did not have: 3 MiB after
-/// 9 rounds, and not more after 34.
+/// 9 rounds, and no more after 34.
 const ONCE_KIB: u64 = 6 << 10;
 
-/// So many of the last operations are shown when something is wrong.
+/// The number of last operations that a failure shows.
 const SHOWN: usize = 40;
 
 fn variable<T: FromStr>(name: &str) -> Option<T> {
     env::var(name).ok()?.parse().ok()
 }
 
-/// Rounds, each with a seed of its own, until the time is over.
+/// Rounds, each with its own seed, until the time is over.
 #[derive(Debug)]
 pub(super) struct Rounds {
     next: u64,
     begin: Instant,
     time: Duration,
-    /// `VELLUM_STEPS`: one round of so many.
+    /// `VELLUM_STEPS`: one round with so many steps.
     steps: Option<u64>,
     done: u64,
-    /// After the first round: by then the kernel has taken the memory that it takes once and keeps.
+    /// The memory after the first round: by then the kernel has taken the memory that it takes once
+    /// and keeps.
     memory: Option<Memory>,
 }
 
 impl Rounds {
-    /// For `VELLUM_SECONDS`, or else for so many, from `VELLUM_SEED`, or else from the clock.
+    /// Rounds for `VELLUM_SECONDS`, or else for `seconds`, from `VELLUM_SEED`, or else from a seed
+    /// of the clock.
     pub(super) fn new(seconds: u64) -> Self {
         let seconds = variable("VELLUM_SECONDS").unwrap_or(seconds);
         let clock = SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |time| time.as_nanos());
@@ -43,7 +45,7 @@ impl Rounds {
         Self { next, begin, time, steps: variable("VELLUM_STEPS"), done: 0, memory: None }
     }
 
-    /// The next one, if there is time for it; at least one.
+    /// The next round, if there is time for it. There is at least one.
     pub(super) fn next(&mut self, steps: u64) -> Option<Session> {
         if self.done == 1 {
             counters::assert_no_exmaps();
@@ -70,7 +72,7 @@ impl Rounds {
         })
     }
 
-    /// Says how many there were; fails unless memory has come back.
+    /// Prints the number of rounds. Fails unless all memory is free again.
     #[track_caller]
     pub(super) fn end(&self) {
         println!("{} rounds, {:.0} s", self.done, self.begin.elapsed().as_secs_f64());
@@ -142,7 +144,7 @@ impl Session {
 }
 
 impl Drop for Session {
-    /// A panic shows how it came to that, and how to repeat it.
+    /// After a panic, prints the last operations, and how to repeat the round.
     fn drop(&mut self) {
         if !std::thread::panicking() {
             return;

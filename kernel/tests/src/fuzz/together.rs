@@ -1,7 +1,7 @@
 //! Threads and processes that use the same exmap or Morsel at the same time.
 //!
-//! Each has pages of its own, in stripes, and knows their contents; the others load them, and must
-//! find the mark of that page's owner. All share a few pages.
+//! Each has its own pages, in stripes, and knows their contents. The others load these pages, and
+//! must find the mark of their owner. All share a few pages.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU64;
@@ -15,25 +15,25 @@ use super::marks::{Content, Owner, page_of};
 use super::rush::LastOf;
 use super::session::Session;
 use super::walks;
-use crate::child::{Child, End, be_disturbed};
+use crate::child::{Child, End, interrupt_constantly};
 use crate::random::Random;
 use crate::threads::{Stop, processors, wait_until};
 use crate::{Exmap, Mapping, Morsel, PAGE, Plan, Surface, access, morsel, sys};
 
 /// Threads and processes that act, each on stripes of its own.
 const ACTORS: u64 = 3;
-/// Those of processes that are killed.
+/// The stripes of processes that are killed.
 const VICTIM: u64 = ACTORS;
-/// Pages in a row that are one actor's.
+/// Pages of a stripe.
 const STRIPE: u64 = 16;
 /// The first of the pages that all share.
 const COMMON: u64 = 1024;
-/// And so many there are.
+/// The number of shared pages.
 const COMMONS: u64 = 24;
 /// Pages of a surface. The last ones are in a table of the process' own.
 const PAGES: u64 = COMMON + 100;
 
-/// Whose marks the pages of a round have, and those of another exmap.
+/// The owner of the marks in a round, and the owner of the other exmap.
 pub(super) const OWNER: u64 = 1;
 const OTHER: u64 = 2;
 
@@ -57,7 +57,7 @@ fn own_page(random: &mut Random, actor: u64, bound: u64) -> u64 {
     stripe * STRIPE + random.below(STRIPE)
 }
 
-/// This many pages from one on that are in the same stripe.
+/// The number of pages from this one on that are in the same stripe, at most `count`.
 fn in_stripe(random: &mut Random, page: u64) -> u64 {
     1 + random.below(STRIPE - page % STRIPE)
 }
@@ -126,7 +126,7 @@ impl Actor<'_> {
             Some(content) => self.owner.check(&found.expect("a page")[..], *content, page),
             None => {
                 let is_right = found.map_or(true, |words| words.iter().all(|word| *word == 0));
-                assert!(is_right, "page {page} is not there and has something");
+                assert!(is_right, "page {page} should be absent");
             }
         }
     }
@@ -150,7 +150,7 @@ impl Actor<'_> {
         self.check(to);
     }
 
-    /// Pages that come and go while others access them.
+    /// Populates and frees shared pages while other threads access them.
     fn use_common(&mut self) {
         let page = COMMON + self.random.below(COMMONS);
         let at = self.surface.mapping.page(page);
@@ -160,7 +160,7 @@ impl Actor<'_> {
             2 => _ = self.surface.free(self.number as usize, &[(page, 1)]),
             3 => {
                 let mark = self.owner.mark(page);
-                // There may be nothing.
+                // The page may be absent.
                 let _ = access::kernel_store(at, &page_of(mark));
             }
             _ => {
@@ -234,7 +234,7 @@ fn harvest(exmap: &Exmap) {
     assert!(there.is_ok_and(|there| there <= PAGES), "{there:?}");
 }
 
-/// A child does something over and over, and is killed amid it.
+/// A child repeats an operation until it is killed.
 fn killed_amid(random: &mut Random, mut work: impl FnMut()) {
     let child = Child::start(|| {
         loop {
@@ -280,7 +280,7 @@ pub(super) fn with_exmap(session: &mut Session) {
         }
     });
     surface.free(0, &[(0, PAGES)]);
-    assert_eq!(surface.assert_counted(), [], "pages that are left");
+    assert_eq!(surface.assert_counted(), [], "the remaining pages");
 }
 
 /// One thread's or process' part with a Morsel.
@@ -330,7 +330,7 @@ impl<'a> Sharer<'a> {
         self.check(page);
     }
 
-    /// Does something to pages whose contents no actor knows.
+    /// Performs an operation on pages whose contents no actor knows.
     fn act_carelessly(&mut self) {
         let page = own_page(&mut self.random, VICTIM, self.bound);
         let count = in_stripe(&mut self.random, page);
@@ -347,7 +347,7 @@ impl<'a> Sharer<'a> {
         }
     }
 
-    /// By both mappings a page has the stores of this actor, or zeros.
+    /// Through both mappings a page has the stores of this actor, or zeros.
     #[track_caller]
     fn check(&self, page: u64) {
         let content = self.pages.get(&page).map_or(Content::Zeros, |mark| Content::Mark(*mark));
@@ -360,11 +360,11 @@ impl<'a> Sharer<'a> {
     /// Others' pages have marks for that page, or zeros.
     fn look_around(&mut self) {
         let page = self.random.below(self.bound);
-        // A word that is not whole yet is soon.
+        // An incomplete word will soon be complete.
         wait_until(|| {
             let found = access::load_page(self.reader.page(page)).expect("a page");
             let strange = found.iter().find(|word| !self.owner.is_making_for(**word, page));
-            assert_eq!(strange, None, "page {page} has what no actor has put there");
+            assert_eq!(strange, None, "page {page} has bytes that no actor has stored");
             found.iter().all(|word| self.owner.has_made_for(*word, page))
         });
     }
@@ -384,7 +384,7 @@ pub(super) fn with_morsel(session: &mut Session) {
     let mut random = randoms.next().expect("one for each");
     let child = Child::start(|| {
         if random.clone().one_in(2) {
-            be_disturbed();
+            interrupt_constantly();
         }
         let mut sharer = Sharer::new(&morsel, ACTORS - 1, first, random.clone());
         (0..steps).for_each(|_| sharer.act());

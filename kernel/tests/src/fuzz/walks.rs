@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use crate::random::Random;
 use crate::{PAGE, sys};
 
-/// Operations that the kernel may refuse, and that change nothing if it does not.
+/// Advice that the kernel may refuse, and that otherwise changes no contents.
 pub(super) const ADVICE: [i32; 10] = [
     libc::MADV_NORMAL,
     libc::MADV_WILLNEED,
@@ -24,8 +24,8 @@ pub(super) const ADVICE: [i32; 10] = [
     libc::MADV_DONTFORK,
 ];
 
-/// Gives a mapping a protection key, which allows everything so far. Without keys that is an error,
-/// too.
+/// Gives a mapping a protection key that allows every access. If the processor has no keys, that is
+/// an error.
 pub(super) fn protect_by_key(at: usize, length: usize) -> Result<Key, Errno> {
     // SAFETY: takes numbers.
     let key = sys::checked(unsafe { libc::syscall(libc::SYS_pkey_alloc, 0, 0) })?;
@@ -46,7 +46,7 @@ impl Key {
         sys::checked(done).map(drop)
     }
 
-    /// Does something while the key allows this thread neither loads nor stores.
+    /// Runs `work` while the key denies this thread loads and stores.
     pub(super) fn denying<T>(&self, action: impl FnOnce() -> T) -> T {
         let change = 0b11 << (2 * self.0);
         flip_rights(change);
@@ -57,13 +57,14 @@ impl Key {
 
     /// Takes the key off.
     pub(super) fn end(self, at: usize, length: usize) {
-        self.protect(at, length, 0).expect("the key of before");
+        self.protect(at, length, 0).expect("the default key");
     }
 }
 
 /// Changes this thread's rights, two bits for each key.
 fn flip_rights(change: u32) {
-    // SAFETY: the processor has keys, as the kernel has given one; the rights of the others stay.
+    // SAFETY: the processor has keys, because the kernel has allocated one. The rights of the other
+    // keys do not change.
     unsafe {
         asm!(
             "rdpkru",
@@ -104,7 +105,7 @@ pub(super) fn look(random: &mut Random, at: usize, length: usize) {
         }
         2 => scan(at, length),
         3 => {
-            // Not every kernel can.
+            // Some kernels cannot.
             let _ = fs::write("/proc/self/clear_refs", ["1", "3", "4"][random.below(3) as usize]);
         }
         _ => {
