@@ -50,7 +50,7 @@ pub(crate) struct Core {
 /// Rounds, of about a millisecond each, in which readers let an urgent writer go first.
 const URGENT_ROUNDS: u32 = if cfg!(feature = "model") { 3 } else { 100 };
 
-/// What a waiter waits for.
+/// The event for which a thread waits.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Wanted {
     /// The end of the exclusive lock.
@@ -192,7 +192,7 @@ impl Core {
     /// The page is resident, and held for as long as `'a`.
     pub(crate) unsafe fn bytes<'a>(&self, page: PageRef) -> &'a [u8] {
         // SAFETY: `page` lies on the surface (it passed `look`), its memory is resident, and the
-        // lock that the caller holds keeps writers out.
+        // caller's lock excludes writers.
         unsafe { std::slice::from_raw_parts(self.address(page), page.bytes()) }
     }
 
@@ -285,7 +285,7 @@ impl Core {
         self.unlock_state(page, self.held(page), leave, dirty);
     }
 
-    /// As [`unlock`](Core::unlock), for a caller that has the word at hand.
+    /// As [`unlock`](Core::unlock), for a caller that has loaded the word.
     #[inline]
     pub(crate) fn unlock_state(&self, page: PageRef, state: &PageState, leave: Leave, dirty: bool) {
         if dirty && !state.is_dirty_held() {
@@ -313,7 +313,7 @@ impl Core {
         self.unlock_shared_state(page, self.held(page));
     }
 
-    /// As [`unlock_shared`](Core::unlock_shared), for a caller that has the word at hand.
+    /// As [`unlock_shared`](Core::unlock_shared), for a caller that has loaded the word.
     #[inline]
     pub(crate) fn unlock_shared_state(&self, page: PageRef, state: &PageState) {
         if state.unlock_shared() {

@@ -1,4 +1,4 @@
-//! What can go wrong in the buffer manager.
+//! The errors of the buffer manager.
 
 use std::io;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ pub enum PoolError {
     /// The reference points past the end of the file: it belongs to another file, or is damaged.
     #[error("{page} lies beyond the end of the file, which has {pages} pages")]
     OutOfRange {
-        /// What was asked for.
+        /// The requested page.
         page: PageRef,
         /// The file's length in pages of 4 KiB.
         pages: u64,
@@ -35,17 +35,17 @@ pub enum PoolError {
     /// The device did not deliver a page.
     #[error("reading {page} failed: {source}")]
     Read {
-        /// What was asked for.
+        /// The requested page.
         page: PageRef,
-        /// What the device said.
+        /// The error of the device.
         source: io::Error,
     },
     /// The device failed to write a page. The page stays in memory and stays dirty.
     #[error("writing {page} failed: {source}")]
     Write {
-        /// What was to be written.
+        /// The page that was to be written.
         page: PageRef,
-        /// What the device said.
+        /// The error of the device.
         source: io::Error,
     },
     /// The log did not become durable, which has to happen before pages are written. No dirty page
@@ -60,7 +60,7 @@ pub enum PoolError {
     DiskFull {
         /// How many were asked for.
         frames: u32,
-        /// What the device said.
+        /// The error of the device.
         source: io::Error,
     },
     /// The file could not be made longer or shorter.
@@ -89,7 +89,7 @@ pub enum PoolError {
         size(page.frames.into()), size(*capacity), size(page.frames.into())
     )]
     PageTooLarge {
-        /// What was asked for.
+        /// The requested page.
         page: PageRef,
         /// The pool's size in frames.
         capacity: u64,
@@ -97,7 +97,7 @@ pub enum PoolError {
     /// The caller asked for a pool below the minimum.
     #[error("a pool of {frames} frames is below the minimum of {min}")]
     PoolTooSmall {
-        /// What was asked for, in frames.
+        /// The requested frames.
         frames: u64,
         /// The minimum, in frames.
         min: u64,
@@ -108,9 +108,9 @@ pub enum PoolError {
         bytes.div_ceil(1 << 20), limit.source.display(), limit.bytes >> 20
     )]
     PoolTooLarge {
-        /// What was asked for, in bytes.
+        /// The requested bytes.
         bytes: u64,
-        /// What the process may use, and the file that says so.
+        /// The memory that the process may use, and the file with this limit.
         limit: MemoryLimit,
     },
     /// The pool could not find out how much memory there is.
@@ -142,15 +142,15 @@ pub enum PoolError {
     Populate {
         /// The page that needed memory.
         page: PageRef,
-        /// What the kernel said.
+        /// The error of the kernel.
         source: io::Error,
     },
     /// The kernel did not release the memory of a page.
     #[error("releasing the memory of {page} failed: {source}")]
     Release {
-        /// What was to be released.
+        /// The range that was to be released.
         page: PageRef,
-        /// What the kernel said.
+        /// The error of the kernel.
         source: io::Error,
     },
     /// The kernel refused address space, or a batch of page-table changes.

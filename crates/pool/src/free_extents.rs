@@ -153,7 +153,7 @@ mod tests {
             assert_invariants(&extents);
             prop_assert_eq!(extents.len(), model.len());
             prop_assert!(extents.iter().eq(model.iter().map(|(s, c)| (*s, *c))));
-            // What changed later is not in a snapshot.
+            // A snapshot does not have later changes.
             for (chunks, model) in snapshots {
                 let found = chunks.iter().flat_map(|chunk| chunk.iter().copied());
                 prop_assert!(found.eq(model.into_iter()));

@@ -334,8 +334,9 @@ impl Core {
         }
     }
 
-    /// What one call releases of a page. If that call fails, the whole page is still there. The
-    /// entry of a page too long for that is empty: the kernel releases such a page in pieces.
+    /// The part of a page that one call releases. If the call fails, the whole page is still
+    /// resident. The entry of a page too long for that is empty: the kernel releases such a page in
+    /// pieces.
     fn entry(&self, page: PageRef) -> Entry {
         match &self.states {
             States::Frames(_) if self.is_long(page) => Entry::new(PageRange::new(page.id.0, 0)),

@@ -43,7 +43,7 @@ pub enum DeviceError {
     WrongKind {
         /// The file.
         path: PathBuf,
-        /// What it is.
+        /// Its kind.
         kind: &'static str,
     },
     /// The process has no right to open the file.
@@ -54,7 +54,7 @@ pub enum DeviceError {
         path: PathBuf,
         /// How it was to be opened.
         read_only: bool,
-        /// What the kernel said.
+        /// The error of the kernel.
         source: io::Error,
     },
     /// The file system has no locks.
@@ -64,7 +64,7 @@ pub enum DeviceError {
     NoLocks {
         /// The file.
         path: PathBuf,
-        /// What the kernel said.
+        /// The error of the kernel.
         source: io::Error,
     },
     /// The engine that was asked for does not work here.
@@ -72,17 +72,17 @@ pub enum DeviceError {
     Engine {
         /// The engine.
         engine: &'static str,
-        /// What the kernel said.
+        /// The error of the kernel.
         source: io::Error,
     },
     /// Anything else.
     #[error("{doing} {} failed: {source}", path.display())]
     Io {
-        /// What was tried.
+        /// The operation that failed.
         doing: &'static str,
         /// The file.
         path: PathBuf,
-        /// What the kernel said.
+        /// The error of the kernel.
         source: io::Error,
     },
 }

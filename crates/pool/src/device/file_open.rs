@@ -25,7 +25,7 @@ pub enum Direct {
     Never,
 }
 
-/// What moves the bytes.
+/// The engine that moves the bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum IoEngineChoice {
@@ -45,7 +45,7 @@ pub struct FileOptions {
     pub read_only: bool,
     /// Whether to go past the kernel's page cache.
     pub direct: Direct,
-    /// What moves the bytes.
+    /// The engine that moves the bytes.
     pub engine: IoEngineChoice,
     /// Lock the file against other processes and handles, as long as the device lives. Without
     /// the lock, a program that opens the file twice destroys it.

@@ -87,7 +87,7 @@ pub trait Device: Send + Sync + fmt::Debug + 'static {
     /// The length of the storage in pages, rounded down.
     ///
     /// # Errors
-    /// What the kernel said.
+    /// The error of the kernel.
     fn pages(&self) -> io::Result<u64>;
 
     /// Makes the storage exactly `pages` pages long. Growing allocates the space, so that a full
@@ -137,7 +137,7 @@ impl<'a> Write<'a> {
 }
 
 /// The callback of a read: the device calls it exactly once, on any thread. A callback that is
-/// dropped uncalled calls itself with an error, so that no thread waits for ever.
+/// dropped uncalled calls itself with an error, so that no thread waits forever.
 pub struct ReadDone(Option<Box<dyn FnOnce(io::Result<()>) + Send>>);
 
 impl ReadDone {
@@ -176,7 +176,7 @@ pub struct DeviceInfo {
     pub path: Option<PathBuf>,
     /// `Ok` if I/O bypasses the kernel's page cache; otherwise the reason why it does not.
     pub direct: Result<(), String>,
-    /// What moves the bytes: `io_uring`, `threads`, `memory`, ...
+    /// The engine that moves the bytes: `io_uring`, `threads`, `memory`, ...
     pub engine: &'static str,
 }
 

@@ -17,7 +17,7 @@ use vellum_vm::PAGE_SIZE;
 use super::workers::run_foreign;
 use super::{ReadDone, Write};
 
-/// What moves bytes between memory and the file.
+/// The engine that moves bytes between memory and the file.
 pub(super) trait IoEngine: Send + Sync + fmt::Debug {
     fn name(&self) -> &'static str;
     /// Starts reads, and calls each request's `done` once. Dropping the engine waits for all.

@@ -310,7 +310,7 @@ impl Eviction {
     }
 }
 
-/// What a batch evicted.
+/// The result of a batch of evictions.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Evicted {
     pub(crate) pages: u64,

@@ -37,7 +37,7 @@ impl Candidates {
         }
     }
 
-    /// Waits for a chunk whose time has come. None after the end.
+    /// Waits for a chunk whose time has come; `None` after the end.
     pub(super) fn next(&self) -> Option<u64> {
         let mut queue = self.lock();
         loop {

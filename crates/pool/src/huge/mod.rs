@@ -285,8 +285,8 @@ impl HugeChunks {
     }
 
     /// Counts pages again that were not released. The kernel may have split a huge page that was to
-    /// leave as a whole; its chunk counts as huge, so a split, which then costs nothing, comes
-    /// before a part of it leaves.
+    /// be released as a whole. Its chunk still counts as huge, so the pool splits it, which then
+    /// costs nothing, before it releases a part of it.
     fn stay(&self, part: Part) {
         if part.pages == HUGE_PAGES {
             self.collapses.fetch_add(1, Ordering::AcqRel);
@@ -369,7 +369,7 @@ enum Attempt {
     Collapsed(u64),
     /// It is no longer a candidate.
     Dismissed,
-    /// Its time comes in this number of milliseconds.
+    /// The milliseconds until its time comes.
     Later(u32),
     /// The kernel declined. The collapser looks at it again in this number of milliseconds.
     Declined(u32),

@@ -94,7 +94,7 @@ impl DirtyPages {
         found
     }
 
-    /// How many pages are dirty. Others come and go meanwhile.
+    /// The number of dirty pages, which other threads change meanwhile.
     pub(crate) fn count(&self) -> usize {
         let (words, mut count) = (GROUP / WORD_BITS, 0);
         let len = lock(&self.len);

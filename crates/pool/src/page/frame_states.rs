@@ -39,8 +39,8 @@ use crate::sync::{AtomicU64, Ordering, thread};
 pub(crate) struct FrameStates {
     tables: FrameTables,
     words: Words,
-    /// Pages of the file that are not the head of a page that may be brought in: they were freed,
-    /// or lie behind the head of a page of several frames.
+    /// Pages of the file that cannot be faulted in: they were freed, or are inner frames of a
+    /// longer page.
     unfit: PageBits,
     /// The word that stands for pages without one.
     nowhere: PageState,

@@ -1,6 +1,6 @@
 //! A bit for each page of the file, or for each group of pages, in lazily backed memory.
 //!
-//! Memory comes for bits that were set: a byte for eight neighbours, in whole pages of 32,768.
+//! Only bits that were set take memory: a byte for eight neighbours, in whole pages of 32,768 bits.
 
 #![allow(unsafe_code)]
 

@@ -22,8 +22,8 @@
 //! - The dirty bit changes only under the shared or the exclusive lock.
 //! - A thread that is about to park sets the waiters bit. The thread that makes the page lockable
 //!   clears the bit and wakes the waiters.
-//! - A thread that has waited in vain for shared holders to unlock the page sets the urgent bit: no
-//!   new holder joins them. The end of the next exclusive hold clears the bit.
+//! - A thread that has waited too long for shared holders to unlock the page sets the urgent bit.
+//!   Then no new holder joins them. The end of the next exclusive hold clears the bit.
 
 use crate::sync::{AtomicU64, Ordering, fence};
 

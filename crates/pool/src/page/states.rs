@@ -252,7 +252,7 @@ mod tests {
         let array = start..start + words.len();
         let hex = |text: &str| usize::from_str_radix(text, 16).ok();
         let (mut inside, mut sum) = (false, 0);
-        // What was let be huge at different times may be several mappings.
+        // Ranges that were advised at different times may be several mappings.
         for line in std::fs::read_to_string("/proc/self/smaps").unwrap().lines() {
             let mut words = line.split_whitespace();
             let first = words.next().unwrap_or("");

@@ -258,7 +258,7 @@ impl Pool {
         Ok(surface.resident_pages(PageRange { start: 0, count: surface.pages() })?)
     }
 
-    /// What the device reports about itself.
+    /// The device's report about itself.
     pub fn device_info(&self) -> DeviceInfo {
         self.device.info()
     }

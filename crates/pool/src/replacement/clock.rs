@@ -49,8 +49,8 @@ impl ReplacementPolicy for Clock {
         // The first round marks all pages, and the second finds those that no thread has accessed.
         for _ in 0..2 * slots {
             let step = self.hand.fetch_add(1, Ordering::Relaxed);
-            // Only from its second round on, steps of other threads included, can the hand come to
-            // a page that is among the candidates already.
+            // The hand, moved by all threads, can reach a page that is a candidate already only
+            // from its second round on.
             let is_second_round = step.wrapping_sub(*first.get_or_insert(step)) >= slots;
             let Some(page) = self.resident.at(step % slots) else { continue };
             if residents.try_mark(page) == MarkOutcome::AlreadyMarked

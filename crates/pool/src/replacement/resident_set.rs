@@ -37,8 +37,8 @@ fn are_coprime(a: usize, b: usize) -> bool {
 #[derive(Debug)]
 pub struct ResidentSet {
     slots: Box<[AtomicU64]>,
-    /// From one line to the next in the order of the iteration; without a common divisor with the
-    /// number of lines, so that it comes to all.
+    /// The step from one line to the next in the order of iteration. It has no common divisor with
+    /// the number of lines, so that the iteration reaches all lines.
     stride: usize,
 }
 

@@ -99,7 +99,7 @@ fn memory_that_could_not_be_taken_away_is_found_again() {
     }
 }
 
-/// Takes frames of an exmap away behind the pool's back, so that pages find none.
+/// Takes frames of an exmap without the pool's knowledge, so that pages find none.
 #[test]
 fn a_page_without_memory_is_an_error_that_changes_nothing() {
     for states in [StatePlace::Pages, StatePlace::Frames] {

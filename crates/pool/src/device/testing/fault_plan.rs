@@ -1,5 +1,5 @@
-//! What a [`FaultyDevice`](super::FaultyDevice) does wrong, and when. Deterministic from a seed as
-//! long as the operations come in the same order.
+//! The faults of a [`FaultyDevice`](super::FaultyDevice). Deterministic from a seed as long as the
+//! operations come in the same order.
 
 use std::fmt;
 use std::io;
@@ -78,7 +78,7 @@ pub struct OperationCounts {
     pub faults: u64,
 }
 
-/// The plan of what goes wrong. A test may change it at any time; clones share one plan.
+/// The plan of the faults. A test may change it at any time; clones share one plan.
 ///
 /// The device checks the rules in the order in which the test made them; the first that applies
 /// decides.
@@ -123,7 +123,7 @@ struct Gate {
 }
 
 impl FaultPlan {
-    /// Nothing goes wrong so far. `seed` decides everything that will be random.
+    /// A plan without faults. `seed` determines all random choices.
     pub(super) fn new(seed: u64) -> Self {
         let state = State {
             random: seed,
@@ -207,12 +207,12 @@ impl FaultPlan {
         }
     }
 
-    /// What the device was asked to do so far.
+    /// The operations of the device so far.
     pub fn counts(&self) -> OperationCounts {
         lock(&self.shared.state).counts
     }
 
-    /// Counts an operation and says whether and how it goes wrong.
+    /// Counts an operation, and returns its fault, if it has one.
     pub(super) fn decide(&self, operation: Operation) -> Option<Fault> {
         let mut state = lock(&self.shared.state);
         let State { random, rules, counts, .. } = &mut *state;

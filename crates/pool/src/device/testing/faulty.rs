@@ -48,7 +48,7 @@ struct InFlightState {
 }
 
 impl<D: Device> FaultyDevice<D> {
-    /// Wraps a device. Nothing goes wrong until [`plan`](Self::plan) says so.
+    /// Wraps a device. It has no faults until [`plan`](Self::plan) gets some.
     ///
     /// # Errors
     /// If the system has no more threads or address space.
@@ -62,7 +62,7 @@ impl<D: Device> FaultyDevice<D> {
         })
     }
 
-    /// The plan, which says what goes wrong.
+    /// The plan of the faults.
     pub fn plan(&self) -> FaultPlan {
         self.plan.clone()
     }
@@ -165,7 +165,7 @@ fn neighbour(page: u64, pages: u64) -> u64 {
 }
 
 impl<D: Device> Shared<D> {
-    /// What a fault makes of a range that was read.
+    /// Applies a fault to a range that was read.
     fn spoil(
         &self,
         plan: &FaultPlan,
@@ -195,7 +195,7 @@ impl<D: Device> Shared<D> {
         }
     }
 
-    /// What the device holds at a page; zeros past its end.
+    /// The contents of a page on the device; zeros past its end.
     fn stored(&self, page: u64, len: usize) -> io::Result<Pages> {
         let mut pages = Pages::zeroed(len);
         let count = (len / PAGE_SIZE) as u64;
@@ -211,7 +211,7 @@ impl<D: Device> Shared<D> {
         Ok(pages)
     }
 
-    /// What a fault makes of the bytes and the place of a write; none if nothing is to be written.
+    /// The bytes and the place of a write with a fault; `None` if it writes nothing.
     fn replacement(
         &self,
         plan: &FaultPlan,
@@ -247,7 +247,7 @@ fn flip_bit(plan: &FaultPlan, bytes: &mut [u8]) {
     }
 }
 
-/// A page that lies as direct I/O wants it.
+/// A page that is aligned for direct I/O.
 #[repr(align(4096))]
 #[derive(Clone)]
 struct AlignedPage(#[expect(dead_code, reason = "used through pointers")] [u8; PAGE_SIZE]);

@@ -18,7 +18,7 @@ pub(super) enum Queue {
     Main,
 }
 
-/// What the policy notes about a page.
+/// The policy's record of a page.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Note {
     /// How many looks that find it unused it survives: 0 to 3.
@@ -150,7 +150,7 @@ impl PageTable {
         self.slots[slot as usize][1] = links.pack();
     }
 
-    /// What is noted about the page in a slot.
+    /// The record of the page in a slot.
     pub(super) fn note(&self, slot: Slot) -> Note {
         self.links(slot.0).note
     }

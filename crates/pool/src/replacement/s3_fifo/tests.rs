@@ -167,7 +167,7 @@ fn freed_pages_leave_no_ghost() {
     assert!(!cache.is_resident(7_000));
 }
 
-/// What LRU would hold must not be taken for a scan for ever.
+/// Pages that LRU would keep must not count as a scan forever.
 #[test]
 fn a_new_working_set_that_fits_replaces_the_old_one() {
     let cache = Cache::with_hot_pages(1_000, 1_000);
