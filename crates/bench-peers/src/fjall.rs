@@ -1,11 +1,11 @@
 //! The adapter for fjall, an LSM tree.
 //!
-//! Durability class: fjall cannot do without its journal. With `manual_journal_persist` a write
-//! only reaches the buffer of the journal's writer; nothing is flushed before `settle`.
+//! Durability class: fjall always has a journal. With `manual_journal_persist` a write only reaches
+//! the buffer of the journal's writer; nothing is flushed before `settle`.
 //!
 //! Memory: fjall has a cache of blocks and reads its files through the kernel's page cache, without
-//! direct I/O; a hit in its own cache is the cheaper one (see redb), so it is counted among the
-//! `direct` ones. Memtables get an eighth of the harness' share, the cache the rest.
+//! direct I/O. A hit in its own cache is cheaper (see redb), so it counts as `direct`. Memtables
+//! get an eighth of the harness' share, the cache the rest.
 //!
 //! No compression, because the data do not compress; values stay with their keys. Lookups are
 //! expected to find their key, so the last level has no filters (`expect_point_read_hits`). Loads
@@ -54,7 +54,7 @@ struct Fjall {
 fn open(setting: &Setting) -> Result<Box<dyn Engine>> {
     setting.check_options(&[])?;
     let memtables = setting.cache_bytes / 8;
-    // One is filled while another is written out.
+    // A thread fills one while another thread writes another one out.
     let memtable = memtables / 2 / setting.tables.len().max(1) as u64;
     let database = SingleWriterTxDatabase::builder(setting.directory.join("fjall"))
         .cache_size(setting.cache_bytes - memtables)
@@ -121,7 +121,7 @@ impl Engine for Fjall {
 }
 
 enum State<'a> {
-    /// Operations are on their own.
+    /// No transaction is open.
     Idle,
     Reading(Snapshot),
     Writing(SingleWriterWriteTx<'a>, MutexGuard<'a, ()>),
@@ -130,7 +130,7 @@ enum State<'a> {
 struct FjallSession<'a> {
     engine: &'a Fjall,
     state: State<'a>,
-    /// Where a value is changed.
+    /// The buffer in which a value is changed.
     buffer: Vec<u8>,
 }
 

@@ -1,9 +1,9 @@
 //! The process's allocator, for engines that cache in allocated memory.
 //!
-//! glibc gives each thread a heap of its own. A block that a thread caches comes from its heap and
+//! glibc gives each thread its own heap. A block that a thread caches comes from its heap and
 //! returns there, whichever thread evicts it, and only the end of a heap returns to the kernel. So
-//! after some threads have started and ended, a full cache lies in heaps that are half empty. If
-//! memory is limited such a cache needs one heap for all threads. The heap's lock is held for
+//! after some threads have started and ended, a full cache is in heaps that are half empty. If
+//! memory is limited, such a cache needs one heap for all threads. The heap's lock is held for
 //! nanoseconds; reading a block takes microseconds.
 
 #![allow(unsafe_code)]
@@ -15,14 +15,14 @@ unsafe extern "C" {
     fn mallopt(parameter: c_int, value: c_int) -> c_int;
 }
 
-/// Other allocators have other heaps, and are left as they are.
+/// Other allocators have other heaps, and this module does not change them.
 #[cfg(not(target_env = "gnu"))]
 unsafe fn mallopt(_: c_int, _: c_int) -> c_int {
     1
 }
 
-/// From this size on, allocations are mappings of their own, which go back to the kernel: glibc's
-/// own threshold, which it would raise with every one of them that is freed.
+/// From this size on, each allocation is a mapping, which returns to the kernel. This is glibc's
+/// threshold; without this setting glibc raises it each time such an allocation is freed.
 const MAPPED_FROM: c_int = 128 << 10;
 
 /// Names of `malloc.h`.

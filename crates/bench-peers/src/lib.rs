@@ -1,8 +1,8 @@
 //! Adapters that implement the trait of `vellum-bench` for other engines, each in a file.
 //!
-//! Each is set up as it is fastest in the class that all engines run in: no engine logs if it can
-//! avoid it, and nothing has to survive a crash before `settle` returns. The header of each file
-//! names its settings and the reasons.
+//! Each engine has its fastest settings in the durability class of all engines: no engine logs if
+//! it can avoid that, and nothing must survive a crash before `settle` returns. The header of each
+//! file names its settings and the reasons.
 
 mod commits;
 mod fjall;
@@ -23,7 +23,7 @@ pub use redb::REDB;
 pub use rocksdb::ROCKSDB;
 pub use sqlite::SQLITE;
 
-/// The peers that were built in.
+/// The peers that this program was built with.
 pub const ALL: &[Factory] = &[
     LMDB,
     REDB,

@@ -4,13 +4,13 @@
 //! nothing is flushed before `settle`. `NO_READ_AHEAD`, because lookups are random and data may be
 //! larger than memory. The map is a terabyte of address space; the file is sparse.
 //!
-//! Memory: LMDB has no cache of its own, all of it is the kernel's page cache; the adapter does not
-//! use the harness' share for a cache.
+//! Memory: LMDB has no cache and relies on the kernel's page cache. The adapter does not use the
+//! harness' share for a cache.
 //!
 //! Reads happen in place, in a transaction that is kept: over a whole reading transaction, and
 //! between single reads while nothing is committed. `NO_TLS` ties the slots of readers to
-//! transactions, so a thread may have several sessions. Writers wait for each other: LMDB has one
-//! writer at a time. Keys have at most 511 bytes and at least one.
+//! transactions, so a thread may have several sessions. LMDB has one writer at a time, so writers
+//! wait for each other. Keys have at most 511 bytes and at least one.
 #![allow(unsafe_code)]
 
 use std::hint::black_box;
@@ -149,8 +149,8 @@ impl Engine for Lmdb {
     }
 }
 
-/// Removes up to `most` entries whose key is chosen, by a cursor; keeps a copy of each for the one
-/// that wants them, until the next.
+/// Removes up to `most` entries with a chosen key, by a cursor. Copies each entry, because
+/// `extract_if` returns it.
 fn remove(
     table: Table,
     transaction: &mut RwTxn<'_>,
@@ -189,7 +189,7 @@ enum State<'a> {
 struct LmdbSession<'a> {
     engine: &'a Lmdb,
     state: State<'a>,
-    /// Where a value is changed.
+    /// The buffer in which a value is changed.
     value: Vec<u8>,
 }
 
@@ -296,7 +296,7 @@ impl Session for LmdbSession<'_> {
         let table = self.engine.tables[table];
         let transaction = self.reader()?;
         match direction {
-            // LMDB has no empty keys, and refuses to look for them.
+            // LMDB has no empty keys, and refuses to look them up.
             Direction::Forward if from.is_empty() => walk(table.iter(transaction)?, visit),
             Direction::Backward if from.is_empty() => Ok(()),
             Direction::Forward => {

@@ -2,15 +2,15 @@
 //!
 //! Durability class: every commit is `Durability::None`; the one of `settle` is `Immediate`.
 //!
-//! Memory: redb has a cache of its own and reads its file through the kernel's page cache, without
-//! direct I/O. Under one limit a large own cache is the better one: a hit costs no system call, and
-//! the kernel gives up pages of files before anything else. So it is counted among the `direct`
-//! ones. Measured, the process grows by 1.4 bytes for every byte of cache (pages are heap blocks,
-//! and dirty ones are counted apart), so the cache gets two thirds of the harness' share.
+//! Memory: redb has its own cache and reads its file through the kernel's page cache, without
+//! direct I/O. Under one limit a large cache of redb's is better: a hit costs no system call, and
+//! the kernel reclaims pages of files first. So redb counts as `direct`. By measurement the process
+//! grows by 1.4 bytes for each byte of cache (pages are heap blocks, and dirty ones are counted
+//! separately), so the cache gets two thirds of the harness' share.
 //!
 //! A table is opened once in a transaction, when it is first used. A read transaction is kept, with
 //! its tables: over a whole reading transaction, and between single reads while nothing is
-//! committed. redb has one writer at a time. There is no bulk load; sorted inserts are one.
+//! committed. redb has one writer at a time. It has no bulk load; the adapter uses sorted inserts.
 #![allow(unsafe_code)]
 
 use std::hint::black_box;
@@ -106,7 +106,7 @@ impl Engine for Redb {
         let mut count = 0;
         match *work {
             BulkWork::Count | BulkWork::Read(..) => {}
-            // There is no other way to append than to insert.
+            // redb can only insert; it has no append.
             BulkWork::Insert(pairs) | BulkWork::Append(pairs) => {
                 for (key, value) in pairs {
                     table.insert(&**key, &**value)?;
@@ -173,7 +173,7 @@ impl Reader {
 /// A write transaction with the tables that were used in it, which borrow it.
 struct Writer {
     tables: Vec<Option<Table<'static, Bytes, Bytes>>>,
-    /// From a box; none once it was committed.
+    /// A pointer from a box; `None` after the commit.
     transaction: Option<NonNull<WriteTransaction>>,
 }
 
@@ -190,8 +190,8 @@ impl Writer {
         let place = &mut self.tables[table];
         if place.is_none() {
             let transaction = self.transaction.context("the transaction has ended")?;
-            // SAFETY: it stays where it is until `end` frees it, and `end` first drops all tables,
-            // the only ones that borrow it; no code gets a `&mut` to it before.
+            // SAFETY: it does not move until `end` frees it. `end` first drops all tables, which
+            // are the only values that borrow it, and no code gets a `&mut` to it before.
             let transaction: &'static WriteTransaction = unsafe { transaction.as_ref() };
             *place = Some(transaction.open_table(engine.definition(table))?);
         }
@@ -206,7 +206,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Closes the tables; the transaction, unless it was taken before.
+    /// Closes the tables, and the transaction unless it was taken before.
     fn end(&mut self) -> Option<Box<WriteTransaction>> {
         self.tables.clear();
         let transaction = self.transaction.take()?;
@@ -234,7 +234,7 @@ enum State {
 struct RedbSession<'a> {
     engine: &'a Redb,
     state: State,
-    /// Where a value is changed.
+    /// The buffer in which a value is changed.
     value: Vec<u8>,
 }
 

@@ -4,20 +4,20 @@
 //!
 //! Memory: reads, flushes and compactions use direct I/O. One cache holds blocks, indexes and
 //! filters, and memtables are charged to it through a write buffer manager (at most a quarter).
-//! Memory that is not charged comes on top of it, so it is kept small if the cache is small: files
-//! (while one is written, its index and a hash of each key are in memory), the buffers of
-//! compactions and their number. And all threads share one heap (`heap.rs`): with glibc's several
-//! the process came to need twice its cache for lookups alone. So it stays within 1.2 times its
-//! cache and 8 MiB.
+//! Other memory is not charged, so the adapter limits it if the cache is small: the size of files
+//! (while RocksDB writes a file, its index and a hash of each key are in memory), the buffers of
+//! compactions and their number. All threads share one heap (`heap.rs`), because with glibc's
+//! several heaps the process needed twice its cache for lookups alone. So the process stays within
+//! 1.2 times its cache and 8 MiB.
 //!
 //! Blocks have 4 KiB and are aligned to pages, so a miss reads one page instead of two. There is no
 //! compression, as the data do not compress. Full Bloom filters of 10 bits a key let lookups skip
 //! levels; the last level has none, because lookups are expected to find their key. `multi_get` is
 //! the batched MultiGet. Without liburing, which the crate's build leaves out, it reads blocks one
-//! after the other. Measured and chosen: the clock cache (LRU has up to 0.9 of its lookups with two
-//! threads), hash indexes in blocks (1.1 to 1.2 times the lookups). Measured and left out: Bloom
-//! filters in memtables and smaller memtables (0.7 of TPC-C's rate). Blocks are cold after a load,
-//! as it goes past the cache.
+//! after the other. Measurements chose the clock cache (LRU has at most 0.9 times its lookups with
+//! two threads) and hash indexes in blocks (1.1 to 1.2 times the lookups). They decided against
+//! Bloom filters in memtables and smaller memtables (0.7 times TPC-C's rate). Blocks are cold after
+//! a load, because it bypasses the cache.
 //!
 //! Loads are sorted files that are ingested. RocksDB itself has no transactions (its
 //! `TransactionDB` would cost every write a lock and a log): `begin` and `commit` do nothing, and
@@ -61,10 +61,10 @@ const FILE: (usize, usize) = (2 << 20, 64 << 20);
 /// Bounds of the bytes that a compaction reads of a file at once: a 128th of the cache.
 const READ_AHEAD: (usize, usize) = (128 << 10, 2 << 20);
 
-/// Bounds of the bytes that are gathered for a file before they are written: a 128th of the cache.
+/// Bounds of the write buffer of a file: a 128th of the cache.
 const WRITE_BEHIND: (usize, usize) = (128 << 10, 1 << 20);
 
-/// For every so many bytes of cache one more flush or compaction may run at a time.
+/// For each so many bytes of cache, one more flush or compaction may run at a time.
 const CACHE_PER_JOB: usize = 32 << 20;
 
 struct Rocks {
@@ -144,7 +144,7 @@ fn options(setting: &Setting) -> Result<Options> {
     options.set_max_background_jobs(i32::try_from(jobs).unwrap_or(i32::MAX));
     options.set_stats_dump_period_sec(0);
     options.set_block_based_table_factory(&blocks);
-    // The crate has no function for this option; earlier settings stay.
+    // The crate has no function for this option. Earlier settings stay.
     let aligned =
         options.get_options_from_string("block_based_table_factory={block_align=true}")?;
     Ok(aligned)
@@ -227,7 +227,7 @@ struct RocksSession<'a> {
     engine: &'a Rocks,
     families: Vec<&'a ColumnFamily>,
     read: ReadOptions,
-    /// Where a value is changed.
+    /// The buffer in which a value is changed.
     value: Vec<u8>,
 }
 

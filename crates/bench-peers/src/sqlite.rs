@@ -9,15 +9,15 @@
 //! every page twice and, with two threads, halve the rates of YCSB or worse.
 //!
 //! Threads: all writes go through one connection, under a lock of the adapter, because SQLite drops
-//! the cache and the map of a connection whenever another one has written. Reading transactions
-//! have a connection of their session, so they run in parallel; writers wait until they end. A
-//! single read takes the writing connection while there are writes, and its session's after
-//! [`QUIET`] reads without any. The adapter's lock keeps writers out, so the files need no locks
-//! (`unix-none`).
+//! the cache and the map of a connection whenever another one has written. Reading transactions use
+//! the connection of their session, so they run in parallel; writers wait until they end. A single
+//! read uses the writing connection while there are writes, and its session's connection after
+//! [`QUIET`] reads without a write. The adapter's lock keeps writers out, so the files need no
+//! locks (`unix-none`).
 //!
-//! Memory: a file that fits is read through a map (SQLite's limit is 2 GiB, what lies beyond is
-//! read into the cache), so most memory is the kernel's page cache. A larger file is not: a fault
-//! in the map reads the pages around it, and SQLite cannot tell the kernel not to, which made it
+//! Memory: a file that fits is read through a map (SQLite maps at most 2 GiB, and reads the rest
+//! into its cache), so most memory is the kernel's page cache. A larger file is not mapped: a fault
+//! in the map also reads the pages around it, which SQLite cannot prevent, and that made it
 //! hundreds of times slower than reads of pages. The connections share the cache that the harness
 //! gives; as that is an eighth of the memory limit, [`FITS`] tells which files fit.
 
@@ -41,7 +41,7 @@ pub const SQLITE: Factory = Factory {
 /// Address space of the map.
 const MAP_BYTES: u64 = 1 << 40;
 
-/// The cache is divided by so many: each connection has its own.
+/// The number of connections that share the cache.
 const SHARES: u64 = 4;
 
 /// A file of at most this many times the offered cache fits the memory limit.
@@ -53,11 +53,11 @@ const QUIET: u32 = 1000;
 struct Sqlite {
     file: PathBuf,
     cache_bytes: u64,
-    /// Whether the file is mapped; none if its size says it.
+    /// Whether the file is mapped; `None` if its size decides.
     mapped: Option<bool>,
     statements: Vec<Statements>,
-    /// Held shared by threads that read on a connection of their own, and exclusively by the thread
-    /// that has the main one.
+    /// Threads that read on their own connection hold this shared. The thread that has the main
+    /// connection holds it exclusively.
     lock: RwLock<()>,
     main: Mutex<Connection>,
     commits: Commits,
@@ -131,7 +131,8 @@ fn connect(file: &Path, cache_bytes: u64) -> Result<Connection> {
 }
 
 /// The page size for such entries. An index page takes cells of a quarter of it (SQLite file
-/// format, section 1.6); longer ones go on in overflow pages, which pay when they are filled.
+/// format, section 1.6); longer cells continue in overflow pages, which are only good if they are
+/// full.
 fn page_bytes(entry: usize) -> usize {
     let fits = |page: &usize| entry + 16 <= (page - 12) * 64 / 255 - 23;
     let large = if entry < 32 << 10 { 4096 } else { 65536 };
@@ -155,7 +156,7 @@ impl Sqlite {
         self.lock.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Has the connection map the file, or no longer, as its size wants it.
+    /// Maps or unmaps the file for the connection, depending on its size.
     fn map(&self, connection: &Connection) -> Result<()> {
         let length = std::fs::metadata(&self.file).context("asking for the file's size")?.len();
         let mapped = self.mapped.unwrap_or(length <= self.cache_bytes.saturating_mul(FITS));
@@ -215,11 +216,11 @@ impl Engine for Sqlite {
 }
 
 enum State<'a> {
-    /// Operations are on their own.
+    /// No transaction is open.
     Idle,
     /// On the session's connection.
     Reading { _shared: RwLockReadGuard<'a, ()> },
-    /// On the main one.
+    /// On the main connection.
     Writing(Alone<'a>),
 }
 
@@ -227,11 +228,11 @@ struct SqliteSession<'a> {
     engine: &'a Sqlite,
     own: Connection,
     state: State<'a>,
-    /// How many commits there were at the last single read.
+    /// The number of commits at the last single read.
     seen: u64,
     /// Single reads since then.
     quiet: u32,
-    /// Where a value is changed.
+    /// The buffer in which a value is changed.
     value: Vec<u8>,
 }
 
@@ -364,7 +365,7 @@ impl Session for SqliteSession<'_> {
 
 impl Drop for SqliteSession<'_> {
     fn drop(&mut self) {
-        // Others go on with the main connection; the own one is closed.
+        // Other sessions go on with the main connection. The session's own connection is closed.
         if let State::Writing(main) = &self.state {
             drop(main.connection.execute_batch("ROLLBACK"));
         }

@@ -1,4 +1,4 @@
-//! Behaviour that all engines must share, on real files: Vellum and all peers that were built.
+//! The behaviour that all engines must share, on real files: Vellum and the peers of this build.
 
 #![allow(clippy::unwrap_used)]
 
@@ -14,7 +14,7 @@ use vellum_bench::workload::ycsb::Kind;
 use vellum_bench::workload::{Lookup, Plan, Scan, Tpcc, Work, Ycsb};
 use vellum_bench_peers::ALL;
 
-/// Those whose transactions others see as one step.
+/// The engines whose transactions are atomic for other sessions.
 const TRANSACTIONAL: [&str; 4] = ["lmdb", "redb", "fjall", "sqlite"];
 
 const CACHE: u64 = 16 << 20;
@@ -199,7 +199,7 @@ fn what_a_session_wrote_the_others_read_next() {
         let mut writer = engine.session().unwrap();
         let mut reader = engine.session().unwrap();
         for number in 0..3000u32 {
-            // Every other time the reader comes from many reads of an older state.
+            // Every other time the reader has made many reads of an older state before.
             for _ in 0..if number % 1000 == 0 { 2500 } else { number % 3 } {
                 get(&mut *reader, 0, b"key");
             }
@@ -347,7 +347,7 @@ fn workloads_run() {
     }
 }
 
-/// The specification's consistency conditions say more than any made-up test of transactions.
+/// The specification's consistency conditions test more than any artificial test of transactions.
 #[test]
 fn tpcc_leaves_consistent_tables() {
     let tpcc = Tpcc { warehouses: 2, scale: Scale::off_spec(500, 30), seed: 4 };

@@ -1,8 +1,8 @@
-//! RocksDB's memory without its cache, alone in a process as a worker is: a full cache does not
-//! grow when threads start and end.
+//! RocksDB's memory beyond its cache, in its own process like a worker. The memory does not grow
+//! when threads start and end.
 //!
-//! With a heap for each thread, it took 1.4 to 2 times its size after the second of these runs,
-//! each of which has threads of its own.
+//! With one heap for each thread, the cache took 1.4 to 2 times its size after the second of these
+//! runs. Each run has new threads.
 
 #![allow(clippy::unwrap_used)]
 
@@ -13,7 +13,7 @@ use vellum_bench_peers::ROCKSDB;
 
 const CACHE: u64 = 32 << 20;
 
-/// Stacks, tables of the cache, code that is mapped.
+/// Stacks, tables of the cache, mapped code.
 const BESIDE: u64 = 12 << 20;
 
 fn main() {

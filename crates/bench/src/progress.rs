@@ -19,24 +19,24 @@ impl Progress {
         Progress(bar)
     }
 
-    /// None.
+    /// Shows nothing.
     pub fn hidden() -> Progress {
         Progress(ProgressBar::hidden())
     }
 
-    /// At `step` of `steps`, which is `what`.
+    /// Shows that the experiment is at `step` of `steps`, and that the step is `what`.
     pub fn at(&self, step: usize, steps: usize, what: &str) {
         self.0.set_length(steps.max(1) as u64);
         self.0.set_position(step as u64);
         self.0.set_message(what.to_owned());
     }
 
-    /// Doing something that cannot say how far it is.
+    /// Shows work of unknown length.
     pub fn doing(&self, what: &str) {
         self.0.set_message(what.to_owned());
     }
 
-    /// Over.
+    /// Removes the bar.
     pub fn end(&self) {
         self.0.finish_and_clear();
     }

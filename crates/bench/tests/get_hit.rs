@@ -1,6 +1,6 @@
 //! A lookup whose pages are in memory makes no system call and no allocation.
 //!
-//! crates/pool/tests/pool_hit_path.rs shows the same of single pages.
+//! crates/pool/tests/pool_hit_path.rs shows the same for single pages.
 
 #![allow(clippy::unwrap_used)]
 
@@ -28,7 +28,7 @@ fn resident() -> (Store, Tree) {
     (store, tree)
 }
 
-/// Looks up every key, and one that is not there.
+/// Looks up every key, and a missing one.
 fn look_up_all(tree: &Tree, value: &mut Vec<u8>) {
     for key in 0..ENTRIES {
         assert!(tree.get_into(&key.to_be_bytes(), value).unwrap());

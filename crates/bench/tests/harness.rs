@@ -1,7 +1,7 @@
 //! The harness on the real kernel: workers, memory cgroups, RAM disks, and the remains of killed
-//! processes. Tests that need root say so and pass without it.
+//! processes. Tests that need root are skipped without it, with a message.
 //!
-//! Workers are this very program: [`worker_process`] is a test only in name.
+//! Workers run this program: [`worker_process`] is no real test.
 
 #![allow(clippy::unwrap_used)]
 
@@ -25,10 +25,10 @@ use vellum_testing::patience::{PATIENCE, eventually};
 /// Set in processes that are workers or play another role.
 const ROLE: &str = "VELLUM_BENCH_TEST_ROLE";
 
-/// A peer, as workers of this program know it.
+/// A peer for the workers of this program.
 const TWIN: Factory = Factory { name: "twin", ..VELLUM };
 
-/// RAM disks and leftovers are of the whole machine: one test at a time.
+/// RAM disks and remains are visible to the whole machine, so tests run one at a time.
 static MACHINE: Mutex<()> = Mutex::new(());
 
 fn machine() -> MutexGuard<'static, ()> {
@@ -79,7 +79,7 @@ fn loaded(worker: &mut Worker, directory: &Path, entries: u64) {
     worker.settle().unwrap();
 }
 
-/// Whether this machine lets us; says so if not.
+/// Whether this machine allows RAM disks and groups. Prints a line if not.
 fn allowed<T>(what: anyhow::Result<T>) -> Option<T> {
     match what {
         Ok(thing) => Some(thing),
@@ -91,7 +91,7 @@ fn allowed<T>(what: anyhow::Result<T>) -> Option<T> {
     }
 }
 
-/// Root of a container may be an unprivileged user outside.
+/// The root user of a container may be unprivileged outside.
 fn is_container() -> bool {
     !Path::new("/sys/class/zram-control").exists() || !Path::new("/sys/fs/cgroup").exists()
 }
@@ -164,7 +164,7 @@ fn a_worker_within_a_limit_stays_within_it() {
     assert!(usage.written > limit && usage.read > 0, "{usage:?}");
 }
 
-/// Takes memory, more and more, and says how many MiB it has.
+/// Allocates more and more memory, and prints how many MiB it has.
 fn hog() {
     let mut line = String::new();
     std::io::stdin().read_line(&mut line).unwrap();
@@ -211,7 +211,7 @@ fn a_worker_that_needs_more_than_its_limit_says_so() {
     drop(group);
     let directory = tempfile::tempdir().unwrap();
     let mut worker = Worker::start(&launcher(), "vellum", Some(24 << 20)).unwrap();
-    // A pool that the group could just hold, were there nothing else in it.
+    // A pool that just fits the group, without any other memory.
     let open = worker.open("vellum", &Setting::new(directory.path(), 23 << 20));
     let error = open.and_then(|()| worker.load(&lookups(1_000_000))).unwrap_err().to_string();
     assert!(error.contains("needs more memory than its limit"), "{error}");
@@ -227,7 +227,7 @@ fn a_ram_disk_comes_and_goes_twice() {
         let bytes = vec![round + 1; 8 << 20];
         fs::write(&file, &bytes).unwrap();
         assert_eq!(fs::read(&file).unwrap(), bytes);
-        // A full disk is an error like on any other.
+        // A full RAM disk is an error, as on any disk.
         let full = fs::write(path.join("more"), vec![3; 80 << 20]).unwrap_err();
         assert_eq!(full.kind(), std::io::ErrorKind::StorageFull);
         drop(disk);
@@ -249,7 +249,7 @@ fn storage_falls_back_to_the_directory_and_says_so() {
     assert!(storage.about().contains("because"), "{}", storage.about());
 }
 
-/// Makes a RAM disk and a group, tells where, and waits to be killed.
+/// Creates a RAM disk and a group, prints where they are, and waits to be killed.
 fn own_and_wait() {
     let cleaner = std::env::var("CLEANER").is_ok().then(|| Cleaner::start(&launcher()).unwrap());
     let disk = RamDisk::set_up(32 << 20).unwrap();
@@ -260,8 +260,8 @@ fn own_and_wait() {
     thread::sleep(Duration::from_secs(1000));
 }
 
-/// Starts a process that owns a worker and a RAM disk, and kills it; returns the worker, and the
-/// RAM disk's directory.
+/// Starts a process that owns a worker and a RAM disk, and kills it. Returns the worker and the RAM
+/// disk's directory.
 fn owner_killed(with_cleaner: bool, signal: Signal) -> (u32, PathBuf) {
     let mut command = somebody("owner");
     if with_cleaner {
@@ -275,7 +275,7 @@ fn owner_killed(with_cleaner: bool, signal: Signal) -> (u32, PathBuf) {
     (worker, disk)
 }
 
-/// Whether this process, and so its children, ignores a signal, as a process does that a shell has
+/// Whether this process, and so its children, ignores a signal, as processes do that a shell has
 /// started in the background.
 fn is_ignored(signal: Signal) -> bool {
     let status = fs::read_to_string("/proc/self/status").unwrap();
@@ -298,7 +298,7 @@ fn what_a_killed_run_leaves_is_removed_by_the_next() {
     let _one_at_a_time = machine();
     let Some(disk) = allowed(RamDisk::set_up(16 << 20)) else { return };
     let (worker, left) = owner_killed(false, Signal::KILL);
-    eventually("the worker of a killed parent goes", || !alive(worker));
+    eventually("the worker of a killed parent ends", || !alive(worker));
     assert!(left.join("data").exists(), "without a cleaner no process cleans up");
     assert!(machine::remove_leftovers() >= 1);
     assert!(!left.exists());
@@ -318,7 +318,7 @@ fn a_cleaner_cleans_up_after_signals() {
         }
         let (worker, left) = owner_killed(true, signal);
         eventually("the cleaner removes the RAM disk", || !left.exists());
-        eventually("the worker goes", || !alive(worker));
+        eventually("the worker ends", || !alive(worker));
     }
 }
 
@@ -328,8 +328,7 @@ fn what_a_worker_let_go_does_not_weigh() {
     let path = directory.path().join("file");
     let expected = make_file(&path, 64 << 20).unwrap();
     let mut worker = Worker::start(&launcher(), "worker", None).unwrap();
-    // Workers of other tests come and go: its share of the program that they all run is another
-    // each time.
+    // Workers of other tests start and end, so this worker's share of their common program changes.
     let share = 12 << 20;
     let before = worker.weigh().unwrap().memory;
     for _ in 0..3 {
@@ -385,7 +384,7 @@ fn a_peer_that_fails_is_left_out_and_vellum_is_not() {
     let members = [Member::plain(&VELLUM), Member::plain(&peer)];
     let team = Team::start(&members, &terms, &Progress::hidden()).unwrap();
     assert_eq!(team.names(), ["vellum"]);
-    assert!(team.notes()[0].starts_with("nobody was left out: "), "{:?}", team.notes());
+    assert!(team.notes()[0].starts_with("no peer was left out:  "), "{:?}", team.notes());
     let broken = [Member::with_option(&VELLUM, "backend", "magic")];
     assert!(Team::start(&broken, &terms, &Progress::hidden()).is_err());
 }

@@ -1,5 +1,5 @@
-//! TPC-C on a pool much smaller than its data, with the consistency conditions after each run: on
-//! the backend that a user gets, which is exmap where the kernel module is loaded.
+//! TPC-C on a pool much smaller than its data. Checks the consistency conditions after each run. It
+//! runs on the default backend, which is exmap if the kernel module is loaded.
 //!
 //! `make lab` runs this in its guests. `workload/tpcc/tests.rs` tests that planted faults violate
 //! the conditions.
@@ -17,12 +17,12 @@ use vellum_bench::workload::{Plan, Tpcc, Work};
 /// Bytes of the pool.
 const POOL: u64 = 2 << 20;
 
-/// A tenth of the specification's warehouse: 13 MB of keys and values in all.
+/// A tenth of the specification's warehouse: 13 MB of keys and values.
 fn small() -> Tpcc {
     Tpcc { warehouses: 2, scale: Scale::off_spec(10_000, 300), seed: 11 }
 }
 
-/// Whether a surface of the module's is mapped in this process, by the kernel's own list.
+/// Whether this process maps a surface of the module, by the kernel's list.
 fn exmap_is_mapped() -> bool {
     let maps = fs::read_to_string("/proc/self/maps").unwrap();
     maps.lines().any(|line| line.ends_with("/dev/exmap"))
@@ -42,7 +42,7 @@ fn conditions_hold_though_pages_come_and_go_all_the_time() {
     setting.tables = tpcc.tables();
     let engine = (VELLUM.open)(&setting).unwrap();
     let has_module = Path::new("/sys/module/vellum").exists();
-    assert_eq!(exmap_is_mapped(), has_module, "a pool of a fixed size belongs on exmap");
+    assert_eq!(exmap_is_mapped(), has_module, "a pool of a fixed size chooses exmap");
     println!("the pool is {}on exmap", if has_module { "" } else { "not " });
 
     tpcc.load(&*engine).unwrap();
@@ -63,7 +63,7 @@ fn conditions_hold_though_pages_come_and_go_all_the_time() {
         for condition in tpcc.check(&*engine).unwrap() {
             println!("holds: {condition}");
         }
-        // The check reads all but items and stock once. Nothing is counted on tmpfs.
+        // The check reads all tables but items and stock once. On tmpfs the kernel counts nothing.
         if let (Some(before), Some(after)) = (before, read_bytes())
             && after > 0
         {

@@ -1,9 +1,9 @@
 //! The interface of every engine under measurement: [`Engine`], [`Session`], and how one is opened.
 //!
-//! The trait is as narrow as the workloads allow, and asks no engine for an operation at which it
-//! is bad: reads see a value in place, loads come sorted, transactions begin and end where an
-//! engine needs them. All engines run in the same durability class: no engine logs, and nothing has
-//! to survive a crash before [`Engine::settle`] returns.
+//! The trait is as narrow as the workloads allow, and favours no engine: reads see a value in
+//! place, loads are sorted, transactions begin and end where an engine needs them. All engines run
+//! in the same durability class: no engine logs, and nothing must survive a crash before
+//! [`Engine::settle`] returns.
 
 mod registry;
 pub mod vellum;
@@ -24,10 +24,10 @@ pub type Pair = (Vec<u8>, Vec<u8>);
 pub struct Setting {
     /// The directory of its files, which exists and which no other program uses.
     pub directory: PathBuf,
-    /// Bytes of memory for the engine's own cache of pages. The engine's other memory, and the
-    /// pages of its files that the kernel caches, have to fit the memory limit, too.
+    /// Bytes of memory for the engine's own cache of pages. The memory limit also covers the
+    /// engine's other memory, and the pages of its files that the kernel caches.
     pub cache_bytes: u64,
-    /// Names of its tables; workloads mean them by their index.
+    /// Names of its tables. Workloads use their index.
     pub tables: Vec<String>,
     /// Options of a single engine, such as Vellum's `backend`. Unknown names are an error.
     pub options: BTreeMap<String, String>,
@@ -68,8 +68,8 @@ pub struct Factory {
     pub name: &'static str,
     /// Version and how it is configured, in a line.
     pub about: &'static str,
-    /// Its pages pass the kernel's page cache, so its cache may take most of the memory limit.
-    /// Otherwise the kernel needs the limit for the page cache.
+    /// Whether its pages bypass the kernel's page cache. Then its own cache may take most of the
+    /// memory limit; otherwise the kernel needs the limit for the page cache.
     pub direct: bool,
     /// Opens the existing files, or creates them.
     pub open: fn(&Setting) -> Result<Box<dyn Engine>>,
@@ -90,8 +90,8 @@ pub trait Engine: Send + Sync {
     /// Errors of the engine.
     fn settle(&self) -> Result<()>;
 
-    /// Carries out `work`, committed but not durable, the fastest way that the engine offers its
-    /// users; returns how many entries that were, or `None` if the harness does not know how.
+    /// Performs `work`, committed but not durable, in the fastest way that the engine offers its
+    /// users. Returns the number of entries, or `None` if the adapter does not support it.
     ///
     /// # Errors
     /// Errors of the engine.
@@ -106,16 +106,16 @@ pub trait Engine: Send + Sync {
     fn session(&self) -> Result<Box<dyn Session + '_>>;
 }
 
-/// Work on many entries at a time. Of each, the entries that it concerns are counted.
+/// Work on many entries at a time. Its result is the number of entries that it concerns.
 #[derive(Clone, Copy, Debug)]
 pub enum BulkWork<'a> {
     /// Counts the table's entries.
     Count,
-    /// Looks at each entry of a range, its end excluded.
+    /// Reads each entry of a range, its end excluded.
     Read(&'a [u8], &'a [u8]),
-    /// Stores entries in the order given, each by a call of its own, in one transaction.
+    /// Stores entries in the given order, each by one call, in one transaction.
     Insert(&'a [Pair]),
-    /// Stores sorted entries that come after all that are there.
+    /// Stores sorted entries after all existing ones.
     Append(&'a [Pair]),
     /// Removes this many entries from the beginning, one by one, and reads each.
     PopFirst(u64),
@@ -147,10 +147,10 @@ pub enum Direction {
 
 /// One thread's access to an engine.
 ///
-/// Operations outside of a transaction are transactions of their own. Engines without transactions
-/// do nothing at `begin` and `commit`; their single operations are atomic.
+/// An operation outside of a transaction is its own transaction. Engines without transactions do
+/// nothing at `begin` and `commit`; their single operations are atomic.
 pub trait Session {
-    /// Begins a transaction; there is none under way.
+    /// Begins a transaction. None is open.
     ///
     /// # Errors
     /// Errors of the engine.
@@ -158,7 +158,7 @@ pub trait Session {
         Ok(())
     }
 
-    /// Ends it. A transaction that only read just ends.
+    /// Commits the transaction. A transaction that has only read just ends.
     ///
     /// # Errors
     /// Errors of the engine.
@@ -166,13 +166,13 @@ pub trait Session {
         Ok(())
     }
 
-    /// Shows the value of `key` to `read`, in place where the engine can; false if there is none.
+    /// Passes the value of `key` to `read`, in place if the engine can; false if there is none.
     ///
     /// # Errors
     /// Errors of the engine.
     fn get(&mut self, table: usize, key: &[u8], read: &mut dyn FnMut(&[u8])) -> Result<bool>;
 
-    /// Shows the values of many keys, by their index, in any order.
+    /// Passes the values of many keys, with their index, in any order.
     ///
     /// # Errors
     /// Errors of the engine.
@@ -190,7 +190,7 @@ pub trait Session {
         Ok(())
     }
 
-    /// Stores a value, whether the key is there or not.
+    /// Stores a value, whether the key exists or not.
     ///
     /// # Errors
     /// Errors of the engine.

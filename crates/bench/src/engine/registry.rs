@@ -4,7 +4,7 @@ use anyhow::{Context as _, Result};
 
 use super::{Factory, vellum};
 
-/// Vellum itself, as users get it.
+/// Vellum with its default options.
 pub const VELLUM: Factory =
     Factory { name: "vellum", about: "direct I/O, no log", direct: true, open: vellum::open };
 
@@ -18,7 +18,7 @@ impl Engines {
         Engines(std::iter::once(VELLUM).chain(peers.iter().copied()).collect())
     }
 
-    /// Only those of these names, Vellum always among them; all if there are no names.
+    /// The engines with these names, and Vellum always; all if there are no names.
     ///
     /// # Errors
     /// As [`get`](Engines::get).

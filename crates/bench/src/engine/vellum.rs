@@ -129,7 +129,7 @@ impl Engine for Vellum {
 struct VellumSession<'a> {
     engine: &'a Vellum,
     value: Vec<u8>,
-    /// Of each table, whether its values are blobs: those are shown where they are.
+    /// For each table, whether its values are blobs, which are read in place.
     in_place: Vec<bool>,
 }
 

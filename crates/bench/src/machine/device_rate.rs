@@ -1,5 +1,5 @@
-//! The rate of a device itself, measured in the same run as the engines that use it: random reads
-//! of 4 KiB by threads that wait for each one or keep a queue, and large reads one after the other.
+//! The rate of a device, measured in the same run as the engines on it: random reads of 4 KiB by
+//! threads that wait for each read or keep a queue, and large sequential reads.
 //!
 //! All reads bypass the page cache. The file has data that does not compress. Only the part before
 //! its first hole is read, because the kernel does not read holes from the device.
@@ -59,7 +59,7 @@ impl DeviceRate {
             .open(path)
             .with_context(|| format!("cannot open {} for direct reads", path.display()))?;
         let length = file.metadata()?.len();
-        // Where the file system does not know of holes, this is the end.
+        // If the file system has no holes, this is the end of the file.
         let hole = rustix::fs::seek(&file, SeekFrom::Hole(0)).unwrap_or(length);
         let bytes = hole.min(length) / PAGE * PAGE;
         if bytes < length / 4 * 3 {
@@ -108,8 +108,8 @@ impl DeviceRate {
         })
     }
 
-    /// MiB a second of large reads one after the other, a few of them under way at a time; from
-    /// the beginning again after the end.
+    /// MiB a second of large sequential reads, a few of them in flight at a time. After the end
+    /// they start again at the beginning.
     ///
     /// # Errors
     /// If a read fails or is short, or there is no `io_uring`.
@@ -181,7 +181,7 @@ mod tests {
         let path = directory.path().join("data");
         let rate = DeviceRate::fill(&path, 16 << 20).unwrap();
         let time = Duration::from_millis(100);
-        // On a busy machine a thread, or its device, may need longer than that to begin.
+        // On a busy machine a thread or its device may need longer to begin.
         let first = |least: f64, rate_of: &dyn Fn(u64) -> f64| {
             (1..=300).map(rate_of).find(|rate| *rate >= least).unwrap()
         };
@@ -202,7 +202,7 @@ mod tests {
         let rate = DeviceRate::fill(&path, 16 << 20).unwrap();
         OpenOptions::new().write(true).open(&path).unwrap().set_len(4 << 20).unwrap();
         for way in [Way::Wait, Way::Queue(8)] {
-            // In so short a time a busy machine may not get to the missing part.
+            // In so short a time a busy machine may not reach the missing part.
             let read = |seed| rate.random(1, way, Duration::from_millis(50), seed);
             let error = (1..=600).find_map(|seed| read(seed).err()).unwrap();
             assert!(format!("{error:#}").contains("only"), "{error:#}");

@@ -1,8 +1,9 @@
 //! Memory cgroups: a limit on the memory of a process and of the kernel on its behalf.
 //!
-//! Counted are its own memory, its page tables and the cached pages of files that it was the first
-//! to touch. Both interfaces of the kernel are known: version 2, and version 1 where the memory
-//! controller is mounted there. Making a group needs root, or a delegated part of the hierarchy.
+//! The kernel counts the process' own memory, its page tables, and the cached pages of files that
+//! it was the first to access. This module supports both interfaces of the kernel: version 2, and
+//! version 1 if the memory controller is mounted there. Creating a group needs root, or a delegated
+//! part of the hierarchy.
 
 mod hierarchy;
 
@@ -19,10 +20,10 @@ use rustix::process::{Pid, Signal, kill_process};
 use super::owner::Owner;
 use hierarchy::{Hierarchy, Version};
 
-/// The beginning of the names of our groups; the owner and a number follow.
+/// The beginning of the groups' names. The owner and a number follow.
 const PREFIX: &str = "vellum-bench-";
 
-/// How long the processes of a group may take to end once they were killed.
+/// How long killed processes of a group may take to end.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A group of processes with a common memory limit. Drop kills all its processes and removes it.
@@ -37,26 +38,27 @@ pub struct MemoryCgroup {
 pub struct MemoryUse {
     /// Bytes charged to the group now.
     pub bytes: u64,
-    /// The most that ever were.
+    /// The most bytes that were ever charged.
     pub peak: u64,
-    /// How often the limit was met, and memory had to be taken back.
+    /// How often the group reached its limit and the kernel reclaimed memory.
     pub limit_met: u64,
-    /// Processes that the kernel killed because nothing could be taken back.
+    /// Processes that the kernel killed because it could reclaim nothing.
     pub killed: u64,
 }
 
 impl MemoryCgroup {
-    /// Makes a group without processes whose limit is `bytes`; nothing of it is ever swapped out.
+    /// Creates a group without processes, with the limit `bytes` and without swap.
     ///
     /// # Errors
-    /// Without a memory controller, or without the right to make groups; names what is missing.
+    /// Without a memory controller, or without the right to create groups. The error names what is
+    /// missing.
     pub fn create(bytes: u64) -> Result<MemoryCgroup> {
         static MADE: AtomicU32 = AtomicU32::new(0);
         let hierarchy = Hierarchy::find()?;
         let number = MADE.fetch_add(1, Ordering::Relaxed);
         let path = hierarchy.parent.join(format!("{PREFIX}{}-{number}", Owner::this_process()));
         fs::create_dir(&path)
-            .with_context(|| format!("cannot make the memory cgroup {}", path.display()))?;
+            .with_context(|| format!("cannot create the memory cgroup {}", path.display()))?;
         let group = MemoryCgroup { path, version: hierarchy.version };
         group.set_limit(bytes)?;
         Ok(group)
@@ -67,8 +69,8 @@ impl MemoryCgroup {
         match self.version {
             Version::One => {
                 self.write("memory.limit_in_bytes", &bytes)?;
-                // A limit on memory and swap together would do as well, but the kernel does not
-                // count how often that one is met.
+                // A limit on memory and swap together would work, too, but the kernel does not
+                // count how often a group reaches it.
                 self.write_if_there("memory.swappiness", "0")
             }
             Version::Two => {
@@ -113,7 +115,7 @@ impl MemoryCgroup {
         fs::write(&path, text).with_context(|| format!("cannot write {text} to {}", path.display()))
     }
 
-    /// Kernels without swap, or without accounting it, do not have every file.
+    /// Kernels without swap, or without its accounting, do not have this file.
     fn write_if_there(&self, name: &str, text: &str) -> Result<()> {
         if self.path.join(name).exists() { self.write(name, text) } else { Ok(()) }
     }
@@ -131,7 +133,7 @@ impl MemoryCgroup {
     fn field(&self, name: &str, field: &str) -> Result<u64> {
         let text = self.read(name)?;
         let value = text.lines().find_map(|line| line.strip_prefix(field)?.trim().parse().ok());
-        // Older kernels do not count everything.
+        // Older kernels do not have all counters.
         Ok(value.unwrap_or(0))
     }
 }
@@ -149,10 +151,10 @@ fn remove(path: &Path) -> Result<()> {
     let start = Instant::now();
     loop {
         kill_all(path);
-        // Version 1 keeps cached pages charged to a group until they are asked to go.
+        // Version 1 keeps cached pages charged to a group until it is told to drop them.
         let force_empty = path.join("memory.force_empty");
         if force_empty.exists() {
-            // Refused as long as something is left; removing says so then.
+            // The kernel refuses this while pages are left. Then the removal reports the error.
             let _ = fs::write(force_empty, "0");
         }
         match fs::remove_dir(path) {
@@ -169,12 +171,12 @@ fn remove(path: &Path) -> Result<()> {
 fn kill_all(path: &Path) {
     let processes = fs::read_to_string(path.join("cgroup.procs")).unwrap_or_default();
     for process in processes.lines().filter_map(|line| Pid::from_raw(line.parse().ok()?)) {
-        // It may have ended already.
+        // The process may have ended already.
         let _ = kill_process(process, Signal::KILL);
     }
 }
 
-/// Removes groups whose makers were killed; returns how many.
+/// Removes the groups of killed processes; returns how many.
 pub(super) fn remove_leftovers() -> usize {
     let Ok(hierarchy) = Hierarchy::find() else { return 0 };
     leftovers(&hierarchy.parent).iter().filter(|path| remove(path).is_ok()).count()
@@ -227,7 +229,7 @@ mod tests {
         assert_eq!(two.usage().unwrap(), expected);
         two.set_limit(65536).unwrap();
         assert_eq!(fs::read_to_string(directory.path().join("memory.max")).unwrap(), "65536");
-        // Real groups go on drop; these are files.
+        // Drop removes real groups; these are files.
         std::mem::forget((one, two));
     }
 }

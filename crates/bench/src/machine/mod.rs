@@ -1,4 +1,4 @@
-//! The machine under the measurements: its description, its memory limits, its storage.
+//! The machine of the measurements: its description, its memory limits, its storage.
 
 pub mod device_rate;
 pub mod memory_cgroup;

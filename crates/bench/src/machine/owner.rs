@@ -1,10 +1,10 @@
-//! The process that made a thing that outlives it: its identifier and the time at which it began,
+//! The process that created something that may outlive it: its identifier and its start time,
 //! because the kernel reuses identifiers.
 
 use std::fmt;
 use std::fs;
 
-/// A process, of now or of earlier.
+/// A process, which may have ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Owner {
     process: u32,
@@ -37,7 +37,7 @@ impl fmt::Display for Owner {
     }
 }
 
-/// When a process that runs began. One that ended and was not waited for does not run.
+/// The start time of a running process. A zombie does not count as running.
 fn began(process: u32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
     // The name, in parentheses, may contain anything; the state follows it as the third field.

@@ -1,5 +1,5 @@
-//! Drops files from the kernel's page cache, so that engines that rely on it start as cold as those
-//! that do not.
+//! Drops files from the kernel's page cache, so that engines that rely on it start as cold as the
+//! others.
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -28,7 +28,7 @@ pub fn drop_cached(path: &Path) -> Result<()> {
     fadvise(&file, 0, None, Advice::DontNeed).with_context(context)
 }
 
-/// Bytes that a file, or all files below a directory, take on the device.
+/// The bytes that a file, or all files below a directory, take on the device.
 ///
 /// # Errors
 /// If something cannot be read.

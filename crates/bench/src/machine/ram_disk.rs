@@ -1,9 +1,9 @@
-//! A block device in memory with a file system on it, which stands in for a fast SSD: zram.
+//! A block device in memory (zram) with a file system, in place of a fast SSD.
 //!
-//! It is set up as root and torn down on drop. It records every device under `/run/vellum-bench`
-//! before it uses it. So the next run, or a [cleaner](crate::worker::Cleaner), can tell the devices
-//! of a killed run from those of other programs, and remove them. The device stores incompressible
-//! data unchanged: data under test must not compress.
+//! Setting it up needs root; drop removes it. Before this module uses a device, it records the
+//! device under `/run/vellum-bench`. So the next run, or a [cleaner](crate::worker::Cleaner), can
+//! tell the devices of a killed run from those of other programs, and remove them. The device only
+//! stores incompressible data unchanged, so data under test must not compress.
 
 mod zram;
 
@@ -20,14 +20,15 @@ use super::memory_available;
 use super::owner::Owner;
 use zram::Zram;
 
-/// Where devices are recorded and mounted. It is empty after a start of the machine, as they are.
+/// Where devices are recorded and mounted. After a start of the machine both the folder and the
+/// devices are gone.
 const RECORDS: &str = "/run/vellum-bench";
 
 /// Memory that is left to all other programs.
 const RESERVE: u64 = 1 << 30;
 
-/// The file system: no journal, nothing reserved, and nothing left to be initialised later, which
-/// would go on while measurements run.
+/// The options of the file system: no journal, no reserved blocks, and no lazy initialisation,
+/// which would run during measurements.
 const MAKE_FILE_SYSTEM: &[&str] = &[
     "-q",
     "-F",
@@ -41,7 +42,8 @@ const MAKE_FILE_SYSTEM: &[&str] = &[
     "lazy_itable_init=0,lazy_journal_init=0,nodiscard",
 ];
 
-/// How often unmounting is tried while a process still uses the file system, and the pause between.
+/// How often to try unmounting while a process still uses the file system, and the pause in
+/// between.
 const UNMOUNT_TRIES: u32 = 50;
 const UNMOUNT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -53,11 +55,12 @@ pub struct RamDisk {
 }
 
 impl RamDisk {
-    /// A device of `bytes` with an empty file system. It takes memory only as it is filled, and
-    /// gives it back as files go.
+    /// A device of `bytes` with an empty file system. It takes memory as it is filled, and frees it
+    /// when files are removed.
     ///
     /// # Errors
-    /// Without root or zram, and if memory could not hold a full device; names what is missing.
+    /// Without root or zram, or if memory has no room for a full device. The error names what is
+    /// missing.
     pub fn set_up(bytes: u64) -> Result<RamDisk> {
         remove_leftovers();
         let available = memory_available();
@@ -69,7 +72,7 @@ impl RamDisk {
             );
         }
         let record = Record::make(Path::new(RECORDS), Zram::add()?)?;
-        // From here on the record is torn down if anything fails.
+        // If anything fails from here on, the record is removed.
         let disk = RamDisk { record, bytes };
         disk.record.zram.set_size(bytes)?;
         run(Command::new("mkfs.ext4").args(MAKE_FILE_SYSTEM).arg(disk.device()))?;
@@ -104,15 +107,15 @@ impl Drop for RamDisk {
     }
 }
 
-/// Tears down devices whose makers were killed; returns how many.
+/// Removes the devices of killed processes; returns how many.
 pub(super) fn remove_leftovers() -> usize {
     let Ok(records) = fs::read_dir(RECORDS) else { return 0 };
     let records = records.flatten().filter_map(|entry| Record::read(&entry.path()));
     records.filter(|(owner, record)| !owner.is_alive() && record.tear_down().is_ok()).count()
 }
 
-/// The record that a device is ours: a directory with the device's number and generation in its
-/// name, the owner in a file, and the mount point.
+/// The record of a device: a directory with the device's number and generation in its name, a file
+/// with the owner, and the mount point.
 #[derive(Debug)]
 struct Record {
     path: PathBuf,
@@ -129,14 +132,14 @@ impl Record {
         };
         if let Err(error) = make() {
             let message = format!("cannot record a RAM disk in {}", record.path.display());
-            // The error is the cause, not the failure of the removal.
+            // Returns the cause, not an error of the removal.
             let _ = record.tear_down();
             return Err(error).context(message);
         }
         Ok(record)
     }
 
-    /// The record of another run; `None` if it is incomplete, as it is for a moment.
+    /// The record of another run; `None` if it is incomplete, as a new one is for a moment.
     fn read(path: &Path) -> Option<(Owner, Record)> {
         let (number, generation) = path.file_name()?.to_str()?.split_once('-')?;
         let zram = Zram::recorded(number.parse().ok()?, generation.parse().ok()?);
@@ -170,7 +173,7 @@ impl Record {
         }
         self.zram.remove()?;
         let remove = || -> io::Result<()> {
-            // Not recursively: were anything still mounted there, its files would go.
+            // Not recursively, because that would remove the files of anything still mounted there.
             fs::remove_dir(&place)?;
             fs::remove_file(self.owner_file())?;
             fs::remove_dir(&self.path)

@@ -9,12 +9,12 @@ use super::ram_disk::RamDisk;
 pub struct Storage {
     directory: PathBuf,
     about: String,
-    /// Torn down with this.
+    /// Removed when this is dropped.
     _disk: Option<RamDisk>,
 }
 
 impl Storage {
-    /// The disk that `directory` is on.
+    /// The disk of `directory`.
     pub fn disk(directory: &Path) -> Storage {
         Storage {
             directory: directory.to_owned(),
@@ -23,7 +23,7 @@ impl Storage {
         }
     }
 
-    /// A RAM disk for `bytes` of files, or the disk that `directory` is on where there can be none.
+    /// A RAM disk for `bytes` of files, or the disk of `directory` if no RAM disk is possible.
     pub fn fast(bytes: u64, directory: &Path) -> Storage {
         // Room for the file system's own data.
         match RamDisk::set_up(bytes + bytes / 16 + (64 << 20)) {
@@ -42,7 +42,7 @@ impl Storage {
         }
     }
 
-    /// Where files go.
+    /// The folder for files.
     pub fn directory(&self) -> &Path {
         &self.directory
     }

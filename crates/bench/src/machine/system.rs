@@ -1,4 +1,4 @@
-//! Processors, memory and kernel, as the system tells of them.
+//! Processors, memory and kernel of this machine.
 
 use std::fs;
 

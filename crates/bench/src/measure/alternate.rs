@@ -1,4 +1,4 @@
-//! A B C A B C: every round measures every contestant once.
+//! Alternating measurements, A B C A B C: each round measures each contestant once.
 
 use std::fmt;
 
@@ -26,8 +26,8 @@ impl fmt::Debug for Contestant<'_> {
     }
 }
 
-/// Measures all contestants `rounds` times, one after the other in each round, after one round that
-/// does not count. In every second round the order is reversed, so that no contestant always comes
+/// Measures all contestants `rounds` times, one after the other in each round. One round before
+/// does not count. Every second round has the reverse order, so that no contestant always comes
 /// first.
 ///
 /// # Errors

@@ -17,7 +17,8 @@ impl Samples {
         Samples { name: name.into(), values: Vec::new() }
     }
 
-    /// The median; the mean of the middle two of an even number, not a number of none.
+    /// The median. For an even number of samples it is the mean of the middle two, without samples
+    /// NaN.
     pub fn median(&self) -> f64 {
         let mut sorted = self.values.clone();
         sorted.sort_by(f64::total_cmp);

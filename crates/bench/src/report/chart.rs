@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 pub struct Axis {
     /// Its quantity and the unit.
     pub label: String,
-    /// Logarithmic; all values are above zero then.
+    /// Whether it is logarithmic. Then all values are above zero.
     pub logarithmic: bool,
 }
 
@@ -37,9 +37,9 @@ pub struct Line {
 pub struct Chart {
     /// Its title.
     pub title: String,
-    /// The axis to the right.
+    /// The horizontal axis.
     pub x: Axis,
-    /// The axis upwards.
+    /// The vertical axis.
     pub y: Axis,
     /// The lines.
     pub lines: Vec<Line>,

@@ -26,8 +26,8 @@ const COLOURS: [RGBColor; 8] = [
 /// Height of a line's name in pixels, and its distance from its neighbours.
 const NAME: (i32, i32) = (15, 8);
 
-/// Style rules for readers that prefer dark pages. Only for files of their own: the rules of an
-/// element within a page hold for the whole page.
+/// Style rules for dark pages. They are only for separate files, because the rules of an element in
+/// a page apply to the whole page.
 const DARK: &str = "<style>@media (prefers-color-scheme: dark) { \
                     rect[fill=\"#FFFFFF\"] { fill: #0D1117 } \
                     text[fill=\"#000000\"] { fill: #C9D1D9 } \
@@ -59,7 +59,7 @@ fn file(chart: &Chart) -> Result<String> {
     Ok(format!("{head}>\n{DARK}{rest}\n"))
 }
 
-/// A chart as an SVG element; points that no axis can show are left out.
+/// A chart as an SVG element, without points that its axes cannot show.
 ///
 /// # Errors
 /// If drawing fails.
@@ -164,7 +164,7 @@ fn room_for_names(chart: &Chart) -> i32 {
 /// Names at the ends of lines, moved up or down so that none covers another.
 fn spread<T>(mut ends: Vec<((i32, i32), T, &RGBColor)>) -> Vec<((i32, i32), T, &RGBColor)> {
     ends.sort_by_key(|((_, y), ..)| *y);
-    // As a stack from the bottom up, which has room above.
+    // From the bottom up, because there is room above.
     let mut lowest = SIZE.1 as i32 - 4 * NAME.0;
     for ((_, y), ..) in ends.iter_mut().rev() {
         *y = (*y).min(lowest);

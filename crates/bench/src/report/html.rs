@@ -1,4 +1,4 @@
-//! The report: one HTML file that needs nothing else, with the charts as SVG inside.
+//! The report: one self-contained HTML file, with the charts as SVG inside.
 
 use std::path::Path;
 

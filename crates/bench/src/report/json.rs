@@ -30,7 +30,7 @@ pub fn read(path: &Path) -> Result<Vec<Record>> {
         .with_context(|| format!("{} holds no records of experiments", path.display()))
 }
 
-/// Puts `record` in the place of an older one of the same experiment.
+/// Replaces an older record of the same experiment by `record`.
 pub fn replace(records: &mut Vec<Record>, record: Record) {
     match records.iter_mut().find(|old| old.experiment == record.experiment) {
         Some(old) => *old = record,

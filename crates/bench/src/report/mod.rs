@@ -16,7 +16,7 @@ pub use chart::{Axis, Chart, Line};
 
 use crate::measure::Samples;
 
-/// Writes a file, in a folder that is made if it is not there.
+/// Writes a file. Creates its folder if it does not exist.
 fn write(path: &Path, text: &str) -> Result<()> {
     let folder = path.parent().map_or(Ok(()), fs::create_dir_all);
     folder
@@ -76,7 +76,7 @@ impl Row {
         }
     }
 
-    /// Adds the ratio of `samples` to `reference`, which was measured in the same rounds.
+    /// Adds the ratio of `samples` to `reference`. Both were measured in the same rounds.
     pub fn against(mut self, samples: &Samples, reference: &Samples) -> Row {
         self.ratio = Some(samples.ratio_to(reference).median());
         self.against = Some(reference.name.clone());
@@ -102,7 +102,7 @@ pub struct Outcome {
     pub notes: Vec<String>,
 }
 
-/// An experiment's outcome together with the machine that made it.
+/// An experiment's outcome, with a description of the machine.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Record {
     /// The experiment's name.
@@ -115,7 +115,7 @@ pub struct Record {
     pub quick: bool,
     /// The machine, in words.
     pub machine: String,
-    /// The command that makes it again.
+    /// The command that repeats it.
     pub command: String,
     /// How long it took.
     pub seconds: f64,

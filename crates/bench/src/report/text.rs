@@ -33,7 +33,7 @@ pub fn render(record: &Record) -> String {
     text
 }
 
-/// A number with about four digits, thousands set off.
+/// A number with about four digits, and with separators for thousands.
 pub fn number(value: f64) -> String {
     let magnitude = value.abs();
     if !value.is_finite() {

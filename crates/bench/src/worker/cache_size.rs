@@ -1,23 +1,24 @@
-//! How much of a memory limit an engine's own cache gets.
+//! The part of a memory limit that an engine's own cache gets.
 
 use crate::engine::Factory;
 
 /// The memory of a process without its cache: program, stacks, buffers for I/O.
 const FIXED: u64 = 8 << 20;
 
-/// For this many bytes of data one byte of memory is needed with any cache; see [`limit_for_data`].
+/// An engine needs one byte of memory for this many bytes of data, whatever its cache; see
+/// [`limit_for_data`].
 const GROWS: u64 = 128;
 
-/// The least that is given to a cache.
+/// The smallest cache.
 const LEAST: u64 = 1 << 20;
 
 /// Bytes for the cache of an engine that runs within `limit` bytes.
 ///
-/// Engines that bypass the page cache get four fifths of it, less 8 MiB. The remaining fifth holds
+/// Engines that bypass the page cache get four fifths of it, less 8 MiB. The remaining fifth is for
 /// the memory that grows with the data: Vellum needs 1/256 of the stored bytes (a state word of 8
-/// bytes and a page table entry of 8 bytes for each page of 4 KiB), so it suffices for more than
-/// thirty times the limit. Engines that rely on the page cache get an eighth: the kernel counts the
-/// pages that it caches for them towards the same limit, and needs the rest.
+/// bytes and a page table entry of 8 bytes for each page of 4 KiB), so a fifth is enough for data
+/// of more than thirty times the limit. Engines that rely on the page cache get an eighth: the
+/// kernel counts the pages that it caches for them towards the same limit, and needs the rest.
 pub fn cache_bytes(engine: &Factory, limit: u64) -> u64 {
     let share = if engine.direct { (limit / 5 * 4).saturating_sub(FIXED) } else { limit / 8 };
     share.max(LEAST)
@@ -28,17 +29,17 @@ pub fn limit_for(bytes: u64) -> u64 {
     ((bytes + FIXED) / 4 + 1) * 5
 }
 
-/// The limit for a cache of `bytes` and `data` bytes of keys and values for which a fifth of
-/// [`limit_for`] may be too little: the limit then has a 128th of the data in addition to the
-/// cache, for files that are up to twice as large.
+/// The limit for a cache of `bytes` and `data` bytes of keys and values, for which the fifth of
+/// [`limit_for`] may be too little. Then the limit has a 128th of the data in addition to the
+/// cache, because files are up to twice as large.
 pub fn limit_for_data(bytes: u64, data: u64) -> u64 {
     limit_for(bytes).max(bytes + FIXED + data / GROWS)
 }
 
-/// The pool that Vellum has room for within `limit` bytes, with `data` bytes of keys and values.
-/// Vellum never exceeds its pool, so no fifth is needed for memory that an allocator keeps: the
-/// pool is the limit less a 128th of the data and 16 MiB, because the kernel's own memory for the
-/// process counts as well (with 8 MiB and much writing one was killed).
+/// The largest pool for Vellum within `limit` bytes, with `data` bytes of keys and values. Vellum
+/// never exceeds its pool, so it needs no fifth for memory that an allocator keeps. The pool is the
+/// limit less a 128th of the data and 16 MiB, because the kernel's memory for the process counts as
+/// well (with 8 MiB the kernel killed a process that wrote much).
 pub fn pool_for(limit: u64, data: u64) -> u64 {
     limit.saturating_sub(2 * FIXED + data / GROWS).max(LEAST)
 }

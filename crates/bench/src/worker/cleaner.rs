@@ -1,4 +1,4 @@
-//! A process that cleans up after this one, however this one ends.
+//! A process that cleans up after this process, however it ends.
 
 use std::os::unix::process::CommandExt as _;
 
@@ -6,17 +6,17 @@ use anyhow::Result;
 
 use super::{Launcher, Worker};
 
-/// A process that waits until this one ends, by a signal too, and then removes the RAM disks and
-/// memory cgroups that this one left. Start it before they are made, so that it is dropped after
-/// them: then there is nothing to remove, and it only ends.
+/// A process that waits until this one ends, even by a signal, and then removes the RAM disks and
+/// memory cgroups that this one has left. It must be started before they are created, so that it is
+/// dropped after them. Then there is nothing to remove, and it just ends.
 #[derive(Debug)]
 pub struct Cleaner {
     _process: Worker,
 }
 
 impl Cleaner {
-    /// Starts one, in a process group of its own: signals of a terminal to this process do not
-    /// reach it.
+    /// Starts a cleaner in its own process group, so that a terminal's signals to this process do
+    /// not reach it.
     ///
     /// # Errors
     /// If the process cannot be started.

@@ -1,4 +1,4 @@
-//! Runs of the members of a team, alternating.
+//! Alternating runs of the members of a team.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -16,8 +16,8 @@ use crate::workload::{Plan, Workload};
 pub struct Series {
     /// Operations a second.
     pub rate: Samples,
-    /// The latency that 99 of 100 operations did not exceed, in microseconds; empty for contestants
-    /// that are no workers.
+    /// The 99th percentile of the latency in microseconds; empty for contestants that are no
+    /// workers.
     pub p99: Samples,
     /// Bytes a second that the worker read from devices; empty for contestants that are no workers.
     pub read: Samples,
@@ -29,29 +29,29 @@ impl Series {
         Row::of(&self.rate, unit)
     }
 
-    /// How many times the other's rate this one is, as a row.
+    /// This rate divided by the other's, as a row.
     pub fn times(&self, other: &Series) -> Row {
         times(&self.rate, &other.rate)
     }
 }
 
-/// How many times the other's samples these are, round by round, as a row.
+/// These samples divided by the other's, round by round, as a row.
 pub fn times(samples: &Samples, reference: &Samples) -> Row {
     Row::of(&samples.ratio_to(reference), "x").against(samples, reference)
 }
 
-/// The same samples in another unit, under a name that tells.
+/// The same samples in another unit, with a suffix to the name.
 pub fn scaled(samples: &Samples, factor: f64, what: &str) -> Samples {
     let values = samples.values.iter().map(|value| value * factor).collect();
     Samples { name: format!("{}{what}", samples.name), values }
 }
 
-/// Contestants that are gathered and then measured in rounds.
+/// A list of contestants, measured in rounds.
 #[derive(Debug)]
 pub struct Contest<'a> {
     team: &'a Team,
     contestants: Vec<Contestant<'a>>,
-    /// By contestant: latencies and reads of all rounds, the one that does not count included.
+    /// Latencies and reads of each contestant in all rounds, with the one that does not count.
     noted: Vec<Rc<RefCell<Noted>>>,
 }
 
@@ -62,13 +62,13 @@ struct Noted {
 }
 
 impl<'a> Contest<'a> {
-    /// One without contestants.
+    /// A contest without contestants.
     pub fn of(team: &'a Team) -> Contest<'a> {
         Contest { team, contestants: Vec::new(), noted: Vec::new() }
     }
 
-    /// Adds runs of a workload by a member. Every round has a seed of its own, the same for all.
-    /// A peer that fails in one of them has no series in the end.
+    /// Adds runs of a workload by a member. Each round has its own seed, the same for all. A peer
+    /// that fails in one of them gets no series.
     pub fn add(&mut self, label: impl Into<String>, member: &str, workload: Workload, plan: Plan) {
         let (team, member) = (self.team, member.to_owned());
         let noted = Rc::new(RefCell::new(Noted::default()));
@@ -90,7 +90,7 @@ impl<'a> Contest<'a> {
         self.contestants.push(Contestant::new(label, measure));
     }
 
-    /// Adds something else that is measured in the same rounds.
+    /// Adds another measurement in the same rounds.
     pub fn add_other(
         &mut self,
         label: impl Into<String>,
@@ -100,8 +100,8 @@ impl<'a> Contest<'a> {
         self.noted.push(Rc::default());
     }
 
-    /// Measures all of them; returns a series for each, in the order in which they were added,
-    /// without those that failed.
+    /// Measures all of them. Returns a series for each, in the order of adding, without those that
+    /// have failed.
     ///
     /// # Errors
     /// The first that a contestant returns.

@@ -1,4 +1,4 @@
-//! The parent's side of one worker.
+//! The parent's handle of one worker.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -21,21 +21,21 @@ use crate::machine::MemoryCgroup;
 use crate::machine::memory_cgroup::MemoryUse;
 use crate::workload::{Measured, Plan, Workload};
 
-/// How long a worker may take to come up, to open or to close an engine.
+/// How long a worker may take to start, and to open or close an engine.
 const SHORT: Duration = Duration::from_secs(120);
 
-/// How long it may load, settle or check: engines that compact take their time under a limit.
+/// How long it may load, settle or check. Engines that compact are slow under a limit.
 const LONG: Duration = Duration::from_secs(1800);
 
-/// Lines of the standard error stream that are remembered.
+/// How many lines of standard error this keeps.
 const LAST_WORDS: usize = 5;
 
 /// The progress of a worker at some moment of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Moment {
-    /// Since the run was asked for.
+    /// Since the request of the run.
     pub seconds: f64,
-    /// The resources that it had used by then.
+    /// The resources that the worker had used by then.
     pub usage: Usage,
 }
 
@@ -46,7 +46,7 @@ pub struct Worker {
     input: ChildStdin,
     output: Receiver<String>,
     last_words: Arc<Mutex<VecDeque<String>>>,
-    /// Hears them, to the end of the stream.
+    /// The thread that reads them, to the end of the stream.
     hearer: thread::JoinHandle<()>,
     /// Dropped after the child: only a group without processes can be removed.
     group: Option<MemoryCgroup>,
@@ -59,8 +59,8 @@ impl fmt::Debug for Worker {
 }
 
 impl Worker {
-    /// Starts a process, within `limit` bytes of memory if there is one. Errors call it `name`. It
-    /// lives no longer than the thread that started it.
+    /// Starts a process, within `limit` bytes of memory if there is a limit. Errors call it `name`.
+    /// It ends when the thread that has started it ends.
     ///
     /// # Errors
     /// If it does not come up, or the limit cannot be set.
@@ -94,7 +94,7 @@ impl Worker {
     /// Opens an engine.
     ///
     /// # Errors
-    /// Errors of the engine; a worker that died or hangs, with its last words. This holds for all
+    /// Errors of the engine. A worker that died or hangs, with its last output. This holds for all
     /// requests.
     pub fn open(&mut self, engine: &str, setting: &Setting) -> Result<()> {
         let request = Request::Open { engine: engine.to_owned(), setting: setting.clone() };
@@ -135,7 +135,7 @@ impl Worker {
         self.ran(&answer)
     }
 
-    /// Runs operations and looks at the process `every` so often.
+    /// Runs operations, and samples the resources of the process at the interval `every`.
     ///
     /// # Errors
     /// As [`open`](Worker::open).
@@ -186,7 +186,7 @@ impl Worker {
         }
     }
 
-    /// Has it begin to get a file; [`held`](Worker::held) waits for the end.
+    /// Has it begin to get a file. [`held`](Worker::held) waits for the end.
     ///
     /// # Errors
     /// As [`open`](Worker::open).
@@ -194,7 +194,7 @@ impl Worker {
         self.send(&Request::Hold(way.clone(), path.to_owned()))
     }
 
-    /// The sum of the file that it has got.
+    /// The sum of the file that it has.
     ///
     /// # Errors
     /// As [`open`](Worker::open).
@@ -206,7 +206,7 @@ impl Worker {
         }
     }
 
-    /// Makes it a step of a pipeline; [`staged`](Worker::staged) waits for the end.
+    /// Makes it a step of a pipeline. [`staged`](Worker::staged) waits for the end.
     ///
     /// # Errors
     /// As [`open`](Worker::open).
@@ -214,7 +214,7 @@ impl Worker {
         self.send(&Request::Stage(stage.clone()))
     }
 
-    /// The pipeline has come to its end.
+    /// Waits for the end of the pipeline.
     ///
     /// # Errors
     /// As [`open`](Worker::open).
@@ -237,7 +237,7 @@ impl Worker {
         }
     }
 
-    /// Has it let go of the file.
+    /// Has it drop the file.
     ///
     /// # Errors
     /// As [`open`](Worker::open).
@@ -245,12 +245,12 @@ impl Worker {
         self.do_it(&Request::LetGo, SHORT)
     }
 
-    /// Makes it a cleaner, which asks nothing and is asked nothing any more.
+    /// Makes it a cleaner, which gets no further requests.
     pub(super) fn keep(&mut self) -> Result<()> {
         self.do_it(&Request::Keep, SHORT)
     }
 
-    /// The resources of the process at this moment, without asking it.
+    /// The present resources of the process, without a request.
     pub fn seen(&self) -> Usage {
         Usage::of(&self.child.id().to_string())
     }
@@ -275,7 +275,7 @@ impl Worker {
 
     fn send(&mut self, request: &Request) -> Result<()> {
         let line = serde_json::to_string(request)? + "\n";
-        // A worker that died says why below; the broken pipe does not.
+        // If the worker has died, the code below finds out why. The broken pipe does not tell.
         match self.input.write_all(line.as_bytes()) {
             Ok(()) => Ok(()),
             Err(_) => Err(self.lost(verb(request), RecvTimeoutError::Disconnected)),
@@ -310,11 +310,11 @@ impl Worker {
         anyhow!("the worker '{}' answered something else: {response:?}", self.name)
     }
 
-    /// The fate of a worker that does not answer any more.
+    /// The error for a worker that does not answer.
     fn lost(&mut self, doing: &str, error: RecvTimeoutError) -> anyhow::Error {
         let hangs = error == RecvTimeoutError::Timeout;
         let ended = if hangs { Ok(None) } else { self.wait() };
-        // A late answer would be taken for the answer to another request.
+        // Kills it, because a late answer would be taken for the answer to another request.
         let _ = self.child.kill();
         let killed = self.group.as_ref().and_then(|group| group.usage().ok());
         let mut text = match ended {
@@ -333,12 +333,12 @@ impl Worker {
         anyhow!(text)
     }
 
-    /// Waits for a worker that closed its output: it is about to end.
+    /// Waits for a worker that has closed its output, so that it is about to end.
     fn wait(&mut self) -> std::io::Result<Option<std::process::ExitStatus>> {
         let mut status = None;
         for _ in 0..500 {
             status = self.child.try_wait()?;
-            // A child of the worker's may have the other stream for longer.
+            // A child of the worker may have the other stream for longer.
             if status.is_some() && self.hearer.is_finished() {
                 break;
             }
@@ -350,13 +350,13 @@ impl Worker {
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        // It may have ended; there is nothing to be done about anything else.
+        // The worker may have ended. Another error cannot be handled.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// How long a run may take: threads end between operations, which may be long.
+/// How long a run may take. Threads end between operations, which may be long.
 fn allowed(plan: &Plan) -> Duration {
     Duration::from_secs_f64(plan.seconds * 4.0) + SHORT
 }
@@ -378,7 +378,7 @@ fn verb(request: &Request) -> &'static str {
     }
 }
 
-/// Calls `take` with every line until there are no more, or it has had enough.
+/// Calls `take` with each line, until there are no more or it returns false.
 fn each_line(stream: impl Read, mut take: impl FnMut(String) -> bool) {
     let mut stream = BufReader::new(stream);
     let mut line = Vec::new();
@@ -391,7 +391,7 @@ fn each_line(stream: impl Read, mut take: impl FnMut(String) -> bool) {
     }
 }
 
-/// Passes a line of the standard error stream on, and remembers it.
+/// Passes on a line of standard error, and keeps it.
 fn hear(speaker: &str, line: String, last_words: &Mutex<VecDeque<String>>) -> bool {
     eprintln!("{speaker}: {line}");
     let mut words = last_words.lock().unwrap_or_else(PoisonError::into_inner);
@@ -425,7 +425,7 @@ mod tests {
         let text = worker.settle().unwrap_err().to_string();
         assert!(text.contains("the worker 'shell' died, settling: exit status: 3"), "{text}");
         assert!(text.ends_with("its last words: one | two words"), "{text}");
-        // And is still dead.
+        // The worker is still dead.
         assert!(worker.usage().unwrap_err().to_string().contains("died, reporting"));
     }
 

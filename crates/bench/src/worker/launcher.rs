@@ -1,4 +1,4 @@
-//! How a worker process is started.
+//! Starts worker processes.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -24,7 +24,7 @@ impl Launcher {
         Ok(Launcher::new(program, &[super::NAME]))
     }
 
-    /// Another program, which has to call [`main`](super::main).
+    /// Another program, which must call [`main`](super::main).
     pub fn new(program: PathBuf, arguments: &[&str]) -> Launcher {
         let arguments = arguments.iter().map(OsString::from).collect();
         Launcher { program, arguments, environment: Vec::new() }

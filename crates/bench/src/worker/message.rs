@@ -11,14 +11,14 @@ use crate::engine::Setting;
 use crate::machine::kib;
 use crate::workload::{Measured, Plan, Workload};
 
-/// How the first line of a worker ends. Earlier output is not the worker's: the launcher of the
-/// program may print something.
+/// The end of a worker's first line. Output before it is not the worker's, because the launcher of
+/// the program may print something.
 pub const GREETING: &str = "vellum bench worker 1";
 
 /// A request to a worker. It answers each request before it reads the next one.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Request {
-    /// Open an engine by name. There is none open.
+    /// Open an engine by name. No engine is open.
     Open {
         /// Its name.
         engine: String,
@@ -37,13 +37,13 @@ pub enum Request {
     Usage,
     /// Close the engine.
     Close,
-    /// Get a file, access all of its pages, and hold it.
+    /// Get a file, access all of its pages, and keep it.
     Hold(Way, PathBuf),
     /// Be a step of a pipeline, until no more packets come.
     Stage(Stage),
     /// Report the memory of this process.
     Weigh,
-    /// Let go of the file.
+    /// Drop the file.
     LetGo,
     /// Wait until the parent ends, then remove the remains of killed processes.
     Keep,
@@ -60,18 +60,18 @@ pub enum Response {
     Checked(Vec<String>),
     /// The resources of this process.
     Used(Usage),
-    /// The sum of the file that is held.
+    /// The sum of the file.
     Held(u64),
     /// The memory of this process.
     Weighs(Weight),
-    /// Why it was not done. The worker lives on.
+    /// Why the request failed. The worker goes on.
     Failed(String),
 }
 
 /// The resources of a process, and its work so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Usage {
-    /// Bytes of memory that are mapped and present, shared ones and those of mapped files included.
+    /// Bytes of resident memory, with shared memory and mapped files.
     pub resident: u64,
     /// Bytes that it made the kernel read from devices since it began.
     pub read: u64,
@@ -80,7 +80,8 @@ pub struct Usage {
 }
 
 impl Usage {
-    /// Of a process that runs: by number, or `self`. Values that cannot be read are 0.
+    /// The usage of a running process, given by its number or as `self`. Values that cannot be read
+    /// are 0.
     pub fn of(process: &str) -> Usage {
         let io = fs::read_to_string(format!("/proc/{process}/io")).unwrap_or_default();
         let field = |name: &str| {

@@ -1,9 +1,9 @@
 //! Child processes that each run one engine under a memory limit.
 //!
-//! A worker is this program again, started with a hidden command. It gets [`Request`]s and gives
-//! [`Response`]s, one JSON text a line, through its standard input and output. It is in its memory
+//! A worker is this program again, started with a hidden command. It reads [`Request`]s and writes
+//! [`Response`]s, one JSON text a line, through standard input and output. It is in its memory
 //! cgroup before it opens anything, and the kernel kills it when its parent ends. The parent keeps
-//! several alive and lets them run alternately ([`Team`]).
+//! several workers and lets them run alternately ([`Team`]).
 
 mod cache_size;
 mod cleaner;

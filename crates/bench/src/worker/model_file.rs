@@ -1,4 +1,4 @@
-//! A file like those of language models: GGUF, with tensors that are as large as theirs.
+//! A file like those of language models: GGUF, with tensors of their size.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result, ensure};
 
 use super::whole_file::sum;
 
-/// Tensors begin at multiples of a page, which the header says.
+/// Tensors begin at multiples of a page. The header has this alignment.
 const ALIGNMENT: usize = 4096;
 
 /// Numbers in a row of a tensor, and its rows; each number has four bytes.
@@ -23,7 +23,8 @@ const UNSIGNED: u32 = 4;
 /// The format's number for tensors of 32-bit floating-point numbers.
 const FRACTIONS: u32 = 0;
 
-/// Makes a model whose tensors have `bytes` bytes; returns the sum of each page's first word.
+/// Creates a model whose tensors have `bytes` bytes. Returns the sum of the first words of all
+/// pages.
 ///
 /// # Errors
 /// If it cannot be written, or the bytes are not those of whole tensors.

@@ -1,7 +1,7 @@
 //! A step of a pipeline of processes: packets come from one socket, as Morsels, and go to the next.
 //!
-//! A packet is a head of fixed length, and then the Morsel. The process that has received it has it
-//! alone until it sends it on.
+//! A packet is a head of fixed length, followed by the Morsel. Only the process that has received a
+//! packet uses it, until it sends it on.
 #![allow(unsafe_code)]
 
 use std::fs;
@@ -21,11 +21,11 @@ use crate::workload::values::Random;
 /// The work on each packet (DIMES'23, section 3.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Step {
-    /// Random bytes are put in.
+    /// Fill the packet with random bytes.
     Fill,
-    /// The CRC-32 of the bytes is computed.
+    /// Compute the CRC-32 of the bytes.
     Sum,
-    /// The bytes are overwritten.
+    /// Overwrite the bytes.
     Overwrite,
 }
 
@@ -34,9 +34,9 @@ pub enum Step {
 pub struct Stage {
     /// Its work.
     pub step: Step,
-    /// The socket that it listens at.
+    /// The socket at which it listens.
     pub from: PathBuf,
-    /// The socket that it sends packets on to.
+    /// The socket to which it sends packets.
     pub to: PathBuf,
 }
 
@@ -49,16 +49,16 @@ pub struct Head {
     pub length: u64,
     /// The sum of the bytes, once there is one.
     pub sum: u64,
-    /// Without bytes: page faults that the steps have had since they began.
+    /// In a head without bytes: the page faults of the steps since they began.
     pub faults: u64,
-    /// Without bytes: their time in user space, in ticks of the kernel's clock.
+    /// In a head without bytes: their time in user space, in ticks of the kernel's clock.
     pub ticks: u64,
 }
 
 impl Head {
     const BYTES: usize = 40;
 
-    /// Reads the next one; `None` when there are no more.
+    /// Reads the next head; `None` if there are no more.
     ///
     /// # Errors
     /// Errors of the system.
@@ -86,7 +86,7 @@ impl Head {
     }
 }
 
-/// Connects to a process that listens there, or will in a moment.
+/// Connects to a process that listens there, or will listen soon.
 ///
 /// # Errors
 /// If no process listens in time.
@@ -102,7 +102,7 @@ pub fn connect(path: &Path) -> Result<UnixStream> {
 }
 
 impl Stage {
-    /// Does its step until no more packets come.
+    /// Runs a step until no more packets come.
     ///
     /// # Errors
     /// Errors of the system; a message that is no packet.
@@ -153,7 +153,7 @@ fn bytes_of(mapping: &Mapping, length: usize) -> &mut [u8] {
     unsafe { slice::from_raw_parts_mut(mapping.base().as_ptr(), length) }
 }
 
-/// Bytes that look random and belong to the number.
+/// Pseudo-random bytes that follow from the number.
 fn fill(number: u64, bytes: &mut [u8]) {
     let mut random = Random::new(number);
     for word in bytes.chunks_mut(8) {
@@ -164,7 +164,7 @@ fn fill(number: u64, bytes: &mut [u8]) {
 /// Page faults of this process, and its time in user space in ticks.
 fn spent() -> Result<(u64, u64)> {
     let stat = fs::read_to_string("/proc/self/stat")?;
-    // The name, in parentheses, may hold anything.
+    // The name, in parentheses, may contain anything.
     let rest = stat.rsplit_once(')').context("/proc/self/stat")?.1;
     let fields: Vec<&str> = rest.split_whitespace().collect();
     let field = |index: usize| -> Result<u64> {
@@ -173,7 +173,7 @@ fn spent() -> Result<(u64, u64)> {
     Ok((field(7)?, field(11)?))
 }
 
-/// The sum that a packet must have had, from its number.
+/// The sum of a packet, computed from its number.
 pub fn sum_of(number: u64, length: u64) -> Result<u64> {
     let mut bytes = vec![0; usize::try_from(length)?];
     fill(number, &mut bytes);

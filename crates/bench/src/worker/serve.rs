@@ -1,4 +1,4 @@
-//! The worker's side: it answers requests one by one until there are no more.
+//! The worker: it answers requests one by one until there are no more.
 
 use std::io::{self, BufRead, Write};
 use std::thread;
@@ -12,12 +12,13 @@ use super::whole_file::{Held, Weight};
 use crate::engine::{Engine, Engines, Factory};
 use crate::machine;
 
-/// Serves requests from the standard input, with Vellum and `peers`, until it ends.
+/// Serves requests from standard input, with Vellum and `peers`, until the input ends.
 ///
 /// # Errors
 /// If the parent cannot be reached. The worker reports errors of an engine to the parent.
 pub fn main(peers: &[Factory]) -> Result<()> {
-    // Only a parent that is stuck in the kernel is not noticed by the end of the input.
+    // The kernel kills this process with its parent, because the input does not end while a dying
+    // parent is stuck in the kernel.
     set_parent_process_death_signal(Some(Signal::KILL)).context("binding this to its parent")?;
     serve(&Engines::new(peers), &mut io::stdin().lock(), &mut io::stdout().lock())
 }
@@ -80,21 +81,21 @@ fn answer(
         Request::Stage(stage) => stage.run()?,
         Request::Weigh => return Ok(Response::Weighs(Weight::now())),
         Request::LetGo => *held = None,
-        // It ends the conversation, so the caller sees to it.
+        // This request ends the loop, so the caller handles it.
         Request::Keep => {}
     }
     Ok(Response::Done)
 }
 
-/// Outlives the parent for as long as it takes to remove its remains. A parent that ends in order
-/// kills its cleaner before.
+/// Outlives the parent until it has removed the parent's remains. A parent that ends normally kills
+/// its cleaner first.
 fn keep(input: &mut dyn BufRead) -> Result<()> {
     set_parent_process_death_signal(None).context("outliving the parent")?;
     let parent = getppid();
     let mut rest = Vec::new();
     input.read_to_end(&mut rest)?;
-    // The parent closes its files first and ends then; until it has ended, its devices and groups
-    // are its own.
+    // A dying parent first closes its files and then ends. Until it has ended, its devices and
+    // groups belong to it.
     while getppid() == parent {
         thread::sleep(Duration::from_millis(10));
     }

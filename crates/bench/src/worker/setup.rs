@@ -13,12 +13,13 @@ use crate::machine::Storage;
 pub struct Setup {
     launcher: Launcher,
     storage: Storage,
-    /// Dropped after the storage: it has nothing to do once that is removed.
+    /// Dropped after the storage, because it has nothing to do once the storage is removed.
     _cleaner: Cleaner,
 }
 
 impl Setup {
-    /// Room for `bytes` of files in memory, or on the disk of `directory` where that cannot be.
+    /// Room for `bytes` of files in memory, or on the disk of `directory` if memory is not
+    /// possible.
     ///
     /// # Errors
     /// If this program cannot be started again.
@@ -35,7 +36,7 @@ impl Setup {
         Setup::with(Launcher::this_program()?, || Storage::disk(directory))
     }
 
-    /// With workers that are started in another way.
+    /// With another launcher of workers.
     ///
     /// # Errors
     /// If they cannot be started.
@@ -44,7 +45,7 @@ impl Setup {
         Ok(Setup { launcher, storage: storage(), _cleaner: cleaner })
     }
 
-    /// Where files go.
+    /// The folder for files.
     pub fn directory(&self) -> &Path {
         self.storage.directory()
     }

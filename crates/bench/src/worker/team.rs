@@ -1,4 +1,4 @@
-//! Several workers with the same data, alive side by side.
+//! Several workers with the same data, alive at the same time.
 
 use std::cell::{RefCell, RefMut};
 use std::collections::BTreeMap;
@@ -27,7 +27,7 @@ pub struct Member {
 }
 
 impl Member {
-    /// An engine under its own name, with nothing special.
+    /// An engine under its own name, without options.
     pub fn plain(engine: &Factory) -> Member {
         Member {
             name: engine.name.to_owned(),
@@ -42,7 +42,7 @@ impl Member {
         engines.all().iter().map(Member::plain).collect()
     }
 
-    /// An engine with an option, under a name that tells.
+    /// An engine with an option, which is part of its name.
     pub fn with_option(engine: &Factory, name: &str, value: &str) -> Member {
         let mut member = Member::plain(engine);
         member.name = match value.parse::<u64>() {
@@ -53,8 +53,8 @@ impl Member {
         member
     }
 
-    /// Gives Vellum, with any options, the pool that it has room for within `limit` bytes with
-    /// `data` bytes of keys and values.
+    /// Gives all members with Vellum the largest pool within `limit` bytes, for `data` bytes of
+    /// keys and values.
     pub fn fill_limit(members: &mut [Member], limit: u64, data: u64) {
         for member in members.iter_mut().filter(|member| member.engine.name == VELLUM.name) {
             member.cache_bytes = Some(pool_for(limit, data));
@@ -65,19 +65,19 @@ impl Member {
 /// The settings that all members of a team share.
 #[derive(Debug)]
 pub struct Terms<'a> {
-    /// Where they play.
+    /// The setup: storage and launcher.
     pub setup: &'a Setup,
-    /// The memory limit of each, in bytes; none if memory is not what the experiment is about.
+    /// The memory limit of each in bytes; `None` if the experiment does not limit memory.
     pub limit: Option<u64>,
     /// Their data.
     pub workload: &'a Workload,
-    /// How the data is brought to a steady state before anything counts.
+    /// A run before the measurement, which brings the engine to a steady state.
     pub warm_up: Plan,
-    /// Engines are opened again and cached pages dropped between loading and warming up.
+    /// Whether engines are reopened, and cached pages dropped, between loading and warming up.
     pub cold: bool,
 }
 
-/// Workers, each with an engine that is open and filled.
+/// Workers with open and filled engines.
 #[derive(Debug)]
 pub struct Team {
     seats: Vec<Seat>,
@@ -90,11 +90,11 @@ struct Seat {
     member: Member,
     setting: Setting,
     worker: RefCell<Worker>,
-    /// Why it is out, if it is.
+    /// Why the member has failed, if it has.
     failed: RefCell<Option<String>>,
-    /// Bytes of its files once it was loaded.
+    /// Bytes of its files after the load.
     stored: u64,
-    /// After the worker, which has them open.
+    /// Dropped after the worker, which has the files open.
     _files: Files,
 }
 
@@ -111,8 +111,8 @@ impl Drop for Files {
 }
 
 impl Team {
-    /// Starts, fills and warms up all members, one after the other. It leaves out a peer that
-    /// fails, and a note says why.
+    /// Starts, fills and warms up all members, one after the other. Leaves out peers that fail,
+    /// with a note.
     ///
     /// # Errors
     /// If Vellum fails.
@@ -145,8 +145,8 @@ impl Team {
         there.map(|seat| &seat.member.name[..]).collect()
     }
 
-    /// Works with a member. A peer that fails is out from then on, and a note says why; there is no
-    /// result then.
+    /// Runs `work` with a member. A peer that fails is left out from then on, with a note, and has
+    /// no result.
     ///
     /// # Errors
     /// If Vellum fails, or there is no member of that name.

@@ -20,18 +20,18 @@ const PAGE: usize = 4096;
 /// How a process gets a file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Way {
-    /// It reads the file into memory of its own.
+    /// It reads the file into its own memory.
     Read,
-    /// It maps the file and has the kernel bring in all of it at once, as the paper's competitor.
+    /// It maps the file and has the kernel populate all of it at once, like the paper's competitor.
     Map,
-    /// It asks the daemon that listens here.
+    /// It asks the daemon at this socket.
     Daemon(PathBuf),
 }
 
 /// The memory of a process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Weight {
-    /// Bytes: its own, and its share of memory that it shares with other processes.
+    /// Bytes of its own memory, and of its share of shared memory.
     pub memory: u64,
     /// Bytes of its page tables.
     pub tables: u64,
@@ -48,7 +48,7 @@ impl Weight {
     }
 }
 
-/// A file that is had.
+/// A file in memory.
 #[derive(Debug)]
 pub(super) enum Held {
     File(FileMapping),
@@ -69,7 +69,7 @@ impl Held {
         })
     }
 
-    /// The sum of each page's first word: all pages have been accessed by then.
+    /// The sum of each page's first word. Computing it accesses all pages.
     pub(super) fn sum(&self) -> Result<u64> {
         let bytes = match self {
             Held::File(mapping) => mapping.bytes(),
@@ -85,7 +85,7 @@ pub fn sum(bytes: &[u8]) -> u64 {
     words.fold(0, |sum, word| sum.wrapping_add(u64::from_le_bytes(*word)))
 }
 
-/// Makes a file of `bytes` bytes whose pages all differ; returns its sum.
+/// Creates a file of `bytes` bytes in which all pages differ. Returns its sum.
 ///
 /// # Errors
 /// If it cannot be written.
@@ -115,8 +115,7 @@ pub fn warm(path: &Path) -> Result<()> {
     fs::read(path).map(drop).with_context(|| format!("reading {}", path.display()))
 }
 
-/// A file of the experiment's own, which no process changes, as a whole: mapped, or read into
-/// memory.
+/// A whole file of the experiment, which no process changes: mapped, or read into memory.
 #[derive(Debug)]
 pub struct FileMapping {
     base: *mut u8,
@@ -136,8 +135,8 @@ impl FileMapping {
         Ok(FileMapping { base: base.cast(), length })
     }
 
-    /// Reads the file into memory of its own, which drop returns to the kernel: an allocator might
-    /// keep it.
+    /// Reads the file into a mapping, which drop returns to the kernel; an allocator might keep the
+    /// memory.
     ///
     /// # Errors
     /// If there is no memory, or it cannot be read.
@@ -180,7 +179,7 @@ mod tests {
         for way in [Way::Read, Way::Map] {
             let held = Held::get(&way, &path).unwrap();
             assert_eq!(held.sum().unwrap(), expected, "{way:?}");
-            // Other tests run at the same time: the process has at least this test's memory.
+            // Other tests run at the same time, so the process has at least this test's memory.
             assert!(Weight::now().memory >= 2 << 20, "{way:?}");
         }
         let nobody = Way::Daemon(directory.path().join("socket"));

@@ -63,7 +63,7 @@ impl Blob {
         let mut value = vec![0; self.bytes_each];
         Box::new(move |session, random| {
             let number = random.below(self.values);
-            // The beginning says whose value it is; the rest may stay as it was.
+            // The beginning identifies the value. The rest may stay as it was.
             fill(number, &mut value[..8]);
             session.put(0, &key(number), &value)?;
             Ok(1)

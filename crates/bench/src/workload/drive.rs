@@ -1,4 +1,4 @@
-//! Threads that run operations for a while, together: rate, latencies, progress over time.
+//! Threads that run operations for some time: their rate, latencies, and progress over time.
 
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -11,7 +11,8 @@ use super::values::Random;
 use super::{Latency, Measured, Plan};
 use crate::engine::{Engine, Session};
 
-/// One of this many operations is timed: the clock costs as much as a short operation.
+/// One of this many operations is timed, because reading the clock costs as much as a short
+/// operation.
 const TIMED: u64 = 16;
 
 /// The longest latency that the histogram resolves, in nanoseconds.
@@ -27,7 +28,7 @@ pub type Operation<'a> = dyn FnMut(&mut dyn Session, &mut Random) -> Result<u64>
 /// for its number. Every thread does at least one.
 ///
 /// # Errors
-/// The first of any thread; all stop then.
+/// The first error of any thread. Then all threads stop.
 pub fn drive<'a>(
     engine: &dyn Engine,
     plan: &Plan,
@@ -80,7 +81,7 @@ pub fn drive<'a>(
     })
 }
 
-/// A counter on cache lines of its own.
+/// A counter on its own cache lines.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct Counter(AtomicU64);
@@ -107,7 +108,7 @@ fn repeat(
             done += operation(session, &mut random)?;
         }
         count.store(done, Ordering::Relaxed);
-        // Looked at after the operation: there is at least one.
+        // Checked after the operation, so that there is at least one.
         if stop.load(Ordering::Relaxed) {
             break;
         }
@@ -115,7 +116,7 @@ fn repeat(
     Ok(latencies)
 }
 
-/// Waits until the time is over or a thread failed; the operations of each interval.
+/// Waits until the time is over or a thread has failed. Returns the operations of each interval.
 fn watch(plan: &Plan, stop: &AtomicBool, counters: &[Counter]) -> Vec<u64> {
     let start = Instant::now();
     let end = Duration::from_secs_f64(plan.seconds);

@@ -46,7 +46,7 @@ impl Work for Lookup {
 }
 
 impl Lookup {
-    /// Looks up every key once, in order: afterwards as much data is in memory as fits.
+    /// Looks up every key once, in order. Afterwards memory has as much data as fits.
     ///
     /// # Errors
     /// Errors of the engine; a wrong or missing value.
@@ -57,7 +57,8 @@ impl Lookup {
         session.commit()
     }
 
-    /// One lookup, or one batch. A transaction spans many, for engines to which it means work.
+    /// One lookup, or one batch. A transaction spans many of them, because it is costly for some
+    /// engines.
     fn operation(&self) -> Box<Operation<'static>> {
         let Lookup { entries, batch } = *self;
         let mut begun = false;

@@ -1,8 +1,8 @@
 //! Workloads: data to load and operations to run, the same for every engine.
 //!
-//! A [`Workload`] is plain data, so that it can be sent to the process that has the engine. Keys,
-//! values and choices follow from the seed alone: two engines that are given the same workload see
-//! the same data and the same operations.
+//! A [`Workload`] is plain data, so that it can be sent to the process of the engine. Keys, values
+//! and choices follow from the seed alone, so two engines with the same workload get the same data
+//! and the same operations.
 
 pub mod blob;
 mod drive;
@@ -60,7 +60,7 @@ pub struct Plan {
 pub struct Measured {
     /// Operations of all threads.
     pub operations: u64,
-    /// From the first to the last.
+    /// From the first operation to the last.
     pub seconds: f64,
     /// Latencies of a sample of the operations, in nanoseconds.
     pub latency: Latency,

@@ -13,9 +13,9 @@ use crate::engine::{Access, Direction, Engine};
 pub struct Scan {
     /// Entries in the table.
     pub entries: u64,
-    /// Entries of one scan; all of them make a full scan from the first key.
+    /// Entries of one scan. If it has all entries, it begins at the first key.
     pub length: u64,
-    /// To smaller keys.
+    /// Whether it goes to smaller keys.
     pub backward: bool,
 }
 
@@ -62,7 +62,7 @@ impl Scan {
             match wrong {
                 None if seen == length => Ok(seen),
                 None => bail!("a scan of {length} entries from {from} ended after {seen}"),
-                Some(number) => bail!("a scan from {from} showed something else at {number}"),
+                Some(number) => bail!("a scan from {from} has a wrong entry at {number}"),
             }
         })
     }

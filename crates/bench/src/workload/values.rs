@@ -1,6 +1,6 @@
 //! Keys and values that follow from a number, so that every answer can be checked.
 
-/// A well mixed 64-bit number: the finaliser of SplitMix64, a bijection.
+/// Mixes a 64-bit number: the finaliser of SplitMix64, a bijection.
 #[inline]
 pub fn mix(number: u64) -> u64 {
     let mut mixed = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -15,8 +15,8 @@ pub fn key(number: u64) -> [u8; 8] {
     number.to_be_bytes()
 }
 
-/// Fills a value with bytes that follow from its number and do not compress: pages on a device
-/// that compresses must not be smaller than they are.
+/// Fills a value with bytes that follow from its number and do not compress, because a compressing
+/// device must not make pages smaller.
 pub fn fill(number: u64, value: &mut [u8]) {
     let mut state = mix(number);
     for chunk in value.chunks_mut(8) {

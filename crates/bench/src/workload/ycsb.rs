@@ -1,8 +1,8 @@
 //! YCSB's core workloads A to F (Cooper et al., SoCC'10) with the standard constants: records of
 //! ten fields of 100 bytes, scrambled Zipf with 0.99, scans of 1 to 100 records.
 //!
-//! Keys are hashed numbers, so inserts fall anywhere. A run inserts numbers that no other run
-//! inserts; the newest ones come from the run itself.
+//! Keys are hashed numbers, so inserts are at random places. Each run inserts its own numbers; the
+//! newest records are those of the run.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -84,7 +84,7 @@ impl Work for Ycsb {
     }
 
     fn load(&self, engine: &dyn Engine) -> Result<()> {
-        // In little memory: it counts towards the engine's limit.
+        // In little memory, because it counts towards the engine's limit.
         let records = u32::try_from(self.records).context("too many records")?;
         let mut numbers: Vec<u32> = (0..records).collect();
         numbers.sort_unstable_by_key(|number| mix(u64::from(*number)));
@@ -139,7 +139,7 @@ impl Run {
         })
     }
 
-    /// The number of a record that is there.
+    /// The number of an existing record.
     fn choose(&self, random: &mut Random) -> u64 {
         if self.kind != Kind::D {
             return self.zipf.scrambled(random);
@@ -215,13 +215,14 @@ fn expect(number: u64, length: usize) -> Result<()> {
     }
 }
 
-/// Counts inserts: readers of the newest records must not ask for one that is still on its way.
+/// Counts inserts, because readers of the newest records must not ask for one that is still being
+/// inserted.
 #[derive(Debug, Default)]
 struct Acknowledged {
     begun: AtomicU64,
-    /// All before this one are there.
+    /// All records before this one exist.
     count: AtomicU64,
-    /// Whether each one from `count` on is there.
+    /// Whether each record from `count` on exists.
     window: Mutex<VecDeque<bool>>,
 }
 

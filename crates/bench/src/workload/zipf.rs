@@ -1,7 +1,7 @@
 //! Skewed choices as YCSB makes them (Cooper et al., SoCC'10), with its constants.
 //!
 //! The generator is that of Gray et al. (SIGMOD'94, "Quickly generating billion-record synthetic
-//! databases"), section 3.2: a draw costs one power, and the sum over all ranks is made once.
+//! databases"), section 3.2: a draw costs one power, and the sum over all ranks is computed once.
 
 use super::values::{Random, mix};
 
@@ -43,7 +43,7 @@ impl Zipf {
         (rank as u64).min(self.ranks - 1)
     }
 
-    /// A rank scattered over `0..ends`, so that frequent ones do not lie side by side.
+    /// A rank scattered over `0..ends`, so that frequent ones are not neighbours.
     #[inline]
     pub fn scrambled(&self, random: &mut Random) -> u64 {
         mix(self.rank(random)) % self.ranks

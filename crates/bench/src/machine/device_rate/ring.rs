@@ -17,7 +17,7 @@ pub const PAGE: u64 = 4096;
 #[repr(C, align(4096))]
 pub(super) struct Page(pub(super) [u8; PAGE as usize]);
 
-/// Reads `bytes` at each place that `place` names, `depth` of them at a time, until `stop`; counts
+/// Reads `bytes` at the places that `place` returns, `depth` reads at a time, until `stop`. Counts
 /// the reads.
 ///
 /// # Errors
@@ -31,7 +31,7 @@ pub(super) fn read(
     count: &AtomicU64,
 ) -> Result<()> {
     let reads = Reads { pages: (bytes / PAGE) as usize, place };
-    // The memory is declared before the ring, so the ring is always dropped first.
+    // The memory is declared before the ring, so the ring is dropped first.
     let mut memory = vec![Page([0; PAGE as usize]); reads.pages * depth as usize];
     let mut ring = IoUring::new(depth).context("no io_uring to measure the device with")?;
     ring.submitter().register_files(&[file.as_raw_fd()]).context("registering the file")?;
@@ -50,7 +50,7 @@ struct Reads<'a> {
 }
 
 impl Reads<'_> {
-    /// Returns without an error only when nothing is under way any more.
+    /// Returns without an error only when no read is in flight.
     fn go_on(
         mut self,
         ring: &mut IoUring,

@@ -1,4 +1,4 @@
-//! Where memory cgroups can be made on this machine, and by which of the kernel's two interfaces.
+//! Where this machine allows new memory cgroups, and by which of the kernel's two interfaces.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -18,7 +18,7 @@ pub(super) enum Version {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Hierarchy {
     pub(super) version: Version,
-    /// The group that new ones are made in.
+    /// The parent of new groups.
     pub(super) parent: PathBuf,
 }
 
@@ -26,7 +26,7 @@ impl Hierarchy {
     /// The place for new groups, as close to the group of this process as the kernel allows.
     ///
     /// # Errors
-    /// Without a memory controller, or where this process may not make groups.
+    /// Without a memory controller, or without the right to create groups.
     pub(super) fn find() -> Result<Hierarchy> {
         let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
         let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
@@ -38,8 +38,8 @@ impl Hierarchy {
             bail!("no memory cgroups: the kernel's memory controller is not mounted");
         };
         let own = below(&root, own_group(&groups, None));
-        // Groups with processes of their own cannot give controllers to others, so it is one above
-        // in most cases.
+        // A group with processes cannot give controllers to child groups, so the place is mostly a
+        // parent of the process' group.
         match own
             .ancestors()
             .take_while(|group| group.starts_with(&root))
@@ -55,7 +55,7 @@ impl Hierarchy {
     }
 }
 
-/// Where a hierarchy is mounted: that of `controller`, or the one of version 2.
+/// The mount point of a hierarchy: that of `controller`, or the one of version 2.
 fn mount_point(mounts: &str, kind: &str, controller: Option<&str>) -> Option<PathBuf> {
     mounts.lines().find_map(|line| {
         let (before, after) = line.split_once(" - ")?;
@@ -80,13 +80,14 @@ fn own_group<'a>(groups: &'a str, controller: Option<&str>) -> &'a str {
     group.unwrap_or("/")
 }
 
-/// In a container the group may be told as seen from outside; the mount point is there always.
+/// In a container the kernel may show the group's path as seen from outside. Then this is the mount
+/// point, which always exists.
 fn below(root: &Path, group: &str) -> PathBuf {
     let path = root.join(group.trim_start_matches('/'));
     if path.is_dir() { path } else { root.to_owned() }
 }
 
-/// Whether new groups in this one get the memory controller, now or when it is asked for.
+/// Whether new groups in this one get the memory controller, already or after a write.
 fn gives(group: &Path) -> bool {
     let control = group.join("cgroup.subtree_control");
     let has = || {

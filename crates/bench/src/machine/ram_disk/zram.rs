@@ -1,4 +1,4 @@
-//! The kernel's interface to zram devices, for those that we added ourselves.
+//! The kernel's interface to zram devices. This program only uses devices that it has added.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,8 +10,8 @@ use anyhow::{Context as _, Result, bail};
 /// Where devices are added and removed.
 const CONTROL: &str = "/sys/class/zram-control";
 
-/// How often removing is tried: programs that probe new devices, such as udev, have them open for a
-/// moment.
+/// How often to try the removal, because programs that probe new devices, such as udev, have them
+/// open for a moment.
 const TRIES: u32 = 50;
 
 /// A device that this program, or an earlier run of it, added.
@@ -34,7 +34,7 @@ impl Zram {
         }
         let text = fs::read_to_string(control.join("hot_add"))
             .context("no RAM disk: cannot add a zram device (needs root)")?;
-        let number = text.trim().parse().with_context(|| format!("hot_add said '{text}'"))?;
+        let number = text.trim().parse().with_context(|| format!("hot_add returned '{text}'"))?;
         Ok(Zram { number, generation: generation(number).unwrap_or(0) })
     }
 
@@ -56,7 +56,7 @@ impl Zram {
         PathBuf::from(format!("/dev/zram{}", self.number))
     }
 
-    /// Gives it a size, and thereby life.
+    /// Sets its size, which activates it.
     ///
     /// # Errors
     /// If it has one already, or the kernel refuses.

@@ -11,7 +11,7 @@ use super::Graph;
 /// The installed packages, if there is no list of all packages.
 const STATUS: &str = "/var/lib/dpkg/status";
 
-/// The graph of the packages that this machine knows of, and where they came from.
+/// The graph of the packages that this machine knows, and their source.
 ///
 /// # Errors
 /// Where there is no Debian.
@@ -33,9 +33,9 @@ pub fn read() -> Result<(Graph, String)> {
     Ok((graph, STATUS.to_owned()))
 }
 
-/// Parses paragraphs with the fields Package, Depends and Pre-Depends. Alternatives all count;
-/// packages that are only depended on (virtual ones) are vertices too. Edges go both ways, to the
-/// packages that a package needs and to those that need it, so nearly all packages can be reached
+/// Parses paragraphs with the fields Package, Depends and Pre-Depends. All alternatives count.
+/// Virtual packages, which are only dependencies, are vertices, too. Edges go both ways, to the
+/// packages that a package needs and to those that need it, so nearly all packages are reachable
 /// from each.
 fn parse(text: &str) -> Graph {
     let mut numbers: HashMap<&str, u32> = HashMap::new();

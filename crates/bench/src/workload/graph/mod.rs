@@ -16,7 +16,7 @@ pub struct Graph {
 }
 
 impl Graph {
-    /// The graph of `vertices` vertices with these edges; several of the same count as one.
+    /// The graph of `vertices` vertices with these edges. Equal edges count once.
     ///
     /// # Panics
     /// If an edge is of a vertex that is not there.
@@ -44,7 +44,7 @@ impl Graph {
         self.targets.len()
     }
 
-    /// Where the edges of a vertex lead.
+    /// The targets of a vertex' edges.
     pub fn neighbours(&self, vertex: u32) -> &[u32] {
         let vertex = vertex as usize;
         &self.targets[self.starts[vertex]..self.starts[vertex + 1]]
@@ -56,7 +56,7 @@ impl Graph {
         (0..self.vertices() as u32).max_by_key(degree).unwrap_or(0)
     }
 
-    /// A breadth-first search in memory: every other search must have its result.
+    /// A breadth-first search in memory, whose result all other searches must have.
     pub fn search(&self, root: u32) -> Found {
         let mut seen = vec![false; self.vertices()];
         seen[root as usize] = true;

@@ -15,7 +15,7 @@ use super::{Found, Graph};
 const EDGE: usize = 8;
 const HEADER: usize = 8;
 
-/// Pages whose reads are started together, while the ones before them are looked at.
+/// The number of reads that are started together, while the pages before them are processed.
 const AHEAD: usize = 128;
 
 /// A graph whose vertices are pages of a pool.
@@ -49,7 +49,7 @@ impl<'a> PageGraph<'a> {
             if frames > 255 {
                 return Err(anyhow!("vertex {vertex} has too many edges for a page"));
             }
-            // Where the others are is known only when all are there.
+            // Edges can be stored only after all pages are allocated.
             vertices.push(pool.allocate(frames)?.page());
         }
         for (vertex, page) in vertices.iter().enumerate() {
@@ -63,11 +63,11 @@ impl<'a> PageGraph<'a> {
         Ok(PageGraph { pool, vertices })
     }
 
-    /// A breadth-first search by `threads` threads. With `ahead`, the reads of the next vertices
-    /// of a level are started while the ones before are looked at.
+    /// A breadth-first search by `threads` threads. With `ahead`, it starts the reads of the next
+    /// vertices of a level while it processes those before.
     ///
     /// # Errors
-    /// A page that cannot be read, or makes no sense.
+    /// A page that cannot be read, or is no vertex.
     pub fn search(&self, root: u32, threads: usize, ahead: bool) -> Result<Found> {
         let seen = Seen::new(self.pool.file_pages());
         let root = self.vertices[root as usize];
@@ -131,7 +131,7 @@ impl<'a> PageGraph<'a> {
     }
 }
 
-/// Which pages were seen, a bit each.
+/// One bit for each page: whether it was seen.
 struct Seen(Vec<AtomicU64>);
 
 impl Seen {
@@ -143,7 +143,7 @@ impl Seen {
     fn insert(&self, page: PageRef) -> bool {
         let (word, bit) = ((page.id.0 / 64) as usize, 1 << (page.id.0 % 64));
         let word = &self.0[word];
-        // Most are seen more than once: looking first spares the exchange.
+        // Most pages are seen more than once, so loading first saves the atomic operation.
         word.load(Ordering::Relaxed) & bit == 0 && word.fetch_or(bit, Ordering::Relaxed) & bit == 0
     }
 }

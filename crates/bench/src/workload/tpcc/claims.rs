@@ -1,11 +1,11 @@
 //! Which new order a district delivers next.
 //!
-//! Orders get their numbers one after the other, but their NEW-ORDER rows may come out of order:
-//! numbers are taken by an atomic update, and nothing else is held. A delivery that took the lowest
-//! row it sees could overtake an order that is still being written, and the numbers of the rows
-//! would have a gap (condition 3 of clause 3.3.2.3). As every number that was taken will become a
-//! row, the next to be delivered is always known: the last one and 1. Deliveries of a district wait
-//! for one another while they claim it, and leave the district out while its row is not yet there.
+//! Orders get ascending numbers, but their NEW-ORDER rows may be written out of order, because a
+//! number is taken by an atomic update without any lock. If a delivery took the lowest row that it
+//! sees, it could overtake an order that is still being written, and the numbers of the rows would
+//! have a gap (condition 3 of clause 3.3.2.3). Each taken number will become a row, so the next
+//! order to deliver is always the last delivered one plus 1. Deliveries claim it under a lock for
+//! each district, and skip the district while its row does not exist yet.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -17,7 +17,7 @@ use super::load;
 use super::size::Tpcc;
 use crate::engine::{Access, Direction, Session};
 
-/// The next order to be delivered of every district.
+/// The next order to deliver in each district.
 #[derive(Debug)]
 pub struct Claims {
     next: Vec<Mutex<u32>>,
@@ -47,8 +47,8 @@ impl Claims {
         Ok(Claims { next: next? })
     }
 
-    /// Takes the oldest new order of a district out of its table: its number, or none if there is
-    /// none or it is not there yet.
+    /// Removes the oldest new order of a district from its table. Returns its number, or `None` if
+    /// there is none or its row does not exist yet.
     ///
     /// # Errors
     /// Errors of the engine, and a row that vanishes between being seen and being removed.

@@ -1,8 +1,8 @@
-//! Fields of fixed-length records: where they are, and how they are read and written in place.
+//! Fields of fixed-length records: their places, and reading and writing them in place.
 //!
-//! A record is plain bytes without padding or lengths. Every field has its place from the record's
-//! layout alone, so that reading one costs a load and changing one keeps the record's length.
-//! Fields expect records of their layout: one that is too short is an error of the program.
+//! A record is plain bytes without padding or lengths. The record's layout determines the place of
+//! each field, so that reading a field costs one load, and changing it keeps the record's length. A
+//! record that is too short for its fields is a programming error.
 
 /// An unsigned number in `N` bytes, at most 8.
 #[derive(Clone, Copy, Debug)]
@@ -23,7 +23,7 @@ impl<const N: usize> Number<N> {
         u64::from_le_bytes(bytes)
     }
 
-    /// Its value in a table of at most 4 bytes' width.
+    /// Its value, for fields of at most 4 bytes.
     #[inline]
     pub fn get_u32(self, record: &[u8]) -> u32 {
         const { assert!(N <= 4) };
@@ -92,7 +92,7 @@ impl<const N: usize> Text<N> {
         &record[self.0..self.0 + N]
     }
 
-    /// The whole field, to be filled.
+    /// The whole field, for writing.
     #[inline]
     pub fn get_mut(self, record: &mut [u8]) -> &mut [u8] {
         &mut record[self.0..self.0 + N]

@@ -15,11 +15,11 @@ pub enum Kind {
     NewOrder,
     /// Pays.
     Payment,
-    /// Looks at a customer's last order.
+    /// Reads a customer's last order.
     OrderStatus,
     /// Delivers the oldest order of every district of a warehouse.
     Delivery,
-    /// Counts the items with little stock among those that were ordered last.
+    /// Counts the items with low stock among those ordered last.
     StockLevel,
 }
 
@@ -73,10 +73,10 @@ impl NewOrder {
             *line = Line { item, supplier, quantity: uniform(random, 1, 10) as u8 };
         }
         if chance(random, 1) {
-            // An item that does not exist: the order will be rolled back.
+            // An item that does not exist, so that the order is rolled back.
             lines[count - 1].item = tpcc.scale.items + 1;
         }
-        // In the order of their stock: engines that lock rows cannot block one another for ever.
+        // In the order of their stock, so that engines that lock rows cannot deadlock.
         lines[..count].sort_unstable_by_key(|line| (line.supplier, line.item));
         NewOrder { place, customer, lines, count }
     }
@@ -87,7 +87,7 @@ impl NewOrder {
     }
 }
 
-/// How a customer is named.
+/// How a transaction identifies a customer.
 #[derive(Clone, Copy, Debug)]
 pub enum Customer {
     /// By number.

@@ -1,7 +1,7 @@
 //! Tables and their keys: big-endian numbers one after the other, so that bytes order as columns.
 //!
 //! In addition to the nine tables there are two indexes that the transactions need: customers by
-//! name, and orders by customer. Both have everything in the key and no value, as has NEW-ORDER.
+//! name, and orders by customer. Like NEW-ORDER, both have all columns in the key, and no value.
 
 /// WAREHOUSE, by [`warehouse`].
 pub const WAREHOUSE: usize = 0;
@@ -53,7 +53,7 @@ pub struct Place {
 /// Bytes of the key of a [`Place`]; the keys of all its rows begin with it.
 pub const PLACE: usize = 5;
 
-/// Puts keys together, part by part.
+/// Builds keys part by part.
 struct Parts<const N: usize> {
     key: [u8; N],
     length: usize,
@@ -114,8 +114,8 @@ pub fn customer_name_prefix(place: Place, last: &[u8; 16]) -> [u8; 21] {
     Parts::new().place(place).then(last).end()
 }
 
-/// The key of a payment: the terminal that noted it, and a running number. HISTORY has no key in
-/// the specification; here rows are appended, by each terminal at an end of its own.
+/// The key of a payment: the terminal that wrote it, and a running number. HISTORY has no key in
+/// the specification. Here each terminal appends rows after its own.
 #[inline]
 pub fn history(terminal: u16, number: u64) -> [u8; 10] {
     Parts::new().then(&terminal.to_be_bytes()).then(&number.to_be_bytes()).end()
@@ -174,7 +174,7 @@ mod tests {
         (1..600_u32, 1..=10_u8).prop_map(|(warehouse, district)| Place { warehouse, district })
     }
 
-    /// Names of few letters, so that one is often another's beginning.
+    /// Names of few letters, so that one is often the beginning of another.
     fn name() -> impl Strategy<Value = [u8; 16]> {
         proptest::collection::vec(b'A'..=b'C', 0..16).prop_map(|text| {
             let mut name = [0; 16];

@@ -8,7 +8,7 @@
 
 use super::field::layout;
 
-/// A date that is null, and a carrier that is.
+/// The null of dates and carriers.
 pub(super) const NOT_DELIVERED: u64 = 0;
 
 layout! {

@@ -1,4 +1,4 @@
-//! Loading: every table in the order of its keys, row by row, so that nothing large is in memory.
+//! Loading: each table in the order of its keys, row by row, so that it takes little memory.
 
 use anyhow::{Context as _, Result};
 
@@ -7,7 +7,7 @@ use super::rows::Rows;
 use super::size::Tpcc;
 use crate::engine::{Engine, Pair};
 
-/// The terminal whose history is the loaded one.
+/// The terminal of the loaded history rows.
 pub const LOADER: u16 = 0;
 
 /// Rows of a table, in the order of their keys.

@@ -1,20 +1,19 @@
 //! TPC-C, revision 5.11: a wholesale supplier with warehouses, five transactions, standard mix.
 //!
 //! Differences from the specification, and the reasons:
-//! - There are no think times and no screens: a thread runs transactions one after the other, each
-//!   as one of the terminals of the thread's warehouses, and uses the data that it read only to
-//!   answer.
-//! - An engine need not be able to roll back, nor to isolate more than single operations. So a new
-//!   order looks up its items *before* it writes anything, and ends there if one is unknown (1 %).
+//! - There are no think times and no screens. A thread runs transactions one after the other, each
+//!   as one of the terminals of its warehouses, and only returns the data that it reads.
+//! - An engine need not support rollback, nor isolation beyond single operations. So a new order
+//!   looks up its items *before* it writes anything, and ends there if one is unknown (1 %).
 //!   Changes of a record are one atomic operation each. A transaction writes a row before any row
 //!   that refers to it, the NEW-ORDER row last.
 //! - Deliveries of a district claim new orders one by one in the order of their numbers, under a
 //!   lock of the workload ([`Claims`]).
-//! - Delivery is run at once, not queued. Stock level and order status read without isolation from
-//!   concurrent transactions if the engine gives none.
+//! - Deliveries run at once, without a queue. Stock level and order status read without isolation
+//!   from concurrent transactions if the engine gives none.
 //!
-//! The specification's consistency conditions (clause 3.3.2) hold whenever no transaction is under
-//! way, and are [checked](Work::check) by reading all tables.
+//! The specification's consistency conditions (clause 3.3.2) hold whenever no transaction runs, and
+//! [`check`](Work::check) tests them by reading all tables.
 
 mod check;
 mod claims;
@@ -61,9 +60,9 @@ impl Work for Tpcc {
         load::load(self, engine)
     }
 
-    /// An operation is a transaction of any kind. `counts` has them by kind (`new_order` with those
-    /// that were given up), `rolled_back` of the new orders, and `skipped` deliveries of districts
-    /// that had nothing to deliver.
+    /// An operation is a transaction of any kind. `counts` has their number by kind (`new_order`
+    /// includes those rolled back), `rolled_back` new orders, and `skipped` deliveries of districts
+    /// without a new order.
     fn run(&self, engine: &dyn Engine, plan: &Plan) -> Result<Measured> {
         let claims = Claims::new(self, &mut *engine.session()?)?;
         let counts: Vec<Counts> = (0..plan.threads).map(|_| Counts::default()).collect();

@@ -9,8 +9,8 @@ pub const C_ID: u64 = 259;
 pub const C_ITEM: u64 = 7911;
 /// The constant C of NURand for last names when data is loaded.
 pub const C_LAST_LOAD: u64 = 157;
-/// The constant C of NURand for last names in transactions. Clause 2.1.6.1 wants it 65 to 119 away
-/// from that of the load, but not 96 or 112.
+/// The constant C of NURand for last names in transactions. Clause 2.1.6.1 requires a distance of
+/// 65 to 119 from that of the load, but not 96 or 112.
 pub const C_LAST_RUN: u64 = 223;
 
 const _: () = {
@@ -34,7 +34,8 @@ pub fn chance(random: &mut Random, percent: u64) -> bool {
     random.below(100) < percent
 }
 
-/// NURand(A, x, y), non-uniform: the or of two numbers has more ones than either (clause 2.1.6).
+/// NURand(A, x, y). It is not uniform, because the bitwise or of two numbers has more ones than
+/// either (clause 2.1.6).
 #[inline]
 pub fn non_uniform(random: &mut Random, a: u64, c: u64, low: u64, high: u64) -> u64 {
     ((uniform(random, 0, a) | uniform(random, low, high)) + c) % (high - low + 1) + low
@@ -132,7 +133,7 @@ mod tests {
                 counts[(number - low) as usize] += 1;
             }
             counts.sort_unstable();
-            // Uniform numbers would be about a tenth of all here.
+            // With uniform numbers this would be about a tenth of all.
             let hottest: u32 = counts[width - width / 10..].iter().sum();
             assert!(hottest > width as u32 * 40, "{hottest} of {}", width * 200);
         }

@@ -1,8 +1,8 @@
 //! The rows of the initial database (TPC-C 5.11, clause 4.3.3.1), each from its key alone.
 //!
-//! Every row has a random generator of its own, from the seed, the table and the key. So tables can
-//! be loaded one after the other, each in the order of its keys, and those that have the same facts
-//! (an order, its lines, its customer) agree without anything being kept.
+//! Each row has its own random generator, from the seed, the table and the key. So tables can be
+//! loaded one after the other, each in the order of its keys. Rows that share facts (an order, its
+//! lines, its customer) agree without any state in memory.
 
 use super::field::Text;
 use super::keys::{
@@ -18,10 +18,10 @@ use super::random::{
 use super::size::Scale;
 use crate::workload::values::{Random, mix};
 
-/// The date of everything that is loaded: 2026-01-01, in microseconds.
+/// The date of all loaded rows: 2026-01-01, in microseconds.
 const DATE: u64 = 1_767_225_600_000_000;
 
-/// The payment that every customer made before the beginning, in cents.
+/// The payment of each customer in the initial database, in cents.
 const PAID: i64 = 1_000;
 
 /// The initial database.
@@ -86,7 +86,7 @@ impl Rows {
     /// The last and the first name of a customer, and the generator of the rest of the row.
     fn name(&self, place: Place, number: u32) -> ([u8; 16], [u8; 16], Random) {
         let mut random = self.random_in(CUSTOMER, place, number);
-        // The first thousand have every name once.
+        // The first thousand customers have each name once.
         let name = match number - 1 {
             number if number < NAMES => number,
             _ => non_uniform(&mut random, 255, C_LAST_LOAD, 0, u64::from(NAMES) - 1) as u32,
@@ -155,7 +155,7 @@ impl Rows {
         uniform(&mut self.random_in(ORDER, place, number), 5, 15) as u8
     }
 
-    /// Whether an order was delivered before the beginning.
+    /// Whether an order is delivered in the initial database.
     fn is_delivered(&self, number: u32) -> bool {
         number < self.scale.first_new_order()
     }

@@ -1,4 +1,4 @@
-//! How large a TPC-C is.
+//! The size of a TPC-C database.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 pub struct Tpcc {
     /// Warehouses; about 80 MB of keys and values each.
     pub warehouses: u32,
-    /// How much a warehouse has.
+    /// The numbers of rows of a warehouse.
     pub scale: Scale,
     /// The seed of the random numbers of the load.
     pub seed: u64,
@@ -29,19 +29,19 @@ impl Scale {
         Scale { items: items.max(1), customers: customers.max(10) }
     }
 
-    /// The first order that was not delivered before the beginning.
+    /// The first order that is not delivered in the initial database.
     pub(super) fn first_new_order(self) -> u32 {
         self.customers - self.customers * 3 / 10 + 1
     }
 }
 
 impl Tpcc {
-    /// Warehouses as the specification has them.
+    /// Warehouses of the specification's size.
     pub fn specified(warehouses: u32) -> Tpcc {
         Tpcc { warehouses, scale: Scale::SPECIFIED, seed: 1 }
     }
 
-    /// The warehouses that a thread is the terminals of: every so many-th, or, if there are more
+    /// The home warehouses of a thread: every n-th of them for n threads, or, if there are more
     /// threads than warehouses, one that it shares.
     pub(super) fn homes(&self, thread: usize, threads: usize) -> Vec<u32> {
         if threads > self.warehouses as usize {

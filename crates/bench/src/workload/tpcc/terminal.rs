@@ -12,12 +12,12 @@ use super::transaction::{Desk, Ended};
 use crate::engine::{Direction, Session};
 use crate::workload::values::Random;
 
-/// The terminals of the warehouses that a thread has.
+/// The terminals of a thread's warehouses.
 #[derive(Debug)]
 pub struct Terminal<'a> {
     tpcc: &'a Tpcc,
     homes: Vec<u32>,
-    /// Looks for the end of its history first.
+    /// First finds the end of its history.
     begun: bool,
     desk: Desk<'a>,
     counts: &'a Counts,
@@ -75,7 +75,7 @@ impl<'a> Terminal<'a> {
     }
 }
 
-/// How many rows of history a terminal has written, in this run or earlier ones.
+/// The number of history rows that a terminal has written, in this run and earlier ones.
 fn payments_of(terminal: u16, session: &mut dyn Session) -> Result<u64> {
     let mut next = 0;
     let last = keys::history(terminal, u64::MAX);

@@ -1,4 +1,4 @@
-//! Load, run and check on Vellum; and on engines that do it wrong.
+//! Loads, runs and checks on Vellum, and on faulty engines.
 
 use std::time::Instant;
 
@@ -62,11 +62,11 @@ fn conditions_hold_after_runs_of_one_and_of_four_threads() {
     let (tpcc, directory) = (small(2), TempDir::new().unwrap());
     let engine = loaded(&tpcc, &directory);
     let (mut new_orders, mut rolled_back, mut deliveries) = (0, 0, 0);
-    // Until it has done some work, on a machine with other work too.
+    // Until it has done some work, even on a busy machine.
     let start = Instant::now();
     while new_orders <= 100 || deliveries <= 5 {
         assert!(start.elapsed() < PATIENCE, "{new_orders}, {deliveries}");
-        // Twice: a run continues where the one before it ended.
+        // Twice, because a run continues where the run before it ended.
         for threads in [1, 1, 4, 4] {
             let measured = tpcc.run(&*engine, &plan(threads)).unwrap();
             tpcc.check(&*engine).unwrap();
@@ -80,7 +80,7 @@ fn conditions_hold_after_runs_of_one_and_of_four_threads() {
         }
     }
     assert!(rolled_back <= new_orders / 20, "{rolled_back} of {new_orders}");
-    // One of a hundred: none of a thousand does not happen.
+    // One of a hundred is rolled back, so of a thousand some are.
     assert!(rolled_back > 0 || new_orders < 1_000);
 }
 
@@ -136,7 +136,7 @@ fn thousands_of_bad_payments_do_not_break_a_customer() {
     assert_eq!(&history::DATA.get(&last.1)[10..14], b"    ");
 }
 
-/// An engine that does one kind of operation wrong.
+/// An engine with a fault in one kind of operation.
 struct Broken<'a> {
     engine: &'a dyn Engine,
     fault: Fault,
@@ -146,9 +146,9 @@ struct Broken<'a> {
 enum Fault {
     /// Changes of the table are made on a copy that is dropped.
     UpdatesOf(usize, fn(&[u8], &[u8]) -> bool),
-    /// Rows of the table get lost, once in a while.
+    /// Some rows of the table are lost.
     PutsOf(usize),
-    /// Rows stay, although they were said to be removed.
+    /// Removed rows stay.
     Removals,
 }
 
@@ -224,13 +224,13 @@ impl Session for BrokenSession<'_> {
     }
 }
 
-/// The error of the check after a run on an engine that does this wrong.
+/// The error of the check after a run on an engine with this fault.
 fn caught(fault: Fault) -> String {
     let (tpcc, directory) = (small(1), TempDir::new().unwrap());
     let engine = loaded(&tpcc, &directory);
     let broken = Broken { engine: &*engine, fault };
     let mut operations = 0;
-    // On a machine with other work too.
+    // Also on a busy machine.
     while operations < 500 {
         operations += tpcc.run(&broken, &Plan { seconds: 0.2, ..plan(1) }).unwrap().operations;
     }
@@ -243,7 +243,7 @@ fn lost_updates_of_districts_are_caught() {
     let payments = |before: &[u8], after: &[u8]| YTD.get(before) != YTD.get(after);
     let error = caught(Fault::UpdatesOf(keys::DISTRICT, payments));
     assert!(error.starts_with("condition 9: Place { warehouse: 1, district:"), "{error}");
-    // Every order has the same number then: its lines and customers are mixed up.
+    // Then every order has the same number, and their lines and customers are mixed up.
     let orders = |before: &[u8], after: &[u8]| NEXT_O_ID.get(before) != NEXT_O_ID.get(after);
     let error = caught(Fault::UpdatesOf(keys::DISTRICT, orders));
     assert!(error.starts_with("condition 2: Place { warehouse: 1, district:"), "{error}");
@@ -292,7 +292,7 @@ fn an_order_that_is_still_being_written_is_not_overtaken() {
     for order in 43..=60 {
         assert_eq!(claims.claim(place, &mut *session).unwrap(), Some(order));
     }
-    // Order 62 was entered; 61 has its number, but not its row.
+    // Order 62 has its row; order 61 has its number, but no row yet.
     session.put(keys::NEW_ORDER, &keys::order(place, 62), &[]).unwrap();
     assert_eq!(claims.claim(place, &mut *session).unwrap(), None);
     session.put(keys::NEW_ORDER, &keys::order(place, 61), &[]).unwrap();

@@ -8,8 +8,8 @@ use crate::workload::tpcc::input::Customer;
 use crate::workload::tpcc::keys::{self, CUSTOMER_NAME, Place};
 
 impl Desk<'_> {
-    /// The number of a customer. Of several with a name it is the middle one in the order of first
-    /// names, the upper of two (clause 2.5.2.2).
+    /// The number of a customer. If several have the name, it is the middle one in the order of
+    /// first names, rounded up (clause 2.5.2.2).
     pub(super) fn customer_id(
         &mut self,
         place: Place,

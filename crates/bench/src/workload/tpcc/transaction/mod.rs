@@ -19,13 +19,13 @@ use super::keys::TABLES;
 pub enum Ended {
     /// Done.
     Committed,
-    /// Given up before anything was written: an item was unknown.
+    /// Rolled back before it wrote anything, because an item was unknown.
     RolledBack,
-    /// Done, but for so many districts that had nothing to deliver.
+    /// Done, except for so many districts without a new order.
     Skipped(u64),
 }
 
-/// The memory that a thread keeps from one transaction to the next and reuses.
+/// Buffers that a thread reuses from one transaction to the next.
 #[derive(Debug)]
 pub struct Desk<'a> {
     /// The thread's number among those that write history, from 1.

@@ -22,8 +22,8 @@ struct Item {
 }
 
 impl Desk<'_> {
-    /// Enters an order. Items are looked up before anything is written, so that an order with an
-    /// unknown one is given up without a trace.
+    /// Enters an order. Looks up all items before it writes anything, so that an order with an
+    /// unknown item leaves no trace.
     ///
     /// # Errors
     /// Errors of the engine, and missing rows.
@@ -59,7 +59,7 @@ impl Desk<'_> {
     }
 }
 
-/// The items of all lines; none if one of them is unknown.
+/// The items of all lines; `None` if one of them is unknown.
 fn items(lines: &[Line], session: &mut dyn Session) -> Result<Option<[Item; LINES]>> {
     let keys: [[u8; 4]; LINES] =
         array::from_fn(|index| keys::item(lines.get(index).map_or(0, |line| line.item)));
@@ -91,7 +91,7 @@ fn warehouse_tax(number: u32, session: &mut dyn Session) -> Result<u64> {
     Ok(tax)
 }
 
-/// Takes the district's next order number; that and the district's tax.
+/// Takes the district's next order number. Returns it with the district's tax.
 fn take_number(place: Place, session: &mut dyn Session) -> Result<(u32, u64)> {
     let key = keys::district(place);
     let (mut number, mut tax) = (0, 0);
@@ -115,7 +115,8 @@ fn discount(place: Place, number: u32, session: &mut dyn Session) -> Result<u64>
     Ok(discount)
 }
 
-/// Takes a line's quantity from the stock: the district's text, and whether the stock is original.
+/// Takes a line's quantity from the stock. Returns the district's text, and whether the stock is
+/// original.
 fn take_from_stock(
     line: &Line,
     place: Place,

@@ -11,7 +11,7 @@ use crate::workload::tpcc::keys::{self, Place};
 use crate::workload::tpcc::layout::{customer, order, order_line};
 
 impl Desk<'_> {
-    /// Looks.
+    /// Runs the transaction.
     ///
     /// # Errors
     /// Errors of the engine, and missing rows.

@@ -12,7 +12,7 @@ use crate::workload::tpcc::keys;
 use crate::workload::tpcc::layout::{customer, district, history, warehouse};
 
 impl Desk<'_> {
-    /// Pays.
+    /// Runs the transaction.
     ///
     /// # Errors
     /// Errors of the engine, and missing rows.
@@ -77,13 +77,13 @@ fn credit(input: &Payment, number: u32, session: &mut dyn Session) -> Result<()>
     must(found, keys::CUSTOMER, &key)
 }
 
-/// Puts the payment before the data of a customer with bad credit; data that no longer fits is cut
-/// off.
+/// Inserts the payment before the data of a customer with bad credit. Data that no longer fits is
+/// cut off.
 fn remember(input: &Payment, number: u32, data: &mut [u8]) {
     let mut note = [0; 96];
     let (at, of) = (input.place, input.customer_place);
     let mut rest = &mut note[..];
-    // A note is never longer than that; a longer one would be cut off.
+    // A note is never longer than this.
     let _ = write!(
         rest,
         "{number} {} {} {} {} {}.{:02}|",

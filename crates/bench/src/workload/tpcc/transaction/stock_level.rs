@@ -10,11 +10,11 @@ use crate::workload::tpcc::input::StockLevel;
 use crate::workload::tpcc::keys;
 use crate::workload::tpcc::layout::{district, order_line, stock};
 
-/// Orders that are looked at.
+/// The number of last orders.
 const ORDERS: u32 = 20;
 
 impl Desk<'_> {
-    /// Counts.
+    /// Runs the transaction.
     ///
     /// # Errors
     /// Errors of the engine, and missing rows.
@@ -38,7 +38,7 @@ impl Desk<'_> {
         Ok(Ended::Committed)
     }
 
-    /// Puts the items of the last orders, each once, in `items`.
+    /// Collects the items of the last orders, each once, in `items`.
     fn ordered_last(&mut self, input: &StockLevel, session: &mut dyn Session) -> Result<()> {
         let key = keys::district(input.place);
         let mut next = 0;
