@@ -21,10 +21,10 @@ pub const BULK_WORK: Experiment = Experiment {
 /// Tenants, each of which has as many entries as the others.
 const TENANTS: u64 = 100;
 
-/// Tenants that get entries after all of theirs, in turn.
+/// Tenants that get further entries after their own, in turn.
 const BUSY: std::ops::Range<u64> = 40..60;
 
-/// One key in as many is chosen to be removed.
+/// One key in so many is chosen for removal.
 const ONE_IN: u8 = 4;
 
 /// An engine's samples of each work, in the order of [`works`].

@@ -42,7 +42,7 @@ pub struct Arguments {
     /// Only these engines, where several are compared, such as vellum,lmdb
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     engines: Vec<String>,
-    /// The file that collects results; those of the same experiment are replaced
+    /// The file that collects results; a new result replaces that of the same experiment
     #[arg(long, value_name = "FILE", default_value = RESULTS)]
     json: PathBuf,
     /// The report, one self-contained file
@@ -51,14 +51,14 @@ pub struct Arguments {
     /// A folder that gets each chart as an SVG file, for light and dark pages
     #[arg(long, value_name = "DIR")]
     charts: Option<PathBuf>,
-    /// Where files under test are made: the storage that is measured
+    /// The folder for files under test, on the storage to measure
     #[arg(long, value_name = "DIR", default_value = "target/bench")]
     dir: PathBuf,
     /// The block device that exmap-read reads from: /dev/nullb0 or /dev/ram0 unless one is named
     #[arg(long, value_name = "DEVICE")]
     device: Option<PathBuf>,
-    /// The file that processes load in morsel-start: a model in one of its formats, or any other;
-    /// made for the occasion unless one is named
+    /// The file that processes load in morsel-start: a model in one of its formats, or any other
+    /// file [default: a new one]
     #[arg(long, value_name = "FILE")]
     model: Option<PathBuf>,
     /// Show no bar while an experiment runs
@@ -166,12 +166,12 @@ fn run_one(experiment: &Experiment, arguments: &Arguments, engines: &Engines) ->
     json::write(&arguments.json, &records)
 }
 
-/// A directory that is removed when its run ends, however it ends.
+/// A directory that is removed when its run ends, even by an error.
 struct Scratch(PathBuf);
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // A directory that was never made, or is in use, stays.
+        // A directory that was never created, or is in use, stays.
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }

@@ -21,13 +21,13 @@ pub const COMMITS: Experiment = Experiment {
 };
 
 const WRITERS: [u64; 3] = [1, 8, 32];
-/// Peers whose every commit is durable, one for one, if they are asked for that.
+/// Peers that can make each commit durable by itself.
 const PEERS: [&str; 2] = ["lmdb", "redb"];
 const VALUE: usize = 120;
 const CACHE: u64 = 256 << 20;
 /// The measured operation.
 enum Way {
-    /// A write of 4 KiB to a file of the thread's own, and its fdatasync.
+    /// A write of 4 KiB to the thread's own file, and its fdatasync.
     Plain(Vec<File>),
     Engine(&'static str, Box<dyn Engine>),
 }

@@ -26,7 +26,7 @@ pub struct Experiment {
 pub struct Context<'a> {
     /// The short form: under 40 seconds, smaller data, fewer rounds.
     pub quick: bool,
-    /// Where files may be made, on the storage under test. Removed afterwards.
+    /// The folder for files, on the storage under test. It is removed afterwards.
     pub directory: PathBuf,
     /// The block device to read from, for experiments that take one.
     pub device: Option<PathBuf>,

@@ -1,4 +1,5 @@
-//! The machine's disk: the share of its rate that reaches the program, at random and in order.
+//! The machine's disk: the share of its rate that the program gets, for random and sequential
+//! reads.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Threads that do something durable again and again: how often, and how long each takes.
+//! Threads that repeat a durable operation: its rate and latency.
 
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,13 +11,13 @@ use super::Context;
 use vellum_bench::measure::{Contestant, Samples, alternate};
 use vellum_bench::report::Row;
 
-/// Does something durable once, in the thread of this number.
+/// One durable operation, by the thread with this number.
 pub(super) type Commit<'a> = Box<dyn FnMut() -> Result<()> + 'a>;
 
-/// The longest latency that is told apart, in nanoseconds.
+/// The longest latency that the histogram resolves, in nanoseconds.
 const LONGEST: u64 = 100_000_000_000;
 
-/// A way of becoming durable: its name, and what each thread of it does.
+/// A way of making data durable: its name, and the operation of each thread.
 pub(super) struct Way<'a> {
     pub(super) name: String,
     pub(super) threads: u64,

@@ -1,5 +1,6 @@
-//! Figure 10: random reads by threads that wait for each and by threads that keep a queue, into
-//! fixed buffers, which is the most the kernel can do, and into the pool, which evicts meanwhile.
+//! Figure 10: random reads by threads that wait for each read, and by threads that keep a queue.
+//! They read into fixed buffers, which is the most that the kernel can do, and into the pool, which
+//! evicts meanwhile.
 
 use std::path::Path;
 use std::sync::Arc;

@@ -1,9 +1,9 @@
-//! Figure 4: how many pages a second the kernel gives and takes, by thread and by way.
+//! Figure 4: pages that the kernel allocates and releases a second, by number of threads and by
+//! way.
 //!
-//! Every thread has a stretch of one surface to itself. It makes all of its pages resident by
-//! touching them, as the paper does, and releases them: one by one, or in batches with one call.
-//! Where the kernel module is loaded there is a line for exmap, as in the paper: it brings pages in
-//! batches, too.
+//! Every thread has its own stretch of one surface. It populates all of its pages by touching them,
+//! as the paper does, and releases them one by one, or in batches with one call. If the kernel
+//! module is loaded, there is a line for exmap, as in the paper, which also populates in batches.
 #![allow(unsafe_code)]
 
 use std::sync::Barrier;

@@ -97,7 +97,7 @@ fn one_workload(
     Ok(outcome)
 }
 
-/// Rows and lines as they come.
+/// The rows and lines so far.
 #[derive(Debug, Default)]
 struct Figure {
     what: &'static str,

@@ -43,8 +43,8 @@ fn run(context: &Context<'_>) -> Result<Outcome> {
     Ok(outcome)
 }
 
-/// All engines with caches that hold everything, filled. They run for a while before anything
-/// counts.
+/// All engines, filled, with caches that hold all data. They run for some time before the
+/// measurement.
 pub(super) fn team(context: &Context<'_>, setup: &Setup, workload: &Workload) -> Result<Team> {
     let mut members = Member::all(context.engines);
     for member in &mut members {

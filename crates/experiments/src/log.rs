@@ -1,4 +1,4 @@
-//! Small durable appends to the log, beside threads that each write and sync for themselves.
+//! Small durable appends to the log, compared with threads that each write and sync their own file.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt as _;
@@ -16,7 +16,7 @@ use vellum_bench::report::Outcome;
 /// The experiment.
 pub const LOG: Experiment = Experiment {
     name: "log",
-    shows: "small durable appends, and their latency, beside a write and fdatasync by each thread",
+    shows: "small durable appends, and their latency, against a write and fdatasync by each thread",
     source: "how far group commit makes up for what a flush costs (arXiv 2606.18187)",
     run,
 };

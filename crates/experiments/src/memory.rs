@@ -1,7 +1,7 @@
 //! The memory of a pool without its pages: for each page of the file that was ever used, and for
 //! each frame, by the kernel's count.
 //!
-//! The file has no blocks (its pages read as zeros), so that it may be large.
+//! The file has no blocks (its pages read as zeros), so it may be large.
 
 use std::fs::File;
 use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! Random lookups of data larger than memory, on a device in memory: the same engine with two ways
-//! of releasing pages, the others under the same limit, and the rate of the device itself.
+//! Random lookups of data larger than memory, on a device in memory: Vellum with two ways of
+//! releasing pages, the other engines under the same limit, and the rate of the device.
 
 use std::time::Duration;
 

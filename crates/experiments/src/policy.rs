@@ -181,7 +181,7 @@ mod tests {
         }
     }
 
-    /// Where the clock hits nothing at all, in a loop, and in a scan, by how much it is worth it.
+    /// How much better S3-FIFO is than the clock on each trace: at least so much.
     #[test]
     fn s3_fifo_resists_loops_and_scans() {
         let cache = 2_000;

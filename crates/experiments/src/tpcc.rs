@@ -1,7 +1,8 @@
-//! TPC-C, all engines: data in memory, and data eight times the pool under one memory limit.
+//! TPC-C with all engines: data in memory, and data eight times the pool under one memory limit.
 //!
-//! After the runs the specification's consistency conditions are checked in every engine. If they
-//! do not hold in Vellum, the experiment fails; of a peer it is noted.
+//! After the runs the experiment checks the specification's consistency conditions in each engine.
+//! If they do not hold in Vellum, the experiment fails; if they do not hold in a peer, a note says
+//! so.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -23,11 +24,11 @@ pub const TPCC: Experiment = Experiment {
     run,
 };
 
-/// How many times the pool the data is if it does not fit.
+/// The size of the data in pools, if it does not fit.
 const FACTOR: u64 = 8;
 
-/// The most that an engine's data is taken to grow by in a second of two threads, in memory; beyond
-/// memory it is a fourth. New orders and payments stay.
+/// The assumed maximum growth of an engine's data in a second with two threads, in memory; beyond
+/// memory it is a fourth. New orders and payments add data.
 const GROWTH: u64 = 128 << 20;
 
 /// One size of the experiment.
@@ -175,7 +176,7 @@ fn hold(
                 let seed = seeds.next().unwrap_or_default();
                 let plan = Plan { threads, seconds, seed };
                 let run = team.with(&name, |worker| worker.run(&workload, &plan))?;
-                // A peer that failed has no series in the end.
+                // A peer that has failed gets no series.
                 let Some(measured) = run else { return Ok(f64::NAN) };
                 let rate = measured.rate();
                 runs.borrow_mut().push(measured);

@@ -1,5 +1,5 @@
-//! A writer among threads that could keep it waiting for ever: readers of blobs of its leaf,
-//! snapshots that overlap, counts of its tree.
+//! A writer, and threads that could make it wait forever: readers of blobs of its leaf, snapshots
+//! that overlap, counts of its tree.
 
 use std::cell::RefCell;
 use std::hint::black_box;
@@ -20,7 +20,7 @@ use vellum_bench::workload::values::{fill, is_of, key};
 /// The experiment.
 pub const WRITERS: Experiment = Experiment {
     name: "writers",
-    shows: "a writer's updates and their latency, among blob readers, snapshots and counts",
+    shows: "a writer's updates and their latency, during blob reads, snapshots and counts",
     source: "whether locks and the change gate are fair",
     run,
 };
@@ -45,8 +45,7 @@ const LONGEST: u64 = 100_000_000_000;
 #[derive(Clone, Copy)]
 enum Load {
     Nothing,
-    /// The same number of threads, on another leaf: their cost because they keep the processors
-    /// busy.
+    /// The same number of threads on another leaf. This shows their cost as load on the processors.
     BlobsElsewhere,
     BlobsHere,
     Snapshots,
@@ -198,7 +197,7 @@ impl Setup {
             Ok(())
         };
         let (before, begin, mut updates) = (value()?, Instant::now(), 0);
-        // Looked at after the update, here and below: there is at least one.
+        // Checked after the update, here and below, so that there is at least one.
         while updates == 0 || begin.elapsed() < duration / 2 {
             update()?;
             updates += 1;
@@ -219,7 +218,7 @@ impl Setup {
     }
 
     fn take_snapshots(&self, number: u32, stop: &AtomicBool) -> Result<()> {
-        // Each begins in the middle of another one.
+        // Each snapshot begins in the middle of another one.
         std::thread::sleep(SNAPSHOT * number / SNAPSHOTS);
         while !stop.load(Ordering::Relaxed) {
             let snapshot = self.store.snapshot()?;
@@ -256,7 +255,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_writer_updates_beside_every_load() {
+    fn the_writer_updates_under_every_load() {
         let setup = Setup::new(2000).unwrap();
         for (name, load) in LOADS {
             let (rate, latency) = setup.sample(load, Duration::from_millis(50)).unwrap();

@@ -1,5 +1,5 @@
-//! YCSB A to F, every engine in a process of its own under the same limit: data half of it, and
-//! four times as much.
+//! YCSB A to F, each engine in its own process under the same limit, with data of half the limit
+//! and of four times the limit.
 
 use anyhow::Result;
 

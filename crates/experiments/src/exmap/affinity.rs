@@ -1,9 +1,9 @@
-//! Threads on processors of their own: short samples are over before the kernel has spread them.
+//! Binds threads to processors, because short samples end before the kernel has spread the threads.
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-/// Keeps this thread on the n-th of the processors that it may use, counted over again. Where that
-/// is not allowed it runs anywhere.
+/// Binds this thread to the n-th processor that it may use, modulo their number. If that is not
+/// allowed, it runs anywhere.
 pub fn stay_on(number: usize) {
     let Ok(allowed) = sched_getaffinity(None) else {
         return;
@@ -13,7 +13,7 @@ pub fn stay_on(number: usize) {
     if let Some(processor) = nth(&processors, number) {
         let mut one = CpuSet::new();
         one.set(processor);
-        // If it cannot be chosen, it stays as it is.
+        // On an error the affinity does not change.
         let _ = sched_setaffinity(None, &one);
     }
 }

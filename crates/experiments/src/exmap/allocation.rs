@@ -1,4 +1,4 @@
-//! How many pages a second come and go: figure 9 of the first paper, 5 and 6a of the second.
+//! Pages allocated and freed a second: figure 9 of the first paper, 5 and 6a of the second.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;

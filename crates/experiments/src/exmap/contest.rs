@@ -48,7 +48,7 @@ pub struct Found {
 }
 
 impl Found {
-    /// TLB shootdowns for each page that came and went.
+    /// TLB shootdowns for each page that was allocated and freed.
     pub fn shootdowns_per_page(&self) -> f64 {
         self.shootdowns as f64 / self.total.pages as f64
     }
@@ -114,7 +114,7 @@ pub fn add_ratio(
     ratio.median()
 }
 
-/// Adds a point to the line of that name, which is made if there is none.
+/// Adds a point to the line with this name. Adds the line if there is none.
 pub fn add_point(lines: &mut Vec<Line>, name: &str, point: (f64, f64)) {
     match lines.iter_mut().find(|line| line.name == name) {
         Some(line) => line.points.push(point),

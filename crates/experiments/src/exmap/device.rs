@@ -1,4 +1,5 @@
-//! `/dev/exmap`: a surface with its pool, interfaces with their vectors, the page tables shown.
+//! `/dev/exmap`: a surface with its pool, interfaces with their vectors, and the mapping of the
+//! page tables.
 //!
 //! No more than the experiments need. Invariants: a mapping lives as long as any reference to it;
 //! the surface's memory is only ever written a byte at a time by [`Exmap::touch`], or by the
@@ -94,7 +95,7 @@ impl Exmap {
         self.surface.start.wrapping_add(page as usize * PAGE)
     }
 
-    /// Writes to a page, which has to be there: otherwise the process ends by a signal.
+    /// Writes to a page, which must be present; otherwise a signal ends the process.
     #[inline]
     pub fn touch(&self, page: u64) {
         // SAFETY: the page is part of the mapping, which lives, and no reference into it exists.
@@ -179,7 +180,7 @@ impl<'a> Lane<'a> {
         Entry::from_bits(self.slot(index).load(Ordering::Relaxed))
     }
 
-    /// Has a command carried out for the first entries; returns how many of them have an error.
+    /// Runs a command for the first entries; returns how many of them have an error.
     ///
     /// # Errors
     /// If it was not carried out at all.
@@ -201,7 +202,7 @@ impl<'a> Lane<'a> {
         self.run(command, pages.len())
     }
 
-    /// The same, and the module must carry out each entry.
+    /// The same, but each entry must succeed.
     ///
     /// # Errors
     /// With the first page for which it was not.
@@ -219,12 +220,12 @@ impl<'a> Lane<'a> {
         Ok(())
     }
 
-    /// The part of the surface that a page is, as system calls take it.
+    /// A page of the surface as an argument of system calls.
     pub fn part(&self, page: u64) -> libc::iovec {
         libc::iovec { iov_base: self.exmap.address(page).cast(), iov_len: PAGE }
     }
 
-    /// Has an operation of the proxy carried out by `preadv`; every part has to be.
+    /// Runs an operation of the proxy by `preadv`. Every part must succeed.
     ///
     /// # Errors
     /// If one is not.
@@ -241,7 +242,7 @@ impl<'a> Lane<'a> {
         Ok(())
     }
 
-    /// Brings pages by `preadv`.
+    /// Populates pages by `preadv`.
     ///
     /// # Errors
     /// If one does not come.
@@ -262,7 +263,7 @@ pub struct Tables {
 unsafe impl Sync for Tables {}
 
 impl Tables {
-    /// Whether a page is there.
+    /// Whether a page is present.
     #[inline]
     pub fn has(&self, page: u64) -> bool {
         assert!(page < self.pages);

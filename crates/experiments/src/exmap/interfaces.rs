@@ -1,8 +1,8 @@
-//! The ways of a command to the module, and their cost: figure 8 of the second paper.
+//! The ways to pass a command to the module, and their cost: figure 8 of the second paper.
 //!
-//! Every thread goes through a part of the surface of its own, in order, with its own interface:
-//! it populates 512 pages, one by one or all at once, and frees them with one call, which is not
-//! part of the figure.
+//! Every thread goes through its own part of the surface in order, with its own interface. It
+//! populates 512 pages, one by one or all at once, and frees them with one call, which is not part
+//! of the figure.
 
 use std::cell::RefCell;
 use std::sync::Barrier;
@@ -32,7 +32,7 @@ pub const INTERFACES: Experiment = Experiment {
     run,
 };
 
-/// How pages are asked for.
+/// A way to ask for pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
     Fault,
@@ -106,9 +106,9 @@ fn run(context: &Context<'_>) -> Result<Outcome> {
 struct Found {
     way: Way,
     name: &'static str,
-    /// To come.
+    /// To populate it.
     alone: Samples,
-    /// To come and go.
+    /// To populate and free it.
     both: Samples,
 }
 

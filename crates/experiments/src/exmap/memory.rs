@@ -9,7 +9,7 @@ use super::device::{Exmap, Lane};
 use super::pattern::BATCH;
 use vellum_bench::workload::values::Random;
 
-/// A range of pages and a way to bring them and take them off.
+/// A range of pages that threads can populate and free.
 pub trait PageMemory: Sync {
     /// The lane of a thread. No two threads have the same lane at a time.
     ///
@@ -17,14 +17,14 @@ pub trait PageMemory: Sync {
     /// If there is no such lane.
     fn populator(&self, lane: usize) -> Result<Box<dyn Populator + '_>>;
 
-    /// Uses a cache line of a page that was brought.
+    /// Accesses a cache line of a populated page.
     fn touch(&self, page: u64);
 }
 
-/// A thread's way to bring pages and take them off, a batch at a time.
+/// A thread's way to populate and free pages, a batch at a time.
 pub trait Populator {
-    /// Brings pages. Those that did not come, because there is no memory or because they are there
-    /// already, go from `pages` to `refused`, which is empty before.
+    /// Populates pages. Moves pages that were not populated, because there is no memory or because
+    /// they are present already, from `pages` to `refused`, which is empty before.
     ///
     /// # Errors
     /// If the kernel says something else.
@@ -167,7 +167,7 @@ struct HandOfKernel<'a> {
 
 impl Populator for HandOfKernel<'_> {
     fn bring(&mut self, pages: &mut Vec<u64>, _refused: &mut Vec<u64>) -> Result<()> {
-        // The first touch brings a page.
+        // The first access populates a page.
         pages.iter().for_each(|page| {
             // SAFETY: the page lies on the surface, and no reference into it exists.
             unsafe { self.surface.address(*page).as_ptr().write_volatile(1) };
@@ -187,7 +187,7 @@ impl Populator for HandOfKernel<'_> {
     }
 }
 
-/// Brings all page tables of the surface into being, so that no measurement pays for them.
+/// Allocates all page tables of the surface, so that no measurement includes that.
 ///
 /// # Errors
 /// If a page does not come.
@@ -205,8 +205,8 @@ pub fn make_tables(memory: &dyn PageMemory, pages: u64) -> Result<()> {
     Ok(())
 }
 
-/// Gives the pool the order that it has after some time: all of its frames were brought and taken
-/// off at random, through all lanes.
+/// Brings the pool into the order that it has after long use: allocates and frees all of its frames
+/// at random, through all lanes.
 ///
 /// # Errors
 /// If the kernel refuses.

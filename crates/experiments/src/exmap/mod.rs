@@ -2,8 +2,7 @@
 //! second (IEEE Access 2023), and 12 of that.
 //!
 //! All but reads and lookups are one benchmark, that of the second paper: [`threads`] work on a
-//! [`memory`] by a [`pattern`]. Where the module is not loaded an experiment says so and
-//! has no figures.
+//! [`memory`] by a [`pattern`]. Without the module, an experiment says so and has no figures.
 
 mod ablation;
 mod affinity;
@@ -48,7 +47,7 @@ use vellum_bench::report::Outcome;
 /// Threads that allocate, at most.
 const MOST_THREADS: usize = 16;
 
-/// How large everything is.
+/// The sizes of an experiment.
 #[derive(Clone, Copy, Debug)]
 struct Size {
     /// Pages of a surface.
@@ -84,7 +83,7 @@ impl Size {
         Exmap::new(Plan { pages, frames, interfaces, flags, backing: None })
     }
 
-    /// The same as a memory that was in use for some time.
+    /// The same as a memory after long use.
     fn memory(&self, flags: u64) -> Result<OfExmap> {
         let memory = OfExmap::new(self.exmap(flags)?);
         make_tables(&memory, self.pages)?;
@@ -92,7 +91,7 @@ impl Size {
         Ok(memory)
     }
 
-    /// A surface of the kernel's that was in use for some time.
+    /// A surface of ordinary memory after long use.
     fn kernel_ground(&self, backend: BackendKind) -> Result<OfKernel> {
         let memory = OfKernel::new(self.pages, backend)?;
         make_tables(&memory, self.pages)?;

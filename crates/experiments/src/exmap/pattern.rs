@@ -1,4 +1,4 @@
-//! Which pages are brought next: in order or at random, and whether they can be had.
+//! Chooses the next pages to populate, in order or at random, and claims them.
 //!
 //! As in the second paper (IEEE Access 2023, IV-A) a thread claims a page before it populates the
 //! page, and drops the claim after it has freed the page. Exported page tables replace the paper's
@@ -18,13 +18,13 @@ pub const BATCH: usize = 512;
 /// Pages that a thread of the sequential pattern goes through in circles, at most: 512 MiB.
 const CIRCLE: u64 = 1 << 17;
 
-/// Pages that the random pattern looks at, at most, for each that it wants.
+/// The most pages that the random pattern tries for each page that it wants.
 const TRIES: usize = 16;
 
-/// In which order a thread brings pages.
+/// The order in which a thread populates pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pattern {
-    /// One after the other in a part of the surface that is the thread's own, in circles.
+    /// One after the other in the thread's own part of the surface, in circles.
     Sequential,
     /// Any of the whole surface.
     Random,
@@ -45,10 +45,10 @@ impl Pattern {
 
 /// The claims to pages.
 pub trait Claims: Sync {
-    /// Whether the caller may.
+    /// Claims a page; false if another thread has it.
     fn claim(&self, page: u64) -> bool;
 
-    /// The page went.
+    /// Drops the claim after the page was freed.
     fn release(&self, page: u64);
 }
 
@@ -112,7 +112,7 @@ impl Claims for Claimed {
     }
 }
 
-/// A page may be brought if it is not there; if several want it, the kernel decides.
+/// A page may be populated if it is absent. If several threads want it, the kernel decides.
 impl Claims for Tables {
     #[inline]
     fn claim(&self, page: u64) -> bool {
@@ -147,8 +147,8 @@ impl Chooser {
         Chooser { pattern, random, first, length, next: 0 }
     }
 
-    /// Claims up to this many of the next pages. It claims fewer where other threads have them: the
-    /// sequential pattern leaves those out, the random one looks for more, but not for ever.
+    /// Claims up to this many of the next pages. It claims fewer if other threads have some: the
+    /// sequential pattern skips those, and the random one tries a limited number of others.
     #[inline]
     pub fn choose(&mut self, claims: &impl Claims, most: usize, batch: &mut Vec<u64>) {
         batch.clear();

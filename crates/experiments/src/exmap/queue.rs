@@ -1,4 +1,4 @@
-//! Bounded queues of batches, from threads that bring pages to threads that take them off.
+//! Bounded queues of batches, from threads that populate pages to threads that free them.
 
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -11,9 +11,9 @@ const TRIES: usize = 4;
 struct Queue {
     state: Mutex<State>,
     capacity: usize,
-    /// There is room, or it is closed.
+    /// Signalled when there is room, or the queue is closed.
     room: Condvar,
-    /// There is a batch, or it is closed.
+    /// Signalled when there is a batch, or the queue is closed.
     work: Condvar,
 }
 
@@ -101,8 +101,8 @@ impl Queues {
         Queues((0..count).map(|_| Queue::new(capacity as usize)).collect())
     }
 
-    /// Pushes to the first of a few queues from `turn` on that has room, or waits for the first;
-    /// gives the batch back if they are closed.
+    /// Pushes to the first of a few queues from `turn` on that has room, or waits for the first.
+    /// Returns the batch if they are closed.
     pub fn push(&self, turn: usize, mut batch: Vec<u64>) -> Result<(), Vec<u64>> {
         for queue in 0..TRIES.min(self.0.len()) {
             match self.0[(turn + queue) % self.0.len()].try_push(batch) {
@@ -118,7 +118,7 @@ impl Queues {
         self.0[queue % self.0.len()].pop()
     }
 
-    /// Nothing more comes.
+    /// Closes all queues.
     pub fn close(&self) {
         self.0.iter().for_each(Queue::close);
     }
@@ -156,7 +156,7 @@ mod tests {
     #[test]
     fn a_push_waits_for_room() {
         let queues = Queues::new(1, 3);
-        // More than the queue holds fits if it is empty.
+        // A batch larger than the queue fits if the queue is empty.
         queues.push(0, vec![1; 5]).unwrap();
         let pushed = AtomicUsize::new(0);
         thread::scope(|scope| {

@@ -1,10 +1,10 @@
-//! Interrupts by which processors ask each other to flush TLBs, as the kernel counts them.
+//! The kernel's count of interrupts by which processors ask each other to flush TLBs.
 
 use std::fs;
 
 use anyhow::{Context as _, Result};
 
-/// So many until now, of all processors.
+/// The number so far, of all processors.
 ///
 /// # Errors
 /// If `/proc/interrupts` cannot be read.

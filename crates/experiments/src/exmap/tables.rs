@@ -74,7 +74,7 @@ fn run(context: &Context<'_>) -> Result<Outcome> {
     Ok(outcome)
 }
 
-/// Looks at an entry in each page of the mapping, so that it is mapped.
+/// Reads an entry in each page of the mapping, so that the page is mapped.
 fn look_everywhere(tables: &Tables, pages: u64) {
     let there = (0..pages).step_by(512).filter(|page| tables.has(*page)).count();
     std::hint::black_box(there);
@@ -108,7 +108,7 @@ mod tests {
 
     #[test]
     fn memory_that_was_written_is_counted() {
-        // Other tests of the same process would allocate and free memory meanwhile.
+        // Runs alone, because other tests of the process would allocate and free memory meanwhile.
         let test = "exmap::tables::tests::memory_that_was_written_is_counted";
         if !vellum_testing::own_process::entered(test) {
             return;

@@ -1,5 +1,5 @@
-//! Threads that bring pages and threads that take them off, as in figure 4 of the second paper
-//! (IEEE Access 2023).
+//! Threads that populate pages and threads that free them, as in figure 4 of the second paper (IEEE
+//! Access 2023).
 //!
 //! An allocator chooses a batch, populates it, touches its pages, and frees them itself or pushes
 //! them to a queue, from which a free thread pops and frees them. A figure counts pages that were
@@ -23,13 +23,13 @@ const SMALL: usize = 32;
 /// The threads that free pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Strategy {
-    /// The thread that brought them, by the same lane.
+    /// The thread that populated them, by the same lane.
     Local,
-    /// The thread that brought them, by another lane.
+    /// The thread that populated them, by another lane.
     TwoLanes,
     /// Another thread.
     Remote,
-    /// Half of them the one, half the other.
+    /// Half of them the allocator, half another thread.
     Mixed,
 }
 
@@ -60,7 +60,7 @@ pub struct Plan {
     pub allocators: usize,
     /// Threads that free them, if the strategy has some.
     pub freers: usize,
-    /// In which order.
+    /// The order of allocation.
     pub pattern: Pattern,
     /// The threads that free them.
     pub strategy: Strategy,
@@ -72,7 +72,7 @@ pub struct Plan {
     pub queues: usize,
     /// Pages that all queues hold together.
     pub queued: u64,
-    /// For how long pages are brought.
+    /// For how long threads allocate pages.
     pub time: Duration,
 }
 
@@ -98,7 +98,7 @@ impl Plan {
     }
 
     /// With small batches and short queues, for ways that go page by page and would take long to
-    /// come to an end.
+    /// finish.
     pub fn page_by_page(self) -> Plan {
         Plan { batch: SMALL, queued: (2 * SMALL * self.queues) as u64, ..self }
     }
@@ -117,9 +117,9 @@ impl Plan {
 /// The work that the threads have done.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Tally {
-    /// Pages that came and went.
+    /// Pages that were allocated and freed.
     pub pages: u64,
-    /// Pages that were asked for and did not come.
+    /// Pages that were asked for and not populated.
     pub refused: u64,
     /// How long it took.
     pub seconds: f64,
@@ -135,7 +135,7 @@ impl Tally {
 /// Lets threads work on a memory of so many pages.
 ///
 /// # Errors
-/// The first of a thread.
+/// The first error of a thread.
 pub fn run(
     memory: &dyn PageMemory,
     claims: &impl Claims,
@@ -199,7 +199,7 @@ impl Drop for Ending<'_> {
 }
 
 impl<C: Claims> Site<'_, C> {
-    /// A lane and a processor, when all others have theirs.
+    /// Takes a lane and a processor, and waits until all other threads have theirs.
     fn begin(&self, lane: usize) -> Result<Box<dyn Populator + '_>> {
         stay_on(lane);
         let hand = self.memory.populator(lane);
@@ -227,7 +227,7 @@ impl<C: Claims> Site<'_, C> {
             refused.iter().for_each(|page| self.claims.release(*page));
             tally.refused += refused.len() as u64;
             if batch.is_empty() {
-                // Others have all pages, or all memory.
+                // Other threads have all pages, or all memory.
                 thread::yield_now();
                 continue;
             }

@@ -1,4 +1,4 @@
-//! Threads without a device: each allocated page is freed once, by the right lane.
+//! Tests of the threads without a device: each allocated page is freed once, by the right lane.
 
 use std::collections::HashMap;
 use std::sync::Mutex;
@@ -11,7 +11,7 @@ use crate::exmap::pattern::Claimed;
 
 const PAGES: u64 = 1 << 15;
 
-/// Knows which pages are there and which lane brought them.
+/// Records which pages are present, and which lane populated them.
 #[derive(Default)]
 struct Fake {
     state: Mutex<State>,
@@ -68,7 +68,10 @@ impl Populator for FakeHand<'_> {
         };
         refused.extend(pages.drain(room..));
         for page in pages.iter() {
-            assert!(state.there.insert(*page, self.lane).is_none(), "page {page} came twice");
+            assert!(
+                state.there.insert(*page, self.lane).is_none(),
+                "page {page} was populated twice"
+            );
         }
         state.brought += pages.len() as u64;
         Ok(())
@@ -78,7 +81,7 @@ impl Populator for FakeHand<'_> {
         let mut state = self.fake.state.lock().unwrap();
         self.call(&mut state)?;
         for page in pages {
-            let from = state.there.remove(page).expect("a page that is there");
+            let from = state.there.remove(page).expect("a present page");
             *state.taken.entry((from, self.lane)).or_default() += 1;
         }
         Ok(())
@@ -89,7 +92,7 @@ fn plan(threads: usize, pattern: Pattern, strategy: Strategy) -> Plan {
     Plan::new(threads, pattern, strategy, 8192).lasting(Duration::from_millis(30))
 }
 
-/// Runs it; all allocated pages were freed, and were counted.
+/// Runs it, and checks that all allocated pages were freed and counted.
 fn done(fake: &Fake, plan: &Plan) -> Tally {
     let states = Claimed::new(PAGES);
     let tally = run(fake, &states, PAGES, plan).unwrap();

@@ -1,4 +1,5 @@
-//! Ways to read pages of a device, and where to: an exmap, a surface of the kernel's, buffers.
+//! Ways to read pages of a device, and their targets: an exmap, a surface of ordinary memory,
+//! buffers.
 #![allow(unsafe_code)]
 
 use std::fs::File;
@@ -20,11 +21,11 @@ pub const DEPTH: usize = 256;
 
 /// Where pages are read to.
 pub enum Target<'a> {
-    /// The surface of an exmap, through its proxy or, once they were brought, past it.
+    /// The surface of an exmap, through its proxy, or directly into populated pages.
     Exmap(Lane<'a>),
-    /// A surface of the kernel's.
+    /// A surface of ordinary memory.
     Kernel(&'a OfKernel, Box<dyn Populator + 'a>),
-    /// Memory that stays where it is, a page for each slot.
+    /// Fixed memory, with a page for each slot.
     Buffers(Vec<Buffer>),
 }
 
@@ -33,7 +34,7 @@ pub enum Target<'a> {
 pub struct Buffer([u8; PAGE]);
 
 impl<'a> Target<'a> {
-    /// Memory that stays where it is.
+    /// Fixed memory.
     pub fn buffers() -> Target<'a> {
         Target::Buffers((0..DEPTH).map(|_| Buffer([0; PAGE])).collect())
     }
@@ -46,7 +47,7 @@ impl<'a> Target<'a> {
         }
     }
 
-    /// Takes pages off.
+    /// Frees pages.
     fn take(&mut self, pages: &[u64]) -> Result<()> {
         match self {
             Target::Exmap(lane) => lane.run_all(FREE, pages),
@@ -68,7 +69,7 @@ impl<'a> Target<'a> {
 pub enum Way {
     /// One after the other from the device.
     Wait,
-    /// The same, after the pages were brought in a batch.
+    /// The same, after the pages were populated in a batch.
     Prepopulated,
     /// A command for each page.
     Single,
@@ -84,7 +85,7 @@ pub enum Way {
 
 /// A thread that reads.
 pub struct Reader<'a> {
-    /// Where to.
+    /// The target.
     pub target: Target<'a>,
     /// The device.
     pub device: &'a File,
@@ -95,7 +96,7 @@ pub struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    /// Reads pages and takes them off for a while.
+    /// Reads and frees pages for some time.
     ///
     /// # Errors
     /// If one cannot be read.

@@ -1,4 +1,4 @@
-//! Processes that want a file, and cache daemons that have it.
+//! Processes that get a file, and cache daemons that have it.
 
 use std::fs::File;
 use std::os::unix::net::UnixStream;
@@ -11,15 +11,15 @@ use vellum_morsel::{BackendChoice, BackendKind, Client, Daemon, DaemonOptions, P
 use vellum_bench::report::Outcome;
 use vellum_bench::worker::{Launcher, Weight, Worker};
 
-/// A file that processes want.
+/// A file that processes get.
 pub struct Source {
     pub path: PathBuf,
     pub bytes: u64,
-    /// Of the first words of its pages.
+    /// The sum of the first words of its pages.
     pub sum: u64,
 }
 
-/// So many processes.
+/// Starts so many processes.
 pub fn start_workers(processes: usize) -> Result<Vec<Worker>> {
     let launcher = Launcher::this_program()?;
     (0..processes)
@@ -35,14 +35,14 @@ pub fn weigh(workers: &mut [Worker], daemon: Option<&Running>, file: &Source) ->
         all.memory += weight.memory;
         all.tables += weight.tables;
     }
-    // The module's memory is in no process' account.
+    // The kernel counts the module's memory for no process.
     if daemon.is_some_and(|daemon| daemon.backend == BackendKind::Kernel) {
         all.memory += file.bytes;
     }
     Ok(all)
 }
 
-/// A daemon of this process, which ends with the value.
+/// A daemon in this process, which ends when this is dropped.
 pub struct Running {
     pub backend: BackendKind,
     pub socket: PathBuf,
@@ -60,19 +60,19 @@ impl Running {
         let daemon = Daemon::bind(provider, &options)?;
         let (stop, stopped) = UnixStream::pair()?;
         let thread = thread::spawn(move || {
-            // A daemon that cannot wait hangs up, and its clients say so.
+            // A daemon with an error closes its connections, and its clients report that.
             let _ = daemon.run(stopped);
         });
         Ok(Running { backend, socket, stop: Some(stop), thread: Some(thread) })
     }
 
-    /// Sees to it that the daemon has the file.
+    /// Has the daemon load the file, unless it has it.
     pub fn load(&self, path: &Path) -> Result<()> {
         Client::new(&self.socket).load(&File::open(path)?, |_| {}).context("loading")?;
         Ok(())
     }
 
-    /// Sees to it that it has not.
+    /// Has the daemon forget the file, if it has it.
     pub fn forget(&self, path: &Path) -> Result<()> {
         Client::new(&self.socket).remove(&File::open(path)?).context("forgetting")?;
         Ok(())

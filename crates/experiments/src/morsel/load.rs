@@ -1,4 +1,4 @@
-//! How fast several processes have one large file, all of it, and how much memory that takes.
+//! How fast several processes get all of one large file, and how much memory that takes.
 //!
 //! This is figure 2 of the paper on Morsels, whose competitor is a file mapping that the kernel
 //! populates at once. It also measures processes that read the file into memory of their own, as
@@ -24,10 +24,10 @@ pub const MORSEL_LOAD: Experiment = Experiment {
     run,
 };
 
-/// Processes that want the file.
+/// The number of processes.
 const PROCESSES: usize = 4;
 
-/// A way to get the file, as it is measured.
+/// A way to get the file.
 struct Contender<'a> {
     name: String,
     way: Way,

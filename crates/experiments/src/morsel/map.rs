@@ -1,5 +1,5 @@
-//! How long it takes until a process has a large object at hand that is in memory already: by one
-//! entry in its page tables, or by one entry for each page.
+//! How long a process takes to map a large object that is in memory already: by one entry in its
+//! page tables, or by one entry for each page.
 
 use std::cell::Cell;
 use std::fs::File;
@@ -108,7 +108,7 @@ fn tables_row(samples: &Samples, bytes: u64) -> Row {
     )
 }
 
-/// Mappings a second; the last one is looked at.
+/// Mappings a second. Checks the last one.
 fn sample<T>(
     maps: u32,
     sum: u64,

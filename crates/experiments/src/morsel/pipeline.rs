@@ -1,5 +1,5 @@
-//! Four processes that hand packets on: one provides the memory, one fills it, one computes a sum,
-//! one sends the packet, which here means that it is overwritten.
+//! Four processes that pass packets on: one provides the memory, one fills it, one computes a sum,
+//! and one sends the packet, which is simulated by overwriting it.
 
 use std::collections::VecDeque;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -26,10 +26,10 @@ pub const MORSEL_PIPELINE: Experiment = Experiment {
 /// The work of the three processes after this one.
 const STEPS: [Step; 3] = [Step::Fill, Step::Sum, Step::Overwrite];
 
-/// Points of the curve, each of the same number of packets.
+/// The points of the curve. Each has the same number of packets.
 const CLASSES: usize = 12;
 
-/// Packets that are on their way at most: a step has one, and so has this process.
+/// The most packets in flight: one for each step and one for this process.
 const AT_A_TIME: usize = 4;
 
 fn run(context: &Context<'_>) -> Result<Outcome> {

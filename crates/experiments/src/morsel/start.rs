@@ -1,5 +1,5 @@
-//! Processes that start one after the other and want the same model: how long the n-th of them
-//! waits for it, and how much memory all of them take by then.
+//! Processes that start one after the other and get the same model: how long the n-th of them waits
+//! for it, and how much memory all of them take then.
 
 use std::cell::RefCell;
 use std::fs;
@@ -24,13 +24,13 @@ pub const MORSEL_START: Experiment = Experiment {
     run,
 };
 
-/// Which of the processes are looked at.
+/// The processes that have rows.
 const NTH: [usize; 3] = [1, 4, 16];
 
 /// All of them.
 const PROCESSES: usize = NTH[NTH.len() - 1];
 
-/// The one that was named, or one like those of language models.
+/// The file that the user has named, or one like those of language models.
 fn model_for(context: &Context<'_>, directory: &Path) -> Result<Source> {
     if let Some(path) = &context.model {
         let path =
@@ -148,7 +148,7 @@ fn run(context: &Context<'_>) -> Result<Outcome> {
     });
     alternate(context.rounds(), &context.progress, contestants.collect())?;
     for contender in &contenders {
-        // The first round is not to count.
+        // The first round does not count.
         for times in contender.times.borrow_mut().iter_mut() {
             times.values.remove(0);
         }

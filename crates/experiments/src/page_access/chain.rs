@@ -1,9 +1,9 @@
-//! The order in which pages are read: one cycle through all of them that looks random.
+//! The order in which pages are read: one pseudo-random cycle through all of them.
 
 /// A cyclic order of `2^bits` pages, spread over a range `2^spread` times as large.
 ///
-/// Page number `n` of the order is an invertible mix of `n`, so the next page is computed from a
-/// page's own number: a device can make up its pages, and no table of the order is needed.
+/// Page number `n` of the order is an invertible mix of `n`, so the next page follows from a page's
+/// own number. So a device can generate its pages, and no table of the order is needed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Chain {
     bits: u32,
@@ -35,7 +35,7 @@ impl Chain {
         self.spread == 0
     }
 
-    /// How many pages the range has that they are spread over.
+    /// The number of pages of the range over which they are spread.
     pub fn range(self) -> u64 {
         1 << (self.bits + self.spread)
     }
@@ -75,8 +75,8 @@ impl Chain {
         (0..self.pages()).map(move |index| self.place(index))
     }
 
-    /// Pages to begin at, far enough from each other that no walk finds pages that another one left
-    /// in a cache.
+    /// Pages to begin at, so far from each other that no walk finds pages that another walk has
+    /// left in a cache.
     pub fn starts(self) -> impl Iterator<Item = u64> {
         (0u64..).map(move |number| self.place(number.wrapping_mul(77) & self.mask()))
     }

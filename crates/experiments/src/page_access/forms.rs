@@ -1,5 +1,5 @@
-//! Page states in other forms than the pool's: the paper's section 3.6, as far as a reader sees
-//! them. Each is the check of an optimistic read and nothing else, as good as it can be made.
+//! Page states in other forms than the pool's: the paper's section 3.6, from a reader's view. Each
+//! form only has the check of an optimistic read, as fast as possible.
 
 #![allow(unsafe_code)]
 
@@ -20,7 +20,7 @@ const READABLE: u64 = 1;
 /// Pages whose two bits share a word.
 const PAIRS: u64 = 32;
 
-/// Words that live on pages of a kind of their own.
+/// Words in memory of chosen pages: of 4 KiB, or huge ones.
 #[derive(Debug)]
 struct Words {
     surface: Surface,

@@ -1,8 +1,8 @@
-//! A device that makes up its pages: each is full of the number of the page to read next, except
+//! A device that generates its pages: each is full of the number of the page to read next, except
 //! for its first word.
 //!
-//! It needs no storage, so the pool above it can be as large as memory, and its pages come in by
-//! the pool's own way: a miss, a read, a page fault.
+//! It needs no storage, so the pool above it can be as large as memory. Its pages come in by the
+//! pool's usual path: a miss, a read, a page fault.
 
 #![allow(unsafe_code)]
 

@@ -14,7 +14,7 @@ use super::pattern_device::PatternDevice;
 
 /// How long the pool may take until its memory is in huge pages.
 const PATIENCE: Duration = Duration::from_secs(180);
-/// How long nothing may change meanwhile.
+/// How long to wait for a change meanwhile.
 const STANDSTILL: Duration = Duration::from_secs(15);
 
 /// See the module's documentation.
@@ -36,8 +36,8 @@ impl Resident {
         Resident::open(chain, HugePages::Off)
     }
 
-    /// As [`new`](Resident::new), but waits until the pool has put the pages into huge ones, or
-    /// gets no further. Also returns which share of them is, 0 to 1.
+    /// As [`new`](Resident::new), but waits until the pool has collapsed the pages, or stops. Also
+    /// returns the share of pages in huge pages, 0 to 1.
     ///
     /// # Errors
     /// No memory, no address space.

@@ -1,4 +1,4 @@
-//! How many pages the experiments use, and how often they read them.
+//! The number of pages that the experiments use, and of their reads.
 
 use anyhow::{Context as _, Result};
 use vellum_pool::PAGE_SIZE;

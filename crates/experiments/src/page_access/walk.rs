@@ -10,7 +10,7 @@ fn advance(offset: usize) -> usize {
     ((offset + 0x248) & 0xff8) | 8
 }
 
-/// Where a walk is.
+/// The state of a walk.
 #[derive(Clone, Copy, Debug)]
 pub struct Walk {
     page: u64,

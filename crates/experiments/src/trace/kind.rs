@@ -4,26 +4,25 @@ use super::Trace;
 use vellum_bench::workload::values::Random;
 use vellum_bench::workload::zipf::{THETA, Zipf};
 
-/// A trace. How long it is, and over how many pages, is for the caller to say.
+/// A kind of trace. The caller chooses its length and the number of pages.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Kind {
     /// Independent accesses by Zipf's distribution, hot pages scattered over the file.
     Zipf(f64),
     /// Every page equally often: nothing to learn.
     Uniform,
-    /// Zipf 0.99, and this share of all accesses is a scan that goes over all pages again and
-    /// again.
+    /// Zipf 0.99, with this share of accesses by a scan that goes over all pages again and again.
     Scanned(f64),
-    /// Zipf 0.99, interrupted by scans in one go, each over half of the pages, which are a quarter
-    /// of all accesses.
+    /// Zipf 0.99, interrupted by uninterrupted scans of half of the pages each, which make a
+    /// quarter of all accesses.
     Interrupted,
     /// All pages in turn, again and again; the cache holds all but this share of them.
     Loop(f64),
-    /// Loops over nine tenths of the cache's size: each over pages of its own, for a sixth of the
-    /// accesses. Hot pages become dead all at once.
+    /// Loops over nine tenths of the cache's size. Each goes over its own pages, for a sixth of the
+    /// accesses, so that all hot pages become cold at once.
     Phases,
     /// 90 % of the accesses go to a hot set of 5 % of the pages. Ten times during the trace a tenth
-    /// of the hot set is replaced, and once in the midst of it all of it.
+    /// of the hot set is replaced, and once, in the middle, all of it.
     Shifting,
     /// Descents of a tree with 100 children to a node, to leaves by Zipf 0.99 ...
     TreeZipf,
@@ -69,7 +68,7 @@ impl Kind {
         }
     }
 
-    /// The trace is made for one size of the cache.
+    /// Whether the trace depends on the size of the cache.
     pub fn depends_on_cache(self) -> bool {
         matches!(self, Kind::Loop(_) | Kind::Phases)
     }

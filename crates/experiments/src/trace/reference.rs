@@ -1,8 +1,8 @@
 //! The hits of the textbook policies with the same memory: FIFO, exact LRU, and Belady's optimum
 //! MIN (Belady, IBM Systems Journal 5 (2), 1966), which knows the future.
 //!
-//! They evict one page at a time and know the order of all accesses, hits too; no page cache whose
-//! hits cost nothing can.
+//! They evict one page at a time and know the order of all accesses, with hits. A page cache whose
+//! hits cost nothing cannot do that.
 
 use std::collections::{BinaryHeap, VecDeque};
 

@@ -1,5 +1,5 @@
-//! Drives a replacement policy over a trace as the pool drives it: hits only clear a mark, misses
-//! take a batch of candidates when no frame is free.
+//! Drives a replacement policy over a trace as the pool does: hits only clear a mark, and misses
+//! take a batch of candidates if no frame is free.
 
 use std::cell::{Cell, RefCell};
 
@@ -16,9 +16,9 @@ pub struct Counts {
     pub misses: usize,
     /// Pages that were evicted.
     pub evicted: usize,
-    /// State words that the policy looked at, each a cache miss in a large pool.
+    /// State words that the policy has loaded, each a cache miss in a large pool.
     pub looks: usize,
-    /// Hits that found the page marked and had to clear the mark: a compare-and-exchange each.
+    /// Hits on marked pages, which clear the mark by a compare-and-exchange each.
     pub unmarked: usize,
 }
 
