@@ -57,7 +57,7 @@ thread_local! {
 /// Runs a function's body. Returns 0, or a negative error number, and then keeps the message for
 /// [`vellum_last_error`].
 pub(crate) fn call(body: impl FnOnce() -> Outcome) -> c_int {
-    // A panic leaves at most a system call's work half done, and the kernel completes that.
+    // A panic leaves at most a system call unfinished, and the kernel completes that.
     let outcome = catch_unwind(AssertUnwindSafe(body));
     let failure = match outcome {
         Ok(Ok(())) => return 0,
@@ -68,7 +68,7 @@ pub(crate) fn call(body: impl FnOnce() -> Outcome) -> c_int {
         },
     };
     let errno = failure.errno.raw_os_error();
-    // This cannot fail once the NUL bytes are out, which a name in the message may have had.
+    // This cannot fail without NUL bytes, which a name in the message may have had.
     let message = CString::new(failure.message.replace('\0', "?")).unwrap_or_default();
     // A thread that is ending can no longer read the message.
     let _ = LAST.try_with(|last| last.replace(message));
@@ -80,7 +80,7 @@ pub(crate) fn given<T>(argument: Option<T>, what: &str) -> Outcome<T> {
     argument.ok_or_else(|| Failure::argument(&format!("{what} is NULL")))
 }
 
-/// The place for a function's result. The function checks it first, so that it makes nothing that
+/// The place for a function's result. The function checks it first, so that it creates nothing that
 /// the caller cannot get.
 pub(crate) struct Place<'a, T>(&'a mut MaybeUninit<T>);
 

@@ -196,13 +196,13 @@ pub extern "C" fn vellum_reader_open(
 }
 
 impl ReaderHandle {
-    /// A panic under the lock is a defect; the handle then fails for good.
+    /// A panic under the lock is a bug. Afterwards the handle always fails.
     fn lock(&self) -> MutexGuard<'_, OwnedValueReader> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Fills the buffer, or reads to the end of the value. After an error the place has not moved.
+/// Fills the buffer, or reads to the end of the value. After an error the position has not changed.
 fn fill(reader: &mut OwnedValueReader, buffer: &mut [u8]) -> io::Result<usize> {
     let (begin, mut filled) = (reader.stream_position()?, 0);
     while filled < buffer.len() {

@@ -1,4 +1,4 @@
-//! The headers and the library are the same, and C programs do with them what the headers say.
+//! The headers agree with the library, and C programs that use them behave as the headers say.
 
 #![allow(clippy::unwrap_used)]
 
@@ -10,7 +10,8 @@ use std::sync::LazyLock;
 
 const WARNINGS: [&str; 4] = ["-std=c11", "-Wall", "-Wextra", "-Werror"];
 
-/// The libraries that go with this test. `cargo test` builds none of a kind that Rust cannot link.
+/// The libraries for this test. `cargo test` does not build libraries of kinds that Rust cannot
+/// link.
 static LIBRARIES: LazyLock<PathBuf> = LazyLock::new(|| {
     let test = std::env::current_exe().unwrap();
     let profile = test.ancestors().nth(2).unwrap().to_path_buf();
@@ -35,7 +36,7 @@ fn run(command: &mut Command) -> Output {
     output
 }
 
-/// The compiler, told where the header is.
+/// The compiler, with the folder of the header.
 fn compiler(name: &str) -> Command {
     let mut compiler = Command::new(name);
     compiler.arg("-I").arg(crate_folder().join("include"));
@@ -46,7 +47,7 @@ fn text(output: Output) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// The programs, which call every function of a header each.
+/// The programs. Each calls every function of a header.
 const PROGRAMS: [&str; 2] = ["everything", "store"];
 const HEADERS: [&str; 2] = ["vellum.h", "vellum_morsel.h"];
 
@@ -59,7 +60,7 @@ fn run_with(programs: &[&str], libraries: &[OsString]) {
         compiler.args(WARNINGS).args(["-D_GNU_SOURCE", "-pthread", "-o"]).arg(&program);
         let source = crate_folder().join(format!("tests/{name}.c"));
         run(compiler.arg(source).args(libraries));
-        // Programs look for the name that says which interface it is.
+        // Running programs look for the name with the number of the interface.
         let named = folder.path().join("libvellum.so.0");
         std::os::unix::fs::symlink(LIBRARIES.join("libvellum.so"), named).unwrap();
         let mut command = Command::new(program);
@@ -83,8 +84,8 @@ fn programs_run_with_the_static_library() {
     run_with(&PROGRAMS, &[library.into(), "-lpthread".into(), "-lm".into(), "-ldl".into()]);
 }
 
-/// The address sanitizer finds what the program, or the library for it, frees twice or never frees.
-/// The other program maps at addresses that the sanitizer has.
+/// The address sanitizer finds memory that the program or the library frees twice or never. The
+/// other program maps at addresses that the sanitizer uses.
 #[test]
 fn the_program_with_a_store_runs_under_sanitizers() {
     let sanitizers = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"];
@@ -100,7 +101,7 @@ fn the_headers_are_ones_of_cpp_too() {
     }
 }
 
-/// What the shared library has for others, and the headers for readers.
+/// The shared library exports the functions that the headers declare.
 #[test]
 fn names_are_the_same_in_both() {
     let library = LIBRARIES.join("libvellum.so");
@@ -110,7 +111,7 @@ fn names_are_the_same_in_both() {
         .filter_map(|line| line.split_whitespace().last())
         .filter(|name| !name.starts_with('_'))
         .collect();
-    // The preprocessor takes the comments, which name functions as well.
+    // The preprocessor removes the comments, which also name functions.
     let includes = HEADERS.map(|header| crate_folder().join("include").join(header));
     let code = text(run(compiler("cc").args(["-E", "-P"]).args(includes)));
     let words = code.split(|letter: char| !letter.is_alphanumeric() && letter != '_');
@@ -125,8 +126,8 @@ fn names_are_the_same_in_both() {
     assert_eq!(declared, exported);
 }
 
-/// C takes two declarations of a function only if their types are compatible: those that are made
-/// from the Rust source stand after those of the header.
+/// C accepts two declarations of a function only if their types are compatible. So the declarations
+/// from the Rust source follow those of the header.
 #[test]
 fn types_are_the_same_in_both() {
     let mut config = cbindgen::Config {

@@ -133,10 +133,10 @@ static void streams(vellum_store *store)
 	}
 	CHECK(vellum_reader_read_at(reader, LENGTH, bytes, 1, &count) == 0 && count == 0);
 	CHECK(vellum_reader_read_at(reader, UINT64_MAX, bytes, 1, &count) == 0 && count == 0);
-	/* Its place was kept: it is at the beginning. */
+	/* Its position has not changed: it is at the beginning. */
 	expect(reader, LENGTH, 5);
 
-	/* It keeps its value, whatever becomes of the key. */
+	/* The reader keeps its value, even if the key changes. */
 	old = reader_of(tree, "key");
 	writer = begin(tree, "key", LENGTH, 9);
 	CHECK(vellum_writer_finish(writer, VELLUM_NEW) == -EEXIST);
@@ -148,7 +148,7 @@ static void streams(vellum_store *store)
 	vellum_reader_close(old);
 	vellum_reader_close(reader);
 
-	/* What is closed before it is finished was never there. */
+	/* A writer that is closed before it is finished stores nothing. */
 	vellum_writer_close(begin(tree, "key", LENGTH, 1));
 	CHECK(vellum_reader_open(tree, "key", 3, &reader) == -ENODATA);
 	writer = begin(tree, "key", LENGTH, 2);
@@ -178,7 +178,7 @@ static void entries(vellum_store *store)
 	CHECK(vellum_tree_remove(tree, "", 0) == -ENODATA);
 	CHECK(strstr(vellum_last_error(), "no such key"));
 
-	/* One that is longer than the pool. */
+	/* A value that is longer than the pool. */
 	CHECK(large);
 	make(large, 0, 3 * POOL, 7);
 	CHECK(vellum_tree_put(tree, "large", 5, large, 3 * POOL, VELLUM_NEW) == 0);
