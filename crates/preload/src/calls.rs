@@ -34,7 +34,7 @@ const HARMLESS: [c_int; 14] = [
 /// Flags that take the address for more than a hint.
 const FIXED: c_int = libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE;
 
-/// The pages of a range; `None`: the kernel will refuse it and say why.
+/// The pages of a range; `None` if the kernel will refuse the range.
 fn pages(address: *mut c_void, length: usize) -> Option<Range<usize>> {
     let start = address.addr();
     let end = start.checked_add(length)?.checked_next_multiple_of(PAGE)?;
@@ -166,7 +166,7 @@ pub unsafe extern "C" fn posix_madvise(
     length: usize,
     advice: c_int,
 ) -> c_int {
-    // The C library ignores it, because the kernel would drop contents.
+    // The C library ignores this advice, because the kernel would drop contents.
     if advice == libc::POSIX_MADV_DONTNEED {
         return 0;
     }

@@ -31,7 +31,7 @@ pub(crate) fn substitute(request: &Request, address: usize) -> Option<usize> {
     // SAFETY: the place of this thread's error number, which the caller expects to be unchanged.
     let errno = unsafe { *libc::__errno_location() };
     let mapped = catch_unwind(AssertUnwindSafe(|| {
-        // SAFETY: the descriptor is the caller's, who lends it for the time of the call. If no
+        // SAFETY: the descriptor belongs to the caller, and is open during the call. If no
         // descriptor has this number, the calls on it fail.
         let file = ManuallyDrop::new(unsafe { File::from_raw_fd(request.file) });
         let morsel = find(&file, request)?;
@@ -81,7 +81,7 @@ fn path(file: &File) -> Option<Vec<u8>> {
 
 /// Maps all of a Morsel of the module, of which the program gets the part that it has asked for.
 fn mount(morsel: &Morsel, request: &Request) -> Option<usize> {
-    // A child has what its parent has, as of a file.
+    // A child has its parent's mappings, as of a file.
     if !morsel.shape().is_inherited() {
         return None;
     }
@@ -94,7 +94,7 @@ fn mount(morsel: &Morsel, request: &Request) -> Option<usize> {
         file: morsel.as_fd().as_raw_fd(),
         offset: 0,
     };
-    // It is needed only for its rights, its kind and its file, not for its contents.
+    // The anchor is needed only for its rights, its kind and its file, not for its contents.
     let flags = request.flags & !libc::MAP_POPULATE;
     let page = Request { length: PAGE, flags, offset: 0, ..*request };
     // SAFETY: nothing is replaced.

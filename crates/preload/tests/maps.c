@@ -1,6 +1,6 @@
 /*
- * Maps a file in many ways with the C library alone. Says of each way whose memory it was, "morsel"
- * or "file", and exits with 1 if any byte is wrong.
+ * Maps a file in many ways by the C library. Prints for each way which memory it was, "morsel" or
+ * "file", and exits with 1 if any byte is wrong.
  *
  *     maps FILE      byte n of FILE is n % 251
  */
@@ -43,7 +43,7 @@ static const char *line_of(const void *address)
 	return "";
 }
 
-/* "morsel" or "file": what an address is mapped from. */
+/* Whether an address is mapped from a "morsel" or a "file". */
 static const char *kind_of(const void *address)
 {
 	const char *line = line_of(address);
@@ -75,7 +75,7 @@ static void try(const char *name, int file, size_t offset, size_t length, int ri
 		fail("munmap");
 }
 
-/* MAP_PRIVATE or MAP_SHARED: of what comes from now on. */
+/* MAP_PRIVATE or MAP_SHARED, for all further mappings. */
 static int type = MAP_PRIVATE;
 
 static unsigned char *whole(int file, size_t bytes)
@@ -95,7 +95,7 @@ static void wait_for(pid_t child)
 		fail("a child");
 }
 
-/* Parts go, the rest stays; what is private may be written, which nobody else sees. */
+/* Unmaps parts; the rest stays. Writes to private mappings, which no other process sees. */
 static void parts(int file, size_t bytes)
 {
 	size_t half = bytes / 2 & ~(size_t)4095;
@@ -122,7 +122,7 @@ static void parts(int file, size_t bytes)
 		fail("munmap of the rest");
 }
 
-/* What leaves a mapping as it is succeeds and does so. */
+/* Calls that do not change a mapping succeed. */
 static void harmless(int file, size_t bytes)
 {
 	unsigned char *base = whole(file, bytes);
@@ -137,7 +137,7 @@ static void harmless(int file, size_t bytes)
 	if (mprotect(base, bytes, PROT_READ) || mprotect(base + 4096, 4096, PROT_READ))
 		fail("mprotect to read");
 	if (strcmp(kind_of(base + 4096), kind))
-		fail("it is something else now");
+		fail("it is another mapping now");
 	check(base, 0, bytes);
 	errno = 0;
 	if (mprotect(base + 1, 4096, PROT_READ) != -1 || errno != EINVAL)
@@ -152,7 +152,7 @@ static void harmless(int file, size_t bytes)
 	munmap(base, bytes);
 }
 
-/* It is moved, cut and replaced in parts, as any other. */
+/* It can be moved, cut and replaced in parts, like any mapping. */
 static void moved(int file, size_t bytes)
 {
 	size_t half = bytes / 2 & ~(size_t)4095;
@@ -179,7 +179,7 @@ static void moved(int file, size_t bytes)
 		fail("something is left");
 }
 
-/* A child has it, and what it does with it is its own affair. */
+/* A child has the mapping, and its changes do not affect the parent. */
 static void children(int file, size_t bytes)
 {
 	unsigned char *base = whole(file, bytes);
@@ -211,7 +211,7 @@ static void *unmap(void *unused)
 	return unused;
 }
 
-/* In the midst of fork, as where that waits for a lock whose owner unmaps something. */
+/* During fork, which may wait for a lock whose owner unmaps memory. */
 static void before_fork(void)
 {
 	pthread_t thread;
@@ -270,7 +270,7 @@ static void handler(int signal)
 	(void)signal;
 }
 
-/* Threads do it at the same time, signals come, and children are born meanwhile. */
+/* Threads map at the same time, while signals arrive and children are forked. */
 static void together(int file, size_t bytes)
 {
 	struct sigaction action = { .sa_handler = handler, .sa_flags = SA_RESTART };
@@ -333,7 +333,7 @@ int main(int count, char **arguments)
 	try("part", file, 4096, 5000, PROT_READ, MAP_PRIVATE);
 	try("end", file, last, bytes - last, PROT_READ, MAP_SHARED);
 	try("writing", file, 0, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE);
-	/* As long as it is open for writing, no mapping is of a Morsel. */
+	/* While the file is open for writing, no mapping is of a Morsel. */
 	writable = open(arguments[1], O_RDWR);
 	if (writable < 0)
 		fail("opening for writing");

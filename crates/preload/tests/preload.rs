@@ -1,4 +1,4 @@
-//! Programs that know nothing of Morsels, with the library preloaded.
+//! Unmodified programs with the library preloaded.
 
 #![allow(clippy::unwrap_used)]
 #![allow(unsafe_code)] // LMDB's files are mapped
@@ -20,8 +20,8 @@ use vellum_morsel::{BackendChoice, BackendKind, Client, Daemon, DaemonOptions, P
 
 const BYTES: usize = 100_000;
 
-/// The program that knows nothing of Morsels. It is written before any test starts a process: one
-/// that was starting then would hold it open for writing, and it could not be executed.
+/// An unmodified program. It is written before any test starts a process: a process that starts
+/// meanwhile would have it open for writing, and then it could not be executed.
 static MAPS: LazyLock<PathBuf> = LazyLock::new(|| {
     let maps = Path::new(env!("CARGO_TARGET_TMPDIR")).join("maps");
     let own = maps.with_extension(std::process::id().to_string());
@@ -70,7 +70,7 @@ impl Place {
         self.folder.path().join("model.bin")
     }
 
-    /// Has a program run with the library preloaded.
+    /// Sets a program up to run with the library preloaded.
     fn preload(&self, program: &mut Command, variables: &[(&str, &str)]) {
         let library = std::env::current_exe().unwrap().with_file_name("libvellum_preload.so");
         assert!(library.exists(), "{}", library.display());
@@ -89,7 +89,7 @@ impl Place {
         String::from_utf8(output.stdout).unwrap()
     }
 
-    /// The ways of mapping that were answered with a Morsel.
+    /// The ways of mapping that got a Morsel.
     fn morsels(&self, variables: &[(&str, &str)]) -> Vec<String> {
         let mut program = Command::new(&*MAPS);
         let said = self.says(program.arg(self.file()), variables);
@@ -102,7 +102,7 @@ impl Drop for Place {
     fn drop(&mut self) {
         if let Some((stop, thread)) = self.daemon.take() {
             drop(stop);
-            // A test that has failed already need not fail twice.
+            // A test that has already failed must not panic again.
             let _ = thread.join();
         }
     }
@@ -113,7 +113,7 @@ const FOR_READING: [&str; 5] = ["shared", "private", "populated", "part", "end"]
 /// All files, with any path and length.
 const ALL: [(&str, &str); 1] = [("VELLUM_PRELOAD_MIN", "1")];
 
-/// Waits until a file was changed so long ago that it is taken for one at rest.
+/// Waits until the last change of a file was so long ago that the daemon considers it at rest.
 fn rest(file: &Path) {
     const LONG_AGO: u64 = 6;
     let changed = fs::metadata(file).unwrap().ctime().unsigned_abs();
@@ -123,7 +123,7 @@ fn rest(file: &Path) {
     }
 }
 
-/// Runs a test with a daemon on each backend of this machine; says which are left out.
+/// Runs a test with a daemon on each backend of this machine. Prints which backends it skips.
 fn on_each(bytes: usize, test: impl Fn(&Place)) {
     for kind in BackendKind::ALL {
         match Provider::new(BackendChoice::Only(kind)) {
@@ -136,7 +136,7 @@ fn on_each(bytes: usize, test: impl Fn(&Place)) {
     }
 }
 
-/// Python with a script, where it is: not in a guest.
+/// Python with a script, if the machine has it. A guest does not.
 fn python(script: &str) -> Option<Command> {
     const PYTHON: &str = "/usr/bin/python3";
     if !Path::new(PYTHON).exists() {
@@ -183,7 +183,7 @@ fn without_a_daemon_files_are_themselves() {
     let none: [&str; 0] = [];
     let place = Place::new(BYTES);
     assert_eq!(place.morsels(&[("VELLUM_PRELOAD", "*")]), none);
-    // Something else that listens, and hangs up.
+    // Another program that listens and closes the connection.
     let listener = std::os::unix::net::UnixListener::bind(place.socket()).unwrap();
     thread::spawn(move || while listener.accept().is_ok() {});
     assert_eq!(place.morsels(&[("VELLUM_PRELOAD", "*")]), none);
@@ -195,7 +195,7 @@ fn a_file_that_the_daemon_refuses_is_itself() {
                   m = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ); print(m[5], len(m))";
     on_each(BYTES, |place| {
         let file = fs::OpenOptions::new().append(true).open(place.file()).unwrap();
-        // Holes up to beyond the limit; the program looks at the beginning alone.
+        // Holes up to beyond the limit. The program only reads the beginning.
         file.set_len(10 << 20).unwrap();
         drop(file);
         rest(&place.file());
@@ -207,7 +207,7 @@ fn a_file_that_the_daemon_refuses_is_itself() {
 }
 
 #[test]
-fn python_maps_a_morsel_without_knowing() {
+fn unmodified_python_maps_a_morsel() {
     let script = "import mmap, sys\n\
                   f = open(sys.argv[1], 'rb')\n\
                   m = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)\n\
@@ -226,7 +226,7 @@ fn python_maps_a_morsel_without_knowing() {
 }
 
 #[test]
-fn a_file_that_is_being_changed_is_itself() {
+fn a_file_that_is_being_changed_is_mapped_itself() {
     let none: [&str; 0] = [];
     on_each(BYTES, |place| {
         let loads = || Client::new(place.socket()).stat().unwrap().loads;
@@ -234,14 +234,15 @@ fn a_file_that_is_being_changed_is_itself() {
         assert_eq!(place.morsels(&ALL), none);
         drop(writer);
         assert_eq!((place.morsels(&ALL), loads()), (FOR_READING.map(String::from).to_vec(), 1));
-        // The same bytes at another time; it is there already, so no load would take the time.
+        // Writes the same bytes again. The daemon loads the file now, so that no later load takes
+        // the time.
         fs::write(place.file(), fs::read(place.file()).unwrap()).unwrap();
         Client::new(place.socket()).load(&fs::File::open(place.file()).unwrap(), |_| {}).unwrap();
         assert_eq!((place.morsels(&ALL), loads()), (none.map(str::to_owned).to_vec(), 2));
     });
 }
 
-/// A program that says something for each line that it gets.
+/// A program that prints an answer to each line of input.
 struct Asked {
     child: Child,
     answers: BufReader<std::process::ChildStdout>,
@@ -346,7 +347,7 @@ fn sqlite_sees_what_a_writer_beside_commits() {
         writer.finds();
         rest(&file);
         let mut reader = Asked::start(place, reader.arg(&file));
-        // What the first request has written is one.
+        // The first request has written one row.
         for _ in 0..3 {
             let before: u32 = reader.finds().parse().unwrap();
             writer.finds();

@@ -109,13 +109,13 @@ impl PyMapping {
     }
 
     /// # Safety
-    /// Python calls it with a place for a view.
+    /// Python calls it with a pointer to a view.
     unsafe fn __getbuffer__(
         slf: &Bound<'_, Self>,
         view: *mut ffi::Py_buffer,
         flags: c_int,
     ) -> PyResult<()> {
-        // SAFETY: Python's place, which must say so if there is no view.
+        // SAFETY: the pointer is Python's. Without a view, the object in it must be null.
         unsafe { (*view).obj = ptr::null_mut() };
         let this = slf.get();
         let mut state = this.state();
@@ -123,8 +123,9 @@ impl PyMapping {
         let length = ffi::Py_ssize_t::try_from(this.length)?;
         let base = mapping.base().as_ptr().cast();
         let read_only = c_int::from(!this.writable);
-        // SAFETY: Python's place, and memory that stays as long as the count of buffers says. The
-        // function takes a reference to the object, and refuses a writable view of what is not.
+        // SAFETY: the pointer is Python's, and the memory stays while the count of buffers is above
+        // 0. The function takes a reference to the object, and refuses a writable view of read-only
+        // memory.
         let filled =
             unsafe { ffi::PyBuffer_FillInfo(view, slf.as_ptr(), base, length, read_only, flags) };
         if filled != 0 {

@@ -76,7 +76,7 @@ impl PyMorsel {
             return Ok(mapping.clone_ref(py));
         }
         let new = Py::new(py, self.map(py, false, None)?)?;
-        // Another thread may have been faster, or have closed it: this mapping is as good.
+        // Another thread may have mapped it first, or have closed it. This mapping still works.
         if let Some(open) = &mut *self.state() {
             open.mapping.get_or_insert_with(|| new.clone_ref(py));
         }
@@ -200,7 +200,7 @@ impl PyMorsel {
         self.work(py, |morsel| morsel.punch(range(morsel, offset, length)))
     }
 
-    /// Seals its content for ever: no process can change it any more. population: holes stay, too.
+    /// Seals its content forever: no process can change it any more. population: holes stay, too.
     #[pyo3(signature = (*, population=false))]
     fn seal(&self, py: Python<'_>, population: bool) -> PyResult<()> {
         let seals = if population { Seals::CONTENT | Seals::POPULATION } else { Seals::CONTENT };
@@ -285,24 +285,25 @@ impl PyMorsel {
     }
 
     /// # Safety
-    /// Python calls it with a place for a view.
+    /// Python calls it with a pointer to a view.
     unsafe fn __getbuffer__(
         slf: &Bound<'_, Self>,
         view: *mut ffi::Py_buffer,
         flags: c_int,
     ) -> PyResult<()> {
-        // SAFETY: Python's place, which must say so if there is no view.
+        // SAFETY: the pointer is Python's. Without a view, the object in it must be null.
         unsafe { (*view).obj = ptr::null_mut() };
         let mapping = slf.get().mapping(slf.py())?;
-        // SAFETY: Python's place. The view is the mapping's, and keeps that.
+        // SAFETY: the pointer is Python's. The view belongs to the mapping, and keeps it.
         match unsafe { ffi::PyObject_GetBuffer(mapping.as_ptr(), view, flags) } {
             0 => Ok(()),
             _ => Err(PyErr::fetch(slf.py())),
         }
     }
 
-    /// Never called: views are the mapping's. But NumPy keeps a view only of a type that has this,
-    /// and otherwise just the object, which could be closed under it.
+    /// Never called, because views belong to the mapping. But NumPy only keeps a view of a type
+    /// that has this function. Otherwise it keeps the object alone, which could be closed
+    /// meanwhile.
     ///
     /// # Safety
     /// It does nothing.

@@ -41,7 +41,7 @@ pub(crate) fn wait(socket: &Bound<'_, PyAny>, descriptor: &OwnedFd) -> PyResult<
     if timeout == Some(0.0) {
         return Ok(());
     }
-    // A timeout beyond what a clock can say is none.
+    // A timeout that a clock cannot represent counts as none.
     let timeout = timeout.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
     let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
     loop {
@@ -75,7 +75,7 @@ pub(crate) fn file(object: &Bound<'_, PyAny>) -> PyResult<File> {
 pub(crate) fn open(path: &Path) -> PyResult<File> {
     vellum_morsel::open_source(path).map_err(|error| {
         let errno = Errno::from_io_error(&error).unwrap_or(Errno::INVAL);
-        // The system's words; the exception adds the number and the name.
+        // The system's message. The exception adds the number and the name.
         let text = error.to_string();
         let text = text.split(" (os error").next().unwrap_or_default().to_owned();
         PyOSError::new_err((errno.raw_os_error(), text, path.as_os_str().to_owned()))

@@ -78,7 +78,7 @@ impl PyStore {
         read_only: bool,
     ) -> PyResult<Self> {
         if create && read_only {
-            return Err(PyValueError::new_err("what is opened read-only is not created"));
+            return Err(PyValueError::new_err("a store cannot be created read-only"));
         }
         let mut options = Options::new().read_only(read_only);
         if let Some(bytes) = pool_bytes {

@@ -1,4 +1,4 @@
-"""Runs the tests beside this file, and reports them as Rust's do, so that one tally has them all.
+"""Runs the tests in this folder, and prints results like those of Rust's tests, for one count.
 
     python crates/python/tests [NAME ...]
 """

@@ -50,7 +50,7 @@ class Loading(unittest.TestCase):
         return daemon
 
     def listens(self):
-        # The socket's file is there a moment before anybody listens.
+        # The socket's file exists a moment before the daemon listens.
         with socket.socket(socket.AF_UNIX) as client:
             return client.connect_ex(self.socket) == 0
 
@@ -129,10 +129,10 @@ class Loading(unittest.TestCase):
             load_safetensors(path + b"\xff")
 
     def test_ctrl_c_ends_a_load(self):
-        # A program that was started in the background may ignore the signal.
+        # A program in the background may ignore the signal.
         before = signal.signal(signal.SIGINT, signal.default_int_handler)
         self.addCleanup(signal.signal, signal.SIGINT, before)
-        # Something that takes the request and says nothing, and a signal once it has done so.
+        # A program that reads the request and does not answer, and then a signal.
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(self.socket)
             listener.listen()

@@ -16,7 +16,7 @@ from vellum.morsel import Mapping, Morsel, Stat
 
 
 def mapped(address):
-    """Whether an address of this process is mapped, as the kernel knows it."""
+    """Whether an address of this process is mapped, by the kernel's list."""
     with open("/proc/self/maps") as maps:
         ranges = (line.split()[0].split("-") for line in maps)
         return any(int(start, 16) <= address < int(end, 16) for start, end in ranges)
@@ -210,7 +210,7 @@ class Buffers(unittest.TestCase):
                     array[0] = 1
                 with self.assertRaises(ValueError):
                     array.flags.writeable = True
-                # What asks for a writable buffer outright.
+                # A call that explicitly asks for a writable buffer.
                 with tempfile.TemporaryFile() as file, self.assertRaises(TypeError):
                     file.write(b"xxxx")
                     file.seek(0)

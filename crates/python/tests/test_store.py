@@ -20,7 +20,7 @@ import vellum
 from vellum.store import Store, Tree, ValueReader, ValueWriter
 
 POOL = 1 << 20
-# Longer than the pool by far, and of no whole number of anything.
+# Much longer than the pool, and not a multiple of any unit.
 LONG = 23 * POOL + 12345
 
 
@@ -301,7 +301,7 @@ class Writing(InStore):
             del writer
             gc.collect()
         self.assertIsNone(self.tree.get(b"key"))
-        # All of them had the same space.
+        # All of them used the same space.
         self.assertLess(os.path.getsize(self.path), before + 3 * LONG)
 
     def test_a_wrapper_that_only_closes_does_not_lose_silently(self):
@@ -351,7 +351,7 @@ class Waiting(InStore):
         self.assertEqual(failed, [])
 
     def test_other_threads_go_on(self):
-        """One counts while another one is in a single long call."""
+        """One thread counts while another is in a single long call."""
         ended, turns = threading.Event(), []
 
         def count():

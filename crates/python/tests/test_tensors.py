@@ -1,4 +1,4 @@
-"""Model files: those that the formats' own libraries write, and those that nobody should."""
+"""Model files: valid ones from the formats' own libraries, and damaged ones."""
 
 import copy
 import gc
@@ -23,7 +23,7 @@ from vellum import morsel
 
 
 def keep(*tensors):
-    """What a worker has, when it starts."""
+    """The data of a worker when it starts."""
     global kept
     kept = tensors
 
