@@ -12,10 +12,10 @@ use vellum::{Options, PageRef, Store, Tree};
 use vellum_pool::device::MemoryDevice;
 use vellum_pool::{PAGE_SIZE, Space};
 
-/// More entries than any of these files has: a walk that gets here runs in a circle.
+/// More entries than any of these files has. A walk that gets so far runs in a circle.
 const ENTRIES_MAX: usize = 200_000;
 
-/// Bytes to make choices of; zeros when they are used up.
+/// Bytes for choices; zeros when they are used up.
 struct Source<'a>(&'a [u8]);
 
 impl<'a> Source<'a> {
@@ -30,7 +30,7 @@ impl<'a> Source<'a> {
     }
 }
 
-/// Decodes one page, and if its bounds are sound does to it all that can be done to a node.
+/// Decodes one page. If its bounds are sound, performs all operations of a node on it.
 ///
 /// The first two bytes choose the page's length and which fields are corrected before it is
 /// decoded; a few bytes of choices follow, and then the page from its front and its end.
@@ -63,7 +63,7 @@ pub fn page_decoder(bytes: &[u8]) {
     }
 }
 
-/// Everything that optimistic readers may do to rubbish.
+/// All operations that an optimistic reader may perform on an invalid page.
 fn read_node(image: &[u8]) {
     let node = Node::new(image);
     let mut key = Vec::new();
@@ -77,7 +77,7 @@ fn read_node(image: &[u8]) {
     }
 }
 
-/// Changes of a node whose bounds are sound: none of them panics, and a sound node stays sound.
+/// Changes a node whose bounds are sound. No change panics, and a sound node stays sound.
 fn change_node(image: &mut [u8], source: &mut Source<'_>, sound: bool) {
     let limits = NodeLimits::for_page_size(image.len());
     let right = |image: &[u8]| {
@@ -136,7 +136,7 @@ fn split_and_merge(image: &[u8], right: impl Fn(&[u8])) {
     if split_off_left(&mut two, &mut one, &split).is_err() {
         return;
     }
-    // A node that is not sorted may give halves whose fences are the wrong way round.
+    // A split of a node that is not sorted may have halves with reversed fences.
     let sorted = check(&one).is_ok() && check(&two).is_ok();
     if check(image).is_ok() {
         right(&one);
@@ -205,7 +205,7 @@ pub fn store_opener(bytes: &[u8]) {
     exercise(image, page_frames);
 }
 
-/// Gives the page at this position a checksum that is right.
+/// Gives the page at this position a valid checksum.
 pub fn reseal(image: &mut [u8], page: usize) {
     let start = page * PAGE_SIZE;
     let Some(bytes) = image.get_mut(start..) else { return };
@@ -248,7 +248,7 @@ pub fn sound_store(page_frames: u32) -> &'static [u8] {
     })
 }
 
-/// Does everything to a file that may be anything: as a store, and by salvage.
+/// Performs all operations on an arbitrary file, as a store and by salvage.
 pub fn exercise(image: Vec<u8>, page_frames: u32) {
     let open = |options: Options| {
         let device = Arc::new(MemoryDevice::from_snapshot(image.clone()));

@@ -22,7 +22,7 @@ pub struct Tensor<T> {
 
 /// Elements of a shape; `None` if the product overflows.
 pub(crate) fn elements(shape: &[u64]) -> Option<u64> {
-    // A dimension of 0 does not excuse one that is absurd.
+    // Multiplies the others first, because a dimension of 0 must not hide an absurd one.
     shape.iter().try_fold(1_u64, |product, &length| product.max(1).checked_mul(length.max(1)))?;
     Some(shape.iter().product())
 }

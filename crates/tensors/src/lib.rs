@@ -1,4 +1,4 @@
-//! Where the tensors of a model file lie.
+//! The places of tensors in model files.
 //!
 //! A file with weights is a header and a block of data. Once the file is in memory, a tensor is a
 //! range of it: nothing needs to be copied. This crate reads the headers of two formats,

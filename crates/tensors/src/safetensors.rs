@@ -54,7 +54,7 @@ impl Kind {
 /// The contents of a file's header.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {
-    /// The metadata of the file's maker.
+    /// The metadata of the file's creator.
     pub metadata: BTreeMap<String, String>,
     /// The tensors in the order of their bytes.
     pub tensors: Vec<Tensor<Kind>>,
@@ -145,7 +145,7 @@ impl<'de> Deserialize<'de> for Header {
     }
 }
 
-/// A visitor of its own, since maps take the last of several entries with one name.
+/// A visitor, because maps would keep the last of several entries with one name.
 struct HeaderVisitor;
 
 impl<'de> Visitor<'de> for HeaderVisitor {

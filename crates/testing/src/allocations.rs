@@ -26,7 +26,8 @@ pub fn allocated_bytes() -> u64 {
     BYTES.get()
 }
 
-/// Runs `work`; returns how many bytes more than before it this thread held at most meanwhile.
+/// Runs `work`. Returns the most bytes that this thread had allocated meanwhile, beyond those
+/// before.
 pub fn most_held(work: impl FnOnce()) -> u64 {
     let before = HELD.get();
     MOST.set(before);
@@ -39,7 +40,7 @@ fn hold(bytes: i64) {
     MOST.set(MOST.get().max(HELD.get()));
 }
 
-// SAFETY: hands everything to the system's allocator; counting touches plain cells of the thread.
+// SAFETY: passes everything to the system's allocator. Counting only accesses cells of the thread.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.set(ALLOCATIONS.get() + 1);

@@ -1,6 +1,6 @@
-//! Helpers for the tests of several crates: processes of their own, the kernel's count of their
-//! memory, waiting for other threads, random numbers, and checks that code makes no system calls
-//! and no allocations.
+//! Helpers for the tests of several crates: tests in their own processes, the kernel's count of
+//! their memory, waiting for other threads, random numbers, and checks that code makes no system
+//! calls and no allocations.
 //!
 //! Only tests depend on this crate, and it depends on none of the others. A failure panics.
 

@@ -5,19 +5,19 @@ use std::path::{Path, PathBuf};
 
 use crate::own_process;
 
-/// Where groups are made.
+/// The folder in which groups are created.
 const GROUPS: &str = "/sys/fs/cgroup/memory";
 /// The prefix of the names of the tests' groups; the number of the process follows.
 const PREFIX: &str = "vellum-test-";
 
-/// The group of this process, which has no other in it.
+/// The group of this process, which has no other process in it.
 #[derive(Debug)]
 pub struct MemoryGroup(PathBuf);
 
 impl MemoryGroup {
-    /// The group of the test's own process, since a group counts the memory of whole processes.
-    /// `None` when the test has passed there and its group is removed, and, with a word about it,
-    /// where no group can be made.
+    /// The group of the test's own process, because a group counts the memory of whole processes.
+    /// `None` if the test has passed there and its group is removed, or, with a printed line, if no
+    /// group can be created.
     ///
     /// # Panics
     /// As [`own_process::entered`].
@@ -46,7 +46,7 @@ impl MemoryGroup {
     /// The value of one of the group's files, such as `memory.usage_in_bytes`.
     ///
     /// # Panics
-    /// If the file is not there or holds no number.
+    /// If the file does not exist or has no number.
     pub fn bytes(&self, file: &str) -> u64 {
         let text = fs::read_to_string(self.0.join(file)).expect("a file of the group");
         text.trim().parse().expect("a number of bytes")

@@ -1,4 +1,5 @@
-//! A test in a process of its own, for properties of a whole process: its memory, its system calls.
+//! Runs a test in its own process, to test properties of the whole process: its memory, its system
+//! calls.
 //!
 //! The test starts its own program a second time and has it run that test alone. No other test runs
 //! in that process, so the test disturbs no other.
@@ -8,8 +9,8 @@ use std::process::{Command, Output};
 /// The name of the test that the process was started for.
 const TEST: &str = "VELLUM_TEST_ALONE";
 
-/// Runs a test of this program, by its whole name with modules, in a process of its own, and
-/// returns how that ended. `None` in that process: there the test goes on.
+/// Runs a test of this program, given by its full name with modules, in its own process, and
+/// returns how that ended. Returns `None` in that process, where the test goes on.
 ///
 /// # Panics
 /// If the program cannot be started again.
@@ -23,7 +24,7 @@ pub fn run(test: &str) -> Option<Output> {
     Some(child.output().expect("this program does not start again"))
 }
 
-/// Whether this is the process of a test's own; if it is not, the test has passed in one.
+/// Whether this is a test's own process. If it is not, the test has passed in its own process.
 ///
 /// # Panics
 /// If the test failed in its own process, or there is none of that name.
@@ -39,7 +40,7 @@ pub(crate) fn assert_passed(test: &str, output: &Output) {
     let text = String::from_utf8_lossy(&output.stdout);
     let passed = output.status.success() && text.contains("1 passed");
     assert!(passed, "{test} does not pass in a process of its own: {output:?}");
-    // It may say that it was skipped.
+    // The output may say that the test was skipped.
     print!("{text}{}", String::from_utf8_lossy(&output.stderr));
 }
 

@@ -18,8 +18,8 @@ pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// Sets a flag when it is dropped, so that threads that run until the flag is set end when the test
-/// fails, too. Otherwise the failed test waits for them for ever, and reports nothing.
+/// Sets a flag when it is dropped, so that threads that run until the flag is set also end when the
+/// test fails. Otherwise the failed test would wait for them forever, and report nothing.
 #[derive(Debug)]
 pub struct SetWhenDropped<'a>(pub &'a AtomicBool);
 

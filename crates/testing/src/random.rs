@@ -55,7 +55,7 @@ pub fn bytes(len: usize, seed: u64) -> Vec<u8> {
 mod tests {
     use super::*;
 
-    /// The numbers of the authors' own program.
+    /// The numbers of the authors' program.
     #[test]
     fn the_numbers_are_those_of_splitmix64() {
         let mut random = Random(1_234_567);

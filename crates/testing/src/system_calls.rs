@@ -20,7 +20,7 @@ pub const fn compare(k: u32, jt: u8, jf: u8) -> sock_filter {
     sock_filter { code: (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16, jt, jf, k }
 }
 
-/// An instruction of a filter: this becomes of the call, `SECCOMP_RET_` and so on.
+/// An instruction of a filter: the fate of the call, `SECCOMP_RET_` and so on.
 pub const fn answer(k: u32) -> sock_filter {
     sock_filter { code: (libc::BPF_RET | libc::BPF_K) as u16, jt: 0, jf: 0, k }
 }
@@ -30,7 +30,7 @@ pub const fn answer(k: u32) -> sock_filter {
 /// and `exec`.
 ///
 /// # Errors
-/// The kernel's, where filters are not allowed.
+/// The kernel's error, if filters are not allowed.
 pub fn install(filter: &[sock_filter], flags: c_ulong) -> io::Result<()> {
     let program = libc::sock_fprog {
         len: filter.len() as u16,
@@ -45,8 +45,8 @@ pub fn install(filter: &[sock_filter], flags: c_ulong) -> io::Result<()> {
     if installed { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// From now on a system call fails with `EPERM`, for all threads of the process. False, with a word
-/// about it, where there is no seccomp.
+/// From now on a system call fails with `EPERM`, for all threads of the process. False, with a
+/// printed line, if there is no seccomp.
 pub fn forbid(call: c_long) -> bool {
     let filter = [
         load(0),
@@ -61,8 +61,8 @@ pub fn forbid(call: c_long) -> bool {
     installed.is_ok()
 }
 
-/// From now on each system call of this thread ends the process, but for the one that exits it.
-/// Where there is no seccomp the process exits at once, as if it had survived.
+/// From now on each system call of this thread kills the process, except for the one that exits it.
+/// Without seccomp the process exits at once, as if it had survived.
 pub fn forbid_all() {
     let filter = [
         load(0),
@@ -78,6 +78,6 @@ pub fn forbid_all() {
 
 /// Ends a process that may make no other system call.
 pub fn survive() -> ! {
-    // SAFETY: ends the process; nothing that matters is left to be done.
+    // SAFETY: ends the process, in which nothing is left to do.
     unsafe { libc::_exit(SURVIVED) }
 }

@@ -35,12 +35,12 @@ impl Entry {
         Self((count << PAGE_BITS) | (page & ((1 << PAGE_BITS) - 1)))
     }
 
-    /// An entry as it is in memory.
+    /// An entry from its bits in memory.
     pub const fn from_bits(bits: u64) -> Self {
         Self(bits)
     }
 
-    /// As it is in memory.
+    /// Its bits in memory.
     pub const fn bits(self) -> u64 {
         self.0
     }
@@ -67,7 +67,7 @@ impl Entry {
 }
 
 impl core::fmt::Debug for Entry {
-    /// An entry does not know which way it goes; both readings are shown.
+    /// An entry does not know its direction, so this shows both readings.
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         let (page, count) = (self.page(), self.count());
         let (result, pages) = (self.result(), self.pages());
@@ -243,9 +243,9 @@ pub const HARVEST: u32 = ioctl::write::<Harvest>(IOC, 0x04);
 pub const MOVE: u32 = ioctl::write::<Move>(IOC, 0x05);
 /// How many frames the pool is to have; takes the number.
 pub const RESIZE: u32 = ioctl::none(IOC, 0x06);
-/// Puts frames on pages; takes a [`vector`].
+/// Populates pages; takes a [`vector`].
 pub const ALLOC: u32 = ioctl::none(IOC, 0x10);
-/// Takes frames off pages; takes a [`vector`].
+/// Frees pages; takes a [`vector`].
 pub const FREE: u32 = ioctl::none(IOC, 0x11);
 /// Reads absent pages; takes a [`vector`].
 pub const READ: u32 = ioctl::none(IOC, 0x12);

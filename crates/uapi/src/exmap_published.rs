@@ -1,5 +1,5 @@
-//! `vellum/exmap_published.h`: the interface of the exmap module that came with the papers, which
-//! `/dev/exmap` speaks as well. New programs use [`exmap`](crate::exmap).
+//! `vellum/exmap_published.h`: the interface of the exmap module that was published with the
+//! papers, which `/dev/exmap` also supports. New programs use [`exmap`](crate::exmap).
 
 use core::mem::offset_of;
 
@@ -43,7 +43,7 @@ pub struct Stats {
     pub flags: u64,
     /// Frames of the pool.
     pub buffer_size: u64,
-    /// Pages that are there.
+    /// Present pages.
     pub alloc_count: u64,
     /// Interfaces.
     pub max_interfaces: u32,
@@ -53,11 +53,11 @@ pub struct Stats {
 
 /// Reads pages from the descriptor that [`SETUP`] got.
 pub const OP_READ: u16 = 0;
-/// Puts frames on pages.
+/// Populates pages.
 pub const OP_ALLOC: u16 = 1;
-/// Takes frames off pages.
+/// Frees pages.
 pub const OP_FREE: u16 = 2;
-/// Writes pages; the published module never had it.
+/// Writes pages. The published module did not implement it.
 pub const OP_WRITE: u16 = 3;
 
 const LETTER: u8 = b'k';

@@ -99,7 +99,7 @@ pub struct Stat {
     pub flags: u64,
     /// The address to which it is bound, or 0.
     pub address: u64,
-    /// Pages that are there.
+    /// Present pages.
     pub pages: u64,
     /// Entries of 2 MiB.
     pub huge: u64,

@@ -1,6 +1,6 @@
-//! The Rust view and the headers are the same. A C program made from the headers prints every
-//! constant, size and offset. Its output must agree with this crate, and this crate must have
-//! everything that the headers define.
+//! The Rust view and the headers agree. A C program made from the headers prints every constant,
+//! size and offset. Its output must agree with this crate, and this crate must have everything that
+//! the headers define.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::{BTreeMap, BTreeSet};

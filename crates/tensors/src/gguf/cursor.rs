@@ -47,7 +47,7 @@ impl<'a> Cursor<'a> {
         self.array(what).map(u64::from_le_bytes)
     }
 
-    /// A number of things that follow.
+    /// A count of the elements that follow.
     pub(super) fn count(&mut self, what: &'static str, limit: u64) -> Result<u64> {
         match self.u64(what)? {
             found if found > limit => Err(Error::Limit { what, found, limit }),
@@ -55,7 +55,7 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// Bytes after their number.
+    /// A length, and then so many bytes.
     pub(super) fn bytes(&mut self, what: &'static str) -> Result<&'a [u8]> {
         let length = self.u64(what)?;
         self.take(length, what)

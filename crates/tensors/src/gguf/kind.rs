@@ -15,7 +15,7 @@ pub struct Kind {
 }
 
 impl Kind {
-    /// All types that are known.
+    /// All known types.
     pub const ALL: &[Self] = &[
         Self::new(0, "F32", 1, 4),
         Self::new(1, "F16", 1, 2),
