@@ -45,26 +45,39 @@ pub(crate) struct Shared {
     /// Flights at once.
     most: usize,
     flow: Mutex<Flow>,
-    /// As in `flow`: whether it is poisoned.
-    poisoned: AtomicBool,
+    /// As in `flow`: whether it is poisoned, or the log has ended.
+    refuses: AtomicBool,
     /// A flight has been released, or the device is free for the next one: by the number of the
     /// flight, so that a landing wakes those it is about, and one to lead the next flight.
     landed: [Condvar; GROUPS],
     /// There is work for the thread of the log.
     work: Condvar,
+    /// A flight has landed after the log ended.
+    ended: Condvar,
     /// Held while the device makes room.
     supply: Mutex<()>,
     home: Home,
 }
 
-/// A device, for one log alone until this is dropped.
-pub(crate) struct Hold(Arc<dyn LogDevice>);
+/// A device, for one log alone until this is dropped or ends.
+pub(crate) struct Hold {
+    device: Arc<dyn LogDevice>,
+    /// Another log may have the device.
+    ended: AtomicBool,
+}
 
 impl Hold {
     pub(crate) fn new(device: Arc<dyn LogDevice>) -> Result<Hold, LogError> {
         match device.taken().swap(true, Ordering::AcqRel) {
             true => Err(LogError::Taken),
-            false => Ok(Hold(device)),
+            false => Ok(Hold { device, ended: AtomicBool::new(false) }),
+        }
+    }
+
+    /// Gives the device back.
+    pub(crate) fn end(&self) {
+        if !self.ended.swap(true, Ordering::AcqRel) {
+            self.device.taken().store(false, Ordering::Release);
         }
     }
 }
@@ -73,13 +86,13 @@ impl Deref for Hold {
     type Target = dyn LogDevice;
 
     fn deref(&self) -> &Self::Target {
-        &*self.0
+        &*self.device
     }
 }
 
 impl Drop for Hold {
     fn drop(&mut self) {
-        self.0.taken().store(false, Ordering::Release);
+        self.end();
     }
 }
 
@@ -126,9 +139,10 @@ impl Shared {
             torn,
             most,
             flow: Mutex::new(flow),
-            poisoned: AtomicBool::new(false),
+            refuses: AtomicBool::new(false),
             landed: std::array::from_fn(|_| Condvar::new()),
             work: Condvar::new(),
+            ended: Condvar::new(),
             supply: Mutex::new(()),
             home: Home::new(),
         }
@@ -153,7 +167,7 @@ impl Shared {
             return Err(LogError::TooLong { len, most: self.longest() });
         }
         loop {
-            if self.poisoned.load(Ordering::Acquire) {
+            if self.refuses.load(Ordering::Acquire) {
                 return Err(lock(&self.flow).failure());
             }
             match self.ring.append(parts, len as u32) {
@@ -213,7 +227,7 @@ impl Shared {
         let reserved = self.ring.reserved();
         if self.ring.durable() >= blocks {
             Some(Ok(()))
-        } else if flow.poison.is_some() {
+        } else if flow.poison.is_some() || flow.closing {
             Some(Err(flow.failure()))
         } else if reserved.div_ceil(PAYLOAD_U64) < blocks {
             let (lsn, end) = (Lsn::of_block(blocks - 1), Lsn::of_position(reserved));
@@ -254,7 +268,7 @@ impl Shared {
 
     /// The next flight, if the device is free and there is something to carry.
     fn take(&self, flow: &mut Flow) -> Option<Flight<'_>> {
-        if flow.flying >= self.most || flow.poison.is_some() {
+        if flow.flying >= self.most || flow.poison.is_some() || flow.closing {
             return None;
         }
         let batch = self.ring.seal()?;
@@ -307,11 +321,14 @@ impl Shared {
     fn land(&self, batch: Batch, result: Result<(), String>) {
         let mut flow = lock(&self.flow);
         flow.flying -= 1;
+        if flow.closing {
+            self.ended.notify_all();
+        }
         let mut released = 0;
         match result {
             Err(cause) => {
                 tracing::error!(%cause, "the log takes no more records");
-                self.poisoned.store(true, Ordering::Release);
+                self.refuses.store(true, Ordering::Release);
                 flow.poison.get_or_insert(cause);
             }
             // What failed first may have been told to another flight's sync.
@@ -382,10 +399,17 @@ impl Shared {
         lock(&self.flow).asked_at = u64::MAX;
     }
 
-    /// Has the thread of the log end.
+    /// Has the thread of the log end. Nothing more is taken, and no flight begins; threads that
+    /// wait are told so.
     pub(crate) fn end_work(&self) {
-        lock(&self.flow).closing = true;
+        let mut flow = lock(&self.flow);
+        flow.closing = true;
+        self.refuses.store(true, Ordering::Release);
         self.work.notify_all();
+        self.landed.iter().for_each(Condvar::notify_all);
+        while flow.flying > 0 {
+            flow = wait(&self.ended, flow);
+        }
     }
 
     /// What the thread of the log does.
@@ -426,9 +450,9 @@ impl Shared {
 }
 
 impl Flow {
+    /// Why nothing more is taken.
     fn failure(&self) -> LogError {
-        let cause = self.poison.clone().unwrap_or_default();
-        LogError::Poisoned { cause }
+        self.poison.clone().map_or(LogError::Closed, |cause| LogError::Poisoned { cause })
     }
 }
 

@@ -10,7 +10,7 @@ use crate::error::LogError;
 use crate::flights::{Durable, Hold, Shared};
 use crate::ring::Ring;
 use crate::scan::{End, EndReason, Record, Scan, check_reaches};
-use crate::sync::thread;
+use crate::sync::{Mutex, lock, thread};
 
 /// How a log is opened.
 #[derive(Clone, Debug)]
@@ -41,7 +41,7 @@ impl Default for LogOptions {
 /// says 0, a drop does nothing. The child may open another folder.
 pub struct Log {
     shared: Arc<Shared>,
-    background: Option<thread::JoinHandle<()>>,
+    background: Mutex<Option<thread::JoinHandle<()>>>,
 }
 
 impl Log {
@@ -59,7 +59,7 @@ impl Log {
         from: Option<Lsn>,
         visit: impl FnMut(Record) -> Result<(), E>,
     ) -> Result<(Log, End), E> {
-        let (mut log, end) = Log::recover(device, options, from, visit)?;
+        let (log, end) = Log::recover(device, options, from, visit)?;
         let shared = Arc::clone(&log.shared);
         let work = move || shared.work();
         #[cfg(not(feature = "model"))]
@@ -67,7 +67,7 @@ impl Log {
         #[cfg(feature = "model")]
         let started = std::io::Result::Ok(thread::spawn(work));
         let started = started.map_err(LogError::io("starting a thread for the log"))?;
-        log.background = Some(started);
+        *lock(&log.background) = Some(started);
         Ok((log, end))
     }
 
@@ -107,7 +107,7 @@ impl Log {
         let torn = scan.ends_torn();
         let shared = Shared::new(device, ring, most, incarnation, was_closed, torn);
         tracing::debug!(end = %end.lsn, why = %end.why, incarnation, "opened a log");
-        Ok((Log { shared: Arc::new(shared), background: None }, end))
+        Ok((Log { shared: Arc::new(shared), background: Mutex::new(None) }, end))
     }
 
     /// Appends a record and returns its number, which is greater than those of all records appended
@@ -231,6 +231,26 @@ impl Log {
         self.shared.note_close()
     }
 
+    /// Ends the log as a drop does, under live handles: makes nothing durable, and gives the device
+    /// back. Calls of other threads fail with `Closed` from then on, unless what they wait for is
+    /// durable.
+    pub fn stop(&self) {
+        if self.shared.check_home().is_err() {
+            // The child of a fork: the thread is its parent's.
+            return;
+        }
+        self.shared.end_work();
+        if let Some(background) = lock(&self.background).take()
+            // A callback may drop the last handle: the thread does not wait for itself, and ends.
+            && background.thread().id() != thread::current().id()
+        {
+            // It catches panics of callbacks; others were reported.
+            drop(background.join());
+        }
+        self.shared.abandon_callbacks();
+        self.shared.device.end();
+    }
+
     /// The next flight, for tests that steer flights themselves.
     #[cfg(all(test, not(feature = "model")))]
     pub(crate) fn take_flight(&self) -> Option<crate::flights::Flight<'_>> {
@@ -243,18 +263,11 @@ impl Drop for Log {
         if self.shared.check_home().is_err() {
             // The child of a fork: the thread and the callbacks are the parent's. The thread's
             // part of `shared` keeps all that the child has of the log in place.
-            std::mem::forget(self.background.take());
+            let background = self.background.get_mut().map(Option::take);
+            std::mem::forget(background);
             return;
         }
-        self.shared.end_work();
-        if let Some(background) = self.background.take()
-            // A callback may drop the last handle: the thread does not wait for itself, and ends.
-            && background.thread().id() != thread::current().id()
-        {
-            // It catches panics of callbacks; others were reported.
-            drop(background.join());
-        }
-        self.shared.abandon_callbacks();
+        self.stop();
     }
 }
 

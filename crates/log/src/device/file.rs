@@ -8,9 +8,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use super::folder::{Folder, KernelFolder};
-use super::found::{NEW, find, name};
+use super::found::{NEW, find, name, number};
+use super::owner;
 use super::segment::{Segment, SegmentHead};
-use super::way::{Choice, Way, probe};
+use super::way::{Choice, PROBE, Way, probe};
 use super::{LogDevice, Written, is_full};
 use crate::block::{BLOCK_BYTES, Block};
 use crate::error::LogError;
@@ -84,6 +85,86 @@ impl FileLog {
     pub fn open(folder: impl AsRef<Path>, options: &FileLogOptions) -> Result<FileLog, LogError> {
         let folder = folder.as_ref();
         FileLog::open_in(folder, options, || Ok(Box::new(KernelFolder::lock(folder)?)))
+    }
+
+    /// Makes a new log in a folder, with one file. What a log of the same owner left there goes. An
+    /// owner is a number that is not 0. The log has no owner until [`own`](FileLog::own) says so: a
+    /// log without an owner goes when the next one is made.
+    ///
+    /// # Errors
+    /// As [`open`](FileLog::open); `Unfit` if the folder has the log of another owner, or one that
+    /// was not made by this function.
+    pub fn create(
+        folder: impl AsRef<Path>,
+        owner: u128,
+        options: &FileLogOptions,
+    ) -> Result<FileLog, LogError> {
+        let folder = folder.as_ref();
+        FileLog::create_in(folder, owner, options, || Ok(Box::new(KernelFolder::lock(folder)?)))
+    }
+
+    /// The same, in the folder that `lock` gives.
+    pub(crate) fn create_in(
+        folder: &Path,
+        owner: u128,
+        options: &FileLogOptions,
+        lock: impl FnOnce() -> Result<Box<dyn Folder>, LogError>,
+    ) -> Result<FileLog, LogError> {
+        let doing = || format!("making a log in {}", folder.display());
+        let log = FileLog::open_in(folder, options, || {
+            let locked = lock()?;
+            owner::disown(folder, &*locked, owner)?;
+            remove_segments(&*locked).map_err(LogError::io(doing()))?;
+            Ok(locked)
+        })?;
+        log.extend().map_err(|source| match is_full(&source) {
+            true => LogError::Full { bytes: options.segment_bytes, source },
+            false => LogError::io(doing())(source),
+        })?;
+        Ok(log)
+    }
+
+    /// Whether there is a log of this owner, or of nobody, in a folder, or a part of one.
+    pub fn is_left(folder: impl AsRef<Path>, owner: u128) -> bool {
+        owner::is_left(folder.as_ref(), owner)
+    }
+
+    /// Notes durably that the log has this owner, for which [`create`](FileLog::create) made it.
+    ///
+    /// # Errors
+    /// What the system said.
+    pub fn own(&self, owner: u128) -> Result<(), LogError> {
+        owner::own(&*self.folder, owner).map_err(LogError::io("giving the log its owner"))
+    }
+
+    /// Removes the files of the log, and gives the folder to the next handle. This one takes
+    /// nothing more.
+    ///
+    /// # Errors
+    /// What the system said. Then the log may be there in part, and [`create`](FileLog::create)
+    /// removes the rest.
+    pub fn remove(&self) -> Result<(), LogError> {
+        if !self.home.is_here() {
+            return Err(LogError::Forked);
+        }
+        self.failed.store(true, Ordering::Release);
+        let mut segments = self.write_segments();
+        segments.live.clear();
+        segments.spare.clear();
+        drop(segments);
+        let folder = &*self.folder;
+        let removed = remove_segments(folder).and_then(|()| owner::remove(folder));
+        folder.unlock();
+        removed.map_err(LogError::io("removing the log"))
+    }
+
+    /// Gives the folder to the next handle, before this one is dropped. This one takes nothing
+    /// more.
+    pub fn unlock(&self) {
+        if self.home.is_here() {
+            self.failed.store(true, Ordering::Release);
+            self.folder.unlock();
+        }
     }
 
     /// The same, in the folder that `lock` gives.
@@ -318,6 +399,18 @@ impl LogDevice for FileLog {
     fn in_flight(&self) -> usize {
         self.choice.in_flight
     }
+}
+
+/// Removes the files of a log, so that none of them comes back after a loss of power.
+fn remove_segments(folder: &dyn Folder) -> io::Result<()> {
+    let names = folder.names()?;
+    let ours: Vec<_> = names.iter().filter(|name| number(name).is_some()).collect();
+    for name in &ours {
+        folder.remove(name)?;
+    }
+    folder.remove(NEW)?;
+    folder.remove(PROBE)?;
+    if ours.is_empty() { Ok(()) } else { folder.sync() }
 }
 
 /// An error after which the log takes nothing more, so that no caller waits for room.

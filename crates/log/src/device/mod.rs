@@ -13,6 +13,7 @@ mod file;
 mod folder;
 mod found;
 mod look;
+mod owner;
 mod segment;
 mod simulated;
 #[cfg(all(test, not(feature = "model")))]

@@ -113,7 +113,7 @@ pub(super) struct Choice {
 static KNOWN: Mutex<Vec<(u64, Choice)>> = Mutex::new(Vec::new());
 
 /// The file that the probe writes to. No other program has one of this name.
-const PROBE: &str = "vellum-log-probe.tmp";
+pub(super) const PROBE: &str = "vellum-log-probe.tmp";
 
 /// Tries all ways on a file in the folder, once for each file system and process.
 pub(super) fn probe(folder: &dyn Folder) -> io::Result<Choice> {

@@ -1,0 +1,91 @@
+//! Logs with owners: a log that a store may need is not made anew by another.
+#![allow(clippy::unwrap_used)]
+
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+
+use tempfile::tempdir;
+use vellum_log::{FileLog, FileLogOptions, Log, LogDevice as _, LogError, LogOptions, Way};
+
+fn options() -> FileLogOptions {
+    let mut options = FileLogOptions::default();
+    (options.segment_bytes, options.most_bytes) = (16384, 8 * 16384);
+    options.way = Some(Way::BufferedSync);
+    options
+}
+
+fn names(folder: &Path) -> Vec<String> {
+    let names = fs::read_dir(folder).unwrap();
+    let mut names: Vec<_> =
+        names.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+fn open(log: FileLog) -> (Arc<FileLog>, Log) {
+    let files = Arc::new(log);
+    let opened = Log::open(files.clone(), &LogOptions::default(), None, |_| Ok::<_, LogError>(()));
+    (files, opened.unwrap().0)
+}
+
+#[test]
+fn a_log_without_an_owner_gives_way_and_an_owned_one_does_not() {
+    let folder = tempdir().unwrap();
+    let path = folder.path().join("log");
+    drop(FileLog::create(&path, 7, &options()).unwrap());
+    let (files, log) = open(FileLog::create(&path, 8, &options()).unwrap());
+    files.own(8).unwrap();
+    log.wait_durable(log.append(b"record").unwrap()).unwrap();
+    drop((log, files));
+    let before = names(&path);
+
+    let refused = FileLog::create(&path, 7, &options()).unwrap_err();
+    assert!(matches!(refused, LogError::Unfit { .. }), "{refused}");
+    assert!(refused.to_string().contains("another store"), "{refused}");
+    assert_eq!(names(&path), before);
+    assert!(before[0].starts_with("owner-") && before.len() > 1, "{before:?}");
+
+    let (files, log) = open(FileLog::create(&path, 8, &options()).unwrap());
+    let mut scan = log.scan(None).unwrap();
+    assert!(scan.next_record().unwrap().is_none(), "the log is new");
+    files.own(8).unwrap();
+    files.remove().unwrap();
+    assert_eq!(names(&path), [""; 0]);
+    assert!(log.append(&[7; 100_000]).is_err());
+    // The folder is free, whatever handles live.
+    drop(FileLog::create(&path, 7, &options()).unwrap());
+    drop((log, files));
+}
+
+#[test]
+fn a_log_of_another_program_is_left_alone() {
+    let folder = tempdir().unwrap();
+    let (_, log) = open(FileLog::open(folder.path(), &options()).unwrap());
+    log.wait_durable(log.append(b"record").unwrap()).unwrap();
+    drop(log);
+    let refused = FileLog::create(folder.path(), 7, &options()).unwrap_err();
+    assert!(refused.to_string().contains("another program"), "{refused}");
+    let files = FileLog::open(folder.path(), &options()).unwrap();
+    assert!(!files.scan().is_empty());
+}
+
+#[test]
+fn a_log_that_is_stopped_gives_its_device_back_under_live_handles() {
+    let folder = tempdir().unwrap();
+    let (files, log) = open(FileLog::create(folder.path(), 7, &options()).unwrap());
+    let durable = log.append(b"durable").unwrap();
+    log.wait_durable(durable).unwrap();
+    let lost = log.append(b"lost").unwrap();
+    log.stop();
+    assert!(matches!(log.append(b"late"), Err(LogError::Closed)));
+    assert!(matches!(log.wait_durable(lost), Err(LogError::Closed)));
+    log.wait_durable(durable).unwrap();
+    let options = LogOptions::default();
+    let (second, _) = Log::open(files.clone(), &options, None, |_| Ok::<_, LogError>(())).unwrap();
+    // The first one has given the device back already, and does not do so again.
+    drop(log);
+    let third = Log::open(files, &options, None, |_| Ok::<_, LogError>(()));
+    assert!(matches!(third, Err(LogError::Taken)));
+    second.wait_durable(second.append(b"more").unwrap()).unwrap();
+}
