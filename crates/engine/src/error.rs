@@ -71,13 +71,35 @@ pub enum Error {
     /// The store's log has no room, or has failed.
     #[error(transparent)]
     Log(#[from] LogError),
+    /// The store was not closed, and needs its log to recover. The caller has opened it read-only.
+    #[error(
+        "the store was not closed, and has to recover from its log before it can be read: open it \
+         for writing once"
+    )]
+    NeedsRecovery,
+    /// The store needs its log to recover, and the log is not there.
+    #[error(
+        "the store was not closed, and needs its log {expected:016x} to recover, but {place}: \
+         bring the log's folder back, or say where it is (Options::log_folder, or --log-folder); \
+         if it is lost, save what can be read (open it for salvage, or vellum dump --salvage)"
+    )]
+    NoLog {
+        /// Where no log is, and that there is none.
+        place: String,
+        /// The identity of the log that the store's header names.
+        expected: u64,
+    },
     /// The store needs its log to recover, and was given another one.
     #[error(
-        "the store needs its log {expected:016x} to recover, and this log is {found:016x}: open \
-         the store with the log that it had when it was last open"
+        "the store was not closed, and needs its log {expected:016x} to recover, but the log in \
+         {place} is {found:016x}: say where the log is that the store had when it was last open \
+         (Options::log_folder, or --log-folder); if it is lost, save what can be read (open it \
+         for salvage, or vellum dump --salvage)"
     )]
     OtherLog {
-        /// The identity of the log that was given.
+        /// Where the other log is.
+        place: String,
+        /// The identity of the log that was found.
         found: u64,
         /// The identity of the log that the store's header names.
         expected: u64,
@@ -268,8 +290,11 @@ impl Error {
             Error::Truncated { .. } | Error::Damaged { .. } | Error::BadRecord { .. } => {
                 Errno::BADMSG
             }
-            Error::UncleanShutdown | Error::OtherLog { .. } => Errno::UCLEAN,
-            Error::InUse(_) => Errno::BUSY,
+            Error::UncleanShutdown
+            | Error::NeedsRecovery
+            | Error::NoLog { .. }
+            | Error::OtherLog { .. } => Errno::UCLEAN,
+            Error::InUse(_) | Error::Log(LogError::InUse { .. }) => Errno::BUSY,
             Error::ReadOnly => Errno::ROFS,
             Error::KeyTooLong { .. } => Errno::NAMETOOLONG,
             Error::ValueTooLong { .. }
@@ -283,7 +308,7 @@ impl Error {
             Error::NoSuchSavepoint | Error::OtherStore(_) => Errno::INVAL,
             Error::VersionsFull { .. } => Errno::NOMEM,
             Error::PoolExhausted(_) => Errno::NOBUFS,
-            Error::DiskFull(_) => Errno::NOSPC,
+            Error::DiskFull(_) | Error::Log(LogError::Full { .. }) => Errno::NOSPC,
             Error::Exists(_) | Error::TreeExists(_) | Error::KeyExists => Errno::EXIST,
             Error::NotFound(_) | Error::NoSuchTree(_) => Errno::NOENT,
             Error::NotEmpty => Errno::NOTEMPTY,

@@ -24,10 +24,11 @@
 //! in place, under a guard. Values of up to 256 TiB can be [written](Tree::writer) and
 //! [read](Tree::reader) as streams, whatever the size of the pool.
 //!
-//! docs/format.md describes the bytes on disk. Transactions and a log are a later step. Until then,
-//! a store can be opened again only if it was closed, or synced after its last change. The store
-//! closes when its last handle is dropped, also when a panic drops it, and when the process exits.
-//! A process that is killed closes nothing.
+//! docs/format.md describes the bytes on disk. Transactions are a later step. A store with a log
+//! ([`Options::log`]) loses nothing that was synced if its process is killed or the power fails. A
+//! store without one can be opened again only if it was closed, or synced after its last change.
+//! The store closes when its last handle is dropped, also when a panic drops it, and when the
+//! process exits. A process that is killed closes nothing.
 
 mod error;
 pub mod node;
@@ -40,6 +41,7 @@ mod txn;
 mod value;
 
 pub use error::{Error, Result};
+pub use redo::progress::{RecoveryProgress, RecoveryReport};
 pub use store::PoolView;
 pub use store::check::{CheckProgress, CheckReport};
 pub use store::options::Options;

@@ -9,6 +9,7 @@ use vellum_log::{Block, Durable, Log, LogDevice, LogError, Lsn, Written};
 use vellum_pool::PageRef;
 use vellum_pool::device::Device;
 
+use super::files::LogFiles;
 use crate::page;
 use crate::store::header::LogPoint;
 use crate::sync::lock;
@@ -34,7 +35,25 @@ pub(crate) struct RedoLog {
     /// A checkpoint is due when so many bytes follow the cut.
     bytes_per_cut: u64,
     values: Arc<ValuesFirst>,
+    /// `None` if the caller has given the device of the log.
+    files: Option<LogFiles>,
     pub maps: Mutex<MapPlaces>,
+}
+
+/// A log that is open, and has no store yet.
+#[derive(Debug)]
+pub(crate) struct OpenLog {
+    pub log: Log,
+    pub values: Arc<ValuesFirst>,
+    pub files: Option<LogFiles>,
+}
+
+impl OpenLog {
+    /// The store needs no log.
+    pub(crate) fn remove(self) {
+        self.log.stop();
+        self.files.iter().for_each(LogFiles::remove);
+    }
 }
 
 /// The places of free maps. A checkpoint writes one while the newest header needs the other.
@@ -49,8 +68,7 @@ pub(crate) struct MapPlaces {
 impl RedoLog {
     /// A log whose next record follows all that the header describes.
     pub(crate) fn new(
-        log: Log,
-        values: Arc<ValuesFirst>,
+        OpenLog { log, values, files }: OpenLog,
         header: LogPoint,
         maps: MapPlaces,
         bytes_per_cut: u64,
@@ -60,6 +78,7 @@ impl RedoLog {
             begin: first.wrapping_sub(log.end().0),
             identity: values.identity(),
             values,
+            files,
             first,
             cut: AtomicU64::new(first),
             newest: AtomicU64::new(first - 1),
@@ -165,6 +184,26 @@ impl RedoLog {
     /// What the storage said.
     pub(crate) fn trim(&self, cut: u64) -> Result<(), LogError> {
         self.log.trim(Lsn(cut.wrapping_sub(self.begin)))
+    }
+
+    /// Notes durably that the store may need the log to recover.
+    ///
+    /// # Errors
+    /// What the system said.
+    pub(crate) fn own(&self, store: u128) -> Result<(), LogError> {
+        self.files.iter().try_for_each(|files| files.own(store))
+    }
+
+    /// Ends the log, and gives its place to the next one. Nothing is removed.
+    pub(crate) fn stop(&self) {
+        self.log.stop();
+        self.files.iter().for_each(LogFiles::unlock);
+    }
+
+    /// Ends the log of a store that needs it no more: its files go.
+    pub(crate) fn remove(&self) {
+        self.log.stop();
+        self.files.iter().for_each(LogFiles::remove);
     }
 
     /// Reads the durable records from `from` on.

@@ -260,6 +260,8 @@ impl StoreCore {
             // of `close` after each read, and refuses pages that are read from now on. But the pool
             // may be writing a page a second time that the checkpoint has written.
             self.pages.pool.wait_for_writes();
+            // First: the next process to open the file finds it without a log.
+            self.pages.redo_log.iter().for_each(|log| log.remove());
             self.pages.device.unlock();
         }
         outcome
@@ -288,6 +290,11 @@ impl Drop for StoreCore {
                 Ok(Err(error)) => tracing::error!("closing the store failed: {error}"),
                 Err(_) => tracing::error!("closing the store panicked"),
             }
+        }
+        // The pool's threads may keep the log for a moment longer. The next opening of the store
+        // shall have it.
+        if self.pages.check_process().is_ok() {
+            self.pages.redo_log.iter().for_each(|log| log.stop());
         }
         at_exit::unregister(self);
     }

@@ -7,6 +7,7 @@ use vellum_pool::device::Device;
 use vellum_pool::{PageRef, Pool};
 
 use crate::error::{Error, Result};
+use crate::redo::progress::RecoveryReport;
 use crate::store::file::{Checkpoints, StoreFile};
 use crate::store::group_commit::GroupCommit;
 use crate::store::header::{Header, NEXT_TREE_MAX};
@@ -27,6 +28,8 @@ pub(crate) struct StoreCore {
     pub commits: GroupCommit,
     /// Trees that were dropped and whose pages views still see.
     pub dropped_trees: Mutex<Vec<Arc<TreeState>>>,
+    /// What the opening did to recover the store.
+    pub recovery: Option<RecoveryReport>,
 }
 
 /// The trees that have handles, by name.
@@ -77,6 +80,7 @@ impl StoreCore {
             dropped_trees: Mutex::default(),
             checkpoints: Mutex::new(pool.with_space(|space| Checkpoints::of_file(free_map, space))),
             commits: GroupCommit::default(),
+            recovery: None,
             pages: PageStore::new(pool, device, file, salvage),
             salvage,
         }

@@ -15,6 +15,7 @@ mod gate_tests;
 pub(crate) mod group_commit;
 pub(crate) mod header;
 pub(crate) mod open;
+pub(crate) mod open_log;
 pub(crate) mod options;
 pub(crate) mod pages;
 pub(crate) mod unlinked;
@@ -29,6 +30,7 @@ use vellum_pool::{BackendKind, PAGE_SIZE, Pool, PoolError, PoolStats, Space};
 
 use crate::error::{Error, Result};
 use crate::page::blob::VALUE_MAX;
+use crate::redo::progress::RecoveryReport;
 use crate::store::core::StoreCore;
 use crate::store::options::Options;
 use crate::tree::{Entries, Tree};
@@ -37,9 +39,10 @@ use crate::tree::{Entries, Tree};
 ///
 /// [`close`](Store::close) the store at the end. The store also closes when its last handle is
 /// dropped, even while a panic unwinds the thread, and when the process exits with the store open.
-/// In these cases errors go only to the log. If the process was killed after a change was written
-/// to the file, opening the store again fails, because there is no log yet from which to recover
-/// it. The child of a `fork` neither uses nor closes the stores of its parent.
+/// In these cases errors go only to `tracing`. If the process was killed after a change was written
+/// to the file, opening the store again recovers it from its log
+/// ([`Options::log`](crate::Options::log)), or fails if it had none. The child of a `fork` neither
+/// uses nor closes the stores of its parent.
 #[derive(Clone, Debug)]
 pub struct Store {
     pub(crate) core: Arc<StoreCore>,
@@ -103,14 +106,17 @@ impl Store {
         open::create_file(path.as_ref(), options).map(Store::from_core)
     }
 
-    /// Opens the store in a file.
+    /// Opens the store in a file. If the store had a log and was not closed, recovers it first,
+    /// whatever the options are ([`recovery`](Store::recovery)).
     ///
     /// # Errors
     /// [`NotFound`](Error::NotFound), [`InUse`](Error::InUse); if the file is invalid,
     /// [`NotAStore`](Error::NotAStore), [`Truncated`](Error::Truncated),
-    /// [`Damaged`](Error::Damaged), [`UncleanShutdown`](Error::UncleanShutdown).
+    /// [`Damaged`](Error::Damaged), [`UncleanShutdown`](Error::UncleanShutdown); if the store has
+    /// to recover, [`NoLog`](Error::NoLog), [`OtherLog`](Error::OtherLog),
+    /// [`NeedsRecovery`](Error::NeedsRecovery).
     pub fn open(path: impl AsRef<Path>, options: &Options) -> Result<Store> {
-        Store::open_on(open::open_file(path.as_ref(), options)?, options)
+        open::open_at(path.as_ref(), options).map(Store::from_core)
     }
 
     /// Opens the store in a file, or creates it if there is none or the file is empty.
@@ -235,6 +241,9 @@ impl Store {
     /// Afterwards the file opens with the state at the cut of that checkpoint. This holds until the
     /// store writes the first page of a later change, at the next call or when it evicts a page.
     ///
+    /// A store with a log ([`Options::log`](crate::Options::log)) makes its log durable instead, and
+    /// changes wait for nothing. Afterwards the changes survive a crash, whatever comes later.
+    ///
     /// # Errors
     /// A failed write or sync, which poisons the store; a full disk, which does not.
     pub fn sync(&self) -> Result<()> {
@@ -254,6 +263,11 @@ impl Store {
     /// other handles go on and may close it again, and dropping the last one tries once more.
     pub fn close(self) -> Result<()> {
         self.core.close()
+    }
+
+    /// What the opening of the store did to recover it. `None` if it was closed before.
+    pub fn recovery(&self) -> Option<RecoveryReport> {
+        self.core.recovery
     }
 
     /// Properties and statistics of the store.

@@ -4,7 +4,6 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use vellum_log::{End, Log, LogDevice, LogOptions, Lsn, Record};
 use vellum_pool::device::{Device, FileDevice, FileOptions, UnpublishedFile, Write};
 use vellum_pool::{PageRef, Pool, PoolError, PoolOptions, PoolSize, RawPages, Space};
 
@@ -12,21 +11,20 @@ use crate::error::{Error, Result};
 use crate::node::{Fences, NodeMut};
 use crate::page::format::StoreFormat;
 use crate::page::{self, PageKind};
-use crate::redo::log::{MapPlaces, RedoLog, ValuesFirst};
-use crate::redo::recover::Recovery;
+use crate::redo::log::OpenLog;
 use crate::store::core::StoreCore;
 use crate::store::file::StoreFile;
 use crate::store::free_map;
 use crate::store::header::{
-    FORMAT_VERSION, FORMAT_VERSION_LOG, FORMAT_VERSION_PIECES, HEADER_PAGES, Header, HeaderPage,
-    LISTED_FRAMES_MAX, LogPoint,
+    FORMAT_VERSION, FORMAT_VERSION_LOG, HEADER_PAGES, Header, HeaderPage, LISTED_FRAMES_MAX,
+    LogPoint,
 };
+use crate::store::open_log::{LogPlace, begin_log, recover};
 use crate::store::options::{Options, PAGE_FRAMES_MAX, min_pool_frames};
-use crate::sync::lock;
 use crate::tree::CATALOG;
 
 /// Opens the file as a device.
-pub(crate) fn open_file(path: &Path, options: &Options) -> Result<Arc<dyn Device>> {
+fn open_file(path: &Path, options: &Options) -> Result<Arc<dyn Device>> {
     Ok(Arc::new(FileDevice::open(path, file_options(options))?))
 }
 
@@ -37,8 +35,26 @@ pub(crate) fn create_file(path: &Path, options: &Options) -> Result<StoreCore> {
         return Err(Error::ReadOnly);
     }
     let (device, file) = UnpublishedFile::create(path, file_options(options))?;
-    let core = create(Arc::new(device), options)?;
-    file.publish()?;
+    let mut core = create_without_log(Arc::new(device), options)?;
+    if !options.wants_log() {
+        file.publish()?;
+        return Ok(core);
+    }
+    let store = core.pages.header().store_id;
+    let place = LogPlace::of(options, Some(path));
+    let log = place.create(store, &core.pages.device, options)?;
+    if let Err(error) = file.publish() {
+        log.remove();
+        return Err(error.into());
+    }
+    // Not before: a crash would leave a log of which nobody could tell that no store needs it.
+    if let Err(error) = begin_log(&mut core, log, options) {
+        // The store is locked, so nobody has used it.
+        if path.is_file() && path.canonicalize().and_then(std::fs::remove_file).is_ok() {
+            drop(place.create(store, &core.pages.device, options).map(OpenLog::remove));
+        }
+        return Err(error);
+    }
     Ok(core)
 }
 
@@ -52,6 +68,16 @@ fn file_options(options: &Options) -> FileOptions {
 
 /// Creates an empty store on a device, durably.
 pub(crate) fn create(device: Arc<dyn Device>, options: &Options) -> Result<StoreCore> {
+    let mut core = create_without_log(device, options)?;
+    if options.wants_log() {
+        let store = core.pages.header().store_id;
+        let log = LogPlace::of(options, None).create(store, &core.pages.device, options)?;
+        begin_log(&mut core, log, options)?;
+    }
+    Ok(core)
+}
+
+fn create_without_log(device: Arc<dyn Device>, options: &Options) -> Result<StoreCore> {
     let page_frames = options.page_frames.unwrap_or(1);
     if !(1..=PAGE_FRAMES_MAX).contains(&page_frames) {
         return Err(Error::BadOption(format!(
@@ -96,13 +122,8 @@ pub(crate) fn create(device: Arc<dyn Device>, options: &Options) -> Result<Store
     // Before the first page: a store that was on the device before must be invalid from now on.
     device.sync().map_err(PoolError::Sync)?;
     file.update(|known| *known = header);
-    let mut core = StoreCore::new(pool, device, file, Vec::new(), false);
+    let core = StoreCore::new(pool, device, file, Vec::new(), false);
     core.sync()?;
-    if let Some(log) = &options.log {
-        let log = Arc::new(ValuesFirst::new(log.clone(), core.pages.device.clone()));
-        let (opened, _) = open_log(&log, None, |_| Ok(()))?;
-        begin_log(&mut core, opened, log, options.log_bytes)?;
-    }
     Ok(core)
 }
 
@@ -116,6 +137,15 @@ pub(crate) fn random_id() -> u128 {
 
 /// Opens the store on a device.
 pub(crate) fn open(device: Arc<dyn Device>, options: &Options) -> Result<StoreCore> {
+    open_with(device, options, &LogPlace::of(options, None))
+}
+
+/// Opens the store in a file.
+pub(crate) fn open_at(path: &Path, options: &Options) -> Result<StoreCore> {
+    open_with(open_file(path, options)?, options, &LogPlace::of(options, Some(path)))
+}
+
+fn open_with(device: Arc<dyn Device>, options: &Options, place: &LogPlace) -> Result<StoreCore> {
     let pages = device.pages().map_err(PoolError::Resize)?;
     let mut header = read_header(&device, pages, options.salvage)?;
     if let Some(asked) = options.page_frames.filter(|asked| *asked != header.page_frames) {
@@ -126,25 +156,21 @@ pub(crate) fn open(device: Arc<dyn Device>, options: &Options) -> Result<StoreCo
         )));
     }
     let pool_options = options.pool_options(header.page_frames)?;
-    let log_device = options.log.as_ref().filter(|_| !options.is_read_only());
-    let log_device = log_device.map(|log| Arc::new(ValuesFirst::new(log.clone(), device.clone())));
-    let mut log = None;
+    let (mut log, mut recovery) = (None, None);
     if !options.salvage {
-        let needs_log = !header.clean && header.log.identity != 0;
         // First, because the file's length in a header that says "in use" may be wrong.
-        let can_recover = needs_log && log_device.is_some();
-        if !header.clean && !can_recover {
-            return Err(Error::UncleanShutdown);
+        match (header.clean, header.log.identity, options.is_read_only()) {
+            (false, 0, _) => return Err(Error::UncleanShutdown),
+            (false, _, true) => return Err(Error::NeedsRecovery),
+            _ => {}
         }
         if pages < header.file_pages {
             return Err(Error::Truncated { found: pages, expected: header.file_pages });
         }
-        if let Some(log_device) = &log_device {
-            let (opened, recovered) = match needs_log {
-                true => recover(&device, header, log_device)?,
-                false => (open_log(log_device, None, |_| Ok(()))?.0, header),
-            };
-            (log, header) = (Some(opened), recovered);
+        if !header.clean {
+            let map = || read_free_map(&device, &header);
+            let (opened, recovered, report) = recover(&device, header, map, place, options)?;
+            (log, header, recovery) = (Some(opened), recovered, Some(report));
         }
     }
     let (free_map, space) = match options.salvage {
@@ -158,57 +184,18 @@ pub(crate) fn open(device: Arc<dyn Device>, options: &Options) -> Result<StoreCo
     let format = StoreFormat::of(file.clone());
     let pool = Pool::open(device.clone(), format, space, pool_options)?;
     let mut core = StoreCore::new(pool, device, file, free_map, options.salvage);
-    if let (Some(log), Some(log_device)) = (log, log_device) {
-        begin_log(&mut core, log, log_device, options.log_bytes)?;
+    core.recovery = recovery;
+    match (options.wants_log(), log) {
+        (true, Some(log)) => begin_log(&mut core, log, options)?,
+        (true, None) => {
+            let log = place.create(header.store_id, &core.pages.device, options)?;
+            begin_log(&mut core, log, options)?;
+        }
+        (false, Some(log)) => log.remove(),
+        (false, None) if !options.is_read_only() => place.remove_left(header.store_id, options),
+        (false, None) => {}
     }
     Ok(core)
-}
-
-fn open_log(
-    device: &Arc<ValuesFirst>,
-    from: Option<Lsn>,
-    visit: impl FnMut(Record) -> Result<()>,
-) -> Result<(Log, End)> {
-    Log::open(device.clone(), &LogOptions::default(), from, visit)
-}
-
-/// Recovers a store that ended while it was in use with this log. Returns the log, and the header
-/// of the clean file.
-fn recover(
-    device: &Arc<dyn Device>,
-    header: Header,
-    log: &Arc<ValuesFirst>,
-) -> Result<(Log, Header)> {
-    let (found, expected) = (log.identity(), header.log.identity);
-    if found != expected {
-        return Err(Error::OtherLog { found, expected });
-    }
-    let (map, space) = read_free_map(device, &header)?;
-    let mut recovery = Recovery::new(header, map, space);
-    let (log, end) = open_log(log, Some(recovery.from()), |record| recovery.add(record))?;
-    recovery.end_at(end.lsn);
-    let (header, done) = recovery.write(device)?;
-    tracing::info!(records = done.records, pages = done.pages, "recovered the store");
-    Ok((log, header))
-}
-
-/// Has a clean store write its changes to a log from now on.
-fn begin_log(
-    core: &mut StoreCore,
-    log: Log,
-    device: Arc<ValuesFirst>,
-    bytes_per_cut: u64,
-) -> Result<()> {
-    let file = core.pages.file.clone();
-    // A store with a log has header version 4, which no program reads that knows no pieces.
-    file.update(|header| header.version = FORMAT_VERSION_PIECES);
-    let newest = std::mem::take(&mut lock(&core.checkpoints).places);
-    let maps = MapPlaces { newest, next: Vec::new() };
-    let log = Arc::new(RedoLog::new(log, device, file.header().log, maps, bytes_per_cut));
-    let named = Header { clean: false, log: log.point(log.cut_at_end()), ..file.header() };
-    file.begin_log(&log, named)?;
-    core.pages.redo_log = Some(log);
-    Ok(())
 }
 
 /// Checks that each page in the header's list has the checksum in the list. If one differs, a crash

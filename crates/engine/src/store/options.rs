@@ -1,5 +1,6 @@
 //! The options for opening a store: [`Options`].
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use vellum_log::LogDevice;
@@ -7,6 +8,7 @@ use vellum_pool::device::Direct;
 use vellum_pool::{BackendChoice, PAGE_SIZE, PoolOptions, PoolSize, Replacement, StatePlace};
 
 use crate::error::{Error, Result};
+use crate::redo::progress::{RecoveryListener, RecoveryProgress};
 
 /// The longest tree pages, in units of 4 KiB.
 pub(crate) const PAGE_FRAMES_MAX: u32 = 16;
@@ -24,11 +26,16 @@ pub struct Options {
     pub(crate) evictors: u64,
     pub(crate) replacement: Replacement,
     pub(crate) states: StatePlace,
-    /// The place of the store's log. Not public yet: values with pages of their own and bulk loads
-    /// are not in the log.
+    /// Whether the store has a log from now on.
+    pub(crate) has_log: bool,
+    /// The folder of the log, if it is not beside the store's file.
+    pub(crate) log_folder: Option<PathBuf>,
+    /// A log in another place than a folder.
     pub(crate) log: Option<Arc<dyn LogDevice>>,
-    /// A checkpoint is due when the log has so many bytes after the last one.
+    /// The most bytes that the log takes. A checkpoint is due when half of them follow the last
+    /// one.
     pub(crate) log_bytes: u64,
+    pub(crate) on_recovery: RecoveryListener,
 }
 
 impl Default for Options {
@@ -43,8 +50,11 @@ impl Default for Options {
             evictors: 1,
             replacement: Replacement::default(),
             states: StatePlace::default(),
+            has_log: false,
+            log_folder: None,
             log: None,
-            log_bytes: 64 << 20,
+            log_bytes: 128 << 20,
+            on_recovery: RecoveryListener::default(),
         }
     }
 }
@@ -118,6 +128,50 @@ impl Options {
     pub fn states(mut self, place: StatePlace) -> Options {
         self.states = place;
         self
+    }
+
+    /// Whether the store has a log while it is open. Then [`Store::sync`](crate::Store::sync) makes
+    /// the log durable and not the store's file, and a crash loses nothing that was synced: the
+    /// next opening recovers the store from its log, whatever its options are.
+    ///
+    /// The log lies in a folder beside the store's file, with the file's name and `.log` behind
+    /// it, or in [`log_folder`](Options::log_folder). Closing the store removes it. A store that
+    /// was not closed needs it: file and folder must be moved and copied together.
+    ///
+    /// The default is no log. A store that is opened read-only has none.
+    pub fn log(mut self, yes: bool) -> Options {
+        self.has_log = yes;
+        self
+    }
+
+    /// The folder of the store's log, which is created if it is not there and its parent is.
+    /// Implies [`log`](Options::log). A store that was not closed with a log there has to be opened
+    /// with this option again. Each store needs a folder of its own.
+    pub fn log_folder(mut self, folder: impl Into<PathBuf>) -> Options {
+        self.log_folder = Some(folder.into());
+        self.log(true)
+    }
+
+    /// The most bytes that the log takes: at least 1 MiB, by default 128 MiB. A checkpoint begins
+    /// when half of them are used. More bytes mean fewer checkpoints, and a longer recovery.
+    pub fn log_bytes(mut self, bytes: u64) -> Options {
+        self.log_bytes = bytes;
+        self
+    }
+
+    /// A function that is told the progress of a recovery, should one be needed. It runs on the
+    /// thread that opens the store, for every 256 KiB of the log that are read.
+    pub fn on_recovery(
+        mut self,
+        listener: impl Fn(RecoveryProgress) + Send + Sync + 'static,
+    ) -> Options {
+        self.on_recovery = RecoveryListener::new(Arc::new(listener));
+        self
+    }
+
+    /// Whether the options ask for a log.
+    pub(crate) fn wants_log(&self) -> bool {
+        (self.has_log || self.log.is_some()) && !self.is_read_only()
     }
 
     pub(crate) fn is_read_only(&self) -> bool {

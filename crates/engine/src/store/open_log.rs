@@ -1,0 +1,205 @@
+//! Finds the log that a store needs to recover, recovers the store from it, and gives a store a
+//! log.
+
+use std::fs;
+use std::os::unix::fs::FileTypeExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use vellum_log::{BLOCK_BYTES, Log, LogDevice, Lsn, Record};
+use vellum_pool::device::Device;
+use vellum_pool::{PageRef, Space};
+
+use crate::error::{Error, Result};
+use crate::redo::files::{LOG_BYTES_MIN, LogFiles, log_options};
+use crate::redo::log::{MapPlaces, OpenLog, RedoLog, ValuesFirst};
+use crate::redo::progress::RecoveryReport;
+use crate::redo::recover::Recovery;
+use crate::store::core::StoreCore;
+use crate::store::header::{FORMAT_VERSION_PIECES, Header};
+use crate::store::options::Options;
+use crate::sync::lock;
+
+/// Where a store has its log, if it has one.
+#[derive(Clone, Debug)]
+pub(crate) enum LogPlace {
+    Device(Arc<dyn LogDevice>),
+    Folder {
+        path: PathBuf,
+        /// The folder goes when the store is closed: the store chose its name.
+        goes: bool,
+    },
+    /// There is no file to have a folder beside it.
+    Nowhere,
+}
+
+impl LogPlace {
+    /// For a store in `file`, if it has a path.
+    pub(crate) fn of(options: &Options, file: Option<&Path>) -> LogPlace {
+        match (&options.log, &options.log_folder, file.and_then(folder_beside)) {
+            (Some(device), ..) => LogPlace::Device(device.clone()),
+            (None, Some(folder), _) => LogPlace::Folder { path: folder.clone(), goes: false },
+            (None, None, Some(path)) => LogPlace::Folder { path, goes: true },
+            (None, None, None) => LogPlace::Nowhere,
+        }
+    }
+
+    /// The log that a store in use needs.
+    ///
+    /// # Errors
+    /// If the log is not there.
+    fn find(
+        &self,
+        expected: u64,
+        options: &Options,
+    ) -> Result<(Arc<dyn LogDevice>, Option<LogFiles>)> {
+        let no_log = |place| Err(Error::NoLog { place, expected });
+        let (device, files) = match self {
+            LogPlace::Device(device) => (device.clone(), None),
+            LogPlace::Folder { path, goes } => {
+                match LogFiles::open(path, *goes, options.log_bytes)? {
+                    Some(files) => (files.device(), Some(files)),
+                    None => return no_log(format!("{} has none", path.display())),
+                }
+            }
+            LogPlace::Nowhere => return no_log("no folder is given".into()),
+        };
+        match device.identity() {
+            found if found == expected => Ok((device, files)),
+            found => Err(Error::OtherLog { found, expected, place: self.to_string() }),
+        }
+    }
+
+    /// Removes what a process has left of the log of a store that is clean.
+    pub(crate) fn remove_left(&self, store: u128, options: &Options) {
+        if let LogPlace::Folder { path, goes } = self {
+            LogFiles::remove_left(path, *goes, store, options.log_bytes.max(LOG_BYTES_MIN));
+        }
+    }
+
+    /// Makes a new log for a store that is clean.
+    ///
+    /// # Errors
+    /// If the folder has the log of another store; what the system said.
+    pub(crate) fn create(
+        &self,
+        store: u128,
+        file: &Arc<dyn Device>,
+        options: &Options,
+    ) -> Result<OpenLog> {
+        options.check_log()?;
+        let (device, files) = match self {
+            LogPlace::Device(device) => (device.clone(), None),
+            LogPlace::Folder { path, goes } => {
+                let files = LogFiles::create(path, *goes, store, options.log_bytes)?;
+                (files.device(), Some(files))
+            }
+            LogPlace::Nowhere => {
+                return Err(Error::BadOption(
+                    "this store has no folder beside it for a log: name one \
+                     (Options::log_folder)"
+                        .into(),
+                ));
+            }
+        };
+        let values = Arc::new(ValuesFirst::new(device, file.clone()));
+        let (log, _) = open_log(&values, None, options, |_| Ok(()))?;
+        Ok(OpenLog { log, values, files })
+    }
+}
+
+impl std::fmt::Display for LogPlace {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            LogPlace::Folder { path, .. } => path.display().fmt(f),
+            LogPlace::Device(_) | LogPlace::Nowhere => f.write_str("the device"),
+        }
+    }
+}
+
+/// The folder beside a file: the file's name with `.log` behind it. A block device has none, since
+/// files beside it are not on a disk.
+fn folder_beside(file: &Path) -> Option<PathBuf> {
+    let found = fs::metadata(file);
+    if found.is_ok_and(|found| found.file_type().is_block_device()) {
+        return None;
+    }
+    // Whatever name the file is opened by, the folder lies beside the file itself.
+    let parent = match file.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    };
+    let of_new = || Some(fs::canonicalize(parent).ok()?.join(file.file_name()?));
+    let mut path = fs::canonicalize(file).ok().or_else(of_new)?.into_os_string();
+    path.push(".log");
+    Some(path.into())
+}
+
+fn open_log(
+    device: &Arc<ValuesFirst>,
+    from: Option<Lsn>,
+    options: &Options,
+    visit: impl FnMut(Record) -> Result<()>,
+) -> Result<(Log, Lsn)> {
+    let opened = Log::open(device.clone(), &log_options(options.log_bytes), from, visit);
+    opened.map(|(log, end)| (log, end.lsn))
+}
+
+/// Recovers a store that ended while it was in use with a log. `map` is the free map of its header,
+/// and the space that it describes. Returns the log, the header of the clean file, and what was
+/// done.
+pub(crate) fn recover(
+    file: &Arc<dyn Device>,
+    header: Header,
+    map: impl FnOnce() -> Result<(Vec<PageRef>, Space)>,
+    place: &LogPlace,
+    options: &Options,
+) -> Result<(OpenLog, Header, RecoveryReport)> {
+    let (device, files) = place.find(header.log.identity, options)?;
+    let (map, space) = map()?;
+    tracing::info!(log = %place, "the store was not closed: recovering it");
+    let most = Lsn(device.scan().end * BLOCK_BYTES as u64);
+    let mut recovery = Recovery::new(header, map, space, most, &options.on_recovery);
+    let values = Arc::new(ValuesFirst::new(device, file.clone()));
+    let from = Some(recovery.from());
+    let (log, end) = open_log(&values, from, options, |record| recovery.add(&record))?;
+    recovery.end_at(end);
+    let (header, report) = recovery.write(file, &log)?;
+    let RecoveryReport { records, pages, log_bytes, duration } = report;
+    tracing::info!(records, pages, log_bytes, ?duration, "recovered the store");
+    Ok((OpenLog { log, values, files }, header, report))
+}
+
+/// Has a clean store write its changes to a log from now on.
+///
+/// # Errors
+/// A failed write or sync.
+pub(crate) fn begin_log(core: &mut StoreCore, log: OpenLog, options: &Options) -> Result<()> {
+    let file = core.pages.file.clone();
+    // A store with a log has header version 4, which no program reads that knows no pieces.
+    file.update(|header| header.version = FORMAT_VERSION_PIECES);
+    let newest = std::mem::take(&mut lock(&core.checkpoints).places);
+    let maps = MapPlaces { newest, next: Vec::new() };
+    let log = Arc::new(RedoLog::new(log, file.header().log, maps, options.log_bytes / 2));
+    log.own(file.header().store_id)?;
+    let named = Header { clean: false, log: log.point(log.cut_at_end()), ..file.header() };
+    if let Err(error) = file.begin_log(&log, named) {
+        log.stop();
+        return Err(error);
+    }
+    core.pages.redo_log = Some(log);
+    Ok(())
+}
+
+impl Options {
+    /// Whether the options of the log make sense.
+    fn check_log(&self) -> Result<()> {
+        let (bytes, min) = (self.log_bytes, LOG_BYTES_MIN);
+        match self.log.is_none() && bytes < min {
+            true => Err(Error::BadOption(format!(
+                "a log of {bytes} bytes: a log has at least {min} (Options::log_bytes)"
+            ))),
+            false => Ok(()),
+        }
+    }
+}

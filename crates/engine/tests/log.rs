@@ -1,0 +1,251 @@
+//! Stores with a log in a folder: where it is, when it goes, and what the next opening does.
+#![allow(clippy::unwrap_used)]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use tempfile::{TempDir, tempdir};
+use vellum::{Error, MemoryDevice, Options, Store};
+
+fn plain() -> Options {
+    Options::new().pool_bytes(4 << 20)
+}
+
+fn logged() -> Options {
+    plain().log(true).log_bytes(1 << 20)
+}
+
+fn key(number: u32) -> [u8; 4] {
+    number.to_be_bytes()
+}
+
+fn put(store: &Store, numbers: std::ops::Range<u32>) {
+    let tree = store.tree_or_create("tree").unwrap();
+    for number in numbers {
+        let len = if number % 50 == 7 { 9000 } else { 60 };
+        tree.upsert(&key(number), &vec![number as u8; len]).unwrap();
+    }
+}
+
+/// Asserts that the store is sound and has the entries that [`put`] made, and no others.
+fn expect(store: &Store, count: u32) {
+    let report = store.check(&mut |_| ()).unwrap();
+    assert!(report.is_sound(), "{:?}", report.damage);
+    assert_eq!(report.lost_pages, 0);
+    let tree = store.tree("tree").unwrap();
+    assert_eq!(tree.stat().unwrap().entries, u64::from(count));
+    for number in 0..count {
+        let value = tree.get(&key(number)).unwrap().unwrap();
+        assert!(value.iter().all(|byte| *byte == number as u8));
+    }
+}
+
+/// A folder with a store that was not closed: copies of the files of one that is open and synced.
+fn crashed(count: u32) -> (TempDir, PathBuf) {
+    let folder = tempdir().unwrap();
+    let path = folder.path().join("open");
+    let store = Store::create(&path, &logged()).unwrap();
+    put(&store, 0..count);
+    store.sync().unwrap();
+    let copy = folder.path().join("crashed");
+    fs::copy(&path, &copy).unwrap();
+    copy_folder(&beside(&path), &beside(&copy));
+    store.close().unwrap();
+    fs::remove_file(&path).unwrap();
+    (folder, copy)
+}
+
+fn copy_folder(from: &Path, to: &Path) {
+    fs::create_dir(to).unwrap();
+    for entry in fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        fs::copy(entry.path(), to.join(entry.file_name())).unwrap();
+    }
+}
+
+/// The folder of the log.
+fn beside(store: &Path) -> PathBuf {
+    let mut name = store.as_os_str().to_owned();
+    name.push(".log");
+    name.into()
+}
+
+fn bytes_in(folder: &Path) -> u64 {
+    fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().metadata().unwrap().len()).sum()
+}
+
+#[test]
+fn a_closed_store_is_one_file_and_an_open_one_has_a_log_beside_it() {
+    let folder = tempdir().unwrap();
+    let path = folder.path().join("store");
+    for round in 0..3 {
+        let store = Store::open_or_create(&path, &logged()).unwrap();
+        assert!(store.recovery().is_none());
+        assert!(bytes_in(&beside(&path)) > 0);
+        put(&store, 0..2000 * (round + 1));
+        assert!(bytes_in(&beside(&path)) <= 1 << 20, "the log is bounded");
+        store.sync().unwrap();
+        assert!(!store.stat().unwrap().clean);
+        let tree = store.tree("tree").unwrap();
+        store.close().unwrap();
+        // Whatever handles live.
+        let names: Vec<_> = fs::read_dir(folder.path()).unwrap().collect();
+        assert_eq!(names.len(), 1, "{names:?}");
+        let plain = Store::open(&path, &plain().read_only(true)).unwrap();
+        expect(&plain, 2000 * (round + 1));
+        drop(tree);
+    }
+}
+
+#[test]
+fn a_store_recovers_whatever_the_options_are() {
+    for options in [plain(), logged(), plain().page_frames(1)] {
+        let (_folder, path) = crashed(3000);
+        let told = Arc::new(AtomicU64::new(0));
+        let progress = told.clone();
+        let options = options.on_recovery(move |progress_now| {
+            assert!(progress_now.bytes_done <= progress_now.bytes_total);
+            progress.store(progress_now.bytes_done, Ordering::SeqCst);
+        });
+        let store = Store::open(&path, &options).unwrap();
+        let report = store.recovery().unwrap();
+        assert!(report.records > 0 && report.pages > 0, "{report:?}");
+        // Once to see what there is, once to redo it.
+        assert_eq!(told.load(Ordering::SeqCst), 2 * report.log_bytes);
+        expect(&store, 3000);
+        put(&store, 3000..4000);
+        store.close().unwrap();
+        assert!(!beside(&path).exists());
+        let store = Store::open(&path, &plain()).unwrap();
+        assert!(store.recovery().is_none());
+        expect(&store, 4000);
+    }
+}
+
+#[test]
+fn a_store_that_was_dropped_open_is_recovered_again_and_again() {
+    let (folder, path) = crashed(500);
+    for round in 1..4 {
+        let store = Store::open(&path, &logged()).unwrap();
+        assert!(store.recovery().is_some());
+        expect(&store, 500 * round);
+        put(&store, 500 * round..500 * (round + 1));
+        store.sync().unwrap();
+        let copy = folder.path().join("next");
+        fs::copy(&path, &copy).unwrap();
+        copy_folder(&beside(&path), &beside(&copy));
+        store.close().unwrap();
+        fs::rename(&copy, &path).unwrap();
+        fs::rename(beside(&copy), beside(&path)).unwrap();
+    }
+}
+
+#[test]
+fn a_log_that_is_not_there_is_named_and_nothing_is_changed() {
+    let (folder, path) = crashed(500);
+    let moved = folder.path().join("moved");
+    fs::rename(beside(&path), &moved).unwrap();
+    let before = fs::read(&path).unwrap();
+    for options in [plain(), logged()] {
+        let error = Store::open(&path, &options).unwrap_err();
+        assert!(matches!(error, Error::NoLog { .. }), "{error}");
+        assert!(error.to_string().contains("crashed.log"), "{error}");
+        assert!(!beside(&path).exists());
+    }
+    fs::create_dir(beside(&path)).unwrap();
+    assert!(matches!(Store::open(&path, &plain()), Err(Error::NoLog { .. })));
+    let other = folder.path().join("other");
+    let (_other_folder, other_path) = crashed(5);
+    fs::rename(beside(&other_path), &other).unwrap();
+    let error = Store::open(&path, &plain().log_folder(&other)).unwrap_err();
+    assert!(matches!(error, Error::OtherLog { .. }), "{error}");
+    assert!(error.to_string().contains("other"), "{error}");
+    assert!(fs::read(&path).unwrap() == before);
+
+    // Without a log, the entries can be read as they are.
+    drop(Store::open(&path, &plain().salvage(true)).unwrap());
+    let store = Store::open(&path, &plain().log_folder(&moved)).unwrap();
+    expect(&store, 500);
+    store.close().unwrap();
+    // A folder that the caller has named stays.
+    assert_eq!(fs::read_dir(&moved).unwrap().count(), 0);
+}
+
+#[test]
+fn a_store_that_needs_to_recover_is_not_read_before() {
+    let (_folder, path) = crashed(500);
+    let error = Store::open(&path, &plain().read_only(true)).unwrap_err();
+    assert!(matches!(error, Error::NeedsRecovery), "{error}");
+    Store::open(&path, &plain()).unwrap().close().unwrap();
+    expect(&Store::open(&path, &plain().read_only(true)).unwrap(), 500);
+}
+
+#[test]
+fn the_log_of_a_store_is_not_overwritten_by_that_of_another() {
+    let (folder, path) = crashed(500);
+    let moved = folder.path().join("moved");
+    fs::rename(&path, &moved).unwrap();
+    let error = Store::create(&path, &logged()).unwrap_err();
+    assert!(error.to_string().contains("another store"), "{error}");
+    assert!(!path.exists(), "after an error there is no new file");
+    let named = plain().log_folder(beside(&path));
+    assert!(Store::create(&path, &named).is_err() && !path.exists());
+    let store = Store::open(&moved, &named).unwrap();
+    expect(&store, 500);
+    drop(store);
+    Store::create(&path, &logged()).unwrap().close().unwrap();
+}
+
+#[test]
+fn one_handle_has_a_store_and_its_log() {
+    let (folder, path) = crashed(5);
+    let store = Store::open(&path, &logged()).unwrap();
+    assert!(matches!(Store::open(&path, &plain()), Err(Error::InUse(_))));
+    let beside = plain().log_folder(beside(&path));
+    let other = Store::create(folder.path().join("other"), &beside).unwrap_err();
+    assert_eq!(other.errno(), libc::EBUSY, "{other}");
+    drop(store);
+    Store::create(folder.path().join("other"), &beside).unwrap().close().unwrap();
+}
+
+/// A process that is killed when the store is closed and its log is not removed yet.
+#[test]
+fn what_is_left_of_a_log_that_no_store_needs_goes() {
+    for options in [logged(), plain()] {
+        let folder = tempdir().unwrap();
+        let path = folder.path().join("store");
+        let left = folder.path().join("left");
+        let store = Store::create(&path, &logged()).unwrap();
+        put(&store, 0..500);
+        copy_folder(&beside(&path), &left);
+        store.close().unwrap();
+        fs::rename(&left, beside(&path)).unwrap();
+        drop(Store::open(&path, &plain().read_only(true)).unwrap());
+        assert!(beside(&path).exists());
+        let store = Store::open(&path, &options).unwrap();
+        assert!(store.recovery().is_none());
+        expect(&store, 500);
+        store.close().unwrap();
+        assert!(!beside(&path).exists());
+    }
+}
+
+#[test]
+fn options_that_make_no_log_are_refused() {
+    let folder = tempdir().unwrap();
+    let path = folder.path().join("store");
+    let short = plain().log(true).log_bytes(1000);
+    assert!(matches!(Store::create(&path, &short), Err(Error::BadOption(_))));
+    assert!(!path.exists() && !beside(&path).exists());
+    let device = Arc::new(MemoryDevice::new());
+    assert!(matches!(Store::create_on(device.clone(), &logged()), Err(Error::BadOption(_))));
+    let named = plain().log_folder(folder.path().join("log"));
+    let store = Store::create_on(device.clone(), &named).unwrap();
+    put(&store, 0..50);
+    store.close().unwrap();
+    expect(&Store::open_on(device, &plain()).unwrap(), 50);
+    let no_folder = plain().log_folder(folder.path().join("no/log"));
+    assert!(Store::create(&path, &no_folder).is_err() && !path.exists());
+}
