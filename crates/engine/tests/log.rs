@@ -210,6 +210,42 @@ fn one_handle_has_a_store_and_its_log() {
     Store::create(folder.path().join("other"), &beside).unwrap().close().unwrap();
 }
 
+/// A thread writes checkpoints. A change waits for it only if the log is full, and finds room then.
+#[test]
+fn threads_go_on_while_checkpoints_are_written() {
+    let folder = tempdir().unwrap();
+    let path = folder.path().join("store");
+    let store = Store::create(&path, &logged()).unwrap();
+    let tree = store.create_tree("tree").unwrap();
+    std::thread::scope(|scope| {
+        for thread in 0..8 {
+            let (tree, store) = (&tree, &store);
+            scope.spawn(move || {
+                for number in 0..600 {
+                    let number = 8 * number + thread;
+                    tree.upsert(&key(number), &[number as u8; 400]).unwrap();
+                    if number % 100 == 0 {
+                        store.sync().unwrap();
+                    }
+                    // Has the store for itself, while others wait with room kept for them.
+                    if number % 50 == thread {
+                        let name = number.to_string();
+                        let other = store.create_tree(&name).unwrap();
+                        other.insert(b"key", &[7; 900]).unwrap();
+                        other.clear().unwrap();
+                        store.drop_tree(&name).unwrap();
+                    }
+                }
+            });
+        }
+    });
+    assert!(bytes_in(&beside(&path)) <= 1 << 20, "the log is bounded");
+    expect(&store, 4800);
+    store.close().unwrap();
+    assert!(!beside(&path).exists());
+    expect(&Store::open(&path, &plain()).unwrap(), 4800);
+}
+
 /// A process that is killed when the store is closed and its log is not removed yet.
 #[test]
 fn what_is_left_of_a_log_that_no_store_needs_goes() {

@@ -177,14 +177,23 @@ impl Shared {
                 }
                 Err(Obstacle::Ring(blocks)) => return Ok(Err(blocks)),
                 Err(Obstacle::Room(blocks)) => {
-                    let bytes = (LENGTH + len) as u64;
-                    self.make_room(blocks).map_err(|source| match is_full(&source) {
-                        true => LogError::Full { bytes, source },
-                        false => LogError::io("making room in the log")(source),
-                    })?;
+                    self.make_room(blocks).map_err(no_room((LENGTH + len) as u64))?;
                 }
             }
         }
+    }
+
+    /// Has the device make room for so many bytes after what was appended.
+    pub(crate) fn make_room_after(&self, bytes: u64) -> Result<(), LogError> {
+        if self.refuses.load(Ordering::Acquire) {
+            return Err(lock(&self.flow).failure());
+        }
+        let blocks = (self.ring.reserved() + bytes).div_ceil(PAYLOAD_U64);
+        if self.ring.room() >= blocks {
+            return Ok(());
+        }
+        self.check_home()?;
+        self.make_room(blocks).map_err(no_room(bytes))
     }
 
     /// Has each quarter of the ring made durable once it is full, so that appends that no thread
@@ -453,6 +462,14 @@ impl Flow {
     /// Why nothing more is taken.
     fn failure(&self) -> LogError {
         self.poison.clone().map_or(LogError::Closed, |cause| LogError::Poisoned { cause })
+    }
+}
+
+/// There is no room for so many bytes.
+fn no_room(bytes: u64) -> impl FnOnce(io::Error) -> LogError {
+    move |source| match is_full(&source) {
+        true => LogError::Full { bytes, source },
+        false => LogError::io("making room in the log")(source),
     }
 }
 

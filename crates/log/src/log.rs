@@ -180,6 +180,16 @@ impl Log {
         Lsn::of_block(self.shared.device.scan().start)
     }
 
+    /// Has the device make room for `bytes` after all that was appended until now: of records with
+    /// 4 bytes more each, and of the rest of a block for each flush. Appends of other threads may
+    /// take the room.
+    ///
+    /// # Errors
+    /// `Full`, `Poisoned`; what the storage said.
+    pub fn make_room(&self, bytes: u64) -> Result<(), LogError> {
+        self.shared.make_room_after(bytes)
+    }
+
     /// The longest record that is taken, in bytes.
     pub fn longest_record(&self) -> usize {
         self.shared.longest()

@@ -5,14 +5,22 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use vellum_log::{Block, Durable, Log, LogDevice, LogError, Lsn, Written};
+use vellum_log::{BLOCK_BYTES, Block, Durable, Log, LogDevice, LogError, Lsn, Written};
 use vellum_pool::PageRef;
 use vellum_pool::device::Device;
 
 use super::files::LogFiles;
 use crate::page;
+use crate::store::cut_signal::CutSignal;
 use crate::store::header::LogPoint;
 use crate::sync::lock;
+
+/// The most bytes of a record of ranges (`PageStore::log_ranges`), and of those of a group that
+/// drops leaves.
+const RANGES_BYTES: u64 = 16 << 10;
+
+/// A change has room for so many groups. It asks for more before the last of them.
+pub(crate) const GROUPS_PROMISED: u8 = 4;
 
 /// The first log sequence number of a store: 0 is for pages without a record.
 const FIRST_LSN: u64 = 4096;
@@ -34,10 +42,47 @@ pub(crate) struct RedoLog {
     newest: AtomicU64,
     /// A checkpoint is due when so many bytes follow the cut.
     bytes_per_cut: u64,
+    /// The room that is kept for each change.
+    bytes_per_change: u64,
+    /// The bytes that the changes under way may append.
+    promised: AtomicU64,
     values: Arc<ValuesFirst>,
     /// `None` if the caller has given the device of the log.
     files: Option<LogFiles>,
     pub maps: Mutex<MapPlaces>,
+    /// Asks for checkpoints.
+    pub cut_signal: CutSignal,
+}
+
+/// The room that is kept for each change: for [`GROUPS_PROMISED`] groups.
+pub(crate) fn bytes_per_change(page_bytes: u64) -> u64 {
+    // Three images, and ranges; the length of the record, and the rest of a block. The same of a
+    // record of ranges.
+    let group = 4 * page_bytes + 2 * BLOCK_BYTES as u64 + RANGES_BYTES;
+    u64::from(GROUPS_PROMISED) * group
+}
+
+/// Room for the next groups of a change, which is kept until this is dropped.
+#[derive(Debug)]
+pub(crate) struct RoomPromise<'a>(&'a RedoLog);
+
+impl RoomPromise<'_> {
+    /// Has room kept for as many groups again.
+    ///
+    /// # Errors
+    /// If the log has no room.
+    #[inline]
+    pub(crate) fn renew(&self) -> Result<(), LogError> {
+        // A record takes from the room that its change was promised. So what all changes were
+        // promised fits after what they have appended.
+        self.0.log.make_room(self.0.promised.load(Ordering::Acquire))
+    }
+}
+
+impl Drop for RoomPromise<'_> {
+    fn drop(&mut self) {
+        self.0.promised.fetch_sub(self.0.bytes_per_change, Ordering::AcqRel);
+    }
 }
 
 /// A log that is open, and has no store yet.
@@ -72,6 +117,7 @@ impl RedoLog {
         header: LogPoint,
         maps: MapPlaces,
         bytes_per_cut: u64,
+        page_bytes: u64,
     ) -> RedoLog {
         let first = header.lsn.max(FIRST_LSN);
         RedoLog {
@@ -83,7 +129,10 @@ impl RedoLog {
             cut: AtomicU64::new(first),
             newest: AtomicU64::new(first - 1),
             bytes_per_cut,
+            bytes_per_change: bytes_per_change(page_bytes),
+            promised: AtomicU64::new(0),
             maps: Mutex::new(maps),
+            cut_signal: CutSignal::default(),
             log,
         }
     }
@@ -98,6 +147,22 @@ impl RedoLog {
     /// group.
     pub(crate) fn needs_image(&self, page: &[u8]) -> bool {
         page::lsn(page) < self.cut.load(Ordering::Relaxed)
+    }
+
+    /// Has room kept for the next groups of a change.
+    ///
+    /// # Errors
+    /// If the log has no room.
+    pub(crate) fn promise_room(&self) -> Result<RoomPromise<'_>, LogError> {
+        self.promised.fetch_add(self.bytes_per_change, Ordering::AcqRel);
+        let promise = RoomPromise(self);
+        promise.renew()?;
+        Ok(promise)
+    }
+
+    /// Whether so many bytes are for more than one change.
+    pub(crate) fn is_shared(&self, bytes: u64) -> bool {
+        bytes > self.bytes_per_change
     }
 
     /// Appends a record and returns its number.
@@ -162,6 +227,12 @@ impl RedoLog {
     /// The next record begins here or later.
     pub(crate) fn end(&self) -> u64 {
         self.log.end().0.wrapping_add(self.begin)
+    }
+
+    /// Whether a checkpoint would give room back.
+    pub(crate) fn can_trim(&self) -> bool {
+        let cut = self.cut.load(Ordering::Acquire);
+        self.end() > cut
     }
 
     /// Whether the log is so long that a checkpoint is due.

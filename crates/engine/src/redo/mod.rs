@@ -5,6 +5,8 @@
 //! of a page after a cut has its image, so recovery reads no page of which a write may have been
 //! torn. Each page is redone by itself: its image, and then the edits of later records, in order.
 
+#[cfg(test)]
+mod faults;
 pub(crate) mod files;
 pub(crate) mod log;
 pub(crate) mod page;

@@ -335,7 +335,9 @@ fn contents(store: &Store) -> Model {
 /// In the smaller pool, most nodes leave memory between two changes.
 fn options(log: &Arc<SimulatedDevice>, log_bytes: u64, pool_bytes: u64) -> Options {
     let options = Options::new().pool_bytes(pool_bytes);
-    Options { log: Some(log.clone()), log_bytes, evictors: 0, ..options }
+    // Each round is the same each time.
+    let cut_in_background = false;
+    Options { log: Some(log.clone()), log_bytes, evictors: 0, cut_in_background, ..options }
 }
 
 /// Recovers a store, sometimes through crashes of the recovery, and checks it. Returns how many of
@@ -452,7 +454,9 @@ fn threads_find_their_changes_after_a_loss_of_power() {
             SimulatedOptions { seed, segments: 256, segment_blocks: 16, ..Default::default() };
         let log = Arc::new(SimulatedDevice::new(segments));
         let file = Arc::new(CrashingFile::new(Vec::new(), log.clone(), u64::MAX, seed));
-        let options = Options { evictors: 1, ..options(&log, 32 << 10, 384 << 10) };
+        let cut_in_background = seed % 2 == 0;
+        let options =
+            Options { evictors: 1, cut_in_background, ..options(&log, 32 << 10, 384 << 10) };
         let store = Store::create_on(file.clone(), &options).unwrap();
         let tree = store.create_tree("tree").unwrap();
         let one = |thread: u8| {

@@ -9,8 +9,7 @@ use crate::error::{Error, Result};
 use crate::page::PageKind;
 use crate::page::bytes::{get_u32, get_u64, put_u32, put_u64};
 use crate::store::core::StoreCore;
-use crate::store::gate::Exclusive;
-use crate::store::pages::Change;
+use crate::store::pages::{Change, ExclusiveUse};
 use crate::sync::lock;
 use crate::tree::{Access, Entries, TreeState, Write, commit, init};
 
@@ -114,7 +113,7 @@ impl StoreCore {
     }
 
     /// Removes a tree and frees its pages. The caller has exclusive use of the store.
-    pub(crate) fn drop_tree(&self, exclusive: &Exclusive<'_>, name: &str) -> Result<()> {
+    pub(crate) fn drop_tree(&self, exclusive: &ExclusiveUse<'_>, name: &str) -> Result<()> {
         let change = self.pages.change_exclusively(exclusive)?;
         let tree = self.open_tree(name)?;
         let mut trees = self.trees();

@@ -283,6 +283,12 @@ impl Drop for StoreCore {
     /// only copies, and the change has undone itself. In all other cases the changes have ended, so
     /// the pages are consistent.
     fn drop(&mut self) {
+        if self.pages.check_process().is_ok() {
+            // Waits for the thread, which a child of this process does not have.
+            drop(self.cutter.take());
+        } else {
+            std::mem::forget(self.cutter.take());
+        }
         if !self.is_saved() && !self.salvage {
             // A panic that left this destructor during another panic would abort the process.
             match catch_unwind(AssertUnwindSafe(|| self.close())) {

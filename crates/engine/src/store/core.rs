@@ -7,7 +7,9 @@ use vellum_pool::device::Device;
 use vellum_pool::{PageRef, Pool};
 
 use crate::error::{Error, Result};
+use crate::redo::log::RedoLog;
 use crate::redo::progress::RecoveryReport;
+use crate::store::cutter::Cutter;
 use crate::store::file::{Checkpoints, StoreFile};
 use crate::store::group_commit::GroupCommit;
 use crate::store::header::{Header, NEXT_TREE_MAX};
@@ -18,7 +20,8 @@ use crate::tree::TreeState;
 /// The state that all handles of a store share.
 #[derive(Debug)]
 pub(crate) struct StoreCore {
-    pub pages: PageStore,
+    /// Shared with the thread that writes checkpoints, which ends before the store is dropped.
+    pub pages: Arc<PageStore>,
     pub salvage: bool,
     pub catalog: Arc<TreeState>,
     /// The trees that have handles, or had handles until recently.
@@ -28,6 +31,8 @@ pub(crate) struct StoreCore {
     pub commits: GroupCommit,
     /// Trees that were dropped and whose pages views still see.
     pub dropped_trees: Mutex<Vec<Arc<TreeState>>>,
+    /// The thread that writes the checkpoints of a store with a log.
+    pub cutter: Option<Cutter>,
     /// What the opening did to recover the store.
     pub recovery: Option<RecoveryReport>,
 }
@@ -81,8 +86,19 @@ impl StoreCore {
             checkpoints: Mutex::new(pool.with_space(|space| Checkpoints::of_file(free_map, space))),
             commits: GroupCommit::default(),
             recovery: None,
-            pages: PageStore::new(pool, device, file, salvage),
+            pages: Arc::new(PageStore::new(pool, device, file, salvage)),
+            cutter: None,
             salvage,
+        }
+    }
+
+    /// Gives the store a log. Nothing has the store's pages yet but the store.
+    pub(crate) fn set_log(&mut self, log: Arc<RedoLog>, cut_in_background: bool) {
+        let alone = Arc::get_mut(&mut self.pages);
+        let pages = alone.unwrap_or_else(|| unreachable!("a thread has the pages of a new store"));
+        pages.redo_log = Some(log.clone());
+        if cut_in_background {
+            self.cutter = Cutter::start(self.pages.clone(), log);
         }
     }
 

@@ -11,13 +11,22 @@
 //! places for free maps, which take turns. In the map of a cut, the places of the other set count
 //! as free, and so do unlinked pages and pages that wait to be freed.
 
+use std::thread;
+use std::time::Duration;
+
+use vellum_log::LogError;
+
 use crate::error::Result;
-use crate::redo::log::{MapPlaces, RedoLog};
+use crate::redo::log::{MapPlaces, RedoLog, RoomPromise};
 use crate::store::free_map::{self, FreeMap};
 use crate::store::gate::Freeze;
 use crate::store::header::{Header, LogPoint};
 use crate::store::pages::PageStore;
 use crate::sync::lock;
+
+/// How often a change asks for room in a full log while other changes have some.
+const ROOM_TRIES: u32 = 1000;
+const ROOM_PAUSE: Duration = Duration::from_millis(1);
 
 /// What a cut has noted.
 struct Cut {
@@ -37,16 +46,48 @@ impl PageStore {
     #[cold]
     pub(crate) fn cut_log(&self, log: &RedoLog) -> Result<()> {
         let mut maps = lock(&log.maps);
-        if !log.is_cut_due() {
-            return Ok(());
+        match log.is_cut_due() {
+            true => self.write_cut(log, &mut maps),
+            false => Ok(()),
         }
+    }
+
+    /// Waits for a checkpoint that is under way, or writes one, because the log has no room for a
+    /// change. The caller has not begun a change.
+    ///
+    /// # Errors
+    /// If the log has no room after that.
+    #[cold]
+    pub(crate) fn wait_for_room<'a>(&self, log: &'a RedoLog) -> Result<RoomPromise<'a>> {
+        for _ in 0..ROOM_TRIES {
+            // While this thread holds the lock, no checkpoint has noted a cut and not trimmed yet.
+            let mut maps = lock(&log.maps);
+            let mut promised = log.promise_room();
+            if promised.is_err() && log.can_trim() {
+                self.write_cut(log, &mut maps)?;
+                promised = log.promise_room();
+            }
+            let can_trim = log.can_trim();
+            drop(maps);
+            match promised {
+                // Other changes have room that they may not need, or have used what came free.
+                Err(LogError::Full { bytes, .. }) if can_trim || log.is_shared(bytes) => {
+                    thread::sleep(ROOM_PAUSE);
+                }
+                promised => return Ok(promised?),
+            }
+        }
+        Ok(log.promise_room()?)
+    }
+
+    fn write_cut(&self, log: &RedoLog, maps: &mut MapPlaces) -> Result<()> {
         self.check_writable()?;
         let freeze = self.freeze()?;
         self.reclaim_unlinked();
-        let cut = self.note_cut(log, &freeze, &mut maps)?;
+        let cut = self.note_cut(log, &freeze, maps)?;
         drop(freeze);
         let header = Header { clean: false, log: log.point(cut.lsn), ..cut.header };
-        self.write_log_cut(log, cut, header, &mut maps)
+        self.write_log_cut(log, cut, header, maps)
     }
 
     /// Writes a checkpoint after which the store needs no log, and truncates the file's unused

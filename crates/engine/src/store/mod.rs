@@ -7,6 +7,8 @@ pub(crate) mod check;
 pub(crate) mod checkpoint;
 pub(crate) mod core;
 pub(crate) mod cut;
+pub(crate) mod cut_signal;
+pub(crate) mod cutter;
 pub(crate) mod file;
 pub(crate) mod free_map;
 pub(crate) mod gate;
@@ -241,8 +243,8 @@ impl Store {
     /// Afterwards the file opens with the state at the cut of that checkpoint. This holds until the
     /// store writes the first page of a later change, at the next call or when it evicts a page.
     ///
-    /// A store with a log ([`Options::log`](crate::Options::log)) makes its log durable instead, and
-    /// changes wait for nothing. Afterwards the changes survive a crash, whatever comes later.
+    /// A store with a log ([`Options::log`](crate::Options::log)) makes its log durable instead,
+    /// and changes wait for nothing. Afterwards the changes survive a crash, whatever comes later.
     ///
     /// # Errors
     /// A failed write or sync, which poisons the store; a full disk, which does not.

@@ -88,6 +88,7 @@ fn create_without_log(device: Arc<dyn Device>, options: &Options) -> Result<Stor
         return Err(Error::ReadOnly);
     }
     let pool_options = options.pool_options(page_frames)?;
+    options.check_log(page_frames)?;
     let space = Space::new(HEADER_PAGES);
     let mut header = Header {
         version: FORMAT_VERSION,
@@ -156,6 +157,7 @@ fn open_with(device: Arc<dyn Device>, options: &Options, place: &LogPlace) -> Re
         )));
     }
     let pool_options = options.pool_options(header.page_frames)?;
+    options.check_log(header.page_frames)?;
     let (mut log, mut recovery) = (None, None);
     if !options.salvage {
         // First, because the file's length in a header that says "in use" may be wrong.

@@ -8,11 +8,11 @@ use std::sync::Arc;
 
 use vellum_log::{BLOCK_BYTES, Log, LogDevice, Lsn, Record};
 use vellum_pool::device::Device;
-use vellum_pool::{PageRef, Space};
+use vellum_pool::{PAGE_SIZE, PageRef, Space};
 
 use crate::error::{Error, Result};
 use crate::redo::files::{LOG_BYTES_MIN, LogFiles, log_options};
-use crate::redo::log::{MapPlaces, OpenLog, RedoLog, ValuesFirst};
+use crate::redo::log::{MapPlaces, OpenLog, RedoLog, ValuesFirst, bytes_per_change};
 use crate::redo::progress::RecoveryReport;
 use crate::redo::recover::Recovery;
 use crate::store::core::StoreCore;
@@ -87,7 +87,6 @@ impl LogPlace {
         file: &Arc<dyn Device>,
         options: &Options,
     ) -> Result<OpenLog> {
-        options.check_log()?;
         let (device, files) = match self {
             LogPlace::Device(device) => (device.clone(), None),
             LogPlace::Folder { path, goes } => {
@@ -180,24 +179,30 @@ pub(crate) fn begin_log(core: &mut StoreCore, log: OpenLog, options: &Options) -
     file.update(|header| header.version = FORMAT_VERSION_PIECES);
     let newest = std::mem::take(&mut lock(&core.checkpoints).places);
     let maps = MapPlaces { newest, next: Vec::new() };
-    let log = Arc::new(RedoLog::new(log, file.header().log, maps, options.log_bytes / 2));
+    let page_bytes = u64::from(core.pages.page_frames) * PAGE_SIZE as u64;
+    let per_cut = options.log_bytes / 2;
+    let log = Arc::new(RedoLog::new(log, file.header().log, maps, per_cut, page_bytes));
     log.own(file.header().store_id)?;
     let named = Header { clean: false, log: log.point(log.cut_at_end()), ..file.header() };
     if let Err(error) = file.begin_log(&log, named) {
         log.stop();
         return Err(error);
     }
-    core.pages.redo_log = Some(log);
+    core.set_log(log, options.cut_in_background);
     Ok(())
 }
 
 impl Options {
-    /// Whether the options of the log make sense.
-    fn check_log(&self) -> Result<()> {
-        let (bytes, min) = (self.log_bytes, LOG_BYTES_MIN);
-        match self.log.is_none() && bytes < min {
+    /// Whether the options of the log make sense for a store with tree pages of this length.
+    pub(crate) fn check_log(&self, page_frames: u32) -> Result<()> {
+        let page_bytes = u64::from(page_frames) * PAGE_SIZE as u64;
+        // Half of the log is for two changes under way, or more if they fit.
+        let min = LOG_BYTES_MIN.max(4 * bytes_per_change(page_bytes));
+        match self.wants_log() && self.log.is_none() && self.log_bytes < min {
             true => Err(Error::BadOption(format!(
-                "a log of {bytes} bytes: a log has at least {min} (Options::log_bytes)"
+                "a log of {} bytes: the log of a store with tree pages of {page_bytes} bytes has \
+                 at least {min} (Options::log_bytes)",
+                self.log_bytes
             ))),
             false => Ok(()),
         }

@@ -35,6 +35,9 @@ pub struct Options {
     /// The most bytes that the log takes. A checkpoint is due when half of them follow the last
     /// one.
     pub(crate) log_bytes: u64,
+    /// Whether a thread writes the checkpoints of a store with a log. Otherwise the change that
+    /// finds one due does.
+    pub(crate) cut_in_background: bool,
     pub(crate) on_recovery: RecoveryListener,
 }
 
@@ -54,6 +57,7 @@ impl Default for Options {
             log_folder: None,
             log: None,
             log_bytes: 128 << 20,
+            cut_in_background: true,
             on_recovery: RecoveryListener::default(),
         }
     }
@@ -152,8 +156,10 @@ impl Options {
         self.log(true)
     }
 
-    /// The most bytes that the log takes: at least 1 MiB, by default 128 MiB. A checkpoint begins
-    /// when half of them are used. More bytes mean fewer checkpoints, and a longer recovery.
+    /// The most bytes that the log takes: at least 1 MiB, or 5 MiB with tree pages of 64 KiB; by
+    /// default 128 MiB. A thread begins a checkpoint when half of them are used, and changes wait
+    /// for it only if the log becomes full. More bytes mean fewer checkpoints, and a longer
+    /// recovery.
     pub fn log_bytes(mut self, bytes: u64) -> Options {
         self.log_bytes = bytes;
         self

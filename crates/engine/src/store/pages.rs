@@ -1,16 +1,17 @@
 //! The pages of a store, and the right to change them. Trees see nothing else of the store.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use vellum_log::LogError;
 use vellum_pool::device::Device;
 use vellum_pool::{PAGE_SIZE, PageId, PageRef, Pool};
 
 use crate::error::{Error, Result};
 use crate::node::NodeLimits;
 use crate::page::blob::{BLOB_REST, BlobRef};
-use crate::redo::log::RedoLog;
+use crate::redo::log::{GROUPS_PROMISED, RedoLog, RoomPromise};
 use crate::redo::record::RecordWriter;
 use crate::store::callback::{CallbackScope, refuse_in_callback};
 use crate::store::file::StoreFile;
@@ -61,6 +62,10 @@ pub(crate) struct PageStore {
 #[derive(Debug)]
 pub(crate) struct Change<'a> {
     _permit: Option<ChangePermit<'a>>,
+    /// Room in the log, if the store has one.
+    room: Option<RoomPromise<'a>>,
+    /// So many groups were begun since the change got room for them.
+    groups: Cell<u8>,
     pages: &'a PageStore,
     /// A destructor began the change during a panic, and that panic does not unwind the change.
     began_in_panic: bool,
@@ -68,6 +73,23 @@ pub(crate) struct Change<'a> {
 }
 
 impl Change<'_> {
+    /// Has room in the log for one more group, before the thread takes a lock. The first groups
+    /// have it from the beginning.
+    ///
+    /// # Errors
+    /// If the log has no room.
+    #[inline]
+    pub(crate) fn next_group(&self) -> Result<()> {
+        let Some(room) = &self.room else { return Ok(()) };
+        let groups = self.groups.get() + 1;
+        self.groups.set(groups);
+        if groups == GROUPS_PROMISED {
+            room.renew()?;
+            self.groups.set(1);
+        }
+        Ok(())
+    }
+
     /// Runs a callback. The callback sees copies, or a page that nothing refers to yet and that is
     /// freed if the callback panics. So its panic leaves no change half done.
     pub(crate) fn run_callback<T>(&self, run: impl FnOnce() -> T) -> T {
@@ -89,6 +111,13 @@ impl Drop for Change<'_> {
             self.pages.file.poison_for("a panic interrupted a change");
         }
     }
+}
+
+/// Exclusive use of the store, and room in the log for a change.
+#[derive(Debug)]
+pub(crate) struct ExclusiveUse<'a> {
+    _gate: Exclusive<'a>,
+    room: RefCell<Option<RoomPromise<'a>>>,
 }
 
 /// Pins a value that is being read. Its pages stay allocated even if its key is removed.
@@ -184,13 +213,25 @@ impl PageStore {
         if self.versions.are_kept() {
             self.check_versions(0)?;
         }
-        if let Some(log) = self.redo_log.as_ref().filter(|log| log.is_cut_due()) {
-            self.cut_log(log)?;
-        }
+        let room = match &self.redo_log {
+            None => None,
+            Some(log) => Some(self.room_for_change(log)?),
+        };
         let permit = self.gate.begin_change();
         // After the gate: the store may have been closed while this thread waited.
         self.check_writable()?;
-        Ok(self.begin(Some(permit)))
+        Ok(self.begin(Some(permit), room))
+    }
+
+    /// Keeps room in the log for a change. If a checkpoint is due, has it written, or writes it.
+    fn room_for_change<'a>(&self, log: &'a RedoLog) -> Result<RoomPromise<'a>> {
+        if log.is_cut_due() && !log.cut_signal.ask() {
+            self.cut_log(log)?;
+        }
+        match log.promise_room() {
+            Err(LogError::Full { .. }) => self.wait_for_room(log),
+            promised => Ok(promised?),
+        }
     }
 
     /// Refuses a change if old values take more memory than they may, or would with `more` bytes.
@@ -260,26 +301,32 @@ impl PageStore {
     /// Begins a change with exclusive use of the store.
     pub(crate) fn change_exclusively<'a>(
         &'a self,
-        _exclusive: &'a Exclusive<'_>,
+        exclusive: &'a ExclusiveUse<'_>,
     ) -> Result<Change<'a>> {
         self.check_writable()?;
-        Ok(self.begin(None))
+        Ok(self.begin(None, exclusive.room.take()))
     }
 
     /// Begins a change while the caller has frozen the gate.
     pub(crate) fn change_frozen<'a>(&'a self, _freeze: &'a Freeze<'_>) -> Result<Change<'a>> {
         self.check_writable()?;
-        Ok(self.begin(None))
+        Ok(self.begin(None, None))
     }
 
     #[inline]
-    fn begin<'a>(&'a self, permit: Option<ChangePermit<'a>>) -> Change<'a> {
+    fn begin<'a>(
+        &'a self,
+        permit: Option<ChangePermit<'a>>,
+        room: Option<RoomPromise<'a>>,
+    ) -> Change<'a> {
         // A cut clears the flag while no change is under way.
         if !self.changed.load(Ordering::Relaxed) {
             self.changed.store(true, Ordering::Relaxed);
         }
         Change {
             _permit: permit,
+            room,
+            groups: Cell::new(0),
             pages: self,
             began_in_panic: std::thread::panicking(),
             in_callback: Cell::new(false),
@@ -331,9 +378,14 @@ impl PageStore {
     }
 
     /// Takes the gate exclusively: while the result lives there are no changes, snapshots or cuts.
-    pub(crate) fn exclusive(&self) -> Result<Exclusive<'_>> {
+    pub(crate) fn exclusive(&self) -> Result<ExclusiveUse<'_>> {
         refuse_in_callback(&self.gate)?;
-        Ok(self.gate.exclusive())
+        // With the gate taken, no checkpoint could make room.
+        let room = match &self.redo_log {
+            None => None,
+            Some(log) => Some(self.room_for_change(log)?),
+        };
+        Ok(ExclusiveUse { _gate: self.gate.exclusive(), room: RefCell::new(room) })
     }
 
     /// The child of a `fork` has neither the memory of the pool nor its threads.

@@ -306,7 +306,8 @@ impl<'a> Group<'_, 'a> {
         for (index, guard) in pages.iter().enumerate() {
             let page = guard.page();
             match change_of(index, page) {
-                Some(changed) if changed.needs_image => {
+                // Many edits of one page, such as new values of one key, are longer than its image.
+                Some(changed) if changed.needs_image || changed.edits.len() > guard.len() => {
                     record.image(page, guard).map_err(|torn| Error::torn(page, torn))?;
                 }
                 Some(changed) => record.edits(page, &changed.edits),

@@ -128,6 +128,7 @@ impl<'a> Access<'a> {
         existing: Existing,
     ) -> Result<bool> {
         loop {
+            change.next_group()?;
             let mut leaf = self.exclusive_leaf(key)?;
             let held = LeafBytes::from(&leaf);
             let position = held.position(key)?;
@@ -165,6 +166,7 @@ impl<'a> Access<'a> {
     ) -> Result<()> {
         let payload = Payload::Inline(entry);
         loop {
+            change.next_group()?;
             let mut leaf = self.exclusive_leaf(name)?;
             let Position { index, exact } = LeafBytes::from(&leaf).position(name)?;
             if exact {
@@ -237,6 +239,7 @@ impl<'a> Access<'a> {
         entries: &[(K, V)],
     ) -> Result<usize> {
         let Some((first, _)) = entries.first() else { return Ok(0) };
+        change.next_group()?;
         let mut leaf = self.exclusive_leaf(first.as_ref())?;
         let (mut stored, mut old_blobs, mut full) = (0, Vec::new(), None);
         let mut group = self.group(change);

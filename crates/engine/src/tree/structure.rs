@@ -41,6 +41,9 @@ enum MergeOutcome {
 /// The most leaves that a removal drops while it holds the lock on their parent.
 const DROPPED_MAX: usize = 128;
 
+/// A removal drops no more leaves once they have so many blobs: a record lists all of them.
+const DROPPED_BLOBS_MAX: usize = 1000;
+
 /// The contents of the leaves that a removal has dropped.
 #[derive(Debug)]
 pub(crate) struct DroppedLeaves {
@@ -102,6 +105,7 @@ impl<'a> Access<'a> {
         level: u8,
         plan: PlanSplit<'_>,
     ) -> Result<SplitOutcome> {
+        change.next_group()?;
         // Before this thread takes a lock: a thread that waits for a frame should hold no pages.
         let mut spare = self.pages.pool.allocate(self.pages.page_frames)?;
         let kind = if level == 0 { PageKind::Leaf } else { PageKind::Inner };
@@ -180,6 +184,7 @@ impl<'a> Access<'a> {
     }
 
     fn merge_once(self, change: &Change<'_>, key: &[u8], level: u8) -> Result<MergeOutcome> {
+        change.next_group()?;
         let Some(LockedPair { parent: Some((mut parent, index)), node }) =
             self.exclusive_pair(Target::Key(key), level)?
         else {
@@ -244,6 +249,7 @@ impl<'a> Access<'a> {
             // The caller removes the entries leaf by leaf, which keeps their values.
             return Ok(None);
         }
+        change.next_group()?;
         let _turn = self.pages.structure_lock();
         let Some(LockedPair { parent: Some((mut parent, first)), node: mut last }) =
             self.exclusive_pair(Target::Key(key), 0)?
@@ -265,7 +271,10 @@ impl<'a> Access<'a> {
         }
         let lower = leaf.lower().map(|key| key.map(<[u8]>::to_vec)).map_err(torn)?;
         let (mut group, mut index) = (self.group(change), first);
-        while index + 1 < count && index - first < DROPPED_MAX {
+        while index + 1 < count
+            && index - first < DROPPED_MAX
+            && dropped.blobs.len() < DROPPED_BLOBS_MAX
+        {
             // An error here must not lose the leaves that were dropped before. So it only ends the
             // loop.
             let next = above.key(index + 1).and_then(|key| Ok((key, above.child(index + 1)?)));

@@ -1,0 +1,159 @@
+//! Logs and files that are full or fail: changes are refused with the cause, reads go on, and the
+//! next opening finds what was acknowledged.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use rustix::io::Errno;
+use vellum_log::{LogError, SimulatedDevice, SimulatedFault, SimulatedOptions};
+use vellum_pool::device::{Device, Fault, FaultyDevice, MemoryDevice, Operation};
+
+use crate::{Error, Options, Store, Tree};
+
+fn log(segments: u64) -> Arc<SimulatedDevice> {
+    let options = SimulatedOptions { segments, segment_blocks: 16, ..Default::default() };
+    Arc::new(SimulatedDevice::new(options))
+}
+
+fn options(log: &Arc<SimulatedDevice>, log_bytes: u64) -> Options {
+    let options = Options::new().pool_bytes(1 << 20);
+    Options { log: Some(log.clone()), log_bytes, evictors: 0, ..options }
+}
+
+fn put(tree: &Tree, number: u32) -> Result<(), Error> {
+    tree.upsert(&number.to_be_bytes(), &[number as u8; 200]).map(drop)
+}
+
+/// Asserts that the store is sound and has the first `count` entries. It may have more.
+fn expect(store: &Store, count: u32) {
+    let report = store.check(&mut |_| ()).unwrap();
+    assert!(report.is_sound(), "{:?}", report.damage);
+    let tree = store.tree("tree").unwrap();
+    let missing = (0..count).find(|number| !tree.contains(&number.to_be_bytes()).unwrap());
+    assert_eq!(missing, None, "of {count}");
+}
+
+#[test]
+fn a_full_log_refuses_changes_and_leaves_the_store_as_it_was() {
+    for cut_in_background in [false, true] {
+        let (log, file) = (log(64), Arc::new(MemoryDevice::new()));
+        let options = Options { cut_in_background, ..options(&log, 1 << 20) };
+        let store = Store::create_on(file.clone(), &options).unwrap();
+        let tree = store.create_tree("tree").unwrap();
+        let mut count = 0;
+        for _ in 0..3 {
+            log.set_full(true);
+            let error = loop {
+                match put(&tree, count) {
+                    Ok(()) => count += 1,
+                    Err(error) => break error,
+                }
+            };
+            assert!(matches!(error, Error::Log(LogError::Full { .. })), "{error}");
+            assert_eq!(error.errno(), Errno::NOSPC.raw_os_error());
+            assert!(!tree.contains(&count.to_be_bytes()).unwrap());
+            assert!(tree.remove(&0_u32.to_be_bytes()).is_err());
+            assert!(tree.clear().is_err() && store.create_tree("other").is_err());
+            expect(&store, count);
+            store.sync().unwrap();
+            log.set_full(false);
+            (0..200).for_each(|_| {
+                put(&tree, count).unwrap();
+                count += 1;
+            });
+        }
+        store.sync().unwrap();
+        let crashed = Arc::new(log.crash());
+        let found = MemoryDevice::from_snapshot(file.snapshot());
+        let store = Store::open_on(Arc::new(found), &self::options(&crashed, 1 << 20)).unwrap();
+        expect(&store, count);
+    }
+}
+
+/// Many threads want the room of a log that is always nearly full.
+#[test]
+fn threads_share_the_room_of_a_small_log() {
+    let (log, file) = (log(40), Arc::new(MemoryDevice::new()));
+    let store = Store::create_on(file, &options(&log, 2 << 20)).unwrap();
+    let tree = store.create_tree("tree").unwrap();
+    std::thread::scope(|scope| {
+        for thread in 0..6 {
+            let tree = &tree;
+            scope.spawn(move || {
+                (0..3000).for_each(|number| put(tree, 6 * number + thread).unwrap());
+            });
+        }
+    });
+    expect(&store, 18_000);
+    store.close().unwrap();
+}
+
+#[test]
+fn a_log_that_fails_takes_no_changes_and_keeps_what_was_acknowledged() {
+    for fault in [SimulatedFault::Append, SimulatedFault::Sync] {
+        let (log, file) = (log(64), Arc::new(MemoryDevice::new()));
+        let store = Store::create_on(file.clone(), &options(&log, 1 << 20)).unwrap();
+        let tree = store.create_tree("tree").unwrap();
+        let (mut count, mut synced) = (0, 0);
+        log.fail(fault, 20);
+        let error = loop {
+            put(&tree, count).unwrap();
+            count += 1;
+            match store.sync() {
+                Ok(()) => synced = count,
+                Err(error) => break error,
+            }
+        };
+        assert!(matches!(error, Error::Log(LogError::Poisoned { .. })), "{error}");
+        assert!(synced > 5, "{synced}");
+        let refused = put(&tree, count).unwrap_err();
+        assert!(matches!(refused, Error::Log(LogError::Poisoned { .. })), "{refused}");
+        assert!(tree.contains(&(count - 1).to_be_bytes()).unwrap(), "reads go on");
+        assert!(store.close().is_err());
+        let crashed = Arc::new(log.crash());
+        drop(tree);
+        let store = Store::open_on(file, &options(&crashed, 1 << 20)).unwrap();
+        expect(&store, synced);
+    }
+}
+
+#[test]
+fn a_file_that_fails_takes_no_changes_and_the_log_has_what_was_acknowledged() {
+    for (operation, cut_in_background) in
+        [(Operation::Write, false), (Operation::Sync, false), (Operation::Sync, true)]
+    {
+        let (log, memory) = (log(64), Arc::new(MemoryDevice::new()));
+        let faulty = FaultyDevice::new(memory.clone(), 1).unwrap();
+        let plan = faulty.plan();
+        let file: Arc<dyn Device> = Arc::new(faulty);
+        let options = Options { cut_in_background, ..options(&log, 64 << 10) };
+        let store = Store::create_on(file, &options).unwrap();
+        let tree = store.create_tree("tree").unwrap();
+        plan.fail_always(operation, Fault::Error(Errno::IO));
+        let (mut count, mut synced) = (0, 0);
+        let error = loop {
+            if let Err(error) = put(&tree, count) {
+                break error;
+            }
+            count += 1;
+            match store.sync() {
+                Ok(()) => synced = count,
+                Err(error) => break error,
+            }
+        };
+        let cause = Errno::IO.to_string();
+        assert!(error.to_string().contains(cause.split(" (").next().unwrap_or("")), "{error}");
+        assert!(synced > 5, "{synced}: {error}");
+        let found: BTreeMap<_, _> = tree
+            .range(..)
+            .map(|entry| entry.map(|(key, _)| (key, ())))
+            .collect::<Result<_, _>>()
+            .unwrap();
+        assert_eq!(found.len() as u32, count, "reads go on");
+        assert!(store.close().is_err());
+        drop(tree);
+        let crashed = Arc::new(log.crash());
+        let store = Store::open_on(memory, &self::options(&crashed, 64 << 10)).unwrap();
+        expect(&store, synced);
+    }
+}
