@@ -19,8 +19,8 @@ use crate::sync::lock;
 /// drops leaves.
 const RANGES_BYTES: u64 = 16 << 10;
 
-/// A change has room for so many groups. It asks for more before the last of them.
-pub(crate) const GROUPS_PROMISED: u8 = 4;
+/// A change has room for so many of the longest groups.
+const GROUPS_PROMISED: u64 = 4;
 
 /// The first log sequence number of a store: 0 is for pages without a record.
 const FIRST_LSN: u64 = 4096;
@@ -54,12 +54,12 @@ pub(crate) struct RedoLog {
     pub cut_signal: CutSignal,
 }
 
-/// The room that is kept for each change: for [`GROUPS_PROMISED`] groups.
+/// The room that is kept for each change.
 pub(crate) fn bytes_per_change(page_bytes: u64) -> u64 {
     // Three images, and ranges; the length of the record, and the rest of a block. The same of a
     // record of ranges.
     let group = 4 * page_bytes + 2 * BLOCK_BYTES as u64 + RANGES_BYTES;
-    u64::from(GROUPS_PROMISED) * group
+    GROUPS_PROMISED * group
 }
 
 /// Room for the next groups of a change, which is kept until this is dropped.
@@ -67,11 +67,16 @@ pub(crate) fn bytes_per_change(page_bytes: u64) -> u64 {
 pub(crate) struct RoomPromise<'a>(&'a RedoLog);
 
 impl RoomPromise<'_> {
-    /// Has room kept for as many groups again.
+    /// Whether a change that has appended so many bytes has room for another group.
+    #[inline]
+    pub(crate) fn is_enough_after(&self, appended: u64) -> bool {
+        appended <= self.0.bytes_per_change / GROUPS_PROMISED * (GROUPS_PROMISED - 1)
+    }
+
+    /// Has as much room kept again.
     ///
     /// # Errors
     /// If the log has no room.
-    #[inline]
     pub(crate) fn renew(&self) -> Result<(), LogError> {
         // A record takes from the room that its change was promised. So what all changes were
         // promised fits after what they have appended.

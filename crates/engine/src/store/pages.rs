@@ -4,14 +4,14 @@ use std::cell::{Cell, RefCell};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use vellum_log::LogError;
+use vellum_log::{BLOCK_BYTES, LogError};
 use vellum_pool::device::Device;
 use vellum_pool::{PAGE_SIZE, PageId, PageRef, Pool};
 
 use crate::error::{Error, Result};
 use crate::node::NodeLimits;
 use crate::page::blob::{BLOB_REST, BlobRef};
-use crate::redo::log::{GROUPS_PROMISED, RedoLog, RoomPromise};
+use crate::redo::log::{RedoLog, RoomPromise};
 use crate::redo::record::RecordWriter;
 use crate::store::callback::{CallbackScope, refuse_in_callback};
 use crate::store::file::StoreFile;
@@ -64,8 +64,8 @@ pub(crate) struct Change<'a> {
     _permit: Option<ChangePermit<'a>>,
     /// Room in the log, if the store has one.
     room: Option<RoomPromise<'a>>,
-    /// So many groups were begun since the change got room for them.
-    groups: Cell<u8>,
+    /// Bytes that the change has appended since it got room.
+    appended: Cell<u64>,
     pages: &'a PageStore,
     /// A destructor began the change during a panic, and that panic does not unwind the change.
     began_in_panic: bool,
@@ -73,21 +73,29 @@ pub(crate) struct Change<'a> {
 }
 
 impl Change<'_> {
-    /// Has room in the log for one more group, before the thread takes a lock. The first groups
-    /// have it from the beginning.
+    /// Whether the change has room in the log for one more group. A change of one entry always has.
+    #[inline]
+    pub(crate) fn has_room(&self) -> bool {
+        self.room.as_ref().is_none_or(|room| room.is_enough_after(self.appended.get()))
+    }
+
+    /// Has room in the log for one more group, before the thread takes a lock.
     ///
     /// # Errors
     /// If the log has no room.
     #[inline]
     pub(crate) fn next_group(&self) -> Result<()> {
-        let Some(room) = &self.room else { return Ok(()) };
-        let groups = self.groups.get() + 1;
-        self.groups.set(groups);
-        if groups == GROUPS_PROMISED {
+        if let (Some(room), false) = (&self.room, self.has_room()) {
             room.renew()?;
-            self.groups.set(1);
+            self.appended.set(0);
         }
         Ok(())
+    }
+
+    /// A group of the change has appended a record of this length.
+    pub(crate) fn note_record(&self, len: usize) {
+        // A flush may leave the rest of a block empty.
+        self.appended.update(|before| before + (len + BLOCK_BYTES) as u64);
     }
 
     /// Runs a callback. The callback sees copies, or a page that nothing refers to yet and that is
@@ -326,7 +334,7 @@ impl PageStore {
         Change {
             _permit: permit,
             room,
-            groups: Cell::new(0),
+            appended: Cell::new(0),
             pages: self,
             began_in_panic: std::thread::panicking(),
             in_callback: Cell::new(false),

@@ -317,6 +317,7 @@ impl<'a> Group<'_, 'a> {
         }
         debug_assert_eq!(count, self.changed.len(), "the caller passes all changed pages");
         let lsn = log.append(&bytes)?;
+        self.change.note_record(bytes.len());
         for (index, guard) in pages.iter_mut().enumerate() {
             if change_of(index, guard.page()).is_some() {
                 page::set_lsn(guard, lsn);

@@ -209,10 +209,16 @@ impl<'a> Access<'a> {
                 batch.push((key, value));
             }
             if ended || batch.len() == BATCH || bytes >= BATCH_BYTES {
-                let change = self.pages.change()?;
+                let mut change = self.pages.change()?;
                 self.check_dropped()?;
                 let mut rest = &batch[..];
                 while let [(key, value), ..] = rest {
+                    if !change.has_room() {
+                        // Only between changes can a full log wait for a checkpoint.
+                        drop(change);
+                        change = self.pages.change()?;
+                        self.check_dropped()?;
+                    }
                     let (key, value) = (key.as_ref(), value.as_ref());
                     if self.check_entry(key, value)? {
                         self.put_in(&change, key, Incoming::Bytes(value), Existing::Replace)?;
