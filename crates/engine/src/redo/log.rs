@@ -1,5 +1,6 @@
 //! The log of a store.
 
+use std::cell::Cell;
 use std::io;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -64,13 +65,29 @@ pub(crate) fn bytes_per_change(page_bytes: u64) -> u64 {
 
 /// Room for the next groups of a change, which is kept until this is dropped.
 #[derive(Debug)]
-pub(crate) struct RoomPromise<'a>(&'a RedoLog);
+pub(crate) struct RoomPromise<'a> {
+    log: &'a RedoLog,
+    bytes: Cell<u64>,
+}
 
 impl RoomPromise<'_> {
     /// Whether a change that has appended so many bytes has room for another group.
     #[inline]
     pub(crate) fn is_enough_after(&self, appended: u64) -> bool {
-        appended <= self.0.bytes_per_change / GROUPS_PROMISED * (GROUPS_PROMISED - 1)
+        appended <= self.log.bytes_per_change / GROUPS_PROMISED * (GROUPS_PROMISED - 1)
+    }
+
+    /// Has room kept for a long record of a change that has appended so many bytes.
+    ///
+    /// # Errors
+    /// If the log has no room.
+    pub(crate) fn grow(&self, appended: u64, record: u64) -> Result<(), LogError> {
+        if appended + record <= self.bytes.get() {
+            return Ok(());
+        }
+        self.log.promised.fetch_add(record, Ordering::AcqRel);
+        self.bytes.update(|bytes| bytes + record);
+        self.renew()
     }
 
     /// Has as much room kept again.
@@ -80,13 +97,13 @@ impl RoomPromise<'_> {
     pub(crate) fn renew(&self) -> Result<(), LogError> {
         // A record takes from the room that its change was promised. So what all changes were
         // promised fits after what they have appended.
-        self.0.log.make_room(self.0.promised.load(Ordering::Acquire))
+        self.log.log.make_room(self.log.promised.load(Ordering::Acquire))
     }
 }
 
 impl Drop for RoomPromise<'_> {
     fn drop(&mut self) {
-        self.0.promised.fetch_sub(self.0.bytes_per_change, Ordering::AcqRel);
+        self.log.promised.fetch_sub(self.bytes.get(), Ordering::AcqRel);
     }
 }
 
@@ -154,20 +171,21 @@ impl RedoLog {
         page::lsn(page) < self.cut.load(Ordering::Relaxed)
     }
 
-    /// Has room kept for the next groups of a change.
+    /// Has room kept for the next groups of a change, and for one record of this length.
     ///
     /// # Errors
     /// If the log has no room.
-    pub(crate) fn promise_room(&self) -> Result<RoomPromise<'_>, LogError> {
-        self.promised.fetch_add(self.bytes_per_change, Ordering::AcqRel);
-        let promise = RoomPromise(self);
+    pub(crate) fn promise_room(&self, record: u64) -> Result<RoomPromise<'_>, LogError> {
+        let bytes = self.bytes_per_change + record;
+        self.promised.fetch_add(bytes, Ordering::AcqRel);
+        let promise = RoomPromise { log: self, bytes: Cell::new(bytes) };
         promise.renew()?;
         Ok(promise)
     }
 
     /// Whether so many bytes are for more than one change.
-    pub(crate) fn is_shared(&self, bytes: u64) -> bool {
-        bytes > self.bytes_per_change
+    pub(crate) fn is_shared(&self, bytes: u64, record: u64) -> bool {
+        bytes > self.bytes_per_change + record
     }
 
     /// Appends a record and returns its number.

@@ -58,26 +58,30 @@ impl PageStore {
     /// # Errors
     /// If the log has no room after that.
     #[cold]
-    pub(crate) fn wait_for_room<'a>(&self, log: &'a RedoLog) -> Result<RoomPromise<'a>> {
+    pub(crate) fn wait_for_room<'a>(
+        &self,
+        log: &'a RedoLog,
+        record: u64,
+    ) -> Result<RoomPromise<'a>> {
         for _ in 0..ROOM_TRIES {
             // While this thread holds the lock, no checkpoint has noted a cut and not trimmed yet.
             let mut maps = lock(&log.maps);
-            let mut promised = log.promise_room();
+            let mut promised = log.promise_room(record);
             if promised.is_err() && log.can_trim() {
                 self.write_cut(log, &mut maps)?;
-                promised = log.promise_room();
+                promised = log.promise_room(record);
             }
             let can_trim = log.can_trim();
             drop(maps);
             match promised {
                 // Other changes have room that they may not need, or have used what came free.
-                Err(LogError::Full { bytes, .. }) if can_trim || log.is_shared(bytes) => {
+                Err(LogError::Full { bytes, .. }) if can_trim || log.is_shared(bytes, record) => {
                     thread::sleep(ROOM_PAUSE);
                 }
                 promised => return Ok(promised?),
             }
         }
-        Ok(log.promise_room()?)
+        Ok(log.promise_room(record)?)
     }
 
     fn write_cut(&self, log: &RedoLog, maps: &mut MapPlaces) -> Result<()> {

@@ -66,6 +66,7 @@ pub(crate) struct Change<'a> {
     room: Option<RoomPromise<'a>>,
     /// Bytes that the change has appended since it got room.
     appended: Cell<u64>,
+    wanted: Cell<u64>,
     pages: &'a PageStore,
     /// A destructor began the change during a panic, and that panic does not unwind the change.
     began_in_panic: bool,
@@ -90,6 +91,21 @@ impl Change<'_> {
             self.appended.set(0);
         }
         Ok(())
+    }
+
+    /// Has room in the log for a record of this length.
+    ///
+    /// # Errors
+    /// If the log has no room. A change that [begins](PageStore::change_for) with this length may
+    /// get it, because a checkpoint can come first.
+    pub(crate) fn room_for(&self, record: u64) -> Result<()> {
+        self.wanted.set(record);
+        Ok(self.room.as_ref().map_or(Ok(()), |room| room.grow(self.appended.get(), record))?)
+    }
+
+    /// The length of the longest record for which the change has asked for room.
+    pub(crate) fn wanted(&self) -> u64 {
+        self.wanted.get()
     }
 
     /// A group of the change has appended a record of this length.
@@ -217,13 +233,19 @@ impl PageStore {
     /// Begins a change. Waits while the gate is frozen.
     #[inline]
     pub(crate) fn change(&self) -> Result<Change<'_>> {
+        self.change_for(0)
+    }
+
+    /// As [`change`](Self::change), with room in the log for a record of this length.
+    #[inline]
+    pub(crate) fn change_for(&self, record: u64) -> Result<Change<'_>> {
         refuse_in_callback(&self.gate)?;
         if self.versions.are_kept() {
             self.check_versions(0)?;
         }
         let room = match &self.redo_log {
             None => None,
-            Some(log) => Some(self.room_for_change(log)?),
+            Some(log) => Some(self.room_for_change(log, record)?),
         };
         let permit = self.gate.begin_change();
         // After the gate: the store may have been closed while this thread waited.
@@ -232,12 +254,12 @@ impl PageStore {
     }
 
     /// Keeps room in the log for a change. If a checkpoint is due, has it written, or writes it.
-    fn room_for_change<'a>(&self, log: &'a RedoLog) -> Result<RoomPromise<'a>> {
+    fn room_for_change<'a>(&self, log: &'a RedoLog, record: u64) -> Result<RoomPromise<'a>> {
         if log.is_cut_due() && !log.cut_signal.ask() {
             self.cut_log(log)?;
         }
-        match log.promise_room() {
-            Err(LogError::Full { .. }) => self.wait_for_room(log),
+        match log.promise_room(record) {
+            Err(LogError::Full { .. }) => self.wait_for_room(log, record),
             promised => Ok(promised?),
         }
     }
@@ -335,6 +357,7 @@ impl PageStore {
             _permit: permit,
             room,
             appended: Cell::new(0),
+            wanted: Cell::new(0),
             pages: self,
             began_in_panic: std::thread::panicking(),
             in_callback: Cell::new(false),
@@ -391,7 +414,7 @@ impl PageStore {
         // With the gate taken, no checkpoint could make room.
         let room = match &self.redo_log {
             None => None,
-            Some(log) => Some(self.room_for_change(log)?),
+            Some(log) => Some(self.room_for_change(log, 0)?),
         };
         Ok(ExclusiveUse { _gate: self.gate.exclusive(), room: RefCell::new(room) })
     }

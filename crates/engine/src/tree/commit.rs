@@ -13,6 +13,7 @@
 use std::cell::Cell;
 use std::ops::Range;
 
+use vellum_log::BLOCK_BYTES;
 use vellum_pool::ExclusiveGuard;
 
 use super::Access;
@@ -258,7 +259,7 @@ fn apply<'w>(
     writes: &[LeafWrite<'w>],
     mut leaves: Vec<LockedLeaf<'w>>,
 ) -> Result<Rest<'w>> {
-    check_record(pages, writes, &leaves)?;
+    make_room_for_record(pages, change, writes, &leaves)?;
     let (mut replaced, mut old_blobs) = (Vec::new(), Vec::new());
     for leaf in &leaves {
         let held = LeafBytes::from(&leaf.guard);
@@ -304,26 +305,29 @@ fn apply<'w>(
     Ok((lsn, old_blobs, underfull))
 }
 
-/// Refuses a transaction whose record is too long for the log.
-fn check_record(
+/// Has room in the log for the record of a commit.
+fn make_room_for_record(
     pages: &PageStore,
+    change: &Change<'_>,
     writes: &[LeafWrite<'_>],
     leaves: &[LockedLeaf<'_>],
 ) -> Result<()> {
     let Some(log) = &pages.redo_log else { return Ok(()) };
     let of_leaf = |leaf: &LockedLeaf<'_>| match log.needs_image(&leaf.guard) {
-        true => PAGE_BYTES + leaf.guard.len(),
+        true => leaf.guard.len(),
         false => {
-            PAGE_BYTES + writes[leaf.writes.clone()].iter().map(LeafWrite::bytes).sum::<usize>()
+            let edits = writes[leaf.writes.clone()].iter().map(LeafWrite::bytes).sum();
+            leaf.guard.len().min(edits)
         }
     };
-    let bytes: usize = leaves.iter().map(of_leaf).sum();
-    // Ranges of pages that are taken and freed.
-    let bytes = bytes + 2 * PAGE_BYTES * writes.len();
+    // With the ranges of pages that are taken and freed.
+    let bytes = leaves.iter().map(|leaf| PAGE_BYTES + of_leaf(leaf)).sum::<usize>()
+        + 2 * PAGE_BYTES * (writes.len() + 1);
     match log.longest_record() {
         most if bytes > most => Err(Error::TransactionTooLarge(format!(
             "its record in the log may take {bytes} bytes, and the longest has {most}"
         ))),
-        _ => Ok(()),
+        // In the log a record takes heads of blocks, too.
+        _ => change.room_for((bytes + bytes / 32) as u64 + 2 * BLOCK_BYTES as u64),
     }
 }

@@ -5,6 +5,8 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use vellum_log::LogError;
+
 use crate::error::{Error, Result};
 use crate::store::Store;
 use crate::store::versions::{KeyBounds, ReadSet};
@@ -515,17 +517,25 @@ impl Transaction {
                 reads.keys.entry(*tree).or_default().extend(keys);
             }
         }
-        let writes = self.changes.values().flat_map(|TreeChanges { tree, entries }| {
-            entries.iter().map(|(key, value)| Write {
-                access: tree.access(),
-                key,
-                value: value.as_deref(),
-            })
-        });
         let pages = &self.view.core().pages;
-        let change = pages.change()?;
-        let lsn = commit(pages, &change, Some((self.view.time(), &reads)), writes)?;
-        drop(change);
+        let mut record = 0;
+        let lsn = loop {
+            let writes = self.changes.values().flat_map(|TreeChanges { tree, entries }| {
+                entries.iter().map(|(key, value)| Write {
+                    access: tree.access(),
+                    key,
+                    value: value.as_deref(),
+                })
+            });
+            let change = pages.change_for(record)?;
+            match commit(pages, &change, Some((self.view.time(), &reads)), writes) {
+                // Between two changes a checkpoint can make room in the log.
+                Err(Error::Log(LogError::Full { .. })) if change.wanted() > record => {
+                    record = change.wanted();
+                }
+                done => break done?,
+            }
+        };
         Ok(Some((self.view, lsn)))
     }
 
