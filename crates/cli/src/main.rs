@@ -16,6 +16,7 @@ mod options;
 mod output;
 mod progress;
 mod random;
+mod recovery;
 mod size;
 
 use std::io::Write;

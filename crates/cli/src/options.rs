@@ -8,7 +8,7 @@ use vellum::{BackendChoice, BackendKind, Error, Options, Store, Tree};
 use vellum_vm::{memory_limit, probe};
 
 use crate::error::{AtStore, Failure, Outcome};
-use crate::{interrupt, size};
+use crate::{interrupt, recovery, size};
 
 /// The tree that commands use when the user names none and the store does not have exactly one.
 pub const DEFAULT_TREE: &str = "main";
@@ -125,6 +125,15 @@ pub struct StoreArguments {
     #[command(flatten)]
     pub pool: PoolArguments,
 
+    /// Have a log while the command changes the store: if it is killed, the store is not damaged,
+    /// and the next command recovers it
+    #[arg(long)]
+    log: bool,
+
+    /// The folder of the log [default: STORE.log]. A store that was not closed needs its log
+    #[arg(long, value_name = "FOLDER")]
+    log_folder: Option<PathBuf>,
+
     /// How long to wait while another process has the store open
     #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "5")]
     wait: Duration,
@@ -156,16 +165,31 @@ fn page_frames(text: &str) -> Result<u32, String> {
 impl StoreArguments {
     /// The options to open the store, for a command with this need.
     pub fn options(&self, need: Need) -> Options {
-        self.pool.options(need.bytes(&self.path))
+        let options = recovery::shown(self.pool.options(need.bytes(&self.path)));
+        match &self.log_folder {
+            Some(folder) => options.log_folder(folder).log(self.log),
+            None => options.log(self.log),
+        }
     }
 
-    /// Opens the store read-only and passes it to `work`.
+    /// Opens the store for reading and passes it to `work`. Recovers the store first if it was not
+    /// closed.
     ///
     /// # Errors
     /// When it cannot be opened, or with the error of `work`.
     pub fn read<T>(&self, need: Need, work: impl FnOnce(&Store) -> Outcome<T>) -> Outcome<T> {
-        let options = self.options(need).read_only(true);
-        close_after(self.open(|| Store::open(&self.path, &options))?, &self.path, work)
+        let options = self.options(need);
+        let to_read = options.clone().read_only(true);
+        let open = || match Store::open(&self.path, &to_read) {
+            Err(Error::NeedsRecovery) => {
+                let recovered = Store::open(&self.path, &options)?;
+                recovery::report(&recovered, &self.path);
+                recovered.close()?;
+                Store::open(&self.path, &to_read)
+            }
+            opened => opened,
+        };
+        close_after(self.open(open)?, &self.path, work)
     }
 
     /// Opens the store for changes and passes it to `work`, which calls [`check`](interrupt::check)
@@ -213,7 +237,11 @@ impl StoreArguments {
             };
             match open() {
                 Err(Error::InUse(_) | Error::Exists(_)) if !left.is_zero() => {}
-                opened => return opened.at(&self.path),
+                opened => {
+                    return opened
+                        .inspect(|store| recovery::report(store, &self.path))
+                        .at(&self.path);
+                }
             }
             interrupt::check()?;
             std::thread::sleep(pause.min(left));

@@ -198,3 +198,45 @@ fn a_signal_ends_the_wait() {
     drop(scan.stdout.take());
     scan.wait().unwrap();
 }
+
+#[test]
+fn a_store_that_was_not_closed_is_recovered_by_the_next_command() {
+    let folder = Folder::new();
+    for (number, reads) in [true, false].into_iter().enumerate() {
+        let (open, store) =
+            (folder.path(&format!("open{number}")), folder.name(&number.to_string()));
+        let options = vellum::Options::new().pool_bytes(4 << 20).log(true);
+        let handle = vellum::Store::create(&open, &options).unwrap();
+        let tree = handle.create_tree("main").unwrap();
+        tree.insert(b"greeting", b"hello").unwrap();
+        handle.sync().unwrap();
+        // As if the process had been killed here.
+        let log = format!("{store}.log");
+        std::fs::copy(&open, &store).unwrap();
+        std::fs::create_dir(&log).unwrap();
+        for file in std::fs::read_dir(format!("{}.log", open.display())).unwrap() {
+            let file = file.unwrap();
+            let name = file.file_name().into_string().unwrap();
+            if !name.ends_with(".tmp") {
+                std::fs::copy(file.path(), format!("{log}/{name}")).unwrap();
+            }
+        }
+        let moved = format!("{store}.moved");
+        std::fs::rename(&log, &moved).unwrap();
+        let error = fails(&["get", &store, "greeting"]);
+        assert!(error.contains("--log-folder") && error.contains(&log), "{error}");
+
+        let with_log = ["--log-folder", &moved];
+        let arguments = match reads {
+            true => vec!["get", &store, "greeting"],
+            false => vec!["put", "--log", &store, "other", "value"],
+        };
+        let output = run(&[&arguments[..], &with_log].concat());
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success() && said.contains("recovered"), "{said}");
+        assert_eq!(ok(&["get", &store, "greeting"]), b"hello");
+        assert!(text(&["check", &store]).contains("sound"));
+        assert_eq!(std::fs::read_dir(&moved).unwrap().count(), 0, "the log is gone");
+        handle.close().unwrap();
+    }
+}

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use tempfile::{TempDir, tempdir};
-use vellum::{Error, MemoryDevice, Options, Store};
+use vellum::{Durability, Error, MemoryDevice, Options, Store, TransactionOptions};
 
 fn plain() -> Options {
     Options::new().pool_bytes(4 << 20)
@@ -253,6 +253,54 @@ fn threads_go_on_while_checkpoints_are_written() {
     store.close().unwrap();
     assert!(!beside(&path).exists());
     expect(&Store::open(&path, &plain()).unwrap(), 4800);
+}
+
+/// Transactions with long records, in a log that has room for few of them, while others change the
+/// store: each finds room, or waits for a checkpoint.
+#[test]
+fn long_transactions_find_room_in_a_small_log() {
+    let folder = tempdir().unwrap();
+    let path = folder.path().join("store");
+    let store = Store::create(&path, &logged()).unwrap();
+    let trees = ["one", "two"].map(|name| store.create_tree(name).unwrap());
+    let options = TransactionOptions::new().durability(Durability::Buffered);
+    std::thread::scope(|scope| {
+        for thread in 0..3 {
+            let (trees, store) = (&trees, &store);
+            scope.spawn(move || {
+                for round in 0..20 {
+                    let value = [round as u8; 300];
+                    store
+                        .transact_with(options, |one| {
+                            (0..250).try_for_each(|number| {
+                                let tree = &trees[number as usize % 2];
+                                one.put(tree, &key(thread * 1000 + number * 3), &value)
+                            })
+                        })
+                        .unwrap();
+                    trees[0].upsert(&key(10_000 + thread), &value).unwrap();
+                }
+            });
+        }
+    });
+    // One that the log can never take.
+    let mut large = store.begin().unwrap();
+    (0..3000).for_each(|number| large.put(&trees[0], &key(number), &[9; 300]).unwrap());
+    let refused = large.commit().unwrap_err();
+    assert!(matches!(refused, Error::TransactionTooLarge(_) | Error::Log(_)), "{refused}");
+    store.sync().unwrap();
+    let whole = |store: &Store| {
+        let report = store.check(&mut |_| ()).unwrap();
+        assert!(report.is_sound() && report.lost_pages == 0, "{report:?}");
+        let entries = ["one", "two"].map(|name| store.tree(name).unwrap().entries().count());
+        assert_eq!(entries, [3 * 125 + 3, 3 * 125]);
+        for entry in store.tree("two").unwrap().entries() {
+            assert_eq!(*entry.unwrap().1, [19; 300]);
+        }
+    };
+    whole(&store);
+    store.close().unwrap();
+    whole(&Store::open(&path, &plain()).unwrap());
 }
 
 /// A process that is killed when the store is closed and its log is not removed yet.
