@@ -52,6 +52,7 @@ pub fn everywhere(
         }
         let (ours, theirs) = (verdict.passed, verdict.failed);
         let seconds = start.elapsed().as_secs_f64();
+        println!("longest: kernel {name}: {}", verdict.longest());
         println!("kernel {name}: {ours} passed, {theirs} failed, {seconds:.0} s");
         passed += ours;
         failed += theirs;

@@ -1,11 +1,16 @@
 //! The verdict on a run: the results of the tests, and the complaints of the kernel.
 
+use std::time::{Duration, Instant};
+
 /// The complaint of a kernel that patches its own code at the start, in an emulator before version
 /// 8.1 that lets another processor execute the old code.
 const EMULATORS_FAULT: &str = "Oops: int3";
 
 /// Lines of the kernel's messages that are shown from its first complaint on.
 const CONTEXT: usize = 60;
+
+/// Programs that are named with their times.
+const LONGEST: usize = 8;
 
 /// Words in the kernel's messages that never belong to a sound run.
 const TROUBLE: &[&str] = &[
@@ -49,6 +54,8 @@ pub struct Verdict {
     pub troubles: Vec<String>,
     /// A fault of the emulator has killed the machine at its start.
     pub is_emulators_fault: bool,
+    /// The time of each program that has ended.
+    times: Vec<(Duration, String)>,
     has_begun: bool,
     running: Option<Program>,
     ending: Ending,
@@ -68,6 +75,7 @@ enum Ending {
 #[derive(Debug)]
 struct Program {
     name: String,
+    start: Instant,
     failed: u64,
     /// It has printed the results of its tests.
     has_tests: bool,
@@ -98,10 +106,14 @@ impl Verdict {
         match (parts.next(), parts.next(), parts.next()) {
             (Some("begin"), Some(name), _) => {
                 self.has_begun = true;
-                self.running = Some(Program { name: name.to_owned(), failed: 0, has_tests: false });
+                let (name, start) = (name.to_owned(), Instant::now());
+                self.running = Some(Program { name, start, failed: 0, has_tests: false });
             }
             (Some("end"), Some(name), Some(status)) => {
                 let program = self.running.take();
+                if let Some(program) = &program {
+                    self.times.push((program.start.elapsed(), program.name.clone()));
+                }
                 let (failed, has_tests) =
                     program.map_or((0, false), |program| (program.failed, program.has_tests));
                 match status {
@@ -147,6 +159,15 @@ impl Verdict {
         self.passed += other.passed;
         self.failed += other.failed;
         self.troubles.extend(other.troubles);
+        self.times.extend(other.times);
+    }
+
+    /// The programs that took longest, and how long, as a list in words.
+    pub fn longest(&self) -> String {
+        let mut times = self.times.clone();
+        times.sort_by(|a, b| b.cmp(a));
+        let word = |(time, name): &(Duration, String)| format!("{name} {} s", time.as_secs());
+        times.iter().take(LONGEST).map(word).collect::<Vec<_>>().join(", ")
     }
 
     /// Counts a failure that is not a test's.

@@ -4,6 +4,10 @@
 //! The report of a failed run should fit on a screen, and into the limits of services that store
 //! it.
 
+/// Begins lines that name the programs of a step that took longest: they are shown even if the step
+/// succeeds.
+pub const LONGEST: &str = "longest: ";
+
 /// Lines that are shown from the beginning.
 const FIRST: usize = 10;
 
@@ -61,7 +65,8 @@ fn is_success(words: &str) -> bool {
         || (words.starts_with("lab: end ") && words.ends_with(" 0"))
         || is_one_of(&["lab: begin ", "lab: running ", "lab: ready", "lab: done"])
         || is_one_of(&["Compiling ", "Running ", "Doc-tests ", "Finished ", "Downloading "])
-        || is_one_of(&["Downloaded ", "Executable ", "left out: ", "begins: ", "succeeded after "])
+        || words.starts_with(LONGEST)
+        || is_one_of(&["Downloaded ", "Executable ", "left out: ", "begins: ", "ended well "])
 }
 
 /// The first lines that name failures: tests, panics with their messages, complaints of a kernel,

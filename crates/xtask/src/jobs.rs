@@ -6,15 +6,18 @@ use std::process::Command;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use crate::steps;
 use crate::workspace::Outcome;
+use crate::{excerpt, steps};
 
 /// The most programs at a time, because a program that runs a machine takes some GiB of memory.
 const MOST: usize = 4;
 
-/// A program to run.
+/// Jobs that are named with their times at the end.
+const LONGEST: usize = 8;
+
+/// A program that is to run.
 pub struct Job {
     name: String,
     command: Command,
@@ -29,6 +32,7 @@ impl Job {
 
 /// Runs all jobs, one for each processor at a time. It shows the output of the first unfinished job
 /// as it comes, and that of the others afterwards, so that lines of different machines do not mix.
+/// The last line names the jobs that took longest.
 ///
 /// # Errors
 /// Names the jobs that failed. The other jobs ran, too.
@@ -37,14 +41,17 @@ pub fn run(jobs: Vec<Job>) -> Outcome {
     let (shown, queue): (Vec<_>, VecDeque<_>) = jobs.into_iter().map(with_lines).unzip();
     let queue = Mutex::new(queue);
     let failed = Mutex::new(Vec::new());
+    let times = Mutex::new(Vec::new());
     thread::scope(|scope| {
         for _ in 0..at_once {
             scope.spawn(|| {
                 while let Some((job, lines)) = next(&queue) {
                     let name = job.name.clone();
+                    let start = Instant::now();
                     if !perform(job, &lines) {
-                        failed.lock().unwrap_or_else(PoisonError::into_inner).push(name);
+                        add(&failed, name.clone());
                     }
+                    add(&times, (start.elapsed(), name));
                 }
             });
         }
@@ -52,6 +59,7 @@ pub fn run(jobs: Vec<Job>) -> Outcome {
             println!("{line}");
         }
     });
+    println!("{}", longest(times.into_inner().unwrap_or_else(PoisonError::into_inner)));
     let failed = failed.into_inner().unwrap_or_else(PoisonError::into_inner);
     if failed.is_empty() { Ok(()) } else { Err(failed.join(", ")) }
 }
@@ -65,7 +73,19 @@ fn next<T>(queue: &Mutex<VecDeque<T>>) -> Option<T> {
     queue.lock().unwrap_or_else(PoisonError::into_inner).pop_front()
 }
 
-/// Runs one job; true if it succeeded.
+fn add<T>(list: &Mutex<Vec<T>>, value: T) {
+    list.lock().unwrap_or_else(PoisonError::into_inner).push(value);
+}
+
+/// The line that names the jobs that took longest.
+fn longest(mut times: Vec<(Duration, String)>) -> String {
+    times.sort_by(|a, b| b.cmp(a));
+    let word = |(time, name): &(Duration, String)| format!("{name} {} s", time.as_secs());
+    let words: Vec<String> = times.iter().take(LONGEST).map(word).collect();
+    format!("{}{}", excerpt::LONGEST, words.join(", "))
+}
+
+/// Runs one job; true if it went well.
 fn perform(job: Job, lines: &Sender<String>) -> bool {
     let start = Instant::now();
     // The receiver lives until all jobs have ended.
@@ -105,6 +125,14 @@ mod tests {
         assert!(names.iter().all(|name| folder.join(name).exists()));
         std::fs::remove_dir_all(folder).unwrap();
         assert_eq!(run(Vec::new()), Ok(()));
+    }
+
+    #[test]
+    fn the_longest_jobs_are_named() {
+        let time = |number: u64| (Duration::from_secs(number), format!("job {number}"));
+        let named = longest((1..100).map(time).collect());
+        assert!(named.starts_with("longest: job 99 99 s, job 98 98 s, "), "{named}");
+        assert!(named.ends_with(", job 92 92 s"), "{named}");
     }
 
     #[test]

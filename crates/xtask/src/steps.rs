@@ -69,6 +69,11 @@ pub fn run(steps: Vec<Step>, verbose: bool, kept: &Path) -> Outcome {
         }
         let seconds = begin.elapsed().as_secs_f64();
         println!("{} {seconds:7.1} s", if ok { "ok    " } else { "FAILED" });
+        if !verbose {
+            for line in lines.iter().filter(|line| line.starts_with(excerpt::LONGEST)) {
+                println!("    {line}");
+            }
+        }
         let counted = count_tests(&lines);
         tally.passed += counted.passed;
         tally.failed += counted.failed;
