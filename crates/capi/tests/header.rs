@@ -13,6 +13,9 @@ const WARNINGS: [&str; 4] = ["-std=c11", "-Wall", "-Wextra", "-Werror"];
 /// The libraries for this test. `cargo test` does not build libraries of kinds that Rust cannot
 /// link.
 static LIBRARIES: LazyLock<PathBuf> = LazyLock::new(|| {
+    if let Some(built) = std::env::var_os("VELLUM_BUILT") {
+        return built.into();
+    }
     let test = std::env::current_exe().unwrap();
     let profile = test.ancestors().nth(2).unwrap().to_path_buf();
     let mut build = Command::new(env!("CARGO"));

@@ -7,8 +7,17 @@ use cargo_metadata::{Artifact, Message};
 
 use crate::workspace::{Outcome, cargo};
 
+/// All that tests need, in one build: test programs, programs and libraries. A build of fewer
+/// packages has other features, and would build again what they share.
+const WHOLE: [&str; 7] =
+    ["build", "--quiet", "--workspace", "--lib", "--bins", "--tests", "--examples"];
+
+/// The variable that tells tests, and chores that build programs for tests, in which folder the
+/// files of the whole build lie, so that they need not build them again.
+pub const BUILT: &str = "VELLUM_BUILT";
+
 /// The files of a build.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Artifacts(Vec<Artifact>);
 
 /// A program with the tests of one target: of a library, of a binary, or one of `tests/`.
@@ -37,6 +46,14 @@ impl Artifacts {
             return Err(format!("it does not build: {}", output.status));
         }
         Self::read(&output.stdout)
+    }
+
+    /// Builds every test program, program and library of the workspace.
+    ///
+    /// # Errors
+    /// As for [`Artifacts::build`].
+    pub fn whole(root: &Path) -> Outcome<Self> {
+        Self::build(root, &WHOLE)
     }
 
     fn read(messages: &[u8]) -> Outcome<Self> {

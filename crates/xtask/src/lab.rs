@@ -15,13 +15,11 @@ use crate::workspace::{Outcome, cargo};
 const ON_ALL: [&str; 3] = ["vellum-lab/guest", "vellum-vm/", "vellum-kernel-tests/"];
 
 /// The packages that run on one kernel, the newest if none is named: the layers above the surfaces,
-/// and a short TPC-C of the benchmarks, with its consistency conditions.
-const ON_ONE: [&str; 5] = [
-    "vellum-morsel/",
-    "vellum-preload/preload",
-    "vellum-pool/",
-    "vellum/",
-    "vellum-bench/tpcc_beyond_memory",
+/// which the other packages test; of the benchmarks a short TPC-C, with its consistency conditions.
+/// Each list is a machine, because two that run side by side keep two processors busy.
+const ON_ONE: [(&str, &[&str]); 2] = [
+    ("stores", &["vellum/", "vellum-bench/tpcc_beyond_memory"]),
+    ("pools", &["vellum-pool/", "vellum-morsel/", "vellum-preload/preload"]),
 ];
 
 /// The tests of the module.
@@ -30,13 +28,13 @@ const KERNEL_TESTS: &str = "vellum-kernel-tests";
 /// Seconds that the fuzzer may take beyond its time.
 const SLACK: u64 = 600;
 
-/// The kernels that are tried if none is named.
-const STOCK: [&str; 2] = ["6.1", NEWEST];
-
-/// The kernel for packages that run on one, if none is named.
+/// The kernel that all tests run on if none is named.
 const NEWEST: &str = "6.12";
 
-/// Seconds for a program. Machines run at the same time, and some programs are slow.
+/// The other kernel that is tried if none is named: there, races last a quarter of their time.
+const OLDER: &str = "6.1";
+
+/// Seconds for a program: machines run side by side, and some programs are long.
 const PATIENCE: &str = "2400";
 
 /// The tests that run again on the machine of `strictest`: those that depend most on flushes,
@@ -53,7 +51,8 @@ pub struct Options {
     /// Packages, with all of their tests [default: those that concern the kernel]
     #[arg(long = "package", value_name = "PACKAGE")]
     packages: Vec<String>,
-    /// Kernels by series, such as 6.1, or 'debug'; both stock ones if none is named
+    /// Kernels by series, such as 6.1, or 'debug'; if none is named 6.12, and 6.1 with shortened
+    /// races
     #[arg(long = "kernel", value_name = "SERIES")]
     kernels: Vec<String>,
     /// Processors of the guest; several numbers, such as 1,2,4, are several runs
@@ -97,6 +96,9 @@ pub struct Options {
     /// Passed on to `vellum bench`
     #[arg(last = true, requires = "bench", allow_hyphen_values = true)]
     arguments: Vec<String>,
+    /// The lab, if it has been built with the tests
+    #[arg(skip)]
+    program: Option<PathBuf>,
 }
 
 /// Builds the test programs of the packages and runs them, or a measurement, on the kernels, with
@@ -120,7 +122,7 @@ pub fn run(root: &Path, options: &Options) -> Outcome {
         return short(root, options);
     }
     if options.style {
-        return style(root, options);
+        return finish(style(root, options, &options.kernels));
     }
     if options.shell {
         return shell(root, options);
@@ -132,35 +134,42 @@ pub fn run(root: &Path, options: &Options) -> Outcome {
         }
         return jobs::run(on_each(root, options, &programs));
     }
-    let built = programs::of_workspace(root)?;
-    // The longest first.
+    let (built, program) = programs::of_workspace(root)?;
+    let options = &Options { program: Some(program), ..options.clone() };
+    // The longest first, so that no processor waits for the last one alone.
     let mut jobs = on_each(root, options, &programs::named(&built, &ON_ALL)?);
     if !is_debug {
-        // On the debug kernel they take several times as long, so they run only on demand.
-        let programs = programs::without(programs::named(&built, &ON_ONE)?, programs::LONG);
+        // There they take several times as long: on demand.
         let kernel = one_of(&options.kernels);
-        jobs.extend(tests(root, options, "upper-layers", kernel, &programs));
+        for (name, packages) in ON_ONE {
+            let programs = programs::without(programs::named(&built, packages)?, programs::LONG);
+            jobs.extend(tests(root, options, name, kernel.clone(), &programs));
+        }
         if options.filter.is_none() {
             jobs.extend(strictest(root, options, &built)?);
         }
     }
     if options.filter.is_none() {
-        jobs.push(promises(root, is_debug));
+        if options.kernels.is_empty() {
+            jobs.push(Job::new("style of the module", style(root, options, &[])));
+        }
+        jobs.push(promises(&built, is_debug)?);
         jobs.extend(crash(root, options, &built)?);
     }
-    // Several labs start at once, so cargo builds their program first.
-    finish(built_lab(root))?;
     jobs::run(jobs).map_err(|names| format!("lab: {names}"))
 }
 
 /// The programs on every kernel that is asked for.
 fn on_each(root: &Path, options: &Options, programs: &[TestProgram]) -> Vec<Job> {
-    let kernels: Vec<&str> = match &options.kernels[..] {
-        [] => STOCK.to_vec(),
-        named => named.iter().map(String::as_str).collect(),
-    };
-    let job = |kernel: &&str| tests(root, options, "all", (*kernel).to_owned(), programs);
-    kernels.iter().filter_map(job).collect()
+    let job =
+        |options: &Options, kernel: &str| tests(root, options, "all", kernel.to_owned(), programs);
+    match &options.kernels[..] {
+        [] => {
+            let hurried = Options { short: true, ..options.clone() };
+            job(options, NEWEST).into_iter().chain(job(&hurried, OLDER)).collect()
+        }
+        named => named.iter().filter_map(|kernel| job(options, kernel)).collect(),
+    }
 }
 
 /// A machine with unusual settings: separate page tables for user space, flushes by exported
@@ -176,22 +185,28 @@ fn strictest(root: &Path, options: &Options, built: &[TestProgram]) -> Outcome<O
     Ok(tests(root, &options, "strictest", one_of(&options.kernels), &programs))
 }
 
-/// The module and its surfaces on one kernel: the tests that a developer runs after each change.
+/// The module and its surfaces on one kernel, and the style of the module: what a developer waits
+/// for.
 fn short(root: &Path, options: &Options) -> Outcome {
-    let programs = programs::named(&programs::of_workspace(root)?, &ON_ALL)?;
-    let job = tests(root, options, "short", one_of(&options.kernels), &programs);
-    jobs::run(job.into_iter().collect())
+    let (built, program) = programs::of_workspace(root)?;
+    let options = &Options { program: Some(program), ..options.clone() };
+    let programs = programs::named(&built, &ON_ALL)?;
+    let kernel = one_of(&options.kernels);
+    let kernels = std::slice::from_ref(&kernel);
+    let style = Job::new("style of the module", style(root, options, kernels));
+    let machine = tests(root, options, "short", kernel, &programs);
+    jobs::run(machine.into_iter().chain([style]).collect())
 }
 
-/// Checks the module's sources as the kernel's maintainers do.
-fn style(root: &Path, options: &Options) -> Outcome {
-    let mut command = cargo(root);
-    command.args(["run", "--quiet", "--package", "vellum-lab", "--"]);
-    for kernel in &options.kernels {
+/// The module's sources as the kernel's maintainers would look at them, by the headers of these
+/// kernels, or of every stock one.
+fn style(root: &Path, options: &Options, kernels: &[String]) -> Command {
+    let mut command = program(root, options);
+    for kernel in kernels {
         command.args(["--kernel", kernel]);
     }
     command.args(["style", "kernel"]);
-    finish(command)
+    command
 }
 
 /// The fuzzer: half of the time with one thread, half of it with several. The kernel is
@@ -272,10 +287,21 @@ fn one_of(kernels: &[String]) -> String {
     kernels.first().map_or(NEWEST, String::as_str).to_owned()
 }
 
-/// The lab's command, with the machine and the module that the options ask for.
+/// The lab, which cargo builds unless it has been built with the tests.
+fn program(root: &Path, options: &Options) -> Command {
+    let Some(program) = &options.program else {
+        let mut command = cargo(root);
+        command.args(["run", "--quiet", "--package", "vellum-lab", "--"]);
+        return command;
+    };
+    let mut command = Command::new(program);
+    command.current_dir(root);
+    command
+}
+
+/// The lab, with the machine and the module that are asked for.
 fn lab(root: &Path, options: &Options, kernels: &[String]) -> Command {
-    let mut command = cargo(root);
-    command.args(["run", "--quiet", "--package", "vellum-lab", "--"]);
+    let mut command = program(root, options);
     command.args(["--processors", &options.processors]);
     for kernel in kernels {
         command.args(["--kernel", kernel]);
@@ -333,7 +359,10 @@ fn tests(
         command.args(["--arguments", filter]);
     }
     for program in programs {
-        command.arg(programs::told(program));
+        command.arg(match options.packages.is_empty() {
+            true => programs::told_without_long_tests(program),
+            false => programs::told(program),
+        });
         for (name, path) in programs::beside(program) {
             command.arg(format!("--file={name}={}", path.display()));
         }
@@ -341,17 +370,18 @@ fn tests(
     Some(Job::new(title, command))
 }
 
-/// Tests of the lab itself: it must find planted errors, or else its verdicts are worthless.
-fn promises(root: &Path, is_debug: bool) -> Job {
-    let mut command = cargo(root);
-    command.args(["test", "--quiet", "--package", "vellum-lab", "--test", "host"]);
-    // Each test starts a machine.
-    command.args(["--", "--ignored", "--test-threads", "1"]);
+/// The lab's promises to its callers: it must find planted errors, or its verdicts on other
+/// programs are worthless.
+fn promises(built: &[TestProgram], is_debug: bool) -> Outcome<Job> {
+    let program = &programs::named(built, &["vellum-lab/host"])?[0];
+    let mut command = Command::new(&program.path);
+    // Each starts a machine.
+    command.current_dir(&program.folder).args(["--ignored", "--test-threads", "1"]);
     match is_debug {
         true => command.arg("debug"),
         false => command.args(["--skip", "debug"]),
     };
-    Job::new("promises of the lab", command)
+    Ok(Job::new("promises of the lab", command))
 }
 
 /// Kills machines while a program works, and has another program check the memory afterwards:
@@ -377,13 +407,6 @@ fn kill(
     command.arg(format!("look={path} --ignored look"));
     command.arg(format!("{test}={path} --ignored {test}"));
     Ok(Job::new(title, command))
-}
-
-/// Builds the lab, and the tests of its promises.
-fn built_lab(root: &Path) -> Command {
-    let mut command = cargo(root);
-    command.args(["test", "--quiet", "--package", "vellum-lab", "--test", "host", "--no-run"]);
-    command
 }
 
 fn finish(mut command: Command) -> Outcome {

@@ -6,9 +6,9 @@
 use std::path::Path;
 use std::process::Command;
 
-use crate::artifacts::{Artifacts, TestProgram};
+use crate::artifacts::{Artifacts, BUILT, TestProgram};
 use crate::jobs::{self, Job};
-use crate::workspace::{Outcome, cargo};
+use crate::workspace::{Outcome, cargo, target};
 
 /// The slowest programs, which run first. If one began last, the other processors would be idle at
 /// the end.
@@ -26,27 +26,27 @@ pub struct Options {
 }
 
 /// Builds the tests, runs every program in its package's folder, and the examples of the
-/// documentation. It builds all packages even if some do not run, because a build of fewer packages
-/// has other features and would build twice.
+/// documentation. It builds all packages even if some do not run.
 ///
 /// # Errors
 /// When the build fails. Otherwise names the programs whose tests failed; the other programs ran,
 /// too.
 pub fn run(root: &Path, options: Options) -> Outcome {
-    let build = ["test", "--quiet", "--no-run", "--workspace"];
-    let mut programs = Artifacts::build(root, &build)?.test_programs();
+    let mut programs = Artifacts::whole(root)?.test_programs();
     programs.retain(|program| options.all || !program.name.starts_with(OTHER_ENGINES));
     programs.sort_by_key(|program| !LONGEST.contains(&program.name.as_str()));
-    let mut jobs: Vec<Job> = programs.iter().map(job).collect();
+    let built = target(root).join("debug");
+    let mut jobs: Vec<Job> = programs.iter().map(|program| job(program, &built)).collect();
     let mut examples = cargo(root);
     examples.args(["test", "--quiet", "--doc", "--workspace", "--no-fail-fast"]);
     jobs.insert(LONGEST.len(), Job::new("examples of the documentation", examples));
     jobs::run(jobs)
 }
 
-fn job(program: &TestProgram) -> Job {
+fn job(program: &TestProgram, built: &Path) -> Job {
     let mut command = Command::new(&program.path);
     // As cargo sets it.
     command.current_dir(&program.folder).env("CARGO_MANIFEST_DIR", &program.folder);
+    command.env(BUILT, built);
     Job::new(program.name.clone(), command)
 }

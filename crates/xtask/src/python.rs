@@ -5,6 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use crate::artifacts::BUILT;
 use crate::setup;
 use crate::workspace::{Outcome, cargo, target};
 
@@ -37,13 +38,17 @@ pub fn run(root: &Path, names: &[String]) -> Outcome {
     let wheel = build(root, &python, &wheels)?;
     let install = &mut pip(&["--force-reinstall".as_ref(), "--no-deps".as_ref(), wheel.as_ref()]);
     step("installing the package", install)?;
-    // The package's load() asks the cache daemon, which is a command of this program.
-    let mut daemon = cargo(root);
-    step("building vellum", daemon.args(["build", "--quiet", "--package", "vellum-cli"]))?;
+    // Its load() asks the cache daemon, which is a command of this.
+    let built = std::env::var_os(BUILT).map(PathBuf::from);
+    if built.is_none() {
+        let mut daemon = cargo(root);
+        step("building vellum", daemon.args(["build", "--quiet", "--package", "vellum-cli"]))?;
+    }
+    let built = built.unwrap_or_else(|| target.join("debug"));
     let mut tests = Command::new(&python);
     // Without bytecode, because the tests are in the source folder.
     tests.arg("-B").arg(root.join("crates/python/tests")).args(names);
-    step("testing the package", tests.env("VELLUM", target.join("debug/vellum")))
+    step("testing the package", tests.env("VELLUM", built.join("vellum")))
 }
 
 /// Builds the wheel. Removes old wheels first, so that none is taken for the new one.

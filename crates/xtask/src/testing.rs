@@ -3,16 +3,17 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use crate::artifacts::BUILT;
 use crate::steps::{self, Step};
 use crate::workspace::{Outcome, cargo, target};
-use crate::{deb, lab, packages, setup, tidy};
+use crate::{deb, install, lab, packages, setup, tidy};
 
 /// Schedules of each scenario in the model check of `cargo xtask check`.
 const FEW_SCHEDULES: &str = "200";
 
-/// What a developer runs after each change, in minutes: format, rules, lints, tests without those
-/// of other engines, and a short model check. If the module or its users have changed since this
-/// passed, also the module's tests in one boot of one kernel.
+/// The chore that a developer runs after each change, in minutes: format, rules, lints, tests
+/// without those of other engines, a short model check, and, if the module or its users have
+/// changed since this passed, its style, and its tests in one boot of one kernel.
 ///
 /// # Errors
 /// Names the steps that failed; their output has been printed.
@@ -28,15 +29,14 @@ pub fn check(root: &Path, verbose: bool) -> Outcome {
     if passed.is_current() {
         println!("the module and its users have not changed since its tests passed: not run again");
     } else {
-        list.push(Step::program("module style", xtask(root, "lab --style --kernel 6.12")));
         list.push(Step::program("module", xtask(root, "lab --short")));
     }
     steps::run(list, verbose, &failed(root))?;
     passed.set()
 }
 
-/// Everything that a change must pass: format, rules, lints, tests, model check, documentation, the
-/// package for Python, the module's package, and its tests on all its kernels.
+/// Everything a change must pass: format, rules, lints, tests, model check, documentation, the
+/// package for Python, that of the module, its style, and its tests on the kernels that it is for.
 ///
 /// # Errors
 /// Names the steps that failed; their output has been printed.
@@ -44,13 +44,19 @@ pub fn test(root: &Path, verbose: bool) -> Outcome {
     setup::ensure(setup::Need::Tests)?;
     let mut list = rules(root);
     list.push(clippy(root));
+    // Tests run what is built with the features that only tests need: without them it compiles, too.
+    let mut installed = command(root, "check --quiet");
+    installed.args(install::PACKAGES.iter().flat_map(|name| ["--package", *name]));
+    list.push(Step::program("what is installed", installed));
     list.push(Step::program("tests", xtask(root, "programs --all")));
     list.push(Step::program("model check", model_check(root)));
     list.push(Step::program("documentation", documentation(root)));
-    list.push(Step::program("Python", xtask(root, "python")));
+    let mut python = xtask(root, "python");
+    // The step with the tests has built the program that these run.
+    python.env(BUILT, target(root).join("debug"));
+    list.push(Step::program("Python", python));
     let folder = root.to_path_buf();
     list.push(Step::function("kernel package", move || deb::run(&folder).map(drop)));
-    list.push(Step::program("kernel style", xtask(root, "lab --style")));
     list.push(Step::program("kernel lab", xtask(root, "lab")));
     steps::run(list, verbose, &failed(root))
 }

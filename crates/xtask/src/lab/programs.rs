@@ -10,10 +10,12 @@ use crate::workspace::Outcome;
 pub type LeftOut = [(&'static str, &'static str)];
 
 /// Test programs that are for the host.
-const NOT_FOR_GUESTS: [(&str, &str); 3] = [
-    ("vellum-kernel-tests/frames_on_the_host", "it calls the compiler, and needs real threads"),
+const NOT_FOR_GUESTS: [(&str, &str); 5] = [
+    ("vellum-kernel-tests/frames_on_the_host", "it calls the compiler, and wants real threads"),
     ("vellum-pool/model", "its locks and threads are a model's: the kernel has no part in it"),
     ("vellum-pool/policy_contract", "it calls the policies alone, without a pool or any memory"),
+    ("vellum-pool/space", "it asks the map of free pages alone, without a pool or any memory"),
+    ("vellum/gate_model", "its locks and threads are a model's: the kernel has no part in it"),
 ];
 
 /// Slow test programs, which run only if their package is named.
@@ -25,7 +27,15 @@ pub const LONG: &LeftOut = &[
     ("vellum/bad_input", "two minutes in an emulator; runs with PACKAGE=vellum"),
 ];
 
-/// Libraries that a test program needs in its folder, with the program.
+/// Tests of programs that are otherwise for a guest, by a part of their names, each with the reason
+/// for which they are left out unless their package is named.
+pub const LONG_TESTS: [(&str, &str, &str); 1] = [(
+    "vellum/vellum",
+    "redo::simulation::",
+    "storage and log in memory, six minutes in an emulator; runs with PACKAGE=vellum",
+)];
+
+/// Libraries that test programs look for in their own folder, each with the program.
 const BESIDE: [(&str, &str); 1] = [("vellum-preload/preload", "libvellum_preload.so")];
 
 /// The package whose tests check the memory of a process. No other thread may map memory meanwhile,
@@ -41,8 +51,19 @@ pub fn told(program: &TestProgram) -> String {
     }
 }
 
-/// Builds the tests of a package that cargo selects by `selection`. Leaves out those that are not
-/// for guests, and names them.
+/// The program, as an argument of the lab, without those of its tests that take long, which this
+/// names.
+pub fn told_without_long_tests(program: &TestProgram) -> String {
+    let mut told = told(program);
+    for (name, part, reason) in LONG_TESTS.iter().filter(|(name, ..)| *name == program.name) {
+        println!("left out: {name}, {part}*: {reason}");
+        told.push_str(&format!(" --skip={part}"));
+    }
+    told
+}
+
+/// Builds the tests of a package that cargo selects by `selection`, without those that are not for
+/// guests, and names the latter.
 ///
 /// # Errors
 /// When they do not build, or there are none.
@@ -54,14 +75,14 @@ pub fn of_package(root: &Path, package: &str, selection: &[&str]) -> Outcome<Vec
     if programs.is_empty() { Err(format!("no tests in {package}")) } else { Ok(programs) }
 }
 
-/// Builds the tests of all packages, as `cargo xtask programs` does, because a build of fewer
-/// packages has other features and would build twice. Leaves out those that are not for guests.
+/// Builds the tests of all packages, as `cargo xtask programs` does, and returns them without those
+/// that are not for guests, and the lab.
 ///
 /// # Errors
 /// When they do not build.
-pub fn of_workspace(root: &Path) -> Outcome<Vec<TestProgram>> {
-    let build = ["test", "--quiet", "--no-run", "--workspace"];
-    Ok(without(Artifacts::build(root, &build)?.test_programs(), &NOT_FOR_GUESTS))
+pub fn of_workspace(root: &Path) -> Outcome<(Vec<TestProgram>, PathBuf)> {
+    let built = Artifacts::whole(root)?;
+    Ok((without(built.test_programs(), &NOT_FOR_GUESTS), built.find("lab")?))
 }
 
 /// The programs with the given names; a name that ends in `/` stands for all programs of a package.
@@ -135,6 +156,13 @@ mod tests {
     }
 
     #[test]
+    fn long_tests_are_skipped() {
+        let told = told_without_long_tests(&program("vellum/vellum", "/a"));
+        assert_eq!(told, "vellum/vellum=/a --skip=redo::simulation::");
+        assert_eq!(told_without_long_tests(&program("vellum/store", "/a")), "vellum/store=/a");
+    }
+
+    #[test]
     fn programs_are_selected_by_their_names() {
         let built = ["vellum/store", "vellum/simulation", "vellum-vm/surface"];
         let built = built.map(|name| program(name, ""));
@@ -178,6 +206,12 @@ mod tests {
             let tests = crate::workspace::root().join(folder).join("tests");
             let is_there = tests.join(program).join("main.rs").exists();
             assert!(is_there || tests.join(format!("{program}.rs")).exists(), "{name}");
+        }
+        let sources = crate::workspace::root().join("crates/engine/src");
+        for (name, part, _) in LONG_TESTS {
+            assert_eq!(name, "vellum/vellum");
+            let file = part.trim_end_matches("::").replace("::", "/") + ".rs";
+            assert!(sources.join(file).exists(), "{part}");
         }
     }
 }
