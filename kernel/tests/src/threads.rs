@@ -74,7 +74,20 @@ pub fn wait_until(check: impl Fn() -> bool) {
     }
 }
 
-/// The end of the time for a race.
+/// Whether races are to be short: `VELLUM_SHORT` is set.
+#[must_use]
+pub fn is_short() -> bool {
+    std::env::var_os("VELLUM_SHORT").is_some()
+}
+
+/// How often something is repeated that does not end by time: so often, or a quarter of that where
+/// `VELLUM_SHORT` is set.
+#[must_use]
+pub fn rounds(count: u32) -> u32 {
+    if is_short() { count.div_ceil(4) } else { count }
+}
+
+/// Time that a test has for something that races.
 #[derive(Clone, Copy, Debug)]
 pub struct Deadline(Instant);
 
@@ -82,10 +95,7 @@ impl Deadline {
     /// So many milliseconds from now; a quarter of them where `VELLUM_SHORT` is set, but enough for
     /// a few rounds.
     pub fn after_ms(time: u64) -> Self {
-        let time = match std::env::var_os("VELLUM_SHORT") {
-            Some(_) => time.min((time / 4).max(300)),
-            None => time,
-        };
+        let time = if is_short() { time.min((time / 4).max(300)) } else { time };
         Self(Instant::now() + Duration::from_millis(time))
     }
 

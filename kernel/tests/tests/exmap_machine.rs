@@ -4,7 +4,7 @@
 
 use vellum_kernel_tests::machine::{Machine, Starter};
 use vellum_kernel_tests::random::Random;
-use vellum_kernel_tests::threads::{Deadline, Place, Stop, stay_on};
+use vellum_kernel_tests::threads::{Deadline, Place, Stop, rounds, stay_on};
 use vellum_kernel_tests::{PAGE, Plan, Surface, TABLE_PAGES, access, turn, turn_with};
 use vellum_uapi::exmap::{self, Move};
 
@@ -118,7 +118,7 @@ fn machines_are_created_while_pages_are_freed() {
             }
         });
         surface.alloc(0, &[(2, 1)]);
-        for _ in 0..100 {
+        for _ in 0..rounds(100) {
             let Some(mut machine) = Machine::new(&surface.mapping) else { return };
             machine.store(2, 0x1234).unwrap();
             assert_eq!((word(&surface, 2), machine.load(2).unwrap()), (0x1234, 0x1234));

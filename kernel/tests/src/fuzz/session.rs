@@ -7,6 +7,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crate::counters::{self, Memory};
 use crate::random::Random;
+use crate::threads;
 
 /// Memory that the kernel takes once for operations that the first round did not have: 3 MiB after
 /// 9 rounds, and no more after 34.
@@ -34,10 +35,11 @@ pub(super) struct Rounds {
 }
 
 impl Rounds {
-    /// Rounds for `VELLUM_SECONDS`, or else for `seconds`, from `VELLUM_SEED`, or else from a seed
-    /// of the clock.
+    /// For `VELLUM_SECONDS`, or else for so many, or a quarter of them where `VELLUM_SHORT` is set,
+    /// from `VELLUM_SEED`, or else from the clock.
     pub(super) fn new(seconds: u64) -> Self {
-        let seconds = variable("VELLUM_SECONDS").unwrap_or(seconds);
+        let given = variable("VELLUM_SECONDS");
+        let seconds = given.unwrap_or_else(|| u64::from(threads::rounds(seconds as u32)));
         let clock = SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |time| time.as_nanos());
         let next = variable("VELLUM_SEED").unwrap_or(clock as u64);
         println!("VELLUM_SEED={next}");
