@@ -217,7 +217,16 @@ mod tests {
     }
 
     #[test]
-    fn a_program_without_tests_counts_as_one() {
+    fn the_longest_programs_are_named() {
+        let mut verdict = verdict(&["lab: begin short", "lab: end short 0", "lab: done"], "");
+        let mut other = Verdict::default();
+        other.times.push((Duration::from_millis(2500), "long".to_owned()));
+        verdict.add(other);
+        assert_eq!(verdict.longest(), "long 2 s, short 0 s");
+    }
+
+    #[test]
+    fn a_program_without_tests_is_one() {
         let lines = ["lab: begin plain", "hello", "lab: end plain 0", "lab: done"];
         assert_eq!((verdict(&lines, "").passed, verdict(&lines, "").failed), (1, 0));
         let none = "test result: ok. 0 passed; 0 failed; 3 ignored";

@@ -30,14 +30,16 @@ impl Job {
     }
 }
 
-/// Runs all jobs, one for each processor at a time. It shows the output of the first unfinished job
-/// as it comes, and that of the others afterwards, so that lines of different machines do not mix.
-/// The last line names the jobs that took longest.
+/// Runs all jobs, at a time one for each processor and `more`: a job may wait for something else
+/// than the processor. It shows the output of the first unfinished job as it comes, and that of the
+/// others afterwards, so that lines of different machines do not mix. The last line names the jobs
+/// that took longest.
 ///
 /// # Errors
-/// Names the jobs that failed. The other jobs ran, too.
-pub fn run(jobs: Vec<Job>) -> Outcome {
-    let at_once = thread::available_parallelism().map_or(1, NonZero::get).min(MOST);
+/// Names the jobs that failed; the others ran all the same.
+pub fn run(jobs: Vec<Job>, more: usize) -> Outcome {
+    let processors = thread::available_parallelism().map_or(1, NonZero::get);
+    let at_once = (processors + more).min(MOST);
     let (shown, queue): (Vec<_>, VecDeque<_>) = jobs.into_iter().map(with_lines).unzip();
     let queue = Mutex::new(queue);
     let failed = Mutex::new(Vec::new());
@@ -120,11 +122,11 @@ mod tests {
         };
         let names = ["a", "b", "c", "d", "e", "f"];
         let jobs = names.map(|name| touch(name, if "be".contains(name) { "1" } else { "0" }));
-        let error = run(jobs.into()).unwrap_err();
+        let error = run(jobs.into(), 0).unwrap_err();
         assert!(error == "b, e" || error == "e, b", "{error}");
         assert!(names.iter().all(|name| folder.join(name).exists()));
         std::fs::remove_dir_all(folder).unwrap();
-        assert_eq!(run(Vec::new()), Ok(()));
+        assert_eq!(run(Vec::new(), 1), Ok(()));
     }
 
     #[test]

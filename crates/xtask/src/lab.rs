@@ -34,6 +34,10 @@ const NEWEST: &str = "6.12";
 /// The other kernel that is tried if none is named: there, races last a quarter of their time.
 const OLDER: &str = "6.1";
 
+/// Machines at a time, in addition to one for each processor: tests wait for timers and devices,
+/// and a processor would be idle meanwhile.
+const WAITING: usize = 1;
+
 /// Seconds for a program: machines run side by side, and some programs are long.
 const PATIENCE: &str = "2400";
 
@@ -132,7 +136,7 @@ pub fn run(root: &Path, options: &Options) -> Outcome {
         for package in &options.packages {
             programs.extend(programs::of_package(root, package, &["--tests"])?);
         }
-        return jobs::run(on_each(root, options, &programs));
+        return jobs::run(on_each(root, options, &programs), WAITING);
     }
     let (built, program) = programs::of_workspace(root)?;
     let options = &Options { program: Some(program), ..options.clone() };
@@ -156,7 +160,7 @@ pub fn run(root: &Path, options: &Options) -> Outcome {
         jobs.push(promises(&built, is_debug)?);
         jobs.extend(crash(root, options, &built)?);
     }
-    jobs::run(jobs).map_err(|names| format!("lab: {names}"))
+    jobs::run(jobs, WAITING).map_err(|names| format!("lab: {names}"))
 }
 
 /// The programs on every kernel that is asked for.
@@ -195,7 +199,7 @@ fn short(root: &Path, options: &Options) -> Outcome {
     let kernels = std::slice::from_ref(&kernel);
     let style = Job::new("style of the module", style(root, options, kernels));
     let machine = tests(root, options, "short", kernel, &programs);
-    jobs::run(machine.into_iter().chain([style]).collect())
+    jobs::run(machine.into_iter().chain([style]).collect(), WAITING)
 }
 
 /// The module's sources as the kernel's maintainers would look at them, by the headers of these

@@ -10,9 +10,8 @@ use crate::artifacts::{Artifacts, BUILT, TestProgram};
 use crate::jobs::{self, Job};
 use crate::workspace::{Outcome, cargo, target};
 
-/// The slowest programs, which run first. If one began last, the other processors would be idle at
-/// the end.
-const LONGEST: [&str; 2] = ["vellum-preload/preload", "vellum/simulation"];
+/// Programs that take longest, first: one that begins last would keep a processor waiting.
+const LONGEST: [&str; 3] = ["vellum-preload/preload", "vellum/simulation", "vellum/vellum"];
 
 /// Packages whose tests only `cargo xtask test` runs: those of other engines.
 const OTHER_ENGINES: &str = "vellum-bench-peers/";
@@ -40,7 +39,7 @@ pub fn run(root: &Path, options: Options) -> Outcome {
     let mut examples = cargo(root);
     examples.args(["test", "--quiet", "--doc", "--workspace", "--no-fail-fast"]);
     jobs.insert(LONGEST.len(), Job::new("examples of the documentation", examples));
-    jobs::run(jobs)
+    jobs::run(jobs, 0)
 }
 
 fn job(program: &TestProgram, built: &Path) -> Job {

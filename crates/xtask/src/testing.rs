@@ -44,7 +44,7 @@ pub fn test(root: &Path, verbose: bool) -> Outcome {
     setup::ensure(setup::Need::Tests)?;
     let mut list = rules(root);
     list.push(clippy(root));
-    // Tests run what is built with the features that only tests need: without them it compiles, too.
+    // Tests run programs with features that only tests need: without them these compile, too.
     let mut installed = command(root, "check --quiet");
     installed.args(install::PACKAGES.iter().flat_map(|name| ["--package", *name]));
     list.push(Step::program("what is installed", installed));

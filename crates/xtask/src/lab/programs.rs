@@ -25,6 +25,10 @@ pub const LONG: &LeftOut = &[
     ("vellum-pool/device_merging", "storage without a pool; runs with PACKAGE=vellum-pool"),
     ("vellum/simulation", "ten minutes in an emulator; runs with PACKAGE=vellum"),
     ("vellum/bad_input", "two minutes in an emulator; runs with PACKAGE=vellum"),
+    ("vellum/alter", "calls of a tree alone, a minute or two; runs with PACKAGE=vellum"),
+    ("vellum/bulk", "calls of a tree alone, a minute or two; runs with PACKAGE=vellum"),
+    ("vellum/bulk_streams", "calls of a tree alone, a minute; runs with PACKAGE=vellum"),
+    ("vellum/drop_memory", "it counts what the heap holds, two minutes; runs with PACKAGE=vellum"),
 ];
 
 /// Tests of programs that are otherwise for a guest, by a part of their names, each with the reason
