@@ -28,6 +28,8 @@ pub const LONG: &LeftOut = &[
     ("vellum/alter", "calls of a tree alone, a minute or two; runs with PACKAGE=vellum"),
     ("vellum/bulk", "calls of a tree alone, a minute or two; runs with PACKAGE=vellum"),
     ("vellum/bulk_streams", "calls of a tree alone, a minute; runs with PACKAGE=vellum"),
+    ("vellum/splits", "it asks how full a tree's pages are; runs with PACKAGE=vellum"),
+    ("vellum/edges", "calls of a damaged tree alone; runs with PACKAGE=vellum"),
     ("vellum/drop_memory", "it counts what the heap holds, two minutes; runs with PACKAGE=vellum"),
 ];
 
