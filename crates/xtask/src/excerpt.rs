@@ -66,7 +66,7 @@ fn is_success(words: &str) -> bool {
         || is_one_of(&["lab: begin ", "lab: running ", "lab: ready", "lab: done"])
         || is_one_of(&["Compiling ", "Running ", "Doc-tests ", "Finished ", "Downloading "])
         || words.starts_with(LONGEST)
-        || is_one_of(&["Downloaded ", "Executable ", "left out: ", "begins: ", "ended well "])
+        || is_one_of(&["Downloaded ", "Executable ", "left out: ", "begins: ", "succeeded after "])
 }
 
 /// The first lines that name failures: tests, panics with their messages, complaints of a kernel,
