@@ -24,7 +24,11 @@
 //! in place, under a guard. Values of up to 256 TiB can be [written](Tree::writer) and
 //! [read](Tree::reader) as streams, whatever the size of the pool.
 //!
-//! docs/format.md describes the bytes on disk. Transactions are a later step. A store with a log
+//! A [transaction](Store::begin) changes any entries of any trees, or none. A
+//! [snapshot](Store::snapshot) is a view that does not change, and that blocks no change.
+//! docs/transactions.md says what they guarantee; docs/format.md describes the bytes on disk.
+//!
+//! A store with a log
 //! ([`Options::log`]) loses nothing that was synced if its process is killed or the power fails. A
 //! store without one can be opened again only if it was closed, or synced after its last change.
 //! The store closes when its last handle is dropped, also when a panic drops it, and when the

@@ -3,8 +3,7 @@
 //!
 //! A change only counts itself in one word. A change that finds the gate frozen waits on a
 //! condition variable. Several threads may freeze the gate at once. One thread may take it
-//! exclusively: then there are neither changes nor freezes. Until pages have versions, a snapshot
-//! is a freeze of this gate.
+//! exclusively: then there are neither changes nor freezes.
 //!
 //! A change that has waited for about a millisecond is overdue, and so is a thread that has waited
 //! as long for exclusive use. A thread that wants to freeze the gate lets the overdue threads go

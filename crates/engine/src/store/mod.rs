@@ -208,8 +208,9 @@ impl Store {
         self.core.rename_tree(old, new)
     }
 
-    /// Removes a tree and all of its entries. Waits until no snapshot is left. The handles of the
-    /// tree fail with [`NoSuchTree`](Error::NoSuchTree) from then on.
+    /// Removes a tree and all of its entries. The handles of the tree fail with
+    /// [`NoSuchTree`](Error::NoSuchTree) from then on. Snapshots and transactions that began before
+    /// still read it; its pages are freed when the last of them ends.
     ///
     /// # Errors
     /// [`NoSuchTree`](Error::NoSuchTree). Damage: then the tree is removed, but the pages that

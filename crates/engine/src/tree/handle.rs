@@ -385,11 +385,12 @@ impl Tree {
         ExtractIf::new(self.access(), bounds_of(&range), chosen)
     }
 
-    /// Atomically removes all entries. Waits until no snapshot is left. Other changes wait until
-    /// this returns.
+    /// Atomically removes all entries. Other changes wait until this returns. If there are
+    /// snapshots or transactions, this first reads all entries, which they still see.
     ///
     /// # Errors
-    /// Damage or a failed read. After an error the tree is empty, too, unless its root is damaged.
+    /// [`VersionsFull`](crate::Error::VersionsFull), and then nothing has changed. Damage or a
+    /// failed read. After an error the tree is empty, too, unless its root is damaged.
     /// The pages that could not be read stay allocated and unused.
     pub fn clear(&self) -> Result<()> {
         let exclusive = self.core.pages.exclusive()?;
