@@ -6,16 +6,16 @@ use std::sync::{Mutex, PoisonError};
 
 use vellum::{Options, Store};
 
-use crate::progress::{Late, say};
+use crate::progress::{DelayedProgress, say};
 use crate::size;
 
 /// Options with which opening a store shows its recovery.
 pub fn shown(options: Options) -> Options {
-    let bar: Mutex<Option<(Late, u64)>> = Mutex::new(None);
+    let bar: Mutex<Option<(DelayedProgress, u64)>> = Mutex::new(None);
     options.on_recovery(move |progress| {
         let mut bar = bar.lock().unwrap_or_else(PoisonError::into_inner);
         let (late, before) =
-            bar.get_or_insert_with(|| (Late::new("recover", progress.bytes_total), 0));
+            bar.get_or_insert_with(|| (DelayedProgress::new("recover", progress.bytes_total), 0));
         late.advance(progress.bytes_done.saturating_sub(*before));
         *before = progress.bytes_done;
         if progress.bytes_done == progress.bytes_total
