@@ -12,6 +12,7 @@ pub mod child;
 pub mod counters;
 pub mod exmap;
 pub mod fuzz;
+pub mod group;
 pub mod kernel_log;
 pub mod machine;
 pub mod mapping;

@@ -4,8 +4,9 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::io::Errno;
-use vellum_kernel_tests::child::{become_user, in_child};
+use vellum_kernel_tests::child::{End, become_user, in_child};
 use vellum_kernel_tests::exmap::plan;
+use vellum_kernel_tests::group::Group;
 use vellum_kernel_tests::machine::Machine;
 use vellum_kernel_tests::random::Random;
 use vellum_kernel_tests::threads::{Deadline, Stop, wait_until};
@@ -93,6 +94,28 @@ fn a_vector_beyond_the_limit_is_partly_populated() {
         surface.free(0, &ranges);
         assert_eq!(surface.alloc(0, &firsts(1000, 60)), vec![(0, 1); 60]);
     });
+}
+
+/// Also root's tables, which no limit bounds, are charged to the memory cgroup of the process that
+/// brings the pages.
+#[test]
+fn tables_are_charged_to_the_group() {
+    const TABLES: u64 = 4096;
+    let Some(_turn) = turn() else { return };
+    let Some(group) = Group::new("tables") else { return };
+    let child = group.start(|| {
+        let surface = Plan::new(WIDE, TABLES).make();
+        let before = (group.charged(), surface.stat().tables);
+        for first in (0..TABLES).step_by(512) {
+            assert_eq!(surface.alloc(0, &firsts(first, 512)), vec![(0, 1); 512]);
+        }
+        let (charged, tables) = (group.charged() - before.0, surface.stat().tables - before.1);
+        assert_eq!(tables, TABLES);
+        // The kernel counts some pages in advance.
+        assert!(charged >= tables * PAGE as u64 * 7 / 8, "{charged} bytes for {tables} tables");
+        0
+    });
+    assert_eq!(child.wait(), End::Status(0));
 }
 
 /// Zeros need tables, too.

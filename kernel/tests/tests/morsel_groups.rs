@@ -1,61 +1,15 @@
 //! Memory control groups: the group of the process that populates a page is charged for it.
 #![allow(clippy::unwrap_used)]
 
-use std::fs;
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use vellum_kernel_tests::child::{Child, End};
 use vellum_kernel_tests::counters::{Memory, PATIENCE, assert_morsels_are_sound};
+use vellum_kernel_tests::group::Group;
 use vellum_kernel_tests::{Errno, Morsel, PAGE, access, morsel_turn};
 use vellum_uapi::morsel;
 
 const MIB: u64 = 1 << 20;
-
-/// A group. Its processes must have ended when this is dropped.
-struct Group(PathBuf);
-
-impl Group {
-    /// `None`, and a printed line, if the kernel has no such groups.
-    fn new(name: &str) -> Option<Self> {
-        let root = PathBuf::from("/sys/fs/cgroup");
-        if fs::write(root.join("cgroup.subtree_control"), "+memory").is_err() {
-            eprintln!("skipped: no groups with bounds on memory");
-            return None;
-        }
-        let folder = root.join(name);
-        fs::create_dir(&folder).unwrap();
-        Some(Self(folder))
-    }
-
-    fn set(&self, name: &str, value: &str) {
-        fs::write(self.0.join(name), value).unwrap();
-    }
-
-    /// Bytes that are charged to it.
-    fn charged(&self) -> u64 {
-        fs::read_to_string(self.0.join("memory.current")).unwrap().trim().parse().unwrap()
-    }
-
-    /// Starts a process in it.
-    fn start(&self, work: impl FnOnce() -> i32) -> Child {
-        Child::start(|| {
-            self.set("cgroup.procs", "0");
-            work()
-        })
-    }
-}
-
-impl Drop for Group {
-    fn drop(&mut self) {
-        let start = Instant::now();
-        // The kernel removes ended processes from the group in its own time.
-        while fs::remove_dir(&self.0).is_err() {
-            assert!(start.elapsed() < PATIENCE, "{:?} cannot be removed", self.0);
-            std::thread::sleep(Duration::from_millis(20));
-        }
-    }
-}
 
 /// Populated by POPULATE, by an access, and by a write.
 #[test]
@@ -112,7 +66,7 @@ fn a_process_above_its_limit_does_no_harm() {
         for what in 0..4 {
             let Some(group) = Group::new("little") else { return };
             group.set("memory.max", "24M");
-            let _ = fs::write(group.0.join("memory.swap.max"), "0");
+            group.forbid_swap();
             let morsel = Morsel::new(2, 128 * MIB, flags);
             morsel.stamp(0, 7);
             let bystander = Child::start(|| {
