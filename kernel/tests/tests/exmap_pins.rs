@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use vellum_kernel_tests::child::{Child, End};
 use vellum_kernel_tests::counters::Memory;
-use vellum_kernel_tests::threads::wait_until;
+use vellum_kernel_tests::threads::{Deadline, wait_until};
 use vellum_kernel_tests::{Mapping, Outcome, PAGE, Plan, Surface, access, sys, turn};
 use vellum_uapi::exmap;
 
@@ -137,19 +137,23 @@ fn a_page_that_is_held_is_not_freed() {
     assert_eq!(surface.stat().resident, 0);
 }
 
+/// If a page is unpinned this soon after FREE begins, FREE waits for it: half of its patience.
+const SOON: Duration = Duration::from_micros(500);
+
 /// The end of I/O unpins pages with such a delay.
 #[test]
 fn a_page_that_is_unpinned_soon_is_freed() {
     let Some(_turn) = turn() else { return };
     let surface = pinnable(8);
     let (mut reader, writer) = pipe().unwrap();
-    let (rounds, mut busy) = (100, 0);
-    for _ in 0..rounds {
+    let deadline = Deadline::after_ms(10_000);
+    let (mut rounds, mut busy) = (0, 0);
+    while rounds < 50 && !deadline.is_over() {
         surface.alloc(0, &[(4, 3)]);
         assert_eq!(hold(&writer, surface.mapping.page(5)), Ok(PAGE as u64));
         let (is_there, begins) = (AtomicBool::new(false), AtomicBool::new(false));
-        std::thread::scope(|scope| {
-            scope.spawn(|| {
+        let (begun, is_busy, let_go) = std::thread::scope(|scope| {
+            let other = scope.spawn(|| {
                 is_there.store(true, Ordering::Relaxed);
                 wait_until(|| begins.load(Ordering::Relaxed));
                 let time = Instant::now();
@@ -157,15 +161,23 @@ fn a_page_that_is_unpinned_soon_is_freed() {
                     std::hint::spin_loop();
                 }
                 let_go(&mut reader);
+                Instant::now()
             });
             wait_until(|| is_there.load(Ordering::Relaxed));
             begins.store(true, Ordering::Relaxed);
-            busy += u32::from(surface.free(0, &[(4, 1), (5, 1), (6, 1)])[1].0 == -libc::EBUSY);
+            let begun = Instant::now();
+            let outcome = surface.free(0, &[(4, 1), (5, 1), (6, 1)])[1];
+            (begun, outcome.0 == -libc::EBUSY, other.join().unwrap())
         });
         surface.free(0, &[(4, 3)]);
+        // If a thread has lost its processor, the page was let go before FREE began, or too late.
+        if let_go > begun && let_go < begun + SOON {
+            rounds += 1;
+            busy += u32::from(is_busy);
+        }
     }
     println!("{busy} of {rounds} times it was waited for in vain");
-    assert!(busy < rounds / 2);
+    assert!(busy <= rounds / 4);
     assert_eq!(surface.stat().resident, 0);
 
     // If many pages stay pinned, the module waits only for the first.
