@@ -186,6 +186,7 @@ fn seal_and_look(order: u32, make: impl Fn() -> Morsel) -> bool {
         Mapping::new(sys::Request { address, flags, ..request }).unwrap()
     };
     let first = make();
+    let is_huge = first.stat().flags & HUGE != 0;
     let mapping = map(&first);
     let Some(mut starter) = Starter::new(&mapping, 0) else { return false };
     drop((mapping, first));
@@ -211,9 +212,11 @@ fn seal_and_look(order: u32, make: impl Fn() -> Morsel) -> bool {
             let mapping = map(&morsel);
             access::kernel_store(mapping.start(), &[0; PAGE]).unwrap();
             (0..random.below(20_000)).for_each(|_| std::hint::spin_loop());
+            let answer = access::kernel_load(mapping.start() + Starter::ANSWER, 8).unwrap();
+            described += u64::from(answer == [0xff; 8]);
             drop(mapping);
-            described += u64::from(page_of(&morsel)[Starter::ANSWER] == 0xff);
-            rustix::io::pwrite(&morsel, &[0; PAGE], 0).unwrap();
+            // An answer that is still on its way shows after this, and the seal comes at once.
+            rustix::io::pwrite(&morsel, &[0; 8], Starter::ANSWER as u64).unwrap();
             match morsel.seal(SEAL_CONTENT) {
                 Err(error) => {
                     assert_eq!(error, Errno::BUSY);
@@ -229,6 +232,10 @@ fn seal_and_look(order: u32, make: impl Fn() -> Morsel) -> bool {
         }
     });
     println!("order {order}: {rounds} rounds, KVM was there in {described}, {busy} were busy");
+    if described == 0 {
+        assert!(is_huge, "order {order}: the machine starts nothing");
+        println!("left out: this kernel gives virtual machines no such leaves of 2 MiB");
+    }
     true
 }
 
