@@ -49,7 +49,10 @@ pub struct Crash {
 /// If a machine cannot be put together or started.
 pub fn run_all(arguments: &Arguments, kernels: &[Kernel], crash: &Crash) -> Result<bool> {
     let equipment = arguments.equipment();
-    ensure!(equipment.pmem, "nothing outlives the machine without persistent memory; add --pmem");
+    ensure!(
+        equipment.pmem.is_some(),
+        "nothing outlives the machine without persistent memory; add --pmem"
+    );
     let work = Work::Tests(options::tests(&crash.tests, &[])?);
     let then = Work::Tests(options::tests(&crash.then, &[])?);
     suite::everywhere(arguments, kernels, |kernel, machine| {

@@ -65,6 +65,7 @@ pub fn fetch(cache: &Path) -> Result<Kernel> {
         folder,
         release,
         is_debug: true,
+        hypervisor: None,
     })
 }
 

@@ -46,12 +46,14 @@ const PMEM_PROGRAMS: [(&str, &str); 2] =
 pub struct Equipment {
     /// The mount point of its disk.
     pub scratch: PathBuf,
-    /// Its persistent memory is set up for DAX, and mounted at `/pmem`.
-    pub pmem: bool,
+    /// Bytes of its persistent memory, which is set up for DAX, and mounted at `/pmem`.
+    pub pmem: Option<u64>,
     /// More of the kernel's modules, by name.
     pub modules: Vec<String>,
     /// A folder whose modules are built, loaded before the tests and unloaded after.
     pub folder: Option<PathBuf>,
+    /// They are there, but not loaded.
+    pub is_unloaded: bool,
     /// The parameters of those modules.
     pub parameters: String,
     /// Lines of a shell that set variables for the programs.
@@ -83,7 +85,7 @@ pub fn archive(kernel: &Kernel, work: &Work, equipment: &Equipment) -> Result<Ve
     archive.file("scratch", 0o644, scratch);
     busybox(&mut archive)?;
     let mut wanted = MODULES.to_vec();
-    if equipment.pmem {
+    if equipment.pmem.is_some() {
         wanted.extend(PMEM_MODULES);
         pmem(&mut archive)?;
     }
@@ -97,7 +99,7 @@ pub fn archive(kernel: &Kernel, work: &Work, equipment: &Equipment) -> Result<Ve
     archive.file("modules/order", 0o644, order.as_bytes());
     archive.file("variables", 0o644, equipment.variables.join("\n").as_bytes());
     if let Some(folder) = &equipment.folder {
-        own_modules(&mut archive, &build::build(kernel, folder)?, &equipment.parameters);
+        own_modules(&mut archive, &build::build(kernel, folder)?, equipment);
     }
     for (name, path) in &equipment.files {
         program(&mut archive, path, &format!("tests/{name}"))?;
@@ -109,15 +111,18 @@ pub fn archive(kernel: &Kernel, work: &Work, equipment: &Equipment) -> Result<Ve
     Ok(archive.finish())
 }
 
-fn own_modules(archive: &mut Archive, modules: &[Built], parameters: &str) {
+fn own_modules(archive: &mut Archive, modules: &[Built], equipment: &Equipment) {
     let mut list = String::new();
     for module in modules {
         archive.file(&format!("modules/{}.ko", module.name), 0o644, &module.contents);
         list.push_str(&module.name);
         list.push('\n');
     }
+    if equipment.is_unloaded {
+        return;
+    }
     archive.file("modules/own", 0o644, list.as_bytes());
-    archive.file("modules/parameters", 0o644, parameters.as_bytes());
+    archive.file("modules/parameters", 0o644, equipment.parameters.as_bytes());
 }
 
 fn busybox(archive: &mut Archive) -> Result<()> {

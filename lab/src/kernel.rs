@@ -24,6 +24,8 @@ pub struct Kernel {
     pub folder: PathBuf,
     /// Whether it is the debug kernel.
     pub is_debug: bool,
+    /// The image of a hypervisor that starts before it; the kernel is its first domain.
+    pub hypervisor: Option<PathBuf>,
 }
 
 impl Kernel {

@@ -8,6 +8,7 @@ use anyhow::{Context as _, Result};
 
 use crate::kernel::Kernel;
 use crate::packages::starting;
+use crate::xen;
 
 /// The emulator.
 pub const QEMU: &str = "qemu-system-x86_64";
@@ -83,25 +84,19 @@ impl Machine {
         }
         command.args(["-smp", &self.processors.to_string()]);
         command.args(["-machine", "q35,nvdimm=on"]);
-        // User space may drive a device only if the IOMMU remaps its interrupts, too.
-        command.args(["-device", "intel-iommu,intremap=on,caching-mode=on"]);
-        command.args(["-m", &format!("{}M,slots=2,maxmem=16G", self.memory_mib)]);
-        if let Some(pmem) = files.pmem {
-            let size = fs::metadata(pmem).context("the file for persistent memory")?.len();
-            let path = pmem.display();
-            let memory =
-                format!("memory-backend-file,id=pmem,share=on,size={size},mem-path={path}");
-            command.args(["-object", &memory, "-device", "nvdimm,memdev=pmem"]);
+        // User space may drive a device only if the IOMMU remaps its interrupts, too. Below Xen,
+        // interrupts are lost then.
+        if kernel.hypervisor.is_none() {
+            command.args(["-device", "intel-iommu,intremap=on,caching-mode=on"]);
         }
-        command.arg("-kernel").arg(&kernel.image);
-        command.arg("-initrd").arg(files.archive);
+        self.add_memory(&mut command, files.pmem)?;
         let mut told = format!("{BOOT_ARGUMENTS} {} {}", kernel.boot_arguments(), self.boot);
         if self.waits_for_gdb {
             command.args(["-S", "-gdb", &format!("tcp:127.0.0.1:{GDB_PORT}")]);
             // Without address randomisation, so that symbols are at their linked addresses.
             told.push_str(" nokaslr");
         }
-        command.args(["-append", &told]);
+        start_kernel(&mut command, kernel, files.archive, told);
         command.args(["-serial", "stdio"]);
         command.args(["-serial", &format!("file:{}", files.messages.display())]);
         command.args([
@@ -117,10 +112,40 @@ impl Machine {
         command.spawn().with_context(|| starting(QEMU))
     }
 
+    /// Its memory, and its persistent memory, if it has some.
+    fn add_memory(&self, command: &mut Command, pmem: Option<&Path>) -> Result<()> {
+        // The emulator wants room for more than there is.
+        let mut most_mib = u64::from(self.memory_mib) + 1024;
+        if let Some(pmem) = pmem {
+            let size = fs::metadata(pmem).context("the file for persistent memory")?.len();
+            most_mib += size.div_ceil(1 << 20);
+            let path = pmem.display();
+            let memory =
+                format!("memory-backend-file,id=pmem,share=on,size={size},mem-path={path}");
+            command.args(["-object", &memory, "-device", "nvdimm,memdev=pmem"]);
+        }
+        command.args(["-m", &format!("{}M,slots=2,maxmem={most_mib}M", self.memory_mib)]);
+        Ok(())
+    }
+
     /// How many times longer than usual programs may take on it.
     pub fn slowness(&self) -> u32 {
         if self.counts_instructions { 4 } else { 1 }
     }
+}
+
+/// The kernel with its first file system and its command line, or the hypervisor with these.
+fn start_kernel(command: &mut Command, kernel: &Kernel, archive: &Path, told: String) {
+    let Some(hypervisor) = &kernel.hypervisor else {
+        command.arg("-kernel").arg(&kernel.image).arg("-initrd").arg(archive);
+        command.args(["-append", &told]);
+        return;
+    };
+    command.arg("-kernel").arg(hypervisor).args(["-append", xen::BOOT_ARGUMENTS]);
+    // The emulator takes a single comma for the end of a file's options.
+    let told = format!("{told} {}", xen::DOMAIN_ARGUMENTS).replace(',', ",,");
+    let (image, archive) = (kernel.image.display(), archive.display());
+    command.args(["-initrd", &format!("{image} {told},{archive}")]);
 }
 
 /// Contents of a disk, to which changes are not kept.

@@ -22,6 +22,7 @@ mod stock;
 mod style;
 mod suite;
 mod verdict;
+mod xen;
 
 use std::fs;
 use std::path::Path;
@@ -53,7 +54,11 @@ fn perform(arguments: &Arguments) -> Result<bool> {
         .with_context(|| format!("creating {}", arguments.cache.display()))?;
     // Programs that run in another folder need absolute paths.
     let cache = arguments.cache.canonicalize()?;
-    let kernels = kernel::chosen(&arguments.kernels, &cache)?;
+    let mut kernels = kernel::chosen(&arguments.kernels, &cache)?;
+    if arguments.xen {
+        let xen = xen::fetch(&cache)?;
+        kernels.iter_mut().for_each(|kernel| kernel.hypervisor = Some(xen.clone()));
+    }
     match &arguments.chore {
         Chore::Fetch => Ok(true),
         Chore::Build { folder } => build_all(&kernels, folder),

@@ -88,6 +88,7 @@ mod tests {
             headers: "none".into(),
             folder: "none".into(),
             is_debug: false,
+            hypervisor: None,
         }
     }
 

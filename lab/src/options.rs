@@ -9,6 +9,9 @@ use crate::crash::Crash;
 use crate::guest::{Equipment, Test};
 use crate::machine::Machine;
 
+/// Bytes of the persistent memory.
+const PMEM: u64 = 256 << 20;
+
 /// The command line.
 #[derive(Debug, Parser)]
 #[command(name = "lab", about = "Boots Debian kernels in an emulator and runs tests inside")]
@@ -35,12 +38,21 @@ pub struct Arguments {
     /// file
     #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true, global = true)]
     pmem: Option<Option<PathBuf>>,
+    /// So many GiB of persistent memory instead, in a sparse file
+    #[arg(long, value_name = "GIB", requires = "pmem", global = true)]
+    pmem_gib: Option<u64>,
+    /// Start Xen first, which the lab fetches: the kernel is its first domain, a PV domain
+    #[arg(long, global = true)]
+    pub xen: bool,
     /// More of the kernel's modules to load, such as kvm-amd
     #[arg(long = "module", value_name = "NAME", global = true)]
     modules: Vec<String>,
     /// Build the modules of this folder, load them before the tests, unload them after
     #[arg(long, value_name = "FOLDER", global = true)]
     build: Option<PathBuf>,
+    /// Only build them: the programs find them in /modules
+    #[arg(long, requires = "build", global = true)]
+    unloaded: bool,
     /// Parameters for the modules that are built, such as 'level=2 trace=1'
     #[arg(long, default_value = "", allow_hyphen_values = true, global = true)]
     module_parameters: String,
@@ -120,9 +132,10 @@ impl Arguments {
     pub fn equipment(&self) -> Equipment {
         Equipment {
             scratch: self.scratch.clone(),
-            pmem: self.pmem.is_some(),
+            pmem: self.pmem.as_ref().map(|_| self.pmem_gib.map_or(PMEM, |gib| gib << 30)),
             modules: self.modules.iter().map(|name| name.replace('-', "_")).collect(),
             folder: self.build.clone(),
+            is_unloaded: self.unloaded,
             parameters: self.module_parameters.clone(),
             variables: self.variables.clone(),
             files: self.files.clone(),

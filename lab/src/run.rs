@@ -23,9 +23,6 @@ const DISK: u64 = 4 << 30;
 /// Bytes of the disk whose controller is for user space.
 const LENT: u64 = 64 << 20;
 
-/// Bytes of its persistent memory.
-const PMEM: u64 = 256 << 20;
-
 /// A machine that can be started, with its folder.
 #[derive(Debug)]
 pub struct Run<'a> {
@@ -86,11 +83,15 @@ impl<'a> Run<'a> {
         let mut format = Command::new("/sbin/mke2fs");
         finish(format.args(["-q", "-F", "-t", "ext4"]).arg(file("disk")))
             .context("formatting the disk")?;
-        let pmem = equipment.pmem.then(|| kept.map_or(file("pmem"), Path::to_path_buf));
-        if let Some(path) = pmem.as_ref().filter(|path| !path.exists()) {
-            fs::File::create(path)
-                .and_then(|file| file.set_len(PMEM))
-                .with_context(|| format!("creating {}", path.display()))?;
+        let mut pmem = None;
+        if let Some(bytes) = equipment.pmem {
+            let path = kept.map_or(file("pmem"), Path::to_path_buf);
+            if !path.exists() {
+                fs::File::create(&path)
+                    .and_then(|file| file.set_len(bytes))
+                    .with_context(|| format!("creating {}", path.display()))?;
+            }
+            pmem = Some(path);
         }
         Ok(Run { kernel, cleaner, pmem })
     }

@@ -24,17 +24,15 @@ pub struct Stock {
 /// The source of Debian's newer kernels for an older system.
 pub const BACKPORTS: &str = "http://deb.debian.org/debian bookworm-backports main";
 
-/// All of them.
-pub const STOCK: [Stock; 2] = [
-    Stock {
-        name: "6.1",
-        sources: &[
-            "http://deb.debian.org/debian bookworm main",
-            "http://deb.debian.org/debian-security bookworm-security main",
-        ],
-    },
-    Stock { name: "6.12", sources: &[BACKPORTS] },
+/// The source of the older system itself.
+pub const BOOKWORM: [&str; 2] = [
+    "http://deb.debian.org/debian bookworm main",
+    "http://deb.debian.org/debian-security bookworm-security main",
 ];
+
+/// All of them.
+pub const STOCK: [Stock; 2] =
+    [Stock { name: "6.1", sources: &BOOKWORM }, Stock { name: "6.12", sources: &[BACKPORTS] }];
 
 impl Stock {
     /// Fetches and unpacks the parts of the kernel that are missing below `cache`.
@@ -74,6 +72,7 @@ impl Stock {
             folder,
             release,
             is_debug: false,
+            hypervisor: None,
         })
     }
 }
