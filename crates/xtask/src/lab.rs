@@ -151,6 +151,7 @@ pub fn run(root: &Path, options: &Options) -> Outcome {
         }
         if options.filter.is_none() {
             jobs.extend(strictest(root, options, &built)?);
+            jobs.extend(alone(root, options, &built)?);
         }
     }
     if options.filter.is_none() {
@@ -161,6 +162,14 @@ pub fn run(root: &Path, options: &Options) -> Outcome {
         jobs.extend(crash(root, options, &built)?);
     }
     jobs::run(jobs, WAITING).map_err(|names| format!("lab: {names}"))
+}
+
+/// The kernels that are asked for, or all.
+fn each(options: &Options) -> Vec<String> {
+    match &options.kernels[..] {
+        [] => [NEWEST, OLDER].map(str::to_owned).to_vec(),
+        named => named.to_vec(),
+    }
 }
 
 /// The programs on every kernel that is asked for.
@@ -187,6 +196,35 @@ fn strictest(root: &Path, options: &Options, built: &[TestProgram]) -> Outcome<O
     };
     let programs = programs::named(built, &STRICTEST)?;
     Ok(tests(root, &options, "strictest", one_of(&options.kernels), &programs))
+}
+
+/// A test that needs a machine of its own: the machine's name, its options, the program, the test.
+type Alone = (&'static str, &'static [&'static str], &'static str, &'static str);
+
+/// These tests: in a PV domain of Xen, and with a device whose bitmaps take more than 4 MiB.
+const ALONE: [Alone; 2] = [
+    ("xen", &["--xen", "--unloaded"], "vellum-kernel-tests/xen", "a_pv_domain_is_refused"),
+    (
+        "large-device",
+        &["--pmem", "--pmem-gib", "131"],
+        "vellum-kernel-tests/morsel_persistent",
+        "a_device_may_have_more_than_128_gib",
+    ),
+];
+
+/// The tests that need machines of their own, on every kernel that is asked for.
+fn alone(root: &Path, options: &Options, built: &[TestProgram]) -> Outcome<Vec<Job>> {
+    let mut jobs = Vec::new();
+    for kernel in each(options) {
+        for (name, machine, program, test) in ALONE {
+            let programs = programs::named(built, &[program])?;
+            let mut command = lab(root, options, std::slice::from_ref(&kernel));
+            command.args(["--name", name]).args(machine).arg("run");
+            command.arg(format!("{test}={} --ignored {test}", programs[0].path.display()));
+            jobs.push(Job::new(format!("{kernel}, {name}"), command));
+        }
+    }
+    Ok(jobs)
 }
 
 /// The module and its surfaces on one kernel, and the style of the module: what a developer waits

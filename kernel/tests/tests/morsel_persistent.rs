@@ -254,3 +254,27 @@ fn a_driver_waits_until_its_device_is_unmounted() {
     let _mounted = Mounted;
     open("kept").assert_stamped(1000, 2);
 }
+
+/// Bits for the pages of 128 GiB take 4 MiB, which is all that the slab allocator gives in a row.
+#[test]
+#[ignore = "needs a device of its own: make lab has one"]
+fn a_device_may_have_more_than_128_gib() {
+    let Some(_turn) = turn() else { return };
+    let mounted = Mounted;
+    let pages = rustix::fs::statfs(FOLDER).unwrap().f_blocks;
+    assert!(pages * PAGE as u64 > 128 << 30, "{pages} pages");
+    let morsel = create("far");
+    morsel.create(&plan(3, extent(3), 0)).unwrap();
+    let places = [0, 511, 512, 262_144, extent(3) / PAGE as u64 - 1];
+    places.iter().for_each(|page| morsel.stamp(*page, *page));
+    let used = used_pages();
+    drop(morsel);
+    again();
+    let morsel = open("far");
+    places.iter().for_each(|page| morsel.assert_stamped(*page, *page));
+    assert_eq!(used_pages(), used);
+    drop(morsel);
+    fs::remove_file(path("far")).unwrap();
+    assert_eq!(used_pages(), 0);
+    drop(mounted);
+}
