@@ -384,7 +384,7 @@ fn a_peer_that_fails_is_left_out_and_vellum_is_not() {
     let members = [Member::plain(&VELLUM), Member::plain(&peer)];
     let team = Team::start(&members, &terms, &Progress::hidden()).unwrap();
     assert_eq!(team.names(), ["vellum"]);
-    assert!(team.notes()[0].starts_with("no peer was left out:  "), "{:?}", team.notes());
+    assert!(team.notes()[0].starts_with("nobody was left out: "), "{:?}", team.notes());
     let broken = [Member::with_option(&VELLUM, "backend", "magic")];
     assert!(Team::start(&broken, &terms, &Progress::hidden()).is_err());
 }
