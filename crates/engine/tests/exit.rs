@@ -103,6 +103,9 @@ fn child() {
             let reader = tree.clone().into_reader(&key(0)).unwrap().unwrap();
             let mut writer = tree.clone().into_writer(&key(1001)).unwrap();
             writer.write_all(&[7; 1 << 20]).unwrap();
+            // A view that has a long value to itself.
+            let snapshot = store.snapshot().unwrap();
+            tree.upsert(&key(0), &[8; 9000]).unwrap();
             for how in ["exit", "drop", "own"] {
                 in_child(|| match how {
                     "exit" => {}
@@ -112,6 +115,8 @@ fn child() {
                         // SAFETY: as above.
                         let handles = unsafe { (std::ptr::read(&store), std::ptr::read(&tree)) };
                         let (mut reader, mut writer) = streams;
+                        // SAFETY: as above.
+                        drop(unsafe { std::ptr::read(&snapshot) });
                         assert!(reader.read(&mut [0]).is_err() && writer.write(&[7]).is_err());
                         assert!(matches!(handles.0.sync(), Err(Error::InUse(_))));
                         drop((reader, writer, handles));
@@ -122,8 +127,9 @@ fn child() {
                     }
                 });
             }
+            assert!(*snapshot.get(&tree, &key(0)).unwrap().unwrap() == [7; 9000]);
             tree.upsert(&key(1000), b"after the children").unwrap();
-            drop((reader, writer));
+            drop((reader, writer, snapshot));
             std::mem::forget((store, tree));
         }
         other => panic!("{other}"),

@@ -455,6 +455,42 @@ fn long_values_are_versions_too() {
     assert!(report.damage.is_empty() && report.lost_pages == 0, "{report:?}");
 }
 
+/// A value that is too long for the pool to return it as one slice.
+#[test]
+fn transactions_read_and_remove_values_of_any_length() {
+    let (_, store) = memory_store(64, 1);
+    let tree = store.create_tree("t").unwrap();
+    tree.upsert(b"a", b"short").unwrap();
+    let mut writer = tree.writer(b"long").unwrap();
+    std::io::Write::write_all(&mut writer, &vec![2; 700_000]).unwrap();
+    writer.finish().unwrap();
+    let read = |reader: Option<vellum::ValueReader<'_>>| {
+        let mut found = Vec::new();
+        std::io::Read::read_to_end(&mut reader.unwrap(), &mut found).unwrap();
+        found
+    };
+    let mut one = store.begin().unwrap();
+    assert!(matches!(one.get(&tree, b"long"), Err(Error::NeedsReader { .. })));
+    assert!(read(one.reader(&tree, b"long").unwrap()) == vec![2; 700_000]);
+    one.put(&tree, b"b", b"own").unwrap();
+    assert_eq!(read(one.reader(&tree, b"b").unwrap()), b"own");
+    assert_eq!(one.remove_range(&tree, ..).unwrap(), 3);
+    assert!(one.reader(&tree, b"long").unwrap().is_none());
+    let snapshot = store.snapshot().unwrap();
+    one.commit().unwrap();
+    assert_eq!(tree.entries().count(), 0);
+    assert!(read(snapshot.reader(&tree, b"long").unwrap()) == vec![2; 700_000]);
+    // What a transaction has only read counts, too.
+    let mut two = store.begin().unwrap();
+    assert!(two.reader(&tree, b"long").unwrap().is_none());
+    two.put(&tree, b"c", b"2").unwrap();
+    tree.upsert(b"long", b"1").unwrap();
+    assert!(is_conflict(two.commit()));
+    drop(snapshot);
+    let report = store.check(&mut |_| ()).unwrap();
+    assert!(report.damage.is_empty() && report.lost_pages == 0, "{report:?}");
+}
+
 #[test]
 fn transactions_of_many_leaves_and_trees_are_atomic() {
     let (device, store) = memory_store(2000, 1);

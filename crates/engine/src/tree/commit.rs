@@ -273,6 +273,10 @@ fn apply<'w>(
             replaced.push(Replaced { tree, key, old: old.map(Into::into) });
         }
     }
+    if old_blobs.len() > PAGES_MAX {
+        let what = format!("it replaces or removes more than {PAGES_MAX} long values");
+        return Err(Error::TransactionTooLarge(what));
+    }
     match reads {
         Some((time, reads)) => pages
             .keep_versions_unless_conflicting(time, reads, replaced)

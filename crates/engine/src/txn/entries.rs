@@ -37,6 +37,8 @@ pub struct ViewEntries<'v> {
     left: KeyBounds,
     front: Batch<'v>,
     back: Batch<'v>,
+    /// Whether the iterator returns empty values in the place of long ones.
+    keys_only: bool,
     ended: bool,
 }
 
@@ -85,8 +87,15 @@ impl<'v> ViewEntries<'v> {
             front: batch(&bounds.0),
             back: batch(&bounds.1),
             bounds,
+            keys_only: false,
             ended: false,
         }
+    }
+
+    /// The keys alone. Reads no long values.
+    pub(crate) fn keys(mut self) -> impl Iterator<Item = Result<Vec<u8>>> {
+        self.keys_only = true;
+        self.map(|entry| entry.map(|(key, _)| key))
     }
 
     fn forward(&mut self) -> Result<Option<Entry<'v>>> {
@@ -124,6 +133,7 @@ impl<'v> ViewEntries<'v> {
     fn value(&self, key: &[u8], seen: Seen) -> Result<Option<Value<'v>>> {
         match seen {
             Seen::Inline(value) => Ok(Some(Value::Inline(Cow::Owned(value)))),
+            Seen::Long if self.keys_only => Ok(Some(Value::Inline(Cow::Borrowed(&[])))),
             Seen::Long => self.view.get(self.access, key),
         }
     }

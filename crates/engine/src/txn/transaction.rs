@@ -11,7 +11,9 @@ use crate::error::{Error, Result};
 use crate::store::Store;
 use crate::store::versions::{KeyBounds, ReadSet};
 use crate::sync::lock;
-use crate::tree::{Access, KeyRange, Tree, Write, bounds_of, bounds_of_prefix, commit};
+use crate::tree::{
+    Access, KeyRange, Tree, ValueReader, Write, bounds_of, bounds_of_prefix, commit,
+};
 use crate::txn::entries::{Changes, ViewEntries};
 use crate::txn::view::View;
 use crate::value::Value;
@@ -286,6 +288,20 @@ impl Transaction {
         Ok(values)
     }
 
+    /// A reader of the value of `key`, of any length.
+    ///
+    /// # Errors
+    /// As [`Tree::reader`]; [`OtherStore`](Error::OtherStore).
+    pub fn reader<'t>(&'t self, tree: &'t Tree, key: &[u8]) -> Result<Option<ValueReader<'t>>> {
+        let access = self.view.access(tree)?;
+        if let Some(own) = self.own(access.tree.id, key) {
+            let reader = |value: &'t [u8]| ValueReader::inline(access, Cow::Borrowed(value));
+            return Ok(own.as_deref().map(reader));
+        }
+        self.note_read(access.tree.id, key);
+        self.view.reader(access, key)
+    }
+
     /// All entries, in the order of their keys.
     ///
     /// # Errors
@@ -389,8 +405,8 @@ impl Transaction {
         access.pages.check_writable()?;
         let most = self.bytes_max();
         let (mut keys, mut bytes) = (Vec::new(), 0);
-        for entry in self.entries_in(access, bounds_of(&range)) {
-            let (key, _) = entry?;
+        for key in self.entries_in(access, bounds_of(&range)).keys() {
+            let key = key?;
             bytes += key.len() as u64;
             if bytes > most {
                 return Err(too_many_bytes(most));

@@ -110,6 +110,10 @@ impl View {
 
 impl Drop for View {
     fn drop(&mut self) {
+        // The child of a fork has a copy of the view, and not the pages to free.
+        if self.core.pages.check_process().is_err() {
+            return;
+        }
         self.core.pages.end_view(self.time);
         self.core.free_dropped_trees();
     }
