@@ -207,6 +207,9 @@ pub enum Error {
          begin a new transaction and try again (Store::transact does)"
     )]
     Conflict,
+    /// The transaction is committed, and could not be made durable.
+    #[error("the transaction is committed, but it is unknown whether a crash takes it: {0}")]
+    NotDurable(#[source] Box<Error>),
     /// The transaction changes more than this store can commit at once.
     #[error("the transaction is too large: {0}; commit it in parts")]
     TransactionTooLarge(String),
@@ -303,6 +306,7 @@ impl Error {
             Error::PoolTooSmall { .. } | Error::BadOption(_) | Error::NotSorted { .. } => {
                 Errno::INVAL
             }
+            Error::NotDurable(cause) => return cause.errno(),
             Error::Conflict => Errno::AGAIN,
             Error::TransactionTooLarge(_) => Errno::TOOBIG,
             Error::NoSuchSavepoint | Error::OtherStore(_) => Errno::INVAL,

@@ -495,3 +495,17 @@ fn a_file_is_marked_in_use_before_it_is_trimmed() {
         case(true, true, changed);
     }
 }
+
+/// A transaction whose sync fails is committed, and says so.
+#[test]
+fn a_commit_that_is_not_durable_says_so() {
+    let (_, device, store, tree) = store(64);
+    put(&tree, 0, 1000);
+    store.sync().unwrap();
+    // The first write is that of the header.
+    device.plan().fail_nth(Operation::Write, 2, Fault::Error(Errno::NOSPC));
+    let error = store.transact(|one| one.put(&tree, b"k", b"1")).unwrap_err();
+    assert!(matches!(error, Error::NotDurable(_)), "{error}");
+    assert!(tree.contains(b"k").unwrap());
+    store.sync().unwrap();
+}

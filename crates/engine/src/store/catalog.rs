@@ -117,15 +117,18 @@ impl StoreCore {
         let change = self.pages.change_exclusively(exclusive)?;
         let tree = self.open_tree(name)?;
         let mut trees = self.trees();
+        // A view that ends from here on finds the tree in the list, and frees it.
+        let mut dropped = lock(&self.dropped_trees);
         self.catalog().remove_in(&change, name.as_bytes())?;
         trees.remove(name);
         // No other change is under way, so this is the time of the removal, or there was no view.
         let time = self.pages.versions.now();
         if self.pages.versions.has_view_before(time) {
             tree.drop_at(time);
-            lock(&self.dropped_trees).push(tree);
+            dropped.push(tree);
             return Ok(());
         }
+        drop(dropped);
         tree.dropped.store(true, Ordering::Release);
         Access { pages: &self.pages, tree: &tree }.free_all(&change)
     }
@@ -136,7 +139,7 @@ impl StoreCore {
         if lock(&self.dropped_trees).is_empty() {
             return;
         }
-        match self.pages.change() {
+        match self.pages.change_to_free(0) {
             Ok(change) => self.free_dropped_trees_in(&change, false),
             Err(error) => tracing::debug!("dropped trees are freed later: {error}"),
         }
@@ -145,11 +148,12 @@ impl StoreCore {
     /// As [`free_dropped_trees`](Self::free_dropped_trees), within a change; `all` of them when the
     /// store closes.
     pub(crate) fn free_dropped_trees_in(&self, change: &Change<'_>, all: bool) {
-        let mut dropped = std::mem::take(&mut *lock(&self.dropped_trees));
-        for tree in dropped.extract_if(.., |tree| {
+        let is_unseen = |tree: &mut Arc<TreeState>| {
             let time = tree.before_drop.get().map_or(0, |(time, _)| *time);
             all || !self.pages.versions.has_view_before(time)
-        }) {
+        };
+        let unseen: Vec<_> = lock(&self.dropped_trees).extract_if(.., is_unseen).collect();
+        for tree in unseen {
             let Some((_, twin)) = tree.before_drop.get() else { continue };
             twin.dropped.store(true, Ordering::Release);
             let freed = Access { pages: &self.pages, tree: twin }.free_all(change);
@@ -158,7 +162,6 @@ impl StoreCore {
                 tracing::warn!("pages of the dropped tree {name:?} stay unused: {error}");
             }
         }
-        lock(&self.dropped_trees).append(&mut dropped);
     }
 
     /// The tree of this number: open, in the catalog, or dropped while a view sees it.

@@ -139,6 +139,11 @@ impl Store {
             collector.damage(error)?;
         }
         self.core.catalog().check(&mut collector)?;
+        for tree in lock(&self.core.dropped_trees).iter() {
+            if let Some((_, twin)) = tree.before_drop.get() {
+                Access { pages: &self.core.pages, tree: twin }.check(&mut collector)?;
+            }
+        }
         for entry in Entries::all(self.core.catalog()) {
             let tree = entry.and_then(|(name, value)| self.core.decode_tree(&name, &value));
             match tree {

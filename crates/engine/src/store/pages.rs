@@ -239,10 +239,16 @@ impl PageStore {
     /// As [`change`](Self::change), with room in the log for a record of this length.
     #[inline]
     pub(crate) fn change_for(&self, record: u64) -> Result<Change<'_>> {
-        refuse_in_callback(&self.gate)?;
         if self.versions.are_kept() {
             self.check_versions(0)?;
         }
+        self.change_to_free(record)
+    }
+
+    /// As [`change_for`](Self::change_for), for a change that frees pages to which nothing refers:
+    /// it keeps no old values.
+    pub(crate) fn change_to_free(&self, record: u64) -> Result<Change<'_>> {
+        refuse_in_callback(&self.gate)?;
         let room = match &self.redo_log {
             None => None,
             Some(log) => Some(self.room_for_change(log, record)?),

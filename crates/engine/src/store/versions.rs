@@ -28,8 +28,11 @@ use crate::store::gate::Freeze;
 /// has to freeze the gate.
 const IDLE_CHANGES: u32 = 1000;
 
-/// A change that keeps old values drops the old values of so many changes that no view needs.
-const RECLAIMED_PER_CHANGE: usize = 4;
+/// A change that keeps old values drops those of so many entries that no view needs.
+const RECLAIMED_PER_CHANGE: usize = 8;
+
+/// So many when a view ends, before other threads have their turn.
+const RECLAIMED_AT_ONCE: usize = 256;
 
 /// What a chain and its key take in memory beside the bytes of keys and values.
 const CHAIN_BYTES: u64 = 160;
@@ -165,7 +168,8 @@ impl Chain {
     }
 }
 
-fn size_of(key: &[u8], old: &Old) -> u64 {
+/// What an old value takes in memory, in bytes.
+pub(crate) fn size_of(key: &[u8], old: &Old) -> u64 {
     let value = match old {
         Some(OldValue::Inline(value)) => value.len(),
         Some(OldValue::Blob(_)) | None => 0,
@@ -200,6 +204,16 @@ impl Versions {
         self.are_kept.load(Ordering::Relaxed)
     }
 
+    /// Whether there are views. If not, changes keep nothing from now on. The caller has exclusive
+    /// use of the store: a view that begins now waits for it.
+    pub(crate) fn are_needed(&self) -> bool {
+        let lists = self.write();
+        if lists.views.is_empty() {
+            self.are_kept.store(false, Ordering::Relaxed);
+        }
+        self.are_kept()
+    }
+
     /// The time of the newest change that kept old values. A view of this time, or a later one,
     /// sees what the pages have.
     #[inline]
@@ -229,6 +243,9 @@ impl Versions {
     }
 
     /// Ends a view. Adds the blobs that no version needs any more to `unpinned`.
+    ///
+    /// The end of the oldest view drops what only that view needed, in portions, so that changes
+    /// do not wait for all of it.
     pub(crate) fn end_view(&self, time: Time, unpinned: &mut Vec<BlobRef>) {
         let mut lists = self.write();
         if let Some(views) = lists.views.get_mut(&time) {
@@ -251,20 +268,25 @@ impl Versions {
                 }
             }
             self.bytes.fetch_sub(bytes, Ordering::Relaxed);
-        } else {
-            self.reclaim(&mut lists, RECLAIMED_PER_CHANGE, unpinned);
+            return;
+        }
+        let is_oldest = lists.views.keys().next().is_some_and(|oldest| *oldest > time);
+        while self.reclaim(&mut lists, RECLAIMED_AT_ONCE, unpinned) && is_oldest {
+            drop(lists);
+            lists = self.write();
         }
     }
 
-    /// Drops the versions of up to `most` changes that no view needs.
-    fn reclaim(&self, lists: &mut Lists, most: usize, unpinned: &mut Vec<BlobRef>) {
-        let Some(oldest) = lists.views.keys().next().copied() else { return };
+    /// Drops the versions of up to `most` entries that no view needs. Returns whether there may be
+    /// more.
+    fn reclaim(&self, lists: &mut Lists, most: usize, unpinned: &mut Vec<BlobRef>) -> bool {
+        let Some(oldest) = lists.views.keys().next().copied() else { return false };
         for _ in 0..most {
             match lists.queue.front() {
                 Some((time, ..)) if *time <= oldest => {}
-                _ => return,
+                _ => return false,
             }
-            let Some((_, id, key)) = lists.queue.pop_front() else { return };
+            let Some((_, id, key)) = lists.queue.pop_front() else { return false };
             let Some(tree) = lists.trees.get_mut(&id) else { continue };
             tree.loads.retain(|load| *load > oldest);
             let Some(chain) = tree.chains.get_mut(&key) else { continue };
@@ -281,6 +303,7 @@ impl Versions {
                 false => lists.queue.push_back((self.now(), id, key)),
             }
         }
+        true
     }
 
     /// Refuses a change if old values take more memory than they may, or would with `more` bytes.
@@ -365,7 +388,7 @@ impl Versions {
         self.bytes.fetch_add(bytes, Ordering::Relaxed);
         // A view that begins now sees the change: it waits for the locks of the leaves.
         self.now.store(now, Ordering::Release);
-        self.reclaim(lists, 2 * RECLAIMED_PER_CHANGE, unpinned);
+        self.reclaim(lists, RECLAIMED_PER_CHANGE, unpinned);
     }
 
     /// A bulk load has filled an empty tree: views of earlier times see none of its entries. The

@@ -56,7 +56,7 @@ impl Drop for NewPages<'_> {
         if self.pages.is_empty() {
             return;
         }
-        let Ok(_change) = self.access.pages.change() else {
+        let Ok(_change) = self.access.pages.change_to_free(0) else {
             tracing::warn!("the pages of a failed bulk load stay unused");
             return;
         };

@@ -6,9 +6,10 @@
 //! since, and keeps the old values for other views; both in one step that no other commit
 //! interrupts. Last it changes the leaves, as one group with one record in the log.
 //!
-//! Commits wait for leaves in one order, and all other threads that hold several pages wait only
-//! briefly for a further one. So waits form no cycle. In a small pool commits take turns with
-//! splits and merges, because together they might hold all of its pages.
+//! Commits wait for leaves in one order, and for no other page while they hold leaves: a commit
+//! that starves releases all of them, and waits with empty hands. So waits form no cycle. In a
+//! small pool commits take turns with splits and merges, because together they might hold all of
+//! its pages.
 
 use std::cell::Cell;
 use std::ops::Range;
@@ -186,7 +187,12 @@ fn lock_leaves<'w>(
                 )));
             }
             write.access.check_dropped()?;
-            let guard = write.access.exclusive_leaf_in_turn(write.key, &turn)?;
+            let Some(guard) = write.access.try_exclusive_leaf(write.key)? else {
+                // Others go first: this thread waits for the leaf while it holds no other.
+                drop((leaves, turn));
+                drop(write.access.exclusive_leaf(write.key)?);
+                continue 'again;
+            };
             leaves.push(LockedLeaf { guard, writes: number..number + 1 });
         }
         for leaf in &leaves {

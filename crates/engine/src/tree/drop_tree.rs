@@ -1,5 +1,7 @@
 //! Frees all pages of a tree, to drop it or to clear it.
 
+use std::sync::Arc;
+
 use vellum_pool::{ExclusiveGuard, PageRef};
 
 use super::Access;
@@ -10,7 +12,7 @@ use crate::node::Node;
 use crate::page::blob::BlobRef;
 use crate::page::{self, PageKind};
 use crate::store::pages::Change;
-use crate::store::versions::Replaced;
+use crate::store::versions::{Replaced, size_of};
 
 /// The children and blobs to which a node refers.
 struct References {
@@ -39,7 +41,7 @@ impl<'a> Access<'a> {
     /// As [`free_all`](Self::free_all). After an error the tree is empty, too, unless its root is
     /// damaged.
     pub(crate) fn clear(self, change: &Change<'_>) -> Result<()> {
-        let replaced = match self.pages.versions.are_kept() {
+        let replaced = match self.pages.versions.are_needed() {
             true => self.all_entries()?,
             false => Vec::new(),
         };
@@ -61,15 +63,15 @@ impl<'a> Access<'a> {
         let (mut replaced, mut bytes) = (Vec::new(), 0);
         let mut cursor = Cursor::new(self);
         while let Some((page, leaf)) = cursor.next_leaf()? {
-            bytes += leaf.len() as u64;
-            self.pages.check_versions(bytes)?;
             let torn = |torn| Error::torn(page, torn);
             let (node, leaf) = (Node::new(leaf), LeafBytes { page, bytes: leaf });
             for index in 0..node.count().map_err(torn)? {
-                let key = node.key(index).map_err(torn)?.into();
+                let key: Arc<[u8]> = node.key(index).map_err(torn)?.into();
                 let old = Some(leaf.value(index)?.into());
+                bytes += size_of(&key, &old);
                 replaced.push(Replaced { tree: self.tree.id, key, old });
             }
+            self.pages.check_versions(bytes)?;
         }
         Ok(replaced)
     }

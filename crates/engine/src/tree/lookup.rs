@@ -9,7 +9,6 @@
 //! below it. So waits form no cycle.
 
 use std::borrow::Cow;
-use std::sync::MutexGuard;
 
 use vellum_pool::{
     ExclusiveGuard, FixOutcome, OptimisticGuard, PAGE_SIZE, PageId, PageReader, PageRef, RacyBytes,
@@ -669,30 +668,20 @@ impl<'a> Access<'a> {
         Ok(leaf)
     }
 
-    /// As [`exclusive_leaf`](Self::exclusive_leaf), for a thread that has the turn for structure
-    /// changes, and may hold leaves that come before this one.
-    pub(crate) fn exclusive_leaf_in_turn(
-        self,
-        key: &[u8],
-        turn: &Option<MutexGuard<'_, ()>>,
-    ) -> Result<ExclusiveGuard<'a>> {
+    /// As [`exclusive_leaf`](Self::exclusive_leaf), for a thread that holds leaves that come before
+    /// this one. It takes no other locks on the way, and returns `None` if it starves: a thread
+    /// that holds an inner page may be waiting for one of these leaves.
+    pub(crate) fn try_exclusive_leaf(self, key: &[u8]) -> Result<Option<ExclusiveGuard<'a>>> {
         let leaf = self.attempt(|| Ok(self.leaf(Target::Key(key))?.node.upgrade()?))?;
-        let leaf = leaf.map_or_else(|| self.exclusive_leaf_below(Target::Key(key), turn), Ok)?;
-        check_covers(&leaf, leaf.page(), key)?;
+        if let Some(leaf) = &leaf {
+            check_covers(leaf, leaf.page(), key)?;
+        }
         Ok(leaf)
     }
 
     #[cold]
     pub(crate) fn exclusive_leaf_locked(self, target: Target<'_>) -> Result<ExclusiveGuard<'a>> {
-        self.exclusive_leaf_below(target, &self.pages.structure_lock())
-    }
-
-    #[cold]
-    fn exclusive_leaf_below(
-        self,
-        target: Target<'_>,
-        _turn: &Option<MutexGuard<'_, ()>>,
-    ) -> Result<ExclusiveGuard<'a>> {
+        let _turn = self.pages.structure_lock();
         loop {
             if let Some(pair) = self.exclusive_pair(target, 0)? {
                 return Ok(pair.node);

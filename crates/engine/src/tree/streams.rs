@@ -54,8 +54,7 @@ const AHEAD_FRAMES: u64 = 1024;
 /// value.
 ///
 /// The writer has a buffer of at most 256 KiB, and holds no lock between two calls. `sync` does not
-/// wait for the writer, and a crash loses none of its space. Its calls wait, as all changes do,
-/// while a snapshot lives: a thread that has a snapshot must not write.
+/// wait for the writer, and a crash loses none of its space.
 #[derive(Debug)]
 pub struct ValueWriter<'a> {
     access: Access<'a>,

@@ -138,3 +138,26 @@ fn a_group_that_changed_nothing_frees_nothing() {
     drop(tree);
     store.close().unwrap();
 }
+
+/// A reader that has starved holds an inner page while it waits for a leaf. A commit that holds
+/// that leaf, and starves at another one, must not wait for the inner page.
+#[test]
+fn a_commit_does_not_wait_for_a_reader_that_waits_for_it() {
+    let (_store, tree) = tree();
+    let access = tree.access();
+    let (first, second) = (0_u32.to_be_bytes(), 60_u32.to_be_bytes());
+    let pause = std::time::Duration::from_millis(50);
+    std::thread::scope(|scope| {
+        let held = access.exclusive_leaf(&first).unwrap();
+        let other = access.exclusive_leaf(&second).unwrap();
+        scope.spawn(|| drop(access.get_locked(&first).unwrap()));
+        std::thread::sleep(pause);
+        // The commit's second leaf changes all the time.
+        scope.spawn(move || {
+            std::thread::sleep(pause);
+            drop(other);
+        });
+        let found = access.try_exclusive_leaf(&second).unwrap();
+        drop((found, held));
+    });
+}

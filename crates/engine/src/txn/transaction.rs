@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -104,13 +105,14 @@ impl TransactionOptions {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug)]
+#[must_use = "a transaction that is dropped changes nothing: commit it"]
 pub struct Transaction {
     view: View,
     options: TransactionOptions,
     /// What the transaction has read, if it is serializable.
     reads: Mutex<ReadSet>,
     changes: BTreeMap<u32, TreeChanges>,
-    /// The bytes of keys and values in `changes`, with those that were replaced there.
+    /// The bytes of keys and values in `changes`, and in `undo`.
     bytes: u64,
     /// What an undo puts back, if there are savepoints.
     undo: Vec<Undo>,
@@ -127,9 +129,8 @@ struct TreeChanges {
 /// A point in a transaction to which it can [return](Transaction::rollback_to).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Savepoint {
-    /// The view's time and the address of the store tell transactions apart.
-    transaction: usize,
-    number: usize,
+    /// No other savepoint of the process has this number.
+    number: u64,
     undo: usize,
 }
 
@@ -278,14 +279,16 @@ impl Transaction {
         keys: &[&[u8]],
     ) -> Result<Vec<Option<Value<'t>>>> {
         let access = self.view.access(tree)?;
-        keys.iter().for_each(|key| self.note_read(access.tree.id, key));
-        let mut values = self.view.multi_get(access, keys)?;
-        for (key, value) in keys.iter().zip(&mut values) {
-            if let Some(own) = self.own(access.tree.id, key) {
-                *value = own.as_deref().map(|value| Value::Inline(Cow::Borrowed(value)));
-            }
-        }
-        Ok(values)
+        let id = access.tree.id;
+        let others: Vec<&[u8]> =
+            keys.iter().copied().filter(|key| self.own(id, key).is_none()).collect();
+        others.iter().for_each(|key| self.note_read(id, key));
+        let mut read = self.view.multi_get(access, &others)?.into_iter();
+        let value = |key: &&[u8]| match self.own(id, key) {
+            Some(own) => own.as_deref().map(|value| Value::Inline(Cow::Borrowed(value))),
+            None => read.next().flatten(),
+        };
+        Ok(keys.iter().map(value).collect())
     }
 
     /// A reader of the value of `key`, of any length.
@@ -425,17 +428,24 @@ impl Transaction {
     }
 
     fn change(&mut self, tree: &Tree, id: u32, key: &[u8], value: Option<&[u8]>) -> Result<()> {
-        let (bytes, most) = (key.len() + value.map_or(0, <[u8]>::len), self.bytes_max());
-        if self.bytes + bytes as u64 > most {
+        let changes = self.changes.get(&id);
+        let before = changes.and_then(|changes| changes.entries.get_key_value(key));
+        let replaced = match self.savepoints.is_empty() {
+            true => before.map_or(0, |(key, before)| size(key, before)),
+            false => 0,
+        };
+        let value: Option<Arc<[u8]>> = value.map(Arc::from);
+        let (bytes, most) = (self.bytes - replaced + size(key, &value), self.bytes_max());
+        if bytes > most {
             return Err(too_many_bytes(most));
         }
-        self.bytes += bytes as u64;
+        self.bytes = bytes;
+        let key = before.map_or_else(|| Arc::from(key), |(key, _)| key.clone());
         let changes = self
             .changes
             .entry(id)
             .or_insert_with(|| TreeChanges { tree: tree.clone(), entries: Changes::new() });
-        let key: Arc<[u8]> = key.into();
-        let before = changes.entries.insert(key.clone(), value.map(Arc::from));
+        let before = changes.entries.insert(key.clone(), value);
         if !self.savepoints.is_empty() {
             self.undo.push(Undo { tree: id, key, before });
         }
@@ -444,12 +454,9 @@ impl Transaction {
 
     /// A point to which [`rollback_to`](Transaction::rollback_to) returns.
     pub fn savepoint(&mut self) -> Savepoint {
-        let point = Savepoint {
-            transaction: std::ptr::from_ref(&self.view.core().pages).addr()
-                ^ self.view.time() as usize,
-            number: self.savepoints.len(),
-            undo: self.undo.len(),
-        };
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let point = Savepoint { number, undo: self.undo.len() };
         self.savepoints.push(point);
         point
     }
@@ -460,16 +467,17 @@ impl Transaction {
     /// # Errors
     /// [`NoSuchSavepoint`](Error::NoSuchSavepoint).
     pub fn rollback_to(&mut self, savepoint: Savepoint) -> Result<()> {
-        if self.savepoints.get(savepoint.number) != Some(&savepoint) {
+        let Some(at) = self.savepoints.iter().position(|point| *point == savepoint) else {
             return Err(Error::NoSuchSavepoint);
-        }
-        self.savepoints.truncate(savepoint.number + 1);
+        };
+        self.savepoints.truncate(at + 1);
         for Undo { tree, key, before } in self.undo.drain(savepoint.undo..).rev() {
             let Some(changes) = self.changes.get_mut(&tree) else { continue };
-            match before {
-                Some(before) => drop(changes.entries.insert(key, before)),
-                None => drop(changes.entries.remove(&key)),
-            }
+            let undone = match before {
+                Some(before) => changes.entries.insert(key.clone(), before),
+                None => changes.entries.remove(&key),
+            };
+            self.bytes -= undone.map_or(0, |value| size(&key, &value));
         }
         Ok(())
     }
@@ -481,15 +489,15 @@ impl Transaction {
     /// [`Conflict`](Error::Conflict): another transaction has changed since what this one has read
     /// or, with [`Isolation::Snapshot`], what it changes. A full disk, pool or log; a failed read;
     /// [`TransactionTooLarge`](Error::TransactionTooLarge), [`VersionsFull`](Error::VersionsFull).
-    /// Then nothing has changed. If waiting for durability fails, the store is poisoned, and it is
-    /// unknown whether a crash takes the transaction.
+    /// Then nothing has changed. [`NotDurable`](Error::NotDurable): the changes are made, and it is
+    /// unknown whether a crash takes them.
     pub fn commit(self) -> Result<()> {
         let durability = self.options.durability;
         let Some((view, lsn)) = self.apply()? else { return Ok(()) };
         let core = view.core();
         match (durability, &core.pages.redo_log) {
-            (Durability::Synced, Some(log)) => Ok(log.wait_durable(lsn)?),
-            (Durability::Synced, None) => core.sync(),
+            (Durability::Synced, Some(log)) => log.wait_durable(lsn).map_err(not_durable),
+            (Durability::Synced, None) => core.sync().map_err(not_durable),
             (Durability::Buffered, Some(log)) => {
                 log.request_flush(lsn);
                 Ok(())
@@ -502,7 +510,8 @@ impl Transaction {
     /// `durable` when it is, or when it is unknown whether it will be. So one thread can have many
     /// commits under way. `durable` runs on a thread of the log, or on this one, and must not wait.
     ///
-    /// Without a log this waits for a sync of the store.
+    /// This asks for durability whatever the transaction's [`Durability`]. Without a log it waits
+    /// for a sync of the store.
     ///
     /// # Errors
     /// As `commit`. Then `durable` is not called.
@@ -511,9 +520,9 @@ impl Transaction {
             None => durable(Ok(())),
             Some((view, lsn)) => match &view.core().pages.redo_log {
                 Some(log) => {
-                    log.on_durable(lsn, Box::new(|done| durable(done.map_err(Error::from))));
+                    log.on_durable(lsn, Box::new(|done| durable(done.map_err(not_durable))));
                 }
-                None => durable(view.core().sync()),
+                None => durable(view.core().sync().map_err(not_durable)),
             },
         }
         Ok(())
@@ -557,6 +566,16 @@ impl Transaction {
 
     /// Ends the transaction. It has changed nothing. Dropping it does the same.
     pub fn abort(self) {}
+}
+
+/// What a change takes of the memory of a transaction, in bytes.
+fn size(key: &[u8], value: &Option<Arc<[u8]>>) -> u64 {
+    (key.len() + value.as_ref().map_or(0, |value| value.len())) as u64
+}
+
+#[cold]
+fn not_durable(cause: impl Into<Error>) -> Error {
+    Error::NotDurable(Box::new(cause.into()))
 }
 
 #[cold]

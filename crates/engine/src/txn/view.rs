@@ -67,7 +67,11 @@ impl View {
         access: Access<'t>,
         keys: &[&[u8]],
     ) -> Result<Vec<Option<Value<'t>>>> {
-        let mut values = access.multi_get(keys)?;
+        let mut values = match access.multi_get(keys) {
+            // The error may be about a value that this view does not see.
+            Err(_) => return keys.iter().map(|key| self.get(access, key)).collect(),
+            Ok(values) => values,
+        };
         if self.versions().now() > self.time {
             for (key, value) in keys.iter().zip(&mut values) {
                 if self.versions().at(access.tree.id, key, self.time) != Seen::Page {
