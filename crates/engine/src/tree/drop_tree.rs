@@ -14,6 +14,9 @@ use crate::page::{self, PageKind};
 use crate::store::pages::Change;
 use crate::store::versions::{Replaced, size_of};
 
+/// The most bytes of a record of one range.
+const RANGE_RECORD: usize = 64;
+
 /// The children and blobs to which a node refers.
 struct References {
     level: u8,
@@ -85,11 +88,19 @@ impl<'a> Access<'a> {
         })
     }
 
+    /// Logs that a range is free. The change has room for the record: without that, other changes
+    /// might lack the room that is kept for them.
+    fn log_free(self, change: &Change<'_>, page: PageRef) -> Result<()> {
+        change.next_group()?;
+        self.pages.log_ranges([(page.id.0, u64::from(page.frames))].into_iter(), true)?;
+        change.note_record(RANGE_RECORD);
+        Ok(())
+    }
+
     fn free_from(self, change: &Change<'_>, page: PageRef, level_max: u8) -> Result<()> {
         let guard = self.pages.pool.fix_exclusive(page)?;
         let references = self.references_of(&guard, level_max)?;
-        let range = (page.id.0, u64::from(page.frames));
-        self.pages.log_ranges([range].into_iter(), true)?;
+        self.log_free(change, page)?;
         self.free_page(change, guard);
         self.free_below(change, references)
     }
@@ -128,8 +139,7 @@ impl<'a> Access<'a> {
                 }
                 false => {
                     if blob.is_whole() {
-                        let range = (blob.page.id.0, u64::from(blob.page.frames));
-                        self.pages.log_ranges([range].into_iter(), true)?;
+                        self.log_free(change, blob.page)?;
                     }
                     self.free_blob(change, blob);
                 }
