@@ -217,8 +217,8 @@ fn be_in_the_way(stop: &Stop, is_idle: &AtomicBool) {
     }
 }
 
-/// Seals Morsels while a machine tries to start another one, and looks whether they change after
-/// that. False: there are no such machines.
+/// Seals Morsels while a machine tries to start a nested one, and checks that they do not change
+/// afterwards. False if there are no nested machines.
 fn seal_and_look(order: u32, make: impl Fn() -> Morsel) -> bool {
     let address = make().map(sys::READ_WRITE).unwrap().start();
     let map = |morsel: &Morsel| {
