@@ -1,7 +1,8 @@
 //! The adapter for fjall, an LSM tree.
 //!
 //! Durability class: fjall always has a journal. With `manual_journal_persist` a write only reaches
-//! the buffer of the journal's writer; nothing is flushed before `settle`.
+//! the buffer of the journal's writer; nothing is flushed before `settle`. Synced commits persist
+//! the journal (`PersistMode::SyncData`) before they return, outside of the adapter's lock.
 //!
 //! Memory: fjall has a cache of blocks and reads its files through the kernel's page cache, without
 //! direct I/O. A hit in its own cache is cheaper (see redb), so it counts as `direct`. Memtables
@@ -24,7 +25,9 @@ use fjall::{
     CompressionType, Iter, Keyspace, KeyspaceCreateOptions, PersistMode, Readable as _,
     SingleWriterTxDatabase, SingleWriterTxKeyspace, SingleWriterWriteTx, Snapshot,
 };
-use vellum_bench::engine::{Access, Direction, Engine, Factory, Pair, Session, Setting};
+use vellum_bench::engine::{
+    Access, DURABILITY, Direction, Engine, Factory, Pair, Session, Setting,
+};
 
 /// fjall without flushes of its journal.
 pub const FJALL: Factory = Factory {
@@ -48,11 +51,12 @@ struct Fjall {
     writing: Mutex<()>,
     tables: Vec<SingleWriterTxKeyspace>,
     database: SingleWriterTxDatabase,
+    is_synced: bool,
 }
 
-/// Opens or creates the database in the directory. No options.
+/// Opens or creates the database in the directory. Option: `durability` (`none` or `synced`).
 fn open(setting: &Setting) -> Result<Box<dyn Engine>> {
-    setting.check_options(&[])?;
+    setting.check_options(&[DURABILITY])?;
     let memtables = setting.cache_bytes / 8;
     // A thread fills one while another thread writes another one out.
     let memtable = memtables / 2 / setting.tables.len().max(1) as u64;
@@ -72,7 +76,8 @@ fn open(setting: &Setting) -> Result<Box<dyn Engine>> {
     };
     let tables = setting.tables.iter().map(|name| Ok(database.keyspace(name, options)?));
     let tables = tables.collect::<Result<_>>()?;
-    Ok(Box::new(Fjall { writing: Mutex::new(()), tables, database }))
+    let is_synced = setting.is_synced()?;
+    Ok(Box::new(Fjall { writing: Mutex::new(()), tables, database, is_synced }))
 }
 
 impl Fjall {
@@ -82,6 +87,14 @@ impl Fjall {
 
     fn lock(&self) -> MutexGuard<'_, ()> {
         self.writing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes what was committed durable, if each commit has to be.
+    fn acknowledge(&self) -> Result<()> {
+        if self.is_synced {
+            self.database.persist(PersistMode::SyncData)?;
+        }
+        Ok(())
     }
 }
 
@@ -157,12 +170,15 @@ impl FjallSession<'_> {
     /// Runs `change` under the lock of writers: in the transaction under way, or without any.
     fn write<T>(&mut self, change: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
         let engine = self.engine;
-        let _lock = match &self.state {
-            State::Idle => Some(engine.lock()),
-            State::Writing(..) => None,
+        let lock = match &self.state {
+            State::Idle => engine.lock(),
+            State::Writing(..) => return change(self),
             State::Reading(_) => bail!("a transaction that only reads cannot write"),
         };
-        change(self)
+        let done = change(self)?;
+        drop(lock);
+        engine.acknowledge()?;
+        Ok(done)
     }
 
     fn store(&mut self, table: usize, key: &[u8], value: &[u8]) -> Result<()> {
@@ -185,6 +201,10 @@ impl FjallSession<'_> {
 }
 
 impl Session for FjallSession<'_> {
+    fn isolates(&self) -> bool {
+        true
+    }
+
     fn begin(&mut self, access: Access) -> Result<()> {
         self.state = State::Idle;
         self.state = match access {
@@ -198,9 +218,10 @@ impl Session for FjallSession<'_> {
     }
 
     fn commit(&mut self) -> Result<()> {
-        if let State::Writing(transaction, _lock) = std::mem::replace(&mut self.state, State::Idle)
-        {
+        if let State::Writing(transaction, lock) = std::mem::replace(&mut self.state, State::Idle) {
             transaction.commit()?;
+            drop(lock);
+            self.engine.acknowledge()?;
         }
         Ok(())
     }

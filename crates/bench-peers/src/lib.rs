@@ -1,8 +1,8 @@
 //! Adapters that implement the trait of `vellum-bench` for other engines, each in a file.
 //!
-//! Each engine has its fastest settings in the durability class of all engines: no engine logs if
-//! it can avoid that, and nothing must survive a crash before `settle` returns. The header of each
-//! file names its settings and the reasons.
+//! Each engine has its fastest settings in the durability class that all engines of a comparison
+//! have. By default no engine logs if it can avoid that, and nothing must survive a crash before
+//! `settle` returns. The header of each file names its settings and the reasons.
 
 mod commits;
 mod fjall;
@@ -12,6 +12,8 @@ mod lmdb;
 mod redb;
 #[cfg(feature = "rocksdb")]
 mod rocksdb;
+#[cfg(feature = "rocksdb")]
+mod rocksdb_transactions;
 mod sqlite;
 
 use vellum_bench::engine::Factory;

@@ -1,7 +1,7 @@
 //! The adapter for LMDB, through heed.
 //!
 //! Durability class: `NO_SYNC`, and `WRITE_MAP` with `MAP_ASYNC`, so commits write to the map and
-//! nothing is flushed before `settle`. `NO_READ_AHEAD`, because lookups are random and data may be
+//! nothing is flushed before `settle`. Synced commits use LMDB's own defaults. `NO_READ_AHEAD`, because lookups are random and data may be
 //! larger than memory. The map is a terabyte of address space; the file is sparse.
 //!
 //! Memory: LMDB has no cache and relies on the kernel's page cache. The adapter does not use the
@@ -21,7 +21,9 @@ use heed::types::Bytes;
 use heed::{
     CommitOrAbort, Database, Env, EnvFlags, EnvOpenOptions, PutFlags, RoTxn, RwTxn, WithoutTls,
 };
-use vellum_bench::engine::{Access, BulkWork, Direction, Engine, Factory, Pair, Session, Setting};
+use vellum_bench::engine::{
+    Access, BulkWork, DURABILITY, Direction, Engine, Factory, Pair, Session, Setting,
+};
 
 use crate::commits::Commits;
 
@@ -48,15 +50,16 @@ struct Lmdb {
 }
 
 /// Opens or creates the environment in the directory. Options: `write_map` (`yes` or `no`);
-/// `durable` (`yes`): each commit is, with LMDB's own defaults.
+/// `durability` (`none` or `synced`).
 fn open(setting: &Setting) -> Result<Box<dyn Engine>> {
-    setting.check_options(&["write_map", "durable"])?;
+    setting.check_options(&["write_map", DURABILITY])?;
+    let is_synced = setting.is_synced()?;
     let mut flags = EnvFlags::NO_READ_AHEAD | EnvFlags::NO_MEM_INIT;
-    if !setting.is_durable() {
+    if !is_synced {
         flags |= EnvFlags::NO_SYNC;
     }
     match setting.options.get("write_map").map_or("yes", String::as_str) {
-        "yes" if !setting.is_durable() => flags |= EnvFlags::WRITE_MAP | EnvFlags::MAP_ASYNC,
+        "yes" if !is_synced => flags |= EnvFlags::WRITE_MAP | EnvFlags::MAP_ASYNC,
         "yes" => (),
         "no" => (),
         other => bail!("option 'write_map': '{other}' is neither yes nor no"),
@@ -232,6 +235,10 @@ impl LmdbSession<'_> {
 }
 
 impl Session for LmdbSession<'_> {
+    fn isolates(&self) -> bool {
+        true
+    }
+
     fn begin(&mut self, access: Access) -> Result<()> {
         self.state = State::Idle;
         self.state = match access {

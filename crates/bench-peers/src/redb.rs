@@ -22,7 +22,9 @@ use redb::{
     Database, Durability, Range, ReadOnlyTable, ReadTransaction, ReadableDatabase as _,
     ReadableTable, ReadableTableMetadata as _, Table, TableDefinition, WriteTransaction,
 };
-use vellum_bench::engine::{Access, BulkWork, Direction, Engine, Factory, Pair, Session, Setting};
+use vellum_bench::engine::{
+    Access, BulkWork, DURABILITY, Direction, Engine, Factory, Pair, Session, Setting,
+};
 
 use crate::commits::Commits;
 
@@ -39,17 +41,17 @@ struct Redb {
     database: Database,
     names: Vec<String>,
     commits: Commits,
-    durable: bool,
+    is_synced: bool,
 }
 
-/// Opens or creates `data.redb` in the directory. Option: `durable` (`yes`): each commit is.
+/// Opens or creates `data.redb` in the directory. Option: `durability` (`none` or `synced`).
 fn open(setting: &Setting) -> Result<Box<dyn Engine>> {
-    setting.check_options(&["durable"])?;
+    setting.check_options(&[DURABILITY])?;
     let cache = usize::try_from(setting.cache_bytes / 3 * 2).context("the cache is too large")?;
     let file = setting.directory.join("data.redb");
     let database = Database::builder().set_cache_size(cache).create(file)?;
     let (names, commits) = (setting.tables.clone(), Commits::default());
-    let engine = Redb { database, names, commits, durable: setting.is_durable() };
+    let engine = Redb { database, names, commits, is_synced: setting.is_synced()? };
     let mut writer = Writer::begin(&engine)?;
     for table in 0..engine.names.len() {
         writer.table(&engine, table)?;
@@ -180,7 +182,7 @@ struct Writer {
 impl Writer {
     fn begin(engine: &Redb) -> Result<Writer> {
         let mut transaction = engine.database.begin_write()?;
-        let durability = if engine.durable { Durability::Immediate } else { Durability::None };
+        let durability = if engine.is_synced { Durability::Immediate } else { Durability::None };
         transaction.set_durability(durability)?;
         let transaction = Some(NonNull::from(Box::leak(Box::new(transaction))));
         Ok(Writer { tables: engine.names.iter().map(|_| None).collect(), transaction })
@@ -273,6 +275,10 @@ impl RedbSession<'_> {
 }
 
 impl Session for RedbSession<'_> {
+    fn isolates(&self) -> bool {
+        true
+    }
+
     fn begin(&mut self, access: Access) -> Result<()> {
         self.state = State::Idle;
         self.state = match access {

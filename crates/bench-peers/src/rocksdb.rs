@@ -1,6 +1,7 @@
 //! The adapter for RocksDB.
 //!
 //! Durability class: no write-ahead log; `settle` flushes memtables and waits for compactions.
+//! Buffered commits go to the log, which the kernel writes when it likes; synced ones sync the log.
 //!
 //! Memory: reads, flushes and compactions use direct I/O. One cache holds blocks, indexes and
 //! filters, and memtables are charged to it through a write buffer manager (at most a quarter).
@@ -19,9 +20,9 @@
 //! Bloom filters in memtables and smaller memtables (0.7 times TPC-C's rate). Blocks are cold after
 //! a load, because it bypasses the cache.
 //!
-//! Loads are sorted files that are ingested. RocksDB itself has no transactions (its
-//! `TransactionDB` would cost every write a lock and a log): `begin` and `commit` do nothing, and
-//! read-modify-writes are single steps by locks of the adapter, striped over keys.
+//! Loads are sorted files that are ingested. Without the option `transactions`, `begin` and
+//! `commit` do nothing, and read-modify-writes are single steps by locks of the adapter, striped
+//! over keys. With it, see `rocksdb_transactions.rs`.
 
 use std::num::NonZero;
 use std::path::{Path, PathBuf};
@@ -34,9 +35,11 @@ use rocksdb::{
     DataBlockIndexType, IngestExternalFileOptions, LruCacheOptions, Options, ReadOptions,
     SstFileWriter, WaitForCompactOptions, WriteBufferManager, WriteOptions,
 };
-use vellum_bench::engine::{Direction, Engine, Factory, Pair, Session, Setting};
+use vellum_bench::engine::{
+    DURABILITY, Direction, Durability, Engine, Factory, Pair, Session, Setting, TRANSACTIONS,
+};
 
-use crate::heap;
+use crate::{heap, rocksdb_transactions};
 
 /// RocksDB without log, with direct I/O.
 pub const ROCKSDB: Factory = Factory {
@@ -77,28 +80,43 @@ struct Rocks {
 }
 
 /// Opens or creates the database in the directory. Options: `cache` (`clock` or `lru`), `hash`
-/// (`yes` or `no`: hash indexes in blocks).
+/// (`yes` or `no`: hash indexes in blocks), `durability`, `transactions` (`serializable`).
 fn open(setting: &Setting) -> Result<Box<dyn Engine>> {
-    setting.check_options(&["cache", "hash"])?;
+    setting.check_options(&["cache", "hash", DURABILITY, TRANSACTIONS])?;
     if !heap::share_one() {
         bail!("the allocator does not let all threads share one heap");
     }
     let options = options(setting)?;
+    if setting.options.contains_key(TRANSACTIONS) {
+        return rocksdb_transactions::open(setting, options);
+    }
     let directory = setting.directory.join("rocksdb");
-    let families = setting.tables.iter();
-    let families = families.map(|name| ColumnFamilyDescriptor::new(name, options.clone()));
-    let default = ColumnFamilyDescriptor::new("default", options.clone());
-    let database = DB::open_cf_descriptors(&options, &directory, families.chain([default]))?;
-    let mut write = WriteOptions::default();
-    write.disable_wal(true);
+    let database = DB::open_cf_descriptors(&options, &directory, families(setting, &options))?;
     Ok(Box::new(Rocks {
         database,
         names: setting.tables.clone(),
         options,
         directory: setting.directory.clone(),
         stripes: (0..STRIPES).map(|_| Mutex::new(())).collect(),
-        write,
+        write: write_options(setting)?,
     }))
+}
+
+/// A column family for each table, and the one that must be there.
+pub(crate) fn families(setting: &Setting, options: &Options) -> Vec<ColumnFamilyDescriptor> {
+    let names = setting.tables.iter().map(String::as_str).chain(["default"]);
+    names.map(|name| ColumnFamilyDescriptor::new(name, options.clone())).collect()
+}
+
+/// How writes use the log.
+pub(crate) fn write_options(setting: &Setting) -> Result<WriteOptions> {
+    let mut write = WriteOptions::default();
+    match setting.durability()? {
+        Durability::None => write.disable_wal(true),
+        Durability::Buffered => {}
+        Durability::Synced => write.set_sync(true),
+    }
+    Ok(write)
 }
 
 fn options(setting: &Setting) -> Result<Options> {
@@ -165,51 +183,61 @@ impl Rocks {
         let stripe = &self.stripes[(hash >> 32) as usize % STRIPES];
         stripe.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
 
-    /// Writes entries to sorted files of a bounded size.
-    fn write_files(
-        &self,
-        directory: &Path,
-        entries: &mut dyn Iterator<Item = Pair>,
-    ) -> Result<Vec<PathBuf>> {
-        let mut entries = entries.peekable();
-        let mut files = Vec::new();
-        while entries.peek().is_some() {
-            let file = directory.join(format!("{}.sst", files.len()));
-            let mut writer = SstFileWriter::create(&self.options);
-            writer.open(&file)?;
-            let mut bytes = 0;
-            for (key, value) in entries.by_ref() {
-                writer.put(&key, &value)?;
-                bytes += key.len() + value.len();
-                if bytes >= FILE_BYTES {
-                    break;
-                }
+/// Fills a table with sorted files of a bounded size, which `ingest` takes.
+pub(crate) fn load(
+    options: &Options,
+    directory: &Path,
+    entries: &mut dyn Iterator<Item = Pair>,
+    ingest: impl FnOnce(&IngestExternalFileOptions, Vec<PathBuf>) -> Result<()>,
+) -> Result<()> {
+    std::fs::create_dir_all(directory)?;
+    let mut entries = entries.peekable();
+    let mut files = Vec::new();
+    while entries.peek().is_some() {
+        let file = directory.join(format!("{}.sst", files.len()));
+        let mut writer = SstFileWriter::create(options);
+        writer.open(&file)?;
+        let mut bytes = 0;
+        for (key, value) in entries.by_ref() {
+            writer.put(&key, &value)?;
+            bytes += key.len() + value.len();
+            if bytes >= FILE_BYTES {
+                break;
             }
-            writer.finish()?;
-            files.push(file);
         }
-        Ok(files)
+        writer.finish()?;
+        files.push(file);
     }
+    if !files.is_empty() {
+        let mut options = IngestExternalFileOptions::default();
+        options.set_move_files(true);
+        ingest(&options, files)?;
+    }
+    std::fs::remove_dir_all(directory).context("removing what was ingested")
+}
+
+/// Writes memtables out and waits for compactions: `wait` is the database's function for that.
+pub(crate) fn settle(
+    wait: impl FnOnce(&WaitForCompactOptions) -> Result<(), rocksdb::Error>,
+) -> Result<()> {
+    let mut options = WaitForCompactOptions::default();
+    options.set_flush(true);
+    Ok(wait(&options)?)
 }
 
 impl Engine for Rocks {
     fn load(&self, table: usize, entries: &mut dyn Iterator<Item = Pair>) -> Result<()> {
         let directory = self.directory.join(format!("load-{table}"));
-        std::fs::create_dir_all(&directory)?;
-        let files = self.write_files(&directory, entries)?;
-        if !files.is_empty() {
-            let mut options = IngestExternalFileOptions::default();
-            options.set_move_files(true);
-            self.database.ingest_external_file_cf_opts(self.family(table)?, &options, files)?;
-        }
-        std::fs::remove_dir_all(&directory).context("removing what was ingested")
+        let family = self.family(table)?;
+        load(&self.options, &directory, entries, |options, files| {
+            Ok(self.database.ingest_external_file_cf_opts(family, options, files)?)
+        })
     }
 
     fn settle(&self) -> Result<()> {
-        let mut options = WaitForCompactOptions::default();
-        options.set_flush(true);
-        Ok(self.database.wait_for_compact(&options)?)
+        settle(|options| self.database.wait_for_compact(options))
     }
 
     fn session(&self) -> Result<Box<dyn Session + '_>> {
@@ -303,22 +331,30 @@ impl Session for RocksSession<'_> {
         direction: Direction,
         visit: &mut dyn FnMut(&[u8], &[u8]) -> bool,
     ) -> Result<()> {
-        let options = ReadOptions::default();
-        let database = &self.engine.database;
-        let mut entries = database.raw_iterator_cf_opt(self.families[table], options);
-        match direction {
-            Direction::Forward => entries.seek(from),
-            Direction::Backward => entries.seek_for_prev(from),
-        }
-        while let Some((key, value)) = entries.item() {
-            if !visit(key, value) {
-                return Ok(());
-            }
-            match direction {
-                Direction::Forward => entries.next(),
-                Direction::Backward => entries.prev(),
-            }
-        }
-        Ok(entries.status()?)
+        let entries = self.engine.database.raw_iterator_cf(self.families[table]);
+        walk(entries, from, direction, visit)
     }
+}
+
+/// Visits entries from a key on.
+pub(crate) fn walk<D: DBAccess>(
+    mut entries: DBRawIteratorWithThreadMode<'_, D>,
+    from: &[u8],
+    direction: Direction,
+    visit: &mut dyn FnMut(&[u8], &[u8]) -> bool,
+) -> Result<()> {
+    match direction {
+        Direction::Forward => entries.seek(from),
+        Direction::Backward => entries.seek_for_prev(from),
+    }
+    while let Some((key, value)) = entries.item() {
+        if !visit(key, value) {
+            return Ok(());
+        }
+        match direction {
+            Direction::Forward => entries.next(),
+            Direction::Backward => entries.prev(),
+        }
+    }
+    Ok(entries.status()?)
 }

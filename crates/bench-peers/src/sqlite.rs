@@ -279,6 +279,10 @@ impl SqliteSession<'_> {
 }
 
 impl Session for SqliteSession<'_> {
+    fn isolates(&self) -> bool {
+        true
+    }
+
     fn begin(&mut self, access: Access) -> Result<()> {
         match access {
             Access::Read => {

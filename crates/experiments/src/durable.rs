@@ -29,6 +29,7 @@ pub(super) struct Way<'a> {
 struct Latency {
     p50: u64,
     p99: u64,
+    p999: u64,
 }
 
 /// Measures all ways in turn: rates and latencies, in ratios to the first one's.
@@ -49,7 +50,9 @@ pub(super) fn rates_and_latencies(
     let rates = alternate(context.rounds(), &context.progress, contestants.collect())?;
     let mut rows: Vec<_> =
         rates.iter().map(|of| Row::of(of, unit).against(of, &rates[0])).collect();
-    for (what, of) in [("p50", (|l| l.p50) as fn(&Latency) -> u64), ("p99", |l| l.p99)] {
+    let quantiles: [(&str, fn(&Latency) -> u64); 3] =
+        [("p50", |l| l.p50), ("p99", |l| l.p99), ("p99.9", |l| l.p999)];
+    for (what, of) in quantiles {
         let samples = |(rate, latencies): (&Samples, &RefCell<Vec<Latency>>)| Samples {
             name: format!("{what}, {}", rate.name),
             // The first round does not count.
@@ -91,6 +94,6 @@ impl Way<'_> {
         let mut all = Histogram::<u64>::new_with_bounds(1, LONGEST, 3)?;
         histograms.iter().try_for_each(|histogram| all.add(histogram))?;
         let of = |quantile| all.value_at_quantile(quantile);
-        Ok((rate, Latency { p50: of(0.5), p99: of(0.99) }))
+        Ok((rate, Latency { p50: of(0.5), p99: of(0.99), p999: of(0.999) }))
     }
 }

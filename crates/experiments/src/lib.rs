@@ -27,6 +27,8 @@ mod morsel;
 mod out_of_memory;
 mod page_access;
 mod policy;
+mod recovery;
+mod snapshots;
 mod states;
 mod table2;
 mod tpcc;
@@ -44,6 +46,7 @@ pub const ALL: &[Experiment] = &[
     fig10::FIG10,
     graph::GRAPH,
     ycsb::YCSB,
+    ycsb::YCSB_BUFFERED,
     blob::BLOB,
     memory::MEMORY,
     policy::POLICY,
@@ -55,8 +58,11 @@ pub const ALL: &[Experiment] = &[
     writers::WRITERS,
     commits::COMMITS,
     log::LOG,
+    recovery::RECOVERY,
+    snapshots::SNAPSHOTS,
     bulk_work::BULK_WORK,
     tpcc::TPCC,
+    tpcc::TPCC_TRANSACTIONS,
     data_sizes::DATA_SIZES,
     exmap::ALLOCATION,
     exmap::INTERFACES,

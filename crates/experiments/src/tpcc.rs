@@ -1,4 +1,6 @@
 //! TPC-C with all engines: data in memory, and data eight times the pool under one memory limit.
+//! Once with single operations where an engine has no cheap transactions, once with the
+//! transactions of all.
 //!
 //! After the runs the experiment checks the specification's consistency conditions in each engine.
 //! If they do not hold in Vellum, the experiment fails; if they do not hold in a peer, a note says
@@ -10,7 +12,7 @@ use std::rc::Rc;
 use anyhow::{Context as _, Result};
 
 use super::{Context, Experiment};
-use vellum_bench::engine::VELLUM;
+use vellum_bench::engine::{DURABILITY, TRANSACTIONS, VELLUM};
 use vellum_bench::measure::Samples;
 use vellum_bench::report::{Outcome, Row};
 use vellum_bench::worker::{Contest, Member, Setup, Team, Terms, limit_for, named, times};
@@ -21,8 +23,52 @@ pub const TPCC: Experiment = Experiment {
     name: "tpcc",
     shows: "TPC-C, standard mix, all engines, in memory and with data 8 times the pool; checked",
     source: "TPC-C 5.11; SIGMOD'23, sections 5.2 and 5.3",
-    run,
+    run: |context| {
+        let lineup = Lineup { members: Member::all(context.engines), ours: VELLUM.name };
+        run(context, &lineup, SINGLE)
+    },
 };
+
+/// The experiment with transactions.
+pub const TPCC_TRANSACTIONS: Experiment = Experiment {
+    name: "tpcc-transactions",
+    shows: "TPC-C with the transactions of all engines, and Vellum with a log and without",
+    source: "what isolation and a log cost; TPC-C 5.11",
+    run: |context| run(context, &with_transactions(context), TRANSACTIONAL),
+};
+
+const SINGLE: &str =
+    "Durability class: nothing is logged that can be left out, nothing is flushed at a commit.";
+
+const TRANSACTIONAL: &str = "'buffered': Vellum with a log that it writes all the time; no commit \
+     waits. The others log nothing that can be left out, and flush nothing at a commit. 'vellum' \
+     without 'transactions' is single operations. A transaction that loses against another one runs \
+     again; only the one that commits counts.";
+
+const BUFFERED: &str = "vellum transactions, buffered";
+
+/// The engines of a run.
+struct Lineup {
+    members: Vec<Member>,
+    /// The member whose ratios to the others are of interest.
+    ours: &'static str,
+}
+
+fn with_transactions(context: &Context<'_>) -> Lineup {
+    let (transactions, buffered) = ((TRANSACTIONS, "serializable"), (DURABILITY, "buffered"));
+    let mut members = vec![
+        Member::with_options(&VELLUM, BUFFERED, &[transactions, buffered]),
+        Member::with_options(&VELLUM, "vellum transactions", &[transactions]),
+        Member::with_options(&VELLUM, "vellum, buffered", &[buffered]),
+    ];
+    for factory in context.engines.all() {
+        members.push(match factory.name {
+            "rocksdb" => Member::with_options(factory, "rocksdb transactions", &[transactions]),
+            _ => Member::plain(factory),
+        });
+    }
+    Lineup { members, ours: BUFFERED }
+}
 
 /// The size of the data in pools, if it does not fit.
 const FACTOR: u64 = 8;
@@ -85,10 +131,10 @@ fn plural(count: u64, what: &str) -> String {
     format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }
 
-fn run(context: &Context<'_>) -> Result<Outcome> {
+fn run(context: &Context<'_>, lineup: &Lineup, durability: &str) -> Result<Outcome> {
     let mut outcome = Outcome::default();
     for size in [Size::in_memory(context), Size::out_of_memory(context)] {
-        measure(context, &size, &mut outcome)?;
+        measure(context, &size, lineup, &mut outcome)?;
     }
     outcome.notes.extend([
         "Nine tables and two indexes, all five transactions in the standard mix of 45, 43, 4, 4 \
@@ -96,16 +142,20 @@ fn run(context: &Context<'_>) -> Result<Outcome> {
          order looks up its items first, so that the 1 % with an unknown one end before anything \
          was written."
             .to_owned(),
-        "Durability class: nothing is logged that can be left out, nothing is flushed at a commit."
-            .to_owned(),
+        durability.to_owned(),
         "Data grows while it is measured, that of faster engines more.".to_owned(),
     ]);
     Ok(outcome)
 }
 
-fn measure(context: &Context<'_>, size: &Size, outcome: &mut Outcome) -> Result<()> {
+fn measure(
+    context: &Context<'_>,
+    size: &Size,
+    lineup: &Lineup,
+    outcome: &mut Outcome,
+) -> Result<()> {
     let growth = size.growth(context.rounds());
-    let mut members = Member::all(context.engines);
+    let mut members = lineup.members.clone();
     if size.pool.is_none() {
         // Pages are not full, and have headers.
         members.iter_mut().for_each(|m| m.cache_bytes = Some(size.tpcc.bytes() * 3 / 2 + growth));
@@ -123,7 +173,7 @@ fn measure(context: &Context<'_>, size: &Size, outcome: &mut Outcome) -> Result<
     };
     let team = Team::start(&members, &terms, &context.progress)?;
     let entries = hold(context, size, &team, &workload)?;
-    outcome.rows.extend(rows(&entries));
+    outcome.rows.extend(rows(&entries, lineup.ours));
     outcome.notes.push(format!(
         "{}: {}, {} MiB of keys and values{}.",
         size.name,
@@ -135,7 +185,9 @@ fn measure(context: &Context<'_>, size: &Size, outcome: &mut Outcome) -> Result<
     outcome.notes.push(setup.about());
     for name in team.names() {
         context.progress.doing(&format!("checking {name}"));
-        outcome.notes.push(checked(&team, name, &workload)?);
+        let member = lineup.members.iter().find(|member| member.name == name);
+        let member = member.context("a member of the team is not in the lineup")?;
+        outcome.notes.push(checked(&team, member, &workload)?);
     }
     Ok(())
 }
@@ -194,15 +246,16 @@ fn hold(
     Ok(entries.collect())
 }
 
-/// Transactions of all kinds, ratios to the others, and more of the largest number of threads.
-fn rows(entries: &[Entry]) -> Vec<Row> {
+/// Transactions of all kinds, ratios of `ours` to the others, and more of the largest number of
+/// threads.
+fn rows(entries: &[Entry], ours: &str) -> Vec<Row> {
     let mut rows: Vec<Row> =
         entries.iter().map(|entry| Row::of(&entry.rate, "transactions/s")).collect();
-    let is_vellum = |entry: &&Entry| entry.engine == VELLUM.name;
-    for vellum in entries.iter().filter(is_vellum) {
-        let others = entries.iter().filter(|other| other.threads == vellum.threads);
-        let others = others.filter(|other| !is_vellum(other));
-        rows.extend(others.map(|other| times(&vellum.rate, &other.rate)));
+    let is_ours = |entry: &&Entry| entry.engine == ours;
+    for entry in entries.iter().filter(is_ours) {
+        let others = entries.iter().filter(|other| other.threads == entry.threads);
+        let others = others.filter(|other| !is_ours(other));
+        rows.extend(others.map(|other| times(&entry.rate, &other.rate)));
     }
     let most = entries.iter().map(|entry| entry.threads).max();
     for entry in entries.iter().filter(|entry| Some(entry.threads) == most) {
@@ -213,32 +266,43 @@ fn rows(entries: &[Entry]) -> Vec<Row> {
         let p50 = entry.samples("p50", |run| run.latency.p50 as f64 / 1000.0);
         let p99 = entry.samples("p99", |run| run.latency.p99 as f64 / 1000.0);
         rows.extend([Row::of(&p50, "us"), Row::of(&p99, "us")]);
+        let lost = entry.samples("attempts that lost", |run| {
+            run.counts.get("conflicts").copied().unwrap_or(0) as f64 * 1000.0
+                / run.operations.max(1) as f64
+        });
+        if lost.values.iter().any(|value| *value > 0.0) {
+            rows.push(Row::of(&lost, "of 1,000 transactions"));
+        }
     }
     rows
 }
 
-/// Whether the conditions hold in an engine, and the isolation of its transactions.
-fn checked(team: &Team, name: &str, workload: &Workload) -> Result<String> {
-    let about = isolation(name);
+/// Whether the conditions hold in a member's store, and the isolation of its transactions.
+fn checked(team: &Team, member: &Member, workload: &Workload) -> Result<String> {
+    let (name, about) = (&member.name, isolation(member));
     let result = team.worker(name)?.check(workload);
     match result {
         Ok(_) => Ok(format!(
             "{name}: consistency conditions 1 to 10 and 12 (clause 3.3.2) hold after the runs. \
              Isolation: {about}."
         )),
-        Err(error) if name == VELLUM.name => {
+        Err(error) if member.engine.name == VELLUM.name => {
             Err(error).context("Vellum's data is not shown to be consistent after the runs")
         }
         Err(error) => Ok(format!("{name}: NOT SHOWN to be consistent after the runs: {error:#}.")),
     }
 }
 
-/// The isolation of the engines' transactions, as they are used here.
-fn isolation(engine: &str) -> &'static str {
-    match engine {
-        "vellum" | "rocksdb" => "single operations are atomic, transactions are not isolated",
-        "lmdb" | "redb" | "fjall" | "sqlite" => {
-            "serialisable, one transaction that writes at a time"
+/// The isolation of a member's transactions, as they are used here.
+fn isolation(member: &Member) -> &'static str {
+    match (member.engine.name, member.options.contains_key(TRANSACTIONS)) {
+        ("vellum", true) => "serializable, any number of transactions that write at a time",
+        ("rocksdb", true) => "keys that were read are validated at the commit, ranges are not",
+        ("vellum" | "rocksdb", false) => {
+            "single operations are atomic, transactions are not isolated"
+        }
+        ("lmdb" | "redb" | "fjall" | "sqlite", _) => {
+            "serializable, one transaction that writes at a time"
         }
         _ => "what its adapter says",
     }
@@ -271,7 +335,7 @@ mod tests {
             entry("vellum", 2, &[90.0]),
             entry("lmdb", 2, &[10.0]),
         ];
-        let rows = rows(&entries);
+        let rows = rows(&entries, "vellum");
         let ratio = |name: &str| rows.iter().find(|row| row.name == name).map(|row| row.value);
         assert_eq!(ratio("vellum, 1 / lmdb, 1"), Some(3.5));
         assert_eq!(ratio("vellum, 2 / lmdb, 2"), Some(9.0));

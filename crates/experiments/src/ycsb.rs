@@ -4,7 +4,7 @@
 use anyhow::Result;
 
 use super::{Context, Experiment};
-use vellum_bench::engine::VELLUM;
+use vellum_bench::engine::{DURABILITY, TRANSACTIONS, VELLUM};
 use vellum_bench::report::{Outcome, Row};
 use vellum_bench::worker::{Contest, Member, Series, Setup, Team, Terms, named};
 use vellum_bench::workload::ycsb::Kind;
@@ -27,22 +27,63 @@ const ORDER: [Kind; 6] = [Kind::A, Kind::B, Kind::C, Kind::F, Kind::D, Kind::E];
 /// Data for each byte of memory.
 const RATIOS: [(&str, f64); 2] = [("in memory", 0.5), ("4 x memory", 4.0)];
 
+/// The experiment with a log.
+pub const YCSB_BUFFERED: Experiment = Experiment {
+    name: "ycsb-buffered",
+    shows: "YCSB A with a log that no commit waits for, and with transactions, against no log",
+    source: "what a log costs that bounds a crash's loss to some milliseconds",
+    run: run_buffered,
+};
+
 fn run(context: &Context<'_>) -> Result<Outcome> {
     let mut outcome = Outcome::default();
+    let mut members = Member::all(context.engines);
+    members.insert(1, Member::with_option(&VELLUM, "policy", "s3-fifo"));
     for (name, ratio) in RATIOS {
-        compare(context, &mut outcome, name, ratio)?;
+        compare(context, &mut outcome, &members, &ORDER, (name, ratio))?;
     }
+    outcome.notes.push(
+        "D and E insert, and a faster engine inserts more: data that fitted into memory before may \
+         not fit any more."
+            .to_owned(),
+    );
     Ok(outcome)
 }
 
-fn compare(context: &Context<'_>, outcome: &mut Outcome, name: &str, ratio: f64) -> Result<()> {
+fn run_buffered(context: &Context<'_>) -> Result<Outcome> {
+    let mut outcome = Outcome::default();
+    let (transactions, buffered) = ((TRANSACTIONS, "serializable"), (DURABILITY, "buffered"));
+    let vellum = |name, options: &[_]| Member::with_options(&VELLUM, name, options);
+    let members = [
+        Member::plain(&VELLUM),
+        vellum("vellum, buffered", &[buffered]),
+        vellum("vellum transactions", &[transactions]),
+        vellum("vellum transactions, buffered", &[transactions, buffered]),
+    ];
+    for (name, ratio) in [("in memory", 0.5), ("8 x memory", 8.0)] {
+        compare(context, &mut outcome, &members, &[Kind::A], (name, ratio))?;
+    }
+    outcome.notes.push(
+        "'buffered': with a log, and each update asks the log to write it soon; no update waits. \
+         'transactions': each update is a serializable transaction; a read is on its own."
+            .to_owned(),
+    );
+    Ok(outcome)
+}
+
+fn compare(
+    context: &Context<'_>,
+    outcome: &mut Outcome,
+    members: &[Member],
+    kinds: &[Kind],
+    (name, ratio): (&str, f64),
+) -> Result<()> {
     let limit: u64 = context.pick(64 << 20, 256 << 20);
     let records = (limit as f64 * ratio) as u64 / 1008;
     let ycsb = |kind| Ycsb { kind, records };
     let workload = Workload::Ycsb(ycsb(Kind::C));
     let bytes = ycsb(Kind::C).bytes();
-    let mut members = Member::all(context.engines);
-    members.insert(1, Member::with_option(&VELLUM, "policy", "s3-fifo"));
+    let mut members = members.to_vec();
     Member::fill_limit(&mut members, limit, bytes);
     let each = bytes * 5 / 2 + INSERTED;
     let setup = Setup::fast(each * members.len() as u64, &context.directory)?;
@@ -55,7 +96,7 @@ fn compare(context: &Context<'_>, outcome: &mut Outcome, name: &str, ratio: f64)
         cold: false,
     };
     let team = Team::start(&members, &terms, &context.progress)?;
-    for kind in ORDER {
+    for &kind in kinds {
         let mut contest = Contest::of(&team);
         for member in team.names() {
             let plan = Plan { threads: 2, seconds, seed: 10 };
@@ -71,11 +112,6 @@ fn compare(context: &Context<'_>, outcome: &mut Outcome, name: &str, ratio: f64)
         bytes >> 20,
         setup.about()
     ));
-    outcome.notes.push(
-        "D and E insert, and a faster engine inserts more: data that fitted into memory before may \
-         not fit any more."
-            .to_owned(),
-    );
     outcome.notes.extend(team.notes());
     Ok(())
 }

@@ -1,9 +1,9 @@
 //! The interface of every engine under measurement: [`Engine`], [`Session`], and how one is opened.
 //!
 //! The trait is as narrow as the workloads allow, and favours no engine: reads see a value in
-//! place, loads are sorted, transactions begin and end where an engine needs them. All engines run
-//! in the same durability class: no engine logs, and nothing must survive a crash before
-//! [`Engine::settle`] returns.
+//! place, loads are sorted, transactions begin and end where an engine needs them. All engines of a
+//! comparison run in the same class of [`Durability`]. By default no engine logs, and nothing must
+//! survive a crash before [`Engine::settle`] returns.
 
 mod registry;
 pub mod vellum;
@@ -18,6 +18,37 @@ pub use registry::{Engines, VELLUM};
 
 /// An ordered entry: key and value.
 pub type Pair = (Vec<u8>, Vec<u8>);
+
+/// The option of the engines that have more than one class of [`Durability`].
+pub const DURABILITY: &str = "durability";
+
+/// The option of engines that can do without transactions: `serializable` (or as much of it as they
+/// have), or `snapshot`. Without it, `begin` and `commit` do nothing.
+pub const TRANSACTIONS: &str = "transactions";
+
+/// What a crash may take of committed changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Durability {
+    /// All since the last [`Engine::settle`].
+    None,
+    /// The newest of them: the engine writes them in order and soon, and no commit waits for that.
+    Buffered,
+    /// Nothing: a commit returns when the change is durable.
+    Synced,
+}
+
+/// The error of a transaction that lost against another one. It has changed nothing and has ended;
+/// the caller begins again.
+#[derive(Clone, Copy, Debug)]
+pub struct Conflict;
+
+impl std::fmt::Display for Conflict {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("another transaction was first")
+    }
+}
+
+impl std::error::Error for Conflict {}
 
 /// How an engine is opened.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -44,9 +75,29 @@ impl Setting {
         }
     }
 
-    /// The option `durable` of peers that have it: each commit survives a loss of power.
-    pub fn is_durable(&self) -> bool {
-        self.options.get("durable").is_some_and(|value| value == "yes")
+    /// What the option `durability` asks for: `none`, `buffered` or `synced`.
+    ///
+    /// # Errors
+    /// Another value.
+    pub fn durability(&self) -> Result<Durability> {
+        match self.options.get(DURABILITY).map_or("none", String::as_str) {
+            "none" => Ok(Durability::None),
+            "buffered" => Ok(Durability::Buffered),
+            "synced" => Ok(Durability::Synced),
+            other => bail!("option '{DURABILITY}': no '{other}'; none, buffered or synced"),
+        }
+    }
+
+    /// As [`durability`](Setting::durability), for an engine that has no buffered commits.
+    ///
+    /// # Errors
+    /// Another value than `none` and `synced`.
+    pub fn is_synced(&self) -> Result<bool> {
+        match self.durability()? {
+            Durability::None => Ok(false),
+            Durability::Synced => Ok(true),
+            Durability::Buffered => bail!("option '{DURABILITY}': this engine has no buffered"),
+        }
     }
 
     /// Refuses options that are not among `known`.
@@ -150,6 +201,13 @@ pub enum Direction {
 /// An operation outside of a transaction is its own transaction. Engines without transactions do
 /// nothing at `begin` and `commit`; their single operations are atomic.
 pub trait Session {
+    /// Whether transactions see nothing of one another before they commit. If so, any operation
+    /// between `begin` and `commit`, and `commit` itself, may end the transaction with
+    /// [`Conflict`].
+    fn isolates(&self) -> bool {
+        false
+    }
+
     /// Begins a transaction. None is open.
     ///
     /// # Errors

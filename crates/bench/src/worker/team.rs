@@ -53,6 +53,14 @@ impl Member {
         member
     }
 
+    /// An engine with options, under a name of its own.
+    pub fn with_options(engine: &Factory, name: &str, options: &[(&str, &str)]) -> Member {
+        let mut member = Member { name: name.to_owned(), ..Member::plain(engine) };
+        let options = options.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+        member.options.extend(options);
+        member
+    }
+
     /// Gives all members with Vellum the largest pool within `limit` bytes, for `data` bytes of
     /// keys and values.
     pub fn fill_limit(members: &mut [Member], limit: u64, data: u64) {

@@ -253,6 +253,20 @@ impl Store {
         self.core.sync()
     }
 
+    /// Asks that all earlier changes become durable soon, and does not wait for that: the log begins
+    /// to write them as soon as its device is free. So a crash takes no more than what was changed
+    /// within some milliseconds, the newest changes only. A store without a log ignores this.
+    ///
+    /// # Errors
+    /// [`Closed`](Error::Closed).
+    pub fn request_sync(&self) -> Result<()> {
+        self.core.pages.check_open()?;
+        if let Some(log) = &self.core.pages.redo_log {
+            log.request_flush(log.newest());
+        }
+        Ok(())
+    }
+
     /// Makes all changes durable, truncates the unused tail of the file and unlocks the file, which
     /// can then be opened again. From then on, trees, iterators, cursors and readers return
     /// [`Closed`](Error::Closed). Values that the caller still has stay valid. Dropping the last

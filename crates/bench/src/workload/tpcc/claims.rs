@@ -6,6 +6,9 @@
 //! have a gap (condition 3 of clause 3.3.2.3). Each taken number will become a row, so the next
 //! order to deliver is always the last delivered one plus 1. Deliveries claim it under a lock for
 //! each district, and skip the district while its row does not exist yet.
+//!
+//! Where the engine isolates transactions, a number and its row appear together. Then a delivery
+//! takes the lowest row, without a lock.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -51,8 +54,16 @@ impl Claims {
     /// there is none or its row does not exist yet.
     ///
     /// # Errors
-    /// Errors of the engine, and a row that vanishes between being seen and being removed.
+    /// Errors of the engine, [`Conflict`](crate::engine::Conflict) among them, and a row that
+    /// vanishes between being seen and being removed.
     pub fn claim(&self, place: Place, session: &mut dyn Session) -> Result<Option<u32>> {
+        if session.isolates() {
+            let Some(order) = oldest(session, place, 0)? else { return Ok(None) };
+            if !session.remove(NEW_ORDER, &keys::order(place, order))? {
+                bail!("new order {order} of {place:?} vanished within a transaction");
+            }
+            return Ok(Some(order));
+        }
         let index = (place.warehouse as usize - 1) * 10 + usize::from(place.district) - 1;
         let mut next = self.next[index].lock().unwrap_or_else(PoisonError::into_inner);
         match oldest(session, place, *next)? {

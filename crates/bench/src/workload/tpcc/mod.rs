@@ -7,10 +7,11 @@
 //!   looks up its items *before* it writes anything, and ends there if one is unknown (1 %).
 //!   Changes of a record are one atomic operation each. A transaction writes a row before any row
 //!   that refers to it, the NEW-ORDER row last.
-//! - Deliveries of a district claim new orders one by one in the order of their numbers, under a
-//!   lock of the workload ([`Claims`]).
+//! - If the engine does not isolate transactions, deliveries of a district claim new orders one by
+//!   one in the order of their numbers, under a lock of the workload ([`Claims`]).
 //! - Deliveries run at once, without a queue. Stock level and order status read without isolation
 //!   from concurrent transactions if the engine gives none.
+//! - A transaction that loses against another one runs again with the same input.
 //!
 //! The specification's consistency conditions (clause 3.3.2) hold whenever no transaction runs, and
 //! [`check`](Work::check) tests them by reading all tables.
@@ -61,8 +62,8 @@ impl Work for Tpcc {
     }
 
     /// An operation is a transaction of any kind. `counts` has their number by kind (`new_order`
-    /// includes those rolled back), `rolled_back` new orders, and `skipped` deliveries of districts
-    /// without a new order.
+    /// includes those rolled back), `rolled_back` new orders, `skipped` deliveries of districts
+    /// without a new order, and `conflicts`: attempts that lost against another transaction.
     fn run(&self, engine: &dyn Engine, plan: &Plan) -> Result<Measured> {
         let claims = Claims::new(self, &mut *engine.session()?)?;
         let counts: Vec<Counts> = (0..plan.threads).map(|_| Counts::default()).collect();

@@ -9,7 +9,7 @@ use super::input::{Delivery, Kind, NewOrder, OrderStatus, Payment, StockLevel};
 use super::keys::{self, HISTORY};
 use super::size::Tpcc;
 use super::transaction::{Desk, Ended};
-use crate::engine::{Direction, Session};
+use crate::engine::{Conflict, Direction, Session};
 use crate::workload::values::Random;
 
 /// The terminals of a thread's warehouses.
@@ -62,15 +62,43 @@ impl<'a> Terminal<'a> {
 
     fn run(&mut self, kind: Kind, session: &mut dyn Session, random: &mut Random) -> Result<Ended> {
         let home = self.homes[random.below(self.homes.len() as u64) as usize];
-        let desk = &mut self.desk;
         match kind {
-            Kind::NewOrder => desk.new_order(&NewOrder::new(self.tpcc, home, random), session),
-            Kind::Payment => desk.payment(&Payment::new(self.tpcc, home, random), session),
-            Kind::OrderStatus => {
-                desk.order_status(&OrderStatus::new(self.tpcc, home, random), session)
+            Kind::NewOrder => {
+                let input = NewOrder::new(self.tpcc, home, random);
+                self.until_it_wins(session, |desk, session| desk.new_order(&input, session))
             }
-            Kind::Delivery => desk.delivery(&Delivery::new(home, random), session),
-            Kind::StockLevel => desk.stock_level(&StockLevel::new(home, random), session),
+            Kind::Payment => {
+                let input = Payment::new(self.tpcc, home, random);
+                self.until_it_wins(session, |desk, session| desk.payment(&input, session))
+            }
+            Kind::OrderStatus => {
+                let input = OrderStatus::new(self.tpcc, home, random);
+                self.until_it_wins(session, |desk, session| desk.order_status(&input, session))
+            }
+            Kind::Delivery => {
+                let input = Delivery::new(home, random);
+                self.until_it_wins(session, |desk, session| desk.delivery(&input, session))
+            }
+            Kind::StockLevel => {
+                let input = StockLevel::new(home, random);
+                self.until_it_wins(session, |desk, session| desk.stock_level(&input, session))
+            }
+        }
+    }
+
+    /// Runs a transaction, and runs it again with the same input while another one is first.
+    fn until_it_wins(
+        &mut self,
+        session: &mut dyn Session,
+        mut run: impl FnMut(&mut Desk<'a>, &mut dyn Session) -> Result<Ended>,
+    ) -> Result<Ended> {
+        loop {
+            match run(&mut self.desk, session) {
+                Err(error) if error.is::<Conflict>() => {
+                    self.counts.conflicts.fetch_add(1, Ordering::Relaxed);
+                }
+                ended => return ended,
+            }
         }
     }
 }
@@ -96,11 +124,12 @@ pub struct Counts {
     kinds: [AtomicU64; 5],
     rolled_back: AtomicU64,
     skipped: AtomicU64,
+    conflicts: AtomicU64,
 }
 
 impl Counts {
     /// All with their names.
-    pub fn named(&self) -> [(&'static str, u64); 7] {
+    pub fn named(&self) -> [(&'static str, u64); 8] {
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let kind = |kind: Kind| count(&self.kinds[kind as usize]);
         [
@@ -111,6 +140,7 @@ impl Counts {
             ("stock_level", kind(Kind::StockLevel)),
             ("rolled_back", count(&self.rolled_back)),
             ("skipped", count(&self.skipped)),
+            ("conflicts", count(&self.conflicts)),
         ]
     }
 }

@@ -24,8 +24,8 @@ impl Desk<'_> {
         credit(input, number, session)?;
         let record = history_record(input, number, &warehouse_name, &district_name);
         session.put(keys::HISTORY, &keys::history(self.number, self.payments), &record)?;
-        self.payments += 1;
         session.commit()?;
+        self.payments += 1;
         Ok(Ended::Committed)
     }
 }
