@@ -13,6 +13,7 @@ pub(crate) mod page;
 pub(crate) mod progress;
 pub(crate) mod record;
 pub(crate) mod recover;
+mod redoer;
 #[cfg(test)]
 mod simulation;
 #[cfg(test)]

@@ -13,8 +13,8 @@ const PROGRESS_BYTES: u64 = 256 << 10;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RecoveryProgress {
-    /// Bytes of the log that were read. Each byte is read twice, or more often if the changed pages
-    /// do not fit in 64 MiB.
+    /// Bytes of the log that were read. Each byte is read once, or more often if the changed pages
+    /// do not fit in half of the pool's memory.
     pub bytes_done: u64,
     /// Bytes of the log to read in all. An estimate until the log was read once.
     pub bytes_total: u64,

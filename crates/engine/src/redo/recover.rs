@@ -3,41 +3,35 @@
 //! The header describes the store as of a cut. Recovery reads the records from there on, in order,
 //! and learns which pages are there at the end of the log, and which record has the newest image of
 //! each. What it knows of a page goes when a later record frees the page's place or takes it for
-//! something else. Then it reads the log again, redoes each page from its image on, and writes it.
-//! If the pages do not fit in memory, it reads the log once for each part of them. It writes a new
-//! free map last, to a place that is free before and after, and then a clean header.
+//! something else. Several threads redo the pages meanwhile (`redoer.rs`), and write them once the
+//! end of the log is known. If the pages do not fit in memory, recovery reads the log again for
+//! those that are left. It writes a new free map last, to a place that is free before and after,
+//! and then a clean header.
 //!
 //! Until that header is durable, the old one and the log stay as they are. So a crash of a recovery
 //! is followed by another recovery, which does the same.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
 use vellum_log::{Log, Lsn, Record};
-use vellum_pool::device::{Device, Write};
-use vellum_pool::{PAGE_SIZE, PageCopy, PageRef, PoolError, Space};
+use vellum_pool::device::Device;
+use vellum_pool::{PageRef, PoolError, Space};
 
-use super::page::redo;
 use super::progress::{Progress, RecoveryListener, RecoveryReport};
 use super::record::{BadRecord, GroupRecord, Redo};
-use crate::error::{Error, Result};
-use crate::page;
+use super::redoer::{ChangedPage, ChangedPages, Redoers, bad, write_pages};
+use crate::error::Result;
 use crate::store::file::StoreFile;
 use crate::store::free_map::{self, FreeMap};
 use crate::store::header::{Header, LogPoint};
-
-/// So many bytes of pages are in memory until they are written. The simulation has several parts.
-const PART_BYTES: usize = if cfg!(test) { 64 << 10 } else { 64 << 20 };
-/// So many bytes of pages are written at once.
-const BATCH_BYTES: usize = 4 << 20;
 
 /// What recovery knows from the records.
 pub(crate) struct Recovery<'a> {
     header: Header,
     records: u64,
-    /// The pages that have changed, by their first frame.
-    pages: BTreeMap<u64, ChangedPage>,
+    pages: ChangedPages,
+    redoers: Redoers,
     space: Space,
     old_map: Vec<PageRef>,
     next_tree: u32,
@@ -47,37 +41,35 @@ pub(crate) struct Recovery<'a> {
     began: Instant,
 }
 
-/// A page that has changed since the cut.
-#[derive(Clone, Copy, Debug)]
-struct ChangedPage {
-    frames: u32,
-    /// The record with its newest image.
-    image: Lsn,
-}
-
 impl<'a> Recovery<'a> {
     /// For a header in use that names a log, with the pages of its free map and the space that the
-    /// map describes. The log has records up to `end` at most.
+    /// map describes. The log has records up to `end` at most. Pages take at most `bytes` of memory
+    /// until they are written.
+    ///
+    /// # Errors
+    /// If the system starts no threads for it.
     pub(crate) fn new(
         header: Header,
         old_map: Vec<PageRef>,
         space: Space,
         end: Lsn,
+        bytes: usize,
         listener: &'a RecoveryListener,
-    ) -> Recovery<'a> {
+    ) -> Result<Recovery<'a>> {
         let from = Lsn(header.log.lsn.wrapping_sub(header.log.begin));
-        let total = 2 * end.0.saturating_sub(from.0);
-        Recovery {
+        let total = end.0.saturating_sub(from.0);
+        Ok(Recovery {
             header,
             records: 0,
-            pages: BTreeMap::new(),
+            pages: ChangedPages::new(),
+            redoers: Redoers::start(header.log.begin, bytes)?,
             space,
             old_map,
             next_tree: header.next_tree,
             end: from,
             progress: Progress::new(listener, from, total),
             began: Instant::now(),
-        }
+        })
     }
 
     /// The number, in the log, of the first record that recovery needs.
@@ -89,7 +81,7 @@ impl<'a> Recovery<'a> {
     ///
     /// # Errors
     /// If no version of this program wrote the record.
-    pub(crate) fn add(&mut self, record: &Record) -> Result<()> {
+    pub(crate) fn add(&mut self, record: Record) -> Result<()> {
         let lsn = record.lsn;
         let out = |_| bad(lsn)(BadRecord("it has pages that no file can have"));
         let group = GroupRecord::read(&record.bytes).map_err(bad(lsn))?;
@@ -113,6 +105,7 @@ impl<'a> Recovery<'a> {
         }
         self.records += 1;
         self.progress.is_at(lsn);
+        self.redoers.redo(record);
         Ok(())
     }
 
@@ -130,26 +123,6 @@ impl<'a> Recovery<'a> {
     /// The log ends here.
     pub(crate) fn end_at(&mut self, end: Lsn) {
         self.end = end.max(self.from());
-        let parts = self.parts().len() as u64;
-        self.progress.ends_at(self.end, parts);
-    }
-
-    /// Ranges of the numbers of changed pages, each of which fits in memory.
-    fn parts(&self) -> Vec<(u64, u64)> {
-        let mut parts: Vec<(u64, u64)> = Vec::new();
-        let mut bytes = 0;
-        for (id, page) in &self.pages {
-            let more = page.frames as usize * PAGE_SIZE;
-            bytes += more;
-            match parts.last_mut() {
-                Some((_, last)) if bytes <= PART_BYTES => *last = *id,
-                _ => {
-                    parts.push((*id, *id));
-                    bytes = more;
-                }
-            }
-        }
-        parts
     }
 
     /// Writes what the records say. Returns the header of the clean file.
@@ -183,12 +156,7 @@ impl<'a> Recovery<'a> {
         let file_pages = device.pages().map_err(PoolError::Resize)?.max(self.space.end());
         device.resize(file_pages).map_err(PoolError::Resize)?;
 
-        let parts = self.parts();
-        for (number, (first, last)) in parts.iter().enumerate() {
-            write_pages(device, &self.redone(log, *first, *last)?)?;
-            let more = parts.len() - 1 - number;
-            self.progress.ends_at(self.end, more as u64);
-        }
+        let changed = self.write_changed(device, log)?;
         let map = free_map::pages(&map.encode(), &places);
         write_pages(device, &map)?;
         device.sync().map_err(PoolError::Sync)?;
@@ -204,7 +172,7 @@ impl<'a> Recovery<'a> {
         file.write_clean(&file.pause_writes(), header, &[])?;
         let report = RecoveryReport {
             records: self.records,
-            pages: self.pages.len() as u64,
+            pages: changed as u64,
             log_bytes: self.end.0 - self.from().0,
             duration: self.began.elapsed(),
         };
@@ -216,54 +184,22 @@ impl<'a> Recovery<'a> {
         lsn.0.wrapping_add(self.header.log.begin)
     }
 
-    /// The pages with these numbers, after their last records.
-    fn redone(&mut self, log: &Log, first: u64, last: u64) -> Result<Vec<PageCopy>> {
-        let mut copies: BTreeMap<u64, PageCopy> = BTreeMap::new();
-        let mut scan = log.scan(Some(self.from()))?;
-        while let Some(record) = scan.next_record()? {
-            let lsn = record.lsn;
-            let group = GroupRecord::read(&record.bytes).map_err(bad(lsn))?;
-            for change in &group.pages {
-                let (id, page) = (change.page.id.0, change.page);
-                let known = self.pages.get(&id).filter(|_| (first..=last).contains(&id));
-                let Some(ChangedPage { image, .. }) = known else { continue };
-                if lsn < *image {
-                    continue;
-                }
-                let copy = copies.entry(id).or_insert_with(|| PageCopy::zeroed(page));
-                redo(change, self.store_lsn(lsn), copy.bytes_mut())?;
+    /// Writes the pages that have changed, as they are at the end of the log. Returns their number.
+    fn write_changed(&mut self, device: &Arc<dyn Device>, log: &Log) -> Result<usize> {
+        let pages = Arc::new(std::mem::take(&mut self.pages));
+        let mut left = self.redoers.write(&pages, device)?;
+        while left > 0 {
+            // As many as were redone until now have their turn.
+            let more = left.div_ceil((pages.len() - left).max(1));
+            self.progress.ends_at(self.end, more as u64);
+            let mut scan = log.scan(Some(self.from()))?;
+            while let Some(record) = scan.next_record()? {
+                self.progress.is_at(record.lsn);
+                self.redoers.redo(record);
             }
-            self.progress.is_at(lsn);
+            left = self.redoers.write(&pages, device)?;
         }
-        let mut copies: Vec<_> = copies.into_values().collect();
-        for copy in &mut copies {
-            let (head, body) = copy.parts_mut();
-            page::seal(head, body);
-        }
-        Ok(copies)
+        self.progress.ends_at(self.end, 0);
+        Ok(pages.len())
     }
-}
-
-fn bad(lsn: Lsn) -> impl Fn(BadRecord) -> Error {
-    move |BadRecord(what)| Error::BadRecord { lsn: lsn.0, what: what.into() }
-}
-
-/// Writes pages to their places.
-fn write_pages(device: &Arc<dyn Device>, pages: &[PageCopy]) -> Result<()> {
-    let frames = pages.first().map_or(1, |copy| copy.page().frames as usize);
-    let batches = pages.chunks((BATCH_BYTES / (frames * PAGE_SIZE)).max(1));
-    batches.into_iter().try_for_each(|batch| write_batch(device, batch))
-}
-
-fn write_batch(device: &Arc<dyn Device>, pages: &[PageCopy]) -> Result<()> {
-    let halves = pages.iter().map(|copy| copy.bytes().split_at(PAGE_SIZE));
-    let mut writes: Vec<_> = halves
-        .zip(pages)
-        .map(|((head, body), copy)| Write::new(copy.page().id.0, [head, body]))
-        .collect();
-    device.write(&mut writes);
-    for (write, copy) in writes.into_iter().zip(pages) {
-        write.result.map_err(|source| PoolError::Write { page: copy.page(), source })?;
-    }
-    Ok(())
 }

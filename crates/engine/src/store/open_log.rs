@@ -144,6 +144,15 @@ fn open_log(
     opened.map(|(log, end)| (log, end.lsn))
 }
 
+/// The memory that recovery may use for pages: half of what the pool will have. The simulation has
+/// so little that recovery reads the log several times.
+fn recovery_bytes(options: &Options) -> Result<usize> {
+    if cfg!(test) {
+        return Ok(64 << 10);
+    }
+    Ok(usize::try_from(options.pool.frames()? / 2).unwrap_or(usize::MAX).saturating_mul(PAGE_SIZE))
+}
+
 /// Recovers a store that ended while it was in use with a log. `map` is the free map of its header,
 /// and the space that it describes. Returns the log, the header of the clean file, and what was
 /// done.
@@ -158,10 +167,11 @@ pub(crate) fn recover(
     let (map, space) = map()?;
     tracing::info!(log = %place, "the store was not closed: recovering it");
     let most = Lsn(device.scan().end * BLOCK_BYTES as u64);
-    let mut recovery = Recovery::new(header, map, space, most, &options.on_recovery);
+    let bytes = recovery_bytes(options)?;
+    let mut recovery = Recovery::new(header, map, space, most, bytes, &options.on_recovery)?;
     let values = Arc::new(ValuesFirst::new(device, file.clone()));
     let from = Some(recovery.from());
-    let (log, end) = open_log(&values, from, options, |record| recovery.add(&record))?;
+    let (log, end) = open_log(&values, from, options, |record| recovery.add(record))?;
     recovery.end_at(end);
     let (header, report) = recovery.write(file, &log)?;
     let RecoveryReport { records, pages, log_bytes, duration } = report;
