@@ -35,6 +35,9 @@ const PAGE_BYTES: usize = 32;
 /// What an edit takes in a record, beside its key and its payload.
 const EDIT_BYTES: usize = 16;
 
+/// A record that has only the images of leaves has so many.
+const IMAGES_PER_RECORD: usize = 16;
+
 /// A change of one entry.
 pub(crate) struct Write<'w> {
     pub access: Access<'w>,
@@ -265,7 +268,7 @@ fn apply<'w>(
     writes: &[LeafWrite<'w>],
     mut leaves: Vec<LockedLeaf<'w>>,
 ) -> Result<Rest<'w>> {
-    make_room_for_record(pages, change, writes, &leaves)?;
+    make_room_for_record(pages, change, writes, &mut leaves)?;
     let (mut replaced, mut old_blobs) = (Vec::new(), Vec::new());
     for leaf in &leaves {
         let held = LeafBytes::from(&leaf.guard);
@@ -315,29 +318,42 @@ fn apply<'w>(
     Ok((lsn, old_blobs, underfull))
 }
 
-/// Has room in the log for the record of a commit.
-fn make_room_for_record(
+/// Has room in the log for the record of a commit. If the record would be long, logs the images of
+/// leaves before, in records that change nothing, so that the record has only the edits.
+fn make_room_for_record<'w>(
     pages: &PageStore,
     change: &Change<'_>,
-    writes: &[LeafWrite<'_>],
-    leaves: &[LockedLeaf<'_>],
+    writes: &[LeafWrite<'w>],
+    leaves: &mut [LockedLeaf<'w>],
 ) -> Result<()> {
     let Some(log) = &pages.redo_log else { return Ok(()) };
-    let of_leaf = |leaf: &LockedLeaf<'_>| match log.needs_image(&leaf.guard) {
-        true => leaf.guard.len(),
-        false => {
-            let edits = writes[leaf.writes.clone()].iter().map(LeafWrite::bytes).sum();
-            leaf.guard.len().min(edits)
-        }
+    let edits_of = |leaf: &LockedLeaf<'w>| {
+        let edits = writes[leaf.writes.clone()].iter().map(LeafWrite::bytes).sum();
+        PAGE_BYTES + leaf.guard.len().min(edits)
     };
     // With the ranges of pages that are taken and freed.
-    let bytes = leaves.iter().map(|leaf| PAGE_BYTES + of_leaf(leaf)).sum::<usize>()
-        + 2 * PAGE_BYTES * (writes.len() + 1);
-    match log.longest_record() {
-        most if bytes > most => Err(Error::TransactionTooLarge(format!(
-            "its record in the log may take {bytes} bytes, and the longest has {most}"
-        ))),
-        // In the log a record takes heads of blocks, too.
-        _ => change.room_for((bytes + bytes / 32) as u64 + 2 * BLOCK_BYTES as u64),
+    let edits = leaves.iter().map(edits_of).sum::<usize>() + 2 * PAGE_BYTES * (writes.len() + 1);
+    let images = leaves.iter().filter(|leaf| log.needs_image(&leaf.guard));
+    let images = images.map(|leaf| PAGE_BYTES + leaf.guard.len()).sum::<usize>();
+    let most = log.longest_record();
+    if edits > most {
+        return Err(Error::TransactionTooLarge(format!(
+            "its record in the log may take {edits} bytes, and the longest has {most}"
+        )));
     }
+    let bytes = edits + images;
+    // In the log a record takes heads of blocks, too, and may leave the rest of a block empty.
+    change.room_for((bytes + bytes / 8) as u64 + 2 * BLOCK_BYTES as u64)?;
+    let Some(write) = writes.first().filter(|_| bytes > most / 4) else { return Ok(()) };
+    let mut images: Vec<_> = leaves
+        .iter_mut()
+        .map(|leaf| &mut leaf.guard)
+        .filter(|guard| log.needs_image(guard))
+        .collect();
+    for some in images.chunks_mut(IMAGES_PER_RECORD) {
+        let mut group = write.access.group_without_versions(change);
+        some.iter().for_each(|page| group.log_image(page));
+        group.end(some)?;
+    }
+    Ok(())
 }

@@ -237,6 +237,11 @@ impl<'a> Group<'_, 'a> {
         Ok(())
     }
 
+    /// Has the record show the image of a page as it is. The group does not change it.
+    pub(crate) fn log_image(&mut self, page: &ExclusiveGuard<'_>) {
+        self.note(page, true);
+    }
+
     /// Whether the log needs the image of a page that the group is about to change.
     #[inline]
     fn needs_image(&self, page: &[u8]) -> bool {
