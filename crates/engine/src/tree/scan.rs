@@ -407,6 +407,11 @@ impl<'a> Cursor<'a> {
         Ok((self.page(), &self.leaf))
     }
 
+    /// The leaf that was copied last, and its page.
+    pub(crate) fn copied_leaf(&self) -> (PageRef, &[u8]) {
+        (self.page(), &self.leaf)
+    }
+
     /// Moves to the last entry. Returns false if there is none.
     ///
     /// # Errors

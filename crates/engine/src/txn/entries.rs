@@ -1,12 +1,14 @@
 //! Iterates over the entries of a range as a view sees them.
 //!
-//! The iterator copies one leaf at a time, and then replaces what the view does not see: entries
-//! that other threads have changed since the view's time, by their old values; and entries that the
-//! transaction of the view has changed itself, by its own values.
+//! The iterator copies one leaf at a time, and returns what the view sees of it: the leaf's entries,
+//! but for those that other threads have changed since the view's time, in whose place come their
+//! old values; and for those that the transaction of the view has changed itself, in whose place
+//! come its own values.
 
 use std::borrow::Cow;
+use std::cmp::Ordering;
 use std::collections::{BTreeMap, VecDeque};
-use std::ops::Bound;
+use std::ops::{Bound, Range};
 use std::sync::{Arc, Mutex};
 
 use crate::error::{Error, Result};
@@ -42,16 +44,22 @@ pub struct ViewEntries<'v> {
     ended: bool,
 }
 
-/// The entries of a leaf that one end of the iterator has reached.
+/// What one end of the iterator has not returned yet of the leaf that it has reached.
 #[derive(Debug)]
 struct Batch<'v> {
+    /// Has the copy of the leaf.
     cursor: Cursor<'v>,
-    /// In the order of the keys.
-    entries: VecDeque<(Vec<u8>, Seen)>,
+    /// The entries of the leaf.
+    slots: Range<usize>,
+    /// The entries that the view does not see as the leaf has them, in the order of their keys.
+    others: VecDeque<Other>,
     /// Where the next leaf begins, as seen from this end; `None` after the last leaf.
     next: Option<Bound<Vec<u8>>>,
     has_begun: bool,
 }
+
+/// An entry as the view sees it, or `None` if the view does not see it.
+type Other = (Arc<[u8]>, Option<Seen>);
 
 /// A key and its value.
 type Entry<'v> = (Vec<u8>, Value<'v>);
@@ -59,7 +67,7 @@ type Entry<'v> = (Vec<u8>, Value<'v>);
 /// A value as the iterator has found it.
 #[derive(Debug)]
 enum Seen {
-    Inline(Vec<u8>),
+    Inline(Arc<[u8]>),
     /// To be looked up when the entry is returned.
     Long,
 }
@@ -74,7 +82,8 @@ impl<'v> ViewEntries<'v> {
     ) -> ViewEntries<'v> {
         let batch = |next: &Bound<Vec<u8>>| Batch {
             cursor: Cursor::new(access),
-            entries: VecDeque::new(),
+            slots: 0..0,
+            others: VecDeque::new(),
             next: Some(next.clone()),
             has_begun: false,
         };
@@ -100,12 +109,12 @@ impl<'v> ViewEntries<'v> {
 
     fn forward(&mut self) -> Result<Option<Entry<'v>>> {
         loop {
-            while let Some((key, seen)) = self.front.entries.pop_front() {
+            while let Some((key, value)) = self.step(Direction::Forward)? {
                 if !is_before_end(&key, &self.left.1) {
                     return Ok(None);
                 }
                 self.left.0 = Bound::Excluded(key.clone());
-                if let Some(value) = self.value(&key, seen)? {
+                if let Some(value) = value {
                     return Ok(Some((key, value)));
                 }
             }
@@ -116,12 +125,12 @@ impl<'v> ViewEntries<'v> {
 
     fn backward(&mut self) -> Result<Option<Entry<'v>>> {
         loop {
-            while let Some((key, seen)) = self.back.entries.pop_back() {
+            while let Some((key, value)) = self.step(Direction::Backward)? {
                 if !is_after_start(&key, &self.left.0) {
                     return Ok(None);
                 }
                 self.left.1 = Bound::Excluded(key.clone());
-                if let Some(value) = self.value(&key, seen)? {
+                if let Some(value) = value {
                     return Ok(Some((key, value)));
                 }
             }
@@ -130,11 +139,61 @@ impl<'v> ViewEntries<'v> {
         }
     }
 
-    fn value(&self, key: &[u8], seen: Seen) -> Result<Option<Value<'v>>> {
-        match seen {
-            Seen::Inline(value) => Ok(Some(Value::Inline(Cow::Owned(value)))),
-            Seen::Long if self.keys_only => Ok(Some(Value::Inline(Cow::Borrowed(&[])))),
-            Seen::Long => self.view.get(self.access, key),
+    /// Takes the next key of the leaf, with its value if the view sees one. `None` if the leaf has
+    /// no more keys.
+    fn step(&mut self, direction: Direction) -> Result<Option<(Vec<u8>, Option<Value<'v>>)>> {
+        let is_forward = direction == Direction::Forward;
+        let batch = if is_forward { &mut self.front } else { &mut self.back };
+        let (page, bytes) = batch.cursor.copied_leaf();
+        let node = Node::new(bytes);
+        let torn = |torn| Error::torn(page, torn);
+        let slot = match is_forward {
+            _ if batch.slots.is_empty() => None,
+            true => Some(batch.slots.start),
+            false => Some(batch.slots.end - 1),
+        };
+        let key = slot.map(|slot| node.key(slot)).transpose().map_err(torn)?;
+        let other = if is_forward { batch.others.front() } else { batch.others.back() };
+        let order = match (&key, other) {
+            (None, None) => return Ok(None),
+            (Some(_), None) => Ordering::Less,
+            (None, Some(_)) => Ordering::Greater,
+            (Some(key), Some((other, _))) if is_forward => key[..].cmp(other),
+            (Some(key), Some((other, _))) => other[..].cmp(key),
+        };
+        // The leaf's entry comes first, or both have the same key.
+        if order.is_le() {
+            match is_forward {
+                true => batch.slots.start += 1,
+                false => batch.slots.end -= 1,
+            }
+        }
+        if let (Ordering::Less, Some(key), Some(slot)) = (order, key, slot) {
+            let place = node.payload_place(slot).map_err(torn)?;
+            let value = match place.blob || self.keys_only {
+                true => None,
+                false => Some(node.payload(place).map_err(torn)?.to_vec()),
+            };
+            let value = match value {
+                Some(value) => Some(Value::Inline(Cow::Owned(value))),
+                None => self.long_value(&key)?,
+            };
+            return Ok(Some((key, value)));
+        }
+        let other = if is_forward { batch.others.pop_front() } else { batch.others.pop_back() };
+        let Some((key, seen)) = other else { return Ok(None) };
+        let value = match seen {
+            None => None,
+            Some(Seen::Inline(value)) => Some(Value::Inline(Cow::Owned(value.to_vec()))),
+            Some(Seen::Long) => self.long_value(&key)?,
+        };
+        Ok(Some((key.to_vec(), value)))
+    }
+
+    fn long_value(&self, key: &[u8]) -> Result<Option<Value<'v>>> {
+        match self.keys_only {
+            true => Ok(Some(Value::Inline(Cow::Borrowed(&[])))),
+            false => self.view.get(self.access, key),
         }
     }
 
@@ -175,52 +234,36 @@ impl<'v> ViewEntries<'v> {
             true => is_before_end(key, &self.left.1).then(|| Bound::Excluded(key.to_vec())),
             false => is_after_start(key, &self.left.0).then(|| Bound::Included(key.to_vec())),
         });
-        let entries = entries_of(node, &covered).map_err(torn)?;
-        let entries = self.as_seen(entries, &covered);
+        let slots = slots_in(node, &covered).map_err(torn)?;
+        let (is_hidden, others) = self.others_in(&covered);
         let batch = if is_forward { &mut self.front } else { &mut self.back };
-        batch.entries = entries;
+        batch.slots = if is_hidden { 0..0 } else { slots };
+        batch.others = others;
         Ok(next)
     }
 
-    /// Replaces the entries of a leaf by those that the view sees. The leaf was copied before: see
-    /// `store/versions.rs`.
-    fn as_seen(
-        &self,
-        mut entries: VecDeque<(Vec<u8>, Seen)>,
-        (start, end): &KeyBounds,
-    ) -> VecDeque<(Vec<u8>, Seen)> {
+    /// What the view sees in the place of a leaf's entries, and whether it sees none of the others.
+    /// The leaf was copied before: see `store/versions.rs`.
+    fn others_in(&self, (start, end): &KeyBounds) -> (bool, VecDeque<Other>) {
         let bounds = (start.as_ref().map(|key| &key[..]), end.as_ref().map(|key| &key[..]));
         if !is_range(bounds) {
-            return entries;
+            return (false, VecDeque::new());
         }
         let tree = self.access.tree.id;
         let seen = self.view.versions().range_at(tree, bounds, self.view.time());
-        let changes = self.changes.into_iter().flat_map(|own| own.range::<[u8], _>(bounds));
-        let mut changes = changes.peekable();
-        if seen.is_hidden {
-            entries.clear();
-        }
-        if seen.versions.is_empty() && changes.peek().is_none() {
-            return entries;
-        }
-        let mut merged: BTreeMap<Vec<u8>, Seen> = entries.into_iter().collect();
-        let mut set = |key: &[u8], value: Option<Seen>| match value {
-            Some(value) => drop(merged.insert(key.to_vec(), value)),
-            None => drop(merged.remove(key)),
-        };
-        for (key, old) in seen.versions {
-            set(
-                &key,
-                old.map(|old| match old {
-                    OldValue::Inline(value) => Seen::Inline(value.to_vec()),
-                    OldValue::Blob(_) => Seen::Long,
-                }),
-            );
-        }
-        for (key, value) in changes {
-            set(key, value.as_ref().map(|value| Seen::Inline(value.to_vec())));
-        }
-        merged.into_iter().collect()
+        let versions = seen.versions.into_iter().map(|(key, old)| {
+            let old = old.map(|old| match old {
+                OldValue::Inline(value) => Seen::Inline(value),
+                OldValue::Blob(_) => Seen::Long,
+            });
+            (key, old)
+        });
+        let Some(own) = self.changes else { return (seen.is_hidden, versions.collect()) };
+        let own = own.range::<[u8], _>(bounds);
+        let own = own.map(|(key, value)| (key.clone(), value.clone().map(Seen::Inline)));
+        // Of two with the same key, the transaction's own is later, so it stays.
+        let merged: BTreeMap<Arc<[u8]>, Option<Seen>> = versions.chain(own).collect();
+        (seen.is_hidden, merged.into_iter().collect())
     }
 
     fn advance(
@@ -239,32 +282,26 @@ impl<'v> ViewEntries<'v> {
 }
 
 /// The entries of a leaf that are within the bounds.
-fn entries_of(
-    node: Node<&[u8]>,
-    (start, end): &KeyBounds,
-) -> Result<VecDeque<(Vec<u8>, Seen)>, Torn> {
-    let first = match start {
-        Bound::Unbounded => 0,
-        Bound::Included(key) | Bound::Excluded(key) if node.covers(key)? => node.find(key)?.index,
-        Bound::Included(_) | Bound::Excluded(_) => 0,
+fn slots_in(node: Node<&[u8]>, (start, end): &KeyBounds) -> Result<Range<usize>, Torn> {
+    let count = node.count()?;
+    // The number of the leaf's keys that come before `key`, or up to it.
+    let before = |key: &[u8], with_it: bool| -> Result<usize, Torn> {
+        let position = node.find(key)?;
+        Ok(position.index + usize::from(with_it && position.exact))
     };
-    let mut entries = VecDeque::new();
-    for index in first..node.count()? {
-        let key = node.key(index)?;
-        if !is_after_start(&key, start) {
-            continue;
-        }
-        if !is_before_end(&key, end) {
-            break;
-        }
-        let place = node.payload_place(index)?;
-        let seen = match place.blob {
-            true => Seen::Long,
-            false => Seen::Inline(node.payload(place)?.to_vec()),
-        };
-        entries.push_back((key, seen));
-    }
-    Ok(entries)
+    let first = match start {
+        Bound::Included(key) if node.covers(key)? => before(key, false)?,
+        Bound::Excluded(key) if node.covers(key)? => before(key, true)?,
+        // The leaf begins after the bound.
+        _ => 0,
+    };
+    let end = match end {
+        Bound::Included(key) if node.covers(key)? => before(key, true)?,
+        Bound::Excluded(key) if node.covers(key)? => before(key, false)?,
+        // The leaf ends before the bound.
+        _ => count,
+    };
+    Ok(first..end.max(first))
 }
 
 impl<'v> Iterator for ViewEntries<'v> {
