@@ -5,7 +5,10 @@
 
 mod common;
 
+use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 
 use common::{Random, memory_store, options};
 use vellum::{
@@ -682,6 +685,57 @@ fn errors_of_transactions_name_their_cause() {
     other_store.close().unwrap();
 }
 
+/// Each of two threads changes two entries in turn, without transactions. A snapshot has the second
+/// change only with the first, and stays as it is while others begin and end.
+#[test]
+fn snapshots_among_single_changes_stay_as_they_are() {
+    let (_, store) = memory_store(2000, 1);
+    let tree = store.create_tree("t").unwrap();
+    let key = |thread: u8, second: u8| [thread, second];
+    tree.extend((0..4).map(|n| (key(n / 2, n % 2), 0_u64.to_be_bytes()))).unwrap();
+    let stop = AtomicBool::new(false);
+    let write = |thread: u8| {
+        for number in 1_u64.. {
+            for second in 0..2 {
+                if number % 7 == 0 {
+                    tree.remove(&key(thread, second)).unwrap();
+                }
+                tree.upsert(&key(thread, second), &number.to_be_bytes()).unwrap();
+            }
+            if stop.load(Ordering::Relaxed) {
+                return;
+            }
+        }
+    };
+    let read = |snapshot: &Snapshot| -> Vec<Option<u64>> {
+        let number = |value: Value<'_>| u64::from_be_bytes((*value).try_into().unwrap());
+        let keys = (0..4).map(|n| key(n / 2, n % 2));
+        keys.map(|key| snapshot.get(&tree, &key).unwrap().map(number)).collect()
+    };
+    thread::scope(|scope| {
+        scope.spawn(|| write(0));
+        scope.spawn(|| write(1));
+        let mut held = VecDeque::new();
+        for round in 0..4000 {
+            let snapshot = store.snapshot().unwrap();
+            let seen = read(&snapshot);
+            for pair in seen.chunks(2) {
+                if let [Some(first), Some(second)] = pair {
+                    assert!(*second <= *first && *first <= *second + 1, "{seen:?}");
+                }
+            }
+            held.push_back((snapshot, seen));
+            let again = &held[round % held.len()];
+            assert_eq!(read(&again.0), again.1);
+            if held.len() > round % 5 {
+                held.pop_front();
+            }
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+    assert_eq!(store.stat().unwrap().views, 0);
+}
+
 #[test]
 fn old_values_have_a_bound() {
     let (_, store) = memory_store(2000, 1);
@@ -723,7 +777,7 @@ fn versions_that_no_view_sees_are_not_kept() {
 fn transact_tries_again_until_it_succeeds() {
     let (_, store, tree) = two_entries();
     let options = TransactionOptions::new().durability(Durability::None);
-    std::thread::scope(|scope| {
+    thread::scope(|scope| {
         for _ in 0..4 {
             scope.spawn(|| {
                 for _ in 0..300 {

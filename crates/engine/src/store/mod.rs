@@ -16,6 +16,7 @@ pub(crate) mod gate;
 mod gate_tests;
 pub(crate) mod group_commit;
 pub(crate) mod header;
+pub(crate) mod noted;
 pub(crate) mod open;
 pub(crate) mod open_log;
 pub(crate) mod options;

@@ -11,18 +11,22 @@
 //!
 //! The same lists tell a transaction at its commit which keys were changed since it began.
 //!
+//! An entry that was changed since the newest view began keeps nothing when it is changed again
+//! (`noted.rs`). So a snapshot that is held for long costs little.
+//!
 //! While there is no view, changes keep nothing, and do not even count the time. The first view
 //! makes changes keep old values: it freezes the change gate for a moment, so that no change is
 //! under way that does not know.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::ops::Bound;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::{Duration, Instant};
 
 use crate::page::blob::BlobRef;
 use crate::store::gate::Freeze;
+use crate::store::noted::NotedEntries;
 
 /// So many changes without a view are made before changes keep nothing any more. Then the next view
 /// has to freeze the gate.
@@ -104,6 +108,9 @@ pub(crate) struct Versions {
     /// What all chains take, in bytes.
     bytes: AtomicU64,
     bytes_max: u64,
+    /// The number of views that have begun.
+    views_begun: AtomicU64,
+    noted: NotedEntries,
     lists: RwLock<Lists>,
 }
 
@@ -185,6 +192,8 @@ impl Versions {
             now: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
             bytes_max,
+            views_begun: AtomicU64::new(0),
+            noted: NotedEntries::new(bytes_max / 8),
             lists: RwLock::default(),
         }
     }
@@ -239,7 +248,20 @@ impl Versions {
         let now = self.now();
         let new = || Views { count: 0, since: Instant::now() };
         lists.views.entry(now).or_insert_with(new).count += 1;
+        // Before the view reads any page: see `is_noted`.
+        self.views_begun.fetch_add(1, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
         now
+    }
+
+    /// Whether a change of this entry has nothing to keep, because another one was kept since the
+    /// newest view began. The caller holds the locks of all leaves that the change changes.
+    ///
+    /// A view that this thread does not know of yet begins after the leaves were locked. So it
+    /// waits for them, and sees the change.
+    pub(crate) fn is_noted(&self, tree: u32, key: &[u8]) -> bool {
+        fence(Ordering::SeqCst);
+        self.noted.has(tree, key, self.views_begun.load(Ordering::SeqCst))
     }
 
     /// Ends a view. Adds the blobs that no version needs any more to `unpinned`.
@@ -323,6 +345,11 @@ impl Versions {
         unpinned: &mut Vec<BlobRef>,
     ) {
         let mut lists = self.write();
+        if !lists.views.is_empty() {
+            // No view begins while this thread holds the lists.
+            let views = self.views_begun.load(Ordering::Relaxed);
+            replaced.iter().for_each(|entry| self.noted.note(entry.tree, &entry.key, views));
+        }
         self.keep_in(&mut lists, replaced, pin, unpinned);
     }
 

@@ -26,6 +26,9 @@ use crate::store::versions::{OldValue, Replaced};
 /// of a transaction may change more.
 const PAGES_INLINE: usize = 3;
 
+/// Longer keys are copied to the heap for a moment.
+const KEY_INLINE: usize = 64;
+
 /// See the module's documentation.
 #[derive(Debug)]
 #[must_use = "a group that changed pages must end"]
@@ -88,13 +91,38 @@ impl<'a> Access<'a> {
         page: &mut ExclusiveGuard<'a>,
         edit: Edit<'_>,
     ) -> Result<bool> {
-        if self.pages.redo_log.is_none() && !self.pages.versions.are_kept() {
+        let keeps = self.pages.versions.are_kept() && !self.is_noted(page, edit);
+        if self.pages.redo_log.is_none() && !keeps {
             return Ok(NodeMut::new(page).edit(edit));
         }
-        let mut group = self.group(change);
+        let mut group = self.group_without_versions(change);
+        group.replaced = keeps.then(Vec::new);
         let fits = group.edit(page, edit);
         group.end(&mut [page])?;
         Ok(fits)
+    }
+}
+
+impl Access<'_> {
+    /// Whether the edit changes one entry of a leaf, of which there is no old value to keep.
+    fn is_noted(self, page: &ExclusiveGuard<'_>, edit: Edit<'_>) -> bool {
+        if page[LEVEL] > 0 {
+            return false;
+        }
+        let mut key: SmallVec<[u8; KEY_INLINE]> = SmallVec::new();
+        match edit {
+            Edit::Insert { key: new, .. } => key.extend_from_slice(new),
+            Edit::Replace { index, .. } | Edit::Remove { index } => {
+                let node = Node::new(&page[..]);
+                let (Ok(prefix), Ok(suffix)) = (node.prefix(), node.suffix(index)) else {
+                    return false;
+                };
+                key.extend_from_slice(prefix);
+                key.extend_from_slice(suffix);
+            }
+            Edit::RemoveAll { .. } => return false,
+        }
+        self.pages.versions.is_noted(self.tree.id, &key)
     }
 }
 
