@@ -685,6 +685,15 @@ fn errors_of_transactions_name_their_cause() {
     other_store.close().unwrap();
 }
 
+/// Ends other threads also if the test fails.
+struct StopWhenDropped<'a>(&'a AtomicBool);
+
+impl Drop for StopWhenDropped<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// Each of two threads changes two entries in turn, without transactions. A snapshot has the second
 /// change only with the first, and stays as it is while others begin and end.
 #[test]
@@ -713,6 +722,7 @@ fn snapshots_among_single_changes_stay_as_they_are() {
         keys.map(|key| snapshot.get(&tree, &key).unwrap().map(number)).collect()
     };
     thread::scope(|scope| {
+        let _stop = StopWhenDropped(&stop);
         scope.spawn(|| write(0));
         scope.spawn(|| write(1));
         let mut held = VecDeque::new();
@@ -731,7 +741,6 @@ fn snapshots_among_single_changes_stay_as_they_are() {
                 held.pop_front();
             }
         }
-        stop.store(true, Ordering::Relaxed);
     });
     assert_eq!(store.stat().unwrap().views, 0);
 }
