@@ -100,8 +100,9 @@ impl StoreCore {
         // One group, so that neither a view nor a crash finds two names.
         let mut writes = [(old, None), (new, Some(&entry[..]))];
         writes.sort_unstable();
+        let writes = writes.map(|(name, value)| (Arc::from(name.as_bytes()), value));
         let writes =
-            writes.map(|(name, value)| Write { access: catalog, key: name.as_bytes(), value });
+            writes.iter().map(|(key, value)| Write { access: catalog, key, value: *value });
         commit(&self.pages, &change, None, writes)?;
         let open = trees.get(old);
         trees.remove(old);

@@ -24,6 +24,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::{Duration, Instant};
 
+use smallvec::SmallVec;
+
 use crate::page::blob::BlobRef;
 use crate::store::gate::Freeze;
 use crate::store::noted::NotedEntries;
@@ -70,8 +72,28 @@ pub(crate) struct Replaced {
 /// The keys that a transaction has read, or must find unchanged for another reason.
 #[derive(Debug, Default)]
 pub(crate) struct ReadSet {
-    pub keys: HashMap<u32, Vec<Vec<u8>>>,
+    pub keys: HashMap<u32, KeyList>,
     pub ranges: HashMap<u32, Vec<KeyBounds>>,
+}
+
+/// Keys, one after the other.
+#[derive(Debug, Default)]
+pub(crate) struct KeyList {
+    bytes: Vec<u8>,
+    /// Where each key ends.
+    ends: Vec<usize>,
+}
+
+impl KeyList {
+    pub(crate) fn push(&mut self, key: &[u8]) {
+        self.bytes.extend_from_slice(key);
+        self.ends.push(self.bytes.len());
+    }
+
+    fn iter(&self) -> impl Iterator<Item = &[u8]> {
+        let mut begin = 0;
+        self.ends.iter().map(move |end| &self.bytes[std::mem::replace(&mut begin, *end)..*end])
+    }
 }
 
 /// The outcome of a look for the version that a view sees.
@@ -146,7 +168,7 @@ struct Chain {
     newest: Time,
     /// Old values and the times of the changes that replaced them, oldest first. A value that no
     /// view can see is left out, or goes with the next change of the entry.
-    old: Vec<(Time, Old)>,
+    old: SmallVec<[(Time, Old); 1]>,
 }
 
 /// When a chain is extended, so many of its newest versions are dropped if no view sees them any
@@ -507,7 +529,7 @@ impl Lists {
         let by_key = reads.keys.iter().filter_map(|(id, keys)| Some((tree(id)?, keys)));
         let by_range = reads.ranges.iter().filter_map(|(id, ranges)| Some((tree(id)?, ranges)));
         for (tree, keys) in by_key {
-            let is_changed = |key: &Vec<u8>| tree.chains.get(&key[..]).is_some_and(changed);
+            let is_changed = |key: &[u8]| tree.chains.get(key).is_some_and(changed);
             if tree.load_after(time).is_some() || keys.iter().any(is_changed) {
                 return true;
             }

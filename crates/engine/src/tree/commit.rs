@@ -13,6 +13,7 @@
 
 use std::cell::Cell;
 use std::ops::Range;
+use std::sync::Arc;
 
 use vellum_log::BLOCK_BYTES;
 use vellum_pool::ExclusiveGuard;
@@ -41,7 +42,7 @@ const IMAGES_PER_RECORD: usize = 16;
 /// A change of one entry.
 pub(crate) struct Write<'w> {
     pub access: Access<'w>,
-    pub key: &'w [u8],
+    pub key: &'w Arc<[u8]>,
     /// The new value; `None` removes the entry.
     pub value: Option<&'w [u8]>,
 }
@@ -75,7 +76,7 @@ impl New<'_> {
 /// A change of one entry of a leaf.
 struct LeafWrite<'w> {
     access: Access<'w>,
-    key: &'w [u8],
+    key: &'w Arc<[u8]>,
     new: New<'w>,
 }
 
@@ -225,7 +226,8 @@ fn make_room(change: &Change<'_>, mut writes: &[LeafWrite<'_>]) -> Result<()> {
                 done.set(here.len().max(1));
                 return Ok(None);
             }
-            let changes: Vec<_> = here.iter().map(|write| (write.key, write.new.len())).collect();
+            let changes: Vec<_> =
+                here.iter().map(|write| (&**write.key, write.new.len())).collect();
             plan_split_for(node, &changes).map(Some)
         })?;
         writes = &writes[done.get()..];
@@ -278,7 +280,7 @@ fn apply<'w>(
                 continue;
             }
             old_blobs.extend(old.and_then(|old| Some((write.access, old.blob()?))));
-            let (tree, key) = (write.access.tree.id, write.key.into());
+            let (tree, key) = (write.access.tree.id, write.key.clone());
             replaced.push(Replaced { tree, key, old: old.map(Into::into) });
         }
     }
@@ -312,7 +314,7 @@ fn apply<'w>(
     for leaf in &leaves {
         let write = &writes[leaf.writes.start];
         if write.access.is_underfull(Node::new(&leaf.guard[..])) {
-            underfull.push((write.access, write.key));
+            underfull.push((write.access, &**write.key));
         }
     }
     Ok((lsn, old_blobs, underfull))

@@ -239,7 +239,7 @@ impl Transaction {
 
     fn note_read(&self, tree: u32, key: &[u8]) {
         if self.is_serializable() {
-            lock(&self.reads).keys.entry(tree).or_default().push(key.to_vec());
+            lock(&self.reads).keys.entry(tree).or_default().push(key);
         }
     }
 
@@ -538,8 +538,8 @@ impl Transaction {
         let mut reads = self.reads.into_inner().unwrap_or_else(|broken| broken.into_inner());
         if self.options.isolation == Isolation::Snapshot {
             for (tree, changes) in &self.changes {
-                let keys = changes.entries.keys().map(|key| key.to_vec());
-                reads.keys.entry(*tree).or_default().extend(keys);
+                let list = reads.keys.entry(*tree).or_default();
+                changes.entries.keys().for_each(|key| list.push(key));
             }
         }
         let pages = &self.view.core().pages;
