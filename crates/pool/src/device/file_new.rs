@@ -23,7 +23,7 @@ pub struct UnpublishedFile {
     /// None for a block device, which has its name already.
     temporary: Option<PathBuf>,
     path: PathBuf,
-    /// The empty file that the new one replaces. It stays locked until then.
+    /// The file that the new one replaces. It stays locked until then.
     replaced: Option<(Arc<File>, FileLock)>,
 }
 
@@ -37,6 +37,25 @@ impl UnpublishedFile {
     pub fn create(
         path: &Path,
         options: FileOptions,
+    ) -> Result<(FileDevice, UnpublishedFile), DeviceError> {
+        UnpublishedFile::create_with(path, options, false)
+    }
+
+    /// As [`create`](Self::create), but publishing replaces any file at `path`.
+    ///
+    /// # Errors
+    /// [`DeviceError`]; among others if another handle has locked the file at `path`.
+    pub fn replacing(
+        path: &Path,
+        options: FileOptions,
+    ) -> Result<(FileDevice, UnpublishedFile), DeviceError> {
+        UnpublishedFile::create_with(path, options, true)
+    }
+
+    fn create_with(
+        path: &Path,
+        options: FileOptions,
+        replaces: bool,
     ) -> Result<(FileDevice, UnpublishedFile), DeviceError> {
         let found = match path.metadata() {
             Ok(found) => Some(found),
@@ -54,7 +73,7 @@ impl UnpublishedFile {
         if found.is_some() {
             // The new file replaces the target of a symbolic link, not the link.
             target = path.canonicalize().map_err(|error| open_failed(path, false, error))?;
-            replaced = Some(lock_empty(&target)?);
+            replaced = Some(lock_replaced(&target, replaces)?);
         }
         let temporary =
             temporary_name(&target).ok_or_else(|| open_failed(path, false, Errno::INVAL.into()))?;
@@ -116,19 +135,21 @@ fn rename_to_free_name(from: &Path, to: &Path) -> io::Result<()> {
     }
 }
 
-/// Locks the empty file at `path`. The lock keeps other creators out until the file is replaced.
-fn lock_empty(path: &Path) -> Result<(Arc<File>, FileLock), DeviceError> {
+/// Locks the file at `path`, which is empty unless it may have `contents`. The lock keeps other
+/// creators out until the file is replaced.
+fn lock_replaced(path: &Path, contents: bool) -> Result<(Arc<File>, FileLock), DeviceError> {
     let failed = |error| open_failed(path, false, error);
     let file = Arc::new(OpenOptions::new().read(true).write(true).open(path).map_err(failed)?);
     let opened = file.metadata().map_err(failed)?;
     let exists = || DeviceError::AlreadyExists { path: path.to_path_buf() };
-    if opened.len() > 0 {
+    if opened.len() > 0 && !contents {
         return Err(exists());
     }
     let lock = lock(&file, path, false, &opened)?;
     // Another creator may have replaced the file before this thread locked it.
     let (locked, now) = (file.metadata().map_err(failed)?, path.metadata().map_err(failed)?);
-    match locked.len() == 0 && (locked.dev(), locked.ino()) == (now.dev(), now.ino()) {
+    match (contents || locked.len() == 0) && (locked.dev(), locked.ino()) == (now.dev(), now.ino())
+    {
         true => Ok((file, lock)),
         false => Err(exists()),
     }
