@@ -261,6 +261,25 @@ pub enum Error {
         /// Number of the entry, from 0.
         entry: u64,
     },
+    /// A file that a backup or a restore makes, or needs, could not be read or written.
+    #[error("{doing}: {source}")]
+    BackupIo {
+        /// What was being done, with the file's name.
+        doing: String,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// A file is no backup, is damaged, or does not belong to the other ones.
+    #[error("{}: {what}", path.display())]
+    BadBackup {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        what: String,
+    },
+    /// The caller's function has ended the work.
+    #[error("it was cancelled, and has left nothing")]
+    Cancelled,
     /// The store was closed through one of its handles, or because the process exits.
     #[error("the store is closed: open it again to use it")]
     Closed,
@@ -318,8 +337,11 @@ impl Error {
             Error::NotEmpty => Errno::NOTEMPTY,
             Error::NoTreeNumbers => Errno::OVERFLOW,
             Error::Closed => Errno::SHUTDOWN,
+            Error::BadBackup { .. } => Errno::BADMSG,
+            Error::Cancelled => Errno::CANCELED,
             Error::CalledFromWithin => Errno::DEADLK,
             Error::Io(_)
+            | Error::BackupIo { .. }
             | Error::Input(_)
             | Error::Poisoned(_)
             | Error::Open(_)
@@ -342,6 +364,12 @@ impl Error {
             cause = inner.map_or(error.source(), |inner| Some(inner));
         }
         None
+    }
+
+    /// The error of an operation on a file that a backup or a restore makes or needs.
+    pub(crate) fn of_backup(doing: impl Into<String>) -> impl FnOnce(io::Error) -> Error {
+        let doing = doing.into();
+        move |source| Error::BackupIo { doing, source }
     }
 
     /// The page contradicts what the store knows about it.

@@ -34,6 +34,7 @@
 //! The store closes when its last handle is dropped, also when a panic drops it, and when the
 //! process exits. A process that is killed closes nothing.
 
+mod backup;
 mod error;
 pub mod node;
 pub mod page;
@@ -44,6 +45,7 @@ mod tree;
 mod txn;
 mod value;
 
+pub use backup::{BackupOptions, BackupProgress, BackupReport, OnBackup};
 pub use error::{Error, Result};
 pub use redo::progress::{RecoveryProgress, RecoveryReport};
 pub use store::PoolView;

@@ -70,6 +70,6 @@ impl PageFormat for StoreFormat {
     }
 
     fn durable_lsn(&self) -> u64 {
-        self.log().map_or(u64::MAX, RedoLog::durable)
+        self.log().map_or(u64::MAX, RedoLog::reusable)
     }
 }

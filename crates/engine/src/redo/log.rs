@@ -1,6 +1,7 @@
 //! The log of a store.
 
 use std::cell::Cell;
+use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -11,8 +12,11 @@ use vellum_pool::PageRef;
 use vellum_pool::device::Device;
 
 use super::files::LogFiles;
+use super::hold::LogHold;
+use crate::error::{Error, Result as StoreResult};
 use crate::page;
 use crate::store::cut_signal::CutSignal;
+use crate::store::gate::Freeze;
 use crate::store::header::LogPoint;
 use crate::sync::lock;
 
@@ -51,6 +55,11 @@ pub(crate) struct RedoLog {
     /// `None` if the caller has given the device of the log.
     files: Option<LogFiles>,
     pub maps: Mutex<MapPlaces>,
+    /// A backup that is under way, which needs records that the log may trim.
+    hold: Mutex<Option<Arc<LogHold>>>,
+    /// Places that were freed after this record, or a later one, are not used again: a backup reads
+    /// them. `u64::MAX` without a backup.
+    places_held: AtomicU64,
     /// Asks for checkpoints.
     pub cut_signal: CutSignal,
 }
@@ -154,6 +163,8 @@ impl RedoLog {
             bytes_per_change: bytes_per_change(page_bytes),
             promised: AtomicU64::new(0),
             maps: Mutex::new(maps),
+            hold: Mutex::default(),
+            places_held: AtomicU64::new(u64::MAX),
             cut_signal: CutSignal::default(),
             log,
         }
@@ -277,7 +288,31 @@ impl RedoLog {
     /// # Errors
     /// What the storage said.
     pub(crate) fn trim(&self, cut: u64) -> Result<(), LogError> {
-        self.log.trim(Lsn(cut.wrapping_sub(self.begin)))
+        let cut = Lsn(cut.wrapping_sub(self.begin));
+        let hold = lock(&self.hold).clone();
+        hold.iter().for_each(|hold| hold.copy_before_trim(&self.log, cut));
+        self.log.trim(cut)
+    }
+
+    /// Begins to copy the records from the cut `from` on to a file, before they are trimmed. The
+    /// caller has the lock of [`maps`](Self::maps), so no checkpoint trims meanwhile.
+    ///
+    /// # Errors
+    /// [`Error::InUse`] if another backup is under way.
+    pub(crate) fn begin_hold(self: &Arc<Self>, from: u64, file: File) -> StoreResult<Held> {
+        let mut hold = lock(&self.hold);
+        if hold.is_some() {
+            let what = "another backup of this store is under way: wait until it has ended";
+            return Err(Error::InUse(what.into()));
+        }
+        let new = Arc::new(LogHold::new(Lsn(from.wrapping_sub(self.begin)), file));
+        *hold = Some(new.clone());
+        Ok(Held { log: self.clone(), records: new })
+    }
+
+    /// Places that were freed by records before this number may be used again.
+    pub(crate) fn reusable(&self) -> u64 {
+        self.durable().min(self.places_held.load(Ordering::Acquire))
     }
 
     /// Notes durably that the store may need the log to recover.
@@ -307,6 +342,55 @@ impl RedoLog {
     #[cfg(test)]
     pub(crate) fn scan(&self, from: u64) -> Result<vellum_log::Scan<'_>, LogError> {
         self.log.scan(Some(Lsn(from.wrapping_sub(self.begin))))
+    }
+}
+
+/// While this lives, the records from a cut on are copied before the log trims them.
+#[derive(Debug)]
+pub(crate) struct Held {
+    log: Arc<RedoLog>,
+    records: Arc<LogHold>,
+}
+
+impl Held {
+    /// The records that were copied.
+    pub(crate) fn records(&self) -> &LogHold {
+        &self.records
+    }
+
+    /// Copies the durable records before this number.
+    ///
+    /// # Errors
+    /// A failed read of the log or write of the copy, also by a trim.
+    pub(crate) fn copy(&self, end: u64) -> StoreResult<()> {
+        self.records.copy(&self.log.log, self.number_in_log(end))
+    }
+
+    /// The number in the log of a number of the store.
+    pub(crate) fn number_in_log(&self, lsn: u64) -> Lsn {
+        Lsn(lsn.wrapping_sub(self.log.begin))
+    }
+
+    /// The end of the log now is the end of the backup: no later record is copied. Places that are
+    /// freed from now on are kept until [`release_places`](Self::release_places). No change is
+    /// under way, nor a checkpoint, which may log that pages are free. Returns the end of the log.
+    pub(crate) fn end_at_now(&self, _freeze: &Freeze<'_>, _maps: &MapPlaces) -> u64 {
+        let end = self.log.end();
+        self.records.end_at(self.number_in_log(end));
+        self.log.places_held.store(end, Ordering::Release);
+        end
+    }
+
+    /// Lets freed places be used again.
+    pub(crate) fn release_places(&self) {
+        self.log.places_held.store(u64::MAX, Ordering::Release);
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.release_places();
+        *lock(&self.log.hold) = None;
     }
 }
 

@@ -8,10 +8,12 @@
 #[cfg(test)]
 mod faults;
 pub(crate) mod files;
+pub(crate) mod hold;
 pub(crate) mod log;
 pub(crate) mod page;
 pub(crate) mod progress;
 pub(crate) mod record;
+pub(crate) mod records;
 pub(crate) mod recover;
 mod redoer;
 #[cfg(test)]

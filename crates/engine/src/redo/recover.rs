@@ -14,17 +14,27 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use vellum_log::{Log, Lsn, Record};
+use vellum_log::{Lsn, Record};
 use vellum_pool::device::Device;
 use vellum_pool::{PageRef, PoolError, Space};
 
 use super::progress::{Progress, RecoveryListener, RecoveryReport};
 use super::record::{BadRecord, GroupRecord, Redo};
+use super::records::Records;
 use super::redoer::{ChangedPage, ChangedPages, Redoers, bad, write_pages};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::store::file::StoreFile;
 use crate::store::free_map::{self, FreeMap};
 use crate::store::header::{Header, LogPoint};
+
+/// A recovered file.
+pub(crate) struct Recovered {
+    /// Its clean header.
+    pub header: Header,
+    /// The space that its free map describes.
+    pub space: Space,
+    pub report: RecoveryReport,
+}
 
 /// What recovery knows from the records.
 pub(crate) struct Recovery<'a> {
@@ -109,6 +119,24 @@ impl<'a> Recovery<'a> {
         Ok(())
     }
 
+    /// Nothing refers to this range of pages at the end of the log, although no record frees it.
+    ///
+    /// # Errors
+    /// If no file can have such pages.
+    pub(crate) fn give_back(&mut self, start: u64, count: u64) -> Result<()> {
+        let stale: Vec<_> = self.pages.range(start..start + count).map(|(id, _)| *id).collect();
+        for id in stale {
+            self.pages.remove(&id);
+        }
+        let freed = self.space.set_free(start, count);
+        freed.map_err(|error| Error::damaged(PageRef::new(start, 1), error.to_string()))
+    }
+
+    /// Whether the records have an image of the page that begins here.
+    pub(crate) fn has_image(&self, first: u64) -> bool {
+        self.pages.contains_key(&first)
+    }
+
     /// Drops what is known of pages in a range.
     fn forget(&mut self, range: PageRef) {
         let (first, end) = (range.id.0, range.id.0 + u64::from(range.frames));
@@ -125,15 +153,15 @@ impl<'a> Recovery<'a> {
         self.end = end.max(self.from());
     }
 
-    /// Writes what the records say. Returns the header of the clean file.
+    /// Writes what the records say, and makes the file clean.
     ///
     /// # Errors
     /// Damage, a failed write or sync: then the file is as it was, for the next recovery.
     pub(crate) fn write(
         mut self,
         device: &Arc<dyn Device>,
-        log: &Log,
-    ) -> Result<(Header, RecoveryReport)> {
+        log: &dyn Records,
+    ) -> Result<Recovered> {
         let page_frames = self.header.page_frames;
         // The last process may have been killed before this header was durable. The new map may lie
         // where the map of the header before it lies.
@@ -176,7 +204,13 @@ impl<'a> Recovery<'a> {
             log_bytes: self.end.0 - self.from().0,
             duration: self.began.elapsed(),
         };
-        Ok((Header { next_tree: self.next_tree, ..file.header() }, report))
+        let header = Header { next_tree: self.next_tree, ..file.header() };
+        for (start, count) in given_back {
+            self.space.set_free(start, count).map_err(|error| {
+                Error::damaged(PageRef::new(start, 1), format!("of the old free map: {error}"))
+            })?;
+        }
+        Ok(Recovered { header, space: self.space, report })
     }
 
     /// The store's number of a record.
@@ -185,18 +219,18 @@ impl<'a> Recovery<'a> {
     }
 
     /// Writes the pages that have changed, as they are at the end of the log. Returns their number.
-    fn write_changed(&mut self, device: &Arc<dyn Device>, log: &Log) -> Result<usize> {
+    fn write_changed(&mut self, device: &Arc<dyn Device>, log: &dyn Records) -> Result<usize> {
         let pages = Arc::new(std::mem::take(&mut self.pages));
         let mut left = self.redoers.write(&pages, device)?;
         while left > 0 {
             // As many as were redone until now have their turn.
             let more = left.div_ceil((pages.len() - left).max(1));
             self.progress.ends_at(self.end, more as u64);
-            let mut scan = log.scan(Some(self.from()))?;
-            while let Some(record) = scan.next_record()? {
+            log.each(self.from(), &mut |record| {
                 self.progress.is_at(record.lsn);
                 self.redoers.redo(record);
-            }
+                Ok(())
+            })?;
             left = self.redoers.write(&pages, device)?;
         }
         self.progress.ends_at(self.end, 0);

@@ -48,7 +48,7 @@ struct Collector<'a> {
     store: &'a Store,
     total: u64,
     report: CheckReport,
-    progress: &'a mut dyn FnMut(CheckProgress),
+    progress: &'a mut dyn FnMut(CheckProgress) -> Result<()>,
 }
 
 impl Collector<'_> {
@@ -83,7 +83,7 @@ impl Visitor for Collector<'_> {
         self.report.pages_checked += u64::from(page.frames);
         let (pages_done, pages_total) = (self.report.pages_checked, self.total);
         let _scope = CallbackScope::of(&self.store.core.pages.gate);
-        (self.progress)(CheckProgress { pages_done, pages_total });
+        (self.progress)(CheckProgress { pages_done, pages_total })?;
         Ok(first_visit)
     }
 
@@ -104,6 +104,20 @@ impl Store {
     /// [`Closed`](Error::Closed), or too little memory for the check. Damage of the store is not an
     /// error but part of the report.
     pub fn check(&self, progress: &mut dyn FnMut(CheckProgress)) -> Result<CheckReport> {
+        self.check_while(&mut |state| {
+            progress(state);
+            Ok(())
+        })
+    }
+
+    /// As [`check`](Store::check). Ends early if `progress` fails.
+    ///
+    /// # Errors
+    /// That of `progress`, too.
+    pub(crate) fn check_while(
+        &self,
+        progress: &mut dyn FnMut(CheckProgress) -> Result<()>,
+    ) -> Result<CheckReport> {
         self.core.pages.check_open()?;
         refuse_in_callback(&self.core.pages.gate)?;
         // In this order, changes go on while this thread waits for a checkpoint.

@@ -29,6 +29,7 @@ use crate::page::checksum_of;
 use crate::store::at_exit;
 use crate::store::callback::refuse_in_callback;
 use crate::store::core::StoreCore;
+use crate::store::cut::{BackupCut, decode_space};
 use crate::store::file::{Checkpoints, PausedWrites};
 use crate::store::free_map::{self, FreeMap};
 use crate::store::gate::Freeze;
@@ -78,16 +79,13 @@ impl StoreCore {
         if !self.pages.is_changed() {
             return Ok(());
         }
-        if self.pages.pool.dirty_pages() > LISTED_MAX {
-            self.pages.file.mark_in_use()?;
-            self.pages.pool.write_dirty()?;
-        }
+        self.write_most()?;
         let freeze = self.pages.freeze()?;
         self.pages.reclaim_unlinked();
         let number = self.commits.cut();
         let cut = self.cut(&freeze, &mut checkpoints)?;
         drop(freeze);
-        self.write_cut(cut, &mut checkpoints)?;
+        drop(self.write_cut(cut, &mut checkpoints)?);
         self.commits.save(number);
         Ok(())
     }
@@ -122,7 +120,7 @@ impl StoreCore {
         // After trimming, which may free pages that a reader held until now.
         let number = self.commits.cut();
         let cut = self.cut(freeze, checkpoints)?;
-        self.write_cut(cut, checkpoints)?;
+        drop(self.write_cut(cut, checkpoints)?);
         self.commits.save(number);
         Ok(())
     }
@@ -186,15 +184,24 @@ impl StoreCore {
         }
     }
 
-    /// Writes the data of a cut, while changes go on.
-    fn write_cut(&self, cut: Cut<'_>, checkpoints: &mut Checkpoints) -> Result<()> {
+    /// Writes the data of a cut, while changes go on. The pool writes no page as long as the result
+    /// lives.
+    fn write_cut<'a>(
+        &'a self,
+        cut: Cut<'a>,
+        checkpoints: &mut Checkpoints,
+    ) -> Result<PausedWrites<'a>> {
         let guard = ChangedUnlessSaved(&self.pages.changed);
-        self.try_write_cut(cut, checkpoints)?;
+        let paused = self.try_write_cut(cut, checkpoints)?;
         std::mem::forget(guard);
-        Ok(())
+        Ok(paused)
     }
 
-    fn try_write_cut(&self, cut: Cut<'_>, checkpoints: &mut Checkpoints) -> Result<()> {
+    fn try_write_cut<'a>(
+        &'a self,
+        cut: Cut<'a>,
+        checkpoints: &mut Checkpoints,
+    ) -> Result<PausedWrites<'a>> {
         let Cut { paused, header, pages, map } = cut;
         let mut map_of = checkpoints.map_of;
         let map = map.map_or_else(Vec::new, |map| {
@@ -220,6 +227,35 @@ impl StoreCore {
             }
         }
         checkpoints.map_of = map_of;
+        Ok(paused)
+    }
+
+    /// Writes a checkpoint of a store without a log, from which a backup begins: the file is the
+    /// store as of the cut as long as the pool's writes are paused.
+    pub(crate) fn cut_to_copy(
+        &self,
+        checkpoints: &mut Checkpoints,
+    ) -> Result<(BackupCut, PausedWrites<'_>)> {
+        self.pages.check_writable()?;
+        self.write_most()?;
+        let freeze = self.pages.freeze()?;
+        self.pages.reclaim_unlinked();
+        let number = self.commits.cut();
+        let cut = self.cut(&freeze, checkpoints)?;
+        let space = decode_space(self.pages.free_map(&[]))?;
+        drop(freeze);
+        let paused = self.write_cut(cut, checkpoints)?;
+        self.commits.save(number);
+        let header = self.pages.file.header();
+        Ok((BackupCut { header, space, map: checkpoints.places.clone(), held: None }, paused))
+    }
+
+    /// If many pages are dirty, writes them before the cut, while changes go on.
+    fn write_most(&self) -> Result<()> {
+        if self.pages.pool.dirty_pages() > LISTED_MAX {
+            self.pages.file.mark_in_use()?;
+            self.pages.pool.write_dirty()?;
+        }
         Ok(())
     }
 

@@ -11,13 +11,16 @@
 //! places for free maps, which take turns. In the map of a cut, the places of the other set count
 //! as free, and so do unlinked pages and pages that wait to be freed.
 
+use std::fs::File;
+use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
 use vellum_log::LogError;
+use vellum_pool::{PageRef, Space};
 
-use crate::error::Result;
-use crate::redo::log::{MapPlaces, RedoLog, RoomPromise};
+use crate::error::{Error, Result};
+use crate::redo::log::{Held, MapPlaces, RedoLog, RoomPromise};
 use crate::store::free_map::{self, FreeMap};
 use crate::store::gate::Freeze;
 use crate::store::header::{Header, LogPoint};
@@ -33,6 +36,28 @@ struct Cut {
     lsn: u64,
     header: Header,
     map: FreeMap,
+}
+
+/// What a backup begins with.
+pub(crate) struct BackupCut {
+    /// The header of the cut, as the file has it.
+    pub header: Header,
+    /// The space as of the cut.
+    pub space: Space,
+    /// The pages of the free map.
+    pub map: Vec<PageRef>,
+    /// The records from the cut on, in a store with a log.
+    pub held: Option<Held>,
+}
+
+/// The space that a free map describes.
+///
+/// # Errors
+/// If the map is not consistent.
+pub(crate) fn decode_space(map: FreeMap) -> Result<Space> {
+    Space::decode(&map.encode()).map_err(|error| {
+        Error::damaged(PageRef::new(0, 1), format!("the free map in memory: {error}"))
+    })
 }
 
 impl PageStore {
@@ -85,13 +110,29 @@ impl PageStore {
     }
 
     fn write_cut(&self, log: &RedoLog, maps: &mut MapPlaces) -> Result<()> {
+        let cut = self.begin_cut(log, maps)?;
+        let header = Header { clean: false, log: log.point(cut.lsn), ..cut.header };
+        self.write_log_cut(log, cut, header, maps)
+    }
+
+    fn begin_cut(&self, log: &RedoLog, maps: &mut MapPlaces) -> Result<Cut> {
         self.check_writable()?;
         let freeze = self.freeze()?;
         self.reclaim_unlinked();
-        let cut = self.note_cut(log, &freeze, maps)?;
-        drop(freeze);
+        self.note_cut(log, &freeze, maps)
+    }
+
+    /// Writes a checkpoint, from which a backup begins: all pages are in the file, in the state of
+    /// the cut or a newer one. From the cut on, records are copied to `records`, an empty file.
+    pub(crate) fn cut_for_backup(&self, log: &Arc<RedoLog>, records: File) -> Result<BackupCut> {
+        let mut maps = lock(&log.maps);
+        let cut = self.begin_cut(log, &mut maps)?;
+        let held = log.begin_hold(cut.lsn, records)?;
         let header = Header { clean: false, log: log.point(cut.lsn), ..cut.header };
-        self.write_log_cut(log, cut, header, maps)
+        let space = decode_space(cut.map.clone())?;
+        self.write_log_cut(log, cut, header, &mut maps)?;
+        let header = Header { sequence: self.file.header().sequence, ..header };
+        Ok(BackupCut { header, space, map: maps.newest.clone(), held: Some(held) })
     }
 
     /// Writes a checkpoint after which the store needs no log, and truncates the file's unused
@@ -159,7 +200,7 @@ impl PageStore {
     }
 
     /// The current free map, in which `places` are free as well.
-    pub(crate) fn free_map(&self, places: &[vellum_pool::PageRef]) -> FreeMap {
+    pub(crate) fn free_map(&self, places: &[PageRef]) -> FreeMap {
         let (space, mut given_back) = self.pool.snapshot_space();
         given_back.extend(self.unlinked.ranges());
         given_back.extend(places.iter().map(|page| (page.id.0, u64::from(page.frames))));

@@ -18,7 +18,7 @@ const LEN: usize = PAGE_HEADER + 8;
 const DATA: usize = PAGE_HEADER + 16;
 
 /// The free map of one moment.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct FreeMap {
     pub space: SpaceSnapshot,
     /// Ranges that are free in the file, but not yet in memory.

@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 use crate::redo::files::{LOG_BYTES_MIN, LogFiles, log_options};
 use crate::redo::log::{MapPlaces, OpenLog, RedoLog, ValuesFirst, bytes_per_change};
 use crate::redo::progress::RecoveryReport;
-use crate::redo::recover::Recovery;
+use crate::redo::recover::{Recovered, Recovery};
 use crate::store::core::StoreCore;
 use crate::store::header::{FORMAT_VERSION_PIECES, Header};
 use crate::store::options::Options;
@@ -173,7 +173,7 @@ pub(crate) fn recover(
     let from = Some(recovery.from());
     let (log, end) = open_log(&values, from, options, |record| recovery.add(record))?;
     recovery.end_at(end);
-    let (header, report) = recovery.write(file, &log)?;
+    let Recovered { header, report, .. } = recovery.write(file, &log)?;
     let RecoveryReport { records, pages, log_bytes, duration } = report;
     tracing::info!(records, pages, log_bytes, ?duration, "recovered the store");
     Ok((OpenLog { log, values, files }, header, report))

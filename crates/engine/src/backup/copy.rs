@@ -1,0 +1,241 @@
+//! Copies the pages of a store to another file, while the store runs, and makes that file a store.
+//!
+//! In a store with a log, a backup begins with a checkpoint. After its cut, the file has each page
+//! in the state of the cut or in a newer one. A page of a tree that changes later has its image in
+//! a record. So these three are one state of the store:
+//!
+//! 1. All pages that are in use in the cut, whatever state the file has them in, torn ones too.
+//! 2. The records from the cut to an end that comes after that. Recovery writes the pages that they
+//!    change.
+//! 3. The pages of values that the records take: records have no images of them, but they are in
+//!    the file before their record is.
+//!
+//! The end is between two changes: a short freeze of the gate finds it. From there on until all
+//! pages of values were read, places that are freed are not used again.
+//!
+//! Why no place needs to be held before the end: a page that is in use at the end, and that no
+//! record since the cut takes or changes, was in use all the time. What else is in the file at the
+//! time of the copy does not matter.
+//!
+//! In a store without a log, the file is the state of a checkpoint as long as the pool writes
+//! nothing. So the pool's writes are paused while the pages are copied. A store that is open
+//! read-only does not change.
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::sync::Arc;
+
+use vellum_log::{Lsn, Record};
+use vellum_pool::device::Device;
+use vellum_pool::{PageRef, RawPages, Space};
+
+use super::files::Target;
+use super::progress::Pace;
+use crate::error::{Error, Result};
+use crate::redo::hold::LogHold;
+use crate::redo::log::{Held, RedoLog};
+use crate::redo::progress::RecoveryListener;
+use crate::redo::record::GroupRecord;
+use crate::redo::records::Records;
+use crate::redo::recover::{Recovered, Recovery};
+use crate::store::callback::CallbackScope;
+use crate::store::core::StoreCore;
+use crate::store::cut::BackupCut;
+use crate::store::header::{Header, LogPoint};
+use crate::store::open::scratch_pool;
+use crate::sync::lock;
+
+/// So many frames are read at once.
+const CHUNK: u64 = 64;
+/// The reads of so many chunks are under way.
+const AHEAD: usize = 4;
+/// Frames of the pool through which the file is read.
+const POOL: u64 = 16 * CHUNK;
+/// Memory for pages that records change.
+const REDO_BYTES: usize = 32 << 20;
+
+/// A store to copy, and the file that becomes the copy.
+pub(super) struct Copying<'a, 'f> {
+    pub core: &'a StoreCore,
+    pub to: Target<'a>,
+    pub pace: &'a mut Pace<'f>,
+}
+
+impl Copying<'_, '_> {
+    /// Makes the file a clean store with the state of the store now. `records` is an empty file for
+    /// the records of the log.
+    pub(super) fn run(&mut self, records: File) -> Result<Recovered> {
+        let core = self.core;
+        if let Some(log) = &core.pages.redo_log {
+            return self.run_with_log(log, records);
+        }
+        if matches!(core.pages.check_writable(), Err(Error::ReadOnly)) {
+            let map = core.checkpoint_lock().places().to_vec();
+            let space = core.pages.pool.with_space(Space::clone);
+            let header = core.pages.header();
+            return self.run_still(BackupCut { header, space, map, held: None });
+        }
+        let mut checkpoints = core.checkpoint_lock();
+        let (cut, paused) = core.cut_to_copy(&mut checkpoints)?;
+        // The caller's function must not wait for the lock.
+        let _scope = CallbackScope::of(&core.pages.gate);
+        let copied = self.run_still(cut);
+        drop(paused);
+        copied
+    }
+
+    /// Copies a file that does not change.
+    fn run_still(&mut self, cut: BackupCut) -> Result<Recovered> {
+        self.copy(&used(&cut.space), true, None)?;
+        let log = LogPoint { identity: 0, begin: 0, lsn: cut.header.log.lsn };
+        let header = Header { listed: 0, log, ..cut.header };
+        let (none, end) = (RecoveryListener::default(), Lsn(log.lsn));
+        let mut recovery = Recovery::new(header, cut.map, cut.space, end, REDO_BYTES, &none)?;
+        recovery.end_at(end);
+        recovery.write(self.to.device, &NoRecords).map_err(|error| self.to.failed(error))
+    }
+
+    fn run_with_log(&mut self, log: &Arc<RedoLog>, records: File) -> Result<Recovered> {
+        let pages = &self.core.pages;
+        let BackupCut { header, space, map, held } = pages.cut_for_backup(log, records)?;
+        let held = held.unwrap_or_else(|| unreachable!("a cut of a log holds it"));
+        self.copy(&used(&space), true, Some(&held))?;
+
+        let none = RecoveryListener::default();
+        let mut recovery = Recovery::new(header, map, space, Lsn(0), REDO_BYTES, &none)?;
+        pages.sync_log(log)?;
+        held.copy(log.durable())?;
+        let (read, values) = add_records(&held, 0, &mut recovery)?;
+        self.copy(&values, true, Some(&held))?;
+
+        // In this order, changes go on while this thread waits for a checkpoint.
+        let maps = lock(&log.maps);
+        let freeze = pages.freeze()?;
+        let end = held.end_at_now(&freeze, &maps);
+        let unlinked = pages.unlinked.ranges();
+        drop((freeze, maps));
+        pages.sync_log(log)?;
+        held.copy(end)?;
+        let (_, values) = add_records(&held, read, &mut recovery)?;
+        // Not slower than it has to be, because places are held.
+        self.copy(&values, false, Some(&held))?;
+        pages.check_open()?;
+        held.release_places();
+
+        for (start, count) in unlinked {
+            recovery.give_back(start, count)?;
+        }
+        recovery.end_at(held.number_in_log(end));
+        recovery.write(self.to.device, held.records()).map_err(|error| self.to.failed(error))
+    }
+
+    /// Copies ranges (start, count) of the file.
+    fn copy(&mut self, ranges: &[(u64, u64)], limited: bool, held: Option<&Held>) -> Result<()> {
+        let core = self.core;
+        let end = ranges.iter().map(|(start, count)| start + count).max().unwrap_or(0);
+        self.to.grow(end)?;
+        let (to, pace) = (self.to, &mut *self.pace);
+        let mut meanwhile = || {
+            core.pages.check_open()?;
+            match (held, &core.pages.redo_log) {
+                (Some(held), Some(log)) => held.copy(log.durable()),
+                _ => Ok(()),
+            }
+        };
+        read_frames(&core.pages.device, ranges, &mut |first, bytes| {
+            // After the read: another process may have what is read after the store was closed.
+            core.pages.check_open()?;
+            to.write(first, bytes)?;
+            let bytes = bytes.len() as u64;
+            match limited {
+                true => pace.advance_within_limit(bytes, &mut meanwhile),
+                false => pace.advance(bytes),
+            }
+        })
+        .map_err(|error| core.pages.check_open().err().unwrap_or(error))
+    }
+}
+
+/// Recovery of a file that needs none.
+struct NoRecords;
+
+impl Records for NoRecords {
+    fn each(&self, _from: Lsn, _visit: &mut dyn FnMut(Record) -> Result<()>) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// The ranges (start, count) of a file that are in use.
+pub(super) fn used(space: &Space) -> Vec<(u64, u64)> {
+    let mut ranges = Vec::new();
+    let mut next = space.first();
+    for (start, count) in space.free_extents().chain([(space.end(), 0)]) {
+        if start > next {
+            ranges.push((next, start - next));
+        }
+        next = start + count;
+    }
+    ranges
+}
+
+/// Calls `visit` with the frames of ranges (start, count) of a file, in order: the number of the
+/// first one, and the bytes of it and the ones after it.
+///
+/// # Errors
+/// A failed read, the error of `visit`.
+pub(super) fn read_frames(
+    device: &Arc<dyn Device>,
+    ranges: &[(u64, u64)],
+    visit: &mut dyn FnMut(u64, &[u8]) -> Result<()>,
+) -> Result<()> {
+    if ranges.is_empty() {
+        return Ok(());
+    }
+    // A new one each time: the file may have changed since the last time.
+    let pool = scratch_pool(device, Arc::new(RawPages), POOL)?;
+    let mut chunks = ranges.iter().flat_map(|(start, count)| {
+        let chunks = (*start..start + count).step_by(CHUNK as usize);
+        chunks.map(move |first| PageRef::new(first, CHUNK.min(start + count - first) as u32))
+    });
+    let mut ahead: VecDeque<PageRef> = VecDeque::new();
+    loop {
+        while ahead.len() < AHEAD
+            && let Some(chunk) = chunks.next()
+        {
+            pool.evict_and_prefetch(&[chunk]);
+            ahead.push_back(chunk);
+        }
+        let Some(chunk) = ahead.pop_front() else { return Ok(()) };
+        let bytes = pool.fix_shared(chunk)?;
+        visit(chunk.id.0, &bytes)?;
+    }
+}
+
+/// Adds the records from the byte `from` of their copy on. Returns the byte behind them, and the
+/// ranges of pages that they take and have no image of, in order.
+fn add_records(
+    held: &Held,
+    from: u64,
+    recovery: &mut Recovery<'_>,
+) -> Result<(u64, Vec<(u64, u64)>)> {
+    let mut taken = Vec::new();
+    let records: &LogHold = held.records();
+    let end = records.read(from, &mut |record| {
+        if let Ok(group) = GroupRecord::read(&record.bytes) {
+            taken.extend(group.taken.iter().map(|range| (range.id.0, u64::from(range.frames))));
+        }
+        recovery.add(record)
+    })?;
+    taken.retain(|(start, _)| !recovery.has_image(*start));
+    taken.sort_unstable();
+    let mut ranges: Vec<(u64, u64)> = Vec::new();
+    for (start, count) in taken {
+        match ranges.last_mut() {
+            Some((first, len)) if *first + *len >= start => {
+                *len = (*len).max(start + count - *first);
+            }
+            _ => ranges.push((start, count)),
+        }
+    }
+    Ok((end, ranges))
+}
