@@ -45,7 +45,9 @@ mod tree;
 mod txn;
 mod value;
 
-pub use backup::{BackupOptions, BackupProgress, BackupReport, OnBackup};
+pub use backup::{
+    BackupOptions, BackupProgress, BackupReport, OnBackup, RestoreOptions, RestoreReport, restore,
+};
 pub use error::{Error, Result};
 pub use redo::progress::{RecoveryProgress, RecoveryReport};
 pub use store::PoolView;

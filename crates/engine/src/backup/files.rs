@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::io::Errno;
-use vellum_pool::device::{Device, FileOptions, UnpublishedFile, Write};
+use vellum_pool::device::{Device, FileDevice, FileOptions, UnpublishedFile, Write};
 use vellum_pool::{PAGE_SIZE, PoolError};
 
 use super::progress::Pace;
@@ -49,6 +49,11 @@ impl NewFile {
 
     pub(super) fn target(&self) -> Target<'_> {
         Target { device: &self.device, path: &self.path }
+    }
+
+    /// Where the file is until it has its name.
+    pub(super) fn place(&self) -> &Path {
+        self.file.place()
     }
 
     /// Gives the file its name, durably.
@@ -167,4 +172,18 @@ fn named_and_removed(folder: &Path) -> io::Result<File> {
     let file = OpenOptions::new().read(true).write(true).create_new(true).open(&name)?;
     std::fs::remove_file(&name)?;
     Ok(file)
+}
+/// Opens a store of a backup to read it, and locks it meanwhile.
+///
+/// # Errors
+/// [`Error::BadBackup`], which names the file.
+pub(super) fn open_backup(path: &Path) -> Result<Store> {
+    let named = |error: Error| match error {
+        Error::InUse(_) | Error::NotFound(_) | Error::Open(_) => error,
+        error => Error::BadBackup { path: path.into(), what: error.to_string() },
+    };
+    let options = FileOptions { read_only: true, ..FileOptions::default() };
+    let device = FileDevice::open(path, options)?;
+    let options = Options::new().read_only(true).pool_bytes(CHECK_POOL);
+    open::open(Arc::new(device), &options).map(Store::from_core).map_err(named)
 }

@@ -1,26 +1,38 @@
-//! Backups: copies of a store that are stores ([`Store::backup`](crate::Store::backup)).
+//! Backups: copies of a store that are stores, and increments, which have what changed since
+//! ([`Store::backup`](crate::Store::backup)). Restoring joins them ([`restore`]).
 
 mod copy;
 mod files;
+mod increment;
+mod index;
+mod overlay;
 mod progress;
+mod restore;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use vellum_pool::PAGE_SIZE;
+use vellum_pool::device::Device;
 
 pub use progress::{BackupProgress, OnBackup};
+pub use restore::{RestoreOptions, RestoreReport, restore};
 
 use crate::backup::copy::Copying;
-use crate::backup::files::{NewFile, nameless_file};
+use crate::backup::files::{NewFile, Target, nameless_file};
+use crate::backup::increment::{Increment, read_base};
+use crate::backup::overlay::Overlay;
 use crate::backup::progress::Pace;
 use crate::error::{Error, Result};
+use crate::redo::recover::Recovered;
 use crate::store::Store;
 use crate::store::callback::refuse_in_callback;
 
 /// How to back a store up. `BackupOptions::new()` suits most programs.
 #[derive(Clone, Debug)]
 pub struct BackupOptions {
+    since: Option<PathBuf>,
     replace: bool,
     check: bool,
     bytes_per_second: Option<u64>,
@@ -28,7 +40,7 @@ pub struct BackupOptions {
 
 impl Default for BackupOptions {
     fn default() -> BackupOptions {
-        BackupOptions { replace: false, check: true, bytes_per_second: None }
+        BackupOptions { since: None, replace: false, check: true, bytes_per_second: None }
     }
 }
 
@@ -36,6 +48,17 @@ impl BackupOptions {
     /// The defaults: a new file, which is checked, as fast as possible.
     pub fn new() -> BackupOptions {
         BackupOptions::default()
+    }
+
+    /// Makes an increment: a file that has what changed since `base`, a backup of the same store or
+    /// an increment. [`restore`](crate::restore()) makes a store of a backup and its increments. A
+    /// backup that is a base must stay as it is: opening it for writing makes it another one.
+    ///
+    /// All pages of the store are read, and of a base that is no increment, too. Meanwhile a file
+    /// without a name in the folder of the increment has what changed.
+    pub fn since(mut self, base: impl Into<PathBuf>) -> BackupOptions {
+        self.since = Some(base.into());
+        self
     }
 
     /// Whether the backup replaces a file of its name. Until it is complete, that file stays as it
@@ -46,7 +69,8 @@ impl BackupOptions {
     }
 
     /// Whether every page of the backup is read again and checked, as
-    /// [`Store::check`](crate::Store::check) does, before it gets its name. The default is yes.
+    /// [`Store::check`](crate::Store::check) does, before it gets its name. Of an increment only
+    /// the checksums are compared: the pages of its base are not there. The default is yes.
     pub fn check(mut self, yes: bool) -> BackupOptions {
         self.check = yes;
         self
@@ -69,9 +93,9 @@ pub struct BackupReport {
     /// The backup has all changes of the store whose records in its log have numbers below this. 0
     /// if the store never had a log.
     pub lsn: u64,
-    /// Length of the backup in bytes.
+    /// Length of the backup, or of the increment, in bytes.
     pub file_bytes: u64,
-    /// Bytes that the store uses in it.
+    /// Bytes that the store uses in the backup, or in what the increment leads to.
     pub used_bytes: u64,
     /// Changes that came while the store was copied, and that the backup has.
     pub changes: u64,
@@ -121,23 +145,74 @@ impl Store {
         }
         let mut pace = Pace::new(progress, options.bytes_per_second);
         let used = pages.pool.with_space(|space| space.allocated_pages()) * PAGE_SIZE as u64;
-        pace.expect(if options.check { 2 * used } else { used });
-        let file = NewFile::create(path, options.replace)?;
-        let records = nameless_file(path)?;
-        let mut copying = Copying { core: &self.core, to: file.target(), pace: &mut pace };
-        let copied = copying.run(records)?;
-        if options.check {
-            file.check(&mut pace)?;
-        }
-        let file_pages = file.device.pages().map_err(|source| file.target().failed_with(source))?;
-        file.publish()?;
+        pace.expect(if options.check && options.since.is_none() { 2 * used } else { used });
+        let copied = match &options.since {
+            None => self.back_up_all(path, options, &mut pace),
+            Some(base) => self.back_up_since(base, path, options, &mut pace),
+        };
+        let (copied, file_bytes) = copied?;
         Ok(BackupReport {
             store_id: copied.header.store_id,
             lsn: copied.header.log.lsn,
-            file_bytes: file_pages * PAGE_SIZE as u64,
+            file_bytes,
             used_bytes: copied.space.allocated_pages() * PAGE_SIZE as u64,
             changes: copied.report.records,
             duration: began.elapsed(),
         })
+    }
+
+    /// Returns what was copied, and the length of the backup.
+    fn back_up_all(
+        &self,
+        path: &Path,
+        options: &BackupOptions,
+        pace: &mut Pace<'_>,
+    ) -> Result<(Recovered, u64)> {
+        let file = NewFile::create(path, options.replace)?;
+        let records = nameless_file(path)?;
+        let copied = Copying { core: &self.core, to: file.target(), pace }.run(records)?;
+        if options.check {
+            file.check(pace)?;
+        }
+        file.publish()?;
+        let bytes = copied.header.file_pages * PAGE_SIZE as u64;
+        Ok((copied, bytes))
+    }
+
+    /// Returns what was copied, and the length of the increment.
+    fn back_up_since(
+        &self,
+        base: &Path,
+        path: &Path,
+        options: &BackupOptions,
+        pace: &mut Pace<'_>,
+    ) -> Result<(Recovered, u64)> {
+        let file = NewFile::create(path, options.replace)?;
+        let (state, index) = read_base(base, path, pace)?;
+        if state.store != self.core.pages.header().store_id {
+            let what = "it is a backup of another store".into();
+            return Err(Error::BadBackup { path: base.into(), what });
+        }
+        let overlay = Arc::new(Overlay::new(index, nameless_file(path)?));
+        let device: Arc<dyn Device> = overlay.clone();
+        let records = nameless_file(path)?;
+        let to = Target { device: &device, path };
+        let copied = Copying { core: &self.core, to, pace }.run(records)?;
+        let bytes = increment::write(file.target(), state, &overlay, &copied)?;
+        if options.check {
+            pace.expect(bytes);
+            let written = Increment::open(file.place()).and_then(|increment| {
+                increment.each(&mut |_, bytes| pace.advance(bytes.len() as u64))
+            });
+            written.map_err(|error| match error {
+                Error::BadBackup { what, .. } => {
+                    let what = format!("the disk returns other bytes than were written: {what}");
+                    Error::BadBackup { path: path.into(), what }
+                }
+                error => error,
+            })?;
+        }
+        file.publish()?;
+        Ok((copied, bytes))
     }
 }

@@ -85,6 +85,11 @@ impl UnpublishedFile {
         Ok((device, file))
     }
 
+    /// Where the file is until it is published.
+    pub fn place(&self) -> &Path {
+        self.temporary.as_ref().unwrap_or(&self.path)
+    }
+
     /// Gives the file its name, durably. The caller has made the contents durable before.
     ///
     /// # Errors
