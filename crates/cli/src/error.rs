@@ -39,6 +39,8 @@ fn prefix(path: &str, source: &vellum::Error) -> String {
         vellum::Error::InUse(_)
         | vellum::Error::Exists(_)
         | vellum::Error::NotFound(_)
+        | vellum::Error::BackupIo { .. }
+        | vellum::Error::BadBackup { .. }
         | vellum::Error::Open(_) => String::new(),
         _ => format!("{path}: "),
     }

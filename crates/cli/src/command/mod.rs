@@ -1,5 +1,6 @@
 //! The everyday commands, one file each.
 
+pub mod backup;
 pub mod bench;
 pub mod check;
 pub mod dump;
@@ -15,6 +16,7 @@ pub mod morseld;
 pub mod probe;
 pub mod put;
 pub mod rename;
+pub mod restore;
 pub mod rm;
 pub mod scan;
 pub mod stat;

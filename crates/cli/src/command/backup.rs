@@ -1,0 +1,140 @@
+//! `vellum backup`: a copy of a store that is a store, or an increment.
+
+use std::ops::ControlFlow;
+use std::path::PathBuf;
+
+use serde_json::json;
+use vellum::{BackupOptions, BackupProgress, BackupReport, Error, OnBackup};
+
+use crate::error::{AtStore, Failure, Outcome};
+use crate::options::{Need, StoreArguments};
+use crate::output::Output;
+use crate::progress::DelayedProgress;
+use crate::{interrupt, size};
+
+const HELP: &str = "\
+Examples:
+  vellum backup notes.vellum sunday.vellum     a full backup, which is a store itself
+  vellum backup notes.vellum monday.vinc --since sunday.vellum
+  vellum backup notes.vellum tuesday.vinc --since monday.vinc
+  vellum restore --to notes.vellum sunday.vellum monday.vinc tuesday.vinc
+
+FILE gets its name when it is complete, durable and checked; after an error, or Ctrl-C, there is no
+new file. A full backup opens as any store. Opening it for writing makes it another store than the
+one that increments follow.
+
+The command needs a store that no process has open for writing: a store that was not closed is
+recovered from its log first. A program that has a store open backs it up itself while it runs:
+Store::backup in Rust. An increment needs every page to be read, of the store and of a full backup
+that it follows; it has the pages that differ.";
+
+/// Copy a store, or what has changed in it, to a file
+#[derive(clap::Args)]
+#[command(after_help = HELP)]
+pub struct Arguments {
+    #[command(flatten)]
+    store: StoreArguments,
+
+    /// The file to make
+    file: PathBuf,
+
+    /// Make an increment: only what has changed since this backup, or this increment
+    #[arg(long, value_name = "BASE")]
+    since: Option<PathBuf>,
+
+    /// Replace FILE if it exists
+    #[arg(long)]
+    force: bool,
+
+    /// Do not read FILE again to check every page
+    #[arg(long)]
+    no_check: bool,
+
+    /// The most bytes of the store to read in a second, so that others have the disk, too
+    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    rate: Option<u64>,
+
+    /// Machine-readable output
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// When the store cannot be read or is damaged, or the file cannot be written.
+pub fn run(arguments: &Arguments) -> Outcome {
+    interrupt::watch()?;
+    let path = &arguments.store.path;
+    let mut options = BackupOptions::new().replace(arguments.force).check(!arguments.no_check);
+    if let Some(base) = &arguments.since {
+        options = options.since(base);
+    }
+    if let Some(bytes) = arguments.rate {
+        options = options.bytes_per_second(bytes);
+    }
+    let mut opened = false;
+    let report = arguments.store.read(Need::Pages, |store| {
+        opened = true;
+        with_progress("backup", |progress| store.backup(&arguments.file, &options, progress))
+            .at(path)
+    });
+    let report = report.map_err(|failure| match failure {
+        Failure::Store { source: Error::InUse(what), .. } if !opened => Failure::message(format!(
+            "{what}; a program that has a store open for writing backs it up itself \
+             (Store::backup), or wait for it with --wait"
+        )),
+        failure => failure,
+    });
+    // A signal, and not the function that it cancelled, is the cause.
+    interrupt::check()?;
+    print(&report?, arguments)
+}
+
+/// Runs a backup or a restore, shows its progress if it takes long, and ends it after a signal.
+pub fn with_progress<T>(
+    label: &'static str,
+    work: impl for<'f> FnOnce(&'f mut OnBackup<'f>) -> T,
+) -> T {
+    let (mut shown, mut done) = (None::<DelayedProgress>, 0);
+    let result = work(&mut |BackupProgress { bytes_done, bytes_total, .. }| {
+        let shown = shown.get_or_insert_with(|| DelayedProgress::new(label, bytes_total));
+        shown.advance(bytes_done.saturating_sub(done));
+        done = bytes_done;
+        match interrupt::signal_came() {
+            true => ControlFlow::Break(()),
+            false => ControlFlow::Continue(()),
+        }
+    });
+    if let Some(shown) = shown {
+        shown.finish();
+    }
+    result
+}
+
+fn print(report: &BackupReport, arguments: &Arguments) -> Outcome {
+    let mut output = Output::new();
+    if arguments.json {
+        let report = json!({
+            "store_id": format!("{:032x}", report.store_id),
+            "lsn": report.lsn,
+            "file_bytes": report.file_bytes,
+            "used_bytes": report.used_bytes,
+            "checked": !arguments.no_check,
+            "seconds": report.duration.as_secs_f64(),
+        });
+        output.line(&report.to_string())?;
+        return output.finish();
+    }
+    let (file, bytes) = (arguments.file.display(), size::show(report.file_bytes));
+    let used = size::show(report.used_bytes);
+    let checked = if arguments.no_check { "not checked" } else { "checked" };
+    output.line(&match &arguments.since {
+        Some(base) => format!(
+            "{file}: {bytes} changed since {}, of a store of {used}; {checked}",
+            base.display()
+        ),
+        None => format!("{file}: {bytes}, of which the store uses {used}; {checked}"),
+    })?;
+    output.finish()
+}

@@ -1,0 +1,182 @@
+//! `backup` and `restore`: chains of increments, what is refused, signals, full disks.
+// In tests, unwrap is the assertion.
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use std::process::{Child, Command, Stdio};
+
+use support::{Folder, fails, noise, ok, text};
+use vellum_testing::patience::eventually;
+
+/// A store with some entries and some long values.
+fn store(folder: &Folder) -> String {
+    let store = folder.name("a.vellum");
+    for number in 0..20 {
+        std::fs::write(folder.path("value"), noise(60_000, number)).unwrap();
+        let key = format!("value {number}");
+        ok(&["put", &store, &key, "--file", &folder.name("value")]);
+    }
+    std::fs::remove_file(folder.path("value")).unwrap();
+    ok(&["put", &store, "greeting", "hello"]);
+    store
+}
+
+fn names(folder: &Folder) -> Vec<String> {
+    let entries = std::fs::read_dir(folder.path("")).unwrap();
+    let mut names: Vec<_> =
+        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn a_backup_and_its_increments_become_the_store_again() {
+    let folder = Folder::new();
+    let store = store(&folder);
+    let at = |name: &str| folder.name(name);
+    let said = text(&["backup", &store, &at("full")]);
+    assert!(said.contains("of which the store uses") && said.ends_with("; checked\n"), "{said}");
+    assert!(text(&["check", &at("full")]).contains("sound"));
+    ok(&["put", &store, "greeting", "good day"]);
+    let said = text(&["backup", &store, &at("one"), "--since", &at("full")]);
+    assert!(said.contains("changed since"), "{said}");
+    ok(&["rm", &store, "value 3"]);
+    let log = ["put", &store, "more", "and more", "--log"];
+    ok(&log);
+    let said = text(&["backup", &store, &at("two"), "--since", &at("one"), "--json"]);
+    let report: serde_json::Value = serde_json::from_str(&said).unwrap();
+    assert!(report["file_bytes"].as_u64().unwrap() < 100_000, "{report}");
+    assert!(report["used_bytes"].as_u64().unwrap() > 1_000_000, "{report}");
+    let restore = ["restore", "--to", &at("new"), &at("full"), &at("one"), &at("two")];
+    let said = text(&restore);
+    assert!(said.contains("sound"), "{said}");
+    assert_eq!(text(&["dump", &at("new")]), text(&["dump", &store]));
+    let error = fails(&restore);
+    assert!(error.contains("exists already"), "{error}");
+    let said = text(&[&restore[..], &["--force", "--json", "--no-check"]].concat());
+    let report: serde_json::Value = serde_json::from_str(&said).unwrap();
+    assert_eq!((&report["increments"], &report["checked"]), (&2.into(), &false.into()));
+    ok(&["restore", "--to", &at("older"), &at("full"), &at("one")]);
+    assert_eq!(ok(&["get", &at("older"), "greeting"]), b"good day");
+    assert_eq!(ok(&["get", &at("older"), "value 3"]), noise(60_000, 3));
+    let error = fails(&["restore", "--to", &at("other"), &at("full"), &at("two")]);
+    assert!(error.contains("two: it does not follow"), "{error}");
+    let error = fails(&["restore", "--to", &at("other"), &at("one")]);
+    assert!(error.contains("it is an increment"), "{error}");
+    let error = fails(&["backup", &store, &at("two")]);
+    assert!(error.contains("exists already"), "{error}");
+    ok(&["backup", &store, &at("two"), "--force"]);
+    assert_eq!(names(&folder), ["a.vellum", "full", "new", "older", "one", "two"]);
+}
+
+/// A `load` that has the store open until its input ends.
+fn loading(store: &str) -> Child {
+    let mut load = support::command(&["load", store, "--log"]);
+    let mut child = load.stdin(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    let head = b"VERSION=3\nformat=print\ndatabase=b\nHEADER=END\n 1\n one\n";
+    std::io::Write::write_all(child.stdin.as_mut().unwrap(), head).unwrap();
+    child
+}
+
+#[test]
+fn a_store_that_another_process_has_open_is_refused_with_what_to_do() {
+    let folder = Folder::new();
+    let store = store(&folder);
+    let mut load = loading(&store);
+    let log = folder.path("a.vellum.log");
+    eventually("the store is open", || log.exists());
+    let error = fails(&["backup", &store, &folder.name("full"), "--wait", "0"]);
+    assert!(error.contains("Store::backup") && error.contains("--wait"), "{error}");
+    // The process is killed: now the command recovers the store.
+    load.kill().unwrap();
+    load.wait().unwrap();
+    ok(&["backup", &store, &folder.name("full")]);
+    assert_eq!(ok(&["get", &folder.name("full"), "--tree", "main", "greeting"]), b"hello");
+    let mut left = names(&folder);
+    // A log that the store has never begun to use stays until it is opened for writing.
+    left.retain(|name| name != "a.vellum.log");
+    assert_eq!(left, ["a.vellum", "full"]);
+}
+
+/// A backup that takes long, after it has begun to write.
+fn slow(folder: &Folder, store: &str) -> Child {
+    let mut backup = Command::new("env");
+    backup.args(["--default-signal=INT,TERM,HUP", env!("CARGO_BIN_EXE_vellum"), "backup", store]);
+    backup.args([&folder.name("full"), "--rate", "40KiB"]);
+    let child = backup.stderr(Stdio::piped()).spawn().unwrap();
+    let is_new = |name: &String| name.starts_with(".full.");
+    eventually("the backup has begun", || names(folder).iter().any(is_new));
+    child
+}
+
+#[test]
+fn a_backup_that_is_ended_leaves_no_file_of_its_name() {
+    let folder = Folder::new();
+    let store = store(&folder);
+    let child = slow(&folder, &store);
+    Command::new("kill").args(["-s", "INT", &child.id().to_string()]).status().unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(130));
+    assert_eq!(String::from_utf8(output.stderr).unwrap(), "vellum: interrupted by a signal\n");
+    assert_eq!(names(&folder), ["a.vellum"]);
+
+    let mut child = slow(&folder, &store);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let left = names(&folder);
+    assert!(left.len() == 2 && left[0].starts_with(".full.") && left[1] == "a.vellum", "{left:?}");
+    // Another one does not mind.
+    ok(&["backup", &store, &folder.name("full")]);
+}
+
+/// A file system of this many KiB; `None`, with a printed line, if the test may not mount one.
+struct SmallDisk(String);
+
+impl SmallDisk {
+    fn new(folder: &Folder, kib: u32) -> Option<SmallDisk> {
+        let place = folder.name("disk");
+        std::fs::create_dir(&place).unwrap();
+        let size = format!("size={kib}k");
+        let mut mount = Command::new("mount");
+        mount.args(["-t", "tmpfs", "-o", &size, "tmpfs", &place]).stderr(Stdio::null());
+        let mounted = mount.status().is_ok_and(|status| status.success());
+        if !mounted {
+            eprintln!("left out: this test needs the right to mount a file system");
+            std::fs::remove_dir(&place).unwrap();
+        }
+        mounted.then_some(SmallDisk(place))
+    }
+
+    fn is_empty(&self) -> bool {
+        std::fs::read_dir(&self.0).unwrap().next().is_none()
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg(&self.0).status();
+    }
+}
+
+#[test]
+fn a_full_disk_leaves_nothing() {
+    let folder = Folder::new();
+    let store = store(&folder);
+    ok(&["backup", &store, &folder.name("full")]);
+    for key in 0..10 {
+        ok(&["put", &store, &format!("value {key}"), &"x".repeat(60_000)]);
+    }
+    let Some(disk) = SmallDisk::new(&folder, 512) else { return };
+    let target = format!("{}/new", disk.0);
+    for arguments in [
+        vec!["backup", &store, &target],
+        vec!["backup", &store, &target, "--since", &folder.name("full")],
+        vec!["restore", "--to", &target, &folder.name("full")],
+    ] {
+        let error = fails(&arguments);
+        assert!(error.contains(&target) && error.contains("No space left"), "{error}");
+        assert!(disk.is_empty(), "{arguments:?}");
+    }
+    ok(&["check", &store]);
+}
