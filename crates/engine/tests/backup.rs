@@ -5,12 +5,15 @@ mod bank;
 
 use std::io::Write as _;
 use std::ops::ControlFlow;
+use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread;
+use std::time::Duration;
 
-use vellum::{BackupOptions, Error, MemoryDevice, Store, Tree};
+use vellum::{BackupOptions, Error, MemoryDevice, RestoreOptions, Store, Tree};
 use vellum_pool::device::{Fault, FaultyDevice, Operation};
 use vellum_testing::random::Random;
 
@@ -357,4 +360,73 @@ fn a_damaged_store_has_no_backup() {
     let store = Store::open(&path, &options().salvage(true)).unwrap();
     let error = back_up(&store, &backup).unwrap_err();
     assert!(error.to_string().contains("dump"), "{error}");
+}
+
+/// Where the child has its store and its backups.
+const FOLDER: &str = "VELLUM_TEST_BACKUPS";
+
+/// Not a test of its own: the process that is killed. It makes backups and increments beside
+/// writers.
+#[test]
+fn child() {
+    let Some(folder) = std::env::var_os(FOLDER) else { return };
+    let folder = Path::new(&folder);
+    let store = Store::open(folder.join("a.vellum"), &with_log()).unwrap();
+    beside_writers(&store, |_| {
+        for number in 0.. {
+            let full = folder.join(format!("full {number}"));
+            back_up(&store, &full).unwrap();
+            let increment = folder.join(format!("increment {number}"));
+            let options = BackupOptions::new().since(&full);
+            store.backup(&increment, &options, &mut goes_on).unwrap();
+        }
+    });
+}
+
+#[test]
+fn a_process_that_is_killed_in_a_backup_leaves_whole_files_and_a_sound_store() {
+    let (folder, path, _) = folder();
+    let store = Store::create(&path, &with_log()).unwrap();
+    fill(&store);
+    store.close().unwrap();
+    let (mut random, mut whole) = (Random(9), 0);
+    for _ in 0..8 {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["child", "--exact"]).env(FOLDER, folder.path());
+        let mut child = command.stdout(Stdio::null()).spawn().unwrap();
+        // Now and then before the first backup has ended.
+        thread::sleep(Duration::from_millis(200 + random.below(1500)));
+        child.kill().unwrap();
+        assert_eq!(child.wait().unwrap().signal(), Some(9));
+        // The kernel may use the file for the killed process for a moment.
+        let mut opened = Store::open(&path, &options());
+        while matches!(opened, Err(Error::InUse(_))) {
+            thread::yield_now();
+            opened = Store::open(&path, &options());
+        }
+        opened.unwrap().close().unwrap();
+        check(&path);
+        for entry in std::fs::read_dir(folder.path()).unwrap() {
+            let file = entry.unwrap().path();
+            let name = file.file_name().unwrap().to_str().unwrap();
+            if let Some(number) = name.strip_prefix("increment ") {
+                let (full, new) =
+                    (folder.path().join(format!("full {number}")), file.with_extension("new"));
+                vellum::restore(&new, full, &[file.clone()], &RestoreOptions::new(), &mut goes_on)
+                    .unwrap();
+                check(&new);
+                std::fs::remove_file(&new).unwrap();
+            } else if name.starts_with("full ") {
+                check(&file);
+                whole += 1;
+            }
+        }
+        for entry in std::fs::read_dir(folder.path()).unwrap() {
+            let file = entry.unwrap().path();
+            if file != path {
+                std::fs::remove_file(file).unwrap();
+            }
+        }
+    }
+    assert!(whole > 0);
 }

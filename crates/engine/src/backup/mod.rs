@@ -115,8 +115,9 @@ impl Store {
     ///
     /// Without a log, the state is that of the beginning. No changed page leaves memory while the
     /// store is copied, so changes and reads that need memory wait when the pool is full of changed
-    /// pages; [`sync`](Store::sync) and [`close`](Store::close) wait until the backup has ended. A
-    /// store that is open read-only is copied as it is.
+    /// pages; [`sync`](Store::sync) and [`close`](Store::close) wait until the backup has ended.
+    /// `progress` must not change the store ([`CalledFromWithin`](Error::CalledFromWithin)). A store
+    /// that is open read-only is copied as it is.
     ///
     /// The backup gets its name when it is complete and durable. Before, it has the name
     /// `.NAME.*.new` in the same folder; a process that is killed leaves that file there. If the
