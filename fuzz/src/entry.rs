@@ -1,6 +1,9 @@
 //! The bodies of the fuzz targets, shared with the simulation tests: for any input bytes there must
 //! be no panic, no endless loop and no wrong arithmetic.
 
+use std::ops::ControlFlow;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use vellum::node::{
@@ -8,7 +11,7 @@ use vellum::node::{
     plan_split, split_off_left,
 };
 use vellum::page::{self, PageKind};
-use vellum::{Options, PageRef, Store, Tree};
+use vellum::{BackupOptions, BackupProgress, Options, PageRef, RestoreOptions, Store, Tree};
 use vellum_pool::device::MemoryDevice;
 use vellum_pool::{PAGE_SIZE, Space};
 
@@ -314,4 +317,94 @@ fn change(tree: &Tree) {
         let _ = (tree.remove(&long), tree.remove(format!("key {n}").as_bytes()));
         let _ = tree.remove(&[n as u8]);
     }
+}
+
+/// Restores a sound backup with an increment of which some bytes are changed.
+///
+/// The first byte chooses whether the increment's first page gets a new checksum, and whether the
+/// increment is cut off. Each four bytes that follow are a position and a byte to put there; half of
+/// the positions lie in the first page's fields, and a quarter in the tables at the end.
+pub fn increment_reader(bytes: &[u8]) {
+    let Some((choice, rest)) = bytes.split_first() else { return };
+    let files = sound_backup();
+    let mut image = files.increment.clone();
+    let end = image.len();
+    for mutation in rest.chunks_exact(4).take(16) {
+        let offset = usize::from(mutation[1]) << 8 | usize::from(mutation[2]);
+        let at = match mutation[0] % 4 {
+            0 | 1 => offset % 144,
+            2 => end - 1 - offset % 4096,
+            _ => offset % end,
+        };
+        image[at] = mutation[3];
+    }
+    if choice & 1 == 0 {
+        page::seal(&mut image[..PAGE_SIZE], &[]);
+    }
+    if choice & 0x80 != 0 {
+        image.truncate(end - usize::from(*choice) * 97 % end);
+    }
+    let folder = TemporaryFolder::new();
+    let [base, bad, to] = ["base", "bad", "restored"].map(|name| folder.0.join(name));
+    std::fs::write(&base, &files.base).unwrap();
+    std::fs::write(&bad, &image).unwrap();
+    let goes_on = &mut |_: BackupProgress| ControlFlow::Continue(());
+    let options = RestoreOptions::new().replace(true);
+    if vellum::restore(&to, &base, &[bad.clone()], &options, goes_on).is_ok() {
+        let store = Store::open(&to, &options_to_read()).unwrap();
+        assert!(store.check(&mut |_| {}).unwrap().is_sound());
+    }
+    // As a base for the next increment.
+    let device = Arc::new(MemoryDevice::from_snapshot(sound_store(1).to_vec()));
+    let store = Store::open_on(device, &options_to_read()).unwrap();
+    let options = BackupOptions::new().replace(true).since(bad);
+    let goes_on = &mut |_: BackupProgress| ControlFlow::Continue(());
+    let _ = store.backup(folder.0.join("next"), &options, goes_on);
+}
+
+fn options_to_read() -> Options {
+    options(1).read_only(true)
+}
+
+/// A folder that goes when this is dropped.
+struct TemporaryFolder(PathBuf);
+
+impl TemporaryFolder {
+    fn new() -> TemporaryFolder {
+        static COUNT: AtomicU64 = AtomicU64::new(0);
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("vellum-fuzz-{}-{number}", std::process::id());
+        let folder = std::env::temp_dir().join(name);
+        std::fs::create_dir_all(&folder).unwrap();
+        TemporaryFolder(folder)
+    }
+}
+
+impl Drop for TemporaryFolder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+struct SoundBackup {
+    base: Vec<u8>,
+    increment: Vec<u8>,
+}
+
+/// The files of a backup, and of an increment that follows it.
+fn sound_backup() -> &'static SoundBackup {
+    static FILES: OnceLock<SoundBackup> = OnceLock::new();
+    FILES.get_or_init(|| {
+        let folder = TemporaryFolder::new();
+        let device = Arc::new(MemoryDevice::from_snapshot(sound_store(1).to_vec()));
+        let store = Store::open_on(device, &options(1)).unwrap();
+        let (base, increment) = (folder.0.join("base"), folder.0.join("increment"));
+        let goes_on = &mut |_: BackupProgress| ControlFlow::Continue(());
+        store.backup(&base, &BackupOptions::new(), goes_on).unwrap();
+        store.tree("t").unwrap().upsert(b"new", &[9; 5000]).unwrap();
+        let goes_on = &mut |_: BackupProgress| ControlFlow::Continue(());
+        store.backup(&increment, &BackupOptions::new().since(&base), goes_on).unwrap();
+        let read = |path| std::fs::read(path).unwrap();
+        SoundBackup { base: read(base), increment: read(increment) }
+    })
 }

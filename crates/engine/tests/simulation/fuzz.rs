@@ -57,6 +57,7 @@ fn run(seed: u64) {
         mutations.insert(0, 1 + random.below(127) as u8 + 128 * u8::from(random.once_in(8)));
         entry::store_opener(&mutations);
     }
+    entry::increment_reader(&bytes(&mut random, 64));
     let mut noise = bytes(&mut random, 50_000);
     noise.insert(0, 0);
     entry::store_opener(&noise);
