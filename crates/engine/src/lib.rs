@@ -46,7 +46,7 @@ mod txn;
 mod value;
 
 pub use backup::{
-    BackupOptions, BackupProgress, BackupReport, OnBackup, RestoreOptions, RestoreReport, restore,
+    BackupOptions, BackupProgress, BackupReport, RestoreOptions, RestoreReport, restore,
 };
 pub use error::{Error, Result};
 pub use redo::progress::{RecoveryProgress, RecoveryReport};

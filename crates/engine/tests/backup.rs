@@ -6,7 +6,7 @@ mod bank;
 use std::io::Write as _;
 use std::ops::ControlFlow;
 use std::os::unix::process::ExitStatusExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -360,6 +360,54 @@ fn a_damaged_store_has_no_backup() {
     let store = Store::open(&path, &options().salvage(true)).unwrap();
     let error = back_up(&store, &backup).unwrap_err();
     assert!(error.to_string().contains("dump"), "{error}");
+}
+
+/// A small file system; `None`, with a printed line, if the test may not mount one.
+struct SmallDisk(PathBuf);
+
+impl SmallDisk {
+    fn new(place: PathBuf, size: &str) -> Option<SmallDisk> {
+        std::fs::create_dir(&place).unwrap();
+        let mut mount = Command::new("mount");
+        mount.args(["-t", "tmpfs", "-o", &format!("size={size}"), "tmpfs"]).arg(&place);
+        let is_mounted = mount.stderr(Stdio::null()).status().is_ok_and(|status| status.success());
+        if !is_mounted {
+            eprintln!("left out: this test needs the right to mount a file system");
+        }
+        is_mounted.then_some(SmallDisk(place))
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg(&self.0).status();
+    }
+}
+
+/// There is room for the store, but not for the records that come while it is copied.
+#[test]
+fn a_full_disk_of_the_backup_is_no_failure_of_the_store() {
+    let (folder, path, _) = folder();
+    let (store, tree) = small_store(&path, 1 << 20);
+    let Some(disk) = SmallDisk::new(folder.path().join("disk"), "1m") else { return };
+    let mut calls = 0;
+    let outcome = store.backup(disk.0.join("b.vellum"), &BackupOptions::new(), &mut |_| {
+        calls += 1;
+        // Several times the log: checkpoints copy what they trim, as long as that goes.
+        (0..8000_u64).filter(|_| calls == 1).for_each(|key| {
+            tree.insert(&key.to_be_bytes(), &[1; 500]).unwrap();
+        });
+        ControlFlow::Continue(())
+    });
+    let error = outcome.unwrap_err().to_string();
+    assert!(error.contains("copying the log") && error.contains("No space left"), "{error}");
+    only_files(&disk.0, &[]);
+    tree.insert(b"after", b"").unwrap();
+    let backup = folder.path().join("b.vellum");
+    back_up(&store, &backup).unwrap();
+    let copy = Store::open(&backup, &options().read_only(true)).unwrap();
+    assert_eq!(copy.tree("values").unwrap().entries().count(), 8001);
+    store.close().unwrap();
 }
 
 /// Where the child has its store and its backups.

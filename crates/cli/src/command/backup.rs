@@ -4,7 +4,7 @@ use std::ops::ControlFlow;
 use std::path::PathBuf;
 
 use serde_json::json;
-use vellum::{BackupOptions, BackupProgress, BackupReport, Error, OnBackup};
+use vellum::{BackupOptions, BackupProgress, BackupReport, Error};
 
 use crate::error::{AtStore, Failure, Outcome};
 use crate::options::{Need, StoreArguments};
@@ -94,7 +94,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
 /// Runs a backup or a restore, shows its progress if it takes long, and ends it after a signal.
 pub fn with_progress<T>(
     label: &'static str,
-    work: impl for<'f> FnOnce(&'f mut OnBackup<'f>) -> T,
+    work: impl FnOnce(&mut dyn FnMut(BackupProgress) -> ControlFlow<()>) -> T,
 ) -> T {
     let (mut shown, mut done) = (None::<DelayedProgress>, 0);
     let result = work(&mut |BackupProgress { bytes_done, bytes_total, .. }| {

@@ -9,6 +9,7 @@ mod overlay;
 mod progress;
 mod restore;
 
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,7 +17,7 @@ use std::time::{Duration, Instant};
 use vellum_pool::PAGE_SIZE;
 use vellum_pool::device::Device;
 
-pub use progress::{BackupProgress, OnBackup};
+pub use progress::BackupProgress;
 pub use restore::{RestoreOptions, RestoreReport, restore};
 
 use crate::backup::copy::Copying;
@@ -106,7 +107,8 @@ pub struct BackupReport {
 impl Store {
     /// Copies the store to a new file, which is a store itself: closed, with everything that had
     /// changed when this was called, and with the state of one moment. Other threads go on.
-    /// `progress` is told how far it is, and may end it.
+    /// `progress` is told how far it is. If it returns [`Break`](ControlFlow::Break), the backup ends
+    /// with [`Cancelled`](Error::Cancelled).
     ///
     /// With a log ([`Options::log`](crate::Options::log)), the state is that of the end of the
     /// copying. Changes wait only for a moment at the beginning, as for a checkpoint, and for one
@@ -130,11 +132,11 @@ impl Store {
     /// as when its disk is full; [`BadBackup`](Error::BadBackup) if the store is damaged;
     /// [`InUse`](Error::InUse) if another backup of the store is under way;
     /// [`Cancelled`](Error::Cancelled). After an error there is no new file.
-    pub fn backup<'f>(
+    pub fn backup(
         &self,
         path: impl AsRef<Path>,
         options: &BackupOptions,
-        progress: &'f mut OnBackup<'f>,
+        progress: &mut dyn FnMut(BackupProgress) -> ControlFlow<()>,
     ) -> Result<BackupReport> {
         let (began, path, pages) = (Instant::now(), path.as_ref(), &self.core.pages);
         pages.check_process()?;

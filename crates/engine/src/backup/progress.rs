@@ -19,14 +19,12 @@ pub struct BackupProgress {
     pub bytes_total: u64,
 }
 
-/// A function that is told the progress of a backup or a restore. If it returns
-/// [`Break`](ControlFlow::Break), the work ends with [`Error::Cancelled`](crate::Error::Cancelled)
-/// and leaves no file.
-pub type OnBackup<'f> = dyn FnMut(BackupProgress) -> ControlFlow<()> + 'f;
+/// A function that is told the progress, and may end the work.
+type Tell<'f> = dyn FnMut(BackupProgress) -> ControlFlow<()> + 'f;
 
 /// See the module's documentation.
 pub(super) struct Pace<'f> {
-    tell: &'f mut OnBackup<'f>,
+    tell: &'f mut Tell<'f>,
     done: u64,
     total: u64,
     bytes_per_second: Option<u64>,
@@ -36,7 +34,7 @@ pub(super) struct Pace<'f> {
 }
 
 impl<'f> Pace<'f> {
-    pub(super) fn new(tell: &'f mut OnBackup<'f>, bytes_per_second: Option<u64>) -> Pace<'f> {
+    pub(super) fn new(tell: &'f mut Tell<'f>, bytes_per_second: Option<u64>) -> Pace<'f> {
         let began = Instant::now();
         Pace { tell, done: 0, total: 0, bytes_per_second, began, limited: 0 }
     }

@@ -1,5 +1,6 @@
 //! Restores a store from a backup and its increments ([`restore`]).
 
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -9,7 +10,7 @@ use super::copy::read_frames;
 use super::files::{NewFile, open_backup};
 use super::increment::{Increment, is_increment};
 use super::index::{Index, IndexWriter, State, ranges_of, sum};
-use super::progress::{OnBackup, Pace};
+use super::progress::{BackupProgress, Pace};
 use crate::error::{Error, Result};
 
 /// How to restore a store. `RestoreOptions::new()` suits most programs.
@@ -63,8 +64,9 @@ pub struct RestoreReport {
 }
 
 /// Restores a store to the new file `to`, from a backup and any number of increments that follow
-/// it, in their order ([`Store::backup`](crate::Store::backup)). `progress` is told how far it is,
-/// and may end it.
+/// it, in their order ([`Store::backup`](crate::Store::backup)). `progress` is told how far it is.
+/// If it returns [`Break`](ControlFlow::Break), the restore ends with
+/// [`Cancelled`](Error::Cancelled).
 ///
 /// The file gets its name when it is complete and durable, as that of a backup does.
 ///
@@ -73,12 +75,12 @@ pub struct RestoreReport {
 /// does not follow the one before it; [`Exists`](Error::Exists) if there is a file `to`
 /// ([`RestoreOptions::replace`]); [`BackupIo`](Error::BackupIo) if a file cannot be read or
 /// written; [`Cancelled`](Error::Cancelled). After an error there is no new file.
-pub fn restore<'f>(
+pub fn restore(
     to: impl AsRef<Path>,
     backup: impl AsRef<Path>,
     increments: &[PathBuf],
     options: &RestoreOptions,
-    progress: &'f mut OnBackup<'f>,
+    progress: &mut dyn FnMut(BackupProgress) -> ControlFlow<()>,
 ) -> Result<RestoreReport> {
     let (began, to, backup) = (Instant::now(), to.as_ref(), backup.as_ref());
     if is_increment(backup)? {
