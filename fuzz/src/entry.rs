@@ -350,7 +350,7 @@ pub fn increment_reader(bytes: &[u8]) {
     std::fs::write(&bad, &image).unwrap();
     let goes_on = &mut |_: BackupProgress| ControlFlow::Continue(());
     let options = RestoreOptions::new().replace(true);
-    if vellum::restore(&to, &base, &[bad.clone()], &options, goes_on).is_ok() {
+    if vellum::restore(&to, &base, std::slice::from_ref(&bad), &options, goes_on).is_ok() {
         let store = Store::open(&to, &options_to_read()).unwrap();
         assert!(store.check(&mut |_| {}).unwrap().is_sound());
     }

@@ -460,8 +460,14 @@ fn a_process_that_is_killed_in_a_backup_leaves_whole_files_and_a_sound_store() {
             if let Some(number) = name.strip_prefix("increment ") {
                 let (full, new) =
                     (folder.path().join(format!("full {number}")), file.with_extension("new"));
-                vellum::restore(&new, full, &[file.clone()], &RestoreOptions::new(), &mut goes_on)
-                    .unwrap();
+                vellum::restore(
+                    &new,
+                    full,
+                    std::slice::from_ref(&file),
+                    &RestoreOptions::new(),
+                    &mut goes_on,
+                )
+                .unwrap();
                 check(&new);
                 std::fs::remove_file(&new).unwrap();
             } else if name.starts_with("full ") {
