@@ -322,8 +322,8 @@ fn change(tree: &Tree) {
 /// Restores a sound backup with an increment of which some bytes are changed.
 ///
 /// The first byte chooses whether the increment's first page gets a new checksum, and whether the
-/// increment is cut off. Each four bytes that follow are a position and a byte to put there; half of
-/// the positions lie in the first page's fields, and a quarter in the tables at the end.
+/// increment is cut off. Each four bytes that follow are a position and a byte to put there. Half
+/// of the positions lie in the first page's fields, and a quarter in the tables at the end.
 pub fn increment_reader(bytes: &[u8]) {
     let Some((choice, rest)) = bytes.split_first() else { return };
     let files = sound_backup();
