@@ -18,6 +18,7 @@ use std::sync::Arc;
 use crate::block::{Block, CLOSES, LENGTH, Lsn, PAYLOAD_U64, STARTS};
 use crate::device::{LogDevice, Written, is_full};
 use crate::error::LogError;
+use crate::planted::{LogBug, is_planted};
 use crate::process::Home;
 use crate::ring::{Batch, Obstacle, Ring};
 use crate::sync::{AtomicBool, Condvar, Mutex, MutexGuard, Ordering, lock, wait};
@@ -425,20 +426,42 @@ impl Shared {
     pub(crate) fn work(&self) {
         let mut flow = lock(&self.flow);
         while !flow.closing {
-            let is_wanted = flow.wanted > self.ring.sealed();
-            let flight = is_wanted.then(|| self.take(&mut flow)).flatten();
-            if let Some(flight) = flight {
-                drop(flow);
-                flight.run();
-                flow = lock(&self.flow);
-            } else if std::mem::take(&mut flow.wants_room) {
-                drop(flow);
-                if let Err(error) = self.make_room(self.ring.room() + 1) {
-                    tracing::debug!(%error, "no room ahead in the log");
-                }
-                flow = lock(&self.flow);
-            } else {
-                flow = wait(&self.work, flow);
+            flow = match self.work_once(flow) {
+                Ok(flow) => flow,
+                Err(flow) => wait(&self.work, flow),
+            };
+        }
+    }
+
+    /// Does what the thread of the log has to do, if there is something. Otherwise returns an error
+    /// with the flow.
+    fn work_once<'a>(
+        &'a self,
+        mut flow: MutexGuard<'a, Flow>,
+    ) -> Result<MutexGuard<'a, Flow>, MutexGuard<'a, Flow>> {
+        let is_wanted = flow.wanted > self.ring.sealed();
+        if let Some(flight) = is_wanted.then(|| self.take(&mut flow)).flatten() {
+            drop(flow);
+            flight.run();
+        } else if std::mem::take(&mut flow.wants_room) {
+            drop(flow);
+            if let Err(error) = self.make_room(self.ring.room() + 1) {
+                tracing::debug!(%error, "no room ahead in the log");
+            }
+        } else {
+            return Err(flow);
+        }
+        Ok(lock(&self.flow))
+    }
+
+    /// Does what the thread of the log would do now.
+    #[cfg(feature = "testing")]
+    pub(crate) fn work_now(&self) {
+        let mut flow = lock(&self.flow);
+        while !flow.closing {
+            match self.work_once(flow) {
+                Ok(more) => flow = more,
+                Err(_) => return,
             }
         }
     }
@@ -492,6 +515,7 @@ impl Flight<'_> {
     fn run(self) {
         let result = match self.write() {
             Ok(Written::Durable) => Ok(()),
+            Ok(Written::Cached) if is_planted(LogBug::EarlyAcknowledgement) => Ok(()),
             Ok(Written::Cached) => self.sync(),
             Err(cause) => Err(cause),
         };

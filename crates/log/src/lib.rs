@@ -39,6 +39,7 @@ mod error;
 mod file_cases;
 mod flights;
 mod log;
+mod planted;
 mod process;
 #[cfg(all(test, not(feature = "model")))]
 mod reference;
@@ -57,5 +58,7 @@ pub use device::{
 pub use error::LogError;
 pub use flights::Durable;
 pub use log::{Log, LogOptions};
+#[cfg(feature = "testing")]
+pub use planted::{LogBug, plant};
 pub use scan::{End, EndReason, Record, Scan};
 pub use view::{LogView, Records, Shown};

@@ -8,6 +8,7 @@ use crate::block::{BLOCK_BYTES, Lsn, PAYLOAD_U64};
 use crate::device::LogDevice;
 use crate::error::LogError;
 use crate::flights::{Durable, Hold, Shared};
+use crate::planted::{LogBug, is_planted};
 use crate::ring::Ring;
 use crate::scan::{End, EndReason, Record, Scan, check_reaches};
 use crate::sync::{Mutex, lock, thread};
@@ -71,6 +72,28 @@ impl Log {
         Ok((log, end))
     }
 
+    /// As [`open`](Log::open), but the log has no thread of its own. Threads that wait for a record
+    /// make it durable; what no thread waits for, [`work_now`](Log::work_now) does.
+    ///
+    /// # Errors
+    /// As `open`.
+    #[cfg(feature = "testing")]
+    pub fn open_without_thread<E: From<LogError>>(
+        device: Arc<dyn LogDevice>,
+        options: &LogOptions,
+        from: Option<Lsn>,
+        visit: impl FnMut(Record) -> Result<(), E>,
+    ) -> Result<(Log, End), E> {
+        Log::recover(device, options, from, visit)
+    }
+
+    /// Does what the thread of a log does that has one: makes durable what was asked for, and has
+    /// the device make room ahead.
+    #[cfg(feature = "testing")]
+    pub fn work_now(&self) {
+        self.shared.work_now();
+    }
+
     /// A log without a thread of its own.
     pub(crate) fn recover<E: From<LogError>>(
         device: Arc<dyn LogDevice>,
@@ -85,7 +108,9 @@ impl Log {
         let device = Hold::new(device)?;
         // A process that was killed may have written what it did not sync: no caller shall act on
         // records that a loss of power could still take.
-        device.sync().map_err(LogError::io("syncing the log before it is read"))?;
+        if !is_planted(LogBug::UnsyncedOpening) {
+            device.sync().map_err(LogError::io("syncing the log before it is read"))?;
+        }
         let before = from.map_or(Ok(None), |from| check_reaches(&*device, from))?;
         let mut scan = Scan::new(&*device, from, None, before)?;
         while let Some(record) = scan.next_record()? {

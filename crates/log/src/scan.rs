@@ -9,6 +9,7 @@ use std::ops::Range;
 use crate::block::{Block, CLOSES, HEAD, Head, LENGTH, Lsn, PAYLOAD, STARTS, Unsound};
 use crate::device::{LogDevice, is_unreadable};
 use crate::error::LogError;
+use crate::planted::{LogBug, is_planted};
 
 /// Blocks that are read at once.
 const CHUNK: usize = 64;
@@ -211,7 +212,7 @@ impl<'a> Scan<'a> {
     pub fn next_record(&mut self) -> Result<Option<Record>, LogError> {
         loop {
             if self.end.is_some() {
-                return Ok(None);
+                return Ok(self.believed_tail());
             }
             let Some(head) = self.head else {
                 self.enter()?;
@@ -240,6 +241,17 @@ impl<'a> Scan<'a> {
                 return Ok(Some(Record { lsn: whole.lsn, bytes: whole.bytes[LENGTH..].to_vec() }));
             }
         }
+    }
+
+    /// The beginning of the last record as a whole one, if that bug is planted.
+    fn believed_tail(&mut self) -> Option<Record> {
+        if !is_planted(LogBug::BelievedTail) {
+            return None;
+        }
+        let Partial { lsn, mut bytes } = self.partial.take()?;
+        let length = u32::from_le_bytes(*bytes.first_chunk::<LENGTH>()?) as usize;
+        bytes.resize(LENGTH + length, 0);
+        Some(Record { lsn, bytes: bytes.split_off(LENGTH) })
     }
 
     /// Begins with the next block, or ends.
@@ -376,7 +388,10 @@ impl<'a> Scan<'a> {
     }
 
     fn finish(&mut self, why: EndReason) {
-        let unfinished = self.partial.take().map(|partial| partial.lsn);
+        let unfinished = self.partial.as_ref().map(|partial| partial.lsn);
+        if !is_planted(LogBug::BelievedTail) {
+            self.partial = None;
+        }
         self.end = Some(End { lsn: Lsn::of_block(self.number), why, unfinished });
     }
 

@@ -108,6 +108,20 @@ impl SimulatedDevice {
         self.restarted(state)
     }
 
+    /// What is left after a loss of power now, if some block that was not synced went to the place
+    /// of another one. `None` if there is no such block.
+    pub fn crash_misdirected(&self) -> Option<SimulatedDevice> {
+        let crashed = self.crash();
+        let mut state = crashed.lock();
+        let count = self.lock().unsynced.len();
+        let block = self.lock().unsynced.get(state.below(count as u64) as usize)?.1;
+        let slots = state.durable.len() as u64;
+        let slot = state.below(slots) as usize;
+        state.durable[slot] = block;
+        drop(state);
+        Some(crashed)
+    }
+
     /// What is left when the process is killed: all that was written, synced or not.
     pub fn kill(&self) -> SimulatedDevice {
         let state = self.lock().clone();
