@@ -38,6 +38,7 @@ mod backup;
 mod error;
 pub mod node;
 pub mod page;
+mod planted;
 mod redo;
 mod store;
 mod sync;
@@ -49,6 +50,8 @@ pub use backup::{
     BackupOptions, BackupProgress, BackupReport, RestoreOptions, RestoreReport, restore,
 };
 pub use error::{Error, Result};
+#[cfg(feature = "testing")]
+pub use planted::{StoreBug, plant};
 pub use redo::progress::{RecoveryProgress, RecoveryReport};
 pub use store::PoolView;
 pub use store::check::{CheckProgress, CheckReport};

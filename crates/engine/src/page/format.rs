@@ -10,6 +10,7 @@ use crate::error::CLOSED;
 use crate::node::check_bounds;
 use crate::page::{self, PageKind};
 use crate::page::{blob, pieces};
+use crate::planted::{StoreBug, is_planted};
 use crate::redo::log::RedoLog;
 use crate::store::file::StoreFile;
 
@@ -66,6 +67,9 @@ impl PageFormat for StoreFormat {
     }
 
     fn free_lsn(&self) -> u64 {
+        if is_planted(StoreBug::EarlyReuse) {
+            return 0;
+        }
         self.log().map_or(0, RedoLog::newest)
     }
 

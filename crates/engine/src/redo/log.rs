@@ -15,6 +15,7 @@ use super::files::LogFiles;
 use super::hold::LogHold;
 use crate::error::{Error, Result as StoreResult};
 use crate::page;
+use crate::planted::{StoreBug, is_planted};
 use crate::store::cut_signal::CutSignal;
 use crate::store::gate::Freeze;
 use crate::store::header::LogPoint;
@@ -179,7 +180,7 @@ impl RedoLog {
     /// newest cut has it. The caller has begun a change, and holds the page as it was before the
     /// group.
     pub(crate) fn needs_image(&self, page: &[u8]) -> bool {
-        page::lsn(page) < self.cut.load(Ordering::Relaxed)
+        page::lsn(page) < self.cut.load(Ordering::Relaxed) && !is_planted(StoreBug::NoImage)
     }
 
     /// Has room kept for the next groups of a change, and for one record of this length.
@@ -335,6 +336,12 @@ impl RedoLog {
         self.files.iter().for_each(LogFiles::remove);
     }
 
+    /// Does what the thread of a log does that has one.
+    #[cfg(feature = "testing")]
+    pub(crate) fn work_now(&self) {
+        self.log.work_now();
+    }
+
     /// Reads the durable records from `from` on.
     ///
     /// # Errors
@@ -426,7 +433,7 @@ impl LogDevice for ValuesFirst {
 
     fn append(&self, first: u64, parts: [&[Block]; 2]) -> io::Result<Written> {
         let mut unsynced = lock(&self.unsynced);
-        if *unsynced {
+        if *unsynced && !is_planted(StoreBug::LateValues) {
             self.file.sync()?;
             *unsynced = false;
         }

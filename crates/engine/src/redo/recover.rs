@@ -23,6 +23,7 @@ use super::record::{BadRecord, GroupRecord, Redo};
 use super::records::Records;
 use super::redoer::{ChangedPage, ChangedPages, Redoers, bad, write_pages};
 use crate::error::{Error, Result};
+use crate::planted::{StoreBug, is_planted};
 use crate::store::file::StoreFile;
 use crate::store::free_map::{self, FreeMap};
 use crate::store::header::{Header, LogPoint};
@@ -54,7 +55,7 @@ pub(crate) struct Recovery<'a> {
 impl<'a> Recovery<'a> {
     /// For a header in use that names a log, with the pages of its free map and the space that the
     /// map describes. The log has records up to `end` at most. Pages take at most `bytes` of memory
-    /// until they are written.
+    /// until they are written. At most so many threads redo them.
     ///
     /// # Errors
     /// If the system starts no threads for it.
@@ -63,7 +64,7 @@ impl<'a> Recovery<'a> {
         old_map: Vec<PageRef>,
         space: Space,
         end: Lsn,
-        bytes: usize,
+        (threads, bytes): (usize, usize),
         listener: &'a RecoveryListener,
     ) -> Result<Recovery<'a>> {
         let from = Lsn(header.log.lsn.wrapping_sub(header.log.begin));
@@ -72,7 +73,7 @@ impl<'a> Recovery<'a> {
             header,
             records: 0,
             pages: ChangedPages::new(),
-            redoers: Redoers::start(header.log.begin, bytes)?,
+            redoers: Redoers::start(header.log.begin, threads, bytes)?,
             space,
             old_map,
             next_tree: header.next_tree,
@@ -166,9 +167,11 @@ impl<'a> Recovery<'a> {
         // The last process may have been killed before this header was durable. The new map may lie
         // where the map of the header before it lies.
         let page = self.header.page();
-        let written = self.header.write(&**device, &[]);
-        written.map_err(|source| PoolError::Write { page, source })?;
-        device.sync().map_err(PoolError::Sync)?;
+        if !is_planted(StoreBug::TrustedHeader) {
+            let written = self.header.write(&**device, &[]);
+            written.map_err(|source| PoolError::Write { page, source })?;
+            device.sync().map_err(PoolError::Sync)?;
+        }
 
         let mut places = Vec::new();
         let old = self.old_map.iter().map(|page| (page.id.0, u64::from(page.frames)));
@@ -184,11 +187,6 @@ impl<'a> Recovery<'a> {
         let file_pages = device.pages().map_err(PoolError::Resize)?.max(self.space.end());
         device.resize(file_pages).map_err(PoolError::Resize)?;
 
-        let changed = self.write_changed(device, log)?;
-        let map = free_map::pages(&map.encode(), &places);
-        write_pages(device, &map)?;
-        device.sync().map_err(PoolError::Sync)?;
-
         let header = Header {
             free_map: places.first().map_or(0, |place| place.id.0),
             file_pages,
@@ -197,6 +195,14 @@ impl<'a> Recovery<'a> {
             ..self.header
         };
         let file = StoreFile::new(device, self.header);
+        if is_planted(StoreBug::EarlyRecoveryHeader) {
+            file.write_clean(&file.pause_writes(), header, &[])?;
+        }
+        let changed = self.write_changed(device, log)?;
+        let map = free_map::pages(&map.encode(), &places);
+        write_pages(device, &map)?;
+        device.sync().map_err(PoolError::Sync)?;
+
         file.write_clean(&file.pause_writes(), header, &[])?;
         let report = RecoveryReport {
             records: self.records,

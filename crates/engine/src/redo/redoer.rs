@@ -24,6 +24,7 @@ use super::page::redo;
 use super::record::{BadRecord, GroupRecord, PageRecord, Redo};
 use crate::error::{Error, Result};
 use crate::page;
+use crate::planted::{StoreBug, is_planted};
 
 /// More threads than these would wait for the one that reads the log.
 const REDOERS_MAX: usize = 8;
@@ -74,8 +75,9 @@ impl Redoers {
     ///
     /// # Errors
     /// If the system starts no more threads.
-    pub(super) fn start(begin: u64, bytes: usize) -> Result<Redoers> {
+    pub(super) fn start(begin: u64, threads: usize, bytes: usize) -> Result<Redoers> {
         let count = thread::available_parallelism().map_or(1, NonZero::get).min(REDOERS_MAX);
+        let count = count.min(threads);
         let mut redoers = Redoers { threads: Vec::new(), batch: Vec::new(), batch_bytes: 0 };
         for number in 0..count as u64 {
             let (jobs, received) = sync_channel(BATCHES_AHEAD);
@@ -108,6 +110,9 @@ impl Redoers {
 
     fn send_batch(&mut self) {
         self.batch_bytes = 0;
+        if is_planted(StoreBug::WrongOrder) {
+            self.batch.reverse();
+        }
         let batch = Arc::new(std::mem::take(&mut self.batch));
         self.tell_all(|| Job::Redo(batch.clone()));
     }

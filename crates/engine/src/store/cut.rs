@@ -20,6 +20,7 @@ use vellum_log::LogError;
 use vellum_pool::{PageRef, Space};
 
 use crate::error::{Error, Result};
+use crate::planted::{StoreBug, is_planted};
 use crate::redo::log::{Held, MapPlaces, RedoLog, RoomPromise};
 use crate::store::free_map::{self, FreeMap};
 use crate::store::gate::Freeze;
@@ -63,7 +64,11 @@ pub(crate) fn decode_space(map: FreeMap) -> Result<Space> {
 impl PageStore {
     /// Makes all changes durable that ended before this.
     pub(crate) fn sync_log(&self, log: &RedoLog) -> Result<()> {
-        Ok(log.wait_durable(log.newest())?)
+        log.wait_durable(log.newest())?;
+        if is_planted(StoreBug::EarlyTrim) {
+            log.trim(log.durable())?;
+        }
+        Ok(())
     }
 
     /// If the log is so long that a checkpoint is due, this thread writes one, or waits for the
@@ -190,12 +195,17 @@ impl PageStore {
         maps: &mut MapPlaces,
     ) -> Result<()> {
         self.sync_log(log)?;
+        if is_planted(StoreBug::EarlyHeader) {
+            self.file.write_cut(header)?;
+        }
         self.pool.write_dirty()?;
         let pages = free_map::pages(&cut.map.encode(), &maps.next);
         self.pool.write_copies(&pages)?;
         self.pool.sync_device()?;
         self.file.write_cut(header)?;
-        std::mem::swap(&mut maps.newest, &mut maps.next);
+        if !is_planted(StoreBug::MapInPlace) {
+            std::mem::swap(&mut maps.newest, &mut maps.next);
+        }
         Ok(log.trim(cut.lsn)?)
     }
 

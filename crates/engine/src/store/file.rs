@@ -18,6 +18,7 @@ use vellum_pool::device::Device;
 use vellum_pool::{PageRef, PoolError, Space};
 
 use crate::error::{CLOSED, Error, Result};
+use crate::planted::{StoreBug, is_planted};
 use crate::redo::log::RedoLog;
 use crate::store::header::{Header, Listed};
 use crate::sync::lock;
@@ -141,6 +142,9 @@ impl StoreFile {
     /// them is `still_dirty`.
     pub(crate) fn before_pages(&self, lsn: u64, still_dirty: &dyn Fn() -> bool) -> io::Result<()> {
         if let Some(log) = self.log() {
+            if is_planted(StoreBug::NoWriteRule) {
+                return Ok(());
+            }
             return log.wait_durable(lsn).map_err(io::Error::other);
         }
         if self.paused.load(Ordering::Acquire) {

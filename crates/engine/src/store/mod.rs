@@ -283,6 +283,13 @@ impl Store {
         self.core.close()
     }
 
+    /// Does what the thread of the store's log would do by now, if the store
+    /// [has no threads](Options::single_threaded).
+    #[cfg(feature = "testing")]
+    pub fn work_for_log(&self) {
+        self.core.pages.redo_log.iter().for_each(|log| log.work_now());
+    }
+
     /// What the opening of the store did to recover it. `None` if it was closed before.
     pub fn recovery(&self) -> Option<RecoveryReport> {
         self.core.recovery

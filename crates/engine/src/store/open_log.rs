@@ -11,6 +11,7 @@ use vellum_pool::device::Device;
 use vellum_pool::{PAGE_SIZE, PageRef, Space};
 
 use crate::error::{Error, Result};
+use crate::planted::{StoreBug, is_planted};
 use crate::redo::files::{LOG_BYTES_MIN, LogFiles, log_options};
 use crate::redo::log::{MapPlaces, OpenLog, RedoLog, ValuesFirst, bytes_per_change};
 use crate::redo::progress::RecoveryReport;
@@ -140,15 +141,21 @@ fn open_log(
     options: &Options,
     visit: impl FnMut(Record) -> Result<()>,
 ) -> Result<(Log, Lsn)> {
-    let opened = Log::open(device.clone(), &log_options(options.log_bytes), from, visit);
+    let (device, log_options) = (device.clone(), log_options(options.log_bytes));
+    #[cfg(feature = "testing")]
+    if options.is_single_threaded {
+        let opened = Log::open_without_thread(device, &log_options, from, visit);
+        return opened.map(|(log, end)| (log, end.lsn));
+    }
+    let opened = Log::open(device, &log_options, from, visit);
     opened.map(|(log, end)| (log, end.lsn))
 }
 
 /// The memory that recovery may use for pages: half of what the pool will have. The simulation has
 /// so little that recovery reads the log several times.
 fn recovery_bytes(options: &Options) -> Result<usize> {
-    if cfg!(test) {
-        return Ok(64 << 10);
+    if let Some(bytes) = options.recovery_bytes {
+        return Ok(bytes);
     }
     Ok(usize::try_from(options.pool.frames()? / 2).unwrap_or(usize::MAX).saturating_mul(PAGE_SIZE))
 }
@@ -167,11 +174,18 @@ pub(crate) fn recover(
     let (map, space) = map()?;
     tracing::info!(log = %place, "the store was not closed: recovering it");
     let most = Lsn(device.scan().end * BLOCK_BYTES as u64);
-    let bytes = recovery_bytes(options)?;
-    let mut recovery = Recovery::new(header, map, space, most, bytes, &options.on_recovery)?;
+    let memory = (options.recovery_threads(), recovery_bytes(options)?);
+    let mut recovery = Recovery::new(header, map, space, most, memory, &options.on_recovery)?;
     let values = Arc::new(ValuesFirst::new(device, file.clone()));
     let from = Some(recovery.from());
-    let (log, end) = open_log(&values, from, options, |record| recovery.add(record))?;
+    let mut before = None;
+    let (log, end) = open_log(&values, from, options, |record| {
+        if !is_planted(StoreBug::LostRecord) {
+            return recovery.add(record);
+        }
+        // One record late, so that the last one is never added.
+        before.replace(record).map_or(Ok(()), |record| recovery.add(record))
+    })?;
     recovery.end_at(end);
     let Recovered { header, report, .. } = recovery.write(file, &log)?;
     let RecoveryReport { records, pages, log_bytes, duration } = report;

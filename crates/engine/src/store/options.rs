@@ -39,6 +39,11 @@ pub struct Options {
     /// finds one due does.
     pub(crate) cut_in_background: bool,
     pub(crate) on_recovery: RecoveryListener,
+    /// A recovery has so many bytes of pages in memory at once, if that is chosen.
+    pub(crate) recovery_bytes: Option<usize>,
+    /// The store has no threads of its own.
+    #[cfg(feature = "testing")]
+    pub(crate) is_single_threaded: bool,
 }
 
 impl Default for Options {
@@ -59,6 +64,10 @@ impl Default for Options {
             log_bytes: 128 << 20,
             cut_in_background: true,
             on_recovery: RecoveryListener::default(),
+            // The tests have recoveries that read the log several times.
+            recovery_bytes: cfg!(test).then_some(64 << 10),
+            #[cfg(feature = "testing")]
+            is_single_threaded: false,
         }
     }
 }
@@ -175,6 +184,15 @@ impl Options {
         self
     }
 
+    /// The most threads that redo pages in a recovery.
+    pub(crate) fn recovery_threads(&self) -> usize {
+        #[cfg(feature = "testing")]
+        if self.is_single_threaded {
+            return 1;
+        }
+        usize::MAX
+    }
+
     /// Whether the options ask for a log.
     pub(crate) fn wants_log(&self) -> bool {
         (self.has_log || self.log.is_some()) && !self.is_read_only()
@@ -205,6 +223,35 @@ impl Options {
             read_only: self.is_read_only(),
             ..PoolOptions::default()
         })
+    }
+}
+
+/// What a simulation needs.
+#[cfg(feature = "testing")]
+impl Options {
+    /// A log on a device of the caller's, of any size.
+    pub fn log_device(mut self, device: Arc<dyn LogDevice>) -> Options {
+        self.log = Some(device);
+        self
+    }
+
+    /// Whether a thread writes the checkpoints, or the change that finds one due.
+    pub fn cut_in_background(mut self, yes: bool) -> Options {
+        self.cut_in_background = yes;
+        self
+    }
+
+    /// The bytes of pages that a recovery has in memory at once.
+    pub fn recovery_bytes(mut self, bytes: usize) -> Options {
+        self.recovery_bytes = Some(bytes);
+        self
+    }
+
+    /// The store has no threads of its own, so that a program with one thread does the same each
+    /// time.
+    pub fn single_threaded(mut self) -> Options {
+        self.is_single_threaded = true;
+        self.evictors(0).cut_in_background(false)
     }
 }
 

@@ -27,6 +27,7 @@ use std::time::{Duration, Instant};
 use smallvec::SmallVec;
 
 use crate::page::blob::BlobRef;
+use crate::planted::{StoreBug, is_planted};
 use crate::store::gate::Freeze;
 use crate::store::noted::NotedEntries;
 
@@ -334,6 +335,7 @@ impl Versions {
             let Some(tree) = lists.trees.get_mut(&id) else { continue };
             tree.loads.retain(|load| *load > oldest);
             let Some(chain) = tree.chains.get_mut(&key) else { continue };
+            let oldest = oldest + Time::from(is_planted(StoreBug::LostVersion));
             let needless = chain.old.partition_point(|(replaced, _)| *replaced <= oldest);
             for (_, old) in chain.old.drain(..needless) {
                 self.bytes.fetch_sub(size_of(&key, &old), Ordering::Relaxed);
@@ -530,11 +532,17 @@ impl Lists {
         let by_range = reads.ranges.iter().filter_map(|(id, ranges)| Some((tree(id)?, ranges)));
         for (tree, keys) in by_key {
             let is_changed = |key: &[u8]| tree.chains.get(key).is_some_and(changed);
+            if is_planted(StoreBug::UncheckedKeys) {
+                continue;
+            }
             if tree.load_after(time).is_some() || keys.iter().any(is_changed) {
                 return true;
             }
         }
         for (tree, ranges) in by_range {
+            if is_planted(StoreBug::UncheckedRanges) {
+                continue;
+            }
             let is_changed = |(start, end): &KeyBounds| {
                 let bounds = (start.as_ref().map(|key| &key[..]), end.as_ref().map(|key| &key[..]));
                 is_range(bounds)

@@ -18,6 +18,7 @@ use crate::error::{Error, Result};
 use crate::node::{Edit, Fences, Node, NodeMut, Payload, Split, merge_into_right, split_off_left};
 use crate::page::blob::BlobRef;
 use crate::page::{self, LEVEL, PAGE_HEADER, PageKind};
+use crate::planted::{StoreBug, is_planted};
 use crate::redo::record::{RecordWriter, push_edit};
 use crate::store::pages::Change;
 use crate::store::versions::{OldValue, Replaced};
@@ -329,7 +330,11 @@ impl<'a> Group<'_, 'a> {
         let mut bytes = Vec::new();
         let freed = self.freed.iter().map(ExclusiveGuard::page);
         let freed: Vec<PageRef> = freed.chain(self.removed.iter().copied()).collect();
-        let mut record = RecordWriter::new(&mut bytes, &self.taken, &freed);
+        let taken = match is_planted(StoreBug::UnnamedPages) {
+            false => &self.taken[..],
+            true => &[],
+        };
+        let mut record = RecordWriter::new(&mut bytes, taken, &freed);
         // The caller of a large group passes the pages in the order in which it changed them.
         let change_of = |index: usize, page: PageRef| {
             let same = self.changed.get(index).filter(|changed| changed.id == page.id);
@@ -338,6 +343,10 @@ impl<'a> Group<'_, 'a> {
         let mut count = 0;
         for (index, guard) in pages.iter().enumerate() {
             let page = guard.page();
+            if is_planted(StoreBug::HalfGroup) && count > 0 && count + 1 == self.changed.len() {
+                count += 1;
+                continue;
+            }
             match change_of(index, page) {
                 // Many edits of one page, such as new values of one key, are longer than its image.
                 Some(changed) if changed.needs_image || changed.edits.len() > guard.len() => {

@@ -9,6 +9,7 @@ use std::time::Duration;
 use vellum_log::LogError;
 
 use crate::error::{Error, Result};
+use crate::planted::{StoreBug, is_planted};
 use crate::store::Store;
 use crate::store::versions::{KeyBounds, ReadSet};
 use crate::sync::lock;
@@ -536,7 +537,7 @@ impl Transaction {
             return Ok(None);
         }
         let mut reads = self.reads.into_inner().unwrap_or_else(|broken| broken.into_inner());
-        if self.options.isolation == Isolation::Snapshot {
+        if self.options.isolation == Isolation::Snapshot && !is_planted(StoreBug::UncheckedWrites) {
             for (tree, changes) in &self.changes {
                 let list = reads.keys.entry(*tree).or_default();
                 changes.entries.keys().for_each(|key| list.push(key));
