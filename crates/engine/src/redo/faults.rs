@@ -70,6 +70,23 @@ fn a_full_log_refuses_changes_and_leaves_the_store_as_it_was() {
     }
 }
 
+/// The log of a crashed store may have no room left. Recovery gives it back.
+#[test]
+fn a_store_that_crashed_with_a_full_log_takes_changes() {
+    // A checkpoint is due when the log is full, and not before.
+    let (log, file) = (log(10), Arc::new(MemoryDevice::new()));
+    let store = Store::create_on(file.clone(), &options(&log, 8 << 20)).unwrap();
+    let tree = store.create_tree("tree").unwrap();
+    for count in 1..200 {
+        (0..10).for_each(|number| put(&tree, 10 * count + number).unwrap());
+        store.sync().unwrap();
+        let crashed = Arc::new(log.crash());
+        let found = Arc::new(MemoryDevice::from_snapshot(file.snapshot()));
+        let store = Store::open_on(found, &self::options(&crashed, 8 << 20)).unwrap();
+        put(&store.tree("tree").unwrap(), 0).unwrap();
+    }
+}
+
 /// Many threads want the room of a log that is always nearly full.
 #[test]
 fn threads_share_the_room_of_a_small_log() {

@@ -277,6 +277,11 @@ impl RedoLog {
         self.end() - cut > self.bytes_per_cut
     }
 
+    /// The records that recovery needs begin here.
+    pub(crate) fn newest_cut(&self) -> u64 {
+        self.cut.load(Ordering::Acquire)
+    }
+
     /// Makes the end of the log the newest cut, while no change is under way.
     pub(crate) fn cut_at_end(&self) -> u64 {
         let end = self.end();

@@ -212,6 +212,12 @@ pub(crate) fn begin_log(core: &mut StoreCore, log: OpenLog, options: &Options) -
         log.stop();
         return Err(error);
     }
+    // The records from before need no room any more. A checkpoint does not give it back: it trims
+    // the log only after new records.
+    if let Err(error) = log.trim(log.newest_cut()) {
+        log.stop();
+        return Err(error.into());
+    }
     core.set_log(log, options.cut_in_background);
     Ok(())
 }
