@@ -82,7 +82,7 @@ fn a_store_that_crashed_with_a_full_log_takes_changes() {
         store.sync().unwrap();
         let crashed = Arc::new(log.crash());
         let found = Arc::new(MemoryDevice::from_snapshot(file.snapshot()));
-        let store = Store::open_on(found, &self::options(&crashed, 8 << 20)).unwrap();
+        let store = Store::open_on(found, &options(&crashed, 8 << 20)).unwrap();
         put(&store.tree("tree").unwrap(), 0).unwrap();
     }
 }

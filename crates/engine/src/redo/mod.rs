@@ -17,6 +17,4 @@ pub(crate) mod records;
 pub(crate) mod recover;
 mod redoer;
 #[cfg(test)]
-mod simulation;
-#[cfg(test)]
 mod tests;

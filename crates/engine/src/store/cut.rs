@@ -217,3 +217,40 @@ impl PageStore {
         FreeMap { space, given_back }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use vellum_log::{SimulatedDevice, SimulatedOptions};
+    use vellum_pool::device::MemoryDevice;
+
+    use crate::{Options, Store};
+
+    /// A crash may come when the map of a cut is written and its header is not.
+    #[test]
+    fn the_map_of_a_cut_lies_elsewhere_than_that_of_the_cut_before() {
+        let segments = SimulatedOptions { segments: 64, segment_blocks: 16, ..Default::default() };
+        let options = Options {
+            log: Some(Arc::new(SimulatedDevice::new(segments))),
+            log_bytes: 16 << 10,
+            evictors: 0,
+            cut_in_background: false,
+            ..Options::new().pool_bytes(1 << 20)
+        };
+        let store = Store::create_on(Arc::new(MemoryDevice::new()), &options).unwrap();
+        let tree = store.create_tree("tree").unwrap();
+        let mut maps = vec![store.core.pages.header().free_map];
+        for number in 0..400_u16 {
+            tree.insert(&number.to_be_bytes(), &[7; 300]).unwrap();
+            let header = store.core.pages.header();
+            assert!(!header.clean && header.log.identity != 0);
+            if maps.last() != Some(&header.free_map) {
+                maps.push(header.free_map);
+            }
+        }
+        assert!(maps.len() > 5, "{maps:?}");
+        assert!(maps.windows(3).skip(1).all(|maps| maps[0] == maps[2]), "{maps:?}");
+        assert!(store.core.pages.redo_log.as_ref().unwrap().end() > 5 * (16 << 10));
+    }
+}

@@ -56,6 +56,10 @@ const PEERS: &str = "vellum-bench-peers";
 const TESTING: &str = "vellum-testing";
 /// The feature that only tests may ask for.
 const TESTING_FEATURE: &str = "\"testing\"";
+/// The simulator: it is a test, and has planted bugs. Only the command may know it, if a feature
+/// asks for it.
+const SIMULATOR: &str = "vellum-sim";
+const SIMULATOR_MANIFEST: &str = "crates/sim/Cargo.toml";
 
 /// Dependencies go one way.
 pub fn arrows(tree: &Tree) -> Vec<Finding> {
@@ -75,9 +79,13 @@ pub fn arrows(tree: &Tree) -> Vec<Finding> {
 }
 
 /// Only tests may depend on the crate `testing`, and only tests may enable a feature of that name.
+/// The simulator is a test, and nothing that is built without being asked for may have it.
 pub fn testing_in_tests(tree: &Tree) -> Vec<Finding> {
-    let mut findings = Vec::new();
+    let mut findings = simulator_in_builds(tree);
     for file in tree.files.iter().filter(|file| is_manifest(file)) {
+        if file.path == SIMULATOR_MANIFEST {
+            continue;
+        }
         for (number, kind, name) in dependencies(file) {
             let line = file.lines().nth(number - 1).map_or("", |(_, line)| line);
             let is_for_tests = name == TESTING || line.contains(TESTING_FEATURE);
@@ -85,6 +93,40 @@ pub fn testing_in_tests(tree: &Tree) -> Vec<Finding> {
                 let message = "this is for tests only: move it to [dev-dependencies]";
                 findings.push(Finding::new(&file.path, number, message));
             }
+        }
+    }
+    findings
+}
+
+/// Where a build has the simulator without being asked for it.
+fn simulator_in_builds(tree: &Tree) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for file in tree.files.iter().filter(|file| is_manifest(file)) {
+        for (number, kind, name) in dependencies(file) {
+            let line = file.lines().nth(number - 1).map_or("", |(_, line)| line);
+            let is_asked_for =
+                line.contains("optional = true") && file.path.ends_with("cli/Cargo.toml");
+            if name == SIMULATOR && kind == "dependencies" && !is_asked_for {
+                let message = "the simulator has planted bugs: only the command may have it, as an \
+                               optional dependency";
+                findings.push(Finding::new(&file.path, number, message));
+            }
+        }
+        let default = file
+            .lines()
+            .find(|(_, line)| line.starts_with("default = [") && line.contains("\"sim\""));
+        if let Some((number, _)) = default {
+            let message = "the simulator has planted bugs: no build has it by default";
+            findings.push(Finding::new(&file.path, number, message));
+        }
+    }
+    let workspace = tree.files.iter().find(|file| file.path == "Cargo.toml");
+    for (number, line) in workspace.into_iter().flat_map(File::lines) {
+        let is_member = line.contains("\"crates/sim\"") && !line.contains("path =");
+        if is_member {
+            let message = "the simulator is no default member: programs that are built with it \
+                           would have planted bugs";
+            findings.push(Finding::new("Cargo.toml", number, message));
         }
     }
     findings
@@ -159,6 +201,25 @@ mod tests {
         let feature = "vellum-pool = { workspace = true, features = [\"testing\"] }";
         assert!(lines(&format!("[dev-dependencies]\n{feature}\n")).is_empty());
         assert_eq!(lines(&format!("[dependencies]\n{feature}\n")), [2]);
+    }
+
+    #[test]
+    fn a_simulator_in_builds_is_found() {
+        let lines = |path: &str, text: &str| -> Vec<usize> {
+            let tree = Tree::of(&[(path, text)]);
+            testing_in_tests(&tree).iter().map(|finding| finding.line).collect()
+        };
+        let (cli, other) = ("crates/cli/Cargo.toml", "crates/x/Cargo.toml");
+        let optional = "[dependencies]\nvellum-sim = { workspace = true, optional = true }\n";
+        assert!(lines(cli, optional).is_empty());
+        assert_eq!(lines(other, optional), [2]);
+        assert_eq!(lines(cli, "[dependencies]\nvellum-sim.workspace = true\n"), [2]);
+        assert_eq!(lines(cli, "[features]\ndefault = [\"sim\"]\n"), [2]);
+        let testing = "[dependencies]\nvellum-testing.workspace = true\n";
+        assert!(lines(SIMULATOR_MANIFEST, testing).is_empty());
+        assert_eq!(lines("Cargo.toml", "default-members = [\n\"crates/sim\",\n]\n"), [2]);
+        let path = "vellum-sim = { path = \"crates/sim\" }\n";
+        assert!(lines("Cargo.toml", path).is_empty());
     }
 
     #[test]

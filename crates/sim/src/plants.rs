@@ -1,0 +1,84 @@
+//! The bugs that the simulator must find.
+
+use vellum::StoreBug;
+use vellum_log::LogBug;
+
+/// A bug that the simulator must find.
+#[derive(Clone, Copy, Debug)]
+pub struct Plant {
+    /// The name on the command line.
+    pub name: &'static str,
+    /// What is wrong.
+    pub what: &'static str,
+    /// The simulator finds it within so many seeds, from 1 on.
+    pub bound: u64,
+    bug: Bug,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Bug {
+    Log(LogBug),
+    Store(StoreBug),
+}
+
+/// All bugs that can be planted.
+pub const PLANTS: &[Plant] = &[
+    log("skipped-checksum", LogBug::SkippedChecksum, 100, "checksums of log blocks are ignored"),
+    log("believed-tail", LogBug::BelievedTail, 100, "the beginning of a record counts as one"),
+    log("early-ack", LogBug::EarlyAcknowledgement, 100, "a record counts as durable unsynced"),
+    log("believed-rest", LogBug::BelievedRest, 400, "blocks of a flush that failed come back"),
+    log("unsynced-opening", LogBug::UnsyncedOpening, 100, "an opening relies on unsynced records"),
+    store("no-write-rule", StoreBug::NoWriteRule, 100, "a page leaves before its record"),
+    store("early-reuse", StoreBug::EarlyReuse, 100, "a place is reused before its free is durable"),
+    store("late-values", StoreBug::LateValues, 100, "values are not synced before their record"),
+    store("no-image", StoreBug::NoImage, 100, "the first record after a cut has no image"),
+    store("unnamed-pages", StoreBug::UnnamedPages, 100, "a record does not name its new pages"),
+    store("half-group", StoreBug::HalfGroup, 100, "a record leaves a page of its group out"),
+    store("early-header", StoreBug::EarlyHeader, 100, "a checkpoint's header precedes its pages"),
+    store("map-in-place", StoreBug::MapInPlace, 300, "a free map is written over the last one"),
+    store("early-trim", StoreBug::EarlyTrim, 100, "the log is trimmed before a checkpoint"),
+    store("wrong-order", StoreBug::WrongOrder, 100, "recovery applies records in another order"),
+    store("lost-record", StoreBug::LostRecord, 100, "recovery leaves out the last record"),
+    store("early-recovery-header", StoreBug::EarlyRecoveryHeader, 100, "recovery says clean early"),
+    store("unchecked-keys", StoreBug::UncheckedKeys, 100, "keys are not validated"),
+    store("unchecked-ranges", StoreBug::UncheckedRanges, 100, "ranges are not validated"),
+    store("unchecked-writes", StoreBug::UncheckedWrites, 100, "snapshot isolation loses updates"),
+    store("lost-version", StoreBug::LostVersion, 100, "an old value goes while a view sees it"),
+];
+
+const fn log(name: &'static str, bug: LogBug, bound: u64, what: &'static str) -> Plant {
+    Plant { name, what, bound, bug: Bug::Log(bug) }
+}
+
+const fn store(name: &'static str, bug: StoreBug, bound: u64, what: &'static str) -> Plant {
+    Plant { name, what, bound, bug: Bug::Store(bug) }
+}
+
+impl Plant {
+    /// The bug of this name.
+    pub fn named(name: &str) -> Option<Plant> {
+        PLANTS.iter().copied().find(|plant| plant.name == name)
+    }
+}
+
+/// A bug that is switched on for this thread until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Planted(());
+
+impl Planted {
+    pub(crate) fn new(plant: Option<Plant>) -> Planted {
+        match plant.map(|plant| plant.bug) {
+            Some(Bug::Log(bug)) => vellum_log::plant(Some(bug)),
+            Some(Bug::Store(bug)) => vellum::plant(Some(bug)),
+            None => {}
+        }
+        Planted(())
+    }
+}
+
+impl Drop for Planted {
+    fn drop(&mut self) {
+        vellum_log::plant(None);
+        vellum::plant(None);
+    }
+}
