@@ -1,7 +1,7 @@
 # Thin on purpose: the work is in `cargo xtask` (crates/xtask), which also sets the machine up.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check test bench lab lab-shell lab-debug deb install uninstall soak tidy fmt clean toolchain
+.PHONY: help demo check test bench sim lab lab-shell lab-debug deb install uninstall soak tidy fmt clean toolchain
 
 # Passed on to `vellum demo` or `vellum bench`: make demo ARGS="--dir /usr/share --limit 256MiB"
 ARGS ?=
@@ -14,6 +14,7 @@ help:
 	@echo "make test    format, rules, lints, all tests, model check, documentation (minutes)"
 	@echo "make bench   measurements beside other engines; ARGS=\"table2 --quick\"; alone: lists them"
 	@echo "             with RocksDB: make bench ROCKSDB=1 ARGS=..."
+	@echo "make sim     simulated crashes of stores, from seeds; ARGS=\"--seeds 1000\", ARGS=--help"
 	@echo "make lab     the module and its tests on stock Debian kernels, in an emulator; there, too,"
 	@echo "             on exmap, those of vm, pool and engine, and a short TPC-C; some of it:"
 	@echo "             make lab KERNEL=6.12 PROCESSORS=1,4 PACKAGE=vellum-pool TEST=batches"
@@ -41,6 +42,9 @@ test: toolchain
 
 bench: toolchain
 	@cargo xtask bench $(if $(ROCKSDB),--rocksdb) $(ARGS)
+
+sim: toolchain
+	@cargo xtask sim $(ARGS)
 
 lab: toolchain
 	@cargo xtask lab $(if $(KERNEL),--kernel $(KERNEL)) \

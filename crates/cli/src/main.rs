@@ -80,6 +80,8 @@ enum Command {
     Log(command::log::Arguments),
     Morseld(command::morseld::Arguments),
     Morsel(command::morsel::Arguments),
+    #[cfg_attr(not(feature = "sim"), command(hide = true))]
+    Sim(command::sim::Arguments),
     #[command(hide = true)]
     WriteManuals(command::manuals::Arguments),
 }
@@ -122,6 +124,7 @@ fn run(command: Command) -> Outcome {
         Command::Log(arguments) => command::log::run(&arguments),
         Command::Morseld(arguments) => command::morseld::run(&arguments),
         Command::Morsel(arguments) => command::morsel::run(&arguments),
+        Command::Sim(arguments) => command::sim::run(&arguments),
         Command::WriteManuals(arguments) => {
             command::manuals::run(&arguments, &Arguments::command())
         }

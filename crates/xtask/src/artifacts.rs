@@ -9,8 +9,17 @@ use crate::workspace::{Outcome, cargo};
 
 /// All that tests need, in one build: test programs, programs and libraries. A build of fewer
 /// packages has other features, and would build again what they share.
-const WHOLE: [&str; 7] =
-    ["build", "--quiet", "--workspace", "--lib", "--bins", "--tests", "--examples"];
+const WHOLE: [&str; 9] = [
+    "build",
+    "--quiet",
+    "--workspace",
+    "--lib",
+    "--bins",
+    "--tests",
+    "--examples",
+    "--features",
+    "vellum-cli/sim",
+];
 
 /// The variable that tells tests, and chores that build programs for tests, in which folder the
 /// files of the whole build lie, so that they need not build them again.

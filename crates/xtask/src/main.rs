@@ -18,6 +18,7 @@ mod packages;
 mod programs;
 mod python;
 mod setup;
+mod sim;
 mod steps;
 mod testing;
 mod tidy;
@@ -76,6 +77,12 @@ enum Chore {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
+    /// Build the release binary with the simulator and run `vellum sim` with the arguments given
+    Sim {
+        /// Passed on to `vellum sim`
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
     /// Run tests on Debian kernels in an emulator, with the module
     Lab(Box<lab::Options>),
     /// Build the Debian package of the kernel module, for DKMS, and check it
@@ -111,6 +118,7 @@ fn main() -> ExitCode {
         Chore::Tidy => tidy::run(&root),
         Chore::Demo { arguments } => demo::run(&root, &arguments),
         Chore::Bench { rocksdb, arguments } => bench::run(&root, &arguments, rocksdb),
+        Chore::Sim { arguments } => sim::run(&root, &arguments),
         Chore::Lab(options) => lab::run(&root, &options),
         Chore::Deb => deb::run(&root)
             .map(|package| println!("{}: lintian has found nothing", package.display())),

@@ -6,10 +6,13 @@ use std::process::Command;
 use crate::artifacts::BUILT;
 use crate::steps::{self, Step};
 use crate::workspace::{Outcome, cargo, target};
-use crate::{deb, install, lab, packages, setup, tidy};
+use crate::{deb, install, lab, packages, setup, sim, tidy};
 
 /// Schedules of each scenario in the model check of `cargo xtask check`.
 const FEW_SCHEDULES: &str = "200";
+
+/// Seeds of the simulator in `cargo xtask soak`: more than 100,000 crashes.
+const SIMULATED_SEEDS: &str = "4000";
 
 /// The chore that a developer runs after each change, in minutes: format, rules, lints, tests
 /// without those of other engines, a short model check, and, if the module or its users have
@@ -83,6 +86,9 @@ pub fn soak(root: &Path, verbose: bool) -> Outcome {
     } else {
         println!("no nightly compiler: skipping the step with the address sanitizer");
     }
+    let mut simulator = sim::command(root);
+    simulator.args(["--seeds", SIMULATED_SEEDS, "--jobs", "2"]);
+    list.push(Step::program("simulator", simulator));
     list.push(Step::program("module fuzzer", fuzzer(root)));
     steps::run(list, verbose, &failed(root))
 }

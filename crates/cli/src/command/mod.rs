@@ -19,5 +19,6 @@ pub mod rename;
 pub mod restore;
 pub mod rm;
 pub mod scan;
+pub mod sim;
 pub mod stat;
 pub mod trees;
