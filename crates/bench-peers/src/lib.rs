@@ -17,13 +17,25 @@ mod rocksdb_transactions;
 mod sqlite;
 
 use vellum_bench::engine::Factory;
+#[cfg(feature = "rocksdb")]
+use vellum_bench::engine::TRANSACTIONS;
 
 pub use fjall::FJALL;
 pub use lmdb::LMDB;
 pub use redb::REDB;
-#[cfg(feature = "rocksdb")]
-pub use rocksdb::ROCKSDB;
 pub use sqlite::SQLITE;
+
+/// RocksDB without log, with direct I/O; with transactions if the setting asks for them.
+#[cfg(feature = "rocksdb")]
+pub const ROCKSDB: Factory = Factory {
+    name: "rocksdb",
+    about: "RocksDB 11.8 (rocksdb 0.25), no log, direct I/O, own cache, no compression",
+    direct: true,
+    open: |setting| match setting.options.contains_key(TRANSACTIONS) {
+        true => rocksdb_transactions::open(setting),
+        false => rocksdb::open(setting),
+    },
+};
 
 /// The peers that this program was built with.
 pub const ALL: &[Factory] = &[

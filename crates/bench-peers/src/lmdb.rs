@@ -1,8 +1,9 @@
 //! The adapter for LMDB, through heed.
 //!
 //! Durability class: `NO_SYNC`, and `WRITE_MAP` with `MAP_ASYNC`, so commits write to the map and
-//! nothing is flushed before `settle`. Synced commits use LMDB's own defaults. `NO_READ_AHEAD`, because lookups are random and data may be
-//! larger than memory. The map is a terabyte of address space; the file is sparse.
+//! nothing is flushed before `settle`. Synced commits use LMDB's own defaults. `NO_READ_AHEAD`,
+//! because lookups are random and data may be larger than memory. The map is a terabyte of address
+//! space; the file is sparse.
 //!
 //! Memory: LMDB has no cache and relies on the kernel's page cache. The adapter does not use the
 //! harness' share for a cache.

@@ -36,18 +36,10 @@ use rocksdb::{
     SstFileWriter, WaitForCompactOptions, WriteBufferManager, WriteOptions,
 };
 use vellum_bench::engine::{
-    DURABILITY, Direction, Durability, Engine, Factory, Pair, Session, Setting, TRANSACTIONS,
+    DURABILITY, Direction, Durability, Engine, Pair, Session, Setting, TRANSACTIONS,
 };
 
-use crate::{heap, rocksdb_transactions};
-
-/// RocksDB without log, with direct I/O.
-pub const ROCKSDB: Factory = Factory {
-    name: "rocksdb",
-    about: "RocksDB 11.8 (rocksdb 0.25), no log, direct I/O, own cache, no compression",
-    direct: true,
-    open,
-};
+use crate::heap;
 
 /// Bytes of keys and values in a file that is ingested.
 const FILE_BYTES: usize = 64 << 20;
@@ -81,15 +73,8 @@ struct Rocks {
 
 /// Opens or creates the database in the directory. Options: `cache` (`clock` or `lru`), `hash`
 /// (`yes` or `no`: hash indexes in blocks), `durability`, `transactions` (`serializable`).
-fn open(setting: &Setting) -> Result<Box<dyn Engine>> {
-    setting.check_options(&["cache", "hash", DURABILITY, TRANSACTIONS])?;
-    if !heap::share_one() {
-        bail!("the allocator does not let all threads share one heap");
-    }
+pub(crate) fn open(setting: &Setting) -> Result<Box<dyn Engine>> {
     let options = options(setting)?;
-    if setting.options.contains_key(TRANSACTIONS) {
-        return rocksdb_transactions::open(setting, options);
-    }
     let directory = setting.directory.join("rocksdb");
     let database = DB::open_cf_descriptors(&options, &directory, families(setting, &options))?;
     Ok(Box::new(Rocks {
@@ -119,7 +104,12 @@ pub(crate) fn write_options(setting: &Setting) -> Result<WriteOptions> {
     Ok(write)
 }
 
-fn options(setting: &Setting) -> Result<Options> {
+/// The options of RocksDB.
+pub(crate) fn options(setting: &Setting) -> Result<Options> {
+    setting.check_options(&["cache", "hash", DURABILITY, TRANSACTIONS])?;
+    if !heap::share_one() {
+        bail!("the allocator does not let all threads share one heap");
+    }
     let bytes = usize::try_from(setting.cache_bytes).context("the cache is too large")?;
     let cache = match setting.options.get("cache").map_or("clock", String::as_str) {
         "clock" => Cache::new_hyper_clock_cache(bytes, 0),

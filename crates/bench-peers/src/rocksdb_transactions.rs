@@ -1,9 +1,9 @@
 //! RocksDB with transactions: its `OptimisticTransactionDB`.
 //!
 //! A transaction that writes notes each key that it reads (`get_for_update`), and its commit fails
-//! if one of them was changed meanwhile. RocksDB does not validate ranges, so phantoms are possible:
-//! that is less than serializable, and RocksDB has no more. A transaction that only reads is a
-//! snapshot. The other settings are those of `rocksdb.rs`.
+//! if one of them was changed meanwhile. RocksDB does not validate ranges, so phantoms are
+//! possible: that is less than serializable, and RocksDB has no more. A transaction that only reads
+//! is a snapshot. The other settings are those of `rocksdb.rs`.
 
 use std::path::PathBuf;
 
@@ -14,7 +14,7 @@ use rocksdb::{
 };
 use vellum_bench::engine::{Access, Conflict, Direction, Engine, Pair, Session, Setting};
 
-use crate::rocksdb::{families, load, settle, walk, write_options};
+use crate::rocksdb::{families, load, options, settle, walk, write_options};
 
 type Database = OptimisticTransactionDB<SingleThreaded>;
 
@@ -26,8 +26,9 @@ struct RocksTransactions {
     write: WriteOptions,
 }
 
-/// Opens or creates the database in the directory, with these options of RocksDB.
-pub(crate) fn open(setting: &Setting, options: Options) -> Result<Box<dyn Engine>> {
+/// As `open` of `rocksdb.rs`, with transactions.
+pub(crate) fn open(setting: &Setting) -> Result<Box<dyn Engine>> {
+    let options = options(setting)?;
     let directory = setting.directory.join("rocksdb");
     let families = families(setting, &options);
     Ok(Box::new(RocksTransactions {

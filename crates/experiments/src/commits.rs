@@ -85,9 +85,9 @@ fn run(context: &Context<'_>) -> Result<Outcome> {
          them, and waits until that is durable; all data is in memory. Ratios are to the first row \
          of each group. 'plain' writes 4 KiB to a file of the thread's own and calls fdatasync. \
          'vellum' and 'vellum, single put' have a log: a serializable transaction, and a put with \
-         Store::sync. 'vellum, no log': a put, and a checkpoint by Store::sync. LMDB: its defaults. \
-         redb: Durability::Immediate. fjall: PersistMode::SyncData after each commit. RocksDB: a put \
-         or an optimistic transaction with a synced log."
+         Store::sync. 'vellum, no log': a put, and a checkpoint by Store::sync. LMDB: its \
+         defaults. redb: Durability::Immediate. fjall: PersistMode::SyncData after each commit. \
+         RocksDB: a put or an optimistic transaction with a synced log."
     ));
     Ok(outcome)
 }

@@ -32,6 +32,9 @@ struct Latency {
     p999: u64,
 }
 
+/// One of the latencies.
+type Quantile = fn(&Latency) -> u64;
+
 /// Measures all ways in turn: rates and latencies, in ratios to the first one's.
 pub(super) fn rates_and_latencies(
     context: &Context<'_>,
@@ -50,7 +53,7 @@ pub(super) fn rates_and_latencies(
     let rates = alternate(context.rounds(), &context.progress, contestants.collect())?;
     let mut rows: Vec<_> =
         rates.iter().map(|of| Row::of(of, unit).against(of, &rates[0])).collect();
-    let quantiles: [(&str, fn(&Latency) -> u64); 3] =
+    let quantiles: [(&str, Quantile); 3] =
         [("p50", |l| l.p50), ("p99", |l| l.p99), ("p99.9", |l| l.p999)];
     for (what, of) in quantiles {
         let samples = |(rate, latencies): (&Samples, &RefCell<Vec<Latency>>)| Samples {

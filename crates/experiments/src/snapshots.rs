@@ -66,9 +66,9 @@ fn run(context: &Context<'_>) -> Result<Outcome> {
         outcome.rows.extend(setup.hold_long(context, work_name, work)?);
     }
     outcome.notes.push(format!(
-        "{WRITERS} threads replace random values among {entries} of {VALUE} bytes, all in memory, no \
-         log: by a put each, or in serializable transactions that read and replace five. The old \
-         value of each entry that is replaced while a snapshot is held stays in memory once."
+        "{WRITERS} threads replace random values among {entries} of {VALUE} bytes, all in memory, \
+         no log: by a put each, or in serializable transactions that read and replace five. The \
+         old value of each entry that is replaced while a snapshot is held stays in memory once."
     ));
     Ok(outcome)
 }

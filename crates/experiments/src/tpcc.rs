@@ -42,8 +42,8 @@ const SINGLE: &str =
 
 const TRANSACTIONAL: &str = "'buffered': Vellum with a log that it writes all the time; no commit \
      waits. The others log nothing that can be left out, and flush nothing at a commit. 'vellum' \
-     without 'transactions' is single operations. A transaction that loses against another one runs \
-     again; only the one that commits counts.";
+     without 'transactions' is single operations. A transaction that loses against another one \
+     runs again; only the one that commits counts.";
 
 const BUFFERED: &str = "vellum transactions, buffered";
 

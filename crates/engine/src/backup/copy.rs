@@ -38,6 +38,7 @@ use crate::redo::progress::RecoveryListener;
 use crate::redo::record::GroupRecord;
 use crate::redo::records::Records;
 use crate::redo::recover::{Recovered, Recovery};
+use crate::redo::redoer::RedoLimits;
 use crate::store::callback::CallbackScope;
 use crate::store::core::StoreCore;
 use crate::store::cut::BackupCut;
@@ -51,8 +52,8 @@ const CHUNK: u64 = 64;
 const AHEAD: usize = 4;
 /// Frames of the pool through which the file is read.
 const POOL: u64 = 16 * CHUNK;
-/// Memory for pages that records change.
-const REDO_BYTES: usize = 32 << 20;
+/// What redo may use, beside a store that is in use.
+const REDO_LIMITS: RedoLimits = RedoLimits { threads: 1, bytes: 32 << 20 };
 
 /// A store to copy, and the file that becomes the copy.
 pub(super) struct Copying<'a, 'f> {
@@ -90,7 +91,7 @@ impl Copying<'_, '_> {
         let log = LogPoint { identity: 0, begin: 0, lsn: cut.header.log.lsn };
         let header = Header { listed: 0, log, ..cut.header };
         let (none, end) = (RecoveryListener::default(), Lsn(log.lsn));
-        let mut recovery = Recovery::new(header, cut.map, cut.space, end, REDO_BYTES, &none)?;
+        let mut recovery = Recovery::new(header, cut.map, cut.space, end, REDO_LIMITS, &none)?;
         recovery.end_at(end);
         recovery.write(self.to.device, &NoRecords).map_err(|error| self.to.failed(error))
     }
@@ -102,7 +103,7 @@ impl Copying<'_, '_> {
         self.copy(&used(&space), true, Some(&held))?;
 
         let none = RecoveryListener::default();
-        let mut recovery = Recovery::new(header, map, space, Lsn(0), REDO_BYTES, &none)?;
+        let mut recovery = Recovery::new(header, map, space, Lsn(0), REDO_LIMITS, &none)?;
         pages.sync_log(log)?;
         held.copy(log.durable())?;
         let (read, values) = add_records(&held, 0, &mut recovery)?;

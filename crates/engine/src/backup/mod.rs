@@ -107,8 +107,8 @@ pub struct BackupReport {
 impl Store {
     /// Copies the store to a new file, which is a store itself: closed, with everything that had
     /// changed when this was called, and with the state of one moment. Other threads go on.
-    /// `progress` is told how far it is. If it returns [`Break`](ControlFlow::Break), the backup ends
-    /// with [`Cancelled`](Error::Cancelled).
+    /// `progress` is told how far it is. If it returns [`Break`](ControlFlow::Break), the backup
+    /// ends with [`Cancelled`](Error::Cancelled).
     ///
     /// With a log ([`Options::log`](crate::Options::log)), the state is that of the end of the
     /// copying. Changes wait only for a moment at the beginning, as for a checkpoint, and for one
@@ -118,8 +118,8 @@ impl Store {
     /// Without a log, the state is that of the beginning. No changed page leaves memory while the
     /// store is copied, so changes and reads that need memory wait when the pool is full of changed
     /// pages; [`sync`](Store::sync) and [`close`](Store::close) wait until the backup has ended.
-    /// `progress` must not change the store ([`CalledFromWithin`](Error::CalledFromWithin)). A store
-    /// that is open read-only is copied as it is.
+    /// `progress` must not change the store ([`CalledFromWithin`](Error::CalledFromWithin)). A
+    /// store that is open read-only is copied as it is.
     ///
     /// The backup gets its name when it is complete and durable. Before, it has the name
     /// `.NAME.*.new` in the same folder; a process that is killed leaves that file there. If the

@@ -15,6 +15,6 @@ pub(crate) mod progress;
 pub(crate) mod record;
 pub(crate) mod records;
 pub(crate) mod recover;
-mod redoer;
+pub(crate) mod redoer;
 #[cfg(test)]
 mod tests;

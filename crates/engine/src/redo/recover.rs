@@ -21,7 +21,7 @@ use vellum_pool::{PageRef, PoolError, Space};
 use super::progress::{Progress, RecoveryListener, RecoveryReport};
 use super::record::{BadRecord, GroupRecord, Redo};
 use super::records::Records;
-use super::redoer::{ChangedPage, ChangedPages, Redoers, bad, write_pages};
+use super::redoer::{ChangedPage, ChangedPages, RedoLimits, Redoers, bad, write_pages};
 use crate::error::{Error, Result};
 use crate::planted::{StoreBug, is_planted};
 use crate::store::file::StoreFile;
@@ -54,8 +54,7 @@ pub(crate) struct Recovery<'a> {
 
 impl<'a> Recovery<'a> {
     /// For a header in use that names a log, with the pages of its free map and the space that the
-    /// map describes. The log has records up to `end` at most. Pages take at most `bytes` of memory
-    /// until they are written. At most so many threads redo them.
+    /// map describes. The log has records up to `end` at most.
     ///
     /// # Errors
     /// If the system starts no threads for it.
@@ -64,7 +63,7 @@ impl<'a> Recovery<'a> {
         old_map: Vec<PageRef>,
         space: Space,
         end: Lsn,
-        (threads, bytes): (usize, usize),
+        limits: RedoLimits,
         listener: &'a RecoveryListener,
     ) -> Result<Recovery<'a>> {
         let from = Lsn(header.log.lsn.wrapping_sub(header.log.begin));
@@ -73,7 +72,7 @@ impl<'a> Recovery<'a> {
             header,
             records: 0,
             pages: ChangedPages::new(),
-            redoers: Redoers::start(header.log.begin, threads, bytes)?,
+            redoers: Redoers::start(header.log.begin, limits)?,
             space,
             old_map,
             next_tree: header.next_tree,

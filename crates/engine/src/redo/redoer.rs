@@ -54,6 +54,15 @@ enum Job {
     Write(Arc<ChangedPages>, Arc<dyn Device>),
 }
 
+/// What redo may use.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RedoLimits {
+    /// The most threads.
+    pub threads: usize,
+    /// The most bytes of pages that were redone and not written yet, or a page for each thread.
+    pub bytes: usize,
+}
+
 /// All redoers, and the batch that is collected for them.
 pub(super) struct Redoers {
     threads: Vec<Thread>,
@@ -70,14 +79,13 @@ struct Thread {
 }
 
 impl Redoers {
-    /// Starts the redoers. Their pages take at most `bytes` of memory, or a page each. A record of
-    /// the log is `begin` before its number in the store.
+    /// Starts the redoers. A record of the log is `begin` before its number in the store.
     ///
     /// # Errors
     /// If the system starts no more threads.
-    pub(super) fn start(begin: u64, threads: usize, bytes: usize) -> Result<Redoers> {
+    pub(super) fn start(begin: u64, limits: RedoLimits) -> Result<Redoers> {
         let count = thread::available_parallelism().map_or(1, NonZero::get).min(REDOERS_MAX);
-        let count = count.min(threads);
+        let count = count.min(limits.threads);
         let mut redoers = Redoers { threads: Vec::new(), batch: Vec::new(), batch_bytes: 0 };
         for number in 0..count as u64 {
             let (jobs, received) = sync_channel(BATCHES_AHEAD);
@@ -86,7 +94,7 @@ impl Redoers {
                 number,
                 count: count as u64,
                 begin,
-                room: bytes / count,
+                room: limits.bytes / count,
                 pages: HashMap::default(),
                 written: HashSet::default(),
                 newest: None,
@@ -258,9 +266,8 @@ impl Redoer {
             self.pages.insert(id, PageCopy::zeroed(page));
         }
         // A page for which there is no memory has no copy.
-        match self.pages.get_mut(&id) {
-            Some(copy) => redo(change, lsn.0.wrapping_add(self.begin), copy.bytes_mut())?,
-            None => {}
+        if let Some(copy) = self.pages.get_mut(&id) {
+            redo(change, lsn.0.wrapping_add(self.begin), copy.bytes_mut())?;
         }
         Ok(())
     }

@@ -16,6 +16,7 @@ use crate::redo::files::{LOG_BYTES_MIN, LogFiles, log_options};
 use crate::redo::log::{MapPlaces, OpenLog, RedoLog, ValuesFirst, bytes_per_change};
 use crate::redo::progress::RecoveryReport;
 use crate::redo::recover::{Recovered, Recovery};
+use crate::redo::redoer::RedoLimits;
 use crate::store::core::StoreCore;
 use crate::store::header::{FORMAT_VERSION_PIECES, Header};
 use crate::store::options::Options;
@@ -174,8 +175,9 @@ pub(crate) fn recover(
     let (map, space) = map()?;
     tracing::info!(log = %place, "the store was not closed: recovering it");
     let most = Lsn(device.scan().end * BLOCK_BYTES as u64);
-    let memory = (options.recovery_threads(), recovery_bytes(options)?);
-    let mut recovery = Recovery::new(header, map, space, most, memory, &options.on_recovery)?;
+    let limits =
+        RedoLimits { threads: options.recovery_threads(), bytes: recovery_bytes(options)? };
+    let mut recovery = Recovery::new(header, map, space, most, limits, &options.on_recovery)?;
     let values = Arc::new(ValuesFirst::new(device, file.clone()));
     let from = Some(recovery.from());
     let mut before = None;

@@ -1,9 +1,9 @@
 //! Iterates over the entries of a range as a view sees them.
 //!
-//! The iterator copies one leaf at a time, and returns what the view sees of it: the leaf's entries,
-//! but for those that other threads have changed since the view's time, in whose place come their
-//! old values; and for those that the transaction of the view has changed itself, in whose place
-//! come its own values.
+//! The iterator copies one leaf at a time, and returns what the view sees of it. That are the
+//! leaf's entries with two exceptions. Of entries that other threads have changed since the view's
+//! time, the view sees the old values. Of entries that its transaction has changed itself, it sees
+//! the transaction's values.
 
 use std::borrow::Cow;
 use std::cmp::Ordering;
