@@ -32,6 +32,8 @@ pub const LONG: &LeftOut = &[
     ("vellum/edges", "calls of a damaged tree alone; runs with PACKAGE=vellum"),
     ("vellum/kills", "processes that are killed, on a real disk; runs with PACKAGE=vellum"),
     ("vellum/log", "the log's files, on a real disk; runs with PACKAGE=vellum"),
+    ("vellum/backup", "copies of files, on a real disk; runs with PACKAGE=vellum"),
+    ("vellum/increments", "copies of files, on a real disk; runs with PACKAGE=vellum"),
     ("vellum/histories", "what transactions alone do to each other; runs with PACKAGE=vellum"),
     ("vellum/drop_memory", "it counts what the heap holds, two minutes; runs with PACKAGE=vellum"),
 ];
