@@ -320,8 +320,8 @@ fn apply<'w>(
     Ok((lsn, old_blobs, underfull))
 }
 
-/// Has room in the log for the record of a commit. If the record would be long, logs the images of
-/// leaves before, in records that change nothing, so that the record has only the edits.
+/// Has room in the log for the record of a commit. If the record would be too long, logs the images
+/// of leaves before, in records that change nothing, so that the record has only the edits.
 fn make_room_for_record<'w>(
     pages: &PageStore,
     change: &Change<'_>,
@@ -329,31 +329,47 @@ fn make_room_for_record<'w>(
     leaves: &mut [LockedLeaf<'w>],
 ) -> Result<()> {
     let Some(log) = &pages.redo_log else { return Ok(()) };
-    let edits_of = |leaf: &LockedLeaf<'w>| {
-        let edits = writes[leaf.writes.clone()].iter().map(LeafWrite::bytes).sum();
-        PAGE_BYTES + leaf.guard.len().min(edits)
-    };
+    let (mut edits, mut images, mut record) = (0, 0, 0);
+    for leaf in &*leaves {
+        let bytes = writes[leaf.writes.clone()].iter().map(LeafWrite::bytes).sum();
+        let (bytes, image) =
+            (PAGE_BYTES + leaf.guard.len().min(bytes), PAGE_BYTES + leaf.guard.len());
+        let needs_image = log.needs_image(&leaf.guard);
+        edits += bytes;
+        images += if needs_image { image } else { 0 };
+        record += if needs_image { image } else { bytes };
+    }
     // With the ranges of pages that are taken and freed.
-    let edits = leaves.iter().map(edits_of).sum::<usize>() + 2 * PAGE_BYTES * (writes.len() + 1);
-    let images = leaves.iter().filter(|leaf| log.needs_image(&leaf.guard));
-    let images = images.map(|leaf| PAGE_BYTES + leaf.guard.len()).sum::<usize>();
-    let most = log.longest_record();
+    let ranges = 2 * PAGE_BYTES * (writes.len() + 1);
+    let (edits, record, most) = (edits + ranges, record + ranges, log.longest_record());
     if edits > most {
         return Err(Error::TransactionTooLarge(format!(
             "its record in the log may take {edits} bytes, and the longest has {most}"
         )));
     }
-    let bytes = edits + images;
     // In the log a record takes heads of blocks, too, and may leave the rest of a block empty.
+    if record <= most {
+        return change.room_for((record + record / 32) as u64 + 2 * BLOCK_BYTES as u64);
+    }
+    let bytes = edits + images;
     change.room_for((bytes + bytes / 8) as u64 + 2 * BLOCK_BYTES as u64)?;
-    let Some(write) = writes.first().filter(|_| bytes > most / 4) else { return Ok(()) };
+    log_images(change, writes, leaves)
+}
+
+/// Logs the images of the leaves that need one.
+fn log_images<'w>(
+    change: &Change<'_>,
+    writes: &[LeafWrite<'w>],
+    leaves: &mut [LockedLeaf<'w>],
+) -> Result<()> {
+    let Some(LeafWrite { access, .. }) = writes.first() else { return Ok(()) };
     let mut images: Vec<_> = leaves
         .iter_mut()
         .map(|leaf| &mut leaf.guard)
-        .filter(|guard| log.needs_image(guard))
+        .filter(|guard| access.needs_image(guard))
         .collect();
     for some in images.chunks_mut(IMAGES_PER_RECORD) {
-        let mut group = write.access.group_without_versions(change);
+        let mut group = access.group_without_versions(change);
         some.iter().for_each(|page| group.log_image(page));
         group.end(some)?;
     }

@@ -105,6 +105,12 @@ impl<'a> Access<'a> {
 }
 
 impl Access<'_> {
+    /// Whether the log needs the image of a page that a group is about to change.
+    #[inline]
+    pub(crate) fn needs_image(self, page: &[u8]) -> bool {
+        self.pages.redo_log.as_ref().is_some_and(|log| log.needs_image(page))
+    }
+
     /// Whether the edit changes one entry of a leaf, of which there is no old value to keep.
     fn is_noted(self, page: &ExclusiveGuard<'_>, edit: Edit<'_>) -> bool {
         if page[LEVEL] > 0 {
@@ -131,7 +137,7 @@ impl<'a> Group<'_, 'a> {
     /// Edits a node. If the result does not fit, returns false and changes nothing.
     pub(crate) fn edit(&mut self, page: &mut ExclusiveGuard<'_>, edit: Edit<'_>) -> bool {
         let is_logged = self.access.pages.redo_log.is_some();
-        let (needs_image, removed) = (self.needs_image(page), self.removed.len());
+        let (needs_image, removed) = (self.access.needs_image(page), self.removed.len());
         let replaced = self.replaced.as_ref().map_or(0, Vec::len);
         if is_logged {
             self.remove_values(Node::new(page), edit);
@@ -269,12 +275,6 @@ impl<'a> Group<'_, 'a> {
     /// Has the record show the image of a page as it is. The group does not change it.
     pub(crate) fn log_image(&mut self, page: &ExclusiveGuard<'_>) {
         self.note(page, true);
-    }
-
-    /// Whether the log needs the image of a page that the group is about to change.
-    #[inline]
-    fn needs_image(&self, page: &[u8]) -> bool {
-        self.access.pages.redo_log.as_ref().is_some_and(|log| log.needs_image(page))
     }
 
     #[inline]

@@ -146,6 +146,10 @@ struct Undo {
 /// The most bytes that keys and values of a transaction may take, as a part of the pool.
 const BYTES_OF_POOL: u64 = 4;
 
+/// So often a commit begins again that was promised room in the log and found it full, because it
+/// had to split leaves.
+const FULL_ATTEMPTS: u32 = 100;
+
 /// After so many conflicts in a row, `transact` waits between its attempts.
 const EAGER_ATTEMPTS: u32 = 3;
 
@@ -544,7 +548,7 @@ impl Transaction {
             }
         }
         let pages = &self.view.core().pages;
-        let mut record = 0;
+        let (mut record, mut attempts) = (0, 0);
         let lsn = loop {
             let writes = self.changes.values().flat_map(|TreeChanges { tree, entries }| {
                 entries.iter().map(|(key, value)| Write {
@@ -555,9 +559,13 @@ impl Transaction {
             });
             let change = pages.change_for(record)?;
             match commit(pages, &change, Some((self.view.time(), &reads)), writes) {
-                // Between two changes a checkpoint can make room in the log.
-                Err(Error::Log(LogError::Full { .. })) if change.wanted() > record => {
-                    record = change.wanted();
+                // Between two changes a checkpoint can make room in the log. Leaves that this
+                // attempt has split need no room in the next one.
+                Err(Error::Log(LogError::Full { .. }))
+                    if change.wanted() > record || attempts < FULL_ATTEMPTS =>
+                {
+                    record = record.max(change.wanted());
+                    attempts += 1;
                 }
                 done => break done?,
             }
