@@ -8,6 +8,7 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 
+use tempfile::TempDir;
 use vellum::{BackupOptions, BackupReport, Error, RestoreOptions, RestoreReport, Store};
 use vellum_testing::random::Random;
 
@@ -22,6 +23,18 @@ fn increment(store: &Store, path: &Path, base: &Path) -> vellum::Result<BackupRe
 
 fn restore(to: &Path, base: &Path, increments: &[PathBuf]) -> vellum::Result<RestoreReport> {
     vellum::restore(to, base, increments, &RestoreOptions::new(), &mut goes_on)
+}
+
+/// A folder, the path of a backup there, and the store in `a.vellum`. The increment `one` has what
+/// changed since the backup.
+fn with_one_increment() -> (TempDir, PathBuf, Store) {
+    let (folder, path, base) = folder();
+    let store = Store::create(&path, &with_log()).unwrap();
+    fill(&store);
+    back_up(&store, &base).unwrap();
+    transfer(&store, 0, &mut Random(1));
+    increment(&store, &folder.path().join("one"), &base).unwrap();
+    (folder, base, store)
 }
 
 /// Asserts that two files have the same trees with the same entries.
@@ -134,13 +147,8 @@ fn increments_beside_writers_are_stores_of_one_moment() {
 /// A restored store goes on as a store, and has backups and increments again.
 #[test]
 fn a_restored_store_has_increments_of_its_own() {
-    let (folder, path, base) = folder();
+    let (folder, base, store) = with_one_increment();
     let at = |name: &str| folder.path().join(name);
-    let store = Store::create(&path, &with_log()).unwrap();
-    fill(&store);
-    back_up(&store, &base).unwrap();
-    transfer(&store, 0, &mut Random(1));
-    increment(&store, &at("one"), &base).unwrap();
     store.close().unwrap();
     restore(&at("restored"), &base, &[at("one")]).unwrap();
     let store = Store::open(at("restored"), &with_log()).unwrap();
@@ -154,13 +162,8 @@ fn a_restored_store_has_increments_of_its_own() {
 
 #[test]
 fn a_base_must_be_a_backup_of_the_store_as_it_was() {
-    let (folder, path, base) = folder();
+    let (folder, base, store) = with_one_increment();
     let at = |name: &str| folder.path().join(name);
-    let store = Store::create(&path, &with_log()).unwrap();
-    fill(&store);
-    back_up(&store, &base).unwrap();
-    transfer(&store, 0, &mut Random(1));
-    increment(&store, &at("one"), &base).unwrap();
     let error = increment(&store, &at("two"), &at("nothing")).unwrap_err();
     assert!(matches!(error, Error::NotFound(_)), "{error}");
     fs::write(at("text"), [b'x'; 9000]).unwrap();
@@ -173,7 +176,7 @@ fn a_base_must_be_a_backup_of_the_store_as_it_was() {
     assert!(error.contains("of another store"), "{error}");
     let error = restore(&at("new"), &at("other"), &[at("one")]).unwrap_err().to_string();
     assert!(error.contains("of another store"), "{error}");
-    let error = restore(&at("new"), &path, &[]).unwrap_err();
+    let error = restore(&at("new"), &at("a.vellum"), &[]).unwrap_err();
     assert!(matches!(error, Error::InUse(_)), "{error}");
     store.close().unwrap();
     // The base goes on as a store: now it is another state.
@@ -257,13 +260,8 @@ fn no_base_with_flipped_bits(store: &Path, base: &Path, random: &mut Random) {
 
 #[test]
 fn a_restore_that_is_cancelled_leaves_nothing_and_replaces_nothing() {
-    let (folder, path, base) = folder();
+    let (folder, base, store) = with_one_increment();
     let at = |name: &str| folder.path().join(name);
-    let store = Store::create(&path, &with_log()).unwrap();
-    fill(&store);
-    back_up(&store, &base).unwrap();
-    transfer(&store, 0, &mut Random(1));
-    increment(&store, &at("one"), &base).unwrap();
     store.close().unwrap();
     let options = RestoreOptions::new();
     for after in 0..4 {
@@ -275,9 +273,9 @@ fn a_restore_that_is_cancelled_leaves_nothing_and_replaces_nothing() {
         assert!(matches!(cancelled, Err(Error::Cancelled)), "{cancelled:?}");
         only_files(folder.path(), &["a.vellum", "b.vellum", "one"]);
     }
-    let error = restore(&path, &base, &[]).unwrap_err();
+    let error = restore(&at("a.vellum"), &base, &[]).unwrap_err();
     assert!(matches!(error, Error::Exists(_)), "{error}");
     let replace = options.replace(true);
-    vellum::restore(&path, &base, &[], &replace, &mut goes_on).unwrap();
-    assert!(check(&path).is_empty());
+    vellum::restore(at("a.vellum"), &base, &[], &replace, &mut goes_on).unwrap();
+    assert!(check(&at("a.vellum")).is_empty());
 }

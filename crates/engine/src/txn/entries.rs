@@ -1,9 +1,8 @@
 //! Iterates over the entries of a range as a view sees them.
 //!
-//! The iterator copies one leaf at a time, and returns what the view sees of it. That are the
-//! leaf's entries with two exceptions. Of entries that other threads have changed since the view's
-//! time, the view sees the old values. Of entries that its transaction has changed itself, it sees
-//! the transaction's values.
+//! The iterator copies one leaf at a time, and returns the leaf's entries, with two exceptions. Of
+//! entries that other threads have changed since the view's time, the view sees the old values. Of
+//! entries that its transaction has changed itself, it sees the transaction's values.
 
 use std::borrow::Cow;
 use std::cmp::Ordering;
@@ -171,12 +170,11 @@ impl<'v> ViewEntries<'v> {
         if let (Ordering::Less, Some(key), Some(slot)) = (order, key, slot) {
             let place = node.payload_place(slot).map_err(torn)?;
             let value = match place.blob || self.keys_only {
-                true => None,
-                false => Some(node.payload(place).map_err(torn)?.to_vec()),
-            };
-            let value = match value {
-                Some(value) => Some(Value::Inline(Cow::Owned(value))),
-                None => self.long_value(&key)?,
+                true => self.long_value(&key)?,
+                false => {
+                    let value = node.payload(place).map_err(torn)?.to_vec();
+                    Some(Value::Inline(Cow::Owned(value)))
+                }
             };
             return Ok(Some((key, value)));
         }
@@ -190,6 +188,7 @@ impl<'v> ViewEntries<'v> {
         Ok(Some((key.to_vec(), value)))
     }
 
+    /// The value of a key that the view sees, if values are wanted.
     fn long_value(&self, key: &[u8]) -> Result<Option<Value<'v>>> {
         match self.keys_only {
             true => Ok(Some(Value::Inline(Cow::Borrowed(&[])))),
