@@ -87,31 +87,48 @@ static bool morsel_put_durable_leaf(struct morsel *morsel, u64 page, u64 *leaf, 
 	return is_none;
 }
 
-static bool morsel_put_leaf(struct morsel *morsel, u64 page, u64 *leaf, struct page *fresh)
+/*
+ * Puts a leaf for a number of pages where the entry is none. Revocation and seals wait until no CPU
+ * is between the look and the leaf: see morsel_end_population(). EEXIST: the entry is not none.
+ */
+static int morsel_put_leaf(struct morsel *morsel, u64 page, u64 *entry, u64 value, u64 count)
 {
-	u64 value = page_to_phys(fresh) | morsel->leaf_flags, none = 0;
+	u64 none = 0;
+	int error;
 
-	return morsel->device ? morsel_put_durable_leaf(morsel, page, leaf, value) :
-				try_cmpxchg64(leaf, &none, value);
+	rcu_read_lock();
+	error = morsel_may_populate(morsel, page);
+	if (!error) {
+		/* The pages count before another thread can take them off. */
+		atomic64_add(count, &morsel->pages);
+		if (!(morsel->device ? morsel_put_durable_leaf(morsel, page, entry, value) :
+				       try_cmpxchg64(entry, &none, value))) {
+			atomic64_sub(count, &morsel->pages);
+			error = -EEXIST;
+		}
+	}
+	rcu_read_unlock();
+	return error;
 }
 
 /* Puts a page where the leaf is none. If another thread's page comes first, that one is as good. */
 static int morsel_put_page(struct morsel *morsel, u64 page, u64 *leaf)
 {
 	struct page *fresh;
+	int error = -ENOMEM;
 
 	if (!morsel_charge(morsel, 1))
 		return -ENOSPC;
 	fresh = morsel_new_page(morsel);
-	if (!fresh || !morsel_put_leaf(morsel, page, leaf, fresh)) {
-		morsel_uncharge(morsel, 1);
-		if (!fresh)
-			return -ENOMEM;
-		morsel_free_page(morsel, fresh);
+	if (fresh)
+		error = morsel_put_leaf(morsel, page, leaf,
+					page_to_phys(fresh) | morsel->leaf_flags, 1);
+	if (!error)
 		return 0;
-	}
-	atomic64_inc(&morsel->pages);
-	return 0;
+	morsel_uncharge(morsel, 1);
+	if (fresh)
+		morsel_free_page(morsel, fresh);
+	return error == -EEXIST ? 0 : error;
 }
 
 /* Whether a leaf of 2 MiB may come to the entry above the page; notes that one has. */
@@ -121,11 +138,15 @@ static bool morsel_is_first_block(struct morsel *morsel, u64 page)
 	       !xa_insert(&morsel->blocks, page / PT_ENTRIES, xa_mk_value(0), GFP_KERNEL);
 }
 
-/* Puts a leaf of 2 MiB where the entry is none. False: the kernel has no 2 MiB in a row. */
+/*
+ * Puts a leaf of 2 MiB where the entry is none. False: the kernel has no 2 MiB in a row, or no page
+ * may come any more.
+ */
 static bool morsel_put_block(struct morsel *morsel, u64 page, u64 *entry)
 {
 	struct page *block;
 	unsigned int i;
+	int error;
 
 	if (!morsel_charge(morsel, PT_ENTRIES))
 		return false;
@@ -142,8 +163,14 @@ static bool morsel_put_block(struct morsel *morsel, u64 page, u64 *entry)
 	split_page(block, MORSEL_BLOCK_ORDER);
 	for (i = 0; i < PT_ENTRIES; i++)
 		SetPageUptodate(block + i);
-	xchg(entry, page_to_phys(block) | PT_HUGE_FLAGS);
-	atomic64_add(PT_ENTRIES, &morsel->pages);
+	error = morsel_put_leaf(morsel, page, entry, page_to_phys(block) | PT_HUGE_FLAGS,
+				PT_ENTRIES);
+	if (error) {
+		for (i = 0; i < PT_ENTRIES; i++)
+			put_page(block + i);
+		morsel_uncharge(morsel, PT_ENTRIES);
+		return false;
+	}
 	atomic_long_inc(&morsel->tree.huge);
 	return true;
 }
@@ -238,14 +265,7 @@ int morsel_populate(struct morsel *morsel, u64 page)
 	error = morsel_may_populate(morsel, page);
 	if (!error)
 		error = morsel_charging(morsel, page, __morsel_populate);
-	if (error && morsel_is_there_after_all(morsel, page))
-		error = 0;
-	/* A full barrier came with the page: see morsel_revoke(). */
-	if (unlikely(!error && READ_ONCE(morsel->is_revoked))) {
-		page = round_down(page, PT_ENTRIES);
-		error = morsel_punch_pages(morsel, page, page + PT_ENTRIES) ?: -EIO;
-	}
-	return error;
+	return error && morsel_is_there_after_all(morsel, page) ? 0 : error;
 }
 
 int morsel_populate_range(struct morsel *morsel, u64 first, u64 count)

@@ -157,11 +157,14 @@ static int __morsel_punch(struct morsel_departure *departure, u64 page, u64 end)
 	for (; page < end; page = stop) {
 		stop = min(morsel_next_part(morsel, page), end);
 		cond_resched();
-		error = pt_tree_huge(&morsel->tree, page) ?
-			morsel_punch_block(departure, page, end) : 0;
-		if (error)
-			return error;
 		leaf = pt_tree_leaf(&morsel->tree, page);
+		/* Nothing is there, or a leaf of 2 MiB, which may just be on its way to a table. */
+		if (!leaf && morsel->flags & VELLUM_MORSEL_HUGE) {
+			error = morsel_punch_block(departure, page, end);
+			if (error)
+				return error;
+			leaf = pt_tree_leaf(&morsel->tree, page);
+		}
 		for (; leaf && page < stop; page++, leaf++)
 			if (READ_ONCE(*leaf))
 				morsel_take_off(departure, leaf, page);

@@ -192,6 +192,15 @@ static bool morsel_is_pinned(struct morsel *morsel)
 	return count;
 }
 
+/*
+ * Waits for threads that looked whether a page may come before a seal or the revocation forbade it.
+ * After this no page comes: see morsel_put_leaf().
+ */
+static void morsel_end_population(void)
+{
+	synchronize_rcu();
+}
+
 /* EAGAIN: pages are pinned, if only by a reader at this moment. */
 static int morsel_seal_locked(struct morsel *morsel, u64 seals)
 {
@@ -204,6 +213,8 @@ static int morsel_seal_locked(struct morsel *morsel, u64 seals)
 			return -EAGAIN;
 	}
 	morsel_set_seals(morsel, morsel->seals | seals);
+	if (seals & VELLUM_MORSEL_SEAL_POPULATION)
+		morsel_end_population();
 	return 0;
 }
 
@@ -251,11 +262,7 @@ int morsel_revoke(struct morsel *morsel)
 	mutex_lock(&morsel->state);
 	WRITE_ONCE(morsel->is_revoked, true);
 	mutex_unlock(&morsel->state);
-	/*
-	 * Pairs with the barrier after a page was put: the page goes here, or the thread that put
-	 * it takes it off.
-	 */
-	smp_mb();
+	morsel_end_population();
 	if (!morsel_is_shaped(morsel))
 		return 0;
 	pt_mounts_detach(&morsel->mounts);

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, unsafe_code)]
 
 use std::io::{Read as _, Write as _, pipe};
+use std::sync::Barrier;
 
 use vellum_kernel_tests::access::{self, Fault};
 use vellum_kernel_tests::child::{Child, End};
@@ -337,6 +338,37 @@ fn a_split_is_invisible() {
             }
         }
     }
+}
+
+/// One thread punches single pages, which splits leaves of 2 MiB, and another one all pages.
+#[test]
+fn a_punch_finds_the_pages_of_a_leaf_that_is_being_split() {
+    let Some(_turn) = morsel_turn() else { return };
+    let (block, blocks) = (extent(1), 16);
+    for round in 0..150 {
+        let morsel = Morsel::new(2, blocks * block, morsel::HUGE);
+        let _mapping = morsel.mapped();
+        morsel.populate(0, blocks * block).unwrap();
+        let begin = Barrier::new(2);
+        let single = || {
+            stay_on(0);
+            begin.wait();
+            // In every other round the threads meet; else they go side by side.
+            let parts = (0..blocks).map(|at| if round % 2 == 0 { blocks - 1 - at } else { at });
+            parts.for_each(|part| morsel.punch(part * block + block / 2, 4096).unwrap());
+        };
+        let all = || {
+            stay_on(1);
+            begin.wait();
+            morsel.punch(0, blocks * block).unwrap();
+        };
+        std::thread::scope(|threads| {
+            threads.spawn(single);
+            threads.spawn(all);
+        });
+        assert_eq!(morsel.pages_by_fstat(), 0, "round {round}");
+    }
+    assert_morsels_are_sound();
 }
 
 /// Threads access it while its addresses change again and again: by rights, by fork, by other

@@ -389,3 +389,49 @@ fn no_page_is_populated_after_revocation() {
         }
     }
 }
+
+/// Children that populate all of the Morsel again and again until it is refused.
+fn populating(morsel: &Morsel, length: u64) -> [Child; 2] {
+    let refused = [Err(Errno::IO), Err(Errno::PERM)];
+    [(); 2].map(|()| {
+        Child::start(|| {
+            while !refused.contains(&morsel.populate(0, length)) {
+                if morsel.punch(0, length).is_err() {
+                    break;
+                }
+            }
+            0
+        })
+    })
+}
+
+/// A thread that populates a page may have looked for seals and revocation before, and put the page
+/// after. Then it takes long, as with 2 MiB of zeros.
+#[test]
+fn no_page_comes_for_a_moment_after_a_revocation_or_a_seal() {
+    let Some(_turn) = morsel_turn() else { return };
+    let length = 64 * MIB;
+    for round in 0..60 {
+        let morsel = Morsel::new(2, length, morsel::HUGE);
+        let mapping = morsel.mapped();
+        let children = populating(&morsel, length);
+        std::thread::sleep(std::time::Duration::from_micros(500 * (round % 7)));
+        let is_sealed = round % 2 == 0;
+        match is_sealed {
+            true => morsel.seal(SEAL_POPULATION).unwrap(),
+            false => morsel.revoke().unwrap(),
+        }
+        // The children may still take pages off after a seal.
+        let mut least = morsel.pages_by_fstat();
+        for _ in 0..200 {
+            let pages = morsel.pages_by_fstat();
+            assert!(pages <= least, "{} pages came", pages - least);
+            least = pages;
+            let lost = access::load(mapping.page(0)).is_err();
+            assert!(is_sealed || lost, "a revoked Morsel shows a page");
+        }
+        children.into_iter().for_each(|child| assert_eq!(child.wait(), End::Status(0)));
+        assert_eq!(morsel.pages_by_fstat(), if is_sealed { least } else { 0 });
+        assert_morsels_are_sound();
+    }
+}
