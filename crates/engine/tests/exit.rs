@@ -10,7 +10,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::process::{Command, ExitStatus, exit};
 use std::sync::mpsc::channel;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Barrier, OnceLock};
 use std::time::{Duration, Instant};
 
 use vellum::{Error, MemoryDevice, Options, Store};
@@ -157,14 +157,21 @@ fn in_child(work: impl FnOnce()) {
 
 /// Four threads write, and each records its finished changes, until the process exits.
 fn write_until_exit(store: &Store, place: &Path) {
+    let all_have_written = Arc::new(Barrier::new(5));
     for thread in 0..4u64 {
+        let all_have_written = all_have_written.clone();
         let (tree, mut done) =
             (store.tree("t").unwrap(), File::create(place.join(thread.to_string())).unwrap());
         std::thread::spawn(move || {
             for number in 0.. {
                 let number = (thread << 32) + 5000 + number;
                 match tree.upsert(&key(number), &[1; 300]) {
-                    Ok(_) => done.write_all(&key(number)).unwrap(),
+                    Ok(_) => {
+                        done.write_all(&key(number)).unwrap();
+                        if number & 0xffff_ffff == 5000 {
+                            all_have_written.wait();
+                        }
+                    }
                     Err(error) => {
                         assert!(matches!(error, Error::Closed), "{error}");
                         return;
@@ -173,7 +180,8 @@ fn write_until_exit(store: &Store, place: &Path) {
             }
         });
     }
-    std::thread::sleep(Duration::from_millis(300));
+    all_have_written.wait();
+    std::thread::sleep(Duration::from_millis(100));
     exit(3);
 }
 
