@@ -8,6 +8,7 @@ use std::process::{Child, Command, Stdio};
 
 use support::{Folder, fails, noise, ok, text};
 use vellum_testing::patience::eventually;
+use vellum_testing::small_disk::SmallDisk;
 
 /// A store with some entries and some long values.
 fn store(folder: &Folder) -> String {
@@ -130,35 +131,6 @@ fn a_backup_that_is_ended_leaves_no_file_of_its_name() {
     ok(&["backup", &store, &folder.name("full")]);
 }
 
-/// A file system of this many KiB; `None`, with a printed line, if the test may not mount one.
-struct SmallDisk(String);
-
-impl SmallDisk {
-    fn new(folder: &Folder, kib: u32) -> Option<SmallDisk> {
-        let place = folder.name("disk");
-        std::fs::create_dir(&place).unwrap();
-        let size = format!("size={kib}k");
-        let mut mount = Command::new("mount");
-        mount.args(["-t", "tmpfs", "-o", &size, "tmpfs", &place]).stderr(Stdio::null());
-        let mounted = mount.status().is_ok_and(|status| status.success());
-        if !mounted {
-            eprintln!("left out: this test needs the right to mount a file system");
-            std::fs::remove_dir(&place).unwrap();
-        }
-        mounted.then_some(SmallDisk(place))
-    }
-
-    fn is_empty(&self) -> bool {
-        std::fs::read_dir(&self.0).unwrap().next().is_none()
-    }
-}
-
-impl Drop for SmallDisk {
-    fn drop(&mut self) {
-        let _ = Command::new("umount").arg(&self.0).status();
-    }
-}
-
 #[test]
 fn a_full_disk_leaves_nothing() {
     let folder = Folder::new();
@@ -167,8 +139,8 @@ fn a_full_disk_leaves_nothing() {
     for key in 0..10 {
         ok(&["put", &store, &format!("value {key}"), &"x".repeat(60_000)]);
     }
-    let Some(disk) = SmallDisk::new(&folder, 512) else { return };
-    let target = format!("{}/new", disk.0);
+    let Some(disk) = SmallDisk::mount(folder.path("disk"), 512) else { return };
+    let target = format!("{}/new", disk.path().display());
     for arguments in [
         vec!["backup", &store, &target],
         vec!["backup", &store, &target, "--since", &folder.name("full")],

@@ -6,7 +6,7 @@ mod bank;
 use std::io::Write as _;
 use std::ops::ControlFlow;
 use std::os::unix::process::ExitStatusExt as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -16,6 +16,7 @@ use std::time::Duration;
 use vellum::{BackupOptions, Error, MemoryDevice, RestoreOptions, Store, Tree};
 use vellum_pool::device::{Fault, FaultyDevice, Operation};
 use vellum_testing::random::Random;
+use vellum_testing::small_disk::SmallDisk;
 
 use bank::{
     back_up, beside_writers, check, fill, folder, goes_on, has_all_before, has_value, is_logged,
@@ -362,36 +363,14 @@ fn a_damaged_store_has_no_backup() {
     assert!(error.to_string().contains("dump"), "{error}");
 }
 
-/// A small file system; `None`, with a printed line, if the test may not mount one.
-struct SmallDisk(PathBuf);
-
-impl SmallDisk {
-    fn new(place: PathBuf, size: &str) -> Option<SmallDisk> {
-        std::fs::create_dir(&place).unwrap();
-        let mut mount = Command::new("mount");
-        mount.args(["-t", "tmpfs", "-o", &format!("size={size}"), "tmpfs"]).arg(&place);
-        let is_mounted = mount.stderr(Stdio::null()).status().is_ok_and(|status| status.success());
-        if !is_mounted {
-            eprintln!("left out: this test needs the right to mount a file system");
-        }
-        is_mounted.then_some(SmallDisk(place))
-    }
-}
-
-impl Drop for SmallDisk {
-    fn drop(&mut self) {
-        let _ = Command::new("umount").arg(&self.0).status();
-    }
-}
-
 /// There is room for the store, but not for the records that come while it is copied.
 #[test]
 fn a_full_disk_of_the_backup_is_no_failure_of_the_store() {
     let (folder, path, _) = folder();
     let (store, tree) = small_store(&path, 1 << 20);
-    let Some(disk) = SmallDisk::new(folder.path().join("disk"), "1m") else { return };
+    let Some(disk) = SmallDisk::mount(folder.path().join("disk"), 1 << 10) else { return };
     let mut calls = 0;
-    let outcome = store.backup(disk.0.join("b.vellum"), &BackupOptions::new(), &mut |_| {
+    let outcome = store.backup(disk.path().join("b.vellum"), &BackupOptions::new(), &mut |_| {
         calls += 1;
         // Several times the log: checkpoints copy what they trim, as long as that goes.
         (0..8000_u64).filter(|_| calls == 1).for_each(|key| {
@@ -401,7 +380,7 @@ fn a_full_disk_of_the_backup_is_no_failure_of_the_store() {
     });
     let error = outcome.unwrap_err().to_string();
     assert!(error.contains("copying the log") && error.contains("No space left"), "{error}");
-    only_files(&disk.0, &[]);
+    only_files(disk.path(), &[]);
     tree.insert(b"after", b"").unwrap();
     let backup = folder.path().join("b.vellum");
     back_up(&store, &backup).unwrap();

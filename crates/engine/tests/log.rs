@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use tempfile::{TempDir, tempdir};
 use vellum::{Durability, Error, MemoryDevice, Options, Store, TransactionOptions};
+use vellum_testing::small_disk::SmallDisk;
 
 fn plain() -> Options {
     Options::new().pool_bytes(4 << 20)
@@ -319,6 +320,27 @@ fn threads_go_on_while_checkpoints_are_written() {
     store.close().unwrap();
     assert!(!beside(&path).exists());
     expect(&Store::open(&path, &plain()).unwrap(), 4800);
+}
+
+/// The disk of the log has less room than the log may take: checkpoints give room back there, too.
+#[test]
+fn a_log_longer_than_its_disk_goes_on() {
+    let folder = tempdir().unwrap();
+    let Some(disk) = SmallDisk::mount(folder.path().join("disk"), 20 << 10) else { return };
+    let path = folder.path().join("store");
+    let store = Store::create(&path, &plain().log_folder(disk.path())).unwrap();
+    let tree = store.create_tree("values").unwrap();
+    for number in 0..25_000 {
+        tree.upsert(&key(number % 5000), &[number as u8; 1800]).unwrap();
+        if number % 1000 == 0 {
+            store.sync().unwrap();
+        }
+    }
+    store.close().unwrap();
+    assert!(disk.is_empty(), "closing removes the log");
+    let store = Store::open(&path, &plain()).unwrap();
+    assert!(store.check(&mut |_| ()).unwrap().is_sound());
+    assert_eq!(store.tree("values").unwrap().stat().unwrap().entries, 5000);
 }
 
 /// Transactions with long records, in a log that has room for few of them, while others change the

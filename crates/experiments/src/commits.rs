@@ -31,6 +31,9 @@ const CACHE: u64 = 256 << 20;
 /// The puts of a batch, and how many threads make batches.
 const BATCH: u64 = 1000;
 const BATCH_WRITERS: [u64; 2] = [1, 8];
+/// The name of the way with a log of [`SHORT_LOG`] bytes, which has more checkpoints.
+const SHORT: &str = "vellum, log of 128 MiB";
+const SHORT_LOG: &str = "134217728";
 
 /// A way to make puts durable.
 struct Way {
@@ -100,11 +103,13 @@ fn ways(context: &Context<'_>, entries: u64) -> Result<Vec<Way>> {
     let vellum = open("vellum", &VELLUM, &[synced, transactions])?;
     let single = open("vellum, single put", &VELLUM, &[synced])?;
     let no_log = open("vellum, no log", &VELLUM, &[])?;
+    let short = open(SHORT, &VELLUM, &[synced, transactions, ("log_bytes", SHORT_LOG)])?;
     let mut ways = vec![
         Way { name: "vellum", how: How::Transaction(vellum) },
         Way { name: "plain write + fdatasync", how: How::Plain(plain(context)?) },
         Way { name: "vellum, single put", how: How::Single(single, Acknowledged::AtOnce) },
         Way { name: "vellum, no log", how: How::Single(no_log, Acknowledged::Settled) },
+        Way { name: SHORT, how: How::Transaction(short) },
     ];
     for factory in context.engines.all() {
         if !PEERS.contains(&factory.name) {

@@ -2,11 +2,11 @@
 #![allow(clippy::unwrap_used)]
 
 use std::path::Path;
-use std::process::Command;
 use std::sync::Arc;
 
 use tempfile::tempdir;
 use vellum_log::{FileLog, FileLogOptions, Log, LogError, LogOptions, Lsn, Way};
+use vellum_testing::small_disk::SmallDisk;
 
 const SEGMENT: u64 = 64 << 10;
 
@@ -66,29 +66,14 @@ fn the_bound_refuses_records() {
     assert!(bytes <= 3 * SEGMENT, "{bytes}");
 }
 
-/// A file system of 300 KiB, which goes with this.
-struct SmallDisk(tempfile::TempDir);
-
-impl Drop for SmallDisk {
-    fn drop(&mut self) {
-        Command::new("umount").arg("-l").arg(self.0.path()).status().unwrap();
-    }
-}
-
 #[test]
 fn a_full_disk_refuses_records() {
-    let folder = tempdir().unwrap();
-    let mut mount = Command::new("mount");
-    mount.args(["-t", "tmpfs", "-o", "size=300k", "tmpfs"]).arg(folder.path());
-    if !mount.output().is_ok_and(|output| output.status.success()) {
-        println!("skipped: no file system can be mounted here");
-        return;
-    }
-    let disk = SmallDisk(folder);
-    let folder = disk.0.path().join("log");
+    let place = tempdir().unwrap();
+    let Some(disk) = SmallDisk::mount(place.path(), 300) else { return };
+    let folder = disk.path().join("log");
     is_refused_and_goes_on(&folder, 1 << 30);
     // Nor has the probe any room: what is there is read all the same.
-    std::fs::write(disk.0.path().join("rest"), [1; 400_000]).unwrap_err();
+    std::fs::write(disk.path().join("rest"), [1; 400_000]).unwrap_err();
     let mut options = FileLogOptions::default();
     options.segment_bytes = SEGMENT;
     let device = Arc::new(FileLog::open(&folder, &options).unwrap());

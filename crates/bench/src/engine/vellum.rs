@@ -23,13 +23,16 @@ struct Vellum {
 }
 
 /// Opens or creates `data.vellum` in the directory. Options: `backend`, `evictors`, `policy`,
-/// `states`, `durability` (all but `none` use a log), `transactions`.
+/// `states`, `durability` (all but `none` use a log), `log_bytes`, `transactions`.
 pub(super) fn open(setting: &Setting) -> Result<Box<dyn Engine>> {
-    let known = ["backend", "evictors", "policy", "states", DURABILITY, TRANSACTIONS];
+    let known = ["backend", "evictors", "policy", "states", "log_bytes", DURABILITY, TRANSACTIONS];
     setting.check_options(&known)?;
     let durability = setting.durability()?;
     let mut options = Options::new().pool_bytes(setting.cache_bytes);
     options = options.log(durability != Durability::None);
+    if let Some(bytes) = setting.options.get("log_bytes") {
+        options = options.log_bytes(bytes.parse().context("option 'log_bytes'")?);
+    }
     if let Some(name) = setting.options.get("backend") {
         options = options.backend(backend(name)?);
     }

@@ -111,7 +111,7 @@ impl LogFiles {
 /// The sizes of the files of a log with so many bytes in all.
 fn options(log_bytes: u64) -> FileLogOptions {
     let mut options = FileLogOptions::default();
-    options.segment_bytes = ((log_bytes / 16).clamp(64 << 10, 16 << 20)) & !4095;
+    options.segment_bytes = ((log_bytes / 16).clamp(64 << 10, 8 << 20)) & !4095;
     options.most_bytes = log_bytes.max(2 * options.segment_bytes);
     options
 }

@@ -61,7 +61,7 @@ impl Default for Options {
             has_log: false,
             log_folder: None,
             log: None,
-            log_bytes: 128 << 20,
+            log_bytes: 1 << 30,
             cut_in_background: true,
             on_recovery: RecoveryListener::default(),
             // The tests have recoveries that read the log several times.
@@ -166,9 +166,11 @@ impl Options {
     }
 
     /// The most bytes that the log takes: at least 1 MiB, or 5 MiB with tree pages of 64 KiB; by
-    /// default 128 MiB. A thread begins a checkpoint when half of them are used, and changes wait
-    /// for it only if the log becomes full. More bytes mean fewer checkpoints, and a longer
-    /// recovery.
+    /// default 1 GiB. The files grow as they are needed. A thread begins a checkpoint when half of
+    /// the bytes are used, and changes wait for it only if the log becomes full.
+    ///
+    /// After each checkpoint the first change of a page logs the whole page. So more bytes mean
+    /// fewer checkpoints and less to log, but a longer recovery.
     pub fn log_bytes(mut self, bytes: u64) -> Options {
         self.log_bytes = bytes;
         self
