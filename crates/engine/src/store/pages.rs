@@ -14,12 +14,13 @@ use crate::page::blob::{BLOB_REST, BlobRef};
 use crate::redo::log::{RedoLog, RoomPromise};
 use crate::redo::record::RecordWriter;
 use crate::store::callback::{CallbackScope, refuse_in_callback};
+use crate::store::changed::Time;
 use crate::store::file::StoreFile;
 use crate::store::gate::{ChangePermit, Exclusive, Freeze, Gate};
 use crate::store::header::Header;
 use crate::store::options::min_pool_frames;
 use crate::store::unlinked::UnlinkedPages;
-use crate::store::versions::{Conflicting, ReadSet, Replaced, Time, Versions, VersionsFull};
+use crate::store::versions::{Conflicting, Replaced, Validation, Versions, VersionsFull};
 use crate::sync::lock;
 
 /// A pool of fewer tree pages is too small for two structure changes at a time.
@@ -292,19 +293,18 @@ impl PageStore {
         self.unpin(&unpinned);
     }
 
-    /// As [`keep_versions`](Self::keep_versions), for a transaction whose view has this time.
+    /// As [`keep_versions`](Self::keep_versions), for a transaction. Ends its view.
     ///
     /// # Errors
     /// [`Conflicting`] if what the transaction has read has changed. Then nothing is kept.
     pub(crate) fn keep_versions_unless_conflicting(
         &self,
-        time: Time,
-        reads: &ReadSet,
+        validation: Validation<'_>,
         replaced: Vec<Replaced>,
     ) -> std::result::Result<(), Conflicting> {
         let mut unpinned = Vec::new();
         let pin = |blob: BlobRef| self.unlinked.pin(blob.page.id);
-        let kept = self.versions.keep_unless_conflicting(time, reads, replaced, pin, &mut unpinned);
+        let kept = self.versions.keep_unless_conflicting(validation, replaced, pin, &mut unpinned);
         self.unpin(&unpinned);
         kept
     }
@@ -325,10 +325,10 @@ impl PageStore {
         }
     }
 
-    /// Ends a view.
-    pub(crate) fn end_view(&self, time: Time) {
+    /// Ends a view, unless it has ended in a commit.
+    pub(crate) fn end_view(&self, time: Time, has_ended: bool) {
         let mut unpinned = Vec::new();
-        self.versions.end_view(time, &mut unpinned);
+        self.versions.end_view(time, has_ended, &mut unpinned);
         if self.unpin(&unpinned) {
             self.try_reclaim_unlinked();
         }

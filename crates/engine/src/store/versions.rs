@@ -9,7 +9,10 @@
 //! it has read a new value, it finds the old one here. If it has read the old value, it may find
 //! the same one here.
 //!
-//! The same lists tell a transaction at its commit which keys were changed since it began.
+//! The same lists tell a transaction at its commit which keys were changed since it began. A table
+//! spares most looks into the lists (`changed.rs`): few entries change while a transaction runs.
+//!
+//! The view of a transaction ends in its commit: a transaction that is alone keeps nothing.
 //!
 //! An entry that was changed since the newest view began keeps nothing when it is changed again
 //! (`noted.rs`). So a snapshot that is held for long costs little.
@@ -28,6 +31,7 @@ use smallvec::SmallVec;
 
 use crate::page::blob::BlobRef;
 use crate::planted::{StoreBug, is_planted};
+use crate::store::changed::{ChangeTimes, Time};
 use crate::store::gate::Freeze;
 use crate::store::noted::NotedEntries;
 
@@ -43,10 +47,6 @@ const RECLAIMED_AT_ONCE: usize = 256;
 
 /// What a chain and its key take in memory beside the bytes of keys and values.
 const CHAIN_BYTES: u64 = 160;
-
-/// A point in the order of the changes that kept old values. A view sees the changes up to its
-/// time.
-pub(crate) type Time = u64;
 
 /// The start and the end of a range of keys.
 pub(crate) type KeyBounds = (Bound<Vec<u8>>, Bound<Vec<u8>>);
@@ -75,6 +75,16 @@ pub(crate) struct Replaced {
 pub(crate) struct ReadSet {
     pub keys: HashMap<u32, KeyList>,
     pub ranges: HashMap<u32, Vec<KeyBounds>>,
+}
+
+/// What a commit must find unchanged since the time of the transaction's view. The view ends when
+/// nothing has changed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Validation<'v> {
+    pub time: Time,
+    pub reads: &'v ReadSet,
+    /// Whether the view has ended.
+    pub has_ended: &'v AtomicBool,
 }
 
 /// Keys, one after the other.
@@ -133,7 +143,12 @@ pub(crate) struct Versions {
     bytes_max: u64,
     /// The number of views that have begun.
     views_begun: AtomicU64,
+    /// The number of views.
+    views_open: AtomicU64,
     noted: NotedEntries,
+    changed: ChangeTimes,
+    /// The time of the newest bulk load of an empty tree.
+    newest_load: AtomicU64,
     lists: RwLock<Lists>,
 }
 
@@ -216,7 +231,10 @@ impl Versions {
             bytes: AtomicU64::new(0),
             bytes_max,
             views_begun: AtomicU64::new(0),
+            views_open: AtomicU64::new(0),
             noted: NotedEntries::new(bytes_max / 8),
+            changed: ChangeTimes::new(bytes_max / 64),
+            newest_load: AtomicU64::new(0),
             lists: RwLock::default(),
         }
     }
@@ -271,6 +289,7 @@ impl Versions {
         let now = self.now();
         let new = || Views { count: 0, since: Instant::now() };
         lists.views.entry(now).or_insert_with(new).count += 1;
+        self.views_open.fetch_add(1, Ordering::Relaxed);
         // Before the view reads any page: see `is_noted`.
         self.views_begun.fetch_add(1, Ordering::SeqCst);
         fence(Ordering::SeqCst);
@@ -287,17 +306,24 @@ impl Versions {
         self.noted.has(tree, key, self.views_begun.load(Ordering::SeqCst))
     }
 
-    /// Ends a view. Adds the blobs that no version needs any more to `unpinned`.
-    ///
-    /// The end of the oldest view drops what only that view needed, in portions, so that changes
-    /// do not wait for all of it.
-    pub(crate) fn end_view(&self, time: Time, unpinned: &mut Vec<BlobRef>) {
-        let mut lists = self.write();
+    fn remove_view(&self, lists: &mut Lists, time: Time) {
         if let Some(views) = lists.views.get_mut(&time) {
+            self.views_open.fetch_sub(1, Ordering::Relaxed);
             views.count -= 1;
             if views.count == 0 {
                 lists.views.remove(&time);
             }
+        }
+    }
+
+    /// Ends a view, and drops what only that view needed. Adds the blobs that no version needs any
+    /// more to `unpinned`. A view that `has_ended` in a commit has only left something to drop.
+    ///
+    /// The end of the oldest view drops in portions, so that changes do not wait for all of it.
+    pub(crate) fn end_view(&self, time: Time, has_ended: bool, unpinned: &mut Vec<BlobRef>) {
+        let mut lists = self.write();
+        if !has_ended {
+            self.remove_view(&mut lists, time);
         }
         if lists.views.is_empty() {
             // A thread that has to drop much does it after it has released the lock.
@@ -377,23 +403,49 @@ impl Versions {
         self.keep_in(&mut lists, replaced, pin, unpinned);
     }
 
-    /// Keeps the old values of a transaction's changes, unless another change since `time`
-    /// conflicts with what the transaction has read. The caller holds the locks of the leaves.
+    /// Ends the view of a commit, unless another change since its time conflicts with what the
+    /// transaction has read.
+    fn validate(&self, lists: &mut Lists, validation: Validation<'_>) -> Result<(), Conflicting> {
+        let Validation { time, reads, has_ended } = validation;
+        if self.now() > time && self.conflicts(lists, time, reads) {
+            return Err(Conflicting);
+        }
+        has_ended.store(true, Ordering::Relaxed);
+        self.remove_view(lists, time);
+        Ok(())
+    }
+
+    /// Validates a commit that keeps nothing, because there is no other view. Returns false if
+    /// there is one. The caller holds the locks of the leaves: a view that begins now waits for
+    /// them, and sees the changes.
+    ///
+    /// # Errors
+    /// [`Conflicting`].
+    pub(crate) fn validate_alone(&self, validation: Validation<'_>) -> Result<bool, Conflicting> {
+        if self.views_open.load(Ordering::Relaxed) > 1 {
+            return Ok(false);
+        }
+        let mut lists = self.write();
+        if self.views_open.load(Ordering::Relaxed) > 1 {
+            return Ok(false);
+        }
+        self.validate(&mut lists, validation).map(|()| true)
+    }
+
+    /// Validates a commit, and keeps the old values of its changes. The caller holds the locks of
+    /// the leaves.
     ///
     /// # Errors
     /// [`Conflicting`]. Then nothing is kept.
     pub(crate) fn keep_unless_conflicting(
         &self,
-        time: Time,
-        reads: &ReadSet,
+        validation: Validation<'_>,
         replaced: Vec<Replaced>,
         pin: impl FnMut(BlobRef),
         unpinned: &mut Vec<BlobRef>,
     ) -> Result<(), Conflicting> {
         let mut lists = self.write();
-        if self.now() > time && lists.conflict(time, reads) {
-            return Err(Conflicting);
-        }
+        self.validate(&mut lists, validation)?;
         self.keep_in(&mut lists, replaced, pin, unpinned);
         Ok(())
     }
@@ -415,6 +467,7 @@ impl Versions {
         let now = self.now() + 1;
         let mut bytes = 0;
         for Replaced { tree, key, old } in replaced {
+            self.changed.note(now, tree, &key);
             let chain = lists.trees.entry(tree).or_default().chains.entry(key.clone());
             let chain = chain.or_insert_with(|| {
                 lists.queue.push_back((now, tree, key.clone()));
@@ -449,18 +502,58 @@ impl Versions {
         if !lists.views.is_empty() {
             let now = self.now() + 1;
             lists.trees.entry(tree).or_default().loads.push(now);
+            self.newest_load.store(now, Ordering::Release);
             self.now.store(now, Ordering::Release);
         }
     }
 
+    /// Whether one of the entries that a transaction has read has changed since `time`.
+    fn conflicts(&self, lists: &Lists, time: Time, reads: &ReadSet) -> bool {
+        let changed = |chain: &Chain| chain.newest > time;
+        for (id, keys) in &reads.keys {
+            let Some(tree) = lists.trees.get(id) else { continue };
+            let is_changed = |key: &[u8]| {
+                self.changed.may_be_after(time, *id, key)
+                    && tree.chains.get(key).is_some_and(changed)
+            };
+            if is_planted(StoreBug::UncheckedKeys) {
+                continue;
+            }
+            if tree.load_after(time).is_some() || keys.iter().any(is_changed) {
+                return true;
+            }
+        }
+        for (id, ranges) in &reads.ranges {
+            let Some(tree) = lists.trees.get(id) else { continue };
+            if is_planted(StoreBug::UncheckedRanges) {
+                continue;
+            }
+            let is_changed = |(start, end): &KeyBounds| {
+                let bounds = (start.as_ref().map(|key| &key[..]), end.as_ref().map(|key| &key[..]));
+                is_range(bounds)
+                    && tree.chains.range::<[u8], _>(bounds).any(|(_, chain)| changed(chain))
+            };
+            if tree.load_after(time).is_some() || ranges.iter().any(is_changed) {
+                return true;
+            }
+        }
+        false
+    }
+
     /// What a view sees of an entry. The caller has read the page before.
     pub(crate) fn at(&self, tree: u32, key: &[u8], time: Time) -> Seen {
-        if self.now() <= time {
+        if self.now() <= time || !self.may_have_changed(tree, key, time) {
             return Seen::Page;
         }
         let lists = self.read();
         let Some(tree) = lists.trees.get(&tree) else { return Seen::Page };
         tree.at(tree.chains.get(key), time)
+    }
+
+    /// Whether the lists may have a change of the entry after this time.
+    fn may_have_changed(&self, tree: u32, key: &[u8], time: Time) -> bool {
+        self.changed.may_be_after(time, tree, key)
+            || self.newest_load.load(Ordering::Acquire) > time
     }
 
     /// What a view sees of a range of keys. The caller has read the page before.
@@ -520,39 +613,6 @@ impl TreeVersions {
             (None, Some(_)) => Seen::Version(None),
             (None, None) => Seen::Page,
         }
-    }
-}
-
-impl Lists {
-    /// Whether one of the keys has changed since `time`.
-    fn conflict(&self, time: Time, reads: &ReadSet) -> bool {
-        let tree = |id: &u32| self.trees.get(id);
-        let changed = |chain: &Chain| chain.newest > time;
-        let by_key = reads.keys.iter().filter_map(|(id, keys)| Some((tree(id)?, keys)));
-        let by_range = reads.ranges.iter().filter_map(|(id, ranges)| Some((tree(id)?, ranges)));
-        for (tree, keys) in by_key {
-            let is_changed = |key: &[u8]| tree.chains.get(key).is_some_and(changed);
-            if is_planted(StoreBug::UncheckedKeys) {
-                continue;
-            }
-            if tree.load_after(time).is_some() || keys.iter().any(is_changed) {
-                return true;
-            }
-        }
-        for (tree, ranges) in by_range {
-            if is_planted(StoreBug::UncheckedRanges) {
-                continue;
-            }
-            let is_changed = |(start, end): &KeyBounds| {
-                let bounds = (start.as_ref().map(|key| &key[..]), end.as_ref().map(|key| &key[..]));
-                is_range(bounds)
-                    && tree.chains.range::<[u8], _>(bounds).any(|(_, chain)| changed(chain))
-            };
-            if tree.load_after(time).is_some() || ranges.iter().any(is_changed) {
-                return true;
-            }
-        }
-        false
     }
 }
 

@@ -25,7 +25,7 @@ use crate::error::{Error, Result};
 use crate::node::{Edit, Node, NodeMut, Payload, Position, Torn, plan_split_for};
 use crate::page::blob::{BLOB_REF, BlobRef};
 use crate::store::pages::{Change, PageStore};
-use crate::store::versions::{Conflicting, ReadSet, Replaced, Time};
+use crate::store::versions::{Conflicting, Replaced, Validation};
 
 /// A record of the log has room for so many pages and values.
 const PAGES_MAX: usize = u16::MAX as usize;
@@ -122,15 +122,15 @@ impl Drop for NewBlobs<'_, '_> {
 }
 
 /// Makes all changes, or none. They are sorted by the numbers of their trees, and by their keys. If
-/// `reads` is given, makes them only if nothing in it has changed since that time. Returns the
-/// number of the log's record; 0 without a log.
+/// a validation is given, makes them only if what it names is unchanged. Returns the number of the
+/// log's record; 0 without a log.
 ///
 /// # Errors
 /// [`Error::Conflict`], and all that a change can meet. Then nothing has changed.
 pub(crate) fn commit<'w>(
     pages: &'w PageStore,
     change: &Change<'_>,
-    reads: Option<(Time, &ReadSet)>,
+    validation: Option<Validation<'_>>,
     writes: impl IntoIterator<Item = Write<'w>>,
 ) -> Result<u64> {
     let mut new_blobs = NewBlobs { change, blobs: Vec::new() };
@@ -154,7 +154,7 @@ pub(crate) fn commit<'w>(
         )));
     }
     let leaves = lock_leaves(pages, change, &leaf_writes)?;
-    let (lsn, old_blobs, underfull) = apply(pages, change, reads, &leaf_writes, leaves)?;
+    let (lsn, old_blobs, underfull) = apply(pages, change, validation, &leaf_writes, leaves)?;
     new_blobs.blobs.clear();
     for (access, blob) in old_blobs {
         access.free_blob(change, blob);
@@ -266,11 +266,15 @@ type Rest<'w> = (u64, Vec<(Access<'w>, BlobRef)>, Vec<(Access<'w>, &'w [u8])>);
 fn apply<'w>(
     pages: &'w PageStore,
     change: &Change<'_>,
-    reads: Option<(Time, &ReadSet)>,
+    validation: Option<Validation<'_>>,
     writes: &[LeafWrite<'w>],
     mut leaves: Vec<LockedLeaf<'w>>,
 ) -> Result<Rest<'w>> {
     make_room_for_record(pages, change, writes, &mut leaves)?;
+    let is_alone = match validation {
+        Some(validation) => pages.versions.validate_alone(validation).map_err(conflict)?,
+        None => !pages.versions.are_kept(),
+    };
     let (mut replaced, mut old_blobs) = (Vec::new(), Vec::new());
     for leaf in &leaves {
         let held = LeafBytes::from(&leaf.guard);
@@ -280,20 +284,22 @@ fn apply<'w>(
                 continue;
             }
             old_blobs.extend(old.and_then(|old| Some((write.access, old.blob()?))));
-            let (tree, key) = (write.access.tree.id, write.key.clone());
-            replaced.push(Replaced { tree, key, old: old.map(Into::into) });
+            if !is_alone {
+                let (tree, key) = (write.access.tree.id, write.key.clone());
+                replaced.push(Replaced { tree, key, old: old.map(Into::into) });
+            }
         }
     }
     if old_blobs.len() > PAGES_MAX {
         let what = format!("it replaces or removes more than {PAGES_MAX} long values");
         return Err(Error::TransactionTooLarge(what));
     }
-    match reads {
-        Some((time, reads)) => pages
-            .keep_versions_unless_conflicting(time, reads, replaced)
-            .map_err(|Conflicting| Error::Conflict)?,
-        None if pages.versions.are_kept() => pages.keep_versions(replaced),
-        None => {}
+    match validation {
+        _ if is_alone => {}
+        Some(validation) => {
+            pages.keep_versions_unless_conflicting(validation, replaced).map_err(conflict)?;
+        }
+        None => pages.keep_versions(replaced),
     }
 
     let Some(first) = writes.first() else { return Ok((0, old_blobs, Vec::new())) };
@@ -318,6 +324,10 @@ fn apply<'w>(
         }
     }
     Ok((lsn, old_blobs, underfull))
+}
+
+fn conflict(_: Conflicting) -> Error {
+    Error::Conflict
 }
 
 /// Has room in the log for the record of a commit. If the record would be too long, logs the images

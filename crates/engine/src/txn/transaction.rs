@@ -558,7 +558,7 @@ impl Transaction {
                 })
             });
             let change = pages.change_for(record)?;
-            match commit(pages, &change, Some((self.view.time(), &reads)), writes) {
+            match commit(pages, &change, Some(self.view.validation(&reads)), writes) {
                 // Between two changes a checkpoint can make room in the log. Leaves that this
                 // attempt has split need no room in the next one.
                 Err(Error::Log(LogError::Full { .. }))

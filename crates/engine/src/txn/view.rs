@@ -2,10 +2,12 @@
 
 use std::borrow::Cow;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use crate::error::{Error, Result};
+use crate::store::changed::Time;
 use crate::store::core::StoreCore;
-use crate::store::versions::{OldValue, Seen, Time, Versions};
+use crate::store::versions::{OldValue, ReadSet, Seen, Validation, Versions};
 use crate::tree::{Access, Tree, ValueReader};
 use crate::value::Value;
 
@@ -14,12 +16,15 @@ use crate::value::Value;
 pub(crate) struct View {
     core: Arc<StoreCore>,
     time: Time,
+    /// Whether a commit has ended the view.
+    has_ended: AtomicBool,
 }
 
 impl View {
     /// A view of the store as it is now.
     pub(crate) fn begin(core: &Arc<StoreCore>) -> Result<View> {
-        Ok(View { core: core.clone(), time: core.pages.begin_view()? })
+        let time = core.pages.begin_view()?;
+        Ok(View { core: core.clone(), time, has_ended: AtomicBool::new(false) })
     }
 
     pub(crate) fn core(&self) -> &StoreCore {
@@ -28,6 +33,12 @@ impl View {
 
     pub(crate) fn core_handle(&self) -> Arc<StoreCore> {
         self.core.clone()
+    }
+
+    /// What a commit must find unchanged if the transaction has read this. The view ends with the
+    /// validation.
+    pub(crate) fn validation<'v>(&'v self, reads: &'v ReadSet) -> Validation<'v> {
+        Validation { time: self.time, reads, has_ended: &self.has_ended }
     }
 
     pub(crate) fn time(&self) -> Time {
@@ -118,7 +129,7 @@ impl Drop for View {
         if self.core.pages.check_process().is_err() {
             return;
         }
-        self.core.pages.end_view(self.time);
+        self.core.pages.end_view(self.time, *self.has_ended.get_mut());
         self.core.free_dropped_trees();
     }
 }
