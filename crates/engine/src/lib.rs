@@ -36,6 +36,7 @@
 
 mod backup;
 mod error;
+mod key;
 pub mod node;
 pub mod page;
 mod planted;

@@ -375,6 +375,9 @@ fn an_iterator_from_both_ends_returns_each_entry_once() {
     for number in (0..2000_u32).step_by(7) {
         one.remove(&tree, &number.to_be_bytes()).unwrap();
     }
+    for number in [2_u32, 502, 1002, 1502] {
+        one.put(&tree, &number.to_be_bytes(), &[9; 9000]).unwrap();
+    }
     tree.upsert(&900_u32.to_be_bytes(), b"new").unwrap();
     tree.remove(&901_u32.to_be_bytes()).unwrap();
     let random = &mut Random(3);
@@ -382,15 +385,24 @@ fn an_iterator_from_both_ends_returns_each_entry_once() {
         let (mut front, mut back) = (Vec::new(), Vec::new());
         let mut entries = one.range(&tree, 10_u32.to_be_bytes()..1990_u32.to_be_bytes()).unwrap();
         loop {
-            let (end, next) = match random.below(2) {
-                0 => (&mut front, entries.next()),
-                _ => (&mut back, entries.next_back()),
+            let copied = |entry: Option<Result<(Vec<u8>, Value<'_>)>>| {
+                entry.map(|entry| entry.map(|(key, value)| (key, value.to_vec())).unwrap())
             };
-            let Some(next) = next else { break };
-            let (key, value) = next.unwrap();
-            assert_eq!(&*value, [7; 40]);
-            end.push(u32::from_be_bytes(key.try_into().unwrap()));
+            let lent = |entry: Option<(&[u8], Value<'_>)>| {
+                entry.map(|(key, value)| (key.to_vec(), value.to_vec()))
+            };
+            let (end, next) = match random.below(4) {
+                0 => (&mut front, copied(entries.next())),
+                1 => (&mut front, lent(entries.next_entry().unwrap())),
+                2 => (&mut back, copied(entries.next_back())),
+                _ => (&mut back, lent(entries.next_entry_back().unwrap())),
+            };
+            let Some((key, value)) = next else { break };
+            let number = u32::from_be_bytes(key.try_into().unwrap());
+            assert_eq!(value, if number % 500 == 2 { vec![9; 9000] } else { vec![7; 40] });
+            end.push(number);
         }
+        assert!(entries.next_entry().unwrap().is_none());
         assert!(entries.next().is_none() && entries.next_back().is_none());
         front.extend(back.into_iter().rev());
         assert!(front.into_iter().eq((10..1990).filter(|number| number % 7 != 0)));

@@ -400,12 +400,11 @@ impl Session for TransactionSession<'_> {
         };
         loop {
             let entry = match direction {
-                Direction::Forward => entries.next(),
-                Direction::Backward => entries.next_back(),
+                Direction::Forward => entries.next_entry()?,
+                Direction::Backward => entries.next_entry_back()?,
             };
-            let Some(entry) = entry else { return Ok(()) };
-            let (key, value) = entry?;
-            if !visit(&key, &value) {
+            let Some((key, value)) = entry else { return Ok(()) };
+            if !visit(key, &value) {
                 return Ok(());
             }
         }

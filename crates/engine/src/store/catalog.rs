@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 use vellum_pool::PageRef;
 
 use crate::error::{Error, Result};
+use crate::key::Key;
 use crate::page::PageKind;
 use crate::page::bytes::{get_u32, get_u64, put_u32, put_u64};
 use crate::store::core::StoreCore;
@@ -100,7 +101,7 @@ impl StoreCore {
         // One group, so that neither a view nor a crash finds two names.
         let mut writes = [(old, None), (new, Some(&entry[..]))];
         writes.sort_unstable();
-        let writes = writes.map(|(name, value)| (Arc::from(name.as_bytes()), value));
+        let writes = writes.map(|(name, value)| (Key::from(name.as_bytes()), value));
         let writes =
             writes.iter().map(|(key, value)| Write { access: catalog, key, value: *value });
         commit(&self.pages, &change, None, writes)?;

@@ -29,6 +29,7 @@ use std::time::{Duration, Instant};
 
 use smallvec::SmallVec;
 
+use crate::key::Key;
 use crate::page::blob::BlobRef;
 use crate::planted::{StoreBug, is_planted};
 use crate::store::changed::{ChangeTimes, Time};
@@ -44,6 +45,10 @@ const RECLAIMED_PER_CHANGE: usize = 8;
 
 /// So many when a view ends, before other threads have their turn.
 const RECLAIMED_AT_ONCE: usize = 256;
+
+/// A list of keys first has memory for so many keys of so many bytes.
+const KEYS_AT_FIRST: usize = 48;
+const BYTES_OF_KEY: usize = 16;
 
 /// What a chain and its key take in memory beside the bytes of keys and values.
 const CHAIN_BYTES: u64 = 160;
@@ -66,15 +71,16 @@ pub(crate) enum OldValue {
 #[derive(Debug)]
 pub(crate) struct Replaced {
     pub tree: u32,
-    pub key: Arc<[u8]>,
+    pub key: Key,
     pub old: Old,
 }
 
-/// The keys that a transaction has read, or must find unchanged for another reason.
+/// The entries that a transaction has read, or must find unchanged for another reason, each with
+/// the number of its tree.
 #[derive(Debug, Default)]
 pub(crate) struct ReadSet {
-    pub keys: HashMap<u32, KeyList>,
-    pub ranges: HashMap<u32, Vec<KeyBounds>>,
+    pub keys: KeyList,
+    pub ranges: Vec<(u32, KeyBounds)>,
 }
 
 /// What a commit must find unchanged since the time of the transaction's view. The view ends when
@@ -87,23 +93,29 @@ pub(crate) struct Validation<'v> {
     pub has_ended: &'v AtomicBool,
 }
 
-/// Keys, one after the other.
+/// Keys, one after the other, each with the number of its tree.
 #[derive(Debug, Default)]
 pub(crate) struct KeyList {
     bytes: Vec<u8>,
-    /// Where each key ends.
-    ends: Vec<usize>,
+    /// The tree of each key, and where the key ends.
+    ends: Vec<(u32, usize)>,
 }
 
 impl KeyList {
-    pub(crate) fn push(&mut self, key: &[u8]) {
+    pub(crate) fn push(&mut self, tree: u32, key: &[u8]) {
+        if self.ends.capacity() == 0 {
+            self.ends.reserve(KEYS_AT_FIRST);
+            self.bytes.reserve(KEYS_AT_FIRST * BYTES_OF_KEY);
+        }
         self.bytes.extend_from_slice(key);
-        self.ends.push(self.bytes.len());
+        self.ends.push((tree, self.bytes.len()));
     }
 
-    fn iter(&self) -> impl Iterator<Item = &[u8]> {
+    fn iter(&self) -> impl Iterator<Item = (u32, &[u8])> {
         let mut begin = 0;
-        self.ends.iter().map(move |end| &self.bytes[std::mem::replace(&mut begin, *end)..*end])
+        self.ends
+            .iter()
+            .map(move |&(tree, end)| (tree, &self.bytes[std::mem::replace(&mut begin, end)..end]))
     }
 }
 
@@ -118,7 +130,7 @@ pub(crate) enum Seen {
 /// The versions of a range of keys, as a view sees them.
 #[derive(Debug, Default)]
 pub(crate) struct SeenRange {
-    pub versions: Vec<(Arc<[u8]>, Old)>,
+    pub versions: Vec<(Key, Old)>,
     /// The view sees none of the entries that the pages have and that are not in `versions`.
     pub is_hidden: bool,
 }
@@ -157,7 +169,7 @@ struct Lists {
     views: BTreeMap<Time, Views>,
     trees: HashMap<u32, TreeVersions>,
     /// Each chain once, with a time before which it need not be looked at, oldest first.
-    queue: VecDeque<(Time, u32, Arc<[u8]>)>,
+    queue: VecDeque<(Time, u32, Key)>,
     /// The number of changes since there was a view.
     idle: u32,
 }
@@ -171,7 +183,7 @@ struct Views {
 
 #[derive(Debug, Default)]
 struct TreeVersions {
-    chains: BTreeMap<Arc<[u8]>, Chain>,
+    chains: BTreeMap<Key, Chain>,
     /// The times at which a bulk load filled the tree, which was empty before. A load keeps no
     /// version for each entry.
     loads: Vec<Time>,
@@ -510,34 +522,21 @@ impl Versions {
     /// Whether one of the entries that a transaction has read has changed since `time`.
     fn conflicts(&self, lists: &Lists, time: Time, reads: &ReadSet) -> bool {
         let changed = |chain: &Chain| chain.newest > time;
-        for (id, keys) in &reads.keys {
-            let Some(tree) = lists.trees.get(id) else { continue };
-            let is_changed = |key: &[u8]| {
-                self.changed.may_be_after(time, *id, key)
-                    && tree.chains.get(key).is_some_and(changed)
-            };
-            if is_planted(StoreBug::UncheckedKeys) {
-                continue;
-            }
-            if tree.load_after(time).is_some() || keys.iter().any(is_changed) {
-                return true;
-            }
-        }
-        for (id, ranges) in &reads.ranges {
-            let Some(tree) = lists.trees.get(id) else { continue };
-            if is_planted(StoreBug::UncheckedRanges) {
-                continue;
-            }
-            let is_changed = |(start, end): &KeyBounds| {
-                let bounds = (start.as_ref().map(|key| &key[..]), end.as_ref().map(|key| &key[..]));
-                is_range(bounds)
+        let is_changed = |(tree, key): (u32, &[u8])| {
+            self.may_have_changed(tree, key, time)
+                && lists.trees.get(&tree).is_some_and(|tree| {
+                    tree.load_after(time).is_some() || tree.chains.get(key).is_some_and(changed)
+                })
+        };
+        let is_range_changed = |(tree, (start, end)): &(u32, KeyBounds)| {
+            let Some(tree) = lists.trees.get(tree) else { return false };
+            let bounds = (start.as_ref().map(|key| &key[..]), end.as_ref().map(|key| &key[..]));
+            tree.load_after(time).is_some()
+                || is_range(bounds)
                     && tree.chains.range::<[u8], _>(bounds).any(|(_, chain)| changed(chain))
-            };
-            if tree.load_after(time).is_some() || ranges.iter().any(is_changed) {
-                return true;
-            }
-        }
-        false
+        };
+        (!is_planted(StoreBug::UncheckedKeys) && reads.keys.iter().any(is_changed))
+            || (!is_planted(StoreBug::UncheckedRanges) && reads.ranges.iter().any(is_range_changed))
     }
 
     /// What a view sees of an entry. The caller has read the page before.

@@ -13,7 +13,6 @@
 
 use std::cell::Cell;
 use std::ops::Range;
-use std::sync::Arc;
 
 use vellum_log::BLOCK_BYTES;
 use vellum_pool::ExclusiveGuard;
@@ -22,6 +21,7 @@ use super::Access;
 use super::lookup::LeafBytes;
 use super::modify::Incoming;
 use crate::error::{Error, Result};
+use crate::key::Key;
 use crate::node::{Edit, Node, NodeMut, Payload, Position, Torn, plan_split_for};
 use crate::page::blob::{BLOB_REF, BlobRef};
 use crate::store::pages::{Change, PageStore};
@@ -42,7 +42,7 @@ const IMAGES_PER_RECORD: usize = 16;
 /// A change of one entry.
 pub(crate) struct Write<'w> {
     pub access: Access<'w>,
-    pub key: &'w Arc<[u8]>,
+    pub key: &'w Key,
     /// The new value; `None` removes the entry.
     pub value: Option<&'w [u8]>,
 }
@@ -76,7 +76,7 @@ impl New<'_> {
 /// A change of one entry of a leaf.
 struct LeafWrite<'w> {
     access: Access<'w>,
-    key: &'w Arc<[u8]>,
+    key: &'w Key,
     new: New<'w>,
 }
 

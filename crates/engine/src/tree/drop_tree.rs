@@ -1,13 +1,12 @@
 //! Frees all pages of a tree, to drop it or to clear it.
 
-use std::sync::Arc;
-
 use vellum_pool::{ExclusiveGuard, PageRef};
 
 use super::Access;
 use super::lookup::LeafBytes;
 use super::scan::Cursor;
 use crate::error::{Error, Result};
+use crate::key::Key;
 use crate::node::Node;
 use crate::page::blob::BlobRef;
 use crate::page::{self, PageKind};
@@ -69,7 +68,7 @@ impl<'a> Access<'a> {
             let torn = |torn| Error::torn(page, torn);
             let (node, leaf) = (Node::new(leaf), LeafBytes { page, bytes: leaf });
             for index in 0..node.count().map_err(torn)? {
-                let key: Arc<[u8]> = node.key(index).map_err(torn)?.into();
+                let key = Key::from(&node.key(index).map_err(torn)?[..]);
                 let old = Some(leaf.value(index)?.into());
                 bytes += size_of(&key, &old);
                 replaced.push(Replaced { tree: self.tree.id, key, old });

@@ -193,7 +193,7 @@ impl<'a> Group<'_, 'a> {
         // The thread has found the entries before, so it can read them.
         let mut replace = |index: usize| {
             if let (Ok(key), Ok(value)) = (Node::new(leaf.bytes).key(index), leaf.value(index)) {
-                replaced.push(Replaced { tree, key: key.into(), old: Some(value.into()) });
+                replaced.push(Replaced { tree, key: key[..].into(), old: Some(value.into()) });
             }
         };
         match edit {

@@ -11,7 +11,8 @@ use std::ops::{Bound, Range};
 use std::sync::{Arc, Mutex};
 
 use crate::error::{Error, Result};
-use crate::node::{Node, Torn};
+use crate::key::Key;
+use crate::node::{Node, PayloadPlace, Torn};
 use crate::store::versions::{KeyBounds, OldValue, ReadSet, is_range};
 use crate::sync::lock;
 use crate::tree::{Access, Cursor, Direction, Target, is_after_start, is_before_end};
@@ -19,12 +20,13 @@ use crate::txn::view::View;
 use crate::value::Value;
 
 /// The changes of one tree that a transaction has made: the new values, or `None` for removed ones.
-pub(crate) type Changes = BTreeMap<Arc<[u8]>, Option<Arc<[u8]>>>;
+pub(crate) type Changes = BTreeMap<Key, Option<Arc<[u8]>>>;
 
 /// Iterates over the entries of a range in the order of their keys, from both ends, as a
 /// [`Snapshot`](crate::Snapshot) or a [`Transaction`](crate::Transaction) sees them.
 ///
-/// The iterator returns copies. It ends after an error.
+/// The iterator returns copies; [`next_entry`](ViewEntries::next_entry) does not copy short values.
+/// It ends after an error.
 #[derive(Debug)]
 pub struct ViewEntries<'v> {
     view: &'v View,
@@ -38,6 +40,8 @@ pub struct ViewEntries<'v> {
     left: KeyBounds,
     front: Batch<'v>,
     back: Batch<'v>,
+    /// The key that either end has reached last.
+    key: Vec<u8>,
     /// Whether the iterator returns empty values in the place of long ones.
     keys_only: bool,
     ended: bool,
@@ -58,12 +62,20 @@ struct Batch<'v> {
 }
 
 /// An entry as the view sees it, or `None` if the view does not see it.
-type Other = (Arc<[u8]>, Option<Seen>);
+type Other = (Key, Option<Seen>);
 
 /// A key and its value.
 type Entry<'v> = (Vec<u8>, Value<'v>);
 
-/// A value as the iterator has found it.
+/// A value that the view sees.
+#[derive(Debug)]
+enum Found<'v> {
+    /// In the copy of the leaf.
+    InLeaf(PayloadPlace),
+    Own(Value<'v>),
+}
+
+/// A value that the leaf does not have.
 #[derive(Debug)]
 enum Seen {
     Inline(Arc<[u8]>),
@@ -95,6 +107,7 @@ impl<'v> ViewEntries<'v> {
             front: batch(&bounds.0),
             back: batch(&bounds.1),
             bounds,
+            key: Vec::new(),
             keys_only: false,
             ended: false,
         }
@@ -106,15 +119,80 @@ impl<'v> ViewEntries<'v> {
         self.map(|entry| entry.map(|(key, _)| key))
     }
 
-    fn forward(&mut self) -> Result<Option<Entry<'v>>> {
+    /// The next entry from the start, valid until the next call: a short value is not copied. A
+    /// long value pins memory of the pool, as a value from [`Tree::get`](crate::Tree::get) does.
+    ///
+    /// # Errors
+    /// Damage, a failed read, a pool that is full of guards.
+    pub fn next_entry(&mut self) -> Result<Option<(&[u8], Value<'_>)>> {
+        self.lend(Direction::Forward)
+    }
+
+    /// As [`next_entry`](ViewEntries::next_entry), from the end.
+    ///
+    /// # Errors
+    /// As `next_entry`.
+    pub fn next_entry_back(&mut self) -> Result<Option<(&[u8], Value<'_>)>> {
+        self.lend(Direction::Backward)
+    }
+
+    fn lend(&mut self, direction: Direction) -> Result<Option<(&[u8], Value<'_>)>> {
+        let Some(found) = self.advance(direction)? else { return Ok(None) };
+        let value = match found {
+            Found::InLeaf(place) => Value::Inline(Cow::Borrowed(self.in_leaf(direction, place)?)),
+            Found::Own(value) => value,
+        };
+        Ok(Some((&self.key, value)))
+    }
+
+    fn copied(&mut self, direction: Direction) -> Result<Option<Entry<'v>>> {
+        let Some(found) = self.advance(direction)? else { return Ok(None) };
+        let value = match found {
+            Found::InLeaf(place) => {
+                Value::Inline(Cow::Owned(self.in_leaf(direction, place)?.to_vec()))
+            }
+            Found::Own(value) => value,
+        };
+        Ok(Some((self.key.clone(), value)))
+    }
+
+    /// A value of the leaf that this end has reached.
+    fn in_leaf(&self, direction: Direction, place: PayloadPlace) -> Result<&[u8]> {
+        let (page, bytes) = self.batch(direction).cursor.copied_leaf();
+        Node::new(bytes).payload(place).map_err(|torn| Error::torn(page, torn))
+    }
+
+    fn batch(&self, direction: Direction) -> &Batch<'v> {
+        match direction {
+            Direction::Forward => &self.front,
+            Direction::Backward => &self.back,
+        }
+    }
+
+    /// Moves to the next entry. Its key is `key` then.
+    fn advance(&mut self, direction: Direction) -> Result<Option<Found<'v>>> {
+        if self.ended {
+            return Ok(None);
+        }
+        // The iterator ends if it finds no entry, or fails.
+        self.ended = true;
+        let found = match direction {
+            Direction::Forward => self.forward()?,
+            Direction::Backward => self.backward()?,
+        };
+        self.ended = found.is_none();
+        Ok(found)
+    }
+
+    fn forward(&mut self) -> Result<Option<Found<'v>>> {
         loop {
-            while let Some((key, value)) = self.step(Direction::Forward)? {
-                if !is_before_end(&key, &self.left.1) {
+            while let Some(value) = self.step(Direction::Forward)? {
+                if !is_before_end(&self.key, &self.left.1) {
                     return Ok(None);
                 }
-                self.left.0 = Bound::Excluded(key.clone());
-                if let Some(value) = value {
-                    return Ok(Some((key, value)));
+                exclude(&mut self.left.0, &self.key);
+                if value.is_some() {
+                    return Ok(value);
                 }
             }
             let Some(from) = self.front.next.take() else { return Ok(None) };
@@ -122,15 +200,15 @@ impl<'v> ViewEntries<'v> {
         }
     }
 
-    fn backward(&mut self) -> Result<Option<Entry<'v>>> {
+    fn backward(&mut self) -> Result<Option<Found<'v>>> {
         loop {
-            while let Some((key, value)) = self.step(Direction::Backward)? {
-                if !is_after_start(&key, &self.left.0) {
+            while let Some(value) = self.step(Direction::Backward)? {
+                if !is_after_start(&self.key, &self.left.0) {
                     return Ok(None);
                 }
-                self.left.1 = Bound::Excluded(key.clone());
-                if let Some(value) = value {
-                    return Ok(Some((key, value)));
+                exclude(&mut self.left.1, &self.key);
+                if value.is_some() {
+                    return Ok(value);
                 }
             }
             let Some(from) = self.back.next.take() else { return Ok(None) };
@@ -138,9 +216,9 @@ impl<'v> ViewEntries<'v> {
         }
     }
 
-    /// Takes the next key of the leaf, with its value if the view sees one. `None` if the leaf has
-    /// no more keys.
-    fn step(&mut self, direction: Direction) -> Result<Option<(Vec<u8>, Option<Value<'v>>)>> {
+    /// Takes the next key of the leaf to `key`. Returns its value, or `None` within if the view
+    /// sees none. `None` if the leaf has no more keys.
+    fn step(&mut self, direction: Direction) -> Result<Option<Option<Found<'v>>>> {
         let is_forward = direction == Direction::Forward;
         let batch = if is_forward { &mut self.front } else { &mut self.back };
         let (page, bytes) = batch.cursor.copied_leaf();
@@ -151,14 +229,16 @@ impl<'v> ViewEntries<'v> {
             true => Some(batch.slots.start),
             false => Some(batch.slots.end - 1),
         };
-        let key = slot.map(|slot| node.key(slot)).transpose().map_err(torn)?;
+        if let Some(slot) = slot {
+            node.key_into(slot, &mut self.key).map_err(torn)?;
+        }
         let other = if is_forward { batch.others.front() } else { batch.others.back() };
-        let order = match (&key, other) {
+        let order = match (slot, other) {
             (None, None) => return Ok(None),
             (Some(_), None) => Ordering::Less,
             (None, Some(_)) => Ordering::Greater,
-            (Some(key), Some((other, _))) if is_forward => key[..].cmp(other),
-            (Some(key), Some((other, _))) => other[..].cmp(key),
+            (Some(_), Some((other, _))) if is_forward => self.key[..].cmp(other),
+            (Some(_), Some((other, _))) => other[..].cmp(&self.key),
         };
         // The leaf's entry comes first, or both have the same key.
         if order.is_le() {
@@ -167,33 +247,33 @@ impl<'v> ViewEntries<'v> {
                 false => batch.slots.end -= 1,
             }
         }
-        if let (Ordering::Less, Some(key), Some(slot)) = (order, key, slot) {
+        if let (Ordering::Less, Some(slot)) = (order, slot) {
             let place = node.payload_place(slot).map_err(torn)?;
-            let value = match place.blob || self.keys_only {
-                true => self.long_value(&key)?,
-                false => {
-                    let value = node.payload(place).map_err(torn)?.to_vec();
-                    Some(Value::Inline(Cow::Owned(value)))
-                }
-            };
-            return Ok(Some((key, value)));
+            return Ok(Some(match place.blob || self.keys_only {
+                true => self.long_value()?,
+                false => Some(Found::InLeaf(place)),
+            }));
         }
         let other = if is_forward { batch.others.pop_front() } else { batch.others.pop_back() };
         let Some((key, seen)) = other else { return Ok(None) };
-        let value = match seen {
+        self.key.clear();
+        self.key.extend_from_slice(&key);
+        Ok(Some(match seen {
             None => None,
-            Some(Seen::Inline(value)) => Some(Value::Inline(Cow::Owned(value.to_vec()))),
-            Some(Seen::Long) => self.long_value(&key)?,
-        };
-        Ok(Some((key.to_vec(), value)))
+            Some(Seen::Inline(value)) => {
+                Some(Found::Own(Value::Inline(Cow::Owned(value.to_vec()))))
+            }
+            Some(Seen::Long) => self.long_value()?,
+        }))
     }
 
-    /// The value of a key that the view sees, if values are wanted.
-    fn long_value(&self, key: &[u8]) -> Result<Option<Value<'v>>> {
-        match self.keys_only {
-            true => Ok(Some(Value::Inline(Cow::Borrowed(&[])))),
-            false => self.view.get(self.access, key),
-        }
+    /// The value of `key` that the view sees, if values are wanted.
+    fn long_value(&self) -> Result<Option<Found<'v>>> {
+        let value = match self.keys_only {
+            true => Some(Value::Inline(Cow::Borrowed(&[][..]))),
+            false => self.view.get(self.access, &self.key)?,
+        };
+        Ok(value.map(Found::Own))
     }
 
     /// Loads the leaf where a scan of this direction goes on. Returns where the next one begins.
@@ -261,22 +341,19 @@ impl<'v> ViewEntries<'v> {
         let own = own.range::<[u8], _>(bounds);
         let own = own.map(|(key, value)| (key.clone(), value.clone().map(Seen::Inline)));
         // Of two with the same key, the transaction's own is later, so it stays.
-        let merged: BTreeMap<Arc<[u8]>, Option<Seen>> = versions.chain(own).collect();
+        let merged: BTreeMap<Key, Option<Seen>> = versions.chain(own).collect();
         (seen.is_hidden, merged.into_iter().collect())
     }
+}
 
-    fn advance(
-        &mut self,
-        step: fn(&mut ViewEntries<'v>) -> Result<Option<Entry<'v>>>,
-    ) -> Option<Result<Entry<'v>>> {
-        if self.ended {
-            return None;
+/// Makes a bound exclude a key, in the memory of the key before.
+fn exclude(bound: &mut Bound<Vec<u8>>, key: &[u8]) {
+    match bound {
+        Bound::Excluded(before) => {
+            before.clear();
+            before.extend_from_slice(key);
         }
-        // The iterator ends if it finds no entry, or fails.
-        self.ended = true;
-        let found = step(self);
-        self.ended = !matches!(found, Ok(Some(_)));
-        found.transpose()
+        _ => *bound = Bound::Excluded(key.to_vec()),
     }
 }
 
@@ -307,13 +384,13 @@ impl<'v> Iterator for ViewEntries<'v> {
     type Item = Result<(Vec<u8>, Value<'v>)>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        self.advance(ViewEntries::forward)
+        self.copied(Direction::Forward).transpose()
     }
 }
 
 impl DoubleEndedIterator for ViewEntries<'_> {
     fn next_back(&mut self) -> Option<Self::Item> {
-        self.advance(ViewEntries::backward)
+        self.copied(Direction::Backward).transpose()
     }
 }
 
@@ -323,17 +400,21 @@ impl Drop for ViewEntries<'_> {
     /// Notes the part of the range that the iterator has read.
     fn drop(&mut self) {
         let Some(reads) = self.reads else { return };
+        let tree = self.access.tree.id;
         let mut reads = lock(reads);
-        let ranges = reads.ranges.entry(self.access.tree.id).or_default();
+        let free = (Bound::Unbounded, Bound::Unbounded);
+        let (start, end) = std::mem::replace(&mut self.bounds, free);
         if self.ended {
-            ranges.push(self.bounds.clone());
+            reads.ranges.push((tree, (start, end)));
             return;
         }
-        if let (true, Bound::Excluded(key)) = (self.front.has_begun, &self.left.0) {
-            ranges.push((self.bounds.0.clone(), Bound::Included(key.clone())));
+        let free = (Bound::Unbounded, Bound::Unbounded);
+        let (first, last) = std::mem::replace(&mut self.left, free);
+        if let (true, Bound::Excluded(key)) = (self.front.has_begun, first) {
+            reads.ranges.push((tree, (start, Bound::Included(key))));
         }
-        if let (true, Bound::Excluded(key)) = (self.back.has_begun, &self.left.1) {
-            ranges.push((Bound::Included(key.clone()), self.bounds.1.clone()));
+        if let (true, Bound::Excluded(key)) = (self.back.has_begun, last) {
+            reads.ranges.push((tree, (Bound::Included(key), end)));
         }
     }
 }

@@ -9,6 +9,7 @@ use std::time::Duration;
 use vellum_log::LogError;
 
 use crate::error::{Error, Result};
+use crate::key::Key;
 use crate::planted::{StoreBug, is_planted};
 use crate::store::Store;
 use crate::store::versions::{KeyBounds, ReadSet};
@@ -139,7 +140,7 @@ pub struct Savepoint {
 #[derive(Debug)]
 struct Undo {
     tree: u32,
-    key: Arc<[u8]>,
+    key: Key,
     before: Option<Option<Arc<[u8]>>>,
 }
 
@@ -244,7 +245,7 @@ impl Transaction {
 
     fn note_read(&self, tree: u32, key: &[u8]) {
         if self.is_serializable() {
-            lock(&self.reads).keys.entry(tree).or_default().push(key);
+            lock(&self.reads).keys.push(tree, key);
         }
     }
 
@@ -445,7 +446,7 @@ impl Transaction {
             return Err(too_many_bytes(most));
         }
         self.bytes = bytes;
-        let key = before.map_or_else(|| Arc::from(key), |(key, _)| key.clone());
+        let key = before.map_or_else(|| Key::from(key), |(key, _)| key.clone());
         let changes = self
             .changes
             .entry(id)
@@ -543,8 +544,7 @@ impl Transaction {
         let mut reads = self.reads.into_inner().unwrap_or_else(|broken| broken.into_inner());
         if self.options.isolation == Isolation::Snapshot && !is_planted(StoreBug::UncheckedWrites) {
             for (tree, changes) in &self.changes {
-                let list = reads.keys.entry(*tree).or_default();
-                changes.entries.keys().for_each(|key| list.push(key));
+                changes.entries.keys().for_each(|key| reads.keys.push(*tree, key));
             }
         }
         let pages = &self.view.core().pages;
