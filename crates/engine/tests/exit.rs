@@ -163,12 +163,12 @@ fn write_until_exit(store: &Store, place: &Path) {
         let (tree, mut done) =
             (store.tree("t").unwrap(), File::create(place.join(thread.to_string())).unwrap());
         std::thread::spawn(move || {
-            for number in 0.. {
-                let number = (thread << 32) + 5000 + number;
+            let first = (thread << 32) + 5000;
+            for number in first.. {
                 match tree.upsert(&key(number), &[1; 300]) {
                     Ok(_) => {
                         done.write_all(&key(number)).unwrap();
-                        if number & 0xffff_ffff == 5000 {
+                        if number == first {
                             all_have_written.wait();
                         }
                     }

@@ -31,7 +31,7 @@ const CACHE: u64 = 256 << 20;
 /// The puts of a batch, and how many threads make batches.
 const BATCH: u64 = 1000;
 const BATCH_WRITERS: [u64; 2] = [1, 8];
-/// The name of the way with a log of [`SHORT_LOG`] bytes, which has more checkpoints.
+/// The name of the way with a short log, which has more checkpoints, and the bytes of that log.
 const SHORT: &str = "vellum, log of 128 MiB";
 const SHORT_LOG: &str = "134217728";
 
@@ -88,7 +88,8 @@ fn run(context: &Context<'_>) -> Result<Outcome> {
          them, and waits until that is durable; all data is in memory. Ratios are to the first row \
          of each group. 'plain' writes 4 KiB to a file of the thread's own and calls fdatasync. \
          'vellum' and 'vellum, single put' have a log: a serializable transaction, and a put with \
-         Store::sync. 'vellum, no log': a put, and a checkpoint by Store::sync. LMDB: its \
+         Store::sync. '{SHORT}': as 'vellum', whose log has 1 GiB. \
+         'vellum, no log': a put, and a checkpoint by Store::sync. LMDB: its \
          defaults. redb: Durability::Immediate. fjall: PersistMode::SyncData after each commit. \
          RocksDB: a put or an optimistic transaction with a synced log."
     ));

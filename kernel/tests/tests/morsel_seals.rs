@@ -421,7 +421,7 @@ fn no_page_comes_for_a_moment_after_a_revocation_or_a_seal() {
             true => morsel.seal(SEAL_POPULATION).unwrap(),
             false => morsel.revoke().unwrap(),
         }
-        // The children may still take pages off after a seal.
+        // The children may still take pages off after a seal, until they end.
         let mut least = morsel.pages_by_fstat();
         for _ in 0..200 {
             let pages = morsel.pages_by_fstat();
@@ -431,7 +431,7 @@ fn no_page_comes_for_a_moment_after_a_revocation_or_a_seal() {
             assert!(is_sealed || lost, "a revoked Morsel shows a page");
         }
         children.into_iter().for_each(|child| assert_eq!(child.wait(), End::Status(0)));
-        assert_eq!(morsel.pages_by_fstat(), if is_sealed { least } else { 0 });
+        assert!(morsel.pages_by_fstat() <= if is_sealed { least } else { 0 });
         assert_morsels_are_sound();
     }
 }

@@ -1,8 +1,9 @@
-//! When entries changed last, at the latest: a table in memory that threads ask without a lock.
+//! For each entry, a time that is not before its newest change: a table in memory that threads ask
+//! without a lock.
 //!
 //! Several entries share a place, which has the time of the newest change of any of them. If that
-//! is not after the time of a view, the view sees what the page has, and the entry is no conflict.
-//! Otherwise the versions tell (`versions.rs`).
+//! is not after the time of a view, the entry has not changed since: the view sees what the page
+//! has, and there is no conflict. Otherwise the thread asks the versions (`versions.rs`).
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::OnceLock;

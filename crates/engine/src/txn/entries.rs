@@ -64,6 +64,9 @@ struct Batch<'v> {
 /// An entry as the view sees it, or `None` if the view does not see it.
 type Other = (Key, Option<Seen>);
 
+/// The bounds of all keys.
+const EVERYTHING: KeyBounds = (Bound::Unbounded, Bound::Unbounded);
+
 /// A key and its value.
 type Entry<'v> = (Vec<u8>, Value<'v>);
 
@@ -402,14 +405,12 @@ impl Drop for ViewEntries<'_> {
         let Some(reads) = self.reads else { return };
         let tree = self.access.tree.id;
         let mut reads = lock(reads);
-        let free = (Bound::Unbounded, Bound::Unbounded);
-        let (start, end) = std::mem::replace(&mut self.bounds, free);
+        let (start, end) = std::mem::replace(&mut self.bounds, EVERYTHING);
         if self.ended {
             reads.ranges.push((tree, (start, end)));
             return;
         }
-        let free = (Bound::Unbounded, Bound::Unbounded);
-        let (first, last) = std::mem::replace(&mut self.left, free);
+        let (first, last) = std::mem::replace(&mut self.left, EVERYTHING);
         if let (true, Bound::Excluded(key)) = (self.front.has_begun, first) {
             reads.ranges.push((tree, (start, Bound::Included(key))));
         }
