@@ -7,7 +7,8 @@
 ARGS ?=
 
 help:
-	@echo "make demo    store the files under /usr, read them back, compare, reopen, check"
+	@echo "make demo    store the files under /usr, compare them, update them, kill the process that"
+	@echo "             updates (kill -9), recover, show that no acknowledged commit is missing"
 	@echo "             ARGS=\"--dir DIR --limit 512MiB\" and so on; all of them: make demo ARGS=--help"
 	@echo "make check   what to run after each change: lints, tests, a short model check, and"
 	@echo "             the module on one kernel if it has changed (some minutes)"

@@ -58,6 +58,8 @@ struct Arguments {
 #[derive(Subcommand)]
 enum Command {
     Demo(demo::Arguments),
+    #[command(name = demo::victim::NAME, hide = true)]
+    DemoVictim(demo::victim::Arguments),
     Probe(command::probe::Arguments),
     Bench(vellum_experiments::command::Arguments),
     /// Run as a worker of the benchmarks, which start this program again
@@ -104,6 +106,7 @@ fn main() -> ExitCode {
 fn run(command: Command) -> Outcome {
     match command {
         Command::Demo(arguments) => demo::run(&arguments),
+        Command::DemoVictim(arguments) => demo::victim::run(&arguments),
         Command::Probe(arguments) => command::probe::run(&arguments),
         Command::Bench(arguments) => command::bench::run(&arguments),
         Command::BenchWorker => command::bench::work(),

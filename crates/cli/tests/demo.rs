@@ -22,6 +22,10 @@ fn a_small_tree_is_stored_and_verified() {
     {
         assert!(table.contains(row), "{row}: {table}");
     }
+    let kills = table.lines().find(|line| line.starts_with("kill -9")).unwrap();
+    assert!(kills.contains(" 3 times amid updates: all "), "{kills}");
+    assert!(!kills.contains("all 0 acknowledged"), "{kills}");
+    assert_eq!(progress.matches("it was not closed; recovered").count(), 3, "{progress}");
     let row = |name: &str| {
         let line = table.lines().find(|line| line.starts_with(name)).unwrap();
         line.split_whitespace().last().unwrap().parse::<u64>().unwrap()
@@ -29,6 +33,7 @@ fn a_small_tree_is_stored_and_verified() {
     assert!(row("evictions") > 0 && row("write-backs") > 0, "{table}");
     // The demonstration leaves a complete store under its name.
     assert!(!folder.path("kept.vellum.partial").exists());
+    assert!(!folder.path("kept.vellum.partial.log").exists());
     ok(&["check", &store]);
     let meta = text(&["get", &store, "large", "--meta"]);
     assert!(meta.contains("2500000 bytes"), "{meta}");
@@ -65,6 +70,27 @@ fn a_killed_demonstration_leaves_nothing() {
     child.kill().unwrap();
     child.wait().unwrap();
     assert_eq!(std::fs::read_dir(&temporary).unwrap().count(), 0);
+}
+
+/// What the process that is to be killed finds is verified: an update that an earlier one did not
+/// leave ends the demonstration.
+#[test]
+fn a_process_to_be_killed_verifies_what_it_updates() {
+    let folder = Folder::new();
+    let (files, store) = (folder.path("files"), folder.name("a.vellum"));
+    make_files(&files);
+    ok(&["import", &store, files.to_str().unwrap()]);
+    // The key of the first chunk of the file 'large', of a generation that no update has written.
+    let key = "6c61726765".to_owned() + "00" + "00000000";
+    let mut victim = command(&["demo-victim", &store, "--pool", "4MiB", "--threads", "1"]);
+    victim.args(["--seed", "1"]).stdin(std::process::Stdio::piped());
+    victim.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
+    let mut child = victim.spawn().unwrap();
+    let mut input = child.stdin.take().unwrap();
+    std::io::Write::write_all(&mut input, format!("0 7 1 {key}\n").as_bytes()).unwrap();
+    drop(input);
+    let error = failed(checked(child.wait_with_output().unwrap()));
+    assert!(error.contains("is not what update 7 left"), "{error}");
 }
 
 #[test]

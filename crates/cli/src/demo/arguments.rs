@@ -12,10 +12,13 @@ Examples:
   vellum demo --dir /usr/share --store usr.vellum  keep the store, then look into it:
   vellum scan usr.vellum doc/
 
+After its own updates the demonstration starts a process that updates the files in transactions, and
+kills it with SIGKILL, three times. Then it shows that every acknowledged commit is there.
+
 The store is a temporary file on a disk, which is gone however the program ends, unless --store
 names a file. The exit code is 0 only if every byte was right and the pool kept within its size.";
 
-/// Store real files, read them back, compare every byte, update, reopen, check
+/// Store real files, compare every byte, update, be killed, recover, check
 #[derive(clap::Args)]
 #[command(after_help = HELP)]
 pub struct Arguments {

@@ -32,6 +32,21 @@ impl Phase {
         let accesses = self.hits + self.misses;
         (accesses > 0).then(|| self.hits as f64 / accesses as f64)
     }
+
+    /// This phase and another one of the same name as one.
+    pub fn and(&self, other: &Self) -> Self {
+        Self {
+            name: self.name,
+            operations: self.operations + other.operations,
+            bytes: self.bytes + other.bytes,
+            time: self.time + other.time,
+            hits: self.hits + other.hits,
+            misses: self.misses + other.misses,
+            reads: self.reads + other.reads,
+            evictions: self.evictions + other.evictions,
+            write_backs: self.write_backs + other.write_backs,
+        }
+    }
 }
 
 /// A phase that is going on.

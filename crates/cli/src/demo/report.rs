@@ -1,6 +1,7 @@
 //! The table at the end.
 
 use super::figures::Phase;
+use super::kills::Seen;
 use super::memory_watch::MemoryWatch;
 use crate::error::Outcome;
 use crate::files::listing::LeftOut;
@@ -21,6 +22,7 @@ pub struct Report {
     pub backend: String,
     pub device: String,
     pub watch: MemoryWatch,
+    pub kills: Seen,
     pub phases: Vec<Phase>,
     pub compared: u64,
     pub pages_checked: u64,
@@ -74,6 +76,7 @@ fn summary(report: &Report) -> Vec<(&'static str, String)> {
         ("hit rate", format!("{:.1} %", hits as f64 * 100.0 / (hits + misses).max(1) as f64)),
         ("evictions", total(|phase| phase.evictions).to_string()),
         ("write-backs", total(|phase| phase.write_backs).to_string()),
+        ("kill -9", kills(&report.kills)),
         ("backend", report.backend.clone()),
         ("device", report.device.clone()),
     ];
@@ -82,6 +85,15 @@ fn summary(report: &Report) -> Vec<(&'static str, String)> {
         rows.push(("left out", left_out.join(", ")));
     }
     rows
+}
+
+fn kills(seen: &Seen) -> String {
+    let recovery = seen.recovery.as_secs_f64();
+    let Seen { kills, acknowledged, unacknowledged, .. } = seen;
+    format!(
+        "{kills} times amid updates: all {acknowledged} acknowledged commits are there, and \
+         {unacknowledged} more as a whole; recovery took {recovery:.2} s at most"
+    )
 }
 
 fn left_out(report: &Report) -> Vec<String> {

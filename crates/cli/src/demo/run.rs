@@ -10,6 +10,7 @@ use vellum::{Options, Store};
 use super::arguments::Arguments;
 use super::figures::{Phase, RunningPhase};
 use super::fingerprint::fingerprint;
+use super::kills::{Kills, Seen};
 use super::memory_watch::MemoryWatch;
 use super::plan::Plan;
 use super::report::{self, Report};
@@ -40,6 +41,7 @@ struct Demo<'a> {
     name: PathBuf,
     threads: usize,
     watch: MemoryWatch,
+    kills: Seen,
     phases: Vec<Phase>,
     changed: u64,
     unreadable: u64,
@@ -88,6 +90,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
         name: arguments.store.clone().unwrap_or_else(|| "the temporary store".into()),
         threads: arguments.threads,
         watch: MemoryWatch::new(),
+        kills: Seen::default(),
         phases: Vec::new(),
         changed: 0,
         unreadable: 0,
@@ -95,8 +98,9 @@ pub fn run(arguments: &Arguments) -> Outcome {
     };
     let store = Store::create(place.path(), &demo.options()).at(&demo.name)?;
     place.created();
-    let (imported, generations) = demo.until_closed(&store, &mut listing)?;
+    let (imported, mut generations) = demo.until_closed(&store, &mut listing)?;
     store.close().at(&demo.name)?;
+    demo.kill(&mut place, &imported, &mut generations)?;
 
     say("closed; opening again");
     let store = Store::open(place.path(), &demo.options()).at(&demo.name)?;
@@ -146,6 +150,27 @@ impl Demo<'_> {
         self.watch.at_rest(store)?;
         self.phase(store, || workload.verify_updates(&generations))?;
         Ok((imported, generations))
+    }
+
+    /// The phase in which processes are killed. The store is closed before and afterwards.
+    fn kill(
+        &mut self,
+        place: &mut StoreFile,
+        imported: &Imported,
+        generations: &mut Generations,
+    ) -> Outcome {
+        let options = self.options();
+        let kills = Kills {
+            arguments: self.arguments,
+            pool_bytes: self.plan.pool_bytes,
+            found: &imported.found,
+            prints: &imported.prints,
+            name: &self.name,
+        };
+        let (phase, seen) = kills.run(place, &options, &mut self.watch, generations)?;
+        self.phases.push(phase);
+        self.kills = seen;
+        Ok(())
     }
 
     /// The phases after the store is opened again; returns the number of pages checked.
@@ -318,6 +343,7 @@ impl Demo<'_> {
             backend,
             device: format!("{}, {direct}", info.engine),
             watch: self.watch,
+            kills: self.kills,
             phases: self.phases,
             compared: self.compared,
             pages_checked,

@@ -2,10 +2,14 @@
 //!
 //! A temporary store loses its name as soon as it is open. From then on the program opens it
 //! through its own file descriptor. So the kernel frees it however the program ends, after SIGKILL
-//! too. A store that the user keeps is named FILE.partial until it is complete.
+//! too. Only while the demonstration kills its child processes is there a folder, with their log;
+//! if the demonstration itself is killed then, the next one removes the folder. A store that the
+//! user keeps is named FILE.partial until it is complete.
 
 use std::fs::{self, File};
+use std::io;
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::statfs;
@@ -58,12 +62,18 @@ impl StoreFile {
         let mut partial = target.as_os_str().to_owned();
         partial.push(".partial");
         let partial = PathBuf::from(partial);
-        // An interrupted demonstration may have left this file.
-        match fs::remove_file(&partial) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                Err(error).doing(|| format!("removing {}", partial.display()))?;
-            }
-            _ => {}
+        // An interrupted demonstration may have left these.
+        let is_in_the_way = |removed: &io::Result<()>| {
+            removed.as_ref().is_err_and(|error| error.kind() != io::ErrorKind::NotFound)
+        };
+        let removed = fs::remove_file(&partial);
+        if is_in_the_way(&removed) {
+            removed.doing(|| format!("removing {}", partial.display()))?;
+        }
+        let log = log_beside(&partial);
+        let removed = fs::remove_dir_all(&log);
+        if is_in_the_way(&removed) {
+            removed.doing(|| format!("removing {}", log.display()))?;
         }
         say(&format!("until it is complete the store is named {}", partial.display()));
         Ok(Self::Kept { partial, target: target.to_path_buf() })
@@ -71,7 +81,8 @@ impl StoreFile {
 
     fn temporary(bytes: u64) -> Outcome<Self> {
         let parent = temporary_parent(bytes)?;
-        let folder = parent.join(format!("vellum-demo-{}", std::process::id()));
+        remove_left(&parent);
+        let folder = parent.join(format!("{FOLDER}{}", std::process::id()));
         fs::create_dir(&folder).doing(|| format!("creating {}", folder.display()))?;
         let path = folder.join("store.vellum");
         Ok(Self::Temporary { folder, open: None, path })
@@ -83,6 +94,41 @@ impl StoreFile {
             Self::Temporary { path, .. } => path,
             Self::Kept { partial, .. } => partial,
         }
+    }
+
+    /// The path by which another process can open the store while this process lives.
+    pub fn path_for_others(&self) -> PathBuf {
+        match self {
+            Self::Temporary { open: Some(file), .. } => {
+                PathBuf::from(format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd()))
+            }
+            _ => self.path().to_path_buf(),
+        }
+    }
+
+    /// The folder for the log of a temporary store. The log of another store lies beside it.
+    pub fn log_folder(&self) -> Option<PathBuf> {
+        match self {
+            Self::Temporary { folder, .. } => Some(folder.join("log")),
+            Self::Kept { .. } => None,
+        }
+    }
+
+    /// Makes the folder that the log's folder is in.
+    ///
+    /// # Errors
+    /// When it cannot be created.
+    pub fn make_log_folder(&self) -> Outcome {
+        let Self::Temporary { folder, .. } = self else { return Ok(()) };
+        fs::create_dir_all(folder).doing(|| format!("creating {}", folder.display()))
+    }
+
+    /// Removes the folder of the log. The caller has closed the store.
+    pub fn remove_log_folder(&self) {
+        let Self::Temporary { folder, .. } = self else { return };
+        let _ = fs::remove_dir_all(folder.join("log"));
+        // This succeeds if the store has no name in it.
+        let _ = fs::remove_dir(folder);
     }
 
     /// Removes the name of a temporary store. The caller has created the store, and has it open.
@@ -116,15 +162,45 @@ impl StoreFile {
 impl Drop for StoreFile {
     fn drop(&mut self) {
         match self {
-            Self::Temporary { open: Some(_), .. } => {}
-            Self::Temporary { folder, path, .. } => {
-                let _ = fs::remove_file(path);
-                let _ = fs::remove_dir(folder);
+            Self::Temporary { open, path, .. } => {
+                if open.is_none() {
+                    let _ = fs::remove_file(path);
+                }
+                self.remove_log_folder();
             }
             Self::Kept { partial, .. } => {
                 // After a failure the file is useless; after success it has its new name.
-                let _ = fs::remove_file(partial);
+                let _ = fs::remove_file(&*partial);
+                let _ = fs::remove_dir_all(log_beside(partial));
             }
+        }
+    }
+}
+
+/// The name of a temporary store's folder, without the number of the process.
+const FOLDER: &str = "vellum-demo-";
+
+/// The folder that the engine chooses for the log of a store with this name.
+fn log_beside(store: &Path) -> PathBuf {
+    let mut path = store.as_os_str().to_owned();
+    path.push(".log");
+    path.into()
+}
+
+/// Removes the folders of this user's demonstrations that were killed.
+fn remove_left(parent: &Path) {
+    let Ok(entries) = fs::read_dir(parent) else { return };
+    let user = rustix::process::geteuid().as_raw();
+    for entry in entries.flatten() {
+        let name = entry.file_name();
+        let process = name.to_str().and_then(|name| name.strip_prefix(FOLDER));
+        let Some(Ok(process)) = process.map(str::parse::<u32>) else { continue };
+        let is_own = entry.metadata().is_ok_and(|found| found.is_dir() && found.uid() == user);
+        if is_own
+            && !Path::new(&format!("/proc/{process}")).exists()
+            && Path::new("/proc/self").exists()
+        {
+            let _ = fs::remove_dir_all(entry.path());
         }
     }
 }
@@ -160,7 +236,7 @@ fn is_memory(folder: &Path) -> bool {
 fn require_space(folder: &Path, bytes: u64) -> Outcome {
     let shown = folder.display();
     let system = rustix::fs::statvfs(folder)
-        .map_err(std::io::Error::from)
+        .map_err(io::Error::from)
         .doing(|| format!("looking for free space in {shown}"))?;
     let free = system.f_bavail.saturating_mul(system.f_frsize);
     if free >= bytes {
@@ -182,6 +258,20 @@ mod tests {
         place.created();
         assert!(!named.exists() && !named.parent().unwrap().exists());
         assert_eq!(fs::read(place.path()).unwrap(), b"content");
+    }
+
+    #[test]
+    fn folders_of_killed_demonstrations_are_removed() {
+        let parent = tempfile::tempdir().unwrap();
+        // No process has a number above the kernel's bound of 2^22.
+        let left = parent.path().join(format!("{FOLDER}4194305"));
+        let others = [format!("{FOLDER}{}", std::process::id()), format!("{FOLDER}x"), "a".into()];
+        let others = others.map(|name| parent.path().join(name));
+        fs::create_dir_all(left.join("log")).unwrap();
+        others.iter().for_each(|other| fs::create_dir(other).unwrap());
+        remove_left(parent.path());
+        assert!(!left.exists());
+        assert!(others.iter().all(|other| other.exists()));
     }
 
     #[test]

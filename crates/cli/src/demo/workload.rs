@@ -57,7 +57,7 @@ impl Workload<'_> {
     /// # Errors
     /// When the store fails or a chunk is not what it should be.
     pub fn read(&self) -> Outcome<Phase> {
-        let chunks = self.chunks();
+        let chunks = every_chunk(self.prints);
         self.phase("read chunks", |random, _| {
             let (index, chunk) = chunks[random.below(chunks.len())];
             let found = &self.found[index];
@@ -112,7 +112,7 @@ impl Workload<'_> {
     /// # Errors
     /// When the store fails or a chunk is not what it should be.
     pub fn update(&self) -> Outcome<(Phase, Generations)> {
-        let chunks = self.chunks();
+        let chunks = every_chunk(self.prints);
         let all = Mutex::new(Generations::new());
         let states: Vec<Mutex<Generations>> = (0..self.threads).map(|_| Mutex::default()).collect();
         let phase = self.phase("update chunks", |random, thread| {
@@ -181,14 +181,6 @@ impl Workload<'_> {
         Ok(running.end(self.store, updated.len() as u64, bytes.into_inner()))
     }
 
-    /// Every chunk of every file.
-    fn chunks(&self) -> Vec<ChunkId> {
-        let of_file = |(index, prints): (usize, &Vec<u64>)| {
-            (0..prints.len()).map(move |chunk| (index, chunk as u32))
-        };
-        self.prints.iter().enumerate().flat_map(of_file).collect()
-    }
-
     /// Has all threads run `operation` until the time is over. `operation` returns the bytes that
     /// it handled.
     fn phase(
@@ -220,6 +212,14 @@ impl Workload<'_> {
     fn wrong(&self, found: &Found, what: &str) -> Failure {
         Failure::message(format!("MISMATCH: {}: {what}", printable(&found.path)))
     }
+}
+
+/// Every chunk of every file, from the fingerprints of each file's chunks.
+pub fn every_chunk(prints: &[Vec<u64>]) -> Vec<ChunkId> {
+    let of_file = |(index, prints): (usize, &Vec<u64>)| {
+        (0..prints.len()).map(move |chunk| (index, chunk as u32))
+    };
+    prints.iter().enumerate().flat_map(of_file).collect()
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
