@@ -8,7 +8,7 @@
 #include "core/pt_huge.h"
 #include "trace.h"
 
-static u64 *pt_huge_deposit(struct pt_tree *tree, u64 page)
+static pteval_t *pt_huge_deposit(struct pt_tree *tree, u64 page)
 {
 	return xa_load(&tree->deposits, page / PT_ENTRIES);
 }
@@ -19,7 +19,7 @@ static unsigned long pt_huge_address(const struct pt_mount *mount, u64 page)
 }
 
 /* Keeps the table where it is found while a leaf is in its place. Once kept, it stays kept. */
-static int pt_huge_keep(struct pt_tree *tree, u64 page, u64 *table)
+static int pt_huge_keep(struct pt_tree *tree, u64 page, pteval_t *table)
 {
 	int error;
 
@@ -30,10 +30,10 @@ static int pt_huge_keep(struct pt_tree *tree, u64 page, u64 *table)
 }
 
 /* Returns the first entry that is not none; 0: all are none. */
-static u64 pt_huge_first_entry(const u64 *table)
+static pteval_t pt_huge_first_entry(const pteval_t *table)
 {
 	unsigned int i;
-	u64 value = 0;
+	pteval_t value = 0;
 
 	for (i = 0; i < PT_ENTRIES && !value; i++)
 		value = READ_ONCE(table[i]);
@@ -44,12 +44,12 @@ static u64 pt_huge_first_entry(const u64 *table)
  * The error for an entry that is not none. Another thread has claimed it for 2 MiB, or has not yet
  * opened all entries (EAGAIN); or it maps a page (EBUSY).
  */
-static int pt_huge_refusal(u64 value)
+static int pt_huge_refusal(pteval_t value)
 {
 	return value == PT_CLAIMED ? -EAGAIN : -EBUSY;
 }
 
-static void pt_huge_set_all(u64 *table, u64 value)
+static void pt_huge_set_all(pteval_t *table, pteval_t value)
 {
 	unsigned int i;
 
@@ -57,10 +57,11 @@ static void pt_huge_set_all(u64 *table, u64 value)
 		WRITE_ONCE(table[i], value);
 }
 
-static int pt_huge_put_locked(struct pt_mount *mount, u64 *entry, u64 *table, u64 page, u64 frame)
+static int pt_huge_put_locked(struct pt_mount *mount, pteval_t *entry, pteval_t *table, u64 page,
+			      u64 frame)
 {
 	spinlock_t *lock;
-	u64 old;
+	pteval_t old;
 
 	/*
 	 * Another thread has unmapped the surface. Another process may have mapped it since, and
@@ -84,8 +85,8 @@ static int pt_huge_put_locked(struct pt_mount *mount, u64 *entry, u64 *table, u6
 int pt_huge_put(struct pt_mount *mount, u64 page, u64 frame)
 {
 	struct pt_tree *tree = mount->tree;
-	u64 *entry = pt_tree_entry(tree, page);
-	u64 *table, value;
+	pteval_t *entry = pt_tree_entry(tree, page);
+	pteval_t *table, value;
 	int error;
 
 	if (!PT_HUGE_IS_POSSIBLE || !entry || (page | frame) % PT_ENTRIES ||
@@ -115,11 +116,11 @@ int pt_huge_put(struct pt_mount *mount, u64 page, u64 frame)
  * Exchanges the leaf for its table, whose entries get this state. Returns the leaf; 0 if there is
  * none.
  */
-static u64 pt_huge_exchange(struct pt_mount *mount, u64 page, u64 *table, u64 state)
+static pteval_t pt_huge_exchange(struct pt_mount *mount, u64 page, pteval_t *table, pteval_t state)
 {
-	u64 *entry = pt_tree_entry(mount->tree, page);
+	pteval_t *entry = pt_tree_entry(mount->tree, page);
 	spinlock_t *lock = pt_table_lock(entry);
-	u64 old;
+	pteval_t old;
 
 	spin_lock(lock);
 	old = READ_ONCE(*entry) & _PAGE_PSE ? READ_ONCE(*entry) : 0;
@@ -138,8 +139,8 @@ static u64 pt_huge_exchange(struct pt_mount *mount, u64 page, u64 *table, u64 st
 
 u64 pt_huge_take_off(struct pt_mount *mount, u64 page)
 {
-	u64 *table = pt_huge_deposit(mount->tree, page);
-	u64 old = table ? pt_huge_exchange(mount, page, table, PT_CLAIMED) : 0;
+	pteval_t *table = pt_huge_deposit(mount->tree, page);
+	pteval_t old = table ? pt_huge_exchange(mount, page, table, PT_CLAIMED) : 0;
 
 	if (!old)
 		return 0;
@@ -152,11 +153,11 @@ void pt_huge_open(struct pt_mount *mount, u64 page)
 	pt_huge_set_all(pt_huge_deposit(mount->tree, page), 0);
 }
 
-bool pt_huge_split(struct pt_mount *mount, u64 page, u64 flags)
+bool pt_huge_split(struct pt_mount *mount, u64 page, pteval_t flags)
 {
 	u64 first = round_down(page, PT_ENTRIES);
-	u64 *table = pt_huge_deposit(mount->tree, first);
-	u64 old = table ? pt_huge_exchange(mount, first, table, PT_SPLITTING) : 0;
+	pteval_t *table = pt_huge_deposit(mount->tree, first);
+	pteval_t old = table ? pt_huge_exchange(mount, first, table, PT_SPLITTING) : 0;
 	unsigned int i;
 
 	if (!old)
@@ -169,7 +170,7 @@ bool pt_huge_split(struct pt_mount *mount, u64 page, u64 flags)
 	return true;
 }
 
-static bool pt_huge_is_claimed(const u64 *table)
+static bool pt_huge_is_claimed(const pteval_t *table)
 {
 	unsigned int i;
 

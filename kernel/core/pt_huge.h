@@ -37,7 +37,7 @@
 #include "core/pt_tree.h"
 
 /* A state of an entry of level 1 that is not present. PT_CLAIMED is another. */
-#define PT_SPLITTING	((u64)(_PAGE_ACCESSED | _PAGE_DIRTY))
+#define PT_SPLITTING	(_PAGE_ACCESSED | _PAGE_DIRTY)
 
 /*
  * The flags of a 2 MiB leaf. Nothing pins it. It is accessed and dirty, as leaves of 4 KiB are, and
@@ -69,7 +69,7 @@ void pt_huge_open(struct pt_mount *mount, u64 page);
  * Splits the leaf of the page into 512 leaves with these flags, and flushes. False: there is no
  * leaf, or another thread is splitting it.
  */
-bool pt_huge_split(struct pt_mount *mount, u64 page, u64 flags);
+bool pt_huge_split(struct pt_mount *mount, u64 page, pteval_t flags);
 
 /* For self-checks: counts leaves of 2 MiB whose table is in a wrong state. */
 u64 pt_huge_wrong(struct pt_tree *tree);

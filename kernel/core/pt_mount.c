@@ -57,7 +57,7 @@ void __pt_mount_mirror(struct pt_mount *mount, u64 page)
 }
 
 /* The slot's entry for a piece while the mount is attached. */
-static u64 pt_mount_slot_entry(const struct pt_mount *mount, const struct pt_piece *piece)
+static pteval_t pt_mount_slot_entry(const struct pt_mount *mount, const struct pt_piece *piece)
 {
 	if (mount->reads)
 		return pt_table_entry(mount->reader->root);
@@ -87,22 +87,22 @@ void pt_mount_entry_changed(struct pt_mount *mount, u64 page)
 	spin_unlock(&mount->lock);
 }
 
-#define PT_MOUNT_NOTED	((u64)(_PAGE_ACCESSED | _PAGE_DIRTY))
+#define PT_MOUNT_NOTED	(_PAGE_ACCESSED | _PAGE_DIRTY)
 
 /* Sets bits in the entry of a page that is there. Other entries are left to their owner. */
-static void pt_mount_set_bits(u64 *entry, u64 bits)
+static void pt_mount_set_bits(pteval_t *entry, pteval_t bits)
 {
-	u64 old = READ_ONCE(*entry);
+	pteval_t old = READ_ONCE(*entry);
 
 	while ((old & _PAGE_PRESENT) && (old & bits) != bits &&
-	       !try_cmpxchg64(entry, &old, old | bits))
+	       !try_cmpxchg(entry, &old, old | bits))
 		;
 }
 
-u64 __pt_mount_tail_bits(struct pt_mount *mount, u64 page, u64 clear)
+pteval_t __pt_mount_tail_bits(struct pt_mount *mount, u64 page, pteval_t clear)
 {
-	u64 noted = 0;
-	u64 *entry;
+	pteval_t noted = 0;
+	pteval_t *entry;
 	spinlock_t *lock;
 
 	spin_lock(&mount->lock);
@@ -111,7 +111,7 @@ u64 __pt_mount_tail_bits(struct pt_mount *mount, u64 page, u64 clear)
 		spin_lock(lock);
 		entry = mount->tail_mirror + (page - mount->tail);
 		noted = READ_ONCE(*entry);
-		while (!try_cmpxchg64(entry, &noted, noted & ~clear))
+		while (!try_cmpxchg(entry, &noted, noted & ~clear))
 			;
 		spin_unlock(lock);
 	}
@@ -219,9 +219,10 @@ void __pt_mount_tell(struct pt_mount *mount, const struct mm_struct *flushed, u6
 u64 pt_mount_wrong(struct pt_mount *mount)
 {
 	/* Bits that CPUs set, and a bit that the core sets for user space of its own accord. */
-	const u64 others = _PAGE_ACCESSED | _PAGE_DIRTY | _PAGE_NX;
-	u64 entry, wrong = 0;
+	const pteval_t others = _PAGE_ACCESSED | _PAGE_DIRTY | _PAGE_NX;
 	unsigned int i;
+	pteval_t entry;
+	u64 wrong = 0;
 
 	spin_lock(&mount->lock);
 	for (i = 0; i < mount->count && mount->attached; i++) {
@@ -233,7 +234,7 @@ u64 pt_mount_wrong(struct pt_mount *mount)
 }
 
 /* Makes the tables above the slots, and the table that mirrors the tail. */
-static int pt_mount_prepare_slots(struct pt_mount *mount, u64 **mirror)
+static int pt_mount_prepare_slots(struct pt_mount *mount, pteval_t **mirror)
 {
 	unsigned int i;
 	int error;
@@ -254,7 +255,7 @@ static int pt_mount_prepare_slots(struct pt_mount *mount, u64 **mirror)
 	return 0;
 }
 
-static void pt_mount_put_in(struct pt_mount *mount, bool reads, u64 *mirror)
+static void pt_mount_put_in(struct pt_mount *mount, bool reads, pteval_t *mirror)
 {
 	struct pt_piece *piece;
 	bool has_own = false;
@@ -288,7 +289,7 @@ static void pt_mount_put_in(struct pt_mount *mount, bool reads, u64 *mirror)
 static int pt_mount_attach(struct pt_mount *mount, const struct vm_area_struct *vma)
 {
 	unsigned long sequence;
-	u64 *mirror;
+	pteval_t *mirror;
 	int error;
 
 	mmap_assert_locked(mount->mm);

@@ -33,11 +33,11 @@
 struct pt_piece {
 	unsigned long	addr;
 	unsigned int	level;
-	u64		*table;
+	pteval_t	*table;
 	/* The tree's entry for a table of level 1, which the slot has a copy of; or NULL. */
-	u64		*entry;
+	pteval_t	*entry;
 	/* While attached: the entry that the slot had, which belongs to the core. */
-	u64		own;
+	pteval_t	own;
 };
 
 struct pt_mount {
@@ -63,7 +63,7 @@ struct pt_mount {
 	unsigned int		count;
 	/* The first page of the tail; the same wherever the tree is mounted. */
 	u64			tail;
-	u64			*tail_leaves;
+	pteval_t		*tail_leaves;
 
 	spinlock_t		lock;	/* protects all below, and the entries of the pieces */
 	bool			attached;
@@ -71,7 +71,7 @@ struct pt_mount {
 	bool			dead;		/* the process is ending */
 	bool			stale;		/* taken out, and perhaps not flushed */
 	bool			failed;		/* the last mount for a child failed */
-	u64			*tail_mirror;	/* while attached */
+	pteval_t		*tail_mirror;	/* while attached */
 	unsigned int		listeners;	/* see pt_secondary.h */
 	u64			attaches, detaches;
 };
@@ -117,7 +117,7 @@ u64 pt_mount_wrong(struct pt_mount *mount);
  * flushed. Where the table is mounted by itself, the process has a copy of the entry.
  */
 void pt_mount_entry_changed(struct pt_mount *mount, u64 page);
-u64 __pt_mount_tail_bits(struct pt_mount *mount, u64 page, u64 clear);
+pteval_t __pt_mount_tail_bits(struct pt_mount *mount, u64 page, pteval_t clear);
 
 /* For vm_operations_struct; the VMA's private data is the mount. */
 void pt_mount_vm_open(struct vm_area_struct *vma);
@@ -136,7 +136,7 @@ static inline void pt_mount_leaf_changed(struct pt_mount *mount, u64 page)
  * Returns what CPUs have noted of a page elsewhere than in the tree's leaf, accessed or dirty.
  * Clears the bits in `clear`.
  */
-static inline u64 pt_mount_bits(struct pt_mount *mount, u64 page, u64 clear)
+static inline pteval_t pt_mount_bits(struct pt_mount *mount, u64 page, pteval_t clear)
 {
 	return unlikely(page >= mount->tail) ? __pt_mount_tail_bits(mount, page, clear) : 0;
 }

@@ -15,14 +15,14 @@
  * mapping covers all of it, or else those for the tables below it. Counts them if there is no array
  * for them yet.
  */
-static int pt_pieces_divide(struct pt_mount *mount, u64 *table, u64 *entry, unsigned int level,
-			    u64 page)
+static int pt_pieces_divide(struct pt_mount *mount, pteval_t *table, pteval_t *entry,
+			    unsigned int level, u64 page)
 {
 	unsigned long addr = mount->start + (page << PAGE_SHIFT);
 	unsigned long size = pt_slot_size(level);
 	unsigned int i;
 	int error = 0;
-	u64 *below;
+	pteval_t *below;
 
 	if (level <= pt_slot_highest() && IS_ALIGNED(addr, size) && size <= mount->end - addr) {
 		if (mount->pieces)

@@ -14,7 +14,7 @@
 static p4d_t *pt_slot_make_p4d(struct mm_struct *mm, unsigned long addr)
 {
 	pgd_t *pgd = pgd_offset(mm, addr);
-	u64 *table;
+	pteval_t *table;
 
 	if (pgtable_l5_enabled() && pgd_none(*pgd)) {
 		table = pt_table_alloc(PG_LEVEL_512G);
@@ -36,7 +36,7 @@ static p4d_t *pt_slot_make_p4d(struct mm_struct *mm, unsigned long addr)
 static pud_t *pt_slot_make_pud(struct mm_struct *mm, unsigned long addr)
 {
 	p4d_t *p4d = pt_slot_make_p4d(mm, addr);
-	u64 *table;
+	pteval_t *table;
 
 	if (!p4d)
 		return NULL;
@@ -62,7 +62,7 @@ static pmd_t *pt_slot_make_pmd(struct mm_struct *mm, unsigned long addr)
 {
 	pud_t *pud = pt_slot_make_pud(mm, addr);
 	spinlock_t *lock;
-	u64 *table;
+	pteval_t *table;
 
 	if (!pud)
 		return NULL;
@@ -84,11 +84,11 @@ static pmd_t *pt_slot_make_pmd(struct mm_struct *mm, unsigned long addr)
 	return pmd_offset(pud, addr);
 }
 
-u64 *pt_slot_own_table(struct mm_struct *mm, unsigned long addr)
+pteval_t *pt_slot_own_table(struct mm_struct *mm, unsigned long addr)
 {
 	pmd_t *pmd = pt_slot_make_pmd(mm, addr);
 	spinlock_t *lock;
-	u64 *table;
+	pteval_t *table;
 
 	if (!pmd)
 		return NULL;
@@ -107,7 +107,7 @@ u64 *pt_slot_own_table(struct mm_struct *mm, unsigned long addr)
 		if (table)
 			pt_table_free(table, PG_LEVEL_4K);
 	}
-	return (u64 *)pmd_page_vaddr(*pmd);
+	return (pteval_t *)pmd_page_vaddr(*pmd);
 }
 
 /* Makes the tables above the slot. */
@@ -127,7 +127,7 @@ int pt_slot_prepare(struct mm_struct *mm, unsigned long addr, unsigned int level
 }
 
 /* Returns the slot's entry; 0 where it is empty, or a table above is missing. */
-u64 pt_slot_get(struct mm_struct *mm, unsigned long addr, unsigned int level)
+pteval_t pt_slot_get(struct mm_struct *mm, unsigned long addr, unsigned int level)
 {
 	pgd_t *pgd = pgd_offset(mm, addr);
 	p4d_t *p4d;
@@ -145,14 +145,14 @@ u64 pt_slot_get(struct mm_struct *mm, unsigned long addr, unsigned int level)
 }
 
 /* Fills or empties the slot, and returns the old entry. The tables above are there. */
-u64 pt_slot_set(struct mm_struct *mm, unsigned long addr, unsigned int level, u64 entry)
+pteval_t pt_slot_set(struct mm_struct *mm, unsigned long addr, unsigned int level, pteval_t entry)
 {
 	pgd_t *pgd = pgd_offset(mm, addr);
 	spinlock_t *lock;
 	p4d_t *p4d;
 	pud_t *pud;
 	pmd_t *pmd;
-	u64 old;
+	pteval_t old;
 
 	if (level == PG_LEVEL_512G) {
 		spin_lock(&mm->page_table_lock);
@@ -186,10 +186,10 @@ u64 pt_slot_set(struct mm_struct *mm, unsigned long addr, unsigned int level, u6
 }
 
 /* Whether the core's table has nothing but empty tables below it. Faults may add some. */
-static bool pt_slot_table_is_empty(u64 *table, unsigned int level)
+static bool pt_slot_table_is_empty(pteval_t *table, unsigned int level)
 {
 	unsigned int i;
-	u64 entry;
+	pteval_t entry;
 
 	for (i = 0; i < PT_ENTRIES; i++) {
 		entry = READ_ONCE(table[i]);
@@ -205,7 +205,7 @@ static bool pt_slot_table_is_empty(u64 *table, unsigned int level)
 /* Whether the tables that the core has put into the slot map nothing. */
 bool pt_slot_is_empty(struct mm_struct *mm, unsigned long addr, unsigned int level)
 {
-	u64 entry = pt_slot_get(mm, addr, level);
+	pteval_t entry = pt_slot_get(mm, addr, level);
 
 	return !entry ||
 	       (!(entry & _PAGE_PSE) && pt_slot_table_is_empty(pt_entry_table(entry), level));

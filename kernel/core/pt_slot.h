@@ -16,12 +16,12 @@
 #include <linux/types.h>
 
 int pt_slot_prepare(struct mm_struct *mm, unsigned long addr, unsigned int level);
-u64 pt_slot_get(struct mm_struct *mm, unsigned long addr, unsigned int level);
-u64 pt_slot_set(struct mm_struct *mm, unsigned long addr, unsigned int level, u64 entry);
+pteval_t pt_slot_get(struct mm_struct *mm, unsigned long addr, unsigned int level);
+pteval_t pt_slot_set(struct mm_struct *mm, unsigned long addr, unsigned int level, pteval_t entry);
 bool pt_slot_is_empty(struct mm_struct *mm, unsigned long addr, unsigned int level);
 
 /* Returns the process' own table of level 1 at the address, and makes it where there is none. */
-u64 *pt_slot_own_table(struct mm_struct *mm, unsigned long addr);
+pteval_t *pt_slot_own_table(struct mm_struct *mm, unsigned long addr);
 
 /*
  * The highest level that a slot can have: the table of the level above is the process' top table.

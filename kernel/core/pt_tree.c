@@ -8,7 +8,7 @@
 #include "core/compat.h"
 #include "core/pt_tree.h"
 
-u64 *pt_table_alloc(unsigned int level)
+pteval_t *pt_table_alloc(unsigned int level)
 {
 	struct page *page = alloc_page(GFP_KERNEL_ACCOUNT | __GFP_ZERO);
 
@@ -21,7 +21,7 @@ u64 *pt_table_alloc(unsigned int level)
 	return page_address(page);
 }
 
-void pt_table_free(u64 *table, unsigned int level)
+void pt_table_free(pteval_t *table, unsigned int level)
 {
 	struct page *page = virt_to_page(table);
 
@@ -33,9 +33,9 @@ void pt_table_free(u64 *table, unsigned int level)
  * Guards by level. A walk through guards of higher levels ends in the guard of level 2, for every
  * page.
  */
-static u64 *pt_tree_guards[PT_MAX_ORDER];
+static pteval_t *pt_tree_guards[PT_MAX_ORDER];
 
-static void pt_table_fill(u64 *table, u64 entry)
+static void pt_table_fill(pteval_t *table, pteval_t entry)
 {
 	unsigned int i;
 
@@ -71,21 +71,21 @@ void pt_tree_end(void)
 }
 
 /* The guard in the place of a table of this level. */
-static u64 *pt_tree_guard(const struct pt_tree *tree, unsigned int level)
+static pteval_t *pt_tree_guard(const struct pt_tree *tree, unsigned int level)
 {
 	return tree->source ? tree->source->guard : pt_tree_guards[level];
 }
 
 /* The CPU sets the accessed bit of an entry that it walks through. */
-static bool pt_tree_is_guard(const struct pt_tree *tree, u64 entry, unsigned int level)
+static bool pt_tree_is_guard(const struct pt_tree *tree, pteval_t entry, unsigned int level)
 {
 	return level > PG_LEVEL_4K && entry && pt_entry_table(entry) == pt_tree_guard(tree, level);
 }
 
-static u64 *pt_tree_alloc_table(struct pt_tree *tree, unsigned int level)
+static pteval_t *pt_tree_alloc_table(struct pt_tree *tree, unsigned int level)
 {
-	u64 *table = tree->source ? tree->source->alloc(tree->source, level) :
-				    pt_table_alloc(level);
+	pteval_t *table = tree->source ? tree->source->alloc(tree->source, level) :
+					 pt_table_alloc(level);
 
 	if (!table)
 		return NULL;
@@ -95,7 +95,7 @@ static u64 *pt_tree_alloc_table(struct pt_tree *tree, unsigned int level)
 	return table;
 }
 
-static void pt_tree_free_table(struct pt_tree *tree, u64 *table, unsigned int level)
+static void pt_tree_free_table(struct pt_tree *tree, pteval_t *table, unsigned int level)
 {
 	if (tree->source)
 		tree->source->free(tree->source, table, level);
@@ -106,9 +106,9 @@ static void pt_tree_free_table(struct pt_tree *tree, u64 *table, unsigned int le
 
 unsigned int pt_tree_missing(struct pt_tree *tree, u64 page)
 {
-	u64 *table = tree->root;
+	pteval_t *table = tree->root;
 	unsigned int level;
-	u64 entry;
+	pteval_t entry;
 
 	for (level = tree->order; level > PG_LEVEL_4K; level--) {
 		entry = READ_ONCE(table[(page / pt_entry_pages(level)) % PT_ENTRIES]);
@@ -128,7 +128,7 @@ u64 pt_tree_guarded(struct pt_tree *tree, u64 page)
 	return missing > PG_LEVEL_4K ? pt_entry_pages(missing + 1) : 0;
 }
 
-static u64 *pt_entry_table_or_null(u64 entry)
+static pteval_t *pt_entry_table_or_null(pteval_t entry)
 {
 	return pt_entry_is_table(entry) ? pt_entry_table(entry) : NULL;
 }
@@ -137,10 +137,10 @@ static u64 *pt_entry_table_or_null(u64 entry)
  * Returns the table below the entry, and makes it if there is none. A thread that loses the race
  * frees its own table.
  */
-static u64 *pt_tree_table_below(struct pt_tree *tree, u64 *entry, unsigned int level)
+static pteval_t *pt_tree_table_below(struct pt_tree *tree, pteval_t *entry, unsigned int level)
 {
-	u64 value = READ_ONCE(*entry);
-	u64 *table;
+	pteval_t value = READ_ONCE(*entry);
+	pteval_t *table;
 
 	if (value && !pt_tree_is_guard(tree, value, level))
 		return pt_entry_table_or_null(value);
@@ -148,7 +148,7 @@ static u64 *pt_tree_table_below(struct pt_tree *tree, u64 *entry, unsigned int l
 	if (!table)
 		return NULL;
 	/* A full barrier: the table is zeroed before a CPU can walk into it. */
-	while (!try_cmpxchg64(entry, &value, pt_table_entry(table))) {
+	while (!try_cmpxchg(entry, &value, pt_table_entry(table))) {
 		if (!pt_tree_is_guard(tree, value, level)) {
 			pt_tree_free_table(tree, table, level);
 			return pt_entry_table_or_null(value);
@@ -161,9 +161,9 @@ static u64 *pt_tree_table_below(struct pt_tree *tree, u64 *entry, unsigned int l
  * Returns the table of this level that the page is in, and makes it. NULL: there is no memory for
  * it, or a leaf in its place.
  */
-static u64 *pt_tree_make_table(struct pt_tree *tree, u64 page, unsigned int lowest)
+static pteval_t *pt_tree_make_table(struct pt_tree *tree, u64 page, unsigned int lowest)
 {
-	u64 *table = tree->root;
+	pteval_t *table = tree->root;
 	unsigned int level;
 
 	for (level = tree->order; table && level > lowest; level--) {
@@ -174,29 +174,29 @@ static u64 *pt_tree_make_table(struct pt_tree *tree, u64 page, unsigned int lowe
 	return table;
 }
 
-u64 *__pt_tree_make_leaf(struct pt_tree *tree, u64 page)
+pteval_t *__pt_tree_make_leaf(struct pt_tree *tree, u64 page)
 {
-	u64 *table = pt_tree_make_table(tree, page, PG_LEVEL_4K);
+	pteval_t *table = pt_tree_make_table(tree, page, PG_LEVEL_4K);
 
 	return table ? table + (page & (PT_ENTRIES - 1)) : NULL;
 }
 
-u64 *pt_tree_make_entry(struct pt_tree *tree, u64 page)
+pteval_t *pt_tree_make_entry(struct pt_tree *tree, u64 page)
 {
-	u64 *table = pt_tree_make_table(tree, page, PG_LEVEL_2M);
+	pteval_t *table = pt_tree_make_table(tree, page, PG_LEVEL_2M);
 
 	return table ? table + ((page >> PT_INDEX_BITS) & (PT_ENTRIES - 1)) : NULL;
 }
 
-u64 *pt_tree_table(struct pt_tree *tree, u64 entry, u64 page)
+pteval_t *pt_tree_table(struct pt_tree *tree, pteval_t entry, u64 page)
 {
 	return pt_entry_is_table(entry) ? pt_entry_table(entry) :
 					  xa_load(&tree->deposits, page / PT_ENTRIES);
 }
 
-typedef void (*pt_visit_leaf)(void *data, u64 page, u64 leaf);
+typedef void (*pt_visit_leaf)(void *data, u64 page, pteval_t leaf);
 
-static void pt_tree_each_part(u64 huge, u64 page, pt_visit_leaf visit, void *data)
+static void pt_tree_each_part(pteval_t huge, u64 page, pt_visit_leaf visit, void *data)
 {
 	u64 i;
 
@@ -204,11 +204,11 @@ static void pt_tree_each_part(u64 huge, u64 page, pt_visit_leaf visit, void *dat
 		visit(data, page + i, pt_huge_part(huge, page + i));
 }
 
-static void pt_tree_each_below(struct pt_tree *tree, const u64 *table, unsigned int level, u64 page,
-			       pt_visit_leaf visit, void *data)
+static void pt_tree_each_below(struct pt_tree *tree, const pteval_t *table, unsigned int level,
+			       u64 page, pt_visit_leaf visit, void *data)
 {
 	unsigned int i;
-	u64 value;
+	pteval_t value;
 
 	cond_resched();
 	for (i = 0; i < PT_ENTRIES; i++, page += pt_entry_pages(level)) {
@@ -232,10 +232,10 @@ void pt_tree_each_leaf(struct pt_tree *tree, pt_visit_leaf visit, void *data)
 }
 
 /* Frees a table and all tables below it. The owner takes care of what the leaves refer to. */
-static void pt_tree_free_below(struct pt_tree *tree, u64 *table, unsigned int level, u64 page)
+static void pt_tree_free_below(struct pt_tree *tree, pteval_t *table, unsigned int level, u64 page)
 {
 	unsigned int i;
-	u64 *below;
+	pteval_t *below;
 
 	for (i = 0; level > PG_LEVEL_4K && i < PT_ENTRIES; i++, page += pt_entry_pages(level)) {
 		below = table[i] ? pt_tree_table(tree, table[i], page) : NULL;
@@ -280,7 +280,7 @@ int pt_tree_init_sparse(struct pt_tree *tree, unsigned int order, struct pt_sour
 	return tree->root ? 0 : -ENOMEM;
 }
 
-static long pt_tree_count_tables(struct pt_tree *tree, const u64 *table, unsigned int level)
+static long pt_tree_count_tables(struct pt_tree *tree, const pteval_t *table, unsigned int level)
 {
 	unsigned int i;
 	long count = 1;
@@ -292,7 +292,8 @@ static long pt_tree_count_tables(struct pt_tree *tree, const u64 *table, unsigne
 	return count;
 }
 
-void pt_tree_adopt(struct pt_tree *tree, unsigned int order, struct pt_source *source, u64 *root)
+void pt_tree_adopt(struct pt_tree *tree, unsigned int order, struct pt_source *source,
+		   pteval_t *root)
 {
 	pt_tree_begin(tree, order, 1ULL << (PT_INDEX_BITS * order), source);
 	tree->is_sparse = true;
@@ -306,13 +307,13 @@ void pt_tree_release(struct pt_tree *tree)
 	xa_destroy(&tree->deposits);
 }
 
-u64 pt_table_claim(u64 *table)
+pteval_t pt_table_claim(pteval_t *table)
 {
 	unsigned int i;
-	u64 old = 0;
+	pteval_t old = 0;
 
 	for (i = 0; i < PT_ENTRIES && !old; i++)
-		old = cmpxchg64(table + i, 0, PT_CLAIMED);
+		old = cmpxchg(table + i, 0, PT_CLAIMED);
 	if (!old)
 		return 0;
 	for (i--; i--;)
@@ -321,10 +322,10 @@ u64 pt_table_claim(u64 *table)
 }
 
 /* Claims a table without leaves, after dropping the leaves that show zeros. */
-static bool pt_table_claim_empty(u64 *table, u64 zeros)
+static bool pt_table_claim_empty(pteval_t *table, pteval_t zeros)
 {
 	unsigned int i;
-	u64 value;
+	pteval_t value;
 
 	for (i = 0; i < PT_ENTRIES; i++) {
 		value = READ_ONCE(table[i]);
@@ -332,16 +333,16 @@ static bool pt_table_claim_empty(u64 *table, u64 zeros)
 			return false;
 	}
 	for (i = 0; zeros && i < PT_ENTRIES; i++)
-		cmpxchg64(table + i, zeros, 0);
+		cmpxchg(table + i, zeros, 0);
 	return !pt_table_claim(table);
 }
 
 /* Takes empty tables of level 1 off those of level 2, and puts them on the list. */
-static void __pt_tree_unlink_empty(struct pt_tree *tree, u64 *table, unsigned int level, u64 page,
-				   u64 zeros, struct list_head *empty)
+static void __pt_tree_unlink_empty(struct pt_tree *tree, pteval_t *table, unsigned int level,
+				   u64 page, pteval_t zeros, struct list_head *empty)
 {
 	unsigned int i;
-	u64 *below;
+	pteval_t *below;
 
 	for (i = 0; i < PT_ENTRIES; i++, page += pt_entry_pages(level)) {
 		/*
@@ -363,7 +364,7 @@ static void __pt_tree_unlink_empty(struct pt_tree *tree, u64 *table, unsigned in
 	cond_resched();
 }
 
-void pt_tree_unlink_empty(struct pt_tree *tree, u64 zeros, struct list_head *empty)
+void pt_tree_unlink_empty(struct pt_tree *tree, pteval_t zeros, struct list_head *empty)
 {
 	if (tree->order > PG_LEVEL_2M)
 		__pt_tree_unlink_empty(tree, tree->root, tree->order, 0, zeros, empty);

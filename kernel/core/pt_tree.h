@@ -9,6 +9,9 @@
  * tree whether or not a process has it mounted (pt_mount.h). The CPU reads these very entries, so a
  * frame that is put here is visible wherever the tree is mounted.
  *
+ * An entry of any level has the type pteval_t, because a walker knows the level only at run time.
+ * Numbers of pages and of frames are u64.
+ *
  * Invariants:
  *
  * - An entry changes from none to a table once, and back only by pt_tree_unlink_empty(). A walker
@@ -53,24 +56,24 @@
  * kernel's memory, and the caller pays. Persistent memory is a source, and has a guard of its own.
  */
 struct pt_source {
-	u64	*(*alloc)(struct pt_source *source, unsigned int level);
-	void	(*free)(struct pt_source *source, u64 *table, unsigned int level);
+	pteval_t	*(*alloc)(struct pt_source *source, unsigned int level);
+	void		(*free)(struct pt_source *source, pteval_t *table, unsigned int level);
 	/* The guard of level 2 for sparse trees. Such trees have order 3 at most. */
-	u64	*guard;
+	pteval_t	*guard;
 };
 
 /*
  * A claimed entry of level 1. It is none for the core and the CPU, and only the thread that has
  * claimed it may change it.
  */
-#define PT_CLAIMED	((u64)_PAGE_DIRTY)
+#define PT_CLAIMED	_PAGE_DIRTY
 
 struct pt_tree {
 	struct pt_source *source;	/* NULL: the kernel's memory */
 	bool		is_sparse;
 	unsigned int	order;
 	u64		pages;		/* that may have a leaf; the extent may be larger */
-	u64		*root;
+	pteval_t	*root;
 	atomic_long_t	tables;
 
 	/* Tables that a leaf of 2 MiB replaces, or has replaced, by page number / 512. */
@@ -81,13 +84,14 @@ struct pt_tree {
 int pt_tree_init(struct pt_tree *tree, u64 pages, struct pt_source *source);
 int pt_tree_init_sparse(struct pt_tree *tree, unsigned int order, struct pt_source *source);
 /* Makes a sparse tree of existing tables. */
-void pt_tree_adopt(struct pt_tree *tree, unsigned int order, struct pt_source *source, u64 *root);
+void pt_tree_adopt(struct pt_tree *tree, unsigned int order, struct pt_source *source,
+		   pteval_t *root);
 /* Gives up the tables without freeing them. */
 void pt_tree_release(struct pt_tree *tree);
 void pt_tree_destroy(struct pt_tree *tree);
-u64 *__pt_tree_make_leaf(struct pt_tree *tree, u64 page);
+pteval_t *__pt_tree_make_leaf(struct pt_tree *tree, u64 page);
 /* Returns the entry of level 2 above the page; NULL when there is no memory for its table. */
-u64 *pt_tree_make_entry(struct pt_tree *tree, u64 page);
+pteval_t *pt_tree_make_entry(struct pt_tree *tree, u64 page);
 /*
  * The number of pages around this one for which a guard replaces a table; 0: the page's table of
  * level 2 is there. When the table comes, CPUs may still cache the guard. The caller then flushes
@@ -100,7 +104,7 @@ u64 pt_tree_guarded(struct pt_tree *tree, u64 page);
  */
 unsigned int pt_tree_missing(struct pt_tree *tree, u64 page);
 /* Calls the function for all leaves that are not empty, in order. A leaf of 2 MiB counts as 512. */
-void pt_tree_each_leaf(struct pt_tree *tree, void (*visit)(void *data, u64 page, u64 leaf),
+void pt_tree_each_leaf(struct pt_tree *tree, void (*visit)(void *data, u64 page, pteval_t leaf),
 		       void *data);
 
 /*
@@ -112,25 +116,25 @@ void pt_tree_each_leaf(struct pt_tree *tree, void (*visit)(void *data, u64 page,
  * No CPU walks the tree meanwhile: it is detached, and stays so. No other thread uses a table of
  * it, except under RCU; such a thread finds claimed entries. May sleep.
  */
-void pt_tree_unlink_empty(struct pt_tree *tree, u64 zeros, struct list_head *empty);
+void pt_tree_unlink_empty(struct pt_tree *tree, pteval_t zeros, struct list_head *empty);
 void pt_tree_free_unlinked(struct pt_tree *tree, struct list_head *empty);
 
 /*
  * Claims all entries of a table of level 1, each from none. If an entry is not none, claims no
  * entry and returns it. Of several threads the one that gets the first entry gets all.
  */
-u64 pt_table_claim(u64 *table);
+pteval_t pt_table_claim(pteval_t *table);
 
 /* Returns the page's table below an entry, also where a leaf replaces the table. */
-u64 *pt_tree_table(struct pt_tree *tree, u64 entry, u64 page);
+pteval_t *pt_tree_table(struct pt_tree *tree, pteval_t entry, u64 page);
 
 /* Make and free the guards of sparse trees. */
 int pt_tree_start(void);
 void pt_tree_end(void);
 
 /* Make and free single tables. */
-u64 *pt_table_alloc(unsigned int level);
-void pt_table_free(u64 *table, unsigned int level);
+pteval_t *pt_table_alloc(unsigned int level);
+void pt_table_free(pteval_t *table, unsigned int level);
 
 /* The number of pages that an entry of a table of this level covers. */
 static inline u64 pt_entry_pages(unsigned int level)
@@ -138,32 +142,32 @@ static inline u64 pt_entry_pages(unsigned int level)
 	return 1ULL << (PT_INDEX_BITS * (level - 1));
 }
 
-static inline u64 *pt_entry_table(u64 entry)
+static inline pteval_t *pt_entry_table(pteval_t entry)
 {
 	return __va(entry & PTE_PFN_MASK);
 }
 
-static inline u64 pt_table_entry(u64 *table)
+static inline pteval_t pt_table_entry(pteval_t *table)
 {
 	return __pa(table) | PT_TABLE_FLAGS;
 }
 
 /* Whether the entry is neither none nor a leaf of 2 MiB. */
-static inline bool pt_entry_is_table(u64 entry)
+static inline bool pt_entry_is_table(pteval_t entry)
 {
 	return (entry & (_PAGE_PRESENT | _PAGE_PSE)) == _PAGE_PRESENT;
 }
 
-static inline u64 pt_leaf_pfn(u64 leaf)
+static inline u64 pt_leaf_pfn(pteval_t leaf)
 {
 	return (leaf & PTE_PFN_MASK) >> PAGE_SHIFT;
 }
 
 /* The entry of level 2 above the page, or NULL in a tree that has none. The tree has the page. */
-static inline u64 *pt_tree_entry(struct pt_tree *tree, u64 page)
+static inline pteval_t *pt_tree_entry(struct pt_tree *tree, u64 page)
 {
 	unsigned int shift = PT_INDEX_BITS * (tree->order - 1);
-	u64 *table = tree->root;
+	pteval_t *table = tree->root;
 
 	if (!shift)
 		return NULL;
@@ -173,28 +177,28 @@ static inline u64 *pt_tree_entry(struct pt_tree *tree, u64 page)
 }
 
 /* The leaf of 2 MiB that the page is in, or 0. */
-static inline u64 pt_tree_huge(struct pt_tree *tree, u64 page)
+static inline pteval_t pt_tree_huge(struct pt_tree *tree, u64 page)
 {
-	u64 *entry = pt_tree_entry(tree, page);
-	u64 value = entry ? READ_ONCE(*entry) : 0;
+	pteval_t *entry = pt_tree_entry(tree, page);
+	pteval_t value = entry ? READ_ONCE(*entry) : 0;
 
 	return value & _PAGE_PSE ? value : 0;
 }
 
 /* The leaf that the page would have if this leaf of 2 MiB were split. */
-static inline u64 pt_huge_part(u64 huge, u64 page)
+static inline pteval_t pt_huge_part(pteval_t huge, u64 page)
 {
-	return (huge & ~(u64)_PAGE_PSE) + ((page % PT_ENTRIES) << PAGE_SHIFT);
+	return (huge & ~_PAGE_PSE) + ((page % PT_ENTRIES) << PAGE_SHIFT);
 }
 
 /* The leaf of a page; NULL where there is no table for it yet, or a leaf of 2 MiB maps the page. */
-static inline u64 *pt_tree_leaf(struct pt_tree *tree, u64 page)
+static inline pteval_t *pt_tree_leaf(struct pt_tree *tree, u64 page)
 {
 	unsigned int shift = PT_INDEX_BITS * (tree->order - 1);
-	u64 *table = tree->root;
+	pteval_t *table = tree->root;
 
 	for (; shift; shift -= PT_INDEX_BITS) {
-		u64 entry = READ_ONCE(table[(page >> shift) & (PT_ENTRIES - 1)]);
+		pteval_t entry = READ_ONCE(table[(page >> shift) & (PT_ENTRIES - 1)]);
 
 		if (unlikely(!pt_entry_is_table(entry)))
 			return NULL;
@@ -207,9 +211,9 @@ static inline u64 *pt_tree_leaf(struct pt_tree *tree, u64 page)
  * The leaf of a page, with its table made; NULL when there is no memory for the table, or a leaf of
  * 2 MiB maps the page. May sleep.
  */
-static inline u64 *pt_tree_make_leaf(struct pt_tree *tree, u64 page)
+static inline pteval_t *pt_tree_make_leaf(struct pt_tree *tree, u64 page)
 {
-	u64 *leaf = pt_tree_leaf(tree, page);
+	pteval_t *leaf = pt_tree_leaf(tree, page);
 
 	return likely(leaf) ? leaf : __pt_tree_make_leaf(tree, page);
 }

@@ -25,7 +25,7 @@ struct exmap_allocation {
 };
 
 /* Brings a frame to the page, if it has none. False: there is no memory for it. */
-static __always_inline bool exmap_alloc_leaf(struct exmap_allocation *allocation, u64 *leaf,
+static __always_inline bool exmap_alloc_leaf(struct exmap_allocation *allocation, pteval_t *leaf,
 					     u64 page, struct exmap_result *result)
 {
 	struct exmap *exmap = allocation->exmap;
@@ -65,7 +65,7 @@ static struct exmap_result exmap_alloc_small(struct exmap_allocation *allocation
 					     struct exmap_range range)
 {
 	struct exmap_result result = {};
-	u64 *leaf = NULL;
+	pteval_t *leaf = NULL;
 
 	for (; range.count && !result.error && exmap_may_go_on(range.page);
 	     range.page++, range.count--) {
@@ -141,7 +141,7 @@ static __always_inline struct exmap_result exmap_alloc_one(struct exmap_allocati
 							   struct exmap_range range)
 {
 	struct exmap_result result = {};
-	u64 *leaf;
+	pteval_t *leaf;
 
 	if (likely(range.count == 1)) {
 		leaf = pt_tree_make_leaf(&allocation->exmap->tree, range.page);
@@ -179,7 +179,7 @@ void exmap_alloc(struct exmap *exmap, unsigned int index, const struct exmap_ran
 struct exmap_result exmap_alloc_page(struct exmap *exmap, unsigned int index, u64 page)
 {
 	struct frame_lane *lane = &exmap->pool.lanes[index];
-	u64 *leaf = pt_tree_leaf(&exmap->tree, page);
+	pteval_t *leaf = pt_tree_leaf(&exmap->tree, page);
 	struct exmap_range range = { page, 1 };
 	struct exmap_result result = {};
 	bool over_zeros = false;

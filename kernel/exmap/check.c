@@ -21,7 +21,7 @@ struct exmap_census {
 	u64		stuck;		/* entries that a thread has claimed */
 };
 
-static void exmap_check_count_frame(void *data, u64 page, u64 leaf)
+static void exmap_check_count_frame(void *data, u64 page, pteval_t leaf)
 {
 	struct exmap_census *census = data;
 

@@ -66,7 +66,7 @@ struct exmap_interface {
 	u64		*vector;	/* a page that the process maps */
 	struct exmap_range *ranges;	/* the vector's entries, as read */
 	struct exmap_result *results;	/* the outcome of each range */
-	u64		**leaving;	/* entries that wait for the flush */
+	pteval_t	**leaving;	/* entries that wait for the flush */
 	struct exmap_extent extents[EXMAP_EXTENTS];
 	struct llist_head finished;	/* asynchronous calls to be concluded; needs no lock */
 	struct work_struct concluding;	/* concludes them */
@@ -106,8 +106,8 @@ struct exmap {
 
 	/* Set when the surface is first mapped; then unchanged, except by the core. */
 	bool			pinnable;
-	u64			leaf_flags;
-	u64			zero_leaf;	/* shows a page of zeros; 0: there is none */
+	pteval_t		leaf_flags;
+	pteval_t		zero_leaf;	/* shows a page of zeros; 0: there is none */
 	struct page		*zeros;
 	struct pt_source	source;		/* of the tree: charges for its tables */
 	struct pt_tree		tree;
@@ -210,7 +210,7 @@ long exmap_alloc_vector(struct exmap *exmap, unsigned int index, unsigned int en
 long exmap_free_vector(struct exmap *exmap, unsigned int index, unsigned int entries);
 /* Stands for a frame that something holds. */
 #define EXMAP_HELD	U64_MAX
-u64 exmap_take_off(struct exmap *exmap, u64 *leaf, u64 page, bool pins);
+u64 exmap_take_off(struct exmap *exmap, pteval_t *leaf, u64 page, bool pins);
 
 /* The kernel's own bound: beyond so many pages a flush drops all translations. */
 #define EXMAP_FLUSH_PAGES	33
@@ -236,10 +236,10 @@ void exmap_flush_zeros(struct exmap *exmap, struct exmap_interface *interface,
 
 bool exmap_huge_is_right(const struct vellum_exmap_create *create);
 unsigned int exmap_alloc_huge(struct exmap *exmap, unsigned int index, u64 page, bool *is_there);
-u64 *exmap_make_leaf(struct exmap *exmap, u64 page, bool *is_huge);
-u64 *exmap_reach(struct exmap *exmap, u64 page);
-u64 exmap_wait_for_split(u64 *leaf);
-bool exmap_wait(struct exmap *exmap, u64 *leaf, u64 page);
+pteval_t *exmap_make_leaf(struct exmap *exmap, u64 page, bool *is_huge);
+pteval_t *exmap_reach(struct exmap *exmap, u64 page);
+pteval_t exmap_wait_for_split(pteval_t *leaf);
+bool exmap_wait(struct exmap *exmap, pteval_t *leaf, u64 page);
 u64 exmap_frame(struct exmap *exmap, u64 page);
 bool exmap_may_be_huge(struct exmap *exmap, u64 page);
 
@@ -341,7 +341,7 @@ static __always_inline u64 exmap_encode(const struct exmap_interface *interface,
 	return (u32)result.error | (u64)result.pages << 32;
 }
 
-static __always_inline bool exmap_has_frame(const struct exmap *exmap, u64 leaf)
+static __always_inline bool exmap_has_frame(const struct exmap *exmap, pteval_t leaf)
 {
 	return (leaf & _PAGE_PRESENT) && leaf != exmap->zero_leaf;
 }
@@ -361,7 +361,7 @@ static __always_inline bool exmap_may_be_pinned(const struct exmap *exmap)
  * put a frame there before, as a CPU could still send that thread to the old one. For the core and
  * the CPU the entry is none. pt_huge.h has two more such states.
  */
-#define EXMAP_LEAVING	((u64)_PAGE_ACCESSED)
+#define EXMAP_LEAVING	_PAGE_ACCESSED
 
 /* Whether the range begins with a whole extent of 2 MiB, and the pool has blocks. */
 static __always_inline bool exmap_is_extent(const struct exmap *exmap, struct exmap_range range)
@@ -371,7 +371,7 @@ static __always_inline bool exmap_is_extent(const struct exmap *exmap, struct ex
 }
 
 /* The next page's leaf: the one after this leaf, or NULL where another table begins. */
-static __always_inline u64 *exmap_next_leaf(u64 *leaf, u64 page)
+static __always_inline pteval_t *exmap_next_leaf(pteval_t *leaf, u64 page)
 {
 	return leaf && (page & (PT_ENTRIES - 1)) ? leaf + 1 : NULL;
 }
@@ -398,7 +398,7 @@ static inline bool exmap_may_go_on(u64 page)
  * For comparison: takes the lock of the table, which is needed only to take frames off. NULL
  * otherwise.
  */
-static __always_inline spinlock_t *exmap_lock_table(const struct exmap *exmap, u64 *leaf)
+static __always_inline spinlock_t *exmap_lock_table(const struct exmap *exmap, pteval_t *leaf)
 {
 	spinlock_t *lock = NULL;
 
@@ -426,15 +426,15 @@ static __always_inline void exmap_leaf_changed(struct exmap *exmap, u64 page)
 }
 
 /* Puts a frame on a page. False: the page has one, or another thread has claimed the entry. */
-static __always_inline bool exmap_place(struct exmap *exmap, u64 *leaf, u64 page, u64 frame,
+static __always_inline bool exmap_place(struct exmap *exmap, pteval_t *leaf, u64 page, u64 frame,
 					bool *over_zeros)
 {
 	spinlock_t *lock = exmap_lock_table(exmap, leaf);
-	u64 old = READ_ONCE(*leaf);
+	pteval_t old = READ_ONCE(*leaf);
 	bool placed = false;
 
 	while ((!old || old == exmap->zero_leaf) && !placed)
-		placed = try_cmpxchg64(leaf, &old, frame << PAGE_SHIFT | exmap->leaf_flags);
+		placed = try_cmpxchg(leaf, &old, frame << PAGE_SHIFT | exmap->leaf_flags);
 	exmap_unlock_table(lock);
 	if (placed) {
 		*over_zeros |= old != 0;

@@ -20,7 +20,7 @@ struct exmap_clearance {
 	struct exmap		*exmap;
 	struct frame_lane	*lane;
 	struct exmap_interface	*interface;
-	u64			**leaving;	/* the interface's; `pages` are in use */
+	pteval_t		**leaving;	/* the interface's; `pages` are in use */
 	unsigned int		pages;
 	unsigned int		extents;	/* of 2 MiB; their pages are not in `pages` */
 	u64			first, last;	/* while there are few pages */
@@ -56,7 +56,7 @@ static noinline void exmap_free_give_extents(struct exmap_clearance *clearance)
 
 static void exmap_free_flush(struct exmap_clearance *clearance)
 {
-	u64 **leaf = clearance->leaving, **end = leaf + clearance->pages;
+	pteval_t **leaf = clearance->leaving, **end = leaf + clearance->pages;
 	struct exmap *exmap = clearance->exmap;
 
 	if (!(clearance->pages | clearance->extents))
@@ -88,9 +88,10 @@ static void exmap_free_flush(struct exmap_clearance *clearance)
  * off meanwhile would be mapped again. And code that takes a reference through an entry holds this
  * lock, so no reference is taken later.
  */
-static __always_inline u64 __exmap_take_off(struct exmap *exmap, u64 *leaf, u64 page, bool pins)
+static __always_inline u64 __exmap_take_off(struct exmap *exmap, pteval_t *leaf, u64 page,
+					    bool pins)
 {
-	u64 old = READ_ONCE(*leaf);
+	pteval_t old = READ_ONCE(*leaf);
 	spinlock_t *lock;
 
 	if (unlikely(!exmap_has_frame(exmap, old))) {
@@ -117,7 +118,7 @@ static __always_inline u64 __exmap_take_off(struct exmap *exmap, u64 *leaf, u64 
 	return pt_leaf_pfn(old);
 }
 
-u64 exmap_take_off(struct exmap *exmap, u64 *leaf, u64 page, bool pins)
+u64 exmap_take_off(struct exmap *exmap, pteval_t *leaf, u64 page, bool pins)
 {
 	return __exmap_take_off(exmap, leaf, page, pins);
 }
@@ -176,8 +177,8 @@ static noinline bool exmap_free_stays_held(struct exmap_clearance *clearance,
 	return false;
 }
 
-static __always_inline void exmap_free_leaf(struct exmap_clearance *clearance, u64 *leaf, u64 page,
-					    struct exmap_result *result)
+static __always_inline void exmap_free_leaf(struct exmap_clearance *clearance, pteval_t *leaf,
+					    u64 page, struct exmap_result *result)
 {
 	u64 frame = __exmap_take_off(clearance->exmap, leaf, page, clearance->pins);
 
@@ -221,7 +222,7 @@ static noinline struct exmap_result exmap_free_run(struct exmap_clearance *clear
 	struct exmap_result result = {};
 	bool pins = clearance->pins;
 	unsigned int pages;
-	u64 *leaf = NULL;
+	pteval_t *leaf = NULL;
 
 	if (pins && exmap_free_is_held(clearance->exmap, range) &&
 	    exmap_free_stays_held(clearance, range)) {
@@ -258,7 +259,7 @@ static __always_inline struct exmap_result exmap_free_one(struct exmap_clearance
 							  struct exmap_range range)
 {
 	struct exmap_result result = {};
-	u64 *leaf;
+	pteval_t *leaf;
 
 	if (likely(range.count == 1)) {
 		leaf = pt_tree_leaf(&clearance->exmap->tree, range.page);
@@ -277,7 +278,7 @@ static __always_inline bool exmap_free_alone(struct exmap *exmap, unsigned int i
 					     struct exmap_result *result)
 {
 	struct frame_lane *lane = &exmap->pool.lanes[index];
-	u64 *leaf = pt_tree_leaf(&exmap->tree, page);
+	pteval_t *leaf = pt_tree_leaf(&exmap->tree, page);
 	u64 frame;
 
 	if (unlikely(!leaf))

@@ -17,9 +17,9 @@ struct exmap_harvest_words {
 	u64	present, cleared;	/* pages */
 };
 
-static u64 exmap_harvest_bits(u32 flags)
+static pteval_t exmap_harvest_bits(u32 flags)
 {
-	u64 bits = 0;
+	pteval_t bits = 0;
 
 	if (flags & VELLUM_EXMAP_CLEAR_ACCESSED)
 		bits |= _PAGE_ACCESSED;
@@ -39,12 +39,12 @@ static void exmap_harvest_huge(struct exmap *exmap, u64 page, unsigned int bit,
 	words->written |= 1ULL << bit;
 }
 
-static void exmap_harvest_page(struct exmap *exmap, u64 page, u64 clear, unsigned int bit,
+static void exmap_harvest_page(struct exmap *exmap, u64 page, pteval_t clear, unsigned int bit,
 			       struct exmap_harvest_words *words)
 {
-	u64 *leaf = pt_tree_leaf(&exmap->tree, page);
+	pteval_t *leaf = pt_tree_leaf(&exmap->tree, page);
 	spinlock_t *lock;
-	u64 old, noted;
+	pteval_t old, noted;
 
 	if (!leaf || READ_ONCE(*leaf) == PT_SPLITTING) {
 		exmap_harvest_huge(exmap, page, bit, words);
@@ -56,7 +56,7 @@ static void exmap_harvest_page(struct exmap *exmap, u64 page, u64 clear, unsigne
 	spin_lock(lock);
 	old = READ_ONCE(*leaf);
 	while (exmap_has_frame(exmap, old) && (old & clear) &&
-	       !try_cmpxchg64(leaf, &old, old & ~clear))
+	       !try_cmpxchg(leaf, &old, old & ~clear))
 		;
 	spin_unlock(lock);
 	if (!exmap_has_frame(exmap, old))
@@ -84,7 +84,8 @@ static int exmap_harvest_put(const struct vellum_exmap_harvest *harvest, u64 ind
 long exmap_harvest(struct exmap *exmap, const struct vellum_exmap_harvest *harvest)
 {
 	/* Without tracking no other code expects entries that lack these bits. */
-	u64 clear = exmap->flags & VELLUM_EXMAP_TRACKS ? exmap_harvest_bits(harvest->flags) : 0;
+	pteval_t clear = exmap->flags & VELLUM_EXMAP_TRACKS ?
+			 exmap_harvest_bits(harvest->flags) : 0;
 	long error = exmap_may_command(exmap);
 	u64 index, present = 0, cleared = 0;
 	unsigned int bit;

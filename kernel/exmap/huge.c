@@ -56,10 +56,10 @@ unsigned int exmap_alloc_huge(struct exmap *exmap, unsigned int index, u64 page,
  * the table, or a leaf of 2 MiB maps the page. The answer may be out of date a moment later, but
  * that is never reported as a lack of memory.
  */
-u64 *exmap_make_leaf(struct exmap *exmap, u64 page, bool *is_huge)
+pteval_t *exmap_make_leaf(struct exmap *exmap, u64 page, bool *is_huge)
 {
-	u64 *entry = pt_tree_entry(&exmap->tree, page);
-	u64 *leaf;
+	pteval_t *entry = pt_tree_entry(&exmap->tree, page);
+	pteval_t *leaf;
 
 	for (;;) {
 		leaf = pt_tree_make_leaf(&exmap->tree, page);
@@ -73,10 +73,10 @@ u64 *exmap_make_leaf(struct exmap *exmap, u64 page, bool *is_huge)
  * Returns the leaf of a page, and splits a leaf of 2 MiB before. NULL: there is no table. An entry
  * that is neither none nor a leaf leads to a table: another thread has just split it.
  */
-u64 *exmap_reach(struct exmap *exmap, u64 page)
+pteval_t *exmap_reach(struct exmap *exmap, u64 page)
 {
-	u64 *entry = pt_tree_entry(&exmap->tree, page);
-	u64 *leaf;
+	pteval_t *entry = pt_tree_entry(&exmap->tree, page);
+	pteval_t *leaf;
 
 	while (!(leaf = pt_tree_leaf(&exmap->tree, page)) && entry && READ_ONCE(*entry))
 		pt_huge_split(&exmap->mount, page, exmap->leaf_flags);
@@ -84,9 +84,9 @@ u64 *exmap_reach(struct exmap *exmap, u64 page)
 }
 
 /* Waits until the entry is no longer splitting, and returns it. */
-u64 exmap_wait_for_split(u64 *leaf)
+pteval_t exmap_wait_for_split(pteval_t *leaf)
 {
-	u64 value;
+	pteval_t value;
 
 	while ((value = READ_ONCE(*leaf)) == PT_SPLITTING) {
 		cpu_relax();
@@ -99,10 +99,10 @@ u64 exmap_wait_for_split(u64 *leaf)
  * Waits until a frame can be put on the page, or was put there. False: a leaf of 2 MiB maps the
  * page.
  */
-bool exmap_wait(struct exmap *exmap, u64 *leaf, u64 page)
+bool exmap_wait(struct exmap *exmap, pteval_t *leaf, u64 page)
 {
 	for (;;) {
-		u64 value = READ_ONCE(*leaf);
+		pteval_t value = READ_ONCE(*leaf);
 
 		if (value != EXMAP_LEAVING && value != PT_CLAIMED && value != PT_SPLITTING)
 			return true;
@@ -117,9 +117,9 @@ bool exmap_wait(struct exmap *exmap, u64 *leaf, u64 page)
 u64 exmap_frame(struct exmap *exmap, u64 page)
 {
 	for (;;) {
-		u64 *leaf = pt_tree_leaf(&exmap->tree, page);
-		u64 value = leaf ? READ_ONCE(*leaf) : 0;
-		u64 huge;
+		pteval_t *leaf = pt_tree_leaf(&exmap->tree, page);
+		pteval_t value = leaf ? READ_ONCE(*leaf) : 0;
+		pteval_t huge;
 
 		if (exmap_has_frame(exmap, value))
 			return pt_leaf_pfn(value);
@@ -144,8 +144,8 @@ u64 exmap_frame(struct exmap *exmap, u64 page)
  */
 bool exmap_may_be_huge(struct exmap *exmap, u64 page)
 {
-	u64 *leaf = pt_tree_leaf(&exmap->tree, page);
-	u64 value = leaf ? READ_ONCE(*leaf) : 0;
+	pteval_t *leaf = pt_tree_leaf(&exmap->tree, page);
+	pteval_t value = leaf ? READ_ONCE(*leaf) : 0;
 
 	if (leaf)
 		return value == PT_CLAIMED || value == PT_SPLITTING || value & _PAGE_PRESENT;

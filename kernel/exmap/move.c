@@ -21,7 +21,7 @@ static bool exmap_move_put_down(struct exmap *exmap, struct frame_lane *lane, u6
 				u64 frame)
 {
 	bool held = frame_is_held(pfn_to_page(frame));
-	u64 *leaf = held ? NULL : pt_tree_make_leaf(&exmap->tree, to);
+	pteval_t *leaf = held ? NULL : pt_tree_make_leaf(&exmap->tree, to);
 	bool over_zeros = false;
 	bool moved = leaf && exmap_place(exmap, leaf, to, frame, &over_zeros);
 
@@ -44,7 +44,8 @@ static unsigned int exmap_move_some(struct exmap *exmap, struct frame_lane *lane
 	unsigned int i, taken = 0, moved = 0;
 
 	for (i = 0; i < count; i++) {
-		u64 *leaf, frame;
+		pteval_t *leaf;
+		u64 frame;
 
 		frames[i] = 0;
 		if (exmap_frame(exmap, to + i))

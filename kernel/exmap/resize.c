@@ -85,10 +85,10 @@ static struct exmap *exmap_of_source(struct pt_source *source)
 	return container_of(source, struct exmap, source);
 }
 
-static u64 *exmap_alloc_table(struct pt_source *source, unsigned int level)
+static pteval_t *exmap_alloc_table(struct pt_source *source, unsigned int level)
 {
 	struct exmap *exmap = exmap_of_source(source);
-	u64 *table;
+	pteval_t *table;
 
 	if (!exmap_charge_user(exmap, 1, exmap->lock_limit))
 		return NULL;
@@ -98,7 +98,7 @@ static u64 *exmap_alloc_table(struct pt_source *source, unsigned int level)
 	return table;
 }
 
-static void exmap_free_table(struct pt_source *source, u64 *table, unsigned int level)
+static void exmap_free_table(struct pt_source *source, pteval_t *table, unsigned int level)
 {
 	pt_table_free(table, level);
 	atomic_long_dec(&exmap_of_source(source)->user->locked_vm);

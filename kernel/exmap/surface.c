@@ -16,8 +16,9 @@ static vm_fault_t exmap_surface_fault(struct vm_fault *vmf)
 {
 	struct pt_mount *mount = vmf->vma->vm_private_data;
 	struct exmap *exmap;
-	u64 *leaf, page;
+	pteval_t *leaf;
 	bool is_huge;
+	u64 page;
 
 	/* The mapping of a child, or one that was to be moved, maps nothing. */
 	if (!mount)
@@ -36,7 +37,7 @@ static vm_fault_t exmap_surface_fault(struct vm_fault *vmf)
 	/* Memory may be missing for good, as the user has a limit: the CPU must not fault again. */
 	if (!leaf)
 		return is_huge ? VM_FAULT_NOPAGE : VM_FAULT_SIGBUS;
-	cmpxchg64(leaf, 0, exmap->zero_leaf);
+	cmpxchg(leaf, 0, exmap->zero_leaf);
 	pt_mount_leaf_changed(mount, page);
 	return pt_mount_refault(mount, vmf);
 }
@@ -49,7 +50,7 @@ static vm_fault_t exmap_surface_write_to_zeros(struct vm_fault *vmf)
 {
 	struct pt_mount *mount = vmf->vma->vm_private_data;
 	struct exmap *exmap = mount ? container_of(mount, struct exmap, mount) : NULL;
-	u64 *leaf;
+	pteval_t *leaf;
 
 	if (!exmap)
 		return VM_FAULT_SIGSEGV;
@@ -140,7 +141,7 @@ static int exmap_make_zeros(struct exmap *exmap)
 	if (!exmap->zeros)
 		return -ENOMEM;
 	exmap->zero_leaf = page_to_phys(exmap->zeros) | _PAGE_SPECIAL |
-			   (PT_LEAF_FLAGS & ~(u64)(_PAGE_RW | _PAGE_DIRTY));
+			   (PT_LEAF_FLAGS & ~(_PAGE_RW | _PAGE_DIRTY));
 	return 0;
 }
 
@@ -156,7 +157,7 @@ static int exmap_first_mapping(struct exmap *exmap, u64 pages)
 	exmap->pinnable = !exmap->interface || (exmap->flags & VELLUM_EXMAP_PINNABLE);
 	exmap->leaf_flags = PT_LEAF_FLAGS | (exmap->pinnable ? 0 : _PAGE_SPECIAL);
 	if (exmap->flags & VELLUM_EXMAP_TRACKS)
-		exmap->leaf_flags &= ~(u64)(_PAGE_ACCESSED | _PAGE_DIRTY);
+		exmap->leaf_flags &= ~(_PAGE_ACCESSED | _PAGE_DIRTY);
 	error = exmap_make_zeros(exmap);
 	if (error)
 		return error;
@@ -210,7 +211,7 @@ int exmap_map_surface(struct exmap *exmap, struct vm_area_struct *vma)
 	return error;
 }
 
-static void exmap_forget_frame(void *data, u64 page, u64 leaf)
+static void exmap_forget_frame(void *data, u64 page, pteval_t leaf)
 {
 	struct exmap *exmap = data;
 

@@ -28,7 +28,7 @@ static u64 exmap_table_number(const struct vm_fault *vmf)
 static vm_fault_t exmap_tables_fault(struct vm_fault *vmf)
 {
 	struct exmap *exmap = vmf->vma->vm_private_data;
-	u64 *table = pt_tree_make_leaf(&exmap->tree, exmap_table_number(vmf) * PT_ENTRIES);
+	pteval_t *table = pt_tree_make_leaf(&exmap->tree, exmap_table_number(vmf) * PT_ENTRIES);
 
 	/* Memory may be missing for good, as the user has a limit: the CPU must not fault again. */
 	if (!table)
@@ -38,7 +38,7 @@ static vm_fault_t exmap_tables_fault(struct vm_fault *vmf)
 
 static bool exmap_is_there(struct exmap *exmap, u64 page)
 {
-	u64 *leaf = pt_tree_leaf(&exmap->tree, page);
+	pteval_t *leaf = pt_tree_leaf(&exmap->tree, page);
 
 	return leaf && exmap_has_frame(exmap, READ_ONCE(*leaf));
 }

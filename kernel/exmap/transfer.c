@@ -133,7 +133,7 @@ static void exmap_batch_fill(struct exmap_transfer_batch *batch, struct exmap_ra
 
 	for (; range.count; range.page++, range.count--) {
 		bool is_huge;
-		u64 *leaf = exmap_make_leaf(exmap, range.page, &is_huge);
+		pteval_t *leaf = exmap_make_leaf(exmap, range.page, &is_huge);
 		enum exmap_transfer_kind kind = TRANSFER_FILL;
 		struct page *page = NULL;
 		u64 frame = 0;
@@ -347,7 +347,7 @@ static unsigned int exmap_transfer_publish(struct exmap_transfer_batch *batch,
 		u64 page = transfer->page + i;
 		bool placed = false, is_huge = true;
 		/* Meanwhile the table of the page may have been empty and pruned. */
-		u64 *leaf = i < good ? exmap_make_leaf(exmap, page, &is_huge) : NULL;
+		pteval_t *leaf = i < good ? exmap_make_leaf(exmap, page, &is_huge) : NULL;
 
 		if (!leaf && !is_huge && !transfer->result->error)
 			transfer->result->error = -ENOMEM;
@@ -440,7 +440,7 @@ bool exmap_transfer_conclude_quickly(struct exmap_transfer_batch *batch)
 	rcu_read_lock();
 	for (i = 0; i < transfer->count; i++) {
 		u64 page = transfer->page + i;
-		u64 *leaf = pt_tree_leaf(&exmap->tree, page);
+		pteval_t *leaf = pt_tree_leaf(&exmap->tree, page);
 
 		if (!leaf || !exmap_place(exmap, leaf, page,
 					  page_to_pfn(transfer->pages[i].bv_page), &over_zeros))
@@ -573,7 +573,7 @@ ssize_t exmap_transfer_read_page(struct exmap *exmap, unsigned int index,
 	struct exmap_interface *interface = &exmap->interface[index];
 	struct frame_lane *lane = &exmap->pool.lanes[index];
 	/* The table stays: tables are pruned only with the interface locked. */
-	u64 *leaf = pt_tree_leaf(&exmap->tree, page);
+	pteval_t *leaf = pt_tree_leaf(&exmap->tree, page);
 	bool placed = false, over_zeros = false;
 	long outcome;
 	u64 frame;

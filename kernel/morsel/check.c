@@ -28,7 +28,7 @@ void morsel_unregister(struct morsel *morsel)
 	mutex_unlock(&morsel_list_lock);
 }
 
-static void morsel_check_count(void *count, u64 page, u64 leaf)
+static void morsel_check_count(void *count, u64 page, pteval_t leaf)
 {
 	++*(u64 *)count;
 }

@@ -119,7 +119,7 @@ static struct morsel_device *morsel_device_of(struct pt_source *source)
 	return container_of(source, struct morsel_device, source);
 }
 
-static u64 *morsel_device_alloc_table(struct pt_source *source, unsigned int level)
+static pteval_t *morsel_device_alloc_table(struct pt_source *source, unsigned int level)
 {
 	struct morsel_device *device = morsel_device_of(source);
 	struct page *page = morsel_device_take(device);
@@ -131,7 +131,7 @@ static u64 *morsel_device_alloc_table(struct pt_source *source, unsigned int lev
 	return page ? page_address(page) : NULL;
 }
 
-static void morsel_device_free_table(struct pt_source *source, u64 *table, unsigned int level)
+static void morsel_device_free_table(struct pt_source *source, pteval_t *table, unsigned int level)
 {
 	struct page *page = virt_to_page(table);
 
@@ -251,7 +251,7 @@ static int morsel_device_find_memory(struct morsel_device *device)
 /* Makes the guard. CPUs walk it, so the old content of its page is cleared unread. */
 static int morsel_device_make_guard(struct morsel_device *device)
 {
-	u64 *guard = morsel_device_page(device, MORSEL_GUARD_INDEX);
+	pteval_t *guard = morsel_device_page(device, MORSEL_GUARD_INDEX);
 
 	clear_page(guard);
 	morsel_persist(guard, PAGE_SIZE);

@@ -97,7 +97,7 @@ static inline void *morsel_device_page(const struct morsel_device *device, u64 i
 	return device->start + (index << PAGE_SHIFT);
 }
 
-static inline u64 morsel_device_index(const struct morsel_device *device, u64 entry)
+static inline u64 morsel_device_index(const struct morsel_device *device, pteval_t entry)
 {
 	return ((entry & PTE_PFN_MASK) - device->super->address) >> PAGE_SHIFT;
 }

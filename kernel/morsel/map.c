@@ -100,7 +100,7 @@ static vm_fault_t morsel_insert_single(struct vm_fault *vmf, struct page *page)
 static vm_fault_t morsel_map_single(struct vm_fault *vmf, struct morsel *morsel)
 {
 	vm_fault_t outcome = VM_FAULT_NOPAGE;
-	u64 leaf;
+	pteval_t leaf;
 
 	mutex_lock(&morsel->tables);
 	leaf = READ_ONCE(morsel->tree.root[0]);

@@ -50,7 +50,7 @@ struct morsel {
 	u64			length;	/* bytes */
 	u64			flags;
 	u64			address;
-	u64			leaf_flags;
+	pteval_t		leaf_flags;
 	/* Change under `state`, and are read without it. */
 	u64			seals;
 	bool			is_revoked;
@@ -103,16 +103,16 @@ static inline u64 morsel_page_count(const struct morsel *morsel)
 }
 
 /* Whether CPUs see the leaf. A device's leaf is durable by then, and not before. */
-static inline bool morsel_is_shown(u64 leaf)
+static inline bool morsel_is_shown(pteval_t leaf)
 {
 	return leaf & _PAGE_PRESENT;
 }
 
 /* Takes a leaf of 2 MiB off its entry under the lock of the table. */
-static inline u64 morsel_clear_entry(u64 *entry)
+static inline pteval_t morsel_clear_entry(pteval_t *entry)
 {
 	spinlock_t *lock = pt_table_lock(entry);
-	u64 old;
+	pteval_t old;
 
 	spin_lock(lock);
 	old = xchg(entry, 0);
@@ -157,7 +157,7 @@ int morsel_populate_range(struct morsel *morsel, u64 first, u64 count);
 /* Frees a page that nothing refers to any more, except callers of morsel_get_page(). */
 void morsel_free_page(struct morsel *morsel, struct page *page);
 /* Makes a change of a page-table entry durable before the next step relies on it. */
-void morsel_persist_entry(struct morsel *morsel, const u64 *entry);
+void morsel_persist_entry(struct morsel *morsel, const pteval_t *entry);
 /*
  * Makes a table of level 1 for the page, or puts a leaf of 2 MiB there. In the reader's tree it
  * does what the other tree has done.

@@ -47,7 +47,7 @@ void morsel_free_page(struct morsel *morsel, struct page *page)
 		put_page(page);
 }
 
-void morsel_persist_entry(struct morsel *morsel, const u64 *entry)
+void morsel_persist_entry(struct morsel *morsel, const pteval_t *entry)
 {
 	if (morsel->device)
 		morsel_persist(entry, sizeof(*entry));
@@ -56,7 +56,7 @@ void morsel_persist_entry(struct morsel *morsel, const u64 *entry)
 /* Makes the entries that lead to the page durable, its own included. */
 static void morsel_persist_path(struct morsel *morsel, u64 page)
 {
-	u64 *table = morsel->tree.root, *entry;
+	pteval_t *table = morsel->tree.root, *entry;
 	unsigned int level;
 
 	for (level = morsel->tree.order; level; level--) {
@@ -71,7 +71,7 @@ static void morsel_persist_path(struct morsel *morsel, u64 page)
  * Puts a leaf on a device: see device.h. Without PRESENT the core takes the leaf for that of a page
  * that no access is allowed to, and a fault makes it accessible. The core does that under the lock.
  */
-static bool morsel_put_durable_leaf(struct morsel *morsel, u64 page, u64 *leaf, u64 value)
+static bool morsel_put_durable_leaf(struct morsel *morsel, u64 page, pteval_t *leaf, pteval_t value)
 {
 	spinlock_t *lock = pt_table_lock(leaf);
 	bool is_none;
@@ -79,7 +79,7 @@ static bool morsel_put_durable_leaf(struct morsel *morsel, u64 page, u64 *leaf, 
 	spin_lock(lock);
 	is_none = !READ_ONCE(*leaf);
 	if (is_none) {
-		WRITE_ONCE(*leaf, (value & ~(u64)_PAGE_PRESENT) | _PAGE_PROTNONE);
+		WRITE_ONCE(*leaf, (value & ~_PAGE_PRESENT) | _PAGE_PROTNONE);
 		morsel_persist_path(morsel, page);
 		xchg(leaf, value);
 	}
@@ -91,9 +91,10 @@ static bool morsel_put_durable_leaf(struct morsel *morsel, u64 page, u64 *leaf, 
  * Puts a leaf for a number of pages where the entry is none. Revocation and seals wait until no CPU
  * is between the look and the leaf: see morsel_end_population(). EEXIST: the entry is not none.
  */
-static int morsel_put_leaf(struct morsel *morsel, u64 page, u64 *entry, u64 value, u64 count)
+static int morsel_put_leaf(struct morsel *morsel, u64 page, pteval_t *entry, pteval_t value,
+			   u64 count)
 {
-	u64 none = 0;
+	pteval_t none = 0;
 	int error;
 
 	rcu_read_lock();
@@ -102,7 +103,7 @@ static int morsel_put_leaf(struct morsel *morsel, u64 page, u64 *entry, u64 valu
 		/* The pages count before another thread can take them off. */
 		atomic64_add(count, &morsel->pages);
 		if (!(morsel->device ? morsel_put_durable_leaf(morsel, page, entry, value) :
-				       try_cmpxchg64(entry, &none, value))) {
+				       try_cmpxchg(entry, &none, value))) {
 			atomic64_sub(count, &morsel->pages);
 			error = -EEXIST;
 		}
@@ -112,7 +113,7 @@ static int morsel_put_leaf(struct morsel *morsel, u64 page, u64 *entry, u64 valu
 }
 
 /* Puts a page where the leaf is none. If another thread's page comes first, that one is as good. */
-static int morsel_put_page(struct morsel *morsel, u64 page, u64 *leaf)
+static int morsel_put_page(struct morsel *morsel, u64 page, pteval_t *leaf)
 {
 	struct page *fresh;
 	int error = -ENOMEM;
@@ -142,7 +143,7 @@ static bool morsel_is_first_block(struct morsel *morsel, u64 page)
  * Puts a leaf of 2 MiB where the entry is none. False: the kernel has no 2 MiB in a row, or no page
  * may come any more.
  */
-static bool morsel_put_block(struct morsel *morsel, u64 page, u64 *entry)
+static bool morsel_put_block(struct morsel *morsel, u64 page, pteval_t *entry)
 {
 	struct page *block;
 	unsigned int i;
@@ -184,7 +185,7 @@ static bool morsel_may_have_block(const struct morsel *morsel, u64 page)
 /* The caller holds the mutex `tables`. */
 static int __morsel_make_room(struct morsel *morsel, struct pt_tree *tree, u64 page)
 {
-	u64 *entry;
+	pteval_t *entry;
 
 	if (tree != &morsel->tree)
 		return morsel_make_readers_room(morsel, page);
@@ -222,7 +223,7 @@ int morsel_make_room(struct morsel *morsel, struct pt_tree *tree, u64 page)
 
 static int __morsel_populate(struct morsel *morsel, u64 page)
 {
-	u64 *leaf = pt_tree_leaf(&morsel->tree, page);
+	pteval_t *leaf = pt_tree_leaf(&morsel->tree, page);
 	int error;
 
 	if (!leaf) {
@@ -237,7 +238,7 @@ static int __morsel_populate(struct morsel *morsel, u64 page)
 
 static bool morsel_is_there(struct morsel *morsel, u64 page)
 {
-	u64 *leaf = pt_tree_leaf(&morsel->tree, page);
+	pteval_t *leaf = pt_tree_leaf(&morsel->tree, page);
 
 	return leaf ? morsel_is_shown(READ_ONCE(*leaf)) : pt_tree_huge(&morsel->tree, page);
 }
@@ -285,10 +286,10 @@ int morsel_populate_range(struct morsel *morsel, u64 first, u64 count)
 
 struct page *morsel_get_page(struct morsel *morsel, u64 page)
 {
-	u64 *leaf = pt_tree_leaf(&morsel->tree, page);
+	pteval_t *leaf = pt_tree_leaf(&morsel->tree, page);
 	struct page *found = NULL;
 	spinlock_t *lock;
-	u64 value;
+	pteval_t value;
 
 	if (!leaf) {
 		/* There is no page, or a leaf of 2 MiB, which may just be on its way to a table. */

@@ -53,10 +53,10 @@ static void morsel_punch_add(struct morsel_departure *departure, u64 page, u64 p
 		morsel_punch_flush(departure);
 }
 
-static void morsel_take_off(struct morsel_departure *departure, u64 *leaf, u64 page)
+static void morsel_take_off(struct morsel_departure *departure, pteval_t *leaf, u64 page)
 {
 	spinlock_t *lock = pt_table_lock(leaf);
-	u64 old;
+	pteval_t old;
 
 	/*
 	 * The core's fault handler writes entries back under this lock as it has read them. A
@@ -73,9 +73,9 @@ static void morsel_take_off(struct morsel_departure *departure, u64 *leaf, u64 p
 		morsel_punch_add(departure, page, pt_leaf_pfn(old));
 }
 
-static u64 morsel_clear_huge_entry(struct morsel *morsel, u64 *entry, u64 page)
+static pteval_t morsel_clear_huge_entry(struct morsel *morsel, pteval_t *entry, u64 page)
 {
-	u64 old = morsel_clear_entry(entry);
+	pteval_t old = morsel_clear_entry(entry);
 
 	morsel_hide_block(morsel, page);
 	atomic_long_dec(&morsel->tree.huge);
@@ -83,9 +83,9 @@ static u64 morsel_clear_huge_entry(struct morsel *morsel, u64 *entry, u64 page)
 }
 
 /* Takes a leaf of 2 MiB off. The mutex `tables` is held. */
-static void morsel_take_off_block(struct morsel_departure *departure, u64 *entry, u64 page)
+static void morsel_take_off_block(struct morsel_departure *departure, pteval_t *entry, u64 page)
 {
-	u64 old = morsel_clear_huge_entry(departure->morsel, entry, page);
+	pteval_t old = morsel_clear_huge_entry(departure->morsel, entry, page);
 	u64 i;
 
 	for (i = 0; i < PT_ENTRIES; i++)
@@ -95,9 +95,9 @@ static void morsel_take_off_block(struct morsel_departure *departure, u64 *entry
 /*
  * Splits a leaf of 2 MiB into 512. The mutex `tables` is held. In between nothing is mapped there.
  */
-static int morsel_split_block(struct morsel *morsel, u64 *entry, u64 page)
+static int morsel_split_block(struct morsel *morsel, pteval_t *entry, u64 page)
 {
-	u64 *table, old;
+	pteval_t *table, old;
 	unsigned int i;
 
 	if (!morsel_charge(morsel, 1))
@@ -125,7 +125,7 @@ static int morsel_split_block(struct morsel *morsel, u64 *entry, u64 page)
 static int morsel_punch_block(struct morsel_departure *departure, u64 page, u64 end)
 {
 	struct morsel *morsel = departure->morsel;
-	u64 *entry;
+	pteval_t *entry;
 	int error = 0;
 
 	mutex_lock(&morsel->tables);
@@ -151,8 +151,9 @@ static u64 morsel_next_part(struct morsel *morsel, u64 page)
 static int __morsel_punch(struct morsel_departure *departure, u64 page, u64 end)
 {
 	struct morsel *morsel = departure->morsel;
-	u64 stop, *leaf;
+	pteval_t *leaf;
 	int error;
+	u64 stop;
 
 	for (; page < end; page = stop) {
 		stop = min(morsel_next_part(morsel, page), end);

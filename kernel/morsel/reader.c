@@ -17,13 +17,13 @@
 #include "morsel/morsel.h"
 
 /* A reader's leaf is not dirty: without the right to write, dirty means something else to CPUs. */
-#define MORSEL_READER_LACKS	((u64)(_PAGE_RW | _PAGE_DIRTY))
+#define MORSEL_READER_LACKS	(_PAGE_RW | _PAGE_DIRTY)
 
 /*
  * Bits that other code changes. Code that looks which pages were accessed clears the first. The
  * core sets the second when a write has faulted and finds the page there.
  */
-#define MORSEL_READER_OTHERS		((u64)(_PAGE_ACCESSED | _PAGE_SOFT_DIRTY))
+#define MORSEL_READER_OTHERS		(_PAGE_ACCESSED | _PAGE_SOFT_DIRTY)
 
 /* For pages of 256 MiB. */
 #define MORSEL_TABLES_AT_ONCE	128
@@ -64,8 +64,8 @@ no_room:
 int morsel_make_readers_room(struct morsel *morsel, u64 page)
 {
 	struct pt_tree *reader = morsel_reader_of(morsel);
-	u64 huge = pt_tree_huge(&morsel->tree, page);
-	u64 *made;
+	pteval_t huge = pt_tree_huge(&morsel->tree, page);
+	pteval_t *made;
 
 	lockdep_assert_held(&morsel->tables);
 	if (!huge && !pt_tree_leaf(&morsel->tree, page))
@@ -86,7 +86,7 @@ int morsel_show_reader(struct morsel *morsel, u64 page)
 {
 	struct pt_tree *reader = morsel_reader_of(morsel);
 	u64 first = round_down(page, PT_ENTRIES);
-	u64 *from = pt_tree_leaf(&morsel->tree, first), *to = pt_tree_leaf(reader, first);
+	pteval_t *from = pt_tree_leaf(&morsel->tree, first), *to = pt_tree_leaf(reader, first);
 	spinlock_t *lock;
 	unsigned int i;
 
@@ -145,7 +145,7 @@ int morsel_make_reader(struct morsel *morsel)
 void morsel_hide_from_reader(struct morsel *morsel, u64 page)
 {
 	struct pt_tree *reader = morsel_reader_of(morsel);
-	u64 *leaf = reader ? pt_tree_leaf(reader, page) : NULL;
+	pteval_t *leaf = reader ? pt_tree_leaf(reader, page) : NULL;
 	spinlock_t *lock;
 
 	if (!leaf)
@@ -160,7 +160,7 @@ void morsel_hide_from_reader(struct morsel *morsel, u64 page)
 void morsel_hide_block(struct morsel *morsel, u64 page)
 {
 	struct pt_tree *reader = morsel_reader_of(morsel);
-	u64 *entry = reader && pt_tree_huge(reader, page) ? pt_tree_entry(reader, page) : NULL;
+	pteval_t *entry = reader && pt_tree_huge(reader, page) ? pt_tree_entry(reader, page) : NULL;
 
 	if (entry)
 		morsel_clear_entry(entry);
@@ -184,12 +184,12 @@ struct morsel_comparison {
 	u64		wrong;
 };
 
-static void morsel_reader_compare(void *data, u64 page, u64 leaf)
+static void morsel_reader_compare(void *data, u64 page, pteval_t leaf)
 {
 	struct morsel_comparison *comparison = data;
 	struct pt_tree *tree = &comparison->morsel->tree;
-	u64 *other = pt_tree_leaf(tree, page);
-	u64 value = other ? READ_ONCE(*other) : pt_huge_part(pt_tree_huge(tree, page), page);
+	pteval_t *other = pt_tree_leaf(tree, page);
+	pteval_t value = other ? READ_ONCE(*other) : pt_huge_part(pt_tree_huge(tree, page), page);
 
 	comparison->wrong += ((value ^ leaf) & ~(MORSEL_READER_LACKS | MORSEL_READER_OTHERS)) != 0;
 }

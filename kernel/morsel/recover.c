@@ -19,8 +19,8 @@ struct morsel_walk {
 	const struct morsel_slot *slot;
 	u64			page;		/* the first page that the entry covers */
 	/* Called for a table before the tables below it. False ends the walk. */
-	bool	(*table)(struct morsel_walk *walk, u64 *table, unsigned int level);
-	bool	(*leaf)(struct morsel_walk *walk, u64 *leaf);
+	bool	(*table)(struct morsel_walk *walk, pteval_t *table, unsigned int level);
+	bool	(*leaf)(struct morsel_walk *walk, pteval_t *leaf);
 	u64			tables;		/* constructed so far, or still to be destructed */
 };
 
@@ -34,7 +34,7 @@ static unsigned int morsel_slot_levels(const struct morsel_slot *slot)
  * is durable with guards before a slot leads to it, and the core would put a table of its own
  * there.
  */
-static bool morsel_walk_is_nothing(const struct morsel_walk *walk, u64 entry, u64 index,
+static bool morsel_walk_is_nothing(const struct morsel_walk *walk, pteval_t entry, u64 index,
 				   unsigned int level)
 {
 	if (level < PG_LEVEL_1G)
@@ -42,7 +42,7 @@ static bool morsel_walk_is_nothing(const struct morsel_walk *walk, u64 entry, u6
 	return morsel_device_page(walk->device, index) == (void *)walk->device->source.guard;
 }
 
-static bool morsel_walk_below(struct morsel_walk *walk, u64 *table, unsigned int level)
+static bool morsel_walk_below(struct morsel_walk *walk, pteval_t *table, unsigned int level)
 {
 	u64 first = walk->page;
 	unsigned int i;
@@ -80,7 +80,7 @@ static bool morsel_walk_claim(struct morsel_walk *walk, u64 index, const char *w
 	return false;
 }
 
-static bool morsel_claim_table(struct morsel_walk *walk, u64 *table, unsigned int level)
+static bool morsel_claim_table(struct morsel_walk *walk, pteval_t *table, unsigned int level)
 {
 	/*
 	 * The pointer comes from an entry, which may be anything. It is checked before it is
@@ -91,7 +91,7 @@ static bool morsel_claim_table(struct morsel_walk *walk, u64 *table, unsigned in
 	return morsel_walk_claim(walk, index, "table");
 }
 
-static bool morsel_claim_leaf(struct morsel_walk *walk, u64 *leaf)
+static bool morsel_claim_leaf(struct morsel_walk *walk, pteval_t *leaf)
 {
 	if (walk->page >= DIV_ROUND_UP(walk->slot->length, PAGE_SIZE)) {
 		pr_err("morselfs: '%.64s' has page %llu beyond its length\n", walk->slot->name,
@@ -132,9 +132,9 @@ static int morsel_claim_slot(struct morsel_device *device, const struct morsel_s
 	return !slot->root || morsel_walk_slot(&walk) ? 0 : -EUCLEAN;
 }
 
-static bool morsel_renew_leaf(struct morsel_walk *walk, u64 *leaf)
+static bool morsel_renew_leaf(struct morsel_walk *walk, pteval_t *leaf)
 {
-	u64 value = (*leaf & PTE_PFN_MASK) | PT_LEAF_FLAGS | _PAGE_SPECIAL;
+	pteval_t value = (*leaf & PTE_PFN_MASK) | PT_LEAF_FLAGS | _PAGE_SPECIAL;
 
 	if (*leaf != value) {
 		WRITE_ONCE(*leaf, value);
@@ -143,7 +143,7 @@ static bool morsel_renew_leaf(struct morsel_walk *walk, u64 *leaf)
 	return true;
 }
 
-static bool morsel_renew_entries(struct morsel_walk *walk, u64 *table, unsigned int level)
+static bool morsel_renew_entries(struct morsel_walk *walk, pteval_t *table, unsigned int level)
 {
 	unsigned int i;
 
@@ -158,7 +158,7 @@ static bool morsel_renew_entries(struct morsel_walk *walk, u64 *table, unsigned 
 	return true;
 }
 
-static bool morsel_destruct_table(struct morsel_walk *walk, u64 *table, unsigned int level)
+static bool morsel_destruct_table(struct morsel_walk *walk, pteval_t *table, unsigned int level)
 {
 	if (!walk->tables--)
 		return false;
@@ -166,7 +166,7 @@ static bool morsel_destruct_table(struct morsel_walk *walk, u64 *table, unsigned
 	return true;
 }
 
-static bool morsel_leave_leaf(struct morsel_walk *walk, u64 *leaf)
+static bool morsel_leave_leaf(struct morsel_walk *walk, pteval_t *leaf)
 {
 	return true;
 }

@@ -94,7 +94,7 @@ static int morsel_shape_locked(struct morsel *morsel, const struct vellum_morsel
 	return 0;
 }
 
-static void morsel_count_page(void *count, u64 page, u64 leaf)
+static void morsel_count_page(void *count, u64 page, pteval_t leaf)
 {
 	atomic64_inc(count);
 }
@@ -160,7 +160,7 @@ static void morsel_set_seals(struct morsel *morsel, u64 seals)
 	WRITE_ONCE(morsel->seals, seals);
 }
 
-static void morsel_count_pinned(void *count, u64 page, u64 leaf)
+static void morsel_count_pinned(void *count, u64 page, pteval_t leaf)
 {
 	struct page *there = pfn_to_page(pt_leaf_pfn(leaf));
 	/*
@@ -269,7 +269,7 @@ int morsel_revoke(struct morsel *morsel)
 	return morsel_punch_pages(morsel, 0, morsel_page_count(morsel));
 }
 
-static void morsel_free_leaf(void *morsel, u64 page, u64 leaf)
+static void morsel_free_leaf(void *morsel, u64 page, pteval_t leaf)
 {
 	morsel_free_page(morsel, pfn_to_page(pt_leaf_pfn(leaf)));
 }
