@@ -2,10 +2,11 @@
 //! was committed.
 //!
 //! Standard input has a line for each chunk: the number of its group, its generation, the
-//! fingerprint of the file's own content, and its key in hexadecimal. A transaction gives all chunks
-//! of one group their next generation. Once it is durable, the child writes a line with the number
-//! of the group and its new generation. A thread has one transaction under way at a time, and each
-//! group belongs to one thread. So a group has the last acknowledged generation, or the next one.
+//! fingerprint of the file's own content, and its key in hexadecimal. A transaction gives all
+//! chunks of one group their next generation. Once it is durable, the child writes a line with the
+//! number of the group and its new generation. A thread has one transaction under way at a time,
+//! and each group belongs to one thread. So a group has the last acknowledged generation, or the
+//! next one.
 
 use std::io::{self, BufRead as _, Write as _};
 use std::path::PathBuf;
