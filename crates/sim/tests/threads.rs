@@ -174,3 +174,26 @@ fn transactions_are_whole_or_undone_after_a_loss_of_power() {
         assert!(recoveries >= 40);
     }
 }
+
+/// A transaction that only reads is acknowledged when what it has read is durable, also if another
+/// transaction did not ask for that.
+#[test]
+fn a_crash_does_not_take_what_a_durable_transaction_has_read() {
+    for (seed, scans) in [(1, false), (2, true)] {
+        let machine = machine(seed);
+        let store = Store::create_on(machine.clone(), &options(&machine)).unwrap();
+        let tree = store.create_tree("tree").unwrap();
+        store.sync().unwrap();
+        let lazily = TransactionOptions::new().durability(Durability::None);
+        store.transact_with(lazily, |one| one.put(&tree, b"key", b"value")).unwrap();
+        let reader = store.begin().unwrap();
+        let found = match scans {
+            true => reader.entries(&tree).unwrap().count() == 1,
+            false => reader.contains(&tree, b"key").unwrap(),
+        };
+        assert!(found);
+        reader.commit().unwrap();
+        let store = recovered(machine.crash_now(End::PowerLoss), seed);
+        assert!(store.tree("tree").unwrap().contains(b"key").unwrap(), "scans: {scans}");
+    }
+}

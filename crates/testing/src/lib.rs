@@ -9,5 +9,6 @@ pub mod memory_group;
 pub mod own_process;
 pub mod patience;
 pub mod random;
+pub mod rounds;
 pub mod small_disk;
 pub mod system_calls;

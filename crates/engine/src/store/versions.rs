@@ -111,7 +111,7 @@ impl KeyList {
         self.ends.push((tree, self.bytes.len()));
     }
 
-    fn iter(&self) -> impl Iterator<Item = (u32, &[u8])> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &[u8])> {
         let mut begin = 0;
         self.ends
             .iter()

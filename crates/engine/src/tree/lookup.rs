@@ -75,6 +75,11 @@ impl<'a> Access<'a> {
         }
     }
 
+    /// The number of the newest record that has changed the leaf for `key`.
+    pub(crate) fn newest_change(self, key: &[u8]) -> Result<u64> {
+        Ok(header::lsn(&self.leaf_for_reading(key)?))
+    }
+
     pub(crate) fn get_locked(self, key: &[u8]) -> Result<Option<Value<'a>>> {
         let leaf = self.leaf_locked(key)?;
         let position = LeafBytes::from(&leaf).position(key)?;

@@ -11,6 +11,7 @@ use vellum_log::LogError;
 use crate::error::{Error, Result};
 use crate::key::Key;
 use crate::planted::{StoreBug, is_planted};
+use crate::redo::log::RedoLog;
 use crate::store::Store;
 use crate::store::versions::{KeyBounds, ReadSet};
 use crate::sync::lock;
@@ -38,7 +39,8 @@ pub enum Isolation {
 /// When a commit survives a crash.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Durability {
-    /// [`Transaction::commit`] returns when the transaction is durable. Without a log it syncs the
+    /// [`Transaction::commit`] returns when the transaction is durable. If a serializable
+    /// transaction only reads, that is when what it has seen is durable. Without a log it syncs the
     /// store.
     #[default]
     Synced,
@@ -499,7 +501,15 @@ impl Transaction {
     /// unknown whether a crash takes them.
     pub fn commit(self) -> Result<()> {
         let durability = self.options.durability;
-        let Some((view, lsn)) = self.apply()? else { return Ok(()) };
+        if self.only_reads() {
+            return match (durability, self.newest_seen()?) {
+                (Durability::Synced, Some((log, lsn))) => {
+                    log.wait_durable(lsn).map_err(not_durable)
+                }
+                _ => Ok(()),
+            };
+        }
+        let (view, lsn) = self.apply()?;
         let core = view.core();
         match (durability, &core.pages.redo_log) {
             (Durability::Synced, Some(log)) => log.wait_durable(lsn).map_err(not_durable),
@@ -522,25 +532,59 @@ impl Transaction {
     /// # Errors
     /// As `commit`. Then `durable` is not called.
     pub fn commit_then(self, durable: impl FnOnce(Result<()>) + Send + 'static) -> Result<()> {
-        match self.apply()? {
-            None => durable(Ok(())),
-            Some((view, lsn)) => match &view.core().pages.redo_log {
-                Some(log) => {
-                    log.on_durable(lsn, Box::new(|done| durable(done.map_err(not_durable))));
-                }
-                None => durable(view.core().sync().map_err(not_durable)),
-            },
+        if self.only_reads() {
+            match self.newest_seen()? {
+                Some((log, lsn)) => call_when_durable(log, lsn, durable),
+                None => durable(Ok(())),
+            }
+            return Ok(());
+        }
+        let (view, lsn) = self.apply()?;
+        match &view.core().pages.redo_log {
+            Some(log) => call_when_durable(log, lsn, durable),
+            None => durable(view.core().sync().map_err(not_durable)),
         }
         Ok(())
     }
 
-    /// Makes the changes. Returns the number of the log's record, or `None` if there was nothing to
-    /// do.
-    fn apply(self) -> Result<Option<(View, u64)>> {
-        if self.changes.values().all(|changes| changes.entries.is_empty()) {
-            self.view.core().pages.check_open()?;
+    fn only_reads(&self) -> bool {
+        self.changes.values().all(|changes| changes.entries.is_empty())
+    }
+
+    /// The number of the newest record in the log that may have written what a serializable
+    /// transaction has read, if a crash could still take that record. A transaction that changes
+    /// something need not ask: its own record comes later in the log.
+    ///
+    /// The leaf of a key has the number of its newest change, or a later one.
+    fn newest_seen(&self) -> Result<Option<(&RedoLog, u64)>> {
+        let core = self.view.core();
+        core.pages.check_open()?;
+        let Some(log) = &core.pages.redo_log else { return Ok(None) };
+        let newest = log.newest();
+        if newest < log.durable() {
             return Ok(None);
         }
+        let reads = lock(&self.reads);
+        if !reads.ranges.is_empty() {
+            return Ok(Some((log, newest)));
+        }
+        let live: Vec<_> = core.trees().live().collect();
+        let mut seen = 0;
+        for (id, key) in reads.keys.iter() {
+            let tree = live.iter().find(|tree| tree.id == id);
+            let access = tree.map(|tree| Access { pages: &core.pages, tree });
+            // Nothing is known of a tree that is gone, or of a leaf that cannot be read.
+            let lsn = access.and_then(|access| access.newest_change(key).ok());
+            seen = seen.max(lsn.unwrap_or(newest));
+            if seen >= newest {
+                break;
+            }
+        }
+        Ok(Some((log, seen)))
+    }
+
+    /// Makes the changes. Returns the number of the log's record.
+    fn apply(self) -> Result<(View, u64)> {
         let mut reads = self.reads.into_inner().unwrap_or_else(|broken| broken.into_inner());
         if self.options.isolation == Isolation::Snapshot && !is_planted(StoreBug::UncheckedWrites) {
             for (tree, changes) in &self.changes {
@@ -570,7 +614,7 @@ impl Transaction {
                 done => break done?,
             }
         };
-        Ok(Some((self.view, lsn)))
+        Ok((self.view, lsn))
     }
 
     /// Ends the transaction. It has changed nothing. Dropping it does the same.
@@ -583,6 +627,10 @@ fn size(key: &[u8], value: &Option<Arc<[u8]>>) -> u64 {
 }
 
 #[cold]
+fn call_when_durable(log: &RedoLog, lsn: u64, durable: impl FnOnce(Result<()>) + Send + 'static) {
+    log.on_durable(lsn, Box::new(|done| durable(done.map_err(not_durable))));
+}
+
 fn not_durable(cause: impl Into<Error>) -> Error {
     Error::NotDurable(Box::new(cause.into()))
 }

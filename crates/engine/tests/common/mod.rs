@@ -10,6 +10,7 @@ use vellum_pool::device::{FaultyDevice, MemoryDevice};
 pub use vellum_testing::patience::PATIENCE;
 use vellum_testing::patience::eventually;
 pub use vellum_testing::random::{Random, bytes};
+pub use vellum_testing::rounds::{rounds, seed};
 
 /// A value that depends on its length and on how often values were made.
 pub fn value(len: usize, serial: usize) -> Vec<u8> {
@@ -40,20 +41,6 @@ pub fn cold(entries: u64, pool_pages: u64) -> (Arc<FaultyDevice<MemoryDevice>>, 
 pub fn options(pool_pages: u64, page_frames: u32) -> Options {
     let bytes = pool_pages * u64::from(page_frames) * 4096;
     Options::new().pool_bytes(bytes).page_frames(page_frames)
-}
-
-/// How often a test repeats its random steps: once, or `soak` times with `VELLUM_SOAK=1`.
-pub fn rounds(soak: u32) -> u32 {
-    if std::env::var_os("VELLUM_SOAK").is_some() { soak } else { 1 }
-}
-
-/// The seed of a test's random choices, from `VELLUM_SEED` if that is set. Printed, so that a
-/// failure can be replayed.
-pub fn seed(default: u64) -> u64 {
-    let given = std::env::var("VELLUM_SEED").ok().and_then(|seed| seed.parse().ok());
-    let seed = given.unwrap_or(default);
-    println!("VELLUM_SEED={seed}");
-    seed
 }
 
 /// Waits until the pages are free that were in use when they were freed: the evictor may have been

@@ -34,7 +34,6 @@ pub const LONG: &LeftOut = &[
     ("vellum/log", "the log's files, on a real disk; runs with PACKAGE=vellum"),
     ("vellum/backup", "copies of files, on a real disk; runs with PACKAGE=vellum"),
     ("vellum/increments", "copies of files, on a real disk; runs with PACKAGE=vellum"),
-    ("vellum/histories", "what transactions alone do to each other; runs with PACKAGE=vellum"),
     ("vellum/drop_memory", "it counts what the heap holds, two minutes; runs with PACKAGE=vellum"),
 ];
 
@@ -135,6 +134,12 @@ pub fn without(mut programs: Vec<TestProgram>, left_out: &LeftOut) -> Vec<TestPr
         }
         reason.is_none()
     });
+    programs
+}
+
+/// The programs without those of these names.
+pub fn but(mut programs: Vec<TestProgram>, names: &[&str]) -> Vec<TestProgram> {
+    programs.retain(|program| !names.contains(&program.name.as_str()));
     programs
 }
 

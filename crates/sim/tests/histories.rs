@@ -1,20 +1,33 @@
-//! Histories of concurrent transactions, given to a checker of dependency cycles (the crate `adya`,
-//! which works as Jepsen's Elle).
+//! Histories of concurrent transactions, in memory, out of memory and over crashes, given to a
+//! checker of dependency cycles (the crate `adya`, which works as Jepsen's Elle).
 //!
 //! Each value is a list, and a transaction appends a number that no other one appends. So each list
 //! tells the order of all changes of its key. The checker is checked itself: it must find the
 //! anomalies of histories that have them.
+//!
+//! A crash ends the transactions that are under way with an unknown outcome: the checker takes one
+//! for committed if a later transaction has seen what it appended. A transaction that was
+//! acknowledged as durable must be there.
 #![allow(clippy::unwrap_used)]
 
-mod common;
-
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use adya::{History, Opts, Valid, Workload, check};
-use common::{Random, memory_store, rounds, seed};
-use vellum::{Durability, Error, Isolation, Store, Transaction, TransactionOptions, Tree};
+use vellum::{
+    Durability, Error, Isolation, MemoryDevice, Options, Store, Transaction, TransactionOptions,
+    Tree,
+};
+use vellum_log::{SimulatedDevice, SimulatedOptions};
+use vellum_sim::{Crash, End, Machine};
+use vellum_testing::random::Random;
+use vellum_testing::rounds::{rounds, seed};
+
+/// The number of threads.
+const PROCESSES: u64 = 4;
 
 /// What a transaction does with a key.
 #[derive(Clone, Debug)]
@@ -25,12 +38,37 @@ enum Action {
 
 /// A history in the checker's notation.
 #[derive(Debug, Default)]
-struct Recorder {
-    lines: Mutex<String>,
+struct Recorder(Mutex<Recorded>);
+
+#[derive(Debug, Default)]
+struct Recorded {
+    lines: String,
+    /// What each process has begun and not ended.
+    under_way: BTreeMap<u64, Vec<Action>>,
+    /// The number of crashes so far. After a crash other processes go on.
+    life: u64,
 }
 
 impl Recorder {
     fn note(&self, kind: &str, process: u64, actions: &[Action]) {
+        self.0.lock().unwrap().note(kind, process, actions);
+    }
+
+    fn into_lines(self) -> String {
+        self.0.into_inner().unwrap().lines
+    }
+}
+
+impl Recorded {
+    fn note(&mut self, kind: &str, process: u64, actions: &[Action]) {
+        // What a process does after its crash has not happened.
+        if process / PROCESSES < self.life {
+            return;
+        }
+        match kind {
+            "invoke" => drop(self.under_way.insert(process, actions.to_vec())),
+            _ => drop(self.under_way.remove(&process)),
+        }
         let mut text = format!("{{\"type\":\"{kind}\",\"process\":{process},\"value\":[");
         for (index, action) in actions.iter().enumerate() {
             let comma = if index == 0 { "" } else { "," };
@@ -45,21 +83,24 @@ impl Recorder {
             }
         }
         text.push_str("]}\n");
-        self.lines.lock().unwrap().push_str(&text);
+        self.lines.push_str(&text);
     }
 }
 
-fn options(model: &str) -> Opts {
-    Opts { models: vec![model.into()], ..Opts::default() }
-}
-
 fn verdict(lines: &str, model: &str) -> (Valid, Vec<String>) {
-    let report = check(&History::from_json(lines).unwrap(), Workload::ListAppend, &options(model));
+    let options = Opts { models: vec![model.into()], ..Opts::default() };
+    let report = check(&History::from_json(lines).unwrap(), Workload::ListAppend, &options);
     (report.valid, report.anomaly_types)
 }
 
 fn list_of(value: &[u8]) -> Vec<u64> {
     value.chunks(8).map(|number| u64::from_le_bytes(number.try_into().unwrap())).collect()
+}
+
+/// A store in memory with a pool of so many pages.
+fn memory_store(pool_pages: u64) -> Store {
+    let options = Options::new().pool_bytes(pool_pages * 4096);
+    Store::create_on(Arc::new(MemoryDevice::new()), &options).unwrap()
 }
 
 /// A tree of lists. Lists of some length are on pages of their own.
@@ -100,21 +141,12 @@ fn history(store: &Store, isolation: Isolation, transactions: u64, seed: u64) ->
     let options = TransactionOptions::new().isolation(isolation).durability(Durability::None);
     let (recorder, next, conflicts) = (Recorder::default(), AtomicU64::new(1), AtomicU64::new(0));
     std::thread::scope(|scope| {
-        for process in 0..4 {
+        for process in 0..PROCESSES {
             let (recorder, next, conflicts, tree) = (&recorder, &next, &conflicts, &tree);
             scope.spawn(move || {
                 let random = &mut Random(seed * 16 + process);
                 for number in 0..transactions {
-                    let first = number / 40 * 4;
-                    let actions: Vec<_> = (0..1 + random.below(5))
-                        .map(|_| {
-                            let key = first + random.below(6);
-                            match random.below(2) {
-                                0 => Action::Append(key, next.fetch_add(1, Ordering::Relaxed)),
-                                _ => Action::Read(key, None),
-                            }
-                        })
-                        .collect();
+                    let actions = random_actions(random, number / 40 * 4, next);
                     recorder.note("invoke", process, &actions);
                     let mut transaction = store.begin_with(options).unwrap();
                     let mut done = actions.clone();
@@ -139,7 +171,7 @@ fn history(store: &Store, isolation: Isolation, transactions: u64, seed: u64) ->
             });
         }
     });
-    (recorder.lines.into_inner().unwrap(), conflicts.into_inner())
+    (recorder.into_lines(), conflicts.into_inner())
 }
 
 #[test]
@@ -148,7 +180,7 @@ fn serializable_transactions_have_an_order_that_agrees_with_time() {
     // In memory, and with most leaves and long lists out of memory.
     for (number, pool_pages) in [2000, 24, 16].into_iter().enumerate() {
         for round in 0..u64::from(rounds(50)) {
-            let (_, store) = memory_store(pool_pages, 1);
+            let store = memory_store(pool_pages);
             let filler = store.create_tree("filler").unwrap();
             filler.extend((0..3000_u32).map(|key| (key.to_be_bytes(), [7; 100]))).unwrap();
             let seed = first + round * 10 + number as u64;
@@ -165,7 +197,7 @@ fn snapshot_isolation_has_only_what_it_may_have() {
     let first = seed(1);
     for (number, pool_pages) in [2000, 16].into_iter().enumerate() {
         for round in 0..u64::from(rounds(50)) {
-            let (_, store) = memory_store(pool_pages, 1);
+            let store = memory_store(pool_pages);
             let seed = first + round * 10 + number as u64;
             let (lines, _) = history(&store, Isolation::Snapshot, 400, seed);
             let (valid, anomalies) = verdict(&lines, "strong-snapshot-isolation");
@@ -174,11 +206,144 @@ fn snapshot_isolation_has_only_what_it_may_have() {
     }
 }
 
+/// What is to be done, at random: appends and reads of six keys from `first` on.
+fn random_actions(random: &mut Random, first: u64, next: &AtomicU64) -> Vec<Action> {
+    (0..1 + random.below(5))
+        .map(|_| {
+            let key = first + random.below(6);
+            match random.below(2) {
+                0 => Action::Append(key, next.fetch_add(1, Ordering::Relaxed)),
+                _ => Action::Read(key, None),
+            }
+        })
+        .collect()
+}
+
+/// A history over several lives of a store.
+struct Lives {
+    recorder: Recorder,
+    /// The next number to append.
+    next: AtomicU64,
+    /// The number of transactions so far. It decides which keys change, so that lists stay short.
+    count: AtomicU64,
+    seed: u64,
+}
+
+impl Lives {
+    /// Has threads run transactions until the crash, which comes at any moment.
+    fn live(&self, machine: &Machine, store: &Store, life: u64, end: End) -> Crash {
+        let tree = store.tree("lists").unwrap();
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            for process in PROCESSES * life..PROCESSES * (life + 1) {
+                let (tree, stop) = (&tree, &stop);
+                scope.spawn(move || {
+                    let random = &mut Random(self.seed * 1000 + process);
+                    while !stop.load(Ordering::Relaxed) {
+                        self.transact(store, tree, process, random);
+                    }
+                });
+            }
+            let pause = Random(self.seed * 1000 + life).below(30_000);
+            std::thread::sleep(Duration::from_micros(2_000 + pause));
+            // No transaction is acknowledged between the crash and its record.
+            let mut recorded = self.recorder.0.lock().unwrap();
+            let crash = machine.crash_now(end);
+            for (process, actions) in recorded.under_way.clone() {
+                recorded.note("info", process, &actions);
+            }
+            recorded.life += 1;
+            drop(recorded);
+            stop.store(true, Ordering::Relaxed);
+            crash
+        })
+    }
+
+    /// Runs a transaction. It is acknowledged when it is durable, or when what it has read is.
+    fn transact(&self, store: &Store, tree: &Tree, process: u64, random: &mut Random) {
+        let first = self.count.fetch_add(1, Ordering::Relaxed) / 150 * 4;
+        let actions = random_actions(random, first, &self.next);
+        self.recorder.note("invoke", process, &actions);
+        let reads = actions.iter().all(|action| matches!(action, Action::Read(..)));
+        let durability = match reads || random.once_in(2) {
+            true => Durability::Synced,
+            false => random.pick(&[Durability::Buffered, Durability::None]),
+        };
+        let options = TransactionOptions::new().durability(durability);
+        let mut transaction = store.begin_with(options).unwrap();
+        let mut done = actions.clone();
+        run(&mut transaction, tree, &mut done, random.once_in(4)).unwrap();
+        match transaction.commit() {
+            Ok(()) => {}
+            Err(Error::Conflict) => return self.recorder.note("fail", process, &actions),
+            Err(error) => panic!("{error}"),
+        }
+        if durability != Durability::Synced {
+            // Meanwhile others see the changes, and a crash may take them.
+            std::thread::sleep(Duration::from_micros(random.below(500)));
+            store.sync().unwrap();
+        }
+        self.recorder.note("ok", process, &done);
+    }
+}
+
+/// The store loses power, or its process is killed, several times. Each time other processes go on
+/// with what is left.
+fn history_over_crashes(seed: u64, lives: u64) -> String {
+    let segments =
+        SimulatedOptions { seed, segments: 256, segment_blocks: 16, ..Default::default() };
+    let mut machine = Machine::new(SimulatedDevice::new(segments), seed);
+    let options = |machine: &Arc<Machine>| {
+        // In so small a pool, most nodes leave memory between two changes.
+        let options = Options::new().pool_bytes(384 << 10).log_bytes(64 << 10);
+        options.log_device(machine.log_device()).recovery_bytes(64 << 10)
+    };
+    let mut store = Store::create_on(machine.clone(), &options(&machine)).unwrap();
+    store.create_tree("lists").unwrap();
+    store.sync().unwrap();
+    let of_history = Lives {
+        recorder: Recorder::default(),
+        next: AtomicU64::new(1),
+        count: AtomicU64::new(0),
+        seed,
+    };
+    for life in 0..lives {
+        let end = if (seed + life).is_multiple_of(3) { End::Kill } else { End::PowerLoss };
+        let crash = of_history.live(&machine, &store, life, end);
+        drop(store);
+        machine = Machine::restarted(crash, seed * 1000 + life);
+        store = Store::open_on(machine.clone(), &options(&machine)).unwrap();
+    }
+    // All lists as they are in the end.
+    let process = PROCESSES * lives;
+    let keys = of_history.count.load(Ordering::Relaxed) / 150 * 4 + 6;
+    let mut reads: Vec<_> = (0..keys).map(|key| Action::Read(key, None)).collect();
+    of_history.recorder.note("invoke", process, &reads);
+    let mut transaction = store.begin().unwrap();
+    run(&mut transaction, &store.tree("lists").unwrap(), &mut reads, false).unwrap();
+    transaction.commit().unwrap();
+    of_history.recorder.note("ok", process, &reads);
+    of_history.recorder.into_lines()
+}
+
+#[test]
+fn transactions_have_an_order_over_crashes() {
+    let first = seed(1);
+    let mut unknown = 0;
+    for seed in first..first + 12 * u64::from(rounds(50)) {
+        let lines = history_over_crashes(seed, 4);
+        unknown += lines.matches(r#""type":"info""#).count();
+        let (valid, anomalies) = verdict(&lines, "strict-serializable");
+        assert_eq!(valid, Valid::True, "seed {seed}: {anomalies:?}");
+    }
+    assert!(unknown > 0, "crashes must meet transactions");
+}
+
 /// Write skew, which snapshot isolation permits, is found if it is looked for.
 #[test]
 fn snapshot_isolation_has_write_skew() {
     let found = (1..200).any(|seed| {
-        let (_, store) = memory_store(200, 1);
+        let store = memory_store(200);
         let (lines, _) = history(&store, Isolation::Snapshot, 300, seed);
         let (valid, anomalies) = verdict(&lines, "serializable");
         valid == Valid::False && anomalies.iter().all(|kind| kind.starts_with("G2"))
