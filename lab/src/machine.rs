@@ -36,6 +36,10 @@ pub struct Machine {
     pub levels: Option<u32>,
     /// Memory in MiB.
     pub memory_mib: u32,
+    /// One thread of the host emulates all processors, in turn, so that machines can run at the
+    /// same time: a processor that waits for another one, which the host does not run meanwhile,
+    /// costs nothing then.
+    pub takes_turns: bool,
     /// Runs one instruction after the other, each in one nanosecond of the guest's clock, so that
     /// the clock counts instructions.
     pub counts_instructions: bool,
@@ -70,9 +74,10 @@ impl Machine {
     pub fn start(&self, kernel: &Kernel, files: Files<'_>, interactive: bool) -> Result<Child> {
         let mut command = Command::new(QEMU);
         command.args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]);
-        let (accelerator, processor) = match self.counts_instructions {
-            true => ("tcg,thread=single", "max"),
-            false => accelerator(),
+        let (accelerator, processor) = match (self.counts_instructions, self.takes_turns) {
+            (false, _) if has_virtualisation() => ("kvm,kernel-irqchip=split", "host"),
+            (false, false) => ("tcg,thread=multi", EMULATED),
+            _ => ("tcg,thread=single", EMULATED),
         };
         let fifth = match self.levels.unwrap_or(kernel.levels()) {
             4 => ",la57=off",
@@ -153,17 +158,18 @@ fn drive(name: &str, file: &Path) -> String {
     format!("if=none,id={name},format=raw,snapshot=on,file={}", file.display())
 }
 
-/// Hardware virtualisation if the processor has it and the user may use it, otherwise emulation
-/// with a thread for each processor. That the device /dev/kvm opens is not enough: there are
-/// machines on which it opens although the processor lacks the feature, and then guests do not
-/// start. The host's kernel must leave interrupts of devices to the emulator, whose IOMMU remaps
-/// them.
-fn accelerator() -> (&'static str, &'static str) {
+/// The emulated processor: all that the emulator knows, but the fast string instructions. The
+/// emulator carries these out byte by byte. A kernel that finds none of them zeroes pages ten times
+/// as fast.
+const EMULATED: &str = "max,erms=off,fsrm=off,fzrm=off,fsrs=off,fsrc=off";
+
+/// Whether the processor has hardware virtualisation and the user may use it. That the device
+/// /dev/kvm opens is not enough: there are machines on which it opens although the processor lacks
+/// the feature, and then guests do not start. The host's kernel must leave interrupts of devices to
+/// the emulator, whose IOMMU remaps them.
+fn has_virtualisation() -> bool {
     let flags = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let has_help = flags.split_whitespace().any(|flag| flag == "vmx" || flag == "svm");
     let opens = fs::OpenOptions::new().read(true).write(true).open("/dev/kvm").is_ok();
-    match has_help && opens {
-        true => ("kvm,kernel-irqchip=split", "host"),
-        false => ("tcg,thread=multi", "max"),
-    }
+    has_help && opens
 }

@@ -31,6 +31,9 @@ pub struct Arguments {
     /// Memory of the machine in MiB
     #[arg(long, default_value_t = 3072, global = true)]
     memory: u32,
+    /// Emulate all processors by one thread, in turn: for machines that run at the same time
+    #[arg(long, global = true)]
+    in_turn: bool,
     /// Count instructions: the guest's clock advances by a nanosecond for each one; slow
     #[arg(long, global = true)]
     count_instructions: bool,
@@ -121,6 +124,7 @@ impl Arguments {
             processors,
             levels: self.levels,
             memory_mib: self.memory,
+            takes_turns: self.in_turn,
             counts_instructions: self.count_instructions,
             boot: self.boot.clone(),
             name: self.name.clone(),

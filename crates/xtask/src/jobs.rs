@@ -30,16 +30,20 @@ impl Job {
     }
 }
 
-/// Runs all jobs, at a time one for each processor and `more`: a job may wait for something else
-/// than the processor. It shows the output of the first unfinished job as it comes, and that of the
-/// others afterwards, so that lines of different machines do not mix. The last line names the jobs
-/// that took longest.
+/// So many jobs at a time that each processor has one, and `more`: a job may wait for something
+/// else than the processor.
+pub fn for_each_processor(more: usize) -> usize {
+    thread::available_parallelism().map_or(1, NonZero::get) + more
+}
+
+/// Runs all jobs, `at_once` at a time. It shows the output of the first unfinished job as it comes,
+/// and that of the others afterwards, so that lines of different machines do not mix. The last line
+/// names the jobs that took longest.
 ///
 /// # Errors
 /// Names the jobs that failed; the others ran all the same.
-pub fn run(jobs: Vec<Job>, more: usize) -> Outcome {
-    let processors = thread::available_parallelism().map_or(1, NonZero::get);
-    let at_once = (processors + more).min(MOST);
+pub fn run(jobs: Vec<Job>, at_once: usize) -> Outcome {
+    let at_once = at_once.min(MOST);
     let (shown, queue): (Vec<_>, VecDeque<_>) = jobs.into_iter().map(with_lines).unzip();
     let queue = Mutex::new(queue);
     let failed = Mutex::new(Vec::new());
@@ -122,7 +126,7 @@ mod tests {
         };
         let names = ["a", "b", "c", "d", "e", "f"];
         let jobs = names.map(|name| touch(name, if "be".contains(name) { "1" } else { "0" }));
-        let error = run(jobs.into(), 0).unwrap_err();
+        let error = run(jobs.into(), 2).unwrap_err();
         assert!(error == "b, e" || error == "e, b", "{error}");
         assert!(names.iter().all(|name| folder.join(name).exists()));
         std::fs::remove_dir_all(folder).unwrap();

@@ -22,6 +22,33 @@ const ON_ONE: [(&str, &[&str]); 2] = [
     ("pools", &["vellum-pool/", "vellum-morsel/", "vellum-preload/preload"]),
 ];
 
+/// The programs whose threads really run at the same time, on a machine with a thread of the host
+/// for each processor: they look for races, or for what a flush of another processor's TLB costs.
+/// They have the host to themselves. While the host does not run one processor of such a machine,
+/// the others wait for it at every flush: three of these machines on two processors took twenty
+/// times as long as one after the other. All other programs run on machines whose processors take
+/// turns.
+const RACES: [&str; 14] = [
+    "vellum-kernel-tests/exmap_huge_races",
+    "vellum-kernel-tests/exmap_neighbours",
+    "vellum-kernel-tests/exmap_huge_neighbours",
+    "vellum-kernel-tests/exmap_machine",
+    "vellum-kernel-tests/exmap_pool",
+    "vellum-kernel-tests/exmap_races",
+    "vellum-kernel-tests/exmap_resize",
+    "vellum-kernel-tests/exmap_prune",
+    "vellum-kernel-tests/exmap_flush",
+    "vellum-kernel-tests/module_fuzz",
+    "vellum-kernel-tests/morsel_flush",
+    "vellum-kernel-tests/morsel_machine",
+    "vellum-kernel-tests/morsel_races",
+    "vellum-kernel-tests/morsel_seals",
+];
+
+/// The same of the packages that run on one kernel.
+const RACES_ON_ONE: [&str; 3] =
+    ["vellum-pool/pool_concurrency", "vellum-pool/pool_huge", "vellum-pool/pool_memory_contract"];
+
 /// The tests of the module.
 const KERNEL_TESTS: &str = "vellum-kernel-tests";
 
@@ -100,6 +127,9 @@ pub struct Options {
     /// Passed on to `vellum bench`
     #[arg(last = true, requires = "bench", allow_hyphen_values = true)]
     arguments: Vec<String>,
+    /// The machines' processors take turns
+    #[arg(skip)]
+    in_turn: bool,
     /// The lab, if it has been built with the tests
     #[arg(skip)]
     program: Option<PathBuf>,
@@ -136,22 +166,28 @@ pub fn run(root: &Path, options: &Options) -> Outcome {
         for package in &options.packages {
             programs.extend(programs::of_package(root, package, &["--tests"])?);
         }
-        return jobs::run(on_each(root, options, &programs), WAITING);
+        return jobs::run(on_each(root, options, "all", &programs), 1);
     }
     let (built, program) = programs::of_workspace(root)?;
     let options = &Options { program: Some(program), ..options.clone() };
+    let kernel = one_of(&options.kernels);
+    let mut races = on_each(root, options, "races", &programs::named(&built, &RACES)?);
+    let in_turn = &Options { in_turn: true, ..options.clone() };
     // The longest first, so that no processor waits for the last one alone.
-    let mut jobs = on_each(root, options, &programs::named(&built, &ON_ALL)?);
+    let rest = programs::but(programs::named(&built, &ON_ALL)?, &RACES);
+    let mut jobs = on_each(root, in_turn, "all", &rest);
     if !is_debug {
         // There they take several times as long: on demand.
-        let kernel = one_of(&options.kernels);
         for (name, packages) in ON_ONE {
             let programs = programs::without(programs::named(&built, packages)?, programs::LONG);
-            jobs.extend(tests(root, options, name, kernel.clone(), &programs));
+            let programs = programs::but(programs, &RACES_ON_ONE);
+            jobs.extend(tests(root, in_turn, name, kernel.clone(), &programs));
         }
+        let programs = programs::named(&built, &RACES_ON_ONE)?;
+        races.extend(tests(root, options, "pool-races", kernel, &programs));
         if options.filter.is_none() {
-            jobs.extend(strictest(root, options, &built)?);
-            jobs.extend(alone(root, options, &built)?);
+            races.extend(strictest(root, options, &built)?);
+            jobs.extend(alone(root, in_turn, &built)?);
         }
     }
     if options.filter.is_none() {
@@ -161,7 +197,16 @@ pub fn run(root: &Path, options: &Options) -> Outcome {
         jobs.push(promises(&built, is_debug)?);
         jobs.extend(crash(root, options, &built)?);
     }
-    jobs::run(jobs, WAITING).map_err(|names| format!("lab: {names}"))
+    run_all(races, jobs)
+}
+
+/// Runs the machines that need all of the host one after the other, and then the others side by
+/// side.
+fn run_all(races: Vec<Job>, jobs: Vec<Job>) -> Outcome {
+    let races = jobs::run(races, 1);
+    let others = jobs::run(jobs, jobs::for_each_processor(WAITING));
+    let names: Vec<String> = [races, others].into_iter().filter_map(Result::err).collect();
+    if names.is_empty() { Ok(()) } else { Err(format!("lab: {}", names.join(", "))) }
 }
 
 /// The kernels that are asked for, or all.
@@ -173,9 +218,9 @@ fn each(options: &Options) -> Vec<String> {
 }
 
 /// The programs on every kernel that is asked for.
-fn on_each(root: &Path, options: &Options, programs: &[TestProgram]) -> Vec<Job> {
+fn on_each(root: &Path, options: &Options, name: &str, programs: &[TestProgram]) -> Vec<Job> {
     let job =
-        |options: &Options, kernel: &str| tests(root, options, "all", kernel.to_owned(), programs);
+        |options: &Options, kernel: &str| tests(root, options, name, kernel.to_owned(), programs);
     match &options.kernels[..] {
         [] => {
             let hurried = Options { short: true, ..options.clone() };
@@ -232,12 +277,19 @@ fn alone(root: &Path, options: &Options, built: &[TestProgram]) -> Outcome<Vec<J
 fn short(root: &Path, options: &Options) -> Outcome {
     let (built, program) = programs::of_workspace(root)?;
     let options = &Options { program: Some(program), ..options.clone() };
-    let programs = programs::named(&built, &ON_ALL)?;
+    let in_turn = &Options { in_turn: true, ..options.clone() };
+    let programs = programs::but(programs::named(&built, &ON_ALL)?, &RACES);
+    let (morsels, others): (Vec<_>, Vec<_>) =
+        programs.into_iter().partition(|program| program.name.contains("/morsel_"));
     let kernel = one_of(&options.kernels);
     let kernels = std::slice::from_ref(&kernel);
     let style = Job::new("style of the module", style(root, options, kernels));
-    let machine = tests(root, options, "short", kernel, &programs);
-    jobs::run(machine.into_iter().chain([style]).collect(), WAITING)
+    let machine = |options, name, programs: &[TestProgram]| {
+        tests(root, options, name, kernel.clone(), programs)
+    };
+    let races = machine(options, "short-races", &programs::named(&built, &RACES)?);
+    let halves = [machine(in_turn, "short", &others), machine(in_turn, "short-morsels", &morsels)];
+    run_all(races.into_iter().collect(), halves.into_iter().flatten().chain([style]).collect())
 }
 
 /// The module's sources as the kernel's maintainers would look at them, by the headers of these
@@ -364,6 +416,9 @@ fn lab(root: &Path, options: &Options, kernels: &[String]) -> Command {
     }
     if options.short {
         command.args(["--variable", "VELLUM_SHORT=1"]);
+    }
+    if options.in_turn {
+        command.arg("--in-turn");
     }
     if options.count_instructions {
         command.arg("--count-instructions");

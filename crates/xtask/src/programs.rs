@@ -39,7 +39,7 @@ pub fn run(root: &Path, options: Options) -> Outcome {
     let mut examples = cargo(root);
     examples.args(["test", "--quiet", "--doc", "--workspace", "--no-fail-fast"]);
     jobs.insert(LONGEST.len(), Job::new("examples of the documentation", examples));
-    jobs::run(jobs, 0)
+    jobs::run(jobs, jobs::for_each_processor(0))
 }
 
 fn job(program: &TestProgram, built: &Path) -> Job {
