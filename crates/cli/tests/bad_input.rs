@@ -131,6 +131,7 @@ fn a_closed_pipe_is_no_error() {
         &["dump", &store],
         &["dump", &store, "--print"],
         &["stat", &store],
+        &["bench", "list"],
         &["--help"],
         &["probe", "--pages", "64", "--rounds", "1"],
     ] {
@@ -150,7 +151,9 @@ fn output_that_cannot_be_written_is_an_error() {
     let folder = Folder::new();
     let store = folder.name("a.vellum");
     succeeded(run_with_input(&["put", &store, "k"], &[b'v'; 500_000]));
-    for arguments in [&["get", &store, "k"][..], &["dump", &store], &["stat", &store]] {
+    for arguments in
+        [&["get", &store, "k"][..], &["dump", &store], &["stat", &store], &["bench", "list"]]
+    {
         let full = File::options().write(true).open("/dev/full").unwrap();
         let output = command(arguments).stdout(full).output().unwrap();
         let error = failed(checked(output));

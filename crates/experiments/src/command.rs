@@ -1,5 +1,6 @@
 //! `vellum bench`: which experiments run, and where their results go.
 
+use std::io::{self, Write as _};
 use std::path::PathBuf;
 use std::time::Instant;
 
@@ -73,8 +74,7 @@ pub struct Arguments {
 pub fn run(arguments: &Arguments, peers: &[Factory]) -> Result<()> {
     let engines = Engines::new(peers).only(&arguments.engines)?;
     if arguments.names == ["list"] {
-        print!("{}", list(&engines));
-        return Ok(());
+        return show(&list(&engines));
     }
     if let Some(request) = arguments.names.first().filter(|name| *name == worker::NAME) {
         bail!("'{request}' is how this program calls itself; see --help for the experiments");
@@ -94,8 +94,16 @@ pub fn run(arguments: &Arguments, peers: &[Factory]) -> Result<()> {
         };
         draw::write(folder, records.iter().filter(wanted))?;
     }
-    println!("report: {}", arguments.html.display());
-    Ok(())
+    show(&format!("report: {}\n", arguments.html.display()))
+}
+
+/// Writes to standard output. It is no error if the reader has closed the pipe: the results are in
+/// files, too.
+fn show(text: &str) -> Result<()> {
+    match io::stdout().lock().write_all(text.as_bytes()) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        written => written.context("writing the output"),
+    }
 }
 
 fn list(engines: &Engines) -> String {
@@ -160,7 +168,7 @@ fn run_one(experiment: &Experiment, arguments: &Arguments, engines: &Engines) ->
         seconds: start.elapsed().as_secs_f64(),
         outcome: outcome.with_context(|| format!("experiment '{}'", experiment.name))?,
     };
-    print!("{}", text::render(&record));
+    show(&text::render(&record))?;
     let mut records = json::read(&arguments.json)?;
     json::replace(&mut records, record);
     json::write(&arguments.json, &records)
