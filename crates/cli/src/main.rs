@@ -35,6 +35,7 @@ Examples:
   vellum get notes.vellum greeting
   vellum import photos.vellum ~/photos          a directory, then: vellum scan photos.vellum
   vellum dump notes.vellum | vellum load copy.vellum
+  vellum compact notes.vellum                   return free space to the file system
   vellum backup notes.vellum sunday.vellum      then: vellum restore --to notes.vellum sunday.vellum
   vellum morseld --limit 16GiB                  keeps files in memory for all programs; then:
   vellum morsel load model.gguf
@@ -77,6 +78,7 @@ enum Command {
     Check(command::check::Arguments),
     Dump(command::dump::Arguments),
     Load(command::load::Arguments),
+    Compact(command::compact::Arguments),
     Backup(command::backup::Arguments),
     Restore(command::restore::Arguments),
     Log(command::log::Arguments),
@@ -122,6 +124,7 @@ fn run(command: Command) -> Outcome {
         Command::Check(arguments) => command::check::run(&arguments),
         Command::Dump(arguments) => command::dump::run(&arguments),
         Command::Load(arguments) => command::load::run(&arguments),
+        Command::Compact(arguments) => command::compact::run(&arguments),
         Command::Backup(arguments) => command::backup::run(&arguments),
         Command::Restore(arguments) => command::restore::run(&arguments),
         Command::Log(arguments) => command::log::run(&arguments),

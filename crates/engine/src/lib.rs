@@ -56,6 +56,7 @@ pub use planted::{StoreBug, plant};
 pub use redo::progress::{RecoveryProgress, RecoveryReport};
 pub use store::PoolView;
 pub use store::check::{CheckProgress, CheckReport};
+pub use store::compact::{CompactProgress, CompactReport};
 pub use store::options::Options;
 pub use store::{Limits, Store, StoreStat};
 pub use tree::{

@@ -40,6 +40,10 @@ pub enum StoreBug {
     UncheckedWrites,
     /// An old value goes while a view still sees it.
     LostVersion,
+    /// The file gets shorter before the header is durable that says so.
+    EarlyEnd,
+    /// A root moves, and the catalog does not say so.
+    LostRoot,
 }
 
 #[cfg(feature = "testing")]

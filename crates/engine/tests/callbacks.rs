@@ -4,6 +4,7 @@
 mod common;
 
 use std::cell::Cell;
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 
@@ -23,13 +24,14 @@ fn store() -> (Store, Tree) {
 type Call = fn(&Store, &Tree) -> Result<(), Error>;
 
 /// All calls that change a store or wait for its changes.
-const CALLS: [(&str, Call); 23] = [
+const CALLS: [(&str, Call); 24] = [
     ("sync", |store, _| store.sync()),
     ("close", |store, _| store.clone().close()),
     ("snapshot", |store, _| store.snapshot().map(drop)),
     ("begin", |store, _| store.begin().map(drop)),
     ("transact", |store, tree| store.transact(|one| one.put(tree, b"c", b"c"))),
     ("check", |store, _| store.check(&mut |_| {}).map(drop)),
+    ("compact", |store, _| store.compact(&mut |_| ControlFlow::Continue(())).map(drop)),
     ("create_tree", |store, _| store.create_tree("new").map(drop)),
     ("tree_or_create", |store, _| store.tree_or_create("new").map(drop)),
     ("rename_tree", |store, _| store.rename_tree("t", "u")),

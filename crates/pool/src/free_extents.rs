@@ -41,7 +41,7 @@ impl FreeExtents {
     }
 
     /// All extents as (start, count), by address.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
+    pub(crate) fn iter(&self) -> impl DoubleEndedIterator<Item = (u64, u64)> + '_ {
         self.chunks.values().flat_map(|chunk| chunk.iter().copied())
     }
 

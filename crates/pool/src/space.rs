@@ -3,7 +3,7 @@
 //! The pages below `end` are either allocated or in one of the free extents; beyond `end` there is
 //! nothing. What holds: free extents are not empty, lie between `first` and `end`, and do not touch
 //! one another (neighbours are merged), so the free map of a given allocation is unique. All
-//! operations take O(log n) steps for n free extents.
+//! operations take O(log n) steps for n free extents, unless they say otherwise.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -125,6 +125,50 @@ impl Space {
         start
     }
 
+    /// Allocates `count` pages in a row that end at or below page `bound`, and returns the first:
+    /// the lowest ones that are free. `None` if there are none. The end never moves.
+    ///
+    /// Takes O(d log n) steps for d different sizes of free extents, and O(log n) if the first
+    /// extent has room, as always for one page.
+    ///
+    /// # Panics
+    /// As [`allocate`](Self::allocate).
+    pub fn allocate_below(&mut self, count: u64, bound: u64) -> Option<u64> {
+        assert!((1..=MAX_PAGES).contains(&count), "a range of {count} pages cannot be allocated");
+        let (start, size) = self.lowest_with_room(count)?;
+        if start.saturating_add(count) > bound {
+            return None;
+        }
+        self.remove(start, size);
+        if size > count {
+            self.insert(start + count, size - count);
+        }
+        Some(start)
+    }
+
+    /// Whether [`allocate_below`](Self::allocate_below) finds room.
+    pub fn has_room_below(&self, count: u64, bound: u64) -> bool {
+        let lowest = self.lowest_with_room(count);
+        lowest.is_some_and(|(start, _)| start.saturating_add(count) <= bound)
+    }
+
+    /// The first free extent of at least `count` pages, as (start, count).
+    fn lowest_with_room(&self, count: u64) -> Option<(u64, u64)> {
+        let first = self.by_start.iter().next()?;
+        if first.1 >= count {
+            return Some(first);
+        }
+        // Of each size, the set has the lowest extent first.
+        let (mut lowest, mut at_least) = (None::<(u64, u64)>, count);
+        while let Some(&(size, start)) = self.by_size.range((at_least, 0)..).next() {
+            if lowest.is_none_or(|(lowest, _)| start < lowest) {
+                lowest = Some((start, size));
+            }
+            at_least = size + 1;
+        }
+        lowest
+    }
+
     /// Frees `count` pages from `start`, which need not have been allocated in one piece.
     ///
     /// # Errors
@@ -224,6 +268,14 @@ impl Space {
     /// How many pages are allocated, without those before the first that can be.
     pub fn allocated_pages(&self) -> u64 {
         self.end - self.first - self.free_pages
+    }
+
+    /// How many of the pages from `page` on are allocated. Looks at the free extents there.
+    pub fn allocated_from(&self, page: u64) -> u64 {
+        let page = page.max(self.first);
+        let later = self.by_start.iter().rev().take_while(|(start, count)| start + count > page);
+        let free: u64 = later.map(|(start, count)| start + count - start.max(page)).sum();
+        self.end.saturating_sub(page) - free
     }
 
     /// The size of the largest free extent in pages, 0 if there is none.
@@ -420,6 +472,24 @@ mod tests {
         assert_eq!((space.free_pages(), space.largest_free()), (16, 8));
         assert_eq!([2, 1, 1, 5, 9].map(|count| space.allocate(count)), [7, 10, 11, 13, 22]);
         assert_eq!((space.end(), space.free_pages(), space.allocated_pages()), (31, 7, 22));
+    }
+
+    #[test]
+    fn the_lowest_place_below_a_bound_is_taken() {
+        let mut space = Space::new(2);
+        space.allocate(30);
+        for (start, count) in [(4, 1), (8, 3), (14, 2), (20, 8)] {
+            space.free(start, count).unwrap();
+        }
+        let (mut below, end) = (space.clone(), space.end());
+        assert_eq!([2, 2].map(|count| below.allocate_below(count, 32)), [Some(8), Some(14)]);
+        assert_eq!(below.allocate_below(2, 21), None);
+        assert_eq!([2, 6].map(|count| below.allocate_below(count, 28)), [Some(20), Some(22)]);
+        assert_eq!([1; 3].map(|count| below.allocate_below(count, 11)), [Some(4), Some(10), None]);
+        assert_eq!((below.free_pages(), below.end()), (0, end));
+        let allocated = |from| space.allocated_from(from);
+        assert_eq!(allocated(0), space.allocated_pages());
+        assert_eq!([8, 10, 22, 28, 31, 32, 99].map(allocated), [11, 11, 4, 4, 1, 0, 0]);
     }
 
     #[test]

@@ -212,6 +212,37 @@ fn trimming_frees_the_tail_and_the_file_grows_again() {
 }
 
 #[test]
+fn a_page_below_a_bound_never_makes_the_file_longer() {
+    for storage in Storage::all() {
+        let dir = scratch_dir();
+        let device = storage.create(&dir);
+        let pool = open(device.clone(), options(32));
+        let pages = filled(&pool, 100);
+        for index in [10, 20, 21, 30, 60] {
+            pool.free_page(pages[index]).unwrap();
+        }
+        all_freed(&pool);
+        let long = pool.file_pages();
+        let below =
+            |frames, end| pool.allocate_below(frames, end).unwrap().map(|it| it.page().id.0);
+        assert_eq!(below(2, 22), Some(20));
+        assert_eq!([below(2, 100), below(1, 10), below(1, 11)], [None, None, Some(10)]);
+        assert!(pool.allocate_below(0, 100).is_err());
+        let place = pool.allocate_place_below(1, 100).unwrap();
+        assert_eq!(place, Some(PageRef::new(30, 1)));
+        pool.prefer_below(60);
+        pool.free_place(place.unwrap()).unwrap();
+        assert_eq!([(); 3].map(|()| new_page(&pool, 1, 3).id.0), [30, 60, 100]);
+        pool.prefer_below(0);
+        assert_eq!(pool.file_pages(), long, "the file was long enough");
+        // As long as a caller wants the file at least, or as it is used.
+        assert_eq!((pool.trim_to(105).unwrap(), pool.trim_to(7).unwrap()), (105, 101));
+        assert_eq!((device.pages().unwrap(), pool.file_pages(), pool.end()), (101, 101, 101));
+        assert_eq!(generation(&pool, new_page(&pool, 4, 5)), Some(5));
+    }
+}
+
+#[test]
 fn trimming_during_allocations_removes_no_page() {
     let dir = scratch_dir();
     let pool = open(Storage::all().last().unwrap().create(&dir), options(64));

@@ -41,6 +41,19 @@ impl Bitmap {
         start
     }
 
+    fn allocate_below(&mut self, count: u64, end: u64) -> Option<u64> {
+        let extents = self.extents();
+        let fitting = extents.iter().find(|extent| extent.1 >= count);
+        let start = fitting.map(|extent| extent.0).filter(|start| start + count <= end)?;
+        self.free[start as usize..(start + count) as usize].fill(false);
+        Some(start)
+    }
+
+    fn allocated_from(&self, page: u64) -> u64 {
+        let rest = self.free.iter().skip((page as usize).max(self.first));
+        rest.filter(|free| !**free).count() as u64
+    }
+
     fn free(&mut self, start: u64, count: u64) -> bool {
         let (from, to) = (start as usize, (start + count) as usize);
         if count == 0
@@ -76,6 +89,7 @@ impl Bitmap {
 #[derive(Clone, Debug)]
 enum Step {
     Allocate(u64),
+    AllocateBelow(u64, u64),
     Free(u64, u64),
     FreeAllocated(usize),
     Set(u64, u64, bool),
@@ -86,6 +100,7 @@ enum Step {
 fn steps() -> impl Strategy<Value = Vec<Step>> {
     let step = prop_oneof![
         8 => (1_u64..9).prop_map(Step::Allocate),
+        4 => (1_u64..9, 0_u64..120).prop_map(|(count, end)| Step::AllocateBelow(count, end)),
         3 => (0_u64..120, 0_u64..9).prop_map(|(start, count)| Step::Free(start, count)),
         7 => any::<usize>().prop_map(Step::FreeAllocated),
         2 => (0_u64..120, 0_u64..9, any::<bool>())
@@ -105,6 +120,7 @@ fn assert_same(space: &Space, bitmap: &Bitmap) -> Result<(), TestCaseError> {
     for page in 0..space.end() + 2 {
         let free = bitmap.free.get(page as usize).copied().unwrap_or(false);
         prop_assert_eq!(space.is_free(page), free);
+        prop_assert_eq!(space.allocated_from(page), bitmap.allocated_from(page));
     }
     Ok(())
 }
@@ -123,6 +139,12 @@ proptest! {
                     let start = space.allocate(count);
                     prop_assert_eq!(start, bitmap.allocate(count));
                     allocated.push((start, count));
+                }
+                Step::AllocateBelow(count, end) => {
+                    let start = bitmap.allocate_below(count, end);
+                    prop_assert_eq!(space.has_room_below(count, end), start.is_some());
+                    prop_assert_eq!(space.allocate_below(count, end), start);
+                    allocated.extend(start.map(|start| (start, count)));
                 }
                 Step::Free(start, count) => {
                     prop_assert_eq!(space.free(start, count).is_ok(), bitmap.free(start, count));

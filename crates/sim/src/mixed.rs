@@ -11,6 +11,7 @@ use vellum::{Durability, Error, Isolation, Options, Store, TransactionOptions, T
 use vellum_log::LogError;
 use vellum_testing::random::Random;
 
+use crate::compactions::Compactions;
 use crate::failure::{Failure, Outcome, ensure, is_from_outside};
 use crate::machine::{Crash, End, Fault, Machine};
 use crate::model::{Bytes, Change, Entries, History, Model, contents, difference, is_same};
@@ -63,6 +64,7 @@ struct Life {
     /// The disk or the log is full until so many steps from now.
     full_for: u64,
     sync_once_in: u64,
+    compactions: Compactions,
     report: Report,
 }
 
@@ -91,6 +93,7 @@ pub(crate) fn run(seed: u64) -> Outcome<Report> {
         ending: None,
         full_for: 0,
         sync_once_in: random.pick(&[2, 8, 50]),
+        compactions: Compactions::random(seed),
         report: Report::default(),
         random,
     };
@@ -296,6 +299,9 @@ impl Life {
         if self.trees.is_empty() {
             return self.create();
         }
+        if self.compactions.is_due() {
+            return self.compact();
+        }
         if self.random.once_in(self.sync_once_in) {
             return self.sync();
         }
@@ -415,6 +421,50 @@ impl Life {
                 self.is_over = true;
             }
         }
+        Ok(())
+    }
+
+    /// Has a new tree begin in the end of the file, with free places before it.
+    fn create_late(&mut self) -> Outcome {
+        let (tree, name) = self.tree();
+        self.change(vec![Change::Clear(name.clone())], |_| tree.clear())?;
+        if self.is_over || !self.model[&name].entries.is_empty() {
+            return Ok(());
+        }
+        let entries = loaded(self.random.below(3000) as u16);
+        let change = Change::Load(name.clone(), entries.clone());
+        self.change(vec![change], |_| tree.bulk_load(&*entries).map(drop))?;
+        if self.trees.len() < TREES_MAX && !self.is_over {
+            self.create()?;
+        }
+        match self.is_over {
+            false => self.change(vec![Change::Clear(name)], |_| tree.clear()),
+            true => Ok(()),
+        }
+    }
+
+    /// Moves pages to the front of the file. That is no change of the store.
+    fn compact(&mut self) -> Outcome {
+        if self.random.once_in(4) {
+            self.create_late()?;
+        }
+        if self.is_over {
+            return Ok(());
+        }
+        let compacted = self.compactions.run(&self.store);
+        tell(|| format!("compact: {compacted:?}"));
+        if let Err(error) = compacted {
+            return self.failed(self.history.len(), &error);
+        }
+        self.synced = self.history.len();
+        self.note();
+        let checked = self.store.check(&mut |_| ());
+        let Some(checked) = self.seen("a check after a compaction", checked)? else {
+            return Ok(());
+        };
+        let damage = checked.damage;
+        let is_sound = damage.iter().all(is_from_outside);
+        ensure!(is_sound, "damage after a compaction: {damage:?}");
         Ok(())
     }
 

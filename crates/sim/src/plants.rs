@@ -43,6 +43,13 @@ pub const PLANTS: &[Plant] = &[
     store("unchecked-ranges", StoreBug::UncheckedRanges, 100, "ranges are not validated"),
     store("unchecked-writes", StoreBug::UncheckedWrites, 100, "snapshot isolation loses updates"),
     store("lost-version", StoreBug::LostVersion, 100, "an old value goes while a view sees it"),
+    store(
+        "early-end",
+        StoreBug::EarlyEnd,
+        100,
+        "the file gets shorter before its header is durable",
+    ),
+    store("lost-root", StoreBug::LostRoot, 100, "a root moves, and the catalog does not say so"),
 ];
 
 const fn log(name: &'static str, bug: LogBug, bound: u64, what: &'static str) -> Plant {

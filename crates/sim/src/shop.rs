@@ -20,6 +20,7 @@ use vellum::{Durability, Error, Isolation, Store, Transaction, TransactionOption
 use vellum_log::LogError;
 use vellum_testing::random::{Random, bytes};
 
+use crate::compactions::Compactions;
 use crate::failure::{Failure, Outcome, ensure, is_from_outside};
 use crate::machine::{Crash, End, Fault, Machine};
 use crate::recovery::{Recovered, Recovery, Sizes};
@@ -445,6 +446,7 @@ struct Shop {
     is_over: bool,
     /// The crash with which the day ends.
     ending: Option<Crash>,
+    compactions: Compactions,
     report: Report,
 }
 
@@ -476,6 +478,7 @@ pub(crate) fn run(seed: u64) -> Outcome<Report> {
         full_for: 0,
         is_over: false,
         ending: None,
+        compactions: Compactions::random(seed),
         report: Report::default(),
     };
     let days = shop.random.pick(&[1, 3, 5]);
@@ -499,6 +502,9 @@ impl Shop {
             self.serve(client)?;
             if self.random.once_in(20) {
                 self.store.work_for_log();
+            }
+            if self.compactions.is_due() {
+                self.compact()?;
             }
             for crash in self.machine.take_crashes() {
                 if crash.can_go_on() && self.random.once_in(10) {
@@ -547,6 +553,18 @@ impl Shop {
                 Fault::LogSync,
             ]);
             self.machine.fail(fault, 1 + self.random.below(8));
+        }
+    }
+
+    /// Moves pages to the front of the file, while clients have transactions.
+    fn compact(&mut self) -> Outcome {
+        match self.compactions.run(&self.store) {
+            Ok(_) => {
+                self.synced = self.commits.of.len();
+                self.note();
+                Ok(())
+            }
+            Err(error) => self.refused(&error),
         }
     }
 
@@ -666,7 +684,12 @@ impl Shop {
         let is_closed = is_last && !self.is_over && ending.is_none() && self.close()?;
         if is_closed {
             let options = self.sizes.options(&self.machine);
-            let opened = Store::open_on(self.machine.clone(), &options);
+            let open = || Store::open_on(self.machine.clone(), &options);
+            // A fault of the log may be planned still.
+            let opened = open().or_else(|error| match is_from_outside(&error) {
+                true => open(),
+                false => Err(error),
+            });
             let store = opened.map_err(Failure::of("opening a closed shop"))?;
             let all = self.commits.of.len();
             return self.commits.judge(&look(&store)?, (all, all)).map(drop);

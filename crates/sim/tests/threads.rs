@@ -4,8 +4,9 @@
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeMap;
+use std::ops::ControlFlow;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use vellum::{Durability, Options, Store, Transaction, TransactionOptions, Tree};
 use vellum_log::{SimulatedDevice, SimulatedOptions};
@@ -32,6 +33,21 @@ fn recovered(crash: Crash, seed: u64) -> Store {
     assert!(report.damage.is_empty(), "seed {seed}: {:?}", report.damage);
     assert_eq!(report.lost_pages, 0, "seed {seed}");
     store
+}
+
+/// Sets a flag when it is dropped, by a panic, too.
+struct SetInTheEnd<'a>(&'a AtomicBool);
+
+impl Drop for SetInTheEnd<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
+/// Compacts the store, and returns whether other threads are done.
+fn compact(store: &Store, is_done: &AtomicBool) -> bool {
+    store.compact(&mut |_| ControlFlow::Continue(())).unwrap();
+    is_done.load(Ordering::SeqCst)
 }
 
 /// Threads change a tree, sync, and write cuts for each other. Then the power fails.
@@ -63,9 +79,12 @@ fn threads_find_their_changes_after_a_loss_of_power() {
             model
         };
         let mut model = BTreeMap::new();
+        let is_done = AtomicBool::new(false);
         std::thread::scope(|scope| {
             let one = &one;
             let threads = [0, 1, 2, 3].map(|thread| scope.spawn(move || one(thread)));
+            scope.spawn(|| while seed % 3 == 0 && !compact(&store, &is_done) {});
+            let _done = SetInTheEnd(&is_done);
             threads.into_iter().for_each(|thread| model.extend(thread.join().unwrap()));
         });
         let store = recovered(machine.crash_now(End::PowerLoss), seed);
@@ -137,7 +156,7 @@ fn transactions_are_whole_or_undone_after_a_loss_of_power() {
         // The transfers of each thread that are durable.
         let durable = [(); 3].map(|()| AtomicU64::new(0));
         let now = || [0, 1, 2].map(|thread: usize| durable[thread].load(Ordering::SeqCst));
-        let mut recoveries = 0;
+        let (mut recoveries, is_done) = (0, AtomicBool::new(false));
         std::thread::scope(|scope| {
             for (thread, durable) in durable.iter().enumerate() {
                 let (store, trees) = (&store, &trees);
@@ -159,6 +178,8 @@ fn transactions_are_whole_or_undone_after_a_loss_of_power() {
                     }
                 });
             }
+            scope.spawn(|| while seed % 2 == 0 && !compact(&store, &is_done) {});
+            let _done = SetInTheEnd(&is_done);
             for _ in 0..40 {
                 std::thread::sleep(std::time::Duration::from_millis(2));
                 // In this order: the crash comes after these transfers were durable.

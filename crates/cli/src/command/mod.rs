@@ -3,6 +3,7 @@
 pub mod backup;
 pub mod bench;
 pub mod check;
+pub mod compact;
 pub mod dump;
 mod dump_format;
 pub mod export;

@@ -300,6 +300,12 @@ impl RedoLog {
         self.log.trim(cut)
     }
 
+    /// Whether a backup is under way. The caller has the lock of [`maps`](Self::maps), so none
+    /// begins meanwhile.
+    pub(crate) fn is_held(&self, _maps: &MapPlaces) -> bool {
+        lock(&self.hold).is_some()
+    }
+
     /// Begins to copy the records from the cut `from` on to a file, before they are trimmed. The
     /// caller has the lock of [`maps`](Self::maps), so no checkpoint trims meanwhile.
     ///

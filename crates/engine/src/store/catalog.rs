@@ -1,7 +1,6 @@
 //! The catalog: a tree that maps the name of each tree to its number and root.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use vellum_pool::PageRef;
 
@@ -37,7 +36,9 @@ impl StoreCore {
                 let root = PageRef::new(get_u64(entry, 8), self.pages.page_frames);
                 Ok(TreeState::new(get_u32(entry, 0), name, root))
             }
-            _ => Err(Error::damaged(self.catalog.root, "the catalog has an invalid entry")),
+            _ => {
+                Err(Error::damaged(self.catalog().root_page(), "the catalog has an invalid entry"))
+            }
         }
     }
 
@@ -114,6 +115,26 @@ impl StoreCore {
         Ok(())
     }
 
+    /// Moves the root of a tree below the page `bound`. Returns false if there is no room, or if
+    /// another thread holds the root. A thread that opens or renames the tree waits meanwhile.
+    pub(crate) fn move_root(&self, tree: &TreeState, bound: u64) -> Result<bool> {
+        let access = Access { pages: &self.pages, tree };
+        let change = self.pages.change_to_free(0)?;
+        access.check_dropped()?;
+        let new = self.pages.pool.allocate_below(self.pages.page_frames, bound)?;
+        let Some(mut new) = new else { return Ok(false) };
+        let page = init(&change, &mut new, PageKind::Leaf, 0, tree.id);
+        let trees = self.trees();
+        let (name, entry) = (tree.name(), encode(tree.id, page.id.0));
+        let entry = (name.as_bytes(), &entry[..]);
+        let moved = access.move_root(&change, self.catalog(), entry, &mut new);
+        drop(trees);
+        if !matches!(moved, Ok(true)) {
+            access.free_page(&change, new);
+        }
+        moved
+    }
+
     /// Removes a tree and frees its pages. The caller has exclusive use of the store.
     pub(crate) fn drop_tree(&self, exclusive: &ExclusiveUse<'_>, name: &str) -> Result<()> {
         let change = self.pages.change_exclusively(exclusive)?;
@@ -126,12 +147,12 @@ impl StoreCore {
         // No other change is under way, so this is the time of the removal, or there was no view.
         let time = self.pages.versions.now();
         if self.pages.versions.has_view_before(time) {
-            tree.drop_at(time);
+            tree.drop_at(time, self.pages.page_frames);
             dropped.push(tree);
             return Ok(());
         }
         drop(dropped);
-        tree.dropped.store(true, Ordering::Release);
+        tree.mark_dropped();
         Access { pages: &self.pages, tree: &tree }.free_all(&change)
     }
 
@@ -157,7 +178,7 @@ impl StoreCore {
         let unseen: Vec<_> = lock(&self.dropped_trees).extract_if(.., is_unseen).collect();
         for tree in unseen {
             let Some((_, twin)) = tree.before_drop.get() else { continue };
-            twin.dropped.store(true, Ordering::Release);
+            twin.mark_dropped();
             let freed = Access { pages: &self.pages, tree: twin }.free_all(change);
             if let Err(error) = freed {
                 let name = tree.name();

@@ -250,6 +250,38 @@ impl StoreCore {
         Ok((BackupCut { header, space, map: checkpoints.places.clone(), held: None }, paused))
     }
 
+    /// Writes a checkpoint of a store without a log after which the file may be as short as its
+    /// used part, and cuts the rest off, while changes go on.
+    pub(crate) fn shorten_without_log(&self) -> Result<()> {
+        let mut checkpoints = self.checkpoint_lock();
+        self.pages.check_writable()?;
+        self.write_most()?;
+        let freeze = self.pages.freeze()?;
+        self.pages.reclaim_unlinked();
+        // The newest header may describe the map in these places. No page is written to them before
+        // a newer header is durable: before the cut changes stand still, and from the cut on the
+        // pool's writes are paused.
+        checkpoints.map_of = None;
+        while let Some(place) = checkpoints.places.pop() {
+            self.pages.pool.free_place(place)?;
+        }
+        while self.pages.free_map(&[]).pages(self.pages.page_frames) > checkpoints.places.len() {
+            checkpoints.places.push(self.pages.allocate_low_place()?);
+        }
+        self.pages.pool.trim_space()?;
+        let number = self.commits.cut();
+        let mut cut = self.cut(&freeze, &mut checkpoints)?;
+        // The file gets shorter only when this header is durable.
+        cut.header.file_pages = self.pages.pool.end();
+        let file_pages = cut.header.file_pages;
+        drop(freeze);
+        drop(self.write_cut(cut, &mut checkpoints)?);
+        self.commits.save(number);
+        // While this thread holds the lock, no checkpoint notes the length of the file.
+        self.pages.pool.trim_to(file_pages)?;
+        Ok(())
+    }
+
     /// If many pages are dirty, writes them before the cut, while changes go on.
     fn write_most(&self) -> Result<()> {
         if self.pages.pool.dirty_pages() > LISTED_MAX {

@@ -33,6 +33,8 @@ pub(crate) struct StoreCore {
     pub dropped_trees: Mutex<Vec<Arc<TreeState>>>,
     /// The thread that writes the checkpoints of a store with a log.
     pub cutter: Option<Cutter>,
+    /// A compaction holds this lock.
+    pub compacting: Mutex<()>,
     /// What the opening did to recover the store.
     pub recovery: Option<RecoveryReport>,
 }
@@ -85,6 +87,7 @@ impl StoreCore {
             dropped_trees: Mutex::default(),
             checkpoints: Mutex::new(pool.with_space(|space| Checkpoints::of_file(free_map, space))),
             commits: GroupCommit::default(),
+            compacting: Mutex::default(),
             recovery: None,
             pages: Arc::new(PageStore::new(pool, device, file, salvage)),
             cutter: None,

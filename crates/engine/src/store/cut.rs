@@ -61,6 +61,11 @@ pub(crate) fn decode_space(map: FreeMap) -> Result<Space> {
     })
 }
 
+/// The end of the last of some places; 0 if there are none.
+pub(crate) fn end_of(places: &[PageRef]) -> u64 {
+    places.iter().map(|place| place.id.0 + u64::from(place.frames)).max().unwrap_or(0)
+}
+
 impl PageStore {
     /// Makes all changes durable that ended before this.
     pub(crate) fn sync_log(&self, log: &RedoLog) -> Result<()> {
@@ -166,6 +171,73 @@ impl PageStore {
         // Only now: the header before this one needs the file's whole length.
         self.pool.trim()?;
         Ok(())
+    }
+
+    /// Writes a checkpoint after which the file may be as short as its used part, and cuts the rest
+    /// off, while changes go on. Returns false, and does nothing, while a backup is under way: it
+    /// reads the file as long as it was.
+    pub(crate) fn shorten_with_log(&self, log: &RedoLog) -> Result<bool> {
+        self.check_writable()?;
+        // After this, the places that wait for the log are free.
+        self.try_reclaim_unlinked();
+        self.sync_log(log)?;
+        let mut maps = lock(&log.maps);
+        if log.is_held(&maps) {
+            return Ok(false);
+        }
+        // The newest header needs its map where it is. So the second set of places moves in the
+        // checkpoint after the one in which the first set moves.
+        for _ in 0..2 {
+            self.check_writable()?;
+            let freeze = self.freeze()?;
+            self.reclaim_unlinked();
+            while let Some(place) = maps.next.pop() {
+                self.pool.free_place(place)?;
+            }
+            self.allocate_low_places(&mut maps)?;
+            self.pool.trim_space()?;
+            let cut = self.note_cut(log, &freeze, &mut maps)?;
+            // The file gets shorter only when this header is durable. Until then, and if it gets
+            // longer meanwhile, it has at least so many pages.
+            let file_pages = self.pool.end();
+            drop(freeze);
+            let point = log.point(cut.lsn);
+            let header = Header { clean: false, log: point, file_pages, ..cut.header };
+            if is_planted(StoreBug::EarlyEnd) {
+                self.pool.trim_to(file_pages)?;
+            }
+            self.write_log_cut(log, cut, header, &mut maps)?;
+            // While this thread holds the lock, no checkpoint notes the length of the file.
+            self.pool.trim_to(file_pages)?;
+            if self.goal() >= end_of(&maps.next) {
+                break;
+            }
+        }
+        Ok(true)
+    }
+
+    /// Allocates the next places for a free map, as low as possible.
+    fn allocate_low_places(&self, maps: &mut MapPlaces) -> Result<()> {
+        while self.free_map(&maps.newest).pages(self.page_frames) > maps.next.len() {
+            maps.next.push(self.allocate_low_place()?);
+        }
+        Ok(())
+    }
+
+    /// Allocates the lowest place for a page of the free map.
+    pub(crate) fn allocate_low_place(&self) -> Result<PageRef> {
+        let frames = self.page_frames;
+        match self.pool.allocate_place_below(frames, self.pool.end())? {
+            Some(place) => Ok(place),
+            None => Ok(self.pool.allocate_place(frames)?),
+        }
+    }
+
+    /// The end that the file would have without free pages.
+    pub(crate) fn goal(&self) -> u64 {
+        let to_free = self.pool.frames_to_free();
+        let allocated = self.pool.with_space(|space| space.first() + space.allocated_pages());
+        allocated.saturating_sub(to_free)
     }
 
     /// Notes the end of the log and the state of the store there.

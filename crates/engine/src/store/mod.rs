@@ -6,6 +6,7 @@ pub(crate) mod catalog;
 pub(crate) mod changed;
 pub(crate) mod check;
 pub(crate) mod checkpoint;
+pub(crate) mod compact;
 pub(crate) mod core;
 pub(crate) mod cut;
 pub(crate) mod cut_signal;

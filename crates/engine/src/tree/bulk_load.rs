@@ -187,7 +187,7 @@ impl Access<'_> {
     /// failed.
     fn collapse(self, change: &Change<'_>) -> Result<()> {
         let mut tries = 0..COLLAPSE_TRIES;
-        while !is_empty(&self.pages.pool.fix_shared(self.tree.root)?) {
+        while !is_empty(&self.shared_root()?) {
             if tries.next().is_none() || Cursor::new(self).first()? {
                 return Err(Error::NotEmpty);
             }
@@ -198,7 +198,7 @@ impl Access<'_> {
 
     /// Makes `image` the root if the tree is still empty.
     fn install(self, change: &Change<'_>, image: &[u8]) -> Result<()> {
-        let mut root = self.pages.pool.fix_exclusive(self.tree.root)?;
+        let mut root = self.exclusive_root()?;
         if !is_empty(&root) {
             return Err(Error::NotEmpty);
         }

@@ -197,7 +197,7 @@ impl Access<'_> {
     /// Visits every page of the tree. The caller makes sure that the store does not change.
     pub(crate) fn check(self, visitor: &mut dyn Visitor) -> Result<TreeStat> {
         let mut walk = Walk { access: self, visitor, stat: TreeStat::default() };
-        walk.node(self.tree.root, None, (None, None))?;
+        walk.node(self.root_page(), None, (None, None))?;
         Ok(walk.stat)
     }
 }

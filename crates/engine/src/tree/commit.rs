@@ -221,7 +221,7 @@ fn make_room(change: &Change<'_>, mut writes: &[LeafWrite<'_>]) -> Result<()> {
         first.access.split_as_planned(change, first.key, 0, &|node| {
             let count = writes.iter().position(|write| node.covers(write.key) != Ok(true));
             let here = &writes[..count.unwrap_or(writes.len())];
-            let leaf = LeafBytes { page: first.access.tree.root, bytes: node.bytes() };
+            let leaf = LeafBytes { page: first.access.root_page(), bytes: node.bytes() };
             if here.is_empty() || has_room(leaf, here)? {
                 done.set(here.len().max(1));
                 return Ok(None);

@@ -33,7 +33,7 @@ impl<'a> Access<'a> {
     /// # Errors
     /// The first damage or failed read. Pages that were not freed stay allocated and unused.
     pub(crate) fn free_all(self, change: &Change<'_>) -> Result<()> {
-        self.free_from(change, self.tree.root, u8::MAX)
+        self.free_from(change, self.root_page(), u8::MAX)
     }
 
     /// Removes all entries: makes the root an empty leaf, which readers see as one step, and frees
@@ -47,7 +47,7 @@ impl<'a> Access<'a> {
             true => self.all_entries()?,
             false => Vec::new(),
         };
-        let mut root = self.pages.pool.fix_exclusive(self.tree.root)?;
+        let mut root = self.exclusive_root()?;
         let references = self.references_of(&root, u8::MAX)?;
         let mut group = self.group(change);
         group.replace(replaced);

@@ -41,8 +41,9 @@ pub(crate) struct Group<'c, 'a> {
     replaced: Option<Vec<Replaced>>,
     /// New pages to which the tree refers after the group: nodes, and values in one page.
     taken: Vec<PageRef>,
-    /// Values in one page to which nothing refers after the group. Pages of values in pieces have
-    /// records of their own (`PageStore::log_ranges`).
+    /// Pages to which nothing refers after the group, and that the caller frees: values in one page
+    /// and what [`remove_page`](Group::remove_page) adds. When a value in pieces goes, its pages
+    /// have records of their own (`PageStore::log_ranges`).
     removed: Vec<PageRef>,
     /// Pages to which nothing refers after the group.
     freed: Vec<ExclusiveGuard<'a>>,
@@ -272,6 +273,13 @@ impl<'a> Group<'_, 'a> {
         Ok(())
     }
 
+    /// Has an inner node refer to `child` at `index`. The record has the node's image: edits
+    /// replace no children.
+    pub(crate) fn set_child(&mut self, page: &mut ExclusiveGuard<'_>, index: usize, child: u64) {
+        NodeMut::new(page).set_child(index, child);
+        self.note(page, true);
+    }
+
     /// Has the record show the image of a page as it is. The group does not change it.
     pub(crate) fn log_image(&mut self, page: &ExclusiveGuard<'_>) {
         self.note(page, true);
@@ -300,6 +308,12 @@ impl<'a> Group<'_, 'a> {
     /// the group does not end, the page stays.
     pub(crate) fn free(&mut self, page: ExclusiveGuard<'a>) {
         self.freed.push(page);
+    }
+
+    /// The group removes the last reference to this range. The caller frees it after the end of the
+    /// group.
+    pub(crate) fn remove_page(&mut self, page: PageRef) {
+        self.removed.push(page);
     }
 
     /// Ends the group. `pages` are all pages that the group has changed. The caller still holds

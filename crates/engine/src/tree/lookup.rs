@@ -11,8 +11,8 @@
 use std::borrow::Cow;
 
 use vellum_pool::{
-    ExclusiveGuard, FixOutcome, OptimisticGuard, PAGE_SIZE, PageId, PageReader, PageRef, RacyBytes,
-    Restart, SharedGuard,
+    ExclusiveGuard, FixOutcome, OptimisticGuard, PAGE_SIZE, PageId, PageReader, PageRef, PoolError,
+    RacyBytes, Restart, SharedGuard,
 };
 
 use super::Access;
@@ -404,15 +404,36 @@ impl<'a> Access<'a> {
     /// The root and its level.
     #[inline(always)]
     pub(crate) fn root(self) -> Attempt<(OptimisticGuard<'a>, u8)> {
-        let root = self.pages.pool.optimistic(self.tree.root);
-        // A thread that drops the tree marks it before it frees the pages. So a guard that is taken
-        // before the mark is set is a guard of the tree's root, and validation finds out whether it
-        // still is.
-        self.check_dropped()?;
-        let root = root.map_err(Error::from)?;
+        let word = self.tree.root_word();
+        let root = self.pages.pool.optimistic(self.page(word));
+        // A thread that drops the tree, or that moves the root, changes the word before it frees
+        // the page. So a guard that is taken before the change is a guard of the tree's root, and
+        // validation finds out whether it still is.
+        let root = match root {
+            Ok(root) if self.tree.root_word() == word => root,
+            other => return Err(self.no_root(word, other.err())),
+        };
         let level = self.read(root, Node::level)?;
         self.check_node(root, level)?;
         Ok((root, level))
+    }
+
+    /// Why a thread has no guard of the root. The root had this word before.
+    #[cold]
+    #[inline(never)]
+    fn no_root(self, word: u64, error: Option<PoolError>) -> AttemptError {
+        match (self.check_dropped(), error) {
+            (Err(dropped), _) => AttemptError::Failed(dropped),
+            (Ok(()), Some(error)) if self.tree.root_word() == word => {
+                AttemptError::Failed(error.into())
+            }
+            (Ok(()), _) => AttemptError::Restart,
+        }
+    }
+
+    /// The page of the root, which may move.
+    pub(crate) fn root_page(self) -> PageRef {
+        self.page(self.tree.root())
     }
 
     /// Checks that a page is a node of this tree and level.
@@ -532,7 +553,7 @@ impl<'a> Access<'a> {
     /// The leaf for `target` under a shared lock. Descends with lock coupling.
     pub(crate) fn shared_leaf(self, target: Target<'_>) -> Result<SharedGuard<'a>> {
         let leaf = self.shared_node(target, 0)?;
-        leaf.ok_or_else(|| Error::damaged(self.tree.root, "its level is below that of leaves"))
+        leaf.ok_or_else(|| Error::damaged(self.root_page(), "its level is below that of leaves"))
     }
 
     /// As [`shared_leaf`](Self::shared_leaf), for the node of level `to`. `None` if the tree is not
@@ -555,10 +576,27 @@ impl<'a> Access<'a> {
         Ok(Some(node))
     }
 
-    fn shared_root(self) -> Result<SharedGuard<'a>> {
-        let root = self.pages.pool.fix_shared(self.tree.root);
-        self.check_dropped()?;
-        Ok(root?)
+    /// The root under a shared lock. While the caller holds it, it does not move.
+    pub(crate) fn shared_root(self) -> Result<SharedGuard<'a>> {
+        loop {
+            let page = self.root_page();
+            let root = self.pages.pool.fix_shared(page);
+            self.check_dropped()?;
+            if self.root_page() == page {
+                return Ok(root?);
+            }
+        }
+    }
+
+    /// The root under an exclusive lock. The tree may be dropped.
+    pub(crate) fn exclusive_root(self) -> Result<ExclusiveGuard<'a>> {
+        loop {
+            let page = self.root_page();
+            let root = self.pages.pool.fix_exclusive(page);
+            if self.root_page() == page {
+                return Ok(root?);
+            }
+        }
     }
 
     /// The node of `level` for `target` and its parent, both under exclusive locks. `None` if the
@@ -588,7 +626,7 @@ impl<'a> Access<'a> {
         let mut above_level = self.level_of(&above, above.page())?;
         if above_level <= level + 1 {
             drop(above);
-            let root = self.pages.pool.fix_exclusive(self.tree.root)?;
+            let root = self.exclusive_root()?;
             let root_level = self.level_of(&root, root.page())?;
             return match root_level {
                 now if now < level => Ok(PairAttempt::TooLow),

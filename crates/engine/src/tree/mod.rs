@@ -2,8 +2,8 @@
 //!
 //! Nodes have fence keys and no pointers to their siblings. Readers take no locks (optimistic lock
 //! coupling). A change locks the leaf. A split or a merge also locks the parent and the sibling.
-//! The root always stays on the same page, so one page number identifies a tree for all of its
-//! life.
+//! Splits and merges leave the root on its page. Only a compaction of the store moves a root
+//! (`move_pages.rs`).
 
 mod bulk_load;
 mod check;
@@ -13,6 +13,8 @@ mod group;
 mod handle;
 mod lookup;
 mod modify;
+mod move_pages;
+mod move_pieces;
 mod multi_get;
 mod owned_streams;
 mod remove_many;
@@ -35,6 +37,7 @@ pub(crate) use commit::{Write, commit};
 pub(crate) use group::init;
 pub use handle::Tree;
 pub(crate) use lookup::Target;
+pub(crate) use move_pages::{Limit, Moves};
 pub use owned_streams::{OwnedValueReader, OwnedValueWriter};
 pub use remove_many::ExtractIf;
 pub use salvage::{Visit, VisitReaders};
@@ -65,7 +68,7 @@ impl Access<'_> {
 
     #[inline(always)]
     pub(crate) fn check_dropped(self) -> Result<()> {
-        match self.tree.dropped.load(Ordering::Acquire) {
+        match self.tree.is_dropped() {
             false => Ok(()),
             true => Err(Error::NoSuchTree(self.tree.name().to_string())),
         }
@@ -75,14 +78,24 @@ impl Access<'_> {
 /// The number of the catalog, the tree that lists the other trees.
 pub(crate) const CATALOG: u32 = 1;
 
+/// In the word of a tree's root: the tree was dropped.
+const DROPPED: u64 = 1 << 63;
+
 /// The state that all handles of a tree share.
 #[derive(Debug)]
 pub(crate) struct TreeState {
     pub id: u32,
     name: Mutex<Arc<str>>,
-    pub root: PageRef,
+    /// The number of the root's page, with [`DROPPED`] once the tree was dropped. A thread changes
+    /// the number while it holds the old and the new root exclusively, before it frees the old one.
+    ///
+    /// A thread loads the word, locks or reads the page, and loads the word again
+    /// (`Access::root`). If the word has changed, the page may have another use, even as another
+    /// node of the same tree. Then the thread starts again. If the word is the same, the page is
+    /// the root, and stays the root as long as the thread holds it, or finds its version unchanged.
+    root: AtomicU64,
     /// Set before the tree's pages are freed.
-    pub dropped: AtomicBool,
+    dropped: AtomicBool,
     /// For views that began before the tree was dropped, until its pages are freed: the tree as
     /// they see it.
     pub before_drop: OnceLock<(Time, Box<TreeState>)>,
@@ -98,7 +111,7 @@ impl TreeState {
         TreeState {
             id,
             name,
-            root,
+            root: AtomicU64::new(root.id.0),
             dropped: AtomicBool::new(false),
             before_drop: OnceLock::new(),
             popped_leaves: Default::default(),
@@ -114,11 +127,41 @@ impl TreeState {
         *lock(&self.name) = name.into();
     }
 
-    /// The tree is dropped at this time. Views of earlier times may still read it.
-    pub(crate) fn drop_at(&self, time: Time) {
-        let twin = TreeState::new(self.id, &self.name(), self.root);
-        let _ = self.before_drop.set((time, Box::new(twin)));
+    /// The root's word.
+    #[inline(always)]
+    fn root_word(&self) -> u64 {
+        self.root.load(Ordering::Acquire)
+    }
+
+    /// The number of the root's page.
+    pub(crate) fn root(&self) -> u64 {
+        self.root_word() & !DROPPED
+    }
+
+    /// The root has moved to another page. The caller holds both pages exclusively.
+    fn set_root(&self, root: u64) {
+        self.root.store(root, Ordering::Release);
+    }
+
+    /// Whether the tree was dropped.
+    #[inline(always)]
+    pub(crate) fn is_dropped(&self) -> bool {
+        self.dropped.load(Ordering::Acquire)
+    }
+
+    /// The tree is dropped. The caller frees its pages afterwards.
+    pub(crate) fn mark_dropped(&self) {
         self.dropped.store(true, Ordering::Release);
+        self.root.fetch_or(DROPPED, Ordering::Release);
+    }
+
+    /// The tree, which has pages of so many frames, is dropped at this time. Views of earlier times
+    /// may still read it.
+    pub(crate) fn drop_at(&self, time: Time, page_frames: u32) {
+        let root = PageRef::new(self.root(), page_frames);
+        let twin = TreeState::new(self.id, &self.name(), root);
+        let _ = self.before_drop.set((time, Box::new(twin)));
+        self.mark_dropped();
     }
 
     pub(crate) fn catalog(root: PageRef) -> TreeState {

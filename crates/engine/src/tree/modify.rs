@@ -330,8 +330,19 @@ impl<'a> Access<'a> {
         key: &[u8],
         value: Incoming<'_>,
     ) -> Result<BlobRef> {
+        let guard = self.pages.pool.allocate(self.pages.blob_frames(value.len() as u64))?;
+        self.fill_blob(change, guard, key, value)
+    }
+
+    /// Makes a new page a blob with the value of `key`. Frees the page if that fails.
+    pub(crate) fn fill_blob(
+        self,
+        change: &Change<'_>,
+        mut guard: ExclusiveGuard<'a>,
+        key: &[u8],
+        value: Incoming<'_>,
+    ) -> Result<BlobRef> {
         let len = value.len();
-        let mut guard = self.pages.pool.allocate(self.pages.blob_frames(len as u64))?;
         let page = init(change, &mut guard, PageKind::Blob, 0, self.tree.id);
         blob::put_len(&mut guard, len as u64);
         blob::put_key(&mut guard, key);

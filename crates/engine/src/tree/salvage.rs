@@ -41,7 +41,7 @@ impl Access<'_> {
         // A tree has no more pages than its file. If the walk visits more, references form a cycle.
         let mut pages_left = self.pages.pool.file_pages();
         let all = KeyBounds(None, None);
-        self.salvage_node(self.tree.root, u8::MAX, all, &mut pages_left, visit);
+        self.salvage_node(self.root_page(), u8::MAX, all, &mut pages_left, visit);
     }
 
     /// As [`salvage_readers`](Self::salvage_readers), with values as slices. A value that does not

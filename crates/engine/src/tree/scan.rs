@@ -578,7 +578,7 @@ impl<'a> Cursor<'a> {
 
     /// The page that the leaf was copied from.
     fn page(&self) -> PageRef {
-        self.guard.map_or(self.access.tree.root, |guard| guard.page())
+        self.guard.map_or(self.access.root_page(), |guard| guard.page())
     }
 
     fn find(&self, key: &[u8]) -> Result<(usize, bool)> {

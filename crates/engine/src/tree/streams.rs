@@ -331,13 +331,13 @@ impl Drop for ValueWriter<'_> {
 
 /// The index of a value in pieces.
 #[derive(Debug)]
-struct Index<'a> {
+pub(super) struct Index<'a> {
     pages: &'a PageStore,
     tree: u32,
     blob: BlobRef,
-    shape: Shape,
+    pub shape: Shape,
     /// The value's number.
-    value: u64,
+    pub value: u64,
     /// The pages of the pieces from the number `first` on, from the index page that was read last.
     known: Vec<u64>,
     first: u64,
@@ -345,7 +345,7 @@ struct Index<'a> {
 
 impl<'a> Index<'a> {
     /// Opens the index of `blob` and checks its root. `key` is `None` if it is not known.
-    fn open(
+    pub(super) fn open(
         pages: &'a PageStore,
         tree: u32,
         blob: BlobRef,
@@ -365,16 +365,16 @@ impl<'a> Index<'a> {
         Ok(Index { pages, tree, blob, shape, value, known: Vec::new(), first: 0 })
     }
 
-    fn index_page(&self, id: u64) -> PageRef {
+    pub(super) fn index_page(&self, id: u64) -> PageRef {
         PageRef { id: PageId(id), ..self.blob.page }
     }
 
-    fn piece_page(&self, id: u64) -> PageRef {
+    pub(super) fn piece_page(&self, id: u64) -> PageRef {
         PageRef { id: PageId(id), frames: self.blob.piece_frames }
     }
 
     /// The pages that an index page refers to.
-    fn children(&self, page: PageRef, level: u8, first: u64) -> Result<Vec<u64>> {
+    pub(super) fn children(&self, page: PageRef, level: u8, first: u64) -> Result<Vec<u64>> {
         let bytes = self.pages.pool.fix_shared(page)?;
         pieces::check_index(&bytes, self.tree, self.shape, self.value, (level, first))
             .map_err(|what| Error::damaged(page, what))?;
@@ -999,7 +999,7 @@ impl PageStore {
 
     /// Frees a page to which nothing refers any more. A group has logged that, or has never logged
     /// that the page is in use.
-    fn free_logged(&self, page: PageRef) {
+    pub(crate) fn free_logged(&self, page: PageRef) {
         if let Err(error) = self.pool.free_page(page) {
             tracing::warn!("{page} could not be freed and stays unused: {error}");
         }

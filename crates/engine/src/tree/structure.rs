@@ -1,8 +1,8 @@
 //! Splits and merges: changes of a node, its sibling and their parent.
 //!
-//! They are rare, so a thread descends with locks (`exclusive_pair`) and needs no restarts. The
-//! root keeps its page. If it is full, its contents move to a new child. If it has only one child
-//! left, the contents of that child move to the root.
+//! They are rare, so a thread descends with locks (`exclusive_pair`) and needs no restarts. They
+//! leave the root on its page. If it is full, its contents move to a new child. If it has only one
+//! child left, the contents of that child move to the root.
 
 use vellum_pool::ExclusiveGuard;
 
@@ -349,7 +349,7 @@ impl<'a> Access<'a> {
         mut parent: ExclusiveGuard<'a>,
         child: ExclusiveGuard<'a>,
     ) -> Result<MergeOutcome> {
-        if parent.page() != self.tree.root {
+        if parent.page() != self.root_page() {
             return Ok(MergeOutcome::ParentUnderfull);
         }
         let mut group = self.group(change);

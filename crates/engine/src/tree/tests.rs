@@ -52,7 +52,7 @@ fn pairs_are_parent_and_child_on_every_level() {
                 .expect("the tree is so high");
             assert_eq!(Node::new(&pair.node[..]).level(), Ok(level));
             let Some((parent, index)) = pair.parent else {
-                assert_eq!((pair.node.page(), level + 1), (access.tree.root, height));
+                assert_eq!((pair.node.page(), level + 1), (access.root_page(), height));
                 continue;
             };
             let parent = Node::new(&parent[..]);

@@ -25,6 +25,33 @@ impl Pool {
     /// # Errors
     /// [`PoolError::DiskFull`] and [`PoolError::Exhausted`], among others. Nothing changed.
     pub fn allocate(&self, frames: u32) -> Result<ExclusiveGuard<'_>, PoolError> {
+        let allocated = self.allocate_in(frames, |pool| pool.take_place(frames).map(Some))?;
+        Ok(allocated.unwrap_or_else(|| unreachable!("a place beyond the end is always free")))
+    }
+
+    /// As [`allocate`](Pool::allocate), in the lowest free place that ends at or below page `end`.
+    /// `None` if there is none. Never makes the file longer.
+    ///
+    /// # Errors
+    /// As `allocate`, but for a full disk.
+    pub fn allocate_below(
+        &self,
+        frames: u32,
+        end: u64,
+    ) -> Result<Option<ExclusiveGuard<'_>>, PoolError> {
+        // Without a place, no frame need be made free.
+        if !self.with_space(|space| space.has_room_below(u64::from(frames), end)) {
+            return self.check_writable().map(|()| None);
+        }
+        self.allocate_in(frames, |pool| Ok(pool.take_place_below(frames, end)))
+    }
+
+    /// Allocates a page at the place that `take` finds.
+    fn allocate_in(
+        &self,
+        frames: u32,
+        take: impl FnOnce(&Pool) -> Result<Option<PageRef>, PoolError>,
+    ) -> Result<Option<ExclusiveGuard<'_>>, PoolError> {
         self.check_writable()?;
         self.free_deferred();
         let capacity = self.core.budget.capacity();
@@ -32,7 +59,7 @@ impl Pool {
             return Err(PoolError::PageTooLarge { page: PageRef::new(0, frames), capacity });
         }
         let reserved = self.eviction.reserve(PageRef::new(0, frames))?;
-        let page = self.take_place(frames)?;
+        let Some(page) = take(self)? else { return Ok(None) };
         match self.core.claim_unallocated(page) {
             Err(error @ PoolError::Populate { .. }) => {
                 self.give_place_up(page)?;
@@ -46,7 +73,7 @@ impl Pool {
         reserved.keep();
         self.core.admit(page);
         self.core.counters.count(Event::Allocate);
-        Ok(ExclusiveGuard::new(&self.core, self.core.held(page), page, true))
+        Ok(Some(ExclusiveGuard::new(&self.core, self.core.held(page), page, true)))
     }
 
     /// Allocates the place of a page that the caller writes past the pool; see
@@ -58,6 +85,25 @@ impl Pool {
         self.check_writable()?;
         self.free_deferred();
         self.take_place(frames)
+    }
+
+    /// As [`allocate_place`](Pool::allocate_place), for the lowest free place that ends at or below
+    /// page `end`. `None` if there is none.
+    pub fn allocate_place_below(
+        &self,
+        frames: u32,
+        end: u64,
+    ) -> Result<Option<PageRef>, PoolError> {
+        self.check_writable()?;
+        self.free_deferred();
+        Ok(self.take_place_below(frames, end))
+    }
+
+    /// From now on, allocations take free places below page `end` first, the lowest one of them;
+    /// 0 for no preference. So new pages do not lie in the end of the file that a caller is about
+    /// to cut off.
+    pub fn prefer_below(&self, end: u64) {
+        self.preferred_end.store(end, Ordering::Relaxed);
     }
 
     /// Frees a place from [`allocate_place`](Pool::allocate_place), of this pool or of the pool
@@ -95,6 +141,13 @@ impl Pool {
     }
 
     fn try_take_place(&self, frames: u32) -> Result<PageRef, PoolError> {
+        let preferred = match self.preferred_end.load(Ordering::Relaxed) {
+            0 => None,
+            end => self.take_place_below(frames, end),
+        };
+        if let Some(page) = preferred {
+            return Ok(page);
+        }
         let start = lock(&self.space).allocate(u64::from(frames));
         let page = PageRef::new(start, frames);
         match self.make_room(start + u64::from(frames), frames) {
@@ -104,6 +157,12 @@ impl Pool {
                 Err(error)
             }
         }
+    }
+
+    /// Takes a free place below page `end`. The file is longer than that already.
+    fn take_place_below(&self, frames: u32, end: u64) -> Option<PageRef> {
+        let start = lock(&self.space).allocate_below(u64::from(frames), end)?;
+        Some(PageRef::new(start, frames))
     }
 
     /// Frees the place of a page whose allocation failed.
@@ -282,13 +341,23 @@ impl Pool {
     ///
     /// Returns the file's new length in pages of 4 KiB.
     pub fn trim(&self) -> Result<u64, PoolError> {
+        self.trim_to(0)
+    }
+
+    /// As [`trim`](Pool::trim), but leaves at least the first `least` pages, whether they are used
+    /// or not. Other threads may allocate and free meanwhile.
+    ///
+    /// What other threads may still do in the part that goes: read through a reference that they
+    /// have not found stale yet. Such a read fails, or waits until the reader finds the reference
+    /// stale. No thread writes there: a page is free only when its write has ended.
+    pub fn trim_to(&self, least: u64) -> Result<u64, PoolError> {
         self.check_writable()?;
         self.free_deferred();
         // The space stays locked, so that no thread allocates from the end that is cut off.
         let mut space = lock(&self.space);
         let _growing = lock(&self.growing);
         space.trim();
-        let end = space.end();
+        let end = space.end().max(least);
         if end < self.file_pages.load(Ordering::Acquire) {
             self.device.resize(end).map_err(PoolError::Resize)?;
             self.file_pages.store(end, Ordering::Release);

@@ -48,6 +48,8 @@ pub struct Pool {
     pub(crate) waiting: Mutex<WaitingPlaces>,
     pub(crate) file_pages: AtomicU64,
     pub(crate) growing: Mutex<()>,
+    /// Allocations prefer places below this page; 0 for no preference.
+    pub(crate) preferred_end: AtomicU64,
     read_only: bool,
     _counted: CountedBytes,
 }
@@ -102,6 +104,7 @@ impl Pool {
             waiting: Mutex::default(),
             file_pages: AtomicU64::new(file_pages),
             growing: Mutex::new(()),
+            preferred_end: AtomicU64::new(0),
             read_only: options.read_only,
             _counted: CountedBytes::of_frames(frames),
         };

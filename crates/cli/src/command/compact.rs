@@ -1,0 +1,140 @@
+//! `vellum compact`: returns a store's free space to the file system.
+
+use std::ops::ControlFlow;
+
+use serde_json::json;
+use vellum::{CompactProgress, CompactReport, Store};
+use vellum_pool::PAGE_SIZE;
+
+use crate::error::{AtStore, Outcome};
+use crate::options::{Need, StoreArguments};
+use crate::output::Output;
+use crate::progress::DelayedProgress;
+use crate::{interrupt, size};
+
+const HELP: &str = "\
+Examples:
+  vellum compact notes.vellum           notes.vellum: 812.0 MiB before, 340.2 MiB now; moved ...
+  vellum compact notes.vellum --log     safe from a crash, too
+  vellum compact notes.vellum --json
+
+Removed entries leave free pages in the file, which the store uses for new ones: 'vellum stat' shows
+how many there are. This command moves pages from the end of the file to free places before it, and
+cuts the end off. It needs no space for that, and leaves all entries as they are.
+
+Ctrl-C ends the command after the current step, and what is free in the end of the file is cut off.
+A later call goes on. If the process is killed, a store without --log may be refused afterwards.
+
+A program that has a store open compacts it itself while it runs: Store::compact in Rust. Pages that
+are half full stay so: 'vellum dump' and 'vellum load' make a store with full ones.";
+
+/// Return the free space of a store's file to the file system
+#[derive(clap::Args)]
+#[command(after_help = HELP)]
+pub struct Arguments {
+    #[command(flatten)]
+    store: StoreArguments,
+
+    /// Machine-readable output
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// When the store is damaged, or cannot be read or written.
+pub fn run(arguments: &Arguments) -> Outcome {
+    let path = &arguments.store.path;
+    let before = path.metadata().map_or(0, |file| file.len());
+    let report = arguments.store.write(Need::Values, |store| {
+        interrupt::check()?;
+        compact(store).at(path)
+    })?;
+    // Closing the store may have made the file shorter still.
+    let after = path.metadata().map_or(report.bytes_after, |file| file.len());
+    print(arguments, &report, before.max(report.bytes_before), after.min(report.bytes_after))?;
+    match report.is_complete {
+        true => Ok(()),
+        false => interrupt::check(),
+    }
+}
+
+/// Compacts the store, shows the progress if it takes long, and ends it after a signal.
+fn compact(store: &Store) -> vellum::Result<CompactReport> {
+    let (mut shown, mut pass, mut seen) = (None::<DelayedProgress>, 0, 0);
+    let report = store.compact(&mut |progress: CompactProgress| {
+        if progress.pass != pass {
+            finish(shown.take());
+            (pass, seen) = (progress.pass, 0);
+        }
+        let total = progress.pages_total * PAGE_SIZE as u64;
+        let shown = shown.get_or_insert_with(|| DelayedProgress::new("compact", total));
+        let more = progress.pages_seen.saturating_sub(seen);
+        shown.advance(more * PAGE_SIZE as u64);
+        seen += more;
+        match interrupt::signal_came() {
+            true => ControlFlow::Break(()),
+            false => ControlFlow::Continue(()),
+        }
+    });
+    finish(shown);
+    report
+}
+
+/// Removes the bar of a pass.
+fn finish(shown: Option<DelayedProgress>) {
+    if let Some(shown) = shown {
+        shown.finish();
+    }
+}
+
+fn print(arguments: &Arguments, report: &CompactReport, before: u64, after: u64) -> Outcome {
+    let mut output = Output::new();
+    if arguments.json {
+        let report = json!({
+            "bytes_before": before,
+            "bytes_after": after,
+            "pages_moved": report.pages_moved,
+            "pages_left": report.pages_left,
+            "complete": report.is_complete,
+            "seconds": report.duration.as_secs_f64(),
+        });
+        output.line(&report.to_string())?;
+        return output.finish();
+    }
+    let (file, moved) = (arguments.store.path.display(), grouped(report.pages_moved));
+    let (before, after) = (size::show(before), size::show(after));
+    let pages = if report.pages_moved == 1 { "page" } else { "pages" };
+    let mut line = format!("{file}: {before} before, {after} now; moved {moved} {pages}");
+    if report.pages_left > 0 {
+        let left = grouped(report.pages_left);
+        line += &format!("; {left} more are in the way of a shorter file");
+    }
+    output.line(&line)?;
+    output.finish()
+}
+
+/// A number with commas between its thousands.
+fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut grouped = String::new();
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            grouped.push(',');
+        }
+        grouped.push(digit);
+    }
+    grouped
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn thousands_are_grouped() {
+        let shown = [0, 999, 1000, 12_034, 100_000, 1_234_567].map(grouped);
+        assert_eq!(shown, ["0", "999", "1,000", "12,034", "100,000", "1,234,567"]);
+    }
+}

@@ -1,0 +1,98 @@
+//! `compact`: what it says, and what is left of a file.
+// In tests, unwrap is the assertion.
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use std::fmt::Write as _;
+use std::fs;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use support::{Folder, command, fails, noise, ok, run_with_input, succeeded, text};
+
+/// A dump of a tree.
+fn dump(tree: &str, entries: u64) -> String {
+    let mut dump = format!("VERSION=3\nformat=print\ndatabase={tree}\nHEADER=END\n");
+    for number in 0..entries {
+        write!(dump, " {number:08}\n {number:0300}\n").unwrap();
+    }
+    dump + "DATA=END\n"
+}
+
+/// A store whose first tree was large and is gone, and that has some other entries.
+fn store(folder: &Folder, entries: u64) -> String {
+    let store = folder.name("a.vellum");
+    succeeded(run_with_input(&["load", &store], dump("large", entries).as_bytes()));
+    succeeded(run_with_input(&["load", &store], dump("small", 100).as_bytes()));
+    fs::write(folder.path("value"), noise(60_000, 1)).unwrap();
+    ok(&["put", &store, "--tree", "small", "value", "--file", &folder.name("value")]);
+    ok(&["rm", &store, "--tree", "large", "--all"]);
+    store
+}
+
+#[test]
+fn a_store_gets_shorter_and_keeps_its_entries() {
+    for log in [&[][..], &["--log"]] {
+        let folder = Folder::new();
+        let store = store(&folder, 20_000);
+        let (before, dumped) = (fs::metadata(&store).unwrap().len(), text(&["dump", &store]));
+        let said = text(&[&["compact", &store], log].concat());
+        let after = fs::metadata(&store).unwrap().len();
+        assert!(after < before / 10, "{before}, {after}");
+        assert!(said.starts_with(&format!("{store}: ")) && said.lines().count() == 1, "{said}");
+        assert!(said.contains("MiB before") && said.contains("now; moved "), "{said}");
+        assert!(said.ends_with(" pages\n"), "{said}");
+        assert_eq!(text(&["dump", &store]), dumped);
+        assert!(text(&["check", &store]).contains("sound"));
+        let said = text(&[&["compact", &store, "--json"], log].concat());
+        let report: serde_json::Value = serde_json::from_str(&said).unwrap();
+        assert_eq!(report["pages_moved"], 0, "{report}");
+        assert_eq!(report["bytes_after"], after, "{report}");
+        assert_eq!(report["complete"], true, "{report}");
+        assert!(!folder.path("a.vellum.log").exists());
+    }
+}
+
+#[test]
+fn what_is_no_store_is_refused() {
+    let folder = Folder::new();
+    let error = fails(&["compact", &folder.name("none")]);
+    assert!(error.contains("does not exist"), "{error}");
+    fs::write(folder.path("other"), noise(10_000, 2)).unwrap();
+    let error = fails(&["compact", &folder.name("other")]);
+    assert!(error.contains("not a Vellum store"), "{error}");
+    let help = text(&["compact", "--help"]);
+    assert!(help.contains("Store::compact") && help.contains("--log"), "{help}");
+}
+
+/// A signal ends a compaction after its current step, and the store opens.
+#[test]
+fn a_signal_ends_a_compaction_and_keeps_all_entries() {
+    let folder = Folder::new();
+    let full = store(&folder, 60_000);
+    let dumped = text(&["dump", &full]);
+    let copy = folder.name("copy");
+    let mut asked = 0;
+    for round in 0..60 {
+        fs::copy(&full, &copy).unwrap();
+        let mut child = Command::new("env");
+        child.args(["--default-signal=INT,TERM,HUP", env!("CARGO_BIN_EXE_vellum")]);
+        child.args(["compact", &copy]).stderr(Stdio::null()).stdout(Stdio::null());
+        let mut child = child.spawn().unwrap();
+        std::thread::sleep(Duration::from_millis(2 * round));
+        if child.try_wait().unwrap().is_none() {
+            let number = child.id().to_string();
+            assert!(Command::new("kill").args(["-s", "INT", &number]).status().unwrap().success());
+        }
+        let status = child.wait().unwrap();
+        if status.success() {
+            break;
+        }
+        asked += u64::from(status.code() == Some(130));
+        assert_eq!(text(&["dump", &copy]), dumped);
+    }
+    assert!(asked > 0, "no signal came at the right time");
+    succeeded(command(&["compact", &copy]).output().unwrap());
+    assert_eq!(text(&["dump", &copy]), dumped);
+}
