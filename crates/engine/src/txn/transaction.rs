@@ -614,6 +614,10 @@ impl Transaction {
                 done => break done?,
             }
         };
+        // Without a record, the transaction has found that its changes change nothing: it removes
+        // what is not there. Then it depends on what it has found.
+        let newest = || pages.redo_log.as_ref().map_or(0, |log| log.newest());
+        let lsn = if lsn == 0 { newest() } else { lsn };
         Ok((self.view, lsn))
     }
 
