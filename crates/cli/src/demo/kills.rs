@@ -31,8 +31,9 @@ use crate::recovery;
 /// So many processes are killed.
 const LIVES: u32 = 3;
 
-/// Chunks that a transaction updates.
-const TOGETHER: usize = 4;
+/// Chunks that a transaction updates. Each has up to a sixteenth of the pool, and a transaction may
+/// have a quarter.
+const TOGETHER: usize = 3;
 
 /// The most groups of chunks that a process updates.
 const GROUPS: usize = 1024;
