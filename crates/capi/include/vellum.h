@@ -50,10 +50,16 @@
  * in any order. vellum_store_close() ends the use of all of them: later calls with the remaining
  * handles return -ESHUTDOWN. The caller must still free those handles.
  *
- * The end of the process. exit() closes the stores that are open. If a process changes a store
- * after its last vellum_store_sync() and is then killed, or ends by _exit(), the store is unclean,
- * and an unclean store does not open (-EUCLEAN). The child of a fork must not use the handles of its
- * parent. It may free readers and writers; the parent keeps its own.
+ * Transactions. A transaction changes any number of entries of any number of trees, all or none.
+ * It sees the store as it was when the transaction began, with its own changes. A change outside of
+ * a transaction is atomic by itself.
+ *
+ * The end of the process. exit() closes the stores that are open. A store that was opened with
+ * VELLUM_LOG recovers at its next opening, whatever the process or the machine did: it has all that
+ * was durable. Without a log: if a process changes a store after its last vellum_store_sync() and is
+ * then killed, or ends by _exit(), the store is unclean, and an unclean store does not open
+ * (-EUCLEAN). The child of a fork must not use the handles of its parent. It may free readers and
+ * writers; the parent keeps its own.
  *
  * Keys have up to some thousand bytes, and the empty key is a key; values have up to 2^48 bytes.
  * Linux 5.10 and later, pages of 4 KiB.
@@ -80,15 +86,22 @@ typedef struct vellum_reader vellum_reader;
 /* Writes a value. */
 typedef struct vellum_writer vellum_writer;
 
+/* Changes of entries, all or none. */
+typedef struct vellum_transaction vellum_transaction;
+
 /* Flags. Each function names those that it takes; all others must be 0. */
 #define VELLUM_CREATE    1u /* create the store or the tree if it does not exist */
 #define VELLUM_READ_ONLY 2u /* refuse changes; several processes may open a file read-only */
 #define VELLUM_NEW       4u /* refuse a key that has a value, instead of replacing the value */
+#define VELLUM_LOG       8u /* write changes to a log, in a folder next to the file */
+#define VELLUM_SNAPSHOT 16u /* snapshot isolation: others may change what was only read */
+#define VELLUM_BUFFERED 32u /* a commit does not wait: a crash may take the last milliseconds */
+#define VELLUM_NO_SYNC  64u /* durable with the next transaction that is, or the next sync */
 
 /* Options of vellum_store_open(). */
 struct vellum_store_options {
 	uint64_t pool_bytes; /* memory for pages; 0: half of what the process may use */
-	uint32_t flags;      /* VELLUM_CREATE or VELLUM_READ_ONLY */
+	uint32_t flags;      /* VELLUM_READ_ONLY, or of VELLUM_CREATE and VELLUM_LOG any */
 	uint32_t reserved;   /* 0 */
 };
 
@@ -103,7 +116,8 @@ const char *vellum_last_error(void);
  *
  * -ENOENT       there is no file, and the caller did not pass VELLUM_CREATE
  * -EBUSY        another process, or another handle, has the store open
- * -EUCLEAN      the store was not closed cleanly: `vellum dump --salvage` saves what can be read
+ * -EUCLEAN      the store was not closed cleanly, and has no log or is opened with VELLUM_READ_ONLY:
+ *               open it without that flag, or save what can be read by `vellum dump --salvage`
  * -EMEDIUMTYPE  the file is not a store, or is a store of another version
  * -EINVAL       the pool is too small, or larger than the memory
  */
@@ -217,6 +231,63 @@ int vellum_writer_finish(const vellum_writer *writer, uint32_t flags);
  * space back.
  */
 void vellum_writer_close(vellum_writer *writer);
+
+/*
+ * Begins a transaction. Flags: VELLUM_SNAPSHOT, and VELLUM_BUFFERED or VELLUM_NO_SYNC. Without
+ * flags the transaction is serializable, and its commit returns when the transaction is durable.
+ * While a transaction is open, the store keeps in memory the values that others replace.
+ */
+int vellum_transaction_begin(const vellum_store *store, uint32_t flags,
+			     vellum_transaction **result);
+
+/*
+ * Puts the first `length` bytes of the value of a key into `buffer`, or all of them if there are
+ * fewer, and the whole length of the value into `value_length`. A program that does not know the
+ * length may ask with a `length` of 0.
+ *
+ * -ENODATA   there is no such key
+ * -EFBIG     the value is longer than a quarter of the pool: only a reader can read it
+ * -EALREADY  the transaction has ended
+ */
+int vellum_transaction_get(const vellum_transaction *transaction, const vellum_tree *tree,
+			   const void *key, size_t key_length, void *buffer, size_t length,
+			   size_t *value_length);
+
+/*
+ * Gives a key a value. Other threads see it after the commit. Flag: VELLUM_NEW.
+ *
+ * -ENAMETOOLONG, -EFBIG  the key or the value is too long
+ * -E2BIG     the changes take more than a quarter of the pool
+ * -EEXIST    with VELLUM_NEW: the key has a value
+ * -EALREADY  the transaction has ended
+ */
+int vellum_transaction_put(const vellum_transaction *transaction, const vellum_tree *tree,
+			   const void *key, size_t key_length, const void *value,
+			   size_t value_length, uint32_t flags);
+
+/*
+ * Removes a key and its value.
+ *
+ * -ENODATA   there is no such key
+ * -EALREADY  the transaction has ended
+ */
+int vellum_transaction_remove(const vellum_transaction *transaction, const vellum_tree *tree,
+			      const void *key, size_t key_length);
+
+/*
+ * Makes all changes of the transaction, or none. The call ends the transaction even if it fails.
+ *
+ * -EAGAIN    another transaction has changed what this one has read, or, with VELLUM_SNAPSHOT,
+ *            what it changes: nothing has changed; run the transaction again
+ * -E2BIG     the changes are too many for the pool or the log: nothing has changed
+ * -ENOMEM    open transactions keep too many old values: nothing has changed
+ * -EIO and numbers of the system: the changes may be made, and a crash may take them
+ * -EALREADY  the transaction has ended
+ */
+int vellum_transaction_commit(const vellum_transaction *transaction);
+
+/* Frees a handle. Does nothing with NULL. Without a commit, the changes are dropped. */
+void vellum_transaction_close(vellum_transaction *transaction);
 
 #ifdef __cplusplus
 }

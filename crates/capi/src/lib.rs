@@ -13,4 +13,5 @@ mod morsel;
 mod raw;
 mod share;
 mod store;
+mod transaction;
 mod types;

@@ -18,11 +18,11 @@ use crate::raw::{buffer, bytes, path, text};
 
 /// `vellum_store`.
 #[derive(Debug)]
-pub struct StoreHandle(Store);
+pub struct StoreHandle(pub(crate) Store);
 
 /// `vellum_tree`.
 #[derive(Debug)]
-pub struct TreeHandle(Tree);
+pub struct TreeHandle(pub(crate) Tree);
 
 /// `vellum_reader`.
 #[derive(Debug)]
@@ -44,6 +44,8 @@ pub struct CStoreOptions {
 const CREATE: u32 = 1;
 const READ_ONLY: u32 = 2;
 const NEW: u32 = 4;
+const LOG: u32 = 8;
+const CREATE_WITH_LOG: u32 = CREATE | LOG;
 
 /// Whether a flag is set. All other flags are errors.
 fn only_flag(flags: u32, flag: u32) -> Outcome<bool> {
@@ -53,7 +55,12 @@ fn only_flag(flags: u32, flag: u32) -> Outcome<bool> {
     }
 }
 
-fn no_key() -> Failure {
+/// Whether a key must not have a value yet.
+pub(crate) fn is_new(flags: u32) -> Outcome<bool> {
+    only_flag(flags, NEW)
+}
+
+pub(crate) fn no_key() -> Failure {
     Failure::new(Errno::NODATA, "the tree has no such key".into())
 }
 
@@ -86,9 +93,12 @@ fn open(path: &Path, options: Option<&CStoreOptions>) -> Outcome<Store> {
     if pool_bytes != 0 {
         options = options.pool_bytes(pool_bytes);
     }
+    if flags & LOG != 0 {
+        options = options.log(true);
+    }
     Ok(match flags {
-        0 => Store::open(path, &options)?,
-        CREATE => Store::open_or_create(path, &options)?,
+        0 | LOG => Store::open(path, &options)?,
+        CREATE | CREATE_WITH_LOG => Store::open_or_create(path, &options)?,
         READ_ONLY => Store::open(path, &options.read_only(true))?,
         _ => return Err(Failure::argument("flags that exclude each other, or do not exist")),
     })
@@ -148,7 +158,7 @@ pub extern "C" fn vellum_tree_put(
     call(|| {
         let Some(TreeHandle(tree)) = tree else { return given(None, "the tree") };
         let (key, value) = (bytes(key, key_length)?, bytes(value, value_length)?);
-        let is_new = only_flag(flags, NEW)?;
+        let is_new = is_new(flags)?;
         let stored = match is_new {
             true => tree.insert(key, value),
             false => tree.upsert(key, value).map(drop),
@@ -326,7 +336,7 @@ pub extern "C" fn vellum_writer_length(writer: Option<&WriterHandle>) -> u64 {
 pub extern "C" fn vellum_writer_finish(writer: Option<&WriterHandle>, flags: u32) -> c_int {
     call(|| {
         let writer = given(writer, "the writer")?;
-        let is_new = only_flag(flags, NEW)?;
+        let is_new = is_new(flags)?;
         let writer = writer.lock().take().ok_or_else(finished)?;
         match is_new {
             true => writer.finish_new()?,

@@ -149,6 +149,7 @@ fn types_are_the_same_in_both() {
         ("TreeHandle", "vellum_tree"),
         ("ReaderHandle", "vellum_reader"),
         ("WriterHandle", "vellum_writer"),
+        ("TransactionHandle", "vellum_transaction"),
         ("CStoreOptions", "vellum_store_options"),
     ] {
         config.export.rename.insert(rust.into(), c.into());
@@ -160,7 +161,7 @@ fn types_are_the_same_in_both() {
     let mut declarations = Vec::new();
     builder.generate().unwrap().write(&mut declarations);
     let declarations = String::from_utf8(declarations).unwrap();
-    assert!(declarations.matches("vellum_").count() >= 38, "{declarations}");
+    assert!(declarations.matches("vellum_").count() >= 44, "{declarations}");
     let includes = HEADERS.map(|header| format!("#include \"{header}\"\n")).concat();
     std::fs::write(&source, includes + &declarations).unwrap();
     run(compiler("cc").args(WARNINGS).arg("-fsyntax-only").arg(source));

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "vellum.h"
@@ -194,7 +195,7 @@ static void entries(vellum_store *store)
 static void misuse(vellum_store *store)
 {
 	vellum_tree *tree = open_tree(store);
-	struct vellum_store_options options = { .flags = 8 };
+	struct vellum_store_options options = { .flags = 128 };
 	vellum_store *other = store;
 	vellum_tree *none = NULL;
 	vellum_reader *reader = NULL;
@@ -207,6 +208,8 @@ static void misuse(vellum_store *store)
 	CHECK(vellum_store_open("x", NULL, NULL) == -EINVAL);
 	CHECK(vellum_store_open("x", &options, &other) == -EINVAL);
 	options.flags = VELLUM_CREATE | VELLUM_READ_ONLY;
+	CHECK(vellum_store_open("x", &options, &other) == -EINVAL);
+	options.flags = VELLUM_LOG | VELLUM_READ_ONLY;
 	CHECK(vellum_store_open("x", &options, &other) == -EINVAL);
 	options.flags = 0;
 	options.reserved = 1;
@@ -269,6 +272,137 @@ static void misuse(vellum_store *store)
 	vellum_writer_close(NULL);
 	vellum_tree_close(tree);
 	free(long_key);
+}
+
+static vellum_transaction *begin_transaction(const vellum_store *store, uint32_t flags)
+{
+	vellum_transaction *transaction = NULL;
+
+	CHECK(vellum_transaction_begin(store, flags, &transaction) == 0 && transaction);
+	return transaction;
+}
+
+/* The number that a key has in a transaction; -1 if it has none. */
+static int number_in(const vellum_transaction *transaction, const vellum_tree *tree,
+		     const char *key)
+{
+	size_t length = 99;
+	int number = 0;
+	int error = vellum_transaction_get(transaction, tree, key, strlen(key), &number,
+					   sizeof number, &length);
+
+	if (error == -ENODATA)
+		return -1;
+	CHECK(error == 0 && length == sizeof number);
+	return number;
+}
+
+static int put_in(const vellum_transaction *transaction, const vellum_tree *tree,
+		  const char *key, int number, uint32_t flags)
+{
+	return vellum_transaction_put(transaction, tree, key, strlen(key), &number,
+				      sizeof number, flags);
+}
+
+static void transactions(vellum_store *store)
+{
+	vellum_tree *tree = open_tree(store), *second;
+	vellum_transaction *one, *two;
+	char bytes[3];
+	size_t length;
+
+	CHECK(vellum_tree_open(store, "second", VELLUM_CREATE, &second) == 0);
+	one = begin_transaction(store, 0);
+	CHECK(put_in(one, tree, "x", 1, VELLUM_NEW) == 0 && put_in(one, second, "y", 2, 0) == 0);
+	CHECK(put_in(one, tree, "x", 1, VELLUM_NEW) == -EEXIST);
+	CHECK(number_in(one, tree, "x") == 1);
+	/* Another transaction sees neither change before the commit, nor afterwards. */
+	two = begin_transaction(store, VELLUM_SNAPSHOT);
+	CHECK(number_in(two, tree, "x") == -1);
+	CHECK(vellum_transaction_commit(one) == 0);
+	CHECK(number_in(two, tree, "x") == -1 && number_in(two, second, "y") == -1);
+	CHECK(vellum_transaction_commit(two) == 0);
+	CHECK(vellum_transaction_commit(one) == -EALREADY);
+	CHECK(put_in(one, tree, "x", 3, 0) == -EALREADY);
+	CHECK(vellum_transaction_remove(one, tree, "x", 1) == -EALREADY);
+	CHECK(vellum_transaction_get(one, tree, "x", 1, NULL, 0, &length) == -EALREADY);
+	vellum_transaction_close(one);
+	vellum_transaction_close(two);
+
+	/* Of two that read and change the same entry, one commits. */
+	one = begin_transaction(store, VELLUM_BUFFERED);
+	two = begin_transaction(store, VELLUM_NO_SYNC);
+	CHECK(put_in(one, tree, "x", number_in(one, tree, "x") + 1, 0) == 0);
+	CHECK(put_in(two, tree, "x", number_in(two, tree, "x") + 1, 0) == 0);
+	CHECK(vellum_transaction_commit(one) == 0);
+	CHECK(vellum_transaction_commit(two) == -EAGAIN);
+	vellum_transaction_close(one);
+	vellum_transaction_close(two);
+
+	/* One that is closed changes nothing. Part of a value, and its length. */
+	one = begin_transaction(store, 0);
+	CHECK(number_in(one, tree, "x") == 2);
+	CHECK(vellum_transaction_remove(one, tree, "x", 1) == 0);
+	CHECK(vellum_transaction_remove(one, tree, "x", 1) == -ENODATA);
+	CHECK(vellum_transaction_put(one, tree, "long", 4, "abcdef", 6, 0) == 0);
+	CHECK(vellum_transaction_get(one, tree, "long", 4, bytes, 3, &length) == 0);
+	CHECK(length == 6 && memcmp(bytes, "abc", 3) == 0);
+	CHECK(vellum_transaction_get(one, tree, "long", 4, NULL, 0, &length) == 0 && length == 6);
+	vellum_transaction_close(one);
+	one = begin_transaction(store, 0);
+	CHECK(number_in(one, tree, "x") == 2 && number_in(one, tree, "long") == -1);
+
+	/* Wrong arguments. */
+	CHECK(vellum_transaction_begin(NULL, 0, &two) == -EINVAL);
+	CHECK(vellum_transaction_begin(store, 0, NULL) == -EINVAL);
+	CHECK(vellum_transaction_begin(store, VELLUM_NEW, &two) == -EINVAL);
+	CHECK(vellum_transaction_begin(store, VELLUM_BUFFERED | VELLUM_NO_SYNC, &two) == -EINVAL);
+	CHECK(vellum_transaction_get(NULL, tree, "x", 1, NULL, 0, &length) == -EINVAL);
+	CHECK(vellum_transaction_get(one, NULL, "x", 1, NULL, 0, &length) == -EINVAL);
+	CHECK(vellum_transaction_get(one, tree, NULL, 1, NULL, 0, &length) == -EINVAL);
+	CHECK(vellum_transaction_get(one, tree, "x", 1, NULL, 1, &length) == -EINVAL);
+	CHECK(vellum_transaction_get(one, tree, "x", 1, NULL, 0, NULL) == -EINVAL);
+	CHECK(vellum_transaction_put(NULL, tree, "x", 1, "v", 1, 0) == -EINVAL);
+	CHECK(vellum_transaction_put(one, tree, "x", 1, NULL, 1, 0) == -EINVAL);
+	CHECK(vellum_transaction_put(one, tree, "x", 1, "v", 1, VELLUM_CREATE) == -EINVAL);
+	CHECK(vellum_transaction_remove(one, tree, NULL, 1) == -EINVAL);
+	CHECK(vellum_transaction_remove(NULL, tree, "x", 1) == -EINVAL);
+	CHECK(vellum_transaction_commit(NULL) == -EINVAL);
+	CHECK(vellum_transaction_commit(one) == 0);
+	vellum_transaction_close(one);
+	vellum_transaction_close(NULL);
+	vellum_tree_close(tree);
+	vellum_tree_close(second);
+}
+
+/* What was committed is there after a process that did not close its store. */
+static void recovery(void)
+{
+	vellum_store *store;
+	vellum_transaction *one;
+	vellum_tree *tree;
+	int status;
+	pid_t child = fork();
+
+	CHECK(child >= 0);
+	if (child == 0) {
+		store = open_store("logged", VELLUM_CREATE | VELLUM_LOG);
+		tree = open_tree(store);
+		one = begin_transaction(store, 0);
+		CHECK(put_in(one, tree, "x", 5, 0) == 0 && vellum_transaction_commit(one) == 0);
+		_exit(0);
+	}
+	CHECK(waitpid(child, &status, 0) == child && status == 0);
+	store = open_store("logged", VELLUM_LOG);
+	tree = open_tree(store);
+	one = begin_transaction(store, 0);
+	CHECK(number_in(one, tree, "x") == 5);
+	/* It outlives its store. */
+	CHECK(vellum_store_close(store) == 0);
+	CHECK(put_in(one, tree, "x", 6, 0) == -ESHUTDOWN);
+	CHECK(vellum_transaction_commit(one) == -ESHUTDOWN);
+	vellum_transaction_close(one);
+	vellum_tree_close(tree);
 }
 
 struct shared {
@@ -412,8 +546,10 @@ int main(void)
 	streams(store);
 	entries(store);
 	misuse(store);
+	transactions(store);
 	threads(store);
 	CHECK(vellum_store_close(store) == 0);
+	recovery();
 	after_close();
 	read_only();
 	space();
