@@ -30,6 +30,7 @@ pub const LONG: &LeftOut = &[
     ("vellum/bulk_streams", "calls of a tree alone, a minute; runs with PACKAGE=vellum"),
     ("vellum/splits", "it asks how full a tree's pages are; runs with PACKAGE=vellum"),
     ("vellum/edges", "calls of a damaged tree alone; runs with PACKAGE=vellum"),
+    ("vellum/compact", "pages that move, a minute or two; runs with PACKAGE=vellum"),
     ("vellum/kills", "processes that are killed, on a real disk; runs with PACKAGE=vellum"),
     ("vellum/log", "the log's files, on a real disk; runs with PACKAGE=vellum"),
     ("vellum/backup", "copies of files, on a real disk; runs with PACKAGE=vellum"),
