@@ -360,7 +360,7 @@ fn a_transaction_sees_its_own_changes() {
     assert_eq!(many[0].as_deref(), Some(&b"0"[..]));
     assert!(many[1].is_none() && many[2].as_deref() == Some(&b"20!"[..]));
     drop((found, many));
-    // Nobody else sees them.
+    // No other thread sees them.
     assert_eq!(all(&tree), pairs(&[("1", "10"), ("2", "20")]));
     one.commit().unwrap();
     assert_eq!(all(&tree), pairs(&[("0", "0"), ("2", "20!"), ("3", "30")]));

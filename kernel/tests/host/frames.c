@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
  * Threads take and give frames of one pool, each in a lane of its own, and look at each frame that
- * they get: nobody else may have it, and it may hold nothing that the pool has written.
+ * they get: no other thread may have it, and it may hold nothing that the pool has written.
  *
  *	frames DESIGN SEED
  */
@@ -29,7 +29,7 @@ static u64 host_count, host_hint;
 void (*host_meanwhile)(void);
 
 static struct frame_pool pool;
-static int owner[2 * FRAMES];	/* 0: nobody */
+static int owner[2 * FRAMES];	/* 0: no thread */
 static u64 seed;
 
 static void fail(const char *what, u64 frame)
@@ -98,7 +98,7 @@ static void got(u64 frame, int who)
 	unsigned int i;
 
 	if (__atomic_exchange_n(&owner[frame], who, __ATOMIC_ACQUIRE))
-		fail("somebody else has it", frame);
+		fail("another thread has it", frame);
 	for (i = 0; i < PAGE_SIZE / sizeof(u64); i++)
 		if (memory[i] && memory[i] != OURS)
 			fail("it holds what the pool has written", frame);
@@ -306,7 +306,7 @@ static void check_that_pinned_frames_come_back(void)
 		host_pages[mine[i]].references--;
 	count_all();
 	if (pool.pinned_count)
-		fail("frames that nobody pins are kept aside", pool.pinned_count);
+		fail("frames that nothing pins are kept aside", pool.pinned_count);
 }
 
 /* A block is not whole while something holds one of its frames. */

@@ -3,7 +3,7 @@
  * As much of the kernel as core/frames*.c asks for, in a program: so that the pool of frames can be
  * run at full speed, by real threads, under a sanitizer.
  *
- * Frame n is page n of one large array; page 0 is nobody's, as 0 means no frame.
+ * Frame n is page n of one large array; no pool has page 0, as 0 means no frame.
  */
 #ifndef VELLUM_HOST_KERNEL_H
 #define VELLUM_HOST_KERNEL_H

@@ -47,9 +47,9 @@ pub(crate) fn create_file(path: &Path, options: &Options) -> Result<StoreCore> {
         log.remove();
         return Err(error.into());
     }
-    // Not before: a crash would leave a log of which nobody could tell that no store needs it.
+    // Not before: a crash would leave a log that no store needs, and that looks needed.
     if let Err(error) = begin_log(&mut core, log, options) {
-        // The store is locked, so nobody has used it.
+        // The store is locked, so no process has used it.
         if path.is_file() && path.canonicalize().and_then(std::fs::remove_file).is_ok() {
             drop(place.create(store, &core.pages.device, options).map(OpenLog::remove));
         }

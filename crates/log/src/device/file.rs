@@ -124,7 +124,7 @@ impl FileLog {
         Ok(log)
     }
 
-    /// Whether there is a log of this owner, or of nobody, in a folder, or a part of one.
+    /// Whether there is a log of this owner, or without an owner, in a folder, or a part of one.
     pub fn is_left(folder: impl AsRef<Path>, owner: u128) -> bool {
         owner::is_left(folder.as_ref(), owner)
     }

@@ -28,7 +28,7 @@ fn owners(names: &[String]) -> Vec<u128> {
     names.iter().filter_map(owner).collect()
 }
 
-/// Whether a folder has the mark of this owner, or of nobody.
+/// Whether a folder has the mark of this owner, or the mark without an owner.
 pub(super) fn is_left(folder: &Path, owner: u128) -> bool {
     [owner, 0].iter().any(|owner| folder.join(name(*owner)).exists())
 }

@@ -87,7 +87,7 @@ impl Counters {
             let _ = LEASE.try_with(|lease| STRIPE.set(lease.0));
         }
         let stripe = STRIPE.get().min(STRIPES);
-        // A newly owned stripe may be counted atomically once; nobody else writes to it.
+        // A newly owned stripe may be counted atomically once; no other thread writes to it.
         self.stripes[stripe].0[event as usize].fetch_add(by, Ordering::Relaxed);
     }
 
