@@ -85,10 +85,11 @@ impl TransactionOptions {
 /// An atomic change of any number of entries, in any number of trees.
 ///
 /// A transaction sees the store as it was when the transaction began, and its own changes. No other
-/// thread sees them before [`commit`](Transaction::commit). A transaction that is dropped has changed
-/// nothing. Transactions take no locks before they commit, so none of them waits for another one,
-/// and there are no deadlocks; instead, a commit fails with [`Conflict`](Error::Conflict) if
-/// another transaction was first. [`Store::transact`] tries again then.
+/// thread sees them before [`commit`](Transaction::commit). A transaction that is dropped has
+/// changed nothing. Transactions take no locks before they commit, so none of them waits for
+/// another one, and there are no deadlocks; instead, a commit fails with
+/// [`Conflict`](Error::Conflict) if another transaction was first. [`Store::transact`] tries again
+/// then.
 ///
 /// Changes that are made directly on a [`Tree`] are small transactions of their own.
 ///
